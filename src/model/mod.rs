@@ -1,0 +1,6 @@
+//! skeleton
+use thiserror::Error;
+/// error
+#[derive(Debug, Error)]
+#[non_exhaustive]
+pub enum DeviceError {}
