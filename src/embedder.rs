@@ -1,50 +1,60 @@
-//! skeleton
-use crate::spec::SpecError;
-use std::str::FromStr;
-/// device
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum DeviceChoice {
-    /// best
-    Auto,
-    /// cpu
-    Cpu,
-    /// `cuda` (all) or `cuda:N`
-    Cuda(Option<usize>),
-}
-/// Parses `auto`, `cpu`, `cuda`, `cuda:0,1`.
-pub fn parse_devices(_s: &str) -> Result<Vec<DeviceChoice>, SpecError> {
-    todo!()
-}
-/// precision
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Precision {
-    /// f32
-    F32,
-    /// bf16
-    Bf16,
-}
-impl FromStr for Precision {
-    type Err = SpecError;
-    fn from_str(_s: &str) -> Result<Self, SpecError> {
-        todo!()
-    }
-}
-/// settings
-#[derive(Debug, Clone)]
+//! The engine: one handle, one OS thread per device (per core on a CPU), one queue.
+//!
+//! Callers of any kind (a bulk job, many SQL partitions, a Kafka consumer) hand in *sentences*; free
+//! devices take batches that the [planner](crate::planner) forms over all of them; each caller gets its
+//! answers in the order it asked.
+//!
+//! * The queue is bounded by tokens. A full queue makes callers wait ([`Embedder::submit`] blocks,
+//!   [`Embedder::submit_async`] yields); one sentence more than fits is let in, so none waits for ever.
+//! * A device never waits for more work than there is, so a caller that blocks on its answer, on any
+//!   runtime, always gets it: device threads need nothing from callers to make progress.
+//! * An answer that nobody waits for any more is dropped; its sentences that still wait are skipped.
+//! * A batch that does not fit the device's memory is split and tried again; a sentence that does not fit
+//!   alone is an error of that sentence only.
+
+use std::{
+    collections::HashMap,
+    fmt,
+    future::{Future, poll_fn},
+    ops::Range,
+    panic::{AssertUnwindSafe, catch_unwind},
+    pin::Pin,
+    sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak},
+    task::{Context, Poll, Waker},
+    thread::JoinHandle,
+    time::Instant,
+};
+
+use crate::{
+    chars,
+    error::{Error, Result},
+    model::{Activations, BiLm, DeviceError, DeviceName, LayerValues, StartState},
+    planner::{Group, Planner},
+    pooling::{Partial, Reducer},
+    spec::Pooling,
+    word_cache::WordCache,
+};
+
+pub use crate::model::{DeviceChoice, Precision, parse_devices};
+
+/// How the engine uses the machine. Nothing here changes a result on a given device and precision.
+#[derive(Debug, Clone, PartialEq)]
 pub struct EmbedderSettings {
-    /// devices
+    /// Where to run.
     pub devices: Vec<DeviceChoice>,
-    /// CPU threads
+    /// OS threads on the CPU, each with its own batch; `None`: one per core.
     pub threads: Option<usize>,
-    /// padded tokens of one batch
+    /// Padded tokens of one batch: sentences x longest sentence. Larger is faster up to some thousands and
+    /// takes more memory.
     pub batch_tokens: usize,
-    /// bytes of the word cache
+    /// Bound of the word cache; 0 switches it off.
     pub cache_bytes: usize,
-    /// tokens that may wait before callers are made to
+    /// Tokens that may wait before callers are made to.
     pub queue_tokens: usize,
-    /// precision
+    /// Number format on the device.
     pub precision: Precision,
 }
+
 impl Default for EmbedderSettings {
     fn default() -> Self {
         Self {
@@ -57,40 +67,698 @@ impl Default for EmbedderSettings {
         }
     }
 }
-/// counters
-#[derive(Debug, Clone, Default, PartialEq)]
+
+/// Counters since the start of an [`Embedder`].
+#[derive(Debug, Clone, Copy, Default, PartialEq)]
 pub struct EmbedderMetrics {
-    /// sentences (or windows) run
+    /// Sentences (or windows of sentences) run.
     pub sentences: u64,
-    /// real tokens run
+    /// Tokens run, boundaries counted where they were run.
     pub tokens: u64,
-    /// tokens of the packed batches, with the rows that only fill a step up
+    /// Rows computed for them: tokens and what fills narrow steps up.
     pub padded_tokens: u64,
-    /// batches
+    /// Batches run.
     pub batches: u64,
-    /// words found in the cache
+    /// Distinct words of batches found in the cache, weighted by their tokens.
     pub cache_hits: u64,
-    /// words computed
+    /// Tokens whose word had to be computed or was computed for an earlier token of the same batch.
     pub cache_misses: u64,
-    /// seconds that devices were busy, summed over devices
+    /// Words given to the character CNN.
+    pub words_computed: u64,
+    /// Seconds that devices were busy, summed over devices.
     pub device_seconds: f64,
-    /// seconds that sentences waited, summed
+    /// Seconds that sentences waited in the queue, summed.
     pub queue_seconds: f64,
-    /// floating point operations of matrix products, in 1e9
+    /// Operations of the matrix products that real tokens need, in 1e9.
     pub gflop: f64,
-    /// batches split because a device ran out of memory
+    /// Batches split because a device ran out of memory.
     pub oom_splits: u64,
 }
-/// handle
-#[derive(Debug, Clone)]
-pub struct Embedder {}
-impl Embedder {
-    /// counters since the start
-    pub fn metrics(&self) -> EmbedderMetrics {
-        todo!()
+
+/// Which vector comes out per token.
+#[derive(Debug, Clone, PartialEq)]
+pub(crate) enum Output {
+    /// `sum factor_k * layer_k`.
+    Combined(Vec<(usize, f32)>),
+    /// Each layer normalised over the sentence (mean and variance of all its values), then combined.
+    Normalized(Vec<f32>),
+    /// All layers, one after the other.
+    All,
+}
+
+/// What to do with a sentence.
+#[derive(Debug, Clone, PartialEq)]
+pub(crate) struct Recipe {
+    pub(crate) warm: bool,
+    pub(crate) boundaries: bool,
+    pub(crate) output: Output,
+    /// `None`: every token's vector.
+    pub(crate) pooling: Option<Pooling>,
+}
+
+impl Recipe {
+    fn group(&self) -> Group {
+        Group::from(self.warm) * 2 + Group::from(self.boundaries)
     }
-    /// drains and stops
+}
+
+/// The words of one sentence (or window) in one allocation.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub(crate) struct Words {
+    text: String,
+    ends: Vec<u32>,
+}
+
+impl Words {
+    pub(crate) fn push(&mut self, word: &str) {
+        self.text.push_str(word);
+        self.ends.push(self.text.len() as u32);
+    }
+
+    pub(crate) fn len(&self) -> usize {
+        self.ends.len()
+    }
+
+    pub(crate) fn iter(&self) -> impl Iterator<Item = &str> {
+        let starts = std::iter::once(0).chain(self.ends.iter().map(|&e| e as usize));
+        starts.zip(&self.ends).map(|(start, &end)| &self.text[start..end as usize])
+    }
+}
+
+/// One unit of work.
+#[derive(Debug, Clone)]
+pub(crate) struct Sentence {
+    pub(crate) words: Words,
+    /// Tokens whose vectors are wanted: all, or the middle of a window.
+    pub(crate) keep: Range<usize>,
+}
+
+/// The answer for one sentence: kept tokens one after the other, or their reduction.
+#[derive(Debug, Clone, PartialEq)]
+pub(crate) enum Vectors {
+    Tokens(Vec<f32>),
+    Pooled(Partial),
+}
+
+/// A constant start state other than zero, as numbers that every device can take over.
+pub(crate) trait StartStates: Send + Sync + fmt::Debug {
+    /// The state before the boundary token is read.
+    fn state(&self, model: &BiLm, warm: bool) -> std::result::Result<StartState, DeviceError>;
+}
+
+/// A cloneable handle on the engine. The engine drains and stops when the last handle is gone.
+#[derive(Debug, Clone)]
+pub struct Embedder {
+    owner: Arc<Owner>,
+}
+
+/// Joins the device threads when the last handle goes.
+#[derive(Debug)]
+struct Owner {
+    shared: Arc<Shared>,
+    threads: Mutex<Vec<JoinHandle<()>>>,
+}
+
+#[derive(Debug)]
+struct Shared {
+    queue: Mutex<Queue>,
+    /// Device threads wait here for work.
+    work: Condvar,
+    /// Synchronous callers wait here for room.
+    room: Condvar,
+    cache: WordCache,
+    starts: Box<dyn StartStates>,
+    capacity: usize,
+    metrics: Mutex<EmbedderMetrics>,
+}
+
+#[derive(Debug)]
+struct Queue {
+    planner: Planner,
+    jobs: HashMap<u64, Job>,
+    next_id: u64,
+    /// Asynchronous callers that wait for room.
+    wakers: Vec<Waker>,
+    closed: bool,
+}
+
+#[derive(Debug)]
+struct Job {
+    sentence: Sentence,
+    recipe: Arc<Recipe>,
+    /// Gone when the caller is.
+    answer: Weak<Answer>,
+    place: usize,
+    queued: Instant,
+}
+
+/// Where device threads put the answers of one request.
+#[derive(Debug)]
+struct Answer {
+    slots: Mutex<Slots>,
+    done: Condvar,
+}
+
+#[derive(Debug)]
+struct Slots {
+    vectors: Vec<Option<std::result::Result<Vectors, DeviceError>>>,
+    missing: usize,
+    waker: Option<Waker>,
+}
+
+/// The answer to one request, in the order of its sentences: block on [`Ticket::wait`] or await it.
+#[derive(Debug)]
+#[must_use]
+pub(crate) struct Ticket {
+    answer: Arc<Answer>,
+    /// Keeps the engine alive while an answer is awaited.
+    _owner: Arc<Owner>,
+}
+
+/// A poisoned lock means that a thread died while it held plain data that is valid at any time.
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl Embedder {
+    /// Starts one thread per model handle; `width` is `P`.
+    pub(crate) fn start(models: Vec<BiLm>, settings: &EmbedderSettings, starts: Box<dyn StartStates>) -> Result<Self> {
+        let width = models.first().map_or(1, BiLm::projection_dim);
+        let shared = Arc::new(Shared {
+            queue: Mutex::new(Queue {
+                planner: Planner::new(settings.batch_tokens, models.len()),
+                jobs: HashMap::new(),
+                next_id: 0,
+                wakers: Vec::new(),
+                closed: false,
+            }),
+            work: Condvar::new(),
+            room: Condvar::new(),
+            cache: WordCache::new(settings.cache_bytes, width),
+            starts,
+            capacity: settings.queue_tokens.max(1),
+            metrics: Mutex::default(),
+        });
+        let mut threads = Vec::with_capacity(models.len());
+        for (n, model) in models.into_iter().enumerate() {
+            let shared = Arc::clone(&shared);
+            let name = format!("elmo {} {n}", model.device());
+            let thread = std::thread::Builder::new()
+                .name(name)
+                .spawn(move || Lane::new(model, shared).serve())
+                .map_err(|e| DeviceError::Torch { message: format!("no thread for a device: {e}") })?;
+            threads.push(thread);
+        }
+        Ok(Self { owner: Arc::new(Owner { shared, threads: Mutex::new(threads) }) })
+    }
+
+    fn shared(&self) -> &Shared {
+        &self.owner.shared
+    }
+
+    /// Queues sentences; blocks while the queue is full.
+    pub(crate) fn submit(&self, sentences: Vec<Sentence>, recipe: &Arc<Recipe>) -> Result<Ticket> {
+        let mut queue = lock(&self.shared().queue);
+        while queue.planner.tokens() >= self.shared().capacity && !queue.closed {
+            queue = self.shared().room.wait(queue).unwrap_or_else(PoisonError::into_inner);
+        }
+        self.enqueue(queue, sentences, recipe)
+    }
+
+    /// Queues sentences; yields while the queue is full.
+    pub(crate) async fn submit_async(&self, sentences: Vec<Sentence>, recipe: &Arc<Recipe>) -> Result<Ticket> {
+        let mut sentences = Some(sentences);
+        poll_fn(|context| {
+            let mut queue = lock(&self.shared().queue);
+            if queue.planner.tokens() >= self.shared().capacity && !queue.closed {
+                queue.wakers.push(context.waker().clone());
+                return Poll::Pending;
+            }
+            Poll::Ready(self.enqueue(queue, sentences.take().unwrap_or_default(), recipe))
+        })
+        .await
+    }
+
+    fn enqueue(
+        &self,
+        mut queue: MutexGuard<'_, Queue>,
+        sentences: Vec<Sentence>,
+        recipe: &Arc<Recipe>,
+    ) -> Result<Ticket> {
+        if queue.closed {
+            return Err(Error::Closed);
+        }
+        let vectors = sentences.iter().map(|_| None).collect();
+        let slots = Slots { vectors, missing: sentences.len(), waker: None };
+        let answer = Arc::new(Answer { slots: Mutex::new(slots), done: Condvar::new() });
+        let queued = Instant::now();
+        for (place, sentence) in sentences.into_iter().enumerate() {
+            let id = queue.next_id;
+            queue.next_id += 1;
+            queue.planner.push(recipe.group(), sentence.words.len().max(1), id);
+            let (recipe, answer) = (Arc::clone(recipe), Arc::downgrade(&answer));
+            queue.jobs.insert(id, Job { sentence, recipe, answer, place, queued });
+        }
+        drop(queue);
+        self.shared().work.notify_all();
+        Ok(Ticket { answer, _owner: Arc::clone(&self.owner) })
+    }
+
+    /// Counters since the start.
+    pub fn metrics(&self) -> EmbedderMetrics {
+        *lock(&self.shared().metrics)
+    }
+
+    /// Refuses new work, finishes what waits, and returns when every device thread has ended.
     pub fn close(&self) {
-        todo!()
+        self.owner.close();
+    }
+}
+
+impl Owner {
+    fn close(&self) {
+        {
+            let mut queue = lock(&self.shared.queue);
+            queue.closed = true;
+            queue.wakers.drain(..).for_each(Waker::wake);
+        }
+        self.shared.work.notify_all();
+        self.shared.room.notify_all();
+        let threads: Vec<_> = lock(&self.threads).drain(..).collect();
+        for thread in threads {
+            // A device thread catches panics of a batch; should it have died all the same, its answers are gone
+            // and their callers were told so.
+            let _ = thread.join();
+        }
+    }
+}
+
+impl Drop for Owner {
+    fn drop(&mut self) {
+        self.close();
+    }
+}
+
+impl Ticket {
+    /// Blocks until every sentence has its answer.
+    pub(crate) fn wait(self) -> Vec<std::result::Result<Vectors, DeviceError>> {
+        let mut slots = lock(&self.answer.slots);
+        while slots.missing > 0 {
+            slots = self.answer.done.wait(slots).unwrap_or_else(PoisonError::into_inner);
+        }
+        slots.take()
+    }
+}
+
+impl Future for Ticket {
+    type Output = Vec<std::result::Result<Vectors, DeviceError>>;
+
+    fn poll(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
+        let mut slots = lock(&self.answer.slots);
+        if slots.missing > 0 {
+            slots.waker = Some(context.waker().clone());
+            return Poll::Pending;
+        }
+        Poll::Ready(slots.take())
+    }
+}
+
+impl Slots {
+    fn take(&mut self) -> Vec<std::result::Result<Vectors, DeviceError>> {
+        let lost = || Err(DeviceError::Torch { message: "the device thread gave no answer".to_owned() });
+        self.vectors.drain(..).map(|slot| slot.unwrap_or_else(lost)).collect()
+    }
+}
+
+impl Job {
+    fn answer(&self, vectors: std::result::Result<Vectors, DeviceError>) {
+        let Some(answer) = self.answer.upgrade() else { return };
+        let mut slots = lock(&answer.slots);
+        if slots.vectors[self.place].replace(vectors).is_none() {
+            slots.missing -= 1;
+        }
+        if slots.missing == 0 {
+            answer.done.notify_all();
+            if let Some(waker) = slots.waker.take() {
+                waker.wake();
+            }
+        }
+    }
+
+    fn is_wanted(&self) -> bool {
+        self.answer.strong_count() > 0
+    }
+}
+
+/// One device thread.
+struct Lane {
+    model: BiLm,
+    shared: Arc<Shared>,
+    /// By [`Group`]: where a sentence of that group starts.
+    starts: HashMap<Group, StartState>,
+}
+
+impl Lane {
+    fn new(model: BiLm, shared: Arc<Shared>) -> Self {
+        Self { model, shared, starts: HashMap::new() }
+    }
+
+    /// Takes batches until the engine is closed and the queue is empty.
+    fn serve(mut self) {
+        while let Some(jobs) = self.next_jobs() {
+            let wanted: Vec<Job> = jobs.into_iter().filter(Job::is_wanted).collect();
+            if !wanted.is_empty() {
+                let started = Instant::now();
+                self.serve_batch(&wanted);
+                self.count_time(&wanted, started);
+            }
+        }
+    }
+
+    fn next_jobs(&self) -> Option<Vec<Job>> {
+        let mut queue = lock(&self.shared.queue);
+        loop {
+            if let Some(batch) = queue.planner.next_batch() {
+                let jobs = batch.iter().filter_map(|id| queue.jobs.remove(id)).collect();
+                queue.wakers.drain(..).for_each(Waker::wake);
+                drop(queue);
+                self.shared.room.notify_all();
+                return Some(jobs);
+            }
+            if queue.closed {
+                return None;
+            }
+            queue = self.shared.work.wait(queue).unwrap_or_else(PoisonError::into_inner);
+        }
+    }
+
+    /// Runs a batch and answers each of its sentences, whatever happens.
+    fn serve_batch(&mut self, jobs: &[Job]) {
+        // libtorch reports errors as values; a panic here is a fault of ours, and callers must not hang on it.
+        let outcome = catch_unwind(AssertUnwindSafe(|| self.run(jobs)));
+        let error = match outcome {
+            Ok(Ok(all)) => {
+                return jobs.iter().zip(all).for_each(|(job, vectors)| job.answer(Ok(vectors)));
+            }
+            Ok(Err(error)) => error,
+            Err(_) => DeviceError::Torch { message: "the device thread met a fault of its own".to_owned() },
+        };
+        if error.is_out_of_memory() && jobs.len() > 1 {
+            lock(&self.shared.metrics).oom_splits += 1;
+            let (first, second) = jobs.split_at(jobs.len() / 2);
+            self.serve_batch(first);
+            return self.serve_batch(second);
+        }
+        jobs.iter().for_each(|job| job.answer(Err(error.clone())));
+    }
+
+    fn run(&mut self, jobs: &[Job]) -> std::result::Result<Vec<Vectors>, DeviceError> {
+        #[cfg(test)]
+        tests::injected_failure(jobs)?;
+        let boundaries = jobs[0].recipe.boundaries;
+        let mut batch = self.token_table(jobs, boundaries)?;
+        let group = jobs[0].recipe.group();
+        if !self.starts.contains_key(&group) {
+            let mut start = self.shared.starts.state(&self.model, jobs[0].recipe.warm)?;
+            if !boundaries {
+                start = self.model.after_boundaries(&start)?;
+            }
+            self.starts.insert(group, start);
+        }
+        let sentences = std::mem::take(&mut batch.sentences);
+        let activations = self.model.run(&batch.table, &sentences, &self.starts[&group], false)?;
+        let answers = reduce(&activations, jobs)?;
+        self.count_work(&batch, &activations, &sentences);
+        Ok(answers)
+    }
+
+    /// Token vectors of the distinct words of a batch, and each sentence as indices into them.
+    fn token_table<'j>(&self, jobs: &'j [Job], boundaries: bool) -> std::result::Result<Batch<'j>, DeviceError> {
+        let mut batch = Batch::default();
+        for job in jobs {
+            let mut sentence = Vec::with_capacity(job.sentence.words.len() + 2);
+            let bound = |word: &'static str| boundaries.then_some(word);
+            let words = bound(chars::BEGIN_SENTENCE_TOKEN)
+                .into_iter()
+                .chain(job.sentence.words.iter())
+                .chain(bound(chars::END_SENTENCE_TOKEN));
+            for word in words {
+                sentence.push(batch.index_of(word));
+            }
+            batch.sentences.push(sentence);
+        }
+        let width = self.model.projection_dim();
+        batch.table = vec![0.0; batch.words.len() * width];
+        let mut missing = Vec::new();
+        for (i, word) in batch.words.iter().enumerate() {
+            match self.shared.cache.get(word) {
+                Some(vector) => batch.table[i * width..(i + 1) * width].copy_from_slice(&vector),
+                None => missing.push(i),
+            }
+        }
+        batch.hits = (0..batch.words.len()).map(|i| batch.uses[i]).sum::<u64>()
+            - missing.iter().map(|&i| batch.uses[i]).sum::<u64>();
+        let words: Vec<&str> = missing.iter().map(|&i| batch.words[i]).collect();
+        let computed = self.model.token_vectors(&words)?;
+        for ((&i, word), vector) in missing.iter().zip(&words).zip(computed.chunks_exact(width)) {
+            batch.table[i * width..(i + 1) * width].copy_from_slice(vector);
+            self.shared.cache.insert(word, vector);
+        }
+        batch.computed = words;
+        Ok(batch)
+    }
+
+    fn count_work(&self, batch: &Batch<'_>, activations: &Activations, sentences: &[Vec<i64>]) {
+        let tokens: usize = sentences.iter().map(Vec::len).sum();
+        let flop =
+            self.model.flop_per_token() * tokens as f64 + self.model.flop_of_words(batch.computed.iter().copied());
+        let mut metrics = lock(&self.shared.metrics);
+        metrics.batches += 1;
+        metrics.sentences += sentences.len() as u64;
+        metrics.tokens += tokens as u64;
+        metrics.padded_tokens += activations.packed_rows() as u64;
+        metrics.cache_hits += batch.hits;
+        metrics.cache_misses += tokens as u64 - batch.hits;
+        metrics.words_computed += batch.computed.len() as u64;
+        metrics.gflop += flop / 1e9;
+    }
+
+    fn count_time(&self, jobs: &[Job], started: Instant) {
+        let waited: f64 = jobs.iter().map(|job| started.duration_since(job.queued).as_secs_f64()).sum();
+        let mut metrics = lock(&self.shared.metrics);
+        metrics.queue_seconds += waited;
+        metrics.device_seconds += started.elapsed().as_secs_f64();
+    }
+}
+
+/// The distinct words of a batch.
+#[derive(Debug, Default)]
+struct Batch<'j> {
+    index: HashMap<&'j str, i64>,
+    words: Vec<&'j str>,
+    /// Tokens per word.
+    uses: Vec<u64>,
+    /// `[U, P]`
+    table: Vec<f32>,
+    sentences: Vec<Vec<i64>>,
+    /// Tokens whose word was in the cache.
+    hits: u64,
+    /// Words that were not.
+    computed: Vec<&'j str>,
+}
+
+impl<'j> Batch<'j> {
+    fn index_of(&mut self, word: &'j str) -> i64 {
+        let next = self.words.len() as i64;
+        let index = *self.index.entry(word).or_insert(next);
+        if index == next {
+            self.words.push(word);
+            self.uses.push(0);
+        }
+        self.uses[index as usize] += 1;
+        index
+    }
+}
+
+/// Layers of a batch to the answers of its sentences. Each distinct combination is computed once.
+fn reduce(activations: &Activations, jobs: &[Job]) -> std::result::Result<Vec<Vectors>, DeviceError> {
+    let mut outputs: Vec<(&Output, Vec<LayerValues>)> = Vec::new();
+    let mut answers = Vec::with_capacity(jobs.len());
+    for (sentence, job) in jobs.iter().enumerate() {
+        let output = &job.recipe.output;
+        let known = outputs.iter().position(|(o, _)| *o == output);
+        let place = match known {
+            Some(place) => place,
+            None => {
+                outputs.push((output, layer_values(activations, output)?));
+                outputs.len() - 1
+            }
+        };
+        let length = job.sentence.words.len() + if job.recipe.boundaries { 2 } else { 0 };
+        let source = TokenSource { activations, layers: &outputs[place].1, output, sentence, length };
+        answers.push(source.reduce(&job.sentence.keep, job.recipe.pooling));
+    }
+    Ok(answers)
+}
+
+fn layer_values(activations: &Activations, output: &Output) -> std::result::Result<Vec<LayerValues>, DeviceError> {
+    match output {
+        Output::Combined(factors) => Ok(vec![activations.combine(factors)?]),
+        Output::Normalized(_) | Output::All => {
+            (0..activations.n_layers()).map(|layer| activations.combine(&[(layer, 1.0)])).collect()
+        }
+    }
+}
+
+/// Vectors of one sentence of a batch.
+pub(crate) struct TokenSource<'a> {
+    activations: &'a Activations,
+    layers: &'a [LayerValues],
+    output: &'a Output,
+    sentence: usize,
+    length: usize,
+}
+
+impl TokenSource<'_> {
+    fn reduce(&self, keep: &Range<usize>, pooling: Option<Pooling>) -> Vectors {
+        let layer = self.layers[0].width();
+        let stacked = layer * self.layers.len();
+        let statistics = self.statistics();
+        let mut one = vec![0.0; stacked];
+        let mut reducer = pooling.map(|p| Reducer::new(p, self.width(), layer));
+        let mut tokens = Vec::with_capacity(if pooling.is_none() { keep.len() * self.width() } else { 0 });
+        for i in keep.clone() {
+            self.read(i, &mut one);
+            let vector = match &statistics {
+                None => &one[..],
+                Some(statistics) => self.normalized(&mut one, statistics),
+            };
+            match &mut reducer {
+                Some(reducer) => reducer.push(vector),
+                None => tokens.extend_from_slice(vector),
+            }
+        }
+        match reducer {
+            Some(reducer) => Vectors::Pooled(reducer.finish()),
+            None => Vectors::Tokens(tokens),
+        }
+    }
+
+    /// Values of an output vector.
+    fn width(&self) -> usize {
+        let layer = self.layers[0].width();
+        if matches!(self.output, Output::All) { layer * self.layers.len() } else { layer }
+    }
+
+    fn read(&self, i: usize, out: &mut [f32]) {
+        let width = self.layers[0].width();
+        for (layer, out) in self.layers.iter().zip(out.chunks_exact_mut(width)) {
+            layer.token(self.activations, self.sentence, i, out);
+        }
+    }
+
+    /// Mean and inverse deviation of each layer over all tokens of the sentence, where the mix asks for it.
+    fn statistics(&self) -> Option<Vec<(f64, f64)>> {
+        if !matches!(self.output, Output::Normalized(_)) {
+            return None;
+        }
+        let width = self.layers[0].width();
+        let mut token = vec![0.0; width];
+        let statistics = self.layers.iter().map(|layer| {
+            let (mut sum, mut squares) = (0.0_f64, 0.0_f64);
+            for i in 0..self.length {
+                layer.token(self.activations, self.sentence, i, &mut token);
+                sum += token.iter().map(|&v| f64::from(v)).sum::<f64>();
+            }
+            let n = (self.length * width) as f64;
+            let mean = sum / n;
+            for i in 0..self.length {
+                layer.token(self.activations, self.sentence, i, &mut token);
+                squares += token.iter().map(|&v| (f64::from(v) - mean).powi(2)).sum::<f64>();
+            }
+            (mean, 1.0 / (squares / n + LAYER_NORM_EPSILON).sqrt())
+        });
+        Some(statistics.collect())
+    }
+
+    /// Combines normalised layers into the first `2P` values of `stacked`.
+    fn normalized<'v>(&self, stacked: &'v mut [f32], statistics: &[(f64, f64)]) -> &'v [f32] {
+        let Output::Normalized(factors) = self.output else { return stacked };
+        let width = self.layers[0].width();
+        for k in 0..width {
+            let mut sum = 0.0;
+            for (layer, ((mean, scale), factor)) in statistics.iter().zip(factors).enumerate() {
+                sum += f64::from(*factor) * (f64::from(stacked[layer * width + k]) - mean) * scale;
+            }
+            stacked[k] = sum as f32;
+        }
+        &stacked[..width]
+    }
+}
+
+/// AllenNLP v0.9 `ScalarMix` and bilm-tf `weight_layers`.
+const LAYER_NORM_EPSILON: f64 = 1e-12;
+
+/// Reduces one batch that was run outside the engine, in order: state `carry`.
+pub(crate) fn reduce_in_order(
+    activations: &Activations,
+    sentences: &[Sentence],
+    recipe: &Recipe,
+) -> std::result::Result<Vec<Vectors>, DeviceError> {
+    let layers = layer_values(activations, &recipe.output)?;
+    let answers = sentences.iter().enumerate().map(|(place, sentence)| {
+        // Such a batch holds the boundaries always; `keep` is in its coordinates.
+        let source = TokenSource {
+            activations,
+            layers: &layers,
+            output: &recipe.output,
+            sentence: place,
+            length: sentence.words.len(),
+        };
+        source.reduce(&sentence.keep, recipe.pooling)
+    });
+    Ok(answers.collect())
+}
+
+/// Names of the devices, one per thread of the engine.
+pub(crate) fn lanes(devices: &[DeviceName], threads: Option<usize>) -> Vec<DeviceName> {
+    let cores = std::thread::available_parallelism().map_or(1, usize::from);
+    let on_cpu = threads.unwrap_or(cores).max(1);
+    devices
+        .iter()
+        .flat_map(|device| match device {
+            DeviceName::Cpu => vec![DeviceName::Cpu; on_cpu],
+            DeviceName::Cuda(_) => vec![*device],
+        })
+        .collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::{AtomicUsize, Ordering};
+
+    use super::*;
+
+    /// Batches of more sentences than this fail as if the device had no room; 0: none.
+    pub(super) static ROOM: AtomicUsize = AtomicUsize::new(0);
+    const TOO_BIG: &str = "does-not-fit";
+
+    pub(super) fn injected_failure(jobs: &[Job]) -> std::result::Result<(), DeviceError> {
+        let room = ROOM.load(Ordering::Relaxed);
+        let never = jobs.iter().any(|job| job.sentence.words.iter().any(|w| w == TOO_BIG));
+        if never || (room > 0 && jobs.len() > room) {
+            return Err(DeviceError::OutOfMemory { message: "injected".to_owned() });
+        }
+        Ok(())
+    }
+
+    #[test]
+    fn words_come_back_as_they_went_in() {
+        let mut words = Words::default();
+        for word in ["a", "", "日本", "z"] {
+            words.push(word);
+        }
+        assert_eq!(words.iter().collect::<Vec<_>>(), ["a", "", "日本", "z"]);
+        assert_eq!(words.len(), 4);
     }
 }

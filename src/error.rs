@@ -38,6 +38,15 @@ pub enum Error {
         /// Why.
         reason: String,
     },
+    /// A column of a type that holds no text.
+    #[error("{reason}")]
+    Column {
+        /// What is wrong with it, and what would do.
+        reason: String,
+    },
+    /// Arrow refused the arrays that we built: more values than its offsets can count.
+    #[error("the vectors do not fit one Arrow array: {0}; give fewer rows at a time")]
+    Arrow(#[from] arrow::error::ArrowError),
     /// The embedder was closed while work was waiting.
     #[error("the embedder is closed")]
     Closed,
@@ -62,7 +71,7 @@ impl Error {
     pub fn kind(&self) -> ErrorKind {
         match self {
             Self::Spec(_) => ErrorKind::Usage,
-            Self::Row { .. } => ErrorKind::Input,
+            Self::Row { .. } | Self::Column { .. } | Self::Arrow(_) => ErrorKind::Input,
             Self::Options(_) | Self::Weights(_) => ErrorKind::Model,
             Self::Device(_) | Self::Io { .. } | Self::Closed => ErrorKind::System,
         }

@@ -1,4 +1,42 @@
-//! ELMo: exact, deterministic, batched inference of the character-based biLM.
+//! ELMo: exact, deterministic, batched inference of the character-based biLM (Peters et al. 2018).
+//!
+//! ```no_run
+//! use std::sync::Arc;
+//! use arrow::array::{ArrayRef, StringArray};
+//! use elmo::{ColumnEmbedder, Elmo, EmbedSpec};
+//!
+//! let elmo = Elmo::open("models/original")?;
+//! let columns = ColumnEmbedder::new(&elmo, EmbedSpec::default())?;
+//! let texts: ArrayRef = Arc::new(StringArray::from(vec!["The bank was steep.", "The bank was shut."]));
+//! let vectors = columns.embed(&texts)?.vectors; // FixedSizeList<Float32, 1024>, two rows
+//! # Ok::<(), elmo::Error>(())
+//! ```
+//!
+//! The way of a text, and the module that walks each step:
+//!
+//! | step | module |
+//! |---|---|
+//! | Arrow column to texts | `rows` |
+//! | text to sentences, tokens with byte offsets, windows | [`text`] |
+//! | waiting sentences of all callers to batches | `planner` |
+//! | device threads, answers in order | [`embedder`] |
+//! | token to character ids | [`chars`] |
+//! | distinct words to token vectors, and the ones seen before | [`model`], `word_cache` |
+//! | two LSTM stacks, layers out | [`model`] |
+//! | layers to one vector per token, tokens to one per text | [`mix`], `pooling` |
+//! | vectors to Arrow columns | [`columns`], `vectors` |
+//!
+//! A model is [`options`] and [`weights`], found by [`model_dir`], known by its [`fingerprint`].
+//! What a caller may choose is in [`spec`].
+//!
+//! This crate knows nothing of SQL, Kafka, object stores or files of rows.
+
+use std::{
+    path::Path,
+    sync::{Arc, Mutex, PoisonError},
+};
+
+pub mod chars;
 pub mod columns;
 pub mod embedder;
 pub mod error;
@@ -7,33 +45,156 @@ pub mod mix;
 pub mod model;
 pub mod model_dir;
 pub mod options;
+mod planner;
+mod pooling;
+mod rows;
 pub mod spec;
+mod states;
+pub mod text;
+mod vectors;
 pub mod weights;
+mod word_cache;
 
-pub use columns::{ColumnEmbedder, EmbeddedColumns, PendingColumns};
-pub use embedder::{Embedder, EmbedderSettings};
+pub use columns::{ColumnEmbedder, ColumnStats, EmbeddedColumns, PendingColumns};
+pub use embedder::{Embedder, EmbedderMetrics, EmbedderSettings};
 pub use error::{Error, ErrorKind, Result};
+pub use fingerprint::Fingerprint;
 pub use model_dir::ModelData;
+pub use options::ModelOptions;
 pub use spec::EmbedSpec;
 
-/// A model on its devices.
+use model::{BiLm, Precision};
+
+/// A model on its devices: cheap to clone, safe to share.
 #[derive(Debug, Clone)]
-pub struct Elmo {}
+pub struct Elmo {
+    inner: Arc<Loaded>,
+}
+
+#[derive(Debug)]
+struct Loaded {
+    options: ModelOptions,
+    fingerprint: Fingerprint,
+    mix: Option<mix::ScalarMix>,
+    name: String,
+    untrained: bool,
+    precision: Precision,
+    devices: Vec<model::DeviceName>,
+    embedder: Embedder,
+    starts: Arc<states::Starts>,
+    /// A handle on the first device's tensors, for work outside the engine.
+    spare: Mutex<BiLm>,
+}
+
 impl Elmo {
     /// Opens a model directory with default settings.
-    pub fn open(_dir: impl AsRef<std::path::Path>) -> Result<Self> {
-        todo!()
+    ///
+    /// # Errors
+    /// When the directory holds no model, the model is broken, or the device fails.
+    pub fn open(dir: impl AsRef<Path>) -> Result<Self> {
+        Self::from_data(ModelData::open(dir.as_ref())?, &EmbedderSettings::default())
     }
-    /// Puts a model on devices.
-    pub fn from_data(_data: ModelData, _settings: EmbedderSettings) -> Result<Self> {
-        todo!()
+
+    /// The small model that is built in: untrained, for trying things out.
+    ///
+    /// # Errors
+    /// When the device fails.
+    pub fn tiny() -> Result<Self> {
+        Self::from_data(ModelData::tiny(), &EmbedderSettings::default())
     }
-    /// The model.
-    pub fn data(&self) -> &ModelData {
-        todo!()
+
+    /// Puts a model on devices; the host's copy of the weights is dropped.
+    ///
+    /// # Errors
+    /// When a device is not there, or has no room for the weights.
+    pub fn from_data(data: ModelData, settings: &EmbedderSettings) -> Result<Self> {
+        let devices = model::resolve_devices(&settings.devices)?;
+        let mut models: Vec<BiLm> = Vec::new();
+        let ModelData { options, weights, fingerprint, mix, name, untrained, .. } = data;
+        for device in embedder::lanes(&devices, settings.threads) {
+            let model = match models.iter().find(|model| model.device() == device) {
+                Some(there) => there.share(),
+                None => BiLm::new(&options, &weights, device, settings.precision)?,
+            };
+            models.push(model);
+        }
+        drop(weights);
+        let spare = models.first().map(BiLm::share);
+        let spare = spare.ok_or_else(|| model::DeviceError::Torch { message: "no device at all".to_owned() })?;
+        let starts = Arc::new(states::Starts::default());
+        let embedder = Embedder::start(models, settings, Box::new(Arc::clone(&starts)))?;
+        let inner = Loaded {
+            options,
+            fingerprint,
+            mix,
+            name,
+            untrained,
+            precision: settings.precision,
+            devices,
+            embedder,
+            starts,
+            spare: Mutex::new(spare),
+        };
+        Ok(Self { inner: Arc::new(inner) })
     }
-    /// The handle.
+
+    /// Shape of the model.
+    pub fn options(&self) -> &ModelOptions {
+        &self.inner.options
+    }
+
+    /// Identity of the model.
+    pub fn fingerprint(&self) -> &Fingerprint {
+        &self.inner.fingerprint
+    }
+
+    /// The fitted scalar mix that came with the model.
+    pub fn mix(&self) -> Option<&mix::ScalarMix> {
+        self.inner.mix.as_ref()
+    }
+
+    /// Short name for people.
+    pub fn name(&self) -> &str {
+        &self.inner.name
+    }
+
+    /// Whether the weights are random numbers.
+    pub fn is_untrained(&self) -> bool {
+        self.inner.untrained
+    }
+
+    /// Number format on the devices.
+    pub fn precision(&self) -> Precision {
+        self.inner.precision
+    }
+
+    /// Where the model runs.
+    pub fn devices(&self) -> &[model::DeviceName] {
+        &self.inner.devices
+    }
+
+    /// The engine.
     pub fn embedder(&self) -> &Embedder {
-        todo!()
+        &self.inner.embedder
+    }
+
+    /// Checks on this machine that a row's vector does not depend on its neighbours.
+    ///
+    /// # Errors
+    /// When the device fails.
+    pub fn self_test(&self) -> Result<model::SelfTest> {
+        Ok(model::self_test(&self.spare())?)
+    }
+
+    fn spare(&self) -> BiLm {
+        self.inner.spare.lock().unwrap_or_else(PoisonError::into_inner).share()
+    }
+
+    pub(crate) fn carry(&self) -> Result<states::Carry> {
+        Ok(states::Carry::new(self.spare())?)
+    }
+
+    pub(crate) fn warm_digest(&self) -> Result<String> {
+        Ok(self.inner.starts.warm(&self.spare())?.digest.clone())
     }
 }

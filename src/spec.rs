@@ -294,6 +294,9 @@ impl EmbedSpec {
         if self.max_tokens == 0 {
             return conflict("max-tokens is 0; a sentence has at least 1 token");
         }
+        if self.boundaries && self.level == Level::Sentence {
+            return conflict("boundaries needs level token: a sentence vector is pooled over real tokens only");
+        }
         match (self.state, self.batch_rows) {
             (StateMode::Carry, None) => {
                 return conflict("state carry needs batch-rows: the size of a batch decides the result");

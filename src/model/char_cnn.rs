@@ -1,0 +1,257 @@
+//! Words to token vectors: character CNN, highway layers, projection (elmo-spec section 2).
+//!
+//! The token layer knows no context, so it is computed once per distinct word ([`crate::word_cache`]).
+//! Each convolution is one product over the windows of its width. Windows that lie wholly in a word's
+//! padding all have the same value, so words are grouped by length and all such windows but one are
+//! left out: the maximum over positions is the same number.
+
+use tch::{Device, Kind, Tensor};
+
+use super::{DeviceError, kernels, packing::MIN_WIDTH, tensors};
+use crate::{
+    chars,
+    options::{Activation, ModelOptions},
+    weights::Weights,
+};
+
+/// Windows of one product: bounds memory (the widest published filter bank needs 4 KiB a window).
+const WINDOWS_PER_PRODUCT: usize = 4096;
+
+#[derive(Debug)]
+pub(crate) struct CharCnn {
+    embedding: Tensor, // [262, C], row 0 is zeros
+    convolutions: Vec<Convolution>,
+    activation: Activation,
+    highways: Vec<Linear>,      // [F, 2F]: transform, then carry
+    projection: Option<Linear>, // [F, P]
+    embedding_dim: usize,
+    max_characters: usize,
+    /// Use our own passes over memory instead of libtorch's operations.
+    fused: bool,
+    device: Device,
+}
+
+#[derive(Debug)]
+struct Convolution {
+    width: usize,
+    linear: Linear, // [w * C, n]
+}
+
+#[derive(Debug)]
+struct Linear {
+    weight: Tensor, // [in, out]
+    bias: Tensor,   // [out]
+}
+
+impl Linear {
+    fn forward(&self, x: &Tensor) -> Result<Tensor, DeviceError> {
+        Ok(self.bias.f_addmm(x, &self.weight)?)
+    }
+
+    fn share(&self) -> Self {
+        Self { weight: self.weight.shallow_clone(), bias: self.bias.shallow_clone() }
+    }
+}
+
+/// Distinct words as character ids: `[U, M]`, and how many of the `M` places each word uses.
+#[derive(Debug, Default)]
+pub(crate) struct WordIds {
+    ids: Vec<i32>,
+    used: Vec<usize>,
+}
+
+impl WordIds {
+    pub(crate) fn new<'w>(words: impl IntoIterator<Item = &'w str>, max_characters: usize) -> Self {
+        let mut all = Self::default();
+        for word in words {
+            let start = all.ids.len();
+            all.ids.resize(start + max_characters, 0);
+            all.used.push(chars::char_ids(word, max_characters, &mut all.ids[start..]));
+        }
+        all
+    }
+
+    fn len(&self) -> usize {
+        self.used.len()
+    }
+}
+
+impl CharCnn {
+    /// Puts the tensors of `CNN*` and `char_embed` on `device`; shapes were checked when they were read.
+    pub(crate) fn new(
+        options: &ModelOptions,
+        weights: &Weights,
+        kind: Kind,
+        device: Device,
+        fused: bool,
+    ) -> Result<Self, DeviceError> {
+        let load = |name: &str| tensors::weight(tensors::require(weights, name)?, kind, device);
+        let linear = |weight: Tensor, bias: &str| Ok::<_, DeviceError>(Linear { weight, bias: load(bias)? });
+        let cnn = &options.char_cnn;
+        let table = load("char_embed")?;
+        let zero_row = Tensor::f_zeros([1, cnn.embedding_dim as i64], (kind, device))?;
+        let mut convolutions = Vec::with_capacity(cnn.filters.len());
+        for (i, filter) in cnn.filters.iter().enumerate() {
+            let rows = (filter.width * cnn.embedding_dim) as i64;
+            let weight = load(&format!("CNN/W_cnn_{i}"))?.f_reshape([rows, filter.n as i64])?;
+            convolutions
+                .push(Convolution { width: filter.width, linear: linear(weight, &format!("CNN/b_cnn_{i}"))? });
+        }
+        let mut highways = Vec::with_capacity(cnn.n_highway);
+        for k in 0..cnn.n_highway {
+            let both = |what: &str, dim: i64| -> Result<Tensor, DeviceError> {
+                let transform = load(&format!("CNN_high_{k}/{what}_transform"))?;
+                let carry = load(&format!("CNN_high_{k}/{what}_carry"))?;
+                Ok(Tensor::f_cat(&[transform, carry], dim)?)
+            };
+            highways.push(Linear { weight: both("W", 1)?, bias: both("b", 0)? });
+        }
+        let projection = match weights.get("CNN_proj/W_proj") {
+            Some(tensor) => Some(linear(tensors::weight(tensor, kind, device)?, "CNN_proj/b_proj")?),
+            None => None,
+        };
+        Ok(Self {
+            embedding: Tensor::f_cat(&[zero_row, table], 0)?,
+            convolutions,
+            activation: cnn.activation,
+            highways,
+            projection,
+            embedding_dim: cnn.embedding_dim,
+            max_characters: cnn.max_characters_per_token,
+            fused,
+            device,
+        })
+    }
+
+    /// Another handle on the same tensors.
+    pub(crate) fn share(&self) -> Self {
+        Self {
+            embedding: self.embedding.shallow_clone(),
+            convolutions: self
+                .convolutions
+                .iter()
+                .map(|c| Convolution { width: c.width, linear: c.linear.share() })
+                .collect(),
+            activation: self.activation,
+            highways: self.highways.iter().map(Linear::share).collect(),
+            projection: self.projection.as_ref().map(Linear::share),
+            embedding_dim: self.embedding_dim,
+            max_characters: self.max_characters,
+            fused: self.fused,
+            device: self.device,
+        }
+    }
+
+    /// Token vectors `[U, P]` of distinct words, in their order.
+    pub(crate) fn forward(&self, words: &WordIds) -> Result<Tensor, DeviceError> {
+        let mut order: Vec<usize> = (0..words.len()).collect();
+        order.sort_by_key(|&w| words.used[w]);
+        let mut parts = Vec::new();
+        let mut rest = order.as_slice();
+        while !rest.is_empty() {
+            let (group, after) = rest.split_at(self.group_len(rest, words));
+            parts.push(self.group(group, words)?);
+            rest = after;
+        }
+        let mut place = vec![0; order.len()];
+        for (i, &word) in order.iter().enumerate() {
+            place[word] = i as i64;
+        }
+        Ok(Tensor::f_cat(&parts, 0)?.f_index_select(0, &tensors::index(&place, self.device)?)?)
+    }
+
+    /// How many words of `rest` (shortest first) share the next products.
+    fn group_len(&self, rest: &[usize], words: &WordIds) -> usize {
+        let fits = |n: &usize| n * self.positions(1, words.used[rest[n - 1]]) <= WINDOWS_PER_PRODUCT;
+        (1..=rest.len()).take_while(|n| *n <= MIN_WIDTH || fits(n)).last().unwrap_or(rest.len())
+    }
+
+    /// Windows of `width` that words of at most `used` characters need: all that touch the word, and one
+    /// that lies wholly in the padding where there is such a window.
+    fn positions(&self, width: usize, used: usize) -> usize {
+        (self.max_characters - width + 1).min(used + 1)
+    }
+
+    /// Token vectors of words of similar length: `[G, P]`.
+    fn group(&self, group: &[usize], words: &WordIds) -> Result<Tensor, DeviceError> {
+        let m = self.max_characters;
+        let rows = group.len().max(MIN_WIDTH);
+        let mut ids = vec![0_i32; rows * m];
+        for (row, &word) in group.iter().enumerate() {
+            ids[row * m..(row + 1) * m].copy_from_slice(&words.ids[word * m..(word + 1) * m]);
+        }
+        let longest = group.iter().map(|&w| words.used[w]).max().unwrap_or(0);
+        let ids = Tensor::f_from_slice(&ids)?.f_to_device(self.device)?;
+        // [G * M, C] -> [G, M * C]
+        let characters = self.embedding.f_index_select(0, &ids)?.f_view([rows as i64, (m * self.embedding_dim) as i64])?;
+        let mut features = Vec::with_capacity(self.convolutions.len());
+        for convolution in &self.convolutions {
+            features.push(self.convolve(convolution, &characters, rows, longest)?);
+        }
+        let mut x = Tensor::f_cat(&features, 1)?; // [G, F]
+        self.activate(&mut x)?;
+        for highway in &self.highways {
+            self.highway(highway, &mut x)?;
+        }
+        if let Some(projection) = &self.projection {
+            x = projection.forward(&x)?; // [G, P]
+        }
+        Ok(x.f_narrow(0, 0, group.len() as i64)?)
+    }
+
+    /// One filter width: product over windows, maximum over positions. `[G, M * C] -> [G, n]`
+    fn convolve(
+        &self,
+        convolution: &Convolution,
+        characters: &Tensor,
+        rows: usize,
+        longest: usize,
+    ) -> Result<Tensor, DeviceError> {
+        let (c, m) = (self.embedding_dim, self.max_characters);
+        let positions = self.positions(convolution.width, longest);
+        let window = (convolution.width * c) as i64;
+        // A window is `width * C` neighbouring numbers, so all windows are a view with overlapping rows.
+        let windows = characters
+            .f_as_strided([rows as i64, positions as i64, window], [(m * c) as i64, c as i64, 1], None)?
+            .f_reshape([(rows * positions) as i64, window])?;
+        let products = windows.f_matmul(&convolution.linear.weight)?; // [G * positions, n]
+        let highest = products.f_view([rows as i64, positions as i64, -1])?.f_amax([1_i64].as_slice(), false)?;
+        // Rounding is monotone: the largest sum is the sum of the largest product.
+        Ok(highest.f_add(&convolution.linear.bias)?)
+    }
+
+    fn activate(&self, x: &mut Tensor) -> Result<(), DeviceError> {
+        match (self.activation, self.fused) {
+            (Activation::Relu, _) => *x = x.f_relu()?,
+            (Activation::Tanh, true) => kernels::tanh_in_place(tensors::values_mut(x)),
+            (Activation::Tanh, false) => *x = x.f_tanh()?,
+        }
+        Ok(())
+    }
+
+    /// `g * relu(x Wt + bt) + (1 - g) * x` with `g = sigmoid(x Wc + bc)`, in place. `[G, F]`
+    fn highway(&self, highway: &Linear, x: &mut Tensor) -> Result<(), DeviceError> {
+        let product = highway.forward(x)?; // [G, 2F]
+        let f = x.size()[1];
+        if self.fused {
+            kernels::highway(tensors::values(&product), tensors::values_mut(x), f as usize);
+            return Ok(());
+        }
+        let transformed = product.f_narrow(1, 0, f)?.f_relu()?;
+        let gate = product.f_narrow(1, f, f)?.f_sigmoid()?;
+        let kept = gate.f_neg()?.f_add_scalar(1.0)?.f_mul(x)?;
+        *x = gate.f_mul(&transformed)?.f_add(&kept)?;
+        Ok(())
+    }
+
+    /// Floating point operations of the products for one word that uses `used` characters.
+    pub(crate) fn flop(&self, used: usize) -> f64 {
+        let linear = |l: &Linear, times: usize| {
+            2.0 * (times as f64) * l.weight.size().iter().map(|&n| n as f64).product::<f64>()
+        };
+        let convolutions: f64 =
+            self.convolutions.iter().map(|c| linear(&c.linear, self.positions(c.width, used))).sum();
+        let rest: f64 = self.highways.iter().chain(&self.projection).map(|l| linear(l, 1)).sum();
+        convolutions + rest
+    }
+}

@@ -1,0 +1,197 @@
+//! Which devices there are, and how one binary serves machines with and without CUDA.
+
+use std::{fmt, path::PathBuf, sync::OnceLock};
+
+use tch::{Cuda, Device};
+
+use super::DeviceError;
+use crate::spec::SpecError;
+
+/// A device as the user names it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum DeviceChoice {
+    /// Every CUDA device there is, else the CPU.
+    Auto,
+    /// The CPU.
+    Cpu,
+    /// `cuda:N`, or every CUDA device.
+    Cuda(Option<usize>),
+}
+
+/// One device that work can run on.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum DeviceName {
+    /// The CPU.
+    Cpu,
+    /// CUDA device `N`.
+    Cuda(usize),
+}
+
+impl DeviceName {
+    pub(crate) fn torch(self) -> Device {
+        match self {
+            Self::Cpu => Device::Cpu,
+            Self::Cuda(n) => Device::Cuda(n),
+        }
+    }
+}
+
+impl fmt::Display for DeviceName {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Cpu => f.write_str("cpu"),
+            Self::Cuda(n) => write!(f, "cuda:{n}"),
+        }
+    }
+}
+
+/// Parses `auto`, `cpu`, `cuda`, `cuda:0`, `cuda:0,1`.
+pub fn parse_devices(text: &str) -> Result<Vec<DeviceChoice>, SpecError> {
+    let wrong = || SpecError::Value {
+        option: "device",
+        value: text.to_owned(),
+        legal: vec!["auto", "cpu", "cuda", "cuda:0", "cuda:0,1"],
+    };
+    match text {
+        "auto" => return Ok(vec![DeviceChoice::Auto]),
+        "cpu" => return Ok(vec![DeviceChoice::Cpu]),
+        "cuda" => return Ok(vec![DeviceChoice::Cuda(None)]),
+        _ => {}
+    }
+    let numbers = text.strip_prefix("cuda:").ok_or_else(wrong)?;
+    let mut devices = Vec::new();
+    for number in numbers.split(',') {
+        let device = DeviceChoice::Cuda(Some(number.parse().map_err(|_| wrong())?));
+        if devices.contains(&device) {
+            return Err(SpecError::Conflict(format!("device: {text:?} names cuda:{number} twice")));
+        }
+        devices.push(device);
+    }
+    Ok(devices)
+}
+
+/// Turns choices into devices that are there; an error says what is.
+pub fn resolve_devices(choices: &[DeviceChoice]) -> Result<Vec<DeviceName>, DeviceError> {
+    let mut names = Vec::new();
+    for choice in choices {
+        match choice {
+            DeviceChoice::Cpu => names.push(DeviceName::Cpu),
+            DeviceChoice::Auto => match cuda_devices() {
+                0 => names.push(DeviceName::Cpu),
+                n => names.extend((0..n).map(DeviceName::Cuda)),
+            },
+            DeviceChoice::Cuda(which) => names.extend(cuda(*which)?),
+        }
+    }
+    if names.is_empty() {
+        names.push(DeviceName::Cpu);
+    }
+    Ok(names)
+}
+
+fn cuda(which: Option<usize>) -> Result<Vec<DeviceName>, DeviceError> {
+    let there = cuda_devices();
+    let asked = which.map_or_else(|| "cuda".to_owned(), |n| format!("cuda:{n}"));
+    if there == 0 {
+        let found = match cuda_library() {
+            CudaLibrary::Absent => "this libtorch has no CUDA part (TORCH=cuda make libtorch fetches it)".to_owned(),
+            CudaLibrary::Broken(why) => format!("the CUDA part of libtorch does not load: {why}"),
+            CudaLibrary::Open => "libtorch sees no CUDA device (driver missing, or CUDA_VISIBLE_DEVICES hides it)".to_owned(),
+        };
+        return Err(DeviceError::Missing { asked, found });
+    }
+    match which {
+        None => Ok((0..there).map(DeviceName::Cuda).collect()),
+        Some(n) if n < there => Ok(vec![DeviceName::Cuda(n)]),
+        Some(_) => Err(DeviceError::Missing { asked, found: format!("{there} CUDA device(s), numbered from 0") }),
+    }
+}
+
+/// CUDA devices that libtorch sees.
+pub fn cuda_devices() -> usize {
+    match cuda_library() {
+        CudaLibrary::Open => usize::try_from(Cuda::device_count()).unwrap_or(0),
+        CudaLibrary::Absent | CudaLibrary::Broken(_) => 0,
+    }
+}
+
+enum CudaLibrary {
+    Open,
+    Absent,
+    Broken(String),
+}
+
+/// Opens `libtorch_cuda.so` when it lies beside `libtorch_cpu.so`.
+///
+/// The linker drops it from the binary because no symbol of it is needed, and then CUDA would be
+/// invisible; opened at run time it registers itself, so the same binary serves both kinds of machine.
+fn cuda_library() -> &'static CudaLibrary {
+    static LIBRARY: OnceLock<CudaLibrary> = OnceLock::new();
+    LIBRARY.get_or_init(|| {
+        let Some(path) = libtorch_folder().map(|dir| dir.join("libtorch_cuda.so")) else {
+            return CudaLibrary::Absent;
+        };
+        if !path.exists() {
+            return CudaLibrary::Absent;
+        }
+        let Ok(name) = std::ffi::CString::new(path.as_os_str().as_encoded_bytes()) else {
+            return CudaLibrary::Broken("its path holds a NUL".to_owned());
+        };
+        // SAFETY: a NUL-terminated path; libtorch's own library, whose initialisers only register kernels.
+        let handle = unsafe { libc::dlopen(name.as_ptr(), libc::RTLD_NOW | libc::RTLD_GLOBAL) };
+        if handle.is_null() { CudaLibrary::Broken(dl_error()) } else { CudaLibrary::Open }
+    })
+}
+
+fn dl_error() -> String {
+    // SAFETY: dlerror returns NULL or a NUL-terminated string that lives until the next call on this thread.
+    unsafe {
+        let message = libc::dlerror();
+        if message.is_null() {
+            return "no reason given".to_owned();
+        }
+        std::ffi::CStr::from_ptr(message).to_string_lossy().into_owned()
+    }
+}
+
+/// Folder of the libtorch that this process runs on.
+fn libtorch_folder() -> Option<PathBuf> {
+    // The dynamic linker's own list: works for an rpath, for LD_LIBRARY_PATH and for a system library.
+    let maps = std::fs::read_to_string("/proc/self/maps").ok()?;
+    let line = maps.lines().find(|line| line.contains("libtorch_cpu.so"))?;
+    let start = line.find('/')?;
+    PathBuf::from(&line[start..]).parent().map(PathBuf::from)
+}
+
+/// Version of the libtorch that this crate was built for, and where it was loaded from.
+pub fn libtorch_version() -> String {
+    let folder = libtorch_folder().map_or_else(|| "unknown folder".to_owned(), |dir| dir.display().to_string());
+    format!("2.11.0 ({folder})")
+}
+
+/// One libtorch thread per caller, once per process.
+///
+/// The embedder runs one OS thread per core, each with its own batch, instead of cutting one product
+/// over several threads: no waiting at the end of every product, the pointwise passes run in parallel
+/// too, and a product has the same bits whatever the number of cores.
+pub fn set_up_cpu() {
+    static ONCE: OnceLock<()> = OnceLock::new();
+    ONCE.get_or_init(|| tch::set_num_threads(1));
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn device_words() {
+        assert_eq!(parse_devices("auto"), Ok(vec![DeviceChoice::Auto]));
+        assert_eq!(
+            parse_devices("cuda:0,3"),
+            Ok(vec![DeviceChoice::Cuda(Some(0)), DeviceChoice::Cuda(Some(3))])
+        );
+        for wrong in ["", "gpu", "cuda:", "cuda:x", "cuda:1,1", "cpu,cuda"] {
+            assert!(parse_devices(wrong).is_err(), "{wrong}");
+        }
+    }
+}
