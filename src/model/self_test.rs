@@ -103,7 +103,7 @@ fn smallest_height(model: &BiLm) -> Result<Option<usize>, DeviceError> {
     Ok(smallest.filter(|&height| height <= MIN_WIDTH))
 }
 
-/// Best rate of libtorch's own matrix product on the shapes of a model, in GFLOP/s.
+/// Rate of libtorch's own matrix product on the shapes of a model, in GFLOP/s.
 ///
 /// `threads` OS threads run products of 256 rows side by side for `seconds`, each on one core, as the engine
 /// does; the rates of the shapes are weighted by their share of the work of a token.
@@ -123,7 +123,7 @@ pub fn matmul_ceiling(options: &ModelOptions, threads: usize, seconds: f64) -> R
     Ok(1.0 / time_per_flop)
 }
 
-/// GFLOP/s of `[256, k] x [k, n]`, summed over threads that run at the same time; the best tenth of a run.
+/// GFLOP/s of `[256, k] x [k, n]`, summed over threads that run at the same time; the median of each.
 fn product_rate(k: i64, n: i64, threads: usize, seconds: f64) -> Result<f64, DeviceError> {
     const ROWS: i64 = 256;
     let barrier = Barrier::new(threads);
@@ -136,13 +136,14 @@ fn product_rate(k: i64, n: i64, threads: usize, seconds: f64) -> Result<f64, Dev
         a.f_mm_out(&out, &b)?;
         barrier.wait();
         let started = Instant::now();
-        let mut best = f64::INFINITY;
-        while started.elapsed().as_secs_f64() < seconds {
+        let mut laps = Vec::new();
+        while laps.is_empty() || started.elapsed().as_secs_f64() < seconds {
             let lap = Instant::now();
             a.f_mm_out(&out, &b)?;
-            best = best.min(lap.elapsed().as_secs_f64());
+            laps.push(lap.elapsed().as_secs_f64());
         }
-        Ok(2.0 * (ROWS * k * n) as f64 / best / 1e9)
+        laps.sort_by(f64::total_cmp);
+        Ok(2.0 * (ROWS * k * n) as f64 / laps[laps.len() / 2] / 1e9)
     };
     thread::scope(|scope| {
         let handles: Vec<_> = (0..threads).map(|_| scope.spawn(one)).collect();
