@@ -1,4 +1,5 @@
 //! ELMo: exact, deterministic, batched inference of the character-based biLM.
+pub mod chars;
 pub mod columns;
 pub mod embedder;
 pub mod error;
