@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 
 use thiserror::Error;
 
-use crate::{model::DeviceError, options::OptionsError, spec::SpecError, weights::WeightsError};
+use crate::{model::DeviceError, model_dir::ModelDirError, options::OptionsError, spec::SpecError, weights::WeightsError};
 
 /// Any error of this crate.
 #[derive(Debug, Error)]
@@ -16,6 +16,9 @@ pub enum Error {
     /// The weights do not fit the options, or the file is broken or hostile.
     #[error(transparent)]
     Weights(#[from] WeightsError),
+    /// A directory does not hold one model.
+    #[error(transparent)]
+    ModelDir(#[from] ModelDirError),
     /// A setting has no such value, or two settings exclude each other.
     #[error(transparent)]
     Spec(#[from] SpecError),
@@ -72,7 +75,7 @@ impl Error {
         match self {
             Self::Spec(_) => ErrorKind::Usage,
             Self::Row { .. } | Self::Column { .. } | Self::Arrow(_) => ErrorKind::Input,
-            Self::Options(_) | Self::Weights(_) => ErrorKind::Model,
+            Self::Options(_) | Self::Weights(_) | Self::ModelDir(_) => ErrorKind::Model,
             Self::Device(_) | Self::Io { .. } | Self::Closed => ErrorKind::System,
         }
     }

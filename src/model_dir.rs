@@ -1,33 +1,456 @@
-//! skeleton
-use crate::{error::Result, fingerprint::Fingerprint, mix::ScalarMix, options::ModelOptions, weights::Weights};
-use std::path::Path;
-/// data
+//! A model on disk: a directory, a pair of files, or the one that is built in.
+
+use std::{
+    collections::BTreeMap,
+    fs,
+    io::{Read, Write},
+    path::{Path, PathBuf},
+};
+
+use thiserror::Error;
+
+use crate::{
+    error::{Error, Result},
+    fingerprint::Fingerprint,
+    mix::ScalarMix,
+    options::{Activation, CharCnnOptions, Filter, LstmOptions, MAX_OPTIONS_BYTES, ModelOptions, TensorSpec},
+    weights::{self, Loaded, Tensor, Weights},
+};
+
+/// What the built-in model is; printed where it is used.
+pub const TINY_DESCRIPTION: &str = "\
+tiny: a small ELMo biLM that is built into the program. Its weights are pseudo-random numbers of a \
+sensible size and were never trained: vectors show how words are spelt and which words stand near, not \
+what they mean. For trying out, tests and demonstrations; take a trained model for work.";
+
+/// Fingerprint of the built-in model: a copy of it on disk is known by it, whatever its name.
+const TINY_FINGERPRINT: &str = "614868f547313f266ecbf93f49eae4784dc8424deea34d11f05a49af46808f3e";
+
+/// Everything that defines a model, checked and in memory.
 #[derive(Debug, Clone)]
 pub struct ModelData {
-    /// o
+    /// Shape and switches.
     pub options: ModelOptions,
-    /// w
+    /// The tensors that the options ask for.
     pub weights: Weights,
-    /// f
+    /// Identity: SHA-256 of options and weights.
     pub fingerprint: Fingerprint,
-    /// m
+    /// The fitted scalar mix that lies beside the weights, if any.
     pub mix: Option<ScalarMix>,
-    /// n
+    /// Name for people: of the directory, of the options file, or `tiny`.
     pub name: String,
-    /// u
+    /// The weights are those of [`ModelData::tiny`], which say nothing about language.
     pub untrained: bool,
+    /// What a user may want to know about the files: unused datasets, converted types.
+    pub notes: Vec<String>,
 }
+
+/// A directory that does not hold one model.
+#[derive(Debug, Error, Clone, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum ModelDirError {
+    /// No such file.
+    #[error("{dir}: no {wanted} in this model directory; it holds {found}")]
+    Missing {
+        /// The directory.
+        dir: PathBuf,
+        /// Which names would have been taken.
+        wanted: &'static str,
+        /// What is there.
+        found: String,
+    },
+    /// Several files that could be meant.
+    #[error(
+        "{dir}: {candidates} could all be the {wanted}; name the pair with --options and --weights, or remove the others"
+    )]
+    Ambiguous {
+        /// The directory.
+        dir: PathBuf,
+        /// Which part of the model.
+        wanted: &'static str,
+        /// The files.
+        candidates: String,
+    },
+    /// Writing would leave two weights files, of which the wrong one could be read.
+    #[error("{dir}: {file} is already there; choose an empty directory, or remove that file")]
+    Occupied {
+        /// The directory.
+        dir: PathBuf,
+        /// The weights file in the other format.
+        file: &'static str,
+    },
+    /// `mix.json` is for another number of layers.
+    #[error("{path}: {found} scalars, but the model has {expected} layers; fit the mix again for this model")]
+    Mix {
+        /// The file.
+        path: PathBuf,
+        /// Layers of the model.
+        expected: usize,
+        /// Scalars in the file.
+        found: usize,
+    },
+}
+
+/// Container of the weights in a directory that is written.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum WeightsFormat {
+    /// `weights.hdf5`, the layout of bilm-tf and AllenNLP.
+    Hdf5,
+    /// `weights.safetensors`.
+    Safetensors,
+}
+
+impl WeightsFormat {
+    /// File name in a model directory.
+    pub fn file_name(self) -> &'static str {
+        match self {
+            Self::Hdf5 => "weights.hdf5",
+            Self::Safetensors => "weights.safetensors",
+        }
+    }
+
+    fn other(self) -> Self {
+        match self {
+            Self::Hdf5 => Self::Safetensors,
+            Self::Safetensors => Self::Hdf5,
+        }
+    }
+}
+
 impl ModelData {
-    /// open
-    pub fn open(_dir: &Path) -> Result<Self> {
-        todo!()
+    /// Opens a model directory: `options.json`, the weights and, where there is one, `mix.json`.
+    ///
+    /// Weights are `weights.safetensors`, else `weights.hdf5` (a directory with both holds the same
+    /// model twice, and safetensors is the simpler format). Directories as they were published work
+    /// too: exactly one `*_options.json`, exactly one of `*_weights.hdf5`, `*_weights.safetensors`
+    /// and `model.hdf5`.
+    ///
+    /// # Errors
+    /// Says what was looked for and what the directory holds, or what is wrong inside a file.
+    pub fn open(dir: &Path) -> Result<Self> {
+        let files = file_names(dir)?;
+        let options = find(dir, &files, &OPTIONS)?;
+        let weights = find(dir, &files, &WEIGHTS)?;
+        let mut model = Self::open_pair(&options, &weights)?;
+        model.name = name_of(dir);
+        if files.iter().any(|f| f == MIX) {
+            model.mix = Some(read_mix(&dir.join(MIX), &model.options)?);
+        }
+        Ok(model)
     }
-    /// open
-    pub fn open_pair(_options: &Path, _weights: &Path) -> Result<Self> {
-        todo!()
+
+    /// Opens the published pair: options and weights by name, wherever they lie.
+    ///
+    /// # Errors
+    /// Says what is wrong in which file.
+    pub fn open_pair(options: &Path, weights: &Path) -> Result<Self> {
+        let parsed = ModelOptions::from_json(&read_small(options)?, &options.display().to_string())?;
+        let loaded = weights::load(weights, &parsed.weight_plan())?;
+        Ok(Self::from_loaded(parsed, loaded, name_of(options)))
     }
-    /// tiny
+
+    /// Puts options and weights together, as a trainer does.
+    ///
+    /// # Errors
+    /// Tensors that are missing, have another shape or are not finite; `name` stands in the error.
+    pub fn new(options: ModelOptions, weights: Weights, name: &str) -> Result<Self> {
+        weights.check(&options.weight_plan(), Path::new(name))?;
+        Ok(Self::from_loaded(options, Loaded { weights, ..Loaded::default() }, name.to_owned()))
+    }
+
+    fn from_loaded(options: ModelOptions, loaded: Loaded, name: String) -> Self {
+        let fingerprint = Fingerprint::of(&options, &loaded.weights);
+        let untrained = fingerprint.as_str() == TINY_FINGERPRINT;
+        Self { notes: loaded.notes(), options, weights: loaded.weights, fingerprint, mix: None, name, untrained }
+    }
+
+    /// The built-in model; see [`TINY_DESCRIPTION`]. The same bits on every machine.
     pub fn tiny() -> Self {
-        todo!()
+        let options = tiny_options();
+        let weights = tiny_weights(&options);
+        let loaded = Loaded { weights, ..Loaded::default() };
+        Self { untrained: true, ..Self::from_loaded(options, loaded, "tiny".to_owned()) }
+    }
+
+    /// Writes a model directory: `options.json`, the weights and `mix.json` if there is one. `dir` is
+    /// made if it does not exist; each file appears under its name only when it is complete.
+    ///
+    /// # Errors
+    /// What the system says, or that `dir` holds weights in the other format.
+    pub fn save(&self, dir: &Path, format: WeightsFormat) -> Result<()> {
+        fs::create_dir_all(dir).map_err(|e| Error::io(dir, e))?;
+        let other = format.other().file_name();
+        if dir.join(other).exists() {
+            return Err(ModelDirError::Occupied { dir: dir.to_owned(), file: other }.into());
+        }
+        write_file(&dir.join(format.file_name()), &self.weights_bytes(format)?)?;
+        if let Some(mix) = &self.mix {
+            let text = serde_json::to_vec_pretty(mix).map_err(|e| Error::io(&dir.join(MIX), e.into()))?;
+            write_file(&dir.join(MIX), &text)?;
+        }
+        // Last: a directory without options is not a model, so a copy that was cut off is not one.
+        write_file(&dir.join("options.json"), self.options.to_json_pretty().as_bytes())
+    }
+
+    /// Writes the pair that AllenNLP and bilm-tf load: `PREFIX_options.json` and
+    /// `PREFIX_weights.hdf5`. Returns both paths.
+    ///
+    /// # Errors
+    /// What the system says.
+    pub fn save_pair(&self, dir: &Path, prefix: &str) -> Result<(PathBuf, PathBuf)> {
+        fs::create_dir_all(dir).map_err(|e| Error::io(dir, e))?;
+        let options = dir.join(format!("{prefix}_options.json"));
+        let weights = dir.join(format!("{prefix}_weights.hdf5"));
+        write_file(&weights, &self.weights_bytes(WeightsFormat::Hdf5)?)?;
+        write_file(&options, self.options.to_json_pretty().as_bytes())?;
+        Ok((options, weights))
+    }
+
+    /// The weights file as bytes. A safetensors header carries the fingerprint and whether the model
+    /// is untrained, for people who look at it with other tools; nothing is read from there.
+    fn weights_bytes(&self, format: WeightsFormat) -> Result<Vec<u8>> {
+        Ok(match format {
+            WeightsFormat::Hdf5 => weights::hdf5::write(&self.weights)?,
+            WeightsFormat::Safetensors => {
+                let mut metadata = BTreeMap::from([("elmo.fingerprint".to_owned(), self.fingerprint.to_string())]);
+                if self.untrained {
+                    metadata.insert("elmo.untrained".to_owned(), "true".to_owned());
+                }
+                weights::safetensors::write(&self.weights, &metadata)?
+            }
+        })
+    }
+}
+
+const MIX: &str = "mix.json";
+
+/// How one part of a model is found among the names of a directory.
+struct Part {
+    what: &'static str,
+    wanted: &'static str,
+    /// Our names, the first that exists is taken.
+    names: &'static [&'static str],
+    /// Published names: exactly one may be there.
+    published: fn(&str) -> bool,
+}
+
+const OPTIONS: Part = Part {
+    what: "options",
+    wanted: "options.json (or one *_options.json)",
+    names: &["options.json"],
+    published: |name| name.ends_with("_options.json"),
+};
+
+const WEIGHTS: Part = Part {
+    what: "weights",
+    wanted: "weights.safetensors or weights.hdf5 (or one *_weights.hdf5 or model.hdf5)",
+    names: &["weights.safetensors", "weights.hdf5"],
+    published: |name| name.ends_with("_weights.hdf5") || name.ends_with("_weights.safetensors") || name == "model.hdf5",
+};
+
+fn file_names(dir: &Path) -> Result<Vec<String>> {
+    let mut names = Vec::new();
+    for entry in fs::read_dir(dir).map_err(|e| Error::io(dir, e))? {
+        let entry = entry.map_err(|e| Error::io(dir, e))?;
+        names.push(entry.file_name().to_string_lossy().into_owned());
+    }
+    names.sort();
+    Ok(names)
+}
+
+fn find(dir: &Path, files: &[String], part: &Part) -> Result<PathBuf, ModelDirError> {
+    let ours = part.names.iter().find(|name| files.iter().any(|f| f == *name));
+    if let Some(name) = ours {
+        return Ok(dir.join(name));
+    }
+    let candidates: Vec<&str> = files.iter().map(String::as_str).filter(|f| (part.published)(f)).collect();
+    match candidates.as_slice() {
+        [one] => Ok(dir.join(one)),
+        [] => Err(ModelDirError::Missing { dir: dir.to_owned(), wanted: part.wanted, found: listing(files) }),
+        _ => {
+            Err(ModelDirError::Ambiguous { dir: dir.to_owned(), wanted: part.what, candidates: candidates.join(", ") })
+        }
+    }
+}
+
+fn listing(files: &[String]) -> String {
+    const SHOWN: usize = 10;
+    match files {
+        [] => "nothing".to_owned(),
+        few if few.len() <= SHOWN => few.join(", "),
+        many => format!("{} and {} more", many[..SHOWN].join(", "), many.len() - SHOWN),
+    }
+}
+
+fn name_of(path: &Path) -> String {
+    let resolved = path.canonicalize();
+    let path = resolved.as_deref().unwrap_or(path);
+    path.file_stem().map_or_else(|| path.display().to_string(), |n| n.to_string_lossy().into_owned())
+}
+
+/// Reads a settings file, but no more of it than one can have.
+fn read_small(path: &Path) -> Result<Vec<u8>> {
+    let file = fs::File::open(path).map_err(|e| Error::io(path, e))?;
+    let mut bytes = Vec::new();
+    file.take(MAX_OPTIONS_BYTES as u64 + 1).read_to_end(&mut bytes).map_err(|e| Error::io(path, e))?;
+    Ok(bytes)
+}
+
+fn read_mix(path: &Path, options: &ModelOptions) -> Result<ScalarMix> {
+    let mix = ScalarMix::from_json(&read_small(path)?, &path.display().to_string())?;
+    let (expected, found) = (options.n_layers_out(), mix.scalars.len());
+    if expected == found { Ok(mix) } else { Err(ModelDirError::Mix { path: path.to_owned(), expected, found }.into()) }
+}
+
+fn write_file(path: &Path, bytes: &[u8]) -> Result<()> {
+    let mut partial = path.as_os_str().to_owned();
+    partial.push(".partial");
+    let partial = PathBuf::from(partial);
+    let write = || {
+        let mut file = fs::File::create(&partial)?;
+        file.write_all(bytes)?;
+        file.sync_all()?;
+        fs::rename(&partial, path)
+    };
+    write().map_err(|e| Error::io(path, e))
+}
+
+/// Shape of the built-in model: the architecture of the published ones (two highway layers, two
+/// LSTM layers each way with projection, residual and clips), in 0.9 MB.
+fn tiny_options() -> ModelOptions {
+    let filters = [(1, 4), (2, 8), (3, 16), (4, 32), (5, 64)];
+    ModelOptions {
+        lstm: LstmOptions {
+            dim: 128,
+            projection_dim: 32,
+            n_layers: 2,
+            cell_clip: Some(3.0),
+            proj_clip: Some(3.0),
+            use_skip_connections: true,
+        },
+        char_cnn: CharCnnOptions {
+            activation: Activation::Relu,
+            filters: filters.into_iter().map(|(width, n)| Filter { width, n }).collect(),
+            n_highway: 2,
+            embedding_dim: 16,
+            n_characters: Some(262),
+            max_characters_per_token: 50,
+        },
+    }
+}
+
+/// Uniform numbers, each tensor from a generator of its own that is seeded with its place in the plan.
+fn tiny_weights(options: &ModelOptions) -> Weights {
+    let mut weights = Weights::default();
+    for (seed, spec) in options.weight_plan().into_iter().enumerate() {
+        let data = tiny_tensor(&spec, seed as u64);
+        weights.insert(spec.name, Tensor { shape: spec.shape, data });
+    }
+    weights
+}
+
+fn tiny_tensor(spec: &TensorSpec, seed: u64) -> Vec<f32> {
+    let (centre, step) = tiny_range(spec);
+    let mut random = SplitMix64(seed);
+    // 24 bits as an integer in -2^23..2^23: exact in float32, as are the powers of two.
+    (0..spec.len()).map(|_| centre + ((random.next() >> 40) as i32 - (1 << 23)) as f32 * step).collect()
+}
+
+/// Centre and step of the values of a tensor: `centre - 2^23 * step ..= centre + 2^23 * step`. All
+/// powers of two, so that no rounding differs between machines. The spans were chosen so that all
+/// three layers of plain English have a root mean square between 0.4 and 0.8 and clips rarely bite.
+fn tiny_range(spec: &TensorSpec) -> (f32, f32) {
+    let last = spec.name.rsplit('/').next().unwrap_or_default();
+    let (centre, span) = match last {
+        "char_embed" => (0.0, 1.0),
+        // Nearly the identity at first, as in training: the gate of a highway opens with its bias.
+        "b_carry" => (-2.0, 0.0),
+        "W_carry" | "W_transform" => (0.0, 0.125),
+        // Under relu, a channel speaks for few words instead of a little for all.
+        name if name.starts_with("b_cnn") => (-0.5, 0.0),
+        "W_0" => (0.0, 0.5),
+        name if name.starts_with('W') => (0.0, 0.25),
+        _ => (0.0, 0.0625),
+    };
+    (centre, span / 8_388_608.0)
+}
+
+/// Steele, Lea and Flood's SplitMix64: integers only, the same everywhere.
+struct SplitMix64(u64);
+
+impl SplitMix64 {
+    fn next(&mut self) -> u64 {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mut z = self.0;
+        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        z ^ (z >> 31)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used, clippy::expect_used)]
+    use super::*;
+
+    #[test]
+    fn tiny_is_what_the_python_script_computes() {
+        // tests/reference/make_tiny.py prints both numbers.
+        let tiny = ModelData::tiny();
+        assert_eq!(tiny.weights.parameters(), 228_060);
+        assert_eq!(tiny.fingerprint.as_str(), TINY_FINGERPRINT);
+        assert!(tiny.untrained);
+    }
+
+    #[test]
+    fn a_saved_model_is_the_same_model() {
+        let tiny = ModelData::tiny();
+        for format in [WeightsFormat::Hdf5, WeightsFormat::Safetensors] {
+            let dir = tempfile::tempdir().unwrap();
+            tiny.save(dir.path(), format).unwrap();
+            let back = ModelData::open(dir.path()).unwrap();
+            assert_eq!(back.fingerprint, tiny.fingerprint);
+            assert!(back.weights == tiny.weights, "tensors differ in {format:?}");
+            assert!(back.untrained && back.notes.is_empty());
+            let again = tiny.save(dir.path(), format.other()).unwrap_err().to_string();
+            assert!(again.contains(format.file_name()), "{again}");
+        }
+    }
+
+    #[test]
+    fn published_names_are_found_when_there_is_one_of_each() {
+        let dir = tempfile::tempdir().unwrap();
+        let tiny = ModelData::tiny();
+        let (options, weights) = tiny.save_pair(dir.path(), "elmo_tiny").unwrap();
+        assert_eq!(ModelData::open(dir.path()).unwrap().fingerprint, tiny.fingerprint);
+        assert_eq!(ModelData::open_pair(&options, &weights).unwrap().name, "elmo_tiny_options");
+        fs::copy(&weights, dir.path().join("model.hdf5")).unwrap();
+        let error = ModelData::open(dir.path()).unwrap_err().to_string();
+        assert!(error.contains("elmo_tiny_weights.hdf5, model.hdf5 could all be the weights"), "{error}");
+    }
+
+    #[test]
+    fn a_directory_without_a_model_says_what_it_holds() {
+        let dir = tempfile::tempdir().unwrap();
+        let empty = ModelData::open(dir.path()).unwrap_err().to_string();
+        assert!(empty.contains("no options.json") && empty.contains("it holds nothing"), "{empty}");
+        fs::write(dir.path().join("options.json"), tiny_options().to_json_pretty()).unwrap();
+        fs::write(dir.path().join("weights.th"), b"x").unwrap();
+        let other = ModelData::open(dir.path()).unwrap_err().to_string();
+        assert!(other.contains("it holds options.json, weights.th"), "{other}");
+        let missing = ModelData::open(&dir.path().join("nowhere")).unwrap_err().to_string();
+        assert!(missing.contains("nowhere: No such file"), "{missing}");
+    }
+
+    #[test]
+    fn a_mix_for_another_number_of_layers_is_refused() {
+        let dir = tempfile::tempdir().unwrap();
+        let mut tiny = ModelData::tiny();
+        tiny.mix = Some(ScalarMix { scalars: vec![0.5, -1.0, 2.0], gamma: 1.5, layer_norm: false });
+        tiny.save(dir.path(), WeightsFormat::Safetensors).unwrap();
+        assert_eq!(ModelData::open(dir.path()).unwrap().mix, tiny.mix);
+        fs::write(dir.path().join(MIX), br#"{"scalars": [0, 1]}"#).unwrap();
+        let error = ModelData::open(dir.path()).unwrap_err().to_string();
+        assert!(error.contains("2 scalars, but the model has 3 layers"), "{error}");
     }
 }

@@ -1,100 +1,555 @@
-//! skeleton
+//! `options.json`: the shape of a model, read once into [`ModelOptions`] with every field checked.
+//!
+//! A file that is fetched from somewhere is not to be trusted: every size has a cap and the number
+//! of parameters has one too, so nothing that is allocated later can be larger than the caps say.
+
+use serde::Serialize;
+use serde_json::{Map, Value};
 use thiserror::Error;
-/// error
-#[derive(Debug, Error)]
+
+use crate::weights::{self, FileKind};
+
+/// Largest `options.json` that is parsed, in bytes. Real ones have a few hundred.
+pub const MAX_OPTIONS_BYTES: usize = 1 << 20;
+/// Most parameters a model may have: 4 GiB of float32, eleven times the largest published model.
+pub const MAX_PARAMETERS: u64 = 1 << 30;
+
+const MAX_DIM: u64 = 1 << 16;
+const MAX_LAYERS: u64 = 64;
+const MAX_FILTER_ROWS: usize = 64;
+const MAX_HIGHWAY: u64 = 16;
+const MAX_EMBEDDING_DIM: u64 = 4096;
+const MAX_CHARACTERS: u64 = 1024;
+
+/// Rows of the character table in the file: 256 bytes and five marks, without the padding row.
+pub(crate) const FILE_CHARACTERS: usize = 261;
+
+/// Why an `options.json` does not describe a model that can be run.
+#[derive(Debug, Error, Clone, PartialEq, Eq)]
 #[non_exhaustive]
-pub enum OptionsError {}
-/// options
+pub enum OptionsError {
+    /// Larger than any options file.
+    #[error("{origin}: {bytes} bytes, but an options.json has at most {MAX_OPTIONS_BYTES}; is this the weights file?")]
+    TooLarge {
+        /// The file or URL.
+        origin: String,
+        /// Its length.
+        bytes: usize,
+    },
+    /// Another kind of file: an error page, an archive, a pointer, another sort of model.
+    #[error("{origin}: this is {what}, not the options.json of an ELMo biLSTM; {remedy}")]
+    Foreign {
+        /// The file or URL.
+        origin: String,
+        /// What it is.
+        what: String,
+        /// What to do.
+        remedy: &'static str,
+    },
+    /// Not JSON.
+    #[error("{origin}: not JSON: {reason}; an options.json is one JSON object with `lstm` and `char_cnn`")]
+    Json {
+        /// The file or URL.
+        origin: String,
+        /// What the parser said, with line and column.
+        reason: String,
+    },
+    /// A field is missing, has the wrong type or is out of range.
+    #[error("{origin}: `{path}`: expected {expected}, found {found}; {remedy}")]
+    Field {
+        /// The file or URL.
+        origin: String,
+        /// Where in the JSON, as in `lstm.cell_clip`.
+        path: String,
+        /// What may stand there.
+        expected: String,
+        /// What stands there, shortened.
+        found: String,
+        /// What to do.
+        remedy: String,
+    },
+    /// The sizes are legal one by one and too large together.
+    #[error(
+        "{origin}: these sizes make {parameters} parameters, more than the {MAX_PARAMETERS} that are allowed; check `lstm.dim`, `lstm.n_layers` and `char_cnn.filters`"
+    )]
+    TooManyParameters {
+        /// The file or URL.
+        origin: String,
+        /// Numbers in all tensors together.
+        parameters: u64,
+    },
+}
+
+/// The inference part of an `options.json`. Training keys are ignored.
 #[derive(Debug, Clone, PartialEq)]
 pub struct ModelOptions {
-    /// lstm
+    /// The two LSTM stacks.
     pub lstm: LstmOptions,
-    /// cnn
+    /// The token layer.
     pub char_cnn: CharCnnOptions,
 }
-/// lstm
+
+/// Sizes and switches of the LSTM stacks.
 #[derive(Debug, Clone, PartialEq)]
 pub struct LstmOptions {
-    /// D
+    /// `D`: cells of one layer and direction.
     pub dim: usize,
-    /// P
+    /// `P`: width of a token vector and of each half of every layer. At most `dim`; when equal, the
+    /// cells have no projection.
     pub projection_dim: usize,
-    /// L
+    /// `L`: layers of each stack.
     pub n_layers: usize,
-    /// clip
+    /// The cell state is clamped to `-clip..=clip`; `None` is no clipping.
     pub cell_clip: Option<f64>,
-    /// clip
+    /// The projected output is clamped likewise. Always `None` without a projection, where
+    /// bilm-tf's key has no effect.
     pub proj_clip: Option<f64>,
-    /// skip
+    /// Layers after the first add their input to their output.
     pub use_skip_connections: bool,
 }
-/// cnn
+
+/// Sizes of the char CNN.
 #[derive(Debug, Clone, PartialEq)]
 pub struct CharCnnOptions {
-    /// act
+    /// After the convolutions; highway layers always use relu.
     pub activation: Activation,
-    /// filters
+    /// The convolutions, in file order.
     pub filters: Vec<Filter>,
-    /// highway
+    /// Highway layers; 0 for none.
     pub n_highway: usize,
-    /// C
+    /// `C`: width of a character vector.
     pub embedding_dim: usize,
-    /// chars
+    /// 262, 261 (as bilm-tf training writes it) or nothing: the model is the same.
     pub n_characters: Option<usize>,
-    /// M
+    /// `M`: character ids per token, with begin and end of word.
     pub max_characters_per_token: usize,
 }
-/// activation
+
+/// Non-linearity of the char CNN.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Activation {
-    /// relu
+    /// `max(x, 0)`, in all published models.
     Relu,
-    /// tanh
+    /// Hyperbolic tangent.
     Tanh,
 }
-/// filter
+
+/// One convolution of the char CNN.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Filter {
-    /// width
+    /// Characters it looks at.
     pub width: usize,
-    /// n
+    /// Output channels.
     pub n: usize,
 }
-/// spec
+
+/// Name and shape of one tensor that the options ask for.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct TensorSpec {
-    /// name
+    /// Path in the HDF5 file, `CNN/W_cnn_0`.
     pub name: String,
-    /// shape
+    /// Row-major shape.
     pub shape: Vec<usize>,
 }
+
+impl TensorSpec {
+    /// Numbers in the tensor.
+    pub fn len(&self) -> usize {
+        self.shape.iter().product()
+    }
+
+    /// Whether the tensor holds no numbers; no tensor of a checked model does.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+}
+
 impl ModelOptions {
-    /// parse
-    pub fn from_json(_bytes: &[u8], _origin: &str) -> Result<Self, OptionsError> {
-        todo!()
+    /// Parses and checks an `options.json`; `origin` names it in errors.
+    ///
+    /// # Errors
+    /// Says which field is wrong by its JSON path, what was found and what to write instead. Files
+    /// that are something else (an error page, Transformer ELMo, ELMoForManyLangs) are named.
+    pub fn from_json(bytes: &[u8], origin: &str) -> Result<Self, OptionsError> {
+        let root = parse_object(bytes, origin)?;
+        refuse_other_models(&root, origin)?;
+        let root = Fields { origin, prefix: String::new(), map: &root };
+        refuse_unidirectional(&root)?;
+        let lstm = lstm_options(&root.object("lstm", "an object with dim, projection_dim, n_layers and clips")?)?;
+        let char_cnn = char_cnn_options(&root.object("char_cnn", "an object with filters, embedding and activation")?)?;
+        let options = Self { lstm, char_cnn };
+        match options.parameters() {
+            0..=MAX_PARAMETERS => Ok(options),
+            parameters => Err(OptionsError::TooManyParameters { origin: origin.to_owned(), parameters }),
+        }
     }
-    /// json
+
+    /// The inference keys only, sorted, on one line; `n_characters` is always 262. Equal models have
+    /// equal text.
     pub fn canonical_json(&self) -> String {
-        todo!()
+        // Writing plain numbers and strings into memory has no way to fail.
+        serde_json::to_string(&self.document()).unwrap_or_default()
     }
-    /// json
+
+    /// An `options.json` that AllenNLP, bilm-tf and this crate accept.
     pub fn to_json_pretty(&self) -> String {
-        todo!()
+        serde_json::to_string_pretty(&self.document()).unwrap_or_default() + "\n"
     }
-    /// F
+
+    /// `F`: output channels of all convolutions together.
     pub fn n_filters(&self) -> usize {
         self.char_cnn.filters.iter().map(|f| f.n).sum()
     }
-    /// 2P
+
+    /// `2P`: width of a token vector of any layer.
     pub fn width(&self) -> usize {
         2 * self.lstm.projection_dim
     }
-    /// L + 1
+
+    /// `L + 1`: the token layer and one per LSTM layer.
     pub fn n_layers_out(&self) -> usize {
         self.lstm.n_layers + 1
     }
-    /// plan
+
+    /// Whether the LSTM cells have a projection (`P < D`).
+    pub fn has_projection(&self) -> bool {
+        self.lstm.projection_dim < self.lstm.dim
+    }
+
+    /// Whether there is a linear map from the `F` channels to `P` (`F != P`).
+    pub fn has_char_projection(&self) -> bool {
+        self.n_filters() != self.lstm.projection_dim
+    }
+
+    /// Numbers in all tensors together.
+    pub fn parameters(&self) -> u64 {
+        let size = |t: &TensorSpec| t.shape.iter().fold(1u64, |n, &d| n.saturating_mul(d as u64));
+        self.weight_plan().iter().fold(0u64, |n, t| n.saturating_add(size(t)))
+    }
+
+    /// Name and shape of every tensor of the model, in the order in which the model computes.
     pub fn weight_plan(&self) -> Vec<TensorSpec> {
-        todo!()
+        let mut plan = vec![spec("char_embed", [FILE_CHARACTERS, self.char_cnn.embedding_dim])];
+        self.plan_token_layer(&mut plan);
+        for direction in 0..2 {
+            for layer in 0..self.lstm.n_layers {
+                self.plan_cell(&format!("RNN_{direction}/RNN/MultiRNNCell/Cell{layer}/LSTMCell"), &mut plan);
+            }
+        }
+        plan
+    }
+
+    fn plan_token_layer(&self, plan: &mut Vec<TensorSpec>) {
+        let (c, f, p) = (self.char_cnn.embedding_dim, self.n_filters(), self.lstm.projection_dim);
+        for (i, filter) in self.char_cnn.filters.iter().enumerate() {
+            plan.push(spec(format!("CNN/W_cnn_{i}"), [1, filter.width, c, filter.n]));
+            plan.push(spec(format!("CNN/b_cnn_{i}"), [filter.n]));
+        }
+        for i in 0..self.char_cnn.n_highway {
+            for gate in ["carry", "transform"] {
+                plan.push(spec(format!("CNN_high_{i}/W_{gate}"), [f, f]));
+                plan.push(spec(format!("CNN_high_{i}/b_{gate}"), [f]));
+            }
+        }
+        if self.has_char_projection() {
+            plan.push(spec("CNN_proj/W_proj", [f, p]));
+            plan.push(spec("CNN_proj/b_proj", [p]));
+        }
+    }
+
+    fn plan_cell(&self, prefix: &str, plan: &mut Vec<TensorSpec>) {
+        let (d, p) = (self.lstm.dim, self.lstm.projection_dim);
+        plan.push(spec(format!("{prefix}/W_0"), [2 * p, 4 * d]));
+        plan.push(spec(format!("{prefix}/B"), [4 * d]));
+        if self.has_projection() {
+            plan.push(spec(format!("{prefix}/W_P_0"), [d, p]));
+        }
+    }
+
+    fn document(&self) -> Document<'_> {
+        let (lstm, cnn) = (&self.lstm, &self.char_cnn);
+        Document {
+            char_cnn: CharCnnDocument {
+                activation: cnn.activation.as_str(),
+                embedding: EmbeddingDocument { dim: cnn.embedding_dim },
+                filters: cnn.filters.iter().map(|f| (f.width, f.n)).collect(),
+                max_characters_per_token: cnn.max_characters_per_token,
+                n_characters: FILE_CHARACTERS + 1,
+                n_highway: cnn.n_highway,
+            },
+            lstm: LstmDocument {
+                cell_clip: lstm.cell_clip,
+                dim: lstm.dim,
+                n_layers: lstm.n_layers,
+                proj_clip: lstm.proj_clip,
+                projection_dim: lstm.projection_dim,
+                use_skip_connections: lstm.use_skip_connections,
+            },
+        }
+    }
+}
+
+impl Activation {
+    /// The word in `options.json`.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Relu => "relu",
+            Self::Tanh => "tanh",
+        }
+    }
+}
+
+fn spec<const N: usize>(name: impl Into<String>, shape: [usize; N]) -> TensorSpec {
+    TensorSpec { name: name.into(), shape: shape.to_vec() }
+}
+
+// What is written. The fields stand in alphabetical order, and `serde` keeps that order, so the text
+// does not depend on how `serde_json::Map` was compiled. `lstm.*: None` becomes `null`: AllenNLP
+// wants the keys to be there.
+
+#[derive(Serialize)]
+struct Document<'a> {
+    char_cnn: CharCnnDocument<'a>,
+    lstm: LstmDocument,
+}
+
+#[derive(Serialize)]
+struct CharCnnDocument<'a> {
+    activation: &'a str,
+    embedding: EmbeddingDocument,
+    filters: Vec<(usize, usize)>,
+    max_characters_per_token: usize,
+    n_characters: usize,
+    n_highway: usize,
+}
+
+#[derive(Serialize)]
+struct EmbeddingDocument {
+    dim: usize,
+}
+
+#[derive(Serialize)]
+struct LstmDocument {
+    cell_clip: Option<f64>,
+    dim: usize,
+    n_layers: usize,
+    proj_clip: Option<f64>,
+    projection_dim: usize,
+    use_skip_connections: bool,
+}
+
+// What is read.
+
+fn parse_object(bytes: &[u8], origin: &str) -> Result<Map<String, Value>, OptionsError> {
+    if bytes.len() > MAX_OPTIONS_BYTES {
+        return Err(OptionsError::TooLarge { origin: origin.to_owned(), bytes: bytes.len() });
+    }
+    if let Some((what, remedy)) = foreign_bytes(bytes) {
+        return Err(OptionsError::Foreign { origin: origin.to_owned(), what, remedy });
+    }
+    let bytes = bytes.strip_prefix(b"\xef\xbb\xbf").unwrap_or(bytes);
+    match serde_json::from_slice(bytes) {
+        Ok(Value::Object(map)) => Ok(map),
+        Ok(other) => Err(OptionsError::Json { origin: origin.to_owned(), reason: format!("found {}", short(&other)) }),
+        Err(e) => Err(OptionsError::Json { origin: origin.to_owned(), reason: e.to_string() }),
+    }
+}
+
+/// Files that are something else by their first bytes.
+fn foreign_bytes(bytes: &[u8]) -> Option<(String, &'static str)> {
+    match weights::file_kind(bytes) {
+        FileKind::Json | FileKind::Unknown => None,
+        kind @ (FileKind::Hdf5 | FileKind::Safetensors) => {
+            Some((kind.to_string(), "the options and the weights were exchanged"))
+        }
+        kind => Some((kind.to_string(), kind.remedy())),
+    }
+}
+
+/// Files of other models, which have JSON settings too.
+fn refuse_other_models(root: &Map<String, Value>, origin: &str) -> Result<(), OptionsError> {
+    let has = |key: &str| root.contains_key(key);
+    let found = if has("lstm") || has("char_cnn") {
+        return Ok(());
+    } else if has("dataset_reader") || root.get("model").is_some_and(Value::is_object) {
+        ("the config.json of an AllenNLP archive, such as Transformer ELMo", "only the biLSTM ELMo models can be run")
+    } else if has("token_embedder") && has("encoder") || has("config_path") {
+        ("a config of ELMoForManyLangs", "its models read another alphabet and are not supported")
+    } else if ["error", "message", "code", "Message", "Code"].into_iter().any(has) {
+        ("an error answer saved as JSON", "download the file again and look at it before use")
+    } else {
+        return Ok(());
+    };
+    Err(OptionsError::Foreign { origin: origin.to_owned(), what: found.0.to_owned(), remedy: found.1 })
+}
+
+fn refuse_unidirectional(root: &Fields<'_>) -> Result<(), OptionsError> {
+    match root.get("bidirectional") {
+        Some(Value::Bool(false)) => {
+            Err(root.wrong("bidirectional", "true or nothing", "a forward-only language model has no backward vectors"))
+        }
+        _ => Ok(()),
+    }
+}
+
+fn lstm_options(lstm: &Fields<'_>) -> Result<LstmOptions, OptionsError> {
+    let dim = lstm.size("dim", 1..=MAX_DIM)?;
+    let projection_dim = lstm.size("projection_dim", 1..=MAX_DIM)?;
+    if projection_dim > dim {
+        let remedy = "a projection wider than the cells does not exist in bilm-tf; are the two exchanged?";
+        return Err(lstm.wrong("projection_dim", format!("at most `lstm.dim` ({dim})"), remedy));
+    }
+    // Read even where it has no effect: a wrong value is a sign of a wrong file.
+    let proj_clip = clip(lstm, "proj_clip")?;
+    Ok(LstmOptions {
+        dim,
+        projection_dim,
+        n_layers: lstm.size_or("n_layers", 1..=MAX_LAYERS, 1)?,
+        cell_clip: clip(lstm, "cell_clip")?,
+        proj_clip: proj_clip.filter(|_| projection_dim < dim),
+        use_skip_connections: lstm.boolean(
+            "use_skip_connections",
+            "say whether layers add their input; it is true in all published models",
+        )?,
+    })
+}
+
+/// `null`, nothing, or a positive number.
+fn clip(lstm: &Fields<'_>, key: &'static str) -> Result<Option<f64>, OptionsError> {
+    let Some(value) = lstm.get(key) else { return Ok(None) };
+    // The engine clamps in float32: what rounds to 0 or to infinity there is refused here.
+    match value.as_f64() {
+        Some(clip) if clip as f32 > 0.0 && (clip as f32).is_finite() => Ok(Some(clip)),
+        _ => Err(lstm.wrong(
+            key,
+            "a positive finite number or null",
+            "0 means `no clipping` to AllenNLP and `clip to 0` to TensorFlow: write null for none, 3 as in the published models",
+        )),
+    }
+}
+
+fn char_cnn_options(cnn: &Fields<'_>) -> Result<CharCnnOptions, OptionsError> {
+    let max_characters_per_token = cnn.size("max_characters_per_token", 3..=MAX_CHARACTERS)?;
+    Ok(CharCnnOptions {
+        activation: activation(cnn)?,
+        filters: filters(cnn, max_characters_per_token)?,
+        n_highway: cnn.size_or("n_highway", 0..=MAX_HIGHWAY, 0)?,
+        embedding_dim: cnn.object("embedding", "an object with dim")?.size("dim", 1..=MAX_EMBEDDING_DIM)?,
+        n_characters: n_characters(cnn)?,
+        max_characters_per_token,
+    })
+}
+
+fn activation(cnn: &Fields<'_>) -> Result<Activation, OptionsError> {
+    match cnn.get("activation").and_then(Value::as_str) {
+        Some("relu") => Ok(Activation::Relu),
+        Some("tanh") => Ok(Activation::Tanh),
+        _ => Err(cnn.wrong("activation", "\"relu\" or \"tanh\"", "it is \"relu\" in all published models")),
+    }
+}
+
+fn n_characters(cnn: &Fields<'_>) -> Result<Option<usize>, OptionsError> {
+    match cnn.get("n_characters").map(Value::as_u64) {
+        None => Ok(None),
+        Some(Some(261)) => Ok(Some(261)),
+        Some(Some(262)) => Ok(Some(262)),
+        Some(_) => Err(cnn.wrong(
+            "n_characters",
+            "262, 261 or nothing",
+            "the alphabet of ELMo is 256 bytes, five marks and padding; other alphabets cannot be run",
+        )),
+    }
+}
+
+fn filters(cnn: &Fields<'_>, max_characters: usize) -> Result<Vec<Filter>, OptionsError> {
+    let remedy = "write [[width, channels], ...], as in [[1, 32], [2, 32], [3, 64]]";
+    let rows = match cnn.get("filters").and_then(Value::as_array) {
+        Some(rows) if (1..=MAX_FILTER_ROWS).contains(&rows.len()) => rows,
+        _ => return Err(cnn.wrong("filters", format!("a list of 1 to {MAX_FILTER_ROWS} pairs"), remedy)),
+    };
+    rows.iter().enumerate().map(|(i, row)| filter(cnn, i, row, max_characters)).collect()
+}
+
+fn filter(cnn: &Fields<'_>, i: usize, row: &Value, max_characters: usize) -> Result<Filter, OptionsError> {
+    let pair = row.as_array().filter(|r| r.len() == 2);
+    let number = |k: usize, max: u64| {
+        pair.and_then(|r| r.get(k)).and_then(Value::as_u64).filter(|n| (1..=max).contains(n)).map(|n| n as usize)
+    };
+    match (number(0, max_characters as u64), number(1, MAX_DIM)) {
+        (Some(width), Some(n)) => Ok(Filter { width, n }),
+        _ => Err(OptionsError::Field {
+            origin: cnn.origin.to_owned(),
+            path: format!("{}filters[{i}]", cnn.prefix),
+            expected: format!(
+                "[width, channels] with 1 <= width <= max_characters_per_token ({max_characters}) and 1 <= channels <= {MAX_DIM}"
+            ),
+            found: short(row),
+            remedy: "copy the table from the model's training settings".to_owned(),
+        }),
+    }
+}
+
+/// An object of the file and where it stands.
+struct Fields<'a> {
+    origin: &'a str,
+    /// Empty at the root, else with a trailing dot.
+    prefix: String,
+    map: &'a Map<String, Value>,
+}
+
+impl<'a> Fields<'a> {
+    /// `null` and nothing are the same to bilm-tf.
+    fn get(&self, key: &str) -> Option<&'a Value> {
+        self.map.get(key).filter(|v| !v.is_null())
+    }
+
+    fn object(&self, key: &str, expected: &str) -> Result<Self, OptionsError> {
+        match self.get(key) {
+            Some(Value::Object(map)) => Ok(Self { origin: self.origin, prefix: format!("{}{key}.", self.prefix), map }),
+            _ if key == "char_cnn" => Err(self.wrong(
+                key,
+                expected,
+                "a model over whole words (without char_cnn) needs its vocabulary and cannot be run",
+            )),
+            _ => Err(self.wrong(key, expected, "is this the options.json of an ELMo model?")),
+        }
+    }
+
+    fn size(&self, key: &str, range: std::ops::RangeInclusive<u64>) -> Result<usize, OptionsError> {
+        match self.get(key).and_then(Value::as_u64) {
+            Some(n) if range.contains(&n) => Ok(n as usize),
+            _ => Err(self.wrong(
+                key,
+                format!("a whole number from {} to {}", range.start(), range.end()),
+                "copy the value from the model's training settings",
+            )),
+        }
+    }
+
+    fn size_or(&self, key: &str, range: std::ops::RangeInclusive<u64>, default: usize) -> Result<usize, OptionsError> {
+        if self.get(key).is_none() { Ok(default) } else { self.size(key, range) }
+    }
+
+    fn boolean(&self, key: &str, remedy: &str) -> Result<bool, OptionsError> {
+        self.get(key).and_then(Value::as_bool).ok_or_else(|| self.wrong(key, "true or false", remedy))
+    }
+
+    fn wrong(&self, key: &str, expected: impl Into<String>, remedy: impl Into<String>) -> OptionsError {
+        OptionsError::Field {
+            origin: self.origin.to_owned(),
+            path: format!("{}{key}", self.prefix),
+            expected: expected.into(),
+            found: self.map.get(key).map_or_else(|| "nothing".to_owned(), short),
+            remedy: remedy.into(),
+        }
+    }
+}
+
+/// A JSON value in few characters, for messages.
+fn short(value: &Value) -> String {
+    let text = value.to_string();
+    match text.char_indices().nth(60) {
+        Some((cut, _)) => format!("{}...", &text[..cut]),
+        None => text,
     }
 }

@@ -103,7 +103,7 @@ impl LstmLayer {
         // TensorFlow adds 1 to the forget gate while running; it is not in the file.
         let _ = bias.f_narrow(2, 2 * d, d)?.f_add_scalar_(1.0)?;
         bias = place(bias)?;
-        let w_p = if options.has_cell_projection() { Some(place(both("W_P_0")?)?) } else { None };
+        let w_p = if options.has_projection() { Some(place(both("W_P_0")?)?) } else { None };
         let clip = |c: Option<f64>| c.map_or(f32::INFINITY, |c| c as f32);
         Ok(Self {
             w_x: place(w_0.f_narrow(1, 0, p)?)?,
@@ -115,7 +115,7 @@ impl LstmLayer {
             // Without its own projection bilm-tf builds a plain cell, which has no projection to clip.
             clips: Clips {
                 cell: clip(lstm.cell_clip),
-                projection: clip(lstm.proj_clip.filter(|_| options.has_cell_projection())),
+                projection: clip(lstm.proj_clip.filter(|_| options.has_projection())),
             },
             fused,
         })

@@ -1,0 +1,174 @@
+//! safetensors: one header with names, types and places, then the values.
+//!
+//! Names are those of the HDF5 file. The header is parsed and checked by the `safetensors` crate
+//! (no gaps, no overlaps, the file exactly as long as the header says); values are read straight
+//! into their tensors, so reading needs the tensors and one small buffer.
+
+use std::{
+    collections::BTreeMap,
+    io::{Cursor, Read, Seek, SeekFrom},
+    path::Path,
+};
+
+use half::{bf16, f16};
+use safetensors::{
+    Dtype,
+    tensor::{Metadata, TensorInfo},
+};
+use serde::Serialize;
+
+use super::{FileKind, Loaded, Problem, Tensor, Weights, WeightsError, What, broken, finite, io, open, refuse};
+use crate::options::TensorSpec;
+
+/// Largest header that is parsed. The crate allows 100 MB, which parses into several times as much
+/// memory; a model with the most layers allowed needs less than 100 kB.
+const MAX_HEADER: u64 = 4 << 20;
+/// Bytes converted at a time.
+const BUFFER: usize = 1 << 16;
+
+/// Reads the tensors of `plan` from the bytes of a file; `path` stands in errors.
+///
+/// Values may be F32, or F16 and BF16, which float32 holds exactly. F64 is refused here: no writer
+/// of ELMo models produces it.
+///
+/// # Errors
+/// Missing, mis-shaped and mis-typed tensors are named together; a header that does not fit the file
+/// and values that are not finite are errors.
+pub fn read(bytes: &[u8], path: &Path, plan: &[TensorSpec]) -> Result<Loaded, WeightsError> {
+    read_from(&mut Cursor::new(bytes), path, plan)
+}
+
+/// As [`read`], from a file.
+///
+/// # Errors
+/// As [`read`], or what the system says.
+pub fn read_file(path: &Path, plan: &[TensorSpec]) -> Result<Loaded, WeightsError> {
+    read_from(&mut open(path)?, path, plan)
+}
+
+fn read_from<R: Read + Seek>(file: &mut R, path: &Path, plan: &[TensorSpec]) -> Result<Loaded, WeightsError> {
+    let (start, header) = header(file, path)?;
+    let tensors = header.tensors();
+    refuse(path, plan.iter().filter_map(|spec| problem(spec, tensors.get(&spec.name).copied())).collect())?;
+    let mut loaded = Loaded {
+        surplus: surplus(&header, plan),
+        metadata: header.metadata().clone().unwrap_or_default().into_iter().collect(),
+        ..Loaded::default()
+    };
+    for spec in plan {
+        let Some(info) = tensors.get(&spec.name) else { continue };
+        file.seek(SeekFrom::Start(start + info.data_offsets.0 as u64)).map_err(|e| io(path, e))?;
+        let data = values(file, info.dtype, spec.len()).map_err(|e| io(path, e))?;
+        finite(spec, &data, path)?;
+        if info.dtype != Dtype::F32 {
+            loaded.converted.push((spec.name.clone(), if info.dtype == Dtype::F16 { "float16" } else { "bfloat16" }));
+        }
+        loaded.weights.insert(spec.name.clone(), Tensor { shape: spec.shape.clone(), data });
+    }
+    Ok(loaded)
+}
+
+/// The header and where the values start.
+fn header<R: Read + Seek>(file: &mut R, path: &Path) -> Result<(u64, Metadata), WeightsError> {
+    let wrong = |reason: String| broken(path, FileKind::Safetensors, reason);
+    let length = file.seek(SeekFrom::End(0)).map_err(|e| io(path, e))?;
+    file.rewind().map_err(|e| io(path, e))?;
+    let mut size = [0; 8];
+    file.read_exact(&mut size).map_err(|e| wrong(format!("no header: {e}")))?;
+    let size = u64::from_le_bytes(size);
+    if size > MAX_HEADER.min(length.saturating_sub(8)) {
+        return Err(wrong(format!("a header of {size} bytes in a file of {length} bytes")));
+    }
+    let mut text = vec![0; size as usize];
+    file.read_exact(&mut text).map_err(|e| wrong(format!("no header: {e}")))?;
+    let header: Metadata = serde_json::from_slice(&text).map_err(|e| wrong(format!("the header: {e}")))?;
+    let expected = (8 + size).saturating_add(header.data_len() as u64);
+    if expected != length {
+        return Err(wrong(format!("the header describes {expected} bytes, the file has {length}")));
+    }
+    Ok((8 + size, header))
+}
+
+fn problem(spec: &TensorSpec, info: Option<&TensorInfo>) -> Option<Problem> {
+    let what = match info {
+        None => What::Missing { hint: "" },
+        Some(info) if info.shape != spec.shape => What::wrong_shape(spec, &info.shape),
+        Some(info) if !matches!(info.dtype, Dtype::F32 | Dtype::F16 | Dtype::BF16) => {
+            What::Type { found: info.dtype.to_string() }
+        }
+        Some(_) => return None,
+    };
+    Some(Problem { name: spec.name.clone(), what })
+}
+
+fn surplus(header: &Metadata, plan: &[TensorSpec]) -> Vec<String> {
+    let mut names = header.offset_keys();
+    names.retain(|name| plan.iter().all(|spec| spec.name != *name));
+    names.sort();
+    names
+}
+
+fn values<R: Read>(file: &mut R, dtype: Dtype, n: usize) -> std::io::Result<Vec<f32>> {
+    match dtype {
+        Dtype::F16 => converted(file, n, |b| f16::from_le_bytes(b).to_f32()),
+        Dtype::BF16 => converted(file, n, |b| bf16::from_le_bytes(b).to_f32()),
+        _ => converted(file, n, f32::from_le_bytes),
+    }
+}
+
+fn converted<R: Read, const W: usize>(
+    file: &mut R,
+    n: usize,
+    convert: fn([u8; W]) -> f32,
+) -> std::io::Result<Vec<f32>> {
+    let mut data = Vec::with_capacity(n);
+    let mut buffer = [0; BUFFER];
+    while data.len() < n {
+        let bytes = &mut buffer[..BUFFER.min((n - data.len()) * W)];
+        file.read_exact(bytes)?;
+        data.extend(bytes.as_chunks::<W>().0.iter().map(|b| convert(*b)));
+    }
+    Ok(data)
+}
+
+/// Writes every tensor as F32, in byte order of the names, with `metadata` in the header. The same
+/// input gives the same bytes.
+///
+/// The header is written here and not by the `safetensors` crate, which keeps the metadata in a hash
+/// map and so writes it in another order each time.
+///
+/// # Errors
+/// A tensor whose shape and number of values disagree.
+pub fn write(weights: &Weights, metadata: &BTreeMap<String, String>) -> Result<Vec<u8>, WeightsError> {
+    let header = write_header(weights, metadata)?;
+    let mut bytes = Vec::with_capacity(8 + header.len() + 4 * weights.parameters());
+    bytes.extend((header.len() as u64).to_le_bytes());
+    bytes.extend(header);
+    for (_, tensor) in weights.iter() {
+        bytes.extend(tensor.data.iter().flat_map(|v| v.to_le_bytes()));
+    }
+    Ok(bytes)
+}
+
+#[derive(Serialize)]
+#[serde(untagged)]
+enum Entry<'a> {
+    Metadata(&'a BTreeMap<String, String>),
+    Tensor { dtype: &'static str, shape: &'a [usize], data_offsets: (usize, usize) },
+}
+
+fn write_header(weights: &Weights, metadata: &BTreeMap<String, String>) -> Result<Vec<u8>, WeightsError> {
+    // `__metadata__` sorts after the upper-case names; readers take any order.
+    let mut entries = BTreeMap::from([("__metadata__", Entry::Metadata(metadata))]);
+    let mut start = 0;
+    for (name, tensor) in weights.iter() {
+        super::consistent(name, tensor)?;
+        let end = start + 4 * tensor.data.len();
+        entries.insert(name, Entry::Tensor { dtype: "F32", shape: &tensor.shape, data_offsets: (start, end) });
+        start = end;
+    }
+    let mut header = serde_json::to_vec(&entries).map_err(|e| WeightsError::Write { reason: e.to_string() })?;
+    // Values start at a multiple of 8, so that a memory map of the file is aligned.
+    header.resize(header.len().next_multiple_of(8), b' ');
+    Ok(header)
+}
