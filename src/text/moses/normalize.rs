@@ -1,0 +1,202 @@
+//! Moses punctuation normalisation: text to cells, each a character that the model may read with its place in the text.
+//!
+//! Of the rules of the original only those are here that can change a token. The others move white space beside
+//! characters that become tokens of their own anyway.
+
+use super::{
+    super::whitespace::is_space,
+    Cell,
+    classes::DIGIT,
+};
+
+/// No place in the text, no cell.
+const NONE: usize = usize::MAX;
+
+/// Appends the cells of `text`.
+pub(super) fn normalize(text: &str, cells: &mut Vec<Cell>) {
+    let mut reader = Reader { cells, gap: 0, lone_nbsp: NONE, joined: NONE, ascii_quote: NONE, todo: Todo::default() };
+    for (at, c) in text.char_indices() {
+        reader.read(c, at);
+    }
+    let todo = reader.todo;
+    if todo.join_quotes {
+        join_quotes(cells);
+    }
+    if todo.move_quotes || todo.join_quotes {
+        move_quotes(cells);
+    }
+    if todo.drop_controls {
+        drop_controls(cells);
+    }
+    // White space at the beginning is no neighbour to any rule.
+    if let Some(first) = cells.first_mut() {
+        first.gap = 0;
+    }
+}
+
+/// Steps that look at their neighbours and are seldom needed.
+#[derive(Clone, Copy, Default)]
+struct Todo {
+    join_quotes: bool,
+    move_quotes: bool,
+    drop_controls: bool,
+}
+
+/// Reads a text character by character. Indices are of `cells`, or [`NONE`].
+struct Reader<'a> {
+    cells: &'a mut Vec<Cell>,
+    /// Spaces that stand before the next cell.
+    gap: u8,
+    /// Place of a no-break space that is the only thing since the last cell.
+    lone_nbsp: usize,
+    /// The last digit that a joint full stop was put before.
+    joined: usize,
+    /// The last cell if it is an ASCII apostrophe or backtick without a partner.
+    ascii_quote: usize,
+    todo: Todo,
+}
+
+impl Reader<'_> {
+    fn read(&mut self, c: char, at: usize) {
+        match c {
+            'a'..='z' | 'A'..='Z' => self.push(c, at, 1),
+            ' ' => self.space(c, at),
+            ',' | '.' => self.stop(c, at, 1),
+            '\'' | '`' => self.ascii_quote(at),
+            '´' | '‘' | '‚' | '’' => self.apostrophe(at, c.len_utf8()),
+            '„' | '“' | '”' | '«' | '»' => self.push_as('"', at, c.len_utf8()),
+            '–' => self.push_as('-', at, 3),
+            '—' => self.spaced_dash(at),
+            '…' => (0..3).for_each(|_| self.stop('.', at, 3)),
+            '\r' => {}
+            _ if is_space(c) => self.space(c, at),
+            _ => self.other(c, at),
+        }
+    }
+
+    fn space(&mut self, c: char, at: usize) {
+        self.lone_nbsp = if c == '\u{a0}' && self.gap == 0 { at } else { NONE };
+        self.gap = 1;
+    }
+
+    fn other(&mut self, c: char, at: usize) {
+        self.todo.drop_controls |= c < ' ';
+        self.push(c, at, c.len_utf8());
+    }
+
+    /// A comma or full stop; a quote before it changes places with it.
+    fn stop(&mut self, c: char, at: usize, len: usize) {
+        self.todo.move_quotes |= self.touches('"');
+        self.push(c, at, len);
+    }
+
+    /// `''` (also of backticks) is a double quote with space around.
+    fn ascii_quote(&mut self, at: usize) {
+        let last = self.cells.len().wrapping_sub(1);
+        if self.gap > 0 || last == NONE || self.ascii_quote != last {
+            self.apostrophe(at, 1);
+            self.ascii_quote = self.cells.len() - 1;
+            return;
+        }
+        let cell = &mut self.cells[last];
+        *cell = Cell { gap: 1, ..Cell::new('"', cell.start as usize, at + 1) };
+        self.ascii_quote = NONE;
+        self.gap = 1;
+    }
+
+    /// Any apostrophe or single quote. Two in a row are a double quote, but only once all of [`Self::ascii_quote`] are
+    /// paired: of `’''` the last two are a pair.
+    fn apostrophe(&mut self, at: usize, len: usize) {
+        self.todo.join_quotes |= self.touches('\'');
+        self.push_as('\'', at, len);
+    }
+
+    fn spaced_dash(&mut self, at: usize) {
+        self.gap = 1;
+        self.push_as('-', at, 3);
+        self.gap = 1;
+    }
+
+    /// Whether the last cell is a `c`, with nothing between it and what comes now.
+    fn touches(&self, c: char) -> bool {
+        self.gap == 0 && self.cells.last().is_some_and(|last| last.c == c)
+    }
+
+    fn push_as(&mut self, c: char, at: usize, len: usize) {
+        self.push(c, at, len);
+    }
+
+    fn push(&mut self, c: char, at: usize, len: usize) {
+        let mut cell = Cell::new(c, at, at + len);
+        if self.lone_nbsp != NONE {
+            self.join_digits(cell.class);
+        }
+        cell.gap = self.gap;
+        self.gap = 0;
+        self.cells.push(cell);
+    }
+
+    /// A no-break space between two digits is a full stop; a digit can be joined on one side only.
+    fn join_digits(&mut self, next: u8) {
+        let last = self.cells.len().wrapping_sub(1);
+        let joins = next & self.cells.last().map_or(0, |last| last.class) & DIGIT != 0 && self.joined != last;
+        if joins {
+            self.cells.push(Cell::new('.', self.lone_nbsp, self.lone_nbsp + 2));
+            self.gap = 0;
+            self.joined = last + 2;
+        }
+        self.lone_nbsp = NONE;
+    }
+}
+
+/// Two apostrophes in a row become one double quote.
+fn join_quotes(cells: &mut Vec<Cell>) {
+    cells.dedup_by(|next, last| {
+        let joins = last.c == '\'' && next.c == '\'' && next.gap == 0;
+        if joins {
+            *last = Cell { gap: last.gap, ..Cell::new('"', last.start as usize, next.end as usize) };
+        }
+        joins
+    });
+}
+
+/// A double quote changes places with the commas and full stops that touch it: `",` is read as `,"`.
+///
+/// Only what is read changes places. The places in the text stay in order, and so do the tokens.
+fn move_quotes(cells: &mut [Cell]) {
+    let mut from = 0;
+    while from < cells.len() {
+        let run = 1 + cells[from + 1..].iter().take_while(|c| c.gap == 0 && matches!(c.c, ',' | '.')).count();
+        if cells[from].c == '"' && run > 1 {
+            move_quote(&mut cells[from..from + run]);
+            from += run;
+        } else {
+            from += 1;
+        }
+    }
+}
+
+/// Moves the first cell, a quote, to the end. Each of the others gets the place before its own; where one character of
+/// the text became several cells (an ellipsis), they stay together.
+fn move_quote(cells: &mut [Cell]) {
+    let (quote, gap) = (cells[0], cells[0].gap);
+    let (mut place, mut own) = (quote.place(), cells[1].place());
+    for i in 1..cells.len() {
+        if cells[i].place() != own {
+            (place, own) = (own, cells[i].place());
+        }
+        cells[i - 1] = Cell { start: place.0, end: place.1, ..cells[i] };
+    }
+    cells[0].gap = gap;
+    cells[cells.len() - 1] = Cell { start: own.0, end: own.1, gap: 0, ..quote };
+}
+
+/// Drops the control characters of ASCII, without a space in their stead.
+fn drop_controls(cells: &mut Vec<Cell>) {
+    let mut gap = 0;
+    cells.retain_mut(|cell| {
+        cell.gap = 2.min(cell.gap + gap);
+        gap = if cell.c < ' ' { cell.gap } else { 0 };
+        cell.c >= ' '
+    });
+}
