@@ -11,7 +11,7 @@ use std::{
 };
 
 use arrow::{
-    array::{Array, ArrayRef, BooleanArray, StringArray},
+    array::{ArrayRef, BooleanArray, StringArray},
     datatypes::Field,
 };
 
@@ -275,7 +275,11 @@ struct Request {
 enum RowPlan {
     Null,
     /// `sentences[first..first + places.len()]`, and where their kept tokens stand in the text.
-    Sentences { first: usize, places: Vec<Vec<Place>>, truncated: bool },
+    Sentences {
+        first: usize,
+        places: Vec<Vec<Place>>,
+        truncated: bool,
+    },
     Huge,
     Bad(String),
 }
@@ -375,8 +379,7 @@ impl Cutter<'_> {
             self.push_carried(&[], cut);
         }
         for tokens in sentences {
-            let tokens: Vec<_> =
-                tokens.iter().map(|t| (t.read(text), t.start as u32, t.end as u32)).collect();
+            let tokens: Vec<_> = tokens.iter().map(|t| (t.read(text), t.start as u32, t.end as u32)).collect();
             self.sentence(&tokens, carried, cut)?;
         }
         Ok(())
@@ -635,7 +638,7 @@ fn word_at(text: &str, place: &Place) -> Box<str> {
 struct HugeText<'r> {
     inner: &'r Inner,
     text: &'r str,
-    sentences: Box<dyn Iterator<Item = Vec<text::Token>> + 'r>,
+    sentences: Box<dyn Iterator<Item = Vec<text::Token>> + Send + 'r>,
     joiner: Option<Joiner>,
     tokens: TokenRow,
     places: Vec<Vec<Place>>,
@@ -673,8 +676,7 @@ impl<'r> HugeText<'r> {
         let mut cut = Cut { places: Vec::new(), truncated: false, sentence: self.sentence };
         while cutter.sentences.len() < HUGE_PIECE {
             let Some(tokens) = self.sentences.next() else { break };
-            let tokens: Vec<_> =
-                tokens.iter().map(|t| (t.read(self.text), t.start as u32, t.end as u32)).collect();
+            let tokens: Vec<_> = tokens.iter().map(|t| (t.read(self.text), t.start as u32, t.end as u32)).collect();
             if let Err(reason) = cutter.sentence(&tokens, false, &mut cut) {
                 self.bad = Some(reason);
                 return None;

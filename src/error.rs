@@ -4,7 +4,9 @@ use std::path::{Path, PathBuf};
 
 use thiserror::Error;
 
-use crate::{model::DeviceError, model_dir::ModelDirError, options::OptionsError, spec::SpecError, weights::WeightsError};
+use crate::{
+    model::DeviceError, model_dir::ModelDirError, options::OptionsError, spec::SpecError, weights::WeightsError,
+};
 
 /// Any error of this crate.
 #[derive(Debug, Error)]

@@ -102,11 +102,7 @@ impl VectorType {
                 Field::new("tokens", DataType::List(self.token_item()), true).with_metadata(metadata)
             }
         };
-        vec![
-            vectors,
-            Field::new("truncated", DataType::Boolean, false),
-            Field::new("error", DataType::Utf8, true),
-        ]
+        vec![vectors, Field::new("truncated", DataType::Boolean, false), Field::new("error", DataType::Utf8, true)]
     }
 
     /// Vectors laid out one after the other, as their Arrow type. Where `valid` says NULL the values are zeros.

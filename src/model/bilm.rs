@@ -220,11 +220,7 @@ impl BiLm {
 
     /// Another handle on the same tensors, for another thread.
     pub fn share(&self) -> Self {
-        Self {
-            char_cnn: self.char_cnn.share(),
-            layers: self.layers.iter().map(LstmLayer::share).collect(),
-            ..*self
-        }
+        Self { char_cnn: self.char_cnn.share(), layers: self.layers.iter().map(LstmLayer::share).collect(), ..*self }
     }
 
     /// Where it runs.
@@ -263,7 +259,12 @@ impl BiLm {
         let lengths: Vec<usize> = sentences.iter().map(Vec::len).collect();
         let packing = Packing::new(&lengths);
         let half = self.projection_dim as i64;
-        let table = tensors::upload(table, &[(table.len() / self.projection_dim) as i64, half], self.kind, self.device.torch())?;
+        let table = tensors::upload(
+            table,
+            &[(table.len() / self.projection_dim) as i64, half],
+            self.kind,
+            self.device.torch(),
+        )?;
         let [forward, backward] = packing.gather(sentences, 0);
         let read = |ids: &[i64]| -> Result<Tensor, DeviceError> {
             Ok(table.f_index_select(0, &tensors::index(ids, self.device.torch())?)?)

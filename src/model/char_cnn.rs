@@ -94,8 +94,7 @@ impl CharCnn {
         for (i, filter) in cnn.filters.iter().enumerate() {
             let rows = (filter.width * cnn.embedding_dim) as i64;
             let weight = load(&format!("CNN/W_cnn_{i}"))?.f_reshape([rows, filter.n as i64])?;
-            convolutions
-                .push(Convolution { width: filter.width, linear: linear(weight, &format!("CNN/b_cnn_{i}"))? });
+            convolutions.push(Convolution { width: filter.width, linear: linear(weight, &format!("CNN/b_cnn_{i}"))? });
         }
         let mut highways = Vec::with_capacity(cnn.n_highway);
         for k in 0..cnn.n_highway {
@@ -183,7 +182,8 @@ impl CharCnn {
         let longest = group.iter().map(|&w| words.used[w]).max().unwrap_or(0);
         let ids = Tensor::f_from_slice(&ids)?.f_to_device(self.device)?;
         // [G * M, C] -> [G, M * C]
-        let characters = self.embedding.f_index_select(0, &ids)?.f_view([rows as i64, (m * self.embedding_dim) as i64])?;
+        let characters =
+            self.embedding.f_index_select(0, &ids)?.f_view([rows as i64, (m * self.embedding_dim) as i64])?;
         let mut features = Vec::with_capacity(self.convolutions.len());
         for convolution in &self.convolutions {
             features.push(self.convolve(convolution, &characters, rows, longest)?);

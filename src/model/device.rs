@@ -96,7 +96,9 @@ fn cuda(which: Option<usize>) -> Result<Vec<DeviceName>, DeviceError> {
         let found = match cuda_library() {
             CudaLibrary::Absent => "this libtorch has no CUDA part (TORCH=cuda make libtorch fetches it)".to_owned(),
             CudaLibrary::Broken(why) => format!("the CUDA part of libtorch does not load: {why}"),
-            CudaLibrary::Open => "libtorch sees no CUDA device (driver missing, or CUDA_VISIBLE_DEVICES hides it)".to_owned(),
+            CudaLibrary::Open => {
+                "libtorch sees no CUDA device (driver missing, or CUDA_VISIBLE_DEVICES hides it)".to_owned()
+            }
         };
         return Err(DeviceError::Missing { asked, found });
     }
@@ -186,10 +188,7 @@ mod tests {
     #[test]
     fn device_words() {
         assert_eq!(parse_devices("auto"), Ok(vec![DeviceChoice::Auto]));
-        assert_eq!(
-            parse_devices("cuda:0,3"),
-            Ok(vec![DeviceChoice::Cuda(Some(0)), DeviceChoice::Cuda(Some(3))])
-        );
+        assert_eq!(parse_devices("cuda:0,3"), Ok(vec![DeviceChoice::Cuda(Some(0)), DeviceChoice::Cuda(Some(3))]));
         for wrong in ["", "gpu", "cuda:", "cuda:x", "cuda:1,1", "cpu,cuda"] {
             assert!(parse_devices(wrong).is_err(), "{wrong}");
         }

@@ -21,7 +21,9 @@ mod tensors;
 use thiserror::Error;
 
 pub use bilm::{Activations, BiLm, LayerValues, StartState};
-pub use device::{DeviceChoice, DeviceName, cuda_devices, libtorch_version, parse_devices, resolve_devices, set_up_cpu};
+pub use device::{
+    DeviceChoice, DeviceName, cuda_devices, libtorch_version, parse_devices, resolve_devices, set_up_cpu,
+};
 pub use precision::Precision;
 pub use self_test::{SelfTest, matmul_ceiling, self_test};
 

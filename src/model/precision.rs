@@ -42,9 +42,7 @@ impl FromStr for Precision {
         match s {
             "f32" => Ok(Self::F32),
             "bf16" => Ok(Self::Bf16),
-            _ => {
-                Err(SpecError::Value { option: "precision", value: s.to_owned(), legal: Self::WORDS.to_vec() })
-            }
+            _ => Err(SpecError::Value { option: "precision", value: s.to_owned(), legal: Self::WORDS.to_vec() }),
         }
     }
 }

@@ -28,7 +28,8 @@ impl SelfTest {
 
 /// Runs sentences alone, together, reversed and in odd groups, and compares every vector.
 pub fn self_test(model: &BiLm) -> Result<SelfTest, DeviceError> {
-    let words: Vec<String> = (0..97).map(|i| format!("w{}", "abcdefghijkl".repeat(1 + i % 4).split_at(i % 12).0)).collect();
+    let words: Vec<String> =
+        (0..97).map(|i| format!("w{}", "abcdefghijkl".repeat(1 + i % 4).split_at(i % 12).0)).collect();
     let words: Vec<&str> = words.iter().map(String::as_str).collect();
     let sentences: Vec<Vec<i64>> =
         (0..40_i64).map(|s| (0..1 + (s * 7) % 23).map(|t| (s * 31 + t * 17) % words.len() as i64).collect()).collect();
@@ -39,7 +40,8 @@ pub fn self_test(model: &BiLm) -> Result<SelfTest, DeviceError> {
         let other = run_in_batches(model, &words, &sentences, size)?;
         for (a, b) in expected.iter().zip(&other) {
             for (x, y) in a.iter().zip(b) {
-                largest = largest.max(if x.to_bits() == y.to_bits() { 0.0 } else { (x - y).abs().max(f32::MIN_POSITIVE) });
+                largest =
+                    largest.max(if x.to_bits() == y.to_bits() { 0.0 } else { (x - y).abs().max(f32::MIN_POSITIVE) });
             }
         }
     }
@@ -133,13 +135,13 @@ fn product_rate(k: i64, n: i64, threads: usize, seconds: f64) -> Result<f64, Dev
         let a = Tensor::f_rand([ROWS, k], options)?;
         let b = Tensor::f_rand([k, n], options)?;
         let out = Tensor::f_empty([ROWS, n], options)?;
-        a.f_mm_out(&out, &b)?;
+        let _ = a.f_mm_out(&out, &b)?;
         barrier.wait();
         let started = Instant::now();
         let mut laps = Vec::new();
         while laps.is_empty() || started.elapsed().as_secs_f64() < seconds {
             let lap = Instant::now();
-            a.f_mm_out(&out, &b)?;
+            let _ = a.f_mm_out(&out, &b)?;
             laps.push(lap.elapsed().as_secs_f64());
         }
         laps.sort_by(f64::total_cmp);

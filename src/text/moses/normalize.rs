@@ -3,11 +3,7 @@
 //! Of the rules of the original only those are here that can change a token. The others move white space beside
 //! characters that become tokens of their own anyway.
 
-use super::{
-    super::whitespace::is_space,
-    Cell,
-    classes::DIGIT,
-};
+use super::{super::whitespace::is_space, Cell, classes::DIGIT};
 
 /// No place in the text, no cell.
 const NONE: usize = usize::MAX;
