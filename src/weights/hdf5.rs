@@ -259,6 +259,9 @@ fn unreadable(error: H5Error) -> What {
     match error {
         H5Error::Format(FormatError::UnsupportedExternalStorage) => What::ExternalStorage,
         H5Error::Format(FormatError::UnsupportedVirtualLayout) => What::Virtual,
+        H5Error::Format(FormatError::InvalidLayoutVersion(version)) => What::Broken(format!(
+            "storage of version {version} is newer than HDF5 1.14; write the file with libver=\"v114\", or unpacked"
+        )),
         H5Error::Format(FormatError::UnsupportedFilter(id)) => What::Filter { name: id.to_string() },
         e => What::Broken(e.to_string()),
     }

@@ -22,12 +22,19 @@ use thiserror::Error;
 use crate::options::TensorSpec;
 
 /// A tensor in float32.
-#[derive(Debug, Clone, PartialEq)]
+#[derive(Clone, PartialEq)]
 pub struct Tensor {
     /// Dimensions, the slowest first.
     pub shape: Vec<usize>,
     /// Values in row-major order.
     pub data: Vec<f32>,
+}
+
+/// The shape and a few values: models have millions, and a message must not.
+impl fmt::Debug for Tensor {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Tensor {:?} {:?}..", self.shape, &self.data[..self.data.len().min(3)])
+    }
 }
 
 /// The tensors of a model by name; names are the paths of the bilm-tf HDF5 file, such as
