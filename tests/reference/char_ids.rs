@@ -13,7 +13,7 @@ const WORD_PADDING: u16 = 260;
 ///
 /// A word longer than `max - 2` *bytes* is cut there, even inside a character; the end mark stays.
 /// `<S>` and `</S>` are one special character each, wherever they stand.
-pub fn char_ids(word: &str, max: usize) -> Vec<u16> {
+pub(crate) fn char_ids(word: &str, max: usize) -> Vec<u16> {
     let characters: Vec<u16> = match word {
         "<S>" => vec![SENTENCE_BEGIN],
         "</S>" => vec![SENTENCE_END],

@@ -9,22 +9,22 @@ const FORGET_BIAS: f64 = 1.0;
 
 /// What one cell remembers between two steps.
 #[derive(Debug, Clone, PartialEq)]
-pub struct CellState {
+pub(crate) struct CellState {
     /// Projected output, before the residual is added: `(P,)`.
-    pub h: Vec<f64>,
+    pub(crate) h: Vec<f64>,
     /// Memory, clipped: `(D,)`.
-    pub c: Vec<f64>,
+    pub(crate) c: Vec<f64>,
 }
 
 /// One direction over one sequence.
-pub struct StackRun {
+pub(crate) struct StackRun {
     /// `[layer - 1][position][P]`: the outputs of the LSTM layers, residual included.
-    pub outputs: Vec<Vec<Vec<f64>>>,
+    pub(crate) outputs: Vec<Vec<Vec<f64>>>,
     /// State of each layer after the last position that was read.
-    pub end: Vec<CellState>,
+    pub(crate) end: Vec<CellState>,
 }
 
-pub struct Stack<'a> {
+pub(crate) struct Stack<'a> {
     options: &'a LstmOptions,
     cells: Vec<Cell<'a>>,
 }
@@ -40,7 +40,7 @@ struct Cell<'a> {
 }
 
 impl<'a> Stack<'a> {
-    pub fn new(options: &'a LstmOptions, direction: usize, weights: &'a Weights) -> Self {
+    pub(crate) fn new(options: &'a LstmOptions, direction: usize, weights: &'a Weights) -> Self {
         let (p, d) = (options.projection_dim, options.dim);
         assert!(p <= d, "projection_dim {p} above dim {d}: layers would differ in width");
         let cell = |layer: usize| {
@@ -55,13 +55,13 @@ impl<'a> Stack<'a> {
         Self { options, cells: (0..options.n_layers).map(cell).collect() }
     }
 
-    pub fn zero_state(&self) -> Vec<CellState> {
+    pub(crate) fn zero_state(&self) -> Vec<CellState> {
         let zeros = CellState { h: vec![0.0; self.options.projection_dim], c: vec![0.0; self.options.dim] };
         vec![zeros; self.cells.len()]
     }
 
     /// Layer after layer, each over the whole sequence: input `(n, P)` in reading order.
-    pub fn run(&self, input: &[Vec<f64>], start: &[CellState]) -> StackRun {
+    pub(crate) fn run(&self, input: &[Vec<f64>], start: &[CellState]) -> StackRun {
         assert_eq!(start.len(), self.cells.len(), "one state per layer");
         let mut run = StackRun { outputs: Vec::new(), end: Vec::new() };
         let mut x = input.to_vec();

@@ -3,7 +3,7 @@
 //! Loops over slices, one word and one time step after the other, no padding, no batching, no
 //! tensor library. Nothing here calls the code under test; only its plain types for options and
 //! weights come in. A second program, `golden.py` beside this file, computes the same with padded
-//! batches in numpy; `tests/golden.rs` holds both against each other.
+//! batches in numpy; `tests/golden` holds both against each other.
 //!
 //! Read in this order: `char_ids.rs` (word -> ids), `token_layer.rs` (ids -> token vector),
 //! `lstm.rs` (one direction), this file (sentences, boundaries, states), `vectors.rs` (layers -> one
@@ -23,35 +23,35 @@
 
 mod char_ids;
 mod lstm;
-pub mod seeded;
+pub(crate) mod seeded;
 mod token_layer;
-pub mod vectors;
+pub(crate) mod vectors;
 
 use elmo::{
     options::ModelOptions,
     weights::{Tensor, Weights},
 };
 
-pub use char_ids::char_ids;
-pub use lstm::CellState;
+pub(crate) use char_ids::char_ids;
+pub(crate) use lstm::CellState;
 use lstm::{Stack, StackRun};
 use token_layer::TokenLayer;
 
 /// The layers of one sentence: `[layer][token * 2P + dimension]`.
-pub type Layers = Vec<Vec<f64>>;
+pub(crate) type Layers = Vec<Vec<f64>>;
 
 /// Reading left to right.
-pub const FORWARD: usize = 0;
+pub(crate) const FORWARD: usize = 0;
 /// Reading right to left.
-pub const BACKWARD: usize = 1;
+pub(crate) const BACKWARD: usize = 1;
 
 /// What the two stacks remember: `[direction][layer]`.
 #[derive(Debug, Clone, PartialEq)]
-pub struct LstmState(pub [Vec<CellState>; 2]);
+pub(crate) struct LstmState(pub(crate) [Vec<CellState>; 2]);
 
 /// From which state the sentences of a series of batches start.
 #[derive(Debug, Clone, PartialEq)]
-pub enum StartState {
+pub(crate) enum StartState {
     /// Zeros, for every sentence.
     Zero,
     /// The same given state, for every sentence.
@@ -62,22 +62,22 @@ pub enum StartState {
 }
 
 /// One sentence, read.
-pub struct SentenceRun {
+pub(crate) struct SentenceRun {
     /// The layers of the kept positions.
-    pub layers: Layers,
+    pub(crate) layers: Layers,
     /// Forward: the state after `</S>`; backward: the state after `<S>`.
-    pub end: LstmState,
+    pub(crate) end: LstmState,
 }
 
 /// A biLM in float64. Borrows the float32 weights and widens each number when it is used.
-pub struct Reference<'a> {
+pub(crate) struct Reference<'a> {
     token_layer: TokenLayer<'a>,
     stacks: [Stack<'a>; 2],
 }
 
 impl<'a> Reference<'a> {
     /// Looks every tensor up by its name; panics when one is missing or has another shape than the options say.
-    pub fn new(options: &'a ModelOptions, weights: &'a Weights) -> Self {
+    pub(crate) fn new(options: &'a ModelOptions, weights: &'a Weights) -> Self {
         Self {
             token_layer: TokenLayer::new(&options.char_cnn, options.lstm.projection_dim, weights),
             stacks: [Stack::new(&options.lstm, FORWARD, weights), Stack::new(&options.lstm, BACKWARD, weights)],
@@ -85,12 +85,12 @@ impl<'a> Reference<'a> {
     }
 
     /// All layers of one sentence from state zero, boundaries removed: `[layer][token * 2P + dimension]`.
-    pub fn layers<S: AsRef<str>>(&self, words: &[S]) -> Layers {
+    pub(crate) fn layers<S: AsRef<str>>(&self, words: &[S]) -> Layers {
         self.sentence(words, &self.zero_state(), false).layers
     }
 
     /// Batches in order: `[batch][sentence]`. Only with [`StartState::Carry`] does one batch influence the next.
-    pub fn run<S: AsRef<str>>(
+    pub(crate) fn run<S: AsRef<str>>(
         &self,
         batches: &[Vec<Vec<S>>],
         start: &StartState,
@@ -126,7 +126,7 @@ impl<'a> Reference<'a> {
     }
 
     /// One sentence from any state. An empty one still reads `<S> </S>`, and so changes the state.
-    pub fn sentence<S: AsRef<str>>(&self, words: &[S], start: &LstmState, boundaries: bool) -> SentenceRun {
+    pub(crate) fn sentence<S: AsRef<str>>(&self, words: &[S], start: &LstmState, boundaries: bool) -> SentenceRun {
         let tokens = self.token_vectors(words);
         let forward = self.read(FORWARD, &tokens, start);
         let backward = self.read(BACKWARD, &tokens, start);
@@ -142,7 +142,7 @@ impl<'a> Reference<'a> {
 
     /// One direction over token vectors, from `start`'s state of that direction. The backward stack
     /// reads the last token first; its outputs come back in the order of the text.
-    pub fn read(&self, direction: usize, tokens: &[Vec<f64>], start: &LstmState) -> StackRun {
+    pub(crate) fn read(&self, direction: usize, tokens: &[Vec<f64>], start: &LstmState) -> StackRun {
         let mut input = tokens.to_vec();
         if direction == BACKWARD {
             input.reverse();
@@ -155,14 +155,14 @@ impl<'a> Reference<'a> {
     }
 
     /// The token vectors of `<S> words.. </S>`: `(n + 2, P)`.
-    pub fn token_vectors<S: AsRef<str>>(&self, words: &[S]) -> Vec<Vec<f64>> {
+    pub(crate) fn token_vectors<S: AsRef<str>>(&self, words: &[S]) -> Vec<Vec<f64>> {
         let words = words.iter().map(AsRef::as_ref);
         let bounded = ["<S>"].into_iter().chain(words).chain(["</S>"]);
         bounded.map(|word| self.token_layer.vector(word)).collect()
     }
 
     /// Zeros for every cell.
-    pub fn zero_state(&self) -> LstmState {
+    pub(crate) fn zero_state(&self) -> LstmState {
         LstmState([self.stacks[FORWARD].zero_state(), self.stacks[BACKWARD].zero_state()])
     }
 }

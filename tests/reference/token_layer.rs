@@ -10,7 +10,7 @@ use super::{add_scaled, affine, char_ids, sigmoid, tensor};
 /// Rows of the stored character table; the zero row for padding tokens is not stored.
 const STORED_CHARACTERS: usize = 261;
 
-pub struct TokenLayer<'a> {
+pub(crate) struct TokenLayer<'a> {
     options: &'a CharCnnOptions,
     /// `(261, C)`; id `i` is row `i - 1`.
     char_embed: &'a [f32],
@@ -37,7 +37,7 @@ struct Highway<'a> {
 }
 
 impl<'a> TokenLayer<'a> {
-    pub fn new(options: &'a CharCnnOptions, projection_dim: usize, weights: &'a Weights) -> Self {
+    pub(crate) fn new(options: &'a CharCnnOptions, projection_dim: usize, weights: &'a Weights) -> Self {
         let c = options.embedding_dim;
         let f = options.filters.iter().map(|filter| filter.n).sum();
         let convolution = |(i, &filter): (usize, &Filter)| Convolution {
@@ -65,7 +65,7 @@ impl<'a> TokenLayer<'a> {
     }
 
     /// The token vector of one word: `(P,)`.
-    pub fn vector(&self, word: &str) -> Vec<f64> {
+    pub(crate) fn vector(&self, word: &str) -> Vec<f64> {
         let ids = char_ids(word, self.options.max_characters_per_token);
         let characters: Vec<&[f32]> = ids.iter().map(|&id| self.embedding(id)).collect(); // (M, C)
 

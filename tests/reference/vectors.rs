@@ -7,7 +7,7 @@ const NORM_EPS: f64 = 1e-12;
 
 /// How token vectors become one vector.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Pooling {
+pub(crate) enum Pooling {
     Mean,
     Max,
     First,
@@ -17,7 +17,7 @@ pub enum Pooling {
 }
 
 /// Plain mean of the layers: `(n * 2P,)`.
-pub fn average(layers: &Layers) -> Vec<f64> {
+pub(crate) fn average(layers: &Layers) -> Vec<f64> {
     let mut out = vec![0.0; layers[0].len()];
     for layer in layers {
         out.iter_mut().zip(layer).for_each(|(out, x)| *out += x / layers.len() as f64);
@@ -26,17 +26,17 @@ pub fn average(layers: &Layers) -> Vec<f64> {
 }
 
 /// The highest layer: `(n * 2P,)`.
-pub fn top(layers: &Layers) -> Vec<f64> {
+pub(crate) fn top(layers: &Layers) -> Vec<f64> {
     layers[layers.len() - 1].clone()
 }
 
 /// The token layer: `(n * 2P,)`.
-pub fn token(layers: &Layers) -> Vec<f64> {
+pub(crate) fn token(layers: &Layers) -> Vec<f64> {
     layers[0].clone()
 }
 
 /// All layers of a token one after the other, layer 0 first: `(n * (L + 1) * 2P,)`.
-pub fn all(layers: &Layers, width: usize) -> Vec<f64> {
+pub(crate) fn all(layers: &Layers, width: usize) -> Vec<f64> {
     let n = layers[0].len() / width;
     let mut out = Vec::new();
     for token in 0..n {
@@ -52,7 +52,7 @@ pub fn all(layers: &Layers, width: usize) -> Vec<f64> {
 /// With `layer_norm` each layer is first brought to mean 0 and variance 1 over all positions and
 /// dimensions given here, that is over one sentence; published programs take the whole batch, which would
 /// make a vector depend on its neighbours.
-pub fn mix(layers: &Layers, scalars: &[f32], gamma: f32, layer_norm: bool) -> Vec<f64> {
+pub(crate) fn mix(layers: &Layers, scalars: &[f32], gamma: f32, layer_norm: bool) -> Vec<f64> {
     assert_eq!(scalars.len(), layers.len(), "one scalar per layer");
     let mut out = vec![0.0; layers[0].len()];
     for (weight, layer) in softmax(scalars).into_iter().zip(layers) {
@@ -80,7 +80,7 @@ fn normalized(layer: &[f64]) -> Vec<f64> {
 /// Tokens `(n * width,)` to one vector `(width,)`; none of no tokens. Only real tokens may be given.
 ///
 /// `width` is a multiple of `2P`: for [`all`] every layer is pooled by itself, so `ends` needs `half = P`.
-pub fn pool(tokens: &[f64], width: usize, half: usize, pooling: Pooling) -> Option<Vec<f64>> {
+pub(crate) fn pool(tokens: &[f64], width: usize, half: usize, pooling: Pooling) -> Option<Vec<f64>> {
     let rows: Vec<&[f64]> = tokens.chunks_exact(width).collect();
     let (first, last) = (*rows.first()?, *rows.last()?);
     Some(match pooling {
@@ -88,7 +88,7 @@ pub fn pool(tokens: &[f64], width: usize, half: usize, pooling: Pooling) -> Opti
         Pooling::Max => per_dimension(width, |k| rows.iter().map(|row| row[k]).fold(f64::NEG_INFINITY, f64::max)),
         Pooling::First => first.to_vec(),
         Pooling::Last => last.to_vec(),
-        Pooling::Ends => per_dimension(width, |k| if (k / half) % 2 == 0 { last[k] } else { first[k] }),
+        Pooling::Ends => per_dimension(width, |k| if (k / half).is_multiple_of(2) { last[k] } else { first[k] }),
     })
 }
 
@@ -97,7 +97,7 @@ fn per_dimension(width: usize, value: impl Fn(usize) -> f64) -> Vec<f64> {
 }
 
 /// The vector at Euclidean length 1; zeros stay zeros.
-pub fn l2(vector: &[f64]) -> Vec<f64> {
+pub(crate) fn l2(vector: &[f64]) -> Vec<f64> {
     let length = vector.iter().map(|x| x * x).sum::<f64>().sqrt();
     if length == 0.0 {
         return vector.to_vec();
