@@ -104,7 +104,7 @@ pub(crate) struct Wanted {
     how: Value,
     pub(crate) vector: Vec<f64>,
     /// The same at length 1.
-    pub l2: Vec<f64>,
+    pub(crate) l2: Vec<f64>,
 }
 
 pub(crate) fn vectors() -> Vectors {

@@ -24,7 +24,7 @@ use files::{Case, Expected, Values};
 const AGREEMENT: f64 = 1e-12;
 
 /// A biLM that computes in float32, under test.
-pub trait Engine {
+pub(crate) trait Engine {
     /// Batches in order, the first from a fresh start: `[batch][sentence][layer][token * 2P + dimension]`.
     fn run(&self, batches: &[Vec<Vec<String>>], start: &StartState, boundaries: bool) -> Vec<Vec<Vec<Vec<f32>>>>;
 }
