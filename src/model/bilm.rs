@@ -32,7 +32,7 @@ impl StartState {
 
     /// This state after a batch left `last` behind: rows of sentences that ran are replaced, others stay
     /// (AllenNLP `_EncoderBase._update_states`).
-    pub(crate) fn replaced_by(&self, last: &Self) -> Result<Self, DeviceError> {
+    pub fn replaced_by(&self, last: &Self) -> Result<Self, DeviceError> {
         let join = |old: &Tensor, new: &Tensor| -> Result<Tensor, DeviceError> {
             let (had, ran) = (if self.per_sentence { old.size()[1] } else { 0 }, new.size()[1]);
             if had <= ran {
@@ -290,7 +290,7 @@ impl BiLm {
     }
 
     /// A constant state from what [`StartState::numbers`] gave.
-    pub(crate) fn state_from_numbers(&self, numbers: &[f32]) -> Result<StartState, DeviceError> {
+    pub fn state_from_numbers(&self, numbers: &[f32]) -> Result<StartState, DeviceError> {
         let mut rest = numbers;
         let mut take = |dim: usize| -> Result<Tensor, DeviceError> {
             let short = || DeviceError::Torch { message: "a start state of another model".to_owned() };

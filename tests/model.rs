@@ -1,0 +1,108 @@
+//! The model and the engine against independent judges: the plain float64 reference, the golden files,
+//! hand calculation, and properties that must hold for every input.
+
+#![allow(clippy::unwrap_used, clippy::expect_used)]
+
+#[path = "golden/mod.rs"]
+mod golden;
+#[path = "hostile_weights.rs"]
+mod hostile_weights;
+#[path = "properties.rs"]
+mod properties;
+#[path = "reference/mod.rs"]
+mod reference;
+
+use elmo::{
+    chars::{BEGIN_SENTENCE_TOKEN, END_SENTENCE_TOKEN},
+    model::{BiLm, DeviceName, Precision},
+    options::ModelOptions,
+    weights::Weights,
+};
+use golden::{Engine, check_engine};
+use reference::{LstmState, StartState};
+
+/// The model as the engine's device threads drive it.
+struct Model {
+    bilm: BiLm,
+}
+
+impl Model {
+    fn fused(options: &ModelOptions, weights: &Weights) -> Self {
+        Self { bilm: BiLm::new(options, weights, DeviceName::Cpu, Precision::F32).unwrap() }
+    }
+
+    fn in_torch(options: &ModelOptions, weights: &Weights) -> Self {
+        let bilm = BiLm::with_torch_operations(options, weights, DeviceName::Cpu, Precision::F32).unwrap();
+        Self { bilm }
+    }
+
+    /// One state for every sentence, as the flat numbers that the model takes: layer by layer, `h` then `c`,
+    /// forward before backward.
+    fn given(&self, state: &LstmState) -> elmo::model::StartState {
+        let mut numbers = Vec::new();
+        for layer in 0..state.0[0].len() {
+            for direction in &state.0 {
+                numbers.extend(direction[layer].h.iter().map(|&v| v as f32));
+            }
+            for direction in &state.0 {
+                numbers.extend(direction[layer].c.iter().map(|&v| v as f32));
+            }
+        }
+        self.bilm.state_from_numbers(&numbers).unwrap()
+    }
+}
+
+impl Engine for Model {
+    fn run(&self, batches: &[Vec<Vec<String>>], start: &StartState, boundaries: bool) -> Vec<Vec<Vec<Vec<f32>>>> {
+        let mut state = match start {
+            StartState::Zero | StartState::Carry => self.bilm.zero_state().unwrap(),
+            StartState::Given(given) => self.given(given),
+        };
+        let mut results = Vec::new();
+        for batch in batches {
+            let sentences: Vec<Vec<&str>> = batch
+                .iter()
+                .map(|s| {
+                    let words = s.iter().map(String::as_str);
+                    [BEGIN_SENTENCE_TOKEN].into_iter().chain(words).chain([END_SENTENCE_TOKEN]).collect()
+                })
+                .collect();
+            let mut words: Vec<&str> = sentences.concat();
+            words.sort_unstable();
+            words.dedup();
+            let table = self.bilm.token_vectors(&words).unwrap();
+            let ids: Vec<Vec<i64>> =
+                sentences.iter().map(|s| s.iter().map(|w| words.binary_search(w).unwrap() as i64).collect()).collect();
+            let run = self.bilm.run(&table, &ids, &state, true).unwrap();
+            let kept = |n: usize| if boundaries { 0..n } else { 1..n - 1 };
+            let layers: Vec<_> = (0..run.n_layers()).map(|k| run.combine(&[(k, 1.0)]).unwrap()).collect();
+            let sentence = |s: usize| -> Vec<Vec<f32>> {
+                let of_layer = |layer: &elmo::model::LayerValues| {
+                    let mut all = Vec::new();
+                    let mut token = vec![0.0; layer.width()];
+                    for i in kept(ids[s].len()) {
+                        layer.token(&run, s, i, &mut token);
+                        all.extend_from_slice(&token);
+                    }
+                    all
+                };
+                layers.iter().map(of_layer).collect()
+            };
+            results.push((0..batch.len()).map(sentence).collect());
+            if matches!(start, StartState::Carry) {
+                state = state.replaced_by(&run.into_last().unwrap().unwrap()).unwrap();
+            }
+        }
+        results
+    }
+}
+
+#[test]
+fn golden_with_our_own_passes() {
+    check_engine(Model::fused);
+}
+
+#[test]
+fn golden_with_torch_operations() {
+    check_engine(Model::in_torch);
+}

@@ -1,0 +1,434 @@
+//! Properties of the columns: what holds for every text, every batch and every encoding.
+
+use std::sync::Arc;
+
+use arrow::{
+    array::{
+        Array, ArrayRef, AsArray, BinaryArray, DictionaryArray, LargeBinaryArray, LargeStringArray, ListBuilder,
+        StringArray, StringBuilder, StringViewArray,
+    },
+    compute::concat,
+    datatypes::{Float32Type, Int32Type},
+};
+use elmo::{
+    ColumnEmbedder, Elmo, EmbedSpec, EmbedderSettings, ModelData,
+    embedder::{DeviceChoice, Precision},
+    mix::ScalarMix,
+    model::{BiLm, DeviceName},
+    spec::{Layers, Level, Normalize, OnError, OnLong, Pooling, SentenceMode, StateMode, TokenizerKind},
+};
+use proptest::prelude::*;
+
+use crate::reference::{Reference, vectors};
+
+fn settings() -> EmbedderSettings {
+    EmbedderSettings { devices: vec![DeviceChoice::Cpu], ..EmbedderSettings::default() }
+}
+
+fn tiny_with(settings: &EmbedderSettings) -> Elmo {
+    Elmo::from_data(ModelData::tiny(), settings).unwrap()
+}
+
+fn tiny() -> Elmo {
+    tiny_with(&settings())
+}
+
+fn columns(elmo: &Elmo, spec: EmbedSpec) -> ColumnEmbedder {
+    ColumnEmbedder::new(elmo, spec).unwrap()
+}
+
+/// Sentences of 1 to 40 words over a Zipf-like vocabulary of made-up words, by a linear congruential generator.
+fn sentences(n: usize, mut seed: u64) -> Vec<String> {
+    let mut next = move |below: usize| {
+        seed = seed.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        (seed >> 33) as usize % below
+    };
+    (0..n)
+        .map(|_| {
+            let words = 1 + next(40);
+            let text: Vec<String> = (0..words)
+                .map(|_| {
+                    let most = next(4000);
+                    let rank = next(1 + most);
+                    format!("{}{}", ["ka", "lo", "mi", "tré", "ön"][rank % 5].repeat(1 + rank % 4), rank / 5)
+                })
+                .collect();
+            text.join(" ")
+        })
+        .collect()
+}
+
+fn array(texts: &[String]) -> ArrayRef {
+    Arc::new(StringArray::from_iter_values(texts))
+}
+
+/// The bits of every vector of a sentence-level column.
+fn bits(vectors: &ArrayRef) -> Vec<Option<Vec<u32>>> {
+    let list = vectors.as_fixed_size_list();
+    (0..list.len())
+        .map(|i| {
+            let values = list.value(i);
+            let values = values.as_primitive::<Float32Type>().values().to_vec();
+            list.is_valid(i).then(|| values.iter().map(|v| v.to_bits()).collect())
+        })
+        .collect()
+}
+
+fn one_sentence() -> EmbedSpec {
+    EmbedSpec { sentences: SentenceMode::Off, tokenizer: TokenizerKind::Whitespace, ..EmbedSpec::default() }
+}
+
+#[test]
+fn a_vector_has_the_same_bits_in_every_batch_order_and_cache_state() {
+    let texts = sentences(1000, 7);
+    let expected = bits(&columns(&tiny(), one_sentence()).embed(&array(&texts)).unwrap().vectors);
+    // Budgets that give batches of about 1, 2, 7, 64 and 256 sentences; a cache of none, little and plenty.
+    for (budget, cache) in [(1, 0), (60, 1 << 12), (250, 256 << 20), (2500, 0), (10_000, 1 << 14)] {
+        for threads in [1, 2] {
+            let settings =
+                EmbedderSettings { batch_tokens: budget, cache_bytes: cache, threads: Some(threads), ..settings() };
+            let elmo = tiny_with(&settings);
+            let mut order: Vec<usize> = (0..texts.len()).collect();
+            order.sort_by_key(|&i| (i * 7919 + budget) % 1009);
+            let shuffled: Vec<String> = order.iter().map(|&i| texts[i].clone()).collect();
+            let found = bits(&columns(&elmo, one_sentence()).embed(&array(&shuffled)).unwrap().vectors);
+            for (place, &i) in order.iter().enumerate() {
+                assert_eq!(found[place], expected[i], "sentence {i}, budget {budget}, cache {cache}");
+            }
+            // Again, now that the cache is warm, and in calls of a few rows.
+            let mut again = Vec::new();
+            for call in shuffled.chunks(37) {
+                again.extend(bits(&columns(&elmo, one_sentence()).embed(&array(call)).unwrap().vectors));
+            }
+            assert_eq!(again, found, "budget {budget}, cache {cache}");
+        }
+    }
+}
+
+#[test]
+fn layers_mixes_and_poolings_agree_with_the_reference() {
+    let data = ModelData::tiny();
+    let reference = Reference::new(&data.options, &data.weights);
+    let half = data.options.lstm.projection_dim;
+    let text = "The quick brøwn fox does n't jump .";
+    let layers = reference.layers(&text.split(' ').collect::<Vec<_>>());
+    let n = text.split(' ').count();
+    let mix = ScalarMix { scalars: vec![0.3, -1.0, 0.7], gamma: 1.3, layer_norm: false };
+    let factors = {
+        // softmax by hand
+        let e: Vec<f64> = [0.3_f64, -1.0, 0.7].iter().map(|s| s.exp()).collect();
+        let sum: f64 = e.iter().sum();
+        e.iter().map(|v| 1.3 * v / sum).collect::<Vec<_>>()
+    };
+    let combine = |factors: &[f64]| -> Vec<f64> {
+        (0..n * 2 * half).map(|i| factors.iter().zip(&layers).map(|(f, l)| f * l[i]).sum()).collect()
+    };
+    let cases = [
+        (Layers::Average, combine(&[1.0 / 3.0; 3])),
+        (Layers::Top, layers[2].clone()),
+        (Layers::One(0), layers[0].clone()),
+        (Layers::One(1), layers[1].clone()),
+        (Layers::Mix(mix), combine(&factors)),
+    ];
+    let poolings = [
+        (Pooling::Mean, vectors::Pooling::Mean),
+        (Pooling::Max, vectors::Pooling::Max),
+        (Pooling::First, vectors::Pooling::First),
+        (Pooling::Last, vectors::Pooling::Last),
+        (Pooling::Ends, vectors::Pooling::Ends),
+    ];
+    let elmo = tiny();
+    for (choice, tokens) in cases {
+        for (pooling, judge) in poolings {
+            for normalize in [Normalize::Off, Normalize::L2] {
+                let spec = EmbedSpec { layers: choice.clone(), pooling, normalize, ..one_sentence() };
+                let found = columns(&elmo, spec).embed(&array(&[text.to_owned()])).unwrap().vectors;
+                let mut expected = vectors::pool(&tokens, 2 * half, half, judge).unwrap();
+                if normalize == Normalize::L2 {
+                    expected = vectors::l2(&expected);
+                }
+                let found = found.as_fixed_size_list().value(0);
+                let found = found.as_primitive::<Float32Type>();
+                let worst =
+                    found.values().iter().zip(&expected).map(|(a, b)| (f64::from(*a) - b).abs()).fold(0.0, f64::max);
+                assert!(worst < 5e-6, "{choice} {pooling} {normalize}: {worst:e}");
+            }
+        }
+    }
+}
+
+#[test]
+fn layer_norm_is_per_sentence() {
+    let data = ModelData::tiny();
+    let reference = Reference::new(&data.options, &data.weights);
+    let words = ["one", "small", "step"];
+    let layers = reference.layers(&words);
+    // Mean and biased variance of all values of a layer, by hand.
+    let normed = layers.iter().map(|layer| {
+        let n = layer.len() as f64;
+        let mean = layer.iter().sum::<f64>() / n;
+        let variance = layer.iter().map(|v| (v - mean).powi(2)).sum::<f64>() / n;
+        layer.iter().map(|v| (v - mean) / (variance + 1e-12).sqrt() / 3.0).collect::<Vec<_>>()
+    });
+    let expected = normed.reduce(|a, b| a.iter().zip(&b).map(|(x, y)| x + y).collect()).unwrap();
+    let mix = ScalarMix { scalars: vec![0.0; 3], gamma: 1.0, layer_norm: true };
+    let spec = EmbedSpec { layers: Layers::Mix(mix), level: Level::Token, ..one_sentence() };
+    let texts = [words.join(" "), "another sentence altogether , much longer than the first".to_owned()];
+    let found = columns(&tiny(), spec).embed(&array(&texts)).unwrap().vectors;
+    let tokens = found.as_list::<i32>().value(0);
+    let values = tokens.as_struct().column_by_name("embedding").unwrap().as_fixed_size_list().values().clone();
+    // `values` spans the whole child array; the first row's tokens come first.
+    for (a, b) in values.as_primitive::<Float32Type>().values().iter().zip(&expected) {
+        assert!((f64::from(*a) - b).abs() < 2e-5, "{a} {b}");
+    }
+}
+
+#[test]
+fn every_encoding_gives_the_same_column() {
+    let texts = [Some("The bank was steep."), None, Some(""), Some("  \t "), Some("Élan vital — “naïve”."), Some("a")];
+    let plain: ArrayRef = Arc::new(StringArray::from(texts.to_vec()));
+    let bytes: Vec<Option<&[u8]>> = texts.iter().map(|t| t.map(str::as_bytes)).collect();
+    let sliced = {
+        let padded = concat(&[&StringArray::from(vec!["before"]), plain.as_ref(), &StringArray::from(vec!["after"])]);
+        padded.unwrap().slice(1, texts.len())
+    };
+    let dictionary: DictionaryArray<Int32Type> = texts.iter().copied().collect();
+    let encodings: Vec<(&str, ArrayRef)> = vec![
+        ("large", Arc::new(LargeStringArray::from(texts.to_vec()))),
+        ("view", Arc::new(StringViewArray::from(texts.to_vec()))),
+        ("binary", Arc::new(BinaryArray::from(bytes.clone()))),
+        ("large binary", Arc::new(LargeBinaryArray::from(bytes))),
+        ("dictionary", Arc::new(dictionary)),
+        ("sliced", sliced),
+    ];
+    for level in [Level::Sentence, Level::Token] {
+        let columns = columns(&tiny(), EmbedSpec { level, ..EmbedSpec::default() });
+        let expected = columns.embed(&plain).unwrap();
+        assert_eq!(expected.vectors.len(), texts.len());
+        assert_eq!((expected.stats.nulls, expected.stats.empty), (1, 2));
+        assert_eq!(expected.vectors.data_type(), columns.fields()[0].data_type());
+        for (name, encoding) in &encodings {
+            let found = columns.embed(encoding).unwrap();
+            assert_eq!(&found.vectors, &expected.vectors, "{name}");
+        }
+        let none = columns.embed(&plain.slice(0, 0)).unwrap();
+        assert_eq!(none.vectors.len(), 0);
+        let all_null: ArrayRef = Arc::new(StringArray::from(vec![None::<&str>; 5]));
+        assert_eq!(columns.embed(&all_null).unwrap().vectors.null_count(), 5);
+    }
+}
+
+#[test]
+fn null_is_null_and_blank_is_an_empty_list() {
+    let texts: ArrayRef = Arc::new(StringArray::from(vec![None, Some(" "), Some("x")]));
+    let tokens = columns(&tiny(), EmbedSpec { level: Level::Token, ..EmbedSpec::default() }).embed(&texts).unwrap();
+    let list = tokens.vectors.as_list::<i32>();
+    assert!(list.is_null(0));
+    assert!(list.is_valid(1) && list.value(1).is_empty());
+    assert_eq!(list.value(2).len(), 1);
+    let pooled = columns(&tiny(), EmbedSpec::default()).embed(&texts).unwrap();
+    assert_eq!((0..3).map(|i| pooled.vectors.is_null(i)).collect::<Vec<_>>(), [true, true, false]);
+}
+
+#[test]
+fn token_lists_are_taken_as_they_are() {
+    let mut lists = ListBuilder::new(StringBuilder::new());
+    for row in [vec![Some("New York"), Some(""), Some("<S>")], vec![], vec![Some("a"), None]] {
+        row.into_iter().for_each(|token| lists.values().append_option(token));
+        lists.append(true);
+    }
+    let lists: ArrayRef = Arc::new(lists.finish());
+    let spec = EmbedSpec { level: Level::Token, on_error: OnError::Null, ..EmbedSpec::default() };
+    let found = columns(&tiny(), spec).embed(&lists).unwrap();
+    let list = found.vectors.as_list::<i32>();
+    let first = list.value(0);
+    let words = first.as_struct().column_by_name("token").unwrap().as_string::<i32>().clone();
+    assert_eq!(words.iter().flatten().collect::<Vec<_>>(), ["New York", "", "<S>"]);
+    assert!(list.value(1).is_empty());
+    assert!(list.is_null(2));
+    assert_eq!(found.error.value(2), "token 1 of the list is NULL");
+}
+
+#[test]
+fn bad_rows_are_reported_and_their_neighbours_unharmed() {
+    let rows: Vec<&[u8]> = vec![b"fine", b"\xff\xfe broken", b"fine"];
+    let column: ArrayRef = Arc::new(BinaryArray::from_vec(rows));
+    let elmo = tiny();
+    let spec = |on_error| EmbedSpec { on_error, ..EmbedSpec::default() };
+    let error = columns(&elmo, spec(OnError::Fail)).embed(&column).unwrap_err().to_string();
+    assert!(error.contains("row 1") && error.contains("not UTF-8"), "{error}");
+    let kept = columns(&elmo, spec(OnError::Null)).embed(&column).unwrap();
+    assert_eq!((kept.vectors.null_count(), kept.stats.errors), (1, 1));
+    let skipped = columns(&elmo, spec(OnError::Skip)).embed(&column).unwrap();
+    assert_eq!(skipped.keep.unwrap().iter().flatten().collect::<Vec<_>>(), [true, false, true]);
+    let alone = columns(&elmo, spec(OnError::Fail)).embed(&array(&["fine".to_owned()])).unwrap();
+    assert_eq!(bits(&kept.vectors)[2], bits(&alone.vectors)[0]);
+}
+
+#[test]
+fn long_sentences_are_windowed_truncated_or_refused_never_silently() {
+    let text = vec!["word"; 50].join(" ");
+    let texts = array(&[text, "short".to_owned()]);
+    let elmo = tiny();
+    let spec = |on_long| EmbedSpec { on_long, max_tokens: 20, level: Level::Token, ..one_sentence() };
+    let windowed = columns(&elmo, spec(OnLong::Window)).embed(&texts).unwrap();
+    assert_eq!(windowed.vectors.as_list::<i32>().value(0).len(), 50);
+    assert!(!windowed.truncated.value(0));
+    let cut = columns(&elmo, spec(OnLong::Truncate)).embed(&texts).unwrap();
+    assert_eq!(cut.vectors.as_list::<i32>().value(0).len(), 20);
+    assert_eq!((cut.truncated.value(0), cut.truncated.value(1)), (true, false));
+    let refused = columns(&elmo, spec(OnLong::Error)).embed(&texts).unwrap_err().to_string();
+    assert!(refused.contains("50 tokens") && refused.contains("max-tokens is 20"), "{refused}");
+}
+
+#[test]
+fn carry_reproduces_the_order_dependent_batches_of_allennlp() {
+    let data = ModelData::tiny();
+    let reference = Reference::new(&data.options, &data.weights);
+    let texts = ["a b c", "d e", "f g h i", "a b c", "", "x y"];
+    let batches: Vec<Vec<Vec<&str>>> =
+        texts.chunks(2).map(|batch| batch.iter().map(|t| t.split_whitespace().collect()).collect()).collect();
+    let runs = reference.run(&batches, &crate::reference::StartState::Carry, false).concat();
+    let spec = EmbedSpec {
+        state: StateMode::Carry,
+        batch_rows: Some(2),
+        layers: Layers::Top,
+        on_long: OnLong::Error,
+        ..one_sentence()
+    };
+    let column: ArrayRef = Arc::new(StringArray::from(texts.to_vec()));
+    let carried = columns(&tiny(), spec).embed(&column).unwrap().vectors;
+    let half = data.options.lstm.projection_dim;
+    for (i, layers) in runs.iter().enumerate() {
+        let Some(expected) = vectors::pool(&layers[2], 2 * half, half, vectors::Pooling::Mean) else {
+            assert!(carried.is_null(i));
+            continue;
+        };
+        let found = carried.as_fixed_size_list().value(i);
+        for (a, b) in found.as_primitive::<Float32Type>().values().iter().zip(&expected) {
+            assert!((f64::from(*a) - b).abs() < 5e-6, "row {i}: {a} {b}");
+        }
+    }
+}
+
+#[test]
+fn warm_is_a_constant_of_the_model_and_not_zero() {
+    let texts = array(&["It rained.".to_owned()]);
+    let spec = |state| EmbedSpec { state, ..EmbedSpec::default() };
+    let (one, two) = (tiny(), tiny());
+    let a = columns(&one, spec(StateMode::Warm));
+    let b = columns(&two, spec(StateMode::Warm));
+    assert_eq!(a.metadata(), b.metadata());
+    assert!(a.metadata().iter().any(|(k, v)| k == "elmo.state" && v.starts_with("warm:")));
+    let warm = bits(&a.embed(&texts).unwrap().vectors);
+    assert_eq!(warm, bits(&b.embed(&texts).unwrap().vectors));
+    assert_ne!(warm, bits(&columns(&one, spec(StateMode::Zero)).embed(&texts).unwrap().vectors));
+}
+
+#[test]
+fn boundaries_change_nothing_but_their_own_presence() {
+    let texts = array(&["It rained . We stayed in".to_owned()]);
+    let elmo = tiny();
+    let spec = |boundaries| EmbedSpec { level: Level::Token, boundaries, ..one_sentence() };
+    let with = columns(&elmo, spec(true)).embed(&texts).unwrap().vectors;
+    let without = columns(&elmo, spec(false)).embed(&texts).unwrap().vectors;
+    let (with, without) = (with.as_list::<i32>().value(0), without.as_list::<i32>().value(0));
+    assert_eq!(with.len(), without.len() + 2);
+    // `n` steps from the state after the boundary and `n + 2` steps with it give the same bits.
+    assert_eq!(&with.slice(1, without.len()), &without);
+    let words = with.as_struct().column_by_name("token").unwrap().as_string::<i32>().clone();
+    assert_eq!((words.value(0), words.value(with.len() - 1)), ("<S>", "</S>"));
+}
+
+#[test]
+fn one_huge_cell_among_normal_ones() {
+    // 5 MB: above the size from which a text is embedded piece by piece.
+    let huge = "It was a long day, and nobody spoke. ".repeat(140_000);
+    let texts = ["First.".to_owned(), huge, "Last.".to_owned()];
+    let elmo = tiny();
+    let found = columns(&elmo, EmbedSpec::default()).embed(&array(&texts)).unwrap();
+    let alone = columns(&elmo, EmbedSpec::default()).embed(&array(&[texts[0].clone(), texts[2].clone()])).unwrap();
+    let (found_bits, alone) = (bits(&found.vectors), bits(&alone.vectors));
+    assert_eq!((&found_bits[0], &found_bits[2]), (&alone[0], &alone[1]));
+    assert_eq!(found.stats.sentences, 140_002);
+    // The mean over equal sentences is the vector of one of them, but for rounding.
+    let one = columns(&elmo, EmbedSpec::default()).embed(&array(&["It was a long day, and nobody spoke.".to_owned()]));
+    let one = one.unwrap().vectors;
+    let (many, one) = (found.vectors.as_fixed_size_list().value(1), one.as_fixed_size_list().value(0));
+    for (a, b) in many.as_primitive::<Float32Type>().values().iter().zip(one.as_primitive::<Float32Type>().values()) {
+        assert!((a - b).abs() < 1e-5);
+    }
+}
+
+#[test]
+fn the_self_test_passes_here() {
+    let data = ModelData::tiny();
+    let model = BiLm::new(&data.options, &data.weights, DeviceName::Cpu, Precision::F32).unwrap();
+    let report = elmo::model::self_test(&model).unwrap();
+    assert!(report.bit_equal(), "{report:?}");
+    assert!(report.smallest_height.is_some(), "{report:?}");
+}
+
+#[test]
+fn many_callers_at_once_get_their_own_answers_in_order() {
+    let elmo = tiny_with(&EmbedderSettings { queue_tokens: 50, batch_tokens: 64, ..settings() });
+    let columns = columns(&elmo, one_sentence());
+    let texts = sentences(200, 3);
+    let expected = bits(&columns.embed(&array(&texts)).unwrap().vectors);
+    std::thread::scope(|scope| {
+        for caller in 0..8 {
+            let (columns, texts, expected) = (&columns, &texts, &expected);
+            scope.spawn(move || {
+                for call in 0..20 {
+                    let from = (caller * 31 + call * 7) % 150;
+                    let part = array(&texts[from..from + 50]);
+                    assert_eq!(bits(&columns.embed(&part).unwrap().vectors), expected[from..from + 50]);
+                }
+            });
+        }
+    });
+    let metrics = elmo.embedder().metrics();
+    assert!(metrics.sentences >= 200 + 8 * 20 * 50);
+    elmo.embedder().close();
+    assert!(columns.embed(&array(&texts)).is_err(), "a closed engine refuses work instead of hanging");
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 200, ..ProptestConfig::default() })]
+
+    #[test]
+    fn rows_in_are_rows_out_and_offsets_point_into_the_text(
+        texts in prop::collection::vec(prop::option::of("\\PC{0,60}|(\\w{1,8}[ .,!?]{1,2}){0,12}"), 0..12),
+        tokenizer in prop::sample::select(vec![TokenizerKind::Moses, TokenizerKind::Words, TokenizerKind::Whitespace]),
+        split in any::<bool>(),
+    ) {
+        let elmo = shared();
+        let sentences = if split { SentenceMode::Split } else { SentenceMode::Off };
+        let spec = EmbedSpec { level: Level::Token, tokenizer, sentences, max_tokens: 9, ..EmbedSpec::default() };
+        let column: ArrayRef = Arc::new(StringArray::from(texts.clone()));
+        let found = columns(elmo, spec).embed(&column).unwrap();
+        prop_assert_eq!(found.vectors.len(), texts.len());
+        let list = found.vectors.as_list::<i32>();
+        for (i, text) in texts.iter().enumerate() {
+            prop_assert_eq!(list.is_null(i), text.is_none());
+            let Some(text) = text else { continue };
+            let row = list.value(i);
+            let row = row.as_struct();
+            let words = row.column_by_name("token").unwrap().as_string::<i32>().clone();
+            let at = |name: &str, k: usize| {
+                let column = row.column_by_name(name).unwrap();
+                column.as_primitive::<arrow::datatypes::UInt32Type>().value(k) as usize
+            };
+            for k in 0..words.len() {
+                prop_assert_eq!(&text[at("start", k)..at("end", k)], words.value(k));
+                prop_assert!(k == 0 || at("start", k) >= at("end", k - 1));
+            }
+        }
+    }
+}
+
+/// One engine for all cases of a property.
+fn shared() -> &'static Elmo {
+    static ELMO: std::sync::OnceLock<Elmo> = std::sync::OnceLock::new();
+    ELMO.get_or_init(tiny)
+}
