@@ -1,12 +1,43 @@
-//! Lets every binary, test and example of the workspace find libtorch without `LD_LIBRARY_PATH`.
+//! Lets every binary, test and example of the workspace find libtorch, with no `LD_LIBRARY_PATH` to set.
+//!
+//! The three packages share this script, because link arguments reach only the targets of the package that prints them.
 
-use std::{env, path::PathBuf};
+use std::{
+    env, fs, io,
+    path::{Path, PathBuf},
+};
 
-fn main() {
+fn main() -> io::Result<()> {
     println!("cargo::rerun-if-env-changed=LIBTORCH");
-    println!("cargo::rerun-if-changed=build.rs");
-    let Some(libtorch) = env::var_os("LIBTORCH").map(PathBuf::from) else { return };
-    let lib = libtorch.join("lib").canonicalize().unwrap_or_else(|_| libtorch.join("lib"));
-    // DT_RPATH, not DT_RUNPATH: libtorch's own dependencies are looked up through it as well.
-    println!("cargo::rustc-link-arg=-Wl,--disable-new-dtags,-rpath,{}", lib.display());
+    // Set by .cargo/config.toml unless the user has one. Without it torch-sys has failed already, with its own words.
+    let Some(libtorch) = env::var_os("LIBTORCH").map(PathBuf::from) else { return Ok(()) };
+    let lib = libtorch.join("lib");
+    let lib = lib.canonicalize().unwrap_or(lib);
+    link_arguments(&lib);
+    run_path_for_doctests(&lib)
+}
+
+/// Programs started by hand: first beside the program (where `make install` puts a copy), then where it was built.
+fn link_arguments(lib: &Path) {
+    let macos = env::var("CARGO_CFG_TARGET_OS").is_ok_and(|os| os == "macos");
+    let origin = if macos { "@executable_path" } else { "$ORIGIN" };
+    if !macos {
+        // DT_RPATH, not DT_RUNPATH: it serves libtorch's own dependencies too, and comes before LD_LIBRARY_PATH.
+        println!("cargo::rustc-link-arg=-Wl,--disable-new-dtags");
+    }
+    println!("cargo::rustc-link-arg=-Wl,-rpath,{origin}/../lib/elmo/torch/lib");
+    println!("cargo::rustc-link-arg=-Wl,-rpath,{}", lib.display());
+}
+
+/// Documentation tests get no link arguments. But cargo puts every native search path *inside the target folder*
+/// into the library path of what it runs, so a link from there to libtorch is all they need.
+fn run_path_for_doctests(lib: &Path) -> io::Result<()> {
+    let Some(out) = env::var_os("OUT_DIR") else { return Ok(()) };
+    let link = Path::new(&out).join("libtorch");
+    if !fs::read_link(&link).is_ok_and(|goal| goal == lib) {
+        let _ = fs::remove_file(&link); // a link to another libtorch, or nothing
+        std::os::unix::fs::symlink(lib, &link)?;
+    }
+    println!("cargo::rustc-link-search=native={}", link.display());
+    Ok(())
 }
