@@ -3,7 +3,7 @@
 use std::{
     collections::BTreeMap,
     fs,
-    io::{Read, Write},
+    io::{BufWriter, Read, Write},
     path::{Path, PathBuf},
 };
 
@@ -14,7 +14,7 @@ use crate::{
     fingerprint::Fingerprint,
     mix::ScalarMix,
     options::{Activation, CharCnnOptions, Filter, LstmOptions, MAX_OPTIONS_BYTES, ModelOptions, TensorSpec},
-    weights::{self, Loaded, Tensor, Weights},
+    weights::{self, Loaded, Tensor, Weights, WeightsError},
 };
 
 /// What the built-in model is; printed where it is used.
@@ -183,13 +183,14 @@ impl ModelData {
         if dir.join(other).exists() {
             return Err(ModelDirError::Occupied { dir: dir.to_owned(), file: other }.into());
         }
-        write_file(&dir.join(format.file_name()), &self.weights_bytes(format)?)?;
+        self.write_weights(&dir.join(format.file_name()), format)?;
         if let Some(mix) = &self.mix {
             let text = serde_json::to_vec_pretty(mix).map_err(|e| Error::io(&dir.join(MIX), e.into()))?;
-            write_file(&dir.join(MIX), &text)?;
+            let path = dir.join(MIX);
+            write_file(&path, |out| write_all(out, &path, &text))?;
         }
         // Last: a directory without options is not a model, so a copy that was cut off is not one.
-        write_file(&dir.join("options.json"), self.options.to_json_pretty().as_bytes())
+        self.write_options(&dir.join("options.json"))
     }
 
     /// Writes the pair that AllenNLP and bilm-tf load: `PREFIX_options.json` and
@@ -201,24 +202,30 @@ impl ModelData {
         fs::create_dir_all(dir).map_err(|e| Error::io(dir, e))?;
         let options = dir.join(format!("{prefix}_options.json"));
         let weights = dir.join(format!("{prefix}_weights.hdf5"));
-        write_file(&weights, &self.weights_bytes(WeightsFormat::Hdf5)?)?;
-        write_file(&options, self.options.to_json_pretty().as_bytes())?;
+        self.write_weights(&weights, WeightsFormat::Hdf5)?;
+        self.write_options(&options)?;
         Ok((options, weights))
     }
 
-    /// The weights file as bytes. A safetensors header carries the fingerprint and whether the model
-    /// is untrained, for people who look at it with other tools; nothing is read from there.
-    fn weights_bytes(&self, format: WeightsFormat) -> Result<Vec<u8>> {
-        Ok(match format {
-            WeightsFormat::Hdf5 => weights::hdf5::write(&self.weights)?,
-            WeightsFormat::Safetensors => {
-                let mut metadata = BTreeMap::from([("elmo.fingerprint".to_owned(), self.fingerprint.to_string())]);
-                if self.untrained {
-                    metadata.insert("elmo.untrained".to_owned(), "true".to_owned());
-                }
-                weights::safetensors::write(&self.weights, &metadata)?
-            }
+    fn write_options(&self, path: &Path) -> Result<()> {
+        write_file(path, |out| write_all(out, path, self.options.to_json_pretty().as_bytes()))
+    }
+
+    fn write_weights(&self, path: &Path, format: WeightsFormat) -> Result<()> {
+        write_file(path, |out| match format {
+            WeightsFormat::Hdf5 => weights::hdf5::write_to(out, path, &self.weights),
+            WeightsFormat::Safetensors => weights::safetensors::write_to(out, path, &self.weights, &self.header()),
         })
+    }
+
+    /// For the header of a safetensors file: for people who look at it with other tools, nothing is
+    /// read from there.
+    fn header(&self) -> BTreeMap<String, String> {
+        let mut header = BTreeMap::from([("elmo.fingerprint".to_owned(), self.fingerprint.to_string())]);
+        if self.untrained {
+            header.insert("elmo.untrained".to_owned(), "true".to_owned());
+        }
+        header
     }
 }
 
@@ -302,17 +309,24 @@ fn read_mix(path: &Path, options: &ModelOptions) -> Result<ScalarMix> {
     if expected == found { Ok(mix) } else { Err(ModelDirError::Mix { path: path.to_owned(), expected, found }.into()) }
 }
 
-fn write_file(path: &Path, bytes: &[u8]) -> Result<()> {
+/// Writes beside `path` and renames, so that a name is there with all of its bytes or not at all.
+fn write_file(path: &Path, write: impl FnOnce(&mut BufWriter<fs::File>) -> Result<(), WeightsError>) -> Result<()> {
     let mut partial = path.as_os_str().to_owned();
     partial.push(".partial");
     let partial = PathBuf::from(partial);
-    let write = || {
-        let mut file = fs::File::create(&partial)?;
-        file.write_all(bytes)?;
-        file.sync_all()?;
-        fs::rename(&partial, path)
-    };
-    write().map_err(|e| Error::io(path, e))
+    let file = fs::File::create(&partial).map_err(|e| Error::io(path, e))?;
+    let mut out = BufWriter::new(file);
+    write(&mut out).map_err(|e| match e {
+        // A full disk is not the model's fault.
+        WeightsError::Io { path, source } => Error::Io { path, source },
+        e => e.into(),
+    })?;
+    let file = out.into_inner().map_err(|e| Error::io(path, e.into_error()))?;
+    file.sync_all().and_then(|()| fs::rename(&partial, path)).map_err(|e| Error::io(path, e))
+}
+
+fn write_all(out: &mut BufWriter<fs::File>, path: &Path, bytes: &[u8]) -> Result<(), WeightsError> {
+    out.write_all(bytes).map_err(|source| WeightsError::Io { path: path.to_owned(), source })
 }
 
 /// Shape of the built-in model: the architecture of the published ones (two highway layers, two

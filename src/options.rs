@@ -553,3 +553,203 @@ fn short(value: &Value) -> String {
         None => text,
     }
 }
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used, clippy::expect_used)]
+    use serde_json::json;
+
+    use super::*;
+
+    /// The options of the published original model with `projection_dim`, `dim` and `n_highway` put in.
+    fn published(p: u64, d: u64, n_highway: u64) -> Value {
+        json!({
+            "lstm": {"use_skip_connections": true, "projection_dim": p, "cell_clip": 3, "proj_clip": 3, "dim": d, "n_layers": 2},
+            "char_cnn": {"activation": "relu",
+                "filters": [[1, 32], [2, 32], [3, 64], [4, 128], [5, 256], [6, 512], [7, 1024]],
+                "n_highway": n_highway, "embedding": {"dim": 16}, "n_characters": 262, "max_characters_per_token": 50}
+        })
+    }
+
+    fn parse(value: &Value) -> Result<ModelOptions, OptionsError> {
+        ModelOptions::from_json(value.to_string().as_bytes(), "options.json")
+    }
+
+    /// The small model with the value at `path` replaced, or removed with `None`.
+    fn with(path: &str, value: Option<Value>) -> Value {
+        let mut root = published(128, 1024, 1);
+        let (parent, key) = path.rsplit_once('/').unwrap();
+        let object = root.pointer_mut(parent).unwrap().as_object_mut().unwrap();
+        match value {
+            Some(value) => object.insert(key.to_owned(), value),
+            None => object.remove(key),
+        };
+        root
+    }
+
+    fn names(options: &ModelOptions) -> Vec<String> {
+        options.weight_plan().into_iter().map(|t| t.name).collect()
+    }
+
+    // Sums over the published table of shapes; they round to the published 13.6, 28.0 and 93.6 million.
+    #[test]
+    fn published_models_have_the_published_number_of_parameters() {
+        for (p, d, n_highway, tensors, parameters) in
+            [(128, 1024, 1, 33, 13_593_296), (256, 2048, 1, 33, 28_027_728), (512, 4096, 2, 37, 93_600_848)]
+        {
+            let options = parse(&published(p, d, n_highway)).unwrap();
+            assert_eq!(options.weight_plan().len(), tensors);
+            assert_eq!(options.parameters(), parameters);
+            assert_eq!(options.width() as u64, 2 * p);
+            assert_eq!((options.n_filters(), options.n_layers_out()), (2048, 3));
+        }
+    }
+
+    #[test]
+    fn training_options_of_bilm_tf_describe_the_same_model() {
+        let mut training = published(512, 4096, 2);
+        training["char_cnn"]["n_characters"] = json!(261);
+        let extra = json!({"bidirectional": true, "dropout": 0.1, "all_clip_norm_val": 10.0, "n_epochs": 10,
+            "n_train_tokens": 768_648_884, "batch_size": 128, "n_tokens_vocab": 793_471, "unroll_steps": 20,
+            "n_negative_samples_batch": 8192, "sample_softmax": true});
+        training.as_object_mut().unwrap().extend(extra.as_object().unwrap().clone());
+        let training = parse(&training).unwrap();
+        assert_eq!(training.char_cnn.n_characters, Some(261));
+        assert_eq!(training.canonical_json(), parse(&published(512, 4096, 2)).unwrap().canonical_json());
+    }
+
+    #[test]
+    fn canonical_text_is_this_text() {
+        // Written by hand: keys sorted, no spaces, clips as floats.
+        let expected = r#"{"char_cnn":{"activation":"relu","embedding":{"dim":16},"filters":[[1,32],[2,32],[3,64],[4,128],[5,256],[6,512],[7,1024]],"max_characters_per_token":50,"n_characters":262,"n_highway":1},"lstm":{"cell_clip":3.0,"dim":1024,"n_layers":2,"proj_clip":null,"projection_dim":128,"use_skip_connections":true}}"#;
+        let options = parse(&with("/lstm/proj_clip", Some(Value::Null))).unwrap();
+        assert_eq!(options.canonical_json(), expected);
+        let back = ModelOptions::from_json(options.to_json_pretty().as_bytes(), "x").unwrap();
+        assert_eq!(back, options);
+    }
+
+    #[test]
+    fn what_may_be_left_out() {
+        for (path, check) in [
+            ("/lstm/cell_clip", (|o| o.lstm.cell_clip.is_none()) as fn(&ModelOptions) -> bool),
+            ("/lstm/proj_clip", |o| o.lstm.proj_clip.is_none()),
+            ("/lstm/n_layers", |o| o.lstm.n_layers == 1),
+            ("/char_cnn/n_highway", |o| o.char_cnn.n_highway == 0),
+            ("/char_cnn/n_characters", |o| o.char_cnn.n_characters.is_none()),
+        ] {
+            assert!(check(&parse(&with(path, None)).unwrap()), "{path}");
+            assert!(check(&parse(&with(path, Some(Value::Null))).unwrap()), "{path}: null");
+        }
+    }
+
+    #[test]
+    fn parts_that_a_model_does_not_have_are_not_in_its_plan() {
+        let none = parse(&with("/char_cnn/n_highway", Some(json!(0)))).unwrap();
+        assert!(names(&none).iter().all(|n| !n.starts_with("CNN_high")));
+        let mut plain = published(1024, 1024, 1);
+        plain["lstm"]["n_layers"] = json!(4);
+        let plain = parse(&plain).unwrap();
+        assert!(!plain.has_projection() && plain.lstm.proj_clip.is_none());
+        assert!(names(&plain).iter().all(|n| !n.ends_with("W_P_0")));
+        assert!(names(&plain).contains(&"RNN_1/RNN/MultiRNNCell/Cell3/LSTMCell/W_0".to_owned()));
+        let same = parse(&published(2048, 4096, 1)).unwrap();
+        assert!(names(&same).iter().all(|n| !n.starts_with("CNN_proj")));
+        assert!(names(&parse(&published(128, 1024, 1)).unwrap()).contains(&"CNN_proj/W_proj".to_owned()));
+    }
+
+    #[test]
+    fn tanh_and_no_residual() {
+        let tanh = parse(&with("/char_cnn/activation", Some(json!("tanh")))).unwrap();
+        assert_eq!(tanh.char_cnn.activation, Activation::Tanh);
+        assert!(!parse(&with("/lstm/use_skip_connections", Some(json!(false)))).unwrap().lstm.use_skip_connections);
+    }
+
+    #[test]
+    fn wrong_fields_are_named_with_what_stands_there() {
+        let huge = json!(18_446_744_073_709_551_615_u64);
+        for (path, value, words) in [
+            (
+                "/lstm/cell_clip",
+                json!(0),
+                "`lstm.cell_clip`: expected a positive finite number or null, found 0; 0 means",
+            ),
+            ("/lstm/cell_clip", json!(-3.5), "found -3.5"),
+            ("/lstm/proj_clip", json!(1e300), "found 1e+300"),
+            ("/lstm/proj_clip", json!("3"), "found \"3\""),
+            ("/lstm/dim", json!(0), "`lstm.dim`: expected a whole number from 1 to 65536, found 0"),
+            ("/lstm/dim", huge.clone(), "found 18446744073709551615"),
+            ("/lstm/dim", json!(1024.5), "found 1024.5"),
+            ("/lstm/dim", json!(64), "`lstm.projection_dim`: expected at most `lstm.dim` (64), found 128"),
+            ("/lstm/projection_dim", json!(null), "`lstm.projection_dim`: expected a whole number"),
+            ("/lstm/n_layers", json!(65), "`lstm.n_layers`"),
+            ("/lstm/use_skip_connections", json!(1), "`lstm.use_skip_connections`: expected true or false, found 1"),
+            (
+                "/char_cnn/activation",
+                json!("gelu"),
+                "`char_cnn.activation`: expected \"relu\" or \"tanh\", found \"gelu\"",
+            ),
+            ("/char_cnn/n_highway", json!(-1), "`char_cnn.n_highway`"),
+            ("/char_cnn/n_characters", json!(256), "`char_cnn.n_characters`: expected 262, 261 or nothing, found 256"),
+            ("/char_cnn/max_characters_per_token", json!(2), "`char_cnn.max_characters_per_token`"),
+            ("/char_cnn/embedding", json!({}), "`char_cnn.embedding.dim`"),
+            ("/char_cnn/embedding", json!(16), "`char_cnn.embedding`: expected an object with dim, found 16"),
+            ("/char_cnn/filters", json!([]), "`char_cnn.filters`: expected a list of 1 to 64 pairs, found []"),
+            ("/char_cnn/filters", json!([[1, 32], [51, 8]]), "`char_cnn.filters[1]`"),
+            ("/char_cnn/filters", json!([[1, 32, 3]]), "found [1,32,3]"),
+            ("/char_cnn/filters", json!([[1, huge]]), "`char_cnn.filters[0]`"),
+        ] {
+            let error = parse(&with(path, Some(value))).unwrap_err().to_string();
+            assert!(error.starts_with("options.json: ") && error.contains(words), "no {words:?} in {error}");
+        }
+        for path in ["/lstm/use_skip_connections", "/lstm/dim", "/char_cnn/activation", "/char_cnn/filters"] {
+            let error = parse(&with(path, None)).unwrap_err().to_string();
+            assert!(error.contains(&path[1..].replace('/', ".")) && error.contains("found nothing"), "{error}");
+        }
+    }
+
+    #[test]
+    fn sizes_that_are_legal_alone_and_too_large_together() {
+        let mut large = published(65_536, 65_536, 16);
+        large["char_cnn"]["filters"] = json!(vec![[1, 65_536]; 64]);
+        large["lstm"]["n_layers"] = json!(64);
+        // 16 highway layers of (64 * 65536)^2 alone are 5.6e14.
+        let error = parse(&large).unwrap_err();
+        assert!(
+            matches!(error, OptionsError::TooManyParameters { parameters, .. } if parameters > 500_000_000_000_000)
+        );
+    }
+
+    #[test]
+    fn other_files_are_named() {
+        for (text, words) in [
+            ("", "an empty file"),
+            ("<html><body>404</body></html>", "an HTML or XML page"),
+            ("  <?xml version='1.0'?><Error/>", "an HTML or XML page"),
+            ("version https://git-lfs.github.com/spec/v1\n", "a Git LFS pointer"),
+            ("\u{89}HDF", "not JSON"),
+            ("PK\u{3}\u{4}", "a zip archive"),
+            ("{\"message\": \"Not Found\"}", "an error answer saved as JSON"),
+            ("{}", "`lstm`: expected an object"),
+            ("[1, 2]", "not JSON: found [1,2]"),
+            ("{\"lstm\": ", "not JSON"),
+            ("{\"lstm\": {\"dim\": NaN}}", "not JSON"),
+            ("{\"dataset_reader\": {}, \"model\": {\"type\": \"language_model\"}}", "Transformer ELMo"),
+            ("{\"encoder\": {\"name\": \"elmo\"}, \"token_embedder\": {\"name\": \"cnn\"}}", "ELMoForManyLangs"),
+            ("{\"seed\": 1, \"config_path\": \"/x/cnn_50_100_512_4096_sample.json\"}", "ELMoForManyLangs"),
+        ] {
+            let error = ModelOptions::from_json(text.as_bytes(), "o").unwrap_err().to_string();
+            assert!(error.contains(words), "no {words:?} in {error}");
+        }
+        let words = with("/char_cnn", None);
+        assert!(parse(&words).unwrap_err().to_string().contains("needs its vocabulary"));
+        assert!(
+            parse(&with("/bidirectional", Some(json!(false)))).unwrap_err().to_string().contains("`bidirectional`")
+        );
+        let long = vec![b' '; MAX_OPTIONS_BYTES + 1];
+        assert!(matches!(ModelOptions::from_json(&long, "o"), Err(OptionsError::TooLarge { .. })));
+        let deep = "[".repeat(100_000);
+        assert!(matches!(ModelOptions::from_json(deep.as_bytes(), "o"), Err(OptionsError::Json { .. })));
+        let marked = format!("\u{feff}{}", published(128, 1024, 1));
+        assert!(ModelOptions::from_json(marked.as_bytes(), "o").is_ok());
+    }
+}

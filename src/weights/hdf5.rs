@@ -12,7 +12,7 @@
 use std::{
     collections::{BTreeMap, BTreeSet},
     fs::File as StdFile,
-    io::{Cursor, Read, Seek},
+    io::{Cursor, Read, Seek, Write},
     path::Path,
 };
 
@@ -293,6 +293,24 @@ fn surplus(file: &File, plan: &[TensorSpec]) -> Vec<String> {
 /// # Errors
 /// A tensor whose shape and number of values disagree, or a name that HDF5 cannot hold.
 pub fn write(weights: &Weights) -> Result<Vec<u8>, WeightsError> {
+    let mut bytes = Vec::with_capacity(4 * weights.parameters() + (1 << 16));
+    write_to(&mut bytes, Path::new("memory"), weights)?;
+    Ok(bytes)
+}
+
+/// As [`write`], without the file in memory as a whole (the values are there twice, though: the
+/// builder copies them); `path` stands in errors.
+///
+/// # Errors
+/// As [`write`], or what `out` says.
+pub fn write_to<W: Write>(out: &mut W, path: &Path, weights: &Weights) -> Result<(), WeightsError> {
+    builder(weights)?.finish_to(out).map_err(|e| match e {
+        H5Error::Io(e) => io(path, e),
+        e => WeightsError::Write { reason: e.to_string() },
+    })
+}
+
+fn builder(weights: &Weights) -> Result<FileBuilder, WeightsError> {
     let mut tree = Node::default();
     for (name, tensor) in weights.iter() {
         super::consistent(name, tensor)?;
@@ -307,7 +325,7 @@ pub fn write(weights: &Weights) -> Result<Vec<u8>, WeightsError> {
         let group = file.create_group(name);
         file.add_group(node.into_group(group).finish());
     }
-    file.finish().map_err(|e| WeightsError::Write { reason: e.to_string() })
+    Ok(file)
 }
 
 /// A group of the file to be written.

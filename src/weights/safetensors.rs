@@ -6,7 +6,7 @@
 
 use std::{
     collections::BTreeMap,
-    io::{Cursor, Read, Seek, SeekFrom},
+    io::{Cursor, Read, Seek, SeekFrom, Write},
     path::Path,
 };
 
@@ -134,20 +134,38 @@ fn converted<R: Read, const W: usize>(
 /// Writes every tensor as F32, in byte order of the names, with `metadata` in the header. The same
 /// input gives the same bytes.
 ///
+/// # Errors
+/// A tensor whose shape and number of values disagree.
+pub fn write(weights: &Weights, metadata: &BTreeMap<String, String>) -> Result<Vec<u8>, WeightsError> {
+    let mut bytes = Vec::with_capacity(4 * weights.parameters() + (1 << 14));
+    write_to(&mut bytes, Path::new("memory"), weights, metadata)?;
+    Ok(bytes)
+}
+
+/// As [`write`], piece by piece; `out` should be buffered, `path` stands in errors.
+///
 /// The header is written here and not by the `safetensors` crate, which keeps the metadata in a hash
 /// map and so writes it in another order each time.
 ///
 /// # Errors
-/// A tensor whose shape and number of values disagree.
-pub fn write(weights: &Weights, metadata: &BTreeMap<String, String>) -> Result<Vec<u8>, WeightsError> {
+/// As [`write`], or what `out` says.
+pub fn write_to<W: Write>(
+    out: &mut W,
+    path: &Path,
+    weights: &Weights,
+    metadata: &BTreeMap<String, String>,
+) -> Result<(), WeightsError> {
     let header = write_header(weights, metadata)?;
-    let mut bytes = Vec::with_capacity(8 + header.len() + 4 * weights.parameters());
-    bytes.extend((header.len() as u64).to_le_bytes());
-    bytes.extend(header);
-    for (_, tensor) in weights.iter() {
-        bytes.extend(tensor.data.iter().flat_map(|v| v.to_le_bytes()));
+    let failed = |e| io(path, e);
+    out.write_all(&(header.len() as u64).to_le_bytes()).map_err(failed)?;
+    out.write_all(&header).map_err(failed)?;
+    let mut buffer = Vec::with_capacity(BUFFER);
+    for chunk in weights.iter().flat_map(|(_, tensor)| tensor.data.chunks(BUFFER / 4)) {
+        buffer.clear();
+        buffer.extend(chunk.iter().flat_map(|v| v.to_le_bytes()));
+        out.write_all(&buffer).map_err(failed)?;
     }
-    Ok(bytes)
+    Ok(())
 }
 
 #[derive(Serialize)]
