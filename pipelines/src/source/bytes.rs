@@ -1,0 +1,152 @@
+//! A file as a stream of unpacked bytes.
+
+use std::{io, os::fd::AsFd, sync::Arc};
+
+use async_compression::tokio::bufread::{GzipDecoder, ZstdDecoder};
+use futures::TryStreamExt;
+use object_store::{ObjectMeta, ObjectStore, ObjectStoreExt, buffered, path::Path};
+use tempfile::TempPath;
+use tokio::io::{AsyncBufRead, AsyncBufReadExt, AsyncWriteExt, BufReader};
+
+use super::{Compression, InputFile, SourceError, STDIN};
+use crate::stores::{Location, StoreError, Stores};
+
+/// Bytes of one request to the store: large enough that a request's delay does not count, small beside a window.
+const REQUEST_BYTES: usize = 4 << 20;
+/// Unpacked bytes that wait between the decompressor and the reader.
+const UNPACKED_BYTES: usize = 256 << 10;
+
+/// Where unpacked bytes come from.
+pub(super) type Bytes = Box<dyn AsyncBufRead + Send + Unpin>;
+
+/// A file whose ranges can be read.
+///
+/// Ranges, not one long answer: when the device is slower than the network, a connection that waits for minutes is
+/// closed by most stores.
+pub(super) struct Opened {
+    pub(super) store: Arc<dyn ObjectStore>,
+    pub(super) path: Path,
+    pub(super) size: u64,
+    /// Deletes the local copy in the end.
+    _spool: Option<TempPath>,
+}
+
+impl Opened {
+    /// Opens a file in a store; what an HTTP server has is copied to a temporary file first, as many cannot do ranges.
+    pub(super) async fn new(location: &Location, size: u64) -> Result<Self, SourceError> {
+        if !location.is_http() {
+            return Ok(Self { store: Arc::clone(&location.store), path: location.path.clone(), size, _spool: None });
+        }
+        let spool = copy(location).await?;
+        let local = Stores::with_settings([]).locate(&spool.to_string_lossy())?;
+        let size = local.head().await?.map_or(0, |meta| meta.size);
+        Ok(Self { store: local.store, path: local.path, size, _spool: Some(spool) })
+    }
+
+    /// Reads from the start; seekable.
+    pub(super) fn reader(&self) -> buffered::BufReader {
+        let meta = ObjectMeta {
+            location: self.path.clone(),
+            last_modified: Default::default(),
+            size: self.size,
+            e_tag: None,
+            version: None,
+        };
+        buffered::BufReader::with_capacity(Arc::clone(&self.store), &meta, REQUEST_BYTES)
+    }
+}
+
+async fn copy(location: &Location) -> Result<TempPath, SourceError> {
+    let failed = |e| StoreError::request("read", location, e);
+    let local = |e| StoreError::Local { operation: "copy", address: location.to_string(), source: e };
+    let (file, path) = tempfile::NamedTempFile::new().map_err(local)?.into_parts();
+    let mut file = tokio::fs::File::from_std(file);
+    let mut body = location.store.get(&location.path).await.map_err(failed)?.into_stream();
+    while let Some(chunk) = body.try_next().await.map_err(failed)? {
+        file.write_all(&chunk).await.map_err(local)?;
+    }
+    file.flush().await.map_err(local)?;
+    Ok(path)
+}
+
+/// The unpacked bytes of `file`, without a byte order mark.
+pub(super) async fn open(file: &InputFile) -> Result<Bytes, SourceError> {
+    let mut bytes = match &file.location {
+        None => stdin()?,
+        Some(location) => unpack(Opened::new(location, file.size).await?, file.compression),
+    };
+    if file.format.is_untyped() {
+        let start = bytes.fill_buf().await.map_err(|e| read_error(file, 0, e))?;
+        if start.starts_with("\u{feff}".as_bytes()) {
+            bytes.consume("\u{feff}".len());
+        }
+    }
+    Ok(bytes)
+}
+
+/// As a file, because reading it line by line through the locked handle would block a worker of the runtime.
+fn stdin() -> Result<Bytes, SourceError> {
+    let failed = |source| StoreError::Local { operation: "open", address: STDIN.to_owned(), source };
+    let handle = io::stdin().as_fd().try_clone_to_owned().map_err(failed)?;
+    Ok(Box::new(BufReader::new(tokio::fs::File::from_std(handle.into()))))
+}
+
+fn unpack(opened: Opened, compression: Compression) -> Bytes {
+    let packed = Guarded { reader: opened.reader(), _opened: opened };
+    match compression {
+        Compression::None => Box::new(packed),
+        Compression::Gzip => {
+            let mut decoder = GzipDecoder::new(packed);
+            decoder.multiple_members(true);
+            Box::new(BufReader::with_capacity(UNPACKED_BYTES, decoder))
+        }
+        Compression::Zstd => {
+            let mut decoder = ZstdDecoder::new(packed);
+            decoder.multiple_members(true);
+            Box::new(BufReader::with_capacity(UNPACKED_BYTES, decoder))
+        }
+    }
+}
+
+/// Keeps the temporary file for as long as somebody reads it.
+struct Guarded {
+    reader: buffered::BufReader,
+    _opened: Opened,
+}
+
+impl tokio::io::AsyncRead for Guarded {
+    fn poll_read(
+        mut self: std::pin::Pin<&mut Self>,
+        cx: &mut std::task::Context<'_>,
+        buf: &mut tokio::io::ReadBuf<'_>,
+    ) -> std::task::Poll<io::Result<()>> {
+        std::pin::Pin::new(&mut self.reader).poll_read(cx, buf)
+    }
+}
+
+impl AsyncBufRead for Guarded {
+    fn poll_fill_buf(
+        self: std::pin::Pin<&mut Self>,
+        cx: &mut std::task::Context<'_>,
+    ) -> std::task::Poll<io::Result<&[u8]>> {
+        std::pin::Pin::new(&mut self.get_mut().reader).poll_fill_buf(cx)
+    }
+
+    fn consume(mut self: std::pin::Pin<&mut Self>, amount: usize) {
+        std::pin::Pin::new(&mut self.reader).consume(amount);
+    }
+}
+
+/// The store failed, or the packed bytes are damaged: these are two people's faults.
+pub(super) fn read_error(file: &InputFile, row: u64, error: io::Error) -> SourceError {
+    let from_store = error.get_ref().is_some_and(|inner| inner.is::<object_store::Error>());
+    if from_store || file.location.is_none() {
+        let address = file.location.as_ref().map_or_else(|| STDIN.to_owned(), ToString::to_string);
+        return StoreError::Local { operation: "read", address, source: error }.into();
+    }
+    let reason = match error.kind() {
+        io::ErrorKind::UnexpectedEof => "the packed data end early; the file is cut off".to_owned(),
+        _ => format!("the packed data are damaged: {error}"),
+    };
+    SourceError::malformed(file, row, reason)
+}

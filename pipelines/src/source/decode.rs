@@ -1,0 +1,123 @@
+//! Bytes to rows, pushed: one loop serves every format that is read from its beginning.
+
+use arrow::{
+    array::RecordBatch,
+    csv, json,
+    datatypes::SchemaRef,
+    error::ArrowError,
+};
+use tokio::io::AsyncBufReadExt;
+
+use super::{Format, InputFile, SourceError, bytes, ipc::Ipc, lines::Lines};
+
+/// A line of text may have this many bytes: what fits into one Arrow array, with room to spare.
+pub(super) const ROW_BYTES_MAX: usize = 1 << 30;
+
+/// CSV and JSON decoders return after this many rows and look at nothing else, so that few huge cells can lie in one
+/// batch. Small batches cost little beside the model and are joined to windows anyway.
+const BATCH_ROWS: usize = 16;
+/// Bytes of so many rows; beyond it the 32-bit offsets of their array would overflow.
+const BATCH_BYTES_MAX: usize = i32::MAX as usize;
+
+/// Takes bytes, gives rows.
+pub(super) trait Decode: Send {
+    /// Takes bytes from the front of `bytes` and says how many. Takes fewer than all when rows should be flushed first.
+    fn decode(&mut self, bytes: &[u8]) -> Result<usize, ArrowError>;
+    /// There are no more bytes.
+    fn finish(&mut self) -> Result<(), ArrowError>;
+    /// The rows that are complete, if any.
+    fn flush(&mut self) -> Result<Option<RecordBatch>, ArrowError>;
+}
+
+struct Csv(csv::reader::Decoder);
+
+impl Decode for Csv {
+    fn decode(&mut self, bytes: &[u8]) -> Result<usize, ArrowError> {
+        self.0.decode(bytes)
+    }
+
+    fn finish(&mut self) -> Result<(), ArrowError> {
+        self.0.decode(&[]).map(drop)
+    }
+
+    fn flush(&mut self) -> Result<Option<RecordBatch>, ArrowError> {
+        self.0.flush()
+    }
+}
+
+struct Json(json::reader::Decoder);
+
+impl Decode for Json {
+    fn decode(&mut self, bytes: &[u8]) -> Result<usize, ArrowError> {
+        self.0.decode(bytes)
+    }
+
+    fn finish(&mut self) -> Result<(), ArrowError> {
+        // A number at the very end is complete only when something follows it.
+        self.0.decode(b"\n").map(drop)
+    }
+
+    fn flush(&mut self) -> Result<Option<RecordBatch>, ArrowError> {
+        self.0.flush()
+    }
+}
+
+/// Reads the columns `read` (indices into `schema`, ascending) of a file from its beginning.
+pub(super) struct Decoded {
+    bytes: bytes::Bytes,
+    decoder: Box<dyn Decode>,
+    /// Bytes since the last row came out: a row without an end is refused, not collected.
+    pending: usize,
+}
+
+impl Decoded {
+    pub(super) async fn open(file: &InputFile, schema: &SchemaRef, read: &[usize]) -> Result<Self, SourceError> {
+        let malformed = |e: ArrowError| SourceError::malformed(file, 0, e);
+        let decoder: Box<dyn Decode> = match file.format {
+            Format::Csv => Box::new(Csv(csv_decoder(schema, read.to_vec(), BATCH_ROWS))),
+            Format::Json => {
+                let wanted = schema.project(read).map_err(malformed)?;
+                let builder = json::ReaderBuilder::new(wanted.into()).with_batch_size(BATCH_ROWS);
+                Box::new(Json(builder.with_coerce_primitive(true).build_decoder().map_err(malformed)?))
+            }
+            Format::Arrow => Box::new(Ipc::new(read.to_vec())),
+            // Parquet is read from its end, by its own reader.
+            Format::Text | Format::Parquet => Box::new(Lines::new()),
+        };
+        Ok(Self { bytes: bytes::open(file).await?, decoder, pending: 0 })
+    }
+
+    /// The next rows; `row` counts those before, for messages.
+    pub(super) async fn next(&mut self, file: &InputFile, row: u64) -> Result<Option<RecordBatch>, SourceError> {
+        let malformed = |e: ArrowError| SourceError::malformed(file, row, e);
+        loop {
+            let bytes = self.bytes.fill_buf().await.map_err(|e| bytes::read_error(file, row, e))?;
+            if bytes.is_empty() {
+                self.decoder.finish().map_err(malformed)?;
+                return self.decoder.flush().map_err(malformed);
+            }
+            let offered = bytes.len();
+            let used = self.decoder.decode(bytes).map_err(malformed)?;
+            self.bytes.consume(used);
+            self.pending += used;
+            if used < offered {
+                self.pending = 0;
+                if let Some(batch) = self.decoder.flush().map_err(malformed)? {
+                    return Ok(Some(batch));
+                }
+            } else if self.pending > BATCH_BYTES_MAX && file.format.is_untyped() {
+                let reason = format!("the next {BATCH_ROWS} rows have more than 2 GiB; is a quote or bracket not closed?");
+                return Err(SourceError::malformed(file, row, reason));
+            }
+        }
+    }
+}
+
+/// A CSV decoder for a file with a header line.
+pub(super) fn csv_decoder(schema: &SchemaRef, read: Vec<usize>, rows: usize) -> csv::reader::Decoder {
+    csv::ReaderBuilder::new(SchemaRef::clone(schema))
+        .with_header(true)
+        .with_projection(read)
+        .with_batch_size(rows)
+        .build_decoder()
+}

@@ -1,0 +1,99 @@
+//! What a file's name says about its content.
+
+use std::fmt;
+
+/// How rows lie in a file.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Format {
+    /// A row per line, one column `text`.
+    Text,
+    /// Comma-separated values with a header line.
+    Csv,
+    /// One JSON object per line.
+    Json,
+    /// Parquet.
+    Parquet,
+    /// Arrow IPC, file or stream.
+    Arrow,
+}
+
+impl Format {
+    /// For messages.
+    pub const EXTENSIONS: &str =
+        ".txt, .csv, .jsonl, .ndjson, .parquet, .arrow, .arrows, each but .parquet also with .gz or .zst";
+
+    fn from_extension(extension: &str) -> Option<Self> {
+        match extension.to_ascii_lowercase().as_str() {
+            "txt" => Some(Self::Text),
+            "csv" => Some(Self::Csv),
+            "jsonl" | "ndjson" => Some(Self::Json),
+            "parquet" => Some(Self::Parquet),
+            "arrow" | "arrows" => Some(Self::Arrow),
+            _ => None,
+        }
+    }
+
+    /// The types in it are guessed from the words, so another type may be read just as well.
+    pub(crate) fn is_untyped(self) -> bool {
+        matches!(self, Self::Text | Self::Csv | Self::Json)
+    }
+}
+
+impl fmt::Display for Format {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Text => "text",
+            Self::Csv => "csv",
+            Self::Json => "json lines",
+            Self::Parquet => "parquet",
+            Self::Arrow => "arrow",
+        })
+    }
+}
+
+/// What the whole file was packed with.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Compression {
+    /// Nothing.
+    None,
+    /// `.gz`, several members allowed.
+    Gzip,
+    /// `.zst`, several frames allowed.
+    Zstd,
+}
+
+/// Format and compression that `name` ends with; `None` when it does not tell, or for a packed Parquet file: Parquet is
+/// read from its end and packs its own columns.
+pub(crate) fn of_name(name: &str) -> Option<(Format, Compression)> {
+    let (rest, extension) = name.rsplit_once('.')?;
+    let compression = match extension.to_ascii_lowercase().as_str() {
+        "gz" => Compression::Gzip,
+        "zst" => Compression::Zstd,
+        _ => return Format::from_extension(extension).map(|format| (format, Compression::None)),
+    };
+    let format = Format::from_extension(rest.rsplit_once('.')?.1)?;
+    (format != Format::Parquet).then_some((format, compression))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names() {
+        let cases = [
+            ("a.txt", Some((Format::Text, Compression::None))),
+            ("a.b.CSV.GZ", Some((Format::Csv, Compression::Gzip))),
+            ("a.jsonl.zst", Some((Format::Json, Compression::Zstd))),
+            ("a.ndjson", Some((Format::Json, Compression::None))),
+            ("a.parquet", Some((Format::Parquet, Compression::None))),
+            ("a.parquet.gz", None),
+            ("a.gz", None),
+            ("txt", None),
+            ("a.json", None),
+        ];
+        for (name, expected) in cases {
+            assert_eq!(of_name(name), expected, "{name}");
+        }
+    }
+}

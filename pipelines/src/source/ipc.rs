@@ -1,0 +1,273 @@
+//! Arrow IPC, file and stream alike, as a sequence of messages.
+//!
+//! An IPC file is a magic word, a stream, and a footer for those who want to jump. We read in order, so the stream is
+//! enough, and packed files (`.arrow.zst`) need no second way. Messages are framed here, so that their lengths are
+//! checked before the decoder believes them.
+
+use std::panic::{AssertUnwindSafe, catch_unwind};
+
+use arrow::{
+    array::RecordBatch,
+    buffer::Buffer,
+    datatypes::SchemaRef,
+    error::ArrowError,
+    ipc::{self, MessageHeader, reader::StreamDecoder},
+};
+
+use super::decode::Decode;
+
+const MAGIC: &[u8] = b"ARROW1";
+const CONTINUATION: [u8; 4] = [0xff; 4];
+/// A schema with thousands of columns has some hundred kilobytes.
+const METADATA_MAX: usize = 64 << 20;
+/// What one packed buffer may claim to unpack to.
+const UNPACKED_MAX: i64 = 4 << 30;
+
+#[derive(Debug, Clone, Copy, PartialEq)]
+enum State {
+    /// Before the first eight bytes: magic word or first prefix.
+    Start,
+    /// Before the length of a message.
+    Prefix,
+    /// `start..start + len` of the buffer is the message.
+    Message { start: usize, len: usize },
+    /// The buffer is complete at `end`.
+    Body { start: usize, end: usize },
+    /// The stream said that it ends; a file's footer follows.
+    Done,
+}
+
+/// Push decoder of messages.
+#[derive(Debug)]
+pub(super) struct Ipc {
+    state: State,
+    /// The message so far, from its prefix on.
+    message: Vec<u8>,
+    decoder: StreamDecoder,
+    ready: Option<RecordBatch>,
+    read: Option<Vec<usize>>,
+}
+
+impl Ipc {
+    /// Gives the columns `read`, indices into the file's schema.
+    pub(super) fn new(read: Vec<usize>) -> Self {
+        Self { read: Some(read), ..Self::whole() }
+    }
+
+    /// Gives all columns.
+    pub(super) fn whole() -> Self {
+        Self { state: State::Start, message: Vec::new(), decoder: StreamDecoder::new(), ready: None, read: None }
+    }
+
+    /// The schema, once its message was read.
+    pub(super) fn schema(&self) -> Option<SchemaRef> {
+        self.decoder.schema()
+    }
+
+    /// Bytes that the current step wants in `message`.
+    fn wanted(&self) -> usize {
+        match self.state {
+            State::Start | State::Prefix => 8,
+            State::Message { start, len } => start + len,
+            State::Body { end, .. } => end,
+            State::Done => 0,
+        }
+    }
+
+    /// `message` holds what was wanted.
+    fn step(&mut self) -> Result<(), ArrowError> {
+        self.state = match self.state {
+            State::Start if self.message.starts_with(MAGIC) => {
+                self.message.clear();
+                State::Prefix
+            }
+            State::Start | State::Prefix => prefix(&self.message)?,
+            State::Message { start, len } => {
+                let body = body_length(&self.message[start..])?;
+                State::Body { start, end: start + len + body }
+            }
+            State::Body { start, .. } => {
+                check_buffers(&self.message, start)?;
+                let mut bytes = Buffer::from_vec(std::mem::take(&mut self.message));
+                let batch = contain(|| self.decoder.decode(&mut bytes))?;
+                self.ready = match (batch, &self.read) {
+                    (Some(batch), Some(read)) => Some(batch.project(read)?),
+                    (batch, _) => batch,
+                };
+                State::Prefix
+            }
+            State::Done => State::Done,
+        };
+        Ok(())
+    }
+}
+
+impl Decode for Ipc {
+    fn decode(&mut self, bytes: &[u8]) -> Result<usize, ArrowError> {
+        let mut used = 0;
+        while self.ready.is_none() && used < bytes.len() {
+            if self.state == State::Done {
+                return Ok(bytes.len());
+            }
+            let missing = self.wanted().saturating_sub(self.message.len());
+            let taken = missing.min(bytes.len() - used);
+            self.message.extend_from_slice(&bytes[used..used + taken]);
+            used += taken;
+            while self.ready.is_none() && self.state != State::Done && self.message.len() >= self.wanted() {
+                self.step()?;
+            }
+        }
+        Ok(used)
+    }
+
+    fn finish(&mut self) -> Result<(), ArrowError> {
+        match self.state {
+            State::Done => Ok(()),
+            // A stream may end without saying so.
+            State::Prefix if self.message.is_empty() && self.schema().is_some() => Ok(()),
+            State::Start => Err(invalid("the file is too short to be an Arrow file")),
+            _ => Err(invalid("the file ends inside a message; it is cut off")),
+        }
+    }
+
+    fn flush(&mut self) -> Result<Option<RecordBatch>, ArrowError> {
+        Ok(self.ready.take())
+    }
+}
+
+fn invalid(what: &str) -> ArrowError {
+    ArrowError::IpcError(what.to_owned())
+}
+
+/// Reads the length of the next message from eight bytes; before format version 5 there was no continuation marker.
+fn prefix(bytes: &[u8]) -> Result<State, ArrowError> {
+    let word = |at: usize| <[u8; 4]>::try_from(&bytes[at..at + 4]).unwrap_or_default();
+    let (start, len) = if word(0) == CONTINUATION { (8, word(4)) } else { (4, word(0)) };
+    match u32::from_le_bytes(len) as usize {
+        0 => Ok(State::Done),
+        len if len <= METADATA_MAX => Ok(State::Message { start, len }),
+        len => Err(invalid(&format!("not an Arrow file, or damaged: a message claims {len} bytes of metadata"))),
+    }
+}
+
+fn message(bytes: &[u8]) -> Result<ipc::Message<'_>, ArrowError> {
+    ipc::root_as_message(bytes).map_err(|e| invalid(&format!("damaged message: {e}")))
+}
+
+fn body_length(bytes: &[u8]) -> Result<usize, ArrowError> {
+    let length = message(bytes)?.bodyLength();
+    // The bytes are collected as they come, never allocated ahead.
+    usize::try_from(length).map_err(|_| invalid(&format!("damaged message: its body has {length} bytes")))
+}
+
+/// A packed buffer says how long it is unpacked, and the decoder allocates what it says.
+fn check_buffers(bytes: &[u8], start: usize) -> Result<(), ArrowError> {
+    let message = message(&bytes[start..])?;
+    let batch = match message.header_type() {
+        MessageHeader::RecordBatch => message.header_as_record_batch(),
+        MessageHeader::DictionaryBatch => message.header_as_dictionary_batch().and_then(|d| d.data()),
+        _ => None,
+    };
+    let Some((batch, true)) = batch.map(|b| (b, b.compression().is_some())) else { return Ok(()) };
+    let body_length = usize::try_from(message.bodyLength()).unwrap_or(0);
+    let body = &bytes[bytes.len().saturating_sub(body_length)..];
+    for buffer in batch.buffers().iter().flatten() {
+        let at = usize::try_from(buffer.offset()).unwrap_or(usize::MAX);
+        let Some(claim) = body.get(at..).and_then(|rest| rest.first_chunk::<8>()) else { continue };
+        let claim = i64::from_le_bytes(*claim);
+        if buffer.length() >= 8 && claim > UNPACKED_MAX {
+            return Err(invalid(&format!("a packed buffer claims {claim} bytes; at most {UNPACKED_MAX} are unpacked")));
+        }
+    }
+    Ok(())
+}
+
+/// Arrow's readers promise no undefined behaviour on damaged bytes, but they may panic. Here it becomes an error.
+pub(super) fn contain<T>(f: impl FnOnce() -> Result<T, ArrowError>) -> Result<T, ArrowError> {
+    catch_unwind(AssertUnwindSafe(f)).unwrap_or_else(|_| Err(invalid("damaged: the reader cannot make sense of it")))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use arrow::{
+        array::{ArrayRef, DictionaryArray, Int32Array, StringArray},
+        compute::concat_batches,
+        datatypes::Int32Type,
+        ipc::writer::{FileWriter, IpcWriteOptions, StreamWriter},
+    };
+    use proptest::prelude::*;
+    use std::sync::Arc;
+
+    fn batches() -> Vec<RecordBatch> {
+        let batch = |from: i32| {
+            let n = Int32Array::from_iter_values(from..from + 5);
+            let text = StringArray::from_iter_values((from..from + 5).map(|i| format!("row {i}")));
+            let words: DictionaryArray<Int32Type> = (from..from + 5).map(|_| Some("same")).collect();
+            let columns: [(_, ArrayRef); 3] = [("n", Arc::new(n)), ("text", Arc::new(text)), ("w", Arc::new(words))];
+            RecordBatch::try_from_iter(columns).unwrap()
+        };
+        vec![batch(0), batch(5), batch(10)]
+    }
+
+    fn file(options: IpcWriteOptions) -> Vec<u8> {
+        let mut writer = FileWriter::try_new_with_options(Vec::new(), &batches()[0].schema(), options).unwrap();
+        batches().iter().for_each(|batch| writer.write(batch).unwrap());
+        writer.into_inner().unwrap()
+    }
+
+    fn stream() -> Vec<u8> {
+        let mut writer = StreamWriter::try_new(Vec::new(), &batches()[0].schema()).unwrap();
+        batches().iter().for_each(|batch| writer.write(batch).unwrap());
+        writer.into_inner().unwrap()
+    }
+
+    fn read(bytes: &[u8], chunk: usize) -> Result<Vec<RecordBatch>, ArrowError> {
+        let mut decoder = Ipc::new(vec![1, 2]);
+        let mut batches = Vec::new();
+        for mut chunk in bytes.chunks(chunk) {
+            while !chunk.is_empty() {
+                let used = decoder.decode(chunk)?;
+                chunk = &chunk[used..];
+                batches.extend(decoder.flush()?);
+            }
+        }
+        decoder.finish()?;
+        batches.extend(decoder.flush()?);
+        Ok(batches)
+    }
+
+    #[test]
+    fn files_and_streams_in_pieces_of_any_size() {
+        let zstd = IpcWriteOptions::default().try_with_compression(Some(ipc::CompressionType::ZSTD)).unwrap();
+        let expected = concat_batches(&batches()[0].schema(), &batches()).unwrap().project(&[1, 2]).unwrap();
+        for bytes in [stream(), file(IpcWriteOptions::default()), file(zstd)] {
+            for chunk in [1, 7, 64, 4096, usize::MAX] {
+                let read = read(&bytes, chunk).unwrap();
+                assert_eq!(concat_batches(&expected.schema(), &read).unwrap(), expected);
+            }
+        }
+    }
+
+    #[test]
+    fn cut_off_anywhere_is_an_error_or_whole_batches() {
+        let bytes = stream();
+        for end in 0..bytes.len() {
+            if let Ok(read) = read(&bytes[..end], 100) {
+                assert!(read.iter().all(|batch| batch.num_rows() == 5), "cut at {end}");
+            }
+        }
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig::with_cases(500))]
+        #[test]
+        fn damaged_bytes_never_panic(at in 0_usize..4000, to: u8, packed: bool) {
+            let zstd = packed.then_some(ipc::CompressionType::ZSTD);
+            let mut bytes = file(IpcWriteOptions::default().try_with_compression(zstd).unwrap());
+            let at = at % bytes.len();
+            bytes[at] = to;
+            let _ = read(&bytes, 256);
+        }
+    }
+}

@@ -1,0 +1,217 @@
+//! What the user typed becomes a list of files, in an order that never changes.
+
+use std::{collections::HashSet, fmt};
+
+use futures::TryStreamExt;
+use object_store::{ObjectMeta, path::Path};
+
+use super::{Compression, Format, SourceError, format};
+use crate::stores::{Location, StoreError, Stores};
+
+/// The word for lines on standard input.
+pub const STDIN: &str = "-";
+
+/// One file of the input.
+#[derive(Debug, Clone)]
+pub struct InputFile {
+    /// Where it is; `None` for standard input.
+    pub location: Option<Location>,
+    /// How rows lie in it.
+    pub format: Format,
+    /// What it is packed with.
+    pub compression: Compression,
+    /// Bytes, packed; 0 for standard input.
+    pub size: u64,
+    /// Names this state of the file: the store's etag, for local files and servers without etags the time of the last
+    /// change. Not the etag of a local file: it holds the inode, which a restored backup does not keep.
+    pub version: Option<String>,
+}
+
+impl fmt::Display for InputFile {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match &self.location {
+            Some(location) => location.fmt(f),
+            None => f.write_str(STDIN),
+        }
+    }
+}
+
+impl InputFile {
+    /// Standard input: lines, read once.
+    pub(crate) fn stdin() -> Self {
+        Self { location: None, format: Format::Text, compression: Compression::None, size: 0, version: None }
+    }
+
+    fn new(location: Location, meta: &ObjectMeta) -> Result<Self, SourceError> {
+        let Some((format, compression)) = format::of_name(meta.location.as_ref()) else {
+            return Err(SourceError::Unknown { file: location.to_string() });
+        };
+        let etag = meta.e_tag.clone().filter(|_| location.local_path().is_none());
+        let version = Some(etag.unwrap_or_else(|| meta.last_modified.to_rfc3339()));
+        Ok(Self { location: Some(location), format, compression, size: meta.size, version })
+    }
+}
+
+/// Expands files, folders, patterns and URLs. Inputs keep the order in which they were given; what one of them expands
+/// to is sorted by path. A file that was given twice is read once.
+///
+/// Folders are searched to any depth for files with a known extension. Names that start with `.` or `_` are left out
+/// there, as is everything below `output`, which may lie in an input folder.
+pub async fn list(stores: &Stores, inputs: &[String], output: Option<&Location>) -> Result<Vec<InputFile>, SourceError> {
+    let mut files = Vec::new();
+    let mut seen = HashSet::new();
+    for input in inputs {
+        for file in expand(stores, input, output).await? {
+            if seen.insert(file.to_string()) {
+                files.push(file);
+            } else {
+                tracing::warn!(file = %file, "listed twice, read once");
+            }
+        }
+    }
+    Ok(files)
+}
+
+async fn expand(stores: &Stores, input: &str, output: Option<&Location>) -> Result<Vec<InputFile>, SourceError> {
+    if input == STDIN {
+        return Ok(vec![InputFile::stdin()]);
+    }
+    let location = stores.locate(input)?;
+    if location.is_http() {
+        // Servers do not list, and a star may be part of a name.
+        return Ok(vec![single(&location, input).await?]);
+    }
+    if !is_folder_spelling(input)
+        && let Some(meta) = location.head().await?
+    {
+        return Ok(vec![InputFile::new(location, &meta)?]);
+    }
+    let listed = match pattern_root(&location.path) {
+        Some(root) => matching(&location, root, input).await?,
+        None => below(&location).await?,
+    };
+    let listed: Vec<_> = listed.into_iter().filter(|meta| !belongs_to(&location, meta, output)).collect();
+    if listed.is_empty() {
+        return Err(match pattern_root(&location.path) {
+            None if folder_exists(&location) => SourceError::Empty { address: input.to_owned() },
+            _ => SourceError::Missing { address: input.to_owned() },
+        });
+    }
+    listed.iter().map(|meta| InputFile::new(location.at(meta.location.clone()), meta)).collect()
+}
+
+async fn single(location: &Location, input: &str) -> Result<InputFile, SourceError> {
+    let meta = location.head().await?.ok_or_else(|| SourceError::Missing { address: input.to_owned() })?;
+    // The server's answer may name another path after a redirect; the name that was asked for tells the format.
+    InputFile::new(location.clone(), &ObjectMeta { location: location.path.clone(), ..meta })
+}
+
+/// `head` on a local folder with a trailing slash would be asked as if it were a file.
+fn is_folder_spelling(input: &str) -> bool {
+    input.ends_with('/')
+}
+
+fn folder_exists(location: &Location) -> bool {
+    location.local_path().is_some_and(|path| path.is_dir())
+}
+
+/// Files of a folder, to any depth, that we can read.
+async fn below(folder: &Location) -> Result<Vec<ObjectMeta>, SourceError> {
+    let depth = folder.path.parts_count();
+    let wanted = |meta: &ObjectMeta| {
+        let hidden = |part: &str| part.starts_with(['.', '_']);
+        format::of_name(meta.location.as_ref()).is_some()
+            && !meta.location.parts().skip(depth).any(|part| hidden(part.as_ref()))
+    };
+    sorted(folder, &folder.path, wanted).await
+}
+
+/// Files that match a pattern; a name that is spelt out in the pattern may start with anything.
+async fn matching(location: &Location, root: Path, input: &str) -> Result<Vec<ObjectMeta>, SourceError> {
+    let text = location.path.as_ref();
+    let pattern = glob::Pattern::new(text)
+        .map_err(|e| SourceError::Pattern { pattern: input.to_owned(), reason: e.msg.to_owned() })?;
+    let options = glob::MatchOptions {
+        case_sensitive: true,
+        require_literal_separator: true,
+        require_literal_leading_dot: true,
+    };
+    sorted(location, &root, |meta| pattern.matches_with(meta.location.as_ref(), options)).await
+}
+
+async fn sorted(
+    location: &Location,
+    root: &Path,
+    wanted: impl Fn(&ObjectMeta) -> bool,
+) -> Result<Vec<ObjectMeta>, SourceError> {
+    let listing = location.store.list(Some(root)).try_collect::<Vec<_>>().await;
+    let mut listed = listing.map_err(|e| StoreError::request("list", location, e))?;
+    listed.retain(wanted);
+    listed.sort_by(|a, b| a.location.cmp(&b.location));
+    listed.dedup_by(|a, b| a.location == b.location);
+    Ok(listed)
+}
+
+/// The folder above the first segment with a wildcard; `None` when there is no wildcard.
+fn pattern_root(path: &Path) -> Option<Path> {
+    let is_wild = |part: &str| part.contains(['*', '?', '[']);
+    let fixed = path.parts().position(|part| is_wild(part.as_ref()))?;
+    Some(path.parts().take(fixed).collect())
+}
+
+fn belongs_to(location: &Location, meta: &ObjectMeta, output: Option<&Location>) -> bool {
+    output.is_some_and(|out| {
+        std::ptr::addr_eq(std::sync::Arc::as_ptr(&out.store), std::sync::Arc::as_ptr(&location.store))
+            && meta.location.prefix_matches(&out.path)
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::{fs, path::Path as FsPath};
+
+    fn touch(root: &FsPath, names: &[&str]) {
+        for name in names {
+            let path = root.join(name);
+            fs::create_dir_all(path.parent().unwrap()).unwrap();
+            fs::write(path, "x\n").unwrap();
+        }
+    }
+
+    async fn names(root: &FsPath, inputs: &[&str]) -> Result<Vec<String>, SourceError> {
+        let stores = Stores::with_settings([]);
+        let inputs: Vec<String> = inputs.iter().map(|i| format!("{}/{i}", root.display())).collect();
+        let output = stores.locate(&format!("{}/out", root.display())).unwrap();
+        let files = list(&stores, &inputs, Some(&output)).await?;
+        let prefix = format!("{}/", root.canonicalize().unwrap().display());
+        Ok(files.iter().map(|f| f.to_string().replace(&prefix, "")).collect())
+    }
+
+    #[tokio::test]
+    async fn folders_patterns_and_order() {
+        let dir = tempfile::tempdir().unwrap();
+        touch(
+            dir.path(),
+            &["b.txt", "a.txt", "a b [1].txt", "sub/c.csv", "sub/.hidden.txt", "_tmp/x.txt", "sub/notes.md", "out/p.parquet"],
+        );
+        let all = ["a b [1].txt", "a.txt", "b.txt", "sub/c.csv"];
+        assert_eq!(names(dir.path(), &[""]).await.unwrap(), all);
+        assert_eq!(names(dir.path(), &["*.txt"]).await.unwrap(), ["a b [1].txt", "a.txt", "b.txt"]);
+        assert_eq!(names(dir.path(), &["**/*.csv"]).await.unwrap(), ["sub/c.csv"]);
+        assert_eq!(names(dir.path(), &["a b [1].txt"]).await.unwrap(), ["a b [1].txt"]);
+        assert_eq!(names(dir.path(), &["_tmp/x.txt"]).await.unwrap(), ["_tmp/x.txt"]);
+        assert_eq!(names(dir.path(), &["b.txt", "*.txt"]).await.unwrap(), ["b.txt", "a b [1].txt", "a.txt"]);
+    }
+
+    #[tokio::test]
+    async fn what_is_not_there() {
+        let dir = tempfile::tempdir().unwrap();
+        touch(dir.path(), &["sub/notes.md"]);
+        assert!(matches!(names(dir.path(), &["no.txt"]).await, Err(SourceError::Missing { .. })));
+        assert!(matches!(names(dir.path(), &["*.txt"]).await, Err(SourceError::Missing { .. })));
+        assert!(matches!(names(dir.path(), &["sub"]).await, Err(SourceError::Empty { .. })));
+        assert!(matches!(names(dir.path(), &["sub/notes.md"]).await, Err(SourceError::Unknown { .. })));
+        assert!(matches!(names(dir.path(), &["a[.txt"]).await, Err(SourceError::Pattern { .. })));
+    }
+}

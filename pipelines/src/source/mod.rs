@@ -1,0 +1,145 @@
+//! Rows in: files of many kinds become one sequence of rows.
+//!
+//! [`list()`] turns what the user typed into a list of files, always in the same order. [`Plan::resolve`] looks into each
+//! file for its columns and settles which are read and as what type, before anything is computed. [`Rows`] then reads
+//! one file after the other, so that a [`Position`] (file, row) names a row for ever: the manifest and every error speak
+//! in positions.
+//!
+//! Nothing is ever held whole: compressed files are unpacked as they are read, and what one read returns is bounded by
+//! bytes, except that a single row (or one record batch of an Arrow file, or the compressed columns of one Parquet row
+//! group) is the smallest unit there is.
+
+mod bytes;
+mod decode;
+mod format;
+mod ipc;
+mod lines;
+mod list;
+mod parquet;
+mod plan;
+mod rows;
+mod schema;
+mod types;
+
+use thiserror::Error;
+
+use crate::stores::StoreError;
+
+pub use self::{
+    format::{Compression, Format},
+    list::{InputFile, STDIN, list},
+    plan::{Keep, Plan, Request},
+    rows::{Rows, Slice},
+    types::{is_text, row_bytes},
+};
+
+/// A row of the input: rows are counted from 0 within their file.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Default, serde::Serialize, serde::Deserialize)]
+pub struct Position {
+    /// Index in the list of files.
+    pub file: usize,
+    /// Row in that file.
+    pub row: u64,
+}
+
+/// An input that cannot be read, or does not hold what is asked for.
+#[derive(Debug, Error)]
+#[non_exhaustive]
+pub enum SourceError {
+    /// The address is wrong or the store fails.
+    #[error(transparent)]
+    Store(#[from] StoreError),
+    /// There is nothing at this address.
+    #[error("{address}: no such file or folder, and no file whose name matches")]
+    Missing {
+        /// What was given.
+        address: String,
+    },
+    /// A folder without a single file that we can read.
+    #[error("{address}: no file with a known extension in it; known are {}", Format::EXTENSIONS)]
+    Empty {
+        /// The folder or pattern.
+        address: String,
+    },
+    /// The file's name does not tell what is in it.
+    #[error("{file}: the extension does not tell the format; known are {}", Format::EXTENSIONS)]
+    Unknown {
+        /// The file.
+        file: String,
+    },
+    /// A glob pattern that is none.
+    #[error("{pattern}: not a glob pattern: {reason}")]
+    Pattern {
+        /// What was given.
+        pattern: String,
+        /// What is wrong.
+        reason: String,
+    },
+    /// No such column.
+    #[error("{file}: no column {column:?}; there are {}{}", found.join(", "), hint(nearest))]
+    Column {
+        /// The file.
+        file: String,
+        /// The column asked for.
+        column: String,
+        /// The columns there are.
+        found: Vec<String>,
+        /// The one that may have been meant.
+        nearest: Option<String>,
+    },
+    /// The text column holds something else.
+    #[error("{file}: column {column:?} is {found}; a text column is string, binary or a list of strings")]
+    NotText {
+        /// The file.
+        file: String,
+        /// The column.
+        column: String,
+        /// Its type.
+        found: String,
+    },
+    /// Two files disagree about a column that is kept.
+    #[error(
+        "{file}: column {column:?} is {found}, but {expected} in {first}, and one does not fit into the other; \
+         leave it out with --keep or embed the files apart"
+    )]
+    Disagree {
+        /// The file.
+        file: String,
+        /// The column.
+        column: String,
+        /// Its type there.
+        found: String,
+        /// The file that came before.
+        first: String,
+        /// The type there.
+        expected: String,
+    },
+    /// A kept column has the name of a column that we add.
+    #[error("{file}: its column {column:?} has the name of a column that is added; leave it out with --keep")]
+    Collision {
+        /// The file.
+        file: String,
+        /// The column.
+        column: String,
+    },
+    /// The bytes are not what the format wants.
+    #[error("{file}: after row {row}: {reason}")]
+    Malformed {
+        /// The file.
+        file: String,
+        /// Rows that were read before, counted in steps of what one read returns.
+        row: u64,
+        /// What is wrong.
+        reason: String,
+    },
+}
+
+fn hint(nearest: &Option<String>) -> String {
+    nearest.as_ref().map(|n| format!("; did you mean {n:?}?")).unwrap_or_default()
+}
+
+impl SourceError {
+    pub(crate) fn malformed(file: &InputFile, row: u64, reason: impl ToString) -> Self {
+        Self::Malformed { file: file.to_string(), row, reason: reason.to_string() }
+    }
+}

@@ -1,0 +1,98 @@
+//! Parquet files, row group by row group.
+
+use std::{panic::AssertUnwindSafe, sync::Arc};
+
+use arrow::{
+    array::RecordBatch,
+    datatypes::{Schema, SchemaRef},
+};
+use futures::{FutureExt, TryStreamExt};
+use parquet::{
+    arrow::{ParquetRecordBatchStreamBuilder, ProjectionMask, async_reader::ParquetRecordBatchStream},
+    errors::ParquetError,
+    file::metadata::ParquetMetaData,
+};
+
+use super::{InputFile, SourceError, bytes::Opened};
+use crate::{store_file::StoreFile, stores::StoreError};
+
+/// Bytes of the columns read that one batch should have, on average.
+const BATCH_BYTES: u64 = 4 << 20;
+const BATCH_ROWS: u64 = 8192;
+
+type Builder = ParquetRecordBatchStreamBuilder<StoreFile>;
+
+/// Rows of a Parquet file.
+pub(super) struct Rows {
+    stream: ParquetRecordBatchStream<StoreFile>,
+    _opened: Opened,
+}
+
+impl Rows {
+    /// Reads the columns `read`, leaving out the first `skip` rows: row groups before them are not fetched.
+    pub(super) async fn open(file: &InputFile, read: &[usize], skip: u64) -> Result<Self, SourceError> {
+        let (opened, builder) = builder(file).await?;
+        let mask = ProjectionMask::roots(builder.parquet_schema(), read.iter().copied());
+        let rows = batch_rows(builder.metadata(), &mask);
+        let stream = builder
+            .with_projection(mask)
+            .with_batch_size(rows)
+            .with_offset(usize::try_from(skip).unwrap_or(usize::MAX))
+            .build()
+            .map_err(|e| error(file, skip, e))?;
+        Ok(Self { stream, _opened: opened })
+    }
+
+    pub(super) async fn next(&mut self, file: &InputFile, row: u64) -> Result<Option<RecordBatch>, SourceError> {
+        contain(self.stream.try_next()).await.map_err(|e| error(file, row, e))
+    }
+}
+
+/// Arrow's readers promise no undefined behaviour on damaged bytes, but they may panic. Here it becomes an error.
+async fn contain<T>(reading: impl Future<Output = Result<T, ParquetError>>) -> Result<T, ParquetError> {
+    let damaged = || ParquetError::General("damaged: the reader cannot make sense of it".to_owned());
+    AssertUnwindSafe(reading).catch_unwind().await.unwrap_or_else(|_| Err(damaged()))
+}
+
+async fn builder(file: &InputFile) -> Result<(Opened, Builder), SourceError> {
+    let Some(location) = &file.location else {
+        return Err(SourceError::malformed(file, 0, "standard input holds lines, not Parquet"));
+    };
+    let opened = Opened::new(location, file.size).await?;
+    let reader = StoreFile { store: Arc::clone(&opened.store), path: opened.path.clone(), size: opened.size };
+    let builder = contain(Builder::new(reader)).await.map_err(|e| error(file, 0, e))?;
+    Ok((opened, builder))
+}
+
+/// The file's schema, from its footer.
+pub(super) async fn schema(file: &InputFile) -> Result<SchemaRef, SourceError> {
+    let (_, builder) = builder(file).await?;
+    Ok(Arc::new(Schema::new(builder.schema().fields().clone())))
+}
+
+/// Rows of the file, from its footer.
+pub(super) async fn count(file: &InputFile) -> Result<u64, SourceError> {
+    let (_, builder) = builder(file).await?;
+    Ok(u64::try_from(builder.metadata().file_metadata().num_rows()).unwrap_or(0))
+}
+
+/// Rows of a batch, from the average row: long texts come in small batches.
+fn batch_rows(metadata: &ParquetMetaData, mask: &ProjectionMask) -> usize {
+    let (mut rows, mut bytes) = (0, 0);
+    for group in metadata.row_groups() {
+        rows += u64::try_from(group.num_rows()).unwrap_or(0);
+        let leaves = group.columns().iter().enumerate().filter(|(leaf, _)| mask.leaf_included(*leaf));
+        bytes += leaves.map(|(_, column)| u64::try_from(column.uncompressed_size()).unwrap_or(0)).sum::<u64>();
+    }
+    let rows = (BATCH_BYTES * rows).checked_div(bytes).unwrap_or(BATCH_ROWS);
+    usize::try_from(rows.clamp(1, BATCH_ROWS)).unwrap_or(1)
+}
+
+fn error(file: &InputFile, row: u64, error: ParquetError) -> SourceError {
+    let ParquetError::External(inner) = error else { return SourceError::malformed(file, row, error) };
+    match (inner.downcast::<object_store::Error>(), &file.location) {
+        (Ok(source), Some(location)) => StoreError::request("read", location, *source).into(),
+        (Ok(source), None) => SourceError::malformed(file, row, source),
+        (Err(other), _) => SourceError::malformed(file, row, other),
+    }
+}

@@ -1,0 +1,312 @@
+//! Which columns are read from which file, settled before anything is computed.
+
+use std::sync::Arc;
+
+use arrow::datatypes::{DataType, Field, Schema, SchemaRef};
+use futures::{StreamExt, TryStreamExt, stream};
+
+use super::{Format, InputFile, SourceError, schema, types};
+
+/// Files whose columns are looked up at the same time.
+const LOOKUPS: usize = 16;
+
+/// Columns of the input that go on to the output.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Keep {
+    /// Every column of every file; where a file has no such column, its rows have NULL there.
+    All,
+    /// None, except the one that `--id` names.
+    None,
+    /// These; each file must have them.
+    Columns(Vec<String>),
+}
+
+impl std::str::FromStr for Keep {
+    type Err = std::convert::Infallible;
+
+    fn from_str(s: &str) -> Result<Self, Self::Err> {
+        Ok(match s {
+            "all" => Self::All,
+            "none" => Self::None,
+            names => Self::Columns(names.split(',').map(|name| name.trim().to_owned()).collect()),
+        })
+    }
+}
+
+/// What the job wants from its input.
+#[derive(Debug, Clone)]
+pub struct Request {
+    /// The column to embed.
+    pub column: String,
+    /// A column that is kept whatever `keep` says, as the first of the output.
+    pub id: Option<String>,
+    /// The other columns to keep.
+    pub keep: Keep,
+    /// Names that the output adds, which a kept column must not have.
+    pub reserved: Vec<String>,
+}
+
+/// What is read from one file.
+#[derive(Debug, Clone)]
+pub(super) struct FilePlan {
+    pub(super) file: InputFile,
+    /// The file's columns, with the types that reading should give.
+    pub(super) schema: SchemaRef,
+    /// Indices into `schema` of the columns that are read, ascending.
+    pub(super) read: Vec<usize>,
+    /// Place of the text among the columns read.
+    pub(super) text: usize,
+    /// For each kept column its place among the columns read; `None` where the file has none.
+    pub(super) kept: Vec<Option<usize>>,
+}
+
+/// What is read from all files.
+#[derive(Debug, Clone)]
+pub struct Plan {
+    pub(super) files: Vec<FilePlan>,
+    /// The type in which every file's text is given to the embedder.
+    pub(super) text: DataType,
+    kept: SchemaRef,
+}
+
+impl Plan {
+    /// Looks into every file and settles names and types, or says which file is in the way.
+    pub async fn resolve(files: Vec<InputFile>, request: &Request) -> Result<Self, SourceError> {
+        let lookups = stream::iter(files.iter()).map(schema::of_file).buffered(LOOKUPS);
+        let schemas: Vec<SchemaRef> = lookups.try_collect().await?;
+        let seen: Vec<(InputFile, SchemaRef)> = files.into_iter().zip(schemas).collect();
+        Self::settle(&seen, request)
+    }
+
+    /// The kept columns, in the order of the output.
+    pub fn kept(&self) -> &SchemaRef {
+        &self.kept
+    }
+
+    /// The files, in the order in which they are read.
+    pub fn files(&self) -> impl ExactSizeIterator<Item = &InputFile> {
+        self.files.iter().map(|plan| &plan.file)
+    }
+
+    fn settle(seen: &[(InputFile, SchemaRef)], request: &Request) -> Result<Self, SourceError> {
+        let text = text_type(seen, &request.column)?;
+        let kept = kept_fields(seen, request)?;
+        let files = seen.iter().map(|(file, schema)| file_plan(file, schema, request, &kept)).collect::<Result<_, _>>()?;
+        Ok(Self { files, text, kept: Arc::new(Schema::new(kept)) })
+    }
+}
+
+/// The column `name`, which a column of a file must be named, exactly.
+fn find<'a>(file: &InputFile, schema: &'a Schema, name: &str) -> Result<(usize, &'a Field), SourceError> {
+    schema.column_with_name(name).ok_or_else(|| {
+        let found: Vec<String> = schema.fields().iter().map(|f| f.name().clone()).collect();
+        let distance = |a: &String| strsim::damerau_levenshtein(&a.to_lowercase(), &name.to_lowercase());
+        let nearest = found.iter().min_by_key(|a| distance(a)).filter(|a| distance(a) <= 2).cloned();
+        SourceError::Column { file: file.to_string(), column: name.to_owned(), found, nearest }
+    })
+}
+
+/// The type in which the text column of `file` is read.
+fn text_read_as(file: &InputFile, found: &Field) -> Result<DataType, SourceError> {
+    let kind = found.data_type();
+    let not_text = || SourceError::NotText {
+        file: file.to_string(),
+        column: found.name().clone(),
+        found: kind.to_string(),
+    };
+    match file.format {
+        // Digits are a text as good as any, and what follows the rows that were looked at may be words.
+        Format::Csv => Ok(DataType::Utf8),
+        Format::Json if types::is_words(kind) => Ok(types::words()),
+        Format::Json if !kind.is_nested() => Ok(DataType::Utf8),
+        _ if types::is_text(kind) => Ok(kind.clone()),
+        _ => Err(not_text()),
+    }
+}
+
+fn text_type(seen: &[(InputFile, SchemaRef)], column: &str) -> Result<DataType, SourceError> {
+    let mut common: Option<(DataType, &InputFile)> = None;
+    for (file, schema) in seen {
+        let kind = text_read_as(file, find(file, schema, column)?.1)?;
+        common = Some(match common {
+            None => (kind, file),
+            Some((before, first)) => match types::unify_text(&before, &kind) {
+                Some(both) => (both, first),
+                None => return Err(disagree(file, column, &kind, first, &before)),
+            },
+        });
+    }
+    Ok(common.map_or(DataType::Utf8, |(kind, _)| kind))
+}
+
+fn disagree(file: &InputFile, column: &str, found: &DataType, first: &InputFile, expected: &DataType) -> SourceError {
+    SourceError::Disagree {
+        file: file.to_string(),
+        column: column.to_owned(),
+        found: found.to_string(),
+        first: first.to_string(),
+        expected: expected.to_string(),
+    }
+}
+
+/// Names of the kept columns in the order of the output: the id, then in the order in which they turn up.
+fn kept_names(seen: &[(InputFile, SchemaRef)], request: &Request) -> Vec<String> {
+    let mut names: Vec<String> = request.id.iter().cloned().collect();
+    let mut add = |name: &String| {
+        if !names.contains(name) {
+            names.push(name.clone());
+        }
+    };
+    match &request.keep {
+        Keep::None => {}
+        Keep::Columns(columns) => columns.iter().for_each(add),
+        Keep::All => seen.iter().flat_map(|(_, schema)| schema.fields()).for_each(|field| add(field.name())),
+    }
+    names
+}
+
+fn kept_fields(seen: &[(InputFile, SchemaRef)], request: &Request) -> Result<Vec<Field>, SourceError> {
+    let names = kept_names(seen, request);
+    if let Some(name) = names.iter().find(|name| request.reserved.contains(name)) {
+        let owner = seen.iter().find(|(_, schema)| schema.column_with_name(name).is_some());
+        let file = owner.or(seen.first()).map(|(file, _)| file.to_string()).unwrap_or_default();
+        return Err(SourceError::Collision { file, column: name.clone() });
+    }
+    names.iter().map(|name| kept_field(seen, name, request)).collect()
+}
+
+/// Whether rows of `file` may lack the column: JSON leaves out what is not set, and `all` means what there is.
+fn may_lack(file: &InputFile, name: &str, request: &Request) -> bool {
+    let asked_for = request.id.as_deref() == Some(name) || matches!(request.keep, Keep::Columns(_));
+    !asked_for || file.format == Format::Json
+}
+
+fn kept_field(seen: &[(InputFile, SchemaRef)], name: &str, request: &Request) -> Result<Field, SourceError> {
+    let mut common: Option<(Field, bool, &InputFile)> = None;
+    for (file, schema) in seen {
+        let field = match find(file, schema, name) {
+            Ok((_, field)) => kept_as(file, field, name == request.column),
+            Err(_) if may_lack(file, name, request) => continue,
+            Err(error) => return Err(error),
+        };
+        let guessed = file.format.is_untyped();
+        common = Some(match common {
+            None => (field, guessed, file),
+            Some((before, before_guessed, first)) => {
+                let both = types::unify((before.data_type(), before_guessed), (field.data_type(), guessed));
+                let kind = both.ok_or_else(|| disagree(file, name, field.data_type(), first, before.data_type()))?;
+                (before.with_data_type(kind), before_guessed && guessed, first)
+            }
+        });
+    }
+    match (common, seen.first()) {
+        // Nullable always: another file may lack it, and an output's schema should not depend on that.
+        (Some((field, ..)), _) => Ok(field.with_nullable(true)),
+        (None, Some((file, schema))) => find(file, schema, name).map(|(_, field)| field.clone()),
+        (None, None) => Ok(Field::new(name, DataType::Utf8, true)),
+    }
+}
+
+/// A file's own type of a kept column. Lines are kept as strings, though they are read as bytes.
+fn kept_as(file: &InputFile, field: &Field, is_text: bool) -> Field {
+    match file.format {
+        Format::Text => Field::new(field.name(), DataType::Utf8, true),
+        Format::Csv if is_text => Field::new(field.name(), DataType::Utf8, true),
+        Format::Json if is_text && !field.data_type().is_nested() => Field::new(field.name(), DataType::Utf8, true),
+        _ => field.clone(),
+    }
+}
+
+fn file_plan(
+    file: &InputFile,
+    schema: &SchemaRef,
+    request: &Request,
+    kept: &[Field],
+) -> Result<FilePlan, SourceError> {
+    let (text, _) = find(file, schema, &request.column)?;
+    let places: Vec<Option<usize>> = kept.iter().map(|f| schema.column_with_name(f.name()).map(|(i, _)| i)).collect();
+    let mut read: Vec<usize> = places.iter().flatten().copied().chain([text]).collect();
+    read.sort_unstable();
+    read.dedup();
+    let place = |index: usize| read.iter().position(|&r| r == index);
+    let as_read = |(index, field): (usize, &Arc<Field>)| -> Result<Field, SourceError> {
+        let target = kept.iter().find(|f| f.name() == field.name());
+        let kind = match (index == text, target) {
+            (true, _) => text_read_as(file, field)?,
+            (false, Some(target)) if file.format.is_untyped() => target.data_type().clone(),
+            _ => field.data_type().clone(),
+        };
+        Ok(field.as_ref().clone().with_data_type(kind))
+    };
+    let fields = schema.fields().iter().enumerate().map(as_read).collect::<Result<Vec<_>, _>>();
+    // Columns that are not read may have any type, a struct in a column named like the text's as well.
+    let schema = fields.map(|fields| Arc::new(Schema::new(fields)))?;
+    Ok(FilePlan {
+        file: file.clone(),
+        schema,
+        text: place(text).unwrap_or(0),
+        kept: places.iter().map(|p| p.and_then(place)).collect(),
+        read,
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{
+        source::list,
+        stores::Stores,
+    };
+
+    async fn plan(files: &[(&str, &str)], request: Request) -> Result<Plan, SourceError> {
+        let dir = tempfile::tempdir().unwrap();
+        for (name, content) in files {
+            std::fs::write(dir.path().join(name), content).unwrap();
+        }
+        let inputs = [dir.path().display().to_string()];
+        let files = list(&Stores::with_settings([]), &inputs, None).await?;
+        Plan::resolve(files, &request).await
+    }
+
+    fn request(column: &str, keep: &str) -> Request {
+        let reserved = ["embedding", "truncated", "error"].map(str::to_owned).to_vec();
+        Request { column: column.to_owned(), id: None, keep: keep.parse().unwrap(), reserved }
+    }
+
+    fn shown(plan: &Plan) -> String {
+        let fields: Vec<_> = plan.kept().fields().iter().map(|f| format!("{}: {}", f.name(), f.data_type())).collect();
+        fields.join(", ")
+    }
+
+    #[tokio::test]
+    async fn kept_columns_of_unlike_files() {
+        let files = [
+            ("a.csv", "id,text,score\n1,one,2\n"),
+            ("b.csv", "text,id,score\ntwo,2,2.5\n"),
+            ("c.jsonl", "{\"text\": \"three\", \"id\": 3, \"lang\": \"en\"}\n"),
+            ("d.txt", "four\n"),
+        ];
+        let all = plan(&files, request("text", "all")).await.unwrap();
+        assert_eq!(shown(&all), "id: Int64, text: Utf8, score: Float64, lang: Utf8");
+        assert_eq!(all.text, DataType::Binary);
+        assert_eq!(shown(&plan(&files, request("text", "none")).await.unwrap()), "");
+        let error = plan(&files, request("text", "id")).await.unwrap_err();
+        assert!(matches!(&error, SourceError::Column { file, .. } if file.ends_with("d.txt")), "{error}");
+        let with_id = Request { id: Some("id".to_owned()), ..request("text", "text") };
+        assert_eq!(shown(&plan(&files[..3], with_id).await.unwrap()), "id: Int64, text: Utf8");
+    }
+
+    #[tokio::test]
+    async fn errors_name_the_file_and_what_was_meant() {
+        let error = plan(&[("a.csv", "id,Text\n1,x\n")], request("text", "all")).await.unwrap_err().to_string();
+        assert!(error.ends_with("a.csv: no column \"text\"; there are id, Text; did you mean \"Text\"?"), "{error}");
+        let error = plan(&[("a.csv", "text,error\nx,y\n")], request("text", "all")).await.unwrap_err();
+        assert!(matches!(&error, SourceError::Collision { column, .. } if column == "error"), "{error}");
+        let nested = [("a.jsonl", "{\"text\": {\"a\": 1}}\n")];
+        let error = plan(&nested, request("text", "all")).await.unwrap_err();
+        assert!(matches!(&error, SourceError::NotText { .. }), "{error}");
+        let lists = [("a.jsonl", "{\"text\": [\"a\"]}\n"), ("b.jsonl", "{\"text\": \"a\"}\n")];
+        let error = plan(&lists, request("text", "none")).await.unwrap_err();
+        assert!(matches!(&error, SourceError::Disagree { .. }), "{error}");
+    }
+}

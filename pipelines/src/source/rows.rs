@@ -1,0 +1,166 @@
+//! All files as one sequence of rows.
+
+use std::sync::Arc;
+
+use arrow::{
+    array::{Array, ArrayRef, AsArray, RecordBatch, RecordBatchOptions, StringArray, new_null_array},
+    compute::{CastOptions, cast_with_options},
+    datatypes::DataType,
+    error::ArrowError,
+};
+
+use super::{Format, Plan, Position, SourceError, decode::Decoded, parquet, plan::FilePlan};
+
+/// Consecutive rows of one file.
+#[derive(Debug, Clone)]
+pub struct Slice {
+    /// Where its first row is.
+    pub start: Position,
+    /// The texts; of one type over all files.
+    pub text: ArrayRef,
+    /// The kept columns; of one schema over all files, and as many rows as texts.
+    pub kept: RecordBatch,
+}
+
+impl Slice {
+    /// Number of rows.
+    pub fn len(&self) -> usize {
+        self.text.len()
+    }
+
+    /// Without a single row.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// The part of it from row `from` on that has `len` rows.
+    pub fn slice(&self, from: usize, len: usize) -> Self {
+        Self {
+            start: Position { row: self.start.row + from as u64, ..self.start },
+            text: self.text.slice(from, len),
+            kept: self.kept.slice(from, len),
+        }
+    }
+}
+
+enum Reader {
+    Decoded(Box<Decoded>),
+    Parquet(Box<parquet::Rows>),
+}
+
+/// Reads the files of a plan one after the other.
+pub struct Rows {
+    plan: Arc<Plan>,
+    /// The row that comes next.
+    next: Position,
+    /// Rows to leave out before it: the reader stands at the start of the file.
+    skip: u64,
+    reader: Option<Reader>,
+}
+
+impl std::fmt::Debug for Rows {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Rows").field("next", &self.next).finish_non_exhaustive()
+    }
+}
+
+impl Rows {
+    /// Starts at `from`, which may be the end of a file.
+    pub fn new(plan: Arc<Plan>, from: Position) -> Self {
+        Self { plan, next: from, skip: 0, reader: None }
+    }
+
+    /// The row that comes next; behind the last one at the end.
+    pub fn position(&self) -> Position {
+        self.next
+    }
+
+    /// The next rows, never none of them; `None` at the end of the last file.
+    pub async fn next(&mut self) -> Result<Option<Slice>, SourceError> {
+        let plan = Arc::clone(&self.plan);
+        while let Some(file) = plan.files.get(self.next.file) {
+            let Some(batch) = self.read(file).await? else {
+                self.next = Position { file: self.next.file + 1, row: 0 };
+                self.reader = None;
+                continue;
+            };
+            if batch.num_rows() == 0 {
+                continue;
+            }
+            let start = self.next;
+            self.next.row += batch.num_rows() as u64;
+            let shaped = shape(&plan, file, start, &batch);
+            return shaped.map(Some).map_err(|e| SourceError::malformed(&file.file, start.row, e));
+        }
+        Ok(None)
+    }
+
+    async fn read(&mut self, plan: &FilePlan) -> Result<Option<RecordBatch>, SourceError> {
+        let reader = match &mut self.reader {
+            Some(reader) => reader,
+            None => {
+                let (reader, skip) = open(plan, self.next.row).await?;
+                self.skip = skip;
+                self.reader.insert(reader)
+            }
+        };
+        loop {
+            let row = self.next.row;
+            let batch = match reader {
+                Reader::Decoded(reader) => reader.next(&plan.file, row).await?,
+                Reader::Parquet(reader) => reader.next(&plan.file, row).await?,
+            };
+            let Some(batch) = batch else { return Ok(None) };
+            let rows = batch.num_rows() as u64;
+            if rows > self.skip {
+                let from = std::mem::take(&mut self.skip) as usize;
+                return Ok(Some(batch.slice(from, batch.num_rows() - from)));
+            }
+            self.skip -= rows;
+        }
+    }
+}
+
+/// Opens a file so that reading can go on at `row`; the number says how many rows are still to be left out.
+async fn open(plan: &FilePlan, row: u64) -> Result<(Reader, u64), SourceError> {
+    if plan.file.format == Format::Parquet {
+        let rows = parquet::Rows::open(&plan.file, &plan.read, row).await?;
+        return Ok((Reader::Parquet(Box::new(rows)), 0));
+    }
+    let decoded = Decoded::open(&plan.file, &plan.schema, &plan.read).await?;
+    Ok((Reader::Decoded(Box::new(decoded)), row))
+}
+
+fn shape(plan: &Plan, file: &FilePlan, start: Position, batch: &RecordBatch) -> Result<Slice, ArrowError> {
+    let text = convert(batch.column(file.text), &plan.text)?;
+    let targets = plan.kept().fields().iter().zip(&file.kept);
+    let columns = targets.map(|(field, place)| match place {
+        Some(place) => convert(batch.column(*place), field.data_type()),
+        None => Ok(new_null_array(field.data_type(), batch.num_rows())),
+    });
+    let options = RecordBatchOptions::new().with_row_count(Some(batch.num_rows()));
+    let kept = columns.collect::<Result<Vec<_>, _>>()?;
+    let kept = RecordBatch::try_new_with_options(Arc::clone(plan.kept()), kept, &options)?;
+    Ok(Slice { start, text, kept })
+}
+
+/// Casts without loss; bytes that are no UTF-8 become strings with U+FFFD, as they are reported beside it.
+fn convert(column: &ArrayRef, target: &DataType) -> Result<ArrayRef, ArrowError> {
+    match (column.data_type(), target) {
+        (found, target) if found == target => Ok(Arc::clone(column)),
+        (DataType::Binary, DataType::Utf8) => Ok(lossy(column)),
+        (DataType::Binary, DataType::LargeUtf8 | DataType::Utf8View) => cast(&lossy(column), target),
+        // Dictionaries of strings have no direct cast to bytes.
+        (DataType::Dictionary(_, value), DataType::Binary) => cast(&cast(column, value)?, target),
+        _ => cast(column, target),
+    }
+}
+
+fn cast(column: &ArrayRef, target: &DataType) -> Result<ArrayRef, ArrowError> {
+    cast_with_options(column, target, &CastOptions { safe: false, ..CastOptions::default() })
+}
+
+fn lossy(column: &ArrayRef) -> ArrayRef {
+    let bytes = column.as_binary::<i32>();
+    Arc::new(bytes.iter().map(|b| b.map(String::from_utf8_lossy)).collect::<StringArray>())
+}

@@ -1,0 +1,371 @@
+//! From what a user types to an object store and a path in it: the one place that knows URL schemes and credentials.
+//!
+//! A local path, a `file://` URL and a cloud URL all become a [`Location`], so that nothing downstream has a second code
+//! path for local files. Credentials come from the environment only (`AWS_*`, `AZURE_*`, `GOOGLE_*`): a URL that holds
+//! a password is refused rather than printed into a manifest some day.
+
+use std::{
+    collections::HashMap,
+    env, fmt,
+    path::{Component, PathBuf},
+    sync::{Arc, Mutex, PoisonError},
+};
+
+use bytes::Bytes;
+use object_store::{
+    ObjectMeta, ObjectStore, ObjectStoreExt, ObjectStoreScheme, PutMode, PutOptions, PutPayload, PutResult,
+    local::LocalFileSystem, path::Path,
+};
+use thiserror::Error;
+use url::Url;
+
+/// An address that is none, or a request that a store refused.
+#[derive(Debug, Error)]
+#[non_exhaustive]
+pub enum StoreError {
+    /// Not a path and not a URL of a scheme that we know.
+    #[error("{address}: {reason}; give a local path or an s3://, gs://, az://, http(s):// or file:// URL")]
+    Address {
+        /// What was given, without credentials.
+        address: String,
+        /// What is wrong with it.
+        reason: String,
+    },
+    /// The store cannot be set up, usually because a setting is missing in the environment.
+    #[error("{address}: cannot set up the object store: {source}")]
+    Setup {
+        /// What was given.
+        address: String,
+        /// What the store said.
+        source: Box<object_store::Error>,
+    },
+    /// A request failed after the store's own retries.
+    #[error("{operation} {address}: {source}")]
+    Request {
+        /// `read`, `write`, `list`, …
+        operation: &'static str,
+        /// The object.
+        address: String,
+        /// What the store said.
+        source: Box<object_store::Error>,
+    },
+    /// The local file system failed.
+    #[error("{operation} {address}: {source}")]
+    Local {
+        /// `lock`, `create`, `sync`, …
+        operation: &'static str,
+        /// The file.
+        address: String,
+        /// What the system said.
+        source: std::io::Error,
+    },
+}
+
+impl StoreError {
+    pub(crate) fn request(operation: &'static str, location: &Location, source: object_store::Error) -> Self {
+        Self::Request { operation, address: location.to_string(), source: Box::new(source) }
+    }
+
+    pub(crate) fn local(operation: &'static str, path: &std::path::Path, source: std::io::Error) -> Self {
+        Self::Local { operation, address: path.display().to_string(), source }
+    }
+
+    /// The address itself is wrong, as opposed to a store that does not answer.
+    pub fn is_usage(&self) -> bool {
+        matches!(self, Self::Address { .. })
+    }
+
+    /// There is no such object.
+    pub fn is_not_found(&self) -> bool {
+        match self {
+            Self::Request { source, .. } => matches!(**source, object_store::Error::NotFound { .. }),
+            Self::Local { source, .. } => source.kind() == std::io::ErrorKind::NotFound,
+            _ => false,
+        }
+    }
+}
+
+/// An object, or a folder of objects, in a store.
+#[derive(Clone)]
+pub struct Location {
+    /// Where it lives.
+    pub store: Arc<dyn ObjectStore>,
+    /// Path in the store.
+    pub path: Path,
+    /// `scheme://bucket/` for stores, nothing for local files.
+    origin: Arc<str>,
+    /// Conditional updates do not exist here, files and file locks do.
+    local: bool,
+    /// Served by an HTTP server: read-only, and ranges cannot be relied on.
+    http: bool,
+}
+
+impl fmt::Debug for Location {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("Location").field(&self.to_string()).finish()
+    }
+}
+
+impl fmt::Display for Location {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}{}", self.origin, self.path)
+    }
+}
+
+impl Location {
+    /// The object or folder `name` below this one; `name` may have several segments.
+    pub fn child(&self, name: &str) -> Self {
+        let path = name.split('/').fold(self.path.clone(), |path, part| path.join(part));
+        self.at(path)
+    }
+
+    /// Another path in the same store.
+    pub fn at(&self, path: Path) -> Self {
+        Self { path, ..self.clone() }
+    }
+
+    /// The file behind it, when it is a local one.
+    pub fn local_path(&self) -> Option<PathBuf> {
+        // `Path` holds decoded names, so no percent sign needs undoing.
+        self.local.then(|| PathBuf::from(format!("/{}", self.path)))
+    }
+
+    /// Whether an HTTP server stands behind it.
+    pub fn is_http(&self) -> bool {
+        self.http
+    }
+
+    /// Size, time and etag; `None` when there is no such object.
+    pub async fn head(&self) -> Result<Option<ObjectMeta>, StoreError> {
+        match self.store.head(&self.path).await {
+            Ok(meta) => Ok(Some(meta)),
+            Err(object_store::Error::NotFound { .. }) => Ok(None),
+            Err(e) => Err(StoreError::request("look at", self, e)),
+        }
+    }
+
+    /// The whole object; `None` when there is none. For small things only.
+    pub async fn get(&self) -> Result<Option<Bytes>, StoreError> {
+        let got = match self.store.get(&self.path).await {
+            Ok(got) => got.bytes().await,
+            Err(object_store::Error::NotFound { .. }) => return Ok(None),
+            Err(e) => Err(e),
+        };
+        got.map(Some).map_err(|e| StoreError::request("read", self, e))
+    }
+
+    /// Writes the whole object in one request. For small things only.
+    pub async fn put(&self, bytes: Bytes, mode: PutMode) -> Result<PutResult, object_store::Error> {
+        let options = PutOptions { mode, ..PutOptions::default() };
+        self.store.put_opts(&self.path, PutPayload::from_bytes(bytes), options).await
+    }
+
+    /// Deletes the object; one that is not there is fine.
+    pub async fn delete(&self) -> Result<(), StoreError> {
+        match self.store.delete(&self.path).await {
+            Ok(()) | Err(object_store::Error::NotFound { .. }) => Ok(()),
+            Err(e) => Err(StoreError::request("delete", self, e)),
+        }
+    }
+
+    /// Objects directly in this folder, in the order of their names.
+    pub async fn children(&self) -> Result<Vec<ObjectMeta>, StoreError> {
+        let listed = self.store.list_with_delimiter(Some(&self.path)).await;
+        let mut objects = listed.map_err(|e| StoreError::request("list", self, e))?.objects;
+        objects.sort_by(|a, b| a.location.cmp(&b.location));
+        Ok(objects)
+    }
+}
+
+/// Stores by scheme and bucket, opened once each, with credentials from the environment.
+#[derive(Debug, Clone)]
+pub struct Stores {
+    /// Lower-case `aws_*`, `azure_*` and `google_*` pairs.
+    settings: Arc<Vec<(String, String)>>,
+    /// Behind a std mutex: it is never held across an await.
+    open: Arc<Mutex<HashMap<String, Arc<dyn ObjectStore>>>>,
+}
+
+impl Default for Stores {
+    fn default() -> Self {
+        Self::from_env()
+    }
+}
+
+impl Stores {
+    /// Takes `AWS_*`, `AZURE_*` and `GOOGLE_*` from the environment, as the clouds' own tools do.
+    ///
+    /// Only these prefixes: the store builders also know bare names such as `token`, which may mean anything in an
+    /// environment.
+    pub fn from_env() -> Self {
+        let wanted = ["aws_", "azure_", "google_"];
+        let settings = env::vars_os()
+            .filter_map(|(k, v)| Some((k.into_string().ok()?.to_ascii_lowercase(), v.into_string().ok()?)))
+            .filter(|(k, _)| wanted.iter().any(|prefix| k.starts_with(prefix)));
+        Self::with_settings(settings)
+    }
+
+    /// With the given settings instead of the environment's.
+    pub fn with_settings(settings: impl IntoIterator<Item = (String, String)>) -> Self {
+        Self { settings: Arc::new(settings.into_iter().collect()), open: Arc::default() }
+    }
+
+    /// Uses `store` for every URL with this scheme and host, e.g. `memory://bucket`: tests put faulty stores here.
+    pub fn insert(&self, origin: &str, store: Arc<dyn ObjectStore>) {
+        self.open().insert(format!("{}/", origin.trim_end_matches('/')), store);
+    }
+
+    /// Finds the store and the path that `address` (a path or a URL) means.
+    pub fn locate(&self, address: &str) -> Result<Location, StoreError> {
+        match parse_url(address)? {
+            Some(url) => self.locate_url(&url),
+            None => self.locate_path(address),
+        }
+    }
+
+    fn open(&self) -> std::sync::MutexGuard<'_, HashMap<String, Arc<dyn ObjectStore>>> {
+        self.open.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn locate_path(&self, address: &str) -> Result<Location, StoreError> {
+        let wrong = |reason: String| StoreError::Address { address: address.to_owned(), reason };
+        let absolute = std::path::absolute(address).map_err(|e| wrong(e.to_string()))?;
+        let path = Path::from_absolute_path(normalise(absolute)).map_err(|e| wrong(e.to_string()))?;
+        let store = Arc::clone(self.open().entry("file:///".to_owned()).or_insert_with(local_store));
+        Ok(Location { store, path, origin: "/".into(), local: true, http: false })
+    }
+
+    fn locate_url(&self, url: &Url) -> Result<Location, StoreError> {
+        let address = redacted(url);
+        let wrong = |reason: &str| StoreError::Address { address: address.clone(), reason: reason.to_owned() };
+        if url.password().is_some() {
+            return Err(wrong("has a password in it; put credentials into the environment"));
+        }
+        if is_http(url) && url.query().is_some() {
+            return Err(wrong("has a query after `?`, which is not sent on; download the file first"));
+        }
+        if url.scheme() == "file" {
+            let path = url.to_file_path().map_err(|()| wrong("is no path of this machine"))?;
+            return self.locate_path(&path.to_string_lossy());
+        }
+        let origin = origin(url);
+        if let Some(store) = self.open().get(&origin).cloned() {
+            let path = match ObjectStoreScheme::parse(url) {
+                Ok((_, path)) => path,
+                // A store that a test put in under a scheme of its own.
+                Err(_) => Path::from_url_path(url.path()).map_err(|e| wrong(&e.to_string()))?,
+            };
+            return Ok(Location { store, path, http: is_http(url), origin: origin.into(), local: false });
+        }
+        let (scheme, _) = ObjectStoreScheme::parse(url).map_err(|_| wrong("has a scheme that is not known"))?;
+        if scheme == ObjectStoreScheme::Memory {
+            return Err(wrong("is a store in memory, which only tests have"));
+        }
+        let settings = self.settings.iter().map(|(k, v)| (k.as_str(), v.as_str()));
+        let http = [("allow_http", "true")].into_iter().filter(|_| url.scheme() == "http");
+        let (store, path) = object_store::parse_url_opts(url, settings.chain(http))
+            .map_err(|source| StoreError::Setup { address: address.clone(), source: Box::new(source) })?;
+        let store: Arc<dyn ObjectStore> = Arc::from(store);
+        self.open().insert(origin.clone(), Arc::clone(&store));
+        Ok(Location { store, path, http: scheme == ObjectStoreScheme::Http, origin: origin.into(), local: false })
+    }
+}
+
+/// The URL in `address`; `None` for a path. A Windows drive letter is no scheme, and neither is `a:b.txt`.
+fn parse_url(address: &str) -> Result<Option<Url>, StoreError> {
+    if !address.contains("://") {
+        return Ok(None);
+    }
+    Url::parse(address).map(Some).map_err(|e| StoreError::Address {
+        // Not parsed, so what is secret in it is not known: show the scheme only.
+        address: format!("{}://…", address.split("://").next().unwrap_or_default()),
+        reason: format!("is no URL ({e})"),
+    })
+}
+
+fn local_store() -> Arc<dyn ObjectStore> {
+    Arc::new(LocalFileSystem::new())
+}
+
+fn is_http(url: &Url) -> bool {
+    matches!(url.scheme(), "http" | "https")
+}
+
+/// `scheme://host:port/` and, where the bucket stands in the path, the bucket too.
+fn origin(url: &Url) -> String {
+    let port = url.port().map(|p| format!(":{p}")).unwrap_or_default();
+    let origin = format!("{}://{}{port}/", url.scheme(), url.host_str().unwrap_or_default());
+    match ObjectStoreScheme::parse(url) {
+        // `https://account.blob.core.windows.net/container/path`: one store per container.
+        Ok((scheme, path)) if is_http(url) && scheme != ObjectStoreScheme::Http => {
+            let bucket = url.path().trim_start_matches('/').trim_end_matches(path.as_ref());
+            format!("{origin}{bucket}")
+        }
+        _ => origin,
+    }
+}
+
+/// The URL without user, password and query, any of which may be secret.
+pub fn redacted(url: &Url) -> String {
+    format!("{}{}", origin(url).trim_end_matches('/'), url.path())
+}
+
+/// Resolves `.` and `..` by words, as the shell does for names that need not exist yet.
+fn normalise(path: PathBuf) -> PathBuf {
+    let mut out = PathBuf::new();
+    for part in path.components() {
+        match part {
+            Component::CurDir => {}
+            Component::ParentDir => {
+                out.pop();
+            }
+            part => out.push(part),
+        }
+    }
+    out
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use object_store::memory::InMemory;
+
+    fn stores() -> Stores {
+        Stores::with_settings([("aws_region".to_owned(), "eu-west-1".to_owned())])
+    }
+
+    #[test]
+    fn addresses() {
+        let here = std::env::current_dir().unwrap();
+        let cases = [
+            ("a/../b c.txt".to_owned(), here.join("b c.txt").display().to_string()),
+            ("/x/./y".to_owned(), "/x/y".to_owned()),
+            ("file:///x/y%20z".to_owned(), "/x/y z".to_owned()),
+            ("s3://bucket/a/b.parquet".to_owned(), "s3://bucket/a/b.parquet".to_owned()),
+            ("http://127.0.0.1:8000/a.txt".to_owned(), "http://127.0.0.1:8000/a.txt".to_owned()),
+            ("https://example.org/a.txt".to_owned(), "https://example.org/a.txt".to_owned()),
+        ];
+        for (given, shown) in cases {
+            assert_eq!(stores().locate(&given).unwrap().to_string(), shown, "{given}");
+        }
+    }
+
+    #[test]
+    fn refused_addresses_show_no_secret() {
+        for address in ["ftp://user:hunter2@host/x", "s3://key:hunter2@bucket/x", "https://h/x?sig=hunter2", "http://[hunter2/x", "memory:///x"] {
+            let error = stores().locate(address).unwrap_err();
+            assert!(error.is_usage(), "{error}");
+            assert!(!error.to_string().contains("hunter2"), "{error}");
+        }
+    }
+
+    #[test]
+    fn a_store_is_opened_once_and_can_be_replaced() {
+        let stores = stores();
+        let one = stores.locate("s3://bucket/a").unwrap();
+        let two = stores.locate("s3://bucket/b").unwrap();
+        assert!(Arc::ptr_eq(&one.store, &two.store));
+        stores.insert("memory://test", Arc::new(InMemory::new()));
+        assert_eq!(stores.locate("memory://test/out").unwrap().child("_elmo/job.json").path.as_ref(), "out/_elmo/job.json");
+    }
+}
