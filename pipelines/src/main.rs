@@ -1,1 +1,7 @@
-fn main() {}
+//! The binary `elmo`; see [`elmo_pipelines::cli`].
+
+use std::process::ExitCode;
+
+fn main() -> ExitCode {
+    elmo_pipelines::cli::main()
+}

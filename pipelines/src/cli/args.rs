@@ -1,0 +1,238 @@
+//! Options that several commands share.
+
+use std::{fmt, str::FromStr};
+
+use clap::{
+    ArgMatches, Args, Command, FromArgMatches, ValueHint,
+    builder::{PossibleValuesParser, TypedValueParser},
+    error::ErrorKind,
+    parser::ValueSource,
+};
+use elmo::{
+    EmbedderSettings,
+    embedder::{DeviceChoice, Precision, parse_devices},
+    spec::SpecError,
+};
+
+use crate::{
+    error::{Error, Result},
+    models::{Cache, ModelSpec, Models},
+    stores::Stores,
+};
+
+/// A parser for one of `legal`, which help, completions and errors list.
+pub(super) fn words<T>(legal: &'static [&'static str]) -> impl TypedValueParser<Value = T>
+where
+    T: FromStr + Clone + Send + Sync + 'static,
+    T::Err: std::error::Error + Send + Sync + 'static,
+{
+    PossibleValuesParser::new(legal).try_map(|word| word.parse::<T>())
+}
+
+/// A whole number from 1.
+pub(super) fn positive(text: &str) -> Result<usize, String> {
+    match text.replace('_', "").parse() {
+        Ok(0) => Err("it must be at least 1".to_owned()),
+        Ok(n) => Ok(n),
+        Err(_) => Err("it must be a whole number".to_owned()),
+    }
+}
+
+/// Which model, by its strongest source: flags beat the environment, that beats the file.
+///
+/// `--model` and the pair `--options --weights` exclude each other only within one source, so that a model in
+/// `elmo.toml` does not stand in the way of a pair on the command line.
+#[derive(Debug, Clone)]
+pub struct ModelArgs {
+    spec: Option<ModelSpec>,
+    offline: bool,
+}
+
+/// As typed.
+#[derive(Debug, Args)]
+#[command(next_help_heading = "Model")]
+struct ModelWords {
+    /// The model: a directory, a zip or a URL of either, or the built-in name tiny
+    ///
+    /// A directory holds options.json and weights.hdf5 or weights.safetensors. URLs are s3://, gs://, az://, http(s)://
+    /// and file://; what they name is fetched once into the cache ($ELMO_CACHE, else elmo in the user's cache
+    /// directory). tiny is untrained: good for trying things out, its vectors mean nothing.
+    #[arg(long, short, value_name = "MODEL", value_hint = ValueHint::AnyPath)]
+    model: Option<String>,
+
+    /// Options file of a published pair, path or URL; needs --weights
+    #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath)]
+    options: Option<String>,
+
+    /// Weights file of a published pair, HDF5 or safetensors, path or URL; needs --options
+    #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath)]
+    weights: Option<String>,
+
+    /// Never open a socket for the model: use what is on this machine and in the cache, or fail
+    #[arg(long)]
+    offline: bool,
+}
+
+impl Args for ModelArgs {
+    fn augment_args(command: Command) -> Command {
+        ModelWords::augment_args(command)
+    }
+
+    fn augment_args_for_update(command: Command) -> Command {
+        ModelWords::augment_args_for_update(command)
+    }
+}
+
+impl FromArgMatches for ModelArgs {
+    fn from_arg_matches(matches: &ArgMatches) -> Result<Self, clap::Error> {
+        let words = ModelWords::from_arg_matches(matches)?;
+        let rank = |id| matches.value_source(id).map_or(0, strength);
+        let (model, pair) = (rank("model"), rank("options").max(rank("weights")));
+        let words = match model.cmp(&pair) {
+            std::cmp::Ordering::Greater => ModelWords { options: None, weights: None, ..words },
+            std::cmp::Ordering::Less => ModelWords { model: None, ..words },
+            std::cmp::Ordering::Equal => words,
+        };
+        let spec = words.spec().map_err(|(kind, message)| clap::Error::raw(kind, message + "\n"))?;
+        Ok(Self { spec, offline: words.offline })
+    }
+
+    fn update_from_arg_matches(&mut self, matches: &ArgMatches) -> Result<(), clap::Error> {
+        *self = Self::from_arg_matches(matches)?;
+        Ok(())
+    }
+}
+
+/// A value of `elmo.toml` is a default to clap.
+fn strength(source: ValueSource) -> u8 {
+    match source {
+        ValueSource::CommandLine => 3,
+        ValueSource::EnvVariable => 2,
+        _ => 1,
+    }
+}
+
+impl ModelWords {
+    fn spec(&self) -> Result<Option<ModelSpec>, (ErrorKind, String)> {
+        let invalid = |e: crate::models::ModelsError| (ErrorKind::ValueValidation, e.to_string());
+        match (&self.model, &self.options, &self.weights) {
+            (None, None, None) => Ok(None),
+            (Some(model), None, None) => model.parse().map(Some).map_err(invalid),
+            (None, Some(options), Some(weights)) => {
+                let options = options.parse().map_err(invalid)?;
+                Ok(Some(ModelSpec::Pair { options, weights: weights.parse().map_err(invalid)? }))
+            }
+            (Some(_), _, _) => Err((ErrorKind::ArgumentConflict, "--model excludes --options and --weights".into())),
+            (None, Some(_), None) => Err((ErrorKind::MissingRequiredArgument, "--options needs --weights too".into())),
+            (None, None, Some(_)) => Err((ErrorKind::MissingRequiredArgument, "--weights needs --options too".into())),
+        }
+    }
+}
+
+impl ModelArgs {
+    /// The model, or how to name one.
+    pub fn spec(&self) -> Result<ModelSpec> {
+        let help = "give --model DIR, ZIP, URL or tiny (built in, untrained), or set ELMO_MODEL or model in elmo.toml";
+        self.spec.clone().ok_or_else(|| Error::usage("no model was given", help))
+    }
+
+    /// The model, if one was named.
+    pub fn spec_if_given(&self) -> Option<&ModelSpec> {
+        self.spec.as_ref()
+    }
+
+    /// Whether the network may not be used for the model.
+    pub fn offline(&self) -> bool {
+        self.offline
+    }
+
+    /// Finds, fetches and reads the model; warns when it is untrained.
+    pub async fn open(&self, stores: &Stores) -> Result<elmo::ModelData> {
+        open(&self.spec()?, self.offline, stores).await
+    }
+}
+
+/// Finds, fetches and reads a model; warns when it is untrained.
+pub(super) async fn open(spec: &ModelSpec, offline: bool, stores: &Stores) -> Result<elmo::ModelData> {
+    let cache = Cache::from_env();
+    let data = Models { stores, cache: &cache, offline }.resolve(spec).await?;
+    if data.untrained {
+        tracing::warn!(model = data.name, "this model is untrained: its vectors show how elmo works, they mean nothing");
+    }
+    Ok(data)
+}
+
+/// Where and how the biLM runs. Nothing here changes a result on CPU.
+#[derive(Debug, Clone, Args)]
+#[command(next_help_heading = "Speed and devices")]
+pub struct EngineArgs {
+    /// Devices: auto, cpu, cuda (all), or cuda:0,1
+    ///
+    /// auto takes every CUDA device there is, else the CPU. Vectors of different kinds of device differ by rounding.
+    #[arg(long, value_name = "DEVICES", default_value = "auto")]
+    device: Devices,
+
+    /// Precision of the matrix products: f32 is exact, bf16 is faster on new GPUs and good to 2-3 digits
+    #[arg(long, value_name = "PRECISION", default_value = "f32", value_parser = clap::value_parser!(Precision))]
+    precision: Precision,
+
+    /// Budget of padded tokens per batch: more is faster up to a point and needs more memory
+    ///
+    /// A padded token is a place in a batch, filled or not: sentences times longest sentence. Halve it when a device
+    /// runs out of memory; it never changes a vector on CPU.
+    #[arg(long, value_name = "N", default_value = "4096", value_parser = positive)]
+    batch_tokens: usize,
+
+    /// CPU threads for the biLM [default: all cores]
+    #[arg(long, value_name = "N", value_parser = positive)]
+    threads: Option<usize>,
+
+    /// Memory in MiB for token layers of words seen before; natural text finds over 80 % of its words there
+    #[arg(long, value_name = "N", default_value = "256")]
+    word_cache_mb: usize,
+}
+
+impl EngineArgs {
+    /// Settings of an embedder.
+    pub fn settings(&self) -> EmbedderSettings {
+        EmbedderSettings {
+            devices: self.device.0.clone(),
+            threads: self.threads,
+            batch_tokens: self.batch_tokens,
+            cache_bytes: self.word_cache_mb << 20,
+            precision: self.precision,
+            ..EmbedderSettings::default()
+        }
+    }
+
+    /// Puts a model on the devices.
+    pub async fn load(&self, data: elmo::ModelData) -> Result<elmo::Elmo> {
+        let settings = self.settings();
+        let load = tokio::task::spawn_blocking(move || elmo::Elmo::from_data(data, settings));
+        Ok(load.await.map_err(|e| Error::Failed(format!("loading the model failed: {e}")))??)
+    }
+}
+
+/// The value of `--device`. A type of its own, because clap would take a `Vec` for an option given several times.
+#[derive(Debug, Clone, PartialEq, Eq)]
+struct Devices(Vec<DeviceChoice>);
+
+impl FromStr for Devices {
+    type Err = SpecError;
+
+    fn from_str(text: &str) -> Result<Self, SpecError> {
+        parse_devices(text).map(Self)
+    }
+}
+
+/// A runtime for the parts of a command that wait; the biLM has threads of its own.
+pub(super) fn block_on<T>(future: impl Future<Output = Result<T>>) -> Result<T> {
+    let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build();
+    runtime.map_err(|e| Error::Failed(format!("cannot start threads: {e}")))?.block_on(future)
+}
+
+impl fmt::Display for Devices {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{:?}", self.0)
+    }
+}

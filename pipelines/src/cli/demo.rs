@@ -1,0 +1,56 @@
+//! `elmo demo`: the words; what it does is in [`crate::demo`].
+
+use std::path::PathBuf;
+
+use clap::{Args, ValueHint};
+
+use super::{CommonArgs, EngineArgs, ModelArgs, args, print, print_json, shutdown};
+use crate::{
+    demo::{self, Demo},
+    error::{Exit, Result},
+    models::ModelSpec,
+    stores::Stores,
+};
+
+/// Run the main job on two hundred reviews that are built in: files in, Parquet with vectors out; offline
+#[derive(Debug, Args)]
+#[command(after_help = "\
+Examples:
+  elmo demo
+  elmo demo --output demo-out --row 17")]
+pub(super) struct DemoArgs {
+    #[command(flatten)]
+    model: ModelArgs,
+
+    /// Directory for reviews.jsonl and the vectors, kept afterwards [default: a temporary one, removed]
+    #[arg(short, long, value_name = "DIR", value_hint = ValueHint::DirPath, help_heading = "Demo")]
+    output: Option<PathBuf>,
+
+    /// Row whose nearest neighbours are shown
+    #[arg(long, value_name = "N", default_value = "0", help_heading = "Demo")]
+    row: usize,
+
+    /// Print the report as JSON
+    #[arg(long, help_heading = "Demo")]
+    json: bool,
+
+    #[command(flatten)]
+    engine: EngineArgs,
+}
+
+pub(super) fn run(args: &DemoArgs, common: &CommonArgs) -> Result<Exit> {
+    let progress = common.progress();
+    let report = args::block_on(async {
+        let stores = Stores::from_env();
+        let spec = args.model.spec_if_given().cloned().unwrap_or(ModelSpec::Tiny);
+        let data = args::open(&spec, args.model.offline(), &stores).await?;
+        let elmo = args.engine.load(data).await?;
+        let demo = Demo { output: args.output.clone(), row: args.row };
+        demo::run(&demo, elmo, stores, shutdown::requested()?, progress.as_ref()).await
+    })?;
+    match args.json {
+        true => print_json(&report)?,
+        false => print(&report.to_string())?,
+    }
+    Ok(Exit::Done)
+}

@@ -1,0 +1,193 @@
+//! `elmo model info|convert|verify`: the words; the work is in [`crate::models`].
+
+use std::path::PathBuf;
+
+use clap::{Args, Subcommand, ValueHint};
+
+use super::{
+    EngineArgs, ModelArgs,
+    args::{self, words},
+    print, print_json,
+};
+use crate::{
+    error::{Error, Exit, Result},
+    models::{
+        Cache, ModelSpec, Models,
+        check::{self, Report},
+        convert::{self, Layout},
+        info::Info,
+    },
+    stores::Stores,
+};
+
+/// Look at a model, convert it, or check it
+#[derive(Debug, Args)]
+#[command(subcommand_required = true, arg_required_else_help = true, after_help = "\
+Examples:
+  elmo model info tiny
+  elmo model convert tiny model-st --to safetensors
+  elmo model verify tiny")]
+pub(super) struct ModelCommand {
+    #[command(subcommand)]
+    command: ModelSubcommand,
+}
+
+#[derive(Debug, Subcommand)]
+enum ModelSubcommand {
+    Info(InfoArgs),
+    Convert(ConvertArgs),
+    Verify(VerifyArgs),
+}
+
+/// Which model, also without `--model`.
+#[derive(Debug, Args)]
+struct Which {
+    /// The model: a directory, a zip, a URL or tiny; the same as --model
+    #[arg(value_name = "MODEL", id = "which", value_hint = ValueHint::AnyPath, conflicts_with_all = ["model", "options", "weights"])]
+    which: Option<ModelSpec>,
+
+    #[command(flatten)]
+    model: ModelArgs,
+}
+
+impl Which {
+    fn spec(&self) -> Result<ModelSpec> {
+        self.which.clone().map_or_else(|| self.model.spec(), Ok)
+    }
+}
+
+/// Print options, size, shapes, files and fingerprint of a model
+#[derive(Debug, Args)]
+#[command(after_help = "\
+Examples:
+  elmo model info tiny
+  elmo model info tiny --json")]
+struct InfoArgs {
+    #[command(flatten)]
+    which: Which,
+
+    /// Also print every tensor with its shape
+    #[arg(long)]
+    tensors: bool,
+
+    /// Print the report as JSON, tensors included
+    #[arg(long)]
+    json: bool,
+}
+
+/// Write a model in another layout; every tensor stays the same to the bit
+///
+/// The fingerprint is printed before and after and must not change. Nothing is written over an existing directory.
+#[derive(Debug, Args)]
+#[command(after_help = "\
+Examples:
+  elmo model convert tiny model-st --to safetensors
+  elmo model convert --model model-st model-pair --to allennlp")]
+struct ConvertArgs {
+    /// The model: a directory, a zip, a URL or tiny [or use --model]
+    #[arg(value_names = ["MODEL", "OUT"], num_args = 1..=2, required = true, value_hint = ValueHint::AnyPath)]
+    places: Vec<String>,
+
+    /// safetensors: a directory that opens fastest; hdf5: a directory in the bilm-tf layout; allennlp: the pair alone
+    #[arg(long, value_name = "LAYOUT", value_parser = words::<Layout>(Layout::WORDS))]
+    to: Layout,
+
+    /// Print the report as JSON
+    #[arg(long)]
+    json: bool,
+
+    #[command(flatten)]
+    model: ModelArgs,
+}
+
+/// Check a model: files, shapes, NaN, fingerprint, and a forward pass; exit code 4 when it is bad
+#[derive(Debug, Args)]
+#[command(after_help = "\
+Examples:
+  elmo model verify tiny
+  elmo model verify tiny --json")]
+struct VerifyArgs {
+    #[command(flatten)]
+    which: Which,
+
+    /// Fingerprint that the model must have, 64 hexadecimal digits or the first 12 or more of them
+    #[arg(long, value_name = "HEX")]
+    fingerprint: Option<String>,
+
+    /// Print the report as JSON
+    #[arg(long)]
+    json: bool,
+
+    #[command(flatten)]
+    engine: EngineArgs,
+}
+
+pub(super) fn run(command: &ModelCommand) -> Result<Exit> {
+    match &command.command {
+        ModelSubcommand::Info(args) => info(args),
+        ModelSubcommand::Convert(args) => convert(args),
+        ModelSubcommand::Verify(args) => verify(args),
+    }
+}
+
+fn info(args: &InfoArgs) -> Result<Exit> {
+    let spec = args.which.spec()?;
+    let info = with_models(args.which.model.offline(), async |models| {
+        let files = models.locate(&spec).await?;
+        let data = models.resolve(&spec).await?;
+        Ok(Info::of(&spec, &data, &files.list()))
+    })?;
+    match args.json {
+        true => print_json(&info)?,
+        false => print(&info.text(args.tensors))?,
+    }
+    Ok(Exit::Done)
+}
+
+fn convert(args: &ConvertArgs) -> Result<Exit> {
+    let (spec, out) = match args.places.as_slice() {
+        [out] => (args.model.spec()?, out),
+        [model, out] if args.model.spec_if_given().is_none() => (model.parse()?, out),
+        _ => return Err(Error::usage("two models were given", "name the model once, then the directory to write")),
+    };
+    let out = PathBuf::from(out);
+    let report = with_models(args.model.offline(), async |models| {
+        let files = models.locate(&spec).await?;
+        let data = models.resolve(&spec).await?;
+        Ok(convert::convert(&data, &files, args.to, &out)?)
+    })?;
+    match args.json {
+        true => print_json(&report)?,
+        false => print(&report.to_string())?,
+    }
+    Ok(Exit::Done)
+}
+
+fn verify(args: &VerifyArgs) -> Result<Exit> {
+    let spec = args.which.spec()?;
+    let report = with_models(args.which.model.offline(), async |models| {
+        let data = match models.resolve(&spec).await {
+            Ok(data) => data,
+            // Whatever keeps a model from opening is what was asked about; a store that fails is not.
+            Err(error) if error.exit() == Exit::Model => return Ok(Report::unreadable(&spec, &error)),
+            Err(error) => return Err(error.into()),
+        };
+        let mut report = check::of_data(&spec, &data, args.fingerprint.as_deref());
+        if report.is_good() {
+            report.checks.push(check::forward(&args.engine.load(data).await?));
+        }
+        Ok(report)
+    })?;
+    match args.json {
+        true => print_json(&report)?,
+        false => print(&report.to_string())?,
+    }
+    Ok(if report.is_good() { Exit::Done } else { Exit::Model })
+}
+
+fn with_models<T>(offline: bool, work: impl AsyncFnOnce(Models<'_>) -> Result<T>) -> Result<T> {
+    args::block_on(async {
+        let (stores, cache) = (Stores::from_env(), Cache::from_env());
+        work(Models { stores: &stores, cache: &cache, offline }).await
+    })
+}

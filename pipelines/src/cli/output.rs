@@ -1,0 +1,44 @@
+//! Results on stdout.
+
+use std::io::{self, Write};
+
+use serde::Serialize;
+
+use crate::{
+    error::{Error, Result},
+    redact::redact,
+};
+
+/// Prints a report for people, secrets left out. A reader that has gone away ends the command without complaint.
+pub fn print(text: &str) -> Result<()> {
+    print_raw(redact(text).as_bytes())
+}
+
+/// Prints a report for programs: one JSON object, secrets left out.
+pub fn print_json(report: &impl Serialize) -> Result<()> {
+    let text = serde_json::to_string_pretty(report).map_err(|e| Error::Failed(format!("cannot write JSON: {e}")))?;
+    print(&(text + "\n"))
+}
+
+/// Prints bytes as they are.
+pub(super) fn print_raw(bytes: &[u8]) -> Result<()> {
+    let mut out = io::stdout().lock();
+    out.write_all(bytes).and_then(|()| out.flush()).map_err(|e| match e.kind() {
+        io::ErrorKind::BrokenPipe => Error::BrokenPipe,
+        _ => Error::Failed(format!("cannot write to stdout: {e}")),
+    })
+}
+
+/// Lines of `name  value`, values aligned.
+pub(crate) fn table(rows: &[(&str, String)]) -> String {
+    let width = rows.iter().map(|(name, _)| name.len()).max().unwrap_or(0);
+    rows.iter().map(|(name, value)| format!("{name:width$}  {value}\n")).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    #[test]
+    fn tables_are_aligned() {
+        assert_eq!(super::table(&[("a", "1".into()), ("long", "2".into())]), "a     1\nlong  2\n");
+    }
+}

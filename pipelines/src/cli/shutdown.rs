@@ -1,0 +1,51 @@
+//! Ctrl-C and SIGTERM: the first asks a job to finish what it has begun, the second ends the process.
+
+use tokio::{
+    signal::unix::{SignalKind, signal},
+    sync::oneshot,
+};
+
+use crate::error::{Error, Exit, Result};
+
+/// A future that ends at the first signal. From then on a second one ends the process at once.
+pub(super) fn requested() -> Result<impl Future<Output = ()>> {
+    let handler = |kind| signal(kind).map_err(|e| Error::Failed(format!("cannot listen for signals: {e}")));
+    let mut interrupt = handler(SignalKind::interrupt())?;
+    let mut terminate = handler(SignalKind::terminate())?;
+    let (tell, told) = oneshot::channel();
+    tokio::spawn(async move {
+        tokio::select! { _ = interrupt.recv() => {}, _ = terminate.recv() => {} }
+        tracing::warn!("stopping after the rows at hand are safe; once more stops at once");
+        let _ = tell.send(());
+        tokio::select! { _ = interrupt.recv() => {}, _ = terminate.recv() => {} }
+        std::process::exit(Exit::Interrupted as i32);
+    });
+    Ok(async move {
+        // The sender is gone only together with the runtime.
+        let _ = told.await;
+    })
+}
+
+/// The command that continues this one, as the shell would read it.
+pub(super) fn resume_command(words: impl Iterator<Item = String>) -> String {
+    words.map(|word| quoted(&word)).collect::<Vec<_>>().join(" ")
+}
+
+fn quoted(word: &str) -> String {
+    let plain = |c: char| c.is_ascii_alphanumeric() || "-_./:=,@%+".contains(c);
+    match !word.is_empty() && word.chars().all(plain) {
+        true => word.to_owned(),
+        false => format!("'{}'", word.replace('\'', r"'\''")),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_shell_reads_back_what_was_typed() {
+        let words = ["elmo", "embed", "--input", "a b.txt", "it's", "x*", ""].map(str::to_owned);
+        assert_eq!(resume_command(words.into_iter()), r"elmo embed --input 'a b.txt' 'it'\''s' 'x*' ''");
+    }
+}

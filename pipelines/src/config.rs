@@ -1,0 +1,422 @@
+//! Settings from the environment and from `elmo.toml`, put below the command line.
+//!
+//! A setting is always an option of a command, so there is one list of names, one set of legal values and one help
+//! text: the clap types. `--batch-tokens 8192` on the command line is `ELMO_BATCH_TOKENS=8192` in the environment and
+//! `batch-tokens = 8192` in the file. The first of flag, environment, file and default that says something wins.
+//!
+//! ```toml
+//! model = "models/elmo-small"      # a key that several commands share stands at the top ...
+//! threads = 4
+//!
+//! [embed]                          # ... one that belongs to a command, or differs there, in its section
+//! column = "review"
+//! keep = ["id", "stars"]
+//!
+//! [model-convert]                  # `elmo model convert`
+//! to = "safetensors"
+//! ```
+//!
+//! How it works: clap itself reads the environment; a value of the file becomes the *default* of its option.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    ffi::{OsStr, OsString},
+    path::{Path, PathBuf},
+};
+
+use clap::{Arg, ArgAction, Command, builder::BoolishValueParser};
+use thiserror::Error;
+use toml::{Table, Value};
+
+/// The file that is read from the current directory when `--config` names no other.
+pub const FILE_NAME: &str = "elmo.toml";
+
+/// Variables that are no option of a command.
+const OTHER_VARIABLES: [&str; 3] = ["ELMO_CACHE", "ELMO_CONFIG", "ELMO_LOG"];
+
+/// Options that make no sense in a file: they ask for something else than the command.
+const NOT_A_SETTING: [&str; 3] = ["help", "version", "config"];
+
+/// Wrong words in the environment or in `elmo.toml`.
+#[derive(Debug, Error)]
+#[non_exhaustive]
+pub enum ConfigError {
+    /// The file cannot be read.
+    #[error("cannot read the settings in {path}: {source}")]
+    Read {
+        /// The file.
+        path: PathBuf,
+        /// What the system said.
+        source: std::io::Error,
+    },
+    /// The file is not TOML.
+    #[error("{path} is not TOML: {reason}")]
+    Syntax {
+        /// The file.
+        path: PathBuf,
+        /// Line and reason.
+        reason: String,
+    },
+    /// A key that no command has.
+    #[error("{path}: unknown key {key}{}", did_you_mean(nearest))]
+    UnknownKey {
+        /// The file.
+        path: PathBuf,
+        /// `key` or `section.key`.
+        key: String,
+        /// The most similar legal key.
+        nearest: Option<String>,
+    },
+    /// A section that is no command.
+    #[error("{path}: unknown section [{section}]{}", did_you_mean(nearest))]
+    UnknownSection {
+        /// The file.
+        path: PathBuf,
+        /// The section.
+        section: String,
+        /// The most similar legal section.
+        nearest: Option<String>,
+    },
+    /// A value that no option can have.
+    #[error("{path}: key {key}: {reason}")]
+    Value {
+        /// The file.
+        path: PathBuf,
+        /// `key` or `section.key`.
+        key: String,
+        /// Why.
+        reason: String,
+    },
+    /// A variable that looks like a misspelt setting.
+    #[error("environment variable {name} is not a setting{}", did_you_mean(&Some(nearest.clone())))]
+    UnknownVariable {
+        /// The variable.
+        name: String,
+        /// The most similar setting.
+        nearest: String,
+    },
+}
+
+impl ConfigError {
+    /// What to do next.
+    pub fn help(&self) -> Option<String> {
+        match self {
+            Self::Read { .. } => Some("check the path given with --config".into()),
+            Self::UnknownKey { .. } | Self::UnknownSection { .. } => {
+                Some("keys are the long options of a command without the dashes; see elmo COMMAND --help".into())
+            }
+            _ => None,
+        }
+    }
+}
+
+fn did_you_mean(nearest: &Option<String>) -> String {
+    nearest.as_ref().map(|name| format!("; did you mean {name}?")).unwrap_or_default()
+}
+
+/// The settings of one file, checked against the commands: every key exists, every value is a scalar or a list of them.
+#[derive(Debug, Clone, Default)]
+pub struct ConfigFile {
+    path: PathBuf,
+    common: BTreeMap<String, Vec<String>>,
+    sections: BTreeMap<String, BTreeMap<String, Vec<String>>>,
+}
+
+impl ConfigFile {
+    /// Reads `explicit`, or [`FILE_NAME`] in the current directory where that exists.
+    pub fn find(explicit: Option<&Path>, root: &Command) -> Result<Option<Self>, ConfigError> {
+        let path = explicit.unwrap_or(Path::new(FILE_NAME));
+        match std::fs::read_to_string(path) {
+            Ok(text) => Self::parse(&text, path, root).map(Some),
+            Err(e) if explicit.is_none() && e.kind() == std::io::ErrorKind::NotFound => Ok(None),
+            Err(source) => Err(ConfigError::Read { path: path.to_path_buf(), source }),
+        }
+    }
+
+    /// Parses `text`; `path` stands in the errors.
+    pub fn parse(text: &str, path: &Path, root: &Command) -> Result<Self, ConfigError> {
+        let table: Table = text.parse().map_err(|e: toml::de::Error| ConfigError::Syntax {
+            path: path.to_path_buf(),
+            reason: e.to_string().trim_end().to_owned(),
+        })?;
+        let legal = LegalKeys::of(root);
+        let mut file = Self { path: path.to_path_buf(), ..Self::default() };
+        for (name, value) in &table {
+            match value {
+                Value::Table(section) => file.add_section(name, section, &legal)?,
+                value => {
+                    let key = file.legal_key(name, "", &legal.common)?;
+                    let values = file.scalars(name, value)?;
+                    file.common.insert(key, values);
+                }
+            }
+        }
+        Ok(file)
+    }
+
+    fn add_section(&mut self, name: &str, table: &Table, legal: &LegalKeys) -> Result<(), ConfigError> {
+        let Some(keys) = legal.sections.get(name) else {
+            return Err(ConfigError::UnknownSection {
+                path: self.path.clone(),
+                section: name.to_owned(),
+                nearest: nearest(name, legal.sections.keys()),
+            });
+        };
+        let mut section = BTreeMap::new();
+        for (key, value) in table {
+            let shown = format!("{name}.{key}");
+            let values = self.scalars(&shown, value)?;
+            section.insert(self.legal_key(key, name, keys)?, values);
+        }
+        self.sections.insert(name.to_owned(), section);
+        Ok(())
+    }
+
+    /// The key as the option spells it; `batch_tokens` is accepted for `batch-tokens`.
+    fn legal_key(&self, key: &str, section: &str, legal: &BTreeSet<String>) -> Result<String, ConfigError> {
+        let kebab = key.replace('_', "-");
+        if legal.contains(&kebab) {
+            return Ok(kebab);
+        }
+        let shown = if section.is_empty() { key.to_owned() } else { format!("{section}.{key}") };
+        Err(ConfigError::UnknownKey { path: self.path.clone(), key: shown, nearest: nearest(&kebab, legal.iter()) })
+    }
+
+    fn scalars(&self, key: &str, value: &Value) -> Result<Vec<String>, ConfigError> {
+        let wrong = |found: &str| ConfigError::Value {
+            path: self.path.clone(),
+            key: key.to_owned(),
+            reason: format!("expected a string, a number, true, false or a list of those, found {found}"),
+        };
+        match value {
+            Value::Array(items) => items.iter().map(|v| scalar(v).ok_or_else(|| wrong(v.type_str()))).collect(),
+            value => Ok(vec![scalar(value).ok_or_else(|| wrong(value.type_str()))?]),
+        }
+    }
+
+    /// What the file says about an option of a command.
+    fn get(&self, section: &str, key: &str) -> Option<&[String]> {
+        let own = self.sections.get(section).and_then(|keys| keys.get(key));
+        own.or_else(|| self.common.get(key)).map(Vec::as_slice)
+    }
+
+    /// Where `value` of the option `--key` stands in the file, for a message about a value that clap refused.
+    pub fn origin(&self, key: &str, value: &str) -> Option<String> {
+        let has = |keys: &BTreeMap<String, Vec<String>>| keys.get(key).is_some_and(|v| v.iter().any(|v| v == value));
+        let path = self.path.display();
+        if let Some((section, _)) = self.sections.iter().find(|(_, keys)| has(keys)) {
+            return Some(format!("{path}, key {section}.{key}"));
+        }
+        has(&self.common).then(|| format!("{path}, key {key}"))
+    }
+}
+
+fn scalar(value: &Value) -> Option<String> {
+    match value {
+        Value::String(s) => Some(s.clone()),
+        Value::Integer(_) | Value::Float(_) | Value::Boolean(_) => Some(value.to_string()),
+        _ => None,
+    }
+}
+
+/// Which keys may stand where.
+struct LegalKeys {
+    common: BTreeSet<String>,
+    sections: BTreeMap<String, BTreeSet<String>>,
+}
+
+impl LegalKeys {
+    /// A key is common when at least two commands have it.
+    fn of(root: &Command) -> Self {
+        let mut sections = BTreeMap::new();
+        let global: BTreeSet<String> = root.get_arguments().filter_map(setting_name).collect();
+        walk(root, "", &mut |name, command| {
+            let own: BTreeSet<String> = command.get_arguments().filter_map(setting_name).collect();
+            sections.insert(name.to_owned(), &own | &global);
+        });
+        let mut common = global;
+        for (name, keys) in &sections {
+            let others: BTreeSet<&String> = sections.iter().filter(|(n, _)| *n != name).flat_map(|(_, k)| k).collect();
+            common.extend(keys.iter().filter(|key| others.contains(key)).cloned());
+        }
+        Self { common, sections }
+    }
+}
+
+/// Calls `visit` for every command that does something, with its section name (`model convert` is `model-convert`).
+fn walk(command: &Command, section: &str, visit: &mut impl FnMut(&str, &Command)) {
+    for sub in command.get_subcommands().filter(|c| c.get_name() != "help") {
+        let name = join(section, sub.get_name());
+        if !sub.has_subcommands() {
+            visit(&name, sub);
+        }
+        walk(sub, &name, visit);
+    }
+}
+
+fn join(section: &str, name: &str) -> String {
+    if section.is_empty() { name.to_owned() } else { format!("{section}-{name}") }
+}
+
+/// The long name of an option that may stand in the environment and in a file.
+fn setting_name(arg: &Arg) -> Option<String> {
+    arg.get_long().filter(|name| !NOT_A_SETTING.contains(name)).map(str::to_owned)
+}
+
+/// `batch-tokens` -> `ELMO_BATCH_TOKENS`.
+pub fn variable(long: &str) -> String {
+    format!("ELMO_{}", long.replace('-', "_").to_ascii_uppercase())
+}
+
+/// Lets clap read `ELMO_*`, and puts the file's values below.
+///
+/// A variable that is set but empty counts as not set, as container settings often are.
+pub fn apply(root: Command, file: Option<&ConfigFile>, env: &dyn Fn(&str) -> Option<OsString>) -> Command {
+    apply_to(root, "", file, env)
+}
+
+fn apply_to(command: Command, section: &str, file: Option<&ConfigFile>, env: &dyn Fn(&str) -> Option<OsString>) -> Command {
+    let command = command.mut_args(|arg| match setting_name(&arg) {
+        Some(name) => apply_to_arg(arg, &name, section, file, env),
+        None => arg,
+    });
+    let names: Vec<String> = command.get_subcommands().map(|c| c.get_name().to_owned()).collect();
+    names.into_iter().fold(command, |command, name| {
+        let section = join(section, &name);
+        command.mut_subcommand(name, |sub| apply_to(sub, &section, file, env))
+    })
+}
+
+fn apply_to_arg(
+    arg: Arg,
+    name: &str,
+    section: &str,
+    file: Option<&ConfigFile>,
+    env: &dyn Fn(&str) -> Option<OsString>,
+) -> Arg {
+    let variable = variable(name);
+    let is_set = env(&variable).is_some_and(|value| !value.is_empty());
+    let flag = matches!(arg.get_action(), ArgAction::SetTrue);
+    let arg = if flag { arg.value_parser(BoolishValueParser::new()) } else { arg };
+    let arg = if is_set { arg.env(variable).hide_env(true).required(false) } else { arg };
+    match file.and_then(|file| file.get(section, name)) {
+        Some(values) => arg.required(false).default_values(values.to_vec()),
+        None => arg,
+    }
+}
+
+/// Refuses a variable that is nearly a setting: `ELMO_MODLE`.
+///
+/// One that resembles nothing is left alone: container platforms set variables such as `ELMO_SERVICE_HOST` for every
+/// service called `elmo`.
+pub fn check_environment<'a>(
+    names: impl Iterator<Item = &'a OsStr>,
+    root: &Command,
+) -> Result<(), ConfigError> {
+    let mut legal: BTreeSet<String> = OTHER_VARIABLES.iter().map(ToString::to_string).collect();
+    legal.extend(root.get_arguments().filter_map(setting_name).map(|name| variable(&name)));
+    walk(root, "", &mut |_, command| {
+        legal.extend(command.get_arguments().filter_map(setting_name).map(|name| variable(&name)));
+    });
+    for name in names.filter_map(OsStr::to_str).filter(|name| name.starts_with("ELMO_")) {
+        if legal.contains(name) {
+            continue;
+        }
+        if let Some(nearest) = nearest(name, legal.iter()) {
+            return Err(ConfigError::UnknownVariable { name: name.to_owned(), nearest });
+        }
+    }
+    Ok(())
+}
+
+/// The legal name that `name` most probably was meant to be.
+fn nearest<'a>(name: &str, legal: impl Iterator<Item = &'a String>) -> Option<String> {
+    /// Below this two names have nothing to do with each other; `modle`/`model` has 0.8, `colum`/`column` 0.83.
+    const SIMILAR: f64 = 0.6;
+    // The common beginning would make every variable resemble every other.
+    let bare = |name: &str| name.strip_prefix("ELMO_").unwrap_or(name).to_owned();
+    legal
+        .map(|other| (strsim::normalized_damerau_levenshtein(&bare(name), &bare(other)), other))
+        .filter(|(similarity, _)| *similarity >= SIMILAR)
+        .max_by(|a, b| a.0.total_cmp(&b.0))
+        .map(|(_, other)| other.clone())
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used, clippy::expect_used)]
+    use super::*;
+
+    fn root() -> Command {
+        let number = |name: &'static str| Arg::new(name).long(name).value_parser(clap::value_parser!(u32));
+        let flag = Arg::new("quiet").long("quiet").action(ArgAction::SetTrue).global(true);
+        let list = Arg::new("keep").long("keep").value_delimiter(',').action(ArgAction::Append);
+        let convert = Command::new("convert").arg(Arg::new("to").long("to").required(true));
+        Command::new("elmo")
+            .arg(flag)
+            .subcommand(Command::new("embed").arg(number("threads").default_value("1")).arg(list))
+            .subcommand(Command::new("bench").arg(number("threads")))
+            .subcommand(Command::new("model").subcommand(convert))
+    }
+
+    fn parse(text: &str) -> Result<ConfigFile, ConfigError> {
+        ConfigFile::parse(text, Path::new("elmo.toml"), &root())
+    }
+
+    fn threads(args: &[&str], file: &str) -> u32 {
+        let command = apply(root(), Some(&parse(file).unwrap()), &|_| None);
+        let matches = command.try_get_matches_from(args).unwrap();
+        *matches.subcommand().unwrap().1.get_one("threads").unwrap()
+    }
+
+    #[test]
+    fn flag_beats_section_beats_common_beats_default() {
+        assert_eq!(threads(&["elmo", "embed"], ""), 1);
+        assert_eq!(threads(&["elmo", "embed"], "threads = 2"), 2);
+        assert_eq!(threads(&["elmo", "embed"], "threads = 2\n[embed]\nthreads = 3"), 3);
+        assert_eq!(threads(&["elmo", "embed", "--threads", "4"], "threads = 2\n[embed]\nthreads = 3"), 4);
+        assert_eq!(threads(&["elmo", "bench"], "threads = 2\n[embed]\nthreads = 3"), 2);
+    }
+
+    #[test]
+    fn lists_flags_and_required_options_may_come_from_the_file() {
+        let file = parse("quiet = true\n[embed]\nkeep = ['a', 'b']\n[model-convert]\nto = 'hdf5'").unwrap();
+        let command = apply(root(), Some(&file), &|_| None);
+        let matches = command.clone().try_get_matches_from(["elmo", "embed"]).unwrap();
+        assert!(matches.get_flag("quiet"));
+        let keep: Vec<&String> = matches.subcommand().unwrap().1.get_many("keep").unwrap().collect();
+        assert_eq!(keep, ["a", "b"]);
+        assert!(command.try_get_matches_from(["elmo", "model", "convert"]).is_ok());
+    }
+
+    #[test]
+    fn unknown_names_get_the_nearest() {
+        let message = |text: &str| parse(text).unwrap_err().to_string();
+        assert_eq!(message("thread = 1"), "elmo.toml: unknown key thread; did you mean threads?");
+        assert_eq!(message("[embed]\nkep = 1"), "elmo.toml: unknown key embed.kep; did you mean keep?");
+        assert_eq!(message("[embd]\nkeep = 1"), "elmo.toml: unknown section [embd]; did you mean embed?");
+        assert_eq!(message("keep = 'a'"), "elmo.toml: unknown key keep");
+        assert_eq!(message("zzzzz = 1"), "elmo.toml: unknown key zzzzz");
+    }
+
+    #[test]
+    fn wrong_values_name_their_key() {
+        let message = |text: &str| parse(text).unwrap_err().to_string();
+        let expected = "expected a string, a number, true, false or a list of those";
+        assert_eq!(message("threads = 2026-01-01"), format!("elmo.toml: key threads: {expected}, found datetime"));
+        assert_eq!(message("[embed]\nkeep = [[1]]"), format!("elmo.toml: key embed.keep: {expected}, found array"));
+        assert!(message("threads =").starts_with("elmo.toml is not TOML: TOML parse error at line 1"));
+    }
+
+    #[test]
+    fn misspelt_variables_are_refused_and_foreign_ones_left_alone() {
+        let check = |name: &str| check_environment([OsStr::new(name)].into_iter(), &root());
+        assert_eq!(
+            check("ELMO_THREDS").unwrap_err().to_string(),
+            "environment variable ELMO_THREDS is not a setting; did you mean ELMO_THREADS?"
+        );
+        for fine in ["ELMO_THREADS", "ELMO_SERVICE_HOST", "ELMO_PORT_8080_TCP_ADDR", "PATH", "ELMO_CACHE", "ELMO_TO"] {
+            assert!(check(fine).is_ok(), "{fine}");
+        }
+    }
+}

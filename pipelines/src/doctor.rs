@@ -1,0 +1,208 @@
+//! What this installation can do, for bug reports: versions, devices, threads, directories, memory, a self-test.
+//!
+//! Nothing secret: no environment, no host name, no user name; the home directory is written `~`.
+
+use std::{env, fmt, fs, path::Path};
+
+use serde::Serialize;
+
+use crate::{
+    error::Result,
+    models::Cache,
+    report::{bytes, count},
+};
+
+/// What was found.
+#[derive(Debug, Serialize)]
+pub struct Diagnosis {
+    /// Version of this program.
+    pub elmo: &'static str,
+    /// Operating system and processor.
+    pub platform: String,
+    /// Cargo features that were built in.
+    pub features: Vec<&'static str>,
+    /// Version of libtorch.
+    pub libtorch: String,
+    /// Version of librdkafka, when Kafka is built in.
+    pub librdkafka: Option<String>,
+    /// Devices that libtorch can use.
+    pub devices: Vec<String>,
+    /// Threads that libtorch uses for one matrix product.
+    pub threads: usize,
+    /// Processors that this process may use.
+    pub processors: usize,
+    /// Memory of the machine and what is free of it, in bytes; unknown outside Linux.
+    pub memory: Option<Memory>,
+    /// Where models are kept.
+    pub cache: CacheInfo,
+    /// `None` when it was left out.
+    pub self_test: Option<SelfTest>,
+}
+
+/// Memory in bytes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+pub struct Memory {
+    /// All of it.
+    pub total: u64,
+    /// What a new program can use without swapping.
+    pub available: u64,
+}
+
+/// The cache directory.
+#[derive(Debug, Serialize)]
+pub struct CacheInfo {
+    /// Where it is.
+    pub path: String,
+    /// Whether it exists.
+    pub exists: bool,
+    /// Whether something can be written there.
+    pub writable: bool,
+}
+
+/// How the self-test went.
+#[derive(Debug, Serialize)]
+pub struct SelfTest {
+    /// Every check passed.
+    pub passed: bool,
+    /// Time taken.
+    pub seconds: f64,
+    /// Every check.
+    pub checks: Vec<SelfCheck>,
+}
+
+/// One check of the self-test.
+#[derive(Debug, Serialize)]
+pub struct SelfCheck {
+    /// What is checked.
+    pub name: String,
+    /// Whether it is as it should be.
+    pub passed: bool,
+    /// What was found.
+    pub found: String,
+}
+
+impl Diagnosis {
+    /// Looks at this installation, and tests it for about five seconds when asked to.
+    pub fn make(self_test: bool) -> Result<Self> {
+        let runtime = elmo::model::runtime();
+        Ok(Self {
+            elmo: env!("CARGO_PKG_VERSION"),
+            platform: format!("{} {}", env::consts::OS, env::consts::ARCH),
+            features: features(),
+            libtorch: runtime.libtorch,
+            librdkafka: librdkafka(),
+            devices: runtime.devices,
+            threads: runtime.threads,
+            processors: std::thread::available_parallelism().map_or(1, usize::from),
+            memory: fs::read_to_string("/proc/meminfo").ok().and_then(|text| memory(&text)),
+            cache: cache_info(Cache::from_env().dir()),
+            self_test: if self_test { Some(run_self_test()?) } else { None },
+        })
+    }
+
+    /// The self-test passed or was left out.
+    pub fn is_healthy(&self) -> bool {
+        self.self_test.as_ref().is_none_or(|test| test.passed)
+    }
+}
+
+fn run_self_test() -> Result<SelfTest> {
+    let test = elmo::model::self_test()?;
+    let checks = test.checks.into_iter();
+    let checks = checks.map(|c| SelfCheck { name: c.name.to_string(), passed: c.passed, found: c.found }).collect::<Vec<_>>();
+    Ok(SelfTest { passed: checks.iter().all(|check| check.passed), seconds: test.seconds, checks })
+}
+
+fn features() -> Vec<&'static str> {
+    let all = [
+        ("aws", cfg!(feature = "aws")),
+        ("azure", cfg!(feature = "azure")),
+        ("gcp", cfg!(feature = "gcp")),
+        ("http", cfg!(feature = "http")),
+        ("kafka", cfg!(feature = "kafka")),
+    ];
+    all.into_iter().filter(|(_, built)| *built).map(|(name, _)| name).collect()
+}
+
+#[cfg(feature = "kafka")]
+fn librdkafka() -> Option<String> {
+    Some(rdkafka::util::get_rdkafka_version().1)
+}
+
+#[cfg(not(feature = "kafka"))]
+fn librdkafka() -> Option<String> {
+    None
+}
+
+/// Reads `MemTotal` and `MemAvailable`, which the kernel gives in KiB.
+fn memory(meminfo: &str) -> Option<Memory> {
+    let read = |name: &str| {
+        let line = meminfo.lines().find_map(|line| line.strip_prefix(name))?;
+        line.trim().trim_end_matches(" kB").parse::<u64>().ok().map(|kib| kib * 1024)
+    };
+    Some(Memory { total: read("MemTotal:")?, available: read("MemAvailable:")? })
+}
+
+fn cache_info(dir: &Path) -> CacheInfo {
+    let exists = dir.is_dir();
+    // The nearest directory that exists is where the cache would be made.
+    let ground = dir.ancestors().find(|dir| dir.is_dir());
+    let writable = ground.is_some_and(|dir| tempfile::tempfile_in(dir).is_ok());
+    CacheInfo { path: without_home(dir), exists, writable }
+}
+
+fn without_home(path: &Path) -> String {
+    let home = env::var_os("HOME").filter(|home| !home.is_empty());
+    match home.and_then(|home| path.strip_prefix(home).ok().map(Path::to_path_buf)) {
+        Some(rest) => Path::new("~").join(rest).display().to_string(),
+        None => path.display().to_string(),
+    }
+}
+
+impl fmt::Display for Diagnosis {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let yes = |b: bool, yes: &'static str, no: &'static str| if b { yes } else { no };
+        let memory = self.memory.map_or("unknown".into(), |m| format!("{}, {} free", bytes(m.total), bytes(m.available)));
+        let cache = format!(
+            "{} ({}, {})",
+            self.cache.path,
+            yes(self.cache.exists, "exists", "not there yet"),
+            yes(self.cache.writable, "writable", "NOT writable")
+        );
+        let mut rows = vec![
+            ("elmo", self.elmo.to_owned()),
+            ("platform", self.platform.clone()),
+            ("features", self.features.join(" ")),
+            ("libtorch", self.libtorch.clone()),
+            ("librdkafka", self.librdkafka.clone().unwrap_or_else(|| "not built in".into())),
+            ("devices", self.devices.join(", ")),
+            ("threads", format!("{} of {} processors", count(self.threads as u64), count(self.processors as u64))),
+            ("memory", memory),
+            ("cache", cache),
+        ];
+        match &self.self_test {
+            None => rows.push(("self-test", "left out".into())),
+            Some(test) => {
+                let passed = yes(test.passed, "passed", "FAILED");
+                rows.push(("self-test", format!("{passed} in {:.1} s", test.seconds)));
+                rows.extend(test.checks.iter().map(|check| {
+                    ("", format!("{}  {}: {}", yes(check.passed, "ok  ", "FAIL"), check.name, check.found))
+                }));
+            }
+        }
+        f.write_str(&crate::cli::table(&rows))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn memory_is_read_from_the_kernel_s_words() {
+        // The first lines of /proc/meminfo as proc(5) describes them.
+        let text = "MemTotal:       16315096 kB\nMemFree:          330364 kB\nMemAvailable:    8155044 kB\n";
+        assert_eq!(memory(text), Some(Memory { total: 16_315_096 * 1024, available: 8_155_044 * 1024 }));
+        assert_eq!(memory("MemTotal: ? kB"), None);
+    }
+}

@@ -1,0 +1,299 @@
+//! The cache directory: `urls/HASH.json` says what a URL was, `content/HASH/` holds the files, named by their content.
+//!
+//! Both appear by one rename each, content first, so a reader never sees half a model and two processes may fetch the
+//! same one at the same time. Old content stays until somebody deletes it; everything in the cache can be fetched again.
+
+use std::{
+    env, fs, io,
+    path::{Path, PathBuf},
+};
+
+use futures::StreamExt;
+use object_store::{GetResult, ObjectStore, ObjectStoreExt};
+use serde::{Deserialize, Serialize};
+use sha2::{Digest, Sha256};
+use tempfile::TempDir;
+use url::Url;
+
+use super::{Role, HDF5, Models, ModelsError, OPTIONS, SAFETENSORS, unzip::unzip};
+use crate::{redact::redact, report};
+
+/// Largest file that is fetched; the original ELMo has 0.4 GB.
+const LARGEST_FILE: u64 = 8 << 30;
+
+/// Where fetched and unpacked models are kept.
+#[derive(Debug, Clone)]
+pub struct Cache {
+    dir: PathBuf,
+}
+
+/// What was fetched from a URL.
+#[derive(Debug, Serialize, Deserialize)]
+struct Record {
+    /// Without secrets; for people who look into the cache.
+    url: String,
+    content: String,
+    files: Vec<Fetched>,
+}
+
+/// One file as it came.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+struct Fetched {
+    name: String,
+    bytes: u64,
+    sha256: String,
+    /// The store's own mark of this version.
+    etag: Option<String>,
+}
+
+/// A file to fetch.
+struct Wanted {
+    name: &'static str,
+    url: Url,
+    role: Role,
+}
+
+impl Cache {
+    /// A cache in `dir`, which is made when needed.
+    pub fn new(dir: impl Into<PathBuf>) -> Self {
+        Self { dir: dir.into() }
+    }
+
+    /// `$ELMO_CACHE`, or `elmo` in `$XDG_CACHE_HOME` or `~/.cache`, or in the directory for temporary files.
+    pub fn from_env() -> Self {
+        let set = |name: &str| env::var_os(name).filter(|v| !v.is_empty()).map(PathBuf::from);
+        let base = set("XDG_CACHE_HOME").or_else(|| Some(set("HOME")?.join(".cache"))).unwrap_or_else(env::temp_dir);
+        Self::new(set("ELMO_CACHE").unwrap_or_else(|| base.join("elmo")).join("models"))
+    }
+
+    /// The directory.
+    pub fn dir(&self) -> &Path {
+        &self.dir
+    }
+
+    /// Fetches one file, or takes it from the cache.
+    pub(super) async fn file(&self, models: &Models<'_>, url: &Url, role: Role) -> Result<PathBuf, ModelsError> {
+        let name = match role {
+            Role::Options => OPTIONS,
+            Role::Weights => "weights",
+            Role::Zip => "model.zip",
+            Role::Other => "file",
+        };
+        let dir = match self.current(models, url, |_| Ok(url.clone())).await? {
+            Some(dir) => dir,
+            None => {
+                let draft = self.draft()?;
+                let wanted = Wanted { name, url: url.clone(), role };
+                let fetched = fetch(models, &wanted, draft.path()).await?;
+                self.publish(url, draft, vec![fetched])?
+            }
+        };
+        Ok(dir.join(name))
+    }
+
+    /// Fetches a model directory, or takes it from the cache.
+    pub(super) async fn directory(&self, models: &Models<'_>, url: &Url) -> Result<PathBuf, ModelsError> {
+        if let Some(dir) = self.current(models, url, |name| child(url, name)).await? {
+            return Ok(dir);
+        }
+        let draft = self.draft()?;
+        let want = |name, role| Ok::<_, ModelsError>(Wanted { name, url: child(url, name)?, role });
+        let mut files = vec![fetch(models, &want(OPTIONS, Role::Options)?, draft.path()).await?];
+        let safetensors = want(SAFETENSORS, Role::Weights)?;
+        files.push(match fetch_optional(models, &safetensors, draft.path()).await? {
+            Some(fetched) => fetched,
+            None => fetch(models, &want(HDF5, Role::Weights)?, draft.path()).await?,
+        });
+        for name in ["mix.json", "warm_state.safetensors", "MODEL.md"] {
+            files.extend(fetch_optional(models, &want(name, Role::Other)?, draft.path()).await?);
+        }
+        self.publish(url, draft, files)
+    }
+
+    /// Unpacks a zip, once per content.
+    pub(super) fn unpack(&self, zip: &Path, name: &str) -> Result<PathBuf, ModelsError> {
+        let hash = hash_file(zip).map_err(|e| ModelsError::io(zip, e))?;
+        let dir = self.content(&format!("zip-{}", &hash[..32]));
+        if dir.is_dir() {
+            return Ok(dir);
+        }
+        let draft = self.draft()?;
+        unzip(zip, draft.path(), name)?;
+        settle(draft, &dir)?;
+        Ok(dir)
+    }
+
+    /// What the cache has for `url`, if it is whole and the store still has the same.
+    ///
+    /// A store that cannot be reached is no reason to stop when the cache has the model; a warning says so.
+    async fn current(
+        &self,
+        models: &Models<'_>,
+        url: &Url,
+        source: impl Fn(&str) -> Result<Url, ModelsError>,
+    ) -> Result<Option<PathBuf>, ModelsError> {
+        let found = self.record(url).filter(|record| self.is_whole(record));
+        let Some(record) = found else {
+            return if models.offline { Err(ModelsError::Offline(redact(url.as_str()))) } else { Ok(None) };
+        };
+        let dir = self.content(&record.content);
+        if models.offline {
+            return Ok(Some(dir));
+        }
+        for file in &record.files {
+            if !is_unchanged(models, &source(&file.name)?, file).await? {
+                tracing::info!(url = redact(url.as_str()), file = file.name, "the model has changed, fetching it anew");
+                return Ok(None);
+            }
+        }
+        Ok(Some(dir))
+    }
+
+    fn record(&self, url: &Url) -> Option<Record> {
+        let bytes = fs::read(self.record_path(url)).ok()?;
+        serde_json::from_slice(&bytes).ok()
+    }
+
+    /// Every file is there with the hash it came with.
+    fn is_whole(&self, record: &Record) -> bool {
+        let dir = self.content(&record.content);
+        record.files.iter().all(|file| hash_file(&dir.join(&file.name)).is_ok_and(|hash| hash == file.sha256))
+    }
+
+    /// Makes a fetched draft visible under its content's name, then says that it is what `url` was.
+    fn publish(&self, url: &Url, draft: TempDir, files: Vec<Fetched>) -> Result<PathBuf, ModelsError> {
+        let list: Vec<String> = files.iter().map(|f| format!("{} {}\n", f.sha256, f.name)).collect();
+        let content = hex(Sha256::digest(list.concat()).as_slice())[..32].to_owned();
+        let dir = self.content(&content);
+        let record = Record { url: redact(url.as_str()), content, files };
+        if dir.is_dir() && !self.is_whole(&record) {
+            fs::remove_dir_all(&dir).map_err(|e| ModelsError::io(&dir, e))?;
+        }
+        settle(draft, &dir)?;
+        self.write_record(url, &record)?;
+        Ok(dir)
+    }
+
+    fn write_record(&self, url: &Url, record: &Record) -> Result<(), ModelsError> {
+        let path = self.record_path(url);
+        let parent = path.parent().unwrap_or(&self.dir);
+        let io = |e| ModelsError::io(&path, e);
+        let text = serde_json::to_vec_pretty(record).map_err(|e| ModelsError::Internal(e.to_string()))?;
+        fs::create_dir_all(parent).map_err(io)?;
+        let draft = tempfile::NamedTempFile::new_in(parent).map_err(io)?;
+        fs::write(draft.path(), text).map_err(io)?;
+        draft.persist(&path).map_err(|e| io(e.error))?;
+        Ok(())
+    }
+
+    /// Named by the whole URL with its secrets, of which a hash tells nothing.
+    fn record_path(&self, url: &Url) -> PathBuf {
+        let hash = hex(Sha256::digest(url.as_str()).as_slice());
+        self.dir.join("urls").join(format!("{}.json", &hash[..32]))
+    }
+
+    fn content(&self, name: &str) -> PathBuf {
+        self.dir.join("content").join(name)
+    }
+
+    /// A directory on the same file system, gone again unless it is settled.
+    fn draft(&self) -> Result<TempDir, ModelsError> {
+        let content = self.dir.join("content");
+        fs::create_dir_all(&content).map_err(|e| ModelsError::io(&content, e))?;
+        tempfile::Builder::new().prefix(".draft-").tempdir_in(&content).map_err(|e| ModelsError::io(&content, e))
+    }
+}
+
+/// Renames a draft to its final name. If the same content stands there already, perhaps since a moment ago and from
+/// another process, that one stays: somebody may be reading it.
+fn settle(draft: TempDir, dir: &Path) -> Result<(), ModelsError> {
+    match fs::rename(draft.path(), dir) {
+        Err(_) if dir.is_dir() => Ok(()),
+        other => other.map_err(|e| ModelsError::io(dir, e)),
+    }
+}
+
+/// `name` inside the directory `url`.
+fn child(url: &Url, name: &str) -> Result<Url, ModelsError> {
+    let mut child = url.clone();
+    let no_directory = || ModelsError::Url { url: redact(url.as_str()), reason: "it cannot hold files".into() };
+    child.path_segments_mut().map_err(|()| no_directory())?.pop_if_empty().push(name);
+    Ok(child)
+}
+
+async fn fetch_optional(models: &Models<'_>, wanted: &Wanted, dir: &Path) -> Result<Option<Fetched>, ModelsError> {
+    match fetch(models, wanted, dir).await {
+        Ok(fetched) => Ok(Some(fetched)),
+        Err(ModelsError::Fetch { source: object_store::Error::NotFound { .. }, .. }) => Ok(None),
+        Err(error) => Err(error),
+    }
+}
+
+async fn fetch(models: &Models<'_>, wanted: &Wanted, dir: &Path) -> Result<Fetched, ModelsError> {
+    let url = redact(wanted.url.as_str());
+    let failed = |source| ModelsError::Fetch { url: url.clone(), source };
+    let (store, path) = open(models, &wanted.url)?;
+    let got = store.get(&path).await.map_err(failed)?;
+    tracing::info!(target: report::TARGET, url, size = report::bytes(got.meta.size), "fetching");
+    if got.meta.size > LARGEST_FILE {
+        return Err(ModelsError::Internal(format!("{url} has {}, more than any model", report::bytes(got.meta.size))));
+    }
+    let etag = got.meta.e_tag.clone();
+    let target = dir.join(wanted.name);
+    let (bytes, sha256) = save(got, &target, &url).await?;
+    wanted.role.check_file(&target, &url)?;
+    Ok(Fetched { name: wanted.name.to_owned(), bytes, sha256, etag })
+}
+
+/// Writes a body to `target`; returns its size and hash.
+async fn save(got: GetResult, target: &Path, url: &str) -> Result<(u64, String), ModelsError> {
+    use io::Write;
+    let io = |e| ModelsError::io(target, e);
+    let mut file = fs::File::create_new(target).map_err(io)?;
+    let expected = got.meta.size;
+    let mut stream = got.into_stream();
+    let (mut hash, mut bytes) = (Sha256::new(), 0);
+    while let Some(chunk) = stream.next().await {
+        let chunk = chunk.map_err(|source| ModelsError::Fetch { url: url.to_owned(), source })?;
+        hash.update(&chunk);
+        file.write_all(&chunk).map_err(io)?;
+        bytes += chunk.len() as u64;
+    }
+    file.sync_all().map_err(io)?;
+    if bytes != expected {
+        let source = format!("the connection ended after {bytes} of {expected} bytes").into();
+        let source = object_store::Error::Generic { store: "download", source };
+        return Err(ModelsError::Fetch { url: url.to_owned(), source });
+    }
+    Ok((bytes, hex(hash.finalize().as_slice())))
+}
+
+async fn is_unchanged(models: &Models<'_>, url: &Url, file: &Fetched) -> Result<bool, ModelsError> {
+    let (store, path) = open(models, url)?;
+    match store.head(&path).await {
+        Ok(meta) => Ok(meta.size == file.bytes && (meta.e_tag.is_none() || meta.e_tag == file.etag)),
+        Err(object_store::Error::NotFound { .. }) => Ok(false),
+        Err(error) => {
+            let (url, error) = (redact(url.as_str()), redact(&error.to_string()));
+            tracing::warn!(url, error, "cannot ask whether the model has changed, taking it from the cache");
+            Ok(true)
+        }
+    }
+}
+
+type Opened = (std::sync::Arc<dyn ObjectStore>, object_store::path::Path);
+
+fn open(models: &Models<'_>, url: &Url) -> Result<Opened, ModelsError> {
+    let location = models.stores.locate(url.as_str())?;
+    Ok((location.store, location.path))
+}
+
+fn hash_file(path: &Path) -> io::Result<String> {
+    let mut hash = Sha256::new();
+    io::copy(&mut fs::File::open(path)?, &mut hash)?;
+    Ok(hex(hash.finalize().as_slice()))
+}
+
+fn hex(bytes: &[u8]) -> String {
+    bytes.iter().map(|b| format!("{b:02x}")).collect()
+}

@@ -1,0 +1,159 @@
+//! Whether a model is good, for `elmo model verify`.
+
+use std::{fmt, sync::Arc};
+
+use arrow::array::{Array, ArrayRef, AsArray, StringArray};
+use elmo::{ColumnEmbedder, EmbedSpec, Elmo, ModelData};
+use serde::Serialize;
+
+use super::{ModelSpec, ModelsError};
+
+/// Every check and how it went.
+#[derive(Debug, Serialize)]
+pub struct Report {
+    /// As the user named it.
+    pub model: String,
+    /// SHA-256 over options and weights, if it got so far.
+    pub fingerprint: Option<String>,
+    /// In the order they were made.
+    pub checks: Vec<Check>,
+}
+
+/// One check.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct Check {
+    /// What is checked.
+    pub name: &'static str,
+    /// Whether it is as it should be.
+    pub passed: bool,
+    /// What was found.
+    pub found: String,
+}
+
+impl Check {
+    fn new(name: &'static str, problem: Option<String>, fine: impl FnOnce() -> String) -> Self {
+        Self { name, passed: problem.is_none(), found: problem.unwrap_or_else(fine) }
+    }
+}
+
+impl Report {
+    /// A model that does not even open.
+    pub fn unreadable(spec: &ModelSpec, error: &ModelsError) -> Self {
+        let checks = vec![Check { name: "files and shapes", passed: false, found: error.to_string() }];
+        Self { model: spec.to_string(), fingerprint: None, checks }
+    }
+
+    /// All checks passed.
+    pub fn is_good(&self) -> bool {
+        self.checks.iter().all(|check| check.passed)
+    }
+}
+
+impl fmt::Display for Report {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        writeln!(f, "model        {}", self.model)?;
+        if let Some(fingerprint) = &self.fingerprint {
+            writeln!(f, "fingerprint  {fingerprint}")?;
+        }
+        for check in &self.checks {
+            writeln!(f, "{}  {}: {}", if check.passed { "ok  " } else { "FAIL" }, check.name, check.found)?;
+        }
+        f.write_str(if self.is_good() { "the model is good\n" } else { "the model is bad\n" })
+    }
+}
+
+/// What can be seen without running the model. That it opened means: every file and every shape is right.
+pub fn of_data(spec: &ModelSpec, data: &ModelData, expected: Option<&str>) -> Report {
+    let fingerprint = data.fingerprint.to_string();
+    let mut checks = vec![
+        Check::new("files and shapes", None, || format!("{} tensors, all as planned", data.weights.iter().count())),
+        Check::new("finite numbers", not_finite(data), || "no NaN, no infinity".into()),
+    ];
+    if let Some(expected) = expected {
+        let problem = wrong_fingerprint(&fingerprint, expected);
+        checks.push(Check::new("fingerprint", problem, || "as expected".into()));
+    }
+    Report { model: spec.to_string(), fingerprint: Some(fingerprint), checks }
+}
+
+fn not_finite(data: &ModelData) -> Option<String> {
+    data.weights.iter().find_map(|(name, tensor)| {
+        let at = tensor.data.iter().position(|x| !x.is_finite())?;
+        Some(format!("{name} has {} at index {at} of shape {:?}", tensor.data[at], tensor.shape))
+    })
+}
+
+/// Twelve digits, as messages show them, are enough to name a model.
+fn wrong_fingerprint(found: &str, expected: &str) -> Option<String> {
+    const SHORTEST: usize = 12;
+    match expected.len() {
+        n if n < SHORTEST => Some(format!("the expected value has {n} digits, give at least {SHORTEST}")),
+        _ if found.starts_with(&expected.to_ascii_lowercase()) => None,
+        _ => Some(format!("expected {expected}, found {found}")),
+    }
+}
+
+/// A forward pass over a few sentences: finite, and each sentence's vector the same alone as among the others.
+pub fn forward(elmo: &Elmo) -> Check {
+    let problem = try_forward(elmo).unwrap_or_else(|e| Some(e.to_string()));
+    Check::new("forward pass", problem, || format!("{} sentences, finite, the same alone and together", TEXTS.len()))
+}
+
+const TEXTS: [&str; 4] = [
+    "The river froze before the first of December .",
+    "Yes .",
+    "She said that the boats , which nobody had paid for , would leave without them .",
+    "Grüße aus Köln !",
+];
+
+fn try_forward(elmo: &Elmo) -> elmo::Result<Option<String>> {
+    let embedder = ColumnEmbedder::new(elmo, EmbedSpec::default())?;
+    let together = embed(&embedder, &TEXTS)?;
+    for (i, text) in TEXTS.iter().enumerate() {
+        if together[i].is_empty() || together[i].iter().any(|x| !x.is_finite()) {
+            return Ok(Some(format!("the vector of {text:?} is not finite")));
+        }
+        if distance(&embed(&embedder, &[text])?[0], &together[i]) > TOLERANCE {
+            return Ok(Some(format!("the vector of {text:?} depends on its neighbours")));
+        }
+    }
+    Ok(None)
+}
+
+/// On CPU alone and together are the same to the bit, which `elmo doctor` tests; other devices round.
+const TOLERANCE: f32 = 1e-4;
+
+/// Largest difference of two vectors; infinite when they differ in length.
+fn distance(a: &[f32], b: &[f32]) -> f32 {
+    match a.len() == b.len() {
+        true => a.iter().zip(b).map(|(a, b)| (a - b).abs()).fold(0.0, f32::max),
+        false => f32::INFINITY,
+    }
+}
+
+/// One vector per text; empty where the embedder gave none.
+fn embed(embedder: &ColumnEmbedder, texts: &[&str]) -> elmo::Result<Vec<Vec<f32>>> {
+    let column: ArrayRef = Arc::new(StringArray::from(texts.to_vec()));
+    let vectors = embedder.embed(&column)?.vectors;
+    let rows = vectors.as_fixed_size_list();
+    Ok((0..texts.len())
+        .map(|i| match rows.is_null(i) {
+            true => Vec::new(),
+            false => rows.value(i).as_primitive::<arrow::datatypes::Float32Type>().values().to_vec(),
+        })
+        .collect())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn fingerprints_may_be_shortened_but_not_too_much() {
+        let found = "ab12cd34ef56ab12cd34ef56ab12cd34ef56ab12cd34ef56ab12cd34ef56ab12";
+        assert_eq!(wrong_fingerprint(found, "AB12cd34ef56"), None);
+        assert_eq!(wrong_fingerprint(found, found), None);
+        assert!(wrong_fingerprint(found, "ab12").is_some_and(|why| why.contains("at least 12")));
+        assert!(wrong_fingerprint(found, "ff12cd34ef56").is_some_and(|why| why.starts_with("expected ff12")));
+    }
+}

@@ -1,0 +1,143 @@
+//! A model in another layout, the same to the bit, for `elmo model convert`.
+
+use std::{
+    fmt, fs,
+    path::{Path, PathBuf},
+    str::FromStr,
+};
+
+use elmo::{ModelData, model_dir::WeightsFormat, spec::SpecError};
+use serde::Serialize;
+
+use super::{ModelFiles, ModelsError};
+
+/// How a model's files look.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Layout {
+    /// `options.json`, `weights.safetensors` and what else belongs to the model.
+    Safetensors,
+    /// `options.json`, `weights.hdf5` and what else belongs to the model.
+    Hdf5,
+    /// `NAME_options.json` and `NAME_weights.hdf5`, nothing else.
+    AllenNlp,
+}
+
+impl Layout {
+    /// The legal words.
+    pub const WORDS: &'static [&'static str] = &["safetensors", "hdf5", "allennlp"];
+}
+
+impl FromStr for Layout {
+    type Err = SpecError;
+
+    fn from_str(word: &str) -> Result<Self, SpecError> {
+        match word {
+            "safetensors" => Ok(Self::Safetensors),
+            "hdf5" => Ok(Self::Hdf5),
+            "allennlp" => Ok(Self::AllenNlp),
+            _ => Err(SpecError::Value { option: "to", value: word.to_owned(), legal: Self::WORDS.to_vec() }),
+        }
+    }
+}
+
+/// What was written.
+#[derive(Debug, Serialize)]
+#[must_use]
+pub struct Converted {
+    /// The directory.
+    pub output: PathBuf,
+    /// Its layout.
+    pub layout: Layout,
+    /// Tensors in the weights.
+    pub tensors: usize,
+    /// Identity of the model that was read.
+    pub fingerprint_before: String,
+    /// Identity of the model that was written, computed from the written files.
+    pub fingerprint_after: String,
+}
+
+impl fmt::Display for Converted {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&crate::cli::table(&[
+            ("output", self.output.display().to_string()),
+            ("tensors", self.tensors.to_string()),
+            ("fingerprint before", self.fingerprint_before.clone()),
+            ("fingerprint after", self.fingerprint_after.clone()),
+        ]))
+    }
+}
+
+/// Files that go along unchanged; `mix.json` is part of the model.
+const COMPANIONS: [&str; 4] = ["warm_state.safetensors", "vocab.txt", "softmax.safetensors", "MODEL.md"];
+
+/// Writes `data` to the new directory `out` and reads it back.
+///
+/// The directory appears under its name only when it is complete and has the same fingerprint.
+pub fn convert(data: &ModelData, files: &ModelFiles, layout: Layout, out: &Path) -> Result<Converted, ModelsError> {
+    refuse_existing(out)?;
+    let parent = out.parent().filter(|p| !p.as_os_str().is_empty()).unwrap_or(Path::new("."));
+    fs::create_dir_all(parent).map_err(|e| ModelsError::io(parent, e))?;
+    let draft = tempfile::Builder::new().prefix(".elmo-convert-").tempdir_in(parent);
+    let draft = draft.map_err(|e| ModelsError::io(parent, e))?;
+    write(data, layout, draft.path()).map_err(|source| bad(out, source))?;
+    if layout != Layout::AllenNlp {
+        copy_companions(files, draft.path())?;
+    }
+    let converted = read_back(data, layout, draft.path(), out)?;
+    fs::rename(draft.path(), out).map_err(|e| ModelsError::io(out, e))?;
+    // A directory for temporary files is private; a model is for everybody who may read its parent.
+    make_readable(out)?;
+    Ok(converted)
+}
+
+/// An empty directory is as good as none: rename replaces it.
+fn refuse_existing(out: &Path) -> Result<(), ModelsError> {
+    let empty = fs::read_dir(out).is_ok_and(|mut entries| entries.next().is_none());
+    match out.exists() && !empty {
+        true => Err(ModelsError::Exists(out.to_path_buf())),
+        false => Ok(()),
+    }
+}
+
+fn write(data: &ModelData, layout: Layout, dir: &Path) -> elmo::Result<()> {
+    match layout {
+        Layout::Safetensors => data.save(dir, WeightsFormat::Safetensors),
+        Layout::Hdf5 => data.save(dir, WeightsFormat::Hdf5),
+        Layout::AllenNlp => data.save_pair(dir, &data.name).map(|_| ()),
+    }
+}
+
+fn copy_companions(files: &ModelFiles, dir: &Path) -> Result<(), ModelsError> {
+    for path in files.list() {
+        let companion = COMPANIONS.iter().find(|name| path.file_name().is_some_and(|file| file == **name));
+        if let Some(name) = companion {
+            fs::copy(&path, dir.join(name)).map_err(|e| ModelsError::io(&path, e))?;
+        }
+    }
+    Ok(())
+}
+
+fn read_back(data: &ModelData, layout: Layout, draft: &Path, out: &Path) -> Result<Converted, ModelsError> {
+    let again = ModelData::open(draft).map_err(|source| bad(out, source))?;
+    if again.fingerprint != data.fingerprint || again.weights != data.weights {
+        let (before, after) = (&data.fingerprint, &again.fingerprint);
+        return Err(ModelsError::Internal(format!("the written model differs: fingerprint {before} before, {after} after")));
+    }
+    Ok(Converted {
+        output: out.to_path_buf(),
+        layout,
+        tensors: again.weights.iter().count(),
+        fingerprint_before: data.fingerprint.to_string(),
+        fingerprint_after: again.fingerprint.to_string(),
+    })
+}
+
+fn bad(out: &Path, source: elmo::Error) -> ModelsError {
+    ModelsError::Bad { model: out.display().to_string(), source }
+}
+
+fn make_readable(dir: &Path) -> Result<(), ModelsError> {
+    use std::os::unix::fs::PermissionsExt;
+    fs::set_permissions(dir, fs::Permissions::from_mode(0o755)).map_err(|e| ModelsError::io(dir, e))
+}

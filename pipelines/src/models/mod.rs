@@ -1,0 +1,343 @@
+//! Finds the model that a user named: built in, a directory, a zip, a URL of either, or the published pair of files.
+//!
+//! What comes from elsewhere is copied into a cache directory first: whole, checked, and under a name made of its
+//! hash, so that a half-finished or exchanged download can never be mistaken for a model.
+
+mod cache;
+pub mod check;
+pub mod convert;
+pub mod info;
+mod magic;
+mod unzip;
+
+use std::{
+    path::{Path, PathBuf},
+    str::FromStr,
+};
+
+use elmo::ModelData;
+use thiserror::Error;
+
+pub use self::{
+    cache::Cache,
+    magic::{Role, WrongContent},
+};
+use crate::{error::Exit, redact::redact, stores::{StoreError, Stores}};
+
+/// The name of the model that is built in.
+pub const TINY: &str = "tiny";
+
+/// What `--model`, `--options` and `--weights` said.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum ModelSpec {
+    /// The seeded, untrained model inside the binary.
+    Tiny,
+    /// A model directory or a zip of one.
+    Whole(Place),
+    /// The published pair.
+    Pair {
+        /// `options.json`
+        options: Place,
+        /// `weights.hdf5` or `weights.safetensors`
+        weights: Place,
+    },
+}
+
+/// Where a file or directory is.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Place {
+    /// On this machine.
+    Local(PathBuf),
+    /// In an object store or on a web server.
+    Remote(url::Url),
+}
+
+impl FromStr for Place {
+    type Err = ModelsError;
+
+    fn from_str(text: &str) -> Result<Self, ModelsError> {
+        if !text.contains("://") {
+            return Ok(Self::Local(PathBuf::from(text)));
+        }
+        let not_a_url = |reason: String| ModelsError::Url { url: redact(text), reason };
+        let url = url::Url::parse(text).map_err(|e| not_a_url(e.to_string()))?;
+        match url.scheme() {
+            "file" => url.to_file_path().map(Self::Local).map_err(|()| not_a_url("not a path of this machine".into())),
+            _ => Ok(Self::Remote(url)),
+        }
+    }
+}
+
+impl std::fmt::Display for Place {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Self::Local(path) => path.display().fmt(f),
+            Self::Remote(url) => f.write_str(&redact(url.as_str())),
+        }
+    }
+}
+
+impl std::fmt::Display for ModelSpec {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Self::Tiny => f.write_str(TINY),
+            Self::Whole(place) => place.fmt(f),
+            Self::Pair { options, weights } => write!(f, "{options} + {weights}"),
+        }
+    }
+}
+
+impl FromStr for ModelSpec {
+    type Err = ModelsError;
+
+    fn from_str(text: &str) -> Result<Self, ModelsError> {
+        match text {
+            TINY => Ok(Self::Tiny),
+            _ => text.parse().map(Self::Whole),
+        }
+    }
+}
+
+/// No model where the user said there is one.
+#[derive(Debug, Error)]
+#[non_exhaustive]
+pub enum ModelsError {
+    /// Not a URL.
+    #[error("{url} is not a URL: {reason}")]
+    Url {
+        /// What was given.
+        url: String,
+        /// Why.
+        reason: String,
+    },
+    /// Neither a directory nor a zip, and no built-in name.
+    #[error("no model {0}: neither a model directory, nor a zip of one, nor a built-in name")]
+    NotFound(String),
+    /// A directory, a zip or a URL lacks a file.
+    #[error("the model {model} has no {missing}")]
+    Incomplete {
+        /// The model.
+        model: String,
+        /// File names.
+        missing: &'static str,
+    },
+    /// A file is not what its name says.
+    #[error("{file}: {wrong}")]
+    Content {
+        /// Path or URL.
+        file: String,
+        /// What it is instead.
+        wrong: WrongContent,
+    },
+    /// A zip that we do not unpack.
+    #[error("the zip {file} is refused: {reason}")]
+    Zip {
+        /// Path or URL.
+        file: String,
+        /// Why.
+        reason: String,
+    },
+    /// `--offline`, and the model is not in the cache.
+    #[error("{0} is not in the cache, and --offline forbids to fetch it")]
+    Offline(String),
+    /// The store or web server does not give the file.
+    #[error("cannot fetch {url}: {source}")]
+    Fetch {
+        /// The file.
+        url: String,
+        /// What the store said.
+        source: object_store::Error,
+    },
+    /// The store for a URL cannot be opened.
+    #[error(transparent)]
+    Store(#[from] StoreError),
+    /// A local file or the cache directory.
+    #[error("{path}: {source}")]
+    Io {
+        /// The file.
+        path: PathBuf,
+        /// What the system said.
+        source: std::io::Error,
+    },
+    /// The files are there and complete, but the model is bad.
+    #[error("the model {model} cannot be used: {source}")]
+    Bad {
+        /// The model.
+        model: String,
+        /// Why.
+        source: elmo::Error,
+    },
+    /// Nothing is written over a model.
+    #[error("{0} exists already")]
+    Exists(PathBuf),
+    /// A broken promise of ours.
+    #[error("{0}")]
+    Internal(String),
+}
+
+impl ModelsError {
+    /// Exit code of a command that ends with this error.
+    pub fn exit(&self) -> Exit {
+        match self {
+            Self::Url { .. } => Exit::Usage,
+            Self::Store(error) if error.is_usage() => Exit::Usage,
+            Self::Fetch { .. } | Self::Store(_) => Exit::Storage,
+            Self::Exists(_) => Exit::Usage,
+            Self::Internal(_) => Exit::Failed,
+            _ => Exit::Model,
+        }
+    }
+
+    /// What to do next.
+    pub fn help(&self) -> Option<String> {
+        let text = match self {
+            Self::NotFound(_) => "give --model DIR, ZIP, URL or the built-in name tiny",
+            Self::Incomplete { .. } => {
+                "a model directory holds options.json and weights.hdf5 or weights.safetensors; \
+                 files with other names are given as --options FILE --weights FILE"
+            }
+            Self::Content { wrong, .. } => wrong.found.remedy(),
+            Self::Offline(_) => "run the command once without --offline, or give a local directory",
+            Self::Exists(_) => "give the name of a new directory",
+            Self::Fetch { .. } => "check the URL, the network and the credentials of the store",
+            _ => return None,
+        };
+        Some(text.into())
+    }
+
+    fn io(path: &Path, source: std::io::Error) -> Self {
+        Self::Io { path: path.to_path_buf(), source }
+    }
+}
+
+/// Where models come from: stores, a cache, and whether the network may be used.
+#[derive(Debug, Clone, Copy)]
+pub struct Models<'a> {
+    /// Opens URLs.
+    pub stores: &'a Stores,
+    /// Keeps what was fetched.
+    pub cache: &'a Cache,
+    /// Never open a socket.
+    pub offline: bool,
+}
+
+impl Models<'_> {
+    /// Finds, fetches where needed, reads and checks a model.
+    pub async fn resolve(&self, spec: &ModelSpec) -> Result<ModelData, ModelsError> {
+        let model = spec.to_string();
+        let files = self.locate(spec).await?;
+        let read = tokio::task::spawn_blocking(move || files.open());
+        let data = read.await.map_err(|e| ModelsError::Internal(format!("reading the model failed: {e}")))?;
+        data.map_err(|source| ModelsError::Bad { model, source })
+    }
+
+    /// Local files of a model, fetched or unpacked where needed.
+    pub async fn locate(&self, spec: &ModelSpec) -> Result<ModelFiles, ModelsError> {
+        match spec {
+            ModelSpec::Tiny => Ok(ModelFiles::Tiny),
+            ModelSpec::Pair { options, weights } => Ok(ModelFiles::Pair {
+                options: self.file(options, Role::Options).await?,
+                weights: self.file(weights, Role::Weights).await?,
+            }),
+            ModelSpec::Whole(Place::Local(path)) => self.local(path),
+            ModelSpec::Whole(Place::Remote(url)) => self.remote(url).await,
+        }
+    }
+
+    fn local(&self, path: &Path) -> Result<ModelFiles, ModelsError> {
+        if path.is_dir() {
+            return Ok(ModelFiles::Directory(path.to_path_buf()));
+        }
+        if !path.is_file() {
+            return Err(ModelsError::NotFound(path.display().to_string()));
+        }
+        Role::Zip.check_file(path, &path.display().to_string())?;
+        self.cache.unpack(path, &path.display().to_string()).map(ModelFiles::Directory)
+    }
+
+    async fn remote(&self, url: &url::Url) -> Result<ModelFiles, ModelsError> {
+        let is_zip = url.path().to_ascii_lowercase().ends_with(".zip");
+        if is_zip {
+            let zip = self.cache.file(self, url, Role::Zip).await?;
+            return self.cache.unpack(&zip, &redact(url.as_str())).map(ModelFiles::Directory);
+        }
+        self.cache.directory(self, url).await.map(ModelFiles::Directory)
+    }
+
+    async fn file(&self, place: &Place, role: Role) -> Result<PathBuf, ModelsError> {
+        match place {
+            Place::Remote(url) => self.cache.file(self, url, role).await,
+            Place::Local(path) => {
+                role.check_file(path, &path.display().to_string())?;
+                Ok(path.clone())
+            }
+        }
+    }
+}
+
+/// A model on this machine.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum ModelFiles {
+    /// Inside the binary.
+    Tiny,
+    /// A model directory.
+    Directory(PathBuf),
+    /// Two files of any name.
+    Pair {
+        /// `options.json`
+        options: PathBuf,
+        /// `weights.hdf5` or `weights.safetensors`
+        weights: PathBuf,
+    },
+}
+
+impl ModelFiles {
+    fn open(&self) -> elmo::Result<ModelData> {
+        match self {
+            Self::Tiny => Ok(ModelData::tiny()),
+            Self::Directory(dir) => ModelData::open(dir),
+            Self::Pair { options, weights } => ModelData::open_pair(options, weights),
+        }
+    }
+
+    /// Every file of the model that we know the purpose of, by name.
+    pub fn list(&self) -> Vec<PathBuf> {
+        match self {
+            Self::Tiny => Vec::new(),
+            Self::Directory(dir) => known_files(dir),
+            Self::Pair { options, weights } => vec![options.clone(), weights.clone()],
+        }
+    }
+}
+
+fn known_files(dir: &Path) -> Vec<PathBuf> {
+    let names = std::fs::read_dir(dir).into_iter().flatten().flatten().map(|entry| entry.path());
+    let mut files: Vec<PathBuf> =
+        names.filter(|path| path.file_name().and_then(|n| n.to_str()).and_then(role_name).is_some()).collect();
+    files.sort();
+    files
+}
+
+/// What may lie in a model directory.
+pub(crate) const KNOWN_FILES: [&str; 8] = [
+    OPTIONS,
+    SAFETENSORS,
+    HDF5,
+    "mix.json",
+    "warm_state.safetensors",
+    "vocab.txt",
+    "softmax.safetensors",
+    "MODEL.md",
+];
+pub(crate) const OPTIONS: &str = "options.json";
+pub(crate) const SAFETENSORS: &str = "weights.safetensors";
+pub(crate) const HDF5: &str = "weights.hdf5";
+
+/// The name in a model directory of a file called `name`. The published files have long names, such as
+/// `elmo_2x1024_128_2048cnn_1xhighway_weights.hdf5`.
+pub(crate) fn role_name(name: &str) -> Option<&'static str> {
+    let by_end = [("_options.json", OPTIONS), ("_weights.hdf5", HDF5), ("_weights.safetensors", SAFETENSORS)];
+    let long = by_end.iter().find(|(end, _)| name.ends_with(end)).map(|(_, known)| *known);
+    // macOS puts `._options.json` beside a file in a zip; it holds icons.
+    KNOWN_FILES.iter().find(|known| **known == name).copied().or(long).filter(|_| !name.starts_with("._"))
+}

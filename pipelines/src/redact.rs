@@ -1,0 +1,268 @@
+//! Leaves secrets out of text that people, logs and bug reports get to see.
+//!
+//! Hides more rather than less: the user part of a URL, every value of its query (a signed URL is a key), values of
+//! settings whose name says secret, bearer tokens and AWS access key ids.
+
+/// What stands where a secret was.
+const HIDDEN: &str = "***";
+
+/// Names of settings whose value is hidden, in lower case with `_` for `-`; a longer name ending so counts as well.
+const SECRET_KEYS: [&str; 14] = [
+    "password",
+    "passwd",
+    "secret",
+    "secret_key",
+    "access_key",
+    "access_key_id",
+    "account_key",
+    "api_key",
+    "auth_token",
+    "access_token",
+    "session_token",
+    "security_token",
+    "signature",
+    "credential",
+];
+
+/// `text` without its secrets. Applying it twice changes nothing more.
+pub fn redact(text: &str) -> String {
+    let text = redact_urls(text);
+    let text = redact_settings(&text);
+    let text = redact_bearer(&text);
+    redact_aws_keys(&text)
+}
+
+/// Where a URL inside prose ends. A quote or bracket may belong to a password typed without escaping; hiding goes on
+/// over those as long as an `@` follows (see [`user_end`]).
+fn ends_url(c: char) -> bool {
+    c.is_whitespace() || matches!(c, '"' | '\'' | '`' | '<' | '>' | '|')
+}
+
+fn redact_urls(text: &str) -> String {
+    let mut out = String::with_capacity(text.len());
+    let mut rest = text;
+    while let Some(at) = rest.find("://") {
+        let (before, after) = rest.split_at(at + 3);
+        out.push_str(before);
+        let user = user_end(after);
+        if user > 0 {
+            out.push_str(HIDDEN);
+            out.push('@');
+        }
+        let after = &after[user..];
+        let end = after.find(ends_url).unwrap_or(after.len());
+        push_without_query(&mut out, &after[..end]);
+        rest = &after[end..];
+    }
+    out.push_str(rest);
+    out
+}
+
+/// Bytes of `user:password@` at the start of what follows `://`; 0 when there is none.
+fn user_end(after: &str) -> usize {
+    let word = after.find(char::is_whitespace).unwrap_or(after.len());
+    let word = &after[..word];
+    let authority = word.find(['/', '?', '#']).unwrap_or(word.len());
+    if let Some(at) = word[..authority].rfind('@') {
+        return at + 1;
+    }
+    // `user:pa/ss@host`, a password with an unescaped `/`, cannot be told from `host:8080/a@b` when it begins with digits.
+    // Hiding a path is the smaller harm.
+    match word.rfind('@') {
+        Some(at) if word[..authority].contains(':') => at + 1,
+        _ => 0,
+    }
+}
+
+/// Pushes a URL's host and path; of a query only the names stay, of a fragment nothing.
+fn push_without_query(out: &mut String, url: &str) {
+    let (url, fragment) = url.split_once('#').map_or((url, false), |(url, rest)| (url, !rest.is_empty()));
+    let Some((path, query)) = url.split_once('?') else {
+        out.push_str(url);
+        return push_fragment(out, fragment);
+    };
+    out.push_str(path);
+    for (i, pair) in query.split('&').enumerate() {
+        out.push(if i == 0 { '?' } else { '&' });
+        match pair.split_once('=') {
+            Some((key, _)) => out.extend([key, "=", HIDDEN]),
+            None if pair.is_empty() => {}
+            None => out.push_str(HIDDEN),
+        }
+    }
+    push_fragment(out, fragment);
+}
+
+fn push_fragment(out: &mut String, fragment: bool) {
+    if fragment {
+        out.push('#');
+        out.push_str(HIDDEN);
+    }
+}
+
+fn is_key_char(c: char) -> bool {
+    c.is_ascii_alphanumeric() || c == '_' || c == '-'
+}
+
+fn is_secret_key(key: &str) -> bool {
+    let key = key.to_ascii_lowercase().replace('-', "_");
+    SECRET_KEYS.iter().any(|secret| key.ends_with(secret))
+}
+
+/// `name=value`, `name: value`, `"name": "value"`.
+fn redact_settings(text: &str) -> String {
+    let mut out = String::with_capacity(text.len());
+    let mut rest = text;
+    while let Some(at) = rest.find(['=', ':']) {
+        let (before, after) = rest.split_at(at);
+        out.push_str(before);
+        out.push_str(&after[..1]);
+        rest = &after[1..];
+        let key = before.trim_end_matches(['"', '\'', ' ']);
+        let key = key.rsplit(|c| !is_key_char(c)).next().unwrap_or_default();
+        if is_secret_key(key) {
+            rest = push_hidden_value(&mut out, rest);
+        }
+    }
+    out.push_str(rest);
+    out
+}
+
+/// Pushes the quote or blank before a value, hides the value, and returns what follows it.
+fn push_hidden_value<'a>(out: &mut String, rest: &'a str) -> &'a str {
+    let start = rest.len() - rest.trim_start_matches([' ', '"', '\'']).len();
+    out.push_str(&rest[..start]);
+    let value = &rest[start..];
+    let quote = rest[..start].chars().next_back().filter(|c| matches!(c, '"' | '\''));
+    let end = match quote {
+        Some(quote) => value.find(quote),
+        None => value.find(|c: char| c.is_whitespace() || matches!(c, '&' | ',' | ';' | '"' | '\'')),
+    };
+    let end = end.unwrap_or(value.len());
+    if end > 0 {
+        out.push_str(HIDDEN);
+    }
+    &value[end..]
+}
+
+fn redact_bearer(text: &str) -> String {
+    let mut out = String::with_capacity(text.len());
+    let mut rest = text;
+    while let Some(at) = rest.to_ascii_lowercase().find("bearer ") {
+        let (before, after) = rest.split_at(at + "bearer ".len());
+        out.push_str(before);
+        let end = after.find(|c: char| c.is_whitespace() || matches!(c, '"' | '\'' | ',')).unwrap_or(after.len());
+        if end > 0 {
+            out.push_str(HIDDEN);
+        }
+        rest = &after[end..];
+    }
+    out.push_str(rest);
+    out
+}
+
+/// `AKIA` or `ASIA` and sixteen more capitals or digits.
+fn redact_aws_keys(text: &str) -> String {
+    const LEN: usize = 20;
+    let mut out = String::with_capacity(text.len());
+    let mut rest = text;
+    while let Some(at) = [rest.find("AKIA"), rest.find("ASIA")].into_iter().flatten().min() {
+        let (before, after) = rest.split_at(at);
+        out.push_str(before);
+        let len = after.bytes().take_while(|b| b.is_ascii_uppercase() || b.is_ascii_digit()).count();
+        if len >= LEN {
+            out.push_str(HIDDEN);
+            rest = &after[len..];
+        } else {
+            out.push_str(&after[..4]);
+            rest = &after[4..];
+        }
+    }
+    out.push_str(rest);
+    out
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    #[test]
+    fn hides_what_a_url_carries() {
+        for (text, expected) in [
+            ("cannot read s3://key:secret@bucket/a.txt: no", "cannot read s3://***@bucket/a.txt: no"),
+            ("https://h/p?X-Amz-Signature=ab12&versionId=3", "https://h/p?X-Amz-Signature=***&versionId=***"),
+            ("https://h/p?sastoken", "https://h/p?***"),
+            ("http://user:pa/ss?w@host/x", "http://***@host/x"),
+            ("s3://u:12/x@host/p", "s3://***@host/p"),
+            ("s3://u:/~x@host/p", "s3://***@host/p"),
+            ("two: a://u@h/x b://v:w@i/y", "two: a://***@h/x b://***@i/y"),
+            ("\"https://h/a?b=c\"", "\"https://h/a?b=***\""),
+        ] {
+            assert_eq!(redact(text), expected);
+        }
+    }
+
+    #[test]
+    fn leaves_harmless_text_alone() {
+        for text in [
+            "s3://bucket/a@b/c.parquet",
+            "http://localhost:9000/bucket/a",
+            "1234 tokens, 5 tokens/s, token: 7",
+            "reviews.jsonl, row 3: what? no",
+            "",
+        ] {
+            assert_eq!(redact(text), text);
+        }
+    }
+
+    #[test]
+    fn hides_settings_and_headers() {
+        for (text, expected) in [
+            ("aws_secret_access_key = abc/def+ghi", "aws_secret_access_key = ***"),
+            ("AWS_ACCESS_KEY_ID=x, region=eu", "AWS_ACCESS_KEY_ID=***, region=eu"),
+            ("{\"sasl.password\": \"a b c\", \"x\": 1}", "{\"sasl.password\": \"***\", \"x\": 1}"),
+            ("Authorization: Bearer abc.def", "Authorization: Bearer ***"),
+            // The key id of the AWS documentation's own examples.
+            ("user AKIAIOSFODNN7EXAMPLE may not", "user *** may not"),
+        ] {
+            assert_eq!(redact(text), expected);
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn no_password_survives(
+            scheme in "(s3|gs|az|https?)", user in "[a-z0-9]{1,8}", secret in "[A-Za-z0-9/+?#:%@!$*()_.~=-]{8,24}Zq7",
+            before in "[a-z .,]{0,20}", after in "[a-z .,]{0,20}"
+        ) {
+            let text = format!("{before}{scheme}://{user}:{secret}@host.example/path{after}");
+            prop_assert!(!redact(&text).contains(&secret), "{}", redact(&text));
+        }
+
+        #[test]
+        fn no_query_value_survives(key in "[A-Za-z-]{1,20}", secret in "[A-Za-z0-9/+%_.~=-]{8,24}Zq7", end in "[\"' ,]?") {
+            let text = format!("GET https://host/path?a=b&{key}={secret}{end}");
+            prop_assert!(!redact(&text).contains(&secret), "{}", redact(&text));
+        }
+
+        #[test]
+        fn twice_is_once(text in ".{0,80}") {
+            let once = redact(&text);
+            prop_assert_eq!(redact(&once), once);
+        }
+
+        #[test]
+        fn twice_is_once_for_url_like_text(text in "([a-z]{1,3}|://|[:/?#@&= \"']|bearer |secret|AKIA|\\*\\*\\*){0,24}") {
+            let once = redact(&text);
+            prop_assert_eq!(redact(&once), once);
+        }
+
+        #[test]
+        fn prose_is_left_alone(text in "[a-zA-Z ,.()/%-]{0,80}") {
+            prop_assume!(!text.to_ascii_lowercase().contains("bearer") && !text.contains("AKIA") && !text.contains("ASIA"));
+            prop_assert_eq!(redact(&text), text);
+        }
+    }
+}

@@ -1,0 +1,76 @@
+//! The bar on a terminal.
+
+use std::{
+    sync::{Mutex, PoisonError},
+    time::Instant,
+};
+
+use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
+
+use super::{Pace, Progress, Snapshot, count, duration};
+
+/// Steps of the bar: a fraction of the job becomes a position, because the unit (rows or bytes) may change underway.
+const STEPS: u64 = 10_000;
+
+/// A bar on stderr with rows/s, tokens/s, padding and the time left.
+#[derive(Debug)]
+pub struct Bar {
+    bar: ProgressBar,
+    started: Instant,
+    first: Mutex<Option<Snapshot>>,
+}
+
+impl Bar {
+    /// Draws on stderr at most ten times a second, and within 100 ms.
+    pub fn new() -> Self {
+        let bar = ProgressBar::with_draw_target(Some(STEPS), ProgressDrawTarget::stderr_with_hz(10));
+        bar.set_style(style("{spinner} {wide_msg}"));
+        bar.set_message("starting");
+        bar.enable_steady_tick(std::time::Duration::from_millis(100));
+        Self { bar, started: Instant::now(), first: Mutex::new(None) }
+    }
+}
+
+impl Default for Bar {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+impl Progress for Bar {
+    fn update(&self, now: &Snapshot) {
+        let mut first = self.first.lock().unwrap_or_else(PoisonError::into_inner);
+        let first = first.get_or_insert_with(|| {
+            self.bar.set_style(style("{bar:24} {percent:>3}% {wide_msg}"));
+            *now
+        });
+        let pace = Pace::of(first, now, self.started.elapsed());
+        if let Some(fraction) = now.fraction() {
+            self.bar.set_position((fraction * STEPS as f64) as u64);
+        }
+        self.bar.set_message(message(now, &pace));
+    }
+
+    fn finish(&self) {
+        self.bar.finish_and_clear();
+    }
+}
+
+/// A template that indicatif refuses is a mistake of ours; the plain bar is no reason to stop a job.
+fn style(template: &str) -> ProgressStyle {
+    ProgressStyle::with_template(template).unwrap_or_else(|_| ProgressStyle::default_bar()).progress_chars("=> ")
+}
+
+fn message(now: &Snapshot, pace: &Pace) -> String {
+    let mut text = format!(
+        "{} rows  {:.0} rows/s  {:.0} tokens/s  {:.1}% padding",
+        count(now.rows),
+        pace.rows_per_second,
+        pace.tokens_per_second,
+        100.0 * now.padding()
+    );
+    if let Some(left) = pace.left {
+        text.push_str(&format!("  ETA {}", duration(left)));
+    }
+    text
+}

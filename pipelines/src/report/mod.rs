@@ -1,0 +1,124 @@
+//! How far a job is, told to a person: a bar on a terminal, a line every ten seconds otherwise.
+
+mod bar;
+mod lines;
+mod numbers;
+
+use std::time::Duration;
+
+pub use numbers::{bytes, count, duration};
+
+pub(crate) use self::lines::TARGET;
+pub use self::{bar::Bar, lines::Lines};
+
+/// How far a job is. All counts start at 0 and only grow.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Snapshot {
+    /// Rows that are durable or on their way to it.
+    pub rows: u64,
+    /// Rows of the whole job, as soon as they are known.
+    pub rows_total: Option<u64>,
+    /// Bytes of input read; gives an estimate of the end while the rows are not known.
+    pub bytes: u64,
+    /// Bytes of the whole input.
+    pub bytes_total: Option<u64>,
+    /// Real tokens given to the biLM.
+    pub tokens: u64,
+    /// Padded tokens given to the biLM.
+    pub padded_tokens: u64,
+}
+
+impl Snapshot {
+    /// Share of the job that is done, 0 to 1, by rows where they are known and by bytes otherwise.
+    pub fn fraction(&self) -> Option<f64> {
+        let of = |part: u64, whole: u64| (whole > 0).then(|| (part as f64 / whole as f64).min(1.0));
+        match (self.rows_total, self.bytes_total) {
+            (Some(rows), _) => of(self.rows, rows),
+            (None, Some(bytes)) => of(self.bytes, bytes),
+            (None, None) => None,
+        }
+    }
+
+    /// Share of the padded tokens that are padding, 0 to 1.
+    pub fn padding(&self) -> f64 {
+        match self.padded_tokens {
+            0 => 0.0,
+            padded => 1.0 - self.tokens as f64 / padded as f64,
+        }
+    }
+}
+
+/// Somebody who wants to know how far a job is.
+pub trait Progress: Send + Sync {
+    /// Called often; must be cheap.
+    fn update(&self, snapshot: &Snapshot);
+
+    /// The job ended, well or not.
+    fn finish(&self);
+}
+
+/// Nobody.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct Silent;
+
+impl Progress for Silent {
+    fn update(&self, _: &Snapshot) {}
+
+    fn finish(&self) {}
+}
+
+/// What a person is told about a snapshot.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub(crate) struct Pace {
+    pub(crate) rows_per_second: f64,
+    pub(crate) tokens_per_second: f64,
+    pub(crate) left: Option<Duration>,
+}
+
+impl Pace {
+    /// Mean pace since the start of this run; `first` is the snapshot that a resumed job began with.
+    pub(crate) fn of(first: &Snapshot, now: &Snapshot, elapsed: Duration) -> Self {
+        let seconds = elapsed.as_secs_f64().max(1e-3);
+        let rows = now.rows.saturating_sub(first.rows) as f64;
+        let tokens = now.tokens.saturating_sub(first.tokens) as f64;
+        Self { rows_per_second: rows / seconds, tokens_per_second: tokens / seconds, left: left(first, now, seconds) }
+    }
+}
+
+/// Time left if the rest goes as fast as what this run did.
+fn left(first: &Snapshot, now: &Snapshot, seconds: f64) -> Option<Duration> {
+    let done = now.fraction()?;
+    // A resumed job starts at a fraction above 0, measured against the totals known now.
+    let began = Snapshot { rows_total: now.rows_total, bytes_total: now.bytes_total, ..*first }.fraction()?;
+    let speed = (done - began) / seconds;
+    (speed > 0.0).then(|| Duration::from_secs_f64(((1.0 - done) / speed).min(1e9)))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn pace_of_a_resumed_job_counts_only_this_run() {
+        let first = Snapshot { rows: 500, rows_total: Some(1000), tokens: 5000, ..Snapshot::default() };
+        let now = Snapshot { rows: 750, tokens: 7500, ..first };
+        let pace = Pace::of(&first, &now, Duration::from_secs(10));
+        // By hand: 250 rows and 2500 tokens in 10 s; the other 250 rows take another 10 s.
+        assert_eq!(pace.rows_per_second, 25.0);
+        assert_eq!(pace.tokens_per_second, 250.0);
+        assert_eq!(pace.left.map(|left| left.as_secs_f64().round()), Some(10.0));
+    }
+
+    #[test]
+    fn nothing_is_known_about_the_end_of_a_pipe() {
+        let now = Snapshot { rows: 10, ..Snapshot::default() };
+        assert_eq!(now.fraction(), None);
+        assert_eq!(Pace::of(&Snapshot::default(), &now, Duration::from_secs(1)).left, None);
+    }
+
+    #[test]
+    fn padding_is_a_share_of_the_padded_tokens() {
+        assert_eq!(Snapshot { tokens: 90, padded_tokens: 100, ..Snapshot::default() }.padding(), 1.0 - 0.9);
+        assert_eq!(Snapshot::default().padding(), 0.0);
+    }
+}

@@ -1,0 +1,106 @@
+//! Rows cut into the pieces that are encoded together.
+//!
+//! Where the encoder begins a page depends on how rows are handed to it. If that followed the sort windows, the bytes of
+//! a file would follow the memory flags. So rows are cut anew here, by what is in them and by nothing else.
+
+use std::mem;
+
+use arrow::{array::RecordBatch, compute::concat_batches, error::ArrowError};
+
+use crate::source::row_bytes;
+
+const UNIT_ROWS: usize = 4096;
+const UNIT_BYTES: u64 = 4 << 20;
+
+/// Rows that are encoded together, and their size.
+#[derive(Debug)]
+pub(super) struct Unit {
+    pub(super) rows: RecordBatch,
+    pub(super) bytes: u64,
+}
+
+/// Collects rows until a unit is full.
+#[derive(Debug, Default)]
+pub(super) struct Units {
+    open: Vec<RecordBatch>,
+    rows: usize,
+    bytes: u64,
+}
+
+impl Units {
+    /// Takes rows, returns the units that are full now.
+    pub(super) fn push(&mut self, batch: &RecordBatch) -> Result<Vec<Unit>, ArrowError> {
+        let mut sizes = vec![0; batch.num_rows()];
+        batch.columns().iter().for_each(|column| row_bytes(column, &mut sizes));
+        let mut full = Vec::new();
+        let mut start = 0;
+        for (row, size) in sizes.into_iter().enumerate() {
+            self.rows += 1;
+            self.bytes += size;
+            if self.rows == UNIT_ROWS || self.bytes >= UNIT_BYTES {
+                self.open.push(batch.slice(start, row + 1 - start));
+                start = row + 1;
+                full.extend(self.close()?);
+            }
+        }
+        if start < batch.num_rows() {
+            self.open.push(batch.slice(start, batch.num_rows() - start));
+        }
+        Ok(full)
+    }
+
+    /// The rows that are left over, if any.
+    pub(super) fn close(&mut self) -> Result<Option<Unit>, ArrowError> {
+        let Some(first) = self.open.first() else { return Ok(None) };
+        let rows = if self.open.len() == 1 { first.clone() } else { concat_batches(&first.schema(), &self.open)? };
+        self.open.clear();
+        self.rows = 0;
+        Ok(Some(Unit { rows, bytes: mem::take(&mut self.bytes) }))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use arrow::array::{ArrayRef, StringArray};
+    use proptest::prelude::*;
+    use std::sync::Arc;
+
+    fn batch(lengths: &[usize]) -> RecordBatch {
+        let texts = StringArray::from_iter_values(lengths.iter().map(|n| "x".repeat(*n)));
+        RecordBatch::try_from_iter([("text", Arc::new(texts) as ArrayRef)]).unwrap()
+    }
+
+    fn cut(rows: &RecordBatch, windows: &[usize]) -> Vec<(usize, u64)> {
+        let mut units = Units::default();
+        let (mut out, mut start) = (Vec::new(), 0);
+        for window in windows {
+            let len = (*window).min(rows.num_rows() - start);
+            out.extend(units.push(&rows.slice(start, len)).unwrap());
+            start += len;
+        }
+        out.extend(units.push(&rows.slice(start, rows.num_rows() - start)).unwrap());
+        out.extend(units.close().unwrap());
+        out.iter().map(|unit| (unit.rows.num_rows(), unit.bytes)).collect()
+    }
+
+    proptest! {
+        #[test]
+        fn units_do_not_depend_on_windows(
+            lengths in prop::collection::vec(prop_oneof![9 => 0_usize..100, 1 => 100_000_usize..2_000_000], 0..60),
+            windows in prop::collection::vec(0_usize..20, 0..10),
+        ) {
+            let rows = batch(&lengths);
+            let units = cut(&rows, &windows);
+            prop_assert_eq!(&units, &cut(&rows, &[]));
+            prop_assert_eq!(units.iter().map(|u| u.0).sum::<usize>(), lengths.len());
+            prop_assert_eq!(units.iter().map(|u| u.1).sum::<u64>(), lengths.iter().sum::<usize>() as u64);
+        }
+    }
+
+    #[test]
+    fn many_small_rows() {
+        let rows = batch(&vec![1; 10_000]);
+        assert_eq!(cut(&rows, &[]), [(4096, 4096), (4096, 4096), (1808, 1808)]);
+    }
+}

@@ -1,0 +1,85 @@
+//! The step that adds the embedding columns.
+//!
+//! A seam: the bulk job, the stream and `elmo verify` need a thing that takes a column of texts and gives the columns of
+//! the output, and nothing else of a model. Tests put a cheap one in its place and so test the job alone.
+
+use std::{pin::Pin, sync::Arc};
+
+use arrow::{array::ArrayRef, datatypes::Field};
+use async_trait::async_trait;
+use elmo::{ColumnEmbedder, EmbedSpec, EmbeddedColumns};
+
+/// Columns on their way.
+pub type Pending = Pin<Box<dyn Future<Output = elmo::Result<EmbeddedColumns>> + Send>>;
+
+/// Adds embedding columns to a column of texts.
+#[async_trait]
+pub trait Stage: Send + Sync {
+    /// The settings it works with.
+    fn spec(&self) -> &EmbedSpec;
+
+    /// The columns it adds: vectors first, then `truncated`, then `error`.
+    fn fields(&self) -> Vec<Field>;
+
+    /// Pairs that say in every output which model and settings made it.
+    fn metadata(&self) -> Vec<(String, String)>;
+
+    /// Queues a column and returns while it is worked on; waits only while the queue is full. In state `carry` columns
+    /// are taken in the order of the calls.
+    async fn submit(&self, texts: &ArrayRef) -> elmo::Result<Pending>;
+
+    /// Numbers in one vector, known before any is computed.
+    fn width(&self) -> usize {
+        let fields = self.fields();
+        fields.first().map_or(0, |field| vector_width(field.data_type()))
+    }
+}
+
+/// Numbers in the vectors of a column type; 0 where the type does not tell.
+fn vector_width(kind: &arrow::datatypes::DataType) -> usize {
+    use arrow::datatypes::DataType::{FixedSizeList, LargeList, List, Struct};
+    match kind {
+        FixedSizeList(_, width) => usize::try_from(*width).unwrap_or(0),
+        List(item) | LargeList(item) => vector_width(item.data_type()),
+        Struct(fields) => fields.iter().map(|field| vector_width(field.data_type())).max().unwrap_or(0),
+        _ => 0,
+    }
+}
+
+/// The real one.
+#[derive(Debug, Clone)]
+pub struct EmbedStage {
+    embedder: ColumnEmbedder,
+    width: usize,
+}
+
+impl EmbedStage {
+    /// Embeds with `embedder`, whose vectors have `width` numbers.
+    pub fn new(embedder: ColumnEmbedder, width: usize) -> Arc<Self> {
+        Arc::new(Self { embedder, width })
+    }
+}
+
+#[async_trait]
+impl Stage for EmbedStage {
+    fn spec(&self) -> &EmbedSpec {
+        self.embedder.spec()
+    }
+
+    fn fields(&self) -> Vec<Field> {
+        self.embedder.fields()
+    }
+
+    fn metadata(&self) -> Vec<(String, String)> {
+        self.embedder.metadata()
+    }
+
+    async fn submit(&self, texts: &ArrayRef) -> elmo::Result<Pending> {
+        let pending = self.embedder.submit_async(texts).await?;
+        Ok(Box::pin(pending))
+    }
+
+    fn width(&self) -> usize {
+        self.width
+    }
+}
