@@ -1,0 +1,458 @@
+//! The bulk job: files in, Parquet with embedding columns out, resumable.
+//!
+//! ```text
+//! list -> plan -> manifest says what is durable -> Rows -> sort windows -> stage -> one part file -> manifest entry -> ...
+//! ```
+//!
+//! A *part* holds a fixed number of input rows, so its bytes are a function of the input and the settings and of
+//! nothing else: not of memory flags, not of batches, not of how often the job was killed. A *sort window* is what the
+//! engine may sort by length at once; two are under way, so that the next one is read and tokenised while devices work.
+
+use std::{collections::VecDeque, sync::Arc, time::Instant};
+
+use arrow::{
+    array::{Array, ArrayRef, BooleanArray, RecordBatch},
+    compute::{concat, concat_batches, filter_record_batch},
+    datatypes::{Schema, SchemaRef},
+};
+use serde::Serialize;
+
+use crate::{
+    error::{Error, Result},
+    manifest::{Counts, InputRecord, Job, Manifest, PartEntry, part_name},
+    report::{Progress, Snapshot},
+    sink::{Codec, Encoding, PartWriter},
+    source::{self, Keep, Plan, Position, Request, Rows, Slice, row_bytes},
+    stage::{Pending, Stage},
+    stores::{Location, Stores},
+};
+
+/// Stops the process at a named point when a test asks for it; nothing at all in a normal build.
+macro_rules! crash_point {
+    ($name:literal) => {
+        #[cfg(feature = "failpoints")]
+        fail::fail_point!($name, |_| -> () { std::process::abort() });
+    };
+}
+
+/// Crash points take a function's place to return from, so each is one.
+mod crash {
+    macro_rules! points {
+        ($($function:ident = $name:literal),+ $(,)?) => {
+            $(pub(super) fn $function() { crash_point!($name); })+
+        };
+    }
+    points! {
+        after_list = "bulk.after_list",
+        before_part = "bulk.before_part",
+        mid_part = "bulk.mid_part",
+        after_upload_before_manifest = "bulk.after_upload_before_manifest",
+        after_manifest = "bulk.after_manifest",
+        before_done = "bulk.before_done",
+    }
+}
+
+/// Sort windows under way.
+const WINDOWS: usize = 2;
+/// Bytes of token vectors that a window may come to.
+const WINDOW_VECTOR_BYTES: usize = 128 << 20;
+/// Bytes of text of a window in any case.
+const WINDOW_TEXT_BYTES: u64 = 8 << 20;
+
+/// What a job is to do.
+#[derive(Debug, Clone)]
+pub struct BulkJob {
+    /// Files, folders, patterns, URLs, or `-`.
+    pub inputs: Vec<String>,
+    /// Folder of the parts, path or URL.
+    pub output: String,
+    /// The column to embed.
+    pub column: String,
+    /// A column that comes first in the output.
+    pub id: Option<String>,
+    /// Other columns that go on to the output.
+    pub keep: Keep,
+    /// Input rows of one part.
+    pub rows_per_file: u64,
+    /// Bytes of one row group, not encoded.
+    pub row_group_bytes: u64,
+    /// Packing of the parts.
+    pub codec: Codec,
+    /// Most rows of a sort window.
+    pub window_rows: usize,
+    /// Begin anew whatever is there.
+    pub overwrite: bool,
+}
+
+/// How a job ended.
+#[derive(Debug, Clone, Default, Serialize)]
+pub struct BulkReport {
+    /// The output.
+    pub output: String,
+    /// Part files.
+    pub parts: usize,
+    /// Totals over the whole output.
+    #[serde(flatten)]
+    pub counts: Counts,
+    /// Bytes of the whole output.
+    pub bytes: u64,
+    /// Input rows that were durable before this run.
+    pub resumed_rows: u64,
+    /// Seconds of this run, without loading the model.
+    pub seconds: f64,
+    /// Tokens of this run per second.
+    pub tokens_per_second: f64,
+}
+
+/// The parts of a job that are settled before anything is computed.
+#[derive(Debug)]
+pub struct Prepared {
+    /// What is read.
+    pub plan: Arc<Plan>,
+    /// Columns of the output.
+    pub schema: SchemaRef,
+    /// Where to.
+    pub output: Location,
+    job: Job,
+}
+
+/// Lists the inputs, looks into them, and settles the columns. Reads no rows and writes nothing.
+pub async fn prepare(job: &BulkJob, stage: &dyn Stage, stores: &Stores) -> Result<Prepared> {
+    let output = stores.locate(&job.output)?;
+    if output.is_http() {
+        return Err(Error::usage("the output is an http(s) URL", "write to a path, s3://, gs:// or az://"));
+    }
+    let files = source::list(stores, &job.inputs, Some(&output)).await?;
+    let fields = stage.fields();
+    let request = Request {
+        column: job.column.clone(),
+        id: job.id.clone(),
+        keep: job.keep.clone(),
+        reserved: fields.iter().map(|field| field.name().clone()).collect(),
+    };
+    let plan = Plan::resolve(files, &request).await?;
+    let kept = plan.kept().fields().iter().map(|field| field.as_ref().clone());
+    let schema = Arc::new(Schema::new(kept.chain(fields).collect::<Vec<_>>()));
+    let inputs = plan.files().map(InputRecord::from).collect();
+    let settings = settings(job, stage, &schema);
+    Ok(Prepared { plan: Arc::new(plan), schema, output, job: Job { settings, inputs } })
+}
+
+/// Everything that changes the bytes of the output.
+fn settings(job: &BulkJob, stage: &dyn Stage, schema: &Schema) -> std::collections::BTreeMap<String, String> {
+    let mut settings: std::collections::BTreeMap<String, String> = stage.metadata().into_iter().collect();
+    let spec = stage.spec();
+    let columns: Vec<String> = schema.fields().iter().map(|f| format!("{}: {}", f.name(), f.data_type())).collect();
+    settings.extend([
+        ("column".to_owned(), job.column.clone()),
+        ("columns".to_owned(), columns.join(", ")),
+        ("compression".to_owned(), job.codec.as_str().to_owned()),
+        ("on-error".to_owned(), spec.on_error.to_string()),
+        ("row-group-mb".to_owned(), format!("{}", job.row_group_bytes as f64 / f64::from(1 << 20))),
+        ("rows-per-file".to_owned(), job.rows_per_file.to_string()),
+    ]);
+    settings
+}
+
+/// Runs a job to its end, or until `shutdown`: then the window at hand is finished, parts so far stay, and the same job
+/// goes on from there.
+pub async fn run(
+    job: &BulkJob,
+    stage: &dyn Stage,
+    stores: &Stores,
+    shutdown: impl Future<Output = ()>,
+    progress: &dyn Progress,
+) -> Result<BulkReport> {
+    let prepared = prepare(job, stage, stores).await?;
+    crash::after_list();
+    let mut manifest = Manifest::open(&prepared.output, &prepared.job, job.overwrite).await?;
+    let resumed = manifest.totals();
+    let started = Instant::now();
+    let mut run = Run { job, stage, prepared: &prepared, progress, seen: Snapshot::default(), began: resumed };
+    let outcome = if manifest.done { Ok(()) } else { run.parts(&mut manifest, shutdown).await };
+    progress.finish();
+    let report = report(&manifest, &resumed, started);
+    manifest.close().await;
+    outcome.map(|()| report)
+}
+
+fn report(manifest: &Manifest, resumed: &Counts, started: Instant) -> BulkReport {
+    let counts = manifest.totals();
+    let seconds = started.elapsed().as_secs_f64();
+    BulkReport {
+        output: manifest.next_part().to_string().rsplit_once('/').map(|(folder, _)| folder.to_owned()).unwrap_or_default(),
+        parts: manifest.parts.len(),
+        counts,
+        bytes: manifest.bytes(),
+        resumed_rows: resumed.rows_in,
+        seconds,
+        tokens_per_second: (counts.tokens - resumed.tokens) as f64 / seconds.max(1e-9),
+    }
+}
+
+struct Run<'j> {
+    job: &'j BulkJob,
+    stage: &'j dyn Stage,
+    prepared: &'j Prepared,
+    progress: &'j dyn Progress,
+    seen: Snapshot,
+    began: Counts,
+}
+
+/// A sort window on its way through the engine.
+struct Window {
+    slices: Vec<Slice>,
+    kept: RecordBatch,
+    pending: Pending,
+}
+
+impl Run<'_> {
+    async fn parts(&mut self, manifest: &mut Manifest, shutdown: impl Future<Output = ()>) -> Result<()> {
+        let mut shutdown = std::pin::pin!(shutdown);
+        self.seen.rows = self.began.rows_in;
+        self.seen.bytes_total = Some(self.prepared.plan.files().map(|file| file.size).sum()).filter(|bytes| *bytes > 0);
+        let Some(position) = manifest.position() else { return finish(manifest).await };
+        let carried = self.stage.spec().batch_rows.is_some() && position != Position::default();
+        let mut cutter = Cutter::new(self.job, self.stage, Arc::clone(&self.prepared.plan), position);
+        if carried {
+            cutter = Cutter::new(self.job, self.stage, Arc::clone(&self.prepared.plan), Position::default());
+            self.replay(&mut cutter, &manifest.parts).await?;
+        }
+        loop {
+            crash::before_part();
+            let part = self.part(&mut cutter, manifest, shutdown.as_mut()).await?;
+            let last = part.last;
+            manifest.enter(part).await?;
+            crash::after_manifest();
+            if last {
+                return finish(manifest).await;
+            }
+        }
+    }
+
+    /// State `carry`: the rows of finished parts must be read again, for the state that they leave behind.
+    async fn replay(&mut self, cutter: &mut Cutter, parts: &[PartEntry]) -> Result<()> {
+        for part in parts {
+            let mut left = part.counts.rows_in;
+            while left > 0 {
+                let Some(window) = self.window(cutter, left).await? else { return Ok(()) };
+                left -= window.kept.num_rows() as u64;
+                window.pending.await?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Writes one part and says what is in it.
+    async fn part(
+        &mut self,
+        cutter: &mut Cutter,
+        manifest: &Manifest,
+        mut shutdown: std::pin::Pin<&mut impl Future<Output = ()>>,
+    ) -> Result<PartEntry> {
+        let location = manifest.next_part();
+        let vectors = self.stage.fields().first().map(|field| field.name().clone()).unwrap_or_default();
+        let encoding = Encoding {
+            vectors,
+            codec: self.job.codec,
+            row_group_bytes: self.job.row_group_bytes,
+            metadata: self.stage.metadata(),
+        };
+        let start = cutter.position();
+        let mut writer = PartWriter::new(location, &self.prepared.schema, &encoding)?;
+        let mut counts = Counts::default();
+        let mut left = self.job.rows_per_file;
+        let mut under_way: VecDeque<Window> = VecDeque::new();
+        let written = loop {
+            while under_way.len() < WINDOWS && left > 0 {
+                let Some(window) = self.window(cutter, left).await? else { break };
+                left -= window.kept.num_rows() as u64;
+                under_way.push_back(window);
+            }
+            let Some(window) = under_way.pop_front() else { break None };
+            let batch = self.finish_window(window, &mut counts).await;
+            let stop = futures::FutureExt::now_or_never(shutdown.as_mut()).is_some();
+            match batch {
+                Ok(batch) => writer.write(&batch).await?,
+                Err(error) => break Some(error),
+            }
+            crash::mid_part();
+            if stop {
+                break Some(Error::Interrupted { rows: manifest.totals().rows_in });
+            }
+        };
+        if let Some(error) = written {
+            writer.abort().await;
+            return Err(error);
+        }
+        let last = cutter.is_at_end().await?;
+        let written = writer.commit().await?;
+        crash::after_upload_before_manifest();
+        Ok(PartEntry {
+            file: part_name(manifest.parts.len()),
+            start,
+            end: cutter.position(),
+            last,
+            bytes: written.bytes,
+            sha256: written.sha256,
+            counts,
+        })
+    }
+
+    /// Reads the next window of at most `most` rows and hands it to the engine.
+    async fn window(&self, cutter: &mut Cutter, most: u64) -> Result<Option<Window>> {
+        let slices = cutter.next(most).await?;
+        let Some(first) = slices.first() else { return Ok(None) };
+        let texts: Vec<&dyn Array> = slices.iter().map(|slice| slice.text.as_ref()).collect();
+        let text: ArrayRef = concat(&texts).map_err(elmo::Error::from)?;
+        let kept = concat_batches(&first.kept.schema(), slices.iter().map(|slice| &slice.kept)).map_err(elmo::Error::from)?;
+        let pending = self.stage.submit(&text).await.map_err(|e| self.place(e, &slices))?;
+        Ok(Some(Window { slices, kept, pending }))
+    }
+
+    /// Waits for a window's vectors and puts the columns together.
+    async fn finish_window(&mut self, window: Window, counts: &mut Counts) -> Result<RecordBatch> {
+        let added = window.pending.await.map_err(|e| self.place(e, &window.slices))?;
+        let stats = added.stats;
+        let mut columns = window.kept.columns().to_vec();
+        columns.extend([added.vectors, Arc::new(added.truncated) as ArrayRef, Arc::new(added.error) as ArrayRef]);
+        let batch = RecordBatch::try_new(Arc::clone(&self.prepared.schema), columns).map_err(elmo::Error::from)?;
+        let batch = match &added.keep {
+            None => batch,
+            Some(keep) => filter_record_batch(&batch, keep).map_err(elmo::Error::from)?,
+        };
+        let rows_in = stats.rows as u64;
+        let window_counts = Counts {
+            rows_in,
+            rows_out: batch.num_rows() as u64,
+            nulls: stats.nulls as u64,
+            empty: stats.empty as u64,
+            truncated: stats.truncated as u64,
+            errors: stats.errors as u64,
+            skipped: skipped(added.keep.as_ref()),
+            sentences: stats.sentences as u64,
+            tokens: stats.tokens as u64,
+        };
+        *counts += window_counts;
+        self.seen.rows += rows_in;
+        self.seen.tokens += window_counts.tokens;
+        self.seen.padded_tokens += window_counts.tokens;
+        self.progress.update(&self.seen);
+        Ok(batch)
+    }
+
+    /// Gives a row of a window its file and its row there.
+    fn place(&self, error: elmo::Error, slices: &[Slice]) -> Error {
+        let elmo::Error::Row { row, reason } = error else { return error.into() };
+        let mut left = row;
+        for slice in slices {
+            if left < slice.len() {
+                let file = self.prepared.plan.files().nth(slice.start.file);
+                return Error::Input {
+                    file: file.map(ToString::to_string).unwrap_or_default(),
+                    row: Some(slice.start.row + left as u64),
+                    reason,
+                    help: Some("--on-error null keeps such rows without a vector, --on-error skip leaves them out".into()),
+                };
+            }
+            left -= slice.len();
+        }
+        Error::Failed(reason)
+    }
+}
+
+fn skipped(keep: Option<&BooleanArray>) -> u64 {
+    keep.map_or(0, |keep| keep.false_count() as u64)
+}
+
+async fn finish(manifest: &mut Manifest) -> Result<()> {
+    crash::before_done();
+    Ok(manifest.finish().await?)
+}
+
+/// Cuts the rows of the input into sort windows.
+struct Cutter {
+    rows: Rows,
+    /// Read, but not yet handed out.
+    rest: Option<Slice>,
+    window_rows: usize,
+    window_bytes: u64,
+    /// State `carry`: windows hold whole batches.
+    multiple: usize,
+}
+
+impl Cutter {
+    fn new(job: &BulkJob, stage: &dyn Stage, plan: Arc<Plan>, from: Position) -> Self {
+        let multiple = stage.spec().batch_rows.unwrap_or(1);
+        Self {
+            rows: Rows::new(plan, from),
+            rest: None,
+            window_rows: job.window_rows.div_ceil(multiple) * multiple,
+            window_bytes: window_bytes(stage),
+            multiple,
+        }
+    }
+
+    /// The row that the next window begins with.
+    fn position(&self) -> Position {
+        self.rest.as_ref().map_or_else(|| self.rows.position(), |slice| slice.start)
+    }
+
+    /// Whether no row is left.
+    async fn is_at_end(&mut self) -> Result<bool> {
+        Ok(self.peek().await?.is_none())
+    }
+
+    async fn peek(&mut self) -> Result<Option<&Slice>> {
+        if self.rest.is_none() {
+            self.rest = self.rows.next().await?;
+        }
+        Ok(self.rest.as_ref())
+    }
+
+    /// Slices of the next window, none at the end: at most `most` rows, and at least one batch.
+    async fn next(&mut self, most: u64) -> Result<Vec<Slice>> {
+        let most = usize::try_from(most).unwrap_or(usize::MAX).min(self.window_rows);
+        let (mut slices, mut rows, mut bytes) = (Vec::new(), 0, 0);
+        while rows < most {
+            let full_at = most - rows;
+            let (window_bytes, multiple) = (self.window_bytes, self.multiple);
+            let Some(slice) = self.peek().await? else { break };
+            let mut take = 0;
+            let mut sizes = vec![0; slice.len()];
+            row_bytes(&slice.text, &mut sizes);
+            for size in sizes {
+                if take == full_at || (bytes >= window_bytes && (rows + take) % multiple == 0) {
+                    break;
+                }
+                bytes += size;
+                take += 1;
+            }
+            let (len, slice) = (slice.len(), slice.slice(0, take));
+            if take == len {
+                self.rest = None;
+            } else if let Some(rest) = &mut self.rest {
+                *rest = rest.slice(take, len - take);
+            }
+            rows += take;
+            if take > 0 {
+                slices.push(slice);
+            }
+            if take < len {
+                break;
+            }
+        }
+        Ok(slices)
+    }
+}
+
+/// Bytes of text after which a window is full: what its vectors would take is what counts at token level.
+fn window_bytes(stage: &dyn Stage) -> u64 {
+    /// Bytes of English text per token, with the space.
+    const BYTES_PER_TOKEN: usize = 5;
+    if stage.spec().level == elmo::spec::Level::Sentence {
+        return WINDOW_TEXT_BYTES;
+    }
+    let tokens = WINDOW_VECTOR_BYTES / (4 * stage.width().max(1));
+    ((tokens * BYTES_PER_TOKEN) as u64).clamp(4096, WINDOW_TEXT_BYTES)
+}

@@ -4,7 +4,10 @@ use std::path::{Path, PathBuf};
 
 use thiserror::Error;
 
-use crate::{config::ConfigError, models::ModelsError, redact::redact, stores::StoreError};
+use crate::{
+    config::ConfigError, manifest::ManifestError, models::ModelsError, redact::redact, sink::SinkError,
+    source::SourceError, stores::StoreError,
+};
 
 /// Any error of this crate.
 #[derive(Debug, Error)]
@@ -42,6 +45,15 @@ pub enum Error {
     /// An address that is none, or an object store that answered with an error.
     #[error(transparent)]
     Store(#[from] StoreError),
+    /// An input that cannot be read.
+    #[error(transparent)]
+    Source(#[from] SourceError),
+    /// An output that cannot be written.
+    #[error(transparent)]
+    Sink(#[from] SinkError),
+    /// An output that is not ours to write to.
+    #[error(transparent)]
+    Manifest(#[from] ManifestError),
     /// A local file.
     #[error("{path}: {source}")]
     Io {
@@ -100,8 +112,13 @@ impl Error {
             Self::Input { .. } => Exit::Input,
             Self::Models(error) => error.exit(),
             Self::Elmo(error) => exit_of_kind(error.kind()),
-            Self::Store(error) if error.is_usage() => Exit::Usage,
-            Self::Store(_) | Self::Io { .. } => Exit::Storage,
+            Self::Store(error)
+            | Self::Source(SourceError::Store(error))
+            | Self::Sink(SinkError::Store(error))
+            | Self::Manifest(ManifestError::Store(error)) => exit_of_store(error),
+            Self::Source(SourceError::Pattern { .. }) | Self::Manifest(ManifestError::Differs { .. }) => Exit::Usage,
+            Self::Source(_) | Self::Sink(_) => Exit::Input,
+            Self::Manifest(_) | Self::Io { .. } => Exit::Storage,
             Self::Interrupted { .. } => Exit::Interrupted,
             Self::BrokenPipe => Exit::Done,
             Self::Check(_) | Self::Failed(_) => Exit::Failed,
@@ -114,7 +131,10 @@ impl Error {
             Self::Usage { help, .. } | Self::Input { help, .. } => help.clone(),
             Self::Config(error) => error.help(),
             Self::Models(error) => error.help(),
-            Self::Store(error) => store_help(error),
+            Self::Store(error) | Self::Source(SourceError::Store(error)) | Self::Sink(SinkError::Store(error)) => {
+                store_help(error)
+            }
+            Self::Manifest(error) => error.help(),
             Self::Interrupted { .. } => Some("run the same command again: it continues where this one stopped".into()),
             _ => None,
         }
@@ -147,6 +167,10 @@ impl Error {
     pub fn io(path: &Path, source: std::io::Error) -> Self {
         Self::Io { path: path.to_path_buf(), source }
     }
+}
+
+fn exit_of_store(error: &StoreError) -> Exit {
+    if error.is_usage() { Exit::Usage } else { Exit::Storage }
 }
 
 fn exit_of_kind(kind: elmo::ErrorKind) -> Exit {

@@ -1,0 +1,488 @@
+//! What is durable: the account of a bulk job, beside its output.
+//!
+//! ```text
+//! OUTPUT/part-00000.parquet     data: nothing but Parquet lies in the folder itself
+//! OUTPUT/_elmo/job.json         what the job is: settings that change results, and its inputs
+//! OUTPUT/_elmo/part-00000.json  one entry per part that is durable, written after the part
+//! OUTPUT/_elmo/done.json        totals: the job is finished
+//! OUTPUT/_elmo/lock             held while a job runs
+//! ```
+//!
+//! Every file is created once and never changed ([`PutMode::Create`]), so a second writer that slips past the lock is
+//! stopped by the first entry that it tries to create. A part without an entry is no part: the next run writes it
+//! again, to the same bytes.
+
+use std::{
+    collections::BTreeMap,
+    fs::{File, TryLockError},
+    time::{Duration, SystemTime, UNIX_EPOCH},
+};
+
+use object_store::{PutMode, UpdateVersion};
+use serde::{Deserialize, Serialize, de::DeserializeOwned};
+use thiserror::Error;
+
+use crate::{
+    source::{InputFile, Position},
+    stores::{Location, StoreError},
+};
+
+/// Folder of the account inside an output.
+pub const FOLDER: &str = "_elmo";
+/// A lease in an object store that was not renewed for this long is nobody's.
+const LEASE: Duration = Duration::from_secs(60);
+/// How often a running job renews its lease.
+const RENEWAL: Duration = Duration::from_secs(15);
+
+/// Why an output cannot be written to.
+#[derive(Debug, Error)]
+#[non_exhaustive]
+pub enum ManifestError {
+    /// The store fails.
+    #[error(transparent)]
+    Store(#[from] StoreError),
+    /// The output was begun with other settings or other inputs.
+    #[error("{output} was begun by a job that differs:\n{}", differences.join("\n"))]
+    Differs {
+        /// The output.
+        output: String,
+        /// One line per setting: there, here.
+        differences: Vec<String>,
+    },
+    /// Another job writes to the output.
+    #[error("{output}: another job is writing there ({holder})")]
+    Locked {
+        /// The output.
+        output: String,
+        /// Who, as far as is known.
+        holder: String,
+    },
+    /// Another job created this entry after us.
+    #[error("{file}: another job has written this part; this job stops so that nothing is written twice")]
+    Overtaken {
+        /// The entry.
+        file: String,
+    },
+    /// There are files in the output that no manifest knows.
+    #[error("{output} holds {file}, but no account of a job")]
+    Foreign {
+        /// The output.
+        output: String,
+        /// One of the files.
+        file: String,
+    },
+    /// An entry that is no entry.
+    #[error("{file}: not an entry of a manifest: {reason}")]
+    Broken {
+        /// The entry.
+        file: String,
+        /// What is wrong.
+        reason: String,
+    },
+    /// A part is not there any more or has another size.
+    #[error("{file}: {found} bytes, but the manifest says {expected}")]
+    Part {
+        /// The part.
+        file: String,
+        /// What is there.
+        found: String,
+        /// What was written.
+        expected: u64,
+    },
+}
+
+impl ManifestError {
+    /// What to do next.
+    pub fn help(&self) -> Option<String> {
+        match self {
+            Self::Store(_) => None,
+            Self::Differs { .. } => {
+                Some("use the settings and inputs of that job to go on with it, another --output, or --overwrite".into())
+            }
+            Self::Locked { .. } => Some(format!(
+                "wait for it, or give another --output; a job in an object store that died is free after {} s",
+                LEASE.as_secs()
+            )),
+            Self::Overtaken { .. } => Some("run one job per output".into()),
+            Self::Foreign { .. } => Some("give an empty --output, or --overwrite to replace the parts there".into()),
+            Self::Broken { .. } | Self::Part { .. } => Some("begin anew with --overwrite".into()),
+        }
+    }
+}
+
+/// One file of the input, as it was when the job began.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct InputRecord {
+    /// Path or URL.
+    pub file: String,
+    /// Bytes.
+    pub size: u64,
+    /// Etag, or time of the last change.
+    pub version: Option<String>,
+}
+
+impl From<&InputFile> for InputRecord {
+    fn from(file: &InputFile) -> Self {
+        Self { file: file.to_string(), size: file.size, version: file.version.clone() }
+    }
+}
+
+/// What a job is.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Job {
+    /// Everything that changes the bytes of the output.
+    pub settings: BTreeMap<String, String>,
+    /// The files, in the order in which they are read.
+    pub inputs: Vec<InputRecord>,
+}
+
+impl Job {
+    /// One line per difference between the job that began an output and this one.
+    fn differences(&self, now: &Self) -> Vec<String> {
+        let keys: std::collections::BTreeSet<&String> = self.settings.keys().chain(now.settings.keys()).collect();
+        let value = |job: &Self, key: &str| job.settings.get(key).cloned().unwrap_or_else(|| "(not set)".into());
+        let mut lines: Vec<String> = keys
+            .into_iter()
+            .filter(|key| self.settings.get(*key) != now.settings.get(*key))
+            .map(|key| format!("  {key}: there {}, now {}", value(self, key), value(now, key)))
+            .collect();
+        let known: BTreeMap<&str, &InputRecord> = self.inputs.iter().map(|i| (i.file.as_str(), i)).collect();
+        for input in &now.inputs {
+            match known.get(input.file.as_str()) {
+                None => lines.push(format!("  input {}: not there then", input.file)),
+                Some(then) if *then != input => lines.push(format!("  input {}: changed since", input.file)),
+                Some(_) => {}
+            }
+        }
+        let still: std::collections::BTreeSet<&str> = now.inputs.iter().map(|i| i.file.as_str()).collect();
+        let gone = self.inputs.iter().filter(|then| !still.contains(then.file.as_str()));
+        lines.extend(gone.map(|then| format!("  input {}: not there now", then.file)));
+        if lines.is_empty() && self.inputs != now.inputs {
+            lines.push("  the inputs come in another order".to_owned());
+        }
+        lines
+    }
+}
+
+/// Counts of rows and tokens.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Counts {
+    /// Rows read.
+    pub rows_in: u64,
+    /// Rows written.
+    pub rows_out: u64,
+    /// NULL texts.
+    pub nulls: u64,
+    /// Empty or blank texts.
+    pub empty: u64,
+    /// Rows with a cut sentence.
+    pub truncated: u64,
+    /// Rows with an error.
+    pub errors: u64,
+    /// Rows left out because of an error.
+    pub skipped: u64,
+    /// Sentences given to the biLM.
+    pub sentences: u64,
+    /// Tokens given to the biLM.
+    pub tokens: u64,
+}
+
+impl std::ops::AddAssign for Counts {
+    fn add_assign(&mut self, more: Self) {
+        self.rows_in += more.rows_in;
+        self.rows_out += more.rows_out;
+        self.nulls += more.nulls;
+        self.empty += more.empty;
+        self.truncated += more.truncated;
+        self.errors += more.errors;
+        self.skipped += more.skipped;
+        self.sentences += more.sentences;
+        self.tokens += more.tokens;
+    }
+}
+
+/// A part that is durable.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct PartEntry {
+    /// Name of the file in the output.
+    pub file: String,
+    /// First row of the input in it.
+    pub start: Position,
+    /// The row after the last.
+    pub end: Position,
+    /// Nothing comes after it.
+    pub last: bool,
+    /// Size of the file.
+    pub bytes: u64,
+    /// SHA-256 of the file, hexadecimal.
+    pub sha256: String,
+    /// What is in it.
+    pub counts: Counts,
+}
+
+/// The account of one job, opened and locked.
+#[derive(Debug)]
+pub struct Manifest {
+    output: Location,
+    folder: Location,
+    /// Parts that are durable, in order.
+    pub parts: Vec<PartEntry>,
+    /// The job had ended before.
+    pub done: bool,
+    lock: Lock,
+}
+
+impl Manifest {
+    /// Opens the account of an output, or begins one; `overwrite` removes what an earlier job left.
+    pub async fn open(output: &Location, job: &Job, overwrite: bool) -> Result<Self, ManifestError> {
+        let folder = output.child(FOLDER);
+        let lock = Lock::take(output, &folder).await?;
+        if overwrite {
+            remove(output, &folder).await?;
+        }
+        let name = folder.child("job.json");
+        let mut manifest = Self { output: output.clone(), folder, parts: Vec::new(), done: false, lock };
+        match read::<Job>(&name).await? {
+            None => manifest.begin(&name, job).await?,
+            Some(then) if then != *job => {
+                return Err(ManifestError::Differs { output: output.to_string(), differences: then.differences(job) });
+            }
+            Some(_) => manifest.resume().await?,
+        }
+        Ok(manifest)
+    }
+
+    async fn begin(&self, name: &Location, job: &Job) -> Result<(), ManifestError> {
+        if let Some(file) = self.output.children().await?.into_iter().next() {
+            let file = file.location.filename().unwrap_or_default().to_owned();
+            return Err(ManifestError::Foreign { output: self.output.to_string(), file });
+        }
+        create(name, job).await
+    }
+
+    async fn resume(&mut self) -> Result<(), ManifestError> {
+        loop {
+            let Some(entry) = read::<PartEntry>(&self.entry(self.parts.len())).await? else { break };
+            let part = self.output.child(&entry.file);
+            let found = part.head().await?.map(|meta| meta.size);
+            if found != Some(entry.bytes) {
+                let found = found.map_or_else(|| "no".to_owned(), |n| n.to_string());
+                return Err(ManifestError::Part { file: part.to_string(), found, expected: entry.bytes });
+            }
+            self.parts.push(entry);
+        }
+        self.done = self.folder.child("done.json").head().await?.is_some();
+        Ok(())
+    }
+
+    fn entry(&self, part: usize) -> Location {
+        self.folder.child(&format!("part-{part:05}.json"))
+    }
+
+    /// Where the next part goes.
+    pub fn next_part(&self) -> Location {
+        self.output.child(&part_name(self.parts.len()))
+    }
+
+    /// Where the next part begins; `None` when the last part is there.
+    pub fn position(&self) -> Option<Position> {
+        match self.parts.last() {
+            None => Some(Position::default()),
+            Some(part) if part.last => None,
+            Some(part) => Some(part.end),
+        }
+    }
+
+    /// Enters a part that is durable.
+    pub async fn enter(&mut self, part: PartEntry) -> Result<(), ManifestError> {
+        create(&self.entry(self.parts.len()), &part).await?;
+        self.parts.push(part);
+        Ok(())
+    }
+
+    /// Totals over all parts.
+    pub fn totals(&self) -> Counts {
+        let mut totals = Counts::default();
+        self.parts.iter().for_each(|part| totals += part.counts);
+        totals
+    }
+
+    /// Bytes of all parts.
+    pub fn bytes(&self) -> u64 {
+        self.parts.iter().map(|part| part.bytes).sum()
+    }
+
+    /// Ends the job.
+    pub async fn finish(&mut self) -> Result<(), ManifestError> {
+        create(&self.folder.child("done.json"), &self.totals()).await?;
+        self.done = true;
+        Ok(())
+    }
+
+    /// Lets the next job in; a job that dies is let go of by the system or by time.
+    pub async fn close(self) {
+        self.lock.release().await;
+    }
+}
+
+/// Name of a part in the output.
+pub fn part_name(part: usize) -> String {
+    format!("part-{part:05}.parquet")
+}
+
+/// Reads the job and the parts of an output without locking it.
+pub async fn look(output: &Location) -> Result<Option<(Job, Vec<PartEntry>)>, ManifestError> {
+    let folder = output.child(FOLDER);
+    let Some(job) = read::<Job>(&folder.child("job.json")).await? else { return Ok(None) };
+    let mut parts = Vec::new();
+    while let Some(part) = read(&folder.child(&format!("part-{:05}.json", parts.len()))).await? {
+        parts.push(part);
+    }
+    Ok(Some((job, parts)))
+}
+
+/// Removes the parts and entries of an earlier job, entries last: a crash in between leaves an account that can be
+/// overwritten again.
+async fn remove(output: &Location, folder: &Location) -> Result<(), ManifestError> {
+    for object in output.children().await? {
+        let name = object.location.filename().unwrap_or_default();
+        if name.starts_with("part-") && name.ends_with(".parquet") {
+            output.at(object.location).delete().await?;
+        }
+    }
+    folder.child("done.json").delete().await?;
+    for object in folder.children().await?.into_iter().rev() {
+        if object.location.filename().is_some_and(|name| name.starts_with("part-")) {
+            folder.at(object.location).delete().await?;
+        }
+    }
+    folder.child("job.json").delete().await?;
+    Ok(())
+}
+
+async fn read<T: DeserializeOwned>(location: &Location) -> Result<Option<T>, ManifestError> {
+    let Some(bytes) = location.get().await? else { return Ok(None) };
+    let broken = |e: serde_json::Error| ManifestError::Broken { file: location.to_string(), reason: e.to_string() };
+    serde_json::from_slice(&bytes).map(Some).map_err(broken)
+}
+
+/// Creates an entry. A request that was applied but whose answer was lost is tried again by the store and then finds
+/// our own entry, which is no conflict.
+async fn create<T: Serialize + DeserializeOwned + PartialEq>(location: &Location, value: &T) -> Result<(), ManifestError> {
+    let broken = |e: serde_json::Error| ManifestError::Broken { file: location.to_string(), reason: e.to_string() };
+    let bytes = serde_json::to_vec_pretty(value).map_err(broken)?;
+    match location.put(bytes.into(), PutMode::Create).await {
+        Ok(_) => Ok(()),
+        Err(object_store::Error::AlreadyExists { .. }) => match read::<T>(location).await? {
+            Some(there) if there == *value => Ok(()),
+            _ => Err(ManifestError::Overtaken { file: location.to_string() }),
+        },
+        Err(e) => Err(StoreError::request("write", location, e).into()),
+    }
+}
+
+/// Keeps a second job out.
+#[derive(Debug)]
+enum Lock {
+    /// The kernel lets go of it when the process ends, however it ends.
+    File(#[allow(dead_code)] File),
+    Lease { location: Location, renewal: tokio::task::JoinHandle<()> },
+}
+
+/// Who writes to an output in an object store.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+struct Holder {
+    id: String,
+    /// Seconds since 1970.
+    renewed: u64,
+}
+
+impl Lock {
+    async fn take(output: &Location, folder: &Location) -> Result<Self, ManifestError> {
+        match folder.local_path() {
+            Some(path) => Self::take_file(output, &path),
+            None => Self::take_lease(output, folder.child("lock")).await,
+        }
+    }
+
+    fn take_file(output: &Location, folder: &std::path::Path) -> Result<Self, ManifestError> {
+        let path = folder.join("lock");
+        let failed = |e| ManifestError::from(StoreError::local("lock", &path, e));
+        std::fs::create_dir_all(folder).map_err(failed)?;
+        let file = File::options().create(true).write(true).truncate(false).open(&path).map_err(failed)?;
+        match file.try_lock() {
+            Ok(()) => Ok(Self::File(file)),
+            Err(TryLockError::WouldBlock) => {
+                Err(ManifestError::Locked { output: output.to_string(), holder: format!("it holds {}", path.display()) })
+            }
+            Err(TryLockError::Error(e)) => Err(failed(e)),
+        }
+    }
+
+    async fn take_lease(output: &Location, location: Location) -> Result<Self, ManifestError> {
+        let id = uuid::Uuid::new_v4().to_string();
+        let failed = |e| StoreError::request("lock", &location, e);
+        let first = location.put(lease(&id), PutMode::Create).await;
+        let version = match first {
+            Ok(put) => UpdateVersion { e_tag: put.e_tag, version: put.version },
+            Err(object_store::Error::AlreadyExists { .. }) => take_over(output, &location, &id).await?,
+            Err(e) => return Err(failed(e).into()),
+        };
+        let renewal = tokio::spawn(renew(location.clone(), id, version));
+        Ok(Self::Lease { location, renewal })
+    }
+
+    async fn release(self) {
+        if let Self::Lease { location, renewal } = self {
+            renewal.abort();
+            if let Err(error) = location.delete().await {
+                tracing::warn!(%error, "the lock of the output could not be removed; it ends by itself");
+            }
+        }
+    }
+}
+
+fn lease(id: &str) -> bytes::Bytes {
+    let holder = Holder { id: id.to_owned(), renewed: now() };
+    serde_json::to_vec(&holder).unwrap_or_default().into()
+}
+
+fn now() -> u64 {
+    SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |d| d.as_secs())
+}
+
+/// Takes a lease that nobody renews any more; of two that try, the store lets one.
+async fn take_over(output: &Location, location: &Location, id: &str) -> Result<UpdateVersion, ManifestError> {
+    let meta = location.head().await?;
+    let holder: Option<Holder> = read(location).await?;
+    let locked = |holder: String| ManifestError::Locked { output: output.to_string(), holder };
+    let Some(meta) = meta else { return Err(locked("it has just ended; try again".into())) };
+    if let Some(holder) = &holder {
+        let age = now().saturating_sub(holder.renewed);
+        if age < LEASE.as_secs() {
+            return Err(locked(format!("job {}, last heard of {age} s ago", holder.id)));
+        }
+    }
+    let version = UpdateVersion { e_tag: meta.e_tag, version: meta.version };
+    match location.put(lease(id), PutMode::Update(version)).await {
+        Ok(put) => Ok(UpdateVersion { e_tag: put.e_tag, version: put.version }),
+        Err(object_store::Error::Precondition { .. }) => Err(locked("it was faster".into())),
+        Err(e) => Err(StoreError::request("lock", location, e).into()),
+    }
+}
+
+/// Tells others that the job lives. A renewal that fails is tried again; a lease that was taken by another job is left
+/// to it: the entries stop this one.
+async fn renew(location: Location, id: String, mut version: UpdateVersion) {
+    loop {
+        tokio::time::sleep(RENEWAL).await;
+        match location.put(lease(&id), PutMode::Update(version.clone())).await {
+            Ok(put) => version = UpdateVersion { e_tag: put.e_tag, version: put.version },
+            Err(object_store::Error::Precondition { .. }) => {
+                tracing::warn!("another job has taken over the output");
+                return;
+            }
+            Err(error) => tracing::warn!(%error, "the lock of the output could not be renewed; trying again"),
+        }
+    }
+}
