@@ -351,7 +351,7 @@ fn parse_object(bytes: &[u8], origin: &str) -> Result<Map<String, Value>, Option
     match serde_json::from_slice(bytes) {
         Ok(Value::Object(map)) => Ok(map),
         Ok(other) => Err(OptionsError::Json { origin: origin.to_owned(), reason: format!("found {}", short(&other)) }),
-        Err(e) => Err(OptionsError::Json { origin: origin.to_owned(), reason: e.to_string() }),
+        Err(e) => Err(OptionsError::Json { origin: origin.to_owned(), reason: weights::printable(&e.to_string()) }),
     }
 }
 

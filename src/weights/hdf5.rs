@@ -27,7 +27,7 @@ use super::{
     bounded_source::BoundedSource,
     broken, finite, io,
     links::{LinkScan, SCANNED},
-    open, refuse,
+    open, printable, refuse,
 };
 use crate::options::TensorSpec;
 
@@ -134,7 +134,7 @@ fn open_all<'a>(
 }
 
 /// `hdf5-pure` passes over links as if they were not there; a user wants to know that they are.
-fn not_found(name: &str, error: &H5Error, links: &LinkScan) -> What {
+fn not_found(name: &str, error: &H5Error, links: &mut LinkScan) -> What {
     if let Some(kind) = links.kind_on_path(name) {
         return What::Link(kind);
     }
@@ -142,7 +142,7 @@ fn not_found(name: &str, error: &H5Error, links: &LinkScan) -> What {
         H5Error::Format(FormatError::PathNotFound(_)) => What::Missing { hint: "" },
         H5Error::NotADataset(_) | H5Error::NotAGroup(_) => What::NotADataset,
         _ if links.old_soft_links => What::Link("a soft link"),
-        e => What::Broken(e.to_string()),
+        e => What::Broken(printable(&e.to_string())),
     }
 }
 
@@ -192,7 +192,7 @@ fn float(dataset: &Dataset) -> Result<Float, What> {
 
 fn type_name(dataset: &Dataset) -> String {
     let name = dataset.dtype().map_or_else(|e| e.to_string(), |t| t.to_string());
-    name.chars().take(80).collect()
+    printable(&name)
 }
 
 /// Where the values lie and how they are packed.
@@ -219,7 +219,7 @@ fn no_address(dataset: &Dataset) -> What {
 
 fn check_filters(dataset: &Dataset) -> Result<(), What> {
     match dataset.filter_pipeline().into_iter().find(|f| !FILTERS.contains(&f.id)) {
-        Some(filter) => Err(What::Filter { name: filter.to_string() }),
+        Some(filter) => Err(What::Filter { name: printable(&filter.to_string()) }),
         None => Ok(()),
     }
 }
@@ -263,7 +263,7 @@ fn unreadable(error: H5Error) -> What {
             "storage of version {version} is newer than HDF5 1.14; write the file with libver=\"v114\", or unpacked"
         )),
         H5Error::Format(FormatError::UnsupportedFilter(id)) => What::Filter { name: id.to_string() },
-        e => What::Broken(e.to_string()),
+        e => What::Broken(printable(&e.to_string())),
     }
 }
 

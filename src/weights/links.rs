@@ -3,6 +3,8 @@
 //! `hdf5-pure` skips soft and external links, so a linked tensor looks missing. This scan only
 //! chooses the words of an error that is raised anyway; it never makes anything readable.
 
+use std::collections::BTreeMap;
+
 /// Bytes from the start of a file that are scanned; libraries write links before large values.
 pub(super) const SCANNED: usize = 16 << 20;
 
@@ -14,25 +16,31 @@ pub(super) struct LinkScan {
     bytes: Vec<u8>,
     /// A symbol table of an old-style group holds a soft link; whose, is not told.
     pub(super) old_soft_links: bool,
+    /// Names that were looked up: parts of paths recur in most tensors.
+    known: BTreeMap<String, Option<&'static str>>,
 }
 
 impl LinkScan {
     pub(super) fn new(bytes: &[u8]) -> Self {
-        Self { bytes: bytes.to_vec(), old_soft_links: old_soft_links(bytes) }
+        Self { bytes: bytes.to_vec(), old_soft_links: old_soft_links(bytes), known: BTreeMap::new() }
     }
 
     /// What kind of link stands for some part of the path `name`.
-    pub(super) fn kind_on_path(&self, name: &str) -> Option<&'static str> {
-        name.split('/').find_map(|part| self.kind(part.as_bytes()))
-    }
-
-    fn kind(&self, name: &[u8]) -> Option<&'static str> {
-        let starts = self.bytes.windows(name.len()).enumerate().filter(|(_, w)| *w == name).map(|(i, _)| i);
-        starts.into_iter().find_map(|i| link_type(&self.bytes[..i], name.len())).map(|t| match t {
-            EXTERNAL => "a link into another file",
-            _ => "a soft link",
+    pub(super) fn kind_on_path(&mut self, name: &str) -> Option<&'static str> {
+        name.split('/').find_map(|part| match self.known.get(part) {
+            Some(&kind) => kind,
+            None => *self.known.entry(part.to_owned()).or_insert(kind(&self.bytes, part.as_bytes())),
         })
     }
+}
+
+fn kind(bytes: &[u8], name: &[u8]) -> Option<&'static str> {
+    let first = name.first()?;
+    let starts = (0..bytes.len()).filter(|&i| bytes[i] == *first && bytes[i..].starts_with(name));
+    starts.into_iter().find_map(|i| link_type(&bytes[..i], name.len())).map(|t| match t {
+        EXTERNAL => "a link into another file",
+        _ => "a soft link",
+    })
 }
 
 /// Reads a link message backwards from where its name starts: version 1, flags, type, optional

@@ -114,7 +114,8 @@ impl Loaded {
     pub fn notes(&self) -> Vec<String> {
         let mut notes = Vec::new();
         if !self.surplus.is_empty() {
-            notes.push(format!("{} names in the weights are not used: {}", self.surplus.len(), list(&self.surplus)));
+            let names = printable(&list(&self.surplus));
+            notes.push(format!("{} names in the weights are not used: {names}", self.surplus.len()));
         }
         if let Some((name, dtype)) = self.converted.first() {
             let n = self.converted.len();
@@ -378,7 +379,18 @@ fn io(path: &Path, source: std::io::Error) -> WeightsError {
 }
 
 fn broken(path: &Path, kind: FileKind, reason: impl fmt::Display) -> WeightsError {
-    WeightsError::Broken { path: path.to_owned(), kind, reason: reason.to_string() }
+    WeightsError::Broken { path: path.to_owned(), kind, reason: printable(&reason.to_string()) }
+}
+
+/// Text that may come from a file, for a message: short, and without control characters, which could
+/// rewrite a terminal.
+pub(crate) fn printable(text: &str) -> String {
+    const SHOWN: usize = 300;
+    let mut out: String = text.chars().take(SHOWN).map(|c| if c.is_control() { '?' } else { c }).collect();
+    if text.chars().nth(SHOWN).is_some() {
+        out += "...";
+    }
+    out
 }
 
 fn refuse(path: &Path, problems: Vec<Problem>) -> Result<(), WeightsError> {

@@ -17,7 +17,7 @@
 //! errors from step to step, and no tolerance would mean anything.
 
 use elmo::{
-    options::ModelOptions,
+    options::{ModelOptions, TensorSpec},
     weights::{Tensor, Weights},
 };
 
@@ -27,10 +27,11 @@ const GOLDEN_GAMMA: u64 = 0x9E37_79B9_7F4A_7C15;
 /// Bound of the numbers of [`seeded_state`].
 const STATE_BOUND: f64 = 0.5;
 
-/// Weights for every tensor of the options' plan.
+/// Weights for every tensor of the options' plan. A wrong name or shape in the plan does not pass: the
+/// reference asks for its tensors by names and shapes of its own, and so does `golden.py`.
 pub(crate) fn seeded_weights(options: &ModelOptions, seed: u64, scale: f64) -> Weights {
     let mut weights = Weights::default();
-    for (name, shape) in plan(options) {
+    for TensorSpec { name, shape } in options.weight_plan() {
         let s = bound(&name, &shape, scale);
         let data = uniform(&name, seed, shape.iter().product(), s);
         weights.insert(name, Tensor { shape, data });
@@ -80,37 +81,4 @@ fn mix(z: u64) -> u64 {
 fn fnv1a64(bytes: &[u8]) -> u64 {
     let step = |hash: u64, byte: &u8| (hash ^ u64::from(*byte)).wrapping_mul(0x0000_0100_0000_01B3);
     bytes.iter().fold(0xCBF2_9CE4_8422_2325, step)
-}
-
-/// Names and shapes of bilm-tf's HDF5 file.
-fn plan(options: &ModelOptions) -> Vec<(String, Vec<usize>)> {
-    let (cnn, lstm) = (&options.char_cnn, &options.lstm);
-    let (c, p, d) = (cnn.embedding_dim, lstm.projection_dim, lstm.dim);
-    let f: usize = cnn.filters.iter().map(|filter| filter.n).sum();
-    let mut plan = vec![("char_embed".to_owned(), vec![261, c])];
-    for (i, filter) in cnn.filters.iter().enumerate() {
-        plan.push((format!("CNN/W_cnn_{i}"), vec![1, filter.width, c, filter.n]));
-        plan.push((format!("CNN/b_cnn_{i}"), vec![filter.n]));
-    }
-    for k in 0..cnn.n_highway {
-        for gate in ["carry", "transform"] {
-            plan.push((format!("CNN_high_{k}/W_{gate}"), vec![f, f]));
-            plan.push((format!("CNN_high_{k}/b_{gate}"), vec![f]));
-        }
-    }
-    if f != p {
-        plan.push(("CNN_proj/W_proj".to_owned(), vec![f, p]));
-        plan.push(("CNN_proj/b_proj".to_owned(), vec![p]));
-    }
-    for r in 0..2 {
-        for i in 0..lstm.n_layers {
-            let cell = format!("RNN_{r}/RNN/MultiRNNCell/Cell{i}/LSTMCell");
-            plan.push((format!("{cell}/W_0"), vec![2 * p, 4 * d]));
-            plan.push((format!("{cell}/B"), vec![4 * d]));
-            if p < d {
-                plan.push((format!("{cell}/W_P_0"), vec![d, p]));
-            }
-        }
-    }
-    plan
 }
