@@ -11,6 +11,7 @@ pub mod cli;
 pub mod config;
 pub mod demo;
 pub mod doctor;
+pub mod dry_run;
 pub mod error;
 pub mod inspect;
 pub mod manifest;

@@ -208,7 +208,7 @@ impl EngineArgs {
     /// Puts a model on the devices.
     pub async fn load(&self, data: elmo::ModelData) -> Result<elmo::Elmo> {
         let settings = self.settings();
-        let load = tokio::task::spawn_blocking(move || elmo::Elmo::from_data(data, settings));
+        let load = tokio::task::spawn_blocking(move || elmo::Elmo::from_data(data, &settings));
         Ok(load.await.map_err(|e| Error::Failed(format!("loading the model failed: {e}")))??)
     }
 }

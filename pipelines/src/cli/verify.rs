@@ -1,7 +1,81 @@
-//! placeholder
-use clap::Args;
-use super::*;
-/// x
+//! `elmo verify`: the words; the comparison is in [`crate::verify`].
+
+use clap::{Args, ValueHint};
+
+use super::{EngineArgs, ModelArgs, args::block_on, embed::layers_of, print, print_json};
+use crate::{
+    error::{Error, Exit, Result},
+    stores::Stores,
+    verify::{Verify, verify},
+};
+
+/// Recompute rows of an output with a model and compare: is the file what this model makes of these texts?
 #[derive(Debug, Args)]
-pub(super) struct VerifyArgs {}
-pub(super) fn run(_: &VerifyArgs) -> Result<Exit> { todo!() }
+#[command(after_help = "\
+Examples:
+  elmo verify vectors --model tiny --sample 100
+  elmo verify vectors --model tiny --column review --json
+
+The settings come from the files. Exit code 1 when a row differs by more than --tolerance.")]
+pub(super) struct VerifyArgs {
+    /// A Parquet file, or the folder of a job; path or URL
+    #[arg(value_name = "OUTPUT", value_hint = ValueHint::AnyPath)]
+    output: String,
+
+    #[command(flatten)]
+    model: ModelArgs,
+
+    /// Rows to recompute
+    #[arg(long, value_name = "N", default_value = "1000", value_parser = super::args::positive, help_heading = "Comparison")]
+    sample: usize,
+
+    /// Which rows are picked; the same seed picks the same rows
+    #[arg(long, value_name = "N", default_value = "0", help_heading = "Comparison")]
+    seed: u64,
+
+    /// Column with the texts; when the output does not hold it, they are read again from the inputs of the job
+    #[arg(long, value_name = "NAME", default_value = "text", help_heading = "Comparison")]
+    column: String,
+
+    /// The scalar mix that the job used, if it used one
+    #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath, help_heading = "Comparison")]
+    layers: Option<String>,
+
+    /// Largest difference of a number that passes; 0 asks for equal bits, which the same kind of CPU gives
+    #[arg(long, value_name = "X", default_value = "0.00001", help_heading = "Comparison")]
+    tolerance: f32,
+
+    /// Print the report as JSON
+    #[arg(long, help_heading = "Comparison")]
+    json: bool,
+
+    #[command(flatten)]
+    engine: EngineArgs,
+}
+
+pub(super) fn run(args: &VerifyArgs) -> Result<Exit> {
+    let report = block_on(async {
+        let stores = Stores::from_env();
+        let mix = match &args.layers {
+            None => None,
+            Some(file) => match layers_of(file)? {
+                elmo::spec::Layers::Mix(mix) => Some(mix),
+                _ => return Err(Error::usage("--layers takes the file of a scalar mix here", "other layers come from the output")),
+            },
+        };
+        let elmo = args.engine.load(args.model.open(&stores).await?).await?;
+        let job = Verify { output: args.output.clone(), sample: args.sample, seed: args.seed, column: args.column.clone(), mix };
+        verify(&job, &elmo, &stores).await
+    })?;
+    match args.json {
+        true => print_json(&report)?,
+        false => print(&report.to_string())?,
+    }
+    match report.holds(args.tolerance) {
+        true => Ok(Exit::Done),
+        false => Err(Error::Check(format!(
+            "{} rows do not match, and numbers differ by up to {:e}",
+            report.mismatched_rows, report.largest_difference
+        ))),
+    }
+}
