@@ -1,0 +1,24 @@
+# For scripts that run several checks: each is run to its end, its output is shown when it fails, and all are counted.
+
+SKIP=77 # a check that returns this was skipped; it prints why
+_passed=0 _failed=0 _skipped=0
+
+# run_check NAME COMMAND...
+run_check() {
+    local name="$1" status=0 started=$SECONDS log
+    shift
+    log="$(mktemp)"
+    "$@" > "$log" 2>&1 || status=$?
+    case "$status" in
+        0) _passed=$((_passed + 1)) && echo "ok       $name ($((SECONDS - started)) s)" ;;
+        "$SKIP") _skipped=$((_skipped + 1)) && echo "SKIPPED  $name: $(tail -n 1 "$log")" ;;
+        *) _failed=$((_failed + 1)) && echo "FAILED   $name" && sed 's/^/    /' "$log" ;;
+    esac
+    rm -f "$log"
+}
+
+# Prints the counts as the last line; false when a check failed.
+summary() {
+    echo "$_passed passed, $_failed failed, $_skipped skipped"
+    [ "$_failed" -eq 0 ]
+}
