@@ -180,7 +180,12 @@ fn report(manifest: &Manifest, resumed: &Counts, started: Instant) -> BulkReport
     let counts = manifest.totals();
     let seconds = started.elapsed().as_secs_f64();
     BulkReport {
-        output: manifest.next_part().to_string().rsplit_once('/').map(|(folder, _)| folder.to_owned()).unwrap_or_default(),
+        output: manifest
+            .next_part()
+            .to_string()
+            .rsplit_once('/')
+            .map(|(folder, _)| folder.to_owned())
+            .unwrap_or_default(),
         parts: manifest.parts.len(),
         counts,
         bytes: manifest.bytes(),
@@ -305,7 +310,8 @@ impl Run<'_> {
         let Some(first) = slices.first() else { return Ok(None) };
         let texts: Vec<&dyn Array> = slices.iter().map(|slice| slice.text.as_ref()).collect();
         let text: ArrayRef = concat(&texts).map_err(elmo::Error::from)?;
-        let kept = concat_batches(&first.kept.schema(), slices.iter().map(|slice| &slice.kept)).map_err(elmo::Error::from)?;
+        let kept =
+            concat_batches(&first.kept.schema(), slices.iter().map(|slice| &slice.kept)).map_err(elmo::Error::from)?;
         let pending = self.stage.submit(&text).await.map_err(|e| self.place(e, &slices))?;
         Ok(Some(Window { slices, kept, pending }))
     }
@@ -352,7 +358,9 @@ impl Run<'_> {
                     file: file.map(ToString::to_string).unwrap_or_default(),
                     row: Some(slice.start.row + left as u64),
                     reason,
-                    help: Some("--on-error null keeps such rows without a vector, --on-error skip leaves them out".into()),
+                    help: Some(
+                        "--on-error null keeps such rows without a vector, --on-error skip leaves them out".into(),
+                    ),
                 };
             }
             left -= slice.len();

@@ -275,7 +275,12 @@ pub fn apply(root: Command, file: Option<&ConfigFile>, env: &dyn Fn(&str) -> Opt
     apply_to(root, "", file, env)
 }
 
-fn apply_to(command: Command, section: &str, file: Option<&ConfigFile>, env: &dyn Fn(&str) -> Option<OsString>) -> Command {
+fn apply_to(
+    command: Command,
+    section: &str,
+    file: Option<&ConfigFile>,
+    env: &dyn Fn(&str) -> Option<OsString>,
+) -> Command {
     let command = command.mut_args(|arg| match setting_name(&arg) {
         Some(name) => apply_to_arg(arg, &name, section, file, env),
         None => arg,
@@ -309,10 +314,7 @@ fn apply_to_arg(
 ///
 /// One that resembles nothing is left alone: container platforms set variables such as `ELMO_SERVICE_HOST` for every
 /// service called `elmo`.
-pub fn check_environment<'a>(
-    names: impl Iterator<Item = &'a OsStr>,
-    root: &Command,
-) -> Result<(), ConfigError> {
+pub fn check_environment<'a>(names: impl Iterator<Item = &'a OsStr>, root: &Command) -> Result<(), ConfigError> {
     let mut legal: BTreeSet<String> = OTHER_VARIABLES.iter().map(ToString::to_string).collect();
     legal.extend(root.get_arguments().filter_map(setting_name).map(|name| variable(&name)));
     walk(root, "", &mut |_, command| {

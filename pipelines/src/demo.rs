@@ -1,15 +1,182 @@
-//! placeholder
-use std::{fmt, path::PathBuf};
-use serde::Serialize;
-use crate::{error::Result, report::Progress, stores::Stores};
-/// x
+//! `elmo demo`: the main job end to end on reviews that are built in, and what one can do with its output.
+
+use std::{fmt, fs, path::PathBuf};
+
+use arrow::array::{Array, AsArray};
+use elmo::{ColumnEmbedder, Elmo, EmbedSpec};
+use futures::StreamExt;
+use serde::{Deserialize, Serialize};
+
+use crate::{
+    bulk::{self, BulkJob, BulkReport},
+    error::{Error, Result},
+    inspect::{broken, open, parquet_files, vectors_of_row},
+    report::{Progress, bytes, count},
+    sink::Codec,
+    source::Keep,
+    stage::EmbedStage,
+    stores::Stores,
+};
+
+/// Sixty short reviews, written for this project; also in `examples/data`.
+const REVIEWS: &str = include_str!("../../examples/data/reviews.jsonl");
+/// Neighbours that are shown.
+const NEIGHBOURS: usize = 5;
+
+#[derive(Deserialize)]
+struct Review {
+    text: String,
+}
+
+/// The texts of the reviews.
+pub fn texts() -> Vec<String> {
+    REVIEWS.lines().filter_map(|line| serde_json::from_str::<Review>(line).ok()).map(|review| review.text).collect()
+}
+
+/// What to show.
 #[derive(Debug)]
-pub struct Demo { /// x
- pub output: Option<PathBuf>, /// x
- pub row: usize }
-/// x
+pub struct Demo {
+    /// Folder for input and output; a temporary one when there is none.
+    pub output: Option<PathBuf>,
+    /// Row whose neighbours are shown.
+    pub row: usize,
+}
+
+/// What came out.
 #[derive(Debug, Serialize)]
-pub struct DemoReport {}
-impl fmt::Display for DemoReport { fn fmt(&self, _: &mut fmt::Formatter<'_>) -> fmt::Result { Ok(()) } }
-/// x
-pub async fn run(_: &Demo, _: elmo::Elmo, _: Stores, _: impl Future<Output = ()>, _: &dyn Progress) -> Result<DemoReport> { todo!() }
+pub struct DemoReport {
+    /// The job.
+    pub job: BulkReport,
+    /// The row that was asked about.
+    pub text: String,
+    /// Its neighbours, nearest first.
+    pub nearest: Vec<Neighbour>,
+    /// The model's vectors mean nothing.
+    pub untrained: bool,
+    /// Where the files are; `None` when they are gone.
+    pub kept_in: Option<PathBuf>,
+}
+
+/// A row near another.
+#[derive(Debug, Serialize)]
+pub struct Neighbour {
+    /// Cosine of the two vectors.
+    pub cosine: f64,
+    /// Its text.
+    pub text: String,
+}
+
+/// Writes the reviews to a file, embeds it, and looks for neighbours in what came out.
+pub async fn run(
+    demo: &Demo,
+    elmo: Elmo,
+    stores: Stores,
+    shutdown: impl Future<Output = ()>,
+    progress: &dyn Progress,
+) -> Result<DemoReport> {
+    let temporary = match &demo.output {
+        Some(_) => None,
+        None => Some(tempfile::tempdir().map_err(|e| Error::Failed(format!("no temporary folder: {e}")))?),
+    };
+    let folder = match (&demo.output, &temporary) {
+        (Some(folder), _) => folder.clone(),
+        (None, Some(temporary)) => temporary.path().to_path_buf(),
+        (None, None) => PathBuf::new(),
+    };
+    let input = folder.join("reviews.jsonl");
+    fs::create_dir_all(&folder).and_then(|()| fs::write(&input, REVIEWS)).map_err(|e| Error::io(&input, e))?;
+    let output = folder.join("vectors").display().to_string();
+    let columns = ColumnEmbedder::new(&elmo, EmbedSpec::default())?;
+    let width = columns.width();
+    let stage = EmbedStage::new(columns, width);
+    let job = BulkJob {
+        inputs: vec![input.display().to_string()],
+        output: output.clone(),
+        column: "text".into(),
+        id: Some("id".into()),
+        keep: Keep::All,
+        rows_per_file: 100_000,
+        row_group_bytes: 64 << 20,
+        codec: Codec::Zstd,
+        window_rows: 8192,
+        overwrite: true,
+    };
+    let report = bulk::run(&job, stage.as_ref(), &stores, shutdown, progress).await?;
+    let (text, nearest) = neighbours(&output, demo.row, &stores).await?;
+    Ok(DemoReport { job: report, text, nearest, untrained: elmo.is_untrained(), kept_in: demo.output.clone() })
+}
+
+/// Reads texts and vectors back from the Parquet files and ranks rows by cosine.
+async fn neighbours(output: &str, row: usize, stores: &Stores) -> Result<(String, Vec<Neighbour>)> {
+    let mut rows: Vec<(String, Vec<f32>)> = Vec::new();
+    for (location, _) in parquet_files(output, stores).await? {
+        let mut batches = open(&location).await?.build().map_err(|e| broken(&location, &e))?;
+        while let Some(batch) = batches.next().await {
+            let batch = batch.map_err(|e| broken(&location, &e))?;
+            let (Some(texts), Some(vectors)) = (batch.column_by_name("text"), batch.column_by_name("embedding")) else {
+                return Err(broken(&location, &"no columns text and embedding"));
+            };
+            let texts = arrow::compute::cast(texts, &arrow::datatypes::DataType::Utf8).map_err(elmo::Error::from)?;
+            for i in (0..batch.num_rows()).filter(|&i| vectors.is_valid(i)) {
+                let vector = vectors_of_row(vectors, i).pop().map(|v| v.values().to_vec()).unwrap_or_default();
+                rows.push((texts.as_string::<i32>().value(i).to_owned(), vector));
+            }
+        }
+    }
+    let Some((text, asked)) = rows.get(row).cloned() else {
+        return Err(Error::usage(format!("there is no row {row}"), format!("rows are 0 to {}", rows.len() - 1)));
+    };
+    let others = rows.into_iter().enumerate().filter(|(i, _)| *i != row);
+    let mut nearest: Vec<Neighbour> =
+        others.map(|(_, (text, vector))| Neighbour { cosine: cosine(&asked, &vector), text }).collect();
+    nearest.sort_by(|a, b| b.cosine.total_cmp(&a.cosine));
+    nearest.truncate(NEIGHBOURS);
+    Ok((text, nearest))
+}
+
+fn cosine(a: &[f32], b: &[f32]) -> f64 {
+    let dot = |a: &[f32], b: &[f32]| a.iter().zip(b).map(|(x, y)| f64::from(*x) * f64::from(*y)).sum::<f64>();
+    dot(a, b) / (dot(a, a) * dot(b, b)).sqrt().max(f64::MIN_POSITIVE)
+}
+
+impl fmt::Display for DemoReport {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let job = &self.job;
+        f.write_str(&crate::cli::table(&[
+            ("rows", count(job.counts.rows_out)),
+            ("tokens", count(job.counts.tokens)),
+            ("tokens/s", count(job.tokens_per_second as u64)),
+            ("Parquet", format!("{} file, {}", job.parts, bytes(job.bytes))),
+        ]))?;
+        writeln!(f, "\nnearest to: {}", self.text)?;
+        for neighbour in &self.nearest {
+            writeln!(f, "  {:.3}  {}", neighbour.cosine, neighbour.text)?;
+        }
+        if self.untrained {
+            writeln!(
+                f,
+                "\nThe built-in model is untrained: this shows the way, not the meaning. Give --model for that."
+            )?;
+        }
+        if let Some(folder) = &self.kept_in {
+            writeln!(f, "\nThe files are in {0}; look at them with: elmo inspect {0}/vectors", folder.display())?;
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_review_is_read() {
+        assert_eq!(texts().len(), REVIEWS.lines().count());
+    }
+
+    #[test]
+    fn cosine_by_hand() {
+        assert!((cosine(&[3.0, 4.0], &[4.0, 3.0]) - 24.0 / 25.0).abs() < 1e-12);
+        assert_eq!(cosine(&[0.0], &[1.0]), 0.0);
+    }
+}

@@ -181,7 +181,8 @@ fn without_home(path: &Path) -> String {
 impl fmt::Display for Diagnosis {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let yes = |b: bool, yes: &'static str, no: &'static str| if b { yes } else { no };
-        let memory = self.memory.map_or("unknown".into(), |m| format!("{}, {} free", bytes(m.total), bytes(m.available)));
+        let memory =
+            self.memory.map_or("unknown".into(), |m| format!("{}, {} free", bytes(m.total), bytes(m.available)));
         let cache = format!(
             "{} ({}, {})",
             self.cache.path,

@@ -7,15 +7,13 @@ use arrow::{
     datatypes::{DataType, Float32Type, SchemaRef},
 };
 use futures::StreamExt;
-use parquet::arrow::{
-    ParquetRecordBatchStreamBuilder,
-    async_reader::ParquetObjectReader,
-};
+use parquet::arrow::ParquetRecordBatchStreamBuilder;
 use serde::Serialize;
 
 use crate::{
     error::{Error, Result},
     report::{bytes, count},
+    store_file::StoreFile,
     stores::{Location, Stores},
 };
 
@@ -90,7 +88,7 @@ pub async fn inspect(address: &str, stores: &Stores) -> Result<InspectReport> {
     Ok(report)
 }
 
-pub(crate) type Opened = ParquetRecordBatchStreamBuilder<ParquetObjectReader>;
+pub(crate) type Opened = ParquetRecordBatchStreamBuilder<StoreFile>;
 
 /// The Parquet files that an address means, in order, with their sizes.
 pub(crate) async fn parquet_files(address: &str, stores: &Stores) -> Result<Vec<(Location, u64)>> {
@@ -115,12 +113,18 @@ pub(crate) async fn parquet_files(address: &str, stores: &Stores) -> Result<Vec<
 }
 
 pub(crate) async fn open(location: &Location) -> Result<Opened> {
-    let reader = ParquetObjectReader::new(std::sync::Arc::clone(&location.store), location.path.clone());
-    ParquetRecordBatchStreamBuilder::new(reader).await.map_err(|e| broken(location, &e))
+    let size = location.head().await?.ok_or_else(|| broken(location, &"no such file"))?.size;
+    let file = StoreFile { store: std::sync::Arc::clone(&location.store), path: location.path.clone(), size };
+    ParquetRecordBatchStreamBuilder::new(file).await.map_err(|e| broken(location, &e))
 }
 
 pub(crate) fn broken(location: &Location, error: &dyn fmt::Display) -> Error {
-    Error::Input { file: location.to_string(), row: None, reason: format!("not a readable Parquet file: {error}"), help: None }
+    Error::Input {
+        file: location.to_string(),
+        row: None,
+        reason: format!("not a readable Parquet file: {error}"),
+        help: None,
+    }
 }
 
 /// The `elmo.*` pairs of a footer.
@@ -137,7 +141,9 @@ pub(crate) fn footer(opened: &Opened) -> BTreeMap<String, String> {
 fn describe(report: &mut InspectReport, location: &Location, opened: &Opened) -> Result<()> {
     let made_by = footer(opened);
     if report.files > 1 && made_by != report.made_by {
-        return Err(Error::Check(format!("{location}: made by another model or with other settings than the files before")));
+        return Err(Error::Check(format!(
+            "{location}: made by another model or with other settings than the files before"
+        )));
     }
     report.made_by = made_by;
     report.columns = columns(opened.schema());
@@ -154,8 +160,7 @@ fn short(kind: &DataType) -> String {
         DataType::FixedSizeList(item, n) => format!("{}[{n}]", short(item.data_type())),
         DataType::List(item) => format!("list of {}", short(item.data_type())),
         DataType::Struct(fields) => {
-            let fields: Vec<String> =
-                fields.iter().map(|f| format!("{} {}", f.name(), short(f.data_type()))).collect();
+            let fields: Vec<String> = fields.iter().map(|f| format!("{} {}", f.name(), short(f.data_type()))).collect();
             format!("({})", fields.join(", "))
         }
         other => other.to_string(),
@@ -228,11 +233,9 @@ impl fmt::Display for InspectReport {
     }
 }
 
-
 impl InspectReport {
     /// No NaN, no infinite number.
     pub fn is_sound(&self) -> bool {
         self.vectors.not_finite == 0
     }
 }
-

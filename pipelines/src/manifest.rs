@@ -96,9 +96,9 @@ impl ManifestError {
     pub fn help(&self) -> Option<String> {
         match self {
             Self::Store(_) => None,
-            Self::Differs { .. } => {
-                Some("use the settings and inputs of that job to go on with it, another --output, or --overwrite".into())
-            }
+            Self::Differs { .. } => Some(
+                "use the settings and inputs of that job to go on with it, another --output, or --overwrite".into(),
+            ),
             Self::Locked { .. } => Some(format!(
                 "wait for it, or give another --output; a job in an object store that died is free after {} s",
                 LEASE.as_secs()
@@ -368,7 +368,10 @@ async fn read<T: DeserializeOwned>(location: &Location) -> Result<Option<T>, Man
 
 /// Creates an entry. A request that was applied but whose answer was lost is tried again by the store and then finds
 /// our own entry, which is no conflict.
-async fn create<T: Serialize + DeserializeOwned + PartialEq>(location: &Location, value: &T) -> Result<(), ManifestError> {
+async fn create<T: Serialize + DeserializeOwned + PartialEq>(
+    location: &Location,
+    value: &T,
+) -> Result<(), ManifestError> {
     let broken = |e: serde_json::Error| ManifestError::Broken { file: location.to_string(), reason: e.to_string() };
     let bytes = serde_json::to_vec_pretty(value).map_err(broken)?;
     match location.put(bytes.into(), PutMode::Create).await {
@@ -386,7 +389,10 @@ async fn create<T: Serialize + DeserializeOwned + PartialEq>(location: &Location
 enum Lock {
     /// The kernel lets go of it when the process ends, however it ends.
     File(#[allow(dead_code)] File),
-    Lease { location: Location, renewal: tokio::task::JoinHandle<()> },
+    Lease {
+        location: Location,
+        renewal: tokio::task::JoinHandle<()>,
+    },
 }
 
 /// Who writes to an output in an object store.
@@ -412,9 +418,10 @@ impl Lock {
         let file = File::options().create(true).write(true).truncate(false).open(&path).map_err(failed)?;
         match file.try_lock() {
             Ok(()) => Ok(Self::File(file)),
-            Err(TryLockError::WouldBlock) => {
-                Err(ManifestError::Locked { output: output.to_string(), holder: format!("it holds {}", path.display()) })
-            }
+            Err(TryLockError::WouldBlock) => Err(ManifestError::Locked {
+                output: output.to_string(),
+                holder: format!("it holds {}", path.display()),
+            }),
             Err(TryLockError::Error(e)) => Err(failed(e)),
         }
     }

@@ -352,7 +352,13 @@ mod tests {
 
     #[test]
     fn refused_addresses_show_no_secret() {
-        for address in ["ftp://user:hunter2@host/x", "s3://key:hunter2@bucket/x", "https://h/x?sig=hunter2", "http://[hunter2/x", "memory:///x"] {
+        for address in [
+            "ftp://user:hunter2@host/x",
+            "s3://key:hunter2@bucket/x",
+            "https://h/x?sig=hunter2",
+            "http://[hunter2/x",
+            "memory:///x",
+        ] {
             let error = stores().locate(address).unwrap_err();
             assert!(error.is_usage(), "{error}");
             assert!(!error.to_string().contains("hunter2"), "{error}");
@@ -366,6 +372,9 @@ mod tests {
         let two = stores.locate("s3://bucket/b").unwrap();
         assert!(Arc::ptr_eq(&one.store, &two.store));
         stores.insert("memory://test", Arc::new(InMemory::new()));
-        assert_eq!(stores.locate("memory://test/out").unwrap().child("_elmo/job.json").path.as_ref(), "out/_elmo/job.json");
+        assert_eq!(
+            stores.locate("memory://test/out").unwrap().child("_elmo/job.json").path.as_ref(),
+            "out/_elmo/job.json"
+        );
     }
 }

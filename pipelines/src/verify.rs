@@ -88,7 +88,8 @@ pub async fn verify(job: &Verify, elmo: &Elmo, stores: &Stores) -> Result<Verify
     let mut report = VerifyReport { rows, sampled: picked.len(), ..VerifyReport::default() };
     let mut first = 0;
     for ((location, _), count) in files.iter().zip(counts) {
-        let here: Vec<u64> = picked.iter().filter(|row| (first..first + count).contains(*row)).map(|row| row - first).collect();
+        let here: Vec<u64> =
+            picked.iter().filter(|row| (first..first + count).contains(*row)).map(|row| row - first).collect();
         if !here.is_empty() {
             let found = read_rows(location, &here).await?;
             let texts = texts(job, stores, location, &found, &here).await?;
@@ -102,7 +103,8 @@ pub async fn verify(job: &Verify, elmo: &Elmo, stores: &Stores) -> Result<Verify
 /// An embedder with the settings that the footer names.
 fn embedder(made_by: &BTreeMap<String, String>, job: &Verify, elmo: &Elmo) -> Result<ColumnEmbedder> {
     let get = |key: &str| made_by.get(&format!("elmo.{key}")).map(String::as_str);
-    let there = get("fingerprint").ok_or_else(|| Error::Check("the files hold no elmo.fingerprint: not made by elmo".into()))?;
+    let there = get("fingerprint")
+        .ok_or_else(|| Error::Check("the files hold no elmo.fingerprint: not made by elmo".into()))?;
     if there != elmo.fingerprint().to_string() {
         return Err(Error::Check(format!(
             "made by another model: fingerprint {there}, this model has {}",
@@ -120,7 +122,9 @@ fn spec_of<'a>(get: &impl Fn(&str) -> Option<&'a str>, job: &Verify) -> Result<E
     let default = EmbedSpec::default();
     let state = get("state").map(|state| state.split(':').next().unwrap_or(state));
     if state == Some("carry") {
-        return Err(Error::Check("state carry depends on all rows before; run elmo embed again and compare files".into()));
+        return Err(Error::Check(
+            "state carry depends on all rows before; run elmo embed again and compare files".into(),
+        ));
     }
     let layers = match (get("layers"), &job.mix) {
         (Some(word), Some(mix)) if word.starts_with("mix:") => Layers::Mix(mix.clone()),
@@ -200,7 +204,10 @@ async fn texts(job: &Verify, stores: &Stores, file: &Location, found: &RecordBat
         return Err(no_texts("there is no manifest beside it"));
     };
     let name = file.path.filename().unwrap_or_default();
-    let part = parts.into_iter().find(|part| part.file == name).ok_or_else(|| no_texts("the manifest does not know the file"))?;
+    let part = parts
+        .into_iter()
+        .find(|part| part.file == name)
+        .ok_or_else(|| no_texts("the manifest does not know the file"))?;
     if part.counts.skipped > 0 {
         return Err(no_texts("rows were skipped, so rows of input and output do not correspond"));
     }
@@ -220,7 +227,8 @@ async fn read_texts(plan: Arc<Plan>, start: Position, wanted: &[u64]) -> Result<
         && let Some(slice) = rows.next().await?
     {
         let end = first + slice.len() as u64;
-        let here: UInt64Array = wanted.iter().filter(|row| (first..end).contains(*row)).map(|row| row - first).collect();
+        let here: UInt64Array =
+            wanted.iter().filter(|row| (first..end).contains(*row)).map(|row| row - first).collect();
         parts.push(take(&slice.text, &here, None).map_err(elmo::Error::from)?);
         first = end;
     }
@@ -228,10 +236,16 @@ async fn read_texts(plan: Arc<Plan>, start: Position, wanted: &[u64]) -> Result<
     Ok(arrow::compute::concat(&parts).map_err(elmo::Error::from)?)
 }
 
-async fn compare(columns: &ColumnEmbedder, found: &RecordBatch, texts: &ArrayRef, report: &mut VerifyReport) -> Result<()> {
+async fn compare(
+    columns: &ColumnEmbedder,
+    found: &RecordBatch,
+    texts: &ArrayRef,
+    report: &mut VerifyReport,
+) -> Result<()> {
     let again = columns.submit_async(texts).await?.await?;
     let name = columns.fields().first().map(|f| f.name().clone()).unwrap_or_default();
-    let there = found.column_by_name(&name).ok_or_else(|| Error::Check(format!("the output has no column {name:?}")))?;
+    let there =
+        found.column_by_name(&name).ok_or_else(|| Error::Check(format!("the output has no column {name:?}")))?;
     for row in 0..there.len() {
         let (a, b) = (row_vectors(there, row), row_vectors(&again.vectors, row));
         if a.as_ref().map(Vec::len) != b.as_ref().map(Vec::len) {

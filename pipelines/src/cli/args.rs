@@ -157,7 +157,10 @@ pub(super) async fn open(spec: &ModelSpec, offline: bool, stores: &Stores) -> Re
     let cache = Cache::from_env();
     let data = Models { stores, cache: &cache, offline }.resolve(spec).await?;
     if data.untrained {
-        tracing::warn!(model = data.name, "this model is untrained: its vectors show how elmo works, they mean nothing");
+        tracing::warn!(
+            model = data.name,
+            "this model is untrained: its vectors show how elmo works, they mean nothing"
+        );
     }
     Ok(data)
 }
@@ -226,7 +229,7 @@ impl FromStr for Devices {
 }
 
 /// A runtime for the parts of a command that wait; the biLM has threads of its own.
-pub(super) fn block_on<T>(future: impl Future<Output = Result<T>>) -> Result<T> {
+pub(crate) fn block_on<T>(future: impl Future<Output = Result<T>>) -> Result<T> {
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build();
     runtime.map_err(|e| Error::Failed(format!("cannot start threads: {e}")))?.block_on(future)
 }

@@ -7,8 +7,8 @@ use elmo::{
     ColumnEmbedder, EmbedSpec,
     mix::ScalarMix,
     spec::{
-        FloatRounding, Layers, Level, ListType, Normalize, OnError, OnLong, Pooling, SentenceMode, SpecError, StateMode,
-        TokenizerKind,
+        FloatRounding, Layers, Level, ListType, Normalize, OnError, OnLong, Pooling, SentenceMode, SpecError,
+        StateMode, TokenizerKind,
     },
 };
 
@@ -101,7 +101,7 @@ pub(super) struct EmbedArgs {
 /// What decides the numbers. Everything here is part of an output's identity.
 #[derive(Debug, Clone, Args)]
 #[command(next_help_heading = "Vectors")]
-pub struct VectorArgs {
+pub(super) struct VectorArgs {
     /// One vector per text (sentence) or one per token with its byte offsets (token)
     #[arg(long, value_name = "LEVEL", default_value = "sentence", value_parser = words::<Level>(Level::WORDS))]
     level: Level,
@@ -161,7 +161,7 @@ pub struct VectorArgs {
 
 impl VectorArgs {
     /// The settings of the embedder.
-    pub fn spec(&self) -> Result<EmbedSpec> {
+    fn spec(&self) -> Result<EmbedSpec> {
         let spec = EmbedSpec {
             level: self.level,
             layers: layers_of(&self.layers.0)?,

@@ -28,7 +28,7 @@ use clap::{
     error::{ContextKind, ContextValue, ErrorKind},
 };
 
-pub(crate) use self::output::table;
+pub(crate) use self::{args::block_on, output::table};
 pub use self::{
     args::{EngineArgs, ModelArgs},
     bench::{BenchArgs, Size},

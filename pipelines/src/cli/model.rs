@@ -22,11 +22,15 @@ use crate::{
 
 /// Look at a model, convert it, or check it
 #[derive(Debug, Args)]
-#[command(subcommand_required = true, arg_required_else_help = true, after_help = "\
+#[command(
+    subcommand_required = true,
+    arg_required_else_help = true,
+    after_help = "\
 Examples:
   elmo model info tiny
   elmo model convert tiny model-st --to safetensors
-  elmo model verify tiny")]
+  elmo model verify tiny"
+)]
 pub(super) struct ModelCommand {
     #[command(subcommand)]
     command: ModelSubcommand,

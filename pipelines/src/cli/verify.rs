@@ -60,11 +60,22 @@ pub(super) fn run(args: &VerifyArgs) -> Result<Exit> {
             None => None,
             Some(file) => match layers_of(file)? {
                 elmo::spec::Layers::Mix(mix) => Some(mix),
-                _ => return Err(Error::usage("--layers takes the file of a scalar mix here", "other layers come from the output")),
+                _ => {
+                    return Err(Error::usage(
+                        "--layers takes the file of a scalar mix here",
+                        "other layers come from the output",
+                    ));
+                }
             },
         };
         let elmo = args.engine.load(args.model.open(&stores).await?).await?;
-        let job = Verify { output: args.output.clone(), sample: args.sample, seed: args.seed, column: args.column.clone(), mix };
+        let job = Verify {
+            output: args.output.clone(),
+            sample: args.sample,
+            seed: args.seed,
+            column: args.column.clone(),
+            mix,
+        };
         verify(&job, &elmo, &stores).await
     })?;
     match args.json {

@@ -15,7 +15,7 @@ use sha2::{Digest, Sha256};
 use tempfile::TempDir;
 use url::Url;
 
-use super::{Role, HDF5, Models, ModelsError, OPTIONS, SAFETENSORS, unzip::unzip};
+use super::{HDF5, Models, ModelsError, OPTIONS, Role, SAFETENSORS, unzip::unzip};
 use crate::{redact::redact, report};
 
 /// Largest file that is fetched; the original ELMo has 0.4 GB.

@@ -3,7 +3,7 @@
 use std::{fmt, sync::Arc};
 
 use arrow::array::{Array, ArrayRef, AsArray, StringArray};
-use elmo::{ColumnEmbedder, EmbedSpec, Elmo, ModelData};
+use elmo::{ColumnEmbedder, Elmo, EmbedSpec, ModelData};
 use serde::Serialize;
 
 use super::{ModelSpec, ModelsError};

@@ -122,7 +122,9 @@ fn read_back(data: &ModelData, layout: Layout, draft: &Path, out: &Path) -> Resu
     let again = ModelData::open(draft).map_err(|source| bad(out, source))?;
     if again.fingerprint != data.fingerprint || again.weights != data.weights {
         let (before, after) = (&data.fingerprint, &again.fingerprint);
-        return Err(ModelsError::Internal(format!("the written model differs: fingerprint {before} before, {after} after")));
+        return Err(ModelsError::Internal(format!(
+            "the written model differs: fingerprint {before} before, {after} after"
+        )));
     }
     Ok(Converted {
         output: out.to_path_buf(),

@@ -107,7 +107,9 @@ mod tests {
         for role in [Role::Options, Role::Weights, Role::Zip, Role::Other] {
             assert_eq!(
                 role.check(page).unwrap_err().to_string(),
-                format!("this is an HTML or XML page, not {role}; it begins \"<?xml version=\\\"1.0\\\"?><Error><Code>Access\"")
+                format!(
+                    "this is an HTML or XML page, not {role}; it begins \"<?xml version=\\\"1.0\\\"?><Error><Code>Access\""
+                )
             );
             assert_eq!(role.check(b"").unwrap_err().to_string(), format!("this is an empty file, not {role}"));
         }

@@ -22,7 +22,11 @@ pub use self::{
     cache::Cache,
     magic::{Role, WrongContent},
 };
-use crate::{error::Exit, redact::redact, stores::{StoreError, Stores}};
+use crate::{
+    error::Exit,
+    redact::redact,
+    stores::{StoreError, Stores},
+};
 
 /// The name of the model that is built in.
 pub const TINY: &str = "tiny";
@@ -319,16 +323,8 @@ fn known_files(dir: &Path) -> Vec<PathBuf> {
 }
 
 /// What may lie in a model directory.
-pub(crate) const KNOWN_FILES: [&str; 8] = [
-    OPTIONS,
-    SAFETENSORS,
-    HDF5,
-    "mix.json",
-    "warm_state.safetensors",
-    "vocab.txt",
-    "softmax.safetensors",
-    "MODEL.md",
-];
+pub(crate) const KNOWN_FILES: [&str; 8] =
+    [OPTIONS, SAFETENSORS, HDF5, "mix.json", "warm_state.safetensors", "vocab.txt", "softmax.safetensors", "MODEL.md"];
 pub(crate) const OPTIONS: &str = "options.json";
 pub(crate) const SAFETENSORS: &str = "weights.safetensors";
 pub(crate) const HDF5: &str = "weights.hdf5";

@@ -189,6 +189,9 @@ mod tests {
         let two = [("a/options.json", &b"{}"[..]), ("b/options.json", b"{}")];
         assert_eq!(unzip_all(&two), Err("the zip m.zip is refused: it holds more than one model: a, b".into()));
         let both = [("a_options.json", &b"{}"[..]), ("b_options.json", b"{}")];
-        assert_eq!(unzip_all(&both), Err("the zip m.zip is refused: it holds two files that could be options.json".into()));
+        assert_eq!(
+            unzip_all(&both),
+            Err("the zip m.zip is refused: it holds two files that could be options.json".into())
+        );
     }
 }

@@ -50,9 +50,13 @@ mod tests {
     #[test]
     fn numbers_read_well() {
         assert_eq!([0, 999, 1000, 1_234_567].map(count), ["0", "999", "1,000", "1,234,567"]);
-        assert_eq!([0, 1023, 1536, 1 << 20, (1 << 20) - 1].map(bytes), ["0 B", "1023 B", "1.5 KiB", "1.0 MiB", "1.0 MiB"]);
-        assert_eq!([4.26, 59.99, 61.0, 3725.0].map(|s| duration(Duration::from_secs_f64(s))), [
-            "4.3s", "1m00s", "1m01s", "1h02m05s"
-        ]);
+        assert_eq!(
+            [0, 1023, 1536, 1 << 20, (1 << 20) - 1].map(bytes),
+            ["0 B", "1023 B", "1.5 KiB", "1.0 MiB", "1.0 MiB"]
+        );
+        assert_eq!(
+            [4.26, 59.99, 61.0, 3725.0].map(|s| duration(Duration::from_secs_f64(s))),
+            ["4.3s", "1m00s", "1m01s", "1h02m05s"]
+        );
     }
 }

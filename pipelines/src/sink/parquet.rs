@@ -67,9 +67,9 @@ impl std::str::FromStr for Codec {
     type Err = elmo::spec::SpecError;
 
     fn from_str(s: &str) -> Result<Self, Self::Err> {
-        [Self::Zstd, Self::Snappy, Self::Lz4, Self::None].into_iter().find(|codec| codec.as_str() == s).ok_or_else(|| {
-            elmo::spec::SpecError::Value { option: "compression", value: s.to_owned(), legal: Self::WORDS.to_vec() }
-        })
+        [Self::Zstd, Self::Snappy, Self::Lz4, Self::None].into_iter().find(|codec| codec.as_str() == s).ok_or_else(
+            || elmo::spec::SpecError::Value { option: "compression", value: s.to_owned(), legal: Self::WORDS.to_vec() },
+        )
     }
 }
 

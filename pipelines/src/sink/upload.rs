@@ -62,9 +62,7 @@ impl Upload {
     /// Makes the object appear.
     pub(super) async fn complete(&mut self) -> Result<(), object_store::Error> {
         match mem::replace(&mut self.state, State::Over) {
-            State::Small(held) => {
-                self.location.store.put(&self.location.path, PutPayload::from(held)).await.map(drop)
-            }
+            State::Small(held) => self.location.store.put(&self.location.path, PutPayload::from(held)).await.map(drop),
             State::Large(upload) => upload.finish().await.map(drop),
             State::Over => Ok(()),
         }

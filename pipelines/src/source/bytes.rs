@@ -8,7 +8,7 @@ use object_store::{ObjectMeta, ObjectStore, ObjectStoreExt, buffered, path::Path
 use tempfile::TempPath;
 use tokio::io::{AsyncBufRead, AsyncBufReadExt, AsyncWriteExt, BufReader};
 
-use super::{Compression, InputFile, SourceError, STDIN};
+use super::{Compression, InputFile, STDIN, SourceError};
 use crate::stores::{Location, StoreError, Stores};
 
 /// Bytes of one request to the store: large enough that a request's delay does not count, small beside a window.

@@ -1,11 +1,6 @@
 //! Bytes to rows, pushed: one loop serves every format that is read from its beginning.
 
-use arrow::{
-    array::RecordBatch,
-    csv, json,
-    datatypes::SchemaRef,
-    error::ArrowError,
-};
+use arrow::{array::RecordBatch, csv, datatypes::SchemaRef, error::ArrowError, json};
 use tokio::io::AsyncBufReadExt;
 
 use super::{Format, InputFile, SourceError, bytes, ipc::Ipc, lines::Lines};
@@ -106,7 +101,8 @@ impl Decoded {
                     return Ok(Some(batch));
                 }
             } else if self.pending > BATCH_BYTES_MAX && file.format.is_untyped() {
-                let reason = format!("the next {BATCH_ROWS} rows have more than 2 GiB; is a quote or bracket not closed?");
+                let reason =
+                    format!("the next {BATCH_ROWS} rows have more than 2 GiB; is a quote or bracket not closed?");
                 return Err(SourceError::malformed(file, row, reason));
             }
         }

@@ -57,7 +57,11 @@ impl InputFile {
 ///
 /// Folders are searched to any depth for files with a known extension. Names that start with `.` or `_` are left out
 /// there, as is everything below `output`, which may lie in an input folder.
-pub async fn list(stores: &Stores, inputs: &[String], output: Option<&Location>) -> Result<Vec<InputFile>, SourceError> {
+pub async fn list(
+    stores: &Stores,
+    inputs: &[String],
+    output: Option<&Location>,
+) -> Result<Vec<InputFile>, SourceError> {
     let mut files = Vec::new();
     let mut seen = HashSet::new();
     for input in inputs {
@@ -131,11 +135,8 @@ async fn matching(location: &Location, root: Path, input: &str) -> Result<Vec<Ob
     let text = location.path.as_ref();
     let pattern = glob::Pattern::new(text)
         .map_err(|e| SourceError::Pattern { pattern: input.to_owned(), reason: e.msg.to_owned() })?;
-    let options = glob::MatchOptions {
-        case_sensitive: true,
-        require_literal_separator: true,
-        require_literal_leading_dot: true,
-    };
+    let options =
+        glob::MatchOptions { case_sensitive: true, require_literal_separator: true, require_literal_leading_dot: true };
     sorted(location, &root, |meta| pattern.matches_with(meta.location.as_ref(), options)).await
 }
 
@@ -193,7 +194,16 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         touch(
             dir.path(),
-            &["b.txt", "a.txt", "a b [1].txt", "sub/c.csv", "sub/.hidden.txt", "_tmp/x.txt", "sub/notes.md", "out/p.parquet"],
+            &[
+                "b.txt",
+                "a.txt",
+                "a b [1].txt",
+                "sub/c.csv",
+                "sub/.hidden.txt",
+                "_tmp/x.txt",
+                "sub/notes.md",
+                "out/p.parquet",
+            ],
         );
         let all = ["a b [1].txt", "a.txt", "b.txt", "sub/c.csv"];
         assert_eq!(names(dir.path(), &[""]).await.unwrap(), all);

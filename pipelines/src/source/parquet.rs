@@ -70,12 +70,6 @@ pub(super) async fn schema(file: &InputFile) -> Result<SchemaRef, SourceError> {
     Ok(Arc::new(Schema::new(builder.schema().fields().clone())))
 }
 
-/// Rows of the file, from its footer.
-pub(super) async fn count(file: &InputFile) -> Result<u64, SourceError> {
-    let (_, builder) = builder(file).await?;
-    Ok(u64::try_from(builder.metadata().file_metadata().num_rows()).unwrap_or(0))
-}
-
 /// Rows of a batch, from the average row: long texts come in small batches.
 fn batch_rows(metadata: &ParquetMetaData, mask: &ProjectionMask) -> usize {
     let (mut rows, mut bytes) = (0, 0);

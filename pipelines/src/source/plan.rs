@@ -91,7 +91,8 @@ impl Plan {
     fn settle(seen: &[(InputFile, SchemaRef)], request: &Request) -> Result<Self, SourceError> {
         let text = text_type(seen, &request.column)?;
         let kept = kept_fields(seen, request)?;
-        let files = seen.iter().map(|(file, schema)| file_plan(file, schema, request, &kept)).collect::<Result<_, _>>()?;
+        let files =
+            seen.iter().map(|(file, schema)| file_plan(file, schema, request, &kept)).collect::<Result<_, _>>()?;
         Ok(Self { files, text, kept: Arc::new(Schema::new(kept)) })
     }
 }
@@ -109,11 +110,8 @@ fn find<'a>(file: &InputFile, schema: &'a Schema, name: &str) -> Result<(usize, 
 /// The type in which the text column of `file` is read.
 fn text_read_as(file: &InputFile, found: &Field) -> Result<DataType, SourceError> {
     let kind = found.data_type();
-    let not_text = || SourceError::NotText {
-        file: file.to_string(),
-        column: found.name().clone(),
-        found: kind.to_string(),
-    };
+    let not_text =
+        || SourceError::NotText { file: file.to_string(), column: found.name().clone(), found: kind.to_string() };
     match file.format {
         // Digits are a text as good as any, and what follows the rows that were looked at may be words.
         Format::Csv => Ok(DataType::Utf8),
@@ -217,12 +215,7 @@ fn kept_as(file: &InputFile, field: &Field, is_text: bool) -> Field {
     }
 }
 
-fn file_plan(
-    file: &InputFile,
-    schema: &SchemaRef,
-    request: &Request,
-    kept: &[Field],
-) -> Result<FilePlan, SourceError> {
+fn file_plan(file: &InputFile, schema: &SchemaRef, request: &Request, kept: &[Field]) -> Result<FilePlan, SourceError> {
     let (text, _) = find(file, schema, &request.column)?;
     let places: Vec<Option<usize>> = kept.iter().map(|f| schema.column_with_name(f.name()).map(|(i, _)| i)).collect();
     let mut read: Vec<usize> = places.iter().flatten().copied().chain([text]).collect();
@@ -253,10 +246,7 @@ fn file_plan(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{
-        source::list,
-        stores::Stores,
-    };
+    use crate::{source::list, stores::Stores};
 
     async fn plan(files: &[(&str, &str)], request: Request) -> Result<Plan, SourceError> {
         let dir = tempfile::tempdir().unwrap();

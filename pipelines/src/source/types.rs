@@ -105,7 +105,8 @@ fn wider(a: &DataType, b: &DataType) -> Option<DataType> {
     use DataType::{Float32, Float64, Int8, Int16, Int32, Int64, UInt8, UInt16, UInt32, UInt64};
     let ladders: [&[DataType]; 4] =
         [&[Int8, Int16, Int32, Int64], &[UInt8, UInt16, UInt32, UInt64], &[UInt8, Int16], &[Float32, Float64]];
-    let crossings = [(UInt16, Int32), (UInt32, Int64), (UInt8, Int32), (UInt8, Int64), (UInt16, Int64), (Int32, Float64)];
+    let crossings =
+        [(UInt16, Int32), (UInt32, Int64), (UInt8, Int32), (UInt8, Int64), (UInt16, Int64), (Int32, Float64)];
     for ladder in ladders {
         let rung = |kind: &DataType| ladder.iter().position(|k| k == kind);
         if let (Some(i), Some(j)) = (rung(a), rung(b)) {
