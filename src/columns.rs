@@ -516,8 +516,8 @@ impl Request {
                 RowPlan::Sentences { first, places, .. } => {
                     let mut parts = Vec::with_capacity(places.len());
                     let mut bad = None;
-                    for place in *first..*first + places.len() {
-                        match answers[place].take() {
+                    for answer in &mut answers[*first..*first + places.len()] {
+                        match answer.take() {
                             Some(Ok(vectors)) => parts.push(vectors),
                             Some(Err(error)) if error.is_out_of_memory() => bad = Some(too_big(&error)),
                             Some(Err(error)) => return Err(error.into()),

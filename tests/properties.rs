@@ -83,25 +83,25 @@ fn a_vector_has_the_same_bits_in_every_batch_order_and_cache_state() {
     let texts = sentences(1000, 7);
     let expected = bits(&columns(&tiny(), one_sentence()).embed(&array(&texts)).unwrap().vectors);
     // Budgets that give batches of about 1, 2, 7, 64 and 256 sentences; a cache of none, little and plenty.
-    for (budget, cache) in [(1, 0), (60, 1 << 12), (250, 256 << 20), (2500, 0), (10_000, 1 << 14)] {
-        for threads in [1, 2] {
-            let settings =
-                EmbedderSettings { batch_tokens: budget, cache_bytes: cache, threads: Some(threads), ..settings() };
-            let elmo = tiny_with(&settings);
-            let mut order: Vec<usize> = (0..texts.len()).collect();
-            order.sort_by_key(|&i| (i * 7919 + budget) % 1009);
-            let shuffled: Vec<String> = order.iter().map(|&i| texts[i].clone()).collect();
-            let found = bits(&columns(&elmo, one_sentence()).embed(&array(&shuffled)).unwrap().vectors);
-            for (place, &i) in order.iter().enumerate() {
-                assert_eq!(found[place], expected[i], "sentence {i}, budget {budget}, cache {cache}");
-            }
-            // Again, now that the cache is warm, and in calls of a few rows.
-            let mut again = Vec::new();
-            for call in shuffled.chunks(37) {
-                again.extend(bits(&columns(&elmo, one_sentence()).embed(&array(call)).unwrap().vectors));
-            }
-            assert_eq!(again, found, "budget {budget}, cache {cache}");
+    for (budget, cache, threads) in
+        [(1, 256 << 20, 2), (60, 1 << 12, 2), (250, 256 << 20, 1), (2500, 0, 2), (10_000, 1 << 14, 1)]
+    {
+        let settings =
+            EmbedderSettings { batch_tokens: budget, cache_bytes: cache, threads: Some(threads), ..settings() };
+        let elmo = tiny_with(&settings);
+        let mut order: Vec<usize> = (0..texts.len()).collect();
+        order.sort_by_key(|&i| (i * 7919 + budget) % 1009);
+        let shuffled: Vec<String> = order.iter().map(|&i| texts[i].clone()).collect();
+        let found = bits(&columns(&elmo, one_sentence()).embed(&array(&shuffled)).unwrap().vectors);
+        for (place, &i) in order.iter().enumerate() {
+            assert_eq!(found[place], expected[i], "sentence {i}, budget {budget}, cache {cache}");
         }
+        // Again, now that the cache is warm, and in calls of a few rows.
+        let mut again = Vec::new();
+        for call in shuffled[..300].chunks(37) {
+            again.extend(bits(&columns(&elmo, one_sentence()).embed(&array(call)).unwrap().vectors));
+        }
+        assert_eq!(again, found[..300], "budget {budget}, cache {cache}");
     }
 }
 
@@ -342,15 +342,15 @@ fn boundaries_change_nothing_but_their_own_presence() {
 
 #[test]
 fn one_huge_cell_among_normal_ones() {
-    // 5 MB: above the size from which a text is embedded piece by piece.
-    let huge = "It was a long day, and nobody spoke. ".repeat(140_000);
+    // 1.5 MB: above the size from which a text is embedded piece by piece.
+    let huge = "It was a long day, and nobody spoke. ".repeat(40_000);
     let texts = ["First.".to_owned(), huge, "Last.".to_owned()];
     let elmo = tiny();
     let found = columns(&elmo, EmbedSpec::default()).embed(&array(&texts)).unwrap();
     let alone = columns(&elmo, EmbedSpec::default()).embed(&array(&[texts[0].clone(), texts[2].clone()])).unwrap();
     let (found_bits, alone) = (bits(&found.vectors), bits(&alone.vectors));
     assert_eq!((&found_bits[0], &found_bits[2]), (&alone[0], &alone[1]));
-    assert_eq!(found.stats.sentences, 140_002);
+    assert_eq!(found.stats.sentences, 40_002);
     // The mean over equal sentences is the vector of one of them, but for rounding.
     let one = columns(&elmo, EmbedSpec::default()).embed(&array(&["It was a long day, and nobody spoke.".to_owned()]));
     let one = one.unwrap().vectors;
@@ -379,7 +379,7 @@ fn many_callers_at_once_get_their_own_answers_in_order() {
         for caller in 0..8 {
             let (columns, texts, expected) = (&columns, &texts, &expected);
             scope.spawn(move || {
-                for call in 0..20 {
+                for call in 0..8 {
                     let from = (caller * 31 + call * 7) % 150;
                     let part = array(&texts[from..from + 50]);
                     assert_eq!(bits(&columns.embed(&part).unwrap().vectors), expected[from..from + 50]);
@@ -388,7 +388,7 @@ fn many_callers_at_once_get_their_own_answers_in_order() {
         }
     });
     let metrics = elmo.embedder().metrics();
-    assert!(metrics.sentences >= 200 + 8 * 20 * 50);
+    assert!(metrics.sentences >= 200 + 8 * 8 * 50);
     elmo.embedder().close();
     assert!(columns.embed(&array(&texts)).is_err(), "a closed engine refuses work instead of hanging");
 }

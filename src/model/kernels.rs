@@ -47,7 +47,7 @@ fn tanh<const FUSED: bool>(x: f32) -> f32 {
     let far = 1.0 - 2.0 / (exp::<FUSED>(2.0 * a) + 1.0);
     let z = x * x;
     let mut p = -5.704_988_7e-3;
-    for coefficient in [2.063_908_9e-2, -5.373_971_6e-2, 1.333_144_2e-1, -3.333_328_2e-1] {
+    for coefficient in [2.063_909e-2, -5.373_971_6e-2, 1.333_144_2e-1, -3.333_328_4e-1] {
         p = fma::<FUSED>(p, z, coefficient);
     }
     let near = fma::<FUSED>(p * z, x, x);

@@ -75,7 +75,7 @@ fn segment(window: &str, base: usize) -> Vec<Range<usize>> {
     let pieces = English {}.segment(window);
     // Joined, the pieces are the window. Were that ever untrue, offsets would lie: then the window is one sentence.
     if pieces.iter().map(|piece| piece.len()).sum::<usize>() != window.len() {
-        return Vec::from([base..base + window.len()]);
+        return std::iter::once(base..base + window.len()).collect();
     }
     let mut end = base;
     pieces.iter().map(|piece| advance(&mut end, piece.len())).collect()

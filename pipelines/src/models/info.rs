@@ -1,6 +1,6 @@
 //! What a model is, for `elmo model info`.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use elmo::ModelData;
 use serde::Serialize;
@@ -66,7 +66,7 @@ impl Info {
             // Our own text; should it not parse, it is shown as it is.
             options: serde_json::from_str(&data.options.canonical_json())
                 .unwrap_or_else(|_| data.options.canonical_json().into()),
-            files: files.iter().map(file_info).collect(),
+            files: files.iter().map(|file| file_info(file)).collect(),
             tensors,
             notes: notes(data),
         }
@@ -90,7 +90,7 @@ impl Info {
     }
 }
 
-fn file_info(path: &PathBuf) -> FileInfo {
+fn file_info(path: &Path) -> FileInfo {
     FileInfo { path: path.display().to_string(), bytes: path.metadata().map_or(0, |meta| meta.len()) }
 }
 
