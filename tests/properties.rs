@@ -176,7 +176,7 @@ fn layer_norm_is_per_sentence() {
     let texts = [words.join(" "), "another sentence altogether , much longer than the first".to_owned()];
     let found = columns(&tiny(), spec).embed(&array(&texts)).unwrap().vectors;
     let tokens = found.as_list::<i32>().value(0);
-    let values = tokens.as_struct().column_by_name("embedding").unwrap().as_fixed_size_list().values().clone();
+    let values = Arc::clone(tokens.as_struct().column_by_name("embedding").unwrap().as_fixed_size_list().values());
     // `values` spans the whole child array; the first row's tokens come first.
     for (a, b) in values.as_primitive::<Float32Type>().values().iter().zip(&expected) {
         assert!((f64::from(*a) - b).abs() < 2e-5, "{a} {b}");
