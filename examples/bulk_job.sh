@@ -1,0 +1,31 @@
+#!/usr/bin/env bash
+# A bulk job from the shell: files in, Parquet with vectors out, resumed after an interruption, looked at, verified.
+#
+#     examples/bulk_job.sh [MODEL]
+#
+# Needs elmo in PATH. The default model is the built-in one, which is untrained: the vectors mean nothing.
+set -euo pipefail
+
+model="${1:-tiny}"
+work="$(mktemp -d)"
+trap 'rm -rf "$work"' EXIT
+cd "$work"
+
+cat > reviews.jsonl << 'LINES'
+{"id": 1, "text": "The soup was cold. The bread was not."}
+{"id": 2, "text": "We waited an hour for a table by the window."}
+{"id": 3, "text": null}
+{"id": 4, "text": "Best noodles in town, and the staff remember you."}
+LINES
+
+# One vector per review. The columns that are not embedded are kept.
+elmo embed --model "$model" --input reviews.jsonl --output vectors --quiet
+
+# The same command again finds the work done; with other settings it would refuse.
+elmo embed --model "$model" --input reviews.jsonl --output vectors --quiet
+
+# One vector per token, with byte offsets into the text.
+elmo embed --model "$model" --input reviews.jsonl --output tokens --level token --layers top --quiet
+
+elmo inspect vectors
+elmo verify vectors --model "$model" --sample 2

@@ -1,0 +1,26 @@
+//! `elmo_embed` in your own DataFusion program.
+//!
+//!     cargo run --example sql_function
+
+use datafusion::{error::Result, prelude::SessionContext};
+use elmo::Elmo;
+use elmo_udfs::Models;
+
+#[tokio::main]
+async fn main() -> Result<()> {
+    let elmo = Elmo::tiny().map_err(|e| datafusion::error::DataFusionError::External(Box::new(e)))?;
+    let mut context = SessionContext::new();
+    elmo_udfs::register_all(&mut context, &Models::from(elmo))?;
+
+    let reviews = "(VALUES (1, 'The soup was cold.'), (2, 'The waiter was warm.'), (3, NULL)) AS reviews (id, text)";
+    // Options have names, in any order and with any left out.
+    let query = format!(
+        "SELECT id, text, array_slice(elmo_embed(text, pooling => 'max', layers => 'top'), 1, 3) AS first_three FROM {reviews}"
+    );
+    elmo_udfs::sql(&context, &query).await?.show().await?;
+
+    // A wrong value never reaches a row: planning fails and lists what is legal.
+    let wrong = elmo_udfs::sql(&context, &format!("SELECT elmo_embed(text, pooling => 'median') FROM {reviews}")).await;
+    println!("{}", wrong.err().map_or_else(String::new, |e| e.strip_backtrace()));
+    Ok(())
+}

@@ -1,0 +1,6 @@
+//! One SQL function, one file.
+
+pub mod elmo_embed;
+
+/// Names of the functions that take the options of [`elmo_embed`].
+pub(crate) const NAMES: [&str; 1] = [elmo_embed::NAME];

@@ -1,0 +1,87 @@
+//! Named options with gaps: `elmo_embed(text, pooling => 'max')` becomes `elmo_embed(text, NULL, 'max')`.
+//!
+//! DataFusion resolves names to positions by itself, but refuses a call whose positions have a gap. So the gaps are filled
+//! in the parsed statement, before DataFusion plans it. Unknown names, names given twice, and values without a name after
+//! named ones are left as they are: DataFusion's own errors about them are good.
+
+use std::ops::ControlFlow;
+
+use datafusion::sql::{
+    parser::{CopyToSource, Statement},
+    sqlparser::ast::{
+        Expr, Function, FunctionArg, FunctionArgExpr, FunctionArgumentList, FunctionArguments, Ident, Value,
+        visit_expressions_mut,
+    },
+};
+
+use crate::{args::PARAMETERS, functions};
+
+/// Fills the gaps in every call of ours in a statement.
+pub(crate) fn fill_gaps(statement: &mut Statement) {
+    let mut visit = |expression: &mut Expr| -> ControlFlow<()> {
+        if let Expr::Function(function) = expression {
+            fill_call(function);
+        }
+        ControlFlow::Continue(())
+    };
+    // The closure never breaks off, so there is nothing to look at in what it returns.
+    let _ = match statement {
+        Statement::Statement(statement) => visit_expressions_mut(statement.as_mut(), &mut visit),
+        Statement::CopyTo(copy) => match &mut copy.source {
+            CopyToSource::Query(query) => visit_expressions_mut(query.as_mut(), &mut visit),
+            CopyToSource::Relation(_) => ControlFlow::Continue(()),
+        },
+        Statement::Explain(explain) => {
+            fill_gaps(&mut explain.statement);
+            ControlFlow::Continue(())
+        }
+        _ => ControlFlow::Continue(()),
+    };
+}
+
+fn fill_call(function: &mut Function) {
+    let name = function.name.to_string().to_lowercase();
+    if !functions::NAMES.contains(&name.as_str()) {
+        return;
+    }
+    if let FunctionArguments::List(list) = &mut function.args
+        && let Some(positions) = positions(list)
+    {
+        list.args = positions.into_iter().map(|value| FunctionArg::Unnamed(value.unwrap_or_else(null))).collect();
+    }
+}
+
+/// Values by position up to the last one given; `None` when a name is unknown, twice there, or before a nameless value.
+fn positions(list: &FunctionArgumentList) -> Option<Vec<Option<FunctionArgExpr>>> {
+    let mut values: Vec<Option<FunctionArgExpr>> = Vec::new();
+    let mut named = false;
+    for (place, argument) in list.args.iter().enumerate() {
+        let (place, value) = match split(argument)? {
+            (Some(name), value) => (PARAMETERS.iter().position(|p| p.eq_ignore_ascii_case(&name.value))?, value),
+            (None, value) => (place, value),
+        };
+        let is_named = !matches!(argument, FunctionArg::Unnamed(_));
+        if named && !is_named {
+            return None;
+        }
+        named = is_named;
+        values.resize(values.len().max(place + 1), None);
+        if values[place].replace(value.clone()).is_some() {
+            return None;
+        }
+    }
+    Some(values)
+}
+
+fn split(argument: &FunctionArg) -> Option<(Option<&Ident>, &FunctionArgExpr)> {
+    match argument {
+        FunctionArg::Unnamed(value) => Some((None, value)),
+        FunctionArg::Named { name, arg, .. } => Some((Some(name), arg)),
+        FunctionArg::ExprNamed { name: Expr::Identifier(name), arg, .. } => Some((Some(name), arg)),
+        FunctionArg::ExprNamed { .. } => None,
+    }
+}
+
+fn null() -> FunctionArgExpr {
+    FunctionArgExpr::Expr(Expr::Value(Value::Null.into()))
+}
