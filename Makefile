@@ -34,8 +34,7 @@ lint: libtorch ## rustfmt, clippy, documentation, spelling, licences, and the ru
 
 readme: libtorch ## run every shell block of README.md and every example
 	@echo "==> readme: the blocks of README.md as written, in a folder that goes away"
-	@cargo build --locked --workspace --examples --bins
-	@python3 scripts/readme.py
+	@scripts/readme
 
 bench: libtorch ## measure tokens per second and the share of the matmul ceiling (release build, 20 minutes the first time)
 	@echo "==> bench: elmo bench on the built-in model; give --model for a real one; see benches/RESULTS.md"

@@ -1,0 +1,356 @@
+//! The program as a user runs it: jobs, crashes, resumption, exit codes.
+
+#![allow(clippy::unwrap_used, clippy::expect_used)]
+
+use std::{
+    collections::BTreeMap,
+    fs,
+    path::{Path, PathBuf},
+    process::{Command, Output, Stdio},
+    sync::Arc,
+    thread,
+    time::Duration,
+};
+
+use arrow::{
+    array::{ArrayRef, AsArray, BinaryArray, Int64Array, RecordBatch},
+    datatypes::Int64Type,
+    ipc::writer::FileWriter,
+};
+use parquet::arrow::{ArrowWriter, arrow_reader::ParquetRecordBatchReaderBuilder};
+use tempfile::TempDir;
+
+/// A folder of its own for each test, in which the program runs.
+struct Place(TempDir);
+
+impl Place {
+    fn new() -> Self {
+        Self(tempfile::tempdir().unwrap())
+    }
+
+    fn path(&self, name: &str) -> PathBuf {
+        self.0.path().join(name)
+    }
+
+    fn write(&self, name: &str, content: &str) {
+        fs::write(self.path(name), content).unwrap();
+    }
+
+    fn command(&self, words: &str) -> Command {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_elmo"));
+        command.current_dir(self.0.path()).args(words.split_whitespace()).stdin(Stdio::null());
+        for (name, _) in std::env::vars().filter(|(name, _)| name.starts_with("ELMO_") || name == "FAILPOINTS") {
+            command.env_remove(name);
+        }
+        command
+    }
+
+    fn run(&self, words: &str) -> Output {
+        self.command(words).output().unwrap()
+    }
+
+    /// Runs and expects an exit code; returns stdout and stderr.
+    fn exits(&self, words: &str, code: i32) -> (String, String) {
+        let output = self.run(words);
+        let (out, err) = (text(&output.stdout), text(&output.stderr));
+        assert_eq!(output.status.code(), Some(code), "elmo {words}\n{out}\n{err}");
+        (out, err)
+    }
+
+    /// The bytes of every part of an output.
+    fn parts(&self, output: &str) -> BTreeMap<String, Vec<u8>> {
+        let files = fs::read_dir(self.path(output)).unwrap().map(|file| file.unwrap().path());
+        files
+            .filter(|path| path.extension().is_some_and(|e| e == "parquet"))
+            .map(|path| (path.file_name().unwrap().to_str().unwrap().to_owned(), fs::read(&path).unwrap()))
+            .collect()
+    }
+
+    fn rows(&self, output: &str) -> Vec<RecordBatch> {
+        self.parts(output)
+            .into_values()
+            .flat_map(|bytes| {
+                let bytes = bytes::Bytes::from(bytes);
+                ParquetRecordBatchReaderBuilder::try_new(bytes).unwrap().build().unwrap().map(Result::unwrap)
+            })
+            .collect()
+    }
+}
+
+fn text(bytes: &[u8]) -> String {
+    String::from_utf8_lossy(bytes).into_owned()
+}
+
+fn lines(n: usize) -> String {
+    (0..n).map(|i| format!("Line {i} is one of {} that were made for this, and it ends here.\n", i % 13)).collect()
+}
+
+/// The column of one kind over all rows of an output.
+fn ids(batches: &[RecordBatch]) -> Vec<i64> {
+    let column = |b: &RecordBatch| b.column_by_name("id").unwrap().as_primitive::<Int64Type>().values().to_vec();
+    batches.iter().flat_map(column).collect()
+}
+
+#[test]
+fn every_format_gives_the_same_vectors_in_the_same_order() {
+    let place = Place::new();
+    let texts = ["The soup was cold.", "We waited, and waited.", "", "Best noodles in town!"];
+    place.write("a.txt", &(texts.join("\n") + "\n"));
+    place.write("a.csv", &texts.iter().fold("text\n".to_owned(), |all, t| all + &format!("\"{t}\"\n")));
+    place.write("a.jsonl", &texts.iter().map(|t| format!("{{\"text\": \"{t}\"}}\n")).collect::<String>());
+    let column: ArrayRef = Arc::new(arrow::array::StringArray::from(texts.to_vec()));
+    let batch = RecordBatch::try_from_iter([("text", column)]).unwrap();
+    let mut parquet =
+        ArrowWriter::try_new(fs::File::create(place.path("a.parquet")).unwrap(), batch.schema(), None).unwrap();
+    parquet.write(&batch).unwrap();
+    parquet.close().unwrap();
+    let mut arrow = FileWriter::try_new(fs::File::create(place.path("a.arrow")).unwrap(), &batch.schema()).unwrap();
+    arrow.write(&batch).unwrap();
+    arrow.finish().unwrap();
+    let mut expected = None;
+    for format in ["txt", "csv", "jsonl", "parquet", "arrow"] {
+        place.exits(&format!("embed -q --model tiny --input a.{format} --output {format} --keep none"), 0);
+        let rows = place.rows(format);
+        let vectors = ArrayRef::clone(rows[0].column_by_name("embedding").unwrap());
+        assert_eq!(vectors.len(), texts.len());
+        assert!(vectors.is_null(2), "{format}: blank text has no vector");
+        assert_eq!(expected.get_or_insert_with(|| ArrayRef::clone(&vectors)), &vectors, "{format}");
+    }
+}
+
+#[test]
+fn kept_columns_parts_and_levels() {
+    let place = Place::new();
+    place.write(
+        "a.jsonl",
+        &(0..25).map(|i| format!("{{\"id\": {i}, \"x\": \"y\", \"text\": \"Row {i}.\"}}\n")).collect::<String>(),
+    );
+    place.exits("embed -q --model tiny --input a.jsonl --output all --rows-per-file 10 --id id", 0);
+    assert_eq!(place.parts("all").len(), 3);
+    let rows = place.rows("all");
+    assert_eq!(ids(&rows), (0..25).collect::<Vec<_>>());
+    let names = |rows: &[RecordBatch]| rows[0].schema().fields().iter().map(|f| f.name().clone()).collect::<Vec<_>>();
+    assert_eq!(names(&rows), ["id", "text", "x", "embedding", "truncated", "error"]);
+    place.exits("embed -q --model tiny --input a.jsonl --output tokens --keep id --level token", 0);
+    assert_eq!(names(&place.rows("tokens")), ["id", "tokens", "truncated", "error"]);
+    let (report, _) = place.exits("inspect all --json", 0);
+    let report: serde_json::Value = serde_json::from_str(&report).unwrap();
+    assert_eq!((&report["rows"], &report["files"]), (&25.into(), &3.into()));
+    place.exits("verify all --model tiny --sample 7 --tolerance 0", 0);
+    place.exits("verify tokens --model tiny --sample 7 --tolerance 0", 0); // texts come from the inputs again
+}
+
+#[test]
+fn a_finished_job_is_left_alone_and_another_one_refused() {
+    let place = Place::new();
+    place.write("a.txt", &lines(20));
+    place.exits("embed -q --model tiny --input a.txt --output out", 0);
+    let before = place.parts("out");
+    place.exits("embed -q --model tiny --input a.txt --output out", 0);
+    assert_eq!(place.parts("out"), before);
+    let (_, err) = place.exits("embed -q --model tiny --input a.txt --output out --pooling max", 2);
+    assert!(err.contains("elmo.pooling: there mean, now max") && err.contains("--overwrite"), "{err}");
+    place.write("a.txt", &lines(21));
+    let (_, err) = place.exits("embed -q --model tiny --input a.txt --output out", 2);
+    assert!(err.contains("changed since"), "{err}");
+    place.exits("embed -q --model tiny --input a.txt --output out --overwrite", 0);
+    assert_eq!(place.rows("out").iter().map(RecordBatch::num_rows).sum::<usize>(), 21);
+}
+
+#[test]
+fn two_jobs_on_one_output() {
+    let place = Place::new();
+    place.write("a.txt", &lines(5));
+    fs::create_dir_all(place.path("out/_elmo")).unwrap();
+    let lock = fs::File::create(place.path("out/_elmo/lock")).unwrap();
+    lock.try_lock().unwrap();
+    let (_, err) = place.exits("embed -q --model tiny --input a.txt --output out", 5);
+    assert!(err.contains("another job is writing there"), "{err}");
+    drop(lock);
+    place.exits("embed -q --model tiny --input a.txt --output out", 0);
+}
+
+#[test]
+fn rejected_rows_are_counted_and_said() {
+    let place = Place::new();
+    let bytes: ArrayRef = Arc::new(BinaryArray::from_vec(vec![b"fine", b"\xff broken", b"also fine"]));
+    let id: ArrayRef = Arc::new(Int64Array::from(vec![1, 2, 3]));
+    let batch = RecordBatch::try_from_iter([("id", id), ("text", bytes)]).unwrap();
+    let mut file =
+        ArrowWriter::try_new(fs::File::create(place.path("a.parquet")).unwrap(), batch.schema(), None).unwrap();
+    file.write(&batch).unwrap();
+    file.close().unwrap();
+    let (_, err) = place.exits("embed -q --model tiny --input a.parquet --output fail", 3);
+    assert!(err.contains("a.parquet, row 1: not UTF-8") && err.contains("--on-error"), "{err}");
+    let (report, _) = place.exits("embed -q --model tiny --input a.parquet --output null --on-error null --json", 6);
+    let report: serde_json::Value = serde_json::from_str(&report).unwrap();
+    assert_eq!((&report["rows_out"], &report["errors"], &report["skipped"]), (&3.into(), &1.into(), &0.into()));
+    place.exits("embed -q --model tiny --input a.parquet --output skip --on-error skip --keep id", 6);
+    assert_eq!(ids(&place.rows("skip")), [1, 3]);
+}
+
+#[test]
+fn dry_run_writes_nothing() {
+    let place = Place::new();
+    place.write("a.txt", &lines(30));
+    let (report, _) = place.exits("embed -q --model tiny --input a.txt --output out --dry-run --json", 0);
+    let report: serde_json::Value = serde_json::from_str(&report).unwrap();
+    assert_eq!(report["rows"], 30);
+    assert!(!place.path("out").exists());
+}
+
+#[test]
+fn errors_say_what_and_exit_accordingly() {
+    let place = Place::new();
+    place.write("a.csv", "id,txt\n1,hello\n");
+    fs::create_dir(place.path("empty")).unwrap();
+    let cases = [
+        ("embed --input a.csv --output o", 2, "no model was given"),
+        ("embed --model tiny --input a.csv --output o", 3, "no column \"text\"; there are id, txt"),
+        ("embed --model tiny --input none.csv --output o", 3, "no such file"),
+        ("embed --model empty --input a.csv --output o", 4, "options"),
+        ("embed --model tiny --input a.csv --output o --pooling sum", 2, "mean, max, first, last, ends"),
+        ("embed --model tiny --input a.csv --output o --layers sum", 2, "average"),
+        ("embed --model tiny --input a.csv --output o --state carry", 2, "batch-rows"),
+        ("embed --model tiny --input a.csv --output o --column txt --layers 7", 2, "layers 0 (token) to 2"),
+        ("embed --model tiny --input a.csv --output o --column txt --device cuda:9", 1, "cuda:9"),
+        ("inspect empty", 3, "no Parquet file here"),
+        ("frobnicate", 2, "unrecognized subcommand"),
+    ];
+    for (words, code, said) in cases {
+        let (_, err) = place.exits(words, code);
+        assert!(err.contains(said), "elmo {words}: {err}");
+    }
+    place.write("elmo.toml", "[embed]\ncolum = 'txt'\n");
+    let (_, err) = place.exits("embed --model tiny --input a.csv --output o", 2);
+    assert!(err.contains("embed.colum") && err.contains("did you mean column?"), "{err}");
+    fs::remove_file(place.path("elmo.toml")).unwrap();
+    place.write("elmo.toml", "model = 'tiny'\n[embed]\ncolumn = 'txt'\n");
+    place.exits("embed -q --input a.csv --output o", 0);
+}
+
+#[test]
+fn help_pages_have_examples_and_reports_are_json() {
+    let place = Place::new();
+    for command in
+        ["embed", "inspect", "verify", "bench", "doctor", "demo", "model info", "model convert", "model verify"]
+    {
+        let (out, _) = place.exits(&format!("{command} --help"), 0);
+        assert!(out.matches("  elmo ").count() >= 2, "{command} has fewer than two examples: {out}");
+        let widest = out.lines().map(|line| line.chars().count()).max().unwrap();
+        assert!(widest <= 120, "{command}: a line of {widest} characters");
+    }
+    for words in ["model info tiny --json", "doctor --json --no-self-test", "demo -q --json"] {
+        let (out, _) = place.exits(words, 0);
+        serde_json::from_str::<serde_json::Value>(&out).unwrap_or_else(|e| panic!("elmo {words}: {e}\n{out}"));
+    }
+    let (bash, _) = place.exits("completions bash", 0);
+    assert!(bash.contains("elmo"));
+    place.exits("man", 0);
+    place.exits("--version", 0);
+}
+
+#[test]
+fn converting_keeps_every_bit() {
+    let place = Place::new();
+    let fingerprint = |model: &str| {
+        let (out, _) = place.exits(&format!("model info {model} --json"), 0);
+        serde_json::from_str::<serde_json::Value>(&out).unwrap()["fingerprint"].as_str().unwrap().to_owned()
+    };
+    let first = fingerprint("tiny");
+    place.exits("model convert tiny a --to hdf5", 0);
+    place.exits("model convert a b --to safetensors", 0);
+    assert_eq!((fingerprint("a"), fingerprint("b")), (first.clone(), first));
+    place.exits("model verify b", 0);
+}
+
+/// Kills the job, runs it again until it ends, and compares with a job that nobody disturbed.
+fn survives(place: &Place, kill: impl Fn(&mut Command, usize) -> bool) {
+    place.write("a.txt", &lines(230));
+    let words = "embed -q --model tiny --input a.txt --rows-per-file 50 --window-rows 20 --threads 1 --output";
+    place.exits(&format!("{words} calm"), 0);
+    let mut runs = 0;
+    while kill(&mut place.command(&format!("{words} killed")), runs) {
+        runs += 1;
+        assert!(runs < 50, "the job never ends");
+    }
+    place.exits(&format!("{words} killed"), 0);
+    let (calm, killed) = (place.parts("calm"), place.parts("killed"));
+    assert_eq!(calm.keys().collect::<Vec<_>>(), killed.keys().collect::<Vec<_>>());
+    assert!(calm == killed, "bytes differ after {runs} kills");
+}
+
+#[test]
+fn a_crash_at_any_point_loses_and_doubles_nothing() {
+    if !cfg!(feature = "failpoints") {
+        println!("SKIPPED: built without the feature failpoints; scripts/test builds with it");
+        return;
+    }
+    let points = [
+        "bulk.after_list",
+        "bulk.before_part",
+        "bulk.mid_part",
+        "bulk.after_upload_before_manifest",
+        "bulk.after_manifest",
+        "bulk.before_done",
+    ];
+    for point in points {
+        let place = Place::new();
+        survives(&place, |command, run| {
+            // Later in the job each time, so that every part is hit.
+            let output = command.env("FAILPOINTS", format!("{point}={}*off->return", 2 * run)).output().unwrap();
+            use std::os::unix::process::ExitStatusExt;
+            match output.status.signal() {
+                Some(signal) => {
+                    assert_eq!(signal, 6, "{point}: {}", text(&output.stderr)); // SIGABRT
+                    run < 4
+                }
+                None => {
+                    assert!(output.status.success(), "{point}: {}", text(&output.stderr));
+                    false
+                }
+            }
+        });
+    }
+}
+
+#[test]
+fn a_kill_at_any_time_loses_and_doubles_nothing() {
+    let place = Place::new();
+    survives(&place, |command, run| {
+        let mut child = command.stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap();
+        thread::sleep(Duration::from_millis(30 + 67 * (run as u64 * 5 % 11)));
+        child.kill().unwrap(); // SIGKILL; a job that has ended already is fine
+        child.wait().unwrap();
+        run < 8
+    });
+}
+
+#[test]
+fn ctrl_c_finishes_the_window_and_says_how_to_go_on() {
+    let place = Place::new();
+    place.write("a.txt", &lines(20_000));
+    let mut child = place
+        .command("embed --model tiny --input a.txt --output out --rows-per-file 400 --window-rows 200 --threads 1")
+        .stderr(Stdio::piped())
+        .stdout(Stdio::null())
+        .spawn()
+        .unwrap();
+    wait_for(&place.path("out/_elmo/part-00000.json"));
+    Command::new("kill").args(["-INT", &child.id().to_string()]).status().unwrap();
+    let mut err = String::new();
+    std::io::Read::read_to_string(&mut child.stderr.take().unwrap(), &mut err).unwrap();
+    assert_eq!(child.wait().unwrap().code(), Some(130), "{err}");
+    assert!(err.contains("to go on: ") && err.contains("--rows-per-file 400"), "{err}");
+    assert!(!place.path("out/_elmo/done.json").exists());
+}
+
+fn wait_for(path: &Path) {
+    for _ in 0..600 {
+        if path.exists() {
+            return;
+        }
+        thread::sleep(Duration::from_millis(50));
+    }
+    panic!("{} never appeared", path.display());
+}
