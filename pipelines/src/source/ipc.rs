@@ -81,6 +81,11 @@ impl Ipc {
                 self.message.clear();
                 State::Prefix
             }
+            // Writers fill the magic word up to their alignment, which may be more than eight bytes.
+            State::Prefix if self.message == [0; 8] && self.schema().is_none() => {
+                self.message.clear();
+                State::Prefix
+            }
             State::Start | State::Prefix => prefix(&self.message)?,
             State::Message { start, len } => {
                 let body = body_length(&self.message[start..])?;
