@@ -36,9 +36,9 @@ readme: libtorch ## run every shell block of README.md and every example
 	@echo "==> readme: the blocks of README.md as written, in a folder that goes away"
 	@scripts/readme
 
-bench: libtorch ## measure tokens per second and the share of the matmul ceiling (release build, 20 minutes the first time)
-	@echo "==> bench: elmo bench on the built-in model; give --model for a real one; see benches/RESULTS.md"
-	@cargo run --locked --release -- bench --model tiny
+bench: libtorch ## measure tokens per second and the share of the matmul ceiling (release build)
+	@echo "==> bench: three published sizes with random weights; what the columns mean is in benches/RESULTS.md"
+	@for size in small medium original; do cargo run --locked --release -- bench --size $$size; done
 
 install: libtorch ## release build into PREFIX (default ~/.local): bin/elmo and its libtorch in lib/elmo
 	@echo "==> install: elmo into $(PREFIX)/bin, libtorch beside it in $(PREFIX)/lib/elmo"

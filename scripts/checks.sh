@@ -22,3 +22,8 @@ summary() {
     echo "$_passed passed, $_failed failed, $_skipped skipped"
     [ "$_failed" -eq 0 ]
 }
+
+# Sums lines of the form "N passed, N failed, N skipped" from stdin.
+sum_counts() {
+    awk '{ passed += $1; failed += $3; skipped += $5 } END { printf "%d passed, %d failed, %d skipped\n", passed, failed, skipped }'
+}
