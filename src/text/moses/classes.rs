@@ -43,10 +43,10 @@ const fn ascii() -> [u8; 128] {
 }
 
 fn beyond_ascii(c: char) -> u8 {
+    let mut class = if c.is_lowercase() && !is_georgian(c) { LOWER } else { 0 };
     if c > '\u{ffff}' || is_ideograph_or_hangul(c) {
-        return APART;
+        return class | APART;
     }
-    let mut class = 0;
     if c.is_numeric() {
         class |= NUMBER;
         if is_digit(c) {
@@ -55,9 +55,6 @@ fn beyond_ascii(c: char) -> u8 {
     }
     if c.is_alphabetic() || INDIC_SIGNS.binary_search(&c).is_ok() {
         class |= ALPHA;
-    }
-    if c.is_lowercase() && !is_georgian(c) {
-        class |= LOWER;
     }
     if class & (ALPHA | DIGIT) == 0 { class | APART } else { class }
 }
