@@ -6,7 +6,7 @@
 //! before. Up to [`WINDOW`] bytes the result is that of `sentencex`; beyond, a sentence of more than half a window may
 //! be cut at white space, and what opened more than a window ago (a quote, a bracket) is forgotten.
 
-use std::{ops::Range, vec};
+use std::{iter, ops::Range, vec};
 
 use sentencex::languages::{English, Language};
 
@@ -75,7 +75,7 @@ fn segment(window: &str, base: usize) -> Vec<Range<usize>> {
     let pieces = English {}.segment(window);
     // Joined, the pieces are the window. Were that ever untrue, offsets would lie: then the window is one sentence.
     if pieces.iter().map(|piece| piece.len()).sum::<usize>() != window.len() {
-        return std::iter::once(base..base + window.len()).collect();
+        return iter::once(base..base + window.len()).collect();
     }
     let mut end = base;
     pieces.iter().map(|piece| advance(&mut end, piece.len())).collect()

@@ -5,12 +5,9 @@
 
 use super::{super::whitespace::is_space, Cell, classes::DIGIT};
 
-/// No place in the text, no cell.
-const NONE: usize = usize::MAX;
-
 /// Appends the cells of `text`.
 pub(super) fn normalize(text: &str, cells: &mut Vec<Cell>) {
-    let mut reader = Reader { cells, gap: 0, lone_nbsp: NONE, joined: NONE, ascii_quote: NONE, todo: Todo::default() };
+    let mut reader = Reader { cells, gap: 0, lone_nbsp: None, joined: None, ascii_quote: None, todo: Todo::default() };
     for (at, c) in text.char_indices() {
         reader.read(c, at);
     }
@@ -38,17 +35,17 @@ struct Todo {
     drop_controls: bool,
 }
 
-/// Reads a text character by character. Indices are of `cells`, or [`NONE`].
+/// Reads a text character by character.
 struct Reader<'a> {
     cells: &'a mut Vec<Cell>,
     /// Spaces that stand before the next cell.
     gap: u8,
     /// Place of a no-break space that is the only thing since the last cell.
-    lone_nbsp: usize,
-    /// The last digit that a joint full stop was put before.
-    joined: usize,
+    lone_nbsp: Option<usize>,
+    /// The last cell that a full stop joined to a digit before it.
+    joined: Option<usize>,
     /// The last cell if it is an ASCII apostrophe or backtick without a partner.
-    ascii_quote: usize,
+    ascii_quote: Option<usize>,
     todo: Todo,
 }
 
@@ -60,8 +57,8 @@ impl Reader<'_> {
             ',' | '.' => self.stop(c, at, 1),
             '\'' | '`' => self.ascii_quote(at),
             '´' | '‘' | '‚' | '’' => self.apostrophe(at, c.len_utf8()),
-            '„' | '“' | '”' | '«' | '»' => self.push_as('"', at, c.len_utf8()),
-            '–' => self.push_as('-', at, 3),
+            '„' | '“' | '”' | '«' | '»' => self.push('"', at, c.len_utf8()),
+            '–' => self.push('-', at, 3),
             '—' => self.spaced_dash(at),
             '…' => (0..3).for_each(|_| self.stop('.', at, 3)),
             '\r' => {}
@@ -71,7 +68,7 @@ impl Reader<'_> {
     }
 
     fn space(&mut self, c: char, at: usize) {
-        self.lone_nbsp = if c == '\u{a0}' && self.gap == 0 { at } else { NONE };
+        self.lone_nbsp = (c == '\u{a0}' && self.gap == 0).then_some(at);
         self.gap = 1;
     }
 
@@ -88,15 +85,14 @@ impl Reader<'_> {
 
     /// `''` (also of backticks) is a double quote with space around.
     fn ascii_quote(&mut self, at: usize) {
-        let last = self.cells.len().wrapping_sub(1);
-        if self.gap > 0 || last == NONE || self.ascii_quote != last {
-            self.apostrophe(at, 1);
-            self.ascii_quote = self.cells.len() - 1;
-            return;
-        }
-        let cell = &mut self.cells[last];
-        *cell = Cell { gap: 1, ..Cell::new('"', cell.start as usize, at + 1) };
-        self.ascii_quote = NONE;
+        let partner = self.ascii_quote.filter(|&quote| self.gap == 0 && quote + 1 == self.cells.len());
+        let Some(first) = partner else {
+            self.ascii_quote = Some(self.cells.len());
+            return self.apostrophe(at, 1);
+        };
+        let start = self.cells[first].start as usize;
+        self.cells[first] = Cell { gap: 1, ..Cell::new('"', start, at + 1) };
+        self.ascii_quote = None;
         self.gap = 1;
     }
 
@@ -104,12 +100,12 @@ impl Reader<'_> {
     /// paired: of `’''` the last two are a pair.
     fn apostrophe(&mut self, at: usize, len: usize) {
         self.todo.join_quotes |= self.touches('\'');
-        self.push_as('\'', at, len);
+        self.push('\'', at, len);
     }
 
     fn spaced_dash(&mut self, at: usize) {
         self.gap = 1;
-        self.push_as('-', at, 3);
+        self.push('-', at, 3);
         self.gap = 1;
     }
 
@@ -118,30 +114,25 @@ impl Reader<'_> {
         self.gap == 0 && self.cells.last().is_some_and(|last| last.c == c)
     }
 
-    fn push_as(&mut self, c: char, at: usize, len: usize) {
-        self.push(c, at, len);
-    }
-
+    /// Appends `c`, read at the `len` bytes from `at` on.
     fn push(&mut self, c: char, at: usize, len: usize) {
         let mut cell = Cell::new(c, at, at + len);
-        if self.lone_nbsp != NONE {
-            self.join_digits(cell.class);
+        if let Some(nbsp) = self.lone_nbsp.take() {
+            self.join_digits(nbsp, cell.class);
         }
         cell.gap = self.gap;
         self.gap = 0;
         self.cells.push(cell);
     }
 
-    /// A no-break space between two digits is a full stop; a digit can be joined on one side only.
-    fn join_digits(&mut self, next: u8) {
-        let last = self.cells.len().wrapping_sub(1);
-        let joins = next & self.cells.last().map_or(0, |last| last.class) & DIGIT != 0 && self.joined != last;
-        if joins {
-            self.cells.push(Cell::new('.', self.lone_nbsp, self.lone_nbsp + 2));
+    /// A no-break space between two digits is read as a full stop; a digit is joined on one side only.
+    fn join_digits(&mut self, nbsp: usize, next: u8) {
+        let last = self.cells.len().checked_sub(1);
+        if self.cells.last().is_some_and(|last| last.is(DIGIT)) && next & DIGIT != 0 && self.joined != last {
+            self.cells.push(Cell::new('.', nbsp, nbsp + '\u{a0}'.len_utf8()));
             self.gap = 0;
-            self.joined = last + 2;
+            self.joined = Some(self.cells.len());
         }
-        self.lone_nbsp = NONE;
     }
 }
 
