@@ -57,7 +57,7 @@ pub enum Error {
     Closed,
 }
 
-/// Whose fault an [`Error`] is; the binary maps it to an exit code.
+/// Whose fault an [`enum@Error`] is; the binary maps it to an exit code.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum ErrorKind {

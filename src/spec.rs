@@ -1,6 +1,6 @@
 //! What a caller wants: the settings that decide the numbers, each parsed once into a type.
 //!
-//! Every enum here has [`FromStr`] and [`Display`] with the words of the command line and of SQL,
+//! Every enum here has [`FromStr`] and [`fmt::Display`] with the words of the command line and of SQL,
 //! so that both say the same and an error lists the legal values.
 
 use std::{fmt, str::FromStr};

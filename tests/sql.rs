@@ -144,7 +144,7 @@ async fn the_type_says_dimension_and_model_before_a_row_is_read() {
     let context = session(texts());
     let query = "SELECT elmo_embed(text, layers => 'all') AS e FROM t";
     let plan = elmo_udfs::sql(&context, query).await.unwrap();
-    let field = plan.schema().field(0).clone();
+    let field = std::sync::Arc::clone(plan.schema().field(0));
     let width = tiny().options().width();
     let layers = tiny().options().n_layers_out();
     assert!(matches!(field.data_type(), DataType::FixedSizeList(item, n)

@@ -298,11 +298,11 @@ pub fn write(weights: &Weights) -> Result<Vec<u8>, WeightsError> {
     Ok(bytes)
 }
 
-/// As [`write`], without the file in memory as a whole (the values are there twice, though: the
+/// As [`write()`], without the file in memory as a whole (the values are there twice, though: the
 /// builder copies them); `path` stands in errors.
 ///
 /// # Errors
-/// As [`write`], or what `out` says.
+/// As [`write()`], or what `out` says.
 pub fn write_to<W: Write>(out: &mut W, path: &Path, weights: &Weights) -> Result<(), WeightsError> {
     builder(weights)?.finish_to(out).map_err(|e| match e {
         H5Error::Io(e) => io(path, e),

@@ -142,13 +142,13 @@ pub fn write(weights: &Weights, metadata: &BTreeMap<String, String>) -> Result<V
     Ok(bytes)
 }
 
-/// As [`write`], piece by piece; `out` should be buffered, `path` stands in errors.
+/// As [`write()`], piece by piece; `out` should be buffered, `path` stands in errors.
 ///
 /// The header is written here and not by the `safetensors` crate, which keeps the metadata in a hash
 /// map and so writes it in another order each time.
 ///
 /// # Errors
-/// As [`write`], or what `out` says.
+/// As [`write()`], or what `out` says.
 pub fn write_to<W: Write>(
     out: &mut W,
     path: &Path,
