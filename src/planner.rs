@@ -62,7 +62,10 @@ impl Planner {
     /// Takes the next batch out of the queue; `None` when nothing waits.
     pub(crate) fn next_batch(&mut self) -> Option<Vec<u64>> {
         let (group, longest) = self.anchor()?;
-        let share = (self.tokens / self.devices).clamp(self.budget / SMALLEST_SHARE, self.budget);
+        let share = match self.devices {
+            1 => self.budget,
+            devices => (self.tokens / devices).clamp(self.budget / SMALLEST_SHARE, self.budget),
+        };
         let most = (share / longest).max(1);
         let lengths: Vec<usize> =
             self.waiting.range((group, 0)..=(group, longest)).rev().map(|((_, length), _)| *length).collect();

@@ -63,13 +63,10 @@ fn user_end(after: &str) -> usize {
     let word = after.find(char::is_whitespace).unwrap_or(after.len());
     let word = &after[..word];
     let authority = word.find(['/', '?', '#']).unwrap_or(word.len());
-    if let Some(at) = word[..authority].rfind('@') {
-        return at + 1;
-    }
-    // `user:pa/ss@host`, a password with an unescaped `/`, cannot be told from `host:8080/a@b` when it begins with digits.
-    // Hiding a path is the smaller harm.
+    // `user:pa/ss@host`, a password with an unescaped `/`, cannot be told from `host:8080/a@b` when it begins with digits,
+    // nor `user:@/ss@host` from `user:@/path@b`. Hiding a path is the smaller harm.
     match word.rfind('@') {
-        Some(at) if word[..authority].contains(':') => at + 1,
+        Some(at) if word[..authority].contains([':', '@']) => at + 1,
         _ => 0,
     }
 }
