@@ -1,4 +1,4 @@
-//! Words to token vectors: character CNN, highway layers, projection (elmo-spec section 2).
+//! Words to token vectors: character CNN, highway layers, projection (bilm-tf `bilm/model.py`).
 //!
 //! The token layer knows no context, so it is computed once per distinct word ([`crate::word_cache`]).
 //! Each convolution is one product over the windows of its width. Windows that lie wholly in a word's

@@ -1,4 +1,4 @@
-//! The two LSTM stacks with projection and clips (elmo-spec section 3).
+//! The two LSTM stacks with projection and clips (bilm-tf `bilm/model.py`, AllenNLP `elmo_lstm.py`).
 //!
 //! Per direction and layer, with `x` the layer's input and `h` the projected output of the step before:
 //!
