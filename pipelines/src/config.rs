@@ -108,6 +108,18 @@ impl ConfigError {
             _ => None,
         }
     }
+
+    /// Names the section in which an unknown common key would be legal.
+    fn with_section(self, key: &str, legal: &LegalKeys) -> Self {
+        let key = key.replace('_', "-");
+        let section = legal.sections.iter().find(|(_, keys)| keys.contains(&key));
+        match (self, section) {
+            (Self::UnknownKey { path, key: shown, .. }, Some((section, _))) => {
+                Self::UnknownKey { path, key: shown, nearest: Some(format!("{section}.{key}")) }
+            }
+            (error, _) => error,
+        }
+    }
 }
 
 fn did_you_mean(nearest: &Option<String>) -> String {
@@ -143,9 +155,9 @@ impl ConfigFile {
         let mut file = Self { path: path.to_path_buf(), ..Self::default() };
         for (name, value) in &table {
             match value {
-                Value::Table(section) => file.add_section(name, section, &legal)?,
+                Value::Table(section) if !legal.common.contains(name) => file.add_section(name, section, &legal)?,
                 value => {
-                    let key = file.legal_key(name, "", &legal.common)?;
+                    let key = file.legal_key(name, "", &legal.common).map_err(|e| e.with_section(name, &legal))?;
                     let values = file.scalars(name, value)?;
                     file.common.insert(key, values);
                 }
@@ -397,7 +409,7 @@ mod tests {
         assert_eq!(message("thread = 1"), "elmo.toml: unknown key thread; did you mean threads?");
         assert_eq!(message("[embed]\nkep = 1"), "elmo.toml: unknown key embed.kep; did you mean keep?");
         assert_eq!(message("[embd]\nkeep = 1"), "elmo.toml: unknown section [embd]; did you mean embed?");
-        assert_eq!(message("keep = 'a'"), "elmo.toml: unknown key keep");
+        assert_eq!(message("keep = 'a'"), "elmo.toml: unknown key keep; did you mean embed.keep?");
         assert_eq!(message("zzzzz = 1"), "elmo.toml: unknown key zzzzz");
     }
 
@@ -406,6 +418,7 @@ mod tests {
         let message = |text: &str| parse(text).unwrap_err().to_string();
         let expected = "expected a string, a number, true, false or a list of those";
         assert_eq!(message("threads = 2026-01-01"), format!("elmo.toml: key threads: {expected}, found datetime"));
+        assert_eq!(message("threads = { cpu = 3 }"), format!("elmo.toml: key threads: {expected}, found table"));
         assert_eq!(message("[embed]\nkeep = [[1]]"), format!("elmo.toml: key embed.keep: {expected}, found array"));
         assert!(message("threads =").starts_with("elmo.toml is not TOML: TOML parse error at line 1"));
     }

@@ -18,7 +18,7 @@ use crate::{
     stores::Stores,
 };
 
-/// Sixty short reviews, written for this project; also in `examples/data`.
+/// Two hundred short reviews, written for this project; also in `examples/data`.
 const REVIEWS: &str = include_str!("../../examples/data/reviews.jsonl");
 /// Neighbours that are shown.
 const NEIGHBOURS: usize = 5;

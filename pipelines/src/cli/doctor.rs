@@ -8,7 +8,7 @@ use crate::{
     error::{Error, Exit, Result},
 };
 
-/// Say what this installation can do and test it for about five seconds; prints nothing secret
+/// Say what this installation can do and test it for some seconds; prints nothing secret
 ///
 /// The self-test embeds the same sentences alone, together and in another order and compares bits: on CPU a vector must
 /// not depend on its neighbours.

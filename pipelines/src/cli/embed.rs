@@ -32,11 +32,11 @@ use crate::{
 #[command(after_help = "\
 Examples:
   elmo embed --model tiny --input reviews.jsonl --output vectors
-  elmo embed --model tiny --input 'logs/*.csv.gz' --column message --id id --output vectors --level token
+  elmo embed --model tiny --input 'logs/*.csv.gz' --column message --output tokens --level token
   printf 'It rained.\\nWe stayed in.\\n' | elmo embed --model tiny --input - --output lines
 
-Rows in are rows out, in the same order. Kill it at any time: the same command finishes the job, and the files are the
-same to the byte. Exit code 6: done, but some rows have no vector.")]
+Rows in are rows out, in the same order. Kill it at any time: the same command finishes the job,
+and the files are the same to the byte. Exit code 6: done, but some rows have no vector.")]
 pub(super) struct EmbedArgs {
     #[command(flatten)]
     model: ModelArgs,
@@ -83,7 +83,7 @@ pub(super) struct EmbedArgs {
     overwrite: bool,
 
     /// Read the inputs and say what would be done: rows, tokens, size, time; writes nothing
-    #[arg(long, help_heading = "Output")]
+    #[arg(short = 'n', long, help_heading = "Output")]
     dry_run: bool,
 
     /// Print the report as JSON

@@ -70,8 +70,9 @@ fn colors(no_color: bool) -> bool {
 
 /// Starts logging. Called once.
 pub(super) fn start(common: &CommonArgs) {
+    let (filter, refused) = filter(common);
     let builder = tracing_subscriber::fmt()
-        .with_env_filter(filter(common))
+        .with_env_filter(filter)
         .with_writer(Stderr)
         .with_ansi(common.color())
         .with_target(common.verbose > 0);
@@ -82,10 +83,14 @@ pub(super) fn start(common: &CommonArgs) {
         (LogFormat::Text, true) => builder.without_time().try_init(),
         (LogFormat::Text, false) => builder.try_init(),
     };
+    if let Some(reason) = refused {
+        tracing::warn!(reason, "ELMO_LOG is no filter and is left aside; an example is elmo_pipelines=debug");
+    }
 }
 
-/// What is said: warnings and progress by default. ELMO_LOG, in the syntax of `RUST_LOG`, has the last word.
-fn filter(common: &CommonArgs) -> EnvFilter {
+/// What is said: warnings and progress by default. ELMO_LOG, in the syntax of `RUST_LOG`, has the last word; the
+/// second value is why it could not be read.
+fn filter(common: &CommonArgs) -> (EnvFilter, Option<String>) {
     let progress = report::TARGET;
     let by_flags = match (common.quiet, common.verbose) {
         (true, _) => "error".to_owned(),
@@ -95,7 +100,11 @@ fn filter(common: &CommonArgs) -> EnvFilter {
         (false, _) => "debug".to_owned(),
     };
     let asked = env::var("ELMO_LOG").ok().filter(|asked| !asked.is_empty());
-    asked.and_then(|asked| asked.parse().ok()).unwrap_or_else(|| EnvFilter::new(by_flags))
+    match asked.map(|asked| asked.parse::<EnvFilter>()) {
+        Some(Ok(filter)) => (filter, None),
+        Some(Err(error)) => (EnvFilter::new(by_flags), Some(error.to_string())),
+        None => (EnvFilter::new(by_flags), None),
+    }
 }
 
 /// The last words of a command that failed.

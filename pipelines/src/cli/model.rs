@@ -83,13 +83,16 @@ struct InfoArgs {
 ///
 /// The fingerprint is printed before and after and must not change. Nothing is written over an existing directory.
 #[derive(Debug, Args)]
-#[command(after_help = "\
+#[command(
+    override_usage = "elmo model convert [OPTIONS] --to <LAYOUT> [MODEL] <OUT>",
+    after_help = "\
 Examples:
   elmo model convert tiny model-st --to safetensors
-  elmo model convert --model model-st model-pair --to allennlp")]
+  elmo model convert --model model-st model-pair --to allennlp"
+)]
 struct ConvertArgs {
-    /// The model: a directory, a zip, a URL or tiny [or use --model]
-    #[arg(value_names = ["MODEL", "OUT"], num_args = 1..=2, required = true, value_hint = ValueHint::AnyPath)]
+    /// The model, unless --model names it, and the directory to write
+    #[arg(value_name = "[MODEL] OUT", num_args = 1..=2, required = true, value_hint = ValueHint::AnyPath)]
     places: Vec<String>,
 
     /// safetensors: a directory that opens fastest; hdf5: a directory in the bilm-tf layout; allennlp: the pair alone

@@ -14,7 +14,7 @@ use crate::{
 #[command(after_help = "\
 Examples:
   elmo verify vectors --model tiny --sample 100
-  elmo verify vectors --model tiny --column review --json
+  elmo verify vectors --model tiny --json
 
 The settings come from the files. Exit code 1 when a row differs by more than --tolerance.")]
 pub(super) struct VerifyArgs {

@@ -51,6 +51,19 @@ impl fmt::Display for WrongContent {
     }
 }
 
+impl WrongContent {
+    /// What to do about it.
+    pub fn remedy(&self) -> &'static str {
+        match (self.role, self.found) {
+            (Role::Zip, FileKind::Hdf5 | FileKind::Safetensors | FileKind::Json | FileKind::Unknown) => {
+                "--model takes a directory, a zip or a URL; single files go to --options FILE --weights FILE"
+            }
+            (Role::Options, FileKind::Unknown) => "options are the JSON file that came with the weights",
+            _ => self.found.remedy(),
+        }
+    }
+}
+
 /// Bytes that [`Role::check`] wants to see.
 const HEAD: u64 = 64;
 

@@ -200,7 +200,7 @@ impl ModelsError {
                 "a model directory holds options.json and weights.hdf5 or weights.safetensors; \
                  files with other names are given as --options FILE --weights FILE"
             }
-            Self::Content { wrong, .. } => wrong.found.remedy(),
+            Self::Content { wrong, .. } => wrong.remedy(),
             Self::Offline(_) => "run the command once without --offline, or give a local directory",
             Self::Exists(_) => "give the name of a new directory",
             Self::Fetch { .. } => "check the URL, the network and the credentials of the store",

@@ -1,0 +1,21 @@
+//! The command line as a user meets it: help, errors, reports, settings, and where models come from.
+//!
+//! What is printed is compared with the files in `tests/snapshots`, which a person has read: they are the expected
+//! values. After a change on purpose: `INSTA_UPDATE=always cargo test -p elmo-pipelines --test cli`, and read the diff.
+#![allow(clippy::unwrap_used, clippy::expect_used)]
+
+#[path = "cli/place.rs"]
+mod place;
+
+#[path = "cli/errors.rs"]
+mod errors;
+#[path = "cli/help.rs"]
+mod help;
+#[path = "cli/messages.rs"]
+mod messages;
+#[path = "cli/models.rs"]
+mod models;
+#[path = "cli/reports.rs"]
+mod reports;
+#[path = "cli/settings.rs"]
+mod settings;

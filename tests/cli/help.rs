@@ -1,0 +1,107 @@
+//! Help pages say everything, fit the screen, and their examples run.
+
+use crate::place::{Place, snapshot};
+
+const COMMANDS: [&str; 13] = [
+    "",
+    "embed",
+    "model",
+    "model info",
+    "model convert",
+    "model verify",
+    "inspect",
+    "verify",
+    "bench",
+    "doctor",
+    "demo",
+    "completions",
+    "man",
+];
+
+#[test]
+fn pages() {
+    let place = Place::new();
+    for command in COMMANDS {
+        let page = place.exits(&format!("{command} --help"), 0);
+        assert_eq!(page.err, "");
+        for line in page.out.lines() {
+            assert!(line.chars().count() <= 100, "elmo {command} --help: {line}");
+        }
+        assert!(examples(&page.out).len() >= 2, "elmo {command} --help has fewer than two examples");
+        snapshot(
+            &format!("help-{}", if command.is_empty() { "elmo".into() } else { command.replace(' ', "-") }),
+            &page.out,
+        );
+    }
+}
+
+#[test]
+fn the_short_page_is_shorter_and_there_is_no_command_that_does_nothing_yet() {
+    let place = Place::new();
+    let (short, long) = (place.exits("embed -h", 0).out, place.exits("embed --help", 0).out);
+    assert!(short.lines().count() < long.lines().count());
+    let root = place.exits("--help", 0).out;
+    for later in ["sql", "stream", "train", "vocab", "eval", "finetune", "fit-mix", "cluster"] {
+        assert!(!root.lines().any(|line| line.trim_start().starts_with(&format!("{later} "))), "{later} in {root}");
+        place.exits(later, 2);
+    }
+}
+
+/// The commands of a page's examples.
+fn examples(page: &str) -> Vec<String> {
+    let after = page.split("Examples:\n").nth(1).unwrap_or_default();
+    let commands = after.lines().take_while(|line| line.starts_with("  ") || line.is_empty());
+    commands.map(str::trim).filter(|line| !line.is_empty()).map(str::to_owned).collect()
+}
+
+#[test]
+fn every_example_runs() {
+    for command in COMMANDS {
+        let place = Place::new();
+        // What the examples of a page take for granted.
+        match command {
+            "embed" => {
+                _ = place.shell("mkdir logs && printf 'id,message\\n1,It rained.\\n' | gzip > logs/monday.csv.gz")
+            }
+            "inspect" | "verify" => _ = place.exits("embed -q --model tiny --input reviews.jsonl --output vectors", 0),
+            _ => {}
+        }
+        for example in examples(&place.exits(&format!("{command} --help"), 0).out) {
+            let ended = place.shell(&example);
+            assert_eq!(ended.code, Some(0), "{example}: {ended:?}");
+        }
+    }
+}
+
+#[test]
+fn nothing_at_all_is_answered_with_help_and_exit_code_2() {
+    let place = Place::new();
+    let ended = place.exits("", 2);
+    assert!(ended.err.contains("Usage: elmo"), "{ended:?}");
+    assert_eq!(place.exits("--version", 0).out, format!("elmo {}\n", env!("CARGO_PKG_VERSION")));
+}
+
+#[test]
+fn completions_and_manual_pages_know_every_command() {
+    let place = Place::new();
+    for shell in ["bash", "zsh", "fish", "powershell", "elvish"] {
+        let script = place.exits(&format!("completions {shell}"), 0).out;
+        assert!(["embed", "inspect", "batch-tokens"].iter().all(|word| script.contains(word)), "{shell}");
+    }
+    place.exits("man --dir man", 0);
+    for command in COMMANDS {
+        let page = format!("man/{}.1", format!("elmo {command}").trim().replace(' ', "-"));
+        assert!(std::fs::read_to_string(place.path(&page)).unwrap().starts_with(".ie"), "{page}");
+    }
+    assert!(place.exits("man", 0).out.contains(".SH NAME"));
+}
+
+#[test]
+fn help_does_not_wait_for_settings() {
+    let place = Place::new();
+    place.write("elmo.toml", "this is no TOML");
+    for words in ["--help", "embed --help", "--version", "completions fish", "man"] {
+        place.exits(words, 0);
+    }
+    place.exits("model info tiny", 2);
+}

@@ -1,0 +1,74 @@
+//! Messages go to stderr, in the form and the measure that was asked for, and without secrets.
+
+use crate::place::Place;
+
+const EMBED: &str = "embed --model tiny --input plain.txt --output out";
+
+fn place() -> Place {
+    let place = Place::new();
+    place.write("plain.txt", "It rained.\n");
+    place
+}
+
+#[test]
+fn quiet_is_silent_and_the_untrained_model_says_so() {
+    let place = place();
+    let ended = place.exits(EMBED, 0);
+    assert!(ended.err.contains("untrained"), "{ended:?}");
+    assert_eq!(place.exits(&format!("-q {EMBED}"), 0).err, "");
+    assert_eq!(place.exits(&format!("{EMBED} --quiet"), 0).err, "");
+}
+
+#[test]
+fn json_lines_for_collectors() {
+    let place = place();
+    place.write("broken.jsonl", "{");
+    for (words, code) in [(EMBED, 0), ("embed --model tiny --input broken.jsonl --output o", 3)] {
+        let ended = place.exits(&format!("{words} -vv --log-format json"), code);
+        let lines: Vec<serde_json::Value> = ended.err.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+        assert!(lines.iter().any(|line| line["level"] == "WARN"), "{ended:?}");
+        if code != 0 {
+            let last = lines.last().unwrap();
+            assert_eq!((&last["level"], &last["code"]), (&"ERROR".into(), &code.into()), "{last}");
+        }
+    }
+}
+
+#[test]
+fn no_text_of_a_user_is_logged() {
+    let place = Place::new();
+    place.write("plain.txt", "Xylophone quartets rehearse.\n");
+    let ended = place.exits(&format!("{EMBED} -v"), 0);
+    assert!(!ended.err.contains("Xylophone"), "{ended:?}");
+}
+
+#[test]
+fn no_secret_is_printed() {
+    let place = place();
+    for words in [
+        "embed --model https://me:hunter2@127.0.0.1:1/model --input plain.txt --output out",
+        "embed --model tiny --input s3://key:hunter2@bucket/a.txt --output out",
+        "embed --model tiny --input plain.txt --output s3://key:hunter2@bucket/out -vv",
+        // Nobody listens on port 1: the store tries for a while and then says what it tried.
+        "embed --model tiny --input https://127.0.0.1:1/a.txt?X-Amz-Signature=hunter2 --output out -vv",
+        "embed --model tiny --input http://me:hun/ter2@127.0.0.1:1/a.txt --output out",
+        "model info http://127.0.0.1:1/model?token=hunter2 --log-format json",
+        "model info ftp://me:hunter2@host/model --log-format json",
+        "inspect s3://key:hunter2@bucket/out",
+        "verify az://key:hunter2@bucket/out --model tiny",
+    ] {
+        let ended = place.run(words);
+        assert_ne!(ended.code, Some(0), "{words}");
+        let said = format!("{}{}", ended.out, ended.err);
+        assert!(!said.contains("hunter2") && !said.contains("ter2@"), "{words}: {said}");
+    }
+}
+
+#[test]
+fn no_colours_unless_there_is_a_terminal() {
+    let place = place();
+    for words in ["embed --help", "frobnicate", "inspect none", EMBED] {
+        let ended = place.run(words);
+        assert!(!ended.out.contains('\x1b') && !ended.err.contains('\x1b'), "{words}: {ended:?}");
+    }
+}

@@ -1,0 +1,211 @@
+//! Where models come from: directories, zips, web servers, and the cache between.
+
+use std::{
+    fs,
+    io::{BufRead, BufReader, Read, Write},
+    net::{TcpListener, TcpStream},
+    path::{Path, PathBuf},
+    sync::{
+        Arc,
+        atomic::{AtomicBool, AtomicUsize, Ordering},
+    },
+    thread::{self, JoinHandle},
+};
+
+use crate::place::Place;
+
+/// A web server for one folder. It counts what it is asked for, and can answer with a page for people instead.
+struct Server {
+    address: String,
+    requests: Arc<AtomicUsize>,
+    closed: Arc<AtomicBool>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Server {
+    fn start(folder: PathBuf, answer_with_page: bool) -> Self {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let address = format!("http://{}", listener.local_addr().unwrap());
+        let requests = Arc::new(AtomicUsize::new(0));
+        let closed = Arc::new(AtomicBool::new(false));
+        let (counter, end) = (Arc::clone(&requests), Arc::clone(&closed));
+        let thread = thread::spawn(move || {
+            for stream in listener.incoming().take_while(|_| !end.load(Ordering::SeqCst)) {
+                counter.fetch_add(1, Ordering::SeqCst);
+                let _ = answer(stream.unwrap(), &folder, answer_with_page);
+            }
+        });
+        Self { address, requests, closed, thread: Some(thread) }
+    }
+
+    /// Closes the port: from now on connections are refused.
+    fn close(&mut self) {
+        self.closed.store(true, Ordering::SeqCst);
+        // The thread waits for one more connection before it looks.
+        let _ = TcpStream::connect(self.address.trim_start_matches("http://"));
+        self.thread.take().unwrap().join().unwrap();
+    }
+
+    fn requests(&self) -> usize {
+        self.requests.load(Ordering::SeqCst)
+    }
+}
+
+fn answer(mut stream: TcpStream, folder: &Path, page: bool) -> std::io::Result<()> {
+    let mut lines = BufReader::new(stream.try_clone()?).lines();
+    let request = lines.next().unwrap_or_else(|| Ok(String::new()))?;
+    while lines.next().transpose()?.is_some_and(|line| !line.is_empty()) {}
+    let mut words = request.split(' ');
+    let (method, path) = (words.next().unwrap_or_default(), words.next().unwrap_or_default());
+    let found = fs::read(folder.join(path.trim_start_matches('/')));
+    let (status, body) = match (page, found) {
+        (true, _) => ("200 OK", b"<html><body>Please log in</body></html>".to_vec()),
+        (false, Ok(body)) => ("200 OK", body),
+        (false, Err(_)) => ("404 Not Found", Vec::new()),
+    };
+    let length = body.len();
+    write!(stream, "HTTP/1.1 {status}\r\nContent-Length: {length}\r\nETag: \"{length}\"\r\nConnection: close\r\n\r\n")?;
+    if method == "GET" {
+        stream.write_all(&body)?;
+    }
+    stream.flush()
+}
+
+fn place() -> Place {
+    let place = Place::new();
+    place.write("plain.txt", "It rained.\n");
+    place.exits("model convert tiny served/model --to safetensors", 0);
+    place.exits("model convert tiny served/pair --to allennlp", 0);
+    zip(&place.path("served/pair"), &place.path("served/model.zip"), "elmo/");
+    place
+}
+
+fn zip(folder: &Path, zip: &Path, prefix: &str) {
+    let mut writer = zip::ZipWriter::new(fs::File::create(zip).unwrap());
+    for entry in fs::read_dir(folder).unwrap() {
+        let path = entry.unwrap().path();
+        let name = format!("{prefix}{}", path.file_name().unwrap().to_str().unwrap());
+        writer.start_file(name, zip::write::SimpleFileOptions::default()).unwrap();
+        let mut bytes = Vec::new();
+        fs::File::open(path).unwrap().read_to_end(&mut bytes).unwrap();
+        writer.write_all(&bytes).unwrap();
+    }
+    writer.finish().unwrap();
+}
+
+fn fingerprint(place: &Place, words: &str) -> String {
+    place.exits(&format!("model info {words} --json"), 0).json()["fingerprint"].as_str().unwrap().to_owned()
+}
+
+#[test]
+fn the_same_model_from_everywhere() {
+    let place = place();
+    let server = Server::start(place.path("served"), false);
+    let server = &server.address;
+    let expected = fingerprint(&place, "tiny");
+    let file = format!("file://{}", place.path("served/model").display());
+    for words in [
+        "served/model",
+        "served/pair",
+        "served/model.zip",
+        "--options served/pair/tiny_options.json --weights served/pair/tiny_weights.hdf5",
+        &file,
+        &format!("{server}/model"),
+        &format!("{server}/model/"),
+        &format!("{server}/model.zip"),
+        &format!("--options {server}/pair/tiny_options.json --weights {server}/pair/tiny_weights.hdf5"),
+    ] {
+        assert_eq!(fingerprint(&place, words), expected, "{words}");
+    }
+}
+
+#[test]
+fn fetched_once_and_then_taken_from_the_cache() {
+    let place = place();
+    let server = Server::start(place.path("served"), false);
+    let url = format!("{}/model", server.address);
+    assert_eq!(place.run(&format!("model info {url} --offline")).code, Some(4));
+    assert_eq!(server.requests(), 0, "offline means no request at all");
+    let first = fingerprint(&place, &url);
+    let asked = server.requests();
+    assert_eq!(fingerprint(&place, &format!("{url} --offline")), first);
+    assert_eq!(server.requests(), asked, "offline means no request at all");
+
+    // A damaged file is noticed and fetched again.
+    let weights = find(&place.path("cache"), "weights.safetensors").unwrap();
+    let mut bytes = fs::read(&weights).unwrap();
+    *bytes.last_mut().unwrap() ^= 1;
+    fs::write(&weights, bytes).unwrap();
+    assert_eq!(place.run(&format!("model info {url} --offline")).code, Some(4));
+    assert_eq!(fingerprint(&place, &url), first);
+
+    // A model that changed on the server is fetched anew.
+    let options = place.path("served/model/options.json");
+    let text = fs::read_to_string(&options).unwrap();
+    fs::write(&options, text.replace("\"relu\"", "\"tanh\"")).unwrap();
+    assert_eq!(fingerprint(&place, &url), first, "the same length and the same mark: nothing has changed");
+    fs::write(&options, text.replace("\"relu\"", "\"tanh\"  ")).unwrap();
+    assert_ne!(fingerprint(&place, &url), first);
+}
+
+fn find(folder: &Path, name: &str) -> Option<PathBuf> {
+    fs::read_dir(folder).unwrap().find_map(|entry| {
+        let path = entry.unwrap().path();
+        match path.is_dir() {
+            true => find(&path, name),
+            false => path.file_name().is_some_and(|file| file == name).then_some(path),
+        }
+    })
+}
+
+#[test]
+fn a_server_that_is_gone_does_not_stop_a_cached_model() {
+    let place = place();
+    let mut server = Server::start(place.path("served"), false);
+    let url = format!("{}/model", server.address);
+    let first = fingerprint(&place, &url);
+    server.close();
+    let ended = place.exits(&format!("model info {url} --json"), 0);
+    assert_eq!(ended.json()["fingerprint"], first);
+    assert!(ended.err.contains("taking it from the cache"), "{ended:?}");
+    // Another model of the same server was never fetched.
+    place.exits(&format!("model info {url}.zip"), 5);
+}
+
+#[test]
+fn a_page_for_people_is_no_model() {
+    let place = place();
+    let server = Server::start(place.path("served"), true);
+    let server = &server.address;
+    for words in [
+        format!("{server}/model"),
+        format!("{server}/model.zip"),
+        format!("--options served/pair/tiny_options.json --weights {server}/w.hdf5"),
+    ] {
+        let ended = place.exits(&format!("model info {words}"), 4);
+        assert!(ended.err.contains("this is an HTML or XML page"), "{ended:?}");
+        assert!(ended.err.contains("  help: "), "{ended:?}");
+    }
+    let left = fs::read_dir(place.path("cache/models/content")).map_or(0, Iterator::count);
+    assert_eq!(left, 0, "nothing of it stays in the cache");
+}
+
+#[test]
+fn what_is_missing_is_named() {
+    let place = place();
+    let server = Server::start(place.path("served"), false);
+    let server = &server.address;
+    let ended = place.exits(&format!("model info {server}/none"), 5);
+    assert!(ended.err.contains("/none/options.json"), "{ended:?}");
+    fs::remove_file(place.path("served/model/weights.safetensors")).unwrap();
+    let ended = place.exits(&format!("model info {server}/model"), 5);
+    assert!(ended.err.contains("/model/weights.hdf5"), "{ended:?}");
+}
+
+#[test]
+fn a_zip_that_leaves_its_folder_is_refused() {
+    let place = place();
+    zip(&place.path("served/pair"), &place.path("evil.zip"), "../");
+    let ended = place.exits("model info evil.zip", 4);
+    assert!(ended.err.contains("leaves the archive's folder"), "{ended:?}");
+}

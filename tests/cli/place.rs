@@ -1,0 +1,113 @@
+//! A folder of its own for every test, with the reviews of `examples/data` in it, and the program run there.
+
+use std::{
+    fs,
+    path::{Path, PathBuf},
+    process::{Command, Output, Stdio},
+};
+
+pub(crate) struct Place {
+    folder: tempfile::TempDir,
+}
+
+/// How a command ended.
+#[derive(Debug)]
+pub(crate) struct Ended {
+    pub(crate) code: Option<i32>,
+    pub(crate) out: String,
+    pub(crate) err: String,
+}
+
+impl Ended {
+    /// As a snapshot shows it.
+    pub(crate) fn shown(&self, words: &str) -> String {
+        let (out, err) = (self.out.trim_end(), self.err.trim_end());
+        let code = self.code.map_or("killed".to_owned(), |code| code.to_string());
+        let parts = [format!("$ elmo {words}"), out.to_owned(), err.to_owned(), format!("exit code {code}")];
+        parts.into_iter().filter(|part| !part.is_empty()).map(|part| part + "\n").collect()
+    }
+
+    /// stdout as JSON.
+    pub(crate) fn json(&self) -> serde_json::Value {
+        serde_json::from_str(&self.out).unwrap_or_else(|e| panic!("{e}: {self:?}"))
+    }
+}
+
+impl Place {
+    pub(crate) fn new() -> Self {
+        let place = Self { folder: tempfile::tempdir().unwrap() };
+        let reviews = Path::new(env!("CARGO_MANIFEST_DIR")).join("../examples/data/reviews.jsonl");
+        fs::copy(reviews, place.path("reviews.jsonl")).unwrap();
+        place
+    }
+
+    pub(crate) fn path(&self, name: &str) -> PathBuf {
+        self.folder.path().join(name)
+    }
+
+    pub(crate) fn write(&self, name: &str, content: impl AsRef<[u8]>) {
+        let path = self.path(name);
+        fs::create_dir_all(path.parent().unwrap()).unwrap();
+        fs::write(path, content).unwrap();
+    }
+
+    /// The program, with nothing of this machine's settings.
+    pub(crate) fn elmo(&self) -> Command {
+        self.clean(Command::new(env!("CARGO_BIN_EXE_elmo")))
+    }
+
+    /// A shell that finds the program.
+    pub(crate) fn shell(&self, line: &str) -> Ended {
+        let mut command = self.clean(Command::new("sh"));
+        let folder = Path::new(env!("CARGO_BIN_EXE_elmo")).parent().unwrap();
+        command.env("PATH", format!("{}:/usr/bin:/bin", folder.display())).args(["-c", line]);
+        ended(command.output().unwrap())
+    }
+
+    fn clean(&self, mut command: Command) -> Command {
+        command.current_dir(self.folder.path()).env_clear().stdin(Stdio::null());
+        command.env("HOME", self.path("home")).env("ELMO_CACHE", self.path("cache"));
+        command
+    }
+
+    /// Runs words that need no quoting.
+    pub(crate) fn run(&self, words: &str) -> Ended {
+        self.run_with(words, &[])
+    }
+
+    /// The same with settings in the environment.
+    pub(crate) fn run_with(&self, words: &str, env: &[(&str, &str)]) -> Ended {
+        ended(self.elmo().args(words.split_whitespace()).envs(env.iter().copied()).output().unwrap())
+    }
+
+    /// Runs words that must end with `code`.
+    pub(crate) fn exits(&self, words: &str, code: i32) -> Ended {
+        let ended = self.run(words);
+        assert_eq!(ended.code, Some(code), "elmo {words}: {ended:?}");
+        ended
+    }
+}
+
+fn ended(output: Output) -> Ended {
+    let text = |bytes: Vec<u8>| String::from_utf8(bytes).unwrap();
+    Ended { code: output.status.code(), out: text(output.stdout), err: text(output.stderr) }
+}
+
+/// Compares with a snapshot; what differs from run to run is blotted out first.
+pub(crate) fn snapshot(name: &str, text: &str) {
+    let mut settings = insta::Settings::clone_current();
+    settings.set_snapshot_path("../snapshots");
+    settings.set_prepend_module_to_snapshot(false);
+    settings.set_omit_expression(true);
+    for (pattern, shown) in [
+        (r"/[^\s\x22,:)]*/\.tmp[A-Za-z0-9]{6}", "[FOLDER]"),
+        (r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d+Z", "[TIME]"),
+        (r#""(seconds|tokens_per_second|load_seconds)": [0-9.e-]+"#, r#""$1": [MEASURED]"#),
+        (r#""bytes": \d+"#, r#""bytes": [BYTES]"#),
+    ] {
+        settings.add_filter(pattern, shown);
+    }
+    // clap pads empty lines of a page with blanks.
+    let lines: Vec<&str> = text.lines().map(str::trim_end).collect();
+    settings.bind(|| insta::assert_snapshot!(name, lines.join("\n")));
+}

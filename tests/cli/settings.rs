@@ -1,0 +1,93 @@
+//! Flag beats environment, that beats `elmo.toml`, that beats the default.
+
+use crate::place::{Ended, Place, snapshot};
+
+/// A dry run shows nothing of the pooling, a refused resumption does: the job in `out` was made with `mean`.
+fn place() -> Place {
+    let place = Place::new();
+    place.write("plain.txt", "It rained.\n");
+    place.exits("embed -q --model tiny --input plain.txt --output out", 0);
+    place
+}
+
+const EMBED: &str = "embed -q --model tiny --input plain.txt --output out";
+
+fn pooling(ended: &Ended) -> String {
+    match ended.code {
+        Some(0) => "mean".into(),
+        _ => ended
+            .err
+            .split("there mean, now ")
+            .nth(1)
+            .unwrap_or_default()
+            .split(['\n', ' ', ';'])
+            .next()
+            .unwrap()
+            .into(),
+    }
+}
+
+#[test]
+fn the_first_that_says_something_wins() {
+    let place = place();
+    let env = [("ELMO_POOLING", "max")];
+    assert_eq!(pooling(&place.run(EMBED)), "mean");
+    place.write("elmo.toml", "[embed]\npooling = 'first'\n");
+    assert_eq!(pooling(&place.run(EMBED)), "first");
+    assert_eq!(pooling(&place.run_with(EMBED, &env)), "max");
+    assert_eq!(pooling(&place.run_with(&format!("{EMBED} --pooling last"), &env)), "last");
+    assert_eq!(pooling(&place.run_with(EMBED, &[("ELMO_POOLING", "")])), "first");
+    place.write("other.toml", "pooling = 'ends'\n");
+    let unknown = place.run(&format!("{EMBED} --config other.toml"));
+    assert_eq!(unknown.code, Some(2), "pooling belongs to one command, so it needs a section: {unknown:?}");
+    place.write("other.toml", "[embed]\npooling = 'ends'\n");
+    assert_eq!(pooling(&place.run(&format!("{EMBED} --config=other.toml"))), "ends");
+    assert_eq!(pooling(&place.run_with(EMBED, &[("ELMO_CONFIG", "other.toml")])), "ends");
+}
+
+#[test]
+fn required_options_lists_and_the_model_may_come_from_the_file() {
+    let place = place();
+    place.write(
+        "elmo.toml",
+        "model = 'tiny'\nquiet = true\n[embed]\ninput = ['plain.txt', 'reviews.jsonl']\noutput = 'both'\nkeep = 'none'\njson = true\n",
+    );
+    assert_eq!(place.exits("embed", 0).json()["rows_out"], 201);
+    // A pair on the command line beats the model of the file, without a conflict.
+    let pair = place.run("embed --options a.json --weights b.hdf5");
+    assert_eq!((pair.code, pair.err.contains("a.json")), (Some(4), true), "{pair:?}");
+}
+
+#[test]
+fn mistakes() {
+    let place = place();
+    let mut blocks = Vec::new();
+    for file in [
+        "pooling = 'max'",
+        "[embed]\npoling = 'max'",
+        "[embedd]\npooling = 'max'",
+        "[embed]\npooling = 'middle'",
+        "[embed]\nbatch_tokens = 'many'",
+        "threads = { cpu = 3 }",
+        "threads",
+    ] {
+        place.write("elmo.toml", file);
+        blocks.push(format!("elmo.toml: {file}\n{}", place.run(EMBED).shown(EMBED)));
+    }
+    std::fs::remove_file(place.path("elmo.toml")).unwrap();
+    for env in [("ELMO_POLING", "max"), ("ELMO_POOLING", "middle")] {
+        blocks.push(format!("{}={}\n{}", env.0, env.1, place.run_with(EMBED, &[env]).shown(EMBED)));
+    }
+    let missing = format!("{EMBED} --config none.toml");
+    blocks.push(place.run(&missing).shown(&missing));
+    snapshot("settings-mistakes", &blocks.join("\n"));
+}
+
+#[test]
+fn variables_of_others_are_left_alone() {
+    // What Kubernetes sets in every container beside a service called elmo.
+    let env = [("ELMO_SERVICE_HOST", "10.0.0.1"), ("ELMO_PORT_80_TCP", "tcp://10.0.0.1:80"), ("ELMO_LOG", "elmo=[")];
+    let ended = place().run_with("model info tiny", &env);
+    assert_eq!(ended.code, Some(0), "{ended:?}");
+    assert!(ended.err.contains("ELMO_LOG is no filter"), "{ended:?}");
+}
