@@ -19,7 +19,7 @@ use serde::Serialize;
 
 use crate::{
     error::{Error, Result},
-    manifest::{Counts, InputRecord, Job, Manifest, PartEntry, part_name},
+    manifest::{Counts, InputRecord, Job, Manifest, ManifestError, PartEntry, part_name},
     report::{Progress, Snapshot},
     sink::{Codec, Encoding, PartWriter},
     source::{self, Keep, Plan, Position, Request, Rows, Slice, row_bytes},
@@ -113,6 +113,8 @@ pub struct Prepared {
     pub schema: SchemaRef,
     /// Where to.
     pub output: Location,
+    /// Input rows of one part.
+    pub part_rows: u64,
     job: Job,
 }
 
@@ -134,12 +136,19 @@ pub async fn prepare(job: &BulkJob, stage: &dyn Stage, stores: &Stores) -> Resul
     let kept = plan.kept().fields().iter().map(|field| field.as_ref().clone());
     let schema = Arc::new(Schema::new(kept.chain(fields).collect::<Vec<_>>()));
     let inputs = plan.files().map(InputRecord::from).collect();
-    let settings = settings(job, stage, &schema);
-    Ok(Prepared { plan: Arc::new(plan), schema, output, job: Job { settings, inputs } })
+    let part_rows = part_rows(job, stage);
+    let settings = settings(job, stage, &schema, part_rows);
+    Ok(Prepared { plan: Arc::new(plan), schema, output, part_rows, job: Job { settings, inputs } })
+}
+
+/// Rows of a part; in state `carry` a whole number of batches, as a batch that is cut in two gives other vectors.
+fn part_rows(job: &BulkJob, stage: &dyn Stage) -> u64 {
+    let batch = stage.spec().batch_rows.unwrap_or(1).max(1) as u64;
+    job.rows_per_file.max(1).div_ceil(batch) * batch
 }
 
 /// Everything that changes the bytes of the output.
-fn settings(job: &BulkJob, stage: &dyn Stage, schema: &Schema) -> std::collections::BTreeMap<String, String> {
+fn settings(job: &BulkJob, stage: &dyn Stage, schema: &Schema, part_rows: u64) -> std::collections::BTreeMap<String, String> {
     let mut settings: std::collections::BTreeMap<String, String> = stage.metadata().into_iter().collect();
     let spec = stage.spec();
     let columns: Vec<String> = schema.fields().iter().map(|f| format!("{}: {}", f.name(), f.data_type())).collect();
@@ -149,12 +158,12 @@ fn settings(job: &BulkJob, stage: &dyn Stage, schema: &Schema) -> std::collectio
         ("compression".to_owned(), job.codec.as_str().to_owned()),
         ("on-error".to_owned(), spec.on_error.to_string()),
         ("row-group-mb".to_owned(), format!("{}", job.row_group_bytes as f64 / f64::from(1 << 20))),
-        ("rows-per-file".to_owned(), job.rows_per_file.to_string()),
+        ("rows-per-file".to_owned(), part_rows.to_string()),
     ]);
     settings
 }
 
-/// Runs a job to its end, or until `shutdown`: then the window at hand is finished, parts so far stay, and the same job
+/// Runs a job to its end, or until `shutdown`: finished parts stay, the open one leaves nothing behind, and the same job
 /// goes on from there.
 pub async fn run(
     job: &BulkJob,
@@ -169,23 +178,31 @@ pub async fn run(
     let resumed = manifest.totals();
     let started = Instant::now();
     let mut run = Run { job, stage, prepared: &prepared, progress, seen: Snapshot::default(), began: resumed };
-    let outcome = if manifest.done { Ok(()) } else { run.parts(&mut manifest, shutdown).await };
+    let outcome = match again_from_stdin(&prepared.plan, &manifest) {
+        Ok(()) if manifest.done && manifest.damaged.is_empty() => Ok(()),
+        Ok(()) => run.parts(&mut manifest, shutdown).await,
+        Err(error) => Err(error),
+    };
     progress.finish();
     let report = report(&manifest, &resumed, started);
     manifest.close().await;
     outcome.map(|()| report)
 }
 
+/// What came through standard input is gone: whether the same lines come again, nobody knows.
+fn again_from_stdin(plan: &Plan, manifest: &Manifest) -> Result<()> {
+    if manifest.parts.is_empty() || plan.files().all(|file| file.location.is_some()) {
+        return Ok(());
+    }
+    let message = "the output holds rows of an earlier standard input, which cannot be read again";
+    Err(Error::usage(message, "give a file to have a job that can go on, another --output, or --overwrite"))
+}
+
 fn report(manifest: &Manifest, resumed: &Counts, started: Instant) -> BulkReport {
     let counts = manifest.totals();
     let seconds = started.elapsed().as_secs_f64();
     BulkReport {
-        output: manifest
-            .next_part()
-            .to_string()
-            .rsplit_once('/')
-            .map(|(folder, _)| folder.to_owned())
-            .unwrap_or_default(),
+        output: manifest.output().to_string(),
         parts: manifest.parts.len(),
         counts,
         bytes: manifest.bytes(),
@@ -216,33 +233,78 @@ impl Run<'_> {
         let mut shutdown = std::pin::pin!(shutdown);
         self.seen.rows = self.began.rows_in;
         self.seen.bytes_total = Some(self.prepared.plan.files().map(|file| file.size).sum()).filter(|bytes| *bytes > 0);
-        let Some(position) = manifest.position() else { return finish(manifest).await };
-        let carried = self.stage.spec().batch_rows.is_some() && position != Position::default();
-        let mut cutter = Cutter::new(self.job, self.stage, Arc::clone(&self.prepared.plan), position);
-        if carried {
-            cutter = Cutter::new(self.job, self.stage, Arc::clone(&self.prepared.plan), Position::default());
-            self.replay(&mut cutter, &manifest.parts).await?;
+        let carried = self.stage.spec().batch_rows.is_some();
+        let missing = manifest.position().is_some() || !manifest.damaged.is_empty();
+        let mut cutter = self.cutter(Position::default());
+        if carried && missing {
+            self.replay(&mut cutter, manifest, shutdown.as_mut()).await?;
+        } else {
+            self.mend(manifest, shutdown.as_mut()).await?;
+            cutter = self.cutter(manifest.position().unwrap_or_default());
         }
-        loop {
+        while manifest.position().is_some() {
             crash::before_part();
-            let part = self.part(&mut cutter, manifest, shutdown.as_mut()).await?;
-            let last = part.last;
+            let part = self.part(&mut cutter, manifest, manifest.parts.len(), shutdown.as_mut()).await?;
             manifest.enter(part).await?;
             crash::after_manifest();
-            if last {
-                return finish(manifest).await;
-            }
         }
+        finish(manifest).await
+    }
+
+    fn cutter(&self, from: Position) -> Cutter {
+        Cutter::new(self.job, self.stage, Arc::clone(&self.prepared.plan), from)
+    }
+
+    /// Writes parts again whose files are gone or have another size, wherever they are in the order.
+    async fn mend(
+        &mut self,
+        manifest: &Manifest,
+        mut shutdown: std::pin::Pin<&mut impl Future<Output = ()>>,
+    ) -> Result<()> {
+        for &number in &manifest.damaged {
+            let mut cutter = self.cutter(manifest.parts[number].start);
+            self.rewrite(&mut cutter, manifest, number, shutdown.as_mut()).await?;
+        }
+        Ok(())
+    }
+
+    /// Writes a part that the manifest has; the bytes must be those of the first time.
+    async fn rewrite(
+        &mut self,
+        cutter: &mut Cutter,
+        manifest: &Manifest,
+        number: usize,
+        shutdown: std::pin::Pin<&mut impl Future<Output = ()>>,
+    ) -> Result<()> {
+        tracing::warn!(file = %manifest.part(number), "lost or damaged; written again");
+        let again = self.part(cutter, manifest, number, shutdown).await?;
+        if again.sha256 != manifest.parts[number].sha256 {
+            return Err(ManifestError::Part { file: manifest.part(number).to_string() }.into());
+        }
+        Ok(())
     }
 
     /// State `carry`: the rows of finished parts must be read again, for the state that they leave behind.
-    async fn replay(&mut self, cutter: &mut Cutter, parts: &[PartEntry]) -> Result<()> {
-        for part in parts {
+    async fn replay(
+        &mut self,
+        cutter: &mut Cutter,
+        manifest: &Manifest,
+        mut shutdown: std::pin::Pin<&mut impl Future<Output = ()>>,
+    ) -> Result<()> {
+        for (number, part) in manifest.parts.iter().enumerate() {
+            if manifest.damaged.contains(&number) {
+                self.rewrite(cutter, manifest, number, shutdown.as_mut()).await?;
+                continue;
+            }
             let mut left = part.counts.rows_in;
             while left > 0 {
                 let Some(window) = self.window(cutter, left).await? else { return Ok(()) };
                 left -= window.kept.num_rows() as u64;
-                window.pending.await?;
+                tokio::select! {
+                    biased;
+                    () = shutdown.as_mut() => return Err(Error::Interrupted { rows: self.began.rows_in }),
+                    done = window.pending => drop(done?),
+                }
             }
         }
         Ok(())
@@ -253,9 +315,10 @@ impl Run<'_> {
         &mut self,
         cutter: &mut Cutter,
         manifest: &Manifest,
-        mut shutdown: std::pin::Pin<&mut impl Future<Output = ()>>,
+        number: usize,
+        shutdown: std::pin::Pin<&mut impl Future<Output = ()>>,
     ) -> Result<PartEntry> {
-        let location = manifest.next_part();
+        let location = manifest.part(number);
         let vectors = self.stage.fields().first().map(|field| field.name().clone()).unwrap_or_default();
         let encoding = Encoding {
             vectors,
@@ -266,27 +329,13 @@ impl Run<'_> {
         let start = cutter.position();
         let mut writer = PartWriter::new(location, &self.prepared.schema, &encoding)?;
         let mut counts = Counts::default();
-        let mut left = self.job.rows_per_file;
-        let mut under_way: VecDeque<Window> = VecDeque::new();
-        let written = loop {
-            while under_way.len() < WINDOWS && left > 0 {
-                let Some(window) = self.window(cutter, left).await? else { break };
-                left -= window.kept.num_rows() as u64;
-                under_way.push_back(window);
-            }
-            let Some(window) = under_way.pop_front() else { break None };
-            let batch = self.finish_window(window, &mut counts).await;
-            let stop = futures::FutureExt::now_or_never(shutdown.as_mut()).is_some();
-            match batch {
-                Ok(batch) => writer.write(&batch).await?,
-                Err(error) => break Some(error),
-            }
-            crash::mid_part();
-            if stop {
-                break Some(Error::Interrupted { rows: manifest.totals().rows_in });
-            }
+        let filled = tokio::select! {
+            // Nothing of a part that is not complete can be kept, so there is nothing to wait for.
+            biased;
+            () = shutdown => Err(Error::Interrupted { rows: manifest.totals().rows_in }),
+            filled = self.fill(cutter, &mut writer, &mut counts) => filled,
         };
-        if let Some(error) = written {
+        if let Err(error) = filled {
             writer.abort().await;
             return Err(error);
         }
@@ -294,7 +343,7 @@ impl Run<'_> {
         let written = writer.commit().await?;
         crash::after_upload_before_manifest();
         Ok(PartEntry {
-            file: part_name(manifest.parts.len()),
+            file: part_name(number),
             start,
             end: cutter.position(),
             last,
@@ -302,6 +351,23 @@ impl Run<'_> {
             sha256: written.sha256,
             counts,
         })
+    }
+
+    /// Writes the rows of one part; the next window is read and tokenised while devices work on this one.
+    async fn fill(&mut self, cutter: &mut Cutter, writer: &mut PartWriter, counts: &mut Counts) -> Result<()> {
+        let mut left = self.prepared.part_rows;
+        let mut under_way: VecDeque<Window> = VecDeque::new();
+        loop {
+            while under_way.len() < WINDOWS && left > 0 {
+                let Some(window) = self.window(cutter, left).await? else { break };
+                left -= window.kept.num_rows() as u64;
+                under_way.push_back(window);
+            }
+            let Some(window) = under_way.pop_front() else { return Ok(()) };
+            let batch = self.finish_window(window, counts).await?;
+            writer.write(&batch).await?;
+            crash::mid_part();
+        }
     }
 
     /// Reads the next window of at most `most` rows and hands it to the engine.

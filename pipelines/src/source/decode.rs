@@ -5,14 +5,14 @@ use tokio::io::AsyncBufReadExt;
 
 use super::{Format, InputFile, SourceError, bytes, ipc::Ipc, lines::Lines};
 
-/// A line of text may have this many bytes: what fits into one Arrow array, with room to spare.
-pub(super) const ROW_BYTES_MAX: usize = 1 << 30;
+/// A line of text may have this many bytes. More is a damaged file or a bomb, and several copies must fit into memory.
+pub(super) const ROW_BYTES_MAX: usize = 256 << 20;
 
 /// CSV and JSON decoders return after this many rows and look at nothing else, so that few huge cells can lie in one
 /// batch. Small batches cost little beside the model and are joined to windows anyway.
-const BATCH_ROWS: usize = 16;
-/// Bytes of so many rows; beyond it the 32-bit offsets of their array would overflow.
-const BATCH_BYTES_MAX: usize = i32::MAX as usize;
+const BATCH_ROWS: usize = 4;
+/// Bytes that so many rows may have, for the same reason.
+const BATCH_BYTES_MAX: usize = 512 << 20;
 
 /// Takes bytes, gives rows.
 pub(super) trait Decode: Send {
@@ -102,7 +102,7 @@ impl Decoded {
                 }
             } else if self.pending > BATCH_BYTES_MAX && file.format.is_untyped() {
                 let reason =
-                    format!("the next {BATCH_ROWS} rows have more than 2 GiB; is a quote or bracket not closed?");
+                    format!("the next {BATCH_ROWS} rows have more than 512 MiB; is a quote or bracket not closed?");
                 return Err(SourceError::malformed(file, row, reason));
             }
         }
