@@ -14,7 +14,10 @@ use parquet::{
 };
 
 use super::{InputFile, SourceError, bytes::Opened};
-use crate::{store_file::StoreFile, stores::StoreError};
+use crate::{
+    store_file::{StoreFile, cause},
+    stores::StoreError,
+};
 
 /// Bytes of the columns read that one batch should have, on average.
 const BATCH_BYTES: u64 = 4 << 20;
@@ -83,10 +86,9 @@ fn batch_rows(metadata: &ParquetMetaData, mask: &ProjectionMask) -> usize {
 }
 
 fn error(file: &InputFile, row: u64, error: ParquetError) -> SourceError {
-    let ParquetError::External(inner) = error else { return SourceError::malformed(file, row, error) };
-    match (inner.downcast::<object_store::Error>(), &file.location) {
+    match (cause(error), &file.location) {
         (Ok(source), Some(location)) => StoreError::request("read", location, *source).into(),
         (Ok(source), None) => SourceError::malformed(file, row, source),
-        (Err(other), _) => SourceError::malformed(file, row, other),
+        (Err(reason), _) => SourceError::malformed(file, row, reason),
     }
 }
