@@ -148,7 +148,12 @@ fn part_rows(job: &BulkJob, stage: &dyn Stage) -> u64 {
 }
 
 /// Everything that changes the bytes of the output.
-fn settings(job: &BulkJob, stage: &dyn Stage, schema: &Schema, part_rows: u64) -> std::collections::BTreeMap<String, String> {
+fn settings(
+    job: &BulkJob,
+    stage: &dyn Stage,
+    schema: &Schema,
+    part_rows: u64,
+) -> std::collections::BTreeMap<String, String> {
     let mut settings: std::collections::BTreeMap<String, String> = stage.metadata().into_iter().collect();
     let spec = stage.spec();
     let columns: Vec<String> = schema.fields().iter().map(|f| format!("{}: {}", f.name(), f.data_type())).collect();
@@ -361,6 +366,7 @@ impl Run<'_> {
             while under_way.len() < WINDOWS && left > 0 {
                 let Some(window) = self.window(cutter, left).await? else { break };
                 left -= window.kept.num_rows() as u64;
+                self.seen.bytes = cutter.rows.bytes_read();
                 under_way.push_back(window);
             }
             let Some(window) = under_way.pop_front() else { return Ok(()) };

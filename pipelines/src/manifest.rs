@@ -100,7 +100,9 @@ impl ManifestError {
                 LEASE.as_secs()
             )),
             Self::Overtaken { .. } => Some("run one job per output".into()),
-            Self::Foreign { .. } => Some("give an empty --output, or --overwrite to replace the parts there".into()),
+            Self::Foreign { .. } => {
+                Some("give an empty --output; --overwrite removes the parts of an earlier job and nothing else".into())
+            }
             Self::Broken { .. } | Self::Part { .. } => Some("begin anew with --overwrite".into()),
         }
     }
@@ -256,10 +258,9 @@ impl Manifest {
         match read::<Job>(&name).await? {
             None => self.begin(&name, job).await,
             Some(then) if then == *job => self.resume().await,
-            Some(then) => Err(ManifestError::Differs {
-                output: self.output.to_string(),
-                differences: then.differences(job),
-            }),
+            Some(then) => {
+                Err(ManifestError::Differs { output: self.output.to_string(), differences: then.differences(job) })
+            }
         }
     }
 
@@ -367,8 +368,9 @@ fn sweep(output: &Location) -> Result<(), ManifestError> {
 
 fn is_staged(name: &str) -> bool {
     let Some((name, number)) = name.rsplit_once('#') else { return false };
-    let ours = is_part_name(name) || (name.ends_with(".json") && (name.starts_with("part-") || name.starts_with("job")));
-    (ours || name == "done.json") && !number.is_empty() && number.bytes().all(|byte| byte.is_ascii_digit())
+    let entry = name.strip_prefix("part-").is_some_and(|rest| rest.ends_with(".json"));
+    let ours = is_part_name(name) || entry || matches!(name, "job.json" | "done.json");
+    ours && !number.is_empty() && number.bytes().all(|byte| byte.is_ascii_digit())
 }
 
 /// Reads the job and the parts of an output without locking it.

@@ -11,7 +11,12 @@ use arrow::{
 };
 use async_compression::tokio::write::{GzipEncoder, ZstdEncoder};
 use elmo::{EmbedSpec, spec::OnError};
-use elmo_pipelines::{Error, Exit, source::Keep, stores::Stores};
+use elmo_pipelines::{
+    Error, Exit,
+    dry_run::dry_run,
+    source::{self, Keep, Plan, Request},
+    stores::Stores,
+};
 use parquet::arrow::ArrowWriter;
 use tokio::io::AsyncWriteExt;
 
@@ -175,10 +180,8 @@ async fn lists_of_words_are_taken_as_tokens() {
     place.write("c.jsonl", "{\"text\": \"It rained.\"}\n");
     let stores = Stores::with_settings([]);
     let tiny = crate::common::tiny(EmbedSpec::default());
-    let job = |input: &str, output: &str| elmo_pipelines::bulk::BulkJob {
-        keep: Keep::None,
-        ..place.job(input, output)
-    };
+    let job =
+        |input: &str, output: &str| elmo_pipelines::bulk::BulkJob { keep: Keep::None, ..place.job(input, output) };
     let mut both = job("a.parquet", "out");
     both.inputs.push(place.path("b.jsonl").display().to_string());
     run(&both, tiny.as_ref(), &stores).await.unwrap();
@@ -228,4 +231,28 @@ async fn what_is_wrong_is_named_with_file_and_row() {
 
 fn lots() -> Vec<u8> {
     crate::common::lines(1000).into_bytes()
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn rows_are_counted_without_reading_everything() {
+    let place = Place::new();
+    place.write("in/a.parquet", parquet(&batch(text())));
+    place.write("in/b.txt", lots());
+    // Lines of one length, so that any part of the file tells about the rest.
+    place.write("in/c.txt", (0..50_000).map(|i| format!("{i:0>99}\n")).collect::<String>());
+    place.write("in/d.txt.gz", gzip(&lots()).await);
+    let stores = Stores::with_settings([]);
+    let files = source::list(&stores, &[place.path("in").display().to_string()], None).await.unwrap();
+    let request = Request { column: "text".into(), id: None, keep: Keep::None, reserved: Vec::new() };
+    let plan = Arc::new(Plan::resolve(files, &request).await.unwrap());
+    let mut counted = Vec::new();
+    for number in 0..4 {
+        counted.push(plan.count(number, 500_000).await.unwrap());
+    }
+    assert_eq!(counted.iter().map(|c| c.exact).collect::<Vec<_>>(), [true, true, false, true]);
+    assert_eq!([counted[0].rows, counted[1].rows, counted[3].rows], [5, 1000, 1000]);
+    assert!(counted[2].rows.abs_diff(50_000) < 500, "{:?}", counted[2]);
+    let plan = dry_run(&place.job("in", "no/such/folder"), &Hashing::default(), &stores).await.unwrap();
+    assert_eq!((plan.rows, plan.rows_exact, plan.files), (52_005, true, 4));
+    assert!(!place.path("no").exists());
 }

@@ -173,7 +173,10 @@ async fn other_settings_are_refused_with_the_difference() {
     let other = BulkJob { rows_per_file: 5, row_group_bytes: 1 << 20, ..place.job("a.txt", "out") };
     let error = run_local(&other).await.unwrap_err();
     let said = error.to_string();
-    assert!(said.contains("rows-per-file: there 10, now 5") && said.contains("row-group-mb: there 64, now 1"), "{said}");
+    assert!(
+        said.contains("rows-per-file: there 10, now 5") && said.contains("row-group-mb: there 64, now 1"),
+        "{said}"
+    );
     assert_eq!(error.exit(), Exit::Usage);
     assert!(parts(&place.path("out")) == before);
     // Flags that only cost memory or time are no difference.

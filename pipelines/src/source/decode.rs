@@ -1,5 +1,7 @@
 //! Bytes to rows, pushed: one loop serves every format that is read from its beginning.
 
+use std::sync::atomic::Ordering;
+
 use arrow::{array::RecordBatch, csv, datatypes::SchemaRef, error::ArrowError, json};
 use tokio::io::AsyncBufReadExt;
 
@@ -61,6 +63,7 @@ impl Decode for Json {
 pub(super) struct Decoded {
     bytes: bytes::Bytes,
     decoder: Box<dyn Decode>,
+    taken: bytes::Taken,
     /// Bytes since the last row came out: a row without an end is refused, not collected.
     pending: usize,
 }
@@ -79,7 +82,13 @@ impl Decoded {
             // Parquet is read from its end, by its own reader.
             Format::Text | Format::Parquet => Box::new(Lines::new()),
         };
-        Ok(Self { bytes: bytes::open(file).await?, decoder, pending: 0 })
+        let taken = bytes::Taken::default();
+        Ok(Self { bytes: bytes::open(file, &taken).await?, decoder, taken, pending: 0 })
+    }
+
+    /// Bytes of the file, as it lies there, that were read.
+    pub(super) fn taken(&self) -> u64 {
+        self.taken.load(Ordering::Relaxed)
     }
 
     /// The next rows; `row` counts those before, for messages.
