@@ -8,21 +8,32 @@
 //! nothing else: not of memory flags, not of batches, not of how often the job was killed. A *sort window* is what the
 //! engine may sort by length at once; two are under way, so that the next one is read and tokenised while devices work.
 
-use std::{collections::VecDeque, sync::Arc, time::Instant};
+mod open;
+mod windows;
+
+use std::{
+    sync::Arc,
+    time::{Duration, Instant},
+};
 
 use arrow::{
     array::{Array, ArrayRef, BooleanArray, RecordBatch},
     compute::{concat, concat_batches, filter_record_batch},
     datatypes::{Schema, SchemaRef},
 };
+use elmo::{EmbeddedColumns, spec::Level};
 use serde::Serialize;
 
+use self::{
+    open::{OpenPart, Partial},
+    windows::Cutter,
+};
 use crate::{
     error::{Error, Result},
     manifest::{Counts, InputRecord, Job, Manifest, ManifestError, PartEntry, part_name},
     report::{Progress, Snapshot},
     sink::{Codec, Encoding, PartWriter},
-    source::{self, Keep, Plan, Position, Request, Rows, Slice, row_bytes},
+    source::{self, Keep, Plan, Position, Request, Slice},
     stage::{Pending, Stage},
     stores::{Location, Stores},
 };
@@ -54,10 +65,12 @@ mod crash {
 
 /// Sort windows under way.
 const WINDOWS: usize = 2;
-/// Bytes of token vectors that a window may come to.
-const WINDOW_VECTOR_BYTES: usize = 128 << 20;
-/// Bytes of text of a window in any case.
-const WINDOW_TEXT_BYTES: u64 = 8 << 20;
+/// Bytes that the vectors of a part come to by default.
+const PART_BYTES: u64 = 128 << 20;
+/// Tokens that a row is taken to have when nothing is known about it.
+const TOKENS_PER_ROW: u64 = 32;
+/// How long a job that is asked to stop waits for the windows that devices work on.
+const GRACE: Duration = Duration::from_secs(3);
 
 /// What a job is to do.
 #[derive(Debug, Clone)]
@@ -72,8 +85,8 @@ pub struct BulkJob {
     pub id: Option<String>,
     /// Other columns that go on to the output.
     pub keep: Keep,
-    /// Input rows of one part.
-    pub rows_per_file: u64,
+    /// Input rows of one part; by default so many that their vectors have about 128 MiB.
+    pub rows_per_file: Option<u64>,
     /// Bytes of one row group, not encoded.
     pub row_group_bytes: u64,
     /// Packing of the parts.
@@ -143,8 +156,12 @@ pub async fn prepare(job: &BulkJob, stage: &dyn Stage, stores: &Stores) -> Resul
 
 /// Rows of a part; in state `carry` a whole number of batches, as a batch that is cut in two gives other vectors.
 fn part_rows(job: &BulkJob, stage: &dyn Stage) -> u64 {
-    let batch = stage.spec().batch_rows.unwrap_or(1).max(1) as u64;
-    job.rows_per_file.max(1).div_ceil(batch) * batch
+    let spec = stage.spec();
+    let vectors = if spec.level == Level::Token { TOKENS_PER_ROW } else { 1 };
+    let row_bytes = 4 * vectors * stage.width().max(1) as u64;
+    let rows = job.rows_per_file.unwrap_or((PART_BYTES / row_bytes).clamp(1024, 1 << 20)).max(1);
+    let batch = spec.batch_rows.unwrap_or(1).max(1) as u64;
+    rows.div_ceil(batch) * batch
 }
 
 /// Everything that changes the bytes of the output.
@@ -168,8 +185,8 @@ fn settings(
     settings
 }
 
-/// Runs a job to its end, or until `shutdown`: finished parts stay, the open one leaves nothing behind, and the same job
-/// goes on from there.
+/// Runs a job to its end, or until `shutdown`: finished parts stay, what is complete of the open one is put aside, and
+/// the same job goes on from there.
 pub async fn run(
     job: &BulkJob,
     stage: &dyn Stage,
@@ -233,6 +250,14 @@ struct Window {
     pending: Pending,
 }
 
+impl Window {
+    /// The row after its last.
+    fn end(&self) -> Position {
+        let last = self.slices.last();
+        last.map(|s| Position { row: s.start.row + s.len() as u64, ..s.start }).unwrap_or_default()
+    }
+}
+
 impl Run<'_> {
     async fn parts(&mut self, manifest: &mut Manifest, shutdown: impl Future<Output = ()>) -> Result<()> {
         let mut shutdown = std::pin::pin!(shutdown);
@@ -252,6 +277,7 @@ impl Run<'_> {
             let part = self.part(&mut cutter, manifest, manifest.parts.len(), shutdown.as_mut()).await?;
             manifest.enter(part).await?;
             crash::after_manifest();
+            manifest.partial().delete().await?;
         }
         finish(manifest).await
     }
@@ -323,29 +349,29 @@ impl Run<'_> {
         number: usize,
         shutdown: std::pin::Pin<&mut impl Future<Output = ()>>,
     ) -> Result<PartEntry> {
-        let location = manifest.part(number);
-        let vectors = self.stage.fields().first().map(|field| field.name().clone()).unwrap_or_default();
-        let encoding = Encoding {
-            vectors,
-            codec: self.job.codec,
-            row_group_bytes: self.job.row_group_bytes,
-            metadata: self.stage.metadata(),
-        };
         let start = cutter.position();
-        let mut writer = PartWriter::new(location, &self.prepared.schema, &encoding)?;
-        let mut counts = Counts::default();
+        let mut open = self.open(manifest.part(number), start)?;
+        if self.can_pause(manifest, number)
+            && let Some(partial) = Partial::load(&manifest.partial(), start, &self.prepared.schema).await
+        {
+            *cutter = self.cutter(partial.end);
+            open.take_up(partial).await?;
+        }
         let filled = tokio::select! {
-            // Nothing of a part that is not complete can be kept, so there is nothing to wait for.
             biased;
-            () = shutdown => Err(Error::Interrupted { rows: manifest.totals().rows_in }),
-            filled = self.fill(cutter, &mut writer, &mut counts) => filled,
+            () = shutdown => None,
+            filled = self.fill(cutter, &mut open) => Some(filled),
         };
-        if let Err(error) = filled {
-            writer.abort().await;
-            return Err(error);
+        match filled {
+            Some(Ok(())) => {}
+            Some(Err(error)) => {
+                open.writer.abort().await;
+                return Err(error);
+            }
+            None => return Err(self.pause(open, manifest, number).await),
         }
         let last = cutter.is_at_end().await?;
-        let written = writer.commit().await?;
+        let written = open.writer.commit().await?;
         crash::after_upload_before_manifest();
         Ok(PartEntry {
             file: part_name(number),
@@ -354,26 +380,73 @@ impl Run<'_> {
             last,
             bytes: written.bytes,
             sha256: written.sha256,
-            counts,
+            counts: open.counts,
         })
     }
 
+    fn open(&self, location: Location, start: Position) -> Result<OpenPart> {
+        let vectors = self.stage.fields().first().map(|field| field.name().clone()).unwrap_or_default();
+        let encoding = Encoding {
+            vectors,
+            codec: self.job.codec,
+            row_group_bytes: self.job.row_group_bytes,
+            metadata: self.stage.metadata(),
+        };
+        let writer = PartWriter::new(location, &self.prepared.schema, &encoding)?;
+        Ok(OpenPart::new(writer, start))
+    }
+
+    /// Whether the rows of an open part can be taken up again: not when a state would be missing, not when the rest of
+    /// the input is gone, and not for a part that is only mended.
+    fn can_pause(&self, manifest: &Manifest, number: usize) -> bool {
+        let carried = self.stage.spec().batch_rows.is_some();
+        !carried && number == manifest.parts.len() && self.prepared.plan.files().all(|file| file.location.is_some())
+    }
+
+    /// The job was asked to stop: what devices work on may end, and what is complete of the part is put aside.
+    async fn pause(&mut self, mut open: OpenPart, manifest: &Manifest, number: usize) -> Error {
+        let mut rows = manifest.totals().rows_in;
+        if self.can_pause(manifest, number) {
+            // An error of a row comes again, in its place, when the job goes on.
+            let _ =
+                tokio::time::timeout(GRACE, async { while let Ok(true) = self.next_window(&mut open).await {} }).await;
+            match open.kept.save(&manifest.partial()).await {
+                Ok(kept) => rows += kept,
+                Err(error) => tracing::warn!(%error, "the rows of the open part could not be kept"),
+            }
+        }
+        open.writer.abort().await;
+        Error::Interrupted { rows }
+    }
+
     /// Writes the rows of one part; the next window is read and tokenised while devices work on this one.
-    async fn fill(&mut self, cutter: &mut Cutter, writer: &mut PartWriter, counts: &mut Counts) -> Result<()> {
-        let mut left = self.prepared.part_rows;
-        let mut under_way: VecDeque<Window> = VecDeque::new();
+    async fn fill(&mut self, cutter: &mut Cutter, open: &mut OpenPart) -> Result<()> {
+        let mut left = self.prepared.part_rows - open.counts.rows_in;
         loop {
-            while under_way.len() < WINDOWS && left > 0 {
+            while open.under_way.len() < WINDOWS && left > 0 {
                 let Some(window) = self.window(cutter, left).await? else { break };
                 left -= window.kept.num_rows() as u64;
-                self.seen.bytes = cutter.rows.bytes_read();
-                under_way.push_back(window);
+                self.seen.bytes = cutter.bytes_read();
+                open.under_way.push_back(window);
             }
-            let Some(window) = under_way.pop_front() else { return Ok(()) };
-            let batch = self.finish_window(window, counts).await?;
-            writer.write(&batch).await?;
+            if !self.next_window(open).await? {
+                return Ok(());
+            }
+            if let Some(batch) = open.unwritten.take() {
+                open.writer.write(&batch).await?;
+            }
             crash::mid_part();
         }
+    }
+
+    /// Takes the next finished window into the part; false when none is under way. May be dropped while it waits.
+    async fn next_window(&mut self, open: &mut OpenPart) -> Result<bool> {
+        let Some(window) = open.under_way.front_mut() else { return Ok(false) };
+        let added = (&mut window.pending).await.map_err(|e| self.place(e, &window.slices))?;
+        let Some(window) = open.under_way.pop_front() else { return Ok(false) };
+        let (batch, counts) = self.finish_window(&window, added)?;
+        open.add(batch, counts, window.end());
+        Ok(true)
     }
 
     /// Reads the next window of at most `most` rows and hands it to the engine.
@@ -388,9 +461,8 @@ impl Run<'_> {
         Ok(Some(Window { slices, kept, pending }))
     }
 
-    /// Waits for a window's vectors and puts the columns together.
-    async fn finish_window(&mut self, window: Window, counts: &mut Counts) -> Result<RecordBatch> {
-        let added = window.pending.await.map_err(|e| self.place(e, &window.slices))?;
+    /// Puts the columns of a window together.
+    fn finish_window(&mut self, window: &Window, added: EmbeddedColumns) -> Result<(RecordBatch, Counts)> {
         let stats = added.stats;
         let mut columns = window.kept.columns().to_vec();
         columns.extend([added.vectors, Arc::new(added.truncated) as ArrayRef, Arc::new(added.error) as ArrayRef]);
@@ -400,7 +472,7 @@ impl Run<'_> {
             Some(keep) => filter_record_batch(&batch, keep).map_err(elmo::Error::from)?,
         };
         let rows_in = stats.rows as u64;
-        let window_counts = Counts {
+        let counts = Counts {
             rows_in,
             rows_out: batch.num_rows() as u64,
             nulls: stats.nulls as u64,
@@ -411,12 +483,11 @@ impl Run<'_> {
             sentences: stats.sentences as u64,
             tokens: stats.tokens as u64,
         };
-        *counts += window_counts;
         self.seen.rows += rows_in;
-        self.seen.tokens += window_counts.tokens;
-        self.seen.padded_tokens += window_counts.tokens;
+        self.seen.tokens += counts.tokens;
+        self.seen.padded_tokens += counts.tokens;
         self.progress.update(&self.seen);
-        Ok(batch)
+        Ok((batch, counts))
     }
 
     /// Gives a row of a window its file and its row there.
@@ -448,91 +519,4 @@ fn skipped(keep: Option<&BooleanArray>) -> u64 {
 async fn finish(manifest: &mut Manifest) -> Result<()> {
     crash::before_done();
     Ok(manifest.finish().await?)
-}
-
-/// Cuts the rows of the input into sort windows.
-struct Cutter {
-    rows: Rows,
-    /// Read, but not yet handed out.
-    rest: Option<Slice>,
-    window_rows: usize,
-    window_bytes: u64,
-    /// State `carry`: windows hold whole batches.
-    multiple: usize,
-}
-
-impl Cutter {
-    fn new(job: &BulkJob, stage: &dyn Stage, plan: Arc<Plan>, from: Position) -> Self {
-        let multiple = stage.spec().batch_rows.unwrap_or(1);
-        Self {
-            rows: Rows::new(plan, from),
-            rest: None,
-            window_rows: job.window_rows.div_ceil(multiple) * multiple,
-            window_bytes: window_bytes(stage),
-            multiple,
-        }
-    }
-
-    /// The row that the next window begins with.
-    fn position(&self) -> Position {
-        self.rest.as_ref().map_or_else(|| self.rows.position(), |slice| slice.start)
-    }
-
-    /// Whether no row is left.
-    async fn is_at_end(&mut self) -> Result<bool> {
-        Ok(self.peek().await?.is_none())
-    }
-
-    async fn peek(&mut self) -> Result<Option<&Slice>> {
-        if self.rest.is_none() {
-            self.rest = self.rows.next().await?;
-        }
-        Ok(self.rest.as_ref())
-    }
-
-    /// Slices of the next window, none at the end: at most `most` rows, and at least one batch.
-    async fn next(&mut self, most: u64) -> Result<Vec<Slice>> {
-        let most = usize::try_from(most).unwrap_or(usize::MAX).min(self.window_rows);
-        let (mut slices, mut rows, mut bytes) = (Vec::new(), 0, 0);
-        while rows < most {
-            let full_at = most - rows;
-            let (window_bytes, multiple) = (self.window_bytes, self.multiple);
-            let Some(slice) = self.peek().await? else { break };
-            let mut take = 0;
-            let mut sizes = vec![0; slice.len()];
-            row_bytes(&slice.text, &mut sizes);
-            for size in sizes {
-                if take == full_at || (bytes >= window_bytes && (rows + take) % multiple == 0) {
-                    break;
-                }
-                bytes += size;
-                take += 1;
-            }
-            let (len, slice) = (slice.len(), slice.slice(0, take));
-            if take == len {
-                self.rest = None;
-            } else if let Some(rest) = &mut self.rest {
-                *rest = rest.slice(take, len - take);
-            }
-            rows += take;
-            if take > 0 {
-                slices.push(slice);
-            }
-            if take < len {
-                break;
-            }
-        }
-        Ok(slices)
-    }
-}
-
-/// Bytes of text after which a window is full: what its vectors would take is what counts at token level.
-fn window_bytes(stage: &dyn Stage) -> u64 {
-    /// Bytes of English text per token, with the space.
-    const BYTES_PER_TOKEN: usize = 5;
-    if stage.spec().level == elmo::spec::Level::Sentence {
-        return WINDOW_TEXT_BYTES;
-    }
-    let tokens = WINDOW_VECTOR_BYTES / (4 * stage.width().max(1));
-    ((tokens * BYTES_PER_TOKEN) as u64).clamp(4096, WINDOW_TEXT_BYTES)
 }

@@ -5,10 +5,11 @@
 //! OUTPUT/_elmo/job.json         what the job is: settings that change results, and its inputs
 //! OUTPUT/_elmo/part-00000.json  one entry per part that is durable, written after the part
 //! OUTPUT/_elmo/done.json        totals: the job is finished
+//! OUTPUT/_elmo/partial.arrows   rows of a part that is not complete, put aside by a job that was asked to stop
 //! OUTPUT/_elmo/lock             held while a job runs
 //! ```
 //!
-//! Every file is created once and never changed ([`PutMode::Create`]), so a second writer that slips past the lock is
+//! Job, entries and totals are created once and never changed ([`PutMode::Create`]), so a second writer that slips past the lock is
 //! stopped by the first entry that it tries to create. A part without an entry is no part: the next run writes it
 //! again, to the same bytes.
 
@@ -29,6 +30,8 @@ use crate::{
 
 /// Folder of the account inside an output.
 pub const FOLDER: &str = "_elmo";
+/// Rows of a part that is not complete.
+const PARTIAL: &str = "partial.arrows";
 /// A lease in an object store that was not renewed for this long is nobody's.
 const LEASE: Duration = Duration::from_secs(60);
 /// How often a running job renews its lease.
@@ -294,6 +297,11 @@ impl Manifest {
         self.output.child(&part_name(part))
     }
 
+    /// Where a job that is asked to stop puts aside the rows of the part that is not complete.
+    pub fn partial(&self) -> Location {
+        self.folder.child(PARTIAL)
+    }
+
     /// The folder of the parts.
     pub fn output(&self) -> &Location {
         &self.output
@@ -369,7 +377,7 @@ fn sweep(output: &Location) -> Result<(), ManifestError> {
 fn is_staged(name: &str) -> bool {
     let Some((name, number)) = name.rsplit_once('#') else { return false };
     let entry = name.strip_prefix("part-").is_some_and(|rest| rest.ends_with(".json"));
-    let ours = is_part_name(name) || entry || matches!(name, "job.json" | "done.json");
+    let ours = is_part_name(name) || entry || matches!(name, "job.json" | "done.json" | PARTIAL);
     ours && !number.is_empty() && number.bytes().all(|byte| byte.is_ascii_digit())
 }
 
@@ -393,6 +401,7 @@ async fn remove(output: &Location, folder: &Location) -> Result<(), ManifestErro
         }
     }
     folder.child("done.json").delete().await?;
+    folder.child(PARTIAL).delete().await?;
     for object in folder.children().await?.into_iter().rev() {
         if object.location.filename().is_some_and(|name| name.starts_with("part-")) {
             folder.at(object.location).delete().await?;

@@ -5,7 +5,10 @@ use std::{
     fs,
     future::pending,
     path::{Path, PathBuf},
-    sync::Arc,
+    sync::{
+        Arc,
+        atomic::{AtomicUsize, Ordering},
+    },
 };
 
 use arrow::{
@@ -36,6 +39,8 @@ pub(crate) struct Hashing {
     pub(crate) spec: EmbedSpec,
     /// Never answers: a device that hangs.
     pub(crate) stuck: bool,
+    /// Rows that were given to it.
+    pub(crate) rows: AtomicUsize,
 }
 
 /// The numbers that [`Hashing`] gives for a text.
@@ -66,6 +71,7 @@ impl Stage for Hashing {
     }
 
     async fn submit(&self, texts: &ArrayRef) -> elmo::Result<Pending> {
+        self.rows.fetch_add(texts.len(), Ordering::SeqCst);
         if self.stuck {
             return Ok(Box::pin(pending()));
         }
@@ -150,7 +156,7 @@ pub(crate) fn job(input: &str, output: &str) -> BulkJob {
         column: "text".into(),
         id: None,
         keep: Keep::All,
-        rows_per_file: 10,
+        rows_per_file: Some(10),
         row_group_bytes: 64 << 20,
         codec: Codec::Zstd,
         window_rows: 4,

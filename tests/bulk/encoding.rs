@@ -23,7 +23,7 @@ async fn vectors_and_the_rest() {
     place.write("a.csv", "id,text\n".to_owned() + &(0..40).map(|i| format!("{i},row {i}\n")).collect::<String>());
     for level in [Level::Sentence, Level::Token] {
         let stage = tiny(EmbedSpec { level, ..EmbedSpec::default() });
-        let job = BulkJob { rows_per_file: 100, ..place.job("a.csv", &level.to_string()) };
+        let job = BulkJob { rows_per_file: Some(100), ..place.job("a.csv", &level.to_string()) };
         run(&job, stage.as_ref(), &Stores::with_settings([])).await.unwrap();
         let metadata = metadata(&place, &format!("{level}/part-00000.parquet"));
         let (mut vectors, mut others) = (0, 0);
@@ -61,7 +61,7 @@ async fn row_groups_end_by_bytes() {
     let wide = "x".repeat(100_000);
     place.write("a.txt", (0..300).map(|i| format!("{i} {wide}\n")).collect::<String>());
     let job = |output: &str, keep| BulkJob {
-        rows_per_file: 1000,
+        rows_per_file: Some(1000),
         row_group_bytes: 8 << 20,
         window_rows: 33,
         codec: Codec::None,

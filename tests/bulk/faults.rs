@@ -348,7 +348,7 @@ async fn a_job_that_is_refused_gives_the_lock_back() {
     attempt(Faulty::new(&store, fine())).await.unwrap();
     let stores = Stores::with_settings([]);
     stores.insert("memory://faulty", Arc::<InMemory>::clone(&store));
-    let other = BulkJob { rows_per_file: 3, ..the_job() };
+    let other = BulkJob { rows_per_file: Some(3), ..the_job() };
     for _ in 0..2 {
         let refused = run(&other, &Hashing::default(), &stores).await.unwrap_err();
         assert!(matches!(refused, Error::Manifest(ManifestError::Differs { .. })), "{refused}");

@@ -133,7 +133,7 @@ async fn a_line_that_is_no_utf8_is_that_rows_fault_alone() {
     let error = run_local(&place.job("a.txt", "fail")).await.unwrap_err();
     assert_eq!(error.exit(), Exit::Input);
     assert!(matches!(&error, Error::Input { file, row: Some(1), .. } if file.ends_with("a.txt")), "{error:?}");
-    let with = |on_error| Hashing { spec: EmbedSpec { on_error, ..EmbedSpec::default() }, stuck: false };
+    let with = |on_error| Hashing { spec: EmbedSpec { on_error, ..EmbedSpec::default() }, ..Hashing::default() };
     let stores = Stores::with_settings([]);
     let report = run(&place.job("a.txt", "null"), &with(OnError::Null), &stores).await.unwrap();
     assert_eq!((report.counts.rows_out, report.counts.errors), (3, 1));

@@ -52,7 +52,8 @@ async fn neither_windows_nor_interruptions_show_in_the_bytes() {
     let uneven: String = (0..230).map(|i| format!("{} end {i}.\n", "many words ".repeat(i * 7 % 23))).collect();
     place.write("a.txt", uneven);
     let stage = tiny(EmbedSpec::default());
-    let job = |output: &str, window_rows| BulkJob { rows_per_file: 60, window_rows, ..place.job("a.txt", output) };
+    let job =
+        |output: &str, window_rows| BulkJob { rows_per_file: Some(60), window_rows, ..place.job("a.txt", output) };
     run(&job("calm", 1000), stage.as_ref(), &stores()).await.unwrap();
     let calm = parts(&place.path("calm"));
     assert_eq!(calm.len(), 4);
@@ -99,7 +100,7 @@ async fn carried_state_survives_an_interruption() {
     let report = run(&job("stopped"), tiny(spec()).as_ref(), &stores()).await.unwrap();
     assert!(report.resumed_rows > 0, "nothing was durable");
     assert!(parts(&place.path("stopped")) == calm);
-    let whole = BulkJob { rows_per_file: 1000, ..job("whole") };
+    let whole = BulkJob { rows_per_file: Some(1000), ..job("whole") };
     run(&whole, tiny(spec()).as_ref(), &stores()).await.unwrap();
     assert_eq!(place.rows("whole"), place.rows("calm"), "the size of parts must not show in the vectors");
 }
@@ -116,6 +117,36 @@ async fn a_hanging_device_does_not_hold_up_an_interruption() {
     // Not a measurement: without the shutdown it would never end.
     assert!(began.elapsed() < Duration::from_secs(60));
     assert_eq!(names(&place.path("out")), ["_elmo"]);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_was_computed_before_an_interruption_is_not_computed_again() {
+    let place = Place::new();
+    place.write("a.txt", lines(200));
+    let job = |output: &str| BulkJob { rows_per_file: Some(150), ..place.job("a.txt", output) };
+    run_local(&job("calm")).await.unwrap();
+    let calm = parts(&place.path("calm"));
+    let partial = |output: &str| place.path(output).join("_elmo/partial.arrows");
+    for damaged in [false, true] {
+        let output = format!("damaged-{damaged}");
+        let (progress, stage) = (StopAfter::new(50), Hashing::default());
+        let stop = progress.stop.notified();
+        let error = bulk::run(&job(&output), &stage, &stores(), stop, &progress).await.unwrap_err();
+        let Error::Interrupted { rows } = error else { panic!("{error}") };
+        assert!((50..150).contains(&rows), "{rows} rows are safe");
+        assert_eq!(names(&place.path(&output)), ["_elmo"]);
+        if damaged {
+            let mut bytes = fs::read(partial(&output)).unwrap();
+            bytes.truncate(bytes.len() / 2);
+            fs::write(partial(&output), bytes).unwrap();
+        }
+        let again = Hashing::default();
+        run(&job(&output), &again, &stores()).await.unwrap();
+        let computed = again.rows.into_inner() as u64;
+        assert_eq!(computed, if damaged { 200 } else { 200 - rows });
+        assert!(parts(&place.path(&output)) == calm);
+        assert!(!partial(&output).exists());
+    }
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -141,12 +172,19 @@ async fn lost_parts_are_written_again() {
 async fn what_a_kill_leaves_half_written_is_removed() {
     let place = Place::new();
     place.write("a.txt", lines(15));
-    for name in ["part-00001.parquet#1", "_elmo/part-00001.json#2", "mine.parquet#1", "_elmo/notes.json#1"] {
+    for name in [
+        "part-00001.parquet#1",
+        "_elmo/part-00001.json#2",
+        "_elmo/partial.arrows#1",
+        "mine.parquet#1",
+        "_elmo/notes.json#1",
+    ] {
         place.write(&format!("out/{name}"), "half");
     }
     run_local(&place.job("a.txt", "out")).await.unwrap();
     assert_eq!(names(&place.path("out")), ["_elmo", "mine.parquet#1", "part-00000.parquet", "part-00001.parquet"]);
-    assert!(place.path("out/_elmo/notes.json#1").exists());
+    let entries = ["done.json", "job.json", "lock", "notes.json#1", "part-00000.json", "part-00001.json"];
+    assert_eq!(names(&place.path("out/_elmo")), entries);
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -170,7 +208,7 @@ async fn other_settings_are_refused_with_the_difference() {
     place.write("a.txt", lines(15));
     run_local(&place.job("a.txt", "out")).await.unwrap();
     let before = parts(&place.path("out"));
-    let other = BulkJob { rows_per_file: 5, row_group_bytes: 1 << 20, ..place.job("a.txt", "out") };
+    let other = BulkJob { rows_per_file: Some(5), row_group_bytes: 1 << 20, ..place.job("a.txt", "out") };
     let error = run_local(&other).await.unwrap_err();
     let said = error.to_string();
     assert!(
