@@ -32,7 +32,7 @@ fn job(input: &str, output: &str) -> BulkJob {
         column: "text".into(),
         id: None,
         keep: Keep::All,
-        rows_per_file: 100,
+        rows_per_file: Some(100),
         row_group_bytes: 64 << 20,
         codec: Codec::Zstd,
         window_rows: 64,

@@ -8,21 +8,32 @@
 //! nothing else: not of memory flags, not of batches, not of how often the job was killed. A *sort window* is what the
 //! engine may sort by length at once; two are under way, so that the next one is read and tokenised while devices work.
 
-use std::{collections::VecDeque, sync::Arc, time::Instant};
+mod open;
+mod windows;
+
+use std::{
+    sync::Arc,
+    time::{Duration, Instant},
+};
 
 use arrow::{
     array::{Array, ArrayRef, BooleanArray, RecordBatch},
     compute::{concat, concat_batches, filter_record_batch},
     datatypes::{Schema, SchemaRef},
 };
+use elmo::{EmbeddedColumns, spec::Level};
 use serde::Serialize;
 
+use self::{
+    open::{OpenPart, Partial},
+    windows::Cutter,
+};
 use crate::{
     error::{Error, Result},
-    manifest::{Counts, InputRecord, Job, Manifest, PartEntry, part_name},
+    manifest::{Counts, InputRecord, Job, Manifest, ManifestError, PartEntry, part_name},
     report::{Progress, Snapshot},
     sink::{Codec, Encoding, PartWriter},
-    source::{self, Keep, Plan, Position, Request, Rows, Slice, row_bytes},
+    source::{self, Keep, Plan, Position, Request, Slice},
     stage::{Pending, Stage},
     stores::{Location, Stores},
 };
@@ -54,10 +65,12 @@ mod crash {
 
 /// Sort windows under way.
 const WINDOWS: usize = 2;
-/// Bytes of token vectors that a window may come to.
-const WINDOW_VECTOR_BYTES: usize = 128 << 20;
-/// Bytes of text of a window in any case.
-const WINDOW_TEXT_BYTES: u64 = 8 << 20;
+/// Bytes that the vectors of a part come to by default.
+const PART_BYTES: u64 = 128 << 20;
+/// Tokens that a row is taken to have when nothing is known about it.
+const TOKENS_PER_ROW: u64 = 32;
+/// How long a job that is asked to stop waits for the windows that devices work on.
+const GRACE: Duration = Duration::from_secs(3);
 
 /// What a job is to do.
 #[derive(Debug, Clone)]
@@ -72,8 +85,8 @@ pub struct BulkJob {
     pub id: Option<String>,
     /// Other columns that go on to the output.
     pub keep: Keep,
-    /// Input rows of one part.
-    pub rows_per_file: u64,
+    /// Input rows of one part; by default so many that their vectors have about 128 MiB.
+    pub rows_per_file: Option<u64>,
     /// Bytes of one row group, not encoded.
     pub row_group_bytes: u64,
     /// Packing of the parts.
@@ -113,6 +126,8 @@ pub struct Prepared {
     pub schema: SchemaRef,
     /// Where to.
     pub output: Location,
+    /// Input rows of one part.
+    pub part_rows: u64,
     job: Job,
 }
 
@@ -134,12 +149,28 @@ pub async fn prepare(job: &BulkJob, stage: &dyn Stage, stores: &Stores) -> Resul
     let kept = plan.kept().fields().iter().map(|field| field.as_ref().clone());
     let schema = Arc::new(Schema::new(kept.chain(fields).collect::<Vec<_>>()));
     let inputs = plan.files().map(InputRecord::from).collect();
-    let settings = settings(job, stage, &schema);
-    Ok(Prepared { plan: Arc::new(plan), schema, output, job: Job { settings, inputs } })
+    let part_rows = part_rows(job, stage);
+    let settings = settings(job, stage, &schema, part_rows);
+    Ok(Prepared { plan: Arc::new(plan), schema, output, part_rows, job: Job { settings, inputs } })
+}
+
+/// Rows of a part; in state `carry` a whole number of batches, as a batch that is cut in two gives other vectors.
+fn part_rows(job: &BulkJob, stage: &dyn Stage) -> u64 {
+    let spec = stage.spec();
+    let vectors = if spec.level == Level::Token { TOKENS_PER_ROW } else { 1 };
+    let row_bytes = 4 * vectors * stage.width().max(1) as u64;
+    let rows = job.rows_per_file.unwrap_or((PART_BYTES / row_bytes).clamp(1024, 1 << 20)).max(1);
+    let batch = spec.batch_rows.unwrap_or(1).max(1) as u64;
+    rows.div_ceil(batch) * batch
 }
 
 /// Everything that changes the bytes of the output.
-fn settings(job: &BulkJob, stage: &dyn Stage, schema: &Schema) -> std::collections::BTreeMap<String, String> {
+fn settings(
+    job: &BulkJob,
+    stage: &dyn Stage,
+    schema: &Schema,
+    part_rows: u64,
+) -> std::collections::BTreeMap<String, String> {
     let mut settings: std::collections::BTreeMap<String, String> = stage.metadata().into_iter().collect();
     let spec = stage.spec();
     let columns: Vec<String> = schema.fields().iter().map(|f| format!("{}: {}", f.name(), f.data_type())).collect();
@@ -149,13 +180,13 @@ fn settings(job: &BulkJob, stage: &dyn Stage, schema: &Schema) -> std::collectio
         ("compression".to_owned(), job.codec.as_str().to_owned()),
         ("on-error".to_owned(), spec.on_error.to_string()),
         ("row-group-mb".to_owned(), format!("{}", job.row_group_bytes as f64 / f64::from(1 << 20))),
-        ("rows-per-file".to_owned(), job.rows_per_file.to_string()),
+        ("rows-per-file".to_owned(), part_rows.to_string()),
     ]);
     settings
 }
 
-/// Runs a job to its end, or until `shutdown`: then the window at hand is finished, parts so far stay, and the same job
-/// goes on from there.
+/// Runs a job to its end, or until `shutdown`: finished parts stay, what is complete of the open one is put aside, and
+/// the same job goes on from there.
 pub async fn run(
     job: &BulkJob,
     stage: &dyn Stage,
@@ -169,23 +200,31 @@ pub async fn run(
     let resumed = manifest.totals();
     let started = Instant::now();
     let mut run = Run { job, stage, prepared: &prepared, progress, seen: Snapshot::default(), began: resumed };
-    let outcome = if manifest.done { Ok(()) } else { run.parts(&mut manifest, shutdown).await };
+    let outcome = match again_from_stdin(&prepared.plan, &manifest) {
+        Ok(()) if manifest.done && manifest.damaged.is_empty() => Ok(()),
+        Ok(()) => run.parts(&mut manifest, shutdown).await,
+        Err(error) => Err(error),
+    };
     progress.finish();
     let report = report(&manifest, &resumed, started);
     manifest.close().await;
     outcome.map(|()| report)
 }
 
+/// What came through standard input is gone: whether the same lines come again, nobody knows.
+fn again_from_stdin(plan: &Plan, manifest: &Manifest) -> Result<()> {
+    if manifest.parts.is_empty() || plan.files().all(|file| file.location.is_some()) {
+        return Ok(());
+    }
+    let message = "the output holds rows of an earlier standard input, which cannot be read again";
+    Err(Error::usage(message, "give a file to have a job that can go on, another --output, or --overwrite"))
+}
+
 fn report(manifest: &Manifest, resumed: &Counts, started: Instant) -> BulkReport {
     let counts = manifest.totals();
     let seconds = started.elapsed().as_secs_f64();
     BulkReport {
-        output: manifest
-            .next_part()
-            .to_string()
-            .rsplit_once('/')
-            .map(|(folder, _)| folder.to_owned())
-            .unwrap_or_default(),
+        output: manifest.output().to_string(),
         parts: manifest.parts.len(),
         counts,
         bytes: manifest.bytes(),
@@ -211,38 +250,92 @@ struct Window {
     pending: Pending,
 }
 
+impl Window {
+    /// The row after its last.
+    fn end(&self) -> Position {
+        let last = self.slices.last();
+        last.map(|s| Position { row: s.start.row + s.len() as u64, ..s.start }).unwrap_or_default()
+    }
+}
+
 impl Run<'_> {
     async fn parts(&mut self, manifest: &mut Manifest, shutdown: impl Future<Output = ()>) -> Result<()> {
         let mut shutdown = std::pin::pin!(shutdown);
         self.seen.rows = self.began.rows_in;
         self.seen.bytes_total = Some(self.prepared.plan.files().map(|file| file.size).sum()).filter(|bytes| *bytes > 0);
-        let Some(position) = manifest.position() else { return finish(manifest).await };
-        let carried = self.stage.spec().batch_rows.is_some() && position != Position::default();
-        let mut cutter = Cutter::new(self.job, self.stage, Arc::clone(&self.prepared.plan), position);
-        if carried {
-            cutter = Cutter::new(self.job, self.stage, Arc::clone(&self.prepared.plan), Position::default());
-            self.replay(&mut cutter, &manifest.parts).await?;
+        let carried = self.stage.spec().batch_rows.is_some();
+        let missing = manifest.position().is_some() || !manifest.damaged.is_empty();
+        let mut cutter = self.cutter(Position::default());
+        if carried && missing {
+            self.replay(&mut cutter, manifest, shutdown.as_mut()).await?;
+        } else {
+            self.mend(manifest, shutdown.as_mut()).await?;
+            cutter = self.cutter(manifest.position().unwrap_or_default());
         }
-        loop {
+        while manifest.position().is_some() {
             crash::before_part();
-            let part = self.part(&mut cutter, manifest, shutdown.as_mut()).await?;
-            let last = part.last;
+            let part = self.part(&mut cutter, manifest, manifest.parts.len(), shutdown.as_mut()).await?;
             manifest.enter(part).await?;
             crash::after_manifest();
-            if last {
-                return finish(manifest).await;
-            }
+            manifest.partial().delete().await?;
         }
+        finish(manifest).await
+    }
+
+    fn cutter(&self, from: Position) -> Cutter {
+        Cutter::new(self.job, self.stage, Arc::clone(&self.prepared.plan), from)
+    }
+
+    /// Writes parts again whose files are gone or have another size, wherever they are in the order.
+    async fn mend(
+        &mut self,
+        manifest: &Manifest,
+        mut shutdown: std::pin::Pin<&mut impl Future<Output = ()>>,
+    ) -> Result<()> {
+        for &number in &manifest.damaged {
+            let mut cutter = self.cutter(manifest.parts[number].start);
+            self.rewrite(&mut cutter, manifest, number, shutdown.as_mut()).await?;
+        }
+        Ok(())
+    }
+
+    /// Writes a part that the manifest has; the bytes must be those of the first time.
+    async fn rewrite(
+        &mut self,
+        cutter: &mut Cutter,
+        manifest: &Manifest,
+        number: usize,
+        shutdown: std::pin::Pin<&mut impl Future<Output = ()>>,
+    ) -> Result<()> {
+        tracing::warn!(file = %manifest.part(number), "lost or damaged; written again");
+        let again = self.part(cutter, manifest, number, shutdown).await?;
+        if again.sha256 != manifest.parts[number].sha256 {
+            return Err(ManifestError::Part { file: manifest.part(number).to_string() }.into());
+        }
+        Ok(())
     }
 
     /// State `carry`: the rows of finished parts must be read again, for the state that they leave behind.
-    async fn replay(&mut self, cutter: &mut Cutter, parts: &[PartEntry]) -> Result<()> {
-        for part in parts {
+    async fn replay(
+        &mut self,
+        cutter: &mut Cutter,
+        manifest: &Manifest,
+        mut shutdown: std::pin::Pin<&mut impl Future<Output = ()>>,
+    ) -> Result<()> {
+        for (number, part) in manifest.parts.iter().enumerate() {
+            if manifest.damaged.contains(&number) {
+                self.rewrite(cutter, manifest, number, shutdown.as_mut()).await?;
+                continue;
+            }
             let mut left = part.counts.rows_in;
             while left > 0 {
                 let Some(window) = self.window(cutter, left).await? else { return Ok(()) };
                 left -= window.kept.num_rows() as u64;
-                window.pending.await?;
+                tokio::select! {
+                    biased;
+                    () = shutdown.as_mut() => return Err(Error::Interrupted { rows: self.began.rows_in }),
+                    done = window.pending => drop(done?),
+                }
             }
         }
         Ok(())
@@ -253,9 +346,45 @@ impl Run<'_> {
         &mut self,
         cutter: &mut Cutter,
         manifest: &Manifest,
-        mut shutdown: std::pin::Pin<&mut impl Future<Output = ()>>,
+        number: usize,
+        shutdown: std::pin::Pin<&mut impl Future<Output = ()>>,
     ) -> Result<PartEntry> {
-        let location = manifest.next_part();
+        let start = cutter.position();
+        let mut open = self.open(manifest.part(number), start)?;
+        if self.can_pause(manifest, number)
+            && let Some(partial) = Partial::load(&manifest.partial(), start, &self.prepared.schema).await
+        {
+            *cutter = self.cutter(partial.end);
+            open.take_up(partial).await?;
+        }
+        let filled = tokio::select! {
+            biased;
+            () = shutdown => None,
+            filled = self.fill(cutter, &mut open) => Some(filled),
+        };
+        match filled {
+            Some(Ok(())) => {}
+            Some(Err(error)) => {
+                open.writer.abort().await;
+                return Err(error);
+            }
+            None => return Err(self.pause(open, manifest, number).await),
+        }
+        let last = cutter.is_at_end().await?;
+        let written = open.writer.commit().await?;
+        crash::after_upload_before_manifest();
+        Ok(PartEntry {
+            file: part_name(number),
+            start,
+            end: cutter.position(),
+            last,
+            bytes: written.bytes,
+            sha256: written.sha256,
+            counts: open.counts,
+        })
+    }
+
+    fn open(&self, location: Location, start: Position) -> Result<OpenPart> {
         let vectors = self.stage.fields().first().map(|field| field.name().clone()).unwrap_or_default();
         let encoding = Encoding {
             vectors,
@@ -263,45 +392,61 @@ impl Run<'_> {
             row_group_bytes: self.job.row_group_bytes,
             metadata: self.stage.metadata(),
         };
-        let start = cutter.position();
-        let mut writer = PartWriter::new(location, &self.prepared.schema, &encoding)?;
-        let mut counts = Counts::default();
-        let mut left = self.job.rows_per_file;
-        let mut under_way: VecDeque<Window> = VecDeque::new();
-        let written = loop {
-            while under_way.len() < WINDOWS && left > 0 {
+        let writer = PartWriter::new(location, &self.prepared.schema, &encoding)?;
+        Ok(OpenPart::new(writer, start))
+    }
+
+    /// Whether the rows of an open part can be taken up again: not when a state would be missing, not when the rest of
+    /// the input is gone, and not for a part that is only mended.
+    fn can_pause(&self, manifest: &Manifest, number: usize) -> bool {
+        let carried = self.stage.spec().batch_rows.is_some();
+        !carried && number == manifest.parts.len() && self.prepared.plan.files().all(|file| file.location.is_some())
+    }
+
+    /// The job was asked to stop: what devices work on may end, and what is complete of the part is put aside.
+    async fn pause(&mut self, mut open: OpenPart, manifest: &Manifest, number: usize) -> Error {
+        let mut rows = manifest.totals().rows_in;
+        if self.can_pause(manifest, number) {
+            // An error of a row comes again, in its place, when the job goes on.
+            let _ =
+                tokio::time::timeout(GRACE, async { while let Ok(true) = self.next_window(&mut open).await {} }).await;
+            match open.kept.save(&manifest.partial()).await {
+                Ok(kept) => rows += kept,
+                Err(error) => tracing::warn!(%error, "the rows of the open part could not be kept"),
+            }
+        }
+        open.writer.abort().await;
+        Error::Interrupted { rows }
+    }
+
+    /// Writes the rows of one part; the next window is read and tokenised while devices work on this one.
+    async fn fill(&mut self, cutter: &mut Cutter, open: &mut OpenPart) -> Result<()> {
+        let mut left = self.prepared.part_rows - open.counts.rows_in;
+        loop {
+            while open.under_way.len() < WINDOWS && left > 0 {
                 let Some(window) = self.window(cutter, left).await? else { break };
                 left -= window.kept.num_rows() as u64;
-                under_way.push_back(window);
+                self.seen.bytes = cutter.bytes_read();
+                open.under_way.push_back(window);
             }
-            let Some(window) = under_way.pop_front() else { break None };
-            let batch = self.finish_window(window, &mut counts).await;
-            let stop = futures::FutureExt::now_or_never(shutdown.as_mut()).is_some();
-            match batch {
-                Ok(batch) => writer.write(&batch).await?,
-                Err(error) => break Some(error),
+            if !self.next_window(open).await? {
+                return Ok(());
+            }
+            if let Some(batch) = open.unwritten.take() {
+                open.writer.write(&batch).await?;
             }
             crash::mid_part();
-            if stop {
-                break Some(Error::Interrupted { rows: manifest.totals().rows_in });
-            }
-        };
-        if let Some(error) = written {
-            writer.abort().await;
-            return Err(error);
         }
-        let last = cutter.is_at_end().await?;
-        let written = writer.commit().await?;
-        crash::after_upload_before_manifest();
-        Ok(PartEntry {
-            file: part_name(manifest.parts.len()),
-            start,
-            end: cutter.position(),
-            last,
-            bytes: written.bytes,
-            sha256: written.sha256,
-            counts,
-        })
+    }
+
+    /// Takes the next finished window into the part; false when none is under way. May be dropped while it waits.
+    async fn next_window(&mut self, open: &mut OpenPart) -> Result<bool> {
+        let Some(window) = open.under_way.front_mut() else { return Ok(false) };
+        let added = (&mut window.pending).await.map_err(|e| self.place(e, &window.slices))?;
+        let Some(window) = open.under_way.pop_front() else { return Ok(false) };
+        let (batch, counts) = self.finish_window(&window, added)?;
+        open.add(batch, counts, window.end());
+        Ok(true)
     }
 
     /// Reads the next window of at most `most` rows and hands it to the engine.
@@ -316,9 +461,8 @@ impl Run<'_> {
         Ok(Some(Window { slices, kept, pending }))
     }
 
-    /// Waits for a window's vectors and puts the columns together.
-    async fn finish_window(&mut self, window: Window, counts: &mut Counts) -> Result<RecordBatch> {
-        let added = window.pending.await.map_err(|e| self.place(e, &window.slices))?;
+    /// Puts the columns of a window together.
+    fn finish_window(&mut self, window: &Window, added: EmbeddedColumns) -> Result<(RecordBatch, Counts)> {
         let stats = added.stats;
         let mut columns = window.kept.columns().to_vec();
         columns.extend([added.vectors, Arc::new(added.truncated) as ArrayRef, Arc::new(added.error) as ArrayRef]);
@@ -328,7 +472,7 @@ impl Run<'_> {
             Some(keep) => filter_record_batch(&batch, keep).map_err(elmo::Error::from)?,
         };
         let rows_in = stats.rows as u64;
-        let window_counts = Counts {
+        let counts = Counts {
             rows_in,
             rows_out: batch.num_rows() as u64,
             nulls: stats.nulls as u64,
@@ -339,12 +483,11 @@ impl Run<'_> {
             sentences: stats.sentences as u64,
             tokens: stats.tokens as u64,
         };
-        *counts += window_counts;
         self.seen.rows += rows_in;
-        self.seen.tokens += window_counts.tokens;
-        self.seen.padded_tokens += window_counts.tokens;
+        self.seen.tokens += counts.tokens;
+        self.seen.padded_tokens += counts.tokens;
         self.progress.update(&self.seen);
-        Ok(batch)
+        Ok((batch, counts))
     }
 
     /// Gives a row of a window its file and its row there.
@@ -376,91 +519,4 @@ fn skipped(keep: Option<&BooleanArray>) -> u64 {
 async fn finish(manifest: &mut Manifest) -> Result<()> {
     crash::before_done();
     Ok(manifest.finish().await?)
-}
-
-/// Cuts the rows of the input into sort windows.
-struct Cutter {
-    rows: Rows,
-    /// Read, but not yet handed out.
-    rest: Option<Slice>,
-    window_rows: usize,
-    window_bytes: u64,
-    /// State `carry`: windows hold whole batches.
-    multiple: usize,
-}
-
-impl Cutter {
-    fn new(job: &BulkJob, stage: &dyn Stage, plan: Arc<Plan>, from: Position) -> Self {
-        let multiple = stage.spec().batch_rows.unwrap_or(1);
-        Self {
-            rows: Rows::new(plan, from),
-            rest: None,
-            window_rows: job.window_rows.div_ceil(multiple) * multiple,
-            window_bytes: window_bytes(stage),
-            multiple,
-        }
-    }
-
-    /// The row that the next window begins with.
-    fn position(&self) -> Position {
-        self.rest.as_ref().map_or_else(|| self.rows.position(), |slice| slice.start)
-    }
-
-    /// Whether no row is left.
-    async fn is_at_end(&mut self) -> Result<bool> {
-        Ok(self.peek().await?.is_none())
-    }
-
-    async fn peek(&mut self) -> Result<Option<&Slice>> {
-        if self.rest.is_none() {
-            self.rest = self.rows.next().await?;
-        }
-        Ok(self.rest.as_ref())
-    }
-
-    /// Slices of the next window, none at the end: at most `most` rows, and at least one batch.
-    async fn next(&mut self, most: u64) -> Result<Vec<Slice>> {
-        let most = usize::try_from(most).unwrap_or(usize::MAX).min(self.window_rows);
-        let (mut slices, mut rows, mut bytes) = (Vec::new(), 0, 0);
-        while rows < most {
-            let full_at = most - rows;
-            let (window_bytes, multiple) = (self.window_bytes, self.multiple);
-            let Some(slice) = self.peek().await? else { break };
-            let mut take = 0;
-            let mut sizes = vec![0; slice.len()];
-            row_bytes(&slice.text, &mut sizes);
-            for size in sizes {
-                if take == full_at || (bytes >= window_bytes && (rows + take) % multiple == 0) {
-                    break;
-                }
-                bytes += size;
-                take += 1;
-            }
-            let (len, slice) = (slice.len(), slice.slice(0, take));
-            if take == len {
-                self.rest = None;
-            } else if let Some(rest) = &mut self.rest {
-                *rest = rest.slice(take, len - take);
-            }
-            rows += take;
-            if take > 0 {
-                slices.push(slice);
-            }
-            if take < len {
-                break;
-            }
-        }
-        Ok(slices)
-    }
-}
-
-/// Bytes of text after which a window is full: what its vectors would take is what counts at token level.
-fn window_bytes(stage: &dyn Stage) -> u64 {
-    /// Bytes of English text per token, with the space.
-    const BYTES_PER_TOKEN: usize = 5;
-    if stage.spec().level == elmo::spec::Level::Sentence {
-        return WINDOW_TEXT_BYTES;
-    }
-    let tokens = WINDOW_VECTOR_BYTES / (4 * stage.width().max(1));
-    ((tokens * BYTES_PER_TOKEN) as u64).clamp(4096, WINDOW_TEXT_BYTES)
 }

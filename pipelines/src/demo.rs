@@ -95,7 +95,7 @@ pub async fn run(
         column: "text".into(),
         id: Some("id".into()),
         keep: Keep::All,
-        rows_per_file: 100_000,
+        rows_per_file: None,
         row_group_bytes: 64 << 20,
         codec: Codec::Zstd,
         window_rows: 8192,

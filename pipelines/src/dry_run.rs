@@ -1,29 +1,41 @@
-//! What a bulk job would do: inputs, rows, tokens, size and time, without writing anything.
+//! What a bulk job would do: inputs, rows, tokens, size and time. It leaves nothing behind.
 
 use std::{fmt, sync::Arc, time::Instant};
 
-use arrow::array::Array;
+use ::bytes::Bytes;
+use arrow::{
+    array::{Array, ArrayRef},
+    compute::concat,
+};
+use object_store::PutMode;
 use serde::Serialize;
 
 use crate::{
     bulk::{BulkJob, prepare},
-    error::Result,
+    error::{Error, Result},
+    manifest::FOLDER,
     report::{bytes, count, duration},
-    source::{Position, Rows, row_bytes},
+    source::{Counted, Plan, Position, Rows, row_bytes},
     stage::Stage,
-    stores::Stores,
+    stores::{Location, StoreError, Stores},
 };
 
-/// Rows that are embedded to learn tokens per row and tokens per second.
+/// Rows that are embedded to learn tokens per byte and tokens per second.
 const SAMPLE_ROWS: usize = 512;
+/// Bytes of input that are read to count rows, over all files.
+const COUNT_BYTES: u64 = 256 << 20;
+/// Bytes that are read of each file in any case.
+const COUNT_BYTES_EACH: u64 = 1 << 20;
 
 /// What a job would do.
 #[derive(Debug, Clone, Serialize)]
 pub struct DryRun {
     /// Files that would be read.
     pub files: usize,
-    /// Rows of all files; every one was read for it.
+    /// Rows of all files.
     pub rows: u64,
+    /// Whether `rows` was counted; large files are read in part.
+    pub rows_exact: bool,
     /// Bytes of text.
     pub text_bytes: u64,
     /// Tokens, estimated from a sample.
@@ -38,47 +50,104 @@ pub struct DryRun {
     pub columns: Vec<String>,
 }
 
-/// Reads the inputs and embeds a small sample.
+/// Looks into the inputs, embeds a small sample, and makes sure that the output can be written to.
 pub async fn dry_run(job: &BulkJob, stage: &dyn Stage, stores: &Stores) -> Result<DryRun> {
     let prepared = prepare(job, stage, stores).await?;
+    probe(&prepared.output).await?;
     let files = prepared.plan.files().len();
-    let mut reader = Rows::new(Arc::clone(&prepared.plan), Position::default());
-    let (mut rows, mut text_bytes) = (0, 0);
-    let mut sample = None;
-    while let Some(slice) = reader.next().await? {
-        let mut sizes = vec![0; slice.len()];
-        row_bytes(&slice.text, &mut sizes);
-        rows += slice.len() as u64;
-        text_bytes += sizes.iter().sum::<u64>();
-        sample.get_or_insert_with(|| slice.text.slice(0, slice.text.len().min(SAMPLE_ROWS)));
-    }
-    let (mut tokens_per_row, mut seconds_per_token) = (0.0, 0.0);
-    if let Some(sample) = sample {
-        let started = Instant::now();
-        let stats = stage.submit(&sample).await?.await?.stats;
-        tokens_per_row = stats.tokens as f64 / sample.len().max(1) as f64;
-        seconds_per_token = started.elapsed().as_secs_f64() / stats.tokens.max(1) as f64;
-    }
-    let tokens = tokens_per_row * rows as f64;
-    let vectors = if stage.spec().level == elmo::spec::Level::Token { tokens } else { rows as f64 };
-    let columns = prepared.schema.fields().iter().map(|f| f.name().clone()).collect();
+    let counted = count_rows(&prepared.plan).await?;
+    let pace = Pace::measure(&prepared.plan, stage).await?;
+    let tokens = pace.tokens_per_byte * counted.text_bytes as f64;
+    let vectors = if stage.spec().level == elmo::spec::Level::Token { tokens } else { counted.rows as f64 };
     Ok(DryRun {
         files,
-        rows,
-        text_bytes,
+        rows: counted.rows,
+        rows_exact: counted.exact,
+        text_bytes: counted.text_bytes,
         tokens: tokens as u64,
         vector_bytes: (vectors * 4.0 * stage.width() as f64) as u64,
-        parts: rows.div_ceil(job.rows_per_file).max(1),
-        seconds: tokens * seconds_per_token,
-        columns,
+        parts: counted.rows.div_ceil(prepared.part_rows).max(1),
+        seconds: tokens * pace.seconds_per_token,
+        columns: prepared.schema.fields().iter().map(|f| f.name().clone()).collect(),
     })
+}
+
+/// Rows and bytes of text of all files. Standard input can be read only once, so it is left to the job.
+async fn count_rows(plan: &Arc<Plan>) -> Result<Counted> {
+    let files = plan.files().len();
+    let each = (COUNT_BYTES / files.max(1) as u64).max(COUNT_BYTES_EACH);
+    let mut sum = Counted { rows: 0, text_bytes: 0, exact: true };
+    for (number, file) in plan.files().enumerate() {
+        if file.location.is_none() {
+            sum.exact = false;
+            continue;
+        }
+        let counted = plan.count(number, each).await?;
+        sum.rows += counted.rows;
+        sum.text_bytes += counted.text_bytes;
+        sum.exact &= counted.exact;
+    }
+    Ok(sum)
+}
+
+/// What a sample of the first rows tells.
+#[derive(Debug, Clone, Copy, Default)]
+struct Pace {
+    tokens_per_byte: f64,
+    seconds_per_token: f64,
+}
+
+impl Pace {
+    async fn measure(plan: &Arc<Plan>, stage: &dyn Stage) -> Result<Self> {
+        if plan.files().any(|file| file.location.is_none()) {
+            return Ok(Self::default());
+        }
+        let Some(texts) = sample(plan).await? else { return Ok(Self::default()) };
+        let mut sizes = vec![0; texts.len()];
+        row_bytes(&texts, &mut sizes);
+        let started = Instant::now();
+        let stats = stage.submit(&texts).await?.await?.stats;
+        Ok(Self {
+            tokens_per_byte: stats.tokens as f64 / sizes.iter().sum::<u64>().max(1) as f64,
+            seconds_per_token: started.elapsed().as_secs_f64() / stats.tokens.max(1) as f64,
+        })
+    }
+}
+
+/// The first rows; formats that are read in small steps give several slices.
+async fn sample(plan: &Arc<Plan>) -> Result<Option<ArrayRef>> {
+    let mut reader = Rows::new(Arc::clone(plan), Position::default());
+    let (mut slices, mut rows) = (Vec::new(), 0);
+    while rows < SAMPLE_ROWS
+        && let Some(slice) = reader.next().await?
+    {
+        let len = slice.len().min(SAMPLE_ROWS - rows);
+        rows += len;
+        slices.push(slice.text.slice(0, len));
+    }
+    let texts: Vec<&dyn Array> = slices.iter().map(AsRef::as_ref).collect();
+    if texts.is_empty() {
+        return Ok(None);
+    }
+    concat(&texts).map(Some).map_err(|e| elmo::Error::from(e).into())
+}
+
+/// Writes a small object and removes it; on a disk into the folder that is there already, so that nothing stays.
+async fn probe(output: &Location) -> Result<()> {
+    if let Some(path) = output.local_path() {
+        let folder = path.ancestors().find(|folder| folder.is_dir()).unwrap_or(&path).to_path_buf();
+        return tempfile::NamedTempFile::new_in(&folder).map(drop).map_err(|e| Error::io(&folder, e));
+    }
+    let probe = output.child(FOLDER).child(&format!("probe-{}", uuid::Uuid::new_v4()));
+    probe.put(Bytes::new(), PutMode::Create).await.map_err(|e| StoreError::request("write", &probe, e))?;
+    Ok(probe.delete().await?)
 }
 
 impl fmt::Display for DryRun {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(&crate::cli::table(&[
             ("files", count(self.files as u64)),
-            ("rows", count(self.rows)),
+            ("rows", format!("{}{}", if self.rows_exact { "" } else { "about " }, count(self.rows))),
             ("text", bytes(self.text_bytes)),
             ("tokens", format!("about {}", count(self.tokens))),
             ("vectors", format!("about {} before packing, in {} files", bytes(self.vector_bytes), count(self.parts))),

@@ -58,7 +58,7 @@ pub struct Vectors {
     pub not_finite: u64,
     /// Smallest Euclidean norm.
     pub norm_min: f32,
-    /// Median norm.
+    /// Median norm; of evenly spaced vectors where there are more than two million.
     pub norm_median: f32,
     /// Largest norm.
     pub norm_max: f32,
@@ -67,7 +67,7 @@ pub struct Vectors {
 /// Reads a file or every Parquet file of a folder.
 pub async fn inspect(address: &str, stores: &Stores) -> Result<InspectReport> {
     let mut report = InspectReport::default();
-    let mut norms = Vec::new();
+    let mut norms = Norms::default();
     for (location, size) in parquet_files(address, stores).await? {
         let opened = open(&location).await?;
         report.files += 1;
@@ -79,13 +79,55 @@ pub async fn inspect(address: &str, stores: &Stores) -> Result<InspectReport> {
             add(&mut report, &batch.map_err(|e| broken(&location, &e))?, &mut norms);
         }
     }
-    norms.sort_by(f32::total_cmp);
-    if let (Some(first), Some(last)) = (norms.first(), norms.last()) {
-        report.vectors.norm_min = *first;
-        report.vectors.norm_median = norms[norms.len() / 2];
-        report.vectors.norm_max = *last;
+    if norms.seen > 0 {
+        report.vectors.norm_min = norms.min;
+        report.vectors.norm_median = norms.median();
+        report.vectors.norm_max = norms.max;
     }
     Ok(report)
+}
+
+/// Norms that are kept for the median.
+const NORMS: usize = 1 << 21;
+
+/// Least, most, and the median of evenly spaced ones, so that an output of any size fits.
+#[derive(Debug)]
+struct Norms {
+    seen: u64,
+    /// Every so many are kept.
+    step: u64,
+    kept: Vec<f32>,
+    min: f32,
+    max: f32,
+}
+
+impl Default for Norms {
+    fn default() -> Self {
+        Self { seen: 0, step: 1, kept: Vec::new(), min: f32::INFINITY, max: f32::NEG_INFINITY }
+    }
+}
+
+impl Norms {
+    fn add(&mut self, norm: f32) {
+        if self.seen.is_multiple_of(self.step) {
+            self.kept.push(norm);
+        }
+        self.seen += 1;
+        (self.min, self.max) = (self.min.min(norm), self.max.max(norm));
+        if self.kept.len() > NORMS {
+            let mut place = 0;
+            self.kept.retain(|_| {
+                place += 1;
+                place % 2 == 1
+            });
+            self.step *= 2;
+        }
+    }
+
+    fn median(&mut self) -> f32 {
+        let middle = self.kept.len() / 2;
+        *self.kept.select_nth_unstable_by(middle, f32::total_cmp).1
+    }
 }
 
 pub(crate) type Opened = ParquetRecordBatchStreamBuilder<StoreFile>;
@@ -167,7 +209,7 @@ fn short(kind: &DataType) -> String {
     }
 }
 
-fn add(report: &mut InspectReport, batch: &RecordBatch, norms: &mut Vec<f32>) {
+fn add(report: &mut InspectReport, batch: &RecordBatch, norms: &mut Norms) {
     report.rows += batch.num_rows() as u64;
     if let Some(errors) = batch.column_by_name("error") {
         report.errors += (errors.len() - errors.null_count()) as u64;
@@ -183,13 +225,13 @@ fn add(report: &mut InspectReport, batch: &RecordBatch, norms: &mut Vec<f32>) {
     }
 }
 
-fn count_vector(vectors: &mut Vectors, values: &[f32], norms: &mut Vec<f32>) {
+fn count_vector(vectors: &mut Vectors, values: &[f32], norms: &mut Norms) {
     vectors.count += 1;
     vectors.width = values.len();
     vectors.zero += u64::from(values.iter().all(|v| *v == 0.0));
     let norm = values.iter().map(|v| f64::from(*v).powi(2)).sum::<f64>().sqrt() as f32;
     match norm.is_finite() {
-        true => norms.push(norm),
+        true => norms.add(norm),
         false => vectors.not_finite += 1,
     }
 }

@@ -5,10 +5,11 @@
 //! OUTPUT/_elmo/job.json         what the job is: settings that change results, and its inputs
 //! OUTPUT/_elmo/part-00000.json  one entry per part that is durable, written after the part
 //! OUTPUT/_elmo/done.json        totals: the job is finished
+//! OUTPUT/_elmo/partial.arrows   rows of a part that is not complete, put aside by a job that was asked to stop
 //! OUTPUT/_elmo/lock             held while a job runs
 //! ```
 //!
-//! Every file is created once and never changed ([`PutMode::Create`]), so a second writer that slips past the lock is
+//! Job, entries and totals are created once and never changed ([`PutMode::Create`]), so a second writer that slips past the lock is
 //! stopped by the first entry that it tries to create. A part without an entry is no part: the next run writes it
 //! again, to the same bytes.
 
@@ -29,6 +30,8 @@ use crate::{
 
 /// Folder of the account inside an output.
 pub const FOLDER: &str = "_elmo";
+/// Rows of a part that is not complete.
+const PARTIAL: &str = "partial.arrows";
 /// A lease in an object store that was not renewed for this long is nobody's.
 const LEASE: Duration = Duration::from_secs(60);
 /// How often a running job renews its lease.
@@ -79,15 +82,11 @@ pub enum ManifestError {
         /// What is wrong.
         reason: String,
     },
-    /// A part is not there any more or has another size.
-    #[error("{file}: {found} bytes, but the manifest says {expected}")]
+    /// A part that was lost or damaged was written again, and other bytes came out.
+    #[error("{file} was lost or damaged, and what was written in its place differs from what the manifest says")]
     Part {
         /// The part.
         file: String,
-        /// What is there.
-        found: String,
-        /// What was written.
-        expected: u64,
     },
 }
 
@@ -104,7 +103,9 @@ impl ManifestError {
                 LEASE.as_secs()
             )),
             Self::Overtaken { .. } => Some("run one job per output".into()),
-            Self::Foreign { .. } => Some("give an empty --output, or --overwrite to replace the parts there".into()),
+            Self::Foreign { .. } => {
+                Some("give an empty --output; --overwrite removes the parts of an earlier job and nothing else".into())
+            }
             Self::Broken { .. } | Self::Part { .. } => Some("begin anew with --overwrite".into()),
         }
     }
@@ -227,6 +228,8 @@ pub struct Manifest {
     folder: Location,
     /// Parts that are durable, in order.
     pub parts: Vec<PartEntry>,
+    /// Those of them whose file is gone or has another size than was written.
+    pub damaged: Vec<usize>,
     /// The job had ended before.
     pub done: bool,
     lock: Lock,
@@ -237,19 +240,31 @@ impl Manifest {
     pub async fn open(output: &Location, job: &Job, overwrite: bool) -> Result<Self, ManifestError> {
         let folder = output.child(FOLDER);
         let lock = Lock::take(output, &folder).await?;
-        if overwrite {
-            remove(output, &folder).await?;
-        }
-        let name = folder.child("job.json");
-        let mut manifest = Self { output: output.clone(), folder, parts: Vec::new(), done: false, lock };
-        match read::<Job>(&name).await? {
-            None => manifest.begin(&name, job).await?,
-            Some(then) if then != *job => {
-                return Err(ManifestError::Differs { output: output.to_string(), differences: then.differences(job) });
+        let (parts, damaged) = (Vec::new(), Vec::new());
+        let mut manifest = Self { output: output.clone(), folder, parts, damaged, done: false, lock };
+        match manifest.take_up(job, overwrite).await {
+            Ok(()) => Ok(manifest),
+            Err(error) => {
+                manifest.close().await;
+                Err(error)
             }
-            Some(_) => manifest.resume().await?,
         }
-        Ok(manifest)
+    }
+
+    /// Begins the account or reads it, now that nobody else does.
+    async fn take_up(&mut self, job: &Job, overwrite: bool) -> Result<(), ManifestError> {
+        sweep(&self.output)?;
+        if overwrite {
+            remove(&self.output, &self.folder).await?;
+        }
+        let name = self.folder.child("job.json");
+        match read::<Job>(&name).await? {
+            None => self.begin(&name, job).await,
+            Some(then) if then == *job => self.resume().await,
+            Some(then) => {
+                Err(ManifestError::Differs { output: self.output.to_string(), differences: then.differences(job) })
+            }
+        }
     }
 
     async fn begin(&self, name: &Location, job: &Job) -> Result<(), ManifestError> {
@@ -263,11 +278,9 @@ impl Manifest {
     async fn resume(&mut self) -> Result<(), ManifestError> {
         loop {
             let Some(entry) = read::<PartEntry>(&self.entry(self.parts.len())).await? else { break };
-            let part = self.output.child(&entry.file);
-            let found = part.head().await?.map(|meta| meta.size);
+            let found = self.output.child(&entry.file).head().await?.map(|meta| meta.size);
             if found != Some(entry.bytes) {
-                let found = found.map_or_else(|| "no".to_owned(), |n| n.to_string());
-                return Err(ManifestError::Part { file: part.to_string(), found, expected: entry.bytes });
+                self.damaged.push(self.parts.len());
             }
             self.parts.push(entry);
         }
@@ -279,9 +292,19 @@ impl Manifest {
         self.folder.child(&format!("part-{part:05}.json"))
     }
 
-    /// Where the next part goes.
-    pub fn next_part(&self) -> Location {
-        self.output.child(&part_name(self.parts.len()))
+    /// Where part `part` goes.
+    pub fn part(&self, part: usize) -> Location {
+        self.output.child(&part_name(part))
+    }
+
+    /// Where a job that is asked to stop puts aside the rows of the part that is not complete.
+    pub fn partial(&self) -> Location {
+        self.folder.child(PARTIAL)
+    }
+
+    /// The folder of the parts.
+    pub fn output(&self) -> &Location {
+        &self.output
     }
 
     /// Where the next part begins; `None` when the last part is there.
@@ -330,6 +353,34 @@ pub fn part_name(part: usize) -> String {
     format!("part-{part:05}.parquet")
 }
 
+/// Whether we give such names. Others write `part-00000-….parquet`, which is none of our business.
+fn is_part_name(name: &str) -> bool {
+    let number = name.strip_prefix("part-").and_then(|rest| rest.strip_suffix(".parquet"));
+    number.is_some_and(|number| number.len() >= 5 && number.bytes().all(|byte| byte.is_ascii_digit()))
+}
+
+/// Removes what a killed job left half written: the local store writes `NAME#1` beside `NAME` and renames it.
+fn sweep(output: &Location) -> Result<(), ManifestError> {
+    let Some(folder) = output.local_path() else { return Ok(()) };
+    let failed = |path: &std::path::Path, e| ManifestError::from(StoreError::local("remove", path, e));
+    for folder in [folder.join(FOLDER), folder] {
+        for entry in std::fs::read_dir(&folder).map_err(|e| failed(&folder, e))? {
+            let path = entry.map_err(|e| failed(&folder, e))?.path();
+            if path.file_name().and_then(|name| name.to_str()).is_some_and(is_staged) {
+                std::fs::remove_file(&path).map_err(|e| failed(&path, e))?;
+            }
+        }
+    }
+    Ok(())
+}
+
+fn is_staged(name: &str) -> bool {
+    let Some((name, number)) = name.rsplit_once('#') else { return false };
+    let entry = name.strip_prefix("part-").is_some_and(|rest| rest.ends_with(".json"));
+    let ours = is_part_name(name) || entry || matches!(name, "job.json" | "done.json" | PARTIAL);
+    ours && !number.is_empty() && number.bytes().all(|byte| byte.is_ascii_digit())
+}
+
 /// Reads the job and the parts of an output without locking it.
 pub async fn look(output: &Location) -> Result<Option<(Job, Vec<PartEntry>)>, ManifestError> {
     let folder = output.child(FOLDER);
@@ -345,12 +396,12 @@ pub async fn look(output: &Location) -> Result<Option<(Job, Vec<PartEntry>)>, Ma
 /// overwritten again.
 async fn remove(output: &Location, folder: &Location) -> Result<(), ManifestError> {
     for object in output.children().await? {
-        let name = object.location.filename().unwrap_or_default();
-        if name.starts_with("part-") && name.ends_with(".parquet") {
+        if object.location.filename().is_some_and(is_part_name) {
             output.at(object.location).delete().await?;
         }
     }
     folder.child("done.json").delete().await?;
+    folder.child(PARTIAL).delete().await?;
     for object in folder.children().await?.into_iter().rev() {
         if object.location.filename().is_some_and(|name| name.starts_with("part-")) {
             folder.at(object.location).delete().await?;
@@ -391,8 +442,18 @@ enum Lock {
     File(#[allow(dead_code)] File),
     Lease {
         location: Location,
-        renewal: tokio::task::JoinHandle<()>,
+        renewal: Renewal,
     },
+}
+
+/// The task that renews a lease; it ends with the lock, also when the job is dropped half way.
+#[derive(Debug)]
+struct Renewal(tokio::task::JoinHandle<()>);
+
+impl Drop for Renewal {
+    fn drop(&mut self) {
+        self.0.abort();
+    }
 }
 
 /// Who writes to an output in an object store.
@@ -417,11 +478,19 @@ impl Lock {
         std::fs::create_dir_all(folder).map_err(failed)?;
         let file = File::options().create(true).write(true).truncate(false).open(&path).map_err(failed)?;
         match file.try_lock() {
-            Ok(()) => Ok(Self::File(file)),
-            Err(TryLockError::WouldBlock) => Err(ManifestError::Locked {
-                output: output.to_string(),
-                holder: format!("it holds {}", path.display()),
-            }),
+            Ok(()) => {
+                // For the message of whoever comes second; the lock itself is the kernel's.
+                std::fs::write(&path, format!("process {}", std::process::id())).map_err(failed)?;
+                Ok(Self::File(file))
+            }
+            Err(TryLockError::WouldBlock) => {
+                let holder = std::fs::read_to_string(&path).unwrap_or_default();
+                let holder = format!("{holder}, it holds {}", path.display());
+                Err(ManifestError::Locked {
+                    output: output.to_string(),
+                    holder: holder.trim_start_matches(", ").to_owned(),
+                })
+            }
             Err(TryLockError::Error(e)) => Err(failed(e)),
         }
     }
@@ -435,13 +504,17 @@ impl Lock {
             Err(object_store::Error::AlreadyExists { .. }) => take_over(output, &location, &id).await?,
             Err(e) => return Err(failed(e).into()),
         };
-        let renewal = tokio::spawn(renew(location.clone(), id, version));
+        let renewal = Renewal(tokio::spawn(renew(location.clone(), id, version)));
         Ok(Self::Lease { location, renewal })
     }
 
     async fn release(self) {
         if let Self::Lease { location, renewal } = self {
-            renewal.abort();
+            // The task ends by itself only when another job has taken over: then the lease is that job's.
+            if renewal.0.is_finished() {
+                return;
+            }
+            drop(renewal);
             if let Err(error) = location.delete().await {
                 tracing::warn!(%error, "the lock of the output could not be removed; it ends by itself");
             }

@@ -44,3 +44,13 @@ impl AsyncFileReader for StoreFile {
         .boxed()
     }
 }
+
+/// The store's error behind a Parquet error, or what the Parquet library itself has to say.
+pub(crate) fn cause(error: ParquetError) -> std::result::Result<Box<object_store::Error>, String> {
+    let ParquetError::External(inner) = error else { return Err(error.to_string()) };
+    match inner.downcast::<object_store::Error>() {
+        Ok(error) => Ok(error),
+        // The writer wraps what its sink says once more.
+        Err(inner) => inner.downcast::<ParquetError>().map_or_else(|e| Err(e.to_string()), |e| cause(*e)),
+    }
+}

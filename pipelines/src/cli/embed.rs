@@ -66,9 +66,10 @@ pub(super) struct EmbedArgs {
     #[arg(short, long, value_name = "DIR", value_hint = ValueHint::DirPath, help_heading = "Output")]
     output: String,
 
-    /// Input rows of one file: what a crash may cost at the most, as a file is durable as a whole
-    #[arg(long, value_name = "N", default_value = "100000", value_parser = positive, help_heading = "Output")]
-    rows_per_file: usize,
+    /// Input rows of one file: what a crash may cost at the most, as a file is durable as a whole [default: so many that
+    /// their vectors have about 128 MiB]
+    #[arg(long, value_name = "N", value_parser = positive, help_heading = "Output")]
+    rows_per_file: Option<usize>,
 
     /// Size of a row group in MiB before packing: larger packs better, smaller needs less memory to read
     #[arg(long, value_name = "N", default_value = "64", value_parser = positive, help_heading = "Output")]
@@ -265,7 +266,7 @@ impl EmbedArgs {
             column: self.column.clone(),
             id: self.id.clone(),
             keep: self.keep.clone(),
-            rows_per_file: self.rows_per_file as u64,
+            rows_per_file: self.rows_per_file.map(|rows| rows as u64),
             row_group_bytes: (self.row_group_mb as u64) << 20,
             codec: self.compression,
             window_rows: self.window_rows,

@@ -15,7 +15,7 @@ pub(super) fn requested() -> Result<impl Future<Output = ()>> {
     let (tell, told) = oneshot::channel();
     tokio::spawn(async move {
         tokio::select! { _ = interrupt.recv() => {}, _ = terminate.recv() => {} }
-        tracing::warn!("stopping after the rows at hand are safe; once more stops at once");
+        tracing::warn!("stopping as soon as the rows at hand are safe; once more stops at once");
         let _ = tell.send(());
         tokio::select! { _ = interrupt.recv() => {}, _ = terminate.recv() => {} }
         std::process::exit(Exit::Interrupted as i32);

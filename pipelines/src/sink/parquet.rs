@@ -23,7 +23,10 @@ use super::{
     units::{Unit, Units},
     upload::{Upload, sync},
 };
-use crate::stores::{Location, StoreError};
+use crate::{
+    store_file::cause,
+    stores::{Location, StoreError},
+};
 
 /// What column chunks are packed with.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -195,12 +198,8 @@ impl PartWriter {
 }
 
 fn error(location: &Location, error: ParquetError) -> SinkError {
-    let encode = |reason: String| SinkError::Encode { file: location.to_string(), reason };
-    match error {
-        ParquetError::External(inner) => match inner.downcast::<object_store::Error>() {
-            Ok(source) => StoreError::request("write", location, *source).into(),
-            Err(other) => encode(other.to_string()),
-        },
-        other => encode(other.to_string()),
+    match cause(error) {
+        Ok(source) => StoreError::request("write", location, *source).into(),
+        Err(reason) => SinkError::Encode { file: location.to_string(), reason },
     }
 }

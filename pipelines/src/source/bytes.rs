@@ -1,6 +1,13 @@
 //! A file as a stream of unpacked bytes.
 
-use std::{io, os::fd::AsFd, sync::Arc};
+use std::{
+    io,
+    os::fd::AsFd,
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering},
+    },
+};
 
 use async_compression::tokio::bufread::{GzipDecoder, ZstdDecoder};
 use futures::TryStreamExt;
@@ -69,11 +76,14 @@ async fn copy(location: &Location) -> Result<TempPath, SourceError> {
     Ok(path)
 }
 
+/// Packed bytes that were taken from a file: how far reading is.
+pub(super) type Taken = Arc<AtomicU64>;
+
 /// The unpacked bytes of `file`, without a byte order mark.
-pub(super) async fn open(file: &InputFile) -> Result<Bytes, SourceError> {
+pub(super) async fn open(file: &InputFile, taken: &Taken) -> Result<Bytes, SourceError> {
     let mut bytes = match &file.location {
         None => stdin()?,
-        Some(location) => unpack(Opened::new(location, file.size).await?, file.compression),
+        Some(location) => unpack(Opened::new(location, file.size).await?, file.compression, taken),
     };
     if file.format.is_untyped() {
         let start = bytes.fill_buf().await.map_err(|e| read_error(file, 0, e))?;
@@ -91,8 +101,8 @@ fn stdin() -> Result<Bytes, SourceError> {
     Ok(Box::new(BufReader::new(tokio::fs::File::from_std(handle.into()))))
 }
 
-fn unpack(opened: Opened, compression: Compression) -> Bytes {
-    let packed = Guarded { reader: opened.reader(), _opened: opened };
+fn unpack(opened: Opened, compression: Compression, taken: &Taken) -> Bytes {
+    let packed = Guarded { reader: opened.reader(), taken: Arc::clone(taken), _opened: opened };
     match compression {
         Compression::None => Box::new(packed),
         Compression::Gzip => {
@@ -108,9 +118,10 @@ fn unpack(opened: Opened, compression: Compression) -> Bytes {
     }
 }
 
-/// Keeps the temporary file for as long as somebody reads it.
+/// Counts what is read, and keeps the temporary file for as long as somebody reads it.
 struct Guarded {
     reader: buffered::BufReader,
+    taken: Taken,
     _opened: Opened,
 }
 
@@ -133,6 +144,7 @@ impl AsyncBufRead for Guarded {
     }
 
     fn consume(mut self: std::pin::Pin<&mut Self>, amount: usize) {
+        self.taken.fetch_add(amount as u64, Ordering::Relaxed);
         std::pin::Pin::new(&mut self.reader).consume(amount);
     }
 }

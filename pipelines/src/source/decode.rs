@@ -1,18 +1,20 @@
 //! Bytes to rows, pushed: one loop serves every format that is read from its beginning.
 
+use std::sync::atomic::Ordering;
+
 use arrow::{array::RecordBatch, csv, datatypes::SchemaRef, error::ArrowError, json};
 use tokio::io::AsyncBufReadExt;
 
 use super::{Format, InputFile, SourceError, bytes, ipc::Ipc, lines::Lines};
 
-/// A line of text may have this many bytes: what fits into one Arrow array, with room to spare.
-pub(super) const ROW_BYTES_MAX: usize = 1 << 30;
+/// A line of text may have this many bytes. More is a damaged file or a bomb, and several copies must fit into memory.
+pub(super) const ROW_BYTES_MAX: usize = 256 << 20;
 
 /// CSV and JSON decoders return after this many rows and look at nothing else, so that few huge cells can lie in one
 /// batch. Small batches cost little beside the model and are joined to windows anyway.
-const BATCH_ROWS: usize = 16;
-/// Bytes of so many rows; beyond it the 32-bit offsets of their array would overflow.
-const BATCH_BYTES_MAX: usize = i32::MAX as usize;
+const BATCH_ROWS: usize = 4;
+/// Bytes that so many rows may have, for the same reason.
+const BATCH_BYTES_MAX: usize = 512 << 20;
 
 /// Takes bytes, gives rows.
 pub(super) trait Decode: Send {
@@ -61,6 +63,7 @@ impl Decode for Json {
 pub(super) struct Decoded {
     bytes: bytes::Bytes,
     decoder: Box<dyn Decode>,
+    taken: bytes::Taken,
     /// Bytes since the last row came out: a row without an end is refused, not collected.
     pending: usize,
 }
@@ -79,7 +82,13 @@ impl Decoded {
             // Parquet is read from its end, by its own reader.
             Format::Text | Format::Parquet => Box::new(Lines::new()),
         };
-        Ok(Self { bytes: bytes::open(file).await?, decoder, pending: 0 })
+        let taken = bytes::Taken::default();
+        Ok(Self { bytes: bytes::open(file, &taken).await?, decoder, taken, pending: 0 })
+    }
+
+    /// Bytes of the file, as it lies there, that were read.
+    pub(super) fn taken(&self) -> u64 {
+        self.taken.load(Ordering::Relaxed)
     }
 
     /// The next rows; `row` counts those before, for messages.
@@ -102,7 +111,7 @@ impl Decoded {
                 }
             } else if self.pending > BATCH_BYTES_MAX && file.format.is_untyped() {
                 let reason =
-                    format!("the next {BATCH_ROWS} rows have more than 2 GiB; is a quote or bracket not closed?");
+                    format!("the next {BATCH_ROWS} rows have more than 512 MiB; is a quote or bracket not closed?");
                 return Err(SourceError::malformed(file, row, reason));
             }
         }

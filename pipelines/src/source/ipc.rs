@@ -127,10 +127,10 @@ impl Decode for Ipc {
 
     fn finish(&mut self) -> Result<(), ArrowError> {
         match self.state {
+            _ if self.schema().is_none() => Err(invalid("there is no schema in it, so it is no Arrow file")),
             State::Done => Ok(()),
             // A stream may end without saying so.
-            State::Prefix if self.message.is_empty() && self.schema().is_some() => Ok(()),
-            State::Start => Err(invalid("the file is too short to be an Arrow file")),
+            State::Prefix if self.message.is_empty() => Ok(()),
             _ => Err(invalid("the file ends inside a message; it is cut off")),
         }
     }

@@ -10,6 +10,7 @@
 //! group) is the smallest unit there is.
 
 mod bytes;
+mod count;
 mod decode;
 mod format;
 mod ipc;
@@ -26,6 +27,7 @@ use thiserror::Error;
 use crate::stores::StoreError;
 
 pub use self::{
+    count::Counted,
     format::{Compression, Format},
     list::{InputFile, STDIN, list},
     plan::{Keep, Plan, Request},

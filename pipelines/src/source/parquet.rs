@@ -14,7 +14,10 @@ use parquet::{
 };
 
 use super::{InputFile, SourceError, bytes::Opened};
-use crate::{store_file::StoreFile, stores::StoreError};
+use crate::{
+    store_file::{StoreFile, cause},
+    stores::StoreError,
+};
 
 /// Bytes of the columns read that one batch should have, on average.
 const BATCH_BYTES: u64 = 4 << 20;
@@ -25,6 +28,8 @@ type Builder = ParquetRecordBatchStreamBuilder<StoreFile>;
 /// Rows of a Parquet file.
 pub(super) struct Rows {
     stream: ParquetRecordBatchStream<StoreFile>,
+    /// Rows of the whole file.
+    pub(super) total: u64,
     _opened: Opened,
 }
 
@@ -34,13 +39,14 @@ impl Rows {
         let (opened, builder) = builder(file).await?;
         let mask = ProjectionMask::roots(builder.parquet_schema(), read.iter().copied());
         let rows = batch_rows(builder.metadata(), &mask);
+        let total = u64::try_from(builder.metadata().file_metadata().num_rows()).unwrap_or(0);
         let stream = builder
             .with_projection(mask)
             .with_batch_size(rows)
             .with_offset(usize::try_from(skip).unwrap_or(usize::MAX))
             .build()
             .map_err(|e| error(file, skip, e))?;
-        Ok(Self { stream, _opened: opened })
+        Ok(Self { stream, total, _opened: opened })
     }
 
     pub(super) async fn next(&mut self, file: &InputFile, row: u64) -> Result<Option<RecordBatch>, SourceError> {
@@ -70,23 +76,35 @@ pub(super) async fn schema(file: &InputFile) -> Result<SchemaRef, SourceError> {
     Ok(Arc::new(Schema::new(builder.schema().fields().clone())))
 }
 
-/// Rows of a batch, from the average row: long texts come in small batches.
-fn batch_rows(metadata: &ParquetMetaData, mask: &ProjectionMask) -> usize {
+/// Rows of a file and bytes of its column `column` before packing, from its footer.
+pub(super) async fn count(file: &InputFile, column: usize) -> Result<(u64, u64), SourceError> {
+    let (_, builder) = builder(file).await?;
+    let mask = ProjectionMask::roots(builder.parquet_schema(), [column]);
+    Ok(size(builder.metadata(), &mask))
+}
+
+/// Rows of all row groups, and bytes of the columns in `mask` before packing.
+fn size(metadata: &ParquetMetaData, mask: &ProjectionMask) -> (u64, u64) {
     let (mut rows, mut bytes) = (0, 0);
     for group in metadata.row_groups() {
         rows += u64::try_from(group.num_rows()).unwrap_or(0);
         let leaves = group.columns().iter().enumerate().filter(|(leaf, _)| mask.leaf_included(*leaf));
         bytes += leaves.map(|(_, column)| u64::try_from(column.uncompressed_size()).unwrap_or(0)).sum::<u64>();
     }
-    let rows = (BATCH_BYTES * rows).checked_div(bytes).unwrap_or(BATCH_ROWS);
+    (rows, bytes)
+}
+
+/// Rows of a batch, from the average row: long texts come in small batches.
+fn batch_rows(metadata: &ParquetMetaData, mask: &ProjectionMask) -> usize {
+    let (rows, bytes) = size(metadata, mask);
+    let rows = BATCH_BYTES.saturating_mul(rows).checked_div(bytes).unwrap_or(BATCH_ROWS);
     usize::try_from(rows.clamp(1, BATCH_ROWS)).unwrap_or(1)
 }
 
 fn error(file: &InputFile, row: u64, error: ParquetError) -> SourceError {
-    let ParquetError::External(inner) = error else { return SourceError::malformed(file, row, error) };
-    match (inner.downcast::<object_store::Error>(), &file.location) {
+    match (cause(error), &file.location) {
         (Ok(source), Some(location)) => StoreError::request("read", location, *source).into(),
         (Ok(source), None) => SourceError::malformed(file, row, source),
-        (Err(other), _) => SourceError::malformed(file, row, other),
+        (Err(reason), _) => SourceError::malformed(file, row, reason),
     }
 }

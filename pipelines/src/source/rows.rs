@@ -75,6 +75,20 @@ impl Rows {
         self.next
     }
 
+    /// Bytes of the files, as they lie there, that were read so far; for progress.
+    pub fn bytes_read(&self) -> u64 {
+        let files = &self.plan.files;
+        let before: u64 = files.iter().take(self.next.file).map(|plan| plan.file.size).sum();
+        let here = match (&self.reader, files.get(self.next.file)) {
+            (Some(Reader::Decoded(reader)), _) => reader.taken(),
+            (Some(Reader::Parquet(reader)), Some(plan)) => {
+                (plan.file.size as f64 * self.next.row as f64 / reader.total.max(1) as f64) as u64
+            }
+            _ => 0,
+        };
+        before + here
+    }
+
     /// The next rows, never none of them; `None` at the end of the last file.
     pub async fn next(&mut self) -> Result<Option<Slice>, SourceError> {
         let plan = Arc::clone(&self.plan);

@@ -15,7 +15,7 @@ use tokio::io::AsyncBufReadExt;
 
 use super::{
     Format, InputFile, SourceError,
-    bytes::{self, Bytes},
+    bytes::{self, Bytes, Taken},
     decode::{Decode, csv_decoder},
     ipc::Ipc,
     lines, parquet,
@@ -41,7 +41,7 @@ pub(super) async fn of_file(file: &InputFile) -> Result<SchemaRef, SourceError> 
 
 async fn arrow_schema(file: &InputFile) -> Result<SchemaRef, SourceError> {
     let malformed = |e: ArrowError| SourceError::malformed(file, 0, e);
-    let mut bytes = bytes::open(file).await?;
+    let mut bytes = bytes::open(file, &Taken::default()).await?;
     let mut decoder = Ipc::whole();
     loop {
         if let Some(schema) = decoder.schema() {
@@ -69,7 +69,7 @@ struct Head<'a> {
 type Guess = fn(Head<'_>) -> Result<Option<Schema>, ArrowError>;
 
 async fn guess(file: &InputFile, guess: Guess) -> Result<SchemaRef, SourceError> {
-    let mut bytes = bytes::open(file).await?;
+    let mut bytes = bytes::open(file, &Taken::default()).await?;
     let mut head = Vec::new();
     let mut limit = GUESS_BYTES;
     loop {

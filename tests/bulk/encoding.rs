@@ -1,0 +1,78 @@
+//! How the files are encoded, read from their footers.
+
+use elmo::{EmbedSpec, spec::Level};
+use elmo_pipelines::{bulk::BulkJob, sink::Codec, source::Keep, stores::Stores};
+use parquet::{
+    basic::{Compression, Encoding},
+    file::{
+        metadata::{PageIndexPolicy, ParquetMetaData, ParquetMetaDataReader},
+        page_index::column_index::ColumnIndexMetaData,
+    },
+};
+
+use crate::common::{Place, run, run_local, tiny};
+
+fn metadata(place: &Place, file: &str) -> ParquetMetaData {
+    let file = std::fs::File::open(place.path(file)).unwrap();
+    ParquetMetaDataReader::new().with_page_index_policy(PageIndexPolicy::Required).parse_and_finish(&file).unwrap()
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn vectors_and_the_rest() {
+    let place = Place::new();
+    place.write("a.csv", "id,text\n".to_owned() + &(0..40).map(|i| format!("{i},row {i}\n")).collect::<String>());
+    for level in [Level::Sentence, Level::Token] {
+        let stage = tiny(EmbedSpec { level, ..EmbedSpec::default() });
+        let job = BulkJob { rows_per_file: Some(100), ..place.job("a.csv", &level.to_string()) };
+        run(&job, stage.as_ref(), &Stores::with_settings([])).await.unwrap();
+        let metadata = metadata(&place, &format!("{level}/part-00000.parquet"));
+        let (mut vectors, mut others) = (0, 0);
+        for (leaf, column) in metadata.row_group(0).columns().iter().enumerate() {
+            assert!(matches!(column.compression(), Compression::ZSTD(_)), "{column:?}");
+            let encodings: Vec<Encoding> = column.encodings().collect();
+            let page_index = &metadata.column_index().unwrap()[0][leaf];
+            if column.column_type() == parquet::basic::Type::FLOAT {
+                vectors += 1;
+                assert!(encodings.contains(&Encoding::BYTE_STREAM_SPLIT), "{encodings:?}");
+                assert_eq!(column.dictionary_page_offset(), None);
+                assert!(column.statistics().is_none());
+                assert!(matches!(page_index, ColumnIndexMetaData::NONE));
+            } else if !column.column_path().string().starts_with("error") {
+                others += 1;
+                assert!(column.statistics().is_some(), "{}", column.column_path());
+                assert!(!matches!(page_index, ColumnIndexMetaData::NONE), "{}", column.column_path());
+            }
+        }
+        assert_eq!((vectors, others), if level == Level::Sentence { (1, 3) } else { (1, 7) });
+        let pairs = metadata.file_metadata().key_value_metadata().unwrap();
+        let keys: Vec<&str> = pairs.iter().map(|pair| pair.key.as_str()).collect();
+        // What every output says about itself.
+        let said =
+            "fingerprint options layers pooling tokenizer sentences state precision float version schema_version";
+        for key in said.split(' ') {
+            assert!(keys.contains(&format!("elmo.{key}").as_str()), "{key} is not among {keys:?}");
+        }
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn row_groups_end_by_bytes() {
+    let place = Place::new();
+    let wide = "x".repeat(100_000);
+    place.write("a.txt", (0..300).map(|i| format!("{i} {wide}\n")).collect::<String>());
+    let job = |output: &str, keep| BulkJob {
+        rows_per_file: Some(1000),
+        row_group_bytes: 8 << 20,
+        window_rows: 33,
+        codec: Codec::None,
+        keep,
+        ..place.job("a.txt", output)
+    };
+    run_local(&job("kept", Keep::All)).await.unwrap();
+    let kept = metadata(&place, "kept/part-00000.parquet");
+    let rows: Vec<i64> = kept.row_groups().iter().map(|group| group.num_rows()).collect();
+    // 30 MB of text in groups of 8 MiB, cut where 4 MiB are handed to the encoder: 42 rows at a time.
+    assert_eq!(rows, [84, 84, 84, 48]);
+    run_local(&job("left-out", Keep::None)).await.unwrap();
+    assert_eq!(metadata(&place, "left-out/part-00000.parquet").num_row_groups(), 1);
+}

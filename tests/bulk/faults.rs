@@ -1,0 +1,356 @@
+//! A store that fails, and two jobs on one output.
+
+use std::{
+    collections::BTreeMap,
+    fmt,
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering},
+    },
+};
+
+use async_trait::async_trait;
+use bytes::Bytes;
+use elmo_pipelines::{
+    Error, Exit,
+    bulk::BulkJob,
+    manifest::{Manifest, ManifestError},
+    sink::Codec,
+    stores::Stores,
+};
+use futures::{StreamExt, TryStreamExt, stream::BoxStream};
+use object_store::{
+    CopyOptions, GetOptions, GetResult, ListResult, MultipartUpload, ObjectMeta, ObjectStore, ObjectStoreExt,
+    PutMultipartOptions, PutOptions, PutPayload, PutResult, Result, UploadPart, memory::InMemory, path::Path,
+};
+
+use crate::common::{Hashing, job, run};
+
+/// What happens to a request.
+#[derive(Debug, Clone, Copy, PartialEq)]
+enum Fault {
+    /// Fine.
+    None,
+    /// 500, 503, or a timeout before the server did anything.
+    Before,
+    /// The server did it, but the answer was lost.
+    After,
+    /// A list ends early, as if there were no more.
+    Short,
+}
+
+/// Which request fails, by its number since the store was made.
+type Plan = Arc<dyn Fn(u64) -> Fault + Send + Sync>;
+
+/// Memory, with faults.
+#[derive(Clone)]
+struct Faulty {
+    inner: Arc<InMemory>,
+    plan: Plan,
+    requests: Arc<AtomicU64>,
+}
+
+impl fmt::Debug for Faulty {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Faulty")
+    }
+}
+
+impl fmt::Display for Faulty {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Faulty")
+    }
+}
+
+fn failure() -> object_store::Error {
+    object_store::Error::Generic { store: "faulty", source: "503 Service Unavailable".into() }
+}
+
+impl Faulty {
+    fn new(inner: &Arc<InMemory>, plan: Plan) -> Self {
+        Self { inner: Arc::clone(inner), plan, requests: Arc::default() }
+    }
+
+    fn fault(&self) -> Fault {
+        (self.plan)(self.requests.fetch_add(1, Ordering::SeqCst))
+    }
+
+    async fn request<T>(&self, work: impl Future<Output = Result<T>>) -> Result<T> {
+        match self.fault() {
+            Fault::Before => Err(failure()),
+            Fault::After => work.await.and(Err(failure())),
+            Fault::None | Fault::Short => work.await,
+        }
+    }
+}
+
+#[async_trait]
+impl ObjectStore for Faulty {
+    async fn put_opts(&self, at: &Path, payload: PutPayload, options: PutOptions) -> Result<PutResult> {
+        self.request(self.inner.put_opts(at, payload, options)).await
+    }
+
+    async fn put_multipart_opts(&self, at: &Path, options: PutMultipartOptions) -> Result<Box<dyn MultipartUpload>> {
+        let upload = self.request(self.inner.put_multipart_opts(at, options)).await?;
+        Ok(Box::new(FaultyUpload { upload, store: self.clone() }))
+    }
+
+    async fn get_opts(&self, at: &Path, options: GetOptions) -> Result<GetResult> {
+        self.request(self.inner.get_opts(at, options)).await
+    }
+
+    fn delete_stream(&self, at: BoxStream<'static, Result<Path>>) -> BoxStream<'static, Result<Path>> {
+        let store = self.clone();
+        at.then(move |path| {
+            let store = store.clone();
+            async move {
+                let path = path?;
+                store.request(store.inner.delete(&path)).await.map(|()| path)
+            }
+        })
+        .boxed()
+    }
+
+    fn list(&self, prefix: Option<&Path>) -> BoxStream<'static, Result<ObjectMeta>> {
+        match self.fault() {
+            Fault::None => self.inner.list(prefix),
+            Fault::Short => self.inner.list(prefix).take(1).boxed(),
+            Fault::Before | Fault::After => futures::stream::once(async { Err(failure()) }).boxed(),
+        }
+    }
+
+    async fn list_with_delimiter(&self, prefix: Option<&Path>) -> Result<ListResult> {
+        match self.fault() {
+            Fault::None => self.inner.list_with_delimiter(prefix).await,
+            Fault::Short => {
+                let mut list = self.inner.list_with_delimiter(prefix).await?;
+                list.objects.truncate(1);
+                Ok(list)
+            }
+            Fault::Before | Fault::After => Err(failure()),
+        }
+    }
+
+    async fn copy_opts(&self, from: &Path, to: &Path, options: CopyOptions) -> Result<()> {
+        self.request(self.inner.copy_opts(from, to, options)).await
+    }
+}
+
+#[derive(Debug)]
+struct FaultyUpload {
+    upload: Box<dyn MultipartUpload>,
+    store: Faulty,
+}
+
+#[async_trait]
+impl MultipartUpload for FaultyUpload {
+    fn put_part(&mut self, data: PutPayload) -> UploadPart {
+        let part = self.upload.put_part(data);
+        let store = self.store.clone();
+        Box::pin(async move { store.request(part).await })
+    }
+
+    async fn complete(&mut self) -> Result<PutResult> {
+        self.store.request(self.upload.complete()).await
+    }
+
+    async fn abort(&mut self) -> Result<()> {
+        self.upload.abort().await
+    }
+}
+
+fn fine() -> Plan {
+    Arc::new(|_| Fault::None)
+}
+
+/// Two files; the first part is large enough to go up in pieces, three small ones follow.
+async fn inputs() -> Arc<InMemory> {
+    let store = Arc::new(InMemory::new());
+    let wide: String = (0..10).map(|i| format!("{i} {}\n", "x".repeat(900_000))).collect();
+    store.put(&Path::from("in/a.txt"), PutPayload::from(wide.into_bytes())).await.unwrap();
+    store.put(&Path::from("in/b.txt"), PutPayload::from(crate::common::lines(25).into_bytes())).await.unwrap();
+    store
+}
+
+fn the_job() -> BulkJob {
+    BulkJob { codec: Codec::None, ..job("memory://faulty/in", "memory://faulty/out") }
+}
+
+async fn attempt(store: Faulty) -> elmo_pipelines::Result<()> {
+    let stores = Stores::with_settings([]);
+    stores.insert("memory://faulty", Arc::new(store));
+    run(&the_job(), &Hashing::default(), &stores).await.map(drop)
+}
+
+/// Parts, entries and totals, by name.
+async fn outcome(store: &InMemory) -> BTreeMap<String, Bytes> {
+    let objects: Vec<ObjectMeta> = store.list(Some(&Path::from("out"))).try_collect().await.unwrap();
+    let mut found = BTreeMap::new();
+    for meta in objects {
+        let bytes = store.get(&meta.location).await.unwrap().bytes().await.unwrap();
+        found.insert(meta.location.to_string(), bytes);
+    }
+    found
+}
+
+/// A minute goes by: a lease that nobody could give back is nobody's.
+async fn a_minute_later(store: &InMemory) {
+    let lock = Path::from("out/_elmo/lock");
+    if store.head(&lock).await.is_ok() {
+        let old = r#"{"id": "gone", "renewed": 0}"#;
+        store.put(&lock, PutPayload::from(old)).await.unwrap();
+    }
+}
+
+async fn undisturbed() -> BTreeMap<String, Bytes> {
+    let store = inputs().await;
+    attempt(Faulty::new(&store, fine())).await.unwrap();
+    let calm = outcome(&store).await;
+    let names: Vec<&str> = calm.keys().map(String::as_str).collect();
+    let expected = [
+        "out/_elmo/done.json",
+        "out/_elmo/job.json",
+        "out/_elmo/part-00000.json",
+        "out/_elmo/part-00001.json",
+        "out/_elmo/part-00002.json",
+        "out/_elmo/part-00003.json",
+        "out/part-00000.parquet",
+        "out/part-00001.parquet",
+        "out/part-00002.parquet",
+        "out/part-00003.parquet",
+    ];
+    assert_eq!(names, expected);
+    assert!(calm["out/part-00000.parquet"].len() > 8 << 20, "not large enough to go up in pieces");
+    calm
+}
+
+/// `job.json` names the version of each input, which every run of this test gives anew.
+fn without_job(mut objects: BTreeMap<String, Bytes>) -> BTreeMap<String, Bytes> {
+    objects.remove("out/_elmo/job.json");
+    objects
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn any_request_may_fail() {
+    let calm = without_job(undisturbed().await);
+    for fault in [Fault::Before, Fault::After] {
+        let mut request = 0;
+        loop {
+            let store = inputs().await;
+            let faulty = Faulty::new(&store, Arc::new(move |n| if n == request { fault } else { Fault::None }));
+            let requests = Arc::clone(&faulty.requests);
+            if let Err(error) = attempt(faulty).await {
+                assert_eq!(error.exit(), Exit::Storage, "request {request}, {fault:?}: {error}");
+            }
+            if requests.load(Ordering::SeqCst) <= request {
+                break;
+            }
+            a_minute_later(&store).await;
+            attempt(Faulty::new(&store, fine())).await.unwrap();
+            assert!(without_job(outcome(&store).await) == calm, "request {request}, {fault:?}");
+            request += 1;
+        }
+        assert!(request > 20, "only {request} requests were seen");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn many_requests_may_fail() {
+    let calm = without_job(undisturbed().await);
+    for seed in 0..20_u64 {
+        let store = inputs().await;
+        let mut runs = 0;
+        loop {
+            let plan = move |n: u64| match mixed(seed * 1_000_003 + runs * 1009 + n) % 40 {
+                0 | 1 => Fault::Before,
+                2 | 3 => Fault::After,
+                _ => Fault::None,
+            };
+            match attempt(Faulty::new(&store, Arc::new(plan))).await {
+                Ok(()) => break,
+                Err(error) => assert_eq!(error.exit(), Exit::Storage, "{error}"),
+            }
+            a_minute_later(&store).await;
+            runs += 1;
+            assert!(runs < 500, "the job never ends");
+        }
+        let mut found = without_job(outcome(&store).await);
+        found.remove("out/_elmo/lock");
+        assert!(found == calm, "seed {seed}, after {runs} failures");
+    }
+}
+
+/// SplitMix64.
+fn mixed(n: u64) -> u64 {
+    let z = n.wrapping_add(0x9e37_79b9_7f4a_7c15);
+    let z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+    let z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+    z ^ (z >> 31)
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_list_that_ends_early_does_not_change_a_job() {
+    let calm = without_job(undisturbed().await);
+    let store = inputs().await;
+    // Far enough that two parts are durable.
+    let stop = Faulty::new(&store, Arc::new(|n| if n > 17 { Fault::Before } else { Fault::None }));
+    attempt(stop).await.unwrap_err();
+    a_minute_later(&store).await;
+    let short = attempt(Faulty::new(&store, Arc::new(|_| Fault::Short))).await.unwrap_err();
+    assert!(matches!(&short, Error::Manifest(ManifestError::Differs { .. })), "{short}");
+    assert!(short.to_string().contains("b.txt: not there now"), "{short}");
+    a_minute_later(&store).await;
+    attempt(Faulty::new(&store, fine())).await.unwrap();
+    assert!(without_job(outcome(&store).await) == calm);
+}
+
+fn nothing() -> elmo_pipelines::manifest::Job {
+    serde_json::from_str(r#"{"settings": {}, "inputs": []}"#).unwrap()
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn one_job_at_a_time_in_an_object_store() {
+    let store = Arc::new(InMemory::new());
+    let stores = Stores::with_settings([]);
+    stores.insert("memory://two", Arc::<InMemory>::clone(&store));
+    let output = stores.locate("memory://two/out").unwrap();
+    let mut first = Manifest::open(&output, &nothing(), false).await.unwrap();
+    let second = Manifest::open(&output, &nothing(), false).await.unwrap_err();
+    assert!(matches!(&second, ManifestError::Locked { holder, .. } if holder.contains("last heard of")), "{second}");
+    a_minute_later(&store).await;
+    let mut second = Manifest::open(&output, &nothing(), false).await.unwrap();
+    let entry = |sha256: &str| {
+        let counts = elmo_pipelines::manifest::Counts::default();
+        let file = "part-00000.parquet".to_owned();
+        elmo_pipelines::manifest::PartEntry {
+            file,
+            start: Default::default(),
+            end: Default::default(),
+            last: false,
+            bytes: 1,
+            sha256: sha256.to_owned(),
+            counts,
+        }
+    };
+    second.enter(entry("a")).await.unwrap();
+    // The same work twice is no harm, other work is.
+    first.enter(entry("a")).await.unwrap();
+    second.enter(entry("b")).await.unwrap();
+    let overtaken = first.enter(entry("c")).await.unwrap_err();
+    assert!(matches!(overtaken, ManifestError::Overtaken { .. }), "{overtaken}");
+    second.close().await;
+    Manifest::open(&output, &nothing(), false).await.unwrap().close().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_job_that_is_refused_gives_the_lock_back() {
+    let store = inputs().await;
+    attempt(Faulty::new(&store, fine())).await.unwrap();
+    let stores = Stores::with_settings([]);
+    stores.insert("memory://faulty", Arc::<InMemory>::clone(&store));
+    let other = BulkJob { rows_per_file: Some(3), ..the_job() };
+    for _ in 0..2 {
+        let refused = run(&other, &Hashing::default(), &stores).await.unwrap_err();
+        assert!(matches!(refused, Error::Manifest(ManifestError::Differs { .. })), "{refused}");
+    }
+}

@@ -1,0 +1,258 @@
+//! Every kind of file, alone and mixed.
+
+use std::sync::Arc;
+
+use arrow::{
+    array::{
+        ArrayRef, DictionaryArray, Int64Array, LargeStringArray, ListArray, RecordBatch, StringArray, StringViewArray,
+    },
+    datatypes::Int32Type,
+    ipc::writer::{FileWriter, StreamWriter},
+};
+use async_compression::tokio::write::{GzipEncoder, ZstdEncoder};
+use elmo::{EmbedSpec, spec::OnError};
+use elmo_pipelines::{
+    Error, Exit,
+    dry_run::dry_run,
+    source::{self, Keep, Plan, Request},
+    stores::Stores,
+};
+use parquet::arrow::ArrowWriter;
+use tokio::io::AsyncWriteExt;
+
+use crate::common::{Hashing, Place, assert_own_vectors, run, run_local, strings, vectors};
+
+const TEXTS: [&str; 5] = ["first", "two words", "", "with \"quotes\", a comma", "naïve 日本語 🙂"];
+
+fn batch(text: ArrayRef) -> RecordBatch {
+    let id: ArrayRef = Arc::new(Int64Array::from_iter_values(0..text.len() as i64));
+    RecordBatch::try_from_iter([("id", id), ("text", text)]).unwrap()
+}
+
+fn text() -> ArrayRef {
+    Arc::new(StringArray::from(TEXTS.to_vec()))
+}
+
+fn csv() -> Vec<u8> {
+    let rows = TEXTS.iter().enumerate().map(|(i, t)| format!("{i},\"{}\"\n", t.replace('"', "\"\"")));
+    std::iter::once("id,text\n".to_owned()).chain(rows).collect::<String>().into_bytes()
+}
+
+fn json() -> Vec<u8> {
+    let rows = TEXTS.iter().enumerate().map(|(i, t)| serde_json::json!({"id": i, "text": t}).to_string() + "\n");
+    rows.collect::<String>().into_bytes()
+}
+
+fn parquet(batch: &RecordBatch) -> Vec<u8> {
+    let mut bytes = Vec::new();
+    let mut writer = ArrowWriter::try_new(&mut bytes, batch.schema(), None).unwrap();
+    writer.write(batch).unwrap();
+    writer.close().unwrap();
+    bytes
+}
+
+fn arrow_file(batch: &RecordBatch) -> Vec<u8> {
+    let mut writer = FileWriter::try_new(Vec::new(), &batch.schema()).unwrap();
+    writer.write(batch).unwrap();
+    writer.into_inner().unwrap()
+}
+
+fn arrow_stream(batch: &RecordBatch) -> Vec<u8> {
+    let mut writer = StreamWriter::try_new(Vec::new(), &batch.schema()).unwrap();
+    writer.write(batch).unwrap();
+    writer.into_inner().unwrap()
+}
+
+async fn gzip(bytes: &[u8]) -> Vec<u8> {
+    let mut encoder = GzipEncoder::new(Vec::new());
+    encoder.write_all(bytes).await.unwrap();
+    encoder.shutdown().await.unwrap();
+    encoder.into_inner()
+}
+
+async fn zstd(bytes: &[u8]) -> Vec<u8> {
+    let mut encoder = ZstdEncoder::new(Vec::new());
+    encoder.write_all(bytes).await.unwrap();
+    encoder.shutdown().await.unwrap();
+    encoder.into_inner()
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn every_format_plain_and_packed() {
+    let place = Place::new();
+    let (csv, json) = (csv(), json());
+    let (file, stream) = (arrow_file(&batch(text())), arrow_stream(&batch(text())));
+    // Two gzip members, one after the other, are one file.
+    let (head, tail) = json.split_at(json.len() / 2);
+    let members = [gzip(head).await, gzip(tail).await].concat();
+    let files = [
+        ("a.csv", csv.clone()),
+        ("b.csv.gz", gzip(&csv).await),
+        ("c.csv.zst", zstd(&csv).await),
+        ("d.jsonl", json.clone()),
+        ("e.ndjson.gz", members),
+        ("f.jsonl.zst", zstd(&json).await),
+        ("g.parquet", parquet(&batch(text()))),
+        ("h.arrow", file.clone()),
+        ("i.arrow.zst", zstd(&file).await),
+        ("j.arrows", stream.clone()),
+        ("k.arrow.gz", gzip(&stream).await),
+    ];
+    for (name, bytes) in &files {
+        place.write(&format!("in/{name}"), bytes);
+    }
+    let report = run_local(&place.job("in", "out")).await.unwrap();
+    assert_eq!(report.counts.rows_out as usize, files.len() * TEXTS.len());
+    let rows = place.rows("out");
+    assert_own_vectors(&rows);
+    // CSV has no way to write an empty string that is not NULL.
+    let texts = strings(&rows, "text").into_iter().map(Option::unwrap_or_default);
+    let expected = std::iter::repeat_n(TEXTS, files.len()).flatten();
+    assert!(texts.eq(expected));
+    let ids = strings(&rows, "id");
+    assert!(ids.chunks(TEXTS.len()).all(|file| file.iter().flatten().eq(["0", "1", "2", "3", "4"])), "{ids:?}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn lines_and_their_ends() {
+    let place = Place::new();
+    place.write("in/a.txt", "\u{feff}one\r\ntwo\n\nfour");
+    place.write("in/b.txt", "");
+    place.write("in/c.txt.gz", gzip(b"five\nsix\n").await);
+    run_local(&place.job("in", "out")).await.unwrap();
+    let rows = place.rows("out");
+    let texts: Vec<_> = strings(&rows, "text").into_iter().flatten().collect();
+    assert_eq!(texts, ["one", "two", "", "four", "five", "six"]);
+    assert_own_vectors(&rows);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_line_that_is_no_utf8_is_that_rows_fault_alone() {
+    let place = Place::new();
+    place.write("a.txt", b"fine\n\xffbad\nalso fine\n");
+    let error = run_local(&place.job("a.txt", "fail")).await.unwrap_err();
+    assert_eq!(error.exit(), Exit::Input);
+    assert!(matches!(&error, Error::Input { file, row: Some(1), .. } if file.ends_with("a.txt")), "{error:?}");
+    let with = |on_error| Hashing { spec: EmbedSpec { on_error, ..EmbedSpec::default() }, ..Hashing::default() };
+    let stores = Stores::with_settings([]);
+    let report = run(&place.job("a.txt", "null"), &with(OnError::Null), &stores).await.unwrap();
+    assert_eq!((report.counts.rows_out, report.counts.errors), (3, 1));
+    let rows = place.rows("null");
+    assert_eq!(strings(&rows, "text")[1].as_deref(), Some("\u{fffd}bad"));
+    assert_eq!(strings(&rows, "error"), [None, Some("not UTF-8".to_owned()), None]);
+    let report = run(&place.job("a.txt", "skip"), &with(OnError::Skip), &stores).await.unwrap();
+    assert_eq!((report.counts.rows_in, report.counts.rows_out, report.counts.skipped), (3, 2, 1));
+    let texts: Vec<_> = strings(&place.rows("skip"), "text").into_iter().flatten().collect();
+    assert_eq!(texts, ["fine", "also fine"]);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn every_encoding_of_strings() {
+    let place = Place::new();
+    let words: Vec<Option<&str>> = vec![Some("a"), None, Some("a"), Some("a long one that no view holds inline")];
+    let columns: [(&str, ArrayRef); 4] = [
+        ("utf8", Arc::new(StringArray::from(words.clone()))),
+        ("large", Arc::new(LargeStringArray::from(words.clone()))),
+        ("view", Arc::new(StringViewArray::from(words.clone()))),
+        ("dictionary", Arc::new(words.into_iter().collect::<DictionaryArray<Int32Type>>())),
+    ];
+    let mut expected = None;
+    for (name, column) in columns {
+        place.write(&format!("{name}.arrow"), arrow_file(&batch(column)));
+        run_local(&place.job(&format!("{name}.arrow"), name)).await.unwrap();
+        let found = vectors(&place.rows(name));
+        assert_eq!(*expected.get_or_insert_with(|| found.clone()), found, "{name}");
+    }
+    run_local(&place.job("*.arrow", "mixed")).await.unwrap();
+    let once = expected.unwrap();
+    assert_eq!(vectors(&place.rows("mixed")), [once.clone(), once.clone(), once.clone(), once].concat());
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn lists_of_words_are_taken_as_tokens() {
+    let place = Place::new();
+    let mut builder = arrow::array::ListBuilder::new(arrow::array::StringBuilder::new());
+    builder.append_value([Some("It"), Some("rained"), Some(".")]);
+    builder.append_null();
+    let list: ListArray = builder.finish();
+    place.write("a.parquet", parquet(&batch(Arc::new(list))));
+    place.write("b.jsonl", "{\"text\": [\"It\", \"rained\", \".\"], \"id\": 7}\n");
+    place.write("c.jsonl", "{\"text\": \"It rained.\"}\n");
+    let stores = Stores::with_settings([]);
+    let tiny = crate::common::tiny(EmbedSpec::default());
+    let job =
+        |input: &str, output: &str| elmo_pipelines::bulk::BulkJob { keep: Keep::None, ..place.job(input, output) };
+    let mut both = job("a.parquet", "out");
+    both.inputs.push(place.path("b.jsonl").display().to_string());
+    run(&both, tiny.as_ref(), &stores).await.unwrap();
+    let found = vectors(&place.rows("out"));
+    run(&job("c.jsonl", "string"), tiny.as_ref(), &stores).await.unwrap();
+    let string = vectors(&place.rows("string")).remove(0);
+    assert_eq!(found, [string.clone(), None, string]);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_output_may_lie_in_the_input_and_nothing_gives_nothing() {
+    let place = Place::new();
+    place.write("in/a.txt", "one\n");
+    run_local(&place.job("in", "in/out")).await.unwrap();
+    let again = run_local(&place.job("in", "in/out")).await.unwrap();
+    assert_eq!(again.resumed_rows, 1);
+    place.write("b.txt", "");
+    let report = run_local(&place.job("b.txt", "empty")).await.unwrap();
+    assert_eq!((report.counts.rows_in, report.parts), (0, 1));
+    assert_eq!(place.rows("empty").num_columns(), 4);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_is_wrong_is_named_with_file_and_row() {
+    let place = Place::new();
+    let cases: [(&str, &[u8], &str); 8] = [
+        ("a.csv", b"id,text\n1,x\n2\n", "a.csv: after row"),
+        ("b.jsonl", b"{\"text\": \"x\"}\n{\"text\": \n", "b.jsonl: after row"),
+        ("c.jsonl", b"[1, 2]\n", "c.jsonl"),
+        ("d.csv.gz", b"not gzip at all", "the packed data are damaged"),
+        ("e.parquet", b"PAR1 this is no parquet PAR1", "e.parquet: after row 0"),
+        ("f.arrow", b"<html><body>not found</body></html>", "no"),
+        ("g.csv", b"txet\nx\n", "did you mean \"txet\"?"),
+        ("h.jsonl", b"", "no column \"text\""),
+    ];
+    for (name, bytes, said) in cases {
+        place.write(name, bytes);
+        let error = run_local(&place.job(name, &format!("out-{name}"))).await.unwrap_err();
+        assert_eq!(error.exit(), Exit::Input, "{name}: {error}");
+        assert!(error.to_string().contains(said) && error.to_string().contains(name), "{name}: {error}");
+    }
+    let cut = gzip(&lots()).await;
+    place.write("cut.txt.gz", &cut[..cut.len() - 20]);
+    let error = run_local(&place.job("cut.txt.gz", "out-cut")).await.unwrap_err();
+    assert!(error.to_string().contains("the file is cut off"), "{error}");
+}
+
+fn lots() -> Vec<u8> {
+    crate::common::lines(1000).into_bytes()
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn rows_are_counted_without_reading_everything() {
+    let place = Place::new();
+    place.write("in/a.parquet", parquet(&batch(text())));
+    place.write("in/b.txt", lots());
+    // Lines of one length, so that any part of the file tells about the rest.
+    place.write("in/c.txt", (0..50_000).map(|i| format!("{i:0>99}\n")).collect::<String>());
+    place.write("in/d.txt.gz", gzip(&lots()).await);
+    let stores = Stores::with_settings([]);
+    let files = source::list(&stores, &[place.path("in").display().to_string()], None).await.unwrap();
+    let request = Request { column: "text".into(), id: None, keep: Keep::None, reserved: Vec::new() };
+    let plan = Arc::new(Plan::resolve(files, &request).await.unwrap());
+    let mut counted = Vec::new();
+    for number in 0..4 {
+        counted.push(plan.count(number, 500_000).await.unwrap());
+    }
+    assert_eq!(counted.iter().map(|c| c.exact).collect::<Vec<_>>(), [true, true, false, true]);
+    assert_eq!([counted[0].rows, counted[1].rows, counted[3].rows], [5, 1000, 1000]);
+    assert!(counted[2].rows.abs_diff(50_000) < 500, "{:?}", counted[2]);
+    let plan = dry_run(&place.job("in", "no/such/folder"), &Hashing::default(), &stores).await.unwrap();
+    assert_eq!((plan.rows, plan.rows_exact, plan.files), (52_005, true, 4));
+    assert!(!place.path("no").exists());
+}

@@ -1,0 +1,227 @@
+//! What is durable stays, what is not comes again with the same bytes.
+
+use std::{
+    fs,
+    time::{Duration, Instant},
+};
+
+use elmo::{
+    EmbedSpec,
+    spec::{OnLong, SentenceMode, StateMode},
+};
+use elmo_pipelines::{
+    Error, Exit,
+    bulk::{self, BulkJob},
+    report::{Progress, Silent, Snapshot},
+    stores::Stores,
+};
+use tokio::sync::Notify;
+
+use crate::common::{Hashing, Place, lines, names, parts, run, run_local, strings, tiny};
+
+/// Asks the job to stop once it has seen so many rows.
+#[derive(Debug)]
+struct StopAfter {
+    rows: u64,
+    stop: Notify,
+}
+
+impl StopAfter {
+    fn new(rows: u64) -> Self {
+        Self { rows, stop: Notify::new() }
+    }
+}
+
+impl Progress for StopAfter {
+    fn update(&self, seen: &Snapshot) {
+        if seen.rows >= self.rows {
+            self.stop.notify_one();
+        }
+    }
+
+    fn finish(&self) {}
+}
+
+fn stores() -> Stores {
+    Stores::with_settings([])
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn neither_windows_nor_interruptions_show_in_the_bytes() {
+    let place = Place::new();
+    let uneven: String = (0..230).map(|i| format!("{} end {i}.\n", "many words ".repeat(i * 7 % 23))).collect();
+    place.write("a.txt", uneven);
+    let stage = tiny(EmbedSpec::default());
+    let job =
+        |output: &str, window_rows| BulkJob { rows_per_file: Some(60), window_rows, ..place.job("a.txt", output) };
+    run(&job("calm", 1000), stage.as_ref(), &stores()).await.unwrap();
+    let calm = parts(&place.path("calm"));
+    assert_eq!(calm.len(), 4);
+    for window_rows in [1, 7, 64] {
+        let output = format!("windows-{window_rows}");
+        run(&job(&output, window_rows), stage.as_ref(), &stores()).await.unwrap();
+        assert!(parts(&place.path(&output)) == calm, "windows of {window_rows} rows");
+    }
+    let mut interruptions = 0;
+    for rows in [10, 70, 130, 200] {
+        let progress = StopAfter::new(rows);
+        // Another window each time: flags for memory may change on the way.
+        let job = job("stopped", rows as usize);
+        match bulk::run(&job, stage.as_ref(), &stores(), progress.stop.notified(), &progress).await {
+            Err(Error::Interrupted { .. }) => interruptions += 1,
+            done => drop(done.unwrap()),
+        }
+    }
+    assert!(interruptions > 1);
+    run(&job("stopped", 64), stage.as_ref(), &stores()).await.unwrap();
+    assert!(parts(&place.path("stopped")) == calm);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn carried_state_survives_an_interruption() {
+    let place = Place::new();
+    place.write("a.txt", lines(50));
+    let spec = || EmbedSpec {
+        state: StateMode::Carry,
+        batch_rows: Some(4),
+        sentences: SentenceMode::Off,
+        on_long: OnLong::Truncate,
+        ..EmbedSpec::default()
+    };
+    // 10 rows are no whole number of batches of 4: parts have 12.
+    let job = |output: &str| place.job("a.txt", output);
+    run(&job("calm"), tiny(spec()).as_ref(), &stores()).await.unwrap();
+    let calm = parts(&place.path("calm"));
+    assert_eq!(calm.len(), 5);
+    let progress = StopAfter::new(30);
+    let stop = progress.stop.notified();
+    let stopped = bulk::run(&job("stopped"), tiny(spec()).as_ref(), &stores(), stop, &progress).await;
+    assert!(matches!(stopped, Err(Error::Interrupted { .. })));
+    let report = run(&job("stopped"), tiny(spec()).as_ref(), &stores()).await.unwrap();
+    assert!(report.resumed_rows > 0, "nothing was durable");
+    assert!(parts(&place.path("stopped")) == calm);
+    let whole = BulkJob { rows_per_file: Some(1000), ..job("whole") };
+    run(&whole, tiny(spec()).as_ref(), &stores()).await.unwrap();
+    assert_eq!(place.rows("whole"), place.rows("calm"), "the size of parts must not show in the vectors");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_hanging_device_does_not_hold_up_an_interruption() {
+    let place = Place::new();
+    place.write("a.txt", lines(30));
+    let stuck = Hashing { stuck: true, ..Hashing::default() };
+    let began = Instant::now();
+    let shutdown = tokio::time::sleep(Duration::from_millis(50));
+    let error = bulk::run(&place.job("a.txt", "out"), &stuck, &stores(), shutdown, &Silent).await.unwrap_err();
+    assert_eq!(error.exit(), Exit::Interrupted);
+    // Not a measurement: without the shutdown it would never end.
+    assert!(began.elapsed() < Duration::from_secs(60));
+    assert_eq!(names(&place.path("out")), ["_elmo"]);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_was_computed_before_an_interruption_is_not_computed_again() {
+    let place = Place::new();
+    place.write("a.txt", lines(200));
+    let job = |output: &str| BulkJob { rows_per_file: Some(150), ..place.job("a.txt", output) };
+    run_local(&job("calm")).await.unwrap();
+    let calm = parts(&place.path("calm"));
+    let partial = |output: &str| place.path(output).join("_elmo/partial.arrows");
+    for damaged in [false, true] {
+        let output = format!("damaged-{damaged}");
+        let (progress, stage) = (StopAfter::new(50), Hashing::default());
+        let stop = progress.stop.notified();
+        let error = bulk::run(&job(&output), &stage, &stores(), stop, &progress).await.unwrap_err();
+        let Error::Interrupted { rows } = error else { panic!("{error}") };
+        assert!((50..150).contains(&rows), "{rows} rows are safe");
+        assert_eq!(names(&place.path(&output)), ["_elmo"]);
+        if damaged {
+            let mut bytes = fs::read(partial(&output)).unwrap();
+            bytes.truncate(bytes.len() / 2);
+            fs::write(partial(&output), bytes).unwrap();
+        }
+        let again = Hashing::default();
+        run(&job(&output), &again, &stores()).await.unwrap();
+        let computed = again.rows.into_inner() as u64;
+        assert_eq!(computed, if damaged { 200 } else { 200 - rows });
+        assert!(parts(&place.path(&output)) == calm);
+        assert!(!partial(&output).exists());
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn lost_parts_are_written_again() {
+    let place = Place::new();
+    place.write("a.txt", lines(45));
+    run_local(&place.job("a.txt", "out")).await.unwrap();
+    let calm = parts(&place.path("out"));
+    fs::remove_file(place.path("out/part-00001.parquet")).unwrap();
+    fs::write(place.path("out/part-00003.parquet"), "cut").unwrap();
+    run_local(&place.job("a.txt", "out")).await.unwrap();
+    assert!(parts(&place.path("out")) == calm);
+    // A part whose bytes cannot come out again is said, not papered over.
+    let entry = place.path("out/_elmo/part-00002.json");
+    let changed = fs::read_to_string(&entry).unwrap().replace("\"sha256\": \"", "\"sha256\": \"0");
+    fs::write(&entry, changed).unwrap();
+    fs::remove_file(place.path("out/part-00002.parquet")).unwrap();
+    let error = run_local(&place.job("a.txt", "out")).await.unwrap_err();
+    assert!(error.to_string().contains("part-00002.parquet was lost or damaged"), "{error}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_a_kill_leaves_half_written_is_removed() {
+    let place = Place::new();
+    place.write("a.txt", lines(15));
+    for name in [
+        "part-00001.parquet#1",
+        "_elmo/part-00001.json#2",
+        "_elmo/partial.arrows#1",
+        "mine.parquet#1",
+        "_elmo/notes.json#1",
+    ] {
+        place.write(&format!("out/{name}"), "half");
+    }
+    run_local(&place.job("a.txt", "out")).await.unwrap();
+    assert_eq!(names(&place.path("out")), ["_elmo", "mine.parquet#1", "part-00000.parquet", "part-00001.parquet"]);
+    let entries = ["done.json", "job.json", "lock", "notes.json#1", "part-00000.json", "part-00001.json"];
+    assert_eq!(names(&place.path("out/_elmo")), entries);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_others_wrote_is_never_removed() {
+    let place = Place::new();
+    place.write("a.txt", lines(15));
+    let theirs = "part-00000-5c1e3f0a-c000.snappy.parquet";
+    place.write(&format!("out/{theirs}"), "of another program");
+    let error = run_local(&place.job("a.txt", "out")).await.unwrap_err();
+    assert!(error.to_string().contains(theirs), "{error}");
+    let anew = BulkJob { overwrite: true, ..place.job("a.txt", "out") };
+    // Even then: the folder is not ours alone.
+    let error = run_local(&anew).await.unwrap_err();
+    assert!(error.to_string().contains(theirs), "{error}");
+    assert!(place.path(&format!("out/{theirs}")).exists());
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn other_settings_are_refused_with_the_difference() {
+    let place = Place::new();
+    place.write("a.txt", lines(15));
+    run_local(&place.job("a.txt", "out")).await.unwrap();
+    let before = parts(&place.path("out"));
+    let other = BulkJob { rows_per_file: Some(5), row_group_bytes: 1 << 20, ..place.job("a.txt", "out") };
+    let error = run_local(&other).await.unwrap_err();
+    let said = error.to_string();
+    assert!(
+        said.contains("rows-per-file: there 10, now 5") && said.contains("row-group-mb: there 64, now 1"),
+        "{said}"
+    );
+    assert_eq!(error.exit(), Exit::Usage);
+    assert!(parts(&place.path("out")) == before);
+    // Flags that only cost memory or time are no difference.
+    run_local(&BulkJob { window_rows: 1, ..place.job("a.txt", "out") }).await.unwrap();
+    let shorter = BulkJob { overwrite: true, ..other };
+    place.write("a.txt", "one\n");
+    run_local(&shorter).await.unwrap();
+    assert_eq!(strings(&place.rows("out"), "text"), [Some("one".to_owned())]);
+    assert_eq!(names(&place.path("out")), ["_elmo", "part-00000.parquet"], "parts of the longer job are gone");
+}
