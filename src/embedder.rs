@@ -1,11 +1,11 @@
 //! The engine: one handle, one OS thread per device (per core on a CPU), one queue.
 //!
 //! Callers of any kind (a bulk job, many SQL partitions, a Kafka consumer) hand in *sentences*; free
-//! devices take batches that the [planner](crate::planner) forms over all of them; each caller gets its
+//! devices take batches that the planner (`planner.rs`) forms over all of them; each caller gets its
 //! answers in the order it asked.
 //!
-//! * The queue is bounded by tokens. A full queue makes callers wait ([`Embedder::submit`] blocks,
-//!   [`Embedder::submit_async`] yields); one sentence more than fits is let in, so none waits for ever.
+//! * The queue is bounded by tokens. A full queue makes callers wait (`submit` blocks,
+//!   `submit_async` yields); one sentence more than fits is let in, so none waits for ever.
 //! * A device never waits for more work than there is, so a caller that blocks on its answer, on any
 //!   runtime, always gets it: device threads need nothing from callers to make progress.
 //! * An answer that nobody waits for any more is dropped; its sentences that still wait are skipped.

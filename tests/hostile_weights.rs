@@ -14,7 +14,7 @@ use elmo::{
 };
 
 fn fixture(name: &str) -> PathBuf {
-    PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/hdf5").join(name)
+    crate::repository().join("tests/fixtures/hdf5").join(name)
 }
 
 fn options() -> ModelOptions {

@@ -21,6 +21,12 @@ use elmo::{
 use golden::{Engine, check_engine};
 use reference::{LstmState, StartState};
 
+/// The clone that is tested. Asked for at run time: a target folder may serve several clones, and then a test binary
+/// that is fresh for cargo may have been built in another one.
+fn repository() -> std::path::PathBuf {
+    std::env::var_os("CARGO_MANIFEST_DIR").map(Into::into).expect("cargo test sets CARGO_MANIFEST_DIR")
+}
+
 /// The model as the engine's device threads drive it.
 struct Model {
     bilm: BiLm,

@@ -289,7 +289,7 @@ impl BiLm {
         Ok(StartState { layers, per_sentence: false })
     }
 
-    /// A constant state from what [`StartState::numbers`] gave.
+    /// A constant state from what `StartState::numbers` gave.
     pub fn state_from_numbers(&self, numbers: &[f32]) -> Result<StartState, DeviceError> {
         let mut rest = numbers;
         let mut take = |dim: usize| -> Result<Tensor, DeviceError> {

@@ -4,7 +4,7 @@
 //! words --char_cnn--> token table [U, P] --packing--> input [2, R, P] --lstm--> layers [L+1][2, R, P]
 //! ```
 //!
-//! `U` distinct words, `R` packed rows ([`packing`]), `P` projection, `D` cells, `C` character
+//! `U` distinct words, `R` packed rows (`packing.rs`), `P` projection, `D` cells, `C` character
 //! embedding, `F` filters, `M` characters of a token; the leading 2 are the forward and the backward
 //! direction.
 

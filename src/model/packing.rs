@@ -18,7 +18,7 @@
 ///
 /// libtorch multiplies small matrices with other kernels, whose sums differ in the last bit; from 16
 /// rows on, a row's result was the same at every height on every CPU we measured. The self-test
-/// ([`super::self_test`]) checks it on the machine at hand.
+/// (`self_test.rs`) checks it on the machine at hand.
 pub(crate) const MIN_WIDTH: usize = 16;
 
 /// One time step of a packed batch.

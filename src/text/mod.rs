@@ -9,7 +9,7 @@
 //! * `start..end` of a token lies in the text, on character boundaries, and is never empty;
 //! * tokens stand in the order of the text and never overlap, and a sentence ends before the next one begins;
 //! * no token is empty, and neither is a sentence: blank text has none;
-//! * time and memory grow linearly with the text, and [`sentences`] holds the tokens of one sentence only.
+//! * time and memory grow linearly with the text, and [`sentences()`] holds the tokens of one sentence only.
 //!
 //! `docs/tokenizer.md` has the rules and what they were compared with.
 

@@ -3,7 +3,7 @@
 //! Read with `hdf5-pure`, which has no C in it and refuses external storage, virtual datasets and
 //! every link that is not a hard one; all of these could make a model file read other local files
 //! into tensors. On top of that a dataset is compared with the plan before its values are touched,
-//! and [`BoundedSource`] limits the work that the structure of a file can ask for.
+//! and `BoundedSource` limits the work that the structure of a file can ask for.
 //!
 //! A one-layer model needs the same names as the others, with `MultiRNNCell/Cell0`. bilm-tf would
 //! have left that level out when it dumped such a model, but then none of its own readers found the

@@ -36,7 +36,9 @@ impl Ended {
 impl Place {
     pub(crate) fn new() -> Self {
         let place = Self { folder: tempfile::tempdir().unwrap() };
-        let reviews = Path::new(env!("CARGO_MANIFEST_DIR")).join("../examples/data/reviews.jsonl");
+        // At run time: a target folder may serve several clones.
+        let clone = std::env::var_os("CARGO_MANIFEST_DIR").unwrap();
+        let reviews = Path::new(&clone).join("../examples/data/reviews.jsonl");
         fs::copy(reviews, place.path("reviews.jsonl")).unwrap();
         place
     }

@@ -1,6 +1,6 @@
 //! The files of `fixtures/golden`, read.
 
-use std::{fs, path::PathBuf};
+use std::fs;
 
 use elmo::options::ModelOptions;
 use safetensors::SafeTensors;
@@ -173,6 +173,6 @@ fn json(name: &str) -> Value {
 }
 
 fn bytes(name: &str) -> Vec<u8> {
-    let path = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/golden").join(name);
+    let path = crate::repository().join("tests/fixtures/golden").join(name);
     fs::read(&path).unwrap_or_else(|e| panic!("{}: {e}", path.display()))
 }

@@ -42,8 +42,8 @@ use crate::{
 
 /// ELMo sentence and token vectors for files of text: exact, deterministic, resumable.
 ///
-/// Every option can also be set as ELMO_<OPTION> in the environment (--batch-tokens is ELMO_BATCH_TOKENS) or in
-/// elmo.toml; the command line wins over the environment, and that over the file.
+/// Every option can also be set in the environment (ELMO_BATCH_TOKENS is --batch-tokens) or in elmo.toml; the command
+/// line wins over the environment, and that over the file.
 #[derive(Debug, Parser)]
 #[command(name = "elmo", version, max_term_width = 100, subcommand_required = true, arg_required_else_help = true)]
 #[command(disable_help_subcommand = true, infer_subcommands = false, after_help = EXAMPLES)]

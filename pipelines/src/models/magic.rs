@@ -68,7 +68,7 @@ impl WrongContent {
 const HEAD: u64 = 64;
 
 impl Role {
-    /// Checks the first [`HEAD`] bytes of a file.
+    /// Checks the first `HEAD` bytes of a file.
     pub fn check(self, head: &[u8]) -> Result<(), WrongContent> {
         let found = file_kind(head);
         let fits = match self {
