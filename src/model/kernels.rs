@@ -24,7 +24,8 @@ fn fma<const FUSED: bool>(a: f32, b: f32, c: f32) -> f32 {
 fn exp<const FUSED: bool>(x: f32) -> f32 {
     const ROUND: f32 = 12_582_912.0; // 1.5 * 2^23: adding and subtracting it rounds to an integer
     let x = x.clamp(-87.0, 88.0);
-    let n = fma::<FUSED>(x, std::f32::consts::LOG2_E, ROUND) - ROUND;
+    let shifted = fma::<FUSED>(x, std::f32::consts::LOG2_E, ROUND);
+    let n = shifted - ROUND;
     // ln 2 in two parts, so that n * ln 2 keeps its low bits.
     let r = fma::<FUSED>(n, -0.693_359_4, x);
     let r = fma::<FUSED>(n, 2.121_944_4e-4, r);
@@ -33,7 +34,8 @@ fn exp<const FUSED: bool>(x: f32) -> f32 {
         p = fma::<FUSED>(p, r, coefficient);
     }
     let y = fma::<FUSED>(p, r * r, r) + 1.0;
-    y * f32::from_bits(((n as i32 + 127) << 23) as u32)
+    // The low bits of the shifted number are the integer n: moved up they are the exponent of 2^n.
+    y * f32::from_bits(shifted.to_bits().wrapping_add(127) << 23)
 }
 
 #[inline(always)]
@@ -54,15 +56,35 @@ fn tanh<const FUSED: bool>(x: f32) -> f32 {
     if a < 0.625 { near } else { far.copysign(x) }
 }
 
+/// `clamp` without its check that the bounds are in order; NaN stays NaN.
+#[inline(always)]
+fn bounded(x: f32, bound: f32) -> f32 {
+    if x > bound {
+        bound
+    } else if x < -bound {
+        -bound
+    } else {
+        x
+    }
+}
+
+#[inline(always)]
+fn relu(x: f32) -> f32 {
+    if x < 0.0 { 0.0 } else { x }
+}
+
 #[inline(always)]
 fn cell_row<const FUSED: bool>(gates: &[f32], cell: &mut [f32], out: &mut [f32], clip: f32) {
     let d = cell.len();
     let (i, rest) = gates.split_at(d);
     let (j, rest) = rest.split_at(d);
-    let (f, o) = rest.split_at(d);
+    let (f, rest) = rest.split_at(d);
+    // Slices of the loop's own length: a bounds check or a panic left in the loop keeps it from being vectorised, and
+    // then it takes ten times as long.
+    let (o, out) = (&rest[..d], &mut out[..d]);
     for k in 0..d {
         let c = sigmoid::<FUSED>(f[k]) * cell[k] + sigmoid::<FUSED>(i[k]) * tanh::<FUSED>(j[k]);
-        let c = c.clamp(-clip, clip);
+        let c = bounded(c, clip);
         cell[k] = c;
         out[k] = sigmoid::<FUSED>(o[k]) * tanh::<FUSED>(c);
     }
@@ -70,10 +92,12 @@ fn cell_row<const FUSED: bool>(gates: &[f32], cell: &mut [f32], out: &mut [f32],
 
 #[inline(always)]
 fn highway_row<const FUSED: bool>(product: &[f32], x: &mut [f32]) {
-    let (transform, carry) = product.split_at(x.len());
-    for k in 0..x.len() {
+    let f = x.len();
+    let (transform, rest) = product.split_at(f);
+    let carry = &rest[..f];
+    for k in 0..f {
         let g = sigmoid::<FUSED>(carry[k]);
-        x[k] = g * transform[k].max(0.0) + (1.0 - g) * x[k];
+        x[k] = g * relu(transform[k]) + (1.0 - g) * x[k];
     }
 }
 
