@@ -44,7 +44,7 @@ pub struct EmbedderSettings {
     pub devices: Vec<DeviceChoice>,
     /// OS threads on the CPU, each with its own batch; `None`: one per core.
     pub threads: Option<usize>,
-    /// Padded tokens of one batch: sentences x longest sentence. Larger is faster up to some thousands and
+    /// Padded tokens of one batch: rows that run side by side x steps. Larger is faster up to some thousands and
     /// takes more memory.
     pub batch_tokens: usize,
     /// Bound of the word cache; 0 switches it off.
@@ -210,6 +210,8 @@ struct Job {
     answer: Weak<Answer>,
     place: usize,
     queued: Instant,
+    /// Row of its batch, once it is in one; jobs of a batch are in the order of rows.
+    row: usize,
 }
 
 /// Where device threads put the answers of one request.
@@ -315,9 +317,10 @@ impl Embedder {
         for (place, sentence) in sentences.into_iter().enumerate() {
             let id = queue.next_id;
             queue.next_id += 1;
-            queue.planner.push(recipe.group(), sentence.words.len().max(1), id);
+            let length = sentence.words.len() + if recipe.boundaries { 2 } else { 0 };
+            queue.planner.push(recipe.group(), length.max(1), id);
             let (recipe, answer) = (Arc::clone(recipe), Arc::downgrade(&answer));
-            queue.jobs.insert(id, Job { sentence, recipe, answer, place, queued });
+            queue.jobs.insert(id, Job { sentence, recipe, answer, place, queued, row: 0 });
         }
         drop(queue);
         self.shared().work.notify_all();
@@ -439,7 +442,11 @@ impl Lane {
         let mut queue = lock(&self.shared.queue);
         loop {
             if let Some(batch) = queue.planner.next_batch() {
-                let jobs = batch.iter().filter_map(|id| queue.jobs.remove(id)).collect();
+                let mut jobs = Vec::new();
+                for (row, ids) in batch.iter().enumerate() {
+                    let of_row = ids.iter().filter_map(|id| queue.jobs.remove(id));
+                    jobs.extend(of_row.map(|job| Job { row, ..job }));
+                }
                 queue.wakers.drain(..).for_each(Waker::wake);
                 drop(queue);
                 self.shared.room.notify_all();
@@ -486,7 +493,8 @@ impl Lane {
             self.starts.insert(group, start);
         }
         let sentences = std::mem::take(&mut batch.sentences);
-        let activations = self.model.run(&batch.table, &sentences, &self.starts[&group], false)?;
+        let start = &self.starts[&group];
+        let activations = self.model.run_in_rows(&batch.table, &sentences, rows(jobs), start)?;
         let answers = reduce(&activations, jobs)?;
         self.count_work(&batch, &activations, &sentences);
         Ok(answers)
@@ -549,6 +557,12 @@ impl Lane {
         metrics.queue_seconds += waited;
         metrics.device_seconds += started.elapsed().as_secs_f64();
     }
+}
+
+/// The jobs of each row, by their places in the batch.
+fn rows(jobs: &[Job]) -> Vec<Vec<usize>> {
+    let places: Vec<usize> = (0..jobs.len()).collect();
+    places.chunk_by(|&a, &b| jobs[a].row == jobs[b].row).map(<[usize]>::to_vec).collect()
 }
 
 /// The distinct words of a batch.
@@ -735,21 +749,59 @@ pub(crate) fn lanes(devices: &[DeviceName], threads: Option<usize>) -> Vec<Devic
 
 #[cfg(test)]
 mod tests {
-    use std::sync::atomic::{AtomicUsize, Ordering};
+    use std::sync::Arc;
+
+    use arrow::array::{Array, ArrayRef, AsArray, StringArray};
 
     use super::*;
+    use crate::{ColumnEmbedder, Elmo, EmbedSpec, spec::OnError};
 
-    /// Batches of more sentences than this fail as if the device had no room; 0: none.
-    pub(super) static ROOM: AtomicUsize = AtomicUsize::new(0);
-    const TOO_BIG: &str = "does-not-fit";
-
+    /// A batch that holds the word `room-for-N` fails as if the device had no room for more than `N` sentences.
     pub(super) fn injected_failure(jobs: &[Job]) -> std::result::Result<(), DeviceError> {
-        let room = ROOM.load(Ordering::Relaxed);
-        let never = jobs.iter().any(|job| job.sentence.words.iter().any(|w| w == TOO_BIG));
-        if never || (room > 0 && jobs.len() > room) {
+        let words = jobs.iter().flat_map(|job| job.sentence.words.iter());
+        let room = words.filter_map(|word| word.strip_prefix("room-for-")?.parse().ok()).min();
+        if room.is_some_and(|room: usize| jobs.len() > room) {
             return Err(DeviceError::OutOfMemory { message: "injected".to_owned() });
         }
         Ok(())
+    }
+
+    fn rows_of(embedder: &ColumnEmbedder, texts: &[&str]) -> (Vec<Vec<f32>>, Vec<Option<String>>) {
+        let column: ArrayRef = Arc::new(StringArray::from(texts.to_vec()));
+        let done = embedder.embed(&column).unwrap();
+        let vectors = done.vectors.as_fixed_size_list();
+        let vector = |i: usize| match vectors.is_valid(i) {
+            true => vectors.value(i).as_primitive::<arrow::datatypes::Float32Type>().values().to_vec(),
+            false => Vec::new(),
+        };
+        let errors = done.error.iter().map(|reason| reason.map(str::to_owned)).collect();
+        ((0..texts.len()).map(vector).collect(), errors)
+    }
+
+    #[test]
+    fn a_batch_without_room_is_split_and_a_row_without_room_is_that_rows_error() {
+        let elmo = Elmo::tiny().unwrap();
+        let spec = EmbedSpec {
+            on_error: OnError::Null,
+            tokenizer: crate::spec::TokenizerKind::Whitespace,
+            ..EmbedSpec::default()
+        };
+        let embedder = ColumnEmbedder::new(&elmo, spec).unwrap();
+        let mut texts: Vec<String> = (0..40).map(|i| format!("row {i} {}", "of words ".repeat(i % 7))).collect();
+        texts[11] += " room-for-3";
+        texts[30] += " room-for-0";
+        let texts: Vec<&str> = texts.iter().map(String::as_str).collect();
+        let (together, errors) = rows_of(&embedder, &texts);
+        assert!(elmo.embedder().metrics().oom_splits > 0);
+        for (i, text) in texts.iter().enumerate() {
+            if i == 30 {
+                assert!(errors[i].as_deref().is_some_and(|reason| reason.contains("max-tokens")), "{errors:?}");
+                assert!(together[i].is_empty());
+                continue;
+            }
+            assert_eq!(errors[i], None);
+            assert!(rows_of(&embedder, &[text]).0[0] == together[i], "row {i} has other bits alone");
+        }
     }
 
     #[test]

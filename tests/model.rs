@@ -30,16 +30,18 @@ fn repository() -> std::path::PathBuf {
 /// The model as the engine's device threads drive it.
 struct Model {
     bilm: BiLm,
+    /// Sentences that share a row of a batch, one after the other.
+    in_row: usize,
 }
 
 impl Model {
     fn fused(options: &ModelOptions, weights: &Weights) -> Self {
-        Self { bilm: BiLm::new(options, weights, DeviceName::Cpu, Precision::F32).unwrap() }
+        Self { bilm: BiLm::new(options, weights, DeviceName::Cpu, Precision::F32).unwrap(), in_row: 1 }
     }
 
     fn in_torch(options: &ModelOptions, weights: &Weights) -> Self {
         let bilm = BiLm::with_torch_operations(options, weights, DeviceName::Cpu, Precision::F32).unwrap();
-        Self { bilm }
+        Self { bilm, in_row: 1 }
     }
 
     /// One state for every sentence, as the flat numbers that the model takes: layer by layer, `h` then `c`,
@@ -79,7 +81,15 @@ impl Engine for Model {
             let table = self.bilm.token_vectors(&words).unwrap();
             let ids: Vec<Vec<i64>> =
                 sentences.iter().map(|s| s.iter().map(|w| words.binary_search(w).unwrap() as i64).collect()).collect();
-            let run = self.bilm.run(&table, &ids, &state, true).unwrap();
+            // A state per sentence needs a row per sentence.
+            let run = match (start, self.in_row) {
+                (StartState::Carry, _) | (_, 1) => self.bilm.run(&table, &ids, &state, true).unwrap(),
+                (_, several) => {
+                    let places: Vec<usize> = (0..ids.len()).collect();
+                    let rows = places.chunks(several).map(<[usize]>::to_vec).collect();
+                    self.bilm.run_in_rows(&table, &ids, rows, &state).unwrap()
+                }
+            };
             let kept = |n: usize| if boundaries { 0..n } else { 1..n - 1 };
             let layers: Vec<_> = (0..run.n_layers()).map(|k| run.combine(&[(k, 1.0)]).unwrap()).collect();
             let sentence = |s: usize| -> Vec<Vec<f32>> {
@@ -111,4 +121,12 @@ fn golden_with_our_own_passes() {
 #[test]
 fn golden_with_torch_operations() {
     check_engine(Model::in_torch);
+}
+
+#[test]
+fn golden_with_several_sentences_in_a_row() {
+    for in_row in [2, 3] {
+        check_engine(|options, weights| Model { in_row, ..Model::fused(options, weights) });
+        check_engine(|options, weights| Model { in_row, ..Model::in_torch(options, weights) });
+    }
 }

@@ -255,9 +255,35 @@ impl BiLm {
         start: &StartState,
         capture: bool,
     ) -> Result<Activations, DeviceError> {
-        let _no_gradients = tch::no_grad_guard();
         let lengths: Vec<usize> = sentences.iter().map(Vec::len).collect();
-        let packing = Packing::new(&lengths);
+        self.run_packed(table, sentences, Packing::new(&lengths), start, capture)
+    }
+
+    /// As [`BiLm::run`], with several sentences in a row of the batch, one after the other: `rows` holds every sentence
+    /// once, by its place in `sentences`. Rows of about equal numbers of tokens leave no padding.
+    ///
+    /// `start` is one constant for all sentences.
+    pub fn run_in_rows(
+        &self,
+        table: &[f32],
+        sentences: &[Vec<i64>],
+        rows: Vec<Vec<usize>>,
+        start: &StartState,
+    ) -> Result<Activations, DeviceError> {
+        debug_assert!(!start.per_sentence, "a state per sentence needs a row per sentence");
+        let lengths: Vec<usize> = sentences.iter().map(Vec::len).collect();
+        self.run_packed(table, sentences, Packing::chained(&lengths, rows), start, false)
+    }
+
+    fn run_packed(
+        &self,
+        table: &[f32],
+        sentences: &[Vec<i64>],
+        packing: Packing,
+        start: &StartState,
+        capture: bool,
+    ) -> Result<Activations, DeviceError> {
+        let _no_gradients = tch::no_grad_guard();
         let half = self.projection_dim as i64;
         let table = tensors::upload(
             table,

@@ -10,6 +10,9 @@
 //! y = h + x        higher layers, with skip connections
 //! ```
 //!
+//! Where a row of the batch holds several sentences, `h` and `c` of the row are set to the start state before the first
+//! token of each.
+//!
 //! The half `x W_x` knows no recurrence, so it is one product over many steps (a [`Chunk`]); only
 //! `h W_h` is left in the time loop.
 
@@ -138,11 +141,10 @@ impl LstmLayer {
         start: &LayerState,
         capture: bool,
     ) -> Result<LayerOutput, DeviceError> {
-        let state = start.rows(packing.width())?;
         let (h, last_cells) = if self.fused {
-            self.steps_fused(x, packing, state, capture)?
+            self.steps_fused(x, packing, start, capture)?
         } else {
-            self.steps_in_torch(x, packing, state, capture)?
+            self.steps_in_torch(x, packing, start, capture)?
         };
         let last = match last_cells {
             None => None,
@@ -157,9 +159,10 @@ impl LstmLayer {
         &self,
         x: &Tensor,
         packing: &Packing,
-        state: LayerState,
+        start: &LayerState,
         capture: bool,
     ) -> Result<(Tensor, Option<Tensor>), DeviceError> {
+        let state = start.rows(packing.width())?;
         let options = (Kind::Float, Device::Cpu);
         let d = self.dim as i64;
         let chunks = packing.chunks(CHUNK_ROWS_HOST);
@@ -173,7 +176,8 @@ impl LstmLayer {
             let (x, out) = (x.f_select(0, direction)?, out.f_select(0, direction)?);
             let (w_x, w_h) = (self.w_x.f_select(0, direction)?, self.w_h.f_select(0, direction)?);
             let bias = self.bias.f_select(0, direction)?;
-            let cell = state.c.f_select(0, direction)?;
+            let (start_h, start_c) = (start.h.f_select(0, direction)?, start.c.f_select(0, direction)?);
+            let mut cell = state.c.f_select(0, direction)?;
             let mut h = state.h.f_select(0, direction)?;
             for chunk in &chunks {
                 let input = rows_of(&x, chunk.offset, chunk.rows)?;
@@ -181,7 +185,13 @@ impl LstmLayer {
                 let _ = bias.f_addmm_out(&rows_of(&gates, 0, chunk.rows)?, &input, &w_x)?;
                 for (t, step) in steps_of(packing, chunk) {
                     let mut z = rows_of(&gates, step.offset - chunk.offset, step.width)?;
-                    let _ = z.f_addmm_(&rows_of(&h, 0, step.width)?, &w_h)?;
+                    h = rows_of(&h, 0, step.width)?;
+                    if !packing.begins(t).is_empty() {
+                        h = owned(&h)?; // it is a part of the output
+                        begin(&mut h, &start_h, packing.begins(t));
+                        begin(&mut cell, &start_c, packing.begins(t));
+                    }
+                    let _ = z.f_addmm_(&h, &w_h)?;
                     let mut c = rows_of(&cell, 0, step.width)?;
                     let mut m = rows_of(&activated, 0, step.width)?;
                     kernels::lstm_cell(
@@ -221,10 +231,10 @@ impl LstmLayer {
         &self,
         x: &Tensor,
         packing: &Packing,
-        state: LayerState,
+        start: &LayerState,
         capture: bool,
     ) -> Result<(Tensor, Option<Tensor>), DeviceError> {
-        let LayerState { mut h, mut c } = state;
+        let LayerState { mut h, mut c } = start.rows(packing.width())?;
         let rows = if x.device() == Device::Cpu { CHUNK_ROWS_HOST } else { CHUNK_ROWS_DEVICE };
         let mut outputs = Vec::with_capacity(packing.steps().len());
         let mut finished = Vec::new();
@@ -233,13 +243,20 @@ impl LstmLayer {
             let hoisted = self.bias.f_baddbmm(&input, &self.w_x, 1.0, 1.0)?; // [2, r, 4D]
             for (t, step) in steps_of(packing, &chunk) {
                 let width = step.width as i64;
-                let z = hoisted.f_narrow(1, (step.offset - chunk.offset) as i64, width)?.f_baddbmm(
-                    &h.f_narrow(1, 0, width)?,
-                    &self.w_h,
-                    1.0,
-                    1.0,
-                )?;
-                (h, c) = self.cell(&z, &c.f_narrow(1, 0, width)?)?;
+                (h, c) = (h.f_narrow(1, 0, width)?, c.f_narrow(1, 0, width)?);
+                if !packing.begins(t).is_empty() {
+                    let rows = tensors::index(packing.begins(t), x.device())?;
+                    let begin = |state: &Tensor, start: &Tensor| -> Result<Tensor, DeviceError> {
+                        let [directions, _, dim] = start.size3()?.into();
+                        let start = start.f_expand([directions, packing.begins(t).len() as i64, dim], false)?;
+                        Ok(state.f_index_copy(1, &rows, &start)?)
+                    };
+                    (h, c) = (begin(&h, &start.h)?, begin(&c, &start.c)?);
+                }
+                let z = hoisted
+                    .f_narrow(1, (step.offset - chunk.offset) as i64, width)?
+                    .f_baddbmm(&h, &self.w_h, 1.0, 1.0)?;
+                (h, c) = self.cell(&z, &c)?;
                 if capture {
                     let next = next_live(packing, t) as i64;
                     finished.push(c.f_narrow(1, next, step.live as i64 - next)?);
@@ -285,6 +302,16 @@ fn owned(t: &Tensor) -> Result<Tensor, DeviceError> {
     let mut copy = Tensor::f_empty(t.size(), (t.kind(), t.device()))?;
     copy.f_copy_(t)?;
     Ok(copy)
+}
+
+/// Sets rows of a state `[W, dim]` on the host to the start state `[1, dim]`.
+fn begin(state: &mut Tensor, start: &Tensor, rows: &[i64]) {
+    let start = tensors::values(start);
+    let state = tensors::values_mut(state);
+    for &row in rows {
+        let first = row as usize * start.len();
+        state[first..first + start.len()].copy_from_slice(start);
+    }
 }
 
 fn rows_of(t: &Tensor, offset: usize, rows: usize) -> Result<Tensor, DeviceError> {

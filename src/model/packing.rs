@@ -1,25 +1,25 @@
 //! How sentences of different lengths share one batch without padding. Pure: no tensors here.
 //!
-//! Sentences become *rows*, longest first. Time step `t` holds only the rows that still have a token
-//! there: a prefix, because rows are sorted. The steps lie one after the other, so a whole layer is
-//! one matrix of `packed_rows` rows:
+//! Sentences lie in *rows*, one after the other where a row holds several; rows are sorted by their tokens, longest
+//! first. Time step `t` holds only the rows that still have a token there: a prefix, because rows are sorted. The steps
+//! lie one after the other, so a whole layer is one matrix of `packed_rows` rows:
 //!
 //! ```text
 //!            row 0  row 1  row 2
-//! step 0  |  a1     b1     c1           sentences a b c of 3, 2 and 1 tokens
-//! step 1  |  a2     b2
-//! step 2  |  a3
+//! step 0  |  a1     b1     c1           sentences a b c d of 3, 2, 1 and 1 tokens; d begins in row 1 at step 2,
+//! step 1  |  a2     b2                  from a start state of its own
+//! step 2  |  a3     d1
 //! ```
 //!
-//! The backward direction has the same steps and reads each row from its own last token. No step is
-//! narrower than [`MIN_WIDTH`]: products of fewer rows may take another kernel and give other bits.
+//! The backward direction has the same steps and reads each sentence from its own last token. No step is narrower than
+//! [`MIN_WIDTH`]: products of fewer rows may take another kernel and give other bits.
 
 /// Narrowest matrix product that the model runs, in rows.
 ///
 /// libtorch multiplies small matrices with other kernels, whose sums differ in the last bit; from 16
 /// rows on, a row's result was the same at every height on every CPU we measured. The self-test
 /// (`self_test.rs`) checks it on the machine at hand.
-pub(crate) const MIN_WIDTH: usize = 16;
+pub(crate) const MIN_WIDTH: usize = crate::planner::MIN_ROWS;
 
 /// One time step of a packed batch.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -48,37 +48,43 @@ pub(crate) struct Chunk {
 /// Where each token of a batch lies in the packed matrices.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Packing {
-    /// Row -> sentence, longest sentence first; equal lengths keep their order.
-    order: Vec<usize>,
-    /// Sentence -> row.
-    row_of: Vec<usize>,
+    /// The sentences of each row, in the order they run; the row of most tokens first, equal ones keep their order.
+    rows: Vec<Vec<usize>>,
+    /// Sentence -> row and first step.
+    places: Vec<(usize, usize)>,
     /// Sentence -> tokens.
     lengths: Vec<usize>,
     steps: Vec<Step>,
+    /// Step -> rows in which another sentence begins after one that ended.
+    begins: Vec<Vec<i64>>,
 }
 
 impl Packing {
-    /// Packs sentences of `lengths` tokens; every length is at least 1.
+    /// Packs sentences of `lengths` tokens, one a row; every length is at least 1.
     pub(crate) fn new(lengths: &[usize]) -> Self {
+        Self::chained(lengths, (0..lengths.len()).map(|sentence| vec![sentence]).collect())
+    }
+
+    /// Packs sentences of `lengths` tokens in `rows`; every sentence is in one row.
+    pub(crate) fn chained(lengths: &[usize], mut rows: Vec<Vec<usize>>) -> Self {
         debug_assert!(lengths.iter().all(|&n| n > 0), "a sentence without tokens has nothing to pack");
-        let mut order: Vec<usize> = (0..lengths.len()).collect();
-        order.sort_by_key(|&s| std::cmp::Reverse(lengths[s]));
-        let mut row_of = vec![0; lengths.len()];
-        for (row, &sentence) in order.iter().enumerate() {
-            row_of[sentence] = row;
-        }
-        let longest = order.first().map_or(0, |&s| lengths[s]);
-        let mut steps = Vec::with_capacity(longest);
-        let (mut live, mut offset) = (lengths.len(), 0);
-        for t in 0..longest {
-            while live > 0 && lengths[order[live - 1]] <= t {
-                live -= 1;
+        let tokens = |row: &Vec<usize>| row.iter().map(|&sentence| lengths[sentence]).sum::<usize>();
+        rows.sort_by_key(|row| std::cmp::Reverse(tokens(row)));
+        let longest = rows.first().map_or(0, tokens);
+        let mut places = vec![(0, 0); lengths.len()];
+        let mut begins = vec![Vec::new(); longest];
+        for (row, sentences) in rows.iter().enumerate() {
+            let mut step = 0;
+            for &sentence in sentences {
+                places[sentence] = (row, step);
+                if step > 0 {
+                    begins[step].push(row as i64);
+                }
+                step += lengths[sentence];
             }
-            let width = live.max(MIN_WIDTH);
-            steps.push(Step { offset, live, width });
-            offset += width;
         }
-        Self { order, row_of, lengths: lengths.to_vec(), steps }
+        let totals: Vec<usize> = rows.iter().map(tokens).collect();
+        Self { steps: steps(&totals), rows, places, lengths: lengths.to_vec(), begins }
     }
 
     pub(crate) fn steps(&self) -> &[Step] {
@@ -100,14 +106,20 @@ impl Packing {
         self.steps.last().map_or(0, |s| s.offset + s.width)
     }
 
-    /// Sentence of a row.
+    /// First sentence of a row.
     pub(crate) fn sentence_at(&self, row: usize) -> usize {
-        self.order[row]
+        self.rows[row][0]
+    }
+
+    /// Rows in which a sentence begins at step `t` where another one ended.
+    pub(crate) fn begins(&self, t: usize) -> &[i64] {
+        &self.begins[t]
     }
 
     /// Packed row at which the forward direction reads token `i` of a sentence.
     pub(crate) fn forward(&self, sentence: usize, i: usize) -> usize {
-        self.steps[i].offset + self.row_of[sentence]
+        let (row, first) = self.places[sentence];
+        self.steps[first + i].offset + row
     }
 
     /// Packed row at which the backward direction reads token `i` of a sentence.
@@ -147,39 +159,62 @@ impl Packing {
     }
 }
 
+/// The steps of rows with so many tokens, most first.
+fn steps(tokens: &[usize]) -> Vec<Step> {
+    let longest = tokens.first().copied().unwrap_or(0);
+    let mut steps = Vec::with_capacity(longest);
+    let (mut live, mut offset) = (tokens.len(), 0);
+    for t in 0..longest {
+        while live > 0 && tokens[live - 1] <= t {
+            live -= 1;
+        }
+        let width = live.max(MIN_WIDTH);
+        steps.push(Step { offset, live, width });
+        offset += width;
+    }
+    steps
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
 
     #[test]
     fn the_example_of_the_module_documentation() {
-        // a, b, c of 3, 2 and 1 tokens, given in another order; drawn by hand above.
-        let packing = Packing::new(&[1, 3, 2]);
-        let [c, a, b] = [0, 1, 2];
-        assert_eq!(packing.steps().iter().map(|s| s.live).collect::<Vec<_>>(), [3, 2, 1]);
+        // a, b, c, d of 3, 2, 1 and 1 tokens, given in another order; drawn by hand above.
+        let [c, a, b, d] = [0, 1, 2, 3];
+        let packing = Packing::chained(&[1, 3, 2, 1], vec![vec![c], vec![a], vec![b, d]]);
+        assert_eq!(packing.steps().iter().map(|s| s.live).collect::<Vec<_>>(), [3, 2, 2]);
         assert_eq!(packing.forward(a, 2), 2 * MIN_WIDTH);
         assert_eq!(packing.forward(b, 1), MIN_WIDTH + 1);
+        assert_eq!(packing.forward(d, 0), 2 * MIN_WIDTH + 1);
         assert_eq!(packing.forward(c, 0), 2);
         assert_eq!(packing.backward(a, 2), 0);
         assert_eq!(packing.backward(b, 0), MIN_WIDTH + 1);
+        assert_eq!((0..3).map(|t| packing.begins(t).to_vec()).collect::<Vec<_>>(), [vec![], vec![], vec![1]]);
+    }
+
+    fn in_rows(sentences: usize, each: usize) -> Vec<Vec<usize>> {
+        (0..sentences).collect::<Vec<_>>().chunks(each).map(<[usize]>::to_vec).collect()
     }
 
     #[test]
     fn every_token_has_its_own_place_and_chunks_tile_the_steps() {
         for lengths in [vec![1], vec![5; 40], vec![7, 1, 1, 30, 2, 2, 19], (1..60).collect::<Vec<_>>()] {
-            let packing = Packing::new(&lengths);
-            let ids: Vec<Vec<i64>> = lengths.iter().map(|&n| vec![1; n]).collect();
-            let total: usize = lengths.iter().sum();
-            for direction in packing.gather(&ids, 0) {
-                assert_eq!(direction.iter().filter(|&&id| id == 1).count(), total);
+            for packing in [Packing::new(&lengths), Packing::chained(&lengths, in_rows(lengths.len(), 3))] {
+                let ids: Vec<Vec<i64>> = lengths.iter().map(|&n| vec![1; n]).collect();
+                let total: usize = lengths.iter().sum();
+                for direction in packing.gather(&ids, 0) {
+                    assert_eq!(direction.iter().filter(|&&id| id == 1).count(), total);
+                }
+                let mut next = 0;
+                for chunk in packing.chunks(64) {
+                    assert_eq!(chunk.first, next);
+                    next = chunk.end;
+                }
+                assert_eq!(next, packing.steps().len());
+                assert!(packing.steps().iter().all(|s| s.width >= MIN_WIDTH));
             }
-            let mut next = 0;
-            for chunk in packing.chunks(64) {
-                assert_eq!(chunk.first, next);
-                next = chunk.end;
-            }
-            assert_eq!(next, packing.steps().len());
-            assert!(packing.steps().iter().all(|s| s.width >= MIN_WIDTH));
         }
     }
 }

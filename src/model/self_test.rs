@@ -67,7 +67,9 @@ fn run_in_batches(
         let table = model.token_vectors(&own)?;
         let place = |w: &i64| used.binary_search(w).unwrap_or_default() as i64;
         let ids: Vec<Vec<i64>> = batch.iter().map(|&s| sentences[s].iter().map(place).collect()).collect();
-        let activations = model.run(&table, &ids, &start, false)?;
+        // Several sentences in a row, as the engine packs them.
+        let rows = (0..ids.len()).collect::<Vec<_>>().chunks(1 + size % 4).map(<[usize]>::to_vec).collect();
+        let activations = model.run_in_rows(&table, &ids, rows, &start)?;
         for layer in 0..activations.n_layers() {
             let values = activations.combine(&[(layer, 1.0)])?;
             let mut token = vec![0.0; values.width()];
