@@ -87,7 +87,7 @@ pub struct EmbedderMetrics {
     pub words_computed: u64,
     /// Seconds that devices were busy, summed over devices.
     pub device_seconds: f64,
-    /// Seconds that sentences waited in the queue, summed.
+    /// Seconds that sentences waited before their batch ran, summed.
     pub queue_seconds: f64,
     /// Operations of the matrix products that real tokens need, in 1e9.
     pub gflop: f64,
@@ -431,9 +431,7 @@ impl Lane {
         while let Some(jobs) = self.next_jobs() {
             let wanted: Vec<Job> = jobs.into_iter().filter(Job::is_wanted).collect();
             if !wanted.is_empty() {
-                let started = Instant::now();
                 self.serve_batch(&wanted);
-                self.count_time(&wanted, started);
             }
         }
     }
@@ -461,8 +459,10 @@ impl Lane {
 
     /// Runs a batch and answers each of its sentences, whatever happens.
     fn serve_batch(&mut self, jobs: &[Job]) {
+        let started = Instant::now();
         // libtorch reports errors as values; a panic here is a fault of ours, and callers must not hang on it.
         let outcome = catch_unwind(AssertUnwindSafe(|| self.run(jobs)));
+        self.count_time(jobs, started);
         let error = match outcome {
             Ok(Ok(all)) => {
                 return jobs.iter().zip(all).for_each(|(job, vectors)| job.answer(Ok(vectors)));

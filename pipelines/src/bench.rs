@@ -7,7 +7,7 @@ use std::{collections::BTreeMap, fmt, fs, path::Path, sync::Arc, time::Instant};
 
 use arrow::array::{ArrayRef, StringArray};
 use elmo::{
-    ColumnEmbedder, Elmo, EmbedSpec, EmbedderMetrics, ModelData, ModelOptions,
+    ColumnEmbedder, Elmo, EmbedSpec, EmbedderMetrics, ModelData, ModelOptions, PendingColumns,
     model::matmul_ceiling,
     weights::{Tensor, Weights},
 };
@@ -22,9 +22,12 @@ use crate::{
 
 /// Seconds for each of the two measurements of the ceiling.
 const CEILING_SECONDS: f64 = 1.5;
-/// Bytes of text that are embedded at once: some ten batches. A bulk job sorts more rows together; here a window also
-/// bounds by how much a slow model overruns the time it was given.
-const WINDOW_BYTES: usize = 200_000;
+/// Bytes of text that are handed in at once; two such windows are under way.
+const WINDOW_BYTES: usize = 1 << 20;
+/// Bytes of text before measuring: about four thousand tokens.
+const WARM_UP_BYTES: usize = 20_000;
+/// Share of the ceiling that is reckoned with when the amount of text is chosen.
+const LIKELY_SHARE: f64 = 0.75;
 /// Rows of the built-in text.
 const BUILT_IN_ROWS: usize = 8192;
 
@@ -89,13 +92,17 @@ fn measure(args: &BenchArgs, data: ModelData, texts: &[String]) -> Result<BenchR
     let threads = settings.threads.unwrap_or_else(|| std::thread::available_parallelism().map_or(1, usize::from));
     let elmo = Elmo::from_data(data, &settings)?;
     let columns = ColumnEmbedder::new(&elmo, EmbedSpec::default())?;
-    let windows = windows(texts);
-    // Warm-up: a little of the text, so that threads, pages and the word cache are there as in a running job.
-    columns.embed(&windows[0].slice(0, windows[0].len().min(256)))?;
+    let mut texts = texts.iter().cycle();
+    // So that threads, pages and the word cache are there as in a running job.
+    let (warm_up, warm_up_bytes) = window(&mut texts, WARM_UP_BYTES);
+    columns.embed(&warm_up)?;
     let ceiling = || matmul_ceiling(&options, threads, CEILING_SECONDS).map_err(|e| Error::Elmo(e.into()));
     let before = ceiling()?;
+    // How much text lasts about so long: batches cannot be stopped half way, so it is decided beforehand.
+    let gflop_per_byte = elmo.embedder().metrics().gflop / warm_up_bytes as f64;
+    let bytes = (LIKELY_SHARE * before / gflop_per_byte * args.seconds as f64) as usize;
     let (first, started) = (elmo.embedder().metrics(), Instant::now());
-    let rows = embed_for(&columns, &windows, args.seconds as f64)?;
+    let rows = embed(&columns, &mut texts, bytes)?;
     let (last, seconds) = (elmo.embedder().metrics(), started.elapsed().as_secs_f64());
     let after = ceiling()?;
     let devices = elmo.devices().iter().map(ToString::to_string).collect();
@@ -103,31 +110,31 @@ fn measure(args: &BenchArgs, data: ModelData, texts: &[String]) -> Result<BenchR
     Ok(report(name, devices, lanes, &first, &last, seconds, rows, [before, after]))
 }
 
-fn windows(texts: &[String]) -> Vec<ArrayRef> {
-    let (mut windows, mut first, mut bytes) = (Vec::new(), 0, 0);
-    for (i, text) in texts.iter().enumerate() {
-        bytes += text.len();
-        if bytes >= WINDOW_BYTES || i + 1 == texts.len() {
-            windows.push(Arc::new(StringArray::from_iter_values(&texts[first..=i])) as ArrayRef);
-            (first, bytes) = (i + 1, 0);
-        }
+/// The next texts of about `bytes`, one at least, and their bytes.
+fn window<'t>(texts: &mut dyn Iterator<Item = &'t String>, bytes: usize) -> (ArrayRef, usize) {
+    let (mut taken, mut so_far) = (Vec::new(), 0);
+    while so_far < bytes.max(1)
+        && let Some(text) = texts.next()
+    {
+        taken.push(text);
+        so_far += text.len() + 1; // empty ones end too
     }
-    windows
+    (Arc::new(StringArray::from_iter_values(taken)), so_far)
 }
 
-/// Embeds windows in turn, two under way, until the time is over; returns the rows.
-fn embed_for(columns: &ColumnEmbedder, windows: &[ArrayRef], seconds: f64) -> Result<u64> {
-    let started = Instant::now();
-    let mut rows = 0;
+/// Embeds about `bytes` of text, two windows under way; returns the rows.
+fn embed<'t>(columns: &ColumnEmbedder, texts: &mut dyn Iterator<Item = &'t String>, bytes: usize) -> Result<u64> {
+    let (mut rows, mut left) = (0, bytes);
     let mut under_way = None;
-    for window in windows.iter().cycle() {
-        let next = columns.submit(window)?;
-        if let Some(pending) = under_way.replace(next) {
-            rows += elmo::PendingColumns::wait(pending)?.stats.rows as u64;
+    loop {
+        let (next, taken) = window(texts, left.min(WINDOW_BYTES));
+        if let Some(pending) = under_way.replace(columns.submit(&next)?) {
+            rows += PendingColumns::wait(pending)?.stats.rows as u64;
         }
-        if started.elapsed().as_secs_f64() > seconds {
+        if taken >= left {
             break;
         }
+        left -= taken;
     }
     if let Some(pending) = under_way {
         rows += pending.wait()?.stats.rows as u64;
