@@ -17,7 +17,7 @@ use arrow::{
 
 use crate::{
     Elmo,
-    embedder::{Embedder, Output, Recipe, Sentence, Ticket, Vectors, Words},
+    embedder::{Embedder, EmbedderMetrics, Output, Recipe, Sentence, Ticket, Vectors, Words},
     error::{Error, Result},
     model::DeviceError,
     pooling::{self, Joiner},
@@ -105,6 +105,16 @@ impl ColumnEmbedder {
     /// The `elmo.*` pairs that say which model and settings made an output.
     pub fn metadata(&self) -> Vec<(String, String)> {
         self.inner.metadata.clone()
+    }
+
+    /// Counters of the engine since it started, whoever used it.
+    pub fn metrics(&self) -> EmbedderMetrics {
+        self.inner.embedder.metrics()
+    }
+
+    /// Tokens that all devices take at once.
+    pub fn tokens_at_once(&self) -> usize {
+        self.inner.embedder.tokens_at_once()
     }
 
     /// Queues a column; blocks while the queue is full.

@@ -25,14 +25,11 @@ use std::collections::{BTreeMap, VecDeque};
 /// Rows that cost as much as fewer: the model computes no narrower product.
 pub(crate) const MIN_ROWS: usize = 16;
 
-/// More rows make a product no faster on a CPU.
-const MOST_ROWS: usize = 256;
-
 /// Tokens of the smallest batch that is worth one of its own while others could share it.
 const SMALLEST_SHARE: usize = 512;
 
 /// Batches' worth of tokens of one epoch, for each device.
-const EPOCH_BATCHES: usize = 4;
+const EPOCH_BATCHES: usize = 2;
 
 /// Sentences of one batch must agree on this: the start state and whether boundaries are read.
 pub(crate) type Group = u8;
@@ -44,6 +41,7 @@ pub(crate) type Batch = Vec<Vec<u64>>;
 #[derive(Debug)]
 pub(crate) struct Planner {
     budget: usize,
+    most_rows: usize,
     devices: usize,
     epochs: VecDeque<Epoch>,
     tokens: usize,
@@ -71,9 +69,16 @@ impl Epoch {
 }
 
 impl Planner {
-    /// `budget` padded tokens a batch, for `devices` that take batches in turn.
-    pub(crate) fn new(budget: usize, devices: usize) -> Self {
-        Self { budget: budget.max(1), devices: devices.max(1), epochs: VecDeque::new(), tokens: 0 }
+    /// `budget` padded tokens a batch, for `devices` that take batches in turn. Of short sentences a batch has
+    /// `most_rows` rows at the most, and more steps instead.
+    pub(crate) fn new(budget: usize, most_rows: usize, devices: usize) -> Self {
+        Self {
+            budget: budget.max(1),
+            most_rows: most_rows.max(MIN_ROWS),
+            devices: devices.max(1),
+            epochs: VecDeque::new(),
+            tokens: 0,
+        }
     }
 
     /// Adds a sentence of `length` tokens.
@@ -101,7 +106,7 @@ impl Planner {
             1 => self.budget,
             devices => (self.tokens / devices).max(SMALLEST_SHARE).min(self.budget),
         };
-        let steps = longest.max(share.min(self.tokens).div_ceil(MOST_ROWS));
+        let steps = longest.max(share.min(self.tokens).div_ceil(self.most_rows));
         let rows = (share / steps).max(MIN_ROWS);
         let batch: Batch = (0..rows).map_while(|_| self.row(group, steps)).collect();
         while self.epochs.front().is_some_and(|epoch| epoch.waiting.is_empty()) {
@@ -137,7 +142,7 @@ mod tests {
     #[test]
     fn the_example_of_the_module_documentation() {
         // Worked out by hand: 7 steps; 5 leaves room for the 2, 4 for the 3.
-        let mut planner = Planner::new(21, 1);
+        let mut planner = Planner::new(21, 256, 1);
         for (id, length) in [7, 5, 4, 3, 2].into_iter().enumerate() {
             planner.push(0, length, id as u64);
         }
@@ -146,19 +151,19 @@ mod tests {
 
     #[test]
     fn many_short_sentences_make_no_product_of_thousands_of_rows() {
-        let mut planner = Planner::new(4096, 1);
+        let mut planner = Planner::new(4096, 256, 1);
         (0..4096).for_each(|id| planner.push(0, 1, id));
         let batches = drain(&mut planner);
         assert_eq!(batches.len(), 1);
-        assert_eq!(batches[0].len(), MOST_ROWS);
+        assert_eq!(batches[0].len(), 256);
         assert!(batches[0].iter().all(|row| row.len() == 16));
     }
 
     #[test]
     fn what_came_first_is_not_overtaken_for_long() {
-        // One token waits while long sentences keep coming: its epoch holds 4 x 160 tokens, and an epoch's batches
+        // One token waits while long sentences keep coming: its epoch holds 2 x 160 tokens, and an epoch's batches
         // take 16 rows of 10 tokens.
-        let mut planner = Planner::new(160, 1);
+        let mut planner = Planner::new(160, 256, 1);
         planner.push(0, 1, 0);
         let mut id = 0;
         let served = (1..1000).position(|_| {
@@ -168,7 +173,7 @@ mod tests {
             }
             planner.next_batch().is_some_and(|batch| batch.concat().contains(&0))
         });
-        assert!(served.is_some_and(|batches| batches <= 5), "{served:?}");
+        assert!(served.is_some_and(|batches| batches <= 3), "{served:?}");
     }
 
     proptest! {
@@ -178,7 +183,7 @@ mod tests {
             budget in 1_usize..2000,
             devices in 1_usize..5,
         ) {
-            let mut planner = Planner::new(budget, devices);
+            let mut planner = Planner::new(budget, 256, devices);
             for (id, &length) in lengths.iter().enumerate() {
                 planner.push((id % 2) as Group, length, id as u64);
             }
@@ -204,7 +209,7 @@ mod tests {
         #[test]
         fn little_is_padding(pairs in prop::collection::vec((1_usize..100, 1_usize..100), 2000..3000)) {
             let lengths: Vec<usize> = pairs.iter().map(|(a, b)| 1 + a * b / 100).collect();
-            let mut planner = Planner::new(4096, 2);
+            let mut planner = Planner::new(4096, 256, 2);
             for (id, &length) in lengths.iter().enumerate() {
                 planner.push(0, length, id as u64);
             }

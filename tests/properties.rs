@@ -87,7 +87,7 @@ fn a_vector_has_the_same_bits_in_every_batch_order_and_cache_state() {
         [(1, 256 << 20, 2), (60, 1 << 12, 2), (250, 256 << 20, 1), (2500, 0, 2), (10_000, 1 << 14, 1)]
     {
         let settings =
-            EmbedderSettings { batch_tokens: budget, cache_bytes: cache, threads: Some(threads), ..settings() };
+            EmbedderSettings { batch_tokens: Some(budget), cache_bytes: cache, threads: Some(threads), ..settings() };
         let elmo = tiny_with(&settings);
         let mut order: Vec<usize> = (0..texts.len()).collect();
         order.sort_by_key(|&i| (i * 7919 + budget) % 1009);
@@ -102,6 +102,37 @@ fn a_vector_has_the_same_bits_in_every_batch_order_and_cache_state() {
             again.extend(bits(&columns(&elmo, one_sentence()).embed(&array(call)).unwrap().vectors));
         }
         assert_eq!(again, found[..300], "budget {budget}, cache {cache}");
+    }
+}
+
+/// Products of few columns are where a matrix library takes other kernels: widths of 1 to 11 everywhere.
+#[test]
+fn narrow_models_give_the_same_bits_in_every_batch_too() {
+    let texts = sentences(120, 11);
+    for (projection, filters, dim) in [
+        (1, "[[1, 1], [2, 2]]", 3),
+        (5, "[[1, 1], [2, 5], [3, 7]]", 5),
+        (6, "[[1, 6], [4, 9]]", 7),
+        (2, "[[2, 3]]", 2),
+        (9, "[[1, 10], [5, 11]]", 9),
+        (10, "[[7, 4]]", 10),
+        (11, "[[1, 1], [50, 1]]", 11),
+    ] {
+        let json = format!(
+            r#"{{"lstm": {{"use_skip_connections": true, "projection_dim": {projection}, "cell_clip": 3, "proj_clip": 3,
+                "dim": {dim}, "n_layers": 2}}, "char_cnn": {{"activation": "relu", "n_highway": 1, "filters": {filters},
+                "embedding": {{"dim": 5}}, "n_characters": 262, "max_characters_per_token": 50}}}}"#
+        );
+        let options = elmo::options::ModelOptions::from_json(json.as_bytes(), "narrow").unwrap();
+        let weights = crate::reference::seeded::seeded_weights(&options, 3, 1.0);
+        let data = ModelData::new(options, weights, "narrow").unwrap();
+        let elmo = Elmo::from_data(data, &settings()).unwrap();
+        let embedder = columns(&elmo, one_sentence());
+        let together = bits(&embedder.embed(&array(&texts)).unwrap().vectors);
+        for (i, text) in texts.iter().enumerate() {
+            let alone = bits(&embedder.embed(&array(std::slice::from_ref(text))).unwrap().vectors);
+            assert_eq!(alone[0], together[i], "projection {projection}, sentence {i}");
+        }
     }
 }
 
@@ -371,7 +402,7 @@ fn the_self_test_passes_here() {
 
 #[test]
 fn many_callers_at_once_get_their_own_answers_in_order() {
-    let elmo = tiny_with(&EmbedderSettings { queue_tokens: 50, batch_tokens: 64, ..settings() });
+    let elmo = tiny_with(&EmbedderSettings { queue_tokens: 50, batch_tokens: Some(64), ..settings() });
     let columns = columns(&elmo, one_sentence());
     let texts = sentences(200, 3);
     let expected = bits(&columns.embed(&array(&texts)).unwrap().vectors);

@@ -111,7 +111,7 @@ fn measure(args: &BenchArgs, data: ModelData, texts: &[String]) -> Result<BenchR
 }
 
 /// The next texts of about `bytes`, one at least, and their bytes.
-fn window<'t>(texts: &mut dyn Iterator<Item = &'t String>, bytes: usize) -> (ArrayRef, usize) {
+fn window(texts: &mut dyn Iterator<Item = &String>, bytes: usize) -> (ArrayRef, usize) {
     let (mut taken, mut so_far) = (Vec::new(), 0);
     while so_far < bytes.max(1)
         && let Some(text) = texts.next()
@@ -123,7 +123,7 @@ fn window<'t>(texts: &mut dyn Iterator<Item = &'t String>, bytes: usize) -> (Arr
 }
 
 /// Embeds about `bytes` of text, two windows under way; returns the rows.
-fn embed<'t>(columns: &ColumnEmbedder, texts: &mut dyn Iterator<Item = &'t String>, bytes: usize) -> Result<u64> {
+fn embed(columns: &ColumnEmbedder, texts: &mut dyn Iterator<Item = &String>, bytes: usize) -> Result<u64> {
     let (mut rows, mut left) = (0, bytes);
     let mut under_way = None;
     loop {

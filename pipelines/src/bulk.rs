@@ -34,7 +34,7 @@ use crate::{
     report::{Progress, Snapshot},
     sink::{Codec, Encoding, PartWriter},
     source::{self, Keep, Plan, Position, Request, Slice},
-    stage::{Pending, Stage},
+    stage::{Pending, Stage, Work},
     stores::{Location, Stores},
 };
 
@@ -71,6 +71,8 @@ const PART_BYTES: u64 = 128 << 20;
 const TOKENS_PER_ROW: u64 = 32;
 /// How long a job that is asked to stop waits for the windows that devices work on.
 const GRACE: Duration = Duration::from_secs(3);
+/// How often somebody who watches hears of it while devices work.
+const TICK: Duration = Duration::from_millis(250);
 
 /// What a job is to do.
 #[derive(Debug, Clone)]
@@ -199,7 +201,15 @@ pub async fn run(
     let mut manifest = Manifest::open(&prepared.output, &prepared.job, job.overwrite).await?;
     let resumed = manifest.totals();
     let started = Instant::now();
-    let mut run = Run { job, stage, prepared: &prepared, progress, seen: Snapshot::default(), began: resumed };
+    let mut run = Run {
+        job,
+        stage,
+        prepared: &prepared,
+        progress,
+        seen: Snapshot::default(),
+        began: resumed,
+        work_before: stage.work(),
+    };
     let outcome = match again_from_stdin(&prepared.plan, &manifest) {
         Ok(()) if manifest.done && manifest.damaged.is_empty() => Ok(()),
         Ok(()) => run.parts(&mut manifest, shutdown).await,
@@ -241,6 +251,8 @@ struct Run<'j> {
     progress: &'j dyn Progress,
     seen: Snapshot,
     began: Counts,
+    /// What devices had done before this job.
+    work_before: Option<Work>,
 }
 
 /// A sort window on its way through the engine.
@@ -442,7 +454,15 @@ impl Run<'_> {
     /// Takes the next finished window into the part; false when none is under way. May be dropped while it waits.
     async fn next_window(&mut self, open: &mut OpenPart) -> Result<bool> {
         let Some(window) = open.under_way.front_mut() else { return Ok(false) };
-        let added = (&mut window.pending).await.map_err(|e| self.place(e, &window.slices))?;
+        let added = loop {
+            tokio::select! {
+                done = &mut window.pending => break done,
+                () = tokio::time::sleep(TICK) => {}
+            }
+            count_work(&mut self.seen, self.stage, self.work_before);
+            self.progress.update(&self.seen);
+        };
+        let added = added.map_err(|e| self.place(e, &window.slices))?;
         let Some(window) = open.under_way.pop_front() else { return Ok(false) };
         let (batch, counts) = self.finish_window(&window, added)?;
         open.add(batch, counts, window.end());
@@ -484,8 +504,10 @@ impl Run<'_> {
             tokens: stats.tokens as u64,
         };
         self.seen.rows += rows_in;
-        self.seen.tokens += counts.tokens;
-        self.seen.padded_tokens += counts.tokens;
+        if !count_work(&mut self.seen, self.stage, self.work_before) {
+            self.seen.tokens += counts.tokens;
+            self.seen.padded_tokens += counts.tokens;
+        }
         self.progress.update(&self.seen);
         Ok((batch, counts))
     }
@@ -514,6 +536,14 @@ impl Run<'_> {
 
 fn skipped(keep: Option<&BooleanArray>) -> u64 {
     keep.map_or(0, |keep| keep.false_count() as u64)
+}
+
+/// Takes over what devices did for this job so far; false where the stage does not say.
+fn count_work(seen: &mut Snapshot, stage: &dyn Stage, before: Option<Work>) -> bool {
+    let (Some(before), Some(now)) = (before, stage.work()) else { return false };
+    seen.tokens = now.tokens - before.tokens;
+    seen.padded_tokens = now.padded_tokens - before.padded_tokens;
+    true
 }
 
 async fn finish(manifest: &mut Manifest) -> Result<()> {

@@ -12,6 +12,15 @@ use elmo::{ColumnEmbedder, EmbedSpec, EmbeddedColumns};
 /// Columns on their way.
 pub type Pending = Pin<Box<dyn Future<Output = elmo::Result<EmbeddedColumns>> + Send>>;
 
+/// What devices did since they started, for this job and whoever else uses them.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Work {
+    /// Tokens run.
+    pub tokens: u64,
+    /// Rows computed for them.
+    pub padded_tokens: u64,
+}
+
 /// Adds embedding columns to a column of texts.
 #[async_trait]
 pub trait Stage: Send + Sync {
@@ -27,6 +36,16 @@ pub trait Stage: Send + Sync {
     /// Queues a column and returns while it is worked on; waits only while the queue is full. In state `carry` columns
     /// are taken in the order of the calls.
     async fn submit(&self, texts: &ArrayRef) -> elmo::Result<Pending>;
+
+    /// Tokens that all devices take at once; a few times as many must be queued to keep them busy.
+    fn tokens_at_once(&self) -> usize {
+        8192
+    }
+
+    /// What devices did so far, where it is known.
+    fn work(&self) -> Option<Work> {
+        None
+    }
 
     /// Numbers in one vector, known before any is computed.
     fn width(&self) -> usize {
@@ -77,6 +96,15 @@ impl Stage for EmbedStage {
     async fn submit(&self, texts: &ArrayRef) -> elmo::Result<Pending> {
         let pending = self.embedder.submit_async(texts).await?;
         Ok(Box::pin(pending))
+    }
+
+    fn tokens_at_once(&self) -> usize {
+        self.embedder.tokens_at_once()
+    }
+
+    fn work(&self) -> Option<Work> {
+        let metrics = self.embedder.metrics();
+        Some(Work { tokens: metrics.tokens, padded_tokens: metrics.padded_tokens })
     }
 
     fn width(&self) -> usize {

@@ -39,17 +39,24 @@ struct Convolution {
 
 #[derive(Debug)]
 struct Linear {
-    weight: Tensor, // [in, out]
-    bias: Tensor,   // [out]
+    weight: Tensor, // [in, out], at least `tensors::MIN_COLUMNS` wide
+    bias: Tensor,   // [out], likewise
+    out: i64,
 }
 
 impl Linear {
+    fn new(weight: Tensor, bias: Tensor) -> Result<Self, DeviceError> {
+        let out = bias.size()[0];
+        Ok(Self { weight: tensors::with_enough_columns(weight)?, bias: tensors::with_enough_columns(bias)?, out })
+    }
+
+    /// `x W + b`
     fn forward(&self, x: &Tensor) -> Result<Tensor, DeviceError> {
-        Ok(self.bias.f_addmm(x, &self.weight)?)
+        tensors::first_columns(self.bias.f_addmm(x, &self.weight)?, self.out)
     }
 
     fn share(&self) -> Self {
-        Self { weight: self.weight.shallow_clone(), bias: self.bias.shallow_clone() }
+        Self { weight: self.weight.shallow_clone(), bias: self.bias.shallow_clone(), out: self.out }
     }
 }
 
@@ -86,7 +93,7 @@ impl CharCnn {
         fused: bool,
     ) -> Result<Self, DeviceError> {
         let load = |name: &str| tensors::weight(tensors::require(weights, name)?, kind, device);
-        let linear = |weight: Tensor, bias: &str| Ok::<_, DeviceError>(Linear { weight, bias: load(bias)? });
+        let linear = |weight: Tensor, bias: &str| Linear::new(weight, load(bias)?);
         let cnn = &options.char_cnn;
         let table = load("char_embed")?;
         let zero_row = Tensor::f_zeros([1, cnn.embedding_dim as i64], (kind, device))?;
@@ -103,7 +110,7 @@ impl CharCnn {
                 let carry = load(&format!("CNN_high_{k}/{what}_carry"))?;
                 Ok(Tensor::f_cat(&[transform, carry], dim)?)
             };
-            highways.push(Linear { weight: both("W", 1)?, bias: both("b", 0)? });
+            highways.push(Linear::new(both("W", 1)?, both("b", 0)?)?);
         }
         let projection = match weights.get("CNN_proj/W_proj") {
             Some(tensor) => Some(linear(tensors::weight(tensor, kind, device)?, "CNN_proj/b_proj")?),
@@ -217,7 +224,7 @@ impl CharCnn {
         let products = windows.f_matmul(&convolution.linear.weight)?; // [G * positions, n]
         let highest = products.f_view([rows as i64, positions as i64, -1])?.f_amax([1_i64].as_slice(), false)?;
         // Rounding is monotone: the largest sum is the sum of the largest product.
-        Ok(highest.f_add(&convolution.linear.bias)?)
+        tensors::first_columns(highest.f_add(&convolution.linear.bias)?, convolution.linear.out)
     }
 
     fn activate(&self, x: &mut Tensor) -> Result<(), DeviceError> {
@@ -246,9 +253,7 @@ impl CharCnn {
 
     /// Floating point operations of the products for one word that uses `used` characters.
     pub(crate) fn flop(&self, used: usize) -> f64 {
-        let linear = |l: &Linear, times: usize| {
-            2.0 * (times as f64) * l.weight.size().iter().map(|&n| n as f64).product::<f64>()
-        };
+        let linear = |l: &Linear, times: usize| 2.0 * (times as f64) * l.weight.size()[0] as f64 * l.out as f64;
         let convolutions: f64 =
             self.convolutions.iter().map(|c| linear(&c.linear, self.positions(c.width, used))).sum();
         let rest: f64 = self.highways.iter().chain(&self.projection).map(|l| linear(l, 1)).sum();

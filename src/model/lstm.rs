@@ -67,7 +67,8 @@ pub(crate) struct LstmLayer {
     w_x: Tensor,         // [2, in, 4D]
     w_h: Tensor,         // [2, P, 4D]
     bias: Tensor,        // [2, 1, 4D], +1 in the forget block
-    w_p: Option<Tensor>, // [2, D, P]
+    w_p: Option<Tensor>, // [2, D, P], at least `tensors::MIN_COLUMNS` wide
+    projection: i64,     // P
     residual: bool,
     dim: usize,
     clips: Clips,
@@ -105,13 +106,15 @@ impl LstmLayer {
         // TensorFlow adds 1 to the forget gate while running; it is not in the file.
         let _ = bias.f_narrow(2, 2 * d, d)?.f_add_scalar_(1.0)?;
         bias = place(bias)?;
-        let w_p = if options.has_projection() { Some(place(both("W_P_0")?)?) } else { None };
+        let w_p =
+            if options.has_projection() { Some(tensors::with_enough_columns(place(both("W_P_0")?)?)?) } else { None };
         let clip = |c: Option<f64>| c.map_or(f32::INFINITY, |c| c as f32);
         Ok(Self {
             w_x: place(w_0.f_narrow(1, 0, p)?)?,
             w_h: place(w_0.f_narrow(1, p, p)?)?,
             bias,
             w_p,
+            projection: p,
             residual: layer > 0 && lstm.use_skip_connections,
             dim: lstm.dim,
             // Without its own projection bilm-tf builds a plain cell, which has no projection to clip.
@@ -213,6 +216,10 @@ impl LstmLayer {
     /// `h = clip(m W_P)` into rows of the output. `[w, D] -> [w, P]`
     fn project_into(&self, h: &mut Tensor, m: &Tensor, direction: i64) -> Result<(), DeviceError> {
         match &self.w_p {
+            Some(w_p) if self.projection < tensors::MIN_COLUMNS => {
+                let product = m.f_mm(&w_p.f_select(0, direction)?)?;
+                h.f_copy_(&product.f_narrow(1, 0, self.projection)?)?;
+            }
             Some(w_p) => {
                 let _ = m.f_mm_out(h, &w_p.f_select(0, direction)?)?;
             }
@@ -281,7 +288,7 @@ impl LstmLayer {
         }
         let mut h = gate(3)?.f_sigmoid()?.f_mul(&c.f_tanh()?)?;
         if let Some(w_p) = &self.w_p {
-            h = h.f_bmm(w_p)?;
+            h = tensors::first_columns(h.f_bmm(w_p)?, self.projection)?;
         }
         if self.clips.projection.is_finite() {
             let clip = f64::from(self.clips.projection);
@@ -293,7 +300,8 @@ impl LstmLayer {
     /// Floating point operations of the products for one token, both directions.
     pub(crate) fn flop(&self) -> f64 {
         let numel = |t: &Tensor| t.numel() as f64;
-        2.0 * (numel(&self.w_x) + numel(&self.w_h) + self.w_p.as_ref().map_or(0.0, numel))
+        let projection = self.w_p.as_ref().map_or(0.0, |_| 2.0 * (self.dim as f64) * self.projection as f64);
+        2.0 * (numel(&self.w_x) + numel(&self.w_h) + projection)
     }
 }
 

@@ -13,6 +13,13 @@ use crate::{
 const WINDOW_VECTOR_BYTES: usize = 128 << 20;
 /// Bytes of text of a window in any case.
 const WINDOW_TEXT_BYTES: u64 = 8 << 20;
+/// Bytes of text that are worth a window of their own.
+const LEAST_TEXT_BYTES: u64 = 4096;
+/// Batches of every device that a window holds. More would only mean that more is computed again after a kill: the
+/// engine packs batches well from any few thousand sentences.
+const WINDOW_BATCHES: usize = 4;
+/// Bytes of English text per token, with the space.
+const BYTES_PER_TOKEN: usize = 5;
 
 /// Cuts the rows of the input into sort windows.
 pub(super) struct Cutter {
@@ -95,13 +102,12 @@ impl Cutter {
     }
 }
 
-/// Bytes of text after which a window is full: what its vectors would take is what counts at token level.
+/// Bytes of text after which a window is full: devices are busy with it for some batches, and at token level its vectors
+/// fit into memory.
 fn window_bytes(stage: &dyn Stage) -> u64 {
-    /// Bytes of English text per token, with the space.
-    const BYTES_PER_TOKEN: usize = 5;
-    if stage.spec().level == elmo::spec::Level::Sentence {
-        return WINDOW_TEXT_BYTES;
+    let mut tokens = stage.tokens_at_once().saturating_mul(WINDOW_BATCHES);
+    if stage.spec().level == elmo::spec::Level::Token {
+        tokens = tokens.min(WINDOW_VECTOR_BYTES / (4 * stage.width().max(1)));
     }
-    let tokens = WINDOW_VECTOR_BYTES / (4 * stage.width().max(1));
-    ((tokens * BYTES_PER_TOKEN) as u64).clamp(4096, WINDOW_TEXT_BYTES)
+    (tokens.saturating_mul(BYTES_PER_TOKEN) as u64).clamp(LEAST_TEXT_BYTES, WINDOW_TEXT_BYTES)
 }

@@ -179,12 +179,12 @@ pub struct EngineArgs {
     #[arg(long, value_name = "PRECISION", default_value = "f32", value_parser = clap::value_parser!(Precision))]
     precision: Precision,
 
-    /// Budget of padded tokens per batch: more is faster up to a point and needs more memory
+    /// Budget of padded tokens per batch [default: 8192 for a CPU core, 65536 for a GPU]
     ///
-    /// A padded token is a place in a batch, filled or not: sentences times longest sentence. Halve it when a device
-    /// runs out of memory; it never changes a vector on CPU.
-    #[arg(long, value_name = "N", default_value = "4096", value_parser = positive)]
-    batch_tokens: usize,
+    /// A padded token is a place in a batch, filled or not: rows side by side times steps. More is faster up to a point
+    /// and needs more memory; it never changes a vector on CPU.
+    #[arg(long, value_name = "N", value_parser = positive)]
+    batch_tokens: Option<usize>,
 
     /// CPU threads for the biLM [default: all cores]
     #[arg(long, value_name = "N", value_parser = positive)]

@@ -94,7 +94,7 @@ pub(super) struct EmbedArgs {
     #[command(flatten)]
     engine: EngineArgs,
 
-    /// Rows that are sorted by length together: more fills batches better, fewer needs less memory
+    /// Rows that are read and tokenised ahead at the most; fewer needs less memory
     #[arg(long, value_name = "N", default_value = "8192", value_parser = positive, help_heading = "Speed and devices")]
     window_rows: usize,
 }
