@@ -315,12 +315,30 @@ pub(crate) enum Outcome {
     Bad(String),
 }
 
+impl Outcome {
+    /// Bytes of the words of a token row.
+    pub(crate) fn word_bytes(&self) -> usize {
+        match self {
+            Self::Tokens(row) => row.words.iter().map(|word| word.len()).sum(),
+            Self::Null | Self::Pooled(_) | Self::Bad(_) => 0,
+        }
+    }
+}
+
 impl Inner {
+    fn cutter(&self) -> Cutter<'_> {
+        let most_tokens = match self.spec.level {
+            Level::Sentence => usize::MAX,
+            Level::Token => MOST_TOKEN_BYTES / (size_of::<f32>() * self.vector_type.width()),
+        };
+        Cutter { spec: &self.spec, most_tokens, sentences: Vec::new() }
+    }
+
     /// Cuts every row into sentences for the engine.
     fn read(&self, column: &ArrayRef) -> Result<Request> {
         let rows = Rows::new(column)?;
         let mut stats = ColumnStats { rows: rows.len(), ..ColumnStats::default() };
-        let mut cutter = Cutter { spec: &self.spec, sentences: Vec::new() };
+        let mut cutter = self.cutter();
         let mut plans = Vec::with_capacity(rows.len());
         for i in 0..rows.len() {
             plans.push(cutter.plan(&rows.get(i), self.carry.is_some(), &mut stats));
@@ -347,13 +365,15 @@ impl Inner {
 /// Turns texts into sentences of at most `max_tokens` tokens.
 struct Cutter<'s> {
     spec: &'s EmbedSpec,
+    /// Tokens of a row whose vectors are wanted, at the most.
+    most_tokens: usize,
     sentences: Vec<Sentence>,
 }
 
 impl Cutter<'_> {
     fn plan(&mut self, row: &Row<'_>, carried: bool, stats: &mut ColumnStats) -> RowPlan {
         let first = self.sentences.len();
-        let mut cut = Cut { places: Vec::new(), truncated: false, sentence: 0 };
+        let mut cut = Cut { places: Vec::new(), truncated: false, sentence: 0, tokens: 0 };
         let done = match row {
             Row::Null => {
                 stats.nulls += 1;
@@ -436,6 +456,10 @@ impl Cutter<'_> {
                 }
             }
         }
+        cut.tokens += tokens.len();
+        if cut.tokens > self.most_tokens {
+            return Err(too_many_tokens());
+        }
         if carried {
             self.push_carried(tokens, cut);
         } else {
@@ -491,6 +515,7 @@ struct Cut {
     places: Vec<Vec<Place>>,
     truncated: bool,
     sentence: u32,
+    tokens: usize,
 }
 
 impl Cut {
@@ -585,6 +610,10 @@ impl Request {
             stats: self.stats,
         })
     }
+}
+
+fn too_many_tokens() -> String {
+    format!("token vectors of more than {} MiB in one row; use level sentence, or cut the text", MOST_TOKEN_BYTES >> 20)
 }
 
 fn too_big(error: &DeviceError) -> String {
@@ -682,8 +711,8 @@ impl<'r> HugeText<'r> {
         if self.bad.is_some() {
             return None;
         }
-        let mut cutter = Cutter { spec: &self.inner.spec, sentences: Vec::new() };
-        let mut cut = Cut { places: Vec::new(), truncated: false, sentence: self.sentence };
+        let mut cutter = self.inner.cutter();
+        let mut cut = Cut { places: Vec::new(), truncated: false, sentence: self.sentence, tokens: 0 };
         while cutter.sentences.len() < HUGE_PIECE {
             let Some(tokens) = self.sentences.next() else { break };
             let tokens: Vec<_> = tokens.iter().map(|t| (t.read(self.text), t.start as u32, t.end as u32)).collect();
@@ -718,10 +747,7 @@ impl<'r> HugeText<'r> {
             self.tokens.append(row);
         }
         if self.tokens.values.len() * size_of::<f32>() > MOST_TOKEN_BYTES {
-            self.bad = Some(format!(
-                "token vectors of more than {} MiB in one row; use level sentence, or cut the text",
-                MOST_TOKEN_BYTES >> 20
-            ));
+            self.bad = Some(too_many_tokens());
         }
         Ok(())
     }

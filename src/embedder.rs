@@ -272,7 +272,8 @@ impl Embedder {
             tokens_at_once: batch_tokens.saturating_mul(models.len()),
             metrics: Mutex::default(),
         });
-        let mut threads = Vec::with_capacity(models.len());
+        // Made first, so that threads end with it should a later one not start.
+        let owner = Arc::new(Owner { shared: Arc::clone(&shared), threads: Mutex::default() });
         for (n, model) in models.into_iter().enumerate() {
             let shared = Arc::clone(&shared);
             let name = format!("elmo {} {n}", model.device());
@@ -280,9 +281,9 @@ impl Embedder {
                 .name(name)
                 .spawn(move || Lane::new(model, shared).serve())
                 .map_err(|e| DeviceError::Torch { message: format!("no thread for a device: {e}") })?;
-            threads.push(thread);
+            lock(&owner.threads).push(thread);
         }
-        Ok(Self { owner: Arc::new(Owner { shared, threads: Mutex::new(threads) }) })
+        Ok(Self { owner })
     }
 
     fn shared(&self) -> &Shared {
@@ -356,18 +357,22 @@ impl Embedder {
 
 impl Owner {
     fn close(&self) {
-        {
+        let wakers = {
             let mut queue = lock(&self.shared.queue);
             queue.closed = true;
-            queue.wakers.drain(..).for_each(Waker::wake);
-        }
+            std::mem::take(&mut queue.wakers)
+        };
+        // Never under the lock: a waker may poll at once.
+        wakers.into_iter().for_each(Waker::wake);
         self.shared.work.notify_all();
         self.shared.room.notify_all();
         let threads: Vec<_> = lock(&self.threads).drain(..).collect();
         for thread in threads {
-            // A device thread catches panics of a batch; should it have died all the same, its answers are gone
-            // and their callers were told so.
-            let _ = thread.join();
+            // The last handle may go on a device thread, with an answer that nobody waits for; it ends by itself.
+            if thread.thread().id() != std::thread::current().id() {
+                // A thread that died has dropped its jobs, and each of them has told its caller.
+                let _ = thread.join();
+            }
         }
     }
 }
@@ -413,12 +418,17 @@ impl Job {
     fn answer(&self, vectors: std::result::Result<Vectors, DeviceError>) {
         let Some(answer) = self.answer.upgrade() else { return };
         let mut slots = lock(&answer.slots);
-        if slots.vectors[self.place].replace(vectors).is_none() {
-            slots.missing -= 1;
+        // Once all are there they are taken, and the place is gone.
+        match slots.vectors.get_mut(self.place) {
+            Some(slot @ None) => *slot = Some(vectors),
+            _ => return,
         }
+        slots.missing -= 1;
         if slots.missing == 0 {
+            let waker = slots.waker.take();
+            drop(slots);
             answer.done.notify_all();
-            if let Some(waker) = slots.waker.take() {
+            if let Some(waker) = waker {
                 waker.wake();
             }
         }
@@ -426,6 +436,13 @@ impl Job {
 
     fn is_wanted(&self) -> bool {
         self.answer.strong_count() > 0
+    }
+}
+
+/// A job that goes without an answer, because its thread died or the engine stopped, says so: nobody waits for ever.
+impl Drop for Job {
+    fn drop(&mut self) {
+        self.answer(Err(DeviceError::Torch { message: "the device thread ended without an answer".to_owned() }));
     }
 }
 
@@ -458,11 +475,16 @@ impl Lane {
             if let Some(batch) = queue.planner.next_batch() {
                 let mut jobs = Vec::new();
                 for (row, ids) in batch.iter().enumerate() {
-                    let of_row = ids.iter().filter_map(|id| queue.jobs.remove(id));
-                    jobs.extend(of_row.map(|job| Job { row, ..job }));
+                    for id in ids {
+                        if let Some(mut job) = queue.jobs.remove(id) {
+                            job.row = row;
+                            jobs.push(job);
+                        }
+                    }
                 }
-                queue.wakers.drain(..).for_each(Waker::wake);
+                let wakers = std::mem::take(&mut queue.wakers);
                 drop(queue);
+                wakers.into_iter().for_each(Waker::wake);
                 self.shared.room.notify_all();
                 return Some(jobs);
             }

@@ -110,7 +110,7 @@ impl Elmo {
     pub fn from_data(data: ModelData, settings: &EmbedderSettings) -> Result<Self> {
         let devices = model::resolve_devices(&settings.devices)?;
         let mut models: Vec<BiLm> = Vec::new();
-        let ModelData { options, weights, fingerprint, mix, name, untrained, .. } = data;
+        let ModelData { options, weights, fingerprint, mix, warm_state, name, untrained, .. } = data;
         for device in embedder::lanes(&devices, settings.threads) {
             let model = match models.iter().find(|model| model.device() == device) {
                 Some(there) => there.share(),
@@ -121,7 +121,7 @@ impl Elmo {
         drop(weights);
         let spare = models.first().map(BiLm::share);
         let spare = spare.ok_or_else(|| model::DeviceError::Torch { message: "no device at all".to_owned() })?;
-        let starts = Arc::new(states::Starts::default());
+        let starts = Arc::new(states::Starts::new(warm_state));
         let embedder = Embedder::start(models, settings, Box::new(Arc::clone(&starts)))?;
         let inner = Loaded {
             options,
@@ -192,6 +192,15 @@ impl Elmo {
 
     pub(crate) fn carry(&self) -> Result<states::Carry> {
         Ok(states::Carry::new(self.spare())?)
+    }
+
+    /// The numbers of the start state `warm`, for [`ModelData::warm_state`]: computed once, unless they came with the
+    /// model.
+    ///
+    /// # Errors
+    /// When the device fails.
+    pub fn warm_state(&self) -> Result<Vec<f32>> {
+        Ok(self.inner.starts.warm(&self.spare())?.numbers.clone())
     }
 
     pub(crate) fn warm_digest(&self) -> Result<String> {

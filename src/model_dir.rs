@@ -37,6 +37,9 @@ pub struct ModelData {
     pub fingerprint: Fingerprint,
     /// The fitted scalar mix that lies beside the weights, if any.
     pub mix: Option<ScalarMix>,
+    /// The numbers of the start state `warm` that lie beside the weights, if any; otherwise they are computed when they
+    /// are wanted.
+    pub warm_state: Option<Vec<f32>>,
     /// Name for people: of the directory, of the options file, or `tiny`.
     pub name: String,
     /// The weights are those of [`ModelData::tiny`], which say nothing about language.
@@ -79,6 +82,18 @@ pub enum ModelDirError {
         /// The weights file in the other format.
         file: &'static str,
     },
+    /// `warm_state.safetensors` is of another model.
+    #[error(
+        "{path}: of the model with fingerprint {found}, but this one has {expected}; remove the file, or make it anew with elmo model convert --warm-state"
+    )]
+    WarmState {
+        /// The file.
+        path: PathBuf,
+        /// Fingerprint of the model.
+        expected: String,
+        /// Fingerprint in the file.
+        found: String,
+    },
     /// `mix.json` is for another number of layers.
     #[error("{path}: {found} scalars, but the model has {expected} layers; fit the mix again for this model")]
     Mix {
@@ -118,7 +133,8 @@ impl WeightsFormat {
 }
 
 impl ModelData {
-    /// Opens a model directory: `options.json`, the weights and, where there is one, `mix.json`.
+    /// Opens a model directory: `options.json`, the weights and, where there are such, `mix.json` and
+    /// `warm_state.safetensors`.
     ///
     /// Weights are `weights.safetensors`, else `weights.hdf5` (a directory with both holds the same
     /// model twice, and safetensors is the simpler format). Directories as they were published work
@@ -136,6 +152,9 @@ impl ModelData {
         if files.iter().any(|f| f == MIX) {
             model.mix = Some(read_mix(&dir.join(MIX), &model.options)?);
         }
+        if files.iter().any(|f| f == WARM_STATE) {
+            model.warm_state = Some(read_warm_state(&dir.join(WARM_STATE), &model)?);
+        }
         Ok(model)
     }
 
@@ -146,6 +165,7 @@ impl ModelData {
     pub fn open_pair(options: &Path, weights: &Path) -> Result<Self> {
         let parsed = ModelOptions::from_json(&read_small(options)?, &options.display().to_string())?;
         let loaded = weights::load(weights, &parsed.weight_plan())?;
+        loaded.refuse_parts_of_another_model(weights)?;
         Ok(Self::from_loaded(parsed, loaded, name_of(options)))
     }
 
@@ -161,7 +181,16 @@ impl ModelData {
     fn from_loaded(options: ModelOptions, loaded: Loaded, name: String) -> Self {
         let fingerprint = Fingerprint::of(&options, &loaded.weights);
         let untrained = fingerprint.as_str() == TINY_FINGERPRINT;
-        Self { notes: loaded.notes(), options, weights: loaded.weights, fingerprint, mix: None, name, untrained }
+        Self {
+            notes: loaded.notes(),
+            options,
+            weights: loaded.weights,
+            fingerprint,
+            mix: None,
+            warm_state: None,
+            name,
+            untrained,
+        }
     }
 
     /// The built-in model; see [`TINY_DESCRIPTION`]. The same bits on every machine.
@@ -172,7 +201,7 @@ impl ModelData {
         Self { untrained: true, ..Self::from_loaded(options, loaded, "tiny".to_owned()) }
     }
 
-    /// Writes a model directory: `options.json`, the weights and `mix.json` if there is one. `dir` is
+    /// Writes a model directory: `options.json`, the weights, the mix and the warm state if there are such. `dir` is
     /// made if it does not exist; each file appears under its name only when it is complete.
     ///
     /// # Errors
@@ -188,6 +217,13 @@ impl ModelData {
             let text = serde_json::to_vec_pretty(mix).map_err(|e| Error::io(&dir.join(MIX), e.into()))?;
             let path = dir.join(MIX);
             write_file(&path, |out| write_all(out, &path, &text))?;
+        }
+        if let Some(numbers) = &self.warm_state {
+            let state = Tensor { shape: vec![numbers.len()], data: numbers.clone() };
+            let mut weights = Weights::default();
+            weights.insert(WARM_STATE_TENSOR.to_owned(), state);
+            let path = dir.join(WARM_STATE);
+            write_file(&path, |out| weights::safetensors::write_to(out, &path, &weights, &self.header()))?;
         }
         // Last: a directory without options is not a model, so a copy that was cut off is not one.
         self.write_options(&dir.join("options.json"))
@@ -230,6 +266,9 @@ impl ModelData {
 }
 
 const MIX: &str = "mix.json";
+const WARM_STATE: &str = "warm_state.safetensors";
+/// Its only tensor: layer by layer `h` before `c`, forward before backward.
+const WARM_STATE_TENSOR: &str = "warm_state";
 
 /// How one part of a model is found among the names of a directory.
 struct Part {
@@ -307,6 +346,21 @@ fn read_mix(path: &Path, options: &ModelOptions) -> Result<ScalarMix> {
     let mix = ScalarMix::from_json(&read_small(path)?, &path.display().to_string())?;
     let (expected, found) = (options.n_layers_out(), mix.scalars.len());
     if expected == found { Ok(mix) } else { Err(ModelDirError::Mix { path: path.to_owned(), expected, found }.into()) }
+}
+
+/// The state is of one model, which its header names.
+fn read_warm_state(path: &Path, model: &ModelData) -> Result<Vec<f32>> {
+    let lstm = &model.options.lstm;
+    let numbers = 2 * lstm.n_layers * (lstm.dim + lstm.projection_dim);
+    let plan = [TensorSpec { name: WARM_STATE_TENSOR.to_owned(), shape: vec![numbers] }];
+    let loaded = weights::safetensors::read_file(path, &plan)?;
+    let found = loaded.metadata.get("elmo.fingerprint").cloned().unwrap_or_else(|| "none".to_owned());
+    if found != model.fingerprint.as_str() {
+        let expected = model.fingerprint.to_string();
+        return Err(ModelDirError::WarmState { path: path.to_owned(), expected, found }.into());
+    }
+    let state = loaded.weights.get(WARM_STATE_TENSOR).map(|tensor| tensor.data.clone());
+    Ok(state.unwrap_or_default())
 }
 
 /// Writes beside `path` and renames, so that a name is there with all of its bytes or not at all.

@@ -21,6 +21,9 @@ const MAX_HIGHWAY: u64 = 16;
 const MAX_EMBEDDING_DIM: u64 = 4096;
 const MAX_CHARACTERS: u64 = 1024;
 
+/// Numbers in the windows of one word, before the product: published models have 5,600.
+const MAX_WORD_NUMBERS: usize = 1 << 20;
+
 /// Rows of the character table in the file: 256 bytes and five marks, without the padding row.
 pub(crate) const FILE_CHARACTERS: usize = 261;
 
@@ -177,6 +180,7 @@ impl ModelOptions {
         refuse_unidirectional(&root)?;
         let lstm = lstm_options(&root.object("lstm", "an object with dim, projection_dim, n_layers and clips")?)?;
         let char_cnn = char_cnn_options(&root.object("char_cnn", "an object with filters, embedding and activation")?)?;
+        refuse_huge_words(&char_cnn, origin)?;
         let options = Self { lstm, char_cnn };
         match options.parameters() {
             0..=MAX_PARAMETERS => Ok(options),
@@ -459,6 +463,22 @@ fn n_characters(cnn: &Fields<'_>) -> Result<Option<usize>, OptionsError> {
             "the alphabet of ELMo is 256 bytes, five marks and padding; other alphabets cannot be run",
         )),
     }
+}
+
+/// The windows of one word must fit into memory beside the model.
+fn refuse_huge_words(cnn: &CharCnnOptions, origin: &str) -> Result<(), OptionsError> {
+    let widest = cnn.filters.iter().map(|filter| filter.width).max().unwrap_or(0);
+    let numbers = cnn.max_characters_per_token.saturating_mul(widest).saturating_mul(cnn.embedding_dim);
+    if numbers <= MAX_WORD_NUMBERS {
+        return Ok(());
+    }
+    Err(OptionsError::Field {
+        origin: origin.to_owned(),
+        path: "char_cnn".to_owned(),
+        expected: format!("max_characters_per_token x widest filter x embedding.dim of at most {MAX_WORD_NUMBERS}"),
+        found: numbers.to_string(),
+        remedy: "published models have 50 x 7 x 16; copy the numbers from the model's training settings".to_owned(),
+    })
 }
 
 fn filters(cnn: &Fields<'_>, max_characters: usize) -> Result<Vec<Filter>, OptionsError> {

@@ -32,12 +32,19 @@ const SETTLED: f64 = 1e-6;
 /// A warmed-up start state as numbers, the same for every device of a process.
 #[derive(Debug, Clone)]
 pub(crate) struct WarmState {
-    numbers: Vec<f32>,
-    /// Twelve hexadecimal digits over the numbers; stands in the identity of outputs.
+    pub(crate) numbers: Vec<f32>,
+    /// Twelve hexadecimal digits over the numbers where they came with the model, otherwise over the recipe by which
+    /// they are computed (the numbers of another kind of CPU differ by rounding); stands in the identity of outputs.
     pub(crate) digest: String,
 }
 
 impl WarmState {
+    /// The numbers that came with a model.
+    fn stored(numbers: Vec<f32>) -> Self {
+        let bytes: Vec<u8> = numbers.iter().flat_map(|n| n.to_le_bytes()).collect();
+        Self { digest: digest(&bytes), numbers }
+    }
+
     /// Reads [`WARM_UP`] again and again, carrying the state, until it settles.
     ///
     /// As in training (bilm-tf `data.py` `_get_batch`), the token that closes a sentence is never read: the
@@ -45,21 +52,31 @@ impl WarmState {
     /// first word to `</S>`.
     pub(crate) fn compute(model: &BiLm) -> Result<Self, DeviceError> {
         let mut state = model.zero_state()?;
+        let mut moved = f64::INFINITY;
         for _ in 0..MOST_PASSES {
             let before = state.share();
             for sentence in WARM_UP {
                 state = read(model, sentence, &state)?;
             }
-            if state.distance(&before)? <= SETTLED {
+            moved = state.distance(&before)?;
+            if moved <= SETTLED {
                 break;
             }
         }
-        let numbers = state.numbers()?;
-        let mut hash = Sha256::new();
-        numbers.iter().for_each(|n| hash.update(n.to_le_bytes()));
-        let digest = hash.finalize().iter().take(6).map(|b| format!("{b:02x}")).collect();
-        Ok(Self { numbers, digest })
+        if moved > SETTLED {
+            tracing::warn!(
+                passes = MOST_PASSES,
+                moved,
+                "the warm state of this model does not settle; it is used as it is"
+            );
+        }
+        let recipe = format!("{}\n{MOST_PASSES} {SETTLED}", WARM_UP.join("\n"));
+        Ok(Self { numbers: state.numbers()?, digest: digest(recipe.as_bytes()) })
     }
+}
+
+fn digest(bytes: &[u8]) -> String {
+    Sha256::digest(bytes).iter().take(6).map(|b| format!("{b:02x}")).collect()
 }
 
 /// One sentence, its opening boundary included; the state after its last word.
@@ -82,6 +99,15 @@ pub(crate) struct Starts {
 }
 
 impl Starts {
+    /// With the numbers that came with the model, if any.
+    pub(crate) fn new(warm: Option<Vec<f32>>) -> Self {
+        let starts = Self::default();
+        if let Some(numbers) = warm {
+            let _ = starts.warm.set(WarmState::stored(numbers));
+        }
+        starts
+    }
+
     pub(crate) fn warm(&self, model: &BiLm) -> Result<&WarmState, DeviceError> {
         let _one_at_a_time = self.computing.lock().unwrap_or_else(PoisonError::into_inner);
         if self.warm.get().is_none() {

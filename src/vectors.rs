@@ -117,10 +117,19 @@ impl VectorType {
                 rows,
             )?),
             ListType::List => {
+                offset(rows.saturating_mul(self.width()))?;
                 let offsets = OffsetBuffer::from_repeated_length(self.width(), rows);
                 Arc::new(ListArray::try_new(self.item(), offsets, values, valid)?)
             }
         })
+    }
+}
+
+/// Checks that Arrow's 32-bit offsets can count so far.
+fn offset(n: usize) -> Result<()> {
+    match i32::try_from(n) {
+        Ok(_) => Ok(()),
+        Err(_) => Err(arrow::error::ArrowError::OffsetOverflowError(n).into()),
     }
 }
 
@@ -154,9 +163,8 @@ fn token_array(vector_type: &VectorType, outcomes: Vec<Outcome>) -> Result<Array
         })
         .collect();
     let total: usize = lengths.iter().sum();
-    if i32::try_from(total).is_err() {
-        return Err(arrow::error::ArrowError::OffsetOverflowError(total).into());
-    }
+    offset(total)?;
+    offset(outcomes.iter().map(Outcome::word_bytes).sum())?;
     let (mut starts, mut ends, mut sentences) = (Vec::new(), Vec::new(), Vec::new());
     let mut words = StringBuilder::new();
     let mut values = Vec::with_capacity(total * vector_type.width());

@@ -145,7 +145,8 @@ impl Activations {
     pub fn combine(&self, factors: &[(usize, f32)]) -> Result<LayerValues, DeviceError> {
         let mut sum: Option<Tensor> = None;
         for &(layer, factor) in factors {
-            let layer = &self.layers[layer];
+            // Layers may be bfloat16; their mix is not.
+            let layer = self.layers[layer].f_to_kind(Kind::Float)?;
             let term = if factor == 1.0 { layer.shallow_clone() } else { layer.f_mul_scalar(f64::from(factor))? };
             sum = Some(match sum {
                 None => term,

@@ -14,8 +14,8 @@ use crate::{
     weights::Weights,
 };
 
-/// Windows of one product: bounds memory (the widest published filter bank needs 4 KiB a window).
-const WINDOWS_PER_PRODUCT: usize = 4096;
+/// Numbers on the left side of one product: bounds memory.
+const NUMBERS_PER_PRODUCT: usize = 1 << 19;
 
 #[derive(Debug)]
 pub(crate) struct CharCnn {
@@ -168,7 +168,8 @@ impl CharCnn {
 
     /// How many words of `rest` (shortest first) share the next products.
     fn group_len(&self, rest: &[usize], words: &WordIds) -> usize {
-        let fits = |n: &usize| n * self.positions(1, words.used[rest[n - 1]]) <= WINDOWS_PER_PRODUCT;
+        let widest = self.convolutions.iter().map(|c| c.width).max().unwrap_or(1) * self.embedding_dim;
+        let fits = |n: &usize| n * self.positions(1, words.used[rest[n - 1]]) * widest <= NUMBERS_PER_PRODUCT;
         (1..=rest.len()).take_while(|n| *n <= MIN_WIDTH || fits(n)).last().unwrap_or(rest.len())
     }
 

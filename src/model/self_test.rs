@@ -4,7 +4,7 @@ use std::{sync::Barrier, thread, time::Instant};
 
 use tch::{Device, Kind, Tensor};
 
-use super::{BiLm, DeviceError, device, packing::MIN_WIDTH};
+use super::{BiLm, DeviceError, device, packing::MIN_WIDTH, tensors};
 use crate::options::ModelOptions;
 
 /// What [`self_test`] found.
@@ -84,11 +84,23 @@ fn run_in_batches(
     Ok(results)
 }
 
-/// From which height on the rows of a product keep their bits, on the shape of the LSTM's recurrence.
+/// From which height on the rows of a product keep their bits, for the narrowest products and for usual ones.
 fn smallest_height(model: &BiLm) -> Result<Option<usize>, DeviceError> {
+    let mut smallest = 1;
+    for columns in [tensors::MIN_COLUMNS, 256] {
+        match smallest_height_of(model, columns)? {
+            Some(height) => smallest = smallest.max(height),
+            None => return Ok(None),
+        }
+    }
+    Ok(Some(smallest))
+}
+
+/// The same for products of `n` columns.
+fn smallest_height_of(model: &BiLm, n: i64) -> Result<Option<usize>, DeviceError> {
     let _no_gradients = tch::no_grad_guard();
     let device = model.device().torch();
-    let (k, n) = (model.projection_dim() as i64, 256);
+    let k = model.projection_dim() as i64;
     let options = (Kind::Float, device);
     let a = (Tensor::f_arange(257 * k, options)?.f_mul_scalar(0.37)?.f_sin()?).f_view([257, k])?;
     let b = (Tensor::f_arange(k * n, options)?.f_mul_scalar(0.73)?.f_cos()?).f_view([k, n])?;

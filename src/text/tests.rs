@@ -215,6 +215,12 @@ fn huge_rows() {
     for unit in [" ", ".", "a", "\u{301}", "a. "] {
         check(&unit.repeat(1_000_000 / unit.len()), TokenizerKind::Moses, SentenceMode::Split);
     }
+    // Something that a step looks for, and then much that it looks at.
+    for start in ["x\",a", "''", "\",", "1\u{a0}", "a\u{301}", "(", "http://"] {
+        for unit in [".", ",", "'", "\"", " ", "a", "-"] {
+            check(&format!("{start}{}", unit.repeat(300_000)), TokenizerKind::Moses, SentenceMode::Off);
+        }
+    }
 }
 
 /// Characters that rules look at, beside any other.

@@ -110,6 +110,14 @@ pub struct Loaded {
 }
 
 impl Loaded {
+    /// Surplus tensors that a biLM computes with belong to another model than the options describe: leaving them out
+    /// would give other vectors without a word.
+    pub(crate) fn refuse_parts_of_another_model(&self, path: &Path) -> Result<(), WeightsError> {
+        const PARTS: [&str; 5] = ["CNN/W_cnn_", "CNN/b_cnn_", "CNN_high_", "CNN_proj", "RNN_"];
+        let parts = self.surplus.iter().filter(|name| PARTS.iter().any(|part| name.starts_with(part)));
+        refuse(path, parts.map(|name| Problem { name: name.clone(), what: What::Unexpected }).collect())
+    }
+
     /// One sentence per thing that a user should know about the file.
     pub fn notes(&self) -> Vec<String> {
         let mut notes = Vec::new();
@@ -252,6 +260,9 @@ pub enum What {
         /// Bytes of one chunk.
         bytes: u64,
     },
+    /// Part of a biLM, but not of the one that the options describe.
+    #[error("is there, but the options describe a model without it")]
+    Unexpected,
     /// Declared, but never written.
     #[error("was never written completely")]
     Unwritten,

@@ -22,7 +22,7 @@ use tokio::io::AsyncWriteExt;
 
 use crate::common::{Hashing, Place, assert_own_vectors, run, run_local, strings, vectors};
 
-const TEXTS: [&str; 5] = ["first", "two words", "", "with \"quotes\", a comma", "naïve 日本語 🙂"];
+const TEXTS: [&str; 5] = ["first", "two words", "", "with \"quotes\", a comma", "naïve 日本語 🙂 \u{20000}"];
 
 fn batch(text: ArrayRef) -> RecordBatch {
     let id: ArrayRef = Arc::new(Int64Array::from_iter_values(0..text.len() as i64));
@@ -39,7 +39,12 @@ fn csv() -> Vec<u8> {
 }
 
 fn json() -> Vec<u8> {
-    let rows = TEXTS.iter().enumerate().map(|(i, t)| serde_json::json!({"id": i, "text": t}).to_string() + "\n");
+    // Characters outside ASCII as pairs of escapes, as Python's json writes them.
+    let escaped = |text: &str| -> String {
+        let unit = |unit: u16| if unit < 128 { char::from(unit as u8).to_string() } else { format!("\\u{unit:04x}") };
+        serde_json::json!(text).to_string().encode_utf16().map(unit).collect()
+    };
+    let rows = TEXTS.iter().enumerate().map(|(i, t)| format!("{{\"id\": {i}, \"text\": {}}}\n", escaped(t)));
     rows.collect::<String>().into_bytes()
 }
 

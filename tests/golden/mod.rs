@@ -164,7 +164,7 @@ fn gap_of_layers(found: &Layers, expected: &Layers) -> f64 {
     found.iter().zip(expected).map(|(found, expected)| largest_gap(found, expected)).fold(0.0, larger)
 }
 
-fn largest_gap(found: &[f64], expected: &[f64]) -> f64 {
+pub(crate) fn largest_gap(found: &[f64], expected: &[f64]) -> f64 {
     assert_eq!(found.len(), expected.len(), "values of a layer");
     found.iter().zip(expected).map(|(found, expected)| (found - expected).abs()).fold(0.0, larger)
 }

@@ -99,6 +99,10 @@ struct ConvertArgs {
     #[arg(long, value_name = "LAYOUT", value_parser = words::<Layout>(Layout::WORDS))]
     to: Layout,
 
+    /// Also compute and store the start state of --state warm, which otherwise every process computes anew
+    #[arg(long)]
+    warm_state: bool,
+
     /// Print the report as JSON
     #[arg(long)]
     json: bool,
@@ -158,9 +162,23 @@ fn convert(args: &ConvertArgs) -> Result<Exit> {
         _ => return Err(Error::usage("two models were given", "name the model once, then the directory to write")),
     };
     let out = PathBuf::from(out);
+    if args.warm_state && args.to == Layout::AllenNlp {
+        return Err(Error::usage(
+            "the published pair has no place for a warm state",
+            "leave out --warm-state, or choose another --to",
+        ));
+    }
     let report = with_models(args.model.offline(), async |models| {
         let files = models.locate(&spec).await?;
-        let data = models.resolve(&spec).await?;
+        let mut data = models.resolve(&spec).await?;
+        if args.warm_state && data.warm_state.is_none() {
+            let settings = elmo::EmbedderSettings {
+                devices: vec![elmo::embedder::DeviceChoice::Cpu],
+                threads: Some(1),
+                ..elmo::EmbedderSettings::default()
+            };
+            data.warm_state = Some(elmo::Elmo::from_data(data.clone(), &settings)?.warm_state()?);
+        }
         Ok(convert::convert(&data, &files, args.to, &out)?)
     })?;
     match args.json {

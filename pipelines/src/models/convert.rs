@@ -68,8 +68,8 @@ impl fmt::Display for Converted {
     }
 }
 
-/// Files that go along unchanged; `mix.json` is part of the model.
-const COMPANIONS: [&str; 4] = ["warm_state.safetensors", "vocab.txt", "softmax.safetensors", "MODEL.md"];
+/// Files that go along unchanged; `mix.json` and `warm_state.safetensors` are part of the model.
+const COMPANIONS: [&str; 3] = ["vocab.txt", "softmax.safetensors", "MODEL.md"];
 
 /// Writes `data` to the new directory `out` and reads it back.
 ///

@@ -5,7 +5,7 @@ use std::sync::atomic::Ordering;
 use arrow::{array::RecordBatch, csv, datatypes::SchemaRef, error::ArrowError, json};
 use tokio::io::AsyncBufReadExt;
 
-use super::{Format, InputFile, SourceError, bytes, ipc::Ipc, lines::Lines};
+use super::{Format, InputFile, SourceError, bytes, escapes::Escapes, ipc::Ipc, lines::Lines};
 
 /// A line of text may have this many bytes. More is a damaged file or a bomb, and several copies must fit into memory.
 pub(super) const ROW_BYTES_MAX: usize = 256 << 20;
@@ -22,6 +22,10 @@ pub(super) trait Decode: Send {
     fn decode(&mut self, bytes: &[u8]) -> Result<usize, ArrowError>;
     /// There are no more bytes.
     fn finish(&mut self) -> Result<(), ArrowError>;
+    /// Whether rows should be flushed before more bytes come, given what the last call took of what it was offered.
+    fn is_full(&self, used: usize, offered: usize) -> bool {
+        used < offered
+    }
     /// The rows that are complete, if any.
     fn flush(&mut self) -> Result<Option<RecordBatch>, ArrowError>;
 }
@@ -42,20 +46,60 @@ impl Decode for Csv {
     }
 }
 
-struct Json(json::reader::Decoder);
+struct Json {
+    decoder: json::reader::Decoder,
+    escapes: Escapes,
+    /// Bytes with pairs of escapes replaced, and how many of them the decoder took.
+    rewritten: Vec<u8>,
+    taken: usize,
+    full: bool,
+}
+
+impl Json {
+    /// Gives the decoder what was rewritten.
+    fn push(&mut self) -> Result<(), ArrowError> {
+        self.taken += self.decoder.decode(&self.rewritten[self.taken..])?;
+        self.full = self.taken < self.rewritten.len();
+        if !self.full {
+            self.rewritten.clear();
+            self.taken = 0;
+        }
+        Ok(())
+    }
+}
 
 impl Decode for Json {
     fn decode(&mut self, bytes: &[u8]) -> Result<usize, ArrowError> {
-        self.0.decode(bytes)
+        if self.rewritten.is_empty() {
+            if self.escapes.is_plain(bytes) {
+                let used = self.decoder.decode(bytes)?;
+                self.full = used < bytes.len();
+                return Ok(used);
+            }
+            self.escapes.rewrite(bytes, &mut self.rewritten);
+            self.push()?;
+            return Ok(bytes.len());
+        }
+        self.push()?;
+        Ok(0)
+    }
+
+    fn is_full(&self, _: usize, _: usize) -> bool {
+        self.full
     }
 
     fn finish(&mut self) -> Result<(), ArrowError> {
-        // A number at the very end is complete only when something follows it.
-        self.0.decode(b"\n").map(drop)
+        self.escapes.finish(&mut self.rewritten);
+        self.push()?;
+        if self.rewritten.is_empty() {
+            // A number at the very end is complete only when something follows it.
+            self.decoder.decode(b"\n")?;
+        }
+        Ok(())
     }
 
     fn flush(&mut self) -> Result<Option<RecordBatch>, ArrowError> {
-        self.0.flush()
+        self.decoder.flush()
     }
 }
 
@@ -76,7 +120,8 @@ impl Decoded {
             Format::Json => {
                 let wanted = schema.project(read).map_err(malformed)?;
                 let builder = json::ReaderBuilder::new(wanted.into()).with_batch_size(BATCH_ROWS);
-                Box::new(Json(builder.with_coerce_primitive(true).build_decoder().map_err(malformed)?))
+                let decoder = builder.with_coerce_primitive(true).build_decoder().map_err(malformed)?;
+                Box::new(Json { decoder, escapes: Escapes::default(), rewritten: Vec::new(), taken: 0, full: false })
             }
             Format::Arrow => Box::new(Ipc::new(read.to_vec())),
             // Parquet is read from its end, by its own reader.
@@ -104,7 +149,7 @@ impl Decoded {
             let used = self.decoder.decode(bytes).map_err(malformed)?;
             self.bytes.consume(used);
             self.pending += used;
-            if used < offered {
+            if self.decoder.is_full(used, offered) {
                 self.pending = 0;
                 if let Some(batch) = self.decoder.flush().map_err(malformed)? {
                     return Ok(Some(batch));

@@ -12,6 +12,7 @@
 mod bytes;
 mod count;
 mod decode;
+mod escapes;
 mod format;
 mod ipc;
 mod lines;

@@ -153,13 +153,15 @@ fn join_quotes(cells: &mut Vec<Cell>) {
 fn move_quotes(cells: &mut [Cell]) {
     let mut from = 0;
     while from < cells.len() {
-        let run = 1 + cells[from + 1..].iter().take_while(|c| c.gap == 0 && matches!(c.c, ',' | '.')).count();
-        if cells[from].c == '"' && run > 1 {
-            move_quote(&mut cells[from..from + run]);
-            from += run;
-        } else {
+        if cells[from].c != '"' {
             from += 1;
+            continue;
         }
+        let run = 1 + cells[from + 1..].iter().take_while(|c| c.gap == 0 && matches!(c.c, ',' | '.')).count();
+        if run > 1 {
+            move_quote(&mut cells[from..from + run]);
+        }
+        from += run;
     }
 }
 

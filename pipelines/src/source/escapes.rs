@@ -1,0 +1,145 @@
+//! JSON's `\uD840\uDC00` as the character itself.
+//!
+//! arrow-json 59.3 decodes surrogate pairs of every second plane to another character (`char_from_surrogate_pair` in
+//! its `reader/tape.rs` joins with `|` what must be added), so that U+20000 becomes U+10000: Chinese characters of the
+//! second plane and the tags of some flags. It must never see such a pair. What is no pair is left to it.
+
+/// Bytes of an escaped pair.
+const PAIR: usize = 12;
+
+/// Writes characters for escaped pairs, across the borders of pieces.
+#[derive(Debug, Default)]
+pub(super) struct Escapes {
+    /// The beginning of an escape whose end has not come.
+    open: Vec<u8>,
+}
+
+impl Escapes {
+    /// Whether `piece` can go on as it is.
+    pub(super) fn is_plain(&self, piece: &[u8]) -> bool {
+        self.open.is_empty() && piece.last() != Some(&b'\\') && !piece.windows(2).any(|two| two == b"\\u")
+    }
+
+    /// Appends `piece` to `out`, pairs replaced.
+    pub(super) fn rewrite(&mut self, piece: &[u8], out: &mut Vec<u8>) {
+        let joined;
+        let mut rest = piece;
+        if !self.open.is_empty() {
+            joined = [std::mem::take(&mut self.open).as_slice(), piece].concat();
+            rest = &joined;
+        }
+        while let Some(at) = rest.iter().position(|&byte| byte == b'\\') {
+            out.extend_from_slice(&rest[..at]);
+            rest = &rest[at..];
+            let Some(taken) = escape(rest, out) else {
+                self.open = rest.to_vec();
+                return;
+            };
+            rest = &rest[taken..];
+        }
+        out.extend_from_slice(rest);
+    }
+
+    /// There are no more pieces: what is open is no pair.
+    pub(super) fn finish(&mut self, out: &mut Vec<u8>) {
+        out.append(&mut self.open);
+    }
+}
+
+/// Copies the escape that `rest` begins with, or its character; returns the bytes of `rest` that are done, `None` when
+/// more are needed to tell.
+fn escape(rest: &[u8], out: &mut Vec<u8>) -> Option<usize> {
+    let mut copy = |n: usize| {
+        out.extend_from_slice(&rest[..n]);
+        Some(n)
+    };
+    match rest.get(1) {
+        None => return None,
+        Some(b'u') => {}
+        Some(_) => return copy(2),
+    }
+    if rest.len() < 6 {
+        return None;
+    }
+    if !matches!(unit(rest), Some(0xD800..0xDC00)) {
+        return copy(2); // the digits follow as plain bytes
+    }
+    let after = &rest[6..rest.len().min(PAIR)];
+    if !b"\\u".starts_with(&after[..after.len().min(2)]) {
+        return copy(6);
+    }
+    if after.len() < 6 {
+        return None;
+    }
+    let pair = [unit(rest).unwrap_or_default(), unit(after).unwrap_or_default()];
+    match char::decode_utf16(pair).next() {
+        Some(Ok(character)) => {
+            out.extend_from_slice(character.encode_utf8(&mut [0; 4]).as_bytes());
+            Some(PAIR)
+        }
+        _ => copy(6),
+    }
+}
+
+/// The number of `\uXXXX`.
+fn unit(escape: &[u8]) -> Option<u16> {
+    let digits = std::str::from_utf8(escape.get(2..6)?).ok()?;
+    u16::from_str_radix(digits, 16).ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn rewritten(pieces: &[&[u8]]) -> String {
+        let (mut escapes, mut out) = (Escapes::default(), Vec::new());
+        for piece in pieces {
+            match escapes.is_plain(piece) {
+                true => out.extend_from_slice(piece),
+                false => escapes.rewrite(piece, &mut out),
+            }
+        }
+        escapes.finish(&mut out);
+        String::from_utf8(out).unwrap()
+    }
+
+    #[test]
+    fn pairs_become_characters_and_nothing_else_does() {
+        // By hand, from the definition of UTF-16: D840 DC00 is U+20000, D83D DE00 is U+1F600.
+        for (json, expected) in [
+            (r"a\ud840\uDC00b", "a\u{20000}b"),
+            (r"\uD83D\uDE00", "\u{1f600}"),
+            (r"\\ud840\\udc00", r"\\ud840\\udc00"),
+            (r"\\\ud840\udc00", "\\\\\u{20000}"),
+            (r"\u0041\n\ud840", r"\u0041\n\ud840"),
+            (r"\ud840\u0041", r"\ud840\u0041"),
+            (r"\ud840\ud840\udc00", "\\ud840\u{20000}"),
+            (r"\ud840x", r"\ud840x"),
+            (r"\u00zz\", r"\u00zz\"),
+        ] {
+            assert_eq!(rewritten(&[json.as_bytes()]), expected, "{json}");
+            for cut in 0..=json.len() {
+                let (head, tail) = json.as_bytes().split_at(cut);
+                assert_eq!(rewritten(&[head, tail]), expected, "{json} cut at {cut}");
+            }
+        }
+    }
+
+    proptest! {
+        /// Judge: serde_json, which decodes both what went in and what came out.
+        #[test]
+        fn a_string_stays_what_it_is(text in any::<String>(), cuts in prop::collection::vec(0..1000_usize, 0..6)) {
+            let escaped: String = text.encode_utf16().map(|unit| format!("\\u{unit:04x}")).collect();
+            let json = format!("\"{escaped}\"");
+            let mut cuts: Vec<usize> = cuts.into_iter().map(|cut| cut % (json.len() + 1)).chain([json.len()]).collect();
+            cuts.sort_unstable();
+            let mut from = 0;
+            let pieces: Vec<&[u8]> =
+                cuts.iter().map(|&to| &json.as_bytes()[std::mem::replace(&mut from, to)..to]).collect();
+            let decoded: String = serde_json::from_str(&rewritten(&pieces)).unwrap();
+            prop_assert_eq!(decoded, text);
+        }
+    }
+}
