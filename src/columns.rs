@@ -22,7 +22,7 @@ use crate::{
     model::DeviceError,
     pooling::{self, Joiner},
     rows::{Row, Rows},
-    spec::{EmbedSpec, Layers, Level, OnError, OnLong, SpecError, StateMode},
+    spec::{EmbedSpec, Layers, Level, OnError, OnLong, SentenceMode, SpecError, StateMode},
     states::Carry,
     text::{self, windows::windows},
     vectors::{self, TokenRow, VectorType},
@@ -33,6 +33,9 @@ use crate::{
 const HUGE_TEXT: usize = 1 << 20;
 /// Sentences of a huge text that are under way at once.
 const HUGE_PIECE: usize = 2048;
+/// Most bytes of one sentence: with sentences off a text of any size would be one, and all of its tokens are in memory
+/// at a time.
+const MOST_SENTENCE: usize = 8 << 20;
 /// Most bytes of token vectors that one row may have; beyond it a list is no way to keep them.
 const MOST_TOKEN_BYTES: usize = 1 << 30;
 
@@ -401,9 +404,7 @@ impl Cutter<'_> {
     }
 
     fn text(&mut self, text: &str, carried: bool, cut: &mut Cut) -> std::result::Result<(), String> {
-        if u32::try_from(text.len()).is_err() {
-            return Err(format!("a text of {} bytes; offsets count to 4 GiB", text.len()));
-        }
+        check_size(text, self.spec.sentences)?;
         let sentences = text::tokenize(text, self.spec.tokenizer, self.spec.sentences);
         if sentences.is_empty() && carried {
             self.push_carried(&[], cut);
@@ -421,8 +422,8 @@ impl Cutter<'_> {
         let mut placed = Vec::with_capacity(tokens.len());
         for token in tokens {
             let end = start + token.len();
-            if u32::try_from(end).is_err() {
-                return Err("a list of tokens of more than 4 GiB".to_owned());
+            if end > MOST_SENTENCE {
+                return Err(format!("a list of tokens of more than {} MiB: one sentence", MOST_SENTENCE >> 20));
             }
             placed.push((*token, start as u32, end as u32));
             start = end + 1;
@@ -612,6 +613,19 @@ impl Request {
     }
 }
 
+/// What can be read at all: offsets are of 32 bits, and a sentence is tokenised in one piece.
+fn check_size(text: &str, sentences: SentenceMode) -> std::result::Result<(), String> {
+    let bytes = text.len();
+    if u32::try_from(bytes).is_err() {
+        return Err(format!("a text of {bytes} bytes; offsets count to 4 GiB"));
+    }
+    if sentences == SentenceMode::Off && bytes > MOST_SENTENCE {
+        let most = MOST_SENTENCE >> 20;
+        return Err(format!("one sentence of {bytes} bytes; the most is {most} MiB; use sentences split"));
+    }
+    Ok(())
+}
+
 fn too_many_tokens() -> String {
     format!("token vectors of more than {} MiB in one row; use level sentence, or cut the text", MOST_TOKEN_BYTES >> 20)
 }
@@ -693,7 +707,6 @@ impl<'r> HugeText<'r> {
             Row::Text(text) => text,
             _ => "",
         };
-        let too_long = u32::try_from(text.len()).is_err();
         Self {
             inner,
             text,
@@ -702,7 +715,7 @@ impl<'r> HugeText<'r> {
             tokens: TokenRow::default(),
             places: Vec::new(),
             sentence: 0,
-            bad: too_long.then(|| format!("a text of {} bytes; offsets count to 4 GiB", text.len())),
+            bad: check_size(text, inner.spec.sentences).err(),
             stats: ColumnStats::default(),
         }
     }

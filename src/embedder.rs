@@ -646,8 +646,9 @@ fn reduce(activations: &Activations, jobs: &[Job]) -> std::result::Result<Vec<Ve
                 outputs.len() - 1
             }
         };
-        let length = job.sentence.words.len() + if job.recipe.boundaries { 2 } else { 0 };
-        let source = TokenSource { activations, layers: &outputs[place].1, output, sentence, length };
+        let first = usize::from(job.recipe.boundaries);
+        let real = first..first + job.sentence.words.len();
+        let source = TokenSource { activations, layers: &outputs[place].1, output, sentence, real };
         answers.push(source.reduce(&job.sentence.keep, job.recipe.pooling));
     }
     Ok(answers)
@@ -668,7 +669,8 @@ pub(crate) struct TokenSource<'a> {
     layers: &'a [LayerValues],
     output: &'a Output,
     sentence: usize,
-    length: usize,
+    /// Its tokens, boundaries left out.
+    real: Range<usize>,
 }
 
 impl TokenSource<'_> {
@@ -709,22 +711,26 @@ impl TokenSource<'_> {
         }
     }
 
-    /// Mean and inverse deviation of each layer over all tokens of the sentence, where the mix asks for it.
+    /// Mean and inverse deviation of each layer over the real tokens of the sentence, where the mix asks for it.
     fn statistics(&self) -> Option<Vec<(f64, f64)>> {
         if !matches!(self.output, Output::Normalized(_)) {
             return None;
+        }
+        if self.real.is_empty() {
+            // A blank row of state `carry` with its boundaries: nothing to normalise them by.
+            return Some(vec![(0.0, 1.0); self.layers.len()]);
         }
         let width = self.layers[0].width();
         let mut token = vec![0.0; width];
         let statistics = self.layers.iter().map(|layer| {
             let (mut sum, mut squares) = (0.0_f64, 0.0_f64);
-            for i in 0..self.length {
+            for i in self.real.clone() {
                 layer.token(self.activations, self.sentence, i, &mut token);
                 sum += token.iter().map(|&v| f64::from(v)).sum::<f64>();
             }
-            let n = (self.length * width) as f64;
+            let n = (self.real.len() * width) as f64;
             let mean = sum / n;
-            for i in 0..self.length {
+            for i in self.real.clone() {
                 layer.token(self.activations, self.sentence, i, &mut token);
                 squares += token.iter().map(|&v| (f64::from(v) - mean).powi(2)).sum::<f64>();
             }
@@ -765,7 +771,7 @@ pub(crate) fn reduce_in_order(
             layers: &layers,
             output: &recipe.output,
             sentence: place,
-            length: sentence.words.len(),
+            real: 1..sentence.words.len() - 1,
         };
         source.reduce(&sentence.keep, recipe.pooling)
     });

@@ -15,7 +15,7 @@ pub struct ScalarMix {
     #[serde(default = "one")]
     pub gamma: f32,
     /// Normalise each layer before weighting: one mean and one variance over all real tokens and
-    /// dimensions of the *sentence*. AllenNLP takes them over the whole batch, which would make a
+    /// dimensions of the *sentence* (or window of a long one). AllenNLP takes them over the whole batch, which would make a
     /// vector depend on its neighbours.
     #[serde(default)]
     pub layer_norm: bool,
@@ -45,8 +45,9 @@ impl ScalarMix {
 
     /// `gamma * softmax(scalars)`, computed in float64, one factor per layer.
     pub fn factors(&self) -> Vec<f64> {
-        let largest = self.scalars.iter().copied().fold(f32::NEG_INFINITY, f32::max);
-        let exp: Vec<f64> = self.scalars.iter().map(|&s| f64::from(s - largest).exp()).collect();
+        let scalars: Vec<f64> = self.scalars.iter().copied().map(f64::from).collect();
+        let largest = scalars.iter().copied().fold(f64::NEG_INFINITY, f64::max);
+        let exp: Vec<f64> = scalars.iter().map(|s| (s - largest).exp()).collect();
         let sum: f64 = exp.iter().sum();
         exp.iter().map(|e| f64::from(self.gamma) * e / sum).collect()
     }

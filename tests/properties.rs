@@ -19,7 +19,7 @@ use elmo::{
 };
 use proptest::prelude::*;
 
-use crate::reference::{Reference, vectors};
+use crate::reference::{self, Reference, vectors};
 
 fn settings() -> EmbedderSettings {
     EmbedderSettings { devices: vec![DeviceChoice::Cpu], ..EmbedderSettings::default() }
@@ -167,16 +167,9 @@ fn layers_mixes_and_poolings_agree_with_the_reference() {
         (Layers::One(1), layers[1].clone()),
         (Layers::Mix(mix), combine(&factors)),
     ];
-    let poolings = [
-        (Pooling::Mean, vectors::Pooling::Mean),
-        (Pooling::Max, vectors::Pooling::Max),
-        (Pooling::First, vectors::Pooling::First),
-        (Pooling::Last, vectors::Pooling::Last),
-        (Pooling::Ends, vectors::Pooling::Ends),
-    ];
     let elmo = tiny();
     for (choice, tokens) in cases {
-        for (pooling, judge) in poolings {
+        for (pooling, judge) in POOLINGS {
             for normalize in [Normalize::Off, Normalize::L2] {
                 let spec = EmbedSpec { layers: choice.clone(), pooling, normalize, ..one_sentence() };
                 let found = columns(&elmo, spec).embed(&array(&[text.to_owned()])).unwrap().vectors;
@@ -207,14 +200,17 @@ fn layer_norm_is_per_sentence() {
     });
     let expected = normed.reduce(|a, b| a.iter().zip(&b).map(|(x, y)| x + y).collect()).unwrap();
     let mix = ScalarMix { scalars: vec![0.0; 3], gamma: 1.0, layer_norm: true };
-    let spec = EmbedSpec { layers: Layers::Mix(mix), level: Level::Token, ..one_sentence() };
     let texts = [words.join(" "), "another sentence altogether , much longer than the first".to_owned()];
-    let found = columns(&tiny(), spec).embed(&array(&texts)).unwrap().vectors;
-    let tokens = found.as_list::<i32>().value(0);
-    let values = Arc::clone(tokens.as_struct().column_by_name("embedding").unwrap().as_fixed_size_list().values());
-    // `values` spans the whole child array; the first row's tokens come first.
-    let first = values.slice(0, expected.len());
-    assert!(gap(&first, &expected) < 2e-5);
+    for boundaries in [false, true] {
+        let spec = EmbedSpec { layers: Layers::Mix(mix.clone()), level: Level::Token, boundaries, ..one_sentence() };
+        let found = columns(&tiny(), spec).embed(&array(&texts)).unwrap().vectors;
+        let tokens = found.as_list::<i32>().value(0);
+        let values = Arc::clone(tokens.as_struct().column_by_name("embedding").unwrap().as_fixed_size_list().values());
+        // `values` spans the whole child array; the first row's tokens come first. Boundaries are normalised like the
+        // others, but add nothing to mean and variance.
+        let first = if boundaries { data.options.width() } else { 0 };
+        assert!(gap(&values.slice(first, expected.len()), &expected) < 2e-5, "boundaries {boundaries}");
+    }
 }
 
 #[test]
@@ -299,20 +295,71 @@ fn bad_rows_are_reported_and_their_neighbours_unharmed() {
     assert_eq!(bits(&kept.vectors)[2], bits(&alone.vectors)[0]);
 }
 
+const POOLINGS: [(Pooling, vectors::Pooling); 5] = [
+    (Pooling::Mean, vectors::Pooling::Mean),
+    (Pooling::Max, vectors::Pooling::Max),
+    (Pooling::First, vectors::Pooling::First),
+    (Pooling::Last, vectors::Pooling::Last),
+    (Pooling::Ends, vectors::Pooling::Ends),
+];
+
+/// Holds a text to what the judge makes of its parts (sentences, or windows): token vectors one after the other, and
+/// every pooling over them.
+fn check_text(elmo: &Elmo, text: &str, spec: &EmbedSpec, expected: &[f64]) {
+    let width = elmo.options().width();
+    let spec = EmbedSpec { layers: Layers::Average, ..spec.clone() };
+    let texts = array(&["before".to_owned(), text.to_owned(), "after".to_owned()]);
+    let tokens = EmbedSpec { level: Level::Token, ..spec.clone() };
+    let found = columns(elmo, tokens).embed(&texts).unwrap().vectors;
+    let row = found.as_list::<i32>().value(1);
+    let vectors = row.as_struct().column_by_name("embedding").unwrap().as_fixed_size_list();
+    let values = vectors.values().slice(vectors.value_offset(0) as usize, row.len() * width);
+    let worst = gap(&values, expected);
+    assert!(worst < 5e-6, "tokens: {worst:e}");
+    for (pooling, judge) in POOLINGS {
+        let found = columns(elmo, EmbedSpec { pooling, ..spec.clone() }).embed(&texts).unwrap().vectors;
+        let worst =
+            gap(&found.as_fixed_size_list().value(1), &vectors::pool(expected, width, width / 2, judge).unwrap());
+        assert!(worst < 5e-6, "{pooling}: {worst:e}");
+    }
+}
+
 #[test]
 fn long_sentences_are_windowed_truncated_or_refused_never_silently() {
-    let text = vec!["word"; 50].join(" ");
-    let texts = array(&[text, "short".to_owned()]);
+    let data = ModelData::tiny();
+    let reference = Reference::new(&data.options, &data.weights);
+    let width = data.options.width();
+    let words: Vec<String> = (0..50).map(|i| format!("w{i}")).collect();
+    let text = words.join(" ");
     let elmo = tiny();
-    let spec = |on_long| EmbedSpec { on_long, max_tokens: 20, level: Level::Token, ..one_sentence() };
+    let spec = |on_long| EmbedSpec { on_long, max_tokens: 20, ..one_sentence() };
+    // By hand: windows of 20 that overlap by a quarter begin at 0, 15 and 30. Of their common tokens 15 to 19, the
+    // first three are nearer to the middle of the first window (17 has 2 after it there, and 2 before it in the other).
+    let mut expected = Vec::new();
+    for (window, keep) in [(0..20, 0..18), (15..35, 3..18), (30..50, 3..20)] {
+        let average = vectors::average(&reference.layers(&words[window]));
+        expected.extend_from_slice(&average[keep.start * width..keep.end * width]);
+    }
+    check_text(&elmo, &text, &spec(OnLong::Window), &expected);
+    check_text(&elmo, &text, &spec(OnLong::Truncate), &vectors::average(&reference.layers(&words[..20])));
+    let texts = array(&[text, "short".to_owned()]);
     let windowed = columns(&elmo, spec(OnLong::Window)).embed(&texts).unwrap();
-    assert_eq!(windowed.vectors.as_list::<i32>().value(0).len(), 50);
-    assert!(!windowed.truncated.value(0));
+    assert_eq!((windowed.truncated.value(0), windowed.truncated.value(1)), (false, false));
     let cut = columns(&elmo, spec(OnLong::Truncate)).embed(&texts).unwrap();
-    assert_eq!(cut.vectors.as_list::<i32>().value(0).len(), 20);
     assert_eq!((cut.truncated.value(0), cut.truncated.value(1)), (true, false));
     let refused = columns(&elmo, spec(OnLong::Error)).embed(&texts).unwrap_err().to_string();
     assert!(refused.contains("50 tokens") && refused.contains("max-tokens is 20"), "{refused}");
+}
+
+#[test]
+fn the_sentences_of_a_text_are_read_apart_and_pooled_together() {
+    let data = ModelData::tiny();
+    let reference = Reference::new(&data.options, &data.weights);
+    let sentences = ["The tide was out .", "Nobody had told her !", "She walked back , slowly , over wet stones ."];
+    let of = |sentence: &&str| vectors::average(&reference.layers(&sentence.split(' ').collect::<Vec<_>>()));
+    let expected: Vec<f64> = sentences.iter().flat_map(of).collect();
+    let text = "The tide was out. Nobody had told her! She walked back, slowly, over wet stones.";
+    check_text(&tiny(), text, &EmbedSpec::default(), &expected);
 }
 
 #[test]
@@ -355,6 +402,33 @@ fn warm_is_a_constant_of_the_model_and_not_zero() {
     let warm = bits(&a.embed(&texts).unwrap().vectors);
     assert_eq!(warm, bits(&b.embed(&texts).unwrap().vectors));
     assert_ne!(warm, bits(&columns(&one, spec(StateMode::Zero)).embed(&texts).unwrap().vectors));
+}
+
+/// The judge warms up by the recipe of `docs/states.md`: the text is read again and again without the boundary that
+/// closes a sentence, each direction in the order of the sentences.
+#[test]
+fn warm_agrees_with_the_reference() {
+    let data = ModelData::tiny();
+    let reference = Reference::new(&data.options, &data.weights);
+    let warm_up = [
+        "The ferry leaves the harbour at half past six , and the last bus to the village waits for it .",
+        "Most of the passengers are on their way home from work ; a few have come to see the island .",
+        "\" Is this seat taken ? \" asked a woman with two heavy bags .",
+        "Nobody answered at first , because the engine was so loud .",
+        "Then a boy moved his coat , smiled , and pointed at the empty place beside him .",
+        "It had rained all day , but now the clouds were breaking over the hills in the west .",
+    ];
+    let mut state = reference.zero_state();
+    for sentence in warm_up.repeat(20) {
+        let tokens = reference.token_vectors(&sentence.split(' ').collect::<Vec<_>>());
+        let forward = reference.read(reference::FORWARD, &tokens[..tokens.len() - 1], &state);
+        let backward = reference.read(reference::BACKWARD, &tokens[1..], &state);
+        state = reference::LstmState([forward.end, backward.end]);
+    }
+    let words = ["It", "rained", "for", "days", "."];
+    let expected = vectors::average(&reference.sentence(&words, &state, false).layers);
+    let spec = EmbedSpec { state: StateMode::Warm, ..one_sentence() };
+    check_text(&tiny(), &words.join(" "), &spec, &expected);
 }
 
 #[test]
@@ -413,21 +487,77 @@ fn boundaries_change_nothing_but_their_own_presence() {
 
 #[test]
 fn one_huge_cell_among_normal_ones() {
-    // 1.5 MB: above the size from which a text is embedded piece by piece.
-    let huge = "It was a long day, and nobody spoke. ".repeat(40_000);
-    let texts = ["First.".to_owned(), huge, "Last.".to_owned()];
+    let parts = ["The tide was out.", "Nobody had told her!", "She walked back, slowly, over wet stones."];
+    // 1.3 MB: above the size from which a text is embedded piece by piece. Its first and last sentence are no others.
+    let text = format!("Early one morning. {}It ended there.", (parts.join(" ") + " ").repeat(16_000));
     let elmo = tiny();
-    let found = columns(&elmo, EmbedSpec::default()).embed(&array(&texts)).unwrap();
-    let alone = columns(&elmo, EmbedSpec::default()).embed(&array(&[texts[0].clone(), texts[2].clone()])).unwrap();
-    let (found_bits, alone) = (bits(&found.vectors), bits(&alone.vectors));
-    assert_eq!((&found_bits[0], &found_bits[2]), (&alone[0], &alone[1]));
-    assert_eq!(found.stats.sentences, 40_002);
-    // The mean over equal sentences is the vector of one of them, but for rounding.
-    let one = columns(&elmo, EmbedSpec::default()).embed(&array(&["It was a long day, and nobody spoke.".to_owned()]));
-    let one = one.unwrap().vectors;
-    let (many, one) = (found.vectors.as_fixed_size_list().value(1), one.as_fixed_size_list().value(0));
-    let one: Vec<f64> = one.as_primitive::<Float32Type>().values().iter().map(|v| f64::from(*v)).collect();
-    assert!(gap(&many, &one) < 1e-6);
+    let spec = |level, pooling| EmbedSpec { level, pooling, ..EmbedSpec::default() };
+    let embed = |texts: &[&str], level, pooling| {
+        columns(&elmo, spec(level, pooling)).embed(&(Arc::new(StringArray::from(texts.to_vec())) as ArrayRef)).unwrap()
+    };
+
+    let texts = ["First.", &text, "Last."];
+    for (pooling, judge) in POOLINGS {
+        let found = embed(&texts, Level::Sentence, pooling);
+        assert_eq!(found.stats.sentences, 48_002 + 2);
+        let alone = bits(&embed(&["First.", "Last."], Level::Sentence, pooling).vectors);
+        let huge = bits(&found.vectors);
+        assert_eq!((&huge[0], &huge[2]), (&alone[0], &alone[1]), "the neighbours");
+        // The middle sentences come round again and again: one round stands for all, but for the mean.
+        let round = ["Early one morning.", parts[0], parts[1], parts[2], "It ended there."];
+        let short = embed(&round, Level::Token, pooling).vectors;
+        let list = short.as_list::<i32>();
+        let tokens = |i: usize| -> Vec<f64> {
+            let row = list.value(i);
+            let values = row.as_struct().column_by_name("embedding").unwrap().as_fixed_size_list().clone();
+            (0..row.len())
+                .flat_map(|k| values.value(k).as_primitive::<Float32Type>().values().to_vec())
+                .map(f64::from)
+                .collect()
+        };
+        let times = if pooling == Pooling::Mean { 16_000 } else { 1 };
+        let middle = [tokens(1), tokens(2), tokens(3)].concat().repeat(times);
+        let expected = [tokens(0), middle, tokens(4)].concat();
+        let width = elmo.options().width();
+        let worst = gap(
+            &found.vectors.as_fixed_size_list().value(1),
+            &vectors::pool(&expected, width, width / 2, judge).unwrap(),
+        );
+        assert!(worst < 1e-6, "{pooling}: {worst:e}");
+    }
+
+    // Token by token: as in the short text that ends where the first pieces do, and offsets into the long one.
+    let found = embed(&texts, Level::Token, Pooling::Mean).vectors;
+    let row = found.as_list::<i32>().value(1);
+    let row = row.as_struct();
+    let number = |name: &str, k: usize| {
+        row.column_by_name(name).unwrap().as_primitive::<arrow::datatypes::UInt32Type>().value(k) as usize
+    };
+    let words = row.column_by_name("token").unwrap().as_string::<i32>();
+    let (mut end, mut sentence) = (0, 0);
+    for k in 0..row.len() {
+        assert_eq!(&text[number("start", k)..number("end", k)], words.value(k));
+        assert!(text[end..number("start", k)].trim().is_empty(), "token {k}: something is left out");
+        assert!(number("sentence", k) == sentence || number("sentence", k) == sentence + 1, "token {k}");
+        (end, sentence) = (number("end", k), number("sentence", k));
+    }
+    assert_eq!((end, sentence), (text.len(), 48_001));
+    let short = embed(&[&text[..8000]], Level::Token, Pooling::Mean).vectors;
+    let short = short.as_list::<i32>().value(0);
+    // Without the last sentence, which is cut.
+    assert_eq!(&found.as_list::<i32>().value(1).slice(0, short.len() - 20), &short.slice(0, short.len() - 20));
+}
+
+/// All tokens of a sentence are in memory at a time; with sentences off a cell of any size would be one.
+#[test]
+fn a_sentence_of_many_megabytes_is_that_rows_error() {
+    let texts = array(&["fine".to_owned(), "long day ".repeat(1 << 20), "fine".to_owned()]);
+    for level in [Level::Sentence, Level::Token] {
+        let spec = EmbedSpec { on_error: OnError::Null, level, ..one_sentence() };
+        let found = columns(&tiny(), spec).embed(&texts).unwrap();
+        assert_eq!(found.error.value(1), "one sentence of 9437184 bytes; the most is 8 MiB; use sentences split");
+        assert_eq!((found.error.null_count(), found.vectors.null_count(), found.stats.errors), (2, 1, 1));
+    }
 }
 
 #[test]

@@ -1,12 +1,12 @@
 //! The bulk job: files in, Parquet with embedding columns out, resumable.
 //!
 //! ```text
-//! list -> plan -> manifest says what is durable -> Rows -> sort windows -> stage -> one part file -> manifest entry -> ...
+//! list -> plan -> manifest says what is durable -> Rows -> windows -> stage -> one part file -> manifest entry -> ...
 //! ```
 //!
 //! A *part* holds a fixed number of input rows, so its bytes are a function of the input and the settings and of
-//! nothing else: not of memory flags, not of batches, not of how often the job was killed. A *sort window* is what the
-//! engine may sort by length at once; two are under way, so that the next one is read and tokenised while devices work.
+//! nothing else: not of memory flags, not of batches, not of how often the job was killed. A *window* is the rows that the
+//! engine is given at once; two are under way, so that the next one is read and tokenised while devices work.
 
 mod open;
 mod windows;
@@ -63,7 +63,7 @@ mod crash {
     }
 }
 
-/// Sort windows under way.
+/// Windows under way.
 const WINDOWS: usize = 2;
 /// Bytes that the vectors of a part come to by default.
 const PART_BYTES: u64 = 128 << 20;
@@ -93,7 +93,7 @@ pub struct BulkJob {
     pub row_group_bytes: u64,
     /// Packing of the parts.
     pub codec: Codec,
-    /// Most rows of a sort window.
+    /// Most rows of a window.
     pub window_rows: usize,
     /// Begin anew whatever is there.
     pub overwrite: bool,
@@ -255,7 +255,7 @@ struct Run<'j> {
     work_before: Option<Work>,
 }
 
-/// A sort window on its way through the engine.
+/// A window on its way through the engine.
 struct Window {
     slices: Vec<Slice>,
     kept: RecordBatch,

@@ -1,4 +1,4 @@
-//! Sort windows: the rows that the engine may sort by length together.
+//! Windows of rows: what the engine is given at once, and forms its batches from.
 
 use std::sync::Arc;
 
@@ -21,7 +21,7 @@ const WINDOW_BATCHES: usize = 4;
 /// Bytes of English text per token, with the space.
 const BYTES_PER_TOKEN: usize = 5;
 
-/// Cuts the rows of the input into sort windows.
+/// Cuts the rows of the input into windows.
 pub(super) struct Cutter {
     rows: Rows,
     /// Read, but not yet handed out.

@@ -1,6 +1,6 @@
 //! Rows cut into the pieces that are encoded together.
 //!
-//! Where the encoder begins a page depends on how rows are handed to it. If that followed the sort windows, the bytes of
+//! Where the encoder begins a page depends on how rows are handed to it. If that followed the windows, the bytes of
 //! a file would follow the memory flags. So rows are cut anew here, by what is in them and by nothing else.
 
 use std::mem;
