@@ -19,7 +19,7 @@ use crate::{
     Elmo,
     embedder::{Embedder, EmbedderMetrics, Output, Recipe, Sentence, Ticket, Vectors, Words},
     error::{Error, Result},
-    model::DeviceError,
+    model::{DeviceError, DeviceName},
     pooling::{self, Joiner},
     rows::{Row, Rows},
     spec::{EmbedSpec, Layers, Level, OnError, OnLong, SentenceMode, SpecError, StateMode},
@@ -37,7 +37,7 @@ const HUGE_PIECE: usize = 2048;
 /// at a time.
 const MOST_SENTENCE: usize = 8 << 20;
 /// Most bytes of token vectors that one row may have; beyond it a list is no way to keep them.
-const MOST_TOKEN_BYTES: usize = 1 << 30;
+const MOST_TOKEN_BYTES: usize = 256 << 20;
 
 /// Embeds columns of text with one model and one set of settings.
 #[derive(Debug, Clone)]
@@ -52,12 +52,18 @@ struct Inner {
     recipe: Arc<Recipe>,
     vector_type: VectorType,
     metadata: Vec<(String, String)>,
+    device_kind: &'static str,
     /// State `carry` only: runs in the order of the calls, outside the engine.
     carry: Option<Mutex<Carry>>,
 }
 
 impl ColumnEmbedder {
-    /// Checks `spec` against itself and the model.
+    /// Checks `spec` against itself and the model. State `warm` computes the warm state here, unless it came with the
+    /// model or was computed before.
+    ///
+    /// # Errors
+    /// [`Error::Spec`] when settings exclude each other, the model has no such layer, or the mix is for another number
+    /// of layers; [`Error::Device`] when the device fails (states `warm` and `carry` only).
     pub fn new(elmo: &Elmo, spec: EmbedSpec) -> Result<Self> {
         spec.check()?;
         let n_layers = elmo.options().n_layers_out();
@@ -87,7 +93,8 @@ impl ColumnEmbedder {
         };
         let metadata = metadata(elmo, &spec)?;
         let embedder = elmo.embedder().clone();
-        Ok(Self { inner: Arc::new(Inner { embedder, spec, recipe, vector_type, metadata, carry }) })
+        let device_kind = if elmo.devices().contains(&DeviceName::Cpu) { "cpu" } else { "cuda" };
+        Ok(Self { inner: Arc::new(Inner { embedder, spec, recipe, vector_type, metadata, device_kind, carry }) })
     }
 
     /// The settings.
@@ -115,12 +122,25 @@ impl ColumnEmbedder {
         self.inner.embedder.metrics()
     }
 
+    /// `cpu` or `cuda`: vectors of one kind of device differ from the other's by rounding.
+    pub fn device_kind(&self) -> &'static str {
+        self.inner.device_kind
+    }
+
     /// Tokens that all devices take at once.
     pub fn tokens_at_once(&self) -> usize {
         self.inner.embedder.tokens_at_once()
     }
 
     /// Queues a column; blocks while the queue is full.
+    ///
+    /// `column` holds strings, binary (UTF-8) or lists of strings, in any Arrow encoding. State `carry` embeds the
+    /// column before this returns, in batches of `batch_rows`; where the rows are no multiple of that, the last batch
+    /// is shorter.
+    ///
+    /// # Errors
+    /// [`Error::Column`] when the column's type holds no text, [`Error::Closed`] when the engine was closed,
+    /// [`Error::Device`] when the device fails in state `carry`. Errors of rows come with the answer.
     pub fn submit(&self, column: &ArrayRef) -> Result<PendingColumns> {
         let mut request = self.inner.read(column)?;
         if let Some(carry) = &self.inner.carry {
@@ -131,7 +151,10 @@ impl ColumnEmbedder {
         Ok(PendingColumns::new(Arc::clone(&self.inner), Waiting::Queued(ticket), request))
     }
 
-    /// Queues a column; yields while the queue is full.
+    /// Queues a column; yields while the queue is full. State `carry` embeds the column here and does not yield.
+    ///
+    /// # Errors
+    /// As [`ColumnEmbedder::submit`].
     pub async fn submit_async(&self, column: &ArrayRef) -> Result<PendingColumns> {
         if self.inner.carry.is_some() {
             return self.submit(column);
@@ -143,6 +166,9 @@ impl ColumnEmbedder {
     }
 
     /// Embeds a column and waits: for callers that are not asynchronous.
+    ///
+    /// # Errors
+    /// As [`ColumnEmbedder::submit`] and [`PendingColumns::wait`].
     pub fn embed(&self, column: &ArrayRef) -> Result<EmbeddedColumns> {
         self.submit(column)?.wait()
     }
@@ -151,7 +177,14 @@ impl ColumnEmbedder {
 /// Columns of an answer; as many rows as the column given, in its order.
 #[derive(Debug)]
 pub struct EmbeddedColumns {
-    /// `embedding` or `tokens`.
+    /// The column `embedding` or `tokens`, with `V` = `FixedSizeList<Float32, W>`, or `List<Float32>` with list type
+    /// `list`, and `W` = [`ColumnEmbedder::width`] values:
+    ///
+    /// * level `sentence`: `V`; NULL for a NULL text, a text without tokens and a row with an error.
+    /// * level `token`: `List<Struct<token: Utf8, start: UInt32, end: UInt32, sentence: UInt32, embedding: V>>`;
+    ///   `start` and `end` are byte offsets in the text (of a list of tokens: in the tokens joined by single spaces),
+    ///   `sentence` counts from 0 in it. A text without tokens is an empty list, a NULL text and a row with an error
+    ///   are NULL.
     pub vectors: ArrayRef,
     /// Whether a sentence of the row was cut.
     pub truncated: BooleanArray,
@@ -222,6 +255,11 @@ impl PendingColumns {
     }
 
     /// Blocks until the answer is there.
+    ///
+    /// # Errors
+    /// [`Error::Row`] for the first row that cannot be embedded, with on-error `fail`; [`Error::Device`] when the
+    /// device fails; [`Error::Arrow`] when there are more values than Arrow's offsets count; [`Error::Closed`] when the
+    /// engine was closed before all of a huge text was queued, or this was polled before.
     pub fn wait(self) -> Result<EmbeddedColumns> {
         take(&self.blocking).map_or(Err(Error::Closed), Parts::finish)
     }

@@ -5,7 +5,7 @@
 //! answers in the order it asked.
 //!
 //! * The queue is bounded by tokens. A full queue makes callers wait (`submit` blocks,
-//!   `submit_async` yields); one sentence more than fits is let in, so none waits for ever.
+//!   `submit_async` yields); a request goes in as a whole while fewer tokens wait, so none waits for ever.
 //! * A device never waits for more work than there is, so a caller that blocks on its answer, on any
 //!   runtime, always gets it: device threads need nothing from callers to make progress.
 //! * An answer that nobody waits for any more is dropped; its sentences that still wait are skipped.
@@ -47,9 +47,11 @@ pub struct EmbedderSettings {
     /// Padded tokens of one batch: rows that run side by side x steps. Larger is faster up to a point and takes more
     /// memory. `None`: 8,192 for a CPU core, 65,536 for a GPU.
     pub batch_tokens: Option<usize>,
-    /// Bound of the word cache; 0 switches it off.
+    /// Most bytes of the word cache that all devices share: words, their vectors (`4P` bytes each) and some 100 bytes
+    /// for each entry. 0 switches it off.
     pub cache_bytes: usize,
-    /// Tokens that may wait before callers are made to.
+    /// Tokens, padding not counted, that may wait before callers are made to. A request goes in as a whole while fewer
+    /// wait, so there may be more by that one.
     pub queue_tokens: usize,
     /// Number format on the device.
     pub precision: Precision,
@@ -778,8 +780,8 @@ pub(crate) fn reduce_in_order(
     Ok(answers.collect())
 }
 
-/// Names of the devices, one per thread of the engine.
-pub(crate) fn lanes(devices: &[DeviceName], threads: Option<usize>) -> Vec<DeviceName> {
+/// The device of each thread of the engine: a CPU has `threads` of them (`None`: one per core), a GPU one.
+pub fn lanes(devices: &[DeviceName], threads: Option<usize>) -> Vec<DeviceName> {
     let cores = std::thread::available_parallelism().map_or(1, usize::from);
     let on_cpu = threads.unwrap_or(cores).max(1);
     devices

@@ -90,7 +90,7 @@ impl Elmo {
     /// Opens a model directory with default settings.
     ///
     /// # Errors
-    /// When the directory holds no model, the model is broken, or the device fails.
+    /// As [`ModelData::open`] when the directory holds no model or the model is broken, and as [`Elmo::from_data`].
     pub fn open(dir: impl AsRef<Path>) -> Result<Self> {
         Self::from_data(ModelData::open(dir.as_ref())?, &EmbedderSettings::default())
     }
@@ -98,7 +98,7 @@ impl Elmo {
     /// The small model that is built in: untrained, for trying things out.
     ///
     /// # Errors
-    /// When the device fails.
+    /// As [`Elmo::from_data`].
     pub fn tiny() -> Result<Self> {
         Self::from_data(ModelData::tiny(), &EmbedderSettings::default())
     }
@@ -106,9 +106,12 @@ impl Elmo {
     /// Puts a model on devices; the host's copy of the weights is dropped.
     ///
     /// # Errors
-    /// When a device is not there, or has no room for the weights.
+    /// [`Error::Device`] when a device is not there, has no room for the weights, or a thread for it cannot be started.
     pub fn from_data(data: ModelData, settings: &EmbedderSettings) -> Result<Self> {
         let devices = model::resolve_devices(&settings.devices)?;
+        if devices.contains(&model::DeviceName::Cpu) && settings.precision == Precision::F32 {
+            check_products(&data.options)?;
+        }
         let mut models: Vec<BiLm> = Vec::new();
         let ModelData { options, weights, fingerprint, mix, warm_state, name, untrained, .. } = data;
         for device in embedder::lanes(&devices, settings.threads) {
@@ -178,10 +181,10 @@ impl Elmo {
         &self.inner.embedder
     }
 
-    /// Checks on this machine that a row's vector does not depend on its neighbours.
+    /// Checks on this machine that a row's vector does not depend on its neighbours: runs this model in many batches.
     ///
     /// # Errors
-    /// When the device fails.
+    /// [`Error::Device`] when the device fails; vectors that differ are no error.
     pub fn self_test(&self) -> Result<model::SelfTest> {
         Ok(model::self_test(&self.spare())?)
     }
@@ -194,11 +197,11 @@ impl Elmo {
         Ok(states::Carry::new(self.spare())?)
     }
 
-    /// The numbers of the start state `warm`, for [`ModelData::warm_state`]: computed once, unless they came with the
-    /// model.
+    /// The numbers of the start state `warm`, for [`ModelData::warm_state`], in the order given there: computed once,
+    /// unless they came with the model.
     ///
     /// # Errors
-    /// When the device fails.
+    /// [`Error::Device`] when the device fails.
     pub fn warm_state(&self) -> Result<Vec<f32>> {
         Ok(self.inner.starts.warm(&self.spare())?.numbers.clone())
     }
@@ -206,4 +209,15 @@ impl Elmo {
     pub(crate) fn warm_digest(&self) -> Result<String> {
         Ok(self.inner.starts.warm(&self.spare())?.digest.clone())
     }
+}
+
+/// The start-up self-test: a vector keeps its bits in every batch only if rows of products keep theirs.
+fn check_products(options: &ModelOptions) -> Result<()> {
+    if model::steady_height(options, model::Heights::Some)?.is_none() {
+        tracing::warn!(
+            "on this CPU the rows of libtorch's matrix products depend on how many there are, so vectors may differ in \
+             their last bits from batch to batch; `elmo doctor` says more"
+        );
+    }
+    Ok(())
 }

@@ -14,9 +14,9 @@ pub struct ScalarMix {
     /// Scale of the whole vector.
     #[serde(default = "one")]
     pub gamma: f32,
-    /// Normalise each layer before weighting: one mean and one variance over all real tokens and
-    /// dimensions of the *sentence* (or window of a long one). AllenNLP takes them over the whole batch, which would make a
-    /// vector depend on its neighbours.
+    /// Normalise each layer before weighting: one mean and one variance over all real tokens and dimensions of the
+    /// *sentence* (or window of a long one). AllenNLP takes them over the whole batch, which would make a vector depend
+    /// on its neighbours.
     #[serde(default)]
     pub layer_norm: bool,
 }
@@ -25,6 +25,9 @@ fn one() -> f32 {
     1.0
 }
 
+/// Largest `gamma` of a file, either way. Fitted ones lie near 1; near the end of float32 vectors would be infinite.
+const LARGEST_GAMMA: f32 = 1e6;
+
 impl ScalarMix {
     /// Equal weights: the plain mean of `n_layers` layers.
     pub fn average(n_layers: usize) -> Self {
@@ -32,12 +35,22 @@ impl ScalarMix {
     }
 
     /// Parses `mix.json`; `origin` stands in the error.
+    ///
+    /// # Errors
+    /// [`SpecError::Conflict`] when the bytes are no such JSON (an unknown field included), hold no scalar, a number is
+    /// not finite, or `gamma` is beyond a million.
     pub fn from_json(bytes: &[u8], origin: &str) -> Result<Self, SpecError> {
         let mix: Self = serde_json::from_slice(bytes)
             .map_err(|e| SpecError::Conflict(format!("{origin}: not a scalar mix: {e}")))?;
         if mix.scalars.is_empty() || mix.scalars.iter().any(|s| !s.is_finite()) || !mix.gamma.is_finite() {
             return Err(SpecError::Conflict(format!(
                 "{origin}: a scalar mix needs one finite scalar per layer and a finite gamma"
+            )));
+        }
+        if mix.gamma.abs() > LARGEST_GAMMA {
+            return Err(SpecError::Conflict(format!(
+                "{origin}: gamma is {:e}; it must be between -{LARGEST_GAMMA} and {LARGEST_GAMMA}",
+                mix.gamma
             )));
         }
         Ok(mix)
@@ -61,5 +74,39 @@ impl ScalarMix {
         hash.update(self.gamma.to_le_bytes());
         hash.update([u8::from(self.layer_norm)]);
         hash.finalize().iter().take(6).map(|b| format!("{b:02x}")).collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn read(json: &str) -> Result<ScalarMix, SpecError> {
+        ScalarMix::from_json(json.as_bytes(), "mix.json")
+    }
+
+    #[test]
+    fn gamma_and_layer_norm_may_be_left_out() {
+        let mix = read(r#"{"scalars": [0.5, -1, 2]}"#).unwrap();
+        assert_eq!(mix, ScalarMix { scalars: vec![0.5, -1.0, 2.0], gamma: 1.0, layer_norm: false });
+    }
+
+    #[test]
+    fn a_gamma_that_would_make_vectors_infinite_is_refused() {
+        let error = read(r#"{"scalars": [3e38, 2, 3], "gamma": 3e38}"#).unwrap_err();
+        assert_eq!(error.to_string(), "mix.json: gamma is 3e38; it must be between -1000000 and 1000000");
+        assert!(read(r#"{"scalars": [1], "gamma": -2e6}"#).is_err());
+        for gamma in ["1e6", "-1e6", "0"] {
+            let mix = read(&format!("{{\"scalars\": [3e38, -3e38], \"gamma\": {gamma}}}")).unwrap();
+            assert!(mix.factors().iter().all(|factor| factor.is_finite()), "{gamma}");
+        }
+    }
+
+    #[test]
+    fn what_is_no_mix_is_refused() {
+        for json in ["", "[]", r#"{"scalars": []}"#, r#"{"gamma": 1}"#, r#"{"scalars": [1], "weights": [1]}"#, "{"] {
+            assert!(read(json).unwrap_err().to_string().starts_with("mix.json: "), "{json}");
+        }
+        assert!(read(r#"{"scalars": [1e39]}"#).is_err());
     }
 }

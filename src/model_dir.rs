@@ -37,8 +37,9 @@ pub struct ModelData {
     pub fingerprint: Fingerprint,
     /// The fitted scalar mix that lies beside the weights, if any.
     pub mix: Option<ScalarMix>,
-    /// The numbers of the start state `warm` that lie beside the weights, if any; otherwise they are computed when they
-    /// are wanted.
+    /// The start state `warm` that lies beside the weights, if any; otherwise it is computed when it is wanted. `2 L (P
+    /// + D)` numbers: for each layer, the lowest first, `h` forward (`P`), `h` backward (`P`), `c` forward (`D`), `c`
+    /// backward (`D`).
     pub warm_state: Option<Vec<f32>>,
     /// Name for people: of the directory, of the options file, or `tiny`.
     pub name: String,
@@ -142,7 +143,9 @@ impl ModelData {
     /// and `model.hdf5`.
     ///
     /// # Errors
-    /// Says what was looked for and what the directory holds, or what is wrong inside a file.
+    /// [`Error::ModelDir`] when a file is missing, could be several, or is of another model; [`Error::Options`],
+    /// [`Error::Weights`] or (for the mix) [`Error::Spec`] when one is wrong inside; [`Error::Io`] when the system
+    /// fails.
     pub fn open(dir: &Path) -> Result<Self> {
         let files = file_names(dir)?;
         let options = find(dir, &files, &OPTIONS)?;
@@ -161,7 +164,8 @@ impl ModelData {
     /// Opens the published pair: options and weights by name, wherever they lie.
     ///
     /// # Errors
-    /// Says what is wrong in which file.
+    /// [`Error::Options`] or [`Error::Weights`] when a file is wrong inside, or the weights are of another model than
+    /// the options; [`Error::Io`] or [`WeightsError::Io`] in [`Error::Weights`] when one cannot be read.
     pub fn open_pair(options: &Path, weights: &Path) -> Result<Self> {
         let parsed = ModelOptions::from_json(&read_small(options)?, &options.display().to_string())?;
         let loaded = weights::load(weights, &parsed.weight_plan())?;
@@ -172,7 +176,7 @@ impl ModelData {
     /// Puts options and weights together, as a trainer does.
     ///
     /// # Errors
-    /// Tensors that are missing, have another shape or are not finite; `name` stands in the error.
+    /// [`Error::Weights`] when tensors are missing, have another shape or are not finite; `name` stands in it.
     pub fn new(options: ModelOptions, weights: Weights, name: &str) -> Result<Self> {
         weights.check(&options.weight_plan(), Path::new(name))?;
         Ok(Self::from_loaded(options, Loaded { weights, ..Loaded::default() }, name.to_owned()))
@@ -205,7 +209,8 @@ impl ModelData {
     /// made if it does not exist; each file appears under its name only when it is complete.
     ///
     /// # Errors
-    /// What the system says, or that `dir` holds weights in the other format.
+    /// [`ModelDirError::Occupied`] when `dir` holds weights in the other format, [`Error::Io`] when the system fails,
+    /// [`Error::Weights`] when a tensor's shape and number of values disagree.
     pub fn save(&self, dir: &Path, format: WeightsFormat) -> Result<()> {
         fs::create_dir_all(dir).map_err(|e| Error::io(dir, e))?;
         let other = format.other().file_name();
@@ -233,7 +238,7 @@ impl ModelData {
     /// `PREFIX_weights.hdf5`. Returns both paths.
     ///
     /// # Errors
-    /// What the system says.
+    /// [`Error::Io`] when the system fails, [`Error::Weights`] when a tensor's shape and number of values disagree.
     pub fn save_pair(&self, dir: &Path, prefix: &str) -> Result<(PathBuf, PathBuf)> {
         fs::create_dir_all(dir).map_err(|e| Error::io(dir, e))?;
         let options = dir.join(format!("{prefix}_options.json"));

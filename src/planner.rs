@@ -1,7 +1,8 @@
 //! Which waiting sentences run together, and how. Pure: lengths and a budget in, batches out.
 //!
-//! A batch is a number of *rows* that run side by side, one step a token. A row holds one sentence after the other (each
-//! begins from its own start state), so that rows of one batch end at about the same step, whatever the lengths are:
+//! A batch is a number of *rows* that run side by side, one step a token. A row holds one sentence after the other
+//! (each begins from its own start state), so that rows of one batch end at about the same step, whatever the lengths
+//! are:
 //!
 //! ```text
 //! row 0  | a1 a2 a3 a4 a5 a6 a7       a batch of sentences of 7, 5, 4, 3 and 2 tokens
@@ -9,11 +10,13 @@
 //! row 2  | c1 c2 c3 c4 d1 d2 d3
 //! ```
 //!
-//! * The longest waiting sentence says how many steps a batch has; every row takes the longest that still fits.
+//! * The longest sentence of the oldest epoch's highest group says how many steps a batch has, whatever waits behind
+//!   it; there are more steps where sentences are so short that the most rows would not use the budget up. Every row
+//!   takes the longest that still fits.
 //! * The budget counts *padded tokens*: rows x steps. There are at least [`MIN_ROWS`] rows, as narrower products cost
 //!   the same, so a sentence of any length leaves the queue.
-//! * Sentences wait in *epochs* of some batches' worth, in the order they came. A batch begins with the oldest epoch and
-//!   takes from the next one only what fills its rows, so nothing is overtaken for long.
+//! * Sentences wait in *epochs* of some batches' worth, in the order they came. A batch begins with the oldest epoch
+//!   and takes from the next one only what fills its rows, so nothing is overtaken for long.
 //! * An idle device never waits for more work: with an empty queue behind it, a partly filled batch goes at once, so no
 //!   caller can be left hanging. Under load the queue fills while devices are busy, and batches are full by themselves.
 //! * Near the end of the work the rest is shared out: a batch takes at most its device's share.

@@ -289,6 +289,11 @@ impl Default for EmbedSpec {
 
 impl EmbedSpec {
     /// Refuses settings that exclude each other, before any model is loaded.
+    ///
+    /// # Errors
+    /// [`SpecError::Conflict`] when `max_tokens` or `batch_rows` is 0, `boundaries` is asked for at level `sentence`,
+    /// `batch_rows` is missing in state `carry` or given in another, or state `carry` meets sentences `split` or
+    /// on-long `window`.
     pub fn check(&self) -> Result<(), SpecError> {
         let conflict = |what: &str| Err(SpecError::Conflict(what.to_owned()));
         if self.max_tokens == 0 {

@@ -19,3 +19,5 @@ mod models;
 mod reports;
 #[path = "cli/settings.rs"]
 mod settings;
+#[path = "cli/verify.rs"]
+mod verify;

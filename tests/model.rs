@@ -7,6 +7,8 @@
 mod golden;
 #[path = "hostile_weights.rs"]
 mod hostile_weights;
+#[path = "independence.rs"]
+mod independence;
 #[path = "properties.rs"]
 mod properties;
 #[path = "reference/mod.rs"]

@@ -21,24 +21,24 @@ use proptest::prelude::*;
 
 use crate::reference::{self, Reference, vectors};
 
-fn settings() -> EmbedderSettings {
+pub(crate) fn settings() -> EmbedderSettings {
     EmbedderSettings { devices: vec![DeviceChoice::Cpu], ..EmbedderSettings::default() }
 }
 
-fn tiny_with(settings: &EmbedderSettings) -> Elmo {
+pub(crate) fn tiny_with(settings: &EmbedderSettings) -> Elmo {
     Elmo::from_data(ModelData::tiny(), settings).unwrap()
 }
 
-fn tiny() -> Elmo {
+pub(crate) fn tiny() -> Elmo {
     tiny_with(&settings())
 }
 
-fn columns(elmo: &Elmo, spec: EmbedSpec) -> ColumnEmbedder {
+pub(crate) fn columns(elmo: &Elmo, spec: EmbedSpec) -> ColumnEmbedder {
     ColumnEmbedder::new(elmo, spec).unwrap()
 }
 
 /// Sentences of 1 to 40 words over a Zipf-like vocabulary of made-up words, by a linear congruential generator.
-fn sentences(n: usize, mut seed: u64) -> Vec<String> {
+pub(crate) fn sentences(n: usize, mut seed: u64) -> Vec<String> {
     let mut next = move |below: usize| {
         seed = seed.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
         (seed >> 33) as usize % below
@@ -58,12 +58,12 @@ fn sentences(n: usize, mut seed: u64) -> Vec<String> {
         .collect()
 }
 
-fn array(texts: &[String]) -> ArrayRef {
+pub(crate) fn array(texts: &[String]) -> ArrayRef {
     Arc::new(StringArray::from_iter_values(texts))
 }
 
 /// The bits of every vector of a sentence-level column.
-fn bits(vectors: &ArrayRef) -> Vec<Option<Vec<u32>>> {
+pub(crate) fn bits(vectors: &ArrayRef) -> Vec<Option<Vec<u32>>> {
     let list = vectors.as_fixed_size_list();
     (0..list.len())
         .map(|i| {
@@ -75,12 +75,12 @@ fn bits(vectors: &ArrayRef) -> Vec<Option<Vec<u32>>> {
 }
 
 /// Largest difference to a judge's numbers; NaN counts, and so does their number.
-fn gap(found: &ArrayRef, expected: &[f64]) -> f64 {
+pub(crate) fn gap(found: &ArrayRef, expected: &[f64]) -> f64 {
     let found: Vec<f64> = found.as_primitive::<Float32Type>().values().iter().map(|v| f64::from(*v)).collect();
     crate::golden::largest_gap(&found, expected)
 }
 
-fn one_sentence() -> EmbedSpec {
+pub(crate) fn one_sentence() -> EmbedSpec {
     EmbedSpec { sentences: SentenceMode::Off, tokenizer: TokenizerKind::Whitespace, ..EmbedSpec::default() }
 }
 
@@ -88,7 +88,8 @@ fn one_sentence() -> EmbedSpec {
 fn a_vector_has_the_same_bits_in_every_batch_order_and_cache_state() {
     let texts = sentences(1000, 7);
     let expected = bits(&columns(&tiny(), one_sentence()).embed(&array(&texts)).unwrap().vectors);
-    // Budgets that give batches of about 1, 2, 7, 64 and 256 sentences; a cache of none, little and plenty.
+    // Budgets from less than one sentence to half of all; a cache of none, little and plenty. The planner makes batches
+    // of mixed sizes of them; batches of exact sizes are in `independence.rs`.
     for (budget, cache, threads) in
         [(1, 256 << 20, 2), (60, 1 << 12, 2), (250, 256 << 20, 1), (2500, 0, 2), (10_000, 1 << 14, 1)]
     {
@@ -295,7 +296,7 @@ fn bad_rows_are_reported_and_their_neighbours_unharmed() {
     assert_eq!(bits(&kept.vectors)[2], bits(&alone.vectors)[0]);
 }
 
-const POOLINGS: [(Pooling, vectors::Pooling); 5] = [
+pub(crate) const POOLINGS: [(Pooling, vectors::Pooling); 5] = [
     (Pooling::Mean, vectors::Pooling::Mean),
     (Pooling::Max, vectors::Pooling::Max),
     (Pooling::First, vectors::Pooling::First),
@@ -566,7 +567,9 @@ fn the_self_test_passes_here() {
     let model = BiLm::new(&data.options, &data.weights, DeviceName::Cpu, Precision::F32).unwrap();
     let report = elmo::model::self_test(&model).unwrap();
     assert!(report.bit_equal(), "{report:?}");
-    assert!(report.smallest_height.is_some(), "{report:?}");
+    let height = elmo::model::steady_height(&data.options, elmo::model::Heights::All).unwrap();
+    assert!(height.is_some());
+    assert_eq!(elmo::model::compare(&model, &model.share()).unwrap(), 0.0);
 }
 
 #[test]

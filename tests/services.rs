@@ -13,7 +13,7 @@ use elmo_pipelines::{
     manifest::{Manifest, ManifestError},
     report::Silent,
     sink::Codec,
-    source::Keep,
+    source::{Keep, KeptTypes},
     stage::EmbedStage,
     stores::Stores,
 };
@@ -32,6 +32,7 @@ fn job(input: &str, output: &str) -> BulkJob {
         column: "text".into(),
         id: None,
         keep: Keep::All,
+        types: KeptTypes::default(),
         rows_per_file: Some(100),
         row_group_bytes: 64 << 20,
         codec: Codec::Zstd,

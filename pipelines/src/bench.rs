@@ -3,20 +3,22 @@
 //! Tokens per second say little about a program: they follow the machine. So the ceiling is measured in the same run,
 //! before and after, with the same libtorch, the same number of threads and the shapes of the same model.
 
-use std::{collections::BTreeMap, fmt, fs, path::Path, sync::Arc, time::Instant};
+use std::{fmt, sync::Arc, time::Instant};
 
-use arrow::array::{ArrayRef, StringArray};
-use elmo::{
-    ColumnEmbedder, Elmo, EmbedSpec, EmbedderMetrics, ModelData, ModelOptions, PendingColumns,
-    model::matmul_ceiling,
-    weights::{Tensor, Weights},
+use arrow::{
+    array::{ArrayRef, AsArray, StringArray},
+    compute::cast,
+    datatypes::DataType,
 };
+use elmo::{ColumnEmbedder, Elmo, EmbedSpec, EmbedderMetrics, ModelData, PendingColumns, model::matmul_ceiling};
 use serde::Serialize;
 
 use crate::{
-    cli::{BenchArgs, Size, block_on, print, print_json},
+    cli::{BenchArgs, block_on, print, print_json},
     error::{Error, Result},
     report::count,
+    sizes::Size,
+    source::{self, Plan, Position, Request, Rows},
     stores::Stores,
 };
 
@@ -24,10 +26,12 @@ use crate::{
 const CEILING_SECONDS: f64 = 1.5;
 /// Bytes of text that are handed in at once; two such windows are under way.
 const WINDOW_BYTES: usize = 1 << 20;
-/// Bytes of text before measuring: about four thousand tokens.
-const WARM_UP_BYTES: usize = 20_000;
-/// Share of the ceiling that is reckoned with when the amount of text is chosen.
-const LIKELY_SHARE: f64 = 0.75;
+/// Bytes of text before measuring: about two thousand tokens.
+const WARM_UP_BYTES: usize = 10_000;
+/// Seconds that are tried before the amount of text is chosen.
+const TRIAL_SECONDS: f64 = 1.0;
+/// Most bytes of a text that are read.
+const MOST_TEXT: usize = 256 << 20;
 /// Rows of the built-in text.
 const BUILT_IN_ROWS: usize = 8192;
 
@@ -36,9 +40,9 @@ const BUILT_IN_ROWS: usize = 8192;
 pub struct BenchReport {
     /// The model.
     pub model: String,
-    /// Devices, one name per thread of the engine.
+    /// Devices that the model is on, each named once: `cpu` stands for all of its cores.
     pub devices: Vec<String>,
-    /// OS threads on the CPU.
+    /// Threads of the engine: one for each CPU core and each GPU.
     pub threads: usize,
     /// Seconds measured.
     pub seconds: f64,
@@ -54,6 +58,9 @@ pub struct BenchReport {
     pub padding: f64,
     /// Share of the tokens whose word was in the cache.
     pub cache_hits: f64,
+    /// Words given to the character CNN, as a share of the tokens: 1 without cache and without looking for words that
+    /// come twice in a batch.
+    pub words_computed: f64,
     /// Matrix products that real tokens need, per second, in 1e9 operations.
     pub gflops: f64,
     /// Rate of libtorch's own product on the shapes of the model, mean of before and after.
@@ -69,14 +76,18 @@ pub struct BenchReport {
 }
 
 /// Measures and prints the report.
+///
+/// # Errors
+/// [`Error::Models`] when the model cannot be found or used; [`Error::Source`] or [`Error::Input`] when
+/// the text cannot be read or holds none; [`Error::Elmo`] when a device fails; and as [`print()`].
 pub fn run(args: &BenchArgs) -> Result<()> {
     let data = match (args.size, args.model.spec_if_given()) {
-        (Some(size), _) => of_size(size)?,
+        (Some(size), _) => size.model()?,
         (None, Some(_)) => block_on(async { args.model.open(&Stores::from_env()).await })?,
-        (None, None) => of_size(Size::Small)?,
+        (None, None) => Size::Small.model()?,
     };
     let texts = match &args.text {
-        Some(path) => read_texts(path)?,
+        Some(address) => block_on(read_texts(address))?,
         None => built_in_texts(),
     };
     let report = measure(args, data, &texts)?;
@@ -89,25 +100,33 @@ pub fn run(args: &BenchArgs) -> Result<()> {
 fn measure(args: &BenchArgs, data: ModelData, texts: &[String]) -> Result<BenchReport> {
     let (options, name) = (data.options.clone(), data.name.clone());
     let settings = args.engine.settings();
-    let threads = settings.threads.unwrap_or_else(|| std::thread::available_parallelism().map_or(1, usize::from));
     let elmo = Elmo::from_data(data, &settings)?;
     let columns = ColumnEmbedder::new(&elmo, EmbedSpec::default())?;
     let mut texts = texts.iter().cycle();
+    let lanes = elmo::embedder::lanes(elmo.devices(), settings.threads);
     // So that threads, pages and the word cache are there as in a running job.
     let (warm_up, warm_up_bytes) = window(&mut texts, WARM_UP_BYTES);
-    columns.embed(&warm_up)?;
-    let ceiling = || matmul_ceiling(&options, threads, CEILING_SECONDS).map_err(|e| Error::Elmo(e.into()));
+    let cold = bytes_per_second(&columns, &warm_up, warm_up_bytes)?;
+    let ceiling = || {
+        let rate = matmul_ceiling(&options, &lanes, settings.precision, CEILING_SECONDS);
+        rate.map_err(|e| Error::Elmo(e.into()))
+    };
     let before = ceiling()?;
     // How much text lasts about so long: batches cannot be stopped half way, so it is decided beforehand.
-    let gflop_per_byte = elmo.embedder().metrics().gflop / warm_up_bytes as f64;
-    let bytes = (LIKELY_SHARE * before / gflop_per_byte * args.seconds as f64) as usize;
+    let (trial, trial_bytes) = window(&mut texts, ((cold * TRIAL_SECONDS) as usize).min(WINDOW_BYTES));
+    let bytes = args.seconds as f64 * bytes_per_second(&columns, &trial, trial_bytes)?;
     let (first, started) = (elmo.embedder().metrics(), Instant::now());
-    let rows = embed(&columns, &mut texts, bytes)?;
+    let rows = embed(&columns, &mut texts, bytes as usize)?;
     let (last, seconds) = (elmo.embedder().metrics(), started.elapsed().as_secs_f64());
     let after = ceiling()?;
     let devices = elmo.devices().iter().map(ToString::to_string).collect();
-    let lanes = if elmo.devices().iter().all(|d| d.to_string() == "cpu") { threads } else { elmo.devices().len() };
-    Ok(report(name, devices, lanes, &first, &last, seconds, rows, [before, after]))
+    Ok(report(name, devices, lanes.len(), &first, &last, seconds, rows, [before, after]))
+}
+
+fn bytes_per_second(columns: &ColumnEmbedder, texts: &ArrayRef, bytes: usize) -> Result<f64> {
+    let started = Instant::now();
+    columns.embed(texts)?;
+    Ok(bytes as f64 / started.elapsed().as_secs_f64())
 }
 
 /// The next texts of about `bytes`, one at least, and their bytes.
@@ -171,6 +190,7 @@ fn report(
         tokens_per_second: tokens as f64 / seconds,
         padding: 1.0 - tokens as f64 / padded.max(1) as f64,
         cache_hits: hits / looked_up.max(1.0),
+        words_computed: (last.words_computed - first.words_computed) as f64 / tokens.max(1) as f64,
         gflops: gflop / seconds,
         ceiling_gflops: ceiling,
         ceilings,
@@ -190,6 +210,7 @@ impl fmt::Display for BenchReport {
             ("tokens/s", count(self.tokens_per_second as u64)),
             ("padding", percent(self.padding)),
             ("word cache hits", percent(self.cache_hits)),
+            ("words computed", format!("{} of the tokens", percent(self.words_computed))),
             ("GFLOP/s", format!("{:.1}", self.gflops)),
             (
                 "matmul ceiling",
@@ -202,70 +223,25 @@ impl fmt::Display for BenchReport {
     }
 }
 
-/// A model of a published size with random weights: speed does not depend on them.
-fn of_size(size: Size) -> Result<ModelData> {
-    let (dim, projection, highways, name) = match size {
-        Size::Tiny => return Ok(ModelData::tiny()),
-        Size::Small => (1024, 128, 1, "small, random weights"),
-        Size::Medium => (2048, 256, 1, "medium, random weights"),
-        Size::Original => (4096, 512, 2, "original, random weights"),
-    };
-    let json = format!(
-        r#"{{"lstm": {{"use_skip_connections": true, "projection_dim": {projection}, "cell_clip": 3, "proj_clip": 3,
-            "dim": {dim}, "n_layers": 2}}, "char_cnn": {{"activation": "relu", "n_highway": {highways},
-            "filters": [[1, 32], [2, 32], [3, 64], [4, 128], [5, 256], [6, 512], [7, 1024]],
-            "embedding": {{"dim": 16}}, "n_characters": 262, "max_characters_per_token": 50}}}}"#
-    );
-    let options = ModelOptions::from_json(json.as_bytes(), name).map_err(|e| Error::Elmo(e.into()))?;
-    let mut weights = Weights::default();
-    for spec in options.weight_plan() {
-        let fan_in: usize = spec.shape[..spec.shape.len() - 1].iter().product::<usize>().max(1);
-        let bound = (3.0 / fan_in as f32).sqrt();
-        let data = random(spec.len(), bound);
-        weights.insert(spec.name, Tensor { shape: spec.shape, data });
-    }
-    Ok(ModelData::new(options, weights, name)?)
-}
-
-/// Uniform numbers in `[-bound, bound)` by a linear congruential generator.
-fn random(n: usize, bound: f32) -> Vec<f32> {
-    let mut state = n as u64;
-    let mut next = || {
-        state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
-        ((state >> 40) as f32 / (1 << 23) as f32 - 1.0) * bound
-    };
-    (0..n).map(|_| next()).collect()
-}
-
-fn read_texts(path: &Path) -> Result<Vec<String>> {
-    let text = fs::read_to_string(path).map_err(|e| Error::io(path, e))?;
-    let json = path.extension().is_some_and(|e| e == "jsonl" || e == "ndjson");
-    let wrong = |row: usize, reason: &str| Error::Input {
-        file: path.display().to_string(),
-        row: Some(row as u64),
-        reason: reason.to_owned(),
-        help: Some("a .jsonl file needs a string column text".into()),
-    };
-    let mut texts = Vec::new();
-    for (row, line) in text.lines().enumerate().filter(|(_, line)| !line.trim().is_empty()) {
-        if !json {
-            texts.push(line.to_owned());
-            continue;
+/// The column `text` of a file, or its lines; only so much as is worth measuring with.
+async fn read_texts(address: &str) -> Result<Vec<String>> {
+    let files = source::list(&Stores::from_env(), &[address.to_owned()], None).await?;
+    let request = Request::texts("text");
+    let mut rows = Rows::new(Arc::new(Plan::resolve(files, &request).await?), Position::default());
+    let (mut texts, mut bytes) = (Vec::new(), 0);
+    while bytes < MOST_TEXT
+        && let Some(slice) = rows.next().await?
+    {
+        let column = cast(&slice.text, &DataType::LargeUtf8).map_err(elmo::Error::from)?;
+        for text in column.as_string::<i64>().iter().flatten().filter(|text| !text.trim().is_empty()) {
+            bytes += text.len();
+            texts.push(text.to_owned());
         }
-        let value: BTreeMap<String, serde_json::Value> =
-            serde_json::from_str(line).map_err(|e| wrong(row, &e.to_string()))?;
-        let text = value.get("text").and_then(|v| v.as_str()).ok_or_else(|| wrong(row, "no column text"))?;
-        texts.push(text.to_owned());
     }
-    if texts.is_empty() {
-        return Err(Error::Input {
-            file: path.display().to_string(),
-            row: None,
-            reason: "no text in it".into(),
-            help: None,
-        });
+    match texts.is_empty() {
+        true => Err(Error::Input { file: address.to_owned(), row: None, reason: "no text in it".into(), help: None }),
+        false => Ok(texts),
     }
-    Ok(texts)
 }
 
 /// The reviews of the demo, again and again: few distinct words, so cache hits flatter; give --text for real figures.

@@ -5,8 +5,8 @@
 //! ```
 //!
 //! A *part* holds a fixed number of input rows, so its bytes are a function of the input and the settings and of
-//! nothing else: not of memory flags, not of batches, not of how often the job was killed. A *window* is the rows that the
-//! engine is given at once; two are under way, so that the next one is read and tokenised while devices work.
+//! nothing else: not of memory flags, not of batches, not of how often the job was killed. A *window* is the rows that
+//! the engine is given at once; two are under way, so that the next one is read and tokenised while devices work.
 
 mod open;
 mod windows;
@@ -33,7 +33,7 @@ use crate::{
     manifest::{Counts, InputRecord, Job, Manifest, ManifestError, PartEntry, part_name},
     report::{Progress, Snapshot},
     sink::{Codec, Encoding, PartWriter},
-    source::{self, Keep, Plan, Position, Request, Slice},
+    source::{self, Keep, KeptTypes, Plan, Position, Request, Slice},
     stage::{Pending, Stage, Work},
     stores::{Location, Stores},
 };
@@ -87,6 +87,8 @@ pub struct BulkJob {
     pub id: Option<String>,
     /// Other columns that go on to the output.
     pub keep: Keep,
+    /// Types of kept columns of CSV files.
+    pub types: KeptTypes,
     /// Input rows of one part; by default so many that their vectors have about 128 MiB.
     pub rows_per_file: Option<u64>,
     /// Bytes of one row group, not encoded.
@@ -134,6 +136,10 @@ pub struct Prepared {
 }
 
 /// Lists the inputs, looks into them, and settles the columns. Reads no rows and writes nothing.
+///
+/// # Errors
+/// [`Error::Store`] when the output's address is wrong or its store cannot be set up, [`Error::Usage`] when it is an
+/// http(s) URL, [`Error::Source`] when inputs are not there, cannot be read, lack a column or disagree about one.
 pub async fn prepare(job: &BulkJob, stage: &dyn Stage, stores: &Stores) -> Result<Prepared> {
     let output = stores.locate(&job.output)?;
     if output.is_http() {
@@ -146,6 +152,7 @@ pub async fn prepare(job: &BulkJob, stage: &dyn Stage, stores: &Stores) -> Resul
         id: job.id.clone(),
         keep: job.keep.clone(),
         reserved: fields.iter().map(|field| field.name().clone()).collect(),
+        types: job.types,
     };
     let plan = Plan::resolve(files, &request).await?;
     let kept = plan.kept().fields().iter().map(|field| field.as_ref().clone());
@@ -163,7 +170,7 @@ fn part_rows(job: &BulkJob, stage: &dyn Stage) -> u64 {
     let row_bytes = 4 * vectors * stage.width().max(1) as u64;
     let rows = job.rows_per_file.unwrap_or((PART_BYTES / row_bytes).clamp(1024, 1 << 20)).max(1);
     let batch = spec.batch_rows.unwrap_or(1).max(1) as u64;
-    rows.div_ceil(batch) * batch
+    rows.div_ceil(batch).checked_mul(batch).unwrap_or(u64::MAX / batch * batch)
 }
 
 /// Everything that changes the bytes of the output.
@@ -180,6 +187,7 @@ fn settings(
         ("column".to_owned(), job.column.clone()),
         ("columns".to_owned(), columns.join(", ")),
         ("compression".to_owned(), job.codec.as_str().to_owned()),
+        ("device".to_owned(), stage.device()),
         ("on-error".to_owned(), spec.on_error.to_string()),
         ("row-group-mb".to_owned(), format!("{}", job.row_group_bytes as f64 / f64::from(1 << 20))),
         ("rows-per-file".to_owned(), part_rows.to_string()),
@@ -189,6 +197,13 @@ fn settings(
 
 /// Runs a job to its end, or until `shutdown`: finished parts stay, what is complete of the open one is put aside, and
 /// the same job goes on from there.
+///
+/// # Errors
+/// As [`prepare`]; [`Error::Manifest`] when the output is locked, is of another job, holds foreign files, or changes
+/// under the job; [`Error::Usage`] when standard input would have to be read again; [`Error::Source`] or
+/// [`Error::Input`] (a row, with on-error `fail`) when the input cannot be read or embedded, [`Error::Elmo`] when a
+/// device fails, [`Error::Sink`] or [`Error::Store`] when a file cannot be written; [`Error::Interrupted`] after
+/// `shutdown`.
 pub async fn run(
     job: &BulkJob,
     stage: &dyn Stage,
@@ -321,6 +336,7 @@ impl Run<'_> {
     ) -> Result<()> {
         tracing::warn!(file = %manifest.part(number), "lost or damaged; written again");
         let again = self.part(cutter, manifest, number, shutdown).await?;
+        // Such a file was not put in its place.
         if again.sha256 != manifest.parts[number].sha256 {
             return Err(ManifestError::Part { file: manifest.part(number).to_string() }.into());
         }
@@ -345,10 +361,12 @@ impl Run<'_> {
                 left -= window.kept.num_rows() as u64;
                 tokio::select! {
                     biased;
-                    () = shutdown.as_mut() => return Err(Error::Interrupted { rows: self.began.rows_in }),
+                    () = shutdown.as_mut() => return Err(self.interrupted(self.began.rows_in)),
                     done = window.pending => drop(done?),
                 }
             }
+            // As after a part that is written: the next one begins in the file that has its first row.
+            cutter.is_at_end().await?;
         }
         Ok(())
     }
@@ -362,7 +380,8 @@ impl Run<'_> {
         shutdown: std::pin::Pin<&mut impl Future<Output = ()>>,
     ) -> Result<PartEntry> {
         let start = cutter.position();
-        let mut open = self.open(manifest.part(number), start)?;
+        let before = manifest.parts.get(number).map(|part| part.sha256.as_str());
+        let mut open = self.open(manifest.part(number), start, before)?;
         if self.can_pause(manifest, number)
             && let Some(partial) = Partial::load(&manifest.partial(), start, &self.prepared.schema).await
         {
@@ -382,13 +401,20 @@ impl Run<'_> {
             }
             None => return Err(self.pause(open, manifest, number).await),
         }
-        let last = cutter.is_at_end().await?;
+        // What is wrong with the next row is the next part's affair, which meets it again; this one is complete.
+        let last = cutter.is_at_end().await.unwrap_or(false);
+        let end = cutter.position();
+        if let Err(error) = self.still_ours(manifest, start, end).await {
+            open.writer.abort().await;
+            return Err(error);
+        }
         let written = open.writer.commit().await?;
         crash::after_upload_before_manifest();
+        manifest.hold().await?;
         Ok(PartEntry {
             file: part_name(number),
             start,
-            end: cutter.position(),
+            end,
             last,
             bytes: written.bytes,
             sha256: written.sha256,
@@ -396,7 +422,14 @@ impl Run<'_> {
         })
     }
 
-    fn open(&self, location: Location, start: Position) -> Result<OpenPart> {
+    /// Nobody else writes to the output, and the files that a part was read from are those that were listed.
+    async fn still_ours(&self, manifest: &Manifest, start: Position, end: Position) -> Result<()> {
+        let files = self.prepared.plan.files().take(end.file + 1).skip(start.file);
+        source::check_unchanged(files).await?;
+        Ok(manifest.hold().await?)
+    }
+
+    fn open(&self, location: Location, start: Position, before: Option<&str>) -> Result<OpenPart> {
         let vectors = self.stage.fields().first().map(|field| field.name().clone()).unwrap_or_default();
         let encoding = Encoding {
             vectors,
@@ -404,7 +437,7 @@ impl Run<'_> {
             row_group_bytes: self.job.row_group_bytes,
             metadata: self.stage.metadata(),
         };
-        let writer = PartWriter::new(location, &self.prepared.schema, &encoding)?;
+        let writer = PartWriter::new(location, &self.prepared.schema, &encoding, before)?;
         Ok(OpenPart::new(writer, start))
     }
 
@@ -428,7 +461,12 @@ impl Run<'_> {
             }
         }
         open.writer.abort().await;
-        Error::Interrupted { rows }
+        self.interrupted(rows)
+    }
+
+    fn interrupted(&self, rows: u64) -> Error {
+        let again = self.prepared.plan.files().all(|file| file.location.is_some());
+        Error::Interrupted { rows, again }
     }
 
     /// Writes the rows of one part; the next window is read and tokenised while devices work on this one.

@@ -37,6 +37,9 @@ const OTHER_VARIABLES: [&str; 3] = ["ELMO_CACHE", "ELMO_CONFIG", "ELMO_LOG"];
 /// Options that make no sense in a file: they ask for something else than the command.
 const NOT_A_SETTING: [&str; 3] = ["help", "version", "config"];
 
+/// Options whose one value is a list with commas in it; a list of the file is joined so.
+const WITH_COMMAS: [&str; 1] = ["keep"];
+
 /// Wrong words in the environment or in `elmo.toml`.
 #[derive(Debug, Error)]
 #[non_exhaustive]
@@ -136,6 +139,10 @@ pub struct ConfigFile {
 
 impl ConfigFile {
     /// Reads `explicit`, or [`FILE_NAME`] in the current directory where that exists.
+    ///
+    /// # Errors
+    /// [`ConfigError::Read`] when the file cannot be read (that there is no [`FILE_NAME`] is fine), and as
+    /// [`ConfigFile::parse`].
     pub fn find(explicit: Option<&Path>, root: &Command) -> Result<Option<Self>, ConfigError> {
         let path = explicit.unwrap_or(Path::new(FILE_NAME));
         match std::fs::read_to_string(path) {
@@ -146,6 +153,11 @@ impl ConfigFile {
     }
 
     /// Parses `text`; `path` stands in the errors.
+    ///
+    /// # Errors
+    /// [`ConfigError::Syntax`] when it is not TOML, [`ConfigError::UnknownSection`] or [`ConfigError::UnknownKey`] for
+    /// names that no command has, [`ConfigError::Value`] for a value that is neither a scalar nor, where the option
+    /// takes several, a list of them, and for a key that stands there twice.
     pub fn parse(text: &str, path: &Path, root: &Command) -> Result<Self, ConfigError> {
         let table: Table = text.parse().map_err(|e: toml::de::Error| ConfigError::Syntax {
             path: path.to_path_buf(),
@@ -153,17 +165,30 @@ impl ConfigFile {
         })?;
         let legal = LegalKeys::of(root);
         let mut file = Self { path: path.to_path_buf(), ..Self::default() };
+        file.refuse_two_spellings("", &table)?;
         for (name, value) in &table {
             match value {
                 Value::Table(section) if !legal.common.contains(name) => file.add_section(name, section, &legal)?,
                 value => {
                     let key = file.legal_key(name, "", &legal.common).map_err(|e| e.with_section(name, &legal))?;
-                    let values = file.scalars(name, value)?;
+                    let values = file.values(name, &key, value, &legal)?;
                     file.common.insert(key, values);
                 }
             }
         }
         Ok(file)
+    }
+
+    /// `max-tokens` and `max_tokens` are one key, so TOML does not notice that it stands there twice.
+    fn refuse_two_spellings(&self, section: &str, table: &Table) -> Result<(), ConfigError> {
+        let mut seen = BTreeMap::new();
+        for key in table.keys() {
+            if let Some(other) = seen.insert(key.replace('_', "-"), key) {
+                let reason = format!("{} is the same key; keep one of the two", shown(section, other));
+                return Err(ConfigError::Value { path: self.path.clone(), key: shown(section, key), reason });
+            }
+        }
+        Ok(())
     }
 
     fn add_section(&mut self, name: &str, table: &Table, legal: &LegalKeys) -> Result<(), ConfigError> {
@@ -174,11 +199,12 @@ impl ConfigFile {
                 nearest: nearest(name, legal.sections.keys()),
             });
         };
+        self.refuse_two_spellings(name, table)?;
         let mut section = BTreeMap::new();
         for (key, value) in table {
-            let shown = format!("{name}.{key}");
-            let values = self.scalars(&shown, value)?;
-            section.insert(self.legal_key(key, name, keys)?, values);
+            let option = self.legal_key(key, name, keys)?;
+            let values = self.values(&shown(name, key), &option, value, legal)?;
+            section.insert(option, values);
         }
         self.sections.insert(name.to_owned(), section);
         Ok(())
@@ -190,20 +216,29 @@ impl ConfigFile {
         if legal.contains(&kebab) {
             return Ok(kebab);
         }
-        let shown = if section.is_empty() { key.to_owned() } else { format!("{section}.{key}") };
-        Err(ConfigError::UnknownKey { path: self.path.clone(), key: shown, nearest: nearest(&kebab, legal.iter()) })
+        let path = self.path.clone();
+        Err(ConfigError::UnknownKey { path, key: shown(section, key), nearest: nearest(&kebab, legal.iter()) })
     }
 
-    fn scalars(&self, key: &str, value: &Value) -> Result<Vec<String>, ConfigError> {
-        let wrong = |found: &str| ConfigError::Value {
-            path: self.path.clone(),
-            key: key.to_owned(),
-            reason: format!("expected a string, a number, true, false or a list of those, found {found}"),
+    /// The words of `value` for the option `--option`, as clap takes them; `key` is what stands in the file.
+    fn values(&self, key: &str, option: &str, value: &Value, legal: &LegalKeys) -> Result<Vec<String>, ConfigError> {
+        let wrong = |reason: String| ConfigError::Value { path: self.path.clone(), key: key.to_owned(), reason };
+        let (several, with_commas) = (legal.several.contains(option), WITH_COMMAS.contains(&option));
+        let or_list = if several || with_commas { ", true, false or a list of those" } else { ", true or false" };
+        let word = |value: &Value| {
+            let found = value.type_str();
+            scalar(value).ok_or_else(|| wrong(format!("expected a string, a number{or_list}, found {found}")))
         };
-        match value {
-            Value::Array(items) => items.iter().map(|v| scalar(v).ok_or_else(|| wrong(v.type_str()))).collect(),
-            value => Ok(vec![scalar(value).ok_or_else(|| wrong(value.type_str()))?]),
+        let Value::Array(items) = value else { return Ok(vec![word(value)?]) };
+        if !several && !with_commas {
+            return Err(wrong(format!("expected one value, found a list of {}", items.len())));
         }
+        if items.is_empty() {
+            return Err(wrong("the list is empty; put a value into it, or leave the key out".to_owned()));
+        }
+        let words = items.iter().map(word).collect::<Result<Vec<_>, _>>()?;
+        // clap would take the first of several values of an option that has one, and say nothing.
+        Ok(if with_commas { vec![words.join(",")] } else { words })
     }
 
     /// What the file says about an option of a command.
@@ -223,6 +258,11 @@ impl ConfigFile {
     }
 }
 
+/// A key as messages name it.
+fn shown(section: &str, key: &str) -> String {
+    if section.is_empty() { key.to_owned() } else { format!("{section}.{key}") }
+}
+
 fn scalar(value: &Value) -> Option<String> {
     match value {
         Value::String(s) => Some(s.clone()),
@@ -235,24 +275,31 @@ fn scalar(value: &Value) -> Option<String> {
 struct LegalKeys {
     common: BTreeSet<String>,
     sections: BTreeMap<String, BTreeSet<String>>,
+    /// Keys of options that take several values.
+    several: BTreeSet<String>,
 }
 
 impl LegalKeys {
     /// A key is common when at least two commands have it.
     fn of(root: &Command) -> Self {
-        let mut sections = BTreeMap::new();
+        let (mut sections, mut several) = (BTreeMap::new(), BTreeSet::new());
         let global: BTreeSet<String> = root.get_arguments().filter_map(setting_name).collect();
         walk(root, "", &mut |name, command| {
             let own: BTreeSet<String> = command.get_arguments().filter_map(setting_name).collect();
             sections.insert(name.to_owned(), &own | &global);
+            several.extend(command.get_arguments().filter(|arg| takes_several(arg)).filter_map(setting_name));
         });
         let mut common = global;
         for (name, keys) in &sections {
             let others: BTreeSet<&String> = sections.iter().filter(|(n, _)| *n != name).flat_map(|(_, k)| k).collect();
             common.extend(keys.iter().filter(|key| others.contains(key)).cloned());
         }
-        Self { common, sections }
+        Self { common, sections, several }
     }
+}
+
+fn takes_several(arg: &Arg) -> bool {
+    matches!(arg.get_action(), ArgAction::Append) || arg.get_num_args().is_some_and(|n| n.max_values() > 1)
 }
 
 /// Calls `visit` for every command that does something, with its section name (`model convert` is `model-convert`).
@@ -326,6 +373,9 @@ fn apply_to_arg(
 ///
 /// One that resembles nothing is left alone: container platforms set variables such as `ELMO_SERVICE_HOST` for every
 /// service called `elmo`.
+///
+/// # Errors
+/// [`ConfigError::UnknownVariable`] for the first such variable.
 pub fn check_environment<'a>(names: impl Iterator<Item = &'a OsStr>, root: &Command) -> Result<(), ConfigError> {
     let mut legal: BTreeSet<String> = OTHER_VARIABLES.iter().map(ToString::to_string).collect();
     legal.extend(root.get_arguments().filter_map(setting_name).map(|name| variable(&name)));
@@ -364,11 +414,12 @@ mod tests {
     fn root() -> Command {
         let number = |name: &'static str| Arg::new(name).long(name).value_parser(clap::value_parser!(u32));
         let flag = Arg::new("quiet").long("quiet").action(ArgAction::SetTrue).global(true);
-        let list = Arg::new("keep").long("keep").value_delimiter(',').action(ArgAction::Append);
+        let keep = Arg::new("keep").long("keep");
+        let input = Arg::new("input").long("input").num_args(1..).action(ArgAction::Append);
         let convert = Command::new("convert").arg(Arg::new("to").long("to").required(true));
         Command::new("elmo")
             .arg(flag)
-            .subcommand(Command::new("embed").arg(number("threads").default_value("1")).arg(list))
+            .subcommand(Command::new("embed").arg(number("threads").default_value("1")).arg(keep).arg(input))
             .subcommand(Command::new("bench").arg(number("threads")))
             .subcommand(Command::new("model").subcommand(convert))
     }
@@ -394,13 +445,41 @@ mod tests {
 
     #[test]
     fn lists_flags_and_required_options_may_come_from_the_file() {
-        let file = parse("quiet = true\n[embed]\nkeep = ['a', 'b']\n[model-convert]\nto = 'hdf5'").unwrap();
+        let embed = "[embed]\nkeep = ['a', 'b']\ninput = ['x', 'y']";
+        let file = parse(&format!("quiet = true\n{embed}\n[model-convert]\nto = 'hdf5'")).unwrap();
         let command = apply(root(), Some(&file), &|_| None);
         let matches = command.clone().try_get_matches_from(["elmo", "embed"]).unwrap();
         assert!(matches.get_flag("quiet"));
-        let keep: Vec<&String> = matches.subcommand().unwrap().1.get_many("keep").unwrap().collect();
-        assert_eq!(keep, ["a", "b"]);
+        let embed = matches.subcommand().unwrap().1;
+        assert_eq!(embed.get_one::<String>("keep").unwrap(), "a,b");
+        let input: Vec<&String> = embed.get_many("input").unwrap().collect();
+        assert_eq!(input, ["x", "y"]);
         assert!(command.try_get_matches_from(["elmo", "model", "convert"]).is_ok());
+    }
+
+    #[test]
+    fn a_list_needs_an_option_that_takes_several_values() {
+        let message = |text: &str| parse(text).unwrap_err().to_string();
+        assert_eq!(message("threads = [3, 4]"), "elmo.toml: key threads: expected one value, found a list of 2");
+        assert_eq!(message("threads = []"), "elmo.toml: key threads: expected one value, found a list of 0");
+        assert_eq!(message("quiet = [true]"), "elmo.toml: key quiet: expected one value, found a list of 1");
+        let empty = "the list is empty; put a value into it, or leave the key out";
+        assert_eq!(message("[embed]\nkeep = []"), format!("elmo.toml: key embed.keep: {empty}"));
+        assert_eq!(message("[embed]\ninput = []"), format!("elmo.toml: key embed.input: {empty}"));
+    }
+
+    #[test]
+    fn a_key_stands_in_one_spelling_only() {
+        let message = |text: &str| parse(text).unwrap_err().to_string();
+        assert_eq!(
+            message("batch-tokens = 1\nbatch_tokens = 2"),
+            "elmo.toml: key batch_tokens: batch-tokens is the same key; keep one of the two"
+        );
+        assert_eq!(
+            message("[embed]\nbatch-tokens = 2\nbatch_tokens = 1"),
+            "elmo.toml: key embed.batch_tokens: embed.batch-tokens is the same key; keep one of the two"
+        );
+        assert!(parse("threads = 1\n[embed]\nthreads = 2").is_ok());
     }
 
     #[test]
@@ -416,10 +495,11 @@ mod tests {
     #[test]
     fn wrong_values_name_their_key() {
         let message = |text: &str| parse(text).unwrap_err().to_string();
-        let expected = "expected a string, a number, true, false or a list of those";
-        assert_eq!(message("threads = 2026-01-01"), format!("elmo.toml: key threads: {expected}, found datetime"));
-        assert_eq!(message("threads = { cpu = 3 }"), format!("elmo.toml: key threads: {expected}, found table"));
-        assert_eq!(message("[embed]\nkeep = [[1]]"), format!("elmo.toml: key embed.keep: {expected}, found array"));
+        let one = "expected a string, a number, true or false";
+        assert_eq!(message("threads = 2026-01-01"), format!("elmo.toml: key threads: {one}, found datetime"));
+        assert_eq!(message("threads = { cpu = 3 }"), format!("elmo.toml: key threads: {one}, found table"));
+        let list = "expected a string, a number, true, false or a list of those";
+        assert_eq!(message("[embed]\nkeep = [[1]]"), format!("elmo.toml: key embed.keep: {list}, found array"));
         assert!(message("threads =").starts_with("elmo.toml is not TOML: TOML parse error at line 1"));
     }
 

@@ -13,7 +13,7 @@ use crate::{
     inspect::{broken, open, parquet_files, vectors_of_row},
     report::{Progress, bytes, count},
     sink::Codec,
-    source::Keep,
+    source::{Keep, KeptTypes},
     stage::EmbedStage,
     stores::Stores,
 };
@@ -67,6 +67,10 @@ pub struct Neighbour {
 }
 
 /// Writes the reviews to a file, embeds it, and looks for neighbours in what came out.
+///
+/// # Errors
+/// [`Error::Failed`] or [`Error::Io`] when the folder or the input cannot be written, [`Error::Usage`] when there is no
+/// such row, [`Error::Input`] when the output cannot be read back, and as [`bulk::run`].
 pub async fn run(
     demo: &Demo,
     elmo: Elmo,
@@ -95,6 +99,7 @@ pub async fn run(
         column: "text".into(),
         id: Some("id".into()),
         keep: Keep::All,
+        types: KeptTypes::default(),
         rows_per_file: None,
         row_group_bytes: 64 << 20,
         codec: Codec::Zstd,

@@ -51,6 +51,10 @@ pub struct DryRun {
 }
 
 /// Looks into the inputs, embeds a small sample, and makes sure that the output can be written to.
+///
+/// # Errors
+/// As [`prepare`]; [`Error::Io`] or [`Error::Store`] when the output cannot be written to, [`Error::Source`] when the
+/// inputs cannot be read, [`Error::Elmo`] when a row of the sample or the device fails.
 pub async fn dry_run(job: &BulkJob, stage: &dyn Stage, stores: &Stores) -> Result<DryRun> {
     let prepared = prepare(job, stage, stores).await?;
     probe(&prepared.output).await?;

@@ -5,8 +5,13 @@ use std::path::{Path, PathBuf};
 use thiserror::Error;
 
 use crate::{
-    config::ConfigError, manifest::ManifestError, models::ModelsError, redact::redact, sink::SinkError,
-    source::SourceError, stores::StoreError,
+    config::ConfigError,
+    manifest::ManifestError,
+    models::ModelsError,
+    redact::redact,
+    sink::SinkError,
+    source::SourceError,
+    stores::{StoreError, brief},
 };
 
 /// Any error of this crate.
@@ -67,6 +72,8 @@ pub enum Error {
     Interrupted {
         /// Rows that are durable.
         rows: u64,
+        /// The same command can go on: its input can be read again.
+        again: bool,
     },
     /// An output, a model or a machine did not pass a check that was asked for.
     #[error("{0}")]
@@ -116,7 +123,8 @@ impl Error {
             | Self::Source(SourceError::Store(error))
             | Self::Sink(SinkError::Store(error))
             | Self::Manifest(ManifestError::Store(error)) => exit_of_store(error),
-            Self::Source(SourceError::Pattern { .. }) | Self::Manifest(ManifestError::Differs { .. }) => Exit::Usage,
+            Self::Source(SourceError::Pattern { .. } | SourceError::InOutput { .. })
+            | Self::Manifest(ManifestError::Differs { .. }) => Exit::Usage,
             Self::Source(_) | Self::Sink(_) => Exit::Input,
             Self::Manifest(_) | Self::Io { .. } => Exit::Storage,
             Self::Interrupted { .. } => Exit::Interrupted,
@@ -134,8 +142,15 @@ impl Error {
             Self::Store(error) | Self::Source(SourceError::Store(error)) | Self::Sink(SinkError::Store(error)) => {
                 store_help(error)
             }
+            Self::Source(error) => error.help(),
             Self::Manifest(error) => error.help(),
-            Self::Interrupted { .. } => Some("run the same command again: it continues where this one stopped".into()),
+            Self::Interrupted { again: true, .. } => {
+                Some("run the same command again, without --overwrite: it continues where this one stopped".into())
+            }
+            Self::Interrupted { .. } => Some(
+                "standard input is gone, so this job cannot go on; put the lines into a file to have one that can"
+                    .into(),
+            ),
             _ => None,
         }
     }
@@ -148,10 +163,16 @@ impl Error {
         let mut text = self.to_string();
         let mut reason = std::error::Error::source(self);
         while let Some(error) = reason {
-            let more = error.to_string();
-            if !text.contains(&more) {
+            let whole = error.to_string();
+            let more = brief(&whole);
+            let said = text.contains(&whole);
+            if !said && !text.contains(&more) {
                 text.push_str(": ");
                 text.push_str(&more);
+            }
+            if !said && more != whole {
+                // What was left out, a page of a web server say, would come back with the reasons below.
+                break;
             }
             reason = error.source();
         }

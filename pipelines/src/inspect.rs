@@ -1,24 +1,35 @@
 //! What is in an output: schema, rows, the model that made it, and whether the vectors look like vectors.
 
-use std::{collections::BTreeMap, fmt};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    fmt,
+    panic::AssertUnwindSafe,
+    sync::Arc,
+};
 
 use arrow::{
     array::{Array, ArrayRef, AsArray, Float32Array, RecordBatch},
     datatypes::{DataType, Float32Type, SchemaRef},
 };
-use futures::StreamExt;
-use parquet::arrow::ParquetRecordBatchStreamBuilder;
+use futures::{FutureExt, TryStreamExt};
+use parquet::{
+    arrow::{ParquetRecordBatchStreamBuilder, async_reader::ParquetRecordBatchStream},
+    errors::ParquetError,
+};
 use serde::Serialize;
 
 use crate::{
     error::{Error, Result},
+    manifest::{self, Counts, Job, ManifestError, PartEntry},
     report::{bytes, count},
-    store_file::StoreFile,
-    stores::{Location, Stores},
+    store_file::{StoreFile, cause},
+    stores::{Location, StoreError, Stores},
 };
 
 /// Rows that are read at once.
 const BATCH_ROWS: usize = 1024;
+/// Problems that one sentence names.
+const SHOWN: usize = 3;
 
 /// What is in an output.
 #[derive(Debug, Clone, Default, Serialize)]
@@ -41,6 +52,8 @@ pub struct InspectReport {
     pub errors: u64,
     /// Rows with a cut sentence.
     pub truncated: u64,
+    /// What the manifest says of the files; `None` when there is none beside them.
+    pub manifest: Option<ManifestCheck>,
 }
 
 /// Statistics over all vectors of an output; at token level over all tokens.
@@ -65,18 +78,27 @@ pub struct Vectors {
 }
 
 /// Reads a file or every Parquet file of a folder.
+///
+/// # Errors
+/// [`Error::Store`] when the address is wrong or the store fails, [`Error::Input`] when there is no Parquet file or one
+/// cannot be read, [`Error::Check`] when the files were not all made by the same model with the same settings,
+/// [`Error::Manifest`] when an entry of the manifest beside them cannot be parsed.
 pub async fn inspect(address: &str, stores: &Stores) -> Result<InspectReport> {
-    let mut report = InspectReport::default();
+    let output = Output::open(address, stores).await?;
     let mut norms = Norms::default();
-    for (location, size) in parquet_files(address, stores).await? {
-        let opened = open(&location).await?;
-        report.files += 1;
-        report.bytes += size;
-        report.row_groups += opened.metadata().num_row_groups();
-        describe(&mut report, &location, &opened)?;
-        let mut rows = opened.with_batch_size(BATCH_ROWS).build().map_err(|e| broken(&location, &e))?;
-        while let Some(batch) = rows.next().await {
-            add(&mut report, &batch.map_err(|e| broken(&location, &e))?, &mut norms);
+    let mut report = InspectReport {
+        files: output.files.len(),
+        bytes: output.files.iter().map(|file| file.bytes).sum(),
+        row_groups: output.files.iter().map(|file| file.row_groups).sum(),
+        manifest: output.check(),
+        columns: output.columns,
+        made_by: output.made_by,
+        ..InspectReport::default()
+    };
+    for file in &output.files {
+        let mut rows = rows_of(&file.location).await?;
+        while let Some(batch) = next_rows(&mut rows, &file.location).await? {
+            add(&mut report, &batch, &mut norms);
         }
     }
     if norms.seen > 0 {
@@ -132,10 +154,190 @@ impl Norms {
 
 pub(crate) type Opened = ParquetRecordBatchStreamBuilder<StoreFile>;
 
+/// An output before any of its rows is read.
+#[derive(Debug)]
+pub(crate) struct Output {
+    /// In order; their footers agree.
+    pub(crate) files: Vec<OutputFile>,
+    /// Columns and their types.
+    pub(crate) columns: Vec<(String, String)>,
+    /// `elmo.*` pairs of the footers.
+    pub(crate) made_by: BTreeMap<String, String>,
+    /// The manifest of the folder.
+    pub(crate) beside: Option<Beside>,
+}
+
+/// One file of an output.
+#[derive(Debug)]
+pub(crate) struct OutputFile {
+    pub(crate) location: Location,
+    pub(crate) bytes: u64,
+    pub(crate) rows: u64,
+    pub(crate) row_groups: usize,
+}
+
+/// The manifest that lies beside the files of an output.
+#[derive(Debug)]
+pub(crate) struct Beside {
+    pub(crate) job: Job,
+    parts: Vec<PartEntry>,
+    /// The totals, when the job has ended.
+    done: Option<Counts>,
+    /// All files of the output were asked for, not one of them.
+    whole: bool,
+}
+
+/// A manifest held against the files beside it.
+#[derive(Debug, Clone, Default, Serialize)]
+pub struct ManifestCheck {
+    /// The job has ended; a single file is complete once it is entered.
+    pub complete: bool,
+    /// What does not fit, a line each.
+    pub problems: Vec<String>,
+}
+
+impl Output {
+    /// Reads the footers and the manifest.
+    pub(crate) async fn open(address: &str, stores: &Stores) -> Result<Self> {
+        let mut output = Self { files: Vec::new(), columns: Vec::new(), made_by: BTreeMap::new(), beside: None };
+        for (location, bytes) in parquet_files(address, stores).await? {
+            output.add(location, bytes).await?;
+        }
+        let asked = stores.locate(address)?;
+        let whole = output.files.iter().all(|file| file.location.path != asked.path);
+        let folder = match whole {
+            true => asked,
+            false => asked.at(asked.path.parent().unwrap_or_default()),
+        };
+        output.beside = Beside::read(&folder, whole).await?;
+        Ok(output)
+    }
+
+    async fn add(&mut self, location: Location, bytes: u64) -> Result<()> {
+        let opened = open(&location).await?;
+        let (made_by, columns) = (footer(&opened), columns(opened.schema()));
+        match self.files.first() {
+            None => (self.made_by, self.columns) = (made_by, columns),
+            Some(first) => {
+                let differs = || unlike(&self.made_by, &made_by).or_else(|| unlike_columns(&self.columns, &columns));
+                if let Some(difference) = differs() {
+                    return Err(Error::Check(format!(
+                        "{location}: not made like {}: {difference}; one output has one model and one set of settings",
+                        first.name()
+                    )));
+                }
+            }
+        }
+        let metadata = opened.metadata();
+        let rows = u64::try_from(metadata.file_metadata().num_rows()).unwrap_or(0);
+        let row_groups = metadata.num_row_groups();
+        self.files.push(OutputFile { location, bytes, rows, row_groups });
+        Ok(())
+    }
+
+    /// Holds the manifest against the files; `None` when there is none.
+    pub(crate) fn check(&self) -> Option<ManifestCheck> {
+        let beside = self.beside.as_ref()?;
+        let mut problems: Vec<String> = self.files.iter().filter_map(|file| beside.problem_of(file)).collect();
+        if beside.whole {
+            problems.extend(beside.missing(&self.files));
+        }
+        problems.extend(beside.wrong_total());
+        problems.extend(beside.wrong_settings(&self.made_by));
+        Some(ManifestCheck { complete: beside.done.is_some() || !beside.whole, problems })
+    }
+}
+
+impl OutputFile {
+    /// Its name in the folder.
+    pub(crate) fn name(&self) -> &str {
+        self.location.path.filename().unwrap_or_default()
+    }
+}
+
+impl Beside {
+    async fn read(folder: &Location, whole: bool) -> Result<Option<Self>> {
+        // Servers answer in many ways when something is not there.
+        if folder.is_http() {
+            return Ok(None);
+        }
+        let Some((job, parts)) = manifest::look(folder).await? else { return Ok(None) };
+        let done = totals(folder).await?;
+        Ok(Some(Self { job, parts, done, whole }))
+    }
+
+    /// The entry of a file.
+    pub(crate) fn entry(&self, file: &OutputFile) -> Option<&PartEntry> {
+        self.parts.iter().find(|part| part.file == file.name())
+    }
+
+    fn problem_of(&self, file: &OutputFile) -> Option<String> {
+        let (name, rows) = (file.name(), file.rows);
+        match self.entry(file).map(|entry| entry.counts.rows_out) {
+            Some(entered) if entered == rows => None,
+            Some(entered) => Some(format!("{name} holds {rows} rows, by the manifest {entered}")),
+            // What is written and not entered yet is no part: the job writes it again.
+            None if self.whole && self.done.is_none() => None,
+            None => Some(format!("{name} is not in the manifest")),
+        }
+    }
+
+    /// Parts that are in the manifest and nowhere else.
+    fn missing(&self, files: &[OutputFile]) -> Vec<String> {
+        let there: BTreeSet<&str> = files.iter().map(OutputFile::name).collect();
+        let gone = self.parts.iter().filter(|part| !there.contains(part.file.as_str()));
+        gone.map(|part| format!("{} is in the manifest, and not there", part.file)).collect()
+    }
+
+    /// Entries that were lost, the last ones for example.
+    fn wrong_total(&self) -> Option<String> {
+        let total = self.done.as_ref()?.rows_out;
+        let entered: u64 = self.parts.iter().map(|part| part.counts.rows_out).sum();
+        (entered != total).then(|| format!("the manifest has entries for {entered} rows of {total}"))
+    }
+
+    fn wrong_settings(&self, made_by: &BTreeMap<String, String>) -> Option<String> {
+        let settings = self.job.settings.iter().filter(|(key, _)| key.starts_with("elmo."));
+        let settings: BTreeMap<String, String> = settings.map(|(key, value)| (key.clone(), value.clone())).collect();
+        unlike(&settings, made_by).map(|difference| format!("the footers are not as the manifest says: {difference}"))
+    }
+}
+
+/// The totals of a job that has ended.
+async fn totals(folder: &Location) -> Result<Option<Counts>> {
+    let file = folder.child(manifest::FOLDER).child("done.json");
+    let Some(bytes) = file.get().await? else { return Ok(None) };
+    let broken = |e: serde_json::Error| ManifestError::Broken { file: file.to_string(), reason: e.to_string() };
+    let totals: Counts = serde_json::from_slice(&bytes).map_err(broken)?;
+    Ok(Some(totals))
+}
+
+impl ManifestCheck {
+    /// What does not fit, in one sentence; `None` when all does.
+    pub fn failure(&self) -> Option<String> {
+        let first: Vec<&str> = self.problems.iter().take(SHOWN).map(String::as_str).collect();
+        let more = match self.problems.len() - first.len() {
+            0 => String::new(),
+            more => format!(", and {more} more"),
+        };
+        (!first.is_empty()).then(|| format!("the files are not those of the manifest: {}{more}", first.join(", ")))
+    }
+
+    /// Lines of a report.
+    pub(crate) fn lines(&self) -> Vec<(&'static str, String)> {
+        let state = if self.complete { "complete" } else { "the job is not finished" };
+        let problems = self.problems.iter().map(|problem| ("manifest", problem.clone()));
+        [("manifest", state.to_owned())].into_iter().chain(problems).collect()
+    }
+}
+
 /// The Parquet files that an address means, in order, with their sizes.
 pub(crate) async fn parquet_files(address: &str, stores: &Stores) -> Result<Vec<(Location, u64)>> {
     let location = stores.locate(address)?;
-    if let Some(meta) = location.head().await.ok().flatten().filter(|_| address.ends_with(".parquet")) {
+    // A folder may have such a name too.
+    if address.ends_with(".parquet")
+        && let Some(meta) = location.head().await?
+    {
         return Ok(vec![(location, meta.size)]);
     }
     let files = location.children().await?.into_iter();
@@ -156,8 +358,35 @@ pub(crate) async fn parquet_files(address: &str, stores: &Stores) -> Result<Vec<
 
 pub(crate) async fn open(location: &Location) -> Result<Opened> {
     let size = location.head().await?.ok_or_else(|| broken(location, &"no such file"))?.size;
-    let file = StoreFile { store: std::sync::Arc::clone(&location.store), path: location.path.clone(), size };
-    ParquetRecordBatchStreamBuilder::new(file).await.map_err(|e| broken(location, &e))
+    let file = StoreFile { store: Arc::clone(&location.store), path: location.path.clone(), size };
+    contain(ParquetRecordBatchStreamBuilder::new(file)).await.map_err(|e| unreadable(location, e))
+}
+
+/// Begins to read the rows of a file.
+pub(crate) async fn rows_of(location: &Location) -> Result<ParquetRecordBatchStream<StoreFile>> {
+    open(location).await?.with_batch_size(BATCH_ROWS).build().map_err(|e| unreadable(location, e))
+}
+
+/// The next rows of a file; `None` at its end.
+pub(crate) async fn next_rows(
+    rows: &mut ParquetRecordBatchStream<StoreFile>,
+    location: &Location,
+) -> Result<Option<RecordBatch>> {
+    contain(rows.try_next()).await.map_err(|e| unreadable(location, e))
+}
+
+/// Arrow's readers may panic on damaged bytes. Here it becomes an error.
+async fn contain<T>(reading: impl Future<Output = Result<T, ParquetError>>) -> Result<T, ParquetError> {
+    let damaged = || ParquetError::General("damaged: the reader cannot make sense of it".to_owned());
+    AssertUnwindSafe(reading).catch_unwind().await.unwrap_or_else(|_| Err(damaged()))
+}
+
+/// A store that failed is no damaged file.
+fn unreadable(location: &Location, error: ParquetError) -> Error {
+    match cause(error) {
+        Ok(source) => StoreError::request("read", location, *source).into(),
+        Err(reason) => broken(location, &reason),
+    }
 }
 
 pub(crate) fn broken(location: &Location, error: &dyn fmt::Display) -> Error {
@@ -170,7 +399,7 @@ pub(crate) fn broken(location: &Location, error: &dyn fmt::Display) -> Error {
 }
 
 /// The `elmo.*` pairs of a footer.
-pub(crate) fn footer(opened: &Opened) -> BTreeMap<String, String> {
+fn footer(opened: &Opened) -> BTreeMap<String, String> {
     let pairs = opened.metadata().file_metadata().key_value_metadata();
     pairs
         .into_iter()
@@ -180,16 +409,27 @@ pub(crate) fn footer(opened: &Opened) -> BTreeMap<String, String> {
         .collect()
 }
 
-fn describe(report: &mut InspectReport, location: &Location, opened: &Opened) -> Result<()> {
-    let made_by = footer(opened);
-    if report.files > 1 && made_by != report.made_by {
-        return Err(Error::Check(format!(
-            "{location}: made by another model or with other settings than the files before"
-        )));
+/// The first pair in which two footers differ, in words.
+fn unlike(there: &BTreeMap<String, String>, here: &BTreeMap<String, String>) -> Option<String> {
+    let key = there.keys().chain(here.keys()).find(|key| there.get(*key) != here.get(*key))?;
+    Some(format!("{key} is {}, there {}", brief(here.get(key)), brief(there.get(key))))
+}
+
+/// A value of a footer as a message shows it: the options of a model would fill a screen.
+pub(crate) fn brief(value: Option<&String>) -> String {
+    match value {
+        None => "not set".to_owned(),
+        Some(value) if value.chars().count() > 80 => format!("{:?}…", value.chars().take(40).collect::<String>()),
+        Some(value) => format!("{value:?}"),
     }
-    report.made_by = made_by;
-    report.columns = columns(opened.schema());
-    Ok(())
+}
+
+fn unlike_columns(there: &[(String, String)], here: &[(String, String)]) -> Option<String> {
+    let list = |columns: &[(String, String)]| {
+        let columns: Vec<String> = columns.iter().map(|(name, kind)| format!("{name}: {kind}")).collect();
+        columns.join(", ")
+    };
+    (there != here).then(|| format!("the columns are {}, there {}", list(here), list(there)))
 }
 
 fn columns(schema: &SchemaRef) -> Vec<(String, String)> {
@@ -229,11 +469,13 @@ fn count_vector(vectors: &mut Vectors, values: &[f32], norms: &mut Norms) {
     vectors.count += 1;
     vectors.width = values.len();
     vectors.zero += u64::from(values.iter().all(|v| *v == 0.0));
-    let norm = values.iter().map(|v| f64::from(*v).powi(2)).sum::<f64>().sqrt() as f32;
-    match norm.is_finite() {
-        true => norms.add(norm),
-        false => vectors.not_finite += 1,
+    if !values.iter().all(|v| v.is_finite()) {
+        vectors.not_finite += 1;
+        return;
     }
+    let norm = values.iter().map(|v| f64::from(*v).powi(2)).sum::<f64>().sqrt();
+    // Of numbers that are finite, the norm need not be a float32.
+    norms.add(norm.min(f64::from(f32::MAX)) as f32);
 }
 
 /// Every vector in a column: of its rows, or of the tokens in its rows.
@@ -269,6 +511,9 @@ impl fmt::Display for InspectReport {
             ("truncated rows", count(self.truncated)),
             ("rows with an error", count(self.errors)),
         ];
+        if let Some(manifest) = &self.manifest {
+            rows.extend(manifest.lines());
+        }
         rows.extend(self.columns.iter().map(|(name, kind)| ("column", format!("{name}: {kind}"))));
         rows.extend(self.made_by.iter().map(|(key, value)| (key.as_str(), value.clone())));
         f.write_str(&crate::cli::table(&rows))
@@ -276,8 +521,27 @@ impl fmt::Display for InspectReport {
 }
 
 impl InspectReport {
-    /// No NaN, no infinite number.
-    pub fn is_sound(&self) -> bool {
-        self.vectors.not_finite == 0
+    /// What is wrong with the output, in one sentence; `None` when nothing is. A job that is not finished is no fault.
+    pub fn failure(&self) -> Option<String> {
+        let not_finite = self.vectors.not_finite;
+        let numbers = (not_finite > 0).then(|| format!("{not_finite} vectors hold a NaN or an infinite number"));
+        let files = self.manifest.as_ref().and_then(ManifestCheck::failure);
+        let failures: Vec<String> = numbers.into_iter().chain(files).collect();
+        (!failures.is_empty()).then(|| failures.join("; "))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_store_that_fails_is_no_damaged_file() {
+        let location = Stores::with_settings([]).locate("/folder/part.parquet").unwrap();
+        let down = object_store::Error::Generic { store: "S3", source: "503".into() };
+        let error = unreadable(&location, ParquetError::External(Box::new(down)));
+        assert!(matches!(error, Error::Store(_)), "{error}");
+        let error = unreadable(&location, ParquetError::General("no magic number".into()));
+        assert!(matches!(error, Error::Input { .. }), "{error}");
     }
 }

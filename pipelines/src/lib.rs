@@ -19,6 +19,7 @@ pub mod models;
 pub mod redact;
 pub mod report;
 pub mod sink;
+pub mod sizes;
 pub mod source;
 pub mod stage;
 mod store_file;

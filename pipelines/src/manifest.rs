@@ -9,17 +9,20 @@
 //! OUTPUT/_elmo/lock             held while a job runs
 //! ```
 //!
-//! Job, entries and totals are created once and never changed ([`PutMode::Create`]), so a second writer that slips past the lock is
-//! stopped by the first entry that it tries to create. A part without an entry is no part: the next run writes it
-//! again, to the same bytes.
+//! Job, entries and totals are created once and never changed ([`PutMode::Create`]), so a second writer that slips past
+//! the lock is stopped by the first entry that it tries to create; before it publishes a part it asks whether the lock is
+//! still its own. A part without an entry is no part: the next run
+//! writes it again, to the same bytes.
 
 use std::{
-    collections::BTreeMap,
+    collections::{BTreeMap, HashMap},
     fs::{File, TryLockError},
-    time::{Duration, SystemTime, UNIX_EPOCH},
+    sync::Arc,
+    time::{Duration, Instant},
 };
 
-use object_store::{PutMode, UpdateVersion};
+use chrono::{DateTime, Utc};
+use object_store::{ObjectMeta, PutMode, UpdateVersion, path::Path};
 use serde::{Deserialize, Serialize, de::DeserializeOwned};
 use thiserror::Error;
 
@@ -34,6 +37,8 @@ pub const FOLDER: &str = "_elmo";
 const PARTIAL: &str = "partial.arrows";
 /// A lease in an object store that was not renewed for this long is nobody's.
 const LEASE: Duration = Duration::from_secs(60);
+/// Differences that an error lists.
+const MOST_DIFFERENCES: usize = 20;
 /// How often a running job renews its lease.
 const RENEWAL: Duration = Duration::from_secs(15);
 
@@ -74,6 +79,12 @@ pub enum ManifestError {
         /// One of the files.
         file: String,
     },
+    /// Something that the job wrote is not there any more.
+    #[error("{file}: this job wrote it, and it is gone or another one now")]
+    Vanished {
+        /// The file.
+        file: String,
+    },
     /// An entry that is no entry.
     #[error("{file}: not an entry of a manifest: {reason}")]
     Broken {
@@ -105,6 +116,9 @@ impl ManifestError {
             Self::Overtaken { .. } => Some("run one job per output".into()),
             Self::Foreign { .. } => {
                 Some("give an empty --output; --overwrite removes the parts of an earlier job and nothing else".into())
+            }
+            Self::Vanished { .. } => {
+                Some("leave the output alone while a job runs; the same command again writes what is missing".into())
             }
             Self::Broken { .. } | Self::Part { .. } => Some("begin anew with --overwrite".into()),
         }
@@ -160,6 +174,11 @@ impl Job {
         lines.extend(gone.map(|then| format!("  input {}: not there now", then.file)));
         if lines.is_empty() && self.inputs != now.inputs {
             lines.push("  the inputs come in another order".to_owned());
+        }
+        if lines.len() > MOST_DIFFERENCES {
+            let more = lines.len() - MOST_DIFFERENCES;
+            lines.truncate(MOST_DIFFERENCES);
+            lines.push(format!("  and {more} more"));
         }
         lines
     }
@@ -237,6 +256,12 @@ pub struct Manifest {
 
 impl Manifest {
     /// Opens the account of an output, or begins one; `overwrite` removes what an earlier job left.
+    ///
+    /// # Errors
+    /// [`ManifestError::Locked`] when another job writes there, [`ManifestError::Differs`] when the account is of a job
+    /// with other settings or inputs, [`ManifestError::Foreign`] when files lie there without an account,
+    /// [`ManifestError::Broken`] when an entry cannot be parsed, [`ManifestError::Overtaken`] when another job begins
+    /// the account at the same moment, [`ManifestError::Store`] when the store fails.
     pub async fn open(output: &Location, job: &Job, overwrite: bool) -> Result<Self, ManifestError> {
         let folder = output.child(FOLDER);
         let lock = Lock::take(output, &folder).await?;
@@ -245,7 +270,13 @@ impl Manifest {
         match manifest.take_up(job, overwrite).await {
             Ok(()) => Ok(manifest),
             Err(error) => {
+                let foreign = matches!(error, ManifestError::Foreign { .. });
+                let folder = manifest.folder.local_path().filter(|_| foreign);
                 manifest.close().await;
+                if let Some(folder) = folder {
+                    // What the lock made; a folder with more in it stays.
+                    let _ = std::fs::remove_file(folder.join("lock")).and_then(|()| std::fs::remove_dir(&folder));
+                }
                 Err(error)
             }
         }
@@ -254,10 +285,10 @@ impl Manifest {
     /// Begins the account or reads it, now that nobody else does.
     async fn take_up(&mut self, job: &Job, overwrite: bool) -> Result<(), ManifestError> {
         sweep(&self.output)?;
-        if overwrite {
-            remove(&self.output, &self.folder).await?;
-        }
         let name = self.folder.child("job.json");
+        if overwrite && name.head().await?.is_some() {
+            self.remove().await?;
+        }
         match read::<Job>(&name).await? {
             None => self.begin(&name, job).await,
             Some(then) if then == *job => self.resume().await,
@@ -277,14 +308,91 @@ impl Manifest {
 
     async fn resume(&mut self) -> Result<(), ManifestError> {
         loop {
-            let Some(entry) = read::<PartEntry>(&self.entry(self.parts.len())).await? else { break };
+            let Some(entry) = self.read_entry(self.parts.len()).await? else { break };
             let found = self.output.child(&entry.file).head().await?.map(|meta| meta.size);
             if found != Some(entry.bytes) {
                 self.damaged.push(self.parts.len());
             }
             self.parts.push(entry);
         }
-        self.done = self.folder.child("done.json").head().await?.is_some();
+        // Totals alone prove nothing: entries may have been removed.
+        let totals = read::<Counts>(&self.folder.child("done.json")).await?;
+        let complete = self.parts.last().is_some_and(|part| part.last);
+        self.done = complete && totals == Some(self.totals());
+        Ok(())
+    }
+
+    /// An entry; one that cannot be read and is the last counts as not written, as its part is made again to the same
+    /// bytes.
+    async fn read_entry(&self, part: usize) -> Result<Option<PartEntry>, ManifestError> {
+        let name = self.entry(part);
+        match read::<PartEntry>(&name).await {
+            Err(ManifestError::Broken { .. }) if self.entry(part + 1).head().await?.is_none() => {
+                tracing::warn!(file = %name, "cannot be read; its part is written again");
+                name.delete().await?;
+                Ok(None)
+            }
+            read => read,
+        }
+    }
+
+    /// Removes the parts and entries of an earlier job, entries last: a crash in between leaves an account that can be
+    /// overwritten again. Looks first: where there is anything else, all of it stays.
+    async fn remove(&self) -> Result<(), ManifestError> {
+        let entries: Vec<_> =
+            self.folder.children().await?.into_iter().filter(|object| is_entry(&object.location)).collect();
+        // A part beyond the last entry was written by a job that was killed before it could enter it.
+        let ours: Vec<String> = (0..=entries.len()).map(part_name).collect();
+        let (parts, foreign): (Vec<_>, Vec<_>) =
+            self.output.children().await?.into_iter().partition(|object| {
+                object.location.filename().is_some_and(|name| ours.iter().any(|part| part == name))
+            });
+        if let Some(file) = foreign.first() {
+            let file = file.location.filename().unwrap_or_default().to_owned();
+            return Err(ManifestError::Foreign { output: self.output.to_string(), file });
+        }
+        for part in parts {
+            self.output.at(part.location).delete().await?;
+        }
+        self.folder.child("done.json").delete().await?;
+        self.folder.child(PARTIAL).delete().await?;
+        for entry in entries.into_iter().rev() {
+            self.folder.at(entry.location).delete().await?;
+        }
+        self.folder.child("job.json").delete().await?;
+        Ok(())
+    }
+
+    /// Makes sure that the output is still this job's: the lock is held, and nobody took the folder away.
+    ///
+    /// # Errors
+    /// [`ManifestError::Overtaken`] when another job has taken the lease over, [`ManifestError::Vanished`] when the
+    /// local lock or the account is gone, [`ManifestError::Store`] when the store fails.
+    pub async fn hold(&self) -> Result<(), ManifestError> {
+        self.lock.hold(&self.folder).await?;
+        let job = self.folder.child("job.json");
+        match job.head().await? {
+            Some(_) => Ok(()),
+            None => Err(ManifestError::Vanished { file: job.to_string() }),
+        }
+    }
+
+    /// Everything that the account speaks of is there.
+    async fn check_whole(&self) -> Result<(), ManifestError> {
+        let there = |objects: Vec<ObjectMeta>| -> HashMap<String, u64> {
+            objects.into_iter().filter_map(|o| Some((o.location.filename()?.to_owned(), o.size))).collect()
+        };
+        let (parts, entries) = (there(self.output.children().await?), there(self.folder.children().await?));
+        for (number, part) in self.parts.iter().enumerate() {
+            let entry = self.entry(number);
+            let vanished = |file: &Location| Err(ManifestError::Vanished { file: file.to_string() });
+            if parts.get(&part.file) != Some(&part.bytes) {
+                return vanished(&self.output.child(&part.file));
+            }
+            if !entry.path.filename().is_some_and(|name| entries.contains_key(name)) {
+                return vanished(&entry);
+            }
+        }
         Ok(())
     }
 
@@ -317,6 +425,10 @@ impl Manifest {
     }
 
     /// Enters a part that is durable.
+    ///
+    /// # Errors
+    /// [`ManifestError::Overtaken`] when there is another entry for this part, [`ManifestError::Broken`] when what is
+    /// there cannot be parsed, [`ManifestError::Store`] when the store fails.
     pub async fn enter(&mut self, part: PartEntry) -> Result<(), ManifestError> {
         create(&self.entry(self.parts.len()), &part).await?;
         self.parts.push(part);
@@ -336,7 +448,13 @@ impl Manifest {
     }
 
     /// Ends the job.
+    ///
+    /// # Errors
+    /// [`ManifestError::Overtaken`] when there are other totals, [`ManifestError::Broken`] when they cannot be parsed,
+    /// [`ManifestError::Store`] when the store fails.
     pub async fn finish(&mut self) -> Result<(), ManifestError> {
+        self.hold().await?;
+        self.check_whole().await?;
         create(&self.folder.child("done.json"), &self.totals()).await?;
         self.done = true;
         Ok(())
@@ -351,6 +469,10 @@ impl Manifest {
 /// Name of a part in the output.
 pub fn part_name(part: usize) -> String {
     format!("part-{part:05}.parquet")
+}
+
+fn is_entry(path: &Path) -> bool {
+    path.filename().is_some_and(|name| name.starts_with("part-") && name.ends_with(".json"))
 }
 
 /// Whether we give such names. Others write `part-00000-….parquet`, which is none of our business.
@@ -381,7 +503,10 @@ fn is_staged(name: &str) -> bool {
     ours && !number.is_empty() && number.bytes().all(|byte| byte.is_ascii_digit())
 }
 
-/// Reads the job and the parts of an output without locking it.
+/// Reads the job and the parts of an output without locking it; `None` when there is no account.
+///
+/// # Errors
+/// [`ManifestError::Store`] when the store fails, [`ManifestError::Broken`] when an entry cannot be parsed.
 pub async fn look(output: &Location) -> Result<Option<(Job, Vec<PartEntry>)>, ManifestError> {
     let folder = output.child(FOLDER);
     let Some(job) = read::<Job>(&folder.child("job.json")).await? else { return Ok(None) };
@@ -390,25 +515,6 @@ pub async fn look(output: &Location) -> Result<Option<(Job, Vec<PartEntry>)>, Ma
         parts.push(part);
     }
     Ok(Some((job, parts)))
-}
-
-/// Removes the parts and entries of an earlier job, entries last: a crash in between leaves an account that can be
-/// overwritten again.
-async fn remove(output: &Location, folder: &Location) -> Result<(), ManifestError> {
-    for object in output.children().await? {
-        if object.location.filename().is_some_and(is_part_name) {
-            output.at(object.location).delete().await?;
-        }
-    }
-    folder.child("done.json").delete().await?;
-    folder.child(PARTIAL).delete().await?;
-    for object in folder.children().await?.into_iter().rev() {
-        if object.location.filename().is_some_and(|name| name.starts_with("part-")) {
-            folder.at(object.location).delete().await?;
-        }
-    }
-    folder.child("job.json").delete().await?;
-    Ok(())
 }
 
 async fn read<T: DeserializeOwned>(location: &Location) -> Result<Option<T>, ManifestError> {
@@ -426,7 +532,7 @@ async fn create<T: Serialize + DeserializeOwned + PartialEq>(
     let broken = |e: serde_json::Error| ManifestError::Broken { file: location.to_string(), reason: e.to_string() };
     let bytes = serde_json::to_vec_pretty(value).map_err(broken)?;
     match location.put(bytes.into(), PutMode::Create).await {
-        Ok(_) => Ok(()),
+        Ok(_) => Ok(location.sync()?),
         Err(object_store::Error::AlreadyExists { .. }) => match read::<T>(location).await? {
             Some(there) if there == *value => Ok(()),
             _ => Err(ManifestError::Overtaken { file: location.to_string() }),
@@ -439,11 +545,8 @@ async fn create<T: Serialize + DeserializeOwned + PartialEq>(
 #[derive(Debug)]
 enum Lock {
     /// The kernel lets go of it when the process ends, however it ends.
-    File(#[allow(dead_code)] File),
-    Lease {
-        location: Location,
-        renewal: Renewal,
-    },
+    File(File),
+    Lease(Arc<Lease>, Renewal),
 }
 
 /// The task that renews a lease; it ends with the lock, also when the job is dropped half way.
@@ -456,113 +559,246 @@ impl Drop for Renewal {
     }
 }
 
-/// Who writes to an output in an object store.
+/// Who writes to an output in an object store. How old a lease is, the store's own clock says.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 struct Holder {
     id: String,
-    /// Seconds since 1970.
-    renewed: u64,
 }
 
 impl Lock {
     async fn take(output: &Location, folder: &Location) -> Result<Self, ManifestError> {
         match folder.local_path() {
             Some(path) => Self::take_file(output, &path),
-            None => Self::take_lease(output, folder.child("lock")).await,
+            None => Self::take_lease(output, folder).await,
         }
     }
 
     fn take_file(output: &Location, folder: &std::path::Path) -> Result<Self, ManifestError> {
         let path = folder.join("lock");
         let failed = |e| ManifestError::from(StoreError::local("lock", &path, e));
-        std::fs::create_dir_all(folder).map_err(failed)?;
-        let file = File::options().create(true).write(true).truncate(false).open(&path).map_err(failed)?;
-        match file.try_lock() {
-            Ok(()) => {
-                // For the message of whoever comes second; the lock itself is the kernel's.
-                std::fs::write(&path, format!("process {}", std::process::id())).map_err(failed)?;
-                Ok(Self::File(file))
+        loop {
+            std::fs::create_dir_all(folder).map_err(failed)?;
+            let file = File::options().create(true).write(true).truncate(false).open(&path).map_err(failed)?;
+            match file.try_lock() {
+                // Between opening and locking, a job that was refused may have removed the file again.
+                Ok(()) if !is_same(&file, &path) => {}
+                Ok(()) => {
+                    // For the message of whoever comes second; the lock itself is the kernel's.
+                    std::fs::write(&path, format!("process {}", std::process::id())).map_err(failed)?;
+                    return Ok(Self::File(file));
+                }
+                Err(TryLockError::WouldBlock) => {
+                    let holder = std::fs::read_to_string(&path).unwrap_or_default();
+                    let holder = format!("{holder}, it holds {}", path.display());
+                    return Err(ManifestError::Locked {
+                        output: output.to_string(),
+                        holder: holder.trim_start_matches(", ").to_owned(),
+                    });
+                }
+                Err(TryLockError::Error(e)) => return Err(failed(e)),
             }
-            Err(TryLockError::WouldBlock) => {
-                let holder = std::fs::read_to_string(&path).unwrap_or_default();
-                let holder = format!("{holder}, it holds {}", path.display());
-                Err(ManifestError::Locked {
-                    output: output.to_string(),
-                    holder: holder.trim_start_matches(", ").to_owned(),
-                })
-            }
-            Err(TryLockError::Error(e)) => Err(failed(e)),
         }
     }
 
-    async fn take_lease(output: &Location, location: Location) -> Result<Self, ManifestError> {
-        let id = uuid::Uuid::new_v4().to_string();
-        let failed = |e| StoreError::request("lock", &location, e);
-        let first = location.put(lease(&id), PutMode::Create).await;
-        let version = match first {
-            Ok(put) => UpdateVersion { e_tag: put.e_tag, version: put.version },
-            Err(object_store::Error::AlreadyExists { .. }) => take_over(output, &location, &id).await?,
-            Err(e) => return Err(failed(e).into()),
-        };
-        let renewal = Renewal(tokio::spawn(renew(location.clone(), id, version)));
-        Ok(Self::Lease { location, renewal })
+    async fn take_lease(output: &Location, folder: &Location) -> Result<Self, ManifestError> {
+        let lease = Arc::new(Lease::take(output, folder).await?);
+        let renewal = Renewal(tokio::spawn(Lease::keep(Arc::clone(&lease))));
+        Ok(Self::Lease(lease, renewal))
+    }
+
+    /// Fails when the lock is somebody else's by now.
+    async fn hold(&self, folder: &Location) -> Result<(), ManifestError> {
+        match self {
+            Self::Lease(lease, _) => lease.hold().await,
+            Self::File(file) => {
+                let path = folder.local_path().unwrap_or_default().join("lock");
+                match is_same(file, &path) {
+                    true => Ok(()),
+                    false => Err(ManifestError::Vanished { file: path.display().to_string() }),
+                }
+            }
+        }
     }
 
     async fn release(self) {
-        if let Self::Lease { location, renewal } = self {
-            // The task ends by itself only when another job has taken over: then the lease is that job's.
-            if renewal.0.is_finished() {
-                return;
-            }
+        if let Self::Lease(lease, renewal) = self {
             drop(renewal);
-            if let Err(error) = location.delete().await {
-                tracing::warn!(%error, "the lock of the output could not be removed; it ends by itself");
-            }
+            lease.give_back().await;
         }
     }
 }
 
-fn lease(id: &str) -> bytes::Bytes {
-    let holder = Holder { id: id.to_owned(), renewed: now() };
-    serde_json::to_vec(&holder).unwrap_or_default().into()
+/// Whether an open file is the one that has this name now.
+fn is_same(file: &File, path: &std::path::Path) -> bool {
+    use std::os::unix::fs::MetadataExt;
+    let identity = |found: std::io::Result<std::fs::Metadata>| found.ok().map(|found| (found.dev(), found.ino()));
+    identity(file.metadata()).is_some_and(|open| Some(open) == identity(std::fs::metadata(path)))
 }
 
-fn now() -> u64 {
-    SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |d| d.as_secs())
+/// A lock in an object store: an object that its holder writes again and again.
+#[derive(Debug)]
+struct Lease {
+    id: String,
+    location: Location,
+    /// Asked for before parts are published. One renewal at a time.
+    state: tokio::sync::Mutex<LeaseState>,
+}
+
+#[derive(Debug)]
+struct LeaseState {
+    version: UpdateVersion,
+    /// When the last renewal that the store took was sent.
+    renewed: Instant,
+}
+
+impl Lease {
+    async fn take(output: &Location, folder: &Location) -> Result<Self, ManifestError> {
+        let (location, id) = (folder.child("lock"), uuid::Uuid::new_v4().to_string());
+        let sent = Instant::now();
+        let version = match location.put(holder(&id), PutMode::Create).await {
+            Ok(put) => UpdateVersion { e_tag: put.e_tag, version: put.version },
+            Err(object_store::Error::AlreadyExists { .. }) => take_over(output, folder, &location, &id, LEASE).await?,
+            Err(e) => return Err(StoreError::request("lock", &location, e).into()),
+        };
+        Ok(Self { id, location, state: tokio::sync::Mutex::new(LeaseState { version, renewed: sent }) })
+    }
+
+    /// Tells others that the job lives, until it is dropped or another job has taken over. A renewal that fails is tried
+    /// again.
+    async fn keep(lease: Arc<Self>) {
+        loop {
+            tokio::time::sleep(RENEWAL).await;
+            match lease.renew().await {
+                Ok(()) => {}
+                Err(ManifestError::Overtaken { .. }) => {
+                    tracing::warn!("another job has taken over the output");
+                    return;
+                }
+                Err(error) => tracing::warn!(%error, "the lock of the output could not be renewed; trying again"),
+            }
+        }
+    }
+
+    /// Whether the lease is still ours: at once when it was renewed in time, else the store is asked. A process that was
+    /// asleep for longer than a lease finds out here, before it publishes anything.
+    async fn hold(&self) -> Result<(), ManifestError> {
+        let fresh = self.state.lock().await.renewed.elapsed() < LEASE / 2;
+        if fresh { Ok(()) } else { self.renew().await }
+    }
+
+    async fn renew(&self) -> Result<(), ManifestError> {
+        let mut state = self.state.lock().await;
+        let sent = Instant::now();
+        let version = match self.location.put(holder(&self.id), PutMode::Update(state.version.clone())).await {
+            Ok(put) => UpdateVersion { e_tag: put.e_tag, version: put.version },
+            // Ours nevertheless, when an earlier renewal was applied but its answer was lost.
+            Err(object_store::Error::Precondition { .. } | object_store::Error::NotFound { .. }) => {
+                self.version_if_ours().await?
+            }
+            Err(e) => return Err(StoreError::request("lock", &self.location, e).into()),
+        };
+        *state = LeaseState { version, renewed: sent };
+        Ok(())
+    }
+
+    async fn version_if_ours(&self) -> Result<UpdateVersion, ManifestError> {
+        let overtaken = || ManifestError::Overtaken { file: self.location.to_string() };
+        let meta = self.location.head().await?.ok_or_else(overtaken)?;
+        match read::<Holder>(&self.location).await {
+            Ok(Some(holder)) if holder.id == self.id => Ok(UpdateVersion { e_tag: meta.e_tag, version: meta.version }),
+            Ok(_) | Err(ManifestError::Broken { .. }) => Err(overtaken()),
+            Err(error) => Err(error),
+        }
+    }
+
+    /// Removes the lease, if it is still ours.
+    async fn give_back(&self) {
+        let removed = match self.version_if_ours().await {
+            Ok(_) => self.location.delete().await.map_err(ManifestError::from),
+            Err(ManifestError::Overtaken { .. }) => Ok(()),
+            Err(error) => Err(error),
+        };
+        if let Err(error) = removed {
+            tracing::warn!(%error, "the lock of the output could not be removed; it ends by itself");
+        }
+    }
+}
+
+fn holder(id: &str) -> bytes::Bytes {
+    serde_json::to_vec(&Holder { id: id.to_owned() }).unwrap_or_default().into()
 }
 
 /// Takes a lease that nobody renews any more; of two that try, the store lets one.
-async fn take_over(output: &Location, location: &Location, id: &str) -> Result<UpdateVersion, ManifestError> {
-    let meta = location.head().await?;
-    let holder: Option<Holder> = read(location).await?;
+async fn take_over(
+    output: &Location,
+    folder: &Location,
+    location: &Location,
+    id: &str,
+    lasts: Duration,
+) -> Result<UpdateVersion, ManifestError> {
     let locked = |holder: String| ManifestError::Locked { output: output.to_string(), holder };
-    let Some(meta) = meta else { return Err(locked("it has just ended; try again".into())) };
-    if let Some(holder) = &holder {
-        let age = now().saturating_sub(holder.renewed);
-        if age < LEASE.as_secs() {
-            return Err(locked(format!("job {}, last heard of {age} s ago", holder.id)));
-        }
+    let Some(meta) = location.head().await? else { return Err(locked("it has just ended; try again".into())) };
+    let age = store_time(folder, id).await?.signed_duration_since(meta.last_modified).num_seconds();
+    let left = lasts.as_secs() as i64 - age;
+    if left > 0 {
+        return Err(locked(format!("last heard of {age} s ago; if it was killed, try again in {left} s")));
     }
     let version = UpdateVersion { e_tag: meta.e_tag, version: meta.version };
-    match location.put(lease(id), PutMode::Update(version)).await {
+    match location.put(holder(id), PutMode::Update(version)).await {
         Ok(put) => Ok(UpdateVersion { e_tag: put.e_tag, version: put.version }),
         Err(object_store::Error::Precondition { .. }) => Err(locked("it was faster".into())),
         Err(e) => Err(StoreError::request("lock", location, e).into()),
     }
 }
 
-/// Tells others that the job lives. A renewal that fails is tried again; a lease that was taken by another job is left
-/// to it: the entries stop this one.
-async fn renew(location: Location, id: String, mut version: UpdateVersion) {
-    loop {
-        tokio::time::sleep(RENEWAL).await;
-        match location.put(lease(&id), PutMode::Update(version.clone())).await {
-            Ok(put) => version = UpdateVersion { e_tag: put.e_tag, version: put.version },
-            Err(object_store::Error::Precondition { .. }) => {
-                tracing::warn!("another job has taken over the output");
-                return;
-            }
-            Err(error) => tracing::warn!(%error, "the lock of the output could not be renewed; trying again"),
-        }
+/// What time it is at the store: clocks of two machines may differ by more than a lease lasts.
+async fn store_time(folder: &Location, id: &str) -> Result<DateTime<Utc>, ManifestError> {
+    let probe = folder.child(&format!("clock-{id}"));
+    probe.put(bytes::Bytes::new(), PutMode::Overwrite).await.map_err(|e| StoreError::request("write", &probe, e))?;
+    let meta = probe.head().await?;
+    probe.delete().await?;
+    meta.map(|meta| meta.last_modified).ok_or_else(|| ManifestError::Vanished { file: probe.to_string() })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::stores::Stores;
+    use object_store::memory::InMemory;
+
+    fn output() -> Location {
+        let stores = Stores::with_settings([]);
+        stores.insert("memory://x", Arc::new(InMemory::new()));
+        stores.locate("memory://x/out").unwrap()
+    }
+
+    #[tokio::test]
+    async fn a_lease_is_taken_over_only_when_it_is_old_and_its_holder_finds_out() {
+        let output = output();
+        let folder = output.child(FOLDER);
+        let first = Lease::take(&output, &folder).await.unwrap();
+        first.renew().await.unwrap();
+        assert!(matches!(Lease::take(&output, &folder).await, Err(ManifestError::Locked { .. })));
+        // As if a renewal was applied and its answer lost: the version is another one, but the holder is not.
+        first.location.put(holder(&first.id), PutMode::Overwrite).await.unwrap();
+        first.renew().await.unwrap();
+        take_over(&output, &folder, &first.location, "second", Duration::ZERO).await.unwrap();
+        assert!(matches!(first.renew().await, Err(ManifestError::Overtaken { .. })));
+        first.hold().await.unwrap_or_else(|_| panic!("renewed a moment ago, so not asked"));
+        // The lease of another is not given back.
+        first.give_back().await;
+        assert!(first.location.head().await.unwrap().is_some());
+        assert!(folder.children().await.unwrap().iter().all(|object| !object.location.to_string().contains("clock")));
+    }
+
+    #[tokio::test]
+    async fn a_lock_file_that_was_removed_is_noticed() {
+        let dir = tempfile::tempdir().unwrap();
+        let output = Stores::with_settings([]).locate(&dir.path().join("out").display().to_string()).unwrap();
+        let folder = output.child(FOLDER);
+        let lock = Lock::take(&output, &folder).await.unwrap();
+        lock.hold(&folder).await.unwrap();
+        std::fs::remove_dir_all(dir.path().join("out")).unwrap();
+        assert!(matches!(lock.hold(&folder).await, Err(ManifestError::Vanished { .. })));
     }
 }

@@ -32,6 +32,52 @@ pub fn redact(text: &str) -> String {
     redact_aws_keys(&text)
 }
 
+/// The same for JSON, which stays JSON: secrets go string by string, and names of fields stay.
+///
+/// In the serialised text a value that ends in `password=` would take the quote behind it for the beginning of one.
+pub(crate) fn redact_json(json: &str) -> String {
+    let mut out = String::with_capacity(json.len());
+    let (mut rest, mut secret) = (json, false);
+    while let Some(at) = rest.find('"') {
+        let (before, after) = rest.split_at(at);
+        let (literal, after) = after.split_at(literal_len(after));
+        out.push_str(before);
+        if after.starts_with(':') {
+            secret = is_secret_key(literal.trim_matches('"'));
+            out.push_str(literal);
+        } else {
+            out.push_str(&redact_literal(literal, secret));
+        }
+        rest = after;
+    }
+    out.push_str(rest);
+    out
+}
+
+/// Bytes of the string literal that `text` begins with, both quotes included.
+fn literal_len(text: &str) -> usize {
+    let mut escaped = false;
+    for (i, byte) in text.bytes().enumerate().skip(1) {
+        match byte {
+            _ if escaped => escaped = false,
+            b'\\' => escaped = true,
+            b'"' => return i + 1,
+            _ => {}
+        }
+    }
+    text.len()
+}
+
+/// A string literal without secrets; nothing stays of the value of a `secret` field.
+fn redact_literal(literal: &str, secret: bool) -> String {
+    let Ok(text) = serde_json::from_str::<String>(literal) else { return redact(literal) };
+    let clean = if secret && !text.is_empty() { HIDDEN.to_owned() } else { redact(&text) };
+    match clean == text {
+        true => literal.to_owned(),
+        false => serde_json::Value::String(clean).to_string(),
+    }
+}
+
 /// Where a URL inside prose ends. A quote or bracket may belong to a password typed without escaping; hiding goes on
 /// over those as long as an `@` follows (see [`user_end`]).
 fn ends_url(c: char) -> bool {
@@ -115,7 +161,8 @@ fn redact_settings(text: &str) -> String {
         out.push_str(before);
         out.push_str(&after[..1]);
         rest = &after[1..];
-        let key = before.trim_end_matches(['"', '\'', ' ']);
+        // A backslash: JSON inside a string of JSON has escaped quotes.
+        let key = before.trim_end_matches(['"', '\'', ' ', '\\']);
         let key = key.rsplit(|c| !is_key_char(c)).next().unwrap_or_default();
         if is_secret_key(key) {
             rest = push_hidden_value(&mut out, rest);
@@ -127,19 +174,33 @@ fn redact_settings(text: &str) -> String {
 
 /// Pushes the quote or blank before a value, hides the value, and returns what follows it.
 fn push_hidden_value<'a>(out: &mut String, rest: &'a str) -> &'a str {
-    let start = rest.len() - rest.trim_start_matches([' ', '"', '\'']).len();
+    let start = rest.len() - rest.trim_start_matches([' ', '"', '\'', '\\']).len();
     out.push_str(&rest[..start]);
-    let value = &rest[start..];
-    let quote = rest[..start].chars().next_back().filter(|c| matches!(c, '"' | '\''));
-    let end = match quote {
-        Some(quote) => value.find(quote),
-        None => value.find(|c: char| c.is_whitespace() || matches!(c, '&' | ',' | ';' | '"' | '\'')),
-    };
-    let end = end.unwrap_or(value.len());
+    let (lead, value) = rest.split_at(start);
+    let end = value_end(lead, value);
     if end > 0 {
         out.push_str(HIDDEN);
     }
     &value[end..]
+}
+
+/// Bytes of a value behind `lead`, which decides how it ends: at its own quote, or where a word ends.
+fn value_end(lead: &str, value: &str) -> usize {
+    let quote = lead.chars().next_back().filter(|c| matches!(c, '"' | '\''));
+    let escaped = |at: usize| value[..at].ends_with('\\');
+    let end = match quote {
+        // `\"` inside `"..."` is a part of the value.
+        Some(quote) if !lead[..lead.len() - 1].ends_with('\\') => {
+            return value.match_indices(quote).map(|(at, _)| at).find(|at| !escaped(*at)).unwrap_or(value.len());
+        }
+        Some(quote) => value.find(quote),
+        None => value.find(|c: char| c.is_whitespace() || matches!(c, '&' | ',' | ';' | '"' | '\'')),
+    };
+    match end {
+        Some(at) if value[at..].starts_with(['"', '\'']) && escaped(at) => at - 1,
+        Some(at) => at,
+        None => value.len(),
+    }
 }
 
 fn redact_bearer(text: &str) -> String {
@@ -220,6 +281,9 @@ mod tests {
             ("aws_secret_access_key = abc/def+ghi", "aws_secret_access_key = ***"),
             ("AWS_ACCESS_KEY_ID=x, region=eu", "AWS_ACCESS_KEY_ID=***, region=eu"),
             ("{\"sasl.password\": \"a b c\", \"x\": 1}", "{\"sasl.password\": \"***\", \"x\": 1}"),
+            (r#"password: "a \"b\" c", x"#, r#"password: "***", x"#),
+            (r#"{\"password\": \"hunter2\"} x"#, r#"{\"password\": \"***\"} x"#),
+            (r#"\"password=hunter2\" x"#, r#"\"password=***\" x"#),
             ("Authorization: Bearer abc.def", "Authorization: Bearer ***"),
             // The key id of the AWS documentation's own examples.
             ("user AKIAIOSFODNN7EXAMPLE may not", "user *** may not"),
@@ -228,7 +292,33 @@ mod tests {
         }
     }
 
+    #[test]
+    fn json_stays_json() {
+        for (json, expected) in [
+            (r#"{"output": "/x/my_password=","parts": 1}"#, r#"{"output": "/x/my_password=","parts": 1}"#),
+            (r#"{"output": "password: \"hunter2","parts": 1}"#, r#"{"output": "password: \"***","parts": 1}"#),
+            (r#"{"url":"s3://k:hunter2@b/c","x":["secret=1"]}"#, r#"{"url":"s3://***@b/c","x":["secret=***"]}"#),
+            (r#"{"sasl.password": "a\"b", "kept": "c\\"}"#, r#"{"sasl.password": "***", "kept": "c\\"}"#),
+            (r#"{"password": "", "n": -1.5e3}"#, r#"{"password": "", "n": -1.5e3}"#),
+            ("7", "7"),
+        ] {
+            assert_eq!(redact_json(json), expected);
+        }
+    }
+
     proptest! {
+        #[test]
+        fn redacted_json_has_the_redacted_strings(
+            a in r#"([a-z]{1,3}|://|[:/?#@&= "'\\]|bearer |secret=|password: |AKIA){0,24}"#, b in ".{0,40}"
+        ) {
+            let json = serde_json::json!({ "a": a, "b": [b, 7] });
+            let expected = serde_json::json!({ "a": redact(&a), "b": [redact(&b), 7] });
+            for text in [json.to_string(), format!("{json:#}")] {
+                let clean: serde_json::Value = serde_json::from_str(&redact_json(&text)).unwrap();
+                prop_assert_eq!(&clean, &expected);
+            }
+        }
+
         #[test]
         fn no_password_survives(
             scheme in "(s3|gs|az|https?)", user in "[a-z0-9]{1,8}", secret in "[A-Za-z0-9/+?#:%@!$*()_.~=-]{8,24}Zq7",

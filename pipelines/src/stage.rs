@@ -1,7 +1,7 @@
 //! The step that adds the embedding columns.
 //!
-//! A seam: the bulk job, the stream and `elmo verify` need a thing that takes a column of texts and gives the columns of
-//! the output, and nothing else of a model. Tests put a cheap one in its place and so test the job alone.
+//! A seam: the bulk job, the stream and `elmo verify` need a thing that takes a column of texts and gives the columns
+//! of the output, and nothing else of a model. Tests put a cheap one in its place and so test the job alone.
 
 use std::{pin::Pin, sync::Arc};
 
@@ -36,6 +36,11 @@ pub trait Stage: Send + Sync {
     /// Queues a column and returns while it is worked on; waits only while the queue is full. In state `carry` columns
     /// are taken in the order of the calls.
     async fn submit(&self, texts: &ArrayRef) -> elmo::Result<Pending>;
+
+    /// What kind of device computes, and with which library: results of others differ by rounding.
+    fn device(&self) -> String {
+        "cpu".to_owned()
+    }
 
     /// Tokens that all devices take at once; a few times as many must be queued to keep them busy.
     fn tokens_at_once(&self) -> usize {
@@ -96,6 +101,10 @@ impl Stage for EmbedStage {
     async fn submit(&self, texts: &ArrayRef) -> elmo::Result<Pending> {
         let pending = self.embedder.submit_async(texts).await?;
         Ok(Box::pin(pending))
+    }
+
+    fn device(&self) -> String {
+        self.embedder.device_kind().to_owned()
     }
 
     fn tokens_at_once(&self) -> usize {

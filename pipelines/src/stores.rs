@@ -1,8 +1,11 @@
 //! From what a user types to an object store and a path in it: the one place that knows URL schemes and credentials.
 //!
-//! A local path, a `file://` URL and a cloud URL all become a [`Location`], so that nothing downstream has a second code
-//! path for local files. Credentials come from the environment only (`AWS_*`, `AZURE_*`, `GOOGLE_*`): a URL that holds
-//! a password is refused rather than printed into a manifest some day.
+//! A local path, a `file://` URL and a cloud URL all become a [`Location`], so that nothing downstream has a second
+//! code path for local files. Credentials come from the environment only (`AWS_*`, `AZURE_*`, `GOOGLE_*`): a URL that
+//! holds a password is refused rather than printed into a manifest some day.
+
+#[cfg(any(feature = "aws", feature = "azure", feature = "gcp", feature = "http"))]
+mod client;
 
 use std::{
     collections::HashMap,
@@ -32,7 +35,7 @@ pub enum StoreError {
         reason: String,
     },
     /// The store cannot be set up, usually because a setting is missing in the environment.
-    #[error("{address}: cannot set up the object store: {source}")]
+    #[error("{address}: cannot set up the object store: {}", brief(source))]
     Setup {
         /// What was given.
         address: String,
@@ -40,7 +43,7 @@ pub enum StoreError {
         source: Box<object_store::Error>,
     },
     /// A request failed after the store's own retries.
-    #[error("{operation} {address}: {source}")]
+    #[error("{operation} {address}: {}", brief(source))]
     Request {
         /// `read`, `write`, `list`, …
         operation: &'static str,
@@ -50,7 +53,7 @@ pub enum StoreError {
         source: Box<object_store::Error>,
     },
     /// The local file system failed.
-    #[error("{operation} {address}: {source}")]
+    #[error("{operation} {address}: {}", brief(source))]
     Local {
         /// `lock`, `create`, `sync`, …
         operation: &'static str,
@@ -136,6 +139,9 @@ impl Location {
     }
 
     /// Size, time and etag; `None` when there is no such object.
+    ///
+    /// # Errors
+    /// [`StoreError::Request`] when the store fails.
     pub async fn head(&self) -> Result<Option<ObjectMeta>, StoreError> {
         match self.store.head(&self.path).await {
             Ok(meta) => Ok(Some(meta)),
@@ -145,6 +151,9 @@ impl Location {
     }
 
     /// The whole object; `None` when there is none. For small things only.
+    ///
+    /// # Errors
+    /// [`StoreError::Request`] when the store fails.
     pub async fn get(&self) -> Result<Option<Bytes>, StoreError> {
         let got = match self.store.get(&self.path).await {
             Ok(got) => got.bytes().await,
@@ -155,12 +164,31 @@ impl Location {
     }
 
     /// Writes the whole object in one request. For small things only.
+    ///
+    /// # Errors
+    /// The store's own: `AlreadyExists` when [`PutMode::Create`] finds an object, `Precondition` when
+    /// [`PutMode::Update`] finds another version, anything else when the store fails.
     pub async fn put(&self, bytes: Bytes, mode: PutMode) -> Result<PutResult, object_store::Error> {
         let options = PutOptions { mode, ..PutOptions::default() };
         self.store.put_opts(&self.path, PutPayload::from_bytes(bytes), options).await
     }
 
+    /// Sends a local file and its name to the disk, so that they outlive a power cut; stores elsewhere have done so when
+    /// they answer.
+    ///
+    /// # Errors
+    /// [`StoreError::Local`] when the disk fails.
+    pub fn sync(&self) -> Result<(), StoreError> {
+        let Some(path) = self.local_path() else { return Ok(()) };
+        let sync = |path: &std::path::Path| std::fs::File::open(path)?.sync_all();
+        let folder = path.parent().unwrap_or(&path);
+        sync(&path).and_then(|()| sync(folder)).map_err(|e| StoreError::local("write through", &path, e))
+    }
+
     /// Deletes the object; one that is not there is fine.
+    ///
+    /// # Errors
+    /// [`StoreError::Request`] when the store fails.
     pub async fn delete(&self) -> Result<(), StoreError> {
         match self.store.delete(&self.path).await {
             Ok(()) | Err(object_store::Error::NotFound { .. }) => Ok(()),
@@ -168,7 +196,10 @@ impl Location {
         }
     }
 
-    /// Objects directly in this folder, in the order of their names.
+    /// Objects directly in this folder, in the order of their names; none where there is no such folder.
+    ///
+    /// # Errors
+    /// [`StoreError::Request`] when the store fails.
     pub async fn children(&self) -> Result<Vec<ObjectMeta>, StoreError> {
         let listed = self.store.list_with_delimiter(Some(&self.path)).await;
         let mut objects = listed.map_err(|e| StoreError::request("list", self, e))?.objects;
@@ -215,7 +246,11 @@ impl Stores {
         self.open().insert(format!("{}/", origin.trim_end_matches('/')), store);
     }
 
-    /// Finds the store and the path that `address` (a path or a URL) means.
+    /// Finds the store and the path that `address` (a path or a URL) means. Asks no store.
+    ///
+    /// # Errors
+    /// [`StoreError::Address`] when it is no path and no URL of a known scheme, or holds a password (over HTTP, a
+    /// query); [`StoreError::Setup`] when a setting of the store is missing in the environment.
     pub fn locate(&self, address: &str) -> Result<Location, StoreError> {
         match parse_url(address)? {
             Some(url) => self.locate_url(&url),
@@ -257,18 +292,79 @@ impl Stores {
             };
             return Ok(Location { store, path, http: is_http(url), origin: origin.into(), local: false });
         }
-        let (scheme, _) = ObjectStoreScheme::parse(url).map_err(|_| wrong("has a scheme that is not known"))?;
+        let (scheme, path) = ObjectStoreScheme::parse(url).map_err(|_| wrong("has a scheme that is not known"))?;
         if scheme == ObjectStoreScheme::Memory {
             return Err(wrong("is a store in memory, which only tests have"));
         }
         let settings = self.settings.iter().map(|(k, v)| (k.as_str(), v.as_str()));
         let http = [("allow_http", "true")].into_iter().filter(|_| url.scheme() == "http");
-        let (store, path) = object_store::parse_url_opts(url, settings.chain(http))
+        let store = open_store(&scheme, url, settings.chain(http))
             .map_err(|source| StoreError::Setup { address: address.clone(), source: Box::new(source) })?;
-        let store: Arc<dyn ObjectStore> = Arc::from(store);
         self.open().insert(origin.clone(), Arc::clone(&store));
         Ok(Location { store, path, http: scheme == ObjectStoreScheme::Http, origin: origin.into(), local: false })
     }
+}
+
+/// The builders of the stores have the same methods, but no trait in common.
+macro_rules! build {
+    ($builder:ty, $url:expr, $settings:expr) => {{
+        let builder = <$builder>::new()
+            .with_url($url)
+            .with_retry(client::retries())
+            .with_client_options(client::options())
+            .with_http_connector(client::Connector);
+        let builder = $settings.fold(builder, |builder, (key, value)| match key.parse() {
+            Ok(key) => builder.with_config(key, value),
+            // A setting of another store.
+            Err(_) => builder,
+        });
+        Ok(Arc::new(builder.build()?))
+    }};
+}
+
+/// What [`object_store::parse_url_opts`] does, with clients that notice a silent server.
+fn open_store<'a>(
+    scheme: &ObjectStoreScheme,
+    url: &Url,
+    settings: impl Iterator<Item = (&'a str, &'a str)>,
+) -> object_store::Result<Arc<dyn ObjectStore>> {
+    match scheme {
+        #[cfg(feature = "aws")]
+        ObjectStoreScheme::AmazonS3 => build!(object_store::aws::AmazonS3Builder, url.as_str(), settings),
+        #[cfg(feature = "azure")]
+        ObjectStoreScheme::MicrosoftAzure => build!(object_store::azure::MicrosoftAzureBuilder, url.as_str(), settings),
+        #[cfg(feature = "gcp")]
+        ObjectStoreScheme::GoogleCloudStorage => {
+            build!(object_store::gcp::GoogleCloudStorageBuilder, url.as_str(), settings)
+        }
+        #[cfg(feature = "http")]
+        ObjectStoreScheme::Http => {
+            build!(object_store::http::HttpBuilder, &url[..url::Position::BeforePath], settings)
+        }
+        other => {
+            let reason = format!("this elmo was built without {other:?}");
+            Err(object_store::Error::NotSupported { source: reason.into() })
+        }
+    }
+}
+
+/// Characters of a store's own words that a message repeats: from their beginning, and from their end.
+const BRIEF: (usize, usize) = (200, 100);
+
+/// What a store said, in one line: a web server's page for people is left out, and the middle of a long answer.
+pub(crate) fn brief(said: &impl fmt::Display) -> String {
+    let text = said.to_string();
+    let lower = text.to_ascii_lowercase();
+    let page = ["<!doctype html", "<html"].into_iter().filter_map(|tag| lower.find(tag)).min();
+    let text = page.map_or(text.as_str(), |at| text[..at].trim_end_matches([' ', '\n', ':']));
+    let line = text.lines().map(str::trim).filter(|line| !line.is_empty()).collect::<Vec<_>>().join(" ");
+    let (first, last) = BRIEF;
+    let count = line.chars().count();
+    if count <= first + last {
+        return line;
+    }
+    let at = |n: usize| line.char_indices().nth(n).map_or(line.len(), |(at, _)| at);
+    format!("{} … {}", &line[..at(first)], &line[at(count - last)..])
 }
 
 /// The URL in `address`; `None` for a path. A Windows drive letter is no scheme, and neither is `a:b.txt`.
@@ -347,6 +443,27 @@ mod tests {
         ];
         for (given, shown) in cases {
             assert_eq!(stores().locate(&given).unwrap().to_string(), shown, "{given}");
+        }
+    }
+
+    #[test]
+    fn what_a_store_said_is_one_line() {
+        let page = "404 Not Found: <!DOCTYPE html>\n<html>\n<body>nothing here</body>";
+        assert_eq!(brief(&page), "404 Not Found");
+        assert_eq!(brief(&"<Error>\n  <Code>SlowDown</Code>\n</Error>"), "<Error> <Code>SlowDown</Code> </Error>");
+        assert_eq!(brief(&"a  b"), "a  b");
+        let long = format!("{}middle{}", "ä".repeat(250), "ö".repeat(250));
+        assert_eq!(brief(&long), format!("{} … {}", "ä".repeat(200), "ö".repeat(100)));
+    }
+
+    #[test]
+    fn every_known_scheme_has_a_store() {
+        let stores = Stores::with_settings(
+            [("aws_region", "eu-west-1"), ("azure_storage_account_name", "a"), ("google_skip_signature", "true")]
+                .map(|(key, value)| (key.to_owned(), value.to_owned())),
+        );
+        for address in ["s3://b/x", "az://c/x", "gs://b/x", "http://h/x", "https://a.blob.core.windows.net/c/x"] {
+            assert_eq!(stores.locate(address).unwrap().path.as_ref(), "x", "{address}");
         }
     }
 

@@ -1,24 +1,38 @@
 //! Recomputes rows of an output and compares: is this file what this model makes of these texts?
+//!
+//! Footers are compared with each other, rows of files with the manifest beside them, and of a sample of rows
+//! everything that the model decides: numbers by their bits first, then words, offsets, `truncated` and `error`.
 
-use std::{collections::BTreeMap, fmt, sync::Arc};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    fmt,
+    sync::Arc,
+};
 
-use arrow::array::{Array, ArrayRef, RecordBatch, UInt64Array};
-use arrow::compute::take;
+use arrow::{
+    array::{Array, ArrayRef, AsArray, Float32Array, RecordBatch, StructArray, UInt64Array},
+    compute::{cast, concat, concat_batches, take},
+    datatypes::DataType,
+};
 use elmo::{
-    ColumnEmbedder, Elmo, EmbedSpec,
+    ColumnEmbedder, Elmo, EmbedSpec, EmbeddedColumns,
     mix::ScalarMix,
     spec::{Layers, Level, ListType, OnError, SpecError, StateMode},
 };
-use futures::StreamExt;
 use serde::Serialize;
 
 use crate::{
     error::{Error, Result},
-    inspect::{broken, footer, open, parquet_files, vectors_of_row},
-    manifest,
-    source::{self, Keep, Plan, Position, Request, Rows},
+    inspect::{Beside, ManifestCheck, Output, OutputFile, brief, broken, next_rows, rows_of, vectors_of_row},
+    manifest::{InputRecord, Job},
+    source::{self, InputFile, Plan, Position, Request, Rows, STDIN},
     stores::{Location, Stores},
 };
+
+/// Rows with a mismatch that a report names.
+const SHOWN_ROWS: usize = 10;
+/// Beginning of the error of a row whose bytes are no UTF-8.
+const NOT_UTF8: &str = "not UTF-8";
 
 /// What to recompute.
 #[derive(Debug, Clone)]
@@ -29,10 +43,68 @@ pub struct Verify {
     pub sample: usize,
     /// Which rows are picked.
     pub seed: u64,
-    /// Column of the output with the texts; taken from the inputs of the job when it was not kept.
-    pub column: String,
+    /// Column with the texts, in the output or else in the inputs of the job; `None`: the one that the manifest names,
+    /// or `text` where there is no manifest.
+    pub column: Option<String>,
     /// The scalar mix that the job used, where it used one.
     pub mix: Option<ScalarMix>,
+}
+
+/// A way in which a row of an output is not what the model makes of its text.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize)]
+#[serde(rename_all = "snake_case")]
+#[non_exhaustive]
+pub enum Mismatch {
+    /// Vectors on one side, NULL on the other.
+    Null,
+    /// Another number of vectors, or vectors of another width.
+    Shape,
+    /// NaN or infinite numbers that do not come out again.
+    NotFinite,
+    /// Another word of a token.
+    Token,
+    /// Another first byte of a token.
+    Start,
+    /// Another end of a token.
+    End,
+    /// Another sentence of a token.
+    Sentence,
+    /// Another value of `truncated`.
+    Truncated,
+    /// Another value of `error`.
+    Error,
+}
+
+impl fmt::Display for Mismatch {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Null => "vectors or NULL",
+            Self::Shape => "number or width of vectors",
+            Self::NotFinite => "NaN or infinite numbers",
+            Self::Token => "token",
+            Self::Start => "start",
+            Self::End => "end",
+            Self::Sentence => "sentence",
+            Self::Truncated => "truncated",
+            Self::Error => "error",
+        })
+    }
+}
+
+/// A row with a mismatch.
+#[derive(Debug, Clone, Serialize)]
+pub struct MismatchedRow {
+    /// Row of the output, from 0, all files counted through.
+    pub row: u64,
+    /// What differs.
+    pub what: Vec<Mismatch>,
+}
+
+impl fmt::Display for MismatchedRow {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let what: Vec<String> = self.what.iter().map(ToString::to_string).collect();
+        write!(f, "row {}: {}", self.row, what.join(", "))
+    }
 }
 
 /// How the comparison went.
@@ -40,62 +112,143 @@ pub struct Verify {
 pub struct VerifyReport {
     /// Rows of the output.
     pub rows: u64,
-    /// Rows that were recomputed.
+    /// Rows that were picked.
     pub sampled: usize,
     /// Vectors compared.
     pub vectors: u64,
-    /// Largest absolute difference of a number.
+    /// Largest absolute difference of a number; of numbers whose difference is one.
     pub largest_difference: f32,
-    /// Rows whose vectors are equal to the last bit, NULL rows counted in.
+    /// Row of the output with that difference; `None` when there is no difference.
+    pub largest_difference_row: Option<u64>,
+    /// Rows that are equal in everything, vectors to the last bit, NULL rows counted in.
     pub bit_equal_rows: usize,
-    /// Rows that have vectors on one side only, or another number of tokens.
+    /// Rows with a mismatch of any kind.
     pub mismatched_rows: usize,
+    /// Rows with a mismatch, by its kind.
+    pub mismatches: BTreeMap<Mismatch, usize>,
+    /// The first rows with a mismatch.
+    pub first_mismatches: Vec<MismatchedRow>,
+    /// Picked rows that were not UTF-8: their vector is NULL, and the kept text is not what the job read.
+    pub not_recomputed: usize,
+    /// What the manifest says of the files; `None` when there is none beside them.
+    pub manifest: Option<ManifestCheck>,
 }
 
 impl VerifyReport {
-    /// Whether every sampled row is what the model makes of its text, but for rounding on another device.
-    pub fn holds(&self, tolerance: f32) -> bool {
-        self.mismatched_rows == 0 && self.largest_difference <= tolerance
+    /// What is wrong with the output, in one sentence; `None` when every picked row is what the model makes of its
+    /// text, but for rounding on another device, and the files are those of the manifest.
+    pub fn failure(&self, tolerance: f32) -> Option<String> {
+        let manifest = self.manifest.as_ref();
+        let failures = [
+            manifest.and_then(ManifestCheck::failure),
+            manifest.filter(|check| !check.complete).map(|_| {
+                "the job that writes the output is not finished; run its elmo embed again to finish it".to_owned()
+            }),
+            self.mismatch_failure(),
+            self.number_failure(tolerance),
+        ];
+        let failures: Vec<String> = failures.into_iter().flatten().collect();
+        (!failures.is_empty()).then(|| failures.join("; "))
+    }
+
+    fn mismatch_failure(&self) -> Option<String> {
+        let first: Vec<String> = self.first_mismatches.iter().take(3).map(ToString::to_string).collect();
+        let (rows, sampled) = (self.mismatched_rows, self.sampled);
+        (rows > 0).then(|| {
+            format!(
+                "{rows} of {sampled} rows are not what this model makes of their texts ({}): the output or the texts \
+                 were changed, or another version of elmo made it",
+                first.join("; ")
+            )
+        })
+    }
+
+    fn number_failure(&self, tolerance: f32) -> Option<String> {
+        if self.largest_difference > tolerance {
+            let row = self.largest_difference_row.map(|row| format!(" in row {row}")).unwrap_or_default();
+            return Some(format!(
+                "numbers differ by up to {:e}{row}, more than the tolerance of {tolerance:e}: the output or the texts \
+                 were changed, or another kind of device made it, for which a larger --tolerance is right",
+                self.largest_difference
+            ));
+        }
+        // What is left then is the sign of zeros.
+        let told = self.bit_equal_rows + self.mismatched_rows + self.not_recomputed;
+        let unequal = self.sampled.saturating_sub(told);
+        (tolerance <= 0.0 && unequal > 0)
+            .then(|| format!("{unequal} rows are not equal to the bit, which a tolerance of 0 asks for"))
+    }
+
+    fn add(&mut self, row: u64, compared: Compared) {
+        self.vectors += compared.vectors;
+        if compared.largest > self.largest_difference {
+            self.largest_difference = compared.largest;
+            self.largest_difference_row = Some(row);
+        }
+        if compared.mismatches.is_empty() {
+            self.bit_equal_rows += usize::from(!compared.bits_differ);
+            return;
+        }
+        self.mismatched_rows += 1;
+        for mismatch in &compared.mismatches {
+            *self.mismatches.entry(*mismatch).or_default() += 1;
+        }
+        if self.first_mismatches.len() < SHOWN_ROWS {
+            self.first_mismatches.push(MismatchedRow { row, what: compared.mismatches.into_iter().collect() });
+        }
     }
 }
 
 impl fmt::Display for VerifyReport {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&crate::cli::table(&[
+        let mut rows = vec![
             ("rows", self.rows.to_string()),
-            ("recomputed", self.sampled.to_string()),
+            ("recomputed", self.sampled.saturating_sub(self.not_recomputed).to_string()),
             ("vectors compared", self.vectors.to_string()),
             ("equal to the bit", format!("{} rows", self.bit_equal_rows)),
             ("largest difference", format!("{:e}", self.largest_difference)),
             ("mismatched rows", self.mismatched_rows.to_string()),
-        ]))
+        ];
+        rows.extend(self.mismatches.iter().map(|(what, n)| ("differing rows", format!("{n} in {what}"))));
+        rows.extend(self.first_mismatches.iter().map(|row| ("mismatch", row.to_string())));
+        if self.not_recomputed > 0 {
+            rows.push(("not UTF-8", format!("{} rows, not recomputed", self.not_recomputed)));
+        }
+        if let Some(manifest) = &self.manifest {
+            rows.extend(manifest.lines());
+        }
+        f.write_str(&crate::cli::table(&rows))
     }
 }
 
 /// Recomputes a sample of an output's rows with `elmo`.
+///
+/// # Errors
+/// [`Error::Store`] or [`Error::Input`] when the output cannot be read, or an input changed since the job read it;
+/// [`Error::Check`] when files were not made alike, by another model, with other settings than the footer says or in
+/// state `carry`, lack the column of vectors, or do not fit the manifest so that their texts are not known;
+/// [`Error::Usage`] when the model has another precision, or the mix or the texts are not at hand; [`Error::Source`] or
+/// [`Error::Manifest`] when the inputs or the manifest of the job cannot be read again; [`Error::Elmo`] when the footer
+/// names settings that this model cannot do, or the device fails. Rows that differ are no error.
 pub async fn verify(job: &Verify, elmo: &Elmo, stores: &Stores) -> Result<VerifyReport> {
-    let files = parquet_files(&job.output, stores).await?;
-    let mut counts = Vec::with_capacity(files.len());
-    let mut made_by = BTreeMap::new();
-    for (location, _) in &files {
-        let opened = open(location).await?;
-        counts.push(opened.metadata().file_metadata().num_rows().max(0) as u64);
-        made_by = footer(&opened);
-    }
-    let columns = embedder(&made_by, job, elmo)?;
-    let rows: u64 = counts.iter().sum();
+    let output = Output::open(&job.output, stores).await?;
+    let columns = embedder(&output.made_by, job, elmo)?;
+    let rows: u64 = output.files.iter().map(|file| file.rows).sum();
     let picked = pick(rows, job.sample, job.seed);
-    let mut report = VerifyReport { rows, sampled: picked.len(), ..VerifyReport::default() };
+    let manifest = output.check();
+    let mut report = VerifyReport { rows, sampled: picked.len(), manifest, ..VerifyReport::default() };
+    if picked.is_empty() {
+        return Ok(report);
+    }
+    let texts = Texts::find(job, &output, stores).await?;
     let mut first = 0;
-    for ((location, _), count) in files.iter().zip(counts) {
-        let here: Vec<u64> =
-            picked.iter().filter(|row| (first..first + count).contains(*row)).map(|row| row - first).collect();
+    for file in &output.files {
+        let here = within(&picked, first, file.rows);
         if !here.is_empty() {
-            let found = read_rows(location, &here).await?;
-            let texts = texts(job, stores, location, &found, &here).await?;
-            compare(&columns, &found, &texts, &mut report).await?;
+            let sample = Sample::read(file, &here, first, &texts).await?;
+            compare(&columns, &sample, &mut report).await?;
         }
-        first += count;
+        first += file.rows;
     }
     Ok(report)
 }
@@ -111,8 +264,29 @@ fn embedder(made_by: &BTreeMap<String, String>, job: &Verify, elmo: &Elmo) -> Re
             elmo.fingerprint()
         )));
     }
-    let spec = spec_of(&get, job)?;
-    Ok(ColumnEmbedder::new(elmo, spec)?)
+    let precision = elmo.precision().to_string();
+    if let Some(there) = get("precision").filter(|there| *there != precision) {
+        return Err(Error::usage(
+            format!("the output was made with --precision {there}, and with {precision} other numbers come out"),
+            format!("add --precision {there}"),
+        ));
+    }
+    let columns = ColumnEmbedder::new(elmo, spec_of(&get, job)?)?;
+    check_settings(made_by, &columns)?;
+    Ok(columns)
+}
+
+/// Refuses settings that are not those of the footer, such as another mix or another warm state.
+fn check_settings(made_by: &BTreeMap<String, String>, columns: &ColumnEmbedder) -> Result<()> {
+    for (key, here) in columns.metadata() {
+        let there = made_by.get(&key);
+        // Another version may well come to the same.
+        if key != "elmo.version" && there.is_some_and(|there| *there != here) {
+            let (there, here) = (brief(there), brief(Some(&here)));
+            return Err(Error::Check(format!("the files say that {key} is {there}, but here it would be {here}")));
+        }
+    }
+    Ok(())
 }
 
 fn spec_of<'a>(get: &impl Fn(&str) -> Option<&'a str>, job: &Verify) -> Result<EmbedSpec> {
@@ -157,7 +331,7 @@ fn pick(rows: u64, sample: usize, seed: u64) -> Vec<u64> {
     if rows <= sample as u64 {
         return (0..rows).collect();
     }
-    let mut picked = std::collections::BTreeSet::new();
+    let mut picked = BTreeSet::new();
     let mut state = seed;
     while picked.len() < sample {
         state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
@@ -166,105 +340,342 @@ fn pick(rows: u64, sample: usize, seed: u64) -> Vec<u64> {
     picked.into_iter().collect()
 }
 
-/// The given rows of one file, ascending.
-async fn read_rows(location: &Location, wanted: &[u64]) -> Result<RecordBatch> {
-    let mut rows = open(location).await?.with_batch_size(1024).build().map_err(|e| broken(location, &e))?;
-    let (mut first, mut parts) = (0_u64, Vec::new());
-    while let Some(batch) = rows.next().await {
-        let batch = batch.map_err(|e| broken(location, &e))?;
-        let here = take_rows(&batch, first, wanted)?;
-        first += batch.num_rows() as u64;
-        parts.push(here);
-    }
-    let schema = parts.first().map(RecordBatch::schema).ok_or_else(|| broken(location, &"no rows"))?;
-    Ok(arrow::compute::concat_batches(&schema, &parts).map_err(elmo::Error::from)?)
+/// Those of the ascending `rows` that lie in the `count` rows from `first` on, counted from there.
+fn within(rows: &[u64], first: u64, count: u64) -> Vec<u64> {
+    rows.iter().filter(|row| (first..first + count).contains(*row)).map(|row| row - first).collect()
 }
 
-fn take_rows(batch: &RecordBatch, first: u64, wanted: &[u64]) -> Result<RecordBatch> {
-    let end = first + batch.num_rows() as u64;
-    let here: UInt64Array = wanted.iter().filter(|row| (first..end).contains(*row)).map(|row| row - first).collect();
-    let columns = batch.columns().iter().map(|column| take(column, &here, None)).collect::<Result<_, _>>();
+/// Picked rows of one file, and their texts.
+struct Sample {
+    /// Their numbers in the output.
+    rows: Vec<u64>,
+    found: RecordBatch,
+    texts: ArrayRef,
+}
+
+impl Sample {
+    /// Reads the rows `here` of a file whose first row is the output's row `first`.
+    async fn read(file: &OutputFile, here: &[u64], first: u64, texts: &Texts<'_>) -> Result<Self> {
+        let found = read_rows(&file.location, here).await?;
+        let texts = texts.of_rows(file, &found, here).await?;
+        Ok(Self { rows: here.iter().map(|row| first + row).collect(), found, texts })
+    }
+
+    /// Whether a row was embedded, or rather not, from bytes that its kept text lost: what is no UTF-8 is kept as
+    /// U+FFFD, and that is a text like any other.
+    fn lost_bytes(&self, row: usize) -> bool {
+        let error = self.found.column_by_name("error").and_then(|column| column.as_string_opt::<i32>());
+        let is_said = error.is_some_and(|error| error.is_valid(row) && error.value(row).starts_with(NOT_UTF8));
+        is_said && string_at(&self.texts, row).is_some_and(|text| text.contains(char::REPLACEMENT_CHARACTER))
+    }
+}
+
+/// The string in a row of a column of strings.
+fn string_at(column: &ArrayRef, row: usize) -> Option<&str> {
+    if column.is_null(row) {
+        return None;
+    }
+    match column.data_type() {
+        DataType::Utf8 => Some(column.as_string::<i32>().value(row)),
+        DataType::LargeUtf8 => Some(column.as_string::<i64>().value(row)),
+        DataType::Utf8View => Some(column.as_string_view().value(row)),
+        _ => None,
+    }
+}
+
+/// The given rows of one file, ascending.
+async fn read_rows(location: &Location, wanted: &[u64]) -> Result<RecordBatch> {
+    let mut rows = rows_of(location).await?;
+    let last = wanted.last().copied().unwrap_or(0);
+    let (mut first, mut parts) = (0_u64, Vec::new());
+    while first <= last
+        && let Some(batch) = next_rows(&mut rows, location).await?
+    {
+        let count = batch.num_rows() as u64;
+        parts.push(take_rows(&batch, within(wanted, first, count))?);
+        first += count;
+    }
+    let Some(schema) = parts.first().map(RecordBatch::schema).filter(|_| first > last) else {
+        return Err(broken(location, &"fewer rows than its footer says"));
+    };
+    Ok(concat_batches(&schema, &parts).map_err(elmo::Error::from)?)
+}
+
+fn take_rows(batch: &RecordBatch, rows: Vec<u64>) -> Result<RecordBatch> {
+    let rows = UInt64Array::from(rows);
+    let columns = batch.columns().iter().map(|column| take(column, &rows, None)).collect::<Result<_, _>>();
     let taken = columns.and_then(|columns| RecordBatch::try_new(batch.schema(), columns));
     Ok(taken.map_err(elmo::Error::from)?)
 }
 
-/// The texts of sampled rows: kept in the output, or read again from the inputs of the job.
-async fn texts(job: &Verify, stores: &Stores, file: &Location, found: &RecordBatch, rows: &[u64]) -> Result<ArrayRef> {
-    if let Some(column) = found.column_by_name(&job.column) {
-        return Ok(Arc::clone(column));
-    }
-    let no_texts = |reason: &str| {
-        Error::usage(
-            format!("the output does not hold column {:?}, and {reason}", job.column),
-            "name the column with --column, or verify where the inputs of the job are",
-        )
-    };
-    let folder = stores.locate(job.output.trim_end_matches(".parquet"))?;
-    let Some((then, parts)) = manifest::look(&folder).await? else {
-        return Err(no_texts("there is no manifest beside it"));
-    };
-    let name = file.path.filename().unwrap_or_default();
-    let part = parts
-        .into_iter()
-        .find(|part| part.file == name)
-        .ok_or_else(|| no_texts("the manifest does not know the file"))?;
-    if part.counts.skipped > 0 {
-        return Err(no_texts("rows were skipped, so rows of input and output do not correspond"));
-    }
-    let names: Vec<String> = then.inputs.iter().map(|input| input.file.clone()).collect();
-    let files = source::list(stores, &names, None).await?;
-    let column = then.settings.get("column").cloned().unwrap_or_else(|| job.column.clone());
-    let request = Request { column, id: None, keep: Keep::None, reserved: Vec::new() };
-    let plan = Arc::new(Plan::resolve(files, &request).await?);
-    read_texts(plan, part.start, rows).await
+/// Where the texts of rows come from.
+enum Texts<'o> {
+    /// A column of the output.
+    Kept(String),
+    /// The inputs of the job, read again.
+    Again { plan: Arc<Plan>, beside: &'o Beside },
 }
 
+impl<'o> Texts<'o> {
+    async fn find(job: &Verify, output: &'o Output, stores: &Stores) -> Result<Self> {
+        let beside = output.beside.as_ref();
+        // The output may keep a column `text` that is not the one which was embedded.
+        let of_job = beside.and_then(|beside| beside.job.settings.get("column"));
+        let column = job.column.as_ref().or(of_job).cloned().unwrap_or_else(|| "text".to_owned());
+        if output.columns.iter().any(|(name, _)| *name == column) {
+            return Ok(Self::Kept(column));
+        }
+        let Some(beside) = beside else {
+            return Err(no_texts(&column, "there is no manifest beside it that names the inputs of the job"));
+        };
+        let plan = inputs_again(&beside.job, &column, stores).await?;
+        Ok(Self::Again { plan: Arc::new(plan), beside })
+    }
+
+    /// The texts of the rows `rows` of a file, which are `found`.
+    async fn of_rows(&self, file: &OutputFile, found: &RecordBatch, rows: &[u64]) -> Result<ArrayRef> {
+        let (plan, beside) = match self {
+            Self::Kept(column) => {
+                let texts = found.column_by_name(column).map(Arc::clone);
+                return texts.ok_or_else(|| broken(&file.location, &format!("no column {column:?}")));
+            }
+            Self::Again { plan, beside } => (plan, beside),
+        };
+        let unknown = |why: &str| Error::Check(format!("{}: {why}, so its texts are not known", file.location));
+        let part = beside.entry(file).ok_or_else(|| unknown("not in the manifest of the job"))?;
+        if part.counts.skipped > 0 {
+            return Err(unknown("rows were skipped and the texts not kept"));
+        }
+        if part.counts.rows_out != file.rows {
+            let why = format!("holds {} rows, by the manifest {}", file.rows, part.counts.rows_out);
+            return Err(unknown(&why));
+        }
+        read_texts(Arc::clone(plan), part.start, rows).await
+    }
+}
+
+fn no_texts(column: &str, reason: &str) -> Error {
+    Error::usage(
+        format!("the output does not hold column {column:?}, and {reason}"),
+        "name the column of the output that holds the texts with --column, or verify where the inputs of the job are",
+    )
+}
+
+/// The inputs of the job, when they are what they were.
+async fn inputs_again(job: &Job, column: &str, stores: &Stores) -> Result<Plan> {
+    if job.inputs.iter().any(|input| input.file == STDIN) {
+        return Err(no_texts(column, "the texts came from standard input and were not kept"));
+    }
+    let names: Vec<String> = job.inputs.iter().map(|input| input.file.clone()).collect();
+    let files = source::list(stores, &names, None).await?;
+    unchanged(&job.inputs, &files)?;
+    Ok(Plan::resolve(files, &Request::texts(column)).await?)
+}
+
+fn unchanged(then: &[InputRecord], now: &[InputFile]) -> Result<()> {
+    let now: Vec<InputRecord> = now.iter().map(InputRecord::from).collect();
+    match then.iter().find(|input| !now.contains(*input)) {
+        None => Ok(()),
+        Some(input) => Err(Error::Input {
+            file: input.file.clone(),
+            row: None,
+            reason: "changed since the job read it, so the texts of the output's rows are not known".into(),
+            help: Some("put it back as it was, its time included, or embed again with --keep all".into()),
+        }),
+    }
+}
+
+/// The texts of rows that are counted from `start` on.
 async fn read_texts(plan: Arc<Plan>, start: Position, wanted: &[u64]) -> Result<ArrayRef> {
     let mut rows = Rows::new(plan, start);
-    let (mut first, mut parts) = (0_u64, Vec::<ArrayRef>::new());
     let last = wanted.last().copied().unwrap_or(0);
+    let (mut first, mut parts) = (0_u64, Vec::<ArrayRef>::new());
     while first <= last
         && let Some(slice) = rows.next().await?
     {
-        let end = first + slice.len() as u64;
-        let here: UInt64Array =
-            wanted.iter().filter(|row| (first..end).contains(*row)).map(|row| row - first).collect();
+        let count = slice.len() as u64;
+        let here = UInt64Array::from(within(wanted, first, count));
         parts.push(take(&slice.text, &here, None).map_err(elmo::Error::from)?);
-        first = end;
+        first += count;
+    }
+    if first <= last {
+        return Err(Error::Check("the inputs of the job have fewer rows than the output: changed since".into()));
     }
     let parts: Vec<&dyn Array> = parts.iter().map(AsRef::as_ref).collect();
-    Ok(arrow::compute::concat(&parts).map_err(elmo::Error::from)?)
+    Ok(concat(&parts).map_err(elmo::Error::from)?)
 }
 
-async fn compare(
-    columns: &ColumnEmbedder,
-    found: &RecordBatch,
-    texts: &ArrayRef,
-    report: &mut VerifyReport,
-) -> Result<()> {
-    let again = columns.submit_async(texts).await?.await?;
-    let name = columns.fields().first().map(|f| f.name().clone()).unwrap_or_default();
-    let there =
-        found.column_by_name(&name).ok_or_else(|| Error::Check(format!("the output has no column {name:?}")))?;
-    for row in 0..there.len() {
-        let (a, b) = (row_vectors(there, row), row_vectors(&again.vectors, row));
-        if a.as_ref().map(Vec::len) != b.as_ref().map(Vec::len) {
-            report.mismatched_rows += 1;
-            continue;
+/// How one row compares.
+#[derive(Debug, Default)]
+struct Compared {
+    vectors: u64,
+    bits_differ: bool,
+    /// Largest difference that is a finite number.
+    largest: f32,
+    mismatches: BTreeSet<Mismatch>,
+}
+
+async fn compare(columns: &ColumnEmbedder, sample: &Sample, report: &mut VerifyReport) -> Result<()> {
+    let again = columns.submit_async(&sample.texts).await?.await?;
+    let name = columns.fields().first().map(|field| field.name().clone()).unwrap_or_default();
+    let found = sample.found.column_by_name(&name);
+    let found = found.ok_or_else(|| Error::Check(format!("the output has no column {name:?}")))?;
+    let pair = Pair::new(found, &sample.found, again);
+    for (place, row) in sample.rows.iter().enumerate() {
+        if found.is_null(place) && sample.lost_bytes(place) {
+            report.not_recomputed += 1;
+        } else {
+            report.add(*row, pair.row(place));
         }
-        let mut equal = true;
-        for (a, b) in a.iter().flatten().zip(b.iter().flatten()) {
-            report.vectors += 1;
-            for (x, y) in a.values().iter().zip(b.values()) {
-                equal &= x.to_bits() == y.to_bits();
-                report.largest_difference = report.largest_difference.max((x - y).abs());
-            }
-        }
-        report.bit_equal_rows += usize::from(equal);
     }
     Ok(())
 }
 
-fn row_vectors(column: &ArrayRef, row: usize) -> Option<Vec<arrow::array::Float32Array>> {
-    column.is_valid(row).then(|| vectors_of_row(column, row))
+/// The columns of an output, and what comes out again.
+struct Pair<'o> {
+    found: &'o ArrayRef,
+    again: ArrayRef,
+    /// `truncated` and `error`, where the output has them.
+    beside: Vec<(Mismatch, Twice)>,
+}
+
+impl<'o> Pair<'o> {
+    fn new(found: &'o ArrayRef, rows: &RecordBatch, again: EmbeddedColumns) -> Self {
+        let beside: [(&str, Mismatch, ArrayRef); 2] = [
+            ("truncated", Mismatch::Truncated, Arc::new(again.truncated)),
+            ("error", Mismatch::Error, Arc::new(again.error)),
+        ];
+        let beside = beside.into_iter().filter_map(|(name, mismatch, again)| {
+            rows.column_by_name(name).map(|found| (mismatch, Twice::new(found, again)))
+        });
+        Self { found, again: again.vectors, beside: beside.collect() }
+    }
+
+    fn row(&self, row: usize) -> Compared {
+        let mut compared = Compared::default();
+        match (self.found.is_valid(row), self.again.is_valid(row)) {
+            (true, true) => self.compare_vectors(row, &mut compared),
+            (false, false) => {}
+            _ => {
+                compared.mismatches.insert(Mismatch::Null);
+            }
+        }
+        let unequal = self.beside.iter().filter(|(_, column)| !column.is_equal(row));
+        compared.mismatches.extend(unequal.map(|(mismatch, _)| *mismatch));
+        compared
+    }
+
+    fn compare_vectors(&self, row: usize, compared: &mut Compared) {
+        let (found, again) = (vectors_of_row(self.found, row), vectors_of_row(&self.again, row));
+        let widths = |vectors: &[Float32Array]| vectors.iter().map(Float32Array::len).collect::<Vec<usize>>();
+        if widths(&found) != widths(&again) || found.iter().any(|vector| vector.null_count() > 0) {
+            compared.mismatches.insert(Mismatch::Shape);
+            return;
+        }
+        for (found, again) in found.iter().zip(&again) {
+            compared.vectors += 1;
+            compare_numbers(found.values(), again.values(), compared);
+        }
+        if let (Some(found), Some(again)) = (tokens_of_row(self.found, row), tokens_of_row(&self.again, row)) {
+            compared.mismatches.extend(unequal_columns(&found, &again));
+        }
+    }
+}
+
+/// Bits first: the difference of two NaN is no number, and neither is that of a NaN and anything else.
+fn compare_numbers(found: &[f32], again: &[f32], compared: &mut Compared) {
+    for (x, y) in found.iter().zip(again) {
+        if x.to_bits() == y.to_bits() {
+            continue;
+        }
+        compared.bits_differ = true;
+        let difference = (x - y).abs();
+        if difference.is_finite() {
+            compared.largest = compared.largest.max(difference);
+        } else {
+            compared.mismatches.insert(Mismatch::NotFinite);
+        }
+    }
+}
+
+/// The tokens of a row that is not NULL, where there are any columns of tokens.
+fn tokens_of_row(column: &ArrayRef, row: usize) -> Option<StructArray> {
+    let tokens = column.as_list_opt::<i32>()?.value(row);
+    tokens.as_struct_opt().cloned()
+}
+
+/// What differs in the tokens of one row, vectors left out.
+fn unequal_columns(found: &StructArray, again: &StructArray) -> Vec<Mismatch> {
+    let columns = [
+        ("token", Mismatch::Token),
+        ("start", Mismatch::Start),
+        ("end", Mismatch::End),
+        ("sentence", Mismatch::Sentence),
+    ];
+    let unequal = columns.into_iter().filter(|(name, _)| {
+        let columns = found.column_by_name(name).zip(again.column_by_name(name));
+        !columns.is_some_and(|(found, again)| Twice::new(found, Arc::clone(again)).all_equal())
+    });
+    unequal.map(|(_, mismatch)| mismatch).collect()
+}
+
+/// A column of the output beside what comes out again.
+struct Twice {
+    /// In the type of `again`, as other writers have other types of strings; `None` where it is of no such type.
+    found: Option<ArrayRef>,
+    again: ArrayRef,
+}
+
+impl Twice {
+    fn new(found: &ArrayRef, again: ArrayRef) -> Self {
+        Self { found: cast(found, again.data_type()).ok(), again }
+    }
+
+    fn is_equal(&self, row: usize) -> bool {
+        self.found.as_ref().is_some_and(|found| found.slice(row, 1).to_data() == self.again.slice(row, 1).to_data())
+    }
+
+    fn all_equal(&self) -> bool {
+        self.found.as_ref().is_some_and(|found| found.to_data() == self.again.to_data())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn compared(found: &[f32], again: &[f32]) -> Compared {
+        let mut compared = Compared::default();
+        compare_numbers(found, again, &mut compared);
+        compared
+    }
+
+    #[test]
+    fn bits_come_first() {
+        let same = compared(&[f32::NAN, 1.0], &[f32::NAN, 1.0]);
+        assert!(!same.bits_differ && same.mismatches.is_empty());
+        for (found, again) in [(f32::NAN, 1.0), (1.0, f32::NAN), (f32::INFINITY, 1.0), (f32::MAX, f32::MIN)] {
+            let unlike = compared(&[found, 1.0], &[again, 0.5]);
+            assert_eq!(unlike.mismatches, BTreeSet::from([Mismatch::NotFinite]), "{found} {again}");
+            assert_eq!(unlike.largest, 0.5);
+        }
+    }
+
+    #[test]
+    fn a_tolerance_of_zero_asks_for_equal_bits() {
+        let mut report = VerifyReport { sampled: 1, ..VerifyReport::default() };
+        report.add(0, compared(&[-0.0], &[0.0]));
+        assert_eq!(report.failure(1e-5), None);
+        assert!(report.failure(0.0).is_some());
+    }
+
+    #[test]
+    fn samples_are_rows() {
+        assert_eq!(pick(3, 5, 0), [0, 1, 2]);
+        let picked = pick(1000, 999, 7);
+        assert_eq!(picked.len(), 999);
+        assert!(picked.is_sorted() && picked.iter().all(|row| *row < 1000));
+        assert_eq!(within(&picked, 1000, 10), [0_u64; 0]);
+        assert_eq!(within(&[3, 5, 9], 4, 5), [1]);
+    }
 }

@@ -13,6 +13,10 @@ use super::{
 use crate::{chars, options::ModelOptions, weights::Weights};
 
 /// `(h, c)` of every layer and both directions from which sentences start.
+///
+/// Per layer `h` is `[2, B, P]` and `c` `[2, B, D]`: row `b` for sentence `b` of a batch, or one row that serves every
+/// sentence (a *constant*). They lie on the device and have the number format of the [`BiLm`] that made them, and serve
+/// that model only.
 #[derive(Debug)]
 pub struct StartState {
     layers: Vec<LayerState>,
@@ -31,7 +35,10 @@ impl StartState {
     }
 
     /// This state after a batch left `last` behind: rows of sentences that ran are replaced, others stay
-    /// (AllenNLP `_EncoderBase._update_states`).
+    /// (AllenNLP `_EncoderBase._update_states`). Of a constant nothing stays. Both are states of one model.
+    ///
+    /// # Errors
+    /// [`DeviceError`] when the device has no room or libtorch fails.
     pub fn replaced_by(&self, last: &Self) -> Result<Self, DeviceError> {
         let join = |old: &Tensor, new: &Tensor| -> Result<Tensor, DeviceError> {
             let (had, ran) = (if self.per_sentence { old.size()[1] } else { 0 }, new.size()[1]);
@@ -84,7 +91,8 @@ impl StartState {
         Ok(largest)
     }
 
-    /// The numbers, layer by layer, `h` before `c`: what a hash or a file is made of.
+    /// The numbers, layer by layer, `h` before `c`, forward before backward: what a hash or a file is made of. Those of
+    /// a constant are `2 L (P + D)`.
     pub(crate) fn numbers(&self) -> Result<Vec<f32>, DeviceError> {
         let mut all = Vec::new();
         for layer in &self.layers {
@@ -120,7 +128,8 @@ impl LayerValues {
         2 * self.half
     }
 
-    /// Writes `[forward ; backward]` of token `i` of a sentence to `out` (`2P` values).
+    /// Writes `[forward ; backward]` of token `i` of a sentence to `out` (`2P` values). `activations` are those that
+    /// the values came from; `sentence` and `i` count from 0 in what was run.
     pub fn token(&self, activations: &Activations, sentence: usize, i: usize, out: &mut [f32]) {
         let values = tensors::values(&self.host);
         let forward = activations.packing.forward(sentence, i) * self.half;
@@ -141,7 +150,15 @@ impl Activations {
         self.packing.packed_rows()
     }
 
-    /// `sum_k factor_k * layer_k`, brought to the host. A single factor of 1 copies the layer as it is.
+    /// `sum_k factor_k * layer_k` over pairs of layer and factor, brought to the host as float32. A single factor of 1
+    /// copies the layer as it is.
+    ///
+    /// # Errors
+    /// [`DeviceError::Torch`] when `factors` is empty or libtorch fails, [`DeviceError::OutOfMemory`] when the device
+    /// has no room.
+    ///
+    /// # Panics
+    /// When there is no such layer; [`Activations::n_layers`] says how many there are.
     pub fn combine(&self, factors: &[(usize, f32)]) -> Result<LayerValues, DeviceError> {
         let mut sum: Option<Tensor> = None;
         for &(layer, factor) in factors {
@@ -174,6 +191,10 @@ pub struct BiLm {
 
 impl BiLm {
     /// Puts a model on a device.
+    ///
+    /// # Errors
+    /// [`DeviceError::OutOfMemory`] when the device has no room for the weights, [`DeviceError::Torch`] when `weights`
+    /// lack a tensor of the options or libtorch fails.
     pub fn new(
         options: &ModelOptions,
         weights: &Weights,
@@ -186,6 +207,9 @@ impl BiLm {
 
     /// As [`BiLm::new`], but with libtorch's operations where the CPU would use our own passes: the code that
     /// GPUs and gradients use, so that it can be tested anywhere.
+    ///
+    /// # Errors
+    /// As [`BiLm::new`].
     pub fn with_torch_operations(
         options: &ModelOptions,
         weights: &Weights,
@@ -234,7 +258,10 @@ impl BiLm {
         self.projection_dim
     }
 
-    /// Token vectors of distinct words, `[U, P]` row-major on the host.
+    /// Token vectors of words, `[U, P]` row-major float32 on the host, in the order of the words.
+    ///
+    /// # Errors
+    /// [`DeviceError`] when the device has no room or libtorch fails.
     pub fn token_vectors(&self, words: &[&str]) -> Result<Vec<f32>, DeviceError> {
         if words.is_empty() {
             return Ok(Vec::new());
@@ -245,10 +272,21 @@ impl BiLm {
         Ok(tensors::values(&table).to_vec())
     }
 
-    /// Runs sentences given as indices into a table of token vectors (`[U, P]` row-major).
+    /// Runs a batch of sentences, one in each row.
     ///
-    /// Every sentence has at least one token. With `capture` the state after each sentence's last token
-    /// is kept; [`Activations::into_last`] returns it.
+    /// `table` holds token vectors, `[U, P]` row-major, as [`BiLm::token_vectors`] gives them; a sentence is one index
+    /// `0..U` per token. The result has `L + 1` layers `[2, R, P]` in packed rows, the token layer first;
+    /// [`Activations::combine`] and [`LayerValues::token`] find a token's vector in them.
+    ///
+    /// The caller sees to it that there is a sentence, that each has at least one token, that every index is in the
+    /// table, and that `start` is a state of this model. Of a state per sentence, row `b` is for sentence `b`;
+    /// sentences beyond its last row start from zeros.
+    ///
+    /// With `capture` the state after each sentence's last token is kept; [`Activations::into_last`] returns it.
+    ///
+    /// # Errors
+    /// [`DeviceError::OutOfMemory`] when the batch does not fit the device (a smaller one may), [`DeviceError::Torch`]
+    /// when libtorch fails.
     pub fn run(
         &self,
         table: &[f32],
@@ -263,7 +301,12 @@ impl BiLm {
     /// As [`BiLm::run`], with several sentences in a row of the batch, one after the other: `rows` holds every sentence
     /// once, by its place in `sentences`. Rows of about equal numbers of tokens leave no padding.
     ///
-    /// `start` is one constant for all sentences.
+    /// The result is read as that of [`BiLm::run`], sentence by sentence, whatever row they ran in; no state is kept.
+    /// The caller sees to the same, to every sentence being in exactly one row, and to `start` being one constant for
+    /// all sentences (checked in debug builds only).
+    ///
+    /// # Errors
+    /// As [`BiLm::run`].
     pub fn run_in_rows(
         &self,
         table: &[f32],
@@ -307,7 +350,10 @@ impl BiLm {
         Ok(Activations { packing, layers, last })
     }
 
-    /// The zero state.
+    /// The zero state, a constant.
+    ///
+    /// # Errors
+    /// [`DeviceError`] when the device has no room or libtorch fails.
     pub fn zero_state(&self) -> Result<StartState, DeviceError> {
         let zeros = |dim: usize| Tensor::f_zeros([2, 1, dim as i64], (self.kind, self.device.torch()));
         let layers = (0..self.layers.len())
@@ -316,7 +362,12 @@ impl BiLm {
         Ok(StartState { layers, per_sentence: false })
     }
 
-    /// A constant state from what `StartState::numbers` gave.
+    /// A constant state from `2 L (P + D)` numbers: for each layer, the lowest first, `h` forward (`P`), `h` backward
+    /// (`P`), `c` forward (`D`), `c` backward (`D`). Numbers beyond those are left aside.
+    ///
+    /// # Errors
+    /// [`DeviceError::Torch`] when there are fewer numbers or libtorch fails, [`DeviceError::OutOfMemory`] when the
+    /// device has no room.
     pub fn state_from_numbers(&self, numbers: &[f32]) -> Result<StartState, DeviceError> {
         let mut rest = numbers;
         let mut take = |dim: usize| -> Result<Tensor, DeviceError> {
@@ -334,7 +385,10 @@ impl BiLm {
     /// The state after the forward direction has read `<S>` and the backward direction `</S>`.
     ///
     /// It depends on `start` alone, so a sentence of `n` words needs `n` steps instead of `n + 2` whenever
-    /// the boundaries' own vectors are not wanted.
+    /// the boundaries' own vectors are not wanted. `start` and what comes out are constants.
+    ///
+    /// # Errors
+    /// [`DeviceError`] when the device has no room or libtorch fails.
     pub fn after_boundaries(&self, start: &StartState) -> Result<StartState, DeviceError> {
         let table = self.token_vectors(&[chars::BEGIN_SENTENCE_TOKEN, chars::END_SENTENCE_TOKEN])?;
         // One sentence of two tokens is read as `<S>` first by the forward and `</S>` first by the backward
@@ -362,7 +416,11 @@ impl BiLm {
 }
 
 impl Activations {
-    /// State after each sentence's last token, `[row]` in the order of the sentences given.
+    /// State after each sentence's last token, row `b` for sentence `b` of those given; `None` when it was not asked
+    /// for.
+    ///
+    /// # Errors
+    /// [`DeviceError`] when the device has no room or libtorch fails.
     pub fn into_last(self) -> Result<Option<StartState>, DeviceError> {
         let Some(last) = self.last else { return Ok(None) };
         let mut place = vec![0_i64; self.packing.sentences()];

@@ -36,6 +36,15 @@ impl DeviceName {
     }
 }
 
+impl DeviceName {
+    /// Waits until the device has done what it was given; a CPU always has.
+    pub(crate) fn synchronize(self) {
+        if let Self::Cuda(n) = self {
+            Cuda::synchronize(n as i64);
+        }
+    }
+}
+
 impl fmt::Display for DeviceName {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
@@ -46,6 +55,9 @@ impl fmt::Display for DeviceName {
 }
 
 /// Parses `auto`, `cpu`, `cuda`, `cuda:0`, `cuda:0,1`.
+///
+/// # Errors
+/// [`SpecError::Value`] for any other word, [`SpecError::Conflict`] when a device is named twice.
 pub fn parse_devices(text: &str) -> Result<Vec<DeviceChoice>, SpecError> {
     let wrong = || SpecError::Value {
         option: "device",
@@ -70,7 +82,10 @@ pub fn parse_devices(text: &str) -> Result<Vec<DeviceChoice>, SpecError> {
     Ok(devices)
 }
 
-/// Turns choices into devices that are there; an error says what is.
+/// Turns choices into devices that are there; no choice at all is the CPU.
+///
+/// # Errors
+/// [`DeviceError::Missing`] when a CUDA device is asked for that libtorch does not see; it says what there is.
 pub fn resolve_devices(choices: &[DeviceChoice]) -> Result<Vec<DeviceName>, DeviceError> {
     let mut names = Vec::new();
     for choice in choices {

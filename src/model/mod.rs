@@ -25,7 +25,7 @@ pub use device::{
     DeviceChoice, DeviceName, cuda_devices, libtorch_version, parse_devices, resolve_devices, set_up_cpu,
 };
 pub use precision::Precision;
-pub use self_test::{SelfTest, matmul_ceiling, self_test};
+pub use self_test::{Heights, SelfTest, compare, matmul_ceiling, self_test, steady_height};
 
 /// libtorch or a device failed.
 #[derive(Debug, Error, Clone)]

@@ -10,7 +10,7 @@ pub enum Precision {
     /// float32 throughout: exact, and bit-equal whatever the batch on CPU.
     #[default]
     F32,
-    /// bfloat16 weights and products: for GPUs and CPUs with matrix units, relative error near 1 %.
+    /// bfloat16 weights and products: for GPUs and CPUs with matrix units, vectors are good to two or three digits.
     Bf16,
 }
 

@@ -1,10 +1,10 @@
 //! What this machine does: whether vectors are independent of their batch, and how fast products can be.
 
-use std::{sync::Barrier, thread, time::Instant};
+use std::{collections::BTreeSet, sync::Barrier, thread, time::Instant};
 
 use tch::{Device, Kind, Tensor};
 
-use super::{BiLm, DeviceError, device, packing::MIN_WIDTH, tensors};
+use super::{BiLm, DeviceError, DeviceName, Precision, device, packing::MIN_WIDTH, tensors};
 use crate::options::ModelOptions;
 
 /// What [`self_test`] found.
@@ -14,9 +14,6 @@ pub struct SelfTest {
     pub largest_difference: f32,
     /// Batches compared.
     pub batches: usize,
-    /// Height from which a product's rows have the same bits as in a taller one; at most the 16 rows that
-    /// the model keeps to when all is well. `None`: not even then.
-    pub smallest_height: Option<usize>,
 }
 
 impl SelfTest {
@@ -26,36 +23,58 @@ impl SelfTest {
     }
 }
 
-/// Runs sentences alone, together, reversed and in odd groups, and compares every vector.
-pub fn self_test(model: &BiLm) -> Result<SelfTest, DeviceError> {
+/// What is run: words, and sentences as indices into them.
+struct Probe {
+    words: Vec<String>,
+    sentences: Vec<Vec<i64>>,
+}
+
+fn probe() -> Probe {
     let words: Vec<String> =
         (0..97).map(|i| format!("w{}", "abcdefghijkl".repeat(1 + i % 4).split_at(i % 12).0)).collect();
-    let words: Vec<&str> = words.iter().map(String::as_str).collect();
-    let sentences: Vec<Vec<i64>> =
+    let sentences =
         (0..40_i64).map(|s| (0..1 + (s * 7) % 23).map(|t| (s * 31 + t * 17) % words.len() as i64).collect()).collect();
-    let expected = run_in_batches(model, &words, &sentences, sentences.len())?;
+    Probe { words, sentences }
+}
+
+/// Runs sentences alone, together, reversed and in odd groups, and compares every vector.
+///
+/// # Errors
+/// [`DeviceError`] when the device has no room or libtorch fails; vectors that differ are no error.
+///
+/// # Errors
+/// When the device fails.
+pub fn self_test(model: &BiLm) -> Result<SelfTest, DeviceError> {
+    let probe = probe();
+    let expected = run_in_batches(model, &probe, probe.sentences.len())?;
     let mut largest = 0.0_f32;
     let sizes = [1, 2, 7, 15, 16, 17, 33];
     for size in sizes {
-        let other = run_in_batches(model, &words, &sentences, size)?;
-        for (a, b) in expected.iter().zip(&other) {
-            for (x, y) in a.iter().zip(b) {
-                largest =
-                    largest.max(if x.to_bits() == y.to_bits() { 0.0 } else { (x - y).abs().max(f32::MIN_POSITIVE) });
-            }
-        }
+        largest = largest.max(difference(&expected, &run_in_batches(model, &probe, size)?));
     }
-    let smallest_height = smallest_height(model)?;
-    Ok(SelfTest { largest_difference: largest, batches: sizes.len(), smallest_height })
+    Ok(SelfTest { largest_difference: largest, batches: sizes.len() })
+}
+
+/// Largest absolute difference between the vectors that two devices make of the same sentences with the same weights.
+///
+/// # Errors
+/// When a device fails.
+pub fn compare(one: &BiLm, other: &BiLm) -> Result<f32, DeviceError> {
+    let probe = probe();
+    Ok(difference(&run_in_batches(one, &probe, 7)?, &run_in_batches(other, &probe, 7)?))
+}
+
+/// 0 when all bits are equal; NaN where one side alone has it, or other bits of it.
+fn difference(a: &[Vec<f32>], b: &[Vec<f32>]) -> f32 {
+    let pairs = a.iter().flatten().zip(b.iter().flatten());
+    let unlike = pairs.filter(|(x, y)| x.to_bits() != y.to_bits());
+    unlike
+        .map(|(x, y)| (x - y).abs().max(f32::MIN_POSITIVE))
+        .fold(0.0, |most, d| if d > most || d.is_nan() { d } else { most })
 }
 
 /// All layers of every sentence; batches take the sentences from the back, words are computed per batch.
-fn run_in_batches(
-    model: &BiLm,
-    words: &[&str],
-    sentences: &[Vec<i64>],
-    size: usize,
-) -> Result<Vec<Vec<f32>>, DeviceError> {
+fn run_in_batches(model: &BiLm, Probe { words, sentences }: &Probe, size: usize) -> Result<Vec<Vec<f32>>, DeviceError> {
     let start = model.after_boundaries(&model.zero_state()?)?;
     let mut results = vec![Vec::new(); sentences.len()];
     let order: Vec<usize> = (0..sentences.len()).rev().collect();
@@ -63,7 +82,7 @@ fn run_in_batches(
         let mut used: Vec<i64> = batch.iter().flat_map(|&s| sentences[s].iter().copied()).collect();
         used.sort_unstable();
         used.dedup();
-        let own: Vec<&str> = used.iter().map(|&w| words[w as usize]).collect();
+        let own: Vec<&str> = used.iter().map(|&w| words[w as usize].as_str()).collect();
         let table = model.token_vectors(&own)?;
         let place = |w: &i64| used.binary_search(w).unwrap_or_default() as i64;
         let ids: Vec<Vec<i64>> = batch.iter().map(|&s| sentences[s].iter().map(place).collect()).collect();
@@ -84,11 +103,27 @@ fn run_in_batches(
     Ok(results)
 }
 
-/// From which height on the rows of a product keep their bits, for the narrowest products and for usual ones.
-fn smallest_height(model: &BiLm) -> Result<Option<usize>, DeviceError> {
+/// Heights of products that [`steady_height`] compares with a tall one.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Heights {
+    /// The smallest that the model uses, and some around where kernels change: a fraction of a second for the largest
+    /// published model.
+    Some,
+    /// Every one up to 64, and some above: seconds.
+    All,
+}
+
+/// Height from which on the rows of a product have the same bits as in a taller one, over all products of a model on
+/// the CPU; at most the 16 rows that the model keeps to. `None`: not even from there on, so that vectors of this model
+/// depend on their batch on this machine.
+///
+/// # Errors
+/// When libtorch fails.
+pub fn steady_height(options: &ModelOptions, heights: Heights) -> Result<Option<usize>, DeviceError> {
+    device::set_up_cpu();
     let mut smallest = 1;
-    for columns in [tensors::MIN_COLUMNS, 256] {
-        match smallest_height_of(model, columns)? {
+    for (k, n) in products(options) {
+        match steady_height_of(k, n, heights)? {
             Some(height) => smallest = smallest.max(height),
             None => return Ok(None),
         }
@@ -96,22 +131,37 @@ fn smallest_height(model: &BiLm) -> Result<Option<usize>, DeviceError> {
     Ok(Some(smallest))
 }
 
-/// The same for products of `n` columns.
-fn smallest_height_of(model: &BiLm, n: i64) -> Result<Option<usize>, DeviceError> {
+/// `(k, n)` of the distinct products `[.., k] x [k, n]` that a model is made of, as narrow ones are filled up.
+fn products(options: &ModelOptions) -> BTreeSet<(i64, i64)> {
+    let (d, p) = (options.lstm.dim as i64, options.lstm.projection_dim as i64);
+    let cnn = &options.char_cnn;
+    let filters: i64 = cnn.filters.iter().map(|filter| filter.n as i64).sum();
+    let mut all: BTreeSet<(i64, i64)> =
+        cnn.filters.iter().map(|filter| ((filter.width * cnn.embedding_dim) as i64, filter.n as i64)).collect();
+    if cnn.n_highway > 0 {
+        all.insert((filters, 2 * filters));
+    }
+    all.extend([(filters, p), (p, 4 * d)]);
+    if options.has_projection() {
+        all.insert((d, p));
+    }
+    all.into_iter().map(|(k, n)| (k, n.max(tensors::MIN_COLUMNS))).collect()
+}
+
+/// The same for one product.
+fn steady_height_of(k: i64, n: i64, heights: Heights) -> Result<Option<usize>, DeviceError> {
     let _no_gradients = tch::no_grad_guard();
-    let device = model.device().torch();
-    let k = model.projection_dim() as i64;
-    let options = (Kind::Float, device);
-    let a = (Tensor::f_arange(257 * k, options)?.f_mul_scalar(0.37)?.f_sin()?).f_view([257, k])?;
-    let b = (Tensor::f_arange(k * n, options)?.f_mul_scalar(0.73)?.f_cos()?).f_view([k, n])?;
-    let full = a.f_matmul(&b)?;
-    let same = |height: i64| -> Result<bool, DeviceError> {
-        Ok(a.f_narrow(0, 0, height)?.f_matmul(&b)?.f_equal(&full.f_narrow(0, 0, height)?)?)
+    let options = (Kind::Float, Device::Cpu);
+    let (tall, heights): (i64, Vec<i64>) = match heights {
+        Heights::Some => (200, vec![16, 17, 31, 33, 64]),
+        Heights::All => (257, (1..=64).chain([100, 127, 128, 129, 200, 255, 256]).collect()),
     };
-    let heights: Vec<i64> = (1..=64).chain([100, 127, 128, 129, 200, 255, 256]).collect();
+    let a = Tensor::f_arange(tall * k, options)?.f_mul_scalar(0.37)?.f_sin()?.f_view([tall, k])?;
+    let b = Tensor::f_arange(k * n, options)?.f_mul_scalar(0.73)?.f_cos()?.f_view([k, n])?;
+    let full = a.f_matmul(&b)?;
     let mut smallest = None;
     for &height in heights.iter().rev() {
-        if !same(height)? {
+        if !a.f_narrow(0, 0, height)?.f_matmul(&b)?.f_equal(&full.f_narrow(0, 0, height)?)? {
             break;
         }
         smallest = Some(height as usize);
@@ -119,11 +169,19 @@ fn smallest_height_of(model: &BiLm, n: i64) -> Result<Option<usize>, DeviceError
     Ok(smallest.filter(|&height| height <= MIN_WIDTH))
 }
 
-/// Rate of libtorch's own matrix product on the shapes of a model, in GFLOP/s.
+/// Rate of libtorch's own matrix product on the shapes of a model's LSTMs, in GFLOP/s.
 ///
-/// `threads` OS threads run products of 256 rows side by side for `seconds`, each on one core, as the engine
-/// does; the rates of the shapes are weighted by their share of the work of a token.
-pub fn matmul_ceiling(options: &ModelOptions, threads: usize, seconds: f64) -> Result<f64, DeviceError> {
+/// Every lane (a CPU core, or a GPU) runs products side by side for `seconds`, as the engine does; the rates of the
+/// shapes are weighted by their share of the work of a token.
+///
+/// # Errors
+/// When a device fails.
+pub fn matmul_ceiling(
+    options: &ModelOptions,
+    lanes: &[DeviceName],
+    precision: Precision,
+    seconds: f64,
+) -> Result<f64, DeviceError> {
     device::set_up_cpu();
     let (d, p) = (options.lstm.dim as i64, options.lstm.projection_dim as i64);
     let mut shapes = vec![(2 * p, 4 * d)];
@@ -133,36 +191,44 @@ pub fn matmul_ceiling(options: &ModelOptions, threads: usize, seconds: f64) -> R
     let work: f64 = shapes.iter().map(|(k, n)| (k * n) as f64).sum();
     let mut time_per_flop = 0.0;
     for &(k, n) in &shapes {
-        let rate = product_rate(k, n, threads, seconds / shapes.len() as f64)?;
+        let rate = product_rate(k, n, lanes, precision, seconds / shapes.len() as f64)?;
         time_per_flop += (k * n) as f64 / work / rate;
     }
     Ok(1.0 / time_per_flop)
 }
 
-/// GFLOP/s of `[256, k] x [k, n]`, summed over threads that run at the same time; the median of each.
-fn product_rate(k: i64, n: i64, threads: usize, seconds: f64) -> Result<f64, DeviceError> {
-    const ROWS: i64 = 256;
-    let barrier = Barrier::new(threads);
-    let one = || -> Result<f64, DeviceError> {
+/// GFLOP/s of `[rows, k] x [k, n]`, summed over lanes that run at the same time; the median of each.
+fn product_rate(k: i64, n: i64, lanes: &[DeviceName], precision: Precision, seconds: f64) -> Result<f64, DeviceError> {
+    let barrier = Barrier::new(lanes.len());
+    let one = |device: DeviceName| -> Result<f64, DeviceError> {
         let _no_gradients = tch::no_grad_guard();
-        let options = (Kind::Float, Device::Cpu);
-        let a = Tensor::f_rand([ROWS, k], options)?;
-        let b = Tensor::f_rand([k, n], options)?;
-        let out = Tensor::f_empty([ROWS, n], options)?;
-        let _ = a.f_mm_out(&out, &b)?;
-        barrier.wait();
+        let options = (precision.kind(), device.torch());
+        // So many that more would not be faster.
+        let rows = if device == DeviceName::Cpu { 256 } else { 8192 };
+        let made = || -> Result<_, DeviceError> {
+            let a = Tensor::f_rand([rows, k], (Kind::Float, device.torch()))?.f_to_kind(options.0)?;
+            let b = Tensor::f_rand([k, n], (Kind::Float, device.torch()))?.f_to_kind(options.0)?;
+            let out = Tensor::f_empty([rows, n], options)?;
+            let _ = a.f_mm_out(&out, &b)?;
+            Ok((a, b, out))
+        };
+        let made = made();
+        barrier.wait(); // also by a lane that failed, or the others would wait for ever
+        let (a, b, out) = made?;
+        device.synchronize();
         let started = Instant::now();
         let mut laps = Vec::new();
         while laps.is_empty() || started.elapsed().as_secs_f64() < seconds {
             let lap = Instant::now();
             let _ = a.f_mm_out(&out, &b)?;
+            device.synchronize();
             laps.push(lap.elapsed().as_secs_f64());
         }
         laps.sort_by(f64::total_cmp);
-        Ok(2.0 * (ROWS * k * n) as f64 / laps[laps.len() / 2] / 1e9)
+        Ok(2.0 * (rows * k * n) as f64 / laps[laps.len() / 2] / 1e9)
     };
     thread::scope(|scope| {
-        let handles: Vec<_> = (0..threads).map(|_| scope.spawn(one)).collect();
+        let handles: Vec<_> = lanes.iter().map(|&lane| scope.spawn(move || one(lane))).collect();
         let died = || DeviceError::Torch { message: "a measuring thread died".to_owned() };
         handles.into_iter().map(|handle| handle.join().map_err(|_| died())?).sum()
     })

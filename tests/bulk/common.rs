@@ -23,7 +23,7 @@ use elmo_pipelines::{
     bulk::{self, BulkJob, BulkReport},
     report::Silent,
     sink::Codec,
-    source::Keep,
+    source::{Keep, KeptTypes},
     stage::{EmbedStage, Pending, Stage},
     stores::Stores,
 };
@@ -160,6 +160,7 @@ pub(crate) fn job(input: &str, output: &str) -> BulkJob {
         column: "text".into(),
         id: None,
         keep: Keep::All,
+        types: KeptTypes::default(),
         rows_per_file: Some(10),
         row_group_bytes: 64 << 20,
         codec: Codec::Zstd,

@@ -153,7 +153,7 @@ fn drain(path: &Path) -> Result<u64, String> {
         let stores = Stores::with_settings([]);
         let inputs = [path.display().to_string()];
         let files = source::list(&stores, &inputs, None).await.map_err(|e| e.to_string())?;
-        let request = Request { column: "text".into(), id: None, keep: Keep::All, reserved: vec!["error".into()] };
+        let request = Request { keep: Keep::All, reserved: vec!["error".into()], ..Request::texts("text") };
         let plan = Plan::resolve(files, &request).await.map_err(|e| e.to_string())?;
         let mut rows = Rows::new(Arc::new(plan), Position::default());
         let mut n = 0;

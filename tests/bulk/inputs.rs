@@ -4,17 +4,19 @@ use std::sync::Arc;
 
 use arrow::{
     array::{
-        ArrayRef, DictionaryArray, Int64Array, LargeStringArray, ListArray, RecordBatch, StringArray, StringViewArray,
+        ArrayRef, DictionaryArray, Int64Array, LargeStringArray, ListArray, NullArray, RecordBatch, StringArray,
+        StringViewArray,
     },
-    datatypes::Int32Type,
+    datatypes::{Int8Type, Int32Type},
     ipc::writer::{FileWriter, StreamWriter},
 };
 use async_compression::tokio::write::{GzipEncoder, ZstdEncoder};
 use elmo::{EmbedSpec, spec::OnError};
 use elmo_pipelines::{
     Error, Exit,
+    bulk::BulkJob,
     dry_run::dry_run,
-    source::{self, Keep, Plan, Request},
+    source::{self, Keep, KeptTypes, Plan, Request},
     stores::Stores,
 };
 use parquet::arrow::ArrowWriter;
@@ -220,7 +222,7 @@ async fn what_is_wrong_is_named_with_file_and_row() {
         ("e.parquet", b"PAR1 this is no parquet PAR1", "e.parquet: after row 0"),
         ("f.arrow", b"<html><body>not found</body></html>", "no"),
         ("g.csv", b"txet\nx\n", "did you mean \"txet\"?"),
-        ("h.jsonl", b"", "no column \"text\""),
+        ("h.jsonl", b"{}\n", "no column \"text\""),
     ];
     for (name, bytes, said) in cases {
         place.write(name, bytes);
@@ -248,7 +250,7 @@ async fn rows_are_counted_without_reading_everything() {
     place.write("in/d.txt.gz", gzip(&lots()).await);
     let stores = Stores::with_settings([]);
     let files = source::list(&stores, &[place.path("in").display().to_string()], None).await.unwrap();
-    let request = Request { column: "text".into(), id: None, keep: Keep::None, reserved: Vec::new() };
+    let request = Request::texts("text");
     let plan = Arc::new(Plan::resolve(files, &request).await.unwrap());
     let mut counted = Vec::new();
     for number in 0..4 {
@@ -260,4 +262,99 @@ async fn rows_are_counted_without_reading_everything() {
     let plan = dry_run(&place.job("in", "no/such/folder"), &Hashing::default(), &stores).await.unwrap();
     assert_eq!((plan.rows, plan.rows_exact, plan.files), (52_005, true, 4));
     assert!(!place.path("no").exists());
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn empty_files_agree_with_every_other() {
+    let place = Place::new();
+    let none = RecordBatch::new_empty(batch(text()).schema());
+    place.write("in/a.csv", "");
+    place.write("in/b.jsonl", "\n \n");
+    place.write("in/c.arrow", arrow_file(&none));
+    place.write("in/d.parquet", parquet(&none));
+    place.write("in/e.csv", "id,text\n");
+    place.write("in/f.csv", "id,text\n7,here\n");
+    let nulls: ArrayRef = Arc::new(NullArray::new(2));
+    place.write("in/g.parquet", parquet(&batch(nulls)));
+    run_local(&place.job("in", "out")).await.unwrap();
+    assert_eq!(strings(&place.rows("out"), "text"), [Some("here".to_owned()), None, None]);
+    place.write("only/a.jsonl", "");
+    assert_eq!(run_local(&place.job("only", "nothing")).await.unwrap().counts.rows_in, 0);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn kept_values_are_those_of_the_file_or_the_job_ends() {
+    let place = Place::new();
+    let json = |later: &str| format!("{}{later}\n", "{\"text\": \"a\", \"price\": 1}\n".repeat(1000));
+    let csv = |later: &str| format!("text,price\n{}{later}\n", "a,1\n".repeat(1000));
+    let secret = "patient Jane Roe";
+    for (name, content) in [
+        ("a.jsonl", json("{\"text\": \"b\", \"price\": 1.99}")),
+        ("b.jsonl", json(&format!("{{\"text\": \"b\", \"price\": \"{secret}\"}}"))),
+        ("c.csv", csv(&format!("{secret},1.99"))),
+    ] {
+        place.write(name, content);
+        let error = run_local(&place.job(name, &format!("out-{name}"))).await.unwrap_err();
+        let said = format!("{error} {}", error.help().unwrap_or_default());
+        assert!(said.contains(name) && said.contains("--types string"), "{said}");
+        assert!(!said.contains("Jane") && !said.contains("1.99"), "data in {said}");
+        let written = BulkJob { types: KeptTypes::Strings, ..place.job(name, &format!("written-{name}")) };
+        run_local(&written).await.unwrap();
+        let prices = strings(&place.rows(&format!("written-{name}")), "price");
+        let last = if name == "b.jsonl" { secret } else { "1.99" };
+        assert_eq!((prices[0].as_deref(), prices[1000].as_deref()), (Some("1"), Some(last)));
+    }
+    place.write("d.csv", "text,zip\na,00123\nb,4\n");
+    run_local(&place.job("d.csv", "zips")).await.unwrap();
+    assert_eq!(strings(&place.rows("zips"), "zip"), [Some("00123".to_owned()), Some("4".to_owned())]);
+    place.write("e.csv", "id,text,id\n1,a,2\n");
+    let error = run_local(&place.job("e.csv", "twice")).await.unwrap_err();
+    assert!(error.to_string().contains("two columns are called \"id\""), "{error}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn dictionaries_of_several_files_need_not_fit_together() {
+    let place = Place::new();
+    for file in 0..3 {
+        let kinds: DictionaryArray<Int8Type> =
+            (0..100).map(|i| format!("kind {file} {i}")).collect::<Vec<_>>().iter().map(String::as_str).collect();
+        let kinds: ArrayRef = Arc::new(kinds);
+        let rows = RecordBatch::try_from_iter([("text", Arc::clone(&kinds)), ("kind", kinds)]).unwrap();
+        place.write(&format!("in/{file}.parquet"), parquet(&rows));
+        place.write(&format!("in/{file}.arrow"), arrow_file(&rows));
+    }
+    run_local(&BulkJob { window_rows: 1000, rows_per_file: Some(1000), ..place.job("in", "out") }).await.unwrap();
+    let rows = place.rows("out");
+    assert_eq!(rows.num_rows(), 600);
+    assert_eq!(strings(&rows, "kind"), strings(&rows, "text"));
+    assert_own_vectors(&rows);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn packed_parquet_is_unpacked() {
+    let place = Place::new();
+    let bytes = parquet(&batch(text()));
+    place.write("in/a.parquet.gz", gzip(&bytes).await);
+    place.write("in/b.parquet.zst", zstd(&bytes).await);
+    run_local(&place.job("in", "out")).await.unwrap();
+    assert_eq!(place.rows("out").num_rows(), 10);
+    place.write("bomb.parquet.zst", zstd(&vec![0; 64 << 20]).await);
+    let error = run_local(&place.job("bomb.parquet.zst", "none")).await.unwrap_err();
+    assert!(error.to_string().contains("unpacks to more than 200 times its size"), "{error}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn cut_off_files_are_no_short_files() {
+    let place = Place::new();
+    place.write("a.csv", "id,text\n1,\"abc\n2,x\n3,y\n");
+    let error = run_local(&place.job("a.csv", "a")).await.unwrap_err();
+    assert!(error.to_string().contains("never closed"), "{error}");
+    let whole = arrow_file(&batch(text()));
+    place.write("b.arrow", &whole[..whole.len() - 6]);
+    let error = run_local(&place.job("b.arrow", "b")).await.unwrap_err();
+    assert!(error.to_string().contains("cut off"), "{error}");
+    let made = std::process::Command::new("mkfifo").arg(place.path("c.txt")).status().unwrap();
+    assert!(made.success());
+    let error = run_local(&place.job("c.txt", "c")).await.unwrap_err();
+    assert!(error.to_string().contains("a pipe or device"), "{error}");
 }

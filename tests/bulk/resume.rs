@@ -13,6 +13,7 @@ use elmo_pipelines::{
     Error, Exit,
     bulk::{self, BulkJob},
     report::{Progress, Silent, Snapshot},
+    stage::{Pending, Stage},
     stores::Stores,
 };
 use tokio::sync::Notify;
@@ -127,23 +128,26 @@ async fn what_was_computed_before_an_interruption_is_not_computed_again() {
     run_local(&job("calm")).await.unwrap();
     let calm = parts(&place.path("calm"));
     let partial = |output: &str| place.path(output).join("_elmo/partial.arrows");
-    for damaged in [false, true] {
+    for damaged in ["not", "cut", "flipped"] {
         let output = format!("damaged-{damaged}");
         let (progress, stage) = (StopAfter::new(50), Hashing::default());
         let stop = progress.stop.notified();
         let error = bulk::run(&job(&output), &stage, &stores(), stop, &progress).await.unwrap_err();
-        let Error::Interrupted { rows } = error else { panic!("{error}") };
+        let Error::Interrupted { rows, again: true } = error else { panic!("{error}") };
         assert!((50..150).contains(&rows), "{rows} rows are safe");
         assert_eq!(names(&place.path(&output)), ["_elmo"]);
-        if damaged {
-            let mut bytes = fs::read(partial(&output)).unwrap();
-            bytes.truncate(bytes.len() / 2);
-            fs::write(partial(&output), bytes).unwrap();
+        let mut bytes = fs::read(partial(&output)).unwrap();
+        let middle = bytes.len() / 2;
+        match damaged {
+            "cut" => bytes.truncate(middle),
+            "flipped" => bytes[middle] ^= 1,
+            _ => {}
         }
+        fs::write(partial(&output), bytes).unwrap();
         let again = Hashing::default();
         run(&job(&output), &again, &stores()).await.unwrap();
         let computed = again.rows.into_inner() as u64;
-        assert_eq!(computed, if damaged { 200 } else { 200 - rows });
+        assert_eq!(computed, if damaged == "not" { 200 - rows } else { 200 });
         assert!(parts(&place.path(&output)) == calm);
         assert!(!partial(&output).exists());
     }
@@ -164,8 +168,88 @@ async fn lost_parts_are_written_again() {
     let changed = fs::read_to_string(&entry).unwrap().replace("\"sha256\": \"", "\"sha256\": \"0");
     fs::write(&entry, changed).unwrap();
     fs::remove_file(place.path("out/part-00002.parquet")).unwrap();
-    let error = run_local(&place.job("a.txt", "out")).await.unwrap_err();
-    assert!(error.to_string().contains("part-00002.parquet was lost or damaged"), "{error}");
+    for _ in 0..2 {
+        let error = run_local(&place.job("a.txt", "out")).await.unwrap_err();
+        assert!(error.to_string().contains("part-00002.parquet was lost or damaged"), "{error}");
+        assert!(!place.path("out/part-00002.parquet").exists(), "other bytes must not take its place");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn lost_and_empty_entries_are_made_again() {
+    let place = Place::new();
+    place.write("a.txt", lines(45));
+    run_local(&place.job("a.txt", "calm")).await.unwrap();
+    let calm = parts(&place.path("calm"));
+    let losses: [&[&str]; 3] = [&["part-00004.json"], &["part-00003.json", "part-00004.json"], &["done.json"]];
+    for (n, lost) in losses.into_iter().enumerate() {
+        let output = format!("out-{n}");
+        run_local(&place.job("a.txt", &output)).await.unwrap();
+        lost.iter().for_each(|name| fs::remove_file(place.path(&format!("{output}/_elmo/{name}"))).unwrap());
+        let report = run_local(&place.job("a.txt", &output)).await.unwrap();
+        assert_eq!((report.counts.rows_in, report.parts), (45, 5), "{lost:?}");
+        assert!(parts(&place.path(&output)) == calm);
+    }
+    // As after a power cut: the name is there, the bytes are not.
+    run_local(&place.job("a.txt", "cut")).await.unwrap();
+    fs::remove_file(place.path("cut/_elmo/done.json")).unwrap();
+    fs::write(place.path("cut/_elmo/part-00004.json"), "").unwrap();
+    assert_eq!(run_local(&place.job("a.txt", "cut")).await.unwrap().counts.rows_in, 45);
+    assert!(parts(&place.path("cut")) == calm);
+}
+
+/// A stage that does something once, while the job runs.
+struct Meddling<F: Fn() + Send + Sync>(Hashing, F);
+
+#[async_trait::async_trait]
+impl<F: Fn() + Send + Sync> Stage for Meddling<F> {
+    fn spec(&self) -> &EmbedSpec {
+        self.0.spec()
+    }
+
+    fn fields(&self) -> Vec<arrow::datatypes::Field> {
+        self.0.fields()
+    }
+
+    fn metadata(&self) -> Vec<(String, String)> {
+        self.0.metadata()
+    }
+
+    async fn submit(&self, texts: &arrow::array::ArrayRef) -> elmo::Result<Pending> {
+        let pending = self.0.submit(texts).await?;
+        // Both windows of the first part are under way.
+        if self.0.rows.load(std::sync::atomic::Ordering::SeqCst) == 8 {
+            self.1();
+        }
+        Ok(pending)
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_changes_under_a_running_job_ends_it() {
+    let place = Place::new();
+    place.write("a.txt", lines(45));
+    place.write("b.txt", lines(45).replace("own", "oWn"));
+    let (input, other, output) = (place.path("a.txt"), place.path("b.txt"), place.path("removed"));
+    let replace = Meddling(Hashing::default(), move || fs::rename(&other, &input).unwrap());
+    let error = run(&place.job("a.txt", "replaced"), &replace, &stores()).await.unwrap_err();
+    assert!(error.to_string().contains("changed while it was read"), "{error}");
+    assert!(parts(&place.path("replaced")).is_empty());
+    let remove = Meddling(Hashing::default(), move || fs::remove_dir_all(&output).unwrap());
+    let error = run(&place.job("a.txt", "removed"), &remove, &stores()).await.unwrap_err();
+    assert!(error.to_string().contains("it is gone or another one now"), "{error}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_next_file_s_faults_are_no_fault_of_a_complete_part() {
+    let place = Place::new();
+    place.write("in/1.txt", lines(10));
+    place.write("in/2.txt.gz", "no gzip");
+    for _ in 0..2 {
+        let error = run_local(&place.job("in", "out")).await.unwrap_err();
+        assert!(error.to_string().contains("2.txt.gz"), "{error}");
+        assert_eq!(parts(&place.path("out")).len(), 1);
+    }
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -200,6 +284,46 @@ async fn what_others_wrote_is_never_removed() {
     let error = run_local(&anew).await.unwrap_err();
     assert!(error.to_string().contains(theirs), "{error}");
     assert!(place.path(&format!("out/{theirs}")).exists());
+    // Names like ours, but no account of a job that made them.
+    place.write("like/part-00007.parquet", "of the user");
+    for overwrite in [false, true] {
+        let error = run_local(&BulkJob { overwrite, ..place.job("a.txt", "like") }).await.unwrap_err();
+        assert!(error.to_string().contains("part-00007.parquet"), "{error}");
+        assert_eq!(names(&place.path("like")), ["part-00007.parquet"]);
+    }
+    // Beside an output of ours: nothing is removed before everything was looked at.
+    run_local(&place.job("a.txt", "ours")).await.unwrap();
+    let before = parts(&place.path("ours"));
+    for name in ["_SUCCESS", "part-00009.parquet"] {
+        place.write(&format!("ours/{name}"), "of the user");
+        let error = run_local(&BulkJob { overwrite: true, ..place.job("a.txt", "ours") }).await.unwrap_err();
+        assert!(error.to_string().contains(name), "{error}");
+        fs::remove_file(place.path(&format!("ours/{name}"))).unwrap();
+        assert!(parts(&place.path("ours")) == before);
+    }
+    run_local(&BulkJob { overwrite: true, ..place.job("a.txt", "ours") }).await.unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_input_in_the_output_is_refused_before_anything_is_removed() {
+    let place = Place::new();
+    place.write("a.txt", lines(15));
+    run_local(&place.job("a.txt", "out")).await.unwrap();
+    let before = parts(&place.path("out"));
+    std::os::unix::fs::symlink(place.path("out"), place.path("link")).unwrap();
+    for (input, output) in [
+        ("out/part-00000.parquet", "out"),
+        ("out", "out"),
+        ("link/part-00000.parquet", "out"),
+        ("out/part-00000.parquet", "link"),
+        ("out/*.parquet", "link"),
+    ] {
+        let job = BulkJob { overwrite: true, keep: elmo_pipelines::source::Keep::None, ..place.job(input, output) };
+        let error = run_local(&job).await.unwrap_err();
+        assert_eq!(error.exit(), Exit::Usage, "{input} {output}: {error}");
+        assert!(error.to_string().contains("lies in the output folder"), "{error}");
+        assert!(parts(&place.path("out")) == before);
+    }
 }
 
 #[tokio::test(flavor = "multi_thread")]

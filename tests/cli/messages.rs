@@ -65,6 +65,34 @@ fn no_secret_is_printed() {
 }
 
 #[test]
+fn json_stays_json_where_a_secret_is_left_out() {
+    let place = place();
+    for (folder, shown) in [("my_password=", "my_password="), ("password: \"hunter2", "password: \"***")] {
+        let words = ["embed", "--model", "tiny", "--input", "plain.txt", "--json", "-vv", "--log-format=json", "-o"];
+        let output = place.elmo().args(words).arg(folder).output().unwrap();
+        let (out, err) = (String::from_utf8(output.stdout).unwrap(), String::from_utf8(output.stderr).unwrap());
+        assert!(!out.contains("hunter2") && !err.contains("hunter2"), "{out}{err}");
+        let report: serde_json::Value = serde_json::from_str(&out).unwrap();
+        assert!(report["output"].as_str().unwrap().ends_with(shown), "{out}");
+        for line in err.lines() {
+            assert!(serde_json::from_str::<serde_json::Value>(line).is_ok(), "{line}");
+        }
+    }
+}
+
+#[test]
+fn a_full_stderr_ends_no_job() {
+    let place = place();
+    for (words, code) in [(EMBED, 0), ("inspect none", 3), ("frobnicate", 2), ("--log-format json inspect none", 3)] {
+        let ended = place.shell(&format!("elmo {words} 2> /dev/full"));
+        assert_eq!(ended.code, Some(code), "{words}: {ended:?}");
+    }
+    let ended = place.shell(&format!("ELMO_POOLING=middle elmo {EMBED} 2> /dev/full"));
+    assert_eq!(ended.code, Some(2), "{ended:?}");
+    assert_eq!(place.shell(&format!("elmo {EMBED} --overwrite 2>&-")).code, Some(0));
+}
+
+#[test]
 fn no_colours_unless_there_is_a_terminal() {
     let place = place();
     for words in ["embed --help", "frobnicate", "inspect none", EMBED] {

@@ -14,6 +14,9 @@ use std::{
 
 use crate::place::Place;
 
+/// What web servers say to people about a page that they do not have.
+const MISSING: &str = "<!DOCTYPE html>\n<html>\n<body>\nNo such page\n</body>\n</html>\n";
+
 /// A web server for one folder. It counts what it is asked for, and can answer with a page for people instead.
 struct Server {
     address: String,
@@ -61,7 +64,7 @@ fn answer(mut stream: TcpStream, folder: &Path, page: bool) -> std::io::Result<(
     let (status, body) = match (page, found) {
         (true, _) => ("200 OK", b"<html><body>Please log in</body></html>".to_vec()),
         (false, Ok(body)) => ("200 OK", body),
-        (false, Err(_)) => ("404 Not Found", Vec::new()),
+        (false, Err(_)) => ("404 Not Found", MISSING.into()),
     };
     let length = body.len();
     write!(stream, "HTTP/1.1 {status}\r\nContent-Length: {length}\r\nETag: \"{length}\"\r\nConnection: close\r\n\r\n")?;
@@ -196,10 +199,37 @@ fn what_is_missing_is_named() {
     let server = Server::start(place.path("served"), false);
     let server = &server.address;
     let ended = place.exits(&format!("model info {server}/none"), 5);
-    assert!(ended.err.contains("/none/options.json"), "{ended:?}");
+    assert!(ended.err.contains("/none/options.json") && ended.err.contains("404 Not Found"), "{ended:?}");
+    assert!(!ended.err.contains("html") && !ended.err.contains("No such page"), "{ended:?}");
+    assert_eq!(ended.err.lines().count(), 2, "the error and its help: {ended:?}");
     fs::remove_file(place.path("served/model/weights.safetensors")).unwrap();
     let ended = place.exits(&format!("model info {server}/model"), 5);
     assert!(ended.err.contains("/model/weights.hdf5"), "{ended:?}");
+}
+
+#[test]
+fn names_that_are_not_used_are_told() {
+    let place = Place::new();
+    let fixtures = Path::new(&std::env::var_os("CARGO_MANIFEST_DIR").unwrap()).join("../tests/fixtures/hdf5");
+    fs::copy(fixtures.join("options.json"), place.path("options.json")).unwrap();
+    fs::copy(fixtures.join("surplus.hdf5"), place.path("weights.hdf5")).unwrap();
+    for command in ["info", "verify"] {
+        let ended = place.exits(&format!("model {command} --options options.json --weights weights.hdf5"), 0);
+        assert!(ended.out.contains("names in the weights are not used"), "{ended:?}");
+    }
+}
+
+#[test]
+fn a_model_is_written_to_local_places_only() {
+    let place = place();
+    let url = format!("file://{}", place.path("by-url").display());
+    place.exits(&format!("model convert tiny {url} --to hdf5"), 0);
+    assert!(place.path("by-url/weights.hdf5").is_file());
+    place.exits("model convert tiny s3://bucket/model --to hdf5", 2);
+    assert!(!place.path("s3:").exists());
+    // Nothing can be written there, which is no fault of the model.
+    let ended = place.exits("model convert tiny /proc/model --to hdf5", 5);
+    assert!(ended.err.contains("cannot write /proc") && ended.err.contains("  help: "), "{ended:?}");
 }
 
 #[test]

@@ -59,6 +59,18 @@ fn required_options_lists_and_the_model_may_come_from_the_file() {
 }
 
 #[test]
+fn a_list_of_the_file_is_taken_whole() {
+    let place = Place::new();
+    let embed = "embed -q --model tiny --input reviews.jsonl --output out";
+    place.write("elmo.toml", "[embed]\nkeep = ['id', 'stars']\n");
+    place.exits(embed, 0);
+    std::fs::remove_file(place.path("elmo.toml")).unwrap();
+    // The same job only if both columns were kept.
+    place.exits(&format!("{embed} --keep id,stars"), 0);
+    place.exits(&format!("{embed} --keep id"), 2);
+}
+
+#[test]
 fn mistakes() {
     let place = place();
     let mut blocks = Vec::new();
@@ -69,6 +81,9 @@ fn mistakes() {
         "[embed]\npooling = 'middle'",
         "[embed]\nbatch_tokens = 'many'",
         "threads = { cpu = 3 }",
+        "[embed]\nmax-tokens = [3, 4]",
+        "[embed]\nkeep = []",
+        "[embed]\nmax-tokens = 3\nmax_tokens = 4",
         "threads",
     ] {
         place.write("elmo.toml", file);

@@ -59,8 +59,8 @@ pub fn all(models: &Models) -> Vec<ScalarUDF> {
 
 /// Plans a statement as [`SessionContext::sql`] does, and lets named options of our functions leave others out.
 ///
-/// DataFusion 55 accepts named arguments only without gaps: `elmo_embed(text, pooling => 'max')` is refused there because
-/// `layers` comes first. Here the options between are filled with NULL, which means the default.
+/// DataFusion 55 accepts named arguments only without gaps: `elmo_embed(text, pooling => 'max')` is refused there
+/// because `layers` comes first. Here the options between are filled with NULL, which means the default.
 ///
 /// # Errors
 /// When the statement cannot be parsed or planned.

@@ -31,7 +31,8 @@ impl From<Elmo> for Models {
 }
 
 impl Models {
-    /// Several models; `default` is the name of the one meant when a query names none.
+    /// Several models; `default` is the name of the one meant when a query names none. Whether there is such a one is
+    /// seen when a query is planned.
     #[must_use]
     pub fn new(default: impl Into<String>, models: impl IntoIterator<Item = (String, Elmo)>) -> Self {
         let by_name = models.into_iter().collect();

@@ -1,8 +1,8 @@
 //! Named options with gaps: `elmo_embed(text, pooling => 'max')` becomes `elmo_embed(text, NULL, 'max')`.
 //!
-//! DataFusion resolves names to positions by itself, but refuses a call whose positions have a gap. So the gaps are filled
-//! in the parsed statement, before DataFusion plans it. Unknown names, names given twice, and values without a name after
-//! named ones are left as they are: DataFusion's own errors about them are good.
+//! DataFusion resolves names to positions by itself, but refuses a call whose positions have a gap. So the gaps are
+//! filled in the parsed statement, before DataFusion plans it. Unknown names, names given twice, and values without a
+//! name after named ones are left as they are: DataFusion's own errors about them are good.
 
 use std::ops::ControlFlow;
 

@@ -6,13 +6,14 @@
 use std::{collections::VecDeque, io::Cursor, sync::Arc};
 
 use arrow::{
-    array::RecordBatch,
+    array::{Array, ArrayRef, RecordBatch},
     datatypes::{Schema, SchemaRef},
     error::ArrowError,
     ipc::{reader::StreamReader, writer::StreamWriter},
 };
 use object_store::PutMode;
 use serde::{Deserialize, Serialize};
+use sha2::{Digest, Sha256};
 
 use super::Window;
 use crate::{
@@ -23,7 +24,8 @@ use crate::{
     stores::{Location, StoreError},
 };
 
-/// Rows of an open part are kept in memory up to so many bytes; a larger part begins anew after an interruption.
+/// The first rows of an open part are kept in memory up to so many bytes; what follows is computed again after an
+/// interruption.
 const KEPT_BYTES: usize = 256 << 20;
 /// Key of the note in the schema of the rows that are put aside.
 const NOTE: &str = "elmo.partial";
@@ -42,8 +44,12 @@ pub(super) struct OpenPart {
 
 impl OpenPart {
     pub(super) fn new(writer: PartWriter, start: Position) -> Self {
-        let kept =
-            Kept { rows: Some(Vec::new()), bytes: 0, note: Note { start, end: start, counts: Counts::default() } };
+        let kept = Kept {
+            rows: Vec::new(),
+            bytes: 0,
+            full: false,
+            note: Note { start, end: start, counts: Counts::default() },
+        };
         Self { writer, counts: Counts::default(), under_way: VecDeque::new(), unwritten: None, kept }
     }
 
@@ -73,31 +79,58 @@ struct Note {
     counts: Counts,
 }
 
-/// The rows of an open part.
+/// The first rows of an open part.
 pub(super) struct Kept {
-    /// `None` when they are too many.
-    rows: Option<Vec<RecordBatch>>,
+    rows: Vec<RecordBatch>,
     bytes: usize,
+    /// Later rows came that are not kept.
+    full: bool,
     note: Note,
 }
 
 impl Kept {
     fn add(&mut self, rows: &RecordBatch, counts: Counts, end: Position) {
-        (self.note.counts, self.note.end) = (counts, end);
-        self.bytes += rows.get_array_memory_size();
-        match &mut self.rows {
-            Some(kept) if self.bytes <= KEPT_BYTES => kept.push(rows.clone()),
-            _ => self.rows = None,
+        self.full |= self.bytes + memory(rows) > KEPT_BYTES;
+        if !self.full {
+            (self.note.counts, self.note.end) = (counts, end);
+            self.bytes += memory(rows);
+            self.rows.push(rows.clone());
         }
     }
 
     /// Puts the rows aside and says how many rows of the input they stand for.
     pub(super) async fn save(&mut self, location: &Location) -> Result<u64, StoreError> {
-        let Some(rows) = self.rows.take().filter(|rows| !rows.is_empty()) else { return Ok(0) };
-        let bytes = encode(&rows, &self.note).map_err(|e| damaged(location, e))?;
-        let put = location.put(bytes.into(), PutMode::Overwrite).await;
-        put.map(|_| self.note.counts.rows_in).map_err(|e| StoreError::request("write", location, e))
+        if self.rows.is_empty() {
+            return Ok(0);
+        }
+        let bytes = encode(&self.rows, &self.note).map_err(|e| damaged(location, e))?;
+        let put = location.put(sealed(bytes).into(), PutMode::Overwrite).await;
+        put.map_err(|e| StoreError::request("write", location, e))?;
+        location.sync()?;
+        Ok(self.note.counts.rows_in)
     }
+}
+
+/// Bytes of the values of a batch. Not of its buffers: batches that were read together share them.
+fn memory(rows: &RecordBatch) -> usize {
+    let size = |column: &ArrayRef| column.to_data().get_slice_memory_size().unwrap_or(column.get_array_memory_size());
+    rows.columns().iter().map(size).sum()
+}
+
+/// Bytes of a SHA-256.
+const SEAL: usize = 32;
+
+/// With a hash at the end: a file that a crash left half written, or a disk changed, must not become vectors.
+fn sealed(mut bytes: Vec<u8>) -> Vec<u8> {
+    let seal = Sha256::digest(&bytes);
+    bytes.extend_from_slice(&seal);
+    bytes
+}
+
+fn unsealed(bytes: &[u8]) -> Result<&[u8], ArrowError> {
+    let damaged = || ArrowError::IpcError("damaged: its hash is another one".to_owned());
+    let (bytes, seal) = bytes.split_last_chunk::<SEAL>().ok_or_else(damaged)?;
+    if Sha256::digest(bytes).as_slice() == seal { Ok(bytes) } else { Err(damaged()) }
 }
 
 fn damaged(location: &Location, error: ArrowError) -> StoreError {
@@ -128,7 +161,7 @@ impl Partial {
     /// Reads what was put aside of the part that begins at `start`. What cannot be read is computed again.
     pub(super) async fn load(location: &Location, start: Position, schema: &SchemaRef) -> Option<Self> {
         let bytes = location.get().await.ok()??;
-        match decode(&bytes, schema) {
+        match unsealed(&bytes).and_then(|bytes| decode(bytes, schema)) {
             Ok((rows, note)) if note.start == start => Some(Self { rows, end: note.end, counts: note.counts }),
             Ok(_) => None,
             Err(error) => {

@@ -38,7 +38,7 @@ impl Cutter {
         Self {
             rows: Rows::new(plan, from),
             rest: None,
-            window_rows: job.window_rows.div_ceil(multiple) * multiple,
+            window_rows: job.window_rows.div_ceil(multiple).saturating_mul(multiple),
             window_bytes: window_bytes(stage),
             multiple,
         }
@@ -102,8 +102,8 @@ impl Cutter {
     }
 }
 
-/// Bytes of text after which a window is full: devices are busy with it for some batches, and at token level its vectors
-/// fit into memory.
+/// Bytes of text after which a window is full: devices are busy with it for some batches, and at token level its
+/// vectors fit into memory.
 fn window_bytes(stage: &dyn Stage) -> u64 {
     let mut tokens = stage.tokens_at_once().saturating_mul(WINDOW_BATCHES);
     if stage.spec().level == elmo::spec::Level::Token {

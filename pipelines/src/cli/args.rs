@@ -1,6 +1,6 @@
 //! Options that several commands share.
 
-use std::{fmt, str::FromStr};
+use std::{fmt, num::IntErrorKind, str::FromStr};
 
 use clap::{
     ArgMatches, Args, Command, FromArgMatches, ValueHint,
@@ -31,10 +31,22 @@ where
 
 /// A whole number from 1.
 pub(super) fn positive(text: &str) -> Result<usize, String> {
-    match text.replace('_', "").parse() {
+    match text.replace('_', "").parse::<usize>() {
         Ok(0) => Err("it must be at least 1".to_owned()),
         Ok(n) => Ok(n),
+        Err(e) if *e.kind() == IntErrorKind::PosOverflow => Err("it is too large".to_owned()),
         Err(_) => Err("it must be a whole number".to_owned()),
+    }
+}
+
+/// Threads of one process: more than any machine's cores, and few enough that the system still starts them all.
+const MOST_THREADS: usize = 1024;
+
+/// A number of threads.
+fn threads(text: &str) -> Result<usize, String> {
+    match positive(text)? {
+        n if n > MOST_THREADS => Err(format!("it must be at most {MOST_THREADS}")),
+        n => Ok(n),
     }
 }
 
@@ -131,6 +143,9 @@ impl ModelWords {
 
 impl ModelArgs {
     /// The model, or how to name one.
+    ///
+    /// # Errors
+    /// [`Error::Usage`] when no model was named.
     pub fn spec(&self) -> Result<ModelSpec> {
         let help = "give --model DIR, ZIP, URL or tiny (built in, untrained), or set ELMO_MODEL or model in elmo.toml";
         self.spec.clone().ok_or_else(|| Error::usage("no model was given", help))
@@ -147,6 +162,9 @@ impl ModelArgs {
     }
 
     /// Finds, fetches and reads the model; warns when it is untrained.
+    ///
+    /// # Errors
+    /// As [`ModelArgs::spec`]; [`Error::Models`] when the model cannot be found, fetched or used.
     pub async fn open(&self, stores: &Stores) -> Result<elmo::ModelData> {
         open(&self.spec()?, self.offline, stores).await
     }
@@ -182,12 +200,12 @@ pub struct EngineArgs {
     /// Budget of padded tokens per batch [default: 8192 for a CPU core, 65536 for a GPU]
     ///
     /// A padded token is a place in a batch, filled or not: rows side by side times steps. More is faster up to a point
-    /// and needs more memory; it never changes a vector on CPU.
+    /// and needs more memory; it never changes a vector on CPU. A batch has room for 16 rows, also above the budget.
     #[arg(long, value_name = "N", value_parser = positive)]
     batch_tokens: Option<usize>,
 
     /// CPU threads for the biLM [default: all cores]
-    #[arg(long, value_name = "N", value_parser = positive)]
+    #[arg(long, value_name = "N", value_parser = threads)]
     threads: Option<usize>,
 
     /// Memory in MiB for token layers of words seen before; natural text finds over 80 % of its words there
@@ -202,13 +220,16 @@ impl EngineArgs {
             devices: self.device.0.clone(),
             threads: self.threads,
             batch_tokens: self.batch_tokens,
-            cache_bytes: self.word_cache_mb << 20,
+            cache_bytes: self.word_cache_mb.saturating_mul(1 << 20),
             precision: self.precision,
             ..EmbedderSettings::default()
         }
     }
 
     /// Puts a model on the devices.
+    ///
+    /// # Errors
+    /// [`Error::Elmo`] when a device is not there or has no room, [`Error::Failed`] when loading panics.
     pub async fn load(&self, data: elmo::ModelData) -> Result<elmo::Elmo> {
         let settings = self.settings();
         let load = tokio::task::spawn_blocking(move || elmo::Elmo::from_data(data, &settings));
@@ -231,7 +252,11 @@ impl FromStr for Devices {
 /// A runtime for the parts of a command that wait; the biLM has threads of its own.
 pub(crate) fn block_on<T>(future: impl Future<Output = Result<T>>) -> Result<T> {
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build();
-    runtime.map_err(|e| Error::Failed(format!("cannot start threads: {e}")))?.block_on(future)
+    let runtime = runtime.map_err(|e| Error::Failed(format!("cannot start threads: {e}")))?;
+    let outcome = runtime.block_on(future);
+    // A read of standard input that waits for a line cannot be called off, and the process must end without it.
+    runtime.shutdown_background();
+    outcome
 }
 
 impl fmt::Display for Devices {

@@ -1,14 +1,12 @@
 //! `elmo bench`: the words; the measurement is in [`crate::bench`].
 
-use std::{path::PathBuf, str::FromStr};
-
 use clap::{Args, ValueHint};
-use elmo::spec::SpecError;
 
 use super::{
     EngineArgs, ModelArgs,
     args::{positive, words},
 };
+use crate::sizes::Size;
 
 /// Measure tokens/s, padding, cache hits and GFLOP/s, and the share of what this machine's matrix products reach
 ///
@@ -28,9 +26,9 @@ pub struct BenchArgs {
     #[arg(long, value_name = "SIZE", value_parser = words::<Size>(Size::WORDS), help_heading = "Model", conflicts_with_all = ["model", "options", "weights"])]
     pub size: Option<Size>,
 
-    /// Text to embed, a row per line, or the column text of a .jsonl file [default: built-in English text]
-    #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath, help_heading = "Measurement")]
-    pub text: Option<PathBuf>,
+    /// Text to embed: the column text of a file or URL that elmo embed reads [default: built-in English text]
+    #[arg(long, value_name = "URL", value_hint = ValueHint::FilePath, help_heading = "Measurement")]
+    pub text: Option<String>,
 
     /// Seconds to measure after warming up; longer is steadier
     #[arg(long, value_name = "N", default_value = "10", value_parser = positive, help_heading = "Measurement")]
@@ -43,36 +41,4 @@ pub struct BenchArgs {
     /// Where and how.
     #[command(flatten)]
     pub engine: EngineArgs,
-}
-
-/// A published size of ELMo, or the built-in model's.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Size {
-    /// 1024/128, one highway layer.
-    Small,
-    /// 2048/256, one highway layer.
-    Medium,
-    /// 4096/512, two highway layers.
-    Original,
-    /// The built-in model.
-    Tiny,
-}
-
-impl Size {
-    /// The legal words.
-    pub const WORDS: &'static [&'static str] = &["small", "medium", "original", "tiny"];
-}
-
-impl FromStr for Size {
-    type Err = SpecError;
-
-    fn from_str(word: &str) -> Result<Self, SpecError> {
-        match word {
-            "small" => Ok(Self::Small),
-            "medium" => Ok(Self::Medium),
-            "original" => Ok(Self::Original),
-            "tiny" => Ok(Self::Tiny),
-            _ => Err(SpecError::Value { option: "size", value: word.to_owned(), legal: Self::WORDS.to_vec() }),
-        }
-    }
 }

@@ -12,7 +12,7 @@ use crate::{
     stores::Stores,
 };
 
-/// Run the main job on sixty reviews that are built in: files in, Parquet with vectors out; offline
+/// Run the main job on 200 reviews that are built in: files in, Parquet with vectors out; offline
 #[derive(Debug, Args)]
 #[command(after_help = "\
 Examples:

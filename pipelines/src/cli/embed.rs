@@ -22,7 +22,7 @@ use crate::{
     error::{Error, Exit, Result},
     report::{bytes, count},
     sink::Codec,
-    source::{Keep, STDIN},
+    source::{Keep, KeptTypes, STDIN},
     stage::EmbedStage,
     stores::Stores,
 };
@@ -43,11 +43,13 @@ pub(super) struct EmbedArgs {
 
     /// Files, folders, glob patterns, URLs, or - for lines on stdin; several times or several values
     ///
-    /// .txt (a row per line), .csv, .jsonl, .ndjson, .parquet and .arrow, each also .gz or .zst where that makes sense.
+    /// .txt (a row per line), .csv (with a header line), .jsonl, .ndjson, .parquet and .arrow, each also .gz or .zst.
     #[arg(short, long, required = true, num_args = 1.., value_name = "INPUT", value_hint = ValueHint::AnyPath, help_heading = "Input")]
     input: Vec<String>,
 
     /// Column to embed: strings, binary (UTF-8 is checked) or lists of tokens
+    ///
+    /// A list is one sentence, tokenised already; its byte offsets count in the tokens joined by single spaces.
     #[arg(long, value_name = "NAME", default_value = "text", help_heading = "Input")]
     column: String,
 
@@ -55,9 +57,13 @@ pub(super) struct EmbedArgs {
     #[arg(long, value_name = "NAME", help_heading = "Input")]
     id: Option<String>,
 
-    /// Other columns that go on to the output: names, all or none
+    /// Other columns that go on to the output: names, all or none; of JSON lines all are those of the first 1,000 rows
     #[arg(long, value_name = "COL,…|all|none", default_value = "all", value_parser = clap::value_parser!(Keep), help_heading = "Input")]
     keep: Keep,
+
+    /// Types of kept CSV and JSON columns: guess from the first 1,000 rows what loses nothing, or string (as written)
+    #[arg(long, value_name = "TYPES", default_value = "guess", value_parser = words::<KeptTypes>(KeptTypes::WORDS), help_heading = "Input")]
+    types: KeptTypes,
 
     #[command(flatten)]
     vectors: VectorArgs,
@@ -66,8 +72,8 @@ pub(super) struct EmbedArgs {
     #[arg(short, long, value_name = "DIR", value_hint = ValueHint::DirPath, help_heading = "Output")]
     output: String,
 
-    /// Input rows of one file: what a crash may cost at the most, as a file is durable as a whole [default: so many that
-    /// their vectors have about 128 MiB]
+    /// Input rows of one file: what a crash may cost at the most, as a file is durable as a whole [default: so many
+    /// that their vectors have about 128 MiB]
     #[arg(long, value_name = "N", value_parser = positive, help_heading = "Output")]
     rows_per_file: Option<usize>,
 
@@ -108,6 +114,9 @@ pub(super) struct VectorArgs {
     level: Level,
 
     /// Layers: average, top, token, a number, all (one after the other), or the file of a scalar mix (mix.json)
+    ///
+    /// A mix is JSON: {"scalars": [-0.5, 1.2, 0.3], "gamma": 0.9, "layer_norm": false}, one scalar per layer, the token
+    /// layer first. The vector is gamma times the layers, weighted by the softmax of the scalars.
     #[arg(long, value_name = "LAYERS", default_value = "average")]
     layers: LayersWord,
 
@@ -192,7 +201,7 @@ impl FromStr for LayersWord {
     type Err = SpecError;
 
     fn from_str(text: &str) -> Result<Self, SpecError> {
-        if Path::new(text).extension().is_some_and(|e| e == "json") {
+        if is_mix_file(text) {
             return Ok(Self(text.to_owned()));
         }
         text.parse::<Layers>().map(|_| Self(text.to_owned()))
@@ -207,12 +216,17 @@ impl fmt::Display for LayersWord {
 
 /// Layers by their word, or by the file of a scalar mix.
 pub(super) fn layers_of(text: &str) -> Result<Layers> {
-    let path = Path::new(text);
-    if path.extension().is_none_or(|e| e != "json") {
+    if !is_mix_file(text) {
         return text.parse().map_err(|e: SpecError| Error::Elmo(e.into()));
     }
-    let bytes = std::fs::read(path).map_err(|e| Error::io(path, e))?;
+    let help = "give the file of a scalar mix; README.md, \"Your own weights\", shows one";
+    let bytes = std::fs::read(text).map_err(|e| Error::usage(format!("--layers {text}: {e}"), help))?;
     ScalarMix::from_json(&bytes, text).map(Layers::Mix).map_err(|e| Error::Elmo(e.into()))
+}
+
+/// Whether `--layers` names a file rather than a word.
+fn is_mix_file(text: &str) -> bool {
+    Path::new(text).extension().is_some_and(|e| e.eq_ignore_ascii_case("json"))
 }
 
 pub(super) fn run(args: &EmbedArgs, common: &CommonArgs) -> Result<Exit> {
@@ -249,9 +263,9 @@ pub(super) fn run(args: &EmbedArgs, common: &CommonArgs) -> Result<Exit> {
             let rejected = report.counts.errors > 0;
             Ok(if rejected { Exit::Rejected } else { Exit::Done })
         }
-        Err(error @ Error::Interrupted { .. }) => {
+        Err(error @ Error::Interrupted { again: true, .. }) => {
             let words = std::env::args_os().map(|word| word.to_string_lossy().into_owned());
-            eprintln!("to go on: {}", crate::redact::redact(&shutdown::resume_command(words)));
+            super::logging::note(&format!("to go on: {}", shutdown::resume_command(words)));
             Err(error)
         }
         Err(error) => Err(error),
@@ -266,8 +280,9 @@ impl EmbedArgs {
             column: self.column.clone(),
             id: self.id.clone(),
             keep: self.keep.clone(),
+            types: self.types,
             rows_per_file: self.rows_per_file.map(|rows| rows as u64),
-            row_group_bytes: (self.row_group_mb as u64) << 20,
+            row_group_bytes: (self.row_group_mb as u64).saturating_mul(1 << 20),
             codec: self.compression,
             window_rows: self.window_rows,
             overwrite: self.overwrite,

@@ -16,7 +16,8 @@ Examples:
   elmo inspect vectors
   elmo inspect vectors/part-00000.parquet --json
 
-Exit code 1 when a number is NaN or infinite, or the files were not made alike.")]
+Exit code 1 when a number is NaN or infinite, or the files were not made alike or are not those
+of the manifest beside them.")]
 pub(super) struct InspectArgs {
     /// A Parquet file, or a folder of them; path or URL
     #[arg(value_name = "FILE|DIR", value_hint = ValueHint::AnyPath)]
@@ -33,8 +34,8 @@ pub(super) fn run(args: &InspectArgs) -> Result<Exit> {
         true => print_json(&report)?,
         false => print(&report.to_string())?,
     }
-    match report.is_sound() {
-        true => Ok(Exit::Done),
-        false => Err(Error::Check(format!("{} vectors hold a NaN or an infinite number", report.vectors.not_finite))),
+    match report.failure() {
+        None => Ok(Exit::Done),
+        Some(failure) => Err(Error::Check(failure)),
     }
 }

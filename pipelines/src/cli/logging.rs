@@ -12,7 +12,7 @@ use tracing_subscriber::{EnvFilter, fmt::MakeWriter};
 use super::CommonArgs;
 use crate::{
     error::Error,
-    redact::redact,
+    redact::{redact, redact_json},
     report::{self, Bar, Lines, Progress, Silent},
 };
 
@@ -73,7 +73,9 @@ pub(super) fn start(common: &CommonArgs) {
     let (filter, refused) = filter(common);
     let builder = tracing_subscriber::fmt()
         .with_env_filter(filter)
-        .with_writer(Stderr)
+        .with_writer(Stderr { json: common.log_format == LogFormat::Json })
+        // It would tell about a stderr that cannot be written to on stderr, and panic when that fails.
+        .log_internal_errors(false)
         .with_ansi(common.color())
         .with_target(common.verbose > 0);
     // A second subscriber can exist only in tests, where the first one is as good.
@@ -126,22 +128,36 @@ fn write_error(error: &Error, color: bool) {
     if let Some(help) = error.help() {
         text.push_str(&format!("  help: {}\n", redact(&help)));
     }
-    // Nobody is left to tell when stderr is gone.
+    say(&text);
+}
+
+/// A line for people, below an error or instead of one; secrets left out.
+pub(super) fn note(text: &str) {
+    say(&(redact(text) + "\n"));
+}
+
+/// Nobody is left to tell when stderr is closed or full, and that is no reason for a job to end: `eprintln!` panics.
+fn say(text: &str) {
     let _ = io::stderr().write_all(text.as_bytes());
 }
 
 /// stderr without secrets. One event arrives as one write.
 #[derive(Debug, Clone, Copy)]
-struct Stderr;
+struct Stderr {
+    /// Lines are JSON and must stay so.
+    json: bool,
+}
 
 impl Write for Stderr {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-        io::stderr().write_all(redact(&String::from_utf8_lossy(bytes)).as_bytes())?;
+        let text = String::from_utf8_lossy(bytes);
+        let clean = if self.json { redact_json(&text) } else { redact(&text) };
+        say(&clean);
         Ok(bytes.len())
     }
 
     fn flush(&mut self) -> io::Result<()> {
-        io::stderr().flush()
+        Ok(())
     }
 }
 

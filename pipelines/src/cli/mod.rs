@@ -31,7 +31,7 @@ use clap::{
 pub(crate) use self::{args::block_on, output::table};
 pub use self::{
     args::{EngineArgs, ModelArgs},
-    bench::{BenchArgs, Size},
+    bench::BenchArgs,
     logging::LogFormat,
     output::{print, print_json},
 };
@@ -158,7 +158,7 @@ impl Stop {
                 // A closed pipe behind `elmo --help | head` is no failure.
                 let _ = error.print();
                 if let Some(origin) = origin {
-                    eprintln!("note: the value comes from {origin}");
+                    logging::note(&format!("note: the value comes from {origin}"));
                 }
                 ExitCode::from(error.exit_code() as u8)
             }

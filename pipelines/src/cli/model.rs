@@ -12,7 +12,7 @@ use super::{
 use crate::{
     error::{Error, Exit, Result},
     models::{
-        Cache, ModelSpec, Models,
+        Cache, ModelSpec, Models, Place,
         check::{self, Report},
         convert::{self, Layout},
         info::Info,
@@ -161,7 +161,7 @@ fn convert(args: &ConvertArgs) -> Result<Exit> {
         [model, out] if args.model.spec_if_given().is_none() => (model.parse()?, out),
         _ => return Err(Error::usage("two models were given", "name the model once, then the directory to write")),
     };
-    let out = PathBuf::from(out);
+    let out = local_directory(out)?;
     if args.warm_state && args.to == Layout::AllenNlp {
         return Err(Error::usage(
             "the published pair has no place for a warm state",
@@ -186,6 +186,17 @@ fn convert(args: &ConvertArgs) -> Result<Exit> {
         false => print(&report.to_string())?,
     }
     Ok(Exit::Done)
+}
+
+/// Where to write a model. As a bare path `s3://bucket/model` would be a folder called `s3:` right here.
+fn local_directory(out: &str) -> Result<PathBuf> {
+    match out.parse::<Place>()? {
+        Place::Local(path) => Ok(path),
+        place @ Place::Remote(_) => Err(Error::usage(
+            format!("{place}: a model is written to a local directory"),
+            "name a local directory, and copy the model from there",
+        )),
+    }
 }
 
 fn verify(args: &VerifyArgs) -> Result<Exit> {

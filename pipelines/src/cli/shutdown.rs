@@ -26,9 +26,9 @@ pub(super) fn requested() -> Result<impl Future<Output = ()>> {
     })
 }
 
-/// The command that continues this one, as the shell would read it.
+/// The command that continues this one, as the shell would read it: the same, but it must not begin anew.
 pub(super) fn resume_command(words: impl Iterator<Item = String>) -> String {
-    words.map(|word| quoted(&word)).collect::<Vec<_>>().join(" ")
+    words.filter(|word| word != "--overwrite").map(|word| quoted(&word)).collect::<Vec<_>>().join(" ")
 }
 
 fn quoted(word: &str) -> String {
@@ -45,7 +45,7 @@ mod tests {
 
     #[test]
     fn the_shell_reads_back_what_was_typed() {
-        let words = ["elmo", "embed", "--input", "a b.txt", "it's", "x*", ""].map(str::to_owned);
+        let words = ["elmo", "embed", "--overwrite", "--input", "a b.txt", "it's", "x*", ""].map(str::to_owned);
         assert_eq!(resume_command(words.into_iter()), r"elmo embed --input 'a b.txt' 'it'\''s' 'x*' ''");
     }
 }

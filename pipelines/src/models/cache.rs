@@ -1,7 +1,8 @@
 //! The cache directory: `urls/HASH.json` says what a URL was, `content/HASH/` holds the files, named by their content.
 //!
 //! Both appear by one rename each, content first, so a reader never sees half a model and two processes may fetch the
-//! same one at the same time. Old content stays until somebody deletes it; everything in the cache can be fetched again.
+//! same one at the same time. Old content stays until somebody deletes it; everything in the cache can be fetched
+//! again.
 
 use std::{
     env, fs, io,
@@ -16,7 +17,7 @@ use tempfile::TempDir;
 use url::Url;
 
 use super::{HDF5, Models, ModelsError, OPTIONS, Role, SAFETENSORS, unzip::unzip};
-use crate::{redact::redact, report};
+use crate::{redact::redact, report, stores::brief};
 
 /// Largest file that is fetched; the original ELMo has 0.4 GB.
 const LARGEST_FILE: u64 = 8 << 30;
@@ -104,7 +105,7 @@ impl Cache {
             Some(fetched) => fetched,
             None => fetch(models, &want(HDF5, Role::Weights)?, draft.path()).await?,
         });
-        for name in ["mix.json", "warm_state.safetensors", "MODEL.md"] {
+        for name in ["vocab.txt", "softmax.safetensors", "mix.json", "warm_state.safetensors", "MODEL.md"] {
             files.extend(fetch_optional(models, &want(name, Role::Other)?, draft.path()).await?);
         }
         self.publish(url, draft, files)
@@ -141,9 +142,15 @@ impl Cache {
             return Ok(Some(dir));
         }
         for file in &record.files {
-            if !is_unchanged(models, &source(&file.name)?, file).await? {
-                tracing::info!(url = redact(url.as_str()), file = file.name, "the model has changed, fetching it anew");
-                return Ok(None);
+            match is_unchanged(models, &source(&file.name)?, file).await? {
+                Some(true) => {}
+                Some(false) => {
+                    let (url, file) = (redact(url.as_str()), &file.name);
+                    tracing::info!(url, file, "the model has changed, fetching it anew");
+                    return Ok(None);
+                }
+                // To ask a store that is gone for every file takes minutes.
+                None => break,
             }
         }
         Ok(Some(dir))
@@ -167,7 +174,7 @@ impl Cache {
         let dir = self.content(&content);
         let record = Record { url: redact(url.as_str()), content, files };
         if dir.is_dir() && !self.is_whole(&record) {
-            fs::remove_dir_all(&dir).map_err(|e| ModelsError::io(&dir, e))?;
+            fs::remove_dir_all(&dir).map_err(|e| ModelsError::write(&dir, e))?;
         }
         settle(draft, &dir)?;
         self.write_record(url, &record)?;
@@ -177,12 +184,12 @@ impl Cache {
     fn write_record(&self, url: &Url, record: &Record) -> Result<(), ModelsError> {
         let path = self.record_path(url);
         let parent = path.parent().unwrap_or(&self.dir);
-        let io = |e| ModelsError::io(&path, e);
+        let failed = |e| ModelsError::write(&path, e);
         let text = serde_json::to_vec_pretty(record).map_err(|e| ModelsError::Internal(e.to_string()))?;
-        fs::create_dir_all(parent).map_err(io)?;
-        let draft = tempfile::NamedTempFile::new_in(parent).map_err(io)?;
-        fs::write(draft.path(), text).map_err(io)?;
-        draft.persist(&path).map_err(|e| io(e.error))?;
+        fs::create_dir_all(parent).map_err(failed)?;
+        let draft = tempfile::NamedTempFile::new_in(parent).map_err(failed)?;
+        fs::write(draft.path(), text).map_err(failed)?;
+        draft.persist(&path).map_err(|e| failed(e.error))?;
         Ok(())
     }
 
@@ -199,8 +206,8 @@ impl Cache {
     /// A directory on the same file system, gone again unless it is settled.
     fn draft(&self) -> Result<TempDir, ModelsError> {
         let content = self.dir.join("content");
-        fs::create_dir_all(&content).map_err(|e| ModelsError::io(&content, e))?;
-        tempfile::Builder::new().prefix(".draft-").tempdir_in(&content).map_err(|e| ModelsError::io(&content, e))
+        fs::create_dir_all(&content).map_err(|e| ModelsError::write(&content, e))?;
+        tempfile::Builder::new().prefix(".draft-").tempdir_in(&content).map_err(|e| ModelsError::write(&content, e))
     }
 }
 
@@ -209,7 +216,7 @@ impl Cache {
 fn settle(draft: TempDir, dir: &Path) -> Result<(), ModelsError> {
     match fs::rename(draft.path(), dir) {
         Err(_) if dir.is_dir() => Ok(()),
-        other => other.map_err(|e| ModelsError::io(dir, e)),
+        other => other.map_err(|e| ModelsError::write(dir, e)),
     }
 }
 
@@ -248,18 +255,18 @@ async fn fetch(models: &Models<'_>, wanted: &Wanted, dir: &Path) -> Result<Fetch
 /// Writes a body to `target`; returns its size and hash.
 async fn save(got: GetResult, target: &Path, url: &str) -> Result<(u64, String), ModelsError> {
     use io::Write;
-    let io = |e| ModelsError::io(target, e);
-    let mut file = fs::File::create_new(target).map_err(io)?;
+    let failed = |e| ModelsError::write(target, e);
+    let mut file = fs::File::create_new(target).map_err(failed)?;
     let expected = got.meta.size;
     let mut stream = got.into_stream();
     let (mut hash, mut bytes) = (Sha256::new(), 0);
     while let Some(chunk) = stream.next().await {
         let chunk = chunk.map_err(|source| ModelsError::Fetch { url: url.to_owned(), source })?;
         hash.update(&chunk);
-        file.write_all(&chunk).map_err(io)?;
+        file.write_all(&chunk).map_err(failed)?;
         bytes += chunk.len() as u64;
     }
-    file.sync_all().map_err(io)?;
+    file.sync_all().map_err(failed)?;
     if bytes != expected {
         let source = format!("the connection ended after {bytes} of {expected} bytes").into();
         let source = object_store::Error::Generic { store: "download", source };
@@ -268,15 +275,16 @@ async fn save(got: GetResult, target: &Path, url: &str) -> Result<(u64, String),
     Ok((bytes, hex(hash.finalize().as_slice())))
 }
 
-async fn is_unchanged(models: &Models<'_>, url: &Url, file: &Fetched) -> Result<bool, ModelsError> {
+/// `None` when the store cannot be asked, which a warning says.
+async fn is_unchanged(models: &Models<'_>, url: &Url, file: &Fetched) -> Result<Option<bool>, ModelsError> {
     let (store, path) = open(models, url)?;
     match store.head(&path).await {
-        Ok(meta) => Ok(meta.size == file.bytes && (meta.e_tag.is_none() || meta.e_tag == file.etag)),
-        Err(object_store::Error::NotFound { .. }) => Ok(false),
+        Ok(meta) => Ok(Some(meta.size == file.bytes && (meta.e_tag.is_none() || meta.e_tag == file.etag))),
+        Err(object_store::Error::NotFound { .. }) => Ok(Some(false)),
         Err(error) => {
-            let (url, error) = (redact(url.as_str()), redact(&error.to_string()));
+            let (url, error) = (redact(url.as_str()), redact(&brief(&error)));
             tracing::warn!(url, error, "cannot ask whether the model has changed, taking it from the cache");
-            Ok(true)
+            Ok(None)
         }
     }
 }

@@ -6,7 +6,7 @@ use arrow::array::{Array, ArrayRef, AsArray, StringArray};
 use elmo::{ColumnEmbedder, Elmo, EmbedSpec, ModelData};
 use serde::Serialize;
 
-use super::{ModelSpec, ModelsError};
+use super::{ModelSpec, ModelsError, info};
 
 /// Every check and how it went.
 #[derive(Debug, Serialize)]
@@ -17,6 +17,8 @@ pub struct Report {
     pub fingerprint: Option<String>,
     /// In the order they were made.
     pub checks: Vec<Check>,
+    /// What a user should know, as `elmo model info` says it; none of it makes a model bad.
+    pub notes: Vec<String>,
 }
 
 /// One check.
@@ -40,7 +42,7 @@ impl Report {
     /// A model that does not even open.
     pub fn unreadable(spec: &ModelSpec, error: &ModelsError) -> Self {
         let checks = vec![Check { name: "files and shapes", passed: false, found: error.to_string() }];
-        Self { model: spec.to_string(), fingerprint: None, checks }
+        Self { model: spec.to_string(), fingerprint: None, checks, notes: Vec::new() }
     }
 
     /// All checks passed.
@@ -58,6 +60,9 @@ impl fmt::Display for Report {
         for check in &self.checks {
             writeln!(f, "{}  {}: {}", if check.passed { "ok  " } else { "FAIL" }, check.name, check.found)?;
         }
+        for note in &self.notes {
+            writeln!(f, "note  {note}")?;
+        }
         f.write_str(if self.is_good() { "the model is good\n" } else { "the model is bad\n" })
     }
 }
@@ -73,7 +78,7 @@ pub fn of_data(spec: &ModelSpec, data: &ModelData, expected: Option<&str>) -> Re
         let problem = wrong_fingerprint(&fingerprint, expected);
         checks.push(Check::new("fingerprint", problem, || "as expected".into()));
     }
-    Report { model: spec.to_string(), fingerprint: Some(fingerprint), checks }
+    Report { model: spec.to_string(), fingerprint: Some(fingerprint), checks, notes: info::notes(data) }
 }
 
 fn not_finite(data: &ModelData) -> Option<String> {

@@ -1,7 +1,9 @@
 //! A model in another layout, the same to the bit, for `elmo model convert`.
 
 use std::{
-    fmt, fs,
+    fmt,
+    fs::{self, File},
+    io,
     path::{Path, PathBuf},
     str::FromStr,
 };
@@ -74,18 +76,23 @@ const COMPANIONS: [&str; 3] = ["vocab.txt", "softmax.safetensors", "MODEL.md"];
 /// Writes `data` to the new directory `out` and reads it back.
 ///
 /// The directory appears under its name only when it is complete and has the same fingerprint.
+///
+/// # Errors
+/// [`ModelsError::Exists`] when `out` is there and not empty, [`ModelsError::Write`] when the directory or a file in it
+/// cannot be written, [`ModelsError::Io`] when a companion file cannot be read, [`ModelsError::Bad`] when what was
+/// written does not open, [`ModelsError::Internal`] when it opens as another model.
 pub fn convert(data: &ModelData, files: &ModelFiles, layout: Layout, out: &Path) -> Result<Converted, ModelsError> {
     refuse_existing(out)?;
     let parent = out.parent().filter(|p| !p.as_os_str().is_empty()).unwrap_or(Path::new("."));
-    fs::create_dir_all(parent).map_err(|e| ModelsError::io(parent, e))?;
+    fs::create_dir_all(parent).map_err(|e| ModelsError::write(parent, e))?;
     let draft = tempfile::Builder::new().prefix(".elmo-convert-").tempdir_in(parent);
-    let draft = draft.map_err(|e| ModelsError::io(parent, e))?;
-    write(data, layout, draft.path()).map_err(|source| bad(out, source))?;
+    let draft = draft.map_err(|e| ModelsError::write(parent, e))?;
+    write(data, layout, draft.path()).map_err(|source| not_written(out, source))?;
     if layout != Layout::AllenNlp {
         copy_companions(files, draft.path())?;
     }
     let converted = read_back(data, layout, draft.path(), out)?;
-    fs::rename(draft.path(), out).map_err(|e| ModelsError::io(out, e))?;
+    fs::rename(draft.path(), out).map_err(|e| ModelsError::write(out, e))?;
     // A directory for temporary files is private; a model is for everybody who may read its parent.
     make_readable(out)?;
     Ok(converted)
@@ -112,7 +119,10 @@ fn copy_companions(files: &ModelFiles, dir: &Path) -> Result<(), ModelsError> {
     for path in files.list() {
         let companion = COMPANIONS.iter().find(|name| path.file_name().is_some_and(|file| file == **name));
         if let Some(name) = companion {
-            fs::copy(&path, dir.join(name)).map_err(|e| ModelsError::io(&path, e))?;
+            let mut from = File::open(&path).map_err(|e| ModelsError::io(&path, e))?;
+            let target = dir.join(name);
+            let copied = File::create(&target).and_then(|mut to| io::copy(&mut from, &mut to));
+            copied.map_err(|e| ModelsError::write(&target, e))?;
         }
     }
     Ok(())
@@ -135,11 +145,18 @@ fn read_back(data: &ModelData, layout: Layout, draft: &Path, out: &Path) -> Resu
     })
 }
 
+fn not_written(out: &Path, source: elmo::Error) -> ModelsError {
+    match source {
+        elmo::Error::Io { path, source } => ModelsError::Write { path, source },
+        source => bad(out, source),
+    }
+}
+
 fn bad(out: &Path, source: elmo::Error) -> ModelsError {
     ModelsError::Bad { model: out.display().to_string(), source }
 }
 
 fn make_readable(dir: &Path) -> Result<(), ModelsError> {
     use std::os::unix::fs::PermissionsExt;
-    fs::set_permissions(dir, fs::Permissions::from_mode(0o755)).map_err(|e| ModelsError::io(dir, e))
+    fs::set_permissions(dir, fs::Permissions::from_mode(0o755)).map_err(|e| ModelsError::write(dir, e))
 }

@@ -94,7 +94,8 @@ fn file_info(path: &Path) -> FileInfo {
     FileInfo { path: path.display().to_string(), bytes: path.metadata().map_or(0, |meta| meta.len()) }
 }
 
-fn notes(data: &ModelData) -> Vec<String> {
+/// What a user should know about a model that works.
+pub(super) fn notes(data: &ModelData) -> Vec<String> {
     let mut notes = data.notes.clone();
     let options = &data.options;
     let mut note = |applies: bool, text: &str| {

@@ -69,6 +69,9 @@ const HEAD: u64 = 64;
 
 impl Role {
     /// Checks the first `HEAD` bytes of a file.
+    ///
+    /// # Errors
+    /// [`WrongContent`] when they are those of another kind of file.
     pub fn check(self, head: &[u8]) -> Result<(), WrongContent> {
         let found = file_kind(head);
         let fits = match self {
@@ -82,6 +85,9 @@ impl Role {
     }
 
     /// Checks the file at `path`; `name` stands in the error.
+    ///
+    /// # Errors
+    /// [`ModelsError::Content`] when it is another kind of file, [`ModelsError::Io`] when it cannot be read.
     pub fn check_file(self, path: &Path, name: &str) -> Result<(), ModelsError> {
         let mut head = Vec::new();
         let file = File::open(path).map_err(|e| ModelsError::io(path, e))?;

@@ -25,7 +25,7 @@ pub use self::{
 use crate::{
     error::Exit,
     redact::redact,
-    stores::{StoreError, Stores},
+    stores::{StoreError, Stores, brief},
 };
 
 /// The name of the model that is built in.
@@ -117,7 +117,7 @@ pub enum ModelsError {
     /// Neither a directory nor a zip, and no built-in name.
     #[error("no model {0}: neither a model directory, nor a zip of one, nor a built-in name")]
     NotFound(String),
-    /// A directory, a zip or a URL lacks a file.
+    /// A zip lacks a file.
     #[error("the model {model} has no {missing}")]
     Incomplete {
         /// The model.
@@ -145,7 +145,7 @@ pub enum ModelsError {
     #[error("{0} is not in the cache, and --offline forbids to fetch it")]
     Offline(String),
     /// The store or web server does not give the file.
-    #[error("cannot fetch {url}: {source}")]
+    #[error("cannot fetch {url}: {}", brief(source))]
     Fetch {
         /// The file.
         url: String,
@@ -155,10 +155,18 @@ pub enum ModelsError {
     /// The store for a URL cannot be opened.
     #[error(transparent)]
     Store(#[from] StoreError),
-    /// A local file or the cache directory.
+    /// A local file of a model.
     #[error("{path}: {source}")]
     Io {
         /// The file.
+        path: PathBuf,
+        /// What the system said.
+        source: std::io::Error,
+    },
+    /// A file or directory that we write: in the cache, or a converted model. No fault of a model.
+    #[error("cannot write {path}: {source}")]
+    Write {
+        /// The file or directory.
         path: PathBuf,
         /// What the system said.
         source: std::io::Error,
@@ -185,7 +193,7 @@ impl ModelsError {
         match self {
             Self::Url { .. } => Exit::Usage,
             Self::Store(error) if error.is_usage() => Exit::Usage,
-            Self::Fetch { .. } | Self::Store(_) => Exit::Storage,
+            Self::Fetch { .. } | Self::Store(_) | Self::Write { .. } => Exit::Storage,
             Self::Exists(_) => Exit::Usage,
             Self::Internal(_) => Exit::Failed,
             _ => Exit::Model,
@@ -204,6 +212,7 @@ impl ModelsError {
             Self::Offline(_) => "run the command once without --offline, or give a local directory",
             Self::Exists(_) => "give the name of a new directory",
             Self::Fetch { .. } => "check the URL, the network and the credentials of the store",
+            Self::Write { .. } => "check the permissions of the directory and the space on its disk",
             _ => return None,
         };
         Some(text.into())
@@ -211,6 +220,10 @@ impl ModelsError {
 
     fn io(path: &Path, source: std::io::Error) -> Self {
         Self::Io { path: path.to_path_buf(), source }
+    }
+
+    fn write(path: &Path, source: std::io::Error) -> Self {
+        Self::Write { path: path.to_path_buf(), source }
     }
 }
 
@@ -227,6 +240,10 @@ pub struct Models<'a> {
 
 impl Models<'_> {
     /// Finds, fetches where needed, reads and checks a model.
+    ///
+    /// # Errors
+    /// As [`Models::locate`]; [`ModelsError::Bad`] when the files are no model that can be used,
+    /// [`ModelsError::Internal`] when reading them panics.
     pub async fn resolve(&self, spec: &ModelSpec) -> Result<ModelData, ModelsError> {
         let model = spec.to_string();
         let files = self.locate(spec).await?;
@@ -236,6 +253,14 @@ impl Models<'_> {
     }
 
     /// Local files of a model, fetched or unpacked where needed.
+    ///
+    /// # Errors
+    /// [`ModelsError::NotFound`] when a local path does not exist, [`ModelsError::Content`] when a file is not what it
+    /// has to be, [`ModelsError::Zip`] or [`ModelsError::Incomplete`] when a zip is refused or lacks the weights;
+    /// [`ModelsError::Offline`], [`ModelsError::Url`], [`ModelsError::Store`] or [`ModelsError::Fetch`] when a URL is
+    /// not in the cache and may not or cannot be fetched; [`ModelsError::Io`] when a local file cannot be read,
+    /// [`ModelsError::Write`] when the cache cannot be written; [`ModelsError::Internal`] when a file is larger than
+    /// any model.
     pub async fn locate(&self, spec: &ModelSpec) -> Result<ModelFiles, ModelsError> {
         match spec {
             ModelSpec::Tiny => Ok(ModelFiles::Tiny),

@@ -21,7 +21,7 @@ use parquet::{
 use super::{
     SinkError,
     units::{Unit, Units},
-    upload::{Upload, sync},
+    upload::Upload,
 };
 use crate::{
     store_file::cause,
@@ -147,17 +147,28 @@ impl std::fmt::Debug for PartWriter {
 }
 
 impl PartWriter {
-    /// Begins a file.
-    pub fn new(location: Location, schema: &SchemaRef, encoding: &Encoding) -> Result<Self, SinkError> {
+    /// Begins a file; one that is written again is `expected` to have the SHA-256 of the first time.
+    ///
+    /// # Errors
+    /// [`SinkError::Encode`] when Parquet has no type for a column.
+    pub fn new(
+        location: Location,
+        schema: &SchemaRef,
+        encoding: &Encoding,
+        expected: Option<&str>,
+    ) -> Result<Self, SinkError> {
         let failed = |e| error(&location, e);
         let properties = encoding.properties(schema).map_err(failed)?;
-        let upload = Upload::new(location.clone());
+        let upload = Upload::new(location.clone(), expected);
         let writer = AsyncArrowWriter::try_new(upload, SchemaRef::clone(schema), Some(properties)).map_err(failed)?;
         let group_bytes = encoding.row_group_bytes;
         Ok(Self { location, writer, units: Units::default(), rows: 0, group: 0, group_bytes })
     }
 
     /// Adds rows.
+    ///
+    /// # Errors
+    /// [`SinkError::Encode`] when they are not of the schema, [`SinkError::Store`] when the store fails.
     pub async fn write(&mut self, batch: &RecordBatch) -> Result<(), SinkError> {
         self.rows += batch.num_rows() as u64;
         for unit in self.units.push(batch).map_err(|e| error(&self.location, e.into()))? {
@@ -176,19 +187,31 @@ impl PartWriter {
         Ok(())
     }
 
-    /// Finishes the file; it is there, and on the disk, when this returns.
+    /// Finishes the file; it is there, and on the disk, when this returns, unless its SHA-256 is not the expected one:
+    /// then nothing appears, and the caller sees it by the hash.
+    ///
+    /// # Errors
+    /// [`SinkError::Encode`] or [`SinkError::Store`] when the rest cannot be encoded or written. Then there is no file,
+    /// or, when only writing through to the disk failed, one that may not outlive a power cut.
     pub async fn commit(mut self) -> Result<Written, SinkError> {
+        if let Err(error) = self.finish().await {
+            self.abort().await;
+            return Err(error);
+        }
+        let upload = self.writer.into_inner();
+        if upload.is_expected() {
+            // After a power cut a manifest entry must not outlive its file.
+            self.location.sync()?;
+        }
+        let (bytes, sha256) = upload.seal();
+        Ok(Written { rows: self.rows, bytes, sha256 })
+    }
+
+    async fn finish(&mut self) -> Result<(), SinkError> {
         if let Some(unit) = self.units.close().map_err(|e| error(&self.location, e.into()))? {
             self.encode(unit).await?;
         }
-        let location = self.location;
-        if let Err(e) = self.writer.finish().await {
-            self.writer.into_inner().abort().await;
-            return Err(error(&location, e));
-        }
-        let (bytes, sha256) = self.writer.into_inner().seal();
-        sync(&location)?;
-        Ok(Written { rows: self.rows, bytes, sha256 })
+        self.writer.finish().await.map(drop).map_err(|e| error(&self.location, e))
     }
 
     /// Leaves nothing behind.

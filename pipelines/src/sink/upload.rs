@@ -1,6 +1,6 @@
 //! Bytes of one file on their way to the store.
 
-use std::{fs, mem};
+use std::mem;
 
 use bytes::Bytes;
 use futures::{FutureExt, future::BoxFuture};
@@ -8,7 +8,7 @@ use object_store::{ObjectStoreExt, PutPayload, WriteMultipart};
 use parquet::{arrow::async_writer::AsyncFileWriter, errors::ParquetError};
 use sha2::{Digest, Sha256};
 
-use crate::stores::{Location, StoreError};
+use crate::stores::{Location, brief};
 
 /// Bytes of one request. A file that is smaller goes up in a single one.
 const CHUNK_BYTES: usize = 8 << 20;
@@ -23,6 +23,8 @@ pub(super) struct Upload {
     state: State,
     hash: Sha256,
     bytes: u64,
+    /// What the hash must be for the object to appear.
+    expected: Option<String>,
 }
 
 enum State {
@@ -33,8 +35,10 @@ enum State {
 }
 
 impl Upload {
-    pub(super) fn new(location: Location) -> Self {
-        Self { location, state: State::Small(Vec::new()), hash: Sha256::new(), bytes: 0 }
+    /// The object appears only if its SHA-256 is the one that is expected, if any is.
+    pub(super) fn new(location: Location, expected: Option<&str>) -> Self {
+        let (state, hash) = (State::Small(Vec::new()), Sha256::new());
+        Self { location, state, hash, bytes: 0, expected: expected.map(str::to_owned) }
     }
 
     pub(super) async fn write(&mut self, bytes: Bytes) -> Result<(), object_store::Error> {
@@ -59,8 +63,20 @@ impl Upload {
         Ok(())
     }
 
-    /// Makes the object appear.
+    /// Whether what was written is what was expected.
+    pub(super) fn is_expected(&self) -> bool {
+        let hash = || format!("{:x}", self.hash.clone().finalize());
+        self.expected.as_ref().is_none_or(|expected| *expected == hash())
+    }
+
+    /// Makes the object appear, unless it is not what was expected.
     pub(super) async fn complete(&mut self) -> Result<(), object_store::Error> {
+        if !self.is_expected() {
+            return match mem::replace(&mut self.state, State::Over) {
+                State::Large(upload) => upload.abort().await,
+                State::Small(_) | State::Over => Ok(()),
+            };
+        }
         match mem::replace(&mut self.state, State::Over) {
             State::Small(held) => self.location.store.put(&self.location.path, PutPayload::from(held)).await.map(drop),
             State::Large(upload) => upload.finish().await.map(drop),
@@ -73,7 +89,7 @@ impl Upload {
         if let State::Large(upload) = self.state
             && let Err(error) = upload.abort().await
         {
-            tracing::warn!(file = %self.location, %error, "an unfinished upload could not be removed");
+            tracing::warn!(file = %self.location, error = brief(&error), "an unfinished upload could not be removed");
         }
     }
 
@@ -81,14 +97,6 @@ impl Upload {
     pub(super) fn seal(self) -> (u64, String) {
         (self.bytes, format!("{:x}", self.hash.finalize()))
     }
-}
-
-/// After a power cut a manifest entry must not outlive its file: the file goes to the disk first.
-pub(super) fn sync(location: &Location) -> Result<(), StoreError> {
-    let Some(path) = location.local_path() else { return Ok(()) };
-    let sync = |path: &std::path::Path| fs::File::open(path)?.sync_all();
-    let folder = path.parent().unwrap_or(&path);
-    sync(&path).and_then(|()| sync(folder)).map_err(|e| StoreError::local("write through", &path, e))
 }
 
 impl AsyncFileWriter for Upload {

@@ -13,13 +13,18 @@ use async_compression::tokio::bufread::{GzipDecoder, ZstdDecoder};
 use futures::TryStreamExt;
 use object_store::{ObjectMeta, ObjectStore, ObjectStoreExt, buffered, path::Path};
 use tempfile::TempPath;
-use tokio::io::{AsyncBufRead, AsyncBufReadExt, AsyncWriteExt, BufReader};
+use tokio::io::{AsyncBufRead, AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader};
 
 use super::{Compression, InputFile, STDIN, SourceError};
 use crate::stores::{Location, StoreError, Stores};
 
 /// Bytes of one request to the store: large enough that a request's delay does not count, small beside a window.
 const REQUEST_BYTES: usize = 4 << 20;
+/// U+FEFF in UTF-8.
+const BYTE_ORDER_MARK: &[u8] = "\u{feff}".as_bytes();
+/// What a packed Parquet file may unpack to, times its size: zstd packs zeros a thousand times smaller, and columns that
+/// are packed already hardly at all.
+const PACKED_TIMES: u64 = 200;
 /// Unpacked bytes that wait between the decompressor and the reader.
 const UNPACKED_BYTES: usize = 256 << 10;
 
@@ -50,6 +55,25 @@ impl Opened {
         Ok(Self { store: local.store, path: local.path, size, _spool: Some(spool) })
     }
 
+    /// Opens a file that is read from its end, Parquet: unpacked to a temporary file first where it is packed.
+    pub(super) async fn whole(location: &Location, file: &InputFile) -> Result<Self, SourceError> {
+        let opened = Self::new(location, file.size).await?;
+        if file.compression == Compression::None {
+            return Ok(opened);
+        }
+        let most = opened.size.saturating_mul(PACKED_TIMES).max(1 << 20);
+        let local = |e| StoreError::Local { operation: "unpack", address: location.to_string(), source: e };
+        let (spool, path) = tempfile::NamedTempFile::new().map_err(local)?.into_parts();
+        let mut spool = tokio::fs::File::from_std(spool);
+        let mut unpacked = unpack(opened, file.compression, &Taken::default()).take(most + 1);
+        let size = copy_between(&mut unpacked, &mut spool, file, location).await?;
+        if size > most {
+            return Err(SourceError::malformed(file, 0, format!("unpacks to more than {PACKED_TIMES} times its size")));
+        }
+        let place = Stores::with_settings([]).locate(&path.to_string_lossy())?;
+        Ok(Self { store: place.store, path: place.path, size, _spool: Some(path) })
+    }
+
     /// Reads from the start; seekable.
     pub(super) fn reader(&self) -> buffered::BufReader {
         let meta = ObjectMeta {
@@ -61,6 +85,29 @@ impl Opened {
         };
         buffered::BufReader::with_capacity(Arc::clone(&self.store), &meta, REQUEST_BYTES)
     }
+}
+
+/// Copies all bytes; what cannot be unpacked is the file's fault, what cannot be written is ours.
+async fn copy_between(
+    from: &mut (impl AsyncBufRead + Unpin),
+    to: &mut tokio::fs::File,
+    file: &InputFile,
+    location: &Location,
+) -> Result<u64, SourceError> {
+    let local = |e| StoreError::Local { operation: "unpack", address: location.to_string(), source: e };
+    let mut size = 0;
+    loop {
+        let bytes = from.fill_buf().await.map_err(|e| read_error(file, 0, e))?;
+        if bytes.is_empty() {
+            break;
+        }
+        let n = bytes.len();
+        to.write_all(bytes).await.map_err(local)?;
+        from.consume(n);
+        size += n as u64;
+    }
+    to.flush().await.map_err(local)?;
+    Ok(size)
 }
 
 async fn copy(location: &Location) -> Result<TempPath, SourceError> {
@@ -85,13 +132,27 @@ pub(super) async fn open(file: &InputFile, taken: &Taken) -> Result<Bytes, Sourc
         None => stdin()?,
         Some(location) => unpack(Opened::new(location, file.size).await?, file.compression, taken),
     };
-    if file.format.is_untyped() {
-        let start = bytes.fill_buf().await.map_err(|e| read_error(file, 0, e))?;
-        if start.starts_with("\u{feff}".as_bytes()) {
-            bytes.consume("\u{feff}".len());
+    if !file.format.is_untyped() {
+        return Ok(bytes);
+    }
+    let start = start(&mut bytes).await.map_err(|e| read_error(file, 0, e))?;
+    Ok(if start.is_empty() { bytes } else { Box::new(io::Cursor::new(start).chain(bytes)) })
+}
+
+/// Reads a byte order mark, or whatever begins like one but goes on differently: it may come in pieces from a pipe.
+async fn start(bytes: &mut Bytes) -> io::Result<Vec<u8>> {
+    let mut start = Vec::new();
+    while let Some(&next) = bytes.fill_buf().await?.first() {
+        if next != BYTE_ORDER_MARK[start.len()] {
+            return Ok(start);
+        }
+        bytes.consume(1);
+        start.push(next);
+        if start == BYTE_ORDER_MARK {
+            return Ok(Vec::new());
         }
     }
-    Ok(bytes)
+    Ok(start)
 }
 
 /// As a file, because reading it line by line through the locked handle would block a worker of the runtime.

@@ -18,6 +18,9 @@ pub struct Counted {
 impl Plan {
     /// Counts the rows of file `number`. Parquet says so in its footer; of others at most about `most` bytes are read,
     /// and the rest of the file is taken to be like them.
+    ///
+    /// # Errors
+    /// [`SourceError::Malformed`] or [`SourceError::Store`] when the file cannot be read.
     pub async fn count(self: &Arc<Self>, number: usize, most: u64) -> Result<Counted, SourceError> {
         let Some(plan) = self.files.get(number) else { return Ok(Counted { rows: 0, text_bytes: 0, exact: true }) };
         if plan.file.format == Format::Parquet {

@@ -30,19 +30,56 @@ pub(super) trait Decode: Send {
     fn flush(&mut self) -> Result<Option<RecordBatch>, ArrowError>;
 }
 
-struct Csv(csv::reader::Decoder);
+struct Csv {
+    decoder: csv::reader::Decoder,
+    quotes: Quotes,
+}
 
 impl Decode for Csv {
     fn decode(&mut self, bytes: &[u8]) -> Result<usize, ArrowError> {
-        self.0.decode(bytes)
+        let used = self.decoder.decode(bytes)?;
+        self.quotes.read(&bytes[..used]);
+        Ok(used)
     }
 
     fn finish(&mut self) -> Result<(), ArrowError> {
-        self.0.decode(&[]).map(drop)
+        if self.quotes == Quotes::Inside {
+            // The reader would take the rest of the file for one cell.
+            return Err(ArrowError::CsvError("a quotation that begins in the next rows is never closed".to_owned()));
+        }
+        self.decoder.decode(&[]).map(drop)
     }
 
     fn flush(&mut self) -> Result<Option<RecordBatch>, ArrowError> {
-        self.0.flush()
+        self.decoder.flush()
+    }
+}
+
+/// Where in a CSV file reading is, as far as quotation marks go (RFC 4180).
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+enum Quotes {
+    /// Before the first byte of a cell.
+    #[default]
+    Start,
+    /// In a cell that does not begin with a quotation mark: others in it stand for themselves.
+    Plain,
+    /// In a cell that does.
+    Inside,
+    /// After a mark in such a cell: its end, or the first of two that stand for one.
+    Closed,
+}
+
+impl Quotes {
+    fn read(&mut self, bytes: &[u8]) {
+        for byte in bytes {
+            *self = match (*self, byte) {
+                (Self::Start, b'"') | (Self::Closed, b'"') => Self::Inside,
+                (Self::Inside, b'"') => Self::Closed,
+                (Self::Inside, _) => Self::Inside,
+                (_, b',' | b'\n' | b'\r') => Self::Start,
+                _ => Self::Plain,
+            };
+        }
     }
 }
 
@@ -116,7 +153,10 @@ impl Decoded {
     pub(super) async fn open(file: &InputFile, schema: &SchemaRef, read: &[usize]) -> Result<Self, SourceError> {
         let malformed = |e: ArrowError| SourceError::malformed(file, 0, e);
         let decoder: Box<dyn Decode> = match file.format {
-            Format::Csv => Box::new(Csv(csv_decoder(schema, read.to_vec(), BATCH_ROWS))),
+            Format::Csv => {
+                let decoder = csv_decoder(schema, read.to_vec(), BATCH_ROWS);
+                Box::new(Csv { decoder, quotes: Quotes::default() })
+            }
             Format::Json => {
                 let wanted = schema.project(read).map_err(malformed)?;
                 let builder = json::ReaderBuilder::new(wanted.into()).with_batch_size(BATCH_ROWS);
@@ -170,4 +210,26 @@ pub(super) fn csv_decoder(schema: &SchemaRef, read: Vec<usize>, rows: usize) -> 
         .with_projection(read)
         .with_batch_size(rows)
         .build_decoder()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn quotations_that_are_closed_and_one_that_is_not() {
+        // By RFC 4180: a mark inside a cell that does not begin with one is an ordinary character.
+        let closed =
+            ["a,b\n", "\"a\",b\n", "\"a \"\" b\"\n", "5\" disk,x\n", "\"\"\n", "\"two\nlines\"", "", "\"a\"\r\nb"];
+        for text in closed {
+            let mut quotes = Quotes::default();
+            quotes.read(text.as_bytes());
+            assert_ne!(quotes, Quotes::Inside, "{text:?}");
+        }
+        for text in ["\"", "a,\"b\nc,d\n", "\"a\"\"\n", "x\n\"\"\"y"] {
+            let mut quotes = Quotes::default();
+            text.as_bytes().chunks(1).for_each(|byte| quotes.read(byte));
+            assert_eq!(quotes, Quotes::Inside, "{text:?}");
+        }
+    }
 }

@@ -19,8 +19,7 @@ pub enum Format {
 
 impl Format {
     /// For messages.
-    pub const EXTENSIONS: &str =
-        ".txt, .csv, .jsonl, .ndjson, .parquet, .arrow, .arrows, each but .parquet also with .gz or .zst";
+    pub const EXTENSIONS: &str = ".txt, .csv, .jsonl, .ndjson, .parquet, .arrow, .arrows, each also with .gz or .zst";
 
     fn from_extension(extension: &str) -> Option<Self> {
         match extension.to_ascii_lowercase().as_str() {
@@ -62,8 +61,7 @@ pub enum Compression {
     Zstd,
 }
 
-/// Format and compression that `name` ends with; `None` when it does not tell, or for a packed Parquet file: Parquet is
-/// read from its end and packs its own columns.
+/// Format and compression that `name` ends with; `None` when it does not tell.
 pub(crate) fn of_name(name: &str) -> Option<(Format, Compression)> {
     let (rest, extension) = name.rsplit_once('.')?;
     let compression = match extension.to_ascii_lowercase().as_str() {
@@ -71,8 +69,7 @@ pub(crate) fn of_name(name: &str) -> Option<(Format, Compression)> {
         "zst" => Compression::Zstd,
         _ => return Format::from_extension(extension).map(|format| (format, Compression::None)),
     };
-    let format = Format::from_extension(rest.rsplit_once('.')?.1)?;
-    (format != Format::Parquet).then_some((format, compression))
+    Format::from_extension(rest.rsplit_once('.')?.1).map(|format| (format, compression))
 }
 
 #[cfg(test)]
@@ -87,7 +84,7 @@ mod tests {
             ("a.jsonl.zst", Some((Format::Json, Compression::Zstd))),
             ("a.ndjson", Some((Format::Json, Compression::None))),
             ("a.parquet", Some((Format::Parquet, Compression::None))),
-            ("a.parquet.gz", None),
+            ("a.parquet.gz", Some((Format::Parquet, Compression::Gzip))),
             ("a.gz", None),
             ("txt", None),
             ("a.json", None),

@@ -22,6 +22,8 @@ const CONTINUATION: [u8; 4] = [0xff; 4];
 const METADATA_MAX: usize = 64 << 20;
 /// What one packed buffer may claim to unpack to.
 const UNPACKED_MAX: i64 = 4 << 30;
+/// A record batch is in memory as a whole, so one above this is refused: a packed file of some kilobytes may claim any.
+const BODY_MAX: usize = 2 << 30;
 
 #[derive(Debug, Clone, Copy, PartialEq)]
 enum State {
@@ -46,6 +48,11 @@ pub(super) struct Ipc {
     decoder: StreamDecoder,
     ready: Option<RecordBatch>,
     read: Option<Vec<usize>>,
+    /// A file, not a stream: a footer must follow, and it must count as many batches.
+    file: bool,
+    batches: usize,
+    /// The decoder has the continuation marker of the next message already.
+    marked: bool,
 }
 
 impl Ipc {
@@ -56,7 +63,8 @@ impl Ipc {
 
     /// Gives all columns.
     pub(super) fn whole() -> Self {
-        Self { state: State::Start, message: Vec::new(), decoder: StreamDecoder::new(), ready: None, read: None }
+        let (decoder, message) = (StreamDecoder::new(), Vec::new());
+        Self { state: State::Start, message, decoder, ready: None, read: None, file: false, batches: 0, marked: false }
     }
 
     /// The schema, once its message was read.
@@ -74,10 +82,47 @@ impl Ipc {
         }
     }
 
+    /// Gives the decoder a whole message.
+    ///
+    /// It answers for a message without a body (a schema, a batch of NULLs) only when something follows, so it gets the
+    /// marker that every message begins with, and the next one is given without.
+    fn push(&mut self) -> Result<Option<RecordBatch>, ArrowError> {
+        let mut bytes = Buffer::from_vec(std::mem::take(&mut self.message));
+        if std::mem::take(&mut self.marked) && bytes.starts_with(&CONTINUATION) {
+            bytes.advance(CONTINUATION.len());
+        }
+        contain(|| {
+            if let Some(batch) = self.decoder.decode(&mut bytes)? {
+                return Ok(Some(batch));
+            }
+            let mut marker = Buffer::from(CONTINUATION);
+            let batch = self.decoder.decode(&mut marker)?;
+            self.marked = marker.is_empty();
+            Ok(batch)
+        })
+    }
+
+    fn expect_schema(&self) -> Result<(), ArrowError> {
+        let none = || invalid("there is no schema in it, so it is no Arrow file");
+        self.schema().map(drop).ok_or_else(none)
+    }
+
+    /// Collects what follows the end of the stream in a file.
+    fn footer(&mut self, bytes: &[u8]) -> Result<(), ArrowError> {
+        if self.file {
+            self.message.extend_from_slice(bytes);
+        }
+        match self.message.len() > METADATA_MAX {
+            true => Err(invalid("not an Arrow file, or damaged: its footer does not end")),
+            false => Ok(()),
+        }
+    }
+
     /// `message` holds what was wanted.
     fn step(&mut self) -> Result<(), ArrowError> {
         self.state = match self.state {
             State::Start if self.message.starts_with(MAGIC) => {
+                self.file = true;
                 self.message.clear();
                 State::Prefix
             }
@@ -86,15 +131,22 @@ impl Ipc {
                 self.message.clear();
                 State::Prefix
             }
-            State::Start | State::Prefix => prefix(&self.message)?,
+            State::Start | State::Prefix => {
+                let next = prefix(&self.message)?;
+                if next == State::Done {
+                    self.message.clear();
+                }
+                next
+            }
             State::Message { start, len } => {
                 let body = body_length(&self.message[start..])?;
                 State::Body { start, end: start + len + body }
             }
             State::Body { start, .. } => {
                 check_buffers(&self.message, start)?;
-                let mut bytes = Buffer::from_vec(std::mem::take(&mut self.message));
-                let batch = contain(|| self.decoder.decode(&mut bytes))?;
+                self.batches +=
+                    usize::from(message(&self.message[start..])?.header_type() == MessageHeader::RecordBatch);
+                let batch = self.push()?;
                 self.ready = match (batch, &self.read) {
                     (Some(batch), Some(read)) => Some(batch.project(read)?),
                     (batch, _) => batch,
@@ -112,7 +164,7 @@ impl Decode for Ipc {
         let mut used = 0;
         while self.ready.is_none() && used < bytes.len() {
             if self.state == State::Done {
-                return Ok(bytes.len());
+                return self.footer(&bytes[used..]).map(|()| bytes.len());
             }
             let missing = self.wanted().saturating_sub(self.message.len());
             let taken = missing.min(bytes.len() - used);
@@ -127,10 +179,11 @@ impl Decode for Ipc {
 
     fn finish(&mut self) -> Result<(), ArrowError> {
         match self.state {
-            _ if self.schema().is_none() => Err(invalid("there is no schema in it, so it is no Arrow file")),
-            State::Done => Ok(()),
+            State::Done if self.file => check_footer(&self.message, self.batches),
+            State::Done => self.expect_schema(),
             // A stream may end without saying so.
-            State::Prefix if self.message.is_empty() => Ok(()),
+            State::Prefix if self.message.is_empty() && !self.file => self.expect_schema(),
+            _ if self.schema().is_none() => Err(invalid("there is no schema in it, so it is no Arrow file")),
             _ => Err(invalid("the file ends inside a message; it is cut off")),
         }
     }
@@ -162,7 +215,25 @@ fn message(bytes: &[u8]) -> Result<ipc::Message<'_>, ArrowError> {
 fn body_length(bytes: &[u8]) -> Result<usize, ArrowError> {
     let length = message(bytes)?.bodyLength();
     // The bytes are collected as they come, never allocated ahead.
-    usize::try_from(length).map_err(|_| invalid(&format!("damaged message: its body has {length} bytes")))
+    match usize::try_from(length) {
+        Ok(length) if length <= BODY_MAX => Ok(length),
+        _ => Err(invalid(&format!("a record batch of {length} bytes; at most {BODY_MAX} are read at once"))),
+    }
+}
+
+/// A file that was cut off between two batches is a whole stream; only its footer tells.
+fn check_footer(bytes: &[u8], batches: usize) -> Result<(), ArrowError> {
+    let cut_off = || invalid("the file has no footer; it is cut off");
+    let rest = bytes.strip_suffix(MAGIC).ok_or_else(cut_off)?;
+    let (rest, length) = rest.split_last_chunk::<4>().ok_or_else(cut_off)?;
+    let start = usize::try_from(i32::from_le_bytes(*length)).ok().and_then(|length| rest.len().checked_sub(length));
+    let footer = ipc::root_as_footer(&rest[start.ok_or_else(cut_off)?..]);
+    let footer = footer.map_err(|e| invalid(&format!("damaged footer: {e}")))?;
+    let known = footer.recordBatches().map_or(0, |blocks| blocks.len());
+    match known == batches {
+        true => Ok(()),
+        false => Err(invalid(&format!("damaged: {batches} record batches, but {known} in its footer"))),
+    }
 }
 
 /// A packed buffer says how long it is unpacked, and the decoder allocates what it says.
@@ -196,7 +267,7 @@ pub(super) fn contain<T>(f: impl FnOnce() -> Result<T, ArrowError>) -> Result<T,
 mod tests {
     use super::*;
     use arrow::{
-        array::{ArrayRef, DictionaryArray, Int32Array, StringArray},
+        array::{ArrayRef, DictionaryArray, Int32Array, NullArray, StringArray},
         compute::concat_batches,
         datatypes::Int32Type,
         ipc::writer::{FileWriter, IpcWriteOptions, StreamWriter},
@@ -255,11 +326,54 @@ mod tests {
     }
 
     #[test]
-    fn cut_off_anywhere_is_an_error_or_whole_batches() {
+    fn a_stream_cut_off_anywhere_is_an_error_or_whole_batches() {
         let bytes = stream();
         for end in 0..bytes.len() {
             if let Ok(read) = read(&bytes[..end], 100) {
                 assert!(read.iter().all(|batch| batch.num_rows() == 5), "cut at {end}");
+            }
+        }
+    }
+
+    #[test]
+    fn a_file_cut_off_anywhere_is_an_error() {
+        let bytes = file(IpcWriteOptions::default());
+        for end in 0..bytes.len() {
+            assert!(read(&bytes[..end], 100).is_err(), "cut at {end} of {}", bytes.len());
+        }
+    }
+
+    #[test]
+    fn batches_without_a_byte_keep_their_rows() {
+        let rows = |n| RecordBatch::try_from_iter([("none", Arc::new(NullArray::new(n)) as ArrayRef)]).unwrap();
+        let mut writer = StreamWriter::try_new(Vec::new(), &rows(0).schema()).unwrap();
+        [3, 0, 4].into_iter().for_each(|n| writer.write(&rows(n)).unwrap());
+        let bytes = writer.into_inner().unwrap();
+        let mut decoder = Ipc::whole();
+        let (mut counts, mut rest) = (Vec::new(), &bytes[..]);
+        while !rest.is_empty() {
+            rest = &rest[decoder.decode(rest).unwrap()..];
+            counts.extend(decoder.flush().unwrap().map(|batch| batch.num_rows()));
+        }
+        decoder.finish().unwrap();
+        assert_eq!(counts, [3, 0, 4]);
+    }
+
+    #[test]
+    fn files_and_streams_without_a_row() {
+        let schema = batches()[0].schema();
+        let file = FileWriter::try_new(Vec::new(), &schema).unwrap().into_inner().unwrap();
+        let stream = StreamWriter::try_new(Vec::new(), &schema).unwrap().into_inner().unwrap();
+        let without_end = &stream[..stream.len() - 8];
+        for bytes in [&file[..], &stream[..], without_end] {
+            for chunk in [1, 7, usize::MAX] {
+                assert!(read(bytes, chunk).unwrap().is_empty());
+                let mut decoder = Ipc::whole();
+                for chunk in bytes.chunks(chunk) {
+                    assert_eq!(decoder.decode(chunk).unwrap(), chunk.len());
+                }
+                decoder.finish().unwrap();
+                assert_eq!(decoder.schema().unwrap(), schema);
             }
         }
     }

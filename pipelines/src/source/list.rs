@@ -2,7 +2,7 @@
 
 use std::{collections::HashSet, fmt};
 
-use futures::TryStreamExt;
+use futures::{StreamExt, TryStreamExt};
 use object_store::{ObjectMeta, path::Path};
 
 use super::{Compression, Format, SourceError, format};
@@ -46,8 +46,7 @@ impl InputFile {
         let Some((format, compression)) = format::of_name(meta.location.as_ref()) else {
             return Err(SourceError::Unknown { file: location.to_string() });
         };
-        let etag = meta.e_tag.clone().filter(|_| location.local_path().is_none());
-        let version = Some(etag.unwrap_or_else(|| meta.last_modified.to_rfc3339()));
+        let version = Some(version(&location, meta));
         Ok(Self { location: Some(location), format, compression, size: meta.size, version })
     }
 }
@@ -57,6 +56,12 @@ impl InputFile {
 ///
 /// Folders are searched to any depth for files with a known extension. Names that start with `.` or `_` are left out
 /// there, as is everything below `output`, which may lie in an input folder.
+///
+/// # Errors
+/// [`SourceError::Missing`] when nothing has this name or fits the pattern, [`SourceError::Empty`] when a folder holds
+/// no file that we can read, [`SourceError::Unknown`] when a file's extension does not tell its format,
+/// [`SourceError::Pattern`] when the pattern is none, [`SourceError::Store`] when the address is wrong or the store
+/// fails.
 pub async fn list(
     stores: &Stores,
     inputs: &[String],
@@ -76,6 +81,35 @@ pub async fn list(
     Ok(files)
 }
 
+/// Files that are looked at again at the same time.
+const LOOKS: usize = 16;
+
+/// Makes sure that files are still what they were when they were listed. What an HTTP server has was copied before it was
+/// read, and standard input has no other state.
+///
+/// # Errors
+/// [`SourceError::Changed`] when one is not, [`SourceError::Store`] when the store fails.
+pub async fn check_unchanged(files: impl Iterator<Item = &InputFile>) -> Result<(), SourceError> {
+    let look = |file: &InputFile| {
+        let file = file.clone();
+        async move {
+            let Some(location) = file.location.clone().filter(|location| !location.is_http()) else { return Ok(()) };
+            let now = location.head().await?.map(|meta| (meta.size, version(&location, &meta)));
+            match now == Some((file.size, file.version.clone().unwrap_or_default())) {
+                true => Ok(()),
+                false => Err(SourceError::Changed { file: file.to_string() }),
+            }
+        }
+    };
+    futures::stream::iter(files).map(look).buffer_unordered(LOOKS).try_collect().await
+}
+
+/// What names a state of a file: see [`InputFile::version`].
+fn version(location: &Location, meta: &ObjectMeta) -> String {
+    let etag = meta.e_tag.clone().filter(|_| location.local_path().is_none());
+    etag.unwrap_or_else(|| meta.last_modified.to_rfc3339())
+}
+
 async fn expand(stores: &Stores, input: &str, output: Option<&Location>) -> Result<Vec<InputFile>, SourceError> {
     if input == STDIN {
         return Ok(vec![InputFile::stdin()]);
@@ -85,16 +119,28 @@ async fn expand(stores: &Stores, input: &str, output: Option<&Location>) -> Resu
         // Servers do not list, and a star may be part of a name.
         return Ok(vec![single(&location, input).await?]);
     }
+    let found = location.local_path().and_then(|path| path.metadata().ok());
+    if found.is_some_and(|found| !found.is_file() && !found.is_dir()) {
+        // Before anybody opens it: a pipe without a writer would make us wait for one.
+        return Err(SourceError::NoFile { file: input.to_owned() });
+    }
     if !is_folder_spelling(input)
         && let Some(meta) = location.head().await?
     {
+        if belongs_to(&location, &meta, output) {
+            return Err(SourceError::InOutput { file: input.to_owned() });
+        }
         return Ok(vec![InputFile::new(location, &meta)?]);
     }
     let listed = match pattern_root(&location.path) {
         Some(root) => matching(&location, root, input).await?,
         None => below(&location).await?,
     };
+    let found = listed.len();
     let listed: Vec<_> = listed.into_iter().filter(|meta| !belongs_to(&location, meta, output)).collect();
+    if listed.is_empty() && found > 0 {
+        return Err(SourceError::InOutput { file: input.to_owned() });
+    }
     if listed.is_empty() {
         return Err(match pattern_root(&location.path) {
             None if folder_exists(&location) => SourceError::Empty { address: input.to_owned() },
@@ -160,11 +206,17 @@ fn pattern_root(path: &Path) -> Option<Path> {
     Some(path.parts().take(fixed).collect())
 }
 
+/// Whether a file lies below the output, by its name or, through links, by its place.
 fn belongs_to(location: &Location, meta: &ObjectMeta, output: Option<&Location>) -> bool {
-    output.is_some_and(|out| {
-        std::ptr::addr_eq(std::sync::Arc::as_ptr(&out.store), std::sync::Arc::as_ptr(&location.store))
-            && meta.location.prefix_matches(&out.path)
-    })
+    let Some(out) = output else { return false };
+    let place = |location: &Location| location.local_path().and_then(|path| path.canonicalize().ok());
+    let same_store = std::ptr::addr_eq(std::sync::Arc::as_ptr(&out.store), std::sync::Arc::as_ptr(&location.store));
+    let by_name = same_store && meta.location.prefix_matches(&out.path);
+    let by_place = || match (place(&location.at(meta.location.clone())), place(out)) {
+        (Some(file), Some(out)) => file.starts_with(out),
+        _ => false,
+    };
+    by_name || by_place()
 }
 
 #[cfg(test)]

@@ -1,9 +1,9 @@
 //! Rows in: files of many kinds become one sequence of rows.
 //!
-//! [`list()`] turns what the user typed into a list of files, always in the same order. [`Plan::resolve`] looks into each
-//! file for its columns and settles which are read and as what type, before anything is computed. [`Rows`] then reads
-//! one file after the other, so that a [`Position`] (file, row) names a row for ever: the manifest and every error speak
-//! in positions.
+//! [`list()`] turns what the user typed into a list of files, always in the same order. [`Plan::resolve`] looks into
+//! each file for its columns and settles which are read and as what type, before anything is computed. [`Rows`] then
+//! reads one file after the other, so that a [`Position`] (file, row) names a row for ever: the manifest and every
+//! error speak in positions.
 //!
 //! Nothing is ever held whole: compressed files are unpacked as they are read, and what one read returns is bounded by
 //! bytes, except that a single row (or one record batch of an Arrow file, or the compressed columns of one Parquet row
@@ -19,6 +19,7 @@ mod lines;
 mod list;
 mod parquet;
 mod plan;
+mod reason;
 mod rows;
 mod schema;
 mod types;
@@ -30,8 +31,8 @@ use crate::stores::StoreError;
 pub use self::{
     count::Counted,
     format::{Compression, Format},
-    list::{InputFile, STDIN, list},
-    plan::{Keep, Plan, Request},
+    list::{InputFile, STDIN, check_unchanged, list},
+    plan::{Keep, KeptTypes, Plan, Request},
     rows::{Rows, Slice},
     types::{is_text, row_bytes},
 };
@@ -125,6 +126,32 @@ pub enum SourceError {
         /// The column.
         column: String,
     },
+    /// Two columns have the name of one that is read.
+    #[error("{file}: two columns are called {column:?}, so that it is not clear which is meant")]
+    Twice {
+        /// The file.
+        file: String,
+        /// The column.
+        column: String,
+    },
+    /// The input is in the folder that the job writes to.
+    #[error("{file}: lies in the output folder, whose files this job makes")]
+    InOutput {
+        /// The file, or what was given.
+        file: String,
+    },
+    /// The file is not what it was when the job began.
+    #[error("{file}: changed while it was read; rows of the old and the new file would be mixed")]
+    Changed {
+        /// The file.
+        file: String,
+    },
+    /// A pipe or a device: it has no size and cannot be read twice.
+    #[error("{file}: a pipe or device, no file")]
+    NoFile {
+        /// What was given.
+        file: String,
+    },
     /// The bytes are not what the format wants.
     #[error("{file}: after row {row}: {reason}")]
     Malformed {
@@ -143,6 +170,32 @@ fn hint(nearest: &Option<String>) -> String {
 
 impl SourceError {
     pub(crate) fn malformed(file: &InputFile, row: u64, reason: impl ToString) -> Self {
-        Self::Malformed { file: file.to_string(), row, reason: reason.to_string() }
+        Self::Malformed { file: file.to_string(), row, reason: reason::without_data(&reason.to_string()) }
+    }
+
+    /// What to do next.
+    pub(crate) fn help(&self) -> Option<String> {
+        let help = match self {
+            // A store's error has help of its own; the others say it themselves.
+            Self::Store(_) | Self::Disagree { .. } | Self::Collision { .. } | Self::Empty { .. } => return None,
+            Self::Missing { .. } => "check the path; patterns like 'logs/*.csv' go in quotes",
+            Self::Unknown { .. } => "rename the file, or convert it to one of these",
+            Self::Pattern { .. } => "* stands for any part of a name, ** for any folders, ? for a character",
+            Self::Column { .. } => "name the column of texts with --column, and those to keep with --keep",
+            Self::NotText { .. } => "name another column with --column",
+            Self::Twice { .. } => "rename one of them; a column that is only kept can be left out with --keep",
+            Self::InOutput { .. } => "choose another --output",
+            Self::Changed { .. } => "begin anew with --overwrite, from a file that stays as it is",
+            Self::NoFile { .. } => "give its lines on standard input, with --input -",
+            Self::Malformed { reason, .. } if reason.contains("UTF-8") => {
+                "CSV and JSON files are UTF-8 throughout: iconv -f latin1 -t utf8 converts a file; lines of a .txt file and \
+                 binary columns are checked row by row"
+            }
+            Self::Malformed { .. } => {
+                "mend or remove the row; a column that is only kept can be left out with --keep, and columns of CSV \
+                 and JSON files are taken as they are written with --types string"
+            }
+        };
+        Some(help.to_owned())
     }
 }

@@ -64,7 +64,7 @@ async fn builder(file: &InputFile) -> Result<(Opened, Builder), SourceError> {
     let Some(location) = &file.location else {
         return Err(SourceError::malformed(file, 0, "standard input holds lines, not Parquet"));
     };
-    let opened = Opened::new(location, file.size).await?;
+    let opened = Opened::whole(location, file).await?;
     let reader = StoreFile { store: Arc::clone(&opened.store), path: opened.path.clone(), size: opened.size };
     let builder = contain(Builder::new(reader)).await.map_err(|e| error(file, 0, e))?;
     Ok((opened, builder))

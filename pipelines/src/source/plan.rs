@@ -33,6 +33,37 @@ impl std::str::FromStr for Keep {
     }
 }
 
+/// What columns of CSV and JSON files are that are kept.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum KeptTypes {
+    /// Numbers, dates or booleans where the first thousand rows look so and lose nothing by it: `007` is a string.
+    #[default]
+    Guess,
+    /// Strings, as they are written; lists and objects of JSON keep their shape.
+    Strings,
+}
+
+impl KeptTypes {
+    /// The legal words.
+    pub const WORDS: &'static [&'static str] = &["guess", "string"];
+}
+
+impl std::str::FromStr for KeptTypes {
+    type Err = elmo::spec::SpecError;
+
+    fn from_str(word: &str) -> Result<Self, Self::Err> {
+        match word {
+            "guess" => Ok(Self::Guess),
+            "string" => Ok(Self::Strings),
+            _ => Err(elmo::spec::SpecError::Value {
+                option: "types",
+                value: word.to_owned(),
+                legal: Self::WORDS.to_vec(),
+            }),
+        }
+    }
+}
+
 /// What the job wants from its input.
 #[derive(Debug, Clone)]
 pub struct Request {
@@ -44,6 +75,16 @@ pub struct Request {
     pub keep: Keep,
     /// Names that the output adds, which a kept column must not have.
     pub reserved: Vec<String>,
+    /// Types of kept columns of CSV and JSON files.
+    pub types: KeptTypes,
+}
+
+impl Request {
+    /// The column of texts alone.
+    pub fn texts(column: impl Into<String>) -> Self {
+        let (id, reserved) = (None, Vec::new());
+        Self { column: column.into(), id, keep: Keep::None, reserved, types: KeptTypes::default() }
+    }
 }
 
 /// What is read from one file.
@@ -60,6 +101,18 @@ pub(super) struct FilePlan {
     pub(super) kept: Vec<Option<usize>>,
 }
 
+impl FilePlan {
+    fn empty(file: &InputFile, kept: usize) -> Self {
+        let (schema, read) = (Arc::new(Schema::empty()), Vec::new());
+        Self { file: file.clone(), schema, read, text: 0, kept: vec![None; kept] }
+    }
+
+    /// Known to have no rows, and not even columns.
+    pub(super) fn is_empty(&self) -> bool {
+        self.schema.fields().is_empty()
+    }
+}
+
 /// What is read from all files.
 #[derive(Debug, Clone)]
 pub struct Plan {
@@ -71,11 +124,16 @@ pub struct Plan {
 
 impl Plan {
     /// Looks into every file and settles names and types, or says which file is in the way.
+    ///
+    /// # Errors
+    /// [`SourceError::Column`] when a file lacks a column that is asked for, [`SourceError::NotText`] when the text
+    /// column holds something else, [`SourceError::Disagree`] when no type holds a column of two files,
+    /// [`SourceError::Collision`] when a kept column has a reserved name; [`SourceError::Malformed`] or
+    /// [`SourceError::Store`] when a file cannot be read.
     pub async fn resolve(files: Vec<InputFile>, request: &Request) -> Result<Self, SourceError> {
-        let lookups = stream::iter(files.iter()).map(schema::of_file).buffered(LOOKUPS);
-        let schemas: Vec<SchemaRef> = lookups.try_collect().await?;
-        let seen: Vec<(InputFile, SchemaRef)> = files.into_iter().zip(schemas).collect();
-        Self::settle(&seen, request)
+        let lookups = stream::iter(files.iter()).map(|file| schema::of_file(file, request.types)).buffered(LOOKUPS);
+        let schemas: Vec<Option<SchemaRef>> = lookups.try_collect().await?;
+        Self::settle(&files, &schemas, request)
     }
 
     /// The kept columns, in the order of the output.
@@ -88,17 +146,27 @@ impl Plan {
         self.files.iter().map(|plan| &plan.file)
     }
 
-    fn settle(seen: &[(InputFile, SchemaRef)], request: &Request) -> Result<Self, SourceError> {
-        let text = text_type(seen, &request.column)?;
-        let kept = kept_fields(seen, request)?;
-        let files =
-            seen.iter().map(|(file, schema)| file_plan(file, schema, request, &kept)).collect::<Result<_, _>>()?;
+    /// Files without a schema are empty: they agree with anything and have no rows.
+    fn settle(files: &[InputFile], schemas: &[Option<SchemaRef>], request: &Request) -> Result<Self, SourceError> {
+        let with_schema = files.iter().zip(schemas);
+        let seen: Vec<(InputFile, SchemaRef)> =
+            with_schema.clone().filter_map(|(file, schema)| Some((file.clone(), schema.clone()?))).collect();
+        let text = text_type(&seen, &request.column)?;
+        let kept = kept_fields(&seen, request)?;
+        let plan = |(file, schema): (&InputFile, &Option<SchemaRef>)| match schema {
+            Some(schema) => file_plan(file, schema, request, &kept),
+            None => Ok(FilePlan::empty(file, kept.len())),
+        };
+        let files = with_schema.map(plan).collect::<Result<_, _>>()?;
         Ok(Self { files, text, kept: Arc::new(Schema::new(kept)) })
     }
 }
 
-/// The column `name`, which a column of a file must be named, exactly.
+/// The column `name`, which one column of a file must be named, exactly.
 fn find<'a>(file: &InputFile, schema: &'a Schema, name: &str) -> Result<(usize, &'a Field), SourceError> {
+    if schema.fields().iter().filter(|field| field.name() == name).count() > 1 {
+        return Err(SourceError::Twice { file: file.to_string(), column: name.to_owned() });
+    }
     schema.column_with_name(name).ok_or_else(|| {
         let found: Vec<String> = schema.fields().iter().map(|f| f.name().clone()).collect();
         let distance = |a: &String| strsim::damerau_levenshtein(&a.to_lowercase(), &name.to_lowercase());
@@ -117,7 +185,7 @@ fn text_read_as(file: &InputFile, found: &Field) -> Result<DataType, SourceError
         Format::Csv => Ok(DataType::Utf8),
         Format::Json if types::is_words(kind) => Ok(types::words()),
         Format::Json if !kind.is_nested() => Ok(DataType::Utf8),
-        _ if types::is_text(kind) => Ok(kind.clone()),
+        _ if types::is_text(kind) => Ok(types::without_dictionaries(kind)),
         _ => Err(not_text()),
     }
 }
@@ -184,7 +252,7 @@ fn kept_field(seen: &[(InputFile, SchemaRef)], name: &str, request: &Request) ->
     for (file, schema) in seen {
         let field = match find(file, schema, name) {
             Ok((_, field)) => kept_as(file, field, name == request.column),
-            Err(_) if may_lack(file, name, request) => continue,
+            Err(SourceError::Column { .. }) if may_lack(file, name, request) => continue,
             Err(error) => return Err(error),
         };
         let guessed = file.format.is_untyped();
@@ -199,6 +267,9 @@ fn kept_field(seen: &[(InputFile, SchemaRef)], name: &str, request: &Request) ->
     }
     match (common, seen.first()) {
         // Nullable always: another file may lack it, and an output's schema should not depend on that.
+        (Some((field, true, _)), _) if field.data_type() == &DataType::Null => {
+            Ok(Field::new(name, DataType::Utf8, true))
+        }
         (Some((field, ..)), _) => Ok(field.with_nullable(true)),
         (None, Some((file, schema))) => find(file, schema, name).map(|(_, field)| field.clone()),
         (None, None) => Ok(Field::new(name, DataType::Utf8, true)),
@@ -211,7 +282,8 @@ fn kept_as(file: &InputFile, field: &Field, is_text: bool) -> Field {
         Format::Text => Field::new(field.name(), DataType::Utf8, true),
         Format::Csv if is_text => Field::new(field.name(), DataType::Utf8, true),
         Format::Json if is_text && !field.data_type().is_nested() => Field::new(field.name(), DataType::Utf8, true),
-        _ => field.clone(),
+        // Dictionaries of several files or batches do not fit together; Parquet makes its own.
+        _ => field.clone().with_data_type(types::without_dictionaries(field.data_type())),
     }
 }
 
@@ -226,6 +298,7 @@ fn file_plan(file: &InputFile, schema: &SchemaRef, request: &Request, kept: &[Fi
         let target = kept.iter().find(|f| f.name() == field.name());
         let kind = match (index == text, target) {
             (true, _) => text_read_as(file, field)?,
+            (false, Some(target)) if file.format == Format::Json => types::json_read_as(target.data_type()),
             (false, Some(target)) if file.format.is_untyped() => target.data_type().clone(),
             _ => field.data_type().clone(),
         };
@@ -260,7 +333,7 @@ mod tests {
 
     fn request(column: &str, keep: &str) -> Request {
         let reserved = ["embedding", "truncated", "error"].map(str::to_owned).to_vec();
-        Request { column: column.to_owned(), id: None, keep: keep.parse().unwrap(), reserved }
+        Request { keep: keep.parse().unwrap(), reserved, ..Request::texts(column) }
     }
 
     fn shown(plan: &Plan) -> String {

@@ -90,10 +90,24 @@ impl Rows {
     }
 
     /// The next rows, never none of them; `None` at the end of the last file.
+    ///
+    /// # Errors
+    /// [`SourceError::Malformed`] when the bytes are not what the format wants or a value does not fit its column's
+    /// type, [`SourceError::Store`] when the store fails.
     pub async fn next(&mut self) -> Result<Option<Slice>, SourceError> {
+        let slice = self.next_slice().await;
+        if slice.is_err() {
+            // A reader that failed must not go on behind the row where it did.
+            self.reader = None;
+        }
+        slice
+    }
+
+    async fn next_slice(&mut self) -> Result<Option<Slice>, SourceError> {
         let plan = Arc::clone(&self.plan);
         while let Some(file) = plan.files.get(self.next.file) {
-            let Some(batch) = self.read(file).await? else {
+            let batch = if file.is_empty() { None } else { self.read(file).await? };
+            let Some(batch) = batch else {
                 self.next = Position { file: self.next.file + 1, row: 0 };
                 self.reader = None;
                 continue;
@@ -102,9 +116,10 @@ impl Rows {
                 continue;
             }
             let start = self.next;
-            self.next.row += batch.num_rows() as u64;
             let shaped = shape(&plan, file, start, &batch);
-            return shaped.map(Some).map_err(|e| SourceError::malformed(&file.file, start.row, e));
+            let shaped = shaped.map_err(|e| SourceError::malformed(&file.file, start.row, e))?;
+            self.next.row += batch.num_rows() as u64;
+            return Ok(Some(shaped));
         }
         Ok(None)
     }

@@ -1,24 +1,29 @@
 //! Which columns a file has, and of what type.
 //!
 //! Parquet and Arrow files say so. For CSV and JSON the types are guessed from the first thousand rows; a column in
-//! which nothing was seen is taken for strings.
+//! which nothing was seen takes the type of other files, or that of strings.
 
-use std::sync::Arc;
+use std::{
+    collections::{BTreeMap, HashSet},
+    sync::Arc,
+};
 
 use arrow::{
+    array::{AsArray, RecordBatch},
     csv,
-    datatypes::{DataType, Field, Schema, SchemaRef},
+    datatypes::{DataType, Field, FieldRef, Schema, SchemaRef},
     error::ArrowError,
     json,
 };
+use serde_json::value::RawValue;
 use tokio::io::AsyncBufReadExt;
 
 use super::{
-    Format, InputFile, SourceError,
+    Format, InputFile, KeptTypes, SourceError,
     bytes::{self, Bytes, Taken},
     decode::{Decode, csv_decoder},
     ipc::Ipc,
-    lines, parquet,
+    lines, parquet, types,
 };
 
 /// Rows that guessing looks at, as in DataFusion.
@@ -28,14 +33,17 @@ const GUESS_BYTES: usize = 1 << 20;
 /// The first row must be complete by then.
 const GUESS_BYTES_MAX: usize = 256 << 20;
 
-/// The schema of a file, without metadata of the schema: it may speak of columns that we leave out.
-pub(super) async fn of_file(file: &InputFile) -> Result<SchemaRef, SourceError> {
-    match file.format {
-        Format::Text => Ok(lines::schema()),
-        Format::Parquet => parquet::schema(file).await,
-        Format::Arrow => arrow_schema(file).await,
-        Format::Csv => guess(file, csv_guess).await,
-        Format::Json => guess(file, json_guess).await,
+/// The schema of a file, without metadata of the schema: it may speak of columns that we leave out. `None`: the file is
+/// of a format that says nothing of its columns, and there is nothing in it.
+pub(super) async fn of_file(file: &InputFile, types: KeptTypes) -> Result<Option<SchemaRef>, SourceError> {
+    match (file.format, types) {
+        (Format::Text, _) => Ok(Some(lines::schema())),
+        (Format::Parquet, _) => parquet::schema(file).await.map(Some),
+        (Format::Arrow, _) => arrow_schema(file).await.map(Some),
+        (Format::Csv, KeptTypes::Strings) => guess(file, csv_strings).await,
+        (Format::Csv, KeptTypes::Guess) => guess(file, csv_guess).await,
+        (Format::Json, KeptTypes::Strings) => guess(file, json_strings).await,
+        (Format::Json, KeptTypes::Guess) => guess(file, json_guess).await,
     }
 }
 
@@ -50,7 +58,8 @@ async fn arrow_schema(file: &InputFile) -> Result<SchemaRef, SourceError> {
         let chunk = bytes.fill_buf().await.map_err(|e| bytes::read_error(file, 0, e))?;
         if chunk.is_empty() {
             decoder.finish().map_err(malformed)?;
-            return Err(SourceError::malformed(file, 0, "there is no schema in it"));
+            let none = || SourceError::malformed(file, 0, "there is no schema in it");
+            return decoder.schema().map(|schema| Arc::new(Schema::new(schema.fields().clone()))).ok_or_else(none);
         }
         // The schema comes first, and a small step keeps from reading on into the rows.
         let used = decoder.decode(&chunk[..chunk.len().min(4096)]).map_err(malformed)?;
@@ -68,15 +77,18 @@ struct Head<'a> {
 /// `Ok(None)` asks for more bytes.
 type Guess = fn(Head<'_>) -> Result<Option<Schema>, ArrowError>;
 
-async fn guess(file: &InputFile, guess: Guess) -> Result<SchemaRef, SourceError> {
+async fn guess(file: &InputFile, guess: Guess) -> Result<Option<SchemaRef>, SourceError> {
     let mut bytes = bytes::open(file, &Taken::default()).await?;
     let mut head = Vec::new();
     let mut limit = GUESS_BYTES;
     loop {
         let all = fill(file, &mut bytes, &mut head, limit).await?;
+        if all && head.trim_ascii().is_empty() {
+            return Ok(None);
+        }
         let guessed = guess(Head { bytes: &head, all }).map_err(|e| SourceError::malformed(file, 0, e))?;
         if let Some(schema) = guessed {
-            return Ok(Arc::new(without_null_types(&schema)));
+            return Ok(Some(Arc::new(with_items(&schema))));
         }
         limit *= 4;
         if all || limit > GUESS_BYTES_MAX {
@@ -100,48 +112,125 @@ async fn fill(file: &InputFile, bytes: &mut Bytes, head: &mut Vec<u8>, limit: us
 }
 
 fn csv_guess(head: Head<'_>) -> Result<Option<Schema>, ArrowError> {
+    let Some(rows) = csv_rows(&head)? else { return Ok(None) };
     let format = csv::reader::Format::default().with_header(true);
-    if head.all {
-        return format.infer_schema(head.bytes, Some(GUESS_ROWS)).map(|(schema, _)| Some(schema));
-    }
-    // The last row is cut somewhere, perhaps inside quotes: count the complete ones first.
+    let (guessed, _) = format.infer_schema(head.bytes, Some(rows.num_rows()))?;
+    let fields = guessed.fields().iter().zip(rows.columns()).map(|(field, written)| {
+        let is_number = field.data_type().is_numeric();
+        if is_number && written.as_string::<i32>().iter().flatten().any(loses_as_number) {
+            return Field::new(field.name(), DataType::Utf8, true);
+        }
+        Field::clone(field)
+    });
+    Ok(Some(Schema::new(fields.collect::<Vec<_>>())))
+}
+
+/// Whether a number's digits would not be written so again: an identifier like `007`.
+fn loses_as_number(written: &str) -> bool {
+    let digits = written.trim_start_matches('-');
+    written.starts_with('+') || (digits.starts_with('0') && digits[1..].starts_with(|c: char| c.is_ascii_digit()))
+}
+
+fn csv_strings(head: Head<'_>) -> Result<Option<Schema>, ArrowError> {
+    Ok(csv_rows(&head)?.map(|rows| rows.schema().as_ref().clone()))
+}
+
+/// The complete rows among the first thousand, as strings; `None` when there is no complete one yet.
+fn csv_rows(head: &Head<'_>) -> Result<Option<RecordBatch>, ArrowError> {
+    let format = csv::reader::Format::default().with_header(true);
     let (names, _) = format.infer_schema(head.bytes, Some(0))?;
-    let mut decoder = csv_decoder(&Arc::new(without_null_types(&names)), vec![0], GUESS_ROWS);
-    let mut rest = head.bytes;
-    while !rest.is_empty() && decoder.capacity() > 0 {
-        rest = &rest[decoder.decode(rest)?..];
-    }
-    match GUESS_ROWS - decoder.capacity() {
+    let names = Arc::new(strings(&names));
+    let read = |rows: usize| -> Result<csv::reader::Decoder, ArrowError> {
+        let mut decoder = csv_decoder(&names, (0..names.fields().len()).collect(), rows);
+        let mut rest = head.bytes;
+        while !rest.is_empty() && decoder.capacity() > 0 {
+            rest = &rest[decoder.decode(rest)?..];
+        }
+        // Only the end of the file completes a row without its line end.
+        if head.all && decoder.capacity() > 0 {
+            decoder.decode(&[])?;
+        }
+        Ok(decoder)
+    };
+    // The last row is cut somewhere, perhaps inside quotes: a decoder for so many as are complete does not begin it.
+    match GUESS_ROWS - read(GUESS_ROWS)?.capacity() {
+        0 if head.all => Ok(Some(RecordBatch::new_empty(names))),
         0 => Ok(None),
-        rows => format.infer_schema(head.bytes, Some(rows)).map(|(schema, _)| Some(schema)),
+        rows => read(rows)?.flush(),
     }
 }
 
+fn json_strings(head: Head<'_>) -> Result<Option<Schema>, ArrowError> {
+    let written = |field: &FieldRef| Field::clone(field).with_data_type(types::as_written(field.data_type()));
+    let guessed = json_types(&head)?;
+    Ok(guessed.map(|schema| Schema::new(schema.fields().iter().map(written).collect::<Vec<_>>())))
+}
+
 fn json_guess(head: Head<'_>) -> Result<Option<Schema>, ArrowError> {
+    let Some(guessed) = json_types(&head)? else { return Ok(None) };
+    let long = long_integers(head.bytes);
+    let fields = guessed.fields().iter().map(|field| match long.contains(field.name()) {
+        true => Field::new(field.name(), DataType::Utf8, true),
+        false => Field::clone(field),
+    });
+    Ok(Some(Schema::new(fields.collect::<Vec<_>>())))
+}
+
+/// Columns with an integer that no 64-bit number holds exactly, or that stands beside fractions and has more digits
+/// than a float: identifiers, which stay as they are written.
+fn long_integers(bytes: &[u8]) -> HashSet<String> {
+    let mut long = HashSet::new();
+    for line in bytes.split(|&b| b == b'\n').take(GUESS_ROWS) {
+        let Ok(row) = serde_json::from_slice::<BTreeMap<String, &RawValue>>(line) else { continue };
+        for (name, value) in row {
+            let digits = value.get().trim_start_matches('-');
+            let is_integer = !digits.is_empty() && digits.bytes().all(|b| b.is_ascii_digit());
+            let fits = value.get().parse::<i64>().is_ok_and(|n| n.unsigned_abs() <= 1 << 53);
+            if is_integer && !fits {
+                long.insert(name);
+            }
+        }
+    }
+    long
+}
+
+fn json_types(head: &Head<'_>) -> Result<Option<Schema>, ArrowError> {
     let end = match head.bytes.iter().rposition(|&b| b == b'\n') {
         _ if head.all => head.bytes.len(),
         Some(end) => end,
         None => return Ok(None),
     };
-    json::reader::infer_json_schema(&head.bytes[..end], Some(GUESS_ROWS)).map(|(schema, _)| Some(schema))
+    let bytes = &head.bytes[..end];
+    let guessed = json::reader::infer_json_schema(bytes, Some(GUESS_ROWS));
+    guessed.map(|(schema, _)| Some(schema)).map_err(|e| ArrowError::JsonError(format!("{}{e}", broken_line(bytes))))
 }
 
-fn without_null_types(schema: &Schema) -> Schema {
-    let string = |field: &Field| match field.data_type() {
-        DataType::Null => Field::new(field.name(), DataType::Utf8, true),
-        DataType::List(item) if item.data_type() == &DataType::Null => {
-            Field::new(field.name(), super::types::words(), true)
-        }
-        _ => field.clone(),
+/// Which line is no JSON, for a message that otherwise counts within the line.
+fn broken_line(bytes: &[u8]) -> String {
+    let mut lines = bytes.split(|&b| b == b'\n').enumerate().filter(|(_, line)| !line.trim_ascii().is_empty());
+    let broken = lines.find(|(_, line)| serde_json::from_slice::<serde::de::IgnoredAny>(line).is_err());
+    broken.map(|(n, _)| format!("line {} of the file: ", n + 1)).unwrap_or_default()
+}
+
+/// Lists in which nothing was seen hold strings; columns in which nothing was seen may be anything yet.
+fn with_items(schema: &Schema) -> Schema {
+    let with_item = |field: &FieldRef| match field.data_type() {
+        DataType::List(item) if item.data_type() == &DataType::Null => Field::new(field.name(), types::words(), true),
+        _ => Field::clone(field),
     };
-    Schema::new(schema.fields().iter().map(|field| string(field)).collect::<Vec<_>>())
+    Schema::new(schema.fields().iter().map(with_item).collect::<Vec<_>>())
+}
+
+fn strings(schema: &Schema) -> Schema {
+    let string = |field: &FieldRef| Field::new(field.name(), DataType::Utf8, true);
+    Schema::new(schema.fields().iter().map(string).collect::<Vec<_>>())
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    fn types(schema: &Schema) -> Vec<(String, DataType)> {
+    fn shown(schema: &Schema) -> Vec<(String, DataType)> {
         schema.fields().iter().map(|f| (f.name().clone(), f.data_type().clone())).collect()
     }
 
@@ -149,8 +238,39 @@ mod tests {
     fn csv_whose_last_row_is_cut_inside_quotes() {
         let text = b"id,text\n1,\"two\nlines\"\n2,\"cut here\nand";
         let schema = csv_guess(Head { bytes: text, all: false }).unwrap().unwrap();
-        assert_eq!(types(&schema), [("id".to_owned(), DataType::Int64), ("text".to_owned(), DataType::Utf8)]);
+        assert_eq!(shown(&schema), [("id".to_owned(), DataType::Int64), ("text".to_owned(), DataType::Utf8)]);
         assert!(csv_guess(Head { bytes: b"id,text\n1,\"tw", all: false }).unwrap().is_none());
+    }
+
+    #[test]
+    fn what_would_be_lost_as_a_number_stays_a_string() {
+        let text = b"zip,plus,n,x,none\n00123,+1,-12,0.5,\n17,2,0,1e3,\n";
+        let schema = csv_guess(Head { bytes: text, all: true }).unwrap().unwrap();
+        let (utf8, float) = (DataType::Utf8, DataType::Float64);
+        let expected = [("zip", utf8.clone()), ("plus", utf8), ("n", DataType::Int64), ("x", float)];
+        assert_eq!(shown(&schema)[..4], expected.map(|(n, t)| (n.to_owned(), t)));
+        let strings = csv_strings(Head { bytes: text, all: true }).unwrap().unwrap();
+        assert!(strings.fields().iter().all(|field| field.data_type() == &DataType::Utf8));
+        let empty = csv_guess(Head { bytes: b"id,text\n", all: true }).unwrap().unwrap();
+        assert_eq!(empty.fields().len(), 2);
+    }
+
+    #[test]
+    fn integers_that_no_number_holds_stay_as_written() {
+        let text = br#"{"a": 18446744073709551615, "b": 9007199254740993, "c": 1.5, "d": {"e": 1}}
+{"a": 1, "b": 1.5, "c": 3, "d": {"e": 2}}"#;
+        let guessed = json_guess(Head { bytes: text, all: true }).unwrap().unwrap();
+        let kinds: Vec<_> = guessed.fields().iter().map(|f| f.data_type().to_string()).collect();
+        assert_eq!(kinds[..3], ["Utf8", "Utf8", "Float64"]);
+        let written = json_strings(Head { bytes: text, all: true }).unwrap().unwrap();
+        assert_eq!(written.field(3).data_type().to_string(), r#"Struct("e": Utf8)"#);
+    }
+
+    #[test]
+    fn a_line_that_is_no_json_is_named() {
+        let text = b"{\"a\": 1}\n\n{\"a\": 2}\n{\"a\": \n{\"a\": 4}\n";
+        let error = json_guess(Head { bytes: text, all: true }).unwrap_err().to_string();
+        assert!(error.contains("line 4 of the file"), "{error}");
     }
 
     #[test]
@@ -158,9 +278,10 @@ mod tests {
         let text = br#"{"a": 1, "b": null, "c": ["x"], "d": []}
 {"a": 1.5, "c": [], "e": "late"}
 {"a": cut"#;
-        let schema = without_null_types(&json_guess(Head { bytes: text, all: false }).unwrap().unwrap());
-        let (utf8, words) = (DataType::Utf8, super::super::types::words());
-        let expected = [("a", DataType::Float64), ("b", utf8.clone()), ("c", words.clone()), ("d", words), ("e", utf8)];
-        assert_eq!(types(&schema), expected.map(|(n, t)| (n.to_owned(), t)));
+        let schema = with_items(&json_guess(Head { bytes: text, all: false }).unwrap().unwrap());
+        let (utf8, words) = (DataType::Utf8, super::types::words());
+        let expected =
+            [("a", DataType::Float64), ("b", DataType::Null), ("c", words.clone()), ("d", words), ("e", utf8)];
+        assert_eq!(shown(&schema), expected.map(|(n, t)| (n.to_owned(), t)));
     }
 }

@@ -17,15 +17,53 @@ pub(crate) fn is_string(kind: &DataType) -> bool {
 
 /// Lists of strings: texts that are tokenised already.
 pub(crate) fn is_words(kind: &DataType) -> bool {
+    let is_word = |kind: &DataType| match kind {
+        DataType::Dictionary(_, value) => is_utf8(value),
+        kind => is_utf8(kind),
+    };
     match kind {
-        DataType::List(item) | DataType::LargeList(item) => is_string(item.data_type()),
+        DataType::List(item) | DataType::LargeList(item) => is_word(item.data_type()),
         _ => false,
     }
 }
 
-/// Whether a column of this type can be embedded.
+/// Whether a column of this type can be embedded. One of type Null holds NULL texts, and agrees with every other.
 pub fn is_text(kind: &DataType) -> bool {
-    is_string(kind) || is_words(kind)
+    kind == &DataType::Null || is_string(kind) || is_words(kind)
+}
+
+/// The same with values instead of dictionaries, at any depth.
+pub(crate) fn without_dictionaries(kind: &DataType) -> DataType {
+    map_leaves(kind, &|leaf| match leaf {
+        DataType::Dictionary(_, value) => without_dictionaries(value),
+        other => other.clone(),
+    })
+}
+
+/// How a column that should have type `kind` is read from JSON: integers as they are written, because the reader would
+/// cut `1.99` to 1; casting them afterwards finds it.
+pub(crate) fn json_read_as(kind: &DataType) -> DataType {
+    map_leaves(kind, &|leaf| if leaf.is_integer() { DataType::Utf8 } else { leaf.clone() })
+}
+
+/// Every scalar that `--types string` keeps as it is written.
+pub(crate) fn as_written(kind: &DataType) -> DataType {
+    map_leaves(kind, &|_| DataType::Utf8)
+}
+
+fn map_leaves(kind: &DataType, leaf: &dyn Fn(&DataType) -> DataType) -> DataType {
+    let inside = |field: &FieldRef| FieldRef::new(with_leaves(field, leaf));
+    match kind {
+        DataType::List(item) => DataType::List(inside(item)),
+        DataType::LargeList(item) => DataType::LargeList(inside(item)),
+        DataType::FixedSizeList(item, n) => DataType::FixedSizeList(inside(item), *n),
+        DataType::Struct(fields) => DataType::Struct(fields.iter().map(inside).collect()),
+        other => leaf(other),
+    }
+}
+
+fn with_leaves(field: &Field, leaf: &dyn Fn(&DataType) -> DataType) -> Field {
+    field.clone().with_data_type(map_leaves(field.data_type(), leaf))
 }
 
 /// A list of strings, as we make it.
@@ -36,8 +74,10 @@ pub(crate) fn words() -> DataType {
 /// The one type in which the text columns of all files are given to the embedder. Equal types stay; strings of several
 /// encodings become bytes, which costs no copy and loses nothing.
 pub(crate) fn unify_text(a: &DataType, b: &DataType) -> Option<DataType> {
-    if a == b {
-        return Some(a.clone());
+    match (a, b) {
+        _ if a == b => return Some(a.clone()),
+        (DataType::Null, other) | (other, DataType::Null) => return Some(other.clone()),
+        _ => {}
     }
     if is_string(a) && is_string(b) {
         return Some(DataType::Binary);
@@ -64,6 +104,8 @@ pub(crate) fn unify((a, a_guessed): Seen<'_>, (b, b_guessed): Seen<'_>) -> Optio
 /// Both are words in a file, so at worst they stay words.
 fn unify_guessed(a: &DataType, b: &DataType) -> Option<DataType> {
     match (a, b) {
+        // Nothing was seen in one of them.
+        (DataType::Null, seen) | (seen, DataType::Null) => Some(seen.clone()),
         (DataType::Int64, DataType::Float64) | (DataType::Float64, DataType::Int64) => Some(DataType::Float64),
         _ if a.is_nested() || b.is_nested() => None,
         _ => Some(DataType::Utf8),
@@ -73,6 +115,7 @@ fn unify_guessed(a: &DataType, b: &DataType) -> Option<DataType> {
 /// Words that look like `guessed` can be read as `typed`. A number that does not fit is reported with its row.
 fn parses_as(guessed: &DataType, typed: &DataType) -> bool {
     match guessed {
+        DataType::Null => true,
         DataType::Int64 => typed.is_integer() || typed.is_floating() || is_utf8(typed),
         DataType::Float64 => typed.is_floating() || is_utf8(typed),
         DataType::Binary => is_utf8(typed),

@@ -1,7 +1,8 @@
 //! `elmo_embed(text [, options])`: one vector per text.
 //!
-//! A plain synchronous function: it hands its rows to the embedder that all queries share and waits. It is right wherever
-//! DataFusion evaluates an expression (CASE, joins, sort keys, aggregates), which an asynchronous function is not.
+//! A plain synchronous function: it hands its rows to the embedder that all queries share and waits. It is right
+//! wherever DataFusion evaluates an expression (CASE, joins, sort keys, aggregates), which an asynchronous function is
+//! not.
 
 use datafusion::{
     arrow::{

@@ -1,0 +1,408 @@
+//! `verify` and `inspect` find what is wrong with an output, and nothing where nothing is.
+//!
+//! Files are altered with the parquet crate: the rows are read, one thing in them is changed, and the footer stays.
+
+use std::{
+    fs::{self, File},
+    sync::Arc,
+};
+
+use arrow::{
+    array::{
+        Array, ArrayRef, AsArray, BooleanArray, FixedSizeListArray, Float32Array, ListArray, RecordBatch, StringArray,
+        StructArray, UInt32Array,
+    },
+    compute::concat_batches,
+    datatypes::{Field, Float32Type, Schema, UInt32Type},
+};
+use parquet::{
+    arrow::{ArrowWriter, arrow_reader::ParquetRecordBatchReaderBuilder},
+    file::{metadata::KeyValue, properties::WriterProperties},
+};
+use serde_json::{Value, json};
+
+use crate::place::{Ended, Place};
+
+/// The output `out` of three rows, the second without a vector.
+fn place(words: &str) -> Place {
+    let place = Place::new();
+    place.write("plain.txt", "It rained. We stayed in.\n\nThe bank was steep.\n");
+    place.exits(&format!("embed -q --model tiny --device cpu --input plain.txt --output out {words}"), 0);
+    place
+}
+
+/// `elmo verify`, with a report as JSON.
+fn verify(words: &str) -> String {
+    format!("verify --model tiny --device cpu -q --json {words}")
+}
+
+fn part(output: &str, number: usize) -> String {
+    format!("{output}/part-{number:05}.parquet")
+}
+
+fn read(place: &Place, name: &str) -> (RecordBatch, Vec<KeyValue>) {
+    let builder = ParquetRecordBatchReaderBuilder::try_new(File::open(place.path(name)).unwrap()).unwrap();
+    let footer = builder.metadata().file_metadata().key_value_metadata().cloned().unwrap_or_default();
+    let footer = footer.into_iter().filter(|pair| pair.key.starts_with("elmo.")).collect();
+    let batches: Vec<RecordBatch> = builder.build().unwrap().map(|batch| batch.unwrap()).collect();
+    (concat_batches(&batches[0].schema(), &batches).unwrap(), footer)
+}
+
+fn write(place: &Place, name: &str, rows: &RecordBatch, footer: Vec<KeyValue>) {
+    let properties = WriterProperties::builder().set_key_value_metadata(Some(footer)).build();
+    let file = File::create(place.path(name)).unwrap();
+    let mut writer = ArrowWriter::try_new(file, rows.schema(), Some(properties)).unwrap();
+    writer.write(rows).unwrap();
+    writer.close().unwrap();
+}
+
+fn alter(place: &Place, name: &str, change: impl FnOnce(&RecordBatch) -> RecordBatch) {
+    let (rows, footer) = read(place, name);
+    write(place, name, &change(&rows), footer);
+}
+
+/// Changes a pair of a footer.
+fn alter_footer(place: &Place, name: &str, key: &str, value: &str) {
+    let (rows, mut footer) = read(place, name);
+    let pair = footer.iter_mut().find(|pair| pair.key == key).unwrap();
+    pair.value = Some(value.to_owned());
+    write(place, name, &rows, footer);
+}
+
+/// Alters the first part of `out`, runs words, and puts the part back.
+fn altered(place: &Place, words: &str, change: impl FnOnce(&RecordBatch) -> RecordBatch) -> Ended {
+    let name = part("out", 0);
+    let before = fs::read(place.path(&name)).unwrap();
+    alter(place, &name, change);
+    let ended = place.run(words);
+    fs::write(place.path(&name), before).unwrap();
+    ended
+}
+
+/// What `elmo verify` says of an altered part, which it must refuse.
+fn refused(place: &Place, change: impl FnOnce(&RecordBatch) -> RecordBatch) -> Value {
+    let ended = altered(place, &verify("out"), change);
+    assert_eq!(ended.code, Some(1), "{ended:?}");
+    ended.json()
+}
+
+/// The rows with another column in the place of `name`.
+fn with_column(rows: &RecordBatch, name: &str, column: ArrayRef) -> RecordBatch {
+    let place = rows.schema().index_of(name).unwrap();
+    let mut fields: Vec<Field> = rows.schema().fields().iter().map(|field| field.as_ref().clone()).collect();
+    let mut columns = rows.columns().to_vec();
+    let nullable = fields[place].is_nullable();
+    fields[place] = Field::new(name, column.data_type().clone(), nullable);
+    columns[place] = column;
+    RecordBatch::try_new(Arc::new(Schema::new(fields)), columns).unwrap()
+}
+
+/// The rows with other vectors: `change` gets all their numbers, and says how many one vector has then.
+fn with_vectors(rows: &RecordBatch, change: impl FnOnce(&mut Vec<f32>, i32) -> i32) -> RecordBatch {
+    let vectors = rows.column_by_name("embedding").unwrap().as_fixed_size_list();
+    let (item, width, values, nulls) = vectors.clone().into_parts();
+    let mut values = values.as_primitive::<Float32Type>().values().to_vec();
+    let width = change(&mut values, width);
+    let vectors = FixedSizeListArray::new(item, width, Arc::new(Float32Array::from(values)), nulls);
+    with_column(rows, "embedding", Arc::new(vectors))
+}
+
+/// The rows with another number in the first vector.
+fn with_number(rows: &RecordBatch, change: impl FnOnce(f32) -> f32) -> RecordBatch {
+    with_vectors(rows, |values, width| {
+        values[0] = change(values[0]);
+        width
+    })
+}
+
+/// The rows with another column of tokens.
+fn with_tokens(rows: &RecordBatch, name: &str, change: impl FnOnce(&ArrayRef) -> ArrayRef) -> RecordBatch {
+    let list = rows.column_by_name("tokens").unwrap().as_list::<i32>();
+    let (item, offsets, values, nulls) = list.clone().into_parts();
+    let (fields, mut columns, no_nulls) = values.as_struct().clone().into_parts();
+    let place = fields.iter().position(|field| field.name() == name).unwrap();
+    columns[place] = change(&columns[place]);
+    let tokens = StructArray::new(fields, columns, no_nulls);
+    with_column(rows, "tokens", Arc::new(ListArray::new(item, offsets, Arc::new(tokens), nulls)))
+}
+
+/// Adds 1 to a number of the first token.
+fn shifted(column: &ArrayRef) -> ArrayRef {
+    let mut numbers = column.as_primitive::<UInt32Type>().values().to_vec();
+    numbers[0] += 1;
+    Arc::new(UInt32Array::from(numbers))
+}
+
+#[test]
+fn untouched_outputs_pass() {
+    for words in ["", "--level token --layers all", "--list-type list --normalize l2", "--level token --boundaries"] {
+        let place = place(words);
+        let report = place.exits(&verify("out --tolerance 0"), 0).json();
+        let rows = ["rows", "sampled", "bit_equal_rows"].map(|key| report[key].clone());
+        assert_eq!(rows, [json!(3), json!(3), json!(3)], "{words}: {report}");
+        assert_eq!(report["manifest"], json!({"complete": true, "problems": []}), "{words}: {report}");
+    }
+}
+
+#[test]
+fn one_bit() {
+    let place = place("");
+    let flip = |rows: &RecordBatch| with_number(rows, |x| f32::from_bits(x.to_bits() ^ 1));
+    let rounding = altered(&place, &verify("out"), flip);
+    assert_eq!(rounding.code, Some(0), "{rounding:?}");
+    assert_eq!(rounding.json()["bit_equal_rows"], 2, "{rounding:?}");
+    let exact = altered(&place, &verify("out --tolerance 0"), flip);
+    assert_eq!(exact.code, Some(1), "{exact:?}");
+    assert!(exact.err.contains("numbers differ by up to") && exact.err.contains("in row 0"), "{exact:?}");
+    assert!(!exact.err.contains("0 rows"), "{exact:?}");
+    let other = |rows: &RecordBatch| with_number(rows, |x| x + 1.0);
+    assert_eq!(altered(&place, &verify("out"), other).code, Some(1));
+}
+
+#[test]
+fn nan_and_infinite_numbers() {
+    let place = place("");
+    for wrong in [f32::NAN, f32::INFINITY, f32::NEG_INFINITY] {
+        let report = refused(&place, |rows| with_number(rows, |_| wrong));
+        assert_eq!(report["mismatches"], json!({"not_finite": 1}), "{report}");
+        assert_eq!(report["first_mismatches"], json!([{"row": 0, "what": ["not_finite"]}]), "{report}");
+    }
+    let all = refused(&place, |rows| {
+        with_vectors(rows, |values, width| {
+            values.fill(f32::NAN);
+            width
+        })
+    });
+    assert_eq!(all["mismatched_rows"], 2, "{all}");
+}
+
+#[test]
+fn vectors_of_another_width() {
+    let place = place("");
+    let report = refused(&place, |rows| {
+        with_vectors(rows, |values, width| {
+            let narrow = values.chunks_exact(width as usize).flat_map(|vector| &vector[1..]);
+            *values = narrow.copied().collect();
+            width - 1
+        })
+    });
+    assert_eq!(report["mismatches"], json!({"shape": 2}), "{report}");
+}
+
+#[test]
+fn words_and_offsets_of_tokens() {
+    let place = place("--level token");
+    let report = refused(&place, |rows| {
+        with_tokens(rows, "token", |column| {
+            let words = column.as_string::<i32>().iter().enumerate();
+            let words = words.map(|(i, word)| if i == 0 { Some("Hailed") } else { word });
+            Arc::new(words.collect::<StringArray>())
+        })
+    });
+    assert_eq!(report["mismatches"], json!({"token": 1}), "{report}");
+    for name in ["start", "end", "sentence"] {
+        let report = refused(&place, |rows| with_tokens(rows, name, shifted));
+        assert_eq!(report["mismatches"][name], 1, "{report}");
+        assert_eq!(report["mismatched_rows"], 1, "{report}");
+    }
+}
+
+#[test]
+fn truncated_and_error() {
+    let place = place("");
+    let report =
+        refused(&place, |rows| with_column(rows, "truncated", Arc::new(BooleanArray::from(vec![false, false, true]))));
+    assert_eq!(report["first_mismatches"], json!([{"row": 2, "what": ["truncated"]}]), "{report}");
+    let with_error = |rows: &RecordBatch| {
+        with_column(rows, "error", Arc::new(StringArray::from(vec![None, Some("a secret"), None])))
+    };
+    let ended = altered(&place, &verify("out"), with_error);
+    assert_eq!(ended.code, Some(1), "{ended:?}");
+    assert_eq!(ended.json()["mismatches"], json!({"error": 1}), "{ended:?}");
+    assert!(ended.err.contains("1 of 3 rows") && ended.err.contains("row 1: error"), "{ended:?}");
+    assert!(!ended.out.contains("secret") && !ended.err.contains("secret"), "no data in messages: {ended:?}");
+}
+
+#[test]
+fn a_vector_that_should_be_null() {
+    let place = place("");
+    let report = refused(&place, |rows| {
+        let vectors = rows.column_by_name("embedding").unwrap().as_fixed_size_list();
+        let (item, width, values, _) = vectors.clone().into_parts();
+        let values = Float32Array::from(values.as_primitive::<Float32Type>().values().to_vec());
+        with_column(rows, "embedding", Arc::new(FixedSizeListArray::new(item, width, Arc::new(values), None)))
+    });
+    assert_eq!(report["first_mismatches"], json!([{"row": 1, "what": ["null"]}]), "{report}");
+}
+
+#[test]
+fn rows_and_parts_that_are_lost() {
+    let place = place("--rows-per-file 2");
+    let dropped = altered(&place, &verify("out"), |rows| rows.slice(0, 1));
+    assert_eq!(dropped.code, Some(1), "{dropped:?}");
+    assert!(dropped.err.contains("part-00000.parquet holds 1 rows, by the manifest 2"), "{dropped:?}");
+    let looked_at = altered(&place, "inspect out --json", |rows| rows.slice(0, 1));
+    assert_eq!(looked_at.code, Some(1), "{looked_at:?}");
+
+    fs::copy(place.path(&part("out", 1)), place.path("out/more.parquet")).unwrap();
+    let foreign = place.exits(&verify("out"), 1);
+    assert!(foreign.err.contains("more.parquet is not in the manifest"), "{foreign:?}");
+    fs::rename(place.path("out/more.parquet"), place.path("more.parquet")).unwrap();
+
+    fs::remove_file(place.path(&part("out", 0))).unwrap();
+    for words in [verify("out"), "inspect out --json".to_owned()] {
+        let lost = place.exits(&words, 1);
+        assert!(lost.err.contains("part-00000.parquet is in the manifest, and not there"), "{lost:?}");
+        assert_eq!(lost.json()["manifest"]["complete"], true, "{lost:?}");
+    }
+    // The file that is left is what it should be, and so is a copy far from any manifest.
+    place.exits(&verify(&part("out", 1)), 0);
+    assert_eq!(place.exits(&verify("more.parquet"), 0).json()["manifest"], Value::Null);
+}
+
+#[test]
+fn entries_that_are_lost() {
+    let place = place("--rows-per-file 2");
+    fs::remove_file(place.path("out/_elmo/part-00001.json")).unwrap();
+    let lost = place.exits(&verify("out"), 1);
+    assert!(lost.err.contains("the manifest has entries for 2 rows of 3"), "{lost:?}");
+    fs::remove_file(place.path("out/_elmo/done.json")).unwrap();
+    let unfinished = place.exits(&verify("out"), 1);
+    assert!(unfinished.err.contains("is not finished"), "{unfinished:?}");
+    // To look at what is there so far is no mistake.
+    assert_eq!(place.exits("inspect out --json", 0).json()["manifest"]["complete"], false);
+    place.write("out/_elmo/done.json", "{");
+    place.exits("inspect out", 5);
+}
+
+#[test]
+fn footers() {
+    let place = place("--rows-per-file 2");
+    alter_footer(&place, &part("out", 1), "elmo.layers", "top");
+    for words in [verify("out"), "inspect out".to_owned()] {
+        let ended = place.exits(&words, 1);
+        let named = ended.err.contains("part-00001.parquet") && ended.err.contains("elmo.layers is \"top\"");
+        assert!(named, "{ended:?}");
+    }
+    // By itself as well: the manifest knows.
+    let ended = place.exits(&verify(&part("out", 1)), 1);
+    assert!(ended.err.contains("the footers are not as the manifest says: elmo.layers"), "{ended:?}");
+    place.exits(&verify(&part("out", 0)), 0);
+}
+
+#[test]
+fn texts_from_the_inputs() {
+    let place = place("--keep none --rows-per-file 2");
+    place.exits(&verify("out"), 0);
+    let one = place.exits(&verify(&part("out", 1)), 0).json();
+    assert_eq!((&one["rows"], &one["bit_equal_rows"]), (&json!(1), &json!(1)), "{one}");
+    // A folder may be called like a file.
+    place.exits("embed -q --model tiny --input plain.txt --output x.parquet --keep none", 0);
+    place.exits(&verify("x.parquet"), 0);
+    let far = place.path("far.parquet");
+    fs::copy(place.path(&part("out", 1)), far).unwrap();
+    assert!(place.exits(&verify("far.parquet"), 2).err.contains("no manifest beside it"));
+
+    place.write("plain.txt", "It rained.\n");
+    let changed = place.exits(&verify("out"), 3);
+    assert!(changed.err.contains("plain.txt") && changed.err.contains("changed since"), "{changed:?}");
+    fs::remove_file(place.path("plain.txt")).unwrap();
+    place.exits(&verify("out"), 3);
+}
+
+#[test]
+fn texts_from_standard_input() {
+    let place = Place::new();
+    let line = "printf 'It rained.\\n' | elmo embed -q --model tiny --input - --output";
+    assert_eq!(place.shell(&format!("{line} kept")).code, Some(0));
+    assert_eq!(place.shell(&format!("{line} lost --keep none")).code, Some(0));
+    place.exits(&verify("kept"), 0);
+    let lost = place.exits(&verify("lost"), 2);
+    assert!(lost.err.contains("the texts came from standard input and were not kept"), "{lost:?}");
+}
+
+#[test]
+fn the_column_that_was_embedded() {
+    let place = Place::new();
+    let rows = "{\"text\": \"not this\", \"message\": \"It rained.\"}\n{\"text\": \"nor this\", \"message\": null}\n";
+    place.write("logs.jsonl", rows);
+    for keep in ["all", "none"] {
+        let words = format!("embed -q --model tiny --input logs.jsonl --output {keep} --column message --keep {keep}");
+        place.exits(&words, 0);
+        place.exits(&verify(keep), 0);
+    }
+    place.exits(&verify("all --column text"), 1);
+}
+
+#[test]
+fn rows_with_an_error() {
+    let place = Place::new();
+    place.write("latin1.txt", b"It rained.\ncaf\xe9\nWe stayed in.\n");
+    for (output, not_recomputed) in [("kept", 1), ("none", 0)] {
+        let keep = if output == "kept" { "all" } else { "none" };
+        let words = "embed -q --model tiny --input latin1.txt --on-error null";
+        place.exits(&format!("{words} --output {output} --keep {keep}"), 6);
+        let report = place.exits(&verify(output), 0).json();
+        assert_eq!((&report["rows"], &report["mismatched_rows"]), (&json!(3), &json!(0)), "{report}");
+        assert_eq!(report["not_recomputed"], not_recomputed, "{report}");
+    }
+    place.exits("embed -q --model tiny --input latin1.txt --output skipped --on-error skip", 6);
+    assert_eq!(place.exits(&verify("skipped"), 0).json()["rows"], 2);
+}
+
+#[test]
+fn no_rows() {
+    let place = Place::new();
+    place.write("empty.txt", "");
+    for keep in ["all", "none"] {
+        place.exits(&format!("embed -q --model tiny --input empty.txt --output {keep} --keep {keep}"), 0);
+        let report = place.exits(&verify(keep), 0).json();
+        assert_eq!((&report["rows"], &report["sampled"]), (&json!(0), &json!(0)), "{report}");
+    }
+}
+
+#[test]
+fn another_precision() {
+    let place = place("--precision bf16");
+    let exact = place.exits(&verify("out"), 2);
+    assert!(exact.err.contains("add --precision bf16"), "{exact:?}");
+    place.exits(&verify("out --precision bf16"), 0);
+}
+
+#[test]
+fn tolerances_are_numbers() {
+    let place = Place::new();
+    assert!(place.exits("verify out --model tiny --tolerance nan", 2).err.contains("a number from 0"));
+}
+
+#[test]
+fn inspect_counts() {
+    let place = place("");
+    let counts = |change: &dyn Fn(&mut [f32])| {
+        let ended = altered(&place, "inspect out --json", |rows| {
+            with_vectors(rows, |values, width| {
+                change(&mut values[..width as usize]);
+                width
+            })
+        });
+        let vectors = ended.json()["vectors"].clone();
+        let counts = ["count", "null_rows", "zero", "not_finite"].map(|key| vectors[key].clone());
+        (ended.code, json!(counts))
+    };
+    assert_eq!(counts(&|_| {}), (Some(0), json!([2, 1, 0, 0])));
+    assert_eq!(counts(&|vector| vector[0] = f32::NAN), (Some(1), json!([2, 1, 0, 1])));
+    assert_eq!(counts(&|vector| vector[0] = f32::INFINITY), (Some(1), json!([2, 1, 0, 1])));
+    assert_eq!(counts(&|vector| vector.fill(0.0)), (Some(0), json!([2, 1, 1, 0])));
+    // Large, and numbers all the same.
+    assert_eq!(counts(&|vector| vector.fill(f32::MAX)), (Some(0), json!([2, 1, 0, 0])));
+}
+
+#[test]
+fn a_damaged_file_is_damaged_data() {
+    let place = place("");
+    let bytes = fs::read(place.path(&part("out", 0))).unwrap();
+    place.write(&part("out", 0), &bytes[..bytes.len() - 20]);
+    for words in ["inspect out".to_owned(), verify("out")] {
+        assert!(place.exits(&words, 3).err.contains("not a readable Parquet file"), "{words}");
+    }
+}
