@@ -307,7 +307,10 @@ impl Embedder {
         poll_fn(|context| {
             let mut queue = lock(&self.shared().queue);
             if queue.planner.tokens() >= self.shared().capacity && !queue.closed {
-                queue.wakers.push(context.waker().clone());
+                // Once, however often the caller is polled.
+                if !queue.wakers.iter().any(|waker| waker.will_wake(context.waker())) {
+                    queue.wakers.push(context.waker().clone());
+                }
                 return Poll::Pending;
             }
             Poll::Ready(self.enqueue(queue, sentences.take().unwrap_or_default(), recipe))
@@ -368,8 +371,9 @@ impl Owner {
         wakers.into_iter().for_each(Waker::wake);
         self.shared.work.notify_all();
         self.shared.room.notify_all();
-        let threads: Vec<_> = lock(&self.threads).drain(..).collect();
-        for thread in threads {
+        // Held until they have ended, so that a second caller waits as well.
+        let mut threads = lock(&self.threads);
+        for thread in threads.drain(..) {
             // The last handle may go on a device thread, with an answer that nobody waits for; it ends by itself.
             if thread.thread().id() != std::thread::current().id() {
                 // A thread that died has dropped its jobs, and each of them has told its caller.

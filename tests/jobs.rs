@@ -9,7 +9,7 @@ use std::{
     process::{Command, Output, Stdio},
     sync::Arc,
     thread,
-    time::Duration,
+    time::{Duration, Instant},
 };
 
 use arrow::{
@@ -265,8 +265,8 @@ fn converting_keeps_every_bit() {
 }
 
 /// Kills the job, runs it again until it ends, and compares with a job that nobody disturbed.
-fn survives(place: &Place, kill: impl Fn(&mut Command, usize) -> bool) {
-    place.write("a.txt", &lines(230));
+fn survives(place: &Place, rows: usize, mut kill: impl FnMut(&mut Command, usize) -> bool) {
+    place.write("a.txt", &lines(rows));
     let words = "embed -q --model tiny --input a.txt --rows-per-file 50 --window-rows 20 --threads 1 --output";
     place.exits(&format!("{words} calm"), 0);
     let mut runs = 0;
@@ -281,11 +281,8 @@ fn survives(place: &Place, kill: impl Fn(&mut Command, usize) -> bool) {
 }
 
 #[test]
+#[cfg_attr(not(feature = "failpoints"), ignore = "built without the feature failpoints; scripts/test builds with it")]
 fn a_crash_at_any_point_loses_and_doubles_nothing() {
-    if !cfg!(feature = "failpoints") {
-        println!("SKIPPED: built without the feature failpoints; scripts/test builds with it");
-        return;
-    }
     let points = [
         "bulk.after_list",
         "bulk.before_part",
@@ -296,7 +293,7 @@ fn a_crash_at_any_point_loses_and_doubles_nothing() {
     ];
     for point in points {
         let place = Place::new();
-        survives(&place, |command, run| {
+        survives(&place, 230, |command, run| {
             // Later in the job each time, so that every part is hit.
             let output = command.env("FAILPOINTS", format!("{point}={}*off->return", 2 * run)).output().unwrap();
             use std::os::unix::process::ExitStatusExt;
@@ -317,32 +314,87 @@ fn a_crash_at_any_point_loses_and_doubles_nothing() {
 #[test]
 fn a_kill_at_any_time_loses_and_doubles_nothing() {
     let place = Place::new();
-    survives(&place, |command, run| {
+    let (mut hit, mut durable) = (0, 0);
+    let entry = |part: u32| place.path(&format!("killed/_elmo/part-{part:05}.json"));
+    survives(&place, 6_000, |command, run| {
         let mut child = command.stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap();
-        thread::sleep(Duration::from_millis(30 + 67 * (run as u64 * 5 % 11)));
-        child.kill().unwrap(); // SIGKILL; a job that has ended already is fine
+        // Some time after the job has begun to write: before that there is little to break.
+        let begun = Instant::now();
+        while !place.path("killed/_elmo/job.json").exists() && begun.elapsed() < Duration::from_secs(20) {
+            thread::sleep(Duration::from_millis(5));
+        }
+        thread::sleep(Duration::from_millis(67 * (run as u64 * 5 % 7)));
+        hit += u32::from(child.try_wait().unwrap().is_none());
+        child.kill().unwrap(); // SIGKILL
         child.wait().unwrap();
+        durable += u32::from(entry(0).exists() && !place.path("killed/_elmo/done.json").exists());
         run < 8
     });
+    assert!(hit >= 3 && durable >= 1, "{hit} kills hit a running job, {durable} one with something durable");
 }
 
 #[test]
-fn ctrl_c_finishes_the_window_and_says_how_to_go_on() {
+fn a_signal_finishes_the_window_and_the_command_that_is_printed_goes_on() {
     let place = Place::new();
-    place.write("a.txt", &lines(20_000));
+    place.write("a.txt", &lines(6_000));
+    let words = "embed --model tiny --input a.txt --rows-per-file 400 --window-rows 200 --threads 1 --output";
+    place.exits(&format!("{words} calm"), 0);
+    for signal in ["-INT", "-TERM"] {
+        let output = format!("out{signal}");
+        let mut child = place
+            .command(&format!("{words} {output} --overwrite"))
+            .stderr(Stdio::piped())
+            .stdout(Stdio::null())
+            .spawn()
+            .unwrap();
+        wait_for(&place.path(&format!("{output}/_elmo/part-00000.json")));
+        Command::new("kill").args([signal, &child.id().to_string()]).status().unwrap();
+        let mut err = String::new();
+        std::io::Read::read_to_string(&mut child.stderr.take().unwrap(), &mut err).unwrap();
+        assert_eq!(child.wait().unwrap().code(), Some(130), "{err}");
+        assert!(!place.path(&format!("{output}/_elmo/done.json")).exists());
+        let printed = err.lines().find_map(|line| line.strip_prefix("to go on: ")).unwrap_or_else(|| panic!("{err}"));
+        let (_, again) = printed.split_once(" embed ").unwrap();
+        assert!(again.contains("--rows-per-file 400") && !again.contains("--overwrite"), "{printed}");
+        let before = place.parts(&output);
+        place.exits(&format!("embed {again}"), 0);
+        let after = place.parts(&output);
+        assert!(after == place.parts("calm"));
+        assert!(!before.is_empty() && before.len() < after.len(), "it began anew, or there was nothing left to do");
+    }
+}
+
+/// A read that waits for a line cannot be called off, and the process must end without it.
+#[test]
+fn a_signal_ends_a_job_that_waits_for_standard_input() {
+    let place = Place::new();
     let mut child = place
-        .command("embed --model tiny --input a.txt --output out --rows-per-file 400 --window-rows 200 --threads 1")
+        .command("embed --model tiny --input - --output out --rows-per-file 2 --window-rows 1")
+        .stdin(Stdio::piped())
         .stderr(Stdio::piped())
         .stdout(Stdio::null())
         .spawn()
         .unwrap();
-    wait_for(&place.path("out/_elmo/part-00000.json"));
-    Command::new("kill").args(["-INT", &child.id().to_string()]).status().unwrap();
+    let mut input = child.stdin.take().unwrap();
+    std::io::Write::write_all(&mut input, lines(5).as_bytes()).unwrap();
+    wait_for(&place.path("out/_elmo/job.json"));
+    // So that it has read what there is, and asks for more.
+    thread::sleep(Duration::from_millis(300));
+    Command::new("kill").args(["-TERM", &child.id().to_string()]).status().unwrap();
+    let begun = Instant::now();
+    let status = loop {
+        if let Some(status) = child.try_wait().unwrap() {
+            break status;
+        }
+        // Not a measurement: the pipe stays open, so it would wait for ever.
+        assert!(begun.elapsed() < Duration::from_secs(60), "it waits for standard input");
+        thread::sleep(Duration::from_millis(20));
+    };
+    drop(input);
     let mut err = String::new();
     std::io::Read::read_to_string(&mut child.stderr.take().unwrap(), &mut err).unwrap();
-    assert_eq!(child.wait().unwrap().code(), Some(130), "{err}");
-    assert!(err.contains("to go on: ") && err.contains("--rows-per-file 400"), "{err}");
-    assert!(!place.path("out/_elmo/done.json").exists());
+    assert_eq!(status.code(), Some(130), "{err}");
+    assert!(err.contains("standard input is gone") && !err.contains("to go on"), "{err}");
 }
 
 fn wait_for(path: &Path) {

@@ -28,6 +28,8 @@ pub struct Diagnosis {
     pub features: Vec<&'static str>,
     /// Version of libtorch.
     pub libtorch: String,
+    /// Version of DataFusion, and the SQL functions that are registered with it.
+    pub sql: String,
     /// Version of librdkafka, when Kafka is built in.
     pub librdkafka: Option<String>,
     /// Devices that libtorch can use.
@@ -99,6 +101,7 @@ impl Diagnosis {
             platform: format!("{} {}", env::consts::OS, env::consts::ARCH),
             features: features(),
             libtorch: elmo::model::libtorch_version().replace(&env::var("HOME").unwrap_or_else(|_| "~".into()), "~"),
+            sql: sql(),
             librdkafka: librdkafka(),
             devices: std::iter::once("cpu".to_owned()).chain(devices).collect(),
             threads: processors,
@@ -184,6 +187,11 @@ fn features() -> Vec<&'static str> {
     all.into_iter().filter(|(_, built)| *built).map(|(name, _)| name).collect()
 }
 
+fn sql() -> String {
+    let functions = elmo_udfs::functions::NAMES.join(", ");
+    format!("DataFusion {} with {functions}", datafusion::DATAFUSION_VERSION)
+}
+
 #[cfg(feature = "kafka")]
 fn librdkafka() -> Option<String> {
     Some(rdkafka::util::get_rdkafka_version().1)
@@ -235,6 +243,7 @@ impl fmt::Display for Diagnosis {
             ("platform", self.platform.clone()),
             ("features", self.features.join(" ")),
             ("libtorch", self.libtorch.clone()),
+            ("sql", self.sql.clone()),
             ("librdkafka", self.librdkafka.clone().unwrap_or_else(|| "not built in".into())),
             ("devices", self.devices.join(", ")),
             ("threads", format!("{} of {} processors", count(self.threads as u64), count(self.processors as u64))),

@@ -3,7 +3,6 @@
 use std::{
     collections::{BTreeMap, BTreeSet},
     fmt,
-    panic::AssertUnwindSafe,
     sync::Arc,
 };
 
@@ -11,7 +10,7 @@ use arrow::{
     array::{Array, ArrayRef, AsArray, Float32Array, RecordBatch},
     datatypes::{DataType, Float32Type, SchemaRef},
 };
-use futures::{FutureExt, TryStreamExt};
+use futures::TryStreamExt;
 use parquet::{
     arrow::{ParquetRecordBatchStreamBuilder, async_reader::ParquetRecordBatchStream},
     errors::ParquetError,
@@ -22,6 +21,7 @@ use crate::{
     error::{Error, Result},
     manifest::{self, Counts, Job, ManifestError, PartEntry},
     report::{bytes, count},
+    source::parquet::contain,
     store_file::{StoreFile, cause},
     stores::{Location, StoreError, Stores},
 };
@@ -373,12 +373,6 @@ pub(crate) async fn next_rows(
     location: &Location,
 ) -> Result<Option<RecordBatch>> {
     contain(rows.try_next()).await.map_err(|e| unreadable(location, e))
-}
-
-/// Arrow's readers may panic on damaged bytes. Here it becomes an error.
-async fn contain<T>(reading: impl Future<Output = Result<T, ParquetError>>) -> Result<T, ParquetError> {
-    let damaged = || ParquetError::General("damaged: the reader cannot make sense of it".to_owned());
-    AssertUnwindSafe(reading).catch_unwind().await.unwrap_or_else(|_| Err(damaged()))
 }
 
 /// A store that failed is no damaged file.

@@ -9,6 +9,7 @@ pub mod bench;
 pub mod bulk;
 pub mod cli;
 pub mod config;
+mod contain;
 pub mod demo;
 pub mod doctor;
 pub mod dry_run;

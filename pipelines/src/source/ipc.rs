@@ -4,8 +4,6 @@
 //! enough, and packed files (`.arrow.zst`) need no second way. Messages are framed here, so that their lengths are
 //! checked before the decoder believes them.
 
-use std::panic::{AssertUnwindSafe, catch_unwind};
-
 use arrow::{
     array::RecordBatch,
     buffer::Buffer,
@@ -258,9 +256,9 @@ fn check_buffers(bytes: &[u8], start: usize) -> Result<(), ArrowError> {
     Ok(())
 }
 
-/// Arrow's readers promise no undefined behaviour on damaged bytes, but they may panic. Here it becomes an error.
-pub(super) fn contain<T>(f: impl FnOnce() -> Result<T, ArrowError>) -> Result<T, ArrowError> {
-    catch_unwind(AssertUnwindSafe(f)).unwrap_or_else(|_| Err(invalid("damaged: the reader cannot make sense of it")))
+/// Bytes that the reader cannot make sense of become an error.
+fn contain<T>(f: impl FnOnce() -> Result<T, ArrowError>) -> Result<T, ArrowError> {
+    crate::contain::contain(f).unwrap_or_else(|| Err(invalid("damaged: the reader cannot make sense of it")))
 }
 
 #[cfg(test)]

@@ -17,7 +17,7 @@ mod format;
 mod ipc;
 mod lines;
 mod list;
-mod parquet;
+pub(crate) mod parquet;
 mod plan;
 mod reason;
 mod rows;

@@ -1,12 +1,12 @@
 //! Parquet files, row group by row group.
 
-use std::{panic::AssertUnwindSafe, sync::Arc};
+use std::sync::Arc;
 
 use arrow::{
     array::RecordBatch,
     datatypes::{Schema, SchemaRef},
 };
-use futures::{FutureExt, TryStreamExt};
+use futures::TryStreamExt;
 use parquet::{
     arrow::{ParquetRecordBatchStreamBuilder, ProjectionMask, async_reader::ParquetRecordBatchStream},
     errors::ParquetError,
@@ -15,6 +15,7 @@ use parquet::{
 
 use super::{InputFile, SourceError, bytes::Opened};
 use crate::{
+    contain::contain_async,
     store_file::{StoreFile, cause},
     stores::StoreError,
 };
@@ -54,10 +55,10 @@ impl Rows {
     }
 }
 
-/// Arrow's readers promise no undefined behaviour on damaged bytes, but they may panic. Here it becomes an error.
-async fn contain<T>(reading: impl Future<Output = Result<T, ParquetError>>) -> Result<T, ParquetError> {
+/// Bytes that the reader cannot make sense of become an error.
+pub(crate) async fn contain<T>(reading: impl Future<Output = Result<T, ParquetError>>) -> Result<T, ParquetError> {
     let damaged = || ParquetError::General("damaged: the reader cannot make sense of it".to_owned());
-    AssertUnwindSafe(reading).catch_unwind().await.unwrap_or_else(|_| Err(damaged()))
+    contain_async(reading).await.unwrap_or_else(|| Err(damaged()))
 }
 
 async fn builder(file: &InputFile) -> Result<(Opened, Builder), SourceError> {

@@ -3,4 +3,4 @@
 pub mod elmo_embed;
 
 /// Names of the functions that take the options of [`elmo_embed`].
-pub(crate) const NAMES: [&str; 1] = [elmo_embed::NAME];
+pub const NAMES: [&str; 1] = [elmo_embed::NAME];
