@@ -302,11 +302,10 @@ impl BiLm {
     /// once, by its place in `sentences`. Rows of about equal numbers of tokens leave no padding.
     ///
     /// The result is read as that of [`BiLm::run`], sentence by sentence, whatever row they ran in; no state is kept.
-    /// The caller sees to the same, to every sentence being in exactly one row, and to `start` being one constant for
-    /// all sentences (checked in debug builds only).
+    /// The caller sees to the same, and to `start` being one constant for all sentences.
     ///
     /// # Errors
-    /// As [`BiLm::run`].
+    /// As [`BiLm::run`]; [`DeviceError::Torch`] also when a sentence is in no row or in two, or `start` is no constant.
     pub fn run_in_rows(
         &self,
         table: &[f32],
@@ -314,7 +313,12 @@ impl BiLm {
         rows: Vec<Vec<usize>>,
         start: &StartState,
     ) -> Result<Activations, DeviceError> {
-        debug_assert!(!start.per_sentence, "a state per sentence needs a row per sentence");
+        let mut places = rows.concat();
+        places.sort_unstable();
+        if start.per_sentence || !places.into_iter().eq(0..sentences.len()) {
+            let message = "rows of sentences need every sentence once, and one start state for all".to_owned();
+            return Err(DeviceError::Torch { message });
+        }
         let lengths: Vec<usize> = sentences.iter().map(Vec::len).collect();
         self.run_packed(table, sentences, Packing::chained(&lengths, rows), start, false)
     }
@@ -363,16 +367,19 @@ impl BiLm {
     }
 
     /// A constant state from `2 L (P + D)` numbers: for each layer, the lowest first, `h` forward (`P`), `h` backward
-    /// (`P`), `c` forward (`D`), `c` backward (`D`). Numbers beyond those are left aside.
+    /// (`P`), `c` forward (`D`), `c` backward (`D`).
     ///
     /// # Errors
-    /// [`DeviceError::Torch`] when there are fewer numbers or libtorch fails, [`DeviceError::OutOfMemory`] when the
+    /// [`DeviceError::Torch`] when there are more numbers or fewer, or libtorch fails, [`DeviceError::OutOfMemory`] when the
     /// device has no room.
     pub fn state_from_numbers(&self, numbers: &[f32]) -> Result<StartState, DeviceError> {
+        let other = || DeviceError::Torch { message: "a start state of another model".to_owned() };
+        if numbers.len() != 2 * self.layers.len() * (self.projection_dim + self.cells) {
+            return Err(other());
+        }
         let mut rest = numbers;
         let mut take = |dim: usize| -> Result<Tensor, DeviceError> {
-            let short = || DeviceError::Torch { message: "a start state of another model".to_owned() };
-            let (part, after) = rest.split_at_checked(2 * dim).ok_or_else(short)?;
+            let (part, after) = rest.split_at_checked(2 * dim).ok_or_else(other)?;
             rest = after;
             tensors::upload(part, &[2, 1, dim as i64], self.kind, self.device.torch())
         };

@@ -101,6 +101,9 @@ pub fn resolve_devices(choices: &[DeviceChoice]) -> Result<Vec<DeviceName>, Devi
     if names.is_empty() {
         names.push(DeviceName::Cpu);
     }
+    // `auto` beside `cpu` would give the same device two shares of the work.
+    let mut seen = std::collections::HashSet::new();
+    names.retain(|name| seen.insert(*name));
     Ok(names)
 }
 

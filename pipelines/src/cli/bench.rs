@@ -34,6 +34,10 @@ pub struct BenchArgs {
     #[arg(long, value_name = "N", default_value = "10", value_parser = positive, help_heading = "Measurement")]
     pub seconds: usize,
 
+    /// Also measure what each saving of the engine is worth: one batch with it and without it, on the CPU
+    #[arg(long, help_heading = "Measurement")]
+    pub savings: bool,
+
     /// Print the report as JSON
     #[arg(long, help_heading = "Measurement")]
     pub json: bool,

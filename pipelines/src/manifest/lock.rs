@@ -1,0 +1,286 @@
+//! Who may write to an output: a file lock where the output is local, a lease in an object store.
+//!
+//! A local lock is the kernel's, which lets go of it when the process ends, however it ends. A lease is an object that its
+//! holder writes again and again; how old it is, the store's own clock says. A process that slept through its lease finds
+//! out in [`Lock::hold`], before it publishes anything; what is left is a process that falls asleep between that question
+//! and the end of the upload.
+
+use std::{
+    fs::{File, TryLockError},
+    sync::Arc,
+    time::{Duration, Instant},
+};
+
+use chrono::{DateTime, Utc};
+use object_store::{PutMode, UpdateVersion};
+use serde::{Deserialize, Serialize};
+
+use super::{ManifestError, read};
+use crate::stores::{Location, StoreError};
+
+/// A lease in an object store that was not renewed for this long is nobody's.
+pub(super) const LEASE: Duration = Duration::from_secs(60);
+/// How often a running job renews its lease.
+const RENEWAL: Duration = Duration::from_secs(15);
+
+/// Keeps a second job out.
+#[derive(Debug)]
+pub(super) enum Lock {
+    /// The kernel lets go of it when the process ends, however it ends.
+    File(File),
+    Lease(Arc<Lease>, Renewal),
+}
+
+/// The task that renews a lease; it ends with the lock, also when the job is dropped half way.
+#[derive(Debug)]
+pub(super) struct Renewal(tokio::task::JoinHandle<()>);
+
+impl Drop for Renewal {
+    fn drop(&mut self) {
+        self.0.abort();
+    }
+}
+
+/// Who writes to an output in an object store. How old a lease is, the store's own clock says.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+struct Holder {
+    id: String,
+}
+
+impl Lock {
+    pub(super) async fn take(output: &Location, folder: &Location) -> Result<Self, ManifestError> {
+        match folder.local_path() {
+            Some(path) => Self::take_file(output, &path),
+            None => Self::take_lease(output, folder).await,
+        }
+    }
+
+    fn take_file(output: &Location, folder: &std::path::Path) -> Result<Self, ManifestError> {
+        let path = folder.join("lock");
+        let failed = |e| ManifestError::from(StoreError::local("lock", &path, e));
+        loop {
+            std::fs::create_dir_all(folder).map_err(failed)?;
+            let file = File::options().create(true).write(true).truncate(false).open(&path).map_err(failed)?;
+            match file.try_lock() {
+                // Between opening and locking, a job that was refused may have removed the file again.
+                Ok(()) if !is_same(&file, &path) => {}
+                Ok(()) => {
+                    // For the message of whoever comes second; the lock itself is the kernel's.
+                    std::fs::write(&path, format!("process {}", std::process::id())).map_err(failed)?;
+                    return Ok(Self::File(file));
+                }
+                Err(TryLockError::WouldBlock) => {
+                    let holder = std::fs::read_to_string(&path).unwrap_or_default();
+                    let holder = format!("{holder}, it holds {}", path.display());
+                    return Err(ManifestError::Locked {
+                        output: output.to_string(),
+                        holder: holder.trim_start_matches(", ").to_owned(),
+                    });
+                }
+                Err(TryLockError::Error(e)) => return Err(failed(e)),
+            }
+        }
+    }
+
+    async fn take_lease(output: &Location, folder: &Location) -> Result<Self, ManifestError> {
+        let lease = Arc::new(Lease::take(output, folder).await?);
+        let renewal = Renewal(tokio::spawn(Lease::keep(Arc::clone(&lease))));
+        Ok(Self::Lease(lease, renewal))
+    }
+
+    /// Fails when the lock is somebody else's by now.
+    pub(super) async fn hold(&self, folder: &Location) -> Result<(), ManifestError> {
+        match self {
+            Self::Lease(lease, _) => lease.hold().await,
+            Self::File(file) => {
+                let path = folder.local_path().unwrap_or_default().join("lock");
+                match is_same(file, &path) {
+                    true => Ok(()),
+                    false => Err(ManifestError::Vanished { file: path.display().to_string() }),
+                }
+            }
+        }
+    }
+
+    pub(super) async fn release(self) {
+        if let Self::Lease(lease, renewal) = self {
+            drop(renewal);
+            lease.give_back().await;
+        }
+    }
+}
+
+/// Whether an open file is the one that has this name now.
+fn is_same(file: &File, path: &std::path::Path) -> bool {
+    use std::os::unix::fs::MetadataExt;
+    let identity = |found: std::io::Result<std::fs::Metadata>| found.ok().map(|found| (found.dev(), found.ino()));
+    identity(file.metadata()).is_some_and(|open| Some(open) == identity(std::fs::metadata(path)))
+}
+
+/// A lock in an object store: an object that its holder writes again and again.
+#[derive(Debug)]
+pub(super) struct Lease {
+    id: String,
+    location: Location,
+    /// Asked for before parts are published. One renewal at a time.
+    state: tokio::sync::Mutex<LeaseState>,
+}
+
+#[derive(Debug)]
+struct LeaseState {
+    version: UpdateVersion,
+    /// When the last renewal that the store took was sent.
+    renewed: Instant,
+}
+
+impl Lease {
+    async fn take(output: &Location, folder: &Location) -> Result<Self, ManifestError> {
+        let (location, id) = (folder.child("lock"), uuid::Uuid::new_v4().to_string());
+        let sent = Instant::now();
+        let version = match location.put(holder(&id), PutMode::Create).await {
+            Ok(put) => UpdateVersion { e_tag: put.e_tag, version: put.version },
+            Err(object_store::Error::AlreadyExists { .. }) => take_over(output, folder, &location, &id, LEASE).await?,
+            Err(e) => return Err(StoreError::request("lock", &location, e).into()),
+        };
+        Ok(Self { id, location, state: tokio::sync::Mutex::new(LeaseState { version, renewed: sent }) })
+    }
+
+    /// Tells others that the job lives, until it is dropped or another job has taken over. A renewal that fails is tried
+    /// again.
+    async fn keep(lease: Arc<Self>) {
+        loop {
+            tokio::time::sleep(RENEWAL).await;
+            match lease.renew().await {
+                Ok(()) => {}
+                Err(ManifestError::Overtaken { .. }) => {
+                    tracing::warn!("another job has taken over the output");
+                    return;
+                }
+                Err(error) => tracing::warn!(%error, "the lock of the output could not be renewed; trying again"),
+            }
+        }
+    }
+
+    /// Whether the lease is still ours: at once when it was renewed in time, else the store is asked. A process that was
+    /// asleep for longer than a lease finds out here, before it publishes anything.
+    async fn hold(&self) -> Result<(), ManifestError> {
+        let fresh = self.state.lock().await.renewed.elapsed() < LEASE / 2;
+        if fresh { Ok(()) } else { self.renew().await }
+    }
+
+    async fn renew(&self) -> Result<(), ManifestError> {
+        let mut state = self.state.lock().await;
+        let sent = Instant::now();
+        let version = match self.location.put(holder(&self.id), PutMode::Update(state.version.clone())).await {
+            Ok(put) => UpdateVersion { e_tag: put.e_tag, version: put.version },
+            // Ours nevertheless, when an earlier renewal was applied but its answer was lost.
+            Err(object_store::Error::Precondition { .. } | object_store::Error::NotFound { .. }) => {
+                self.version_if_ours().await?
+            }
+            Err(e) => return Err(StoreError::request("lock", &self.location, e).into()),
+        };
+        *state = LeaseState { version, renewed: sent };
+        Ok(())
+    }
+
+    async fn version_if_ours(&self) -> Result<UpdateVersion, ManifestError> {
+        let overtaken = || ManifestError::Overtaken { file: self.location.to_string() };
+        let meta = self.location.head().await?.ok_or_else(overtaken)?;
+        match read::<Holder>(&self.location).await {
+            Ok(Some(holder)) if holder.id == self.id => Ok(UpdateVersion { e_tag: meta.e_tag, version: meta.version }),
+            Ok(_) | Err(ManifestError::Broken { .. }) => Err(overtaken()),
+            Err(error) => Err(error),
+        }
+    }
+
+    /// Removes the lease, if it is still ours.
+    async fn give_back(&self) {
+        let removed = match self.version_if_ours().await {
+            Ok(_) => self.location.delete().await.map_err(ManifestError::from),
+            Err(ManifestError::Overtaken { .. }) => Ok(()),
+            Err(error) => Err(error),
+        };
+        if let Err(error) = removed {
+            tracing::warn!(%error, "the lock of the output could not be removed; it ends by itself");
+        }
+    }
+}
+
+fn holder(id: &str) -> bytes::Bytes {
+    serde_json::to_vec(&Holder { id: id.to_owned() }).unwrap_or_default().into()
+}
+
+/// Takes a lease that nobody renews any more; of two that try, the store lets one.
+async fn take_over(
+    output: &Location,
+    folder: &Location,
+    location: &Location,
+    id: &str,
+    lasts: Duration,
+) -> Result<UpdateVersion, ManifestError> {
+    let locked = |holder: String| ManifestError::Locked { output: output.to_string(), holder };
+    let Some(meta) = location.head().await? else { return Err(locked("it has just ended; try again".into())) };
+    let age = store_time(folder, id).await?.signed_duration_since(meta.last_modified).num_seconds();
+    let left = lasts.as_secs() as i64 - age;
+    if left > 0 {
+        return Err(locked(format!("last heard of {age} s ago; if it was killed, try again in {left} s")));
+    }
+    let version = UpdateVersion { e_tag: meta.e_tag, version: meta.version };
+    match location.put(holder(id), PutMode::Update(version)).await {
+        Ok(put) => Ok(UpdateVersion { e_tag: put.e_tag, version: put.version }),
+        Err(object_store::Error::Precondition { .. }) => Err(locked("it was faster".into())),
+        Err(e) => Err(StoreError::request("lock", location, e).into()),
+    }
+}
+
+/// What time it is at the store: clocks of two machines may differ by more than a lease lasts.
+async fn store_time(folder: &Location, id: &str) -> Result<DateTime<Utc>, ManifestError> {
+    let probe = folder.child(&format!("clock-{id}"));
+    probe.put(bytes::Bytes::new(), PutMode::Overwrite).await.map_err(|e| StoreError::request("write", &probe, e))?;
+    let meta = probe.head().await?;
+    probe.delete().await?;
+    meta.map(|meta| meta.last_modified).ok_or_else(|| ManifestError::Vanished { file: probe.to_string() })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{manifest::FOLDER, stores::Stores};
+    use object_store::memory::InMemory;
+
+    fn output() -> Location {
+        let stores = Stores::with_settings([]);
+        stores.insert("memory://x", Arc::new(InMemory::new()));
+        stores.locate("memory://x/out").unwrap()
+    }
+
+    #[tokio::test]
+    async fn a_lease_is_taken_over_only_when_it_is_old_and_its_holder_finds_out() {
+        let output = output();
+        let folder = output.child(FOLDER);
+        let first = Lease::take(&output, &folder).await.unwrap();
+        first.renew().await.unwrap();
+        assert!(matches!(Lease::take(&output, &folder).await, Err(ManifestError::Locked { .. })));
+        // As if a renewal was applied and its answer lost: the version is another one, but the holder is not.
+        first.location.put(holder(&first.id), PutMode::Overwrite).await.unwrap();
+        first.renew().await.unwrap();
+        take_over(&output, &folder, &first.location, "second", Duration::ZERO).await.unwrap();
+        assert!(matches!(first.renew().await, Err(ManifestError::Overtaken { .. })));
+        first.hold().await.unwrap_or_else(|_| panic!("renewed a moment ago, so not asked"));
+        // The lease of another is not given back.
+        first.give_back().await;
+        assert!(first.location.head().await.unwrap().is_some());
+        assert!(folder.children().await.unwrap().iter().all(|object| !object.location.to_string().contains("clock")));
+    }
+
+    #[tokio::test]
+    async fn a_lock_file_that_was_removed_is_noticed() {
+        let dir = tempfile::tempdir().unwrap();
+        let output = Stores::with_settings([]).locate(&dir.path().join("out").display().to_string()).unwrap();
+        let folder = output.child(FOLDER);
+        let lock = Lock::take(&output, &folder).await.unwrap();
+        lock.hold(&folder).await.unwrap();
+        std::fs::remove_dir_all(dir.path().join("out")).unwrap();
+        assert!(matches!(lock.hold(&folder).await, Err(ManifestError::Vanished { .. })));
+    }
+}
