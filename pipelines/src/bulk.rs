@@ -402,7 +402,13 @@ impl Run<'_> {
             None => return Err(self.pause(open, manifest, number).await),
         }
         // What is wrong with the next row is the next part's affair, which meets it again; this one is complete.
-        let last = cutter.is_at_end().await.unwrap_or(false);
+        let last = match self.is_at_end(cutter).await {
+            Ok(last) => last,
+            Err(error) => {
+                open.writer.abort().await;
+                return Err(error);
+            }
+        };
         let end = cutter.position();
         if let Err(error) = self.still_ours(manifest, start, end).await {
             open.writer.abort().await;
@@ -420,6 +426,17 @@ impl Run<'_> {
             sha256: written.sha256,
             counts: open.counts,
         })
+    }
+
+    /// Whether the row that was read last is the last of all. A store that fails for a moment is asked again; a fault that
+    /// stays is not of the rows before it, but standard input shows it only once.
+    async fn is_at_end(&self, cutter: &mut Cutter) -> Result<bool> {
+        match cutter.is_at_end().await {
+            Err(_) if self.prepared.plan.files().all(|file| file.location.is_some()) => {
+                Ok(cutter.is_at_end().await.unwrap_or(false))
+            }
+            answer => answer,
+        }
     }
 
     /// Nobody else writes to the output, and the files that a part was read from are those that were listed.
@@ -455,7 +472,11 @@ impl Run<'_> {
             // An error of a row comes again, in its place, when the job goes on.
             let _ =
                 tokio::time::timeout(GRACE, async { while let Ok(true) = self.next_window(&mut open).await {} }).await;
-            match open.kept.save(&manifest.partial()).await {
+            let saved = match manifest.hold().await {
+                Ok(()) => open.kept.save(&manifest.partial()).await.map_err(Error::from),
+                Err(error) => Err(error.into()),
+            };
+            match saved {
                 Ok(kept) => rows += kept,
                 Err(error) => tracing::warn!(%error, "the rows of the open part could not be kept"),
             }

@@ -109,7 +109,7 @@ pub enum Heights {
     /// The smallest that the model uses, and some around where kernels change: a fraction of a second for the largest
     /// published model.
     Some,
-    /// Every one up to 64, and some above: seconds.
+    /// Every one up to 24, and some above: a second or two.
     All,
 }
 
@@ -154,7 +154,7 @@ fn steady_height_of(k: i64, n: i64, heights: Heights) -> Result<Option<usize>, D
     let options = (Kind::Float, Device::Cpu);
     let (tall, heights): (i64, Vec<i64>) = match heights {
         Heights::Some => (200, vec![16, 17, 31, 33, 64]),
-        Heights::All => (257, (1..=64).chain([100, 127, 128, 129, 200, 255, 256]).collect()),
+        Heights::All => (257, (1..=24).chain([31, 32, 33, 48, 63, 64, 65, 100, 128, 200, 256]).collect()),
     };
     let a = Tensor::f_arange(tall * k, options)?.f_mul_scalar(0.37)?.f_sin()?.f_view([tall, k])?;
     let b = Tensor::f_arange(k * n, options)?.f_mul_scalar(0.73)?.f_cos()?.f_view([k, n])?;

@@ -132,7 +132,8 @@ impl Ipc {
             State::Start | State::Prefix => {
                 let next = prefix(&self.message)?;
                 if next == State::Done {
-                    self.message.clear();
+                    // Before format version 5 the end has four bytes; what follows them is the footer's.
+                    self.message.drain(..if self.message.starts_with(&CONTINUATION) { 8 } else { 4 });
                 }
                 next
             }
@@ -180,7 +181,7 @@ impl Decode for Ipc {
             State::Done if self.file => check_footer(&self.message, self.batches),
             State::Done => self.expect_schema(),
             // A stream may end without saying so.
-            State::Prefix if self.message.is_empty() && !self.file => self.expect_schema(),
+            State::Prefix if (self.message.is_empty() || self.message == [0; 4]) && !self.file => self.expect_schema(),
             _ if self.schema().is_none() => Err(invalid("there is no schema in it, so it is no Arrow file")),
             _ => Err(invalid("the file ends inside a message; it is cut off")),
         }
@@ -268,7 +269,10 @@ mod tests {
         array::{ArrayRef, DictionaryArray, Int32Array, NullArray, StringArray},
         compute::concat_batches,
         datatypes::Int32Type,
-        ipc::writer::{FileWriter, IpcWriteOptions, StreamWriter},
+        ipc::{
+            MetadataVersion,
+            writer::{FileWriter, IpcWriteOptions, StreamWriter},
+        },
     };
     use proptest::prelude::*;
     use std::sync::Arc;
@@ -338,6 +342,19 @@ mod tests {
         let bytes = file(IpcWriteOptions::default());
         for end in 0..bytes.len() {
             assert!(read(&bytes[..end], 100).is_err(), "cut at {end} of {}", bytes.len());
+        }
+    }
+
+    #[test]
+    fn files_and_streams_of_the_time_before_version_5() {
+        let old = || IpcWriteOptions::try_new(8, true, MetadataVersion::V4).unwrap();
+        let mut writer = StreamWriter::try_new_with_options(Vec::new(), &batches()[0].schema(), old()).unwrap();
+        batches().iter().for_each(|batch| writer.write(batch).unwrap());
+        for bytes in [file(old()), writer.into_inner().unwrap()] {
+            for chunk in [1, 7, usize::MAX] {
+                let rows: usize = read(&bytes, chunk).unwrap().iter().map(RecordBatch::num_rows).sum();
+                assert_eq!(rows, 15);
+            }
         }
     }
 

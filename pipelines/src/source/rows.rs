@@ -5,11 +5,11 @@ use std::sync::Arc;
 use arrow::{
     array::{Array, ArrayRef, AsArray, RecordBatch, RecordBatchOptions, StringArray, new_null_array},
     compute::{CastOptions, cast_with_options},
-    datatypes::DataType,
+    datatypes::{DataType, Field},
     error::ArrowError,
 };
 
-use super::{Format, Plan, Position, SourceError, decode::Decoded, parquet, plan::FilePlan};
+use super::{Format, Plan, Position, SourceError, decode::Decoded, parquet, plan::FilePlan, schema::loses_as_number};
 
 /// Consecutive rows of one file.
 #[derive(Debug, Clone)]
@@ -152,6 +152,9 @@ impl Rows {
 
 /// Opens a file so that reading can go on at `row`; the number says how many rows are still to be left out.
 async fn open(plan: &FilePlan, row: u64) -> Result<(Reader, u64), SourceError> {
+    if plan.file.location.is_none() && row > 0 {
+        return Err(SourceError::malformed(&plan.file, row, "standard input cannot be read again from here"));
+    }
     if plan.file.format == Format::Parquet {
         let rows = parquet::Rows::open(&plan.file, &plan.read, row).await?;
         return Ok((Reader::Parquet(Box::new(rows)), 0));
@@ -163,8 +166,9 @@ async fn open(plan: &FilePlan, row: u64) -> Result<(Reader, u64), SourceError> {
 fn shape(plan: &Plan, file: &FilePlan, start: Position, batch: &RecordBatch) -> Result<Slice, ArrowError> {
     let text = convert(batch.column(file.text), &plan.text)?;
     let targets = plan.kept().fields().iter().zip(&file.kept);
+    let named = |field: &Field, e: ArrowError| ArrowError::CastError(format!("column {:?}: {e}", field.name()));
     let columns = targets.map(|(field, place)| match place {
-        Some(place) => convert(batch.column(*place), field.data_type()),
+        Some(place) => convert(batch.column(*place), field.data_type()).map_err(|e| named(field, e)),
         None => Ok(new_null_array(field.data_type(), batch.num_rows())),
     });
     let options = RecordBatchOptions::new().with_row_count(Some(batch.num_rows()));
@@ -179,10 +183,20 @@ fn convert(column: &ArrayRef, target: &DataType) -> Result<ArrayRef, ArrowError>
         (found, target) if found == target => Ok(Arc::clone(column)),
         (DataType::Binary, DataType::Utf8) => Ok(lossy(column)),
         (DataType::Binary, DataType::LargeUtf8 | DataType::Utf8View) => cast(&lossy(column), target),
+        // From JSON: the cast would take `007` and ` 7` for 7.
+        (DataType::Utf8, target)
+            if target.is_integer() && column.as_string::<i32>().iter().flatten().any(is_no_number) =>
+        {
+            Err(ArrowError::CastError(format!("a string that would not be the same as {target}")))
+        }
         // Dictionaries of strings have no direct cast to bytes.
         (DataType::Dictionary(_, value), DataType::Binary) => cast(&cast(column, value)?, target),
         _ => cast(column, target),
     }
+}
+
+fn is_no_number(written: &str) -> bool {
+    written.trim() != written || loses_as_number(written)
 }
 
 fn cast(column: &ArrayRef, target: &DataType) -> Result<ArrayRef, ArrowError> {

@@ -116,8 +116,9 @@ fn csv_guess(head: Head<'_>) -> Result<Option<Schema>, ArrowError> {
     let format = csv::reader::Format::default().with_header(true);
     let (guessed, _) = format.infer_schema(head.bytes, Some(rows.num_rows()))?;
     let fields = guessed.fields().iter().zip(rows.columns()).map(|(field, written)| {
-        let is_number = field.data_type().is_numeric();
-        if is_number && written.as_string::<i32>().iter().flatten().any(loses_as_number) {
+        let kind = field.data_type();
+        let loses = |written: &str| loses_as_number(written) || (kind.is_floating() && is_long_integer(written));
+        if kind.is_numeric() && written.as_string::<i32>().iter().flatten().any(loses) {
             return Field::new(field.name(), DataType::Utf8, true);
         }
         Field::clone(field)
@@ -126,7 +127,7 @@ fn csv_guess(head: Head<'_>) -> Result<Option<Schema>, ArrowError> {
 }
 
 /// Whether a number's digits would not be written so again: an identifier like `007`.
-fn loses_as_number(written: &str) -> bool {
+pub(super) fn loses_as_number(written: &str) -> bool {
     let digits = written.trim_start_matches('-');
     written.starts_with('+') || (digits.starts_with('0') && digits[1..].starts_with(|c: char| c.is_ascii_digit()))
 }
@@ -169,29 +170,34 @@ fn json_strings(head: Head<'_>) -> Result<Option<Schema>, ArrowError> {
 fn json_guess(head: Head<'_>) -> Result<Option<Schema>, ArrowError> {
     let Some(guessed) = json_types(&head)? else { return Ok(None) };
     let long = long_integers(head.bytes);
-    let fields = guessed.fields().iter().map(|field| match long.contains(field.name()) {
+    // Where all are integers that fit, the type is Int64, which is exact.
+    let loses = |field: &FieldRef| field.data_type() != &DataType::Int64 && long.contains(field.name());
+    let fields = guessed.fields().iter().map(|field| match loses(field) {
         true => Field::new(field.name(), DataType::Utf8, true),
         false => Field::clone(field),
     });
     Ok(Some(Schema::new(fields.collect::<Vec<_>>())))
 }
 
-/// Columns with an integer that no 64-bit number holds exactly, or that stands beside fractions and has more digits
-/// than a float: identifiers, which stay as they are written.
+/// Columns with an integer that has more digits than a float.
 fn long_integers(bytes: &[u8]) -> HashSet<String> {
     let mut long = HashSet::new();
     for line in bytes.split(|&b| b == b'\n').take(GUESS_ROWS) {
         let Ok(row) = serde_json::from_slice::<BTreeMap<String, &RawValue>>(line) else { continue };
         for (name, value) in row {
-            let digits = value.get().trim_start_matches('-');
-            let is_integer = !digits.is_empty() && digits.bytes().all(|b| b.is_ascii_digit());
-            let fits = value.get().parse::<i64>().is_ok_and(|n| n.unsigned_abs() <= 1 << 53);
-            if is_integer && !fits {
+            if is_long_integer(value.get()) {
                 long.insert(name);
             }
         }
     }
     long
+}
+
+/// An integer that a float does not hold exactly: beside fractions it would be rounded.
+fn is_long_integer(written: &str) -> bool {
+    let digits = written.trim_start_matches('-');
+    let is_integer = !digits.is_empty() && digits.bytes().all(|b| b.is_ascii_digit());
+    is_integer && !written.parse::<i64>().is_ok_and(|n| n.unsigned_abs() <= 1 << 53)
 }
 
 fn json_types(head: &Head<'_>) -> Result<Option<Schema>, ArrowError> {
@@ -244,11 +250,12 @@ mod tests {
 
     #[test]
     fn what_would_be_lost_as_a_number_stays_a_string() {
-        let text = b"zip,plus,n,x,none\n00123,+1,-12,0.5,\n17,2,0,1e3,\n";
+        let text = b"zip,plus,n,x,long,none\n00123,+1,-9007199254740993,0.5,0.5,\n17,2,0,1e3,9007199254740993,\n";
         let schema = csv_guess(Head { bytes: text, all: true }).unwrap().unwrap();
         let (utf8, float) = (DataType::Utf8, DataType::Float64);
-        let expected = [("zip", utf8.clone()), ("plus", utf8), ("n", DataType::Int64), ("x", float)];
-        assert_eq!(shown(&schema)[..4], expected.map(|(n, t)| (n.to_owned(), t)));
+        let expected =
+            [("zip", utf8.clone()), ("plus", utf8.clone()), ("n", DataType::Int64), ("x", float), ("long", utf8)];
+        assert_eq!(shown(&schema)[..5], expected.map(|(n, t)| (n.to_owned(), t)));
         let strings = csv_strings(Head { bytes: text, all: true }).unwrap().unwrap();
         assert!(strings.fields().iter().all(|field| field.data_type() == &DataType::Utf8));
         let empty = csv_guess(Head { bytes: b"id,text\n", all: true }).unwrap().unwrap();
@@ -257,11 +264,15 @@ mod tests {
 
     #[test]
     fn integers_that_no_number_holds_stay_as_written() {
-        let text = br#"{"a": 18446744073709551615, "b": 9007199254740993, "c": 1.5, "d": {"e": 1}}
-{"a": 1, "b": 1.5, "c": 3, "d": {"e": 2}}"#;
+        let text =
+            br#"{"a": 18446744073709551615, "b": 9007199254740993, "c": 1.5, "d": {"e": 1}, "f": 1234567890123456789}
+{"a": 1, "b": 1.5, "c": 3, "d": {"e": 2}, "f": 2}"#;
         let guessed = json_guess(Head { bytes: text, all: true }).unwrap().unwrap();
         let kinds: Vec<_> = guessed.fields().iter().map(|f| f.data_type().to_string()).collect();
-        assert_eq!(kinds[..3], ["Utf8", "Utf8", "Float64"]);
+        assert_eq!(
+            (&kinds[..3], &kinds[4]),
+            (&["Utf8", "Utf8", "Float64"].map(str::to_owned)[..], &"Int64".to_owned())
+        );
         let written = json_strings(Head { bytes: text, all: true }).unwrap().unwrap();
         assert_eq!(written.field(3).data_type().to_string(), r#"Struct("e": Utf8)"#);
     }

@@ -48,7 +48,7 @@ pub(crate) fn json_read_as(kind: &DataType) -> DataType {
 
 /// Every scalar that `--types string` keeps as it is written.
 pub(crate) fn as_written(kind: &DataType) -> DataType {
-    map_leaves(kind, &|_| DataType::Utf8)
+    map_leaves(kind, &|leaf| if leaf == &DataType::Null { DataType::Null } else { DataType::Utf8 })
 }
 
 fn map_leaves(kind: &DataType, leaf: &dyn Fn(&DataType) -> DataType) -> DataType {
