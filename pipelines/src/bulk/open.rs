@@ -64,9 +64,9 @@ impl OpenPart {
     pub(super) async fn take_up(&mut self, partial: Partial) -> Result<()> {
         for rows in &partial.rows {
             self.writer.write(rows).await?;
-            self.kept.add(rows, partial.counts, partial.end);
         }
         self.counts = partial.counts;
+        self.kept.take_up(partial);
         Ok(())
     }
 }
@@ -96,6 +96,13 @@ impl Kept {
             self.bytes += memory(rows);
             self.rows.push(rows.clone());
         }
+    }
+
+    /// Begins with rows that were put aside: all of them, as their note speaks of all.
+    fn take_up(&mut self, partial: Partial) {
+        self.bytes = partial.rows.iter().map(memory).sum();
+        (self.note.counts, self.note.end) = (partial.counts, partial.end);
+        self.rows = partial.rows;
     }
 
     /// Puts the rows aside and says how many rows of the input they stand for.

@@ -207,3 +207,17 @@ fn lossy(column: &ArrayRef) -> ArrayRef {
     let bytes = column.as_binary::<i32>();
     Arc::new(bytes.iter().map(|b| b.map(String::from_utf8_lossy)).collect::<StringArray>())
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::source::{InputFile, Request};
+
+    /// What was read before an error is gone: opened again, the rows would be others.
+    #[tokio::test]
+    async fn standard_input_is_opened_at_its_beginning_only() {
+        let plan = Plan::resolve(vec![InputFile::stdin()], &Request::texts("text")).await.unwrap();
+        let error = Rows::new(Arc::new(plan), Position { file: 0, row: 5 }).next().await.unwrap_err();
+        assert!(error.to_string().contains("cannot be read again"), "{error}");
+    }
+}
