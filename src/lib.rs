@@ -32,6 +32,7 @@
 //! This crate knows nothing of SQL, Kafka, object stores or files of rows.
 
 use std::{
+    collections::BTreeSet,
     path::Path,
     sync::{Arc, Mutex, PoisonError},
 };
@@ -211,8 +212,13 @@ impl Elmo {
     }
 }
 
-/// The start-up self-test: a vector keeps its bits in every batch only if rows of products keep theirs.
+/// The start-up self-test: a vector keeps its bits in every batch only if rows of products keep theirs. What the machine
+/// does is asked once for each shape of model.
 fn check_products(options: &ModelOptions) -> Result<()> {
+    static CHECKED: Mutex<BTreeSet<Vec<(i64, i64)>>> = Mutex::new(BTreeSet::new());
+    if !CHECKED.lock().unwrap_or_else(PoisonError::into_inner).insert(model::products(options)) {
+        return Ok(());
+    }
     if model::steady_height(options, model::Heights::Some)?.is_none() {
         tracing::warn!(
             "on this CPU the rows of libtorch's matrix products depend on how many there are, so vectors may differ in \

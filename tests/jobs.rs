@@ -341,10 +341,12 @@ fn a_signal_finishes_the_window_and_the_command_that_is_printed_goes_on() {
     place.write("a.txt", &lines(6_000));
     let words = "embed --model tiny --input a.txt --rows-per-file 400 --window-rows 200 --threads 1 --output";
     place.exits(&format!("{words} calm"), 0);
-    for signal in ["-INT", "-TERM"] {
+    // However the job was told to begin anew, the printed command goes on.
+    for (signal, flag, setting) in [("-INT", "--overwrite", None), ("-TERM", "", Some(("ELMO_OVERWRITE", "true")))] {
         let output = format!("out{signal}");
         let mut child = place
-            .command(&format!("{words} {output} --overwrite"))
+            .command(&format!("{words} {output} {flag}"))
+            .envs(setting)
             .stderr(Stdio::piped())
             .stdout(Stdio::null())
             .spawn()
@@ -357,9 +359,10 @@ fn a_signal_finishes_the_window_and_the_command_that_is_printed_goes_on() {
         assert!(!place.path(&format!("{output}/_elmo/done.json")).exists());
         let printed = err.lines().find_map(|line| line.strip_prefix("to go on: ")).unwrap_or_else(|| panic!("{err}"));
         let (_, again) = printed.split_once(" embed ").unwrap();
-        assert!(again.contains("--rows-per-file 400") && !again.contains("--overwrite"), "{printed}");
+        assert!(again.contains("--rows-per-file 400") && again.ends_with(" --overwrite=false"), "{printed}");
         let before = place.parts(&output);
-        place.exits(&format!("embed {again}"), 0);
+        let status = place.command(&format!("embed {again}")).envs(setting).output().unwrap().status;
+        assert_eq!(status.code(), Some(0));
         let after = place.parts(&output);
         assert!(after == place.parts("calm"));
         assert!(!before.is_empty() && before.len() < after.len(), "it began anew, or there was nothing left to do");

@@ -25,6 +25,7 @@ pub use device::{
     DeviceChoice, DeviceName, cuda_devices, libtorch_version, parse_devices, resolve_devices, set_up_cpu,
 };
 pub use precision::Precision;
+pub(crate) use self_test::products;
 pub use self_test::{Heights, SelfTest, compare, matmul_ceiling, self_test, steady_height};
 
 /// libtorch or a device failed.

@@ -41,9 +41,6 @@ fn probe() -> Probe {
 ///
 /// # Errors
 /// [`DeviceError`] when the device has no room or libtorch fails; vectors that differ are no error.
-///
-/// # Errors
-/// When the device fails.
 pub fn self_test(model: &BiLm) -> Result<SelfTest, DeviceError> {
     let probe = probe();
     let expected = run_in_batches(model, &probe, probe.sentences.len())?;
@@ -106,7 +103,7 @@ fn run_in_batches(model: &BiLm, Probe { words, sentences }: &Probe, size: usize)
 /// Heights of products that [`steady_height`] compares with a tall one.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Heights {
-    /// The smallest that the model uses, and some around where kernels change: a fraction of a second for the largest
+    /// The smallest that the model uses, and some around where kernels change: about a second for the largest
     /// published model.
     Some,
     /// Every one up to 24, and some above: a second or two.
@@ -132,7 +129,7 @@ pub fn steady_height(options: &ModelOptions, heights: Heights) -> Result<Option<
 }
 
 /// `(k, n)` of the distinct products `[.., k] x [k, n]` that a model is made of, as narrow ones are filled up.
-fn products(options: &ModelOptions) -> BTreeSet<(i64, i64)> {
+pub(crate) fn products(options: &ModelOptions) -> Vec<(i64, i64)> {
     let (d, p) = (options.lstm.dim as i64, options.lstm.projection_dim as i64);
     let cnn = &options.char_cnn;
     let filters: i64 = cnn.filters.iter().map(|filter| filter.n as i64).sum();
@@ -145,7 +142,8 @@ fn products(options: &ModelOptions) -> BTreeSet<(i64, i64)> {
     if options.has_projection() {
         all.insert((d, p));
     }
-    all.into_iter().map(|(k, n)| (k, n.max(tensors::MIN_COLUMNS))).collect()
+    let wide: BTreeSet<(i64, i64)> = all.into_iter().map(|(k, n)| (k, n.max(tensors::MIN_COLUMNS))).collect();
+    wide.into_iter().collect()
 }
 
 /// The same for one product.

@@ -4,10 +4,10 @@ use std::sync::Arc;
 
 use arrow::{
     array::{
-        ArrayRef, DictionaryArray, Int64Array, LargeStringArray, ListArray, NullArray, RecordBatch, StringArray,
-        StringViewArray,
+        Array, ArrayRef, AsArray, DictionaryArray, Float32Array, Int64Array, LargeStringArray, ListArray, NullArray,
+        RecordBatch, StringArray, StringViewArray,
     },
-    datatypes::{Int8Type, Int32Type},
+    datatypes::{Float64Type, Int8Type, Int32Type},
     ipc::writer::{FileWriter, StreamWriter},
 };
 use async_compression::tokio::write::{GzipEncoder, ZstdEncoder};
@@ -310,6 +310,71 @@ async fn kept_values_are_those_of_the_file_or_the_job_ends() {
     place.write("e.csv", "id,text,id\n1,a,2\n");
     let error = run_local(&place.job("e.csv", "twice")).await.unwrap_err();
     assert!(error.to_string().contains("two columns are called \"id\""), "{error}");
+}
+
+/// 2^53 + 1 is the first integer that a double does not hold, 2^24 + 1 the first that a single does not.
+#[tokio::test(flavor = "multi_thread")]
+async fn numbers_that_would_change_are_refused_with_their_row() {
+    let place = Place::new();
+    let csv = |first: &str, later: &str| format!("text,n\n{}a,{later}\n", format!("a,{first}\n").repeat(1002));
+    let json = |first: &str, later: &str| {
+        format!("{}{{\"n\": {later}}}\n", format!("{{\"text\": \"a\", \"n\": {first}}}\n").repeat(1002))
+    };
+    let long = "9007199254740993";
+    for (name, content) in [
+        ("a.csv", csv("0.5", long)),
+        ("b.csv", csv("5", "007")),
+        ("c.jsonl", json("0.5", long)),
+        ("d.jsonl", json("{\"x\": [0.5]}", &format!("{{\"x\": [1, {long}]}}"))),
+        ("e.jsonl", json("{\"x\": 5}", "{\"x\": \"007\"}")),
+    ] {
+        place.write(name, content);
+        let error = run_local(&place.job(name, &format!("out-{name}"))).await.unwrap_err();
+        let said = format!("{error} {}", error.help().unwrap_or_default());
+        assert!(
+            said.contains("after row 1002: ") && said.contains("\"n\"") && said.contains("--types string"),
+            "{said}"
+        );
+        let written = BulkJob { types: KeptTypes::Strings, ..place.job(name, &format!("written-{name}")) };
+        run_local(&written).await.unwrap();
+    }
+    // Integers in one file, fractions in another: the column is Float64, which must hold them all.
+    place.write("ints/a.csv", format!("text,n\na,{long}\n"));
+    place.write("ints/b.csv", "text,n\na,0.5\n");
+    let error = run_local(&place.job("ints", "out-ints")).await.unwrap_err().to_string();
+    assert!(error.contains("a.csv: after row 0: ") && error.contains("Float64"), "{error}");
+    let single: ArrayRef = Arc::new(Float32Array::from(vec![0.5]));
+    let text: ArrayRef = Arc::new(StringArray::from(vec!["a"]));
+    place.write("single/a.parquet", parquet(&RecordBatch::try_from_iter([("text", text), ("n", single)]).unwrap()));
+    place.write("single/b.csv", "text,n\na,16777216\nb,16777217\n");
+    let error = run_local(&place.job("single", "out-single")).await.unwrap_err().to_string();
+    assert!(error.contains("b.csv: after row 1: ") && error.contains("Float32"), "{error}");
+    let exact = "text,n\na,-9007199254740992\nb,1e300\nc,0.1\nd,\n";
+    place.write("exact.csv", exact);
+    run_local(&place.job("exact.csv", "exact")).await.unwrap();
+    let numbers: Vec<_> = place.rows("exact")["n"].as_primitive::<Float64Type>().iter().collect();
+    assert_eq!(numbers, [Some(-9007199254740992.0), Some(1e300), Some(0.1), None]);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn texts_that_are_null_in_one_json_file_may_be_words_in_another() {
+    let place = Place::new();
+    place.write("words/a.jsonl", "{\"text\": null}\n".repeat(1001) + "{\"text\": [\"late\", \"words\"]}\n");
+    place.write("words/b.jsonl", "{\"text\": [\"two\", \"words\"]}\n");
+    place.write("text.jsonl", "{\"text\": null}\n".repeat(1001) + "{\"text\": \"late\"}\n");
+    for (input, rows, last) in [("words", 1003, "two words"), ("text.jsonl", 1002, "late")] {
+        let inputs = [place.path(input).display().to_string()];
+        let files = source::list(&Stores::with_settings([]), &inputs, None).await.unwrap();
+        let plan = Arc::new(Plan::resolve(files, &Request::texts("text")).await.unwrap());
+        let mut source = source::Rows::new(plan, source::Position::default());
+        let mut texts = Vec::new();
+        while let Some(slice) = source.next().await.unwrap() {
+            let shown = arrow::util::display::ArrayFormatter::try_new(&slice.text, &Default::default()).unwrap();
+            texts.extend((0..slice.len()).map(|row| shown.value(row).to_string()));
+        }
+        let spelt = texts.last().unwrap().replace(['[', ']', ','], "");
+        assert_eq!((texts.len(), texts[0].as_str(), spelt.as_str()), (rows, "", last));
+    }
 }
 
 #[tokio::test(flavor = "multi_thread")]

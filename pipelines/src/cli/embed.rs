@@ -2,7 +2,7 @@
 
 use std::{fmt, path::Path, str::FromStr};
 
-use clap::{Args, ValueHint};
+use clap::{ArgAction, Args, ValueHint, builder::BoolishValueParser};
 use elmo::{
     ColumnEmbedder, EmbedSpec,
     mix::ScalarMix,
@@ -85,8 +85,8 @@ pub(super) struct EmbedArgs {
     #[arg(long, value_name = "CODEC", default_value = "zstd", value_parser = words::<Codec>(Codec::WORDS), help_heading = "Output")]
     compression: Codec,
 
-    /// Begin anew: remove what an earlier job left in the output
-    #[arg(long, help_heading = "Output")]
+    /// Begin anew: remove what an earlier job left in the output; --overwrite=false goes on whatever settings say
+    #[arg(long, value_name = "BOOL", action = ArgAction::Set, hide_possible_values = true, num_args = 0..=1, require_equals = true, default_value = "false", default_missing_value = "true", hide_default_value = true, value_parser = BoolishValueParser::new(), help_heading = "Output")]
     overwrite: bool,
 
     /// Read the inputs and say what would be done: rows, tokens, size, time; writes nothing
@@ -265,7 +265,7 @@ pub(super) fn run(args: &EmbedArgs, common: &CommonArgs) -> Result<Exit> {
         }
         Err(error @ Error::Interrupted { again: true, .. }) => {
             let words = std::env::args_os().map(|word| word.to_string_lossy().into_owned());
-            super::logging::note(&format!("to go on: {}", shutdown::resume_command(words)));
+            super::logging::note(&format!("to go on: {}", shutdown::resume_command(words, job.overwrite)));
             Err(error)
         }
         Err(error) => Err(error),

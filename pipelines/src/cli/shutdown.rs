@@ -26,9 +26,13 @@ pub(super) fn requested() -> Result<impl Future<Output = ()>> {
     })
 }
 
-/// The command that continues this one, as the shell would read it: the same, but it must not begin anew.
-pub(super) fn resume_command(words: impl Iterator<Item = String>) -> String {
-    words.filter(|word| word != "--overwrite").map(|word| quoted(&word)).collect::<Vec<_>>().join(" ")
+/// The command that continues this one, as the shell would read it. One that began anew must not do so again, be it that
+/// a flag, the environment or the settings file said so: it says the contrary.
+pub(super) fn resume_command(words: impl Iterator<Item = String>, began_anew: bool) -> String {
+    let is_overwrite = |word: &str| word == "--overwrite" || word.starts_with("--overwrite=");
+    let contrary = began_anew.then(|| "--overwrite=false".to_owned());
+    let words = words.filter(|word| !is_overwrite(word)).chain(contrary);
+    words.map(|word| quoted(&word)).collect::<Vec<_>>().join(" ")
 }
 
 fn quoted(word: &str) -> String {
@@ -46,6 +50,9 @@ mod tests {
     #[test]
     fn the_shell_reads_back_what_was_typed() {
         let words = ["elmo", "embed", "--overwrite", "--input", "a b.txt", "it's", "x*", ""].map(str::to_owned);
-        assert_eq!(resume_command(words.into_iter()), r"elmo embed --input 'a b.txt' 'it'\''s' 'x*' ''");
+        let again = r"elmo embed --input 'a b.txt' 'it'\''s' 'x*' ''";
+        assert_eq!(resume_command(words.clone().into_iter(), true), format!("{again} --overwrite=false"));
+        let other = words.map(|word| word.replace("--overwrite", "--overwrite=no"));
+        assert_eq!(resume_command(other.into_iter(), false), again);
     }
 }

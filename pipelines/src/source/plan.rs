@@ -154,7 +154,7 @@ impl Plan {
         let text = text_type(&seen, &request.column)?;
         let kept = kept_fields(&seen, request)?;
         let plan = |(file, schema): (&InputFile, &Option<SchemaRef>)| match schema {
-            Some(schema) => file_plan(file, schema, request, &kept),
+            Some(schema) => file_plan(file, schema, request, (&text, &kept)),
             None => Ok(FilePlan::empty(file, kept.len())),
         };
         let files = with_schema.map(plan).collect::<Result<_, _>>()?;
@@ -184,12 +184,14 @@ fn text_read_as(file: &InputFile, found: &Field) -> Result<DataType, SourceError
         // Digits are a text as good as any, and what follows the rows that were looked at may be words.
         Format::Csv => Ok(DataType::Utf8),
         Format::Json if types::is_words(kind) => Ok(types::words()),
+        Format::Json if kind == &DataType::Null => Ok(DataType::Null),
         Format::Json if !kind.is_nested() => Ok(DataType::Utf8),
         _ if types::is_text(kind) => Ok(types::without_dictionaries(kind)),
         _ => Err(not_text()),
     }
 }
 
+/// The type in which the text of every file is given to the embedder.
 fn text_type(seen: &[(InputFile, SchemaRef)], column: &str) -> Result<DataType, SourceError> {
     let mut common: Option<(DataType, &InputFile)> = None;
     for (file, schema) in seen {
@@ -202,7 +204,7 @@ fn text_type(seen: &[(InputFile, SchemaRef)], column: &str) -> Result<DataType, 
             },
         });
     }
-    Ok(common.map_or(DataType::Utf8, |(kind, _)| kind))
+    Ok(common.map(|(kind, _)| kind).filter(|kind| kind != &DataType::Null).unwrap_or(DataType::Utf8))
 }
 
 fn disagree(file: &InputFile, column: &str, found: &DataType, first: &InputFile, expected: &DataType) -> SourceError {
@@ -281,13 +283,20 @@ fn kept_as(file: &InputFile, field: &Field, is_text: bool) -> Field {
     match file.format {
         Format::Text => Field::new(field.name(), DataType::Utf8, true),
         Format::Csv if is_text => Field::new(field.name(), DataType::Utf8, true),
-        Format::Json if is_text && !field.data_type().is_nested() => Field::new(field.name(), DataType::Utf8, true),
+        Format::Json if is_text && !field.data_type().is_nested() && field.data_type() != &DataType::Null => {
+            Field::new(field.name(), DataType::Utf8, true)
+        }
         // Dictionaries of several files or batches do not fit together; Parquet makes its own.
         _ => field.clone().with_data_type(types::without_dictionaries(field.data_type())),
     }
 }
 
-fn file_plan(file: &InputFile, schema: &SchemaRef, request: &Request, kept: &[Field]) -> Result<FilePlan, SourceError> {
+fn file_plan(
+    file: &InputFile,
+    schema: &SchemaRef,
+    request: &Request,
+    (common, kept): (&DataType, &[Field]),
+) -> Result<FilePlan, SourceError> {
     let (text, _) = find(file, schema, &request.column)?;
     let places: Vec<Option<usize>> = kept.iter().map(|f| schema.column_with_name(f.name()).map(|(i, _)| i)).collect();
     let mut read: Vec<usize> = places.iter().flatten().copied().chain([text]).collect();
@@ -297,9 +306,13 @@ fn file_plan(file: &InputFile, schema: &SchemaRef, request: &Request, kept: &[Fi
     let as_read = |(index, field): (usize, &Arc<Field>)| -> Result<Field, SourceError> {
         let target = kept.iter().find(|f| f.name() == field.name());
         let kind = match (index == text, target) {
-            (true, _) => text_read_as(file, field)?,
-            (false, Some(target)) if file.format == Format::Json => types::json_read_as(target.data_type()),
-            (false, Some(target)) if file.format.is_untyped() => target.data_type().clone(),
+            (true, _) => match text_read_as(file, field)? {
+                // Nothing was seen in the rows that were looked at; others have to be expected.
+                DataType::Null if file.format.is_untyped() && types::is_words(common) => types::words(),
+                DataType::Null if file.format.is_untyped() => DataType::Utf8,
+                kind => kind,
+            },
+            (false, Some(target)) if file.format.is_untyped() => types::numbers_as_written(target.data_type()),
             _ => field.data_type().clone(),
         };
         Ok(field.as_ref().clone().with_data_type(kind))
@@ -371,5 +384,21 @@ mod tests {
         let lists = [("a.jsonl", "{\"text\": [\"a\"]}\n"), ("b.jsonl", "{\"text\": \"a\"}\n")];
         let error = plan(&lists, request("text", "none")).await.unwrap_err();
         assert!(matches!(&error, SourceError::Disagree { .. }), "{error}");
+    }
+
+    #[tokio::test]
+    async fn a_text_column_in_which_nothing_was_seen_agrees_with_every_other() {
+        let (none, list, string) = (
+            ("a.jsonl", "{\"text\": null}\n"),
+            ("b.jsonl", "{\"text\": [\"a\"]}\n"),
+            ("c.jsonl", "{\"text\": \"a\"}\n"),
+        );
+        for (files, expected) in
+            [(vec![none], DataType::Utf8), (vec![none, list], types::words()), (vec![none, string], DataType::Utf8)]
+        {
+            let plan = plan(&files, request("text", "all")).await.unwrap();
+            assert_eq!((&plan.text, plan.kept.field(0).data_type()), (&expected, &expected));
+            assert!(plan.files.iter().all(|file| file.schema.field(file.text).data_type() == &expected));
+        }
     }
 }

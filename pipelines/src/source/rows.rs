@@ -9,7 +9,7 @@ use arrow::{
     error::ArrowError,
 };
 
-use super::{Format, Plan, Position, SourceError, decode::Decoded, parquet, plan::FilePlan, schema::loses_as_number};
+use super::{Format, Plan, Position, SourceError, decode::Decoded, parquet, plan::FilePlan, schema::is_no_number};
 
 /// Consecutive rows of one file.
 #[derive(Debug, Clone)]
@@ -116,8 +116,7 @@ impl Rows {
                 continue;
             }
             let start = self.next;
-            let shaped = shape(&plan, file, start, &batch);
-            let shaped = shaped.map_err(|e| SourceError::malformed(&file.file, start.row, e))?;
+            let shaped = shape(&plan, file, start, &batch).map_err(|e| misfit(&plan, file, start, &batch, e))?;
             self.next.row += batch.num_rows() as u64;
             return Ok(Some(shaped));
         }
@@ -177,26 +176,50 @@ fn shape(plan: &Plan, file: &FilePlan, start: Position, batch: &RecordBatch) -> 
     Ok(Slice { start, text, kept })
 }
 
+/// Names the first row of a batch that does not fit.
+fn misfit(plan: &Plan, file: &FilePlan, start: Position, batch: &RecordBatch, whole: ArrowError) -> SourceError {
+    let mut rows = (0..batch.num_rows()).map(|row| (row, shape(plan, file, start, &batch.slice(row, 1))));
+    let first = rows.find_map(|(row, shaped)| shaped.err().map(|error| (row as u64, error)));
+    let (row, error) = first.unwrap_or((0, whole));
+    SourceError::malformed(&file.file, start.row + row, error)
+}
+
 /// Casts without loss; bytes that are no UTF-8 become strings with U+FFFD, as they are reported beside it.
 fn convert(column: &ArrayRef, target: &DataType) -> Result<ArrayRef, ArrowError> {
     match (column.data_type(), target) {
         (found, target) if found == target => Ok(Arc::clone(column)),
         (DataType::Binary, DataType::Utf8) => Ok(lossy(column)),
         (DataType::Binary, DataType::LargeUtf8 | DataType::Utf8View) => cast(&lossy(column), target),
-        // From JSON: the cast would take `007` and ` 7` for 7.
-        (DataType::Utf8, target)
-            if target.is_integer() && column.as_string::<i32>().iter().flatten().any(is_no_number) =>
-        {
-            Err(ArrowError::CastError(format!("a string that would not be the same as {target}")))
-        }
         // Dictionaries of strings have no direct cast to bytes.
         (DataType::Dictionary(_, value), DataType::Binary) => cast(&cast(column, value)?, target),
-        _ => cast(column, target),
+        _ => {
+            check_numbers(column, target)?;
+            cast(column, target)
+        }
     }
 }
 
-fn is_no_number(written: &str) -> bool {
-    written.trim() != written || loses_as_number(written)
+/// Refuses what a cast to numbers would change without a word, at any depth.
+fn check_numbers(column: &ArrayRef, target: &DataType) -> Result<(), ArrowError> {
+    match (column.data_type(), target) {
+        (DataType::List(_), DataType::List(item)) => {
+            let list = column.as_list::<i32>();
+            let (first, last) = (list.value_offsets()[0] as usize, list.value_offsets()[list.len()] as usize);
+            check_numbers(&list.values().slice(first, last - first), item.data_type())
+        }
+        (DataType::Struct(_), DataType::Struct(fields)) => {
+            let columns = column.as_struct().columns().iter().zip(fields);
+            columns.into_iter().try_for_each(|(column, field)| check_numbers(column, field.data_type()))
+        }
+        (DataType::Utf8, number) if number.is_integer() || number.is_floating() => {
+            let changes = |written: &str| written.trim() != written || is_no_number(written, number);
+            match column.as_string::<i32>().iter().flatten().any(changes) {
+                true => Err(ArrowError::CastError(format!("{number} would not hold the number as it is written"))),
+                false => Ok(()),
+            }
+        }
+        _ => Ok(()),
+    }
 }
 
 fn cast(column: &ArrayRef, target: &DataType) -> Result<ArrayRef, ArrowError> {

@@ -117,8 +117,8 @@ fn csv_guess(head: Head<'_>) -> Result<Option<Schema>, ArrowError> {
     let (guessed, _) = format.infer_schema(head.bytes, Some(rows.num_rows()))?;
     let fields = guessed.fields().iter().zip(rows.columns()).map(|(field, written)| {
         let kind = field.data_type();
-        let loses = |written: &str| loses_as_number(written) || (kind.is_floating() && is_long_integer(written));
-        if kind.is_numeric() && written.as_string::<i32>().iter().flatten().any(loses) {
+        let is_no_number = |written: &str| is_no_number(written, kind);
+        if kind.is_numeric() && written.as_string::<i32>().iter().flatten().any(is_no_number) {
             return Field::new(field.name(), DataType::Utf8, true);
         }
         Field::clone(field)
@@ -126,10 +126,13 @@ fn csv_guess(head: Head<'_>) -> Result<Option<Schema>, ArrowError> {
     Ok(Some(Schema::new(fields.collect::<Vec<_>>())))
 }
 
-/// Whether a number's digits would not be written so again: an identifier like `007`.
-pub(super) fn loses_as_number(written: &str) -> bool {
+/// Whether digits would not be written so again after they were a number of type `kind`: an identifier like `007`, or an
+/// integer that a float rounds.
+pub(super) fn is_no_number(written: &str, kind: &DataType) -> bool {
     let digits = written.trim_start_matches('-');
-    written.starts_with('+') || (digits.starts_with('0') && digits[1..].starts_with(|c: char| c.is_ascii_digit()))
+    let is_identifier =
+        written.starts_with('+') || (digits.starts_with('0') && digits[1..].starts_with(|c: char| c.is_ascii_digit()));
+    is_identifier || (kind.is_floating() && is_long_integer(written, kind))
 }
 
 fn csv_strings(head: Head<'_>) -> Result<Option<Schema>, ArrowError> {
@@ -185,7 +188,7 @@ fn long_integers(bytes: &[u8]) -> HashSet<String> {
     for line in bytes.split(|&b| b == b'\n').take(GUESS_ROWS) {
         let Ok(row) = serde_json::from_slice::<BTreeMap<String, &RawValue>>(line) else { continue };
         for (name, value) in row {
-            if is_long_integer(value.get()) {
+            if is_long_integer(value.get(), &DataType::Float64) {
                 long.insert(name);
             }
         }
@@ -193,11 +196,16 @@ fn long_integers(bytes: &[u8]) -> HashSet<String> {
     long
 }
 
-/// An integer that a float does not hold exactly: beside fractions it would be rounded.
-fn is_long_integer(written: &str) -> bool {
+/// An integer beyond those that a float of type `kind` holds one by one: among fractions it would be rounded.
+fn is_long_integer(written: &str, kind: &DataType) -> bool {
+    let largest: u64 = match kind {
+        DataType::Float16 => 1 << 11,
+        DataType::Float32 => 1 << 24,
+        _ => 1 << 53,
+    };
     let digits = written.trim_start_matches('-');
     let is_integer = !digits.is_empty() && digits.bytes().all(|b| b.is_ascii_digit());
-    is_integer && !written.parse::<i64>().is_ok_and(|n| n.unsigned_abs() <= 1 << 53)
+    is_integer && !digits.parse::<u64>().is_ok_and(|n| n <= largest)
 }
 
 fn json_types(head: &Head<'_>) -> Result<Option<Schema>, ArrowError> {

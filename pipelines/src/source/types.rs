@@ -40,10 +40,10 @@ pub(crate) fn without_dictionaries(kind: &DataType) -> DataType {
     })
 }
 
-/// How a column that should have type `kind` is read from JSON: integers as they are written, because the reader would
-/// cut `1.99` to 1; casting them afterwards finds it.
-pub(crate) fn json_read_as(kind: &DataType) -> DataType {
-    map_leaves(kind, &|leaf| if leaf.is_integer() { DataType::Utf8 } else { leaf.clone() })
+/// How a column that should have type `kind` is read from CSV or JSON: numbers as they are written, because the readers
+/// would cut `1.99` to 1, take `007` for 7 and round long integers; only what is written shows it.
+pub(crate) fn numbers_as_written(kind: &DataType) -> DataType {
+    map_leaves(kind, &|leaf| if leaf.is_integer() || leaf.is_floating() { DataType::Utf8 } else { leaf.clone() })
 }
 
 /// Every scalar that `--types string` keeps as it is written.
