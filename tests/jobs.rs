@@ -200,6 +200,36 @@ fn dry_run_writes_nothing() {
 }
 
 #[test]
+fn a_dry_run_says_what_the_output_would_mean_for_the_job() {
+    let place = Place::new();
+    place.write("a.txt", &lines(30));
+    let words = "embed -q --model tiny --input a.txt --output out --rows-per-file 10";
+    let output = |more: &str| -> serde_json::Value {
+        let (report, _) = place.exits(&format!("{words} {more} --dry-run --json"), 0);
+        serde_json::from_str::<serde_json::Value>(&report).unwrap()["output"].clone()
+    };
+    assert_eq!(output(""), serde_json::json!({"state": "new"}));
+    place.exits(words, 0);
+    assert_eq!(output(""), serde_json::json!({"state": "complete"}));
+    assert_eq!(output("--overwrite"), serde_json::json!({"state": "overwritten"}));
+    for entry in ["done", "part-00002"] {
+        fs::remove_file(place.path(&format!("out/_elmo/{entry}.json"))).unwrap();
+    }
+    assert_eq!(output(""), serde_json::json!({"state": "begun", "rows": 20}));
+    let refused = |words: &str, place: &Place| {
+        let (real, dry) = (place.run(words), place.run(&format!("{words} --dry-run")));
+        assert!(!real.status.success());
+        assert_eq!((real.status.code(), real.stderr), (dry.status.code(), dry.stderr));
+    };
+    refused(&format!("{words} --pooling max"), &place);
+    place.write("out/mine.csv", "");
+    refused(&format!("{words} --overwrite"), &place);
+    fs::create_dir(place.path("full")).unwrap();
+    place.write("full/mine.csv", "");
+    refused("embed -q --model tiny --input a.txt --output full", &place);
+}
+
+#[test]
 fn errors_say_what_and_exit_accordingly() {
     let place = Place::new();
     place.write("a.csv", "id,txt\n1,hello\n");

@@ -132,7 +132,8 @@ pub struct Prepared {
     pub output: Location,
     /// Input rows of one part.
     pub part_rows: u64,
-    job: Job,
+    /// What the manifest knows it by.
+    pub(crate) job: Job,
 }
 
 /// Lists the inputs, looks into them, and settles the columns. Reads no rows and writes nothing.

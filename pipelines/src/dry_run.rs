@@ -13,7 +13,7 @@ use serde::Serialize;
 use crate::{
     bulk::{BulkJob, prepare},
     error::{Error, Result},
-    manifest::FOLDER,
+    manifest::{FOLDER, Outlook, outlook},
     report::{bytes, count, duration},
     source::{Counted, Plan, Position, Rows, row_bytes},
     stage::Stage,
@@ -48,15 +48,18 @@ pub struct DryRun {
     pub seconds: f64,
     /// Columns of the output.
     pub columns: Vec<String>,
+    /// What the job would find in the output.
+    pub output: Outlook,
 }
 
-/// Looks into the inputs, embeds a small sample, and makes sure that the output can be written to.
+/// Looks into the inputs, embeds a small sample, and makes sure that the job would not be refused by its output.
 ///
 /// # Errors
-/// As [`prepare`]; [`Error::Io`] or [`Error::Store`] when the output cannot be written to, [`Error::Source`] when the
+/// As [`prepare`]; [`Error::Manifest`] when the output is of another job or holds foreign files, [`Error::Io`] or [`Error::Store`] when the output cannot be written to, [`Error::Source`] when the
 /// inputs cannot be read, [`Error::Elmo`] when a row of the sample or the device fails.
 pub async fn dry_run(job: &BulkJob, stage: &dyn Stage, stores: &Stores) -> Result<DryRun> {
     let prepared = prepare(job, stage, stores).await?;
+    let output = outlook(&prepared.output, &prepared.job, job.overwrite).await?;
     probe(&prepared.output).await?;
     let files = prepared.plan.files().len();
     let counted = count_rows(&prepared.plan).await?;
@@ -73,6 +76,7 @@ pub async fn dry_run(job: &BulkJob, stage: &dyn Stage, stores: &Stores) -> Resul
         parts: counted.rows.div_ceil(prepared.part_rows).max(1),
         seconds: tokens * pace.seconds_per_token,
         columns: prepared.schema.fields().iter().map(|f| f.name().clone()).collect(),
+        output,
     })
 }
 
@@ -149,6 +153,12 @@ async fn probe(output: &Location) -> Result<()> {
 
 impl fmt::Display for DryRun {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let output = match self.output {
+            Outlook::New => "nothing there yet".to_owned(),
+            Outlook::Overwritten => "the files of an earlier job would be removed".to_owned(),
+            Outlook::Begun { rows } => format!("goes on after {} rows", count(rows)),
+            Outlook::Complete => "complete; nothing to do".to_owned(),
+        };
         f.write_str(&crate::cli::table(&[
             ("files", count(self.files as u64)),
             ("rows", format!("{}{}", if self.rows_exact { "" } else { "about " }, count(self.rows))),
@@ -157,6 +167,7 @@ impl fmt::Display for DryRun {
             ("vectors", format!("about {} before packing, in {} files", bytes(self.vector_bytes), count(self.parts))),
             ("time", format!("about {}", duration(std::time::Duration::from_secs_f64(self.seconds.min(1e9))))),
             ("columns", self.columns.join(", ")),
+            ("output", output),
         ]))
     }
 }

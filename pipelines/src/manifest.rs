@@ -16,7 +16,7 @@
 
 mod lock;
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, HashMap, HashSet};
 
 use object_store::{ObjectMeta, PutMode, path::Path};
 use serde::{Deserialize, Serialize, de::DeserializeOwned};
@@ -145,6 +145,10 @@ pub struct Job {
 }
 
 impl Job {
+    fn differs(&self, now: &Self, output: &Location) -> ManifestError {
+        ManifestError::Differs { output: output.to_string(), differences: self.differences(now) }
+    }
+
     /// One line per difference between the job that began an output and this one.
     fn differences(&self, now: &Self) -> Vec<String> {
         let keys: std::collections::BTreeSet<&String> = self.settings.keys().chain(now.settings.keys()).collect();
@@ -285,17 +289,12 @@ impl Manifest {
         match read::<Job>(&name).await? {
             None => self.begin(&name, job).await,
             Some(then) if then == *job => self.resume().await,
-            Some(then) => {
-                Err(ManifestError::Differs { output: self.output.to_string(), differences: then.differences(job) })
-            }
+            Some(then) => Err(then.differs(job, &self.output)),
         }
     }
 
     async fn begin(&self, name: &Location, job: &Job) -> Result<(), ManifestError> {
-        if let Some(file) = self.output.children().await?.into_iter().next() {
-            let file = file.location.filename().unwrap_or_default().to_owned();
-            return Err(ManifestError::Foreign { output: self.output.to_string(), file });
-        }
+        check_empty(&self.output).await?;
         create(name, job).await
     }
 
@@ -332,18 +331,7 @@ impl Manifest {
     /// Removes the parts and entries of an earlier job, entries last: a crash in between leaves an account that can be
     /// overwritten again. Looks first: where there is anything else, all of it stays.
     async fn remove(&self) -> Result<(), ManifestError> {
-        let entries: Vec<_> =
-            self.folder.children().await?.into_iter().filter(|object| is_entry(&object.location)).collect();
-        // A part beyond the last entry was written by a job that was killed before it could enter it.
-        let ours: Vec<String> = (0..=entries.len()).map(part_name).collect();
-        let (parts, foreign): (Vec<_>, Vec<_>) =
-            self.output.children().await?.into_iter().partition(|object| {
-                object.location.filename().is_some_and(|name| ours.iter().any(|part| part == name))
-            });
-        if let Some(file) = foreign.first() {
-            let file = file.location.filename().unwrap_or_default().to_owned();
-            return Err(ManifestError::Foreign { output: self.output.to_string(), file });
-        }
+        let (parts, entries) = own_files(&self.output, &self.folder).await?;
         for part in parts {
             self.output.at(part.location).delete().await?;
         }
@@ -508,6 +496,59 @@ pub async fn look(output: &Location) -> Result<Option<(Job, Vec<PartEntry>)>, Ma
         parts.push(part);
     }
     Ok(Some((job, parts)))
+}
+
+/// What a job would find in its output.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[serde(tag = "state", rename_all = "lowercase")]
+pub enum Outlook {
+    /// Nothing.
+    New,
+    /// An earlier job's files, which it would remove.
+    Overwritten,
+    /// Parts of its own: it would go on.
+    Begun {
+        /// Rows of the input that are done.
+        rows: u64,
+    },
+    /// All parts.
+    Complete,
+}
+
+/// Looks at an output as [`Manifest::open`] would, but locks and changes nothing.
+///
+/// # Errors
+/// As [`Manifest::open`], except that a lock is not looked at.
+pub async fn outlook(output: &Location, job: &Job, overwrite: bool) -> Result<Outlook, ManifestError> {
+    match look(output).await? {
+        None => check_empty(output).await.map(|()| Outlook::New),
+        Some(_) if overwrite => own_files(output, &output.child(FOLDER)).await.map(|_| Outlook::Overwritten),
+        Some((then, _)) if then != *job => Err(then.differs(job, output)),
+        Some((_, parts)) if parts.last().is_some_and(|part| part.last) => Ok(Outlook::Complete),
+        Some((_, parts)) => Ok(Outlook::Begun { rows: parts.iter().map(|part| part.counts.rows_in).sum() }),
+    }
+}
+
+fn foreign(output: &Location, file: &ObjectMeta) -> ManifestError {
+    let file = file.location.filename().unwrap_or_default().to_owned();
+    ManifestError::Foreign { output: output.to_string(), file }
+}
+
+async fn check_empty(output: &Location) -> Result<(), ManifestError> {
+    match output.children().await?.first() {
+        Some(file) => Err(foreign(output, file)),
+        None => Ok(()),
+    }
+}
+
+/// Parts and entries of an earlier job, or an error when there is anything else in the output.
+async fn own_files(output: &Location, folder: &Location) -> Result<(Vec<ObjectMeta>, Vec<ObjectMeta>), ManifestError> {
+    let entries: Vec<_> = folder.children().await?.into_iter().filter(|object| is_entry(&object.location)).collect();
+    // A part beyond the last entry was written by a job that was killed before it could enter it.
+    let ours: HashSet<String> = (0..=entries.len()).map(part_name).collect();
+    let is_ours = |object: &ObjectMeta| object.location.filename().is_some_and(|name| ours.contains(name));
+    let (parts, others): (Vec<_>, Vec<_>) = output.children().await?.into_iter().partition(is_ours);
+    others.first().map_or(Ok((parts, entries)), |file| Err(foreign(output, file)))
 }
 
 async fn read<T: DeserializeOwned>(location: &Location) -> Result<Option<T>, ManifestError> {
