@@ -156,7 +156,10 @@ impl Job {
         let mut lines: Vec<String> = keys
             .into_iter()
             .filter(|key| self.settings.get(*key) != now.settings.get(*key))
-            .map(|key| format!("  {key}: there {}, now {}", value(self, key), value(now, key)))
+            .map(|key| {
+                let (then, now) = contrast(&value(self, key), &value(now, key));
+                format!("  {key}: there {then}, now {now}")
+            })
             .collect();
         let known: BTreeMap<&str, &InputRecord> = self.inputs.iter().map(|i| (i.file.as_str(), i)).collect();
         for input in &now.inputs {
@@ -179,6 +182,26 @@ impl Job {
         }
         lines
     }
+}
+
+/// Two long lists of values without what both begin and end with, and no longer than people read.
+fn contrast(then: &str, now: &str) -> (String, String) {
+    const LONG: usize = 200;
+    if then.len().max(now.len()) <= LONG {
+        return (then.to_owned(), now.to_owned());
+    }
+    let (a, b): (Vec<&str>, Vec<&str>) = (then.split(", ").collect(), now.split(", ").collect());
+    let head = a.iter().zip(&b).take_while(|(a, b)| a == b).count();
+    let (a, b) = (&a[head..], &b[head..]);
+    let tail = a.iter().rev().zip(b.iter().rev()).take_while(|(a, b)| a == b).count();
+    let shown = |values: &[&str]| {
+        let differing = values[..values.len() - tail].join(", ");
+        let line: String = differing.chars().take(LONG).collect();
+        let dots = |needed: bool| if needed { "\u{2026}" } else { "" };
+        let pieces = [dots(head > 0), &line, dots(tail > 0 || line.len() < differing.len())];
+        pieces.into_iter().filter(|piece| !piece.is_empty()).collect::<Vec<_>>().join(" ")
+    };
+    (shown(a), shown(b))
 }
 
 /// Counts of rows and tokens.
@@ -572,5 +595,23 @@ async fn create<T: Serialize + DeserializeOwned + PartialEq>(
             _ => Err(ManifestError::Overtaken { file: location.to_string() }),
         },
         Err(e) => Err(StoreError::request("write", location, e).into()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn of_long_lists_only_the_difference_is_shown() {
+        let list = |middle: &str| {
+            let names: Vec<String> = (0..9000).map(|i| format!("c{i}: Int64")).collect();
+            format!("{}, {middle}{}", names[..4000].join(", "), names[4000..].join(", "))
+        };
+        let (then, now) = contrast(&list(""), &list("x: Utf8, "));
+        assert_eq!((then.as_str(), now.as_str()), ("\u{2026} \u{2026}", "\u{2026} x: Utf8 \u{2026}"));
+        assert_eq!(contrast("a", "b"), ("a".to_owned(), "b".to_owned()));
+        let (_, now) = contrast("a", &"é".repeat(9000));
+        assert_eq!(now.chars().count(), 202);
     }
 }

@@ -1,6 +1,9 @@
 //! Which columns are read from which file, settled before anything is computed.
 
-use std::sync::Arc;
+use std::{
+    collections::{HashMap, HashSet},
+    sync::Arc,
+};
 
 use arrow::datatypes::{DataType, Field, Schema, SchemaRef};
 use futures::{StreamExt, TryStreamExt, stream};
@@ -148,34 +151,60 @@ impl Plan {
 
     /// Files without a schema are empty: they agree with anything and have no rows.
     fn settle(files: &[InputFile], schemas: &[Option<SchemaRef>], request: &Request) -> Result<Self, SourceError> {
-        let with_schema = files.iter().zip(schemas);
-        let seen: Vec<(InputFile, SchemaRef)> =
-            with_schema.clone().filter_map(|(file, schema)| Some((file.clone(), schema.clone()?))).collect();
+        let columns = |(file, schema)| -> Option<Columns<'_>> { Option::as_ref(schema).map(|s| Columns::new(file, s)) };
+        let columns: Vec<Option<Columns<'_>>> = files.iter().zip(schemas).map(columns).collect();
+        let seen: Vec<&Columns<'_>> = columns.iter().flatten().collect();
         let text = text_type(&seen, &request.column)?;
         let kept = kept_fields(&seen, request)?;
-        let plan = |(file, schema): (&InputFile, &Option<SchemaRef>)| match schema {
-            Some(schema) => file_plan(file, schema, request, (&text, &kept)),
+        let wanted: HashMap<&str, &DataType> = kept.iter().map(|f| (f.name().as_str(), f.data_type())).collect();
+        let plan = |(file, columns): (&InputFile, &Option<Columns<'_>>)| match columns {
+            Some(columns) => file_plan(columns, request, &text, (&kept, &wanted)),
             None => Ok(FilePlan::empty(file, kept.len())),
         };
-        let files = with_schema.map(plan).collect::<Result<_, _>>()?;
+        let files = files.iter().zip(&columns).map(plan).collect::<Result<_, _>>()?;
         Ok(Self { files, text, kept: Arc::new(Schema::new(kept)) })
     }
 }
 
-/// The column `name`, which one column of a file must be named, exactly.
-fn find<'a>(file: &InputFile, schema: &'a Schema, name: &str) -> Result<(usize, &'a Field), SourceError> {
-    if schema.fields().iter().filter(|field| field.name() == name).count() > 1 {
-        return Err(SourceError::Twice { file: file.to_string(), column: name.to_owned() });
-    }
-    schema.column_with_name(name).ok_or_else(|| {
-        let found: Vec<String> = schema.fields().iter().map(|f| f.name().clone()).collect();
-        let distance = |a: &String| strsim::damerau_levenshtein(&a.to_lowercase(), &name.to_lowercase());
-        let nearest = found.iter().min_by_key(|a| distance(a)).filter(|a| distance(a) <= 2).cloned();
-        SourceError::Column { file: file.to_string(), column: name.to_owned(), found, nearest }
-    })
+/// The columns of one file, found by name: there may be thousands.
+struct Columns<'a> {
+    file: &'a InputFile,
+    schema: &'a SchemaRef,
+    /// The first column of this name, and whether there are others.
+    places: HashMap<&'a str, (usize, bool)>,
 }
 
-/// The type in which the text column of `file` is read.
+impl<'a> Columns<'a> {
+    fn new(file: &'a InputFile, schema: &'a SchemaRef) -> Self {
+        let mut places = HashMap::new();
+        for (place, field) in schema.fields().iter().enumerate() {
+            places.entry(field.name().as_str()).and_modify(|(_, twice)| *twice = true).or_insert((place, false));
+        }
+        Self { file, schema, places }
+    }
+
+    fn place(&self, name: &str) -> Option<usize> {
+        self.places.get(name).map(|(place, _)| *place)
+    }
+
+    /// The column `name`, which one column of a file must be named, exactly.
+    fn find(&self, name: &str) -> Result<(usize, &'a Field), SourceError> {
+        let file = self.file.to_string();
+        match self.places.get(name) {
+            Some((_, true)) => Err(SourceError::Twice { file, column: name.to_owned() }),
+            Some((place, false)) => Ok((*place, self.schema.field(*place))),
+            None => {
+                let found: Vec<String> = self.schema.fields().iter().map(|f| f.name().clone()).collect();
+                let distance = |a: &String| strsim::damerau_levenshtein(&a.to_lowercase(), &name.to_lowercase());
+                let nearest = found.iter().map(|a| (distance(a), a)).min().filter(|(distance, _)| *distance <= 2);
+                let nearest = nearest.map(|(_, a)| a.clone());
+                Err(SourceError::Column { file, column: name.to_owned(), found, nearest })
+            }
+        }
+    }
+}
+
+/// The type in which the text column of `file` is read, as far as the file alone tells.
 fn text_read_as(file: &InputFile, found: &Field) -> Result<DataType, SourceError> {
     let kind = found.data_type();
     let not_text =
@@ -192,10 +221,11 @@ fn text_read_as(file: &InputFile, found: &Field) -> Result<DataType, SourceError
 }
 
 /// The type in which the text of every file is given to the embedder.
-fn text_type(seen: &[(InputFile, SchemaRef)], column: &str) -> Result<DataType, SourceError> {
+fn text_type(seen: &[&Columns<'_>], column: &str) -> Result<DataType, SourceError> {
     let mut common: Option<(DataType, &InputFile)> = None;
-    for (file, schema) in seen {
-        let kind = text_read_as(file, find(file, schema, column)?.1)?;
+    for columns in seen {
+        let file = columns.file;
+        let kind = text_read_as(file, columns.find(column)?.1)?;
         common = Some(match common {
             None => (kind, file),
             Some((before, first)) => match types::unify_text(&before, &kind) {
@@ -218,27 +248,22 @@ fn disagree(file: &InputFile, column: &str, found: &DataType, first: &InputFile,
 }
 
 /// Names of the kept columns in the order of the output: the id, then in the order in which they turn up.
-fn kept_names(seen: &[(InputFile, SchemaRef)], request: &Request) -> Vec<String> {
-    let mut names: Vec<String> = request.id.iter().cloned().collect();
-    let mut add = |name: &String| {
-        if !names.contains(name) {
-            names.push(name.clone());
-        }
+fn kept_names<'a>(seen: &[&Columns<'a>], request: &'a Request) -> Vec<&'a str> {
+    let names: Vec<&str> = match &request.keep {
+        Keep::None => Vec::new(),
+        Keep::Columns(columns) => columns.iter().map(String::as_str).collect(),
+        Keep::All => seen.iter().flat_map(|columns| columns.schema.fields()).map(|f| f.name().as_str()).collect(),
     };
-    match &request.keep {
-        Keep::None => {}
-        Keep::Columns(columns) => columns.iter().for_each(add),
-        Keep::All => seen.iter().flat_map(|(_, schema)| schema.fields()).for_each(|field| add(field.name())),
-    }
-    names
+    let mut known = HashSet::new();
+    request.id.as_deref().into_iter().chain(names).filter(|name| known.insert(*name)).collect()
 }
 
-fn kept_fields(seen: &[(InputFile, SchemaRef)], request: &Request) -> Result<Vec<Field>, SourceError> {
+fn kept_fields(seen: &[&Columns<'_>], request: &Request) -> Result<Vec<Field>, SourceError> {
     let names = kept_names(seen, request);
-    if let Some(name) = names.iter().find(|name| request.reserved.contains(name)) {
-        let owner = seen.iter().find(|(_, schema)| schema.column_with_name(name).is_some());
-        let file = owner.or(seen.first()).map(|(file, _)| file.to_string()).unwrap_or_default();
-        return Err(SourceError::Collision { file, column: name.clone() });
+    if let Some(name) = names.iter().find(|name| request.reserved.iter().any(|reserved| reserved == **name)) {
+        let owner = seen.iter().find(|columns| columns.place(name).is_some());
+        let file = owner.or(seen.first()).map(|columns| columns.file.to_string()).unwrap_or_default();
+        return Err(SourceError::Collision { file, column: (*name).to_owned() });
     }
     names.iter().map(|name| kept_field(seen, name, request)).collect()
 }
@@ -249,14 +274,14 @@ fn may_lack(file: &InputFile, name: &str, request: &Request) -> bool {
     !asked_for || file.format == Format::Json
 }
 
-fn kept_field(seen: &[(InputFile, SchemaRef)], name: &str, request: &Request) -> Result<Field, SourceError> {
+fn kept_field(seen: &[&Columns<'_>], name: &str, request: &Request) -> Result<Field, SourceError> {
     let mut common: Option<(Field, bool, &InputFile)> = None;
-    for (file, schema) in seen {
-        let field = match find(file, schema, name) {
-            Ok((_, field)) => kept_as(file, field, name == request.column),
-            Err(SourceError::Column { .. }) if may_lack(file, name, request) => continue,
-            Err(error) => return Err(error),
-        };
+    for columns in seen {
+        let file = columns.file;
+        if columns.place(name).is_none() && may_lack(file, name, request) {
+            continue;
+        }
+        let field = kept_as(file, columns.find(name)?.1, name == request.column);
         let guessed = file.format.is_untyped();
         common = Some(match common {
             None => (field, guessed, file),
@@ -273,58 +298,60 @@ fn kept_field(seen: &[(InputFile, SchemaRef)], name: &str, request: &Request) ->
             Ok(Field::new(name, DataType::Utf8, true))
         }
         (Some((field, ..)), _) => Ok(field.with_nullable(true)),
-        (None, Some((file, schema))) => find(file, schema, name).map(|(_, field)| field.clone()),
+        (None, Some(columns)) => columns.find(name).map(|(_, field)| field.clone()),
         (None, None) => Ok(Field::new(name, DataType::Utf8, true)),
     }
 }
 
 /// A file's own type of a kept column. Lines are kept as strings, though they are read as bytes.
 fn kept_as(file: &InputFile, field: &Field, is_text: bool) -> Field {
+    let string = || Field::new(field.name(), DataType::Utf8, true);
+    let kind = field.data_type();
     match file.format {
-        Format::Text => Field::new(field.name(), DataType::Utf8, true),
-        Format::Csv if is_text => Field::new(field.name(), DataType::Utf8, true),
-        Format::Json if is_text && !field.data_type().is_nested() && field.data_type() != &DataType::Null => {
-            Field::new(field.name(), DataType::Utf8, true)
-        }
+        Format::Text => string(),
+        Format::Csv if is_text => string(),
+        Format::Json if is_text && !kind.is_nested() && kind != &DataType::Null => string(),
         // Dictionaries of several files or batches do not fit together; Parquet makes its own.
-        _ => field.clone().with_data_type(types::without_dictionaries(field.data_type())),
+        _ => field.clone().with_data_type(types::without_dictionaries(kind)),
     }
 }
 
+/// What is read of a file, so that its text can be given as `text` and its other columns as `wanted`, in the order of
+/// `kept`.
 fn file_plan(
-    file: &InputFile,
-    schema: &SchemaRef,
+    columns: &Columns<'_>,
     request: &Request,
-    (common, kept): (&DataType, &[Field]),
+    text: &DataType,
+    (kept, wanted): (&[Field], &HashMap<&str, &DataType>),
 ) -> Result<FilePlan, SourceError> {
-    let (text, _) = find(file, schema, &request.column)?;
-    let places: Vec<Option<usize>> = kept.iter().map(|f| schema.column_with_name(f.name()).map(|(i, _)| i)).collect();
-    let mut read: Vec<usize> = places.iter().flatten().copied().chain([text]).collect();
+    let file = columns.file;
+    let (text_place, _) = columns.find(&request.column)?;
+    let places: Vec<Option<usize>> = kept.iter().map(|field| columns.place(field.name())).collect();
+    let mut read: Vec<usize> = places.iter().flatten().copied().chain([text_place]).collect();
     read.sort_unstable();
     read.dedup();
-    let place = |index: usize| read.iter().position(|&r| r == index);
-    let as_read = |(index, field): (usize, &Arc<Field>)| -> Result<Field, SourceError> {
-        let target = kept.iter().find(|f| f.name() == field.name());
-        let kind = match (index == text, target) {
-            (true, _) => match text_read_as(file, field)? {
+    let as_read = |(place, field): (usize, &Arc<Field>)| -> Result<Field, SourceError> {
+        let kind = match wanted.get(field.name().as_str()) {
+            _ if place == text_place => match text_read_as(file, field)? {
                 // Nothing was seen in the rows that were looked at; others have to be expected.
-                DataType::Null if file.format.is_untyped() && types::is_words(common) => types::words(),
+                DataType::Null if file.format.is_untyped() && types::is_words(text) => types::words(),
                 DataType::Null if file.format.is_untyped() => DataType::Utf8,
                 kind => kind,
             },
-            (false, Some(target)) if file.format.is_untyped() => types::numbers_as_written(target.data_type()),
+            Some(target) if file.format.is_untyped() => types::numbers_as_written(target),
             _ => field.data_type().clone(),
         };
         Ok(field.as_ref().clone().with_data_type(kind))
     };
-    let fields = schema.fields().iter().enumerate().map(as_read).collect::<Result<Vec<_>, _>>();
+    let fields = columns.schema.fields().iter().enumerate().map(as_read).collect::<Result<Vec<_>, _>>();
     // Columns that are not read may have any type, a struct in a column named like the text's as well.
     let schema = fields.map(|fields| Arc::new(Schema::new(fields)))?;
+    let among_read = |place: usize| read.binary_search(&place).ok();
     Ok(FilePlan {
         file: file.clone(),
         schema,
-        text: place(text).unwrap_or(0),
-        kept: places.iter().map(|p| p.and_then(place)).collect(),
+        text: among_read(text_place).unwrap_or(0),
+        kept: places.iter().map(|place| place.and_then(among_read)).collect(),
         read,
     })
 }
