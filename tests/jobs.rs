@@ -430,6 +430,14 @@ fn a_signal_ends_a_job_that_waits_for_standard_input() {
     std::io::Read::read_to_string(&mut child.stderr.take().unwrap(), &mut err).unwrap();
     assert_eq!(status.code(), Some(130), "{err}");
     assert!(err.contains("standard input is gone") && !err.contains("to go on"), "{err}");
+    // The lines will not come again: what was read of them is in the output, the part that they began as well.
+    assert!(err.contains("interrupted after 5 rows"), "{err}");
+    let rows = place.rows("out");
+    let texts: Vec<_> = rows.iter().flat_map(|rows| rows["text"].as_string::<i32>().iter().flatten()).collect();
+    assert_eq!(texts.join("\n") + "\n", lines(5));
+    assert!(!place.path("out/_elmo/done.json").exists());
+    let (_, err) = place.exits("embed --model tiny --input - --output out --rows-per-file 2", 2);
+    assert!(err.contains("cannot be read again"), "{err}");
 }
 
 fn wait_for(path: &Path) {

@@ -38,6 +38,7 @@ fn job(input: &str, output: &str) -> BulkJob {
         codec: Codec::Zstd,
         window_rows: 64,
         overwrite: false,
+        grace: std::time::Duration::from_secs(1),
     }
 }
 

@@ -22,6 +22,7 @@ use arrow::{
     datatypes::{Schema, SchemaRef},
 };
 use elmo::{EmbeddedColumns, spec::Level};
+use futures::future::{FutureExt, Shared};
 use serde::Serialize;
 
 use self::{
@@ -69,8 +70,8 @@ const WINDOWS: usize = 2;
 const PART_BYTES: u64 = 128 << 20;
 /// Tokens that a row is taken to have when nothing is known about it.
 const TOKENS_PER_ROW: u64 = 32;
-/// How long a job that is asked to stop waits for the windows that devices work on.
-const GRACE: Duration = Duration::from_secs(3);
+/// How long a job that is asked to stop waits for a store.
+const PATIENCE: Duration = Duration::from_secs(10);
 /// How often somebody who watches hears of it while devices work.
 const TICK: Duration = Duration::from_millis(250);
 
@@ -99,6 +100,9 @@ pub struct BulkJob {
     pub window_rows: usize,
     /// Begin anew whatever is there.
     pub overwrite: bool,
+    /// How long a job that is asked to stop waits for the rows that devices work on: what they finish is safe, the rest
+    /// is computed again.
+    pub grace: Duration,
 }
 
 /// How a job ended.
@@ -212,9 +216,19 @@ pub async fn run(
     shutdown: impl Future<Output = ()>,
     progress: &dyn Progress,
 ) -> Result<BulkReport> {
-    let prepared = prepare(job, stage, stores).await?;
+    let stop = shutdown.shared();
+    let again = !job.inputs.iter().any(|input| input == source::STDIN);
+    let prepared = tokio::select! {
+        biased;
+        () = stop.clone() => return Err(Error::Interrupted { rows: 0, again }),
+        prepared = prepare(job, stage, stores) => prepared?,
+    };
     crash::after_list();
-    let mut manifest = Manifest::open(&prepared.output, &prepared.job, job.overwrite).await?;
+    let Some(opened) = patiently(&stop, PATIENCE, Manifest::open(&prepared.output, &prepared.job, job.overwrite)).await
+    else {
+        return Err(Error::Interrupted { rows: 0, again });
+    };
+    let mut manifest = opened?;
     let resumed = manifest.totals();
     let started = Instant::now();
     let mut run = Run {
@@ -228,13 +242,30 @@ pub async fn run(
     };
     let outcome = match again_from_stdin(&prepared.plan, &manifest) {
         Ok(()) if manifest.done && manifest.damaged.is_empty() => Ok(()),
-        Ok(()) => run.parts(&mut manifest, shutdown).await,
+        Ok(()) => match patiently(&stop, job.grace + PATIENCE, run.parts(&mut manifest, &stop)).await {
+            Some(outcome) => outcome,
+            None => Err(Error::Interrupted { rows: manifest.totals().rows_in, again }),
+        },
         Err(error) => Err(error),
     };
     progress.finish();
     let report = report(&manifest, &resumed, started);
     manifest.close().await;
     outcome.map(|()| report)
+}
+
+/// Waits for work; once the job is asked to stop no longer than `patience`. `None`: it was given up.
+async fn patiently<T>(
+    stop: &Shared<impl Future<Output = ()>>,
+    patience: Duration,
+    work: impl Future<Output = T>,
+) -> Option<T> {
+    let late = stop.clone().then(|()| tokio::time::sleep(patience));
+    tokio::select! {
+        biased;
+        done = work => Some(done),
+        () = late => None,
+    }
 }
 
 /// What came through standard input is gone: whether the same lines come again, nobody knows.
@@ -287,25 +318,30 @@ impl Window {
 }
 
 impl Run<'_> {
-    async fn parts(&mut self, manifest: &mut Manifest, shutdown: impl Future<Output = ()>) -> Result<()> {
-        let mut shutdown = std::pin::pin!(shutdown);
+    async fn parts(&mut self, manifest: &mut Manifest, stop: &Shared<impl Future<Output = ()>>) -> Result<()> {
         self.seen.rows = self.began.rows_in;
         self.seen.bytes_total = Some(self.prepared.plan.files().map(|file| file.size).sum()).filter(|bytes| *bytes > 0);
         let carried = self.stage.spec().batch_rows.is_some();
         let missing = manifest.position().is_some() || !manifest.damaged.is_empty();
         let mut cutter = self.cutter(Position::default());
         if carried && missing {
-            self.replay(&mut cutter, manifest, shutdown.as_mut()).await?;
+            self.replay(&mut cutter, manifest, stop).await?;
         } else {
-            self.mend(manifest, shutdown.as_mut()).await?;
+            self.mend(manifest, stop).await?;
             cutter = self.cutter(manifest.position().unwrap_or_default());
         }
+        let mut put_aside = manifest.partial().head().await?.is_some();
         while manifest.position().is_some() {
             crash::before_part();
-            let part = self.part(&mut cutter, manifest, manifest.parts.len(), shutdown.as_mut()).await?;
+            let part = self.part(&mut cutter, manifest, manifest.parts.len(), stop).await?;
             manifest.enter(part).await?;
             crash::after_manifest();
-            manifest.partial().delete().await?;
+            if std::mem::take(&mut put_aside) {
+                manifest.partial().delete().await?;
+            }
+            if cutter.is_closed() && cutter.is_at_end().await? {
+                return Err(self.interrupted(manifest.totals().rows_in));
+            }
         }
         finish(manifest).await
     }
@@ -315,14 +351,10 @@ impl Run<'_> {
     }
 
     /// Writes parts again whose files are gone or have another size, wherever they are in the order.
-    async fn mend(
-        &mut self,
-        manifest: &Manifest,
-        mut shutdown: std::pin::Pin<&mut impl Future<Output = ()>>,
-    ) -> Result<()> {
+    async fn mend(&mut self, manifest: &Manifest, stop: &Shared<impl Future<Output = ()>>) -> Result<()> {
         for &number in &manifest.damaged {
             let mut cutter = self.cutter(manifest.parts[number].start);
-            self.rewrite(&mut cutter, manifest, number, shutdown.as_mut()).await?;
+            self.rewrite(&mut cutter, manifest, number, stop).await?;
         }
         Ok(())
     }
@@ -333,10 +365,10 @@ impl Run<'_> {
         cutter: &mut Cutter,
         manifest: &Manifest,
         number: usize,
-        shutdown: std::pin::Pin<&mut impl Future<Output = ()>>,
+        stop: &Shared<impl Future<Output = ()>>,
     ) -> Result<()> {
         tracing::warn!(file = %manifest.part(number), "lost or damaged; written again");
-        let again = self.part(cutter, manifest, number, shutdown).await?;
+        let again = self.part(cutter, manifest, number, stop).await?;
         // Such a file was not put in its place.
         if again.sha256 != manifest.parts[number].sha256 {
             return Err(ManifestError::Part { file: manifest.part(number).to_string() }.into());
@@ -349,22 +381,29 @@ impl Run<'_> {
         &mut self,
         cutter: &mut Cutter,
         manifest: &Manifest,
-        mut shutdown: std::pin::Pin<&mut impl Future<Output = ()>>,
+        stop: &Shared<impl Future<Output = ()>>,
     ) -> Result<()> {
         for (number, part) in manifest.parts.iter().enumerate() {
             if manifest.damaged.contains(&number) {
-                self.rewrite(cutter, manifest, number, shutdown.as_mut()).await?;
+                self.rewrite(cutter, manifest, number, stop).await?;
                 continue;
             }
             let mut left = part.counts.rows_in;
             while left > 0 {
-                let Some(window) = self.window(cutter, left).await? else { return Ok(()) };
-                left -= window.kept.num_rows() as u64;
-                tokio::select! {
+                let again = async {
+                    let Some(window) = self.window(cutter, left).await? else { return Ok(0) };
+                    window.pending.await?;
+                    Ok::<_, Error>(window.kept.num_rows() as u64)
+                };
+                let rows = tokio::select! {
                     biased;
-                    () = shutdown.as_mut() => return Err(self.interrupted(self.began.rows_in)),
-                    done = window.pending => drop(done?),
+                    () = stop.clone() => return Err(self.interrupted(self.began.rows_in)),
+                    rows = again => rows?,
+                };
+                if rows == 0 {
+                    return Ok(());
                 }
+                left -= rows;
             }
             // As after a part that is written: the next one begins in the file that has its first row.
             cutter.is_at_end().await?;
@@ -378,7 +417,7 @@ impl Run<'_> {
         cutter: &mut Cutter,
         manifest: &Manifest,
         number: usize,
-        shutdown: std::pin::Pin<&mut impl Future<Output = ()>>,
+        stop: &Shared<impl Future<Output = ()>>,
     ) -> Result<PartEntry> {
         let start = cutter.position();
         let before = manifest.parts.get(number).map(|part| part.sha256.as_str());
@@ -389,32 +428,18 @@ impl Run<'_> {
             *cutter = self.cutter(partial.end);
             open.take_up(partial).await?;
         }
-        let filled = tokio::select! {
-            biased;
-            () = shutdown => None,
-            filled = self.fill(cutter, &mut open) => Some(filled),
+        let filled = match self.fill(cutter, &mut open, stop).await {
+            Ok(true) => self.publishable(cutter, manifest, start).await,
+            Ok(false) => return Err(self.pause(open, manifest, number).await),
+            Err(error) => Err(error),
         };
-        match filled {
-            Some(Ok(())) => {}
-            Some(Err(error)) => {
-                open.writer.abort().await;
-                return Err(error);
-            }
-            None => return Err(self.pause(open, manifest, number).await),
-        }
-        // What is wrong with the next row is the next part's affair, which meets it again; this one is complete.
-        let last = match self.is_at_end(cutter).await {
-            Ok(last) => last,
+        let (end, last) = match filled {
+            Ok(filled) => filled,
             Err(error) => {
                 open.writer.abort().await;
                 return Err(error);
             }
         };
-        let end = cutter.position();
-        if let Err(error) = self.still_ours(manifest, start, end).await {
-            open.writer.abort().await;
-            return Err(error);
-        }
         let written = open.writer.commit().await?;
         crash::after_upload_before_manifest();
         manifest.hold().await?;
@@ -429,13 +454,20 @@ impl Run<'_> {
         })
     }
 
+    /// Where a part that begins at `start` and is complete now ends, and whether it is the last: if it may take its place.
+    async fn publishable(&self, cutter: &mut Cutter, manifest: &Manifest, start: Position) -> Result<(Position, bool)> {
+        // What is wrong with the next row is the next part's affair, which meets it again; this one is complete.
+        let last = self.is_at_end(cutter).await? && !cutter.is_closed();
+        let end = cutter.position();
+        self.still_ours(manifest, start, end).await?;
+        Ok((end, last))
+    }
+
     /// Whether the row that was read last is the last of all. A store that fails for a moment is asked again; a fault that
     /// stays is not of the rows before it, but standard input shows it only once.
     async fn is_at_end(&self, cutter: &mut Cutter) -> Result<bool> {
         match cutter.is_at_end().await {
-            Err(_) if self.prepared.plan.files().all(|file| file.location.is_some()) => {
-                Ok(cutter.is_at_end().await.unwrap_or(false))
-            }
+            Err(_) if self.comes_again() => Ok(cutter.is_at_end().await.unwrap_or(false)),
             answer => answer,
         }
     }
@@ -459,20 +491,25 @@ impl Run<'_> {
         Ok(OpenPart::new(writer, start))
     }
 
+    /// Whether the input can be read a second time: standard input cannot.
+    fn comes_again(&self) -> bool {
+        self.prepared.plan.files().all(|file| file.location.is_some())
+    }
+
     /// Whether the rows of an open part can be taken up again: not when a state would be missing, not when the rest of
     /// the input is gone, and not for a part that is only mended.
     fn can_pause(&self, manifest: &Manifest, number: usize) -> bool {
         let carried = self.stage.spec().batch_rows.is_some();
-        !carried && number == manifest.parts.len() && self.prepared.plan.files().all(|file| file.location.is_some())
+        !carried && number == manifest.parts.len() && self.comes_again()
     }
 
-    /// The job was asked to stop: what devices work on may end, and what is complete of the part is put aside.
+    /// The job was asked to stop: the rows that devices work on may end, and what is complete of the part is put aside.
     async fn pause(&mut self, mut open: OpenPart, manifest: &Manifest, number: usize) -> Error {
         let mut rows = manifest.totals().rows_in;
         if self.can_pause(manifest, number) {
             // An error of a row comes again, in its place, when the job goes on.
-            let _ =
-                tokio::time::timeout(GRACE, async { while let Ok(true) = self.next_window(&mut open).await {} }).await;
+            let _ = tokio::time::timeout(self.job.grace, self.next_window(&mut open)).await;
+            while let Some(Ok(true)) = self.next_window(&mut open).now_or_never() {}
             let saved = match manifest.hold().await {
                 Ok(()) => open.kept.save(&manifest.partial()).await.map_err(Error::from),
                 Err(error) => Err(error.into()),
@@ -487,28 +524,47 @@ impl Run<'_> {
     }
 
     fn interrupted(&self, rows: u64) -> Error {
-        let again = self.prepared.plan.files().all(|file| file.location.is_some());
-        Error::Interrupted { rows, again }
+        Error::Interrupted { rows, again: self.comes_again() }
     }
 
-    /// Writes the rows of one part; the next window is read and tokenised while devices work on this one.
-    async fn fill(&mut self, cutter: &mut Cutter, open: &mut OpenPart) -> Result<()> {
+    /// Writes the rows of one part; the next window is read and tokenised while devices work on this one. False when the
+    /// job is asked to stop before; of an input that does not come again what was read is written nevertheless.
+    async fn fill(
+        &mut self,
+        cutter: &mut Cutter,
+        open: &mut OpenPart,
+        stop: &Shared<impl Future<Output = ()>>,
+    ) -> Result<bool> {
         let mut left = self.prepared.part_rows - open.counts.rows_in;
         loop {
-            while open.under_way.len() < WINDOWS && left > 0 {
-                let Some(window) = self.window(cutter, left).await? else { break };
-                left -= window.kept.num_rows() as u64;
-                self.seen.bytes = cutter.bytes_read();
-                open.under_way.push_back(window);
-            }
-            if !self.next_window(open).await? {
-                return Ok(());
+            let step = tokio::select! {
+                biased;
+                () = stop.clone(), if !cutter.is_closed() => None,
+                step = self.step(cutter, open, &mut left) => Some(step?),
+            };
+            match step {
+                Some(true) => {}
+                Some(false) => return Ok(true),
+                None if self.comes_again() => return Ok(false),
+                None => cutter.close(),
             }
             if let Some(batch) = open.unwritten.take() {
                 open.writer.write(&batch).await?;
             }
             crash::mid_part();
         }
+    }
+
+    /// Reads ahead and takes the next finished window into the part; false when there is none. May be dropped while it
+    /// waits.
+    async fn step(&mut self, cutter: &mut Cutter, open: &mut OpenPart, left: &mut u64) -> Result<bool> {
+        while open.under_way.len() < WINDOWS && *left > 0 {
+            let Some(window) = self.window(cutter, *left).await? else { break };
+            *left -= window.kept.num_rows() as u64;
+            self.seen.bytes = cutter.bytes_read();
+            open.under_way.push_back(window);
+        }
+        self.next_window(open).await
     }
 
     /// Takes the next finished window into the part; false when none is under way. May be dropped while it waits.
@@ -538,6 +594,7 @@ impl Run<'_> {
         let kept =
             concat_batches(&first.kept.schema(), slices.iter().map(|slice| &slice.kept)).map_err(elmo::Error::from)?;
         let pending = self.stage.submit(&text).await.map_err(|e| self.place(e, &slices))?;
+        cutter.taken();
         Ok(Some(Window { slices, kept, pending }))
     }
 

@@ -1,6 +1,6 @@
 //! `elmo demo`: the main job end to end on reviews that are built in, and what one can do with its output.
 
-use std::{fmt, fs, path::PathBuf};
+use std::{fmt, fs, path::PathBuf, time::Duration};
 
 use arrow::array::{Array, AsArray};
 use elmo::{ColumnEmbedder, Elmo, EmbedSpec};
@@ -105,6 +105,7 @@ pub async fn run(
         codec: Codec::Zstd,
         window_rows: 8192,
         overwrite: true,
+        grace: Duration::from_secs(1),
     };
     let report = bulk::run(&job, stage.as_ref(), &stores, shutdown, progress).await?;
     let (text, nearest) = neighbours(&output, demo.row, &stores).await?;

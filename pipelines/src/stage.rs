@@ -98,9 +98,12 @@ impl Stage for EmbedStage {
         self.embedder.metadata()
     }
 
+    /// On a thread of its own: texts take long to tokenise, a full queue blocks, and state `carry` runs the model here.
     async fn submit(&self, texts: &ArrayRef) -> elmo::Result<Pending> {
-        let pending = self.embedder.submit_async(texts).await?;
-        Ok(Box::pin(pending))
+        let (embedder, texts) = (self.embedder.clone(), Arc::clone(texts));
+        let submitted = tokio::task::spawn_blocking(move || embedder.submit(&texts)).await;
+        // It dies only with the runtime, or of a defect that was reported where it happened.
+        Ok(Box::pin(submitted.unwrap_or(Err(elmo::Error::Closed))?))
     }
 
     fn device(&self) -> String {

@@ -166,6 +166,7 @@ pub(crate) fn job(input: &str, output: &str) -> BulkJob {
         codec: Codec::Zstd,
         window_rows: 4,
         overwrite: false,
+        grace: std::time::Duration::from_secs(1),
     }
 }
 

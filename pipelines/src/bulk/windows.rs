@@ -24,12 +24,23 @@ const BYTES_PER_TOKEN: usize = 5;
 /// Cuts the rows of the input into windows.
 pub(super) struct Cutter {
     rows: Rows,
-    /// Read, but not yet handed out.
+    /// The window that is being read: here, and not in the call that reads it, which may be dropped.
+    open: Open,
+    /// Read, but not yet in a window.
     rest: Option<Slice>,
+    /// Nothing more is read.
+    closed: bool,
     window_rows: usize,
     window_bytes: u64,
     /// State `carry`: windows hold whole batches.
     multiple: usize,
+}
+
+#[derive(Default)]
+struct Open {
+    slices: Vec<Slice>,
+    rows: usize,
+    bytes: u64,
 }
 
 impl Cutter {
@@ -37,7 +48,9 @@ impl Cutter {
         let multiple = stage.spec().batch_rows.unwrap_or(1);
         Self {
             rows: Rows::new(plan, from),
+            open: Open::default(),
             rest: None,
+            closed: false,
             window_rows: job.window_rows.div_ceil(multiple).saturating_mul(multiple),
             window_bytes: window_bytes(stage),
             multiple,
@@ -46,7 +59,8 @@ impl Cutter {
 
     /// The row that the next window begins with.
     pub(super) fn position(&self) -> Position {
-        self.rest.as_ref().map_or_else(|| self.rows.position(), |slice| slice.start)
+        let next = self.open.slices.first().or(self.rest.as_ref());
+        next.map_or_else(|| self.rows.position(), |slice| slice.start)
     }
 
     /// Bytes of the input that were read so far.
@@ -54,51 +68,66 @@ impl Cutter {
         self.rows.bytes_read()
     }
 
+    /// From now on there are only the rows that were read already: for an input that does not come again.
+    pub(super) fn close(&mut self) {
+        self.closed = true;
+    }
+
+    pub(super) fn is_closed(&self) -> bool {
+        self.closed
+    }
+
     /// Whether no row is left.
     pub(super) async fn is_at_end(&mut self) -> Result<bool> {
-        Ok(self.peek().await?.is_none())
+        Ok(self.open.slices.is_empty() && self.peek().await?.is_none())
     }
 
     async fn peek(&mut self) -> Result<Option<&Slice>> {
         if self.rest.is_none() {
-            self.rest = self.rows.next().await?;
+            self.rest = if self.closed { self.rows.buffered()? } else { self.rows.next().await? };
         }
         Ok(self.rest.as_ref())
     }
 
-    /// Slices of the next window, none at the end: at most `most` rows, and at least one batch.
+    /// Slices of the next window, none at the end: at most `most` rows, and at least one batch. They stay the next window
+    /// until [`Cutter::taken`] is called, so whoever asks may be dropped before that.
     pub(super) async fn next(&mut self, most: u64) -> Result<Vec<Slice>> {
         let most = usize::try_from(most).unwrap_or(usize::MAX).min(self.window_rows);
-        let (mut slices, mut rows, mut bytes) = (Vec::new(), 0, 0);
-        while rows < most {
-            let full_at = most - rows;
-            let (window_bytes, multiple) = (self.window_bytes, self.multiple);
-            let Some(slice) = self.peek().await? else { break };
-            let mut take = 0;
-            let mut sizes = vec![0; slice.len()];
-            row_bytes(&slice.text, &mut sizes);
-            for size in sizes {
-                if take == full_at || (bytes >= window_bytes && (rows + take) % multiple == 0) {
-                    break;
-                }
-                bytes += size;
-                take += 1;
-            }
-            let (len, slice) = (slice.len(), slice.slice(0, take));
-            if take == len {
-                self.rest = None;
-            } else if let Some(rest) = &mut self.rest {
-                *rest = rest.slice(take, len - take);
-            }
-            rows += take;
-            if take > 0 {
-                slices.push(slice);
-            }
-            if take < len {
+        while self.open.rows < most && self.peek().await?.is_some() {
+            if !self.add(most) {
                 break;
             }
         }
-        Ok(slices)
+        Ok(self.open.slices.clone())
+    }
+
+    /// Goes on to the window after the one that was given last.
+    pub(super) fn taken(&mut self) {
+        self.open = Open::default();
+    }
+
+    /// Takes rows of what was read into the window; false when the window is full before their end.
+    fn add(&mut self, most: usize) -> bool {
+        let Some(slice) = self.rest.take() else { return true };
+        let mut sizes = vec![0; slice.len()];
+        row_bytes(&slice.text, &mut sizes);
+        let open = &mut self.open;
+        let mut taken = 0;
+        for size in sizes {
+            let is_whole = (open.rows + taken) % self.multiple == 0;
+            if open.rows + taken == most || (open.bytes >= self.window_bytes && is_whole) {
+                break;
+            }
+            open.bytes += size;
+            taken += 1;
+        }
+        open.rows += taken;
+        if taken > 0 {
+            open.slices.push(slice.slice(0, taken));
+        }
+        let left = slice.len() - taken;
+        self.rest = (left > 0).then(|| slice.slice(taken, left));
+        left == 0
     }
 }
 

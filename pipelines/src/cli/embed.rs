@@ -1,6 +1,6 @@
 //! `elmo embed`: the words; the job is in [`crate::bulk`].
 
-use std::{fmt, path::Path, str::FromStr};
+use std::{fmt, path::Path, str::FromStr, time::Duration};
 
 use clap::{ArgAction, Args, ValueHint, builder::BoolishValueParser};
 use elmo::{
@@ -229,6 +229,10 @@ fn is_mix_file(text: &str) -> bool {
     Path::new(text).extension().is_some_and(|e| e.eq_ignore_ascii_case("json"))
 }
 
+/// How long the first Ctrl-C waits for devices: so long that the largest published model finishes on a few cores what it
+/// has begun. A second one does not wait.
+const GRACE: Duration = Duration::from_secs(60);
+
 pub(super) fn run(args: &EmbedArgs, common: &CommonArgs) -> Result<Exit> {
     let spec = args.vectors.spec()?;
     let job = args.job();
@@ -237,6 +241,7 @@ pub(super) fn run(args: &EmbedArgs, common: &CommonArgs) -> Result<Exit> {
     }
     let progress = common.progress();
     let outcome = block_on(async {
+        let stop = shutdown::requested()?;
         let stores = Stores::from_env();
         let elmo = args.engine.load(args.model.open(&stores).await?).await?;
         let columns = ColumnEmbedder::new(&elmo, spec)?;
@@ -250,7 +255,6 @@ pub(super) fn run(args: &EmbedArgs, common: &CommonArgs) -> Result<Exit> {
             }
             return Ok(None);
         }
-        let stop = shutdown::requested()?;
         bulk::run(&job, stage.as_ref(), &stores, stop, progress.as_ref()).await.map(Some)
     });
     match outcome {
@@ -286,6 +290,7 @@ impl EmbedArgs {
             codec: self.compression,
             window_rows: self.window_rows,
             overwrite: self.overwrite,
+            grace: GRACE,
         }
     }
 }

@@ -1,5 +1,10 @@
 //! Ctrl-C and SIGTERM: the first asks a job to finish what it has begun, the second ends the process.
 
+use std::sync::{
+    Arc,
+    atomic::{AtomicBool, Ordering},
+};
+
 use tokio::{
     signal::unix::{SignalKind, signal},
     sync::oneshot,
@@ -7,20 +12,28 @@ use tokio::{
 
 use crate::error::{Error, Exit, Result};
 
-/// A future that ends at the first signal. From then on a second one ends the process at once.
+/// A future that ends at the first signal. From then on a second one ends the process at once; so does the first where
+/// nobody has begun to wait for this future, as nothing is under way then.
 pub(super) fn requested() -> Result<impl Future<Output = ()>> {
     let handler = |kind| signal(kind).map_err(|e| Error::Failed(format!("cannot listen for signals: {e}")));
     let mut interrupt = handler(SignalKind::interrupt())?;
     let mut terminate = handler(SignalKind::terminate())?;
     let (tell, told) = oneshot::channel();
+    let heeded = Arc::new(AtomicBool::new(false));
+    let waiting = Arc::clone(&heeded);
     tokio::spawn(async move {
         tokio::select! { _ = interrupt.recv() => {}, _ = terminate.recv() => {} }
+        if !waiting.load(Ordering::Relaxed) {
+            tracing::warn!("stopped before anything was written");
+            std::process::exit(Exit::Interrupted as i32);
+        }
         tracing::warn!("stopping as soon as the rows at hand are safe; once more stops at once");
         let _ = tell.send(());
         tokio::select! { _ = interrupt.recv() => {}, _ = terminate.recv() => {} }
         std::process::exit(Exit::Interrupted as i32);
     });
     Ok(async move {
+        heeded.store(true, Ordering::Relaxed);
         // The sender is gone only together with the runtime.
         let _ = told.await;
     })

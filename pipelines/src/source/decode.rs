@@ -176,6 +176,11 @@ impl Decoded {
         self.taken.load(Ordering::Relaxed)
     }
 
+    /// Rows that are complete already.
+    pub(super) fn buffered(&mut self, file: &InputFile, row: u64) -> Result<Option<RecordBatch>, SourceError> {
+        self.decoder.flush().map_err(|e| SourceError::malformed(file, row, e))
+    }
+
     /// The next rows; `row` counts those before, for messages.
     pub(super) async fn next(&mut self, file: &InputFile, row: u64) -> Result<Option<RecordBatch>, SourceError> {
         let malformed = |e: ArrowError| SourceError::malformed(file, row, e);

@@ -115,12 +115,30 @@ impl Rows {
             if batch.num_rows() == 0 {
                 continue;
             }
-            let start = self.next;
-            let shaped = shape(&plan, file, start, &batch).map_err(|e| misfit(&plan, file, start, &batch, e))?;
-            self.next.row += batch.num_rows() as u64;
-            return Ok(Some(shaped));
+            return self.slice(&plan, file, &batch).map(Some);
         }
         Ok(None)
+    }
+
+    /// Rows that are complete already, though the next step of reading would have more: the last of an input that nobody
+    /// reads on.
+    ///
+    /// # Errors
+    /// As [`Rows::next`].
+    pub fn buffered(&mut self) -> Result<Option<Slice>, SourceError> {
+        let plan = Arc::clone(&self.plan);
+        let (Some(file), Some(Reader::Decoded(reader))) = (plan.files.get(self.next.file), &mut self.reader) else {
+            return Ok(None);
+        };
+        let Some(batch) = reader.buffered(&file.file, self.next.row)? else { return Ok(None) };
+        self.slice(&plan, file, &batch).map(Some)
+    }
+
+    fn slice(&mut self, plan: &Plan, file: &FilePlan, batch: &RecordBatch) -> Result<Slice, SourceError> {
+        let start = self.next;
+        let shaped = shape(plan, file, start, batch).map_err(|e| misfit(plan, file, start, batch, e))?;
+        self.next.row += batch.num_rows() as u64;
+        Ok(shaped)
     }
 
     async fn read(&mut self, plan: &FilePlan) -> Result<Option<RecordBatch>, SourceError> {
