@@ -10,5 +10,6 @@ mod common;
 mod encoding;
 mod faults;
 mod hostile;
+mod http;
 mod inputs;
 mod resume;

@@ -49,6 +49,12 @@ impl InputFile {
         let version = Some(version(&location, meta));
         Ok(Self { location: Some(location), format, compression, size: meta.size, version })
     }
+
+    /// Whether a store speaks of the file that was listed.
+    pub(super) fn is_still(&self, meta: &ObjectMeta) -> bool {
+        let version = self.location.as_ref().map(|location| version(location, meta));
+        (meta.size, version) == (self.size, self.version.clone())
+    }
 }
 
 /// Expands files, folders, patterns and URLs. Inputs keep the order in which they were given; what one of them expands
@@ -84,8 +90,8 @@ pub async fn list(
 /// Files that are looked at again at the same time.
 const LOOKS: usize = 16;
 
-/// Makes sure that files are still what they were when they were listed. What an HTTP server has was copied before it was
-/// read, and standard input has no other state.
+/// Makes sure that files are still what they were when they were listed. What an HTTP server has was compared when it was
+/// copied, and standard input has no other state.
 ///
 /// # Errors
 /// [`SourceError::Changed`] when one is not, [`SourceError::Store`] when the store fails.
@@ -94,8 +100,7 @@ pub async fn check_unchanged(files: impl Iterator<Item = &InputFile>) -> Result<
         let file = file.clone();
         async move {
             let Some(location) = file.location.clone().filter(|location| !location.is_http()) else { return Ok(()) };
-            let now = location.head().await?.map(|meta| (meta.size, version(&location, &meta)));
-            match now == Some((file.size, file.version.clone().unwrap_or_default())) {
+            match location.head().await?.is_some_and(|meta| file.is_still(&meta)) {
                 true => Ok(()),
                 false => Err(SourceError::Changed { file: file.to_string() }),
             }
