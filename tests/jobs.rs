@@ -185,7 +185,9 @@ fn rejected_rows_are_counted_and_said() {
     let (report, _) = place.exits("embed -q --model tiny --input a.parquet --output null --on-error null --json", 6);
     let report: serde_json::Value = serde_json::from_str(&report).unwrap();
     assert_eq!((&report["rows_out"], &report["errors"], &report["skipped"]), (&3.into(), &1.into(), &0.into()));
-    place.exits("embed -q --model tiny --input a.parquet --output skip --on-error skip --keep id", 6);
+    let (_, err) = place.exits("embed --model tiny --input a.parquet --output skip --on-error skip --keep id", 6);
+    // It is in no column of errors, so it is named here.
+    assert!(err.contains("row left out") && err.contains("a.parquet") && err.contains("row=1"), "{err}");
     assert_eq!(ids(&place.rows("skip")), [1, 3]);
 }
 
@@ -197,6 +199,23 @@ fn dry_run_writes_nothing() {
     let report: serde_json::Value = serde_json::from_str(&report).unwrap();
     assert_eq!(report["rows"], 30);
     assert!(!place.path("out").exists());
+}
+
+/// One cell of 20 MB takes a minute to embed: what would be done must be known before.
+#[test]
+fn a_dry_run_does_not_embed_huge_rows_and_names_bad_ones() {
+    let place = Place::new();
+    place.write("huge.txt", &"one two three four five six seven\n".repeat(600_000).replace('\n', " "));
+    let (report, _) = place.exits("embed -q --model tiny --input huge.txt --output out --dry-run --json", 0);
+    let report: serde_json::Value = serde_json::from_str(&report).unwrap();
+    let tokens = report["tokens"].as_u64().unwrap();
+    // Seven tokens in 34 bytes; another text has another number of bytes per token.
+    assert!((2_000_000..8_400_000).contains(&tokens) && report["seconds"].as_f64().unwrap() > 1.0, "{report}");
+    place.write("long.txt", &format!("short\n{}\n", "word ".repeat(700)));
+    let words = "embed -q --model tiny --input long.txt --output out --on-long error --max-tokens 400";
+    let (real, dry) = (place.run(words), place.run(&format!("{words} --dry-run")));
+    assert_eq!((real.status.code(), &real.stderr), (Some(3), &dry.stderr), "{}", text(&real.stderr));
+    assert!(text(&dry.stderr).contains("long.txt, row 1: a sentence of 700 tokens"), "{}", text(&dry.stderr));
 }
 
 #[test]

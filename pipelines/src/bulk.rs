@@ -12,12 +12,13 @@ mod open;
 mod windows;
 
 use std::{
+    cmp::Ordering,
     sync::Arc,
     time::{Duration, Instant},
 };
 
 use arrow::{
-    array::{Array, ArrayRef, BooleanArray, RecordBatch},
+    array::{Array, ArrayRef, BooleanArray, RecordBatch, StringArray},
     compute::{concat, concat_batches, filter_record_batch},
     datatypes::{Schema, SchemaRef},
 };
@@ -72,6 +73,8 @@ const PART_BYTES: u64 = 128 << 20;
 const TOKENS_PER_ROW: u64 = 32;
 /// How long a job that is asked to stop waits for a store.
 const PATIENCE: Duration = Duration::from_secs(10);
+/// Rows left out that everybody is told of.
+const TOLD: usize = 20;
 /// How often somebody who watches hears of it while devices work.
 const TICK: Duration = Duration::from_millis(250);
 
@@ -239,6 +242,7 @@ pub async fn run(
         seen: Snapshot::default(),
         began: resumed,
         work_before: stage.work(),
+        told: 0,
     };
     let outcome = match again_from_stdin(&prepared.plan, &manifest) {
         Ok(()) if manifest.done && manifest.damaged.is_empty() => Ok(()),
@@ -300,6 +304,8 @@ struct Run<'j> {
     began: Counts,
     /// What devices had done before this job.
     work_before: Option<Work>,
+    /// Rows left out that were named.
+    told: usize,
 }
 
 /// A window on its way through the engine.
@@ -307,6 +313,8 @@ struct Window {
     slices: Vec<Slice>,
     kept: RecordBatch,
     pending: Pending,
+    /// Bytes of the input that were read when it was.
+    bytes_read: u64,
 }
 
 impl Window {
@@ -561,7 +569,6 @@ impl Run<'_> {
         while open.under_way.len() < WINDOWS && *left > 0 {
             let Some(window) = self.window(cutter, *left).await? else { break };
             *left -= window.kept.num_rows() as u64;
-            self.seen.bytes = cutter.bytes_read();
             open.under_way.push_back(window);
         }
         self.next_window(open).await
@@ -580,6 +587,7 @@ impl Run<'_> {
         };
         let added = added.map_err(|e| self.place(e, &window.slices))?;
         let Some(window) = open.under_way.pop_front() else { return Ok(false) };
+        self.seen.bytes = window.bytes_read;
         let (batch, counts) = self.finish_window(&window, added)?;
         open.add(batch, counts, window.end());
         Ok(true)
@@ -595,18 +603,22 @@ impl Run<'_> {
             concat_batches(&first.kept.schema(), slices.iter().map(|slice| &slice.kept)).map_err(elmo::Error::from)?;
         let pending = self.stage.submit(&text).await.map_err(|e| self.place(e, &slices))?;
         cutter.taken();
-        Ok(Some(Window { slices, kept, pending }))
+        Ok(Some(Window { slices, kept, pending, bytes_read: cutter.bytes_read() }))
     }
 
     /// Puts the columns of a window together.
     fn finish_window(&mut self, window: &Window, added: EmbeddedColumns) -> Result<(RecordBatch, Counts)> {
         let stats = added.stats;
         let mut columns = window.kept.columns().to_vec();
-        columns.extend([added.vectors, Arc::new(added.truncated) as ArrayRef, Arc::new(added.error) as ArrayRef]);
+        let error = Arc::new(added.error.clone()) as ArrayRef;
+        columns.extend([added.vectors, Arc::new(added.truncated) as ArrayRef, error]);
         let batch = RecordBatch::try_new(Arc::clone(&self.prepared.schema), columns).map_err(elmo::Error::from)?;
         let batch = match &added.keep {
             None => batch,
-            Some(keep) => filter_record_batch(&batch, keep).map_err(elmo::Error::from)?,
+            Some(keep) => {
+                self.tell_skipped(&window.slices, keep, &added.error);
+                filter_record_batch(&batch, keep).map_err(elmo::Error::from)?
+            }
         };
         let rows_in = stats.rows as u64;
         let counts = Counts {
@@ -629,26 +641,52 @@ impl Run<'_> {
         Ok((batch, counts))
     }
 
-    /// Gives a row of a window its file and its row there.
-    fn place(&self, error: elmo::Error, slices: &[Slice]) -> Error {
-        let elmo::Error::Row { row, reason } = error else { return error.into() };
-        let mut left = row;
-        for slice in slices {
-            if left < slice.len() {
-                let file = self.prepared.plan.files().nth(slice.start.file);
-                return Error::Input {
-                    file: file.map(ToString::to_string).unwrap_or_default(),
-                    row: Some(slice.start.row + left as u64),
-                    reason,
-                    help: Some(
-                        "--on-error null keeps such rows without a vector, --on-error skip leaves them out".into(),
-                    ),
-                };
+    /// Rows that are left out are in no column of errors, so they are named here: the first for everybody.
+    fn tell_skipped(&mut self, slices: &[Slice], keep: &BooleanArray, errors: &StringArray) {
+        for row in (0..keep.len()).filter(|&row| !keep.value(row)) {
+            let (file, row_there) = row_at(&self.prepared.plan, slices, row).unwrap_or_default();
+            let reason = if errors.is_valid(row) { errors.value(row) } else { "" };
+            self.told += 1;
+            match self.told.cmp(&TOLD) {
+                Ordering::Less => tracing::warn!(file, row = row_there, reason, "row left out"),
+                Ordering::Equal => {
+                    tracing::warn!(file, row = row_there, reason, "row left out; more of them are told with -v");
+                }
+                Ordering::Greater => tracing::info!(file, row = row_there, reason, "row left out"),
             }
-            left -= slice.len();
         }
-        Error::Failed(reason)
     }
+
+    fn place(&self, error: elmo::Error, slices: &[Slice]) -> Error {
+        place(&self.prepared.plan, error, slices)
+    }
+}
+
+/// Gives a row of consecutive slices its file and its row there.
+pub(crate) fn place(plan: &Plan, error: elmo::Error, slices: &[Slice]) -> Error {
+    let elmo::Error::Row { row, reason } = error else { return error.into() };
+    match row_at(plan, slices, row) {
+        Some((file, row)) => Error::Input {
+            file,
+            row: Some(row),
+            reason,
+            help: Some("--on-error null keeps such rows without a vector, --on-error skip leaves them out".into()),
+        },
+        None => Error::Failed(reason),
+    }
+}
+
+/// File of the `row`th row of consecutive slices, and its row there.
+fn row_at(plan: &Plan, slices: &[Slice], row: usize) -> Option<(String, u64)> {
+    let mut left = row;
+    for slice in slices {
+        if left < slice.len() {
+            let file = plan.files().nth(slice.start.file)?;
+            return Some((file.to_string(), slice.start.row + left as u64));
+        }
+        left -= slice.len();
+    }
+    None
 }
 
 fn skipped(keep: Option<&BooleanArray>) -> u64 {

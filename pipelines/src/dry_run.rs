@@ -4,24 +4,28 @@ use std::{fmt, sync::Arc, time::Instant};
 
 use ::bytes::Bytes;
 use arrow::{
-    array::{Array, ArrayRef},
+    array::{Array, ArrayRef, StringArray},
     compute::concat,
 };
 use object_store::PutMode;
 use serde::Serialize;
 
 use crate::{
-    bulk::{BulkJob, prepare},
+    bulk::{BulkJob, place, prepare},
     error::{Error, Result},
     manifest::{FOLDER, Outlook, outlook},
     report::{bytes, count, duration},
-    source::{Counted, Plan, Position, Rows, row_bytes},
+    source::{Counted, Plan, Position, Rows, Slice, row_bytes},
     stage::Stage,
     stores::{Location, StoreError, Stores},
 };
 
 /// Rows that are embedded to learn tokens per byte and tokens per second.
 const SAMPLE_ROWS: usize = 512;
+/// Bytes of text of that sample, and of a row in it, at the most.
+const SAMPLE_BYTES: u64 = 32 << 10;
+/// What is embedded where every row is too large for a sample.
+const TYPICAL: &str = "The road to the harbour was closed, so we took the old bridge and came late.";
 /// Bytes of input that are read to count rows, over all files.
 const COUNT_BYTES: u64 = 256 << 20;
 /// Bytes that are read of each file in any case.
@@ -110,11 +114,17 @@ impl Pace {
         if plan.files().any(|file| file.location.is_none()) {
             return Ok(Self::default());
         }
-        let Some(texts) = sample(plan).await? else { return Ok(Self::default()) };
+        let slices = sample(plan).await?;
+        let texts: Vec<&dyn Array> = slices.iter().map(|slice| slice.text.as_ref()).collect();
+        let texts: ArrayRef = match texts.is_empty() {
+            true => Arc::new(StringArray::from(vec![TYPICAL; SAMPLE_ROWS])),
+            false => concat(&texts).map_err(elmo::Error::from)?,
+        };
         let mut sizes = vec![0; texts.len()];
         row_bytes(&texts, &mut sizes);
         let started = Instant::now();
-        let stats = stage.submit(&texts).await?.await?.stats;
+        let placed = |error| place(plan, error, &slices);
+        let stats = stage.submit(&texts).await.map_err(placed)?.await.map_err(placed)?.stats;
         Ok(Self {
             tokens_per_byte: stats.tokens as f64 / sizes.iter().sum::<u64>().max(1) as f64,
             seconds_per_token: started.elapsed().as_secs_f64() / stats.tokens.max(1) as f64,
@@ -122,22 +132,26 @@ impl Pace {
     }
 }
 
-/// The first rows; formats that are read in small steps give several slices.
-async fn sample(plan: &Arc<Plan>) -> Result<Option<ArrayRef>> {
+/// The first rows, without those that are so large that a sample of them would take as long as the job; formats that are
+/// read in small steps give several slices.
+async fn sample(plan: &Arc<Plan>) -> Result<Vec<Slice>> {
     let mut reader = Rows::new(Arc::clone(plan), Position::default());
-    let (mut slices, mut rows) = (Vec::new(), 0);
+    let (mut slices, mut rows, mut bytes) = (Vec::new(), 0, 0);
     while rows < SAMPLE_ROWS
+        && bytes < SAMPLE_BYTES
         && let Some(slice) = reader.next().await?
     {
-        let len = slice.len().min(SAMPLE_ROWS - rows);
-        rows += len;
-        slices.push(slice.text.slice(0, len));
+        let mut sizes = vec![0; slice.len()];
+        row_bytes(&slice.text, &mut sizes);
+        for (row, size) in sizes.into_iter().enumerate().take(SAMPLE_ROWS - rows) {
+            rows += 1;
+            if bytes < SAMPLE_BYTES && size <= SAMPLE_BYTES {
+                bytes += size;
+                slices.push(slice.slice(row, 1));
+            }
+        }
     }
-    let texts: Vec<&dyn Array> = slices.iter().map(AsRef::as_ref).collect();
-    if texts.is_empty() {
-        return Ok(None);
-    }
-    concat(&texts).map(Some).map_err(|e| elmo::Error::from(e).into())
+    Ok(slices)
 }
 
 /// Writes a small object and removes it; on a disk into the folder that is there already, so that nothing stays.

@@ -11,11 +11,13 @@ use arrow::{
     datatypes::{DataType, Float32Type, SchemaRef},
 };
 use futures::TryStreamExt;
+use object_store::ObjectStoreExt;
 use parquet::{
     arrow::{ParquetRecordBatchStreamBuilder, async_reader::ParquetRecordBatchStream},
     errors::ParquetError,
 };
 use serde::Serialize;
+use sha2::{Digest, Sha256};
 
 use crate::{
     error::{Error, Result},
@@ -90,7 +92,7 @@ pub async fn inspect(address: &str, stores: &Stores) -> Result<InspectReport> {
         files: output.files.len(),
         bytes: output.files.iter().map(|file| file.bytes).sum(),
         row_groups: output.files.iter().map(|file| file.row_groups).sum(),
-        manifest: output.check(),
+        manifest: output.check().await?,
         columns: output.columns,
         made_by: output.made_by,
         ..InspectReport::default()
@@ -235,16 +237,19 @@ impl Output {
         Ok(())
     }
 
-    /// Holds the manifest against the files; `None` when there is none.
-    pub(crate) fn check(&self) -> Option<ManifestCheck> {
-        let beside = self.beside.as_ref()?;
-        let mut problems: Vec<String> = self.files.iter().filter_map(|file| beside.problem_of(file)).collect();
+    /// Holds the manifest against the files, which are read for their hashes; `None` when there is none.
+    pub(crate) async fn check(&self) -> Result<Option<ManifestCheck>> {
+        let Some(beside) = self.beside.as_ref() else { return Ok(None) };
+        let mut problems = Vec::new();
+        for file in &self.files {
+            problems.extend(beside.problem_of(file).await?);
+        }
         if beside.whole {
             problems.extend(beside.missing(&self.files));
         }
         problems.extend(beside.wrong_total());
         problems.extend(beside.wrong_settings(&self.made_by));
-        Some(ManifestCheck { complete: beside.done.is_some() || !beside.whole, problems })
+        Ok(Some(ManifestCheck { complete: beside.done.is_some() || !beside.whole, problems }))
     }
 }
 
@@ -271,15 +276,18 @@ impl Beside {
         self.parts.iter().find(|part| part.file == file.name())
     }
 
-    fn problem_of(&self, file: &OutputFile) -> Option<String> {
+    async fn problem_of(&self, file: &OutputFile) -> Result<Option<String>> {
         let (name, rows) = (file.name(), file.rows);
-        match self.entry(file).map(|entry| entry.counts.rows_out) {
-            Some(entered) if entered == rows => None,
-            Some(entered) => Some(format!("{name} holds {rows} rows, by the manifest {entered}")),
+        let Some(entry) = self.entry(file) else {
             // What is written and not entered yet is no part: the job writes it again.
-            None if self.whole && self.done.is_none() => None,
-            None => Some(format!("{name} is not in the manifest")),
+            let is_open = self.whole && self.done.is_none();
+            return Ok((!is_open).then(|| format!("{name} is not in the manifest")));
+        };
+        if entry.counts.rows_out != rows {
+            return Ok(Some(format!("{name} holds {rows} rows, by the manifest {}", entry.counts.rows_out)));
         }
+        let is_same = entry.bytes == file.bytes && entry.sha256 == sha256(&file.location).await?;
+        Ok((!is_same).then(|| format!("{name} holds other bytes than were written")))
     }
 
     /// Parts that are in the manifest and nowhere else.
@@ -301,6 +309,17 @@ impl Beside {
         let settings: BTreeMap<String, String> = settings.map(|(key, value)| (key.clone(), value.clone())).collect();
         unlike(&settings, made_by).map(|difference| format!("the footers are not as the manifest says: {difference}"))
     }
+}
+
+/// SHA-256 of a file, hexadecimal.
+async fn sha256(location: &Location) -> Result<String> {
+    let failed = |e| StoreError::request("read", location, e);
+    let mut body = location.store.get(&location.path).await.map_err(failed)?.into_stream();
+    let mut hash = Sha256::new();
+    while let Some(bytes) = body.try_next().await.map_err(failed)? {
+        hash.update(&bytes);
+    }
+    Ok(format!("{:x}", hash.finalize()))
 }
 
 /// The totals of a job that has ended.

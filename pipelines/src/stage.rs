@@ -37,7 +37,7 @@ pub trait Stage: Send + Sync {
     /// are taken in the order of the calls.
     async fn submit(&self, texts: &ArrayRef) -> elmo::Result<Pending>;
 
-    /// What kind of device computes, and with which library: results of others differ by rounding.
+    /// What kind of device computes: results of others differ by rounding.
     fn device(&self) -> String {
         "cpu".to_owned()
     }

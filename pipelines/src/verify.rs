@@ -11,7 +11,7 @@ use std::{
 
 use arrow::{
     array::{Array, ArrayRef, AsArray, Float32Array, RecordBatch, StructArray, UInt64Array},
-    compute::{cast, concat, concat_batches, take},
+    compute::{cast, concat, take},
     datatypes::DataType,
 };
 use elmo::{
@@ -25,7 +25,7 @@ use crate::{
     error::{Error, Result},
     inspect::{Beside, ManifestCheck, Output, OutputFile, brief, broken, next_rows, rows_of, vectors_of_row},
     manifest::{InputRecord, Job},
-    source::{self, InputFile, Plan, Position, Request, Rows, STDIN},
+    source::{self, InputFile, Plan, Request, Rows, STDIN, Slice},
     stores::{Location, Stores},
 };
 
@@ -235,7 +235,7 @@ pub async fn verify(job: &Verify, elmo: &Elmo, stores: &Stores) -> Result<Verify
     let columns = embedder(&output.made_by, job, elmo)?;
     let rows: u64 = output.files.iter().map(|file| file.rows).sum();
     let picked = pick(rows, job.sample, job.seed);
-    let manifest = output.check();
+    let manifest = output.check().await?;
     let mut report = VerifyReport { rows, sampled: picked.len(), manifest, ..VerifyReport::default() };
     if picked.is_empty() {
         return Ok(report);
@@ -245,8 +245,7 @@ pub async fn verify(job: &Verify, elmo: &Elmo, stores: &Stores) -> Result<Verify
     for file in &output.files {
         let here = within(&picked, first, file.rows);
         if !here.is_empty() {
-            let sample = Sample::read(file, &here, first, &texts).await?;
-            compare(&columns, &sample, &mut report).await?;
+            compare_file(&columns, file, (first, &here), &texts, &mut report).await?;
         }
         first += file.rows;
     }
@@ -345,6 +344,35 @@ fn within(rows: &[u64], first: u64, count: u64) -> Vec<u64> {
     rows.iter().filter(|row| (first..first + count).contains(*row)).map(|row| row - first).collect()
 }
 
+/// Compares the picked rows `here` of a file whose first row is the output's row `first`: batch by batch, as the vectors
+/// of all of them may be more than memory holds.
+async fn compare_file(
+    columns: &ColumnEmbedder,
+    file: &OutputFile,
+    (first, here): (u64, &[u64]),
+    texts: &Texts<'_>,
+    report: &mut VerifyReport,
+) -> Result<()> {
+    let mut texts = texts.of_file(file)?;
+    let mut rows = rows_of(&file.location).await?;
+    let (last, mut read) = (here.last().copied().unwrap_or(0), 0_u64);
+    while read <= last {
+        let batch = next_rows(&mut rows, &file.location).await?;
+        let batch = batch.ok_or_else(|| broken(&file.location, &"fewer rows than its footer says"))?;
+        let count = batch.num_rows() as u64;
+        let places = within(here, read, count);
+        if !places.is_empty() {
+            let picked: Vec<u64> = places.iter().map(|place| read + place).collect();
+            let found = take_rows(&batch, places)?;
+            let texts = texts.of_rows(&found, &picked).await?;
+            let rows = picked.iter().map(|row| first + row).collect();
+            compare(columns, &Sample { rows, found, texts }, report).await?;
+        }
+        read += count;
+    }
+    Ok(())
+}
+
 /// Picked rows of one file, and their texts.
 struct Sample {
     /// Their numbers in the output.
@@ -354,13 +382,6 @@ struct Sample {
 }
 
 impl Sample {
-    /// Reads the rows `here` of a file whose first row is the output's row `first`.
-    async fn read(file: &OutputFile, here: &[u64], first: u64, texts: &Texts<'_>) -> Result<Self> {
-        let found = read_rows(&file.location, here).await?;
-        let texts = texts.of_rows(file, &found, here).await?;
-        Ok(Self { rows: here.iter().map(|row| first + row).collect(), found, texts })
-    }
-
     /// Whether a row was embedded, or rather not, from bytes that its kept text lost: what is no UTF-8 is kept as
     /// U+FFFD, and that is a text like any other.
     fn lost_bytes(&self, row: usize) -> bool {
@@ -381,24 +402,6 @@ fn string_at(column: &ArrayRef, row: usize) -> Option<&str> {
         DataType::Utf8View => Some(column.as_string_view().value(row)),
         _ => None,
     }
-}
-
-/// The given rows of one file, ascending.
-async fn read_rows(location: &Location, wanted: &[u64]) -> Result<RecordBatch> {
-    let mut rows = rows_of(location).await?;
-    let last = wanted.last().copied().unwrap_or(0);
-    let (mut first, mut parts) = (0_u64, Vec::new());
-    while first <= last
-        && let Some(batch) = next_rows(&mut rows, location).await?
-    {
-        let count = batch.num_rows() as u64;
-        parts.push(take_rows(&batch, within(wanted, first, count))?);
-        first += count;
-    }
-    let Some(schema) = parts.first().map(RecordBatch::schema).filter(|_| first > last) else {
-        return Err(broken(location, &"fewer rows than its footer says"));
-    };
-    Ok(concat_batches(&schema, &parts).map_err(elmo::Error::from)?)
 }
 
 fn take_rows(batch: &RecordBatch, rows: Vec<u64>) -> Result<RecordBatch> {
@@ -432,13 +435,10 @@ impl<'o> Texts<'o> {
         Ok(Self::Again { plan: Arc::new(plan), beside })
     }
 
-    /// The texts of the rows `rows` of a file, which are `found`.
-    async fn of_rows(&self, file: &OutputFile, found: &RecordBatch, rows: &[u64]) -> Result<ArrayRef> {
+    /// The texts of one file.
+    fn of_file(&self, file: &OutputFile) -> Result<FileTexts<'_>> {
         let (plan, beside) = match self {
-            Self::Kept(column) => {
-                let texts = found.column_by_name(column).map(Arc::clone);
-                return texts.ok_or_else(|| broken(&file.location, &format!("no column {column:?}")));
-            }
+            Self::Kept(column) => return Ok(FileTexts::Kept { location: file.location.clone(), column }),
             Self::Again { plan, beside } => (plan, beside),
         };
         let unknown = |why: &str| Error::Check(format!("{}: {why}, so its texts are not known", file.location));
@@ -450,7 +450,51 @@ impl<'o> Texts<'o> {
             let why = format!("holds {} rows, by the manifest {}", file.rows, part.counts.rows_out);
             return Err(unknown(&why));
         }
-        read_texts(Arc::clone(plan), part.start, rows).await
+        Ok(FileTexts::Again { rows: Box::new(Rows::new(Arc::clone(plan), part.start)), read: 0, slice: None })
+    }
+}
+
+/// The texts of one file of the output, in its order.
+enum FileTexts<'t> {
+    Kept {
+        location: Location,
+        column: &'t str,
+    },
+    Again {
+        rows: Box<Rows>,
+        /// Rows of the file before `slice`.
+        read: u64,
+        slice: Option<Slice>,
+    },
+}
+
+impl FileTexts<'_> {
+    /// The texts of `rows` of the file, which are `found`; each call asks for later rows than the one before.
+    async fn of_rows(&mut self, found: &RecordBatch, wanted: &[u64]) -> Result<ArrayRef> {
+        let (rows, read, slice) = match self {
+            Self::Kept { location, column } => {
+                let texts = found.column_by_name(column).map(Arc::clone);
+                return texts.ok_or_else(|| broken(location, &format!("no column {column:?}")));
+            }
+            Self::Again { rows, read, slice } => (rows, read, slice),
+        };
+        let mut parts = Vec::<ArrayRef>::new();
+        let last = wanted.last().copied().unwrap_or(0);
+        loop {
+            if let Some(slice) = slice.as_ref() {
+                let here = UInt64Array::from(within(wanted, *read, slice.len() as u64));
+                parts.push(take(&slice.text, &here, None).map_err(elmo::Error::from)?);
+            }
+            let end = *read + slice.as_ref().map_or(0, |slice| slice.len() as u64);
+            if last < end {
+                break;
+            }
+            let short = || Error::Check("the inputs of the job have fewer rows than the output: changed since".into());
+            *slice = Some(rows.next().await?.ok_or_else(short)?);
+            *read = end;
+        }
+        let parts: Vec<&dyn Array> = parts.iter().map(AsRef::as_ref).collect();
+        Ok(concat(&parts).map_err(elmo::Error::from)?)
     }
 }
 
@@ -483,26 +527,6 @@ fn unchanged(then: &[InputRecord], now: &[InputFile]) -> Result<()> {
             help: Some("put it back as it was, its time included, or embed again with --keep all".into()),
         }),
     }
-}
-
-/// The texts of rows that are counted from `start` on.
-async fn read_texts(plan: Arc<Plan>, start: Position, wanted: &[u64]) -> Result<ArrayRef> {
-    let mut rows = Rows::new(plan, start);
-    let last = wanted.last().copied().unwrap_or(0);
-    let (mut first, mut parts) = (0_u64, Vec::<ArrayRef>::new());
-    while first <= last
-        && let Some(slice) = rows.next().await?
-    {
-        let count = slice.len() as u64;
-        let here = UInt64Array::from(within(wanted, first, count));
-        parts.push(take(&slice.text, &here, None).map_err(elmo::Error::from)?);
-        first += count;
-    }
-    if first <= last {
-        return Err(Error::Check("the inputs of the job have fewer rows than the output: changed since".into()));
-    }
-    let parts: Vec<&dyn Array> = parts.iter().map(AsRef::as_ref).collect();
-    Ok(concat(&parts).map_err(elmo::Error::from)?)
 }
 
 /// How one row compares.

@@ -20,6 +20,7 @@ use parquet::{
     file::{metadata::KeyValue, properties::WriterProperties},
 };
 use serde_json::{Value, json};
+use sha2::{Digest, Sha256};
 
 use crate::place::{Ended, Place};
 
@@ -54,6 +55,17 @@ fn write(place: &Place, name: &str, rows: &RecordBatch, footer: Vec<KeyValue>) {
     let mut writer = ArrowWriter::try_new(file, rows.schema(), Some(properties)).unwrap();
     writer.write(rows).unwrap();
     writer.close().unwrap();
+    enter(place, name);
+}
+
+/// Enters the bytes that a part has now into the manifest, as whoever forges an output would.
+fn enter(place: &Place, name: &str) {
+    let entry = place.path(&name.replace("out/", "out/_elmo/").replace(".parquet", ".json"));
+    let bytes = fs::read(place.path(name)).unwrap();
+    let mut values: Value = serde_json::from_slice(&fs::read(&entry).unwrap()).unwrap();
+    values["bytes"] = json!(bytes.len());
+    values["sha256"] = json!(format!("{:x}", Sha256::digest(&bytes)));
+    fs::write(entry, values.to_string()).unwrap();
 }
 
 fn alter(place: &Place, name: &str, change: impl FnOnce(&RecordBatch) -> RecordBatch) {
@@ -76,6 +88,7 @@ fn altered(place: &Place, words: &str, change: impl FnOnce(&RecordBatch) -> Reco
     alter(place, &name, change);
     let ended = place.run(words);
     fs::write(place.path(&name), before).unwrap();
+    enter(place, &name);
     ended
 }
 
@@ -142,6 +155,36 @@ fn untouched_outputs_pass() {
         assert_eq!(rows, [json!(3), json!(3), json!(3)], "{words}: {report}");
         assert_eq!(report["manifest"], json!({"complete": true, "problems": []}), "{words}: {report}");
     }
+}
+
+/// The same rows written by another program, parts that changed places, a bit of a file.
+#[test]
+fn other_bytes_than_were_written() {
+    let place = place("--rows-per-file 1");
+    let (first, second) = (part("out", 0), part("out", 2));
+    let [a, b] = [&first, &second].map(|name| fs::read(place.path(name)).unwrap());
+    let mut flipped = a.clone();
+    flipped[a.len() / 3] ^= 1;
+    let check = |bytes: [&[u8]; 2], named: &str| {
+        for (name, bytes) in [&first, &second].into_iter().zip(bytes) {
+            fs::write(place.path(name), bytes).unwrap();
+        }
+        let ended = place.exits("inspect out --json", 1);
+        assert!(ended.err.contains(named), "{ended:?}");
+        let ended = place.exits(&verify("out --sample 1"), 1);
+        assert!(ended.err.contains(named), "{ended:?}");
+    };
+    check([&b, &a], "part-00000.parquet holds other bytes than were written, part-00002.parquet");
+    let (rows, footer) = read(&place, &second);
+    let entry = fs::read(place.path("out/_elmo/part-00002.json")).unwrap();
+    write(&place, &second, &rows, footer);
+    fs::write(place.path("out/_elmo/part-00002.json"), entry).unwrap();
+    let again = fs::read(place.path(&second)).unwrap();
+    check([&a, &again], "part-00002.parquet holds other bytes");
+    for (name, bytes) in [(&first, &flipped), (&second, &b)] {
+        fs::write(place.path(name), bytes).unwrap();
+    }
+    assert!(matches!(place.run(&verify("out")).code, Some(1 | 3)), "a bit of the file is another");
 }
 
 #[test]

@@ -136,7 +136,7 @@ pub(super) struct VectorArgs {
     #[arg(long)]
     boundaries: bool,
 
-    /// Scale vectors to length 1 (l2)
+    /// Scale vectors to length 1 (l2); with --layers all, the part of each layer
     #[arg(long, value_name = "NORM", default_value = "off", value_parser = words::<Normalize>(Normalize::WORDS))]
     normalize: Normalize,
 
@@ -220,6 +220,9 @@ pub(super) fn layers_of(text: &str) -> Result<Layers> {
         return text.parse().map_err(|e: SpecError| Error::Elmo(e.into()));
     }
     let help = "give the file of a scalar mix; README.md, \"Your own weights\", shows one";
+    if std::fs::metadata(text).is_ok_and(|found| !found.is_file()) {
+        return Err(Error::usage(format!("--layers {text}: not a file"), help));
+    }
     let bytes = std::fs::read(text).map_err(|e| Error::usage(format!("--layers {text}: {e}"), help))?;
     ScalarMix::from_json(&bytes, text).map(Layers::Mix).map_err(|e| Error::Elmo(e.into()))
 }
