@@ -421,6 +421,13 @@ fn a_signal_finishes_the_window_and_the_command_that_is_printed_goes_on() {
 /// A read that waits for a line cannot be called off, and the process must end without it.
 #[test]
 fn a_signal_ends_a_job_that_waits_for_standard_input() {
+    // In the middle of a part, and at the end of one.
+    for sent in [5, 4] {
+        interrupt_standard_input(sent);
+    }
+}
+
+fn interrupt_standard_input(sent: usize) {
     let place = Place::new();
     let mut child = place
         .command("embed --model tiny --input - --output out --rows-per-file 2 --window-rows 1")
@@ -430,7 +437,7 @@ fn a_signal_ends_a_job_that_waits_for_standard_input() {
         .spawn()
         .unwrap();
     let mut input = child.stdin.take().unwrap();
-    std::io::Write::write_all(&mut input, lines(5).as_bytes()).unwrap();
+    std::io::Write::write_all(&mut input, lines(sent).as_bytes()).unwrap();
     wait_for(&place.path("out/_elmo/job.json"));
     // So that it has read what there is, and asks for more.
     thread::sleep(Duration::from_millis(300));
@@ -450,10 +457,10 @@ fn a_signal_ends_a_job_that_waits_for_standard_input() {
     assert_eq!(status.code(), Some(130), "{err}");
     assert!(err.contains("standard input is gone") && !err.contains("to go on"), "{err}");
     // The lines will not come again: what was read of them is in the output, the part that they began as well.
-    assert!(err.contains("interrupted after 5 rows"), "{err}");
+    assert!(err.contains(&format!("interrupted after {sent} rows")), "{err}");
     let rows = place.rows("out");
     let texts: Vec<_> = rows.iter().flat_map(|rows| rows["text"].as_string::<i32>().iter().flatten()).collect();
-    assert_eq!(texts.join("\n") + "\n", lines(5));
+    assert_eq!(texts.join("\n") + "\n", lines(sent));
     assert!(!place.path("out/_elmo/done.json").exists());
     let (_, err) = place.exits("embed --model tiny --input - --output out --rows-per-file 2", 2);
     assert!(err.contains("cannot be read again"), "{err}");

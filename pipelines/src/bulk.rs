@@ -6,7 +6,7 @@
 //!
 //! A *part* holds a fixed number of input rows, so its bytes are a function of the input and the settings and of
 //! nothing else: not of memory flags, not of batches, not of how often the job was killed. A *window* is the rows that
-//! the engine is given at once; two are under way, so that the next one is read and tokenised while devices work.
+//! the engine is given at once; some are under way, so that the next one is read and tokenised while devices work.
 
 mod open;
 mod windows;
@@ -66,7 +66,7 @@ mod crash {
 }
 
 /// Windows under way.
-const WINDOWS: usize = 2;
+const WINDOWS: usize = 4;
 /// Bytes that the vectors of a part come to by default.
 const PART_BYTES: u64 = 128 << 20;
 /// Tokens that a row is taken to have when nothing is known about it.
@@ -437,7 +437,7 @@ impl Run<'_> {
             open.take_up(partial).await?;
         }
         let filled = match self.fill(cutter, &mut open, stop).await {
-            Ok(true) => self.publishable(cutter, manifest, start).await,
+            Ok(true) => self.publishable(cutter, manifest, start, stop).await,
             Ok(false) => return Err(self.pause(open, manifest, number).await),
             Err(error) => Err(error),
         };
@@ -463,9 +463,24 @@ impl Run<'_> {
     }
 
     /// Where a part that begins at `start` and is complete now ends, and whether it is the last: if it may take its place.
-    async fn publishable(&self, cutter: &mut Cutter, manifest: &Manifest, start: Position) -> Result<(Position, bool)> {
+    async fn publishable(
+        &self,
+        cutter: &mut Cutter,
+        manifest: &Manifest,
+        start: Position,
+        stop: &Shared<impl Future<Output = ()>>,
+    ) -> Result<(Position, bool)> {
+        let waits_for_lines = !self.comes_again() && !cutter.is_closed();
         // What is wrong with the next row is the next part's affair, which meets it again; this one is complete.
-        let last = self.is_at_end(cutter).await? && !cutter.is_closed();
+        let last = tokio::select! {
+            biased;
+            () = stop.clone(), if waits_for_lines => None,
+            last = self.is_at_end(cutter) => Some(last?),
+        };
+        if last.is_none() {
+            cutter.close();
+        }
+        let last = last.unwrap_or(false) && !cutter.is_closed();
         let end = cutter.position();
         self.still_ours(manifest, start, end).await?;
         Ok((end, last))

@@ -15,9 +15,9 @@ const WINDOW_VECTOR_BYTES: usize = 128 << 20;
 const WINDOW_TEXT_BYTES: u64 = 8 << 20;
 /// Bytes of text that are worth a window of their own.
 const LEAST_TEXT_BYTES: u64 = 4096;
-/// Batches of every device that a window holds. More would only mean that more is computed again after a kill: the
-/// engine packs batches well from any few thousand sentences.
-const WINDOW_BATCHES: usize = 4;
+/// Batches of every device that a window holds: what devices pack together. More would only mean that a job that is asked
+/// to stop waits longer for the rows that it has begun.
+const WINDOW_BATCHES: usize = 2;
 /// Bytes of English text per token, with the space.
 const BYTES_PER_TOKEN: usize = 5;
 

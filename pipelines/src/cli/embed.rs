@@ -234,7 +234,7 @@ fn is_mix_file(text: &str) -> bool {
 
 /// How long the first Ctrl-C waits for devices: so long that the largest published model finishes on a few cores what it
 /// has begun. A second one does not wait.
-const GRACE: Duration = Duration::from_secs(60);
+const GRACE: Duration = Duration::from_secs(90);
 
 pub(super) fn run(args: &EmbedArgs, common: &CommonArgs) -> Result<Exit> {
     let spec = args.vectors.spec()?;
