@@ -42,21 +42,21 @@ pub(crate) fn check_engine<E: Engine>(new: impl Fn(&ModelOptions, &Weights) -> E
     }
 }
 
-/// The engine against the reference in the shape of a case, on sentences and from starts that no file has.
+/// The engine against the reference in the shape of a case, on sentences and from states that no file has.
 pub(crate) fn check_engine_on<E: Engine>(
     new: impl Fn(&ModelOptions, &Weights) -> E,
     shape: &str,
     batches: &[Vec<Vec<String>>],
-    starts: &[(&str, fn(&ModelOptions) -> StartState)],
+    states: &[&str],
 ) {
-    let case = files::cases().into_iter().find(|case| case.name == shape).unwrap();
+    let mut case = files::cases().into_iter().find(|case| case.name == shape).unwrap();
     let weights = case.weights();
-    let (engine, reference) = (new(&case.options, &weights), Reference::new(&case.options, &weights));
-    for (name, start) in starts {
-        let start = start(&case.options);
-        let found = widened(engine.run(batches, &start, false));
-        let distance = worst(&found, &reference.run(batches, &start, false));
-        assert!(distance <= case.tolerance, "{shape} {name}: {distance:e}, {:e} allowed", case.tolerance);
+    let engine = new(&case.options, &weights);
+    for state in states {
+        case.state = (*state).to_owned();
+        let found = widened(engine.run(batches, &case.start(), false));
+        let reference = Reference::new(&case.options, &weights).run(batches, &case.start(), false);
+        assert_near(&case, &format!("reference, state {state}"), worst(&found, &reference), case.tolerance);
     }
 }
 
