@@ -363,6 +363,10 @@ fn corpus() -> Vec<Option<Vec<u8>>> {
         rows.extend([(*unit).to_owned(), unit.repeat(20)]);
         rows.extend([format!("a{unit}b"), format!("{unit}a."), format!("It is{unit} {unit}so.{unit} No{unit}")]);
     }
+    // Each beside others, near and far in the list.
+    for (i, unit) in UNITS.iter().enumerate() {
+        rows.extend([1, 7, 31].map(|far| format!("{unit}{}x{unit}", UNITS[(i + far) % UNITS.len()])));
+    }
     rows.extend(controls().map(|c| format!("a{c}b {c} c.{c}{c}")));
     rows.extend(UNSEEN.iter().map(|c| format!("wo{c}rd {c}a.{c}{c} The{c} end{c}")));
     let texts = rows.into_iter().map(|text| Some(text.into_bytes()));
@@ -458,6 +462,8 @@ fn check_row(row: Option<&[u8]>, answer: &Answer, spec: &EmbedSpec, width: usize
 fn check_corpus(tokenizer: TokenizerKind) {
     let engines = engines();
     let rows = corpus();
+    let distinct = rows.iter().collect::<BTreeSet<_>>().len();
+    assert!(distinct >= 1000, "{distinct} distinct rows");
     for level in [Level::Sentence, Level::Token] {
         for sentences in [SentenceMode::Split, SentenceMode::Off] {
             let on_error = OnError::Null;

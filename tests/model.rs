@@ -20,7 +20,7 @@ use elmo::{
     options::ModelOptions,
     weights::Weights,
 };
-use golden::{Engine, check_engine};
+use golden::{Engine, check_engine, check_engine_on};
 use reference::{LstmState, StartState};
 
 /// The clone that is tested. Asked for at run time: a target folder may serve several clones, and then a test binary
@@ -130,5 +130,18 @@ fn golden_with_several_sentences_in_a_row() {
     for in_row in [2, 3] {
         check_engine(|options, weights| Model { in_row, ..Model::fused(options, weights) });
         check_engine(|options, weights| Model { in_row, ..Model::in_torch(options, weights) });
+    }
+}
+
+/// The files have these shapes from zeros only. Rows come and go between the batches; words are few, as the judge has time
+/// to read each.
+#[test]
+fn large_shapes_from_a_given_and_from_a_carried_state() {
+    let batch = |rows: &[&str]| -> Vec<Vec<String>> {
+        rows.iter().map(|row| row.split_whitespace().map(str::to_owned).collect()).collect()
+    };
+    let batches = [batch(&["It rained", "So"]), batch(&["It"]), batch(&["", "rained It"])];
+    for shape in ["medium", "original"] {
+        check_engine_on(Model::fused, shape, &batches, &["given", "carry"]);
     }
 }

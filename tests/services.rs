@@ -90,7 +90,10 @@ fn uuid() -> String {
 /// pyarrow is the reader that refuses a file whose tensor type has no dimension names. Where the items are not nullable,
 /// as ours, it knows no tensor (its own have nullable items) and shows the fixed-size list that lies below.
 fn read_by_pyarrow(folder: &Path) {
-    let Some(python) = env::var_os("ELMO_TEST_PYTHON") else { return };
+    let Some(python) = env::var_os("ELMO_TEST_PYTHON") else {
+        eprintln!("skipped: not read by pyarrow, as ELMO_TEST_PYTHON is not set; scripts/services sets it");
+        return;
+    };
     let script = "
 import sys, pyarrow as pa, pyarrow.parquet as pq
 table = pq.read_table(sys.argv[1] + '/part-00000.parquet')

@@ -111,18 +111,6 @@ impl ConfigError {
             _ => None,
         }
     }
-
-    /// Names the section in which an unknown common key would be legal.
-    fn with_section(self, key: &str, legal: &LegalKeys) -> Self {
-        let key = key.replace('_', "-");
-        let section = legal.sections.iter().find(|(_, keys)| keys.contains(&key));
-        match (self, section) {
-            (Self::UnknownKey { path, key: shown, .. }, Some((section, _))) => {
-                Self::UnknownKey { path, key: shown, nearest: Some(format!("{section}.{key}")) }
-            }
-            (error, _) => error,
-        }
-    }
 }
 
 fn did_you_mean(nearest: &Option<String>) -> String {
@@ -170,7 +158,7 @@ impl ConfigFile {
             match value {
                 Value::Table(section) if !legal.common.contains(name) => file.add_section(name, section, &legal)?,
                 value => {
-                    let key = file.legal_key(name, "", &legal.common).map_err(|e| e.with_section(name, &legal))?;
+                    let key = file.legal_key(name, "", &legal)?;
                     let values = file.values(name, &key, value, &legal)?;
                     file.common.insert(key, values);
                 }
@@ -192,17 +180,17 @@ impl ConfigFile {
     }
 
     fn add_section(&mut self, name: &str, table: &Table, legal: &LegalKeys) -> Result<(), ConfigError> {
-        let Some(keys) = legal.sections.get(name) else {
+        if !legal.sections.contains_key(name) {
             return Err(ConfigError::UnknownSection {
                 path: self.path.clone(),
                 section: name.to_owned(),
-                nearest: nearest(name, legal.sections.keys()),
+                nearest: nearest(name, legal.sections.keys()).cloned(),
             });
-        };
+        }
         self.refuse_two_spellings(name, table)?;
         let mut section = BTreeMap::new();
         for (key, value) in table {
-            let option = self.legal_key(key, name, keys)?;
+            let option = self.legal_key(key, name, legal)?;
             let values = self.values(&shown(name, key), &option, value, legal)?;
             section.insert(option, values);
         }
@@ -211,13 +199,14 @@ impl ConfigFile {
     }
 
     /// The key as the option spells it; `batch_tokens` is accepted for `batch-tokens`.
-    fn legal_key(&self, key: &str, section: &str, legal: &BTreeSet<String>) -> Result<String, ConfigError> {
+    fn legal_key(&self, key: &str, section: &str, legal: &LegalKeys) -> Result<String, ConfigError> {
         let kebab = key.replace('_', "-");
-        if legal.contains(&kebab) {
+        if legal.of_section(section).is_some_and(|keys| keys.contains(&kebab)) {
             return Ok(kebab);
         }
-        let path = self.path.clone();
-        Err(ConfigError::UnknownKey { path, key: shown(section, key), nearest: nearest(&kebab, legal.iter()) })
+        let places = legal.seen_from(section);
+        let nearest = nearest(&kebab, places.keys()).map(|key| places[key].clone());
+        Err(ConfigError::UnknownKey { path: self.path.clone(), key: shown(section, key), nearest })
     }
 
     /// The words of `value` for the option `--option`, as clap takes them; `key` is what stands in the file.
@@ -295,6 +284,26 @@ impl LegalKeys {
             common.extend(keys.iter().filter(|key| others.contains(key)).cloned());
         }
         Self { common, sections, several }
+    }
+
+    /// The keys of a section, or those at the top.
+    fn of_section(&self, section: &str) -> Option<&BTreeSet<String>> {
+        if section.is_empty() { Some(&self.common) } else { self.sections.get(section) }
+    }
+
+    /// Every key, and how it is to be written for somebody who looked for it in `section`: one of this section by
+    /// itself, one of another with its section.
+    fn seen_from(&self, section: &str) -> BTreeMap<String, String> {
+        let mut places = BTreeMap::new();
+        for key in self.of_section(section).into_iter().flatten() {
+            places.insert(key.clone(), key.clone());
+        }
+        for (other, keys) in &self.sections {
+            for key in keys {
+                places.entry(key.clone()).or_insert_with(|| shown(other, key));
+            }
+        }
+        places
     }
 }
 
@@ -387,14 +396,14 @@ pub fn check_environment<'a>(names: impl Iterator<Item = &'a OsStr>, root: &Comm
             continue;
         }
         if let Some(nearest) = nearest(name, legal.iter()) {
-            return Err(ConfigError::UnknownVariable { name: name.to_owned(), nearest });
+            return Err(ConfigError::UnknownVariable { name: name.to_owned(), nearest: nearest.clone() });
         }
     }
     Ok(())
 }
 
 /// The legal name that `name` most probably was meant to be.
-fn nearest<'a>(name: &str, legal: impl Iterator<Item = &'a String>) -> Option<String> {
+fn nearest<'a>(name: &str, legal: impl Iterator<Item = &'a String>) -> Option<&'a String> {
     /// Below this two names have nothing to do with each other; `modle`/`model` has 0.8, `colum`/`column` 0.83.
     const SIMILAR: f64 = 0.6;
     // The common beginning would make every variable resemble every other.
@@ -403,7 +412,7 @@ fn nearest<'a>(name: &str, legal: impl Iterator<Item = &'a String>) -> Option<St
         .map(|other| (strsim::normalized_damerau_levenshtein(&bare(name), &bare(other)), other))
         .filter(|(similarity, _)| *similarity >= SIMILAR)
         .max_by(|a, b| a.0.total_cmp(&b.0))
-        .map(|(_, other)| other.clone())
+        .map(|(_, other)| other)
 }
 
 #[cfg(test)]
@@ -489,6 +498,9 @@ mod tests {
         assert_eq!(message("[embed]\nkep = 1"), "elmo.toml: unknown key embed.kep; did you mean keep?");
         assert_eq!(message("[embd]\nkeep = 1"), "elmo.toml: unknown section [embd]; did you mean embed?");
         assert_eq!(message("keep = 'a'"), "elmo.toml: unknown key keep; did you mean embed.keep?");
+        assert_eq!(message("keeep = 'a'"), "elmo.toml: unknown key keeep; did you mean embed.keep?");
+        assert_eq!(message("[bench]\nkep = 'a'"), "elmo.toml: unknown key bench.kep; did you mean embed.keep?");
+        assert_eq!(message("[bench]\ntreads = 1"), "elmo.toml: unknown key bench.treads; did you mean threads?");
         assert_eq!(message("zzzzz = 1"), "elmo.toml: unknown key zzzzz");
     }
 

@@ -1,11 +1,17 @@
 //! `elmo demo`: the main job end to end on reviews that are built in, and what one can do with its output.
 
-use std::{fmt, fs, path::PathBuf, time::Duration};
+use std::{
+    fmt, fs,
+    io::{ErrorKind, Write},
+    path::{Path, PathBuf},
+    time::Duration,
+};
 
 use arrow::array::{Array, AsArray};
 use elmo::{ColumnEmbedder, Elmo, EmbedSpec};
 use futures::StreamExt;
 use serde::{Deserialize, Serialize};
+use tempfile::TempDir;
 
 use crate::{
     bulk::{self, BulkJob, BulkReport},
@@ -20,6 +26,8 @@ use crate::{
 
 /// Two hundred short reviews, written for this project; also in `examples/data`.
 const REVIEWS: &str = include_str!("../../examples/data/reviews.jsonl");
+/// The demo's own folder, in the one that the user names: what else lies there is none of its business.
+const FOLDER: &str = "elmo-demo";
 /// Neighbours that are shown.
 const NEIGHBOURS: usize = 5;
 
@@ -36,7 +44,7 @@ pub fn texts() -> Vec<String> {
 /// What to show.
 #[derive(Debug)]
 pub struct Demo {
-    /// Folder for input and output; a temporary one when there is none.
+    /// Folder in which that of the demo is made; a temporary one when there is none.
     pub output: Option<PathBuf>,
     /// Row whose neighbours are shown.
     pub row: usize,
@@ -69,8 +77,9 @@ pub struct Neighbour {
 /// Writes the reviews to a file, embeds it, and looks for neighbours in what came out.
 ///
 /// # Errors
-/// [`Error::Failed`] or [`Error::Io`] when the folder or the input cannot be written, [`Error::Usage`] when there is no
-/// such row, [`Error::Input`] when the output cannot be read back, and as [`bulk::run`].
+/// [`Error::Failed`] or [`Error::Io`] when the folder or the input cannot be written, [`Error::Usage`] when another file
+/// has the place of the input, or when there is no such row, [`Error::Input`] when the output cannot be read back, and as
+/// [`bulk::run`].
 pub async fn run(
     demo: &Demo,
     elmo: Elmo,
@@ -82,13 +91,9 @@ pub async fn run(
         Some(_) => None,
         None => Some(tempfile::tempdir().map_err(|e| Error::Failed(format!("no temporary folder: {e}")))?),
     };
-    let folder = match (&demo.output, &temporary) {
-        (Some(folder), _) => folder.clone(),
-        (None, Some(temporary)) => temporary.path().to_path_buf(),
-        (None, None) => PathBuf::new(),
-    };
-    let input = folder.join("reviews.jsonl");
-    fs::create_dir_all(&folder).and_then(|()| fs::write(&input, REVIEWS)).map_err(|e| Error::io(&input, e))?;
+    let parent = demo.output.as_deref().or(temporary.as_ref().map(TempDir::path)).unwrap_or(Path::new(""));
+    let folder = parent.join(FOLDER);
+    let input = write_reviews(&folder)?;
     let output = folder.join("vectors").display().to_string();
     let columns = ColumnEmbedder::new(&elmo, EmbedSpec::default())?;
     let width = columns.width();
@@ -109,7 +114,26 @@ pub async fn run(
     };
     let report = bulk::run(&job, stage.as_ref(), &stores, shutdown, progress).await?;
     let (text, nearest) = neighbours(&output, demo.row, &stores).await?;
-    Ok(DemoReport { job: report, text, nearest, untrained: elmo.is_untrained(), kept_in: demo.output.clone() })
+    let kept_in = demo.output.is_some().then_some(folder);
+    Ok(DemoReport { job: report, text, nearest, untrained: elmo.is_untrained(), kept_in })
+}
+
+/// The input. Created only: a file of that name is the one of an earlier demo, or somebody else's.
+fn write_reviews(folder: &Path) -> Result<PathBuf> {
+    let path = folder.join("reviews.jsonl");
+    let failed = |error| Error::io(&path, error);
+    fs::create_dir_all(folder).map_err(failed)?;
+    match fs::File::create_new(&path) {
+        Ok(mut file) => file.write_all(REVIEWS.as_bytes()).map_err(failed)?,
+        Err(error) if error.kind() == ErrorKind::AlreadyExists => {
+            if fs::read(&path).map_err(failed)? != REVIEWS.as_bytes() {
+                let message = format!("{} exists already and is not the demo's", path.display());
+                return Err(Error::usage(message, "give another --output, or move the file"));
+            }
+        }
+        Err(error) => return Err(failed(error)),
+    }
+    Ok(path)
 }
 
 /// Reads texts and vectors back from the Parquet files and ranks rows by cosine.

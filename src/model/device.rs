@@ -183,10 +183,28 @@ fn libtorch_folder() -> Option<PathBuf> {
     PathBuf::from(&line[start..]).parent().map(PathBuf::from)
 }
 
-/// Version of the libtorch that this crate was built for, and where it was loaded from.
+/// The libtorch that `tch` is made for.
+const BUILT_FOR: &str = "2.11.0";
+
+/// Version of the libtorch that this process runs on, and where it was loaded from.
 pub fn libtorch_version() -> String {
     let folder = libtorch_folder().map_or_else(|| "unknown folder".to_owned(), |dir| dir.display().to_string());
-    format!("2.11.0 ({folder})")
+    let version = loaded_version().unwrap_or_else(|| format!("unknown version, built for {BUILT_FOR}"));
+    format!("{version} ({folder})")
+}
+
+/// What the library says of itself: three bytes of a number, `torch/headeronly/version.h`. `None` when it has no such
+/// function.
+fn loaded_version() -> Option<String> {
+    // SAFETY: a NUL-terminated name, looked up in the libraries that are loaded anyway.
+    let function = unsafe { libc::dlsym(libc::RTLD_DEFAULT, c"aoti_torch_abi_version".as_ptr()) };
+    if function.is_null() {
+        return None;
+    }
+    // SAFETY: libtorch's C interface declares it as `uint64_t aoti_torch_abi_version()`.
+    let function: extern "C" fn() -> u64 = unsafe { std::mem::transmute(function) };
+    let [major, minor, patch, ..] = function().to_be_bytes();
+    Some(format!("{major}.{minor}.{patch}"))
 }
 
 /// One libtorch thread per caller, once per process.
@@ -202,6 +220,18 @@ pub fn set_up_cpu() {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// Expected: what the wheel's own file says that lies beside the folder of the library, where there is one.
+    #[test]
+    fn the_library_says_which_it_is() {
+        let version = loaded_version().unwrap();
+        assert_eq!(libtorch_version().split(' ').next(), Some(version.as_str()));
+        let file = libtorch_folder().unwrap().with_file_name("build-version");
+        match std::fs::read_to_string(&file) {
+            Ok(text) => assert_eq!(text.trim().split('+').next(), Some(version.as_str())),
+            Err(error) => assert_eq!(version, BUILT_FOR, "{}: {error}", file.display()),
+        }
+    }
 
     #[test]
     fn device_words() {

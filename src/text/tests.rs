@@ -56,12 +56,16 @@ fn moses(text: &str) -> Vec<String> {
 #[test]
 fn gold() {
     let lines = include_str!("../../tests/fixtures/moses_gold.jsonl");
-    for line in lines.lines() {
+    assert!(lines.lines().count() >= 600);
+    let differences = lines.lines().filter_map(|line| {
         let row: Value = serde_json::from_str(line).unwrap();
         let expected: Vec<&str> = row["tokens"].as_array().unwrap().iter().map(|t| t.as_str().unwrap()).collect();
         let text = row["text"].as_str().unwrap();
-        assert_eq!(moses(text), expected, "{text:?}");
-    }
+        let found = moses(text);
+        (found != expected).then(|| format!("{text:?}:\n  the judge {expected:?}\n  we        {found:?}"))
+    });
+    let differences: Vec<String> = differences.collect();
+    assert!(differences.is_empty(), "{}", differences.join("\n"));
 }
 
 /// Where the judge is not followed; the reasons stand in `docs/tokenizer.md`.
@@ -69,6 +73,7 @@ fn gold() {
 fn known_differences() {
     // It hides two full stops as this word, and puts them back wherever it finds it.
     assert_eq!(moses("DOTDOTMULTI"), ["DOTDOTMULTI"]);
+    assert_eq!(moses("DOTMULTI DOTDOT 5DOTMULTI"), ["DOTMULTI", "DOTDOT", "5DOTMULTI"]); // [".", "DOTDOT", "5."]
     // Letters that are younger than its tables: it sets each apart.
     assert_eq!(moses("ꭰꭱ"), ["ꭰꭱ"]);
     // The dotted circle is a lower case letter to it.

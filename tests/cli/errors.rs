@@ -1,6 +1,6 @@
 //! Every error says what, where, why and what to do next, and ends with the exit code of its kind.
 
-use crate::place::{Place, snapshot};
+use crate::place::{Place, snapshot, steady};
 
 /// Words, and what stands around them in the folder.
 fn shown(cases: &[&str]) -> String {
@@ -85,4 +85,38 @@ fn model() {
             "model info --offline s3://bucket/elmo",
         ]),
     );
+}
+
+#[test]
+fn storage() {
+    snapshot(
+        "errors-storage",
+        &shown(&[
+            "embed -q --model tiny --input plain.txt --output plain.txt/o",
+            "model convert tiny plain.txt/o --to hdf5",
+            "demo -q --output plain.txt/o",
+        ]),
+    );
+}
+
+#[test]
+fn rejected() {
+    let shown = shown(&[
+        "embed -q --model tiny --input latin1.txt plain.txt --output kept --on-error null",
+        "embed -q --model tiny --input latin1.txt plain.txt --output left --on-error skip",
+    ]);
+    snapshot("errors-rejected", &steady(&shown));
+}
+
+#[test]
+fn interrupted() {
+    let place = Place::new();
+    let words = "embed -q --model tiny --input a.txt --output out --rows-per-file 200 --window-rows 100 --threads 1";
+    let ended = place.interrupted(words);
+    assert_eq!(ended.code, Some(130), "{ended:?}");
+    let (_, after) = ended.err.split_once("interrupted after ").unwrap();
+    let (rows, _) = after.split_once(' ').unwrap();
+    assert!((1..6000).contains(&rows.parse().unwrap()), "{ended:?}");
+    let shown = ended.shown(words).replace(env!("CARGO_BIN_EXE_elmo"), "elmo");
+    snapshot("errors-interrupted", &shown.replace(&format!("after {rows} rows"), "after [ROWS] rows"));
 }

@@ -4,6 +4,8 @@ use std::{
     fs,
     path::{Path, PathBuf},
     process::{Command, Output, Stdio},
+    thread,
+    time::Duration,
 };
 
 pub(crate) struct Place {
@@ -72,6 +74,23 @@ impl Place {
         command
     }
 
+    /// Interrupts a job on `a.txt`, which is made to be long, as soon as something is durable in `out`.
+    pub(crate) fn interrupted(&self, words: &str) -> Ended {
+        self.write("a.txt", "It rained all day, and we stayed in and read what there was.\n".repeat(6000));
+        let mut command = self.elmo();
+        command.args(words.split_whitespace()).stdout(Stdio::piped()).stderr(Stdio::piped());
+        let child = command.spawn().unwrap();
+        let first = self.path("out/_elmo/part-00000.json");
+        for _ in 0..1200 {
+            if first.exists() {
+                break;
+            }
+            thread::sleep(Duration::from_millis(50));
+        }
+        Command::new("kill").args(["-INT", &child.id().to_string()]).status().unwrap();
+        ended(child.wait_with_output().unwrap())
+    }
+
     /// Runs words that need no quoting.
     pub(crate) fn run(&self, words: &str) -> Ended {
         self.run_with(words, &[])
@@ -112,4 +131,17 @@ pub(crate) fn snapshot(name: &str, text: &str) {
     // clap pads empty lines of a page with blanks.
     let lines: Vec<&str> = text.lines().map(str::trim_end).collect();
     settings.bind(|| insta::assert_snapshot!(name, lines.join("\n")));
+}
+
+/// Sizes and speeds of text reports.
+pub(crate) fn steady(text: &str) -> String {
+    let mut lines = Vec::new();
+    for line in text.lines() {
+        let volatile = ["seconds", "tokens/s", "files", "Parquet", "time", "size", "speed"];
+        match volatile.iter().find(|name| line.starts_with(*name)) {
+            Some(name) => lines.push(format!("{name}  [MEASURED]")),
+            None => lines.push(line.to_owned()),
+        }
+    }
+    lines.join("\n")
 }

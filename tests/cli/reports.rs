@@ -1,6 +1,8 @@
 //! Reports on stdout: for people, and as JSON.
 
-use crate::place::{Place, snapshot};
+use serde_json::Value;
+
+use crate::place::{Place, snapshot, steady};
 
 fn place() -> Place {
     let place = Place::new();
@@ -24,19 +26,6 @@ fn embed() {
     }
 }
 
-/// Sizes and speeds of text reports.
-fn steady(text: &str) -> String {
-    let mut lines = Vec::new();
-    for line in text.lines() {
-        let volatile = ["seconds", "tokens/s", "files", "Parquet", "time", "size", "speed"];
-        match volatile.iter().find(|name| line.starts_with(*name)) {
-            Some(name) => lines.push(format!("{name}  [MEASURED]")),
-            None => lines.push(line.to_owned()),
-        }
-    }
-    lines.join("\n")
-}
-
 #[test]
 fn models() {
     let place = place();
@@ -56,6 +45,45 @@ fn inspect_and_verify() {
     let verified = place.exits("verify out --model tiny --json", 0).json();
     assert_eq!((&verified["rows"], &verified["mismatched_rows"]), (&3.into(), &0.into()), "{verified}");
     assert!(place.exits("inspect out", 0).out.contains("rows"));
+    // Sizes and numbers are this machine's, names and counts everyone's.
+    snapshot("report-inspect-json", &shape(&inspected));
+    snapshot("report-verify-json", &shape(&verified));
+}
+
+/// A report with the kind of a value where it differs between machines: fractions, sizes, texts. Counts stay.
+fn shape(report: &Value) -> String {
+    fn of(value: &Value) -> Value {
+        match value {
+            Value::Object(fields) => fields.iter().map(|(name, value)| (name.clone(), of(value))).collect(),
+            Value::Array(items) => items.iter().map(of).collect(),
+            Value::Number(number) if number.is_f64() => "[NUMBER]".into(),
+            Value::Number(number) if number.as_u64().is_some_and(|n| n > 9999) => "[LARGE]".into(),
+            Value::String(_) => "[TEXT]".into(),
+            other => other.clone(),
+        }
+    }
+    serde_json::to_string_pretty(&of(report)).unwrap()
+}
+
+/// The names of a report and the kinds of their values, sorted; of a list its first item.
+fn names(report: &Value) -> String {
+    fn collect(at: &str, value: &Value, names: &mut Vec<String>) {
+        match value {
+            Value::Object(fields) => {
+                fields.iter().for_each(|(name, value)| collect(&format!("{at}.{name}"), value, names))
+            }
+            Value::Array(items) if items.is_empty() => names.push(format!("{at}[]")),
+            Value::Array(items) => collect(&format!("{at}[]"), &items[0], names),
+            Value::Null => names.push(format!("{at}: null")),
+            Value::Bool(_) => names.push(format!("{at}: true or false")),
+            Value::Number(_) => names.push(format!("{at}: number")),
+            Value::String(_) => names.push(format!("{at}: string")),
+        }
+    }
+    let mut all = Vec::new();
+    collect("", report, &mut all);
+    all.sort();
+    all.join("\n")
 }
 
 #[test]
@@ -65,7 +93,9 @@ fn demo_and_doctor() {
     assert_eq!(demo["job"]["rows_out"], 200);
     assert_eq!(demo["nearest"].as_array().unwrap().len(), 5);
     assert_eq!(demo["untrained"], true);
+    snapshot("report-demo-json", &names(&demo));
     let doctor = place.exits("doctor --json", 0).json();
+    snapshot("report-doctor-json", &names(&doctor));
     assert_eq!(doctor["self_test"]["passed"], true, "{doctor}");
     let text = doctor.to_string();
     assert!(!text.contains(place.path("home").to_str().unwrap()), "the home folder is nobody's business: {text}");
@@ -78,6 +108,28 @@ fn bench() {
     for key in ["tokens_per_second", "padding", "cache_hits", "ceiling_gflops", "share_of_ceiling"] {
         assert!(report.get(key).is_some(), "no {key} in {report}");
     }
+    snapshot("report-bench-json", &names(&report));
+}
+
+#[test]
+fn the_demo_leaves_the_files_of_others_alone() {
+    let place = Place::new();
+    place.write("reviews.jsonl", "{\"text\": \"mine\"}\n");
+    place.exits("embed -q --model tiny --input reviews.jsonl --output vectors", 0);
+    let vectors = std::fs::read(place.path("vectors/part-00000.parquet")).unwrap();
+    // Again on what it left itself.
+    for _ in 0..2 {
+        let shown = place.exits("demo -q --output .", 0).out;
+        assert!(shown.contains("elmo inspect ./elmo-demo/vectors"), "{shown}");
+        place.exits("inspect elmo-demo/vectors", 0);
+    }
+    place.write("elmo-demo/reviews.jsonl", "{\"text\": \"mine too\"}\n");
+    let refused = place.exits("demo -q --output .", 2);
+    assert!(refused.err.contains("elmo-demo/reviews.jsonl exists already and is not the demo's"), "{refused:?}");
+    let read = |name: &str| std::fs::read_to_string(place.path(name)).unwrap();
+    assert_eq!(read("reviews.jsonl"), "{\"text\": \"mine\"}\n");
+    assert_eq!(read("elmo-demo/reviews.jsonl"), "{\"text\": \"mine too\"}\n");
+    assert!(std::fs::read(place.path("vectors/part-00000.parquet")).unwrap() == vectors);
 }
 
 #[test]

@@ -76,7 +76,9 @@ fn mistakes() {
     let mut blocks = Vec::new();
     for file in [
         "pooling = 'max'",
+        "poling = 'max'",
         "[embed]\npoling = 'max'",
+        "[verify]\npoling = 'max'",
         "[embedd]\npooling = 'max'",
         "[embed]\npooling = 'middle'",
         "[embed]\nbatch_tokens = 'many'",

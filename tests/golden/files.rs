@@ -2,7 +2,7 @@
 
 use std::fs;
 
-use elmo::options::ModelOptions;
+use elmo::{mix::ScalarMix, options::ModelOptions, spec};
 use safetensors::SafeTensors;
 use serde_json::Value;
 
@@ -132,6 +132,18 @@ impl Wanted {
                 vectors::mix(layers, &scalars, gamma, self.how["layer_norm"].as_bool().unwrap())
             }
             other => panic!("no layers {other}"),
+        }
+    }
+
+    /// The layers as an engine is asked for them.
+    pub(crate) fn layers(&self) -> spec::Layers {
+        match text(&self.how["layers"]).as_str() {
+            "mix" => spec::Layers::Mix(ScalarMix {
+                scalars: serde_json::from_value(self.how["scalars"].clone()).unwrap(),
+                gamma: self.how["gamma"].as_f64().unwrap() as f32,
+                layer_norm: self.how["layer_norm"].as_bool().unwrap(),
+            }),
+            word => word.parse().unwrap(),
         }
     }
 

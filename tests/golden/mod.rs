@@ -9,7 +9,7 @@
 #![allow(clippy::unwrap_used)] // a fixture that cannot be read is a failed test
 
 mod claims;
-mod files;
+pub(crate) mod files;
 
 use elmo::{options::ModelOptions, weights::Weights};
 
@@ -42,19 +42,22 @@ pub(crate) fn check_engine<E: Engine>(new: impl Fn(&ModelOptions, &Weights) -> E
     }
 }
 
-/// The engine against the reference on sentences of the caller, from any start; no file involved.
-#[allow(dead_code)] // not every binary with these tests has sentences of its own
+/// The engine against the reference in the shape of a case, on sentences and from states that no file has.
 pub(crate) fn check_engine_on<E: Engine>(
-    engine: &E,
-    reference: &Reference,
+    new: impl Fn(&ModelOptions, &Weights) -> E,
+    shape: &str,
     batches: &[Vec<Vec<String>>],
-    start: &StartState,
-    boundaries: bool,
-    tolerance: f64,
+    states: &[&str],
 ) {
-    let found = widened(engine.run(batches, start, boundaries));
-    let distance = worst(&found, &reference.run(batches, start, boundaries));
-    assert!(distance <= tolerance, "{distance:e} from the reference, {tolerance:e} allowed");
+    let mut case = files::cases().into_iter().find(|case| case.name == shape).unwrap();
+    let weights = case.weights();
+    let engine = new(&case.options, &weights);
+    for state in states {
+        case.state = (*state).to_owned();
+        let found = widened(engine.run(batches, &case.start(), false));
+        let reference = Reference::new(&case.options, &weights).run(batches, &case.start(), false);
+        assert_near(&case, &format!("reference, state {state}"), worst(&found, &reference), case.tolerance);
+    }
 }
 
 #[test]

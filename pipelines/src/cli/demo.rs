@@ -22,7 +22,7 @@ pub(super) struct DemoArgs {
     #[command(flatten)]
     model: ModelArgs,
 
-    /// Directory for reviews.jsonl and the vectors, kept afterwards [default: a temporary one, removed]
+    /// Directory for the folder elmo-demo with reviews.jsonl and the vectors [default: a temporary one, removed]
     #[arg(short, long, value_name = "DIR", value_hint = ValueHint::DirPath, help_heading = "Demo")]
     output: Option<PathBuf>,
 

@@ -36,14 +36,16 @@ Examples:
   printf 'It rained.\\nWe stayed in.\\n' | elmo embed --model tiny --input - --output lines
 
 Rows in are rows out, in the same order. Kill it at any time: the same command finishes the job,
-and the files are the same to the byte. Exit code 6: done, but some rows have no vector.")]
+and the files are the same to the byte. Exit code 6: done, but rows were rejected; a row whose
+text is NULL or blank is none of those.")]
 pub(super) struct EmbedArgs {
     #[command(flatten)]
     model: ModelArgs,
 
     /// Files, folders, glob patterns, URLs, or - for lines on stdin; several times or several values
     ///
-    /// .txt (a row per line), .csv (with a header line), .jsonl, .ndjson, .parquet and .arrow, each also .gz or .zst.
+    /// .txt (a row per line), .csv (with a header line), .jsonl, .ndjson, .parquet, .arrow and .arrows, each also .gz or
+    /// .zst.
     #[arg(short, long, required = true, num_args = 1.., value_name = "INPUT", value_hint = ValueHint::AnyPath, help_heading = "Input")]
     input: Vec<String>,
 

@@ -4,6 +4,7 @@ use std::{
     env, fmt,
     io::{self, IsTerminal, Write},
     str::FromStr,
+    sync::OnceLock,
 };
 
 use elmo::spec::SpecError;
@@ -15,6 +16,12 @@ use crate::{
     redact::{redact, redact_json},
     report::{self, Bar, Lines, Progress, Silent},
 };
+
+/// The target of notes, which are said however quiet a job is.
+const NOTES: &str = "elmo::note";
+
+/// What [`start`] was told; nothing before that.
+static STARTED: OnceLock<LogFormat> = OnceLock::new();
 
 /// How messages are written.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -85,6 +92,7 @@ pub(super) fn start(common: &CommonArgs) {
         (LogFormat::Text, true) => builder.without_time().try_init(),
         (LogFormat::Text, false) => builder.try_init(),
     };
+    let _ = STARTED.set(common.log_format);
     if let Some(reason) = refused {
         tracing::warn!(reason, "ELMO_LOG is no filter and is left aside; an example is elmo_pipelines=debug");
     }
@@ -101,6 +109,7 @@ fn filter(common: &CommonArgs) -> (EnvFilter, Option<String>) {
         (false, 2) => format!("info,elmo=debug,elmo_udfs=debug,elmo_pipelines=debug,{progress}=debug"),
         (false, _) => "debug".to_owned(),
     };
+    let by_flags = format!("{by_flags},{NOTES}=info");
     let asked = env::var("ELMO_LOG").ok().filter(|asked| !asked.is_empty());
     match asked.map(|asked| asked.parse::<EnvFilter>()) {
         Some(Ok(filter)) => (filter, None),
@@ -131,9 +140,12 @@ fn write_error(error: &Error, color: bool) {
     say(&text);
 }
 
-/// A line for people, below an error or instead of one; secrets left out.
+/// What helps beside an error: a line for people, and a message like the others for log collectors; secrets left out.
 pub(super) fn note(text: &str) {
-    say(&(redact(text) + "\n"));
+    match STARTED.get() {
+        Some(LogFormat::Json) => tracing::info!(target: NOTES, "{text}"),
+        Some(LogFormat::Text) | None => say(&(redact(text) + "\n")),
+    }
 }
 
 /// Nobody is left to tell when stderr is closed or full, and that is no reason for a job to end: `eprintln!` panics.

@@ -12,6 +12,9 @@ use super::{Pace, Progress, Snapshot, count, duration};
 /// Steps of the bar: a fraction of the job becomes a position, because the unit (rows or bytes) may change underway.
 const STEPS: u64 = 10_000;
 
+/// Before anything is known, and then.
+const TEMPLATES: [&str; 2] = ["{spinner} {wide_msg}", "{bar:24} {percent:>3}% {wide_msg}"];
+
 /// A bar on stderr with rows/s, tokens/s, padding and the time left.
 #[derive(Debug)]
 pub struct Bar {
@@ -24,7 +27,7 @@ impl Bar {
     /// Draws on stderr at most ten times a second, and within 100 ms.
     pub fn new() -> Self {
         let bar = ProgressBar::with_draw_target(Some(STEPS), ProgressDrawTarget::stderr_with_hz(10));
-        bar.set_style(style("{spinner} {wide_msg}"));
+        bar.set_style(style(TEMPLATES[0]));
         bar.set_message("starting");
         bar.enable_steady_tick(std::time::Duration::from_millis(100));
         Self { bar, started: Instant::now(), first: Mutex::new(None) }
@@ -41,7 +44,7 @@ impl Progress for Bar {
     fn update(&self, now: &Snapshot) {
         let mut first = self.first.lock().unwrap_or_else(PoisonError::into_inner);
         let first = first.get_or_insert_with(|| {
-            self.bar.set_style(style("{bar:24} {percent:>3}% {wide_msg}"));
+            self.bar.set_style(style(TEMPLATES[1]));
             *now
         });
         let pace = Pace::of(first, now, self.started.elapsed());
@@ -73,4 +76,42 @@ fn message(now: &Snapshot, pace: &Pace) -> String {
         text.push_str(&format!("  ETA {}", duration(left)));
     }
     text
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+
+    // By hand: half of the rows and 2,000 more than at the start, a tenth of the places in batches are padding.
+    fn half() -> Snapshot {
+        Snapshot { rows: 2500, rows_total: Some(5000), tokens: 45_000, padded_tokens: 50_000, ..Snapshot::default() }
+    }
+
+    #[test]
+    fn the_bar_stands_where_the_job_does() {
+        let bar = Bar::new();
+        bar.update(&Snapshot { rows: 500, ..half() });
+        bar.update(&half());
+        assert_eq!(bar.bar.position(), STEPS / 2);
+        assert!(bar.bar.message().starts_with("2,500 rows  "), "{}", bar.bar.message());
+        bar.finish();
+        assert!(bar.bar.is_finished());
+    }
+
+    #[test]
+    fn what_is_said_beside_it() {
+        let pace = Pace { rows_per_second: 199.6, tokens_per_second: 4000.2, left: Some(Duration::from_secs(61)) };
+        let known = "2,500 rows  200 rows/s  4000 tokens/s  10.0% padding";
+        assert_eq!(message(&half(), &pace), format!("{known}  ETA 1m01s"));
+        assert_eq!(message(&half(), &Pace { left: None, ..pace }), known);
+    }
+
+    #[test]
+    fn the_templates_are_understood() {
+        for template in TEMPLATES {
+            assert!(ProgressStyle::with_template(template).is_ok(), "{template}");
+        }
+    }
 }
