@@ -10,12 +10,12 @@
 //! ```
 //!
 //! Job, entries and totals are created once and never changed ([`PutMode::Create`]), so a second writer that slips past
-//! the lock is stopped by the first entry that it tries to create; before it publishes a part it asks whether the lock is
-//! still its own. A part without an entry is no part: the next run writes it again, to the same bytes. Each entry begins
-//! where the one before it ends, which is checked before anybody goes on from there.
+//! the lock is stopped by the first entry that it tries to create; before it publishes a part it asks whether the lock
+//! is still its own. A part without an entry is no part: the next run writes it again, to the same bytes. Each entry
+//! begins where the one before it ends, which is checked before anybody goes on from there.
 //!
-//! Parts are numbered with five digits. From 100,000 on a letter says how many digits there are (`a` six, `b` seven, …),
-//! so that names sort as their numbers do: `part-99999`, `part-a100000`, …, `part-a999999`, `part-b1000000`.
+//! Parts are numbered with five digits. From 100,000 on a letter says how many digits there are (`a` six, `b` seven,
+//! …), so that names sort as their numbers do: `part-99999`, `part-a100000`, …, `part-a999999`, `part-b1000000`.
 
 mod lock;
 
@@ -68,7 +68,7 @@ pub enum ManifestError {
         file: String,
     },
     /// There are files in the output that no manifest knows.
-    #[error("{output} holds {file}, {}", if *account { "which its job did not write" } else { "but no account of a job" })]
+    #[error("{output} holds {file}, {}", unknown(*account))]
     Foreign {
         /// The output.
         output: String,
@@ -105,6 +105,10 @@ pub enum ManifestError {
         /// The part.
         file: String,
     },
+}
+
+fn unknown(account: bool) -> &'static str {
+    if account { "which its job did not write" } else { "but no account of a job" }
 }
 
 impl ManifestError {
@@ -563,8 +567,8 @@ fn number(name: &str, extension: &str) -> Option<usize> {
     digits.parse().ok().filter(|number| stem(*number) == own)
 }
 
-/// Removes what a killed job left half written: the local store writes `NAME#1` beside `NAME` and renames it. Beside the
-/// parts only where there was an account before: else nothing there is ours.
+/// Removes what a killed job left half written: the local store writes `NAME#1` beside `NAME` and renames it. Beside
+/// the parts only where there was an account before: else nothing there is ours.
 async fn sweep(output: &Location, account: bool) -> Result<(), ManifestError> {
     let Some(output) = output.local_path() else { return Ok(()) };
     let swept = tokio::task::spawn_blocking(move || {
@@ -593,8 +597,8 @@ fn is_of_account(name: &str) -> bool {
     matches!(name, "job.json" | "done.json" | PARTIAL) || number(name, ".json").is_some()
 }
 
-/// Reads the job and the parts of an output without locking it; `None` when there is no account. An entry that cannot be
-/// read and is the last counts as not written, as for the job that goes on.
+/// Reads the job and the parts of an output without locking it; `None` when there is no account. An entry that cannot
+/// be read and is the last counts as not written, as for the job that goes on.
 ///
 /// # Errors
 /// [`ManifestError::Store`] when the store fails, [`ManifestError::Broken`] when an entry cannot be parsed or does not

@@ -220,8 +220,8 @@ impl Location {
         Ok(objects)
     }
 
-    /// Objects below `root` in this store, in no order; on a disk not deeper than `deepest` folders, counted from 1, and
-    /// only in folders whose name `enters` likes. Links are followed. Files on a disk whose names no path can have are
+    /// Objects below `root` in this store, in no order; on a disk not deeper than `deepest` folders, counted from 1,
+    /// and only in folders whose name `enters` likes. Links are followed. Files on a disk whose names no path can have are
     /// left out, and a warning says so.
     ///
     /// # Errors
@@ -530,8 +530,8 @@ mod tests {
         let answer = "<?xml version=\"1.0\" encoding=\"UTF-8\"?>\n<Error><Code>NoSuchBucket</Code>\
                       <Message>The specified bucket does not exist</Message><BucketName>";
         let said = format!(
-            "Object at location x not found: Error performing PUT https://{0}.s3.amazonaws.com/x in 1 s - Server returned \
-             non-2xx status code: 404 Not Found: {answer}{0}</BucketName><HostId>{0}{0}{0}</HostId></Error>",
+            "Object at location x not found: Error performing PUT https://{0}.s3.amazonaws.com/x in 1 s - Server \
+             returned non-2xx status code: 404 Not Found: {answer}{0}</BucketName><HostId>{0}{0}{0}</HostId></Error>",
             "b".repeat(63)
         );
         assert_eq!(brief(&said), "404 Not Found: NoSuchBucket: The specified bucket does not exist");

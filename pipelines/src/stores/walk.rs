@@ -1,5 +1,5 @@
-//! Files of a local folder to any depth. The local store's own listing ends at the first name that it has no path for, be
-//! it the name of a file that nobody asked for.
+//! Files of a local folder to any depth. The local store's own listing ends at the first name that it has no path for,
+//! be it the name of a file that nobody asked for.
 
 use std::{
     fs::{self, DirEntry, Metadata},
