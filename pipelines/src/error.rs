@@ -124,7 +124,7 @@ impl Error {
             | Self::Sink(SinkError::Store(error))
             | Self::Manifest(ManifestError::Store(error)) => exit_of_store(error),
             Self::Source(SourceError::Pattern { .. } | SourceError::InOutput { .. })
-            | Self::Manifest(ManifestError::Differs { .. }) => Exit::Usage,
+            | Self::Manifest(ManifestError::Differs { .. } | ManifestError::NoFolder { .. }) => Exit::Usage,
             Self::Source(_) | Self::Sink(_) => Exit::Input,
             Self::Manifest(_) | Self::Io { .. } => Exit::Storage,
             Self::Interrupted { .. } => Exit::Interrupted,

@@ -10,15 +10,18 @@
 //! ```
 //!
 //! Job, entries and totals are created once and never changed ([`PutMode::Create`]), so a second writer that slips past
-//! the lock is stopped by the first entry that it tries to create; before it publishes a part it asks whether the lock is
-//! still its own. A part without an entry is no part: the next run
-//! writes it again, to the same bytes.
+//! the lock is stopped by the first entry that it tries to create; before it publishes a part it asks whether the lock
+//! is still its own. A part without an entry is no part: the next run writes it again, to the same bytes. Each entry
+//! begins where the one before it ends, which is checked before anybody goes on from there.
+//!
+//! Parts are numbered with five digits. From 100,000 on a letter says how many digits there are (`a` six, `b` seven,
+//! …), so that names sort as their numbers do: `part-99999`, `part-a100000`, …, `part-a999999`, `part-b1000000`.
 
 mod lock;
 
-use std::collections::{BTreeMap, HashMap, HashSet};
+use std::collections::{BTreeMap, HashMap};
 
-use object_store::{ObjectMeta, PutMode, path::Path};
+use object_store::{ObjectMeta, PutMode};
 use serde::{Deserialize, Serialize, de::DeserializeOwned};
 use thiserror::Error;
 
@@ -65,11 +68,21 @@ pub enum ManifestError {
         file: String,
     },
     /// There are files in the output that no manifest knows.
-    #[error("{output} holds {file}, but no account of a job")]
+    #[error("{output} holds {file}, {}", unknown(*account))]
     Foreign {
         /// The output.
         output: String,
         /// One of the files.
+        file: String,
+        /// There is a manifest, which does not know it.
+        account: bool,
+    },
+    /// The output, or something above it, is a file.
+    #[error("{output}: {file} is a file, and an output is a folder")]
+    NoFolder {
+        /// The output.
+        output: String,
+        /// The file.
         file: String,
     },
     /// Something that the job wrote is not there any more.
@@ -94,6 +107,10 @@ pub enum ManifestError {
     },
 }
 
+fn unknown(account: bool) -> &'static str {
+    if account { "which its job did not write" } else { "but no account of a job" }
+}
+
 impl ManifestError {
     /// What to do next.
     pub fn help(&self) -> Option<String> {
@@ -110,6 +127,7 @@ impl ManifestError {
             Self::Foreign { .. } => {
                 Some("give an empty --output; --overwrite removes the parts of an earlier job and nothing else".into())
             }
+            Self::NoFolder { .. } => Some("give the name of a folder as --output; it is made when needed".into()),
             Self::Vanished { .. } => {
                 Some("leave the output alone while a job runs; the same command again writes what is missing".into())
             }
@@ -260,6 +278,31 @@ pub struct PartEntry {
     pub counts: Counts,
 }
 
+impl PartEntry {
+    /// Why it cannot come after these: rows would be missing or come twice.
+    fn break_after(&self, before: &[Self]) -> Option<String> {
+        let (file, start) = (part_name(before.len()), before.last().map(|part| part.end).unwrap_or_default());
+        if self.file != file {
+            return Some(format!("it is of {}, and here should be that of {file}", self.file));
+        }
+        if before.last().is_some_and(|part| part.last) {
+            return Some("the entry before it is of the last part".to_owned());
+        }
+        let (rows, end, at) =
+            (self.counts.rows_in, self.end, |at: Position| format!("row {} of file {}", at.row, at.file));
+        if self.start != start {
+            return Some(format!("it begins with {}, and should with {}", at(self.start), at(start)));
+        }
+        let fits = match end.file.checked_sub(start.file) {
+            Some(0) => end.row.checked_sub(start.row) == Some(rows),
+            // How many rows are left in the first file, the entry does not say.
+            Some(_) => rows >= end.row,
+            None => false,
+        };
+        (!fits).then(|| format!("it counts {rows} rows from {} to {}", at(start), at(end)))
+    }
+}
+
 /// The account of one job, opened and locked.
 #[derive(Debug)]
 pub struct Manifest {
@@ -271,6 +314,8 @@ pub struct Manifest {
     pub damaged: Vec<usize>,
     /// The job had ended before.
     pub done: bool,
+    /// Rows of a part that is not complete lie beside the entries.
+    put_aside: bool,
     lock: Lock,
 }
 
@@ -279,24 +324,25 @@ impl Manifest {
     ///
     /// # Errors
     /// [`ManifestError::Locked`] when another job writes there, [`ManifestError::Differs`] when the account is of a job
-    /// with other settings or inputs, [`ManifestError::Foreign`] when files lie there without an account,
-    /// [`ManifestError::Broken`] when an entry cannot be parsed, [`ManifestError::Overtaken`] when another job begins
+    /// with other settings or inputs, [`ManifestError::Foreign`] when files lie there that no account knows,
+    /// [`ManifestError::NoFolder`] when a file is where the output should be, [`ManifestError::Broken`] when an entry
+    /// cannot be parsed or does not follow from the one before it, [`ManifestError::Overtaken`] when another job begins
     /// the account at the same moment, [`ManifestError::Store`] when the store fails.
     pub async fn open(output: &Location, job: &Job, overwrite: bool) -> Result<Self, ManifestError> {
+        check_folder(output)?;
         let folder = output.child(FOLDER);
         let lock = Lock::take(output, &folder).await?;
-        let (parts, damaged) = (Vec::new(), Vec::new());
-        let mut manifest = Self { output: output.clone(), folder, parts, damaged, done: false, lock };
+        let (output, parts, damaged) = (output.clone(), Vec::new(), Vec::new());
+        let mut manifest = Self { output, folder, parts, damaged, done: false, put_aside: false, lock };
         match manifest.take_up(job, overwrite).await {
             Ok(()) => Ok(manifest),
             Err(error) => {
                 let foreign = matches!(error, ManifestError::Foreign { .. });
-                let folder = manifest.folder.local_path().filter(|_| foreign);
-                manifest.close().await;
-                if let Some(folder) = folder {
-                    // What the lock made; a folder with more in it stays.
+                if let Some(folder) = manifest.folder.local_path().filter(|_| foreign) {
+                    // What the lock made, while it is held; a folder with more in it stays.
                     let _ = std::fs::remove_file(folder.join("lock")).and_then(|()| std::fs::remove_dir(&folder));
                 }
+                manifest.close().await;
                 Err(error)
             }
         }
@@ -304,62 +350,77 @@ impl Manifest {
 
     /// Begins the account or reads it, now that nobody else does.
     async fn take_up(&mut self, job: &Job, overwrite: bool) -> Result<(), ManifestError> {
-        sweep(&self.output)?;
         let name = self.folder.child("job.json");
-        if overwrite && name.head().await?.is_some() {
+        self.put_aside = self.partial().head().await?.is_some();
+        let account = name.head().await?.is_some();
+        if overwrite && account {
             self.remove().await?;
         }
-        match read::<Job>(&name).await? {
-            None => self.begin(&name, job).await,
-            Some(then) if then == *job => self.resume().await,
-            Some(then) => Err(then.differs(job, &self.output)),
+        let then = match read::<Job>(&name).await {
+            Err(ManifestError::Broken { .. }) if is_bare(&self.output).await? => {
+                tracing::warn!(file = %name, "cannot be read, and there is no part yet; the job begins anew");
+                name.delete().await?;
+                None
+            }
+            then => then?,
+        };
+        match then {
+            None => self.begin(&name, job).await?,
+            Some(then) if then == *job => self.resume().await?,
+            Some(then) => return Err(then.differs(job, &self.output)),
         }
+        sweep(&self.output, account).await
     }
 
-    async fn begin(&self, name: &Location, job: &Job) -> Result<(), ManifestError> {
+    async fn begin(&mut self, name: &Location, job: &Job) -> Result<(), ManifestError> {
         check_empty(&self.output).await?;
+        self.remove_partial().await?;
         create(name, job).await
     }
 
     async fn resume(&mut self) -> Result<(), ManifestError> {
-        loop {
-            let Some(entry) = self.read_entry(self.parts.len()).await? else { break };
-            let found = self.output.child(&entry.file).head().await?.map(|meta| meta.size);
-            if found != Some(entry.bytes) {
+        let (parts, torn) = entries(&self.folder).await?;
+        if let Some(torn) = torn {
+            tracing::warn!(file = %torn, "cannot be read; its part is written again");
+            torn.delete().await?;
+        }
+        for part in parts {
+            let found = self.output.child(&part.file).head().await?.map(|meta| meta.size);
+            if found != Some(part.bytes) {
                 self.damaged.push(self.parts.len());
             }
-            self.parts.push(entry);
+            self.parts.push(part);
         }
-        // Totals alone prove nothing: entries may have been removed.
-        let totals = read::<Counts>(&self.folder.child("done.json")).await?;
-        let complete = self.parts.last().is_some_and(|part| part.last);
-        self.done = complete && totals == Some(self.totals());
+        self.done = self.is_done().await?;
         Ok(())
     }
 
-    /// An entry; one that cannot be read and is the last counts as not written, as its part is made again to the same
-    /// bytes.
-    async fn read_entry(&self, part: usize) -> Result<Option<PartEntry>, ManifestError> {
-        let name = self.entry(part);
-        match read::<PartEntry>(&name).await {
-            Err(ManifestError::Broken { .. }) if self.entry(part + 1).head().await?.is_none() => {
-                tracing::warn!(file = %name, "cannot be read; its part is written again");
-                name.delete().await?;
-                Ok(None)
-            }
-            read => read,
+    /// Whether the totals are there. The entries are the truth: totals that say something else are removed, and the job
+    /// writes them again.
+    async fn is_done(&self) -> Result<bool, ManifestError> {
+        let name = self.folder.child("done.json");
+        let totals = match read::<Counts>(&name).await {
+            Ok(None) => return Ok(false),
+            Err(ManifestError::Broken { .. }) => None,
+            totals => totals?,
+        };
+        let done = self.position().is_none() && totals == Some(self.totals());
+        if !done {
+            tracing::warn!(file = %name, "does not say what the entries say; written again when the job ends");
+            name.delete().await?;
         }
+        Ok(done)
     }
 
     /// Removes the parts and entries of an earlier job, entries last: a crash in between leaves an account that can be
     /// overwritten again. Looks first: where there is anything else, all of it stays.
-    async fn remove(&self) -> Result<(), ManifestError> {
+    async fn remove(&mut self) -> Result<(), ManifestError> {
         let (parts, entries) = own_files(&self.output, &self.folder).await?;
         for part in parts {
             self.output.at(part.location).delete().await?;
         }
         self.folder.child("done.json").delete().await?;
-        self.folder.child(PARTIAL).delete().await?;
+        self.remove_partial().await?;
         for entry in entries.into_iter().rev() {
             self.folder.at(entry.location).delete().await?;
         }
@@ -401,7 +462,7 @@ impl Manifest {
     }
 
     fn entry(&self, part: usize) -> Location {
-        self.folder.child(&format!("part-{part:05}.json"))
+        entry(&self.folder, part)
     }
 
     /// Where part `part` goes.
@@ -412,6 +473,18 @@ impl Manifest {
     /// Where a job that is asked to stop puts aside the rows of the part that is not complete.
     pub fn partial(&self) -> Location {
         self.folder.child(PARTIAL)
+    }
+
+    /// Removes the rows that an earlier run put aside, if it did.
+    ///
+    /// # Errors
+    /// [`ManifestError::Store`] when the store fails.
+    pub async fn remove_partial(&mut self) -> Result<(), ManifestError> {
+        if self.put_aside {
+            self.partial().delete().await?;
+            self.put_aside = false;
+        }
+        Ok(())
     }
 
     /// The folder of the parts.
@@ -472,53 +545,89 @@ impl Manifest {
 
 /// Name of a part in the output.
 pub fn part_name(part: usize) -> String {
-    format!("part-{part:05}.parquet")
+    format!("{}.parquet", stem(part))
 }
 
-fn is_entry(path: &Path) -> bool {
-    path.filename().is_some_and(|name| name.starts_with("part-") && name.ends_with(".json"))
+fn entry(folder: &Location, part: usize) -> Location {
+    folder.child(&format!("{}.json", stem(part)))
 }
 
-/// Whether we give such names. Others write `part-00000-….parquet`, which is none of our business.
-fn is_part_name(name: &str) -> bool {
-    let number = name.strip_prefix("part-").and_then(|rest| rest.strip_suffix(".parquet"));
-    number.is_some_and(|number| number.len() >= 5 && number.bytes().all(|byte| byte.is_ascii_digit()))
+/// What the names of a part and its entry begin with; they sort as the numbers do.
+fn stem(part: usize) -> String {
+    let more = part.checked_ilog10().unwrap_or_default().saturating_sub(4);
+    let letter = (b'a'..=b'z').nth(more.saturating_sub(1) as usize).filter(|_| more > 0);
+    format!("part-{}{part:05}", letter.map(char::from).map(String::from).unwrap_or_default())
 }
 
-/// Removes what a killed job left half written: the local store writes `NAME#1` beside `NAME` and renames it.
-fn sweep(output: &Location) -> Result<(), ManifestError> {
-    let Some(folder) = output.local_path() else { return Ok(()) };
+/// The part that a name belongs to, if we give such names. Others write `part-00000-….parquet`, which is none of our
+/// business.
+fn number(name: &str, extension: &str) -> Option<usize> {
+    let own = name.strip_suffix(extension)?;
+    let digits = own.strip_prefix("part-")?.trim_start_matches(|c: char| c.is_ascii_lowercase());
+    digits.parse().ok().filter(|number| stem(*number) == own)
+}
+
+/// Removes what a killed job left half written: the local store writes `NAME#1` beside `NAME` and renames it. Beside
+/// the parts only where there was an account before: else nothing there is ours.
+async fn sweep(output: &Location, account: bool) -> Result<(), ManifestError> {
+    let Some(output) = output.local_path() else { return Ok(()) };
+    let swept = tokio::task::spawn_blocking(move || {
+        remove_staged(&output.join(FOLDER), is_of_account)?;
+        if account { remove_staged(&output, |name| number(name, ".parquet").is_some()) } else { Ok(()) }
+    });
+    swept.await.map_err(|e| StoreError::local("remove", std::path::Path::new(FOLDER), std::io::Error::other(e)))?
+}
+
+fn remove_staged(folder: &std::path::Path, is_ours: fn(&str) -> bool) -> Result<(), ManifestError> {
     let failed = |path: &std::path::Path, e| ManifestError::from(StoreError::local("remove", path, e));
-    for folder in [folder.join(FOLDER), folder] {
-        for entry in std::fs::read_dir(&folder).map_err(|e| failed(&folder, e))? {
-            let path = entry.map_err(|e| failed(&folder, e))?.path();
-            if path.file_name().and_then(|name| name.to_str()).is_some_and(is_staged) {
-                std::fs::remove_file(&path).map_err(|e| failed(&path, e))?;
-            }
+    let is_staged = |name: &str| {
+        let parts = name.rsplit_once('#');
+        parts.is_some_and(|(name, n)| is_ours(name) && !n.is_empty() && n.bytes().all(|byte| byte.is_ascii_digit()))
+    };
+    for entry in std::fs::read_dir(folder).map_err(|e| failed(folder, e))? {
+        let path = entry.map_err(|e| failed(folder, e))?.path();
+        if path.file_name().and_then(|name| name.to_str()).is_some_and(is_staged) {
+            std::fs::remove_file(&path).map_err(|e| failed(&path, e))?;
         }
     }
     Ok(())
 }
 
-fn is_staged(name: &str) -> bool {
-    let Some((name, number)) = name.rsplit_once('#') else { return false };
-    let entry = name.strip_prefix("part-").is_some_and(|rest| rest.ends_with(".json"));
-    let ours = is_part_name(name) || entry || matches!(name, "job.json" | "done.json" | PARTIAL);
-    ours && !number.is_empty() && number.bytes().all(|byte| byte.is_ascii_digit())
+fn is_of_account(name: &str) -> bool {
+    matches!(name, "job.json" | "done.json" | PARTIAL) || number(name, ".json").is_some()
 }
 
-/// Reads the job and the parts of an output without locking it; `None` when there is no account.
+/// Reads the job and the parts of an output without locking it; `None` when there is no account. An entry that cannot
+/// be read and is the last counts as not written, as for the job that goes on.
 ///
 /// # Errors
-/// [`ManifestError::Store`] when the store fails, [`ManifestError::Broken`] when an entry cannot be parsed.
+/// [`ManifestError::Store`] when the store fails, [`ManifestError::Broken`] when an entry cannot be parsed or does not
+/// follow from the one before it.
 pub async fn look(output: &Location) -> Result<Option<(Job, Vec<PartEntry>)>, ManifestError> {
     let folder = output.child(FOLDER);
     let Some(job) = read::<Job>(&folder.child("job.json")).await? else { return Ok(None) };
+    Ok(Some((job, entries(&folder).await?.0)))
+}
+
+/// The entries in their order, and the one behind them that cannot be read, if there is such: as its part is made again
+/// to the same bytes, it counts as not written.
+async fn entries(folder: &Location) -> Result<(Vec<PartEntry>, Option<Location>), ManifestError> {
     let mut parts = Vec::new();
-    while let Some(part) = read(&folder.child(&format!("part-{:05}.json", parts.len()))).await? {
+    loop {
+        let name = entry(folder, parts.len());
+        let part = match read::<PartEntry>(&name).await {
+            Ok(None) => return Ok((parts, None)),
+            Err(ManifestError::Broken { .. }) if entry(folder, parts.len() + 1).head().await?.is_none() => {
+                return Ok((parts, Some(name)));
+            }
+            Ok(Some(part)) => part,
+            Err(error) => return Err(error),
+        };
+        if let Some(reason) = part.break_after(&parts) {
+            return Err(ManifestError::Broken { file: name.to_string(), reason });
+        }
         parts.push(part);
     }
-    Ok(Some((job, parts)))
 }
 
 /// What a job would find in its output.
@@ -543,35 +652,76 @@ pub enum Outlook {
 /// # Errors
 /// As [`Manifest::open`], except that a lock is not looked at.
 pub async fn outlook(output: &Location, job: &Job, overwrite: bool) -> Result<Outlook, ManifestError> {
-    match look(output).await? {
+    check_folder(output)?;
+    let folder = output.child(FOLDER);
+    if overwrite && folder.child("job.json").head().await?.is_some() {
+        return own_files(output, &folder).await.map(|_| Outlook::Overwritten);
+    }
+    let found = match look(output).await {
+        Err(ManifestError::Broken { .. }) if is_bare(output).await? => None,
+        found => found?,
+    };
+    match found {
         None => check_empty(output).await.map(|()| Outlook::New),
-        Some(_) if overwrite => own_files(output, &output.child(FOLDER)).await.map(|_| Outlook::Overwritten),
         Some((then, _)) if then != *job => Err(then.differs(job, output)),
         Some((_, parts)) if parts.last().is_some_and(|part| part.last) => Ok(Outlook::Complete),
         Some((_, parts)) => Ok(Outlook::Begun { rows: parts.iter().map(|part| part.counts.rows_in).sum() }),
     }
 }
 
-fn foreign(output: &Location, file: &ObjectMeta) -> ManifestError {
-    let file = file.location.filename().unwrap_or_default().to_owned();
-    ManifestError::Foreign { output: output.to_string(), file }
-}
-
-async fn check_empty(output: &Location) -> Result<(), ManifestError> {
-    match output.children().await?.first() {
-        Some(file) => Err(foreign(output, file)),
+/// Where a folder would have to be made in a file, the system's error names neither.
+fn check_folder(output: &Location) -> Result<(), ManifestError> {
+    let path = output.local_path().unwrap_or_default();
+    match path.ancestors().find(|path| path.exists()).filter(|path| !path.is_dir()) {
+        Some(file) => Err(ManifestError::NoFolder { output: output.to_string(), file: file.display().to_string() }),
         None => Ok(()),
     }
 }
 
+fn foreign(output: &Location, file: &ObjectMeta, account: bool) -> ManifestError {
+    let file = file.location.filename().unwrap_or_default().to_owned();
+    ManifestError::Foreign { output: output.to_string(), file, account }
+}
+
+async fn check_empty(output: &Location) -> Result<(), ManifestError> {
+    match output.children().await?.first() {
+        Some(file) => Err(foreign(output, file, false)),
+        None => Ok(()),
+    }
+}
+
+/// Whether there is neither a part nor an entry.
+async fn is_bare(output: &Location) -> Result<bool, ManifestError> {
+    Ok(output.children().await?.is_empty() && entry_files(&output.child(FOLDER)).await?.is_empty())
+}
+
+/// The entries that are there, by the numbers of their parts.
+async fn entry_files(folder: &Location) -> Result<BTreeMap<usize, ObjectMeta>, ManifestError> {
+    let numbered = |object: ObjectMeta| Some((number(object.location.filename()?, ".json")?, object));
+    Ok(folder.children().await?.into_iter().filter_map(numbered).collect())
+}
+
 /// Parts and entries of an earlier job, or an error when there is anything else in the output.
 async fn own_files(output: &Location, folder: &Location) -> Result<(Vec<ObjectMeta>, Vec<ObjectMeta>), ManifestError> {
-    let entries: Vec<_> = folder.children().await?.into_iter().filter(|object| is_entry(&object.location)).collect();
-    // A part beyond the last entry was written by a job that was killed before it could enter it.
-    let ours: HashSet<String> = (0..=entries.len()).map(part_name).collect();
-    let is_ours = |object: &ObjectMeta| object.location.filename().is_some_and(|name| ours.contains(name));
+    let entries = entry_files(folder).await?;
+    let parts = match entries.last_key_value() {
+        None => 1,
+        // A part beyond the last entry was written by a job that was killed before it could enter it.
+        Some((&last, _)) => last + 1 + usize::from(!is_last(&entry(folder, last)).await?),
+    };
+    let part = |object: &ObjectMeta| number(object.location.filename()?, ".parquet");
+    let is_ours = |object: &ObjectMeta| part(object).is_some_and(|part| part < parts);
     let (parts, others): (Vec<_>, Vec<_>) = output.children().await?.into_iter().partition(is_ours);
-    others.first().map_or(Ok((parts, entries)), |file| Err(foreign(output, file)))
+    let entries = entries.into_values().collect();
+    others.first().map_or(Ok((parts, entries)), |file| Err(foreign(output, file, true)))
+}
+
+/// Whether an entry says that nothing comes after its part; one that cannot be read does not.
+async fn is_last(entry: &Location) -> Result<bool, ManifestError> {
+    match read::<PartEntry>(entry).await {
+        Err(ManifestError::Broken { .. }) => Ok(false),
+        found => Ok(found?.is_some_and(|part| part.last)),
+    }
 }
 
 async fn read<T: DeserializeOwned>(location: &Location) -> Result<Option<T>, ManifestError> {
@@ -601,6 +751,56 @@ async fn create<T: Serialize + DeserializeOwned + PartialEq>(
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn names_sort_as_numbers_do() {
+        let numbers =
+            [0, 9, 10, 99_998, 99_999, 100_000, 100_001, 999_999, 1_000_000, 9_999_999, 10_000_000, usize::MAX];
+        let names = numbers.map(part_name);
+        assert!(names.is_sorted(), "{names:?}");
+        assert_eq!(names.each_ref().map(|name| number(name, ".parquet")), numbers.map(Some));
+        // As the documentation of this module has them.
+        assert_eq!(
+            (names[0].as_str(), names[4].as_str(), names[5].as_str(), names[8].as_str()),
+            ("part-00000.parquet", "part-99999.parquet", "part-a100000.parquet", "part-b1000000.parquet")
+        );
+        let others = ["part-0.parquet", "part-100000.parquet", "part-b100000.parquet", "part-a00001.parquet"];
+        for name in others.into_iter().chain(["part-+0001.parquet", "part-.parquet", "part-00001.json", "part-00001-x"])
+        {
+            assert_eq!(number(name, ".parquet"), None, "{name}");
+        }
+    }
+
+    /// One file of 10 rows and one of 5, in parts of 6 rows; counted by hand.
+    #[test]
+    fn an_entry_follows_from_the_one_before_it() {
+        let entry = |n, start, end, rows_in, last| {
+            let at = |(file, row)| Position { file, row };
+            let counts = Counts { rows_in, ..Counts::default() };
+            let (file, sha256) = (part_name(n), String::new());
+            PartEntry { file, start: at(start), end: at(end), last, bytes: 1, sha256, counts }
+        };
+        let parts =
+            [entry(0, (0, 0), (0, 6), 6, false), entry(1, (0, 6), (1, 2), 6, false), entry(2, (1, 2), (2, 0), 3, true)];
+        for n in 0..parts.len() {
+            assert_eq!(parts[n].break_after(&parts[..n]), None);
+        }
+        let broken = [
+            // Exchanged, copied, and beyond the last.
+            (0, parts[1].clone()),
+            (1, PartEntry { file: part_name(1), ..parts[0].clone() }),
+            (2, PartEntry { file: part_name(2), ..parts[1].clone() }),
+            (3, entry(3, (2, 0), (2, 0), 0, false)),
+            // Edited: the end, the start, and how many rows.
+            (0, entry(0, (0, 0), (0, 7), 6, false)),
+            (0, entry(0, (0, 1), (0, 6), 5, false)),
+            (1, entry(1, (0, 6), (0, 5), 0, false)),
+            (1, entry(1, (0, 6), (1, 2), 1, false)),
+        ];
+        for (n, entry) in broken {
+            assert!(entry.break_after(&parts[..n]).is_some(), "{n}: {entry:?}");
+        }
+    }
 
     #[test]
     fn of_long_lists_only_the_difference_is_shown() {

@@ -6,6 +6,15 @@
 
 #[cfg(any(feature = "aws", feature = "azure", feature = "gcp", feature = "http"))]
 mod client;
+mod walk;
+
+/// Stores without a network always answer.
+#[cfg(not(any(feature = "aws", feature = "azure", feature = "gcp", feature = "http")))]
+mod client {
+    pub(super) async fn until_answered<T, F: Future<Output = T>>(request: impl FnOnce() -> F) -> T {
+        request().await
+    }
+}
 
 use std::{
     collections::HashMap,
@@ -15,6 +24,7 @@ use std::{
 };
 
 use bytes::Bytes;
+use futures::TryStreamExt;
 use object_store::{
     ObjectMeta, ObjectStore, ObjectStoreExt, ObjectStoreScheme, PutMode, PutOptions, PutPayload, PutResult,
     local::LocalFileSystem, path::Path,
@@ -165,12 +175,15 @@ impl Location {
 
     /// Writes the whole object in one request. For small things only.
     ///
+    /// A request that gets no answer is sent again and may have been applied the first time: what
+    /// [`PutMode::Create`] finds, or [`PutMode::Update`] finds changed, may be what this call wrote.
+    ///
     /// # Errors
     /// The store's own: `AlreadyExists` when [`PutMode::Create`] finds an object, `Precondition` when
     /// [`PutMode::Update`] finds another version, anything else when the store fails.
     pub async fn put(&self, bytes: Bytes, mode: PutMode) -> Result<PutResult, object_store::Error> {
-        let options = PutOptions { mode, ..PutOptions::default() };
-        self.store.put_opts(&self.path, PutPayload::from_bytes(bytes), options).await
+        let (payload, options) = (PutPayload::from_bytes(bytes), PutOptions { mode, ..PutOptions::default() });
+        client::until_answered(|| self.store.put_opts(&self.path, payload.clone(), options.clone())).await
     }
 
     /// Sends a local file and its name to the disk, so that they outlive a power cut; stores elsewhere have done so when
@@ -190,7 +203,7 @@ impl Location {
     /// # Errors
     /// [`StoreError::Request`] when the store fails.
     pub async fn delete(&self) -> Result<(), StoreError> {
-        match self.store.delete(&self.path).await {
+        match client::until_answered(|| self.store.delete(&self.path)).await {
             Ok(()) | Err(object_store::Error::NotFound { .. }) => Ok(()),
             Err(e) => Err(StoreError::request("delete", self, e)),
         }
@@ -205,6 +218,27 @@ impl Location {
         let mut objects = listed.map_err(|e| StoreError::request("list", self, e))?.objects;
         objects.sort_by(|a, b| a.location.cmp(&b.location));
         Ok(objects)
+    }
+
+    /// Objects below `root` in this store, in no order; on a disk not deeper than `deepest` folders, counted from 1,
+    /// and only in folders whose name `enters` likes. Links are followed. Files on a disk whose names no path can have are
+    /// left out, and a warning says so.
+    ///
+    /// # Errors
+    /// [`StoreError::Request`] or [`StoreError::Local`] when the store or a folder cannot be read.
+    pub async fn below(
+        &self,
+        root: &Path,
+        deepest: usize,
+        enters: fn(&str) -> bool,
+    ) -> Result<Vec<ObjectMeta>, StoreError> {
+        match self.at(root.clone()).local_path() {
+            Some(root) => walk::files(root, deepest, enters).await,
+            None => {
+                let listed = self.store.list(Some(root)).try_collect().await;
+                listed.map_err(|e| StoreError::request("list", self, e))
+            }
+        }
     }
 }
 
@@ -249,9 +283,12 @@ impl Stores {
     /// Finds the store and the path that `address` (a path or a URL) means. Asks no store.
     ///
     /// # Errors
-    /// [`StoreError::Address`] when it is no path and no URL of a known scheme, or holds a password (over HTTP, a
-    /// query); [`StoreError::Setup`] when a setting of the store is missing in the environment.
+    /// [`StoreError::Address`] when it is empty, is no path and no URL of a known scheme, or holds a password or a
+    /// query; [`StoreError::Setup`] when a setting of the store is missing in the environment.
     pub fn locate(&self, address: &str) -> Result<Location, StoreError> {
+        if address.is_empty() {
+            return Err(StoreError::Address { address: "\"\"".to_owned(), reason: "is empty".to_owned() });
+        }
         match parse_url(address)? {
             Some(url) => self.locate_url(&url),
             None => self.locate_path(address),
@@ -276,8 +313,8 @@ impl Stores {
         if url.password().is_some() {
             return Err(wrong("has a password in it; put credentials into the environment"));
         }
-        if is_http(url) && url.query().is_some() {
-            return Err(wrong("has a query after `?`, which is not sent on; download the file first"));
+        if let Some(reason) = dropped(url) {
+            return Err(wrong(reason));
         }
         if url.scheme() == "file" {
             let path = url.to_file_path().map_err(|()| wrong("is no path of this machine"))?;
@@ -351,12 +388,35 @@ fn open_store<'a>(
 /// Characters of a store's own words that a message repeats: from their beginning, and from their end.
 const BRIEF: (usize, usize) = (200, 100);
 
-/// What a store said, in one line: a web server's page for people is left out, and the middle of a long answer.
+/// What a store said, in one line: of an answer in XML its status, code and message; a web server's page for people is
+/// left out, and the middle of a long answer.
 pub(crate) fn brief(said: &impl fmt::Display) -> String {
     let text = said.to_string();
+    if let Some(code) = element(&text, "Code") {
+        // Before it stand the request, which the address names as well, and the status.
+        let before = text.split('<').next().unwrap_or_default();
+        let status = before.rsplit_once("status code: ").map_or(before, |(_, status)| status);
+        return [shortened(status.trim_end_matches([' ', '\n', ':'])), code.to_owned()]
+            .into_iter()
+            .chain(element(&text, "Message").map(shortened))
+            .filter(|said| !said.is_empty())
+            .collect::<Vec<_>>()
+            .join(": ");
+    }
     let lower = text.to_ascii_lowercase();
     let page = ["<!doctype html", "<html"].into_iter().filter_map(|tag| lower.find(tag)).min();
-    let text = page.map_or(text.as_str(), |at| text[..at].trim_end_matches([' ', '\n', ':']));
+    shortened(page.map_or(text.as_str(), |at| text[..at].trim_end_matches([' ', '\n', ':'])))
+}
+
+/// The first line in the first XML element of this name.
+fn element<'t>(text: &'t str, name: &str) -> Option<&'t str> {
+    let (_, rest) = text.split_once(&format!("<{name}>"))?;
+    let (inner, _) = rest.split_once(&format!("</{name}>"))?;
+    inner.trim().lines().next()
+}
+
+/// In one line, without the middle of a long text.
+fn shortened(text: &str) -> String {
     let line = text.lines().map(str::trim).filter(|line| !line.is_empty()).collect::<Vec<_>>().join(" ");
     let (first, last) = BRIEF;
     let count = line.chars().count();
@@ -385,6 +445,20 @@ fn local_store() -> Arc<dyn ObjectStore> {
 
 fn is_http(url: &Url) -> bool {
     matches!(url.scheme(), "http" | "https")
+}
+
+/// Why a URL is refused rather than taken without what follows its path: a token, or half of a name or pattern.
+fn dropped(url: &Url) -> Option<&'static str> {
+    let store = !matches!(ObjectStoreScheme::parse(url), Ok((ObjectStoreScheme::Http, _)));
+    match (url.query(), url.fragment()) {
+        (Some(_), _) if !store => Some("has a query after `?`, which is not sent on; download the file first"),
+        (Some(_), _) => Some(
+            "has a query after `?`; in a pattern use `*`, a `?` of a name is written %3F, and a SAS token goes into \
+             AZURE_STORAGE_SAS_TOKEN",
+        ),
+        (None, Some(_)) if store => Some("has a fragment after `#`; a `#` of a name is written %23"),
+        _ => None,
+    }
 }
 
 /// `scheme://host:port/` and, where the bucket stands in the path, the bucket too.
@@ -437,6 +511,7 @@ mod tests {
             ("a/../b c.txt".to_owned(), here.join("b c.txt").display().to_string()),
             ("/x/./y".to_owned(), "/x/y".to_owned()),
             ("file:///x/y%20z".to_owned(), "/x/y z".to_owned()),
+            ("file:///x/y%3Fz%231".to_owned(), "/x/y?z#1".to_owned()),
             ("s3://bucket/a/b.parquet".to_owned(), "s3://bucket/a/b.parquet".to_owned()),
             ("http://127.0.0.1:8000/a.txt".to_owned(), "http://127.0.0.1:8000/a.txt".to_owned()),
             ("https://example.org/a.txt".to_owned(), "https://example.org/a.txt".to_owned()),
@@ -450,7 +525,16 @@ mod tests {
     fn what_a_store_said_is_one_line() {
         let page = "404 Not Found: <!DOCTYPE html>\n<html>\n<body>nothing here</body>";
         assert_eq!(brief(&page), "404 Not Found");
-        assert_eq!(brief(&"<Error>\n  <Code>SlowDown</Code>\n</Error>"), "<Error> <Code>SlowDown</Code> </Error>");
+        assert_eq!(brief(&"<Error>\n  <Code>SlowDown</Code>\n</Error>"), "SlowDown");
+        // As Amazon's documentation of its error responses shows it, with the longest name of a bucket.
+        let answer = "<?xml version=\"1.0\" encoding=\"UTF-8\"?>\n<Error><Code>NoSuchBucket</Code>\
+                      <Message>The specified bucket does not exist</Message><BucketName>";
+        let said = format!(
+            "Object at location x not found: Error performing PUT https://{0}.s3.amazonaws.com/x in 1 s - Server \
+             returned non-2xx status code: 404 Not Found: {answer}{0}</BucketName><HostId>{0}{0}{0}</HostId></Error>",
+            "b".repeat(63)
+        );
+        assert_eq!(brief(&said), "404 Not Found: NoSuchBucket: The specified bucket does not exist");
         assert_eq!(brief(&"a  b"), "a  b");
         let long = format!("{}middle{}", "ä".repeat(250), "ö".repeat(250));
         assert_eq!(brief(&long), format!("{} … {}", "ä".repeat(200), "ö".repeat(100)));
@@ -474,12 +558,28 @@ mod tests {
             "s3://key:hunter2@bucket/x",
             "https://h/x?sig=hunter2",
             "http://[hunter2/x",
+            "s3://bucket/x?sig=hunter2",
+            "az://container/part-0?.txt?hunter2",
+            "https://a.blob.core.windows.net/c/x?sig=hunter2",
+            "file:///x?hunter2",
+            "gs://bucket/x#hunter2",
             "memory:///x",
+            "",
         ] {
             let error = stores().locate(address).unwrap_err();
             assert!(error.is_usage(), "{error}");
             assert!(!error.to_string().contains("hunter2"), "{error}");
         }
+    }
+
+    #[test]
+    fn what_follows_a_question_mark_is_not_dropped() {
+        let said = |address: &str| stores().locate(address).unwrap_err().to_string();
+        for address in ["s3://bucket/part-?.txt", "https://a.blob.core.windows.net/c/x?sig=s"] {
+            assert!(said(address).contains("in a pattern use `*`, a `?` of a name is written %3F"), "{address}");
+        }
+        assert!(said("https://h/x?a=b").contains("download the file first"));
+        assert!(said("").starts_with("\"\": is empty; give a local path"));
     }
 
     #[test]

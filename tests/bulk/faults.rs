@@ -18,10 +18,13 @@ use elmo_pipelines::{
     sink::Codec,
     stores::Stores,
 };
-use futures::{StreamExt, TryStreamExt, stream::BoxStream};
+use futures::{FutureExt, StreamExt, TryStreamExt, stream::BoxStream};
 use object_store::{
-    CopyOptions, GetOptions, GetResult, ListResult, MultipartUpload, ObjectMeta, ObjectStore, ObjectStoreExt,
-    PutMultipartOptions, PutOptions, PutPayload, PutResult, Result, UploadPart, memory::InMemory, path::Path,
+    CopyOptions, GetOptions, GetResult, ListResult, MultipartUpload, ObjectMeta, ObjectStore, ObjectStoreExt, PutMode,
+    PutMultipartOptions, PutOptions, PutPayload, PutResult, Result, UploadPart,
+    client::{HttpError, HttpErrorKind},
+    memory::InMemory,
+    path::Path,
 };
 
 use crate::common::{Hashing, job, run};
@@ -37,6 +40,8 @@ enum Fault {
     After,
     /// A list ends early, as if there were no more.
     Short,
+    /// The connection broke at a request that is not sent again by itself, before or after the server did it.
+    Reset { done: bool },
 }
 
 /// Which request fails, by its number since the store was made.
@@ -62,6 +67,11 @@ impl fmt::Display for Faulty {
     }
 }
 
+fn reset() -> object_store::Error {
+    let source = HttpError::new(HttpErrorKind::Interrupted, std::io::Error::from(std::io::ErrorKind::ConnectionReset));
+    object_store::Error::Generic { store: "faulty", source: Box::new(source) }
+}
+
 fn failure() -> object_store::Error {
     object_store::Error::Generic { store: "faulty", source: "503 Service Unavailable".into() }
 }
@@ -79,7 +89,18 @@ impl Faulty {
         match self.fault() {
             Fault::Before => Err(failure()),
             Fault::After => work.await.and(Err(failure())),
-            Fault::None | Fault::Short => work.await,
+            Fault::None | Fault::Short | Fault::Reset { .. } => work.await,
+        }
+    }
+
+    /// One that stores do not send again by themselves.
+    async fn change<T>(&self, work: impl Future<Output = Result<T>>) -> Result<T> {
+        match (self.plan)(self.requests.load(Ordering::SeqCst)) {
+            Fault::Reset { done } => {
+                self.requests.fetch_add(1, Ordering::SeqCst);
+                if done { work.await.and(Err(reset())) } else { Err(reset()) }
+            }
+            _ => self.request(work).await,
         }
     }
 }
@@ -87,7 +108,9 @@ impl Faulty {
 #[async_trait]
 impl ObjectStore for Faulty {
     async fn put_opts(&self, at: &Path, payload: PutPayload, options: PutOptions) -> Result<PutResult> {
-        self.request(self.inner.put_opts(at, payload, options)).await
+        let overwrites = options.mode == PutMode::Overwrite;
+        let put = self.inner.put_opts(at, payload, options);
+        if overwrites { self.request(put).await } else { self.change(put).await }
     }
 
     async fn put_multipart_opts(&self, at: &Path, options: PutMultipartOptions) -> Result<Box<dyn MultipartUpload>> {
@@ -105,7 +128,7 @@ impl ObjectStore for Faulty {
             let store = store.clone();
             async move {
                 let path = path?;
-                store.request(store.inner.delete(&path)).await.map(|()| path)
+                store.change(store.inner.delete(&path)).await.map(|()| path)
             }
         })
         .boxed()
@@ -113,7 +136,7 @@ impl ObjectStore for Faulty {
 
     fn list(&self, prefix: Option<&Path>) -> BoxStream<'static, Result<ObjectMeta>> {
         match self.fault() {
-            Fault::None => self.inner.list(prefix),
+            Fault::None | Fault::Reset { .. } => self.inner.list(prefix),
             Fault::Short => self.inner.list(prefix).take(1).boxed(),
             Fault::Before | Fault::After => futures::stream::once(async { Err(failure()) }).boxed(),
         }
@@ -121,7 +144,7 @@ impl ObjectStore for Faulty {
 
     async fn list_with_delimiter(&self, prefix: Option<&Path>) -> Result<ListResult> {
         match self.fault() {
-            Fault::None => self.inner.list_with_delimiter(prefix).await,
+            Fault::None | Fault::Reset { .. } => self.inner.list_with_delimiter(prefix).await,
             Fault::Short => {
                 let mut list = self.inner.list_with_delimiter(prefix).await?;
                 list.objects.truncate(1);
@@ -254,6 +277,21 @@ async fn any_request_may_fail() {
     }
 }
 
+/// Every request that creates, changes or deletes something breaks once, some of them before and some after they were
+/// applied; the job does not end, and nobody else was there.
+#[tokio::test(flavor = "multi_thread")]
+async fn broken_connections_do_not_end_a_job() {
+    let calm = without_job(undisturbed().await);
+    for which in 0..2 {
+        for done in [false, true] {
+            let store = inputs().await;
+            let plan = move |n| if n % 2 == which { Fault::Reset { done } } else { Fault::None };
+            attempt(Faulty::new(&store, Arc::new(plan))).await.unwrap();
+            assert!(without_job(outcome(&store).await) == calm, "{which}, {done}");
+        }
+    }
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn many_requests_may_fail() {
     let calm = without_job(undisturbed().await);
@@ -292,9 +330,11 @@ fn mixed(n: u64) -> u64 {
 async fn a_list_that_ends_early_does_not_change_a_job() {
     let calm = without_job(undisturbed().await);
     let store = inputs().await;
-    // Far enough that two parts are durable.
-    let stop = Faulty::new(&store, Arc::new(|n| if n > 17 { Fault::Before } else { Fault::None }));
-    attempt(stop).await.unwrap_err();
+    // Memory answers at once.
+    let (seen, second) = (Arc::clone(&store), Path::from("out/_elmo/part-00001.json"));
+    let two_are_durable = move || seen.head(&second).now_or_never().is_some_and(|found| found.is_ok());
+    let stop = move |_| if two_are_durable() { Fault::Before } else { Fault::None };
+    attempt(Faulty::new(&store, Arc::new(stop))).await.unwrap_err();
     a_minute_later(&store).await;
     let short = attempt(Faulty::new(&store, Arc::new(|_| Fault::Short))).await.unwrap_err();
     assert!(matches!(&short, Error::Manifest(ManifestError::Differs { .. })), "{short}");
@@ -319,9 +359,9 @@ async fn one_job_at_a_time_in_an_object_store() {
     assert!(matches!(&second, ManifestError::Locked { holder, .. } if holder.contains("last heard of")), "{second}");
     a_minute_later(&store).await;
     let mut second = Manifest::open(&output, &nothing(), false).await.unwrap();
-    let entry = |sha256: &str| {
+    let entry = |part: usize, sha256: &str| {
         let counts = elmo_pipelines::manifest::Counts::default();
-        let file = "part-00000.parquet".to_owned();
+        let file = format!("part-{part:05}.parquet");
         elmo_pipelines::manifest::PartEntry {
             file,
             start: Default::default(),
@@ -332,11 +372,11 @@ async fn one_job_at_a_time_in_an_object_store() {
             counts,
         }
     };
-    second.enter(entry("a")).await.unwrap();
+    second.enter(entry(0, "a")).await.unwrap();
     // The same work twice is no harm, other work is.
-    first.enter(entry("a")).await.unwrap();
-    second.enter(entry("b")).await.unwrap();
-    let overtaken = first.enter(entry("c")).await.unwrap_err();
+    first.enter(entry(0, "a")).await.unwrap();
+    second.enter(entry(1, "b")).await.unwrap();
+    let overtaken = first.enter(entry(1, "c")).await.unwrap_err();
     assert!(matches!(overtaken, ManifestError::Overtaken { .. }), "{overtaken}");
     second.close().await;
     Manifest::open(&output, &nothing(), false).await.unwrap().close().await;

@@ -12,6 +12,7 @@ use elmo::{
 use elmo_pipelines::{
     Error, Exit,
     bulk::{self, BulkJob},
+    manifest,
     report::{Progress, Silent, Snapshot},
     stage::{Pending, Stage},
     stores::Stores,
@@ -198,6 +199,80 @@ async fn lost_and_empty_entries_are_made_again() {
     assert!(parts(&place.path("cut")) == calm);
 }
 
+#[tokio::test(flavor = "multi_thread")]
+async fn totals_that_are_not_those_of_the_entries_are_made_again() {
+    let place = Place::new();
+    place.write("a.txt", lines(15));
+    run_local(&place.job("a.txt", "out")).await.unwrap();
+    let calm = fs::read_to_string(place.path("out/_elmo/done.json")).unwrap();
+    for totals in ["", "{", "{}", &calm.replace("\"rows_in\": 15", "\"rows_in\": 16")] {
+        place.write("out/_elmo/done.json", totals);
+        let stage = Hashing::default();
+        run(&place.job("a.txt", "out"), &stage, &stores()).await.unwrap();
+        assert_eq!(stage.rows.into_inner(), 0, "the parts are there");
+        assert_eq!(fs::read_to_string(place.path("out/_elmo/done.json")).unwrap(), calm);
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_account_that_was_cut_off_before_the_first_part_begins_anew() {
+    let place = Place::new();
+    place.write("a.txt", lines(15));
+    let job = place.job("a.txt", "out");
+    let outlook = async || {
+        let output = stores().locate(&job.output).unwrap();
+        let nothing = serde_json::from_str(r#"{"settings": {}, "inputs": []}"#).unwrap();
+        manifest::outlook(&output, &nothing, false).await
+    };
+    place.write("out/_elmo/job.json", "");
+    assert_eq!(outlook().await.unwrap(), manifest::Outlook::New);
+    run_local(&job).await.unwrap();
+    let calm = parts(&place.path("out"));
+    // With parts beside it, nobody knows what they are.
+    place.write("out/_elmo/job.json", "");
+    outlook().await.unwrap_err();
+    let error = run_local(&job).await.unwrap_err();
+    assert!(error.to_string().contains("_elmo/job.json: not an entry"), "{error}");
+    assert!(parts(&place.path("out")) == calm);
+    run_local(&BulkJob { overwrite: true, ..job }).await.unwrap();
+    assert!(parts(&place.path("out")) == calm);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn entries_that_do_not_follow_from_each_other_are_refused() {
+    let place = Place::new();
+    place.write("a.txt", lines(45));
+    let entry = |n: usize| place.path(&format!("out/_elmo/part-{n:05}.json"));
+    let copy = |from, to| assert!(fs::copy(entry(from), entry(to)).is_ok());
+    let meddle: [(&str, &dyn Fn()); 5] = [
+        // As long as the other, so that the part cannot tell.
+        ("part-00001.json", &|| {
+            fs::rename(entry(1), place.path("kept")).unwrap();
+            fs::rename(entry(2), entry(1)).unwrap();
+            fs::rename(place.path("kept"), entry(2)).unwrap();
+        }),
+        ("part-00002.json", &|| copy(1, 2)),
+        ("part-00003.json", &|| {
+            let copy = fs::read_to_string(entry(2)).unwrap().replace("part-00002", "part-00003");
+            fs::write(entry(3), copy).unwrap();
+        }),
+        ("part-00001.json", &|| {
+            let edited = fs::read_to_string(entry(1)).unwrap().replace("\"rows_in\": 10", "\"rows_in\": 9");
+            fs::write(entry(1), edited).unwrap();
+        }),
+        ("part-00005.json", &|| copy(4, 5)),
+    ];
+    for (named, meddle) in meddle {
+        let _ = fs::remove_dir_all(place.path("out"));
+        run_local(&place.job("a.txt", "out")).await.unwrap();
+        let calm = parts(&place.path("out"));
+        meddle();
+        let error = run_local(&place.job("a.txt", "out")).await.unwrap_err();
+        assert!(error.to_string().contains(&format!("{named}: not an entry of a manifest")), "{error}");
+        assert!(parts(&place.path("out")) == calm);
+    }
+}
+
 /// A stage that does something once, while the job runs.
 struct Meddling<F: Fn() + Send + Sync>(Hashing, F);
 
@@ -256,19 +331,37 @@ async fn the_next_file_s_faults_are_no_fault_of_a_complete_part() {
 async fn what_a_kill_leaves_half_written_is_removed() {
     let place = Place::new();
     place.write("a.txt", lines(15));
-    for name in [
+    let halves = [
         "part-00001.parquet#1",
         "_elmo/part-00001.json#2",
         "_elmo/partial.arrows#1",
         "mine.parquet#1",
         "_elmo/notes.json#1",
-    ] {
-        place.write(&format!("out/{name}"), "half");
-    }
+        "_elmo/part-notes.json#2",
+    ];
+    let leave = |output: &str| halves.iter().for_each(|name| place.write(&format!("{output}/{name}"), "half"));
+    let kept = ["_elmo", "mine.parquet#1", "part-00000.parquet", "part-00001.parquet"];
+    leave("out");
     run_local(&place.job("a.txt", "out")).await.unwrap();
-    assert_eq!(names(&place.path("out")), ["_elmo", "mine.parquet#1", "part-00000.parquet", "part-00001.parquet"]);
-    let entries = ["done.json", "job.json", "lock", "notes.json#1", "part-00000.json", "part-00001.json"];
+    // There was no account, so nobody knows whose this is.
+    assert_eq!(names(&place.path("out")), [&kept[..], &["part-00001.parquet#1"]].concat());
+    leave("out");
+    run_local(&place.job("a.txt", "out")).await.unwrap();
+    assert_eq!(names(&place.path("out")), kept);
+    let entries =
+        ["done.json", "job.json", "lock", "notes.json#1", "part-00000.json", "part-00001.json", "part-notes.json#2"];
     assert_eq!(names(&place.path("out/_elmo")), entries);
+    // Nothing goes from an output that is refused.
+    let other = BulkJob { rows_per_file: Some(5), ..place.job("a.txt", "out") };
+    leave("out");
+    leave("foreign");
+    place.write("foreign/mine.csv", "");
+    let before = [names(&place.path("out/_elmo")), names(&place.path("out"))];
+    run_local(&other).await.unwrap_err();
+    assert_eq!([names(&place.path("out/_elmo")), names(&place.path("out"))], before);
+    run_local(&place.job("a.txt", "foreign")).await.unwrap_err();
+    assert_eq!(names(&place.path("foreign")), ["_elmo", "mine.csv", "mine.parquet#1", "part-00001.parquet#1"]);
+    assert_eq!(names(&place.path("foreign/_elmo")).len(), 4);
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -294,14 +387,37 @@ async fn what_others_wrote_is_never_removed() {
     // Beside an output of ours: nothing is removed before everything was looked at.
     run_local(&place.job("a.txt", "ours")).await.unwrap();
     let before = parts(&place.path("ours"));
-    for name in ["_SUCCESS", "part-00009.parquet"] {
+    // Two parts there are, so the third name is one that no job was about to give.
+    for name in ["_SUCCESS", "part-00009.parquet", "part-00002.parquet"] {
         place.write(&format!("ours/{name}"), "of the user");
         let error = run_local(&BulkJob { overwrite: true, ..place.job("a.txt", "ours") }).await.unwrap_err();
-        assert!(error.to_string().contains(name), "{error}");
+        assert!(error.to_string().contains(&format!("holds {name}, which its job did not write")), "{error}");
         fs::remove_file(place.path(&format!("ours/{name}"))).unwrap();
         assert!(parts(&place.path("ours")) == before);
     }
+    // The part after the last entry of a job that was killed is its own, also when that entry was cut off.
+    place.write("ours/_elmo/part-00001.json", "");
+    place.write("ours/part-00002.parquet", "cut");
     run_local(&BulkJob { overwrite: true, ..place.job("a.txt", "ours") }).await.unwrap();
+    assert!(parts(&place.path("ours")) == before);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_output_that_is_a_file_is_refused() {
+    let place = Place::new();
+    place.write("a.txt", lines(15));
+    place.write("b.txt", lines(15));
+    for output in ["a.txt", "a.txt/x/y"] {
+        let job = place.job("b.txt", output);
+        let error = run_local(&job).await.unwrap_err();
+        assert_eq!(error.exit(), Exit::Usage, "{error}");
+        assert!(error.to_string().contains("a.txt is a file, and an output is a folder"), "{error}");
+        // A dry run says the same.
+        let output = stores().locate(&job.output).unwrap();
+        let nothing = serde_json::from_str(r#"{"settings": {}, "inputs": []}"#).unwrap();
+        let dry = manifest::outlook(&output, &nothing, false).await.unwrap_err();
+        assert_eq!(dry.to_string(), error.to_string());
+    }
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -139,7 +139,11 @@ impl Lease {
         let sent = Instant::now();
         let version = match location.put(holder(&id), PutMode::Create).await {
             Ok(put) => UpdateVersion { e_tag: put.e_tag, version: put.version },
-            Err(object_store::Error::AlreadyExists { .. }) => take_over(output, folder, &location, &id, LEASE).await?,
+            // Ours nevertheless, when the request was applied but its answer was lost; also below.
+            Err(object_store::Error::AlreadyExists { .. }) => match version_if_of(&location, &id).await? {
+                Some(version) => version,
+                None => take_over(output, folder, &location, &id, LEASE).await?,
+            },
             Err(e) => return Err(StoreError::request("lock", &location, e).into()),
         };
         Ok(Self { id, location, state: tokio::sync::Mutex::new(LeaseState { version, renewed: sent }) })
@@ -173,7 +177,6 @@ impl Lease {
         let sent = Instant::now();
         let version = match self.location.put(holder(&self.id), PutMode::Update(state.version.clone())).await {
             Ok(put) => UpdateVersion { e_tag: put.e_tag, version: put.version },
-            // Ours nevertheless, when an earlier renewal was applied but its answer was lost.
             Err(object_store::Error::Precondition { .. } | object_store::Error::NotFound { .. }) => {
                 self.version_if_ours().await?
             }
@@ -184,13 +187,8 @@ impl Lease {
     }
 
     async fn version_if_ours(&self) -> Result<UpdateVersion, ManifestError> {
-        let overtaken = || ManifestError::Overtaken { file: self.location.to_string() };
-        let meta = self.location.head().await?.ok_or_else(overtaken)?;
-        match read::<Holder>(&self.location).await {
-            Ok(Some(holder)) if holder.id == self.id => Ok(UpdateVersion { e_tag: meta.e_tag, version: meta.version }),
-            Ok(_) | Err(ManifestError::Broken { .. }) => Err(overtaken()),
-            Err(error) => Err(error),
-        }
+        let version = version_if_of(&self.location, &self.id).await?;
+        version.ok_or_else(|| ManifestError::Overtaken { file: self.location.to_string() })
     }
 
     /// Removes the lease, if it is still ours.
@@ -208,6 +206,16 @@ impl Lease {
 
 fn holder(id: &str) -> bytes::Bytes {
     serde_json::to_vec(&Holder { id: id.to_owned() }).unwrap_or_default().into()
+}
+
+/// The version of a lease whose holder is `id`.
+async fn version_if_of(location: &Location, id: &str) -> Result<Option<UpdateVersion>, ManifestError> {
+    let Some(meta) = location.head().await? else { return Ok(None) };
+    match read::<Holder>(location).await {
+        Ok(Some(holder)) if holder.id == id => Ok(Some(UpdateVersion { e_tag: meta.e_tag, version: meta.version })),
+        Ok(_) | Err(ManifestError::Broken { .. }) => Ok(None),
+        Err(error) => Err(error),
+    }
 }
 
 /// Takes a lease that nobody renews any more; of two that try, the store lets one.
@@ -228,7 +236,9 @@ async fn take_over(
     let version = UpdateVersion { e_tag: meta.e_tag, version: meta.version };
     match location.put(holder(id), PutMode::Update(version)).await {
         Ok(put) => Ok(UpdateVersion { e_tag: put.e_tag, version: put.version }),
-        Err(object_store::Error::Precondition { .. }) => Err(locked("it was faster".into())),
+        Err(object_store::Error::Precondition { .. } | object_store::Error::NotFound { .. }) => {
+            version_if_of(location, id).await?.ok_or_else(|| locked("it was faster".into()))
+        }
         Err(e) => Err(StoreError::request("lock", location, e).into()),
     }
 }
@@ -246,12 +256,80 @@ async fn store_time(folder: &Location, id: &str) -> Result<DateTime<Utc>, Manife
 mod tests {
     use super::*;
     use crate::{manifest::FOLDER, stores::Stores};
-    use object_store::memory::InMemory;
+    use futures::stream::BoxStream;
+    use object_store::{
+        CopyOptions, GetOptions, GetResult, ListResult, MultipartUpload, ObjectMeta, ObjectStore, PutMultipartOptions,
+        PutOptions, PutPayload, PutResult, Result, memory::InMemory, path::Path,
+    };
+
+    fn output_in(store: Arc<dyn ObjectStore>) -> Location {
+        let stores = Stores::with_settings([]);
+        stores.insert("memory://x", store);
+        stores.locate("memory://x/out").unwrap()
+    }
 
     fn output() -> Location {
-        let stores = Stores::with_settings([]);
-        stores.insert("memory://x", Arc::new(InMemory::new()));
-        stores.locate("memory://x/out").unwrap()
+        output_in(Arc::new(InMemory::new()))
+    }
+
+    /// A store that loses its answer to what was written, so that it is written again.
+    #[derive(Debug)]
+    struct Twice(InMemory);
+
+    impl std::fmt::Display for Twice {
+        fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+            f.write_str("Twice")
+        }
+    }
+
+    #[async_trait::async_trait]
+    impl ObjectStore for Twice {
+        async fn put_opts(&self, at: &Path, payload: PutPayload, options: PutOptions) -> Result<PutResult> {
+            self.0.put_opts(at, payload.clone(), options.clone()).await?;
+            self.0.put_opts(at, payload, options).await
+        }
+
+        async fn put_multipart_opts(
+            &self,
+            at: &Path,
+            options: PutMultipartOptions,
+        ) -> Result<Box<dyn MultipartUpload>> {
+            self.0.put_multipart_opts(at, options).await
+        }
+
+        async fn get_opts(&self, at: &Path, options: GetOptions) -> Result<GetResult> {
+            self.0.get_opts(at, options).await
+        }
+
+        fn delete_stream(&self, at: BoxStream<'static, Result<Path>>) -> BoxStream<'static, Result<Path>> {
+            self.0.delete_stream(at)
+        }
+
+        fn list(&self, prefix: Option<&Path>) -> BoxStream<'static, Result<ObjectMeta>> {
+            self.0.list(prefix)
+        }
+
+        async fn list_with_delimiter(&self, prefix: Option<&Path>) -> Result<ListResult> {
+            self.0.list_with_delimiter(prefix).await
+        }
+
+        async fn copy_opts(&self, from: &Path, to: &Path, options: CopyOptions) -> Result<()> {
+            self.0.copy_opts(from, to, options).await
+        }
+    }
+
+    #[tokio::test]
+    async fn a_job_does_not_lock_itself_out() {
+        let output = output_in(Arc::new(Twice(InMemory::new())));
+        let folder = output.child(FOLDER);
+        let first = Lease::take(&output, &folder).await.unwrap();
+        first.renew().await.unwrap();
+        take_over(&output, &folder, &first.location, "second", Duration::ZERO).await.unwrap();
+        let second = Holder { id: "second".to_owned() };
+        assert_eq!(read::<Holder>(&first.location).await.unwrap(), Some(second));
+        // What is the other's stays the other's.
+        assert!(matches!(first.renew().await, Err(ManifestError::Overtaken { .. })));
+        assert!(matches!(Lease::take(&output, &folder).await, Err(ManifestError::Locked { .. })));
     }
 
     #[tokio::test]

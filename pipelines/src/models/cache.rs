@@ -14,6 +14,7 @@ use object_store::{GetResult, ObjectStore, ObjectStoreExt};
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 use tempfile::TempDir;
+use tokio::io::AsyncWriteExt;
 use url::Url;
 
 use super::{HDF5, Models, ModelsError, OPTIONS, Role, SAFETENSORS, unzip::unzip};
@@ -86,7 +87,7 @@ impl Cache {
                 let draft = self.draft()?;
                 let wanted = Wanted { name, url: url.clone(), role };
                 let fetched = fetch(models, &wanted, draft.path()).await?;
-                self.publish(url, draft, vec![fetched])?
+                self.publish(url, draft, vec![fetched]).await?
             }
         };
         Ok(dir.join(name))
@@ -108,11 +109,16 @@ impl Cache {
         for name in ["vocab.txt", "softmax.safetensors", "mix.json", "warm_state.safetensors", "MODEL.md"] {
             files.extend(fetch_optional(models, &want(name, Role::Other)?, draft.path()).await?);
         }
-        self.publish(url, draft, files)
+        self.publish(url, draft, files).await
     }
 
     /// Unpacks a zip, once per content.
-    pub(super) fn unpack(&self, zip: &Path, name: &str) -> Result<PathBuf, ModelsError> {
+    pub(super) async fn unpack(&self, zip: &Path, name: &str) -> Result<PathBuf, ModelsError> {
+        let (cache, zip, name) = (self.clone(), zip.to_path_buf(), name.to_owned());
+        blocking(move || cache.unpack_here(&zip, &name)).await?
+    }
+
+    fn unpack_here(&self, zip: &Path, name: &str) -> Result<PathBuf, ModelsError> {
         let hash = hash_file(zip).map_err(|e| ModelsError::io(zip, e))?;
         let dir = self.content(&format!("zip-{}", &hash[..32]));
         if dir.is_dir() {
@@ -133,7 +139,8 @@ impl Cache {
         url: &Url,
         source: impl Fn(&str) -> Result<Url, ModelsError>,
     ) -> Result<Option<PathBuf>, ModelsError> {
-        let found = self.record(url).filter(|record| self.is_whole(record));
+        let (cache, of) = (self.clone(), url.clone());
+        let found = blocking(move || cache.record(&of).filter(|record| cache.is_whole(record))).await?;
         let Some(record) = found else {
             return if models.offline { Err(ModelsError::Offline(redact(url.as_str()))) } else { Ok(None) };
         };
@@ -168,7 +175,12 @@ impl Cache {
     }
 
     /// Makes a fetched draft visible under its content's name, then says that it is what `url` was.
-    fn publish(&self, url: &Url, draft: TempDir, files: Vec<Fetched>) -> Result<PathBuf, ModelsError> {
+    async fn publish(&self, url: &Url, draft: TempDir, files: Vec<Fetched>) -> Result<PathBuf, ModelsError> {
+        let (cache, url) = (self.clone(), url.clone());
+        blocking(move || cache.publish_here(&url, draft, files)).await?
+    }
+
+    fn publish_here(&self, url: &Url, draft: TempDir, files: Vec<Fetched>) -> Result<PathBuf, ModelsError> {
         let list: Vec<String> = files.iter().map(|f| format!("{} {}\n", f.sha256, f.name)).collect();
         let content = hex(Sha256::digest(list.concat()).as_slice())[..32].to_owned();
         let dir = self.content(&content);
@@ -209,6 +221,11 @@ impl Cache {
         fs::create_dir_all(&content).map_err(|e| ModelsError::write(&content, e))?;
         tempfile::Builder::new().prefix(".draft-").tempdir_in(&content).map_err(|e| ModelsError::write(&content, e))
     }
+}
+
+/// What takes long on a thread of its own, so that signals and other work are not kept waiting.
+async fn blocking<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> Result<T, ModelsError> {
+    tokio::task::spawn_blocking(work).await.map_err(|e| ModelsError::Internal(format!("the model cache failed: {e}")))
 }
 
 /// Renames a draft to its final name. If the same content stands there already, perhaps since a moment ago and from
@@ -254,19 +271,18 @@ async fn fetch(models: &Models<'_>, wanted: &Wanted, dir: &Path) -> Result<Fetch
 
 /// Writes a body to `target`; returns its size and hash.
 async fn save(got: GetResult, target: &Path, url: &str) -> Result<(u64, String), ModelsError> {
-    use io::Write;
     let failed = |e| ModelsError::write(target, e);
-    let mut file = fs::File::create_new(target).map_err(failed)?;
+    let mut file = tokio::fs::File::create_new(target).await.map_err(failed)?;
     let expected = got.meta.size;
     let mut stream = got.into_stream();
     let (mut hash, mut bytes) = (Sha256::new(), 0);
     while let Some(chunk) = stream.next().await {
         let chunk = chunk.map_err(|source| ModelsError::Fetch { url: url.to_owned(), source })?;
         hash.update(&chunk);
-        file.write_all(&chunk).map_err(failed)?;
+        file.write_all(&chunk).await.map_err(failed)?;
         bytes += chunk.len() as u64;
     }
-    file.sync_all().map_err(failed)?;
+    file.sync_all().await.map_err(failed)?;
     if bytes != expected {
         let source = format!("the connection ended after {bytes} of {expected} bytes").into();
         let source = object_store::Error::Generic { store: "download", source };

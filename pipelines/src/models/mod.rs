@@ -268,12 +268,12 @@ impl Models<'_> {
                 options: self.file(options, Role::Options).await?,
                 weights: self.file(weights, Role::Weights).await?,
             }),
-            ModelSpec::Whole(Place::Local(path)) => self.local(path),
+            ModelSpec::Whole(Place::Local(path)) => self.local(path).await,
             ModelSpec::Whole(Place::Remote(url)) => self.remote(url).await,
         }
     }
 
-    fn local(&self, path: &Path) -> Result<ModelFiles, ModelsError> {
+    async fn local(&self, path: &Path) -> Result<ModelFiles, ModelsError> {
         if path.is_dir() {
             return Ok(ModelFiles::Directory(path.to_path_buf()));
         }
@@ -281,14 +281,14 @@ impl Models<'_> {
             return Err(ModelsError::NotFound(path.display().to_string()));
         }
         Role::Zip.check_file(path, &path.display().to_string())?;
-        self.cache.unpack(path, &path.display().to_string()).map(ModelFiles::Directory)
+        self.cache.unpack(path, &path.display().to_string()).await.map(ModelFiles::Directory)
     }
 
     async fn remote(&self, url: &url::Url) -> Result<ModelFiles, ModelsError> {
         let is_zip = url.path().to_ascii_lowercase().ends_with(".zip");
         if is_zip {
             let zip = self.cache.file(self, url, Role::Zip).await?;
-            return self.cache.unpack(&zip, &redact(url.as_str())).map(ModelFiles::Directory);
+            return self.cache.unpack(&zip, &redact(url.as_str())).await.map(ModelFiles::Directory);
         }
         self.cache.directory(self, url).await.map(ModelFiles::Directory)
     }

@@ -6,7 +6,7 @@ use futures::{StreamExt, TryStreamExt};
 use object_store::{ObjectMeta, path::Path};
 
 use super::{Compression, Format, SourceError, format};
-use crate::stores::{Location, StoreError, Stores};
+use crate::stores::{Location, Stores};
 
 /// The word for lines on standard input.
 pub const STDIN: &str = "-";
@@ -173,13 +173,15 @@ fn folder_exists(location: &Location) -> bool {
 
 /// Files of a folder, to any depth, that we can read.
 async fn below(folder: &Location) -> Result<Vec<ObjectMeta>, SourceError> {
+    fn is_shown(name: &str) -> bool {
+        !name.starts_with(['.', '_'])
+    }
     let depth = folder.path.parts_count();
-    let wanted = |meta: &ObjectMeta| {
-        let hidden = |part: &str| part.starts_with(['.', '_']);
+    let listed = folder.below(&folder.path, usize::MAX, is_shown).await?;
+    Ok(sorted(listed, |meta| {
         format::of_name(meta.location.as_ref()).is_some()
-            && !meta.location.parts().skip(depth).any(|part| hidden(part.as_ref()))
-    };
-    sorted(folder, &folder.path, wanted).await
+            && meta.location.parts().skip(depth).all(|part| is_shown(part.as_ref()))
+    }))
 }
 
 /// Files that match a pattern; a name that is spelt out in the pattern may start with anything.
@@ -189,20 +191,17 @@ async fn matching(location: &Location, root: Path, input: &str) -> Result<Vec<Ob
         .map_err(|e| SourceError::Pattern { pattern: input.to_owned(), reason: e.msg.to_owned() })?;
     let options =
         glob::MatchOptions { case_sensitive: true, require_literal_separator: true, require_literal_leading_dot: true };
-    sorted(location, &root, |meta| pattern.matches_with(meta.location.as_ref(), options)).await
+    // Only `**` stands for folders, any other segment for one name.
+    let deepest = if text.contains("**") { usize::MAX } else { location.path.parts_count() - root.parts_count() };
+    let listed = location.below(&root, deepest, |_| true).await?;
+    Ok(sorted(listed, |meta| pattern.matches_with(meta.location.as_ref(), options)))
 }
 
-async fn sorted(
-    location: &Location,
-    root: &Path,
-    wanted: impl Fn(&ObjectMeta) -> bool,
-) -> Result<Vec<ObjectMeta>, SourceError> {
-    let listing = location.store.list(Some(root)).try_collect::<Vec<_>>().await;
-    let mut listed = listing.map_err(|e| StoreError::request("list", location, e))?;
+fn sorted(mut listed: Vec<ObjectMeta>, wanted: impl Fn(&ObjectMeta) -> bool) -> Vec<ObjectMeta> {
     listed.retain(wanted);
     listed.sort_by(|a, b| a.location.cmp(&b.location));
     listed.dedup_by(|a, b| a.location == b.location);
-    Ok(listed)
+    listed
 }
 
 /// The folder above the first segment with a wildcard; `None` when there is no wildcard.
@@ -270,6 +269,29 @@ mod tests {
         assert_eq!(names(dir.path(), &["a b [1].txt"]).await.unwrap(), ["a b [1].txt"]);
         assert_eq!(names(dir.path(), &["_tmp/x.txt"]).await.unwrap(), ["_tmp/x.txt"]);
         assert_eq!(names(dir.path(), &["b.txt", "*.txt"]).await.unwrap(), ["b.txt", "a b [1].txt", "a.txt"]);
+    }
+
+    /// Names as file systems allow them, but no path of a store.
+    #[tokio::test]
+    async fn names_and_links_that_nobody_asked_for_are_left_out() {
+        use std::os::unix::{ffi::OsStrExt, fs::symlink};
+        let dir = tempfile::tempdir().unwrap();
+        let root = dir.path();
+        touch(root, &["a.txt", "sub/b.txt", "sub/new\nline.txt", "new\nline/c.txt", "sub/deep/d.txt", "_elmo/e.txt"]);
+        fs::write(root.join(std::ffi::OsStr::from_bytes(b"latin-\xe9.txt")), "x\n").unwrap();
+        symlink(root, root.join("sub/up")).unwrap();
+        symlink(root.join("sub/self"), root.join("sub/self")).unwrap();
+        symlink(root.join("nowhere"), root.join("sub/nowhere")).unwrap();
+        symlink(root.join("sub"), root.join("linked")).unwrap();
+        let all = ["a.txt", "linked/b.txt", "linked/deep/d.txt", "sub/b.txt", "sub/deep/d.txt"];
+        assert_eq!(names(root, &[""]).await.unwrap(), all);
+        assert_eq!(names(root, &["**/*.txt"]).await.unwrap().len(), all.len() + 1, "a pattern sees _elmo too");
+        assert_eq!(names(root, &["*.txt"]).await.unwrap(), ["a.txt"]);
+        assert_eq!(names(root, &["*/*.txt"]).await.unwrap(), ["_elmo/e.txt", "linked/b.txt", "sub/b.txt"]);
+        // The same state by a walk and by a look at the file.
+        let stores = Stores::with_settings([]);
+        let files = list(&stores, &[root.display().to_string()], None).await.unwrap();
+        check_unchanged(files.iter()).await.unwrap();
     }
 
     #[tokio::test]

@@ -9,7 +9,7 @@ use std::{
     pin::{Pin, pin},
     sync::atomic::{AtomicBool, Ordering},
     task::{Context, Poll, ready},
-    time::Duration,
+    time::{Duration, Instant},
 };
 
 use async_trait::async_trait;
@@ -30,6 +30,8 @@ const CONNECT: Duration = Duration::from_secs(10);
 const SILENCE: Duration = Duration::from_secs(60);
 /// A request that failed is tried again until so long after the first try. Two tries of a silent store fit in.
 const RETRY_FOR: Duration = Duration::from_secs(120);
+/// Pauses between tries of a request that got no answer: the first, doubled each time, and the longest.
+const PAUSES: (Duration, Duration) = (Duration::from_millis(200), Duration::from_secs(10));
 /// Bytes a second of the slowest line on which a request with a long body has the time to be sent.
 const SLOWEST_UPLOAD: usize = 64 << 10;
 
@@ -40,6 +42,30 @@ pub(super) fn options() -> ClientOptions {
 
 pub(super) fn retries() -> RetryConfig {
     RetryConfig { retry_timeout: RETRY_FOR, ..RetryConfig::default() }
+}
+
+/// Sends a request again for as long as none of the tries is answered: the stores' clients leave that to the caller for
+/// requests that change something. Whether a try was applied, nobody knows then; the caller finds out by what the next
+/// one finds.
+pub(super) async fn until_answered<T, F: Future<Output = object_store::Result<T>>>(
+    request: impl Fn() -> F,
+) -> object_store::Result<T> {
+    let (began, (mut pause, longest)) = (Instant::now(), PAUSES);
+    loop {
+        match request().await {
+            Err(error) if is_unanswered(&error) && began.elapsed() + pause < RETRY_FOR => sleep(pause).await,
+            answer => return answer,
+        }
+        pause = longest.min(2 * pause);
+    }
+}
+
+/// Whether the connection broke or was silent before there was an answer. After other failures of a connection the
+/// request was not sent, and the stores' clients have tried again themselves.
+fn is_unanswered(error: &object_store::Error) -> bool {
+    let unanswered = |kind| matches!(kind, HttpErrorKind::Timeout | HttpErrorKind::Interrupted);
+    let mut reasons = std::iter::successors(Some(error as &dyn Error), |&reason| reason.source());
+    reasons.any(|reason| reason.downcast_ref::<HttpError>().is_some_and(|error| unanswered(error.kind())))
 }
 
 /// Makes clients that notice when nothing comes any more.
@@ -150,6 +176,11 @@ impl Body for WatchedBody {
 #[cfg(test)]
 mod tests {
     use object_store::client::HttpRequestBody;
+    #[cfg(feature = "aws")]
+    use {
+        object_store::{ObjectStoreExt, PutMode, aws::AmazonS3Builder, path::Path},
+        std::sync::{Arc, Mutex},
+    };
 
     use super::*;
 
@@ -209,6 +240,76 @@ mod tests {
             let error = get(store).await.unwrap_err();
             assert_eq!(error.kind(), HttpErrorKind::Timeout, "{store:?}");
             assert!(error.to_string().contains("no byte came"), "{error}");
+        }
+    }
+    /// S3 with room for one object, whose connection is reset once.
+    #[cfg(feature = "aws")]
+    #[derive(Debug, Clone)]
+    struct Resets {
+        /// After the request was applied, not before.
+        applied: bool,
+        reset: Arc<AtomicBool>,
+        object: Arc<Mutex<bool>>,
+    }
+
+    #[cfg(feature = "aws")]
+    impl HttpConnector for Resets {
+        fn connect(&self, _: &ClientOptions) -> object_store::Result<HttpClient> {
+            Ok(HttpClient::new(self.clone()))
+        }
+    }
+
+    #[cfg(feature = "aws")]
+    #[async_trait]
+    impl HttpService for Resets {
+        async fn call(&self, request: HttpRequest) -> Result<HttpResponse, HttpError> {
+            let reset = self.reset.swap(false, Ordering::SeqCst);
+            let failed = || HttpError::new(HttpErrorKind::Interrupted, io::Error::from(io::ErrorKind::ConnectionReset));
+            if reset && !self.applied {
+                return Err(failed());
+            }
+            let creates = request.method().as_str() == "PUT";
+            let there = std::mem::replace(&mut *self.object.lock().unwrap(), creates);
+            if reset {
+                return Err(failed());
+            }
+            let mut answer =
+                HttpResponse::new("<DeleteResult><Deleted><Key>x</Key></Deleted></DeleteResult>".to_owned().into());
+            if creates && there {
+                *answer.status_mut() = 412.try_into().unwrap();
+            }
+            answer.headers_mut().insert("etag", "e".parse().unwrap());
+            Ok(answer)
+        }
+    }
+
+    #[cfg(feature = "aws")]
+    #[tokio::test]
+    async fn requests_that_change_something_are_sent_again_when_the_connection_breaks() {
+        for applied in [false, true] {
+            let reset = || Arc::new(AtomicBool::new(true));
+            let resets = Resets { applied, reset: reset(), object: Arc::default() };
+            let builder = AmazonS3Builder::new().with_bucket_name("b").with_region("r").with_skip_signature(true);
+            let store = builder.with_http_connector(resets.clone()).build().unwrap();
+            let path = Path::from("x");
+            let create = || async {
+                let options = object_store::PutOptions::from(PutMode::Create);
+                object_store::ObjectStore::put_opts(&store, &path, "x".into(), options).await
+            };
+            // By itself, the store ends with the reset.
+            assert!(is_unanswered(&create().await.unwrap_err()));
+            *resets.object.lock().unwrap() = false;
+            resets.reset.store(true, Ordering::SeqCst);
+            match until_answered(create).await {
+                Ok(_) => assert!(!applied),
+                // What is there may be ours; the caller compares.
+                Err(object_store::Error::AlreadyExists { .. }) => assert!(applied),
+                Err(error) => panic!("{error}"),
+            }
+            assert!(*resets.object.lock().unwrap());
+            resets.reset.store(true, Ordering::SeqCst);
+            until_answered(|| store.delete(&path)).await.unwrap();
+            assert!(!*resets.object.lock().unwrap());
         }
     }
 }
