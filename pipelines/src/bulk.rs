@@ -338,15 +338,12 @@ impl Run<'_> {
             self.mend(manifest, stop).await?;
             cutter = self.cutter(manifest.position().unwrap_or_default());
         }
-        let mut put_aside = manifest.partial().head().await?.is_some();
         while manifest.position().is_some() {
             crash::before_part();
             let part = self.part(&mut cutter, manifest, manifest.parts.len(), stop).await?;
             manifest.enter(part).await?;
             crash::after_manifest();
-            if std::mem::take(&mut put_aside) {
-                manifest.partial().delete().await?;
-            }
+            manifest.remove_partial().await?;
             if cutter.is_closed() && cutter.is_at_end().await? {
                 return Err(self.interrupted(manifest.totals().rows_in));
             }

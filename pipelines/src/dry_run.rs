@@ -161,7 +161,11 @@ async fn probe(output: &Location) -> Result<()> {
         return tempfile::NamedTempFile::new_in(&folder).map(drop).map_err(|e| Error::io(&folder, e));
     }
     let probe = output.child(FOLDER).child(&format!("probe-{}", uuid::Uuid::new_v4()));
-    probe.put(Bytes::new(), PutMode::Create).await.map_err(|e| StoreError::request("write", &probe, e))?;
+    match probe.put(Bytes::new(), PutMode::Create).await {
+        // The name is ours alone: the first answer was lost.
+        Ok(_) | Err(object_store::Error::AlreadyExists { .. }) => {}
+        Err(e) => return Err(StoreError::request("write", &probe, e).into()),
+    }
     Ok(probe.delete().await?)
 }
 

@@ -1,8 +1,8 @@
 //! Everything that moves rows through ELMo, and the `elmo` binary.
 //!
 //! A command line becomes checked settings ([`cli`], [`config`]), a model is found and fetched ([`models`]), and a job
-//! runs. A bulk job ([`bulk`]) reads rows ([`source`]), adds columns ([`stage`]), writes files ([`sink`]) and keeps
-//! account of what is durable ([`manifest`]); all of them know files through [`stores`] only. What a person is told on
+//! runs. A bulk job ([`bulk`]) reads rows ([`source`]), adds columns ([`stage`]), writes files ([`sink`]) and keeps a
+//! manifest of what is durable ([`manifest`]); all of them know files through [`stores`] only. What a person is told on
 //! the way is in [`report`]; how it ends, in [`error`].
 
 pub mod bench;

@@ -1,4 +1,4 @@
-//! What is durable: the account of a bulk job, beside its output.
+//! What is durable: the manifest of a bulk job, beside its output.
 //!
 //! ```text
 //! OUTPUT/part-00000.parquet     data: nothing but Parquet lies in the folder itself
@@ -31,7 +31,7 @@ use crate::{
     stores::{Location, StoreError},
 };
 
-/// Folder of the account inside an output.
+/// Folder of the manifest inside an output.
 pub const FOLDER: &str = "_elmo";
 /// Rows of a part that is not complete.
 const PARTIAL: &str = "partial.arrows";
@@ -68,14 +68,14 @@ pub enum ManifestError {
         file: String,
     },
     /// There are files in the output that no manifest knows.
-    #[error("{output} holds {file}, {}", unknown(*account))]
+    #[error("{output} holds {file}, {}", unknown(*manifest))]
     Foreign {
         /// The output.
         output: String,
         /// One of the files.
         file: String,
         /// There is a manifest, which does not know it.
-        account: bool,
+        manifest: bool,
     },
     /// The output, or something above it, is a file.
     #[error("{output}: {file} is a file, and an output is a folder")]
@@ -107,8 +107,8 @@ pub enum ManifestError {
     },
 }
 
-fn unknown(account: bool) -> &'static str {
-    if account { "which its job did not write" } else { "but no account of a job" }
+fn unknown(manifest: bool) -> &'static str {
+    if manifest { "which its job did not write" } else { "but no manifest of a job" }
 }
 
 impl ManifestError {
@@ -303,7 +303,7 @@ impl PartEntry {
     }
 }
 
-/// The account of one job, opened and locked.
+/// The manifest of one job, opened and locked.
 #[derive(Debug)]
 pub struct Manifest {
     output: Location,
@@ -320,14 +320,14 @@ pub struct Manifest {
 }
 
 impl Manifest {
-    /// Opens the account of an output, or begins one; `overwrite` removes what an earlier job left.
+    /// Opens the manifest of an output, or begins one; `overwrite` removes what an earlier job left.
     ///
     /// # Errors
-    /// [`ManifestError::Locked`] when another job writes there, [`ManifestError::Differs`] when the account is of a job
-    /// with other settings or inputs, [`ManifestError::Foreign`] when files lie there that no account knows,
+    /// [`ManifestError::Locked`] when another job writes there, [`ManifestError::Differs`] when the manifest is of a job
+    /// with other settings or inputs, [`ManifestError::Foreign`] when files lie there that no manifest knows,
     /// [`ManifestError::NoFolder`] when a file is where the output should be, [`ManifestError::Broken`] when an entry
     /// cannot be parsed or does not follow from the one before it, [`ManifestError::Overtaken`] when another job begins
-    /// the account at the same moment, [`ManifestError::Store`] when the store fails.
+    /// the manifest at the same moment, [`ManifestError::Store`] when the store fails.
     pub async fn open(output: &Location, job: &Job, overwrite: bool) -> Result<Self, ManifestError> {
         check_folder(output)?;
         let folder = output.child(FOLDER);
@@ -348,12 +348,12 @@ impl Manifest {
         }
     }
 
-    /// Begins the account or reads it, now that nobody else does.
+    /// Begins the manifest or reads it, now that nobody else does.
     async fn take_up(&mut self, job: &Job, overwrite: bool) -> Result<(), ManifestError> {
         let name = self.folder.child("job.json");
         self.put_aside = self.partial().head().await?.is_some();
-        let account = name.head().await?.is_some();
-        if overwrite && account {
+        let manifest = name.head().await?.is_some();
+        if overwrite && manifest {
             self.remove().await?;
         }
         let then = match read::<Job>(&name).await {
@@ -369,7 +369,7 @@ impl Manifest {
             Some(then) if then == *job => self.resume().await?,
             Some(then) => return Err(then.differs(job, &self.output)),
         }
-        sweep(&self.output, account).await
+        sweep(&self.output, manifest).await
     }
 
     async fn begin(&mut self, name: &Location, job: &Job) -> Result<(), ManifestError> {
@@ -412,7 +412,7 @@ impl Manifest {
         Ok(done)
     }
 
-    /// Removes the parts and entries of an earlier job, entries last: a crash in between leaves an account that can be
+    /// Removes the parts and entries of an earlier job, entries last: a crash in between leaves a manifest that can be
     /// overwritten again. Looks first: where there is anything else, all of it stays.
     async fn remove(&mut self) -> Result<(), ManifestError> {
         let (parts, entries) = own_files(&self.output, &self.folder).await?;
@@ -432,7 +432,7 @@ impl Manifest {
     ///
     /// # Errors
     /// [`ManifestError::Overtaken`] when another job has taken the lease over, [`ManifestError::Vanished`] when the
-    /// local lock or the account is gone, [`ManifestError::Store`] when the store fails.
+    /// local lock or the manifest is gone, [`ManifestError::Store`] when the store fails.
     pub async fn hold(&self) -> Result<(), ManifestError> {
         self.lock.hold(&self.folder).await?;
         let job = self.folder.child("job.json");
@@ -442,7 +442,7 @@ impl Manifest {
         }
     }
 
-    /// Everything that the account speaks of is there.
+    /// Everything that the manifest speaks of is there.
     async fn check_whole(&self) -> Result<(), ManifestError> {
         let there = |objects: Vec<ObjectMeta>| -> HashMap<String, u64> {
             objects.into_iter().filter_map(|o| Some((o.location.filename()?.to_owned(), o.size))).collect()
@@ -568,12 +568,12 @@ fn number(name: &str, extension: &str) -> Option<usize> {
 }
 
 /// Removes what a killed job left half written: the local store writes `NAME#1` beside `NAME` and renames it. Beside
-/// the parts only where there was an account before: else nothing there is ours.
-async fn sweep(output: &Location, account: bool) -> Result<(), ManifestError> {
+/// the parts only where there was a manifest before: else nothing there is ours.
+async fn sweep(output: &Location, manifest: bool) -> Result<(), ManifestError> {
     let Some(output) = output.local_path() else { return Ok(()) };
     let swept = tokio::task::spawn_blocking(move || {
         remove_staged(&output.join(FOLDER), is_of_account)?;
-        if account { remove_staged(&output, |name| number(name, ".parquet").is_some()) } else { Ok(()) }
+        if manifest { remove_staged(&output, |name| number(name, ".parquet").is_some()) } else { Ok(()) }
     });
     swept.await.map_err(|e| StoreError::local("remove", std::path::Path::new(FOLDER), std::io::Error::other(e)))?
 }
@@ -597,7 +597,7 @@ fn is_of_account(name: &str) -> bool {
     matches!(name, "job.json" | "done.json" | PARTIAL) || number(name, ".json").is_some()
 }
 
-/// Reads the job and the parts of an output without locking it; `None` when there is no account. An entry that cannot
+/// Reads the job and the parts of an output without locking it; `None` when there is no manifest. An entry that cannot
 /// be read and is the last counts as not written, as for the job that goes on.
 ///
 /// # Errors
@@ -678,9 +678,9 @@ fn check_folder(output: &Location) -> Result<(), ManifestError> {
     }
 }
 
-fn foreign(output: &Location, file: &ObjectMeta, account: bool) -> ManifestError {
+fn foreign(output: &Location, file: &ObjectMeta, manifest: bool) -> ManifestError {
     let file = file.location.filename().unwrap_or_default().to_owned();
-    ManifestError::Foreign { output: output.to_string(), file, account }
+    ManifestError::Foreign { output: output.to_string(), file, manifest }
 }
 
 async fn check_empty(output: &Location) -> Result<(), ManifestError> {

@@ -215,7 +215,7 @@ async fn totals_that_are_not_those_of_the_entries_are_made_again() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn an_account_that_was_cut_off_before_the_first_part_begins_anew() {
+async fn a_manifest_that_was_cut_off_before_the_first_part_begins_anew() {
     let place = Place::new();
     place.write("a.txt", lines(15));
     let job = place.job("a.txt", "out");
@@ -343,7 +343,7 @@ async fn what_a_kill_leaves_half_written_is_removed() {
     let kept = ["_elmo", "mine.parquet#1", "part-00000.parquet", "part-00001.parquet"];
     leave("out");
     run_local(&place.job("a.txt", "out")).await.unwrap();
-    // There was no account, so nobody knows whose this is.
+    // There was no manifest, so nobody knows whose this is.
     assert_eq!(names(&place.path("out")), [&kept[..], &["part-00001.parquet#1"]].concat());
     leave("out");
     run_local(&place.job("a.txt", "out")).await.unwrap();
@@ -377,7 +377,7 @@ async fn what_others_wrote_is_never_removed() {
     let error = run_local(&anew).await.unwrap_err();
     assert!(error.to_string().contains(theirs), "{error}");
     assert!(place.path(&format!("out/{theirs}")).exists());
-    // Names like ours, but no account of a job that made them.
+    // Names like ours, but no manifest of a job that made them.
     place.write("like/part-00007.parquet", "of the user");
     for overwrite in [false, true] {
         let error = run_local(&BulkJob { overwrite, ..place.job("a.txt", "like") }).await.unwrap_err();
