@@ -142,7 +142,8 @@ fn csv_guess(head: Head<'_>) -> Result<Option<Schema>, Broken> {
     let fields = guessed.fields().iter().zip(rows.columns()).map(|(field, written)| {
         let kind = types::stored(&with_zone(field.data_type(), written));
         // What would be lost by the type, as later rows are asked, too.
-        let kind = if rows::convert(written, &kind).is_ok() { kind } else { DataType::Utf8 };
+        let holds = kind == DataType::Null || rows::convert(written, &kind).is_ok();
+        let kind = if holds { kind } else { DataType::Utf8 };
         Field::new(field.name(), kind, true)
     });
     Ok(Some(Schema::new(fields.collect::<Vec<_>>())))
