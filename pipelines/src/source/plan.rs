@@ -37,9 +37,13 @@ impl std::str::FromStr for Keep {
 }
 
 /// What columns of CSV and JSON files are that are kept.
+///
+/// Either way the first thousand rows say which columns a JSON file has, and which keys an object has: keys inside kept
+/// objects that only later rows have are left out without a word, as the reader looks for those it knows.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum KeptTypes {
-    /// Numbers, dates or booleans where the first thousand rows look so and lose nothing by it: `007` is a string.
+    /// Numbers, dates or booleans where the first thousand rows look so and lose nothing by it: `007` is a string. A
+    /// later value that loses something ends the job, with its row.
     #[default]
     Guess,
     /// Strings, as they are written; lists and objects of JSON keep their shape.
