@@ -30,8 +30,7 @@ pub(crate) struct Rows {
 }
 
 impl Rows {
-    /// Accepts Utf8, LargeUtf8, Utf8View, Binary (all four), dictionaries and runs of these, and lists of strings of all
-    /// kinds.
+    /// Accepts Utf8, LargeUtf8, Utf8View, Binary (all four), dictionaries and runs of these, and lists of strings.
     pub(crate) fn new(column: &ArrayRef) -> Result<Self> {
         match column.data_type() {
             DataType::Utf8

@@ -246,7 +246,7 @@ mod tests {
 
     use super::*;
 
-    /// Each byte is searched once: were the rest searched for every few rows, it would be more than 100 MB here, not 90 kB.
+    /// Each byte is searched once: were the rest searched for every few rows, it would be 100 MB here, not 90 kB.
     #[test]
     fn json_is_searched_for_escapes_once() {
         let text = "{\"a\": 1}\n".repeat(10_000);

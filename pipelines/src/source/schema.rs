@@ -1,8 +1,8 @@
 //! Which columns a file has, and of what type.
 //!
 //! Parquet and Arrow files say so. For CSV and JSON the types are guessed from the first thousand rows; a column in
-//! which nothing was seen takes the type of other files, or that of strings. Columns, and keys inside objects, that only
-//! later rows of a JSON file have are not read.
+//! which nothing was seen takes the type of other files, or that of strings. Columns,
+//! and keys inside objects, that only later rows of a JSON file have are not read.
 
 use std::{
     collections::{BTreeMap, HashMap, HashSet},
