@@ -30,7 +30,7 @@ pub(crate) struct Rows {
 }
 
 impl Rows {
-    /// Accepts Utf8, LargeUtf8, Utf8View, Binary (all three), dictionaries of these, and lists of strings.
+    /// Accepts Utf8, LargeUtf8, Utf8View, Binary (all four), dictionaries and runs of these, and lists of strings.
     pub(crate) fn new(column: &ArrayRef) -> Result<Self> {
         match column.data_type() {
             DataType::Utf8
@@ -41,6 +41,7 @@ impl Rows {
             | DataType::BinaryView
             | DataType::Null => Ok(Self { column: ArrayRef::clone(column), tokens: None }),
             DataType::Dictionary(_, values) => Self::new(&cast_to(column, values)?),
+            DataType::RunEndEncoded(_, values) => Self::new(&cast_to(column, values.data_type())?),
             DataType::FixedSizeBinary(_) => Self::new(&cast_to(column, &DataType::Binary)?),
             DataType::List(_) => {
                 let tokens = strings(column.as_list::<i32>().values())?;
@@ -116,6 +117,7 @@ fn strings(values: &ArrayRef) -> Result<ArrayRef> {
         DataType::LargeUtf8 | DataType::Utf8View | DataType::Dictionary(_, _) | DataType::Null => {
             cast_to(values, &DataType::Utf8)
         }
+        DataType::RunEndEncoded(_, words) => strings(&cast_to(values, words.data_type())?),
         other => Err(unsupported(&DataType::new_list(other.clone(), true))),
     }
 }

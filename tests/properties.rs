@@ -7,8 +7,8 @@ use arrow::{
         Array, ArrayRef, AsArray, BinaryArray, DictionaryArray, LargeBinaryArray, LargeStringArray, ListBuilder,
         StringArray, StringBuilder, StringViewArray,
     },
-    compute::concat,
-    datatypes::{Float32Type, Int32Type},
+    compute::{cast, concat},
+    datatypes::{DataType, Field, Float32Type, Int32Type},
 };
 use elmo::{
     ColumnEmbedder, Elmo, EmbedSpec, EmbedderSettings, ModelData,
@@ -242,10 +242,11 @@ fn every_encoding_gives_the_same_column() {
     let texts = [Some("The bank was steep."), None, Some(""), Some("  \t "), Some("Élan vital — “naïve”."), Some("a")];
     let plain: ArrayRef = Arc::new(StringArray::from(texts.to_vec()));
     let bytes: Vec<Option<&[u8]>> = texts.iter().map(|t| t.map(str::as_bytes)).collect();
-    let sliced = {
-        let padded = concat(&[&StringArray::from(vec!["before"]), plain.as_ref(), &StringArray::from(vec!["after"])]);
-        padded.unwrap().slice(1, texts.len())
-    };
+    let (before, after) = (StringArray::from(vec!["before"]), StringArray::from(vec!["after"]));
+    let padded = concat(&[&before, plain.as_ref(), &after]).unwrap();
+    let (ends, values) = (Field::new("run_ends", DataType::Int32, false), Field::new("values", DataType::Utf8, true));
+    let runs_of_text = DataType::RunEndEncoded(ends.into(), values.into());
+    let runs = |column: &ArrayRef| cast(column, &runs_of_text).unwrap();
     let dictionary: DictionaryArray<Int32Type> = texts.iter().copied().collect();
     let encodings: Vec<(&str, ArrayRef)> = vec![
         ("large", Arc::new(LargeStringArray::from(texts.to_vec()))),
@@ -253,7 +254,9 @@ fn every_encoding_gives_the_same_column() {
         ("binary", Arc::new(BinaryArray::from(bytes.clone()))),
         ("large binary", Arc::new(LargeBinaryArray::from(bytes))),
         ("dictionary", Arc::new(dictionary)),
-        ("sliced", sliced),
+        ("runs", runs(&plain)),
+        ("sliced runs", runs(&padded).slice(1, texts.len())),
+        ("sliced", padded.slice(1, texts.len())),
     ];
     for level in [Level::Sentence, Level::Token] {
         let columns = columns(&tiny(), EmbedSpec { level, ..EmbedSpec::default() });

@@ -1,9 +1,18 @@
 //! How the files are encoded, read from their footers.
 
+use std::sync::Arc;
+
+use arrow::{
+    array::{
+        ArrayRef, AsArray, Date64Array, ListArray, RecordBatch, StringArray, Time32SecondArray, TimestampSecondArray,
+    },
+    datatypes::{DataType, Field, TimestampMillisecondType},
+    ipc::writer::FileWriter,
+};
 use elmo::{EmbedSpec, spec::Level};
 use elmo_pipelines::{bulk::BulkJob, sink::Codec, source::Keep, stores::Stores};
 use parquet::{
-    basic::{Compression, Encoding},
+    basic::{Compression, Encoding, LogicalType, TimeUnit as ParquetUnit},
     file::{
         metadata::{PageIndexPolicy, ParquetMetaData, ParquetMetaDataReader},
         page_index::column_index::ColumnIndexMetaData,
@@ -75,4 +84,57 @@ async fn row_groups_end_by_bytes() {
     assert_eq!(rows, [84, 84, 84, 48]);
     run_local(&job("left-out", Keep::None)).await.unwrap();
     assert_eq!(metadata(&place, "left-out/part-00000.parquet").num_row_groups(), 1);
+}
+
+/// By the format's LogicalTypes.md, times have one of these; a bare integer would be a number to every other reader.
+#[tokio::test(flavor = "multi_thread")]
+async fn times_are_times_to_every_reader() {
+    let place = Place::new();
+    // 2024-02-29T12:00:00Z by `date -u -d @1709208000`.
+    let seconds = TimestampSecondArray::from(vec![1_709_208_000]);
+    let item = Arc::new(Field::new_list_field(DataType::Date64, true));
+    let date = Date64Array::from(vec![1_709_208_000_000]);
+    let list = ListArray::new(item, arrow::buffer::OffsetBuffer::from_lengths([1]), Arc::new(date.clone()), None);
+    let columns: [(&str, ArrayRef); 6] = [
+        ("text", Arc::new(StringArray::from(vec!["a"]))),
+        ("plain", Arc::new(seconds.clone())),
+        ("zoned", Arc::new(seconds.with_timezone("+02:00"))),
+        ("time", Arc::new(Time32SecondArray::from(vec![43_200]))),
+        ("date", Arc::new(date)),
+        ("list", Arc::new(list)),
+    ];
+    let rows = RecordBatch::try_from_iter(columns).unwrap();
+    let mut writer = FileWriter::try_new(Vec::new(), &rows.schema()).unwrap();
+    writer.write(&rows).unwrap();
+    place.write("a.arrow", writer.into_inner().unwrap());
+    run_local(&place.job("a.arrow", "a")).await.unwrap();
+    let millis = |is_utc| Some(LogicalType::timestamp(is_utc, ParquetUnit::MILLIS));
+    let time = Some(LogicalType::time(false, ParquetUnit::MILLIS));
+    let found = logical_types(&metadata(&place, "a/part-00000.parquet"));
+    assert_eq!(found[1..6], [millis(false), millis(true), time, millis(false), millis(false)]);
+    for column in ["plain", "zoned", "date"] {
+        let found = place.rows("a")[column].as_primitive::<TimestampMillisecondType>().value(0);
+        assert_eq!(found, 1_709_208_000_000, "{column}");
+    }
+    place.write("b.csv", "text,plain,utc,day\na,2024-02-29 12:00:00,2024-02-29T12:00:00Z,2024-02-29\n");
+    run_local(&place.job("b.csv", "b")).await.unwrap();
+    let found = logical_types(&metadata(&place, "b/part-00000.parquet"));
+    assert_eq!(found[1..4], [millis(false), millis(true), Some(LogicalType::Date)]);
+    for column in ["plain", "utc"] {
+        let found = place.rows("b")[column].as_primitive::<TimestampMillisecondType>().value(0);
+        assert_eq!(found, 1_709_208_000_000, "{column}");
+    }
+    let far: ArrayRef = Arc::new(TimestampSecondArray::from(vec![0, i64::MAX]));
+    let text: ArrayRef = Arc::new(StringArray::from(vec!["a", "b"]));
+    let rows = RecordBatch::try_from_iter([("text", text), ("far", far)]).unwrap();
+    let mut writer = FileWriter::try_new(Vec::new(), &rows.schema()).unwrap();
+    writer.write(&rows).unwrap();
+    place.write("c.arrow", writer.into_inner().unwrap());
+    let error = run_local(&place.job("c.arrow", "c")).await.unwrap_err().to_string();
+    assert!(error.contains("c.arrow: after row 1: ") && error.contains("\"far\""), "{error}");
+}
+
+fn logical_types(metadata: &ParquetMetaData) -> Vec<Option<LogicalType>> {
+    let columns = metadata.file_metadata().schema_descr().columns().iter();
+    columns.map(|column| column.logical_type_ref().cloned()).collect()
 }

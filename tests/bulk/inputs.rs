@@ -4,10 +4,12 @@ use std::sync::Arc;
 
 use arrow::{
     array::{
-        Array, ArrayRef, AsArray, DictionaryArray, Float32Array, Int64Array, LargeStringArray, ListArray, NullArray,
-        RecordBatch, StringArray, StringViewArray,
+        Array, ArrayRef, AsArray, Decimal128Array, DictionaryArray, FixedSizeBinaryArray, Float32Array, Int64Array,
+        IntervalMonthDayNanoArray, LargeStringArray, ListArray, NullArray, RecordBatch, StringArray, StringViewArray,
+        StructArray, UnionArray,
     },
-    datatypes::{Float64Type, Int8Type, Int32Type},
+    compute::cast,
+    datatypes::{DataType, Field, Float64Type, Int8Type, Int32Type, IntervalMonthDayNano, UnionFields},
     ipc::writer::{FileWriter, StreamWriter},
 };
 use async_compression::tokio::write::{GzipEncoder, ZstdEncoder};
@@ -22,7 +24,7 @@ use elmo_pipelines::{
 use parquet::arrow::ArrowWriter;
 use tokio::io::AsyncWriteExt;
 
-use crate::common::{Hashing, Place, assert_own_vectors, run, run_local, strings, vectors};
+use crate::common::{Hashing, Place, assert_own_vectors, hashed, run, run_local, strings, vectors};
 
 const TEXTS: [&str; 5] = ["first", "two words", "", "with \"quotes\", a comma", "naïve 日本語 🙂 \u{20000}"];
 
@@ -157,7 +159,14 @@ async fn a_line_that_is_no_utf8_is_that_rows_fault_alone() {
 async fn every_encoding_of_strings() {
     let place = Place::new();
     let words: Vec<Option<&str>> = vec![Some("a"), None, Some("a"), Some("a long one that no view holds inline")];
-    let columns: [(&str, ArrayRef); 4] = [
+    let plain: ArrayRef = Arc::new(StringArray::from(words.clone()));
+    let runs = |end| {
+        let (ends, values) = (Field::new("run_ends", end, false), Field::new("values", DataType::Utf8, true));
+        cast(&plain, &DataType::RunEndEncoded(ends.into(), values.into())).unwrap()
+    };
+    let columns: [(&str, ArrayRef); 6] = [
+        ("runs16", runs(DataType::Int16)),
+        ("runs64", runs(DataType::Int64)),
         ("utf8", Arc::new(StringArray::from(words.clone()))),
         ("large", Arc::new(LargeStringArray::from(words.clone()))),
         ("view", Arc::new(StringViewArray::from(words.clone()))),
@@ -172,7 +181,105 @@ async fn every_encoding_of_strings() {
     }
     run_local(&place.job("*.arrow", "mixed")).await.unwrap();
     let once = expected.unwrap();
-    assert_eq!(vectors(&place.rows("mixed")), [once.clone(), once.clone(), once.clone(), once].concat());
+    assert_eq!(vectors(&place.rows("mixed")), vec![once; 6].concat());
+    let bytes = [Some("four"), None, Some("fün")].map(|word| word.map(str::as_bytes));
+    let fixed = FixedSizeBinaryArray::try_from_sparse_iter_with_size(bytes.into_iter(), 4).unwrap();
+    place.write("fixed/a.arrow", arrow_file(&batch(Arc::new(fixed))));
+    run_local(&place.job("fixed", "out-fixed")).await.unwrap();
+    assert_eq!(vectors(&place.rows("out-fixed")), [Some(hashed(b"four")), None, Some(hashed("fün".as_bytes()))]);
+}
+
+/// Lists are tokens in each of Arrow's five layouts, of strings in any encoding.
+#[tokio::test(flavor = "multi_thread")]
+async fn every_layout_of_lists() {
+    let place = Place::new();
+    let stores = Stores::with_settings([]);
+    let tiny = crate::common::tiny(EmbedSpec::default());
+    let mut builder = arrow::array::ListBuilder::new(arrow::array::StringBuilder::new());
+    for _ in 0..2 {
+        builder.append_value([Some("It"), Some("rained")]);
+        builder.append_null();
+    }
+    let list: ArrayRef = Arc::new(builder.finish());
+    let item = |kind| Arc::new(Field::new_list_field(kind, true));
+    let (ends, values) = (Field::new("run_ends", DataType::Int32, false), Field::new("values", DataType::Utf8, true));
+    let kinds = [
+        DataType::List(item(DataType::Utf8)),
+        DataType::LargeList(item(DataType::LargeUtf8)),
+        DataType::FixedSizeList(item(DataType::Utf8), 2),
+        DataType::ListView(item(DataType::Utf8View)),
+        DataType::LargeListView(item(DataType::Utf8)),
+        DataType::List(item(DataType::RunEndEncoded(ends.into(), values.into()))),
+        DataType::List(item(DataType::Dictionary(Box::new(DataType::Int8), Box::new(DataType::Utf8)))),
+    ];
+    place.write("text.jsonl", "{\"text\": \"It rained\"}\n");
+    run(&place.job("text.jsonl", "expected"), tiny.as_ref(), &stores).await.unwrap();
+    let expected = vectors(&place.rows("expected")).remove(0);
+    for (n, kind) in kinds.iter().enumerate() {
+        let column = cast(&list, kind).unwrap().slice(1, 3);
+        place.write(&format!("in/{n}.arrow"), arrow_file(&batch(Arc::clone(&column))));
+        run(&place.job(&format!("in/{n}.arrow"), &format!("out{n}")), tiny.as_ref(), &stores).await.unwrap();
+        assert_eq!(vectors(&place.rows(&format!("out{n}"))), [None, expected.clone(), None], "{kind}");
+    }
+    run(&BulkJob { keep: Keep::None, ..place.job("in", "all") }, tiny.as_ref(), &stores).await.unwrap();
+    assert_eq!(place.rows("all").num_rows(), 3 * kinds.len());
+}
+
+/// What Parquet cannot hold is refused before anything is embedded, a dry run included; see the format's
+/// LogicalTypes.md.
+#[tokio::test(flavor = "multi_thread")]
+async fn kept_columns_that_parquet_cannot_hold() {
+    let place = Place::new();
+    let stores = Stores::with_settings([]);
+    let numbers: ArrayRef = Arc::new(Int64Array::from(vec![1]));
+    let fields = UnionFields::try_new([0], [Field::new("a", DataType::Int64, true)]).unwrap();
+    let union = UnionArray::try_new(fields, vec![0].into(), None, vec![Arc::clone(&numbers)]).unwrap();
+    let union: ArrayRef = Arc::new(union);
+    let inside =
+        StructArray::from(vec![(Arc::new(Field::new("u", union.data_type().clone(), true)), Arc::clone(&union))]);
+    let decimal = Decimal128Array::from(vec![1]).with_precision_and_scale(5, -2).unwrap();
+    let interval = IntervalMonthDayNanoArray::from(vec![IntervalMonthDayNano::new(1, 2, 3)]);
+    let columns: [ArrayRef; 5] = [
+        union,
+        Arc::new(inside),
+        Arc::new(decimal),
+        Arc::new(interval),
+        Arc::new(StructArray::new_empty_fields(1, None)),
+    ];
+    let mut files = vec![
+        ("a.jsonl".to_owned(), b"{\"text\": \"a\", \"odd\": {}}\n".to_vec()),
+        ("b.jsonl".to_owned(), b"{\"text\": \"a\", \"odd\": 1}\n{\"text\": \"a\", \"odd\": {\"x\": 1}}\n".to_vec()),
+    ];
+    for (n, odd) in columns.into_iter().enumerate() {
+        let text: ArrayRef = Arc::new(StringArray::from(vec!["a"]));
+        let rows = RecordBatch::try_from_iter([("text", text), ("odd", odd)]).unwrap();
+        files.push((format!("{n}.arrow"), arrow_file(&rows)));
+    }
+    for (name, content) in files {
+        place.write(&name, content);
+        let job = place.job(&name, &format!("out-{name}"));
+        let ran = run_local(&job).await.unwrap_err();
+        let dry = dry_run(&job, &Hashing::default(), &stores).await.unwrap_err();
+        for error in [ran, dry] {
+            assert_eq!(error.exit(), Exit::Input);
+            let said = error.to_string();
+            assert!(said.contains(&name) && said.contains("\"odd\"") && said.contains("--keep"), "{said}");
+        }
+        run_local(&BulkJob { keep: Keep::Columns(vec!["text".into()]), ..job }).await.unwrap();
+    }
+}
+
+/// Python writes half a pair of UTF-16 for what was no character: json.dumps("a\ud800b").
+#[tokio::test(flavor = "multi_thread")]
+async fn half_a_pair_of_json_is_replaced_wherever_it_comes() {
+    let place = Place::new();
+    let row = "{\"text\": \"a\\ud800b\", \"k\": [\"\\udc00\"]}\n";
+    let plain = "{\"text\": \"a\", \"k\": [\"b\"]}\n".repeat(1500);
+    place.write("a.jsonl", format!("{row}{plain}{row}"));
+    let report = run_local(&large(place.job("a.jsonl", "out"))).await.unwrap();
+    assert_eq!((report.counts.rows_out, report.counts.errors), (1502, 0));
+    let texts = strings(&place.rows("out"), "text");
+    assert_eq!([texts[0].as_deref(), texts[1501].as_deref()], [Some("a\u{fffd}b"); 2]);
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -236,6 +343,77 @@ async fn what_is_wrong_is_named_with_file_and_row() {
     assert!(error.to_string().contains("the file is cut off"), "{error}");
 }
 
+/// Rows are counted from 0, behind the header; a cell of two lines is no row more.
+#[tokio::test(flavor = "multi_thread")]
+async fn the_row_that_is_named_is_the_broken_one() {
+    let place = Place::new();
+    let csv = |rows: usize, broken: &str| {
+        format!("text,n\n\"two\nlines\",1\n{}{broken}\na,1\n", "a,1\n".repeat(rows - 1)).into_bytes()
+    };
+    let json = |rows: usize, broken: &str| {
+        format!("{}{broken}\n{{\"text\": \"a\", \"n\": 1}}\n", "{\"text\": \"a\", \"n\": 1}\n".repeat(rows))
+            .into_bytes()
+    };
+    for rows in [5, 998, 1501, 1502, 1503, 1504] {
+        let mut latin1 = csv(rows, "?,1");
+        let at = latin1.iter().position(|&byte| byte == b'?').unwrap();
+        latin1[at] = 0xff;
+        for (n, (extension, content)) in [
+            ("csv", csv(rows, "a")),
+            ("csv", csv(rows, "a,1,2")),
+            ("csv", latin1),
+            ("jsonl", json(rows, "{\"text\": \"a\", \"n\": }")),
+            ("jsonl", json(rows, "]")),
+        ]
+        .into_iter()
+        .enumerate()
+        {
+            let name = format!("{rows}-{n}.{extension}");
+            place.write(&name, content);
+            let error = run_local(&large(place.job(&name, &format!("out-{name}")))).await.unwrap_err().to_string();
+            assert!(error.contains(&format!("after row {rows}: ")) && !error.contains("for line"), "{error}");
+        }
+        // In the rows that are looked at, such a value only makes the column one of strings.
+        let name = format!("{rows}.csv");
+        place.write(&name, csv(rows, "a,x"));
+        let ran = run_local(&large(place.job(&name, &format!("out-{name}")))).await;
+        let error = ran.err().map(|error| error.to_string());
+        assert_eq!(error.is_some(), rows > 1000, "{error:?}");
+        let named = |said: String| said.contains(&format!("after row {rows}: ")) && said.contains("column \"n\"");
+        assert!(error.is_none_or(named));
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_remedy_is_for_what_is_broken() {
+    let place = Place::new();
+    let packed = zstd(&lots()).await;
+    let (parquet, arrow) = (parquet(&batch(text())), arrow_file(&batch(text())));
+    let utf16: Vec<u8> = "\u{feff}text\na\n".encode_utf16().flat_map(u16::to_le_bytes).collect();
+    let swapped: Vec<u8> = utf16.chunks(2).flat_map(|pair| [pair[1], pair[0]]).collect();
+    let damaged = "fetch or make it again";
+    for (name, content, said) in [
+        ("a.txt.zst", &packed[..packed.len() / 2], damaged),
+        ("b.csv.gz", b"not gzip at all", damaged),
+        ("c.parquet", &parquet[..parquet.len() - 9], damaged),
+        ("d.arrow", &arrow[..arrow.len() / 2], damaged),
+        ("e.csv", &utf16, "iconv -f utf-16 "),
+        ("f.jsonl", &swapped, "iconv -f utf-16 "),
+        ("g.csv", b"text\n\xff\n", "iconv -f latin1 "),
+        ("h.jsonl", b"{\"text\": \"\xff\"}\n", "iconv -f latin1 "),
+    ] {
+        place.write(name, content);
+        let error = run_local(&place.job(name, &format!("out-{name}"))).await.unwrap_err();
+        let help = error.help().unwrap_or_default();
+        assert!(help.contains(said) && !help.contains("--types"), "{name}: {error}; {help}");
+    }
+}
+
+/// The rows of a whole file at once.
+fn large(job: BulkJob) -> BulkJob {
+    BulkJob { window_rows: 2000, rows_per_file: Some(2000), ..job }
+}
+
 fn lots() -> Vec<u8> {
     crate::common::lines(1000).into_bytes()
 }
@@ -262,6 +440,17 @@ async fn rows_are_counted_without_reading_everything() {
     let plan = dry_run(&place.job("in", "no/such/folder"), &Hashing::default(), &stores).await.unwrap();
     assert_eq!((plan.rows, plan.rows_exact, plan.files), (52_005, true, 4));
     assert!(!place.path("no").exists());
+}
+
+/// Parquet stores equal texts once, so that its footer says little about their size.
+#[tokio::test(flavor = "multi_thread")]
+async fn the_size_of_texts_that_parquet_stores_once() {
+    let place = Place::new();
+    let texts: ArrayRef = Arc::new(StringArray::from_iter_values((0..20_000).map(|i| "x".repeat(100 + i % 2))));
+    place.write("a.parquet", parquet(&batch(texts)));
+    let stores = Stores::with_settings([]);
+    let plan = dry_run(&place.job("a.parquet", "out"), &Hashing::default(), &stores).await.unwrap();
+    assert_eq!((plan.rows, plan.rows_exact, plan.text_bytes), (20_000, true, 2_010_000));
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -327,17 +516,33 @@ async fn numbers_that_would_change_are_refused_with_their_row() {
         ("c.jsonl", json("0.5", long)),
         ("d.jsonl", json("{\"x\": [0.5]}", &format!("{{\"x\": [1, {long}]}}"))),
         ("e.jsonl", json("{\"x\": 5}", "{\"x\": \"007\"}")),
+        ("f.csv", csv("0.5", "1e400")),
+        ("g.csv", csv("0.5", "0.1234567890123456789")),
+        ("h.csv", csv("2024-01-01", "2024-01-01T10:30:00")),
+        ("i.csv", csv("2024-01-01 10:30:00", "2024-01-01 10:30:00.0001")),
+        ("j.csv", csv("2024-01-01T10:30:00Z", "2024-01-01T10:30:00+02:00")),
+        ("k.csv", csv("2024-01-01T10:30:00", "2024-01-01T10:30:00Z")),
+        ("l.csv", csv("true", "yes")),
+        ("m.jsonl", json("0.5", "1e400")),
+        ("n.jsonl", json("{\"x\": [0.5]}", "{\"x\": [12345678901234567890]}")),
+        ("o.jsonl", json("{\"x\": [{\"y\": 5}]}", "{\"x\": [{\"y\": 12345678901234567890}]}")),
+        ("p.jsonl", json("true", "\"yes\"")),
     ] {
         place.write(name, content);
-        let error = run_local(&place.job(name, &format!("out-{name}"))).await.unwrap_err();
+        let error = run_local(&large(place.job(name, &format!("out-{name}")))).await.unwrap_err();
         let said = format!("{error} {}", error.help().unwrap_or_default());
         assert!(
             said.contains("after row 1002: ") && said.contains("\"n\"") && said.contains("--types string"),
             "{said}"
         );
-        let written = BulkJob { types: KeptTypes::Strings, ..place.job(name, &format!("written-{name}")) };
+        let written = BulkJob { types: KeptTypes::Strings, ..large(place.job(name, &format!("written-{name}"))) };
         run_local(&written).await.unwrap();
     }
+    // In the rows that are looked at, inside a list.
+    place.write("list.jsonl", "{\"text\": \"a\", \"n\": [1]}\n{\"text\": \"a\", \"n\": [12345678901234567890]}\n");
+    let error = run_local(&place.job("list.jsonl", "out-list")).await.unwrap_err();
+    let said = format!("{error} {}", error.help().unwrap_or_default());
+    assert!(said.contains("after row 1: ") && said.contains("\"n\"") && said.contains("--types string"), "{said}");
     // Integers in one file, fractions in another: the column is Float64, which must hold them all.
     place.write("ints/a.csv", format!("text,n\na,{long}\n"));
     place.write("ints/b.csv", "text,n\na,0.5\n");

@@ -5,7 +5,7 @@ use std::sync::atomic::Ordering;
 use arrow::{array::RecordBatch, csv, datatypes::SchemaRef, error::ArrowError, json};
 use tokio::io::AsyncBufReadExt;
 
-use super::{Format, InputFile, SourceError, bytes, escapes::Escapes, ipc::Ipc, lines::Lines};
+use super::{Format, InputFile, SourceError, bytes, escapes::Escapes, ipc::Ipc, lines::Lines, reason::csv_row};
 
 /// A line of text may have this many bytes. More is a damaged file or a bomb, and several copies must fit into memory.
 pub(super) const ROW_BYTES_MAX: usize = 256 << 20;
@@ -28,6 +28,10 @@ pub(super) trait Decode: Send {
     }
     /// The rows that are complete, if any.
     fn flush(&mut self) -> Result<Option<RecordBatch>, ArrowError>;
+    /// After an error of `decode`: rows before the broken one that were not flushed, as far as the decoder knows.
+    fn waiting(&self) -> usize {
+        0
+    }
 }
 
 struct Csv {
@@ -86,6 +90,9 @@ impl Quotes {
 struct Json {
     decoder: json::reader::Decoder,
     escapes: Escapes,
+    /// How many of the bytes that come are known to need no rewriting: the decoder takes a few rows at a time, and to
+    /// search all that it leaves each time would take the square of it.
+    plain: usize,
     /// Bytes with pairs of escapes replaced, and how many of them the decoder took.
     rewritten: Vec<u8>,
     taken: usize,
@@ -93,6 +100,10 @@ struct Json {
 }
 
 impl Json {
+    fn new(decoder: json::reader::Decoder) -> Self {
+        Self { decoder, escapes: Escapes::default(), plain: 0, rewritten: Vec::new(), taken: 0, full: false }
+    }
+
     /// Gives the decoder what was rewritten.
     fn push(&mut self) -> Result<(), ArrowError> {
         self.taken += self.decoder.decode(&self.rewritten[self.taken..])?;
@@ -107,18 +118,28 @@ impl Json {
 
 impl Decode for Json {
     fn decode(&mut self, bytes: &[u8]) -> Result<usize, ArrowError> {
-        if self.rewritten.is_empty() {
-            if self.escapes.is_plain(bytes) {
-                let used = self.decoder.decode(bytes)?;
-                self.full = used < bytes.len();
-                return Ok(used);
-            }
-            self.escapes.rewrite(bytes, &mut self.rewritten);
+        if !self.rewritten.is_empty() {
             self.push()?;
-            return Ok(bytes.len());
+            return Ok(0);
         }
+        if self.plain == 0 && self.escapes.is_plain(bytes) {
+            self.plain = bytes.len();
+        }
+        if self.plain > 0 {
+            let known = &bytes[..self.plain.min(bytes.len())];
+            let used = self.decoder.decode(known)?;
+            self.full = used < known.len();
+            self.plain -= used;
+            return Ok(used);
+        }
+        self.escapes.rewrite(bytes, &mut self.rewritten);
         self.push()?;
-        Ok(0)
+        Ok(bytes.len())
+    }
+
+    fn waiting(&self) -> usize {
+        // The decoder counts the row that it is in.
+        self.decoder.len().saturating_sub(1)
     }
 
     fn is_full(&self, _: usize, _: usize) -> bool {
@@ -160,8 +181,7 @@ impl Decoded {
             Format::Json => {
                 let wanted = schema.project(read).map_err(malformed)?;
                 let builder = json::ReaderBuilder::new(wanted.into()).with_batch_size(BATCH_ROWS);
-                let decoder = builder.with_coerce_primitive(true).build_decoder().map_err(malformed)?;
-                Box::new(Json { decoder, escapes: Escapes::default(), rewritten: Vec::new(), taken: 0, full: false })
+                Box::new(Json::new(builder.with_coerce_primitive(true).build_decoder().map_err(malformed)?))
             }
             Format::Arrow => Box::new(Ipc::new(read.to_vec())),
             // Parquet is read from its end, by its own reader.
@@ -183,7 +203,7 @@ impl Decoded {
 
     /// The next rows; `row` counts those before, for messages.
     pub(super) async fn next(&mut self, file: &InputFile, row: u64) -> Result<Option<RecordBatch>, SourceError> {
-        let malformed = |e: ArrowError| SourceError::malformed(file, row, e);
+        let malformed = |e: ArrowError| SourceError::malformed(file, csv_row(&e).unwrap_or(row), e);
         loop {
             let bytes = self.bytes.fill_buf().await.map_err(|e| bytes::read_error(file, row, e))?;
             if bytes.is_empty() {
@@ -191,7 +211,13 @@ impl Decoded {
                 return self.decoder.flush().map_err(malformed);
             }
             let offered = bytes.len();
-            let used = self.decoder.decode(bytes).map_err(malformed)?;
+            let used = match self.decoder.decode(bytes) {
+                Ok(used) => used,
+                Err(e) => {
+                    let row = csv_row(&e).unwrap_or(row + self.decoder.waiting() as u64);
+                    return Err(SourceError::malformed(file, row, e));
+                }
+            };
             self.bytes.consume(used);
             self.pending += used;
             if self.decoder.is_full(used, offered) {
@@ -219,7 +245,32 @@ pub(super) fn csv_decoder(schema: &SchemaRef, read: Vec<usize>, rows: usize) -> 
 
 #[cfg(test)]
 mod tests {
+    use std::sync::Arc;
+
+    use arrow::datatypes::{DataType, Field, Schema};
+
     use super::*;
+
+    /// Each byte is searched once: were the rest searched for every few rows, it would be 100 MB here, not 90 kB.
+    #[test]
+    fn json_is_searched_for_escapes_once() {
+        let text = "{\"a\": 1}\n".repeat(10_000);
+        let schema = Arc::new(Schema::new(vec![Field::new("a", DataType::Utf8, true)]));
+        let decoder = json::ReaderBuilder::new(schema).with_batch_size(BATCH_ROWS).with_coerce_primitive(true);
+        let mut json = Json::new(decoder.build_decoder().unwrap());
+        let (mut rest, mut rows) = (text.as_bytes(), 0);
+        while !rest.is_empty() {
+            let used = json.decode(rest).unwrap();
+            let offered = rest.len();
+            rest = &rest[used..];
+            if json.is_full(used, offered) {
+                rows += json.flush().unwrap().map_or(0, |batch| batch.num_rows());
+            }
+        }
+        json.finish().unwrap();
+        rows += json.flush().unwrap().map_or(0, |batch| batch.num_rows());
+        assert_eq!((rows, json.escapes.searched), (10_000, text.len()));
+    }
 
     #[test]
     fn quotations_that_are_closed_and_one_that_is_not() {

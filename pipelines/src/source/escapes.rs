@@ -2,7 +2,12 @@
 //!
 //! arrow-json 59.3 decodes surrogate pairs of every second plane to another character (`char_from_surrogate_pair` in
 //! its `reader/tape.rs` joins with `|` what must be added), so that U+20000 becomes U+10000: Chinese characters of the
-//! second plane and the tags of some flags. It must never see such a pair. What is no pair is left to it.
+//! second plane and the tags of some flags. It must never see such a pair.
+//!
+//! Half a pair, as Python writes what was no character to begin with, becomes U+FFFD: neither arrow-json nor serde_json
+//! takes it, and one such row should not end a job.
+
+use std::borrow::Cow;
 
 /// Bytes of an escaped pair.
 const PAIR: usize = 12;
@@ -12,12 +17,32 @@ const PAIR: usize = 12;
 pub(super) struct Escapes {
     /// The beginning of an escape whose end has not come.
     open: Vec<u8>,
+    /// Bytes that were searched.
+    #[cfg(test)]
+    pub(super) searched: usize,
 }
 
 impl Escapes {
     /// Whether `piece` can go on as it is.
-    pub(super) fn is_plain(&self, piece: &[u8]) -> bool {
-        self.open.is_empty() && piece.last() != Some(&b'\\') && !piece.windows(2).any(|two| two == b"\\u")
+    pub(super) fn is_plain(&mut self, piece: &[u8]) -> bool {
+        #[cfg(test)]
+        {
+            self.searched += piece.len();
+        }
+        let escapes = || piece.last() == Some(&b'\\') || piece.windows(2).any(|two| two == b"\\u");
+        // Looking for one byte is fast, and most texts have not a single escape.
+        self.open.is_empty() && !(piece.contains(&b'\\') && escapes())
+    }
+
+    /// All of `bytes`, pairs replaced.
+    pub(super) fn rewritten(bytes: &[u8]) -> Cow<'_, [u8]> {
+        let (mut escapes, mut out) = (Self::default(), Vec::new());
+        if escapes.is_plain(bytes) {
+            return Cow::Borrowed(bytes);
+        }
+        escapes.rewrite(bytes, &mut out);
+        escapes.finish(&mut out);
+        Cow::Owned(out)
     }
 
     /// Appends `piece` to `out`, pairs replaced.
@@ -61,12 +86,13 @@ fn escape(rest: &[u8], out: &mut Vec<u8>) -> Option<usize> {
     if rest.len() < 6 {
         return None;
     }
-    if !matches!(unit(rest), Some(0xD800..0xDC00)) {
+    if !matches!(unit(rest), Some(0xD800..0xE000)) {
         return copy(2); // the digits follow as plain bytes
     }
     let after = &rest[6..rest.len().min(PAIR)];
-    if !b"\\u".starts_with(&after[..after.len().min(2)]) {
-        return copy(6);
+    let may_be_pair = unit(rest) < Some(0xDC00) && b"\\u".starts_with(&after[..after.len().min(2)]);
+    if !may_be_pair {
+        return half(out);
     }
     if after.len() < 6 {
         return None;
@@ -77,8 +103,14 @@ fn escape(rest: &[u8], out: &mut Vec<u8>) -> Option<usize> {
             out.extend_from_slice(character.encode_utf8(&mut [0; 4]).as_bytes());
             Some(PAIR)
         }
-        _ => copy(6),
+        _ => half(out),
     }
+}
+
+/// Writes U+FFFD for an escape that is half a pair.
+fn half(out: &mut Vec<u8>) -> Option<usize> {
+    out.extend_from_slice("\u{fffd}".as_bytes());
+    Some(6)
 }
 
 /// The number of `\uXXXX`.
@@ -106,17 +138,18 @@ mod tests {
     }
 
     #[test]
-    fn pairs_become_characters_and_nothing_else_does() {
+    fn pairs_become_characters_and_halves_are_replaced() {
         // By hand, from the definition of UTF-16: D840 DC00 is U+20000, D83D DE00 is U+1F600.
         for (json, expected) in [
             (r"a\ud840\uDC00b", "a\u{20000}b"),
             (r"\uD83D\uDE00", "\u{1f600}"),
             (r"\\ud840\\udc00", r"\\ud840\\udc00"),
             (r"\\\ud840\udc00", "\\\\\u{20000}"),
-            (r"\u0041\n\ud840", r"\u0041\n\ud840"),
-            (r"\ud840\u0041", r"\ud840\u0041"),
-            (r"\ud840\ud840\udc00", "\\ud840\u{20000}"),
-            (r"\ud840x", r"\ud840x"),
+            (r"\u0041\n\ue000", r"\u0041\n\ue000"),
+            (r"\ud840\u0041", "\u{fffd}\\u0041"),
+            (r"\ud840\ud840\udc00", "\u{fffd}\u{20000}"),
+            (r"\udc00\ud840\udc00\udfff.", "\u{fffd}\u{20000}\u{fffd}."),
+            (r"\ud840x\uDBFF\n", "\u{fffd}x\u{fffd}\\n"),
             (r"\u00zz\", r"\u00zz\"),
         ] {
             assert_eq!(rewritten(&[json.as_bytes()]), expected, "{json}");

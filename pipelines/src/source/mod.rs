@@ -23,6 +23,7 @@ mod reason;
 mod rows;
 mod schema;
 mod types;
+mod written;
 
 use thiserror::Error;
 
@@ -118,6 +119,16 @@ pub enum SourceError {
         /// The type there.
         expected: String,
     },
+    /// A kept column of a type that Parquet does not have.
+    #[error("{file}: column {column:?} is {found}, which Parquet cannot hold; leave it out with --keep")]
+    Unstorable {
+        /// The file.
+        file: String,
+        /// The column.
+        column: String,
+        /// Its type.
+        found: String,
+    },
     /// A kept column has the name of a column that we add.
     #[error("{file}: its column {column:?} has the name of a column that is added; leave it out with --keep")]
     Collision {
@@ -157,7 +168,7 @@ pub enum SourceError {
     Malformed {
         /// The file.
         file: String,
-        /// Rows that were read before, counted in steps of what one read returns.
+        /// Rows before the broken one; where the reader does not know it, those before the few that it read at once.
         row: u64,
         /// What is wrong.
         reason: String,
@@ -166,6 +177,12 @@ pub enum SourceError {
 
 fn hint(nearest: &Option<String>) -> String {
     nearest.as_ref().map(|n| format!("; did you mean {n:?}?")).unwrap_or_default()
+}
+
+/// Whether the file as a whole is damaged, not a row of it: packed data, and files that programs alone write.
+fn is_damage(file: &str, reason: &str) -> bool {
+    let is_binary = matches!(format::of_name(file), Some((Format::Parquet | Format::Arrow, _)));
+    reason.contains("packed data") || (is_binary && !reason.starts_with("Cast error"))
 }
 
 impl SourceError {
@@ -177,7 +194,11 @@ impl SourceError {
     pub(crate) fn help(&self) -> Option<String> {
         let help = match self {
             // A store's error has help of its own; the others say it themselves.
-            Self::Store(_) | Self::Disagree { .. } | Self::Collision { .. } | Self::Empty { .. } => return None,
+            Self::Store(_)
+            | Self::Disagree { .. }
+            | Self::Unstorable { .. }
+            | Self::Collision { .. }
+            | Self::Empty { .. } => return None,
             Self::Missing { .. } => "check the path; patterns like 'logs/*.csv' go in quotes",
             Self::Unknown { .. } => "rename the file, or convert it to one of these",
             Self::Pattern { .. } => "* stands for any part of a name, ** for any folders, ? for a character",
@@ -187,13 +208,19 @@ impl SourceError {
             Self::InOutput { .. } => "choose another --output",
             Self::Changed { .. } => "begin anew with --overwrite, from a file that stays as it is",
             Self::NoFile { .. } => "give its lines on standard input, with --input -",
+            Self::Malformed { file, reason, .. } if is_damage(file, reason) => {
+                "the file is damaged: fetch or make it again"
+            }
+            Self::Malformed { reason, .. } if reason.contains("UTF-16") => {
+                "CSV and JSON files are UTF-8 throughout: iconv -f utf-16 -t utf-8 converts a file"
+            }
             Self::Malformed { reason, .. } if reason.contains("UTF-8") => {
                 "CSV and JSON files are UTF-8 throughout: iconv -f latin1 -t utf8 converts a file; lines of a .txt file and \
                  binary columns are checked row by row"
             }
             Self::Malformed { .. } => {
-                "mend or remove the row; a column that is only kept can be left out with --keep, and columns of CSV \
-                 and JSON files are taken as they are written with --types string"
+                "mend or remove the row; a column that is only kept can be left out with --keep, and numbers, dates \
+                 and other single values of CSV and JSON files are taken as they are written with --types string"
             }
         };
         Some(help.to_owned())

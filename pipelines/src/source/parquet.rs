@@ -77,13 +77,6 @@ pub(super) async fn schema(file: &InputFile) -> Result<SchemaRef, SourceError> {
     Ok(Arc::new(Schema::new(builder.schema().fields().clone())))
 }
 
-/// Rows of a file and bytes of its column `column` before packing, from its footer.
-pub(super) async fn count(file: &InputFile, column: usize) -> Result<(u64, u64), SourceError> {
-    let (_, builder) = builder(file).await?;
-    let mask = ProjectionMask::roots(builder.parquet_schema(), [column]);
-    Ok(size(builder.metadata(), &mask))
-}
-
 /// Rows of all row groups, and bytes of the columns in `mask` before packing.
 fn size(metadata: &ParquetMetaData, mask: &ProjectionMask) -> (u64, u64) {
     let (mut rows, mut bytes) = (0, 0);

@@ -37,9 +37,13 @@ impl std::str::FromStr for Keep {
 }
 
 /// What columns of CSV and JSON files are that are kept.
+///
+/// Either way the first thousand rows say which columns a JSON file has, and which keys an object has: keys inside kept
+/// objects that only later rows have are left out without a word, as the reader looks for those it knows.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum KeptTypes {
-    /// Numbers, dates or booleans where the first thousand rows look so and lose nothing by it: `007` is a string.
+    /// Numbers, dates or booleans where the first thousand rows look so and lose nothing by it: `007` is a string. A
+    /// later value that loses something ends the job, with its row.
     #[default]
     Guess,
     /// Strings, as they are written; lists and objects of JSON keep their shape.
@@ -122,7 +126,7 @@ pub struct Plan {
     pub(super) files: Vec<FilePlan>,
     /// The type in which every file's text is given to the embedder.
     pub(super) text: DataType,
-    kept: SchemaRef,
+    pub(super) kept: SchemaRef,
 }
 
 impl Plan {
@@ -131,8 +135,8 @@ impl Plan {
     /// # Errors
     /// [`SourceError::Column`] when a file lacks a column that is asked for, [`SourceError::NotText`] when the text
     /// column holds something else, [`SourceError::Disagree`] when no type holds a column of two files,
-    /// [`SourceError::Collision`] when a kept column has a reserved name; [`SourceError::Malformed`] or
-    /// [`SourceError::Store`] when a file cannot be read.
+    /// [`SourceError::Unstorable`] when Parquet cannot hold a kept column, [`SourceError::Collision`] when one has a
+    /// reserved name; [`SourceError::Malformed`] or [`SourceError::Store`] when a file cannot be read.
     pub async fn resolve(files: Vec<InputFile>, request: &Request) -> Result<Self, SourceError> {
         let lookups = stream::iter(files.iter()).map(|file| schema::of_file(file, request.types)).buffered(LOOKUPS);
         let schemas: Vec<Option<SchemaRef>> = lookups.try_collect().await?;
@@ -208,14 +212,14 @@ impl<'a> Columns<'a> {
 fn text_read_as(file: &InputFile, found: &Field) -> Result<DataType, SourceError> {
     let kind = found.data_type();
     let not_text =
-        || SourceError::NotText { file: file.to_string(), column: found.name().clone(), found: kind.to_string() };
+        || SourceError::NotText { file: file.to_string(), column: found.name().clone(), found: types::shown(kind) };
     match file.format {
         // Digits are a text as good as any, and what follows the rows that were looked at may be words.
         Format::Csv => Ok(DataType::Utf8),
         Format::Json if types::is_words(kind) => Ok(types::words()),
         Format::Json if kind == &DataType::Null => Ok(DataType::Null),
         Format::Json if !kind.is_nested() => Ok(DataType::Utf8),
-        _ if types::is_text(kind) => Ok(types::without_dictionaries(kind)),
+        _ if types::is_text(kind) => Ok(types::text(kind)),
         _ => Err(not_text()),
     }
 }
@@ -241,9 +245,9 @@ fn disagree(file: &InputFile, column: &str, found: &DataType, first: &InputFile,
     SourceError::Disagree {
         file: file.to_string(),
         column: column.to_owned(),
-        found: found.to_string(),
+        found: types::shown(found),
         first: first.to_string(),
-        expected: expected.to_string(),
+        expected: types::shown(expected),
     }
 }
 
@@ -265,7 +269,17 @@ fn kept_fields(seen: &[&Columns<'_>], request: &Request) -> Result<Vec<Field>, S
         let file = owner.or(seen.first()).map(|columns| columns.file.to_string()).unwrap_or_default();
         return Err(SourceError::Collision { file, column: (*name).to_owned() });
     }
-    names.iter().map(|name| kept_field(seen, name, request)).collect()
+    names.iter().map(|name| kept_field(seen, name, request).and_then(|field| storable(seen, field))).collect()
+}
+
+/// Refuses what would fail only when the first rows are embedded and written.
+fn storable(seen: &[&Columns<'_>], field: Field) -> Result<Field, SourceError> {
+    if types::is_storable(&field) {
+        return Ok(field);
+    }
+    let owner = seen.iter().find(|columns| columns.place(field.name()).is_some());
+    let file = owner.map(|columns| columns.file.to_string()).unwrap_or_default();
+    Err(SourceError::Unstorable { file, column: field.name().clone(), found: types::shown(field.data_type()) })
 }
 
 /// Whether rows of `file` may lack the column: JSON leaves out what is not set, and `all` means what there is.
@@ -311,8 +325,7 @@ fn kept_as(file: &InputFile, field: &Field, is_text: bool) -> Field {
         Format::Text => string(),
         Format::Csv if is_text => string(),
         Format::Json if is_text && !kind.is_nested() && kind != &DataType::Null => string(),
-        // Dictionaries of several files or batches do not fit together; Parquet makes its own.
-        _ => field.clone().with_data_type(types::without_dictionaries(kind)),
+        _ => field.clone().with_data_type(types::stored(kind)),
     }
 }
 
@@ -338,7 +351,7 @@ fn file_plan(
                 DataType::Null if file.format.is_untyped() => DataType::Utf8,
                 kind => kind,
             },
-            Some(target) if file.format.is_untyped() => types::numbers_as_written(target),
+            Some(target) if file.format.is_untyped() => types::as_written(target),
             _ => field.data_type().clone(),
         };
         Ok(field.as_ref().clone().with_data_type(kind))

@@ -1,21 +1,42 @@
 //! What a reader says about a broken row, without what stands in the row: texts of users belong in no message.
 
+use arrow::error::ArrowError;
+
 /// Most characters of a reason.
 const LONGEST: usize = 300;
 
 /// Phrases after which Arrow's readers quote data, and what the quotation ends with; nothing: the end of the message.
-const QUOTES: [(&str, &str); 6] = [
+const QUOTES: [(&str, &str); 7] = [
     (" Row data: ", ""),
     ("while parsing value '", "' as type"),
     ("failed to parse \"", "\" as "),
     ("Failed to parse \"", "\" as "),
     ("Cannot cast string '", "' to value of"),
+    ("Error parsing timestamp from '", "': "),
     (" got ", ""),
 ];
 
+/// The row that arrow-csv means: it counts records, the header as the first, and calls them lines.
+pub(super) fn csv_row(error: &ArrowError) -> Option<u64> {
+    let ArrowError::CsvError(reason) = error else { return None };
+    let (_, digits, _) = around_line(reason)?;
+    digits.parse::<u64>().ok()?.checked_sub(2)
+}
+
+/// A message before, in and after its number of a line.
+fn around_line(reason: &str) -> Option<(&str, &str, &str)> {
+    let (before, rest) = reason.split_once(" for line ")?;
+    let end = rest.find(|c: char| !c.is_ascii_digit()).unwrap_or(rest.len());
+    Some((before, &rest[..end], &rest[end..]))
+}
+
 /// `reason` without quoted data, in one line, and not longer than people read.
 pub(super) fn without_data(reason: &str) -> String {
-    let mut text = reason.to_owned();
+    // Such a line is a record; `csv_row` says which row that is.
+    let mut text = match around_line(reason) {
+        Some((before, _, after)) => format!("{before}{}", after.replacen(" and field", " in field", 1)),
+        None => reason.to_owned(),
+    };
     for (before, after) in QUOTES {
         let Some(at) = text.find(before) else { continue };
         let data = at + before.len();
@@ -57,7 +78,15 @@ mod tests {
             ),
             (
                 "Csv error: incorrect number of fields for line 3, expected 2 got more than 2",
-                "Csv error: incorrect number of fields for line 3, expected 2 got more than 2",
+                "Csv error: incorrect number of fields, expected 2 got more than 2",
+            ),
+            (
+                "Csv error: Encountered invalid UTF-8 data for line 3 and field 2",
+                "Csv error: Encountered invalid UTF-8 data in field 2",
+            ),
+            (
+                "Parser error: Error parsing timestamp from 'my: secret': error parsing date",
+                "Parser error: Error parsing timestamp from '\u{2026}': error parsing date",
             ),
             (
                 "Json error: whilst decoding field 'id': expected i64 got \"my secret\"",

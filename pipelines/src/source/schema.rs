@@ -1,29 +1,34 @@
 //! Which columns a file has, and of what type.
 //!
 //! Parquet and Arrow files say so. For CSV and JSON the types are guessed from the first thousand rows; a column in
-//! which nothing was seen takes the type of other files, or that of strings.
+//! which nothing was seen takes the type of other files, or that of strings. Columns,
+//! and keys inside objects, that only later rows of a JSON file have are not read.
 
 use std::{
-    collections::{BTreeMap, HashSet},
+    collections::{BTreeMap, HashMap, HashSet},
     sync::Arc,
 };
 
 use arrow::{
-    array::{AsArray, RecordBatch},
+    array::{ArrayRef, AsArray, RecordBatch},
     csv,
     datatypes::{DataType, Field, FieldRef, Schema, SchemaRef},
     error::ArrowError,
     json,
 };
-use serde_json::value::RawValue;
+use serde_json::{Map, Value, value::RawValue};
 use tokio::io::AsyncBufReadExt;
 
 use super::{
     Format, InputFile, KeptTypes, SourceError,
     bytes::{self, Bytes, Taken},
     decode::{Decode, csv_decoder},
+    escapes::Escapes,
     ipc::Ipc,
-    lines, parquet, types,
+    lines, parquet,
+    reason::csv_row,
+    rows, types,
+    written::is_double,
 };
 
 /// Rows that guessing looks at, as in DataFusion.
@@ -74,8 +79,24 @@ struct Head<'a> {
     all: bool,
 }
 
+/// A row that keeps from guessing.
+#[derive(Debug)]
+struct Broken {
+    row: u64,
+    reason: ArrowError,
+}
+
+impl From<ArrowError> for Broken {
+    fn from(reason: ArrowError) -> Self {
+        Self { row: csv_row(&reason).unwrap_or(0), reason }
+    }
+}
+
 /// `Ok(None)` asks for more bytes.
-type Guess = fn(Head<'_>) -> Result<Option<Schema>, ArrowError>;
+type Guess = fn(Head<'_>) -> Result<Option<Schema>, Broken>;
+
+/// Byte order marks of UTF-16.
+const UTF_16: [&[u8]; 2] = [&[0xff, 0xfe], &[0xfe, 0xff]];
 
 async fn guess(file: &InputFile, guess: Guess) -> Result<Option<SchemaRef>, SourceError> {
     let mut bytes = bytes::open(file, &Taken::default()).await?;
@@ -86,7 +107,11 @@ async fn guess(file: &InputFile, guess: Guess) -> Result<Option<SchemaRef>, Sour
         if all && head.trim_ascii().is_empty() {
             return Ok(None);
         }
-        let guessed = guess(Head { bytes: &head, all }).map_err(|e| SourceError::malformed(file, 0, e))?;
+        if UTF_16.iter().any(|mark| head.starts_with(mark)) {
+            return Err(SourceError::malformed(file, 0, "the file is UTF-16"));
+        }
+        let malformed = |broken: Broken| SourceError::malformed(file, broken.row, broken.reason);
+        let guessed = guess(Head { bytes: &head, all }).map_err(malformed)?;
         if let Some(schema) = guessed {
             return Ok(Some(Arc::new(with_items(&schema))));
         }
@@ -111,36 +136,36 @@ async fn fill(file: &InputFile, bytes: &mut Bytes, head: &mut Vec<u8>, limit: us
     Ok(false)
 }
 
-fn csv_guess(head: Head<'_>) -> Result<Option<Schema>, ArrowError> {
+fn csv_guess(head: Head<'_>) -> Result<Option<Schema>, Broken> {
     let Some(rows) = csv_rows(&head)? else { return Ok(None) };
     let format = csv::reader::Format::default().with_header(true);
     let (guessed, _) = format.infer_schema(head.bytes, Some(rows.num_rows()))?;
     let fields = guessed.fields().iter().zip(rows.columns()).map(|(field, written)| {
-        let kind = field.data_type();
-        let is_no_number = |written: &str| is_no_number(written, kind);
-        if kind.is_numeric() && written.as_string::<i32>().iter().flatten().any(is_no_number) {
-            return Field::new(field.name(), DataType::Utf8, true);
-        }
-        Field::clone(field)
+        let kind = types::stored(&with_zone(field.data_type(), written));
+        // What would be lost by the type, as later rows are asked, too.
+        let holds = kind == DataType::Null || rows::convert(written, &kind).is_ok();
+        let kind = if holds { kind } else { DataType::Utf8 };
+        Field::new(field.name(), kind, true)
     });
     Ok(Some(Schema::new(fields.collect::<Vec<_>>())))
 }
 
-/// Whether digits would not be written so again after they were a number of type `kind`: an identifier like `007`, or an
-/// integer that a float rounds.
-pub(super) fn is_no_number(written: &str, kind: &DataType) -> bool {
-    let digits = written.trim_start_matches('-');
-    let is_identifier =
-        written.starts_with('+') || (digits.starts_with('0') && digits[1..].starts_with(|c: char| c.is_ascii_digit()));
-    is_identifier || (kind.is_floating() && is_long_integer(written, kind))
+/// Times that all end in `Z` are times of UTC.
+fn with_zone(kind: &DataType, written: &ArrayRef) -> DataType {
+    match kind {
+        DataType::Timestamp(unit, None) if written.as_string::<i32>().iter().flatten().all(|t| t.ends_with('Z')) => {
+            DataType::Timestamp(*unit, Some("+00:00".into()))
+        }
+        other => other.clone(),
+    }
 }
 
-fn csv_strings(head: Head<'_>) -> Result<Option<Schema>, ArrowError> {
+fn csv_strings(head: Head<'_>) -> Result<Option<Schema>, Broken> {
     Ok(csv_rows(&head)?.map(|rows| rows.schema().as_ref().clone()))
 }
 
 /// The complete rows among the first thousand, as strings; `None` when there is no complete one yet.
-fn csv_rows(head: &Head<'_>) -> Result<Option<RecordBatch>, ArrowError> {
+fn csv_rows(head: &Head<'_>) -> Result<Option<RecordBatch>, Broken> {
     let format = csv::reader::Format::default().with_header(true);
     let (names, _) = format.infer_schema(head.bytes, Some(0))?;
     let names = Arc::new(strings(&names));
@@ -160,21 +185,23 @@ fn csv_rows(head: &Head<'_>) -> Result<Option<RecordBatch>, ArrowError> {
     match GUESS_ROWS - read(GUESS_ROWS)?.capacity() {
         0 if head.all => Ok(Some(RecordBatch::new_empty(names))),
         0 => Ok(None),
-        rows => read(rows)?.flush(),
+        rows => Ok(read(rows)?.flush()?),
     }
 }
 
-fn json_strings(head: Head<'_>) -> Result<Option<Schema>, ArrowError> {
+fn json_strings(head: Head<'_>) -> Result<Option<Schema>, Broken> {
     let written = |field: &FieldRef| Field::clone(field).with_data_type(types::as_written(field.data_type()));
     let guessed = json_types(&head)?;
     Ok(guessed.map(|schema| Schema::new(schema.fields().iter().map(written).collect::<Vec<_>>())))
 }
 
-fn json_guess(head: Head<'_>) -> Result<Option<Schema>, ArrowError> {
+/// Columns that are numbers become so only if that keeps every one; inside lists and objects a number that is not kept
+/// is reported with its row.
+fn json_guess(head: Head<'_>) -> Result<Option<Schema>, Broken> {
     let Some(guessed) = json_types(&head)? else { return Ok(None) };
-    let long = long_integers(head.bytes);
+    let lossy = lossy_numbers(head.bytes);
     // Where all are integers that fit, the type is Int64, which is exact.
-    let loses = |field: &FieldRef| field.data_type() != &DataType::Int64 && long.contains(field.name());
+    let loses = |field: &FieldRef| field.data_type() != &DataType::Int64 && lossy.contains(field.name());
     let fields = guessed.fields().iter().map(|field| match loses(field) {
         true => Field::new(field.name(), DataType::Utf8, true),
         false => Field::clone(field),
@@ -182,48 +209,77 @@ fn json_guess(head: Head<'_>) -> Result<Option<Schema>, ArrowError> {
     Ok(Some(Schema::new(fields.collect::<Vec<_>>())))
 }
 
-/// Columns with an integer that has more digits than a float.
-fn long_integers(bytes: &[u8]) -> HashSet<String> {
-    let mut long = HashSet::new();
+/// Columns with a number that a float does not hold.
+fn lossy_numbers(bytes: &[u8]) -> HashSet<String> {
+    let mut lossy = HashSet::new();
     for line in bytes.split(|&b| b == b'\n').take(GUESS_ROWS) {
         let Ok(row) = serde_json::from_slice::<BTreeMap<String, &RawValue>>(line) else { continue };
         for (name, value) in row {
-            if is_long_integer(value.get(), &DataType::Float64) {
-                long.insert(name);
+            let is_number = value.get().starts_with(|c: char| c == '-' || c.is_ascii_digit());
+            if is_number && !is_double(value.get()) {
+                lossy.insert(name);
             }
         }
     }
-    long
+    lossy
 }
 
-/// An integer beyond those that a float of type `kind` holds one by one: among fractions it would be rounded.
-fn is_long_integer(written: &str, kind: &DataType) -> bool {
-    let largest: u64 = match kind {
-        DataType::Float16 => 1 << 11,
-        DataType::Float32 => 1 << 24,
-        _ => 1 << 53,
-    };
-    let digits = written.trim_start_matches('-');
-    let is_integer = !digits.is_empty() && digits.bytes().all(|b| b.is_ascii_digit());
-    is_integer && !digits.parse::<u64>().is_ok_and(|n| n <= largest)
-}
-
-fn json_types(head: &Head<'_>) -> Result<Option<Schema>, ArrowError> {
+fn json_types(head: &Head<'_>) -> Result<Option<Schema>, Broken> {
     let end = match head.bytes.iter().rposition(|&b| b == b'\n') {
         _ if head.all => head.bytes.len(),
         Some(end) => end,
         None => return Ok(None),
     };
-    let bytes = &head.bytes[..end];
-    let guessed = json::reader::infer_json_schema(bytes, Some(GUESS_ROWS));
-    guessed.map(|(schema, _)| Some(schema)).map_err(|e| ArrowError::JsonError(format!("{}{e}", broken_line(bytes))))
+    let columns = json_columns(&Escapes::rewritten(&head.bytes[..end]))?;
+    let fields = columns.into_iter().map(|(name, values)| Field::new(&name, json_type(&name, values), true));
+    Ok(Some(Schema::new(fields.collect::<Vec<_>>())))
 }
 
-/// Which line is no JSON, for a message that otherwise counts within the line.
-fn broken_line(bytes: &[u8]) -> String {
-    let mut lines = bytes.split(|&b| b == b'\n').enumerate().filter(|(_, line)| !line.trim_ascii().is_empty());
-    let broken = lines.find(|(_, line)| serde_json::from_slice::<serde::de::IgnoredAny>(line).is_err());
-    broken.map(|(n, _)| format!("line {} of the file: ", n + 1)).unwrap_or_default()
+/// The values of each column, in the order in which the columns turn up.
+fn json_columns(bytes: &[u8]) -> Result<Vec<(String, Vec<Value>)>, Broken> {
+    let (mut columns, mut places) = (Vec::<(String, Vec<Value>)>::new(), HashMap::new());
+    let lines = bytes.split(|&b| b == b'\n').enumerate().filter(|(_, line)| !line.trim_ascii().is_empty());
+    for (row, (line, text)) in lines.take(GUESS_ROWS).enumerate() {
+        for (name, value) in json_row(text).map_err(|reason| Broken {
+            row: row as u64,
+            reason: ArrowError::JsonError(format!("line {} of the file: {reason}", line + 1)),
+        })? {
+            let place = *places.entry(name.clone()).or_insert(columns.len());
+            if place == columns.len() {
+                columns.push((name, Vec::new()));
+            }
+            columns[place].1.push(value);
+        }
+    }
+    Ok(columns)
+}
+
+/// A line as an object, or what is wrong with it.
+fn json_row(line: &[u8]) -> Result<Map<String, Value>, String> {
+    let line = std::str::from_utf8(line).map_err(|e| format!("not UTF-8: byte {} of the line", e.valid_up_to()))?;
+    match serde_json::from_str(line) {
+        Ok(Value::Object(row)) => Ok(row),
+        Ok(_) => Err("not a JSON object".to_owned()),
+        // The position is one within the line.
+        Err(e) => Err(format!("not valid JSON: {}", e.to_string().replace(" at line 1 column", " at byte"))),
+    }
+}
+
+/// The type of one column. Its values are alike, or it has none that anything could be read as.
+fn json_type(name: &str, values: Vec<Value>) -> DataType {
+    let shape = |value: &Value| match value {
+        Value::Null => None,
+        Value::Array(_) => Some('l'),
+        Value::Object(_) => Some('o'),
+        _ => Some('s'),
+    };
+    let shapes: HashSet<char> = values.iter().filter_map(shape).collect();
+    if shapes.len() > 1 {
+        return types::mixed();
+    }
+    let rows = values.into_iter().map(|value| Ok(Value::Object(Map::from_iter([(name.to_owned(), value)]))));
+    let guessed = json::reader::infer_json_schema_from_iterator(rows);
+    guessed.ok().and_then(|schema| schema.fields().first().map(|f| f.data_type().clone())).unwrap_or(types::mixed())
 }
 
 /// Lists in which nothing was seen hold strings; columns in which nothing was seen may be anything yet.
@@ -242,6 +298,8 @@ fn strings(schema: &Schema) -> Schema {
 
 #[cfg(test)]
 mod tests {
+    use arrow::datatypes::TimeUnit;
+
     use super::*;
 
     fn shown(schema: &Schema) -> Vec<(String, DataType)> {
@@ -266,6 +324,24 @@ mod tests {
         assert_eq!(shown(&schema)[..5], expected.map(|(n, t)| (n.to_owned(), t)));
         let strings = csv_strings(Head { bytes: text, all: true }).unwrap().unwrap();
         assert!(strings.fields().iter().all(|field| field.data_type() == &DataType::Utf8));
+        let times = b"day,seconds,fractions,utc,offset,some,decimal,huge\n\
+            2024-01-01,2024-01-01 10:00:00,2024-01-01T10:00:00.25,2024-01-01T10:00:00Z,2024-01-01T10:00:00+02:00,\
+            2024-01-01T10:00:00Z,0.1234567890123456789,1e400\n\
+            2024-02-29,2024-01-01 10:00:01,2024-01-01T10:00:00.123456,2024-01-01T10:00:00Z,2024-01-01T10:00:00+02:00,\
+            2024-01-01T10:00:00,0.5,1\n";
+        let schema = csv_guess(Head { bytes: times, all: true }).unwrap().unwrap();
+        let time = |unit, zone: Option<&str>| DataType::Timestamp(unit, zone.map(Into::into));
+        let expected = [
+            ("day", DataType::Date32),
+            ("seconds", time(TimeUnit::Millisecond, None)),
+            ("fractions", time(TimeUnit::Microsecond, None)),
+            ("utc", time(TimeUnit::Millisecond, Some("+00:00"))),
+            ("offset", DataType::Utf8),
+            ("some", DataType::Utf8),
+            ("decimal", DataType::Utf8),
+            ("huge", DataType::Utf8),
+        ];
+        assert_eq!(shown(&schema), expected.map(|(n, t)| (n.to_owned(), t)));
         let empty = csv_guess(Head { bytes: b"id,text\n", all: true }).unwrap().unwrap();
         assert_eq!(empty.fields().len(), 2);
     }
@@ -287,9 +363,22 @@ mod tests {
 
     #[test]
     fn a_line_that_is_no_json_is_named() {
-        let text = b"{\"a\": 1}\n\n{\"a\": 2}\n{\"a\": \n{\"a\": 4}\n";
-        let error = json_guess(Head { bytes: text, all: true }).unwrap_err().to_string();
-        assert!(error.contains("line 4 of the file"), "{error}");
+        for broken in ["{\"a\": ", "[1]", "{\"a\": 1e400}"] {
+            let text = format!("{{\"a\": 1}}\n\n{{\"a\": 2}}\n{broken}\n{{\"a\": 4}}\n");
+            let error = json_guess(Head { bytes: text.as_bytes(), all: true }).unwrap_err();
+            assert!(error.row == 2 && error.reason.to_string().contains("line 4 of the file: not"), "{error:?}");
+        }
+    }
+
+    #[test]
+    fn json_columns_that_are_not_alike_in_all_rows() {
+        let text = br#"{"a": 1, "b": {}, "c": [1], "d": [{"x": 1}], "e": null, "f": "\ud800"}
+{"a": [1], "b": "x", "c": {"x": 1}, "d": [2], "e": [1], "f": 1}"#;
+        for guess in [json_guess, json_strings] {
+            let schema = guess(Head { bytes: text, all: true }).unwrap().unwrap();
+            let mixed: Vec<_> = schema.fields().iter().map(|f| f.data_type() == &types::mixed()).collect();
+            assert_eq!(mixed, [true, true, true, true, false, false]);
+        }
     }
 
     #[test]

@@ -2,53 +2,96 @@
 
 use arrow::{
     array::{Array, ArrayRef, AsArray, OffsetSizeTrait},
-    datatypes::{DataType, Field, FieldRef},
+    datatypes::{DataType, Field, FieldRef, IntervalUnit, Schema, TimeUnit, UnionFields, UnionMode},
 };
+use parquet::arrow::ArrowSchemaConverter;
 
-/// Strings and bytes in every Arrow encoding.
-pub(crate) fn is_string(kind: &DataType) -> bool {
-    use DataType::{Binary, BinaryView, Dictionary, LargeBinary, LargeUtf8, Utf8, Utf8View};
-    match kind {
-        Utf8 | LargeUtf8 | Utf8View | Binary | LargeBinary | BinaryView => true,
-        Dictionary(_, value) => is_string(value),
-        _ => false,
-    }
+/// Strings and bytes, as [`text`] has them.
+fn is_string(kind: &DataType) -> bool {
+    use DataType::{Binary, BinaryView, LargeBinary, LargeUtf8, Utf8, Utf8View};
+    matches!(kind, Utf8 | LargeUtf8 | Utf8View | Binary | LargeBinary | BinaryView)
 }
 
-/// Lists of strings: texts that are tokenised already.
+/// Lists of strings, as [`text`] has them: texts that are tokenised already.
 pub(crate) fn is_words(kind: &DataType) -> bool {
-    let is_word = |kind: &DataType| match kind {
-        DataType::Dictionary(_, value) => is_utf8(value),
-        kind => is_utf8(kind),
-    };
-    match kind {
-        DataType::List(item) | DataType::LargeList(item) => is_word(item.data_type()),
-        _ => false,
+    matches!(kind, DataType::List(item) | DataType::LargeList(item) if is_utf8(item.data_type()))
+}
+
+/// Whether a column of this type can be embedded: strings, bytes and lists of strings in every Arrow encoding. One of
+/// type Null holds NULL texts, and agrees with every other.
+pub fn is_text(kind: &DataType) -> bool {
+    let kind = text(kind);
+    kind == DataType::Null || is_string(&kind) || is_words(&kind)
+}
+
+/// The plain type that a text column is read as.
+pub(crate) fn text(kind: &DataType) -> DataType {
+    match stored(kind) {
+        DataType::FixedSizeBinary(_) => DataType::Binary,
+        DataType::FixedSizeList(item, _) => DataType::List(item),
+        plain => plain,
     }
 }
 
-/// Whether a column of this type can be embedded. One of type Null holds NULL texts, and agrees with every other.
-pub fn is_text(kind: &DataType) -> bool {
-    kind == &DataType::Null || is_string(kind) || is_words(kind)
-}
-
-/// The same with values instead of dictionaries, at any depth.
-pub(crate) fn without_dictionaries(kind: &DataType) -> DataType {
+/// The type in which a kept column is written, at any depth. Values instead of dictionaries and runs, as those of
+/// several files or batches do not fit together and Parquet makes its own; lists instead of views.
+///
+/// Parquet has no seconds and no dates with a time of day: it would store bare integers, which only Arrow's readers
+/// take for times. So seconds become milliseconds, and Date64, which counts milliseconds, a timestamp without a zone:
+/// DATE would cut off the time of day that some writers put in. Only more than 292 million years overflow, and the cast
+/// says so.
+pub(crate) fn stored(kind: &DataType) -> DataType {
     map_leaves(kind, &|leaf| match leaf {
-        DataType::Dictionary(_, value) => without_dictionaries(value),
+        DataType::Dictionary(_, value) => stored(value),
+        DataType::RunEndEncoded(_, value) => stored(value.data_type()),
+        DataType::ListView(item) => stored(&DataType::List(FieldRef::clone(item))),
+        DataType::LargeListView(item) => stored(&DataType::LargeList(FieldRef::clone(item))),
+        DataType::Timestamp(TimeUnit::Second, zone) => DataType::Timestamp(TimeUnit::Millisecond, zone.clone()),
+        DataType::Time32(TimeUnit::Second) => DataType::Time32(TimeUnit::Millisecond),
+        DataType::Date64 => DataType::Timestamp(TimeUnit::Millisecond, None),
         other => other.clone(),
     })
 }
 
-/// How a column that should have type `kind` is read from CSV or JSON: numbers as they are written, because the readers
-/// would cut `1.99` to 1, take `007` for 7 and round long integers; only what is written shows it.
-pub(crate) fn numbers_as_written(kind: &DataType) -> DataType {
-    map_leaves(kind, &|leaf| if leaf.is_integer() || leaf.is_floating() { DataType::Utf8 } else { leaf.clone() })
+/// Whether our Parquet writer takes a column of this type.
+pub(crate) fn is_storable(field: &Field) -> bool {
+    // The first makes the converter panic, the second is refused only when rows come.
+    let is_odd = |kind: &DataType| matches!(kind, DataType::Union(..) | DataType::Interval(IntervalUnit::MonthDayNano));
+    let alone = || Schema::new(vec![field.clone()]);
+    !has_leaf(field.data_type(), &is_odd) && ArrowSchemaConverter::new().convert(&alone()).is_ok()
 }
 
-/// Every scalar that `--types string` keeps as it is written.
+fn has_leaf(kind: &DataType, is_it: &dyn Fn(&DataType) -> bool) -> bool {
+    let found = std::cell::Cell::new(false);
+    map_leaves(kind, &|leaf| {
+        found.set(found.get() || is_it(leaf));
+        leaf.clone()
+    });
+    found.get()
+}
+
+/// The type of a JSON column that has single values in some rows and lists or objects in others: no Arrow type holds
+/// these, and a union without members holds nothing.
+pub(crate) fn mixed() -> DataType {
+    DataType::Union(UnionFields::empty(), UnionMode::Sparse)
+}
+
+/// A type, for messages.
+pub(crate) fn shown(kind: &DataType) -> String {
+    match kind {
+        DataType::Struct(fields) if fields.is_empty() => "an object without keys".to_owned(),
+        mixed if mixed == &self::mixed() => "a single value in some rows, a list or an object in others".to_owned(),
+        other => other.to_string(),
+    }
+}
+
+/// How a column that should have type `kind` is read from CSV or JSON, and what `--types string` keeps: every single
+/// value as it is written.
 pub(crate) fn as_written(kind: &DataType) -> DataType {
-    map_leaves(kind, &|leaf| if leaf == &DataType::Null { DataType::Null } else { DataType::Utf8 })
+    map_leaves(kind, &|leaf| match leaf {
+        DataType::Null | DataType::Union(..) => leaf.clone(),
+        _ => DataType::Utf8,
+    })
 }
 
 fn map_leaves(kind: &DataType, leaf: &dyn Fn(&DataType) -> DataType) -> DataType {
@@ -58,6 +101,7 @@ fn map_leaves(kind: &DataType, leaf: &dyn Fn(&DataType) -> DataType) -> DataType
         DataType::LargeList(item) => DataType::LargeList(inside(item)),
         DataType::FixedSizeList(item, n) => DataType::FixedSizeList(inside(item), *n),
         DataType::Struct(fields) => DataType::Struct(fields.iter().map(inside).collect()),
+        DataType::Map(entries, sorted) => DataType::Map(inside(entries), *sorted),
         other => leaf(other),
     }
 }
@@ -129,18 +173,13 @@ fn is_utf8(kind: &DataType) -> bool {
 }
 
 fn unify_typed(a: &DataType, b: &DataType) -> Option<DataType> {
-    use DataType::{Dictionary, LargeUtf8, Null};
+    use DataType::{LargeUtf8, Null};
     match (a, b) {
         (Null, other) | (other, Null) => Some(other.clone()),
-        (Dictionary(_, value), other) | (other, Dictionary(_, value)) => unify_typed_or_equal(value, other),
         _ if is_utf8(a) && is_utf8(b) => Some(LargeUtf8),
         _ if is_string(a) && is_string(b) && !is_utf8(a) && !is_utf8(b) => Some(DataType::LargeBinary),
         _ => wider(a, b),
     }
-}
-
-fn unify_typed_or_equal(a: &DataType, b: &DataType) -> Option<DataType> {
-    if a == b { Some(a.clone()) } else { unify_typed(a, b) }
 }
 
 /// The larger of two numeric types that holds every value of the smaller.
@@ -280,6 +319,35 @@ mod tests {
             Arc::new(StringArray::from(words.to_vec())) as ArrayRef,
         )]);
         assert_eq!(sizes(pair), expected);
+    }
+
+    /// Parquet's LogicalTypes.md: TIME and TIMESTAMP have MILLIS, MICROS and NANOS, DATE has days; no unions, and
+    /// decimals with a scale from 0 to the precision.
+    #[test]
+    fn what_parquet_holds() {
+        use DataType::*;
+        let list = |kind: &DataType| List(FieldRef::new(Field::new_list_field(kind.clone(), true)));
+        let object = |kind: &DataType| Struct(vec![Field::new("a", kind.clone(), true)].into());
+        let millis = |zone: Option<&str>| Timestamp(TimeUnit::Millisecond, zone.map(Into::into));
+        for (kind, expected) in [
+            (Timestamp(TimeUnit::Second, None), millis(None)),
+            (Timestamp(TimeUnit::Second, Some("+02:00".into())), millis(Some("+02:00"))),
+            (Time32(TimeUnit::Second), Time32(TimeUnit::Millisecond)),
+            (Date64, millis(None)),
+            (Date32, Date32),
+            (Dictionary(Box::new(Int8), Box::new(Date64)), millis(None)),
+        ] {
+            assert_eq!((stored(&kind), stored(&list(&kind))), (expected.clone(), list(&expected)));
+            assert_eq!(stored(&object(&list(&kind))), object(&list(&expected)));
+        }
+        let storable = |kind: &DataType| is_storable(&Field::new("x", kind.clone(), true));
+        for kind in [Utf8, Null, Float16, Decimal128(38, 10), Interval(IntervalUnit::DayTime), list(&Utf8)] {
+            assert!(storable(&kind) && storable(&object(&kind)), "{kind}");
+        }
+        let empty = Struct(arrow::datatypes::Fields::empty());
+        for kind in [mixed(), Interval(IntervalUnit::MonthDayNano), Decimal128(5, -2), empty] {
+            assert!(!storable(&kind) && !storable(&object(&list(&kind))), "{kind}");
+        }
     }
 
     #[test]
