@@ -2,7 +2,7 @@
 SHELL := bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help libtorch demo test services lint readme bench install
+.PHONY: help libtorch demo test services lint readme bench gpu install
 
 # Where `make install` puts bin/elmo and lib/elmo.
 PREFIX ?= $(HOME)/.local
@@ -39,6 +39,10 @@ readme: libtorch ## run every shell block of README.md and every example
 bench: libtorch ## measure tokens per second and the share of the matmul ceiling (release build)
 	@echo "==> bench: three published sizes with random weights; what the columns mean is in benches/RESULTS.md"
 	@for size in small medium original; do cargo run --locked --release -- bench --size $$size; done
+
+gpu: ## on a machine with CUDA: self-test, GPU tests, and the share of what its matrix products reach
+	@echo "==> gpu: fetches the CUDA libraries (2.6 GB) unless LIBTORCH has them"
+	@scripts/gpu
 
 install: libtorch ## release build into PREFIX (default ~/.local): bin/elmo and its libtorch in lib/elmo
 	@echo "==> install: elmo into $(PREFIX)/bin, libtorch beside it in $(PREFIX)/lib/elmo"

@@ -197,15 +197,19 @@ fn calls_of_any_size_and_order_give_the_same_bits() {
     }
 }
 
-/// Products of the sizes that people have: other kernels than those of the tiny model.
-#[test]
-fn calls_of_any_size_and_order_give_the_same_bits_in_a_published_shape() {
-    // The published shape `small`, as in `pipelines/src/sizes.rs`.
+/// The published shape `small`, as in `pipelines/src/sizes.rs`.
+pub(crate) fn published_small() -> ModelOptions {
     let json = r#"{"lstm": {"use_skip_connections": true, "projection_dim": 128, "cell_clip": 3, "proj_clip": 3,
         "dim": 1024, "n_layers": 2}, "char_cnn": {"activation": "relu", "n_highway": 1,
         "filters": [[1, 32], [2, 32], [3, 64], [4, 128], [5, 256], [6, 512], [7, 1024]],
         "embedding": {"dim": 16}, "n_characters": 262, "max_characters_per_token": 50}}"#;
-    let options = ModelOptions::from_json(json.as_bytes(), "small").unwrap();
+    ModelOptions::from_json(json.as_bytes(), "small").unwrap()
+}
+
+/// Products of the sizes that people have: other kernels than those of the tiny model.
+#[test]
+fn calls_of_any_size_and_order_give_the_same_bits_in_a_published_shape() {
+    let options = published_small();
     let weights = seeded_weights(&options, 5, 1.0);
     let data = ModelData::new(options, weights, "small").unwrap();
     let setups = [(1, 0), (2, LITTLE), (1, PLENTY)];

@@ -3,6 +3,8 @@
 
 #![allow(clippy::unwrap_used, clippy::expect_used)]
 
+#[path = "cuda.rs"]
+mod cuda;
 #[path = "golden/mod.rs"]
 mod golden;
 #[path = "hostile_weights.rs"]

@@ -93,6 +93,7 @@ fn storage() {
         "errors-storage",
         &shown(&[
             "embed -q --model tiny --input plain.txt --output plain.txt/o",
+            "embed -q --model tiny --input plain.txt --output /proc/elmo",
             "model convert tiny plain.txt/o --to hdf5",
             "demo -q --output plain.txt/o",
         ]),

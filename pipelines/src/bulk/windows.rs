@@ -114,7 +114,7 @@ impl Cutter {
         let open = &mut self.open;
         let mut taken = 0;
         for size in sizes {
-            let is_whole = (open.rows + taken) % self.multiple == 0;
+            let is_whole = (open.rows + taken).is_multiple_of(self.multiple);
             if open.rows + taken == most || (open.bytes >= self.window_bytes && is_whole) {
                 break;
             }

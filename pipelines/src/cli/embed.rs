@@ -59,7 +59,9 @@ pub(super) struct EmbedArgs {
     #[arg(long, value_name = "NAME", help_heading = "Input")]
     id: Option<String>,
 
-    /// Other columns that go on to the output: names, all or none; of JSON lines all are those of the first 1,000 rows
+    /// Other columns that go on to the output: names, all or none
+    ///
+    /// Columns of JSON files, and keys inside kept objects, that first appear after the first 1,000 rows are left out.
     #[arg(long, value_name = "COL,…|all|none", default_value = "all", value_parser = clap::value_parser!(Keep), help_heading = "Input")]
     keep: Keep,
 
