@@ -66,7 +66,7 @@ mod crash {
 }
 
 /// Windows under way.
-const WINDOWS: usize = 4;
+const WINDOWS: usize = 8;
 /// Bytes that the vectors of a part come to by default.
 const PART_BYTES: u64 = 128 << 20;
 /// Tokens that a row is taken to have when nothing is known about it.
@@ -244,9 +244,11 @@ pub async fn run(
         work_before: stage.work(),
         told: 0,
     };
+    // What does not come again is worth any wait; a second signal ends the process.
+    let limit = if again { job.grace + PATIENCE } else { Duration::MAX };
     let outcome = match again_from_stdin(&prepared.plan, &manifest) {
         Ok(()) if manifest.done && manifest.damaged.is_empty() => Ok(()),
-        Ok(()) => match patiently(&stop, job.grace + PATIENCE, run.parts(&mut manifest, &stop)).await {
+        Ok(()) => match patiently(&stop, limit, run.parts(&mut manifest, &stop)).await {
             Some(outcome) => outcome,
             None => Err(Error::Interrupted { rows: manifest.totals().rows_in, again }),
         },

@@ -7,11 +7,17 @@ use std::{
         Arc,
         atomic::{AtomicUsize, Ordering},
     },
+    time::{Duration, Instant},
 };
 
-use elmo_pipelines::{Exit, bulk::BulkJob};
+use elmo_pipelines::{
+    Exit,
+    bulk::{self, BulkJob},
+    report::Silent,
+    stores::Stores,
+};
 
-use crate::common::{Place, assert_own_vectors, lines, run_local, strings};
+use crate::common::{Hashing, Place, assert_own_vectors, lines, run_local, strings};
 
 /// What is sent for a request for the file: its etag, its length by the header, and how much of it comes.
 type Answer = (&'static str, usize, usize);
@@ -67,4 +73,19 @@ async fn what_is_downloaded_is_what_was_listed() {
     let (address, gets) = server(content.clone(), broken, broken);
     let error = run_local(&job(address, "never")).await.unwrap_err();
     assert_eq!((error.exit(), gets.load(Ordering::Relaxed)), (Exit::Storage, 3), "{error}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_silent_server_does_not_hold_up_an_interruption() {
+    let place = Place::new();
+    // Connections are made by the kernel; nobody answers.
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = format!("http://{}/a.txt", listener.local_addr().unwrap());
+    let job = BulkJob { inputs: vec![address], ..place.job("none", "out") };
+    let (began, shutdown) = (Instant::now(), tokio::time::sleep(Duration::from_millis(50)));
+    let error = bulk::run(&job, &Hashing::default(), &Stores::with_settings([]), shutdown, &Silent).await.unwrap_err();
+    assert_eq!(error.exit(), Exit::Interrupted, "{error}");
+    // Not a measurement: a store is given up after two minutes.
+    assert!(began.elapsed() < Duration::from_secs(60));
+    assert!(!place.path("out").exists());
 }

@@ -10,14 +10,14 @@ use crate::{
 };
 
 /// Bytes of token vectors that a window may come to.
-const WINDOW_VECTOR_BYTES: usize = 128 << 20;
+const WINDOW_VECTOR_BYTES: usize = 48 << 20;
 /// Bytes of text of a window in any case.
 const WINDOW_TEXT_BYTES: u64 = 8 << 20;
 /// Bytes of text that are worth a window of their own.
 const LEAST_TEXT_BYTES: u64 = 4096;
-/// Batches of every device that a window holds: what devices pack together. More would only mean that a job that is asked
-/// to stop waits longer for the rows that it has begun.
-const WINDOW_BATCHES: usize = 2;
+/// Batches of every device that a window holds: less than devices pack together, so that few windows are half done when a
+/// job is asked to stop.
+const WINDOW_BATCHES: usize = 1;
 /// Bytes of English text per token, with the space.
 const BYTES_PER_TOKEN: usize = 5;
 

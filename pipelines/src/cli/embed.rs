@@ -236,9 +236,9 @@ fn is_mix_file(text: &str) -> bool {
     Path::new(text).extension().is_some_and(|e| e.eq_ignore_ascii_case("json"))
 }
 
-/// How long the first Ctrl-C waits for devices: so long that the largest published model finishes on a few cores what it
-/// has begun. A second one does not wait.
-const GRACE: Duration = Duration::from_secs(90);
+/// How long the first Ctrl-C waits for devices: about as long as the largest published model has for a batch on a few
+/// cores. A second one does not wait.
+const GRACE: Duration = Duration::from_secs(30);
 
 pub(super) fn run(args: &EmbedArgs, common: &CommonArgs) -> Result<Exit> {
     let spec = args.vectors.spec()?;
