@@ -436,6 +436,9 @@ impl Run<'_> {
             open.take_up(partial).await?;
         }
         let filled = match self.fill(cutter, &mut open, stop).await {
+            Ok(true) if cutter.is_closed() && open.counts.rows_in == 0 => {
+                Err(self.interrupted(manifest.totals().rows_in))
+            }
             Ok(true) => self.publishable(cutter, manifest, start, stop).await,
             Ok(false) => return Err(self.pause(open, manifest, number).await),
             Err(error) => Err(error),
