@@ -467,6 +467,43 @@ fn interrupt_standard_input(sent: usize) {
     assert_eq!(err.contains("cannot be read again"), sent > 0, "{err}");
 }
 
+/// Lines come faster than devices work, and are read ahead. Standard input is a file here, whose offset the program shares:
+/// it says which lines were taken.
+#[test]
+fn no_line_of_standard_input_that_was_taken_is_lost() {
+    for state in ["", "--state carry --batch-rows 16 --sentences off --on-long truncate"] {
+        let place = Place::new();
+        let content = lines(40_000);
+        place.write("a.txt", &content);
+        let mut input = fs::File::open(place.path("a.txt")).unwrap();
+        let words = "embed -q --model tiny --threads 1 --rows-per-file 400 --window-rows 64";
+        let mut child = place
+            .command(&format!("{words} {state} --input - --output out"))
+            .stdin(Stdio::from(input.try_clone().unwrap()))
+            .stderr(Stdio::null())
+            .stdout(Stdio::null())
+            .spawn()
+            .unwrap();
+        wait_for(&place.path("out/_elmo/part-00000.json"));
+        Command::new("kill").args(["-TERM", &child.id().to_string()]).status().unwrap();
+        assert_eq!(child.wait().unwrap().code(), Some(130));
+        let taken = std::io::Seek::stream_position(&mut input).unwrap() as usize;
+        assert!(taken < content.len(), "nothing was left to interrupt");
+        let whole = content[..taken].rfind('\n').map_or(0, |end| end + 1);
+        let rows = place.rows("out");
+        let texts: Vec<_> = rows.iter().flat_map(|rows| rows["text"].as_string::<i32>().iter().flatten()).collect();
+        assert_eq!(texts.iter().map(|text| format!("{text}\n")).collect::<String>(), content[..whole]);
+        // Without an interruption the same lines have the same vectors.
+        place.write("b.txt", &content[..whole]);
+        place.exits(&format!("{words} {state} --input b.txt --output calm"), 0);
+        let calm = place.rows("calm");
+        let vectors = |rows: &[RecordBatch]| -> Vec<ArrayRef> {
+            rows.iter().flat_map(|rows| (0..rows.num_rows()).map(|row| rows["embedding"].slice(row, 1))).collect()
+        };
+        assert!(vectors(&rows) == vectors(&calm), "{state}");
+    }
+}
+
 fn wait_for(path: &Path) {
     for _ in 0..600 {
         if path.exists() {

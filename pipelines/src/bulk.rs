@@ -223,13 +223,13 @@ pub async fn run(
     let again = !job.inputs.iter().any(|input| input == source::STDIN);
     let prepared = tokio::select! {
         biased;
-        () = stop.clone() => return Err(Error::Interrupted { rows: 0, again }),
+        () = stop.clone() => return Err(Error::Interrupted { rows: 0, again, begun: false }),
         prepared = prepare(job, stage, stores) => prepared?,
     };
     crash::after_list();
     let Some(opened) = patiently(&stop, PATIENCE, Manifest::open(&prepared.output, &prepared.job, job.overwrite)).await
     else {
-        return Err(Error::Interrupted { rows: 0, again });
+        return Err(Error::Interrupted { rows: 0, again, begun: false });
     };
     let mut manifest = opened?;
     let resumed = manifest.totals();
@@ -250,13 +250,14 @@ pub async fn run(
         Ok(()) if manifest.done && manifest.damaged.is_empty() => Ok(()),
         Ok(()) => match patiently(&stop, limit, run.parts(&mut manifest, &stop)).await {
             Some(outcome) => outcome,
-            None => Err(Error::Interrupted { rows: manifest.totals().rows_in, again }),
+            None => Err(Error::Interrupted { rows: manifest.totals().rows_in, again, begun: true }),
         },
         Err(error) => Err(error),
     };
     progress.finish();
     let report = report(&manifest, &resumed, started);
-    manifest.close().await;
+    // A lock that a silent store still has ends by itself.
+    let _ = patiently(&stop, PATIENCE, manifest.close()).await;
     outcome.map(|()| report)
 }
 
@@ -346,7 +347,7 @@ impl Run<'_> {
             manifest.enter(part).await?;
             crash::after_manifest();
             manifest.remove_partial().await?;
-            if cutter.is_closed() && cutter.is_at_end().await? {
+            if manifest.position().is_some() && cutter.is_closed() && cutter.is_at_end().await? {
                 return Err(self.interrupted(manifest.totals().rows_in));
             }
         }
@@ -398,7 +399,12 @@ impl Run<'_> {
             let mut left = part.counts.rows_in;
             while left > 0 {
                 let again = async {
-                    let Some(window) = self.window(cutter, left).await? else { return Ok(0) };
+                    let slices = cutter.next(left).await?;
+                    if slices.is_empty() {
+                        return Ok(0);
+                    }
+                    let window = self.window(slices, cutter.bytes_read()).await?;
+                    cutter.taken();
                     window.pending.await?;
                     Ok::<_, Error>(window.kept.num_rows() as u64)
                 };
@@ -426,7 +432,8 @@ impl Run<'_> {
         number: usize,
         stop: &Shared<impl Future<Output = ()>>,
     ) -> Result<PartEntry> {
-        let start = cutter.position();
+        let begun = manifest.parts.get(number).map(|part| part.start);
+        let start = begun.or(manifest.position()).unwrap_or_else(|| cutter.position());
         let before = manifest.parts.get(number).map(|part| part.sha256.as_str());
         let mut open = self.open(manifest.part(number), start, before)?;
         if self.can_pause(manifest, number)
@@ -482,8 +489,10 @@ impl Run<'_> {
         if last.is_none() {
             cutter.close();
         }
-        let last = last.unwrap_or(false) && !cutter.is_closed();
         let end = cutter.position();
+        // When the end of the input was seen before it was closed, nothing is missing.
+        let is_behind = end.file >= self.prepared.plan.files().len();
+        let last = last.unwrap_or(false) && (is_behind || !cutter.is_closed());
         self.still_ours(manifest, start, end).await?;
         Ok((end, last))
     }
@@ -549,7 +558,7 @@ impl Run<'_> {
     }
 
     fn interrupted(&self, rows: u64) -> Error {
-        Error::Interrupted { rows, again: self.comes_again() }
+        Error::Interrupted { rows, again: self.comes_again(), begun: true }
     }
 
     /// Writes the rows of one part; the next window is read and tokenised while devices work on this one. False when the
@@ -562,11 +571,7 @@ impl Run<'_> {
     ) -> Result<bool> {
         let mut left = self.prepared.part_rows - open.counts.rows_in;
         loop {
-            let step = tokio::select! {
-                biased;
-                () = stop.clone(), if !cutter.is_closed() => None,
-                step = self.step(cutter, open, &mut left) => Some(step?),
-            };
+            let step = self.step(cutter, open, &mut left, stop).await?;
             match step {
                 Some(true) => {}
                 Some(false) => return Ok(true),
@@ -580,15 +585,41 @@ impl Run<'_> {
         }
     }
 
-    /// Reads ahead and takes the next finished window into the part; false when there is none. May be dropped while it
-    /// waits.
-    async fn step(&mut self, cutter: &mut Cutter, open: &mut OpenPart, left: &mut u64) -> Result<bool> {
+    /// Reads ahead and takes the next finished window into the part; `Some(false)` when there is none, `None` when the job
+    /// is asked to stop before.
+    async fn step(
+        &mut self,
+        cutter: &mut Cutter,
+        open: &mut OpenPart,
+        left: &mut u64,
+        stop: &Shared<impl Future<Output = ()>>,
+    ) -> Result<Option<bool>> {
+        let heeds = !cutter.is_closed();
         while open.under_way.len() < WINDOWS && *left > 0 {
-            let Some(window) = self.window(cutter, *left).await? else { break };
+            let slices = tokio::select! {
+                biased;
+                () = stop.clone(), if heeds => return Ok(None),
+                slices = cutter.next(*left) => slices?,
+            };
+            if slices.is_empty() {
+                break;
+            }
+            let bytes_read = cutter.bytes_read();
+            let window = tokio::select! {
+                biased;
+                // Rows that come once are given to the engine once: a carried state must not see them again.
+                () = stop.clone(), if heeds && self.comes_again() => return Ok(None),
+                window = self.window(slices, bytes_read) => window?,
+            };
+            cutter.taken();
             *left -= window.kept.num_rows() as u64;
             open.under_way.push_back(window);
         }
-        self.next_window(open).await
+        tokio::select! {
+            biased;
+            () = stop.clone(), if heeds => Ok(None),
+            more = self.next_window(open) => more.map(Some),
+        }
     }
 
     /// Takes the next finished window into the part; false when none is under way. May be dropped while it waits.
@@ -610,17 +641,14 @@ impl Run<'_> {
         Ok(true)
     }
 
-    /// Reads the next window of at most `most` rows and hands it to the engine.
-    async fn window(&self, cutter: &mut Cutter, most: u64) -> Result<Option<Window>> {
-        let slices = cutter.next(most).await?;
-        let Some(first) = slices.first() else { return Ok(None) };
+    /// Hands the rows of a window, which has at least one, to the engine.
+    async fn window(&self, slices: Vec<Slice>, bytes_read: u64) -> Result<Window> {
         let texts: Vec<&dyn Array> = slices.iter().map(|slice| slice.text.as_ref()).collect();
         let text: ArrayRef = concat(&texts).map_err(elmo::Error::from)?;
-        let kept =
-            concat_batches(&first.kept.schema(), slices.iter().map(|slice| &slice.kept)).map_err(elmo::Error::from)?;
+        let kept = concat_batches(self.prepared.plan.kept(), slices.iter().map(|slice| &slice.kept))
+            .map_err(elmo::Error::from)?;
         let pending = self.stage.submit(&text).await.map_err(|e| self.place(e, &slices))?;
-        cutter.taken();
-        Ok(Some(Window { slices, kept, pending, bytes_read: cutter.bytes_read() }))
+        Ok(Window { slices, kept, pending, bytes_read })
     }
 
     /// Puts the columns of a window together.

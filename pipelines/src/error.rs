@@ -74,6 +74,8 @@ pub enum Error {
         rows: u64,
         /// The same command can go on: its input can be read again.
         again: bool,
+        /// The output is this job's by now: one that began anew must not do so again.
+        begun: bool,
     },
     /// An output, a model or a machine did not pass a check that was asked for.
     #[error("{0}")]

@@ -482,8 +482,10 @@ impl FileTexts<'_> {
         let last = wanted.last().copied().unwrap_or(0);
         loop {
             if let Some(slice) = slice.as_ref() {
-                let here = UInt64Array::from(within(wanted, *read, slice.len() as u64));
-                parts.push(take(&slice.text, &here, None).map_err(elmo::Error::from)?);
+                let here = within(wanted, *read, slice.len() as u64);
+                if !here.is_empty() {
+                    parts.push(take(&slice.text, &UInt64Array::from(here), None).map_err(elmo::Error::from)?);
+                }
             }
             let end = *read + slice.as_ref().map_or(0, |slice| slice.len() as u64);
             if last < end {

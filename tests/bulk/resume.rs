@@ -134,7 +134,7 @@ async fn what_was_computed_before_an_interruption_is_not_computed_again() {
         let (progress, stage) = (StopAfter::new(50), Hashing::default());
         let stop = progress.stop.notified();
         let error = bulk::run(&job(&output), &stage, &stores(), stop, &progress).await.unwrap_err();
-        let Error::Interrupted { rows, again: true } = error else { panic!("{error}") };
+        let Error::Interrupted { rows, again: true, .. } = error else { panic!("{error}") };
         assert!((50..150).contains(&rows), "{rows} rows are safe");
         assert_eq!(names(&place.path(&output)), ["_elmo"]);
         let mut bytes = fs::read(partial(&output)).unwrap();

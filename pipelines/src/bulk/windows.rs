@@ -84,7 +84,7 @@ impl Cutter {
 
     async fn peek(&mut self) -> Result<Option<&Slice>> {
         if self.rest.is_none() {
-            self.rest = if self.closed { self.rows.buffered()? } else { self.rows.next().await? };
+            self.rest = if self.closed { self.rows.buffered().await? } else { self.rows.next().await? };
         }
         Ok(self.rest.as_ref())
     }

@@ -274,9 +274,9 @@ pub(super) fn run(args: &EmbedArgs, common: &CommonArgs) -> Result<Exit> {
             let rejected = report.counts.errors > 0;
             Ok(if rejected { Exit::Rejected } else { Exit::Done })
         }
-        Err(error @ Error::Interrupted { again: true, .. }) => {
+        Err(error @ Error::Interrupted { again: true, begun, .. }) => {
             let words = std::env::args_os().map(|word| word.to_string_lossy().into_owned());
-            super::logging::note(&format!("to go on: {}", shutdown::resume_command(words, job.overwrite)));
+            super::logging::note(&format!("to go on: {}", shutdown::resume_command(words, job.overwrite && begun)));
             Err(error)
         }
         Err(error) => Err(error),

@@ -12,6 +12,11 @@ use tokio::{
 
 use crate::error::{Error, Exit, Result};
 
+unsafe extern "C" {
+    /// POSIX: ends the process as it is. `exit` would run the destructors of libtorch while its threads compute.
+    safe fn _exit(code: i32) -> !;
+}
+
 /// A future that ends at the first signal. From then on a second one ends the process at once; so does the first where
 /// nobody has begun to wait for this future, as nothing is under way then.
 pub(super) fn requested() -> Result<impl Future<Output = ()>> {
@@ -25,12 +30,12 @@ pub(super) fn requested() -> Result<impl Future<Output = ()>> {
         tokio::select! { _ = interrupt.recv() => {}, _ = terminate.recv() => {} }
         if !waiting.load(Ordering::Relaxed) {
             tracing::warn!("stopped before anything was written");
-            std::process::exit(Exit::Interrupted as i32);
+            _exit(Exit::Interrupted as i32);
         }
         tracing::warn!("stopping as soon as the rows at hand are safe; once more stops at once");
         let _ = tell.send(());
         tokio::select! { _ = interrupt.recv() => {}, _ = terminate.recv() => {} }
-        std::process::exit(Exit::Interrupted as i32);
+        _exit(Exit::Interrupted as i32);
     });
     Ok(async move {
         heeded.store(true, Ordering::Relaxed);
@@ -44,7 +49,7 @@ pub(super) fn requested() -> Result<impl Future<Output = ()>> {
 pub(super) fn resume_command(words: impl Iterator<Item = String>, began_anew: bool) -> String {
     let is_overwrite = |word: &str| word == "--overwrite" || word.starts_with("--overwrite=");
     let contrary = began_anew.then(|| "--overwrite=false".to_owned());
-    let words = words.filter(|word| !is_overwrite(word)).chain(contrary);
+    let words = words.filter(|word| !began_anew || !is_overwrite(word)).chain(contrary);
     words.map(|word| quoted(&word)).collect::<Vec<_>>().join(" ")
 }
 
@@ -65,7 +70,7 @@ mod tests {
         let words = ["elmo", "embed", "--overwrite", "--input", "a b.txt", "it's", "x*", ""].map(str::to_owned);
         let again = r"elmo embed --input 'a b.txt' 'it'\''s' 'x*' ''";
         assert_eq!(resume_command(words.clone().into_iter(), true), format!("{again} --overwrite=false"));
-        let other = words.map(|word| word.replace("--overwrite", "--overwrite=no"));
-        assert_eq!(resume_command(other.into_iter(), false), again);
+        // Before anything was removed, it is still to begin anew.
+        assert_eq!(resume_command(words.into_iter(), false), again.replace("embed", "embed --overwrite"));
     }
 }

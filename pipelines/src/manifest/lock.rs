@@ -12,7 +12,7 @@ use std::{
 };
 
 use chrono::{DateTime, Utc};
-use object_store::{PutMode, UpdateVersion};
+use object_store::{ObjectStoreExt, PutMode, UpdateVersion};
 use serde::{Deserialize, Serialize};
 
 use super::{ManifestError, read};
@@ -194,12 +194,22 @@ impl Lease {
     /// Removes the lease, if it is still ours.
     async fn give_back(&self) {
         let removed = match self.version_if_ours().await {
-            Ok(_) => self.location.delete().await.map_err(ManifestError::from),
+            Ok(_) => self.delete_once().await,
             Err(ManifestError::Overtaken { .. }) => Ok(()),
             Err(error) => Err(error),
         };
         if let Err(error) = removed {
             tracing::warn!(%error, "the lock of the output could not be removed; it ends by itself");
+        }
+    }
+}
+
+impl Lease {
+    /// Not sent again when no answer comes: by then the lease may be another job's.
+    async fn delete_once(&self) -> Result<(), ManifestError> {
+        match self.location.store.delete(&self.location.path).await {
+            Ok(()) | Err(object_store::Error::NotFound { .. }) => Ok(()),
+            Err(e) => Err(StoreError::request("delete", &self.location, e).into()),
         }
     }
 }

@@ -282,6 +282,8 @@ async fn save(got: GetResult, target: &Path, url: &str) -> Result<(u64, String),
         file.write_all(&chunk).await.map_err(failed)?;
         bytes += chunk.len() as u64;
     }
+    // What the last write failed with, `sync_all` keeps to itself.
+    file.flush().await.map_err(failed)?;
     file.sync_all().await.map_err(failed)?;
     if bytes != expected {
         let source = format!("the connection ended after {bytes} of {expected} bytes").into();

@@ -1,9 +1,9 @@
 //! Bytes to rows, pushed: one loop serves every format that is read from its beginning.
 
-use std::sync::atomic::Ordering;
+use std::{sync::atomic::Ordering, time::Duration};
 
 use arrow::{array::RecordBatch, csv, datatypes::SchemaRef, error::ArrowError, json};
-use tokio::io::AsyncBufReadExt;
+use tokio::{io::AsyncBufReadExt, time::timeout};
 
 use super::{Format, InputFile, SourceError, bytes, escapes::Escapes, ipc::Ipc, lines::Lines, reason::csv_row};
 
@@ -15,6 +15,9 @@ pub(super) const ROW_BYTES_MAX: usize = 256 << 20;
 const BATCH_ROWS: usize = 4;
 /// Bytes that so many rows may have, for the same reason.
 const BATCH_BYTES_MAX: usize = 512 << 20;
+
+/// How long the end of an input waits for a read that is under way: a pipe without a byte never ends it.
+const UNDER_WAY: Duration = Duration::from_millis(100);
 
 /// Takes bytes, gives rows.
 pub(super) trait Decode: Send {
@@ -168,6 +171,10 @@ pub(super) struct Decoded {
     taken: bytes::Taken,
     /// Bytes since the last row came out: a row without an end is refused, not collected.
     pending: usize,
+    /// Bytes that were read and not decoded yet.
+    left: usize,
+    /// A read is under way, whose bytes would be lost with it.
+    asked: bool,
 }
 
 impl Decoded {
@@ -188,7 +195,7 @@ impl Decoded {
             Format::Text | Format::Parquet => Box::new(Lines::new()),
         };
         let taken = bytes::Taken::default();
-        Ok(Self { bytes: bytes::open(file, &taken).await?, decoder, taken, pending: 0 })
+        Ok(Self { bytes: bytes::open(file, &taken).await?, decoder, taken, pending: 0, left: 0, asked: false })
     }
 
     /// Bytes of the file, as it lies there, that were read.
@@ -196,8 +203,22 @@ impl Decoded {
         self.taken.load(Ordering::Relaxed)
     }
 
-    /// Rows that are complete already.
-    pub(super) fn buffered(&mut self, file: &InputFile, row: u64) -> Result<Option<RecordBatch>, SourceError> {
+    /// Rows that are complete in the bytes that were taken from the source, or are being taken: no more are asked for.
+    pub(super) async fn buffered(&mut self, file: &InputFile, row: u64) -> Result<Option<RecordBatch>, SourceError> {
+        while self.left > 0 || self.asked {
+            let bytes = match timeout(UNDER_WAY, self.bytes.fill_buf()).await {
+                Ok(bytes) => bytes.map_err(|e| bytes::read_error(file, row, e))?,
+                Err(_) => break,
+            };
+            self.asked = false;
+            let offered = bytes.len();
+            let used = self.decoder.decode(bytes).map_err(|e| SourceError::malformed(file, row, e))?;
+            self.bytes.consume(used);
+            self.left = offered - used;
+            if self.decoder.is_full(used, offered) {
+                break;
+            }
+        }
         self.decoder.flush().map_err(|e| SourceError::malformed(file, row, e))
     }
 
@@ -205,7 +226,9 @@ impl Decoded {
     pub(super) async fn next(&mut self, file: &InputFile, row: u64) -> Result<Option<RecordBatch>, SourceError> {
         let malformed = |e: ArrowError| SourceError::malformed(file, csv_row(&e).unwrap_or(row), e);
         loop {
+            self.asked = true;
             let bytes = self.bytes.fill_buf().await.map_err(|e| bytes::read_error(file, row, e))?;
+            self.asked = false;
             if bytes.is_empty() {
                 self.decoder.finish().map_err(malformed)?;
                 return self.decoder.flush().map_err(malformed);
@@ -219,6 +242,7 @@ impl Decoded {
                 }
             };
             self.bytes.consume(used);
+            self.left = offered - used;
             self.pending += used;
             if self.decoder.is_full(used, offered) {
                 self.pending = 0;

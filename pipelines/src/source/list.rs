@@ -113,7 +113,10 @@ pub async fn check_unchanged(files: impl Iterator<Item = &InputFile>) -> Result<
 fn version(location: &Location, meta: &ObjectMeta) -> String {
     let etag = meta.e_tag.as_deref().filter(|_| location.local_path().is_none());
     // Azure has it in quotes in the answer to a request for the file, and without in a listing.
-    etag.map_or_else(|| meta.last_modified.to_rfc3339(), |etag| etag.trim_matches('"').to_owned())
+    etag.map_or_else(
+        || meta.last_modified.to_rfc3339(),
+        |etag| etag.trim_start_matches("W/").trim_matches('"').to_owned(),
+    )
 }
 
 async fn expand(stores: &Stores, input: &str, output: Option<&Location>) -> Result<Vec<InputFile>, SourceError> {

@@ -306,9 +306,11 @@ fn kept_field(seen: &[&Columns<'_>], name: &str, request: &Request) -> Result<Fi
             }
         });
     }
+    let is_untyped = |columns: &&Columns<'_>| columns.file.format.is_untyped() && columns.place(name).is_some();
     match (common, seen.first()) {
         // Nullable always: another file may lack it, and an output's schema should not depend on that.
-        (Some((field, true, _)), _) if field.data_type() == &DataType::Null => {
+        // What an untyped file has after the rows that were looked at is not known.
+        (Some((field, ..)), _) if field.data_type() == &DataType::Null && seen.iter().any(is_untyped) => {
             Ok(Field::new(name, DataType::Utf8, true))
         }
         (Some((field, ..)), _) => Ok(field.with_nullable(true)),

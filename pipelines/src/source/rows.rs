@@ -133,12 +133,12 @@ impl Rows {
     ///
     /// # Errors
     /// As [`Rows::next`].
-    pub fn buffered(&mut self) -> Result<Option<Slice>, SourceError> {
+    pub async fn buffered(&mut self) -> Result<Option<Slice>, SourceError> {
         let plan = Arc::clone(&self.plan);
         let (Some(file), Some(Reader::Decoded(reader))) = (plan.files.get(self.next.file), &mut self.reader) else {
             return Ok(None);
         };
-        let Some(batch) = reader.buffered(&file.file, self.next.row)? else { return Ok(None) };
+        let Some(batch) = reader.buffered(&file.file, self.next.row).await? else { return Ok(None) };
         self.slice(&plan, file, &batch).map(Some)
     }
 

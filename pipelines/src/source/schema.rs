@@ -201,27 +201,49 @@ fn json_guess(head: Head<'_>) -> Result<Option<Schema>, Broken> {
     let Some(guessed) = json_types(&head)? else { return Ok(None) };
     let lossy = lossy_numbers(head.bytes);
     // Where all are integers that fit, the type is Int64, which is exact.
-    let loses = |field: &FieldRef| field.data_type() != &DataType::Int64 && lossy.contains(field.name());
-    let fields = guessed.fields().iter().map(|field| match loses(field) {
-        true => Field::new(field.name(), DataType::Utf8, true),
+    let fields = guessed.fields().iter().map(|field| match lossy.contains(field.name()) {
+        true => Field::new(field.name(), types::floats_as_written(field.data_type()), true),
         false => Field::clone(field),
     });
     Ok(Some(Schema::new(fields.collect::<Vec<_>>())))
 }
 
-/// Columns with a number that a float does not hold.
+/// Columns with a number, at any depth, that a float does not hold.
 fn lossy_numbers(bytes: &[u8]) -> HashSet<String> {
     let mut lossy = HashSet::new();
     for line in bytes.split(|&b| b == b'\n').take(GUESS_ROWS) {
         let Ok(row) = serde_json::from_slice::<BTreeMap<String, &RawValue>>(line) else { continue };
-        for (name, value) in row {
-            let is_number = value.get().starts_with(|c: char| c == '-' || c.is_ascii_digit());
-            if is_number && !is_double(value.get()) {
-                lossy.insert(name);
-            }
-        }
+        lossy.extend(row.into_iter().filter(|(_, value)| has_lossy_number(value.get())).map(|(name, _)| name));
     }
     lossy
+}
+
+/// Whether a number in this JSON, outside its strings, is none that a float holds.
+fn has_lossy_number(json: &str) -> bool {
+    let mut rest = json;
+    while let Some(at) = rest.find(|c: char| c == '"' || c == '-' || c.is_ascii_digit()) {
+        rest = &rest[at..];
+        let length = match rest.strip_prefix('"') {
+            Some(string) => 1 + string_length(string),
+            None => rest.find(|c: char| !c.is_ascii_digit() && !"+-.eE".contains(c)).unwrap_or(rest.len()),
+        };
+        if !rest.starts_with('"') && !is_double(&rest[..length]) {
+            return true;
+        }
+        rest = &rest[length..];
+    }
+    false
+}
+
+/// Bytes of a JSON string behind its first quotation mark, the last one counted in.
+fn string_length(string: &str) -> usize {
+    let mut escaped = false;
+    let end = string.bytes().position(|byte| {
+        let ends = byte == b'"' && !escaped;
+        escaped = byte == b'\\' && !escaped;
+        ends
+    });
+    end.map_or(string.len(), |end| end + 1)
 }
 
 fn json_types(head: &Head<'_>) -> Result<Option<Schema>, Broken> {
@@ -282,13 +304,10 @@ fn json_type(name: &str, values: Vec<Value>) -> DataType {
     guessed.ok().and_then(|schema| schema.fields().first().map(|f| f.data_type().clone())).unwrap_or(types::mixed())
 }
 
-/// Lists in which nothing was seen hold strings; columns in which nothing was seen may be anything yet.
+/// Lists and objects in which nothing was seen hold strings; columns in which nothing was seen may be anything yet.
 fn with_items(schema: &Schema) -> Schema {
-    let with_item = |field: &FieldRef| match field.data_type() {
-        DataType::List(item) if item.data_type() == &DataType::Null => Field::new(field.name(), types::words(), true),
-        _ => Field::clone(field),
-    };
-    Schema::new(schema.fields().iter().map(with_item).collect::<Vec<_>>())
+    let with_items = |field: &FieldRef| Field::clone(field).with_data_type(types::with_items(field.data_type()));
+    Schema::new(schema.fields().iter().map(with_items).collect::<Vec<_>>())
 }
 
 fn strings(schema: &Schema) -> Schema {
@@ -304,6 +323,24 @@ mod tests {
 
     fn shown(schema: &Schema) -> Vec<(String, DataType)> {
         schema.fields().iter().map(|f| (f.name().clone(), f.data_type().clone())).collect()
+    }
+
+    #[test]
+    fn numbers_that_no_float_holds_are_found_at_any_depth() {
+        for (json, lossy) in [
+            ("18446744073709551615", true),
+            (r#"{"id": [1, {"x": 18446744073709551615}]}"#, true),
+            (r#"{"id \\\" 18446744073709551615": "18446744073709551615", "y": [0.5, -1e300]}"#, false),
+            (r#"["\\", 0.12345678901234567890123]"#, true),
+        ] {
+            assert_eq!(has_lossy_number(json), lossy, "{json}");
+        }
+        let nested = br#"{"v": {"id": 18446744073709551615, "n": 1, "none": null, "empty": []}}"#;
+        let schema = with_items(&json_guess(Head { bytes: nested, all: true }).unwrap().unwrap());
+        let DataType::Struct(fields) = schema.field(0).data_type().clone() else { panic!("{schema}") };
+        let kind = |name: &str| fields.iter().find(|field| field.name() == name).unwrap().data_type().clone();
+        assert_eq!(["id", "n", "none"].map(kind), [DataType::Utf8, DataType::Int64, DataType::Utf8]);
+        assert_eq!(kind("empty"), types::words());
     }
 
     #[test]

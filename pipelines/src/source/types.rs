@@ -55,8 +55,11 @@ pub(crate) fn stored(kind: &DataType) -> DataType {
 
 /// Whether our Parquet writer takes a column of this type.
 pub(crate) fn is_storable(field: &Field) -> bool {
-    // The first makes the converter panic, the second is refused only when rows come.
-    let is_odd = |kind: &DataType| matches!(kind, DataType::Union(..) | DataType::Interval(IntervalUnit::MonthDayNano));
+    // The first makes the converter panic and the last the writer, the other is refused only when rows come.
+    let is_odd = |kind: &DataType| {
+        use DataType::{FixedSizeBinary, Interval, Union};
+        matches!(kind, Union(..) | Interval(IntervalUnit::MonthDayNano) | FixedSizeBinary(0))
+    };
     let alone = || Schema::new(vec![field.clone()]);
     !has_leaf(field.data_type(), &is_odd) && ArrowSchemaConverter::new().convert(&alone()).is_ok()
 }
@@ -92,6 +95,17 @@ pub(crate) fn as_written(kind: &DataType) -> DataType {
         DataType::Null | DataType::Union(..) => leaf.clone(),
         _ => DataType::Utf8,
     })
+}
+
+/// Strings in the place of floats: for columns with numbers that no float holds.
+pub(crate) fn floats_as_written(kind: &DataType) -> DataType {
+    map_leaves(kind, &|leaf| if leaf.is_floating() { DataType::Utf8 } else { leaf.clone() })
+}
+
+/// Inside lists and objects, strings where nothing was seen: they hold whatever comes later.
+pub(crate) fn with_items(kind: &DataType) -> DataType {
+    let item = |leaf: &DataType| if leaf == &DataType::Null { DataType::Utf8 } else { leaf.clone() };
+    if kind.is_nested() { map_leaves(kind, &item) } else { kind.clone() }
 }
 
 fn map_leaves(kind: &DataType, leaf: &dyn Fn(&DataType) -> DataType) -> DataType {

@@ -51,7 +51,7 @@ impl Walk {
         }
         if left_out > 0 {
             let folder = folder.display();
-            let what = "left out: names that are not UTF-8 or hold control characters, and links in a circle";
+            let what = "left out: names that are not UTF-8 or hold control characters, links to nowhere or in a circle";
             tracing::warn!(%folder, entries = left_out, what);
         }
         self.above.pop();
@@ -63,9 +63,10 @@ impl Walk {
         let path = entry.path();
         let found = match fs::metadata(&path) {
             Ok(found) => found,
-            // A link that leads nowhere, or a file that was removed a moment ago.
-            Err(e) if is_gone(&e) => return Ok(true),
+            // A link that leads nowhere: what it should lead to may be missing for now.
             Err(_) if path.is_symlink() => return Ok(false),
+            // A file that was removed a moment ago.
+            Err(e) if is_gone(&e) => return Ok(true),
             Err(e) => return Err(StoreError::local("list", &path, e)),
         };
         let (Ok(location), Some(name)) =
