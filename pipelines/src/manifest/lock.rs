@@ -23,6 +23,9 @@ pub(super) const LEASE: Duration = Duration::from_secs(60);
 /// How often a running job renews its lease.
 const RENEWAL: Duration = Duration::from_secs(15);
 
+/// Times that removing a lease is tried again.
+const REMOVALS: usize = 3;
+
 /// Keeps a second job out.
 #[derive(Debug)]
 pub(super) enum Lock {
@@ -191,21 +194,27 @@ impl Lease {
         version.ok_or_else(|| ManifestError::Overtaken { file: self.location.to_string() })
     }
 
-    /// Removes the lease, if it is still ours.
+    /// Removes the lease, if it is still ours: asked before every try, as after one without an answer it may be another
+    /// job's.
     async fn give_back(&self) {
-        let removed = match self.version_if_ours().await {
-            Ok(_) => self.delete_once().await,
-            Err(ManifestError::Overtaken { .. }) => Ok(()),
-            Err(error) => Err(error),
-        };
-        if let Err(error) = removed {
-            tracing::warn!(%error, "the lock of the output could not be removed; it ends by itself");
+        let mut tries = 0..REMOVALS;
+        loop {
+            let removed = match self.version_if_ours().await {
+                Ok(_) => self.delete_once().await,
+                Err(ManifestError::Overtaken { .. }) => Ok(()),
+                Err(error) => Err(error),
+            };
+            match removed {
+                Ok(()) => return,
+                Err(_) if tries.next().is_some() => {}
+                Err(error) => {
+                    tracing::warn!(%error, "the lock of the output could not be removed; it ends by itself");
+                    return;
+                }
+            }
         }
     }
-}
 
-impl Lease {
-    /// Not sent again when no answer comes: by then the lease may be another job's.
     async fn delete_once(&self) -> Result<(), ManifestError> {
         match self.location.store.delete(&self.location.path).await {
             Ok(()) | Err(object_store::Error::NotFound { .. }) => Ok(()),
