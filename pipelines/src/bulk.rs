@@ -633,8 +633,12 @@ impl Run<'_> {
             count_work(&mut self.seen, self.stage, self.work_before);
             self.progress.update(&self.seen);
         };
-        let added = added.map_err(|e| self.place(e, &window.slices))?;
         let Some(window) = open.under_way.pop_front() else { return Ok(false) };
+        let added = added.map_err(|e| {
+            // Nothing may follow a window that failed, and what has answered may not be asked again.
+            open.under_way.clear();
+            self.place(e, &window.slices)
+        })?;
         self.seen.bytes = window.bytes_read;
         let (batch, counts) = self.finish_window(&window, added)?;
         open.add(batch, counts, window.end());

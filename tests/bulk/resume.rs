@@ -121,6 +121,51 @@ async fn a_hanging_device_does_not_hold_up_an_interruption() {
     assert_eq!(names(&place.path("out")), ["_elmo"]);
 }
 
+/// A stage whose second window fails, late.
+#[derive(Default)]
+struct SecondFails(Hashing);
+
+#[async_trait::async_trait]
+impl Stage for SecondFails {
+    fn spec(&self) -> &EmbedSpec {
+        self.0.spec()
+    }
+
+    fn fields(&self) -> Vec<arrow::datatypes::Field> {
+        self.0.fields()
+    }
+
+    fn metadata(&self) -> Vec<(String, String)> {
+        self.0.metadata()
+    }
+
+    async fn submit(&self, texts: &arrow::array::ArrayRef) -> elmo::Result<Pending> {
+        let before = self.0.rows.load(std::sync::atomic::Ordering::SeqCst);
+        let pending = self.0.submit(texts).await?;
+        if before != 4 {
+            return Ok(pending);
+        }
+        Ok(Box::pin(async {
+            tokio::time::sleep(Duration::from_millis(100)).await;
+            Err(elmo::Error::Row { row: 0, reason: "broken".into() })
+        }))
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_row_that_fails_after_a_job_was_stopped_is_met_again() {
+    let place = Place::new();
+    place.write("a.txt", lines(30));
+    let job = place.job("a.txt", "out");
+    let progress = StopAfter::new(1);
+    let stop = progress.stop.notified();
+    let error = bulk::run(&job, &SecondFails::default(), &stores(), stop, &progress).await.unwrap_err();
+    // The window before the one that failed, and none after it.
+    let Error::Interrupted { rows: 4, again: true, .. } = error else { panic!("{error}") };
+    let error = run(&job, &SecondFails::default(), &stores()).await.unwrap_err();
+    assert!(error.to_string().contains("a.txt, row 8"), "{error}");
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn what_was_computed_before_an_interruption_is_not_computed_again() {
     let place = Place::new();

@@ -8,7 +8,7 @@
 use std::{
     fs::{File, TryLockError},
     sync::Arc,
-    time::{Duration, Instant},
+    time::{Duration, Instant, SystemTime},
 };
 
 use chrono::{DateTime, Utc};
@@ -133,13 +133,28 @@ pub(super) struct Lease {
 struct LeaseState {
     version: UpdateVersion,
     /// When the last renewal that the store took was sent.
-    renewed: Instant,
+    renewed: Sent,
+}
+
+/// A moment by two clocks: the steady one stands still while the machine sleeps, and the other may be set back.
+#[derive(Debug, Clone, Copy)]
+struct Sent(Instant, SystemTime);
+
+impl Sent {
+    fn now() -> Self {
+        Self(Instant::now(), SystemTime::now())
+    }
+
+    /// By the clock that says more; a clock that was set back says nothing of use.
+    fn ago(self) -> Duration {
+        self.0.elapsed().max(self.1.elapsed().unwrap_or(Duration::MAX))
+    }
 }
 
 impl Lease {
     async fn take(output: &Location, folder: &Location) -> Result<Self, ManifestError> {
         let (location, id) = (folder.child("lock"), uuid::Uuid::new_v4().to_string());
-        let sent = Instant::now();
+        let sent = Sent::now();
         let version = match location.put(holder(&id), PutMode::Create).await {
             Ok(put) => UpdateVersion { e_tag: put.e_tag, version: put.version },
             // Ours nevertheless, when the request was applied but its answer was lost; also below.
@@ -171,13 +186,13 @@ impl Lease {
     /// Whether the lease is still ours: at once when it was renewed in time, else the store is asked. A process that was
     /// asleep for longer than a lease finds out here, before it publishes anything.
     async fn hold(&self) -> Result<(), ManifestError> {
-        let fresh = self.state.lock().await.renewed.elapsed() < LEASE / 2;
+        let fresh = self.state.lock().await.renewed.ago() < LEASE / 2;
         if fresh { Ok(()) } else { self.renew().await }
     }
 
     async fn renew(&self) -> Result<(), ManifestError> {
         let mut state = self.state.lock().await;
-        let sent = Instant::now();
+        let sent = Sent::now();
         let version = match self.location.put(holder(&self.id), PutMode::Update(state.version.clone())).await {
             Ok(put) => UpdateVersion { e_tag: put.e_tag, version: put.version },
             Err(object_store::Error::Precondition { .. } | object_store::Error::NotFound { .. }) => {
@@ -368,6 +383,14 @@ mod tests {
         first.give_back().await;
         assert!(first.location.head().await.unwrap().is_some());
         assert!(folder.children().await.unwrap().iter().all(|object| !object.location.to_string().contains("clock")));
+    }
+
+    #[test]
+    fn a_machine_that_slept_or_was_set_back_asks_the_store() {
+        let (now, long) = (Sent::now(), 2 * LEASE);
+        assert!(now.ago() < LEASE);
+        assert!(Sent(now.0, now.1 - long).ago() >= long);
+        assert_eq!(Sent(now.0, now.1 + long).ago(), Duration::MAX);
     }
 
     #[tokio::test]
