@@ -529,6 +529,9 @@ impl fmt::Display for InspectReport {
         }
         rows.extend(self.columns.iter().map(|(name, kind)| ("column", format!("{name}: {kind}"))));
         rows.extend(self.made_by.iter().map(|(key, value)| (key.as_str(), value.clone())));
+        if self.made_by.is_empty() {
+            rows.push(("made by", "unknown; nothing of elmo in the footers".to_owned()));
+        }
         f.write_str(&crate::cli::table(&rows))
     }
 }

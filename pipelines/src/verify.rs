@@ -224,7 +224,8 @@ impl fmt::Display for VerifyReport {
 /// Recomputes a sample of an output's rows with `elmo`.
 ///
 /// # Errors
-/// [`Error::Store`] or [`Error::Input`] when the output cannot be read, or an input changed since the job read it;
+/// [`Error::Store`] or [`Error::Input`] when the output cannot be read, is not elmo's or names settings that cannot be,
+/// or an input changed since the job read it;
 /// [`Error::Check`] when files were not made alike, by another model, with other settings than the footer says or in
 /// state `carry`, lack the column of vectors, or do not fit the manifest so that their texts are not known;
 /// [`Error::Usage`] when the model has another precision, or the mix or the texts are not at hand; [`Error::Source`] or
@@ -232,7 +233,7 @@ impl fmt::Display for VerifyReport {
 /// names settings that this model cannot do, or the device fails. Rows that differ are no error.
 pub async fn verify(job: &Verify, elmo: &Elmo, stores: &Stores) -> Result<VerifyReport> {
     let output = Output::open(&job.output, stores).await?;
-    let columns = embedder(&output.made_by, job, elmo)?;
+    let columns = embedder(&output.made_by, job, elmo).map_err(|error| in_footer(&output, error))?;
     let rows: u64 = output.files.iter().map(|file| file.rows).sum();
     let picked = pick(rows, job.sample, job.seed);
     let manifest = output.check().await?;
@@ -252,11 +253,26 @@ pub async fn verify(job: &Verify, elmo: &Elmo, stores: &Stores) -> Result<Verify
     Ok(report)
 }
 
+/// Settings that cannot be are the file's fault: nobody typed them.
+fn in_footer(output: &Output, error: Error) -> Error {
+    let (Error::Elmo(elmo::Error::Spec(reason)), Some(file)) = (&error, output.files.first()) else { return error };
+    Error::Input {
+        file: file.location.to_string(),
+        row: None,
+        reason: format!("its footer names settings that cannot be: {reason}"),
+        help: Some("give the output of elmo embed, as it was written".into()),
+    }
+}
+
 /// An embedder with the settings that the footer names.
 fn embedder(made_by: &BTreeMap<String, String>, job: &Verify, elmo: &Elmo) -> Result<ColumnEmbedder> {
     let get = |key: &str| made_by.get(&format!("elmo.{key}")).map(String::as_str);
-    let there = get("fingerprint")
-        .ok_or_else(|| Error::Check("the files hold no elmo.fingerprint: not made by elmo".into()))?;
+    let there = get("fingerprint").ok_or_else(|| Error::Input {
+        file: job.output.clone(),
+        row: None,
+        reason: "no elmo.fingerprint in the footer: not made by elmo".into(),
+        help: Some("give the output of elmo embed".into()),
+    })?;
     if there != elmo.fingerprint().to_string() {
         return Err(Error::Check(format!(
             "made by another model: fingerprint {there}, this model has {}",
@@ -545,7 +561,8 @@ async fn compare(columns: &ColumnEmbedder, sample: &Sample, report: &mut VerifyR
     let again = columns.submit_async(&sample.texts).await?.await?;
     let name = columns.fields().first().map(|field| field.name().clone()).unwrap_or_default();
     let found = sample.found.column_by_name(&name);
-    let found = found.ok_or_else(|| Error::Check(format!("the output has no column {name:?}")))?;
+    let missing = || Error::Check(format!("the output has no column {name:?}, which elmo embed writes"));
+    let found = found.ok_or_else(missing)?;
     let pair = Pair::new(found, &sample.found, again);
     for (place, row) in sample.rows.iter().enumerate() {
         if found.is_null(place) && sample.lost_bytes(place) {

@@ -4,12 +4,12 @@ use std::sync::Arc;
 
 use arrow::{
     array::{
-        Array, ArrayRef, AsArray, Decimal128Array, DictionaryArray, FixedSizeBinaryArray, Float32Array, Int64Array,
+        Array, ArrayRef, AsArray, BooleanArray, Decimal128Array, DictionaryArray, FixedSizeBinaryArray, Float32Array, Int64Array,
         IntervalMonthDayNanoArray, LargeStringArray, ListArray, NullArray, RecordBatch, StringArray, StringViewArray,
         StructArray, UnionArray,
     },
     compute::cast,
-    datatypes::{DataType, Field, Float64Type, Int8Type, Int32Type, IntervalMonthDayNano, UnionFields},
+    datatypes::{DataType, Field, Float64Type, Int8Type, Int32Type, IntervalMonthDayNano, Schema, UnionFields},
     ipc::writer::{FileWriter, StreamWriter},
 };
 use async_compression::tokio::write::{GzipEncoder, ZstdEncoder};
@@ -21,7 +21,12 @@ use elmo_pipelines::{
     source::{self, Keep, KeptTypes, Plan, Request},
     stores::Stores,
 };
-use parquet::arrow::ArrowWriter;
+use parquet::{
+    arrow::{ArrowWriter, arrow_writer::ArrowWriterOptions, encode_arrow_schema},
+    data_type::{ByteArray, ByteArrayType, Int96, Int96Type},
+    file::{metadata::KeyValue, properties::WriterProperties, writer::SerializedFileWriter},
+    schema::parser::parse_message_type,
+};
 use tokio::io::AsyncWriteExt;
 
 use crate::common::{Hashing, Place, assert_own_vectors, hashed, run, run_local, strings, vectors};
@@ -599,6 +604,74 @@ async fn dictionaries_of_several_files_need_not_fit_together() {
     assert_eq!(rows.num_rows(), 600);
     assert_eq!(strings(&rows, "kind"), strings(&rows, "text"));
     assert_own_vectors(&rows);
+}
+
+/// A Parquet file whose footer says that its columns are dictionaries, as pyarrow writes them of any type.
+fn parquet_of_dictionaries(plain: &RecordBatch) -> Vec<u8> {
+    let dictionary = |field: &Arc<Field>| {
+        let kind = DataType::Dictionary(Box::new(DataType::Int32), Box::new(field.data_type().clone()));
+        field.as_ref().clone().with_data_type(kind)
+    };
+    let said = Schema::new(plain.schema().fields().iter().map(dictionary).collect::<Vec<_>>());
+    let footer = KeyValue::new("ARROW:schema".to_owned(), encode_arrow_schema(&said));
+    let properties = WriterProperties::builder().set_key_value_metadata(Some(vec![footer])).build();
+    let options = ArrowWriterOptions::new().with_properties(properties).with_skip_arrow_metadata(true);
+    let mut bytes = Vec::new();
+    let mut writer = ArrowWriter::try_new_with_options(&mut bytes, plain.schema(), options).unwrap();
+    writer.write(plain).unwrap();
+    writer.close().unwrap();
+    bytes
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn dictionaries_of_any_type_in_parquet_are_read_as_plain_values() {
+    let place = Place::new();
+    let columns: [(&str, ArrayRef); 5] = [
+        ("text", Arc::new(StringArray::from(vec!["a", "b"]))),
+        ("bool", Arc::new(BooleanArray::from(vec![Some(true), None]))),
+        ("decimal", Arc::new(Decimal128Array::from(vec![12, -5]).with_precision_and_scale(5, 1).unwrap())),
+        ("fixed", Arc::new(FixedSizeBinaryArray::try_from_iter([*b"ab", *b"cd"].into_iter()).unwrap())),
+        ("number", Arc::new(Int64Array::from(vec![7, 8]))),
+    ];
+    let plain = RecordBatch::try_from_iter_with_nullable(columns.map(|(n, c)| (n, c, true))).unwrap();
+    place.write("a.parquet", parquet_of_dictionaries(&plain));
+    run_local(&place.job("a.parquet", "out")).await.unwrap();
+    let rows = place.rows("out");
+    for name in ["text", "bool", "decimal", "fixed", "number"] {
+        assert_eq!(&rows[name], &plain[name], "{name}");
+    }
+    assert_own_vectors(&rows);
+}
+
+/// INT96 is the day by the Julian calendar behind the nanoseconds of the day (Spark, Hive and Impala write it so).
+#[tokio::test(flavor = "multi_thread")]
+async fn times_of_old_files_keep_their_year() {
+    // Julian days from the table of the US Naval Observatory; 1970-01-01 is 2440588.
+    let days = [(2_305_448, "1600-01-01"), (2_440_588, "1970-01-01"), (5_373_484, "9999-12-31")];
+    let schema = parse_message_type("message m { required int96 at; required binary text (UTF8); }").unwrap();
+    let mut bytes = Vec::new();
+    let mut file = SerializedFileWriter::new(&mut bytes, Arc::new(schema), Arc::default()).unwrap();
+    let mut group = file.next_row_group().unwrap();
+    let noon = 12 * 3600 * 1_000_000_000_u64 + 123_456_000;
+    let times = days.map(|(day, _)| {
+        let mut time = Int96::new();
+        time.set_data(noon as u32, (noon >> 32) as u32, day);
+        time
+    });
+    let mut column = group.next_column().unwrap().unwrap();
+    column.typed::<Int96Type>().write_batch(&times, None, None).unwrap();
+    column.close().unwrap();
+    let mut column = group.next_column().unwrap().unwrap();
+    column.typed::<ByteArrayType>().write_batch(&["a", "b", "c"].map(ByteArray::from), None, None).unwrap();
+    column.close().unwrap();
+    group.close().unwrap();
+    file.close().unwrap();
+    let place = Place::new();
+    place.write("a.parquet", bytes);
+    run_local(&place.job("a.parquet", "out")).await.unwrap();
+    let times = cast(&place.rows("out")["at"], &DataType::Utf8).unwrap();
+    let expected: Vec<_> = days.iter().map(|(_, day)| Some(format!("{day}T12:00:00.123456"))).collect();
+    assert_eq!(times.as_string::<i32>().iter().map(|t| t.map(str::to_owned)).collect::<Vec<_>>(), expected);
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -1,6 +1,6 @@
 //! Parquet files, row group by row group.
 
-use std::sync::Arc;
+use std::{cell::Cell, sync::Arc};
 
 use arrow::{
     array::RecordBatch,
@@ -8,12 +8,17 @@ use arrow::{
 };
 use futures::TryStreamExt;
 use parquet::{
-    arrow::{ParquetRecordBatchStreamBuilder, ProjectionMask, async_reader::ParquetRecordBatchStream},
+    arrow::{
+        ParquetRecordBatchStreamBuilder, ProjectionMask,
+        arrow_reader::{ArrowReaderMetadata, ArrowReaderOptions},
+        async_reader::ParquetRecordBatchStream,
+    },
+    basic::Type,
     errors::ParquetError,
     file::metadata::ParquetMetaData,
 };
 
-use super::{InputFile, SourceError, bytes::Opened};
+use super::{InputFile, SourceError, bytes::Opened, types};
 use crate::{
     contain::contain_async,
     store_file::{StoreFile, cause},
@@ -66,9 +71,28 @@ async fn builder(file: &InputFile) -> Result<(Opened, Builder), SourceError> {
         return Err(SourceError::malformed(file, 0, "standard input holds lines, not Parquet"));
     };
     let opened = Opened::whole(location, file).await?;
-    let reader = StoreFile { store: Arc::clone(&opened.store), path: opened.path.clone(), size: opened.size };
-    let builder = contain(Builder::new(reader)).await.map_err(|e| error(file, 0, e))?;
+    let reader = || StoreFile { store: Arc::clone(&opened.store), path: opened.path.clone(), size: opened.size };
+    let failed = |e| error(file, 0, e);
+    let builder = contain(Builder::new(reader())).await.map_err(failed)?;
+    let best = best_schema(&builder);
+    if &best == builder.schema() {
+        return Ok((opened, builder));
+    }
+    let options = ArrowReaderOptions::new().with_schema(best);
+    let metadata = ArrowReaderMetadata::try_new(Arc::clone(builder.metadata()), options).map_err(failed)?;
+    let builder = Builder::new_with_metadata(reader(), metadata);
     Ok((opened, builder))
+}
+
+/// The types that the columns are read as.
+fn best_schema(builder: &Builder) -> SchemaRef {
+    let (schema, leaves, place) = (builder.schema(), builder.parquet_schema().columns(), Cell::new(0));
+    let is_int96 = |leaf: usize| leaves.get(leaf).is_some_and(|leaf| leaf.physical_type() == Type::INT96);
+    let fields = schema.fields().iter().map(|field| {
+        let kind = types::from_parquet(field.data_type(), &place, &is_int96);
+        field.as_ref().clone().with_data_type(kind)
+    });
+    Arc::new(Schema::new_with_metadata(fields.collect::<Vec<_>>(), schema.metadata().clone()))
 }
 
 /// The file's schema, from its footer.

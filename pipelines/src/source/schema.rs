@@ -299,9 +299,23 @@ fn json_type(name: &str, values: Vec<Value>) -> DataType {
     if shapes.len() > 1 {
         return types::mixed();
     }
-    let rows = values.into_iter().map(|value| Ok(Value::Object(Map::from_iter([(name.to_owned(), value)]))));
+    let values = values.into_iter().map(without_null_items);
+    let rows = values.map(|value| Ok(Value::Object(Map::from_iter([(name.to_owned(), value)]))));
     let guessed = json::reader::infer_json_schema_from_iterator(rows);
     guessed.ok().and_then(|schema| schema.fields().first().map(|f| f.data_type().clone())).unwrap_or(types::mixed())
+}
+
+/// A value without the nulls in its lists, which say nothing about what the other items are.
+fn without_null_items(value: Value) -> Value {
+    match value {
+        Value::Array(items) => {
+            Value::Array(items.into_iter().filter(|item| !item.is_null()).map(without_null_items).collect())
+        }
+        Value::Object(members) => {
+            Value::Object(members.into_iter().map(|(name, value)| (name, without_null_items(value))).collect())
+        }
+        other => other,
+    }
 }
 
 /// Lists and objects in which nothing was seen hold strings; columns in which nothing was seen may be anything yet.
@@ -420,13 +434,22 @@ mod tests {
 
     #[test]
     fn json_types() {
-        let text = br#"{"a": 1, "b": null, "c": ["x"], "d": []}
-{"a": 1.5, "c": [], "e": "late"}
+        let text = br#"{"a": 1, "b": null, "c": ["x"], "d": [], "f": [null, [1], []], "g": {"h": [null, {"x": 1}]}}
+{"a": 1.5, "c": [], "e": "late", "f": null}
 {"a": cut"#;
         let schema = with_items(&json_guess(Head { bytes: text, all: false }).unwrap().unwrap());
         let (utf8, words) = (DataType::Utf8, super::types::words());
-        let expected =
-            [("a", DataType::Float64), ("b", DataType::Null), ("c", words.clone()), ("d", words), ("e", utf8)];
+        let list = |item: DataType| DataType::List(Arc::new(Field::new_list_field(item, true)));
+        let object = |name: &str, kind: DataType| DataType::Struct(vec![Field::new(name, kind, true)].into());
+        let expected = [
+            ("a", DataType::Float64),
+            ("b", DataType::Null),
+            ("c", words.clone()),
+            ("d", words),
+            ("f", list(list(DataType::Int64))),
+            ("g", object("h", list(object("x", DataType::Int64)))),
+            ("e", utf8),
+        ];
         assert_eq!(shown(&schema), expected.map(|(n, t)| (n.to_owned(), t)));
     }
 }

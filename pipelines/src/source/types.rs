@@ -124,6 +124,22 @@ fn with_leaves(field: &Field, leaf: &dyn Fn(&DataType) -> DataType) -> Field {
     field.clone().with_data_type(map_leaves(field.data_type(), leaf))
 }
 
+/// A type as its columns are best read from Parquet, given which of its leaves, counted through from `first`, are INT96.
+///
+/// Dictionaries are read as plain values: the reader makes them of strings only, and refuses the others. INT96, the time
+/// of older Spark, Hive and Impala, is read in microseconds as Spark has it: in nanoseconds, which the reader prefers,
+/// there is nothing before 1677 and after 2262, and 9999-12-31 would silently become another date.
+pub(crate) fn from_parquet(kind: &DataType, first: &std::cell::Cell<usize>, is_int96: &dyn Fn(usize) -> bool) -> DataType {
+    map_leaves(kind, &|leaf| {
+        let place = first.replace(first.get() + 1);
+        match leaf {
+            DataType::Dictionary(_, value) => value.as_ref().clone(),
+            DataType::Timestamp(_, zone) if is_int96(place) => DataType::Timestamp(TimeUnit::Microsecond, zone.clone()),
+            other => other.clone(),
+        }
+    })
+}
+
 /// A list of strings, as we make it.
 pub(crate) fn words() -> DataType {
     DataType::List(FieldRef::new(Field::new_list_field(DataType::Utf8, true)))
