@@ -418,6 +418,43 @@ fn a_signal_finishes_the_window_and_the_command_that_is_printed_goes_on() {
     }
 }
 
+#[test]
+fn a_command_with_a_secret_in_it_is_not_printed() {
+    let place = Place::new();
+    place.write("a.txt", &lines(6_000));
+    let output = "session_token=v1/out";
+    let mut child = place
+        .command(&format!("embed --model tiny --input a.txt --rows-per-file 400 --threads 1 --output {output}"))
+        .stderr(Stdio::piped())
+        .stdout(Stdio::null())
+        .spawn()
+        .unwrap();
+    wait_for(&place.path(&format!("{output}/_elmo/part-00000.json")));
+    Command::new("kill").args(["-INT", &child.id().to_string()]).status().unwrap();
+    let mut err = String::new();
+    std::io::Read::read_to_string(&mut child.stderr.take().unwrap(), &mut err).unwrap();
+    assert_eq!(child.wait().unwrap().code(), Some(130), "{err}");
+    assert!(err.contains("run the same command again") && !err.contains("to go on:"), "{err}");
+}
+
+/// Some programs hand down a pipe that answers "try again" instead of waiting.
+#[test]
+fn standard_input_that_does_not_wait_is_waited_for() {
+    let place = Place::new();
+    let (reader, mut writer) = std::io::pipe().unwrap();
+    // SAFETY: sets a flag of a descriptor that is open; touches no memory.
+    assert_eq!(unsafe { libc::fcntl(std::os::fd::AsRawFd::as_raw_fd(&reader), libc::F_SETFL, libc::O_NONBLOCK) }, 0);
+    let mut child =
+        place.command("embed --model tiny --input - --output out").stdin(reader).stdout(Stdio::null()).spawn().unwrap();
+    for line in lines(5).split_inclusive('\n') {
+        thread::sleep(Duration::from_millis(200));
+        std::io::Write::write_all(&mut writer, line.as_bytes()).unwrap();
+    }
+    drop(writer);
+    assert_eq!(child.wait().unwrap().code(), Some(0));
+    assert_eq!(place.rows("out").iter().map(RecordBatch::num_rows).sum::<usize>(), 5);
+}
+
 /// A read that waits for a line cannot be called off, and the process must end without it.
 #[test]
 fn a_signal_ends_a_job_that_waits_for_standard_input() {

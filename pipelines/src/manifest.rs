@@ -247,15 +247,17 @@ pub struct Counts {
 
 impl std::ops::AddAssign for Counts {
     fn add_assign(&mut self, more: Self) {
-        self.rows_in += more.rows_in;
-        self.rows_out += more.rows_out;
-        self.nulls += more.nulls;
-        self.empty += more.empty;
-        self.truncated += more.truncated;
-        self.errors += more.errors;
-        self.skipped += more.skipped;
-        self.sentences += more.sentences;
-        self.tokens += more.tokens;
+        // Read from files that anybody can edit.
+        let add = |total: &mut u64, more: u64| *total = total.saturating_add(more);
+        add(&mut self.rows_in, more.rows_in);
+        add(&mut self.rows_out, more.rows_out);
+        add(&mut self.nulls, more.nulls);
+        add(&mut self.empty, more.empty);
+        add(&mut self.truncated, more.truncated);
+        add(&mut self.errors, more.errors);
+        add(&mut self.skipped, more.skipped);
+        add(&mut self.sentences, more.sentences);
+        add(&mut self.tokens, more.tokens);
     }
 }
 
@@ -392,7 +394,19 @@ impl Manifest {
             self.parts.push(part);
         }
         self.done = self.is_done().await?;
+        self.tell_others().await;
         Ok(())
+    }
+
+    /// Names Parquet files in the output that are no parts of this job: whoever reads the folder reads them too.
+    async fn tell_others(&self) {
+        let parts = self.parts.len() + usize::from(self.position().is_some());
+        let Ok(objects) = self.output.children().await else { return };
+        for name in objects.iter().filter_map(|object| object.location.filename()) {
+            if name.ends_with(".parquet") && number(name, ".parquet").is_none_or(|part| part >= parts) {
+                tracing::warn!(file = %self.output.child(name), "not of this job, but whoever reads the folder reads it too");
+            }
+        }
     }
 
     /// Whether the totals are there. The entries are the truth: totals that say something else are removed, and the job
@@ -504,8 +518,8 @@ impl Manifest {
     /// Enters a part that is durable.
     ///
     /// # Errors
-    /// [`ManifestError::Overtaken`] when there is another entry for this part, [`ManifestError::Broken`] when what is
-    /// there cannot be parsed, [`ManifestError::Store`] when the store fails.
+    /// [`ManifestError::Overtaken`] when there is another entry for this part, [`ManifestError::Store`] when the store
+    /// fails.
     pub async fn enter(&mut self, part: PartEntry) -> Result<(), ManifestError> {
         create(&self.entry(self.parts.len()), &part).await?;
         self.parts.push(part);
@@ -521,7 +535,7 @@ impl Manifest {
 
     /// Bytes of all parts.
     pub fn bytes(&self) -> u64 {
-        self.parts.iter().map(|part| part.bytes).sum()
+        self.parts.iter().fold(0, |bytes, part| bytes.saturating_add(part.bytes))
     }
 
     /// Ends the job.
@@ -738,13 +752,21 @@ async fn create<T: Serialize + DeserializeOwned + PartialEq>(
 ) -> Result<(), ManifestError> {
     let broken = |e: serde_json::Error| ManifestError::Broken { file: location.to_string(), reason: e.to_string() };
     let bytes = serde_json::to_vec_pretty(value).map_err(broken)?;
-    match location.put(bytes.into(), PutMode::Create).await {
-        Ok(_) => Ok(location.sync()?),
-        Err(object_store::Error::AlreadyExists { .. }) => match read::<T>(location).await? {
-            Some(there) if there == *value => Ok(()),
-            _ => Err(ManifestError::Overtaken { file: location.to_string() }),
-        },
-        Err(e) => Err(StoreError::request("write", location, e).into()),
+    let mut again = true;
+    loop {
+        match location.put(bytes.clone().into(), PutMode::Create).await {
+            Ok(_) => return Ok(location.sync()?),
+            Err(object_store::Error::AlreadyExists { .. }) => {}
+            Err(e) => return Err(StoreError::request("write", location, e).into()),
+        }
+        match read::<T>(location).await {
+            Ok(Some(there)) if there == *value => return Ok(()),
+            Ok(_) => return Err(ManifestError::Overtaken { file: location.to_string() }),
+            // Nobody writes half of one: a disk lost the rest.
+            Err(ManifestError::Broken { .. }) if again => location.delete().await?,
+            Err(error) => return Err(error),
+        }
+        again = false;
     }
 }
 

@@ -179,9 +179,7 @@ fn redact_settings(text: &str) -> String {
         // A backslash: JSON inside a string of JSON has escaped quotes.
         let key = before.trim_end_matches(['"', '\'', ' ', '\\']);
         let key = key.rsplit(|c| !is_key_char(c)).next().unwrap_or_default();
-        // `/etc/passwd: no such file` is a path, not a setting.
-        let is_path = before.trim_end_matches(is_key_char).ends_with('/') && after.starts_with(": ");
-        if is_secret_key(key) && !is_path {
+        if is_secret_key(key) {
             rest = push_hidden_value(&mut out, rest);
         }
     }

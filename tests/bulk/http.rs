@@ -67,7 +67,7 @@ async fn what_is_downloaded_is_what_was_listed() {
     for (output, other) in [("other", ("b", all, all)), ("short", ("a", all / 2, all / 2))] {
         let (address, _) = server(content.clone(), other, other);
         let error = run_local(&job(address, output)).await.unwrap_err();
-        assert!(error.to_string().contains("changed while it was read"), "{error}");
+        assert!(error.to_string().contains("changed or removed while it was read"), "{error}");
         assert_eq!(error.exit(), Exit::Input);
     }
     let (address, gets) = server(content.clone(), broken, broken);

@@ -4,9 +4,9 @@ use std::sync::Arc;
 
 use arrow::{
     array::{
-        Array, ArrayRef, AsArray, BooleanArray, Decimal128Array, DictionaryArray, FixedSizeBinaryArray, Float32Array, Int64Array,
-        IntervalMonthDayNanoArray, LargeStringArray, ListArray, NullArray, RecordBatch, StringArray, StringViewArray,
-        StructArray, UnionArray,
+        Array, ArrayRef, AsArray, BooleanArray, Decimal128Array, DictionaryArray, FixedSizeBinaryArray, Float32Array,
+        Int64Array, IntervalMonthDayNanoArray, LargeStringArray, ListArray, NullArray, RecordBatch, StringArray,
+        StringViewArray, StructArray, UnionArray,
     },
     compute::cast,
     datatypes::{DataType, Field, Float64Type, Int8Type, Int32Type, IntervalMonthDayNano, Schema, UnionFields},

@@ -242,6 +242,33 @@ async fn lost_and_empty_entries_are_made_again() {
     fs::write(place.path("cut/_elmo/part-00004.json"), "").unwrap();
     assert_eq!(run_local(&place.job("a.txt", "cut")).await.unwrap().counts.rows_in, 45);
     assert!(parts(&place.path("cut")) == calm);
+    // And behind another that is gone.
+    fs::remove_file(place.path("cut/_elmo/done.json")).unwrap();
+    fs::remove_file(place.path("cut/_elmo/part-00001.json")).unwrap();
+    fs::write(place.path("cut/_elmo/part-00004.json"), "{\"file\": \"par").unwrap();
+    assert_eq!(run_local(&place.job("a.txt", "cut")).await.unwrap().counts.rows_in, 45);
+    assert!(parts(&place.path("cut")) == calm);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn numbers_that_somebody_edited_in_entries_are_no_reason_to_panic() {
+    let place = Place::new();
+    place.write("a.txt", lines(45));
+    let edit = |output: &str, name: &str, key: &str, value: u64| {
+        let path = place.path(&format!("{output}/_elmo/{name}"));
+        let mut entry: serde_json::Value = serde_json::from_slice(&fs::read(&path).unwrap()).unwrap();
+        let place = if key == "tokens" { &mut entry["counts"][key] } else { &mut entry[key] };
+        *place = value.into();
+        fs::write(path, entry.to_string()).unwrap();
+    };
+    run_local(&place.job("a.txt", "tokens")).await.unwrap();
+    fs::remove_file(place.path("tokens/_elmo/done.json")).unwrap();
+    ["part-00001.json", "part-00002.json"].map(|name| edit("tokens", name, "tokens", u64::MAX));
+    run_local(&place.job("a.txt", "tokens")).await.unwrap();
+    run_local(&place.job("a.txt", "bytes")).await.unwrap();
+    edit("bytes", "part-00001.json", "bytes", 7);
+    let error = run_local(&place.job("a.txt", "bytes")).await.unwrap_err();
+    assert!(error.to_string().contains("differs from what the manifest says"), "{error}");
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -353,7 +380,7 @@ async fn what_changes_under_a_running_job_ends_it() {
     let (input, other, output) = (place.path("a.txt"), place.path("b.txt"), place.path("removed"));
     let replace = Meddling(Hashing::default(), move || fs::rename(&other, &input).unwrap());
     let error = run(&place.job("a.txt", "replaced"), &replace, &stores()).await.unwrap_err();
-    assert!(error.to_string().contains("changed while it was read"), "{error}");
+    assert!(error.to_string().contains("changed or removed while it was read"), "{error}");
     assert!(parts(&place.path("replaced")).is_empty());
     let remove = Meddling(Hashing::default(), move || fs::remove_dir_all(&output).unwrap());
     let error = run(&place.job("a.txt", "removed"), &remove, &stores()).await.unwrap_err();

@@ -139,4 +139,9 @@ fn a_closed_pipe_is_no_failure() {
     assert_eq!((ended.out.as_str(), ended.err.as_str()), ("0\n", ""));
     let ended = place.shell("{ elmo model info tiny --tensors; echo $? > code; } | head -n 1 > /dev/null; cat code");
     assert_eq!((ended.out.as_str(), ended.err.as_str()), ("0\n", ""));
+    // But it hides none.
+    let embed = "elmo embed -q --model tiny --input bad.txt --output rejected --on-error null";
+    let ended =
+        place.shell(&format!("printf 'a\\n\\377\\n' > bad.txt; {{ {embed}; echo $? > code; }} | true; cat code"));
+    assert_eq!(ended.out, "6\n", "{ended:?}");
 }

@@ -20,6 +20,7 @@ use super::{
 use crate::{
     bulk::{self, BulkJob, BulkReport},
     error::{Error, Exit, Result},
+    redact::redact,
     report::{bytes, count},
     sink::Codec,
     source::{Keep, KeptTypes, STDIN},
@@ -267,16 +268,21 @@ pub(super) fn run(args: &EmbedArgs, common: &CommonArgs) -> Result<Exit> {
     match outcome {
         Ok(None) => Ok(Exit::Done),
         Ok(Some(report)) => {
-            match args.json {
-                true => print_json(&report)?,
-                false => print(&text(&report))?,
+            let printed = if args.json { print_json(&report) } else { print(&text(&report)) };
+            let exit = if report.counts.errors > 0 { Exit::Rejected } else { Exit::Done };
+            match printed {
+                // Nobody reads the report; what became of the rows, the exit code says nevertheless.
+                Err(Error::BrokenPipe) => Ok(exit),
+                printed => printed.map(|()| exit),
             }
-            let rejected = report.counts.errors > 0;
-            Ok(if rejected { Exit::Rejected } else { Exit::Done })
         }
         Err(error @ Error::Interrupted { again: true, begun, .. }) => {
             let words = std::env::args_os().map(|word| word.to_string_lossy().into_owned());
-            super::logging::note(&format!("to go on: {}", shutdown::resume_command(words, job.overwrite && begun)));
+            let command = shutdown::resume_command(words, job.overwrite && begun);
+            // A command without its secrets would be another one.
+            if redact(&command) == command {
+                super::logging::note(&format!("to go on: {command}"));
+            }
             Err(error)
         }
         Err(error) => Err(error),

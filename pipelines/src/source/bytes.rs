@@ -2,7 +2,7 @@
 
 use std::{
     io,
-    os::fd::AsFd,
+    os::fd::{AsFd, AsRawFd},
     sync::{
         Arc,
         atomic::{AtomicU64, Ordering},
@@ -179,7 +179,21 @@ async fn start(bytes: &mut Bytes) -> io::Result<Vec<u8>> {
 fn stdin() -> Result<Bytes, SourceError> {
     let failed = |source| StoreError::Local { operation: "open", address: STDIN.to_owned(), source };
     let handle = io::stdin().as_fd().try_clone_to_owned().map_err(failed)?;
-    Ok(Box::new(BufReader::new(tokio::fs::File::from_std(handle.into()))))
+    let mut file = std::fs::File::from(handle);
+    if !waits(&file)
+        // The same pipe with settings of its own: those of this one are its other users' too.
+        && let Ok(own) = std::fs::File::open("/dev/stdin")
+    {
+        file = own;
+    }
+    Ok(Box::new(BufReader::new(tokio::fs::File::from_std(file))))
+}
+
+/// Whether reading waits for bytes: some programs hand down a pipe that answers "try again".
+fn waits(file: &std::fs::File) -> bool {
+    // SAFETY: asks for the flags of a descriptor that is open for as long as `file` is borrowed; touches no memory.
+    let flags = unsafe { libc::fcntl(file.as_raw_fd(), libc::F_GETFL) };
+    flags < 0 || flags & libc::O_NONBLOCK == 0
 }
 
 fn unpack(opened: Opened, compression: Compression, taken: &Taken) -> Bytes {

@@ -141,7 +141,10 @@ async fn expand(stores: &Stores, input: &str, output: Option<&Location>) -> Resu
         }
         return Ok(vec![InputFile::new(location, &meta)?]);
     }
-    let listed = match pattern_root(&location.path) {
+    // A folder may have a star in its name.
+    let root = pattern_root(&location.path).filter(|_| !folder_exists(&location));
+    let is_pattern = root.is_some();
+    let listed = match root {
         Some(root) => matching(&location, root, input).await?,
         None => below(&location).await?,
     };
@@ -151,8 +154,8 @@ async fn expand(stores: &Stores, input: &str, output: Option<&Location>) -> Resu
         return Err(SourceError::InOutput { file: input.to_owned() });
     }
     if listed.is_empty() {
-        return Err(match pattern_root(&location.path) {
-            None if folder_exists(&location) => SourceError::Empty { address: input.to_owned() },
+        return Err(match is_pattern {
+            false if folder_exists(&location) => SourceError::Empty { address: input.to_owned() },
             _ => SourceError::Missing { address: input.to_owned() },
         });
     }
@@ -272,6 +275,15 @@ mod tests {
         assert_eq!(names(dir.path(), &["a b [1].txt"]).await.unwrap(), ["a b [1].txt"]);
         assert_eq!(names(dir.path(), &["_tmp/x.txt"]).await.unwrap(), ["_tmp/x.txt"]);
         assert_eq!(names(dir.path(), &["b.txt", "*.txt"]).await.unwrap(), ["b.txt", "a b [1].txt", "a.txt"]);
+    }
+
+    #[tokio::test]
+    async fn a_folder_may_have_a_star_in_its_name() {
+        let dir = tempfile::tempdir().unwrap();
+        touch(dir.path(), &["st*r/a.txt", "star/b.txt", "s[1]/c.txt"]);
+        assert_eq!(names(dir.path(), &["st*r"]).await.unwrap(), ["st*r/a.txt"]);
+        assert_eq!(names(dir.path(), &["s[1]/"]).await.unwrap(), ["s[1]/c.txt"]);
+        assert_eq!(names(dir.path(), &["st*r/*.txt"]).await.unwrap(), ["st*r/a.txt", "star/b.txt"]);
     }
 
     /// Names as file systems allow them, but no path of a store.

@@ -152,7 +152,7 @@ pub enum SourceError {
         file: String,
     },
     /// The file is not what it was when the job began.
-    #[error("{file}: changed while it was read; rows of the old and the new file would be mixed")]
+    #[error("{file}: changed or removed while it was read; rows of the old and a new file would be mixed")]
     Changed {
         /// The file.
         file: String,
@@ -206,7 +206,9 @@ impl SourceError {
             Self::NotText { .. } => "name another column with --column",
             Self::Twice { .. } => "rename one of them; a column that is only kept can be left out with --keep",
             Self::InOutput { .. } => "choose another --output",
-            Self::Changed { .. } => "begin anew with --overwrite, from a file that stays as it is",
+            Self::Changed { .. } => {
+                "put the file back and run the same command again, or begin anew with --overwrite from one that stays as it is"
+            }
             Self::NoFile { .. } => "give its lines on standard input, with --input -",
             Self::Malformed { file, reason, .. } if is_damage(file, reason) => {
                 "the file is damaged: fetch or make it again"

@@ -200,7 +200,12 @@ impl<'a> Columns<'a> {
             None => {
                 let found: Vec<String> = self.schema.fields().iter().map(|f| f.name().clone()).collect();
                 let distance = |a: &String| strsim::damerau_levenshtein(&a.to_lowercase(), &name.to_lowercase());
-                let nearest = found.iter().filter(|a| !a.is_empty()).map(|a| (distance(a), a)).min().filter(|(distance, _)| *distance <= 2);
+                let nearest = found
+                    .iter()
+                    .filter(|a| !a.is_empty())
+                    .map(|a| (distance(a), a))
+                    .min()
+                    .filter(|(distance, _)| *distance <= 2);
                 let nearest = nearest.map(|(_, a)| a.clone());
                 Err(SourceError::Column { file, column: name.to_owned(), found, nearest })
             }

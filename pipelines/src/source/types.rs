@@ -129,7 +129,11 @@ fn with_leaves(field: &Field, leaf: &dyn Fn(&DataType) -> DataType) -> Field {
 /// Dictionaries are read as plain values: the reader makes them of strings only, and refuses the others. INT96, the time
 /// of older Spark, Hive and Impala, is read in microseconds as Spark has it: in nanoseconds, which the reader prefers,
 /// there is nothing before 1677 and after 2262, and 9999-12-31 would silently become another date.
-pub(crate) fn from_parquet(kind: &DataType, first: &std::cell::Cell<usize>, is_int96: &dyn Fn(usize) -> bool) -> DataType {
+pub(crate) fn from_parquet(
+    kind: &DataType,
+    first: &std::cell::Cell<usize>,
+    is_int96: &dyn Fn(usize) -> bool,
+) -> DataType {
     map_leaves(kind, &|leaf| {
         let place = first.replace(first.get() + 1);
         match leaf {
