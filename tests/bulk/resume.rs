@@ -121,12 +121,11 @@ async fn a_hanging_device_does_not_hold_up_an_interruption() {
     assert_eq!(names(&place.path("out")), ["_elmo"]);
 }
 
-/// A stage whose second window fails, late.
-#[derive(Default)]
-struct SecondFails(Hashing);
+/// A stage of which a test sees each window, with the rows before it, and may give another answer.
+struct Watched<F>(Hashing, F);
 
 #[async_trait::async_trait]
-impl Stage for SecondFails {
+impl<F: Fn(usize, Pending) -> Pending + Send + Sync> Stage for Watched<F> {
     fn spec(&self) -> &EmbedSpec {
         self.0.spec()
     }
@@ -142,14 +141,29 @@ impl Stage for SecondFails {
     async fn submit(&self, texts: &arrow::array::ArrayRef) -> elmo::Result<Pending> {
         let before = self.0.rows.load(std::sync::atomic::Ordering::SeqCst);
         let pending = self.0.submit(texts).await?;
-        if before != 4 {
-            return Ok(pending);
-        }
-        Ok(Box::pin(async {
+        Ok(self.1(before, pending))
+    }
+}
+
+/// A stage whose second window fails, late.
+fn second_fails() -> impl Stage {
+    Watched(Hashing::default(), |before, pending| match before {
+        4 => Box::pin(async {
             tokio::time::sleep(Duration::from_millis(100)).await;
             Err(elmo::Error::Row { row: 0, reason: "broken".into() })
-        }))
-    }
+        }),
+        _ => pending,
+    })
+}
+
+/// A stage that does something once, while both windows of the first part are under way.
+fn meddling(meddle: impl Fn() + Send + Sync) -> impl Stage {
+    Watched(Hashing::default(), move |before, pending| {
+        if before == 4 {
+            meddle();
+        }
+        pending
+    })
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -159,10 +173,10 @@ async fn a_row_that_fails_after_a_job_was_stopped_is_met_again() {
     let job = place.job("a.txt", "out");
     let progress = StopAfter::new(1);
     let stop = progress.stop.notified();
-    let error = bulk::run(&job, &SecondFails::default(), &stores(), stop, &progress).await.unwrap_err();
+    let error = bulk::run(&job, &second_fails(), &stores(), stop, &progress).await.unwrap_err();
     // The window before the one that failed, and none after it.
     let Error::Interrupted { rows: 4, again: true, .. } = error else { panic!("{error}") };
-    let error = run(&job, &SecondFails::default(), &stores()).await.unwrap_err();
+    let error = run(&job, &second_fails(), &stores()).await.unwrap_err();
     assert!(error.to_string().contains("a.txt, row 8"), "{error}");
 }
 
@@ -345,44 +359,17 @@ async fn entries_that_do_not_follow_from_each_other_are_refused() {
     }
 }
 
-/// A stage that does something once, while the job runs.
-struct Meddling<F: Fn() + Send + Sync>(Hashing, F);
-
-#[async_trait::async_trait]
-impl<F: Fn() + Send + Sync> Stage for Meddling<F> {
-    fn spec(&self) -> &EmbedSpec {
-        self.0.spec()
-    }
-
-    fn fields(&self) -> Vec<arrow::datatypes::Field> {
-        self.0.fields()
-    }
-
-    fn metadata(&self) -> Vec<(String, String)> {
-        self.0.metadata()
-    }
-
-    async fn submit(&self, texts: &arrow::array::ArrayRef) -> elmo::Result<Pending> {
-        let pending = self.0.submit(texts).await?;
-        // Both windows of the first part are under way.
-        if self.0.rows.load(std::sync::atomic::Ordering::SeqCst) == 8 {
-            self.1();
-        }
-        Ok(pending)
-    }
-}
-
 #[tokio::test(flavor = "multi_thread")]
 async fn what_changes_under_a_running_job_ends_it() {
     let place = Place::new();
     place.write("a.txt", lines(45));
     place.write("b.txt", lines(45).replace("own", "oWn"));
     let (input, other, output) = (place.path("a.txt"), place.path("b.txt"), place.path("removed"));
-    let replace = Meddling(Hashing::default(), move || fs::rename(&other, &input).unwrap());
+    let replace = meddling(move || fs::rename(&other, &input).unwrap());
     let error = run(&place.job("a.txt", "replaced"), &replace, &stores()).await.unwrap_err();
     assert!(error.to_string().contains("changed or removed while it was read"), "{error}");
     assert!(parts(&place.path("replaced")).is_empty());
-    let remove = Meddling(Hashing::default(), move || fs::remove_dir_all(&output).unwrap());
+    let remove = meddling(move || fs::remove_dir_all(&output).unwrap());
     let error = run(&place.job("a.txt", "removed"), &remove, &stores()).await.unwrap_err();
     assert!(error.to_string().contains("it is gone or another one now"), "{error}");
 }
