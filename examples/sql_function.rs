@@ -1,16 +1,17 @@
-//! `elmo_embed` in your own DataFusion program.
+//! elmo in your own DataFusion program: functions, and a planner that embeds no row in vain.
 //!
 //!     cargo run --example sql_function
 
-use datafusion::{error::Result, prelude::SessionContext};
+use datafusion::error::Result;
 use elmo::Elmo;
 use elmo_udfs::Models;
 
 #[tokio::main]
 async fn main() -> Result<()> {
     let elmo = Elmo::tiny().map_err(|e| datafusion::error::DataFusionError::External(Box::new(e)))?;
-    let mut context = SessionContext::new();
-    elmo_udfs::register_all(&mut context, &Models::from(elmo))?;
+    // The same as `SessionStateBuilder::new().with_default_features().with_elmo(&models)`; a session that is there already
+    // takes the functions alone, with `elmo_udfs::register_all`.
+    let context = elmo_udfs::session(&Models::from(elmo));
 
     let reviews = "(VALUES (1, 'The soup was cold.'), (2, 'The waiter was warm.'), (3, NULL)) AS reviews (id, text)";
     // Options have names, in any order and with any left out.
@@ -18,6 +19,11 @@ async fn main() -> Result<()> {
         "SELECT id, text, array_slice(elmo_embed(text, pooling => 'max', layers => 'top'), 1, 3) AS first_three FROM {reviews}"
     );
     elmo_udfs::sql(&context, &query).await?.show().await?;
+
+    // Sorted first: one text is embedded, not three. EXPLAIN shows where.
+    let query =
+        format!("SELECT id, elmo_similarity(text, 'a cold dish') AS near FROM {reviews} ORDER BY id DESC LIMIT 1");
+    elmo_udfs::sql(&context, &format!("EXPLAIN {query}")).await?.show().await?;
 
     // A wrong value never reaches a row: planning fails and lists what is legal.
     let wrong = elmo_udfs::sql(&context, &format!("SELECT elmo_embed(text, pooling => 'median') FROM {reviews}")).await;

@@ -11,18 +11,19 @@ use std::{
 };
 
 use arrow::{
-    array::{ArrayRef, BooleanArray, StringArray},
+    array::{ArrayRef, BooleanArray, StringArray, UInt32Array},
     datatypes::Field,
 };
 
 use crate::{
     Elmo,
-    embedder::{Embedder, EmbedderMetrics, Output, Recipe, Sentence, Ticket, Vectors, Words},
+    embedder::{Cost, Embedder, EmbedderMetrics, Recipe, Sentence, Ticket, Vectors, Words},
     error::{Error, Result},
+    layout::ColumnLayout,
     model::{DeviceError, DeviceName},
     pooling::{self, Joiner},
     rows::{Row, Rows},
-    spec::{EmbedSpec, Layers, Level, OnError, OnLong, SentenceMode, SpecError, StateMode},
+    spec::{EmbedSpec, Level, OnError, OnLong, SentenceMode, StateMode},
     states::Carry,
     text::{self, windows::windows},
     vectors::{self, TokenRow, VectorType},
@@ -65,22 +66,7 @@ impl ColumnEmbedder {
     /// [`Error::Spec`] when settings exclude each other, the model has no such layer, or the mix is for another number
     /// of layers; [`Error::Device`] when the device fails (states `warm` and `carry` only).
     pub fn new(elmo: &Elmo, spec: EmbedSpec) -> Result<Self> {
-        spec.check()?;
-        let n_layers = elmo.options().n_layers_out();
-        let output = output_of(&spec.layers, n_layers)?;
-        let stacked = if output == Output::All { n_layers } else { 1 };
-        let vector_type = VectorType {
-            layer: elmo.options().width(),
-            stacked,
-            level: spec.level,
-            list_type: spec.list_type,
-            float: spec.float,
-            field_metadata: vec![
-                ("elmo.fingerprint".to_owned(), elmo.fingerprint().to_string()),
-                ("elmo.layers".to_owned(), spec.layers.to_string()),
-                ("elmo.pooling".to_owned(), pooling_word(&spec)),
-            ],
-        };
+        let ColumnLayout { vector_type, output } = ColumnLayout::new(elmo.options(), elmo.fingerprint(), &spec)?;
         let recipe = Arc::new(Recipe {
             warm: spec.state == StateMode::Warm,
             boundaries: spec.boundaries,
@@ -190,10 +176,14 @@ pub struct EmbeddedColumns {
     pub truncated: BooleanArray,
     /// Why a row has no vector; NULL when fine.
     pub error: StringArray,
+    /// Tokens of a row that were read, boundaries and the overlap of windows not counted.
+    pub tokens: UInt32Array,
     /// Rows to keep with on-error `skip`; `None` when all stay.
     pub keep: Option<BooleanArray>,
     /// Counts.
     pub stats: ColumnStats,
+    /// What it cost; zero in state `carry`.
+    pub cost: Cost,
 }
 
 /// Counts of one column.
@@ -280,14 +270,15 @@ impl Future for PendingColumns {
 impl Parts {
     fn finish(mut self) -> Result<EmbeddedColumns> {
         let answers = match self.waiting {
-            Waiting::Queued(ticket) => ticket.wait(),
+            Waiting::Queued(ticket) => self.request.paid(ticket.wait()),
             Waiting::Done(answers) => answers,
         };
         self.request.fill(&self.inner, answers)?;
         for row in self.request.huge_rows() {
             let mut huge = HugeText::new(&self.inner, &self.request, row);
             while let Some(piece) = huge.next_piece() {
-                huge.add(self.inner.embedder.submit(piece, &self.inner.recipe)?.wait())?;
+                let (answers, cost) = self.inner.embedder.submit(piece, &self.inner.recipe)?.wait();
+                huge.add(answers, cost)?;
             }
             let done = huge.finish();
             self.request.set_huge(row, done);
@@ -297,14 +288,15 @@ impl Parts {
 
     async fn finish_async(mut self) -> Result<EmbeddedColumns> {
         let answers = match self.waiting {
-            Waiting::Queued(ticket) => ticket.await,
+            Waiting::Queued(ticket) => self.request.paid(ticket.await),
             Waiting::Done(answers) => answers,
         };
         self.request.fill(&self.inner, answers)?;
         for row in self.request.huge_rows() {
             let mut huge = HugeText::new(&self.inner, &self.request, row);
             while let Some(piece) = huge.next_piece() {
-                huge.add(self.inner.embedder.submit_async(piece, &self.inner.recipe).await?.await)?;
+                let (answers, cost) = self.inner.embedder.submit_async(piece, &self.inner.recipe).await?.await;
+                huge.add(answers, cost)?;
             }
             let done = huge.finish();
             self.request.set_huge(row, done);
@@ -320,6 +312,7 @@ struct Request {
     sentences: Vec<Sentence>,
     outcomes: Vec<Outcome>,
     stats: ColumnStats,
+    cost: Cost,
 }
 
 /// What a row asks of the engine.
@@ -330,6 +323,7 @@ enum RowPlan {
         first: usize,
         places: Vec<Vec<Place>>,
         truncated: bool,
+        tokens: usize,
     },
     Huge,
     Bad(String),
@@ -387,7 +381,7 @@ impl Inner {
         let sentences = cutter.sentences;
         stats.sentences = sentences.len();
         stats.tokens = sentences.iter().map(|s| s.words.len()).sum();
-        Ok(Request { rows, plans, sentences, outcomes: Vec::new(), stats })
+        Ok(Request { rows, plans, sentences, outcomes: Vec::new(), stats, cost: Cost::default() })
     }
 
     /// State `carry`: every row is one slot of a batch, blank and NULL rows too.
@@ -438,7 +432,7 @@ impl Cutter<'_> {
         }
         stats.empty += usize::from(cut.places.iter().all(Vec::is_empty));
         stats.truncated += usize::from(cut.truncated);
-        RowPlan::Sentences { first, places: cut.places, truncated: cut.truncated }
+        RowPlan::Sentences { first, places: cut.places, truncated: cut.truncated, tokens: cut.tokens }
     }
 
     fn text(&mut self, text: &str, carried: bool, cut: &mut Cut) -> std::result::Result<(), String> {
@@ -575,6 +569,12 @@ impl Cut {
 }
 
 impl Request {
+    /// Notes what answers cost.
+    fn paid<T>(&mut self, (answers, cost): (T, Cost)) -> T {
+        self.cost += cost;
+        answers
+    }
+
     fn huge_rows(&self) -> Vec<usize> {
         (0..self.plans.len()).filter(|&i| matches!(self.plans[i], RowPlan::Huge)).collect()
     }
@@ -612,22 +612,24 @@ impl Request {
         Ok(())
     }
 
-    fn set_huge(&mut self, row: usize, (outcome, stats): (Outcome, ColumnStats)) {
+    fn set_huge(&mut self, row: usize, (outcome, stats, tokens, cost): (Outcome, ColumnStats, usize, Cost)) {
+        self.cost += cost;
         self.outcomes[row] = outcome;
         self.stats.sentences += stats.sentences;
         self.stats.tokens += stats.tokens;
         self.stats.truncated += stats.truncated;
         self.stats.errors += stats.errors;
         self.stats.empty += stats.empty;
-        self.plans[row] = RowPlan::Sentences { first: 0, places: Vec::new(), truncated: stats.truncated > 0 };
+        self.plans[row] = RowPlan::Sentences { first: 0, places: Vec::new(), truncated: stats.truncated > 0, tokens };
     }
 
     /// Builds the Arrow columns.
     fn finish(mut self, inner: &Inner) -> Result<EmbeddedColumns> {
-        let mut truncated = vec![false; self.plans.len()];
-        for (i, plan) in self.plans.iter().enumerate() {
-            truncated[i] = matches!(plan, RowPlan::Sentences { truncated: true, .. });
-        }
+        let read = |plan: &RowPlan| match plan {
+            RowPlan::Sentences { truncated, tokens, .. } => (*truncated, u32::try_from(*tokens).unwrap_or(u32::MAX)),
+            RowPlan::Null | RowPlan::Huge | RowPlan::Bad(_) => (false, 0),
+        };
+        let (truncated, tokens): (Vec<bool>, Vec<u32>) = self.plans.iter().map(read).unzip();
         let mut errors = Vec::with_capacity(self.outcomes.len());
         for (i, outcome) in self.outcomes.iter_mut().enumerate() {
             let reason = match outcome {
@@ -645,8 +647,10 @@ impl Request {
             vectors: vectors::build(&inner.vector_type, self.outcomes)?,
             truncated: BooleanArray::from(truncated),
             error: StringArray::from(errors),
+            tokens: UInt32Array::from(tokens),
             keep,
             stats: self.stats,
+            cost: self.cost,
         })
     }
 }
@@ -734,6 +738,9 @@ struct HugeText<'r> {
     tokens: TokenRow,
     places: Vec<Vec<Place>>,
     sentence: u32,
+    /// Tokens of the text so far.
+    n_tokens: usize,
+    cost: Cost,
     bad: Option<String>,
     /// Sentences, tokens, and whether one was cut: for the counts of the column.
     stats: ColumnStats,
@@ -753,6 +760,8 @@ impl<'r> HugeText<'r> {
             tokens: TokenRow::default(),
             places: Vec::new(),
             sentence: 0,
+            n_tokens: 0,
+            cost: Cost::default(),
             bad: check_size(text, inner.spec.sentences).err(),
             stats: ColumnStats::default(),
         }
@@ -773,6 +782,7 @@ impl<'r> HugeText<'r> {
             }
         }
         self.sentence = cut.sentence;
+        self.n_tokens += cut.tokens;
         self.places = cut.places;
         self.stats.truncated |= usize::from(cut.truncated);
         self.stats.sentences += cutter.sentences.len();
@@ -780,7 +790,8 @@ impl<'r> HugeText<'r> {
         (!cutter.sentences.is_empty()).then_some(cutter.sentences)
     }
 
-    fn add(&mut self, answers: Vec<std::result::Result<Vectors, DeviceError>>) -> Result<()> {
+    fn add(&mut self, answers: Vec<std::result::Result<Vectors, DeviceError>>, cost: Cost) -> Result<()> {
+        self.cost += cost;
         let mut parts = Vec::with_capacity(answers.len());
         for answer in answers {
             match answer {
@@ -803,7 +814,7 @@ impl<'r> HugeText<'r> {
         Ok(())
     }
 
-    fn finish(self) -> (Outcome, ColumnStats) {
+    fn finish(self) -> (Outcome, ColumnStats, usize, Cost) {
         let mut stats = self.stats;
         let outcome = match (self.bad, self.joiner) {
             (Some(reason), _) => Outcome::Bad(reason),
@@ -812,41 +823,7 @@ impl<'r> HugeText<'r> {
         };
         stats.errors += usize::from(matches!(outcome, Outcome::Bad(_)));
         stats.empty += usize::from(stats.sentences == 0 && stats.errors == 0);
-        (outcome, stats)
-    }
-}
-
-fn output_of(layers: &Layers, n_layers: usize) -> Result<Output> {
-    let one = |k: usize| Output::Combined(vec![(k, 1.0)]);
-    match layers {
-        Layers::Average => Ok(Output::Combined((0..n_layers).map(|k| (k, 1.0 / n_layers as f32)).collect())),
-        Layers::Top => Ok(one(n_layers - 1)),
-        Layers::One(k) if *k < n_layers => Ok(one(*k)),
-        Layers::One(k) => Err(SpecError::Conflict(format!(
-            "layers: no layer {k}; this model has layers 0 (token) to {}",
-            n_layers - 1
-        ))
-        .into()),
-        Layers::All => Ok(Output::All),
-        Layers::Mix(mix) if mix.scalars.len() != n_layers => Err(SpecError::Conflict(format!(
-            "layers: the mix has {} scalars; this model has {n_layers} layers",
-            mix.scalars.len()
-        ))
-        .into()),
-        Layers::Mix(mix) => {
-            let factors: Vec<f32> = mix.factors().into_iter().map(|f| f as f32).collect();
-            if mix.layer_norm {
-                return Ok(Output::Normalized(factors));
-            }
-            Ok(Output::Combined(factors.into_iter().enumerate().collect()))
-        }
-    }
-}
-
-fn pooling_word(spec: &EmbedSpec) -> String {
-    match spec.level {
-        Level::Sentence => spec.pooling.to_string(),
-        Level::Token => "none".to_owned(),
+        (outcome, stats, self.n_tokens, self.cost)
     }
 }
 

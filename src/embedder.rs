@@ -103,6 +103,43 @@ pub struct EmbedderMetrics {
     pub oom_splits: u64,
 }
 
+/// What one request cost. Of what a batch cost, each of its sentences bears its share of the tokens.
+#[derive(Debug, Clone, Copy, Default, PartialEq)]
+pub struct Cost {
+    /// Tokens run, boundaries counted where they were run.
+    pub tokens: f64,
+    /// Rows computed for them: tokens and what fills narrow steps up.
+    pub padded_tokens: f64,
+    /// Tokens whose word was in the word cache.
+    pub cache_hits: f64,
+    /// Seconds of devices.
+    pub device_seconds: f64,
+    /// Seconds that sentences waited before their batch ran, summed.
+    pub queue_seconds: f64,
+}
+
+impl Cost {
+    fn times(self, share: f64) -> Self {
+        Self {
+            tokens: share * self.tokens,
+            padded_tokens: share * self.padded_tokens,
+            cache_hits: share * self.cache_hits,
+            device_seconds: share * self.device_seconds,
+            queue_seconds: share * self.queue_seconds,
+        }
+    }
+}
+
+impl std::ops::AddAssign for Cost {
+    fn add_assign(&mut self, more: Self) {
+        self.tokens += more.tokens;
+        self.padded_tokens += more.padded_tokens;
+        self.cache_hits += more.cache_hits;
+        self.device_seconds += more.device_seconds;
+        self.queue_seconds += more.queue_seconds;
+    }
+}
+
 /// Which vector comes out per token.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) enum Output {
@@ -235,7 +272,11 @@ struct Slots {
     vectors: Vec<Option<std::result::Result<Vectors, DeviceError>>>,
     missing: usize,
     waker: Option<Waker>,
+    cost: Cost,
 }
+
+/// The answers to the sentences of a request, in their order, and what they cost.
+pub(crate) type Answers = (Vec<std::result::Result<Vectors, DeviceError>>, Cost);
 
 /// The answer to one request, in the order of its sentences: block on [`Ticket::wait`] or await it.
 #[derive(Debug)]
@@ -328,16 +369,16 @@ impl Embedder {
             return Err(Error::Closed);
         }
         let vectors = sentences.iter().map(|_| None).collect();
-        let slots = Slots { vectors, missing: sentences.len(), waker: None };
+        let slots = Slots { vectors, missing: sentences.len(), waker: None, cost: Cost::default() };
         let answer = Arc::new(Answer { slots: Mutex::new(slots), done: Condvar::new() });
         let queued = Instant::now();
         for (place, sentence) in sentences.into_iter().enumerate() {
             let id = queue.next_id;
             queue.next_id += 1;
-            let length = sentence.words.len() + if recipe.boundaries { 2 } else { 0 };
-            queue.planner.push(recipe.group(), length.max(1), id);
             let (recipe, answer) = (Arc::clone(recipe), Arc::downgrade(&answer));
-            queue.jobs.insert(id, Job { sentence, recipe, answer, place, queued, row: 0 });
+            let job = Job { sentence, recipe, answer, place, queued, row: 0 };
+            queue.planner.push(job.recipe.group(), job.tokens().max(1), id);
+            queue.jobs.insert(id, job);
         }
         drop(queue);
         self.shared().work.notify_all();
@@ -391,7 +432,7 @@ impl Drop for Owner {
 
 impl Ticket {
     /// Blocks until every sentence has its answer.
-    pub(crate) fn wait(self) -> Vec<std::result::Result<Vectors, DeviceError>> {
+    pub(crate) fn wait(self) -> Answers {
         let mut slots = lock(&self.answer.slots);
         while slots.missing > 0 {
             slots = self.answer.done.wait(slots).unwrap_or_else(PoisonError::into_inner);
@@ -401,7 +442,7 @@ impl Ticket {
 }
 
 impl Future for Ticket {
-    type Output = Vec<std::result::Result<Vectors, DeviceError>>;
+    type Output = Answers;
 
     fn poll(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
         let mut slots = lock(&self.answer.slots);
@@ -414,9 +455,9 @@ impl Future for Ticket {
 }
 
 impl Slots {
-    fn take(&mut self) -> Vec<std::result::Result<Vectors, DeviceError>> {
+    fn take(&mut self) -> Answers {
         let lost = || Err(DeviceError::Torch { message: "the device thread gave no answer".to_owned() });
-        self.vectors.drain(..).map(|slot| slot.unwrap_or_else(lost)).collect()
+        (self.vectors.drain(..).map(|slot| slot.unwrap_or_else(lost)).collect(), self.cost)
     }
 }
 
@@ -438,6 +479,17 @@ impl Job {
                 waker.wake();
             }
         }
+    }
+
+    fn bear(&self, cost: Cost) {
+        if let Some(answer) = self.answer.upgrade() {
+            lock(&answer.slots).cost += cost;
+        }
+    }
+
+    /// Tokens that are run for it.
+    fn tokens(&self) -> usize {
+        self.sentence.words.len() + if self.recipe.boundaries { 2 } else { 0 }
     }
 
     fn is_wanted(&self) -> bool {
@@ -541,6 +593,14 @@ impl Lane {
         let activations = self.model.run_in_rows(&batch.table, &sentences, rows(jobs), start)?;
         let answers = reduce(&activations, jobs)?;
         self.count_work(&batch, &activations, &sentences);
+        let tokens: usize = jobs.iter().map(Job::tokens).sum();
+        let cost = Cost {
+            tokens: tokens as f64,
+            padded_tokens: activations.packed_rows() as f64,
+            cache_hits: batch.hits as f64,
+            ..Cost::default()
+        };
+        bear(jobs, cost);
         Ok(answers)
     }
 
@@ -597,10 +657,18 @@ impl Lane {
 
     fn count_time(&self, jobs: &[Job], started: Instant) {
         let waited: f64 = jobs.iter().map(|job| started.duration_since(job.queued).as_secs_f64()).sum();
+        let device_seconds = started.elapsed().as_secs_f64();
+        bear(jobs, Cost { device_seconds, queue_seconds: waited, ..Cost::default() });
         let mut metrics = lock(&self.shared.metrics);
         metrics.queue_seconds += waited;
-        metrics.device_seconds += started.elapsed().as_secs_f64();
+        metrics.device_seconds += device_seconds;
     }
+}
+
+/// Shares out what a batch cost, before its answers are given.
+fn bear(jobs: &[Job], cost: Cost) {
+    let tokens: usize = jobs.iter().map(Job::tokens).sum();
+    jobs.iter().for_each(|job| job.bear(cost.times(job.tokens() as f64 / tokens.max(1) as f64)));
 }
 
 /// The jobs of each row, by their places in the batch.

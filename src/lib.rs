@@ -24,7 +24,7 @@
 //! | distinct words to token vectors, and the ones seen before | [`model`], `word_cache` |
 //! | two LSTM stacks, layers out | [`model`] |
 //! | layers to one vector per token, tokens to one per text | [`mix`], `pooling` |
-//! | vectors to Arrow columns | [`columns`], `vectors` |
+//! | vectors to Arrow columns | [`columns`], [`ColumnLayout`], `vectors` |
 //!
 //! A model is [`options`] and [`weights`], found by [`model_dir`], known by its [`fingerprint`].
 //! What a caller may choose is in [`spec`].
@@ -42,6 +42,7 @@ pub mod columns;
 pub mod embedder;
 pub mod error;
 pub mod fingerprint;
+mod layout;
 pub mod mix;
 pub mod model;
 pub mod model_dir;
@@ -60,6 +61,7 @@ pub use columns::{ColumnEmbedder, ColumnStats, EmbeddedColumns, PendingColumns};
 pub use embedder::{Embedder, EmbedderMetrics, EmbedderSettings};
 pub use error::{Error, ErrorKind, Result};
 pub use fingerprint::Fingerprint;
+pub use layout::ColumnLayout;
 pub use model_dir::ModelData;
 pub use options::ModelOptions;
 pub use spec::EmbedSpec;

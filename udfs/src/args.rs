@@ -1,6 +1,6 @@
 //! Options of a call: literals, read once, when the query is planned.
 //!
-//! Positions are those of [`PARAMETERS`]; a missing or NULL option has its default.
+//! Positions are those of a function's list of parameters; a missing or NULL option has its default.
 
 use std::str::FromStr;
 
@@ -9,11 +9,41 @@ use datafusion::{
     common::{ScalarValue, plan_err},
     error::{DataFusionError, Result},
 };
-use elmo::spec::{EmbedSpec, Layers, OnError, SpecError, StateMode};
+use elmo::spec::{EmbedSpec, Layers, Level, OnError, SpecError, StateMode};
 
-/// Names of the arguments, in the order in which they may be given without names.
-pub(crate) const PARAMETERS: [&str; 9] =
-    ["text", "layers", "pooling", "model", "tokenizer", "sentences", "state", "on_long", "on_error"];
+/// A function and the names of its arguments, in the order in which they may be given without names.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub(crate) struct Shape {
+    pub(crate) name: &'static str,
+    pub(crate) parameters: &'static [&'static str],
+    /// The first so many are columns, the others literals.
+    pub(crate) columns: usize,
+}
+
+impl Shape {
+    /// The columns of a call, and its options.
+    ///
+    /// # Errors
+    /// A planning error when there are too few or too many arguments.
+    pub(crate) fn split<'a, T>(&self, args: &'a [T]) -> Result<(&'a [T], &'a [T])> {
+        let (name, parameters) = (self.name, self.parameters.join(", "));
+        if args.len() < self.columns {
+            let needed = match self.columns {
+                1 => "a text".to_owned(),
+                columns => self.parameters[..columns].join(", "),
+            };
+            return plan_err!("{name} needs {needed}: {name}({parameters})");
+        }
+        if args.len() > self.parameters.len() {
+            return plan_err!("{name} takes at most {} arguments: {parameters}", self.parameters.len());
+        }
+        Ok(args.split_at(self.columns))
+    }
+
+    fn options(&self) -> &'static [&'static str] {
+        &self.parameters[self.columns..]
+    }
+}
 
 /// What a call asks for, besides the text.
 #[derive(Debug, Clone, PartialEq)]
@@ -24,12 +54,13 @@ pub(crate) struct EmbedOptions {
 }
 
 impl EmbedOptions {
-    /// Reads the arguments that follow the text; `None` stands for one that is not a literal.
+    /// Reads the options of a call; `None` stands for one that is not a literal.
     ///
     /// # Errors
     /// A planning error that names the option and its legal values.
-    pub(crate) fn parse(function: &str, options: &[Option<&ScalarValue>]) -> Result<Self> {
-        let given = Given { function, options };
+    pub(crate) fn parse(shape: &Shape, level: Level, options: &[Option<&ScalarValue>]) -> Result<Self> {
+        let given = Given { shape, options };
+        let function = shape.name;
         let defaults = EmbedSpec::default();
         let state = given.word("state")?.unwrap_or(defaults.state);
         if state == StateMode::Carry {
@@ -43,6 +74,7 @@ impl EmbedOptions {
             );
         }
         let spec = EmbedSpec {
+            level,
             layers: given.word::<Layers>("layers")?.unwrap_or(defaults.layers),
             pooling: given.word("pooling")?.unwrap_or(defaults.pooling),
             tokenizer: given.word("tokenizer")?.unwrap_or(defaults.tokenizer),
@@ -58,7 +90,7 @@ impl EmbedOptions {
 
 /// The literals of one call.
 struct Given<'a> {
-    function: &'a str,
+    shape: &'a Shape,
     options: &'a [Option<&'a ScalarValue>],
 }
 
@@ -66,12 +98,12 @@ impl Given<'_> {
     fn word<T: FromStr<Err = SpecError>>(&self, name: &str) -> Result<Option<T>> {
         let text = self.text(name)?;
         let parsed = text.map(|text| text.parse::<T>()).transpose();
-        parsed.map_err(|e| DataFusionError::Plan(format!("{}: {e}", self.function)))
+        parsed.map_err(|e| DataFusionError::Plan(format!("{}: {e}", self.shape.name)))
     }
 
     fn text(&self, name: &str) -> Result<Option<String>> {
-        let function = self.function;
-        let place = PARAMETERS.iter().skip(1).position(|parameter| *parameter == name);
+        let function = self.shape.name;
+        let place = self.shape.options().iter().position(|parameter| *parameter == name);
         let Some(literal) = place.and_then(|place| self.options.get(place)) else { return Ok(None) };
         match literal {
             None => plan_err!("{function}: {name} must be a literal: it is read when the query is planned"),
@@ -86,22 +118,19 @@ impl Given<'_> {
     }
 }
 
-/// Argument types as they are to be: texts and literals stay what they are.
+/// The type of a text argument as it is to be: what it is, in every encoding.
 ///
 /// Left to DataFusion, a literal beside a `Utf8View` column is wrapped into a cast, and then it is no literal any more
 /// when the options are read.
-pub(crate) fn coerce(function: &str, types: &[DataType]) -> Result<Vec<DataType>> {
-    let [text, options @ ..] = types else {
-        return plan_err!("{function} needs a text: {function}({})", PARAMETERS.join(", "));
-    };
-    if types.len() > PARAMETERS.len() {
-        return plan_err!("{function} takes at most {} arguments: {}", PARAMETERS.len(), PARAMETERS.join(", "));
+///
+/// # Errors
+/// A planning error when it is no text.
+pub(crate) fn coerce_text(shape: &Shape, parameter: &str, kind: &DataType) -> Result<DataType> {
+    if !is_text(kind) {
+        let function = shape.name;
+        return plan_err!("{function}: {parameter} is a string, a binary, or a list of tokens, not {kind}");
     }
-    if !is_text(text) {
-        return plan_err!("{function}: text is a string, a binary, or a list of tokens, not {text}");
-    }
-    let text = if text == &DataType::Null { DataType::Utf8 } else { text.clone() };
-    Ok([text].into_iter().chain(options.iter().cloned()).collect())
+    Ok(if kind == &DataType::Null { DataType::Utf8 } else { kind.clone() })
 }
 
 fn is_text(kind: &DataType) -> bool {

@@ -13,9 +13,20 @@
 //! # }
 //! ```
 //!
-//! | function | module |
+//! | function | what it gives |
 //! |---|---|
-//! | `elmo_embed(text [, layers, pooling, model, tokenizer, sentences, state, on_long, on_error])` | [`functions::elmo_embed`] |
+//! | `elmo_embed(text [, options])` | [a vector](functions::elmo_embed) |
+//! | `elmo_tokens(text [, options])` | [the tokens with their places and vectors](functions::elmo_tokens) |
+//! | `elmo_word(text, start, end [, options])` | [the vector of a word in its context](functions::elmo_word) |
+//! | `try_elmo_embed(text [, options])` | [a vector, or why there is none](functions::try_elmo_embed) |
+//! | `elmo_similarity(text_a, text_b [, options])` | [how near two texts are](functions::elmo_similarity) |
+//! | `elmo_cosine(a, b)`, `elmo_dot(a, b)`, `elmo_l2(a, b)` | [how near two vectors are](functions::elmo_cosine) |
+//! | `elmo_span(tokens, start, end)` | [the vector of a piece of a text](functions::elmo_span) |
+//! | `elmo_centroid(embedding)` | [the mean of vectors, an aggregate](functions::elmo_centroid) |
+//! | `elmo_models()`, `elmo_functions()` | [tables](functions::elmo_models) of what there is |
+//!
+//! [`session`] and [`ElmoSession::with_elmo`] add the planner rules as well, which compute each embedding of a query once
+//! and after everything that makes rows fewer: [`plan`].
 //!
 //! Options are literals, read when the query is planned: a wrong one is a planning error that lists the legal values,
 //! and the type of the result (its dimension, the model's fingerprint) is known before a row is read.
@@ -25,36 +36,36 @@
 use std::sync::Arc;
 
 use datafusion::{
-    dataframe::DataFrame,
-    error::Result,
-    logical_expr::{ScalarUDF, registry::FunctionRegistry},
-    prelude::SessionContext,
+    dataframe::DataFrame, error::Result, logical_expr::registry::FunctionRegistry, prelude::SessionContext,
 };
 
 mod args;
 pub mod functions;
+mod measure;
 mod models;
 mod named;
+pub mod plan;
+mod rewrite;
+mod text_function;
 
-pub use models::Models;
+pub use models::{Card, ModelError, ModelSource, Models};
+pub use plan::session::{ElmoSession, EmbedPlanner, session, session_with_config};
 
-use functions::elmo_embed::ElmoEmbed;
-
-/// Registers every function of this crate with a session, or with any other registry.
+/// Registers every function of this crate with a session, or with any other registry. The planner rules come with
+/// [`ElmoSession::with_elmo`] only; without them the functions give the same, slower.
 ///
 /// # Errors
 /// When the registry takes no functions.
 pub fn register_all(registry: &mut dyn FunctionRegistry, models: &Models) -> Result<()> {
-    for function in all(models) {
+    for function in functions::scalar(models) {
         registry.register_udf(Arc::new(function))?;
     }
+    for function in functions::aggregate() {
+        registry.register_udaf(Arc::new(function))?;
+    }
+    // Some registries take none: then DataFusion may evaluate calls on literals when it plans, to the same values.
+    let _ = registry.register_function_rewrite(Arc::new(rewrite::Rewrite));
     Ok(())
-}
-
-/// Every scalar function of this crate, for registries that are built by hand.
-#[must_use]
-pub fn all(models: &Models) -> Vec<ScalarUDF> {
-    vec![ScalarUDF::new_from_impl(ElmoEmbed::new(models.clone()))]
 }
 
 /// Plans a statement as [`SessionContext::sql`] does, and lets named options of our functions leave others out.

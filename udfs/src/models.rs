@@ -1,14 +1,71 @@
-//! The models that SQL may name, each on its devices.
+//! The models that SQL may name. A model is described when a query that names it is planned, and put on its devices when
+//! the first row is embedded: EXPLAIN and PREPARE touch no device.
 
 use std::{
     collections::BTreeMap,
+    fmt,
     hash::{Hash, Hasher},
-    sync::{Arc, Mutex, PoisonError},
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
 };
 
-use elmo::{ColumnEmbedder, Elmo, EmbedSpec};
+use elmo::{ColumnEmbedder, ColumnLayout, Elmo, EmbedSpec, Fingerprint, ModelOptions};
 
-/// Models by name; one of them is meant when a query names none. Cheap to clone.
+use crate::plan::memo::Memo;
+
+/// Why a model cannot be described or opened, in words for the user.
+pub type ModelError = Box<dyn std::error::Error + Send + Sync>;
+
+/// What planning needs to know of a model, and `elmo_models()` shows.
+#[derive(Debug, Clone)]
+pub struct Card {
+    /// Shape of the model.
+    pub options: ModelOptions,
+    /// Its identity.
+    pub fingerprint: Fingerprint,
+    /// The weights are random numbers.
+    pub untrained: bool,
+    /// Where it comes from: a directory, a URL, or `built in`.
+    pub location: String,
+}
+
+impl From<&Elmo> for Card {
+    fn from(elmo: &Elmo) -> Self {
+        Self {
+            options: elmo.options().clone(),
+            fingerprint: elmo.fingerprint().clone(),
+            untrained: elmo.is_untrained(),
+            location: elmo.name().to_owned(),
+        }
+    }
+}
+
+/// A model that is opened when it is needed.
+pub trait ModelSource: fmt::Debug + Send + Sync {
+    /// Describes the model; touches no device. Asked once, when the first query names the model.
+    ///
+    /// # Errors
+    /// A sentence for the user.
+    fn describe(&self) -> Result<Card, ModelError>;
+
+    /// Puts the model on its devices. Asked when the first row is to be embedded, and again only after an error.
+    ///
+    /// # Errors
+    /// A sentence for the user.
+    fn open(&self) -> Result<Elmo, ModelError>;
+}
+
+impl ModelSource for Elmo {
+    fn describe(&self) -> Result<Card, ModelError> {
+        Ok(self.into())
+    }
+
+    fn open(&self) -> Result<Elmo, ModelError> {
+        Ok(self.clone())
+    }
+}
+
+/// Models by name; one of them is meant when a query names none. Cheap to clone; clones share what they opened and the
+/// vectors that they remember.
 #[derive(Debug, Clone)]
 pub struct Models {
     inner: Arc<Inner>,
@@ -17,9 +74,17 @@ pub struct Models {
 #[derive(Debug)]
 struct Inner {
     default: String,
-    by_name: BTreeMap<String, Elmo>,
+    by_name: BTreeMap<String, Entry>,
+    memo: Arc<Memo>,
+}
+
+#[derive(Debug)]
+struct Entry {
+    source: Arc<dyn ModelSource>,
+    card: Mutex<Option<Arc<Card>>>,
+    elmo: Mutex<Option<Elmo>>,
     /// A query asks for the same few settings with every batch; checking them against the model once is enough.
-    embedders: Mutex<Vec<(String, EmbedSpec, ColumnEmbedder)>>,
+    embedders: Mutex<Vec<(EmbedSpec, ColumnEmbedder)>>,
 }
 
 impl From<Elmo> for Models {
@@ -31,46 +96,120 @@ impl From<Elmo> for Models {
 }
 
 impl Models {
-    /// Several models; `default` is the name of the one meant when a query names none. Whether there is such a one is
-    /// seen when a query is planned.
+    /// Several models that are open; `default` is the name of the one meant when a query names none. Whether there is
+    /// such a one is seen when a query is planned.
     #[must_use]
     pub fn new(default: impl Into<String>, models: impl IntoIterator<Item = (String, Elmo)>) -> Self {
-        let by_name = models.into_iter().collect();
-        Self { inner: Arc::new(Inner { default: default.into(), by_name, embedders: Mutex::default() }) }
+        Self::lazy(default, models.into_iter().map(|(name, elmo)| (name, Arc::new(elmo) as Arc<dyn ModelSource>)))
     }
 
-    /// An embedder for these settings, made once.
+    /// Several models that are opened when the first row is embedded with them.
+    #[must_use]
+    pub fn lazy(default: impl Into<String>, models: impl IntoIterator<Item = (String, Arc<dyn ModelSource>)>) -> Self {
+        let entry =
+            |source| Entry { source, card: Mutex::default(), elmo: Mutex::default(), embedders: Mutex::default() };
+        let by_name = models.into_iter().map(|(name, source)| (name, entry(source))).collect();
+        Self { inner: Arc::new(Inner { default: default.into(), by_name, memo: Arc::default() }) }
+    }
+
+    /// The name of the model that is meant when a query names none.
+    pub fn default_name(&self) -> &str {
+        &self.inner.default
+    }
+
+    /// The names of all models, sorted.
+    pub fn names(&self) -> impl Iterator<Item = &str> {
+        self.inner.by_name.keys().map(String::as_str)
+    }
+
+    /// What is known of a model without opening it.
     ///
     /// # Errors
-    /// A sentence for the user: no such model, or settings that the model cannot do.
-    pub(crate) fn embedder(&self, model: Option<&str>, spec: &EmbedSpec) -> Result<ColumnEmbedder, String> {
-        let name = model.unwrap_or(&self.inner.default);
-        let elmo = self.inner.by_name.get(name).ok_or_else(|| self.no_such(name))?;
-        let mut made = self.inner.embedders.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some((_, _, embedder)) = made.iter().find(|(n, s, _)| n == name && s == spec) {
+    /// A sentence for the user: no such model, or it cannot be described.
+    pub fn card(&self, name: Option<&str>) -> Result<Arc<Card>, String> {
+        let entry = self.entry(name)?;
+        let mut card = lock(&entry.card);
+        if let Some(card) = card.as_ref() {
+            return Ok(Arc::clone(card));
+        }
+        let described = Arc::new(entry.source.describe().map_err(|e| e.to_string())?);
+        *card = Some(Arc::clone(&described));
+        Ok(described)
+    }
+
+    /// Whether a model is on its devices by now.
+    pub fn is_open(&self, name: &str) -> bool {
+        // While somebody opens it, it is not open, and nobody is to wait here.
+        self.inner.by_name.get(name).is_some_and(|entry| entry.elmo.try_lock().is_ok_and(|elmo| elmo.is_some()))
+    }
+
+    /// The columns of these settings; opens nothing.
+    ///
+    /// # Errors
+    /// As [`Models::card`], and settings that the model cannot do.
+    pub(crate) fn layout(&self, name: Option<&str>, spec: &EmbedSpec) -> Result<ColumnLayout, String> {
+        let card = self.card(name)?;
+        ColumnLayout::new(&card.options, &card.fingerprint, spec).map_err(|e| e.to_string())
+    }
+
+    /// An embedder for these settings, made once; opens the model if need be.
+    ///
+    /// # Errors
+    /// A sentence for the user: no such model, it cannot be opened, or settings that it cannot do.
+    pub(crate) fn embedder(&self, name: Option<&str>, spec: &EmbedSpec) -> Result<ColumnEmbedder, String> {
+        let entry = self.entry(name)?;
+        let elmo = self.open(name)?;
+        let mut made = lock(&entry.embedders);
+        if let Some((_, embedder)) = made.iter().find(|(there, _)| there == spec) {
             return Ok(embedder.clone());
         }
-        let embedder = ColumnEmbedder::new(elmo, spec.clone()).map_err(|e| e.to_string())?;
-        made.push((name.to_owned(), spec.clone(), embedder.clone()));
+        let embedder = ColumnEmbedder::new(&elmo, spec.clone()).map_err(|e| e.to_string())?;
+        made.push((spec.clone(), embedder.clone()));
         Ok(embedder)
     }
 
-    fn no_such(&self, name: &str) -> String {
-        let names: Vec<&str> = self.inner.by_name.keys().map(String::as_str).collect();
-        format!("model: no model {name:?}; there are {}", names.join(", "))
+    /// Opens a model, if it is not open yet.
+    fn open(&self, name: Option<&str>) -> Result<Elmo, String> {
+        let entry = self.entry(name)?;
+        // Held while it opens: of two queries that come first, one opens it and the other waits.
+        let mut elmo = lock(&entry.elmo);
+        if let Some(elmo) = elmo.as_ref() {
+            return Ok(elmo.clone());
+        }
+        let opened = entry.source.open().map_err(|e| e.to_string())?;
+        let card = self.card(name)?;
+        if &card.fingerprint != opened.fingerprint() {
+            let (card, now) = (&card.fingerprint, opened.fingerprint());
+            return Err(format!("the model changed since it was described: fingerprint {card} then, {now} now"));
+        }
+        *elmo = Some(opened.clone());
+        Ok(opened)
     }
 
-    /// What makes two sets of models the same: DataFusion compares functions, to compute equal calls once.
-    fn identity(&self) -> impl Iterator<Item = (&str, &str)> {
-        let models = self.inner.by_name.iter();
-        std::iter::once(("", self.inner.default.as_str()))
-            .chain(models.map(|(name, elmo)| (name.as_str(), elmo.fingerprint().as_str())))
+    /// The vectors that were computed lately.
+    pub(crate) fn memo(&self) -> &Arc<Memo> {
+        &self.inner.memo
+    }
+
+    fn entry(&self, name: Option<&str>) -> Result<&Entry, String> {
+        let name = name.unwrap_or(&self.inner.default);
+        self.inner.by_name.get(name).ok_or_else(|| {
+            let names: Vec<&str> = self.names().collect();
+            format!("model: no model {name:?}; there are {}", names.join(", "))
+        })
     }
 }
 
+/// A poisoned lock means that a thread died while it held plain data that is valid at any time.
+pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// DataFusion compares functions, to compute equal calls once. Clones are the same models; to describe others, only to
+/// compare them, would read their weights.
 impl PartialEq for Models {
     fn eq(&self, other: &Self) -> bool {
-        self.identity().eq(other.identity())
+        Arc::ptr_eq(&self.inner, &other.inner)
     }
 }
 
@@ -78,6 +217,6 @@ impl Eq for Models {}
 
 impl Hash for Models {
     fn hash<H: Hasher>(&self, state: &mut H) {
-        self.identity().for_each(|pair| pair.hash(state));
+        Arc::as_ptr(&self.inner).hash(state);
     }
 }

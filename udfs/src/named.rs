@@ -14,7 +14,7 @@ use datafusion::sql::{
     },
 };
 
-use crate::{args::PARAMETERS, functions};
+use crate::{args::Shape, functions};
 
 /// Fills the gaps in every call of ours in a statement.
 pub(crate) fn fill_gaps(statement: &mut Statement) {
@@ -41,23 +41,21 @@ pub(crate) fn fill_gaps(statement: &mut Statement) {
 
 fn fill_call(function: &mut Function) {
     let name = function.name.to_string().to_lowercase();
-    if !functions::NAMES.contains(&name.as_str()) {
-        return;
-    }
+    let Some(shape) = functions::SHAPES.iter().find(|shape| shape.name == name) else { return };
     if let FunctionArguments::List(list) = &mut function.args
-        && let Some(positions) = positions(list)
+        && let Some(positions) = positions(list, shape)
     {
         list.args = positions.into_iter().map(|value| FunctionArg::Unnamed(value.unwrap_or_else(null))).collect();
     }
 }
 
 /// Values by position up to the last one given; `None` when a name is unknown, twice there, or before a nameless value.
-fn positions(list: &FunctionArgumentList) -> Option<Vec<Option<FunctionArgExpr>>> {
+fn positions(list: &FunctionArgumentList, shape: &Shape) -> Option<Vec<Option<FunctionArgExpr>>> {
     let mut values: Vec<Option<FunctionArgExpr>> = Vec::new();
     let mut named = false;
     for (place, argument) in list.args.iter().enumerate() {
         let (place, value) = match split(argument)? {
-            (Some(name), value) => (PARAMETERS.iter().position(|p| p.eq_ignore_ascii_case(&name.value))?, value),
+            (Some(name), value) => (shape.parameters.iter().position(|p| p.eq_ignore_ascii_case(&name.value))?, value),
             (None, value) => (place, value),
         };
         let is_named = !matches!(argument, FunctionArg::Unnamed(_));
@@ -70,7 +68,9 @@ fn positions(list: &FunctionArgumentList) -> Option<Vec<Option<FunctionArgExpr>>
             return None;
         }
     }
-    Some(values)
+    // A column that is missing is not filled up: DataFusion says so.
+    let missing = values.iter().take(shape.columns).any(Option::is_none);
+    (!missing).then_some(values)
 }
 
 fn split(argument: &FunctionArg) -> Option<(Option<&Ident>, &FunctionArgExpr)> {

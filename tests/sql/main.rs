@@ -2,6 +2,11 @@
 
 #![allow(clippy::unwrap_used, clippy::expect_used)]
 
+mod calls;
+mod exec;
+mod functions;
+mod random;
+
 use std::sync::{Arc, OnceLock};
 
 use arrow::{
@@ -227,7 +232,7 @@ async fn the_engine_documents_the_function() {
     config.options_mut().catalog.information_schema = true;
     let mut context = SessionContext::new_with_config(config);
     elmo_udfs::register_all(&mut context, &Models::from(tiny().clone())).unwrap();
-    let function = elmo_udfs::all(&Models::from(tiny().clone())).remove(0);
+    let function = elmo_udfs::functions::scalar(&Models::from(tiny().clone())).remove(0);
     let documented = function.documentation().unwrap();
     let arguments = documented.arguments.as_ref().unwrap();
     let names: Vec<&str> = arguments.iter().map(|(name, _)| name.as_str()).collect();

@@ -1,0 +1,187 @@
+//! The operator at work: any number of rows, of queries and of threads, too little memory, and queries that are given up.
+
+use std::{sync::Arc, time::Duration};
+
+use arrow::{
+    array::{Array, ArrayRef, AsArray, DictionaryArray, Int64Array, RecordBatch, StringArray},
+    compute::concat_batches,
+    datatypes::{Int32Type, Int64Type},
+    util::pretty::pretty_format_batches,
+};
+use datafusion::{
+    execution::{runtime_env::RuntimeEnvBuilder, session_state::SessionStateBuilder},
+    prelude::{SessionConfig, SessionContext},
+};
+use elmo::{EmbedSpec, spec::Level};
+use elmo_udfs::{ElmoSession, Models};
+use futures::StreamExt;
+
+use super::{direct, tiny};
+
+fn session() -> SessionContext {
+    elmo_udfs::session(&Models::from(tiny().clone()))
+}
+
+fn register(session: &SessionContext, texts: ArrayRef) {
+    let id: ArrayRef = Arc::new(Int64Array::from_iter_values(0..texts.len() as i64));
+    let rows = RecordBatch::try_from_iter_with_nullable([("id", id, false), ("text", texts, true)]).unwrap();
+    session.deregister_table("t").unwrap();
+    session.register_batch("t", rows).unwrap();
+}
+
+async fn rows(session: &SessionContext, query: &str) -> RecordBatch {
+    let frame = elmo_udfs::sql(session, query).await.unwrap();
+    let schema = Arc::new(frame.schema().as_arrow().clone());
+    let batches = frame.collect().await.unwrap_or_else(|e| panic!("{query}: {e}"));
+    concat_batches(&schema, &batches).unwrap()
+}
+
+fn texts(count: usize) -> ArrayRef {
+    let text = |i: usize| (i % 5 != 3).then(|| format!("row {} of {}", i % 700, "words ".repeat(i % 4)));
+    Arc::new((0..count).map(text).collect::<StringArray>())
+}
+
+#[tokio::test]
+async fn any_number_of_rows_in_any_encoding() {
+    let session = session();
+    let query = "SELECT id, elmo_embed(text) AS e, elmo_tokens(text) AS k FROM t";
+    for count in [0, 1, 2, 8191, 8192, 8193] {
+        let texts = texts(count);
+        register(&session, Arc::clone(&texts));
+        let found = rows(&session, query).await;
+        assert_eq!(found.num_rows(), count);
+        assert_eq!(found["id"].as_primitive::<Int64Type>().values().to_vec(), (0..count as i64).collect::<Vec<_>>());
+        assert_eq!(&found["e"], &direct(EmbedSpec::default(), &texts), "{count}");
+        let tokens = direct(EmbedSpec { level: Level::Token, ..EmbedSpec::default() }, &texts);
+        assert_eq!(&found["k"], &tokens, "{count}");
+    }
+    let words = texts(300);
+    let dictionary: DictionaryArray<Int32Type> = words.as_string::<i32>().iter().collect();
+    let encoded: [ArrayRef; 3] = [words.slice(17, 200), Arc::new(dictionary), Arc::new(StringArray::new_null(50))];
+    for texts in encoded {
+        register(&session, Arc::clone(&texts));
+        let found = rows(&session, "SELECT elmo_embed(text) AS e FROM t").await;
+        assert_eq!(&found["e"], &direct(EmbedSpec::default(), &texts));
+    }
+}
+
+#[tokio::test]
+async fn an_analysis_says_what_was_done() {
+    let session = session();
+    register(&session, texts(1000));
+    let said = rows(&session, "EXPLAIN ANALYZE SELECT id, elmo_embed(text) FROM t WHERE id < 800").await;
+    let said = pretty_format_batches(&[said]).unwrap().to_string();
+    let line = said.lines().find(|line| line.contains("EmbedExec: elmo_embed(t.text) as __elmo_")).unwrap();
+    // By hand: one text in five is NULL; of the others 60 have the number, not the length, of an earlier one.
+    let distinct: std::collections::BTreeSet<_> =
+        texts(800).as_string::<i32>().iter().flatten().map(str::to_owned).collect();
+    assert!(line.contains(&format!("rows_embedded={}", distinct.len())), "{line}");
+    assert!(line.contains("output_rows=800"), "{line}");
+    for metric in ["tokens=", "padding_ratio=", "cache_hits=", "dedup_hits=", "queue_time=", "device_time="] {
+        assert!(line.contains(metric), "{metric}: {line}");
+    }
+}
+
+#[tokio::test]
+async fn a_query_that_stops_early_embeds_little() {
+    let elmo = elmo::Elmo::tiny().unwrap();
+    let session = elmo_udfs::session(&Models::from(elmo.clone()));
+    let texts: ArrayRef = Arc::new((0..50_000).map(|i| Some(format!("text {i}"))).collect::<StringArray>());
+    register(&session, texts);
+    let found = rows(&session, "SELECT id FROM t WHERE elmo_embed(text)[1] IS NOT NULL LIMIT 10").await;
+    assert_eq!(found.num_rows(), 10);
+    // What DataFusion does by itself: one batch per partition.
+    let plain = 8192 * std::thread::available_parallelism().map_or(1, usize::from);
+    assert!(elmo.embedder().metrics().sentences <= plain as u64, "{:?}", elmo.embedder().metrics());
+}
+
+#[tokio::test]
+async fn too_little_memory_is_an_error_that_names_the_setting() {
+    let runtime = RuntimeEnvBuilder::new().with_memory_limit(2 << 20, 1.0).build_arc().unwrap();
+    let builder = SessionStateBuilder::new().with_runtime_env(runtime).with_default_features();
+    let session = SessionContext::new_with_state(builder.with_elmo(&Models::from(tiny().clone())).build());
+    let long: ArrayRef =
+        Arc::new((0..4000).map(|i| Some(format!("{i} {}", "word ".repeat(200)))).collect::<StringArray>());
+    register(&session, long);
+    let query = "SELECT id, elmo_tokens(text, layers => 'all') AS k FROM t";
+    let error = elmo_udfs::sql(&session, query).await.unwrap().collect().await.unwrap_err().strip_backtrace();
+    assert!(error.contains("raise --memory-limit (datafusion.runtime.memory_limit)"), "{error}");
+    // The process lives, and what fits is done.
+    let few = rows(&session, &format!("{query} WHERE id < 3")).await;
+    assert_eq!(few.num_rows(), 3);
+}
+
+/// Queries at once on one set of models, some given up half way: all that end have the right rows, and all end.
+async fn many_at_once(queries: usize, rounds: usize) {
+    let models = Models::from(tiny().clone());
+    let words = texts(120);
+    let expected = direct(EmbedSpec::default(), &words);
+    for round in 0..rounds {
+        let run = |n: usize| {
+            let (models, words, expected) = (models.clone(), Arc::clone(&words), Arc::clone(&expected));
+            async move {
+                let config = SessionConfig::new().with_batch_size(16).with_target_partitions(2);
+                let session = elmo_udfs::session_with_config(&models, config);
+                let cache = if round % 2 == 0 { "256" } else { "0" };
+                session.state_ref().write().config_mut().options_mut().set("elmo.cache_mb", cache).unwrap();
+                register(&session, words);
+                let query = match n % 3 {
+                    0 => "SELECT id, elmo_embed(text) AS e FROM t",
+                    1 => "SELECT id, e FROM (SELECT id, elmo_embed(text) AS e FROM t) ORDER BY id",
+                    _ => {
+                        "SELECT id, CASE WHEN true THEN elmo_embed(text) END AS e FROM t WHERE elmo_embed(text)[1] < 9 OR true"
+                    }
+                };
+                let mut stream = elmo_udfs::sql(&session, query).await.unwrap().execute_stream().await.unwrap();
+                let give_up = (round + n) % 4 == 1;
+                let mut batches = Vec::new();
+                while let Some(batch) = stream.next().await {
+                    batches.push(batch.unwrap());
+                    if give_up {
+                        return;
+                    }
+                }
+                let found = concat_batches(&stream.schema(), &batches).unwrap();
+                let order = arrow::compute::sort_to_indices(&found["id"], None, None).unwrap();
+                assert_eq!(&arrow::compute::take(&found["e"], &order, None).unwrap(), &expected, "{query}");
+            }
+        };
+        let all = futures::future::join_all((0..queries).map(|n| tokio::spawn(run(n))));
+        // Not a measurement: a deadlock would never end.
+        let ended = tokio::time::timeout(Duration::from_secs(120), all).await.expect("queries wait for each other");
+        ended.into_iter().for_each(|query| query.unwrap());
+    }
+}
+
+#[tokio::test]
+async fn many_queries_on_one_thread() {
+    for queries in [1, 2, 8] {
+        many_at_once(queries, 60).await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 3)]
+async fn many_queries_on_several_threads() {
+    for queries in [1, 2, 8] {
+        many_at_once(queries, 60).await;
+    }
+}
+
+#[test]
+fn a_query_that_is_left_behind_holds_up_no_other_runtime() {
+    let models = Models::from(tiny().clone());
+    let session = elmo_udfs::session_with_config(&models, SessionConfig::new().with_batch_size(64));
+    register(&session, texts(5000));
+    let runtime = || tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+    let query = "SELECT id, elmo_embed(text) FROM t";
+    let left = runtime();
+    let mut stream = left.block_on(async {
+        let mut stream = elmo_udfs::sql(&session, query).await.unwrap().execute_stream().await.unwrap();
+        assert!(stream.next().await.unwrap().is_ok());
+        stream
+    });
+    // Its windows are under way, and nobody drives them.
+    let other = runtime().block_on(async { rows(&session, query).await });
+    assert_eq!(other.num_rows(), 5000);
+    assert!(left.block_on(stream.next()).is_some());
+}

@@ -1,0 +1,253 @@
+//! Every function against the embedder called directly, or against numbers that are easy to see.
+
+use std::sync::Arc;
+
+use arrow::{
+    array::{Array, ArrayRef, AsArray, RecordBatch, StringArray},
+    datatypes::{DataType, Float32Type, Int64Type, UInt32Type},
+};
+use elmo::{ColumnEmbedder, EmbedSpec, spec::Level};
+use elmo_udfs::Models;
+
+use super::{column, direct, tiny};
+
+const TEXTS: [Option<&str>; 5] =
+    [Some("The bank didn't open. We left."), None, Some(""), Some("She sat on the bank"), Some("Zwei Wörter")];
+
+fn texts() -> ArrayRef {
+    Arc::new(StringArray::from(TEXTS.to_vec()))
+}
+
+fn session(rules: bool) -> datafusion::prelude::SessionContext {
+    let session = elmo_udfs::session(&Models::from(tiny().clone()));
+    let id: ArrayRef = Arc::new(arrow::array::Int64Array::from_iter_values(0..TEXTS.len() as i64));
+    session
+        .register_batch(
+            "t",
+            RecordBatch::try_from_iter_with_nullable([("id", id, false), ("text", texts(), true)]).unwrap(),
+        )
+        .unwrap();
+    session.state_ref().write().config_mut().options_mut().set("elmo.rules", &rules.to_string()).unwrap();
+    session
+}
+
+async fn both(query: &str) -> ArrayRef {
+    let on = column(&session(true), query).await;
+    let off = column(&session(false), query).await;
+    assert_eq!(on.to_data(), off.to_data(), "{query}");
+    on
+}
+
+async fn refused(query: &str) -> String {
+    match elmo_udfs::sql(&session(true), query).await {
+        Err(error) => error.strip_backtrace(),
+        Ok(frame) => frame.into_optimized_plan().expect_err(query).strip_backtrace(),
+    }
+}
+
+fn tokens() -> ArrayRef {
+    direct(EmbedSpec { level: Level::Token, ..EmbedSpec::default() }, &texts())
+}
+
+fn vector(column: &ArrayRef, row: usize) -> Vec<f32> {
+    column.as_fixed_size_list().value(row).as_primitive::<Float32Type>().values().to_vec()
+}
+
+fn cosine(a: &[f32], b: &[f32]) -> f32 {
+    let dot = |a: &[f32], b: &[f32]| a.iter().zip(b).map(|(a, b)| f64::from(*a) * f64::from(*b)).sum::<f64>();
+    (dot(a, b) / (dot(a, a).sqrt() * dot(b, b).sqrt())) as f32
+}
+
+#[tokio::test]
+async fn tokens_are_those_of_the_embedder() {
+    let found = both("SELECT elmo_tokens(text) FROM t ORDER BY id").await;
+    assert_eq!(found.to_data(), tokens().to_data());
+    let words =
+        both("SELECT token FROM (SELECT id, unnest(elmo_tokens(text))['token'] AS token FROM t WHERE id = 0)").await;
+    let words: Vec<_> = words.as_string::<i32>().iter().flatten().map(str::to_owned).collect();
+    // As Moses cuts them.
+    assert_eq!(words, ["The", "bank", "didn", "'t", "open", ".", "We", "left", "."]);
+}
+
+#[tokio::test]
+async fn a_word_is_the_mean_of_its_tokens() {
+    let all = tokens();
+    let first = all.as_list::<i32>().value(0);
+    let vectors = ArrayRef::clone(first.as_struct().column_by_name("embedding").unwrap());
+    // `bank` is at bytes 4..8, `didn't` at 9..15 in two tokens.
+    let bank = both("SELECT elmo_word(text, 4, 8) FROM t WHERE id = 0").await;
+    assert_eq!(vector(&bank, 0), vector(&vectors, 1));
+    let didnt = both("SELECT elmo_word(text, 9, 15) FROM t WHERE id = 0").await;
+    let (didn, t) = (vector(&vectors, 2), vector(&vectors, 3));
+    let mean: Vec<f32> = didn.iter().zip(&t).map(|(a, b)| ((f64::from(*a) + f64::from(*b)) / 2.0) as f32).collect();
+    assert_eq!(vector(&didnt, 0), mean);
+    // Nothing there, and no text.
+    let none = both("SELECT elmo_word(text, 1000, 1001) FROM t ORDER BY id").await;
+    assert_eq!(none.logical_null_count(), TEXTS.len());
+    let kept =
+        both("SELECT elmo_span(tokens, 4, 8) FROM (SELECT elmo_tokens(text) AS tokens FROM t WHERE id = 0)").await;
+    assert_eq!(vector(&kept, 0), vector(&vectors, 1));
+}
+
+#[tokio::test]
+async fn a_try_never_ends_the_query() {
+    let long: String = (0..600).map(|i| format!("w{i} ")).collect();
+    let session = session(true);
+    let texts: ArrayRef = Arc::new(StringArray::from(vec![Some("fine"), Some(long.as_str()), None, Some(" ")]));
+    session.register_batch("long", RecordBatch::try_from_iter_with_nullable([("text", texts, true)]).unwrap()).unwrap();
+    let found = column(&session, "SELECT try_elmo_embed(text, on_long => 'error', sentences => 'off') FROM long").await;
+    let found = found.as_struct();
+    let get = |name: &str| ArrayRef::clone(found.column_by_name(name).unwrap());
+    assert!(found.is_null(2) && found.null_count() == 1);
+    assert_eq!(
+        get("error").as_string::<i32>().iter().map(|e| e.is_some()).collect::<Vec<_>>(),
+        [false, true, false, false]
+    );
+    assert!(get("error").as_string::<i32>().value(1).contains("600 tokens"));
+    assert_eq!((0..4).map(|row| get("embedding").is_valid(row)).collect::<Vec<_>>(), [true, false, false, false]);
+    assert_eq!(get("tokens").as_primitive::<UInt32Type>().values().to_vec(), [1, 0, 0, 0]);
+    let cut = column(
+        &session,
+        "SELECT try_elmo_embed(text, on_long => 'truncate', sentences => 'off')['truncated'] FROM long",
+    )
+    .await;
+    assert!(cut.as_boolean().value(1) && !cut.as_boolean().value(0));
+    // Without it, the error says which row.
+    for query in [
+        "SELECT elmo_embed(text, on_long => 'error', sentences => 'off') FROM long",
+        "SELECT elmo_embed(text, on_long => 'error', sentences => 'off', on_error => 'null') FROM long",
+    ] {
+        let frame = elmo_udfs::sql(&session, query).await.unwrap();
+        match frame.collect().await {
+            Ok(_) => assert!(query.contains("'null'")),
+            Err(error) => assert!(error.strip_backtrace().contains("row 1: a sentence of 600 tokens"), "{error}"),
+        }
+    }
+}
+
+#[tokio::test]
+async fn measures_between_vectors() {
+    let embedded = ColumnEmbedder::new(tiny(), EmbedSpec::default()).unwrap().embed(&texts()).unwrap().vectors;
+    let (a, b) = (vector(&embedded, 0), vector(&embedded, 3));
+    let expected = cosine(&a, &b);
+    for query in [
+        "SELECT elmo_cosine(elmo_embed(x.text), elmo_embed(y.text)) FROM t x JOIN t y ON x.id = 0 AND y.id = 3",
+        "SELECT elmo_similarity(x.text, y.text) FROM t x JOIN t y ON x.id = 0 AND y.id = 3",
+        "SELECT elmo_similarity(text, 'She sat on the bank') FROM t WHERE id = 0",
+        "SELECT elmo_similarity('The bank didn''t open. We left.', 'She sat on the bank')",
+    ] {
+        let found = both(query).await;
+        assert_eq!(found.as_primitive::<Float32Type>().value(0), expected, "{query}");
+    }
+    let nulls = both("SELECT elmo_similarity(text, 'bank') FROM t ORDER BY id").await;
+    assert_eq!(nulls.null_count(), 2, "NULL and blank texts have no vector");
+    // By hand: (3, 4) and (4, 3).
+    let pair = "make_array(CAST(3 AS FLOAT), CAST(4 AS FLOAT)), make_array(CAST(4 AS FLOAT), CAST(3 AS FLOAT))";
+    for (name, value) in [("dot", 24.0), ("cosine", 0.96), ("l2", 2.0_f32.sqrt())] {
+        let found = both(&format!("SELECT elmo_{name}({pair})")).await;
+        assert_eq!(found.as_primitive::<Float32Type>().value(0), value, "{name}");
+    }
+}
+
+#[tokio::test]
+async fn a_centroid_is_the_mean_in_doubles() {
+    let embedded = ColumnEmbedder::new(tiny(), EmbedSpec::default()).unwrap().embed(&texts()).unwrap().vectors;
+    let rows: Vec<Vec<f32>> = [0, 3, 4].map(|row| vector(&embedded, row)).to_vec();
+    let mean = |rows: &[Vec<f32>]| -> Vec<f32> {
+        (0..rows[0].len())
+            .map(|i| (rows.iter().map(|row| f64::from(row[i])).sum::<f64>() / rows.len() as f64) as f32)
+            .collect()
+    };
+    let all = both("SELECT elmo_centroid(elmo_embed(text)) FROM t").await;
+    assert_eq!(vector(&all, 0), mean(&rows));
+    let grouped = both("SELECT elmo_centroid(elmo_embed(text)) FROM t GROUP BY id % 2 ORDER BY id % 2").await;
+    assert_eq!(vector(&grouped, 0), mean(&[rows[0].clone(), rows[2].clone()]));
+    assert_eq!(vector(&grouped, 1), rows[1]);
+    assert_eq!(both("SELECT elmo_centroid(elmo_embed(text)) FROM t WHERE text = ''").await.logical_null_count(), 1);
+    let framed = both(
+        "SELECT elmo_centroid(e) OVER (ORDER BY id ROWS BETWEEN 1 PRECEDING AND CURRENT ROW) \
+         FROM (SELECT id, elmo_embed(text) AS e FROM t) ORDER BY id",
+    )
+    .await;
+    assert_eq!(vector(&framed, 4), mean(&rows[1..]));
+    let count = both(
+        "SELECT count(elmo_centroid) FROM (SELECT elmo_centroid(elmo_embed(text)) AS elmo_centroid FROM t GROUP BY id)",
+    )
+    .await;
+    assert_eq!(count.as_primitive::<Int64Type>().value(0), 3);
+}
+
+#[tokio::test]
+async fn what_does_not_fit_is_found_when_the_query_is_planned() {
+    for (query, said) in [
+        (
+            "SELECT elmo_cosine(elmo_embed(text), elmo_embed(text, layers => 'all')) FROM t",
+            "dimensions cannot be compared",
+        ),
+        ("SELECT elmo_dot(text, text) FROM t", "a vector is a list of numbers"),
+        ("SELECT elmo_centroid(text) FROM t", "a vector is a list of fixed size"),
+        ("SELECT elmo_tokens(text, pooling => 'max') FROM t", "pooling"),
+        ("SELECT elmo_tokens(text, layers => 'highest') FROM t", "legal values are average"),
+        ("SELECT elmo_word(text, 'a', 4) FROM t", "start is a number of bytes"),
+        ("SELECT elmo_word(text) FROM t", "elmo_word needs text, start, end"),
+        ("SELECT elmo_word(text, end => 4) FROM t", "Missing required parameter 'start'"),
+        ("SELECT elmo_similarity(text, id) FROM t", "text_b is a string"),
+        ("SELECT elmo_similarity(text, text, model => 'none') FROM t", "no model \"none\"; there are tiny"),
+        ("SELECT try_elmo_embed(text, layers => 9) FROM t", "no layer 9"),
+        ("SELECT elmo_span(text, 0, 1) FROM t", "tokens is what elmo_tokens gives"),
+    ] {
+        let error = refused(query).await;
+        assert!(error.contains(said), "{query}: {error}");
+    }
+}
+
+#[tokio::test]
+async fn columns_keep_names_types_and_what_made_them() {
+    for query in [
+        "SELECT id, elmo_embed(text) FROM t ORDER BY id LIMIT 2",
+        "SELECT *, elmo_embed(text) AS e, elmo_tokens(text, layers => 'all') FROM t WHERE elmo_embed(text)[1] IS NOT NULL",
+        "SELECT x.id, y.* FROM t x LEFT JOIN (SELECT id, elmo_embed(text) e FROM t) y USING (id)",
+        "SELECT grp, elmo_centroid(elmo_embed(text)) c FROM (SELECT id % 2 AS grp, text FROM t) GROUP BY grp",
+    ] {
+        let schema = |rules: bool| async move {
+            let frame = elmo_udfs::sql(&session(rules), query).await.unwrap();
+            let planned = frame.schema().as_arrow().clone();
+            let batches = frame.collect().await.unwrap();
+            for batch in &batches {
+                for (field, planned) in batch.schema().fields().iter().zip(planned.fields()) {
+                    assert_eq!((field.name(), field.data_type()), (planned.name(), planned.data_type()), "{query}");
+                    assert_eq!(field.metadata(), planned.metadata(), "{query}");
+                }
+            }
+            planned
+        };
+        let (on, off) = (schema(true).await, schema(false).await);
+        assert_eq!(on, off, "{query}");
+        let vectors = on.fields().iter().filter(|f| matches!(f.data_type(), DataType::FixedSizeList(..)));
+        for vector in vectors {
+            assert_eq!(vector.metadata()["ARROW:extension:name"], "arrow.fixed_shape_tensor", "{query}");
+            assert_eq!(vector.metadata()["elmo.fingerprint"], tiny().fingerprint().to_string(), "{query}");
+        }
+    }
+}
+
+#[tokio::test]
+async fn tables_of_what_there_is() {
+    let session = session(true);
+    let models =
+        elmo_udfs::sql(&session, "SELECT name, is_default, is_open, dimension, layers, untrained FROM elmo_models()");
+    let models = models.await.unwrap().collect().await.unwrap();
+    assert_eq!(models[0]["name"].as_string::<i32>().value(0), "tiny");
+    let flags = ["is_default", "is_open", "untrained"].map(|name| models[0][name].as_boolean().value(0));
+    assert_eq!(flags, [true, false, true], "described, but nothing was embedded yet");
+    let width = u32::try_from(tiny().options().width()).unwrap();
+    assert_eq!(models[0]["dimension"].as_primitive::<UInt32Type>().value(0), width);
+    column(&session, "SELECT elmo_embed(text) FROM t").await;
+    assert!(column(&session, "SELECT is_open FROM elmo_models()").await.as_boolean().value(0));
+    let names = column(&session, "SELECT name FROM elmo_functions() ORDER BY name").await;
+    let names: Vec<_> = names.as_string::<i32>().iter().flatten().map(str::to_owned).collect();
+    assert_eq!(names, elmo_udfs::functions::NAMES);
+    let described =
+        column(&session, "SELECT name FROM elmo_functions() WHERE length(description) < 20 OR syntax = ''").await;
+    assert_eq!(described.len(), 0);
+}

@@ -1,0 +1,224 @@
+//! Random queries: with the planner rules and without them the same rows, and never more texts for the model.
+
+use std::sync::Arc;
+
+use arrow::{
+    array::{ArrayRef, Int64Array, RecordBatch, StringArray},
+    util::pretty::pretty_format_batches,
+};
+use datafusion::prelude::{SessionConfig, SessionContext};
+use elmo::Elmo;
+use elmo_udfs::Models;
+
+/// Queries that are tried.
+const QUERIES: u64 = 200;
+
+/// Numerical Recipes' generator: the same queries on every machine.
+struct Dice(u64);
+
+impl Dice {
+    fn below(&mut self, n: u64) -> u64 {
+        self.0 = self.0.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        (self.0 >> 33) % n
+    }
+
+    fn one<'a>(&mut self, of: &[&'a str]) -> &'a str {
+        of[self.below(of.len() as u64) as usize]
+    }
+
+    /// A number made from the columns of a relation.
+    fn scalar(&mut self, r: &str) -> String {
+        let scalar = match self.below(10) {
+            0 => "elmo_embed({r}text)[1]",
+            1 => "elmo_embed({r}text, layers => 'top')[2]",
+            2 => "CASE WHEN {r}grp = 1 THEN elmo_embed({r}text)[2] ELSE {r}s END",
+            3 => "coalesce({r}s, elmo_embed({r}text)[1])",
+            4 => "elmo_cosine(elmo_embed({r}text), elmo_embed('cold soup'))",
+            5 => "elmo_similarity({r}text, 'warm bread')",
+            6 => "CASE WHEN elmo_embed({r}text)[1] > 0.0 THEN elmo_embed({r}text, pooling => 'max')[2] ELSE {r}s END",
+            7 => "elmo_word({r}text, 0, 3)[1]",
+            8 => "elmo_embed(concat({r}text, '!'))[1]",
+            _ => "{r}s",
+        };
+        format!("CAST({} AS DOUBLE)", scalar.replace("{r}", r))
+    }
+
+    fn condition(&mut self, r: &str) -> String {
+        let scalar = self.scalar(r);
+        match self.below(7) {
+            0 => format!("{r}grp = 1"),
+            1 => format!("{r}s > 0.0"),
+            2 => format!("{scalar} > 0.0"),
+            3 => format!("({r}grp = 2 OR {scalar} > 0.0)"),
+            4 => format!("{r}grp <> 1 AND {scalar} < 0.5"),
+            5 => format!("NOT ({r}grp = 0 AND {scalar} > 0.0)"),
+            _ => format!("{r}text IS NOT NULL"),
+        }
+    }
+
+    /// A relation `id, grp, text, s`.
+    fn relation(&mut self, depth: u64) -> String {
+        if depth == 0 {
+            return "SELECT id, grp, text, CAST(id AS DOUBLE) - 20.0 AS s FROM t".to_owned();
+        }
+        let inner = self.relation(depth - 1);
+        let (scalar, condition) = (self.scalar(""), self.condition(""));
+        // Ties are broken by every column, so that the rows are the same whatever the order of work.
+        let ties = "id, grp, text, s";
+        match self.below(9) {
+            0 => format!("SELECT id, grp, text, {scalar} AS s FROM ({inner}) r"),
+            1 => format!("SELECT id, grp, text, {scalar} AS s FROM ({inner}) r WHERE {condition}"),
+            2 => {
+                let (key, limit, offset) = (self.scalar(""), self.below(30), self.below(5));
+                format!("SELECT * FROM ({inner}) r ORDER BY {key}, {ties} LIMIT {limit} OFFSET {offset}")
+            }
+            3 => {
+                let other = self.relation(depth - 1);
+                let kind = self.one(&["INNER", "LEFT", "RIGHT", "FULL"]);
+                let (on, s) = (self.condition("b."), self.scalar("a."));
+                format!(
+                    "SELECT a.id, b.grp, a.text, {s} AS s FROM ({inner}) a {kind} JOIN ({other}) b ON a.id = b.id AND {on}"
+                )
+            }
+            4 => {
+                let other = self.relation(depth - 1);
+                format!("({inner}) UNION ALL ({other})")
+            }
+            5 => format!(
+                "SELECT min(id) AS id, grp, max(text) AS text, max({scalar}) AS s FROM ({inner}) r GROUP BY grp"
+            ),
+            6 => format!(
+                "SELECT id, grp, text, CAST(row_number() OVER (PARTITION BY grp ORDER BY {scalar}, {ties}) AS DOUBLE) AS s \
+                 FROM ({inner}) r"
+            ),
+            7 => format!("SELECT DISTINCT id, grp, text, {scalar} AS s FROM ({inner}) r"),
+            _ => {
+                let other = self.relation(depth - 1);
+                let kind = self.one(&["IN", "NOT IN"]);
+                format!("SELECT * FROM ({inner}) r WHERE id {kind} (SELECT id FROM ({other}) q WHERE id IS NOT NULL)")
+            }
+        }
+    }
+}
+
+fn table() -> RecordBatch {
+    let words = ["cold", "soup", "the bank", "warm bread", "river", "it's"];
+    let text = |id: i64| (id % 11 != 3).then(|| format!("{} {}", words[id as usize % 6], words[id as usize % 4]));
+    let id: ArrayRef = Arc::new(Int64Array::from_iter_values(0..40));
+    let grp: ArrayRef = Arc::new(Int64Array::from_iter_values((0..40).map(|id| id % 4)));
+    let text: ArrayRef = Arc::new((0..40).map(text).collect::<StringArray>());
+    RecordBatch::try_from_iter_with_nullable([("id", id, false), ("grp", grp, false), ("text", text, true)]).unwrap()
+}
+
+fn session(elmo: &Elmo, rules: bool) -> SessionContext {
+    let config = SessionConfig::new().with_target_partitions(3).with_batch_size(16);
+    let session = elmo_udfs::session_with_config(&Models::from(elmo.clone()), config);
+    session.register_batch("t", table()).unwrap();
+    session.state_ref().write().config_mut().options_mut().set("elmo.rules", &rules.to_string()).unwrap();
+    session
+}
+
+/// The rows, in no order, and how many texts they cost.
+async fn answer(elmo: &Elmo, query: &str, rules: bool) -> (Result<Vec<String>, String>, u64) {
+    let before = elmo.embedder().metrics().sentences;
+    let rows = async {
+        let frame = elmo_udfs::sql(&session(elmo, rules), query).await?;
+        frame.collect().await
+    };
+    let rows = rows.await.map_err(|e| e.strip_backtrace()).map(|batches| {
+        let shown = pretty_format_batches(&batches).unwrap().to_string();
+        let mut lines: Vec<String> = shown.lines().map(|line| line.split_whitespace().collect::<String>()).collect();
+        lines.sort();
+        lines.dedup_by(|a, b| a == b && a.starts_with('+'));
+        lines
+    });
+    (rows, elmo.embedder().metrics().sentences - before)
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn rules_change_no_row_and_never_cost_more() {
+    let elmo = Elmo::tiny().unwrap();
+    let (mut saved, mut failed) = (0, Vec::new());
+    // Others, or more of them: `SEEDS=1000..5000`.
+    let range = std::env::var("SEEDS").unwrap_or(format!("0..{QUERIES}"));
+    let (first, behind) = range.split_once("..").unwrap();
+    for seed in first.parse::<u64>().unwrap()..behind.parse().unwrap() {
+        let query = Dice(seed).relation(1 + seed % 3);
+        let (on, off) = (answer(&elmo, &query, true).await, answer(&elmo, &query, false).await);
+        if on.0.is_err() || on.0 != off.0 {
+            let (on, off) = (on.0.map(|rows| rows.join("\n")), off.0.map(|rows| rows.join("\n")));
+            failed.push(format!("seed {seed}: {query}\non:\n{}\noff:\n{}", show(on), show(off)));
+        } else if on.1 > off.1 {
+            let explain = format!("EXPLAIN {query}");
+            let plans = [answer(&elmo, &explain, true).await.0, answer(&elmo, &explain, false).await.0];
+            let [with, without] = plans.map(|plan| show(plan.map(|lines| lines.join("\n"))));
+            let (n, m) = (on.1, off.1);
+            failed.push(format!("seed {seed}: {query}\n{n} texts, without the rules {m}\n{with}\n{without}"));
+        }
+        saved += off.1.saturating_sub(on.1);
+    }
+    assert!(failed.is_empty(), "{} of {range} failed\n{}", failed.len(), failed[..failed.len().min(3)].join("\n\n"));
+    assert!(saved > 0);
+}
+
+fn show(rows: Result<String, String>) -> String {
+    rows.unwrap_or_else(|error| format!("error: {error}"))
+}
+
+/// Queries that a random one rarely is; each was a way to go wrong.
+#[tokio::test(flavor = "multi_thread")]
+async fn rules_change_no_row_of_odd_queries() {
+    let elmo = Elmo::tiny().unwrap();
+    let mut failed = Vec::new();
+    for query in [
+        // Names that fall together once aliases are gone.
+        "SELECT a, b, max(e[1]) FROM (SELECT text AS a, text AS b, elmo_embed(text) AS e FROM t) GROUP BY a, b",
+        "SELECT sum(a), sum(b), max(e[1]) FROM (SELECT id AS a, id AS b, elmo_embed(text) e FROM t)",
+        "SELECT e1[1], e2[1] FROM (SELECT elmo_embed(text) e1, elmo_embed(text) e2 FROM t) GROUP BY e1, e2",
+        "SELECT b, row_number() OVER (ORDER BY id), e[1] \
+         FROM (SELECT id, row_number() OVER (ORDER BY id) AS b, elmo_embed(text) e FROM t)",
+        "SELECT grp, id % 2 AS odd, max(e[1]) FROM (SELECT *, elmo_embed(text) e FROM t) GROUP BY ROLLUP (grp, odd)",
+        // Vectors that decide which rows belong together, and which do not.
+        "SELECT l.id, r.id FROM (SELECT id, grp, elmo_embed(text) e FROM t) l LEFT JOIN t r ON l.grp = r.grp AND l.e[1] > r.id",
+        "SELECT id FROM (SELECT id, grp, elmo_embed(text) e FROM t) l WHERE EXISTS \
+         (SELECT 1 FROM t u WHERE u.grp = l.grp AND l.e[1] * 100 > u.id)",
+        "SELECT a.id, b.id FROM t a JOIN t b ON elmo_embed(a.text) = elmo_embed(b.text)",
+        "SELECT a.id, b.id FROM t a JOIN t b ON elmo_embed(a.text)[1] < elmo_embed(b.text)[1] AND a.id < 5",
+        "SELECT a.id FROM t a FULL JOIN (SELECT id, coalesce(elmo_embed(text)[1], 0.0) s FROM t) b ON a.id = b.id + 3 WHERE b.s IS NULL",
+        // What is computed once, and what must not be computed at all.
+        "SELECT s, s + 1 FROM (SELECT CASE WHEN grp = 1 THEN elmo_embed(text)[2] END s, id FROM t) ORDER BY s, id",
+        "SELECT s FROM (SELECT id, CASE WHEN elmo_embed(text)[1] > 0 THEN elmo_embed(concat(text, '!'))[1] END AS s FROM t) ORDER BY s, id",
+        "SELECT id, CASE WHEN id = 0 THEN NULL WHEN 10 / id > 1 THEN elmo_embed(text)[1] END FROM t",
+        "SELECT id, CASE WHEN id = 0 THEN NULL WHEN 10 / id > 1 THEN elmo_embed(text)[1] WHEN 100 / id > 1 THEN elmo_embed(text)[2] END FROM t",
+        "SELECT elmo_embed(CASE WHEN k = 1 THEN text ELSE 'none' END)[1] FROM (SELECT 2 AS k, text FROM t)",
+        // Constants beside columns.
+        "SELECT id, elmo_similarity(text, 'cold soup') s FROM t ORDER BY id DESC LIMIT 10",
+        "SELECT id, random() >= 0.0, elmo_embed(text)[1] + random() * 0.0 IS NULL FROM t ORDER BY id LIMIT 4",
+        // Shapes of plans.
+        "SELECT id, (SELECT max(elmo_embed(u.text)[1]) FROM t u WHERE u.grp = t.grp) FROM t",
+        "SELECT id FROM t WHERE elmo_embed(text)[1] > (SELECT avg(elmo_embed(text)[1]) FROM t)",
+        "WITH RECURSIVE r(n, s) AS (SELECT 0, 'a' UNION ALL SELECT n + 1, concat(s, ' a') FROM r WHERE n < 3) \
+         SELECT n, elmo_embed(s)[1] FROM r",
+        "SELECT id, token FROM (SELECT id, unnest(elmo_tokens(text))['token'] AS token FROM t) ORDER BY id, token LIMIT 9",
+        "SELECT DISTINCT elmo_embed(text)[1] FROM t",
+        "SELECT count(DISTINCT elmo_embed(text)[1]) FROM t",
+        "SELECT id FROM t WHERE id NOT IN (SELECT id FROM t WHERE elmo_embed(text)[1] > 0)",
+        "(SELECT id, elmo_embed(text)[1] FROM t) EXCEPT (SELECT id, elmo_embed(text)[1] FROM t WHERE grp = 1)",
+        "SELECT id FROM t ORDER BY elmo_embed(text)[1] DESC NULLS LAST, id LIMIT 3",
+        "SELECT x.* FROM (SELECT *, elmo_embed(text)[1] AS s FROM t LIMIT 0) x",
+    ] {
+        let (on, off) = (answer(&elmo, query, true).await, answer(&elmo, query, false).await);
+        let same = match (&on.0, &off.0) {
+            (Ok(on), Ok(off)) => on == off,
+            (Err(on), Err(off)) => on == off,
+            _ => false,
+        };
+        if !same || on.1 > off.1 {
+            let plan = answer(&elmo, &format!("EXPLAIN {query}"), true).await.0;
+            let [n, m] = [on.1, off.1];
+            let [on, off, plan] = [on.0, off.0, plan].map(|rows| show(rows.map(|rows| rows.join("\n"))));
+            failed.push(format!("{query}\n{n} texts, without the rules {m}\non:\n{on}\noff:\n{off}\n{plan}"));
+        }
+    }
+    assert!(failed.is_empty(), "{} failed\n{}", failed.len(), failed.join("\n\n"));
+}

@@ -1,0 +1,33 @@
+//! `elmo_cosine(a, b)`: a measure between two vectors.
+
+use datafusion::logical_expr::ScalarUDFImpl;
+use datafusion_macros::user_doc;
+
+use crate::measure::{Measure, MeasureFunction, measure_function};
+
+/// The name in SQL.
+pub const NAME: &str = "elmo_cosine";
+
+/// The function: `Float32`.
+#[user_doc(
+    doc_section(label = "ELMo Functions"),
+    description = "Returns the cosine of two vectors, -1 to 1. NULL where one of them is NULL or zero. Vectors of different dimensions are a planning error.",
+    syntax_example = "elmo_cosine(a, b)",
+    sql_example = r"```sql
+> SELECT id, elmo_cosine(elmo_embed(text), elmo_embed('cold soup')) AS near FROM reviews;
+```",
+    argument(name = "a", description = "A vector: a list of numbers, of fixed or any size."),
+    argument(name = "b", description = "Another of the same dimension.")
+)]
+#[derive(Debug, PartialEq, Eq, Hash)]
+pub struct ElmoCosine(MeasureFunction);
+
+impl Default for ElmoCosine {
+    fn default() -> Self {
+        Self(MeasureFunction::new(NAME, Measure::Cosine))
+    }
+}
+
+impl ScalarUDFImpl for ElmoCosine {
+    measure_function!();
+}

@@ -1,0 +1,79 @@
+//! `elmo_models()`: the models that a session may name, a row each.
+
+use std::sync::Arc;
+
+use datafusion::{
+    arrow::{
+        array::{ArrayRef, BooleanArray, RecordBatch, StringArray, UInt32Array},
+        datatypes::{DataType, Field, Schema},
+    },
+    catalog::{MemTable, TableFunctionArgs, TableFunctionImpl, TableProvider},
+    common::{DataFusionError, plan_err},
+    error::Result,
+};
+
+use crate::Models;
+
+/// The name in SQL.
+pub const NAME: &str = "elmo_models";
+
+/// The table function: `name, is_default, is_open, fingerprint, dimension, layers, untrained, location`. Models are
+/// described, not opened.
+#[derive(Debug)]
+pub struct ElmoModels(Models);
+
+impl ElmoModels {
+    /// The function over these models.
+    #[must_use]
+    pub fn new(models: Models) -> Self {
+        Self(models)
+    }
+
+    fn rows(&self) -> Result<RecordBatch> {
+        let models = &self.0;
+        let names: Vec<&str> = models.names().collect();
+        let cards = names.iter().map(|name| models.card(Some(name))).collect::<Result<Vec<_>, _>>();
+        let cards = cards.map_err(DataFusionError::Plan)?;
+        let numbers = |number: usize| u32::try_from(number).unwrap_or(u32::MAX);
+        let strings = |values: Vec<String>| Arc::new(StringArray::from(values)) as ArrayRef;
+        let columns: Vec<(&str, ArrayRef)> = vec![
+            ("name", strings(names.iter().map(ToString::to_string).collect())),
+            (
+                "is_default",
+                Arc::new(names.iter().map(|name| Some(*name == models.default_name())).collect::<BooleanArray>()),
+            ),
+            ("is_open", Arc::new(names.iter().map(|name| Some(models.is_open(name))).collect::<BooleanArray>())),
+            ("fingerprint", strings(cards.iter().map(|card| card.fingerprint.to_string()).collect())),
+            (
+                "dimension",
+                Arc::new(cards.iter().map(|card| Some(numbers(card.options.width()))).collect::<UInt32Array>()),
+            ),
+            (
+                "layers",
+                Arc::new(cards.iter().map(|card| Some(numbers(card.options.n_layers_out()))).collect::<UInt32Array>()),
+            ),
+            ("untrained", Arc::new(cards.iter().map(|card| Some(card.untrained)).collect::<BooleanArray>())),
+            ("location", strings(cards.iter().map(|card| card.location.clone()).collect())),
+        ];
+        Ok(RecordBatch::try_from_iter(columns)?)
+    }
+}
+
+impl TableFunctionImpl for ElmoModels {
+    fn call_with_args(&self, args: TableFunctionArgs) -> Result<Arc<dyn TableProvider>> {
+        if !args.exprs().is_empty() {
+            return plan_err!("{NAME} takes no arguments");
+        }
+        let rows = self.rows()?;
+        Ok(Arc::new(MemTable::try_new(rows.schema(), vec![vec![rows]])?))
+    }
+}
+
+/// Columns of strings, for a table of few rows.
+pub(crate) fn table_of_strings(names: &[&str], rows: &[Vec<String>]) -> Result<Arc<dyn TableProvider>> {
+    let fields: Vec<Field> = names.iter().map(|name| Field::new(*name, DataType::Utf8, false)).collect();
+    let column = |n: usize| Arc::new(rows.iter().map(|row| Some(row[n].as_str())).collect::<StringArray>()) as ArrayRef;
+    let schema = Arc::new(Schema::new(fields));
+    let rows = RecordBatch::try_new(Arc::clone(&schema), (0..names.len()).map(column).collect())?;
+    Ok(Arc::new(MemTable::try_new(schema, vec![vec![rows]])?))
+}

@@ -1,0 +1,155 @@
+//! `elmo_similarity(text_a, text_b [, options])`: how near two texts are.
+
+use datafusion::arrow::datatypes::{Field, FieldRef};
+use datafusion::{
+    arrow::datatypes::DataType,
+    common::internal_err,
+    error::Result,
+    logical_expr::{
+        ColumnarValue, Documentation, Expr, ReturnFieldArgs, ScalarFunctionArgs, ScalarUDF, ScalarUDFImpl, Signature,
+        Volatility,
+    },
+};
+use datafusion_macros::user_doc;
+
+use super::{
+    elmo_cosine,
+    elmo_embed::{self, ElmoEmbed},
+};
+use crate::{
+    Models,
+    args::{Shape, coerce_text},
+    measure::{Measure, MeasureFunction},
+    text_function::{Kind, TextFunction, call_of, literal, signature},
+};
+
+/// The name in SQL.
+pub const NAME: &str = "elmo_similarity";
+
+pub(crate) const SHAPE: Shape = Shape {
+    name: NAME,
+    parameters: &[
+        "text_a",
+        "text_b",
+        "layers",
+        "pooling",
+        "model",
+        "tokenizer",
+        "sentences",
+        "state",
+        "on_long",
+        "on_error",
+    ],
+    columns: 2,
+};
+
+/// The function, with the models it may use: `Float32`.
+#[user_doc(
+    doc_section(label = "ELMo Functions"),
+    description = "Returns the cosine of the vectors of two texts, -1 to 1. NULL where one of them has none. Options are those of elmo_embed.",
+    syntax_example = "elmo_similarity(text_a, text_b [, layers => , pooling => , model => , tokenizer => , sentences => , state => , on_long => , on_error => ])",
+    sql_example = r"```sql
+> SELECT id, elmo_similarity(text, 'cold soup') AS near FROM reviews ORDER BY near DESC LIMIT 5;
+```",
+    argument(
+        name = "text_a",
+        description = "A string in any Arrow encoding, a binary (its UTF-8 is checked), or a list of tokens that is one sentence."
+    ),
+    argument(name = "text_b", description = "Another text."),
+    argument(
+        name = "layers",
+        description = "`'average'` (default), `'top'`, `'token'`, a layer's number, or `'all'`: every layer, one after the other."
+    ),
+    argument(
+        name = "pooling",
+        description = "`'mean'` (default), `'max'`, `'first'`, `'last'`, or `'ends'`: forward half of the last token, backward half of the first."
+    ),
+    argument(name = "model", description = "Name of a registered model; the default one if not given."),
+    argument(name = "tokenizer", description = "`'moses'` (default), `'words'` or `'whitespace'`."),
+    argument(name = "sentences", description = "`'split'` (default) or `'off'`: the text is one sentence."),
+    argument(name = "state", description = "Where a sentence starts: `'zero'` (default) or `'warm'`."),
+    argument(
+        name = "on_long",
+        description = "A sentence of more than 512 tokens: `'window'` (default), `'truncate'` or `'error'`."
+    ),
+    argument(name = "on_error", description = "A text that cannot be embedded: `'fail'` (default) or `'null'`.")
+)]
+#[derive(Debug, PartialEq, Eq, Hash)]
+pub struct ElmoSimilarity {
+    models: Models,
+    signature: Signature,
+}
+
+impl ElmoSimilarity {
+    /// The function over these models.
+    #[must_use]
+    pub fn new(models: Models) -> Self {
+        Self { models, signature: signature(&SHAPE, Volatility::Immutable) }
+    }
+
+    fn embed(&self) -> TextFunction {
+        TextFunction::new(elmo_embed::SHAPE, Kind::Vector, self.models.clone())
+    }
+
+    /// The same with `elmo_cosine` and `elmo_embed`: a text that is compared with several others is embedded once.
+    pub(crate) fn expand(&self, args: &[Expr]) -> Result<Expr> {
+        let (texts, options) = SHAPE.split(args)?;
+        let vector = |text: &Expr| {
+            let args = [text].into_iter().chain(options).cloned().collect();
+            call_of(&self.embed(), |function| ScalarUDF::new_from_impl(ElmoEmbed(function)), args)
+        };
+        let cosine = ScalarUDF::new_from_impl(elmo_cosine::ElmoCosine::default());
+        Ok(cosine.call(texts.iter().map(vector).collect()))
+    }
+}
+
+impl ScalarUDFImpl for ElmoSimilarity {
+    fn name(&self) -> &str {
+        NAME
+    }
+
+    fn signature(&self) -> &Signature {
+        &self.signature
+    }
+
+    fn return_type(&self, _: &[DataType]) -> Result<DataType> {
+        Ok(DataType::Float32)
+    }
+
+    fn coerce_types(&self, types: &[DataType]) -> Result<Vec<DataType>> {
+        let (texts, options) = SHAPE.split(types)?;
+        let texts = texts.iter().zip(SHAPE.parameters).map(|(kind, name)| coerce_text(&SHAPE, name, kind));
+        texts.chain(options.iter().map(|kind| Ok(kind.clone()))).collect()
+    }
+
+    fn return_field_from_args(&self, args: ReturnFieldArgs) -> Result<FieldRef> {
+        let (_, options) = SHAPE.split(args.scalar_arguments)?;
+        // Wrong options are found when the query is planned.
+        self.embed().call(options)?.field(&self.models)?;
+        Ok(FieldRef::new(Field::new(NAME, DataType::Float32, true)))
+    }
+
+    fn invoke_with_args(&self, args: ScalarFunctionArgs) -> Result<ColumnarValue> {
+        let (texts, options) = SHAPE.split(&args.args)?;
+        let call = self.embed().call(&options.iter().map(literal).collect::<Vec<_>>())?;
+        let [a, b] = texts else { return internal_err!("{NAME} compares two texts") };
+        let vector = |text: &ColumnarValue| {
+            let rows = match text {
+                ColumnarValue::Array(column) => column.len(),
+                ColumnarValue::Scalar(_) => 1,
+            };
+            call.embed(&self.models, &text.clone().into_array(rows)?).map(|column| match text {
+                ColumnarValue::Array(_) => Ok(ColumnarValue::Array(column)),
+                ColumnarValue::Scalar(_) => {
+                    datafusion::common::ScalarValue::try_from_array(&column, 0).map(ColumnarValue::Scalar)
+                }
+            })?
+        };
+        let args = ScalarFunctionArgs { args: vec![vector(a)?, vector(b)?], ..args };
+        MeasureFunction::new(NAME, Measure::Cosine).invoke(&args)
+    }
+
+    fn documentation(&self) -> Option<&Documentation> {
+        self.doc()
+    }
+}

@@ -1,0 +1,139 @@
+//! `elmo_word(text, start, end [, options])`: the vector of one word in its context.
+
+use datafusion::{
+    arrow::{
+        array::ArrayRef,
+        datatypes::{DataType, FieldRef},
+    },
+    common::{internal_err, plan_err},
+    error::Result,
+    logical_expr::{
+        ColumnarValue, Documentation, Expr, ReturnFieldArgs, ScalarFunctionArgs, ScalarUDF, ScalarUDFImpl, Signature,
+        Volatility,
+    },
+};
+use datafusion_macros::user_doc;
+
+use super::{
+    elmo_span::{ElmoSpan, spans},
+    elmo_tokens::{self, ElmoTokens},
+};
+use crate::{
+    Models,
+    args::{Shape, coerce_text},
+    text_function::{Call, Kind, TextFunction, call_of, literal, signature},
+};
+
+/// The name in SQL.
+pub const NAME: &str = "elmo_word";
+
+pub(crate) const SHAPE: Shape = Shape {
+    name: NAME,
+    parameters: &["text", "start", "end", "layers", "model", "tokenizer", "sentences", "state", "on_long", "on_error"],
+    columns: 3,
+};
+
+/// The function, with the models it may use: `FixedSizeList<Float32, D>`.
+#[user_doc(
+    doc_section(label = "ELMo Functions"),
+    description = "Returns the vector of one word in its context: of the token at bytes `start..end` of the text, which is read as a whole. Where several tokens share bytes with the piece, as in `didn't`, their mean; NULL where none does.",
+    syntax_example = "elmo_word(text, start, end [, layers => , model => , tokenizer => , sentences => , state => , on_long => , on_error => ])",
+    sql_example = r"```sql
+> SELECT id, elmo_word(text, strpos(text, 'bank') - 1, strpos(text, 'bank') + 3) AS bank FROM ascii_reviews;
+```",
+    argument(
+        name = "text",
+        description = "A string in any Arrow encoding, a binary (its UTF-8 is checked), or a list of tokens that is one sentence."
+    ),
+    argument(name = "start", description = "First byte of the word in the text."),
+    argument(name = "end", description = "The byte after its last."),
+    argument(
+        name = "layers",
+        description = "`'average'` (default), `'top'`, `'token'`, a layer's number, or `'all'`: every layer, one after the other."
+    ),
+    argument(name = "model", description = "Name of a registered model; the default one if not given."),
+    argument(name = "tokenizer", description = "`'moses'` (default), `'words'` or `'whitespace'`."),
+    argument(name = "sentences", description = "`'split'` (default) or `'off'`: the text is one sentence."),
+    argument(name = "state", description = "Where a sentence starts: `'zero'` (default) or `'warm'`."),
+    argument(
+        name = "on_long",
+        description = "A sentence of more than 512 tokens: `'window'` (default), `'truncate'` or `'error'`."
+    ),
+    argument(name = "on_error", description = "A text that cannot be embedded: `'fail'` (default) or `'null'`.")
+)]
+#[derive(Debug, PartialEq, Eq, Hash)]
+pub struct ElmoWord {
+    models: Models,
+    signature: Signature,
+}
+
+impl ElmoWord {
+    /// The function over these models.
+    #[must_use]
+    pub fn new(models: Models) -> Self {
+        Self { models, signature: signature(&SHAPE, Volatility::Immutable) }
+    }
+
+    fn tokens(&self) -> TextFunction {
+        TextFunction::new(elmo_tokens::SHAPE, Kind::Tokens, self.models.clone())
+    }
+
+    /// The same as a piece of what `elmo_tokens` gives: several words of one text are then read out of it once.
+    pub(crate) fn expand(&self, args: &[Expr]) -> Result<Expr> {
+        let (columns, options) = SHAPE.split(args)?;
+        let [text, start, end] = columns else { return internal_err!("{NAME} has three columns") };
+        let tokens = [text].into_iter().chain(options).cloned().collect();
+        let tokens = call_of(&self.tokens(), |function| ScalarUDF::new_from_impl(ElmoTokens(function)), tokens);
+        Ok(ScalarUDF::new_from_impl(ElmoSpan::default()).call(vec![tokens, start.clone(), end.clone()]))
+    }
+
+    fn call(&self, options: &[Option<&datafusion::common::ScalarValue>]) -> Result<Call> {
+        Ok(Call { function: NAME, ..self.tokens().call(options)? })
+    }
+}
+
+impl ScalarUDFImpl for ElmoWord {
+    fn name(&self) -> &str {
+        NAME
+    }
+
+    fn signature(&self) -> &Signature {
+        &self.signature
+    }
+
+    fn return_type(&self, _: &[DataType]) -> Result<DataType> {
+        internal_err!("return_field_from_args says the type")
+    }
+
+    fn coerce_types(&self, types: &[DataType]) -> Result<Vec<DataType>> {
+        let (columns, options) = SHAPE.split(types)?;
+        let text = coerce_text(&SHAPE, "text", &columns[0])?;
+        for (kind, name) in columns.iter().zip(SHAPE.parameters).skip(1) {
+            if !kind.is_integer() && kind != &DataType::Null {
+                return plan_err!("{NAME}: {name} is a number of bytes, not {kind}");
+            }
+        }
+        Ok([text, DataType::Int64, DataType::Int64].into_iter().chain(options.iter().cloned()).collect())
+    }
+
+    fn return_field_from_args(&self, args: ReturnFieldArgs) -> Result<FieldRef> {
+        let (_, options) = SHAPE.split(args.scalar_arguments)?;
+        let tokens = self.call(options)?.field(&self.models)?;
+        let span = [FieldRef::new(tokens)];
+        ElmoSpan::default()
+            .return_field_from_args(ReturnFieldArgs { arg_fields: &span, scalar_arguments: &[None] })
+            .map(|field| FieldRef::new(field.as_ref().clone().with_name(NAME)))
+    }
+
+    fn invoke_with_args(&self, args: ScalarFunctionArgs) -> Result<ColumnarValue> {
+        let (columns, options) = SHAPE.split(&args.args)?;
+        let call = self.call(&options.iter().map(literal).collect::<Vec<_>>())?;
+        let arrays: Vec<ArrayRef> = ColumnarValue::values_to_arrays(columns)?;
+        let tokens = call.embed(&self.models, &arrays[0])?;
+        Ok(ColumnarValue::Array(spans(&tokens, &arrays[1], &arrays[2])?))
+    }
+
+    fn documentation(&self) -> Option<&Documentation> {
+        self.doc()
+    }
+}

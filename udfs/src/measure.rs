@@ -1,0 +1,234 @@
+//! Measures between two vectors: what `elmo_cosine`, `elmo_dot` and `elmo_l2` share.
+//!
+//! DataFusion's own `array_distance` casts every vector to a list of doubles first; these read them where they lie.
+
+use std::sync::Arc;
+
+use datafusion::{
+    arrow::{
+        array::{Array, ArrayRef, AsArray, Float32Array},
+        compute::cast,
+        datatypes::{DataType, Field, Float32Type},
+    },
+    common::{ScalarValue, exec_err, internal_err, plan_err},
+    error::Result,
+    logical_expr::{ColumnarValue, ScalarFunctionArgs, Signature, Volatility},
+};
+
+/// What is measured.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub(crate) enum Measure {
+    /// `a b / (|a| |b|)`; NULL where one of them is zero.
+    Cosine,
+    /// `a b`.
+    Dot,
+    /// `|a - b|`.
+    L2,
+}
+
+impl Measure {
+    /// Sums in doubles, so that the order of dimensions does not show.
+    fn of(self, a: &[f32], b: &[f32]) -> Option<f32> {
+        let pairs = || a.iter().zip(b).map(|(a, b)| (f64::from(*a), f64::from(*b)));
+        let value = match self {
+            Self::Dot => pairs().map(|(a, b)| a * b).sum(),
+            Self::L2 => pairs().map(|(a, b)| (a - b) * (a - b)).sum::<f64>().sqrt(),
+            Self::Cosine => {
+                let (mut dot, mut aa, mut bb) = (0.0, 0.0, 0.0);
+                for (a, b) in pairs() {
+                    dot += a * b;
+                    aa += a * a;
+                    bb += b * b;
+                }
+                if aa == 0.0 || bb == 0.0 {
+                    return None;
+                }
+                // Rounding may carry a cosine beyond what one can be.
+                (dot / (aa.sqrt() * bb.sqrt())).clamp(-1.0, 1.0)
+            }
+        };
+        Some(value as f32)
+    }
+}
+
+/// A function of two vectors.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub(crate) struct MeasureFunction {
+    pub(crate) name: &'static str,
+    measure: Measure,
+    pub(crate) signature: Signature,
+}
+
+impl MeasureFunction {
+    pub(crate) fn new(name: &'static str, measure: Measure) -> Self {
+        let mut signature = Signature::user_defined(Volatility::Immutable);
+        signature.parameter_names = Some(["a", "b"].map(str::to_owned).to_vec());
+        Self { name, measure, signature }
+    }
+
+    pub(crate) fn coerce(&self, types: &[DataType]) -> Result<Vec<DataType>> {
+        let name = self.name;
+        let [a, b] = types else { return plan_err!("{name} compares two vectors: {name}(a, b)") };
+        if let (DataType::FixedSizeList(_, n), DataType::FixedSizeList(_, m)) = (a, b)
+            && n != m
+        {
+            return plan_err!("{name}: vectors of {n} and of {m} dimensions cannot be compared");
+        }
+        [a, b].into_iter().map(|kind| vector(name, kind)).collect()
+    }
+
+    pub(crate) fn invoke(&self, args: &ScalarFunctionArgs) -> Result<ColumnarValue> {
+        let [a, b] = args.args.as_slice() else { return internal_err!("{} takes two vectors", self.name) };
+        let rows = match (a, b) {
+            (ColumnarValue::Scalar(_), ColumnarValue::Scalar(_)) => 1,
+            _ => args.number_rows,
+        };
+        let (left, right) = (Vectors::of(a)?, Vectors::of(b)?);
+        let mut values = Vec::with_capacity(rows);
+        for row in 0..rows {
+            values.push(match (left.get(row), right.get(row)) {
+                (Some(a), Some(b)) if a.len() != b.len() => {
+                    let (name, n, m) = (self.name, a.len(), b.len());
+                    return exec_err!("{name}: a row has vectors of {n} and of {m} dimensions");
+                }
+                (Some(a), Some(b)) => self.measure.of(a, b),
+                _ => None,
+            });
+        }
+        let measured: ArrayRef = Arc::new(Float32Array::from(values));
+        match (a, b) {
+            (ColumnarValue::Scalar(_), ColumnarValue::Scalar(_)) => {
+                Ok(ColumnarValue::Scalar(ScalarValue::try_from_array(&measured, 0)?))
+            }
+            _ => Ok(ColumnarValue::Array(measured)),
+        }
+    }
+}
+
+/// A type of vectors as these functions read it.
+fn vector(name: &str, kind: &DataType) -> Result<DataType> {
+    let item = |item: &Arc<Field>| match item.data_type() {
+        DataType::Float32 => Some(Arc::clone(item)),
+        DataType::Float16 | DataType::Float64 => {
+            Some(Arc::new(item.as_ref().clone().with_data_type(DataType::Float32)))
+        }
+        _ => None,
+    };
+    let read = match kind {
+        DataType::FixedSizeList(of, n) => item(of).map(|of| DataType::FixedSizeList(of, *n)),
+        DataType::List(of) | DataType::ListView(of) => item(of).map(DataType::List),
+        DataType::LargeList(of) | DataType::LargeListView(of) => item(of).map(DataType::LargeList),
+        DataType::Null => Some(DataType::new_list(DataType::Float32, true)),
+        _ => None,
+    };
+    match read {
+        Some(read) => Ok(read),
+        None => plan_err!("{name}: a vector is a list of numbers such as elmo_embed gives, not {kind}"),
+    }
+}
+
+/// Vectors of a column, or one for all rows.
+struct Vectors {
+    lists: ArrayRef,
+    values: Float32Array,
+    one: bool,
+}
+
+impl Vectors {
+    fn of(column: &ColumnarValue) -> Result<Self> {
+        let (lists, one) = match column {
+            ColumnarValue::Array(lists) => (Arc::clone(lists), false),
+            ColumnarValue::Scalar(list) => (list.to_array()?, true),
+        };
+        let values = match lists.data_type() {
+            DataType::FixedSizeList(..) => lists.as_fixed_size_list().values(),
+            DataType::List(_) => lists.as_list::<i32>().values(),
+            DataType::LargeList(_) => lists.as_list::<i64>().values(),
+            other => return internal_err!("{other} is no list"),
+        };
+        let values = cast(values, &DataType::Float32)?.as_primitive::<Float32Type>().clone();
+        Ok(Self { lists, values, one })
+    }
+
+    /// The vector of a row; `None` when it, or a number of it, is NULL.
+    fn get(&self, row: usize) -> Option<&[f32]> {
+        let row = if self.one { 0 } else { row };
+        if self.lists.is_null(row) {
+            return None;
+        }
+        let (start, end) = match self.lists.data_type() {
+            DataType::FixedSizeList(..) => {
+                let lists = self.lists.as_fixed_size_list();
+                let start = lists.value_offset(row) as usize;
+                (start, start + lists.value_length() as usize)
+            }
+            DataType::LargeList(_) => {
+                let offsets = self.lists.as_list::<i64>().value_offsets();
+                (offsets[row] as usize, offsets[row + 1] as usize)
+            }
+            _ => {
+                let offsets = self.lists.as_list::<i32>().value_offsets();
+                (offsets[row] as usize, offsets[row + 1] as usize)
+            }
+        };
+        let nulls = self.values.nulls();
+        let whole = nulls.is_none_or(|nulls| nulls.slice(start, end - start).null_count() == 0);
+        whole.then(|| &self.values.values()[start..end])
+    }
+}
+
+/// The methods of [`datafusion::logical_expr::ScalarUDFImpl`] for a struct whose only field is a [`MeasureFunction`].
+macro_rules! measure_function {
+    () => {
+        fn name(&self) -> &str {
+            self.0.name
+        }
+
+        fn signature(&self) -> &datafusion::logical_expr::Signature {
+            &self.0.signature
+        }
+
+        fn return_type(
+            &self,
+            _: &[datafusion::arrow::datatypes::DataType],
+        ) -> datafusion::error::Result<datafusion::arrow::datatypes::DataType> {
+            Ok(datafusion::arrow::datatypes::DataType::Float32)
+        }
+
+        fn coerce_types(
+            &self,
+            types: &[datafusion::arrow::datatypes::DataType],
+        ) -> datafusion::error::Result<Vec<datafusion::arrow::datatypes::DataType>> {
+            self.0.coerce(types)
+        }
+
+        fn invoke_with_args(
+            &self,
+            args: datafusion::logical_expr::ScalarFunctionArgs,
+        ) -> datafusion::error::Result<datafusion::logical_expr::ColumnarValue> {
+            self.0.invoke(&args)
+        }
+
+        fn documentation(&self) -> Option<&datafusion::logical_expr::Documentation> {
+            self.doc()
+        }
+    };
+}
+pub(crate) use measure_function;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// By hand: (3, 4) and (4, 3) have lengths 5, product 24 and distance sqrt 2.
+    #[test]
+    fn measures() {
+        let (a, b, zero) = ([3.0, 4.0], [4.0, 3.0], [0.0, 0.0]);
+        assert_eq!(Measure::Dot.of(&a, &b), Some(24.0));
+        assert_eq!(Measure::Cosine.of(&a, &b), Some(0.96));
+        assert_eq!(Measure::L2.of(&a, &b), Some(2.0_f32.sqrt()));
+        assert_eq!(Measure::Cosine.of(&a, &zero), None);
+        assert_eq!(Measure::L2.of(&a, &zero), Some(5.0));
+        assert_eq!(Measure::Cosine.of(&a, &a), Some(1.0));
+    }
+}

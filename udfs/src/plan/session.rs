@@ -1,0 +1,126 @@
+//! Puts functions, rules and operator into a session.
+
+use std::{fmt, sync::Arc};
+
+use async_trait::async_trait;
+use datafusion::{
+    catalog::Session,
+    common::{Result, plan_err},
+    execution::{context::QueryPlanner, session_state::SessionStateBuilder},
+    logical_expr::{
+        Expr, ExprSchemable, LogicalPlan, UserDefinedLogicalNode, physical_planning_context::PhysicalPlanningContext,
+    },
+    optimizer::{Analyzer, Optimizer},
+    physical_plan::ExecutionPlan,
+    physical_planner::{DefaultPhysicalPlanner, ExtensionPlanner, PhysicalPlanner},
+    prelude::{SessionConfig, SessionContext},
+};
+
+use super::{
+    config::ElmoConfig,
+    defer::DeferEmbedding,
+    exec::{BoundCall, EmbedExec},
+    node::Embed,
+};
+use crate::{Models, functions, rewrite::Rewrite};
+
+/// Adds elmo to a session that is being built.
+pub trait ElmoSession: Sized {
+    /// Adds the functions over `models`, the planner rules, the `Embed` operator and the settings `elmo.*`. Comes after
+    /// [`SessionStateBuilder::with_default_features`] and before anything that adds a query planner of its own: that one
+    /// needs [`EmbedPlanner`] among its extension planners.
+    #[must_use]
+    fn with_elmo(self, models: &Models) -> Self;
+}
+
+impl ElmoSession for SessionStateBuilder {
+    fn with_elmo(mut self, models: &Models) -> Self {
+        let scalar = functions::scalar(models).into_iter().map(Arc::new);
+        self.scalar_functions().get_or_insert_default().extend(scalar);
+        let aggregate = functions::aggregate().into_iter().map(Arc::new);
+        self.aggregate_functions().get_or_insert_default().extend(aggregate);
+        let table = functions::table(models).into_iter().map(|f| (f.name().to_owned(), Arc::new(f)));
+        self.table_functions().get_or_insert_default().extend(table);
+        self.analyzer().get_or_insert_with(Analyzer::new).add_function_rewrite(Arc::new(Rewrite));
+        let rules = &mut self.optimizer().get_or_insert_with(Optimizer::new).rules;
+        rules.insert(0, Arc::new(Rewrite));
+        rules.push(Arc::new(DeferEmbedding));
+        let config = self.config().get_or_insert_with(SessionConfig::new);
+        if config.options().extensions.get::<ElmoConfig>().is_none() {
+            config.options_mut().extensions.insert(ElmoConfig::default());
+        }
+        self.with_query_planner(Arc::new(EmbedQueryPlanner))
+    }
+}
+
+/// A session with elmo in it, and DataFusion's defaults otherwise.
+#[must_use]
+pub fn session(models: &Models) -> SessionContext {
+    session_with_config(models, SessionConfig::new())
+}
+
+/// A session with elmo in it and with these settings.
+#[must_use]
+pub fn session_with_config(models: &Models, config: SessionConfig) -> SessionContext {
+    let builder = SessionStateBuilder::new().with_config(config).with_default_features().with_elmo(models);
+    SessionContext::new_with_state(builder.build())
+}
+
+/// Plans [`Embed`] nodes.
+#[derive(Debug, Default)]
+pub struct EmbedPlanner;
+
+#[async_trait]
+impl ExtensionPlanner for EmbedPlanner {
+    async fn plan_extension(
+        &self,
+        planner: &dyn PhysicalPlanner,
+        node: &dyn UserDefinedLogicalNode,
+        logical_inputs: &[&LogicalPlan],
+        physical_inputs: &[Arc<dyn ExecutionPlan>],
+        session: &dyn Session,
+        planning_ctx: &PhysicalPlanningContext,
+    ) -> Result<Option<Arc<dyn ExecutionPlan>>> {
+        let Some(embed) = node.as_any().downcast_ref::<Embed>() else { return Ok(None) };
+        let ([input], [logical]) = (physical_inputs, logical_inputs) else { return plan_err!("Embed has one input") };
+        let mut calls = Vec::new();
+        for embedded in &embed.calls {
+            let Some((function, _)) = functions::text_function(&embedded.function.0) else {
+                return plan_err!("Embed of {}, which is no function over a text", embedded.expr());
+            };
+            let literals: Vec<_> = embedded.options.iter().map(literal).collect();
+            calls.push(BoundCall {
+                models: function.models.clone(),
+                call: function.call(&literals)?,
+                shown: embedded.expr().to_string(),
+                text: planner.create_physical_expr(&embedded.text, logical.schema(), session, planning_ctx)?,
+                field: embedded.expr().alias(&embedded.name).to_field(logical.schema())?.1,
+            });
+        }
+        Ok(Some(Arc::new(EmbedExec::try_new(Arc::clone(input), calls, embed.stops_early)?)))
+    }
+}
+
+fn literal(expr: &Expr) -> Option<&datafusion::common::ScalarValue> {
+    match expr {
+        Expr::Literal(value, _) => Some(value),
+        _ => None,
+    }
+}
+
+/// DataFusion's planner, which knows [`Embed`].
+struct EmbedQueryPlanner;
+
+impl fmt::Debug for EmbedQueryPlanner {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("EmbedQueryPlanner")
+    }
+}
+
+#[async_trait]
+impl QueryPlanner for EmbedQueryPlanner {
+    async fn create_physical_plan(&self, plan: &LogicalPlan, session: &dyn Session) -> Result<Arc<dyn ExecutionPlan>> {
+        let planner = DefaultPhysicalPlanner::with_extension_planners(vec![Arc::new(EmbedPlanner)]);
+        planner.create_physical_plan(plan, session).await
+    }
+}
