@@ -147,18 +147,20 @@ impl<F: Fn(usize, Pending) -> Pending + Send + Sync> Stage for Watched<F> {
 
 /// A stage whose second window fails, late.
 fn second_fails() -> impl Stage {
-    Watched(Hashing::default(), |before, pending| match before {
-        4 => Box::pin(async {
-            tokio::time::sleep(Duration::from_millis(100)).await;
-            Err(elmo::Error::Row { row: 0, reason: "broken".into() })
-        }),
-        _ => pending,
+    Watched(Hashing::default(), |before: usize, pending: Pending| -> Pending {
+        match before {
+            4 => Box::pin(async {
+                tokio::time::sleep(Duration::from_millis(100)).await;
+                Err(elmo::Error::Row { row: 0, reason: "broken".into() })
+            }),
+            _ => pending,
+        }
     })
 }
 
 /// A stage that does something once, while both windows of the first part are under way.
 fn meddling(meddle: impl Fn() + Send + Sync) -> impl Stage {
-    Watched(Hashing::default(), move |before, pending| {
+    Watched(Hashing::default(), move |before: usize, pending: Pending| {
         if before == 4 {
             meddle();
         }
