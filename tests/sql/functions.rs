@@ -247,7 +247,6 @@ async fn tables_of_what_there_is() {
     let names = column(&session, "SELECT name FROM elmo_functions() ORDER BY name").await;
     let names: Vec<_> = names.as_string::<i32>().iter().flatten().map(str::to_owned).collect();
     assert_eq!(names, elmo_udfs::functions::NAMES);
-    let described =
-        column(&session, "SELECT name FROM elmo_functions() WHERE length(description) < 20 OR syntax = ''").await;
-    assert_eq!(described.len(), 0);
+    let bare = "SELECT count(*) FROM elmo_functions() WHERE length(description) < 20 OR syntax = ''";
+    assert_eq!(column(&session, bare).await.as_primitive::<Int64Type>().value(0), 0);
 }

@@ -6,6 +6,7 @@ mod calls;
 mod exec;
 mod functions;
 mod random;
+mod reference;
 
 use std::sync::{Arc, OnceLock};
 

@@ -2,11 +2,11 @@
 //!
 //! | step | module |
 //! |---|---|
-//! | calls in an expression, and when they are needed | [`calls`] |
+//! | calls in an expression, and when they are needed | `calls` |
 //! | a plan whose embeddings are computed as late as possible | [`defer`] |
 //! | the operator in a logical plan | [`node`] |
 //! | the operator at work | [`exec`] |
-//! | equal texts, lately and right now | [`memo`] |
+//! | equal texts, lately and right now | `memo` |
 //! | settings | [`config`] |
 
 pub(crate) mod calls;

@@ -1,0 +1,60 @@
+//! The reference of the functions: made from what they say of themselves, and kept fresh.
+
+use std::fmt::Write;
+
+use datafusion::logical_expr::Documentation;
+use elmo_udfs::{Models, functions};
+
+use super::tiny;
+
+const PAGE: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../docs/functions.md");
+
+fn page() -> String {
+    let models = Models::from(tiny().clone());
+    let (scalar, aggregate) = (functions::scalar(&models), functions::aggregate());
+    let mut page =
+        "# SQL functions\n\nMade from the code: `UPDATE_DOCS=1 cargo test --test sql reference` writes it anew.\n"
+            .to_owned();
+    for function in &scalar {
+        add(&mut page, function.name(), function.documentation());
+    }
+    for function in &aggregate {
+        add(&mut page, function.name(), function.documentation());
+    }
+    page.push_str(
+        "\n## elmo_models\n\nReturns the models that a session may name, a row each: `name`, `is_default`, `is_open`, \
+         `fingerprint`, `dimension`, `layers`, `untrained`, `location`. None of them is opened by it.\n\n\
+         ```sql\nSELECT * FROM elmo_models();\n```\n\n## elmo_functions\n\nReturns these functions, a row each: `name`, \
+         `kind`, `syntax`, `description`.\n\n```sql\nSELECT name, syntax FROM elmo_functions();\n```\n",
+    );
+    page
+}
+
+fn add(page: &mut String, name: &str, documentation: Option<&Documentation>) {
+    let documentation = documentation.unwrap_or_else(|| panic!("{name} has no documentation"));
+    write!(page, "\n## {name}\n\n{}\n\n```sql\n{}\n```\n", documentation.description, documentation.syntax_example)
+        .unwrap();
+    if let Some(arguments) = &documentation.arguments {
+        page.push_str("\n| argument | |\n|---|---|\n");
+        for (argument, description) in arguments {
+            writeln!(page, "| `{argument}` | {} |", description.replace('|', "\\|")).unwrap();
+        }
+    }
+    if let Some(example) = &documentation.sql_example {
+        page.push('\n');
+        for line in example.trim().lines() {
+            writeln!(page, "{}", line.strip_prefix("> ").unwrap_or(line)).unwrap();
+        }
+    }
+}
+
+#[test]
+fn the_reference_is_what_the_functions_say() {
+    let page = page();
+    if std::env::var_os("UPDATE_DOCS").is_some() {
+        std::fs::create_dir_all(concat!(env!("CARGO_MANIFEST_DIR"), "/../docs")).unwrap();
+        std::fs::write(PAGE, &page).unwrap();
+    }
+    let there = std::fs::read_to_string(PAGE).unwrap_or_default();
+    assert!(there == page, "docs/functions.md is not what the functions say: set UPDATE_DOCS=1 to write it anew");
+}
