@@ -195,6 +195,10 @@ async fn what_does_not_fit_is_found_when_the_query_is_planned() {
         ("SELECT elmo_similarity(text, text, model => 'none') FROM t", "no model \"none\"; there are tiny"),
         ("SELECT try_elmo_embed(text, layers => 9) FROM t", "no layer 9"),
         ("SELECT elmo_span(text, 0, 1) FROM t", "tokens is what elmo_tokens gives"),
+        (
+            "SELECT elmo_span(make_array(named_struct('start', 0, 'end', 4, 'embedding', elmo_embed('x'))), 0, 4)",
+            "tokens is what elmo_tokens gives",
+        ),
     ] {
         let error = refused(query).await;
         assert!(error.contains(said), "{query}: {error}");

@@ -178,6 +178,9 @@ async fn rules_change_no_row_of_odd_queries() {
         "SELECT b, row_number() OVER (ORDER BY id), e[1] \
          FROM (SELECT id, row_number() OVER (ORDER BY id) AS b, elmo_embed(text) e FROM t)",
         "SELECT grp, id % 2 AS odd, max(e[1]) FROM (SELECT *, elmo_embed(text) e FROM t) GROUP BY ROLLUP (grp, odd)",
+        "SELECT a, b, max(e[1]) FROM (SELECT text AS a, text AS b, elmo_embed(text) AS e FROM t) GROUP BY GROUPING SETS ((a), (b))",
+        "SELECT a, b, max(e[1]) FROM (SELECT text AS a, text AS b, elmo_embed(text) AS e FROM t) GROUP BY CUBE (a, b)",
+        "SELECT x, y, count(*) FROM (SELECT CAST(elmo_embed(text)[1] AS DOUBLE) AS x, elmo_embed(text)[1] AS y FROM t) GROUP BY x, y",
         // Vectors that decide which rows belong together, and which do not.
         "SELECT l.id, r.id FROM (SELECT id, grp, elmo_embed(text) e FROM t) l LEFT JOIN t r ON l.grp = r.grp AND l.e[1] > r.id",
         "SELECT id FROM (SELECT id, grp, elmo_embed(text) e FROM t) l WHERE EXISTS \
@@ -191,6 +194,14 @@ async fn rules_change_no_row_of_odd_queries() {
         "SELECT id, CASE WHEN id = 0 THEN NULL WHEN 10 / id > 1 THEN elmo_embed(text)[1] END FROM t",
         "SELECT id, CASE WHEN id = 0 THEN NULL WHEN 10 / id > 1 THEN elmo_embed(text)[1] WHEN 100 / id > 1 THEN elmo_embed(text)[2] END FROM t",
         "SELECT elmo_embed(CASE WHEN k = 1 THEN text ELSE 'none' END)[1] FROM (SELECT 2 AS k, text FROM t)",
+        "SELECT CASE WHEN elmo_embed(text)[1] > -100 AND elmo_embed(concat(text, 'a'))[1] > 100 \
+         AND elmo_embed(concat(text, 'b'))[1] > 0 THEN 1 END FROM t",
+        "SELECT id, random() < -1.0 AND elmo_embed(text)[1] > 0 FROM t",
+        "SELECT CASE id WHEN 0 THEN elmo_embed(text)[1] WHEN 1 THEN elmo_embed(text)[2] WHEN 2 THEN elmo_embed(text)[3] \
+         WHEN 3 THEN elmo_embed(text)[4] WHEN 4 THEN elmo_embed(text)[5] WHEN 5 THEN elmo_embed(text)[6] \
+         WHEN 6 THEN elmo_embed(text)[7] WHEN 7 THEN elmo_embed(text)[8] WHEN 8 THEN elmo_embed(text)[9] \
+         WHEN 9 THEN elmo_embed(text)[10] WHEN 10 THEN elmo_embed(text)[11] WHEN 11 THEN elmo_embed(text)[12] \
+         WHEN 12 THEN elmo_embed(text)[13] WHEN 13 THEN elmo_embed(text)[14] WHEN 14 THEN elmo_embed(text)[15] END FROM t",
         // Constants beside columns.
         "SELECT id, elmo_similarity(text, 'cold soup') s FROM t ORDER BY id DESC LIMIT 10",
         "SELECT id, random() >= 0.0, elmo_embed(text)[1] + random() * 0.0 IS NULL FROM t ORDER BY id LIMIT 4",

@@ -51,8 +51,9 @@ mod text_function;
 pub use models::{Card, ModelError, ModelSource, Models};
 pub use plan::session::{ElmoSession, EmbedPlanner, session, session_with_config};
 
-/// Registers every function of this crate with a session, or with any other registry. The planner rules come with
-/// [`ElmoSession::with_elmo`] only; without them the functions give the same, slower.
+/// Registers the scalar and aggregate functions of this crate with a session, or with any other registry. The planner
+/// rules and the table functions, for which registries have no place, come with [`ElmoSession::with_elmo`] only; without
+/// the rules the functions give the same, slower.
 ///
 /// # Errors
 /// When the registry takes no functions.

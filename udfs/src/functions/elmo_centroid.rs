@@ -159,6 +159,10 @@ impl Sums {
             let sums = self.of(group).iter_mut();
             sums.zip(vector).for_each(|(sum, value)| *sum += sign as f64 * f64::from(*value));
             self.counts[group] += sign;
+            if self.counts[group] == 0 {
+                // What rounding left of a frame that is empty now.
+                self.of(group).fill(0.0);
+            }
         }
         Ok(())
     }

@@ -6,7 +6,7 @@ use datafusion::{
     arrow::{
         array::{Array, ArrayRef, AsArray, FixedSizeListArray, Float32Array},
         buffer::NullBuffer,
-        datatypes::{DataType, Field, FieldRef, Float32Type, Int64Type, UInt32Type},
+        datatypes::{DataType, FieldRef, Float32Type, Int64Type, UInt32Type},
     },
     common::{internal_err, plan_err},
     error::Result,
@@ -88,14 +88,21 @@ impl ScalarUDFImpl for ElmoSpan {
 fn embedding(tokens: &DataType) -> Result<&FieldRef> {
     let field = match tokens {
         DataType::List(item) => match item.data_type() {
-            DataType::Struct(fields) if ["start", "end"].iter().all(|name| fields.find(name).is_some()) => {
-                fields.find("embedding").map(|(_, field)| field)
+            DataType::Struct(fields) => {
+                let is_offset =
+                    |name: &&str| fields.find(name).is_some_and(|(_, f)| f.data_type() == &DataType::UInt32);
+                let offsets = ["start", "end"].iter().all(is_offset);
+                fields.find("embedding").map(|(_, field)| field).filter(|_| offsets)
             }
             _ => None,
         },
         _ => None,
     };
-    match field.filter(|field| matches!(field.data_type(), DataType::FixedSizeList(..))) {
+    let is_vector = |field: &&FieldRef| match field.data_type() {
+        DataType::FixedSizeList(item, width) => item.data_type() == &DataType::Float32 && *width > 0,
+        _ => false,
+    };
+    match field.filter(is_vector) {
         Some(field) => Ok(field),
         None => plan_err!("{NAME}: tokens is what elmo_tokens gives, not {tokens}"),
     }
@@ -136,7 +143,8 @@ pub(crate) fn spans(tokens: &ArrayRef, start: &ArrayRef, end: &ArrayRef) -> Resu
         }
         valid[row] = true;
     }
-    let item = Arc::new(Field::new("item", DataType::Float32, false));
+    let DataType::FixedSizeList(item, _) = vectors.data_type() else { return internal_err!("vectors of another type") };
+    let item = Arc::clone(item);
     let values = Arc::new(Float32Array::from(values));
     Ok(Arc::new(FixedSizeListArray::try_new(item, width as i32, values, Some(NullBuffer::from(valid)))?))
 }

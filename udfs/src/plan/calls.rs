@@ -9,12 +9,13 @@ use std::sync::Arc;
 
 use datafusion::{
     common::{
-        Column, Result, ScalarValue, internal_datafusion_err,
+        Column, Result, internal_datafusion_err,
         tree_node::{Transformed, TreeNode, TreeNodeRecursion},
     },
     logical_expr::{
         BinaryExpr, Case, Expr, Operator,
         expr::ScalarFunction,
+        lit,
         utils::{conjunction, disjunction, split_binary_owned},
         when,
     },
@@ -259,19 +260,21 @@ fn walk_logic(expr: Expr, operator: Operator, guard: &Guard, visit: &mut Visit<'
     let operands = split_binary_owned(expr, operator);
     let cheap = operands.iter().filter(|operand| !has_calls(operand) && is_plain(operand));
     let guard = cheap.fold(guard.clone(), |guard, operand| guard.and(goes_on(operand)));
-    let mut first: Option<Expr> = None;
+    let mut before: Vec<Expr> = Vec::new();
+    let mut unknown = false;
     let walked = operands.into_iter().map(|operand| {
         if !has_calls(&operand) {
+            // What is behind an operand that differs each time is evaluated or not.
+            unknown |= !is_plain(&operand);
             return Ok(operand);
         }
-        let needed = match &first {
-            None => {
-                first = Some(operand.clone());
-                guard.clone()
+        let mut needed = if unknown { Guard::Never } else { guard.clone() };
+        for first in &before {
+            if !has_all(first, &operand)? {
+                needed = needed.and(goes_on(first));
             }
-            Some(first) if has_all(first, &operand)? => guard.clone(),
-            Some(first) => guard.and(goes_on(first)),
-        };
+        }
+        before.push(operand.clone());
         walk(operand, &needed, visit)
     });
     let walked = walked.collect::<Result<Vec<_>>>()?;
@@ -301,14 +304,20 @@ fn guarded(call: &Expr, guards: &[Vec<Expr>]) -> Result<Expr> {
 }
 
 /// CASE inside CASE, not one condition of all: AND would look at those that may not be looked at, such as `10 / x > 1`
-/// behind `x <> 0`.
+/// behind `x <> 0`. Of several guards each becomes a number or NULL; as truth values, DataFusion would make AND of them.
 fn text_where(guards: &[Vec<Expr>], text: &Expr) -> Result<Expr> {
-    let Some((guard, others)) = guards.split_first() else { return Ok(Expr::Literal(ScalarValue::Null, None)) };
-    let otherwise = text_where(others, text)?;
-    guard.iter().rev().try_fold(text.clone(), |inner, condition| match others.is_empty() {
-        true => when(condition.clone(), inner).end(),
-        false => when(condition.clone(), inner).otherwise(otherwise.clone()),
-    })
+    let nested = |guard: &[Expr], value: Expr| {
+        guard.iter().rev().try_fold(value, |inner, condition| when(condition.clone(), inner).end())
+    };
+    if let [guard] = guards {
+        return nested(guard, text.clone());
+    }
+    let branch = |guard: &Vec<Expr>| {
+        let holds = Expr::IsNotNull(Box::new(nested(guard, lit(1_i8))?));
+        Ok((Box::new(holds), Box::new(text.clone())))
+    };
+    let branches = guards.iter().map(branch).collect::<Result<_>>()?;
+    Ok(Expr::Case(Case::new(None, branches, None)))
 }
 
 /// Puts columns in the place of calls.

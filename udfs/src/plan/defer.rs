@@ -378,8 +378,13 @@ impl Pass {
     fn aggregate(&mut self, aggregate: Aggregate) -> Result<Deferred> {
         let Aggregate { input, group_expr, aggr_expr, schema, .. } = aggregate;
         let groups = group_expr.len();
+        let sets = group_expr.iter().any(|key| matches!(key, Expr::GroupingSet(_)));
         let exprs = [group_expr, aggr_expr].concat();
-        let child = self.input(input, &exprs, false)?;
+        let mut child = self.input(input, &exprs, false)?;
+        if sets && !child.plain {
+            // Sets of columns that are the same under other names would fall together.
+            child = Deferred::plain(self.finish(child, false)?);
+        }
         let plain = child.plain && !exprs.iter().any(has_calls);
         let exprs = child.resolve_all(exprs)?;
         let Lifted { plan: below, mut exprs, .. } = self.lift(child.plan, exprs, false)?;
@@ -398,8 +403,9 @@ impl Pass {
 
     /// Keys to group by under names of their own, and the plan that has them.
     fn group_keys(&mut self, plan: LogicalPlan, keys: Vec<Expr>, others: &[Expr]) -> Result<(LogicalPlan, Vec<Expr>)> {
-        let distinct = keys.iter().enumerate().all(|(n, key)| !keys[..n].contains(key));
-        if distinct || keys.iter().any(|key| matches!(key, Expr::GroupingSet(_))) {
+        // By their names, in which casts do not show.
+        let names: std::collections::BTreeSet<String> = keys.iter().map(|key| key.schema_name().to_string()).collect();
+        if names.len() == keys.len() || keys.iter().any(|key| matches!(key, Expr::GroupingSet(_))) {
             return Ok((plan, keys));
         }
         let (mut below, mut columns) = (Vec::new(), Vec::new());

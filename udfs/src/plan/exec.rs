@@ -7,7 +7,11 @@
 //! A window is a task of its own, so that it goes on while nobody asks for rows; dropping the stream ends it, and the
 //! engine skips what still waits.
 
-use std::{collections::VecDeque, fmt, sync::Arc};
+use std::{
+    collections::{HashMap, VecDeque},
+    fmt,
+    sync::Arc,
+};
 
 use datafusion::{
     arrow::{
@@ -526,8 +530,11 @@ impl Ready {
 }
 
 impl Pieces {
+    /// Bytes of this window's values. Those of other windows are the memo's, and count by what is taken of them.
     fn bytes(&self) -> usize {
-        self.arrays.iter().map(slice_bytes).sum()
+        let own = self.arrays.first().map_or(0, slice_bytes);
+        let others = (0..self.places.len()).filter(|row| self.places[*row].0 > 0);
+        own + others.map(|row| self.row_bytes(row)).sum::<usize>()
     }
 
     /// Bytes of a row's value: of a list, those of its items.
@@ -692,12 +699,15 @@ impl Work {
             return Ok(values);
         }
         let mut rows: Vec<u64> = Vec::new();
+        let mut again: HashMap<usize, usize> = HashMap::new();
         for (row, place) in places.iter_mut().enumerate() {
             if let Some((there, at)) = place
                 && *there == number
             {
-                *at = rows.len();
-                rows.push(row as u64);
+                *at = *again.entry(*at).or_insert_with(|| {
+                    rows.push(row as u64);
+                    rows.len() - 1
+                });
             }
         }
         self.compute(call, text, &rows, first).await

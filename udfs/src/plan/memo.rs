@@ -217,8 +217,8 @@ impl OwnFlight {
     pub(crate) fn publish(mut self, values: ArrayRef) {
         self.published = true;
         self.values.send_replace(Some(values));
-        if self.capacity == 0 {
-            return;
+        if self.capacity == 0 || self.flight.texts.is_empty() {
+            return self.memo.forget(&self.flight);
         }
         let mut state = lock(&self.memo.state);
         state.bytes += bytes(&self.flight);
