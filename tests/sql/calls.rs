@@ -114,11 +114,15 @@ async fn planning_embeds_nothing() {
             "EXPLAIN SELECT id, elmo_similarity('a', 'b') FROM t",
             "EXPLAIN SELECT elmo_embed(x) FROM (SELECT 'hello' AS x)",
             "EXPLAIN SELECT elmo_word('a b', 0, 1), elmo_tokens('a b'), try_elmo_embed('a')",
+            "EXPLAIN VALUES (1, elmo_embed('x')), (2, elmo_embed('y'))",
+            "EXPLAIN SELECT * FROM (VALUES (1, elmo_embed('x'))) v (id, e) WHERE id = 1",
             "PREPARE p AS SELECT elmo_embed('hello')",
             "PREPARE q(VARCHAR) AS SELECT elmo_embed($1)",
         ] {
             assert_eq!(embedded(&elmo, &session, query).await, 0, "{query}, rules {rules}");
         }
         assert_eq!(embedded(&elmo, &session, "EXECUTE q('hello')").await, 1, "rules {rules}");
+        let values = "VALUES (1, elmo_embed('here')), (2, elmo_embed('there'))";
+        assert_eq!(embedded(&elmo, &session, values).await, 2, "rules {rules}");
     }
 }
