@@ -254,3 +254,30 @@ async fn tables_of_what_there_is() {
     let bare = "SELECT count(*) FROM elmo_functions() WHERE length(description) < 20 OR syntax = ''";
     assert_eq!(column(&session, bare).await.as_primitive::<Int64Type>().value(0), 0);
 }
+
+#[tokio::test]
+async fn calls_in_rust_are_those_in_sql() {
+    use datafusion::prelude::{col, lit};
+    use elmo_udfs::functions::{elmo_centroid, elmo_cosine, elmo_embed, elmo_word, with_options};
+    let models = Models::from(tiny().clone());
+    let session = session(true);
+    let max = with_options(elmo_embed(&models, col("text")), &[("pooling", "max")]).unwrap();
+    let near = elmo_cosine(max, elmo_embed(&models, lit("a bank")));
+    let word = elmo_word(&models, col("text"), lit(4), lit(8));
+    let frame =
+        session.table("t").await.unwrap().select(vec![col("id"), near.alias("near"), word.alias("word")]).unwrap();
+    let rows = frame.sort(vec![col("id").sort(true, true)]).unwrap().collect().await.unwrap();
+    for (name, call) in [
+        ("near", "elmo_cosine(elmo_embed(text, pooling => 'max'), elmo_embed('a bank'))"),
+        ("word", "elmo_word(text, 4, 8)"),
+    ] {
+        let sql = both(&format!("SELECT {call} FROM t ORDER BY id")).await;
+        assert_eq!(&rows[0][name], &sql, "{name}");
+    }
+    let frame = session.table("t").await.unwrap();
+    let centroid = frame.aggregate(vec![], vec![elmo_centroid(elmo_embed(&models, col("text"))).alias("c")]).unwrap();
+    let found = centroid.collect().await.unwrap();
+    assert_eq!(&found[0]["c"], &both("SELECT elmo_centroid(elmo_embed(text)) FROM t").await);
+    let error = with_options(elmo_embed(&models, col("text")), &[("poling", "max")]).unwrap_err();
+    assert!(error.strip_backtrace().contains("no option \"poling\"; there are layers, pooling"), "{error}");
+}

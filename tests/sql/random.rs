@@ -11,7 +11,7 @@ use elmo::Elmo;
 use elmo_udfs::Models;
 
 /// Queries that are tried.
-const QUERIES: u64 = 200;
+const QUERIES: u64 = 100;
 
 /// Numerical Recipes' generator: the same queries on every machine.
 struct Dice(u64);

@@ -11,7 +11,13 @@ pub mod elmo_similarity;
 pub mod elmo_span;
 pub mod elmo_tokens;
 pub mod elmo_word;
+mod fluent;
 pub mod try_elmo_embed;
+
+pub use fluent::{
+    elmo_centroid, elmo_cosine, elmo_dot, elmo_embed, elmo_l2, elmo_similarity, elmo_span, elmo_tokens, elmo_word,
+    try_elmo_embed, with_options,
+};
 
 use std::sync::Arc;
 

@@ -498,7 +498,7 @@ impl Run {
         if left == 0 {
             self.reservation.shrink(ready.reserved.min(self.reservation.size()));
             self.ready = None;
-            if !self.open.is_empty() && self.waits {
+            if !self.open.is_empty() && (self.waits || self.ended) {
                 self.launch()?;
             }
             return Ok(None);
