@@ -15,14 +15,14 @@
 //!
 //! | function | what it gives |
 //! |---|---|
-//! | `elmo_embed(text [, options])` | [a vector](functions::elmo_embed) |
-//! | `elmo_tokens(text [, options])` | [the tokens with their places and vectors](functions::elmo_tokens) |
-//! | `elmo_word(text, start, end [, options])` | [the vector of a word in its context](functions::elmo_word) |
-//! | `try_elmo_embed(text [, options])` | [a vector, or why there is none](functions::try_elmo_embed) |
-//! | `elmo_similarity(text_a, text_b [, options])` | [how near two texts are](functions::elmo_similarity) |
-//! | `elmo_cosine(a, b)`, `elmo_dot(a, b)`, `elmo_l2(a, b)` | [how near two vectors are](functions::elmo_cosine) |
-//! | `elmo_span(tokens, start, end)` | [the vector of a piece of a text](functions::elmo_span) |
-//! | `elmo_centroid(embedding)` | [the mean of vectors, an aggregate](functions::elmo_centroid) |
+//! | `elmo_embed(text [, options])` | [a vector](mod@functions::elmo_embed) |
+//! | `elmo_tokens(text [, options])` | [the tokens with their places and vectors](mod@functions::elmo_tokens) |
+//! | `elmo_word(text, start, end [, options])` | [the vector of a word in its context](mod@functions::elmo_word) |
+//! | `try_elmo_embed(text [, options])` | [a vector, or why there is none](mod@functions::try_elmo_embed) |
+//! | `elmo_similarity(text_a, text_b [, options])` | [how near two texts are](mod@functions::elmo_similarity) |
+//! | `elmo_cosine(a, b)`, `elmo_dot(a, b)`, `elmo_l2(a, b)` | [how near two vectors are](mod@functions::elmo_cosine) |
+//! | `elmo_span(tokens, start, end)` | [the vector of a piece of a text](mod@functions::elmo_span) |
+//! | `elmo_centroid(embedding)` | [the mean of vectors, an aggregate](mod@functions::elmo_centroid) |
 //! | `elmo_models()`, `elmo_functions()` | [tables](functions::elmo_models) of what there is |
 //!
 //! [`session`] and [`ElmoSession::with_elmo`] add the planner rules as well, which compute each embedding of a query once
