@@ -58,3 +58,26 @@ fn the_reference_is_what_the_functions_say() {
     let there = std::fs::read_to_string(PAGE).unwrap_or_default();
     assert!(there == page, "docs/functions.md is not what the functions say: set UPDATE_DOCS=1 to write it anew");
 }
+
+/// What the reference shows is run, on a table as it names it.
+#[tokio::test]
+async fn the_examples_of_the_reference_run() {
+    let models = Models::from(tiny().clone());
+    let session = elmo_udfs::session(&models);
+    let rows =
+        "(VALUES (1, 'good', 'The soup was cold.'), (2, 'bad', NULL), (3, 'good', 'A bank.')) AS v (id, label, text)";
+    for table in ["reviews", "ascii_reviews"] {
+        let made = format!("CREATE TABLE {table} AS SELECT * FROM {rows}");
+        elmo_udfs::sql(&session, &made).await.unwrap().collect().await.unwrap();
+    }
+    let (scalar, aggregate) = (functions::scalar(&models), functions::aggregate());
+    let documented = scalar.iter().map(|f| f.documentation()).chain(aggregate.iter().map(|f| f.documentation()));
+    let mut run = 0;
+    for example in documented.filter_map(|documentation| documentation?.sql_example.as_ref()) {
+        let query: String = example.lines().filter_map(|line| line.strip_prefix("> ")).collect();
+        let done = elmo_udfs::sql(&session, query.trim_end_matches(';')).await.unwrap().collect().await;
+        done.unwrap_or_else(|e| panic!("{query}: {e}"));
+        run += 1;
+    }
+    assert_eq!(run, scalar.len() + aggregate.len(), "every function shows how it is used");
+}

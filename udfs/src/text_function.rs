@@ -13,7 +13,7 @@ use datafusion::{
     },
     common::{ScalarValue, internal_err},
     error::{DataFusionError, Result},
-    logical_expr::{ColumnarValue, Expr, ReturnFieldArgs, ScalarFunctionArgs, ScalarUDF, Signature, Volatility},
+    logical_expr::{ColumnarValue, Expr, ReturnFieldArgs, ScalarFunctionArgs, Signature, Volatility},
 };
 use elmo::{
     ColumnEmbedder, EmbeddedColumns,
@@ -132,13 +132,6 @@ pub(crate) fn is_constant(args: &[Expr], columns: usize) -> bool {
 fn has_placeholder(expr: &Expr) -> bool {
     use datafusion::common::tree_node::TreeNode;
     expr.exists(|e| Ok(matches!(e, Expr::Placeholder(_)))).unwrap_or(true)
-}
-
-/// A call of a function over one text: the function for run time where the text is constant.
-pub(crate) fn call_of(function: &TextFunction, make: impl Fn(TextFunction) -> ScalarUDF, args: Vec<Expr>) -> Expr {
-    let constant = is_constant(&args, function.shape.columns);
-    let function = if constant { function.at_run_time() } else { function.clone() };
-    make(function).call(args)
 }
 
 /// What one call asks of the embedder.

@@ -20,7 +20,8 @@ use crate::{
     Models,
     args::{Shape, coerce_text},
     measure::{Measure, MeasureFunction},
-    text_function::{Kind, TextFunction, call_of, literal, signature},
+    rewrite::to_run_time,
+    text_function::{Kind, TextFunction, literal, signature},
 };
 
 /// The name in SQL.
@@ -96,7 +97,7 @@ impl ElmoSimilarity {
         let (texts, options) = SHAPE.split(args)?;
         let vector = |text: &Expr| {
             let args = [text].into_iter().chain(options).cloned().collect();
-            call_of(&self.embed(), |function| ScalarUDF::new_from_impl(ElmoEmbed(function)), args)
+            to_run_time(ScalarUDF::new_from_impl(ElmoEmbed(self.embed())).call(args)).data
         };
         let cosine = ScalarUDF::new_from_impl(elmo_cosine::ElmoCosine::default());
         Ok(cosine.call(texts.iter().map(vector).collect()))

@@ -25,7 +25,7 @@ pub const NAME: &str = "elmo_span";
     description = "Returns the vector of a piece of a text: the mean of the vectors of those tokens that lie in it, even if only in part. NULL where there is none. Tokens come from elmo_tokens, or from a file that elmo embed wrote at token level.",
     syntax_example = "elmo_span(tokens, start, end)",
     sql_example = r"```sql
-> SELECT id, elmo_span(tokens, 0, 8) AS first_words FROM 'tokens.parquet';
+> SELECT id, elmo_span(tokens, 0, 8) AS first_words FROM (SELECT id, elmo_tokens(text) AS tokens FROM reviews);
 ```",
     argument(name = "tokens", description = "What elmo_tokens gives."),
     argument(name = "start", description = "First byte of the piece in the text."),

@@ -21,7 +21,8 @@ use super::{
 use crate::{
     Models,
     args::{Shape, coerce_text},
-    text_function::{Call, Kind, TextFunction, call_of, literal, signature},
+    rewrite::to_run_time,
+    text_function::{Call, Kind, TextFunction, literal, signature},
 };
 
 /// The name in SQL.
@@ -83,7 +84,7 @@ impl ElmoWord {
         let (columns, options) = SHAPE.split(args)?;
         let [text, start, end] = columns else { return internal_err!("{NAME} has three columns") };
         let tokens = [text].into_iter().chain(options).cloned().collect();
-        let tokens = call_of(&self.tokens(), |function| ScalarUDF::new_from_impl(ElmoTokens(function)), tokens);
+        let tokens = to_run_time(ScalarUDF::new_from_impl(ElmoTokens(self.tokens())).call(tokens)).data;
         Ok(ScalarUDF::new_from_impl(ElmoSpan::default()).call(vec![tokens, start.clone(), end.clone()]))
     }
 

@@ -135,6 +135,11 @@ impl Deferred {
         let plain = self.plain && plan.schema() == &self.schema;
         Self { plan, plain, ..self }
     }
+
+    /// The same columns over a plan that has these calls as columns by now.
+    fn replace_and_keep(self, known: &[(Expr, Column)], plan: LogicalPlan) -> Result<Self> {
+        Ok(self.replace(known)?.over(plan))
+    }
 }
 
 /// Whether an expression is to wait: it has calls, and it can be told for which rows. Else its calls stay in their places,
@@ -537,13 +542,6 @@ impl Pass {
         let reads_side = |call: &Expr| call.column_refs().into_iter().all(|column| schema.has_column(column));
         let lifted = self.lift_those(side.plan.clone(), condition, stops_early, reads_side)?;
         Ok((side.replace_and_keep(&lifted.whole, lifted.plan)?, lifted.exprs))
-    }
-}
-
-impl Deferred {
-    /// The same columns over a plan that has these calls as columns by now.
-    fn replace_and_keep(self, known: &[(Expr, Column)], plan: LogicalPlan) -> Result<Self> {
-        Ok(self.replace(known)?.over(plan))
     }
 }
 

@@ -35,7 +35,7 @@ use datafusion::{
     physical_expr::{EquivalenceProperties, PhysicalExpr},
     physical_plan::{
         DisplayAs, DisplayFormatType, ExecutionPlan, ExecutionPlanProperties, PlanProperties,
-        execution_plan::{CardinalityEffect, ReplaceChildrenOptions},
+        execution_plan::CardinalityEffect,
         filter_pushdown::{ChildPushdownResult, FilterDescription, FilterPushdownPhase, FilterPushdownPropagation},
         metrics::{BaselineMetrics, Count, ExecutionPlanMetricsSet, MetricBuilder, MetricsSet, RatioMetrics, Time},
         statistics::{ChildStats, StatisticsArgs},
@@ -146,15 +146,6 @@ impl ExecutionPlan for EmbedExec {
             }
         }
         Ok(TreeNodeRecursion::Continue)
-    }
-
-    fn replace_children(
-        self: Arc<Self>,
-        children: Vec<Arc<dyn ExecutionPlan>>,
-        _: ReplaceChildrenOptions,
-    ) -> Result<Arc<dyn ExecutionPlan>> {
-        let Ok([input]) = <[_; 1]>::try_from(children) else { return internal_err!("EmbedExec has one input") };
-        Ok(Arc::new(Self::try_new(input, self.calls.to_vec(), self.stops_early)?))
     }
 
     fn with_new_children(self: Arc<Self>, children: Vec<Arc<dyn ExecutionPlan>>) -> Result<Arc<dyn ExecutionPlan>> {
@@ -533,8 +524,9 @@ impl Pieces {
     /// Bytes of this window's values. Those of other windows are the memo's, and count by what is taken of them.
     fn bytes(&self) -> usize {
         let own = self.arrays.first().map_or(0, slice_bytes);
-        let others = (0..self.places.len()).filter(|row| self.places[*row].0 > 0);
-        own + others.map(|row| self.row_bytes(row)).sum::<usize>()
+        let others: HashMap<(usize, usize), usize> =
+            self.places.iter().enumerate().filter(|(_, place)| place.0 > 0).map(|(row, place)| (*place, row)).collect();
+        own + others.into_values().map(|row| self.row_bytes(row)).sum::<usize>()
     }
 
     /// Bytes of a row's value: of a list, those of its items.
@@ -736,5 +728,24 @@ impl Work {
             partition => format!("row {row} of partition {partition}: {reason}"),
         };
         call.call.failed(elmo::Error::Row { row, reason })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// By hand: two vectors of four numbers are 32 bytes, however many rows have them.
+    #[test]
+    fn a_remembered_value_counts_once() {
+        let item = Arc::new(datafusion::arrow::datatypes::Field::new("item", DataType::Float32, false));
+        let vectors = |rows: usize| -> ArrayRef {
+            let numbers = Arc::new(Float32Array::from(vec![0.0; 4 * rows]));
+            Arc::new(FixedSizeListArray::new(Arc::clone(&item), 4, numbers, None))
+        };
+        let own = vectors(0);
+        let pieces = |places: Vec<(usize, usize)>| Pieces { arrays: vec![Arc::clone(&own), vectors(9)], places };
+        let shared = (0..1000).map(|row| (1, row % 2)).collect();
+        assert_eq!(pieces(shared).bytes() - pieces(Vec::new()).bytes(), 32);
     }
 }

@@ -36,7 +36,7 @@ pub(crate) struct Memo {
 }
 
 /// Bytes that are equal when texts are, whatever their encoding.
-type Text = Box<[u8]>;
+type Text = Arc<[u8]>;
 
 /// Locked while it is computed: of several threads that need the same, one computes it.
 type Constant = Arc<Mutex<Option<ArrayRef>>>;
@@ -149,7 +149,7 @@ impl Memo {
                     }
                     None => {
                         fresh.push(row as u64);
-                        own_texts.push(key.clone());
+                        own_texts.push(Arc::clone(key));
                         (0, fresh.len() as u32 - 1)
                     }
                 }),
@@ -159,7 +159,7 @@ impl Memo {
         let flight = Arc::new(Flight { call, texts: own_texts, values });
         if capacity > 0 {
             for (row, text) in flight.texts.iter().enumerate() {
-                known.insert(text.clone(), Place { flight: Arc::clone(&flight), row: row as u32 });
+                known.insert(Arc::clone(text), Place { flight: Arc::clone(&flight), row: row as u32 });
             }
         }
         drop(state);
@@ -178,7 +178,7 @@ impl Memo {
         text: &ArrayRef,
         compute: impl FnOnce() -> Result<ArrayRef>,
     ) -> Result<ArrayRef> {
-        let key = keys(text)?.into_iter().next().unwrap_or_default();
+        let key = keys(text)?.into_iter().next().unwrap_or_else(|| Arc::from([]));
         let constant = {
             let mut constants = lock(&self.constants);
             if constants.len() >= MOST_CONSTANTS {
@@ -241,7 +241,7 @@ impl Drop for OwnFlight {
 }
 
 fn bytes(flight: &Flight) -> usize {
-    let texts: usize = flight.texts.iter().map(|text| 2 * text.len() + ENTRY_BYTES).sum();
+    let texts: usize = flight.texts.iter().map(|text| text.len() + ENTRY_BYTES).sum();
     texts + flight.values.borrow().as_ref().map_or(0, |values| values.get_array_memory_size())
 }
 
