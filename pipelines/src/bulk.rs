@@ -40,10 +40,10 @@ use crate::{
     stores::{Location, Stores},
 };
 
-/// Stops the process at a named point when a test asks for it; nothing at all in a normal build.
+/// Stops the process at a named point when a test asks for it; nothing at all in a release build.
 macro_rules! crash_point {
     ($name:literal) => {
-        #[cfg(feature = "failpoints")]
+        #[cfg(debug_assertions)]
         fail::fail_point!($name, |_| -> () { std::process::abort() });
     };
 }

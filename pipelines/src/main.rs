@@ -3,8 +3,8 @@
 use std::process::ExitCode;
 
 fn main() -> ExitCode {
-    // Crash points that a test asks for through FAILPOINTS; not in a normal build.
-    #[cfg(feature = "failpoints")]
+    // Crash points that a test asks for through FAILPOINTS; not in a release build.
+    #[cfg(debug_assertions)]
     let _scenario = fail::FailScenario::setup();
     elmo_pipelines::cli::main()
 }

@@ -28,6 +28,7 @@ fn usage() {
             "embed --input plain.txt --output o",
             "embed --model tiny --input plain.txt --output o --level word",
             "embed --model tiny --input plain.txt --output o --layers topp",
+            "embed --model tiny --input plain.txt --output o --layers 7",
             "embed --model tiny --input plain.txt --output o --batch-tokens 0",
             "embed --model tiny --input plain.txt --output o --batch-tokens 18446744073709551616",
             "embed --model tiny --input plain.txt --output o --threads 1025",
@@ -47,6 +48,14 @@ fn usage() {
             "embed --quiet --verbose --model tiny --input plain.txt --output o",
         ]),
     );
+}
+
+/// What is said further depends on the libtorch at hand.
+#[test]
+fn a_device_that_is_not_there() {
+    let place = Place::new();
+    let ended = place.exits("embed -q --model tiny --input reviews.jsonl --output o --device cuda:9", 1);
+    assert!(ended.err.starts_with("error: device cuda:9 is not there: "), "{ended:?}");
 }
 
 #[test]

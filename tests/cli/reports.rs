@@ -104,7 +104,7 @@ fn demo_and_doctor() {
 #[test]
 fn bench() {
     let place = place();
-    let report = place.exits("bench -q --size tiny --seconds 1 --json", 0).json();
+    let report = place.exits("bench --model tiny --text reviews.jsonl --seconds 2 --json", 0).json();
     for key in ["tokens_per_second", "padding", "cache_hits", "ceiling_gflops", "share_of_ceiling"] {
         assert!(report.get(key).is_some(), "no {key} in {report}");
     }
