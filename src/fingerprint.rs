@@ -1,8 +1,9 @@
 //! Identity of a model: what every output carries.
 
-use std::fmt;
+use std::{fmt, str::FromStr};
 
 use sha2::{Digest, Sha256};
+use thiserror::Error;
 
 use crate::{
     options::ModelOptions,
@@ -39,6 +40,22 @@ impl Fingerprint {
     /// The digits.
     pub fn as_str(&self) -> &str {
         &self.0
+    }
+}
+
+/// A text that is no fingerprint.
+#[derive(Debug, Error, Clone, PartialEq, Eq)]
+#[error("{0:?} is no fingerprint: one has 64 hexadecimal digits")]
+pub struct FingerprintError(String);
+
+impl FromStr for Fingerprint {
+    type Err = FingerprintError;
+
+    fn from_str(text: &str) -> Result<Self, FingerprintError> {
+        match text.len() == 64 && text.bytes().all(|byte| matches!(byte, b'0'..=b'9' | b'a'..=b'f')) {
+            true => Ok(Self(text.to_owned())),
+            false => Err(FingerprintError(text.to_owned())),
+        }
     }
 }
 

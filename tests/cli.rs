@@ -19,5 +19,7 @@ mod models;
 mod reports;
 #[path = "cli/settings.rs"]
 mod settings;
+#[path = "cli/sql.rs"]
+mod sql;
 #[path = "cli/verify.rs"]
 mod verify;

@@ -77,6 +77,19 @@ pub enum Error {
         /// The output is this job's by now: one that began anew must not do so again.
         begun: bool,
     },
+    /// A statement that cannot be planned or run.
+    #[error("{message}")]
+    Sql {
+        /// What DataFusion said.
+        message: String,
+        /// Whose fault it is.
+        exit: Exit,
+        /// What to do next.
+        help: Option<String>,
+    },
+    /// Told to stop, with nothing to go on from.
+    #[error("interrupted")]
+    Stopped,
     /// An output, a model or a machine did not pass a check that was asked for.
     #[error("{0}")]
     Check(String),
@@ -121,15 +134,15 @@ impl Error {
             Self::Input { .. } => Exit::Input,
             Self::Models(error) => error.exit(),
             Self::Elmo(error) => exit_of_kind(error.kind()),
-            Self::Store(error)
-            | Self::Source(SourceError::Store(error))
-            | Self::Sink(SinkError::Store(error))
-            | Self::Manifest(ManifestError::Store(error)) => exit_of_store(error),
-            Self::Source(SourceError::Pattern { .. } | SourceError::InOutput { .. })
-            | Self::Manifest(ManifestError::Differs { .. } | ManifestError::NoFolder { .. }) => Exit::Usage,
-            Self::Source(_) | Self::Sink(_) => Exit::Input,
+            Self::Store(error) | Self::Sink(SinkError::Store(error)) | Self::Manifest(ManifestError::Store(error)) => {
+                exit_of_store(error)
+            }
+            Self::Manifest(ManifestError::Differs { .. } | ManifestError::NoFolder { .. }) => Exit::Usage,
+            Self::Source(error) => exit_of_source(error),
+            Self::Sink(_) => Exit::Input,
             Self::Manifest(_) | Self::Io { .. } => Exit::Storage,
-            Self::Interrupted { .. } => Exit::Interrupted,
+            Self::Sql { exit, .. } => *exit,
+            Self::Interrupted { .. } | Self::Stopped => Exit::Interrupted,
             Self::BrokenPipe => Exit::Done,
             Self::Check(_) | Self::Failed(_) => Exit::Failed,
         }
@@ -138,7 +151,7 @@ impl Error {
     /// What to do next, when that is not obvious from the message.
     pub fn help(&self) -> Option<String> {
         match self {
-            Self::Usage { help, .. } | Self::Input { help, .. } => help.clone(),
+            Self::Usage { help, .. } | Self::Input { help, .. } | Self::Sql { help, .. } => help.clone(),
             Self::Config(error) => error.help(),
             Self::Models(error) => error.help(),
             Self::Store(error) | Self::Source(SourceError::Store(error)) | Self::Sink(SinkError::Store(error)) => {
@@ -192,11 +205,19 @@ impl Error {
     }
 }
 
-fn exit_of_store(error: &StoreError) -> Exit {
+pub(crate) fn exit_of_source(error: &SourceError) -> Exit {
+    match error {
+        SourceError::Store(error) => exit_of_store(error),
+        SourceError::Pattern { .. } | SourceError::InOutput { .. } => Exit::Usage,
+        _ => Exit::Input,
+    }
+}
+
+pub(crate) fn exit_of_store(error: &StoreError) -> Exit {
     if error.is_usage() { Exit::Usage } else { Exit::Storage }
 }
 
-fn exit_of_kind(kind: elmo::ErrorKind) -> Exit {
+pub(crate) fn exit_of_kind(kind: elmo::ErrorKind) -> Exit {
     match kind {
         elmo::ErrorKind::Usage => Exit::Usage,
         elmo::ErrorKind::Input => Exit::Input,

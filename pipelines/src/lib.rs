@@ -2,7 +2,7 @@
 //!
 //! A command line becomes checked settings ([`cli`], [`config`]), a model is found and fetched ([`models`]), and a job
 //! runs. A bulk job ([`bulk`]) reads rows ([`source`]), adds columns ([`stage`]), writes files ([`sink`]) and keeps a
-//! manifest of what is durable ([`manifest`]); all of them know files through [`stores`] only. What a person is told on
+//! manifest of what is durable ([`manifest`]); all of them know files through [`stores`] only. Queries are in [`sql`]. What a person is told on
 //! the way is in [`report`]; how it ends, in [`error`].
 
 pub mod bench;
@@ -22,6 +22,7 @@ pub mod report;
 pub mod sink;
 pub mod sizes;
 pub mod source;
+pub mod sql;
 pub mod stage;
 mod store_file;
 pub mod stores;

@@ -143,6 +143,16 @@ impl Location {
         self.local.then(|| PathBuf::from(format!("/{}", self.path)))
     }
 
+    /// Its URL; `None` where the store is not the whole of a host, so that a URL would be read as another object.
+    pub fn url(&self) -> Option<Url> {
+        if let Some(path) = self.local_path() {
+            return Url::from_file_path(path).ok();
+        }
+        let mut url = Url::parse(&self.origin).ok().filter(|origin| matches!(origin.path(), "" | "/"))?;
+        url.path_segments_mut().ok()?.clear().extend(self.path.parts().map(|part| part.as_ref().to_owned()));
+        Some(url)
+    }
+
     /// Whether an HTTP server stands behind it.
     pub fn is_http(&self) -> bool {
         self.http
@@ -343,6 +353,7 @@ impl Stores {
 }
 
 /// The builders of the stores have the same methods, but no trait in common.
+#[allow(unused_macros)] // in a build without stores
 macro_rules! build {
     ($builder:ty, $url:expr, $settings:expr) => {{
         let builder = <$builder>::new()
@@ -360,6 +371,7 @@ macro_rules! build {
 }
 
 /// What [`object_store::parse_url_opts`] does, with clients that notice a silent server.
+#[allow(unused_variables)] // in a build without stores
 fn open_store<'a>(
     scheme: &ObjectStoreScheme,
     url: &Url,

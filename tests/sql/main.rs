@@ -7,6 +7,7 @@ mod exec;
 mod functions;
 mod random;
 mod reference;
+mod slt;
 
 use std::sync::{Arc, OnceLock};
 

@@ -35,11 +35,18 @@
 
 use std::sync::Arc;
 
+pub use datafusion::sql::parser::Statement;
 use datafusion::{
-    dataframe::DataFrame, error::Result, logical_expr::registry::FunctionRegistry, prelude::SessionContext,
+    common::plan_datafusion_err,
+    dataframe::DataFrame,
+    error::{DataFusionError, Result},
+    logical_expr::{LogicalPlan, registry::FunctionRegistry},
+    prelude::SessionContext,
+    sql::{parser::DFParserBuilder, sqlparser::dialect::dialect_from_str},
 };
 
 mod args;
+mod copy;
 pub mod functions;
 mod measure;
 mod models;
@@ -75,12 +82,53 @@ pub fn register_all(registry: &mut dyn FunctionRegistry, models: &Models) -> Res
 /// because `layers` comes first. Here the options between are filled with NULL, which means the default.
 ///
 /// # Errors
-/// When the statement cannot be parsed or planned.
+/// When the statement cannot be parsed or planned, or there is not exactly one.
 pub async fn sql(context: &SessionContext, statement: &str) -> Result<DataFrame> {
+    let mut statements = parse(context, statement)?;
+    match (statements.pop(), statements.len()) {
+        (Some(only), 0) => run(context, only).await,
+        (None, _) => Err(plan_datafusion_err!("there is no statement")),
+        (Some(_), more) => Err(plan_datafusion_err!("there are {} statements; give them one by one", more + 1)),
+    }
+}
+
+/// The statements of a text, in order, for [`run`].
+///
+/// # Errors
+/// When one of them cannot be parsed.
+pub fn parse(context: &SessionContext, text: &str) -> Result<Vec<Statement>> {
     let state = context.state();
-    let dialect = state.config().options().sql_parser.dialect;
-    let mut statement = state.sql_to_statement(statement, &dialect)?;
-    named::fill_gaps(&mut statement);
-    let plan = state.statement_to_plan(statement).await?;
-    context.execute_logical_plan(plan).await
+    let settings = &state.config().options().sql_parser;
+    let dialect = dialect_from_str(settings.dialect)
+        .ok_or_else(|| plan_datafusion_err!("datafusion.sql_parser.dialect: no dialect {:?}", settings.dialect))?;
+    let parser = DFParserBuilder::new(text).with_dialect(dialect.as_ref());
+    let statements = parser.with_recursion_limit(settings.recursion_limit.get()).build()?.parse_statements()?;
+    let filled = statements.into_iter().map(|mut statement| {
+        named::fill_gaps(&mut statement);
+        statement
+    });
+    Ok(filled.collect())
+}
+
+/// Plans a statement, and carries it out where it gives no rows (CREATE, SET). A COPY of vectors to Parquet writes them as
+/// `elmo embed` does: split into byte streams, row groups that end by bytes, and a footer that names the model.
+///
+/// # Errors
+/// When the statement cannot be planned.
+pub async fn run(context: &SessionContext, statement: Statement) -> Result<DataFrame> {
+    let plan = context.state().statement_to_plan(statement).await?;
+    context.execute_logical_plan(prepared(plan).await?).await
+}
+
+/// What [`run`] does to the plan of a COPY.
+///
+/// # Errors
+/// When the model of a call cannot be opened.
+pub async fn prepared(plan: LogicalPlan) -> Result<LogicalPlan> {
+    if !matches!(plan, LogicalPlan::Copy(_)) {
+        return Ok(plan);
+    }
+    // Reading the weights takes a while.
+    let prepared = tokio::task::spawn_blocking(|| copy::keep_vectors(plan)).await;
+    prepared.unwrap_or_else(|e| Err(DataFusionError::External(Box::new(e))))
 }

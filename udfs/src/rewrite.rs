@@ -81,7 +81,7 @@ fn values_at_run_time(plan: LogicalPlan) -> Result<Transformed<LogicalPlan>> {
     }))
 }
 
-fn expand(expr: Expr) -> Result<Transformed<Expr>> {
+pub(crate) fn expand(expr: Expr) -> Result<Transformed<Expr>> {
     if let Expr::ScalarFunction(ScalarFunction { func, args }) = &expr {
         let inner = func.inner().as_ref() as &dyn std::any::Any;
         if let Some(word) = inner.downcast_ref::<ElmoWord>() {

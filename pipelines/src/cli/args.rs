@@ -16,7 +16,7 @@ use elmo::{
 
 use crate::{
     error::{Error, Result},
-    models::{Cache, ModelSpec, Models},
+    models::{Cache, ModelSpec, Models, warn_untrained},
     stores::Stores,
 };
 
@@ -174,12 +174,7 @@ impl ModelArgs {
 pub(super) async fn open(spec: &ModelSpec, offline: bool, stores: &Stores) -> Result<elmo::ModelData> {
     let cache = Cache::from_env();
     let data = Models { stores, cache: &cache, offline }.resolve(spec).await?;
-    if data.untrained {
-        tracing::warn!(
-            model = data.name,
-            "this model is untrained: its vectors show how elmo works, they mean nothing"
-        );
-    }
+    warn_untrained(&data);
     Ok(data)
 }
 

@@ -14,6 +14,7 @@ mod logging;
 mod model;
 mod output;
 mod shutdown;
+mod sql;
 mod verify;
 
 use std::{
@@ -40,7 +41,7 @@ use crate::{
     error::{Error, Exit, Result},
 };
 
-/// ELMo sentence and token vectors for files of text: exact, deterministic, resumable.
+/// ELMo sentence and token vectors for files of text and in SQL: exact, deterministic, resumable.
 ///
 /// Every option can also be set in the environment (ELMO_BATCH_TOKENS is --batch-tokens) or in elmo.toml; the command
 /// line wins over the environment, and that over the file.
@@ -58,6 +59,7 @@ const EXAMPLES: &str = "\
 Examples:
   elmo demo
   elmo embed --model tiny --input reviews.jsonl --output vectors
+  elmo sql -c \"SELECT id, elmo_embed(text) FROM 'reviews.jsonl' LIMIT 3\"
   elmo inspect vectors
 
 Exit codes:
@@ -92,6 +94,7 @@ pub struct CommonArgs {
 #[derive(Debug, Subcommand)]
 enum Command {
     Embed(Box<embed::EmbedArgs>),
+    Sql(Box<sql::SqlArgs>),
     Model(model::ModelCommand),
     Inspect(inspect::InspectArgs),
     Verify(verify::VerifyArgs),
@@ -125,6 +128,7 @@ impl Command {
     fn run(self, common: &CommonArgs) -> Result<Exit> {
         match self {
             Self::Embed(args) => embed::run(&args, common),
+            Self::Sql(args) => sql::run(&args, common),
             Self::Model(command) => model::run(&command),
             Self::Inspect(args) => inspect::run(&args),
             Self::Verify(args) => verify::run(&args),

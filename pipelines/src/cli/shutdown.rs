@@ -6,7 +6,7 @@ use std::sync::{
 };
 
 use tokio::{
-    signal::unix::{SignalKind, signal},
+    signal::unix::{Signal, SignalKind, signal},
     sync::oneshot,
 };
 
@@ -17,10 +17,23 @@ unsafe extern "C" {
     safe fn _exit(code: i32) -> !;
 }
 
+/// Ends at the first Ctrl-C or SIGTERM; for what has nothing to finish when it is stopped.
+///
+/// # Errors
+/// When the system takes no handlers.
+pub(super) async fn asked() -> Result<()> {
+    let (mut interrupt, mut terminate) = (handler(SignalKind::interrupt())?, handler(SignalKind::terminate())?);
+    tokio::select! { _ = interrupt.recv() => {}, _ = terminate.recv() => {} }
+    Ok(())
+}
+
+fn handler(kind: SignalKind) -> Result<Signal> {
+    signal(kind).map_err(|e| Error::Failed(format!("cannot listen for signals: {e}")))
+}
+
 /// A future that ends at the first signal. From then on a second one ends the process at once; so does the first where
 /// nobody has begun to wait for this future, as nothing is under way then.
 pub(super) fn requested() -> Result<impl Future<Output = ()>> {
-    let handler = |kind| signal(kind).map_err(|e| Error::Failed(format!("cannot listen for signals: {e}")));
     let mut interrupt = handler(SignalKind::interrupt())?;
     let mut terminate = handler(SignalKind::terminate())?;
     let (tell, told) = oneshot::channel();

@@ -6,6 +6,7 @@
 mod cache;
 pub mod check;
 pub mod convert;
+mod fingerprints;
 pub mod info;
 mod magic;
 mod unzip;
@@ -20,6 +21,7 @@ use thiserror::Error;
 
 pub use self::{
     cache::Cache,
+    fingerprints::Fingerprints,
     magic::{Role, WrongContent},
 };
 use crate::{
@@ -87,6 +89,27 @@ impl std::fmt::Display for ModelSpec {
             Self::Tiny => f.write_str(TINY),
             Self::Whole(place) => place.fmt(f),
             Self::Pair { options, weights } => write!(f, "{options} + {weights}"),
+        }
+    }
+}
+
+impl ModelSpec {
+    /// A short name: the last part of a path or URL, without `.zip`.
+    pub fn name(&self) -> String {
+        let last = |text: &str| text.trim_end_matches('/').rsplit('/').next().unwrap_or_default().to_owned();
+        let name = match self {
+            Self::Tiny => TINY.to_owned(),
+            Self::Pair { .. } => String::new(),
+            // `.` and `..` have a name too.
+            Self::Whole(Place::Local(path)) => {
+                let path = path.canonicalize().unwrap_or_else(|_| path.clone());
+                path.file_name().map(|name| name.to_string_lossy().into_owned()).unwrap_or_default()
+            }
+            Self::Whole(Place::Remote(url)) => last(url.path()),
+        };
+        match name.strip_suffix(".zip").unwrap_or(&name) {
+            "" => "model".to_owned(),
+            name => name.to_owned(),
         }
     }
 }
@@ -245,11 +268,9 @@ impl Models<'_> {
     /// As [`Models::locate`]; [`ModelsError::Bad`] when the files are no model that can be used,
     /// [`ModelsError::Internal`] when reading them panics.
     pub async fn resolve(&self, spec: &ModelSpec) -> Result<ModelData, ModelsError> {
-        let model = spec.to_string();
-        let files = self.locate(spec).await?;
-        let read = tokio::task::spawn_blocking(move || files.open());
-        let data = read.await.map_err(|e| ModelsError::Internal(format!("reading the model failed: {e}")))?;
-        data.map_err(|source| ModelsError::Bad { model, source })
+        let (spec, files) = (spec.clone(), self.locate(spec).await?);
+        let read = tokio::task::spawn_blocking(move || files.read(&spec));
+        read.await.map_err(|e| ModelsError::Internal(format!("reading the model failed: {e}")))?
     }
 
     /// Local files of a model, fetched or unpacked where needed.
@@ -304,6 +325,16 @@ impl Models<'_> {
     }
 }
 
+/// Says so when the vectors of a model mean nothing.
+pub(crate) fn warn_untrained(data: &ModelData) {
+    if data.untrained {
+        tracing::warn!(
+            model = data.name,
+            "this model is untrained: its vectors show how elmo works, they mean nothing"
+        );
+    }
+}
+
 /// A model on this machine.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum ModelFiles {
@@ -321,12 +352,17 @@ pub enum ModelFiles {
 }
 
 impl ModelFiles {
-    fn open(&self) -> elmo::Result<ModelData> {
-        match self {
+    /// Reads and checks the model that `spec` named; blocks.
+    ///
+    /// # Errors
+    /// [`ModelsError::Bad`] when the files are no model that can be used.
+    pub fn read(&self, spec: &ModelSpec) -> Result<ModelData, ModelsError> {
+        let data = match self {
             Self::Tiny => Ok(ModelData::tiny()),
             Self::Directory(dir) => ModelData::open(dir),
             Self::Pair { options, weights } => ModelData::open_pair(options, weights),
-        }
+        };
+        data.map_err(|source| ModelsError::Bad { model: spec.to_string(), source })
     }
 
     /// Every file of the model that we know the purpose of, by name.

@@ -138,7 +138,9 @@ impl Plan {
     /// [`SourceError::Unstorable`] when Parquet cannot hold a kept column, [`SourceError::Collision`] when one has a
     /// reserved name; [`SourceError::Malformed`] or [`SourceError::Store`] when a file cannot be read.
     pub async fn resolve(files: Vec<InputFile>, request: &Request) -> Result<Self, SourceError> {
-        let lookups = stream::iter(files.iter()).map(|file| schema::of_file(file, request.types)).buffered(LOOKUPS);
+        // Futures made beforehand: the compiler takes a closure over borrowed files for one of a single lifetime.
+        let lookups: Vec<_> = files.iter().map(|file| schema::of_file(file, request.types)).collect();
+        let lookups = stream::iter(lookups).buffered(LOOKUPS);
         let schemas: Vec<Option<SchemaRef>> = lookups.try_collect().await?;
         Self::settle(&files, &schemas, request)
     }

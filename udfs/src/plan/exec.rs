@@ -116,7 +116,7 @@ impl DisplayAs for EmbedExec {
 
 impl ExecutionPlan for EmbedExec {
     fn name(&self) -> &'static str {
-        "EmbedExec"
+        super::EXEC_NAME
     }
 
     fn properties(&self) -> &Arc<PlanProperties> {

@@ -16,3 +16,6 @@ pub mod exec;
 pub(crate) mod memo;
 pub mod node;
 pub mod session;
+
+/// The name of the operator that embeds, in physical plans.
+pub const EXEC_NAME: &str = "EmbedExec";

@@ -101,7 +101,7 @@ impl ExtensionPlanner for EmbedPlanner {
     }
 }
 
-fn literal(expr: &Expr) -> Option<&datafusion::common::ScalarValue> {
+pub(crate) fn literal(expr: &Expr) -> Option<&datafusion::common::ScalarValue> {
     match expr {
         Expr::Literal(value, _) => Some(value),
         _ => None,

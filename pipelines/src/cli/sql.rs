@@ -1,0 +1,328 @@
+//! `elmo sql`: the words, and the loop of the shell.
+
+use std::{
+    io::{self, IsTerminal, Read},
+    num::NonZeroUsize,
+    path::PathBuf,
+    str::FromStr,
+    sync::Arc,
+    time::{Duration, Instant},
+};
+
+use clap::{Args, ValueHint};
+use elmo_udfs::Statement;
+
+use super::{
+    CommonArgs,
+    args::{EngineArgs, ModelArgs, block_on, positive, words},
+    logging,
+};
+use crate::{
+    error::{Error, Exit, Result},
+    models::ModelSpec,
+    report::{Progress, Silent, count},
+    sql::{Answer, COMMANDS, Command, Format, Repl, Settings, Show, Sql, Typed, default_history},
+    stores::Stores,
+};
+
+/// Query files with SQL: embed, compare and average texts where they lie
+///
+/// Everything Apache DataFusion knows, and the functions elmo_embed, elmo_tokens, elmo_word, elmo_similarity and their
+/// family (SELECT * FROM elmo_functions()). Files, folders, patterns and URLs are tables. Each text of a query is
+/// embedded once, and only where its vector is needed: ORDER BY id LIMIT 10 embeds ten. Without -c and -f: a shell on a
+/// terminal, else the statements on standard input.
+#[derive(Debug, Args)]
+#[command(after_help = "\
+Examples:
+  elmo sql -c \"SELECT id, elmo_embed(text) FROM 'reviews.jsonl' ORDER BY id DESC LIMIT 3\"
+  elmo sql -c \"COPY (SELECT id, elmo_embed(text) AS v FROM 'reviews.jsonl') TO 'v.parquet'\"
+  elmo sql --format csv -c \"SELECT id, elmo_similarity(text, 'Too slow.') FROM 'reviews.jsonl'\"
+
+The model is tiny unless --model says another; --add-model gives more, by name.")]
+pub(super) struct SqlArgs {
+    /// Run these statements and end; may be given several times
+    #[arg(short, long, value_name = "SQL", conflicts_with = "file")]
+    command: Vec<String>,
+
+    /// Run the statements of a file and end; may be given several times
+    #[arg(short, long, value_name = "FILE", value_hint = ValueHint::FilePath)]
+    file: Vec<PathBuf>,
+
+    /// How results are written: a table for people, or all rows for programs; arrow and parquet take one result
+    #[arg(long, value_name = "FORMAT", default_value = "table", value_parser = words::<Format>(Format::WORDS))]
+    format: Format,
+
+    /// Rows that a table shows; the query stops there
+    #[arg(long, value_name = "N", default_value = "100", value_parser = positive)]
+    max_rows: usize,
+
+    /// Memory for sorts, joins, groups and vectors on their way, such as 512MB or 4GB; what spills goes to disk [default:
+    /// all there is]
+    #[arg(long, value_name = "SIZE")]
+    memory_limit: Option<Bytes>,
+
+    /// One more model, which SQL names: elmo_embed(text, model => 'NAME'); may be given several times
+    #[arg(long, value_name = "NAME=MODEL")]
+    add_model: Vec<NamedModel>,
+
+    /// Where the shell remembers what was typed; none for nowhere [default: elmo/sql_history in the user's state folder]
+    #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath)]
+    history: Option<PathBuf>,
+
+    #[command(flatten)]
+    model: ModelArgs,
+
+    #[command(flatten)]
+    engine: EngineArgs,
+}
+
+/// A size with a unit.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct Bytes(NonZeroUsize);
+
+impl FromStr for Bytes {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let text = text.trim().replace('_', "");
+        let digits = text.find(|c: char| !c.is_ascii_digit()).unwrap_or(text.len());
+        let unit = match text[digits..].trim().to_ascii_uppercase().as_str() {
+            "KB" | "K" | "KIB" => 1 << 10,
+            "MB" | "M" | "MIB" => 1 << 20,
+            "GB" | "G" | "GIB" => 1 << 30,
+            _ => return Err("it must be a number and a unit: KB, MB or GB".to_owned()),
+        };
+        let number = text[..digits].parse::<usize>().ok();
+        let bytes = number.and_then(|number| number.checked_mul(unit)).and_then(NonZeroUsize::new);
+        bytes.map(Self).ok_or_else(|| "it must be at least 1KB, and a number this machine can count".to_owned())
+    }
+}
+
+/// A model and its name.
+#[derive(Debug, Clone)]
+struct NamedModel {
+    name: String,
+    spec: ModelSpec,
+}
+
+impl FromStr for NamedModel {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let (name, model) = text
+            .split_once('=')
+            .filter(|(name, model)| !name.is_empty() && !model.is_empty())
+            .ok_or("it must be NAME=MODEL, such as de=models/german")?;
+        let spec = model.parse().map_err(|e: crate::models::ModelsError| e.to_string())?;
+        Ok(Self { name: name.to_owned(), spec })
+    }
+}
+
+impl SqlArgs {
+    /// Models by name: the one that is meant without a name first.
+    fn models(&self) -> Result<Vec<(String, ModelSpec)>> {
+        let default = self.model.spec_if_given().cloned().unwrap_or(ModelSpec::Tiny);
+        let mut models = vec![(default.name(), default)];
+        for NamedModel { name, spec } in &self.add_model {
+            if models.iter().any(|(there, _)| there == name) {
+                return Err(Error::usage(format!("two models are named {name}"), "give one of them another name"));
+            }
+            models.push((name.clone(), spec.clone()));
+        }
+        if models.iter().all(|(name, _)| name != "tiny") {
+            models.push(("tiny".to_owned(), ModelSpec::Tiny));
+        }
+        Ok(models)
+    }
+
+    fn show(&self) -> Show {
+        Show { format: self.format, max_rows: self.max_rows }
+    }
+
+    /// The statements that the command line names; `None` for the shell.
+    fn texts(&self) -> Result<Option<Vec<String>>> {
+        if !self.command.is_empty() {
+            return Ok(Some(self.command.clone()));
+        }
+        if !self.file.is_empty() {
+            return self.file.iter().map(read).collect::<Result<_>>().map(Some);
+        }
+        if io::stdin().is_terminal() {
+            return Ok(None);
+        }
+        let mut text = String::new();
+        let read = io::stdin().read_to_string(&mut text);
+        read.map_err(|e| Error::usage(format!("standard input: {e}"), "statements are UTF-8"))?;
+        Ok(Some(vec![text]))
+    }
+}
+
+fn read(path: &PathBuf) -> Result<String> {
+    let text = std::fs::read_to_string(path);
+    text.map_err(|e| Error::usage(format!("{}: {e}", path.display()), "give a file with SQL statements, in UTF-8"))
+}
+
+pub(super) fn run(args: &SqlArgs, common: &CommonArgs) -> Result<Exit> {
+    let models = args.models()?;
+    if args.format.is_binary() && io::stdout().is_terminal() {
+        return Err(Error::usage("a terminal shows no such format", "send it to a file: elmo sql … > result.parquet"));
+    }
+    let texts = args.texts()?;
+    block_on(async {
+        let settings = Settings {
+            models,
+            offline: args.model.offline(),
+            engine: args.engine.settings(),
+            memory_limit: args.memory_limit.map(|bytes| bytes.0),
+        };
+        let shell = Shell { sql: Sql::new(settings, &Stores::from_env())?, common, show: args.show() };
+        match texts {
+            Some(texts) => shell.script(&texts).await.map(|()| Exit::Done),
+            None => shell.talk(args.history.clone()).await.map(|()| Exit::Done),
+        }
+    })
+}
+
+/// How long an interrupted statement has to remove what it began to write.
+const TIDYING: Duration = Duration::from_secs(10);
+
+/// Waits until no task is left but the one that asks.
+async fn tidied_up() {
+    let tasks = tokio::runtime::Handle::current().metrics();
+    let idle = async {
+        while tasks.num_alive_tasks() > 0 {
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
+    };
+    let _ = tokio::time::timeout(TIDYING, idle).await;
+    // Files are removed on other threads, which tasks leave work to when they end.
+    let _ = tokio::task::spawn_blocking(|| std::thread::sleep(Duration::from_millis(50))).await;
+}
+
+struct Shell<'a> {
+    sql: Sql,
+    common: &'a CommonArgs,
+    show: Show,
+}
+
+impl Shell<'_> {
+    /// Runs statements to the first error. All texts are parsed before anything is run.
+    async fn script(&self, texts: &[String]) -> Result<()> {
+        let parsed = texts.iter().map(|text| self.sql.parse(text)).collect::<Result<Vec<_>>>()?;
+        let statements: Vec<_> = parsed.into_iter().flatten().collect();
+        if statements.is_empty() {
+            return Err(Error::usage("there is no statement", "give one: -c 'SELECT 1'"));
+        }
+        let mut results = 0;
+        for statement in statements {
+            if self.show.format.is_binary() && results == 1 {
+                return Err(Error::usage("two results do not fit one file", "give them one by one, or by COPY"));
+            }
+            let answer = self.one(statement).await?;
+            results += usize::from(answer.rows.is_some());
+            self.note_rest(answer);
+        }
+        Ok(())
+    }
+
+    /// One statement, until it ends or somebody interrupts it.
+    async fn one(&self, statement: Statement) -> Result<Answer> {
+        // A bar would stand among the rows.
+        let rows_here = io::stdout().is_terminal() && self.show.format != Format::Table;
+        let watch: Arc<dyn Progress> = if rows_here { Arc::new(Silent) } else { self.common.progress().into() };
+        let (sql, show, told) = (self.sql.clone(), self.show, Arc::clone(&watch));
+        // A task of its own: a model that is fetched, or a function at work, does not give way to a signal.
+        let mut running = tokio::spawn(async move {
+            let out = Box::new(io::BufWriter::new(io::stdout()));
+            sql.run(statement, show, told.as_ref(), out).await
+        });
+        let ended = tokio::select! {
+            ended = &mut running => ended.unwrap_or_else(|e| Err(Error::Failed(format!("the statement failed: {e}")))),
+            stopped = super::shutdown::asked() => {
+                running.abort();
+                tidied_up().await;
+                Err(stopped.err().unwrap_or(Error::Stopped))
+            }
+        };
+        watch.finish();
+        ended
+    }
+
+    fn note_rest(&self, answer: Answer) {
+        if answer.more {
+            let rows = count(self.show.max_rows as u64);
+            logging::note(&format!("the first {rows} rows; --max-rows shows more, another --format all"));
+        }
+    }
+
+    /// The shell: an error ends a statement, not the session.
+    async fn talk(mut self, history: Option<PathBuf>) -> Result<()> {
+        let history = match history {
+            Some(path) if path.as_os_str() == "none" => None,
+            path => path.or_else(default_history),
+        };
+        let mut repl = Repl::new(history)?;
+        logging::note(concat!("elmo ", env!("CARGO_PKG_VERSION"), ": SQL with ELMo; \\? for help, \\q to leave"));
+        loop {
+            let names = self.sql.names().await;
+            // Reading waits for a person; the other threads go on.
+            let typed = tokio::task::block_in_place(|| repl.read(names));
+            let ended = match typed {
+                Ok(Typed::End) => return Ok(()),
+                Ok(Typed::Nothing) => Ok(()),
+                Ok(Typed::Sql(text)) => self.answer(&text).await,
+                Ok(Typed::Command(command)) => self.obey(command).await,
+                Err(error @ Error::Usage { .. }) => Err(error),
+                Err(error) => return Err(error),
+            };
+            match ended {
+                Err(Error::BrokenPipe) => return Err(Error::BrokenPipe),
+                Err(error) => logging::report(&error, self.common),
+                Ok(()) => {}
+            }
+        }
+    }
+
+    async fn obey(&mut self, command: Command) -> Result<()> {
+        match command {
+            Command::Help => super::print(COMMANDS),
+            Command::Format(format) => {
+                self.show.format = format;
+                Ok(())
+            }
+            Command::File(file) => self.answer(&read(&PathBuf::from(file))?).await,
+            Command::Sql(text) => self.answer(&text).await,
+        }
+    }
+
+    async fn answer(&self, text: &str) -> Result<()> {
+        for statement in self.sql.parse(text)? {
+            let started = Instant::now();
+            let answer = self.one(statement).await?;
+            let seconds = started.elapsed().as_secs_f64();
+            match answer.rows {
+                Some(_) if answer.more => self.note_rest(answer),
+                Some(1) => logging::note(&format!("1 row, {seconds:.2} s")),
+                Some(rows) => logging::note(&format!("{} rows, {seconds:.2} s", count(rows))),
+                None => logging::note(&format!("done, {seconds:.2} s")),
+            }
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sizes_have_units() {
+        let bytes = |text: &str| text.parse::<Bytes>().map(|bytes| bytes.0.get()).ok();
+        assert_eq!(bytes("512MB"), Some(512 << 20));
+        assert_eq!(bytes("2 gib"), Some(2 << 30));
+        assert_eq!(bytes("1_000K"), Some(1000 << 10));
+        for wrong in ["", "12", "MB", "-1MB", "0GB", "1TB", "99999999999999999999GB", "18014398509481984KB"] {
+            assert_eq!(bytes(wrong), None, "{wrong}");
+        }
+    }
+}

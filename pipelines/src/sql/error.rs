@@ -1,0 +1,96 @@
+//! What DataFusion says went wrong, as an error of ours: whose fault it is, and what to do next.
+
+use std::borrow::Cow;
+
+use datafusion::{arrow::error::ArrowError, error::DataFusionError, sql::sqlparser::parser::ParserError};
+
+use crate::error::{Error, Exit, exit_of_kind, exit_of_source, exit_of_store};
+
+/// An error of a statement.
+pub(super) fn sql_error(error: DataFusionError) -> Error {
+    let (exit, help) = judge(error.find_root());
+    Error::Sql { message: message(&error).into_owned(), exit, help: help.map(str::to_owned) }
+}
+
+/// What is wrong, without the names that DataFusion has for its kinds of errors.
+fn message(error: &DataFusionError) -> Cow<'_, str> {
+    use DataFusionError as E;
+    match error {
+        E::Plan(text) | E::Execution(text) | E::Configuration(text) => plain(text),
+        E::SQL(error, _) => match error.as_ref() {
+            ParserError::ParserError(text) | ParserError::TokenizerError(text) => Cow::Borrowed(text),
+            other => other.to_string().into(),
+        },
+        E::External(error) => error.to_string().into(),
+        E::ArrowError(error, _) => error.to_string().into(),
+        E::Context(_, error) | E::Diagnostic(_, error) => message(error),
+        E::Shared(error) => message(error),
+        E::Collection(errors) => errors.first().map_or("unknown".into(), message),
+        other => other.strip_backtrace().into(),
+    }
+}
+
+/// Of a call with wrong arguments, what the function says itself.
+fn plain(text: &str) -> Cow<'_, str> {
+    let own = text.split_once("user-defined coercion failed with: Error during planning: ");
+    own.map_or(text, |(_, own)| own.split_once(" No function matches").map_or(own, |(own, _)| own)).into()
+}
+
+/// Whose fault an error is.
+fn judge(root: &DataFusionError) -> (Exit, Option<&'static str>) {
+    use DataFusionError as E;
+    match root {
+        E::SQL(..) | E::Plan(_) | E::SchemaError(..) | E::Configuration(_) | E::NotImplemented(_) => {
+            (Exit::Usage, None)
+        }
+        E::ObjectStore(_) | E::IoError(_) => (Exit::Storage, None),
+        E::ResourcesExhausted(_) => (
+            Exit::Failed,
+            Some("give more by --memory-limit, or fewer rows at once by SET datafusion.execution.batch_size"),
+        ),
+        E::Internal(_) => (Exit::Failed, Some("this is a defect; please report it with the statement")),
+        E::ArrowError(error, _) if matches!(**error, ArrowError::IoError(..)) => (Exit::Storage, None),
+        E::External(inner) => (of_external(inner.as_ref()), None),
+        _ => (Exit::Input, None),
+    }
+}
+
+fn of_external(error: &(dyn std::error::Error + Send + Sync + 'static)) -> Exit {
+    if let Some(error) = error.downcast_ref::<elmo::Error>() {
+        return exit_of_kind(error.kind());
+    }
+    if let Some(error) = error.downcast_ref::<crate::source::SourceError>() {
+        return exit_of_source(error);
+    }
+    error.downcast_ref::<crate::stores::StoreError>().map_or(Exit::Input, exit_of_store)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use super::*;
+
+    fn said(error: DataFusionError) -> (String, Exit) {
+        let error = sql_error(error);
+        (error.to_string(), error.exit())
+    }
+
+    #[test]
+    fn the_innermost_error_is_said_and_judged() {
+        let plan = || DataFusionError::Plan("elmo_embed: no".into());
+        assert_eq!(said(plan()), ("elmo_embed: no".into(), Exit::Usage));
+        let deep = DataFusionError::Shared(Arc::new(plan().context("type_coercion").context("analyzer")));
+        assert_eq!(said(deep), ("elmo_embed: no".into(), Exit::Usage));
+        let model = elmo::Error::Closed;
+        let text = model.to_string();
+        assert_eq!(said(DataFusionError::External(Box::new(model))), (text, Exit::Failed));
+    }
+
+    #[test]
+    fn a_function_speaks_for_itself() {
+        let text = "Execution error: Function 'f' user-defined coercion failed with: Error during planning: f: text is a \
+                    string, not Int64. No function matches the given name and argument types 'f(Int64)'.";
+        assert_eq!(said(DataFusionError::Plan(text.into())).0, "f: text is a string, not Int64.");
+    }
+}

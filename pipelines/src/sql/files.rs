@@ -1,0 +1,245 @@
+//! Files, folders, patterns and URLs as tables: `SELECT … FROM 's3://bucket/reviews/*.parquet'`.
+//!
+//! What a name means is what it means to `elmo embed`. Parquet, CSV, JSON and Arrow are read by DataFusion, which reads
+//! only what a query needs; lines of text, which it does not know, by [`crate::source`].
+
+use std::{
+    path::Path,
+    sync::{Arc, OnceLock, Weak},
+};
+
+use arrow::{
+    array::{ArrayRef, AsArray, RecordBatch},
+    compute::{CastOptions, cast_with_options},
+    datatypes::{DataType, Field, Schema, SchemaRef},
+};
+use async_trait::async_trait;
+use datafusion::{
+    catalog::{Session, TableProvider, TableProviderFactory, UrlTableFactory, streaming::StreamingTable},
+    datasource::{
+        file_format::{
+            FileFormat, arrow::ArrowFormat, avro::AvroFormat, csv::CsvFormat,
+            file_compression_type::FileCompressionType, json::JsonFormat, parquet::ParquetFormat,
+        },
+        listing::{ListingOptions, ListingTable, ListingTableConfig, ListingTableUrl},
+    },
+    error::{DataFusionError, Result},
+    execution::{
+        SendableRecordBatchStream, TaskContext, object_store::ObjectStoreRegistry, session_state::SessionState,
+    },
+    logical_expr::CreateExternalTable,
+    physical_plan::{stream::RecordBatchStreamAdapter, streaming::PartitionStream},
+};
+use futures::TryStreamExt;
+use object_store::ObjectStore;
+use parking_lot::RwLock;
+use url::Url;
+
+use crate::{
+    source::{Compression, Format, InputFile, Plan, Position, Request, Rows, Slice, SourceError, list},
+    stores::{Location, Stores},
+};
+
+/// The stores of elmo, for DataFusion: opened when a query first names them, with the credentials of the environment.
+#[derive(Debug)]
+pub(super) struct Registry(pub(super) Stores);
+
+impl ObjectStoreRegistry for Registry {
+    fn register_store(&self, url: &Url, store: Arc<dyn ObjectStore>) -> Option<Arc<dyn ObjectStore>> {
+        self.0.insert(url.as_str(), store);
+        None
+    }
+
+    fn get_store(&self, url: &Url) -> Result<Arc<dyn ObjectStore>> {
+        Ok(self.0.locate(url.as_str()).map_err(external)?.store)
+    }
+}
+
+/// Makes tables of names that no table has.
+#[derive(Debug)]
+pub(super) struct Files {
+    stores: Stores,
+    /// The session they are for; known only when it is there.
+    session: OnceLock<Weak<RwLock<SessionState>>>,
+}
+
+impl Files {
+    pub(super) fn new(stores: &Stores) -> Self {
+        Self { stores: stores.clone(), session: OnceLock::new() }
+    }
+
+    pub(super) fn belong_to(&self, session: Weak<RwLock<SessionState>>) {
+        // Said once, when the session is made.
+        let _ = self.session.set(session);
+    }
+
+    async fn table(&self, address: &str) -> Result<Arc<dyn TableProvider>> {
+        if let Some(format) = format_of_datafusion(address) {
+            return self.listing(vec![ListingTableUrl::parse(address)?], vec![format]).await;
+        }
+        let files = list(&self.stores, &[address.to_owned()], None).await.map_err(external)?;
+        let Some(first) = files.first() else {
+            return Err(DataFusionError::Plan(format!("{address}: no file has this name")));
+        };
+        if let Some(other) = files.iter().find(|file| kind(file) != kind(first)) {
+            return Err(DataFusionError::Plan(format!(
+                "{address}: a table has files of one kind, and {first} and {other} differ; name them by a pattern such \
+                 as '*.parquet'"
+            )));
+        }
+        if first.format == Format::Text {
+            return lines(files).await;
+        }
+        let urls = files.iter().filter_map(|file| file.location.as_ref()).map(listing_url).collect::<Result<_>>()?;
+        self.listing(urls, formats(first.format, first.compression)).await
+    }
+
+    /// A table of files that are listed by name; of several ways to read them the first that all of them agree with.
+    async fn listing(
+        &self,
+        urls: Vec<ListingTableUrl>,
+        formats: Vec<Arc<dyn FileFormat>>,
+    ) -> Result<Arc<dyn TableProvider>> {
+        let session = self.session.get().and_then(Weak::upgrade);
+        let state = session.map(|session| session.read().clone());
+        let state = state.ok_or_else(|| DataFusionError::Internal("the session of a table is gone".to_owned()))?;
+        let mut failed = None;
+        for format in formats {
+            // The files are known by their names, so no extension has to fit.
+            let options = ListingOptions::new(format).with_file_extension("");
+            let config = ListingTableConfig::new_with_multi_paths(urls.clone()).with_listing_options(options);
+            match config.infer_schema(&state).await {
+                Ok(config) => {
+                    let statistics = state.runtime_env().cache_manager.get_file_statistic_cache();
+                    return Ok(Arc::new(ListingTable::try_new(config)?.with_cache(statistics)));
+                }
+                Err(error) => failed = Some(error),
+            }
+        }
+        Err(failed.unwrap_or_else(|| DataFusionError::Internal("no format was tried".to_owned())))
+    }
+}
+
+#[async_trait]
+impl UrlTableFactory for Files {
+    async fn try_new(&self, name: &str) -> Result<Option<Arc<dyn TableProvider>>> {
+        // A plain word is the name of a table, unless a file has it.
+        if !name.contains(['/', '.', '*']) && !Path::new(name).exists() {
+            return Ok(None);
+        }
+        self.table(name).await.map(Some)
+    }
+}
+
+/// `CREATE EXTERNAL TABLE … STORED AS TEXT`
+#[async_trait]
+impl TableProviderFactory for Files {
+    async fn create(&self, _: &dyn Session, command: &CreateExternalTable) -> Result<Arc<dyn TableProvider>> {
+        let mut addresses = command.locations.clone();
+        addresses.sort();
+        let files = list(&self.stores, &addresses, None).await.map_err(external)?;
+        match files.iter().find(|file| file.format != Format::Text) {
+            Some(other) => Err(DataFusionError::Plan(format!("{other}: not a .txt file"))),
+            None => lines(files).await,
+        }
+    }
+}
+
+fn kind(file: &InputFile) -> (Format, Compression) {
+    (file.format, file.compression)
+}
+
+/// How DataFusion reads a format. What Parquet files say of their columns (which model made them) is kept, unless several
+/// files say different things.
+fn formats(format: Format, compression: Compression) -> Vec<Arc<dyn FileFormat>> {
+    let packed = match compression {
+        Compression::None => FileCompressionType::UNCOMPRESSED,
+        Compression::Gzip => FileCompressionType::GZIP,
+        Compression::Zstd => FileCompressionType::ZSTD,
+    };
+    match format {
+        // Read by us.
+        Format::Text => Vec::new(),
+        Format::Parquet => {
+            let read = |skip| Arc::new(ParquetFormat::default().with_skip_metadata(skip)) as _;
+            vec![read(false), read(true)]
+        }
+        Format::Csv => vec![Arc::new(CsvFormat::default().with_has_header(true).with_file_compression_type(packed))],
+        Format::Json => vec![Arc::new(JsonFormat::default().with_file_compression_type(packed))],
+        Format::Arrow => vec![Arc::new(ArrowFormat)],
+    }
+}
+
+/// Endings that DataFusion knows and `elmo embed` does not: `.json` is what COPY calls its lines of JSON.
+fn format_of_datafusion(address: &str) -> Option<Arc<dyn FileFormat>> {
+    let (_, extension) = address.rsplit_once('.')?;
+    match extension.to_ascii_lowercase().as_str() {
+        "json" => Some(Arc::new(JsonFormat::default())),
+        "avro" => Some(Arc::new(AvroFormat)),
+        _ => None,
+    }
+}
+
+/// The URL of one file; no character of its name is a pattern.
+fn listing_url(location: &Location) -> Result<ListingTableUrl> {
+    let url = location.url().ok_or_else(|| DataFusionError::Plan(format!("{location}: no URL says this name")))?;
+    ListingTableUrl::try_new(url, None)
+}
+
+/// A row per line, in one column `text`.
+async fn lines(files: Vec<InputFile>) -> Result<Arc<dyn TableProvider>> {
+    let schema = Arc::new(Schema::new(vec![Field::new("text", DataType::Utf8View, true)]));
+    let mut partitions: Vec<Arc<dyn PartitionStream>> = Vec::new();
+    for file in files {
+        let name = file.to_string();
+        let plan = Plan::resolve(vec![file], &Request::texts("text")).await.map_err(external)?;
+        partitions.push(Arc::new(Lines { plan: Arc::new(plan), file: name, schema: Arc::clone(&schema) }));
+    }
+    Ok(Arc::new(StreamingTable::try_new(schema, partitions)?))
+}
+
+/// The lines of one file.
+#[derive(Debug)]
+struct Lines {
+    plan: Arc<Plan>,
+    file: String,
+    schema: SchemaRef,
+}
+
+impl PartitionStream for Lines {
+    fn schema(&self) -> &SchemaRef {
+        &self.schema
+    }
+
+    fn execute(&self, _: Arc<TaskContext>) -> SendableRecordBatchStream {
+        let rows = Rows::new(Arc::clone(&self.plan), Position::default());
+        let (schema, file) = (Arc::clone(&self.schema), self.file.clone());
+        let slices = futures::stream::try_unfold(rows, move |mut rows| {
+            let (schema, file) = (Arc::clone(&schema), file.clone());
+            async move {
+                let Some(slice) = rows.next().await.map_err(external)? else { return Ok(None) };
+                Ok(Some((RecordBatch::try_new(schema, vec![utf8(&slice, &file)?])?, rows)))
+            }
+        });
+        Box::pin(RecordBatchStreamAdapter::new(Arc::clone(&self.schema), slices.into_stream()))
+    }
+}
+
+/// Lines as text. Other encodings are refused rather than read as NULL.
+fn utf8(slice: &Slice, file: &str) -> Result<ArrayRef> {
+    let strict = CastOptions { safe: false, ..CastOptions::default() };
+    cast_with_options(&slice.text, &DataType::Utf8View, &strict).map_err(|_| {
+        let lines = slice.text.as_binary_opt::<i32>();
+        let bad = lines.and_then(|lines| lines.iter().flatten().position(|line| std::str::from_utf8(line).is_err()));
+        let row = slice.start.row + bad.unwrap_or_default() as u64;
+        external(SourceError::Malformed {
+            file: file.to_owned(),
+            row,
+            reason: "the line is not UTF-8".to_owned(),
+        })
+    })
+}
+
+fn external(error: impl std::error::Error + Send + Sync + 'static) -> DataFusionError {
+    DataFusionError::External(Box::new(error))
+}

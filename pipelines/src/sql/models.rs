@@ -1,0 +1,89 @@
+//! Models that SQL names: found and described when a query names them, put on devices when the first row is embedded.
+
+use std::{
+    fmt,
+    sync::{Mutex, MutexGuard, PoisonError},
+};
+
+use elmo::{Elmo, EmbedderSettings, ModelData};
+use elmo_udfs::{Card, ModelError, ModelSource};
+use tokio::runtime::Handle;
+
+use crate::{
+    error::Result,
+    models::{Cache, Fingerprints, ModelFiles, ModelSpec, Models, warn_untrained},
+    stores::Stores,
+};
+
+/// A model by where it is.
+pub(super) struct LazyModel {
+    pub(super) spec: ModelSpec,
+    pub(super) offline: bool,
+    pub(super) stores: Stores,
+    pub(super) settings: EmbedderSettings,
+    /// Where fetching waits.
+    pub(super) runtime: Handle,
+    /// Weights that were read to describe the model, for the one who opens it.
+    pub(super) read: Mutex<Option<ModelData>>,
+}
+
+impl fmt::Debug for LazyModel {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "LazyModel({})", self.spec)
+    }
+}
+
+impl ModelSource for LazyModel {
+    fn describe(&self) -> Result<Card, ModelError> {
+        let (files, cache) = self.locate()?;
+        let fingerprints = Fingerprints::new(&cache);
+        if let Some((options, fingerprint)) = fingerprints.known(&files) {
+            return Ok(Card { options, fingerprint, untrained: false, location: self.spec.to_string() });
+        }
+        let data = self.data(&files)?;
+        if !data.untrained {
+            fingerprints.remember(&files, &data.options, &data.fingerprint);
+        }
+        let card = Card {
+            options: data.options.clone(),
+            fingerprint: data.fingerprint.clone(),
+            untrained: data.untrained,
+            location: self.spec.to_string(),
+        };
+        *self.read() = Some(data);
+        Ok(card)
+    }
+
+    fn open(&self) -> Result<Elmo, ModelError> {
+        let read = self.read().take();
+        let data = match read {
+            Some(data) => data,
+            None => self.data(&self.locate()?.0)?,
+        };
+        warn_untrained(&data);
+        Ok(Elmo::from_data(data, &self.settings)?)
+    }
+}
+
+impl LazyModel {
+    /// The files on this machine, fetched where need be. DataFusion plans on threads of the runtime, which must not wait
+    /// for it themselves.
+    fn locate(&self) -> Result<(ModelFiles, Cache), ModelError> {
+        let cache = Cache::from_env();
+        let found = std::thread::scope(|scope| {
+            let models = Models { stores: &self.stores, cache: &cache, offline: self.offline };
+            scope.spawn(move || self.runtime.block_on(models.locate(&self.spec))).join()
+        });
+        let files = found.map_err(|_| "looking for the model failed")??;
+        Ok((files, cache))
+    }
+
+    /// Plain data, valid even if somebody died over it.
+    fn read(&self) -> MutexGuard<'_, Option<ModelData>> {
+        self.read.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn data(&self, files: &ModelFiles) -> Result<ModelData, ModelError> {
+        Ok(files.read(&self.spec)?)
+    }
+}

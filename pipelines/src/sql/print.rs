@@ -1,0 +1,205 @@
+//! Results on their way out: as a table for people, or in a format for programs.
+
+use std::{
+    io::{self, Write},
+    str::FromStr,
+    sync::Arc,
+};
+
+use arrow::{
+    array::{ArrayRef, RecordBatch, StringArray},
+    csv,
+    datatypes::{DataType, Field, Schema, SchemaRef},
+    error::ArrowError,
+    ipc::writer::StreamWriter,
+    json::{
+        EncoderOptions, LineDelimitedWriter, WriterBuilder,
+        writer::{JsonArray, Writer, make_encoder},
+    },
+    util::pretty::pretty_format_batches,
+};
+use elmo::spec::SpecError;
+
+use super::cell::cells;
+use crate::error::{Error, Result};
+
+/// How results are written.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Format {
+    /// Aligned, vectors short, the first rows only.
+    Table,
+    /// With a header line; nested values as JSON.
+    Csv,
+    /// One array of objects.
+    Json,
+    /// An object per line.
+    Ndjson,
+    /// The Arrow IPC stream.
+    Arrow,
+    /// A Parquet file.
+    Parquet,
+}
+
+impl Format {
+    /// Every legal word.
+    pub const WORDS: &'static [&'static str] = &["table", "csv", "json", "ndjson", "arrow", "parquet"];
+
+    /// Not for terminals, and one result only.
+    pub fn is_binary(self) -> bool {
+        matches!(self, Self::Arrow | Self::Parquet)
+    }
+}
+
+impl FromStr for Format {
+    type Err = SpecError;
+
+    fn from_str(word: &str) -> Result<Self, SpecError> {
+        let all = [Self::Table, Self::Csv, Self::Json, Self::Ndjson, Self::Arrow, Self::Parquet];
+        let found = Self::WORDS.iter().zip(all).find(|(legal, _)| **legal == word);
+        found.map(|(_, format)| format).ok_or_else(|| SpecError::Value {
+            option: "format",
+            value: word.to_owned(),
+            legal: Self::WORDS.to_vec(),
+        })
+    }
+}
+
+/// Writes the batches of one result.
+pub(super) enum Printer {
+    Table { out: Out, schema: SchemaRef, batches: Vec<RecordBatch>, rows: usize, most: usize },
+    Csv { writer: Box<csv::Writer<Out>>, schema: SchemaRef },
+    Json(Writer<Out, JsonArray>),
+    Ndjson(LineDelimitedWriter<Out>),
+    Arrow(StreamWriter<Out>),
+}
+
+/// Where results go.
+pub type Out = Box<dyn Write + Send>;
+
+impl Printer {
+    /// A printer; a table shows `most` rows. Parquet is written by COPY, not here.
+    pub(super) fn new(format: Format, schema: SchemaRef, most: usize, out: Out) -> Result<Self> {
+        // Every object has every key.
+        let json = || WriterBuilder::new().with_explicit_nulls(true);
+        Ok(match format {
+            Format::Table => Self::Table { out, schema, batches: Vec::new(), rows: 0, most },
+            Format::Csv => {
+                let mut writer = csv::WriterBuilder::new().build(out);
+                let schema = flat_schema(&schema);
+                // Without rows there is a header too.
+                writer.write(&RecordBatch::new_empty(Arc::clone(&schema))).map_err(failed)?;
+                Self::Csv { writer: Box::new(writer), schema }
+            }
+            Format::Json => Self::Json(json().build(out)),
+            Format::Ndjson => Self::Ndjson(json().build(out)),
+            Format::Arrow | Format::Parquet => Self::Arrow(StreamWriter::try_new(out, &schema).map_err(failed)?),
+        })
+    }
+
+    /// Takes a batch; `false` when no more rows are wanted.
+    pub(super) fn write(&mut self, batch: &RecordBatch) -> Result<bool> {
+        match self {
+            Self::Table { batches, rows, most, .. } => {
+                let taken = batch.num_rows().min(*most - *rows);
+                *rows += taken;
+                batches.push(batch.slice(0, taken));
+                return Ok(taken == batch.num_rows());
+            }
+            Self::Csv { writer, schema } => writer.write(&flat(batch, schema).map_err(failed)?),
+            Self::Json(writer) => writer.write(batch),
+            Self::Ndjson(writer) => writer.write(batch),
+            Self::Arrow(writer) => writer.write(batch),
+        }
+        .map_err(failed)?;
+        Ok(true)
+    }
+
+    /// Writes what is left.
+    pub(super) fn finish(self) -> Result<()> {
+        let mut out = match self {
+            Self::Table { mut out, schema, batches, .. } => {
+                let table = table(&schema, &batches).map_err(failed)?;
+                writeln!(out, "{table}").map_err(io_failed)?;
+                out
+            }
+            Self::Csv { writer, .. } => writer.into_inner(),
+            Self::Json(mut writer) => {
+                writer.finish().map_err(failed)?;
+                let mut out = writer.into_inner();
+                writeln!(out).map_err(io_failed)?;
+                out
+            }
+            Self::Ndjson(writer) => writer.into_inner(),
+            Self::Arrow(mut writer) => {
+                writer.finish().map_err(failed)?;
+                writer.into_inner().map_err(failed)?
+            }
+        };
+        out.flush().map_err(io_failed)
+    }
+}
+
+fn table(schema: &SchemaRef, batches: &[RecordBatch]) -> Result<String, ArrowError> {
+    let shown = Arc::new(texts(schema, |_| true));
+    let rows = batches.iter().map(|batch| {
+        let columns = batch.columns().iter().map(|column| Ok(Arc::new(cells(column)?) as ArrayRef));
+        let options = arrow::array::RecordBatchOptions::new().with_row_count(Some(batch.num_rows()));
+        RecordBatch::try_new_with_options(Arc::clone(&shown), columns.collect::<Result<_, ArrowError>>()?, &options)
+    });
+    let mut rows = rows.collect::<Result<Vec<_>, _>>()?;
+    if rows.is_empty() {
+        // The names of the columns are worth showing.
+        rows.push(RecordBatch::new_empty(shown));
+    }
+    Ok(pretty_format_batches(&rows)?.to_string())
+}
+
+/// The schema with texts in place of some columns.
+fn texts(schema: &Schema, of: impl Fn(&DataType) -> bool) -> Schema {
+    let fields = schema.fields().iter().map(|field| match of(field.data_type()) {
+        true => Field::new(field.name(), DataType::Utf8, true),
+        false => field.as_ref().clone(),
+    });
+    Schema::new(fields.collect::<Vec<_>>())
+}
+
+fn flat_schema(schema: &Schema) -> SchemaRef {
+    Arc::new(texts(schema, DataType::is_nested))
+}
+
+/// CSV has no lists: they become JSON in a text.
+fn flat(batch: &RecordBatch, schema: &SchemaRef) -> Result<RecordBatch, ArrowError> {
+    let input = batch.schema();
+    let columns = input.fields().iter().zip(batch.columns()).map(|(field, column)| {
+        if !field.data_type().is_nested() {
+            return Ok(Arc::clone(column));
+        }
+        let options = EncoderOptions::default().with_explicit_nulls(true);
+        let mut encoder = make_encoder(field, column, &options)?;
+        let texts = (0..column.len()).map(|row| {
+            if encoder.is_null(row) {
+                return None;
+            }
+            let mut json = Vec::new();
+            encoder.encode(row, &mut json);
+            String::from_utf8(json).ok()
+        });
+        Ok(Arc::new(texts.collect::<StringArray>()) as ArrayRef)
+    });
+    RecordBatch::try_new(Arc::clone(schema), columns.collect::<Result<_, ArrowError>>()?)
+}
+
+fn failed(error: ArrowError) -> Error {
+    match error {
+        ArrowError::IoError(_, error) => io_failed(error),
+        ArrowError::CsvError(reason) if reason.contains("Broken pipe") => Error::BrokenPipe,
+        error => Error::Failed(format!("cannot write the result: {error}")),
+    }
+}
+
+pub(super) fn io_failed(error: io::Error) -> Error {
+    match error.kind() {
+        io::ErrorKind::BrokenPipe => Error::BrokenPipe,
+        _ => Error::Failed(format!("cannot write the result: {error}")),
+    }
+}

@@ -1,0 +1,325 @@
+//! The shell's prompt: lines with history and completion, statements over several lines, and commands that start with a
+//! backslash.
+
+use std::path::{Path, PathBuf};
+
+use datafusion::sql::sqlparser::{
+    dialect::GenericDialect,
+    tokenizer::{Token, Tokenizer},
+};
+use rustyline::{
+    CompletionType, Config, Context, Editor, Helper,
+    completion::{Completer, FilenameCompleter, Pair},
+    error::ReadlineError,
+    highlight::Highlighter,
+    hint::Hinter,
+    history::FileHistory,
+    validate::{ValidationContext, ValidationResult, Validator},
+};
+
+use super::Format;
+use crate::error::{Error, Result};
+
+/// Lines that are remembered.
+const HISTORY: usize = 10_000;
+
+/// What a user typed at the prompt.
+#[derive(Debug, PartialEq, Eq)]
+pub enum Typed {
+    /// Statements, each with its semicolon.
+    Sql(String),
+    /// A command of the shell.
+    Command(Command),
+    /// Nothing, or a line that was given up.
+    Nothing,
+    /// The end.
+    End,
+}
+
+/// What starts with a backslash.
+#[derive(Debug, PartialEq, Eq)]
+pub enum Command {
+    /// Says which commands there are.
+    Help,
+    /// Writes results in another format from now on.
+    Format(Format),
+    /// Runs the statements of a file.
+    File(String),
+    /// What SQL says in more words.
+    Sql(String),
+}
+
+/// What [`Command::Help`] says.
+pub const COMMANDS: &str = "\
+\\d            the tables            \\d NAME    the columns of a table or of 'FILE'
+\\df           the functions of elmo \\m         the models
+\\f FORMAT     table, csv, json, ndjson (results from now on)
+\\i FILE       run the statements of a file
+\\q            leave; so does Ctrl-D
+A statement ends with a semicolon. Files are tables: SELECT * FROM 'reviews.parquet' LIMIT 3;
+";
+
+impl Command {
+    /// # Errors
+    /// [`Error::Usage`] when there is no such command.
+    fn parse(line: &str) -> Result<Self> {
+        let (word, rest) = line.split_once(char::is_whitespace).unwrap_or((line, ""));
+        let rest = rest.trim().trim_end_matches(';').trim_end();
+        Ok(match (word.trim_end_matches(';'), rest) {
+            ("\\?" | "\\h", _) => Self::Help,
+            ("\\d", "") => Self::Sql("SHOW TABLES".to_owned()),
+            ("\\d", name) => Self::Sql(format!("DESCRIBE {name}")),
+            ("\\df", _) => Self::Sql("SELECT name, syntax, returns FROM elmo_functions()".to_owned()),
+            ("\\m", _) => Self::Sql("SELECT * FROM elmo_models()".to_owned()),
+            ("\\f", word) => match word.parse::<Format>() {
+                Ok(format) if !format.is_binary() => Self::Format(format),
+                _ => {
+                    return Err(Error::usage(
+                        format!("\\f {word}: no format of the shell"),
+                        "one of table, csv, json, ndjson",
+                    ));
+                }
+            },
+            ("\\i", file) if !file.is_empty() => Self::File(file.trim_matches('\'').to_owned()),
+            _ => return Err(Error::usage(format!("{line}: no such command"), "\\? lists them")),
+        })
+    }
+}
+
+/// Whether a text is a command or ends with a semicolon that ends a statement: one in a quote or in a comment does not.
+fn is_complete(text: &str) -> bool {
+    let text = text.trim();
+    if text.is_empty() || text.starts_with('\\') {
+        return true;
+    }
+    let tokens = Tokenizer::new(&GenericDialect {}, text).tokenize();
+    // What cannot be cut into tokens is an open quote or comment, or something that the parser shall complain of.
+    let Ok(tokens) = tokens else { return false };
+    tokens.iter().rfind(|token| !matches!(token, Token::Whitespace(_))) == Some(&Token::SemiColon)
+}
+
+/// The prompt.
+pub struct Repl {
+    editor: Editor<Assistant, FileHistory>,
+    history: Option<PathBuf>,
+}
+
+impl std::fmt::Debug for Repl {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Repl").field("history", &self.history).finish_non_exhaustive()
+    }
+}
+
+impl Repl {
+    /// A prompt that remembers lines in `history`; one that cannot be read or written is done without.
+    ///
+    /// # Errors
+    /// [`Error::Failed`] when the terminal cannot be used.
+    pub fn new(history: Option<PathBuf>) -> Result<Self> {
+        let config = Config::builder().max_history_size(HISTORY).and_then(|config| config.history_ignore_dups(true));
+        let config = config.map_err(failed)?.history_ignore_space(true).completion_type(CompletionType::List).build();
+        let lines = FileHistory::with_config(&config);
+        let mut editor = Editor::with_history(config, lines).map_err(failed)?;
+        editor.set_helper(Some(Assistant { names: Vec::new(), files: FilenameCompleter::new() }));
+        if let Some(path) = &history {
+            if let Some(folder) = path.parent() {
+                let _ = std::fs::create_dir_all(folder);
+            }
+            // There is none before the first session.
+            let _ = editor.load_history(path);
+        }
+        Ok(Self { editor, history })
+    }
+
+    /// Asks for the next statements or command; `names` are offered to complete words with.
+    ///
+    /// # Errors
+    /// [`Error::Usage`] for a command that there is none of, [`Error::Failed`] when the terminal is gone.
+    pub fn read(&mut self, names: Vec<String>) -> Result<Typed> {
+        if let Some(helper) = self.editor.helper_mut() {
+            helper.names = names;
+        }
+        let text = match self.editor.readline("elmo> ") {
+            Ok(text) => text,
+            Err(ReadlineError::Interrupted) => return Ok(Typed::Nothing),
+            Err(ReadlineError::Eof) => return Ok(Typed::End),
+            Err(error) => return Err(failed(error)),
+        };
+        let text = text.trim();
+        if text.is_empty() {
+            return Ok(Typed::Nothing);
+        }
+        self.remember(text);
+        match text {
+            "\\q" | "quit" | "exit" | "quit;" | "exit;" => Ok(Typed::End),
+            _ if text.starts_with('\\') => Command::parse(text).map(Typed::Command),
+            _ => Ok(Typed::Sql(text.to_owned())),
+        }
+    }
+
+    fn remember(&mut self, text: &str) {
+        // A history that cannot be kept is no reason to stop.
+        if self.editor.add_history_entry(text).is_ok_and(|added| added)
+            && let Some(path) = &self.history
+        {
+            let _ = self.editor.append_history(path);
+        }
+    }
+}
+
+fn failed(error: ReadlineError) -> Error {
+    Error::Failed(format!("the terminal cannot be used: {error}"))
+}
+
+/// `sql_history` in elmo's folder below `$XDG_STATE_HOME`, else `~/.local/state`; `None` without a home.
+pub fn default_history() -> Option<PathBuf> {
+    let set = |name: &str| std::env::var_os(name).filter(|value| !value.is_empty()).map(PathBuf::from);
+    let base = set("XDG_STATE_HOME").or_else(|| Some(set("HOME")?.join(".local/state")))?;
+    Some(base.join("elmo").join(Path::new("sql_history")))
+}
+
+/// Completes words and says when a statement is one.
+struct Assistant {
+    names: Vec<String>,
+    files: FilenameCompleter,
+}
+
+/// Words of SQL that begin or join the parts of a query.
+const KEYWORDS: &[&str] = &[
+    "AND",
+    "AS",
+    "ASC",
+    "BETWEEN",
+    "BY",
+    "CASE",
+    "COPY",
+    "CREATE EXTERNAL TABLE",
+    "CROSS JOIN",
+    "DESC",
+    "DESCRIBE",
+    "DISTINCT",
+    "ELSE",
+    "END",
+    "EXPLAIN ANALYZE",
+    "FROM",
+    "FULL JOIN",
+    "GROUP BY",
+    "HAVING",
+    "INNER JOIN",
+    "INSERT INTO",
+    "IS NOT NULL",
+    "IS NULL",
+    "LEFT JOIN",
+    "LIKE",
+    "LIMIT",
+    "LOCATION",
+    "NOT",
+    "OFFSET",
+    "OR",
+    "ORDER BY",
+    "OVER",
+    "PARTITION BY",
+    "SELECT",
+    "SET",
+    "SHOW TABLES",
+    "STORED AS",
+    "THEN",
+    "UNION ALL",
+    "UNNEST",
+    "VALUES",
+    "WHEN",
+    "WHERE",
+    "WITH",
+];
+
+impl Assistant {
+    /// Where the word before the cursor starts, and what it may become.
+    fn words(&self, before: &str) -> (usize, Vec<Pair>) {
+        let is_part = |c: char| c.is_alphanumeric() || c == '_';
+        let start =
+            before.rfind(|c| !is_part(c)).map_or(0, |at| at + before[at..].chars().next().map_or(1, char::len_utf8));
+        let word = &before[start..];
+        if word.is_empty() {
+            return (start, Vec::new());
+        }
+        // Keywords in the case that the user types.
+        let lower = word.chars().all(|c| !c.is_uppercase());
+        let keywords = KEYWORDS.iter().map(|k| if lower { k.to_lowercase() } else { (*k).to_owned() });
+        let fits = |name: &String| name.to_lowercase().starts_with(&word.to_lowercase());
+        let found = self.names.iter().cloned().chain(keywords).filter(fits);
+        (start, found.map(|name| Pair { display: name.clone(), replacement: name }).collect())
+    }
+}
+
+impl Completer for Assistant {
+    type Candidate = Pair;
+
+    fn complete(&self, line: &str, at: usize, context: &Context<'_>) -> rustyline::Result<(usize, Vec<Pair>)> {
+        let before = &line[..at];
+        match before.matches('\'').count() % 2 {
+            1 => self.files.complete(line, at, context),
+            _ => Ok(self.words(before)),
+        }
+    }
+}
+
+impl Validator for Assistant {
+    fn validate(&self, context: &mut ValidationContext<'_>) -> rustyline::Result<ValidationResult> {
+        let word = context.input().trim();
+        Ok(match is_complete(word) || matches!(word, "quit" | "exit") {
+            true => ValidationResult::Valid(None),
+            false => ValidationResult::Incomplete,
+        })
+    }
+}
+
+impl Hinter for Assistant {
+    type Hint = String;
+}
+
+impl Highlighter for Assistant {}
+
+impl Helper for Assistant {}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_statement_ends_with_a_semicolon_outside_of_quotes_and_comments() {
+        for whole in
+            ["", "SELECT 1;", "SELECT ';' ; ", "SELECT 1; -- done", "\\d", "SELECT 'it''s';", "SELECT 1; SELECT 2;"]
+        {
+            assert!(is_complete(whole), "{whole}");
+        }
+        for part in ["SELECT 1", "SELECT ';", "SELECT 1 -- ;", "SELECT /* ;", "SELECT 1; SELECT 2", "SELECT \"a;"] {
+            assert!(!is_complete(part), "{part}");
+        }
+    }
+
+    #[test]
+    fn words_are_completed() {
+        let names = ["elmo_embed(", "elmo_tokens(", "reviews"].map(str::to_owned).to_vec();
+        let assistant = Assistant { names, files: FilenameCompleter::new() };
+        let found = |before: &str| {
+            let (start, pairs) = assistant.words(before);
+            (start, pairs.into_iter().map(|pair| pair.replacement).collect::<Vec<_>>())
+        };
+        assert_eq!(found("SELECT elmo_e"), (7, vec!["elmo_embed(".to_owned()]));
+        assert_eq!(found("SELECT * FROM Rev"), (14, vec!["reviews".to_owned()]));
+        assert_eq!(found("sel"), (0, vec!["select".to_owned()]));
+        assert_eq!(found("SELECT é"), (7, Vec::new()));
+        assert_eq!(found("SELECT "), (7, Vec::new()));
+    }
+
+    #[test]
+    fn commands() {
+        assert_eq!(Command::parse("\\d").unwrap(), Command::Sql("SHOW TABLES".into()));
+        assert_eq!(Command::parse("\\d 'a b.parquet';").unwrap(), Command::Sql("DESCRIBE 'a b.parquet'".into()));
+        assert_eq!(Command::parse("\\f csv").unwrap(), Command::Format(Format::Csv));
+        assert_eq!(Command::parse("\\i 'a b.sql'").unwrap(), Command::File("a b.sql".into()));
+        for wrong in ["\\x", "\\f parquet", "\\f", "\\i"] {
+            assert!(Command::parse(wrong).is_err(), "{wrong}");
+        }
+    }
+}

@@ -1,0 +1,417 @@
+//! `elmo sql`: results in every format, files as tables, COPY, errors, interruptions and the prompt.
+
+use std::{
+    fs,
+    io::{Read, Write},
+    os::fd::{FromRawFd, OwnedFd},
+    process::{Command, Stdio},
+    time::{Duration, Instant},
+};
+
+use arrow::{
+    array::{Array, AsArray, RecordBatch},
+    datatypes::{DataType, Float32Type, Int64Type},
+    ipc::reader::StreamReader,
+};
+use parquet::{
+    arrow::arrow_reader::ParquetRecordBatchReaderBuilder,
+    basic::{Compression, Encoding},
+    file::reader::{FileReader, SerializedFileReader},
+};
+use serde_json::Value;
+
+use crate::place::{Ended, Place, snapshot};
+
+/// `elmo sql -q` with these words; the statement is one of them.
+fn sql(place: &Place, words: &[&str]) -> Ended {
+    let output = place.elmo().args(["sql", "-q"]).args(words).output().unwrap();
+    let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
+    Ended { code: output.status.code(), out: text(&output.stdout), err: text(&output.stderr) }
+}
+
+/// What a statement gives as objects.
+fn rows(place: &Place, statement: &str) -> Vec<Value> {
+    let ended = sql(place, &["--format", "ndjson", "-c", statement]);
+    assert_eq!((ended.code, ended.err.as_str()), (Some(0), ""), "{statement}: {ended:?}");
+    ended.out.lines().map(|line| serde_json::from_str(line).unwrap()).collect()
+}
+
+/// The only value of the only row.
+fn value(place: &Place, statement: &str) -> Value {
+    let rows = rows(place, statement);
+    assert_eq!(rows.len(), 1, "{statement}: {rows:?}");
+    rows[0].as_object().unwrap().values().next().unwrap().clone()
+}
+
+/// Three rows, one of them without a text.
+fn small() -> Place {
+    let place = Place::new();
+    place.write("a.csv", "id,text\n1,It rained.\n2,\n3,\"We stayed in, and read.\"\n");
+    place
+}
+
+#[test]
+fn the_first_words_of_the_readme_embed_ten_rows_and_no_more() {
+    let place = Place::new();
+    let rows_of = "COPY (SELECT * FROM 'reviews.jsonl') TO 'reviews.parquet'";
+    assert_eq!(sql(&place, &["-c", rows_of]).code, Some(0));
+    let query = "SELECT id, elmo_embed(text) FROM 'reviews.parquet' WHERE lang = 'en' ORDER BY id DESC LIMIT 10";
+    let shown = sql(&place, &["-c", query]);
+    assert_eq!(shown.out.lines().filter(|line| line.contains("… 64]")).count(), 10, "{shown:?}");
+    let analysed = sql(&place, &["-c", &format!("EXPLAIN ANALYZE {query}")]);
+    assert!(analysed.out.contains("rows_embedded=10,"), "{analysed:?}");
+}
+
+#[test]
+fn a_table_shows_vectors_short_and_stops_at_its_last_row() {
+    let place = small();
+    let shown = sql(&place, &["-c", "SELECT id, text, elmo_embed(text) IS NULL AS nothing FROM 'a.csv' ORDER BY id"]);
+    // Written by hand.
+    let expected = "\
++----+-------------------------+---------+
+| id | text                    | nothing |
++----+-------------------------+---------+
+| 1  | It rained.              | false   |
+| 2  | NULL                    | true    |
+| 3  | We stayed in, and read. | false   |
++----+-------------------------+---------+
+";
+    assert_eq!(shown.out, expected);
+    let output = place.elmo().args(["sql", "--max-rows", "2", "-c", "SELECT id FROM 'a.csv'"]).output().unwrap();
+    let (out, err) = (String::from_utf8(output.stdout).unwrap(), String::from_utf8(output.stderr).unwrap());
+    assert_eq!(out.lines().count(), 6, "{out}");
+    assert!(err.contains("the first 2 rows; --max-rows shows more"), "{err}");
+    let nothing = sql(&place, &["-c", "SELECT id FROM 'a.csv' WHERE id > 3"]);
+    assert_eq!(nothing.out, "+----+\n| id |\n+----+\n+----+\n");
+}
+
+#[test]
+fn formats_for_programs_hold_every_row_and_every_number() {
+    let place = small();
+    let query = "SELECT id, text, elmo_embed(text) AS v FROM 'a.csv' ORDER BY id";
+    let lines = rows(&place, query);
+    let array: Vec<Value> = serde_json::from_str(&sql(&place, &["--format", "json", "-c", query]).out).unwrap();
+    assert_eq!(array, lines);
+    assert_eq!(lines.len(), 3);
+    assert_eq!((&lines[1]["text"], &lines[1]["v"]), (&Value::Null, &Value::Null));
+    let csv = sql(&place, &["--format", "csv", "-c", query]).out;
+    let csv: Vec<&str> = csv.lines().collect();
+    assert_eq!((csv[0], csv[2]), ("id,text,v", "2,,"));
+    // JSON within CSV: quoted, and the same numbers.
+    let quoted = csv[1].strip_prefix("1,It rained.,\"").unwrap().strip_suffix('"').unwrap();
+    assert_eq!(serde_json::from_str::<Value>(quoted).unwrap(), lines[0]["v"]);
+    for (format, read) in [("arrow", from_arrow as fn(&[u8]) -> RecordBatch), ("parquet", from_parquet)] {
+        let output = place.elmo().args(["sql", "-q", "--format", format, "-c", query]).output().unwrap();
+        let batch = read(&output.stdout);
+        assert_eq!(batch.column(0).as_primitive::<Int64Type>().values(), &[1, 2, 3], "{format}");
+        let vectors = batch.column(2).as_fixed_size_list();
+        let first: Vec<f64> =
+            vectors.value(0).as_primitive::<Float32Type>().values().iter().map(|v| (*v).into()).collect();
+        let said: Vec<f64> =
+            lines[0]["v"].as_array().unwrap().iter().map(|v| v.as_f64().unwrap() as f32 as f64).collect();
+        assert_eq!(first, said, "{format}");
+        assert!(vectors.is_null(1), "{format}");
+    }
+    assert_eq!(sql(&place, &["--format", "json", "-c", "SELECT 1 WHERE false"]).out, "[]\n");
+    assert_eq!(sql(&place, &["--format", "csv", "-c", "SELECT 1 AS one WHERE false"]).out, "one\n");
+}
+
+fn from_arrow(bytes: &[u8]) -> RecordBatch {
+    let batches: Vec<RecordBatch> = StreamReader::try_new(bytes, None).unwrap().map(Result::unwrap).collect();
+    arrow::compute::concat_batches(&batches[0].schema(), &batches).unwrap()
+}
+
+fn from_parquet(bytes: &[u8]) -> RecordBatch {
+    let reader = ParquetRecordBatchReaderBuilder::try_new(bytes::Bytes::copy_from_slice(bytes)).unwrap();
+    let batches: Vec<RecordBatch> = reader.build().unwrap().map(Result::unwrap).collect();
+    arrow::compute::concat_batches(&batches[0].schema(), &batches).unwrap()
+}
+
+/// The judge is `elmo embed` on the same rows.
+#[test]
+fn copy_writes_what_embed_writes() {
+    let place = Place::new();
+    place.exits("embed -q --model tiny --input reviews.jsonl --id id --keep none --output job", 0);
+    let copy = "COPY (SELECT id, elmo_embed(text) AS embedding FROM 'reviews.jsonl') TO 'copy.parquet'";
+    assert_eq!(sql(&place, &["-c", copy]).code, Some(0));
+    let same = "SELECT count(*) FROM 'job/part-00000.parquet' a JOIN 'copy.parquet' b USING (id) WHERE a.embedding = b.embedding";
+    assert_eq!(value(&place, same), 200);
+    let open = |path: &str| SerializedFileReader::new(fs::File::open(place.path(path)).unwrap()).unwrap();
+    let pairs = |path: &str| {
+        let file = open(path);
+        let pairs = file.metadata().file_metadata().key_value_metadata().unwrap().clone();
+        let mut pairs: Vec<_> =
+            pairs.into_iter().filter(|pair| pair.key.starts_with("elmo.")).map(|p| (p.key, p.value)).collect();
+        pairs.sort();
+        pairs
+    };
+    assert_eq!(pairs("copy.parquet"), pairs("job/part-00000.parquet"));
+    let copied = open("copy.parquet");
+    let vectors = copied.metadata().row_group(0).column(1);
+    assert!(vectors.encodings().any(|encoding| encoding == Encoding::BYTE_STREAM_SPLIT), "{vectors:?}");
+    assert!(vectors.statistics().is_none() && vectors.dictionary_page_offset().is_none());
+    assert!(matches!(vectors.compression(), Compression::ZSTD(_)));
+    let id = copied.metadata().row_group(0).column(0);
+    assert!(id.statistics().is_some());
+    // Read back, it is a vector of the same type again, and a copy of the copy says the same.
+    assert_eq!(sql(&place, &["-c", "COPY (SELECT * FROM 'copy.parquet') TO 'again.parquet'"]).code, Some(0));
+    let fingerprint = |path| pairs(path).into_iter().find(|(key, _)| key == "elmo.fingerprint");
+    assert_eq!(fingerprint("again.parquet"), fingerprint("copy.parquet"));
+    let schema = |path: &str| {
+        let file = fs::File::open(place.path(path)).unwrap();
+        ParquetRecordBatchReaderBuilder::try_new(file).unwrap().schema().field_with_name("embedding").unwrap().clone()
+    };
+    assert_eq!(schema("again.parquet"), schema("copy.parquet"));
+    assert!(matches!(schema("copy.parquet").data_type(), DataType::FixedSizeList(_, 64)));
+    place.exits("inspect copy.parquet", 0);
+}
+
+#[test]
+fn copy_does_what_its_options_say_and_leaves_other_files_alone() {
+    let place = small();
+    let copy = "COPY (SELECT id, elmo_tokens(text) AS t FROM 'a.csv') TO 'out.parquet' \
+                OPTIONS ('format.compression' 'snappy', 'format.metadata::elmo.pooling' 'mine')";
+    assert_eq!(sql(&place, &["-c", copy]).code, Some(0));
+    let file = SerializedFileReader::new(fs::File::open(place.path("out.parquet")).unwrap()).unwrap();
+    let columns = file.metadata().row_group(0).columns();
+    assert!(columns.iter().all(|column| column.compression() == Compression::SNAPPY));
+    let numbers = columns.iter().find(|column| column.column_path().string().contains("embedding")).unwrap();
+    assert!(numbers.encodings().any(|encoding| encoding == Encoding::BYTE_STREAM_SPLIT), "{numbers:?}");
+    let pairs = file.metadata().file_metadata().key_value_metadata().unwrap();
+    let pooling = pairs.iter().find(|pair| pair.key == "elmo.pooling").and_then(|pair| pair.value.clone());
+    assert_eq!(pooling.as_deref(), Some("mine"));
+    let plain = "COPY (SELECT id, length(text) AS n FROM 'a.csv' WHERE elmo_embed(text)[1] < 9) TO 'plain.parquet'";
+    assert_eq!(sql(&place, &["-c", plain]).code, Some(0));
+    let file = SerializedFileReader::new(fs::File::open(place.path("plain.parquet")).unwrap()).unwrap();
+    let pairs = file.metadata().file_metadata().key_value_metadata().cloned().unwrap_or_default();
+    assert!(pairs.iter().all(|pair| !pair.key.starts_with("elmo.")), "no vector is in it: {pairs:?}");
+    for format in ["csv", "json"] {
+        let copy = format!("COPY (SELECT id FROM 'a.csv') TO 'ids.{format}'");
+        assert_eq!(sql(&place, &["-c", &copy]).code, Some(0));
+        assert_eq!(value(&place, &format!("SELECT sum(id) FROM 'ids.{format}'")), 6, "{format}");
+    }
+}
+
+#[test]
+fn files_folders_and_patterns_are_tables() {
+    let place = small();
+    let shell = |line: &str| assert_eq!(place.shell(line).code, Some(0), "{line}");
+    shell("mkdir -p logs 'an odd name [1]*' && gzip -k a.csv && cp a.csv logs/b.csv && cp a.csv logs/c.csv");
+    shell("printf 'It rained.\\nAll day.\\n' > lines.txt && gzip -k lines.txt");
+    shell("cp a.csv 'an odd name [1]*/x y.csv'");
+    for statement in ["COPY (SELECT * FROM 'a.csv') TO 'a.parquet'", "COPY (SELECT * FROM 'a.csv') TO 'a.arrow'"] {
+        assert_eq!(sql(&place, &["-c", statement]).code, Some(0));
+    }
+    // By hand: 1 + 2 + 3, once per file.
+    let absolute = place.path("a.csv").display().to_string();
+    let url = format!("file://{absolute}");
+    for (name, sum) in [
+        ("a.csv", 6),
+        ("a.csv.gz", 6),
+        ("a.parquet", 6),
+        ("a.arrow", 6),
+        ("./a.csv", 6),
+        ("logs/*.csv", 12),
+        ("logs", 12),
+        ("logs/", 12),
+        ("an odd name [1]*/x y.csv", 6),
+        (&absolute, 6),
+        (&url, 6),
+    ] {
+        assert_eq!(value(&place, &format!("SELECT sum(id) FROM '{name}'")), sum, "{name}");
+    }
+    assert_eq!(value(&place, "SELECT sum(stars) > 0 FROM 'reviews.jsonl'"), true);
+    for name in ["lines.txt", "lines.txt.gz"] {
+        assert_eq!(value(&place, &format!("SELECT max(text) FROM '{name}'")), "It rained.", "{name}");
+    }
+    let created = "CREATE EXTERNAL TABLE t STORED AS TEXT LOCATION 'lines.txt'; SELECT count(*) FROM t";
+    assert_eq!(sql(&place, &["--format", "csv", "-c", created]).out, "count(*)\n2\n");
+    let created = "CREATE EXTERNAL TABLE t STORED AS CSV LOCATION 'logs/'; SELECT count(*) FROM t";
+    assert_eq!(sql(&place, &["--format", "csv", "-c", created]).out, "count(*)\n6\n");
+}
+
+#[test]
+fn several_models_by_name() {
+    let place = small();
+    place.exits("model convert tiny other --to safetensors", 0);
+    let words = |statement: &'static str| {
+        ["--model", "other", "--add-model", "third=other", "--format", "csv", "-c", statement]
+    };
+    let models = sql(&place, &words("SELECT name FROM elmo_models() ORDER BY 1"));
+    assert_eq!(models.out, "name\nother\nthird\ntiny\n", "{models:?}");
+    let same = "SELECT elmo_embed('It rained.') = elmo_embed('It rained.', model => 'third') AS same";
+    assert_eq!(sql(&place, &words(same)).out, "same\ntrue\n");
+    let unknown = sql(&place, &words("SELECT elmo_embed('It rained.', model => 'fourth')"));
+    assert_eq!(unknown.code, Some(2));
+    assert!(unknown.err.contains("no model \"fourth\"; there are other, third, tiny"), "{unknown:?}");
+    let twice = sql(&place, &["--add-model", "tiny=other", "-c", "SELECT 1"]);
+    assert_eq!(twice.code, Some(2), "{twice:?}");
+}
+
+/// A model of which there is a note is not read to plan a query: its weights may even be gone.
+#[test]
+fn a_model_is_described_without_its_weights_when_they_have_not_changed() {
+    let place = small();
+    place.exits("model convert tiny other --to safetensors", 0);
+    // Another model than tiny, which is never noted: one bit of its weights differs.
+    let weights = place.path("other/weights.safetensors");
+    let mut bytes = fs::read(&weights).unwrap();
+    *bytes.last_mut().unwrap() ^= 1;
+    fs::write(&weights, bytes).unwrap();
+    std::thread::sleep(Duration::from_secs(4));
+    let explain = ["--model", "other", "--format", "csv", "-c", "SELECT arrow_typeof(elmo_embed('It rained.')) AS t"];
+    let first = sql(&place, &explain);
+    assert_eq!(first.code, Some(0), "{first:?}");
+    let notes = fs::read_dir(place.path("cache/models/fingerprints")).unwrap().count();
+    assert_eq!(notes, 1);
+    assert_eq!(sql(&place, &explain).out, first.out);
+}
+
+#[test]
+fn scripts_come_from_files_and_from_standard_input() {
+    let place = small();
+    place.write(
+        "s.sql",
+        "-- a view\nCREATE VIEW v AS SELECT id FROM 'a.csv';\nSELECT max(id) AS m FROM v; SELECT 'a;b' AS s;\n",
+    );
+    let expected = "m\n3\ns\na;b\n";
+    assert_eq!(sql(&place, &["--format", "csv", "-f", "s.sql"]).out, expected);
+    assert_eq!(place.shell("elmo sql -q --format csv < s.sql").out, expected);
+    // Nothing of a text is run when a part of it is no SQL.
+    let broken = sql(&place, &["--format", "csv", "-c", "SELECT 1; SELEC 2"]);
+    assert_eq!((broken.code, broken.out.as_str()), (Some(2), ""), "{broken:?}");
+    let two = sql(&place, &["--format", "arrow", "-c", "SELECT 1; SELECT 2"]);
+    assert_eq!(two.code, Some(2), "{two:?}");
+    let closed = place.shell("{ elmo sql -q --format csv -c \"SELECT * FROM 'reviews.jsonl'\"; echo $? > code; } | head -n 1 > /dev/null; cat code");
+    assert_eq!((closed.out.as_str(), closed.err.as_str()), ("0\n", ""));
+}
+
+#[test]
+fn settings_hold_for_the_session() {
+    let place = small();
+    let plan = |set: &str| sql(&place, &["-c", &format!("{set} EXPLAIN SELECT elmo_embed(text) FROM 'a.csv'")]).out;
+    assert!(plan("").contains("EmbedExec"));
+    assert!(!plan("SET elmo.rules = false;").contains("EmbedExec"));
+}
+
+#[test]
+fn errors() {
+    let place = small();
+    place.write("b.jsonl", "{\"id\": 1}\n");
+    fs::create_dir(place.path("mixed")).unwrap();
+    fs::copy(place.path("a.csv"), place.path("mixed/a.csv")).unwrap();
+    fs::copy(place.path("b.jsonl"), place.path("mixed/b.jsonl")).unwrap();
+    place.write("bad.csv", format!("id,text\n{}x,y\n", "1,y\n".repeat(2000)));
+    place.write("latin1.txt", b"caf\xe9\n");
+    let statements = [
+        "SELEC 1",
+        "",
+        "SELECT 1 FROM nothing",
+        "SELECT 1 FROM 'nothing.parquet'",
+        "SELECT 1 FROM 'mixed'",
+        "SELECT txt FROM 'a.csv'",
+        "SELECT elmo_embe(text) FROM 'a.csv'",
+        "SELECT elmo_embed(text, pooling => 'sum') FROM 'a.csv'",
+        "SELECT elmo_embed(id) FROM 'a.csv'",
+        "SELECT elmo_cosine(elmo_embed(text), [1.0, 2.0]) FROM 'a.csv'",
+        "SELECT sum(id) FROM 'bad.csv'",
+        "SELECT text FROM 'latin1.txt'",
+        "SELECT 1 FROM 's3://key:secret@bucket/x.parquet'",
+        "COPY (SELECT 1) TO '/proc/elmo/x.parquet'",
+    ];
+    let shown =
+        statements.map(|statement| sql(&place, &["-c", statement]).shown(&format!("sql -q -c \"{statement}\"")));
+    snapshot("errors-sql", &shown.join("\n"));
+}
+
+#[test]
+fn too_little_memory_is_an_error_that_names_the_flag() {
+    let place = Place::new();
+    let query = "SELECT a.id, b.text, elmo_embed(a.text) AS v FROM 'reviews.jsonl' a CROSS JOIN 'reviews.jsonl' b ORDER BY v[1]";
+    let ended = sql(&place, &["--memory-limit", "100KB", "--format", "csv", "-c", query]);
+    assert_eq!(ended.code, Some(1), "{:?}", ended.err);
+    assert!(ended.err.contains("--memory-limit"), "{:?}", ended.err);
+}
+
+#[test]
+fn an_interrupted_copy_leaves_nothing() {
+    let place = Place::new();
+    place.write("a.txt", "It rained all day, and we stayed in and read what there was.\n".repeat(100_000));
+    // Every text another one: equal ones are embedded once.
+    let copy = "COPY (SELECT elmo_embed(concat(text, random()::text)) AS v FROM 'a.txt') TO 'out.parquet'";
+    let child = place.elmo().args(["sql", "-q", "--threads", "1", "-c", copy]).stderr(Stdio::piped()).spawn().unwrap();
+    std::thread::sleep(Duration::from_secs(3));
+    let told = Instant::now();
+    Command::new("kill").args(["-INT", &child.id().to_string()]).status().unwrap();
+    let output = child.wait_with_output().unwrap();
+    assert_eq!(output.status.code(), Some(130), "{}", String::from_utf8_lossy(&output.stderr));
+    assert!(told.elapsed() < Duration::from_secs(30));
+    let left: Vec<_> = fs::read_dir(place.path("")).unwrap().map(|entry| entry.unwrap().file_name()).collect();
+    assert!(left.iter().all(|name| !name.to_string_lossy().contains("out.parquet")), "{left:?}");
+}
+
+/// A terminal of 200 columns, and the end that a person would sit at.
+fn terminal() -> (OwnedFd, OwnedFd) {
+    let (mut ours, mut theirs) = (0, 0);
+    let size = libc::winsize { ws_row: 50, ws_col: 200, ws_xpixel: 0, ws_ypixel: 0 };
+    // SAFETY: both descriptors are written before they are read, and owned by nobody else.
+    unsafe {
+        let opened = libc::openpty(&mut ours, &mut theirs, std::ptr::null_mut(), std::ptr::null(), &size);
+        assert_eq!(opened, 0);
+        (OwnedFd::from_raw_fd(ours), OwnedFd::from_raw_fd(theirs))
+    }
+}
+
+#[test]
+fn the_prompt_takes_statements_commands_and_errors() {
+    let place = small();
+    let (ours, theirs) = terminal();
+    let mut command = place.elmo();
+    command.args(["sql", "--no-color"]).env("TERM", "xterm");
+    let (input, output) = (theirs.try_clone().unwrap(), theirs.try_clone().unwrap());
+    let mut child = command.stdin(input).stdout(output).stderr(theirs).spawn().unwrap();
+    // The command holds descriptors of the terminal, without which reading from it would not end.
+    drop(command);
+    let mut screen = fs::File::from(ours.try_clone().unwrap());
+    let mut keys = fs::File::from(ours);
+    let reader = std::thread::spawn(move || {
+        let (mut seen, mut block) = (Vec::new(), [0; 4096]);
+        while let Ok(n) = screen.read(&mut block) {
+            if n == 0 {
+                break;
+            }
+            seen.extend_from_slice(&block[..n]);
+        }
+        String::from_utf8_lossy(&seen).into_owned()
+    });
+    // Over two lines; Tab completes the function; Ctrl-C gives a line up; an error ends nothing.
+    for line in [
+        "SELECT max(id) AS largest\r",
+        "FROM 'a.csv';\r",
+        "SELECT arrow_typeof(elmo_emb\t'It rained.')) LIKE '%64%' AS wide;\r",
+        "SELECT 1 FROM nowhere;\r",
+        "SELECT given_up\x03",
+        "\\f csv\r",
+        "\\d 'a.csv'\r",
+        "\\x\r",
+        "\\q\r",
+    ] {
+        keys.write_all(line.as_bytes()).unwrap();
+        std::thread::sleep(Duration::from_millis(1500));
+    }
+    let status = child.wait().unwrap();
+    let seen = reader.join().unwrap();
+    assert_eq!(status.code(), Some(0), "{seen}");
+    for part in [
+        "| largest |",
+        "| 3       |",
+        "| true |",
+        "table 'datafusion.public.nowhere' not found",
+        "text,Utf8",
+        "no such command",
+    ] {
+        assert!(seen.contains(part), "no {part:?} in {seen}");
+    }
+    let history = fs::read_to_string(place.path("home/.local/state/elmo/sql_history")).unwrap();
+    assert!(history.contains("\\f csv") && !history.contains("given_up"), "{history}");
+}

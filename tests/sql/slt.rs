@@ -1,0 +1,258 @@
+//! Files of statements and of what they give, `slt/*.slt`: the functions as a user types them.
+//!
+//! Each file runs twice, with the planner rules and without them, and both give the same. What is to differ, plans and the
+//! work of the model, stands behind `onlyif rules_on` or `onlyif rules_off`.
+//!
+//! `UPDATE_SLT=1 cargo test --test sql slt` writes what the files expect anew. Where a number or a plan changed, the comment
+//! above it says how to judge the new one.
+
+use std::path::{Path, PathBuf};
+
+use arrow::{
+    array::{Array, ArrayRef, AsArray, RecordBatch},
+    datatypes::DataType,
+    util::display::array_value_to_string,
+};
+use async_trait::async_trait;
+use datafusion::{
+    error::{DataFusionError, Result},
+    prelude::{SessionConfig, SessionContext},
+};
+use elmo::{
+    Elmo, EmbedderSettings, ModelData,
+    weights::{Tensor, Weights},
+};
+use elmo_udfs::{Models, functions};
+use sqllogictest::{
+    AsyncDB, Condition, DBOutput, DefaultColumnType as Kind, Record, Runner, default_validator, parse_file,
+    strict_column_validator,
+};
+
+/// What `onlyif` may name.
+const LABELS: [&str; 2] = ["rules_on", "rules_off"];
+/// `CALLS query` gives two numbers: the rows of the query, and the texts that the model was given for them. Nothing is
+/// remembered of queries before it.
+const CALLS: &str = "CALLS ";
+/// Numbers of a vector that are shown; of a longer one, two and how many there are.
+const SHOWN: usize = 4;
+
+/// A session of a file.
+struct Database {
+    session: SessionContext,
+    tiny: Elmo,
+    narrow: Elmo,
+}
+
+impl Database {
+    async fn open(tiny: Elmo, narrow: Elmo, label: &str) -> Result<Self> {
+        // Not as many partitions as the machine has cores: they show in plans.
+        let config = SessionConfig::new().with_target_partitions(4).with_information_schema(true);
+        let session = elmo_udfs::session_with_config(&models(&tiny, &narrow), config);
+        let rules = format!("SET elmo.rules = {}", label == "rules_on");
+        elmo_udfs::sql(&session, &rules).await?;
+        Ok(Self { session, tiny, narrow })
+    }
+
+    /// The same functions over the same models, which remember no vector yet.
+    fn forget(&self) {
+        for function in functions::scalar(&models(&self.tiny, &self.narrow)) {
+            self.session.register_udf(function);
+        }
+    }
+
+    async fn answer(&self, statement: &str) -> Result<DBOutput<Kind>> {
+        let frame = elmo_udfs::sql(&self.session, statement).await?;
+        let types: Vec<Kind> = frame.schema().fields().iter().map(|field| kind(field.data_type())).collect();
+        let batches = frame.collect().await?;
+        if types.is_empty() {
+            return Ok(DBOutput::StatementComplete(0));
+        }
+        let mut rows = Vec::new();
+        for batch in &batches {
+            for row in 0..batch.num_rows() {
+                rows.extend(lines(batch, row)?);
+            }
+        }
+        Ok(DBOutput::Rows { types, rows })
+    }
+
+    async fn calls(&self, query: &str) -> Result<DBOutput<Kind>> {
+        self.forget();
+        let before = self.tiny.embedder().metrics().sentences;
+        let batches = elmo_udfs::sql(&self.session, query).await?.collect().await?;
+        let rows: usize = batches.iter().map(RecordBatch::num_rows).sum();
+        let texts = self.tiny.embedder().metrics().sentences - before;
+        Ok(DBOutput::Rows { types: vec![Kind::Integer; 2], rows: vec![vec![rows.to_string(), texts.to_string()]] })
+    }
+}
+
+#[async_trait]
+impl AsyncDB for Database {
+    type Error = DataFusionError;
+    type ColumnType = Kind;
+
+    async fn run(&mut self, statement: &str) -> Result<DBOutput<Kind>> {
+        match statement.strip_prefix(CALLS) {
+            Some(query) => self.calls(query).await,
+            None => self.answer(statement).await,
+        }
+    }
+
+    async fn shutdown(&mut self) {}
+}
+
+fn models(tiny: &Elmo, narrow: &Elmo) -> Models {
+    Models::new("tiny", [("tiny".to_owned(), tiny.clone()), ("narrow".to_owned(), narrow.clone())])
+}
+
+/// A second model, with vectors of half the width and weights that are easy to write down.
+fn narrow() -> Elmo {
+    let mut options = ModelData::tiny().options;
+    options.lstm.projection_dim /= 2;
+    let mut weights = Weights::default();
+    for spec in options.weight_plan() {
+        let data = (0..spec.len()).map(|i| (i * 31 % 101) as f32 / 505.0 - 0.1).collect();
+        weights.insert(spec.name, Tensor { shape: spec.shape, data });
+    }
+    Elmo::from_data(ModelData::new(options, weights, "narrow").unwrap(), &EmbedderSettings::default()).unwrap()
+}
+
+fn kind(of: &DataType) -> Kind {
+    match of {
+        DataType::Utf8 | DataType::LargeUtf8 | DataType::Utf8View => Kind::Text,
+        of if of.is_integer() => Kind::Integer,
+        of if of.is_floating() => Kind::FloatingPoint,
+        _ => Kind::Any,
+    }
+}
+
+/// A row, and below it the lines of values that have several, such as plans.
+fn lines(batch: &RecordBatch, row: usize) -> Result<Vec<Vec<String>>> {
+    let mut lines = vec![Vec::new()];
+    for column in batch.columns() {
+        let shown = cell(column, row)?;
+        match shown.contains('\n') {
+            true => lines.extend(shown.lines().map(|line| vec![line.to_owned()])),
+            false => lines[0].push(shown),
+        }
+    }
+    lines.retain(|line| !line.is_empty());
+    Ok(lines)
+}
+
+/// A value as it stands in a file: numbers rounded to four decimals, which are the same on every processor.
+fn cell(column: &ArrayRef, row: usize) -> Result<String> {
+    if column.logical_nulls().is_some_and(|nulls| nulls.is_null(row)) {
+        return Ok("NULL".to_owned());
+    }
+    Ok(match column.data_type() {
+        DataType::FixedSizeList(..) => list(&column.as_fixed_size_list().value(row))?,
+        DataType::List(_) => list(&column.as_list::<i32>().value(row))?,
+        DataType::Struct(fields) => {
+            let columns = fields.iter().zip(column.as_struct().columns());
+            let members = columns.map(|(field, column)| Ok(format!("{}: {}", field.name(), cell(column, row)?)));
+            format!("{{{}}}", members.collect::<Result<Vec<_>>>()?.join(", "))
+        }
+        of => {
+            let shown = array_value_to_string(column, row)?;
+            match shown.parse::<f64>() {
+                // Never -0.
+                Ok(number) if of.is_floating() => ((number * 1e4).round() / 1e4 + 0.0).to_string(),
+                _ if shown.is_empty() => "(empty)".to_owned(),
+                _ => shown,
+            }
+        }
+    })
+}
+
+fn list(items: &ArrayRef) -> Result<String> {
+    let shown = match items.data_type().is_floating() && items.len() > SHOWN {
+        true => 2,
+        false => items.len(),
+    };
+    let mut cells = (0..shown).map(|item| cell(items, item)).collect::<Result<Vec<_>>>()?;
+    if shown < items.len() {
+        cells.push(format!("… {}", items.len()));
+    }
+    Ok(format!("[{}]", cells.join(", ")))
+}
+
+/// Spaces before a line are part of a plan.
+#[allow(clippy::ptr_arg, reason = "the type that the runner wants")]
+fn as_written(line: &String) -> String {
+    line.trim_end().to_owned()
+}
+
+async fn update(file: &Path, tiny: &Elmo, narrow: &Elmo) {
+    for label in LABELS {
+        let mut runner = Runner::new(|| Database::open(tiny.clone(), narrow.clone(), label));
+        runner.add_label(label);
+        runner.update_test_file(file, " ", default_validator, as_written, strict_column_validator).await.unwrap();
+    }
+}
+
+/// Everything that is wrong with a file, not only the first.
+async fn check(records: &[Record<Kind>], tiny: &Elmo, narrow: &Elmo) -> Vec<String> {
+    let mut failed = Vec::new();
+    for label in LABELS {
+        let mut runner = Runner::new(|| Database::open(tiny.clone(), narrow.clone(), label));
+        runner.add_label(label);
+        runner.with_normalizer(as_written);
+        runner.with_column_validator(strict_column_validator);
+        for record in records {
+            if let Err(error) = runner.run_async(record.clone()).await {
+                failed.push(format!("{label}: {error}"));
+            }
+        }
+    }
+    failed
+}
+
+fn files() -> Vec<PathBuf> {
+    let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/../tests/sql/slt");
+    let mut files: Vec<PathBuf> = std::fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path()).collect();
+    files.retain(|file| file.extension().is_some_and(|extension| extension == "slt"));
+    files.sort();
+    files
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn every_statement_gives_what_its_file_says() {
+    let (tiny, narrow) = (Elmo::tiny().unwrap(), narrow());
+    let mut failed = Vec::new();
+    for file in files() {
+        if std::env::var_os("UPDATE_SLT").is_some() {
+            update(&file, &tiny, &narrow).await;
+        }
+        failed.extend(check(&parse_file(&file).unwrap(), &tiny, &narrow).await);
+    }
+    assert!(failed.is_empty(), "{} failed\n\n{}", failed.len(), failed.join("\n"));
+}
+
+/// A label that nobody adds would skip its record without a word.
+#[test]
+fn files_name_no_other_labels() {
+    for file in files() {
+        for record in parse_file::<Kind>(&file).unwrap() {
+            if let Record::Condition(condition) = record {
+                let known = matches!(&condition, Condition::OnlyIf { label } if LABELS.contains(&label.as_str()));
+                assert!(known, "{}: {condition:?}", file.display());
+            }
+        }
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_wrong_expectation_is_found_with_the_rules_and_without() {
+    let (tiny, narrow) = (Elmo::tiny().unwrap(), narrow());
+    for wrong in [
+        "query I\nSELECT 1\n----\n2",
+        "query T\nSELECT 1\n----\n1",
+        "query T\nSELECT 'a\n  b'\n----\na\nb",
+        "statement error planning: a reason\nSELECT elmo_embed()",
+        "statement error\nSELECT 1",
+    ] {
+        let failed = check(&sqllogictest::parse(wrong).unwrap(), &tiny, &narrow).await;
+        assert_eq!(failed.len(), 2, "{wrong}: {failed:?}");
+    }
+}
