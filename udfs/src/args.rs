@@ -9,7 +9,7 @@ use datafusion::{
     common::{ScalarValue, plan_err},
     error::{DataFusionError, Result},
 };
-use elmo::spec::{EmbedSpec, Layers, Level, OnError, SpecError, StateMode};
+use elmo::spec::{EmbedSpec, Layers, Level, SpecError};
 
 /// A function and the names of its arguments, in the order in which they may be given without names.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -60,19 +60,11 @@ impl EmbedOptions {
     /// A planning error that names the option and its legal values.
     pub(crate) fn parse(shape: &Shape, level: Level, options: &[Option<&ScalarValue>]) -> Result<Self> {
         let given = Given { shape, options };
-        let function = shape.name;
         let defaults = EmbedSpec::default();
-        let state = given.word("state")?.unwrap_or(defaults.state);
-        if state == StateMode::Carry {
-            // The order of rows is the engine's to choose, and it would change the result.
-            return plan_err!("{function}: state: no value \"carry\"; legal values are zero, warm");
-        }
-        let on_error = given.word("on_error")?.unwrap_or(defaults.on_error);
-        if on_error == OnError::Skip {
-            return plan_err!(
-                "{function}: on_error: no value \"skip\"; legal values are fail, null (a function has a value for every row)"
-            );
-        }
+        // With `carry` the order of rows would change the result, and that is the engine's to choose.
+        let state = given.word_but("state", "carry")?.unwrap_or(defaults.state);
+        // With `skip` there would be rows without a value.
+        let on_error = given.word_but("on_error", "skip")?.unwrap_or(defaults.on_error);
         let spec = EmbedSpec {
             level,
             layers: given.word::<Layers>("layers")?.unwrap_or(defaults.layers),
@@ -95,10 +87,25 @@ struct Given<'a> {
 }
 
 impl Given<'_> {
-    fn word<T: FromStr<Err = SpecError>>(&self, name: &str) -> Result<Option<T>> {
-        let text = self.text(name)?;
-        let parsed = text.map(|text| text.parse::<T>()).transpose();
-        parsed.map_err(|e| DataFusionError::Plan(format!("{}: {e}", self.shape.name)))
+    fn word<T: FromStr<Err = SpecError>>(&self, name: &'static str) -> Result<Option<T>> {
+        self.word_but(name, "")
+    }
+
+    /// A word of those that the command line takes, but for one. Errors have the option's name and legal values in SQL.
+    fn word_but<T: FromStr<Err = SpecError>>(&self, name: &'static str, refused: &str) -> Result<Option<T>> {
+        let Some(text) = self.text(name)? else { return Ok(None) };
+        // What is no word of any option tells the legal ones.
+        let parsed = if text == refused { "\0".parse::<T>() } else { text.parse::<T>() };
+        parsed.map(Some).map_err(|error| {
+            let error = match error {
+                SpecError::Value { mut legal, .. } => {
+                    legal.retain(|word| *word != refused);
+                    SpecError::Value { option: name, value: text, legal }
+                }
+                other => other,
+            };
+            DataFusionError::Plan(format!("{}: {error}", self.shape.name))
+        })
     }
 
     fn text(&self, name: &str) -> Result<Option<String>> {

@@ -109,9 +109,7 @@ impl MeasureFunction {
 fn vector(name: &str, kind: &DataType) -> Result<DataType> {
     let item = |item: &Arc<Field>| match item.data_type() {
         DataType::Float32 => Some(Arc::clone(item)),
-        DataType::Float16 | DataType::Float64 => {
-            Some(Arc::new(item.as_ref().clone().with_data_type(DataType::Float32)))
-        }
+        kind if kind.is_numeric() => Some(Arc::new(item.as_ref().clone().with_data_type(DataType::Float32))),
         _ => None,
     };
     let read = match kind {

@@ -19,7 +19,7 @@ mod lines;
 mod list;
 pub(crate) mod parquet;
 mod plan;
-mod reason;
+pub(crate) mod reason;
 mod rows;
 mod schema;
 mod types;

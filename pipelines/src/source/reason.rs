@@ -31,7 +31,7 @@ fn around_line(reason: &str) -> Option<(&str, &str, &str)> {
 }
 
 /// `reason` without quoted data, in one line, and not longer than people read.
-pub(super) fn without_data(reason: &str) -> String {
+pub(crate) fn without_data(reason: &str) -> String {
     // Such a line is a record; `csv_row` says which row that is.
     let mut text = match around_line(reason) {
         Some((before, _, after)) => format!("{before}{}", after.replacen(" and field", " in field", 1)),

@@ -4,7 +4,10 @@ use std::borrow::Cow;
 
 use datafusion::{arrow::error::ArrowError, error::DataFusionError, sql::sqlparser::parser::ParserError};
 
-use crate::error::{Error, Exit, exit_of_kind, exit_of_source, exit_of_store};
+use crate::{
+    error::{Error, Exit, exit_of_kind, exit_of_source, exit_of_store},
+    source::reason::without_data,
+};
 
 /// An error of a statement.
 pub(super) fn sql_error(error: DataFusionError) -> Error {
@@ -22,7 +25,8 @@ fn message(error: &DataFusionError) -> Cow<'_, str> {
             other => other.to_string().into(),
         },
         E::External(error) => error.to_string().into(),
-        E::ArrowError(error, _) => error.to_string().into(),
+        // Arrow's readers quote what they cannot read.
+        E::ArrowError(error, _) => without_data(&error.to_string()).into(),
         E::Context(_, error) | E::Diagnostic(_, error) => message(error),
         E::Shared(error) => message(error),
         E::Collection(errors) => errors.first().map_or("unknown".into(), message),

@@ -232,11 +232,7 @@ fn utf8(slice: &Slice, file: &str) -> Result<ArrayRef> {
         let lines = slice.text.as_binary_opt::<i32>();
         let bad = lines.and_then(|lines| lines.iter().flatten().position(|line| std::str::from_utf8(line).is_err()));
         let row = slice.start.row + bad.unwrap_or_default() as u64;
-        external(SourceError::Malformed {
-            file: file.to_owned(),
-            row,
-            reason: "the line is not UTF-8".to_owned(),
-        })
+        external(SourceError::Malformed { file: file.to_owned(), row, reason: "the line is not UTF-8".to_owned() })
     })
 }
 

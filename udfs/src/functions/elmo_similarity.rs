@@ -1,9 +1,8 @@
 //! `elmo_similarity(text_a, text_b [, options])`: how near two texts are.
 
-use datafusion::arrow::datatypes::{Field, FieldRef};
 use datafusion::{
-    arrow::datatypes::DataType,
-    common::internal_err,
+    arrow::datatypes::{DataType, Field, FieldRef},
+    common::{ScalarValue, internal_err},
     error::Result,
     logical_expr::{
         ColumnarValue, Documentation, Expr, ReturnFieldArgs, ScalarFunctionArgs, ScalarUDF, ScalarUDFImpl, Signature,
@@ -11,6 +10,7 @@ use datafusion::{
     },
 };
 use datafusion_macros::user_doc;
+use elmo::spec::Level;
 
 use super::{
     elmo_cosine,
@@ -18,10 +18,10 @@ use super::{
 };
 use crate::{
     Models,
-    args::{Shape, coerce_text},
+    args::{EmbedOptions, Shape, coerce_text},
     measure::{Measure, MeasureFunction},
     rewrite::to_run_time,
-    text_function::{Kind, TextFunction, literal, signature},
+    text_function::{Call, Kind, TextFunction, literal, signature},
 };
 
 /// The name in SQL.
@@ -92,6 +92,11 @@ impl ElmoSimilarity {
         TextFunction::new(elmo_embed::SHAPE, Kind::Vector, self.models.clone())
     }
 
+    /// What is asked of either text, with errors that name this function.
+    fn call(&self, options: &[Option<&ScalarValue>]) -> Result<Call> {
+        Ok(Call { function: NAME, kind: Kind::Vector, options: EmbedOptions::parse(&SHAPE, Level::Sentence, options)? })
+    }
+
     /// The same with `elmo_cosine` and `elmo_embed`: a text that is compared with several others is embedded once.
     pub(crate) fn expand(&self, args: &[Expr]) -> Result<Expr> {
         let (texts, options) = SHAPE.split(args)?;
@@ -126,13 +131,13 @@ impl ScalarUDFImpl for ElmoSimilarity {
     fn return_field_from_args(&self, args: ReturnFieldArgs) -> Result<FieldRef> {
         let (_, options) = SHAPE.split(args.scalar_arguments)?;
         // Wrong options are found when the query is planned.
-        self.embed().call(options)?.field(&self.models)?;
+        self.call(options)?.field(&self.models)?;
         Ok(FieldRef::new(Field::new(NAME, DataType::Float32, true)))
     }
 
     fn invoke_with_args(&self, args: ScalarFunctionArgs) -> Result<ColumnarValue> {
         let (texts, options) = SHAPE.split(&args.args)?;
-        let call = self.embed().call(&options.iter().map(literal).collect::<Vec<_>>())?;
+        let call = self.call(&options.iter().map(literal).collect::<Vec<_>>())?;
         let [a, b] = texts else { return internal_err!("{NAME} compares two texts") };
         let vector = |text: &ColumnarValue| {
             let rows = match text {
@@ -141,9 +146,7 @@ impl ScalarUDFImpl for ElmoSimilarity {
             };
             call.embed(&self.models, &text.clone().into_array(rows)?).map(|column| match text {
                 ColumnarValue::Array(_) => Ok(ColumnarValue::Array(column)),
-                ColumnarValue::Scalar(_) => {
-                    datafusion::common::ScalarValue::try_from_array(&column, 0).map(ColumnarValue::Scalar)
-                }
+                ColumnarValue::Scalar(_) => ScalarValue::try_from_array(&column, 0).map(ColumnarValue::Scalar),
             })?
         };
         let args = ScalarFunctionArgs { args: vec![vector(a)?, vector(b)?], ..args };

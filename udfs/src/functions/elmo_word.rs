@@ -5,7 +5,7 @@ use datafusion::{
         array::ArrayRef,
         datatypes::{DataType, FieldRef},
     },
-    common::{internal_err, plan_err},
+    common::{ScalarValue, internal_err, plan_err},
     error::Result,
     logical_expr::{
         ColumnarValue, Documentation, Expr, ReturnFieldArgs, ScalarFunctionArgs, ScalarUDF, ScalarUDFImpl, Signature,
@@ -13,6 +13,7 @@ use datafusion::{
     },
 };
 use datafusion_macros::user_doc;
+use elmo::spec::Level;
 
 use super::{
     elmo_span::{ElmoSpan, spans},
@@ -20,7 +21,7 @@ use super::{
 };
 use crate::{
     Models,
-    args::{Shape, coerce_text},
+    args::{EmbedOptions, Shape, coerce_text},
     rewrite::to_run_time,
     text_function::{Call, Kind, TextFunction, literal, signature},
 };
@@ -88,8 +89,9 @@ impl ElmoWord {
         Ok(ScalarUDF::new_from_impl(ElmoSpan::default()).call(vec![tokens, start.clone(), end.clone()]))
     }
 
-    fn call(&self, options: &[Option<&datafusion::common::ScalarValue>]) -> Result<Call> {
-        Ok(Call { function: NAME, ..self.tokens().call(options)? })
+    /// What is asked of the text, with errors that name this function.
+    fn call(&self, options: &[Option<&ScalarValue>]) -> Result<Call> {
+        Ok(Call { function: NAME, kind: Kind::Tokens, options: EmbedOptions::parse(&SHAPE, Level::Token, options)? })
     }
 }
 

@@ -37,7 +37,10 @@ use datafusion::{
         DisplayAs, DisplayFormatType, ExecutionPlan, ExecutionPlanProperties, PlanProperties,
         execution_plan::CardinalityEffect,
         filter_pushdown::{ChildPushdownResult, FilterDescription, FilterPushdownPhase, FilterPushdownPropagation},
-        metrics::{BaselineMetrics, Count, ExecutionPlanMetricsSet, MetricBuilder, MetricsSet, RatioMetrics, Time},
+        metrics::{
+            BaselineMetrics, Count, ExecutionPlanMetricsSet, MetricBuilder, MetricsSet, RatioMetrics, RecordOutput,
+            Time,
+        },
         statistics::{ChildStats, StatisticsArgs},
         stream::RecordBatchStreamAdapter,
     },
@@ -338,8 +341,7 @@ impl Run {
     async fn next(&mut self) -> Result<Option<RecordBatch>> {
         loop {
             if let Some(batch) = self.hand_on()? {
-                self.work.counters.baseline.record_output(batch.num_rows());
-                return Ok(Some(batch));
+                return Ok(Some(batch.record_output(&self.work.counters.baseline)));
             }
             let full = self.ended || self.waits || self.windows.len() >= self.depth;
             let Self { windows, input, .. } = self;
