@@ -15,7 +15,7 @@ use elmo_udfs::Statement;
 use super::{
     CommonArgs,
     args::{EngineArgs, ModelArgs, block_on, positive, words},
-    logging,
+    logging, shutdown,
 };
 use crate::{
     error::{Error, Exit, Result},
@@ -168,7 +168,7 @@ pub(super) fn run(args: &SqlArgs, common: &CommonArgs) -> Result<Exit> {
         return Err(Error::usage("a terminal shows no such format", "send it to a file: elmo sql … > result.parquet"));
     }
     let texts = args.texts()?;
-    block_on(async {
+    let ended = block_on(async {
         let settings = Settings {
             models,
             offline: args.model.offline(),
@@ -180,11 +180,16 @@ pub(super) fn run(args: &SqlArgs, common: &CommonArgs) -> Result<Exit> {
             Some(texts) => shell.script(&texts).await.map(|()| Exit::Done),
             None => shell.talk(args.history.clone()).await.map(|()| Exit::Done),
         }
-    })
+    });
+    if let Err(error @ Error::Stopped) = &ended {
+        logging::report(error, common);
+        shutdown::leave(error.exit());
+    }
+    ended
 }
 
 /// How long an interrupted statement has to remove what it began to write.
-const TIDYING: Duration = Duration::from_secs(10);
+const TIDYING: Duration = Duration::from_secs(5);
 
 /// Waits until no task is left but the one that asks.
 async fn tidied_up() {
@@ -238,7 +243,7 @@ impl Shell<'_> {
         });
         let ended = tokio::select! {
             ended = &mut running => ended.unwrap_or_else(|e| Err(Error::Failed(format!("the statement failed: {e}")))),
-            stopped = super::shutdown::asked() => {
+            stopped = shutdown::asked() => {
                 running.abort();
                 tidied_up().await;
                 Err(stopped.err().unwrap_or(Error::Stopped))
