@@ -230,6 +230,40 @@ fn files_folders_and_patterns_are_tables() {
     assert_eq!(sql(&place, &["--format", "csv", "-c", created]).out, "count(*)\n6\n");
 }
 
+/// Values are not to change or vanish because another file comes first.
+#[test]
+fn files_that_differ_are_one_table_only_where_nothing_is_lost() {
+    let place = Place::new();
+    let copy = |select: &str, to: &str| {
+        let ended = sql(&place, &["-c", &format!("COPY ({select}) TO '{to}'")]);
+        assert_eq!(ended.code, Some(0), "{ended:?}");
+    };
+    copy("SELECT 1 AS a", "more/1.parquet");
+    copy("SELECT 2 AS a, 'x' AS b", "more/2.parquet");
+    let expected = [serde_json::json!({"a": 1, "b": null}), serde_json::json!({"a": 2, "b": "x"})];
+    assert_eq!(rows(&place, "SELECT a, b FROM 'more' ORDER BY a"), expected);
+    copy("SELECT 1 AS a", "types/1.parquet");
+    copy("SELECT 2.5::double AS a", "types/2.parquet");
+    let ended = sql(&place, &["-c", "SELECT * FROM 'types'"]);
+    assert!(ended.code == Some(2) && ended.err.contains("the column a is Int64 in "), "{ended:?}");
+    place.write("lines/1.jsonl", "{\"a\": 1}\n");
+    place.write("lines/2.jsonl", "{\"a\": 2.5}\n");
+    assert_eq!(value(&place, "SELECT sum(a) FROM 'lines'"), 3.5);
+    place.write("order/1.csv", "a,b\n1,2\n");
+    place.write("order/2.csv", "b,a\n3,4\n");
+    let ended = sql(&place, &["-c", "SELECT * FROM 'order'"]);
+    assert!(ended.code == Some(2) && ended.err.contains("in another order"), "{ended:?}");
+    // Two settings: neither is that of the whole table.
+    copy("SELECT elmo_embed('a', layers => 'top') AS v", "made/1.parquet");
+    copy("SELECT elmo_embed('a') AS v", "made/2.parquet");
+    copy("SELECT * FROM 'made'", "made.parquet");
+    let file = SerializedFileReader::new(fs::File::open(place.path("made.parquet")).unwrap()).unwrap();
+    let pairs = file.metadata().file_metadata().key_value_metadata().cloned().unwrap_or_default();
+    assert!(pairs.iter().all(|pair| pair.key != "elmo.layers"), "{pairs:?}");
+    place.write("empty.parquet", "");
+    assert_eq!(sql(&place, &["-c", "SELECT * FROM 'empty.parquet'"]).code, Some(3));
+}
+
 #[test]
 fn several_models_by_name() {
     let place = small();
@@ -318,6 +352,8 @@ fn errors() {
         "SELECT text FROM 'latin1.txt'",
         "SELECT 1 FROM 's3://key:secret@bucket/x.parquet'",
         "COPY (SELECT 1) TO '/proc/elmo/x.parquet'",
+        "COPY (SELECT 1) TO 'az://container/t.csv?sig=hunter2'",
+        "COPY (SELECT elmo_embed(text) AS v FROM 'a.csv') TO 'a.csv'",
     ];
     let shown =
         statements.map(|statement| sql(&place, &["-c", statement]).shown(&format!("sql -q -c \"{statement}\"")));
@@ -391,19 +427,21 @@ fn the_prompt_takes_statements_commands_and_errors() {
         "SELECT arrow_typeof(elmo_emb\t'It rained.')) LIKE '%64%' AS wide;\r",
         "SELECT 1 FROM nowhere;\r",
         "SELECT given_up\x03",
+        "\\df\r",
         "\\f csv\r",
         "\\d 'a.csv'\r",
         "\\x\r",
         "\\q\r",
     ] {
         keys.write_all(line.as_bytes()).unwrap();
-        std::thread::sleep(Duration::from_millis(1500));
+        std::thread::sleep(Duration::from_millis(900));
     }
     let status = child.wait().unwrap();
     let seen = reader.join().unwrap();
     assert_eq!(status.code(), Some(0), "{seen}");
     for part in [
         "| largest |",
+        "elmo_span",
         "| 3       |",
         "| true |",
         "table 'datafusion.public.nowhere' not found",

@@ -3,11 +3,14 @@
 //! Vectors are split into byte streams, without dictionary and statistics; row groups end by bytes, as a million rows of
 //! vectors are gigabytes; and the footer says which model and settings made them. What the statement says itself wins.
 
-use std::collections::{BTreeMap, HashMap};
+use std::{
+    collections::{BTreeMap, HashMap},
+    sync::Arc,
+};
 
 use datafusion::{
     arrow::datatypes::{DataType, Field, Schema},
-    common::{Result, tree_node::TreeNode},
+    common::{Result, plan_err, tree_node::TreeNode},
     logical_expr::{Expr, LogicalPlan, dml::CopyTo, expr::ScalarFunction},
     parquet::{arrow::ArrowSchemaConverter, basic::Type},
 };
@@ -24,14 +27,36 @@ const ROW_GROUP_BYTES: usize = 128 << 20;
 /// # Errors
 /// When a model cannot be opened or Parquet has no type for a column.
 pub(crate) fn keep_vectors(plan: LogicalPlan) -> Result<LogicalPlan> {
-    let LogicalPlan::Copy(mut copy) = plan else { return Ok(plan) };
-    if copy.file_type.get_ext() == "parquet" {
-        let more = options(&copy)?;
-        for (key, value) in more {
-            copy.options.entry(key).or_insert(value);
+    match plan {
+        LogicalPlan::Analyze(mut analyze) => {
+            analyze.input = Arc::new(keep_vectors(Arc::unwrap_or_clone(analyze.input))?);
+            Ok(LogicalPlan::Analyze(analyze))
         }
+        LogicalPlan::Copy(copy) => with_options(copy).map(LogicalPlan::Copy),
+        other => Ok(other),
     }
-    Ok(LogicalPlan::Copy(copy))
+}
+
+fn with_options(mut copy: CopyTo) -> Result<CopyTo> {
+    match copy.file_type.get_ext().as_str() {
+        "parquet" => {
+            let more = options(&copy)?;
+            for (key, value) in more {
+                copy.options.entry(key).or_insert(value);
+            }
+        }
+        // Found now, the output is as it was, and nothing was embedded in vain.
+        "csv" => {
+            if let Some(field) = copy.input.schema().fields().iter().find(|field| field.data_type().is_nested()) {
+                return plan_err!(
+                    "COPY: CSV has no lists, such as the column {}; write Parquet, JSON or Arrow",
+                    field.name()
+                );
+            }
+        }
+        _ => {}
+    }
+    Ok(copy)
 }
 
 fn options(copy: &CopyTo) -> Result<HashMap<String, String>> {

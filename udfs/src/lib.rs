@@ -125,7 +125,7 @@ pub async fn run(context: &SessionContext, statement: Statement) -> Result<DataF
 /// # Errors
 /// When the model of a call cannot be opened.
 pub async fn prepared(plan: LogicalPlan) -> Result<LogicalPlan> {
-    if !matches!(plan, LogicalPlan::Copy(_)) {
+    if !matches!(plan, LogicalPlan::Copy(_) | LogicalPlan::Analyze(_)) {
         return Ok(plan);
     }
     // Reading the weights takes a while.

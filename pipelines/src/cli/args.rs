@@ -244,9 +244,12 @@ impl FromStr for Devices {
     }
 }
 
+/// Bytes of a thread's stack, of which only what is used costs memory: a long condition of a query is a deep tree.
+const STACK: usize = 64 << 20;
+
 /// A runtime for the parts of a command that wait; the biLM has threads of its own.
 pub(crate) fn block_on<T>(future: impl Future<Output = Result<T>>) -> Result<T> {
-    let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build();
+    let runtime = tokio::runtime::Builder::new_multi_thread().thread_stack_size(STACK).enable_all().build();
     let runtime = runtime.map_err(|e| Error::Failed(format!("cannot start threads: {e}")))?;
     let outcome = runtime.block_on(future);
     // A read of standard input that waits for a line cannot be called off, and the process must end without it.

@@ -1,13 +1,13 @@
 //! Ctrl-C and SIGTERM: the first asks a job to finish what it has begun, the second ends the process.
 
 use std::sync::{
-    Arc,
+    Arc, Mutex, MutexGuard, PoisonError,
     atomic::{AtomicBool, Ordering},
 };
 
 use tokio::{
     signal::unix::{Signal, SignalKind, signal},
-    sync::oneshot,
+    sync::{mpsc, oneshot},
 };
 
 use crate::error::{Error, Exit, Result};
@@ -22,14 +22,82 @@ pub(super) fn leave(exit: Exit) -> ! {
     _exit(exit as i32)
 }
 
-/// Ends at the first Ctrl-C or SIGTERM; for what has nothing to finish when it is stopped.
-///
-/// # Errors
-/// When the system takes no handlers.
-pub(super) async fn asked() -> Result<()> {
-    let (mut interrupt, mut terminate) = (handler(SignalKind::interrupt())?, handler(SignalKind::terminate())?);
-    tokio::select! { _ = interrupt.recv() => {}, _ = terminate.recv() => {} }
-    Ok(())
+/// Signals of a session of statements: the first stops the statement at hand, one more before that has ended ends the
+/// process. A thread of its own listens, as all others may be busy with a query.
+pub(super) struct Signals {
+    told: mpsc::UnboundedReceiver<()>,
+    state: Arc<Mutex<State>>,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    /// Somebody waits in [`Signals::asked`].
+    running: bool,
+    /// The statement was told to stop.
+    stopping: bool,
+    /// The whole session is to end.
+    terminated: bool,
+}
+
+impl Signals {
+    /// Listens from now on. Ctrl-C between statements ends the process, unless a person sits at a prompt.
+    ///
+    /// # Errors
+    /// When the system takes no handlers.
+    pub(super) fn listen(prompt: bool) -> Result<Self> {
+        let failed = |e: std::io::Error| Error::Failed(format!("cannot listen for signals: {e}"));
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().map_err(failed)?;
+        let (mut interrupt, mut terminate) = {
+            let _entered = runtime.enter();
+            (handler(SignalKind::interrupt())?, handler(SignalKind::terminate())?)
+        };
+        let (tell, told) = mpsc::unbounded_channel();
+        let state = Arc::<Mutex<State>>::default();
+        let seen = Arc::clone(&state);
+        let listen = async move {
+            loop {
+                let terminated = tokio::select! { _ = interrupt.recv() => false, _ = terminate.recv() => true };
+                let mut state = lock(&seen);
+                state.terminated |= terminated;
+                match (state.running, state.stopping) {
+                    (true, false) => {
+                        state.stopping = true;
+                        let _ = tell.send(());
+                    }
+                    (false, _) if prompt && !terminated => {}
+                    _ => _exit(Exit::Interrupted as i32),
+                }
+            }
+        };
+        let thread = std::thread::Builder::new().name("elmo signals".to_owned());
+        thread.spawn(move || runtime.block_on(listen)).map_err(failed)?;
+        Ok(Self { told, state })
+    }
+
+    /// A statement begins: what was told before was meant for another.
+    pub(super) fn begin(&mut self) {
+        *lock(&self.state) = State { running: true, ..State::default() };
+        while self.told.try_recv().is_ok() {}
+    }
+
+    /// Ends when the statement is to stop.
+    pub(super) async fn asked(&mut self) {
+        if self.told.recv().await.is_none() {
+            std::future::pending().await
+        }
+    }
+
+    /// The statement has ended; whether the session is to end too.
+    pub(super) fn end(&mut self) -> bool {
+        let mut state = lock(&self.state);
+        state.running = false;
+        state.terminated
+    }
+}
+
+/// Plain flags, valid at any time.
+fn lock(state: &Mutex<State>) -> MutexGuard<'_, State> {
+    state.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 fn handler(kind: SignalKind) -> Result<Signal> {

@@ -15,7 +15,8 @@ use elmo_udfs::Statement;
 use super::{
     CommonArgs,
     args::{EngineArgs, ModelArgs, block_on, positive, words},
-    logging, shutdown,
+    logging,
+    shutdown::{self, Signals},
 };
 use crate::{
     error::{Error, Exit, Result},
@@ -35,7 +36,7 @@ use crate::{
 #[command(after_help = "\
 Examples:
   elmo sql -c \"SELECT id, elmo_embed(text) FROM 'reviews.jsonl' ORDER BY id DESC LIMIT 3\"
-  elmo sql -c \"COPY (SELECT id, elmo_embed(text) AS v FROM 'reviews.jsonl') TO 'v.parquet'\"
+  elmo sql -c \"COPY (SELECT id, elmo_embed(text) AS embedding FROM 'reviews.jsonl') TO 'v.parquet'\"
   elmo sql --format csv -c \"SELECT id, elmo_similarity(text, 'Too slow.') FROM 'reviews.jsonl'\"
 
 The model is tiny unless --model says another; --add-model gives more, by name.")]
@@ -175,7 +176,8 @@ pub(super) fn run(args: &SqlArgs, common: &CommonArgs) -> Result<Exit> {
             engine: args.engine.settings(),
             memory_limit: args.memory_limit.map(|bytes| bytes.0),
         };
-        let shell = Shell { sql: Sql::new(settings, &Stores::from_env())?, common, show: args.show() };
+        let (sql, signals) = (Sql::new(settings, &Stores::from_env())?, Signals::listen(texts.is_none())?);
+        let mut shell = Shell { sql, common, show: args.show(), signals };
         match texts {
             Some(texts) => shell.script(&texts).await.map(|()| Exit::Done),
             None => shell.talk(args.history.clone()).await.map(|()| Exit::Done),
@@ -191,28 +193,27 @@ pub(super) fn run(args: &SqlArgs, common: &CommonArgs) -> Result<Exit> {
 /// How long an interrupted statement has to remove what it began to write.
 const TIDYING: Duration = Duration::from_secs(5);
 
-/// Waits until no task is left but the one that asks.
-async fn tidied_up() {
+/// Waits until no task is left. Blocks: the threads that would wake somebody who sleeps may all be busy.
+fn tidied_up() {
     let tasks = tokio::runtime::Handle::current().metrics();
-    let idle = async {
-        while tasks.num_alive_tasks() > 0 {
-            tokio::time::sleep(Duration::from_millis(10)).await;
-        }
-    };
-    let _ = tokio::time::timeout(TIDYING, idle).await;
+    let began = Instant::now();
+    while tasks.num_alive_tasks() > 0 && began.elapsed() < TIDYING {
+        std::thread::sleep(Duration::from_millis(10));
+    }
     // Files are removed on other threads, which tasks leave work to when they end.
-    let _ = tokio::task::spawn_blocking(|| std::thread::sleep(Duration::from_millis(50))).await;
+    std::thread::sleep(Duration::from_millis(100));
 }
 
 struct Shell<'a> {
     sql: Sql,
     common: &'a CommonArgs,
     show: Show,
+    signals: Signals,
 }
 
 impl Shell<'_> {
     /// Runs statements to the first error. All texts are parsed before anything is run.
-    async fn script(&self, texts: &[String]) -> Result<()> {
+    async fn script(&mut self, texts: &[String]) -> Result<()> {
         let parsed = texts.iter().map(|text| self.sql.parse(text)).collect::<Result<Vec<_>>>()?;
         let statements: Vec<_> = parsed.into_iter().flatten().collect();
         if statements.is_empty() {
@@ -231,11 +232,12 @@ impl Shell<'_> {
     }
 
     /// One statement, until it ends or somebody interrupts it.
-    async fn one(&self, statement: Statement) -> Result<Answer> {
+    async fn one(&mut self, statement: Statement) -> Result<Answer> {
         // A bar would stand among the rows.
         let rows_here = io::stdout().is_terminal() && self.show.format != Format::Table;
         let watch: Arc<dyn Progress> = if rows_here { Arc::new(Silent) } else { self.common.progress().into() };
         let (sql, show, told) = (self.sql.clone(), self.show, Arc::clone(&watch));
+        self.signals.begin();
         // A task of its own: a model that is fetched, or a function at work, does not give way to a signal.
         let mut running = tokio::spawn(async move {
             let out = Box::new(io::BufWriter::new(io::stdout()));
@@ -243,13 +245,17 @@ impl Shell<'_> {
         });
         let ended = tokio::select! {
             ended = &mut running => ended.unwrap_or_else(|e| Err(Error::Failed(format!("the statement failed: {e}")))),
-            stopped = shutdown::asked() => {
+            () = self.signals.asked() => {
                 running.abort();
-                tidied_up().await;
-                Err(stopped.err().unwrap_or(Error::Stopped))
+                tidied_up();
+                Err(Error::Stopped)
             }
         };
         watch.finish();
+        if self.signals.end() {
+            logging::report(&Error::Stopped, self.common);
+            shutdown::leave(Exit::Interrupted);
+        }
         ended
     }
 
@@ -300,7 +306,7 @@ impl Shell<'_> {
         }
     }
 
-    async fn answer(&self, text: &str) -> Result<()> {
+    async fn answer(&mut self, text: &str) -> Result<()> {
         for statement in self.sql.parse(text)? {
             let started = Instant::now();
             let answer = self.one(statement).await?;

@@ -29,6 +29,7 @@ use thiserror::Error;
 
 use crate::stores::StoreError;
 
+pub(crate) use self::format::of_name;
 pub use self::{
     count::Counted,
     format::{Compression, Format},

@@ -20,7 +20,7 @@ pub(super) fn cells(column: &dyn Array) -> Result<StringArray, ArrowError> {
 }
 
 fn cell(column: &dyn Array, row: usize) -> Result<String, ArrowError> {
-    if column.is_null(row) {
+    if column.is_null(row) || column.data_type() == &DataType::Null {
         return Ok("NULL".to_owned());
     }
     match column.data_type() {
@@ -52,7 +52,7 @@ fn list(items: &ArrayRef) -> Result<String, ArrowError> {
 
 fn item(items: &ArrayRef, row: usize) -> Result<String, ArrowError> {
     let number = match items.data_type() {
-        _ if items.is_null(row) => return cell(items, row),
+        _ if items.is_null(row) => return Ok("NULL".to_owned()),
         DataType::Float16 => items.as_primitive::<Float16Type>().value(row).to_f64(),
         DataType::Float32 => items.as_primitive::<Float32Type>().value(row).into(),
         DataType::Float64 => items.as_primitive::<Float64Type>().value(row),

@@ -4,6 +4,7 @@
 //! only what a query needs; lines of text, which it does not know, by [`crate::source`].
 
 use std::{
+    collections::HashMap,
     path::Path,
     sync::{Arc, OnceLock, Weak},
 };
@@ -36,7 +37,7 @@ use parking_lot::RwLock;
 use url::Url;
 
 use crate::{
-    source::{Compression, Format, InputFile, Plan, Position, Request, Rows, Slice, SourceError, list},
+    source::{Compression, Format, InputFile, Plan, Position, Request, Rows, Slice, SourceError, list, of_name},
     stores::{Location, Stores},
 };
 
@@ -75,7 +76,7 @@ impl Files {
 
     async fn table(&self, address: &str) -> Result<Arc<dyn TableProvider>> {
         if let Some(format) = format_of_datafusion(address) {
-            return self.listing(vec![ListingTableUrl::parse(address)?], vec![format]).await;
+            return self.foreign(address, format).await;
         }
         let files = list(&self.stores, &[address.to_owned()], None).await.map_err(external)?;
         let Some(first) = files.first() else {
@@ -90,41 +91,113 @@ impl Files {
         if first.format == Format::Text {
             return lines(files).await;
         }
-        let urls = files.iter().filter_map(|file| file.location.as_ref()).map(listing_url).collect::<Result<_>>()?;
-        self.listing(urls, formats(first.format, first.compression)).await
+        // DataFusion takes a file without a byte for one without rows.
+        let magic = matches!(first.format, Format::Parquet | Format::Arrow);
+        if let Some(empty) = files.iter().find(|file| magic && file.size == 0) {
+            let reason = "the file is empty, and so not of its format".to_owned();
+            return Err(external(SourceError::Malformed { file: empty.to_string(), row: 0, reason }));
+        }
+        self.listing(&files).await
     }
 
-    /// A table of files that are listed by name; of several ways to read them the first that all of them agree with.
-    async fn listing(
-        &self,
-        urls: Vec<ListingTableUrl>,
-        formats: Vec<Arc<dyn FileFormat>>,
-    ) -> Result<Arc<dyn TableProvider>> {
+    fn state(&self) -> Result<SessionState> {
         let session = self.session.get().and_then(Weak::upgrade);
         let state = session.map(|session| session.read().clone());
-        let state = state.ok_or_else(|| DataFusionError::Internal("the session of a table is gone".to_owned()))?;
-        let mut failed = None;
-        for format in formats {
-            // The files are known by their names, so no extension has to fit.
-            let options = ListingOptions::new(format).with_file_extension("");
-            let config = ListingTableConfig::new_with_multi_paths(urls.clone()).with_listing_options(options);
-            match config.infer_schema(&state).await {
-                Ok(config) => {
-                    let statistics = state.runtime_env().cache_manager.get_file_statistic_cache();
-                    return Ok(Arc::new(ListingTable::try_new(config)?.with_cache(statistics)));
-                }
-                Err(error) => failed = Some(error),
+        state.ok_or_else(|| DataFusionError::Internal("the session of a table is gone".to_owned()))
+    }
+
+    /// A table of files that are listed by name. DataFusion would take the first file's columns for those of all.
+    async fn listing(&self, files: &[InputFile]) -> Result<Arc<dyn TableProvider>> {
+        let state = self.state()?;
+        let (format, compression) = files.first().map_or((Format::Text, Compression::None), kind);
+        let options = listing_options(data_format(format, compression)?);
+        let mut urls = Vec::new();
+        let mut schemas = Vec::new();
+        for file in files {
+            let Some(location) = &file.location else { continue };
+            let url = listing_url(location)?;
+            schemas.push((file.to_string(), options.infer_schema(&state, &url).await?));
+            urls.push(url);
+        }
+        let schema = merged(format, &schemas)?;
+        let config = ListingTableConfig::new_with_multi_paths(urls).with_listing_options(options).with_schema(schema);
+        Ok(Arc::new(ListingTable::try_new(config)?))
+    }
+
+    /// What only DataFusion knows, as it lists it.
+    async fn foreign(&self, address: &str, format: Arc<dyn FileFormat>) -> Result<Arc<dyn TableProvider>> {
+        let config = ListingTableConfig::new(ListingTableUrl::parse(address)?);
+        let config = config.with_listing_options(listing_options(format)).infer_schema(&self.state()?).await?;
+        Ok(Arc::new(ListingTable::try_new(config)?))
+    }
+}
+
+/// The files are known by their names, so no extension has to fit.
+fn listing_options(format: Arc<dyn FileFormat>) -> ListingOptions {
+    ListingOptions::new(format).with_file_extension("")
+}
+
+/// The columns of several files: by name, and in CSV, which DataFusion reads by place, in one order too. What a file says
+/// of a column beyond its type (which model made it) is kept where all of them say it.
+fn merged(format: Format, files: &[(String, SchemaRef)]) -> Result<SchemaRef> {
+    let Some((first, schema)) = files.first() else { return Ok(Arc::new(Schema::empty())) };
+    let mut columns: Vec<Field> = schema.fields().iter().map(|field| field.as_ref().clone()).collect();
+    for (file, schema) in files.iter().skip(1) {
+        let names = |schema: &Schema| schema.fields().iter().map(|field| field.name().clone()).collect::<Vec<_>>();
+        if format == Format::Csv && names(schema) != columns.iter().map(|c| c.name().clone()).collect::<Vec<_>>() {
+            return Err(DataFusionError::Plan(format!(
+                "{first} and {file} have other columns, or the same in another order; read them one by one and join them \
+                 by UNION ALL BY NAME"
+            )));
+        }
+        for column in &mut columns {
+            let Ok(other) = schema.field_with_name(column.name()) else {
+                column.set_nullable(true);
+                continue;
+            };
+            let Some(both) = unified(format, column.data_type(), other.data_type()) else {
+                return Err(DataFusionError::Plan(format!(
+                    "the column {} is {} in {first} and {} in {file}; read them one by one and join them by UNION ALL",
+                    column.name(),
+                    column.data_type(),
+                    other.data_type()
+                )));
+            };
+            let metadata =
+                if column.metadata() == other.metadata() { column.metadata().clone() } else { HashMap::new() };
+            let nullable = column.is_nullable() || other.is_nullable();
+            *column = Field::new(column.name(), both, nullable).with_metadata(metadata);
+        }
+        for field in schema.fields() {
+            if columns.iter().all(|column| column.name() != field.name()) {
+                columns.push(field.as_ref().clone().with_nullable(true));
             }
         }
-        Err(failed.unwrap_or_else(|| DataFusionError::Internal("no format was tried".to_owned())))
+    }
+    Ok(Arc::new(Schema::new(columns)))
+}
+
+/// A type for both; types that were guessed from the first rows may be wider.
+fn unified(format: Format, a: &DataType, b: &DataType) -> Option<DataType> {
+    match (a, b) {
+        _ if a == b => Some(a.clone()),
+        (DataType::Null, other) | (other, DataType::Null) => Some(other.clone()),
+        (DataType::Int64, DataType::Float64) | (DataType::Float64, DataType::Int64)
+            if matches!(format, Format::Csv | Format::Json) =>
+        {
+            Some(DataType::Float64)
+        }
+        _ if format == Format::Csv => Some(DataType::Utf8),
+        _ => None,
     }
 }
 
 #[async_trait]
 impl UrlTableFactory for Files {
     async fn try_new(&self, name: &str) -> Result<Option<Arc<dyn TableProvider>>> {
-        // A plain word is the name of a table, unless a file has it.
-        if !name.contains(['/', '.', '*']) && !Path::new(name).exists() {
+        // What looks like no path is the name of a table, unless a file has it.
+        let like_a_path = name.contains(['/', '*']) || of_name(name).is_some() || format_of_datafusion(name).is_some();
+        if !like_a_path && !Path::new(name).exists() {
             return Ok(None);
         }
         self.table(name).await.map(Some)
@@ -149,25 +222,20 @@ fn kind(file: &InputFile) -> (Format, Compression) {
     (file.format, file.compression)
 }
 
-/// How DataFusion reads a format. What Parquet files say of their columns (which model made them) is kept, unless several
-/// files say different things.
-fn formats(format: Format, compression: Compression) -> Vec<Arc<dyn FileFormat>> {
+/// How DataFusion reads a format. What Parquet files say of their columns is kept.
+fn data_format(format: Format, compression: Compression) -> Result<Arc<dyn FileFormat>> {
     let packed = match compression {
         Compression::None => FileCompressionType::UNCOMPRESSED,
         Compression::Gzip => FileCompressionType::GZIP,
         Compression::Zstd => FileCompressionType::ZSTD,
     };
-    match format {
-        // Read by us.
-        Format::Text => Vec::new(),
-        Format::Parquet => {
-            let read = |skip| Arc::new(ParquetFormat::default().with_skip_metadata(skip)) as _;
-            vec![read(false), read(true)]
-        }
-        Format::Csv => vec![Arc::new(CsvFormat::default().with_has_header(true).with_file_compression_type(packed))],
-        Format::Json => vec![Arc::new(JsonFormat::default().with_file_compression_type(packed))],
-        Format::Arrow => vec![Arc::new(ArrowFormat)],
-    }
+    Ok(match format {
+        Format::Text => return Err(DataFusionError::Internal("lines are read by us".to_owned())),
+        Format::Parquet => Arc::new(ParquetFormat::default().with_skip_metadata(false)),
+        Format::Csv => Arc::new(CsvFormat::default().with_has_header(true).with_file_compression_type(packed)),
+        Format::Json => Arc::new(JsonFormat::default().with_file_compression_type(packed)),
+        Format::Arrow => Arc::new(ArrowFormat),
+    })
 }
 
 /// Endings that DataFusion knows and `elmo embed` does not: `.json` is what COPY calls its lines of JSON.

@@ -26,7 +26,7 @@ use datafusion::{
         runtime_env::RuntimeEnvBuilder,
         session_state::SessionStateBuilder,
     },
-    logical_expr::LogicalPlanBuilder,
+    logical_expr::{LogicalPlan, LogicalPlanBuilder},
     physical_plan::{ExecutionPlan, execute_stream, metrics::MetricValue},
     prelude::{SessionConfig, SessionContext},
 };
@@ -85,6 +85,7 @@ pub struct Answer {
 #[derive(Clone)]
 pub struct Sql {
     context: SessionContext,
+    stores: Stores,
 }
 
 impl std::fmt::Debug for Sql {
@@ -104,7 +105,12 @@ impl Sql {
     /// # Errors
     /// [`Error::Sql`] when DataFusion cannot be set up, for lack of a folder for temporary files say.
     pub fn new(settings: Settings, stores: &Stores) -> Result<Self> {
-        let mut runtime = RuntimeEnvBuilder::new().with_object_store_registry(Arc::new(Registry(stores.clone())));
+        // What DataFusion remembers of files goes by their size and time, and stores tell times in whole seconds.
+        let mut runtime = RuntimeEnvBuilder::new()
+            .with_object_store_registry(Arc::new(Registry(stores.clone())))
+            .with_metadata_cache_limit(0)
+            .with_object_list_cache_limit(0)
+            .with_file_statistics_cache_limit(0);
         if let Some(bytes) = settings.memory_limit {
             let pool = TrackConsumersPool::new(FairSpillPool::new(bytes.get()), NAMED_CONSUMERS);
             runtime = runtime.with_memory_pool(Arc::new(pool));
@@ -121,7 +127,7 @@ impl Sql {
         let tables = Arc::clone(context.state().catalog_list());
         context.register_catalog_list(Arc::new(DynamicFileCatalog::new(tables, Arc::clone(&files) as _)));
         files.belong_to(context.state_weak_ref());
-        Ok(Self { context })
+        Ok(Self { context, stores: stores.clone() })
     }
 
     /// The statements in a text.
@@ -138,6 +144,10 @@ impl Sql {
     /// [`Error::Sql`] when it cannot be planned or run, [`Error::BrokenPipe`] when nobody reads `out` any more,
     /// [`Error::Failed`] when it cannot be written to.
     pub async fn run(&self, statement: Statement, show: Show, watch: &dyn Progress, out: Out) -> Result<Answer> {
+        if let Statement::CopyTo(copy) = &statement {
+            // A URL that is none is refused by us: DataFusion's words would repeat what is secret in it.
+            self.stores.locate(&copy.target)?;
+        }
         let frame = elmo_udfs::run(&self.context, statement).await.map_err(sql_error)?;
         // CREATE, SET and their like have been carried out by now.
         if frame.schema().fields().is_empty() {
@@ -158,6 +168,12 @@ impl Sql {
         let folder = tempfile::tempdir().map_err(|e| Error::io(&std::env::temp_dir(), e))?;
         let path = folder.path().join("result.parquet");
         let (state, input) = frame.into_parts();
+        if matches!(
+            input,
+            LogicalPlan::Explain(_) | LogicalPlan::Analyze(_) | LogicalPlan::Copy(_) | LogicalPlan::Dml(_)
+        ) {
+            return Err(Error::usage("only what a query selects can be written as Parquet", "show this as a table"));
+        }
         let factory = state.get_file_format_factory("parquet");
         let factory = factory.ok_or_else(|| Error::Failed("DataFusion was built without Parquet".to_owned()))?;
         let target = path.to_string_lossy().into_owned();

@@ -69,7 +69,7 @@ impl Command {
             ("\\?" | "\\h", _) => Self::Help,
             ("\\d", "") => Self::Sql("SHOW TABLES".to_owned()),
             ("\\d", name) => Self::Sql(format!("DESCRIBE {name}")),
-            ("\\df", _) => Self::Sql("SELECT name, syntax, returns FROM elmo_functions()".to_owned()),
+            ("\\df", _) => Self::Sql("SELECT * FROM elmo_functions()".to_owned()),
             ("\\m", _) => Self::Sql("SELECT * FROM elmo_models()".to_owned()),
             ("\\f", word) => match word.parse::<Format>() {
                 Ok(format) if !format.is_binary() => Self::Format(format),
