@@ -9,8 +9,11 @@ use std::{
 };
 
 use datafusion::{
-    arrow::datatypes::{DataType, Field, Schema},
-    common::{Result, plan_err, tree_node::TreeNode},
+    arrow::datatypes::{Field, Schema},
+    common::{
+        Result, plan_err,
+        tree_node::{TreeNode, TreeNodeRecursion},
+    },
     logical_expr::{Expr, LogicalPlan, dml::CopyTo, expr::ScalarFunction},
     parquet::{arrow::ArrowSchemaConverter, basic::Type},
 };
@@ -80,13 +83,9 @@ fn options(copy: &CopyTo) -> Result<HashMap<String, String>> {
     Ok(options)
 }
 
-/// Whether a column comes from a model: the fingerprint stands in its metadata, or in that of a field within.
+/// Whether a column comes from a model: the fingerprint stands in its metadata.
 fn holds_vectors(field: &Field) -> bool {
-    field.metadata().contains_key("elmo.fingerprint") && is_nested(field.data_type())
-}
-
-fn is_nested(kind: &DataType) -> bool {
-    matches!(kind, DataType::FixedSizeList(..) | DataType::List(_) | DataType::LargeList(_) | DataType::Struct(_))
+    field.metadata().contains_key("elmo.fingerprint") && field.data_type().is_nested()
 }
 
 /// Paths of the Parquet columns that hold the numbers of vectors.
@@ -143,7 +142,7 @@ fn embedders(plan: &LogicalPlan) -> Result<Vec<ColumnEmbedder>> {
                         found.push((identity, call.embedder(&function.models)?));
                     }
                 }
-                Ok(datafusion::common::tree_node::TreeNodeRecursion::Continue)
+                Ok(TreeNodeRecursion::Continue)
             })
         })
     })?;

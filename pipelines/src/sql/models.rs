@@ -40,10 +40,7 @@ impl ModelSource for LazyModel {
         if let Some((options, fingerprint)) = fingerprints.known(&files) {
             return Ok(Card { options, fingerprint, untrained: false, location: self.spec.to_string() });
         }
-        let data = self.data(&files)?;
-        if !data.untrained {
-            fingerprints.remember(&files, &data.options, &data.fingerprint);
-        }
+        let data = self.data(&files, &fingerprints)?;
         let card = Card {
             options: data.options.clone(),
             fingerprint: data.fingerprint.clone(),
@@ -58,7 +55,10 @@ impl ModelSource for LazyModel {
         let read = self.read().take();
         let data = match read {
             Some(data) => data,
-            None => self.data(&self.locate()?.0)?,
+            None => {
+                let (files, cache) = self.locate()?;
+                self.data(&files, &Fingerprints::new(&cache))?
+            }
         };
         warn_untrained(&data);
         Ok(Elmo::from_data(data, &self.settings)?)
@@ -83,7 +83,12 @@ impl LazyModel {
         self.read.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn data(&self, files: &ModelFiles) -> Result<ModelData, ModelError> {
-        Ok(files.read(&self.spec)?)
+    /// Reads the model, and notes what it is: a note that was wrong is right the next time.
+    fn data(&self, files: &ModelFiles, fingerprints: &Fingerprints) -> Result<ModelData, ModelError> {
+        let data = files.read(&self.spec)?;
+        if !data.untrained {
+            fingerprints.remember(files, &data.options, &data.fingerprint);
+        }
+        Ok(data)
     }
 }
