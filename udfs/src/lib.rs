@@ -46,6 +46,8 @@ use datafusion::{
 };
 
 mod args;
+#[cfg(feature = "codec")]
+pub mod codec;
 mod copy;
 pub mod functions;
 mod measure;

@@ -47,6 +47,11 @@ pub trait ModelSource: fmt::Debug + Send + Sync {
     /// A sentence for the user.
     fn describe(&self) -> Result<Card, ModelError>;
 
+    /// What names the model to other processes, if anything does: a URL, or a path that they have too.
+    fn address(&self) -> Option<String> {
+        None
+    }
+
     /// Puts the model on its devices. Asked when the first row is to be embedded, and again only after an error.
     ///
     /// # Errors
@@ -135,6 +140,18 @@ impl Models {
         let described = Arc::new(entry.source.describe().map_err(|e| e.to_string())?);
         *card = Some(Arc::clone(&described));
         Ok(described)
+    }
+
+    /// What is known of a model that a query has named before.
+    #[cfg(feature = "codec")]
+    pub(crate) fn known(&self, name: &str) -> Option<Arc<Card>> {
+        self.inner.by_name.get(name).and_then(|entry| lock(&entry.card).clone())
+    }
+
+    /// What names a model to other processes.
+    #[cfg(feature = "codec")]
+    pub(crate) fn address(&self, name: &str) -> Option<String> {
+        self.inner.by_name.get(name).and_then(|entry| entry.source.address())
     }
 
     /// Whether a model is on its devices by now.

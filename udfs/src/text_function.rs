@@ -37,6 +37,11 @@ pub(crate) enum Kind {
 }
 
 impl Kind {
+    /// Every kind, by the name that travels.
+    #[cfg(feature = "codec")]
+    pub(crate) const NAMED: [(&str, Self); 3] =
+        [("vector", Self::Vector), ("tokens", Self::Tokens), ("checked", Self::Checked)];
+
     fn level(self) -> Level {
         match self {
             Self::Vector | Self::Checked => Level::Sentence,

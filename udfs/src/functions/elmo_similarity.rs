@@ -77,7 +77,7 @@ pub(crate) const SHAPE: Shape = Shape {
 )]
 #[derive(Debug, PartialEq, Eq, Hash)]
 pub struct ElmoSimilarity {
-    models: Models,
+    pub(super) models: Models,
     signature: Signature,
 }
 

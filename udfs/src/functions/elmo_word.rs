@@ -65,7 +65,7 @@ pub(crate) const SHAPE: Shape = Shape {
 )]
 #[derive(Debug, PartialEq, Eq, Hash)]
 pub struct ElmoWord {
-    models: Models,
+    pub(super) models: Models,
     signature: Signature,
 }
 

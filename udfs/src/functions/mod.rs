@@ -90,6 +90,16 @@ pub const NAMES: [&str; 12] = [
 pub(crate) const SHAPES: [Shape; 5] =
     [elmo_embed::SHAPE, elmo_tokens::SHAPE, elmo_word::SHAPE, try_elmo_embed::SHAPE, elmo_similarity::SHAPE];
 
+/// The models that a function may use, if it uses any.
+#[cfg(feature = "codec")]
+pub(crate) fn models(function: &ScalarUDF) -> Option<&Models> {
+    let inner = function.inner().as_ref() as &dyn std::any::Any;
+    let of_texts = text_function(function).map(|(function, _)| &function.models);
+    let of_word = || inner.downcast_ref::<ElmoWord>().map(|word| &word.models);
+    let of_similarity = || inner.downcast_ref::<ElmoSimilarity>().map(|similarity| &similarity.models);
+    of_texts.or_else(of_word).or_else(of_similarity)
+}
+
 /// Makes a function over one text.
 pub(crate) type Make = fn(TextFunction) -> ScalarUDF;
 

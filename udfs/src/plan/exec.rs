@@ -89,6 +89,12 @@ pub struct EmbedExec {
 }
 
 impl EmbedExec {
+    /// The calls, and whether somebody above may stop before the last row.
+    #[cfg(feature = "codec")]
+    pub(crate) fn parts(&self) -> (&[BoundCall], bool) {
+        (&self.calls, self.stops_early)
+    }
+
     pub(crate) fn try_new(input: Arc<dyn ExecutionPlan>, calls: Vec<BoundCall>, stops_early: bool) -> Result<Self> {
         let there = input.schema();
         let fields = there.fields().iter().chain(calls.iter().map(|call| &call.field)).map(Arc::clone);

@@ -1,0 +1,201 @@
+//! What travels, field by field. Words are those of the command line and of SQL.
+
+use std::str::FromStr;
+
+use datafusion::common::{DataFusionError, Result, plan_datafusion_err};
+use datafusion_proto::protobuf::{PhysicalExprNode, Schema};
+use elmo::{EmbedSpec, mix::ScalarMix, spec::Layers};
+
+/// `EmbedExec` without its input.
+#[derive(Clone, PartialEq, prost::Message)]
+pub(super) struct EmbedNode {
+    #[prost(string, tag = "1")]
+    pub(super) version: String,
+    /// The columns that it adds: together with the version the part that other versions understand.
+    #[prost(message, optional, tag = "2")]
+    pub(super) fields: Option<Schema>,
+    #[prost(bool, tag = "3")]
+    pub(super) stops_early: bool,
+    #[prost(message, repeated, tag = "4")]
+    pub(super) calls: Vec<CallNode>,
+    #[prost(message, repeated, tag = "5")]
+    pub(super) models: Vec<ModelNode>,
+}
+
+/// A call over a column of texts.
+#[derive(Clone, PartialEq, prost::Message)]
+pub(super) struct CallNode {
+    #[prost(string, tag = "1")]
+    pub(super) function: String,
+    #[prost(string, tag = "2")]
+    pub(super) kind: String,
+    #[prost(string, optional, tag = "3")]
+    pub(super) model: Option<String>,
+    #[prost(message, optional, tag = "4")]
+    pub(super) spec: Option<SpecNode>,
+    #[prost(string, tag = "5")]
+    pub(super) shown: String,
+    #[prost(message, optional, tag = "6")]
+    pub(super) text: Option<PhysicalExprNode>,
+    /// Places in the operator's list.
+    #[prost(uint32, repeated, tag = "7")]
+    pub(super) models: Vec<u32>,
+}
+
+/// A function of ours.
+#[derive(Clone, PartialEq, prost::Message)]
+pub(super) struct FunctionNode {
+    #[prost(string, tag = "1")]
+    pub(super) version: String,
+    #[prost(string, tag = "2")]
+    pub(super) name: String,
+    #[prost(bool, tag = "3")]
+    pub(super) at_run_time: bool,
+    #[prost(message, repeated, tag = "4")]
+    pub(super) models: Vec<ModelNode>,
+}
+
+/// A model by where it is and what it was.
+#[derive(Clone, PartialEq, prost::Message)]
+pub(super) struct ModelNode {
+    #[prost(string, tag = "1")]
+    pub(super) name: String,
+    #[prost(string, tag = "2")]
+    pub(super) address: String,
+    #[prost(string, tag = "3")]
+    pub(super) options: String,
+    #[prost(string, tag = "4")]
+    pub(super) fingerprint: String,
+    #[prost(bool, tag = "5")]
+    pub(super) untrained: bool,
+    #[prost(bool, tag = "6")]
+    pub(super) is_default: bool,
+}
+
+/// [`EmbedSpec`] on its way.
+#[derive(Clone, PartialEq, prost::Message)]
+pub struct SpecNode {
+    /// See [`EmbedSpec::level`], and so on.
+    #[prost(string, tag = "1")]
+    pub level: String,
+    /// A word or a number; `mix` when there is one.
+    #[prost(string, tag = "2")]
+    pub layers: String,
+    /// A fitted mix.
+    #[prost(message, optional, tag = "3")]
+    pub mix: Option<MixNode>,
+    /// A word.
+    #[prost(string, tag = "4")]
+    pub pooling: String,
+    /// A word.
+    #[prost(string, tag = "5")]
+    pub tokenizer: String,
+    /// A word.
+    #[prost(string, tag = "6")]
+    pub sentences: String,
+    /// Whether boundaries are returned too.
+    #[prost(bool, tag = "7")]
+    pub boundaries: bool,
+    /// A word.
+    #[prost(string, tag = "8")]
+    pub normalize: String,
+    /// A word.
+    #[prost(string, tag = "9")]
+    pub state: String,
+    /// For state `carry` only.
+    #[prost(uint64, optional, tag = "10")]
+    pub batch_rows: Option<u64>,
+    /// A word.
+    #[prost(string, tag = "11")]
+    pub on_long: String,
+    /// Longest sentence.
+    #[prost(uint64, tag = "12")]
+    pub max_tokens: u64,
+    /// A word.
+    #[prost(string, tag = "13")]
+    pub on_error: String,
+    /// A word.
+    #[prost(string, tag = "14")]
+    pub float: String,
+    /// A word.
+    #[prost(string, tag = "15")]
+    pub list_type: String,
+}
+
+/// [`ScalarMix`] on its way.
+#[derive(Clone, PartialEq, prost::Message)]
+pub struct MixNode {
+    /// One per layer.
+    #[prost(float, repeated, tag = "1")]
+    pub scalars: Vec<f32>,
+    /// Scale.
+    #[prost(float, tag = "2")]
+    pub gamma: f32,
+    /// Whether layers are normalised.
+    #[prost(bool, tag = "3")]
+    pub layer_norm: bool,
+}
+
+impl From<&EmbedSpec> for SpecNode {
+    fn from(spec: &EmbedSpec) -> Self {
+        let mix = match &spec.layers {
+            Layers::Mix(mix) => {
+                Some(MixNode { scalars: mix.scalars.clone(), gamma: mix.gamma, layer_norm: mix.layer_norm })
+            }
+            _ => None,
+        };
+        Self {
+            level: spec.level.to_string(),
+            layers: if mix.is_some() { "mix".to_owned() } else { spec.layers.to_string() },
+            mix,
+            pooling: spec.pooling.to_string(),
+            tokenizer: spec.tokenizer.to_string(),
+            sentences: spec.sentences.to_string(),
+            boundaries: spec.boundaries,
+            normalize: spec.normalize.to_string(),
+            state: spec.state.to_string(),
+            batch_rows: spec.batch_rows.map(|rows| rows as u64),
+            on_long: spec.on_long.to_string(),
+            max_tokens: spec.max_tokens as u64,
+            on_error: spec.on_error.to_string(),
+            float: spec.float.to_string(),
+            list_type: spec.list_type.to_string(),
+        }
+    }
+}
+
+impl TryFrom<&SpecNode> for EmbedSpec {
+    type Error = DataFusionError;
+
+    fn try_from(node: &SpecNode) -> Result<Self> {
+        let layers = match &node.mix {
+            Some(MixNode { scalars, gamma, layer_norm }) => {
+                Layers::Mix(ScalarMix { scalars: scalars.clone(), gamma: *gamma, layer_norm: *layer_norm })
+            }
+            None => word(&node.layers)?,
+        };
+        Ok(Self {
+            level: word(&node.level)?,
+            layers,
+            pooling: word(&node.pooling)?,
+            tokenizer: word(&node.tokenizer)?,
+            sentences: word(&node.sentences)?,
+            boundaries: node.boundaries,
+            normalize: word(&node.normalize)?,
+            state: word(&node.state)?,
+            batch_rows: node.batch_rows.map(|rows| rows as usize),
+            on_long: word(&node.on_long)?,
+            max_tokens: node.max_tokens as usize,
+            on_error: word(&node.on_error)?,
+            float: word(&node.float)?,
+            list_type: word(&node.list_type)?,
+        })
+    }
+}
+
+fn word<T: FromStr>(word: &str) -> Result<T>
+where
+    T::Err: std::fmt::Display,
+{
+    word.parse().map_err(|e| plan_datafusion_err!("a plan of elmo cannot be read: {e}"))
+}

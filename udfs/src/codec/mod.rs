@@ -1,0 +1,397 @@
+//! Plans that travel: physical plans with our operator and functions as bytes, for the executors of a cluster.
+//!
+//! A function travels with the models that the query named: where each of them is, and what it was when the query was
+//! planned. The process that receives them opens none before the first row is embedded, and then compares.
+//! The field of a result travels too, as DataFusion sends of a function's result nothing but its type.
+
+mod message;
+mod refused;
+
+use std::{
+    collections::VecDeque,
+    fmt,
+    sync::{Arc, Mutex},
+};
+
+use datafusion::{
+    arrow::datatypes::{FieldRef, Schema},
+    common::{Result, exec_datafusion_err, internal_datafusion_err, plan_datafusion_err, plan_err},
+    execution::TaskContext,
+    logical_expr::{AggregateUDF, HigherOrderUDF, ScalarUDF, WindowUDF},
+    physical_plan::ExecutionPlan,
+};
+use datafusion_proto::physical_plan::{
+    PhysicalExtensionCodec, PhysicalPlanDecodeContext, PhysicalProtoConverterExtension,
+};
+use elmo::{EmbedSpec, ModelOptions};
+use prost::Message;
+
+use self::message::{CallNode, EmbedNode, FunctionNode, ModelNode};
+use crate::{
+    Card, ModelError, ModelSource, Models, functions,
+    models::lock,
+    plan::exec::{BoundCall, EmbedExec},
+    text_function::{Call, Kind},
+};
+pub use message::SpecNode;
+
+/// The version that both ends must have: what travels may mean something else in another.
+pub const VERSION: &str = env!("CARGO_PKG_VERSION");
+
+/// What our messages begin with. No message of protobuf does: field 12 of a message with numbers of 4 bytes is nobody's.
+const MAGIC: &[u8] = b"elmo\0";
+
+/// Models of several plans that are kept, so that the tasks of a query share what they opened and remember.
+const KEPT: usize = 16;
+
+/// A model that a plan from elsewhere names.
+#[derive(Debug, Clone)]
+pub struct SentModel {
+    /// What it is called in the query.
+    pub name: String,
+    /// Where it is: what [`ModelSource::address`] said.
+    pub address: String,
+    /// What it was when the query was planned.
+    pub card: Card,
+}
+
+/// Where a process finds the models that plans from elsewhere name.
+pub trait ModelHost: fmt::Debug + Send + Sync {
+    /// Opens a model. Asked when the first row is to be embedded, and again only after an error.
+    ///
+    /// # Errors
+    /// A sentence for the user: the model is not there, cannot be opened, or is another one.
+    fn open(&self, model: &SentModel) -> Result<elmo::Elmo, ModelError>;
+
+    /// What this process calls itself in errors, such as `the executor at 10.0.0.7:50051`.
+    fn name(&self) -> String;
+
+    /// Whether a plan that cannot be understood fails when it is run, and not at once: where the reason would get lost.
+    fn fails_late(&self) -> bool {
+        false
+    }
+}
+
+/// For whoever only sends plans, or hands them on: opens nothing.
+#[derive(Debug)]
+pub struct NoModels(
+    /// What this process calls itself.
+    pub &'static str,
+);
+
+impl ModelHost for NoModels {
+    fn open(&self, model: &SentModel) -> Result<elmo::Elmo, ModelError> {
+        Err(format!("{} opens no models, and was asked for {}", self.0, model.address).into())
+    }
+
+    fn name(&self) -> String {
+        self.0.to_owned()
+    }
+}
+
+/// Our operator and functions as bytes; all else is `inner`'s.
+#[derive(Debug)]
+pub struct ElmoCodec {
+    inner: Arc<dyn PhysicalExtensionCodec>,
+    host: Arc<dyn ModelHost>,
+    /// Models of the plans that came last.
+    known: Mutex<VecDeque<(Vec<ModelNode>, Models)>>,
+}
+
+impl ElmoCodec {
+    /// A codec that asks `inner` for what is not ours.
+    #[must_use]
+    pub fn new(inner: Arc<dyn PhysicalExtensionCodec>, host: Arc<dyn ModelHost>) -> Self {
+        Self { inner, host, known: Mutex::default() }
+    }
+
+    fn models(&self, nodes: Vec<ModelNode>) -> Result<Models> {
+        let mut known = lock(&self.known);
+        if let Some((_, models)) = known.iter().find(|(there, _)| *there == nodes) {
+            return Ok(models.clone());
+        }
+        let default = nodes.iter().find(|node| node.is_default).map(|node| node.name.clone()).unwrap_or_default();
+        let models: Vec<_> = nodes.iter().map(|node| self.model(node)).collect::<Result<_>>()?;
+        let models = Models::lazy(default, models);
+        if known.len() == KEPT {
+            known.pop_front();
+        }
+        known.push_back((nodes, models.clone()));
+        Ok(models)
+    }
+
+    fn model(&self, node: &ModelNode) -> Result<(String, Arc<dyn ModelSource>)> {
+        let model = Remote { model: node.received()?, host: Arc::clone(&self.host) };
+        Ok((node.name.clone(), Arc::new(model)))
+    }
+
+    /// Why a message cannot be understood.
+    fn other_version(&self, version: &str) -> Option<String> {
+        (version != VERSION).then(|| {
+            format!(
+                "the query was planned by elmo {version}, and {} is elmo {VERSION}: run one version on the client, the \
+                 scheduler and all executors",
+                self.host.name()
+            )
+        })
+    }
+
+    fn embed_node(
+        &self,
+        exec: &EmbedExec,
+        converter: &dyn PhysicalProtoConverterExtension,
+    ) -> Result<EmbedNode> {
+        let (bound, stops_early) = exec.parts();
+        let mut models = Vec::new();
+        let mut calls = Vec::new();
+        for bound in bound {
+            let name = bound.call.options.model.as_deref().unwrap_or_else(|| bound.models.default_name());
+            let set: Vec<ModelNode> = sent(&bound.models, Some(name))?;
+            calls.push(CallNode {
+                function: bound.call.function.to_owned(),
+                kind: kind_name(bound.call.kind),
+                model: bound.call.options.model.clone(),
+                spec: Some(SpecNode::from(&bound.call.options.spec)),
+                shown: bound.shown.clone(),
+                text: Some(converter.physical_expr_to_proto(&bound.text, self)?),
+                models: set.iter().map(|node| position(&mut models, node)).collect(),
+            });
+        }
+        let fields: Vec<FieldRef> = bound.iter().map(|bound| Arc::clone(&bound.field)).collect();
+        let fields = (&Schema::new(fields)).try_into().map_err(|e| internal_datafusion_err!("{e}"))?;
+        Ok(EmbedNode { version: VERSION.to_owned(), fields: Some(fields), stops_early, calls, models })
+    }
+
+    fn embed_exec(
+        &self,
+        node: &EmbedNode,
+        input: &Arc<dyn ExecutionPlan>,
+        context: &PhysicalPlanDecodeContext<'_>,
+        converter: &dyn PhysicalProtoConverterExtension,
+    ) -> Result<Arc<dyn ExecutionPlan>> {
+        let fields = node.fields.as_ref().ok_or_else(|| missing("fields"))?;
+        let fields: Schema = fields.try_into().map_err(|e| internal_datafusion_err!("{e}"))?;
+        if let Some(reason) = self.other_version(&node.version) {
+            return match self.host.fails_late() {
+                true => refused::operator(input, &fields, reason),
+                false => plan_err!("{reason}"),
+            };
+        }
+        let mut calls = Vec::new();
+        for (call, field) in node.calls.iter().zip(fields.fields()) {
+            let models = call.models.iter().filter_map(|at| node.models.get(*at as usize)).cloned().collect();
+            let text = call.text.as_ref().ok_or_else(|| missing("text"))?;
+            calls.push(BoundCall {
+                models: self.models(models)?,
+                call: call.received()?,
+                shown: call.shown.clone(),
+                text: converter.proto_to_physical_expr(text, &input.schema(), context)?,
+                field: Arc::clone(field),
+            });
+        }
+        Ok(Arc::new(EmbedExec::try_new(Arc::clone(input), calls, node.stops_early)?))
+    }
+
+    fn function(&self, node: FunctionNode) -> Result<Arc<ScalarUDF>> {
+        if let Some(reason) = self.other_version(&node.version) {
+            return match self.host.fails_late() {
+                true => Ok(Arc::new(refused::function(node.name, reason))),
+                false => plan_err!("{reason}"),
+            };
+        }
+        let all = functions::scalar(&self.models(node.models)?);
+        let found = all.into_iter().find(|function| function.name() == node.name);
+        let function = found.ok_or_else(|| plan_datafusion_err!("there is no function {}", node.name))?;
+        Ok(Arc::new(match functions::text_function(&function) {
+            Some((text, make)) if node.at_run_time => make(text.at_run_time()),
+            _ => function,
+        }))
+    }
+}
+
+/// The models of a function that queries have named, or the one that is named here.
+fn sent(models: &Models, only: Option<&str>) -> Result<Vec<ModelNode>> {
+    let names = models.names().filter(|name| only.is_none_or(|only| only == *name));
+    let known = names.filter_map(|name| models.known(name).map(|card| (name, card)));
+    known
+        .map(|(name, card)| {
+            let address = models.address(name).ok_or_else(|| {
+                plan_datafusion_err!("the model {name} was opened by this program, and has no address for executors")
+            })?;
+            Ok(ModelNode {
+                name: name.to_owned(),
+                address,
+                options: card.options.canonical_json(),
+                fingerprint: card.fingerprint.to_string(),
+                untrained: card.untrained,
+                is_default: name == models.default_name(),
+            })
+        })
+        .collect()
+}
+
+/// The place of a model in a list that has each once.
+fn position(all: &mut Vec<ModelNode>, node: &ModelNode) -> u32 {
+    let place = all.iter().position(|there| there == node).unwrap_or_else(|| {
+        all.push(node.clone());
+        all.len() - 1
+    });
+    u32::try_from(place).unwrap_or(u32::MAX)
+}
+
+fn kind_name(kind: Kind) -> String {
+    Kind::NAMED.iter().find(|(_, there)| *there == kind).map(|(name, _)| (*name).to_owned()).unwrap_or_default()
+}
+
+fn missing(what: &str) -> datafusion::error::DataFusionError {
+    internal_datafusion_err!("a message of elmo without {what}")
+}
+
+impl ModelNode {
+    fn received(&self) -> Result<SentModel> {
+        let options = ModelOptions::from_json(self.options.as_bytes(), &self.address);
+        let fingerprint = self.fingerprint.parse().map_err(|e| internal_datafusion_err!("{}: {e}", self.address))?;
+        let card = Card {
+            options: options.map_err(|e| internal_datafusion_err!("{e}"))?,
+            fingerprint,
+            untrained: self.untrained,
+            location: self.address.clone(),
+        };
+        Ok(SentModel { name: self.name.clone(), address: self.address.clone(), card })
+    }
+}
+
+impl CallNode {
+    fn received(&self) -> Result<Call> {
+        let function = functions::NAMES.iter().find(|name| **name == self.function);
+        let kind = Kind::NAMED.iter().find(|(name, _)| *name == self.kind);
+        let (Some(function), Some((_, kind))) = (function, kind) else { return Err(missing("a known function")) };
+        let spec: EmbedSpec = self.spec.as_ref().ok_or_else(|| missing("settings"))?.try_into()?;
+        Ok(Call { function, kind: *kind, options: crate::args::EmbedOptions { model: self.model.clone(), spec } })
+    }
+}
+
+/// A model that is described by a plan, and opened by the process that runs it.
+#[derive(Debug)]
+struct Remote {
+    model: SentModel,
+    host: Arc<dyn ModelHost>,
+}
+
+impl ModelSource for Remote {
+    fn describe(&self) -> Result<Card, ModelError> {
+        Ok(self.model.card.clone())
+    }
+
+    fn address(&self) -> Option<String> {
+        Some(self.model.address.clone())
+    }
+
+    fn open(&self) -> Result<elmo::Elmo, ModelError> {
+        let (model, host) = (&self.model, self.host.name());
+        let elmo = self.host.open(model).map_err(|e| format!("{host} cannot open the model {}: {e}", model.address))?;
+        if elmo.fingerprint() == &model.card.fingerprint {
+            return Ok(elmo);
+        }
+        Err(format!(
+            "{host} has another model at {}: its fingerprint is {}, and the query was planned with {}",
+            model.address,
+            elmo.fingerprint(),
+            model.card.fingerprint
+        )
+        .into())
+    }
+}
+
+/// The rest of a message of ours.
+fn ours(buffer: &[u8]) -> Option<&[u8]> {
+    buffer.strip_prefix(MAGIC)
+}
+
+fn write(buffer: &mut Vec<u8>, message: &impl Message) -> Result<()> {
+    buffer.extend_from_slice(MAGIC);
+    message.encode(buffer).map_err(|e| exec_datafusion_err!("a plan cannot be written: {e}"))
+}
+
+fn read<T: Message + Default>(bytes: &[u8]) -> Result<T> {
+    T::decode(bytes).map_err(|e| plan_datafusion_err!("a plan of elmo cannot be read: {e}"))
+}
+
+impl PhysicalExtensionCodec for ElmoCodec {
+    fn try_decode(
+        &self,
+        buffer: &[u8],
+        inputs: &[Arc<dyn ExecutionPlan>],
+        context: &TaskContext,
+        converter: &dyn PhysicalProtoConverterExtension,
+    ) -> Result<Arc<dyn ExecutionPlan>> {
+        let Some(bytes) = ours(buffer) else { return self.inner.try_decode(buffer, inputs, context, converter) };
+        let [input] = inputs else { return plan_err!("EmbedExec has one input") };
+        let context = PhysicalPlanDecodeContext::new(context, self);
+        self.embed_exec(&read(bytes)?, input, &context, converter)
+    }
+
+    fn try_encode(
+        &self,
+        node: Arc<dyn ExecutionPlan>,
+        buffer: &mut Vec<u8>,
+        converter: &dyn PhysicalProtoConverterExtension,
+    ) -> Result<()> {
+        match node.downcast_ref::<EmbedExec>() {
+            Some(exec) => write(buffer, &self.embed_node(exec, converter)?),
+            None => self.inner.try_encode(node, buffer, converter),
+        }
+    }
+
+    fn try_decode_udf(&self, name: &str, buffer: &[u8]) -> Result<Arc<ScalarUDF>> {
+        match ours(buffer) {
+            Some(bytes) => self.function(read(bytes)?),
+            None => self.inner.try_decode_udf(name, buffer),
+        }
+    }
+
+    fn try_encode_udf(&self, function: &ScalarUDF, buffer: &mut Vec<u8>) -> Result<()> {
+        let name = function.name();
+        let models = functions::models(function);
+        if models.is_none() && !functions::NAMES.contains(&name) {
+            return self.inner.try_encode_udf(function, buffer);
+        }
+        let models = models.map(|models| sent(models, None)).transpose()?.unwrap_or_default();
+        let at_run_time = functions::text_function(function).is_some_and(|(function, _)| function.is_at_run_time());
+        write(buffer, &FunctionNode { version: VERSION.to_owned(), name: name.to_owned(), at_run_time, models })
+    }
+
+    fn try_decode_udaf(&self, name: &str, buffer: &[u8]) -> Result<Arc<AggregateUDF>> {
+        let Some(bytes) = ours(buffer) else { return self.inner.try_decode_udaf(name, buffer) };
+        let node: FunctionNode = read(bytes)?;
+        if let Some(reason) = self.other_version(&node.version) {
+            return plan_err!("{reason}");
+        }
+        let found = functions::aggregate().into_iter().find(|function| function.name() == node.name);
+        found.map(Arc::new).ok_or_else(|| plan_datafusion_err!("there is no function {}", node.name))
+    }
+
+    fn try_encode_udaf(&self, function: &AggregateUDF, buffer: &mut Vec<u8>) -> Result<()> {
+        if !functions::NAMES.contains(&function.name()) {
+            return self.inner.try_encode_udaf(function, buffer);
+        }
+        let name = function.name().to_owned();
+        write(buffer, &FunctionNode { version: VERSION.to_owned(), name, ..FunctionNode::default() })
+    }
+
+    fn try_decode_udwf(&self, name: &str, buffer: &[u8]) -> Result<Arc<WindowUDF>> {
+        self.inner.try_decode_udwf(name, buffer)
+    }
+
+    fn try_encode_udwf(&self, function: &WindowUDF, buffer: &mut Vec<u8>) -> Result<()> {
+        self.inner.try_encode_udwf(function, buffer)
+    }
+
+    fn try_decode_higher_order_function(&self, name: &str, buffer: &[u8]) -> Result<Arc<HigherOrderUDF>> {
+        self.inner.try_decode_higher_order_function(name, buffer)
+    }
+
+    fn try_encode_higher_order_function(&self, function: &HigherOrderUDF, buffer: &mut Vec<u8>) -> Result<()> {
+        self.inner.try_encode_higher_order_function(function, buffer)
+    }
+}
