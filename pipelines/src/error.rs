@@ -126,6 +126,15 @@ pub enum Exit {
     Interrupted = 130,
 }
 
+impl Exit {
+    /// The way to end that another process wrote as a number.
+    #[cfg(feature = "cluster")]
+    pub(crate) fn from_code(code: &str) -> Option<Self> {
+        let all = [Self::Failed, Self::Usage, Self::Input, Self::Model, Self::Storage];
+        all.into_iter().find(|exit| (*exit as u8).to_string() == code)
+    }
+}
+
 impl Error {
     /// The exit code that this error asks for.
     pub fn exit(&self) -> Exit {

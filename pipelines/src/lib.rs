@@ -8,6 +8,8 @@
 pub mod bench;
 pub mod bulk;
 pub mod cli;
+#[cfg(feature = "cluster")]
+pub mod cluster;
 pub mod config;
 mod contain;
 pub mod demo;

@@ -1,6 +1,10 @@
 //! Options that several commands share.
 
-use std::{fmt, num::IntErrorKind, str::FromStr};
+use std::{
+    fmt,
+    num::{IntErrorKind, NonZeroUsize},
+    str::FromStr,
+};
 
 use clap::{
     ArgMatches, Args, Command, FromArgMatches, ValueHint,
@@ -47,6 +51,28 @@ fn threads(text: &str) -> Result<usize, String> {
     match positive(text)? {
         n if n > MOST_THREADS => Err(format!("it must be at most {MOST_THREADS}")),
         n => Ok(n),
+    }
+}
+
+/// A size with a unit.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Bytes(pub(super) NonZeroUsize);
+
+impl FromStr for Bytes {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let text = text.trim().replace('_', "");
+        let digits = text.find(|c: char| !c.is_ascii_digit()).unwrap_or(text.len());
+        let unit = match text[digits..].trim().to_ascii_uppercase().as_str() {
+            "KB" | "K" | "KIB" => 1 << 10,
+            "MB" | "M" | "MIB" => 1 << 20,
+            "GB" | "G" | "GIB" => 1 << 30,
+            _ => return Err("it must be a number and a unit: KB, MB or GB".to_owned()),
+        };
+        let number = text[..digits].parse::<usize>().ok();
+        let bytes = number.and_then(|number| number.checked_mul(unit)).and_then(NonZeroUsize::new);
+        bytes.map(Self).ok_or_else(|| "it must be at least 1KB, and a number this machine can count".to_owned())
     }
 }
 
@@ -260,5 +286,21 @@ pub(crate) fn block_on<T>(future: impl Future<Output = Result<T>>) -> Result<T> 
 impl fmt::Display for Devices {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{:?}", self.0)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sizes_have_units() {
+        let bytes = |text: &str| text.parse::<Bytes>().map(|bytes| bytes.0.get()).ok();
+        assert_eq!(bytes("512MB"), Some(512 << 20));
+        assert_eq!(bytes("2 gib"), Some(2 << 30));
+        assert_eq!(bytes("1_000K"), Some(1000 << 10));
+        for wrong in ["", "12", "MB", "-1MB", "0GB", "1TB", "99999999999999999999GB", "18014398509481984KB"] {
+            assert_eq!(bytes(wrong), None, "{wrong}");
+        }
     }
 }

@@ -5,6 +5,8 @@
 
 mod args;
 mod bench;
+#[cfg(feature = "cluster")]
+mod cluster;
 mod demo;
 mod doctor;
 mod embed;
@@ -95,6 +97,8 @@ pub struct CommonArgs {
 enum Command {
     Embed(Box<embed::EmbedArgs>),
     Sql(Box<sql::SqlArgs>),
+    #[cfg(feature = "cluster")]
+    Cluster(cluster::ClusterCommand),
     Model(model::ModelCommand),
     Inspect(inspect::InspectArgs),
     Verify(verify::VerifyArgs),
@@ -129,6 +133,8 @@ impl Command {
         match self {
             Self::Embed(args) => embed::run(&args, common),
             Self::Sql(args) => sql::run(&args, common),
+            #[cfg(feature = "cluster")]
+            Self::Cluster(command) => cluster::run(command, common),
             Self::Model(command) => model::run(&command),
             Self::Inspect(args) => inspect::run(&args),
             Self::Verify(args) => verify::run(&args),

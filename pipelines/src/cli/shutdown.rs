@@ -130,6 +130,26 @@ pub(super) fn requested() -> Result<impl Future<Output = ()>> {
     })
 }
 
+/// A future that ends at the first signal, of a process that has nothing to finish.
+#[cfg(feature = "cluster")]
+pub(super) fn ended() -> Result<impl Future<Output = ()>> {
+    let mut interrupt = handler(SignalKind::interrupt())?;
+    let mut terminate = handler(SignalKind::terminate())?;
+    Ok(async move { tokio::select! { _ = interrupt.recv() => {}, _ = terminate.recv() => {} } })
+}
+
+/// A future that ends at the second signal.
+#[cfg(feature = "cluster")]
+pub(super) fn asked_twice() -> Result<impl Future<Output = ()>> {
+    let mut interrupt = handler(SignalKind::interrupt())?;
+    let mut terminate = handler(SignalKind::terminate())?;
+    Ok(async move {
+        tokio::select! { _ = interrupt.recv() => {}, _ = terminate.recv() => {} }
+        tracing::warn!("stopping when the tasks at hand are done; once more stops at once");
+        tokio::select! { _ = interrupt.recv() => {}, _ = terminate.recv() => {} }
+    })
+}
+
 /// The command that continues this one, as the shell would read it. One that began anew must not do so again, be it that
 /// a flag, the environment or the settings file said so: it says the contrary.
 pub(super) fn resume_command(words: impl Iterator<Item = String>, began_anew: bool) -> String {

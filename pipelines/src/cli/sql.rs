@@ -2,7 +2,6 @@
 
 use std::{
     io::{self, IsTerminal, Read},
-    num::NonZeroUsize,
     path::PathBuf,
     str::FromStr,
     sync::Arc,
@@ -14,10 +13,12 @@ use elmo_udfs::Statement;
 
 use super::{
     CommonArgs,
-    args::{EngineArgs, ModelArgs, block_on, positive, words},
+    args::{Bytes, EngineArgs, ModelArgs, block_on, positive, words},
     logging,
     shutdown::{self, Signals},
 };
+#[cfg(feature = "cluster")]
+use crate::cluster::Address;
 use crate::{
     error::{Error, Exit, Result},
     models::ModelSpec,
@@ -66,6 +67,11 @@ pub(super) struct SqlArgs {
     #[arg(long, value_name = "NAME=MODEL")]
     add_model: Vec<NamedModel>,
 
+    /// Run queries on the cluster of this scheduler, HOST:PORT; what is written is written here [default: this process]
+    #[cfg(feature = "cluster")]
+    #[arg(long, value_name = "SCHEDULER")]
+    cluster: Option<Address>,
+
     /// Where the shell remembers what was typed; none for nowhere [default: elmo/sql_history in the user's state folder]
     #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath)]
     history: Option<PathBuf>,
@@ -75,28 +81,6 @@ pub(super) struct SqlArgs {
 
     #[command(flatten)]
     engine: EngineArgs,
-}
-
-/// A size with a unit.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-struct Bytes(NonZeroUsize);
-
-impl FromStr for Bytes {
-    type Err = String;
-
-    fn from_str(text: &str) -> Result<Self, String> {
-        let text = text.trim().replace('_', "");
-        let digits = text.find(|c: char| !c.is_ascii_digit()).unwrap_or(text.len());
-        let unit = match text[digits..].trim().to_ascii_uppercase().as_str() {
-            "KB" | "K" | "KIB" => 1 << 10,
-            "MB" | "M" | "MIB" => 1 << 20,
-            "GB" | "G" | "GIB" => 1 << 30,
-            _ => return Err("it must be a number and a unit: KB, MB or GB".to_owned()),
-        };
-        let number = text[..digits].parse::<usize>().ok();
-        let bytes = number.and_then(|number| number.checked_mul(unit)).and_then(NonZeroUsize::new);
-        bytes.map(Self).ok_or_else(|| "it must be at least 1KB, and a number this machine can count".to_owned())
-    }
 }
 
 /// A model and its name.
@@ -174,6 +158,8 @@ pub(super) fn run(args: &SqlArgs, common: &CommonArgs) -> Result<Exit> {
             models,
             offline: args.model.offline(),
             engine: args.engine.settings(),
+            #[cfg(feature = "cluster")]
+            cluster: args.cluster.clone(),
             memory_limit: args.memory_limit.map(|bytes| bytes.0),
         };
         let (sql, signals) = (Sql::new(settings, &Stores::from_env())?, Signals::listen(texts.is_none())?);
@@ -319,21 +305,5 @@ impl Shell<'_> {
             }
         }
         Ok(())
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn sizes_have_units() {
-        let bytes = |text: &str| text.parse::<Bytes>().map(|bytes| bytes.0.get()).ok();
-        assert_eq!(bytes("512MB"), Some(512 << 20));
-        assert_eq!(bytes("2 gib"), Some(2 << 30));
-        assert_eq!(bytes("1_000K"), Some(1000 << 10));
-        for wrong in ["", "12", "MB", "-1MB", "0GB", "1TB", "99999999999999999999GB", "18014398509481984KB"] {
-            assert_eq!(bytes(wrong), None, "{wrong}");
-        }
     }
 }

@@ -8,6 +8,7 @@ pub mod check;
 pub mod convert;
 mod fingerprints;
 pub mod info;
+mod lazy;
 mod magic;
 mod unzip;
 
@@ -24,6 +25,7 @@ pub use self::{
     fingerprints::Fingerprints,
     magic::{Role, WrongContent},
 };
+pub(crate) use self::lazy::LazyModel;
 use crate::{
     error::Exit,
     redact::redact,
@@ -32,6 +34,9 @@ use crate::{
 
 /// The name of the model that is built in.
 pub const TINY: &str = "tiny";
+
+/// Between the two files of a pair: no path and no URL has it.
+const PAIR: char = '\0';
 
 /// What `--model`, `--options` and `--weights` said.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -74,6 +79,15 @@ impl FromStr for Place {
     }
 }
 
+impl Place {
+    fn address(&self) -> String {
+        match self {
+            Self::Local(path) => std::path::absolute(path).unwrap_or_else(|_| path.clone()).display().to_string(),
+            Self::Remote(url) => url.to_string(),
+        }
+    }
+}
+
 impl std::fmt::Display for Place {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self {
@@ -110,6 +124,28 @@ impl ModelSpec {
         match name.strip_suffix(".zip").unwrap_or(&name) {
             "" => "model".to_owned(),
             name => name.to_owned(),
+        }
+    }
+}
+
+impl ModelSpec {
+    /// What names the model to processes elsewhere: the path from the root, or the URL with everything in it.
+    pub fn address(&self) -> String {
+        match self {
+            Self::Tiny => TINY.to_owned(),
+            Self::Whole(place) => place.address(),
+            Self::Pair { options, weights } => format!("{}{PAIR}{}", options.address(), weights.address()),
+        }
+    }
+
+    /// The model that [`ModelSpec::address`] named.
+    ///
+    /// # Errors
+    /// [`ModelsError::Url`] when it is a URL that none can be.
+    pub fn from_address(address: &str) -> Result<Self, ModelsError> {
+        match address.split_once(PAIR) {
+            None => address.parse(),
+            Some((options, weights)) => Ok(Self::Pair { options: options.parse()?, weights: weights.parse()? }),
         }
     }
 }

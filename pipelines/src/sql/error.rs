@@ -10,9 +10,28 @@ use crate::{
 };
 
 /// An error of a statement.
-pub(super) fn sql_error(error: DataFusionError) -> Error {
-    let (exit, help) = judge(error.find_root());
-    Error::Sql { message: message(&error).into_owned(), exit, help: help.map(str::to_owned) }
+pub(crate) fn sql_error(error: DataFusionError) -> Error {
+    let root = error.find_root();
+    let (exit, help) = match of_cluster(root) {
+        Some(there) => there,
+        None => {
+            let (exit, help) = judge(root);
+            (exit, help.map(str::to_owned))
+        }
+    };
+    Error::Sql { message: message(&error).into_owned(), exit, help }
+}
+
+/// What a cluster says of its own errors.
+#[cfg(feature = "cluster")]
+fn of_cluster(root: &DataFusionError) -> Option<(Exit, Option<String>)> {
+    let DataFusionError::External(error) = root else { return None };
+    error.downcast_ref::<crate::cluster::ClusterError>().map(|error| (error.exit(), error.help()))
+}
+
+#[cfg(not(feature = "cluster"))]
+fn of_cluster(_: &DataFusionError) -> Option<(Exit, Option<String>)> {
+    None
 }
 
 /// What is wrong, without the names that DataFusion has for its kinds of errors.

@@ -1,7 +1,7 @@
 //! Files, folders, patterns and URLs as tables: `SELECT … FROM 's3://bucket/reviews/*.parquet'`.
 //!
 //! What a name means is what it means to `elmo embed`. Parquet, CSV, JSON and Arrow are read by DataFusion, which reads
-//! only what a query needs; lines of text, which it does not know, by [`crate::source`].
+//! only what a query needs; lines of text, which it does not know, by [`super::lines`].
 
 use std::{
     collections::HashMap,
@@ -9,14 +9,10 @@ use std::{
     sync::{Arc, OnceLock, Weak},
 };
 
-use arrow::{
-    array::{ArrayRef, AsArray, RecordBatch},
-    compute::{CastOptions, cast_with_options},
-    datatypes::{DataType, Field, Schema, SchemaRef},
-};
+use arrow::datatypes::{DataType, Field, Schema, SchemaRef};
 use async_trait::async_trait;
 use datafusion::{
-    catalog::{Session, TableProvider, TableProviderFactory, UrlTableFactory, streaming::StreamingTable},
+    catalog::{Session, TableProvider, TableProviderFactory, UrlTableFactory},
     datasource::{
         file_format::{
             FileFormat, arrow::ArrowFormat, avro::AvroFormat, csv::CsvFormat,
@@ -25,25 +21,22 @@ use datafusion::{
         listing::{ListingOptions, ListingTable, ListingTableConfig, ListingTableUrl},
     },
     error::{DataFusionError, Result},
-    execution::{
-        SendableRecordBatchStream, TaskContext, object_store::ObjectStoreRegistry, session_state::SessionState,
-    },
+    execution::{object_store::ObjectStoreRegistry, session_state::SessionState},
     logical_expr::CreateExternalTable,
-    physical_plan::{stream::RecordBatchStreamAdapter, streaming::PartitionStream},
 };
-use futures::TryStreamExt;
 use object_store::ObjectStore;
 use parking_lot::RwLock;
 use url::Url;
 
+use super::lines::LinesTable;
 use crate::{
-    source::{Compression, Format, InputFile, Plan, Position, Request, Rows, Slice, SourceError, list, of_name},
+    source::{Compression, Format, InputFile, SourceError, list, of_name},
     stores::{Location, Stores},
 };
 
 /// The stores of elmo, for DataFusion: opened when a query first names them, with the credentials of the environment.
 #[derive(Debug)]
-pub(super) struct Registry(pub(super) Stores);
+pub(crate) struct Registry(pub(crate) Stores);
 
 impl ObjectStoreRegistry for Registry {
     fn register_store(&self, url: &Url, store: Arc<dyn ObjectStore>) -> Option<Arc<dyn ObjectStore>> {
@@ -89,7 +82,7 @@ impl Files {
             )));
         }
         if first.format == Format::Text {
-            return lines(files).await;
+            return LinesTable::of(files, &self.stores).await;
         }
         // DataFusion takes a file without a byte for one without rows.
         let magic = matches!(first.format, Format::Parquet | Format::Arrow);
@@ -213,7 +206,7 @@ impl TableProviderFactory for Files {
         let files = list(&self.stores, &addresses, None).await.map_err(external)?;
         match files.iter().find(|file| file.format != Format::Text) {
             Some(other) => Err(DataFusionError::Plan(format!("{other}: not a .txt file"))),
-            None => lines(files).await,
+            None => LinesTable::of(files, &self.stores).await,
         }
     }
 }
@@ -254,56 +247,6 @@ fn listing_url(location: &Location) -> Result<ListingTableUrl> {
     ListingTableUrl::try_new(url, None)
 }
 
-/// A row per line, in one column `text`.
-async fn lines(files: Vec<InputFile>) -> Result<Arc<dyn TableProvider>> {
-    let schema = Arc::new(Schema::new(vec![Field::new("text", DataType::Utf8View, true)]));
-    let mut partitions: Vec<Arc<dyn PartitionStream>> = Vec::new();
-    for file in files {
-        let name = file.to_string();
-        let plan = Plan::resolve(vec![file], &Request::texts("text")).await.map_err(external)?;
-        partitions.push(Arc::new(Lines { plan: Arc::new(plan), file: name, schema: Arc::clone(&schema) }));
-    }
-    Ok(Arc::new(StreamingTable::try_new(schema, partitions)?))
-}
-
-/// The lines of one file.
-#[derive(Debug)]
-struct Lines {
-    plan: Arc<Plan>,
-    file: String,
-    schema: SchemaRef,
-}
-
-impl PartitionStream for Lines {
-    fn schema(&self) -> &SchemaRef {
-        &self.schema
-    }
-
-    fn execute(&self, _: Arc<TaskContext>) -> SendableRecordBatchStream {
-        let rows = Rows::new(Arc::clone(&self.plan), Position::default());
-        let (schema, file) = (Arc::clone(&self.schema), self.file.clone());
-        let slices = futures::stream::try_unfold(rows, move |mut rows| {
-            let (schema, file) = (Arc::clone(&schema), file.clone());
-            async move {
-                let Some(slice) = rows.next().await.map_err(external)? else { return Ok(None) };
-                Ok(Some((RecordBatch::try_new(schema, vec![utf8(&slice, &file)?])?, rows)))
-            }
-        });
-        Box::pin(RecordBatchStreamAdapter::new(Arc::clone(&self.schema), slices.into_stream()))
-    }
-}
-
-/// Lines as text. Other encodings are refused rather than read as NULL.
-fn utf8(slice: &Slice, file: &str) -> Result<ArrayRef> {
-    let strict = CastOptions { safe: false, ..CastOptions::default() };
-    cast_with_options(&slice.text, &DataType::Utf8View, &strict).map_err(|_| {
-        let lines = slice.text.as_binary_opt::<i32>();
-        let bad = lines.and_then(|lines| lines.iter().flatten().position(|line| std::str::from_utf8(line).is_err()));
-        let row = slice.start.row + bad.unwrap_or_default() as u64;
-        external(SourceError::Malformed { file: file.to_owned(), row, reason: "the line is not UTF-8".to_owned() })
-    })
-}
-
-fn external(error: impl std::error::Error + Send + Sync + 'static) -> DataFusionError {
+pub(super) fn external(error: impl std::error::Error + Send + Sync + 'static) -> DataFusionError {
     DataFusionError::External(Box::new(error))
 }

@@ -10,7 +10,7 @@
 mod cell;
 mod error;
 mod files;
-mod models;
+pub(crate) mod lines;
 mod print;
 mod repl;
 
@@ -34,18 +34,22 @@ use elmo_udfs::{ElmoSession, ModelSource, Statement};
 use futures::StreamExt;
 
 use self::{
-    error::sql_error,
-    files::{Files, Registry},
-    models::LazyModel,
+    files::Files,
     print::Printer,
 };
 pub use self::{
     print::{Format, Out},
     repl::{COMMANDS, Command, Repl, Typed, default_history},
 };
+#[cfg(feature = "cluster")]
+pub(crate) use self::{error::sql_error, files::Registry};
+#[cfg(not(feature = "cluster"))]
+use self::{error::sql_error, files::Registry};
+#[cfg(feature = "cluster")]
+use crate::cluster::Cluster;
 use crate::{
     error::{Error, Result},
-    models::ModelSpec,
+    models::{LazyModel, ModelSpec},
     report::{Progress, Snapshot},
     stores::Stores,
 };
@@ -59,6 +63,9 @@ pub struct Settings {
     pub offline: bool,
     /// Where and how the biLM runs.
     pub engine: elmo::EmbedderSettings,
+    /// Where queries run: on the cluster of this scheduler; `None` for here.
+    #[cfg(feature = "cluster")]
+    pub cluster: Option<crate::cluster::Address>,
     /// Bytes that queries may hold before they spill to disk or give up; `None` for all there is.
     pub memory_limit: Option<NonZeroUsize>,
 }
@@ -117,11 +124,17 @@ impl Sql {
         }
         let runtime = runtime.build_arc().map_err(sql_error)?;
         let files = Arc::new(Files::new(stores));
+        #[cfg(feature = "cluster")]
+        let cluster = settings.cluster.clone().map(|address| Cluster::new(address, stores));
         let mut builder = SessionStateBuilder::new()
             .with_config(SessionConfig::new().with_information_schema(true))
             .with_runtime_env(runtime)
             .with_default_features()
             .with_elmo(&models(settings, stores));
+        #[cfg(feature = "cluster")]
+        if let Some(cluster) = cluster {
+            builder = cluster.plan_for(builder);
+        }
         builder.table_factories().get_or_insert_default().insert("TEXT".to_owned(), Arc::clone(&files) as _);
         let context = SessionContext::new_with_state(builder.build());
         let tables = Arc::clone(context.state().catalog_list());

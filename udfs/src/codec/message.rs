@@ -70,6 +70,9 @@ pub(super) struct ModelNode {
     pub(super) untrained: bool,
     #[prost(bool, tag = "6")]
     pub(super) is_default: bool,
+    /// The address without secrets.
+    #[prost(string, tag = "7")]
+    pub(super) location: String,
 }
 
 /// [`EmbedSpec`] on its way.

@@ -81,7 +81,7 @@ pub struct NoModels(
 
 impl ModelHost for NoModels {
     fn open(&self, model: &SentModel) -> Result<elmo::Elmo, ModelError> {
-        Err(format!("{} opens no models, and was asked for {}", self.0, model.address).into())
+        Err(format!("{} opens no models, and was asked for {}", self.0, model.name).into())
     }
 
     fn name(&self) -> String {
@@ -113,6 +113,10 @@ impl ElmoCodec {
         let default = nodes.iter().find(|node| node.is_default).map(|node| node.name.clone()).unwrap_or_default();
         let models: Vec<_> = nodes.iter().map(|node| self.model(node)).collect::<Result<_>>()?;
         let models = Models::lazy(default, models);
+        for node in &nodes {
+            // Handed on from here, they are models that a query has named.
+            models.card(Some(&node.name)).map_err(|reason| plan_datafusion_err!("{reason}"))?;
+        }
         if known.len() == KEPT {
             known.pop_front();
         }
@@ -225,6 +229,7 @@ fn sent(models: &Models, only: Option<&str>) -> Result<Vec<ModelNode>> {
                 fingerprint: card.fingerprint.to_string(),
                 untrained: card.untrained,
                 is_default: name == models.default_name(),
+                location: card.location.clone(),
             })
         })
         .collect()
@@ -255,7 +260,7 @@ impl ModelNode {
             options: options.map_err(|e| internal_datafusion_err!("{e}"))?,
             fingerprint,
             untrained: self.untrained,
-            location: self.address.clone(),
+            location: self.location.clone(),
         };
         Ok(SentModel { name: self.name.clone(), address: self.address.clone(), card })
     }
@@ -289,13 +294,13 @@ impl ModelSource for Remote {
 
     fn open(&self) -> Result<elmo::Elmo, ModelError> {
         let (model, host) = (&self.model, self.host.name());
-        let elmo = self.host.open(model).map_err(|e| format!("{host} cannot open the model {}: {e}", model.address))?;
+        let elmo = self.host.open(model).map_err(|e| format!("{host} cannot open the model {}: {e}", model.name))?;
         if elmo.fingerprint() == &model.card.fingerprint {
             return Ok(elmo);
         }
         Err(format!(
             "{host} has another model at {}: its fingerprint is {}, and the query was planned with {}",
-            model.address,
+            model.card.location,
             elmo.fingerprint(),
             model.card.fingerprint
         )

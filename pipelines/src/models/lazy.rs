@@ -9,22 +9,19 @@ use elmo::{Elmo, EmbedderSettings, ModelData};
 use elmo_udfs::{Card, ModelError, ModelSource};
 use tokio::runtime::Handle;
 
-use crate::{
-    error::Result,
-    models::{Cache, Fingerprints, ModelFiles, ModelSpec, Models, warn_untrained},
-    stores::Stores,
-};
+use super::{Cache, Fingerprints, ModelFiles, ModelSpec, Models, warn_untrained};
+use crate::{error::Result, stores::Stores};
 
 /// A model by where it is.
-pub(super) struct LazyModel {
-    pub(super) spec: ModelSpec,
-    pub(super) offline: bool,
-    pub(super) stores: Stores,
-    pub(super) settings: EmbedderSettings,
+pub(crate) struct LazyModel {
+    pub(crate) spec: ModelSpec,
+    pub(crate) offline: bool,
+    pub(crate) stores: Stores,
+    pub(crate) settings: EmbedderSettings,
     /// Where fetching waits.
-    pub(super) runtime: Handle,
+    pub(crate) runtime: Handle,
     /// Weights that were read to describe the model, for the one who opens it.
-    pub(super) read: Mutex<Option<ModelData>>,
+    pub(crate) read: Mutex<Option<ModelData>>,
 }
 
 impl fmt::Debug for LazyModel {
@@ -49,6 +46,10 @@ impl ModelSource for LazyModel {
         };
         *self.read() = Some(data);
         Ok(card)
+    }
+
+    fn address(&self) -> Option<String> {
+        Some(self.spec.address())
     }
 
     fn open(&self) -> Result<Elmo, ModelError> {

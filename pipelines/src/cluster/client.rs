@@ -1,0 +1,354 @@
+//! The client's side of a job: sends a plan, waits, fetches the rows, and takes the job back when nobody waits any more.
+
+use std::{sync::Arc, time::Duration};
+
+use ballista_core::{
+    client::BallistaClient,
+    serde::protobuf::{
+        CancelJobParams, CleanJobDataParams, ExecuteQueryParams, ExecutorMetadata, GetJobStatusParams, KeyValuePair, PartitionLocation,
+        execute_query_failure_result, execute_query_params::Query, execute_query_result, job_status::Status, scheduler_grpc_client::SchedulerGrpcClient,
+    },
+    utils::create_grpc_client_endpoint,
+    version::insert_version_header,
+};
+use datafusion::{
+    arrow::{array::RecordBatch, compute::cast, datatypes::SchemaRef},
+    common::DataFusionError,
+    execution::SendableRecordBatchStream,
+    physical_plan::{ExecutionPlan, stream::RecordBatchStreamAdapter},
+    prelude::SessionConfig,
+};
+use datafusion_proto::{physical_plan::AsExecutionPlan, protobuf::PhysicalPlanNode};
+use elmo_udfs::codec::NoModels;
+use futures::{StreamExt, TryStreamExt};
+use prost::Message;
+use thiserror::Error;
+use tonic::transport::Channel;
+
+use super::{Address, MESSAGE_BYTES, codec::ClusterCodec, engine, scheduler::NOBODY};
+use crate::{error::Exit, stores::Stores};
+
+/// Why a cluster gave no answer.
+#[derive(Debug, Error)]
+#[non_exhaustive]
+pub enum ClusterError {
+    /// No process listens there, or it is no scheduler.
+    #[error("the scheduler at {scheduler} does not answer: {reason}")]
+    Unreachable {
+        /// Its address.
+        scheduler: Address,
+        /// What the system said.
+        reason: String,
+    },
+    /// The scheduler cannot do anything with the plan.
+    #[error("the scheduler at {scheduler} refused the query: {reason}")]
+    Refused {
+        /// Its address.
+        scheduler: Address,
+        /// What it said.
+        reason: String,
+    },
+    /// Nobody to run the query.
+    #[error("{NOBODY} at {scheduler}")]
+    Nobody {
+        /// Its address.
+        scheduler: Address,
+    },
+    /// A part of the query failed on an executor.
+    #[error("{message}")]
+    Failed {
+        /// What the executor said.
+        message: String,
+        /// Whose fault it is.
+        exit: Exit,
+        /// What to do next.
+        help: Option<String>,
+    },
+    /// The rows are there and cannot be fetched.
+    #[error("the executor at {executor} holds a part of the result, and does not give it: {reason}")]
+    Lost {
+        /// Its address.
+        executor: String,
+        /// What the system said.
+        reason: String,
+    },
+    /// Fewer or more rows came than the executor had counted.
+    #[error("the executor at {executor} gave {rows} rows of the {expected} that it had counted")]
+    Short {
+        /// Its address.
+        executor: String,
+        /// Rows that came.
+        rows: u64,
+        /// Rows that should have come.
+        expected: u64,
+    },
+    /// A plan that only the process that made it can run.
+    #[error("{0} cannot run on a cluster")]
+    Local(String),
+}
+
+impl ClusterError {
+    /// Whose fault it is.
+    pub fn exit(&self) -> Exit {
+        match self {
+            Self::Unreachable { .. } | Self::Nobody { .. } | Self::Lost { .. } | Self::Short { .. } => Exit::Storage,
+            Self::Refused { .. } | Self::Local(_) => Exit::Usage,
+            Self::Failed { exit, .. } => *exit,
+        }
+    }
+
+    /// What to do next.
+    pub fn help(&self) -> Option<String> {
+        Some(match self {
+            Self::Unreachable { .. } => "start one by elmo cluster scheduler, or leave out --cluster".to_owned(),
+            Self::Nobody { scheduler } => format!("start one by elmo cluster executor --scheduler {scheduler}"),
+            Self::Lost { .. } | Self::Short { .. } => "run the query again: its rows went with the executor".to_owned(),
+            Self::Local(_) => "leave out --cluster".to_owned(),
+            Self::Failed { help, .. } => return help.clone(),
+            Self::Refused { .. } => return None,
+        })
+    }
+}
+
+impl ClusterError {
+    /// What became of a job, in Ballista's words or in those of an executor of ours.
+    fn failed(said: &str) -> Self {
+        let (message, exit, help) =
+            engine::read(said).unwrap_or_else(|| (said.trim_end().to_owned(), Exit::Failed, None));
+        Self::Failed { message, exit, help }
+    }
+}
+
+impl From<ClusterError> for DataFusionError {
+    fn from(error: ClusterError) -> Self {
+        Self::External(Box::new(error))
+    }
+}
+
+type Result<T, E = ClusterError> = std::result::Result<T, E>;
+type Client = SchedulerGrpcClient<Channel>;
+
+/// How long a query waits for the first executor of a cluster that is about to start.
+const WAIT_FOR_EXECUTORS: Duration = Duration::from_secs(30);
+/// The pause before the scheduler is asked again: short at first, as short queries are many.
+const SHORTEST_PAUSE: Duration = Duration::from_millis(10);
+const LONGEST_PAUSE: Duration = Duration::from_millis(250);
+/// A part of a result is asked for as often.
+const FETCHES: u8 = 3;
+/// Milliseconds between.
+const FETCH_PAUSE: u64 = 500;
+
+/// A cluster, by its scheduler. Cheap to clone.
+#[derive(Debug, Clone)]
+pub struct Cluster {
+    address: Address,
+    codec: Arc<ClusterCodec>,
+}
+
+impl Cluster {
+    /// The cluster of the scheduler at `address`; asks nobody yet.
+    pub fn new(address: Address, stores: &Stores) -> Self {
+        Self { address, codec: ClusterCodec::new(Arc::new(NoModels("the client")), stores) }
+    }
+
+    /// Where its scheduler is.
+    pub fn address(&self) -> &Address {
+        &self.address
+    }
+
+    /// The rows of a plan, partition after partition. They begin to come when all of them are computed.
+    pub fn run(&self, plan: Arc<dyn ExecutionPlan>, config: &SessionConfig) -> SendableRecordBatchStream {
+        let (cluster, schema, config) = (self.clone(), plan.schema(), config.clone());
+        let there = Arc::clone(&schema);
+        let rows = async move {
+            let mut job = cluster.submit(plan, &config).await?;
+            let parts = job.finished().await?;
+            let each = futures::stream::iter(parts).map(Ok).and_then(move |part| fetch(part, Arc::clone(&there)));
+            // The job is held until its rows are fetched: dropped before, it is taken back.
+            Ok::<_, DataFusionError>(each.try_flatten().chain(job.closed()))
+        };
+        Box::pin(RecordBatchStreamAdapter::new(schema, futures::stream::once(rows).try_flatten()))
+    }
+
+    async fn submit(&self, plan: Arc<dyn ExecutionPlan>, config: &SessionConfig) -> Result<Job, DataFusionError> {
+        let message = PhysicalPlanNode::try_from_physical_plan(plan, self.codec.as_ref())?;
+        let settings = config.options().entries().into_iter();
+        let settings = settings.map(|entry| KeyValuePair { key: entry.key, value: entry.value }).collect();
+        let session_id = uuid::Uuid::new_v4().to_string();
+        let params = ExecuteQueryParams {
+            operation_id: session_id.clone(),
+            session_id,
+            settings,
+            query: Some(Query::PhysicalPlan(message.encode_to_vec())),
+        };
+        let mut scheduler = self.connect().await?;
+        let id = self.accepted(&mut scheduler, params).await?;
+        Ok(Job { id, scheduler, address: self.address.clone(), computed: false })
+    }
+
+    async fn connect(&self) -> Result<Client> {
+        let unreachable = |reason: String| ClusterError::Unreachable { scheduler: self.address.clone(), reason };
+        let endpoint = create_grpc_client_endpoint(format!("http://{}", self.address), None);
+        let endpoint = endpoint.map_err(|e| unreachable(e.to_string()))?.connect_timeout(Duration::from_secs(10));
+        let channel = endpoint.connect().await.map_err(|e| unreachable(innermost(&e)))?;
+        let client = SchedulerGrpcClient::new(channel).max_decoding_message_size(MESSAGE_BYTES as usize);
+        Ok(client.max_encoding_message_size(MESSAGE_BYTES as usize))
+    }
+
+    /// Hands the query over, and waits for executors where there are none yet.
+    async fn accepted(&self, scheduler: &mut Client, params: ExecuteQueryParams) -> Result<String> {
+        let refused = |reason: String| ClusterError::Refused { scheduler: self.address.clone(), reason };
+        let deadline = tokio::time::Instant::now() + WAIT_FOR_EXECUTORS;
+        let mut waited = false;
+        loop {
+            let mut request = tonic::Request::new(params.clone());
+            insert_version_header(request.metadata_mut());
+            match scheduler.execute_query(request).await {
+                Err(status) if status.message().contains(NOBODY) => {
+                    if tokio::time::Instant::now() > deadline {
+                        return Err(ClusterError::Nobody { scheduler: self.address.clone() });
+                    }
+                    if !std::mem::replace(&mut waited, true) {
+                        tracing::warn!("{NOBODY} at {}; waiting for one", self.address);
+                    }
+                    tokio::time::sleep(LONGEST_PAUSE).await;
+                }
+                Err(status) if status.code() == tonic::Code::Unavailable => {
+                    let reason = status.message().to_owned();
+                    return Err(ClusterError::Unreachable { scheduler: self.address.clone(), reason });
+                }
+                Err(status) => return Err(refused(status.message().to_owned())),
+                Ok(answer) => {
+                    return match answer.into_inner().result {
+                        Some(execute_query_result::Result::Success(success)) => Ok(success.job_id),
+                        Some(execute_query_result::Result::Failure(failure)) => {
+                            Err(refused(failure.failure.map_or_else(String::new, unwrapped)))
+                        }
+                        None => Err(refused("it gave no answer".to_owned())),
+                    };
+                }
+            }
+        }
+    }
+}
+
+/// A query under way; dropped, it is taken back.
+struct Job {
+    id: String,
+    scheduler: Client,
+    address: Address,
+    /// All rows are there.
+    computed: bool,
+}
+
+impl Job {
+    /// Waits until all rows are computed: where they are, in the order of the partitions.
+    async fn finished(&mut self) -> Result<Vec<PartitionLocation>> {
+        let mut pause = SHORTEST_PAUSE;
+        loop {
+            let asked = self.scheduler.get_job_status(GetJobStatusParams { job_id: self.id.clone() }).await;
+            let answer = asked.map_err(|status| ClusterError::Unreachable {
+                scheduler: self.address.clone(),
+                reason: status.message().to_owned(),
+            })?;
+            match answer.into_inner().status.and_then(|status| status.status) {
+                Some(Status::Successful(done)) => {
+                    self.computed = true;
+                    return Ok(in_order(done.partition_location));
+                }
+                Some(Status::Failed(failed)) => return Err(ClusterError::failed(&failed.error)),
+                None | Some(Status::Queued(_) | Status::Running(_)) => {}
+            }
+            tokio::time::sleep(pause).await;
+            pause = (pause * 2).min(LONGEST_PAUSE);
+        }
+    }
+
+    /// A stream of nothing, with which the job ends.
+    fn closed(self) -> impl futures::Stream<Item = Result<RecordBatch, DataFusionError>> + Send {
+        futures::stream::once(async move { drop(self) }).filter_map(|()| futures::future::ready(None))
+    }
+}
+
+impl Drop for Job {
+    /// Nobody waits for the rows any more, or all were fetched: executors may forget them.
+    fn drop(&mut self) {
+        let Ok(runtime) = tokio::runtime::Handle::try_current() else { return };
+        let (mut scheduler, job_id, computed) = (self.scheduler.clone(), self.id.clone(), self.computed);
+        runtime.spawn(async move {
+            let told = match computed {
+                true => scheduler.clean_job_data(CleanJobDataParams { job_id, remove_stage_ids: Vec::new() }).await.map(|_| ()),
+                false => scheduler.cancel_job(CancelJobParams { job_id }).await.map(|_| ()),
+            };
+            if let Err(status) = told {
+                tracing::debug!(reason = status.message(), "a job was not taken back");
+            }
+        });
+    }
+}
+
+/// Rows keep the order of the partitions.
+fn in_order(mut parts: Vec<PartitionLocation>) -> Vec<PartitionLocation> {
+    parts.sort_by_key(|part| (part.partition_id.as_ref().map(|id| id.partition_id), part.map_partition_id));
+    parts
+}
+
+/// The rows of a part of the result, as many as were counted when it was written.
+async fn fetch(part: PartitionLocation, schema: SchemaRef) -> Result<SendableRecordBatchStream, DataFusionError> {
+    let layout = part.layout();
+    let (Some(executor), Some(id)) = (part.executor_meta, part.partition_id) else {
+        return Err(ClusterError::failed("the scheduler does not say where the result is").into());
+    };
+    let expected = part.partition_stats.and_then(|stats| u64::try_from(stats.num_rows).ok());
+    let ExecutorMetadata { id: name, host, port, .. } = executor;
+    let address = format!("{host}:{port}");
+    let lost = |reason: String| ClusterError::Lost { executor: address.clone(), reason };
+    let port = u16::try_from(port).map_err(|_| lost(format!("{port} is no port")))?;
+    let client = BallistaClient::try_new(&host, port, MESSAGE_BYTES as usize, false, None, FETCHES, FETCH_PAUSE, 0, 0);
+    let mut client = client.await.map_err(|e| lost(e.to_string()))?;
+    let id = id.into();
+    let rows = client.fetch_partition_proxied(&name, &id, part.file_id, layout, &host, port, true);
+    let rows = rows.await.map_err(|e| lost(e.to_string()))?;
+    let there = Arc::clone(&schema);
+    let checked = futures::stream::try_unfold((rows, 0), move |(mut rows, seen)| {
+        let (schema, executor) = (Arc::clone(&there), address.clone());
+        async move {
+            match rows.next().await {
+                Some(Ok(batch)) => {
+                    let seen = seen + batch.num_rows() as u64;
+                    Ok(Some((stamped(&batch, &schema)?, (rows, seen))))
+                }
+                Some(Err(e)) => Err(ClusterError::Lost { executor, reason: e.to_string() }.into()),
+                None => match expected.filter(|expected| *expected != seen) {
+                    Some(expected) => Err(ClusterError::Short { executor, rows: seen, expected }.into()),
+                    None => Ok(None),
+                },
+            }
+        }
+    });
+    Ok(Box::pin(RecordBatchStreamAdapter::new(schema, checked)))
+}
+
+/// The batch with the fields that were planned: what DataFusion sends of a function's result is its type alone.
+fn stamped(batch: &RecordBatch, schema: &SchemaRef) -> Result<RecordBatch, DataFusionError> {
+    let columns = batch.columns().iter().zip(schema.fields()).map(|(column, field)| {
+        match column.data_type() == field.data_type() {
+            true => Ok(Arc::clone(column)),
+            false => cast(column, field.data_type()),
+        }
+    });
+    Ok(RecordBatch::try_new(Arc::clone(schema), columns.collect::<std::result::Result<_, _>>()?)?)
+}
+
+/// What a chain of errors ends with.
+fn innermost(error: &dyn std::error::Error) -> String {
+    error.source().map_or_else(|| error.to_string(), innermost)
+}
+
+/// The words of a scheduler that cannot read a plan.
+fn unwrapped(failure: execute_query_failure_result::Failure) -> String {
+    use execute_query_failure_result::Failure::*;
+    match failure {
+        SessionNotFound(words) | PlanParsingFailure(words) | SqlParsingFailure(words) => words,
+    }
+}

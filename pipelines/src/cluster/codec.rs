@@ -1,0 +1,106 @@
+//! What travels between the processes of a cluster: plans of DataFusion, of Ballista, of elmo-udfs and our own.
+
+use std::sync::Arc;
+
+use ballista_core::serde::BallistaPhysicalExtensionCodec;
+use datafusion::{
+    common::{DataFusionError, Result, plan_datafusion_err},
+    execution::TaskContext,
+    logical_expr::{AggregateUDF, HigherOrderUDF, ScalarUDF, WindowUDF},
+    physical_plan::ExecutionPlan,
+};
+use datafusion_proto::physical_plan::{PhysicalExtensionCodec, PhysicalProtoConverterExtension};
+use elmo_udfs::codec::{ElmoCodec, ModelHost};
+use serde::{Deserialize, Serialize};
+
+use crate::{sql::lines::LinesExec, stores::Stores};
+
+/// What messages of this package begin with; see [`elmo_udfs::codec`].
+const MAGIC: &[u8] = b"elmo-pipelines\0";
+
+/// The codec of all processes of a cluster.
+#[derive(Debug)]
+pub(super) struct ClusterCodec {
+    inner: ElmoCodec,
+    stores: Stores,
+}
+
+impl ClusterCodec {
+    pub(super) fn new(host: Arc<dyn ModelHost>, stores: &Stores) -> Arc<Self> {
+        let ballista = Arc::new(BallistaPhysicalExtensionCodec::default());
+        Arc::new(Self { inner: ElmoCodec::new(ballista, host), stores: stores.clone() })
+    }
+}
+
+/// Our own operators.
+#[derive(Serialize, Deserialize)]
+enum Node {
+    Lines { urls: Vec<String>, with_text: bool },
+}
+
+fn unreadable(error: serde_json::Error) -> DataFusionError {
+    plan_datafusion_err!("a plan of elmo cannot be read: {error}; run one version of elmo everywhere")
+}
+
+impl PhysicalExtensionCodec for ClusterCodec {
+    fn try_decode(
+        &self,
+        buffer: &[u8],
+        inputs: &[Arc<dyn ExecutionPlan>],
+        context: &TaskContext,
+        converter: &dyn PhysicalProtoConverterExtension,
+    ) -> Result<Arc<dyn ExecutionPlan>> {
+        let Some(bytes) = buffer.strip_prefix(MAGIC) else {
+            return self.inner.try_decode(buffer, inputs, context, converter);
+        };
+        match serde_json::from_slice(bytes).map_err(unreadable)? {
+            Node::Lines { urls, with_text } => Ok(Arc::new(LinesExec::elsewhere(urls, &self.stores, with_text))),
+        }
+    }
+
+    fn try_encode(
+        &self,
+        node: Arc<dyn ExecutionPlan>,
+        buffer: &mut Vec<u8>,
+        converter: &dyn PhysicalProtoConverterExtension,
+    ) -> Result<()> {
+        let Some(lines) = node.downcast_ref::<LinesExec>() else {
+            return self.inner.try_encode(node, buffer, converter);
+        };
+        let (urls, with_text) = lines.parts();
+        buffer.extend_from_slice(MAGIC);
+        serde_json::to_writer(buffer, &Node::Lines { urls, with_text }).map_err(unreadable)
+    }
+
+    fn try_decode_udf(&self, name: &str, buffer: &[u8]) -> Result<Arc<ScalarUDF>> {
+        self.inner.try_decode_udf(name, buffer)
+    }
+
+    fn try_encode_udf(&self, function: &ScalarUDF, buffer: &mut Vec<u8>) -> Result<()> {
+        self.inner.try_encode_udf(function, buffer)
+    }
+
+    fn try_decode_udaf(&self, name: &str, buffer: &[u8]) -> Result<Arc<AggregateUDF>> {
+        self.inner.try_decode_udaf(name, buffer)
+    }
+
+    fn try_encode_udaf(&self, function: &AggregateUDF, buffer: &mut Vec<u8>) -> Result<()> {
+        self.inner.try_encode_udaf(function, buffer)
+    }
+
+    fn try_decode_udwf(&self, name: &str, buffer: &[u8]) -> Result<Arc<WindowUDF>> {
+        self.inner.try_decode_udwf(name, buffer)
+    }
+
+    fn try_encode_udwf(&self, function: &WindowUDF, buffer: &mut Vec<u8>) -> Result<()> {
+        self.inner.try_encode_udwf(function, buffer)
+    }
+
+    fn try_decode_higher_order_function(&self, name: &str, buffer: &[u8]) -> Result<Arc<HigherOrderUDF>> {
+        self.inner.try_decode_higher_order_function(name, buffer)
+    }
+
+    fn try_encode_higher_order_function(&self, function: &HigherOrderUDF, buffer: &mut Vec<u8>) -> Result<()> {
+        self.inner.try_encode_higher_order_function(function, buffer)
+    }
+}

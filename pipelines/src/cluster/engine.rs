@@ -1,0 +1,140 @@
+//! Runs tasks as Ballista does, and lets errors keep their words.
+//!
+//! What Ballista tells a client of an error is how Rust would print it for a programmer, in several layers. So what is to
+//! be said travels inside of it in letters that no layer changes, with whose fault it is and what to do next.
+
+use std::{fmt, sync::Arc};
+
+use async_trait::async_trait;
+use ballista_core::{
+    JobId,
+    error::BallistaError,
+    serde::protobuf::{RuntimeStatsReport, ShuffleWritePartition, TaskColumnStats, WindowStateReport},
+};
+use ballista_executor::execution_engine::{DefaultExecutionEngine, ExecutionEngine, QueryStageExecutor};
+use datafusion::{
+    common::{DataFusionError, Result},
+    execution::TaskContext,
+    physical_plan::{ExecutionPlan, metrics::MetricsSet},
+    prelude::SessionConfig,
+};
+use url::form_urlencoded;
+
+use crate::{
+    error::{Error, Exit},
+    redact::redact,
+    sql::sql_error,
+};
+
+/// Begins and ends what is carried.
+const MARKS: (&str, &str) = ("elmo-error(", ")elmo-error");
+
+/// Ballista's own engine underneath, with a connection per part of a result: its pool of connections is not public.
+#[derive(Default)]
+pub(super) struct Engine(DefaultExecutionEngine);
+
+impl ExecutionEngine for Engine {
+    fn create_query_stage_exec(
+        &self,
+        job_id: JobId,
+        stage_id: usize,
+        task_id: usize,
+        partitions: Vec<usize>,
+        plan: Arc<dyn ExecutionPlan>,
+        work_dir: &str,
+        config: &SessionConfig,
+    ) -> Result<Arc<dyn QueryStageExecutor>> {
+        let stage =
+            self.0.create_query_stage_exec(job_id, stage_id, task_id, partitions, plan, work_dir, config).map_err(carried)?;
+        Ok(Arc::new(Stage(stage)))
+    }
+}
+
+#[derive(Debug)]
+struct Stage(Arc<dyn QueryStageExecutor>);
+
+impl fmt::Display for Stage {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.fmt(f)
+    }
+}
+
+#[async_trait]
+impl QueryStageExecutor for Stage {
+    async fn execute_query_stage(&self, task_id: usize, context: Arc<TaskContext>) -> Result<Vec<ShuffleWritePartition>> {
+        self.0.execute_query_stage(task_id, context).await.map_err(carried)
+    }
+
+    fn collect_plan_metrics(&self) -> Vec<MetricsSet> {
+        self.0.collect_plan_metrics()
+    }
+
+    fn collect_runtime_stats_reports(&self) -> Vec<RuntimeStatsReport> {
+        self.0.collect_runtime_stats_reports()
+    }
+
+    fn collect_window_state_reports(&self) -> Result<Vec<WindowStateReport>> {
+        self.0.collect_window_state_reports()
+    }
+
+    fn collect_column_stats(&self) -> Vec<TaskColumnStats> {
+        self.0.collect_column_stats()
+    }
+}
+
+/// An error in letters that travel. Those that Ballista acts upon stay as they are: a part of a result that cannot be
+/// fetched is computed again, a disk is tried again.
+fn carried(error: DataFusionError) -> DataFusionError {
+    match error.find_root() {
+        DataFusionError::IoError(_) => error,
+        DataFusionError::External(inner) if inner.is::<BallistaError>() => error,
+        _ => DataFusionError::Execution(written(&sql_error(error))),
+    }
+}
+
+fn written(error: &Error) -> String {
+    let fields = form_urlencoded::Serializer::new(String::new())
+        .append_pair("exit", &(error.exit() as u8).to_string())
+        .append_pair("message", &redact(&error.to_string()))
+        .append_pair("help", &error.help().unwrap_or_default())
+        .finish();
+    format!("{}{fields}{}", MARKS.0, MARKS.1)
+}
+
+/// What an executor said, out of what Ballista made of it.
+pub(super) fn read(said: &str) -> Option<(String, Exit, Option<String>)> {
+    let fields = said.split_once(MARKS.0)?.1.split_once(MARKS.1)?.0;
+    let (mut message, mut exit, mut help) = (None, Exit::Failed, None);
+    for (key, value) in form_urlencoded::parse(fields.as_bytes()) {
+        match key.as_ref() {
+            "message" => message = Some(value.into_owned()),
+            "help" if !value.is_empty() => help = Some(value.into_owned()),
+            "exit" => exit = Exit::from_code(&value).unwrap_or(exit),
+            _ => {}
+        }
+    }
+    message.map(|message| (message, exit, help))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_error_comes_through_all_layers() {
+        let words = "row 3 of \"a\\b\": it’s 100 % (no)elmo; give\n--on-error";
+        let error = Error::Sql { message: words.into(), exit: Exit::Model, help: Some("a=b&c".into()) };
+        let layers = format!("Job failed: {:?}", BallistaError::General(format!("{:?}", written(&error))));
+        assert_eq!(read(&layers), Some((words.to_owned(), Exit::Model, Some("a=b&c".to_owned()))));
+        assert_eq!(read("Job failed due to stage 1"), None);
+    }
+
+    #[test]
+    fn what_ballista_acts_upon_stays() {
+        let fetch = || BallistaError::FetchFailed("e".into(), 1, 2, "gone".into());
+        let kept = carried(DataFusionError::External(Box::new(fetch())).context("reading"));
+        assert!(matches!(kept.find_root(), DataFusionError::External(inner) if inner.is::<BallistaError>()));
+        let ours = carried(DataFusionError::Plan("no".into()));
+        assert_eq!(read(&ours.to_string()).unwrap().0, "no");
+    }
+}

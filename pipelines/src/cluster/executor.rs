@@ -1,0 +1,238 @@
+//! An executor: reads files, opens models, embeds rows, and keeps results until somebody fetches them.
+
+use std::{
+    collections::HashMap,
+    fmt,
+    net::TcpListener,
+    path::PathBuf,
+    sync::{Arc, Mutex, PoisonError},
+    time::Duration,
+};
+
+use ballista_core::{config::TaskSchedulingPolicy, registry::BallistaFunctionRegistry};
+use ballista_executor::{
+    executor_process::{ExecutorProcessConfig, start_executor_process},
+    health::ExecutorHealth,
+};
+use datafusion::execution::{runtime_env::RuntimeEnvBuilder, session_state::SessionStateBuilder};
+use elmo::{Elmo, EmbedderSettings, Fingerprint};
+use elmo_udfs::{
+    ElmoSession, ModelError, ModelSource,
+    codec::{ModelHost, SentModel},
+};
+use tokio::runtime::Handle;
+
+use super::{Address, HEARTBEAT, MESSAGE_BYTES, RESULT_SECONDS, codec::ClusterCodec, engine::Engine, scheduler::failed, session_config};
+use crate::{
+    error::{Error, Result},
+    models::{LazyModel, ModelSpec},
+    sql::Registry,
+    stores::Stores,
+};
+
+/// What an executor is and may use.
+#[derive(Debug)]
+pub struct ExecutorSettings {
+    /// The scheduler that gives it tasks.
+    pub scheduler: Address,
+    /// Where others fetch results; port 0 for any that is free.
+    pub bind: Address,
+    /// Where the scheduler gives tasks; 0 for any port that is free.
+    pub control_port: u16,
+    /// What others call this machine; what the scheduler sees, by default.
+    pub host: Option<String>,
+    /// Partitions at once.
+    pub slots: usize,
+    /// Folder of results; a temporary one by default.
+    pub work_dir: Option<PathBuf>,
+    /// Bytes for sorts, joins, groups and vectors on their way; 70 % of the machine's by default.
+    pub memory_limit: Option<u64>,
+    /// Never open a socket for a model.
+    pub offline: bool,
+    /// Where and how the biLM runs.
+    pub engine: EmbedderSettings,
+}
+
+/// An executor that is about to run.
+pub struct Executor {
+    config: ExecutorProcessConfig,
+    /// Goes with the executor.
+    _temporary: Option<tempfile::TempDir>,
+}
+
+impl fmt::Debug for Executor {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Executor({}:{})", self.config.bind_host, self.config.port)
+    }
+}
+
+impl Executor {
+    /// Settles ports and folders.
+    ///
+    /// # Errors
+    /// [`Error::Usage`] when an address is none of this machine's or taken, [`Error::Io`] when the folder cannot be made.
+    pub fn new(settings: ExecutorSettings, stores: &Stores) -> Result<Self> {
+        let ExecutorSettings { scheduler, bind, control_port, host, slots, work_dir, memory_limit, offline, engine } =
+            settings;
+        // Both are held until both are known, or the same might be found twice.
+        let (results, control) = (free(&bind)?, free(&Address { port: control_port, ..bind.clone() })?);
+        let (port, grpc_port) = (port_of(&results, &bind)?, port_of(&control, &bind)?);
+        drop((results, control));
+        let name = format!("the executor at {}:{port}", host.as_deref().unwrap_or(&bind.host));
+        let runtime = Handle::current();
+        let models = Host { name, offline, stores: stores.clone(), engine, runtime, open: Mutex::default() };
+        let codec = ClusterCodec::new(Arc::new(models), stores);
+        let temporary = match &work_dir {
+            Some(dir) => {
+                std::fs::create_dir_all(dir).map_err(|e| Error::io(dir, e))?;
+                None
+            }
+            None => Some(tempfile::tempdir().map_err(|e| Error::io(&std::env::temp_dir(), e))?),
+        };
+        let dir = work_dir.as_deref().or_else(|| temporary.as_ref().map(tempfile::TempDir::path));
+        let dir = dir.map(|dir| dir.to_string_lossy().into_owned()).unwrap_or_default();
+        let (files, spill) = (stores.clone(), dir.clone());
+        let config = ExecutorProcessConfig {
+            bind_host: bind.host,
+            external_host: host,
+            port,
+            grpc_port,
+            scheduler_host: scheduler.host,
+            scheduler_port: scheduler.port,
+            // Until then the scheduler may still be about to start.
+            scheduler_connect_timeout_seconds: 30,
+            vcores: slots,
+            task_scheduling_policy: TaskSchedulingPolicy::PushStaged,
+            work_dir: Some(dir),
+            job_data_ttl_seconds: RESULT_SECONDS,
+            job_data_clean_up_interval_seconds: 3600,
+            grpc_max_decoding_message_size: MESSAGE_BYTES,
+            grpc_max_encoding_message_size: MESSAGE_BYTES,
+            executor_heartbeat_interval_seconds: HEARTBEAT,
+            memory_pool_size: memory_limit,
+            override_execution_engine: Some(Arc::new(Engine::default())),
+            override_function_registry: Some(Arc::new(functions())),
+            override_runtime_producer: Some(Arc::new(move |_| {
+                // What DataFusion remembers of files goes by their size and time, and stores tell times in whole seconds.
+                RuntimeEnvBuilder::new()
+                    .with_object_store_registry(Arc::new(Registry(files.clone())))
+                    .with_temp_file_path(spill.clone())
+                    .with_metadata_cache_limit(0)
+                    .with_object_list_cache_limit(0)
+                    .with_file_statistics_cache_limit(0)
+                    .build_arc()
+            })),
+            override_config_producer: Some(Arc::new(session_config)),
+            override_physical_codec: Some(codec),
+            ..ExecutorProcessConfig::default()
+        };
+        Ok(Self { config, _temporary: temporary })
+    }
+
+    /// Where others fetch results.
+    pub fn address(&self) -> Address {
+        Address {
+            host: self.config.external_host.clone().unwrap_or_else(|| self.config.bind_host.clone()),
+            port: self.config.port,
+        }
+    }
+
+    /// Works until a signal or the scheduler ends it: tasks at hand are finished first. `ready` is called when the
+    /// scheduler knows it.
+    ///
+    /// # Errors
+    /// [`Error::Failed`] with what Ballista says.
+    pub async fn serve(self, ready: impl FnOnce()) -> Result<()> {
+        let Self { config, _temporary } = self;
+        let (scheduler, health) = (format!("{}:{}", config.scheduler_host, config.scheduler_port), config.health.clone());
+        let serving = start_executor_process(Arc::new(config));
+        tokio::pin!(serving);
+        let served = tokio::select! {
+            served = &mut serving => served,
+            () = is_ready(&health) => {
+                ready();
+                serving.await
+            }
+        };
+        served.map_err(|e| match health.is_ready() {
+            true => failed(e),
+            false => Error::Failed(format!("the scheduler at {scheduler} does not take this executor: {e}")),
+        })
+    }
+}
+
+async fn is_ready(health: &ExecutorHealth) {
+    while !health.is_ready() {
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
+}
+
+/// A port of this machine that nobody has.
+fn free(address: &Address) -> Result<TcpListener> {
+    let listener = TcpListener::bind((address.host.trim_matches(['[', ']']), address.port));
+    listener.map_err(|e| Error::usage(format!("cannot listen at {address}: {e}"), "give another --bind or port"))
+}
+
+fn port_of(listener: &TcpListener, address: &Address) -> Result<u16> {
+    let address = listener.local_addr().map_err(|e| Error::Failed(format!("cannot listen at {address}: {e}")))?;
+    Ok(address.port())
+}
+
+/// Every function of DataFusion, the nested ones too, which Ballista's default leaves out, and those of ours that need no
+/// model; the others travel with theirs.
+fn functions() -> BallistaFunctionRegistry {
+    let models = elmo_udfs::Models::new("", []);
+    (&SessionStateBuilder::new().with_default_features().with_elmo(&models).build()).into()
+}
+
+/// The models of this process: opened when the first row is to be embedded, and kept.
+struct Host {
+    name: String,
+    offline: bool,
+    stores: Stores,
+    engine: EmbedderSettings,
+    runtime: Handle,
+    open: Mutex<HashMap<(String, Fingerprint), Slot>>,
+}
+
+/// Who comes while a model is opened waits for it.
+type Slot = Arc<Mutex<Option<Elmo>>>;
+
+impl fmt::Debug for Host {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.name)
+    }
+}
+
+impl ModelHost for Host {
+    fn open(&self, model: &SentModel) -> Result<Elmo, ModelError> {
+        let key = (model.address.clone(), model.card.fingerprint.clone());
+        let slot = Arc::clone(self.open.lock().unwrap_or_else(PoisonError::into_inner).entry(key).or_default());
+        let mut slot = slot.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(elmo) = slot.as_ref() {
+            return Ok(elmo.clone());
+        }
+        let lazy = LazyModel {
+            spec: ModelSpec::from_address(&model.address)?,
+            offline: self.offline,
+            stores: self.stores.clone(),
+            settings: self.engine.clone(),
+            runtime: self.runtime.clone(),
+            read: Mutex::default(),
+        };
+        let opened = lazy.open()?;
+        if opened.fingerprint() == &model.card.fingerprint {
+            *slot = Some(opened.clone());
+        }
+        Ok(opened)
+    }
+
+    fn name(&self) -> String {
+        self.name.clone()
+    }
+
+    /// Ballista does not hand on why a plan cannot be read.
+    fn fails_late(&self) -> bool {
+        true
+    }
+}

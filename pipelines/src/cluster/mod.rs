@@ -1,0 +1,117 @@
+//! Queries on a cluster: Ballista's scheduler and executors with our functions, and the client that sends them plans.
+//!
+//! ```text
+//! client: SQL -> physical plan -> bytes -> scheduler: stages, tasks -> executors: rows, vectors -> files of results -> client
+//! ```
+//!
+//! The client plans, with the rules and the table lists of a single process: what EXPLAIN shows is what runs. The
+//! scheduler needs no model and no store. Executors read files by their URLs, and find models by where the client says
+//! they are; what a model was when the query was planned travels along and is compared. What a query writes is written
+//! by the client.
+//!
+//! Ballista could send logical plans too. Then tables of rows, the models behind the functions and the fields of results
+//! would have to be known to the scheduler, which plans once more.
+
+mod client;
+mod codec;
+mod engine;
+mod executor;
+mod plan;
+mod scheduler;
+
+use std::{fmt, str::FromStr};
+
+use ballista_core::extension::SessionConfigExt;
+use datafusion::prelude::SessionConfig;
+use elmo_udfs::plan::config::ElmoConfig;
+
+pub use self::{
+    client::{Cluster, ClusterError},
+    executor::{Executor, ExecutorSettings},
+    scheduler::Scheduler,
+};
+
+/// Where a scheduler listens unless told otherwise.
+pub const SCHEDULER_PORT: u16 = 50050;
+
+/// Largest message between processes: a plan with the rows of a table, or a batch of vectors.
+const MESSAGE_BYTES: u32 = 512 << 20;
+
+/// Parts that the rows of a file are cut into, for so many tasks at most.
+const PARTITIONS: usize = 16;
+
+/// Bytes of a file that are worth a task of their own: embedding takes long.
+const SPLIT_BYTES: usize = 64 << 10;
+
+/// Seconds that a result is kept for a client that does not come.
+const RESULT_SECONDS: u64 = 24 * 3600;
+
+/// Seconds between two signs of life of an executor.
+const HEARTBEAT: u64 = 5;
+
+/// Seconds without a sign of life after which an executor is taken for dead, and its tasks are given to others.
+const EXECUTOR_TIMEOUT: u64 = 20;
+
+/// `HOST:PORT`
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Address {
+    /// A name or a number; of IPv6 in brackets.
+    pub host: String,
+    /// A port.
+    pub port: u16,
+}
+
+impl FromStr for Address {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let wrong = || "it must be HOST or HOST:PORT, such as 10.0.0.7:50050".to_owned();
+        let text = text.strip_prefix("df://").or_else(|| text.strip_prefix("http://")).unwrap_or(text);
+        let (host, port) = match text.rsplit_once(':') {
+            Some((host, port)) if !port.ends_with(']') => (host, port.parse().map_err(|_| wrong())?),
+            _ => (text, SCHEDULER_PORT),
+        };
+        let is_name = |c: char| c.is_ascii_alphanumeric() || "-._[]:".contains(c);
+        let bare_ipv6 = host.contains(':') && !host.starts_with('[');
+        match host.is_empty() || bare_ipv6 || !host.chars().all(is_name) {
+            true => Err(wrong()),
+            false => Ok(Self { host: host.to_owned(), port }),
+        }
+    }
+}
+
+impl fmt::Display for Address {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}:{}", self.host, self.port)
+    }
+}
+
+/// The settings of a session on a cluster. The same in all processes: Ballista drops those that one does not know without
+/// a word.
+pub(crate) fn session_config() -> SessionConfig {
+    SessionConfig::new()
+        .with_option_extension(ElmoConfig::default())
+        .upgrade_for_ballista()
+        .with_ballista_grpc_client_max_message_size(MESSAGE_BYTES as usize)
+        .with_information_schema(true)
+        .with_target_partitions(PARTITIONS)
+        .with_repartition_file_min_size(SPLIT_BYTES)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn addresses() {
+        let parsed = |text: &str| text.parse::<Address>().map(|address| address.to_string());
+        assert_eq!(parsed("gpu-1"), Ok("gpu-1:50050".to_owned()));
+        assert_eq!(parsed("10.0.0.7:4000"), Ok("10.0.0.7:4000".to_owned()));
+        assert_eq!(parsed("df://host:1"), Ok("host:1".to_owned()));
+        assert_eq!(parsed("[::1]:50050"), Ok("[::1]:50050".to_owned()));
+        assert_eq!(parsed("[::1]"), Ok("[::1]:50050".to_owned()));
+        for wrong in ["", ":1", "a:b", "a:70000", "a b:1", "::1", "s3://b", "a/b"] {
+            assert!(parsed(wrong).is_err(), "{wrong}");
+        }
+    }
+}

@@ -1,0 +1,207 @@
+//! What of a query runs on the cluster: what reads files or embeds. What only this process knows, and what is written,
+//! stays here.
+
+use std::{fmt, sync::Arc};
+
+use async_trait::async_trait;
+use ballista_core::optimizer::with_ballista_optimizer_rules;
+use datafusion::{
+    catalog::Session,
+    common::{
+        Result, internal_err,
+        tree_node::{Transformed, TreeNode, TreeNodeRecursion},
+    },
+    datasource::{
+        memory::MemorySourceConfig, physical_plan::FileScanConfig, sink::DataSinkExec, source::DataSourceExec,
+    },
+    execution::{
+        SendableRecordBatchStream, TaskContext, context::QueryPlanner, session_state::SessionStateBuilder,
+    },
+    logical_expr::LogicalPlan,
+    physical_expr::{EquivalenceProperties, PhysicalExpr},
+    physical_plan::{
+        DisplayAs, DisplayFormatType, ExecutionPlan, ExecutionPlanProperties, Partitioning, PlanProperties,
+        coalesce_partitions::CoalescePartitionsExec,
+        execution_plan::{Boundedness, EmissionType},
+        explain::ExplainExec,
+        replace_children_if_necessary,
+        union::UnionExec,
+    },
+};
+
+use super::{
+    client::{Cluster, ClusterError},
+    session_config,
+};
+use crate::sql::lines::LinesExec;
+
+/// Plans as `inner` does, and sends what is for the cluster there.
+struct ClusterPlanner {
+    inner: Arc<dyn QueryPlanner + Send + Sync>,
+    cluster: Cluster,
+}
+
+impl Cluster {
+    /// Lets a session plan for the cluster, when everything else is set.
+    pub(crate) fn plan_for(self, mut builder: SessionStateBuilder) -> SessionStateBuilder {
+        let rules = &mut builder.optimizer().get_or_insert_default().rules;
+        // NOT IN would be a join that has to see all rows at once.
+        *rules = with_ballista_optimizer_rules(rules);
+        let inner = builder.query_planner().take();
+        let config = session_config();
+        match inner {
+            Some(inner) => {
+                builder.with_config(config).with_query_planner(Arc::new(ClusterPlanner { inner, cluster: self }))
+            }
+            None => builder,
+        }
+    }
+}
+
+impl fmt::Debug for ClusterPlanner {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "ClusterPlanner({})", self.cluster.address())
+    }
+}
+
+#[async_trait]
+impl QueryPlanner for ClusterPlanner {
+    async fn create_physical_plan(&self, plan: &LogicalPlan, session: &dyn Session) -> Result<Arc<dyn ExecutionPlan>> {
+        let plan = self.inner.create_physical_plan(plan, session).await?;
+        placed(plan, &self.cluster)
+    }
+}
+
+/// The plan with its part for the cluster sent there.
+fn placed(plan: Arc<dyn ExecutionPlan>, cluster: &Cluster) -> Result<Arc<dyn ExecutionPlan>> {
+    if plan.is::<ExplainExec>() {
+        return Ok(plan);
+    }
+    if plan.is::<DataSinkExec>() {
+        let inputs: Result<Vec<_>> =
+            plan.children().into_iter().map(|input| placed(Arc::clone(input), cluster)).collect();
+        return replace_children_if_necessary(plan, inputs?);
+    }
+    if !belongs_there(&plan)? {
+        return Ok(plan);
+    }
+    // The parts of a result come one after the other in any case.
+    let whole = plan.downcast_ref::<CoalescePartitionsExec>();
+    let whole = whole.filter(|whole| whole.fetch().is_none()).map(|whole| Arc::clone(whole.input()));
+    Ok(Arc::new(ClusterExec::new(file_by_file(whole.unwrap_or(plan))?, cluster.clone())))
+}
+
+/// Whether a plan is for the cluster. One that reads no file and embeds nothing is answered sooner here.
+///
+/// # Errors
+/// When it is for the cluster, and reads what only this process has.
+fn belongs_there(plan: &Arc<dyn ExecutionPlan>) -> Result<bool> {
+    let mut work = false;
+    let mut local = None;
+    plan.apply(|node| {
+        work |= node.name() == elmo_udfs::plan::EXEC_NAME || node.is::<LinesExec>();
+        if node.children().is_empty() {
+            match leaf(node) {
+                Leaf::Files => work = true,
+                Leaf::Rows => {}
+                Leaf::Here => local = Some(node.name().to_owned()),
+            }
+        }
+        Ok(TreeNodeRecursion::Continue)
+    })?;
+    match local {
+        Some(name) if work => Err(ClusterError::Local(format!("a query with {name}")).into()),
+        _ => Ok(work),
+    }
+}
+
+enum Leaf {
+    /// Files, which executors read.
+    Files,
+    /// Rows that travel with the plan.
+    Rows,
+    /// What nobody else has. Several partitions of it would be read by each task.
+    Here,
+}
+
+fn leaf(node: &Arc<dyn ExecutionPlan>) -> Leaf {
+    let Some(scan) = node.downcast_ref::<DataSourceExec>() else {
+        let known = ["LinesExec", "EmptyExec", "PlaceholderRowExec", "LazyMemoryExec"].contains(&node.name());
+        let single = node.output_partitioning().partition_count() == 1 || node.is::<LinesExec>();
+        return if known && single { Leaf::Rows } else { Leaf::Here };
+    };
+    let source = scan.data_source().as_ref() as &dyn std::any::Any;
+    match (source.is::<FileScanConfig>(), source.is::<MemorySourceConfig>()) {
+        (true, _) => Leaf::Files,
+        (_, true) => Leaf::Rows,
+        _ => Leaf::Here,
+    }
+}
+
+/// Ballista gives each task a share of a scan's partitions, but only of scans that it knows: files of lines are scans of
+/// one partition each.
+fn file_by_file(plan: Arc<dyn ExecutionPlan>) -> Result<Arc<dyn ExecutionPlan>> {
+    let split = plan.transform_down(|node| match node.downcast_ref::<LinesExec>().map(LinesExec::singly) {
+        Some(files) if files.len() > 1 => {
+            Ok(Transformed::new(UnionExec::try_new(files)?, true, TreeNodeRecursion::Jump))
+        }
+        _ => Ok(Transformed::no(node)),
+    });
+    Ok(split?.data)
+}
+
+/// Runs its plan on a cluster.
+#[derive(Debug)]
+pub(crate) struct ClusterExec {
+    plan: Arc<dyn ExecutionPlan>,
+    cluster: Cluster,
+    properties: Arc<PlanProperties>,
+}
+
+impl ClusterExec {
+    fn new(plan: Arc<dyn ExecutionPlan>, cluster: Cluster) -> Self {
+        let properties = PlanProperties::new(
+            EquivalenceProperties::new(plan.schema()),
+            Partitioning::UnknownPartitioning(1),
+            EmissionType::Final,
+            Boundedness::Bounded,
+        );
+        Self { plan, cluster, properties: Arc::new(properties) }
+    }
+}
+
+impl DisplayAs for ClusterExec {
+    fn fmt_as(&self, _: DisplayFormatType, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "ClusterExec: scheduler={}", self.cluster.address())
+    }
+}
+
+impl ExecutionPlan for ClusterExec {
+    fn name(&self) -> &'static str {
+        "ClusterExec"
+    }
+
+    fn properties(&self) -> &Arc<PlanProperties> {
+        &self.properties
+    }
+
+    fn children(&self) -> Vec<&Arc<dyn ExecutionPlan>> {
+        vec![&self.plan]
+    }
+
+    fn apply_expressions(
+        &self,
+        _: &mut dyn FnMut(&Arc<dyn PhysicalExpr>) -> Result<TreeNodeRecursion>,
+    ) -> Result<TreeNodeRecursion> {
+        Ok(TreeNodeRecursion::Continue)
+    }
+
+    fn with_new_children(self: Arc<Self>, children: Vec<Arc<dyn ExecutionPlan>>) -> Result<Arc<dyn ExecutionPlan>> {
+        let Ok([plan]) = <[_; 1]>::try_from(children) else { return internal_err!("ClusterExec has one plan") };
+        Ok(Arc::new(Self::new(plan, self.cluster.clone())))
+    }
+
+    fn execute(&self, _: usize, context: Arc<TaskContext>) -> Result<SendableRecordBatchStream> {
+        Ok(self.cluster.run(Arc::clone(&self.plan), context.session_config()))
+    }
+}
