@@ -52,6 +52,9 @@ pub enum Error {
     /// Arrow refused the arrays that we built: more values than its offsets can count.
     #[error("the vectors do not fit one Arrow array: {0}; give fewer rows at a time")]
     Arrow(#[from] arrow::error::ArrowError),
+    /// The engine of another process failed, or did not answer.
+    #[error(transparent)]
+    Elsewhere(Box<dyn std::error::Error + Send + Sync>),
     /// The embedder was closed while work was waiting.
     #[error("the embedder is closed")]
     Closed,
@@ -78,7 +81,7 @@ impl Error {
             Self::Spec(_) => ErrorKind::Usage,
             Self::Row { .. } | Self::Column { .. } | Self::Arrow(_) => ErrorKind::Input,
             Self::Options(_) | Self::Weights(_) | Self::ModelDir(_) => ErrorKind::Model,
-            Self::Device(_) | Self::Io { .. } | Self::Closed => ErrorKind::System,
+            Self::Device(_) | Self::Io { .. } | Self::Elsewhere(_) | Self::Closed => ErrorKind::System,
         }
     }
 

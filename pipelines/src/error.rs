@@ -142,7 +142,7 @@ impl Error {
             Self::Usage { .. } | Self::Config(_) => Exit::Usage,
             Self::Input { .. } => Exit::Input,
             Self::Models(error) => error.exit(),
-            Self::Elmo(error) => exit_of_kind(error.kind()),
+            Self::Elmo(error) => exit_of_elmo(error),
             Self::Store(error) | Self::Sink(SinkError::Store(error)) | Self::Manifest(ManifestError::Store(error)) => {
                 exit_of_store(error)
             }
@@ -163,6 +163,8 @@ impl Error {
             Self::Usage { help, .. } | Self::Input { help, .. } | Self::Sql { help, .. } => help.clone(),
             Self::Config(error) => error.help(),
             Self::Models(error) => error.help(),
+            #[cfg(feature = "cluster")]
+            Self::Elmo(error) => crate::cluster::cluster_error(error).and_then(crate::cluster::ClusterError::help),
             Self::Store(error) | Self::Source(SourceError::Store(error)) | Self::Sink(SinkError::Store(error)) => {
                 store_help(error)
             }
@@ -224,6 +226,14 @@ pub(crate) fn exit_of_source(error: &SourceError) -> Exit {
 
 pub(crate) fn exit_of_store(error: &StoreError) -> Exit {
     if error.is_usage() { Exit::Usage } else { Exit::Storage }
+}
+
+fn exit_of_elmo(error: &elmo::Error) -> Exit {
+    #[cfg(feature = "cluster")]
+    if let Some(error) = crate::cluster::cluster_error(error) {
+        return error.exit();
+    }
+    exit_of_kind(error.kind())
 }
 
 pub(crate) fn exit_of_kind(kind: elmo::ErrorKind) -> Exit {

@@ -8,7 +8,7 @@ use std::{
     sync::{Arc, Mutex, MutexGuard, PoisonError},
 };
 
-use elmo::{ColumnEmbedder, ColumnLayout, Elmo, EmbedSpec, Fingerprint, ModelOptions};
+use elmo::{ColumnEmbedder, ColumnLayout, Elmo, EmbedSpec, Fingerprint, ModelOptions, embedder::Precision};
 
 use crate::plan::memo::Memo;
 
@@ -52,6 +52,11 @@ pub trait ModelSource: fmt::Debug + Send + Sync {
         None
     }
 
+    /// The precision that vectors are to have; another process refuses to give others.
+    fn precision(&self) -> Precision {
+        Precision::F32
+    }
+
     /// Puts the model on its devices. Asked when the first row is to be embedded, and again only after an error.
     ///
     /// # Errors
@@ -66,6 +71,10 @@ impl ModelSource for Elmo {
 
     fn open(&self) -> Result<Elmo, ModelError> {
         Ok(self.clone())
+    }
+
+    fn precision(&self) -> Precision {
+        Elmo::precision(self)
     }
 }
 
@@ -142,16 +151,11 @@ impl Models {
         Ok(described)
     }
 
-    /// What is known of a model that a query has named before.
+    /// Where a model that a query has named before comes from, and what is known of it.
     #[cfg(feature = "codec")]
-    pub(crate) fn known(&self, name: &str) -> Option<Arc<Card>> {
-        self.inner.by_name.get(name).and_then(|entry| lock(&entry.card).clone())
-    }
-
-    /// What names a model to other processes.
-    #[cfg(feature = "codec")]
-    pub(crate) fn address(&self, name: &str) -> Option<String> {
-        self.inner.by_name.get(name).and_then(|entry| entry.source.address())
+    pub(crate) fn known(&self, name: &str) -> Option<(&dyn ModelSource, Arc<Card>)> {
+        let entry = self.inner.by_name.get(name)?;
+        lock(&entry.card).clone().map(|card| (entry.source.as_ref(), card))
     }
 
     /// Whether a model is on its devices by now.

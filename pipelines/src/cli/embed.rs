@@ -1,6 +1,6 @@
 //! `elmo embed`: the words; the job is in [`crate::bulk`].
 
-use std::{fmt, path::Path, str::FromStr, time::Duration};
+use std::{fmt, path::Path, str::FromStr, sync::Arc, time::Duration};
 
 use clap::{ArgAction, Args, ValueHint, builder::BoolishValueParser};
 use elmo::{
@@ -17,6 +17,8 @@ use super::{
     args::{block_on, positive, words},
     print, print_json, shutdown, table,
 };
+#[cfg(feature = "cluster")]
+use crate::models::LazyModel;
 use crate::{
     bulk::{self, BulkJob, BulkReport},
     error::{Error, Exit, Result},
@@ -24,7 +26,7 @@ use crate::{
     report::{bytes, count},
     sink::Codec,
     source::{Keep, KeptTypes, STDIN},
-    stage::EmbedStage,
+    stage::{EmbedStage, Stage},
     stores::Stores,
 };
 
@@ -104,6 +106,12 @@ pub(super) struct EmbedArgs {
 
     #[command(flatten)]
     engine: EngineArgs,
+
+    /// Embed on the cluster of this scheduler, HOST:PORT; reading, writing and resuming stay here, and of the flags for
+    /// speed and devices only --precision counts [default: this process]
+    #[cfg(feature = "cluster")]
+    #[arg(long, value_name = "SCHEDULER", help_heading = "Speed and devices")]
+    cluster: Option<crate::cluster::Address>,
 
     /// Rows that are read and tokenised ahead at the most; fewer needs less memory
     #[arg(long, value_name = "N", default_value = "8192", value_parser = positive, help_heading = "Speed and devices")]
@@ -251,10 +259,7 @@ pub(super) fn run(args: &EmbedArgs, common: &CommonArgs) -> Result<Exit> {
     let outcome = block_on(async {
         let stop = shutdown::requested()?;
         let stores = Stores::from_env();
-        let elmo = args.engine.load(args.model.open(&stores).await?).await?;
-        let columns = ColumnEmbedder::new(&elmo, spec)?;
-        let width = columns.width();
-        let stage = EmbedStage::new(columns, width);
+        let stage = args.stage(spec, &stores).await?;
         if args.dry_run {
             let plan = crate::dry_run::dry_run(&job, stage.as_ref(), &stores).await?;
             match args.json {
@@ -290,6 +295,27 @@ pub(super) fn run(args: &EmbedArgs, common: &CommonArgs) -> Result<Exit> {
 }
 
 impl EmbedArgs {
+    /// Who embeds: a cluster, or the devices of this process.
+    async fn stage(&self, spec: EmbedSpec, stores: &Stores) -> Result<Arc<dyn Stage>> {
+        #[cfg(feature = "cluster")]
+        if let Some(address) = &self.cluster {
+            let model = LazyModel {
+                spec: self.model.spec()?,
+                offline: self.model.offline(),
+                stores: stores.clone(),
+                settings: self.engine.settings(),
+                runtime: tokio::runtime::Handle::current(),
+                read: std::sync::Mutex::default(),
+            };
+            let cluster = crate::cluster::Cluster::new(address.clone(), stores);
+            return Ok(crate::cluster::ClusterStage::new(cluster, &model, spec).await?);
+        }
+        let elmo = self.engine.load(self.model.open(stores).await?).await?;
+        let columns = ColumnEmbedder::new(&elmo, spec)?;
+        let width = columns.width();
+        Ok(EmbedStage::new(columns, width))
+    }
+
     fn job(&self) -> BulkJob {
         BulkJob {
             inputs: self.input.clone(),

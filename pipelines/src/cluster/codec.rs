@@ -4,15 +4,16 @@ use std::sync::Arc;
 
 use ballista_core::serde::BallistaPhysicalExtensionCodec;
 use datafusion::{
-    common::{DataFusionError, Result, plan_datafusion_err},
+    common::{DataFusionError, Result, plan_datafusion_err, plan_err},
     execution::TaskContext,
     logical_expr::{AggregateUDF, HigherOrderUDF, ScalarUDF, WindowUDF},
     physical_plan::ExecutionPlan,
 };
 use datafusion_proto::physical_plan::{PhysicalExtensionCodec, PhysicalProtoConverterExtension};
-use elmo_udfs::codec::{ElmoCodec, ModelHost};
+use elmo_udfs::codec::{ElmoCodec, ModelHost, SentModel, VERSION, failing, other_version, spec_from_bytes, spec_to_bytes};
 use serde::{Deserialize, Serialize};
 
+use super::columns::{Columns, Describe, Place, Work};
 use crate::{sql::lines::LinesExec, stores::Stores};
 
 /// What messages of this package begin with; see [`elmo_udfs::codec`].
@@ -22,13 +23,14 @@ const MAGIC: &[u8] = b"elmo-pipelines\0";
 #[derive(Debug)]
 pub(super) struct ClusterCodec {
     inner: ElmoCodec,
+    host: Arc<dyn ModelHost>,
     stores: Stores,
 }
 
 impl ClusterCodec {
     pub(super) fn new(host: Arc<dyn ModelHost>, stores: &Stores) -> Arc<Self> {
         let ballista = Arc::new(BallistaPhysicalExtensionCodec::default());
-        Arc::new(Self { inner: ElmoCodec::new(ballista, host), stores: stores.clone() })
+        Arc::new(Self { inner: ElmoCodec::new(ballista, Arc::clone(&host)), host, stores: stores.clone() })
     }
 }
 
@@ -36,6 +38,36 @@ impl ClusterCodec {
 #[derive(Serialize, Deserialize)]
 enum Node {
     Lines { urls: Vec<String>, with_text: bool },
+    Describe(Sent),
+    Columns(Sent),
+}
+
+#[derive(Serialize, Deserialize)]
+struct Sent {
+    version: String,
+    model: Vec<u8>,
+    spec: Vec<u8>,
+    expected: Vec<(String, String)>,
+}
+
+impl From<&Work> for Sent {
+    fn from(work: &Work) -> Self {
+        let (model, spec) = (work.model.to_bytes(), spec_to_bytes(&work.spec));
+        Self { version: VERSION.to_owned(), model, spec, expected: work.expected.clone() }
+    }
+}
+
+impl Sent {
+    fn received(self, host: &dyn ModelHost) -> Result<Work> {
+        if let Some(reason) = other_version(&self.version, host) {
+            return plan_err!("{reason}");
+        }
+        Ok(Work {
+            model: SentModel::from_bytes(&self.model)?,
+            spec: spec_from_bytes(&self.spec)?,
+            expected: self.expected,
+        })
+    }
 }
 
 fn unreadable(error: serde_json::Error) -> DataFusionError {
@@ -55,6 +87,18 @@ impl PhysicalExtensionCodec for ClusterCodec {
         };
         match serde_json::from_slice(bytes).map_err(unreadable)? {
             Node::Lines { urls, with_text } => Ok(Arc::new(LinesExec::elsewhere(urls, &self.stores, with_text))),
+            Node::Describe(sent) => match sent.received(self.host.as_ref()) {
+                Ok(work) => Ok(Arc::new(Describe::new(work, Place(Arc::clone(&self.host))))),
+                Err(reason) if self.host.fails_late() => Ok(failing(reason)),
+                Err(reason) => Err(reason),
+            },
+            Node::Columns(sent) => match inputs {
+                [input] => {
+                    let place = Place(Arc::clone(&self.host));
+                    Ok(Arc::new(Columns::try_new(sent.received(self.host.as_ref())?, Arc::clone(input), place)?))
+                }
+                _ => plan_err!("ColumnsExec has one input"),
+            },
         }
     }
 
@@ -64,12 +108,17 @@ impl PhysicalExtensionCodec for ClusterCodec {
         buffer: &mut Vec<u8>,
         converter: &dyn PhysicalProtoConverterExtension,
     ) -> Result<()> {
-        let Some(lines) = node.downcast_ref::<LinesExec>() else {
-            return self.inner.try_encode(node, buffer, converter);
+        let node = match (node.downcast_ref::<LinesExec>(), node.downcast_ref(), node.downcast_ref()) {
+            (Some(lines), _, _) => {
+                let (urls, with_text) = lines.parts();
+                Node::Lines { urls, with_text }
+            }
+            (_, Some(Describe { work, .. }), _) => Node::Describe(work.into()),
+            (_, _, Some(Columns { work, .. })) => Node::Columns(work.into()),
+            _ => return self.inner.try_encode(node, buffer, converter),
         };
-        let (urls, with_text) = lines.parts();
         buffer.extend_from_slice(MAGIC);
-        serde_json::to_writer(buffer, &Node::Lines { urls, with_text }).map_err(unreadable)
+        serde_json::to_writer(buffer, &node).map_err(unreadable)
     }
 
     fn try_decode_udf(&self, name: &str, buffer: &[u8]) -> Result<Arc<ScalarUDF>> {

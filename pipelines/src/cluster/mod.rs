@@ -14,10 +14,12 @@
 
 mod client;
 mod codec;
+mod columns;
 mod engine;
 mod executor;
 mod plan;
 mod scheduler;
+mod stage;
 
 use std::{fmt, str::FromStr};
 
@@ -29,7 +31,9 @@ pub use self::{
     client::{Cluster, ClusterError},
     executor::{Executor, ExecutorSettings},
     scheduler::Scheduler,
+    stage::ClusterStage,
 };
+pub(crate) use self::stage::cluster_error;
 
 /// Where a scheduler listens unless told otherwise.
 pub const SCHEDULER_PORT: u16 = 50050;

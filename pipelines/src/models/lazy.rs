@@ -5,7 +5,7 @@ use std::{
     sync::{Mutex, MutexGuard, PoisonError},
 };
 
-use elmo::{Elmo, EmbedderSettings, ModelData};
+use elmo::{Elmo, EmbedderSettings, ModelData, embedder::Precision};
 use elmo_udfs::{Card, ModelError, ModelSource};
 use tokio::runtime::Handle;
 
@@ -50,6 +50,10 @@ impl ModelSource for LazyModel {
 
     fn address(&self) -> Option<String> {
         Some(self.spec.address())
+    }
+
+    fn precision(&self) -> Precision {
+        self.settings.precision
     }
 
     fn open(&self) -> Result<Elmo, ModelError> {

@@ -73,70 +73,60 @@ pub(super) struct ModelNode {
     /// The address without secrets.
     #[prost(string, tag = "7")]
     pub(super) location: String,
+    /// The precision that vectors are to have.
+    #[prost(string, tag = "8")]
+    pub(super) precision: String,
 }
 
 /// [`EmbedSpec`] on its way.
 #[derive(Clone, PartialEq, prost::Message)]
-pub struct SpecNode {
+pub(super) struct SpecNode {
     /// See [`EmbedSpec::level`], and so on.
     #[prost(string, tag = "1")]
-    pub level: String,
+    pub(super) level: String,
     /// A word or a number; `mix` when there is one.
     #[prost(string, tag = "2")]
-    pub layers: String,
-    /// A fitted mix.
+    pub(super) layers: String,
     #[prost(message, optional, tag = "3")]
-    pub mix: Option<MixNode>,
-    /// A word.
+    pub(super) mix: Option<MixNode>,
     #[prost(string, tag = "4")]
-    pub pooling: String,
-    /// A word.
+    pub(super) pooling: String,
     #[prost(string, tag = "5")]
-    pub tokenizer: String,
-    /// A word.
+    pub(super) tokenizer: String,
     #[prost(string, tag = "6")]
-    pub sentences: String,
+    pub(super) sentences: String,
     /// Whether boundaries are returned too.
     #[prost(bool, tag = "7")]
-    pub boundaries: bool,
-    /// A word.
+    pub(super) boundaries: bool,
     #[prost(string, tag = "8")]
-    pub normalize: String,
-    /// A word.
+    pub(super) normalize: String,
     #[prost(string, tag = "9")]
-    pub state: String,
+    pub(super) state: String,
     /// For state `carry` only.
     #[prost(uint64, optional, tag = "10")]
-    pub batch_rows: Option<u64>,
-    /// A word.
+    pub(super) batch_rows: Option<u64>,
     #[prost(string, tag = "11")]
-    pub on_long: String,
-    /// Longest sentence.
+    pub(super) on_long: String,
     #[prost(uint64, tag = "12")]
-    pub max_tokens: u64,
-    /// A word.
+    pub(super) max_tokens: u64,
     #[prost(string, tag = "13")]
-    pub on_error: String,
-    /// A word.
+    pub(super) on_error: String,
     #[prost(string, tag = "14")]
-    pub float: String,
-    /// A word.
+    pub(super) float: String,
     #[prost(string, tag = "15")]
-    pub list_type: String,
+    pub(super) list_type: String,
 }
 
 /// [`ScalarMix`] on its way.
 #[derive(Clone, PartialEq, prost::Message)]
-pub struct MixNode {
-    /// One per layer.
+pub(super) struct MixNode {
     #[prost(float, repeated, tag = "1")]
-    pub scalars: Vec<f32>,
-    /// Scale.
+    pub(super) scalars: Vec<f32>,
     #[prost(float, tag = "2")]
-    pub gamma: f32,
+    pub(super) gamma: f32,
     /// Whether layers are normalised.
     #[prost(bool, tag = "3")]
-    pub layer_norm: bool,
+    pub(super) layer_norm: bool,
 }
 
 impl From<&EmbedSpec> for SpecNode {
@@ -196,7 +186,7 @@ impl TryFrom<&SpecNode> for EmbedSpec {
     }
 }
 
-fn word<T: FromStr>(word: &str) -> Result<T>
+pub(super) fn word<T: FromStr>(word: &str) -> Result<T>
 where
     T::Err: std::fmt::Display,
 {

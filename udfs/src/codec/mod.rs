@@ -23,17 +23,17 @@ use datafusion::{
 use datafusion_proto::physical_plan::{
     PhysicalExtensionCodec, PhysicalPlanDecodeContext, PhysicalProtoConverterExtension,
 };
-use elmo::{EmbedSpec, ModelOptions};
+use elmo::{EmbedSpec, ModelOptions, embedder::Precision};
 use prost::Message;
 
-use self::message::{CallNode, EmbedNode, FunctionNode, ModelNode};
+use self::message::{CallNode, EmbedNode, FunctionNode, ModelNode, SpecNode, word};
 use crate::{
     Card, ModelError, ModelSource, Models, functions,
     models::lock,
     plan::exec::{BoundCall, EmbedExec},
     text_function::{Call, Kind},
 };
-pub use message::SpecNode;
+pub use refused::failing;
 
 /// The version that both ends must have: what travels may mean something else in another.
 pub const VERSION: &str = env!("CARGO_PKG_VERSION");
@@ -53,6 +53,80 @@ pub struct SentModel {
     pub address: String,
     /// What it was when the query was planned.
     pub card: Card,
+    /// The precision that vectors are to have.
+    pub precision: Precision,
+}
+
+impl SentModel {
+    /// A model for executors; described, not opened.
+    ///
+    /// # Errors
+    /// When it cannot be described, or was opened by this program and has no address.
+    pub fn of(name: &str, source: &dyn ModelSource) -> Result<Self> {
+        let card = source.describe().map_err(|e| plan_datafusion_err!("{e}"))?;
+        Self::known(name, source, card)
+    }
+
+    fn known(name: &str, source: &dyn ModelSource, card: Card) -> Result<Self> {
+        let address = source.address().ok_or_else(|| {
+            plan_datafusion_err!("the model {name} was opened by this program, and has no address for executors")
+        })?;
+        Ok(Self { name: name.to_owned(), address, card, precision: source.precision() })
+    }
+
+    /// Opens the model where `host` finds it, and compares it with what was sent.
+    ///
+    /// # Errors
+    /// A sentence for the user: the model is not there, cannot be opened, is another one, or gives other numbers.
+    pub fn open(&self, host: &dyn ModelHost) -> Result<elmo::Elmo, ModelError> {
+        let Self { name, card, precision, .. } = self;
+        let here = host.name();
+        let elmo = host.open(self).map_err(|e| format!("{here} cannot open the model {name}: {e}"))?;
+        if elmo.fingerprint() != &card.fingerprint {
+            let (location, there, planned) = (&card.location, elmo.fingerprint(), &card.fingerprint);
+            return Err(format!(
+                "{here} has another model at {location}: its fingerprint is {there}, and the query was planned with \
+                 {planned}"
+            )
+            .into());
+        }
+        if elmo.precision() != *precision {
+            let there = elmo.precision();
+            return Err(format!(
+                "{here} computes in {there}, and the query asks for {precision}: start all with the same --precision"
+            )
+            .into());
+        }
+        Ok(elmo)
+    }
+
+    /// The model as bytes.
+    #[must_use]
+    pub fn to_bytes(&self) -> Vec<u8> {
+        ModelNode::new(self, true).encode_to_vec()
+    }
+
+    /// The model that [`SentModel::to_bytes`] wrote.
+    ///
+    /// # Errors
+    /// When the bytes are of another version.
+    pub fn from_bytes(bytes: &[u8]) -> Result<Self> {
+        read::<ModelNode>(bytes)?.received()
+    }
+}
+
+/// Settings as bytes.
+#[must_use]
+pub fn spec_to_bytes(spec: &EmbedSpec) -> Vec<u8> {
+    SpecNode::from(spec).encode_to_vec()
+}
+
+/// The settings that [`spec_to_bytes`] wrote.
+///
+/// # Errors
+/// When the bytes are of another version.
+pub fn spec_from_bytes(bytes: &[u8]) -> Result<EmbedSpec> {
+    (&read::<SpecNode>(bytes)?).try_into()
 }
 
 /// Where a process finds the models that plans from elsewhere name.
@@ -129,17 +203,6 @@ impl ElmoCodec {
         Ok((node.name.clone(), Arc::new(model)))
     }
 
-    /// Why a message cannot be understood.
-    fn other_version(&self, version: &str) -> Option<String> {
-        (version != VERSION).then(|| {
-            format!(
-                "the query was planned by elmo {version}, and {} is elmo {VERSION}: run one version on the client, the \
-                 scheduler and all executors",
-                self.host.name()
-            )
-        })
-    }
-
     fn embed_node(
         &self,
         exec: &EmbedExec,
@@ -175,7 +238,7 @@ impl ElmoCodec {
     ) -> Result<Arc<dyn ExecutionPlan>> {
         let fields = node.fields.as_ref().ok_or_else(|| missing("fields"))?;
         let fields: Schema = fields.try_into().map_err(|e| internal_datafusion_err!("{e}"))?;
-        if let Some(reason) = self.other_version(&node.version) {
+        if let Some(reason) = other_version(&node.version, self.host.as_ref()) {
             return match self.host.fails_late() {
                 true => refused::operator(input, &fields, reason),
                 false => plan_err!("{reason}"),
@@ -197,7 +260,7 @@ impl ElmoCodec {
     }
 
     fn function(&self, node: FunctionNode) -> Result<Arc<ScalarUDF>> {
-        if let Some(reason) = self.other_version(&node.version) {
+        if let Some(reason) = other_version(&node.version, self.host.as_ref()) {
             return match self.host.fails_late() {
                 true => Ok(Arc::new(refused::function(node.name, reason))),
                 false => plan_err!("{reason}"),
@@ -213,26 +276,27 @@ impl ElmoCodec {
     }
 }
 
+/// Why a message of this version cannot be understood here.
+#[must_use]
+pub fn other_version(version: &str, here: &dyn ModelHost) -> Option<String> {
+    (version != VERSION).then(|| {
+        format!(
+            "the query was planned by elmo {version}, and {} is elmo {VERSION}: run one version on the client, the \
+             scheduler and all executors",
+            here.name()
+        )
+    })
+}
+
 /// The models of a function that queries have named, or the one that is named here.
 fn sent(models: &Models, only: Option<&str>) -> Result<Vec<ModelNode>> {
     let names = models.names().filter(|name| only.is_none_or(|only| only == *name));
-    let known = names.filter_map(|name| models.known(name).map(|card| (name, card)));
-    known
-        .map(|(name, card)| {
-            let address = models.address(name).ok_or_else(|| {
-                plan_datafusion_err!("the model {name} was opened by this program, and has no address for executors")
-            })?;
-            Ok(ModelNode {
-                name: name.to_owned(),
-                address,
-                options: card.options.canonical_json(),
-                fingerprint: card.fingerprint.to_string(),
-                untrained: card.untrained,
-                is_default: name == models.default_name(),
-                location: card.location.clone(),
-            })
-        })
-        .collect()
+    let known = names.filter_map(|name| models.known(name).map(|(source, card)| (name, source, card)));
+    let sent = known.map(|(name, source, card)| {
+        let model = SentModel::known(name, source, card.as_ref().clone())?;
+        Ok(ModelNode::new(&model, name == models.default_name()))
+    });
+    sent.collect()
 }
 
 /// The place of a model in a list that has each once.
@@ -253,6 +317,20 @@ fn missing(what: &str) -> datafusion::error::DataFusionError {
 }
 
 impl ModelNode {
+    fn new(model: &SentModel, is_default: bool) -> Self {
+        let SentModel { name, address, card, precision } = model;
+        Self {
+            name: name.clone(),
+            address: address.clone(),
+            options: card.options.canonical_json(),
+            fingerprint: card.fingerprint.to_string(),
+            untrained: card.untrained,
+            is_default,
+            location: card.location.clone(),
+            precision: precision.to_string(),
+        }
+    }
+
     fn received(&self) -> Result<SentModel> {
         let options = ModelOptions::from_json(self.options.as_bytes(), &self.address);
         let fingerprint = self.fingerprint.parse().map_err(|e| internal_datafusion_err!("{}: {e}", self.address))?;
@@ -262,7 +340,8 @@ impl ModelNode {
             untrained: self.untrained,
             location: self.location.clone(),
         };
-        Ok(SentModel { name: self.name.clone(), address: self.address.clone(), card })
+        let precision = word(&self.precision)?;
+        Ok(SentModel { name: self.name.clone(), address: self.address.clone(), card, precision })
     }
 }
 
@@ -293,18 +372,11 @@ impl ModelSource for Remote {
     }
 
     fn open(&self) -> Result<elmo::Elmo, ModelError> {
-        let (model, host) = (&self.model, self.host.name());
-        let elmo = self.host.open(model).map_err(|e| format!("{host} cannot open the model {}: {e}", model.name))?;
-        if elmo.fingerprint() == &model.card.fingerprint {
-            return Ok(elmo);
-        }
-        Err(format!(
-            "{host} has another model at {}: its fingerprint is {}, and the query was planned with {}",
-            model.card.location,
-            elmo.fingerprint(),
-            model.card.fingerprint
-        )
-        .into())
+        self.model.open(self.host.as_ref())
+    }
+
+    fn precision(&self) -> Precision {
+        self.model.precision
     }
 }
 
@@ -369,7 +441,7 @@ impl PhysicalExtensionCodec for ElmoCodec {
     fn try_decode_udaf(&self, name: &str, buffer: &[u8]) -> Result<Arc<AggregateUDF>> {
         let Some(bytes) = ours(buffer) else { return self.inner.try_decode_udaf(name, buffer) };
         let node: FunctionNode = read(bytes)?;
-        if let Some(reason) = self.other_version(&node.version) {
+        if let Some(reason) = other_version(&node.version, self.host.as_ref()) {
             return plan_err!("{reason}");
         }
         let found = functions::aggregate().into_iter().find(|function| function.name() == node.name);

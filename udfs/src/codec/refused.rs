@@ -6,11 +6,11 @@ use std::{fmt, sync::Arc};
 
 use datafusion::{
     arrow::datatypes::{DataType, Schema, SchemaRef},
-    common::{Result, internal_err, plan_err, tree_node::TreeNodeRecursion},
+    common::{DataFusionError, Result, internal_err, plan_err, tree_node::TreeNodeRecursion},
     execution::{SendableRecordBatchStream, TaskContext},
     logical_expr::{ColumnarValue, ScalarFunctionArgs, ScalarUDF, ScalarUDFImpl, Signature, Volatility},
     physical_expr::{EquivalenceProperties, PhysicalExpr},
-    physical_plan::{DisplayAs, DisplayFormatType, ExecutionPlan, ExecutionPlanProperties, PlanProperties},
+    physical_plan::{DisplayAs, DisplayFormatType, ExecutionPlan, ExecutionPlanProperties, PlanProperties, empty::EmptyExec},
 };
 
 /// An operator that adds columns, and fails.
@@ -25,6 +25,16 @@ pub(super) fn operator(
     let properties =
         PlanProperties::new(EquivalenceProperties::new(schema), partitions, emission, input.boundedness());
     Ok(Arc::new(RefusedExec { input: Arc::clone(input), added: added.clone(), reason, properties: properties.into() }))
+}
+
+/// A plan of no columns that fails with `error` when it is run.
+#[must_use]
+pub fn failing(error: DataFusionError) -> Arc<dyn ExecutionPlan> {
+    let nothing = Schema::empty();
+    let input: Arc<dyn ExecutionPlan> = Arc::new(EmptyExec::new(Arc::new(nothing.clone())));
+    let properties = Arc::clone(input.properties());
+    let reason = error.message().into_owned();
+    Arc::new(RefusedExec { input, added: nothing, reason, properties })
 }
 
 #[derive(Debug)]
