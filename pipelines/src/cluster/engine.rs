@@ -23,7 +23,8 @@ use url::form_urlencoded;
 use crate::{
     error::{Error, Exit},
     redact::redact,
-    sql::sql_error,
+    source::reason::without_data,
+    sql::judged,
 };
 
 /// Begins and ends what is carried.
@@ -85,10 +86,26 @@ impl QueryStageExecutor for Stage {
 /// An error in letters that travel. Those that Ballista acts upon stay as they are: a part of a result that cannot be
 /// fetched is computed again, a disk is tried again.
 fn carried(error: DataFusionError) -> DataFusionError {
+    match said(&error) {
+        Some(said) => DataFusionError::Execution(written(&said)),
+        None => error,
+    }
+}
+
+/// The error within what Ballista put around it; `None` for those that it acts upon.
+fn said(error: &DataFusionError) -> Option<Error> {
     match error.find_root() {
-        DataFusionError::IoError(_) => error,
-        DataFusionError::External(inner) if inner.is::<BallistaError>() => error,
-        _ => DataFusionError::Execution(written(&sql_error(error))),
+        DataFusionError::IoError(_) => None,
+        DataFusionError::External(inner) => match inner.downcast_ref() {
+            Some(BallistaError::DataFusionError(inner)) => said(inner),
+            Some(BallistaError::ArrowError(inner)) => {
+                let message = without_data(&inner.to_string()).to_owned();
+                Some(Error::Sql { message, exit: Exit::Input, help: None })
+            }
+            Some(_) => None,
+            None => Some(judged(error)),
+        },
+        _ => Some(judged(error)),
     }
 }
 
@@ -134,7 +151,9 @@ mod tests {
         let fetch = || BallistaError::FetchFailed("e".into(), 1, 2, "gone".into());
         let kept = carried(DataFusionError::External(Box::new(fetch())).context("reading"));
         assert!(matches!(kept.find_root(), DataFusionError::External(inner) if inner.is::<BallistaError>()));
-        let ours = carried(DataFusionError::Plan("no".into()));
-        assert_eq!(read(&ours.to_string()).unwrap().0, "no");
+        let wrapped = BallistaError::DataFusionError(Box::new(DataFusionError::Plan("no".into())));
+        for ours in [DataFusionError::Plan("no".into()), DataFusionError::External(Box::new(wrapped))] {
+            assert_eq!(read(&carried(ours).to_string()).unwrap().0, "no");
+        }
     }
 }

@@ -11,6 +11,11 @@ use crate::{
 
 /// An error of a statement.
 pub(crate) fn sql_error(error: DataFusionError) -> Error {
+    judged(&error)
+}
+
+/// The same of an error that is somebody else's.
+pub(crate) fn judged(error: &DataFusionError) -> Error {
     let root = error.find_root();
     let (exit, help) = match of_cluster(root) {
         Some(there) => there,
@@ -19,7 +24,7 @@ pub(crate) fn sql_error(error: DataFusionError) -> Error {
             (exit, help.map(str::to_owned))
         }
     };
-    Error::Sql { message: message(&error).into_owned(), exit, help }
+    Error::Sql { message: message(error).into_owned(), exit, help }
 }
 
 /// What a cluster says of its own errors.

@@ -42,7 +42,10 @@ pub use self::{
     repl::{COMMANDS, Command, Repl, Typed, default_history},
 };
 #[cfg(feature = "cluster")]
-pub(crate) use self::{error::sql_error, files::Registry};
+pub(crate) use self::{
+    error::{judged, sql_error},
+    files::Registry,
+};
 #[cfg(not(feature = "cluster"))]
 use self::{error::sql_error, files::Registry};
 #[cfg(feature = "cluster")]
