@@ -7,6 +7,8 @@
 #[path = "cli/place.rs"]
 mod place;
 
+#[path = "cli/cluster.rs"]
+mod cluster;
 #[path = "cli/errors.rs"]
 mod errors;
 #[path = "cli/help.rs"]

@@ -39,7 +39,13 @@ enum Process {
 }
 
 /// Give the parts of queries to executors
+///
+/// It opens no model and reads no file. Executors and clients must reach it, and it the executors.
 #[derive(Debug, Args)]
+#[command(after_help = "\
+Examples:
+  elmo cluster scheduler
+  elmo cluster scheduler --bind 0.0.0.0:50050 --host 10.0.0.1")]
 struct SchedulerArgs {
     /// Where to listen, HOST or HOST:PORT; port 0 takes any that is free
     #[arg(long, value_name = "ADDRESS", default_value = "127.0.0.1:50050")]
@@ -51,7 +57,14 @@ struct SchedulerArgs {
 }
 
 /// Run parts of queries: read, embed, sort, join
+///
+/// One per machine, or one per GPU with --device. The scheduler, the other executors and the clients must reach it. It
+/// keeps results until they are fetched, and ends after the tasks at hand when it is told to stop.
 #[derive(Debug, Args)]
+#[command(after_help = "\
+Examples:
+  elmo cluster executor --threads 2
+  elmo cluster executor --scheduler 10.0.0.1 --bind 10.0.0.2 --device cuda:1")]
 struct ExecutorArgs {
     /// The scheduler, HOST or HOST:PORT
     #[arg(long, value_name = "ADDRESS", default_value = "127.0.0.1:50050")]

@@ -128,6 +128,10 @@ impl From<ClusterError> for DataFusionError {
 type Result<T, E = ClusterError> = std::result::Result<T, E>;
 type Client = SchedulerGrpcClient<Channel>;
 
+/// How long a query waits for a scheduler that is about to start.
+const WAIT_FOR_SCHEDULER: Duration = Duration::from_secs(5);
+/// How long the network may take.
+const CONNECT: Duration = Duration::from_secs(10);
 /// How long a query waits for the first executor of a cluster that is about to start.
 const WAIT_FOR_EXECUTORS: Duration = Duration::from_secs(30);
 /// The pause before the scheduler is asked again: short at first, as short queries are many.
@@ -186,11 +190,19 @@ impl Cluster {
         Ok(Job { id, scheduler, address: self.address.clone(), computed: false })
     }
 
+    /// Waits a little for a scheduler that is about to start.
     async fn connect(&self) -> Result<Client> {
         let unreachable = |reason: String| ClusterError::Unreachable { scheduler: self.address.clone(), reason };
         let endpoint = create_grpc_client_endpoint(format!("http://{}", self.address), None);
-        let endpoint = endpoint.map_err(|e| unreachable(e.to_string()))?.connect_timeout(Duration::from_secs(10));
-        let channel = endpoint.connect().await.map_err(|e| unreachable(innermost(&e)))?;
+        let endpoint = endpoint.map_err(|e| unreachable(e.to_string()))?.connect_timeout(CONNECT);
+        let deadline = tokio::time::Instant::now() + WAIT_FOR_SCHEDULER;
+        let channel = loop {
+            match endpoint.connect().await {
+                Ok(channel) => break channel,
+                Err(e) if tokio::time::Instant::now() > deadline => return Err(unreachable(innermost(&e))),
+                Err(_) => tokio::time::sleep(LONGEST_PAUSE).await,
+            }
+        };
         let client = SchedulerGrpcClient::new(channel).max_decoding_message_size(MESSAGE_BYTES as usize);
         Ok(client.max_encoding_message_size(MESSAGE_BYTES as usize))
     }

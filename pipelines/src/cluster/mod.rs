@@ -51,10 +51,10 @@ const SPLIT_BYTES: usize = 64 << 10;
 const RESULT_SECONDS: u64 = 24 * 3600;
 
 /// Seconds between two signs of life of an executor.
-const HEARTBEAT: u64 = 5;
+const HEARTBEAT: u64 = 3;
 
 /// Seconds without a sign of life after which an executor is taken for dead, and its tasks are given to others.
-const EXECUTOR_TIMEOUT: u64 = 20;
+const EXECUTOR_TIMEOUT: u64 = 15;
 
 /// `HOST:PORT`
 #[derive(Debug, Clone, PartialEq, Eq)]

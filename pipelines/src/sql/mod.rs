@@ -96,6 +96,7 @@ pub struct Answer {
 pub struct Sql {
     context: SessionContext,
     stores: Stores,
+    on_cluster: bool,
 }
 
 impl std::fmt::Debug for Sql {
@@ -129,6 +130,10 @@ impl Sql {
         let files = Arc::new(Files::new(stores));
         #[cfg(feature = "cluster")]
         let cluster = settings.cluster.clone().map(|address| Cluster::new(address, stores));
+        #[cfg(feature = "cluster")]
+        let on_cluster = cluster.is_some();
+        #[cfg(not(feature = "cluster"))]
+        let on_cluster = false;
         let mut builder = SessionStateBuilder::new()
             .with_config(SessionConfig::new().with_information_schema(true))
             .with_runtime_env(runtime)
@@ -143,7 +148,7 @@ impl Sql {
         let tables = Arc::clone(context.state().catalog_list());
         context.register_catalog_list(Arc::new(DynamicFileCatalog::new(tables, Arc::clone(&files) as _)));
         files.belong_to(context.state_weak_ref());
-        Ok(Self { context, stores: stores.clone() })
+        Ok(Self { context, stores: stores.clone(), on_cluster })
     }
 
     /// The statements in a text.
@@ -172,11 +177,21 @@ impl Sql {
         if show.format == Format::Parquet {
             return self.parquet(frame, watch, out).await;
         }
-        let (plan, stream) = self.start(frame).await?;
+        let (plan, stream) = self.start(self.shortened(frame, show)?).await?;
         let printer = Printer::new(show.format, stream.schema(), show.max_rows, out)?;
         let answer = written(&plan, stream, printer, watch).await;
         watch.finish();
         answer
+    }
+
+    /// A cluster computes all rows before it gives the first: no more than a table shows, and one to know of more.
+    fn shortened(&self, frame: DataFrame, show: Show) -> Result<DataFrame> {
+        use LogicalPlan::{Analyze, Copy, Dml, Explain};
+        let is_query = !matches!(frame.logical_plan(), Explain(_) | Analyze(_) | Copy(_) | Dml(_));
+        match self.on_cluster && show.format == Format::Table && is_query {
+            true => frame.limit(0, Some(show.max_rows.saturating_add(1))).map_err(sql_error),
+            false => Ok(frame),
+        }
     }
 
     /// Parquet as COPY writes it, by way of a temporary file: its footer comes last and its writer wants a store.

@@ -1,0 +1,315 @@
+//! `elmo cluster`: a scheduler and executors as processes of their own, on loopback. What a cluster gives is compared with
+//! what one process gives, to the byte.
+
+use std::{
+    fs,
+    io::{BufRead, BufReader},
+    process::{Child, Command, Stdio},
+    sync::{Arc, Mutex},
+    thread,
+    time::{Duration, Instant},
+};
+
+use crate::place::{Ended, Place};
+
+/// A process that says when it is ready.
+struct Node {
+    child: Child,
+    said: Arc<Mutex<String>>,
+    address: String,
+}
+
+impl Node {
+    fn start(place: &Place, words: &str) -> Self {
+        let mut node = Self::spawn(place, words);
+        node.wait_for("ready");
+        let said = node.said();
+        let at = said.lines().find(|line| line.contains(": ready")).unwrap().to_owned();
+        node.address = at.split(" at ").nth(1).unwrap().split(": ready").next().unwrap().to_owned();
+        node
+    }
+
+    fn spawn(place: &Place, words: &str) -> Self {
+        Self::spawn_as(place.elmo(), words)
+    }
+
+    fn spawn_as(mut command: Command, words: &str) -> Self {
+        command.args(words.split_whitespace()).stdout(Stdio::null()).stderr(Stdio::piped());
+        let mut child = command.spawn().unwrap();
+        let (said, heard) = (Arc::<Mutex<String>>::default(), BufReader::new(child.stderr.take().unwrap()));
+        let all = Arc::clone(&said);
+        thread::spawn(move || {
+            for line in heard.lines().map_while(Result::ok) {
+                all.lock().unwrap().push_str(&(line + "\n"));
+            }
+        });
+        Self { child, said, address: String::new() }
+    }
+
+    fn said(&self) -> String {
+        self.said.lock().unwrap().clone()
+    }
+
+    fn wait_for(&mut self, words: &str) {
+        let began = Instant::now();
+        while !self.said().contains(words) {
+            assert!(began.elapsed() < Duration::from_secs(60), "{words} was never said: {}", self.said());
+            assert_eq!(self.child.try_wait().unwrap(), None, "{}", self.said());
+            thread::sleep(Duration::from_millis(20));
+        }
+    }
+
+    fn signal(&self, signal: &str) {
+        Command::new("kill").args([signal, &self.child.id().to_string()]).status().unwrap();
+    }
+}
+
+impl Drop for Node {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+/// A scheduler and two executors of one thread each.
+struct Cluster {
+    scheduler: Node,
+    executors: Vec<Node>,
+}
+
+impl Cluster {
+    fn start(place: &Place) -> Self {
+        let scheduler = Node::start(place, "cluster scheduler --bind 127.0.0.1:0");
+        let words = format!("cluster executor --threads 1 --slots 2 --scheduler {}", scheduler.address);
+        let executors = (0..2).map(|_| Node::start(place, &words)).collect();
+        Self { scheduler, executors }
+    }
+
+    /// `elmo sql` on the cluster.
+    fn sql(&self, place: &Place, words: &[&str]) -> Ended {
+        let cluster = ["--cluster", &self.scheduler.address];
+        sql(place, &[&cluster, words].concat())
+    }
+}
+
+fn sql(place: &Place, words: &[&str]) -> Ended {
+    let output = place.elmo().args(["sql", "-q"]).args(words).output().unwrap();
+    let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
+    Ended { code: output.status.code(), out: text(&output.stdout), err: text(&output.stderr) }
+}
+
+/// Texts that are all different, by a plain generator of numbers.
+fn texts(rows: usize, words: usize) -> String {
+    let mut state = 1_u64;
+    let mut word = || {
+        state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        let letters = b"etaoinshrdlu";
+        let letter = |n: u64| letters[((state >> (8 + 4 * n)) % 12) as usize] as char;
+        (0..2 + (state >> 60) % 6).map(letter).collect::<String>()
+    };
+    let mut line = |id| {
+        let text: Vec<String> = (0..words).map(|_| word()).collect();
+        format!("{{\"id\": {id}, \"text\": \"{}.\"}}\n", text.join(" "))
+    };
+    (0..rows).map(&mut line).collect()
+}
+
+/// Statements of every kind: scans, sorts, limits, groups, joins, subqueries, windows, unions, tables of rows, lines.
+const STATEMENTS: [&str; 17] = [
+    "SELECT id, elmo_embed(text) AS v FROM 'reviews.jsonl'",
+    "SELECT id, elmo_embed(text) AS v FROM 'reviews.jsonl' WHERE lang = 'en' ORDER BY id DESC LIMIT 10",
+    "SELECT id % 3 AS g, count(*), elmo_centroid(elmo_embed(text)) FROM 'reviews.jsonl' GROUP BY 1 ORDER BY 1",
+    "SELECT a.id, b.id, elmo_similarity(a.text, b.text) AS s FROM 'reviews.jsonl' a JOIN 'reviews.jsonl' b \
+     ON a.id = b.id + 1 ORDER BY s DESC, 1 LIMIT 5",
+    "SELECT id, elmo_tokens(text, layers => 'all') FROM 'reviews.jsonl' WHERE id < 5 ORDER BY id",
+    "SELECT id, elmo_word(text, 0, 3), try_elmo_embed(text) FROM 'reviews.jsonl' WHERE id < 9 ORDER BY id",
+    "SELECT id, CASE WHEN id % 2 = 0 THEN elmo_embed(text, state => 'warm') END FROM 'reviews.jsonl' ORDER BY id",
+    "SET elmo.rules = false; SELECT id, elmo_embed(text, pooling => 'max') FROM 'reviews.jsonl' ORDER BY id LIMIT 3",
+    "SELECT elmo_embed('It rained.')",
+    "CREATE TABLE t AS SELECT id, text FROM 'reviews.jsonl'; SELECT id, elmo_embed(text) FROM t ORDER BY id",
+    "SELECT id FROM 'reviews.jsonl' WHERE id NOT IN (SELECT id FROM 'reviews.jsonl' WHERE id > 7) ORDER BY id",
+    "SELECT id, row_number() OVER (ORDER BY elmo_embed(text)[1], id) FROM 'reviews.jsonl' ORDER BY id",
+    "SELECT id FROM 'reviews.jsonl' WHERE elmo_embed(text)[1] < (SELECT avg(elmo_embed(text)[1]) FROM 'reviews.jsonl') \
+     ORDER BY id",
+    "SELECT text, elmo_embed(text) FROM 'lines/*.txt' ORDER BY text",
+    "SELECT count(*) FROM 'lines/*.txt'",
+    "SELECT id, elmo_embed(text) FROM 'reviews.jsonl' UNION ALL SELECT -1, elmo_embed(text) FROM 'lines/*.txt' ORDER BY 1, 2",
+    "SELECT v.id, elmo_cosine(v.v, elmo_embed('A good book.')) FROM (SELECT id, elmo_embed(text) AS v FROM many.t) v \
+     WHERE v.id < 40 ORDER BY v.id",
+];
+
+#[test]
+fn a_cluster_gives_what_one_process_gives() {
+    let place = Place::new();
+    place.write("lines/a.txt", "One line.\nTwo lines.\n");
+    place.write("lines/b.txt", "Another file.\n\nThree lines.\n");
+    place.write("many.jsonl", texts(1500, 30));
+    let cluster = Cluster::start(&place);
+    for statement in STATEMENTS {
+        let statement = statement.replace("many.t", "'many.jsonl'");
+        let there = cluster.sql(&place, &["--format", "csv", "-c", &statement]);
+        let here = sql(&place, &["--format", "csv", "-c", &statement]);
+        assert_eq!((there.code, there.err.as_str()), (Some(0), ""), "{statement}");
+        assert_eq!(there.out, here.out, "{statement}");
+    }
+    // A file of 250 KiB is cut into parts, and both executors had some.
+    for executor in &cluster.executors {
+        assert!(executor.said().contains("this model is untrained"), "{}", executor.said());
+    }
+    // Vectors keep their type, encoding and footer: the whole file is the same.
+    for format in ["parquet", "arrow"] {
+        let copy = |name: &str| {
+            format!("COPY (SELECT id, elmo_embed(text) AS v FROM 'reviews.jsonl' ORDER BY id) TO '{name}.{format}'")
+        };
+        assert_eq!(cluster.sql(&place, &["-c", &copy("there")]).code, Some(0));
+        assert_eq!(sql(&place, &["-c", &copy("here")]).code, Some(0));
+        let read = |name: &str| fs::read(place.path(&format!("{name}.{format}"))).unwrap();
+        assert!(read("there") == read("here"), "{format}");
+    }
+    // A table stops at its last row, and says so.
+    let words = ["--cluster", &cluster.scheduler.address, "--max-rows", "2", "-c", "SELECT id FROM 'reviews.jsonl'"];
+    let shown = place.elmo().arg("sql").args(words).output().unwrap();
+    let err = String::from_utf8(shown.stderr).unwrap();
+    assert!(err.contains("the first 2 rows; --max-rows shows more"), "{err}");
+    // EXPLAIN ANALYZE has the operator's counts.
+    let analysed = cluster.sql(&place, &["-c", "EXPLAIN ANALYZE SELECT elmo_embed(text) FROM 'reviews.jsonl'"]);
+    assert!(analysed.out.contains("EmbedExec") && analysed.out.contains("padding_ratio"), "{analysed:?}");
+    embedding_goes_on_here_and_there(&place, &cluster);
+    mistakes(&place, &cluster);
+}
+
+/// Files of a bulk job are the same to the byte, and a job that one began the other finishes.
+fn embedding_goes_on_here_and_there(place: &Place, cluster: &Cluster) {
+    let address = &cluster.scheduler.address;
+    let job = "embed -q --model tiny --input many.jsonl --keep id --rows-per-file 400";
+    for (name, settings) in [
+        ("plain", ""),
+        ("tokens", "--level token --layers all --boundaries --list-type list"),
+        ("bad", "--on-long error --max-tokens 29 --on-error skip --state warm"),
+    ] {
+        let there = place.run(&format!("{job} {settings} --output {name}-there --cluster {address} --json"));
+        let here = place.run(&format!("{job} {settings} --output {name}-here --json"));
+        assert_eq!(there.code, here.code, "{name}: {there:?}");
+        for counted in ["rows_in", "rows_out", "tokens", "sentences", "errors", "skipped", "empty", "nulls"] {
+            assert_eq!(there.json()[counted], here.json()[counted], "{name}: {counted}");
+        }
+        for part in 0..4 {
+            let read = |end| fs::read(place.path(&format!("{name}-{end}/part-0000{part}.parquet"))).unwrap();
+            assert!(read("there") == read("here"), "{name}: part {part}");
+        }
+    }
+    // What the cluster made, one process mends: the same job to both.
+    fs::remove_file(place.path("plain-there/part-00002.parquet")).unwrap();
+    place.exits(&format!("{job} --output plain-there"), 0);
+    let read = |end| fs::read(place.path(&format!("plain-{end}/part-00002.parquet"))).unwrap();
+    assert!(read("there") == read("here"));
+    let failed = place.exits(&format!("{job} --max-tokens 29 --on-long error --output no --cluster {address}"), 3);
+    let alone = place.exits(&format!("{job} --max-tokens 29 --on-long error --output no"), 3);
+    assert_eq!(failed.err, alone.err);
+    let carried = "--state carry --batch-rows 4 --sentences off --on-long truncate";
+    let carried = place.exits(&format!("{job} --output no --cluster {address} {carried}"), 2);
+    assert!(carried.err.contains("state carry needs all rows in one process"), "{carried:?}");
+}
+
+/// Errors say what is wrong where, with the exit code of a single process.
+fn mistakes(place: &Place, cluster: &Cluster) {
+    let address = &cluster.scheduler.address;
+    let same = [
+        "SELECT elmo_embed(text, layers => 9) FROM 'reviews.jsonl'",
+        "SELECT elmo_embed(text, on_long => 'error', sentences => 'off') FROM 'long.jsonl'",
+        "SELECT 1 / (id - 7) FROM 'reviews.jsonl'",
+        "SELECT elmo_embed(text) FROM 'nothing.jsonl'",
+    ];
+    place.write("long.jsonl", format!("{{\"text\": \"b\"}}\n{{\"text\": \"{}\"}}\n", "a ".repeat(600)));
+    for statement in same {
+        let (there, here) = (cluster.sql(place, &["-c", statement]), sql(place, &["-c", statement]));
+        assert_eq!((there.code, there.err), (here.code, here.err), "{statement}");
+    }
+    let says = |ended: Ended, code: i32, words: &str| {
+        assert_eq!(ended.code, Some(code), "{ended:?}");
+        assert!(ended.err.contains(words), "{words}: {ended:?}");
+    };
+    let mixed = "SELECT r.id, elmo_embed(r.text) FROM 'reviews.jsonl' r, information_schema.tables";
+    says(cluster.sql(place, &["-c", mixed]), 2, "cannot run on a cluster");
+    let query = "SELECT elmo_embed(text) FROM 'reviews.jsonl' LIMIT 1";
+    says(cluster.sql(place, &["--precision", "bf16", "-c", query]), 2, "computes in f32, and the query asks for bf16");
+    let embed = format!("embed -q --model tiny --input reviews.jsonl --output no --cluster {address} --precision bf16");
+    says(place.run(&embed), 2, "start all with the same --precision");
+    // Executors compare what they find with what the client planned with: here a note that was made wrong by hand.
+    place.exits("model convert tiny other --to safetensors", 0);
+    let weights = place.path("other/weights.safetensors");
+    let mut bytes = fs::read(&weights).unwrap();
+    *bytes.last_mut().unwrap() ^= 1;
+    fs::write(&weights, &bytes).unwrap();
+    // Files that were written just now are not noted.
+    thread::sleep(Duration::from_secs(4));
+    let fingerprint = ["--model", "other", "--format", "csv", "-c", "SELECT fingerprint FROM elmo_models() WHERE is_default"];
+    let fingerprint = sql(place, &fingerprint).out.lines().nth(1).unwrap().to_owned();
+    let query = ["--model", "other", "--format", "csv", "-c", "SELECT id, elmo_embed(text) FROM 'reviews.jsonl'"];
+    assert_eq!(cluster.sql(place, &query).out, sql(place, &query).out);
+    let note = fs::read_dir(place.path("cache/models/fingerprints")).unwrap().next().unwrap().unwrap().path();
+    let wrong = fs::read_to_string(&note).unwrap().replace(&fingerprint, &"0".repeat(64));
+    fs::write(&note, wrong).unwrap();
+    let planned = format!("its fingerprint is {fingerprint}, and the query was planned with {}", "0".repeat(64));
+    says(cluster.sql(place, &query), 3, &planned);
+}
+
+#[test]
+fn an_executor_that_is_killed_costs_time_and_no_row() {
+    let place = Place::new();
+    place.write("many.jsonl", texts(3000, 80));
+    let mut cluster = Cluster::start(&place);
+    let query = "SELECT count(*) AS n, sum(id) AS s, elmo_centroid(elmo_embed(text)) AS c FROM 'many.jsonl'";
+    let words = ["--format", "csv", "-c", query];
+    let here = sql(&place, &words);
+    let mut command = place.elmo();
+    command.args(["sql", "-q", "--cluster", &cluster.scheduler.address]).args(words);
+    let asked = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+    // It has begun when an executor has opened the model.
+    cluster.executors[1].wait_for("this model is untrained");
+    cluster.executors[1].child.kill().unwrap();
+    let there = asked.wait_with_output().unwrap();
+    assert_eq!(String::from_utf8(there.stderr).unwrap(), "");
+    assert_eq!(String::from_utf8(there.stdout).unwrap(), here.out);
+    // The one that is left answers the next query, and ends when it is told to, with its folder.
+    assert_eq!(cluster.sql(&place, &words).out, here.out);
+    let executor = &mut cluster.executors[0];
+    executor.signal("-TERM");
+    assert_eq!(executor.child.wait().unwrap().code(), Some(0), "{}", executor.said());
+}
+
+#[test]
+fn queries_wait_for_a_cluster_that_is_about_to_start_and_can_be_stopped() {
+    let place = Place::new();
+    place.write("many.jsonl", texts(3000, 80));
+    let nobody = place.exits("sql -q --cluster 127.0.0.1:1 -c SELECT/**/elmo_embed('a')", 5);
+    assert!(nobody.err.contains("the scheduler at 127.0.0.1:1 does not answer"), "{nobody:?}");
+    let scheduler = Node::start(&place, "cluster scheduler --bind 127.0.0.1:0");
+    let mut waiting = Node::spawn(
+        &place,
+        &format!("sql --cluster {} -c SELECT/**/elmo_embed(text)/**/FROM/**/'many.jsonl'", scheduler.address),
+    );
+    waiting.wait_for("no executor is connected to the scheduler");
+    let words = format!("cluster executor --threads 1 --slots 1 --scheduler {}", scheduler.address);
+    let mut executor = Node::start(&place, &words);
+    executor.wait_for("this model is untrained");
+    // Ctrl-C takes the query back: the executor is free for the next one at once.
+    waiting.signal("-INT");
+    assert_eq!(waiting.child.wait().unwrap().code(), Some(130), "{}", waiting.said());
+    let next = sql(&place, &["--cluster", &scheduler.address, "--format", "csv", "-c", "SELECT elmo_embed('a')[1] > 9"]);
+    assert_eq!(next.code, Some(0), "{next:?}");
+    let taken = place.exits(&format!("cluster scheduler --bind {}", scheduler.address), 2);
+    assert!(taken.err.contains("cannot listen at"), "{taken:?}");
+    // One without the model, as it works elsewhere.
+    drop(executor);
+    let mut command = place.elmo();
+    fs::create_dir(place.path("elsewhere")).unwrap();
+    command.current_dir(place.path("elsewhere"));
+    let mut other = Node::spawn_as(command, &words);
+    other.wait_for("ready");
+    place.exits("model convert tiny here --to safetensors", 0);
+    let words = ["--model", "/proc/self/cwd/here", "-c", "SELECT elmo_embed(text) FROM 'many.jsonl' LIMIT 1"];
+    let lost = sql(&place, &[["--cluster", &scheduler.address].as_slice(), &words].concat());
+    assert_eq!(lost.code, Some(3), "{lost:?}");
+    assert!(lost.err.contains("cannot open the model here: no model /proc/self/cwd/here"), "{lost:?}");
+}
