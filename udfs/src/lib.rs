@@ -57,7 +57,7 @@ pub mod plan;
 mod rewrite;
 mod text_function;
 
-pub use models::{Card, ModelError, ModelSource, Models};
+pub use models::{Card, ModelError, ModelFailed, ModelSource, Models};
 pub use plan::session::{ElmoSession, EmbedPlanner, session, session_with_config};
 
 /// Registers the scalar and aggregate functions of this crate with a session, or with any other registry. The planner

@@ -15,6 +15,22 @@ use crate::plan::memo::Memo;
 /// Why a model cannot be described or opened, in words for the user.
 pub type ModelError = Box<dyn std::error::Error + Send + Sync>;
 
+/// A model that a query needs at run time, and that is not there, cannot be opened, or is another one: in
+/// [`datafusion::error::DataFusionError::External`].
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ModelFailed(
+    /// A sentence for the user.
+    pub String,
+);
+
+impl fmt::Display for ModelFailed {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+impl std::error::Error for ModelFailed {}
+
 /// What planning needs to know of a model, and `elmo_models()` shows.
 #[derive(Debug, Clone)]
 pub struct Card {
@@ -74,7 +90,7 @@ impl ModelSource for Elmo {
     }
 
     fn precision(&self) -> Precision {
-        Elmo::precision(self)
+        Self::precision(self)
     }
 }
 

@@ -21,7 +21,7 @@ use elmo::{
 };
 
 use crate::{
-    Models,
+    ModelFailed, Models,
     args::{self, EmbedOptions, Shape},
 };
 
@@ -152,7 +152,7 @@ impl Call {
     /// Opens the model, if need be.
     pub(crate) fn embedder(&self, models: &Models) -> Result<ColumnEmbedder> {
         let made = models.embedder(self.options.model.as_deref(), &self.options.spec);
-        made.map_err(|reason| DataFusionError::Execution(format!("{}: {reason}", self.function)))
+        made.map_err(|reason| DataFusionError::External(Box::new(ModelFailed(format!("{}: {reason}", self.function)))))
     }
 
     /// Everything that decides what comes out for a text.

@@ -7,8 +7,7 @@ use clap::{Args, Subcommand, ValueHint};
 use super::{
     CommonArgs,
     args::{Bytes, EngineArgs, block_on, positive},
-    logging,
-    shutdown,
+    logging, shutdown,
 };
 use crate::{
     cluster::{Address, Executor, ExecutorSettings, Scheduler},

@@ -135,7 +135,9 @@ pub(super) fn requested() -> Result<impl Future<Output = ()>> {
 pub(super) fn ended() -> Result<impl Future<Output = ()>> {
     let mut interrupt = handler(SignalKind::interrupt())?;
     let mut terminate = handler(SignalKind::terminate())?;
-    Ok(async move { tokio::select! { _ = interrupt.recv() => {}, _ = terminate.recv() => {} } })
+    Ok(async move {
+        tokio::select! { _ = interrupt.recv() => {}, _ = terminate.recv() => {} }
+    })
 }
 
 /// A future that ends at the second signal.

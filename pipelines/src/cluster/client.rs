@@ -5,8 +5,9 @@ use std::{sync::Arc, time::Duration};
 use ballista_core::{
     client::BallistaClient,
     serde::protobuf::{
-        CancelJobParams, CleanJobDataParams, ExecuteQueryParams, ExecutorMetadata, GetJobStatusParams, KeyValuePair, PartitionLocation,
-        execute_query_failure_result, execute_query_params::Query, execute_query_result, job_status::Status, scheduler_grpc_client::SchedulerGrpcClient,
+        CancelJobParams, CleanJobDataParams, ExecuteQueryParams, ExecutorMetadata, GetJobStatusParams, KeyValuePair,
+        PartitionLocation, execute_query_failure_result, execute_query_params::Query, execute_query_result,
+        job_status::Status, scheduler_grpc_client::SchedulerGrpcClient,
     },
     utils::create_grpc_client_endpoint,
     version::insert_version_header,
@@ -289,7 +290,10 @@ impl Drop for Job {
         let (mut scheduler, job_id, computed) = (self.scheduler.clone(), self.id.clone(), self.computed);
         runtime.spawn(async move {
             let told = match computed {
-                true => scheduler.clean_job_data(CleanJobDataParams { job_id, remove_stage_ids: Vec::new() }).await.map(|_| ()),
+                true => scheduler
+                    .clean_job_data(CleanJobDataParams { job_id, remove_stage_ids: Vec::new() })
+                    .await
+                    .map(|_| ()),
                 false => scheduler.cancel_job(CancelJobParams { job_id }).await.map(|_| ()),
             };
             if let Err(status) = told {

@@ -10,7 +10,9 @@ use datafusion::{
     physical_plan::ExecutionPlan,
 };
 use datafusion_proto::physical_plan::{PhysicalExtensionCodec, PhysicalProtoConverterExtension};
-use elmo_udfs::codec::{ElmoCodec, ModelHost, SentModel, VERSION, failing, other_version, spec_from_bytes, spec_to_bytes};
+use elmo_udfs::codec::{
+    ElmoCodec, ModelHost, SentModel, VERSION, failing, other_version, spec_from_bytes, spec_to_bytes,
+};
 use serde::{Deserialize, Serialize};
 
 use super::columns::{Columns, Describe, Place, Work};

@@ -8,7 +8,7 @@ use datafusion::{
         array::{Array, ArrayRef, AsArray, FixedSizeListArray, RecordBatch, StringArray, UInt64Array},
         datatypes::{DataType, Field, FieldRef, Schema, SchemaRef, UInt64Type},
     },
-    common::{DataFusionError, Result, internal_err, plan_datafusion_err, tree_node::TreeNodeRecursion},
+    common::{DataFusionError, Result, internal_err, tree_node::TreeNodeRecursion},
     execution::{SendableRecordBatchStream, TaskContext},
     physical_expr::{EquivalenceProperties, Partitioning, PhysicalExpr},
     physical_plan::{
@@ -18,7 +18,10 @@ use datafusion::{
     },
 };
 use elmo::{ColumnEmbedder, ColumnLayout, ColumnStats, EmbedSpec, EmbeddedColumns};
-use elmo_udfs::codec::{ModelHost, SentModel};
+use elmo_udfs::{
+    ModelFailed,
+    codec::{ModelHost, SentModel},
+};
 use futures::{StreamExt, TryStreamExt};
 
 /// Batches under way at once in a task.
@@ -40,14 +43,14 @@ impl Work {
     async fn embedder(&self, host: Arc<dyn ModelHost>) -> Result<ColumnEmbedder> {
         let work = self.clone();
         let opened = tokio::task::spawn_blocking(move || {
-            let elmo = work.model.open(host.as_ref()).map_err(|e| plan_datafusion_err!("{e}"))?;
+            let elmo = work.model.open(host.as_ref()).map_err(|e| model_failed(e.to_string()))?;
             let embedder = ColumnEmbedder::new(&elmo, work.spec.clone()).map_err(external)?;
             match work.expected.is_empty() || work.expected == described(&embedder) {
                 true => Ok(embedder),
                 false => Err(other(&work.expected, &described(&embedder), &host.name())),
             }
         });
-        opened.await.unwrap_or_else(|e| Err(plan_datafusion_err!("the model was not opened: {e}")))
+        opened.await.unwrap_or_else(|e| Err(model_failed(format!("the model was not opened: {e}"))))
     }
 
     fn layout(&self) -> Result<ColumnLayout> {
@@ -61,7 +64,11 @@ fn other(expected: &[(String, String)], here: &[(String, String)], host: &str) -
     let differs = here.iter().find(|pair| !expected.contains(pair));
     let (key, value) = differs.cloned().unwrap_or_default();
     let theirs = expected.iter().find(|(there, _)| *there == key).map_or("", |(_, value)| value);
-    plan_datafusion_err!("{host} has {key} {value:?}, and another executor {theirs:?}: start all of them alike")
+    model_failed(format!("{host} has {key} {value:?}, and another executor {theirs:?}: start all of them alike"))
+}
+
+fn model_failed(reason: String) -> DataFusionError {
+    DataFusionError::External(Box::new(ModelFailed(reason)))
 }
 
 fn external(error: elmo::Error) -> DataFusionError {
@@ -147,13 +154,8 @@ fn to_batch(schema: SchemaRef, done: EmbeddedColumns) -> Result<RecordBatch> {
     counts.iter_mut().zip(all).for_each(|(count, number)| *count = number as u64);
     let counts = Arc::new(UInt64Array::from(counts));
     let counts = FixedSizeListArray::try_new(counts_item(), COUNTS as i32, counts, None)?;
-    let columns: Vec<ArrayRef> = vec![
-        done.vectors,
-        Arc::new(done.truncated),
-        Arc::new(done.error),
-        Arc::new(done.tokens),
-        Arc::new(counts),
-    ];
+    let columns: Vec<ArrayRef> =
+        vec![done.vectors, Arc::new(done.truncated), Arc::new(done.error), Arc::new(done.tokens), Arc::new(counts)];
     Ok(RecordBatch::try_new(schema, columns)?)
 }
 

@@ -45,8 +45,10 @@ impl ExecutionEngine for Engine {
         work_dir: &str,
         config: &SessionConfig,
     ) -> Result<Arc<dyn QueryStageExecutor>> {
-        let stage =
-            self.0.create_query_stage_exec(job_id, stage_id, task_id, partitions, plan, work_dir, config).map_err(carried)?;
+        let stage = self
+            .0
+            .create_query_stage_exec(job_id, stage_id, task_id, partitions, plan, work_dir, config)
+            .map_err(carried)?;
         Ok(Arc::new(Stage(stage)))
     }
 }
@@ -62,7 +64,11 @@ impl fmt::Display for Stage {
 
 #[async_trait]
 impl QueryStageExecutor for Stage {
-    async fn execute_query_stage(&self, task_id: usize, context: Arc<TaskContext>) -> Result<Vec<ShuffleWritePartition>> {
+    async fn execute_query_stage(
+        &self,
+        task_id: usize,
+        context: Arc<TaskContext>,
+    ) -> Result<Vec<ShuffleWritePartition>> {
         self.0.execute_query_stage(task_id, context).await.map_err(carried)
     }
 

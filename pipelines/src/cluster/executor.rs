@@ -22,7 +22,10 @@ use elmo_udfs::{
 };
 use tokio::runtime::Handle;
 
-use super::{Address, HEARTBEAT, MESSAGE_BYTES, RESULT_SECONDS, codec::ClusterCodec, engine::Engine, scheduler::failed, session_config};
+use super::{
+    Address, HEARTBEAT, MESSAGE_BYTES, RESULT_SECONDS, codec::ClusterCodec, engine::Engine, scheduler::failed,
+    session_config,
+};
 use crate::{
     error::{Error, Result},
     models::{LazyModel, ModelSpec},
@@ -144,7 +147,8 @@ impl Executor {
     /// [`Error::Failed`] with what Ballista says.
     pub async fn serve(self, ready: impl FnOnce()) -> Result<()> {
         let Self { config, _temporary } = self;
-        let (scheduler, health) = (format!("{}:{}", config.scheduler_host, config.scheduler_port), config.health.clone());
+        let (scheduler, health) =
+            (format!("{}:{}", config.scheduler_host, config.scheduler_port), config.health.clone());
         let serving = start_executor_process(Arc::new(config));
         tokio::pin!(serving);
         let served = tokio::select! {

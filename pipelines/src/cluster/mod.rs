@@ -27,13 +27,13 @@ use ballista_core::extension::SessionConfigExt;
 use datafusion::prelude::SessionConfig;
 use elmo_udfs::plan::config::ElmoConfig;
 
+pub(crate) use self::stage::cluster_error;
 pub use self::{
     client::{Cluster, ClusterError},
     executor::{Executor, ExecutorSettings},
     scheduler::Scheduler,
     stage::ClusterStage,
 };
-pub(crate) use self::stage::cluster_error;
 
 /// Where a scheduler listens unless told otherwise.
 pub const SCHEDULER_PORT: u16 = 50050;

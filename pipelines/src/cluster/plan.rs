@@ -14,11 +14,9 @@ use datafusion::{
     datasource::{
         memory::MemorySourceConfig, physical_plan::FileScanConfig, sink::DataSinkExec, source::DataSourceExec,
     },
-    execution::{
-        SendableRecordBatchStream, TaskContext, context::QueryPlanner, session_state::SessionStateBuilder,
-    },
+    execution::{SendableRecordBatchStream, TaskContext, context::QueryPlanner, session_state::SessionStateBuilder},
     logical_expr::LogicalPlan,
-    physical_expr::{EquivalenceProperties, PhysicalExpr},
+    physical_expr::{EquivalenceProperties, PhysicalExpr, ScalarFunctionExpr},
     physical_plan::{
         DisplayAs, DisplayFormatType, ExecutionPlan, ExecutionPlanProperties, Partitioning, PlanProperties,
         coalesce_partitions::CoalescePartitionsExec,
@@ -100,6 +98,13 @@ fn belongs_there(plan: &Arc<dyn ExecutionPlan>) -> Result<bool> {
     let mut local = None;
     plan.apply(|node| {
         work |= node.name() == elmo_udfs::plan::EXEC_NAME || node.is::<LinesExec>();
+        node.apply_expressions(&mut |expr| {
+            expr.apply(|part| {
+                let call = part.downcast_ref::<ScalarFunctionExpr>();
+                work |= call.is_some_and(|call| elmo_udfs::functions::embeds(call.fun()));
+                Ok(TreeNodeRecursion::Continue)
+            })
+        })?;
         if node.children().is_empty() {
             match leaf(node) {
                 Leaf::Files => work = true,

@@ -10,11 +10,8 @@ use arrow::{
 };
 use async_trait::async_trait;
 use datafusion::{
-    common::DataFusionError,
-    datasource::memory::MemorySourceConfig,
-    execution::SendableRecordBatchStream,
-    physical_plan::ExecutionPlan,
-    prelude::SessionConfig,
+    common::DataFusionError, datasource::memory::MemorySourceConfig, execution::SendableRecordBatchStream,
+    physical_plan::ExecutionPlan, prelude::SessionConfig,
 };
 use elmo::{
     ColumnLayout, EmbedSpec, EmbeddedColumns,
@@ -149,8 +146,7 @@ impl Stage for ClusterStage {
             }
             judged(from_batch(&whole), on_error)
         });
-        let done = AbortOnDrop(done);
-        Ok(Box::pin(async move { done.await }))
+        Ok(Box::pin(AbortOnDrop(done)))
     }
 
     fn device(&self) -> String {
@@ -194,10 +190,7 @@ impl Drop for AbortOnDrop {
 impl Future for AbortOnDrop {
     type Output = elmo::Result<EmbeddedColumns>;
 
-    fn poll(
-        mut self: std::pin::Pin<&mut Self>,
-        context: &mut std::task::Context<'_>,
-    ) -> std::task::Poll<Self::Output> {
+    fn poll(mut self: std::pin::Pin<&mut Self>, context: &mut std::task::Context<'_>) -> std::task::Poll<Self::Output> {
         // It dies only with the runtime, or of a defect that was reported where it happened.
         std::pin::Pin::new(&mut self.0).poll(context).map(|done| done.unwrap_or(Err(elmo::Error::Closed)))
     }

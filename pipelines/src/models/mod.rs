@@ -20,12 +20,12 @@ use std::{
 use elmo::ModelData;
 use thiserror::Error;
 
+pub(crate) use self::lazy::LazyModel;
 pub use self::{
     cache::Cache,
     fingerprints::Fingerprints,
     magic::{Role, WrongContent},
 };
-pub(crate) use self::lazy::LazyModel;
 use crate::{
     error::Exit,
     redact::redact,

@@ -87,6 +87,9 @@ fn of_external(error: &(dyn std::error::Error + Send + Sync + 'static)) -> Exit 
     if let Some(error) = error.downcast_ref::<elmo::Error>() {
         return exit_of_kind(error.kind());
     }
+    if error.is::<elmo_udfs::ModelFailed>() {
+        return Exit::Model;
+    }
     if let Some(error) = error.downcast_ref::<crate::source::SourceError>() {
         return exit_of_source(error);
     }

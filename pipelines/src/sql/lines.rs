@@ -10,7 +10,9 @@ use arrow::{
 use async_trait::async_trait;
 use datafusion::{
     catalog::{Session, TableProvider},
-    common::{DataFusionError, Result, internal_err, plan_datafusion_err, project_schema, tree_node::TreeNodeRecursion},
+    common::{
+        DataFusionError, Result, internal_err, plan_datafusion_err, project_schema, tree_node::TreeNodeRecursion,
+    },
     execution::{SendableRecordBatchStream, TaskContext},
     logical_expr::{Expr, TableType},
     physical_expr::{EquivalenceProperties, Partitioning, PhysicalExpr},

@@ -33,21 +33,18 @@ use datafusion::{
 use elmo_udfs::{ElmoSession, ModelSource, Statement};
 use futures::StreamExt;
 
-use self::{
-    files::Files,
-    print::Printer,
-};
-pub use self::{
-    print::{Format, Out},
-    repl::{COMMANDS, Command, Repl, Typed, default_history},
-};
+#[cfg(not(feature = "cluster"))]
+use self::{error::sql_error, files::Registry};
 #[cfg(feature = "cluster")]
 pub(crate) use self::{
     error::{judged, sql_error},
     files::Registry,
 };
-#[cfg(not(feature = "cluster"))]
-use self::{error::sql_error, files::Registry};
+use self::{files::Files, print::Printer};
+pub use self::{
+    print::{Format, Out},
+    repl::{COMMANDS, Command, Repl, Typed, default_history},
+};
 #[cfg(feature = "cluster")]
 use crate::cluster::Cluster;
 use crate::{

@@ -203,11 +203,7 @@ impl ElmoCodec {
         Ok((node.name.clone(), Arc::new(model)))
     }
 
-    fn embed_node(
-        &self,
-        exec: &EmbedExec,
-        converter: &dyn PhysicalProtoConverterExtension,
-    ) -> Result<EmbedNode> {
+    fn embed_node(&self, exec: &EmbedExec, converter: &dyn PhysicalProtoConverterExtension) -> Result<EmbedNode> {
         let (bound, stops_early) = exec.parts();
         let mut models = Vec::new();
         let mut calls = Vec::new();

@@ -10,7 +10,9 @@ use datafusion::{
     execution::{SendableRecordBatchStream, TaskContext},
     logical_expr::{ColumnarValue, ScalarFunctionArgs, ScalarUDF, ScalarUDFImpl, Signature, Volatility},
     physical_expr::{EquivalenceProperties, PhysicalExpr},
-    physical_plan::{DisplayAs, DisplayFormatType, ExecutionPlan, ExecutionPlanProperties, PlanProperties, empty::EmptyExec},
+    physical_plan::{
+        DisplayAs, DisplayFormatType, ExecutionPlan, ExecutionPlanProperties, PlanProperties, empty::EmptyExec,
+    },
 };
 
 /// An operator that adds columns, and fails.
@@ -22,8 +24,7 @@ pub(super) fn operator(
     let fields = input.schema().fields().iter().chain(added.fields()).map(Arc::clone).collect::<Vec<_>>();
     let schema: SchemaRef = Arc::new(Schema::new(fields));
     let (partitions, emission) = (input.output_partitioning().clone(), input.pipeline_behavior());
-    let properties =
-        PlanProperties::new(EquivalenceProperties::new(schema), partitions, emission, input.boundedness());
+    let properties = PlanProperties::new(EquivalenceProperties::new(schema), partitions, emission, input.boundedness());
     Ok(Arc::new(RefusedExec { input: Arc::clone(input), added: added.clone(), reason, properties: properties.into() }))
 }
 

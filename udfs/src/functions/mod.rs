@@ -90,8 +90,13 @@ pub const NAMES: [&str; 12] = [
 pub(crate) const SHAPES: [Shape; 5] =
     [elmo_embed::SHAPE, elmo_tokens::SHAPE, elmo_word::SHAPE, try_elmo_embed::SHAPE, elmo_similarity::SHAPE];
 
+/// Whether a function embeds texts, and so needs models.
+#[must_use]
+pub fn embeds(function: &ScalarUDF) -> bool {
+    models(function).is_some()
+}
+
 /// The models that a function may use, if it uses any.
-#[cfg(feature = "codec")]
 pub(crate) fn models(function: &ScalarUDF) -> Option<&Models> {
     let inner = function.inner().as_ref() as &dyn std::any::Any;
     let of_texts = text_function(function).map(|(function, _)| &function.models);
