@@ -15,7 +15,7 @@ use std::{
 
 use datafusion::{
     arrow::datatypes::{FieldRef, Schema},
-    common::{Result, exec_datafusion_err, internal_datafusion_err, plan_datafusion_err, plan_err},
+    common::{DataFusionError, Result, exec_datafusion_err, internal_datafusion_err, plan_datafusion_err, plan_err},
     execution::TaskContext,
     logical_expr::{AggregateUDF, HigherOrderUDF, ScalarUDF, WindowUDF},
     physical_plan::ExecutionPlan,
@@ -308,7 +308,7 @@ fn kind_name(kind: Kind) -> String {
     Kind::NAMED.iter().find(|(_, there)| *there == kind).map(|(name, _)| (*name).to_owned()).unwrap_or_default()
 }
 
-fn missing(what: &str) -> datafusion::error::DataFusionError {
+fn missing(what: &str) -> DataFusionError {
     internal_datafusion_err!("a message of elmo without {what}")
 }
 
@@ -466,5 +466,211 @@ impl PhysicalExtensionCodec for ElmoCodec {
 
     fn try_encode_higher_order_function(&self, function: &HigherOrderUDF, buffer: &mut Vec<u8>) -> Result<()> {
         self.inner.try_encode_higher_order_function(function, buffer)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use datafusion::{
+        arrow::{
+            array::{ArrayRef, RecordBatch, StringArray},
+            datatypes::{DataType, Field},
+        },
+        common::tree_node::{TreeNode, TreeNodeRecursion},
+        execution::TaskContext,
+        physical_plan::{collect, displayable},
+        prelude::SessionContext,
+    };
+    use datafusion_proto::{
+        physical_plan::{AsExecutionPlan, DefaultPhysicalExtensionCodec},
+        protobuf::PhysicalPlanNode,
+    };
+    use elmo::{
+        Elmo,
+        spec::{Layers, Level, OnError, StateMode},
+    };
+
+    use super::*;
+
+    fn elmo() -> Elmo {
+        Elmo::from_data(elmo::ModelData::tiny(), &elmo::EmbedderSettings::default()).unwrap()
+    }
+
+    /// The built-in model, by an address.
+    #[derive(Debug)]
+    struct Tiny;
+
+    impl ModelSource for Tiny {
+        fn describe(&self) -> Result<Card, ModelError> {
+            elmo().describe()
+        }
+
+        fn address(&self) -> Option<String> {
+            Some("tiny".to_owned())
+        }
+
+        fn open(&self) -> Result<Elmo, ModelError> {
+            Ok(elmo())
+        }
+    }
+
+    #[derive(Debug)]
+    struct Here {
+        late: bool,
+    }
+
+    impl ModelHost for Here {
+        fn open(&self, model: &SentModel) -> Result<Elmo, ModelError> {
+            assert_eq!(model.address, "tiny");
+            Ok(elmo())
+        }
+
+        fn name(&self) -> String {
+            "this test".to_owned()
+        }
+
+        fn fails_late(&self) -> bool {
+            self.late
+        }
+    }
+
+    fn codec(late: bool) -> ElmoCodec {
+        ElmoCodec::new(Arc::new(DefaultPhysicalExtensionCodec {}), Arc::new(Here { late }))
+    }
+
+    fn context() -> SessionContext {
+        let models = Models::lazy("small", [("small".to_owned(), Arc::new(Tiny) as Arc<dyn ModelSource>)]);
+        let context = crate::session(&models);
+        let texts: ArrayRef = Arc::new(StringArray::from(vec![Some("It rained."), None, Some("We stayed in.")]));
+        context.register_batch("t", RecordBatch::try_from_iter([("text", texts)]).unwrap()).unwrap();
+        context
+    }
+
+    async fn plan(query: &str) -> (Arc<dyn ExecutionPlan>, Arc<TaskContext>) {
+        let context = context();
+        let plan = crate::sql(&context, query).await.unwrap().create_physical_plan().await.unwrap();
+        (plan, context.task_ctx())
+    }
+
+    fn travelled(plan: Arc<dyn ExecutionPlan>, tasks: &TaskContext) -> Arc<dyn ExecutionPlan> {
+        let bytes = PhysicalPlanNode::try_from_physical_plan(plan, &codec(false)).unwrap().encode_to_vec();
+        let node = PhysicalPlanNode::try_decode(&bytes).unwrap();
+        // Twice, as the scheduler hands it on.
+        let there = node.try_into_physical_plan(tasks, &codec(false)).unwrap();
+        let again = PhysicalPlanNode::try_from_physical_plan(there, &codec(false)).unwrap();
+        again.try_into_physical_plan(tasks, &codec(true)).unwrap()
+    }
+
+    #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+    async fn a_plan_that_travelled_gives_the_same() {
+        for query in [
+            "SELECT elmo_embed(text, layers => 'top', state => 'warm') AS v, elmo_tokens(text) AS t FROM t",
+            "SELECT try_elmo_embed(text, model => 'small') AS v FROM t",
+            "SELECT elmo_embed('a constant') AS v",
+            "SELECT elmo_word(text, 0, 2) AS v, elmo_similarity(text, 'It rained.') AS s FROM t",
+            "SELECT elmo_centroid(elmo_embed(text)) AS v FROM t",
+        ] {
+            let (plan, tasks) = plan(query).await;
+            let there = travelled(Arc::clone(&plan), &tasks);
+            let show = |plan: &Arc<dyn ExecutionPlan>| displayable(plan.as_ref()).indent(true).to_string();
+            assert_eq!(show(&there), show(&plan), "{query}");
+            let (here, there) = (collect(plan, Arc::clone(&tasks)).await, collect(there, tasks).await);
+            let columns = |batches: Vec<RecordBatch>| -> Vec<Vec<ArrayRef>> {
+                batches.iter().map(|batch| batch.columns().to_vec()).collect()
+            };
+            assert_eq!(columns(here.unwrap()), columns(there.unwrap()), "{query}");
+        }
+    }
+
+    /// What functions of DataFusion lose on the way, the operator keeps: which model a column comes from.
+    #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+    async fn fields_keep_what_they_say() {
+        let (plan, tasks) = plan("SELECT elmo_embed(text) AS v FROM t").await;
+        assert_eq!(travelled(Arc::clone(&plan), &tasks).schema(), plan.schema());
+        assert!(plan.schema().field(0).metadata().contains_key("elmo.fingerprint"));
+    }
+
+    #[test]
+    fn settings_come_back() {
+        let mix = elmo::mix::ScalarMix { scalars: vec![0.1, -2.5, 1e-30], gamma: 0.7, layer_norm: true };
+        let spec = EmbedSpec {
+            level: Level::Token,
+            layers: Layers::Mix(mix),
+            boundaries: true,
+            state: StateMode::Carry,
+            batch_rows: Some(7),
+            max_tokens: 3,
+            on_error: OnError::Skip,
+            ..EmbedSpec::default()
+        };
+        for spec in [spec, EmbedSpec::default(), EmbedSpec { layers: Layers::One(2), ..EmbedSpec::default() }] {
+            assert_eq!(spec_from_bytes(&spec_to_bytes(&spec)).unwrap(), spec);
+        }
+    }
+
+    /// An operator that another version of elmo wrote.
+    async fn of_version(version: &str) -> (Vec<u8>, Arc<dyn ExecutionPlan>, Arc<TaskContext>) {
+        let (plan, tasks) = plan("SELECT elmo_embed(text) AS v FROM t").await;
+        let mut found = None;
+        plan.apply(|node| {
+            if let Some(exec) = node.downcast_ref::<EmbedExec>() {
+                let converter = datafusion_proto::physical_plan::DefaultPhysicalProtoConverter {};
+                let node = codec(false).embed_node(exec, &converter)?;
+                found = Some((EmbedNode { version: version.to_owned(), ..node }, Arc::clone(exec.children()[0])));
+            }
+            Ok(TreeNodeRecursion::Continue)
+        })
+        .unwrap();
+        let (node, input) = found.unwrap();
+        let mut bytes = Vec::new();
+        write(&mut bytes, &node).unwrap();
+        (bytes, input, tasks)
+    }
+
+    #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+    async fn another_version_is_refused_with_both_names() {
+        let (bytes, input, tasks) = of_version("9.9.9").await;
+        let converter = datafusion_proto::physical_plan::DefaultPhysicalProtoConverter {};
+        let says = |error: DataFusionError| {
+            let said = error.to_string();
+            let expected = format!("planned by elmo 9.9.9, and this test is elmo {VERSION}");
+            assert!(said.contains(&expected), "{said}");
+        };
+        let inputs = [input];
+        says(codec(false).try_decode(&bytes, &inputs, &tasks, &converter).unwrap_err());
+        let refused = codec(true).try_decode(&bytes, &inputs, &tasks, &converter).unwrap();
+        assert_eq!(refused.schema().fields().len(), inputs[0].schema().fields().len() + 1);
+        says(collect(refused, tasks).await.unwrap_err());
+        let node = FunctionNode { version: "9.9.9".to_owned(), name: "elmo_embed".to_owned(), ..Default::default() };
+        let mut bytes = Vec::new();
+        write(&mut bytes, &node).unwrap();
+        says(codec(false).try_decode_udf("elmo_embed", &bytes).unwrap_err());
+        assert_eq!(codec(true).try_decode_udf("elmo_embed", &bytes).unwrap().name(), "elmo_embed");
+    }
+
+    #[test]
+    fn torn_messages_are_errors() {
+        let mut bytes = Vec::new();
+        let model = SentModel::of("small", &Tiny).unwrap();
+        let models = vec![ModelNode::new(&model, true)];
+        let node = FunctionNode { version: VERSION.to_owned(), name: "elmo_embed".to_owned(), models, ..Default::default() };
+        write(&mut bytes, &node).unwrap();
+        assert!(codec(false).try_decode_udf("elmo_embed", &bytes).is_ok());
+        for length in MAGIC.len()..bytes.len() {
+            // Cut between two fields it may be a message; it is none of a panic.
+            let _ = codec(false).try_decode_udf("elmo_embed", &bytes[..length]);
+        }
+        assert!(codec(false).try_decode_udf("elmo_embed", b"elmo\0\xff\xff").is_err());
+        let field = Field::new("v", DataType::Utf8, true);
+        assert!(SentModel::from_bytes(field.name().as_bytes()).is_err());
+    }
+
+    /// A model that only this program has cannot be found by others.
+    #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+    async fn a_model_without_an_address_stays_here() {
+        let context = crate::session(&Models::from(elmo()));
+        let plan = crate::sql(&context, "SELECT elmo_embed('a')").await.unwrap().create_physical_plan().await.unwrap();
+        let error = PhysicalPlanNode::try_from_physical_plan(plan, &codec(false)).unwrap_err();
+        assert!(error.to_string().contains("was opened by this program"), "{error}");
     }
 }
