@@ -5,7 +5,8 @@ use std::path::{Path, PathBuf};
 use thiserror::Error;
 
 use crate::{
-    model::DeviceError, model_dir::ModelDirError, options::OptionsError, spec::SpecError, weights::WeightsError,
+    lm_head::LmHeadError, model::DeviceError, model_dir::ModelDirError, options::OptionsError, spec::SpecError,
+    weights::WeightsError,
 };
 
 /// Any error of this crate.
@@ -21,6 +22,9 @@ pub enum Error {
     /// A directory does not hold one model.
     #[error(transparent)]
     ModelDir(#[from] ModelDirError),
+    /// A model is no language model, or its vocabulary is none.
+    #[error(transparent)]
+    LmHead(#[from] LmHeadError),
     /// A setting has no such value, or two settings exclude each other.
     #[error(transparent)]
     Spec(#[from] SpecError),
@@ -80,7 +84,7 @@ impl Error {
         match self {
             Self::Spec(_) => ErrorKind::Usage,
             Self::Row { .. } | Self::Column { .. } | Self::Arrow(_) => ErrorKind::Input,
-            Self::Options(_) | Self::Weights(_) | Self::ModelDir(_) => ErrorKind::Model,
+            Self::Options(_) | Self::Weights(_) | Self::ModelDir(_) | Self::LmHead(_) => ErrorKind::Model,
             Self::Device(_) | Self::Io { .. } | Self::Elsewhere(_) | Self::Closed => ErrorKind::System,
         }
     }

@@ -43,6 +43,7 @@ pub mod embedder;
 pub mod error;
 pub mod fingerprint;
 mod layout;
+pub mod lm_head;
 pub mod mix;
 pub mod model;
 pub mod model_dir;
@@ -52,6 +53,7 @@ mod pooling;
 mod rows;
 pub mod spec;
 mod states;
+pub mod surprisal;
 pub mod text;
 mod vectors;
 pub mod weights;
@@ -85,6 +87,7 @@ struct Loaded {
     devices: Vec<model::DeviceName>,
     embedder: Embedder,
     starts: Arc<states::Starts>,
+    lm_head: lm_head::LazyHead,
     /// A handle on the first device's tensors, for work outside the engine.
     spare: Mutex<BiLm>,
 }
@@ -116,7 +119,7 @@ impl Elmo {
             check_products(&data.options)?;
         }
         let mut models: Vec<BiLm> = Vec::new();
-        let ModelData { options, weights, fingerprint, mix, warm_state, name, untrained, .. } = data;
+        let ModelData { options, weights, fingerprint, mix, warm_state, lm_head, name, untrained, .. } = data;
         for device in embedder::lanes(&devices, settings.threads) {
             let model = match models.iter().find(|model| model.device() == device) {
                 Some(there) => there.share(),
@@ -139,6 +142,7 @@ impl Elmo {
             devices,
             embedder,
             starts,
+            lm_head: lm_head::LazyHead::new(lm_head),
             spare: Mutex::new(spare),
         };
         Ok(Self { inner: Arc::new(inner) })
@@ -162,6 +166,20 @@ impl Elmo {
     /// Short name for people.
     pub fn name(&self) -> &str {
         &self.inner.name
+    }
+
+    /// Whether the model is a language model: whether its vocabulary and softmax lie beside its weights.
+    pub fn has_lm_head(&self) -> bool {
+        self.inner.lm_head.is_there()
+    }
+
+    /// The vocabulary and softmax, read and put on the first device when somebody first asks.
+    ///
+    /// # Errors
+    /// [`Error::LmHead`] when the model has none, and as [`lm_head::LmHeadFiles::read`].
+    pub fn lm_head(&self) -> Result<Arc<lm_head::LmHead>> {
+        let device = self.spare().device();
+        self.inner.lm_head.get(&self.inner.name, self.inner.options.lstm.projection_dim, device)
     }
 
     /// Whether the weights are random numbers.

@@ -12,6 +12,7 @@ use thiserror::Error;
 use crate::{
     error::{Error, Result},
     fingerprint::Fingerprint,
+    lm_head::LmHeadFiles,
     mix::ScalarMix,
     options::{Activation, CharCnnOptions, Filter, LstmOptions, MAX_OPTIONS_BYTES, ModelOptions, TensorSpec},
     weights::{self, Loaded, Tensor, Weights, WeightsError},
@@ -41,6 +42,8 @@ pub struct ModelData {
     /// + D)` numbers: for each layer, the lowest first, `h` forward (`P`), `h` backward (`P`), `c` forward (`D`), `c`
     /// backward (`D`).
     pub warm_state: Option<Vec<f32>>,
+    /// Where the LM head lies, if there is one beside the weights.
+    pub lm_head: Option<LmHeadFiles>,
     /// Name for people: of the directory, of the options file, or `tiny`.
     pub name: String,
     /// The weights are those of [`ModelData::tiny`], which say nothing about language.
@@ -152,6 +155,7 @@ impl ModelData {
         let weights = find(dir, &files, &WEIGHTS)?;
         let mut model = Self::open_pair(&options, &weights)?;
         model.name = name_of(dir);
+        model.lm_head = LmHeadFiles::find(dir);
         if files.iter().any(|f| f == MIX) {
             model.mix = Some(read_mix(&dir.join(MIX), &model.options)?);
         }
@@ -192,6 +196,7 @@ impl ModelData {
             fingerprint,
             mix: None,
             warm_state: None,
+            lm_head: None,
             name,
             untrained,
         }

@@ -16,6 +16,7 @@ mod lstm;
 mod packing;
 mod precision;
 mod self_test;
+mod softmax;
 mod tensors;
 
 use thiserror::Error;
@@ -27,6 +28,7 @@ pub use device::{
 pub use precision::Precision;
 pub(crate) use self_test::products;
 pub use self_test::{Heights, SelfTest, compare, matmul_ceiling, self_test, steady_height};
+pub use softmax::Softmax;
 
 /// libtorch or a device failed.
 #[derive(Debug, Error, Clone)]

@@ -53,6 +53,11 @@ impl Weights {
         self.0.insert(name, tensor);
     }
 
+    /// Takes a tensor out.
+    pub fn remove(&mut self, name: &str) -> Option<Tensor> {
+        self.0.remove(name)
+    }
+
     /// Names and tensors in byte order of the names.
     pub fn iter(&self) -> impl Iterator<Item = (&str, &Tensor)> {
         self.0.iter().map(|(n, t)| (n.as_str(), t))

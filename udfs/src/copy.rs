@@ -83,9 +83,9 @@ fn options(copy: &CopyTo) -> Result<HashMap<String, String>> {
     Ok(options)
 }
 
-/// Whether a column comes from a model: the fingerprint stands in its metadata.
+/// Whether a column holds vectors of a model: its layers stand in the metadata. Scores have none.
 fn holds_vectors(field: &Field) -> bool {
-    field.metadata().contains_key("elmo.fingerprint") && field.data_type().is_nested()
+    field.metadata().contains_key("elmo.layers") && field.data_type().is_nested()
 }
 
 /// Paths of the Parquet columns that hold the numbers of vectors.

@@ -40,6 +40,8 @@ pub struct Card {
     pub fingerprint: Fingerprint,
     /// The weights are random numbers.
     pub untrained: bool,
+    /// It is a language model: its vocabulary and softmax lie beside its weights.
+    pub lm_head: bool,
     /// Where it comes from: a directory, a URL, or `built in`.
     pub location: String,
 }
@@ -50,6 +52,7 @@ impl From<&Elmo> for Card {
             options: elmo.options().clone(),
             fingerprint: elmo.fingerprint().clone(),
             untrained: elmo.is_untrained(),
+            lm_head: elmo.has_lm_head(),
             location: elmo.name().to_owned(),
         }
     }
@@ -206,7 +209,7 @@ impl Models {
     }
 
     /// Opens a model, if it is not open yet.
-    fn open(&self, name: Option<&str>) -> Result<Elmo, String> {
+    pub(crate) fn open(&self, name: Option<&str>) -> Result<Elmo, String> {
         let entry = self.entry(name)?;
         // Held while it opens: of two queries that come first, one opens it and the other waits.
         let mut elmo = lock(&entry.elmo);

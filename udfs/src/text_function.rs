@@ -17,7 +17,9 @@ use datafusion::{
 };
 use elmo::{
     ColumnEmbedder, EmbeddedColumns,
+    lm_head::LmHeadError,
     spec::{Level, OnError},
+    surprisal::{Scorer, perplexity_type, surprisal_type},
 };
 
 use crate::{
@@ -34,18 +36,32 @@ pub(crate) enum Kind {
     Tokens,
     /// A vector, or why there is none.
     Checked,
+    /// The list of tokens with their surprisals.
+    Surprisal,
+    /// One score of a language model.
+    Perplexity,
 }
 
 impl Kind {
     /// Every kind, by the name that travels.
     #[cfg(feature = "codec")]
-    pub(crate) const NAMED: [(&str, Self); 3] =
-        [("vector", Self::Vector), ("tokens", Self::Tokens), ("checked", Self::Checked)];
+    pub(crate) const NAMED: [(&str, Self); 5] = [
+        ("vector", Self::Vector),
+        ("tokens", Self::Tokens),
+        ("checked", Self::Checked),
+        ("surprisal", Self::Surprisal),
+        ("perplexity", Self::Perplexity),
+    ];
+
+    /// Whether it needs an LM head.
+    pub(crate) fn is_score(self) -> bool {
+        matches!(self, Self::Surprisal | Self::Perplexity)
+    }
 
     fn level(self) -> Level {
         match self {
             Self::Vector | Self::Checked => Level::Sentence,
-            Self::Tokens => Level::Token,
+            Self::Tokens | Self::Surprisal | Self::Perplexity => Level::Token,
         }
     }
 }
@@ -95,6 +111,9 @@ impl TextFunction {
         let mut options = EmbedOptions::parse(&self.shape, self.kind.level(), options)?;
         if self.kind == Kind::Checked {
             options.spec.on_error = OnError::Null;
+        }
+        if self.kind.is_score() {
+            options.spec = Scorer::spec(&options.spec);
         }
         Ok(Call { function: self.shape.name, kind: self.kind, options })
     }
@@ -166,13 +185,25 @@ impl Call {
     /// # Errors
     /// A planning error: no such model, or options that it cannot do.
     pub(crate) fn field(&self, models: &Models) -> Result<Field> {
-        let layout = models.layout(self.options.model.as_deref(), &self.options.spec);
-        let layout = layout.map_err(|reason| DataFusionError::Plan(format!("{}: {reason}", self.function)))?;
+        let failed = |reason: String| DataFusionError::Plan(format!("{}: {reason}", self.function));
+        let model = self.options.model.as_deref();
+        let layout = models.layout(model, &self.options.spec).map_err(failed)?;
         let Some(vectors) = layout.fields().into_iter().next() else {
             return internal_err!("a layout without a vector field");
         };
+        let card = models.card(model).map_err(failed)?;
+        let scores = |kind| {
+            let fingerprint = [("elmo.fingerprint".to_owned(), card.fingerprint.to_string())];
+            Field::new(self.function, kind, true).with_metadata(fingerprint.into())
+        };
+        if self.kind.is_score() && !card.lm_head {
+            let name = model.unwrap_or_else(|| models.default_name());
+            return Err(failed(LmHeadError::Missing(name.to_owned()).to_string()));
+        }
         Ok(match self.kind {
             Kind::Vector | Kind::Tokens => vectors,
+            Kind::Surprisal => scores(surprisal_type()),
+            Kind::Perplexity => scores(perplexity_type()),
             Kind::Checked => {
                 let metadata = vectors.metadata().iter().filter(|(key, _)| key.starts_with("elmo."));
                 let metadata = metadata.map(|(key, value)| (key.clone(), value.clone())).collect();
@@ -187,10 +218,21 @@ impl Call {
         self.column(models, column, embedded)
     }
 
-    /// The column of the result.
+    /// Scores with the model's LM head, which is read when the first text is scored.
+    fn scorer(&self, models: &Models) -> Result<Scorer> {
+        let elmo = models.open(self.options.model.as_deref());
+        let scorer = elmo.and_then(|elmo| Scorer::new(&elmo, &self.options.spec).map_err(|e| e.to_string()));
+        scorer
+            .map_err(|reason| DataFusionError::External(Box::new(ModelFailed(format!("{}: {reason}", self.function)))))
+    }
+
+    /// The column of the result; takes long where it is scores.
     pub(crate) fn column(&self, models: &Models, text: &ArrayRef, embedded: EmbeddedColumns) -> Result<ArrayRef> {
-        if self.kind != Kind::Checked {
-            return Ok(embedded.vectors);
+        match self.kind {
+            Kind::Vector | Kind::Tokens => return Ok(embedded.vectors),
+            Kind::Surprisal => return self.scorer(models)?.surprisals(text, &embedded).map_err(|e| self.failed(e)),
+            Kind::Perplexity => return self.scorer(models)?.perplexities(text, &embedded).map_err(|e| self.failed(e)),
+            Kind::Checked => {}
         }
         let field = self.field(models)?;
         let DataType::Struct(fields) = field.data_type() else { return internal_err!("not a struct") };

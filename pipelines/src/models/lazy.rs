@@ -35,13 +35,15 @@ impl ModelSource for LazyModel {
         let (files, cache) = self.locate()?;
         let fingerprints = Fingerprints::new(&cache);
         if let Some((options, fingerprint)) = fingerprints.known(&files) {
-            return Ok(Card { options, fingerprint, untrained: false, location: self.spec.to_string() });
+            let (lm_head, location) = (files.lm_head().is_some(), self.spec.to_string());
+            return Ok(Card { options, fingerprint, untrained: false, lm_head, location });
         }
         let data = self.data(&files, &fingerprints)?;
         let card = Card {
             options: data.options.clone(),
             fingerprint: data.fingerprint.clone(),
             untrained: data.untrained,
+            lm_head: data.lm_head.is_some(),
             location: self.spec.to_string(),
         };
         *self.read() = Some(data);

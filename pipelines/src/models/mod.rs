@@ -17,7 +17,7 @@ use std::{
     str::FromStr,
 };
 
-use elmo::ModelData;
+use elmo::{ModelData, lm_head::LmHeadFiles};
 use thiserror::Error;
 
 pub(crate) use self::lazy::LazyModel;
@@ -399,6 +399,14 @@ impl ModelFiles {
             Self::Pair { options, weights } => ModelData::open_pair(options, weights),
         };
         data.map_err(|source| ModelsError::Bad { model: spec.to_string(), source })
+    }
+
+    /// The LM head, if there is one beside the weights.
+    pub fn lm_head(&self) -> Option<LmHeadFiles> {
+        match self {
+            Self::Directory(dir) => LmHeadFiles::find(dir),
+            Self::Tiny | Self::Pair { .. } => None,
+        }
     }
 
     /// Every file of the model that we know the purpose of, by name.

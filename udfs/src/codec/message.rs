@@ -76,6 +76,8 @@ pub(super) struct ModelNode {
     /// The precision that vectors are to have.
     #[prost(string, tag = "8")]
     pub(super) precision: String,
+    #[prost(bool, tag = "9")]
+    pub(super) lm_head: bool,
 }
 
 /// [`EmbedSpec`] on its way.

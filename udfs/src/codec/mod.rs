@@ -321,6 +321,7 @@ impl ModelNode {
             options: card.options.canonical_json(),
             fingerprint: card.fingerprint.to_string(),
             untrained: card.untrained,
+            lm_head: card.lm_head,
             is_default,
             location: card.location.clone(),
             precision: precision.to_string(),
@@ -334,6 +335,7 @@ impl ModelNode {
             options: options.map_err(|e| internal_datafusion_err!("{e}"))?,
             fingerprint,
             untrained: self.untrained,
+            lm_head: self.lm_head,
             location: self.location.clone(),
         };
         let precision = word(&self.precision)?;
@@ -653,7 +655,8 @@ mod tests {
         let mut bytes = Vec::new();
         let model = SentModel::of("small", &Tiny).unwrap();
         let models = vec![ModelNode::new(&model, true)];
-        let node = FunctionNode { version: VERSION.to_owned(), name: "elmo_embed".to_owned(), models, ..Default::default() };
+        let node =
+            FunctionNode { version: VERSION.to_owned(), name: "elmo_embed".to_owned(), models, ..Default::default() };
         write(&mut bytes, &node).unwrap();
         assert!(codec(false).try_decode_udf("elmo_embed", &bytes).is_ok());
         for length in MAGIC.len()..bytes.len() {

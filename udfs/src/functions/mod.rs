@@ -7,8 +7,10 @@ pub mod elmo_embed;
 pub mod elmo_functions;
 pub mod elmo_l2;
 pub mod elmo_models;
+pub mod elmo_perplexity;
 pub mod elmo_similarity;
 pub mod elmo_span;
+pub mod elmo_surprisal;
 pub mod elmo_tokens;
 pub mod elmo_word;
 mod fluent;
@@ -32,8 +34,10 @@ use elmo_cosine::ElmoCosine;
 use elmo_dot::ElmoDot;
 use elmo_embed::ElmoEmbed;
 use elmo_l2::ElmoL2;
+use elmo_perplexity::ElmoPerplexity;
 use elmo_similarity::ElmoSimilarity;
 use elmo_span::ElmoSpan;
+use elmo_surprisal::ElmoSurprisal;
 use elmo_tokens::ElmoTokens;
 use elmo_word::ElmoWord;
 use try_elmo_embed::TryElmoEmbed;
@@ -47,6 +51,8 @@ pub fn scalar(models: &Models) -> Vec<ScalarUDF> {
         ScalarUDF::new_from_impl(ElmoWord::new(models.clone())),
         ScalarUDF::new_from_impl(TryElmoEmbed::new(models.clone())),
         ScalarUDF::new_from_impl(ElmoSimilarity::new(models.clone())),
+        ScalarUDF::new_from_impl(ElmoSurprisal::new(models.clone())),
+        ScalarUDF::new_from_impl(ElmoPerplexity::new(models.clone())),
         ScalarUDF::new_from_impl(ElmoCosine::default()),
         ScalarUDF::new_from_impl(ElmoDot::default()),
         ScalarUDF::new_from_impl(ElmoL2::default()),
@@ -71,7 +77,7 @@ pub fn table(models: &Models) -> Vec<TableFunction> {
 }
 
 /// The names of all functions, sorted.
-pub const NAMES: [&str; 12] = [
+pub const NAMES: [&str; 14] = [
     elmo_centroid::NAME,
     elmo_cosine::NAME,
     elmo_dot::NAME,
@@ -79,16 +85,25 @@ pub const NAMES: [&str; 12] = [
     elmo_functions::NAME,
     elmo_l2::NAME,
     elmo_models::NAME,
+    elmo_perplexity::NAME,
     elmo_similarity::NAME,
     elmo_span::NAME,
+    elmo_surprisal::NAME,
     elmo_tokens::NAME,
     elmo_word::NAME,
     try_elmo_embed::NAME,
 ];
 
 /// The functions that take options.
-pub(crate) const SHAPES: [Shape; 5] =
-    [elmo_embed::SHAPE, elmo_tokens::SHAPE, elmo_word::SHAPE, try_elmo_embed::SHAPE, elmo_similarity::SHAPE];
+pub(crate) const SHAPES: [Shape; 7] = [
+    elmo_embed::SHAPE,
+    elmo_tokens::SHAPE,
+    elmo_word::SHAPE,
+    try_elmo_embed::SHAPE,
+    elmo_similarity::SHAPE,
+    elmo_surprisal::SHAPE,
+    elmo_perplexity::SHAPE,
+];
 
 /// Whether a function embeds texts, and so needs models.
 #[must_use]
@@ -116,6 +131,12 @@ pub(crate) fn text_function(function: &ScalarUDF) -> Option<(&TextFunction, Make
     }
     if let Some(found) = inner.downcast_ref::<ElmoTokens>() {
         return Some((&found.0, |function| ScalarUDF::new_from_impl(ElmoTokens(function))));
+    }
+    if let Some(found) = inner.downcast_ref::<ElmoSurprisal>() {
+        return Some((&found.0, |function| ScalarUDF::new_from_impl(ElmoSurprisal(function))));
+    }
+    if let Some(found) = inner.downcast_ref::<ElmoPerplexity>() {
+        return Some((&found.0, |function| ScalarUDF::new_from_impl(ElmoPerplexity(function))));
     }
     let found = inner.downcast_ref::<TryElmoEmbed>()?;
     Some((&found.0, |function| ScalarUDF::new_from_impl(TryElmoEmbed(function))))

@@ -724,7 +724,13 @@ impl Work {
         let pending = embedder.submit_async(&texts).await.map_err(failed)?;
         let done = pending.await.map_err(failed)?;
         self.counters.add(&done);
-        call.call.column(&call.models, &texts, done)
+        if !call.call.kind.is_score() {
+            return call.call.column(&call.models, &texts, done);
+        }
+        // The softmax over a vocabulary takes longer than the biLM.
+        let call = call.clone();
+        let scored = SpawnedTask::spawn_blocking(move || call.call.column(&call.models, &texts, done)).join().await;
+        scored.map_err(|e| exec_datafusion_err!("texts were not scored: {e}"))?
     }
 
     /// Says which row it was.

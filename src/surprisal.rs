@@ -1,0 +1,260 @@
+//! What the biLM as a language model makes of a text: surprisals of tokens, perplexity.
+//!
+//! The forward direction says a token's probability from the tokens before it, the backward direction from those behind
+//! it; both read their sentence only, with its boundaries. Surprisal is `-log2 p`, in bits. Perplexity is
+//! `exp(mean of -ln p)` over the tokens of a text and one boundary per sentence (the end, forward; the beginning,
+//! backward), and of both directions the geometric mean (`bilm-tf`, `bilm/training.py`, `test`): the full softmax.
+
+use std::sync::Arc;
+
+use arrow::{
+    array::{Array, ArrayRef, AsArray, BooleanArray, Float32Array, Float64Array, ListArray, StructArray, UInt32Array},
+    buffer::NullBuffer,
+    datatypes::{DataType, Field, FieldRef, Fields, Float32Type, UInt32Type},
+};
+
+use crate::{
+    Elmo,
+    columns::EmbeddedColumns,
+    error::Result,
+    lm_head::LmHead,
+    rows::{Row, Rows},
+    spec::{EmbedSpec, Layers, Level, Normalize},
+    text,
+};
+
+/// Scores what an embedder made with the settings of [`Scorer::spec`].
+#[derive(Debug, Clone)]
+pub struct Scorer {
+    head: Arc<LmHead>,
+    spec: EmbedSpec,
+    /// `P`
+    width: usize,
+}
+
+/// Logarithms of probabilities, a number per token of the embedder, boundaries among them; NaN where there is nothing to
+/// say: of `<S>` forward, of `</S>` backward.
+struct Scores {
+    forward: Vec<f32>,
+    backward: Vec<f32>,
+    known: Vec<bool>,
+    /// Not so of boundaries.
+    is_token: Vec<bool>,
+}
+
+impl Scorer {
+    /// A scorer for a model; reads its LM head, if that was not read before.
+    ///
+    /// # Errors
+    /// [`crate::Error::LmHead`] when the model has none, and as [`crate::lm_head::LmHeadFiles::read`].
+    pub fn new(elmo: &Elmo, spec: &EmbedSpec) -> Result<Self> {
+        Ok(Self { head: elmo.lm_head()?, spec: Self::spec(spec), width: elmo.options().lstm.projection_dim })
+    }
+
+    /// The settings of the embedder whose columns are scored: every token's top layer, boundaries included.
+    pub fn spec(spec: &EmbedSpec) -> EmbedSpec {
+        EmbedSpec {
+            level: Level::Token,
+            layers: Layers::Top,
+            boundaries: true,
+            normalize: Normalize::Off,
+            list_type: crate::spec::ListType::Fixed,
+            float: crate::spec::FloatRounding::F32,
+            ..spec.clone()
+        }
+    }
+
+    /// Surprisals of the tokens of every row, [`surprisal_type`]; NULL where there is no text or an error.
+    ///
+    /// # Errors
+    /// [`crate::Error::Device`] when the device fails.
+    pub fn surprisals(&self, texts: &ArrayRef, embedded: &EmbeddedColumns) -> Result<ArrayRef> {
+        let tokens = embedded.vectors.as_list::<i32>();
+        let scores = self.scores(texts, tokens)?;
+        let items = tokens.values().as_struct();
+        let is_token = BooleanArray::from(scores.is_token);
+        let bits = |logs: &[f32]| -> ArrayRef {
+            Arc::new(logs.iter().map(|log| -log / std::f32::consts::LN_2).collect::<Float32Array>())
+        };
+        let mut columns: Vec<ArrayRef> = (0..4).map(|at| Arc::clone(items.column(at))).collect();
+        columns.extend([bits(&scores.forward), bits(&scores.backward)]);
+        columns.push(Arc::new(BooleanArray::from(scores.known)));
+        let kept = columns.iter().map(|column| arrow::compute::filter(column, &is_token));
+        let items = StructArray::try_new(surprisal_fields(), kept.collect::<std::result::Result<_, _>>()?, None)?;
+        let mut lengths = Vec::with_capacity(tokens.len());
+        for row in 0..tokens.len() {
+            let (from, to) = range(tokens, row);
+            lengths.push(is_token.slice(from, to - from).true_count());
+        }
+        let offsets = arrow::buffer::OffsetBuffer::from_lengths(lengths);
+        Ok(Arc::new(ListArray::try_new(surprisal_item(), offsets, Arc::new(items), tokens.nulls().cloned())?))
+    }
+
+    /// Perplexity of every row, [`perplexity_type`]; NULL where there is no token or an error.
+    ///
+    /// # Errors
+    /// [`crate::Error::Device`] when the device fails.
+    pub fn perplexities(&self, texts: &ArrayRef, embedded: &EmbeddedColumns) -> Result<ArrayRef> {
+        let tokens = embedded.vectors.as_list::<i32>();
+        let scores = self.scores(texts, tokens)?;
+        let (mut forward, mut backward, mut both) = (Vec::new(), Vec::new(), Vec::new());
+        let (mut counts, mut unknown, mut valid) = (Vec::new(), Vec::new(), Vec::new());
+        for row in 0..tokens.len() {
+            let (from, to) = range(tokens, row);
+            let mean = |logs: &[f32]| {
+                let said = logs[from..to].iter().filter(|log| !log.is_nan());
+                let (sum, n) = said.fold((0.0, 0_usize), |(sum, n), log| (sum - f64::from(*log), n + 1));
+                sum / n.max(1) as f64
+            };
+            let is_token = |at: &usize| scores.is_token[*at];
+            let n = (from..to).filter(is_token).count();
+            let (f, b) = (mean(&scores.forward), mean(&scores.backward));
+            forward.push(f.exp());
+            backward.push(b.exp());
+            both.push(f64::midpoint(f, b).exp());
+            counts.push(n as u32);
+            unknown.push((from..to).filter(|at| is_token(at) && !scores.known[*at]).count() as u32);
+            valid.push(tokens.is_valid(row) && n > 0);
+        }
+        let columns: Vec<ArrayRef> = vec![
+            Arc::new(Float64Array::from(both)),
+            Arc::new(Float64Array::from(forward)),
+            Arc::new(Float64Array::from(backward)),
+            Arc::new(UInt32Array::from(counts)),
+            Arc::new(UInt32Array::from(unknown)),
+        ];
+        Ok(Arc::new(StructArray::try_new(perplexity_fields(), columns, Some(NullBuffer::from(valid)))?))
+    }
+
+    fn scores(&self, texts: &ArrayRef, tokens: &ListArray) -> Result<Scores> {
+        let items = tokens.values().as_struct();
+        let rows = Rows::new(texts)?;
+        let mut known = vec![true; items.len()];
+        let mut ids = vec![0; items.len()];
+        let (mut places, mut is_token) = (Vec::new(), vec![true; items.len()]);
+        for row in 0..tokens.len() {
+            let (from, to) = range(tokens, row);
+            let first = places.len();
+            places.extend(of_sentences(numbers(items, 3), from, to));
+            for &(first, last) in &places[first..] {
+                (is_token[first], is_token[last]) = (false, false);
+                (ids[first], ids[last]) = (self.head.begin(), self.head.end());
+            }
+            let words = (from..to).filter(|&at| is_token[at]);
+            self.words(&rows.get(row), items, words, &mut ids, &mut known);
+        }
+        let vectors = items.column(4).as_fixed_size_list();
+        let vectors = vectors.values().as_primitive::<Float32Type>().values();
+        let state = |at: usize, half: usize| {
+            let start = (2 * at + half) * self.width;
+            &vectors[start..start + self.width]
+        };
+        let (mut states, mut targets, mut at) = (Vec::new(), Vec::new(), Vec::new());
+        for (first, last) in places {
+            for here in first + 1..=last {
+                states.extend_from_slice(state(here - 1, 0));
+                targets.push(ids[here]);
+                at.push((here, false));
+            }
+            for here in first..last {
+                states.extend_from_slice(state(here + 1, 1));
+                targets.push(ids[here]);
+                at.push((here, true));
+            }
+        }
+        let logs = self.head.log_probabilities(&states, &targets)?;
+        let nothing = || vec![f32::NAN; items.len()];
+        let mut scores = Scores { forward: nothing(), backward: nothing(), known, is_token };
+        for (log, (here, is_backward)) in logs.into_iter().zip(at) {
+            let direction = if is_backward { &mut scores.backward } else { &mut scores.forward };
+            direction[here] = log;
+        }
+        Ok(scores)
+    }
+
+    /// Numbers of the words of a row as the model read them, which is not always as they are written.
+    fn words(
+        &self,
+        row: &Row<'_>,
+        items: &StructArray,
+        tokens: impl Iterator<Item = usize>,
+        ids: &mut [i64],
+        known: &mut [bool],
+    ) {
+        let starts = numbers(items, 1);
+        let written = items.column(0).as_string::<i32>();
+        let mut note = |at: usize, word: &str| (ids[at], known[at]) = self.head.number(word);
+        let Row::Text(text) = row else {
+            tokens.for_each(|at| note(at, written.value(at)));
+            return;
+        };
+        let mut read = text::sentences(text, self.spec.tokenizer, self.spec.sentences).flatten();
+        for at in tokens {
+            match read.find(|token| token.start == starts[at] as usize) {
+                Some(token) => note(at, token.read(text)),
+                None => note(at, written.value(at)),
+            }
+        }
+    }
+}
+
+/// First and last token of each sentence among `from..to`: its boundaries.
+fn of_sentences(sentences: &[u32], from: usize, to: usize) -> impl Iterator<Item = (usize, usize)> {
+    let mut at = from;
+    std::iter::from_fn(move || {
+        let first = at;
+        while at < to && sentences[at] == sentences[first] {
+            at += 1;
+        }
+        (first < to).then(|| (first, at - 1))
+    })
+}
+
+fn range(tokens: &ListArray, row: usize) -> (usize, usize) {
+    let offsets = tokens.value_offsets();
+    (offsets[row] as usize, offsets[row + 1] as usize)
+}
+
+fn numbers(items: &StructArray, column: usize) -> &[u32] {
+    items.column(column).as_primitive::<UInt32Type>().values()
+}
+
+fn surprisal_fields() -> Fields {
+    Fields::from(vec![
+        Field::new("token", DataType::Utf8, false),
+        Field::new("start", DataType::UInt32, false),
+        Field::new("end", DataType::UInt32, false),
+        Field::new("sentence", DataType::UInt32, false),
+        Field::new("forward", DataType::Float32, false),
+        Field::new("backward", DataType::Float32, false),
+        Field::new("known", DataType::Boolean, false),
+    ])
+}
+
+fn surprisal_item() -> FieldRef {
+    Arc::new(Field::new("item", DataType::Struct(surprisal_fields()), false))
+}
+
+fn perplexity_fields() -> Fields {
+    Fields::from(vec![
+        Field::new("average", DataType::Float64, false),
+        Field::new("forward", DataType::Float64, false),
+        Field::new("backward", DataType::Float64, false),
+        Field::new("tokens", DataType::UInt32, false),
+        Field::new("unknown", DataType::UInt32, false),
+    ])
+}
+
+/// `List<Struct<token: Utf8, start: UInt32, end: UInt32, sentence: UInt32, forward: Float32, backward: Float32, known:
+/// Boolean>>`: places as those of token vectors, surprisals in bits, and whether the word is in the vocabulary.
+#[must_use]
+pub fn surprisal_type() -> DataType {
+    DataType::List(surprisal_item())
+}
+
+/// `Struct<average: Float64, forward: Float64, backward: Float64, tokens: UInt32, unknown: UInt32>`: `average` is the
+/// geometric mean of both directions, `unknown` counts tokens that are not in the vocabulary.
+#[must_use]
+pub fn perplexity_type() -> DataType {
+    DataType::Struct(perplexity_fields())
+}
