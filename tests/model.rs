@@ -11,6 +11,8 @@ mod golden;
 mod hostile_weights;
 #[path = "independence.rs"]
 mod independence;
+#[path = "lm_head.rs"]
+mod lm_head;
 #[path = "properties.rs"]
 mod properties;
 #[path = "reference/mod.rs"]

@@ -64,7 +64,8 @@ fn the_reference_is_what_the_functions_say() {
 /// What the reference shows is run, on a table as it names it.
 #[tokio::test]
 async fn the_examples_of_the_reference_run() {
-    let models = Models::from(tiny().clone());
+    // A model that can do everything, a language model too.
+    let models = Models::from(crate::slt::narrow());
     let session = elmo_udfs::session(&models);
     let rows =
         "(VALUES (1, 'good', 'The soup was cold.'), (2, 'bad', NULL), (3, 'good', 'A bank.')) AS v (id, label, text)";

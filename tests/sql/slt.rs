@@ -20,6 +20,8 @@ use datafusion::{
 };
 use elmo::{
     Elmo, EmbedderSettings, ModelData,
+    lm_head::LmHeadData,
+    model_dir::WeightsFormat,
     weights::{Tensor, Weights},
 };
 use elmo_udfs::{Models, functions};
@@ -106,7 +108,7 @@ fn models(tiny: &Elmo, narrow: &Elmo) -> Models {
 }
 
 /// A second model, with vectors of half the width and weights that are easy to write down.
-fn narrow() -> Elmo {
+pub(crate) fn narrow() -> Elmo {
     let mut options = ModelData::tiny().options;
     options.lstm.projection_dim /= 2;
     let mut weights = Weights::default();
@@ -114,8 +116,24 @@ fn narrow() -> Elmo {
         let data = (0..spec.len()).map(|i| (i * 31 % 101) as f32 / 505.0 - 0.1).collect();
         weights.insert(spec.name, Tensor { shape: spec.shape, data });
     }
-    Elmo::from_data(ModelData::new(options, weights, "narrow").unwrap(), &EmbedderSettings::default()).unwrap()
+    // A softmax that looks at no state: probabilities are those of `PROBABILITIES`, whatever came before.
+    let words = PROBABILITIES.iter().map(|(word, _)| (*word).to_owned()).collect();
+    let weight =
+        Tensor { shape: vec![5, options.lstm.projection_dim], data: vec![0.0; 5 * options.lstm.projection_dim] };
+    let bias = Tensor { shape: vec![5], data: PROBABILITIES.iter().map(|(_, p)| p.ln()).collect() };
+    let folder = tempfile::tempdir().unwrap();
+    let dir = folder.path().join("narrow");
+    ModelData::new(options, weights, "narrow").unwrap().save(&dir, WeightsFormat::Safetensors).unwrap();
+    LmHeadData::new(words, weight, bias).unwrap().save(&dir).unwrap();
+    let narrow = Elmo::from_data(ModelData::open(&dir).unwrap(), &EmbedderSettings::default()).unwrap();
+    // Read now: the folder goes.
+    narrow.lm_head().unwrap();
+    narrow
 }
+
+/// The vocabulary of `narrow`: surprisals of 1, 2, 3, 4 and 4 bits.
+const PROBABILITIES: [(&str, f32); 5] =
+    [("rain", 0.5), ("wind", 0.25), ("</S>", 0.125), ("<S>", 0.0625), ("<UNK>", 0.0625)];
 
 fn kind(of: &DataType) -> Kind {
     match of {

@@ -20,6 +20,7 @@
 //! | `elmo_word(text, start, end [, options])` | [the vector of a word in its context](mod@functions::elmo_word) |
 //! | `try_elmo_embed(text [, options])` | [a vector, or why there is none](mod@functions::try_elmo_embed) |
 //! | `elmo_similarity(text_a, text_b [, options])` | [how near two texts are](mod@functions::elmo_similarity) |
+//! | `elmo_surprisal(text [, options])`, `elmo_perplexity(text [, options])` | [what the language model makes of a text](mod@functions::elmo_surprisal) |
 //! | `elmo_cosine(a, b)`, `elmo_dot(a, b)`, `elmo_l2(a, b)` | [how near two vectors are](mod@functions::elmo_cosine) |
 //! | `elmo_span(tokens, start, end)` | [the vector of a piece of a text](mod@functions::elmo_span) |
 //! | `elmo_centroid(embedding)` | [the mean of vectors, an aggregate](mod@functions::elmo_centroid) |

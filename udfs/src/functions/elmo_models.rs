@@ -17,7 +17,7 @@ use crate::Models;
 /// The name in SQL.
 pub const NAME: &str = "elmo_models";
 
-/// The table function: `name, is_default, is_open, fingerprint, dimension, layers, untrained, location`. Models are
+/// The table function: `name, is_default, is_open, fingerprint, dimension, layers, lm_head, untrained, location`. Models are
 /// described, not opened.
 #[derive(Debug)]
 pub struct ElmoModels(Models);
@@ -52,6 +52,7 @@ impl ElmoModels {
                 "layers",
                 Arc::new(cards.iter().map(|card| Some(numbers(card.options.n_layers_out()))).collect::<UInt32Array>()),
             ),
+            ("lm_head", Arc::new(cards.iter().map(|card| Some(card.lm_head)).collect::<BooleanArray>())),
             ("untrained", Arc::new(cards.iter().map(|card| Some(card.untrained)).collect::<BooleanArray>())),
             ("location", strings(cards.iter().map(|card| card.location.clone()).collect())),
         ];

@@ -9,8 +9,8 @@ use datafusion::{
 
 use super::{
     SHAPES, elmo_centroid::ElmoCentroid, elmo_cosine::ElmoCosine, elmo_dot::ElmoDot, elmo_embed::ElmoEmbed,
-    elmo_l2::ElmoL2, elmo_similarity::ElmoSimilarity, elmo_span::ElmoSpan, elmo_tokens::ElmoTokens,
-    elmo_word::ElmoWord, try_elmo_embed::TryElmoEmbed,
+    elmo_l2::ElmoL2, elmo_perplexity::ElmoPerplexity, elmo_similarity::ElmoSimilarity, elmo_span::ElmoSpan,
+    elmo_surprisal::ElmoSurprisal, elmo_tokens::ElmoTokens, elmo_word::ElmoWord, try_elmo_embed::TryElmoEmbed,
 };
 use crate::Models;
 
@@ -42,6 +42,18 @@ pub fn try_elmo_embed(models: &Models, text: Expr) -> Expr {
 #[must_use]
 pub fn elmo_similarity(models: &Models, text_a: Expr, text_b: Expr) -> Expr {
     ScalarUDF::new_from_impl(ElmoSimilarity::new(models.clone())).call(vec![text_a, text_b])
+}
+
+/// The tokens of a text, each with its place and its surprisal.
+#[must_use]
+pub fn elmo_surprisal(models: &Models, text: Expr) -> Expr {
+    ScalarUDF::new_from_impl(ElmoSurprisal::new(models.clone())).call(vec![text])
+}
+
+/// The perplexity of a text.
+#[must_use]
+pub fn elmo_perplexity(models: &Models, text: Expr) -> Expr {
+    ScalarUDF::new_from_impl(ElmoPerplexity::new(models.clone())).call(vec![text])
 }
 
 /// The cosine of two vectors.

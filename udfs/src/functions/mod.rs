@@ -17,8 +17,8 @@ mod fluent;
 pub mod try_elmo_embed;
 
 pub use fluent::{
-    elmo_centroid, elmo_cosine, elmo_dot, elmo_embed, elmo_l2, elmo_similarity, elmo_span, elmo_tokens, elmo_word,
-    try_elmo_embed, with_options,
+    elmo_centroid, elmo_cosine, elmo_dot, elmo_embed, elmo_l2, elmo_perplexity, elmo_similarity, elmo_span,
+    elmo_surprisal, elmo_tokens, elmo_word, try_elmo_embed, with_options,
 };
 
 use std::sync::Arc;

@@ -1,0 +1,237 @@
+//! Surprisal and perplexity against the plain reference: the layers of `tests/reference`, and a softmax written out.
+
+use std::{path::Path, sync::Arc};
+
+use arrow::{
+    array::{Array, ArrayRef, AsArray, ListArray, ListBuilder, StringArray, StringBuilder, StructArray},
+    datatypes::{Float32Type, Float64Type, UInt32Type},
+};
+use elmo::{
+    ColumnEmbedder, Elmo, EmbedSpec, EmbedderSettings, ModelData,
+    lm_head::LmHeadData,
+    model_dir::WeightsFormat,
+    spec::{OnError, SentenceMode, TokenizerKind},
+    surprisal::Scorer,
+    weights::Tensor,
+};
+
+use crate::reference::{Layers, Reference};
+
+const WORDS: [&str; 9] = ["</S>", "<S>", "<UNK>", "the", "bank", "was", "closed", "'s", "."];
+/// Width of the built-in model's projection.
+const P: usize = 32;
+
+/// Numbers of a softmax that are none of anybody's: `W [V, P]`, `b [V]`.
+fn softmax(words: usize) -> (Tensor, Tensor) {
+    let number = |i: usize| ((i * 7919 + 13) % 1009) as f32 / 504.5 - 1.0;
+    let weight = (0..words * P).map(number).collect();
+    let bias = (0..words).map(|i| number(i + 77)).collect();
+    (Tensor { shape: vec![words, P], data: weight }, Tensor { shape: vec![words], data: bias })
+}
+
+/// The built-in model with a head, in a folder.
+fn with_head(words: &[String]) -> (tempfile::TempDir, Elmo) {
+    let folder = tempfile::tempdir().unwrap();
+    ModelData::tiny().save(folder.path(), WeightsFormat::Safetensors).unwrap();
+    let (weight, bias) = softmax(words.len());
+    LmHeadData::new(words.to_vec(), weight, bias).unwrap().save(folder.path()).unwrap();
+    let elmo = open(folder.path());
+    (folder, elmo)
+}
+
+fn open(folder: &Path) -> Elmo {
+    Elmo::from_data(ModelData::open(folder).unwrap(), &EmbedderSettings::default()).unwrap()
+}
+
+fn words() -> Vec<String> {
+    WORDS.map(str::to_owned).to_vec()
+}
+
+fn spec() -> EmbedSpec {
+    EmbedSpec { tokenizer: TokenizerKind::Whitespace, sentences: SentenceMode::Off, ..EmbedSpec::default() }
+}
+
+/// `-log2 p` of a word's number after a state, by the definition.
+fn bits(words: usize, state: &[f64], target: usize) -> f64 {
+    let (weight, bias) = softmax(words);
+    let logit = |word: usize| -> f64 {
+        let row = &weight.data[word * P..(word + 1) * P];
+        row.iter().zip(state).map(|(w, s)| f64::from(*w) * s).sum::<f64>() + f64::from(bias.data[word])
+    };
+    let sum: f64 = (0..words).map(|word| logit(word).exp()).sum();
+    -(logit(target).exp() / sum).log2()
+}
+
+/// Forward and backward surprisals of `<S> words.. </S>`, NaN where there is none.
+fn expected(vocabulary: &[String], sentence: &[&str]) -> (Vec<f64>, Vec<f64>) {
+    let tiny = ModelData::tiny();
+    let reference = Reference::new(&tiny.options, &tiny.weights);
+    let layers: Layers = reference.sentence(sentence, &reference.zero_state(), true).layers;
+    let top = &layers[layers.len() - 1];
+    let n = sentence.len() + 2;
+    let number = |word: &str| vocabulary.iter().position(|there| there == word).unwrap_or(2);
+    let ids: Vec<usize> = ["<S>"].iter().chain(sentence).chain(&["</S>"]).map(|word| number(word)).collect();
+    let half = |at: usize, side: usize| &top[(2 * at + side) * P..(2 * at + side + 1) * P];
+    let size = vocabulary.len();
+    let forward = (0..n).map(|at| if at == 0 { f64::NAN } else { bits(size, half(at - 1, 0), ids[at]) });
+    let backward = (0..n).map(|at| if at == n - 1 { f64::NAN } else { bits(size, half(at + 1, 1), ids[at]) });
+    (forward.collect(), backward.collect())
+}
+
+struct Scored {
+    surprisals: ListArray,
+    perplexities: StructArray,
+}
+
+fn score(elmo: &Elmo, spec: &EmbedSpec, texts: &ArrayRef) -> Scored {
+    let spec = Scorer::spec(spec);
+    let embedded = ColumnEmbedder::new(elmo, spec.clone()).unwrap().embed(texts).unwrap();
+    let scorer = Scorer::new(elmo, &spec).unwrap();
+    Scored {
+        surprisals: scorer.surprisals(texts, &embedded).unwrap().as_list().clone(),
+        perplexities: scorer.perplexities(texts, &embedded).unwrap().as_struct().clone(),
+    }
+}
+
+fn floats(list: &ListArray, row: usize, column: usize) -> Vec<f32> {
+    list.value(row).as_struct().column(column).as_primitive::<Float32Type>().values().to_vec()
+}
+
+fn texts(texts: &[Option<&str>]) -> ArrayRef {
+    Arc::new(StringArray::from(texts.to_vec()))
+}
+
+/// float32 logits of 32 products, and logarithms of their sums.
+const TOLERANCE: f64 = 2e-5;
+
+#[test]
+fn scores_are_those_of_the_definition() {
+    // The last vocabulary is cut into several pieces, of which the last is narrow.
+    let many = (0..65_540).map(|n| WORDS.get(n).map_or_else(|| format!("w{n}"), |word| (*word).to_owned())).collect();
+    for vocabulary in [words(), many] {
+        let (_folder, elmo) = with_head(&vocabulary);
+        let rows = ["the bank was closed .", "unheard the", "w65539 . w17"];
+        let scored = score(&elmo, &spec(), &texts(&rows.map(Some)));
+        for (row, text) in rows.iter().enumerate() {
+            let sentence: Vec<&str> = text.split(' ').collect();
+            let (forward, backward) = expected(&vocabulary, &sentence);
+            let near = |found: &[f32], expected: &[f64]| {
+                assert_eq!(found.len(), expected.len(), "{text}");
+                for (found, expected) in found.iter().zip(expected) {
+                    assert!(
+                        (f64::from(*found) - expected).abs() < TOLERANCE * expected.max(1.0),
+                        "{text}: {found} {expected}"
+                    );
+                }
+            };
+            let n = sentence.len();
+            near(&floats(&scored.surprisals, row, 4), &forward[1..=n]);
+            near(&floats(&scored.surprisals, row, 5), &backward[1..=n]);
+            let mean = |bits: &[f64]| bits.iter().sum::<f64>() / bits.len() as f64;
+            let (f, b) = (mean(&forward[1..]), mean(&backward[..=n]));
+            for (column, expected) in [(0, ((f + b) / 2.0).exp2()), (1, f.exp2()), (2, b.exp2())] {
+                let found = scored.perplexities.column(column).as_primitive::<Float64Type>().value(row);
+                assert!((found / expected - 1.0).abs() < TOLERANCE, "{text}: {found} {expected}");
+            }
+            let counts = |column: usize| scored.perplexities.column(column).as_primitive::<UInt32Type>().value(row);
+            let unknown = sentence.iter().filter(|word| !vocabulary.iter().any(|there| there == *word)).count();
+            assert_eq!((counts(3), counts(4)), (n as u32, unknown as u32), "{text}");
+        }
+    }
+}
+
+/// Alone, among others, in any order: the same bits.
+#[test]
+fn scores_do_not_depend_on_neighbours() {
+    let (_folder, elmo) = with_head(&words());
+    let rows: Vec<String> = (0..70).map(|n| "the bank was closed . ".repeat(n % 5 + 1) + WORDS[3 + n % 6]).collect();
+    let column = |rows: &[&str]| texts(&rows.iter().copied().map(Some).collect::<Vec<_>>());
+    let all: Vec<&str> = rows.iter().map(String::as_str).collect();
+    let together = score(&elmo, &spec(), &column(&all));
+    let bits = |scored: &Scored, row: usize| -> Vec<u32> {
+        let of = |column| floats(&scored.surprisals, row, column).into_iter().map(f32::to_bits).collect::<Vec<_>>();
+        [of(4), of(5)].concat()
+    };
+    let reversed: Vec<&str> = all.iter().rev().copied().collect();
+    let reversed = score(&elmo, &spec(), &column(&reversed));
+    for row in 0..all.len() {
+        let alone = score(&elmo, &spec(), &column(&all[row..=row]));
+        assert_eq!(bits(&alone, 0), bits(&together, row), "row {row}");
+        assert_eq!(bits(&reversed, all.len() - 1 - row), bits(&together, row), "row {row}");
+    }
+}
+
+/// What the model reads is what is looked up: Moses reads `’s` as `'s`. Sentences are scored each by itself.
+#[test]
+fn words_are_looked_up_as_they_are_read() {
+    let (_folder, elmo) = with_head(&words());
+    let moses = EmbedSpec { on_error: OnError::Null, ..EmbedSpec::default() };
+    let rows = [Some("the bank’s closed. the bank was."), None, Some(" "), Some("bank")];
+    let scored = score(&elmo, &moses, &texts(&rows));
+    let tokens = scored.surprisals.value(0);
+    let tokens = tokens.as_struct();
+    let written: Vec<&str> = tokens.column(0).as_string::<i32>().iter().flatten().collect();
+    assert_eq!(written, ["the", "bank", "’s", "closed", ".", "the", "bank", "was", "."]);
+    assert_eq!(tokens.column(6).as_boolean().true_count(), 9);
+    let sentences: Vec<u32> = tokens.column(3).as_primitive::<UInt32Type>().values().to_vec();
+    assert_eq!(sentences, [0, 0, 0, 0, 0, 1, 1, 1, 1]);
+    let apart = score(&elmo, &spec(), &texts(&[Some("the bank 's closed ."), Some("the bank was .")]));
+    for column in [4, 5] {
+        let both = [floats(&apart.surprisals, 0, column), floats(&apart.surprisals, 1, column)].concat();
+        assert_eq!(floats(&scored.surprisals, 0, column), both);
+    }
+    // NULL is NULL, a blank text has no token and no perplexity.
+    let valid = |array: &dyn Array| (0..4).map(|row| array.is_valid(row)).collect::<Vec<_>>();
+    assert_eq!(valid(&scored.surprisals), [true, false, true, true]);
+    assert_eq!(scored.surprisals.value_length(2), 0);
+    assert_eq!(valid(&scored.perplexities), [true, false, false, true]);
+}
+
+#[test]
+fn lists_of_tokens_are_sentences() {
+    let (_folder, elmo) = with_head(&words());
+    let mut lists = ListBuilder::new(StringBuilder::new());
+    lists.append_value(["the", "bank", "", "."].map(Some));
+    lists.append_value([Some("closed")]);
+    let lists: ArrayRef = Arc::new(lists.finish());
+    let scored = score(&elmo, &spec(), &lists);
+    let (forward, backward) = expected(&words(), &["the", "bank", "", "."]);
+    for (column, expected) in [(4, forward), (5, backward)] {
+        for (found, expected) in floats(&scored.surprisals, 0, column).iter().zip(&expected[1..5]) {
+            assert!((f64::from(*found) - expected).abs() < TOLERANCE * expected.max(1.0), "{found} {expected}");
+        }
+    }
+    assert_eq!(scored.surprisals.value_length(0), 4);
+}
+
+#[test]
+fn heads_that_are_none() {
+    let elmo = Elmo::tiny().unwrap();
+    assert!(!elmo.has_lm_head());
+    let error = Scorer::new(&elmo, &spec()).unwrap_err().to_string();
+    assert!(error.contains("the model tiny has no LM head") && error.contains("softmax.safetensors"), "{error}");
+    let (weight, bias) = softmax(9);
+    let made = |words: &[&str]| {
+        let words = words.iter().map(|word| (*word).to_owned()).collect();
+        LmHeadData::new(words, weight.clone(), bias.clone()).map(|_| ()).unwrap_err().to_string()
+    };
+    let mut twice = WORDS;
+    twice[8] = "bank";
+    assert!(made(&twice).contains("line 9 comes twice"), "{}", made(&twice));
+    let mut without = WORDS;
+    without[1] = "<s>";
+    assert!(made(&without).contains("<S> is missing"), "{}", made(&without));
+    assert!(made(&WORDS[..8]).contains("softmax/W"), "{}", made(&WORDS[..8]));
+    // Files that were changed after they were written.
+    let (folder, _) = with_head(&words());
+    let vocab = folder.path().join("vocab.txt");
+    let asked = || Scorer::new(&open(folder.path()), &spec()).unwrap_err().to_string();
+    std::fs::write(&vocab, b"</S>\n<S>\n<UNK>\n").unwrap();
+    assert!(asked().contains("softmax/W"), "{}", asked());
+    std::fs::write(&vocab, b"</S>\n<S>\n<UNK>\n\xff\n").unwrap();
+    assert!(asked().contains("line 4 is not UTF-8"), "{}", asked());
+    std::fs::write(&vocab, "a".repeat(100_000)).unwrap();
+    assert!(asked().contains("line 1 is longer than"), "{}", asked());
+    std::fs::remove_file(&vocab).unwrap();
+    assert!(!open(folder.path()).has_lm_head());
+}
