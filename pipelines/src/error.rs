@@ -87,6 +87,14 @@ pub enum Error {
         /// What to do next.
         help: Option<String>,
     },
+    /// Another process is gone.
+    #[error("{message}")]
+    Lost {
+        /// Which.
+        message: String,
+        /// What to do next.
+        help: String,
+    },
     /// Told to stop, with nothing to go on from.
     #[error("interrupted")]
     Stopped,
@@ -149,7 +157,7 @@ impl Error {
             Self::Manifest(ManifestError::Differs { .. } | ManifestError::NoFolder { .. }) => Exit::Usage,
             Self::Source(error) => exit_of_source(error),
             Self::Sink(_) => Exit::Input,
-            Self::Manifest(_) | Self::Io { .. } => Exit::Storage,
+            Self::Manifest(_) | Self::Io { .. } | Self::Lost { .. } => Exit::Storage,
             Self::Sql { exit, .. } => *exit,
             Self::Interrupted { .. } | Self::Stopped => Exit::Interrupted,
             Self::BrokenPipe => Exit::Done,
@@ -161,6 +169,7 @@ impl Error {
     pub fn help(&self) -> Option<String> {
         match self {
             Self::Usage { help, .. } | Self::Input { help, .. } | Self::Sql { help, .. } => help.clone(),
+            Self::Lost { help, .. } => Some(help.clone()),
             Self::Config(error) => error.help(),
             Self::Models(error) => error.help(),
             #[cfg(feature = "cluster")]

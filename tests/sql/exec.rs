@@ -185,3 +185,37 @@ fn a_query_that_is_left_behind_holds_up_no_other_runtime() {
     assert_eq!(other.num_rows(), 5000);
     assert!(left.block_on(stream.next()).is_some());
 }
+
+/// Rows come in the order that was asked for, also where something is computed of a vector above the sort, from several
+/// batches and with more partitions than one.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_sort_below_the_operator_is_the_order_of_the_query() {
+    let config = SessionConfig::new().with_batch_size(7).with_target_partitions(4);
+    let session = elmo_udfs::session_with_config(&Models::from(tiny().clone()), config);
+    let rows = "SELECT (value * 37) % 101 AS id, concat('text ', value) AS text FROM generate_series(1, 100)";
+    elmo_udfs::sql(&session, &format!("CREATE TABLE t AS {rows}")).await.unwrap().collect().await.unwrap();
+    // What the rows are sorted by is among the columns, is said by another one, or is left out.
+    for (query, place) in [
+        ("SELECT id, elmo_embed(text)[1] + 1 AS x FROM t ORDER BY id", 0),
+        ("SELECT x, id FROM (SELECT elmo_embed(text)[1] * 2 AS x, id FROM t) ORDER BY id", 1),
+        ("SELECT elmo_embed(text)[1] - 1 AS x, -id AS minus FROM t ORDER BY id DESC", 1),
+        ("SELECT elmo_dot(elmo_embed(text), elmo_embed('a')), upper(text), id FROM t ORDER BY id LIMIT 60 OFFSET 3", 2),
+    ] {
+        let batches = elmo_udfs::sql(&session, query).await.unwrap().collect().await.unwrap();
+        let ids: Vec<i64> = batches
+            .iter()
+            .flat_map(|batch| batch.column(place).as_primitive::<Int64Type>().values().to_vec())
+            .collect();
+        assert!(ids.len() >= 60 && ids.is_sorted(), "{query}: {ids:?}");
+    }
+    let left_out = "SELECT round(elmo_embed(text)[1], 4) AS x FROM t ORDER BY id";
+    let sorted = |rules: &str| format!("SET elmo.rules = {rules}");
+    let mut answers = Vec::new();
+    for rules in ["true", "false"] {
+        elmo_udfs::sql(&session, &sorted(rules)).await.unwrap().collect().await.unwrap();
+        let batches = elmo_udfs::sql(&session, left_out).await.unwrap().collect().await.unwrap();
+        let all = arrow::compute::concat_batches(&batches[0].schema(), &batches).unwrap();
+        answers.push(ArrayRef::clone(all.column(0)));
+    }
+    assert_eq!(&answers[0], &answers[1]);
+}

@@ -11,7 +11,7 @@ use super::{
 };
 use crate::{
     cluster::{Address, Executor, ExecutorSettings, Scheduler},
-    error::{Exit, Result},
+    error::{Error, Exit, Result},
     stores::Stores,
 };
 
@@ -139,13 +139,21 @@ fn executor(args: ExecutorArgs, _: &CommonArgs) -> Result<Exit> {
         };
         let executor = Executor::new(settings, &Stores::from_env())?;
         let address = executor.address();
-        let ready = || logging::note(&format!("executor at {address}: ready, {slots} slots"));
+        let ready = || logging::note(&format!("executor at {address}: ready, slots: {slots}"));
         // Ballista listens for signals itself: the first lets tasks at hand end.
-        let twice = shutdown::asked_twice()?;
+        let (asked, twice) = shutdown::asked_twice()?;
         tokio::select! {
             served = executor.serve(ready) => served?,
             () = twice => return Ok(Exit::Interrupted),
         }
-        Ok(Exit::Done)
+        match asked() {
+            true => Ok(Exit::Done),
+            false => Err(Error::Lost {
+                message: format!(
+                    "the scheduler is gone, or ended the executor at {address}, of which it had not heard"
+                ),
+                help: "start it again when the scheduler is there; a supervisor such as systemd can do so".to_owned(),
+            }),
+        }
     })
 }

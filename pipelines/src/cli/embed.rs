@@ -305,6 +305,7 @@ impl EmbedArgs {
                 stores: stores.clone(),
                 settings: self.engine.settings(),
                 runtime: tokio::runtime::Handle::current(),
+                elsewhere: true,
                 read: std::sync::Mutex::default(),
             };
             let cluster = crate::cluster::Cluster::new(address.clone(), stores);

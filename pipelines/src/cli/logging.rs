@@ -109,7 +109,10 @@ fn filter(common: &CommonArgs) -> (EnvFilter, Option<String>) {
         (false, 2) => format!("info,elmo=debug,elmo_udfs=debug,elmo_pipelines=debug,{progress}=debug"),
         (false, _) => "debug".to_owned(),
     };
-    let by_flags = format!("{by_flags},{NOTES}=info");
+    // Ballista calls ordinary events errors, and shows plans, in which texts of queries stand, at level info.
+    let ballista = if common.verbose < 3 { ["off", "warn", "info"][usize::from(common.verbose)] } else { "debug" };
+    let ballista = ["core", "executor", "scheduler"].map(|part| format!("ballista_{part}={ballista}")).join(",");
+    let by_flags = format!("{by_flags},{ballista},{NOTES}=info");
     let asked = env::var("ELMO_LOG").ok().filter(|asked| !asked.is_empty());
     match asked.map(|asked| asked.parse::<EnvFilter>()) {
         Some(Ok(filter)) => (filter, None),

@@ -140,16 +140,20 @@ pub(super) fn ended() -> Result<impl Future<Output = ()>> {
     })
 }
 
-/// A future that ends at the second signal.
+/// Whether there was a signal, and a future that ends at the second one.
 #[cfg(feature = "cluster")]
-pub(super) fn asked_twice() -> Result<impl Future<Output = ()>> {
+pub(super) fn asked_twice() -> Result<(impl Fn() -> bool, impl Future<Output = ()>)> {
     let mut interrupt = handler(SignalKind::interrupt())?;
     let mut terminate = handler(SignalKind::terminate())?;
-    Ok(async move {
+    let asked = Arc::new(AtomicBool::new(false));
+    let seen = Arc::clone(&asked);
+    let twice = async move {
         tokio::select! { _ = interrupt.recv() => {}, _ = terminate.recv() => {} }
+        seen.store(true, Ordering::Relaxed);
         tracing::warn!("stopping when the tasks at hand are done; once more stops at once");
         tokio::select! { _ = interrupt.recv() => {}, _ = terminate.recv() => {} }
-    })
+    };
+    Ok((move || asked.load(Ordering::Relaxed), twice))
 }
 
 /// The command that continues this one, as the shell would read it. One that began anew must not do so again, be it that

@@ -221,7 +221,9 @@ impl Shell<'_> {
     async fn one(&mut self, statement: Statement) -> Result<Answer> {
         // A bar would stand among the rows.
         let rows_here = io::stdout().is_terminal() && self.show.format != Format::Table;
-        let watch: Arc<dyn Progress> = if rows_here { Arc::new(Silent) } else { self.common.progress().into() };
+        // What a cluster has done so far, nobody here knows.
+        let watch: Arc<dyn Progress> =
+            if rows_here || self.sql.is_on_cluster() { Arc::new(Silent) } else { self.common.progress().into() };
         let (sql, show, told) = (self.sql.clone(), self.show, Arc::clone(&watch));
         self.signals.begin();
         // A task of its own: a model that is fetched, or a function at work, does not give way to a signal.

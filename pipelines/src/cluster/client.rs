@@ -24,7 +24,8 @@ use elmo_udfs::codec::NoModels;
 use futures::{StreamExt, TryStreamExt};
 use prost::Message;
 use thiserror::Error;
-use tonic::transport::Channel;
+use tokio::time::timeout;
+use tonic::{Code, Status as Answer, transport::Channel};
 
 use super::{Address, MESSAGE_BYTES, codec::ClusterCodec, engine, scheduler::NOBODY};
 use crate::{error::Exit, stores::Stores};
@@ -52,6 +53,12 @@ pub enum ClusterError {
     /// Nobody to run the query.
     #[error("{NOBODY} at {scheduler}")]
     Nobody {
+        /// Its address.
+        scheduler: Address,
+    },
+    /// Nobody is left to run the query.
+    #[error("all executors of the scheduler at {scheduler} were lost")]
+    AllLost {
         /// Its address.
         scheduler: Address,
     },
@@ -92,7 +99,11 @@ impl ClusterError {
     /// Whose fault it is.
     pub fn exit(&self) -> Exit {
         match self {
-            Self::Unreachable { .. } | Self::Nobody { .. } | Self::Lost { .. } | Self::Short { .. } => Exit::Storage,
+            Self::Unreachable { .. }
+            | Self::Nobody { .. }
+            | Self::AllLost { .. }
+            | Self::Lost { .. }
+            | Self::Short { .. } => Exit::Storage,
             Self::Refused { .. } | Self::Local(_) => Exit::Usage,
             Self::Failed { exit, .. } => *exit,
         }
@@ -102,7 +113,9 @@ impl ClusterError {
     pub fn help(&self) -> Option<String> {
         Some(match self {
             Self::Unreachable { .. } => "start one by elmo cluster scheduler, or leave out --cluster".to_owned(),
-            Self::Nobody { scheduler } => format!("start one by elmo cluster executor --scheduler {scheduler}"),
+            Self::Nobody { scheduler } | Self::AllLost { scheduler } => {
+                format!("start one by elmo cluster executor --scheduler {scheduler}")
+            }
             Self::Lost { .. } | Self::Short { .. } => "run the query again: its rows went with the executor".to_owned(),
             Self::Local(_) => "leave out --cluster".to_owned(),
             Self::Failed { help, .. } => return help.clone(),
@@ -133,6 +146,8 @@ type Client = SchedulerGrpcClient<Channel>;
 const WAIT_FOR_SCHEDULER: Duration = Duration::from_secs(5);
 /// How long the network may take.
 const CONNECT: Duration = Duration::from_secs(10);
+/// How long a scheduler may take for an answer, which it has at once, and a plan with many rows to reach it.
+const ANSWER: Duration = Duration::from_secs(60);
 /// How long a query waits for the first executor of a cluster that is about to start.
 const WAIT_FOR_EXECUTORS: Duration = Duration::from_secs(30);
 /// The pause before the scheduler is asked again: short at first, as short queries are many.
@@ -198,7 +213,8 @@ impl Cluster {
         let endpoint = endpoint.map_err(|e| unreachable(e.to_string()))?.connect_timeout(CONNECT);
         let deadline = tokio::time::Instant::now() + WAIT_FOR_SCHEDULER;
         let channel = loop {
-            match endpoint.connect().await {
+            let answered = timeout(CONNECT, endpoint.connect()).await;
+            match answered.map_err(|_| unreachable("nothing was said".to_owned()))? {
                 Ok(channel) => break channel,
                 Err(e) if tokio::time::Instant::now() > deadline => return Err(unreachable(innermost(&e))),
                 Err(_) => tokio::time::sleep(LONGEST_PAUSE).await,
@@ -206,6 +222,10 @@ impl Cluster {
         };
         let client = SchedulerGrpcClient::new(channel).max_decoding_message_size(MESSAGE_BYTES as usize);
         Ok(client.max_encoding_message_size(MESSAGE_BYTES as usize))
+    }
+
+    fn silent(&self) -> ClusterError {
+        ClusterError::Unreachable { scheduler: self.address.clone(), reason: "nothing was said".to_owned() }
     }
 
     /// Hands the query over, and waits for executors where there are none yet.
@@ -216,7 +236,8 @@ impl Cluster {
         loop {
             let mut request = tonic::Request::new(params.clone());
             insert_version_header(request.metadata_mut());
-            match scheduler.execute_query(request).await {
+            let answered = timeout(ANSWER, scheduler.execute_query(request)).await;
+            match answered.map_err(|_| self.silent())? {
                 Err(status) if status.message().contains(NOBODY) => {
                     if tokio::time::Instant::now() > deadline {
                         return Err(ClusterError::Nobody { scheduler: self.address.clone() });
@@ -226,11 +247,12 @@ impl Cluster {
                     }
                     tokio::time::sleep(LONGEST_PAUSE).await;
                 }
-                Err(status) if status.code() == tonic::Code::Unavailable => {
-                    let reason = status.message().to_owned();
+                Err(status) if says_a_scheduler(&status) => return Err(refused(status.message().to_owned())),
+                Err(status) => {
+                    let reason = format!("what listens there is no scheduler of elmo: {}", status.message());
+                    let reason = if status.code() == Code::Unavailable { status.message().to_owned() } else { reason };
                     return Err(ClusterError::Unreachable { scheduler: self.address.clone(), reason });
                 }
-                Err(status) => return Err(refused(status.message().to_owned())),
                 Ok(answer) => {
                     return match answer.into_inner().result {
                         Some(execute_query_result::Result::Success(success)) => Ok(success.job_id),
@@ -259,15 +281,18 @@ impl Job {
     async fn finished(&mut self) -> Result<Vec<PartitionLocation>> {
         let mut pause = SHORTEST_PAUSE;
         loop {
-            let asked = self.scheduler.get_job_status(GetJobStatusParams { job_id: self.id.clone() }).await;
-            let answer = asked.map_err(|status| ClusterError::Unreachable {
-                scheduler: self.address.clone(),
-                reason: status.message().to_owned(),
-            })?;
+            let unreachable = |reason: String| ClusterError::Unreachable { scheduler: self.address.clone(), reason };
+            let asked = self.scheduler.get_job_status(GetJobStatusParams { job_id: self.id.clone() });
+            let asked = timeout(ANSWER, asked).await.map_err(|_| unreachable("nothing was said".to_owned()))?;
+            let answer = asked.map_err(|status| unreachable(status.message().to_owned()))?;
             match answer.into_inner().status.and_then(|status| status.status) {
                 Some(Status::Successful(done)) => {
                     self.computed = true;
                     return Ok(in_order(done.partition_location));
+                }
+                // Ballista's words, as it has no code for it.
+                Some(Status::Failed(failed)) if failed.error.contains("all executors were lost") => {
+                    return Err(ClusterError::AllLost { scheduler: self.address.clone() });
                 }
                 Some(Status::Failed(failed)) => return Err(ClusterError::failed(&failed.error)),
                 None | Some(Status::Queued(_) | Status::Running(_)) => {}
@@ -354,6 +379,13 @@ fn stamped(batch: &RecordBatch, schema: &SchemaRef) -> Result<RecordBatch, DataF
         }
     });
     Ok(RecordBatch::try_new(Arc::clone(schema), columns.collect::<std::result::Result<_, _>>()?)?)
+}
+
+/// Whether this is an answer of Ballista's, and not of whatever else listens on the port.
+fn says_a_scheduler(answer: &Answer) -> bool {
+    matches!(answer.code(), Code::Internal | Code::InvalidArgument | Code::FailedPrecondition | Code::ResourceExhausted)
+        && !answer.message().contains("h2 protocol error")
+        && !answer.message().is_empty()
 }
 
 /// What a chain of errors ends with.

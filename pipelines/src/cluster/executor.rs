@@ -9,7 +9,7 @@ use std::{
     time::Duration,
 };
 
-use ballista_core::{config::TaskSchedulingPolicy, registry::BallistaFunctionRegistry};
+use ballista_core::{config::TaskSchedulingPolicy, error::BallistaError, registry::BallistaFunctionRegistry};
 use ballista_executor::{
     executor_process::{ExecutorProcessConfig, start_executor_process},
     health::ExecutorHealth,
@@ -73,21 +73,29 @@ impl Executor {
     /// Settles ports and folders.
     ///
     /// # Errors
-    /// [`Error::Usage`] when an address is none of this machine's or taken, [`Error::Io`] when the folder cannot be made.
+    /// [`Error::Usage`] when an address is none of this machine's or taken, or the folder cannot be made; [`Error::Elmo`]
+    /// when a device is not there.
     pub fn new(settings: ExecutorSettings, stores: &Stores) -> Result<Self> {
+        // Devices that are not there are missed now, and not by the first query.
+        elmo::model::resolve_devices(&settings.engine.devices).map_err(elmo::Error::from)?;
         let ExecutorSettings { scheduler, bind, control_port, host, slots, work_dir, memory_limit, offline, engine } =
             settings;
         // Both are held until both are known, or the same might be found twice.
         let (results, control) = (free(&bind)?, free(&Address { port: control_port, ..bind.clone() })?);
         let (port, grpc_port) = (port_of(&results, &bind)?, port_of(&control, &bind)?);
         drop((results, control));
+        // What the scheduler sees of IPv6 has no brackets, and is then no address.
+        let host = host.or_else(|| bind.host.starts_with('[').then(|| bind.host.clone()));
         let name = format!("the executor at {}:{port}", host.as_deref().unwrap_or(&bind.host));
         let runtime = Handle::current();
         let models = Host { name, offline, stores: stores.clone(), engine, runtime, open: Mutex::default() };
         let codec = ClusterCodec::new(Arc::new(models), stores);
         let temporary = match &work_dir {
             Some(dir) => {
-                std::fs::create_dir_all(dir).map_err(|e| Error::io(dir, e))?;
+                let made = std::fs::create_dir_all(dir);
+                made.map_err(|e| {
+                    Error::usage(format!("--work-dir {}: {e}", dir.display()), "give a folder that can be written to")
+                })?;
                 None
             }
             None => Some(tempfile::tempdir().map_err(|e| Error::io(&std::env::temp_dir(), e))?),
@@ -102,8 +110,6 @@ impl Executor {
             grpc_port,
             scheduler_host: scheduler.host,
             scheduler_port: scheduler.port,
-            // Until then the scheduler may still be about to start.
-            scheduler_connect_timeout_seconds: 30,
             vcores: slots,
             task_scheduling_policy: TaskSchedulingPolicy::PushStaged,
             work_dir: Some(dir),
@@ -149,6 +155,7 @@ impl Executor {
         let Self { config, _temporary } = self;
         let (scheduler, health) =
             (format!("{}:{}", config.scheduler_host, config.scheduler_port), config.health.clone());
+        listens(&scheduler).await?;
         let serving = start_executor_process(Arc::new(config));
         tokio::pin!(serving);
         let served = tokio::select! {
@@ -160,9 +167,39 @@ impl Executor {
         };
         served.map_err(|e| match health.is_ready() {
             true => failed(e),
-            false => Error::Failed(format!("the scheduler at {scheduler} does not take this executor: {e}")),
+            false => Error::Failed(format!("the scheduler at {scheduler} does not take this executor: {}", words(&e))),
         })
     }
+}
+
+/// How long an executor waits for a scheduler that is about to start.
+const WAIT_FOR_SCHEDULER: Duration = Duration::from_secs(30);
+
+/// Waits until somebody listens there.
+async fn listens(scheduler: &str) -> Result<()> {
+    let deadline = tokio::time::Instant::now() + WAIT_FOR_SCHEDULER;
+    let mut told = false;
+    loop {
+        match tokio::net::TcpStream::connect(scheduler).await {
+            Ok(_) => return Ok(()),
+            Err(e) if tokio::time::Instant::now() > deadline => {
+                return Err(Error::Failed(format!("the scheduler at {scheduler} does not answer: {e}")));
+            }
+            Err(reason) => {
+                if !std::mem::replace(&mut told, true) {
+                    tracing::warn!(%reason, "waiting for the scheduler at {scheduler}");
+                }
+                tokio::time::sleep(Duration::from_millis(250)).await;
+            }
+        }
+    }
+}
+
+/// What Ballista says, without what Rust prints of its sources.
+fn words(error: &BallistaError) -> String {
+    let said = error.to_string();
+    let plain = said.split(", source:").next().unwrap_or_default();
+    plain.split("tonic::transport::Error").next().unwrap_or_default().trim_end_matches([' ', ':', ',']).to_owned()
 }
 
 async fn is_ready(health: &ExecutorHealth) {
@@ -222,6 +259,7 @@ impl ModelHost for Host {
             stores: self.stores.clone(),
             settings: self.engine.clone(),
             runtime: self.runtime.clone(),
+            elsewhere: false,
             read: Mutex::default(),
         };
         let opened = lazy.open()?;

@@ -23,6 +23,7 @@ use datafusion::{
         execution_plan::{Boundedness, EmissionType},
         explain::ExplainExec,
         replace_children_if_necessary,
+        sorts::{sort::SortExec, sort_preserving_merge::SortPreservingMergeExec},
         union::UnionExec,
     },
 };
@@ -86,7 +87,7 @@ fn placed(plan: Arc<dyn ExecutionPlan>, cluster: &Cluster) -> Result<Arc<dyn Exe
     // The parts of a result come one after the other in any case.
     let whole = plan.downcast_ref::<CoalescePartitionsExec>();
     let whole = whole.filter(|whole| whole.fetch().is_none()).map(|whole| Arc::clone(whole.input()));
-    Ok(Arc::new(ClusterExec::new(file_by_file(whole.unwrap_or(plan))?, cluster.clone())))
+    Ok(Arc::new(ClusterExec::new(cuttable(whole.unwrap_or(plan))?, cluster.clone())))
 }
 
 /// Whether a plan is for the cluster. One that reads no file and embeds nothing is answered sooner here.
@@ -109,13 +110,16 @@ fn belongs_there(plan: &Arc<dyn ExecutionPlan>) -> Result<bool> {
             match leaf(node) {
                 Leaf::Files => work = true,
                 Leaf::Rows => {}
-                Leaf::Here => local = Some(node.name().to_owned()),
+                Leaf::Here if node.name() == "StreamingTableExec" => {
+                    local = Some("a query of information_schema together with files or texts".to_owned());
+                }
+                Leaf::Here => local = Some(format!("a query with {}", node.name())),
             }
         }
         Ok(TreeNodeRecursion::Continue)
     })?;
     match local {
-        Some(name) if work => Err(ClusterError::Local(format!("a query with {name}")).into()),
+        Some(name) if work => Err(ClusterError::Local(name).into()),
         _ => Ok(work),
     }
 }
@@ -143,16 +147,37 @@ fn leaf(node: &Arc<dyn ExecutionPlan>) -> Leaf {
     }
 }
 
-/// Ballista gives each task a share of a scan's partitions, but only of scans that it knows: files of lines are scans of
-/// one partition each.
-fn file_by_file(plan: Arc<dyn ExecutionPlan>) -> Result<Arc<dyn ExecutionPlan>> {
-    let split = plan.transform_down(|node| match node.downcast_ref::<LinesExec>().map(LinesExec::singly) {
-        Some(files) if files.len() > 1 => {
-            Ok(Transformed::new(UnionExec::try_new(files)?, true, TreeNodeRecursion::Jump))
+/// The plan as Ballista can cut it into tasks.
+///
+/// It gives each task a share of a scan's partitions, but only of scans that it knows: files of lines are scans of one
+/// partition each. Of a union a task may have no share of a branch, and a sort of no partitions cannot be read by
+/// executors: such a branch is a stage of its own.
+fn cuttable(plan: Arc<dyn ExecutionPlan>) -> Result<Arc<dyn ExecutionPlan>> {
+    let cut = plan.transform_up(|node| {
+        if let Some(files) = node.downcast_ref::<LinesExec>().map(LinesExec::singly).filter(|files| files.len() > 1) {
+            return Ok(Transformed::yes(UnionExec::try_new(files)?));
         }
-        _ => Ok(Transformed::no(node)),
+        let branches = node.children();
+        if !node.is::<UnionExec>() || !branches.iter().any(|branch| sorts(branch)) {
+            return Ok(Transformed::no(node));
+        }
+        let stages = branches.into_iter().map(|branch| if sorts(branch) { stage(branch) } else { Arc::clone(branch) });
+        let stages = stages.collect();
+        Ok(Transformed::yes(replace_children_if_necessary(node, stages)?))
     });
-    Ok(split?.data)
+    Ok(cut?.data)
+}
+
+fn sorts(plan: &Arc<dyn ExecutionPlan>) -> bool {
+    plan.is::<SortExec>() || plan.children().into_iter().any(sorts)
+}
+
+/// Ballista begins a stage below what puts partitions together.
+fn stage(plan: &Arc<dyn ExecutionPlan>) -> Arc<dyn ExecutionPlan> {
+    match plan.output_ordering() {
+        Some(order) => Arc::new(SortPreservingMergeExec::new(order.clone(), Arc::clone(plan))),
+        None => Arc::new(CoalescePartitionsExec::new(Arc::clone(plan))),
+    }
 }
 
 /// Runs its plan on a cluster.

@@ -20,6 +20,8 @@ pub(crate) struct LazyModel {
     pub(crate) settings: EmbedderSettings,
     /// Where fetching waits.
     pub(crate) runtime: Handle,
+    /// Others open the model: what is to be said of it is said when it is described.
+    pub(crate) elsewhere: bool,
     /// Weights that were read to describe the model, for the one who opens it.
     pub(crate) read: Mutex<Option<ModelData>>,
 }
@@ -39,6 +41,9 @@ impl ModelSource for LazyModel {
             return Ok(Card { options, fingerprint, untrained: false, lm_head, location });
         }
         let data = self.data(&files, &fingerprints)?;
+        if self.elsewhere {
+            warn_untrained(&data);
+        }
         let card = Card {
             options: data.options.clone(),
             fingerprint: data.fingerprint.clone(),
@@ -46,7 +51,7 @@ impl ModelSource for LazyModel {
             lm_head: data.lm_head.is_some(),
             location: self.spec.to_string(),
         };
-        *self.read() = Some(data);
+        *self.read() = (!self.elsewhere).then_some(data);
         Ok(card)
     }
 

@@ -148,6 +148,11 @@ impl Sql {
         Ok(Self { context, stores: stores.clone(), on_cluster })
     }
 
+    /// Whether queries run elsewhere.
+    pub fn is_on_cluster(&self) -> bool {
+        self.on_cluster
+    }
+
     /// The statements in a text.
     ///
     /// # Errors
@@ -252,12 +257,16 @@ impl Sql {
 
 /// The models of a session, by name.
 fn models(settings: Settings, stores: &Stores) -> elmo_udfs::Models {
+    #[cfg(feature = "cluster")]
+    let elsewhere = settings.cluster.is_some();
+    #[cfg(not(feature = "cluster"))]
+    let elsewhere = false;
     let Settings { models, offline, engine, .. } = settings;
     let default = models.first().map_or_else(String::new, |(name, _)| name.clone());
     let runtime = tokio::runtime::Handle::current();
     let lazy = models.into_iter().map(|(name, spec)| {
         let (stores, settings, runtime) = (stores.clone(), engine.clone(), runtime.clone());
-        let model = LazyModel { spec, offline, stores, settings, runtime, read: Default::default() };
+        let model = LazyModel { spec, offline, stores, settings, runtime, elsewhere, read: Default::default() };
         (name, Arc::new(model) as Arc<dyn ModelSource>)
     });
     elmo_udfs::Models::lazy(default, lazy.collect::<Vec<_>>())

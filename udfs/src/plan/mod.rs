@@ -6,6 +6,7 @@
 //! | a plan whose embeddings are computed as late as possible | [`defer`] |
 //! | the operator in a logical plan | [`node`] |
 //! | the operator at work | [`exec`] |
+//! | the order of rows above a sort | `order` |
 //! | equal texts, lately and right now | `memo` |
 //! | settings | [`config`] |
 
@@ -15,6 +16,7 @@ pub mod defer;
 pub mod exec;
 pub(crate) mod memo;
 pub mod node;
+mod order;
 pub mod session;
 
 /// The name of the operator that embeds, in physical plans.

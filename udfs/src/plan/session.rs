@@ -21,6 +21,7 @@ use super::{
     defer::DeferEmbedding,
     exec::{BoundCall, EmbedExec},
     node::Embed,
+    order::KeepOrder,
 };
 use crate::{Models, functions, rewrite::Rewrite};
 
@@ -49,7 +50,7 @@ impl ElmoSession for SessionStateBuilder {
         if config.options().extensions.get::<ElmoConfig>().is_none() {
             config.options_mut().extensions.insert(ElmoConfig::default());
         }
-        self.with_query_planner(Arc::new(EmbedQueryPlanner))
+        self.with_physical_optimizer_rule(Arc::new(KeepOrder)).with_query_planner(Arc::new(EmbedQueryPlanner))
     }
 }
 
