@@ -149,24 +149,17 @@ impl Scorer {
             let start = (2 * at + half) * self.width;
             &vectors[start..start + self.width]
         };
-        let (mut states, mut targets, mut at) = (Vec::new(), Vec::new(), Vec::new());
-        for (first, last) in places {
-            for here in first + 1..=last {
-                states.extend_from_slice(state(here - 1, 0));
-                targets.push(ids[here]);
-                at.push((here, false));
-            }
-            for here in first..last {
-                states.extend_from_slice(state(here + 1, 1));
-                targets.push(ids[here]);
-                at.push((here, true));
-            }
-        }
+        // Which token is asked for, which one's state says it, and in which direction.
+        let forward = places.iter().flat_map(|&(first, last)| (first + 1..=last).map(|here| (here, here - 1, 0)));
+        let backward = places.iter().flat_map(|&(first, last)| (first..last).map(|here| (here, here + 1, 1)));
+        let asked: Vec<(usize, usize, usize)> = forward.chain(backward).collect();
+        let states: Vec<f32> = asked.iter().flat_map(|&(_, from, half)| state(from, half)).copied().collect();
+        let targets: Vec<i64> = asked.iter().map(|&(here, ..)| ids[here]).collect();
         let logs = self.head.log_probabilities(&states, &targets)?;
         let nothing = || vec![f32::NAN; items.len()];
         let mut scores = Scores { forward: nothing(), backward: nothing(), known, is_token };
-        for (log, (here, is_backward)) in logs.into_iter().zip(at) {
-            let direction = if is_backward { &mut scores.backward } else { &mut scores.forward };
+        for (log, (here, _, half)) in logs.into_iter().zip(asked) {
+            let direction = if half == 1 { &mut scores.backward } else { &mut scores.forward };
             direction[here] = log;
         }
         Ok(scores)

@@ -101,8 +101,11 @@ fn sql(place: &Place, words: &[&str]) -> Ended {
     Ended { code: output.status.code(), out: text(&output.stdout), err: text(&output.stderr) }
 }
 
-/// The rows of a Parquet file, and what its footer says.
-fn parquet(place: &Place, name: &str) -> (Vec<RecordBatch>, Vec<(String, Option<String>)>, String) {
+/// What the footer of a Parquet file says.
+type Footer = Vec<(String, Option<String>)>;
+
+/// The rows of a Parquet file, its footer, and how it is packed.
+fn parquet(place: &Place, name: &str) -> (Vec<RecordBatch>, Footer, String) {
     let reader = ParquetRecordBatchReaderBuilder::try_new(fs::File::open(place.path(name)).unwrap()).unwrap();
     let metadata = reader.metadata();
     let said = metadata.file_metadata().key_value_metadata().cloned().unwrap_or_default();
@@ -164,6 +167,7 @@ fn a_cluster_gives_what_one_process_gives() {
     place.write("lines/a.txt", "One line.\nTwo lines.\n");
     place.write("lines/b.txt", "Another file.\n\nThree lines.\n");
     place.write("many.jsonl", texts(1500, 30));
+    place.write("large.jsonl", texts(5500, 30));
     let cluster = Cluster::start(&place);
     for statement in STATEMENTS {
         let statement = statement.replace("many.t", "many.jsonl");
@@ -172,7 +176,9 @@ fn a_cluster_gives_what_one_process_gives() {
         assert_eq!((there.code, there.err.as_str()), (Some(0), ""), "{statement}");
         assert_eq!(there.out, here.out, "{statement}");
     }
-    // A file of 250 KiB is cut into parts, and both executors had some.
+    // A file of 900 KiB is cut into parts, and both executors have some.
+    let large = ["--format", "csv", "-c", "SELECT count(*), elmo_centroid(elmo_embed(text)) FROM 'large.jsonl'"];
+    assert_eq!(cluster.sql(&place, &large).out, sql(&place, &large).out);
     for executor in &cluster.executors {
         assert!(executor.said().contains("this model is untrained"), "{}", executor.said());
     }
@@ -274,6 +280,7 @@ fn mistakes(place: &Place, cluster: &Cluster) {
 #[test]
 fn an_executor_that_is_killed_costs_time_and_no_row() {
     let place = Place::new();
+    // A megabyte and a half: cut into parts.
     place.write("many.jsonl", texts(3000, 80));
     let mut cluster = Cluster::start(&place);
     let query = "SELECT count(*) AS n, sum(id) AS s, elmo_centroid(elmo_embed(text)) AS c FROM 'many.jsonl'";

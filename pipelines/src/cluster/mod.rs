@@ -44,8 +44,8 @@ const MESSAGE_BYTES: u32 = 512 << 20;
 /// Parts that the rows of a file are cut into, for so many tasks at most.
 const PARTITIONS: usize = 16;
 
-/// Bytes of a file that are worth a task of their own: embedding takes long.
-const SPLIT_BYTES: usize = 64 << 10;
+/// Bytes from which on a file is cut: a part of less than a batch of the engine, some 40 KB, costs more than it brings.
+const SPLIT_BYTES: usize = 512 << 10;
 
 /// Seconds that a result is kept for a client that does not come.
 const RESULT_SECONDS: u64 = 24 * 3600;
