@@ -6,15 +6,23 @@
 use std::sync::Arc;
 
 use datafusion::{
-    common::{Result, config::ConfigOptions},
+    common::{
+        Result,
+        config::ConfigOptions,
+        tree_node::{TreeNode, TreeNodeRecursion},
+    },
+    physical_expr::ScalarFunctionExpr,
     physical_optimizer::PhysicalOptimizerRule,
     physical_plan::{
-        ExecutionPlan, ExecutionPlanProperties, Partitioning, repartition::RepartitionExec,
+        ExecutionPlan, ExecutionPlanProperties, Partitioning,
+        repartition::RepartitionExec,
         replace_children_if_necessary,
+        sorts::{sort::SortExec, sort_preserving_merge::SortPreservingMergeExec},
     },
 };
 
 use super::exec::EmbedExec;
+use crate::functions;
 
 /// Takes the partitions back that were added between the top of a plan and its sort.
 #[derive(Debug, Default)]
@@ -22,7 +30,7 @@ pub(crate) struct KeepOrder;
 
 impl PhysicalOptimizerRule for KeepOrder {
     fn optimize(&self, plan: Arc<dyn ExecutionPlan>, _: &ConfigOptions) -> Result<Arc<dyn ExecutionPlan>> {
-        if embeds_in_order(&plan) { in_one_partition(plan) } else { Ok(plan) }
+        if embeds_above_a_sort(&plan, false)? { in_one_partition(plan) } else { Ok(plan) }
     }
 
     fn name(&self) -> &str {
@@ -42,23 +50,41 @@ fn below(plan: &Arc<dyn ExecutionPlan>) -> Option<Arc<dyn ExecutionPlan>> {
     }
 }
 
-/// Whether an embedding stands at the top, above rows in one order.
-fn embeds_in_order(plan: &Arc<dyn ExecutionPlan>) -> bool {
-    if plan.is::<EmbedExec>() {
-        let is_one = plan.output_partitioning().partition_count() == 1;
-        return is_one && plan.children().iter().all(|input| input.output_ordering().is_some());
+/// Where the order of a query comes from.
+fn is_sort(plan: &Arc<dyn ExecutionPlan>) -> bool {
+    let sorts = plan.is::<SortExec>() || plan.is::<SortPreservingMergeExec>();
+    sorts && plan.output_partitioning().partition_count() == 1
+}
+
+/// Whether between the top of a plan and its sort something is embedded, or computed of vectors.
+fn embeds_above_a_sort(plan: &Arc<dyn ExecutionPlan>, seen: bool) -> Result<bool> {
+    if is_sort(plan) {
+        return Ok(seen);
     }
-    below(plan).is_some_and(|input| embeds_in_order(&input))
+    let Some(input) = below(plan) else { return Ok(false) };
+    embeds_above_a_sort(&input, seen || is_ours(plan)?)
+}
+
+fn is_ours(plan: &Arc<dyn ExecutionPlan>) -> Result<bool> {
+    let mut found = plan.is::<EmbedExec>();
+    plan.apply_expressions(&mut |expr| {
+        expr.apply(|part| {
+            let call = part.downcast_ref::<ScalarFunctionExpr>();
+            found |= call.is_some_and(|call| functions::NAMES.contains(&call.fun().name()));
+            Ok(TreeNodeRecursion::Continue)
+        })
+    })?;
+    Ok(found)
 }
 
 fn in_one_partition(plan: Arc<dyn ExecutionPlan>) -> Result<Arc<dyn ExecutionPlan>> {
-    if plan.is::<EmbedExec>() {
+    if is_sort(&plan) {
         return Ok(plan);
     }
     let Some(input) = below(&plan) else { return Ok(plan) };
     let input = in_one_partition(input)?;
-    let round_robin = plan.downcast_ref::<RepartitionExec>().map(RepartitionExec::partitioning);
-    match round_robin {
+    let partitioning = plan.downcast_ref::<RepartitionExec>().map(RepartitionExec::partitioning);
+    match partitioning {
         Some(Partitioning::RoundRobinBatch(_)) => Ok(input),
         _ => replace_children_if_necessary(plan, vec![input]),
     }
