@@ -109,12 +109,15 @@ impl Scorer {
             let is_token = |at: &usize| scores.is_token[*at];
             let n = (from..to).filter(is_token).count();
             let (f, b) = (mean(&scores.forward), mean(&scores.backward));
-            forward.push(f.exp());
-            backward.push(b.exp());
-            both.push(f64::midpoint(f, b).exp());
-            counts.push(n as u32);
-            unknown.push((from..to).filter(|at| is_token(at) && !scores.known[*at]).count() as u32);
-            valid.push(tokens.is_valid(row) && n > 0);
+            let is_there = tokens.is_valid(row) && n > 0;
+            let some = |number: f64| is_there.then(|| number.exp());
+            forward.push(some(f));
+            backward.push(some(b));
+            both.push(some(f64::midpoint(f, b)));
+            counts.push(is_there.then_some(n as u32));
+            let unheard = (from..to).filter(|at| is_token(at) && !scores.known[*at]).count();
+            unknown.push(is_there.then_some(unheard as u32));
+            valid.push(is_there);
         }
         let columns: Vec<ArrayRef> = vec![
             Arc::new(Float64Array::from(both)),
@@ -131,9 +134,10 @@ impl Scorer {
         let rows = Rows::new(texts)?;
         let mut known = vec![true; items.len()];
         let mut ids = vec![0; items.len()];
-        let (mut places, mut is_token) = (Vec::new(), vec![true; items.len()]);
+        let (mut places, mut is_token) = (Vec::new(), vec![false; items.len()]);
         for row in 0..tokens.len() {
             let (from, to) = range(tokens, row);
+            is_token[from..to].fill(true);
             let first = places.len();
             places.extend(of_sentences(numbers(items, 3), from, to));
             for &(first, last) in &places[first..] {
@@ -230,11 +234,11 @@ fn surprisal_item() -> FieldRef {
 
 fn perplexity_fields() -> Fields {
     Fields::from(vec![
-        Field::new("average", DataType::Float64, false),
-        Field::new("forward", DataType::Float64, false),
-        Field::new("backward", DataType::Float64, false),
-        Field::new("tokens", DataType::UInt32, false),
-        Field::new("unknown", DataType::UInt32, false),
+        Field::new("average", DataType::Float64, true),
+        Field::new("forward", DataType::Float64, true),
+        Field::new("backward", DataType::Float64, true),
+        Field::new("tokens", DataType::UInt32, true),
+        Field::new("unknown", DataType::UInt32, true),
     ])
 }
 

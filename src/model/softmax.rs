@@ -33,7 +33,8 @@ impl Softmax {
         let missing = (tensors::MIN_COLUMNS - weight.shape[0] as i64).max(0);
         let width = weight.shape[1];
         let weight = tensors::weight(weight, Kind::Float, torch)?;
-        let weight = weight.f_constant_pad_nd([0, 0, 0, missing])?;
+        // Without anything to fill up it would be copied all the same.
+        let weight = if missing > 0 { weight.f_constant_pad_nd([0, 0, 0, missing])? } else { weight };
         let bias = tensors::weight(bias, Kind::Float, torch)?;
         // Words that fill up have no probability.
         let nothing = Tensor::f_full([missing], f64::NEG_INFINITY, (Kind::Float, torch))?;

@@ -208,14 +208,22 @@ async fn a_sort_below_the_operator_is_the_order_of_the_query() {
             .collect();
         assert!(ids.len() >= 60 && ids.is_sorted(), "{query}: {ids:?}");
     }
-    let left_out = "SELECT round(elmo_embed(text)[1], 4) AS x FROM t ORDER BY id";
     let sorted = |rules: &str| format!("SET elmo.rules = {rules}");
-    let mut answers = Vec::new();
-    for rules in ["true", "false"] {
-        elmo_udfs::sql(&session, &sorted(rules)).await.unwrap().collect().await.unwrap();
-        let batches = elmo_udfs::sql(&session, left_out).await.unwrap().collect().await.unwrap();
-        let all = arrow::compute::concat_batches(&batches[0].schema(), &batches).unwrap();
-        answers.push(ArrayRef::clone(all.column(0)));
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("x.csv");
+    for query in [
+        "SELECT round(elmo_embed(text)[1], 4) AS x FROM t ORDER BY id".to_owned(),
+        // A subquery stands at the top of the plan.
+        "SELECT round(elmo_embed(text)[1], 4) AS x FROM t WHERE id > (SELECT avg(id) FROM t) ORDER BY id".to_owned(),
+        format!("COPY (SELECT round(elmo_embed(text)[1], 4) AS x FROM t ORDER BY id) TO '{}'", file.display()),
+    ] {
+        let mut answers = Vec::new();
+        for rules in ["true", "false"] {
+            elmo_udfs::sql(&session, &sorted(rules)).await.unwrap().collect().await.unwrap();
+            let batches = elmo_udfs::sql(&session, &query).await.unwrap().collect().await.unwrap();
+            let all = concat_batches(&batches[0].schema(), &batches).unwrap();
+            answers.push((ArrayRef::clone(all.column(0)), std::fs::read_to_string(&file).ok()));
+        }
+        assert_eq!(&answers[0], &answers[1], "{query}");
     }
-    assert_eq!(&answers[0], &answers[1]);
 }

@@ -134,6 +134,7 @@ fn embedders(plan: &LogicalPlan) -> Result<Vec<ColumnEmbedder>> {
             expanded.apply(|expr| {
                 if let Expr::ScalarFunction(ScalarFunction { func, args }) = expr
                     && let Some((function, _)) = functions::text_function(func)
+                    && !function.kind.is_score()
                 {
                     let options: Vec<_> = args.iter().skip(function.shape.columns).map(literal).collect();
                     let call = function.call(&options)?;

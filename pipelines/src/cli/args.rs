@@ -278,6 +278,8 @@ pub(crate) fn block_on<T>(future: impl Future<Output = Result<T>>) -> Result<T> 
     let runtime = tokio::runtime::Builder::new_multi_thread().thread_stack_size(STACK).enable_all().build();
     let runtime = runtime.map_err(|e| Error::Failed(format!("cannot start threads: {e}")))?;
     let outcome = runtime.block_on(future);
+    #[cfg(feature = "cluster")]
+    runtime.block_on(crate::cluster::settled());
     // A read of standard input that waits for a line cannot be called off, and the process must end without it.
     runtime.shutdown_background();
     outcome

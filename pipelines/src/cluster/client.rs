@@ -1,6 +1,12 @@
 //! The client's side of a job: sends a plan, waits, fetches the rows, and takes the job back when nobody waits any more.
 
-use std::{sync::Arc, time::Duration};
+use std::{
+    sync::{
+        Arc,
+        atomic::{AtomicUsize, Ordering},
+    },
+    time::Duration,
+};
 
 use ballista_core::{
     client::BallistaClient,
@@ -150,6 +156,10 @@ const CONNECT: Duration = Duration::from_secs(10);
 const ANSWER: Duration = Duration::from_secs(60);
 /// How long a query waits for the first executor of a cluster that is about to start.
 const WAIT_FOR_EXECUTORS: Duration = Duration::from_secs(30);
+/// How long the end of a job may take.
+const CLOSE: Duration = Duration::from_secs(2);
+/// How long a scheduler may not know a job that it took: one that was started anew never will.
+const UNKNOWN: Duration = Duration::from_secs(10);
 /// The pause before the scheduler is asked again: short at first, as short queries are many.
 const SHORTEST_PAUSE: Duration = Duration::from_millis(10);
 const LONGEST_PAUSE: Duration = Duration::from_millis(250);
@@ -203,7 +213,7 @@ impl Cluster {
         };
         let mut scheduler = self.connect().await?;
         let id = self.accepted(&mut scheduler, params).await?;
-        Ok(Job { id, scheduler, address: self.address.clone(), computed: false })
+        Ok(Job { id, scheduler, address: self.address.clone(), computed: false, closed: false })
     }
 
     /// Waits a little for a scheduler that is about to start.
@@ -274,12 +284,15 @@ struct Job {
     address: Address,
     /// All rows are there.
     computed: bool,
+    /// The scheduler knows that they were fetched.
+    closed: bool,
 }
 
 impl Job {
     /// Waits until all rows are computed: where they are, in the order of the partitions.
     async fn finished(&mut self) -> Result<Vec<PartitionLocation>> {
         let mut pause = SHORTEST_PAUSE;
+        let mut known = tokio::time::Instant::now();
         loop {
             let unreachable = |reason: String| ClusterError::Unreachable { scheduler: self.address.clone(), reason };
             let asked = self.scheduler.get_job_status(GetJobStatusParams { job_id: self.id.clone() });
@@ -295,16 +308,26 @@ impl Job {
                     return Err(ClusterError::AllLost { scheduler: self.address.clone() });
                 }
                 Some(Status::Failed(failed)) => return Err(ClusterError::failed(&failed.error)),
-                None | Some(Status::Queued(_) | Status::Running(_)) => {}
+                None if known.elapsed() > UNKNOWN => {
+                    return Err(unreachable("it does not know the query any more; was it started anew?".to_owned()));
+                }
+                None => {}
+                Some(Status::Queued(_) | Status::Running(_)) => known = tokio::time::Instant::now(),
             }
             tokio::time::sleep(pause).await;
             pause = (pause * 2).min(LONGEST_PAUSE);
         }
     }
 
-    /// A stream of nothing, with which the job ends.
+    /// A stream of nothing, with which the job ends: executors may forget the rows.
     fn closed(self) -> impl futures::Stream<Item = Result<RecordBatch, DataFusionError>> + Send {
-        futures::stream::once(async move { drop(self) }).filter_map(|()| futures::future::ready(None))
+        let mut job = self;
+        let close = async move {
+            let job = &mut job;
+            let params = CleanJobDataParams { job_id: job.id.clone(), remove_stage_ids: Vec::new() };
+            job.closed = timeout(CLOSE, job.scheduler.clean_job_data(params)).await.is_ok_and(|told| told.is_ok());
+        };
+        futures::stream::once(close).filter_map(|()| futures::future::ready(None))
     }
 }
 
@@ -312,6 +335,10 @@ impl Drop for Job {
     /// Nobody waits for the rows any more, or all were fetched: executors may forget them.
     fn drop(&mut self) {
         let Ok(runtime) = tokio::runtime::Handle::try_current() else { return };
+        if self.closed {
+            return;
+        }
+        UNDER_WAY.fetch_add(1, Ordering::Relaxed);
         let (mut scheduler, job_id, computed) = (self.scheduler.clone(), self.id.clone(), self.computed);
         runtime.spawn(async move {
             let told = match computed {
@@ -324,7 +351,19 @@ impl Drop for Job {
             if let Err(status) = told {
                 tracing::debug!(reason = status.message(), "a job was not taken back");
             }
+            UNDER_WAY.fetch_sub(1, Ordering::Relaxed);
         });
+    }
+}
+
+/// Jobs that are being taken back.
+static UNDER_WAY: AtomicUsize = AtomicUsize::new(0);
+
+/// Waits a little until the scheduler knows of every job that nobody waits for any more. Who ends a process asks for it.
+pub(crate) async fn settled() {
+    let deadline = tokio::time::Instant::now() + CLOSE;
+    while UNDER_WAY.load(Ordering::Relaxed) > 0 && tokio::time::Instant::now() < deadline {
+        tokio::time::sleep(SHORTEST_PAUSE).await;
     }
 }
 

@@ -250,7 +250,8 @@ impl ModelHost for Host {
         let key = (model.address.clone(), model.card.fingerprint.clone());
         let slot = Arc::clone(self.open.lock().unwrap_or_else(PoisonError::into_inner).entry(key).or_default());
         let mut slot = slot.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(elmo) = slot.as_ref() {
+        // A head that was put beside the weights later is no part of the fingerprint.
+        if let Some(elmo) = slot.as_ref().filter(|elmo| elmo.has_lm_head() || !model.card.lm_head) {
             return Ok(elmo.clone());
         }
         let lazy = LazyModel {

@@ -76,7 +76,7 @@ fn placed(plan: Arc<dyn ExecutionPlan>, cluster: &Cluster) -> Result<Arc<dyn Exe
     if plan.is::<ExplainExec>() {
         return Ok(plan);
     }
-    if plan.is::<DataSinkExec>() {
+    if writes(&plan) {
         let inputs: Result<Vec<_>> =
             plan.children().into_iter().map(|input| placed(Arc::clone(input), cluster)).collect();
         return replace_children_if_necessary(plan, inputs?);
@@ -88,6 +88,11 @@ fn placed(plan: Arc<dyn ExecutionPlan>, cluster: &Cluster) -> Result<Arc<dyn Exe
     let whole = plan.downcast_ref::<CoalescePartitionsExec>();
     let whole = whole.filter(|whole| whole.fetch().is_none()).map(|whole| Arc::clone(whole.input()));
     Ok(Arc::new(ClusterExec::new(cuttable(whole.unwrap_or(plan))?, cluster.clone())))
+}
+
+/// Whether a plan writes, be it to be analysed.
+fn writes(plan: &Arc<dyn ExecutionPlan>) -> bool {
+    plan.is::<DataSinkExec>() || plan.children().into_iter().any(writes)
 }
 
 /// Whether a plan is for the cluster. One that reads no file and embeds nothing is answered sooner here.

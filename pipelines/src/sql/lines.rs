@@ -25,6 +25,8 @@ use datafusion::{
 use futures::TryStreamExt;
 
 use super::files::external;
+#[cfg(feature = "cluster")]
+use crate::redact::redact;
 use crate::{
     source::{InputFile, Plan, Position, Request, Rows, Slice, SourceError, list},
     stores::Stores,
@@ -45,7 +47,7 @@ impl LinesTable {
             let url = file.location.as_ref().and_then(|location| location.url());
             let url = url.ok_or_else(|| plan_datafusion_err!("{name}: no URL says this name"))?.to_string();
             let plan = Plan::resolve(vec![file], &Request::texts("text")).await.map_err(external)?;
-            all.push(LinesFile { url, plan: Some(Arc::new(plan)) });
+            all.push(LinesFile { url, name, plan: Some(Arc::new(plan)) });
         }
         Ok(Arc::new(Self { exec: LinesExec::new(all, stores, true) }))
     }
@@ -81,6 +83,8 @@ fn schema() -> Schema {
 #[derive(Debug, Clone)]
 struct LinesFile {
     url: String,
+    /// For messages.
+    name: String,
     plan: Option<Arc<Plan>>,
 }
 
@@ -109,7 +113,8 @@ impl LinesExec {
     /// The same in another process, which looks for the files when it reads them.
     #[cfg(feature = "cluster")]
     pub(crate) fn elsewhere(urls: Vec<String>, stores: &Stores, with_text: bool) -> Self {
-        Self::new(urls.into_iter().map(|url| LinesFile { url, plan: None }).collect(), stores, with_text)
+        let file = |url: String| LinesFile { name: redact(&url), url, plan: None };
+        Self::new(urls.into_iter().map(file).collect(), stores, with_text)
     }
 
     /// What [`LinesExec::elsewhere`] needs.
@@ -128,7 +133,7 @@ impl LinesExec {
 
 impl DisplayAs for LinesExec {
     fn fmt_as(&self, _: DisplayFormatType, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let files: Vec<String> = self.files.iter().map(|file| crate::redact::redact(&file.url)).collect();
+        let files: Vec<&str> = self.files.iter().map(|file| file.name.as_str()).collect();
         write!(f, "LinesExec: {}", files.join(", "))
     }
 }
@@ -165,7 +170,7 @@ impl ExecutionPlan for LinesExec {
             let plan = file.plan(&stores).await?;
             let rows = Rows::new(plan, Position::default());
             Ok::<_, DataFusionError>(futures::stream::try_unfold(rows, move |mut rows| {
-                let (schema, file) = (Arc::clone(&there), file.url.clone());
+                let (schema, file) = (Arc::clone(&there), file.name.clone());
                 async move {
                     let Some(slice) = rows.next().await.map_err(external)? else { return Ok(None) };
                     let columns = if with_text { vec![utf8(&slice, &file)?] } else { Vec::new() };

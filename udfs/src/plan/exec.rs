@@ -572,7 +572,12 @@ fn null(kind: &DataType) -> Result<ArrayRef> {
             Arc::new(FixedSizeListArray::try_new(Arc::clone(item), *width, zeros, validity())?)
         }
         DataType::Struct(fields) => {
-            let columns = fields.iter().map(|field| null(field.data_type())).collect::<Result<_>>()?;
+            // A member may be looked at without its struct.
+            let member = |field: &FieldRef| match field.is_nullable() && field.data_type().is_primitive() {
+                true => Ok(new_null_array(field.data_type(), 1)),
+                false => null(field.data_type()),
+            };
+            let columns = fields.iter().map(member).collect::<Result<_>>()?;
             Arc::new(StructArray::try_new(fields.clone(), columns, validity())?)
         }
         // Members that are never NULL, inside something that is.

@@ -15,8 +15,10 @@ use datafusion::{
     physical_optimizer::PhysicalOptimizerRule,
     physical_plan::{
         ExecutionPlan, ExecutionPlanProperties, Partitioning,
+        coalesce_partitions::CoalescePartitionsExec,
         repartition::RepartitionExec,
         replace_children_if_necessary,
+        scalar_subquery::ScalarSubqueryExec,
         sorts::{sort::SortExec, sort_preserving_merge::SortPreservingMergeExec},
     },
 };
@@ -30,7 +32,7 @@ pub(crate) struct KeepOrder;
 
 impl PhysicalOptimizerRule for KeepOrder {
     fn optimize(&self, plan: Arc<dyn ExecutionPlan>, _: &ConfigOptions) -> Result<Arc<dyn ExecutionPlan>> {
-        if embeds_above_a_sort(&plan, false)? { in_one_partition(plan) } else { Ok(plan) }
+        if is_sorted(&plan) && embeds(&plan)? { in_one_partition(plan) } else { Ok(plan) }
     }
 
     fn name(&self) -> &str {
@@ -42,10 +44,20 @@ impl PhysicalOptimizerRule for KeepOrder {
     }
 }
 
-/// The only input of an operator that keeps its rows in their order.
+/// Which input an operator hands on in its order, if it does so. Partitions that are put together in no order are, where
+/// there is only one after all.
 fn below(plan: &Arc<dyn ExecutionPlan>) -> Option<Arc<dyn ExecutionPlan>> {
-    match (plan.children().as_slice(), plan.maintains_input_order().as_slice()) {
-        ([input], [true]) => Some(Arc::clone(input)),
+    let children = plan.children();
+    let first = || children.first().map(|input| Arc::clone(input));
+    if let Some(coalesce) = plan.downcast_ref::<CoalescePartitionsExec>() {
+        return if coalesce.fetch().is_none() { first() } else { None };
+    }
+    // Its other inputs are the subqueries.
+    if plan.is::<ScalarSubqueryExec>() {
+        return first();
+    }
+    match (children.len(), plan.maintains_input_order().as_slice()) {
+        (1, [true]) => first(),
         _ => None,
     }
 }
@@ -56,23 +68,24 @@ fn is_sort(plan: &Arc<dyn ExecutionPlan>) -> bool {
     sorts && plan.output_partitioning().partition_count() == 1
 }
 
-/// Whether between the top of a plan and its sort something is embedded, or computed of vectors.
-fn embeds_above_a_sort(plan: &Arc<dyn ExecutionPlan>, seen: bool) -> Result<bool> {
-    if is_sort(plan) {
-        return Ok(seen);
-    }
-    let Some(input) = below(plan) else { return Ok(false) };
-    embeds_above_a_sort(&input, seen || is_ours(plan)?)
+/// Whether the rows of a plan have the order of a sort, but for partitions.
+fn is_sorted(plan: &Arc<dyn ExecutionPlan>) -> bool {
+    is_sort(plan) || below(plan).is_some_and(|input| is_sorted(&input))
 }
 
-fn is_ours(plan: &Arc<dyn ExecutionPlan>) -> Result<bool> {
-    let mut found = plan.is::<EmbedExec>();
-    plan.apply_expressions(&mut |expr| {
-        expr.apply(|part| {
-            let call = part.downcast_ref::<ScalarFunctionExpr>();
-            found |= call.is_some_and(|call| functions::NAMES.contains(&call.fun().name()));
-            Ok(TreeNodeRecursion::Continue)
-        })
+/// Whether a plan embeds: other plans are not ours to change.
+fn embeds(plan: &Arc<dyn ExecutionPlan>) -> Result<bool> {
+    let mut found = false;
+    plan.apply(|node| {
+        found |= node.is::<EmbedExec>();
+        node.apply_expressions(&mut |expr| {
+            expr.apply(|part| {
+                let call = part.downcast_ref::<ScalarFunctionExpr>();
+                found |= call.is_some_and(|call| functions::NAMES.contains(&call.fun().name()));
+                Ok(TreeNodeRecursion::Continue)
+            })
+        })?;
+        Ok(if found { TreeNodeRecursion::Stop } else { TreeNodeRecursion::Continue })
     })?;
     Ok(found)
 }
@@ -84,8 +97,12 @@ fn in_one_partition(plan: Arc<dyn ExecutionPlan>) -> Result<Arc<dyn ExecutionPla
     let Some(input) = below(&plan) else { return Ok(plan) };
     let input = in_one_partition(input)?;
     let partitioning = plan.downcast_ref::<RepartitionExec>().map(RepartitionExec::partitioning);
-    match partitioning {
-        Some(Partitioning::RoundRobinBatch(_)) => Ok(input),
-        _ => replace_children_if_necessary(plan, vec![input]),
+    let is_one = input.output_partitioning().partition_count() == 1;
+    if matches!(partitioning, Some(Partitioning::RoundRobinBatch(_))) || (is_one && plan.is::<CoalescePartitionsExec>())
+    {
+        return Ok(input);
     }
+    let others = plan.children().into_iter().skip(1).map(Arc::clone);
+    let children = std::iter::once(input).chain(others).collect();
+    replace_children_if_necessary(plan, children)
 }
