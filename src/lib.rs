@@ -178,8 +178,9 @@ impl Elmo {
     /// # Errors
     /// [`Error::LmHead`] when the model has none, and as [`lm_head::LmHeadFiles::read`].
     pub fn lm_head(&self) -> Result<Arc<lm_head::LmHead>> {
-        let device = self.spare().device();
-        self.inner.lm_head.get(&self.inner.name, self.inner.options.lstm.projection_dim, device)
+        let Loaded { lm_head, name, options, devices, .. } = self.inner.as_ref();
+        let device = devices.first().copied().unwrap_or(model::DeviceName::Cpu);
+        lm_head.get(name, options.lstm.projection_dim, device)
     }
 
     /// Whether the weights are random numbers.

@@ -4,7 +4,7 @@
 use std::{
     collections::HashMap,
     fs::File,
-    io::{BufRead, BufReader, Read, Write},
+    io::{BufRead, BufReader, Read},
     path::{Path, PathBuf},
     sync::{Arc, Mutex, MutexGuard, PoisonError},
 };
@@ -15,6 +15,7 @@ use crate::{
     chars::{BEGIN_SENTENCE_TOKEN, END_SENTENCE_TOKEN},
     error::{Error, Result},
     model::{DeviceName, Softmax},
+    model_dir::{write_all, write_file},
     options::TensorSpec,
     weights::{self, Tensor, Weights},
 };
@@ -141,22 +142,19 @@ impl LmHeadData {
         Ok(Self { words, weight: taken(&mut all, WEIGHT), bias: taken(&mut all, BIAS) })
     }
 
-    /// Writes both files into a model directory.
+    /// Writes both files into a model directory; each appears under its name only when it is complete.
     ///
     /// # Errors
     /// [`Error::Io`] when the system fails.
     pub fn save(&self, dir: &Path) -> Result<()> {
         let path = dir.join(VOCAB);
         let text = self.words.iter().map(|word| format!("{word}\n")).collect::<String>();
-        let written = File::create(&path).and_then(|mut file| file.write_all(text.as_bytes()));
-        written.map_err(|e| Error::io(&path, e))?;
+        write_file(&path, |out| write_all(out, &path, text.as_bytes()))?;
         let path = dir.join(SOFTMAX);
         let mut all = Weights::default();
         all.insert(WEIGHT.to_owned(), self.weight.clone());
         all.insert(BIAS.to_owned(), self.bias.clone());
-        let mut out = std::io::BufWriter::new(File::create(&path).map_err(|e| Error::io(&path, e))?);
-        weights::safetensors::write_to(&mut out, &path, &all, &Default::default())?;
-        out.flush().map_err(|e| Error::io(&path, e))
+        write_file(&path, |out| weights::safetensors::write_to(out, &path, &all, &Default::default()))
     }
 }
 

@@ -374,7 +374,10 @@ fn read_warm_state(path: &Path, model: &ModelData) -> Result<Vec<f32>> {
 }
 
 /// Writes beside `path` and renames, so that a name is there with all of its bytes or not at all.
-fn write_file(path: &Path, write: impl FnOnce(&mut BufWriter<fs::File>) -> Result<(), WeightsError>) -> Result<()> {
+pub(crate) fn write_file(
+    path: &Path,
+    write: impl FnOnce(&mut BufWriter<fs::File>) -> Result<(), WeightsError>,
+) -> Result<()> {
     let mut partial = path.as_os_str().to_owned();
     partial.push(".partial");
     let partial = PathBuf::from(partial);
@@ -389,7 +392,7 @@ fn write_file(path: &Path, write: impl FnOnce(&mut BufWriter<fs::File>) -> Resul
     file.sync_all().and_then(|()| fs::rename(&partial, path)).map_err(|e| Error::io(path, e))
 }
 
-fn write_all(out: &mut BufWriter<fs::File>, path: &Path, bytes: &[u8]) -> Result<(), WeightsError> {
+pub(crate) fn write_all(out: &mut BufWriter<fs::File>, path: &Path, bytes: &[u8]) -> Result<(), WeightsError> {
     out.write_all(bytes).map_err(|source| WeightsError::Io { path: path.to_owned(), source })
 }
 

@@ -254,7 +254,9 @@ fn mistakes(place: &Place, cluster: &Cluster) {
         "SELECT elmo_embed(text, on_long => 'error', sentences => 'off') FROM 'long.jsonl'",
         "SELECT 1 / (id - 7) FROM 'reviews.jsonl'",
         "SELECT elmo_embed(text) FROM 'nothing.jsonl'",
+        "SELECT elmo_embed(text) FROM 'latin1.txt'",
     ];
+    place.write("latin1.txt", b"fine\nna\xefve\n");
     place.write("long.jsonl", format!("{{\"text\": \"b\"}}\n{{\"text\": \"{}\"}}\n", "a ".repeat(600)));
     for statement in same {
         let (there, here) = (cluster.sql(place, &["-c", statement]), sql(place, &["-c", statement]));
@@ -308,7 +310,7 @@ fn an_executor_that_is_killed_costs_time_and_no_row() {
     let there = asked.wait_with_output().unwrap();
     assert_eq!(String::from_utf8(there.stderr).unwrap(), "");
     assert_eq!(String::from_utf8(there.stdout).unwrap(), here.out);
-    // The one that is left answers the next query, and ends when it is told to, with its folder.
+    // The one that is left answers the next query, and ends when it is told to.
     assert_eq!(cluster.sql(&place, &words).out, here.out);
     let executor = &mut cluster.executors[0];
     executor.signal("-TERM");
@@ -328,11 +330,12 @@ fn queries_wait_for_a_cluster_that_is_about_to_start_and_can_be_stopped() {
     );
     waiting.wait_for("no executor is connected to the scheduler");
     let words = format!("cluster executor --threads 1 --slots 1 --scheduler {}", scheduler.address);
-    let mut executor = Node::start(&place, &words);
+    let mut executor = Node::start(&place, &format!("{words} -vv"));
     executor.wait_for("this model is untrained");
-    // Ctrl-C takes the query back: the executor is free for the next one at once.
+    // Ctrl-C takes the query back: the executor, which has seconds to go, is told to stop.
     waiting.signal("-INT");
     assert_eq!(waiting.child.wait().unwrap().code(), Some(130), "{}", waiting.said());
+    executor.wait_for("Cancelling tasks for");
     let next =
         sql(&place, &["--cluster", &scheduler.address, "--format", "csv", "-c", "SELECT elmo_embed('a')[1] > 9"]);
     assert_eq!(next.code, Some(0), "{next:?}");
@@ -350,4 +353,7 @@ fn queries_wait_for_a_cluster_that_is_about_to_start_and_can_be_stopped() {
     let lost = sql(&place, &[["--cluster", &scheduler.address].as_slice(), &words].concat());
     assert_eq!(lost.code, Some(4), "{lost:?}");
     assert!(lost.err.contains("cannot open the model here: no model /proc/self/cwd/here"), "{lost:?}");
+    // Without a scheduler an executor is of no use, and says so when it goes.
+    drop(scheduler);
+    assert_eq!(other.child.wait().unwrap().code(), Some(5), "{}", other.said());
 }

@@ -39,7 +39,7 @@ impl ClusterCodec {
 /// Our own operators.
 #[derive(Serialize, Deserialize)]
 enum Node {
-    Lines { urls: Vec<String>, with_text: bool },
+    Lines { files: Vec<(String, String)>, with_text: bool },
     Describe(Sent),
     Columns(Sent),
 }
@@ -88,7 +88,7 @@ impl PhysicalExtensionCodec for ClusterCodec {
             return self.inner.try_decode(buffer, inputs, context, converter);
         };
         match serde_json::from_slice(bytes).map_err(unreadable)? {
-            Node::Lines { urls, with_text } => Ok(Arc::new(LinesExec::elsewhere(urls, &self.stores, with_text))),
+            Node::Lines { files, with_text } => Ok(Arc::new(LinesExec::elsewhere(files, &self.stores, with_text))),
             Node::Describe(sent) => match sent.received(self.host.as_ref()) {
                 Ok(work) => Ok(Arc::new(Describe::new(work, Place(Arc::clone(&self.host))))),
                 Err(reason) if self.host.fails_late() => Ok(failing(reason)),
@@ -112,8 +112,8 @@ impl PhysicalExtensionCodec for ClusterCodec {
     ) -> Result<()> {
         let node = match (node.downcast_ref::<LinesExec>(), node.downcast_ref(), node.downcast_ref()) {
             (Some(lines), _, _) => {
-                let (urls, with_text) = lines.parts();
-                Node::Lines { urls, with_text }
+                let (files, with_text) = lines.parts();
+                Node::Lines { files, with_text }
             }
             (_, Some(Describe { work, .. }), _) => Node::Describe(work.into()),
             (_, _, Some(Columns { work, .. })) => Node::Columns(work.into()),

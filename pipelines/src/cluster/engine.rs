@@ -13,6 +13,7 @@ use ballista_core::{
 };
 use ballista_executor::execution_engine::{DefaultExecutionEngine, ExecutionEngine, QueryStageExecutor};
 use datafusion::{
+    arrow::error::ArrowError,
     common::{DataFusionError, Result},
     execution::TaskContext,
     physical_plan::{ExecutionPlan, metrics::MetricsSet},
@@ -31,8 +32,17 @@ use crate::{
 const MARKS: (&str, &str) = ("elmo-error(", ")elmo-error");
 
 /// Ballista's own engine underneath, with a connection per part of a result: its pool of connections is not public.
-#[derive(Default)]
-pub(super) struct Engine(DefaultExecutionEngine);
+pub(super) struct Engine {
+    inner: DefaultExecutionEngine,
+    /// What the executor calls itself.
+    name: Arc<str>,
+}
+
+impl Engine {
+    pub(super) fn new(name: &str) -> Self {
+        Self { inner: DefaultExecutionEngine::new(), name: name.into() }
+    }
+}
 
 impl ExecutionEngine for Engine {
     fn create_query_stage_exec(
@@ -45,20 +55,21 @@ impl ExecutionEngine for Engine {
         work_dir: &str,
         config: &SessionConfig,
     ) -> Result<Arc<dyn QueryStageExecutor>> {
-        let stage = self
-            .0
-            .create_query_stage_exec(job_id, stage_id, task_id, partitions, plan, work_dir, config)
-            .map_err(carried)?;
-        Ok(Arc::new(Stage(stage)))
+        let stage = self.inner.create_query_stage_exec(job_id, stage_id, task_id, partitions, plan, work_dir, config);
+        let inner = stage.map_err(|error| carried(error, &self.name))?;
+        Ok(Arc::new(Stage { inner, name: Arc::clone(&self.name) }))
     }
 }
 
 #[derive(Debug)]
-struct Stage(Arc<dyn QueryStageExecutor>);
+struct Stage {
+    inner: Arc<dyn QueryStageExecutor>,
+    name: Arc<str>,
+}
 
 impl fmt::Display for Stage {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.0.fmt(f)
+        self.inner.fmt(f)
     }
 }
 
@@ -69,45 +80,52 @@ impl QueryStageExecutor for Stage {
         task_id: usize,
         context: Arc<TaskContext>,
     ) -> Result<Vec<ShuffleWritePartition>> {
-        self.0.execute_query_stage(task_id, context).await.map_err(carried)
+        self.inner.execute_query_stage(task_id, context).await.map_err(|error| carried(error, &self.name))
     }
 
     fn collect_plan_metrics(&self) -> Vec<MetricsSet> {
-        self.0.collect_plan_metrics()
+        self.inner.collect_plan_metrics()
     }
 
     fn collect_runtime_stats_reports(&self) -> Vec<RuntimeStatsReport> {
-        self.0.collect_runtime_stats_reports()
+        self.inner.collect_runtime_stats_reports()
     }
 
     fn collect_window_state_reports(&self) -> Result<Vec<WindowStateReport>> {
-        self.0.collect_window_state_reports()
+        self.inner.collect_window_state_reports()
     }
 
     fn collect_column_stats(&self) -> Vec<TaskColumnStats> {
-        self.0.collect_column_stats()
+        self.inner.collect_column_stats()
     }
 }
 
 /// An error in letters that travel. Those that Ballista acts upon stay as they are: a part of a result that cannot be
 /// fetched is computed again, a disk is tried again.
-fn carried(error: DataFusionError) -> DataFusionError {
-    match said(&error) {
+fn carried(error: DataFusionError, here: &str) -> DataFusionError {
+    match said(&error, here) {
         Some(said) => DataFusionError::Execution(written(&said)),
         None => error,
     }
 }
 
 /// The error within what Ballista put around it; `None` for those that it acts upon.
-fn said(error: &DataFusionError) -> Option<Error> {
+fn said(error: &DataFusionError, here: &str) -> Option<Error> {
     match error.find_root() {
         DataFusionError::IoError(_) => None,
         DataFusionError::External(inner) => match inner.downcast_ref() {
-            Some(BallistaError::DataFusionError(inner)) => said(inner),
-            Some(BallistaError::ArrowError(inner)) => {
-                let message = without_data(&inner.to_string()).to_owned();
-                Some(Error::Sql { message, exit: Exit::Input, help: None })
-            }
+            Some(BallistaError::DataFusionError(inner)) => said(inner, here),
+            Some(BallistaError::ArrowError(inner)) => Some(match inner.as_ref() {
+                // A disk: of which machine?
+                ArrowError::IoError(reason, _) => Error::Sql {
+                    message: format!("{here}: {reason}"),
+                    exit: Exit::Storage,
+                    help: Some("make room where it keeps results, or give it another --work-dir".to_owned()),
+                },
+                other => {
+                    Error::Sql { message: without_data(&other.to_string()).to_owned(), exit: Exit::Input, help: None }
+                }
+            }),
             Some(_) => None,
             None => Some(judged(error)),
         },
@@ -155,11 +173,15 @@ mod tests {
     #[test]
     fn what_ballista_acts_upon_stays() {
         let fetch = || BallistaError::FetchFailed("e".into(), 1, 2, "gone".into());
-        let kept = carried(DataFusionError::External(Box::new(fetch())).context("reading"));
+        let kept = carried(DataFusionError::External(Box::new(fetch())).context("reading"), "here");
         assert!(matches!(kept.find_root(), DataFusionError::External(inner) if inner.is::<BallistaError>()));
         let wrapped = BallistaError::DataFusionError(Box::new(DataFusionError::Plan("no".into())));
         for ours in [DataFusionError::Plan("no".into()), DataFusionError::External(Box::new(wrapped))] {
-            assert_eq!(read(&carried(ours).to_string()).unwrap().0, "no");
+            assert_eq!(read(&carried(ours, "here").to_string()).unwrap().0, "no");
         }
+        let full = ArrowError::IoError("No space left".into(), std::io::Error::other("full"));
+        let full = DataFusionError::External(Box::new(BallistaError::ArrowError(Box::new(full))));
+        let (message, exit, _) = read(&carried(full, "the executor").to_string()).unwrap();
+        assert_eq!((message.as_str(), exit), ("the executor: No space left", Exit::Storage));
     }
 }

@@ -88,6 +88,7 @@ impl Executor {
         let host = host.or_else(|| bind.host.starts_with('[').then(|| bind.host.clone()));
         let name = format!("the executor at {}:{port}", host.as_deref().unwrap_or(&bind.host));
         let runtime = Handle::current();
+        let engine_of_tasks = Engine::new(&name);
         let models = Host { name, offline, stores: stores.clone(), engine, runtime, open: Mutex::default() };
         let codec = ClusterCodec::new(Arc::new(models), stores);
         let temporary = match &work_dir {
@@ -119,7 +120,7 @@ impl Executor {
             grpc_max_encoding_message_size: MESSAGE_BYTES,
             executor_heartbeat_interval_seconds: HEARTBEAT,
             memory_pool_size: memory_limit,
-            override_execution_engine: Some(Arc::new(Engine::default())),
+            override_execution_engine: Some(Arc::new(engine_of_tasks)),
             override_function_registry: Some(Arc::new(functions())),
             override_runtime_producer: Some(Arc::new(move |_| {
                 // What DataFusion remembers of files goes by their size and time, and stores tell times in whole seconds.

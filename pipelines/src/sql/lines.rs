@@ -25,8 +25,6 @@ use datafusion::{
 use futures::TryStreamExt;
 
 use super::files::external;
-#[cfg(feature = "cluster")]
-use crate::redact::redact;
 use crate::{
     source::{InputFile, Plan, Position, Request, Rows, Slice, SourceError, list},
     stores::Stores,
@@ -112,15 +110,15 @@ impl LinesExec {
 
     /// The same in another process, which looks for the files when it reads them.
     #[cfg(feature = "cluster")]
-    pub(crate) fn elsewhere(urls: Vec<String>, stores: &Stores, with_text: bool) -> Self {
-        let file = |url: String| LinesFile { name: redact(&url), url, plan: None };
-        Self::new(urls.into_iter().map(file).collect(), stores, with_text)
+    pub(crate) fn elsewhere(files: Vec<(String, String)>, stores: &Stores, with_text: bool) -> Self {
+        let file = |(url, name)| LinesFile { url, name, plan: None };
+        Self::new(files.into_iter().map(file).collect(), stores, with_text)
     }
 
-    /// What [`LinesExec::elsewhere`] needs.
+    /// What [`LinesExec::elsewhere`] needs: URLs with the names for messages, and whether there is a column.
     #[cfg(feature = "cluster")]
-    pub(crate) fn parts(&self) -> (Vec<String>, bool) {
-        (self.files.iter().map(|file| file.url.clone()).collect(), self.with_text)
+    pub(crate) fn parts(&self) -> (Vec<(String, String)>, bool) {
+        (self.files.iter().map(|file| (file.url.clone(), file.name.clone())).collect(), self.with_text)
     }
 
     /// One operator per file.
