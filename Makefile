@@ -17,7 +17,7 @@ libtorch: ## fetch libtorch into .libtorch (0.55 GB down, 0.5 GB kept); nothing 
 	@python3 scripts/libtorch.py
 
 demo: libtorch ## build, then embed the reviews that ship with elmo and show the nearest ones
-	@echo "==> demo: cargo run -- demo (the first build takes about eight minutes on two cores)"
+	@echo "==> demo: cargo run -- demo (the first build takes about a quarter of an hour on two cores)"
 	@cargo run --locked -- demo
 
 test: libtorch ## build and run the whole test suite

@@ -1,8 +1,6 @@
 //! The binary `elmo`; see [`elmo_pipelines::cli`].
 
-use std::process::ExitCode;
-
-fn main() -> ExitCode {
+fn main() -> ! {
     // Crash points that a test asks for through FAILPOINTS; not in a release build.
     #[cfg(debug_assertions)]
     let _scenario = fail::FailScenario::setup();

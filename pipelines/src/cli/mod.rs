@@ -22,8 +22,8 @@ mod verify;
 use std::{
     env,
     ffi::{OsStr, OsString},
+    io::{self, Write},
     path::PathBuf,
-    process::ExitCode,
 };
 
 use clap::{
@@ -110,7 +110,18 @@ enum Command {
 }
 
 /// The whole program.
-pub fn main() -> ExitCode {
+///
+/// It ends without the destructors of libtorch, which take its operators off their tables one at a time, for as long as
+/// most commands take altogether.
+pub fn main() -> ! {
+    let exit = run();
+    // What is printed reports its own errors; nothing of it is left here.
+    let _ = io::stdout().flush();
+    shutdown::leave(exit)
+}
+
+/// The exit code.
+fn run() -> u8 {
     let words: Vec<OsString> = env::args_os().collect();
     let cli = match parse(&words) {
         Ok(cli) => cli,
@@ -125,7 +136,7 @@ pub fn main() -> ExitCode {
             error.exit()
         }
     };
-    ExitCode::from(exit as u8)
+    exit as u8
 }
 
 impl Command {
@@ -162,7 +173,8 @@ enum Stop {
 }
 
 impl Stop {
-    fn report(self, words: &[OsString]) -> ExitCode {
+    /// The exit code.
+    fn report(self, words: &[OsString]) -> u8 {
         match self {
             Self::Words { error, origin } => {
                 // A closed pipe behind `elmo --help | head` is no failure.
@@ -170,11 +182,11 @@ impl Stop {
                 if let Some(origin) = origin {
                     logging::note(&format!("note: the value comes from {origin}"));
                 }
-                ExitCode::from(error.exit_code() as u8)
+                error.exit_code() as u8
             }
             Self::Settings(error) => {
                 logging::report_early(&error, has_flag(words, "--no-color"));
-                ExitCode::from(error.exit() as u8)
+                error.exit() as u8
             }
         }
     }

@@ -17,9 +17,9 @@ unsafe extern "C" {
     safe fn _exit(code: i32) -> !;
 }
 
-/// Ends the process while devices are at work, which nobody waits for any more.
-pub(super) fn leave(exit: Exit) -> ! {
-    _exit(exit as i32)
+/// Ends the process as it is, also while devices are at work that nobody waits for any more.
+pub(super) fn leave(exit: u8) -> ! {
+    _exit(exit.into())
 }
 
 /// Signals of a session of statements: the first stops the statement at hand, one more before that has ended ends the

@@ -171,7 +171,7 @@ pub(super) fn run(args: &SqlArgs, common: &CommonArgs) -> Result<Exit> {
     });
     if let Err(error @ Error::Stopped) = &ended {
         logging::report(error, common);
-        shutdown::leave(error.exit());
+        shutdown::leave(error.exit() as u8);
     }
     ended
 }
@@ -242,7 +242,7 @@ impl Shell<'_> {
         watch.finish();
         if self.signals.end() {
             logging::report(&Error::Stopped, self.common);
-            shutdown::leave(Exit::Interrupted);
+            shutdown::leave(Exit::Interrupted as u8);
         }
         ended
     }
