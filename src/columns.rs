@@ -669,7 +669,10 @@ fn check_size(text: &str, sentences: SentenceMode) -> std::result::Result<(), St
 }
 
 fn too_many_tokens() -> String {
-    format!("token vectors of more than {} MiB in one row; use level sentence, or cut the text", MOST_TOKEN_BYTES >> 20)
+    format!(
+        "the vectors of its tokens have more than {} MiB, the most of one row: cut the text",
+        MOST_TOKEN_BYTES >> 20
+    )
 }
 
 fn too_big(error: &DeviceError) -> String {

@@ -173,6 +173,14 @@ impl Elmo {
         self.inner.lm_head.is_there()
     }
 
+    /// What tells the LM head from others, [`lm_head::LmHeadFiles::mark`]; `None` when the model has none.
+    ///
+    /// # Errors
+    /// [`Error::Io`] when its files cannot be read.
+    pub fn lm_head_mark(&self) -> Result<Option<String>> {
+        self.inner.lm_head.mark().transpose()
+    }
+
     /// The vocabulary and softmax, read and put on the first device when somebody first asks.
     ///
     /// # Errors

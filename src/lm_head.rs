@@ -4,11 +4,12 @@
 use std::{
     collections::HashMap,
     fs::File,
-    io::{BufRead, BufReader, Read},
+    io::{BufRead, BufReader, Read, Seek, SeekFrom},
     path::{Path, PathBuf},
     sync::{Arc, Mutex, MutexGuard, PoisonError},
 };
 
+use sha2::{Digest, Sha256};
 use thiserror::Error;
 
 use crate::{
@@ -33,6 +34,8 @@ const BIAS: &str = "softmax/b";
 const LONGEST_WORD: u64 = 64 << 10;
 /// Most words of a vocabulary: ten times the published one.
 const MOST_WORDS: usize = 10_000_000;
+/// Blocks of a softmax that its mark is made of, and their bytes.
+const MARKED: (u64, u64) = (64, 64 << 10);
 
 /// The head of a model is not there, or is not one.
 #[derive(Debug, Error, Clone, PartialEq, Eq)]
@@ -65,6 +68,34 @@ impl LmHeadFiles {
     pub fn find(dir: &Path) -> Option<Self> {
         let is_there = dir.join(VOCAB).is_file() && dir.join(SOFTMAX).is_file();
         is_there.then(|| Self { dir: dir.to_owned() })
+    }
+
+    /// What tells this head from others: the SHA-256, in hexadecimal, of its vocabulary, of the size of its softmax file,
+    /// and of 64 blocks of 64 KiB spread evenly over that file. A softmax has gigabytes; those that were trained apart
+    /// differ everywhere.
+    ///
+    /// # Errors
+    /// [`Error::Io`] when a file cannot be read.
+    pub fn mark(&self) -> Result<String> {
+        let mut hash = Sha256::new();
+        let path = self.dir.join(VOCAB);
+        let vocab = File::open(&path).and_then(|mut file| std::io::copy(&mut file, &mut hash));
+        vocab.map_err(|e| Error::io(&path, e))?;
+        let path = self.dir.join(SOFTMAX);
+        let softmax = File::open(&path).and_then(|mut file| {
+            let size = file.metadata()?.len();
+            hash.update(size.to_le_bytes());
+            let (blocks, bytes) = MARKED;
+            // The last block ends where the file ends; those of a small file overlap.
+            let last = size.saturating_sub(bytes);
+            for block in 0..blocks {
+                file.seek(SeekFrom::Start(last * block / (blocks - 1)))?;
+                std::io::copy(&mut file.by_ref().take(bytes), &mut hash)?;
+            }
+            Ok(())
+        });
+        softmax.map_err(|e| Error::io(&path, e))?;
+        Ok(hash.finalize().iter().map(|byte| format!("{byte:02x}")).collect())
     }
 
     /// Reads vocabulary and softmax for a model whose projection has `width` numbers.
@@ -184,6 +215,8 @@ fn numbers(words: &[String]) -> Result<Vocab, LmHeadError> {
 
 /// A head on a device.
 pub struct LmHead {
+    /// [`LmHeadFiles::mark`], of a head that was read from files.
+    mark: Option<String>,
     vocab: Vocab,
     softmax: Mutex<Softmax>,
 }
@@ -201,7 +234,12 @@ impl LmHead {
     /// [`Error::Device`] when the device has no room.
     pub fn new(data: &LmHeadData, device: DeviceName) -> Result<Self> {
         let softmax = Softmax::new(&data.weight, &data.bias, device)?;
-        Ok(Self { vocab: numbers(&data.words)?, softmax: Mutex::new(softmax) })
+        Ok(Self { mark: None, vocab: numbers(&data.words)?, softmax: Mutex::new(softmax) })
+    }
+
+    /// [`LmHeadFiles::mark`] of the files that it was read from, if it was.
+    pub fn mark(&self) -> Option<&str> {
+        self.mark.as_deref()
     }
 
     /// The number of a word, and whether it is in the vocabulary.
@@ -247,13 +285,25 @@ impl LazyHead {
         self.files.is_some()
     }
 
+    /// Of the head that was read, else of the files as they are.
+    pub(crate) fn mark(&self) -> Option<Result<String>> {
+        let read = lock(&self.head).as_ref().and_then(|head| head.mark.clone());
+        read.map(Ok).or_else(|| self.files.as_ref().map(LmHeadFiles::mark))
+    }
+
     pub(crate) fn get(&self, model: &str, width: usize, device: DeviceName) -> Result<Arc<LmHead>> {
         let mut head = lock(&self.head);
         if let Some(head) = head.as_ref() {
             return Ok(Arc::clone(head));
         }
         let files = self.files.as_ref().ok_or_else(|| LmHeadError::Missing(model.to_owned()))?;
-        let read = Arc::new(LmHead::new(&files.read(width)?, device)?);
+        let mark = files.mark()?;
+        let data = files.read(width)?;
+        if files.mark()? != mark {
+            let reason = "it or the softmax beside it changed while they were read; try again".to_owned();
+            return Err(LmHeadError::Vocab { path: files.dir.join(VOCAB), reason }.into());
+        }
+        let read = Arc::new(LmHead { mark: Some(mark), ..LmHead::new(&data, device)? });
         *head = Some(Arc::clone(&read));
         Ok(read)
     }

@@ -4,6 +4,8 @@
 //! values. After a change on purpose: `INSTA_UPDATE=always cargo test -p elmo-pipelines --test cli`, and read the diff.
 #![allow(clippy::unwrap_used, clippy::expect_used)]
 
+#[path = "cli/node.rs"]
+mod node;
 #[path = "cli/place.rs"]
 mod place;
 

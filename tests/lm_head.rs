@@ -8,7 +8,7 @@ use arrow::{
 };
 use elmo::{
     ColumnEmbedder, Elmo, EmbedSpec, EmbedderSettings, ModelData,
-    lm_head::LmHeadData,
+    lm_head::{LmHeadData, LmHeadFiles},
     model_dir::WeightsFormat,
     spec::{OnError, SentenceMode, TokenizerKind},
     surprisal::Scorer,
@@ -202,6 +202,51 @@ fn lists_of_tokens_are_sentences() {
         }
     }
     assert_eq!(scored.surprisals.value_length(0), 4);
+}
+
+#[test]
+fn heads_are_told_apart_by_their_files() {
+    let (folder, elmo) = with_head(&words());
+    let (other, copy) = with_head(&words());
+    let mark = |elmo: &Elmo| elmo.lm_head_mark().unwrap().unwrap();
+    assert_eq!(mark(&elmo), mark(&copy));
+    assert_eq!(elmo.lm_head().unwrap().mark(), Some(mark(&elmo).as_str()));
+    // A head that was read stays what it was.
+    let (before, path) = (mark(&elmo), folder.path().join("softmax.safetensors"));
+    let mut bytes = std::fs::read(&path).unwrap();
+    *bytes.last_mut().unwrap() ^= 1;
+    std::fs::write(&path, bytes).unwrap();
+    assert_eq!(mark(&elmo), before);
+    assert_ne!(mark(&open(folder.path())), before);
+    // One word for another, as long.
+    let path = other.path().join("vocab.txt");
+    let text = std::fs::read_to_string(&path).unwrap().replace("bank", "tank");
+    std::fs::write(&path, text).unwrap();
+    assert_ne!(mark(&copy), before);
+    assert!(Elmo::tiny().unwrap().lm_head_mark().unwrap().is_none());
+}
+
+#[test]
+fn the_mark_of_a_large_softmax_sees_its_ends_its_size_and_blocks_between() {
+    let folder = tempfile::tempdir().unwrap();
+    std::fs::write(folder.path().join("vocab.txt"), "a\n").unwrap();
+    // 16 MiB: a block of 64 KiB every 259 KiB.
+    let size = 16 << 20;
+    let mark = |changed: Option<usize>, size: usize| {
+        let mut bytes = vec![0; size];
+        if let Some(at) = changed {
+            bytes[at] = 1;
+        }
+        std::fs::write(folder.path().join("softmax.safetensors"), bytes).unwrap();
+        LmHeadFiles::find(folder.path()).unwrap().mark().unwrap()
+    };
+    let plain = mark(None, size);
+    assert_eq!(mark(None, size), plain);
+    let step = (size - (64 << 10)) / 63;
+    for seen in [0, (64 << 10) - 1, step + 1, 30 * step + 99, size - (64 << 10), size - 1] {
+        assert_ne!(mark(Some(seen), size), plain, "{seen}");
+    }
+    assert_ne!(mark(None, size + 1), plain);
 }
 
 #[test]

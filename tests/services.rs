@@ -5,6 +5,9 @@
 
 #![allow(clippy::unwrap_used, clippy::expect_used)]
 
+#[path = "cli/node.rs"]
+mod node;
+
 use std::{env, path::Path, process::Command, sync::Arc};
 
 use elmo::{ColumnEmbedder, Elmo, EmbedSpec};
@@ -18,6 +21,8 @@ use elmo_pipelines::{
     stores::Stores,
 };
 use object_store::{ObjectStore, ObjectStoreExt, PutPayload};
+
+use node::Node;
 
 const ROWS: usize = 300;
 
@@ -117,6 +122,112 @@ async fn s3() {
 #[ignore = "needs the server that scripts/services starts"]
 async fn azure() {
     contract(&Stores::from_env(), "az://elmo-test").await;
+}
+
+/// A folder of a server that two processes of `elmo` share with this one.
+struct Remote<'a> {
+    stores: &'a Stores,
+    url: String,
+    /// Where `elmo` runs, with a cache of models of its own.
+    folder: tempfile::TempDir,
+}
+
+impl Remote<'_> {
+    async fn put(&self, name: &str, bytes: Vec<u8>) {
+        let file = self.stores.locate(&format!("{}/{name}", self.url)).unwrap();
+        file.store.put(&file.path, PutPayload::from(bytes)).await.unwrap();
+    }
+
+    async fn get(&self, name: &str) -> Vec<u8> {
+        let file = self.stores.locate(&format!("{}/{name}", self.url)).unwrap();
+        file.get().await.unwrap().unwrap().to_vec()
+    }
+
+    fn elmo(&self) -> Command {
+        let mut elmo = Command::new(env!("CARGO_BIN_EXE_elmo"));
+        elmo.current_dir(self.folder.path()).env("ELMO_CACHE", self.folder.path().join("cache"));
+        elmo
+    }
+
+    /// What `elmo` prints; `@` is the folder's URL.
+    fn prints(&self, words: &[&str]) -> String {
+        let words = words.iter().map(|word| word.replace('@', &self.url));
+        let output = self.elmo().args(words).output().unwrap();
+        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+        String::from_utf8(output.stdout).unwrap()
+    }
+}
+
+/// A model, files and results on a server: a cluster gives what one process gives, and an executor that remembers files
+/// of stores sees those that were replaced, also by as many bytes within the same second.
+async fn cluster(stores: &Stores, bucket: &str) {
+    let folder = tempfile::tempdir().unwrap();
+    let remote = Remote { stores, url: format!("{bucket}/cluster-{}", uuid()), folder };
+    remote.prints(&["model", "convert", "tiny", "model", "--to", "safetensors"]);
+    for file in std::fs::read_dir(remote.folder.path().join("model")).unwrap() {
+        let file = file.unwrap();
+        let name = file.file_name().into_string().unwrap();
+        remote.put(&format!("model/{name}"), std::fs::read(file.path()).unwrap()).await;
+    }
+    let rows = |word: &str| -> Vec<u8> {
+        let row = |id| format!("{{\"id\": {id}, \"text\": \"{word} {id} is a row of its own.\"}}\n");
+        (0..ROWS).map(row).collect::<String>().into_bytes()
+    };
+    remote.put("in/rows.jsonl", rows("Row")).await;
+    let scheduler = Node::start(remote.elmo(), "cluster scheduler --bind 127.0.0.1:0");
+    let words = format!("cluster executor --threads 1 --scheduler {}", scheduler.address);
+    let mut executor = Node::start(remote.elmo(), &words);
+    let there = ["sql", "-q", "--model", "@/model", "--format", "csv", "--cluster", &scheduler.address, "-c"];
+    let here = ["sql", "-q", "--model", "@/model", "--format", "csv", "-c"];
+    let query = "SELECT id, text, elmo_embed(text) FROM '@/in/*.jsonl' ORDER BY id";
+    let first = remote.prints(&[&there[..], &[query]].concat());
+    assert_eq!((first.lines().count(), &first), (ROWS + 1, &remote.prints(&[&here[..], &[query]].concat())));
+
+    // Parquet is what footers are remembered of.
+    let copy = |words: &[&str]| {
+        let statement = "COPY (SELECT id, elmo_embed(text) AS v FROM '@/in/rows.jsonl' ORDER BY id) TO '@/v.parquet'";
+        remote.prints(&[words, &[statement]].concat())
+    };
+    let read = "SELECT count(*) AS n, sum(v[1]) AS s FROM '@/v.parquet'";
+    copy(&there);
+    let before = remote.prints(&[&there[..], &[read]].concat());
+    copy(&here);
+    assert_eq!(remote.prints(&[&there[..], &[read]].concat()), before);
+    remote.put("in/rows.jsonl", rows("Day")).await;
+    copy(&here);
+    let after = remote.prints(&[&there[..], &[read]].concat());
+    assert_ne!(after, before);
+    assert_eq!(after, remote.prints(&[&here[..], &[read]].concat()));
+    // The same in one session, which remembers files too.
+    let replace = |number: u32| format!("COPY (SELECT {number} AS n) TO '@/n.parquet'");
+    let again = [&replace(1), "SELECT n FROM '@/n.parquet'", &replace(2), "SELECT n FROM '@/n.parquet'"];
+    let words: Vec<&str> = again.iter().flat_map(|statement| ["-c", statement]).collect();
+    let said = remote.prints(&[&["sql", "-q", "--format", "csv"], &words[..]].concat());
+    assert_eq!(said, "count\n1\nn\n1\ncount\n1\nn\n2\n");
+
+    let job = "embed -q --model @/model --input @/in/rows.jsonl --keep id --rows-per-file 100 --output";
+    let job: Vec<&str> = job.split(' ').collect();
+    remote.prints(&[&job[..], &["@/there", "--cluster", &scheduler.address]].concat());
+    remote.prints(&[&job[..], &["@/here"]].concat());
+    for part in 0..3 {
+        let name = format!("part-{part:05}.parquet");
+        let (there, here) = (remote.get(&format!("there/{name}")).await, remote.get(&format!("here/{name}")).await);
+        assert!(there == here, "{name} has other bytes from a cluster");
+    }
+    executor.signal("-TERM");
+    assert_eq!(executor.ends(), Some(0), "{}", executor.said());
+}
+
+#[tokio::test(flavor = "multi_thread")]
+#[ignore = "needs the server that scripts/services starts"]
+async fn a_cluster_on_s3() {
+    cluster(&Stores::from_env(), "s3://elmo-test").await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+#[ignore = "needs the server that scripts/services starts"]
+async fn a_cluster_on_azure() {
+    cluster(&Stores::from_env(), "az://elmo-test").await;
 }
 
 /// What a server may do to a client, without one: memory behaves as S3 does here.

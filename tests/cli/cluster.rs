@@ -1,78 +1,15 @@
 //! `elmo cluster`: a scheduler and executors as processes of their own, on loopback. What a cluster gives is compared with
 //! what one process gives, to the byte.
 
-use std::{
-    fs,
-    io::{BufRead, BufReader},
-    process::{Child, Command, Stdio},
-    sync::{Arc, Mutex},
-    thread,
-    time::{Duration, Instant},
-};
+use std::{fs, process::Stdio, thread, time::Duration};
 
 use arrow::array::RecordBatch;
 use parquet::arrow::arrow_reader::ParquetRecordBatchReaderBuilder;
 
-use crate::place::{Ended, Place};
-
-/// A process that says when it is ready.
-struct Node {
-    child: Child,
-    said: Arc<Mutex<String>>,
-    address: String,
-}
-
-impl Node {
-    fn start(place: &Place, words: &str) -> Self {
-        let mut node = Self::spawn(place, words);
-        node.wait_for("ready");
-        let said = node.said();
-        let at = said.lines().find(|line| line.contains(": ready")).unwrap().to_owned();
-        node.address = at.split(" at ").nth(1).unwrap().split(": ready").next().unwrap().to_owned();
-        node
-    }
-
-    fn spawn(place: &Place, words: &str) -> Self {
-        Self::spawn_as(place.elmo(), words)
-    }
-
-    fn spawn_as(mut command: Command, words: &str) -> Self {
-        command.args(words.split_whitespace()).stdout(Stdio::null()).stderr(Stdio::piped());
-        let mut child = command.spawn().unwrap();
-        let (said, heard) = (Arc::<Mutex<String>>::default(), BufReader::new(child.stderr.take().unwrap()));
-        let all = Arc::clone(&said);
-        thread::spawn(move || {
-            for line in heard.lines().map_while(Result::ok) {
-                all.lock().unwrap().push_str(&(line + "\n"));
-            }
-        });
-        Self { child, said, address: String::new() }
-    }
-
-    fn said(&self) -> String {
-        self.said.lock().unwrap().clone()
-    }
-
-    fn wait_for(&mut self, words: &str) {
-        let began = Instant::now();
-        while !self.said().contains(words) {
-            assert!(began.elapsed() < Duration::from_secs(60), "{words} was never said: {}", self.said());
-            assert_eq!(self.child.try_wait().unwrap(), None, "{}", self.said());
-            thread::sleep(Duration::from_millis(20));
-        }
-    }
-
-    fn signal(&self, signal: &str) {
-        Command::new("kill").args([signal, &self.child.id().to_string()]).status().unwrap();
-    }
-}
-
-impl Drop for Node {
-    fn drop(&mut self) {
-        let _ = self.child.kill();
-        let _ = self.child.wait();
-    }
-}
+use crate::{
+    node::Node,
+    place::{Ended, Place},
+};
 
 /// A scheduler and two executors of one thread each.
 struct Cluster {
@@ -82,9 +19,9 @@ struct Cluster {
 
 impl Cluster {
     fn start(place: &Place) -> Self {
-        let scheduler = Node::start(place, "cluster scheduler --bind 127.0.0.1:0");
+        let scheduler = Node::start(place.elmo(), "cluster scheduler --bind 127.0.0.1:0");
         let words = format!("cluster executor --threads 1 --slots 2 --scheduler {}", scheduler.address);
-        let executors = (0..2).map(|_| Node::start(place, &words)).collect();
+        let executors = (0..2).map(|_| Node::start(place.elmo(), &words)).collect();
         Self { scheduler, executors }
     }
 
@@ -132,7 +69,7 @@ fn texts(rows: usize, words: usize) -> String {
 }
 
 /// Statements of every kind: scans, sorts, limits, groups, joins, subqueries, windows, unions, tables of rows, lines.
-const STATEMENTS: [&str; 21] = [
+const STATEMENTS: [&str; 22] = [
     "SELECT id, elmo_embed(text) AS v FROM 'reviews.jsonl'",
     "SELECT id, elmo_embed(text) AS v FROM 'reviews.jsonl' WHERE lang = 'en' ORDER BY id DESC LIMIT 10",
     "SELECT id % 3 AS g, count(*), elmo_centroid(elmo_embed(text)) FROM 'reviews.jsonl' GROUP BY 1 ORDER BY 1",
@@ -158,6 +95,7 @@ const STATEMENTS: [&str; 21] = [
     "SELECT id, elmo_embed(text)[1] FROM 'many.t' WHERE id < 50 UNION ALL SELECT id, 1.0 FROM 'reviews.jsonl' ORDER BY 1, 2",
     "SELECT v.id, elmo_cosine(v.v, elmo_embed('A good book.')) FROM (SELECT id, elmo_embed(text) AS v FROM 'many.t') v \
      WHERE v.id < 40 ORDER BY v.id",
+    "SHOW FUNCTIONS LIKE 'elmo_l%'",
     "SET elmo.rules = false; SELECT id, elmo_embed(text, pooling => 'max') FROM 'reviews.jsonl' ORDER BY id LIMIT 3",
 ];
 
@@ -255,7 +193,14 @@ fn mistakes(place: &Place, cluster: &Cluster) {
         "SELECT 1 / (id - 7) FROM 'reviews.jsonl'",
         "SELECT elmo_embed(text) FROM 'nothing.jsonl'",
         "SELECT elmo_embed(text) FROM 'latin1.txt'",
+        "SELECT elmo_embed(text) FROM 'torn.csv.gz'",
+        "SELECT elmo_embed(text) FROM 'torn.jsonl.gz'",
     ];
+    let packed = place.shell(
+        "gzip -c reviews.jsonl | head -c 2000 > torn.jsonl.gz; \
+        (echo text; seq 9999) | gzip -c | head -c 9000 > torn.csv.gz",
+    );
+    assert_eq!(packed.code, Some(0), "{packed:?}");
     place.write("latin1.txt", b"fine\nna\xefve\n");
     place.write("long.jsonl", format!("{{\"text\": \"b\"}}\n{{\"text\": \"{}\"}}\n", "a ".repeat(600)));
     for statement in same {
@@ -314,27 +259,27 @@ fn an_executor_that_is_killed_costs_time_and_no_row() {
     assert_eq!(cluster.sql(&place, &words).out, here.out);
     let executor = &mut cluster.executors[0];
     executor.signal("-TERM");
-    assert_eq!(executor.child.wait().unwrap().code(), Some(0), "{}", executor.said());
+    assert_eq!(executor.ends(), Some(0), "{}", executor.said());
 }
 
 #[test]
 fn queries_wait_for_a_cluster_that_is_about_to_start_and_can_be_stopped() {
     let place = Place::new();
-    place.write("many.jsonl", texts(3000, 80));
+    place.write("many.jsonl", texts(12000, 80));
     let nobody = place.exits("sql -q --cluster 127.0.0.1:1 -c SELECT/**/elmo_embed('a')", 5);
     assert!(nobody.err.contains("the scheduler at 127.0.0.1:1 does not answer"), "{nobody:?}");
-    let scheduler = Node::start(&place, "cluster scheduler --bind 127.0.0.1:0");
+    let scheduler = Node::start(place.elmo(), "cluster scheduler --bind 127.0.0.1:0");
     let mut waiting = Node::spawn(
-        &place,
+        place.elmo(),
         &format!("sql --cluster {} -c SELECT/**/elmo_embed(text)/**/FROM/**/'many.jsonl'", scheduler.address),
     );
     waiting.wait_for("no executor is connected to the scheduler");
     let words = format!("cluster executor --threads 1 --slots 1 --scheduler {}", scheduler.address);
-    let mut executor = Node::start(&place, &format!("{words} -vv"));
+    let mut executor = Node::start(place.elmo(), &format!("{words} -vv"));
     executor.wait_for("this model is untrained");
     // Ctrl-C takes the query back: the executor, which has seconds to go, is told to stop.
     waiting.signal("-INT");
-    assert_eq!(waiting.child.wait().unwrap().code(), Some(130), "{}", waiting.said());
+    assert_eq!(waiting.ends(), Some(130), "{}", waiting.said());
     executor.wait_for("Cancelling tasks for");
     let next =
         sql(&place, &["--cluster", &scheduler.address, "--format", "csv", "-c", "SELECT elmo_embed('a')[1] > 9"]);
@@ -346,7 +291,7 @@ fn queries_wait_for_a_cluster_that_is_about_to_start_and_can_be_stopped() {
     let mut command = place.elmo();
     fs::create_dir(place.path("elsewhere")).unwrap();
     command.current_dir(place.path("elsewhere"));
-    let mut other = Node::spawn_as(command, &words);
+    let mut other = Node::spawn(command, &words);
     other.wait_for("ready");
     place.exits("model convert tiny here --to safetensors", 0);
     let words = ["--model", "/proc/self/cwd/here", "-c", "SELECT elmo_embed(text) FROM 'many.jsonl' LIMIT 1"];
@@ -355,5 +300,5 @@ fn queries_wait_for_a_cluster_that_is_about_to_start_and_can_be_stopped() {
     assert!(lost.err.contains("cannot open the model here: no model /proc/self/cwd/here"), "{lost:?}");
     // Without a scheduler an executor is of no use, and says so when it goes.
     drop(scheduler);
-    assert_eq!(other.child.wait().unwrap().code(), Some(5), "{}", other.said());
+    assert_eq!(other.ends(), Some(5), "{}", other.said());
 }

@@ -196,11 +196,33 @@ fn copy_does_what_its_options_say_and_leaves_other_files_alone() {
     let before = fs::read(place.path("a.csv")).unwrap();
     assert_eq!(sql(&place, &["-c", "COPY (SELECT elmo_embed(text) AS v FROM 'a.csv') TO 'a.csv'"]).code, Some(2));
     assert_eq!(fs::read(place.path("a.csv")).unwrap(), before);
-    for format in ["csv", "json"] {
-        let copy = format!("COPY (SELECT id FROM 'a.csv') TO 'ids.{format}'");
+    // What can be written under a name can be read under it; gzip and zstd say of themselves what they are.
+    let packed: [(&str, &[u8]); 7] = [
+        ("csv", b"id"),
+        ("json", b"{"),
+        ("jsonl", b"{"),
+        ("ndjson", b"{"),
+        ("csv.gz", b"\x1f\x8b"),
+        ("jsonl.gz", b"\x1f\x8b"),
+        ("NDJSON.ZST", b"\x28\xb5\x2f\xfd"),
+    ];
+    for (ending, first) in packed {
+        let copy = format!("COPY (SELECT id FROM 'a.csv') TO 'ids.{ending}'");
         assert_eq!(sql(&place, &["-c", &copy]).code, Some(0));
-        assert_eq!(value(&place, &format!("SELECT sum(id) FROM 'ids.{format}'")), 6, "{format}");
+        assert_eq!(value(&place, &format!("SELECT sum(id) FROM 'ids.{ending}'")), 6, "{ending}");
+        assert!(fs::read(place.path(&format!("ids.{ending}"))).unwrap().starts_with(first), "{ending}");
     }
+    for ending in ["txt", "parquet.gz", "json.gz", "zst"] {
+        let refused = sql(&place, &["-c", &format!("EXPLAIN COPY (SELECT id FROM 'a.csv') TO 'ids.{ending}'")]);
+        assert_eq!(refused.code, Some(2));
+        assert!(refused.err.contains("COPY writes no such files") && refused.err.contains("  help: "), "{refused:?}");
+    }
+    let said = "COPY (SELECT id FROM 'a.csv') TO 'odd.txt' STORED AS CSV";
+    assert_eq!(sql(&place, &["-c", said]).code, Some(0));
+    assert!(fs::read_to_string(place.path("odd.txt")).unwrap().starts_with("id\n"));
+    let said = "COPY (SELECT id FROM 'a.csv') TO 'odd.csv.gz' STORED AS csv";
+    assert_eq!(sql(&place, &["-c", said]).code, Some(0));
+    assert_eq!(value(&place, "SELECT sum(id) FROM 'odd.csv.gz'"), 6);
 }
 
 #[test]

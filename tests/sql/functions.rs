@@ -1,13 +1,13 @@
 //! Every function against the embedder called directly, or against numbers that are easy to see.
 
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 
 use arrow::{
     array::{Array, ArrayRef, AsArray, RecordBatch, StringArray},
     datatypes::{DataType, Float32Type, Int64Type, UInt32Type},
 };
-use elmo::{ColumnEmbedder, EmbedSpec, spec::Level};
-use elmo_udfs::Models;
+use elmo::{ColumnEmbedder, Elmo, EmbedSpec, spec::Level};
+use elmo_udfs::{Card, ModelError, ModelSource, Models};
 
 use super::{column, direct, tiny};
 
@@ -253,6 +253,82 @@ async fn tables_of_what_there_is() {
     assert_eq!(names, elmo_udfs::functions::NAMES);
     let bare = "SELECT count(*) FROM elmo_functions() WHERE length(description) < 20 OR syntax = ''";
     assert_eq!(column(&session, bare).await.as_primitive::<Int64Type>().value(0), 0);
+}
+
+/// A model whose LM head is another one than was described, when it is opened first; on another machine, if `place` says
+/// so.
+#[derive(Debug)]
+struct Replaced {
+    described: Elmo,
+    first: Mutex<Option<Elmo>>,
+    place: Option<String>,
+}
+
+impl ModelSource for Replaced {
+    fn describe(&self) -> Result<Card, ModelError> {
+        Ok(Card::from(&self.described))
+    }
+
+    fn place(&self) -> Option<String> {
+        self.place.clone()
+    }
+
+    fn open(&self) -> Result<Elmo, ModelError> {
+        Ok(self.first.lock().unwrap().take().unwrap_or_else(|| self.described.clone()))
+    }
+}
+
+#[tokio::test]
+async fn scores_of_another_head_than_was_planned_with_are_refused() {
+    for (place, said) in
+        [(None, "there is another LM head"), (Some("the executor"), "the executor has another LM head")]
+    {
+        let model = Replaced {
+            described: super::slt::narrow(),
+            first: Mutex::new(Some(super::slt::narrow_with(1.0))),
+            place: place.map(str::to_owned),
+        };
+        let model = Arc::new(model) as Arc<dyn ModelSource>;
+        let session = elmo_udfs::session(&Models::lazy("narrow", [("narrow".to_owned(), model)]));
+        let asked = |query: &'static str| {
+            let session = session.clone();
+            async move { elmo_udfs::sql(&session, query).await.unwrap().collect().await }
+        };
+        // Vectors need no head.
+        assert_eq!(asked("SELECT elmo_embed('rain')").await.unwrap()[0].num_rows(), 1);
+        let error = asked("SELECT elmo_surprisal('rain')").await.unwrap_err().to_string();
+        assert!(error.contains(said) && error.contains("than the query was planned with"), "{error}");
+        // Once the files are right again, so are scores.
+        assert_eq!(asked("SELECT elmo_perplexity('rain')").await.unwrap()[0].num_rows(), 1);
+    }
+}
+
+/// DataFusion's list has only those whose argument types are fixed.
+#[tokio::test]
+async fn show_functions_shows_all_of_them_once() {
+    let session = session(true);
+    session
+        .state_ref()
+        .write()
+        .config_mut()
+        .options_mut()
+        .set("datafusion.catalog.information_schema", "true")
+        .unwrap();
+    let names = async |query: &str| {
+        let batches = elmo_udfs::sql(&session, query).await.unwrap().collect().await.unwrap();
+        let names = batches.iter().flat_map(|batch| batch.column(0).as_string::<i32>().iter().flatten());
+        let mut names: Vec<String> = names.map(str::to_owned).collect();
+        names.sort();
+        names
+    };
+    let shown = names("SHOW FUNCTIONS").await;
+    let mut all = names("SELECT DISTINCT routine_name FROM information_schema.routines").await;
+    let mut once = shown.clone();
+    once.dedup();
+    assert_eq!(once, all);
+    all.retain(|name| name.contains("elmo"));
+    assert_eq!(names("SHOW FUNCTIONS LIKE '%elmo%'").await, all);
+    assert_eq!(names("SELECT name FROM elmo_functions()").await, all);
 }
 
 #[tokio::test]

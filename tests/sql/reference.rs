@@ -26,7 +26,7 @@ fn page() -> String {
     }
     page.push_str(
         "\n## elmo_models\n\nReturns the models that a session may name, a row each: `name`, `is_default`, `is_open`, \
-         `fingerprint`, `dimension`, `layers`, `untrained`, `location`. None of them is opened by it.\n\n\
+         `fingerprint`, `dimension`, `layers`, `lm_head`, `untrained`, `location`. None of them is opened by it.\n\n\
          ```sql\nSELECT * FROM elmo_models();\n```\n\n## elmo_functions\n\nReturns these functions, a row each: `name`, \
          `kind`, `syntax`, `description`.\n\n```sql\nSELECT name, syntax FROM elmo_functions();\n```\n",
     );

@@ -109,6 +109,11 @@ fn models(tiny: &Elmo, narrow: &Elmo) -> Models {
 
 /// A second model, with vectors of half the width and weights that are easy to write down.
 pub(crate) fn narrow() -> Elmo {
+    narrow_with(0.0)
+}
+
+/// The same with a constant added to all logits, which changes the head's file and no probability.
+pub(crate) fn narrow_with(constant: f32) -> Elmo {
     let mut options = ModelData::tiny().options;
     options.lstm.projection_dim /= 2;
     let mut weights = Weights::default();
@@ -120,7 +125,7 @@ pub(crate) fn narrow() -> Elmo {
     let words = PROBABILITIES.iter().map(|(word, _)| (*word).to_owned()).collect();
     let weight =
         Tensor { shape: vec![5, options.lstm.projection_dim], data: vec![0.0; 5 * options.lstm.projection_dim] };
-    let bias = Tensor { shape: vec![5], data: PROBABILITIES.iter().map(|(_, p)| p.ln()).collect() };
+    let bias = Tensor { shape: vec![5], data: PROBABILITIES.iter().map(|(_, p)| p.ln() + constant).collect() };
     let folder = tempfile::tempdir().unwrap();
     let dir = folder.path().join("narrow");
     ModelData::new(options, weights, "narrow").unwrap().save(&dir, WeightsFormat::Safetensors).unwrap();

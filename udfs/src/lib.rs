@@ -56,6 +56,7 @@ mod models;
 mod named;
 pub mod plan;
 mod rewrite;
+mod show;
 mod text_function;
 
 pub use models::{Card, ModelError, ModelFailed, ModelSource, Models};
@@ -114,13 +115,19 @@ pub fn parse(context: &SessionContext, text: &str) -> Result<Vec<Statement>> {
 }
 
 /// Plans a statement, and carries it out where it gives no rows (CREATE, SET). A COPY of vectors to Parquet writes them as
-/// `elmo embed` does: split into byte streams, row groups that end by bytes, and a footer that names the model.
+/// `elmo embed` does: split into byte streams, row groups that end by bytes, and a footer that names the model. SHOW
+/// FUNCTIONS lists all functions, not only those whose argument types are fixed.
 ///
 /// # Errors
 /// When the statement cannot be planned.
 pub async fn run(context: &SessionContext, statement: Statement) -> Result<DataFrame> {
+    let shows_functions = show::functions(&statement);
     let plan = context.state().statement_to_plan(statement).await?;
-    context.execute_logical_plan(prepared(plan).await?).await
+    let frame = context.execute_logical_plan(prepared(plan).await?).await?;
+    match shows_functions {
+        Some(condition) => show::complete(context, frame, &condition).await,
+        None => Ok(frame),
+    }
 }
 
 /// What [`run`] does to the plan of a COPY.

@@ -8,7 +8,11 @@ use std::{
     sync::{Arc, Mutex, MutexGuard, PoisonError},
 };
 
-use elmo::{ColumnEmbedder, ColumnLayout, Elmo, EmbedSpec, Fingerprint, ModelOptions, embedder::Precision};
+use elmo::{
+    ColumnEmbedder, ColumnLayout, Elmo, EmbedSpec, Fingerprint, ModelOptions,
+    embedder::Precision,
+    lm_head::{SOFTMAX, VOCAB},
+};
 
 use crate::plan::memo::Memo;
 
@@ -40,8 +44,9 @@ pub struct Card {
     pub fingerprint: Fingerprint,
     /// The weights are random numbers.
     pub untrained: bool,
-    /// It is a language model: its vocabulary and softmax lie beside its weights.
-    pub lm_head: bool,
+    /// It is a language model, whose vocabulary and softmax lie beside its weights: [`Elmo::lm_head_mark`]. Empty when
+    /// they are there and cannot be read, which is an error where they are needed.
+    pub lm_head: Option<String>,
     /// Where it comes from: a directory, a URL, or `built in`.
     pub location: String,
 }
@@ -52,7 +57,7 @@ impl From<&Elmo> for Card {
             options: elmo.options().clone(),
             fingerprint: elmo.fingerprint().clone(),
             untrained: elmo.is_untrained(),
-            lm_head: elmo.has_lm_head(),
+            lm_head: elmo.lm_head_mark().unwrap_or_else(|_| Some(String::new())),
             location: elmo.name().to_owned(),
         }
     }
@@ -74,6 +79,11 @@ pub trait ModelSource: fmt::Debug + Send + Sync {
     /// The precision that vectors are to have; another process refuses to give others.
     fn precision(&self) -> Precision {
         Precision::F32
+    }
+
+    /// Who opens the model, if that is another process than the one that plans.
+    fn place(&self) -> Option<String> {
+        None
     }
 
     /// Puts the model on its devices. Asked when the first row is to be embedded, and again only after an error.
@@ -224,6 +234,24 @@ impl Models {
         }
         *elmo = Some(opened.clone());
         Ok(opened)
+    }
+
+    /// The same of a model that scores: its LM head is no part of the fingerprint.
+    pub(crate) fn open_with_head(&self, name: Option<&str>) -> Result<Elmo, String> {
+        let (elmo, card, entry) = (self.open(name)?, self.card(name)?, self.entry(name)?);
+        let found = elmo.lm_head().map(|head| head.mark().map(str::to_owned));
+        if found.as_ref().is_ok_and(|mark| *mark == card.lm_head) {
+            return Ok(elmo);
+        }
+        // Whoever asks next looks at the files again: they may have been put right by then.
+        lock(&entry.embedders).clear();
+        *lock(&entry.elmo) = None;
+        found.map_err(|e| e.to_string())?;
+        Err(format!(
+            "{} another LM head at {} than the query was planned with: {VOCAB} or {SOFTMAX} beside the weights differ",
+            entry.source.place().map_or_else(|| "there is".to_owned(), |place| format!("{place} has")),
+            card.location,
+        ))
     }
 
     /// The vectors that were computed lately.

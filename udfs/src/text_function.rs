@@ -17,7 +17,7 @@ use datafusion::{
 };
 use elmo::{
     ColumnEmbedder, EmbeddedColumns,
-    lm_head::LmHeadError,
+    lm_head::{LmHeadError, SOFTMAX, VOCAB},
     spec::{Level, OnError},
     surprisal::{Scorer, perplexity_type, surprisal_type},
 };
@@ -196,9 +196,18 @@ impl Call {
             let fingerprint = [("elmo.fingerprint".to_owned(), card.fingerprint.to_string())];
             Field::new(self.function, kind, true).with_metadata(fingerprint.into())
         };
-        if self.kind.is_score() && !card.lm_head {
+        if self.kind.is_score() {
             let name = model.unwrap_or_else(|| models.default_name());
-            return Err(failed(LmHeadError::Missing(name.to_owned()).to_string()));
+            match card.lm_head.as_deref() {
+                None => return Err(failed(LmHeadError::Missing(name.to_owned()).to_string())),
+                Some("") => {
+                    let place = &card.location;
+                    return Err(failed(format!(
+                        "the LM head of {name} cannot be read: {VOCAB} or {SOFTMAX} in {place}"
+                    )));
+                }
+                Some(_) => {}
+            }
         }
         Ok(match self.kind {
             Kind::Vector | Kind::Tokens => vectors,
@@ -220,7 +229,7 @@ impl Call {
 
     /// Scores with the model's LM head, which is read when the first text is scored.
     fn scorer(&self, models: &Models) -> Result<Scorer> {
-        let elmo = models.open(self.options.model.as_deref());
+        let elmo = models.open_with_head(self.options.model.as_deref());
         let scorer = elmo.and_then(|elmo| Scorer::new(&elmo, &self.options.spec).map_err(|e| e.to_string()));
         scorer
             .map_err(|reason| DataFusionError::External(Box::new(ModelFailed(format!("{}: {reason}", self.function)))))

@@ -273,6 +273,9 @@ impl FromStr for Devices {
 /// Bytes of a thread's stack, of which only what is used costs memory: a long condition of a query is a deep tree.
 const STACK: usize = 64 << 20;
 
+/// How long the threads of a command have to end.
+const ENDING: std::time::Duration = std::time::Duration::from_millis(200);
+
 /// A runtime for the parts of a command that wait; the biLM has threads of its own.
 pub(crate) fn block_on<T>(future: impl Future<Output = Result<T>>) -> Result<T> {
     let runtime = tokio::runtime::Builder::new_multi_thread().thread_stack_size(STACK).enable_all().build();
@@ -280,8 +283,9 @@ pub(crate) fn block_on<T>(future: impl Future<Output = Result<T>>) -> Result<T> 
     let outcome = runtime.block_on(future);
     #[cfg(feature = "cluster")]
     runtime.block_on(crate::cluster::settled());
-    // A read of standard input that waits for a line cannot be called off, and the process must end without it.
-    runtime.shutdown_background();
+    // What was left in the middle removes its temporary files. A read of standard input that waits for a line cannot be
+    // called off, and the process must end without it.
+    runtime.shutdown_timeout(ENDING);
     outcome
 }
 

@@ -3,7 +3,7 @@
 //! What Ballista tells a client of an error is how Rust would print it for a programmer, in several layers. So what is to
 //! be said travels inside of it in letters that no layer changes, with whose fault it is and what to do next.
 
-use std::{fmt, sync::Arc};
+use std::{fmt, io::ErrorKind, sync::Arc};
 
 use async_trait::async_trait;
 use ballista_core::{
@@ -109,6 +109,10 @@ fn carried(error: DataFusionError, here: &str) -> DataFusionError {
     }
 }
 
+fn cannot_write(kind: ErrorKind) -> bool {
+    matches!(kind, ErrorKind::StorageFull | ErrorKind::QuotaExceeded | ErrorKind::ReadOnlyFilesystem)
+}
+
 /// The error within what Ballista put around it; `None` for those that it acts upon.
 fn said(error: &DataFusionError, here: &str) -> Option<Error> {
     match error.find_root() {
@@ -116,8 +120,8 @@ fn said(error: &DataFusionError, here: &str) -> Option<Error> {
         DataFusionError::External(inner) => match inner.downcast_ref() {
             Some(BallistaError::DataFusionError(inner)) => said(inner, here),
             Some(BallistaError::ArrowError(inner)) => Some(match inner.as_ref() {
-                // A disk: of which machine?
-                ArrowError::IoError(reason, _) => Error::Sql {
+                // What it writes are results: on a disk of which machine?
+                ArrowError::IoError(reason, error) if cannot_write(error.kind()) => Error::Sql {
                     message: format!("{here}: {reason}"),
                     exit: Exit::Storage,
                     help: Some("make room where it keeps results, or give it another --work-dir".to_owned()),
@@ -179,9 +183,15 @@ mod tests {
         for ours in [DataFusionError::Plan("no".into()), DataFusionError::External(Box::new(wrapped))] {
             assert_eq!(read(&carried(ours, "here").to_string()).unwrap().0, "no");
         }
-        let full = ArrowError::IoError("No space left".into(), std::io::Error::other("full"));
-        let full = DataFusionError::External(Box::new(BallistaError::ArrowError(Box::new(full))));
-        let (message, exit, _) = read(&carried(full, "the executor").to_string()).unwrap();
-        assert_eq!((message.as_str(), exit), ("the executor: No space left", Exit::Storage));
+        // A disk that results do not fit on, and a file that ends too early.
+        for (kind, said, at) in [
+            (ErrorKind::StorageFull, "the executor: torn", Exit::Storage),
+            (ErrorKind::UnexpectedEof, "torn", Exit::Input),
+        ] {
+            let torn = ArrowError::IoError("torn".into(), kind.into());
+            let torn = DataFusionError::External(Box::new(BallistaError::ArrowError(Box::new(torn))));
+            let (message, exit, _) = read(&carried(torn, "the executor").to_string()).unwrap();
+            assert!(message.ends_with(said) && exit == at, "{message}");
+        }
     }
 }

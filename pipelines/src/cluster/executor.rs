@@ -251,8 +251,10 @@ impl ModelHost for Host {
         let key = (model.address.clone(), model.card.fingerprint.clone());
         let slot = Arc::clone(self.open.lock().unwrap_or_else(PoisonError::into_inner).entry(key).or_default());
         let mut slot = slot.lock().unwrap_or_else(PoisonError::into_inner);
-        // A head that was put beside the weights later is no part of the fingerprint.
-        if let Some(elmo) = slot.as_ref().filter(|elmo| elmo.has_lm_head() || !model.card.lm_head) {
+        // The head is no part of the fingerprint: it may have been put beside the weights, or replaced, since then.
+        let wanted = &model.card.lm_head;
+        let has_head = |elmo: &&Elmo| wanted.is_none() || elmo.lm_head_mark().is_ok_and(|there| there == *wanted);
+        if let Some(elmo) = slot.as_ref().filter(has_head) {
             return Ok(elmo.clone());
         }
         let lazy = LazyModel {

@@ -14,13 +14,18 @@ use ballista_scheduler::{
 };
 use datafusion::{
     common::{Result as PlanResult, exec_err},
-    execution::{SessionState, runtime_env::RuntimeEnvBuilder, session_state::SessionStateBuilder},
+    execution::{
+        SessionState, object_store::ObjectStoreRegistry, runtime_env::RuntimeEnvBuilder,
+        session_state::SessionStateBuilder,
+    },
     prelude::SessionConfig,
 };
 use datafusion_proto::protobuf::{LogicalPlanNode, PhysicalPlanNode};
 use elmo_udfs::{ElmoSession, codec::NoModels};
 use futures::FutureExt;
+use object_store::{ObjectStore, memory::InMemory};
 use tokio::net::TcpListener;
+use url::Url;
 
 use super::{Address, EXECUTOR_TIMEOUT, HEARTBEAT, MESSAGE_BYTES, RESULT_SECONDS, codec::ClusterCodec, session_config};
 use crate::{
@@ -107,9 +112,23 @@ fn sessions(executors: Arc<OnceLock<Arc<dyn ClusterState>>>) -> SessionBuilder {
     })
 }
 
+/// Plans name stores, and to read a plan is to get hold of them: here of empty ones, as nobody reads a file.
+#[derive(Debug)]
+struct NoFiles;
+
+impl ObjectStoreRegistry for NoFiles {
+    fn register_store(&self, _: &Url, _: Arc<dyn ObjectStore>) -> Option<Arc<dyn ObjectStore>> {
+        None
+    }
+
+    fn get_store(&self, _: &Url) -> PlanResult<Arc<dyn ObjectStore>> {
+        Ok(Arc::new(InMemory::new()))
+    }
+}
+
 /// A session that plans nothing: it only reads plans.
 fn session(config: SessionConfig) -> PlanResult<SessionState> {
-    let runtime = RuntimeEnvBuilder::new().build_arc()?;
+    let runtime = RuntimeEnvBuilder::new().with_object_store_registry(Arc::new(NoFiles)).build_arc()?;
     let models = elmo_udfs::Models::new("", []);
     let builder = SessionStateBuilder::new().with_config(config).with_runtime_env(runtime).with_default_features();
     Ok(builder.with_elmo(&models).build())

@@ -61,7 +61,9 @@ impl ClusterStage {
             return Err(Error::usage("state carry needs all rows in one process, in their order", help));
         }
         let described = tokio::task::block_in_place(|| SentModel::of(&model.spec.name(), model));
-        let model = described.map_err(sql_error)?;
+        let mut model = described.map_err(sql_error)?;
+        // Vectors need none: that of an executor may be another, or missing.
+        model.card.lm_head = None;
         let layout = ColumnLayout::new(&model.card.options, &model.card.fingerprint, &spec)?;
         let kept = EmbedSpec { on_error: OnError::Null, ..spec.clone() };
         let mut work = Work { model, spec: kept, expected: Vec::new() };

@@ -5,9 +5,9 @@ use std::{
     sync::{Mutex, MutexGuard, PoisonError},
 };
 
-use elmo::{Elmo, EmbedderSettings, ModelData, embedder::Precision};
+use elmo::{Elmo, EmbedderSettings, ModelData, embedder::Precision, lm_head::LmHeadFiles};
 use elmo_udfs::{Card, ModelError, ModelSource};
-use tokio::runtime::Handle;
+use tokio::runtime::{Handle, RuntimeFlavor};
 
 use super::{Cache, Fingerprints, ModelFiles, ModelSpec, Models, warn_untrained};
 use crate::{error::Result, stores::Stores};
@@ -34,25 +34,7 @@ impl fmt::Debug for LazyModel {
 
 impl ModelSource for LazyModel {
     fn describe(&self) -> Result<Card, ModelError> {
-        let (files, cache) = self.locate()?;
-        let fingerprints = Fingerprints::new(&cache);
-        if let Some((options, fingerprint)) = fingerprints.known(&files) {
-            let (lm_head, location) = (files.lm_head().is_some(), self.spec.to_string());
-            return Ok(Card { options, fingerprint, untrained: false, lm_head, location });
-        }
-        let data = self.data(&files, &fingerprints)?;
-        if self.elsewhere {
-            warn_untrained(&data);
-        }
-        let card = Card {
-            options: data.options.clone(),
-            fingerprint: data.fingerprint.clone(),
-            untrained: data.untrained,
-            lm_head: data.lm_head.is_some(),
-            location: self.spec.to_string(),
-        };
-        *self.read() = (!self.elsewhere).then_some(data);
-        Ok(card)
+        waiting(|| self.card())
     }
 
     fn address(&self) -> Option<String> {
@@ -77,14 +59,49 @@ impl ModelSource for LazyModel {
     }
 }
 
+/// What tells a head from others; empty when it cannot be read.
+fn mark(head: Option<LmHeadFiles>) -> Option<String> {
+    head.map(|head| head.mark().unwrap_or_default())
+}
+
+/// Does what takes long on a thread of the runtime, on which DataFusion plans. Others take over what that thread had to do:
+/// tasks that wait in its own place are nobody else's, the one that reads the answer of a server for instance.
+fn waiting<T>(work: impl FnOnce() -> T) -> T {
+    match Handle::try_current().map(|runtime| runtime.runtime_flavor()) {
+        Ok(RuntimeFlavor::MultiThread) => tokio::task::block_in_place(work),
+        _ => work(),
+    }
+}
+
 impl LazyModel {
-    /// The files on this machine, fetched where need be. DataFusion plans on threads of the runtime, which must not wait
-    /// for it themselves.
+    fn card(&self) -> Result<Card, ModelError> {
+        let (files, cache) = self.locate()?;
+        let fingerprints = Fingerprints::new(&cache);
+        if let Some((options, fingerprint)) = fingerprints.known(&files) {
+            let (lm_head, location) = (mark(files.lm_head()), self.spec.to_string());
+            return Ok(Card { options, fingerprint, untrained: false, lm_head, location });
+        }
+        let data = self.data(&files, &fingerprints)?;
+        if self.elsewhere {
+            warn_untrained(&data);
+        }
+        let card = Card {
+            options: data.options.clone(),
+            fingerprint: data.fingerprint.clone(),
+            untrained: data.untrained,
+            lm_head: mark(data.lm_head.clone()),
+            location: self.spec.to_string(),
+        };
+        *self.read() = (!self.elsewhere).then_some(data);
+        Ok(card)
+    }
+
+    /// The files on this machine, fetched where need be.
     fn locate(&self) -> Result<(ModelFiles, Cache), ModelError> {
         let cache = Cache::from_env();
-        let found = std::thread::scope(|scope| {
-            let models = Models { stores: &self.stores, cache: &cache, offline: self.offline };
-            scope.spawn(move || self.runtime.block_on(models.locate(&self.spec))).join()
+        let models = Models { stores: &self.stores, cache: &cache, offline: self.offline };
+        let found = waiting(|| {
+            std::thread::scope(|scope| scope.spawn(|| self.runtime.block_on(models.locate(&self.spec))).join())
         });
         let files = found.map_err(|_| "looking for the model failed")??;
         Ok((files, cache))
@@ -102,5 +119,48 @@ impl LazyModel {
             fingerprints.remember(files, &data.options, &data.fingerprint);
         }
         Ok(data)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::{
+        io::{Read, Write},
+        net::TcpListener,
+        sync::mpsc,
+        time::Duration,
+    };
+
+    use super::*;
+
+    /// The only thread of a runtime describes a model, and that takes an answer for which the runtime has to do something.
+    #[test]
+    fn a_thread_of_the_runtime_may_look_for_a_model_on_a_server() {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let address = format!("http://{}/model", listener.local_addr().unwrap());
+        std::thread::spawn(move || {
+            for stream in listener.incoming() {
+                let mut stream = stream.unwrap();
+                let _ = stream.read(&mut [0; 4096]);
+                let _ = stream.write_all(b"HTTP/1.1 404 Not Found\r\ncontent-length: 0\r\nconnection: close\r\n\r\n");
+            }
+        });
+        let (tell, told) = mpsc::channel();
+        std::thread::spawn(move || {
+            let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
+            let model = LazyModel {
+                spec: ModelSpec::from_address(&address).unwrap(),
+                offline: false,
+                stores: Stores::with_settings([("allow_http".to_owned(), "true".to_owned())]),
+                settings: EmbedderSettings::default(),
+                runtime: runtime.handle().clone(),
+                elsewhere: false,
+                read: Mutex::default(),
+            };
+            let described = runtime.spawn(async move { model.describe().unwrap_err().to_string() });
+            tell.send(runtime.block_on(described).unwrap()).unwrap();
+        });
+        let error = told.recv_timeout(Duration::from_secs(60)).expect("the runtime waits for itself");
+        assert!(error.contains("404") || error.contains("no model"), "{error}");
     }
 }

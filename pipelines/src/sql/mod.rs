@@ -8,6 +8,7 @@
 //! stores of its own, where ours are to be the ones of `elmo embed`.
 
 mod cell;
+mod copy;
 mod error;
 mod files;
 pub(crate) mod lines;
@@ -166,11 +167,8 @@ impl Sql {
     /// # Errors
     /// [`Error::Sql`] when it cannot be planned or run, [`Error::BrokenPipe`] when nobody reads `out` any more,
     /// [`Error::Failed`] when it cannot be written to.
-    pub async fn run(&self, statement: Statement, show: Show, watch: &dyn Progress, out: Out) -> Result<Answer> {
-        if let Statement::CopyTo(copy) = &statement {
-            // A URL that is none is refused by us: DataFusion's words would repeat what is secret in it.
-            self.stores.locate(&copy.target)?;
-        }
+    pub async fn run(&self, mut statement: Statement, show: Show, watch: &dyn Progress, out: Out) -> Result<Answer> {
+        copy::complete(&mut statement, &self.stores)?;
         let frame = elmo_udfs::run(&self.context, statement).await.map_err(sql_error)?;
         // CREATE, SET and their like have been carried out by now.
         if frame.schema().fields().is_empty() {

@@ -76,8 +76,9 @@ pub(super) struct ModelNode {
     /// The precision that vectors are to have.
     #[prost(string, tag = "8")]
     pub(super) precision: String,
-    #[prost(bool, tag = "9")]
-    pub(super) lm_head: bool,
+    /// What tells its LM head from others, where that is needed. Number 9 was something else.
+    #[prost(string, optional, tag = "10")]
+    pub(super) lm_head: Option<String>,
 }
 
 /// [`EmbedSpec`] on its way.

@@ -31,7 +31,7 @@ use crate::{
     Card, ModelError, ModelSource, Models, functions,
     models::lock,
     plan::exec::{BoundCall, EmbedExec},
-    text_function::{Call, Kind},
+    text_function::{Call, Kind, TextFunction},
 };
 pub use refused::failing;
 
@@ -209,7 +209,7 @@ impl ElmoCodec {
         let mut calls = Vec::new();
         for bound in bound {
             let name = bound.call.options.model.as_deref().unwrap_or_else(|| bound.models.default_name());
-            let set: Vec<ModelNode> = sent(&bound.models, Some(name))?;
+            let set: Vec<ModelNode> = sent(&bound.models, Some(name), bound.call.kind.is_score())?;
             calls.push(CallNode {
                 function: bound.call.function.to_owned(),
                 kind: kind_name(bound.call.kind),
@@ -284,13 +284,15 @@ pub fn other_version(version: &str, here: &dyn ModelHost) -> Option<String> {
     })
 }
 
-/// The models of a function that queries have named, or the one that is named here.
-fn sent(models: &Models, only: Option<&str>) -> Result<Vec<ModelNode>> {
+/// The models of a function that queries have named, or the one that is named here. Whoever does not score needs no LM
+/// head, and is not to be told of another one.
+fn sent(models: &Models, only: Option<&str>, scores: bool) -> Result<Vec<ModelNode>> {
     let names = models.names().filter(|name| only.is_none_or(|only| only == *name));
     let known = names.filter_map(|name| models.known(name).map(|(source, card)| (name, source, card)));
     let sent = known.map(|(name, source, card)| {
         let model = SentModel::known(name, source, card.as_ref().clone())?;
-        Ok(ModelNode::new(&model, name == models.default_name()))
+        let node = ModelNode::new(&model, name == models.default_name());
+        Ok(ModelNode { lm_head: node.lm_head.filter(|_| scores), ..node })
     });
     sent.collect()
 }
@@ -321,7 +323,7 @@ impl ModelNode {
             options: card.options.canonical_json(),
             fingerprint: card.fingerprint.to_string(),
             untrained: card.untrained,
-            lm_head: card.lm_head,
+            lm_head: card.lm_head.clone(),
             is_default,
             location: card.location.clone(),
             precision: precision.to_string(),
@@ -335,7 +337,7 @@ impl ModelNode {
             options: options.map_err(|e| internal_datafusion_err!("{e}"))?,
             fingerprint,
             untrained: self.untrained,
-            lm_head: self.lm_head,
+            lm_head: self.lm_head.clone(),
             location: self.location.clone(),
         };
         let precision = word(&self.precision)?;
@@ -367,6 +369,10 @@ impl ModelSource for Remote {
 
     fn address(&self) -> Option<String> {
         Some(self.model.address.clone())
+    }
+
+    fn place(&self) -> Option<String> {
+        Some(self.host.name())
     }
 
     fn open(&self) -> Result<elmo::Elmo, ModelError> {
@@ -431,8 +437,10 @@ impl PhysicalExtensionCodec for ElmoCodec {
         if models.is_none() && !functions::NAMES.contains(&name) {
             return self.inner.try_encode_udf(function, buffer);
         }
-        let models = models.map(|models| sent(models, None)).transpose()?.unwrap_or_default();
-        let at_run_time = functions::text_function(function).is_some_and(|(function, _)| function.is_at_run_time());
+        let of_text = functions::text_function(function).map(|(function, _)| function);
+        let scores = of_text.is_some_and(|function| function.kind.is_score());
+        let models = models.map(|models| sent(models, None, scores)).transpose()?.unwrap_or_default();
+        let at_run_time = of_text.is_some_and(TextFunction::is_at_run_time);
         write(buffer, &FunctionNode { version: VERSION.to_owned(), name: name.to_owned(), at_run_time, models })
     }
 

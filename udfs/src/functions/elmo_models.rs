@@ -52,7 +52,7 @@ impl ElmoModels {
                 "layers",
                 Arc::new(cards.iter().map(|card| Some(numbers(card.options.n_layers_out()))).collect::<UInt32Array>()),
             ),
-            ("lm_head", Arc::new(cards.iter().map(|card| Some(card.lm_head)).collect::<BooleanArray>())),
+            ("lm_head", Arc::new(cards.iter().map(|card| Some(card.lm_head.is_some())).collect::<BooleanArray>())),
             ("untrained", Arc::new(cards.iter().map(|card| Some(card.untrained)).collect::<BooleanArray>())),
             ("location", strings(cards.iter().map(|card| card.location.clone()).collect())),
         ];

@@ -623,7 +623,9 @@ fn vector_bytes(call: &BoundCall, rows: usize, text_bytes: usize) -> usize {
         Level::Sentence => rows,
         Level::Token => text_bytes / BYTES_PER_TOKEN + rows,
     };
-    vectors.saturating_mul(4 * call.width())
+    // The softmax takes them in another order.
+    let copies = if call.call.kind.is_score() { 2 } else { 1 };
+    vectors.saturating_mul(4 * copies * call.width())
 }
 
 /// Rows of a window, from the texts of one batch.

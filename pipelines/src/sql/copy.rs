@@ -1,0 +1,61 @@
+//! What the end of a COPY's target says: what it would say in FROM. DataFusion goes by its own list of endings, which knows
+//! no JSON lines and nothing packed.
+
+use datafusion::sql::{parser::CopyToStatement, sqlparser::ast::Value};
+use elmo_udfs::Statement;
+
+use crate::{
+    error::{Error, Result},
+    redact::redact,
+    source::{Format, of_name},
+    stores::Stores,
+};
+
+/// Completes a COPY, also one that is explained, and looks at its target.
+///
+/// # Errors
+/// When the target is no URL that can be written to, or its name ends like a format that COPY does not write.
+pub(super) fn complete(statement: &mut Statement, stores: &Stores) -> Result<()> {
+    match statement {
+        Statement::CopyTo(copy) => {
+            // A URL that is none is refused by us: DataFusion's words would repeat what is secret in it.
+            stores.locate(&copy.target)?;
+            by_ending(copy)
+        }
+        Statement::Explain(explain) => complete(&mut explain.statement, stores),
+        _ => Ok(()),
+    }
+}
+
+fn by_ending(copy: &mut CopyToStatement) -> Result<()> {
+    let named = of_name(&copy.target);
+    let packed = match copy.target.rsplit_once('.').map(|(_, ending)| ending.to_ascii_lowercase()).as_deref() {
+        Some("gz") => Some("gzip"),
+        Some("zst") => Some("zstd"),
+        _ => None,
+    };
+    let format = match (&copy.stored_as, named) {
+        (Some(format), _) => format.to_ascii_uppercase(),
+        (None, Some((Format::Csv, _))) => "CSV".to_owned(),
+        (None, Some((Format::Json, _))) => "JSON".to_owned(),
+        (None, Some((Format::Text, _))) => return Err(not_written(&copy.target)),
+        // DataFusion's own: folders, and formats that pack their columns themselves.
+        (None, _) if packed.is_none() => return Ok(()),
+        (None, _) => return Err(not_written(&copy.target)),
+    };
+    let is_packed_whole = matches!(format.as_str(), "CSV" | "JSON");
+    copy.stored_as = Some(format);
+    let Some(word) = packed.filter(|_| is_packed_whole) else { return Ok(()) };
+    let says = |key: &str| ["compression", "format.compression"].iter().any(|there| key.eq_ignore_ascii_case(there));
+    if !copy.options.iter().any(|(key, _)| says(key)) {
+        copy.options.push(("format.compression".to_owned(), Value::SingleQuotedString(word.to_owned())));
+    }
+    Ok(())
+}
+
+fn not_written(target: &str) -> Error {
+    Error::usage(
+        format!("{}: COPY writes no such files", redact(target)),
+        "let the name end in .parquet, .arrow, .csv or .jsonl, the last two also with .gz or .zst, or say STORED AS",
+    )
+}
