@@ -225,6 +225,40 @@ fn copy_does_what_its_options_say_and_leaves_other_files_alone() {
     assert_eq!(value(&place, "SELECT sum(id) FROM 'odd.csv.gz'"), 6);
 }
 
+/// DataFusion completes a file with the rows that came before an error.
+#[test]
+fn a_copy_that_fails_leaves_what_was_there() {
+    let place = small();
+    place.write("many.jsonl", (0..30_000).map(|id| format!("{{\"id\": {id}}}\n")).collect::<String>());
+    let before = "what was there before\n";
+    for ending in ["parquet", "csv", "jsonl", "arrow", "csv.gz"] {
+        let out = format!("out.{ending}");
+        for statement in [
+            format!("COPY (SELECT id, 1 / (id - 29999) AS x FROM 'many.jsonl') TO '{out}'"),
+            format!("EXPLAIN ANALYZE COPY (SELECT id, 1 / (id - 29999) AS x FROM 'many.jsonl') TO '{out}'"),
+            format!(
+                "COPY (SELECT elmo_embed(text, on_long => 'error', sentences => 'off') AS v FROM 'long.jsonl') TO '{out}'"
+            ),
+        ] {
+            place.write("long.jsonl", format!("{{\"text\": \"{}\"}}\n", "a ".repeat(600)));
+            place.write(&out, before);
+            let ended = sql(&place, &["-c", "SET datafusion.execution.batch_size = 1000", "-c", &statement]);
+            assert!(matches!(ended.code, Some(2 | 3)), "{statement}: {ended:?}");
+            assert_eq!(fs::read_to_string(place.path(&out)).unwrap(), before, "{statement}");
+            fs::remove_file(place.path(&out)).unwrap();
+            sql(&place, &["-c", &statement]);
+            let left: Vec<_> = fs::read_dir(place.path(".")).unwrap().map(|file| file.unwrap().file_name()).collect();
+            assert!(!left.iter().any(|name| name.to_string_lossy().starts_with("out.")), "{statement}: {left:?}");
+        }
+    }
+    // A table of files grows by all rows or none.
+    fs::create_dir(place.path("grows")).unwrap();
+    let table = "CREATE EXTERNAL TABLE t (id BIGINT) STORED AS PARQUET LOCATION 'grows/'";
+    let insert = "INSERT INTO t SELECT id / (id - 29999) FROM 'many.jsonl'";
+    assert_ne!(sql(&place, &["-c", table, "-c", insert]).code, Some(0));
+    assert_eq!(fs::read_dir(place.path("grows")).unwrap().count(), 0);
+}
+
 #[test]
 fn files_folders_and_patterns_are_tables() {
     let place = small();

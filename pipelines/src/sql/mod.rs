@@ -14,6 +14,7 @@ mod files;
 pub(crate) mod lines;
 mod print;
 mod repl;
+mod whole;
 
 use std::{collections::HashMap, num::NonZeroUsize, sync::Arc, time::Duration};
 
@@ -224,7 +225,7 @@ impl Sql {
 
     async fn start(&self, frame: DataFrame) -> Result<(Arc<dyn ExecutionPlan>, SendableRecordBatchStream)> {
         let tasks = Arc::new(frame.task_ctx());
-        let plan = frame.create_physical_plan().await.map_err(sql_error)?;
+        let plan = frame.create_physical_plan().await.and_then(whole::or_nothing).map_err(sql_error)?;
         let stream = execute_stream(Arc::clone(&plan), tasks).map_err(sql_error)?;
         Ok((plan, stream))
     }
