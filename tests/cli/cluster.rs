@@ -69,7 +69,7 @@ fn texts(rows: usize, words: usize) -> String {
 }
 
 /// Statements of every kind: scans, sorts, limits, groups, joins, subqueries, windows, unions, tables of rows, lines.
-const STATEMENTS: [&str; 22] = [
+const STATEMENTS: [&str; 25] = [
     "SELECT id, elmo_embed(text) AS v FROM 'reviews.jsonl'",
     "SELECT id, elmo_embed(text) AS v FROM 'reviews.jsonl' WHERE lang = 'en' ORDER BY id DESC LIMIT 10",
     "SELECT id % 3 AS g, count(*), elmo_centroid(elmo_embed(text)) FROM 'reviews.jsonl' GROUP BY 1 ORDER BY 1",
@@ -96,6 +96,10 @@ const STATEMENTS: [&str; 22] = [
     "SELECT v.id, elmo_cosine(v.v, elmo_embed('A good book.')) FROM (SELECT id, elmo_embed(text) AS v FROM 'many.t') v \
      WHERE v.id < 40 ORDER BY v.id",
     "SHOW FUNCTIONS LIKE 'elmo_l%'",
+    // DataFusion does not say how files are packed.
+    "SELECT id, elmo_embed(text)[1] FROM 'packed.csv.gz' ORDER BY id",
+    "SELECT count(*), sum(id), min(text) FROM 'packed.jsonl.gz'",
+    "SELECT a.id, b.text FROM 'packed/*.ndjson.zst' a JOIN 'packed.csv.gz' b USING (id) ORDER BY id",
     "SET elmo.rules = false; SELECT id, elmo_embed(text, pooling => 'max') FROM 'reviews.jsonl' ORDER BY id LIMIT 3",
 ];
 
@@ -106,6 +110,10 @@ fn a_cluster_gives_what_one_process_gives() {
     place.write("lines/b.txt", "Another file.\n\nThree lines.\n");
     place.write("many.jsonl", texts(1500, 30));
     place.write("large.jsonl", texts(5500, 30));
+    for packed in ["packed.csv.gz", "packed.jsonl.gz", "packed/a.ndjson.zst", "packed/b.ndjson.zst"] {
+        let copy = format!("COPY (SELECT id, text FROM 'reviews.jsonl') TO '{packed}'");
+        assert_eq!(sql(&place, &["-c", &copy]).code, Some(0));
+    }
     let cluster = Cluster::start(&place);
     // One process for all of them, and one more where something differs.
     let words = |statements: &[&str]| -> Vec<String> {
@@ -213,6 +221,15 @@ fn mistakes(place: &Place, cluster: &Cluster) {
     };
     let mixed = "SELECT r.id, elmo_embed(r.text) FROM 'reviews.jsonl' r, information_schema.tables";
     says(cluster.sql(place, &["-c", mixed]), 2, "cannot run on a cluster");
+    let odd = "CREATE EXTERNAL TABLE odd (n TEXT) STORED AS CSV LOCATION 'reviews.csv' OPTIONS";
+    place.write("reviews.csv", "n;1;2;");
+    for options in ["('format.terminator' ';')", "('format.compression' 'gzip')"] {
+        says(
+            cluster.sql(place, &["-c", &format!("{odd} {options}"), "-c", "SELECT count(*) FROM odd"]),
+            2,
+            "cannot run on a cluster",
+        );
+    }
     let query = "SELECT elmo_embed(text) FROM 'reviews.jsonl' LIMIT 1";
     says(cluster.sql(place, &["--precision", "bf16", "-c", query]), 4, "computes in f32, and the query asks for bf16");
     let embed = format!("embed -q --model tiny --input reviews.jsonl --output no --cluster {address} --precision bf16");

@@ -220,6 +220,10 @@ fn copy_does_what_its_options_say_and_leaves_other_files_alone() {
     let said = "COPY (SELECT id FROM 'a.csv') TO 'odd.txt' STORED AS CSV";
     assert_eq!(sql(&place, &["-c", said]).code, Some(0));
     assert!(fs::read_to_string(place.path("odd.txt")).unwrap().starts_with("id\n"));
+    for pattern in ["what?.csv", "x[1].csv", "*.jsonl"] {
+        let refused = sql(&place, &["-c", &format!("COPY (SELECT id FROM 'a.csv') TO '{pattern}'")]);
+        assert!(refused.code == Some(2) && refused.err.contains("this is a pattern"), "{refused:?}");
+    }
     let said = "COPY (SELECT id FROM 'a.csv') TO 'odd.csv.gz' STORED AS csv";
     assert_eq!(sql(&place, &["-c", said]).code, Some(0));
     assert_eq!(value(&place, "SELECT sum(id) FROM 'odd.csv.gz'"), 6);

@@ -18,6 +18,7 @@ mod columns;
 mod engine;
 mod executor;
 mod plan;
+mod scans;
 mod scheduler;
 mod stage;
 

@@ -30,7 +30,7 @@ use datafusion::{
 
 use super::{
     client::{Cluster, ClusterError},
-    session_config,
+    scans, session_config,
 };
 use crate::sql::lines::LinesExec;
 
@@ -113,11 +113,15 @@ fn belongs_there(plan: &Arc<dyn ExecutionPlan>) -> Result<bool> {
         })?;
         if node.children().is_empty() {
             match leaf(node) {
-                Leaf::Files => work = true,
+                Leaf::Files(lost) => {
+                    work = true;
+                    local = local.take().or_else(|| lost.map(|lost| format!("a query of {lost}")));
+                }
                 Leaf::Rows => {}
                 Leaf::Here if node.name() == "StreamingTableExec" => {
                     local = Some("a query of information_schema together with files or texts".to_owned());
                 }
+                Leaf::Here if node.name() == "WorkTableExec" => local = Some("a recursive query".to_owned()),
                 Leaf::Here => local = Some(format!("a query with {}", node.name())),
             }
         }
@@ -130,8 +134,8 @@ fn belongs_there(plan: &Arc<dyn ExecutionPlan>) -> Result<bool> {
 }
 
 enum Leaf {
-    /// Files, which executors read.
-    Files,
+    /// Files, which executors read, unless they would read something else.
+    Files(Option<&'static str>),
     /// Rows that travel with the plan.
     Rows,
     /// What nobody else has. Several partitions of it would be read by each task.
@@ -145,8 +149,8 @@ fn leaf(node: &Arc<dyn ExecutionPlan>) -> Leaf {
         return if known && single { Leaf::Rows } else { Leaf::Here };
     };
     let source = scan.data_source().as_ref() as &dyn std::any::Any;
-    match (source.is::<FileScanConfig>(), source.is::<MemorySourceConfig>()) {
-        (true, _) => Leaf::Files,
+    match (source.downcast_ref::<FileScanConfig>(), source.is::<MemorySourceConfig>()) {
+        (Some(scan), _) => Leaf::Files(scans::lost(scan)),
         (_, true) => Leaf::Rows,
         _ => Leaf::Here,
     }

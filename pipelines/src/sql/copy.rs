@@ -20,6 +20,12 @@ pub(super) fn complete(statement: &mut Statement, stores: &Stores) -> Result<()>
         Statement::CopyTo(copy) => {
             // A URL that is none is refused by us: DataFusion's words would repeat what is secret in it.
             stores.locate(&copy.target)?;
+            // DataFusion takes it for a pattern, and writes a file of a random name.
+            let is_pattern = |c| matches!(c, '*' | '[') || (c == '?' && !copy.target.contains("://"));
+            if copy.target.contains(is_pattern) {
+                let message = format!("{}: COPY writes to one place, and this is a pattern", redact(&copy.target));
+                return Err(Error::usage(message, "give a name without *, ? and ["));
+            }
             by_ending(copy)
         }
         Statement::Explain(explain) => complete(&mut explain.statement, stores),
@@ -35,7 +41,10 @@ fn by_ending(copy: &mut CopyToStatement) -> Result<()> {
         _ => None,
     };
     let format = match (&copy.stored_as, named) {
-        (Some(format), _) => format.to_ascii_uppercase(),
+        (Some(format), _) => match format.to_ascii_uppercase().as_str() {
+            "JSONL" | "NDJSON" => "JSON".to_owned(),
+            format => format.to_owned(),
+        },
         (None, Some((Format::Csv, _))) => "CSV".to_owned(),
         (None, Some((Format::Json, _))) => "JSON".to_owned(),
         (None, Some((Format::Text, _))) => return Err(not_written(&copy.target)),
