@@ -220,6 +220,12 @@ fn copy_does_what_its_options_say_and_leaves_other_files_alone() {
     let said = "COPY (SELECT id FROM 'a.csv') TO 'odd.txt' STORED AS CSV";
     assert_eq!(sql(&place, &["-c", said]).code, Some(0));
     assert!(fs::read_to_string(place.path("odd.txt")).unwrap().starts_with("id\n"));
+    // A file is no folder.
+    for ending in ["csv", "parquet"] {
+        let refused = sql(&place, &["-c", &format!("COPY (SELECT id FROM 'a.csv') TO 'a.csv/x.{ending}'")]);
+        assert_eq!(refused.code, Some(5), "{refused:?}");
+        assert!(!refused.err.contains("Internal") && !refused.err.contains("bug"), "{refused:?}");
+    }
     for pattern in ["what?.csv", "x[1].csv", "*.jsonl"] {
         let refused = sql(&place, &["-c", &format!("COPY (SELECT id FROM 'a.csv') TO '{pattern}'")]);
         assert!(refused.code == Some(2) && refused.err.contains("this is a pattern"), "{refused:?}");
@@ -297,6 +303,10 @@ fn files_folders_and_patterns_are_tables() {
     }
     let created = "CREATE EXTERNAL TABLE t STORED AS TEXT LOCATION 'lines.txt'; SELECT count(*) FROM t";
     assert_eq!(sql(&place, &["--format", "csv", "-c", created]).out, "count(*)\n2\n");
+    // A folder of something else is in nobody's way.
+    shell("mkdir made");
+    let created = "CREATE TABLE made AS SELECT 1 AS one; SELECT one FROM made";
+    assert_eq!(sql(&place, &["--format", "csv", "-c", created]).out, "one\n1\n");
     let created = "CREATE TABLE \"a.b\" AS SELECT 1 AS one; SELECT one FROM \"a.b\"";
     assert_eq!(sql(&place, &["--format", "csv", "-c", created]).out, "one\n1\n");
     // What is written and read again in one session is never what was there before.

@@ -193,8 +193,17 @@ impl UrlTableFactory for Files {
         if !like_a_path && !Path::new(name).exists() {
             return Ok(None);
         }
-        self.table(name).await.map(Some)
+        match self.table(name).await {
+            // A folder of something else, which only has the name of a table that is made.
+            Err(error) if !like_a_path && is_no_table(&error) => Ok(None),
+            found => found.map(Some),
+        }
     }
+}
+
+fn is_no_table(error: &DataFusionError) -> bool {
+    let DataFusionError::External(inner) = error else { return false };
+    matches!(inner.downcast_ref(), Some(SourceError::Empty { .. }))
 }
 
 /// `CREATE EXTERNAL TABLE … STORED AS TEXT`

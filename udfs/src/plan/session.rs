@@ -11,6 +11,9 @@ use datafusion::{
         Expr, ExprSchemable, LogicalPlan, UserDefinedLogicalNode, physical_planning_context::PhysicalPlanningContext,
     },
     optimizer::{Analyzer, Optimizer},
+    physical_optimizer::{
+        PhysicalOptimizerRule, join_selection::JoinSelection, projection_pushdown::ProjectionPushdown,
+    },
     physical_plan::ExecutionPlan,
     physical_planner::{DefaultPhysicalPlanner, ExtensionPlanner, PhysicalPlanner},
     prelude::{SessionConfig, SessionContext},
@@ -50,7 +53,17 @@ impl ElmoSession for SessionStateBuilder {
         if config.options().extensions.get::<ElmoConfig>().is_none() {
             config.options_mut().extensions.insert(ElmoConfig::default());
         }
+        keep_filters_right(&mut self.physical_optimizers().get_or_insert_default().rules);
         self.with_physical_optimizer_rule(Arc::new(KeepOrder)).with_query_planner(Arc::new(EmbedQueryPlanner))
+    }
+}
+
+/// DataFusion 55 moves a filter below the wrong side of an outer join whose sides it has changed over, and leaves rows that
+/// the filter drops: above such a join is a projection with two columns of one name, through which filters follow names.
+/// Projections that are one with their join before filters move have no such columns.
+fn keep_filters_right(rules: &mut Vec<Arc<dyn PhysicalOptimizerRule + Send + Sync>>) {
+    if let Some(selection) = rules.iter().position(|rule| rule.name() == JoinSelection::new().name()) {
+        rules.insert(selection + 1, Arc::new(ProjectionPushdown::new()));
     }
 }
 
