@@ -198,12 +198,20 @@ async fn cluster(stores: &Stores, bucket: &str) {
     let after = remote.prints(&[&there[..], &[read]].concat());
     assert_ne!(after, before);
     assert_eq!(after, remote.prints(&[&here[..], &[read]].concat()));
-    // The same in one session, which remembers files too.
+    // Another number in as many bytes, at once; one session remembers files too.
     let replace = |number: u32| format!("COPY (SELECT {number} AS n) TO '@/n.parquet'");
     let again = [&replace(1), "SELECT n FROM '@/n.parquet'", &replace(2), "SELECT n FROM '@/n.parquet'"];
     let words: Vec<&str> = again.iter().flat_map(|statement| ["-c", statement]).collect();
-    let said = remote.prints(&[&["sql", "-q", "--format", "csv"], &words[..]].concat());
-    assert_eq!(said, "count\n1\nn\n1\ncount\n1\nn\n2\n");
+    for place in [&[][..], &["--cluster", &scheduler.address]] {
+        let said = remote.prints(&[&["sql", "-q", "--format", "csv"], place, &words[..]].concat());
+        assert_eq!(said, "count\n1\nn\n1\ncount\n1\nn\n2\n", "{place:?}");
+        // A query that fails replaces nothing.
+        let before = remote.get("n.parquet").await;
+        let failing =
+            format!("COPY (SELECT 1 / (id - 299) AS n FROM '{0}/in/rows.jsonl') TO '{0}/n.parquet'", remote.url);
+        let failed = remote.elmo().args(["sql", "-q"]).args(place).args(["-c", &failing]).output().unwrap();
+        assert!(!failed.status.success() && remote.get("n.parquet").await == before, "{place:?}: {failed:?}");
+    }
 
     let job = "embed -q --model @/model --input @/in/rows.jsonl --keep id --rows-per-file 100 --output";
     let job: Vec<&str> = job.split(' ').collect();
