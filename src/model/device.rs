@@ -4,7 +4,7 @@ use std::{fmt, path::PathBuf, sync::OnceLock};
 
 use tch::{Cuda, Device};
 
-use super::DeviceError;
+use super::{DeviceError, mkl};
 use crate::spec::SpecError;
 
 /// A device as the user names it.
@@ -207,14 +207,17 @@ fn loaded_version() -> Option<String> {
     Some(format!("{major}.{minor}.{patch}"))
 }
 
-/// One libtorch thread per caller, once per process.
+/// One libtorch thread per caller, and products that are the same at every height; once per process.
 ///
 /// The embedder runs one OS thread per core, each with its own batch, instead of cutting one product
 /// over several threads: no waiting at the end of every product, the pointwise passes run in parallel
 /// too, and a product has the same bits whatever the number of cores.
 pub fn set_up_cpu() {
     static ONCE: OnceLock<()> = OnceLock::new();
-    ONCE.get_or_init(|| tch::set_num_threads(1));
+    ONCE.get_or_init(|| {
+        mkl::be_strict();
+        tch::set_num_threads(1);
+    });
 }
 
 #[cfg(test)]

@@ -13,6 +13,7 @@ mod char_cnn;
 mod device;
 mod kernels;
 mod lstm;
+mod mkl;
 mod packing;
 mod precision;
 mod self_test;
