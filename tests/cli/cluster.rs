@@ -69,7 +69,7 @@ fn texts(rows: usize, words: usize) -> String {
 }
 
 /// Statements of every kind: scans, sorts, limits, groups, joins, subqueries, windows, unions, tables of rows, lines.
-const STATEMENTS: [&str; 25] = [
+const STATEMENTS: [&str; 32] = [
     "SELECT id, elmo_embed(text) AS v FROM 'reviews.jsonl'",
     "SELECT id, elmo_embed(text) AS v FROM 'reviews.jsonl' WHERE lang = 'en' ORDER BY id DESC LIMIT 10",
     "SELECT id % 3 AS g, count(*), elmo_centroid(elmo_embed(text)) FROM 'reviews.jsonl' GROUP BY 1 ORDER BY 1",
@@ -96,6 +96,20 @@ const STATEMENTS: [&str; 25] = [
     "SELECT v.id, elmo_cosine(v.v, elmo_embed('A good book.')) FROM (SELECT id, elmo_embed(text) AS v FROM 'many.t') v \
      WHERE v.id < 40 ORDER BY v.id",
     "SHOW FUNCTIONS LIKE 'elmo_l%'",
+    // Joins without an equality say of every row of the left whether it has a partner, once.
+    "SELECT count(*), count(b.id) FROM 'reviews.jsonl' a LEFT JOIN 'large.jsonl' b ON a.id > b.id + 1000000",
+    "SELECT count(*) FROM 'reviews.jsonl' a WHERE EXISTS (SELECT 1 FROM 'large.jsonl' b WHERE b.id < a.id + 1000000)",
+    // Limits of rows that travel, in one part and in several.
+    "SELECT elmo_embed(column1)[1] FROM (VALUES ('a'), ('b'), ('c')) LIMIT 2",
+    "CREATE TABLE u AS SELECT id, text FROM 'large.jsonl'; SELECT count(v) FROM (SELECT elmo_embed(text) AS v FROM u LIMIT 3)",
+    // Branches of a union of which a task has no part, and a function of which no column is read.
+    "SELECT count(*), min(id) FROM (SELECT id FROM 'large.jsonl' UNION ALL SELECT 7 UNION ALL SELECT max(id) FROM 'many.t')",
+    "SELECT count(*) FROM (SELECT id FROM 'large.jsonl' UNION ALL SELECT value FROM range(0, 5) UNION ALL SELECT 8)",
+    // A deep condition, of operations that take turns.
+    "SELECT sum(id + id - id + id - id + id - id + id - id + id - id + id - id + id - id + id - id + id - id + id - id + id \
+     - id + id - id + id - id + id - id + id - id + id - id + id - id + id - id + id - id + id - id + id - id + id - id \
+     + id - id + id - id + id - id + id - id + id - id + id - id + id - id + id - id + id - id + id - id + id - id + id \
+     - id + id - id + id - id + id - id + id - id + id - id + id - id + id - id + id - id + id - id) FROM 'reviews.jsonl'",
     // DataFusion does not say how files are packed.
     "SELECT id, elmo_embed(text)[1] FROM 'packed.csv.gz' ORDER BY id",
     "SELECT count(*), sum(id), min(text) FROM 'packed.jsonl.gz'",
@@ -230,6 +244,16 @@ fn mistakes(place: &Place, cluster: &Cluster) {
             "cannot run on a cluster",
         );
     }
+    let arrays = "CREATE EXTERNAL TABLE odd STORED AS JSON LOCATION 'array.json' OPTIONS ('format.newline_delimited' 'false')";
+    place.write("array.json", "[{\"n\": 1}, {\"n\": 2}]");
+    says(cluster.sql(place, &["-c", arrays, "-c", "SELECT count(n) FROM odd"]), 2, "JSON arrays");
+    let stream = place.shell("elmo sql -q --format arrow -c \"SELECT id FROM 'reviews.jsonl'\" > stream.arrow");
+    assert_eq!(stream.code, Some(0), "{stream:?}");
+    says(cluster.sql(place, &["-c", "SELECT sum(id) FROM 'stream.arrow'"]), 2, "an Arrow IPC stream cannot run");
+    let long = "SELECT id FROM 'reviews.jsonl' LIMIT 4294967297";
+    says(cluster.sql(place, &["--format", "csv", "-c", long]), 2, "a LIMIT above 4294967295 cannot run");
+    let deep = format!("SELECT sum(id{}) FROM 'reviews.jsonl'", " + id - id".repeat(600));
+    says(cluster.sql(place, &["-c", &deep]), 2, "nests more than 1000");
     let query = "SELECT elmo_embed(text) FROM 'reviews.jsonl' LIMIT 1";
     says(cluster.sql(place, &["--precision", "bf16", "-c", query]), 4, "computes in f32, and the query asks for bf16");
     let embed = format!("embed -q --model tiny --input reviews.jsonl --output no --cluster {address} --precision bf16");
@@ -252,6 +276,39 @@ fn mistakes(place: &Place, cluster: &Cluster) {
     fs::write(&note, wrong).unwrap();
     let planned = format!("its fingerprint is {fingerprint}, and the query was planned with {}", "0".repeat(64));
     says(cluster.sql(place, &query), 4, &planned);
+}
+
+#[test]
+fn processes_of_a_cluster_say_what_is_wrong_with_them() {
+    let place = Place::new();
+    let everywhere = place.exits("cluster scheduler --bind 0.0.0.0:0", 2);
+    assert!(everywhere.err.contains("executors cannot reach 0.0.0.0"), "{everywhere:?}");
+    place.exits("cluster executor --slots 100000", 2);
+    // Told to end while it waits, it ends.
+    let mut waiting = Node::spawn(place.elmo(), "cluster executor --scheduler 127.0.0.1:1");
+    waiting.wait_for("waiting for the scheduler");
+    waiting.signal("-TERM");
+    assert_eq!(waiting.ends(), Some(0), "{}", waiting.said());
+    // Its folder is one of its own, which goes with it; what else is there stays.
+    place.write("results/mine/a.txt", "not a result");
+    let scheduler = Node::start(place.elmo(), "cluster scheduler --bind 0.0.0.0:0 --host localhost");
+    let port = scheduler.address.rsplit_once(':').unwrap().1.to_owned();
+    let words = format!("cluster executor --bind localhost:0 --work-dir results --scheduler 127.0.0.1:{port}");
+    let mut executor = Node::start(place.elmo(), &words);
+    let folders = || fs::read_dir(place.path("results")).unwrap().count();
+    assert_eq!(folders(), 2);
+    let answer = sql(&place, &["--cluster", &format!("localhost:{port}"), "-c", "SELECT elmo_embed('a') IS NULL"]);
+    assert!(answer.code == Some(0) && answer.out.contains("false"), "{answer:?}");
+    executor.signal("-TERM");
+    assert_eq!(executor.ends(), Some(0), "{}", executor.said());
+    assert_eq!((folders(), place.path("results/mine/a.txt").exists()), (1, true));
+    // A port that another executor waits with is taken.
+    let port = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
+    let words = format!("cluster executor --scheduler 127.0.0.1:1 --bind 127.0.0.1:{port}");
+    let mut waiting = Node::spawn(place.elmo(), &words);
+    waiting.wait_for("waiting for the scheduler");
+    let taken = place.exits(&words, 2);
+    assert!(taken.err.contains(&format!("cannot listen at 127.0.0.1:{port}")), "{taken:?}");
 }
 
 #[test]

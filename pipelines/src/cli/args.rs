@@ -47,7 +47,7 @@ pub(super) fn positive(text: &str) -> Result<usize, String> {
 const MOST_THREADS: usize = 1024;
 
 /// A number of threads.
-fn threads(text: &str) -> Result<usize, String> {
+pub(super) fn threads(text: &str) -> Result<usize, String> {
     match positive(text)? {
         n if n > MOST_THREADS => Err(format!("it must be at most {MOST_THREADS}")),
         n => Ok(n),
@@ -272,6 +272,16 @@ impl FromStr for Devices {
 
 /// Bytes of a thread's stack, of which only what is used costs memory: a long condition of a query is a deep tree.
 const STACK: usize = 64 << 20;
+
+/// Gives the same stack to threads that others start, as Ballista does for tasks. Only before the first thread.
+#[cfg(feature = "cluster")]
+pub(super) fn give_stacks() {
+    const SIZE: &str = "RUST_MIN_STACK";
+    if std::env::var_os(SIZE).is_none() {
+        // SAFETY: the process has one thread, so nobody reads the environment meanwhile.
+        unsafe { std::env::set_var(SIZE, STACK.to_string()) };
+    }
+}
 
 /// How long the threads of a command have to end.
 const ENDING: std::time::Duration = std::time::Duration::from_millis(200);

@@ -6,7 +6,7 @@ use clap::{Args, Subcommand, ValueHint};
 
 use super::{
     CommonArgs,
-    args::{Bytes, EngineArgs, block_on, positive},
+    args::{Bytes, EngineArgs, block_on, threads},
     logging, shutdown,
 };
 use crate::{
@@ -82,10 +82,10 @@ struct ExecutorArgs {
     host: Option<String>,
 
     /// Parts of queries to work on at once; they share the devices [default: as many as cores]
-    #[arg(long, value_name = "N", value_parser = positive)]
+    #[arg(long, value_name = "N", value_parser = threads)]
     slots: Option<usize>,
 
-    /// Folder for results until they are fetched [default: a temporary one]
+    /// Folder where it makes one of its own for results, until they are fetched [default: that of temporary files]
     #[arg(long, value_name = "DIR", value_hint = ValueHint::DirPath)]
     work_dir: Option<PathBuf>,
 
@@ -140,6 +140,11 @@ fn executor(args: ExecutorArgs, _: &CommonArgs) -> Result<Exit> {
         let executor = Executor::new(settings, &Stores::from_env())?;
         let address = executor.address();
         let ready = || logging::note(&format!("executor at {address}: ready, slots: {slots}"));
+        // As long as there is nothing to finish, a signal ends it.
+        tokio::select! {
+            there = executor.wait_for_scheduler() => there?,
+            () = shutdown::ended()? => return Ok(Exit::Done),
+        }
         // Ballista listens for signals itself: the first lets tasks at hand end.
         let (asked, twice) = shutdown::asked_twice()?;
         tokio::select! {

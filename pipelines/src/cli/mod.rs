@@ -114,6 +114,8 @@ enum Command {
 /// It ends without the destructors of libtorch, which take its operators off their tables one at a time, for as long as
 /// most commands take altogether.
 pub fn main() -> ! {
+    #[cfg(feature = "cluster")]
+    args::give_stacks();
     let exit = run();
     // What is printed reports its own errors; nothing of it is left here.
     let _ = io::stdout().flush();

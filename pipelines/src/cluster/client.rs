@@ -163,6 +163,8 @@ const UNKNOWN: Duration = Duration::from_secs(10);
 /// The pause before the scheduler is asked again: short at first, as short queries are many.
 const SHORTEST_PAUSE: Duration = Duration::from_millis(10);
 const LONGEST_PAUSE: Duration = Duration::from_millis(250);
+/// How long an executor may take for the next rows of a result, which it has on its disk.
+const NEXT_ROWS: Duration = Duration::from_secs(60);
 /// A part of a result is asked for as often.
 const FETCHES: u8 = 3;
 /// Milliseconds between.
@@ -385,20 +387,23 @@ async fn fetch(part: PartitionLocation, schema: SchemaRef) -> Result<SendableRec
     let lost = |reason: String| ClusterError::Lost { executor: address.clone(), reason };
     let port = u16::try_from(port).map_err(|_| lost(format!("{port} is no port")))?;
     let client = BallistaClient::try_new(&host, port, MESSAGE_BYTES as usize, false, None, FETCHES, FETCH_PAUSE, 0, 0);
-    let mut client = client.await.map_err(|e| lost(e.to_string()))?;
+    let silent = || lost("nothing was said".to_owned());
+    let mut client = timeout(NEXT_ROWS, client).await.map_err(|_| silent())?.map_err(|e| lost(e.to_string()))?;
     let id = id.into();
     let rows = client.fetch_partition_proxied(&name, &id, part.file_id, layout, &host, port, true);
-    let rows = rows.await.map_err(|e| lost(e.to_string()))?;
+    let rows = timeout(NEXT_ROWS, rows).await.map_err(|_| silent())?.map_err(|e| lost(e.to_string()))?;
     let there = Arc::clone(&schema);
     let checked = futures::stream::try_unfold((rows, 0), move |(mut rows, seen)| {
         let (schema, executor) = (Arc::clone(&there), address.clone());
         async move {
-            match rows.next().await {
+            let next = timeout(NEXT_ROWS, rows.next()).await;
+            let lost = |reason: String| ClusterError::Lost { executor: executor.clone(), reason };
+            match next.map_err(|_| lost("nothing was said".to_owned()))? {
                 Some(Ok(batch)) => {
                     let seen = seen + batch.num_rows() as u64;
                     Ok(Some((stamped(&batch, &schema)?, (rows, seen))))
                 }
-                Some(Err(e)) => Err(ClusterError::Lost { executor, reason: e.to_string() }.into()),
+                Some(Err(e)) => Err(lost(e.to_string()).into()),
                 None => match expected.filter(|expected| *expected != seen) {
                     Some(expected) => Err(ClusterError::Short { executor, rows: seen, expected }.into()),
                     None => Ok(None),

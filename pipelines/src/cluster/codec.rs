@@ -34,6 +34,19 @@ impl ClusterCodec {
         let ballista = Arc::new(BallistaPhysicalExtensionCodec::default());
         Arc::new(Self { inner: ElmoCodec::new(ballista, Arc::clone(&host)), host, stores: stores.clone() })
     }
+
+    /// An operator of what was sent, or one that says why there is none when it is run.
+    fn ours(
+        &self,
+        sent: Sent,
+        operator: impl FnOnce(Work, Place) -> Result<Arc<dyn ExecutionPlan>>,
+    ) -> Result<Arc<dyn ExecutionPlan>> {
+        let work = sent.received(self.host.as_ref());
+        match work.and_then(|work| operator(work, Place(Arc::clone(&self.host)))) {
+            Err(reason) if self.host.fails_late() => Ok(failing(reason)),
+            operator => operator,
+        }
+    }
 }
 
 /// Our own operators.
@@ -89,16 +102,11 @@ impl PhysicalExtensionCodec for ClusterCodec {
         };
         match serde_json::from_slice(bytes).map_err(unreadable)? {
             Node::Lines { files, with_text } => Ok(Arc::new(LinesExec::elsewhere(files, &self.stores, with_text))),
-            Node::Describe(sent) => match sent.received(self.host.as_ref()) {
-                Ok(work) => Ok(Arc::new(Describe::new(work, Place(Arc::clone(&self.host))))),
-                Err(reason) if self.host.fails_late() => Ok(failing(reason)),
-                Err(reason) => Err(reason),
-            },
+            Node::Describe(sent) => self.ours(sent, |work, place| Ok(Arc::new(Describe::new(work, place)))),
             Node::Columns(sent) => match inputs {
-                [input] => {
-                    let place = Place(Arc::clone(&self.host));
-                    Ok(Arc::new(Columns::try_new(sent.received(self.host.as_ref())?, Arc::clone(input), place)?))
-                }
+                [input] => self.ours(sent, |work, place| {
+                    Ok(Arc::new(Columns::try_new(work, Arc::clone(input), place)?))
+                }),
                 _ => plan_err!("ColumnsExec has one input"),
             },
         }

@@ -5,7 +5,7 @@ use std::{
     fmt,
     net::TcpListener,
     path::PathBuf,
-    sync::{Arc, Mutex, PoisonError},
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
     time::Duration,
 };
 
@@ -46,7 +46,7 @@ pub struct ExecutorSettings {
     pub host: Option<String>,
     /// Partitions at once.
     pub slots: usize,
-    /// Folder of results; a temporary one by default.
+    /// Where its folder of results is made; among the temporary ones by default.
     pub work_dir: Option<PathBuf>,
     /// Bytes for sorts, joins, groups and vectors on their way; 70 % of the machine's by default.
     pub memory_limit: Option<u64>,
@@ -59,8 +59,10 @@ pub struct ExecutorSettings {
 /// An executor that is about to run.
 pub struct Executor {
     config: ExecutorProcessConfig,
-    /// Goes with the executor.
-    _temporary: Option<tempfile::TempDir>,
+    /// Results and what sorts put aside; goes with the executor.
+    folder: tempfile::TempDir,
+    /// Holds the ports until the executor takes them.
+    ports: (TcpListener, TcpListener),
 }
 
 impl fmt::Debug for Executor {
@@ -83,29 +85,27 @@ impl Executor {
         // Both are held until both are known, or the same might be found twice.
         let (results, control) = (free(&bind)?, free(&Address { port: control_port, ..bind.clone() })?);
         let (port, grpc_port) = (port_of(&results, &bind)?, port_of(&control, &bind)?);
-        drop((results, control));
         // What the scheduler sees of IPv6 has no brackets, and is then no address.
-        let host = host.or_else(|| bind.host.starts_with('[').then(|| bind.host.clone()));
+        let bound = numbered(&results, &bind)?;
+        let host = host.or_else(|| bound.starts_with('[').then(|| bound.clone()));
         let name = format!("the executor at {}:{port}", host.as_deref().unwrap_or(&bind.host));
         let runtime = Handle::current();
         let engine_of_tasks = Engine::new(&name);
         let models = Host { name, offline, stores: stores.clone(), engine, runtime, open: Mutex::default() };
         let codec = ClusterCodec::new(Arc::new(models), stores);
-        let temporary = match &work_dir {
-            Some(dir) => {
-                let made = std::fs::create_dir_all(dir);
-                made.map_err(|e| {
-                    Error::usage(format!("--work-dir {}: {e}", dir.display()), "give a folder that can be written to")
-                })?;
-                None
-            }
-            None => Some(tempfile::tempdir().map_err(|e| Error::io(&std::env::temp_dir(), e))?),
+        // Of its own in any case: Ballista empties the folder that it is given.
+        let made = match &work_dir {
+            Some(dir) => std::fs::create_dir_all(dir).and_then(|()| own_folder().tempdir_in(dir)),
+            None => own_folder().tempdir(),
         };
-        let dir = work_dir.as_deref().or_else(|| temporary.as_ref().map(tempfile::TempDir::path));
-        let dir = dir.map(|dir| dir.to_string_lossy().into_owned()).unwrap_or_default();
+        let parent = work_dir.unwrap_or_else(std::env::temp_dir);
+        let folder = made.map_err(|e| {
+            Error::usage(format!("--work-dir {}: {e}", parent.display()), "give a folder that can be written to")
+        })?;
+        let dir = folder.path().to_string_lossy().into_owned();
         let (files, spill) = (stores.clone(), dir.clone());
         let config = ExecutorProcessConfig {
-            bind_host: bind.host,
+            bind_host: bound,
             external_host: host,
             port,
             grpc_port,
@@ -136,7 +136,7 @@ impl Executor {
             override_physical_codec: Some(codec),
             ..ExecutorProcessConfig::default()
         };
-        Ok(Self { config, _temporary: temporary })
+        Ok(Self { config, folder, ports: (results, control) })
     }
 
     /// Where others fetch results.
@@ -147,16 +147,27 @@ impl Executor {
         }
     }
 
+    /// Waits until somebody listens where the scheduler is to be.
+    ///
+    /// # Errors
+    /// [`Error::Failed`] when nobody does for half a minute.
+    pub async fn wait_for_scheduler(&self) -> Result<()> {
+        listens(&self.scheduler()).await
+    }
+
+    fn scheduler(&self) -> String {
+        format!("{}:{}", self.config.scheduler_host, self.config.scheduler_port)
+    }
+
     /// Works until a signal or the scheduler ends it: tasks at hand are finished first. `ready` is called when the
     /// scheduler knows it.
     ///
     /// # Errors
     /// [`Error::Failed`] with what Ballista says.
     pub async fn serve(self, ready: impl FnOnce()) -> Result<()> {
-        let Self { config, _temporary } = self;
-        let (scheduler, health) =
-            (format!("{}:{}", config.scheduler_host, config.scheduler_port), config.health.clone());
-        listens(&scheduler).await?;
+        let (scheduler, health) = (self.scheduler(), self.config.health.clone());
+        let Self { config, folder: _folder, ports } = self;
+        drop(ports);
         let serving = start_executor_process(Arc::new(config));
         tokio::pin!(serving);
         let served = tokio::select! {
@@ -168,9 +179,15 @@ impl Executor {
         };
         served.map_err(|e| match health.is_ready() {
             true => failed(e),
-            false => Error::Failed(format!("the scheduler at {scheduler} does not take this executor: {}", words(&e))),
+            false => Error::Failed(format!("this executor could not join the scheduler at {scheduler}: {}", words(&e))),
         })
     }
+}
+
+fn own_folder() -> tempfile::Builder<'static, 'static> {
+    let mut folder = tempfile::Builder::new();
+    folder.prefix("elmo-executor-");
+    folder
 }
 
 /// How long an executor waits for a scheduler that is about to start.
@@ -181,9 +198,10 @@ async fn listens(scheduler: &str) -> Result<()> {
     let deadline = tokio::time::Instant::now() + WAIT_FOR_SCHEDULER;
     let mut told = false;
     loop {
-        match tokio::net::TcpStream::connect(scheduler).await {
+        let connected = tokio::time::timeout_at(deadline, tokio::net::TcpStream::connect(scheduler)).await;
+        match connected.unwrap_or_else(|_| Err(std::io::ErrorKind::TimedOut.into())) {
             Ok(_) => return Ok(()),
-            Err(e) if tokio::time::Instant::now() > deadline => {
+            Err(e) if tokio::time::Instant::now() >= deadline => {
                 return Err(Error::Failed(format!("the scheduler at {scheduler} does not answer: {e}")));
             }
             Err(reason) => {
@@ -213,6 +231,12 @@ async fn is_ready(health: &ExecutorHealth) {
 fn free(address: &Address) -> Result<TcpListener> {
     let listener = TcpListener::bind((address.host.trim_matches(['[', ']']), address.port));
     listener.map_err(|e| Error::usage(format!("cannot listen at {address}: {e}"), "give another --bind or port"))
+}
+
+/// The number of the address it listens at, as Ballista wants it.
+fn numbered(listener: &TcpListener, address: &Address) -> Result<String> {
+    let there = listener.local_addr().map_err(|e| Error::Failed(format!("cannot listen at {address}: {e}")))?;
+    Ok(if there.is_ipv6() { format!("[{}]", there.ip()) } else { there.ip().to_string() })
 }
 
 fn port_of(listener: &TcpListener, address: &Address) -> Result<u16> {
@@ -246,10 +270,16 @@ impl fmt::Debug for Host {
     }
 }
 
+impl Host {
+    fn opened(&self) -> MutexGuard<'_, HashMap<(String, Fingerprint), Slot>> {
+        self.open.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
 impl ModelHost for Host {
     fn open(&self, model: &SentModel) -> Result<Elmo, ModelError> {
         let key = (model.address.clone(), model.card.fingerprint.clone());
-        let slot = Arc::clone(self.open.lock().unwrap_or_else(PoisonError::into_inner).entry(key).or_default());
+        let slot = Arc::clone(self.opened().entry(key.clone()).or_default());
         let mut slot = slot.lock().unwrap_or_else(PoisonError::into_inner);
         // The head is no part of the fingerprint: it may have been put beside the weights, or replaced, since then.
         let wanted = &model.card.lm_head;
@@ -269,6 +299,8 @@ impl ModelHost for Host {
         let opened = lazy.open()?;
         if opened.fingerprint() == &model.card.fingerprint {
             *slot = Some(opened.clone());
+            // What was at this address before cannot be opened again; who still computes with it holds it.
+            self.opened().retain(|there, _| there.0 != key.0 || there.1 == key.1);
         }
         Ok(opened)
     }

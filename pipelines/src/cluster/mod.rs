@@ -15,6 +15,7 @@
 mod client;
 mod codec;
 mod columns;
+mod cut;
 mod engine;
 mod executor;
 mod plan;

@@ -9,7 +9,7 @@ use datafusion::{
     catalog::Session,
     common::{
         Result, internal_err,
-        tree_node::{Transformed, TreeNode, TreeNodeRecursion},
+        tree_node::{TreeNode, TreeNodeRecursion},
     },
     datasource::{
         memory::MemorySourceConfig, physical_plan::FileScanConfig, sink::DataSinkExec, source::DataSourceExec,
@@ -23,13 +23,12 @@ use datafusion::{
         execution_plan::{Boundedness, EmissionType},
         explain::ExplainExec,
         replace_children_if_necessary,
-        sorts::{sort::SortExec, sort_preserving_merge::SortPreservingMergeExec},
-        union::UnionExec,
     },
 };
 
 use super::{
     client::{Cluster, ClusterError},
+    cut::cuttable,
     scans, session_config,
 };
 use crate::sql::lines::LinesExec;
@@ -66,22 +65,27 @@ impl fmt::Debug for ClusterPlanner {
 #[async_trait]
 impl QueryPlanner for ClusterPlanner {
     async fn create_physical_plan(&self, plan: &LogicalPlan, session: &dyn Session) -> Result<Arc<dyn ExecutionPlan>> {
+        let arrays = scans::json_arrays(plan)?;
         let plan = self.inner.create_physical_plan(plan, session).await?;
-        placed(plan, &self.cluster)
+        placed(plan, &self.cluster, arrays)
     }
 }
 
-/// The plan with its part for the cluster sent there.
-fn placed(plan: Arc<dyn ExecutionPlan>, cluster: &Cluster) -> Result<Arc<dyn ExecutionPlan>> {
+/// The plan with its part for the cluster sent there, unless it is `known` why that cannot be.
+fn placed(
+    plan: Arc<dyn ExecutionPlan>,
+    cluster: &Cluster,
+    known: Option<&'static str>,
+) -> Result<Arc<dyn ExecutionPlan>> {
     if plan.is::<ExplainExec>() {
         return Ok(plan);
     }
     if writes(&plan) {
         let inputs: Result<Vec<_>> =
-            plan.children().into_iter().map(|input| placed(Arc::clone(input), cluster)).collect();
+            plan.children().into_iter().map(|input| placed(Arc::clone(input), cluster, known)).collect();
         return replace_children_if_necessary(plan, inputs?);
     }
-    if !belongs_there(&plan)? {
+    if !belongs_there(&plan, known)? {
         return Ok(plan);
     }
     // The parts of a result come one after the other in any case.
@@ -99,10 +103,16 @@ fn writes(plan: &Arc<dyn ExecutionPlan>) -> bool {
 ///
 /// # Errors
 /// When it is for the cluster, and reads what only this process has.
-fn belongs_there(plan: &Arc<dyn ExecutionPlan>) -> Result<bool> {
+fn belongs_there(plan: &Arc<dyn ExecutionPlan>, known: Option<&'static str>) -> Result<bool> {
     let mut work = false;
-    let mut local = None;
+    let mut local = known.map(|known| format!("a query of {known}"));
+    if is_deeper(plan, DEEPEST)? {
+        local = Some(format!("a query that nests more than {DEEPEST} operators or operations"));
+    }
     plan.apply(|node| {
+        if node.fetch().is_some_and(|rows| rows > MOST_ROWS) {
+            local = Some(format!("a query with a LIMIT above {MOST_ROWS}"));
+        }
         work |= node.name() == elmo_udfs::plan::EXEC_NAME || node.is::<LinesExec>();
         node.apply_expressions(&mut |expr| {
             expr.apply(|part| {
@@ -133,6 +143,31 @@ fn belongs_there(plan: &Arc<dyn ExecutionPlan>) -> Result<bool> {
     }
 }
 
+/// Limits travel in 32 bits, and would be cut to them.
+const MOST_ROWS: usize = u32::MAX as usize;
+
+/// Levels of operators and of operations that a thread's stack surely has room for, in every process on the way.
+const DEEPEST: usize = 1000;
+
+/// Whether a plan or one of its expressions has more than so many levels. Looks at no more of them than that.
+fn is_deeper(plan: &Arc<dyn ExecutionPlan>, levels: usize) -> Result<bool> {
+    fn expr_is_deeper(expr: &Arc<dyn PhysicalExpr>, levels: usize) -> bool {
+        levels == 0 || expr.children().into_iter().any(|child| expr_is_deeper(child, levels - 1))
+    }
+    if levels == 0 {
+        return Ok(true);
+    }
+    let mut deeper = false;
+    plan.apply_expressions(&mut |expr| {
+        deeper |= expr_is_deeper(expr, levels);
+        Ok(TreeNodeRecursion::Continue)
+    })?;
+    for child in plan.children() {
+        deeper = deeper || is_deeper(child, levels - 1)?;
+    }
+    Ok(deeper)
+}
+
 enum Leaf {
     /// Files, which executors read, unless they would read something else.
     Files(Option<&'static str>),
@@ -153,39 +188,6 @@ fn leaf(node: &Arc<dyn ExecutionPlan>) -> Leaf {
         (Some(scan), _) => Leaf::Files(scans::lost(scan)),
         (_, true) => Leaf::Rows,
         _ => Leaf::Here,
-    }
-}
-
-/// The plan as Ballista can cut it into tasks.
-///
-/// It gives each task a share of a scan's partitions, but only of scans that it knows: files of lines are scans of one
-/// partition each. Of a union a task may have no share of a branch, and a sort of no partitions cannot be read by
-/// executors: such a branch is a stage of its own.
-fn cuttable(plan: Arc<dyn ExecutionPlan>) -> Result<Arc<dyn ExecutionPlan>> {
-    let cut = plan.transform_up(|node| {
-        if let Some(files) = node.downcast_ref::<LinesExec>().map(LinesExec::singly).filter(|files| files.len() > 1) {
-            return Ok(Transformed::yes(UnionExec::try_new(files)?));
-        }
-        let branches = node.children();
-        if !node.is::<UnionExec>() || !branches.iter().any(|branch| sorts(branch)) {
-            return Ok(Transformed::no(node));
-        }
-        let stages = branches.into_iter().map(|branch| if sorts(branch) { stage(branch) } else { Arc::clone(branch) });
-        let stages = stages.collect();
-        Ok(Transformed::yes(replace_children_if_necessary(node, stages)?))
-    });
-    Ok(cut?.data)
-}
-
-fn sorts(plan: &Arc<dyn ExecutionPlan>) -> bool {
-    plan.is::<SortExec>() || plan.children().into_iter().any(sorts)
-}
-
-/// Ballista begins a stage below what puts partitions together.
-fn stage(plan: &Arc<dyn ExecutionPlan>) -> Arc<dyn ExecutionPlan> {
-    match plan.output_ordering() {
-        Some(order) => Arc::new(SortPreservingMergeExec::new(order.clone(), Arc::clone(plan))),
-        None => Arc::new(CoalescePartitionsExec::new(Arc::clone(plan))),
     }
 }
 

@@ -36,6 +36,9 @@ use crate::{
 /// What a query is told while there is nobody to run it; clients wait for a while when they hear it.
 pub(super) const NOBODY: &str = "no executor is connected to the scheduler";
 
+/// Seconds that it is remembered how a query ended.
+const STATE_SECONDS: u64 = 60;
+
 /// A scheduler that listens.
 #[derive(Debug)]
 pub struct Scheduler {
@@ -48,12 +51,19 @@ impl Scheduler {
     /// Takes the port; `host` is what executors call this machine.
     ///
     /// # Errors
-    /// [`Error::Usage`] when the address is none of this machine's, or taken.
+    /// [`Error::Usage`] when the address is none of this machine's, or taken, or stands for all of them and `host` is not
+    /// given.
     pub async fn bind(bind: &Address, host: Option<&str>) -> Result<Self> {
         let listener = TcpListener::bind((bind.host.trim_matches(['[', ']']), bind.port)).await;
         let listener =
             listener.map_err(|e| Error::usage(format!("cannot listen at {bind}: {e}"), "give another --bind"))?;
         let address = listener.local_addr().map_err(|e| Error::Failed(format!("cannot listen at {bind}: {e}")))?;
+        if host.is_none() && address.ip().is_unspecified() {
+            return Err(Error::usage(
+                format!("executors cannot reach {}", address.ip()),
+                "say by --host what they call this machine",
+            ));
+        }
         let host = host.map_or_else(|| bind.host.clone(), str::to_owned);
         Ok(Self { listener, address, host })
     }
@@ -79,6 +89,8 @@ impl Scheduler {
             expire_dead_executor_interval_seconds: HEARTBEAT,
             // Clients say when they have fetched a result; this is for those that died.
             finished_job_data_clean_up_interval_seconds: RESULT_SECONDS,
+            // It holds the plans, with the rows that travelled; clients hear within a second that a query is done.
+            finished_job_state_clean_up_interval_seconds: STATE_SECONDS,
             no_executors_grace_period_seconds: EXECUTOR_TIMEOUT,
             grpc_server_max_decoding_message_size: MESSAGE_BYTES,
             grpc_server_max_encoding_message_size: MESSAGE_BYTES,

@@ -250,16 +250,19 @@ fn walk_case(mut case: Case, guard: &Guard, visit: &mut Visit<'_>) -> Result<Exp
     Ok(Expr::Case(case))
 }
 
-/// The operands that need no embedding decide for which rows the others are evaluated, whatever their order; of the
-/// others, the first decides about those behind it.
+/// The operands that need no embedding decide for which rows the others are evaluated, also those behind them, unless
+/// these might fail for rows that they would never see; of the others, the first decides about those behind it.
 fn walk_logic(expr: Expr, operator: Operator, guard: &Guard, visit: &mut Visit<'_>) -> Result<Expr> {
     let goes_on = |operand: &Expr| match operator {
         Operator::And => Expr::IsNotFalse(Box::new(operand.clone())),
         _ => Expr::IsNotTrue(Box::new(operand.clone())),
     };
     let operands = split_binary_owned(expr, operator);
-    let cheap = operands.iter().filter(|operand| !has_calls(operand) && is_plain(operand));
-    let guard = cheap.fold(guard.clone(), |guard, operand| guard.and(goes_on(operand)));
+    let first = operands.iter().position(has_calls).unwrap_or(operands.len());
+    let cheap = operands.iter().enumerate().filter(|(place, operand)| {
+        !has_calls(operand) && is_plain(operand) && (*place < first || cannot_fail(operand))
+    });
+    let guard = cheap.fold(guard.clone(), |guard, (_, operand)| guard.and(goes_on(operand)));
     let mut before: Vec<Expr> = Vec::new();
     let mut unknown = false;
     let walked = operands.into_iter().map(|operand| {
@@ -280,6 +283,42 @@ fn walk_logic(expr: Expr, operator: Operator, guard: &Guard, visit: &mut Visit<'
     let walked = walked.collect::<Result<Vec<_>>>()?;
     let joined = if operator == Operator::And { conjunction(walked) } else { disjunction(walked) };
     joined.ok_or_else(|| internal_datafusion_err!("{operator} without operands"))
+}
+
+/// Whether an expression has a value for every row, whatever the row: no division, no cast, no function.
+fn cannot_fail(expr: &Expr) -> bool {
+    let may = |e: &Expr| match e {
+        Expr::BinaryExpr(BinaryExpr { op, .. }) => !matches!(
+            op,
+            Operator::And
+                | Operator::Or
+                | Operator::Eq
+                | Operator::NotEq
+                | Operator::Lt
+                | Operator::LtEq
+                | Operator::Gt
+                | Operator::GtEq
+                | Operator::IsDistinctFrom
+                | Operator::IsNotDistinctFrom
+        ),
+        Expr::Column(_)
+        | Expr::Literal(..)
+        | Expr::Not(_)
+        | Expr::IsNull(_)
+        | Expr::IsNotNull(_)
+        | Expr::IsTrue(_)
+        | Expr::IsFalse(_)
+        | Expr::IsUnknown(_)
+        | Expr::IsNotTrue(_)
+        | Expr::IsNotFalse(_)
+        | Expr::IsNotUnknown(_)
+        | Expr::Between(_)
+        | Expr::InList(_)
+        | Expr::Case(_)
+        | Expr::TryCast(_) => false,
+        _ => true,
+    };
+    !expr.exists(|e| Ok(may(e))).unwrap_or(true)
 }
 
 /// Whether every call of `b` is needed for every row that `a` is evaluated for anyway.

@@ -17,7 +17,7 @@ use datafusion::{
     },
     logical_expr::{
         Aggregate, Expr, Filter, Join, Limit, LogicalPlan, Projection, Sort, SortExpr, SubqueryAlias,
-        TableProviderFilterPushDown, TableScan, Window,
+        TableProviderFilterPushDown, TableScan, TableScanBuilder, Window, WriteOp,
         utils::{conjunction, split_conjunction_owned},
     },
     optimizer::{OptimizerConfig, OptimizerRule},
@@ -65,6 +65,9 @@ impl OptimizerRule for DeferEmbedding {
 fn needs_work(plan: &LogicalPlan) -> Result<bool> {
     let mut found = false;
     plan.apply_with_subqueries(|node| {
+        if reads_its_input(node) {
+            return Ok(TreeNodeRecursion::Stop);
+        }
         if !matches!(node, LogicalPlan::Extension(_)) {
             node.apply_expressions(|expr| {
                 found |= has_calls(expr);
@@ -76,12 +79,18 @@ fn needs_work(plan: &LogicalPlan) -> Result<bool> {
     Ok(found)
 }
 
+/// DELETE and UPDATE hand the expressions of their input to the table instead of running it: they are not for us.
+fn reads_its_input(plan: &LogicalPlan) -> bool {
+    let LogicalPlan::Dml(statement) = plan else { return false };
+    !matches!(statement.op, WriteOp::Insert(_) | WriteOp::Ctas)
+}
+
 /// The highest number that a name of ours has in a plan: an earlier pass may have left some.
 fn last_name(plan: &LogicalPlan) -> Result<usize> {
     let mut last = 0;
     plan.apply_with_subqueries(|node| {
-        let names = node.schema().fields().iter().filter_map(|field| field.name().strip_prefix(PREFIX)?.parse().ok());
-        last = names.fold(last, usize::max);
+        let names = node.schema().fields().iter().filter_map(|field| field.name().strip_prefix(PREFIX)?.parse::<u32>().ok());
+        last = names.fold(last, |last, name| last.max(name as usize));
         Ok(TreeNodeRecursion::Continue)
     })?;
     Ok(last)
@@ -128,6 +137,15 @@ impl Deferred {
             self.outputs = self.outputs.into_iter().map(|output| replace(output, columns)).collect::<Result<_>>()?;
         }
         Ok(self)
+    }
+
+    /// Its first columns, as many as a schema has.
+    fn first(mut self, schema: DFSchemaRef) -> Self {
+        if self.schema == schema {
+            return self;
+        }
+        self.outputs.truncate(schema.fields().len());
+        Self { schema, plain: false, ..self }
     }
 
     /// The same columns over another plan, which has at least all of this one.
@@ -185,8 +203,10 @@ impl Pass {
             LogicalPlan::Aggregate(aggregate) => self.aggregate(aggregate),
             LogicalPlan::Window(window) => self.window(window),
             LogicalPlan::TableScan(scan) => {
+                let schema = Arc::clone(&scan.projected_schema);
                 let (scan, left_out) = scan_without_calls(scan)?;
-                self.filtered(Deferred::plain(LogicalPlan::TableScan(scan)), left_out, stops_early)
+                let filtered = self.filtered(Deferred::plain(LogicalPlan::TableScan(scan)), left_out, stops_early)?;
+                Ok(filtered.first(schema))
             }
             plan => self.others(plan, stops_early).map(Deferred::plain),
         }
@@ -592,8 +612,8 @@ fn project(plan: LogicalPlan, exprs: Vec<Expr>, schema: &DFSchema) -> Result<Log
     Ok(LogicalPlan::Projection(Projection::try_new(named.collect(), Arc::new(plan))?))
 }
 
-/// Takes calls out of what a table was asked to filter by: it would embed inside the scan. What it promised to leave out
-/// comes back, to be left out above it.
+/// Takes calls out of what a table was asked to filter by: it would embed inside the scan, or when the query is planned.
+/// What it promised to leave out comes back, to be left out above it; columns that this reads and nobody else come last.
 fn scan_without_calls(mut scan: TableScan) -> Result<(TableScan, Vec<Expr>)> {
     let (costly, cheap): (Vec<Expr>, Vec<Expr>) = scan.filters.iter().cloned().partition(has_calls);
     if costly.is_empty() {
@@ -602,11 +622,21 @@ fn scan_without_calls(mut scan: TableScan) -> Result<(TableScan, Vec<Expr>)> {
     let answers = scan.source.supports_filters_pushdown(&costly.iter().collect::<Vec<_>>())?;
     let exact = costly.into_iter().zip(answers).filter(|(_, answer)| *answer == TableProviderFilterPushDown::Exact);
     let exact: Vec<Expr> = exact.map(|(filter, _)| filter).collect();
-    let known = |filter: &Expr| filter.column_refs().into_iter().all(|column| scan.projected_schema.has_column(column));
-    if !exact.is_empty() && (scan.fetch.is_some() || !exact.iter().all(known)) {
-        // The table stops when it has found enough, or reads columns that nobody else does: it must look itself.
-        return Ok((scan, Vec::new()));
+    if exact.is_empty() {
+        scan.filters = cheap;
+        return Ok((scan, exact));
     }
-    scan.filters = cheap;
-    Ok((scan, exact))
+    let mut columns = match &scan.projection {
+        Some(columns) => columns.clone(),
+        None => (0..scan.source.schema().fields().len()).collect(),
+    };
+    for column in exact.iter().flat_map(Expr::column_refs) {
+        let column = scan.source.schema().index_of(&column.name)?;
+        if !columns.contains(&column) {
+            columns.push(column);
+        }
+    }
+    // So many rows are wanted of those that are left, which the table does not know any more; the limit is above, too.
+    let scan = TableScanBuilder::new(scan.table_name, scan.source).with_projection(Some(columns));
+    Ok((scan.with_filters(cheap).build()?, exact))
 }

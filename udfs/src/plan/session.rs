@@ -53,6 +53,9 @@ impl ElmoSession for SessionStateBuilder {
         if config.options().extensions.get::<ElmoConfig>().is_none() {
             config.options_mut().extensions.insert(ElmoConfig::default());
         }
+        // Vectors of several kinds in the branches of a union are columns of one type and other fields, of which the two
+        // sides of this check keep different parts.
+        config.options_mut().execution.skip_physical_aggregate_schema_check = true;
         keep_filters_right(&mut self.physical_optimizers().get_or_insert_default().rules);
         self.with_physical_optimizer_rule(Arc::new(KeepOrder)).with_query_planner(Arc::new(EmbedQueryPlanner))
     }
