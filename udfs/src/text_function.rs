@@ -121,17 +121,7 @@ impl TextFunction {
     pub(crate) fn invoke(&self, args: &ScalarFunctionArgs) -> Result<ColumnarValue> {
         let (texts, options) = self.shape.split(&args.args)?;
         let literals: Vec<_> = options.iter().map(literal).collect();
-        let call = self.call(&literals)?;
-        match &texts[0] {
-            ColumnarValue::Array(column) => Ok(ColumnarValue::Array(call.embed(&self.models, column)?)),
-            // One text for all rows: embedded once for all batches, and handed on as one value.
-            ColumnarValue::Scalar(text) => {
-                let text = text.to_array()?;
-                let memo = self.models.memo();
-                let vector = memo.constant(&call.identity(&self.models), &text, || call.embed(&self.models, &text))?;
-                Ok(ColumnarValue::Scalar(ScalarValue::try_from_array(&vector, 0)?))
-            }
-        }
+        self.call(&literals)?.evaluate(&self.models, &texts[0])
     }
 }
 
@@ -219,6 +209,18 @@ impl Call {
                 Field::new_struct(self.function, checked_fields(vectors), true).with_metadata(metadata)
             }
         })
+    }
+
+    /// Embeds a column, or one text for all rows: that once for all batches, to be handed on as one value.
+    pub(crate) fn evaluate(&self, models: &Models, text: &ColumnarValue) -> Result<ColumnarValue> {
+        match text {
+            ColumnarValue::Array(column) => Ok(ColumnarValue::Array(self.embed(models, column)?)),
+            ColumnarValue::Scalar(text) => {
+                let text = text.to_array()?;
+                let vector = models.memo().constant(&self.identity(models), &text, || self.embed(models, &text))?;
+                Ok(ColumnarValue::Scalar(ScalarValue::try_from_array(&vector, 0)?))
+            }
+        }
     }
 
     /// Embeds a column and waits.

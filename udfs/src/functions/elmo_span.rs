@@ -1,6 +1,6 @@
 //! `elmo_span(tokens, start, end)`: one vector for a piece of a text whose tokens are known.
 
-use std::sync::Arc;
+use std::{ops::Range, sync::Arc};
 
 use datafusion::{
     arrow::{
@@ -8,7 +8,7 @@ use datafusion::{
         buffer::NullBuffer,
         datatypes::{DataType, FieldRef, Float32Type, Int64Type, UInt32Type},
     },
-    common::{internal_err, plan_err},
+    common::{ScalarValue, internal_err, plan_err},
     error::Result,
     logical_expr::{
         ColumnarValue, Documentation, ReturnFieldArgs, ScalarFunctionArgs, ScalarUDFImpl, Signature, Volatility,
@@ -74,9 +74,8 @@ impl ScalarUDFImpl for ElmoSpan {
     }
 
     fn invoke_with_args(&self, args: ScalarFunctionArgs) -> Result<ColumnarValue> {
-        let arrays = ColumnarValue::values_to_arrays(&args.args)?;
-        let [tokens, start, end] = arrays.as_slice() else { return internal_err!("{NAME} takes three arguments") };
-        Ok(ColumnarValue::Array(spans(tokens, start, end)?))
+        let [tokens, start, end] = args.args.as_slice() else { return internal_err!("{NAME} takes three arguments") };
+        Ok(ColumnarValue::Array(spans(tokens, start, end, args.number_rows)?))
     }
 
     fn documentation(&self) -> Option<&Documentation> {
@@ -108,10 +107,40 @@ fn embedding(tokens: &DataType) -> Result<&FieldRef> {
     }
 }
 
-/// One vector per row: the mean over the tokens that share a byte with `start..end`.
-pub(crate) fn spans(tokens: &ArrayRef, start: &ArrayRef, end: &ArrayRef) -> Result<ArrayRef> {
-    let lists = tokens.as_list::<i32>();
-    let items = lists.values().as_struct();
+/// The tokens of a column, or those of one text for all rows: they are not copied for each.
+struct Tokens {
+    lists: ArrayRef,
+    one: bool,
+}
+
+impl Tokens {
+    fn of(column: &ColumnarValue, rows: usize) -> Result<Self> {
+        Ok(match column {
+            ColumnarValue::Scalar(ScalarValue::List(list)) => Self { lists: Arc::clone(list) as ArrayRef, one: true },
+            column => Self { lists: column.to_array_of_size(rows)?, one: false },
+        })
+    }
+
+    /// Where a row's tokens are among all; `None` when there is no list.
+    fn of_row(&self, row: usize) -> Option<Range<usize>> {
+        let row = if self.one { 0 } else { row };
+        let offsets = self.lists.as_list::<i32>().value_offsets();
+        self.lists.is_valid(row).then(|| offsets[row] as usize..offsets[row + 1] as usize)
+    }
+}
+
+/// One vector per row: the mean over the tokens that share a byte with `start..end`. Of constants alone there is one row.
+pub(crate) fn spans(
+    tokens: &ColumnarValue,
+    start: &ColumnarValue,
+    end: &ColumnarValue,
+    rows: usize,
+) -> Result<ArrayRef> {
+    let is_constant = |column: &&ColumnarValue| matches!(column, ColumnarValue::Scalar(_));
+    let rows = if [tokens, start, end].iter().all(is_constant) { 1 } else { rows };
+    let tokens = Tokens::of(tokens, rows)?;
+    let (start, end) = (start.to_array_of_size(rows)?, end.to_array_of_size(rows)?);
+    let items = tokens.lists.as_list::<i32>().values().as_struct();
     let column = |name: &str| match items.column_by_name(name) {
         Some(column) => Ok(column),
         None => internal_err!("tokens without {name}"),
@@ -121,14 +150,13 @@ pub(crate) fn spans(tokens: &ArrayRef, start: &ArrayRef, end: &ArrayRef) -> Resu
     let width = vectors.value_length() as usize;
     let numbers = vectors.values().as_primitive::<Float32Type>().values();
     let (start, end) = (start.as_primitive::<Int64Type>(), end.as_primitive::<Int64Type>());
-    let mut values = vec![0.0_f32; lists.len() * width];
-    let mut valid = vec![false; lists.len()];
+    let mut values = vec![0.0_f32; rows * width];
+    let mut valid = vec![false; rows];
     for (row, place) in values.chunks_exact_mut(width).enumerate() {
-        if lists.is_null(row) || start.is_null(row) || end.is_null(row) {
+        let Some(tokens) = tokens.of_row(row) else { continue };
+        if start.is_null(row) || end.is_null(row) {
             continue;
         }
-        let offsets = lists.value_offsets();
-        let tokens = offsets[row] as usize..offsets[row + 1] as usize;
         let shares =
             |t: &usize| i64::from(first.value(*t)) < end.value(row) && i64::from(behind.value(*t)) > start.value(row);
         let vector = |t: usize| {
@@ -155,4 +183,56 @@ fn mean<'v>(vectors: impl Iterator<Item = &'v [f32]>, count: usize, place: &mut 
         sums.iter_mut().zip(vector).for_each(|(sum, value)| *sum += f64::from(*value));
     }
     place.iter_mut().zip(sums).for_each(|(value, sum)| *value = (sum / count as f64) as f32);
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use datafusion::arrow::{
+        array::{Int64Array, ListArray, StructArray, UInt32Array, UInt64Array},
+        buffer::OffsetBuffer,
+        compute::take,
+        datatypes::Field,
+    };
+
+    /// Tokens at bytes 0..1 and 2..3, with vectors of one number: 1 and 3.
+    fn tokens() -> ListArray {
+        let item = Arc::new(Field::new_list_field(DataType::Float32, false));
+        let numbers = Arc::new(Float32Array::from(vec![1.0, 3.0]));
+        let columns: [(&str, ArrayRef); 3] = [
+            ("start", Arc::new(UInt32Array::from(vec![0, 2]))),
+            ("end", Arc::new(UInt32Array::from(vec![1, 3]))),
+            ("embedding", Arc::new(FixedSizeListArray::new(item, 1, numbers, None))),
+        ];
+        let named =
+            columns.map(|(name, column)| (Arc::new(Field::new(name, column.data_type().clone(), false)), column));
+        let items = StructArray::from(named.to_vec());
+        let item = Arc::new(Field::new_list_field(items.data_type().clone(), false));
+        ListArray::new(item, OffsetBuffer::from_lengths([2]), Arc::new(items), None)
+    }
+
+    /// By hand: both tokens, the second, the first, none, and an unknown piece.
+    #[test]
+    fn one_text_for_all_rows_is_read_where_it_lies() {
+        let list = Arc::new(tokens());
+        let one = ColumnarValue::Scalar(ScalarValue::List(Arc::clone(&list)));
+        let read = Tokens::of(&one, 1 << 40).unwrap();
+        assert!(read.one && std::ptr::addr_eq(Arc::as_ptr(&read.lists), Arc::as_ptr(&list)));
+        let starts: ArrayRef = Arc::new(Int64Array::from(vec![Some(0), Some(1), Some(-5), Some(3), None]));
+        let ends: ArrayRef = Arc::new(Int64Array::from(vec![3, 9, 2, 9, 9]));
+        let (starts, ends) = (ColumnarValue::Array(starts), ColumnarValue::Array(ends));
+        let found = spans(&one, &starts, &ends, 5).unwrap();
+        let vectors = found.as_fixed_size_list();
+        let numbers = vectors.values().as_primitive::<Float32Type>();
+        assert_eq!(numbers.values().to_vec(), [2.0, 3.0, 1.0, 0.0, 0.0]);
+        assert_eq!((0..5).map(|row| vectors.is_valid(row)).collect::<Vec<_>>(), [true, true, true, false, false]);
+        // The same as a column.
+        let column = take(list.as_ref(), &UInt64Array::from(vec![0; 5]), None).unwrap();
+        assert_eq!(&spans(&ColumnarValue::Array(column), &starts, &ends, 5).unwrap(), &found);
+        // No text, and of constants one vector however many rows there are.
+        let nothing = ScalarValue::try_from(list.data_type()).unwrap();
+        assert_eq!(spans(&nothing.into(), &starts, &ends, 5).unwrap().null_count(), 5);
+        let (start, end) = (ScalarValue::Int64(Some(0)).into(), ScalarValue::Int64(Some(3)).into());
+        assert_eq!(spans(&one, &start, &end, 1 << 40).unwrap().len(), 1);
+    }
 }

@@ -1,10 +1,7 @@
 //! `elmo_word(text, start, end [, options])`: the vector of one word in its context.
 
 use datafusion::{
-    arrow::{
-        array::ArrayRef,
-        datatypes::{DataType, FieldRef},
-    },
+    arrow::datatypes::{DataType, FieldRef},
     common::{ScalarValue, internal_err, plan_err},
     error::Result,
     logical_expr::{
@@ -131,9 +128,9 @@ impl ScalarUDFImpl for ElmoWord {
     fn invoke_with_args(&self, args: ScalarFunctionArgs) -> Result<ColumnarValue> {
         let (columns, options) = SHAPE.split(&args.args)?;
         let call = self.call(&options.iter().map(literal).collect::<Vec<_>>())?;
-        let arrays: Vec<ArrayRef> = ColumnarValue::values_to_arrays(columns)?;
-        let tokens = call.embed(&self.models, &arrays[0])?;
-        Ok(ColumnarValue::Array(spans(&tokens, &arrays[1], &arrays[2])?))
+        let [text, start, end] = columns else { return internal_err!("{NAME} has three columns") };
+        let tokens = call.evaluate(&self.models, text)?;
+        Ok(ColumnarValue::Array(spans(&tokens, start, end, args.number_rows)?))
     }
 
     fn documentation(&self) -> Option<&Documentation> {
