@@ -24,6 +24,8 @@ use crate::models::lock;
 
 /// Constants that are remembered: a session has a few.
 const MOST_CONSTANTS: usize = 256;
+/// Bytes of all of them: some are the tokens of a long text.
+const MOST_CONSTANT_BYTES: usize = 16 << 20;
 /// Bytes of an entry besides its text.
 const ENTRY_BYTES: usize = 96;
 
@@ -31,8 +33,7 @@ const ENTRY_BYTES: usize = 96;
 #[derive(Debug, Default)]
 pub(crate) struct Memo {
     state: Mutex<State>,
-    /// Values of constants, by call and text.
-    constants: Mutex<HashMap<(String, Text), Constant>>,
+    constants: Mutex<Constants>,
 }
 
 /// Bytes that are equal when texts are, whatever their encoding.
@@ -40,6 +41,69 @@ type Text = Arc<[u8]>;
 
 /// Locked while it is computed: of several threads that need the same, one computes it.
 type Constant = Arc<Mutex<Option<ArrayRef>>>;
+
+/// A call and its text.
+type ConstantKey = Arc<(String, Text)>;
+
+/// Values of constants, as many as there is room for.
+#[derive(Debug, Default)]
+struct Constants {
+    /// With the bytes of each, 0 while it is computed.
+    values: HashMap<ConstantKey, (Constant, usize)>,
+    /// The oldest first.
+    order: VecDeque<ConstantKey>,
+    bytes: usize,
+}
+
+impl Constants {
+    /// The place of a constant's value.
+    fn place(&mut self, key: &ConstantKey) -> Constant {
+        if let Some((constant, _)) = self.values.get(key) {
+            return Arc::clone(constant);
+        }
+        let constant = Constant::default();
+        self.values.insert(Arc::clone(key), (Arc::clone(&constant), 0));
+        self.order.push_back(Arc::clone(key));
+        self.make_room();
+        constant
+    }
+
+    /// Counts a value that was computed. What takes more than all may is not kept, and pushes nothing out.
+    fn keep(&mut self, key: &ConstantKey, constant: &Constant, bytes: usize) {
+        if bytes > MOST_CONSTANT_BYTES {
+            return self.forget(key, constant);
+        }
+        // It may have made room for others meanwhile.
+        if let Some((there, counted)) = self.values.get_mut(key)
+            && Arc::ptr_eq(there, constant)
+        {
+            self.bytes = self.bytes - *counted + bytes;
+            *counted = bytes;
+            self.make_room();
+        }
+    }
+
+    fn forget(&mut self, key: &ConstantKey, constant: &Constant) {
+        if self.values.get(key).is_some_and(|(there, _)| Arc::ptr_eq(there, constant)) {
+            self.order.retain(|other| other != key);
+            self.remove(key);
+        }
+    }
+
+    fn make_room(&mut self) {
+        while (self.values.len() > MOST_CONSTANTS || self.bytes > MOST_CONSTANT_BYTES)
+            && let Some(oldest) = self.order.pop_front()
+        {
+            self.remove(&oldest);
+        }
+    }
+
+    fn remove(&mut self, key: &ConstantKey) {
+        if let Some((_, bytes)) = self.values.remove(key) {
+            self.bytes -= bytes;
+        }
+    }
+}
 
 #[derive(Debug, Default)]
 struct State {
@@ -178,20 +242,23 @@ impl Memo {
         text: &ArrayRef,
         compute: impl FnOnce() -> Result<ArrayRef>,
     ) -> Result<ArrayRef> {
-        let key = keys(text)?.into_iter().next().unwrap_or_else(|| Arc::from([]));
-        let constant = {
-            let mut constants = lock(&self.constants);
-            if constants.len() >= MOST_CONSTANTS {
-                constants.clear();
-            }
-            Arc::clone(constants.entry((key_of(call, text.data_type()), key)).or_default())
-        };
+        let text_key = keys(text)?.into_iter().next().unwrap_or_else(|| Arc::from([]));
+        let key: ConstantKey = Arc::new((key_of(call, text.data_type()), text_key));
+        let constant = lock(&self.constants).place(&key);
         let mut value = lock(&constant);
         if let Some(value) = value.as_ref() {
             return Ok(Arc::clone(value));
         }
-        let computed = compute()?;
+        let computed = match compute() {
+            Ok(computed) => computed,
+            Err(error) => {
+                lock(&self.constants).forget(&key, &constant);
+                return Err(error);
+            }
+        };
         *value = Some(Arc::clone(&computed));
+        let bytes = key.0.len() + key.1.len() + ENTRY_BYTES + computed.get_array_memory_size();
+        lock(&self.constants).keep(&key, &constant, bytes);
         Ok(computed)
     }
 
@@ -310,6 +377,46 @@ mod tests {
         assert!(add("c", 9000) && !add("b", 9000) && add("a", 9000));
         assert!(add("z", 0) && add("z", 0));
         assert!(lock(&memo.state).bytes <= 9000);
+    }
+
+    /// Whether the value of a constant, of so many bytes, had to be computed.
+    fn computes(memo: &Memo, text: &str, bytes: usize) -> bool {
+        let mut computed = false;
+        let value = memo.constant("f", &texts(&[Some(text)]), || {
+            computed = true;
+            Ok(Arc::new(Int32Array::from(vec![1; bytes / 4])) as ArrayRef)
+        });
+        assert_eq!(value.unwrap().len(), bytes / 4);
+        computed
+    }
+
+    #[test]
+    fn constants_are_bounded_in_bytes() {
+        let memo = Memo::default();
+        // With a text and what is noted of it a little more than a quarter of all.
+        let large = MOST_CONSTANT_BYTES / 4;
+        let counted = || lock(&memo.constants).bytes;
+        assert!(["a", "b", "c"].iter().all(|text| computes(&memo, text, large)));
+        assert!(["a", "b", "c"].iter().all(|text| !computes(&memo, text, large)));
+        assert!(counted() > 3 * large);
+        // The oldest goes, and only that.
+        assert!(computes(&memo, "d", large));
+        assert!(["b", "c", "d"].iter().all(|text| !computes(&memo, text, large)));
+        assert!(computes(&memo, "a", large) && counted() <= MOST_CONSTANT_BYTES);
+        // What is larger than all may be is not kept, nor what cannot be computed; others stay.
+        assert!(computes(&memo, "huge", 4 * large) && computes(&memo, "huge", 4 * large));
+        assert!(memo.constant("f", &texts(&[Some("bad")]), || datafusion::common::exec_err!("bad")).is_err());
+        assert!(["c", "d", "a"].iter().all(|text| !computes(&memo, text, large)));
+        assert_eq!(lock(&memo.constants).order.len(), 3);
+    }
+
+    #[test]
+    fn the_oldest_of_many_constants_goes_first() {
+        let memo = Memo::default();
+        let texts: Vec<String> = (0..=MOST_CONSTANTS).map(|n| n.to_string()).collect();
+        assert!(texts.iter().all(|text| computes(&memo, text, 4)));
+        assert!(texts[1..].iter().all(|text| !computes(&memo, text, 4)));
+        assert!(computes(&memo, "0", 4) && !computes(&memo, "2", 4));
     }
 
     #[test]
