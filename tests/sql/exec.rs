@@ -4,11 +4,12 @@ use std::{sync::Arc, time::Duration};
 
 use arrow::{
     array::{Array, ArrayRef, AsArray, DictionaryArray, Int64Array, RecordBatch, StringArray},
-    compute::concat_batches,
-    datatypes::{Int32Type, Int64Type},
+    compute::{cast, concat, concat_batches},
+    datatypes::{DataType, Int8Type, Int32Type, Int64Type},
     util::pretty::pretty_format_batches,
 };
 use datafusion::{
+    datasource::MemTable,
     execution::{runtime_env::RuntimeEnvBuilder, session_state::SessionStateBuilder},
     prelude::{SessionConfig, SessionContext},
 };
@@ -62,6 +63,42 @@ async fn any_number_of_rows_in_any_encoding() {
         register(&session, Arc::clone(&texts));
         let found = rows(&session, "SELECT elmo_embed(text) AS e FROM t").await;
         assert_eq!(&found["e"], &direct(EmbedSpec::default(), &texts));
+    }
+}
+
+/// Ten batches of 100 texts, of which two are too many for keys of 8 bits: as the text that is embedded, and as a column that
+/// is only handed on.
+#[tokio::test]
+async fn batches_whose_dictionaries_do_not_fit_together() {
+    let config = SessionConfig::new().with_target_partitions(1);
+    let session = elmo_udfs::session_with_config(&Models::from(tiny().clone()), config);
+    let texts = |word: &str| (0..1000).map(|n| Some(format!("{word}{n}"))).collect::<StringArray>();
+    let rows = texts("row ");
+    let batch = |first: usize| {
+        let text: DictionaryArray<Int8Type> = rows.slice(first, 100).iter().collect();
+        let (id, text): (ArrayRef, ArrayRef) =
+            (Arc::new(Int64Array::from_iter_values(first as i64..first as i64 + 100)), Arc::new(text));
+        RecordBatch::try_from_iter_with_nullable([("id", id, false), ("text", text, true)]).unwrap()
+    };
+    let batches: Vec<RecordBatch> = (0..1000).step_by(100).map(batch).collect();
+    let kind = batches[0]["text"].data_type().clone();
+    session.register_table("t", Arc::new(MemTable::try_new(batches[0].schema(), vec![batches]).unwrap())).unwrap();
+    for (query, embedded) in [
+        ("SELECT id, text, elmo_embed(text) AS e FROM t", texts("row ")),
+        ("SELECT id, text, elmo_embed(concat('x', id)) AS e FROM t", texts("x")),
+    ] {
+        let found = elmo_udfs::sql(&session, query).await.unwrap().collect().await.unwrap();
+        assert!(found.iter().all(|batch| batch["text"].data_type() == &kind), "{query}");
+        let column = |name: &str, kind: &DataType| {
+            let parts: Vec<ArrayRef> = found.iter().map(|batch| cast(&batch[name], kind).unwrap()).collect();
+            concat(&parts.iter().map(AsRef::as_ref).collect::<Vec<&dyn Array>>()).unwrap()
+        };
+        let ids = column("id", &DataType::Int64);
+        assert_eq!(ids.as_primitive::<Int64Type>().values().to_vec(), (0..1000).collect::<Vec<i64>>());
+        assert_eq!(column("text", &DataType::Utf8).as_string::<i32>(), &rows);
+        let embedded: ArrayRef = Arc::new(embedded);
+        let expected = direct(EmbedSpec::default(), &embedded);
+        assert_eq!(&column("e", expected.data_type()), &expected, "{query}");
     }
 }
 

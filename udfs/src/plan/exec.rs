@@ -20,7 +20,7 @@ use datafusion::{
             UInt32Array, UInt64Array, new_empty_array, new_null_array,
         },
         buffer::NullBuffer,
-        compute::{concat, concat_batches, interleave, take},
+        compute::{interleave, take},
         datatypes::{DataType, FieldRef, Schema, SchemaRef},
     },
     common::{
@@ -51,6 +51,7 @@ use futures::{FutureExt, StreamExt, future::try_join_all};
 use super::{
     config::ElmoConfig,
     memo::{Flight, Lookup, Memo},
+    parts::{join, join_rows},
 };
 use crate::{Models, text_function::Call};
 
@@ -295,7 +296,7 @@ struct Work {
 }
 
 struct Window {
-    rows: RecordBatch,
+    rows: Vec<RecordBatch>,
     task: SpawnedTask<Result<Vec<Pieces>>>,
     reserved: usize,
 }
@@ -307,7 +308,8 @@ struct Pieces {
 }
 
 struct Ready {
-    rows: RecordBatch,
+    /// Rows that are left.
+    rows: VecDeque<RecordBatch>,
     columns: Vec<Pieces>,
     /// Rows that were handed on.
     done: usize,
@@ -419,7 +421,7 @@ impl Run {
             self.waits = false;
             let (rows, texts) = self.cut(count)?;
             let (work, first) = (self.work.clone(), self.read);
-            self.read += rows.num_rows();
+            self.read += rows.iter().map(RecordBatch::num_rows).sum::<usize>();
             let task = SpawnedTask::spawn(async move { work.embed(texts, first).await });
             self.windows.push_back(Window { rows, task, reserved: needs });
             // A window that is not full waits for more rows, unless there are none.
@@ -445,7 +447,7 @@ impl Run {
     }
 
     /// Takes the first `count` of the open rows.
-    fn cut(&mut self, count: usize) -> Result<(RecordBatch, Vec<ArrayRef>)> {
+    fn cut(&mut self, count: usize) -> Result<(Vec<RecordBatch>, Vec<ArrayRef>)> {
         let (mut batches, mut texts, mut left) = (Vec::new(), vec![Vec::new(); self.work.calls.len()], count);
         while left > 0 && !self.open.is_empty() {
             let (batch, columns) = self.open.remove(0);
@@ -459,16 +461,8 @@ impl Run {
             columns.iter().zip(&mut texts).for_each(|(text, all)| all.push(text.slice(0, n)));
             left -= n;
         }
-        let whole = |parts: &Vec<ArrayRef>| match parts.as_slice() {
-            [one] => Ok(Arc::clone(one)),
-            several => concat(&several.iter().map(AsRef::as_ref).collect::<Vec<&dyn Array>>()),
-        };
-        let texts = texts.iter().map(whole).collect::<Result<_, _>>()?;
-        let rows = match batches.as_slice() {
-            [one] => one.clone(),
-            several => concat_batches(&self.input.schema(), several)?,
-        };
-        Ok((rows, texts))
+        let texts = texts.iter().map(|parts| join(parts)).collect::<Result<_>>()?;
+        Ok((join_rows(&self.input.schema(), batches)?, texts))
     }
 
     /// The oldest window has its vectors.
@@ -478,7 +472,7 @@ impl Run {
             return internal_err!("a window landed that was not under way");
         };
         // What it really takes: how many tokens there would be was a guess.
-        let real = rows_bytes(&rows) + columns.iter().map(Pieces::bytes).sum::<usize>();
+        let real = rows.iter().map(rows_bytes).sum::<usize>() + columns.iter().map(Pieces::bytes).sum::<usize>();
         match real.checked_sub(reserved) {
             Some(more) => {
                 let grown = self.reservation.try_grow(more);
@@ -486,26 +480,27 @@ impl Run {
             }
             None => self.reservation.shrink(reserved - real),
         }
-        self.ready = Some(Ready { rows, columns, done: 0, batch_rows: self.batch_rows, reserved: real });
+        self.ready = Some(Ready { rows: rows.into(), columns, done: 0, batch_rows: self.batch_rows, reserved: real });
         Ok(())
     }
 
     /// The next piece of the window that has landed.
     fn hand_on(&mut self) -> Result<Option<RecordBatch>> {
         let Some(ready) = &mut self.ready else { return Ok(None) };
-        let left = ready.rows.num_rows() - ready.done;
-        if left == 0 {
+        let Some(rows) = ready.rows.pop_front() else {
             self.reservation.shrink(ready.reserved.min(self.reservation.size()));
             self.ready = None;
             if !self.open.is_empty() && (self.waits || self.ended) {
                 self.launch()?;
             }
             return Ok(None);
-        }
+        };
         let _timer = self.work.counters.baseline.elapsed_compute().timer();
-        let (from, n) = (ready.done, ready.rows_of_batch(left));
-        let rows = ready.rows.slice(from, n);
-        let mut columns = rows.columns().to_vec();
+        let (from, n) = (ready.done, ready.rows_of_batch(rows.num_rows()));
+        if n < rows.num_rows() {
+            ready.rows.push_front(rows.slice(n, rows.num_rows() - n));
+        }
+        let mut columns = rows.slice(0, n).columns().to_vec();
         for pieces in &ready.columns {
             let arrays: Vec<&dyn Array> = pieces.arrays.iter().map(AsRef::as_ref).collect();
             columns.push(interleave(&arrays, &pieces.places[from..from + n])?);

@@ -8,6 +8,7 @@
 //! | the operator at work | [`exec`] |
 //! | the order of rows above a sort | `order` |
 //! | equal texts, lately and right now | `memo` |
+//! | rows of several batches as one | `parts` |
 //! | settings | [`config`] |
 
 pub(crate) mod calls;
@@ -17,6 +18,7 @@ pub mod exec;
 pub(crate) mod memo;
 pub mod node;
 mod order;
+mod parts;
 pub mod session;
 
 /// The name of the operator that embeds, in physical plans.
