@@ -244,7 +244,8 @@ fn mistakes(place: &Place, cluster: &Cluster) {
             "cannot run on a cluster",
         );
     }
-    let arrays = "CREATE EXTERNAL TABLE odd STORED AS JSON LOCATION 'array.json' OPTIONS ('format.newline_delimited' 'false')";
+    let arrays =
+        "CREATE EXTERNAL TABLE odd STORED AS JSON LOCATION 'array.json' OPTIONS ('format.newline_delimited' 'false')";
     place.write("array.json", "[{\"n\": 1}, {\"n\": 2}]");
     says(cluster.sql(place, &["-c", arrays, "-c", "SELECT count(n) FROM odd"]), 2, "JSON arrays");
     let stream = place.shell("elmo sql -q --format arrow -c \"SELECT id FROM 'reviews.jsonl'\" > stream.arrow");

@@ -104,9 +104,9 @@ impl PhysicalExtensionCodec for ClusterCodec {
             Node::Lines { files, with_text } => Ok(Arc::new(LinesExec::elsewhere(files, &self.stores, with_text))),
             Node::Describe(sent) => self.ours(sent, |work, place| Ok(Arc::new(Describe::new(work, place)))),
             Node::Columns(sent) => match inputs {
-                [input] => self.ours(sent, |work, place| {
-                    Ok(Arc::new(Columns::try_new(work, Arc::clone(input), place)?))
-                }),
+                [input] => {
+                    self.ours(sent, |work, place| Ok(Arc::new(Columns::try_new(work, Arc::clone(input), place)?)))
+                }
                 _ => plan_err!("ColumnsExec has one input"),
             },
         }

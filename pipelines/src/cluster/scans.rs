@@ -1,5 +1,5 @@
-//! What DataFusion 55 leaves out when a scan of files becomes bytes: how CSV and JSON files are packed, and what ends a
-//! record of CSV. Executors see from the names how files are packed; what cannot be seen is refused before it is sent.
+//! What DataFusion 55 leaves out when a scan of files becomes bytes: how CSV and JSON files are packed, what ends a record
+//! of CSV, whether JSON is an array, and Arrow a stream. Executors see from the names how files are packed; what cannot be seen is refused before it is sent.
 
 use std::sync::Arc;
 
@@ -27,26 +27,13 @@ pub(super) fn lost(scan: &FileScanConfig) -> Option<&'static str> {
     if source.downcast_ref::<CsvSource>().is_some_and(|csv| csv.terminator().is_some()) {
         return Some("CSV with a format.terminator");
     }
-    if is_stream(scan) {
+    // Executors read every Arrow file as one with a footer.
+    if scan.file_source().file_type() == "arrow_stream" {
         return Some("an Arrow IPC stream");
     }
     let is_text = matches!(scan.file_source().file_type(), "csv" | "json");
     (is_text && packed(scan) != scan.file_compression_type)
         .then_some("packed files whose names do not end in .gz or .zst")
-}
-
-/// Executors read every Arrow file as one with a footer. Only that kind can be read in parts, which is all that a scan
-/// says of itself.
-fn is_stream(scan: &FileScanConfig) -> bool {
-    let files = || scan.file_groups.iter().flat_map(|group| group.files());
-    let in_parts = |scan: &FileScanConfig| {
-        let parts = scan.file_groups.len() + 1;
-        matches!(scan.file_source().repartitioned(parts, 0, None, scan), Ok(Some(_)))
-    };
-    scan.file_source().file_type() == "arrow"
-        && files().all(|file| file.range.is_none())
-        && files().any(|file| file.object_meta.size > 0)
-        && !in_parts(scan)
 }
 
 /// Whether a query reads JSON arrays, which executors would read as lines, in the words of [`lost`]. Of a scan that cannot
@@ -58,7 +45,8 @@ pub(super) fn json_arrays(plan: &LogicalPlan) -> Result<Option<&'static str>> {
         let Ok(table) = source_as_provider(&scan.source) else { return Ok(TreeNodeRecursion::Continue) };
         let table = table.as_ref() as &dyn std::any::Any;
         let format = table.downcast_ref::<ListingTable>().map(|table| Arc::clone(&table.options().format));
-        let json = format.as_ref().and_then(|format| (format.as_ref() as &dyn std::any::Any).downcast_ref::<JsonFormat>());
+        let json =
+            format.as_ref().and_then(|format| (format.as_ref() as &dyn std::any::Any).downcast_ref::<JsonFormat>());
         if json.is_some_and(|json| !json.options().newline_delimited) {
             found = Some("JSON arrays (format.newline_delimited)");
         }

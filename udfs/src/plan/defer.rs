@@ -89,7 +89,8 @@ fn reads_its_input(plan: &LogicalPlan) -> bool {
 fn last_name(plan: &LogicalPlan) -> Result<usize> {
     let mut last = 0;
     plan.apply_with_subqueries(|node| {
-        let names = node.schema().fields().iter().filter_map(|field| field.name().strip_prefix(PREFIX)?.parse::<u32>().ok());
+        let names =
+            node.schema().fields().iter().filter_map(|field| field.name().strip_prefix(PREFIX)?.parse::<u32>().ok());
         last = names.fold(last, |last, name| last.max(name as usize));
         Ok(TreeNodeRecursion::Continue)
     })?;
