@@ -1,5 +1,6 @@
 //! What DataFusion 55 leaves out when a scan of files becomes bytes: how CSV and JSON files are packed, what ends a record
-//! of CSV, whether JSON is an array, and Arrow a stream. Executors see from the names how files are packed; what cannot be seen is refused before it is sent.
+//! of CSV, whether JSON is an array, and Arrow a stream. Executors see from the names how files are packed; what cannot be
+//! seen is refused before it is sent.
 
 use std::sync::Arc;
 
