@@ -5,12 +5,13 @@ use std::{sync::Arc, time::Duration};
 use arrow::{
     array::{Array, ArrayRef, AsArray, DictionaryArray, Int64Array, RecordBatch, StringArray},
     compute::{cast, concat, concat_batches},
-    datatypes::{DataType, Int8Type, Int32Type, Int64Type},
+    datatypes::{DataType, Float32Type, Float64Type, Int8Type, Int32Type, Int64Type},
     util::pretty::pretty_format_batches,
 };
 use datafusion::{
     datasource::MemTable,
     execution::{runtime_env::RuntimeEnvBuilder, session_state::SessionStateBuilder},
+    physical_plan::ExecutionPlanProperties,
     prelude::{SessionConfig, SessionContext},
 };
 use elmo::{EmbedSpec, spec::Level};
@@ -66,8 +67,8 @@ async fn any_number_of_rows_in_any_encoding() {
     }
 }
 
-/// Ten batches of 100 texts, of which two are too many for keys of 8 bits: as the text that is embedded, and as a column that
-/// is only handed on.
+/// Ten batches of 100 texts, of which two are too many for keys of 8 bits: as the text that is embedded, and as a column
+/// that is only handed on.
 #[tokio::test]
 async fn batches_whose_dictionaries_do_not_fit_together() {
     let config = SessionConfig::new().with_target_partitions(1);
@@ -262,5 +263,33 @@ async fn a_sort_below_the_operator_is_the_order_of_the_query() {
             answers.push((ArrayRef::clone(all.column(0)), std::fs::read_to_string(&file).ok()));
         }
         assert_eq!(&answers[0], &answers[1], "{query}");
+    }
+}
+
+/// VALUES with calls, some beside NULL and some of another kind: however many, in the order in which they were written,
+/// and not a partition for each.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn many_values_keep_their_order() {
+    let session = session();
+    let texts: ArrayRef = Arc::new((0..2000).map(|n| Some(format!("text {n}"))).collect::<StringArray>());
+    let row = |n: usize| match n % 3 {
+        0 => format!("({n}, elmo_embed('text {n}')[1])"),
+        1 => format!("({n}, NULL)"),
+        _ => format!("({n}, elmo_embed('text {n}')[1] * 2)"),
+    };
+    let values = (0..2000).map(row).collect::<Vec<_>>().join(", ");
+    let vectors = direct(EmbedSpec::default(), &texts);
+    let numbers = vectors.as_fixed_size_list().values().as_primitive::<Float32Type>();
+    let first = |n: usize| f64::from(numbers.value(n * vectors.as_fixed_size_list().value_length() as usize));
+    let expected: Vec<Option<f64>> = (0..2000).map(|n| [Some(first(n)), None, Some(2.0 * first(n))][n % 3]).collect();
+    let query = format!("SELECT column1, column2 FROM (VALUES {values})");
+    for rules in ["true", "false"] {
+        elmo_udfs::sql(&session, &format!("SET elmo.rules = {rules}")).await.unwrap().collect().await.unwrap();
+        let found = rows(&session, &query).await;
+        assert_eq!(found["column1"].as_primitive::<Int64Type>().values().to_vec(), (0..2000).collect::<Vec<i64>>());
+        let values = cast(&found["column2"], &DataType::Float64).unwrap();
+        assert_eq!(values.as_primitive::<Float64Type>().iter().collect::<Vec<_>>(), expected, "rules {rules}");
+        let plan = elmo_udfs::sql(&session, &query).await.unwrap().create_physical_plan().await.unwrap();
+        assert_eq!(plan.output_partitioning().partition_count(), 1, "rules {rules}");
     }
 }

@@ -54,10 +54,12 @@ pub mod functions;
 mod measure;
 mod models;
 mod named;
+mod nulls;
 pub mod plan;
 mod rewrite;
 mod show;
 mod text_function;
+mod values;
 
 pub use models::{Card, ModelError, ModelFailed, ModelSource, Models};
 pub use plan::session::{ElmoSession, EmbedPlanner, session, session_with_config};
@@ -109,6 +111,7 @@ pub fn parse(context: &SessionContext, text: &str) -> Result<Vec<Statement>> {
     let statements = parser.with_recursion_limit(settings.recursion_limit.get()).build()?.parse_statements()?;
     let filled = statements.into_iter().map(|mut statement| {
         named::fill_gaps(&mut statement);
+        nulls::say_of_what(&mut statement);
         statement
     });
     Ok(filled.collect())

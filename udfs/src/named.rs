@@ -40,13 +40,18 @@ pub(crate) fn fill_gaps(statement: &mut Statement) {
 }
 
 fn fill_call(function: &mut Function) {
-    let name = function.name.to_string().to_lowercase();
-    let Some(shape) = functions::SHAPES.iter().find(|shape| shape.name == name) else { return };
+    let Some(shape) = shape_of(function) else { return };
     if let FunctionArguments::List(list) = &mut function.args
-        && let Some(positions) = positions(list, shape)
+        && let Some(positions) = positions(list, &shape)
     {
         list.args = positions.into_iter().map(|value| FunctionArg::Unnamed(value.unwrap_or_else(null))).collect();
     }
+}
+
+/// The shape of a function of ours that takes options.
+pub(crate) fn shape_of(function: &Function) -> Option<Shape> {
+    let name = function.name.to_string().to_lowercase();
+    functions::SHAPES.into_iter().find(|shape| shape.name == name)
 }
 
 /// Values by position up to the last one given; `None` when a name is unknown, twice there, or before a nameless value.
@@ -82,6 +87,6 @@ fn split(argument: &FunctionArg) -> Option<(Option<&Ident>, &FunctionArgExpr)> {
     }
 }
 
-fn null() -> FunctionArgExpr {
+pub(crate) fn null() -> FunctionArgExpr {
     FunctionArgExpr::Expr(Expr::Value(Value::Null.into()))
 }

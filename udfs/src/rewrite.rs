@@ -1,8 +1,6 @@
 //! What becomes of calls before a query is optimised: some are said with others, so that equal work is seen to be equal,
 //! and calls on literals are kept for run time.
 
-use std::sync::Arc;
-
 use datafusion::{
     common::{
         DFSchema, Result,
@@ -10,7 +8,7 @@ use datafusion::{
         tree_node::{Transformed, TreeNode},
     },
     logical_expr::{
-        EmptyRelation, Expr, ExprSchemable, LogicalPlan, Projection, Union, Values,
+        Expr, LogicalPlan,
         expr::ScalarFunction,
         expr_rewriter::{FunctionRewrite, NamePreserver},
     },
@@ -20,6 +18,7 @@ use datafusion::{
 use crate::{
     functions::{self, elmo_similarity::ElmoSimilarity, elmo_word::ElmoWord},
     text_function::is_constant,
+    values,
 };
 
 /// Runs with DataFusion's analysis, before anything is evaluated.
@@ -49,36 +48,9 @@ impl OptimizerRule for Rewrite {
                 let name = names.save(&expr);
                 Ok(expr.transform_up(expand)?.update_data(|expr| name.restore(expr)))
             })?;
-            expanded.transform_data(values_at_run_time)
+            expanded.transform_data(values::at_run_time)
         })
     }
-}
-
-/// VALUES are evaluated when a query is planned, so rows with calls of ours become projections of nothing.
-fn values_at_run_time(plan: LogicalPlan) -> Result<Transformed<LogicalPlan>> {
-    let is_call =
-        |e: &Expr| matches!(e, Expr::ScalarFunction(function) if functions::text_function(&function.func).is_some());
-    let has_call = |expr: &Expr| expr.exists(|e| Ok(is_call(e))).unwrap_or(true);
-    let LogicalPlan::Values(values) = plan else { return Ok(Transformed::no(plan)) };
-    if !values.values.iter().flatten().any(has_call) {
-        return Ok(Transformed::no(LogicalPlan::Values(values)));
-    }
-    let Values { schema, values } = values;
-    let nothing = DFSchema::empty();
-    let row = |exprs: Vec<Expr>| {
-        let named = exprs.into_iter().zip(schema.iter()).map(|(expr, (qualifier, field))| {
-            let typed = expr.cast_to(field.data_type(), &nothing)?;
-            Ok(typed.alias_qualified(qualifier.cloned(), field.name()))
-        });
-        let one = EmptyRelation { produce_one_row: true, schema: Arc::new(DFSchema::empty()) };
-        let projection = Projection::try_new(named.collect::<Result<_>>()?, Arc::new(LogicalPlan::EmptyRelation(one)))?;
-        Ok(Arc::new(LogicalPlan::Projection(projection)))
-    };
-    let mut inputs = values.into_iter().map(row).collect::<Result<Vec<_>>>()?;
-    Ok(Transformed::yes(match (inputs.len(), inputs.pop()) {
-        (1, Some(only)) => Arc::unwrap_or_clone(only),
-        (_, last) => LogicalPlan::Union(Union { inputs: inputs.into_iter().chain(last).collect(), schema }),
-    }))
 }
 
 pub(crate) fn expand(expr: Expr) -> Result<Transformed<Expr>> {

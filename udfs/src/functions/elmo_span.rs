@@ -129,7 +129,7 @@ impl Tokens {
     }
 }
 
-/// One vector per row: the mean over the tokens that share a byte with `start..end`. Of constants alone there is one row.
+/// One vector per row: the mean over the tokens that share a byte with `start..end`. Constants alone give one row.
 pub(crate) fn spans(
     tokens: &ColumnarValue,
     start: &ColumnarValue,

@@ -33,8 +33,8 @@ pub(crate) fn join_rows(schema: &SchemaRef, batches: Vec<RecordBatch>) -> Result
     Ok(vec![concat_batches(schema, &batches)?])
 }
 
-/// Whether dictionaries have keys for their values together. Arrow's `concat` fails where they have not, and panics where
-/// values are views.
+/// Whether dictionaries have keys for their values together. Arrow's `concat` fails where they have not, and panics
+/// where values are views.
 fn fit(parts: &[ArrayRef]) -> bool {
     let Some(first) = parts.first() else { return true };
     let DataType::Dictionary(keys, _) = first.data_type() else { return !has_small_keys(first.data_type()) };
