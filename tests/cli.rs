@@ -19,6 +19,8 @@ mod help;
 mod messages;
 #[path = "cli/models.rs"]
 mod models;
+#[path = "queries.rs"]
+mod queries;
 #[path = "cli/reports.rs"]
 mod reports;
 #[path = "cli/settings.rs"]

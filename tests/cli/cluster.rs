@@ -9,6 +9,7 @@ use parquet::arrow::arrow_reader::ParquetRecordBatchReaderBuilder;
 use crate::{
     node::Node,
     place::{Ended, Place},
+    queries::{is_ordered, query},
 };
 
 /// A scheduler and two executors of one thread each.
@@ -69,7 +70,7 @@ fn texts(rows: usize, words: usize) -> String {
 }
 
 /// Statements of every kind: scans, sorts, limits, groups, joins, subqueries, windows, unions, tables of rows, lines.
-const STATEMENTS: [&str; 32] = [
+const STATEMENTS: [&str; 37] = [
     "SELECT id, elmo_embed(text) AS v FROM 'reviews.jsonl'",
     "SELECT id, elmo_embed(text) AS v FROM 'reviews.jsonl' WHERE lang = 'en' ORDER BY id DESC LIMIT 10",
     "SELECT id % 3 AS g, count(*), elmo_centroid(elmo_embed(text)) FROM 'reviews.jsonl' GROUP BY 1 ORDER BY 1",
@@ -99,6 +100,14 @@ const STATEMENTS: [&str; 32] = [
     // Joins without an equality say of every row of the left whether it has a partner, once.
     "SELECT count(*), count(b.id) FROM 'reviews.jsonl' a LEFT JOIN 'large.jsonl' b ON a.id > b.id + 1000000",
     "SELECT count(*) FROM 'reviews.jsonl' a WHERE EXISTS (SELECT 1 FROM 'large.jsonl' b WHERE b.id < a.id + 1000000)",
+    // A side that is collected in one process, and is a single part.
+    "SELECT a.id, v.y FROM (VALUES (1, 'x'), (2, 'y'), (7000, 'z')) v (x, y) LEFT JOIN 'reviews.jsonl' a ON a.id = v.x ORDER BY 2",
+    "SELECT count(*) FROM (VALUES (1), (2), (7000)) v (x) LEFT JOIN 'reviews.jsonl' a ON a.id = v.x",
+    "SELECT count(*) FROM 'reviews.jsonl' a FULL JOIN (SELECT max(id) AS id FROM 'many.t') b USING (id)",
+    "SET datafusion.optimizer.hash_join_single_partition_threshold = 9999999; \
+     SELECT count(*) FROM (VALUES (1), (2), (7000)) v (x) LEFT JOIN 'reviews.jsonl' a ON a.id = v.x",
+    "SELECT kind, elmo_centroid(e) FROM (SELECT id, 'mean' AS kind, elmo_embed(text) AS e FROM 'reviews.jsonl' \
+     UNION ALL SELECT id, 'top', elmo_embed(text, layers => 'top') FROM 'many.t' WHERE id < 20) GROUP BY kind ORDER BY 1",
     // Limits of rows that travel, in one part and in several.
     "SELECT elmo_embed(column1)[1] FROM (VALUES ('a'), ('b'), ('c')) LIMIT 2",
     "CREATE TABLE u AS SELECT id, text FROM 'large.jsonl'; SELECT count(v) FROM (SELECT elmo_embed(text) AS v FROM u LIMIT 3)",
@@ -169,8 +178,63 @@ fn a_cluster_gives_what_one_process_gives() {
     // EXPLAIN ANALYZE has the operator's counts.
     let analysed = cluster.sql(&place, &["-c", "EXPLAIN ANALYZE SELECT elmo_embed(text) FROM 'reviews.jsonl'"]);
     assert!(analysed.out.contains("EmbedExec") && analysed.out.contains("padding_ratio"), "{analysed:?}");
+    random_queries(&place, &cluster);
     embedding_goes_on_here_and_there(&place, &cluster);
     mistakes(&place, &cluster);
+}
+
+/// Queries of all shapes over files that are cut into tasks.
+fn random_queries(place: &Place, cluster: &Cluster) {
+    let words = ["cold soup", "the bank", "warm bread", "river", "it's cold", "bank"];
+    for file in 0..4 {
+        let row = |id: usize| {
+            let text = if id % 11 == 3 { "null".to_owned() } else { format!("\"{}\"", words[id % words.len()]) };
+            format!("{{\"id\": {id}, \"grp\": {}, \"text\": {text}}}\n", id % 4)
+        };
+        place.write(&format!("rows/{file}.jsonl"), (10 * file..10 * file + 10).map(row).collect::<String>());
+    }
+    let statements = |seeds: &[u64]| -> Vec<String> {
+        let each = seeds.iter().flat_map(|seed| [format!("SELECT 'seed {seed}' AS mark"), query(*seed)]);
+        let first = ["SET datafusion.execution.batch_size = 16", "CREATE VIEW t AS SELECT * FROM 'rows/*.jsonl'"];
+        first.map(str::to_owned).into_iter().chain(each).flat_map(|statement| ["-c".to_owned(), statement]).collect()
+    };
+    let run = |seeds: &[u64], there: &[&str]| {
+        let statements = statements(seeds);
+        let statements: Vec<&str> = statements.iter().map(String::as_str).collect();
+        sql(place, &[there, &["--format", "csv"], statements.as_slice()].concat())
+    };
+    let last = |ended: &Ended| ended.out.lines().rev().find_map(|line| line.strip_prefix("seed ")?.parse::<u64>().ok());
+    let answers = |ended: &Ended, seeds: &[u64]| -> Vec<Vec<String>> {
+        let parts = ended.out.split("mark\nseed ").skip(1);
+        let lines = |(part, seed): (&str, &u64)| {
+            let mut lines: Vec<String> = part.lines().skip(1).map(str::to_owned).collect();
+            if !is_ordered(&query(*seed)) {
+                lines.sort();
+            }
+            lines
+        };
+        parts.zip(seeds).map(lines).collect()
+    };
+    // Others, or more of them: `SEEDS=1000..5000`.
+    let range = std::env::var("SEEDS").unwrap_or("0..40".to_owned());
+    let (first, behind) = range.split_once("..").unwrap();
+    let mut seeds: Vec<u64> = (first.parse().unwrap()..behind.parse().unwrap()).collect();
+    let all = seeds.len();
+    // DataFusion cannot plan every subquery.
+    let mut here = run(&seeds, &[]);
+    while here.code != Some(0) {
+        let refused = last(&here).unwrap();
+        seeds.retain(|seed| *seed != refused);
+        assert!(all - seeds.len() <= all / 10, "seed {refused}: {}", here.err);
+        here = run(&seeds, &[]);
+    }
+    let there = run(&seeds, &["--cluster", &cluster.scheduler.address]);
+    assert_eq!((there.code, there.err.as_str()), (Some(0), ""), "seed {:?}", last(&there));
+    let (here, there) = (answers(&here, &seeds), answers(&there, &seeds));
+    assert_eq!((here.len(), there.len()), (seeds.len(), seeds.len()));
+    for ((here, there), seed) in here.into_iter().zip(there).zip(&seeds) {
+        assert_eq!(there, here, "seed {seed}: {}", query(*seed));
+    }
 }
 
 /// Files of a bulk job are the same to the byte, and a job that one began the other finishes.

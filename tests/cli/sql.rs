@@ -548,3 +548,16 @@ fn the_prompt_takes_statements_commands_and_errors() {
     let history = fs::read_to_string(place.path("home/.local/state/elmo/sql_history")).unwrap();
     assert!(history.contains("\\f csv") && !history.contains("given_up"), "{history}");
 }
+
+/// A megabyte and more of cells of three lines: what is cut into parts is cut within a cell.
+#[test]
+fn quoted_cells_have_several_lines() {
+    let place = Place::new();
+    let rows: String = (0..60_000).map(|id| format!("{id},\"a\nb {id}\nc\"\n")).collect();
+    place.write("lines.csv", format!("id,text\n{rows}"));
+    let query = "SELECT count(*), sum(id), min(length(text)) FROM 'lines.csv' WHERE text LIKE 'a%c'";
+    let counted = place.elmo().args(["sql", "-q", "--format", "csv", "-c", query]).output().unwrap();
+    let out = String::from_utf8(counted.stdout).unwrap();
+    // By hand: 60,000 rows, 0 + … + 59,999 = 59,999 · 30,000, and "a\nb 0\nc" has seven characters.
+    assert_eq!(out.lines().last(), Some("60000,1799970000,7"), "{}", String::from_utf8_lossy(&counted.stderr));
+}

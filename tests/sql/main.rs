@@ -5,6 +5,8 @@
 mod calls;
 mod exec;
 mod functions;
+#[path = "../queries.rs"]
+mod queries;
 mod random;
 mod reference;
 mod slt;

@@ -10,96 +10,10 @@ use datafusion::prelude::{SessionConfig, SessionContext};
 use elmo::Elmo;
 use elmo_udfs::Models;
 
+use crate::queries::{is_ordered, query};
+
 /// Queries that are tried.
 const QUERIES: u64 = 100;
-
-/// Numerical Recipes' generator: the same queries on every machine.
-struct Dice(u64);
-
-impl Dice {
-    fn below(&mut self, n: u64) -> u64 {
-        self.0 = self.0.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
-        (self.0 >> 33) % n
-    }
-
-    fn one<'a>(&mut self, of: &[&'a str]) -> &'a str {
-        of[self.below(of.len() as u64) as usize]
-    }
-
-    /// A number made from the columns of a relation.
-    fn scalar(&mut self, r: &str) -> String {
-        let scalar = match self.below(10) {
-            0 => "elmo_embed({r}text)[1]",
-            1 => "elmo_embed({r}text, layers => 'top')[2]",
-            2 => "CASE WHEN {r}grp = 1 THEN elmo_embed({r}text)[2] ELSE {r}s END",
-            3 => "coalesce({r}s, elmo_embed({r}text)[1])",
-            4 => "elmo_cosine(elmo_embed({r}text), elmo_embed('cold soup'))",
-            5 => "elmo_similarity({r}text, 'warm bread')",
-            6 => "CASE WHEN elmo_embed({r}text)[1] > 0.0 THEN elmo_embed({r}text, pooling => 'max')[2] ELSE {r}s END",
-            7 => "elmo_word({r}text, 0, 3)[1]",
-            8 => "elmo_embed(concat({r}text, '!'))[1]",
-            _ => "{r}s",
-        };
-        format!("CAST({} AS DOUBLE)", scalar.replace("{r}", r))
-    }
-
-    fn condition(&mut self, r: &str) -> String {
-        let scalar = self.scalar(r);
-        match self.below(7) {
-            0 => format!("{r}grp = 1"),
-            1 => format!("{r}s > 0.0"),
-            2 => format!("{scalar} > 0.0"),
-            3 => format!("({r}grp = 2 OR {scalar} > 0.0)"),
-            4 => format!("{r}grp <> 1 AND {scalar} < 0.5"),
-            5 => format!("NOT ({r}grp = 0 AND {scalar} > 0.0)"),
-            _ => format!("{r}text IS NOT NULL"),
-        }
-    }
-
-    /// A relation `id, grp, text, s`.
-    fn relation(&mut self, depth: u64) -> String {
-        if depth == 0 {
-            return "SELECT id, grp, text, CAST(id AS DOUBLE) - 20.0 AS s FROM t".to_owned();
-        }
-        let inner = self.relation(depth - 1);
-        let (scalar, condition) = (self.scalar(""), self.condition(""));
-        // Ties are broken by every column, so that the rows are the same whatever the order of work.
-        let ties = "id, grp, text, s";
-        match self.below(9) {
-            0 => format!("SELECT id, grp, text, {scalar} AS s FROM ({inner}) r"),
-            1 => format!("SELECT id, grp, text, {scalar} AS s FROM ({inner}) r WHERE {condition}"),
-            2 => {
-                let (key, limit, offset) = (self.scalar(""), self.below(30), self.below(5));
-                format!("SELECT * FROM ({inner}) r ORDER BY {key}, {ties} LIMIT {limit} OFFSET {offset}")
-            }
-            3 => {
-                let other = self.relation(depth - 1);
-                let kind = self.one(&["INNER", "LEFT", "RIGHT", "FULL"]);
-                let (on, s) = (self.condition("b."), self.scalar("a."));
-                format!(
-                    "SELECT a.id, b.grp, a.text, {s} AS s FROM ({inner}) a {kind} JOIN ({other}) b ON a.id = b.id AND {on}"
-                )
-            }
-            4 => {
-                let other = self.relation(depth - 1);
-                format!("({inner}) UNION ALL ({other})")
-            }
-            5 => format!(
-                "SELECT min(id) AS id, grp, max(text) AS text, max({scalar}) AS s FROM ({inner}) r GROUP BY grp"
-            ),
-            6 => format!(
-                "SELECT id, grp, text, CAST(row_number() OVER (PARTITION BY grp ORDER BY {scalar}, {ties}) AS DOUBLE) AS s \
-                 FROM ({inner}) r"
-            ),
-            7 => format!("SELECT DISTINCT id, grp, text, {scalar} AS s FROM ({inner}) r"),
-            _ => {
-                let other = self.relation(depth - 1);
-                let kind = self.one(&["IN", "NOT IN"]);
-                format!("SELECT * FROM ({inner}) r WHERE id {kind} (SELECT id FROM ({other}) q WHERE id IS NOT NULL)")
-            }
-        }
-    }
-}
 
 fn table() -> RecordBatch {
     let words = ["cold", "soup", "the bank", "warm bread", "river", "it's"];
@@ -118,10 +32,7 @@ fn session(elmo: &Elmo, rules: bool) -> SessionContext {
     session
 }
 
-/// An order without ties but those of equal rows.
-const TOTAL: &str = " ORDER BY id, grp, text, s";
-
-/// The rows, in the order of a query that ends in [`TOTAL`] and in none otherwise, and how many texts they cost.
+/// The rows, in the order of a query that has one and in none otherwise, and how many texts they cost.
 async fn answer(elmo: &Elmo, query: &str, rules: bool) -> (Result<Vec<String>, String>, u64) {
     let before = elmo.embedder().metrics().sentences;
     let rows = async {
@@ -131,7 +42,7 @@ async fn answer(elmo: &Elmo, query: &str, rules: bool) -> (Result<Vec<String>, S
     let rows = rows.await.map_err(|e| e.strip_backtrace()).map(|batches| {
         let shown = pretty_format_batches(&batches).unwrap().to_string();
         let mut lines: Vec<String> = shown.lines().map(|line| line.split_whitespace().collect::<String>()).collect();
-        if !query.ends_with(TOTAL) {
+        if !is_ordered(query) {
             lines.sort();
         }
         lines.dedup_by(|a, b| a == b && a.starts_with('+'));
@@ -143,18 +54,16 @@ async fn answer(elmo: &Elmo, query: &str, rules: bool) -> (Result<Vec<String>, S
 #[tokio::test(flavor = "multi_thread")]
 async fn rules_change_no_row_and_never_cost_more() {
     let elmo = Elmo::tiny().unwrap();
-    let (mut saved, mut failed) = (0, Vec::new());
+    let (mut saved, mut refused, mut failed) = (0, 0, Vec::new());
     // Others, or more of them: `SEEDS=1000..5000`.
     let range = std::env::var("SEEDS").unwrap_or(format!("0..{QUERIES}"));
     let (first, behind) = range.split_once("..").unwrap();
-    for seed in first.parse::<u64>().unwrap()..behind.parse().unwrap() {
-        let mut query = Dice(seed).relation(1 + seed % 3);
-        if seed % 2 == 1 {
-            let scalar = Dice(seed + 1).scalar("");
-            query = format!("SELECT id, {scalar} AS x, s FROM ({query}) q{TOTAL}");
-        }
+    let seeds = first.parse::<u64>().unwrap()..behind.parse().unwrap();
+    for seed in seeds.clone() {
+        let query = query(seed);
         let (on, off) = (answer(&elmo, &query, true).await, answer(&elmo, &query, false).await);
-        if on.0.is_err() || on.0 != off.0 {
+        refused += u64::from(on.0.is_err() && on.0 == off.0);
+        if on.0 != off.0 {
             let (on, off) = (on.0.map(|rows| rows.join("\n")), off.0.map(|rows| rows.join("\n")));
             failed.push(format!("seed {seed}: {query}\non:\n{}\noff:\n{}", show(on), show(off)));
         } else if on.1 > off.1 {
@@ -168,6 +77,8 @@ async fn rules_change_no_row_and_never_cost_more() {
     }
     assert!(failed.is_empty(), "{} of {range} failed\n{}", failed.len(), failed[..failed.len().min(3)].join("\n\n"));
     assert!(saved > 0);
+    // DataFusion cannot plan every subquery.
+    assert!(refused * 20 <= seeds.end - seeds.start, "{refused} were refused");
 }
 
 fn show(rows: Result<String, String>) -> String {

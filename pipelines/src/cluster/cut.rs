@@ -12,12 +12,13 @@ use datafusion::{
     },
     datasource::{memory::MemorySourceConfig, source::DataSourceExec},
     physical_plan::{
-        ExecutionPlan, ExecutionPlanProperties,
+        ExecutionPlan, ExecutionPlanProperties, Partitioning,
         coalesce_partitions::CoalescePartitionsExec,
-        joins::NestedLoopJoinExec,
+        joins::{HashJoinExec, NestedLoopJoinExec, PartitionMode},
         limit::{GlobalLimitExec, LocalLimitExec},
         memory::LazyMemoryExec,
         projection::{ProjectionExec, ProjectionExpr},
+        repartition::RepartitionExec,
         replace_children_if_necessary,
         sorts::{sort::SortExec, sort_preserving_merge::SortPreservingMergeExec},
         union::UnionExec,
@@ -31,7 +32,9 @@ type Plan = Arc<dyn ExecutionPlan>;
 /// The plan as Ballista can cut it into tasks.
 pub(super) fn cuttable(plan: Plan) -> Result<Plan> {
     let cut = plan.transform_up(|node| {
-        for change in [files_singly, limit_of_rows, numbers_without_columns, join_in_one_task, branches_as_stages] {
+        let changes =
+            [files_singly, limit_of_rows, numbers_without_columns, join_by_keys, join_in_one_task, branches_as_stages];
+        for change in changes {
             if let Some(changed) = change(&node)? {
                 return Ok(Transformed::yes(changed));
             }
@@ -67,6 +70,21 @@ fn numbers_without_columns(node: &Plan) -> Result<Option<Plan>> {
     let Some(first) = first else { return Ok(None) };
     let whole: Plan = Arc::new(LazyMemoryExec::try_new(first.schema(), fresh())?);
     Ok(Some(Arc::new(ProjectionExec::try_new(Vec::<ProjectionExpr>::new(), whole)?)))
+}
+
+/// Ballista makes a join by keys of one that collects its left side, unless it knows that side to be small and of no
+/// consequence for unmatched rows. Where there was one partition there are many then, and nobody above puts them together.
+/// Sessions of clusters plan no such joins, unless somebody sets the thresholds.
+fn join_by_keys(node: &Plan) -> Result<Option<Plan>> {
+    let Some(join) = node.downcast_ref::<HashJoinExec>() else { return Ok(None) };
+    if *join.partition_mode() != PartitionMode::CollectLeft || join.null_aware {
+        return Ok(None);
+    }
+    let (left, right): (Vec<_>, Vec<_>) = join.on().iter().cloned().unzip();
+    let by = |side: &Plan, keys| RepartitionExec::try_new(Arc::clone(side), Partitioning::Hash(keys, 1));
+    let sides: Vec<Plan> = vec![Arc::new(by(join.left(), left)?), Arc::new(by(join.right(), right)?)];
+    let join = join.builder().with_partition_mode(PartitionMode::Partitioned).with_new_children(sides)?;
+    Ok(Some(join.build_exec()?))
 }
 
 /// Every task would have the whole left side and a share of the right, and say of its own which rows of the left have no

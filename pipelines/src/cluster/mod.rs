@@ -36,6 +36,7 @@ pub use self::{
     scheduler::Scheduler,
     stage::ClusterStage,
 };
+use crate::sql::whole_cells;
 
 /// Where a scheduler listens unless told otherwise.
 pub const SCHEDULER_PORT: u16 = 50050;
@@ -95,7 +96,7 @@ impl fmt::Display for Address {
 /// The settings of a session on a cluster. The same in all processes: Ballista drops those that one does not know without
 /// a word.
 pub(crate) fn session_config() -> SessionConfig {
-    SessionConfig::new()
+    whole_cells(SessionConfig::new())
         .with_option_extension(ElmoConfig::default())
         .upgrade_for_ballista()
         .with_ballista_grpc_client_max_message_size(MESSAGE_BYTES as usize)
@@ -105,6 +106,11 @@ pub(crate) fn session_config() -> SessionConfig {
         // Ballista prefers merge joins, which spill. Those of DataFusion 55 lose columns that only their filter reads when a
         // projection moves below them, and give wrong rows.
         .set_bool("datafusion.optimizer.prefer_hash_join", true)
+        // As in one process; see `ElmoSession`.
+        .set_bool("datafusion.execution.skip_physical_aggregate_schema_check", true)
+        // Ballista decides itself which joins collect a side; see `cut::joins_by_keys`.
+        .set_usize("datafusion.optimizer.hash_join_single_partition_threshold", 0)
+        .set_usize("datafusion.optimizer.hash_join_single_partition_threshold_rows", 0)
 }
 
 #[cfg(test)]

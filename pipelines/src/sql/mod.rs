@@ -109,6 +109,16 @@ const NAMED_CONSUMERS: NonZeroUsize = NonZeroUsize::MIN.saturating_add(4);
 /// How often somebody who watches hears of it.
 const TICK: Duration = Duration::from_millis(250);
 
+/// Settings of a session in one process.
+fn session_config() -> SessionConfig {
+    whole_cells(SessionConfig::new().with_information_schema(true))
+}
+
+/// A CSV file that is cut into parts would be cut within quoted cells of several lines, and nobody would say so.
+pub(crate) fn whole_cells(config: SessionConfig) -> SessionConfig {
+    config.set_bool("datafusion.catalog.newlines_in_values", true)
+}
+
 impl Sql {
     /// A session; opens no model and asks no store. Needs a runtime with several threads.
     ///
@@ -134,7 +144,7 @@ impl Sql {
         #[cfg(not(feature = "cluster"))]
         let on_cluster = false;
         let mut builder = SessionStateBuilder::new()
-            .with_config(SessionConfig::new().with_information_schema(true))
+            .with_config(session_config())
             .with_runtime_env(runtime)
             .with_default_features()
             .with_elmo(&models(settings, stores));
