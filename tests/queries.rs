@@ -133,7 +133,7 @@ impl Dice {
     /// What looks at several rows.
     fn of_groups(&mut self, inner: &str) -> String {
         let (scalar, condition) = (self.scalar(""), self.condition(""));
-        match self.below(7) {
+        match self.below(6) {
             0 => format!(
                 "SELECT min(id) AS id, grp, max(text) AS text, max({scalar}) AS s FROM ({inner}) r GROUP BY grp"
             ),
@@ -160,11 +160,6 @@ impl Dice {
                     self.one(&["GROUPING SETS ((grp, text), (grp), ())", "ROLLUP (grp, text)", "CUBE (grp, text)"]);
                 format!("SELECT max(id) AS id, grp, text, max({scalar}) AS s FROM ({inner}) r GROUP BY {sets}")
             }
-            5 => format!(
-                "SELECT DISTINCT ON (grp) id, grp, text, {scalar} AS s FROM ({inner}) r \
-                 ORDER BY grp, {}, id, text, s",
-                self.scalar("")
-            ),
             _ => format!(
                 "SELECT count(*) AS id, count(DISTINCT {scalar}) AS grp, max(text) AS text, CAST(max(e[2]) AS DOUBLE) AS s \
                  FROM (SELECT *, elmo_embed(text) AS e FROM ({inner}) q) r GROUP BY e"
