@@ -220,9 +220,9 @@ fn copy_does_what_its_options_say_and_leaves_other_files_alone() {
     let said = "COPY (SELECT id FROM 'a.csv') TO 'odd.txt' STORED AS CSV";
     assert_eq!(sql(&place, &["-c", said]).code, Some(0));
     assert!(fs::read_to_string(place.path("odd.txt")).unwrap().starts_with("id\n"));
-    // A file is no folder.
-    for ending in ["csv", "parquet"] {
-        let refused = sql(&place, &["-c", &format!("COPY (SELECT id FROM 'a.csv') TO 'a.csv/x.{ending}'")]);
+    // A file is no folder, and some folders take no files.
+    for target in ["a.csv/x.csv", "a.csv/x.parquet", "/proc/x.csv"] {
+        let refused = sql(&place, &["-c", &format!("COPY (SELECT id FROM 'a.csv') TO '{target}'")]);
         assert_eq!(refused.code, Some(5), "{refused:?}");
         assert!(!refused.err.contains("Internal") && !refused.err.contains("bug"), "{refused:?}");
     }

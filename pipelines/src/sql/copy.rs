@@ -1,6 +1,8 @@
 //! What the end of a COPY's target says: what it would say in FROM. DataFusion goes by its own list of endings, which knows
 //! no JSON lines and nothing packed.
 
+use std::io::ErrorKind;
+
 use datafusion::sql::{parser::CopyToStatement, sqlparser::ast::Value};
 use elmo_udfs::Statement;
 
@@ -8,7 +10,7 @@ use crate::{
     error::{Error, Result},
     redact::redact,
     source::{Format, of_name},
-    stores::Stores,
+    stores::{Location, Stores},
 };
 
 /// Completes a COPY, also one that is explained, and looks at its target.
@@ -19,7 +21,7 @@ pub(super) fn complete(statement: &mut Statement, stores: &Stores) -> Result<()>
     match statement {
         Statement::CopyTo(copy) => {
             // A URL that is none is refused by us: DataFusion's words would repeat what is secret in it.
-            stores.locate(&copy.target)?;
+            takes_files(&stores.locate(&copy.target)?)?;
             // DataFusion takes it for a pattern, and writes a file of a random name.
             let is_pattern = |c| matches!(c, '*' | '[') || (c == '?' && !copy.target.contains("://"));
             if copy.target.contains(is_pattern) {
@@ -29,6 +31,18 @@ pub(super) fn complete(statement: &mut Statement, stores: &Stores) -> Result<()>
             by_ending(copy)
         }
         Statement::Explain(explain) => complete(&mut explain.statement, stores),
+        _ => Ok(()),
+    }
+}
+
+/// Folders of the kernel take no new files and say that they are not there, upon which the store makes them, again and
+/// again.
+fn takes_files(target: &Location) -> Result<()> {
+    let Some(path) = target.local_path() else { return Ok(()) };
+    let Some(folder) = path.ancestors().skip(1).find(|folder| folder.is_dir()) else { return Ok(()) };
+    match tempfile::tempfile_in(folder) {
+        Err(e) if e.kind() == ErrorKind::NotFound => Err(Error::io(&path, e)),
+        // What else is wrong is said by who writes.
         _ => Ok(()),
     }
 }

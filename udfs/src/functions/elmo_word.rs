@@ -81,6 +81,12 @@ impl ElmoWord {
     pub(crate) fn expand(&self, args: &[Expr]) -> Result<Expr> {
         let (columns, options) = SHAPE.split(args)?;
         let [text, start, end] = columns else { return internal_err!("{NAME} has three columns") };
+        // What is no literal is seen by the other function.
+        for (place, name) in [(start, "start"), (end, "end")] {
+            if let Expr::Literal(value, _) = place {
+                number_of_bytes(name, &value.data_type())?;
+            }
+        }
         let tokens = [text].into_iter().chain(options).cloned().collect();
         let tokens = to_run_time(ScalarUDF::new_from_impl(ElmoTokens(self.tokens())).call(tokens)).data;
         Ok(ScalarUDF::new_from_impl(ElmoSpan::default()).call(vec![tokens, start.clone(), end.clone()]))
@@ -89,6 +95,13 @@ impl ElmoWord {
     /// What is asked of the text, with errors that name this function.
     fn call(&self, options: &[Option<&ScalarValue>]) -> Result<Call> {
         Ok(Call { function: NAME, kind: Kind::Tokens, options: EmbedOptions::parse(&SHAPE, Level::Token, options)? })
+    }
+}
+
+fn number_of_bytes(name: &str, kind: &DataType) -> Result<()> {
+    match kind.is_integer() || kind == &DataType::Null {
+        true => Ok(()),
+        false => plan_err!("{NAME}: {name} is a number of bytes, not {kind}"),
     }
 }
 
@@ -109,9 +122,7 @@ impl ScalarUDFImpl for ElmoWord {
         let (columns, options) = SHAPE.split(types)?;
         let text = coerce_text(&SHAPE, "text", &columns[0])?;
         for (kind, name) in columns.iter().zip(SHAPE.parameters).skip(1) {
-            if !kind.is_integer() && kind != &DataType::Null {
-                return plan_err!("{NAME}: {name} is a number of bytes, not {kind}");
-            }
+            number_of_bytes(name, kind)?;
         }
         Ok([text, DataType::Int64, DataType::Int64].into_iter().chain(options.iter().cloned()).collect())
     }
