@@ -95,6 +95,30 @@ async fn no_text_is_embedded_in_vain() {
     }
 }
 
+/// By the plan alone: nothing is remembered, as if vectors were larger than the memory for them.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_vector_that_is_there_is_not_computed_again() {
+    let elmo = Elmo::tiny().unwrap();
+    let (table, real) = (table(ROWS), ROWS as u64 - NULLS);
+    let cases = [
+        "SELECT id, elmo_embed(text) FROM t WHERE elmo_embed(text)[1] > 0.0",
+        "SELECT id, e FROM (SELECT id, elmo_embed(text) e FROM t) WHERE e[1] > 0.0",
+        "SELECT id, elmo_embed(text) FROM t WHERE elmo_embed(text)[1] > 0.0 AND elmo_embed(text)[2] > 0.0 ORDER BY id",
+        "SELECT id, elmo_embed(text) FROM t ORDER BY elmo_embed(text)[1]",
+        "SELECT id, elmo_embed(text), row_number() OVER (ORDER BY elmo_embed(text)[1]) FROM t",
+        "SELECT id, e FROM (SELECT id, grp, elmo_embed(text) e FROM t WHERE elmo_embed(text)[1] > 0.0) WHERE grp = 3",
+        "SELECT max(elmo_embed(text)[2]) FROM t WHERE elmo_embed(text)[1] > 0.0",
+        "SELECT a.id, elmo_embed(a.text) FROM t a JOIN t b ON a.id = b.id WHERE elmo_embed(a.text)[1] > 0.0",
+        "SELECT a.id, elmo_embed(a.text) FROM t a LEFT JOIN t b ON a.id = b.id WHERE elmo_embed(a.text)[1] > 0.0",
+    ];
+    for query in cases {
+        let ours = session(&elmo, &table, true);
+        ours.state_ref().write().config_mut().options_mut().set("elmo.cache_mb", "0").unwrap();
+        let counted = embedded(&elmo, &ours, query).await;
+        assert!(counted <= real, "{counted}: {query}\n{}", plan(&ours, query).await);
+    }
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn equal_texts_are_embedded_once() {
     let elmo = Elmo::tiny().unwrap();

@@ -104,6 +104,8 @@ struct Deferred {
     outputs: Vec<Expr>,
     /// What everybody above knows the columns as.
     schema: DFSchemaRef,
+    /// Calls over `plan` that it has computed, for every row, in columns. None of a plain one.
+    known: Vec<(Expr, Column)>,
     /// The outputs are the columns of `plan`, and `schema` is its schema.
     plain: bool,
 }
@@ -111,7 +113,7 @@ struct Deferred {
 impl Deferred {
     fn plain(plan: LogicalPlan) -> Self {
         let schema = Arc::clone(plan.schema());
-        Self { plan, outputs: columns(&schema), schema, plain: true }
+        Self { plan, outputs: columns(&schema), schema, known: Vec::new(), plain: true }
     }
 
     /// An expression over the columns that everybody above knows, over `plan`.
@@ -126,7 +128,7 @@ impl Deferred {
             },
             _ => Ok(Transformed::no(e)),
         });
-        Ok(resolved?.data)
+        replace(resolved?.data, &self.known)
     }
 
     fn resolve_all(&self, exprs: Vec<Expr>) -> Result<Vec<Expr>> {
@@ -156,8 +158,11 @@ impl Deferred {
     }
 
     /// The same columns over a plan that has these calls as columns by now.
-    fn replace_and_keep(self, known: &[(Expr, Column)], plan: LogicalPlan) -> Result<Self> {
-        Ok(self.replace(known)?.over(plan))
+    fn replace_and_keep(self, known: Vec<(Expr, Column)>, plan: LogicalPlan) -> Result<Self> {
+        let mut child = self.replace(&known)?.over(plan);
+        child.plain &= known.is_empty();
+        child.known.extend(known);
+        Ok(child)
     }
 }
 
@@ -278,6 +283,9 @@ impl Pass {
         let child = self.input(input, &expr, stops_early)?;
         let plain = child.plain;
         let outputs = child.resolve_all(expr)?;
+        if !child.known.is_empty() && outputs.iter().all(|e| matches!(e, Expr::Column(_))) {
+            return Ok(Deferred { outputs, schema, plain: false, ..child });
+        }
         if !outputs.iter().any(has_calls) {
             return Ok(Deferred::plain(if plain {
                 LogicalPlan::Projection(Projection::try_new_with_schema(outputs, Arc::new(child.plan), schema)?)
@@ -287,12 +295,12 @@ impl Pass {
         }
         let unmovable = |e: &Expr| has_calls(e) && (is_random(e) || has_subquery(e));
         if outputs.iter().any(unmovable) {
-            let here = Deferred { plan: child.plan, outputs, schema, plain: false };
+            let here = Deferred { outputs, schema, plain: false, ..child };
             return Ok(Deferred::plain(self.finish(here, stops_early)?));
         }
         let outputs: Vec<Expr> = outputs.into_iter().map(|e| e.unalias_nested().data).collect();
         if outputs.iter().all(|e| is_late(e) || matches!(e, Expr::Column(_))) {
-            return Ok(Deferred { plan: child.plan, outputs, schema, plain: false });
+            return Ok(Deferred { outputs, schema, plain: false, ..child });
         }
         self.split(child.plan, outputs, schema)
     }
@@ -321,7 +329,7 @@ impl Pass {
         let outputs = late.into_iter().map(|o| if is_late(&o) { replace(o, &moved) } else { Ok(o) });
         let outputs = outputs.collect::<Result<_>>()?;
         let plan = LogicalPlan::Projection(Projection::try_new(below, Arc::new(plan))?);
-        Ok(Deferred { plan, outputs, schema, plain: false })
+        Ok(Deferred { plan, outputs, schema, known: Vec::new(), plain: false })
     }
 
     fn filter(&mut self, filter: Filter, stops_early: bool) -> Result<Deferred> {
@@ -348,7 +356,7 @@ impl Pass {
             for condition in exprs {
                 plan = LogicalPlan::Filter(Filter::try_new(condition, Arc::new(plan))?);
             }
-            child = child.replace_and_keep(&whole, plan)?;
+            child = child.replace_and_keep(whole, plan)?;
         }
         Ok(child)
     }
@@ -367,7 +375,7 @@ impl Pass {
         }
         let outputs = read.iter().map(|index| child.outputs[*index].clone()).collect();
         let lifted = self.lift(child.plan.clone(), outputs, stops_early)?;
-        child = child.replace_and_keep(&lifted.whole, lifted.plan)?;
+        child = child.replace_and_keep(lifted.whole, lifted.plan)?;
         child.plain = false;
         for (index, output) in read.into_iter().zip(lifted.exprs) {
             child.outputs[index] = output;
@@ -382,7 +390,7 @@ impl Pass {
         let lifted = self.lift(child.plan.clone(), child.resolve_all(keys)?, false)?;
         let expr = lifted.exprs.into_iter().zip(sort.expr).map(|(expr, sort)| SortExpr { expr, ..sort }).collect();
         let plan = LogicalPlan::Sort(Sort { expr, input: Arc::new(lifted.plan), fetch: sort.fetch });
-        child.replace_and_keep(&lifted.whole, plan)
+        child.replace_and_keep(lifted.whole, plan)
     }
 
     fn limit(&mut self, limit: Limit) -> Result<Deferred> {
@@ -424,7 +432,7 @@ impl Pass {
         let aggr_expr = aggr_expr.into_iter().map(|e| e.unalias().alias(self.name())).collect();
         let plan = LogicalPlan::Aggregate(Aggregate::try_new(Arc::new(below), group_expr, aggr_expr)?);
         let outputs = columns(plan.schema());
-        Ok(Deferred { plan, outputs, schema, plain: false })
+        Ok(Deferred { plan, outputs, schema, known: Vec::new(), plain: false })
     }
 
     /// Keys to group by under names of their own, and the plan that has them.
@@ -472,8 +480,8 @@ impl Pass {
             true => Arc::unwrap_or_clone(input),
             false => LogicalPlan::Window(Window::try_new(fresh, input)?),
         };
-        let child = child.replace(&whole)?;
-        Ok(Deferred { plan, outputs: [child.outputs, computed].concat(), schema, plain: false })
+        let child = child.replace_and_keep(whole, plan)?;
+        Ok(Deferred { outputs: [child.outputs, computed].concat(), schema, plain: false, ..child })
     }
 
     fn join(&mut self, join: Join, stops_early: bool) -> Result<Deferred> {
@@ -522,12 +530,16 @@ impl Pass {
             join.null_equality,
             join.null_aware,
         )?;
-        let outputs = match join.join_type {
-            JoinType::LeftSemi | JoinType::LeftAnti => left.outputs,
-            JoinType::RightSemi | JoinType::RightAnti => right.outputs,
-            _ => [left.outputs, right.outputs].concat(),
+        // Where the join fills in NULLs, a call may have another value than its column.
+        let (makes_left, makes_right) = (makes_nulls_left(join.join_type), makes_nulls_right(join.join_type));
+        let known = |side: Vec<_>, makes_nulls| if makes_nulls { Vec::new() } else { side };
+        let (left_known, right_known) = (known(left.known, makes_left), known(right.known, makes_right));
+        let (outputs, known) = match join.join_type {
+            JoinType::LeftSemi | JoinType::LeftAnti => (left.outputs, left_known),
+            JoinType::RightSemi | JoinType::RightAnti => (right.outputs, right_known),
+            _ => ([left.outputs, right.outputs].concat(), [left_known, right_known].concat()),
         };
-        let deferred = Deferred { plan: LogicalPlan::Join(joined), outputs, schema: join.schema, plain: false };
+        let deferred = Deferred { plan: LogicalPlan::Join(joined), outputs, schema: join.schema, known, plain: false };
         self.filtered(deferred, above, stops_early)
     }
 
@@ -548,13 +560,19 @@ impl Pass {
             old.into_iter().map(|column| (Expr::Column(column), Column::new_unqualified(self.name()))).collect();
         let exprs = renamed.iter().map(|(old, new)| old.clone().alias(&new.name)).collect();
         let plan = LogicalPlan::Projection(Projection::try_new(exprs, Arc::new(deferred.plan.clone()))?);
-        Ok(Deferred { plan, ..deferred.replace(&renamed)? })
+        let known = deferred.known.iter().cloned().map(|(call, column)| {
+            let place = renamed.iter().position(|(old, _)| *old == Expr::Column(column.clone()));
+            let column = place.map_or(column, |place| renamed[place].1.clone());
+            Ok((replace(call, &renamed)?, column))
+        });
+        let known = known.collect::<Result<_>>()?;
+        Ok(Deferred { plan, known, ..deferred.replace(&renamed)? })
     }
 
     fn keys(&mut self, side: Deferred, keys: Vec<Expr>, stops_early: bool) -> Result<(Deferred, Vec<Expr>)> {
         let side = self.settle(side, &keys, stops_early)?;
         let lifted = self.lift(side.plan.clone(), side.resolve_all(keys)?, stops_early)?;
-        Ok((side.replace_and_keep(&lifted.whole, lifted.plan)?, lifted.exprs))
+        Ok((side.replace_and_keep(lifted.whole, lifted.plan)?, lifted.exprs))
     }
 
     /// Lifts those calls of a join's condition that read one side only.
@@ -562,7 +580,7 @@ impl Pass {
         let schema = Arc::clone(side.plan.schema());
         let reads_side = |call: &Expr| call.column_refs().into_iter().all(|column| schema.has_column(column));
         let lifted = self.lift_those(side.plan.clone(), condition, stops_early, reads_side)?;
-        Ok((side.replace_and_keep(&lifted.whole, lifted.plan)?, lifted.exprs))
+        Ok((side.replace_and_keep(lifted.whole, lifted.plan)?, lifted.exprs))
     }
 }
 
@@ -586,7 +604,7 @@ fn resolve_both(left: &Deferred, right: &Deferred, expr: Expr) -> Result<Expr> {
         }
         _ => Ok(Transformed::no(e)),
     });
-    Ok(resolved?.data)
+    replace(replace(resolved?.data, &left.known)?, &right.known)
 }
 
 fn makes_nulls_left(join: JoinType) -> bool {
