@@ -308,7 +308,7 @@ impl EmbedArgs {
                 elsewhere: true,
                 read: std::sync::Mutex::default(),
             };
-            let cluster = crate::cluster::Cluster::new(address.clone(), stores);
+            let cluster = crate::cluster::Cluster::new(address.clone());
             return Ok(crate::cluster::ClusterStage::new(cluster, &model, spec).await?);
         }
         let elmo = self.engine.load(self.model.open(stores).await?).await?;

@@ -22,7 +22,7 @@ use datafusion::{
     arrow::{array::RecordBatch, compute::cast, datatypes::SchemaRef},
     common::DataFusionError,
     execution::SendableRecordBatchStream,
-    physical_plan::{ExecutionPlan, stream::RecordBatchStreamAdapter},
+    physical_plan::{ExecutionPlan, ExecutionPlanProperties, stream::RecordBatchStreamAdapter},
     prelude::SessionConfig,
 };
 use datafusion_proto::{physical_plan::AsExecutionPlan, protobuf::PhysicalPlanNode};
@@ -30,11 +30,11 @@ use elmo_udfs::codec::NoModels;
 use futures::{StreamExt, TryStreamExt};
 use prost::Message;
 use thiserror::Error;
-use tokio::time::timeout;
+use tokio::{runtime::Handle, time::timeout};
 use tonic::{Code, Status as Answer, transport::Channel};
 
 use super::{Address, MESSAGE_BYTES, codec::ClusterCodec, engine, scheduler::NOBODY};
-use crate::{error::Exit, stores::Stores};
+use crate::error::Exit;
 
 /// Why a cluster gave no answer.
 #[derive(Debug, Error)]
@@ -96,9 +96,6 @@ pub enum ClusterError {
         /// Rows that should have come.
         expected: u64,
     },
-    /// A plan that only the process that made it can run.
-    #[error("{0} cannot run on a cluster")]
-    Local(String),
 }
 
 impl ClusterError {
@@ -110,7 +107,7 @@ impl ClusterError {
             | Self::AllLost { .. }
             | Self::Lost { .. }
             | Self::Short { .. } => Exit::Storage,
-            Self::Refused { .. } | Self::Local(_) => Exit::Usage,
+            Self::Refused { .. } => Exit::Usage,
             Self::Failed { exit, .. } => *exit,
         }
     }
@@ -123,7 +120,6 @@ impl ClusterError {
                 format!("start one by elmo cluster executor --scheduler {scheduler}")
             }
             Self::Lost { .. } | Self::Short { .. } => "run the query again: its rows went with the executor".to_owned(),
-            Self::Local(_) => "leave out --cluster".to_owned(),
             Self::Failed { help, .. } => return help.clone(),
             Self::Refused { .. } => return None,
         })
@@ -179,8 +175,8 @@ pub struct Cluster {
 
 impl Cluster {
     /// The cluster of the scheduler at `address`; asks nobody yet.
-    pub fn new(address: Address, stores: &Stores) -> Self {
-        Self { address, codec: ClusterCodec::new(Arc::new(NoModels("the client")), stores) }
+    pub fn new(address: Address) -> Self {
+        Self { address, codec: ClusterCodec::new(Arc::new(NoModels("the client"))) }
     }
 
     /// Where its scheduler is.
@@ -191,15 +187,34 @@ impl Cluster {
     /// The rows of a plan, partition after partition. They begin to come when all of them are computed.
     pub fn run(&self, plan: Arc<dyn ExecutionPlan>, config: &SessionConfig) -> SendableRecordBatchStream {
         let (cluster, schema, config) = (self.clone(), plan.schema(), config.clone());
-        let there = Arc::clone(&schema);
         let rows = async move {
-            let mut job = cluster.submit(plan, &config).await?;
-            let parts = job.finished().await?;
-            let each = futures::stream::iter(parts).map(Ok).and_then(move |part| fetch(part, Arc::clone(&there)));
+            let results = Arc::new(cluster.results(plan, &config).await?);
+            let partitions = futures::stream::iter(0..results.parts.len()).map(Ok);
             // The job is held until its rows are fetched: dropped before, it is taken back.
-            Ok::<_, DataFusionError>(each.try_flatten().chain(job.closed()))
+            let each = partitions.and_then(move |partition| {
+                let results = Arc::clone(&results);
+                async move { results.partition(partition).await }
+            });
+            Ok::<_, DataFusionError>(each.try_flatten())
         };
         Box::pin(RecordBatchStreamAdapter::new(schema, futures::stream::once(rows).try_flatten()))
+    }
+
+    /// Computes all partitions of a plan.
+    pub(super) async fn results(
+        &self,
+        plan: Arc<dyn ExecutionPlan>,
+        config: &SessionConfig,
+    ) -> Result<Results, DataFusionError> {
+        let (schema, partitions) = (plan.schema(), plan.output_partitioning().partition_count());
+        let mut job = self.submit(plan, config).await?;
+        let parts = by_partition(job.finished().await?, partitions)?;
+        Ok(Results { _job: job, parts, schema })
+    }
+
+    /// Whether a plan can be sent at all.
+    pub(super) fn can_send(&self, plan: &Arc<dyn ExecutionPlan>) -> bool {
+        PhysicalPlanNode::try_from_physical_plan(Arc::clone(plan), self.codec.as_ref()).is_ok()
     }
 
     async fn submit(&self, plan: Arc<dyn ExecutionPlan>, config: &SessionConfig) -> Result<Job, DataFusionError> {
@@ -215,7 +230,8 @@ impl Cluster {
         };
         let mut scheduler = self.connect().await?;
         let id = self.accepted(&mut scheduler, params).await?;
-        Ok(Job { id, scheduler, address: self.address.clone(), computed: false, closed: false })
+        let runtime = Handle::current();
+        Ok(Job { id, scheduler, runtime, address: self.address.clone(), computed: false })
     }
 
     /// Waits a little for a scheduler that is about to start.
@@ -279,19 +295,62 @@ impl Cluster {
     }
 }
 
+/// What was computed, where executors keep it.
+pub(super) struct Results {
+    /// Held as long as somebody may read.
+    _job: Job,
+    /// Of each partition the places that have it: more than one where an executor was lost and came back.
+    parts: Vec<Vec<PartitionLocation>>,
+    schema: SchemaRef,
+}
+
+impl Results {
+    /// The rows of a partition.
+    pub(super) async fn partition(&self, partition: usize) -> Result<SendableRecordBatchStream, DataFusionError> {
+        let mut failed = None;
+        // The last is the latest.
+        for place in self.parts.get(partition).into_iter().flatten().rev() {
+            match fetch(place.clone(), Arc::clone(&self.schema)).await {
+                Ok(rows) => return Ok(rows),
+                Err(error) => failed = Some(error),
+            }
+        }
+        Err(failed.unwrap_or_else(|| missing(partition).into()))
+    }
+}
+
+fn missing(partition: usize) -> ClusterError {
+    ClusterError::failed(&format!("the scheduler does not say where part {partition} of the result is"))
+}
+
+/// The places of each partition, of which there is one at least.
+fn by_partition(places: Vec<PartitionLocation>, partitions: usize) -> Result<Vec<Vec<PartitionLocation>>> {
+    let mut parts = vec![Vec::new(); partitions];
+    for place in places {
+        let partition = place.partition_id.as_ref().map_or(u32::MAX, |id| id.partition_id);
+        let Some(part) = parts.get_mut(partition as usize) else {
+            return Err(ClusterError::failed(&format!("the scheduler has {partition} as a part of {partitions}")));
+        };
+        part.push(place);
+    }
+    match parts.iter().position(Vec::is_empty) {
+        Some(partition) => Err(missing(partition)),
+        None => Ok(parts),
+    }
+}
+
 /// A query under way; dropped, it is taken back.
 struct Job {
     id: String,
     scheduler: Client,
+    runtime: Handle,
     address: Address,
     /// All rows are there.
     computed: bool,
-    /// The scheduler knows that they were fetched.
-    closed: bool,
 }
 
 impl Job {
-    /// Waits until all rows are computed: where they are, in the order of the partitions.
+    /// Waits until all rows are computed: where they are.
     async fn finished(&mut self) -> Result<Vec<PartitionLocation>> {
         let mut pause = SHORTEST_PAUSE;
         let mut known = tokio::time::Instant::now();
@@ -303,7 +362,7 @@ impl Job {
             match answer.into_inner().status.and_then(|status| status.status) {
                 Some(Status::Successful(done)) => {
                     self.computed = true;
-                    return Ok(in_order(done.partition_location));
+                    return Ok(done.partition_location);
                 }
                 // Ballista's words, as it has no code for it.
                 Some(Status::Failed(failed)) if failed.error.contains("all executors were lost") => {
@@ -320,29 +379,14 @@ impl Job {
             pause = (pause * 2).min(LONGEST_PAUSE);
         }
     }
-
-    /// A stream of nothing, with which the job ends: executors may forget the rows.
-    fn closed(self) -> impl futures::Stream<Item = Result<RecordBatch, DataFusionError>> + Send {
-        let mut job = self;
-        let close = async move {
-            let job = &mut job;
-            let params = CleanJobDataParams { job_id: job.id.clone(), remove_stage_ids: Vec::new() };
-            job.closed = timeout(CLOSE, job.scheduler.clean_job_data(params)).await.is_ok_and(|told| told.is_ok());
-        };
-        futures::stream::once(close).filter_map(|()| futures::future::ready(None))
-    }
 }
 
 impl Drop for Job {
     /// Nobody waits for the rows any more, or all were fetched: executors may forget them.
     fn drop(&mut self) {
-        let Ok(runtime) = tokio::runtime::Handle::try_current() else { return };
-        if self.closed {
-            return;
-        }
         UNDER_WAY.fetch_add(1, Ordering::Relaxed);
         let (mut scheduler, job_id, computed) = (self.scheduler.clone(), self.id.clone(), self.computed);
-        runtime.spawn(async move {
+        self.runtime.spawn(async move {
             let told = match computed {
                 true => scheduler
                     .clean_job_data(CleanJobDataParams { job_id, remove_stage_ids: Vec::new() })
@@ -367,12 +411,6 @@ pub(crate) async fn settled() {
     while UNDER_WAY.load(Ordering::Relaxed) > 0 && tokio::time::Instant::now() < deadline {
         tokio::time::sleep(SHORTEST_PAUSE).await;
     }
-}
-
-/// Rows keep the order of the partitions.
-fn in_order(mut parts: Vec<PartitionLocation>) -> Vec<PartitionLocation> {
-    parts.sort_by_key(|part| (part.partition_id.as_ref().map(|id| id.partition_id), part.map_partition_id));
-    parts
 }
 
 /// The rows of a part of the result, as many as were counted when it was written.

@@ -16,7 +16,6 @@ use elmo_udfs::codec::{
 use serde::{Deserialize, Serialize};
 
 use super::columns::{Columns, Describe, Place, Work};
-use crate::{sql::lines::LinesExec, stores::Stores};
 
 /// What messages of this package begin with; see [`elmo_udfs::codec`].
 const MAGIC: &[u8] = b"elmo-pipelines\0";
@@ -26,13 +25,12 @@ const MAGIC: &[u8] = b"elmo-pipelines\0";
 pub(super) struct ClusterCodec {
     inner: ElmoCodec,
     host: Arc<dyn ModelHost>,
-    stores: Stores,
 }
 
 impl ClusterCodec {
-    pub(super) fn new(host: Arc<dyn ModelHost>, stores: &Stores) -> Arc<Self> {
+    pub(super) fn new(host: Arc<dyn ModelHost>) -> Arc<Self> {
         let ballista = Arc::new(BallistaPhysicalExtensionCodec::default());
-        Arc::new(Self { inner: ElmoCodec::new(ballista, Arc::clone(&host)), host, stores: stores.clone() })
+        Arc::new(Self { inner: ElmoCodec::new(ballista, Arc::clone(&host)), host })
     }
 
     /// An operator of what was sent, or one that says why there is none when it is run.
@@ -52,7 +50,6 @@ impl ClusterCodec {
 /// Our own operators.
 #[derive(Serialize, Deserialize)]
 enum Node {
-    Lines { files: Vec<(String, String)>, with_text: bool },
     Describe(Sent),
     Columns(Sent),
 }
@@ -101,7 +98,6 @@ impl PhysicalExtensionCodec for ClusterCodec {
             return self.inner.try_decode(buffer, inputs, context, converter);
         };
         match serde_json::from_slice(bytes).map_err(unreadable)? {
-            Node::Lines { files, with_text } => Ok(Arc::new(LinesExec::elsewhere(files, &self.stores, with_text))),
             Node::Describe(sent) => self.ours(sent, |work, place| Ok(Arc::new(Describe::new(work, place)))),
             Node::Columns(sent) => match inputs {
                 [input] => {
@@ -118,13 +114,9 @@ impl PhysicalExtensionCodec for ClusterCodec {
         buffer: &mut Vec<u8>,
         converter: &dyn PhysicalProtoConverterExtension,
     ) -> Result<()> {
-        let node = match (node.downcast_ref::<LinesExec>(), node.downcast_ref(), node.downcast_ref()) {
-            (Some(lines), _, _) => {
-                let (files, with_text) = lines.parts();
-                Node::Lines { files, with_text }
-            }
-            (_, Some(Describe { work, .. }), _) => Node::Describe(work.into()),
-            (_, _, Some(Columns { work, .. })) => Node::Columns(work.into()),
+        let node = match (node.downcast_ref(), node.downcast_ref()) {
+            (Some(Describe { work, .. }), _) => Node::Describe(work.into()),
+            (_, Some(Columns { work, .. })) => Node::Columns(work.into()),
             _ => return self.inner.try_encode(node, buffer, converter),
         };
         buffer.extend_from_slice(MAGIC);

@@ -92,7 +92,7 @@ impl Executor {
         let runtime = Handle::current();
         let engine_of_tasks = Engine::new(&name);
         let models = Host { name, offline, stores: stores.clone(), engine, runtime, open: Mutex::default() };
-        let codec = ClusterCodec::new(Arc::new(models), stores);
+        let codec = ClusterCodec::new(Arc::new(models));
         // Of its own in any case: Ballista empties the folder that it is given.
         let made = match &work_dir {
             Some(dir) => std::fs::create_dir_all(dir).and_then(|()| own_folder().tempdir_in(dir)),

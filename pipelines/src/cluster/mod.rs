@@ -15,13 +15,15 @@
 mod client;
 mod codec;
 mod columns;
-mod cut;
 mod engine;
 mod executor;
+mod part;
 mod plan;
+mod rows;
 mod scans;
 mod scheduler;
 mod stage;
+mod travel;
 
 use std::{fmt, str::FromStr};
 
@@ -108,9 +110,8 @@ pub(crate) fn session_config() -> SessionConfig {
         .set_bool("datafusion.optimizer.prefer_hash_join", true)
         // As in one process; see `ElmoSession`.
         .set_bool("datafusion.execution.skip_physical_aggregate_schema_check", true)
-        // Ballista decides itself which joins collect a side; see `cut::joins_by_keys`.
-        .set_usize("datafusion.optimizer.hash_join_single_partition_threshold", 0)
-        .set_usize("datafusion.optimizer.hash_join_single_partition_threshold_rows", 0)
+        // Ballista makes joins of them, in which a subquery with several rows is no error. They run where it is asked.
+        .set_bool("datafusion.optimizer.enable_physical_uncorrelated_scalar_subquery", true)
 }
 
 #[cfg(test)]

@@ -1,37 +1,35 @@
-//! What of a query runs on the cluster: what reads files or embeds. What only this process knows, and what is written,
-//! stays here.
+//! What of a query runs on the cluster: all that embeds, and what leaves many rows of files out. The rest, and what is
+//! written, stays in the process that asks.
 
 use std::{fmt, sync::Arc};
 
 use async_trait::async_trait;
-use ballista_core::optimizer::with_ballista_optimizer_rules;
 use datafusion::{
     catalog::Session,
-    common::{
-        Result, internal_err,
-        tree_node::{TreeNode, TreeNodeRecursion},
-    },
-    datasource::{
-        memory::MemorySourceConfig, physical_plan::FileScanConfig, sink::DataSinkExec, source::DataSourceExec,
-    },
-    execution::{SendableRecordBatchStream, TaskContext, context::QueryPlanner, session_state::SessionStateBuilder},
+    common::Result,
+    execution::{context::QueryPlanner, session_state::SessionStateBuilder},
     logical_expr::LogicalPlan,
-    physical_expr::{EquivalenceProperties, PhysicalExpr, ScalarFunctionExpr},
     physical_plan::{
-        DisplayAs, DisplayFormatType, ExecutionPlan, ExecutionPlanProperties, Partitioning, PlanProperties,
+        ExecutionPlan,
+        analyze::AnalyzeExec,
         coalesce_partitions::CoalescePartitionsExec,
-        execution_plan::{Boundedness, EmissionType},
+        coop::CooperativeExec,
         explain::ExplainExec,
+        limit::{GlobalLimitExec, LocalLimitExec},
+        projection::ProjectionExec,
         replace_children_if_necessary,
+        sorts::{sort::SortExec, sort_preserving_merge::SortPreservingMergeExec},
+        union::UnionExec,
     },
 };
 
 use super::{
-    client::{Cluster, ClusterError},
-    cut::cuttable,
+    client::Cluster,
+    part::ClusterExec,
+    rows::ClusterRowsExec,
     scans, session_config,
+    travel::{Plan, first_rows, has_calls, has_calls_within, is_part, is_row_by_row, is_too_deep, reduces, spreads},
 };
-use crate::sql::lines::LinesExec;
 
 /// Plans as `inner` does, and sends what is for the cluster there.
 struct ClusterPlanner {
@@ -42,9 +40,6 @@ struct ClusterPlanner {
 impl Cluster {
     /// Lets a session plan for the cluster, when everything else is set.
     pub(crate) fn plan_for(self, mut builder: SessionStateBuilder) -> SessionStateBuilder {
-        let rules = &mut builder.optimizer().get_or_insert_default().rules;
-        // NOT IN would be a join that has to see all rows at once.
-        *rules = with_ballista_optimizer_rules(rules);
         let inner = builder.query_planner().take();
         let config = session_config();
         match inner {
@@ -65,184 +60,104 @@ impl fmt::Debug for ClusterPlanner {
 #[async_trait]
 impl QueryPlanner for ClusterPlanner {
     async fn create_physical_plan(&self, plan: &LogicalPlan, session: &dyn Session) -> Result<Arc<dyn ExecutionPlan>> {
-        let arrays = scans::json_arrays(plan)?;
+        let files_travel = !scans::reads_json_arrays(plan)?;
         let plan = self.inner.create_physical_plan(plan, session).await?;
-        placed(plan, &self.cluster, arrays)
-    }
-}
-
-/// The plan with its part for the cluster sent there, unless it is `known` why that cannot be.
-fn placed(
-    plan: Arc<dyn ExecutionPlan>,
-    cluster: &Cluster,
-    known: Option<&'static str>,
-) -> Result<Arc<dyn ExecutionPlan>> {
-    if plan.is::<ExplainExec>() {
-        return Ok(plan);
-    }
-    if writes(&plan) {
-        let inputs: Result<Vec<_>> =
-            plan.children().into_iter().map(|input| placed(Arc::clone(input), cluster, known)).collect();
-        return replace_children_if_necessary(plan, inputs?);
-    }
-    if !belongs_there(&plan, known)? {
-        return Ok(plan);
-    }
-    // The parts of a result come one after the other in any case.
-    let whole = plan.downcast_ref::<CoalescePartitionsExec>();
-    let whole = whole.filter(|whole| whole.fetch().is_none()).map(|whole| Arc::clone(whole.input()));
-    Ok(Arc::new(ClusterExec::new(cuttable(whole.unwrap_or(plan))?, cluster.clone())))
-}
-
-/// Whether a plan writes, be it to be analysed.
-fn writes(plan: &Arc<dyn ExecutionPlan>) -> bool {
-    plan.is::<DataSinkExec>() || plan.children().into_iter().any(writes)
-}
-
-/// Whether a plan is for the cluster. One that reads no file and embeds nothing is answered sooner here.
-///
-/// # Errors
-/// When it is for the cluster, and reads what only this process has.
-fn belongs_there(plan: &Arc<dyn ExecutionPlan>, known: Option<&'static str>) -> Result<bool> {
-    let mut work = false;
-    let mut local = known.map(|known| format!("a query of {known}"));
-    if is_deeper(plan, DEEPEST)? {
-        local = Some(format!("a query that nests more than {DEEPEST} operators or operations"));
-    }
-    plan.apply(|node| {
-        if node.fetch().is_some_and(|rows| rows > MOST_ROWS) {
-            local = Some(format!("a query with a LIMIT above {MOST_ROWS}"));
+        if plan.is::<ExplainExec>() {
+            return Ok(plan);
         }
-        work |= node.name() == elmo_udfs::plan::EXEC_NAME || node.is::<LinesExec>();
-        node.apply_expressions(&mut |expr| {
-            expr.apply(|part| {
-                let call = part.downcast_ref::<ScalarFunctionExpr>();
-                work |= call.is_some_and(|call| elmo_udfs::functions::embeds(call.fun()));
-                Ok(TreeNodeRecursion::Continue)
-            })
-        })?;
-        if node.children().is_empty() {
-            match leaf(node) {
-                Leaf::Files(lost) => {
-                    work = true;
-                    local = local.take().or_else(|| lost.map(|lost| format!("a query of {lost}")));
-                }
-                Leaf::Rows => {}
-                Leaf::Here if node.name() == "StreamingTableExec" => {
-                    local = Some("a query of information_schema together with files or texts".to_owned());
-                }
-                Leaf::Here if node.name() == "WorkTableExec" => local = Some("a recursive query".to_owned()),
-                Leaf::Here => local = Some(format!("a query with {}", node.name())),
+        Placing { cluster: &self.cluster, files_travel }.place(&plan, None)
+    }
+}
+
+/// Puts operators that run elsewhere into a plan.
+struct Placing<'a> {
+    cluster: &'a Cluster,
+    /// Executors would read the files of the query as it does.
+    files_travel: bool,
+}
+
+impl Placing<'_> {
+    /// The plan with its parts and rows sent to the cluster. `wanted`: no more rows of each partition are asked for.
+    fn place(&self, plan: &Plan, wanted: Option<usize>) -> Result<Plan> {
+        if let Some(sent) = self.part(plan, wanted) {
+            return Ok(sent);
+        }
+        if let Some((length, input)) = row_by_row(plan) {
+            let cluster = self.cluster.clone();
+            let rows = ClusterRowsExec::try_new(plan, length, self.place(input, wanted)?, wanted.is_some(), cluster)?;
+            if self.can_send(rows.chain()) {
+                return Ok(Arc::new(rows));
             }
         }
-        Ok(TreeNodeRecursion::Continue)
-    })?;
-    match local {
-        Some(name) if work => Err(ClusterError::Local(name).into()),
-        _ => Ok(work),
+        let wanted = wanted_below(plan, wanted);
+        let inputs = plan.children().into_iter().map(|input| match self.first_rows(plan, input) {
+            Some(sent) => Ok(sent),
+            None => self.place(input, wanted),
+        });
+        replace_children_if_necessary(Arc::clone(plan), inputs.collect::<Result<_>>()?)
+    }
+
+    /// The plan on the cluster, if it is a part, and that is worth it.
+    fn part(&self, plan: &Plan, wanted: Option<usize>) -> Option<Plan> {
+        // Operators tell their numbers only to one that is where they are.
+        let analysed = plan.downcast_ref::<AnalyzeExec>().map(AnalyzeExec::input);
+        let part = analysed.unwrap_or(plan);
+        let is_worth_it = || match has_calls_within(part) {
+            true => analysed.is_some() || spreads(part),
+            false => analysed.is_none() && reduces(part),
+        };
+        if !self.files_travel || !is_part(part) || !is_worth_it() {
+            return None;
+        }
+        let limited = wanted.map(|rows| Arc::new(LocalLimitExec::new(Arc::clone(plan), rows)) as Plan);
+        self.sent(limited.unwrap_or_else(|| Arc::clone(plan)), plan)
+    }
+
+    /// Below a sort that wants the first rows, each task of a part gives its own. The sort is done here once more.
+    fn first_rows(&self, plan: &Plan, input: &Plan) -> Option<Plan> {
+        let each = plan.downcast_ref::<SortExec>().filter(|_| self.files_travel);
+        let each = first_rows(each?, input)?;
+        let is_worth_it = if has_calls_within(&each) { spreads(&each) } else { reduces(&each) };
+        if is_worth_it { self.sent(each, input) } else { None }
+    }
+
+    /// A part where others know it as `known`.
+    fn sent(&self, part: Plan, known: &Plan) -> Option<Plan> {
+        let properties = Arc::clone(known.properties());
+        self.can_send(&part).then(|| Arc::new(ClusterExec::new(part, properties, self.cluster.clone())) as Plan)
+    }
+
+    fn can_send(&self, plan: &Plan) -> bool {
+        !is_too_deep(plan) && self.cluster.can_send(plan)
     }
 }
 
-/// Limits travel in 32 bits, and would be cut to them.
-const MOST_ROWS: usize = u32::MAX as usize;
-
-/// Levels of operators and of operations that a thread's stack surely has room for, in every process on the way.
-const DEEPEST: usize = 1000;
-
-/// Whether a plan or one of its expressions has more than so many levels. Looks at no more of them than that.
-fn is_deeper(plan: &Arc<dyn ExecutionPlan>, levels: usize) -> Result<bool> {
-    fn expr_is_deeper(expr: &Arc<dyn PhysicalExpr>, levels: usize) -> bool {
-        levels == 0 || expr.children().into_iter().any(|child| expr_is_deeper(child, levels - 1))
+/// A chain of operators that work row by row, of which the lowest embeds: how many they are, and the input of that one.
+fn row_by_row(plan: &Plan) -> Option<(usize, &Plan)> {
+    let (mut found, mut length, mut next) = (None, 0, plan);
+    while is_row_by_row(next)
+        && let [input] = next.children()[..]
+    {
+        length += 1;
+        if has_calls(next) {
+            found = Some((length, input));
+        }
+        next = input;
     }
-    if levels == 0 {
-        return Ok(true);
-    }
-    let mut deeper = false;
-    plan.apply_expressions(&mut |expr| {
-        deeper |= expr_is_deeper(expr, levels);
-        Ok(TreeNodeRecursion::Continue)
-    })?;
-    for child in plan.children() {
-        deeper = deeper || is_deeper(child, levels - 1)?;
-    }
-    Ok(deeper)
+    found
 }
 
-enum Leaf {
-    /// Files, which executors read, unless they would read something else.
-    Files(Option<&'static str>),
-    /// Rows that travel with the plan.
-    Rows,
-    /// What nobody else has. Several partitions of it would be read by each task.
-    Here,
-}
-
-fn leaf(node: &Arc<dyn ExecutionPlan>) -> Leaf {
-    let Some(scan) = node.downcast_ref::<DataSourceExec>() else {
-        let known = ["LinesExec", "EmptyExec", "PlaceholderRowExec", "LazyMemoryExec"].contains(&node.name());
-        let single = node.output_partitioning().partition_count() == 1 || node.is::<LinesExec>();
-        return if known && single { Leaf::Rows } else { Leaf::Here };
-    };
-    let source = scan.data_source().as_ref() as &dyn std::any::Any;
-    match (source.downcast_ref::<FileScanConfig>(), source.is::<MemorySourceConfig>()) {
-        (Some(scan), _) => Leaf::Files(scans::lost(scan)),
-        (_, true) => Leaf::Rows,
-        _ => Leaf::Here,
+/// Rows that an operator asks of each partition of its input, when so many are asked of itself.
+fn wanted_below(plan: &Plan, wanted: Option<usize>) -> Option<usize> {
+    let least = |a: Option<usize>, b: Option<usize>| a.into_iter().chain(b).min();
+    if let Some(limit) = plan.downcast_ref::<GlobalLimitExec>() {
+        return least(limit.fetch(), wanted).map(|rows| rows.saturating_add(limit.skip()));
     }
-}
-
-/// Runs its plan on a cluster.
-#[derive(Debug)]
-pub(crate) struct ClusterExec {
-    plan: Arc<dyn ExecutionPlan>,
-    cluster: Cluster,
-    properties: Arc<PlanProperties>,
-}
-
-impl ClusterExec {
-    fn new(plan: Arc<dyn ExecutionPlan>, cluster: Cluster) -> Self {
-        let properties = PlanProperties::new(
-            EquivalenceProperties::new(plan.schema()),
-            Partitioning::UnknownPartitioning(1),
-            EmissionType::Final,
-            Boundedness::Bounded,
-        );
-        Self { plan, cluster, properties: Arc::new(properties) }
-    }
-}
-
-impl DisplayAs for ClusterExec {
-    fn fmt_as(&self, _: DisplayFormatType, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "ClusterExec: scheduler={}", self.cluster.address())
-    }
-}
-
-impl ExecutionPlan for ClusterExec {
-    fn name(&self) -> &'static str {
-        "ClusterExec"
-    }
-
-    fn properties(&self) -> &Arc<PlanProperties> {
-        &self.properties
-    }
-
-    fn children(&self) -> Vec<&Arc<dyn ExecutionPlan>> {
-        vec![&self.plan]
-    }
-
-    fn apply_expressions(
-        &self,
-        _: &mut dyn FnMut(&Arc<dyn PhysicalExpr>) -> Result<TreeNodeRecursion>,
-    ) -> Result<TreeNodeRecursion> {
-        Ok(TreeNodeRecursion::Continue)
-    }
-
-    fn with_new_children(self: Arc<Self>, children: Vec<Arc<dyn ExecutionPlan>>) -> Result<Arc<dyn ExecutionPlan>> {
-        let Ok([plan]) = <[_; 1]>::try_from(children) else { return internal_err!("ClusterExec has one plan") };
-        Ok(Arc::new(Self::new(plan, self.cluster.clone())))
-    }
-
-    fn execute(&self, _: usize, context: Arc<TaskContext>) -> Result<SendableRecordBatchStream> {
-        Ok(self.cluster.run(Arc::clone(&self.plan), context.session_config()))
-    }
+    let passes_on = plan.is::<LocalLimitExec>()
+        || plan.is::<CoalescePartitionsExec>()
+        || plan.is::<SortPreservingMergeExec>()
+        || plan.is::<ProjectionExec>()
+        || plan.is::<CooperativeExec>()
+        || plan.is::<UnionExec>();
+    if passes_on { least(plan.fetch(), wanted) } else { None }
 }

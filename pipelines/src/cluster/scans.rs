@@ -1,6 +1,6 @@
 //! What DataFusion 55 leaves out when a scan of files becomes bytes: how CSV and JSON files are packed, what ends a record
 //! of CSV, whether JSON is an array, and Arrow a stream. Executors see from the names how files are packed; what cannot be
-//! seen is refused before it is sent.
+//! seen is read by the process that asks.
 
 use std::sync::Arc;
 
@@ -22,25 +22,20 @@ use datafusion::{
 
 use crate::source::{Compression, of_name};
 
-/// Why a scan would read something else on an executor, if it would.
-pub(super) fn lost(scan: &FileScanConfig) -> Option<&'static str> {
+/// Whether a scan would read something else on an executor.
+pub(super) fn is_lost(scan: &FileScanConfig) -> bool {
     let source = scan.file_source().as_ref() as &dyn std::any::Any;
-    if source.downcast_ref::<CsvSource>().is_some_and(|csv| csv.terminator().is_some()) {
-        return Some("CSV with a format.terminator");
-    }
+    let kind = scan.file_source().file_type();
+    let has_terminator = source.downcast_ref::<CsvSource>().is_some_and(|csv| csv.terminator().is_some());
     // Executors read every Arrow file as one with a footer.
-    if scan.file_source().file_type() == "arrow_stream" {
-        return Some("an Arrow IPC stream");
-    }
-    let is_text = matches!(scan.file_source().file_type(), "csv" | "json");
-    (is_text && packed(scan) != scan.file_compression_type)
-        .then_some("packed files whose names do not end in .gz or .zst")
+    has_terminator
+        || kind == "arrow_stream"
+        || (matches!(kind, "csv" | "json") && packed(scan) != scan.file_compression_type)
 }
 
-/// Whether a query reads JSON arrays, which executors would read as lines, in the words of [`lost`]. Of a scan that cannot
-/// be seen.
-pub(super) fn json_arrays(plan: &LogicalPlan) -> Result<Option<&'static str>> {
-    let mut found = None;
+/// Whether a query reads JSON arrays, which executors would read as lines. Of a scan that cannot be seen.
+pub(super) fn reads_json_arrays(plan: &LogicalPlan) -> Result<bool> {
+    let mut found = false;
     plan.apply_with_subqueries(|node| {
         let LogicalPlan::TableScan(scan) = node else { return Ok(TreeNodeRecursion::Continue) };
         let Ok(table) = source_as_provider(&scan.source) else { return Ok(TreeNodeRecursion::Continue) };
@@ -49,7 +44,7 @@ pub(super) fn json_arrays(plan: &LogicalPlan) -> Result<Option<&'static str>> {
         let json =
             format.as_ref().and_then(|format| (format.as_ref() as &dyn std::any::Any).downcast_ref::<JsonFormat>());
         if json.is_some_and(|json| !json.options().newline_delimited) {
-            found = Some("JSON arrays (format.newline_delimited)");
+            found = true;
         }
         Ok(TreeNodeRecursion::Continue)
     })?;

@@ -28,10 +28,7 @@ use tokio::net::TcpListener;
 use url::Url;
 
 use super::{Address, EXECUTOR_TIMEOUT, HEARTBEAT, MESSAGE_BYTES, RESULT_SECONDS, codec::ClusterCodec, session_config};
-use crate::{
-    error::{Error, Result},
-    stores::Stores,
-};
+use crate::error::{Error, Result};
 
 /// What a query is told while there is nobody to run it; clients wait for a while when they hear it.
 pub(super) const NOBODY: &str = "no executor is connected to the scheduler";
@@ -79,7 +76,7 @@ impl Scheduler {
     /// [`Error::Failed`] with what Ballista says.
     pub async fn serve(self) -> Result<()> {
         let executors = Arc::new(OnceLock::new());
-        let codec = ClusterCodec::new(Arc::new(NoModels("the scheduler")), &Stores::from_env());
+        let codec = ClusterCodec::new(Arc::new(NoModels("the scheduler")));
         let config = SchedulerConfig {
             external_host: self.host.clone(),
             bind_host: self.address.ip().to_string(),

@@ -82,7 +82,7 @@ impl Files {
             )));
         }
         if first.format == Format::Text {
-            return LinesTable::of(files, &self.stores).await;
+            return LinesTable::of(files).await;
         }
         // DataFusion takes a file without a byte for one without rows.
         let magic = matches!(first.format, Format::Parquet | Format::Arrow);
@@ -215,7 +215,7 @@ impl TableProviderFactory for Files {
         let files = list(&self.stores, &addresses, None).await.map_err(external)?;
         match files.iter().find(|file| file.format != Format::Text) {
             Some(other) => Err(DataFusionError::Plan(format!("{other}: not a .txt file"))),
-            None => LinesTable::of(files, &self.stores).await,
+            None => LinesTable::of(files).await,
         }
     }
 }

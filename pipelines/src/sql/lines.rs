@@ -2,6 +2,8 @@
 
 use std::{fmt, sync::Arc};
 
+use super::files::external;
+use crate::source::{InputFile, Plan, Position, Request, Rows, Slice, SourceError};
 use arrow::{
     array::{ArrayRef, AsArray, RecordBatch, RecordBatchOptions},
     compute::{CastOptions, cast_with_options},
@@ -10,9 +12,7 @@ use arrow::{
 use async_trait::async_trait;
 use datafusion::{
     catalog::{Session, TableProvider},
-    common::{
-        DataFusionError, Result, internal_err, plan_datafusion_err, project_schema, tree_node::TreeNodeRecursion,
-    },
+    common::{DataFusionError, Result, internal_err, project_schema, tree_node::TreeNodeRecursion},
     execution::{SendableRecordBatchStream, TaskContext},
     logical_expr::{Expr, TableType},
     physical_expr::{EquivalenceProperties, Partitioning, PhysicalExpr},
@@ -21,13 +21,6 @@ use datafusion::{
         execution_plan::{Boundedness, EmissionType},
         stream::RecordBatchStreamAdapter,
     },
-};
-use futures::TryStreamExt;
-
-use super::files::external;
-use crate::{
-    source::{InputFile, Plan, Position, Request, Rows, Slice, SourceError, list},
-    stores::Stores,
 };
 
 /// Text files as a table.
@@ -38,16 +31,14 @@ pub(super) struct LinesTable {
 
 impl LinesTable {
     /// A table of these files, each checked.
-    pub(super) async fn of(files: Vec<InputFile>, stores: &Stores) -> Result<Arc<dyn TableProvider>> {
+    pub(super) async fn of(files: Vec<InputFile>) -> Result<Arc<dyn TableProvider>> {
         let mut all = Vec::new();
         for file in files {
             let name = file.to_string();
-            let url = file.location.as_ref().and_then(|location| location.url());
-            let url = url.ok_or_else(|| plan_datafusion_err!("{name}: no URL says this name"))?.to_string();
             let plan = Plan::resolve(vec![file], &Request::texts("text")).await.map_err(external)?;
-            all.push(LinesFile { url, name, plan: Some(Arc::new(plan)) });
+            all.push(LinesFile { name, plan: Arc::new(plan) });
         }
-        Ok(Arc::new(Self { exec: LinesExec::new(all, stores, true) }))
+        Ok(Arc::new(Self { exec: LinesExec::new(all, true) }))
     }
 }
 
@@ -69,7 +60,7 @@ impl TableProvider for LinesTable {
         _: Option<usize>,
     ) -> Result<Arc<dyn ExecutionPlan>> {
         let columns = project_schema(&self.schema(), projection)?.fields().len();
-        Ok(Arc::new(LinesExec::new(self.exec.files.clone(), &self.exec.stores, columns > 0)))
+        Ok(Arc::new(LinesExec::new(self.exec.files.clone(), columns > 0)))
     }
 }
 
@@ -77,27 +68,25 @@ fn schema() -> Schema {
     Schema::new(vec![Field::new("text", DataType::Utf8View, true)])
 }
 
-/// A file of lines; who did not list it only knows where it is.
+/// A file of lines.
 #[derive(Debug, Clone)]
 struct LinesFile {
-    url: String,
     /// For messages.
     name: String,
-    plan: Option<Arc<Plan>>,
+    plan: Arc<Plan>,
 }
 
 /// Reads text files, a partition each.
 #[derive(Debug, Clone)]
-pub(crate) struct LinesExec {
+struct LinesExec {
     files: Vec<LinesFile>,
-    stores: Stores,
     /// Whether somebody reads the lines, and does not only count them.
     with_text: bool,
     properties: Arc<PlanProperties>,
 }
 
 impl LinesExec {
-    fn new(files: Vec<LinesFile>, stores: &Stores, with_text: bool) -> Self {
+    fn new(files: Vec<LinesFile>, with_text: bool) -> Self {
         let schema = Arc::new(if with_text { schema() } else { Schema::empty() });
         let properties = PlanProperties::new(
             EquivalenceProperties::new(schema),
@@ -105,27 +94,7 @@ impl LinesExec {
             EmissionType::Incremental,
             Boundedness::Bounded,
         );
-        Self { files, stores: stores.clone(), with_text, properties: Arc::new(properties) }
-    }
-
-    /// The same in another process, which looks for the files when it reads them.
-    #[cfg(feature = "cluster")]
-    pub(crate) fn elsewhere(files: Vec<(String, String)>, stores: &Stores, with_text: bool) -> Self {
-        let file = |(url, name)| LinesFile { url, name, plan: None };
-        Self::new(files.into_iter().map(file).collect(), stores, with_text)
-    }
-
-    /// What [`LinesExec::elsewhere`] needs: URLs with the names for messages, and whether there is a column.
-    #[cfg(feature = "cluster")]
-    pub(crate) fn parts(&self) -> (Vec<(String, String)>, bool) {
-        (self.files.iter().map(|file| (file.url.clone(), file.name.clone())).collect(), self.with_text)
-    }
-
-    /// One operator per file.
-    #[cfg(feature = "cluster")]
-    pub(crate) fn singly(&self) -> Vec<Arc<dyn ExecutionPlan>> {
-        let one = |file: &LinesFile| Self::new(vec![file.clone()], &self.stores, self.with_text);
-        self.files.iter().map(|file| Arc::new(one(file)) as Arc<dyn ExecutionPlan>).collect()
+        Self { files, with_text, properties: Arc::new(properties) }
     }
 }
 
@@ -162,33 +131,19 @@ impl ExecutionPlan for LinesExec {
 
     fn execute(&self, partition: usize, _: Arc<TaskContext>) -> Result<SendableRecordBatchStream> {
         let Some(file) = self.files.get(partition).cloned() else { return internal_err!("no file {partition}") };
-        let (schema, stores, with_text) = (self.schema(), self.stores.clone(), self.with_text);
+        let (schema, with_text) = (self.schema(), self.with_text);
         let there = Arc::clone(&schema);
-        let batches = async move {
-            let plan = file.plan(&stores).await?;
-            let rows = Rows::new(plan, Position::default());
-            Ok::<_, DataFusionError>(futures::stream::try_unfold(rows, move |mut rows| {
-                let (schema, file) = (Arc::clone(&there), file.name.clone());
-                async move {
-                    let Some(slice) = rows.next().await.map_err(external)? else { return Ok(None) };
-                    let columns = if with_text { vec![utf8(&slice, &file)?] } else { Vec::new() };
-                    let count = RecordBatchOptions::new().with_row_count(Some(slice.len()));
-                    Ok(Some((RecordBatch::try_new_with_options(schema, columns, &count)?, rows)))
-                }
-            }))
-        };
-        let batches = futures::stream::once(batches).try_flatten();
+        let rows = Rows::new(Arc::clone(&file.plan), Position::default());
+        let batches = futures::stream::try_unfold(rows, move |mut rows| {
+            let (schema, file) = (Arc::clone(&there), file.name.clone());
+            async move {
+                let Some(slice) = rows.next().await.map_err(external)? else { return Ok(None) };
+                let columns = if with_text { vec![utf8(&slice, &file)?] } else { Vec::new() };
+                let count = RecordBatchOptions::new().with_row_count(Some(slice.len()));
+                Ok::<_, DataFusionError>(Some((RecordBatch::try_new_with_options(schema, columns, &count)?, rows)))
+            }
+        });
         Ok(Box::pin(RecordBatchStreamAdapter::new(schema, batches)))
-    }
-}
-
-impl LinesFile {
-    async fn plan(&self, stores: &Stores) -> Result<Arc<Plan>> {
-        if let Some(plan) = &self.plan {
-            return Ok(Arc::clone(plan));
-        }
-        let files = list(stores, std::slice::from_ref(&self.url), None).await.map_err(external)?;
-        Ok(Arc::new(Plan::resolve(files, &Request::texts("text")).await.map_err(external)?))
     }
 }
 

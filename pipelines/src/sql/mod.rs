@@ -11,7 +11,7 @@ mod cell;
 mod copy;
 mod error;
 mod files;
-pub(crate) mod lines;
+mod lines;
 mod print;
 mod repl;
 mod whole;
@@ -138,7 +138,7 @@ impl Sql {
         let runtime = runtime.build_arc().map_err(sql_error)?;
         let files = Arc::new(Files::new(stores));
         #[cfg(feature = "cluster")]
-        let cluster = settings.cluster.clone().map(|address| Cluster::new(address, stores));
+        let cluster = settings.cluster.clone().map(Cluster::new);
         #[cfg(feature = "cluster")]
         let on_cluster = cluster.is_some();
         #[cfg(not(feature = "cluster"))]
