@@ -374,10 +374,31 @@ impl Pass {
             return Ok(child);
         }
         let outputs = read.iter().map(|index| child.outputs[*index].clone()).collect();
-        let lifted = self.lift(child.plan.clone(), outputs, stops_early)?;
-        child = child.replace_and_keep(lifted.whole, lifted.plan)?;
+        let Lifted { plan, exprs, whole } = self.lift(child.plan.clone(), outputs, stops_early)?;
+        // What was a column stays one: DataFusion cannot sort by every expression that it can compute.
+        let mut below = columns(plan.schema());
+        let there = below.len();
+        let mut settled = Vec::new();
+        for (index, output) in read.into_iter().zip(exprs) {
+            settled.push((
+                index,
+                match output {
+                    Expr::Column(_) => output,
+                    output => {
+                        let name = self.name();
+                        below.push(output.alias(&name));
+                        Expr::Column(Column::new_unqualified(name))
+                    }
+                },
+            ));
+        }
+        let plan = match below.len() > there {
+            true => LogicalPlan::Projection(Projection::try_new(below, Arc::new(plan))?),
+            false => plan,
+        };
+        child = child.replace_and_keep(whole, plan)?;
         child.plain = false;
-        for (index, output) in read.into_iter().zip(lifted.exprs) {
+        for (index, output) in settled {
             child.outputs[index] = output;
         }
         Ok(child)
@@ -420,6 +441,7 @@ impl Pass {
             child = Deferred::plain(self.finish(child, false)?);
         }
         let plain = child.plain && !exprs.iter().any(has_calls);
+        let child = self.settle(child, &orders(&exprs), false)?;
         let exprs = child.resolve_all(exprs)?;
         let Lifted { plan: below, mut exprs, .. } = self.lift(child.plan, exprs, false)?;
         let aggr_expr = exprs.split_off(groups);
@@ -582,6 +604,21 @@ impl Pass {
         let lifted = self.lift_those(side.plan.clone(), condition, stops_early, reads_side)?;
         Ok((side.replace_and_keep(lifted.whole, lifted.plan)?, lifted.exprs))
     }
+}
+
+/// What aggregate functions sort their rows by.
+fn orders(exprs: &[Expr]) -> Vec<Expr> {
+    let mut orders = Vec::new();
+    for expr in exprs {
+        // Visiting cannot fail when the visitor does not.
+        let _ = expr.apply(|e| {
+            if let Expr::AggregateFunction(aggregate) = e {
+                orders.extend(aggregate.params.order_by.iter().map(|key| key.expr.clone()));
+            }
+            Ok(TreeNodeRecursion::Continue)
+        });
+    }
+    orders
 }
 
 /// The column of a window expression in a plan that consists of windows on top.
