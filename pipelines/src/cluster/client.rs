@@ -19,7 +19,11 @@ use ballista_core::{
     version::insert_version_header,
 };
 use datafusion::{
-    arrow::{array::RecordBatch, compute::cast, datatypes::SchemaRef},
+    arrow::{
+        array::{RecordBatch, RecordBatchOptions},
+        compute::cast,
+        datatypes::SchemaRef,
+    },
     common::DataFusionError,
     execution::SendableRecordBatchStream,
     physical_plan::{ExecutionPlan, ExecutionPlanProperties, stream::RecordBatchStreamAdapter},
@@ -460,7 +464,10 @@ fn stamped(batch: &RecordBatch, schema: &SchemaRef) -> Result<RecordBatch, DataF
             false => cast(column, field.data_type()),
         }
     });
-    Ok(RecordBatch::try_new(Arc::clone(schema), columns.collect::<std::result::Result<_, _>>()?)?)
+    let columns = columns.collect::<std::result::Result<_, _>>()?;
+    // Of a result without columns this is all there is.
+    let rows = RecordBatchOptions::new().with_row_count(Some(batch.num_rows()));
+    Ok(RecordBatch::try_new_with_options(Arc::clone(schema), columns, &rows)?)
 }
 
 /// Whether this is an answer of Ballista's, and not of whatever else listens on the port.

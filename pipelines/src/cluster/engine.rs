@@ -86,7 +86,7 @@ impl QueryStageExecutor for Stage {
     }
 
     /// None. The scheduler only adds them up for a page that nobody serves, and where the operators of a stage's tasks
-    /// differ, as in a union with a row of constants, it drops the news that a task is done.
+    /// differ it drops the news that a task is done.
     fn collect_plan_metrics(&self) -> Vec<MetricsSet> {
         Vec::new()
     }

@@ -6,14 +6,15 @@ use std::{fmt, sync::Arc};
 use async_trait::async_trait;
 use datafusion::{
     catalog::Session,
-    common::Result,
+    common::{Result, format::ExplainFormat},
     execution::{context::QueryPlanner, session_state::SessionStateBuilder},
-    logical_expr::LogicalPlan,
+    logical_expr::{Explain, LogicalPlan, PlanType},
     physical_plan::{
         ExecutionPlan,
         analyze::AnalyzeExec,
         coalesce_partitions::CoalescePartitionsExec,
         coop::CooperativeExec,
+        displayable,
         explain::ExplainExec,
         limit::{GlobalLimitExec, LocalLimitExec},
         projection::ProjectionExec,
@@ -59,13 +60,41 @@ impl fmt::Debug for ClusterPlanner {
 
 #[async_trait]
 impl QueryPlanner for ClusterPlanner {
-    async fn create_physical_plan(&self, plan: &LogicalPlan, session: &dyn Session) -> Result<Arc<dyn ExecutionPlan>> {
-        let files_travel = !scans::reads_json_arrays(plan)?;
-        let plan = self.inner.create_physical_plan(plan, session).await?;
-        if plan.is::<ExplainExec>() {
-            return Ok(plan);
+    async fn create_physical_plan(
+        &self,
+        logical: &LogicalPlan,
+        session: &dyn Session,
+    ) -> Result<Arc<dyn ExecutionPlan>> {
+        let files_travel = !scans::reads_json_arrays(logical)?;
+        let plan = self.inner.create_physical_plan(logical, session).await?;
+        match plan.downcast_ref::<ExplainExec>() {
+            Some(explained) => match self.explained(logical, explained, session).await? {
+                Some(explained) => Ok(Arc::new(explained)),
+                None => Ok(plan),
+            },
+            None => Placing { cluster: &self.cluster, files_travel }.place(&plan, None),
         }
-        Placing { cluster: &self.cluster, files_travel }.place(&plan, None)
+    }
+}
+
+impl ClusterPlanner {
+    /// What EXPLAIN tells, with the plan as it is run in place of that of a single process. `None` where it tells none.
+    async fn explained(
+        &self,
+        logical: &LogicalPlan,
+        explained: &ExplainExec,
+        session: &dyn Session,
+    ) -> Result<Option<ExplainExec>> {
+        let LogicalPlan::Explain(Explain { plan, explain_format: ExplainFormat::Indent, .. }) = logical else {
+            return Ok(None);
+        };
+        let mut told = explained.stringified_plans().to_vec();
+        let Some(last) = told.iter_mut().find(|plan| plan.plan_type == PlanType::FinalPhysicalPlan) else {
+            return Ok(None);
+        };
+        let placed = self.create_physical_plan(plan, session).await?;
+        last.plan = Arc::new(displayable(placed.as_ref()).indent(explained.verbose()).to_string());
+        Ok(Some(ExplainExec::new(explained.schema(), told, explained.verbose())))
     }
 }
 
