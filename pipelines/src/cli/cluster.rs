@@ -55,7 +55,7 @@ struct SchedulerArgs {
     host: Option<String>,
 }
 
-/// Run parts of queries: read, embed, sort, join
+/// Run parts of queries: read, filter, embed, group
 ///
 /// One per machine, or one per GPU with --device. The scheduler, the other executors and the clients must reach it. It
 /// keeps results until they are fetched, and ends after the tasks at hand when it is told to stop.

@@ -1,13 +1,13 @@
 //! Queries on a cluster: Ballista's scheduler and executors with our functions, and the client that sends them plans.
 //!
 //! ```text
-//! client: SQL -> physical plan -> bytes -> scheduler: stages, tasks -> executors: rows, vectors -> files of results -> client
+//! client: SQL -> physical plan -> parts, portions of rows -> bytes -> scheduler: tasks -> executors: vectors -> client
 //! ```
 //!
-//! The client plans, with the rules and the table lists of a single process: what EXPLAIN shows is what runs. The
-//! scheduler needs no model and no store. Executors read files by their URLs, and find models by where the client says
-//! they are; what a model was when the query was planned travels along and is compared. What a query writes is written
-//! by the client.
+//! The client plans, with the rules and the table lists of a single process, and does itself what does not go partition by
+//! partition; EXPLAIN shows what goes where. The scheduler needs no model and no store. Executors read files by their URLs,
+//! and find models by where the client says they are; what a model was when the query was planned travels along and is
+//! compared.
 //!
 //! Ballista could send logical plans too. Then tables of rows, the models behind the functions and the fields of results
 //! would have to be known to the scheduler, which plans once more.
@@ -17,6 +17,7 @@ mod codec;
 mod columns;
 mod engine;
 mod executor;
+mod order;
 mod part;
 mod plan;
 mod rows;

@@ -10,12 +10,13 @@ use datafusion::{
     execution::{context::QueryPlanner, session_state::SessionStateBuilder},
     logical_expr::{Explain, LogicalPlan, PlanType},
     physical_plan::{
-        ExecutionPlan,
+        ExecutionPlan, ExecutionPlanProperties,
         analyze::AnalyzeExec,
         coalesce_partitions::CoalescePartitionsExec,
         coop::CooperativeExec,
         displayable,
         explain::ExplainExec,
+        filter::FilterExec,
         limit::{GlobalLimitExec, LocalLimitExec},
         projection::ProjectionExec,
         replace_children_if_necessary,
@@ -26,6 +27,7 @@ use datafusion::{
 
 use super::{
     client::Cluster,
+    order::InOrderExec,
     part::ClusterExec,
     rows::ClusterRowsExec,
     scans, session_config,
@@ -72,7 +74,7 @@ impl QueryPlanner for ClusterPlanner {
                 Some(explained) => Ok(Arc::new(explained)),
                 None => Ok(plan),
             },
-            None => Placing { cluster: &self.cluster, files_travel }.place(&plan, None),
+            None => Ok(in_order(Placing { cluster: &self.cluster, files_travel }.place(&plan, None)?)),
         }
     }
 }
@@ -123,7 +125,12 @@ impl Placing<'_> {
             Some(sent) => Ok(sent),
             None => self.place(input, wanted),
         });
-        replace_children_if_necessary(Arc::clone(plan), inputs.collect::<Result<_>>()?)
+        let inputs: Vec<Plan> = inputs.collect::<Result<_>>()?;
+        let gathers = plan.is::<CoalescePartitionsExec>() && plan.fetch().is_none();
+        match &inputs[..] {
+            [input] if gathers && comes_from_there(input) => Ok(in_order(Arc::clone(input))),
+            _ => replace_children_if_necessary(Arc::clone(plan), inputs),
+        }
     }
 
     /// The plan on the cluster, if it is a part, and that is worth it.
@@ -158,6 +165,21 @@ impl Placing<'_> {
 
     fn can_send(&self, plan: &Plan) -> bool {
         !is_too_deep(plan) && self.cluster.can_send(plan)
+    }
+}
+
+/// A result in one partition, in order if it comes from the cluster.
+fn in_order(plan: Plan) -> Plan {
+    let several = plan.output_partitioning().partition_count() > 1;
+    if several && comes_from_there(&plan) { Arc::new(InOrderExec::new(plan)) } else { plan }
+}
+
+/// Whether rows come from the cluster, but for what is done to one after the other.
+fn comes_from_there(plan: &Plan) -> bool {
+    match plan.children()[..] {
+        _ if plan.is::<ClusterExec>() || plan.is::<ClusterRowsExec>() => true,
+        [input] if plan.is::<ProjectionExec>() || plan.is::<FilterExec>() => comes_from_there(input),
+        _ => plan.is::<UnionExec>() && plan.children().into_iter().any(comes_from_there),
     }
 }
 
