@@ -111,6 +111,8 @@ pub(crate) fn session_config() -> SessionConfig {
         .set_bool("datafusion.optimizer.prefer_hash_join", true)
         // As in one process; see `ElmoSession`.
         .set_bool("datafusion.execution.skip_physical_aggregate_schema_check", true)
+        // A partition has the rows of its own files, so that partitions one after the other are in the order of the files.
+        .set_bool("datafusion.execution.enable_file_stream_work_stealing", false)
         // Ballista makes joins of them, in which a subquery with several rows is no error. They run where it is asked.
         .set_bool("datafusion.optimizer.enable_physical_uncorrelated_scalar_subquery", true)
 }
