@@ -168,6 +168,44 @@ fn copy_writes_what_embed_writes() {
     place.exits("inspect copy.parquet", 0);
 }
 
+/// DataFusion puts them among the rows of another folder, and says nothing.
+#[test]
+fn rows_without_a_folder_are_refused() {
+    let place = small();
+    let copy = |kind: &str| {
+        format!("COPY (SELECT id, {kind} AS kind FROM 'a.csv') TO 'folders/' STORED AS PARQUET PARTITIONED BY (kind)")
+    };
+    let refused = sql(&place, &["-c", &copy("CASE WHEN id > 1 THEN 'late' END")]);
+    assert_eq!(refused.code, Some(3), "{refused:?}");
+    assert!(refused.err.contains("PARTITIONED BY kind: a row has NULL there"), "{refused:?}");
+    assert!(!place.path("folders").exists());
+    let whole = copy("CASE WHEN id > 1 THEN 'late' ELSE 'early' END");
+    assert_eq!(sql(&place, &["-c", &whole]).code, Some(0));
+    assert!(place.path("folders/kind=late").exists() && place.path("folders/kind=early").exists());
+}
+
+/// A packed file that is none or torn is bad input, and no trouble of a disk.
+#[test]
+fn what_is_no_packed_file_is_bad_input() {
+    let place = small();
+    place.write("none.csv.gz", "id,text\n1,a\n");
+    place.write("rows.jsonl", "{\"id\": 1}\n".repeat(9999));
+    let torn = place.shell("gzip -c rows.jsonl | head -c 60 > torn.jsonl.gz");
+    assert_eq!(torn.code, Some(0), "{torn:?}");
+    for file in ["none.csv.gz", "torn.jsonl.gz"] {
+        let refused = sql(&place, &["-c", &format!("SELECT count(*) FROM '{file}'")]);
+        assert_eq!(refused.code, Some(3), "{refused:?}");
+    }
+}
+
+/// As editors on Windows write it.
+#[test]
+fn a_file_of_statements_may_begin_with_a_mark() {
+    let place = small();
+    place.write("statements.sql", "\u{feff}SELECT 6 * 7 AS n;\n");
+    assert_eq!(sql(&place, &["--format", "csv", "-f", "statements.sql"]).out, "n\n42\n");
+}
+
 #[test]
 fn copy_does_what_its_options_say_and_leaves_other_files_alone() {
     let place = small();

@@ -144,7 +144,10 @@ impl SqlArgs {
 
 fn read(path: &PathBuf) -> Result<String> {
     let text = std::fs::read_to_string(path);
-    text.map_err(|e| Error::usage(format!("{}: {e}", path.display()), "give a file with SQL statements, in UTF-8"))
+    let text = text
+        .map_err(|e| Error::usage(format!("{}: {e}", path.display()), "give a file with SQL statements, in UTF-8"))?;
+    // Editors on Windows begin files with it.
+    Ok(text.strip_prefix('\u{feff}').map(str::to_owned).unwrap_or(text))
 }
 
 pub(super) fn run(args: &SqlArgs, common: &CommonArgs) -> Result<Exit> {

@@ -7,7 +7,7 @@ use async_trait::async_trait;
 use datafusion::{
     catalog::Session,
     common::{Result, format::ExplainFormat},
-    execution::{context::QueryPlanner, session_state::SessionStateBuilder},
+    execution::{SessionState, context::QueryPlanner, session_state::SessionStateBuilder},
     logical_expr::{Explain, LogicalPlan, PlanType},
     physical_plan::{
         ExecutionPlan, ExecutionPlanProperties,
@@ -68,7 +68,10 @@ impl QueryPlanner for ClusterPlanner {
         session: &dyn Session,
     ) -> Result<Arc<dyn ExecutionPlan>> {
         let files_travel = !scans::reads_json_arrays(logical)?;
-        let plan = self.inner.create_physical_plan(logical, session).await?;
+        let plan = match session.as_any().downcast_ref::<SessionState>().filter(|_| !files_travel) {
+            Some(state) => self.inner.create_physical_plan(logical, &uncut(state)).await?,
+            None => self.inner.create_physical_plan(logical, session).await?,
+        };
         match plan.downcast_ref::<ExplainExec>() {
             Some(explained) => match self.explained(logical, explained, session).await? {
                 Some(explained) => Ok(Arc::new(explained)),
@@ -77,6 +80,13 @@ impl QueryPlanner for ClusterPlanner {
             None => Ok(in_order(Placing { cluster: &self.cluster, files_travel }.place(&plan, None)?)),
         }
     }
+}
+
+/// The session, without files that are cut into parts: DataFusion 55 cuts JSON arrays, and cannot read the parts.
+fn uncut(state: &SessionState) -> SessionState {
+    let mut state = state.clone();
+    state.config_mut().options_mut().optimizer.repartition_file_scans = false;
+    state
 }
 
 impl ClusterPlanner {

@@ -1,6 +1,6 @@
 //! What DataFusion says went wrong, as an error of ours: whose fault it is, and what to do next.
 
-use std::borrow::Cow;
+use std::{borrow::Cow, io::ErrorKind};
 
 use datafusion::{arrow::error::ArrowError, error::DataFusionError, sql::sqlparser::parser::ParserError};
 
@@ -77,6 +77,7 @@ fn judge(root: &DataFusionError) -> (Exit, Option<&'static str>) {
         E::SQL(..) | E::Plan(_) | E::SchemaError(..) | E::Configuration(_) | E::NotImplemented(_) => {
             (Exit::Usage, None)
         }
+        E::IoError(error) if is_of_contents(error.kind()) => (Exit::Input, None),
         E::ObjectStore(_) | E::IoError(_) => (Exit::Storage, None),
         E::ResourcesExhausted(_) => (
             Exit::Failed,
@@ -86,10 +87,17 @@ fn judge(root: &DataFusionError) -> (Exit, Option<&'static str>) {
             (Exit::Storage, Some("see whether the target of COPY is there, may be written to, and has room"))
         }
         E::Internal(_) => (Exit::Failed, Some("this is a defect; please report it with the statement")),
-        E::ArrowError(error, _) if matches!(**error, ArrowError::IoError(..)) => (Exit::Storage, None),
+        E::ArrowError(error, _) if let ArrowError::IoError(_, error) = error.as_ref() => {
+            (if is_of_contents(error.kind()) { Exit::Input } else { Exit::Storage }, None)
+        }
         E::External(inner) => (of_external(inner.as_ref()), None),
         _ => (Exit::Input, None),
     }
+}
+
+/// Whether what was read is wrong, a packed file that is torn say, and not the disk.
+fn is_of_contents(kind: ErrorKind) -> bool {
+    matches!(kind, ErrorKind::InvalidData | ErrorKind::InvalidInput | ErrorKind::UnexpectedEof)
 }
 
 fn of_external(error: &(dyn std::error::Error + Send + Sync + 'static)) -> Exit {

@@ -236,7 +236,9 @@ impl Sql {
 
     async fn start(&self, frame: DataFrame) -> Result<(Arc<dyn ExecutionPlan>, SendableRecordBatchStream)> {
         let tasks = Arc::new(frame.task_ctx());
-        let plan = frame.create_physical_plan().await.and_then(whole::or_nothing).map_err(sql_error)?;
+        let folders = whole::folders(frame.logical_plan());
+        let plan = frame.create_physical_plan().await.and_then(|plan| whole::or_nothing(plan, &folders));
+        let plan = plan.map_err(sql_error)?;
         let stream = execute_stream(Arc::clone(&plan), tasks).map_err(sql_error)?;
         Ok((plan, stream))
     }

@@ -9,33 +9,36 @@ use std::{
 };
 
 use datafusion::{
+    arrow::array::{Array, RecordBatch},
     common::{
-        DataFusionError, Result, exec_datafusion_err, internal_err,
+        DataFusionError, Result, exec_datafusion_err, exec_err, internal_err,
         tree_node::{Transformed, TreeNode, TreeNodeRecursion},
     },
-    datasource::sink::DataSinkExec,
+    datasource::{listing::ListingTable, sink::DataSinkExec, source_as_provider},
     execution::{SendableRecordBatchStream, TaskContext},
+    logical_expr::LogicalPlan,
     physical_expr::PhysicalExpr,
     physical_plan::{
         DisplayAs, DisplayFormatType, ExecutionPlan, PlanProperties, replace_children_if_necessary,
         stream::RecordBatchStreamAdapter,
     },
 };
-use futures::{FutureExt, StreamExt};
+use futures::{FutureExt, StreamExt, stream::BoxStream};
 use tokio::sync::Notify;
 
 /// How long writers that were stopped have to remove what they began to write.
 const TIDYING: Duration = Duration::from_millis(100);
 
-/// The plan, with every operator that writes between two that stop it when its input fails.
+/// The plan, with every operator that writes between two that stop it when its input fails. `folders` are the columns that
+/// rows are put into folders by.
 ///
 /// # Errors
 /// As DataFusion, when it takes a plan apart.
-pub(super) fn or_nothing(plan: Arc<dyn ExecutionPlan>) -> Result<Arc<dyn ExecutionPlan>> {
+pub(super) fn or_nothing(plan: Arc<dyn ExecutionPlan>, folders: &[String]) -> Result<Arc<dyn ExecutionPlan>> {
     let guarded = plan.transform_up(|node| {
         let Some(sink) = node.downcast_ref::<DataSinkExec>() else { return Ok(Transformed::no(node)) };
         let failure = Arc::<Failure>::default();
-        let below = Guard::around(Arc::clone(sink.input()), Side::Below, &failure);
+        let below = Guard::around(Arc::clone(sink.input()), Side::Below(folders.into()), &failure);
         let sink = replace_children_if_necessary(node, vec![below])?;
         Ok(Transformed::yes(Guard::around(sink, Side::Above, &failure)))
     });
@@ -62,10 +65,25 @@ impl Failure {
     }
 }
 
-#[derive(Debug, Clone, Copy, PartialEq)]
+/// The columns by which what a statement writes is put into folders.
+pub(super) fn folders(statement: &LogicalPlan) -> Vec<String> {
+    match statement {
+        LogicalPlan::Copy(copy) => copy.partition_by.clone(),
+        LogicalPlan::Dml(insert) => {
+            let table = source_as_provider(&insert.target).ok();
+            let table = table.as_ref().and_then(|table| (table.as_ref() as &dyn std::any::Any).downcast_ref());
+            let columns = table.map(|table: &ListingTable| table.options().table_partition_cols.iter());
+            columns.into_iter().flatten().map(|(name, _)| name.clone()).collect()
+        }
+        LogicalPlan::Analyze(analyze) => folders(&analyze.input),
+        _ => Vec::new(),
+    }
+}
+
+#[derive(Debug, Clone)]
 enum Side {
-    /// Keeps errors from the writer: it waits for rows, until it is stopped.
-    Below,
+    /// Keeps errors from the writer: it waits for rows, until it is stopped. NULL in one of these columns is an error.
+    Below(Arc<[String]>),
     /// Stops the writer.
     Above,
 }
@@ -85,7 +103,7 @@ impl Guard {
 
 impl DisplayAs for Guard {
     fn fmt_as(&self, _: DisplayFormatType, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "GuardExec: {:?}", self.side)
+        f.write_str(if matches!(self.side, Side::Above) { "GuardExec: Above" } else { "GuardExec: Below" })
     }
 }
 
@@ -119,23 +137,38 @@ impl ExecutionPlan for Guard {
 
     fn with_new_children(self: Arc<Self>, mut children: Vec<Arc<dyn ExecutionPlan>>) -> Result<Arc<dyn ExecutionPlan>> {
         let Some(input) = children.pop() else { return internal_err!("a guard of nothing") };
-        Ok(Self::around(input, self.side, &self.failure))
+        Ok(Self::around(input, self.side.clone(), &self.failure))
     }
 
     fn execute(&self, partition: usize, context: Arc<TaskContext>) -> Result<SendableRecordBatchStream> {
         let (stream, failure) = (self.input.execute(partition, context)?, Arc::clone(&self.failure));
         let schema = self.schema();
-        Ok(match self.side {
-            Side::Below => Box::pin(RecordBatchStreamAdapter::new(schema, kept_back(stream, failure))),
+        Ok(match &self.side {
+            Side::Below(folders) => {
+                let folders = Arc::clone(folders);
+                let checked = stream.map(move |batch| batch.and_then(|batch| with_folder(batch, &folders)));
+                Box::pin(RecordBatchStreamAdapter::new(schema, kept_back(checked.boxed(), failure)))
+            }
             Side::Above => Box::pin(RecordBatchStreamAdapter::new(schema, stopped_by(stream, failure))),
         })
     }
 }
 
-type Batch = Result<datafusion::arrow::array::RecordBatch>;
+type Batch = Result<RecordBatch>;
+
+/// A batch all of whose rows have a folder. DataFusion 55 puts those with NULL into the folder of other rows.
+fn with_folder(batch: RecordBatch, folders: &[String]) -> Batch {
+    let has_null = |name: &&String| batch.column_by_name(name).is_some_and(|column| column.logical_null_count() > 0);
+    match folders.iter().find(has_null) {
+        Some(name) => exec_err!(
+            "PARTITIONED BY {name}: a row has NULL there, for which there is no folder; write coalesce({name}, …)"
+        ),
+        None => Ok(batch),
+    }
+}
 
 /// The batches of a stream; after an error, nothing, and no end.
-fn kept_back(stream: SendableRecordBatchStream, failure: Arc<Failure>) -> impl futures::Stream<Item = Batch> {
+fn kept_back(stream: BoxStream<'static, Batch>, failure: Arc<Failure>) -> impl futures::Stream<Item = Batch> {
     futures::stream::unfold((stream, failure), |(mut stream, failure)| async {
         let next = AssertUnwindSafe(stream.next()).catch_unwind().await;
         match next.unwrap_or_else(|_| Some(Err(exec_datafusion_err!("computing the rows to write panicked")))) {
