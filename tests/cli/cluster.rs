@@ -199,9 +199,16 @@ fn a_cluster_gives_what_one_process_gives() {
     let shown = place.elmo().arg("sql").args(words).output().unwrap();
     let err = String::from_utf8(shown.stderr).unwrap();
     assert!(err.contains("the first 2 rows; --max-rows shows more"), "{err}");
-    // EXPLAIN ANALYZE has the operator's counts.
-    let analysed = cluster.sql(&place, &["-c", "EXPLAIN ANALYZE SELECT elmo_embed(text) FROM 'reviews.jsonl'"]);
-    assert!(analysed.out.contains("EmbedExec") && analysed.out.contains("padding_ratio"), "{analysed:?}");
+    // EXPLAIN ANALYZE has the operator's counts, of all tasks; EXPLAIN says what runs where.
+    let analysed = cluster.sql(&place, &["-c", "EXPLAIN ANALYZE SELECT elmo_embed(text) FROM 'large.jsonl'"]);
+    let embedded = analysed.out.lines().find(|line| line.contains("EmbedExec")).unwrap_or_default();
+    assert!(embedded.contains("padding_ratio") && embedded.contains("output_rows=5.50 K"), "{analysed:?}");
+    let last = "EXPLAIN SELECT id, elmo_embed(text) FROM 'large.jsonl' WHERE id > 9 ORDER BY id DESC LIMIT 2";
+    let explained = cluster.sql(&place, &["-c", last]).out;
+    let at = |words: &str| explained.find(words).unwrap_or_else(|| panic!("{words}: {explained}"));
+    let physical = at("physical_plan");
+    let places = [at("ClusterRowsExec"), at("SortPreservingMergeExec"), at("ClusterExec:"), at("DataSourceExec")];
+    assert!(physical < places[0] && places.is_sorted(), "{explained}");
     random_queries(&place, &cluster);
     what_does_not_travel(&place, &cluster);
     embedding_goes_on_here_and_there(&place, &cluster);

@@ -85,6 +85,10 @@ async fn no_text_is_embedded_in_vain() {
         ("SELECT id, elmo_similarity(text, 'hello') s FROM t WHERE grp = 2 ORDER BY s DESC LIMIT 5", 10_001),
         ("SELECT avg(elmo_embed(text)[1]), avg(elmo_embed(text)[2]), min(elmo_embed(text)[3]) FROM t", real),
         ("SELECT avg(elmo_embed(text)[1]) FILTER (WHERE grp = 1) FROM t", 10_000),
+        (
+            "SELECT array_agg(id ORDER BY v) FILTER (WHERE grp = 1) FROM (SELECT id, grp, elmo_embed(text)[1] v FROM t)",
+            10_000,
+        ),
         ("SELECT id, (grp = 2 AND elmo_embed(text)[1] > 0.0) FROM t", 10_000),
         ("SELECT id, elmo_embed(text) FROM t WHERE id IN (SELECT id FROM t WHERE grp = 1 LIMIT 7)", 7),
     ];

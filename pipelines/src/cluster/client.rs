@@ -223,6 +223,8 @@ impl Cluster {
 
     async fn submit(&self, plan: Arc<dyn ExecutionPlan>, config: &SessionConfig) -> Result<Job, DataFusionError> {
         let message = PhysicalPlanNode::try_from_physical_plan(plan, self.codec.as_ref())?;
+        // Or a part of one attempt would not have the rows of that part of another.
+        let config = config.clone().set_bool("datafusion.execution.enable_file_stream_work_stealing", false);
         let settings = config.options().entries().into_iter();
         let settings = settings.map(|entry| KeyValuePair { key: entry.key, value: entry.value }).collect();
         let session_id = uuid::Uuid::new_v4().to_string();

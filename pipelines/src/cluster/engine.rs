@@ -104,8 +104,7 @@ impl QueryStageExecutor for Stage {
     }
 }
 
-/// An error in letters that travel. Those that Ballista acts upon stay as they are: a part of a result that cannot be
-/// fetched is computed again, a disk is tried again.
+/// An error in letters that travel. Those that Ballista acts upon stay as they are: a disk is tried again.
 fn carried(error: DataFusionError, here: &str) -> DataFusionError {
     match said(&error, here) {
         Some(said) => DataFusionError::Execution(written(&said)),

@@ -1,4 +1,4 @@
-//! A part of a plan that runs on the cluster, one task per partition or for a few.
+//! A part of a plan that runs on the cluster, in a task for each partition or for a few.
 
 use std::{
     fmt,

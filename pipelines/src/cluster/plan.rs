@@ -31,7 +31,10 @@ use super::{
     part::ClusterExec,
     rows::ClusterRowsExec,
     scans, session_config,
-    travel::{Plan, first_rows, has_calls, has_calls_within, is_part, is_row_by_row, is_too_deep, reduces, spreads},
+    travel::{
+        Plan, first_rows, has_calls, has_calls_within, in_one_task, is_part, is_row_by_row, is_too_deep, reduces,
+        spreads,
+    },
 };
 
 /// Plans as `inner` does, and sends what is for the cluster there.
@@ -123,9 +126,10 @@ impl Placing<'_> {
         if let Some(sent) = self.part(plan, wanted) {
             return Ok(sent);
         }
-        if let Some((length, input)) = row_by_row(plan) {
-            let cluster = self.cluster.clone();
-            let rows = ClusterRowsExec::try_new(plan, length, self.place(input, wanted)?, wanted.is_some(), cluster)?;
+        if let Some(Chain { length, filters, input }) = row_by_row(plan) {
+            // Of rows that are left out below, more are needed.
+            let input = self.place(input, wanted.filter(|_| !filters))?;
+            let rows = ClusterRowsExec::try_new(plan, length, input, wanted.is_some(), self.cluster.clone())?;
             if self.can_send(rows.chain()) {
                 return Ok(Arc::new(rows));
             }
@@ -138,7 +142,7 @@ impl Placing<'_> {
         let inputs: Vec<Plan> = inputs.collect::<Result<_>>()?;
         let gathers = plan.is::<CoalescePartitionsExec>() && plan.fetch().is_none();
         match &inputs[..] {
-            [input] if gathers && comes_from_there(input) => Ok(in_order(Arc::clone(input))),
+            [input] if gathers && has_sent(input) => Ok(in_order(Arc::clone(input))),
             _ => replace_children_if_necessary(Arc::clone(plan), inputs),
         }
     }
@@ -155,8 +159,12 @@ impl Placing<'_> {
         if !self.files_travel || !is_part(part) || !is_worth_it() {
             return None;
         }
-        let limited = wanted.map(|rows| Arc::new(LocalLimitExec::new(Arc::clone(plan), rows)) as Plan);
-        self.sent(limited.unwrap_or_else(|| Arc::clone(plan)), plan)
+        let sent = match (analysed, wanted) {
+            (Some(part), _) => replace_children_if_necessary(Arc::clone(plan), vec![in_one_task(part).ok()?]).ok()?,
+            (None, Some(rows)) => Arc::new(LocalLimitExec::new(Arc::clone(plan), rows)),
+            (None, None) => Arc::clone(plan),
+        };
+        self.sent(sent, plan)
     }
 
     /// Below a sort that wants the first rows, each task of a part gives its own. The sort is done here once more.
@@ -178,30 +186,50 @@ impl Placing<'_> {
     }
 }
 
-/// A result in one partition, in order if it comes from the cluster.
+/// What the cluster has a share in, in one partition, and in order where there is one. Where there is none, partitions would
+/// only wait for each other.
 fn in_order(plan: Plan) -> Plan {
-    let several = plan.output_partitioning().partition_count() > 1;
-    if several && comes_from_there(&plan) { Arc::new(InOrderExec::new(plan)) } else { plan }
-}
-
-/// Whether rows come from the cluster, but for what is done to one after the other.
-fn comes_from_there(plan: &Plan) -> bool {
-    match plan.children()[..] {
-        _ if plan.is::<ClusterExec>() || plan.is::<ClusterRowsExec>() => true,
-        [input] if plan.is::<ProjectionExec>() || plan.is::<FilterExec>() => comes_from_there(input),
-        _ => plan.is::<UnionExec>() && plan.children().into_iter().any(comes_from_there),
+    match plan.output_partitioning().partition_count() > 1 && has_sent(&plan) {
+        true if has_order_of_files(&plan) => Arc::new(InOrderExec::new(plan)),
+        true => Arc::new(CoalescePartitionsExec::new(plan)),
+        false => plan,
     }
 }
 
-/// A chain of operators that work row by row, of which the lowest embeds: how many they are, and the input of that one.
-fn row_by_row(plan: &Plan) -> Option<(usize, &Plan)> {
-    let (mut found, mut length, mut next) = (None, 0, plan);
+fn has_sent(plan: &Plan) -> bool {
+    plan.is::<ClusterExec>() || plan.is::<ClusterRowsExec>() || plan.children().into_iter().any(has_sent)
+}
+
+/// Whether partitions one after the other are in the order of files.
+fn has_order_of_files(plan: &Plan) -> bool {
+    let keeps = plan.is::<ProjectionExec>()
+        || plan.is::<FilterExec>()
+        || plan.is::<UnionExec>()
+        || plan.is::<CooperativeExec>()
+        || plan.is::<ClusterRowsExec>();
+    let inputs = plan.children();
+    plan.is::<ClusterExec>() || inputs.is_empty() || (keeps && inputs.into_iter().all(has_order_of_files))
+}
+
+/// Operators that work row by row, one above the other, of which the lowest embeds.
+struct Chain<'p> {
+    length: usize,
+    /// One of them leaves rows out.
+    filters: bool,
+    /// Of the lowest.
+    input: &'p Plan,
+}
+
+/// The longest chain from an operator on.
+fn row_by_row(plan: &Plan) -> Option<Chain<'_>> {
+    let (mut found, mut length, mut filters, mut next) = (None, 0, false, plan);
     while is_row_by_row(next)
         && let [input] = next.children()[..]
     {
         length += 1;
+        filters |= next.is::<FilterExec>();
         if has_calls(next) {
-            found = Some((length, input));
+            found = Some(Chain { length, filters, input });
         }
         next = input;
     }

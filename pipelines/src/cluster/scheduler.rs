@@ -1,4 +1,4 @@
-//! The scheduler: cuts plans into stages and tasks, and gives them to executors. It opens no model and reads no file.
+//! The scheduler: cuts parts into tasks, and gives them to executors. It opens no model and reads no file.
 
 use std::{
     net::SocketAddr,

@@ -12,7 +12,7 @@ use datafusion::{
     common::{Result, tree_node::TreeNodeRecursion},
     config::ConfigOptions,
     datasource::{
-        physical_plan::{FileGroup, FileScanConfig},
+        physical_plan::{FileGroup, FileScanConfig, FileScanConfigBuilder},
         source::DataSourceExec,
     },
     physical_expr::{
@@ -29,6 +29,7 @@ use datafusion::{
         limit::LocalLimitExec,
         placeholder_row::PlaceholderRowExec,
         projection::ProjectionExec,
+        replace_children_if_necessary,
         sorts::sort::SortExec,
     },
 };
@@ -200,6 +201,17 @@ pub(super) fn first_rows(sort: &SortExec, part: &Plan) -> Option<Plan> {
     let travels = known && sort.expr().iter().all(|key| !within(&key.expr, &mut |expr| !expr_travels(expr)));
     let each = || SortExec::new(sort.expr().clone(), Arc::clone(part)).with_preserve_partitioning(true);
     travels.then(|| Arc::new(each().with_fetch(sort.fetch())) as Plan)
+}
+
+/// A part of which all files are one partition: what counts the rows of all must be one task.
+pub(super) fn in_one_task(part: &Plan) -> Result<Plan> {
+    if let [input] = part.children()[..] {
+        return replace_children_if_necessary(Arc::clone(part), vec![in_one_task(input)?]);
+    }
+    let Some(scan) = files(part) else { return Ok(Arc::clone(part)) };
+    let all = scan.file_groups.iter().flat_map(FileGroup::files).cloned().collect();
+    let scan = FileScanConfigBuilder::from(scan.clone()).with_file_groups(vec![FileGroup::new(all)]).build();
+    Ok(DataSourceExec::from_data_source(scan))
 }
 
 fn scan_of(part: &Plan) -> Option<&FileScanConfig> {

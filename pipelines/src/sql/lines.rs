@@ -2,8 +2,6 @@
 
 use std::{fmt, sync::Arc};
 
-use super::files::external;
-use crate::source::{InputFile, Plan, Position, Request, Rows, Slice, SourceError};
 use arrow::{
     array::{ArrayRef, AsArray, RecordBatch, RecordBatchOptions},
     compute::{CastOptions, cast_with_options},
@@ -22,6 +20,9 @@ use datafusion::{
         stream::RecordBatchStreamAdapter,
     },
 };
+
+use super::files::external;
+use crate::source::{InputFile, Plan, Position, Request, Rows, Slice, SourceError};
 
 /// Text files as a table.
 #[derive(Debug)]

@@ -606,13 +606,15 @@ impl Pass {
     }
 }
 
-/// What aggregate functions sort their rows by.
+/// What aggregate functions sort all rows by. One with FILTER computes it for those that it lets through.
 fn orders(exprs: &[Expr]) -> Vec<Expr> {
     let mut orders = Vec::new();
     for expr in exprs {
         // Visiting cannot fail when the visitor does not.
         let _ = expr.apply(|e| {
-            if let Expr::AggregateFunction(aggregate) = e {
+            if let Expr::AggregateFunction(aggregate) = e
+                && aggregate.params.filter.is_none()
+            {
                 orders.extend(aggregate.params.order_by.iter().map(|key| key.expr.clone()));
             }
             Ok(TreeNodeRecursion::Continue)
