@@ -427,24 +427,31 @@ fn an_executor_that_is_killed_costs_time_and_no_row() {
     let place = Place::new();
     // A megabyte and a half: cut into parts.
     place.write("many.jsonl", texts(3000, 80));
-    let mut cluster = Cluster::start(&place);
-    let query = "SELECT count(*) AS n, sum(id) AS s, elmo_centroid(elmo_embed(text)) AS c FROM 'many.jsonl'";
-    let words = ["--format", "csv", "-c", query];
-    let here = sql(&place, &words);
-    let mut command = place.elmo();
-    command.args(["sql", "-q", "--cluster", &cluster.scheduler.address]).args(words);
-    let asked = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
-    // It has begun when an executor has opened the model.
-    cluster.executors[1].wait_for("this model is untrained");
-    cluster.executors[1].child.kill().unwrap();
-    let there = asked.wait_with_output().unwrap();
-    assert_eq!(String::from_utf8(there.stderr).unwrap(), "");
-    assert_eq!(String::from_utf8(there.stdout).unwrap(), here.out);
-    // The one that is left answers the next query, and ends when it is told to.
-    assert_eq!(cluster.sql(&place, &words).out, here.out);
-    let executor = &mut cluster.executors[0];
-    executor.signal("-TERM");
-    assert_eq!(executor.ends(), Some(0), "{}", executor.said());
+    // A part of the plan; then rows above a join of two parts, which are groups by then.
+    for query in [
+        "SELECT count(*) AS n, sum(id) AS s, elmo_centroid(elmo_embed(text)) AS c FROM 'many.jsonl'",
+        "SELECT count(*) AS n, sum(id) AS s, elmo_centroid(elmo_embed(concat(m, k))) AS c FROM \
+         (SELECT id, min(text) AS m FROM 'many.jsonl' WHERE elmo_embed(text)[1] IS NOT NULL GROUP BY id) a \
+         JOIN (SELECT id, max(id % 5) AS k FROM 'many.jsonl' GROUP BY id) b USING (id)",
+    ] {
+        let mut cluster = Cluster::start(&place);
+        let words = ["--format", "csv", "-c", query];
+        let here = sql(&place, &words);
+        let mut command = place.elmo();
+        command.args(["sql", "-q", "--cluster", &cluster.scheduler.address]).args(words);
+        let asked = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+        // It has begun when an executor has opened the model.
+        cluster.executors[1].wait_for("this model is untrained");
+        cluster.executors[1].child.kill().unwrap();
+        let there = asked.wait_with_output().unwrap();
+        assert_eq!(String::from_utf8(there.stderr).unwrap(), "");
+        assert_eq!(String::from_utf8(there.stdout).unwrap(), here.out);
+        // The one that is left answers the next query, and ends when it is told to.
+        assert_eq!(cluster.sql(&place, &words).out, here.out);
+        let executor = &mut cluster.executors[0];
+        executor.signal("-TERM");
+        assert_eq!(executor.ends(), Some(0), "{}", executor.said());
+    }
 }
 
 #[test]

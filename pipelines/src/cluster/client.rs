@@ -393,15 +393,13 @@ impl Drop for Job {
         UNDER_WAY.fetch_add(1, Ordering::Relaxed);
         let (mut scheduler, job_id, computed) = (self.scheduler.clone(), self.id.clone(), self.computed);
         self.runtime.spawn(async move {
-            let told = match computed {
-                true => scheduler
-                    .clean_job_data(CleanJobDataParams { job_id, remove_stage_ids: Vec::new() })
-                    .await
-                    .map(|_| ()),
-                false => scheduler.cancel_job(CancelJobParams { job_id }).await.map(|_| ()),
-            };
-            if let Err(status) = told {
+            if !computed && let Err(status) = scheduler.cancel_job(CancelJobParams { job_id: job_id.clone() }).await {
                 tracing::debug!(reason = status.message(), "a job was not taken back");
+            }
+            // A job that failed has results, too, which nobody will fetch.
+            let forget = CleanJobDataParams { job_id, remove_stage_ids: Vec::new() };
+            if let Err(status) = scheduler.clean_job_data(forget).await {
+                tracing::debug!(reason = status.message(), "the results of a job were not given up");
             }
             UNDER_WAY.fetch_sub(1, Ordering::Relaxed);
         });

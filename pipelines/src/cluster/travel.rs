@@ -41,6 +41,9 @@ pub(super) type Plan = Arc<dyn ExecutionPlan>;
 /// Limits travel in 32 bits, and would be cut to them.
 const MOST_ROWS: usize = u32::MAX as usize;
 
+/// Bytes of files that are one task's work: some batches of the engine, when they are packed as Parquet.
+const ONE_TASK_BYTES: u64 = 64 << 10;
+
 /// Levels of operators and of operations that a thread's stack surely has room for, in every process on the way.
 const DEEPEST: usize = 1000;
 
@@ -183,7 +186,7 @@ pub(super) fn spreads(part: &Plan) -> bool {
         "parquet" | "arrow" => distinct_files(scan).min(groups),
         _ => groups,
     };
-    tasks >= PARTITIONS / 2 || bytes(scan) <= SPLIT_BYTES as u64
+    tasks >= PARTITIONS / 2 || bytes(scan) <= ONE_TASK_BYTES
 }
 
 /// Whether a part without calls is worth the way: much is read, and little comes of it.
