@@ -26,6 +26,8 @@ use datafusion::{
 use futures::{FutureExt, StreamExt, stream::BoxStream};
 use tokio::sync::Notify;
 
+/// How long writers have to write what they have been given, a few batches, before they are stopped.
+const DRAINING: Duration = Duration::from_millis(500);
 /// How long writers that were stopped have to remove what they began to write.
 const TIDYING: Duration = Duration::from_millis(100);
 
@@ -189,6 +191,12 @@ fn stopped_by(stream: SendableRecordBatchStream, failure: Arc<Failure>) -> impl 
         tokio::select! {
             biased;
             error = failure.heard() => {
+                // A writer that is stopped with batches before it takes the end of its channel for the end of the rows, and
+                // completes its file; one that waits for more does not.
+                tokio::select! {
+                    () = tokio::time::sleep(DRAINING) => {}
+                    _ = stream.next() => {}
+                }
                 drop(stream);
                 // Its tasks end, and other threads remove the files that they had begun.
                 tokio::time::sleep(TIDYING).await;
