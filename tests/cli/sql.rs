@@ -503,20 +503,31 @@ fn too_little_memory_is_an_error_that_names_the_flag() {
 }
 
 #[test]
-fn an_interrupted_copy_leaves_nothing() {
+fn an_interrupted_copy_leaves_what_was_there() {
     let place = Place::new();
     place.write("a.txt", "It rained all day, and we stayed in and read what there was.\n".repeat(100_000));
-    // Every text another one: equal ones are embedded once.
-    let copy = "COPY (SELECT elmo_embed(concat(text, random()::text)) AS v FROM 'a.txt') TO 'out.parquet'";
-    let child = place.elmo().args(["sql", "-q", "--threads", "1", "-c", copy]).stderr(Stdio::piped()).spawn().unwrap();
-    std::thread::sleep(Duration::from_secs(3));
-    let told = Instant::now();
-    Command::new("kill").args(["-INT", &child.id().to_string()]).status().unwrap();
-    let output = child.wait_with_output().unwrap();
-    assert_eq!(output.status.code(), Some(130), "{}", String::from_utf8_lossy(&output.stderr));
-    assert!(told.elapsed() < Duration::from_secs(30));
-    let left: Vec<_> = fs::read_dir(place.path("")).unwrap().map(|entry| entry.unwrap().file_name()).collect();
-    assert!(left.iter().all(|name| !name.to_string_lossy().contains("out.parquet")), "{left:?}");
+    place.write("before.csv", "what was there before\n");
+    // Every text another one: equal ones are embedded once. Ten rows are a batch, of which a writer is given many.
+    let rows = "SELECT elmo_embed(concat(text, random()::text)) AS v FROM 'a.txt'";
+    for (out, rows) in [
+        ("out.parquet", rows),
+        ("before.csv", "SELECT value FROM range(0, 1000000000)"),
+        ("out.csv", "SELECT value FROM range(0, 1000000000)"),
+    ] {
+        let copy = format!("COPY ({rows}) TO '{out}'");
+        let words = ["sql", "-q", "--threads", "1", "-c", "SET datafusion.execution.batch_size = 10", "-c", &copy];
+        let child = place.elmo().args(words).stdout(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap();
+        std::thread::sleep(Duration::from_secs(3));
+        let told = Instant::now();
+        Command::new("kill").args(["-INT", &child.id().to_string()]).status().unwrap();
+        let output = child.wait_with_output().unwrap();
+        assert_eq!(output.status.code(), Some(130), "{out}: {}", String::from_utf8_lossy(&output.stderr));
+        assert!(told.elapsed() < Duration::from_secs(30));
+        let left: Vec<_> = fs::read_dir(place.path("")).unwrap().map(|entry| entry.unwrap().file_name()).collect();
+        assert!(left.iter().all(|name| !name.to_string_lossy().starts_with("out.")), "{left:?}");
+        assert!(left.iter().all(|name| !name.to_string_lossy().starts_with("before.csv#")), "{left:?}");
+    }
+    assert_eq!(fs::read_to_string(place.path("before.csv")).unwrap(), "what was there before\n");
 }
 
 /// A terminal of 200 columns, and the end that a person would sit at.

@@ -127,11 +127,12 @@ impl Placing<'_> {
             return Ok(sent);
         }
         if let Some(Chain { length, filters, input }) = row_by_row(plan) {
-            // Of rows that are left out below, more are needed.
-            let input = self.place(input, wanted.filter(|_| !filters))?;
-            let rows = ClusterRowsExec::try_new(plan, length, input, wanted.is_some(), self.cluster.clone())?;
+            let (unplaced, stops_early) = (Arc::clone(input), wanted.is_some());
+            let rows = ClusterRowsExec::try_new(plan, length, unplaced, stops_early, self.cluster.clone())?;
             if self.can_send(rows.chain()) {
-                return Ok(Arc::new(rows));
+                // Of rows that are left out below, more are needed.
+                let input = self.place(input, wanted.filter(|_| !filters))?;
+                return replace_children_if_necessary(Arc::new(rows), vec![input]);
             }
         }
         let wanted = wanted_below(plan, wanted);

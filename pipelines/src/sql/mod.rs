@@ -13,6 +13,7 @@ mod error;
 mod files;
 mod lines;
 mod print;
+mod refusing;
 mod repl;
 mod whole;
 

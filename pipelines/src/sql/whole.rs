@@ -4,7 +4,7 @@
 use std::{
     fmt,
     panic::AssertUnwindSafe,
-    sync::{Arc, Mutex, PoisonError},
+    sync::{Arc, Mutex, PoisonError, atomic::Ordering},
     time::Duration,
 };
 
@@ -26,8 +26,8 @@ use datafusion::{
 use futures::{FutureExt, StreamExt, stream::BoxStream};
 use tokio::sync::Notify;
 
-/// How long writers have to write what they have been given, a few batches, before they are stopped.
-const DRAINING: Duration = Duration::from_millis(500);
+use super::refusing::{Failed, with_refusing_stores};
+
 /// How long writers that were stopped have to remove what they began to write.
 const TIDYING: Duration = Duration::from_millis(100);
 
@@ -52,10 +52,12 @@ pub(super) fn or_nothing(plan: Arc<dyn ExecutionPlan>, folders: &[String]) -> Re
 struct Failure {
     error: Mutex<Option<DataFusionError>>,
     told: Notify,
+    happened: Failed,
 }
 
 impl Failure {
     fn tell(&self, error: DataFusionError) {
+        self.happened.store(true, Ordering::SeqCst);
         *self.error.lock().unwrap_or_else(PoisonError::into_inner) = Some(error);
         self.told.notify_one();
     }
@@ -143,7 +145,12 @@ impl ExecutionPlan for Guard {
     }
 
     fn execute(&self, partition: usize, context: Arc<TaskContext>) -> Result<SendableRecordBatchStream> {
-        let (stream, failure) = (self.input.execute(partition, context)?, Arc::clone(&self.failure));
+        let failure = Arc::clone(&self.failure);
+        let context = match self.side {
+            Side::Above => with_refusing_stores(&context, &failure.happened),
+            Side::Below(_) => context,
+        };
+        let stream = self.input.execute(partition, context)?;
         let schema = self.schema();
         Ok(match &self.side {
             Side::Below(folders) => {
@@ -184,25 +191,32 @@ fn kept_back(stream: BoxStream<'static, Batch>, failure: Arc<Failure>) -> impl f
     })
 }
 
+/// A writer at work. Given up, by an error or because nobody waits for it any more, it completes no file.
+struct Writer {
+    stream: Option<SendableRecordBatchStream>,
+    failure: Arc<Failure>,
+}
+
+impl Drop for Writer {
+    fn drop(&mut self) {
+        // Before the stream is dropped: what it has written whole by now is not taken back.
+        self.failure.happened.store(true, Ordering::SeqCst);
+    }
+}
+
 /// What a writer says, unless it is to stop.
 fn stopped_by(stream: SendableRecordBatchStream, failure: Arc<Failure>) -> impl futures::Stream<Item = Batch> {
-    futures::stream::unfold((Some(stream), failure), |(stream, failure)| async {
-        let mut stream = stream?;
+    futures::stream::unfold(Writer { stream: Some(stream), failure }, |mut writer| async {
+        let stream = writer.stream.as_mut()?;
         tokio::select! {
             biased;
-            error = failure.heard() => {
-                // A writer that is stopped with batches before it takes the end of its channel for the end of the rows, and
-                // completes its file; one that waits for more does not.
-                tokio::select! {
-                    () = tokio::time::sleep(DRAINING) => {}
-                    _ = stream.next() => {}
-                }
-                drop(stream);
+            error = writer.failure.heard() => {
+                writer.stream = None;
                 // Its tasks end, and other threads remove the files that they had begun.
                 tokio::time::sleep(TIDYING).await;
-                Some((Err(error), (None, failure)))
+                Some((Err(error), writer))
             }
-            batch = stream.next() => batch.map(|batch| (batch, (Some(stream), failure))),
+            batch = stream.next() => batch.map(|batch| (batch, writer)),
         }
     })
 }
