@@ -347,6 +347,7 @@ fn mistakes(place: &Place, cluster: &Cluster) {
         "SELECT elmo_embed(text) FROM 'latin1.txt'",
         "SELECT elmo_embed(text) FROM 'torn.csv.gz'",
         "SELECT elmo_embed(text) FROM 'torn.jsonl.gz'",
+        "SELECT count(text) FROM 'broken/*.jsonl' WHERE id > 8",
         // A subquery of several rows is no value, and no join.
         "SELECT count(*) FROM 'reviews.jsonl' WHERE id > (SELECT id FROM 'large.jsonl')",
     ];
@@ -355,6 +356,10 @@ fn mistakes(place: &Place, cluster: &Cluster) {
         (echo text; seq 9999) | gzip -c | head -c 9000 > torn.csv.gz",
     );
     assert_eq!(packed.code, Some(0), "{packed:?}");
+    fs::create_dir(place.path("broken")).unwrap();
+    let rows = fs::read_to_string(place.path("large.jsonl")).unwrap();
+    place.write("broken/a.jsonl", &rows);
+    place.write("broken/b.jsonl", format!("{rows}{{\"id\": \"secret\", \"text\": \"\"}}\n"));
     place.write("latin1.txt", b"fine\nna\xefve\n");
     place.write("long.jsonl", format!("{{\"text\": \"b\"}}\n{{\"text\": \"{}\"}}\n", "a ".repeat(600)));
     for statement in same {

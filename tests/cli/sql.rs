@@ -403,6 +403,10 @@ fn several_models_by_name() {
     let unknown = sql(&place, &words("SELECT elmo_embed('It rained.', model => 'fourth')"));
     assert_eq!(unknown.code, Some(2));
     assert!(unknown.err.contains("no model \"fourth\"; there are other, third, tiny"), "{unknown:?}");
+    for statement in ["SELECT elmo_embed('It rained.')", "SELECT * FROM elmo_models()"] {
+        let gone = sql(&place, &["--model", "/nowhere", "-c", statement]);
+        assert!(gone.code == Some(4) && gone.err.contains("no model /nowhere"), "{statement}: {gone:?}");
+    }
     let twice = sql(&place, &["--add-model", "tiny=other", "-c", "SELECT 1"]);
     assert_eq!(twice.code, Some(2), "{twice:?}");
 }
@@ -444,6 +448,11 @@ fn scripts_come_from_files_and_from_standard_input() {
     let expected = "m\n3\ns\na;b\n";
     assert_eq!(sql(&place, &["--format", "csv", "-f", "s.sql"]).out, expected);
     assert_eq!(place.shell("elmo sql -q --format csv < s.sql").out, expected);
+    assert_eq!(place.shell("elmo sql -q --format csv -f - < s.sql").out, expected);
+    place.write("wrong.sql", "SELECT 1;\nSELECT (2;\n");
+    let wrong = sql(&place, &["-f", "s.sql", "-f", "wrong.sql"]);
+    assert_eq!((wrong.code, wrong.out.as_str()), (Some(2), ""), "{wrong:?}");
+    assert!(wrong.err.starts_with("error: wrong.sql: ") && wrong.err.contains("Line: 2"), "{wrong:?}");
     // Nothing of a text is run when a part of it is no SQL.
     let broken = sql(&place, &["--format", "csv", "-c", "SELECT 1; SELEC 2"]);
     assert_eq!((broken.code, broken.out.as_str()), (Some(2), ""), "{broken:?}");
@@ -487,10 +496,61 @@ fn errors() {
         "COPY (SELECT 1) TO '/proc/elmo/x.parquet'",
         "COPY (SELECT 1) TO 'az://container/t.csv?sig=hunter2'",
         "COPY (SELECT elmo_embed(text) AS v FROM 'a.csv') TO 'a.csv'",
+        "CREATE EXTERNAL TABLE t STORED AS XML LOCATION 'a.xml'",
+        "CREATE EXTERNAL TABLE t STORED AS PARQUET LOCATION 'mixed/'",
+        "CREATE EXTERNAL TABLE t (a INT) STORED AS TEXT LOCATION 'latin1.txt'",
     ];
     let shown =
         statements.map(|statement| sql(&place, &["-c", statement]).shown(&format!("sql -q -c \"{statement}\"")));
     snapshot("errors-sql", &shown.join("\n"));
+}
+
+/// Of a folder of files, the error names the one that is broken: found when columns are guessed, or when rows are read.
+#[test]
+fn an_error_names_the_file_that_is_broken() {
+    let place = small();
+    let fails = |statement: &str, file: &str, reason: &str| {
+        let ended = sql(&place, &["-c", statement]);
+        assert_eq!(ended.code, Some(3), "{statement}: {ended:?}");
+        assert!(ended.err.contains(&format!("{file}: ")) && ended.err.contains(reason), "{statement}: {ended:?}");
+        assert!(!ended.err.contains("secret") && !ended.err.contains("bug"), "{statement}: {ended:?}");
+    };
+    let folders = ["csv", "json", "parquet", "arrow", "torn"];
+    folders.iter().for_each(|name| fs::create_dir(place.path(name)).unwrap());
+    for part in 0..20 {
+        let id = if part == 13 { "secret" } else { "1" };
+        place.write(&format!("csv/{part}.csv"), format!("id\n7\n{id}\n"));
+        place.write(&format!("json/{part}.jsonl"), format!("{{\"id\": {id}}}\n"));
+    }
+    let made = place.shell(
+        "elmo sql -q -c \"COPY (SELECT value AS id, repeat('a', 9) AS t FROM range(0, 20000)) TO 'parquet/a.parquet'\" && \
+         cp parquet/a.parquet parquet/b.parquet && cp parquet/a.parquet torn/a.parquet && \
+         head -c 3000 parquet/a.parquet > torn/b.parquet && \
+         elmo sql -q -c \"COPY (SELECT value AS id FROM range(0, 20000)) TO 'arrow/a.arrow'\" && \
+         head -c 300 arrow/a.arrow > arrow/b.arrow",
+    );
+    assert_eq!(made.code, Some(0), "{made:?}");
+    // A page's bytes, behind the header of the first.
+    let damaged = place.path("parquet/b.parquet");
+    let mut bytes = fs::read(&damaged).unwrap();
+    let middle = bytes.len() / 3;
+    bytes[middle..middle + 200].fill(0x55);
+    fs::write(&damaged, bytes).unwrap();
+    let csv = "CREATE EXTERNAL TABLE t (id BIGINT) STORED AS CSV LOCATION 'csv/' OPTIONS ('format.has_header' 'true')";
+    fails(&format!("{csv}; SELECT sum(id) FROM t"), "csv/13.csv", "for column 0");
+    // Of a file whose columns are declared, and of one that shows none.
+    let json = "CREATE EXTERNAL TABLE t (id BIGINT) STORED AS JSONL LOCATION 'json/'";
+    fails(&format!("{json}; SELECT sum(id) FROM t"), "json/13.jsonl", "Json error");
+    fails("CREATE EXTERNAL TABLE t STORED AS JSON LOCATION 'json/*.jsonl'", "json/13.jsonl", "Not valid JSON");
+    fails("SELECT * FROM 'json'", "json/13.jsonl", "Not valid JSON");
+    fails("SELECT max(id), max(t) FROM 'parquet' WHERE id % 3 = 0", "parquet/b.parquet", "");
+    fails("SELECT * FROM 'torn'", "torn/b.parquet", "Invalid Parquet file");
+    place.write("torn/_SUCCESS", "");
+    fails("CREATE EXTERNAL TABLE t STORED AS PARQUET LOCATION 'torn/'", "torn/b.parquet", "Invalid Parquet file");
+    fails("SELECT * FROM 'arrow'", "arrow/b.arrow", "cut short");
+    // What an expression does wrong is not a file's fault.
+    let ended = sql(&place, &["-c", "SELECT 1 / (id - 7) FROM 'csv/1.csv'"]);
+    assert!(ended.code == Some(3) && !ended.err.contains("csv"), "{ended:?}");
 }
 
 #[test]

@@ -165,6 +165,11 @@ impl Models {
         self.inner.by_name.keys().map(String::as_str)
     }
 
+    /// Whether there is a model of this name.
+    pub(crate) fn has(&self, name: Option<&str>) -> bool {
+        self.entry(name).is_ok()
+    }
+
     /// What is known of a model without opening it.
     ///
     /// # Errors

@@ -161,7 +161,11 @@ impl Call {
     /// Opens the model, if need be.
     pub(crate) fn embedder(&self, models: &Models) -> Result<ColumnEmbedder> {
         let made = models.embedder(self.options.model.as_deref(), &self.options.spec);
-        made.map_err(|reason| DataFusionError::External(Box::new(ModelFailed(format!("{}: {reason}", self.function)))))
+        made.map_err(|reason| self.model_failed(reason))
+    }
+
+    fn model_failed(&self, reason: String) -> DataFusionError {
+        DataFusionError::External(Box::new(ModelFailed(format!("{}: {reason}", self.function))))
     }
 
     /// Everything that decides what comes out for a text.
@@ -173,15 +177,18 @@ impl Call {
     /// The result's field, named as the embedder names it: always nullable, as a blank text has no vector.
     ///
     /// # Errors
-    /// A planning error: no such model, or options that it cannot do.
+    /// A planning error: no model of that name, or options that it cannot do. [`ModelFailed`]: it cannot be described.
     pub(crate) fn field(&self, models: &Models) -> Result<Field> {
         let failed = |reason: String| DataFusionError::Plan(format!("{}: {reason}", self.function));
         let model = self.options.model.as_deref();
+        let card = models.card(model).map_err(|reason| match models.has(model) {
+            true => self.model_failed(reason),
+            false => failed(reason),
+        })?;
         let layout = models.layout(model, &self.options.spec).map_err(failed)?;
         let Some(vectors) = layout.fields().into_iter().next() else {
             return internal_err!("a layout without a vector field");
         };
-        let card = models.card(model).map_err(failed)?;
         let scores = |kind| {
             let fingerprint = [("elmo.fingerprint".to_owned(), card.fingerprint.to_string())];
             Field::new(self.function, kind, true).with_metadata(fingerprint.into())
@@ -233,8 +240,7 @@ impl Call {
     fn scorer(&self, models: &Models) -> Result<Scorer> {
         let elmo = models.open_with_head(self.options.model.as_deref());
         let scorer = elmo.and_then(|elmo| Scorer::new(&elmo, &self.options.spec).map_err(|e| e.to_string()));
-        scorer
-            .map_err(|reason| DataFusionError::External(Box::new(ModelFailed(format!("{}: {reason}", self.function)))))
+        scorer.map_err(|reason| self.model_failed(reason))
     }
 
     /// The column of the result; takes long where it is scores.

@@ -1,8 +1,8 @@
 //! `elmo sql`: the words, and the loop of the shell.
 
 use std::{
-    io::{self, IsTerminal, Read},
-    path::PathBuf,
+    io::{self, IsTerminal},
+    path::{Path, PathBuf},
     str::FromStr,
     sync::Arc,
     time::{Duration, Instant},
@@ -46,7 +46,7 @@ pub(super) struct SqlArgs {
     #[arg(short, long, value_name = "SQL", conflicts_with = "file")]
     command: Vec<String>,
 
-    /// Run the statements of a file and end; may be given several times
+    /// Run the statements of a file, - for standard input, and end; may be given several times
     #[arg(short, long, value_name = "FILE", value_hint = ValueHint::FilePath)]
     file: Vec<PathBuf>,
 
@@ -125,29 +125,48 @@ impl SqlArgs {
     }
 
     /// The statements that the command line names; `None` for the shell.
-    fn texts(&self) -> Result<Option<Vec<String>>> {
+    fn texts(&self) -> Result<Option<Vec<Text>>> {
         if !self.command.is_empty() {
-            return Ok(Some(self.command.clone()));
+            let given = self.command.iter().map(|sql| Text { sql: sql.clone(), file: None });
+            return Ok(Some(given.collect()));
         }
         if !self.file.is_empty() {
-            return self.file.iter().map(read).collect::<Result<_>>().map(Some);
+            return self.file.iter().map(|file| Text::read(file)).collect::<Result<_>>().map(Some);
         }
-        if io::stdin().is_terminal() {
-            return Ok(None);
+        match io::stdin().is_terminal() {
+            true => Ok(None),
+            false => Ok(Some(vec![Text::read(Path::new("-"))?])),
         }
-        let mut text = String::new();
-        let read = io::stdin().read_to_string(&mut text);
-        read.map_err(|e| Error::usage(format!("standard input: {e}"), "statements are UTF-8"))?;
-        Ok(Some(vec![text]))
     }
 }
 
-fn read(path: &PathBuf) -> Result<String> {
-    let text = std::fs::read_to_string(path);
-    let text = text
-        .map_err(|e| Error::usage(format!("{}: {e}", path.display()), "give a file with SQL statements, in UTF-8"))?;
-    // Editors on Windows begin files with it.
-    Ok(text.strip_prefix('\u{feff}').map(str::to_owned).unwrap_or(text))
+/// Statements, and the file that they come from.
+struct Text {
+    sql: String,
+    file: Option<String>,
+}
+
+impl Text {
+    /// Reads a file; `-` is standard input.
+    fn read(path: &Path) -> Result<Self> {
+        let (read, file) = match path.as_os_str() == "-" {
+            true => (io::read_to_string(io::stdin()), "standard input".to_owned()),
+            false => (std::fs::read_to_string(path), path.display().to_string()),
+        };
+        let text = read.map_err(|e| Error::usage(format!("{file}: {e}"), "give SQL statements, in UTF-8"))?;
+        // Editors on Windows begin files with it.
+        let sql = text.strip_prefix('\u{feff}').map(str::to_owned).unwrap_or(text);
+        Ok(Self { sql, file: Some(file) })
+    }
+
+    fn parse(&self, sql: &Sql) -> Result<Vec<Statement>> {
+        sql.parse(&self.sql).map_err(|error| match (error, &self.file) {
+            (Error::Sql { message, exit, help }, Some(file)) => {
+                Error::Sql { message: format!("{file}: {message}"), exit, help }
+            }
+            (error, _) => error,
+        })
+    }
 }
 
 pub(super) fn run(args: &SqlArgs, common: &CommonArgs) -> Result<Exit> {
@@ -202,8 +221,8 @@ struct Shell<'a> {
 
 impl Shell<'_> {
     /// Runs statements to the first error. All texts are parsed before anything is run.
-    async fn script(&mut self, texts: &[String]) -> Result<()> {
-        let parsed = texts.iter().map(|text| self.sql.parse(text)).collect::<Result<Vec<_>>>()?;
+    async fn script(&mut self, texts: &[Text]) -> Result<()> {
+        let parsed = texts.iter().map(|text| text.parse(&self.sql)).collect::<Result<Vec<_>>>()?;
         let statements: Vec<_> = parsed.into_iter().flatten().collect();
         if statements.is_empty() {
             return Err(Error::usage("there is no statement", "give one: -c 'SELECT 1'"));
@@ -272,7 +291,7 @@ impl Shell<'_> {
             let ended = match typed {
                 Ok(Typed::End) => return Ok(()),
                 Ok(Typed::Nothing) => Ok(()),
-                Ok(Typed::Sql(text)) => self.answer(&text).await,
+                Ok(Typed::Sql(sql)) => self.answer(&Text { sql, file: None }).await,
                 Ok(Typed::Command(command)) => self.obey(command).await,
                 Err(error @ Error::Usage { .. }) => Err(error),
                 Err(error) => return Err(error),
@@ -292,13 +311,13 @@ impl Shell<'_> {
                 self.show.format = format;
                 Ok(())
             }
-            Command::File(file) => self.answer(&read(&PathBuf::from(file))?).await,
-            Command::Sql(text) => self.answer(&text).await,
+            Command::File(file) => self.answer(&Text::read(Path::new(&file))?).await,
+            Command::Sql(sql) => self.answer(&Text { sql, file: None }).await,
         }
     }
 
-    async fn answer(&mut self, text: &str) -> Result<()> {
-        for statement in self.sql.parse(text)? {
+    async fn answer(&mut self, text: &Text) -> Result<()> {
+        for statement in text.parse(&self.sql)? {
             let started = Instant::now();
             let answer = self.one(statement).await?;
             let seconds = started.elapsed().as_secs_f64();

@@ -26,7 +26,7 @@ use crate::{
     error::{Error, Exit},
     redact::redact,
     source::reason::without_data,
-    sql::judged,
+    sql::{judged, naming_files},
 };
 
 /// Begins and ends what is carried.
@@ -56,7 +56,7 @@ impl ExecutionEngine for Engine {
         work_dir: &str,
         config: &SessionConfig,
     ) -> Result<Arc<dyn QueryStageExecutor>> {
-        let plan = scans::restored(plan)?;
+        let plan = naming_files(scans::restored(plan)?)?;
         let stage = self.inner.create_query_stage_exec(job_id, stage_id, task_id, partitions, plan, work_dir, config);
         let inner = stage.map_err(|error| carried(error, &self.name))?;
         Ok(Arc::new(Stage { inner, name: Arc::clone(&self.name) }))

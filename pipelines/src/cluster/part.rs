@@ -24,6 +24,7 @@ use super::{
     client::{Cluster, Results},
     travel::Plan,
 };
+use crate::sql::ELSEWHERE;
 
 /// Who comes first starts the job; all wait for the same.
 type Started = Shared<BoxFuture<'static, Result<Arc<Results>, Arc<DataFusionError>>>>;
@@ -68,7 +69,7 @@ impl DisplayAs for ClusterExec {
 
 impl ExecutionPlan for ClusterExec {
     fn name(&self) -> &'static str {
-        "ClusterExec"
+        ELSEWHERE
     }
 
     fn properties(&self) -> &Arc<PlanProperties> {

@@ -164,6 +164,14 @@ pub enum SourceError {
         /// What was given.
         file: String,
     },
+    /// The bytes are not what the format wants, where nobody counts rows.
+    #[error("{file}: {reason}")]
+    Unreadable {
+        /// The file.
+        file: String,
+        /// What is wrong.
+        reason: String,
+    },
     /// The bytes are not what the format wants.
     #[error("{file}: after row {row}: {reason}")]
     Malformed {
@@ -199,6 +207,7 @@ impl SourceError {
             | Self::Disagree { .. }
             | Self::Unstorable { .. }
             | Self::Collision { .. }
+            | Self::Unreadable { .. }
             | Self::Empty { .. } => return None,
             Self::Missing { .. } => "check the path; patterns like 'logs/*.csv' go in quotes",
             Self::Unknown { .. } => "rename the file, or convert it to one of these",

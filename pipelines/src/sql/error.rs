@@ -40,7 +40,7 @@ fn of_cluster(_: &DataFusionError) -> Option<(Exit, Option<String>)> {
 }
 
 /// What is wrong, without the names that DataFusion has for its kinds of errors.
-fn message(error: &DataFusionError) -> Cow<'_, str> {
+pub(super) fn message(error: &DataFusionError) -> Cow<'_, str> {
     use DataFusionError as E;
     match error {
         E::Plan(text) | E::Execution(text) | E::Configuration(text) => plain(text),
@@ -51,9 +51,11 @@ fn message(error: &DataFusionError) -> Cow<'_, str> {
         E::External(error) => error.to_string().into(),
         // Arrow's readers quote what they cannot read.
         E::ArrowError(error, _) => without_data(&error.to_string()).into(),
+        E::ParquetError(error) => error.to_string().into(),
         E::Context(_, error) | E::Diagnostic(_, error) => message(error),
         E::Shared(error) => message(error),
         E::Internal(text) if is_of_writers(text) => "the output could not be written".into(),
+        E::Internal(text) if is_no_arrow(text) => "no Arrow file or stream, or one that is cut short".into(),
         E::Collection(errors) => errors.first().map_or("unknown".into(), message),
         other => other.strip_backtrace().into(),
     }
@@ -70,10 +72,19 @@ fn is_of_writers(text: &str) -> bool {
     text.contains("while finalizing writes")
 }
 
+/// Bytes that are no Arrow; DataFusion takes that for an error of its own.
+pub(super) fn is_no_arrow(text: &str) -> bool {
+    text.starts_with("Failed to parse Arrow file")
+}
+
+const OWN_ENDINGS: &str =
+    "of a folder, files with the ending of their kind are taken, such as .json; name others by a pattern: 'logs/*.jsonl'";
+
 /// Whose fault an error is.
 fn judge(root: &DataFusionError) -> (Exit, Option<&'static str>) {
     use DataFusionError as E;
     match root {
+        E::Plan(text) if text.contains("Cannot infer schema from an empty") => (Exit::Usage, Some(OWN_ENDINGS)),
         E::SQL(..) | E::Plan(_) | E::SchemaError(..) | E::Configuration(_) | E::NotImplemented(_) => {
             (Exit::Usage, None)
         }
@@ -96,7 +107,7 @@ fn judge(root: &DataFusionError) -> (Exit, Option<&'static str>) {
 }
 
 /// Whether what was read is wrong, a packed file that is torn say, and not the disk.
-fn is_of_contents(kind: ErrorKind) -> bool {
+pub(super) fn is_of_contents(kind: ErrorKind) -> bool {
     matches!(kind, ErrorKind::InvalidData | ErrorKind::InvalidInput | ErrorKind::UnexpectedEof)
 }
 

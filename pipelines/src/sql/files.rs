@@ -28,7 +28,7 @@ use object_store::ObjectStore;
 use parking_lot::RwLock;
 use url::Url;
 
-use super::lines::LinesTable;
+use super::{lines::LinesTable, readers::named};
 use crate::{
     source::{Compression, Format, InputFile, SourceError, list, of_name},
     stores::{Location, Stores},
@@ -109,7 +109,8 @@ impl Files {
         for file in files {
             let Some(location) = &file.location else { continue };
             let url = listing_url(location)?;
-            schemas.push((file.to_string(), options.infer_schema(&state, &url).await?));
+            let schema = options.infer_schema(&state, &url).await.map_err(|error| named(error, &file.to_string()))?;
+            schemas.push((file.to_string(), schema));
             urls.push(url);
         }
         let schema = merged(format, &schemas)?;
@@ -120,7 +121,8 @@ impl Files {
     /// What only DataFusion knows, as it lists it.
     async fn foreign(&self, address: &str, format: Arc<dyn FileFormat>) -> Result<Arc<dyn TableProvider>> {
         let config = ListingTableConfig::new(ListingTableUrl::parse(address)?);
-        let config = config.with_listing_options(listing_options(format)).infer_schema(&self.state()?).await?;
+        let config = config.with_listing_options(listing_options(format)).infer_schema(&self.state()?).await;
+        let config = config.map_err(|error| named(error, address))?;
         Ok(Arc::new(ListingTable::try_new(config)?))
     }
 }
@@ -210,6 +212,11 @@ fn is_no_table(error: &DataFusionError) -> bool {
 #[async_trait]
 impl TableProviderFactory for Files {
     async fn create(&self, _: &dyn Session, command: &CreateExternalTable) -> Result<Arc<dyn TableProvider>> {
+        if !command.schema.fields().is_empty() || !command.options.is_empty() {
+            return Err(DataFusionError::Plan(
+                "STORED AS TEXT: lines have one column, text, and no options; leave out both".to_owned(),
+            ));
+        }
         let mut addresses = command.locations.clone();
         addresses.sort();
         let files = list(&self.stores, &addresses, None).await.map_err(external)?;

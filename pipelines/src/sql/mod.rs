@@ -13,6 +13,7 @@ mod error;
 mod files;
 mod lines;
 mod print;
+mod readers;
 mod refusing;
 mod repl;
 mod whole;
@@ -42,8 +43,9 @@ use self::{error::sql_error, files::Registry};
 pub(crate) use self::{
     error::{judged, sql_error},
     files::Registry,
+    readers::{ELSEWHERE, naming_files},
 };
-use self::{files::Files, print::Printer};
+use self::{files::Files, print::Printer, readers::Guessing};
 pub use self::{
     print::{Format, Out},
     repl::{COMMANDS, Command, Repl, Typed, default_history},
@@ -153,7 +155,11 @@ impl Sql {
         if let Some(cluster) = cluster {
             builder = cluster.plan_for(builder);
         }
-        builder.table_factories().get_or_insert_default().insert("TEXT".to_owned(), Arc::clone(&files) as _);
+        let tables = builder.table_factories().get_or_insert_default();
+        for factory in tables.values_mut() {
+            *factory = Arc::new(Guessing(Arc::clone(factory)));
+        }
+        tables.insert("TEXT".to_owned(), Arc::clone(&files) as _);
         let context = SessionContext::new_with_state(builder.build());
         let tables = Arc::clone(context.state().catalog_list());
         context.register_catalog_list(Arc::new(DynamicFileCatalog::new(tables, Arc::clone(&files) as _)));
@@ -181,6 +187,7 @@ impl Sql {
     /// [`Error::Failed`] when it cannot be written to.
     pub async fn run(&self, mut statement: Statement, show: Show, watch: &dyn Progress, out: Out) -> Result<Answer> {
         copy::complete(&mut statement, &self.stores)?;
+        self.knows_kind(&mut statement)?;
         let frame = elmo_udfs::run(&self.context, statement).await.map_err(sql_error)?;
         // CREATE, SET and their like have been carried out by now.
         if frame.schema().fields().is_empty() {
@@ -194,6 +201,27 @@ impl Sql {
         let answer = written(&plan, stream, printer, watch).await;
         watch.finish();
         answer
+    }
+
+    /// Looks at the kind of files of a table that is to be made, also of one that is explained.
+    fn knows_kind(&self, statement: &mut Statement) -> Result<()> {
+        let create = match statement {
+            Statement::CreateExternalTable(create) => create,
+            Statement::Explain(explain) => return self.knows_kind(&mut explain.statement),
+            _ => return Ok(()),
+        };
+        // As COPY calls it.
+        if create.file_type.eq_ignore_ascii_case("jsonl") {
+            "JSON".clone_into(&mut create.file_type);
+        }
+        let state = self.context.state();
+        if state.table_factories().contains_key(&create.file_type.to_ascii_uppercase()) {
+            return Ok(());
+        }
+        let mut kinds: Vec<_> = state.table_factories().keys().map(String::as_str).collect();
+        kinds.sort_unstable();
+        let message = format!("STORED AS {}: no such kind of files", create.file_type);
+        Err(Error::usage(message, format!("one of {}", kinds.join(", "))))
     }
 
     /// A cluster computes all rows before it gives the first: no more than a table shows, and one to know of more.
@@ -239,6 +267,7 @@ impl Sql {
         let tasks = Arc::new(frame.task_ctx());
         let folders = whole::folders(frame.logical_plan());
         let plan = frame.create_physical_plan().await.and_then(|plan| whole::or_nothing(plan, &folders));
+        let plan = plan.and_then(readers::naming_files);
         let plan = plan.map_err(sql_error)?;
         let stream = execute_stream(Arc::clone(&plan), tasks).map_err(sql_error)?;
         Ok((plan, stream))

@@ -1,7 +1,10 @@
 //! The shell's prompt: lines with history and completion, statements over several lines, and commands that start with a
 //! backslash.
 
-use std::path::{Path, PathBuf};
+use std::{
+    io::ErrorKind,
+    path::{Path, PathBuf},
+};
 
 use datafusion::sql::sqlparser::{
     dialect::GenericDialect,
@@ -134,7 +137,8 @@ impl Repl {
     /// Asks for the next statements or command; `names` are offered to complete words with.
     ///
     /// # Errors
-    /// [`Error::Usage`] for a command that there is none of, [`Error::Failed`] when the terminal is gone.
+    /// [`Error::Usage`] for a command that there is none of and bytes that are no text, [`Error::Failed`] when the terminal is
+    /// gone.
     pub fn read(&mut self, names: Vec<String>) -> Result<Typed> {
         if let Some(helper) = self.editor.helper_mut() {
             helper.names = names;
@@ -143,6 +147,12 @@ impl Repl {
             Ok(text) => text,
             Err(ReadlineError::Interrupted) => return Ok(Typed::Nothing),
             Err(ReadlineError::Eof) => return Ok(Typed::End),
+            Err(ReadlineError::Io(error)) if error.kind() == ErrorKind::InvalidData => {
+                return Err(Error::usage(
+                    "what was typed is no UTF-8",
+                    "the line is given up; look at the terminal's encoding",
+                ));
+            }
             Err(error) => return Err(failed(error)),
         };
         let text = text.trim();

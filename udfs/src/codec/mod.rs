@@ -28,7 +28,7 @@ use prost::Message;
 
 use self::message::{CallNode, EmbedNode, FunctionNode, ModelNode, SpecNode, word};
 use crate::{
-    Card, ModelError, ModelSource, Models, functions,
+    Card, ModelError, ModelFailed, ModelSource, Models, functions,
     models::lock,
     plan::exec::{BoundCall, EmbedExec},
     text_function::{Call, Kind, TextFunction},
@@ -189,7 +189,8 @@ impl ElmoCodec {
         let models = Models::lazy(default, models);
         for node in &nodes {
             // Handed on from here, they are models that a query has named.
-            models.card(Some(&node.name)).map_err(|reason| plan_datafusion_err!("{reason}"))?;
+            let card = models.card(Some(&node.name));
+            card.map_err(|reason| DataFusionError::External(Box::new(ModelFailed(reason))))?;
         }
         if known.len() == KEPT {
             known.pop_front();

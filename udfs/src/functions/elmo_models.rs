@@ -12,7 +12,7 @@ use datafusion::{
     error::Result,
 };
 
-use crate::Models;
+use crate::{ModelFailed, Models};
 
 /// The name in SQL.
 pub const NAME: &str = "elmo_models";
@@ -33,7 +33,7 @@ impl ElmoModels {
         let models = &self.0;
         let names: Vec<&str> = models.names().collect();
         let cards = names.iter().map(|name| models.card(Some(name))).collect::<Result<Vec<_>, _>>();
-        let cards = cards.map_err(DataFusionError::Plan)?;
+        let cards = cards.map_err(|reason| DataFusionError::External(Box::new(ModelFailed(reason))))?;
         let numbers = |number: usize| u32::try_from(number).unwrap_or(u32::MAX);
         let strings = |values: Vec<String>| Arc::new(StringArray::from(values)) as ArrayRef;
         let columns: Vec<(&str, ArrayRef)> = vec![
