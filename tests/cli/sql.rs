@@ -299,11 +299,42 @@ fn a_copy_that_fails_leaves_what_was_there() {
             assert!(!left.iter().any(|name| name.to_string_lossy().starts_with("out.")), "{statement}: {left:?}");
         }
     }
+    // What a writer cannot write, it finds when it has written other rows.
+    place.write("out.csv", before);
+    place.write("out.jsonl", before);
+    for statement in [
+        "COPY (SELECT CAST('2024-01-01' AS TIMESTAMP) AS t) TO 'out.csv' OPTIONS ('format.timestamp_format' '%z')",
+        "COPY (SELECT map([1], [id]) AS m FROM 'many.jsonl') TO 'out.jsonl'",
+        "COPY (SELECT arrow_cast(CASE WHEN id < 29999 THEN id ELSE 9223372036854775807 END, 'Timestamp(Second, None)') AS t \
+         FROM 'many.jsonl') TO 'out.csv'",
+    ] {
+        let ended = sql(&place, &["-c", "SET datafusion.execution.batch_size = 1000", "-c", statement]);
+        assert!(!matches!(ended.code, Some(0)), "{statement}: {ended:?}");
+        for out in ["out.csv", "out.jsonl"] {
+            assert_eq!(fs::read_to_string(place.path(out)).unwrap(), before, "{statement}");
+        }
+    }
+    // A folder gets all of its files or none.
+    let files = |folder: &str| {
+        let found = place.shell(&format!("find {folder} -type f"));
+        found.out.lines().map(str::to_owned).collect::<Vec<_>>()
+    };
+    let folder = "COPY (SELECT id % 7 AS f, 1 / (id - 29999) AS x FROM 'many.jsonl') TO 'parts/' STORED AS CSV PARTITIONED BY (f)";
+    let several = "SET datafusion.execution.soft_max_rows_per_output_file = 2000; \
+                   SET datafusion.execution.batch_size = 1000";
+    assert_ne!(sql(&place, &["-c", several, "-c", folder]).code, Some(0));
+    assert_eq!(files("."), files(".").into_iter().filter(|file| !file.contains("parts")).collect::<Vec<_>>());
+    assert_eq!(sql(&place, &["-c", several, "-c", &folder.replace("29999", "30000")]).code, Some(0));
+    assert!(files("parts").len() >= 7, "{:?}", files("parts"));
+    assert_eq!(value(&place, "SELECT count(*) FROM 'parts/**/*.csv'"), 30_000);
     // A table of files grows by all rows or none.
     fs::create_dir(place.path("grows")).unwrap();
     let table = "CREATE EXTERNAL TABLE t (id BIGINT) STORED AS PARQUET LOCATION 'grows/'";
     let insert = "INSERT INTO t SELECT id / (id - 29999) FROM 'many.jsonl'";
     assert_ne!(sql(&place, &["-c", table, "-c", insert]).code, Some(0));
+    let strict = "CREATE EXTERNAL TABLE t (id BIGINT NOT NULL) STORED AS PARQUET LOCATION 'grows/'";
+    let null = "INSERT INTO t SELECT CASE WHEN id < 29999 THEN id END FROM 'many.jsonl'";
+    assert_ne!(sql(&place, &["-c", several, "-c", strict, "-c", null]).code, Some(0));
     assert_eq!(fs::read_dir(place.path("grows")).unwrap().count(), 0);
 }
 

@@ -77,8 +77,7 @@ pub(super) fn is_no_arrow(text: &str) -> bool {
     text.starts_with("Failed to parse Arrow file")
 }
 
-const OWN_ENDINGS: &str =
-    "of a folder, files with the ending of their kind are taken, such as .json; name others by a pattern: 'logs/*.jsonl'";
+const OWN_ENDINGS: &str = "of a folder, files with the ending of their kind are taken, such as .json; name others by a pattern: 'logs/*.jsonl'";
 
 /// Whose fault an error is.
 fn judge(root: &DataFusionError) -> (Exit, Option<&'static str>) {

@@ -14,8 +14,8 @@ mod files;
 mod lines;
 mod print;
 mod readers;
-mod refusing;
 mod repl;
+mod staged;
 mod whole;
 
 use std::{collections::HashMap, num::NonZeroUsize, sync::Arc, time::Duration};

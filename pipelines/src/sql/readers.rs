@@ -115,8 +115,9 @@ async fn broken(session: &dyn Session, command: &CreateExternalTable) -> Result<
         }
         let store = &session.runtime_env().object_store(&url)?;
         let files = url.list_all_files(session, store.as_ref(), "").await?;
-        let tried =
-            files.map_ok(|file| async move { Ok((format.infer_schema(session, store, &[file.clone()]).await, file)) });
+        let tried = files.map_ok(|file| async move {
+            Ok((format.infer_schema(session, store, std::slice::from_ref(&file)).await, file))
+        });
         let mut tried = tried.try_buffered(AT_ONCE);
         while let Some((schema, file)) = tried.try_next().await? {
             if schema.is_err() {
@@ -128,7 +129,7 @@ async fn broken(session: &dyn Session, command: &CreateExternalTable) -> Result<
 }
 
 /// A file as its owner would call it: on this machine, by its path.
-fn address(store: &str, file: &object_store::path::Path) -> String {
+pub(super) fn address(store: &str, file: &object_store::path::Path) -> String {
     format!("{}{file}", if store.starts_with("file:") { "/" } else { store })
 }
 

@@ -1,17 +1,12 @@
-//! Files are written whole or not at all. DataFusion's writers take an input that fails for one that has ended: they
-//! complete the file with the rows that came before, and replace what was there.
+//! Files are written whole or not at all: they come into place when the operator that writes has succeeded. See
+//! [`super::staged`].
 
-use std::{
-    fmt,
-    panic::AssertUnwindSafe,
-    sync::{Arc, Mutex, PoisonError, atomic::Ordering},
-    time::Duration,
-};
+use std::{fmt, panic::AssertUnwindSafe, sync::Arc};
 
 use datafusion::{
     arrow::array::{Array, RecordBatch},
     common::{
-        DataFusionError, Result, exec_datafusion_err, exec_err, internal_err,
+        Result, exec_datafusion_err, exec_err, internal_err,
         tree_node::{Transformed, TreeNode, TreeNodeRecursion},
     },
     datasource::{listing::ListingTable, sink::DataSinkExec, source_as_provider},
@@ -23,50 +18,36 @@ use datafusion::{
         stream::RecordBatchStreamAdapter,
     },
 };
-use futures::{FutureExt, StreamExt, stream::BoxStream};
-use tokio::sync::Notify;
+use futures::{Stream, StreamExt};
 
-use super::refusing::{Failed, with_refusing_stores};
+use super::staged::Staged;
 
-/// How long writers that were stopped have to remove what they began to write.
-const TIDYING: Duration = Duration::from_millis(100);
-
-/// The plan, with every operator that writes between two that stop it when its input fails. `folders` are the columns that
-/// rows are put into folders by.
+/// The plan, with every operator that writes between two that see to it that all of it comes into place or nothing.
+/// `folders` are the columns that rows are put into folders by.
 ///
 /// # Errors
 /// As DataFusion, when it takes a plan apart.
 pub(super) fn or_nothing(plan: Arc<dyn ExecutionPlan>, folders: &[String]) -> Result<Arc<dyn ExecutionPlan>> {
     let guarded = plan.transform_up(|node| {
         let Some(sink) = node.downcast_ref::<DataSinkExec>() else { return Ok(Transformed::no(node)) };
-        let failure = Arc::<Failure>::default();
-        let below = Guard::around(Arc::clone(sink.input()), Side::Below(folders.into()), &failure);
+        let staged = Arc::<Staged>::default();
+        let below = Guard::around(Arc::clone(sink.input()), Side::Below(folders.into()), &staged);
         let sink = replace_children_if_necessary(node, vec![below])?;
-        Ok(Transformed::yes(Guard::around(sink, Side::Above, &failure)))
+        Ok(Transformed::yes(Guard::around(sink, Side::Above, &staged)))
     });
     guarded.map(|guarded| guarded.data)
 }
 
-/// What the input of a writer failed with.
-#[derive(Debug, Default)]
-struct Failure {
-    error: Mutex<Option<DataFusionError>>,
-    told: Notify,
-    happened: Failed,
-}
-
-impl Failure {
-    fn tell(&self, error: DataFusionError) {
-        self.happened.store(true, Ordering::SeqCst);
-        *self.error.lock().unwrap_or_else(PoisonError::into_inner) = Some(error);
-        self.told.notify_one();
+/// What a writer said, once its files are in place.
+async fn ended(staged: &Staged, said: Batch) -> Batch {
+    let ended = match said {
+        Ok(batch) => staged.commit().await.map(|()| batch),
+        Err(error) => Err(staged.error().unwrap_or(error)),
+    };
+    if ended.is_err() {
+        staged.give_up().await;
     }
-
-    async fn heard(&self) -> DataFusionError {
-        self.told.notified().await;
-        let error = self.error.lock().unwrap_or_else(PoisonError::into_inner).take();
-        error.unwrap_or_else(|| exec_datafusion_err!("the rows to write failed"))
-    }
+    ended
 }
 
 /// The columns by which what a statement writes is put into folders.
@@ -86,9 +67,9 @@ pub(super) fn folders(statement: &LogicalPlan) -> Vec<String> {
 
 #[derive(Debug, Clone)]
 enum Side {
-    /// Keeps errors from the writer: it waits for rows, until it is stopped. NULL in one of these columns is an error.
+    /// Keeps what goes wrong with the rows. NULL in one of these columns is an error.
     Below(Arc<[String]>),
-    /// Stops the writer.
+    /// Puts files into place.
     Above,
 }
 
@@ -96,12 +77,12 @@ enum Side {
 struct Guard {
     input: Arc<dyn ExecutionPlan>,
     side: Side,
-    failure: Arc<Failure>,
+    staged: Arc<Staged>,
 }
 
 impl Guard {
-    fn around(input: Arc<dyn ExecutionPlan>, side: Side, failure: &Arc<Failure>) -> Arc<dyn ExecutionPlan> {
-        Arc::new(Self { input, side, failure: Arc::clone(failure) })
+    fn around(input: Arc<dyn ExecutionPlan>, side: Side, staged: &Arc<Staged>) -> Arc<dyn ExecutionPlan> {
+        Arc::new(Self { input, side, staged: Arc::clone(staged) })
     }
 }
 
@@ -141,24 +122,30 @@ impl ExecutionPlan for Guard {
 
     fn with_new_children(self: Arc<Self>, mut children: Vec<Arc<dyn ExecutionPlan>>) -> Result<Arc<dyn ExecutionPlan>> {
         let Some(input) = children.pop() else { return internal_err!("a guard of nothing") };
-        Ok(Self::around(input, self.side.clone(), &self.failure))
+        Ok(Self::around(input, self.side.clone(), &self.staged))
     }
 
     fn execute(&self, partition: usize, context: Arc<TaskContext>) -> Result<SendableRecordBatchStream> {
-        let failure = Arc::clone(&self.failure);
-        let context = match self.side {
-            Side::Above => with_refusing_stores(&context, &failure.happened),
-            Side::Below(_) => context,
-        };
-        let stream = self.input.execute(partition, context)?;
-        let schema = self.schema();
+        let (staged, schema) = (Arc::clone(&self.staged), self.schema());
         Ok(match &self.side {
             Side::Below(folders) => {
-                let folders = Arc::clone(folders);
-                let checked = stream.map(move |batch| batch.and_then(|batch| with_folder(batch, &folders)));
-                Box::pin(RecordBatchStreamAdapter::new(schema, kept_back(checked.boxed(), failure)))
+                let (rows, folders) = (self.input.execute(partition, context)?, Arc::clone(folders));
+                let rows = caught(rows).map(move |batch| {
+                    batch.and_then(|batch| with_folder(batch, &folders)).map_err(|error| {
+                        staged.failed(error);
+                        exec_datafusion_err!("the rows to write failed")
+                    })
+                });
+                Box::pin(RecordBatchStreamAdapter::new(schema, rows))
             }
-            Side::Above => Box::pin(RecordBatchStreamAdapter::new(schema, stopped_by(stream, failure))),
+            Side::Above => {
+                let writer = caught(self.input.execute(partition, staged.context(&context))?);
+                let ended = writer.then(move |said| {
+                    let staged = Arc::clone(&staged);
+                    async move { ended(&staged, said).await }
+                });
+                Box::pin(RecordBatchStreamAdapter::new(schema, ended))
+            }
         })
     }
 }
@@ -176,47 +163,8 @@ fn with_folder(batch: RecordBatch, folders: &[String]) -> Batch {
     }
 }
 
-/// The batches of a stream; after an error, nothing, and no end.
-fn kept_back(stream: BoxStream<'static, Batch>, failure: Arc<Failure>) -> impl futures::Stream<Item = Batch> {
-    futures::stream::unfold((stream, failure), |(mut stream, failure)| async {
-        let next = AssertUnwindSafe(stream.next()).catch_unwind().await;
-        match next.unwrap_or_else(|_| Some(Err(exec_datafusion_err!("computing the rows to write panicked")))) {
-            Some(Ok(batch)) => Some((Ok(batch), (stream, failure))),
-            None => None,
-            Some(Err(error)) => {
-                failure.tell(error);
-                std::future::pending().await
-            }
-        }
-    })
-}
-
-/// A writer at work. Given up, by an error or because nobody waits for it any more, it completes no file.
-struct Writer {
-    stream: Option<SendableRecordBatchStream>,
-    failure: Arc<Failure>,
-}
-
-impl Drop for Writer {
-    fn drop(&mut self) {
-        // Before the stream is dropped: what it has written whole by now is not taken back.
-        self.failure.happened.store(true, Ordering::SeqCst);
-    }
-}
-
-/// What a writer says, unless it is to stop.
-fn stopped_by(stream: SendableRecordBatchStream, failure: Arc<Failure>) -> impl futures::Stream<Item = Batch> {
-    futures::stream::unfold(Writer { stream: Some(stream), failure }, |mut writer| async {
-        let stream = writer.stream.as_mut()?;
-        tokio::select! {
-            biased;
-            error = writer.failure.heard() => {
-                writer.stream = None;
-                // Its tasks end, and other threads remove the files that they had begun.
-                tokio::time::sleep(TIDYING).await;
-                Some((Err(error), writer))
-            }
-            batch = stream.next() => batch.map(|batch| (batch, writer)),
-        }
-    })
+/// The batches of a stream; that it panicked is an error.
+fn caught(stream: SendableRecordBatchStream) -> impl Stream<Item = Batch> {
+    let panicked = |_| Err(exec_datafusion_err!("computing or writing the rows panicked"));
+    AssertUnwindSafe(stream).catch_unwind().map(move |next| next.unwrap_or_else(panicked))
 }
