@@ -470,7 +470,11 @@ fn add(report: &mut InspectReport, batch: &RecordBatch, norms: &mut Norms) {
     if let Some(truncated) = batch.column_by_name("truncated").and_then(|c| c.as_boolean_opt().cloned()) {
         report.truncated += truncated.true_count() as u64;
     }
-    if let Some(column) = batch.column_by_name("embedding").or_else(|| batch.column_by_name("tokens")) {
+    let schema = batch.schema();
+    let named = schema.index_of("embedding").or_else(|_| schema.index_of("tokens")).ok();
+    // What SQL writes has any name; its fields say what they are.
+    let holds_vectors = |at: usize| Some(at) == named || schema.field(at).metadata().contains_key("elmo.layers");
+    for (_, column) in batch.columns().iter().enumerate().filter(|(at, _)| holds_vectors(*at)) {
         report.vectors.null_rows += column.null_count() as u64;
         for vector in vectors_of(column) {
             count_vector(&mut report.vectors, vector.values(), norms);
@@ -506,6 +510,7 @@ pub(crate) fn vectors_of_row(column: &ArrayRef, row: usize) -> Vec<Float32Array>
     match inner.data_type() {
         DataType::Float32 => vec![inner.as_primitive::<Float32Type>().clone()],
         DataType::Struct(_) => inner.as_struct().column_by_name("embedding").map(vectors_of).unwrap_or_default(),
+        DataType::FixedSizeList(_, _) | DataType::List(_) => vectors_of(&inner),
         _ => Vec::new(),
     }
 }

@@ -209,6 +209,12 @@ fn a_cluster_gives_what_one_process_gives() {
     let physical = at("physical_plan");
     let places = [at("ClusterRowsExec"), at("SortPreservingMergeExec"), at("ClusterExec:"), at("DataSourceExec")];
     assert!(physical < places[0] && places.is_sorted(), "{explained}");
+    // Rows come in the order of their files, beside what a subquery says too. Identities are numbered in that order.
+    let ordered = "SELECT id FROM (SELECT id, elmo_embed(text)[1] AS v FROM 'large.jsonl' \
+                   WHERE id > (SELECT min(id) FROM 'large.jsonl')) WHERE v IS NOT NULL";
+    let ids = cluster.sql(&place, &["--format", "csv", "-c", ordered]).out;
+    let ids: Vec<u32> = ids.lines().skip(1).map(|id| id.parse().unwrap()).collect();
+    assert!(ids.len() > 5000 && ids.is_sorted(), "{} rows", ids.len());
     random_queries(&place, &cluster);
     what_does_not_travel(&place, &cluster);
     embedding_goes_on_here_and_there(&place, &cluster);
@@ -294,6 +300,10 @@ fn what_does_not_travel(place: &Place, cluster: &Cluster) {
         "SELECT id, elmo_embed(text)[1] FROM 'large.jsonl' OFFSET 4294967296",
         "SET datafusion.execution.time_zone = '+08:00'; \
          SELECT CAST('2026-01-0' || (1 + id % 9) AS TIMESTAMP WITH TIME ZONE) AS t, min(elmo_embed(text)[1]) FROM 'large.jsonl' GROUP BY 1 ORDER BY 1",
+        "SELECT file_row_index() AS n, elmo_embed(text)[1] FROM 'sorted/0.parquet' ORDER BY n",
+        "SET datafusion.execution.batch_size = 1000; \
+         CREATE TABLE d AS SELECT id, arrow_cast('k' || (id / 1000 * 50 + id % 50), 'Dictionary(Int8, Utf8)') AS k, text FROM 'large.jsonl'; \
+         SELECT count(k), count(DISTINCT id), min(e), max(e) FROM (SELECT id, k, elmo_embed(text)[1] AS e FROM d)",
         &deep,
     ];
     for statement in statements {

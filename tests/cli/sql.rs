@@ -220,6 +220,14 @@ fn copy_does_what_its_options_say_and_leaves_other_files_alone() {
     let pairs = file.metadata().file_metadata().key_value_metadata().unwrap();
     let pooling = pairs.iter().find(|pair| pair.key == "elmo.pooling").and_then(|pair| pair.value.clone());
     assert_eq!(pooling.as_deref(), Some("mine"));
+    // Row groups end after so many bytes: 100 rows have 25 KiB of vectors.
+    let groups = "COPY (SELECT elmo_embed(text || CAST(id AS VARCHAR)) AS v FROM 'reviews.jsonl') TO 'groups.parquet' \
+                  OPTIONS ('format.max_row_group_bytes' '25600')";
+    assert_eq!(sql(&place, &["-c", "SET datafusion.execution.batch_size = 10", "-c", groups]).code, Some(0));
+    let file = SerializedFileReader::new(fs::File::open(place.path("groups.parquet")).unwrap()).unwrap();
+    assert!(file.metadata().num_row_groups() > 1, "{}", file.metadata().num_row_groups());
+    let counted = place.exits("inspect groups.parquet --json", 0).json();
+    assert_eq!((&counted["vectors"]["count"], &counted["vectors"]["width"]), (&200.into(), &64.into()), "{counted}");
     let plain = "COPY (SELECT id, length(text) AS n FROM 'a.csv' WHERE elmo_embed(text)[1] < 9) TO 'plain.parquet'";
     assert_eq!(sql(&place, &["-c", plain]).code, Some(0));
     let file = SerializedFileReader::new(fs::File::open(place.path("plain.parquet")).unwrap()).unwrap();

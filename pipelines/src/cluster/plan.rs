@@ -20,6 +20,7 @@ use datafusion::{
         limit::{GlobalLimitExec, LocalLimitExec},
         projection::ProjectionExec,
         replace_children_if_necessary,
+        scalar_subquery::ScalarSubqueryExec,
         sorts::{sort::SortExec, sort_preserving_merge::SortPreservingMergeExec},
         union::UnionExec,
     },
@@ -207,8 +208,13 @@ fn has_order_of_files(plan: &Plan) -> bool {
         || plan.is::<FilterExec>()
         || plan.is::<UnionExec>()
         || plan.is::<CooperativeExec>()
+        || plan.is::<ScalarSubqueryExec>()
         || plan.is::<ClusterRowsExec>();
-    let inputs = plan.children();
+    let mut inputs = plan.children();
+    if plan.is::<ScalarSubqueryExec>() {
+        // The others give one value each.
+        inputs.truncate(1);
+    }
     plan.is::<ClusterExec>() || inputs.is_empty() || (keeps && inputs.into_iter().all(has_order_of_files))
 }
 

@@ -5,7 +5,6 @@ use std::{collections::VecDeque, fmt, sync::Arc};
 use datafusion::{
     arrow::{
         array::{Array, ArrayRef, AsArray, RecordBatch, RecordBatchOptions},
-        compute::concat_batches,
         datatypes::{DataType, SchemaRef},
     },
     common::{DataFusionError, Result, internal_err, runtime::SpawnedTask, tree_node::TreeNodeRecursion},
@@ -24,13 +23,14 @@ use datafusion::{
     },
     prelude::SessionConfig,
 };
+use elmo_udfs::plan::exec::EmbedExec;
 use futures::{Stream, StreamExt, TryStreamExt};
 
 use super::{client::Cluster, travel::Plan};
 
 /// Rows of a portion.
 const ROWS: usize = 4096;
-/// Bytes of a portion, from which on it is sent.
+/// Bytes of a portion, from which on it is sent; fewer where each token has a vector.
 const BYTES: usize = 1 << 20;
 /// Rows from which on a portion is one more task.
 const TASK_ROWS: usize = 256;
@@ -38,6 +38,8 @@ const TASK_ROWS: usize = 256;
 const TASKS: usize = 8;
 /// Portions under way at once, for each partition of the input.
 const AHEAD: usize = 3;
+/// The same over all partitions, of which each has one in any case.
+const AHEAD_IN_ALL: usize = 12;
 
 /// Runs a chain of operators that work row by row on a cluster, over the rows of its input. Rows keep their order.
 pub(super) struct ClusterRowsExec {
@@ -96,17 +98,35 @@ struct Sender {
 impl Sender {
     /// The rows that the chain makes of a portion, in order.
     async fn send(self, portion: Vec<RecordBatch>) -> Result<Vec<Held>> {
-        let rows = concat_batches(&self.schema, &portion)?;
+        let tasks = tasks(&portion)?;
         drop(portion);
-        let count = rows.num_rows();
-        let step = count.div_ceil((count / TASK_ROWS).clamp(1, TASKS)).max(1);
-        let task = |start: usize| Ok(vec![by_itself(&rows.slice(start, step.min(count - start)))?]);
-        let tasks = (0..count).step_by(step).map(task).collect::<Result<Vec<_>>>()?;
         let scan = MemorySourceConfig::try_new_exec(&tasks, Arc::clone(&self.schema), None)?;
         let plan = over(&self.chain, self.length, &(scan as Plan))?;
         let batches = self.cluster.run(plan, &self.config);
         batches.map(|batch| Held::try_new(batch?, &self.memory)).try_collect().await
     }
+}
+
+/// The rows of a portion in tasks of about as many. Batches stay apart: together, dictionaries may have too many values.
+fn tasks(portion: &[RecordBatch]) -> Result<Vec<Vec<RecordBatch>>> {
+    let count: usize = portion.iter().map(RecordBatch::num_rows).sum();
+    let step = count.div_ceil((count / TASK_ROWS).clamp(1, TASKS)).max(1);
+    let (mut tasks, mut room) = (Vec::new(), 0);
+    for batch in portion {
+        let mut start = 0;
+        while start < batch.num_rows() {
+            if room == 0 {
+                tasks.push(Vec::new());
+                room = step;
+            }
+            let rows = room.min(batch.num_rows() - start);
+            if let Some(task) = tasks.last_mut() {
+                task.push(by_itself(&batch.slice(start, rows))?);
+            }
+            (start, room) = (start + rows, room - rows);
+        }
+    }
+    Ok(tasks)
 }
 
 /// A batch that is counted as long as it waits.
@@ -123,6 +143,13 @@ impl Held {
     }
 }
 
+/// Bytes of a portion for a chain: its vectors are to fit into memory.
+fn bytes_of_portion(chain: &Plan) -> usize {
+    let here = chain.downcast_ref().and_then(EmbedExec::bounded_text);
+    let below = chain.children().into_iter().map(bytes_of_portion);
+    below.chain(here).min().unwrap_or(BYTES).min(BYTES)
+}
+
 /// Rows with their bytes.
 type Piece = (RecordBatch, usize);
 
@@ -130,18 +157,19 @@ type Piece = (RecordBatch, usize);
 fn portions(
     input: SendableRecordBatchStream,
     stops_early: bool,
+    most: usize,
 ) -> impl Stream<Item = Result<Vec<RecordBatch>>> + Send {
     futures::stream::try_unfold((input, VecDeque::new()), move |(mut input, mut waiting)| async move {
-        let is_full = |rows: usize, bytes: usize| rows >= ROWS || bytes >= BYTES || (stops_early && rows > 0);
+        let is_full = |rows: usize, bytes: usize| rows >= ROWS || bytes >= most || (stops_early && rows > 0);
         let (mut portion, mut rows, mut bytes) = (Vec::new(), 0, 0);
         while !is_full(rows, bytes) {
             if waiting.is_empty() {
                 let Some(batch) = input.next().await.transpose()? else { break };
-                waiting.extend(pieces(&batch));
+                waiting.extend(pieces(&batch, most));
             }
             // One that would be too much begins the next portion.
             let fits =
-                |(piece, size): &mut Piece| rows + piece.num_rows() <= ROWS && bytes + *size <= BYTES || rows == 0;
+                |(piece, size): &mut Piece| rows + piece.num_rows() <= ROWS && bytes + *size <= most || rows == 0;
             match waiting.pop_front_if(fits) {
                 Some((piece, size)) => {
                     (rows, bytes) = (rows + piece.num_rows(), bytes + size);
@@ -156,9 +184,9 @@ fn portions(
 }
 
 /// A batch in pieces that are no larger than a portion, if its rows are about as large as each other.
-fn pieces(batch: &RecordBatch) -> Vec<Piece> {
+fn pieces(batch: &RecordBatch, most: usize) -> Vec<Piece> {
     let each = bytes_of(batch).div_ceil(batch.num_rows().max(1)).max(1);
-    let step = (BYTES / each).clamp(1, ROWS);
+    let step = (most / each).clamp(1, ROWS);
     let piece = |start: usize| {
         let piece = batch.slice(start, step.min(batch.num_rows() - start));
         let size = piece.num_rows() * each;
@@ -250,9 +278,10 @@ impl ExecutionPlan for ClusterRowsExec {
             memory: Arc::new(memory),
         };
         let counted = BaselineMetrics::new(&self.metrics, partition);
-        let ahead = if self.stops_early { 1 } else { AHEAD };
+        let partitions = self.properties.output_partitioning().partition_count();
+        let ahead = if self.stops_early { 1 } else { (AHEAD_IN_ALL / partitions.max(1)).clamp(1, AHEAD) };
         // A task of its own each, or nothing would go on while nobody asks for rows.
-        let sent = portions(input, self.stops_early).map_ok(move |portion| {
+        let sent = portions(input, self.stops_early, bytes_of_portion(&self.chain)).map_ok(move |portion| {
             let sent = SpawnedTask::spawn(sender.clone().send(portion));
             async move { sent.await.unwrap_or_else(|e| Err(DataFusionError::ExecutionJoin(Box::new(e)))) }
         });

@@ -27,8 +27,11 @@ pub(super) fn is_lost(scan: &FileScanConfig) -> bool {
     let source = scan.file_source().as_ref() as &dyn std::any::Any;
     let kind = scan.file_source().file_type();
     let has_terminator = source.downcast_ref::<CsvSource>().is_some_and(|csv| csv.terminator().is_some());
+    // Columns that no file has, such as the number of a row in it.
+    let has_virtual = !scan.file_source().table_schema().virtual_columns().is_empty();
     // Executors read every Arrow file as one with a footer.
     has_terminator
+        || has_virtual
         || kind == "arrow_stream"
         || (matches!(kind, "csv" | "json") && packed(scan) != scan.file_compression_type)
 }

@@ -90,6 +90,12 @@ pub struct EmbedExec {
 }
 
 impl EmbedExec {
+    /// Bytes of text that have no more vectors than a window may hold; `None` where a text has but one.
+    pub fn bounded_text(&self) -> Option<usize> {
+        let per_token = self.calls.iter().filter(|call| call.call.options.spec.level == Level::Token);
+        per_token.map(BoundCall::window_bytes).min()
+    }
+
     /// The calls, and whether somebody above may stop before the last row.
     #[cfg(feature = "codec")]
     pub(crate) fn parts(&self) -> (&[BoundCall], bool) {
@@ -627,11 +633,7 @@ fn vector_bytes(call: &BoundCall, rows: usize, text_bytes: usize) -> usize {
 fn window_rows(calls: &[BoundCall], texts: &[ArrayRef], batch_rows: usize) -> usize {
     let of_call = |(call, text): (&BoundCall, &ArrayRef)| {
         let row = slice_bytes(text) / text.len().max(1) + 1;
-        let most = match call.call.options.spec.level {
-            Level::Sentence => WINDOW_TEXT_BYTES,
-            Level::Token => WINDOW_TEXT_BYTES.min(WINDOW_VECTOR_BYTES / (4 * call.width().max(1)) * BYTES_PER_TOKEN),
-        };
-        most / row
+        call.window_bytes() / row
     };
     let rows = calls.iter().zip(texts).map(of_call).min().unwrap_or(batch_rows);
     rows.clamp(WINDOW_ROWS.min(batch_rows.max(1)), batch_rows.max(1))
@@ -645,6 +647,14 @@ fn no_memory(needs: usize, held: usize) -> DataFusionError {
 }
 
 impl BoundCall {
+    /// Bytes of text whose vectors are as many as a window may hold.
+    fn window_bytes(&self) -> usize {
+        match self.call.options.spec.level {
+            Level::Sentence => WINDOW_TEXT_BYTES,
+            Level::Token => WINDOW_TEXT_BYTES.min(WINDOW_VECTOR_BYTES / (4 * self.width().max(1)) * BYTES_PER_TOKEN),
+        }
+    }
+
     fn width(&self) -> usize {
         let layout = self.models.layout(self.call.options.model.as_deref(), &self.call.options.spec);
         layout.map_or(1, |layout| layout.width())
