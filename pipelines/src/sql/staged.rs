@@ -115,10 +115,15 @@ impl File {
             Self::Whole { store, at, payload, options } => {
                 (store.name(&at), store.inner.put_opts(&at, payload, options).await)
             }
-            Self::Parts(mut parts) => match parts.upload.take() {
-                Some(mut upload) => (parts.name.clone(), upload.complete().await),
-                None => return Ok(()),
-            },
+            Self::Parts(mut parts) => {
+                let Some(upload) = &mut parts.upload else { return Ok(()) };
+                let put = upload.complete().await;
+                if put.is_ok() {
+                    // It is in place: nothing is to be removed.
+                    parts.upload = None;
+                }
+                (parts.name.clone(), put)
+            }
         };
         put.map(drop).map_err(|error| not_written(&name, error))
     }
