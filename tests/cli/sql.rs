@@ -335,6 +335,12 @@ fn a_copy_that_fails_leaves_what_was_there() {
     assert_eq!(sql(&place, &["-c", several, "-c", &folder.replace("29999", "30000")]).code, Some(0));
     assert!(files("parts").len() >= 7, "{:?}", files("parts"));
     assert_eq!(value(&place, "SELECT count(*) FROM 'parts/**/*.csv'"), 30_000);
+    // One of its files cannot come into place: a file is where its folder is to be.
+    fs::create_dir(place.path("odd")).unwrap();
+    place.write("odd/p=13", before);
+    let odd = "COPY (SELECT id, id % 40 AS p FROM 'many.jsonl') TO 'odd/' STORED AS CSV PARTITIONED BY (p)";
+    assert_eq!(sql(&place, &["-c", odd]).code, Some(5));
+    assert_eq!(files("odd"), ["odd/p=13"]);
     // A table of files grows by all rows or none.
     fs::create_dir(place.path("grows")).unwrap();
     let table = "CREATE EXTERNAL TABLE t (id BIGINT) STORED AS PARQUET LOCATION 'grows/'";
@@ -536,6 +542,7 @@ fn errors() {
         "COPY (SELECT 1) TO 'az://container/t.csv?sig=hunter2'",
         "COPY (SELECT elmo_embed(text) AS v FROM 'a.csv') TO 'a.csv'",
         "CREATE EXTERNAL TABLE t STORED AS XML LOCATION 'a.xml'",
+        "COPY (SELECT 1) TO 'x.csv' STORED AS XML",
         "CREATE EXTERNAL TABLE t STORED AS PARQUET LOCATION 'mixed/'",
         "CREATE EXTERNAL TABLE t (a INT) STORED AS TEXT LOCATION 'latin1.txt'",
     ];
@@ -585,6 +592,23 @@ fn an_error_names_the_file_that_is_broken() {
     fails("SELECT max(id), max(t) FROM 'parquet' WHERE id % 3 = 0", "parquet/b.parquet", "");
     fails("SELECT * FROM 'torn'", "torn/b.parquet", "Invalid Parquet file");
     place.write("torn/_SUCCESS", "");
+    place.shell("mkdir zst && for i in 1 2 3; do head -c 90 /dev/urandom > zst/$i.csv.zst; done && rm torn/_SUCCESS");
+    let given =
+        "CREATE EXTERNAL TABLE t (id BIGINT, t VARCHAR) STORED AS PARQUET LOCATION 'torn/'; SELECT max(t) FROM t";
+    fails(given, "torn/b.parquet", "Invalid Parquet file");
+    place.write("torn/_SUCCESS", "");
+    fails("SELECT * FROM 'zst/2.csv.zst'", "zst/2.csv.zst", "");
+    let given =
+        "CREATE EXTERNAL TABLE t (a INT) STORED AS CSV LOCATION 'zst/2.csv.zst' OPTIONS ('format.compression' 'zstd')";
+    fails(&format!("{given}; SELECT * FROM t"), "zst/2.csv.zst", "");
+    // Arrow's body, which only those who unpack it look at.
+    let mut body = fs::read(place.path("arrow/a.arrow")).unwrap();
+    let from = body.len() / 2;
+    body[from..from + 600].fill(0xff);
+    fs::create_dir(place.path("bodies")).unwrap();
+    fs::copy(place.path("arrow/a.arrow"), place.path("bodies/a.arrow")).unwrap();
+    fs::write(place.path("bodies/b.arrow"), body).unwrap();
+    fails("SELECT max(id) FROM 'bodies'", "bodies/b.arrow", "");
     fails("CREATE EXTERNAL TABLE t STORED AS PARQUET LOCATION 'torn/'", "torn/b.parquet", "Invalid Parquet file");
     fails("SELECT * FROM 'arrow'", "arrow/b.arrow", "cut short");
     // What an expression does wrong is not a file's fault.

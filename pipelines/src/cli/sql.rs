@@ -256,7 +256,11 @@ impl Shell<'_> {
         let ended = tokio::select! {
             ended = &mut running => ended.unwrap_or_else(|e| Err(Error::Failed(format!("the statement failed: {e}")))),
             () = self.signals.asked() => {
-                running.abort();
+                match self.sql.stop() {
+                    true => running.abort(),
+                    // It has come too late for this statement, which says what it has done.
+                    false => drop((&mut running).await),
+                }
                 tidied_up();
                 Err(Error::Stopped)
             }

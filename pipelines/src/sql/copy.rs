@@ -13,6 +13,9 @@ use crate::{
     stores::{Location, Stores},
 };
 
+/// What COPY writes.
+const WRITTEN: [&str; 4] = ["ARROW", "CSV", "JSON", "PARQUET"];
+
 /// Completes a COPY, also one that is explained, and looks at its target.
 ///
 /// # Errors
@@ -57,7 +60,11 @@ fn by_ending(copy: &mut CopyToStatement) -> Result<()> {
     let format = match (&copy.stored_as, named) {
         (Some(format), _) => match format.to_ascii_uppercase().as_str() {
             "JSONL" | "NDJSON" => "JSON".to_owned(),
-            format => format.to_owned(),
+            format if WRITTEN.contains(&format) => format.to_owned(),
+            _ => {
+                let message = format!("COPY … STORED AS {format}: no such kind of files, or none that is written");
+                return Err(Error::usage(message, format!("one of {}", WRITTEN.join(", "))));
+            }
         },
         (None, Some((Format::Csv, _))) => "CSV".to_owned(),
         (None, Some((Format::Json, _))) => "JSON".to_owned(),

@@ -52,6 +52,7 @@ pub(super) fn message(error: &DataFusionError) -> Cow<'_, str> {
         // Arrow's readers quote what they cannot read.
         E::ArrowError(error, _) => without_data(&error.to_string()).into(),
         E::ParquetError(error) => error.to_string().into(),
+        E::ObjectStore(error) if let Some(inner) = within_store(error) => message(inner),
         E::Context(_, error) | E::Diagnostic(_, error) => message(error),
         E::Shared(error) => message(error),
         E::Internal(text) if is_of_writers(text) => "the output could not be written".into(),
@@ -87,7 +88,8 @@ fn judge(root: &DataFusionError) -> (Exit, Option<&'static str>) {
         E::SQL(..) | E::Plan(_) | E::SchemaError(..) | E::Configuration(_) | E::NotImplemented(_) => {
             (Exit::Usage, None)
         }
-        E::IoError(error) if is_of_contents(error.kind()) => (Exit::Input, None),
+        E::ObjectStore(error) if let Some(inner) = within_store(error) => judge(inner.find_root()),
+        E::IoError(error) if is_of_contents(error) => (Exit::Input, None),
         E::ObjectStore(_) | E::IoError(_) => (Exit::Storage, None),
         E::ResourcesExhausted(_) => (
             Exit::Failed,
@@ -98,16 +100,30 @@ fn judge(root: &DataFusionError) -> (Exit, Option<&'static str>) {
         }
         E::Internal(_) => (Exit::Failed, Some("this is a defect; please report it with the statement")),
         E::ArrowError(error, _) if let ArrowError::IoError(_, error) = error.as_ref() => {
-            (if is_of_contents(error.kind()) { Exit::Input } else { Exit::Storage }, None)
+            (if is_of_contents(error) { Exit::Input } else { Exit::Storage }, None)
         }
         E::External(inner) => (of_external(inner.as_ref()), None),
         _ => (Exit::Input, None),
     }
 }
 
-/// Whether what was read is wrong, a packed file that is torn say, and not the disk.
-pub(super) fn is_of_contents(kind: ErrorKind) -> bool {
-    matches!(kind, ErrorKind::InvalidData | ErrorKind::InvalidInput | ErrorKind::UnexpectedEof)
+/// Whether what was read is wrong, a packed file that is torn say, and not the disk or the store.
+pub(super) fn is_of_contents(error: &std::io::Error) -> bool {
+    use ErrorKind::{InvalidData, InvalidInput, Other, UnexpectedEof};
+    let sources =
+        std::iter::successors(error.get_ref().map(|e| e as &(dyn std::error::Error + 'static)), |e| e.source());
+    match error.kind() {
+        InvalidData | InvalidInput | UnexpectedEof => true,
+        // Those who unpack have no kind for it.
+        Other => sources.into_iter().all(|source| !source.is::<object_store::Error>()),
+        _ => false,
+    }
+}
+
+/// What went wrong with the bytes that a store gave, which DataFusion says is an error of the store.
+pub(super) fn within_store(error: &object_store::Error) -> Option<&DataFusionError> {
+    let object_store::Error::Generic { source, .. } = error else { return None };
+    source.downcast_ref()
 }
 
 fn of_external(error: &(dyn std::error::Error + Send + Sync + 'static)) -> Exit {

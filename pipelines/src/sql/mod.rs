@@ -45,7 +45,7 @@ pub(crate) use self::{
     files::Registry,
     readers::{ELSEWHERE, naming_files},
 };
-use self::{files::Files, print::Printer, readers::Guessing};
+use self::{files::Files, print::Printer, readers::Guessing, staged::Commits};
 pub use self::{
     print::{Format, Out},
     repl::{COMMANDS, Command, Repl, Typed, default_history},
@@ -99,6 +99,7 @@ pub struct Sql {
     context: SessionContext,
     stores: Stores,
     on_cluster: bool,
+    commits: Arc<Commits>,
 }
 
 impl std::fmt::Debug for Sql {
@@ -164,12 +165,18 @@ impl Sql {
         let tables = Arc::clone(context.state().catalog_list());
         context.register_catalog_list(Arc::new(DynamicFileCatalog::new(tables, Arc::clone(&files) as _)));
         files.belong_to(context.state_weak_ref());
-        Ok(Self { context, stores: stores.clone(), on_cluster })
+        Ok(Self { context, stores: stores.clone(), on_cluster, commits: Arc::default() })
     }
 
     /// Whether queries run elsewhere.
     pub fn is_on_cluster(&self) -> bool {
         self.on_cluster
+    }
+
+    /// Lets no file of the running statement come into place from now on, so that it can be dropped; `false` where they do
+    /// so already, and it is to be waited for.
+    pub fn stop(&self) -> bool {
+        self.commits.stop()
     }
 
     /// The statements in a text.
@@ -186,6 +193,7 @@ impl Sql {
     /// [`Error::Sql`] when it cannot be planned or run, [`Error::BrokenPipe`] when nobody reads `out` any more,
     /// [`Error::Failed`] when it cannot be written to.
     pub async fn run(&self, mut statement: Statement, show: Show, watch: &dyn Progress, out: Out) -> Result<Answer> {
+        self.commits.start();
         copy::complete(&mut statement, &self.stores)?;
         self.knows_kind(&mut statement)?;
         let frame = elmo_udfs::run(&self.context, statement).await.map_err(sql_error)?;
@@ -266,7 +274,12 @@ impl Sql {
     async fn start(&self, frame: DataFrame) -> Result<(Arc<dyn ExecutionPlan>, SendableRecordBatchStream)> {
         let tasks = Arc::new(frame.task_ctx());
         let folders = whole::folders(frame.logical_plan());
-        let plan = frame.create_physical_plan().await.and_then(|plan| whole::or_nothing(plan, &folders));
+        let (state, logical) = frame.into_parts();
+        let planned = match state.create_physical_plan(&logical).await {
+            Err(error) => Err(readers::named_in_plan(error, &state, &logical).await),
+            planned => planned,
+        };
+        let plan = planned.and_then(|plan| whole::or_nothing(plan, &folders, &self.commits));
         let plan = plan.and_then(readers::naming_files);
         let plan = plan.map_err(sql_error)?;
         let stream = execute_stream(Arc::clone(&plan), tasks).map_err(sql_error)?;

@@ -11,13 +11,15 @@ use datafusion::{
         tree_node::{Transformed, TreeNode, TreeNodeRecursion},
     },
     datasource::{
-        listing::{ListingTableUrl, PartitionedFile},
+        file_format::FileFormat,
+        listing::{ListingTable, ListingTableUrl, PartitionedFile},
         physical_plan::{FileOpener, FileScanConfig, FileScanConfigBuilder, FileSource},
         source::DataSourceExec,
+        source_as_provider,
         table_schema::TableSchema,
     },
     execution::{object_store::ObjectStoreUrl, session_state::SessionState},
-    logical_expr::CreateExternalTable,
+    logical_expr::{CreateExternalTable, LogicalPlan},
     physical_expr::{PhysicalExpr, projection::ProjectionExprs},
     physical_plan::{DisplayFormatType, ExecutionPlan, metrics::ExecutionPlanMetricsSet},
 };
@@ -26,7 +28,7 @@ use futures::{StreamExt, TryFutureExt, TryStreamExt, stream::BoxStream};
 use object_store::ObjectStore;
 
 use super::{
-    error::{is_no_arrow, message},
+    error::{is_no_arrow, message, within_store},
     files::external,
 };
 use crate::source::SourceError;
@@ -71,14 +73,15 @@ fn is_of_contents(root: &DataFusionError) -> bool {
     use DataFusionError as E;
     match root {
         E::ArrowError(error, _) => match error.as_ref() {
-            A::IoError(_, error) => super::error::is_of_contents(error.kind()),
+            A::IoError(_, error) => super::error::is_of_contents(error),
             // An expression that is computed while the file is read.
             A::DivideByZero | A::ArithmeticOverflow(_) | A::ComputeError(_) | A::MemoryError(_) => false,
             _ => true,
         },
         E::ParquetError(_) => true,
+        E::ObjectStore(error) => within_store(error).is_some_and(|inner| is_of_contents(inner.find_root())),
         E::Internal(text) => is_no_arrow(text),
-        E::IoError(error) => super::error::is_of_contents(error.kind()),
+        E::IoError(error) => super::error::is_of_contents(error),
         _ => false,
     }
 }
@@ -105,16 +108,32 @@ async fn broken(session: &dyn Session, command: &CreateExternalTable) -> Result<
     let Some((state, factory)) = state.and_then(|s| Some((s, s.get_file_format_factory(&command.file_type)?))) else {
         return Ok(None);
     };
-    let format = &factory.create(state, &command.options)?;
+    let format = factory.create(state, &command.options)?;
+    let mut urls = Vec::new();
     for location in &command.locations {
-        let mut url = ListingTableUrl::parse(location)?;
-        if url.is_folder() && url.get_glob().is_none() {
-            // The others of a folder are not read.
-            let packed = format.compression_type().and_then(|packed| format.get_ext_with_compression(&packed).ok());
-            url = url.with_glob(&format!("*.{}", packed.unwrap_or_else(|| command.file_type.to_lowercase())))?;
-        }
-        let store = &session.runtime_env().object_store(&url)?;
-        let files = url.list_all_files(session, store.as_ref(), "").await?;
+        let url = ListingTableUrl::parse(location)?;
+        urls.push(match url.is_folder() && url.get_glob().is_none() {
+            true => {
+                // The others of a folder are not read.
+                let packed = format.compression_type().and_then(|packed| format.get_ext_with_compression(&packed).ok());
+                url.with_glob(&format!("*.{}", packed.unwrap_or_else(|| command.file_type.to_lowercase())))?
+            }
+            false => url,
+        });
+    }
+    first_broken(session, format.as_ref(), &urls, "").await
+}
+
+/// The first of these files that says no columns.
+async fn first_broken(
+    session: &dyn Session,
+    format: &dyn FileFormat,
+    urls: &[ListingTableUrl],
+    ending: &str,
+) -> Result<Option<String>> {
+    for url in urls {
+        let store = &session.runtime_env().object_store(url)?;
+        let files = url.list_all_files(session, store.as_ref(), ending).await?;
         let tried = files.map_ok(|file| async move {
             Ok((format.infer_schema(session, store, std::slice::from_ref(&file)).await, file))
         });
@@ -126,6 +145,35 @@ async fn broken(session: &dyn Session, command: &CreateExternalTable) -> Result<
         }
     }
     Ok(None)
+}
+
+/// An error of planning with the file that it is about: what Parquet files say of their rows is read then.
+pub(super) async fn named_in_plan(
+    error: DataFusionError,
+    session: &dyn Session,
+    plan: &LogicalPlan,
+) -> DataFusionError {
+    if !is_of_contents(error.find_root()) {
+        return error;
+    }
+    let mut tables = Vec::new();
+    // A plan that cannot be walked has no names.
+    let _ = plan.apply_with_subqueries(|node| {
+        if let LogicalPlan::TableScan(scan) = node {
+            tables.extend(source_as_provider(&scan.source));
+        }
+        Ok(TreeNodeRecursion::Continue)
+    });
+    for table in tables {
+        let table = table.as_ref() as &dyn Any;
+        let Some(table) = table.downcast_ref::<ListingTable>() else { continue };
+        let options = table.options();
+        let file = first_broken(session, options.format.as_ref(), table.table_paths(), &options.file_extension).await;
+        if let Ok(Some(file)) = file {
+            return named(error, &file);
+        }
+    }
+    error
 }
 
 /// A file as its owner would call it: on this machine, by its path.

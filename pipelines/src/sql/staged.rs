@@ -1,9 +1,9 @@
 //! Stores whose files come into place together, when all rows of a statement are written. DataFusion's writers complete
 //! what they have when their rows fail or they are stopped, and would replace what was there.
 //!
-//! What is held back costs no memory of its own: small files are held by their writers up to here, and the parts of large
-//! ones lie in the store, where nobody sees them. A process that dies while many files come into place leaves some of
-//! them; before and after that, none and all.
+//! Small files are held in memory, as their writers did up to here, and the parts of large ones lie in the store, where
+//! nobody sees them. Of several files, which have names of their own, those that are in place are removed again when one
+//! cannot be put there. Only a process that dies just then leaves some of them.
 
 use std::{
     fmt,
@@ -15,12 +15,12 @@ use std::{
 use async_trait::async_trait;
 use bytes::Bytes;
 use datafusion::{
-    common::{DataFusionError, Result as PlanResult},
+    common::{DataFusionError, Result as PlanResult, exec_err},
     execution::{TaskContext, object_store::ObjectStoreRegistry, runtime_env::RuntimeEnv},
 };
-use futures::{StreamExt, TryFutureExt, TryStreamExt, future::join_all, stream::BoxStream};
+use futures::{StreamExt, TryFutureExt, future::join_all, stream::BoxStream};
 use object_store::{
-    CopyOptions, Error, GetOptions, GetResult, ListResult, MultipartUpload, ObjectMeta, ObjectStore,
+    CopyOptions, Error, GetOptions, GetResult, ListResult, MultipartUpload, ObjectMeta, ObjectStore, ObjectStoreExt,
     PutMultipartOptions, PutOptions, PutPayload, PutResult, RenameOptions, Result, UploadPart, path::Path,
 };
 use tokio::{runtime::Handle, task::JoinHandle};
@@ -29,6 +29,8 @@ use url::Url;
 use super::{files::external, readers::address};
 use crate::stores::StoreError;
 
+/// Bytes of small files that are held; the others are written as large ones are.
+const HELD: usize = 64 << 20;
 /// Files that are put into place at once.
 const AT_ONCE: usize = 16;
 /// How long writers that were stopped have to give up what they began.
@@ -39,6 +41,7 @@ const REMOVING: Duration = Duration::from_secs(5);
 /// The files of one statement that are written, and not in place.
 #[derive(Debug, Default)]
 pub(super) struct Staged {
+    commits: Arc<Commits>,
     files: Mutex<Vec<File>>,
     /// What removes the parts of files that were given up.
     removals: Mutex<Vec<JoinHandle<()>>>,
@@ -47,6 +50,10 @@ pub(super) struct Staged {
 }
 
 impl Staged {
+    pub(super) fn new(commits: &Arc<Commits>) -> Self {
+        Self { commits: Arc::clone(commits), ..Self::default() }
+    }
+
     /// A task's context whose stores hold files back.
     pub(super) fn context(self: &Arc<Self>, context: &TaskContext) -> Arc<TaskContext> {
         let runtime = context.runtime_env();
@@ -64,16 +71,22 @@ impl Staged {
         ))
     }
 
-    /// Puts all files into place.
+    /// Puts all files into place, or none of them.
     ///
     /// # Errors
-    /// What went wrong before; the first error of a store, after which some files may be in place.
-    pub(super) async fn commit(&self) -> PlanResult<()> {
+    /// What went wrong before; the first error of a store; that the session is to stop.
+    pub(super) async fn commit(self: &Arc<Self>) -> PlanResult<()> {
         if let Some(error) = self.error() {
             return Err(error);
         }
+        let Some(committing) = self.commits.begin() else { return exec_err!("the statement was interrupted") };
         let files = std::mem::take(&mut *held(&self.files));
-        futures::stream::iter(files).map(|file| Ok(file.put())).try_buffer_unordered(AT_ONCE).try_collect().await
+        // A task of its own: once begun, it does not end in the middle.
+        let put = tokio::spawn(async move {
+            let _committing = committing;
+            put_all(files).await
+        });
+        put.await.map_err(|e| DataFusionError::ExecutionJoin(Box::new(e)))?
     }
 
     /// Removes what was written, once the writers have been stopped.
@@ -97,35 +110,103 @@ impl Staged {
     }
 }
 
+/// Whether the statement of a session may still be stopped.
+#[derive(Debug, Default)]
+pub(super) struct Commits(Mutex<Phase>);
+
+#[derive(Debug, Default, PartialEq, Eq)]
+enum Phase {
+    #[default]
+    Running,
+    Committing,
+    Stopped,
+}
+
+/// Files come into place as long as it is held.
+struct Committing(Arc<Commits>);
+
+impl Commits {
+    fn begin(self: &Arc<Self>) -> Option<Committing> {
+        let mut phase = held(&self.0);
+        (*phase != Phase::Stopped).then(|| {
+            *phase = Phase::Committing;
+            Committing(Arc::clone(self))
+        })
+    }
+
+    /// Lets a statement run.
+    pub(super) fn start(&self) {
+        *held(&self.0) = Phase::Running;
+    }
+
+    /// Sees to it that no file comes into place from now on; `false` where they do so already, and are to be waited for.
+    pub(super) fn stop(&self) -> bool {
+        let mut phase = held(&self.0);
+        let stops = *phase != Phase::Committing;
+        if stops {
+            *phase = Phase::Stopped;
+        }
+        stops
+    }
+}
+
+impl Drop for Committing {
+    fn drop(&mut self) {
+        self.0.start();
+    }
+}
+
+/// Puts files into place; when one cannot be, removes those that are.
+async fn put_all(files: Vec<File>) -> PlanResult<()> {
+    let mut putting = futures::stream::iter(files).map(File::put).buffer_unordered(AT_ONCE);
+    let (mut in_place, mut failed) = (Vec::new(), None);
+    while let Some(put) = putting.next().await {
+        match put {
+            Ok(file) => in_place.push(file),
+            Err(error) => {
+                failed.get_or_insert(error);
+            }
+        }
+    }
+    let Some(error) = failed else { return Ok(()) };
+    for (store, at) in in_place {
+        // What cannot be removed either is where the error says.
+        let _ = store.inner.delete(&at).await;
+    }
+    Err(error)
+}
+
 /// A poisoned lock means that a thread died while it held plain data that is valid at any time.
 fn held<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// A file that is written, and what puts it into place.
+/// A file that is written, and where it belongs.
 #[derive(Debug)]
-enum File {
-    Whole { store: Store, at: Path, payload: PutPayload, options: PutOptions },
+struct File {
+    store: Store,
+    at: Path,
+    content: Content,
+}
+
+#[derive(Debug)]
+enum Content {
+    Whole(PutPayload, PutOptions),
     Parts(Parts),
 }
 
 impl File {
-    async fn put(self) -> PlanResult<()> {
-        let (name, put) = match self {
-            Self::Whole { store, at, payload, options } => {
-                (store.name(&at), store.inner.put_opts(&at, payload, options).await)
-            }
-            Self::Parts(mut parts) => {
-                let Some(upload) = &mut parts.upload else { return Ok(()) };
-                let put = upload.complete().await;
-                if put.is_ok() {
-                    // It is in place: nothing is to be removed.
-                    parts.upload = None;
-                }
-                (parts.name.clone(), put)
-            }
+    /// Puts it into place, and says where.
+    async fn put(self) -> PlanResult<(Store, Path)> {
+        let Self { store, at, content } = self;
+        let put = match content {
+            Content::Whole(payload, options) => store.inner.put_opts(&at, payload, options).await.map(drop),
+            Content::Parts(parts) => parts.finish().await,
         };
-        put.map(drop).map_err(|error| not_written(&name, error))
+        match put {
+            Ok(()) => Ok((store, at)),
+            Err(error) => Err(not_written(&store.name(&at), error)),
+        }
     }
 }
 
@@ -171,36 +252,52 @@ impl fmt::Display for Store {
     }
 }
 
-/// Keeps a store's error for whoever waits; what the writer gets instead is never shown.
-fn kept(staged: &Weak<Staged>, name: &str, error: Error) -> Error {
-    if let Some(staged) = staged.upgrade() {
-        staged.failed(not_written(name, error));
+impl Store {
+    /// Keeps an error for whoever waits; what the writer gets instead is never shown.
+    fn failed(&self, at: &Path, error: Error) -> Error {
+        if let Some(staged) = self.staged.upgrade() {
+            staged.failed(not_written(&self.name(at), error));
+        }
+        given_up()
     }
-    given_up()
+
+    /// Hands a file over until all are written.
+    fn hold(&self, at: &Path, content: Content) -> Result<PutResult> {
+        let file = File { store: self.clone(), at: at.clone(), content };
+        held(&self.staged.upgrade().ok_or_else(given_up)?.files).push(file);
+        // What a store says of a file that is in place, which this one is not.
+        Ok(PutResult { e_tag: None, version: None })
+    }
+
+    /// Whether so many bytes more fit into memory.
+    fn has_room(&self, bytes: usize) -> bool {
+        let size =
+            |file: &File| if let Content::Whole(payload, _) = &file.content { payload.content_length() } else { 0 };
+        let staged = self.staged.upgrade();
+        staged.is_some_and(|staged| held(&staged.files).iter().map(size).sum::<usize>() + bytes <= HELD)
+    }
 }
 
 fn given_up() -> Error {
     Error::Generic { store: "elmo", source: "the file was given up".into() }
 }
 
-/// Hands a file over until all are written.
-fn hold(staged: &Weak<Staged>, file: File) -> Result<PutResult> {
-    held(&staged.upgrade().ok_or_else(given_up)?.files).push(file);
-    // What a store says of a file that is in place, which this one is not.
-    Ok(PutResult { e_tag: None, version: None })
-}
-
 #[async_trait]
 impl ObjectStore for Store {
     async fn put_opts(&self, at: &Path, payload: PutPayload, options: PutOptions) -> Result<PutResult> {
-        hold(&self.staged, File::Whole { store: self.clone(), at: at.clone(), payload, options })
+        if self.has_room(payload.content_length()) {
+            return self.hold(at, Content::Whole(payload, options));
+        }
+        let PutOptions { tags, attributes, extensions, .. } = options;
+        let mut parts = self.put_multipart_opts(at, PutMultipartOptions { tags, attributes, extensions }).await?;
+        parts.put_part(payload).await?;
+        parts.complete().await
     }
 
     async fn put_multipart_opts(&self, at: &Path, options: PutMultipartOptions) -> Result<Box<dyn MultipartUpload>> {
-        let (name, staged) = (self.name(at), Weak::clone(&self.staged));
         match self.inner.put_multipart_opts(at, options).await {
-            Ok(upload) => Ok(Box::new(Parts { upload: Some(upload), name, staged })),
-            Err(error) => Err(kept(&staged, &name, error)),
+            Ok(upload) => Ok(Box::new(Parts { upload: Some(upload), at: at.clone(), store: self.clone() })),
+            Err(error) => Err(self.failed(at, error)),
         }
     }
 
@@ -240,13 +337,23 @@ impl ObjectStore for Store {
 /// A file that comes in parts. Given up, its parts are removed: stores that are far keep and charge them otherwise.
 struct Parts {
     upload: Option<Box<dyn MultipartUpload>>,
-    name: String,
-    staged: Weak<Staged>,
+    at: Path,
+    store: Store,
+}
+
+impl Parts {
+    async fn finish(mut self) -> Result<()> {
+        let Some(upload) = &mut self.upload else { return Ok(()) };
+        upload.complete().await?;
+        // It is in place: nothing is to be removed.
+        self.upload = None;
+        Ok(())
+    }
 }
 
 impl fmt::Debug for Parts {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Parts").field("name", &self.name).finish_non_exhaustive()
+        f.debug_struct("Parts").field("at", &self.at).finish_non_exhaustive()
     }
 }
 
@@ -254,14 +361,13 @@ impl fmt::Debug for Parts {
 impl MultipartUpload for Parts {
     fn put_part(&mut self, data: PutPayload) -> UploadPart {
         let Some(upload) = &mut self.upload else { return Box::pin(std::future::ready(Err(given_up()))) };
-        let (name, staged) = (self.name.clone(), Weak::clone(&self.staged));
-        Box::pin(upload.put_part(data).map_err(move |error| kept(&staged, &name, error)))
+        let (store, at) = (self.store.clone(), self.at.clone());
+        Box::pin(upload.put_part(data).map_err(move |error| store.failed(&at, error)))
     }
 
     async fn complete(&mut self) -> Result<PutResult> {
-        let staged = Weak::clone(&self.staged);
-        let whole = Self { upload: self.upload.take(), name: self.name.clone(), staged: Weak::clone(&staged) };
-        hold(&staged, File::Parts(whole))
+        let whole = Self { upload: self.upload.take(), at: self.at.clone(), store: self.store.clone() };
+        self.store.hold(&self.at, Content::Parts(whole))
     }
 
     async fn abort(&mut self) -> Result<()> {
@@ -278,7 +384,7 @@ impl Drop for Parts {
         let Ok(runtime) = Handle::try_current() else { return };
         // What fails here has failed before.
         let removal = runtime.spawn(async move { drop(upload.abort().await) });
-        if let Some(staged) = self.staged.upgrade() {
+        if let Some(staged) = self.store.staged.upgrade() {
             held(&staged.removals).push(removal);
         }
     }

@@ -20,17 +20,21 @@ use datafusion::{
 };
 use futures::{Stream, StreamExt};
 
-use super::staged::Staged;
+use super::staged::{Commits, Staged};
 
 /// The plan, with every operator that writes between two that see to it that all of it comes into place or nothing.
 /// `folders` are the columns that rows are put into folders by.
 ///
 /// # Errors
 /// As DataFusion, when it takes a plan apart.
-pub(super) fn or_nothing(plan: Arc<dyn ExecutionPlan>, folders: &[String]) -> Result<Arc<dyn ExecutionPlan>> {
+pub(super) fn or_nothing(
+    plan: Arc<dyn ExecutionPlan>,
+    folders: &[String],
+    commits: &Arc<Commits>,
+) -> Result<Arc<dyn ExecutionPlan>> {
     let guarded = plan.transform_up(|node| {
         let Some(sink) = node.downcast_ref::<DataSinkExec>() else { return Ok(Transformed::no(node)) };
-        let staged = Arc::<Staged>::default();
+        let staged = Arc::new(Staged::new(commits));
         let below = Guard::around(Arc::clone(sink.input()), Side::Below(folders.into()), &staged);
         let sink = replace_children_if_necessary(node, vec![below])?;
         Ok(Transformed::yes(Guard::around(sink, Side::Above, &staged)))
@@ -39,7 +43,7 @@ pub(super) fn or_nothing(plan: Arc<dyn ExecutionPlan>, folders: &[String]) -> Re
 }
 
 /// What a writer said, once its files are in place.
-async fn ended(staged: &Staged, said: Batch) -> Batch {
+async fn ended(staged: &Arc<Staged>, said: Batch) -> Batch {
     let ended = match said {
         Ok(batch) => staged.commit().await.map(|()| batch),
         Err(error) => Err(staged.error().unwrap_or(error)),
