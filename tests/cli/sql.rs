@@ -585,7 +585,7 @@ fn an_error_names_the_file_that_is_broken() {
     let csv = "CREATE EXTERNAL TABLE t (id BIGINT) STORED AS CSV LOCATION 'csv/' OPTIONS ('format.has_header' 'true')";
     fails(&format!("{csv}; SELECT sum(id) FROM t"), "csv/13.csv", "for column 0");
     // Of a file whose columns are declared, and of one that shows none.
-    let json = "CREATE EXTERNAL TABLE t (id BIGINT) STORED AS JSONL LOCATION 'json/'";
+    let json = "CREATE EXTERNAL TABLE t (id BIGINT) STORED AS NDJSON LOCATION 'json/'";
     fails(&format!("{json}; SELECT sum(id) FROM t"), "json/13.jsonl", "Json error");
     fails("CREATE EXTERNAL TABLE t STORED AS JSON LOCATION 'json/*.jsonl'", "json/13.jsonl", "Not valid JSON");
     fails("SELECT * FROM 'json'", "json/13.jsonl", "Not valid JSON");

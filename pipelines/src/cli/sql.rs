@@ -259,7 +259,9 @@ impl Shell<'_> {
                 match self.sql.stop() {
                     true => running.abort(),
                     // It has come too late for this statement, which says what it has done.
-                    false => drop((&mut running).await),
+                    false => if let Ok(Err(error)) = (&mut running).await {
+                        logging::report(&error, self.common);
+                    },
                 }
                 tidied_up();
                 Err(Error::Stopped)

@@ -51,7 +51,7 @@ pub(super) fn message(error: &DataFusionError) -> Cow<'_, str> {
         E::External(error) => error.to_string().into(),
         // Arrow's readers quote what they cannot read.
         E::ArrowError(error, _) => without_data(&error.to_string()).into(),
-        E::ParquetError(error) => error.to_string().into(),
+        E::ParquetError(error) => without_data(&error.to_string()).into(),
         E::ObjectStore(error) if let Some(inner) = within_store(error) => message(inner),
         E::Context(_, error) | E::Diagnostic(_, error) => message(error),
         E::Shared(error) => message(error),
@@ -90,6 +90,7 @@ fn judge(root: &DataFusionError) -> (Exit, Option<&'static str>) {
         }
         E::ObjectStore(error) if let Some(inner) = within_store(error) => judge(inner.find_root()),
         E::IoError(error) if is_of_contents(error) => (Exit::Input, None),
+        E::ParquetError(error) if is_of_store(error.as_ref()) => (Exit::Storage, None),
         E::ObjectStore(_) | E::IoError(_) => (Exit::Storage, None),
         E::ResourcesExhausted(_) => (
             Exit::Failed,
@@ -110,14 +111,26 @@ fn judge(root: &DataFusionError) -> (Exit, Option<&'static str>) {
 /// Whether what was read is wrong, a packed file that is torn say, and not the disk or the store.
 pub(super) fn is_of_contents(error: &std::io::Error) -> bool {
     use ErrorKind::{InvalidData, InvalidInput, Other, UnexpectedEof};
-    let sources =
-        std::iter::successors(error.get_ref().map(|e| e as &(dyn std::error::Error + 'static)), |e| e.source());
     match error.kind() {
         InvalidData | InvalidInput | UnexpectedEof => true,
         // Those who unpack have no kind for it.
-        Other => sources.into_iter().all(|source| !source.is::<object_store::Error>()),
+        Other => !is_of_store(error),
         _ => false,
     }
+}
+
+type AnyError = dyn std::error::Error + 'static;
+
+/// Whether a store's error is at the bottom of another.
+pub(super) fn is_of_store(error: &AnyError) -> bool {
+    /// An I/O error skips the one that it was made of.
+    fn below(error: &AnyError) -> Option<&AnyError> {
+        match error.downcast_ref::<std::io::Error>() {
+            Some(error) => error.get_ref().map(|inner| inner as &AnyError),
+            None => error.source(),
+        }
+    }
+    std::iter::successors(Some(error), |error| below(*error)).any(|error| error.is::<object_store::Error>())
 }
 
 /// What went wrong with the bytes that a store gave, which DataFusion says is an error of the store.
@@ -141,7 +154,9 @@ fn of_external(error: &(dyn std::error::Error + Send + Sync + 'static)) -> Exit 
 
 #[cfg(test)]
 mod tests {
-    use std::sync::Arc;
+    use std::{io, sync::Arc};
+
+    use datafusion::parquet::errors::ParquetError;
 
     use super::*;
 
@@ -159,6 +174,28 @@ mod tests {
         let model = elmo::Error::Closed;
         let text = model.to_string();
         assert_eq!(said(DataFusionError::External(Box::new(model))), (text, Exit::Failed));
+    }
+
+    /// A store that does not answer is no broken file, whoever read from it.
+    #[test]
+    fn stores_and_what_they_hold_are_told_apart() {
+        let store = || object_store::Error::Generic { store: "S3", source: "timed out".into() };
+        let contents = || io::Error::other("Unknown frame descriptor");
+        let read = |error: io::Error| DataFusionError::from(ArrowError::IoError("read".into(), error));
+        let wrapped = |error: DataFusionError| {
+            DataFusionError::from(object_store::Error::Generic { store: "read", source: Box::new(error) })
+        };
+        for (error, exit) in [
+            (DataFusionError::from(ParquetError::External(Box::new(store()))), Exit::Storage),
+            (DataFusionError::from(ParquetError::General("Corrupt footer".into())), Exit::Input),
+            (read(io::Error::other(store())), Exit::Storage),
+            (read(contents()), Exit::Input),
+            (DataFusionError::from(store()), Exit::Storage),
+            (wrapped(DataFusionError::from(contents())), Exit::Input),
+        ] {
+            let text = error.to_string();
+            assert_eq!(said(error).1, exit, "{text}");
+        }
     }
 
     #[test]

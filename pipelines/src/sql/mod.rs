@@ -219,14 +219,15 @@ impl Sql {
             _ => return Ok(()),
         };
         // As COPY calls it.
-        if create.file_type.eq_ignore_ascii_case("jsonl") {
+        if ["jsonl", "ndjson"].iter().any(|name| create.file_type.eq_ignore_ascii_case(name)) {
             "JSON".clone_into(&mut create.file_type);
         }
         let state = self.context.state();
         if state.table_factories().contains_key(&create.file_type.to_ascii_uppercase()) {
             return Ok(());
         }
-        let mut kinds: Vec<_> = state.table_factories().keys().map(String::as_str).collect();
+        // NDJSON has a factory, and no format.
+        let mut kinds: Vec<_> = state.table_factories().keys().map(String::as_str).filter(|k| *k != "NDJSON").collect();
         kinds.sort_unstable();
         let message = format!("STORED AS {}: no such kind of files", create.file_type);
         Err(Error::usage(message, format!("one of {}", kinds.join(", "))))

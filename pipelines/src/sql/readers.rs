@@ -13,7 +13,7 @@ use datafusion::{
     datasource::{
         file_format::FileFormat,
         listing::{ListingTable, ListingTableUrl, PartitionedFile},
-        physical_plan::{FileOpener, FileScanConfig, FileScanConfigBuilder, FileSource},
+        physical_plan::{FileOpener, FileScanConfig, FileSource},
         source::DataSourceExec,
         source_as_provider,
         table_schema::TableSchema,
@@ -28,7 +28,7 @@ use futures::{StreamExt, TryFutureExt, TryStreamExt, stream::BoxStream};
 use object_store::ObjectStore;
 
 use super::{
-    error::{is_no_arrow, message, within_store},
+    error::{is_no_arrow, is_of_store, message, within_store},
     files::external,
 };
 use crate::source::SourceError;
@@ -54,7 +54,9 @@ pub(crate) fn naming_files(plan: Arc<dyn ExecutionPlan>) -> Result<Arc<dyn Execu
             return Ok(Transformed::no(node));
         };
         let source = Arc::new(Naming(Arc::clone(scan.file_source())));
-        let scan = FileScanConfigBuilder::from(scan.clone()).with_source(source).build();
+        // Not by its builder, which has a mind of its own about the order of rows.
+        let mut scan = scan.clone();
+        scan.file_source = source;
         Ok(Transformed::yes(DataSourceExec::from_data_source(scan) as Arc<dyn ExecutionPlan>))
     });
     named.map(|named| named.data)
@@ -78,7 +80,7 @@ fn is_of_contents(root: &DataFusionError) -> bool {
             A::DivideByZero | A::ArithmeticOverflow(_) | A::ComputeError(_) | A::MemoryError(_) => false,
             _ => true,
         },
-        E::ParquetError(_) => true,
+        E::ParquetError(error) => !is_of_store(error.as_ref()),
         E::ObjectStore(error) => within_store(error).is_some_and(|inner| is_of_contents(inner.find_root())),
         E::Internal(text) => is_no_arrow(text),
         E::IoError(error) => super::error::is_of_contents(error),

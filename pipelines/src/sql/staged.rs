@@ -1,9 +1,10 @@
 //! Stores whose files come into place together, when all rows of a statement are written. DataFusion's writers complete
 //! what they have when their rows fail or they are stopped, and would replace what was there.
 //!
-//! Small files are held in memory, as their writers did up to here, and the parts of large ones lie in the store, where
-//! nobody sees them. Of several files, which have names of their own, those that are in place are removed again when one
-//! cannot be put there. Only a process that dies just then leaves some of them.
+//! Small files are held in memory, as their writers did up to here (begun in a store of this machine, each would be an open
+//! file), and the parts of large ones lie in the store, where nobody sees them. Of several files, which have names of their
+//! own, those that are in place are removed again when one cannot be put there. Only a process that dies just then leaves
+//! some of them.
 
 use std::{
     fmt,
@@ -29,8 +30,6 @@ use url::Url;
 use super::{files::external, readers::address};
 use crate::stores::StoreError;
 
-/// Bytes of small files that are held; the others are written as large ones are.
-const HELD: usize = 64 << 20;
 /// Files that are put into place at once.
 const AT_ONCE: usize = 16;
 /// How long writers that were stopped have to give up what they began.
@@ -268,14 +267,6 @@ impl Store {
         // What a store says of a file that is in place, which this one is not.
         Ok(PutResult { e_tag: None, version: None })
     }
-
-    /// Whether so many bytes more fit into memory.
-    fn has_room(&self, bytes: usize) -> bool {
-        let size =
-            |file: &File| if let Content::Whole(payload, _) = &file.content { payload.content_length() } else { 0 };
-        let staged = self.staged.upgrade();
-        staged.is_some_and(|staged| held(&staged.files).iter().map(size).sum::<usize>() + bytes <= HELD)
-    }
 }
 
 fn given_up() -> Error {
@@ -285,13 +276,7 @@ fn given_up() -> Error {
 #[async_trait]
 impl ObjectStore for Store {
     async fn put_opts(&self, at: &Path, payload: PutPayload, options: PutOptions) -> Result<PutResult> {
-        if self.has_room(payload.content_length()) {
-            return self.hold(at, Content::Whole(payload, options));
-        }
-        let PutOptions { tags, attributes, extensions, .. } = options;
-        let mut parts = self.put_multipart_opts(at, PutMultipartOptions { tags, attributes, extensions }).await?;
-        parts.put_part(payload).await?;
-        parts.complete().await
+        self.hold(at, Content::Whole(payload, options))
     }
 
     async fn put_multipart_opts(&self, at: &Path, options: PutMultipartOptions) -> Result<Box<dyn MultipartUpload>> {
