@@ -331,7 +331,7 @@ fn a_copy_that_fails_leaves_what_was_there() {
     let several = "SET datafusion.execution.soft_max_rows_per_output_file = 2000; \
                    SET datafusion.execution.batch_size = 1000";
     assert_ne!(sql(&place, &["-c", several, "-c", folder]).code, Some(0));
-    assert_eq!(files("."), files(".").into_iter().filter(|file| !file.contains("parts")).collect::<Vec<_>>());
+    assert!(files(".").iter().all(|file| !file.starts_with("./parts")), "{:?}", files("."));
     assert_eq!(sql(&place, &["-c", several, "-c", &folder.replace("29999", "30000")]).code, Some(0));
     assert!(files("parts").len() >= 7, "{:?}", files("parts"));
     assert_eq!(value(&place, "SELECT count(*) FROM 'parts/**/*.csv'"), 30_000);
@@ -591,16 +591,17 @@ fn an_error_names_the_file_that_is_broken() {
     fails("SELECT * FROM 'json'", "json/13.jsonl", "Not valid JSON");
     fails("SELECT max(id), max(t) FROM 'parquet' WHERE id % 3 = 0", "parquet/b.parquet", "");
     fails("SELECT * FROM 'torn'", "torn/b.parquet", "Invalid Parquet file");
-    place.write("torn/_SUCCESS", "");
-    place.shell("mkdir zst && for i in 1 2 3; do head -c 90 /dev/urandom > zst/$i.csv.zst; done && rm torn/_SUCCESS");
     let given =
         "CREATE EXTERNAL TABLE t (id BIGINT, t VARCHAR) STORED AS PARQUET LOCATION 'torn/'; SELECT max(t) FROM t";
     fails(given, "torn/b.parquet", "Invalid Parquet file");
+    // One that is not read when columns are guessed, and is not blamed.
     place.write("torn/_SUCCESS", "");
-    fails("SELECT * FROM 'zst/2.csv.zst'", "zst/2.csv.zst", "");
+    fails("CREATE EXTERNAL TABLE t STORED AS PARQUET LOCATION 'torn/'", "torn/b.parquet", "Invalid Parquet file");
+    place.write("zst/a.csv.zst", [7; 90]);
+    fails("SELECT * FROM 'zst/a.csv.zst'", "zst/a.csv.zst", "");
     let given =
-        "CREATE EXTERNAL TABLE t (a INT) STORED AS CSV LOCATION 'zst/2.csv.zst' OPTIONS ('format.compression' 'zstd')";
-    fails(&format!("{given}; SELECT * FROM t"), "zst/2.csv.zst", "");
+        "CREATE EXTERNAL TABLE t (a INT) STORED AS CSV LOCATION 'zst/a.csv.zst' OPTIONS ('format.compression' 'zstd')";
+    fails(&format!("{given}; SELECT * FROM t"), "zst/a.csv.zst", "");
     // Arrow's body, which only those who unpack it look at.
     let mut body = fs::read(place.path("arrow/a.arrow")).unwrap();
     let from = body.len() / 2;
@@ -609,7 +610,6 @@ fn an_error_names_the_file_that_is_broken() {
     fs::copy(place.path("arrow/a.arrow"), place.path("bodies/a.arrow")).unwrap();
     fs::write(place.path("bodies/b.arrow"), body).unwrap();
     fails("SELECT max(id) FROM 'bodies'", "bodies/b.arrow", "");
-    fails("CREATE EXTERNAL TABLE t STORED AS PARQUET LOCATION 'torn/'", "torn/b.parquet", "Invalid Parquet file");
     fails("SELECT * FROM 'arrow'", "arrow/b.arrow", "cut short");
     // What an expression does wrong is not a file's fault.
     let ended = sql(&place, &["-c", "SELECT 1 / (id - 7) FROM 'csv/1.csv'"]);

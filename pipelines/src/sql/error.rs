@@ -55,7 +55,6 @@ pub(super) fn message(error: &DataFusionError) -> Cow<'_, str> {
         E::ObjectStore(error) if let Some(inner) = within_store(error) => message(inner),
         E::Context(_, error) | E::Diagnostic(_, error) => message(error),
         E::Shared(error) => message(error),
-        E::Internal(text) if is_of_writers(text) => "the output could not be written".into(),
         E::Internal(text) if is_no_arrow(text) => "no Arrow file or stream, or one that is cut short".into(),
         E::Collection(errors) => errors.first().map_or("unknown".into(), message),
         other => other.strip_backtrace().into(),
@@ -66,11 +65,6 @@ pub(super) fn message(error: &DataFusionError) -> Cow<'_, str> {
 fn plain(text: &str) -> Cow<'_, str> {
     let own = text.split_once("user-defined coercion failed with: Error during planning: ");
     own.map_or(text, |(_, own)| own.split_once(" No function matches").map_or(own, |(own, _)| own)).into()
-}
-
-/// A store refused what was written; DataFusion does not say why, and takes it for an error of its own.
-fn is_of_writers(text: &str) -> bool {
-    text.contains("while finalizing writes")
 }
 
 /// Bytes that are no Arrow; DataFusion takes that for an error of its own.
@@ -96,9 +90,6 @@ fn judge(root: &DataFusionError) -> (Exit, Option<&'static str>) {
             Exit::Failed,
             Some("give more by --memory-limit, or fewer rows at once by SET datafusion.execution.batch_size"),
         ),
-        E::Internal(text) if is_of_writers(text) => {
-            (Exit::Storage, Some("see whether the target of COPY is there, may be written to, and has room"))
-        }
         E::Internal(_) => (Exit::Failed, Some("this is a defect; please report it with the statement")),
         E::ArrowError(error, _) if let ArrowError::IoError(_, error) = error.as_ref() => {
             (if is_of_contents(error) { Exit::Input } else { Exit::Storage }, None)

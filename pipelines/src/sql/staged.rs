@@ -239,12 +239,6 @@ struct Store {
     staged: Weak<Staged>,
 }
 
-impl Store {
-    fn name(&self, at: &Path) -> String {
-        address(&self.origin, at)
-    }
-}
-
 impl fmt::Display for Store {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         self.inner.fmt(f)
@@ -252,6 +246,10 @@ impl fmt::Display for Store {
 }
 
 impl Store {
+    fn name(&self, at: &Path) -> String {
+        address(&self.origin, at)
+    }
+
     /// Keeps an error for whoever waits; what the writer gets instead is never shown.
     fn failed(&self, at: &Path, error: Error) -> Error {
         if let Some(staged) = self.staged.upgrade() {
