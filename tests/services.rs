@@ -12,8 +12,8 @@ use std::{env, path::Path, process::Command, sync::Arc};
 
 use elmo::{ColumnEmbedder, Elmo, EmbedSpec};
 use elmo_pipelines::{
+    bulk::manifest::{Manifest, ManifestError},
     bulk::{self, BulkJob, BulkReport},
-    manifest::{Manifest, ManifestError},
     report::Silent,
     sink::Codec,
     source::{Keep, KeptTypes},

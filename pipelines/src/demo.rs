@@ -16,8 +16,8 @@ use tempfile::TempDir;
 use crate::{
     bulk::{self, BulkJob, BulkReport},
     error::{Error, Result},
-    inspect::{broken, open, parquet_files, vectors_of_row},
-    report::{Progress, bytes, count},
+    output::inspect::{broken, open, parquet_files, vectors_of_row},
+    report::{Progress, bytes, count, table},
     sink::Codec,
     source::{Keep, KeptTypes},
     stage::EmbedStage,
@@ -172,7 +172,7 @@ fn cosine(a: &[f32], b: &[f32]) -> f64 {
 impl fmt::Display for DemoReport {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let job = &self.job;
-        f.write_str(&crate::cli::table(&[
+        f.write_str(&table(&[
             ("rows", count(job.counts.rows_out)),
             ("tokens", count(job.counts.tokens)),
             ("tokens/s", count(job.tokens_per_second as u64)),

@@ -1,23 +1,48 @@
-//! What can go wrong outside the model, as data: whose fault it is, and what to do next.
+//! Errors of this crate as data: whose fault it is (the exit code) and what to do next.
 
-use std::path::{Path, PathBuf};
+use std::{
+    fmt,
+    path::{Path, PathBuf},
+};
 
 use thiserror::Error;
 
-use crate::{
-    config::ConfigError,
-    manifest::ManifestError,
-    models::ModelsError,
-    redact::redact,
-    sink::SinkError,
-    source::SourceError,
-    stores::{StoreError, brief},
-};
+use crate::{redact::redact, reply::summary};
 
-/// Any error of this crate.
+/// The error of a module, as the command line sees it. The module knows best whose fault it is.
+pub trait Fault: std::error::Error + Send + Sync + 'static {
+    /// Exit code of a command that ends with this error.
+    fn exit(&self) -> Exit;
+
+    /// What to do next, when that is not obvious from the message.
+    fn help(&self) -> Option<String> {
+        None
+    }
+}
+
+/// A [`Fault`] of any type.
+#[derive(Debug)]
+pub struct AnyFault(Box<dyn Fault>);
+
+impl fmt::Display for AnyFault {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.fmt(f)
+    }
+}
+
+impl std::error::Error for AnyFault {
+    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
+        self.0.source()
+    }
+}
+
+/// Any error of this crate: of a module ([`Error::Module`]), or one that several modules have.
 #[derive(Debug, Error)]
 #[non_exhaustive]
 pub enum Error {
+    /// The error of a module.
+    #[error(transparent)]
+    Module(AnyFault),
     /// Wrong words on the command line or settings that exclude each other.
     #[error("{message}")]
     Usage {
@@ -26,9 +51,6 @@ pub enum Error {
         /// What to do instead.
         help: Option<String>,
     },
-    /// Wrong words in the environment or in `elmo.toml`.
-    #[error(transparent)]
-    Config(#[from] ConfigError),
     /// A file of the input, or a row of it.
     #[error("{file}{}: {reason}", row.map(|row| format!(", row {row}")).unwrap_or_default())]
     Input {
@@ -41,24 +63,6 @@ pub enum Error {
         /// What to do next.
         help: Option<String>,
     },
-    /// A model could not be found, fetched or unpacked.
-    #[error(transparent)]
-    Models(#[from] ModelsError),
-    /// The model itself.
-    #[error(transparent)]
-    Elmo(#[from] elmo::Error),
-    /// An address that is none, or an object store that answered with an error.
-    #[error(transparent)]
-    Store(#[from] StoreError),
-    /// An input that cannot be read.
-    #[error(transparent)]
-    Source(#[from] SourceError),
-    /// An output that cannot be written.
-    #[error(transparent)]
-    Sink(#[from] SinkError),
-    /// An output that is not ours to write to.
-    #[error(transparent)]
-    Manifest(#[from] ManifestError),
     /// A local file.
     #[error("{path}: {source}")]
     Io {
@@ -76,24 +80,6 @@ pub enum Error {
         again: bool,
         /// The output is this job's by now: one that began anew must not do so again.
         begun: bool,
-    },
-    /// A statement that cannot be planned or run.
-    #[error("{message}")]
-    Sql {
-        /// What DataFusion said.
-        message: String,
-        /// Whose fault it is.
-        exit: Exit,
-        /// What to do next.
-        help: Option<String>,
-    },
-    /// Another process is gone.
-    #[error("{message}")]
-    Lost {
-        /// Which.
-        message: String,
-        /// What to do next.
-        help: String,
     },
     /// Told to stop, with nothing to go on from.
     #[error("interrupted")]
@@ -143,22 +129,20 @@ impl Exit {
     }
 }
 
+impl<F: Fault> From<F> for Error {
+    fn from(fault: F) -> Self {
+        Self::Module(AnyFault(Box::new(fault)))
+    }
+}
+
 impl Error {
     /// The exit code that this error asks for.
     pub fn exit(&self) -> Exit {
         match self {
-            Self::Usage { .. } | Self::Config(_) => Exit::Usage,
+            Self::Module(fault) => fault.0.exit(),
+            Self::Usage { .. } => Exit::Usage,
             Self::Input { .. } => Exit::Input,
-            Self::Models(error) => error.exit(),
-            Self::Elmo(error) => exit_of_elmo(error),
-            Self::Store(error) | Self::Sink(SinkError::Store(error)) | Self::Manifest(ManifestError::Store(error)) => {
-                exit_of_store(error)
-            }
-            Self::Manifest(ManifestError::Differs { .. } | ManifestError::NoFolder { .. }) => Exit::Usage,
-            Self::Source(error) => exit_of_source(error),
-            Self::Sink(_) => Exit::Input,
-            Self::Manifest(_) | Self::Io { .. } | Self::Lost { .. } => Exit::Storage,
-            Self::Sql { exit, .. } => *exit,
+            Self::Io { .. } => Exit::Storage,
             Self::Interrupted { .. } | Self::Stopped => Exit::Interrupted,
             Self::BrokenPipe => Exit::Done,
             Self::Check(_) | Self::Failed(_) => Exit::Failed,
@@ -168,26 +152,25 @@ impl Error {
     /// What to do next, when that is not obvious from the message.
     pub fn help(&self) -> Option<String> {
         match self {
-            Self::Usage { help, .. } | Self::Input { help, .. } | Self::Sql { help, .. } => help.clone(),
-            Self::Lost { help, .. } => Some(help.clone()),
-            Self::Config(error) => error.help(),
-            Self::Models(error) => error.help(),
-            #[cfg(feature = "cluster")]
-            Self::Elmo(error) => crate::cluster::cluster_error(error).and_then(crate::cluster::ClusterError::help),
-            Self::Store(error) | Self::Source(SourceError::Store(error)) | Self::Sink(SinkError::Store(error)) => {
-                store_help(error)
-            }
-            Self::Source(error) => error.help(),
-            Self::Manifest(error) => error.help(),
+            Self::Module(fault) => fault.0.help(),
+            Self::Usage { help, .. } | Self::Input { help, .. } => help.clone(),
             Self::Interrupted { again: true, .. } => {
                 Some("run the same command again, without --overwrite: it continues where this one stopped".into())
             }
             Self::Interrupted { .. } => Some(
-                "standard input is gone, so this job cannot go on; put the lines into a file to have one that can"
+                "standard input cannot be read again, so this job cannot be resumed; write the lines to a file to have \
+                 a job that can"
                     .into(),
             ),
             _ => None,
         }
+    }
+
+    /// The error of a module, if it is of type `F`.
+    pub fn module<F: Fault>(&self) -> Option<&F> {
+        let Self::Module(fault) = self else { return None };
+        let error: &(dyn std::error::Error + 'static) = &*fault.0;
+        error.downcast_ref()
     }
 
     /// The whole chain of reasons in one line, secrets left out.
@@ -199,7 +182,7 @@ impl Error {
         let mut reason = std::error::Error::source(self);
         while let Some(error) = reason {
             let whole = error.to_string();
-            let more = brief(&whole);
+            let more = summary(&whole);
             let said = text.contains(&whole);
             if !said && !text.contains(&more) {
                 text.push_str(": ");
@@ -225,43 +208,32 @@ impl Error {
     }
 }
 
-pub(crate) fn exit_of_source(error: &SourceError) -> Exit {
-    match error {
-        SourceError::Store(error) => exit_of_store(error),
-        SourceError::Pattern { .. } | SourceError::InOutput { .. } => Exit::Usage,
-        _ => Exit::Input,
-    }
-}
-
-pub(crate) fn exit_of_store(error: &StoreError) -> Exit {
-    if error.is_usage() { Exit::Usage } else { Exit::Storage }
-}
-
-fn exit_of_elmo(error: &elmo::Error) -> Exit {
-    #[cfg(feature = "cluster")]
-    if let Some(error) = crate::cluster::cluster_error(error) {
-        return error.exit();
-    }
-    exit_of_kind(error.kind())
-}
-
-pub(crate) fn exit_of_kind(kind: elmo::ErrorKind) -> Exit {
-    match kind {
-        elmo::ErrorKind::Usage => Exit::Usage,
-        elmo::ErrorKind::Input => Exit::Input,
-        elmo::ErrorKind::Model => Exit::Model,
-        _ => Exit::Failed,
-    }
-}
-
-/// The two answers of a store that a newcomer meets first.
-fn store_help(error: &StoreError) -> Option<String> {
-    let StoreError::Request { source, .. } = error else { return None };
-    match **source {
-        object_store::Error::NotFound { .. } => Some("check the name; stores distinguish upper and lower case".into()),
-        object_store::Error::PermissionDenied { .. } | object_store::Error::Unauthenticated { .. } => {
-            Some("give credentials through the environment of the store, such as AWS_ACCESS_KEY_ID".into())
+/// An error that a process elsewhere sent is judged by what it says of itself.
+impl Fault for elmo::Error {
+    fn exit(&self) -> Exit {
+        match remote(self) {
+            Some(error) => error.exit(),
+            None => self.kind().into(),
         }
-        _ => None,
+    }
+
+    fn help(&self) -> Option<String> {
+        remote(self).and_then(Error::help)
+    }
+}
+
+fn remote(error: &elmo::Error) -> Option<&Error> {
+    let elmo::Error::Elsewhere(error) = error else { return None };
+    error.downcast_ref()
+}
+
+impl From<elmo::ErrorKind> for Exit {
+    fn from(kind: elmo::ErrorKind) -> Self {
+        match kind {
+            elmo::ErrorKind::Usage => Self::Usage,
+            elmo::ErrorKind::Input => Self::Input,
+            elmo::ErrorKind::Model => Self::Model,
+            _ => Self::Failed,
+        }
     }
 }

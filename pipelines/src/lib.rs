@@ -1,33 +1,34 @@
 //! Everything that moves rows through ELMo, and the `elmo` binary.
 //!
-//! A command line becomes checked settings ([`cli`], [`config`]), a model is found and fetched ([`models`]), and a job
-//! runs. A bulk job ([`bulk`]) reads rows ([`source`]), adds columns ([`stage`]), writes files ([`sink`]) and keeps a
-//! manifest of what is durable ([`manifest`]); all of them know files through [`stores`] only. Queries are in [`sql`]. What a person is told on
-//! the way is in [`report`]; how it ends, in [`error`].
+//! [`cli`] parses a command line into checked settings, and a job runs. Jobs share their edges: [`stores`] (addresses and
+//! clients of object stores), [`source`] (rows in), [`stage`] (embedding columns added), [`sink`] (Parquet out) and
+//! [`models`] (directories, URLs, zips, the cache). No other module names [`cli`], and no two modules import each other.
+//!
+//! | job | module |
+//! |---|---|
+//! | files in, Parquet out, resumable | [`bulk`] |
+//! | queries | [`sql`] |
+//! | queries and bulk jobs on several machines | `cluster` |
+//! | what is in an output, and whether it is right | [`output`] |
+//! | installation, speed | [`diagnose`] |
+//! | the main job on built-in reviews | [`demo`] |
 
-pub mod bench;
 pub mod bulk;
 pub mod cli;
 #[cfg(feature = "cluster")]
 pub mod cluster;
-pub mod config;
-mod contain;
 pub mod demo;
-pub mod doctor;
-pub mod dry_run;
+pub mod diagnose;
 pub mod error;
-pub mod inspect;
-pub mod manifest;
 pub mod models;
+pub mod output;
 pub mod redact;
+mod reply;
 pub mod report;
 pub mod sink;
-pub mod sizes;
 pub mod source;
 pub mod sql;
 pub mod stage;
-mod store_file;
 pub mod stores;
-pub mod verify;
 
 pub use error::{Error, Exit, Result};

@@ -14,7 +14,7 @@ use bytes::Bytes;
 use elmo_pipelines::{
     Error, Exit,
     bulk::BulkJob,
-    manifest::{Manifest, ManifestError},
+    bulk::manifest::{Manifest, ManifestError},
     sink::Codec,
     stores::Stores,
 };
@@ -337,14 +337,14 @@ async fn a_list_that_ends_early_does_not_change_a_job() {
     attempt(Faulty::new(&store, Arc::new(stop))).await.unwrap_err();
     a_minute_later(&store).await;
     let short = attempt(Faulty::new(&store, Arc::new(|_| Fault::Short))).await.unwrap_err();
-    assert!(matches!(&short, Error::Manifest(ManifestError::Differs { .. })), "{short}");
+    assert!(matches!(short.module(), Some(ManifestError::Differs { .. })), "{short}");
     assert!(short.to_string().contains("b.txt: not there now"), "{short}");
     a_minute_later(&store).await;
     attempt(Faulty::new(&store, fine())).await.unwrap();
     assert!(without_job(outcome(&store).await) == calm);
 }
 
-fn nothing() -> elmo_pipelines::manifest::Job {
+fn nothing() -> elmo_pipelines::bulk::manifest::Job {
     serde_json::from_str(r#"{"settings": {}, "inputs": []}"#).unwrap()
 }
 
@@ -360,9 +360,9 @@ async fn one_job_at_a_time_in_an_object_store() {
     a_minute_later(&store).await;
     let mut second = Manifest::open(&output, &nothing(), false).await.unwrap();
     let entry = |part: usize, sha256: &str| {
-        let counts = elmo_pipelines::manifest::Counts::default();
+        let counts = elmo_pipelines::bulk::manifest::Counts::default();
         let file = format!("part-{part:05}.parquet");
-        elmo_pipelines::manifest::PartEntry {
+        elmo_pipelines::bulk::manifest::PartEntry {
             file,
             start: Default::default(),
             end: Default::default(),
@@ -391,6 +391,6 @@ async fn a_job_that_is_refused_gives_the_lock_back() {
     let other = BulkJob { rows_per_file: Some(3), ..the_job() };
     for _ in 0..2 {
         let refused = run(&other, &Hashing::default(), &stores).await.unwrap_err();
-        assert!(matches!(refused, Error::Manifest(ManifestError::Differs { .. })), "{refused}");
+        assert!(matches!(refused.module(), Some(ManifestError::Differs { .. })), "{refused}");
     }
 }

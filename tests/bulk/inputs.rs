@@ -17,7 +17,7 @@ use elmo::{EmbedSpec, spec::OnError};
 use elmo_pipelines::{
     Error, Exit,
     bulk::BulkJob,
-    dry_run::dry_run,
+    bulk::dry_run::dry_run,
     source::{self, Keep, KeptTypes, Plan, Request},
     stores::Stores,
 };

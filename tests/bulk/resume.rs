@@ -11,8 +11,8 @@ use elmo::{
 };
 use elmo_pipelines::{
     Error, Exit,
+    bulk::manifest,
     bulk::{self, BulkJob},
-    manifest,
     report::{Progress, Silent, Snapshot},
     stage::{Pending, Stage},
     stores::Stores,

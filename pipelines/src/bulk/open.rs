@@ -16,9 +16,9 @@ use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 
 use super::Window;
+use super::manifest::Counts;
 use crate::{
     error::Result,
-    manifest::Counts,
     sink::PartWriter,
     source::Position,
     stores::{Location, StoreError},

@@ -81,7 +81,7 @@ impl FromStr for Bytes {
 /// `--model` and the pair `--options --weights` exclude each other only within one source, so that a model in
 /// `elmo.toml` does not stand in the way of a pair on the command line.
 #[derive(Debug, Clone)]
-pub struct ModelArgs {
+pub(super) struct ModelArgs {
     spec: Option<ModelSpec>,
     offline: bool,
 }
@@ -172,18 +172,18 @@ impl ModelArgs {
     ///
     /// # Errors
     /// [`Error::Usage`] when no model was named.
-    pub fn spec(&self) -> Result<ModelSpec> {
+    pub(super) fn spec(&self) -> Result<ModelSpec> {
         let help = "give --model DIR, ZIP, URL or tiny (built in, untrained), or set ELMO_MODEL or model in elmo.toml";
         self.spec.clone().ok_or_else(|| Error::usage("no model was given", help))
     }
 
     /// The model, if one was named.
-    pub fn spec_if_given(&self) -> Option<&ModelSpec> {
+    pub(super) fn spec_if_given(&self) -> Option<&ModelSpec> {
         self.spec.as_ref()
     }
 
     /// Whether the network may not be used for the model.
-    pub fn offline(&self) -> bool {
+    pub(super) fn offline(&self) -> bool {
         self.offline
     }
 
@@ -191,7 +191,7 @@ impl ModelArgs {
     ///
     /// # Errors
     /// As [`ModelArgs::spec`]; [`Error::Models`] when the model cannot be found, fetched or used.
-    pub async fn open(&self, stores: &Stores) -> Result<elmo::ModelData> {
+    pub(super) async fn open(&self, stores: &Stores) -> Result<elmo::ModelData> {
         open(&self.spec()?, self.offline, stores).await
     }
 }
@@ -207,7 +207,7 @@ pub(super) async fn open(spec: &ModelSpec, offline: bool, stores: &Stores) -> Re
 /// Where and how the biLM runs. Nothing here changes a result on CPU.
 #[derive(Debug, Clone, Args)]
 #[command(next_help_heading = "Speed and devices")]
-pub struct EngineArgs {
+pub(super) struct EngineArgs {
     /// Devices: auto, cpu, cuda (all), or cuda:0,1
     ///
     /// auto takes every CUDA device there is, else the CPU. Vectors of different kinds of device differ by rounding.
@@ -236,7 +236,7 @@ pub struct EngineArgs {
 
 impl EngineArgs {
     /// Settings of an embedder.
-    pub fn settings(&self) -> EmbedderSettings {
+    pub(super) fn settings(&self) -> EmbedderSettings {
         EmbedderSettings {
             devices: self.device.0.clone(),
             threads: self.threads,
@@ -251,7 +251,7 @@ impl EngineArgs {
     ///
     /// # Errors
     /// [`Error::Elmo`] when a device is not there or has no room, [`Error::Failed`] when loading panics.
-    pub async fn load(&self, data: elmo::ModelData) -> Result<elmo::Elmo> {
+    pub(super) async fn load(&self, data: elmo::ModelData) -> Result<elmo::Elmo> {
         let settings = self.settings();
         let load = tokio::task::spawn_blocking(move || elmo::Elmo::from_data(data, &settings));
         Ok(load.await.map_err(|e| Error::Failed(format!("loading the model failed: {e}")))??)

@@ -10,8 +10,8 @@ use super::{
     logging, shutdown,
 };
 use crate::{
-    cluster::{Address, Executor, ExecutorSettings, Scheduler},
-    error::{Error, Exit, Result},
+    cluster::{Address, ClusterError, Executor, ExecutorSettings, Scheduler},
+    error::{Exit, Result},
     stores::Stores,
 };
 
@@ -153,12 +153,7 @@ fn executor(args: ExecutorArgs, _: &CommonArgs) -> Result<Exit> {
         }
         match asked() {
             true => Ok(Exit::Done),
-            false => Err(Error::Lost {
-                message: format!(
-                    "the scheduler is gone, or ended the executor at {address}, of which it had not heard"
-                ),
-                help: "start it again when the scheduler is there; a supervisor such as systemd can do so".to_owned(),
-            }),
+            false => Err(ClusterError::Evicted { executor: address.to_string() }.into()),
         }
     })
 }

@@ -1,10 +1,10 @@
-//! `elmo doctor`: the words; what it looks at is in [`crate::doctor`].
+//! `elmo doctor`: the words; what it looks at is in [`crate::diagnose::doctor`].
 
 use clap::Args;
 
 use super::{print, print_json};
 use crate::{
-    doctor::Diagnosis,
+    diagnose::doctor::Diagnosis,
     error::{Error, Exit, Result},
 };
 

@@ -15,7 +15,7 @@ use elmo::{
 use super::{
     CommonArgs, EngineArgs, ModelArgs,
     args::{block_on, positive, words},
-    print, print_json, shutdown, table,
+    print, print_json, shutdown,
 };
 #[cfg(feature = "cluster")]
 use crate::models::LazyModel;
@@ -23,7 +23,7 @@ use crate::{
     bulk::{self, BulkJob, BulkReport},
     error::{Error, Exit, Result},
     redact::redact,
-    report::{bytes, count},
+    report::{bytes, count, table},
     sink::Codec,
     source::{Keep, KeptTypes, STDIN},
     stage::{EmbedStage, Stage},
@@ -201,7 +201,7 @@ impl VectorArgs {
             float: self.float,
             list_type: self.list_type,
         };
-        spec.check().map_err(|e| Error::Elmo(e.into()))?;
+        spec.check().map_err(elmo::Error::from)?;
         Ok(spec)
     }
 }
@@ -230,14 +230,14 @@ impl fmt::Display for LayersWord {
 /// Layers by their word, or by the file of a scalar mix.
 pub(super) fn layers_of(text: &str) -> Result<Layers> {
     if !is_mix_file(text) {
-        return text.parse().map_err(|e: SpecError| Error::Elmo(e.into()));
+        return text.parse().map_err(|e: SpecError| elmo::Error::from(e).into());
     }
     let help = "give the file of a scalar mix; README.md, \"Your own weights\", shows one";
     if std::fs::metadata(text).is_ok_and(|found| !found.is_file()) {
         return Err(Error::usage(format!("--layers {text}: not a file"), help));
     }
     let bytes = std::fs::read(text).map_err(|e| Error::usage(format!("--layers {text}: {e}"), help))?;
-    ScalarMix::from_json(&bytes, text).map(Layers::Mix).map_err(|e| Error::Elmo(e.into()))
+    ScalarMix::from_json(&bytes, text).map(Layers::Mix).map_err(|e| elmo::Error::from(e).into())
 }
 
 /// Whether `--layers` names a file rather than a word.
@@ -261,7 +261,7 @@ pub(super) fn run(args: &EmbedArgs, common: &CommonArgs) -> Result<Exit> {
         let stores = Stores::from_env();
         let stage = args.stage(spec, &stores).await?;
         if args.dry_run {
-            let plan = crate::dry_run::dry_run(&job, stage.as_ref(), &stores).await?;
+            let plan = crate::bulk::dry_run::dry_run(&job, stage.as_ref(), &stores).await?;
             match args.json {
                 true => print_json(&plan)?,
                 false => print(&plan.to_string())?,

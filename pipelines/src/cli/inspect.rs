@@ -1,11 +1,11 @@
-//! `elmo inspect`: the words; the reading is in [`crate::inspect`].
+//! `elmo inspect`: the words; the reading is in [`crate::output::inspect`].
 
 use clap::{Args, ValueHint};
 
 use super::{args::block_on, print, print_json};
 use crate::{
     error::{Error, Exit, Result},
-    inspect,
+    output::inspect,
     stores::Stores,
 };
 

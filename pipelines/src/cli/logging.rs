@@ -25,7 +25,7 @@ static STARTED: OnceLock<LogFormat> = OnceLock::new();
 
 /// How messages are written.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum LogFormat {
+pub(super) enum LogFormat {
     /// A line of text.
     Text,
     /// A line of JSON.
@@ -34,7 +34,7 @@ pub enum LogFormat {
 
 impl LogFormat {
     /// The legal words.
-    pub const WORDS: &'static [&'static str] = &["text", "json"];
+    pub(super) const WORDS: &'static [&'static str] = &["text", "json"];
 }
 
 impl FromStr for LogFormat {

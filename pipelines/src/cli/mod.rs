@@ -7,6 +7,7 @@ mod args;
 mod bench;
 #[cfg(feature = "cluster")]
 mod cluster;
+mod config;
 mod demo;
 mod doctor;
 mod embed;
@@ -31,17 +32,13 @@ use clap::{
     error::{ContextKind, ContextValue, ErrorKind},
 };
 
-pub(crate) use self::{args::block_on, output::table};
-pub use self::{
+use self::{
     args::{EngineArgs, ModelArgs},
-    bench::BenchArgs,
+    config::ConfigFile,
     logging::LogFormat,
     output::{print, print_json},
 };
-use crate::{
-    config::{self, ConfigFile},
-    error::{Error, Exit, Result},
-};
+use crate::error::{Error, Exit, Result};
 
 /// ELMo sentence and token vectors for files of text and in SQL: exact, deterministic, resumable.
 ///
@@ -102,7 +99,7 @@ enum Command {
     Model(model::ModelCommand),
     Inspect(inspect::InspectArgs),
     Verify(verify::VerifyArgs),
-    Bench(BenchArgs),
+    Bench(bench::BenchArgs),
     Doctor(doctor::DoctorArgs),
     Demo(demo::DemoArgs),
     Completions(generate::CompletionsArgs),
@@ -151,7 +148,7 @@ impl Command {
             Self::Model(command) => model::run(&command),
             Self::Inspect(args) => inspect::run(&args),
             Self::Verify(args) => verify::run(&args),
-            Self::Bench(args) => crate::bench::run(&args).map(|()| Exit::Done),
+            Self::Bench(args) => bench::run(&args),
             Self::Doctor(args) => doctor::run(&args),
             Self::Demo(args) => demo::run(&args, common),
             Self::Completions(args) => generate::completions(&args).map(|()| Exit::Done),

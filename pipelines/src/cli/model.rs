@@ -10,7 +10,7 @@ use super::{
     print, print_json,
 };
 use crate::{
-    error::{Error, Exit, Result},
+    error::{Error, Exit, Fault, Result},
     models::{
         Cache, ModelSpec, Models, Place,
         check::{self, Report},

@@ -13,7 +13,7 @@ use crate::{
 ///
 /// # Errors
 /// [`Error::BrokenPipe`] when the reader has gone away, [`Error::Failed`] when stdout cannot be written to.
-pub fn print(text: &str) -> Result<()> {
+pub(super) fn print(text: &str) -> Result<()> {
     print_raw(redact(text).as_bytes())
 }
 
@@ -21,7 +21,7 @@ pub fn print(text: &str) -> Result<()> {
 ///
 /// # Errors
 /// As [`print()`].
-pub fn print_json(report: &impl Serialize) -> Result<()> {
+pub(super) fn print_json(report: &impl Serialize) -> Result<()> {
     let text = serde_json::to_string_pretty(report).map_err(|e| Error::Failed(format!("cannot write JSON: {e}")))?;
     print_raw((redact_json(&text) + "\n").as_bytes())
 }
@@ -33,18 +33,4 @@ pub(super) fn print_raw(bytes: &[u8]) -> Result<()> {
         io::ErrorKind::BrokenPipe => Error::BrokenPipe,
         _ => Error::Failed(format!("cannot write to stdout: {e}")),
     })
-}
-
-/// Lines of `name  value`, values aligned.
-pub(crate) fn table(rows: &[(&str, String)]) -> String {
-    let width = rows.iter().map(|(name, _)| name.len()).max().unwrap_or(0);
-    rows.iter().map(|(name, value)| format!("{name:width$}  {value}\n")).collect()
-}
-
-#[cfg(test)]
-mod tests {
-    #[test]
-    fn tables_are_aligned() {
-        assert_eq!(super::table(&[("a", "1".into()), ("long", "2".into())]), "a     1\nlong  2\n");
-    }
 }

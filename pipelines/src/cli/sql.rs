@@ -18,12 +18,12 @@ use super::{
     shutdown::{self, Signals},
 };
 #[cfg(feature = "cluster")]
-use crate::cluster::Address;
+use crate::cluster::{Address, Cluster};
 use crate::{
     error::{Error, Exit, Result},
     models::ModelSpec,
     report::{Progress, Silent, count},
-    sql::{Answer, COMMANDS, Command, Format, Repl, Settings, Show, Sql, Typed, default_history},
+    sql::{Answer, COMMANDS, Command, Format, Remote, Repl, Settings, Show, Sql, SqlError, Typed, default_history},
     stores::Stores,
 };
 
@@ -120,6 +120,16 @@ impl SqlArgs {
         Ok(models)
     }
 
+    #[cfg(feature = "cluster")]
+    fn remote(&self) -> Option<Arc<dyn Remote>> {
+        self.cluster.clone().map(|address| Arc::new(Cluster::new(address)) as _)
+    }
+
+    #[cfg(not(feature = "cluster"))]
+    fn remote(&self) -> Option<Arc<dyn Remote>> {
+        None
+    }
+
     fn show(&self) -> Show {
         Show { format: self.format, max_rows: self.max_rows }
     }
@@ -161,10 +171,11 @@ impl Text {
 
     fn parse(&self, sql: &Sql) -> Result<Vec<Statement>> {
         sql.parse(&self.sql).map_err(|error| match (error, &self.file) {
-            (Error::Sql { message, exit, help }, Some(file)) => {
-                Error::Sql { message: format!("{file}: {message}"), exit, help }
+            (error, Some(file)) => {
+                let (message, exit, help) = (format!("{file}: {error}"), error.exit(), error.help());
+                SqlError { message, exit, help }.into()
             }
-            (error, _) => error,
+            (error, None) => error,
         })
     }
 }
@@ -180,8 +191,7 @@ pub(super) fn run(args: &SqlArgs, common: &CommonArgs) -> Result<Exit> {
             models,
             offline: args.model.offline(),
             engine: args.engine.settings(),
-            #[cfg(feature = "cluster")]
-            cluster: args.cluster.clone(),
+            remote: args.remote(),
             memory_limit: args.memory_limit.map(|bytes| bytes.0),
         };
         let (sql, signals) = (Sql::new(settings, &Stores::from_env())?, Signals::listen(texts.is_none())?);

@@ -1,4 +1,4 @@
-//! `elmo verify`: the words; the comparison is in [`crate::verify`].
+//! `elmo verify`: the words; the comparison is in [`crate::output::verify`].
 
 use clap::{Args, ValueHint};
 use elmo::{mix::ScalarMix, spec::Layers};
@@ -6,8 +6,8 @@ use elmo::{mix::ScalarMix, spec::Layers};
 use super::{EngineArgs, ModelArgs, args::block_on, embed::layers_of, print, print_json};
 use crate::{
     error::{Error, Exit, Result},
+    output::verify::{Verify, verify},
     stores::Stores,
-    verify::{Verify, verify},
 };
 
 /// Recompute rows of an output with a model and compare: is the file what this model makes of these texts?

@@ -38,7 +38,7 @@ use tokio::{runtime::Handle, time::timeout};
 use tonic::{Code, Status as Answer, transport::Channel};
 
 use super::{Address, MESSAGE_BYTES, codec::ClusterCodec, engine, scheduler::NOBODY};
-use crate::error::Exit;
+use crate::error::{Error, Exit, Fault};
 
 /// Why a cluster gave no answer.
 #[derive(Debug, Error)]
@@ -90,6 +90,12 @@ pub enum ClusterError {
         /// What the system said.
         reason: String,
     },
+    /// The scheduler went away, or removed an executor from its list.
+    #[error("the scheduler is gone, or removed the executor at {executor}, of which it had not heard")]
+    Evicted {
+        /// The executor's address.
+        executor: String,
+    },
     /// Fewer or more rows came than the executor had counted.
     #[error("the executor at {executor} gave {rows} rows of the {expected} that it had counted")]
     Short {
@@ -102,11 +108,11 @@ pub enum ClusterError {
     },
 }
 
-impl ClusterError {
-    /// Whose fault it is.
-    pub fn exit(&self) -> Exit {
+impl Fault for ClusterError {
+    fn exit(&self) -> Exit {
         match self {
             Self::Unreachable { .. }
+            | Self::Evicted { .. }
             | Self::Nobody { .. }
             | Self::AllLost { .. }
             | Self::Lost { .. }
@@ -116,9 +122,11 @@ impl ClusterError {
         }
     }
 
-    /// What to do next.
-    pub fn help(&self) -> Option<String> {
+    fn help(&self) -> Option<String> {
         Some(match self {
+            Self::Evicted { .. } => {
+                "start it again when the scheduler is there; a supervisor such as systemd can do so".to_owned()
+            }
             Self::Unreachable { .. } => "start one by elmo cluster scheduler, or leave out --cluster".to_owned(),
             Self::Nobody { scheduler } | Self::AllLost { scheduler } => {
                 format!("start one by elmo cluster executor --scheduler {scheduler}")
@@ -141,7 +149,7 @@ impl ClusterError {
 
 impl From<ClusterError> for DataFusionError {
     fn from(error: ClusterError) -> Self {
-        Self::External(Box::new(error))
+        Self::External(Box::new(Error::from(error)))
     }
 }
 

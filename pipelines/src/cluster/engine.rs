@@ -26,7 +26,7 @@ use crate::{
     error::{Error, Exit},
     redact::redact,
     source::reason::without_data,
-    sql::{judged, naming_files},
+    sql::{SqlError, judged, naming_files},
 };
 
 /// Begins and ends what is carried.
@@ -124,13 +124,15 @@ fn said(error: &DataFusionError, here: &str) -> Option<Error> {
             Some(BallistaError::DataFusionError(inner)) => said(inner, here),
             Some(BallistaError::ArrowError(inner)) => Some(match inner.as_ref() {
                 // What it writes are results: on a disk of which machine?
-                ArrowError::IoError(reason, error) if cannot_write(error.kind()) => Error::Sql {
+                ArrowError::IoError(reason, error) if cannot_write(error.kind()) => SqlError {
                     message: format!("{here}: {reason}"),
                     exit: Exit::Storage,
                     help: Some("make room where it keeps results, or give it another --work-dir".to_owned()),
-                },
+                }
+                .into(),
                 other => {
-                    Error::Sql { message: without_data(&other.to_string()).to_owned(), exit: Exit::Input, help: None }
+                    SqlError { message: without_data(&other.to_string()).to_owned(), exit: Exit::Input, help: None }
+                        .into()
                 }
             }),
             Some(_) => None,
@@ -171,7 +173,7 @@ mod tests {
     #[test]
     fn an_error_comes_through_all_layers() {
         let words = "row 3 of \"a\\b\": it’s 100 % (no)elmo; give\n--on-error";
-        let error = Error::Sql { message: words.into(), exit: Exit::Model, help: Some("a=b&c".into()) };
+        let error = SqlError { message: words.into(), exit: Exit::Model, help: Some("a=b&c".into()) }.into();
         let layers = format!("Job failed: {:?}", BallistaError::General(format!("{:?}", written(&error))));
         assert_eq!(read(&layers), Some((words.to_owned(), Exit::Model, Some("a=b&c".to_owned()))));
         assert_eq!(read("Job failed due to stage 1"), None);

@@ -32,7 +32,7 @@ use ballista_core::extension::SessionConfigExt;
 use datafusion::prelude::SessionConfig;
 use elmo_udfs::plan::config::ElmoConfig;
 
-pub(crate) use self::{client::settled, stage::cluster_error};
+pub(crate) use self::client::settled;
 pub use self::{
     client::{Cluster, ClusterError},
     executor::{Executor, ExecutorSettings},

@@ -26,6 +26,8 @@ use datafusion::{
     },
 };
 
+use crate::sql::Remote;
+
 use super::{
     client::Cluster,
     order::InOrderExec,
@@ -44,14 +46,14 @@ struct ClusterPlanner {
     cluster: Cluster,
 }
 
-impl Cluster {
-    /// Lets a session plan for the cluster, when everything else is set.
-    pub(crate) fn plan_for(self, mut builder: SessionStateBuilder) -> SessionStateBuilder {
+impl Remote for Cluster {
+    fn extend(&self, mut builder: SessionStateBuilder) -> SessionStateBuilder {
         let inner = builder.query_planner().take();
         let config = session_config();
         match inner {
             Some(inner) => {
-                builder.with_config(config).with_query_planner(Arc::new(ClusterPlanner { inner, cluster: self }))
+                let cluster = self.clone();
+                builder.with_config(config).with_query_planner(Arc::new(ClusterPlanner { inner, cluster }))
             }
             None => builder,
         }

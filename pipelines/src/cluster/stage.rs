@@ -21,7 +21,7 @@ use elmo_udfs::codec::{NoModels, SentModel};
 use futures::TryStreamExt;
 
 use super::{
-    client::{Cluster, ClusterError},
+    client::Cluster,
     columns::{Columns, DEVICE, Describe, Place, TOKENS_AT_ONCE, Work, from_batch},
     session_config,
 };
@@ -196,10 +196,4 @@ impl Future for AbortOnDrop {
         // It dies only with the runtime, or of a defect that was reported where it happened.
         std::pin::Pin::new(&mut self.0).poll(context).map(|done| done.unwrap_or(Err(elmo::Error::Closed)))
     }
-}
-
-/// What an error of a cluster says of itself.
-pub(crate) fn cluster_error(error: &elmo::Error) -> Option<&ClusterError> {
-    let elmo::Error::Elsewhere(error) = error else { return None };
-    error.downcast_ref()
 }

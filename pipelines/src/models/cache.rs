@@ -18,7 +18,7 @@ use tokio::io::AsyncWriteExt;
 use url::Url;
 
 use super::{HDF5, Models, ModelsError, OPTIONS, Role, SAFETENSORS, unzip::unzip};
-use crate::{redact::redact, report, stores::brief};
+use crate::{redact::redact, reply::summary, report};
 
 /// Largest file that is fetched; the original ELMo has 0.4 GB.
 const LARGEST_FILE: u64 = 8 << 30;
@@ -300,7 +300,7 @@ async fn is_unchanged(models: &Models<'_>, url: &Url, file: &Fetched) -> Result<
         Ok(meta) => Ok(Some(meta.size == file.bytes && (meta.e_tag.is_none() || meta.e_tag == file.etag))),
         Err(object_store::Error::NotFound { .. }) => Ok(Some(false)),
         Err(error) => {
-            let (url, error) = (redact(url.as_str()), redact(&brief(&error)));
+            let (url, error) = (redact(url.as_str()), redact(&summary(&error)));
             tracing::warn!(url, error, "cannot ask whether the model has changed, taking it from the cache");
             Ok(None)
         }

@@ -61,7 +61,7 @@ pub struct Converted {
 
 impl fmt::Display for Converted {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&crate::cli::table(&[
+        f.write_str(&crate::report::table(&[
             ("output", self.output.display().to_string()),
             ("tensors", self.tensors.to_string()),
             ("fingerprint before", self.fingerprint_before.clone()),

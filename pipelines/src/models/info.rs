@@ -6,7 +6,7 @@ use elmo::ModelData;
 use serde::Serialize;
 
 use super::ModelSpec;
-use crate::report::{bytes, count};
+use crate::report::{bytes, count, table};
 
 /// What a model is.
 #[derive(Debug, Serialize)]
@@ -86,7 +86,7 @@ impl Info {
         if tensors {
             rows.extend(self.tensors.iter().map(|t| ("tensor", format!("{} {:?}", t.name, t.shape))));
         }
-        crate::cli::table(&rows)
+        table(&rows)
     }
 }
 

@@ -27,9 +27,10 @@ pub use self::{
     magic::{Role, WrongContent},
 };
 use crate::{
-    error::Exit,
+    error::{Exit, Fault},
     redact::redact,
-    stores::{StoreError, Stores, brief},
+    reply::summary,
+    stores::{StoreError, Stores},
 };
 
 /// The name of the model that is built in.
@@ -204,7 +205,7 @@ pub enum ModelsError {
     #[error("{0} is not in the cache, and --offline forbids to fetch it")]
     Offline(String),
     /// The store or web server does not give the file.
-    #[error("cannot fetch {url}: {}", brief(source))]
+    #[error("cannot fetch {url}: {}", summary(source))]
     Fetch {
         /// The file.
         url: String,
@@ -246,22 +247,21 @@ pub enum ModelsError {
     Internal(String),
 }
 
-impl ModelsError {
-    /// Exit code of a command that ends with this error.
-    pub fn exit(&self) -> Exit {
+impl Fault for ModelsError {
+    fn exit(&self) -> Exit {
         match self {
             Self::Url { .. } => Exit::Usage,
-            Self::Store(error) if error.is_usage() => Exit::Usage,
-            Self::Fetch { .. } | Self::Store(_) | Self::Write { .. } => Exit::Storage,
+            Self::Store(error) => error.exit(),
+            Self::Fetch { .. } | Self::Write { .. } => Exit::Storage,
             Self::Exists(_) => Exit::Usage,
             Self::Internal(_) => Exit::Failed,
             _ => Exit::Model,
         }
     }
 
-    /// What to do next.
-    pub fn help(&self) -> Option<String> {
+    fn help(&self) -> Option<String> {
         let text = match self {
+            Self::Store(error) => return error.help(),
             Self::NotFound(_) => "give --model DIR, ZIP, URL or the built-in name tiny",
             Self::Incomplete { .. } => {
                 "a model directory holds options.json and weights.hdf5 or weights.safetensors; \
@@ -276,7 +276,9 @@ impl ModelsError {
         };
         Some(text.into())
     }
+}
 
+impl ModelsError {
     fn io(path: &Path, source: std::io::Error) -> Self {
         Self::Io { path: path.to_path_buf(), source }
     }

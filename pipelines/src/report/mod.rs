@@ -3,13 +3,14 @@
 mod bar;
 mod lines;
 mod numbers;
+mod table;
 
 use std::time::Duration;
 
 pub use numbers::{bytes, count, duration};
 
-pub(crate) use self::lines::TARGET;
 pub use self::{bar::Bar, lines::Lines};
+pub(crate) use self::{lines::TARGET, table::table};
 
 /// How far a job is. All counts start at 0 and only grow.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]

@@ -6,7 +6,10 @@ mod upload;
 
 use thiserror::Error;
 
-use crate::stores::StoreError;
+use crate::{
+    error::{Exit, Fault},
+    stores::StoreError,
+};
 
 pub use self::parquet::{Codec, Encoding, PartWriter, Written};
 
@@ -25,4 +28,20 @@ pub enum SinkError {
         /// What the encoder said.
         reason: String,
     },
+}
+
+impl Fault for SinkError {
+    fn exit(&self) -> Exit {
+        match self {
+            Self::Store(error) => error.exit(),
+            Self::Encode { .. } => Exit::Input,
+        }
+    }
+
+    fn help(&self) -> Option<String> {
+        match self {
+            Self::Store(error) => error.help(),
+            Self::Encode { .. } => None,
+        }
+    }
 }

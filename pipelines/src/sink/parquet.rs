@@ -23,10 +23,7 @@ use super::{
     units::{Unit, Units},
     upload::Upload,
 };
-use crate::{
-    store_file::cause,
-    stores::{Location, StoreError},
-};
+use crate::stores::{Location, StoreError, file::cause};
 
 /// What column chunks are packed with.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]

@@ -8,7 +8,7 @@ use object_store::{ObjectStoreExt, PutPayload, WriteMultipart};
 use parquet::{arrow::async_writer::AsyncFileWriter, errors::ParquetError};
 use sha2::{Digest, Sha256};
 
-use crate::stores::{Location, brief};
+use crate::{reply::summary, stores::Location};
 
 /// Bytes of one request. A file that is smaller goes up in a single one.
 const CHUNK_BYTES: usize = 8 << 20;
@@ -89,7 +89,7 @@ impl Upload {
         if let State::Large(upload) = self.state
             && let Err(error) = upload.abort().await
         {
-            tracing::warn!(file = %self.location, error = brief(&error), "an unfinished upload could not be removed");
+            tracing::warn!(file = %self.location, error = summary(&error), "an unfinished upload could not be removed");
         }
     }
 

@@ -259,7 +259,7 @@ fn check_buffers(bytes: &[u8], start: usize) -> Result<(), ArrowError> {
 
 /// Bytes that the reader cannot make sense of become an error.
 fn contain<T>(f: impl FnOnce() -> Result<T, ArrowError>) -> Result<T, ArrowError> {
-    crate::contain::contain(f).unwrap_or_else(|| Err(invalid("damaged: the reader cannot make sense of it")))
+    super::contain::contain(f).unwrap_or_else(|| Err(invalid("damaged: the reader cannot make sense of it")))
 }
 
 #[cfg(test)]

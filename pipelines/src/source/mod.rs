@@ -10,6 +10,7 @@
 //! group) is the smallest unit there is.
 
 mod bytes;
+mod contain;
 mod count;
 mod decode;
 mod escapes;
@@ -27,7 +28,10 @@ mod written;
 
 use thiserror::Error;
 
-use crate::stores::StoreError;
+use crate::{
+    error::{Exit, Fault},
+    stores::StoreError,
+};
 
 pub(crate) use self::format::of_name;
 pub use self::{
@@ -198,13 +202,22 @@ impl SourceError {
     pub(crate) fn malformed(file: &InputFile, row: u64, reason: impl ToString) -> Self {
         Self::Malformed { file: file.to_string(), row, reason: reason::without_data(&reason.to_string()) }
     }
+}
 
-    /// What to do next.
-    pub(crate) fn help(&self) -> Option<String> {
+impl Fault for SourceError {
+    fn exit(&self) -> Exit {
+        match self {
+            Self::Store(error) => error.exit(),
+            Self::Pattern { .. } | Self::InOutput { .. } => Exit::Usage,
+            _ => Exit::Input,
+        }
+    }
+
+    fn help(&self) -> Option<String> {
         let help = match self {
-            // A store's error has help of its own; the others say it themselves.
-            Self::Store(_)
-            | Self::Disagree { .. }
+            Self::Store(error) => return error.help(),
+            // Their messages say what to do.
+            Self::Disagree { .. }
             | Self::Unstorable { .. }
             | Self::Collision { .. }
             | Self::Unreadable { .. }

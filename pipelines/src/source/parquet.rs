@@ -18,11 +18,10 @@ use parquet::{
     file::metadata::ParquetMetaData,
 };
 
-use super::{InputFile, SourceError, bytes::Opened, types};
-use crate::{
-    contain::contain_async,
-    store_file::{StoreFile, cause},
-    stores::StoreError,
+use super::{InputFile, SourceError, bytes::Opened, contain::contain_async, types};
+use crate::stores::{
+    StoreError,
+    file::{StoreFile, cause},
 };
 
 /// Bytes of the columns read that one batch should have, on average.

@@ -3,40 +3,45 @@
 use std::{borrow::Cow, io::ErrorKind};
 
 use datafusion::{arrow::error::ArrowError, error::DataFusionError, sql::sqlparser::parser::ParserError};
+use thiserror::Error;
 
 use crate::{
-    error::{Error, Exit, exit_of_kind, exit_of_source, exit_of_store},
-    source::reason::without_data,
+    error::{Error, Exit, Fault},
+    source::{SourceError, reason::without_data},
+    stores::StoreError,
 };
+
+/// A statement that cannot be planned or run.
+#[derive(Debug, Error)]
+#[error("{message}")]
+pub struct SqlError {
+    /// What DataFusion said.
+    pub message: String,
+    /// Whose fault it is.
+    pub exit: Exit,
+    /// What to do next.
+    pub help: Option<String>,
+}
+
+impl Fault for SqlError {
+    fn exit(&self) -> Exit {
+        self.exit
+    }
+
+    fn help(&self) -> Option<String> {
+        self.help.clone()
+    }
+}
 
 /// An error of a statement.
 pub(crate) fn sql_error(error: DataFusionError) -> Error {
     judged(&error)
 }
 
-/// The same of an error that is somebody else's.
+/// The same for a borrowed error.
 pub(crate) fn judged(error: &DataFusionError) -> Error {
-    let root = error.find_root();
-    let (exit, help) = match of_cluster(root) {
-        Some(there) => there,
-        None => {
-            let (exit, help) = judge(root);
-            (exit, help.map(str::to_owned))
-        }
-    };
-    Error::Sql { message: message(error).into_owned(), exit, help }
-}
-
-/// What a cluster says of its own errors.
-#[cfg(feature = "cluster")]
-fn of_cluster(root: &DataFusionError) -> Option<(Exit, Option<String>)> {
-    let DataFusionError::External(error) = root else { return None };
-    error.downcast_ref::<crate::cluster::ClusterError>().map(|error| (error.exit(), error.help()))
-}
-
-#[cfg(not(feature = "cluster"))]
-fn of_cluster(_: &DataFusionError) -> Option<(Exit, Option<String>)> {
-    None
+    let (exit, help) = judge(error.find_root());
+    SqlError { message: message(error).into_owned(), exit, help: help.map(Cow::into_owned) }.into()
 }
 
 /// What is wrong, without the names that DataFusion has for its kinds of errors.
@@ -75,10 +80,10 @@ pub(super) fn is_no_arrow(text: &str) -> bool {
 const OWN_ENDINGS: &str = "of a folder, files with the ending of their kind are taken, such as .json; name others by a pattern: 'logs/*.jsonl'";
 
 /// Whose fault an error is.
-fn judge(root: &DataFusionError) -> (Exit, Option<&'static str>) {
+fn judge(root: &DataFusionError) -> (Exit, Option<Cow<'static, str>>) {
     use DataFusionError as E;
     match root {
-        E::Plan(text) if text.contains("Cannot infer schema from an empty") => (Exit::Usage, Some(OWN_ENDINGS)),
+        E::Plan(text) if text.contains("Cannot infer schema from an empty") => (Exit::Usage, Some(OWN_ENDINGS.into())),
         E::SQL(..) | E::Plan(_) | E::SchemaError(..) | E::Configuration(_) | E::NotImplemented(_) => {
             (Exit::Usage, None)
         }
@@ -88,13 +93,13 @@ fn judge(root: &DataFusionError) -> (Exit, Option<&'static str>) {
         E::ObjectStore(_) | E::IoError(_) => (Exit::Storage, None),
         E::ResourcesExhausted(_) => (
             Exit::Failed,
-            Some("give more by --memory-limit, or fewer rows at once by SET datafusion.execution.batch_size"),
+            Some("give more by --memory-limit, or fewer rows at once by SET datafusion.execution.batch_size".into()),
         ),
-        E::Internal(_) => (Exit::Failed, Some("this is a defect; please report it with the statement")),
+        E::Internal(_) => (Exit::Failed, Some("this is a defect; please report it with the statement".into())),
         E::ArrowError(error, _) if let ArrowError::IoError(_, error) = error.as_ref() => {
             (if is_of_contents(error) { Exit::Input } else { Exit::Storage }, None)
         }
-        E::External(inner) => (of_external(inner.as_ref()), None),
+        E::External(inner) => of_external(inner.as_ref()),
         _ => (Exit::Input, None),
     }
 }
@@ -130,17 +135,21 @@ pub(super) fn within_store(error: &object_store::Error) -> Option<&DataFusionErr
     source.downcast_ref()
 }
 
-fn of_external(error: &(dyn std::error::Error + Send + Sync + 'static)) -> Exit {
-    if let Some(error) = error.downcast_ref::<elmo::Error>() {
-        return exit_of_kind(error.kind());
+/// An error of ours that DataFusion carried. One that an executor of a cluster sent is an [`Error`] already.
+fn of_external(error: &(dyn std::error::Error + Send + Sync + 'static)) -> (Exit, Option<Cow<'static, str>>) {
+    if let Some(error) = error.downcast_ref::<Error>() {
+        return (error.exit(), error.help().map(Cow::Owned));
     }
-    if error.is::<elmo_udfs::ModelFailed>() {
-        return Exit::Model;
-    }
-    if let Some(error) = error.downcast_ref::<crate::source::SourceError>() {
-        return exit_of_source(error);
-    }
-    error.downcast_ref::<crate::stores::StoreError>().map_or(Exit::Input, exit_of_store)
+    let exit = if error.is::<elmo_udfs::ModelFailed>() {
+        Exit::Model
+    } else if let Some(error) = error.downcast_ref::<elmo::Error>() {
+        error.kind().into()
+    } else if let Some(error) = error.downcast_ref::<SourceError>() {
+        error.exit()
+    } else {
+        error.downcast_ref::<StoreError>().map_or(Exit::Input, Fault::exit)
+    };
+    (exit, None)
 }
 
 #[cfg(test)]

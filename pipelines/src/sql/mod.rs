@@ -14,6 +14,7 @@ mod files;
 mod lines;
 mod print;
 mod readers;
+mod remote;
 mod repl;
 mod staged;
 mod whole;
@@ -37,6 +38,12 @@ use datafusion::{
 use elmo_udfs::{ElmoSession, ModelSource, Statement};
 use futures::StreamExt;
 
+pub use self::{
+    error::SqlError,
+    print::{Format, Out},
+    remote::Remote,
+    repl::{COMMANDS, Command, Repl, Typed, default_history},
+};
 #[cfg(not(feature = "cluster"))]
 use self::{error::sql_error, files::Registry};
 #[cfg(feature = "cluster")]
@@ -46,12 +53,6 @@ pub(crate) use self::{
     readers::{ELSEWHERE, naming_files},
 };
 use self::{files::Files, print::Printer, readers::Guessing, staged::Commits};
-pub use self::{
-    print::{Format, Out},
-    repl::{COMMANDS, Command, Repl, Typed, default_history},
-};
-#[cfg(feature = "cluster")]
-use crate::cluster::Cluster;
 use crate::{
     error::{Error, Result},
     models::{LazyModel, ModelSpec},
@@ -68,9 +69,8 @@ pub struct Settings {
     pub offline: bool,
     /// Where and how the biLM runs.
     pub engine: elmo::EmbedderSettings,
-    /// Where queries run: on the cluster of this scheduler; `None` for here.
-    #[cfg(feature = "cluster")]
-    pub cluster: Option<crate::cluster::Address>,
+    /// Processes that queries run on; `None` for this one.
+    pub remote: Option<Arc<dyn Remote>>,
     /// Bytes that queries may hold before they spill to disk or give up; `None` for all there is.
     pub memory_limit: Option<NonZeroUsize>,
 }
@@ -127,7 +127,7 @@ impl Sql {
     /// A session; opens no model and asks no store. Needs a runtime with several threads.
     ///
     /// # Errors
-    /// [`Error::Sql`] when DataFusion cannot be set up, for lack of a folder for temporary files say.
+    /// [`SqlError`] when DataFusion cannot be set up, for lack of a folder for temporary files say.
     pub fn new(settings: Settings, stores: &Stores) -> Result<Self> {
         // What DataFusion remembers of files goes by their size and time, and stores tell times in whole seconds.
         let mut runtime = RuntimeEnvBuilder::new()
@@ -141,20 +141,15 @@ impl Sql {
         }
         let runtime = runtime.build_arc().map_err(sql_error)?;
         let files = Arc::new(Files::new(stores));
-        #[cfg(feature = "cluster")]
-        let cluster = settings.cluster.clone().map(Cluster::new);
-        #[cfg(feature = "cluster")]
-        let on_cluster = cluster.is_some();
-        #[cfg(not(feature = "cluster"))]
-        let on_cluster = false;
+        let remote = settings.remote.clone();
+        let on_cluster = remote.is_some();
         let mut builder = SessionStateBuilder::new()
             .with_config(session_config())
             .with_runtime_env(runtime)
             .with_default_features()
             .with_elmo(&models(settings, stores));
-        #[cfg(feature = "cluster")]
-        if let Some(cluster) = cluster {
-            builder = cluster.plan_for(builder);
+        if let Some(remote) = remote {
+            builder = remote.extend(builder);
         }
         let tables = builder.table_factories().get_or_insert_default();
         for factory in tables.values_mut() {
@@ -182,7 +177,7 @@ impl Sql {
     /// The statements in a text.
     ///
     /// # Errors
-    /// [`Error::Sql`] with line and column when one of them cannot be parsed.
+    /// [`SqlError`] with line and column when one of them cannot be parsed.
     pub fn parse(&self, text: &str) -> Result<Vec<Statement>> {
         elmo_udfs::parse(&self.context, text).map_err(sql_error)
     }
@@ -190,7 +185,7 @@ impl Sql {
     /// Runs a statement and writes what it gives.
     ///
     /// # Errors
-    /// [`Error::Sql`] when it cannot be planned or run, [`Error::BrokenPipe`] when nobody reads `out` any more,
+    /// [`SqlError`] when it cannot be planned or run, [`Error::BrokenPipe`] when nobody reads `out` any more,
     /// [`Error::Failed`] when it cannot be written to.
     pub async fn run(&self, mut statement: Statement, show: Show, watch: &dyn Progress, out: Out) -> Result<Answer> {
         self.commits.start();
@@ -313,10 +308,7 @@ impl Sql {
 
 /// The models of a session, by name.
 fn models(settings: Settings, stores: &Stores) -> elmo_udfs::Models {
-    #[cfg(feature = "cluster")]
-    let elsewhere = settings.cluster.is_some();
-    #[cfg(not(feature = "cluster"))]
-    let elsewhere = false;
+    let elsewhere = settings.remote.is_some();
     let Settings { models, offline, engine, .. } = settings;
     let default = models.first().map_or_else(String::new, |(name, _)| name.clone());
     let runtime = tokio::runtime::Handle::current();

@@ -8,7 +8,7 @@ use elmo::{
     weights::{Tensor, Weights},
 };
 
-use crate::error::{Error, Result};
+use crate::error::Result;
 
 /// A published size of ELMo, or the built-in model's.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -56,7 +56,7 @@ impl Size {
                 "filters": [[1, 32], [2, 32], [3, 64], [4, 128], [5, 256], [6, 512], [7, 1024]],
                 "embedding": {{"dim": 16}}, "n_characters": 262, "max_characters_per_token": 50}}}}"#
         );
-        ModelOptions::from_json(json.as_bytes(), self.word()).map_err(|e| Error::Elmo(e.into()))
+        ModelOptions::from_json(json.as_bytes(), self.word()).map_err(|e| elmo::Error::from(e).into())
     }
 
     /// A model of this size with seeded random weights; the built-in one for [`Size::Tiny`].

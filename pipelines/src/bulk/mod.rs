@@ -8,6 +8,8 @@
 //! nothing else: not of memory flags, not of batches, not of how often the job was killed. A *window* is the rows that
 //! the engine is given at once; some are under way, so that the next one is read and tokenised while devices work.
 
+pub mod dry_run;
+pub mod manifest;
 mod open;
 mod windows;
 
@@ -27,12 +29,12 @@ use futures::future::{FutureExt, Shared};
 use serde::Serialize;
 
 use self::{
+    manifest::{Counts, InputRecord, Job, Manifest, ManifestError, PartEntry, part_name},
     open::{OpenPart, Partial},
     windows::Cutter,
 };
 use crate::{
     error::{Error, Result},
-    manifest::{Counts, InputRecord, Job, Manifest, ManifestError, PartEntry, part_name},
     report::{Progress, Snapshot},
     sink::{Codec, Encoding, PartWriter},
     source::{self, Keep, KeptTypes, Plan, Position, Request, Slice},

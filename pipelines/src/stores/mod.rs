@@ -6,6 +6,7 @@
 
 #[cfg(any(feature = "aws", feature = "azure", feature = "gcp", feature = "http"))]
 mod client;
+pub(crate) mod file;
 mod walk;
 
 /// Stores without a network always answer.
@@ -32,6 +33,11 @@ use object_store::{
 use thiserror::Error;
 use url::Url;
 
+use crate::{
+    error::{Exit, Fault},
+    reply::summary,
+};
+
 /// An address that is none, or a request that a store refused.
 #[derive(Debug, Error)]
 #[non_exhaustive]
@@ -45,7 +51,7 @@ pub enum StoreError {
         reason: String,
     },
     /// The store cannot be set up, usually because a setting is missing in the environment.
-    #[error("{address}: cannot set up the object store: {}", brief(source))]
+    #[error("{address}: cannot set up the object store: {}", summary(source))]
     Setup {
         /// What was given.
         address: String,
@@ -53,7 +59,7 @@ pub enum StoreError {
         source: Box<object_store::Error>,
     },
     /// A request failed after the store's own retries.
-    #[error("{operation} {address}: {}", brief(source))]
+    #[error("{operation} {address}: {}", summary(source))]
     Request {
         /// `read`, `write`, `list`, …
         operation: &'static str,
@@ -63,7 +69,7 @@ pub enum StoreError {
         source: Box<object_store::Error>,
     },
     /// The local file system failed.
-    #[error("{operation} {address}: {}", brief(source))]
+    #[error("{operation} {address}: {}", summary(source))]
     Local {
         /// `lock`, `create`, `sync`, …
         operation: &'static str,
@@ -72,6 +78,26 @@ pub enum StoreError {
         /// What the system said.
         source: std::io::Error,
     },
+}
+
+impl Fault for StoreError {
+    fn exit(&self) -> Exit {
+        if self.is_usage() { Exit::Usage } else { Exit::Storage }
+    }
+
+    /// The two replies of a store that a newcomer meets first.
+    fn help(&self) -> Option<String> {
+        let Self::Request { source, .. } = self else { return None };
+        match **source {
+            object_store::Error::NotFound { .. } => {
+                Some("check the name; stores distinguish upper and lower case".into())
+            }
+            object_store::Error::PermissionDenied { .. } | object_store::Error::Unauthenticated { .. } => {
+                Some("give credentials through the environment of the store, such as AWS_ACCESS_KEY_ID".into())
+            }
+            _ => None,
+        }
+    }
 }
 
 impl StoreError {
@@ -397,48 +423,6 @@ fn open_store<'a>(
     }
 }
 
-/// Characters of a store's own words that a message repeats: from their beginning, and from their end.
-const BRIEF: (usize, usize) = (200, 100);
-
-/// What a store said, in one line: of an answer in XML its status, code and message; a web server's page for people is
-/// left out, and the middle of a long answer.
-pub(crate) fn brief(said: &impl fmt::Display) -> String {
-    let text = said.to_string();
-    if let Some(code) = element(&text, "Code") {
-        // Before it stand the request, which the address names as well, and the status.
-        let before = text.split('<').next().unwrap_or_default();
-        let status = before.rsplit_once("status code: ").map_or(before, |(_, status)| status);
-        return [shortened(status.trim_end_matches([' ', '\n', ':'])), code.to_owned()]
-            .into_iter()
-            .chain(element(&text, "Message").map(shortened))
-            .filter(|said| !said.is_empty())
-            .collect::<Vec<_>>()
-            .join(": ");
-    }
-    let lower = text.to_ascii_lowercase();
-    let page = ["<!doctype html", "<html"].into_iter().filter_map(|tag| lower.find(tag)).min();
-    shortened(page.map_or(text.as_str(), |at| text[..at].trim_end_matches([' ', '\n', ':'])))
-}
-
-/// The first line in the first XML element of this name.
-fn element<'t>(text: &'t str, name: &str) -> Option<&'t str> {
-    let (_, rest) = text.split_once(&format!("<{name}>"))?;
-    let (inner, _) = rest.split_once(&format!("</{name}>"))?;
-    inner.trim().lines().next()
-}
-
-/// In one line, without the middle of a long text.
-fn shortened(text: &str) -> String {
-    let line = text.lines().map(str::trim).filter(|line| !line.is_empty()).collect::<Vec<_>>().join(" ");
-    let (first, last) = BRIEF;
-    let count = line.chars().count();
-    if count <= first + last {
-        return line;
-    }
-    let at = |n: usize| line.char_indices().nth(n).map_or(line.len(), |(at, _)| at);
-    format!("{} … {}", &line[..at(first)], &line[at(count - last)..])
-}
-
 /// The URL in `address`; `None` for a path. A Windows drive letter is no scheme, and neither is `a:b.txt`.
 fn parse_url(address: &str) -> Result<Option<Url>, StoreError> {
     if !address.contains("://") {
@@ -531,25 +515,6 @@ mod tests {
         for (given, shown) in cases {
             assert_eq!(stores().locate(&given).unwrap().to_string(), shown, "{given}");
         }
-    }
-
-    #[test]
-    fn what_a_store_said_is_one_line() {
-        let page = "404 Not Found: <!DOCTYPE html>\n<html>\n<body>nothing here</body>";
-        assert_eq!(brief(&page), "404 Not Found");
-        assert_eq!(brief(&"<Error>\n  <Code>SlowDown</Code>\n</Error>"), "SlowDown");
-        // As Amazon's documentation of its error responses shows it, with the longest name of a bucket.
-        let answer = "<?xml version=\"1.0\" encoding=\"UTF-8\"?>\n<Error><Code>NoSuchBucket</Code>\
-                      <Message>The specified bucket does not exist</Message><BucketName>";
-        let said = format!(
-            "Object at location x not found: Error performing PUT https://{0}.s3.amazonaws.com/x in 1 s - Server \
-             returned non-2xx status code: 404 Not Found: {answer}{0}</BucketName><HostId>{0}{0}{0}</HostId></Error>",
-            "b".repeat(63)
-        );
-        assert_eq!(brief(&said), "404 Not Found: NoSuchBucket: The specified bucket does not exist");
-        assert_eq!(brief(&"a  b"), "a  b");
-        let long = format!("{}middle{}", "ä".repeat(250), "ö".repeat(250));
-        assert_eq!(brief(&long), format!("{} … {}", "ä".repeat(200), "ö".repeat(100)));
     }
 
     #[test]

@@ -21,10 +21,11 @@ use elmo::{
 };
 use serde::Serialize;
 
+use super::inspect::{Beside, ManifestCheck, Output, OutputFile, broken, next_rows, rows_of, shown, vectors_of_row};
 use crate::{
+    bulk::manifest::{InputRecord, Job},
     error::{Error, Result},
-    inspect::{Beside, ManifestCheck, Output, OutputFile, brief, broken, next_rows, rows_of, vectors_of_row},
-    manifest::{InputRecord, Job},
+    report::table,
     source::{self, InputFile, Plan, Request, Rows, STDIN, Slice},
     stores::{Location, Stores},
 };
@@ -217,7 +218,7 @@ impl fmt::Display for VerifyReport {
         if let Some(manifest) = &self.manifest {
             rows.extend(manifest.lines());
         }
-        f.write_str(&crate::cli::table(&rows))
+        f.write_str(&table(&rows))
     }
 }
 
@@ -255,7 +256,7 @@ pub async fn verify(job: &Verify, elmo: &Elmo, stores: &Stores) -> Result<Verify
 
 /// Settings that cannot be are the file's fault: nobody typed them.
 fn in_footer(output: &Output, error: Error) -> Error {
-    let (Error::Elmo(elmo::Error::Spec(reason)), Some(file)) = (&error, output.files.first()) else { return error };
+    let (Some(elmo::Error::Spec(reason)), Some(file)) = (error.module(), output.files.first()) else { return error };
     Error::Input {
         file: file.location.to_string(),
         row: None,
@@ -297,7 +298,7 @@ fn check_settings(made_by: &BTreeMap<String, String>, columns: &ColumnEmbedder) 
         let there = made_by.get(&key);
         // Another version may well come to the same.
         if key != "elmo.version" && there.is_some_and(|there| *there != here) {
-            let (there, here) = (brief(there), brief(Some(&here)));
+            let (there, here) = (shown(there), shown(Some(&here)));
             return Err(Error::Check(format!("the files say that {key} is {there}, but here it would be {here}")));
         }
     }
@@ -306,7 +307,7 @@ fn check_settings(made_by: &BTreeMap<String, String>, columns: &ColumnEmbedder) 
 
 fn spec_of<'a>(get: &impl Fn(&str) -> Option<&'a str>, job: &Verify) -> Result<EmbedSpec> {
     fn word<T: std::str::FromStr<Err = SpecError>>(value: Option<&str>, default: T) -> Result<T> {
-        value.map_or(Ok(default), |v| v.parse().map_err(|e: SpecError| Error::Elmo(e.into())))
+        value.map_or(Ok(default), |v| v.parse().map_err(|e: SpecError| elmo::Error::from(e).into()))
     }
     let default = EmbedSpec::default();
     let state = get("state").map(|state| state.split(':').next().unwrap_or(state));

@@ -16,7 +16,10 @@ use elmo::{
 };
 use serde::Serialize;
 
-use crate::error::{Error, Result};
+use crate::{
+    error::{Error, Result},
+    report::table,
+};
 
 /// Tokens of the batch.
 const TOKENS: usize = 2048;
@@ -45,7 +48,7 @@ pub struct Savings {
 impl fmt::Display for Savings {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let times = |factor: f64| format!("{factor:.2} times as fast");
-        f.write_str(&crate::cli::table(&[
+        f.write_str(&table(&[
             ("one batch, one thread", format!("{:.2} s for {TOKENS} tokens", self.seconds)),
             ("distinct words once", times(self.distinct_words)),
             ("words from the cache", times(self.word_cache)),
@@ -62,7 +65,7 @@ impl fmt::Display for Savings {
 /// # Errors
 /// [`Error::Elmo`] when libtorch fails.
 pub(super) fn measure(data: &ModelData, texts: &[String]) -> Result<Savings> {
-    let failed = |error: DeviceError| Error::Elmo(error.into());
+    let failed = |error: DeviceError| Error::from(elmo::Error::from(error));
     let batch = Sentences::of(texts);
     let model = BiLm::new(&data.options, &data.weights, DeviceName::Cpu, Default::default()).map_err(failed)?;
     let factors = batch.compare(&model).map_err(failed)?;

@@ -12,15 +12,16 @@ use arrow::{
     compute::cast,
     datatypes::DataType,
 };
-use elmo::{ColumnEmbedder, Elmo, EmbedSpec, EmbedderMetrics, ModelData, PendingColumns, model::matmul_ceiling};
+use elmo::{
+    ColumnEmbedder, Elmo, EmbedSpec, EmbedderMetrics, EmbedderSettings, ModelData, PendingColumns,
+    model::matmul_ceiling,
+};
 use serde::Serialize;
 
 pub use self::savings::Savings;
 use crate::{
-    cli::{BenchArgs, block_on, print, print_json},
     error::{Error, Result},
-    report::count,
-    sizes::Size,
+    report::{count, table},
     source::{self, Plan, Position, Request, Rows},
     stores::Stores,
 };
@@ -82,32 +83,38 @@ pub struct BenchReport {
     pub savings: Option<Savings>,
 }
 
-/// Measures and prints the report.
-///
-/// # Errors
-/// [`Error::Models`] when the model cannot be found or used; [`Error::Source`] or [`Error::Input`] when
-/// the text cannot be read or holds none; [`Error::Elmo`] when a device fails; and as [`print()`].
-pub fn run(args: &BenchArgs) -> Result<()> {
-    let data = match (args.size, args.model.spec_if_given()) {
-        (Some(size), _) => size.model()?,
-        (None, Some(_)) => block_on(async { args.model.open(&Stores::from_env()).await })?,
-        (None, None) => Size::Small.model()?,
-    };
-    let texts = match &args.text {
-        Some(address) => block_on(read_texts(address))?,
-        None => built_in_texts(),
-    };
-    let savings = if args.savings { Some(savings::measure(&data, &texts)?) } else { None };
-    let report = BenchReport { savings, ..measure(args, data, &texts)? };
-    match args.json {
-        true => print_json(&report),
-        false => print(&report.to_string()),
-    }
+/// What to measure.
+#[derive(Debug)]
+pub struct Bench {
+    /// The model.
+    pub data: ModelData,
+    /// Devices, precision, threads.
+    pub settings: EmbedderSettings,
+    /// Address of a file whose column `text` is embedded; `None`: the built-in reviews.
+    pub text: Option<String>,
+    /// Seconds to measure after warming up.
+    pub seconds: usize,
+    /// Also measure what each saving of the engine is worth.
+    pub savings: bool,
 }
 
-fn measure(args: &BenchArgs, data: ModelData, texts: &[String]) -> Result<BenchReport> {
+/// Measures.
+///
+/// # Errors
+/// [`Error::Module`] of [`source`] or [`Error::Input`] when the text cannot be read or holds none, of the model when a
+/// device fails.
+pub async fn run(bench: Bench) -> Result<BenchReport> {
+    let texts = match &bench.text {
+        Some(address) => read_texts(address).await?,
+        None => built_in_texts(),
+    };
+    let savings = if bench.savings { Some(savings::measure(&bench.data, &texts)?) } else { None };
+    Ok(BenchReport { savings, ..measure(bench, &texts)? })
+}
+
+fn measure(bench: Bench, texts: &[String]) -> Result<BenchReport> {
+    let Bench { data, settings, seconds: wanted, .. } = bench;
     let (options, name) = (data.options.clone(), data.name.clone());
-    let settings = args.engine.settings();
     let elmo = Elmo::from_data(data, &settings)?;
     let columns = ColumnEmbedder::new(&elmo, EmbedSpec::default())?;
     let mut texts = texts.iter().cycle();
@@ -118,12 +125,12 @@ fn measure(args: &BenchArgs, data: ModelData, texts: &[String]) -> Result<BenchR
     let gflop_per_byte = elmo.embedder().metrics().gflop / warm_up_bytes as f64;
     let ceiling = || {
         let rate = matmul_ceiling(&options, &lanes, settings.precision, CEILING_SECONDS);
-        rate.map_err(|e| Error::Elmo(e.into()))
+        rate.map_err(elmo::Error::from)
     };
     let before = ceiling()?;
     // How much text lasts about so long: batches cannot be stopped half way, so it is decided beforehand.
     let likely = LIKELY_SHARE * before / gflop_per_byte;
-    let bytes = args.seconds as f64 * pace(&columns, &mut texts, likely)?;
+    let bytes = wanted as f64 * pace(&columns, &mut texts, likely)?;
     let (first, started) = (elmo.embedder().metrics(), Instant::now());
     let rows = embed(&columns, &mut texts, bytes as usize)?;
     let (last, seconds) = (elmo.embedder().metrics(), started.elapsed().as_secs_f64());
@@ -219,7 +226,7 @@ fn report(
 impl fmt::Display for BenchReport {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let percent = |share: f64| format!("{:.1} %", 100.0 * share);
-        f.write_str(&crate::cli::table(&[
+        f.write_str(&table(&[
             ("model", self.model.clone()),
             ("devices", format!("{}, {} threads", self.devices.join(" "), self.threads)),
             ("rows", format!("{} in {:.1} s", count(self.rows), self.seconds)),

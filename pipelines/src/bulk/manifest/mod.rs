@@ -27,6 +27,7 @@ use thiserror::Error;
 
 use self::lock::{LEASE, Lock};
 use crate::{
+    error::{Exit, Fault},
     source::{InputFile, Position},
     stores::{Location, StoreError},
 };
@@ -111,11 +112,18 @@ fn unknown(manifest: bool) -> &'static str {
     if manifest { "which its job did not write" } else { "but no manifest of a job" }
 }
 
-impl ManifestError {
-    /// What to do next.
-    pub fn help(&self) -> Option<String> {
+impl Fault for ManifestError {
+    fn exit(&self) -> Exit {
         match self {
-            Self::Store(_) => None,
+            Self::Store(error) => error.exit(),
+            Self::Differs { .. } | Self::NoFolder { .. } => Exit::Usage,
+            _ => Exit::Storage,
+        }
+    }
+
+    fn help(&self) -> Option<String> {
+        match self {
+            Self::Store(error) => error.help(),
             Self::Differs { .. } => Some(
                 "use the settings and inputs of that job to go on with it, another --output, or --overwrite".into(),
             ),

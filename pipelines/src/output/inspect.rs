@@ -20,12 +20,14 @@ use serde::Serialize;
 use sha2::{Digest, Sha256};
 
 use crate::{
+    bulk::manifest::{self, Counts, Job, ManifestError, PartEntry},
     error::{Error, Result},
-    manifest::{self, Counts, Job, ManifestError, PartEntry},
-    report::{bytes, count},
+    report::{bytes, count, table},
     source::parquet::contain,
-    store_file::{StoreFile, cause},
-    stores::{Location, StoreError, Stores},
+    stores::{
+        Location, StoreError, Stores,
+        file::{StoreFile, cause},
+    },
 };
 
 /// Rows that are read at once.
@@ -425,11 +427,11 @@ fn footer(opened: &Opened) -> BTreeMap<String, String> {
 /// The first pair in which two footers differ, in words.
 fn unlike(there: &BTreeMap<String, String>, here: &BTreeMap<String, String>) -> Option<String> {
     let key = there.keys().chain(here.keys()).find(|key| there.get(*key) != here.get(*key))?;
-    Some(format!("{key} is {}, there {}", brief(here.get(key)), brief(there.get(key))))
+    Some(format!("{key} is {}, there {}", shown(here.get(key)), shown(there.get(key))))
 }
 
 /// A value of a footer as a message shows it: the options of a model would fill a screen.
-pub(crate) fn brief(value: Option<&String>) -> String {
+pub(crate) fn shown(value: Option<&String>) -> String {
     match value {
         None => "not set".to_owned(),
         Some(value) if value.chars().count() > 80 => format!("{:?}…", value.chars().take(40).collect::<String>()),
@@ -537,7 +539,7 @@ impl fmt::Display for InspectReport {
         if self.made_by.is_empty() {
             rows.push(("made by", "unknown; nothing of elmo in the footers".to_owned()));
         }
-        f.write_str(&crate::cli::table(&rows))
+        f.write_str(&table(&rows))
     }
 }
 
@@ -561,7 +563,7 @@ mod tests {
         let location = Stores::with_settings([]).locate("/folder/part.parquet").unwrap();
         let down = object_store::Error::Generic { store: "S3", source: "503".into() };
         let error = unreadable(&location, ParquetError::External(Box::new(down)));
-        assert!(matches!(error, Error::Store(_)), "{error}");
+        assert!(error.module::<StoreError>().is_some(), "{error}");
         let error = unreadable(&location, ParquetError::General("no magic number".into()));
         assert!(matches!(error, Error::Input { .. }), "{error}");
     }

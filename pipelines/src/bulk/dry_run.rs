@@ -10,11 +10,14 @@ use arrow::{
 use object_store::PutMode;
 use serde::Serialize;
 
-use crate::{
-    bulk::{BulkJob, place, prepare},
-    error::{Error, Result},
+use super::{
+    BulkJob,
     manifest::{FOLDER, Outlook, outlook},
-    report::{bytes, count, duration},
+    place, prepare,
+};
+use crate::{
+    error::{Error, Result},
+    report::{bytes, count, duration, table},
     source::{Counted, Plan, Position, Rows, Slice, row_bytes},
     stage::Stage,
     stores::{Location, StoreError, Stores},
@@ -177,7 +180,7 @@ impl fmt::Display for DryRun {
             Outlook::Begun { rows } => format!("goes on after {} rows", count(rows)),
             Outlook::Complete => "complete; nothing to do".to_owned(),
         };
-        f.write_str(&crate::cli::table(&[
+        f.write_str(&table(&[
             ("files", count(self.files as u64)),
             ("rows", format!("{}{}", if self.rows_exact { "" } else { "about " }, count(self.rows))),
             ("text", bytes(self.text_bytes)),

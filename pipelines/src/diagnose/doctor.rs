@@ -10,11 +10,11 @@ use elmo::{
 };
 use serde::Serialize;
 
+use super::sizes::Size;
 use crate::{
     error::{Error, Result},
     models::Cache,
-    report::{bytes, count},
-    sizes::Size,
+    report::{bytes, count, table},
 };
 
 /// What was found.
@@ -125,7 +125,7 @@ const ROUNDING: f32 = 1e-4;
 /// On the CPU bits are compared; on every GPU numbers, with those of the CPU.
 fn run_self_test() -> Result<SelfTest> {
     let started = std::time::Instant::now();
-    let device = |error: elmo::model::DeviceError| Error::Elmo(error.into());
+    let device = |error: elmo::model::DeviceError| Error::from(elmo::Error::from(error));
     let tiny = ModelData::tiny();
     let on = |device| BiLm::new(&tiny.options, &tiny.weights, device, Precision::F32);
     let cpu = on(DeviceName::Cpu).map_err(device)?;
@@ -165,7 +165,7 @@ fn difference_check(device: DeviceName, most: f32) -> SelfCheck {
 
 /// Products with the shapes of a published size.
 fn heights_check(size: Size) -> Result<SelfCheck> {
-    let height = elmo::model::steady_height(&size.options()?, Heights::All).map_err(|e| Error::Elmo(e.into()))?;
+    let height = elmo::model::steady_height(&size.options()?, Heights::All).map_err(elmo::Error::from)?;
     Ok(SelfCheck {
         name: format!("cpu: rows of the products of size {} do not depend on their number", size.word()),
         passed: height.is_some(),
@@ -260,7 +260,7 @@ impl fmt::Display for Diagnosis {
                 }));
             }
         }
-        f.write_str(&crate::cli::table(&rows))
+        f.write_str(&table(&rows))
     }
 }
 

@@ -26,10 +26,12 @@ use std::{
 
 use clap::{Arg, ArgAction, Command, builder::BoolishValueParser};
 use thiserror::Error;
+
+use crate::error::{Exit, Fault};
 use toml::{Table, Value};
 
 /// The file that is read from the current directory when `--config` names no other.
-pub const FILE_NAME: &str = "elmo.toml";
+pub(super) const FILE_NAME: &str = "elmo.toml";
 
 /// Variables that are no option of a command.
 const OTHER_VARIABLES: [&str; 3] = ["ELMO_CACHE", "ELMO_CONFIG", "ELMO_LOG"];
@@ -43,7 +45,7 @@ const WITH_COMMAS: [&str; 1] = ["keep"];
 /// Wrong words in the environment or in `elmo.toml`.
 #[derive(Debug, Error)]
 #[non_exhaustive]
-pub enum ConfigError {
+pub(super) enum ConfigError {
     /// The file cannot be read.
     #[error("cannot read the settings in {path}: {source}")]
     Read {
@@ -100,9 +102,12 @@ pub enum ConfigError {
     },
 }
 
-impl ConfigError {
-    /// What to do next.
-    pub fn help(&self) -> Option<String> {
+impl Fault for ConfigError {
+    fn exit(&self) -> Exit {
+        Exit::Usage
+    }
+
+    fn help(&self) -> Option<String> {
         match self {
             Self::Read { .. } => Some("check the path given with --config".into()),
             Self::UnknownKey { .. } | Self::UnknownSection { .. } => {
@@ -119,7 +124,7 @@ fn did_you_mean(nearest: &Option<String>) -> String {
 
 /// The settings of one file, checked against the commands: every key exists, every value is a scalar or a list of them.
 #[derive(Debug, Clone, Default)]
-pub struct ConfigFile {
+pub(super) struct ConfigFile {
     path: PathBuf,
     common: BTreeMap<String, Vec<String>>,
     sections: BTreeMap<String, BTreeMap<String, Vec<String>>>,
@@ -131,7 +136,7 @@ impl ConfigFile {
     /// # Errors
     /// [`ConfigError::Read`] when the file cannot be read (that there is no [`FILE_NAME`] is fine), and as
     /// [`ConfigFile::parse`].
-    pub fn find(explicit: Option<&Path>, root: &Command) -> Result<Option<Self>, ConfigError> {
+    pub(super) fn find(explicit: Option<&Path>, root: &Command) -> Result<Option<Self>, ConfigError> {
         let path = explicit.unwrap_or(Path::new(FILE_NAME));
         match std::fs::read_to_string(path) {
             Ok(text) => Self::parse(&text, path, root).map(Some),
@@ -146,7 +151,7 @@ impl ConfigFile {
     /// [`ConfigError::Syntax`] when it is not TOML, [`ConfigError::UnknownSection`] or [`ConfigError::UnknownKey`] for
     /// names that no command has, [`ConfigError::Value`] for a value that is neither a scalar nor, where the option
     /// takes several, a list of them, and for a key that stands there twice.
-    pub fn parse(text: &str, path: &Path, root: &Command) -> Result<Self, ConfigError> {
+    pub(super) fn parse(text: &str, path: &Path, root: &Command) -> Result<Self, ConfigError> {
         let table: Table = text.parse().map_err(|e: toml::de::Error| ConfigError::Syntax {
             path: path.to_path_buf(),
             reason: e.to_string().trim_end().to_owned(),
@@ -237,7 +242,7 @@ impl ConfigFile {
     }
 
     /// Where `value` of the option `--key` stands in the file, for a message about a value that clap refused.
-    pub fn origin(&self, key: &str, value: &str) -> Option<String> {
+    pub(super) fn origin(&self, key: &str, value: &str) -> Option<String> {
         let has = |keys: &BTreeMap<String, Vec<String>>| keys.get(key).is_some_and(|v| v.iter().any(|v| v == value));
         let path = self.path.display();
         if let Some((section, _)) = self.sections.iter().find(|(_, keys)| has(keys)) {
@@ -332,14 +337,14 @@ fn setting_name(arg: &Arg) -> Option<String> {
 }
 
 /// `batch-tokens` -> `ELMO_BATCH_TOKENS`.
-pub fn variable(long: &str) -> String {
+pub(super) fn variable(long: &str) -> String {
     format!("ELMO_{}", long.replace('-', "_").to_ascii_uppercase())
 }
 
 /// Lets clap read `ELMO_*`, and puts the file's values below.
 ///
 /// A variable that is set but empty counts as not set, as container settings often are.
-pub fn apply(root: Command, file: Option<&ConfigFile>, env: &dyn Fn(&str) -> Option<OsString>) -> Command {
+pub(super) fn apply(root: Command, file: Option<&ConfigFile>, env: &dyn Fn(&str) -> Option<OsString>) -> Command {
     apply_to(root, "", file, env)
 }
 
@@ -385,7 +390,7 @@ fn apply_to_arg(
 ///
 /// # Errors
 /// [`ConfigError::UnknownVariable`] for the first such variable.
-pub fn check_environment<'a>(names: impl Iterator<Item = &'a OsStr>, root: &Command) -> Result<(), ConfigError> {
+pub(super) fn check_environment<'a>(names: impl Iterator<Item = &'a OsStr>, root: &Command) -> Result<(), ConfigError> {
     let mut legal: BTreeSet<String> = OTHER_VARIABLES.iter().map(ToString::to_string).collect();
     legal.extend(root.get_arguments().filter_map(setting_name).map(|name| variable(&name)));
     walk(root, "", &mut |_, command| {

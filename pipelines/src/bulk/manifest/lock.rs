@@ -289,7 +289,7 @@ async fn store_time(folder: &Location, id: &str) -> Result<DateTime<Utc>, Manife
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{manifest::FOLDER, stores::Stores};
+    use crate::{bulk::manifest::FOLDER, stores::Stores};
     use futures::stream::BoxStream;
     use object_store::{
         CopyOptions, GetOptions, GetResult, ListResult, MultipartUpload, ObjectMeta, ObjectStore, PutMultipartOptions,

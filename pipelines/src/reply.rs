@@ -1,0 +1,69 @@
+//! Replies of object stores and web servers, shortened for error messages.
+
+use std::fmt;
+
+/// Characters of a long reply that are kept: at its beginning and at its end.
+const KEPT: (usize, usize) = (200, 100);
+
+/// The reply of a store or web server in one line: status, code and message of an XML reply. HTML pages and the middle
+/// of long replies are left out.
+pub(crate) fn summary(reply: &impl fmt::Display) -> String {
+    let text = reply.to_string();
+    if let Some(code) = element(&text, "Code") {
+        // The text before the XML holds the request, which the address names as well, and the status.
+        let before = text.split('<').next().unwrap_or_default();
+        let status = before.rsplit_once("status code: ").map_or(before, |(_, status)| status);
+        return [shortened(status.trim_end_matches([' ', '\n', ':'])), code.to_owned()]
+            .into_iter()
+            .chain(element(&text, "Message").map(shortened))
+            .filter(|part| !part.is_empty())
+            .collect::<Vec<_>>()
+            .join(": ");
+    }
+    let lower = text.to_ascii_lowercase();
+    let page = ["<!doctype html", "<html"].into_iter().filter_map(|tag| lower.find(tag)).min();
+    shortened(page.map_or(text.as_str(), |at| text[..at].trim_end_matches([' ', '\n', ':'])))
+}
+
+/// The first line in the first XML element of this name.
+fn element<'t>(text: &'t str, name: &str) -> Option<&'t str> {
+    let (_, rest) = text.split_once(&format!("<{name}>"))?;
+    let (inner, _) = rest.split_once(&format!("</{name}>"))?;
+    inner.trim().lines().next()
+}
+
+/// `text` on one line, without the middle if it is long.
+fn shortened(text: &str) -> String {
+    let line = text.lines().map(str::trim).filter(|line| !line.is_empty()).collect::<Vec<_>>().join(" ");
+    let (first, last) = KEPT;
+    let count = line.chars().count();
+    if count <= first + last {
+        return line;
+    }
+    let at = |n: usize| line.char_indices().nth(n).map_or(line.len(), |(at, _)| at);
+    format!("{} … {}", &line[..at(first)], &line[at(count - last)..])
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_reply_becomes_one_line() {
+        let page = "404 Not Found: <!DOCTYPE html>\n<html>\n<body>nothing here</body>";
+        assert_eq!(summary(&page), "404 Not Found");
+        assert_eq!(summary(&"<Error>\n  <Code>SlowDown</Code>\n</Error>"), "SlowDown");
+        // As Amazon's documentation of its error responses shows it, with the longest name of a bucket.
+        let answer = "<?xml version=\"1.0\" encoding=\"UTF-8\"?>\n<Error><Code>NoSuchBucket</Code>\
+                      <Message>The specified bucket does not exist</Message><BucketName>";
+        let reply = format!(
+            "Object at location x not found: Error performing PUT https://{0}.s3.amazonaws.com/x in 1 s - Server \
+             returned non-2xx status code: 404 Not Found: {answer}{0}</BucketName><HostId>{0}{0}{0}</HostId></Error>",
+            "b".repeat(63)
+        );
+        assert_eq!(summary(&reply), "404 Not Found: NoSuchBucket: The specified bucket does not exist");
+        assert_eq!(summary(&"a  b"), "a  b");
+        let long = format!("{}middle{}", "ä".repeat(250), "ö".repeat(250));
+        assert_eq!(summary(&long), format!("{} … {}", "ä".repeat(200), "ö".repeat(100)));
+    }
+}

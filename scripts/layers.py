@@ -1,0 +1,93 @@
+"""Checks the rules for modules that ARCHITECTURE.md states, over the paths that Rust files name.
+
+    scripts/layers.py FOLDER [TOP]
+
+No two top-level modules of the package in FOLDER import each other, directly or in a longer circle, and none but `lib.rs`
+and `main.rs` imports the module TOP. Prints every offence and exits with 1 if there is one. Comments do not count.
+"""
+
+import re
+import sys
+from collections import defaultdict
+from pathlib import Path
+
+ROOTS = {"lib", "main"}
+
+
+def without_comments(text: str) -> str:
+    return re.sub(r"//.*", "", text)
+
+
+def group(text: str, start: int) -> list[str]:
+    """The items of the braces that open just before `start`, each up to its own braces."""
+    items, current, depth = [], "", 1
+    for char in text[start:]:
+        depth += (char == "{") - (char == "}")
+        if depth == 0 or (char == "," and depth == 1):
+            items.append(current.strip())
+            current = ""
+        else:
+            current += char
+        if depth == 0:
+            break
+    return [item for item in items if item]
+
+
+def imports(text: str) -> set[str]:
+    """The names that follow `crate::` in a file."""
+    found = set()
+    for match in re.finditer(r"(?<![\w$])crate::(\{|\w+)", text):
+        names = group(text, match.end()) if match[1] == "{" else [match[1]]
+        found.update(re.match(r"\w+", name)[0] for name in names)
+    return found
+
+
+def edges(folder: Path) -> dict[str, dict[str, set[str]]]:
+    """Of each top-level module, the modules it imports and the files that do so."""
+    modules = {path.stem for path in folder.iterdir() if path.suffix == ".rs" or path.is_dir()} - ROOTS
+    found = defaultdict(lambda: defaultdict(set))
+    for path in sorted(folder.rglob("*.rs")):
+        here = path.relative_to(folder).parts[0].removesuffix(".rs")
+        if here in ROOTS:
+            continue
+        for name in imports(without_comments(path.read_text())):
+            target = name if name in modules else "lib"
+            if target != here:
+                found[here][target].add(str(path))
+    return found
+
+
+def circles(found: dict[str, dict[str, set[str]]]) -> list[list[str]]:
+    """Every circle of modules once, beginning with its first name."""
+    result = []
+
+    def walk(path: list[str]) -> None:
+        for target in sorted(found.get(path[-1], {})):
+            if target == path[0]:
+                result.append(path)
+            elif target > path[0] and target not in path:
+                walk([*path, target])
+
+    for start in sorted(found):
+        walk([start])
+    return result
+
+
+def main() -> int:
+    folder, top = Path(sys.argv[1]), sys.argv[2] if len(sys.argv) > 2 else None
+    found = edges(folder)
+    offences = []
+    for circle in circles(found):
+        offences.append(f"{folder}: a circle of modules: {' -> '.join([*circle, circle[0]])}")
+        for here, target in zip(circle, [*circle[1:], circle[0]]):
+            offences.append(f"    {here} imports {target} in {', '.join(sorted(found[here][target]))}")
+    for here, targets in sorted(found.items()):
+        if top in targets:
+            offences.append(f"{folder}: {here} imports {top} in {', '.join(sorted(targets[top]))}")
+        if "lib" in targets:
+            offences.append(f"{folder}: {here} imports from the crate root in {', '.join(sorted(targets['lib']))}; name the module")
+    print("\n".join(offences), end="\n" if offences else "")
+    return 1 if offences else 0
+
+
+sys.exit(main())
