@@ -84,6 +84,11 @@ impl Planner {
         }
     }
 
+    /// Forgets all waiting sentences; from now on `devices` take batches in turn.
+    pub(crate) fn restart(&mut self, devices: usize) {
+        *self = Self::new(self.budget, self.most_rows, devices);
+    }
+
     /// Adds a sentence of `length` tokens.
     pub(crate) fn push(&mut self, group: Group, length: usize, id: u64) {
         let full = EPOCH_BATCHES.saturating_mul(self.budget).saturating_mul(self.devices);

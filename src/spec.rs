@@ -7,7 +7,7 @@ use std::{fmt, str::FromStr};
 
 use thiserror::Error;
 
-use crate::mix::ScalarMix;
+use crate::mix::{MixError, ScalarMix};
 
 /// A setting has no such value, or two settings exclude each other.
 #[derive(Debug, Error, Clone, PartialEq, Eq)]
@@ -26,6 +26,9 @@ pub enum SpecError {
     /// Two settings that exclude each other, or a number out of range.
     #[error("{0}")]
     Conflict(String),
+    /// A file that `layers` names is no scalar mix.
+    #[error(transparent)]
+    Mix(#[from] MixError),
 }
 
 macro_rules! words {

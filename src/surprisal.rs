@@ -14,11 +14,10 @@ use arrow::{
 };
 
 use crate::{
-    Elmo,
-    columns::EmbeddedColumns,
+    columns::{EmbeddedColumns, Row, Rows},
+    elmo::Elmo,
     error::Result,
     lm_head::LmHead,
-    rows::{Row, Rows},
     spec::{EmbedSpec, Layers, Level, Normalize},
     text,
 };
@@ -46,7 +45,7 @@ impl Scorer {
     /// A scorer for a model; reads its LM head, if that was not read before.
     ///
     /// # Errors
-    /// [`crate::Error::LmHead`] when the model has none, and as [`crate::lm_head::LmHeadFiles::read`].
+    /// [`crate::error::Error::LmHead`] when the model has none, and as [`crate::lm_head::LmHeadFiles::read`].
     pub fn new(elmo: &Elmo, spec: &EmbedSpec) -> Result<Self> {
         Ok(Self { head: elmo.lm_head()?, spec: Self::spec(spec), width: elmo.options().lstm.projection_dim })
     }
@@ -67,7 +66,7 @@ impl Scorer {
     /// Surprisals of the tokens of every row, [`surprisal_type`]; NULL where there is no text or an error.
     ///
     /// # Errors
-    /// [`crate::Error::Device`] when the device fails.
+    /// [`crate::error::Error::Device`] when the device fails.
     pub fn surprisals(&self, texts: &ArrayRef, embedded: &EmbeddedColumns) -> Result<ArrayRef> {
         let tokens = embedded.vectors.as_list::<i32>();
         let scores = self.scores(texts, tokens)?;
@@ -93,7 +92,7 @@ impl Scorer {
     /// Perplexity of every row, [`perplexity_type`]; NULL where there is no token or an error.
     ///
     /// # Errors
-    /// [`crate::Error::Device`] when the device fails.
+    /// [`crate::error::Error::Device`] when the device fails.
     pub fn perplexities(&self, texts: &ArrayRef, embedded: &EmbeddedColumns) -> Result<ArrayRef> {
         let tokens = embedded.vectors.as_list::<i32>();
         let scores = self.scores(texts, tokens)?;
@@ -180,7 +179,7 @@ impl Scorer {
     ) {
         let starts = numbers(items, 1);
         let written = items.column(0).as_string::<i32>();
-        let mut note = |at: usize, word: &str| (ids[at], known[at]) = self.head.number(word);
+        let mut note = |at: usize, word: &str| (ids[at], known[at]) = self.head.id(word);
         let Row::Text(text) = row else {
             tokens.for_each(|at| note(at, written.value(at)));
             return;
