@@ -1,21 +1,23 @@
-//! The handle of callers on the engine.
+//! The handle of callers on the engine, and the tickets for their requests.
 
 use std::{
     future::poll_fn,
+    pin::Pin,
     sync::{Arc, Mutex},
+    task::{Context, Poll},
     thread::{self, JoinHandle},
 };
 
 use super::{
     error::EngineError,
-    job::{Ticket, lock},
-    lane::{Lane, StartStates},
+    job::{Answer, Answers, lock},
+    lane::Lane,
     metrics::EmbedderMetrics,
-    queue::Queue,
     sentence::{Recipe, Sentence},
-    settings::{BatchLimits, EmbedderSettings},
+    settings::EmbedderSettings,
+    shared::{Shared, StartStates},
 };
-use crate::{model::BiLm, planner::Planner, word_cache::WordCache};
+use crate::model::BiLm;
 
 /// A cloneable handle on the engine. When the last handle is dropped, the engine finishes what is waiting and stops.
 #[derive(Debug, Clone)]
@@ -25,32 +27,25 @@ pub struct Embedder {
 
 /// Joins the lanes when the last handle is dropped.
 #[derive(Debug)]
-pub(super) struct Owner {
+struct Owner {
     shared: Arc<Shared>,
     threads: Mutex<Vec<JoinHandle<()>>>,
 }
 
-/// What all lanes and handles share.
+/// A submitted request; await it for the results. Dropping it cancels the request.
 #[derive(Debug)]
-pub(super) struct Shared {
-    pub(super) queue: Queue,
-    pub(super) cache: WordCache,
-    pub(super) starts: Box<dyn StartStates>,
-    pub(super) metrics: Mutex<EmbedderMetrics>,
-    tokens_at_once: usize,
+#[must_use]
+pub(crate) struct Ticket {
+    answer: Arc<Answer>,
+    /// Keeps the engine alive while the results are awaited.
+    _owner: Arc<Owner>,
 }
 
-impl Shared {
-    pub(super) fn new(models: &[BiLm], settings: &EmbedderSettings, starts: Box<dyn StartStates>) -> Self {
-        let limits = BatchLimits::new(settings, models);
-        let planner = Planner::new(limits.tokens, limits.rows, models.len());
-        Self {
-            queue: Queue::new(planner, settings.queue_tokens, models.len()),
-            cache: WordCache::new(settings.cache_bytes, models.first().map_or(1, BiLm::projection_dim)),
-            starts,
-            metrics: Mutex::default(),
-            tokens_at_once: limits.tokens.saturating_mul(models.len()),
-        }
+impl Future for Ticket {
+    type Output = Answers;
+
+    fn poll(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
+        self.answer.poll(context)
     }
 }
 
@@ -84,7 +79,7 @@ impl Embedder {
     pub(crate) async fn submit(&self, sentences: Vec<Sentence>, recipe: &Arc<Recipe>) -> Result<Ticket, EngineError> {
         let mut sentences = sentences;
         let answer = poll_fn(|context| self.owner.shared.queue.poll_push(&mut sentences, recipe, context)).await?;
-        Ok(Ticket::new(answer, Arc::clone(&self.owner)))
+        Ok(Ticket { answer, _owner: Arc::clone(&self.owner) })
     }
 
     /// Counters since the start.

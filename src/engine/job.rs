@@ -1,7 +1,6 @@
-//! A queued sentence, and the place where its caller waits for the result.
+//! A queued sentence, and the place where its result is stored.
 
 use std::{
-    pin::Pin,
     sync::{Arc, Mutex, MutexGuard, PoisonError, Weak},
     task::{Context, Poll, Waker},
     time::Instant,
@@ -9,7 +8,6 @@ use std::{
 
 use super::{
     error::EngineError,
-    handle::Owner,
     metrics::Cost,
     sentence::{Recipe, Sentence, Vectors},
 };
@@ -38,7 +36,7 @@ pub(super) struct Job {
     pub(super) row: usize,
 }
 
-/// Results of one request; shared by its jobs and its ticket.
+/// Results of one request, shared by its jobs and its ticket.
 #[derive(Debug)]
 pub(super) struct Answer {
     slots: Mutex<Slots>,
@@ -54,15 +52,6 @@ struct Slots {
 
 /// The results of a request in the order of its sentences, and what they cost.
 pub(crate) type Answers = (Vec<Result<Vectors, EngineError>>, Cost);
-
-/// A submitted request; await it for the results. Dropping it cancels the request.
-#[derive(Debug)]
-#[must_use]
-pub(crate) struct Ticket {
-    answer: Arc<Answer>,
-    /// Keeps the engine alive while the results are awaited.
-    _owner: Arc<Owner>,
-}
 
 impl Answer {
     pub(super) fn new(sentences: usize) -> Arc<Self> {
@@ -80,20 +69,6 @@ impl Answer {
         }
         let vectors = slots.vectors.drain(..).map(|slot| slot.unwrap_or(Err(EngineError::Panicked))).collect();
         Poll::Ready((vectors, slots.cost))
-    }
-}
-
-impl Ticket {
-    pub(super) fn new(answer: Arc<Answer>, owner: Arc<Owner>) -> Self {
-        Self { answer, _owner: owner }
-    }
-}
-
-impl Future for Ticket {
-    type Output = Answers;
-
-    fn poll(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
-        self.answer.poll(context)
     }
 }
 

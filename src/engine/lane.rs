@@ -2,7 +2,6 @@
 
 use std::{
     collections::HashMap,
-    fmt,
     panic::{AssertUnwindSafe, catch_unwind},
     sync::Arc,
     time::Instant,
@@ -10,23 +9,17 @@ use std::{
 
 use super::{
     error::EngineError,
-    handle::Shared,
     job::{Job, lock},
     metrics::Cost,
     reduce::reduce,
     sentence::Vectors,
+    shared::Shared,
     word_table::WordTable,
 };
 use crate::{
     model::{Activations, BiLm, DeviceError, StartState},
     planner::Group,
 };
-
-/// The constant states from which sentences start, for every lane.
-pub(crate) trait StartStates: Send + Sync + fmt::Debug {
-    /// The state before the boundary token is read: the warm state, or zeros.
-    fn state(&self, model: &BiLm, warm: bool) -> Result<StartState, DeviceError>;
-}
 
 /// The thread of one device.
 #[derive(Debug)]

@@ -14,9 +14,9 @@ use std::{
 
 use super::{
     faults::{Faults, Hook},
-    handle::Shared,
-    job::{Answer, Job, Ticket, lock},
+    job::{Answer, Job, lock},
     lane::Lane,
+    shared::Shared,
     *,
 };
 use crate::{
@@ -223,6 +223,27 @@ fn a_batch_that_fails_on_a_healthy_device_is_an_error_of_its_callers_only() {
         assert!(matches!(errors[..], [EngineError::Device(DeviceError::Torch { .. })]), "{errors:?}");
         assert!(embed(&embedder, 300).iter().all(Result::is_ok));
         assert_eq!(embedder.metrics().lanes_retired, 0);
+    });
+}
+
+/// A bug of ours in the first batch.
+#[derive(Default)]
+struct FirstBatchPanics(AtomicUsize);
+
+impl Hook for FirstBatchPanics {
+    fn on_batch(&self, _lane: usize) -> Result<(), DeviceError> {
+        assert!(self.0.fetch_add(1, Ordering::SeqCst) > 0, "injected panic");
+        Ok(())
+    }
+}
+
+#[test]
+fn a_batch_that_panics_is_reported_as_a_bug_and_not_as_libtorch() {
+    within_a_minute(|| {
+        let embedder = engine(1, FirstBatchPanics::default());
+        let errors: Vec<EngineError> = embed(&embedder, 1).into_iter().map(Result::unwrap_err).collect();
+        assert_eq!(errors[0].to_string(), "a device thread panicked; this is a bug in elmo");
+        assert!(embed(&embedder, 30).iter().all(Result::is_ok));
     });
 }
 
