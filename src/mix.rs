@@ -32,7 +32,7 @@ pub enum MixError {
     },
 }
 
-/// A fitted combination of the layers, as `mix.json` holds it.
+/// A fitted combination of the layers; the content of `mix.json`.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct ScalarMix {
@@ -41,9 +41,9 @@ pub struct ScalarMix {
     /// Scale of the whole vector.
     #[serde(default = "one")]
     pub gamma: f32,
-    /// Normalise each layer before weighting: one mean and one variance over all real tokens and dimensions of the
-    /// *sentence* (or window of a long one). AllenNLP takes them over the whole batch, which would make a vector depend
-    /// on its neighbours.
+    /// Normalise each layer before weighting, with one mean and one variance over all real tokens and dimensions of the
+    /// *sentence* (or window of a long one). AllenNLP takes them over the whole batch, so that a vector depends on its
+    /// neighbours.
     #[serde(default)]
     pub layer_norm: bool,
 }
@@ -56,7 +56,7 @@ fn one() -> f32 {
 const MAX_GAMMA: f32 = 1e6;
 
 impl ScalarMix {
-    /// Equal weights: the plain mean of `n_layers` layers.
+    /// Equal weights: the mean of `n_layers` layers.
     pub fn average(n_layers: usize) -> Self {
         Self { scalars: vec![0.0; n_layers], gamma: 1.0, layer_norm: false }
     }
@@ -88,7 +88,7 @@ impl ScalarMix {
         exp.iter().map(|e| f64::from(self.gamma) * e / sum).collect()
     }
 
-    /// Twelve hexadecimal digits that identify the numbers of this mix.
+    /// Identifies the numbers of this mix by twelve hexadecimal digits.
     pub fn digest(&self) -> String {
         let mut hash = Sha256::new();
         for s in &self.scalars {

@@ -1,4 +1,4 @@
-//! A model on disk: a directory, a pair of files, or the one that is built in.
+//! Models on disk: directories and pairs of files, and the built-in model.
 
 use std::{
     collections::BTreeMap,
@@ -18,32 +18,32 @@ use crate::{
     weights::{self, Loaded, Tensor, Weights},
 };
 
-/// Everything that defines a model, checked and in memory.
+/// Everything that defines a model, in memory and checked.
 #[derive(Debug, Clone)]
 pub struct ModelData {
-    /// Shape and switches.
+    /// Sizes and switches.
     pub options: ModelOptions,
-    /// The tensors that the options ask for.
+    /// The tensors that the options require.
     pub weights: Weights,
-    /// Identity: SHA-256 of options and weights.
+    /// SHA-256 of options and weights.
     pub fingerprint: Fingerprint,
-    /// The fitted scalar mix that lies beside the weights, if any.
+    /// The fitted scalar mix stored beside the weights, if any.
     pub mix: Option<ScalarMix>,
-    /// The start state `warm` that lies beside the weights, if any; otherwise it is computed when it is wanted. `2 L (P
-    /// + D)` numbers: for each layer, the lowest first, `h` forward (`P`), `h` backward (`P`), `c` forward (`D`), `c`
-    /// backward (`D`).
+    /// The start state `warm` stored beside the weights, if any; otherwise it is computed on first use. `2 L (P + D)`
+    /// numbers: for each layer, the lowest first, `h` forward (`P`), `h` backward (`P`), `c` forward (`D`), `c` backward
+    /// (`D`).
     pub warm_state: Option<Vec<f32>>,
-    /// Where the LM head lies, if there is one beside the weights.
+    /// The files of the LM head, if they are stored beside the weights.
     pub lm_head: Option<LmHeadFiles>,
-    /// Name for people: of the directory, of the options file, or `tiny`.
+    /// Name for messages: of the directory, of the options file, or `tiny`.
     pub name: String,
-    /// The weights are those of [`ModelData::tiny`], which say nothing about language.
+    /// The weights are those of [`ModelData::tiny`], which are random numbers.
     pub untrained: bool,
-    /// What a user may want to know about the files: unused datasets, converted types.
+    /// Remarks on the files: unused datasets, converted types.
     pub notes: Vec<String>,
 }
 
-/// Container of the weights in a directory that is written.
+/// File format of the weights in a directory that is written.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum WeightsFormat {
     /// `weights.hdf5`, the layout of bilm-tf and AllenNLP.
@@ -70,13 +70,12 @@ impl WeightsFormat {
 }
 
 impl ModelData {
-    /// Opens a model directory: `options.json`, the weights and, where there are such, `mix.json` and
-    /// `warm_state.safetensors`.
+    /// Opens a model directory: `options.json`, the weights and, if they exist, `mix.json`, `warm_state.safetensors` and
+    /// the LM head.
     ///
-    /// Weights are `weights.safetensors`, else `weights.hdf5` (a directory with both holds the same
-    /// model twice, and safetensors is the simpler format). Directories as they were published work
-    /// too: exactly one `*_options.json`, exactly one of `*_weights.hdf5`, `*_weights.safetensors`
-    /// and `model.hdf5`.
+    /// Weights are `weights.safetensors`, else `weights.hdf5` (a directory with both holds the same model twice, and
+    /// safetensors is the simpler format). The names of published models work too: exactly one `*_options.json`, and
+    /// exactly one of `*_weights.hdf5`, `*_weights.safetensors` and `model.hdf5`.
     ///
     /// # Errors
     /// [`Error::ModelDir`] when a file is missing or belongs to another model, when several files match, or when the mix
@@ -98,11 +97,12 @@ impl ModelData {
         Ok(model)
     }
 
-    /// Opens the published pair: options and weights by name, wherever they lie.
+    /// Opens a pair of options and weights.
     ///
     /// # Errors
-    /// [`Error::Options`] or [`Error::Weights`] when a file is wrong inside, or the weights are of another model than
-    /// the options; [`Error::Io`] or [`WeightsError::Io`] in [`Error::Weights`] when one cannot be read.
+    /// [`Error::Options`] or [`Error::Weights`] when a file is invalid, or the weights belong to another model than the
+    /// options; [`Error::Io`] or [`WeightsError::Io`](crate::weights::WeightsError::Io) in [`Error::Weights`] when one
+    /// cannot be read.
     pub fn open_pair(options: &Path, weights: &Path) -> Result<Self> {
         let parsed = ModelOptions::from_json(&read_up_to(options, MAX_OPTIONS_BYTES)?, &options.display().to_string())?;
         let loaded = weights::load(weights, &parsed.weight_plan())?;
@@ -110,10 +110,10 @@ impl ModelData {
         Ok(Self::from_loaded(parsed, loaded, name_of(options)))
     }
 
-    /// Puts options and weights together, as a trainer does.
+    /// Creates a model from options and weights, as a trainer does.
     ///
     /// # Errors
-    /// [`Error::Weights`] when tensors are missing, have another shape or are not finite; `name` stands in it.
+    /// [`Error::Weights`], with `name`, when tensors are missing, have another shape or are not finite.
     pub fn new(options: ModelOptions, weights: Weights, name: &str) -> Result<Self> {
         weights.check(&options.weight_plan(), Path::new(name))?;
         Ok(Self::from_loaded(options, Loaded { weights, ..Loaded::default() }, name.to_owned()))
@@ -143,11 +143,12 @@ impl ModelData {
         Self { untrained: true, ..Self::from_loaded(options, loaded, "tiny".to_owned()) }
     }
 
-    /// Writes a model directory: `options.json`, the weights, the mix and the warm state if there are such. `dir` is
-    /// made if it does not exist; each file appears under its name only when it is complete.
+    /// Writes a model directory: `options.json`, the weights and, if there are any, the mix and the warm state. `dir` is
+    /// created if it does not exist. Each file is written atomically.
     ///
     /// # Errors
-    /// [`ModelDirError::Occupied`] when `dir` holds weights in the other format, [`Error::Io`] when the system fails,
+    /// [`ModelDirError::Occupied`] when `dir` holds weights in the other format, [`Error::Io`] when the operating system
+    /// fails,
     /// [`Error::Weights`] when a tensor's shape and number of values disagree.
     pub fn save(&self, dir: &Path, format: WeightsFormat) -> Result<()> {
         fs::create_dir_all(dir).map_err(|e| Error::io(dir, e))?;
@@ -168,7 +169,7 @@ impl ModelData {
             let path = dir.join(WARM_STATE);
             write_file(&path, |out| weights::safetensors::write_to(out, &path, &weights, &self.header()))?;
         }
-        // Last: a directory without options is not a model, so a copy that was cut off is not one.
+        // Last, so that an incomplete copy is not a model: a directory without options is none.
         self.write_options(&dir.join("options.json"))
     }
 
@@ -197,8 +198,8 @@ impl ModelData {
         })
     }
 
-    /// For the header of a safetensors file: for people who look at it with other tools, nothing is
-    /// read from there.
+    /// Metadata of a safetensors file, for people who open it with other tools. Only that of `warm_state.safetensors` is
+    /// read.
     fn header(&self) -> BTreeMap<String, String> {
         let mut header = BTreeMap::from([("elmo.fingerprint".to_owned(), self.fingerprint.to_string())]);
         if self.untrained {
@@ -210,16 +211,16 @@ impl ModelData {
 
 const MIX: &str = "mix.json";
 const WARM_STATE: &str = "warm_state.safetensors";
-/// Its only tensor: layer by layer `h` before `c`, forward before backward.
+/// The only tensor of [`WARM_STATE`]: layer by layer `h` before `c`, forward before backward.
 const WARM_STATE_TENSOR: &str = "warm_state";
 
 /// How one part of a model is found among the names of a directory.
 struct Part {
     what: &'static str,
     wanted: &'static str,
-    /// Our names, the first that exists is taken.
+    /// Names that are tried in this order.
     names: &'static [&'static str],
-    /// Published names: exactly one may be there.
+    /// Names of published models, of which exactly one may exist.
     published: fn(&str) -> bool,
 }
 
@@ -284,7 +285,7 @@ fn read_mix(path: &Path, options: &ModelOptions) -> Result<ScalarMix> {
     if expected == found { Ok(mix) } else { Err(ModelDirError::Mix { path: path.to_owned(), expected, found }.into()) }
 }
 
-/// The state is of one model, which its header names.
+/// Reads the warm state of `model`, whose fingerprint is in the header.
 fn read_warm_state(path: &Path, model: &ModelData) -> Result<Vec<f32>> {
     let lstm = &model.options.lstm;
     let numbers = 2 * lstm.n_layers * (lstm.dim + lstm.projection_dim);

@@ -5,17 +5,17 @@ use crate::{
     weights::{Tensor, Weights},
 };
 
-/// What the built-in model is; printed where it is used.
+/// Description of the built-in model, for messages.
 pub const TINY_DESCRIPTION: &str = "\
 tiny: a small ELMo biLM that is built into the program. Its weights are pseudo-random numbers of a \
 sensible size and were never trained: vectors show how words are spelt and which words stand near, not \
 what they mean. For trying out, tests and demonstrations; take a trained model for work.";
 
-/// Fingerprint of the built-in model: a copy of it on disk is known by it, whatever its name.
+/// Fingerprint of the built-in model, by which copies on disk are recognised.
 pub(crate) const FINGERPRINT: &str = "614868f547313f266ecbf93f49eae4784dc8424deea34d11f05a49af46808f3e";
 
-/// Shape of the built-in model: the architecture of the published ones (two highway layers, two
-/// LSTM layers each way with projection, residual and clips), in 0.9 MB.
+/// Options of the built-in model: the architecture of the published models (two highway layers, two LSTM layers in each
+/// direction with projection, residual and clips) with 0.9 MB of weights.
 pub(crate) fn options() -> ModelOptions {
     let filters = [(1, 4), (2, 8), (3, 16), (4, 32), (5, 64)];
     ModelOptions {
@@ -38,7 +38,7 @@ pub(crate) fn options() -> ModelOptions {
     }
 }
 
-/// Uniform numbers, each tensor from a generator of its own that is seeded with its place in the plan.
+/// Uniform numbers. Each tensor has a generator of its own, seeded with its index in the plan.
 pub(crate) fn weights(options: &ModelOptions) -> Weights {
     let mut weights = Weights::default();
     for (seed, spec) in options.weight_plan().into_iter().enumerate() {
@@ -55,17 +55,18 @@ fn tensor(spec: &TensorSpec, seed: u64) -> Vec<f32> {
     (0..spec.len()).map(|_| centre + ((random.next() >> 40) as i32 - (1 << 23)) as f32 * step).collect()
 }
 
-/// Centre and step of the values of a tensor: `centre - 2^23 * step ..= centre + 2^23 * step`. All
-/// powers of two, so that no rounding differs between machines. The spans were chosen so that all
-/// three layers of plain English have a root mean square between 0.4 and 0.8 and clips rarely bite.
+/// Centre and step of the values of a tensor: `centre - 2^23 * step ..= centre + 2^23 * step`.
+///
+/// All are powers of two, so that no rounding differs between machines. The spans were chosen so that all three layers of
+/// English text have a root mean square between 0.4 and 0.8 and clips rarely apply.
 fn range(spec: &TensorSpec) -> (f32, f32) {
     let last = spec.name.rsplit('/').next().unwrap_or_default();
     let (centre, span) = match last {
         "char_embed" => (0.0, 1.0),
-        // Nearly the identity at first, as in training: the gate of a highway opens with its bias.
+        // As at the start of training, a highway layer is nearly the identity.
         "b_carry" => (-2.0, 0.0),
         "W_carry" | "W_transform" => (0.0, 0.125),
-        // Under relu, a channel speaks for few words instead of a little for all.
+        // With relu, a channel is active for few words only.
         name if name.starts_with("b_cnn") => (-0.5, 0.0),
         "W_0" => (0.0, 0.5),
         name if name.starts_with('W') => (0.0, 0.25),
@@ -74,7 +75,7 @@ fn range(spec: &TensorSpec) -> (f32, f32) {
     (centre, span / 8_388_608.0)
 }
 
-/// Steele, Lea and Flood's SplitMix64: integers only, the same everywhere.
+/// SplitMix64 (Steele, Lea and Flood): integers only, so that it is the same on every machine.
 struct SplitMix64(u64);
 
 impl SplitMix64 {
