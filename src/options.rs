@@ -7,7 +7,10 @@ use serde::Serialize;
 use serde_json::{Map, Value};
 use thiserror::Error;
 
-use crate::weights::{self, FileKind};
+use crate::{
+    file_kind::{FileKind, file_kind},
+    messages::printable,
+};
 
 /// Largest `options.json` that is parsed, in bytes. Real ones have a few hundred.
 pub const MAX_OPTIONS_BYTES: usize = 1 << 20;
@@ -355,13 +358,13 @@ fn parse_object(bytes: &[u8], origin: &str) -> Result<Map<String, Value>, Option
     match serde_json::from_slice(bytes) {
         Ok(Value::Object(map)) => Ok(map),
         Ok(other) => Err(OptionsError::Json { origin: origin.to_owned(), reason: format!("found {}", short(&other)) }),
-        Err(e) => Err(OptionsError::Json { origin: origin.to_owned(), reason: weights::printable(&e.to_string()) }),
+        Err(e) => Err(OptionsError::Json { origin: origin.to_owned(), reason: printable(&e.to_string()) }),
     }
 }
 
 /// Files that are something else by their first bytes.
 fn foreign_bytes(bytes: &[u8]) -> Option<(String, &'static str)> {
-    match weights::file_kind(bytes) {
+    match file_kind(bytes) {
         FileKind::Json | FileKind::Unknown => None,
         kind @ (FileKind::Hdf5 | FileKind::Safetensors) => {
             Some((kind.to_string(), "the options and the weights were exchanged"))

@@ -27,9 +27,9 @@ use super::{
     bounded_source::BoundedSource,
     broken, finite, io,
     links::{LinkScan, SCANNED},
-    open, printable, refuse,
+    open, refuse,
 };
-use crate::options::TensorSpec;
+use crate::{messages::printable, options::TensorSpec};
 
 /// Filters that may be undone: gzip, shuffle, Fletcher-32 and LZF. All give back the same bits.
 const FILTERS: [u16; 4] = [1, 2, 3, 32000];

@@ -44,7 +44,7 @@ pub struct Card {
     pub fingerprint: Fingerprint,
     /// The weights are random numbers.
     pub untrained: bool,
-    /// It is a language model, whose vocabulary and softmax lie beside its weights: [`Elmo::lm_head_mark`]. Empty when
+    /// It is a language model, whose vocabulary and softmax lie beside its weights: [`Elmo::lm_head_digest`]. Empty when
     /// they are there and cannot be read, which is an error where they are needed.
     pub lm_head: Option<String>,
     /// Where it comes from: a directory, a URL, or `built in`.
@@ -57,7 +57,7 @@ impl From<&Elmo> for Card {
             options: elmo.options().clone(),
             fingerprint: elmo.fingerprint().clone(),
             untrained: elmo.is_untrained(),
-            lm_head: elmo.lm_head_mark().unwrap_or_else(|_| Some(String::new())),
+            lm_head: elmo.lm_head_digest().unwrap_or_else(|_| Some(String::new())),
             location: elmo.name().to_owned(),
         }
     }
@@ -244,7 +244,7 @@ impl Models {
     /// The same of a model that scores: its LM head is no part of the fingerprint.
     pub(crate) fn open_with_head(&self, name: Option<&str>) -> Result<Elmo, String> {
         let (elmo, card, entry) = (self.open(name)?, self.card(name)?, self.entry(name)?);
-        let found = elmo.lm_head().map(|head| head.mark().map(str::to_owned));
+        let found = elmo.lm_head().map(|head| head.digest().map(str::to_owned));
         if found.as_ref().is_ok_and(|mark| *mark == card.lm_head) {
             return Ok(elmo);
         }

@@ -20,11 +20,11 @@ use std::{
 };
 
 use arrow::{
-    array::{Array, ArrayRef, BooleanArray, RecordBatch, StringArray},
+    array::{Array, ArrayRef, BooleanArray, RecordBatch},
     compute::{concat, concat_batches, filter_record_batch},
     datatypes::{Schema, SchemaRef},
 };
-use elmo::{EmbeddedColumns, spec::Level};
+use elmo::{EmbeddedColumns, RowError, spec::Level};
 use futures::future::{FutureExt, Shared};
 use serde::Serialize;
 
@@ -668,7 +668,7 @@ impl Run<'_> {
         let batch = match &added.keep {
             None => batch,
             Some(keep) => {
-                self.tell_skipped(&window.slices, keep, &added.error);
+                self.tell_skipped(&window.slices, &added.row_errors);
                 filter_record_batch(&batch, keep).map_err(elmo::Error::from)?
             }
         };
@@ -694,17 +694,17 @@ impl Run<'_> {
     }
 
     /// Rows that are left out are in no column of errors, so they are named here: the first for everybody.
-    fn tell_skipped(&mut self, slices: &[Slice], keep: &BooleanArray, errors: &StringArray) {
-        for row in (0..keep.len()).filter(|&row| !keep.value(row)) {
-            let (file, row_there) = row_at(&self.prepared.plan, slices, row).unwrap_or_default();
-            let reason = if errors.is_valid(row) { errors.value(row) } else { "" };
+    fn tell_skipped(&mut self, slices: &[Slice], row_errors: &[(usize, RowError)]) {
+        for (row, reason) in row_errors {
+            let (file, row_there) = row_at(&self.prepared.plan, slices, *row).unwrap_or_default();
+            let label = reason.label();
             self.told += 1;
             match self.told.cmp(&TOLD) {
-                Ordering::Less => tracing::warn!(file, row = row_there, reason, "row left out"),
+                Ordering::Less => tracing::warn!(file, row = row_there, label, %reason, "row left out"),
                 Ordering::Equal => {
-                    tracing::warn!(file, row = row_there, reason, "row left out; more of them are told with -v");
+                    tracing::warn!(file, row = row_there, label, %reason, "row left out; more of them are told with -v");
                 }
-                Ordering::Greater => tracing::info!(file, row = row_there, reason, "row left out"),
+                Ordering::Greater => tracing::info!(file, row = row_there, label, %reason, "row left out"),
             }
         }
     }
@@ -721,10 +721,10 @@ pub(crate) fn place(plan: &Plan, error: elmo::Error, slices: &[Slice]) -> Error 
         Some((file, row)) => Error::Input {
             file,
             row: Some(row),
-            reason,
+            reason: reason.to_string(),
             help: Some("--on-error null keeps such rows without a vector, --on-error skip leaves them out".into()),
         },
-        None => Error::Failed(reason),
+        None => Error::Failed(reason.to_string()),
     }
 }
 

@@ -17,7 +17,7 @@ use datafusion::{
         stream::RecordBatchStreamAdapter,
     },
 };
-use elmo::{ColumnEmbedder, ColumnLayout, ColumnStats, EmbedSpec, EmbeddedColumns};
+use elmo::{ColumnEmbedder, ColumnLayout, ColumnStats, EmbedSpec, EmbeddedColumns, RowError};
 use elmo_udfs::{
     ModelFailed,
     codec::{ModelHost, SentModel},
@@ -126,6 +126,7 @@ impl Columns {
         let mut fields: Vec<FieldRef> = work.layout()?.fields().into_iter().map(Arc::new).collect();
         fields.push(Arc::new(Field::new("tokens_read", DataType::UInt32, false)));
         fields.push(Arc::new(Field::new("counts", counts_type(), false)));
+        fields.push(Arc::new(Field::new("error_label", DataType::Utf8, true)));
         let schema = Arc::new(Schema::new(fields));
         let properties = properties(schema, input.output_partitioning().clone());
         Ok(Self { work, input, place, properties })
@@ -154,8 +155,16 @@ fn to_batch(schema: SchemaRef, done: EmbeddedColumns) -> Result<RecordBatch> {
     counts.iter_mut().zip(all).for_each(|(count, number)| *count = number as u64);
     let counts = Arc::new(UInt64Array::from(counts));
     let counts = FixedSizeListArray::try_new(counts_item(), COUNTS as i32, counts, None)?;
-    let columns: Vec<ArrayRef> =
-        vec![done.vectors, Arc::new(done.truncated), Arc::new(done.error), Arc::new(done.tokens), Arc::new(counts)];
+    let mut labels = vec![None; rows];
+    done.row_errors.iter().for_each(|(row, error)| labels[*row] = Some(error.label()));
+    let columns: Vec<ArrayRef> = vec![
+        done.vectors,
+        Arc::new(done.truncated),
+        Arc::new(done.error),
+        Arc::new(done.tokens),
+        Arc::new(counts),
+        Arc::new(StringArray::from(labels)),
+    ];
     Ok(RecordBatch::try_new(schema, columns)?)
 }
 
@@ -163,10 +172,14 @@ fn to_batch(schema: SchemaRef, done: EmbeddedColumns) -> Result<RecordBatch> {
 pub(super) fn from_batch(batch: &RecordBatch) -> EmbeddedColumns {
     let counts = batch.column(4).as_fixed_size_list().values().as_primitive::<UInt64Type>();
     let sum = |at: usize| counts.values().iter().skip(at).step_by(COUNTS).sum::<u64>() as usize;
+    let error = batch.column(2).as_string::<i32>();
+    let labels = batch.column(5).as_string::<i32>();
+    let failed = (0..error.len()).filter(|row| error.is_valid(*row));
     EmbeddedColumns {
         vectors: Arc::clone(batch.column(0)),
         truncated: batch.column(1).as_boolean().clone(),
-        error: batch.column(2).as_string().clone(),
+        error: error.clone(),
+        row_errors: failed.map(|row| (row, RowError::reported(labels.value(row), error.value(row)))).collect(),
         tokens: batch.column(3).as_primitive().clone(),
         keep: None,
         stats: ColumnStats {

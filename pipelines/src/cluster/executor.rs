@@ -283,7 +283,7 @@ impl ModelHost for Host {
         let mut slot = slot.lock().unwrap_or_else(PoisonError::into_inner);
         // The head is no part of the fingerprint: it may have been put beside the weights, or replaced, since then.
         let wanted = &model.card.lm_head;
-        let has_head = |elmo: &&Elmo| wanted.is_none() || elmo.lm_head_mark().is_ok_and(|there| there == *wanted);
+        let has_head = |elmo: &&Elmo| wanted.is_none() || elmo.lm_head_digest().is_ok_and(|there| there == *wanted);
         if let Some(elmo) = slot.as_ref().filter(has_head) {
             return Ok(elmo.clone());
         }

@@ -162,9 +162,8 @@ impl Stage for ClusterStage {
 
 /// Rows with an error, as the job wants them.
 fn judged(mut done: EmbeddedColumns, on_error: OnError) -> elmo::Result<EmbeddedColumns> {
-    let bad = (0..done.error.len()).find(|row| done.error.is_valid(*row));
-    match (bad, on_error) {
-        (Some(row), OnError::Fail) => Err(elmo::Error::Row { row, reason: done.error.value(row).to_owned() }),
+    match (done.row_errors.first().cloned(), on_error) {
+        (Some((row, reason)), OnError::Fail) => Err(elmo::Error::Row { row, reason }),
         (Some(_), OnError::Skip) => {
             done.keep = Some((0..done.error.len()).map(|row| Some(done.error.is_null(row))).collect::<BooleanArray>());
             Ok(done)

@@ -61,7 +61,7 @@ impl ModelSource for LazyModel {
 
 /// What tells a head from others; empty when it cannot be read.
 fn mark(head: Option<LmHeadFiles>) -> Option<String> {
-    head.map(|head| head.mark().unwrap_or_default())
+    head.map(|head| head.digest().unwrap_or_default())
 }
 
 /// Does what takes long on a thread of the runtime, on which DataFusion plans. Others take over what that thread had to do:

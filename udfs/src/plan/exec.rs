@@ -45,7 +45,7 @@ use datafusion::{
         stream::RecordBatchStreamAdapter,
     },
 };
-use elmo::{ColumnEmbedder, EmbeddedColumns, spec::Level};
+use elmo::{ColumnEmbedder, EmbeddedColumns, RowError, spec::Level};
 use futures::{FutureExt, StreamExt, future::try_join_all};
 
 use super::{
@@ -749,10 +749,11 @@ impl Work {
     fn failed(&self, call: &BoundCall, error: elmo::Error, rows: &[u64], first: usize) -> DataFusionError {
         let elmo::Error::Row { row, reason } = error else { return call.call.failed(error) };
         let row = rows.get(row).map_or(first, |row| first + *row as usize);
-        let reason = match self.partition {
+        let placed = match self.partition {
             0 => format!("row {row}: {reason}"),
             partition => format!("row {row} of partition {partition}: {reason}"),
         };
+        let reason = RowError::reported(reason.label(), placed);
         call.call.failed(elmo::Error::Row { row, reason })
     }
 }

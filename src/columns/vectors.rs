@@ -1,4 +1,4 @@
-//! Arrow columns of vectors: the types of the surface, and the arrays.
+//! Arrow columns of vectors: their types, and how arrays are built from the outcome of each row.
 
 use std::{collections::HashMap, sync::Arc};
 
@@ -10,45 +10,82 @@ use arrow::{
 use half::{bf16, f16};
 
 use crate::{
-    columns::{Outcome, Place},
     error::Result,
+    row_error::RowError,
     spec::{FloatRounding, Level, ListType},
 };
 
 /// The type of the vector column.
 #[derive(Debug, Clone)]
-pub(crate) struct VectorType {
+pub(super) struct VectorType {
     /// Values of one layer: `2P`.
-    pub(crate) layer: usize,
+    pub(super) layer: usize,
     /// Layers one after the other in a vector: 1, or `L + 1`.
-    pub(crate) stacked: usize,
-    pub(crate) level: Level,
-    pub(crate) list_type: ListType,
-    pub(crate) float: FloatRounding,
-    /// Who made the vectors: stands in the field as well as in the file.
-    pub(crate) field_metadata: Vec<(String, String)>,
+    pub(super) stacked: usize,
+    pub(super) level: Level,
+    pub(super) list_type: ListType,
+    pub(super) float: FloatRounding,
+    /// Model and settings that made the vectors; part of the field as well as of the file.
+    pub(super) field_metadata: Vec<(String, String)>,
+}
+
+/// One token of the output.
+#[derive(Debug, Clone)]
+pub(super) struct Place {
+    pub(super) start: u32,
+    pub(super) end: u32,
+    /// Index of the sentence in its text.
+    pub(super) sentence: u32,
+    /// `<S>` or `</S>`; `None` for a token, which is `text[start..end]`.
+    pub(super) boundary: Option<&'static str>,
+}
+
+/// The result of a row.
+#[derive(Debug)]
+pub(super) enum Outcome {
+    /// A NULL text, or a text without tokens at level `sentence`.
+    Null,
+    Pooled(Vec<f32>),
+    Tokens(TokenRow),
+    Bad(RowError),
+}
+
+impl Outcome {
+    /// Bytes of the words of a token row.
+    fn word_bytes(&self) -> usize {
+        match self {
+            Self::Tokens(row) => row.words.iter().map(|word| word.len()).sum(),
+            Self::Null | Self::Pooled(_) | Self::Bad(_) => 0,
+        }
+    }
 }
 
 /// The tokens of one row.
 #[derive(Debug, Default)]
-pub(crate) struct TokenRow {
-    pub(crate) words: Vec<Box<str>>,
-    pub(crate) places: Vec<Place>,
+pub(super) struct TokenRow {
+    pub(super) words: Vec<Box<str>>,
+    pub(super) places: Vec<Place>,
     /// One vector per token, one after the other.
-    pub(crate) values: Vec<f32>,
+    pub(super) values: Vec<f32>,
 }
 
 impl TokenRow {
-    pub(crate) fn append(&mut self, next: Self) {
+    pub(super) fn append(&mut self, next: Self) {
         self.words.extend(next.words);
         self.places.extend(next.places);
         self.values.extend(next.values);
     }
 }
 
+/// The tokens as written in `text`, boundaries by their names.
+pub(super) fn words_of_text(text: &str, places: &[Place]) -> Vec<Box<str>> {
+    let word = |place: &Place| place.boundary.unwrap_or_else(|| &text[place.start as usize..place.end as usize]);
+    places.iter().map(|place| word(place).into()).collect()
+}
+
 impl VectorType {
     /// Values of one vector.
-    pub(crate) fn width(&self) -> usize {
+    pub(super) fn width(&self) -> usize {
         self.layer * self.stacked
     }
 
@@ -94,7 +131,7 @@ impl VectorType {
     }
 
     /// The vector field, then `truncated` and `error`.
-    pub(crate) fn fields(&self) -> Vec<Field> {
+    pub(super) fn fields(&self) -> Vec<Field> {
         let vectors = match self.level {
             Level::Sentence => self.embedding(true),
             Level::Token => {
@@ -105,7 +142,7 @@ impl VectorType {
         vec![vectors, Field::new("truncated", DataType::Boolean, false), Field::new("error", DataType::Utf8, true)]
     }
 
-    /// Vectors laid out one after the other, as their Arrow type. Where `valid` says NULL the values are zeros.
+    /// The Arrow array of vectors that are stored one after the other. The values of a NULL vector are zeros.
     fn array(&self, values: Vec<f32>, rows: usize, valid: Option<NullBuffer>) -> Result<ArrayRef> {
         let values = Arc::new(Float32Array::from(values));
         Ok(match self.list_type {
@@ -125,7 +162,7 @@ impl VectorType {
     }
 }
 
-/// Checks that Arrow's 32-bit offsets can count so far.
+/// Checks that a 32-bit offset of Arrow can hold `n`.
 fn offset(n: usize) -> Result<()> {
     match i32::try_from(n) {
         Ok(_) => Ok(()),
@@ -133,8 +170,8 @@ fn offset(n: usize) -> Result<()> {
     }
 }
 
-/// One array for the outcomes of all rows, in order. Rows with an error are NULL.
-pub(crate) fn build(vector_type: &VectorType, outcomes: Vec<Outcome>) -> Result<ArrayRef> {
+/// Builds the array of all rows, in their order. Rows with an error are NULL.
+pub(super) fn build(vector_type: &VectorType, outcomes: Vec<Outcome>) -> Result<ArrayRef> {
     match vector_type.level {
         Level::Sentence => sentence_array(vector_type, outcomes),
         Level::Token => token_array(vector_type, outcomes),
@@ -191,8 +228,8 @@ fn token_array(vector_type: &VectorType, outcomes: Vec<Outcome>) -> Result<Array
     Ok(Arc::new(list))
 }
 
-/// Rounds to the values that a narrower format can hold; they stay float32 and compress better.
-pub(crate) fn round(values: &mut [f32], float: FloatRounding) {
+/// Rounds to values that a narrower format can represent. They stay float32 and compress better.
+pub(super) fn round(values: &mut [f32], float: FloatRounding) {
     match float {
         FloatRounding::F32 => {}
         FloatRounding::F16Rounded => values.iter_mut().for_each(|v| *v = f16::from_f32(*v).to_f32()),

@@ -1,4 +1,4 @@
-//! Rows of an Arrow column as text or as tokens, whatever the encoding.
+//! Rows of an Arrow column as text or as tokens, in any encoding.
 
 use arrow::{
     array::{Array, ArrayRef, AsArray, LargeListArray, ListArray},
@@ -6,26 +6,29 @@ use arrow::{
     datatypes::DataType,
 };
 
-use crate::error::{Error, Result};
+use crate::{
+    error::{Error, Result},
+    row_error::RowError,
+};
 
 /// One row of a column.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Row<'a> {
     /// NULL.
     Null,
-    /// A text, still to be cut into sentences and tokens.
+    /// A text that is not tokenised yet.
     Text(&'a str),
     /// One sentence, tokenised by the caller.
     Tokens(Vec<&'a str>),
-    /// Not readable; the reason.
-    Bad(String),
+    /// Not readable.
+    Bad(RowError),
 }
 
 /// A column of texts, or of lists of tokens.
 #[derive(Debug)]
 pub(crate) struct Rows {
     column: ArrayRef,
-    /// Values of a list column as Utf8, however they were encoded.
+    /// Values of a list column as Utf8.
     tokens: Option<ArrayRef>,
 }
 
@@ -86,9 +89,9 @@ impl Rows {
             _ => range_of(self.column.as_list::<i32>(), i),
         };
         let mut tokens = Vec::with_capacity(range.len());
-        for (n, k) in range.enumerate() {
+        for (index, k) in range.enumerate() {
             if values.is_null(k) {
-                return Row::Bad(format!("token {n} of the list is NULL"));
+                return Row::Bad(RowError::NullToken { index });
             }
             tokens.push(values.value(k));
         }
@@ -107,7 +110,7 @@ fn range_of_large(list: &LargeListArray, i: usize) -> std::ops::Range<usize> {
 fn utf8(bytes: &[u8]) -> Row<'_> {
     match std::str::from_utf8(bytes) {
         Ok(text) => Row::Text(text),
-        Err(e) => Row::Bad(format!("not UTF-8: byte {} of {}", e.valid_up_to(), bytes.len())),
+        Err(e) => Row::Bad(RowError::NotUtf8 { valid_up_to: e.valid_up_to(), bytes: bytes.len() }),
     }
 }
 

@@ -1,28 +1,28 @@
-//! What columns a model gives with some settings: known from its options alone, before any device has the weights.
+//! The columns of a model with given settings. They follow from its options, before any weights are loaded.
 
 use arrow::datatypes::Field;
 
 use crate::{
-    embedder::Output,
+    columns::vectors::VectorType,
+    engine::Output,
     error::Result,
     fingerprint::Fingerprint,
     options::ModelOptions,
     spec::{EmbedSpec, Layers, Level, SpecError},
-    vectors::VectorType,
 };
 
 /// Names, types and metadata of the columns of a model with some settings.
 #[derive(Debug, Clone)]
 pub struct ColumnLayout {
-    pub(crate) vector_type: VectorType,
-    pub(crate) output: Output,
+    pub(super) vector_type: VectorType,
+    pub(super) output: Output,
 }
 
 impl ColumnLayout {
-    /// Checks `spec` against itself and the model; asks no device.
+    /// Checks `spec` against itself and the model; uses no device.
     ///
     /// # Errors
-    /// [`crate::Error::Spec`] when settings exclude each other, the model has no such layer, or the mix is for another
+    /// [`Error::Spec`](crate::error::Error::Spec) when settings exclude each other, the model has no such layer, or the mix is for another
     /// number of layers.
     pub fn new(options: &ModelOptions, fingerprint: &Fingerprint, spec: &EmbedSpec) -> Result<Self> {
         spec.check()?;
