@@ -92,6 +92,7 @@ impl Error {
             Self::Spec(_) => ErrorKind::Usage,
             Self::Row { .. } | Self::Column { .. } | Self::Arrow(_) => ErrorKind::Input,
             Self::Options(_) | Self::Weights(_) | Self::ModelDir(_) | Self::LmHead(_) => ErrorKind::Model,
+            Self::Device(DeviceError::MissingTensor { .. } | DeviceError::TensorShape { .. }) => ErrorKind::Model,
             Self::Device(_) | Self::Engine(_) | Self::Io { .. } | Self::Elsewhere(_) | Self::Closed => {
                 ErrorKind::System
             }

@@ -227,7 +227,7 @@ fn product_rate(k: i64, n: i64, lanes: &[DeviceName], precision: Precision, seco
     };
     thread::scope(|scope| {
         let handles: Vec<_> = lanes.iter().map(|&lane| scope.spawn(move || one(lane))).collect();
-        let died = || DeviceError::Torch { message: "a measuring thread died".to_owned() };
+        let died = || DeviceError::internal("a measuring thread panicked");
         handles.into_iter().map(|handle| handle.join().map_err(|_| died())?).sum()
     })
 }

@@ -1,6 +1,6 @@
 //! The softmax over the vocabulary, which makes the biLM a language model.
 
-use tch::{Device, Kind, Tensor};
+use tch::{Kind, Tensor};
 
 use super::{DeviceError, DeviceName, tensors};
 use crate::weights;
@@ -30,12 +30,14 @@ impl Softmax {
         let _no_gradients = tch::no_grad_guard();
         let torch = device.torch();
         // Narrow products have other kernels, where the bits of a row depend on its neighbours.
-        let missing = (tensors::MIN_COLUMNS - weight.shape[0] as i64).max(0);
-        let width = weight.shape[1];
-        let weight = tensors::weight(weight, Kind::Float, torch)?;
+        let &[words, width] = weight.shape.as_slice() else {
+            return Err(DeviceError::internal(format!("softmax weights of shape {:?}", weight.shape)));
+        };
+        let missing = (tensors::MIN_COLUMNS - words as i64).max(0);
+        let weight = tensors::upload(&weight.data, &[words as i64, width as i64], Kind::Float, torch)?;
         // Without anything to fill up it would be copied all the same.
         let weight = if missing > 0 { weight.f_constant_pad_nd([0, 0, 0, missing])? } else { weight };
-        let bias = tensors::weight(bias, Kind::Float, torch)?;
+        let bias = tensors::upload(&bias.data, &[words as i64], Kind::Float, torch)?;
         // Words that fill up have no probability.
         let nothing = Tensor::f_full([missing], f64::NEG_INFINITY, (Kind::Float, torch))?;
         let bias = Tensor::f_cat(&[bias, nothing], 0)?;
@@ -88,9 +90,7 @@ impl Softmax {
             chosen = value.f_where_self(&inside, &chosen)?;
         }
         let total = Tensor::f_stack(&sums, 1)?.f_logsumexp(&[1][..], false)?; // [R]
-        let host = tensors::download(&chosen.f_sub(&total)?)?;
-        debug_assert_eq!(host.device(), Device::Cpu);
-        Ok(tensors::values(&host).to_vec())
+        tensors::download(&chosen.f_sub(&total)?)
     }
 
     /// `states · W[first..first + n]^T + b[first..first + n]`

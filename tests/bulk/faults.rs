@@ -12,7 +12,7 @@ use std::{
 use async_trait::async_trait;
 use bytes::Bytes;
 use elmo_pipelines::{
-    Error, Exit,
+    Exit,
     bulk::BulkJob,
     bulk::manifest::{Manifest, ManifestError},
     sink::Codec,
