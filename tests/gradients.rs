@@ -90,7 +90,7 @@ struct Masks {
 /// Inverted dropout of about a fifth of the values.
 fn mask(layer: usize, direction: usize, row: usize, position: usize, k: usize) -> f64 {
     let hash = (layer * 7919 + direction * 104_729 + row * 1_299_709 + position * 15_485_863 + k * 611_953) % 10_007;
-    if hash % 5 == 0 { 0.0 } else { 1.25 }
+    if hash.is_multiple_of(5) { 0.0 } else { 1.25 }
 }
 
 impl Dropout for Masks {
