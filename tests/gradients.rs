@@ -18,8 +18,9 @@ use crate::reference::{BACKWARD, CellState, FORWARD, Reference, seeded::seeded_w
 const AGREEMENT: f64 = 1e-12;
 /// Step of central differences along a direction of numbers in `-1..=1`.
 const STEP: f64 = 1e-6;
-/// Between a central difference and the gradient, relative where numbers are large: rounding of the loss is about 1e-8.
-const TOLERANCE: f64 = 1e-6;
+/// Between a central difference and the gradient, relative where numbers are large. The difference carries the rounding
+/// of the loss, divided by the step: 1.2e-8 at the most.
+const TOLERANCE: f64 = 1e-7;
 
 const WORDS: [&str; 9] =
     ["a", "bank", "<S>", "</S>", "", "über", "incomprehensibilities", "aaaaaaaaaaaaaaaaaaaaaaaaaaa", "3,000.50"];
@@ -60,7 +61,7 @@ fn cases() -> Vec<(&'static str, ModelOptions)> {
         ("no highway", with(&[("/char_cnn/n_highway", n(0))])),
         ("one highway, 261 characters", with(&[("/char_cnn/n_highway", n(1)), ("/char_cnn/n_characters", n(261))])),
         ("no skip connections", with(&[("/lstm/use_skip_connections", false.into())])),
-        ("both clips reached", with(&[("/lstm/cell_clip", clip(0.3)), ("/lstm/proj_clip", clip(0.21))])),
+        ("both clips reached", with(&[("/lstm/cell_clip", clip(0.6)), ("/lstm/proj_clip", clip(0.4))])),
         ("no clips", with(&[("/lstm/cell_clip", ().into()), ("/lstm/proj_clip", ().into())])),
         ("no cell projection", with(&[("/lstm/dim", n(5))])),
         ("no token projection", with(&[("/lstm/projection_dim", n(13)), ("/lstm/dim", n(14))])),
@@ -89,7 +90,7 @@ struct Masks {
 /// Inverted dropout of about a fifth of the values.
 fn mask(layer: usize, direction: usize, row: usize, position: usize, k: usize) -> f64 {
     let hash = (layer * 7919 + direction * 104_729 + row * 1_299_709 + position * 15_485_863 + k * 611_953) % 10_007;
-    if hash % 5 == 0 { 0.0 } else { 1.25 }
+    if hash.is_multiple_of(5) { 0.0 } else { 1.25 }
 }
 
 impl Dropout for Masks {
@@ -307,8 +308,9 @@ fn the_case_of_the_clips_reaches_both() {
     let weights = seeded_weights(&options, 11, 1.2);
     let outputs = |options: &ModelOptions| found(&model_of(options, &leaves(options, &weights)), false);
     let first_layer = outputs(&options)[0][1].concat();
-    let clipped = first_layer.iter().filter(|x| x.abs() == 0.21).count();
-    assert!(clipped > 0 && clipped < first_layer.len() / 2, "{clipped} of {}", first_layer.len());
+    let clipped = first_layer.iter().filter(|x| x.abs() == 0.4).count();
+    let quarter = first_layer.len() / 4;
+    assert!((quarter..3 * quarter).contains(&clipped), "{clipped} of {}", first_layer.len());
     let mut no_cell_clip = options.clone();
     no_cell_clip.lstm.cell_clip = None;
     assert!(largest_gap(&outputs(&options), &outputs(&no_cell_clip)) > 1e-3);
@@ -344,7 +346,7 @@ fn gradients_of_a_computation_in_bfloat16_are_float32() {
     };
     let exact = gradients(Precision::F64, Precision::F64);
     for (kept, computed, nearness) in
-        [(Precision::F32, Precision::F32, 1.0 - 1e-8), (Precision::F32, Precision::Bf16, 0.99)]
+        [(Precision::F32, Precision::F32, 1.0 - 1e-8), (Precision::F32, Precision::Bf16, 0.97)]
     {
         for (found, exact) in gradients(kept, computed).iter().zip(&exact) {
             assert_eq!(found.kind(), Kind::Float);

@@ -101,7 +101,7 @@ fn tanh_row<const FUSED: bool>(x: &mut [f32]) {
     }
 }
 
-/// Compiles one row kernel for the instruction sets worth having and picks at run time.
+/// Compiles a row kernel for several instruction sets and selects one at run time.
 macro_rules! dispatch {
     ($name:ident, $avx2:ident, $avx512:ident, $row:ident, ($($arg:ident: $type:ty),*)) => {
         #[cfg(target_arch = "x86_64")]
@@ -120,11 +120,11 @@ macro_rules! dispatch {
             #[cfg(target_arch = "x86_64")]
             {
                 if is_x86_feature_detected!("avx512f") && is_x86_feature_detected!("fma") {
-                    // SAFETY: the features were detected on this machine.
+                    // SAFETY: this CPU has the features.
                     return unsafe { $avx512($($arg),*) };
                 }
                 if is_x86_feature_detected!("avx2") && is_x86_feature_detected!("fma") {
-                    // SAFETY: the features were detected on this machine.
+                    // SAFETY: this CPU has the features.
                     return unsafe { $avx2($($arg),*) };
                 }
             }

@@ -94,6 +94,12 @@ impl Parameters {
         Ok(self)
     }
 
+    /// Another handle on the same tensors, for another thread.
+    pub fn share(&self) -> Self {
+        let share = |(name, tensor): (&String, &Tensor)| (name.clone(), tensor.shallow_clone());
+        Self { tensors: self.tensors.iter().map(share).collect(), device: self.device }
+    }
+
     /// The device of the parameters.
     pub fn device(&self) -> DeviceName {
         self.device
