@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-/// What a file is by its first bytes.
+/// The kind of a file, by its first bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum FileKind {
@@ -22,14 +22,14 @@ pub enum FileKind {
     LfsPointer,
     /// JSON.
     Json,
-    /// Nothing.
+    /// An empty file.
     Empty,
-    /// Something else.
+    /// Any other file.
     Unknown,
 }
 
 impl FileKind {
-    /// What to do about a file of this kind.
+    /// What a user can do about a file of this kind.
     pub fn remedy(self) -> &'static str {
         match self {
             Self::Markup => "it is probably an error page: open it in a text editor and download again",
@@ -61,7 +61,7 @@ impl fmt::Display for FileKind {
     }
 }
 
-/// Tells what a file is from its first bytes; 64 of them are enough.
+/// Recognises a file by its first bytes; 64 of them are enough.
 pub fn file_kind(head: &[u8]) -> FileKind {
     let text = head.strip_prefix(b"\xef\xbb\xbf").unwrap_or(head).trim_ascii_start();
     match head {

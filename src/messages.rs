@@ -2,8 +2,7 @@
 
 use std::fmt;
 
-/// Text that may come from a file, for a message: short, and without control characters, which could
-/// rewrite a terminal.
+/// Prepares text from a file for a message: shortens it, and replaces control characters, which could rewrite a terminal.
 pub(crate) fn printable(text: &str) -> String {
     const SHOWN: usize = 300;
     let mut out: String = text.chars().take(SHOWN).map(|c| if c.is_control() { '?' } else { c }).collect();
@@ -13,7 +12,7 @@ pub(crate) fn printable(text: &str) -> String {
     out
 }
 
-/// A few items and how many more.
+/// The first items, and the number of the others.
 pub(crate) fn list<T: fmt::Display>(items: &[T]) -> String {
     const SHOWN: usize = 12;
     let mut text = items.iter().take(SHOWN).map(T::to_string).collect::<Vec<_>>().join(", ");

@@ -7,9 +7,9 @@ use crate::{
 
 /// Description of the built-in model, for messages.
 pub const TINY_DESCRIPTION: &str = "\
-tiny: a small ELMo biLM that is built into the program. Its weights are pseudo-random numbers of a \
-sensible size and were never trained: vectors show how words are spelt and which words stand near, not \
-what they mean. For trying out, tests and demonstrations; take a trained model for work.";
+tiny: a small ELMo biLM that is built into the program. Its weights are pseudo-random numbers and were \
+never trained, so its vectors have no meaning. It is for tests and demonstrations; use a trained model \
+for real work.";
 
 /// Fingerprint of the built-in model, by which copies on disk are recognised.
 pub(crate) const FINGERPRINT: &str = "614868f547313f266ecbf93f49eae4784dc8424deea34d11f05a49af46808f3e";

@@ -104,7 +104,7 @@ impl Owner {
         // Held until the lanes have ended, so that a second caller waits as well.
         let mut threads = lock(&self.threads);
         for thread in threads.drain(..) {
-            // A lane drops the last handle when it answers a request whose ticket was the last; it ends by itself.
+            // A lane that wakes a caller may drop the last handle. It does not wait for itself.
             if thread.thread().id() != thread::current().id() {
                 // A lane that panicked has told its callers.
                 let _ = thread.join();

@@ -15,28 +15,28 @@ pub enum WeightsError {
     Io {
         /// The file.
         path: PathBuf,
-        /// What the system said.
+        /// Error of the operating system.
         source: std::io::Error,
     },
-    /// Another kind of file.
+    /// The file is of another kind.
     #[error("{path}: this is {kind}, not a weights file; {}", kind.remedy())]
     NotWeights {
         /// The file.
         path: PathBuf,
-        /// What it is.
+        /// Its kind.
         kind: FileKind,
     },
-    /// Not readable as what its first bytes say.
+    /// The file is damaged.
     #[error("{path}: broken {kind}: {reason}; download or convert the file again")]
     Broken {
         /// The file.
         path: PathBuf,
-        /// What it says it is.
+        /// Its kind by its first bytes.
         kind: FileKind,
         /// What is wrong.
         reason: String,
     },
-    /// Tensors are missing or are not what the options ask for; all of them.
+    /// Tensors are missing or differ from the options.
     #[error(
         "{path}: {} of the tensors that options.json asks for cannot be used: {}; are these options and weights of the same model?",
         problems.len(),
@@ -45,7 +45,7 @@ pub enum WeightsError {
     Tensors {
         /// The file.
         path: PathBuf,
-        /// What is wrong, by full name.
+        /// All problems.
         problems: Vec<Problem>,
     },
     /// A value is NaN or infinite.
@@ -57,12 +57,12 @@ pub enum WeightsError {
         path: PathBuf,
         /// Full name of the tensor.
         name: String,
-        /// Position of the first such value.
+        /// Index of the first such value.
         index: Vec<usize>,
         /// The value.
         value: f64,
     },
-    /// Weights that no file format can hold.
+    /// The weights cannot be written.
     #[error("cannot write the weights: {reason}")]
     Write {
         /// Why.
@@ -92,10 +92,10 @@ pub enum What {
     /// No such dataset.
     #[error("is missing{hint}")]
     Missing {
-        /// Why it may be so, or nothing.
+        /// A possible reason, or empty.
         hint: &'static str,
     },
-    /// A link to another place, which is never followed: it can point out of the model.
+    /// A link, which is never followed: it can point out of the model.
     #[error("is {0}, which is never followed; store the values themselves")]
     Link(&'static str),
     /// A group.
@@ -104,24 +104,24 @@ pub enum What {
     /// Another shape.
     #[error("has shape {found:?} instead of {expected:?}")]
     Shape {
-        /// What the options ask for.
+        /// Shape that the options require.
         expected: Vec<usize>,
-        /// What the file says.
+        /// Shape in the file.
         found: Vec<u64>,
     },
-    /// Not a floating-point type that is understood.
+    /// Not a supported floating-point type.
     #[error("has type {found} instead of float32")]
     Type {
         /// The type in the file.
         found: String,
     },
-    /// The values lie in other files.
+    /// The values are stored in other files.
     #[error("keeps its values in other files (external storage), which is refused; store the values themselves")]
     ExternalStorage,
-    /// The values are those of other datasets.
+    /// A virtual dataset, whose values are those of other datasets.
     #[error("is a virtual dataset, which is refused; store the values themselves")]
     Virtual,
-    /// A compression that is not known.
+    /// An unsupported filter.
     #[error("uses the HDF5 filter {name}, which is not supported; store it uncompressed or with gzip")]
     Filter {
         /// Name or number of the filter.
@@ -133,13 +133,13 @@ pub enum What {
         /// Bytes of one chunk.
         bytes: u64,
     },
-    /// Part of a biLM, but not of the one that the options describe.
+    /// Part of a biLM, but not of the model that the options describe.
     #[error("is there, but the options describe a model without it")]
     Unexpected,
-    /// Declared, but never written.
+    /// Declared, but not written completely.
     #[error("was never written completely")]
     Unwritten,
-    /// The file is damaged there.
+    /// The dataset is damaged.
     #[error("cannot be read: {0}")]
     Broken(String),
 }
