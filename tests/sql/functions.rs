@@ -188,16 +188,16 @@ async fn what_does_not_fit_is_found_when_the_query_is_planned() {
         ("SELECT elmo_centroid(text) FROM t", "a vector is a list of fixed size"),
         ("SELECT elmo_tokens(text, pooling => 'max') FROM t", "pooling"),
         ("SELECT elmo_tokens(text, layers => 'highest') FROM t", "legal values are average"),
-        ("SELECT elmo_word(text, 'a', 4) FROM t", "start is a number of bytes"),
+        ("SELECT elmo_word(text, 'a', 4) FROM t", "start is a byte offset"),
         ("SELECT elmo_word(text) FROM t", "elmo_word needs text, start, end"),
         ("SELECT elmo_word(text, end => 4) FROM t", "Missing required parameter 'start'"),
         ("SELECT elmo_similarity(text, id) FROM t", "text_b is a string"),
         ("SELECT elmo_similarity(text, text, model => 'none') FROM t", "no model \"none\"; there are tiny"),
         ("SELECT try_elmo_embed(text, layers => 9) FROM t", "no layer 9"),
-        ("SELECT elmo_span(text, 0, 1) FROM t", "tokens is what elmo_tokens gives"),
+        ("SELECT elmo_span(text, 0, 1) FROM t", "tokens must be the result of elmo_tokens"),
         (
             "SELECT elmo_span(make_array(named_struct('start', 0, 'end', 4, 'embedding', elmo_embed('x'))), 0, 4)",
-            "tokens is what elmo_tokens gives",
+            "tokens must be the result of elmo_tokens",
         ),
     ] {
         let error = refused(query).await;
@@ -280,9 +280,7 @@ impl ModelSource for Replaced {
 
 #[tokio::test]
 async fn scores_of_another_head_than_was_planned_with_are_refused() {
-    for (place, said) in
-        [(None, "there is another LM head"), (Some("the executor"), "the executor has another LM head")]
-    {
+    for (place, expected) in [(None, "the LM head in "), (Some("the executor"), ", as read by the executor,")] {
         let model = Replaced {
             described: super::slt::narrow(),
             first: Mutex::new(Some(super::slt::narrow_with(1.0))),
@@ -297,7 +295,8 @@ async fn scores_of_another_head_than_was_planned_with_are_refused() {
         // Vectors need no head.
         assert_eq!(asked("SELECT elmo_embed('rain')").await.unwrap()[0].num_rows(), 1);
         let error = asked("SELECT elmo_surprisal('rain')").await.unwrap_err().to_string();
-        assert!(error.contains(said) && error.contains("than the query was planned with"), "{error}");
+        assert!(error.contains(expected), "{error}");
+        assert!(error.contains(" is not the one that the query was planned with"), "{error}");
         // Once the files are right again, so are scores.
         assert_eq!(asked("SELECT elmo_perplexity('rain')").await.unwrap()[0].num_rows(), 1);
     }

@@ -4,17 +4,18 @@ use datafusion::logical_expr::ScalarUDFImpl;
 use datafusion_macros::user_doc;
 
 use crate::{
-    Models,
-    args::Shape,
-    text_function::{Kind, TextFunction, text_function},
+    args::Parameters,
+    call::Kind,
+    models::Models,
+    text_function::{TextFunction, text_function},
 };
 
 /// The name in SQL.
 pub const NAME: &str = "elmo_embed";
 
-pub(crate) const SHAPE: Shape = Shape {
-    name: NAME,
-    parameters: &["text", "layers", "pooling", "model", "tokenizer", "sentences", "state", "on_long", "on_error"],
+pub(crate) const PARAMETERS: Parameters = Parameters {
+    function: NAME,
+    names: &["text", "layers", "pooling", "model", "tokenizer", "sentences", "state", "on_long", "on_error"],
     columns: 1,
 };
 
@@ -56,7 +57,7 @@ impl ElmoEmbed {
     /// The function over these models.
     #[must_use]
     pub fn new(models: Models) -> Self {
-        Self(TextFunction::new(SHAPE, Kind::Vector, models))
+        Self(TextFunction::new(PARAMETERS, Kind::Vector, models))
     }
 }
 

@@ -4,17 +4,18 @@ use datafusion::logical_expr::ScalarUDFImpl;
 use datafusion_macros::user_doc;
 
 use crate::{
-    Models,
-    args::Shape,
-    text_function::{Kind, TextFunction, text_function},
+    args::Parameters,
+    call::Kind,
+    models::Models,
+    text_function::{TextFunction, text_function},
 };
 
 /// The name in SQL.
 pub const NAME: &str = "elmo_perplexity";
 
-pub(crate) const SHAPE: Shape = Shape {
-    name: NAME,
-    parameters: &["text", "model", "tokenizer", "sentences", "state", "on_long", "on_error"],
+pub(crate) const PARAMETERS: Parameters = Parameters {
+    function: NAME,
+    names: &["text", "model", "tokenizer", "sentences", "state", "on_long", "on_error"],
     columns: 1,
 };
 
@@ -47,7 +48,7 @@ impl ElmoPerplexity {
     /// The function over these models.
     #[must_use]
     pub fn new(models: Models) -> Self {
-        Self(TextFunction::new(SHAPE, Kind::Perplexity, models))
+        Self(TextFunction::new(PARAMETERS, Kind::Perplexity, models))
     }
 }
 

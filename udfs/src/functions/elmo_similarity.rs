@@ -1,4 +1,4 @@
-//! `elmo_similarity(text_a, text_b [, options])`: how near two texts are.
+//! `elmo_similarity(text_a, text_b [, options])`: the cosine of the vectors of two texts.
 
 use datafusion::{
     arrow::datatypes::{DataType, Field, FieldRef},
@@ -13,23 +13,24 @@ use datafusion_macros::user_doc;
 use elmo::spec::Level;
 
 use super::{
-    elmo_cosine,
+    downcast::to_volatile,
+    elmo_cosine::ElmoCosine,
     elmo_embed::{self, ElmoEmbed},
 };
 use crate::{
-    Models,
-    args::{EmbedOptions, Shape, coerce_text},
+    args::{EmbedOptions, Parameters, coerce_text, literal_value},
+    call::{Call, Kind},
     measure::{Measure, MeasureFunction},
-    rewrite::to_run_time,
-    text_function::{Call, Kind, TextFunction, literal, signature},
+    models::Models,
+    text_function::TextFunction,
 };
 
 /// The name in SQL.
 pub const NAME: &str = "elmo_similarity";
 
-pub(crate) const SHAPE: Shape = Shape {
-    name: NAME,
-    parameters: &[
+pub(crate) const PARAMETERS: Parameters = Parameters {
+    function: NAME,
+    names: &[
         "text_a",
         "text_b",
         "layers",
@@ -85,26 +86,28 @@ impl ElmoSimilarity {
     /// The function over these models.
     #[must_use]
     pub fn new(models: Models) -> Self {
-        Self { models, signature: signature(&SHAPE, Volatility::Immutable) }
+        Self { models, signature: PARAMETERS.signature(Volatility::Immutable) }
     }
 
     fn embed(&self) -> TextFunction {
-        TextFunction::new(elmo_embed::SHAPE, Kind::Vector, self.models.clone())
+        TextFunction::new(elmo_embed::PARAMETERS, Kind::Vector, self.models.clone())
     }
 
-    /// What is asked of either text, with errors that name this function.
+    /// The call for either text. Its errors name this function.
     fn call(&self, options: &[Option<&ScalarValue>]) -> Result<Call> {
-        Ok(Call { function: NAME, kind: Kind::Vector, options: EmbedOptions::parse(&SHAPE, Level::Sentence, options)? })
+        let options = EmbedOptions::parse(&PARAMETERS, Level::Sentence, options)?;
+        Ok(Call { function: NAME, kind: Kind::Vector, options })
     }
 
-    /// The same with `elmo_cosine` and `elmo_embed`: a text that is compared with several others is embedded once.
+    /// Rewrites a call as `elmo_cosine(elmo_embed(text_a), elmo_embed(text_b))`, so that a text that is compared with
+    /// several others is embedded once.
     pub(crate) fn expand(&self, args: &[Expr]) -> Result<Expr> {
-        let (texts, options) = SHAPE.split(args)?;
+        let (texts, options) = PARAMETERS.split(args)?;
         let vector = |text: &Expr| {
             let args = [text].into_iter().chain(options).cloned().collect();
-            to_run_time(ScalarUDF::new_from_impl(ElmoEmbed(self.embed())).call(args)).data
+            to_volatile(ScalarUDF::new_from_impl(ElmoEmbed(self.embed())).call(args)).data
         };
-        let cosine = ScalarUDF::new_from_impl(elmo_cosine::ElmoCosine::default());
+        let cosine = ScalarUDF::new_from_impl(ElmoCosine::default());
         Ok(cosine.call(texts.iter().map(vector).collect()))
     }
 }
@@ -123,21 +126,22 @@ impl ScalarUDFImpl for ElmoSimilarity {
     }
 
     fn coerce_types(&self, types: &[DataType]) -> Result<Vec<DataType>> {
-        let (texts, options) = SHAPE.split(types)?;
-        let texts = texts.iter().zip(SHAPE.parameters).map(|(kind, name)| coerce_text(&SHAPE, name, kind));
-        texts.chain(options.iter().map(|kind| Ok(kind.clone()))).collect()
+        let (texts, options) = PARAMETERS.split(types)?;
+        let texts =
+            texts.iter().zip(PARAMETERS.names).map(|(data_type, name)| coerce_text(&PARAMETERS, name, data_type));
+        texts.chain(options.iter().map(|data_type| Ok(data_type.clone()))).collect()
     }
 
     fn return_field_from_args(&self, args: ReturnFieldArgs) -> Result<FieldRef> {
-        let (_, options) = SHAPE.split(args.scalar_arguments)?;
-        // Wrong options are found when the query is planned.
+        let (_, options) = PARAMETERS.split(args.scalar_arguments)?;
+        // Invalid options are planning errors.
         self.call(options)?.field(&self.models)?;
         Ok(FieldRef::new(Field::new(NAME, DataType::Float32, true)))
     }
 
     fn invoke_with_args(&self, args: ScalarFunctionArgs) -> Result<ColumnarValue> {
-        let (texts, options) = SHAPE.split(&args.args)?;
-        let call = self.call(&options.iter().map(literal).collect::<Vec<_>>())?;
+        let (texts, options) = PARAMETERS.split(&args.args)?;
+        let call = self.call(&options.iter().map(literal_value).collect::<Vec<_>>())?;
         let [a, b] = texts else { return internal_err!("{NAME} compares two texts") };
         let vector = |text: &ColumnarValue| {
             let rows = match text {

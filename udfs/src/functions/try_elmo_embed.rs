@@ -4,17 +4,18 @@ use datafusion::logical_expr::ScalarUDFImpl;
 use datafusion_macros::user_doc;
 
 use crate::{
-    Models,
-    args::Shape,
-    text_function::{Kind, TextFunction, text_function},
+    args::Parameters,
+    call::Kind,
+    models::Models,
+    text_function::{TextFunction, text_function},
 };
 
 /// The name in SQL.
 pub const NAME: &str = "try_elmo_embed";
 
-pub(crate) const SHAPE: Shape = Shape {
-    name: NAME,
-    parameters: &["text", "layers", "pooling", "model", "tokenizer", "sentences", "state", "on_long"],
+pub(crate) const PARAMETERS: Parameters = Parameters {
+    function: NAME,
+    names: &["text", "layers", "pooling", "model", "tokenizer", "sentences", "state", "on_long"],
     columns: 1,
 };
 
@@ -54,7 +55,7 @@ impl TryElmoEmbed {
     /// The function over these models.
     #[must_use]
     pub fn new(models: Models) -> Self {
-        Self(TextFunction::new(SHAPE, Kind::Checked, models))
+        Self(TextFunction::new(PARAMETERS, Kind::Checked, models))
     }
 }
 
