@@ -102,8 +102,8 @@ impl Literals<'_> {
         self.parse_except(option, "")
     }
 
-    /// Parses an option as the command line does, except for one value that SQL does not allow. Errors name the option and
-    /// its legal values in SQL.
+    /// Parses an option as the command line does, except for one value that SQL does not allow. Errors name the option
+    /// and its legal values in SQL.
     fn parse_except<T: FromStr<Err = SpecError>>(&self, option: &'static str, excluded: &str) -> Result<Option<T>> {
         let Some(text) = self.text(option)? else { return Ok(None) };
         // An invalid value gives the error that lists the legal ones.
@@ -155,8 +155,8 @@ pub(crate) fn literal_expr(expr: &Expr) -> Option<&ScalarValue> {
 
 /// The type to which a text argument is coerced: its own, in every encoding.
 ///
-/// DataFusion's own coercion would wrap a literal beside a `Utf8View` column into a cast; it would no longer be a literal
-/// when the options are read.
+/// DataFusion's own coercion would wrap a literal beside a `Utf8View` column into a cast; it would no longer be a
+/// literal when the options are read.
 ///
 /// # Errors
 /// A planning error when the type is not a text.

@@ -133,7 +133,8 @@ impl Call {
         })
     }
 
-    /// Evaluates the call for a column, or for a constant. The result for a constant is cached and returned as a scalar.
+    /// Evaluates the call for a column, or for a constant. The result for a constant is cached and returned as a
+    /// scalar.
     pub(crate) fn evaluate(&self, models: &Models, text: &ColumnarValue) -> Result<ColumnarValue> {
         match text {
             ColumnarValue::Array(column) => Ok(ColumnarValue::Array(self.embed(models, column)?)),
@@ -178,7 +179,8 @@ impl Call {
     pub(crate) fn failed(&self, error: elmo::Error) -> DataFusionError {
         match error {
             elmo::Error::Row { reason, .. } => DataFusionError::Execution(format!(
-                "{}: a text cannot be embedded: {reason}; on_error => 'null' gives NULL for it, try_elmo_embed the reason",
+                "{}: a text cannot be embedded: {reason}; use on_error => 'null' to get NULL instead, or \
+                 try_elmo_embed to get the reason",
                 self.function
             )),
             error => DataFusionError::External(Box::new(error)),

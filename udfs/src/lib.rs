@@ -26,11 +26,12 @@
 //! | `elmo_centroid(embedding)` | [the mean of vectors, an aggregate](mod@functions::elmo_centroid) |
 //! | `elmo_models()`, `elmo_functions()` | [tables](functions::elmo_models) of the models and of the functions |
 //!
-//! [`session`] and [`ElmoSession::with_elmo`] also add the planner rules of the module [`plan`], which compute each embedding
-//! of a query once, and after filters, joins and limits.
+//! [`session`] and [`ElmoSession::with_elmo`] also add the planner rules of the module [`plan`], which compute each
+//! embedding of a query once, and after filters, joins and limits.
 //!
-//! Options are literals and are read when the query is planned. An invalid value is a planning error that lists the legal
-//! ones. The type of the result, including its dimension and the model's fingerprint, is known before a row is read.
+//! Options are literals and are read when the query is planned. An invalid value is a planning error that lists the
+//! legal ones. The type of the result, including its dimension and the model's fingerprint, is known before a row is
+//! read.
 //!
 //! This crate depends on [`elmo`] and DataFusion. It does not know the command line, file formats or jobs.
 
@@ -62,8 +63,8 @@ pub use self::{
 
 /// Registers the scalar and aggregate functions of this crate with a session or any other registry.
 ///
-/// A registry cannot hold planner rules and table functions; use [`ElmoSession::with_elmo`] for these. Without the rules the
-/// functions return the same results, but take longer.
+/// A registry cannot hold planner rules and table functions; use [`ElmoSession::with_elmo`] for these. Without the
+/// rules the functions return the same results, but take longer.
 ///
 /// # Errors
 /// When the registry does not accept functions.
@@ -74,8 +75,8 @@ pub fn register_all(registry: &mut dyn FunctionRegistry, models: &Models) -> Res
     for function in functions::aggregate() {
         registry.register_udaf(Arc::new(function))?;
     }
-    // Not all registries support rewrites. Without the rewrite, DataFusion may evaluate calls on constants when it plans a
-    // query. Results are the same.
+    // Not all registries support rewrites. Without the rewrite, DataFusion may evaluate calls on constants when it
+    // plans a query. Results are the same.
     let _ = registry.register_function_rewrite(Arc::new(plan::rewrite::Rewrite));
     Ok(())
 }

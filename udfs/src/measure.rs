@@ -1,6 +1,7 @@
 //! Measures between two vectors: the common part of `elmo_cosine`, `elmo_dot` and `elmo_l2`.
 //!
-//! DataFusion's `array_distance` first casts every vector to a list of doubles. These functions read the vectors in place.
+//! DataFusion's `array_distance` first casts every vector to a list of doubles. These functions read the vectors in
+//! place.
 
 use std::sync::Arc;
 

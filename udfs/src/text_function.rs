@@ -2,8 +2,8 @@
 //!
 //! These are plain synchronous functions: a call submits its rows to the embedder, which all queries share, and blocks
 //! until they are done. So a call works wherever DataFusion evaluates an expression: in CASE, joins, sort keys and
-//! aggregates. DataFusion's asynchronous functions do not. The planner rules move most calls into an operator that does not
-//! block: see the module `plan`.
+//! aggregates. DataFusion's asynchronous functions do not. The planner rules move most calls into an operator that does
+//! not block: see the module `plan`.
 
 use std::sync::Arc;
 
@@ -32,13 +32,13 @@ pub(crate) struct TextFunction {
 
 impl TextFunction {
     pub(crate) fn new(parameters: Parameters, kind: Kind, models: Models) -> Self {
-        // Immutable: the weights never change, so equal texts have equal results, and DataFusion may evaluate a repeated
-        // call once.
+        // Immutable: the weights never change, so equal texts have equal results, and DataFusion may evaluate a
+        // repeated call once.
         Self { parameters, kind, models, signature: parameters.signature(Volatility::Immutable) }
     }
 
-    /// The same function, declared volatile. DataFusion does not fold volatile calls into constants when it plans a query,
-    /// so EXPLAIN does not run the model. A constant is nevertheless embedded once for all rows.
+    /// The same function, declared volatile. DataFusion does not fold volatile calls into constants when it plans a
+    /// query, so EXPLAIN does not run the model. A constant is nevertheless embedded once for all rows.
     pub(crate) fn volatile(&self) -> Self {
         Self { signature: self.parameters.signature(Volatility::Volatile), ..self.clone() }
     }

@@ -17,7 +17,8 @@ pub(super) const ENTRY_BYTES: usize = 96;
 /// A text in Arrow's row format: equal texts have equal bytes in every string encoding.
 pub(super) type TextKey = Arc<[u8]>;
 
-/// The key of a call over texts of a type. Lists of tokens and strings are different inputs, even if their bytes are equal.
+/// The key of a call over texts of a type. Lists of tokens and strings are different inputs, even if their bytes are
+/// equal.
 pub(super) fn call_key(call: &str, data_type: &DataType) -> String {
     let data_type = match data_type {
         DataType::Dictionary(_, values) => values,

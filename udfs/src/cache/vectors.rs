@@ -1,10 +1,10 @@
 //! Results for the texts of columns: each distinct text is embedded once, as long as the cache has room.
 //!
-//! A *submission* is the set of texts that one chunk of rows sends to the model. The cache maps each text to a submission
-//! and a row of its result. When the cache exceeds its capacity, the oldest completed submission is evicted.
+//! A *submission* is the set of texts that one chunk of rows sends to the model. The cache maps each text to a
+//! submission and a row of its result. When the cache exceeds its capacity, the oldest completed submission is evicted.
 //!
-//! A chunk that needs a text of another chunk's submission waits for that submission, but only after it has completed its
-//! own. So two chunks never wait for each other.
+//! A chunk that needs a text of another chunk's submission waits for that submission, but only after it has completed
+//! its own. So two chunks never wait for each other.
 
 use std::{
     collections::{HashMap, VecDeque, hash_map::Entry},
@@ -95,8 +95,8 @@ pub(crate) struct Lookup {
 }
 
 impl VectorCache {
-    /// Looks up the texts of a chunk. Those that are not in the cache form the chunk's own submission. With a capacity of
-    /// 0 bytes nothing is cached, and only duplicates within the chunk are found.
+    /// Looks up the texts of a chunk. Those that are not in the cache form the chunk's own submission. With a capacity
+    /// of 0 bytes nothing is cached, and only duplicates within the chunk are found.
     ///
     /// # Errors
     /// When Arrow's row format does not support the type of the texts.

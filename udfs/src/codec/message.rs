@@ -14,7 +14,8 @@ use super::frame::read;
 pub(super) struct EmbedNode {
     #[prost(string, tag = "1")]
     pub(super) version: String,
-    /// The columns that the operator adds. Together with `version`, the part of the message that other versions can read.
+    /// The columns that the operator adds. Together with `version`, the part of the message that other versions can
+    /// read.
     #[prost(message, optional, tag = "2")]
     pub(super) fields: Option<Schema>,
     #[prost(bool, tag = "3")]

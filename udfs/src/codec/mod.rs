@@ -1,8 +1,8 @@
 //! Serialisation of physical plans with this crate's operator and functions, for the executors of a cluster.
 //!
-//! An operator or a function is sent together with the models that the query named: their addresses, and their descriptions
-//! at planning time. The receiving process opens a model when it embeds the first row, and compares it with the
-//! description. The fields of results are sent too: DataFusion sends only the type of a function's result.
+//! An operator or a function is sent together with the models that the query named: their addresses, and their
+//! descriptions at planning time. The receiving process opens a model when it embeds the first row, and compares it
+//! with the description. The fields of results are sent too: DataFusion sends only the type of a function's result.
 
 mod failing;
 mod frame;

@@ -112,8 +112,8 @@ impl SentModel {
     }
 }
 
-/// The models of a function that have been described, because queries named them; with `only`, just that model. The LM head
-/// is omitted for functions that do not need it, so that a change of the LM head does not affect them.
+/// The models of a function that have been described, because queries named them; with `only`, just that model. The LM
+/// head is omitted for functions that do not need it, so that a change of the LM head does not affect them.
 pub(super) fn sent_models(models: &Models, only: Option<&str>, needs_lm_head: bool) -> Result<Vec<ModelNode>> {
     let names = models.names().filter(|name| only.is_none_or(|only| only == *name));
     let described = names.filter_map(|name| models.described(name).map(|(source, card)| (name, source, card)));
@@ -136,8 +136,8 @@ pub trait ModelHost: fmt::Debug + Send + Sync {
     /// The name of the process in error messages, such as `the executor at 10.0.0.7:50051`.
     fn name(&self) -> String;
 
-    /// Whether a plan that cannot be deserialised is replaced by one that fails when it is executed. Executors need this, as
-    /// Ballista does not report errors of deserialisation.
+    /// Whether a plan that cannot be deserialised is replaced by one that fails when it is executed. Executors need
+    /// this, as Ballista does not report errors of deserialisation.
     fn fails_late(&self) -> bool {
         false
     }

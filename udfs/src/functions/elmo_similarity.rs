@@ -45,36 +45,48 @@ pub(crate) const PARAMETERS: Parameters = Parameters {
     columns: 2,
 };
 
-/// The function, with the models it may use: `Float32`.
+/// The function, with the models that it may use: `Float32`.
 #[user_doc(
     doc_section(label = "ELMo Functions"),
-    description = "Returns the cosine of the vectors of two texts, -1 to 1. NULL where one of them has none. Options are those of elmo_embed.",
+    description = "Returns the cosine similarity of the vectors of two texts, from -1 to 1. Returns NULL if a text has no vector. The options are those of elmo_embed.",
     syntax_example = "elmo_similarity(text_a, text_b [, layers => , pooling => , model => , tokenizer => , sentences => , state => , on_long => , on_error => ])",
     sql_example = r"```sql
 > SELECT id, elmo_similarity(text, 'cold soup') AS near FROM reviews ORDER BY near DESC LIMIT 5;
 ```",
     argument(
         name = "text_a",
-        description = "A string in any Arrow encoding, a binary (its UTF-8 is checked), or a list of tokens that is one sentence."
+        description = "A string in any Arrow encoding, a binary that holds UTF-8, or a list of tokens, which is one sentence."
     ),
-    argument(name = "text_b", description = "Another text."),
+    argument(name = "text_b", description = "The other text."),
     argument(
         name = "layers",
-        description = "`'average'` (default), `'top'`, `'token'`, a layer's number, or `'all'`: every layer, one after the other."
+        description = "The layers: `'average'` (default), `'top'`, `'token'`, the number of a layer, or `'all'`, which concatenates all layers."
     ),
     argument(
         name = "pooling",
-        description = "`'mean'` (default), `'max'`, `'first'`, `'last'`, or `'ends'`: forward half of the last token, backward half of the first."
+        description = "How token vectors are combined: `'mean'` (default), `'max'`, `'first'`, `'last'`, or `'ends'`, which is the forward half of the last token and the backward half of the first."
     ),
-    argument(name = "model", description = "Name of a registered model; the default one if not given."),
-    argument(name = "tokenizer", description = "`'moses'` (default), `'words'` or `'whitespace'`."),
-    argument(name = "sentences", description = "`'split'` (default) or `'off'`: the text is one sentence."),
-    argument(name = "state", description = "Where a sentence starts: `'zero'` (default) or `'warm'`."),
+    argument(
+        name = "model",
+        description = "The name of a registered model. The default is the session's default model."
+    ),
+    argument(name = "tokenizer", description = "The tokenizer: `'moses'` (default), `'words'` or `'whitespace'`."),
+    argument(
+        name = "sentences",
+        description = "How sentences are found: `'split'` (default), or `'off'` if each text is one sentence."
+    ),
+    argument(
+        name = "state",
+        description = "The state of the LSTMs at the start of a sentence: `'zero'` (default) or `'warm'`."
+    ),
     argument(
         name = "on_long",
-        description = "A sentence of more than 512 tokens: `'window'` (default), `'truncate'` or `'error'`."
+        description = "What to do with a sentence of more than 512 tokens: `'window'` (default), `'truncate'` or `'error'`."
     ),
-    argument(name = "on_error", description = "A text that cannot be embedded: `'fail'` (default) or `'null'`.")
+    argument(
+        name = "on_error",
+        description = "What to do with a text that cannot be embedded: `'fail'` (default) or `'null'`."
+    )
 )]
 #[derive(Debug, PartialEq, Eq, Hash)]
 pub struct ElmoSimilarity {

@@ -22,14 +22,14 @@ pub const NAME: &str = "elmo_span";
 /// The function: `FixedSizeList<Float32, D>`, with the field of the tokens' vectors.
 #[user_doc(
     doc_section(label = "ELMo Functions"),
-    description = "Returns the vector of a piece of a text: the mean of the vectors of those tokens that lie in it, even if only in part. NULL where there is none. Tokens come from elmo_tokens, or from a file that elmo embed wrote at token level.",
+    description = "Returns the mean of the vectors of the tokens that overlap the byte range `start..end` of a text. Returns NULL if no token does. The tokens come from elmo_tokens, or from a file that elmo embed wrote at token level.",
     syntax_example = "elmo_span(tokens, start, end)",
     sql_example = r"```sql
 > SELECT id, elmo_span(tokens, 0, 8) AS first_words FROM (SELECT id, elmo_tokens(text) AS tokens FROM reviews);
 ```",
-    argument(name = "tokens", description = "What elmo_tokens gives."),
-    argument(name = "start", description = "First byte of the piece in the text."),
-    argument(name = "end", description = "The byte after its last.")
+    argument(name = "tokens", description = "The tokens of the text: a result of elmo_tokens."),
+    argument(name = "start", description = "The byte offset of the start of the range."),
+    argument(name = "end", description = "The byte offset of the end, exclusive.")
 )]
 #[derive(Debug, PartialEq, Eq, Hash)]
 pub struct ElmoSpan {

@@ -1,4 +1,4 @@
-//! `elmo_word(text, start, end [, options])`: the vector of one word in its context.
+//! `elmo_word(text, start, end [, options])`: the vector of one word in the context of its sentence.
 
 use datafusion::{
     arrow::datatypes::{DataType, FieldRef},
@@ -33,33 +33,45 @@ pub(crate) const PARAMETERS: Parameters = Parameters {
     columns: 3,
 };
 
-/// The function, with the models it may use: `FixedSizeList<Float32, D>`.
+/// The function, with the models that it may use: `FixedSizeList<Float32, D>`.
 #[user_doc(
     doc_section(label = "ELMo Functions"),
-    description = "Returns the vector of one word in its context: of the token at bytes `start..end` of the text, which is read as a whole. Where several tokens share bytes with the piece, as in `didn't`, their mean; NULL where none does.",
+    description = "Returns the vector of one word in the context of its sentence. The word is the byte range `start..end` of the text. If several tokens overlap the range, as in `didn't`, returns the mean of their vectors. If none does, returns NULL.",
     syntax_example = "elmo_word(text, start, end [, layers => , model => , tokenizer => , sentences => , state => , on_long => , on_error => ])",
     sql_example = r"```sql
 > SELECT id, elmo_word(text, strpos(text, 'bank') - 1, strpos(text, 'bank') + 3) AS bank FROM ascii_reviews;
 ```",
     argument(
         name = "text",
-        description = "A string in any Arrow encoding, a binary (its UTF-8 is checked), or a list of tokens that is one sentence."
+        description = "A string in any Arrow encoding, a binary that holds UTF-8, or a list of tokens, which is one sentence."
     ),
-    argument(name = "start", description = "First byte of the word in the text."),
-    argument(name = "end", description = "The byte after its last."),
+    argument(name = "start", description = "The byte offset of the start of the word."),
+    argument(name = "end", description = "The byte offset of the end, exclusive."),
     argument(
         name = "layers",
-        description = "`'average'` (default), `'top'`, `'token'`, a layer's number, or `'all'`: every layer, one after the other."
+        description = "The layers: `'average'` (default), `'top'`, `'token'`, the number of a layer, or `'all'`, which concatenates all layers."
     ),
-    argument(name = "model", description = "Name of a registered model; the default one if not given."),
-    argument(name = "tokenizer", description = "`'moses'` (default), `'words'` or `'whitespace'`."),
-    argument(name = "sentences", description = "`'split'` (default) or `'off'`: the text is one sentence."),
-    argument(name = "state", description = "Where a sentence starts: `'zero'` (default) or `'warm'`."),
+    argument(
+        name = "model",
+        description = "The name of a registered model. The default is the session's default model."
+    ),
+    argument(name = "tokenizer", description = "The tokenizer: `'moses'` (default), `'words'` or `'whitespace'`."),
+    argument(
+        name = "sentences",
+        description = "How sentences are found: `'split'` (default), or `'off'` if each text is one sentence."
+    ),
+    argument(
+        name = "state",
+        description = "The state of the LSTMs at the start of a sentence: `'zero'` (default) or `'warm'`."
+    ),
     argument(
         name = "on_long",
-        description = "A sentence of more than 512 tokens: `'window'` (default), `'truncate'` or `'error'`."
+        description = "What to do with a sentence of more than 512 tokens: `'window'` (default), `'truncate'` or `'error'`."
     ),
-    argument(name = "on_error", description = "A text that cannot be embedded: `'fail'` (default) or `'null'`.")
+    argument(
+        name = "on_error",
+        description = "What to do with a text that cannot be embedded: `'fail'` (default) or `'null'`."
+    )
 )]
 #[derive(Debug, PartialEq, Eq, Hash)]
 pub struct ElmoWord {
@@ -78,7 +90,8 @@ impl ElmoWord {
         TextFunction::new(elmo_tokens::PARAMETERS, Kind::Tokens, self.models.clone())
     }
 
-    /// Rewrites a call as `elmo_span(elmo_tokens(text), start, end)`, so that a text with several calls is embedded once.
+    /// Rewrites a call as `elmo_span(elmo_tokens(text), start, end)`, so that a text with several calls is embedded
+    /// once.
     pub(crate) fn expand(&self, args: &[Expr]) -> Result<Expr> {
         let (columns, options) = PARAMETERS.split(args)?;
         let [text, start, end] = columns else { return internal_err!("{NAME} has three columns") };

@@ -1,5 +1,5 @@
-//! The models that SQL may name. A model is described when a query that names it is planned, and loaded onto its devices
-//! when the first row is embedded: EXPLAIN and PREPARE touch no device.
+//! The models that SQL may name. A model is described when a query that names it is planned, and loaded onto its
+//! devices when the first row is embedded: EXPLAIN and PREPARE touch no device.
 
 mod source;
 
@@ -35,8 +35,8 @@ struct Entry {
     source: Arc<dyn ModelSource>,
     card: Mutex<Option<Arc<Card>>>,
     elmo: Mutex<Option<Elmo>>,
-    /// Embedders by settings. A query uses the same few settings for every batch, and checking them against the model once
-    /// is enough.
+    /// Embedders by settings. A query uses the same few settings for every batch, and checking them against the model
+    /// once is enough.
     embedders: Mutex<Vec<(EmbedSpec, ColumnEmbedder)>>,
 }
 
@@ -49,8 +49,8 @@ impl From<Elmo> for Models {
 }
 
 impl Models {
-    /// A set of open models. `default` names the model of calls without the option `model`; planning such a call fails if
-    /// the set has no model of that name.
+    /// A set of open models. `default` names the model of calls without the option `model`; planning such a call fails
+    /// if the set has no model of that name.
     #[must_use]
     pub fn new(default: impl Into<String>, models: impl IntoIterator<Item = (String, Elmo)>) -> Self {
         Self::lazy(default, models.into_iter().map(|(name, elmo)| (name, Arc::new(elmo) as Arc<dyn ModelSource>)))
@@ -182,8 +182,8 @@ impl Models {
     }
 }
 
-/// DataFusion compares functions to evaluate equal calls once. Only clones are equal: comparing descriptions would read the
-/// weights.
+/// DataFusion compares functions to evaluate equal calls once. Only clones are equal: comparing descriptions would read
+/// the weights.
 impl PartialEq for Models {
     fn eq(&self, other: &Self) -> bool {
         Arc::ptr_eq(&self.inner, &other.inner)

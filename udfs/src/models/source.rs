@@ -32,8 +32,8 @@ pub struct Card {
     pub fingerprint: Fingerprint,
     /// Whether the weights are random numbers.
     pub untrained: bool,
-    /// The digest of the LM head, the vocabulary and softmax beside the weights: [`Elmo::lm_head_mark`]. `None` without an
-    /// LM head. Empty when its files exist but cannot be read, which is an error only for calls that need it.
+    /// The digest of the LM head, the vocabulary and softmax beside the weights: [`Elmo::lm_head_mark`]. `None` without
+    /// an LM head. Empty when its files exist but cannot be read, which is an error only for calls that need it.
     pub lm_head: Option<String>,
     /// Where the model comes from: a directory, a URL without secrets, or `built in`.
     pub location: String,
@@ -53,7 +53,8 @@ impl From<&Elmo> for Card {
 
 /// A model that is opened on demand.
 pub trait ModelSource: fmt::Debug + Send + Sync {
-    /// Describes the model without touching a device. Called once, when the first query that names the model is planned.
+    /// Describes the model without touching a device. Called once, when the first query that names the model is
+    /// planned.
     ///
     /// # Errors
     /// A message for the user.

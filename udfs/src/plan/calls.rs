@@ -3,9 +3,9 @@
 //! DataFusion evaluates some operands only for some rows: the branches of CASE, the later arguments of COALESCE, the
 //! operands of AND and OR. The *path condition* of a call is the condition under which evaluation reaches it.
 //!
-//! A call can be extracted: its result is computed by an operator below, and the expression reads a column. Where the path
-//! condition does not hold, the extracted call gets NULL as its text, which costs nothing. A path condition that itself
-//! depends on an embedding is known once that embedding is a column, so calls are extracted in several rounds.
+//! A call can be extracted: its result is computed by an operator below, and the expression reads a column. Where the
+//! path condition does not hold, the extracted call gets NULL as its text, which costs nothing. A path condition that
+//! itself depends on an embedding is known once that embedding is a column, so calls are extracted in several rounds.
 
 use std::sync::Arc;
 
@@ -50,7 +50,8 @@ enum PathCondition {
     Known(Vec<Expr>),
     /// The condition depends on an embedding that has not been extracted yet.
     Pending,
-    /// The condition is not an expression over a row: an element of a list, an argument that a function may not evaluate.
+    /// The condition is not an expression over a row: an element of a list, an argument that a function may not
+    /// evaluate.
     Unknown,
 }
 
@@ -230,8 +231,8 @@ fn walk_case(mut case: Case, path: &PathCondition, visit: &mut Visit<'_>) -> Res
 }
 
 /// Operands without calls are evaluated first, and decide for which rows the operands with calls are evaluated. This
-/// includes operands without calls that come later, unless they may fail: they might be evaluated for rows that an earlier
-/// operand excludes. Among the operands with calls, each decides about the later ones.
+/// includes operands without calls that come later, unless they may fail: they might be evaluated for rows that an
+/// earlier operand excludes. Among the operands with calls, each decides about the later ones.
 fn walk_logic(expr: Expr, operator: Operator, path: &PathCondition, visit: &mut Visit<'_>) -> Result<Expr> {
     let does_not_decide = |operand: &Expr| match operator {
         Operator::And => Expr::IsNotFalse(Box::new(operand.clone())),

@@ -13,8 +13,8 @@ use datafusion::{
 /// processes of a cluster would not accept them.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ElmoConfig {
-    /// Whether the planner rules compute each embedding once, after filters, joins and limits. Results are the same without
-    /// them, but take longer.
+    /// Whether the planner rules compute each embedding once, after filters, joins and limits. Results are the same
+    /// without them, but take longer.
     pub rules: bool,
     /// Size of the vector cache in MiB, which all queries over the same models share. 0 caches the vectors of constants
     /// only.
@@ -47,7 +47,7 @@ impl ExtensionOptions for ElmoConfig {
     fn set(&mut self, key: &str, value: &str) -> Result<()> {
         match key {
             "rules" => self.rules = parse(key, value, "true or false")?,
-            "cache_mb" => self.cache_mb = parse(key, value, "a whole number of mebibytes")?,
+            "cache_mb" => self.cache_mb = parse(key, value, "a whole number of MiB")?,
             _ => return config_err!("elmo.{key}: no such setting; there are elmo.rules, elmo.cache_mb"),
         }
         Ok(())
@@ -79,7 +79,7 @@ fn parse<T: FromStr>(key: &str, value: &str, expected: &str) -> Result<T> {
         .trim()
         .to_ascii_lowercase()
         .parse()
-        .or_else(|_| config_err!("elmo.{key}: no value {value:?}; it is {expected}"))
+        .or_else(|_| config_err!("elmo.{key}: invalid value {value:?}: expected {expected}"))
 }
 
 impl ElmoConfig {

@@ -4,8 +4,8 @@ use datafusion::{common::tree_node::TreeNode, logical_expr::Expr};
 
 use crate::functions;
 
-/// Whether an expression depends only on the columns of its row: it has the same value wherever in the plan, and however
-/// often, it is evaluated.
+/// Whether an expression depends only on the columns of its row: it has the same value wherever in the plan, and
+/// however often, it is evaluated.
 pub(super) fn is_pure(expr: &Expr) -> bool {
     let depends_on_more = |e: &Expr| {
         matches!(
@@ -22,8 +22,8 @@ pub(super) fn is_pure(expr: &Expr) -> bool {
     !is_volatile(expr) && !expr.exists(|e| Ok(depends_on_more(e))).unwrap_or(true)
 }
 
-/// Whether an expression may have another value each time it is evaluated. Volatile functions of this crate are excepted:
-/// they are declared volatile only to prevent constant folding.
+/// Whether an expression may have another value each time it is evaluated. Volatile functions of this crate are
+/// excepted: they are declared volatile only to prevent constant folding.
 pub(super) fn is_volatile(expr: &Expr) -> bool {
     let is_volatile = |e: &Expr| match e {
         Expr::ScalarFunction(function) if functions::text_function(&function.func).is_some() => false,

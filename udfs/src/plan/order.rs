@@ -1,7 +1,8 @@
 //! Preserves the order of a query whose embeddings are computed above its sort.
 //!
-//! DataFusion assumes that operators above the final sort compute nothing. Our plans compute embeddings there, so DataFusion
-//! may repartition the sorted rows to compute in parallel. Each partition is sorted, but nothing merges them in order.
+//! DataFusion assumes that operators above the final sort compute nothing. Our plans compute embeddings there, so
+//! DataFusion may repartition the sorted rows to compute in parallel. Each partition is sorted, but nothing merges them
+//! in order.
 
 use std::sync::Arc;
 
@@ -44,8 +45,8 @@ impl PhysicalOptimizerRule for PreserveOrder {
     }
 }
 
-/// The input whose order an operator preserves, if any. [`CoalescePartitionsExec`] counts as preserving the order: its input
-/// will have one partition.
+/// The input whose order an operator preserves, if any. [`CoalescePartitionsExec`] counts as preserving the order: its
+/// input will have one partition.
 fn ordered_input(plan: &Arc<dyn ExecutionPlan>) -> Option<Arc<dyn ExecutionPlan>> {
     let children = plan.children();
     let first = || children.first().map(|input| Arc::clone(input));

@@ -1,5 +1,6 @@
-//! Rewrites calls before any other optimiser rule: functions that are defined by others are expanded, so that equal work is
-//! recognised, and calls on constants are made volatile, so that they are not evaluated when the query is planned.
+//! Rewrites calls before any other optimiser rule: functions that are defined by others are expanded, so that equal
+//! work is recognised, and calls on constants are made volatile, so that they are not evaluated when the query is
+//! planned.
 
 use std::any::Any;
 

@@ -20,8 +20,8 @@ use crate::{functions, models::Models};
 pub trait ElmoSession: Sized {
     /// Adds the functions over `models`, the planner rules, the operator and the settings `elmo.*`.
     ///
-    /// Call it after [`SessionStateBuilder::with_default_features`]. It sets the query planner; a query planner that is set
-    /// later needs [`EmbedPlanner`](super::EmbedPlanner) among its extension planners.
+    /// Call it after [`SessionStateBuilder::with_default_features`]. It sets the query planner; a query planner that is
+    /// set later needs [`EmbedPlanner`](super::EmbedPlanner) among its extension planners.
     #[must_use]
     fn with_elmo(self, models: &Models) -> Self;
 }
@@ -42,20 +42,20 @@ impl ElmoSession for SessionStateBuilder {
         if config.options().extensions.get::<ElmoConfig>().is_none() {
             config.options_mut().extensions.insert(ElmoConfig::default());
         }
-        // In a union, vectors with different options have the same type but different field metadata. The logical and the
-        // physical schema keep the metadata of different branches, and the check would fail.
+        // In a union, vectors with different options have the same type but different field metadata. The logical and
+        // the physical schema keep the metadata of different branches, and the check would fail.
         config.options_mut().execution.skip_physical_aggregate_schema_check = true;
         merge_projections_into_joins(&mut self.physical_optimizers().get_or_insert_default().rules);
         self.with_physical_optimizer_rule(Arc::new(PreserveOrder)).with_query_planner(Arc::new(EmbedQueryPlanner))
     }
 }
 
-/// Works around a defect of DataFusion 55: after it swaps the inputs of an outer join, it may push a filter to the wrong
-/// input and return rows that the filter should drop.
+/// Works around a defect of DataFusion 55: after it swaps the inputs of an outer join, it may push a filter to the
+/// wrong input and return rows that the filter should drop.
 ///
-/// The swap puts a projection above the join, and filter pushdown follows columns through it by name. If two columns have
-/// the same name, the filter follows the wrong one. An additional [`ProjectionPushdown`] merges these projections into
-/// their joins before filters are pushed down.
+/// The swap puts a projection above the join, and filter pushdown follows columns through it by name. If two columns
+/// have the same name, the filter follows the wrong one. An additional [`ProjectionPushdown`] merges these projections
+/// into their joins before filters are pushed down.
 fn merge_projections_into_joins(rules: &mut Vec<Arc<dyn PhysicalOptimizerRule + Send + Sync>>) {
     if let Some(selection) = rules.iter().position(|rule| rule.name() == JoinSelection::new().name()) {
         rules.insert(selection + 1, Arc::new(ProjectionPushdown::new()));

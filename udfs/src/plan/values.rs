@@ -1,8 +1,8 @@
 //! VALUES with embedding calls, which DataFusion would evaluate when it plans the query.
 //!
-//! `VALUES (1, elmo_embed('a')), (2, elmo_embed('b'))` becomes `SELECT v, elmo_embed(w)` from `VALUES (1, 'a'), (2, 'b')`.
-//! Rows keep their order, and all texts are embedded together. Where the cells of a column differ in more than constants,
-//! the column becomes a CASE over the number of the cell's pattern.
+//! `VALUES (1, elmo_embed('a')), (2, elmo_embed('b'))` becomes `SELECT v, elmo_embed(w)` from `VALUES (1, 'a'), (2,
+//! 'b')`. Rows keep their order, and all texts are embedded together. Where the cells of a column differ in more than
+//! constants, the column becomes a CASE over the number of the cell's pattern.
 
 use std::{any::Any, collections::HashMap, sync::Arc};
 
@@ -51,8 +51,8 @@ fn has_call(expr: &Expr) -> bool {
     expr.exists(|e| Ok(is_call(e))).unwrap_or(true)
 }
 
-/// A projection with one expression per column, over VALUES of the constants of all rows. `None` when the cells of a column
-/// have too many patterns, or a cell reads a column of an outer query.
+/// A projection with one expression per column, over VALUES of the constants of all rows. `None` when the cells of a
+/// column have too many patterns, or a cell reads a column of an outer query.
 fn by_column(schema: &DFSchemaRef, rows: &[Vec<Expr>]) -> Result<Option<LogicalPlan>> {
     if rows.iter().flatten().any(Expr::contains_outer) {
         return Ok(None);
@@ -143,8 +143,8 @@ impl Constants {
     fn add(&mut self, pattern: Pattern<'_>) -> Result<Expr> {
         let (expr, sample) = extract_constants(pattern.cell.clone(), self.fields.len())?;
         let is_cell = matches!(expr, Expr::Column(_));
-        // Rows of other patterns do not read these columns. They get NULL, except where the constant is a whole cell: the
-        // column may be declared non-nullable.
+        // Rows of other patterns do not read these columns. They get NULL, except where the constant is a whole cell:
+        // the column may be declared non-nullable.
         let other = |(constant, data_type): (Expr, &DataType)| match is_cell {
             true => Ok(constant),
             false => Ok(Expr::Literal(ScalarValue::try_from(data_type)?, None)),
@@ -175,8 +175,8 @@ impl Constants {
     }
 }
 
-/// The name that DataFusion gives to a column of VALUES. DataFusion derives the names again when parameters are replaced by
-/// their values, so other names would not last.
+/// The name that DataFusion gives to a column of VALUES. DataFusion derives the names again when parameters are
+/// replaced by their values, so other names would not last.
 fn column_name(number: usize) -> String {
     format!("column{}", number + 1)
 }

@@ -1,7 +1,8 @@
 //! `COPY … TO` Parquet writes files with vectors as `elmo embed` does.
 //!
-//! Vectors have byte stream split encoding, no dictionary and no statistics. Row groups are bounded in bytes, as a million
-//! rows of vectors take gigabytes. The footer names the model and the settings. Options of the statement take precedence.
+//! Vectors have byte stream split encoding, no dictionary and no statistics. Row groups are bounded in bytes, as a
+//! million rows of vectors take gigabytes. The footer names the model and the settings. Options of the statement take
+//! precedence.
 
 use std::{
     collections::{BTreeMap, HashMap},
@@ -24,8 +25,8 @@ use crate::{args::literal_expr, functions, plan::rewrite::expand};
 /// Maximum bytes of a row group before compression.
 const ROW_GROUP_BYTES: usize = 128 << 20;
 
-/// Adds the options for vectors to a COPY to Parquet. Returns other plans unchanged. Opens the models of the query, so call
-/// it before execution, not while planning.
+/// Adds the options for vectors to a COPY to Parquet. Returns other plans unchanged. Opens the models of the query, so
+/// call it before execution, not while planning.
 ///
 /// # Errors
 /// When a model cannot be opened or Parquet has no type for a column.
@@ -104,7 +105,8 @@ fn footer(input: &LogicalPlan, vectors: &[&Field]) -> Result<BTreeMap<String, St
     let embedders = embedders(input)?;
     let of_field = |field: &&Field| {
         let metadata = elmo_metadata(field);
-        // All settings of the call that returns this field. For a column that was read from a file, the field's metadata.
+        // All settings of the call that returns this field. For a column that was read from a file, the field's
+        // metadata.
         let mut matching =
             embedders.iter().filter(|embedder| embedder.fields().first().is_some_and(|f| elmo_metadata(f) == metadata));
         match (matching.next(), matching.next()) {

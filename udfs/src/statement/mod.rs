@@ -53,9 +53,9 @@ pub fn parse(context: &SessionContext, text: &str) -> Result<Vec<Statement>> {
 
 /// Plans a statement, and executes it if it returns no rows (CREATE, SET).
 ///
-/// COPY of vectors to Parquet writes them as `elmo embed` does: with byte stream split encoding, row groups that are bounded
-/// in bytes, and a footer that names the model. SHOW FUNCTIONS lists all functions, including those without fixed argument
-/// types.
+/// COPY of vectors to Parquet writes them as `elmo embed` does: with byte stream split encoding, row groups that are
+/// bounded in bytes, and a footer that names the model. SHOW FUNCTIONS lists all functions, including those without
+/// fixed argument types.
 ///
 /// # Errors
 /// When the statement cannot be planned.

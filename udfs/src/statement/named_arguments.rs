@@ -1,8 +1,8 @@
 //! Named options with gaps: `elmo_embed(text, pooling => 'max')` becomes `elmo_embed(text, NULL, 'max')`.
 //!
 //! DataFusion resolves names to positions, but rejects a call with gaps between the positions. Gaps are filled in the
-//! parsed statement, before DataFusion plans it. Unknown names, duplicate names and positional arguments after named ones
-//! are left to DataFusion, which reports them.
+//! parsed statement, before DataFusion plans it. Unknown names, duplicate names and positional arguments after named
+//! ones are left to DataFusion, which reports them.
 
 use std::ops::ControlFlow;
 
@@ -43,8 +43,8 @@ fn fill_call(function: &mut Function) {
     }
 }
 
-/// The arguments by position, up to the last one given. `None` when a name is unknown or given twice, a positional argument
-/// follows a named one, or a column is missing.
+/// The arguments by position, up to the last one given. `None` when a name is unknown or given twice, a positional
+/// argument follows a named one, or a column is missing.
 fn by_position(list: &FunctionArgumentList, parameters: &Parameters) -> Option<Vec<Option<FunctionArgExpr>>> {
     let mut values: Vec<Option<FunctionArgExpr>> = Vec::new();
     let mut after_named = false;

@@ -1,7 +1,7 @@
 //! Bare NULLs beside embedding calls in VALUES: `VALUES (1, elmo_embed('a')), (2, NULL)`.
 //!
-//! DataFusion rejects them: the field of a vector names its model, and the field of NULL does not. Before DataFusion plans
-//! the statement, NULL is replaced by `elmo_embed(NULL)` with the options of the call.
+//! DataFusion rejects them: the field of a vector names its model, and the field of NULL does not. Before DataFusion
+//! plans the statement, NULL is replaced by `elmo_embed(NULL)` with the options of the call.
 
 use std::ops::ControlFlow;
 

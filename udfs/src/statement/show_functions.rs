@@ -1,5 +1,5 @@
-//! `SHOW FUNCTIONS`. DataFusion joins the list of functions with the list of their argument types, and so omits all functions
-//! without fixed argument types: those of this crate, and many of its own.
+//! `SHOW FUNCTIONS`. DataFusion joins the list of functions with the list of their argument types, and so omits all
+//! functions without fixed argument types: those of this crate, and many of its own.
 
 use datafusion::{
     common::Result,

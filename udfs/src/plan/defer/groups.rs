@@ -44,8 +44,8 @@ impl Pass {
         Ok(Deferred { plan, outputs, schema, computed: Vec::new(), is_plan: false })
     }
 
-    /// Gives the keys unique names with a projection, unless they have them. `others` are the other expressions that the
-    /// aggregate reads.
+    /// Gives the keys unique names with a projection, unless they have them. `others` are the other expressions that
+    /// the aggregate reads.
     fn unique_group_keys(
         &mut self,
         plan: LogicalPlan,

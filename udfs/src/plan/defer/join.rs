@@ -83,8 +83,8 @@ impl Pass {
         self.filtered(deferred, above, stops_early)
     }
 
-    /// Defers the calls of an input, under column names that the other input does not have. Calls are not deferred if the
-    /// join adds NULLs for missing rows of this input: outputs over these NULLs might not be NULL.
+    /// Defers the calls of an input, under column names that the other input does not have. Calls are not deferred if
+    /// the join adds NULLs for missing rows of this input: outputs over these NULLs might not be NULL.
     fn side(&mut self, plan: &LogicalPlan, nullable: bool, stops_early: bool) -> Result<Deferred> {
         let side = self.defer(plan.clone(), stops_early)?;
         match side.is_plan {

@@ -1,10 +1,11 @@
-//! The optimiser rule that computes embeddings as late as possible: after the filters, sorts, limits and joins that do not
-//! need them.
+//! The optimiser rule that computes embeddings as late as possible: after the filters, sorts, limits and joins that do
+//! not need them.
 //!
-//! The rule rebuilds a plan from its leaves. It represents each operator by a *deferred* plan: a plan without embeddings,
-//! and one expression over it per output column, which may contain calls. A projection that embeds becomes such
-//! expressions. A sort, a limit or a filter is applied to the plan below them, unless it needs a vector itself. Where a
-//! vector is needed, an [`Embed`](super::node::Embed) operator is put above the plan, and everything above reads its column.
+//! The rule rebuilds a plan from its leaves. It represents each operator by a *deferred* plan: a plan without
+//! embeddings, and one expression over it per output column, which may contain calls. A projection that embeds becomes
+//! such expressions. A sort, a limit or a filter is applied to the plan below them, unless it needs a vector itself.
+//! Where a vector is needed, an [`Embed`](super::node::Embed) operator is put above the plan, and everything above
+//! reads its column.
 //!
 //! The rule runs after DataFusion's rules, which push filters down and prune columns as if calls were cheap. Calls that
 //! they duplicated become one call again.

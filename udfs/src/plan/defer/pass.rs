@@ -95,8 +95,8 @@ impl Pass {
         Ok(plan.map_children(|child| self.complete(child, stops_early).map(Transformed::yes))?.data)
     }
 
-    /// Defers the calls of an operator's input. A subquery in `exprs` may refer to columns of the input by name: then the
-    /// input is completed.
+    /// Defers the calls of an operator's input. A subquery in `exprs` may refer to columns of the input by name: then
+    /// the input is completed.
     pub(super) fn input(&mut self, input: Arc<LogicalPlan>, exprs: &[Expr], stops_early: bool) -> Result<Deferred> {
         let deferred = self.defer(Arc::unwrap_or_clone(input), stops_early)?;
         if deferred.is_plan || !exprs.iter().any(has_subquery) {
@@ -136,7 +136,8 @@ impl Pass {
         }
     }
 
-    /// Computes the deferred outputs that expressions over the schema read, so that later operators read the same columns.
+    /// Computes the deferred outputs that expressions over the schema read, so that later operators read the same
+    /// columns.
     pub(super) fn materialise(&mut self, input: Deferred, exprs: &[Expr], stops_early: bool) -> Result<Deferred> {
         let read: BTreeSet<usize> = exprs
             .iter()
@@ -149,8 +150,8 @@ impl Pass {
         }
         let outputs = read.iter().map(|index| input.outputs[*index].clone()).collect();
         let Extracted { plan, exprs, computed } = self.extract(input.plan.clone(), outputs, stops_early)?;
-        // Outputs become columns, not just expressions over columns: DataFusion cannot sort by every expression that it can
-        // compute.
+        // Outputs become columns, not just expressions over columns: DataFusion cannot sort by every expression that it
+        // can compute.
         let mut projected = columns(plan.schema());
         let plan_columns = projected.len();
         let mut materialised = Vec::new();

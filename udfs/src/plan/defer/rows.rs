@@ -80,8 +80,8 @@ impl Pass {
         self.filtered(input, split_conjunction_owned(filter.predicate), stops_early)
     }
 
-    /// Applies the conditions without calls first, and then those with calls, one after the other. Conditions are over the
-    /// schema.
+    /// Applies the conditions without calls first, and then those with calls, one after the other. Conditions are over
+    /// the schema.
     pub(super) fn filtered(&mut self, input: Deferred, conditions: Vec<Expr>, stops_early: bool) -> Result<Deferred> {
         let mut deferred = input;
         let (mut costly, mut cheap) = (Vec::new(), Vec::new());

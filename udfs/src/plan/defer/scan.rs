@@ -9,8 +9,8 @@ use super::super::calls::has_calls;
 
 /// Removes the filters with calls from a scan: the scan would embed texts, possibly when the query is planned.
 ///
-/// Returns the scan, and the removed filters that the table promised to apply exactly; they must be applied above. Columns
-/// that only these filters read are appended to the scan's columns.
+/// Returns the scan, and the removed filters that the table promised to apply exactly; they must be applied above.
+/// Columns that only these filters read are appended to the scan's columns.
 pub(super) fn scan_without_calls(mut scan: TableScan) -> Result<(TableScan, Vec<Expr>)> {
     let (costly, cheap): (Vec<Expr>, Vec<Expr>) = scan.filters.iter().cloned().partition(has_calls);
     if costly.is_empty() {

@@ -32,7 +32,8 @@ pub(super) struct RunningChunk {
     pub(super) reserved: usize,
 }
 
-/// One result column of a chunk. Rows may share values, so each row has a location: the index of an array, and a row of it.
+/// One result column of a chunk. Rows may share values, so each row has a location: the index of an array, and a row of
+/// it.
 pub(super) struct ChunkColumn {
     /// The first array holds the values that this chunk computed. The others hold values of other chunks.
     pub(super) arrays: Vec<ArrayRef>,
@@ -103,8 +104,8 @@ impl CompletedChunk {
     }
 }
 
-/// An array with one NULL. Arrow's `new_null_array` also has NULLs inside the vector, which the field does not allow and
-/// casts reject.
+/// An array with one NULL. Arrow's `new_null_array` also has NULLs inside the vector, which the field does not allow
+/// and casts reject.
 pub(super) fn null_value(data_type: &DataType) -> Result<ArrayRef> {
     let validity = || Some(NullBuffer::new_null(1));
     Ok(match data_type {

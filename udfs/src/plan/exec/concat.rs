@@ -24,8 +24,8 @@ pub(super) fn concat_texts(parts: &[ArrayRef]) -> Result<ArrayRef> {
     }
 }
 
-/// Concatenates batches. If the values of dictionaries would overflow their keys, returns the batches as they are: columns
-/// keep their types.
+/// Concatenates batches. If the values of dictionaries would overflow their keys, returns the batches as they are:
+/// columns keep their types.
 pub(super) fn concat_rows(schema: &SchemaRef, batches: Vec<RecordBatch>) -> Result<Vec<RecordBatch>> {
     let column = |n: usize| batches.iter().map(|batch| Arc::clone(batch.column(n))).collect::<Vec<_>>();
     if batches.len() < 2 || !(0..schema.fields().len()).all(|n| keys_suffice(&column(n))) {
@@ -34,8 +34,8 @@ pub(super) fn concat_rows(schema: &SchemaRef, batches: Vec<RecordBatch>) -> Resu
     Ok(vec![concat_batches(schema, &batches)?])
 }
 
-/// Whether the keys of dictionaries can index the values of all parts. If not, Arrow's `concat` fails, and panics if the
-/// values are views.
+/// Whether the keys of dictionaries can index the values of all parts. If not, Arrow's `concat` fails, and panics if
+/// the values are views.
 fn keys_suffice(parts: &[ArrayRef]) -> bool {
     let Some(first) = parts.first() else { return true };
     let DataType::Dictionary(keys, _) = first.data_type() else { return !has_small_keys(first.data_type()) };

@@ -28,8 +28,8 @@ pub(super) struct ChunkWorker {
 }
 
 impl ChunkWorker {
-    /// The result columns of a chunk. `texts` has one array per call; `first_row` is the number of the chunk's first row in
-    /// its partition.
+    /// The result columns of a chunk. `texts` has one array per call; `first_row` is the number of the chunk's first
+    /// row in its partition.
     pub(super) async fn embed(self, texts: Vec<ArrayRef>, first_row: usize) -> Result<Vec<ChunkColumn>> {
         let calls = self.calls.iter().zip(&texts);
         try_join_all(calls.map(|(call, text)| self.column(call, text, first_row))).await
