@@ -1,7 +1,8 @@
-//! `COPY … TO` Parquet: files with vectors are written as `elmo embed` writes them.
+//! `COPY … TO` Parquet writes files with vectors as `elmo embed` does.
 //!
-//! Vectors are split into byte streams, without dictionary and statistics; row groups end by bytes, as a million rows of
-//! vectors are gigabytes; and the footer says which model and settings made them. What the statement says itself wins.
+//! Vectors have byte stream split encoding, no dictionary and no statistics. Row groups are bounded in bytes, as a
+//! million rows of vectors take gigabytes. The footer names the model and the settings. Options of the statement take
+//! precedence.
 
 use std::{
     collections::{BTreeMap, HashMap},
@@ -19,20 +20,20 @@ use datafusion::{
 };
 use elmo::ColumnEmbedder;
 
-use crate::{functions, plan::session::literal, rewrite};
+use crate::{args::literal_expr, functions, plan::rewrite::expand};
 
-/// Bytes of a row group before it is packed.
+/// Maximum bytes of a row group before compression.
 const ROW_GROUP_BYTES: usize = 128 << 20;
 
-/// Adds to a COPY to Parquet what its vectors ask for; any other plan comes back as it is. Opens the models of the query,
-/// so it belongs between planning and running.
+/// Adds the options for vectors to a COPY to Parquet. Returns other plans unchanged. Opens the models of the query, so
+/// call it before execution, not while planning.
 ///
 /// # Errors
 /// When a model cannot be opened or Parquet has no type for a column.
-pub(crate) fn keep_vectors(plan: LogicalPlan) -> Result<LogicalPlan> {
+pub(super) fn add_vector_options(plan: LogicalPlan) -> Result<LogicalPlan> {
     match plan {
         LogicalPlan::Analyze(mut analyze) => {
-            analyze.input = Arc::new(keep_vectors(Arc::unwrap_or_clone(analyze.input))?);
+            analyze.input = Arc::new(add_vector_options(Arc::unwrap_or_clone(analyze.input))?);
             Ok(LogicalPlan::Analyze(analyze))
         }
         LogicalPlan::Copy(copy) => with_options(copy).map(LogicalPlan::Copy),
@@ -43,12 +44,11 @@ pub(crate) fn keep_vectors(plan: LogicalPlan) -> Result<LogicalPlan> {
 fn with_options(mut copy: CopyTo) -> Result<CopyTo> {
     match copy.file_type.get_ext().as_str() {
         "parquet" => {
-            let more = options(&copy)?;
-            for (key, value) in more {
+            for (key, value) in options(&copy)? {
                 copy.options.entry(key).or_insert(value);
             }
         }
-        // Found now, the output is as it was, and nothing was embedded in vain.
+        // Checked here, before anything is embedded and the output is replaced.
         "csv" => {
             if let Some(field) = copy.input.schema().fields().iter().find(|field| field.data_type().is_nested()) {
                 return plan_err!(
@@ -72,7 +72,7 @@ fn options(copy: &CopyTo) -> Result<HashMap<String, String>> {
     let mut set = |key: String, value: &str| options.insert(format!("format.{key}"), value.to_owned());
     set("compression".to_owned(), "zstd(1)");
     set("max_row_group_bytes".to_owned(), &ROW_GROUP_BYTES.to_string());
-    // DataFusion 55 counts the rows of a group alone where several threads write a file.
+    // DataFusion 55 ignores the limit in bytes when several threads write a file.
     set("allow_single_file_parallelism".to_owned(), "false");
     for path in leaves(schema, &vectors)? {
         set(format!("encoding::{path}"), "byte_stream_split");
@@ -85,12 +85,12 @@ fn options(copy: &CopyTo) -> Result<HashMap<String, String>> {
     Ok(options)
 }
 
-/// Whether a column holds vectors of a model: its layers stand in the metadata. Scores have none.
+/// Whether a column holds vectors of a model: their metadata name the layers. Scores have no layers.
 fn holds_vectors(field: &Field) -> bool {
     field.metadata().contains_key("elmo.layers") && field.data_type().is_nested()
 }
 
-/// Paths of the Parquet columns that hold the numbers of vectors.
+/// The paths of the Parquet columns with the numbers of vectors.
 fn leaves(schema: &Schema, vectors: &[&Field]) -> Result<Vec<String>> {
     let columns = ArrowSchemaConverter::new().convert(schema)?;
     let is_vector = |name: &str| vectors.iter().any(|field| field.name() == name);
@@ -100,28 +100,29 @@ fn leaves(schema: &Schema, vectors: &[&Field]) -> Result<Vec<String>> {
     Ok(leaves.map(|column| column.path().string()).collect())
 }
 
-/// The `elmo.*` pairs on which all vectors of the file agree.
+/// The `elmo.*` metadata that all vector columns of the file share.
 fn footer(input: &LogicalPlan, vectors: &[&Field]) -> Result<BTreeMap<String, String>> {
-    let made = embedders(input)?;
+    let embedders = embedders(input)?;
     let of_field = |field: &&Field| {
-        let said = elmo_pairs(field);
-        // The settings of the call that gives this field; of a column that was read from a file, what its field says.
-        let mut fitting =
-            made.iter().filter(|embedder| embedder.fields().first().is_some_and(|f| elmo_pairs(f) == said));
-        match (fitting.next(), fitting.next()) {
-            (Some(one), None) => one.metadata().into_iter().collect(),
-            _ => said,
+        let metadata = elmo_metadata(field);
+        // All settings of the call that returns this field. For a column that was read from a file, the field's
+        // metadata.
+        let mut matching =
+            embedders.iter().filter(|embedder| embedder.fields().first().is_some_and(|f| elmo_metadata(f) == metadata));
+        match (matching.next(), matching.next()) {
+            (Some(only), None) => only.metadata().into_iter().collect(),
+            _ => metadata,
         }
     };
     let mut all = vectors.iter().map(of_field);
-    let mut agreed = all.next().unwrap_or_default();
+    let mut shared = all.next().unwrap_or_default();
     for other in all {
-        agreed.retain(|key, value| other.get(key) == Some(value));
+        shared.retain(|key, value| other.get(key) == Some(value));
     }
-    Ok(agreed)
+    Ok(shared)
 }
 
-fn elmo_pairs(field: &Field) -> BTreeMap<String, String> {
+fn elmo_metadata(field: &Field) -> BTreeMap<String, String> {
     let pairs = field.metadata().iter().filter(|(key, _)| key.starts_with("elmo."));
     pairs.map(|(key, value)| (key.clone(), value.clone())).collect()
 }
@@ -131,18 +132,18 @@ fn embedders(plan: &LogicalPlan) -> Result<Vec<ColumnEmbedder>> {
     let mut found: Vec<(String, ColumnEmbedder)> = Vec::new();
     plan.apply_with_subqueries(|node| {
         node.apply_expressions(|expr| {
-            // Some functions are said with others.
-            let expanded = expr.clone().transform_up(rewrite::expand)?.data;
+            // Some functions are defined by others.
+            let expanded = expr.clone().transform_up(expand)?.data;
             expanded.apply(|expr| {
                 if let Expr::ScalarFunction(ScalarFunction { func, args }) = expr
                     && let Some((function, _)) = functions::text_function(func)
                     && !function.kind.is_score()
                 {
-                    let options: Vec<_> = args.iter().skip(function.shape.columns).map(literal).collect();
+                    let options: Vec<_> = args.iter().skip(function.parameters.columns).map(literal_expr).collect();
                     let call = function.call(&options)?;
-                    let identity = call.identity(&function.models);
-                    if found.iter().all(|(there, _)| *there != identity) {
-                        found.push((identity, call.embedder(&function.models)?));
+                    let key = call.cache_key(&function.models);
+                    if found.iter().all(|(other, _)| *other != key) {
+                        found.push((key, call.embedder(&function.models)?));
                     }
                 }
                 Ok(TreeNodeRecursion::Continue)

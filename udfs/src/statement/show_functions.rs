@@ -1,5 +1,5 @@
-//! `SHOW FUNCTIONS`. DataFusion's joins functions with lists of argument types, and so leaves out all whose arguments are of
-//! no fixed type: ours, which take options by name, and many of its own.
+//! `SHOW FUNCTIONS`. DataFusion joins the list of functions with the list of their argument types, and so omits all
+//! functions without fixed argument types: those of this crate, and many of its own.
 
 use datafusion::{
     common::Result,
@@ -10,8 +10,8 @@ use datafusion::{
     },
 };
 
-/// The condition on names of a `SHOW FUNCTIONS`; `None` for other statements.
-pub(crate) fn functions(statement: &Statement) -> Option<String> {
+/// The condition of a `SHOW FUNCTIONS` on the names, as SQL. `None` for other statements.
+pub(super) fn filter(statement: &Statement) -> Option<String> {
     let Statement::Statement(statement) = statement else { return None };
     match statement.as_ref() {
         Sql::ShowFunctions { filter: Some(ShowStatementFilter::Like(like)) } => {
@@ -22,16 +22,16 @@ pub(crate) fn functions(statement: &Statement) -> Option<String> {
     }
 }
 
-/// The functions that DataFusion lists, and those that it leaves out.
+/// Adds the functions that DataFusion omits.
 ///
 /// # Errors
-/// When the information schema is switched off.
-pub(crate) async fn complete(context: &SessionContext, listed: DataFrame, condition: &str) -> Result<DataFrame> {
-    let left_out = format!(
+/// When the information schema is disabled.
+pub(super) async fn add_missing(context: &SessionContext, listed: DataFrame, filter: &str) -> Result<DataFrame> {
+    let missing = format!(
         "SELECT DISTINCT routine_name AS function_name, data_type AS return_type, NULL AS parameters, \
          NULL AS parameter_types, function_type, description, syntax_example \
-         FROM information_schema.routines WHERE {condition} AND function_type <> 'TABLE' AND routine_name NOT IN \
+         FROM information_schema.routines WHERE {filter} AND function_type <> 'TABLE' AND routine_name NOT IN \
          (SELECT specific_name FROM information_schema.parameters WHERE parameter_mode = 'OUT')"
     );
-    listed.union(context.sql(&left_out).await?)
+    listed.union(context.sql(&missing).await?)
 }

@@ -1,5 +1,8 @@
-//! What becomes of calls before a query is optimised: some are said with others, so that equal work is seen to be equal,
-//! and calls on literals are kept for run time.
+//! Rewrites calls before any other optimiser rule: functions that are defined by others are expanded, so that equal
+//! work is recognised, and calls on constants are made volatile, so that they are not evaluated when the query is
+//! planned.
+
+use std::any::Any;
 
 use datafusion::{
     common::{
@@ -15,13 +18,10 @@ use datafusion::{
     optimizer::{OptimizerConfig, OptimizerRule},
 };
 
-use crate::{
-    functions::{self, elmo_similarity::ElmoSimilarity, elmo_word::ElmoWord},
-    text_function::is_constant,
-    values,
-};
+use super::values::rewrite_values;
+use crate::functions::{elmo_similarity::ElmoSimilarity, elmo_word::ElmoWord, to_volatile};
 
-/// Runs with DataFusion's analysis, before anything is evaluated.
+/// The rule. As a [`FunctionRewrite`] it runs in the analyser.
 #[derive(Debug, Default)]
 pub(crate) struct Rewrite;
 
@@ -35,7 +35,7 @@ impl FunctionRewrite for Rewrite {
     }
 }
 
-/// The same before all other optimiser rules: PREPARE optimises a plan that was never analysed.
+/// The same as the first optimiser rule: PREPARE optimises a plan that was not analysed.
 impl OptimizerRule for Rewrite {
     fn name(&self) -> &str {
         "elmo"
@@ -48,14 +48,15 @@ impl OptimizerRule for Rewrite {
                 let name = names.save(&expr);
                 Ok(expr.transform_up(expand)?.update_data(|expr| name.restore(expr)))
             })?;
-            expanded.transform_data(values::at_run_time)
+            expanded.transform_data(rewrite_values)
         })
     }
 }
 
+/// Expands `elmo_word` and `elmo_similarity`, and makes calls on constants volatile.
 pub(crate) fn expand(expr: Expr) -> Result<Transformed<Expr>> {
     if let Expr::ScalarFunction(ScalarFunction { func, args }) = &expr {
-        let inner = func.inner().as_ref() as &dyn std::any::Any;
+        let inner = func.inner().as_ref() as &dyn Any;
         if let Some(word) = inner.downcast_ref::<ElmoWord>() {
             return word.expand(args).map(Transformed::yes);
         }
@@ -63,15 +64,5 @@ pub(crate) fn expand(expr: Expr) -> Result<Transformed<Expr>> {
             return similarity.expand(args).map(Transformed::yes);
         }
     }
-    Ok(to_run_time(expr))
-}
-
-/// A call on a literal that DataFusion would otherwise evaluate when it plans.
-pub(crate) fn to_run_time(expr: Expr) -> Transformed<Expr> {
-    let Expr::ScalarFunction(ScalarFunction { func, args }) = &expr else { return Transformed::no(expr) };
-    let Some((function, make)) = functions::text_function(func) else { return Transformed::no(expr) };
-    if function.is_at_run_time() || !is_constant(args, function.shape.columns) {
-        return Transformed::no(expr);
-    }
-    Transformed::yes(make(function.at_run_time()).call(args.clone()))
+    Ok(to_volatile(expr))
 }

@@ -1,8 +1,8 @@
-//! VALUES with calls of ours. DataFusion evaluates the cells of VALUES when it plans, which must not run a model.
+//! VALUES with embedding calls, which DataFusion would evaluate when it plans the query.
 //!
-//! `VALUES (1, elmo_embed('a')), (2, elmo_embed('b'))` becomes `SELECT v, elmo_embed(w)` from `VALUES (1, 'a'), (2, 'b')`:
-//! rows keep their order, and texts are embedded together. Where the cells of a column differ in more than constants,
-//! there is a CASE on which of them it is.
+//! `VALUES (1, elmo_embed('a')), (2, elmo_embed('b'))` becomes `SELECT v, elmo_embed(w)` from `VALUES (1, 'a'), (2,
+//! 'b')`. Rows keep their order, and all texts are embedded together. Where the cells of a column differ in more than
+//! constants, the column becomes a CASE over the number of the cell's pattern.
 
 use std::{any::Any, collections::HashMap, sync::Arc};
 
@@ -17,17 +17,17 @@ use datafusion::{
     },
 };
 
+use super::expr::is_pure;
 use crate::{
     functions::{self, elmo_span::ElmoSpan},
-    plan::calls::is_plain,
     text_function::{TextFunction, is_constant},
 };
 
-/// Branches of a CASE, at most: what is evaluated for which rows takes longer the more there are.
-const MOST_KINDS: usize = 32;
+/// Maximum number of patterns per column, and so of branches of a CASE. Evaluation takes longer the more there are.
+const MAX_PATTERNS: usize = 32;
 
-/// Keeps the calls in VALUES for run time.
-pub(crate) fn at_run_time(plan: LogicalPlan) -> Result<Transformed<LogicalPlan>> {
+/// Replaces VALUES with embedding calls by a projection over VALUES of constants.
+pub(super) fn rewrite_values(plan: LogicalPlan) -> Result<Transformed<LogicalPlan>> {
     let LogicalPlan::Values(values) = plan else { return Ok(Transformed::no(plan)) };
     if !values.values.iter().flatten().any(has_call) {
         return Ok(Transformed::no(LogicalPlan::Values(values)));
@@ -51,16 +51,16 @@ fn has_call(expr: &Expr) -> bool {
     expr.exists(|e| Ok(is_call(e))).unwrap_or(true)
 }
 
-/// One expression per column over the constants of all rows; `None` where cells have too little in common, or read
-/// other tables.
+/// A projection with one expression per column, over VALUES of the constants of all rows. `None` when the cells of a
+/// column have too many patterns, or a cell reads a column of an outer query.
 fn by_column(schema: &DFSchemaRef, rows: &[Vec<Expr>]) -> Result<Option<LogicalPlan>> {
     if rows.iter().flatten().any(Expr::contains_outer) {
         return Ok(None);
     }
     let mut constants = Constants { rows: rows.len(), fields: Vec::new(), columns: Vec::new() };
     let mut outputs = Vec::new();
-    for (place, (qualifier, field)) in schema.iter().enumerate() {
-        let cells: Vec<&Expr> = rows.iter().filter_map(|row| row.get(place)).collect();
+    for (index, (qualifier, field)) in schema.iter().enumerate() {
+        let cells: Vec<&Expr> = rows.iter().filter_map(|row| row.get(index)).collect();
         let Some(expr) = column(&cells, &mut constants)? else { return Ok(None) };
         outputs.push(expr.alias_qualified(qualifier.cloned(), field.name()));
     }
@@ -68,7 +68,7 @@ fn by_column(schema: &DFSchemaRef, rows: &[Vec<Expr>]) -> Result<Option<LogicalP
     Ok(Some(LogicalPlan::Projection(projection)))
 }
 
-/// A projection of nothing per row.
+/// A union of one projection per row.
 fn by_row(schema: DFSchemaRef, rows: Vec<Vec<Expr>>) -> Result<LogicalPlan> {
     let row = |exprs: Vec<Expr>| {
         let named = exprs.into_iter().zip(schema.iter());
@@ -84,45 +84,46 @@ fn by_row(schema: DFSchemaRef, rows: Vec<Vec<Expr>>) -> Result<LogicalPlan> {
     })
 }
 
-/// Cells of a column that differ in nothing but constants.
-struct Kind<'v> {
-    /// With columns in place of the constants, and the types of these.
-    shape: Expr,
+/// The cells of a column that differ only in constants.
+struct Pattern<'v> {
+    /// A cell with columns in place of its constants.
+    expr: Expr,
+    /// The types of the constants.
     types: Vec<DataType>,
-    /// One of them.
+    /// One of the cells.
     cell: &'v Expr,
-    /// Where they stand, with their constants.
+    /// The rows of the cells, each with its constants.
     rows: Vec<(usize, Vec<Expr>)>,
 }
 
-/// One expression for all cells of a column; `None` when they are of too many kinds.
+/// One expression for all cells of a column. `None` when they have more than [`MAX_PATTERNS`] patterns.
 fn column(cells: &[&Expr], constants: &mut Constants) -> Result<Option<Expr>> {
-    let mut kinds: Vec<Kind<'_>> = Vec::new();
-    let mut which = Vec::with_capacity(cells.len());
+    let mut patterns: Vec<Pattern<'_>> = Vec::new();
+    let mut numbers = Vec::with_capacity(cells.len());
     for (row, cell) in cells.iter().copied().enumerate() {
-        let (shape, found) = open(cell.clone(), 0)?;
+        let (expr, found) = extract_constants(cell.clone(), 0)?;
         let types = found.iter().map(|constant| constant.get_type(&DFSchema::empty())).collect::<Result<Vec<_>>>()?;
-        let known = kinds.iter().position(|kind| kind.shape == shape && kind.types == types);
-        let number = known.unwrap_or(kinds.len());
-        match kinds.get_mut(number) {
-            Some(kind) => kind.rows.push((row, found)),
-            None if number == MOST_KINDS => return Ok(None),
-            None => kinds.push(Kind { shape, types, cell, rows: vec![(row, found)] }),
+        let known = patterns.iter().position(|pattern| pattern.expr == expr && pattern.types == types);
+        let number = known.unwrap_or(patterns.len());
+        match patterns.get_mut(number) {
+            Some(pattern) => pattern.rows.push((row, found)),
+            None if number == MAX_PATTERNS => return Ok(None),
+            None => patterns.push(Pattern { expr, types, cell, rows: vec![(row, found)] }),
         }
-        which.push(lit(number as i64));
+        numbers.push(lit(number as i64));
     }
-    let mut exprs = kinds.into_iter().map(|kind| constants.add(kind)).collect::<Result<Vec<_>>>()?;
+    let mut exprs = patterns.into_iter().map(|pattern| constants.add(pattern)).collect::<Result<Vec<_>>>()?;
     let Some(last) = exprs.pop() else { return internal_err!("VALUES without rows") };
     if exprs.is_empty() {
         return Ok(Some(last));
     }
-    let which = Expr::Column(constants.push(DataType::Int64, which)?);
+    let number = Expr::Column(constants.push(DataType::Int64, numbers)?);
     let branch = |(number, expr): (usize, Expr)| (Box::new(lit(number as i64)), Box::new(expr));
     let branches = exprs.into_iter().enumerate().map(branch).collect();
-    Ok(Some(Expr::Case(Case::new(Some(Box::new(which)), branches, Some(Box::new(last))))))
+    Ok(Some(Expr::Case(Case::new(Some(Box::new(number)), branches, Some(Box::new(last))))))
 }
 
-/// The VALUES of constants below, as it is made.
+/// The VALUES of constants that is being built.
 struct Constants {
     rows: usize,
     fields: Vec<Field>,
@@ -130,35 +131,35 @@ struct Constants {
 }
 
 impl Constants {
-    fn push(&mut self, kind: DataType, cells: Vec<Expr>) -> Result<Column> {
-        let name = name(self.fields.len());
+    fn push(&mut self, data_type: DataType, cells: Vec<Expr>) -> Result<Column> {
+        let name = column_name(self.fields.len());
         let nullable = cells.iter().map(|cell| cell.nullable(&DFSchema::empty())).collect::<Result<Vec<_>>>()?;
-        self.fields.push(Field::new(&name, kind, nullable.contains(&true)));
+        self.fields.push(Field::new(&name, data_type, nullable.contains(&true)));
         self.columns.push(cells);
         Ok(Column::from_name(name))
     }
 
-    /// Adds the constants of some cells, and gives what these are over them.
-    fn add(&mut self, kind: Kind<'_>) -> Result<Expr> {
-        let (expr, sample) = open(kind.cell.clone(), self.fields.len())?;
+    /// Adds the constants of a pattern, and returns the pattern as an expression over them.
+    fn add(&mut self, pattern: Pattern<'_>) -> Result<Expr> {
+        let (expr, sample) = extract_constants(pattern.cell.clone(), self.fields.len())?;
         let is_cell = matches!(expr, Expr::Column(_));
-        // Other rows look at none of them. A text may be NULL there; a cell is what it is, as it may be of a column
-        // that is never NULL.
-        let other = |(constant, kind): (Expr, &DataType)| match is_cell {
+        // Rows of other patterns do not read these columns. They get NULL, except where the constant is a whole cell:
+        // the column may be declared non-nullable.
+        let other = |(constant, data_type): (Expr, &DataType)| match is_cell {
             true => Ok(constant),
-            false => Ok(Expr::Literal(ScalarValue::try_from(kind)?, None)),
+            false => Ok(Expr::Literal(ScalarValue::try_from(data_type)?, None)),
         };
-        let others = sample.into_iter().zip(&kind.types).map(other).collect::<Result<Vec<_>>>()?;
+        let others = sample.into_iter().zip(&pattern.types).map(other).collect::<Result<Vec<_>>>()?;
         let mut columns: Vec<Vec<Expr>> = others.into_iter().map(|other| vec![other; self.rows]).collect();
-        for (row, constants) in kind.rows {
+        for (row, constants) in pattern.rows {
             for (column, constant) in columns.iter_mut().zip(constants) {
                 if let Some(cell) = column.get_mut(row) {
                     *cell = constant;
                 }
             }
         }
-        for (column, kind) in columns.into_iter().zip(kind.types) {
-            self.push(kind, column)?;
+        for (column, data_type) in columns.into_iter().zip(pattern.types) {
+            self.push(data_type, column)?;
         }
         Ok(expr)
     }
@@ -174,48 +175,49 @@ impl Constants {
     }
 }
 
-/// As DataFusion calls the columns of VALUES, also anew when parameters get their values.
-fn name(number: usize) -> String {
+/// The name that DataFusion gives to a column of VALUES. DataFusion derives the names again when parameters are
+/// replaced by their values, so other names would not last.
+fn column_name(number: usize) -> String {
     format!("column{}", number + 1)
 }
 
-/// A cell with columns in place of its constants, numbered from `first`, and the constants.
+/// Replaces the constants of a cell by columns, numbered from `first`. Returns the expression and the constants.
 ///
-/// A cell without calls is one, as it is in VALUES without calls. Of others it is the texts, the places in them and the
-/// operands: literals only, as what is behind a CASE may be an error that nobody sees, and what other functions take
-/// may have to be a literal.
-fn open(mut cell: Expr, first: usize) -> Result<(Expr, Vec<Expr>)> {
+/// A cell without calls is a single constant. In a cell with calls the constants are the literals among texts, offsets
+/// and operands. Other constant expressions stay: an expression in a branch of a CASE may be an error that is never
+/// evaluated, and arguments of other functions may have to be literals.
+fn extract_constants(mut cell: Expr, first: usize) -> Result<(Expr, Vec<Expr>)> {
     let mut found: Vec<Expr> = Vec::new();
-    let mut lift = |expr: &mut Expr| {
-        let column = Column::from_name(name(first + found.len()));
+    let mut extract = |expr: &mut Expr| {
+        let column = Column::from_name(column_name(first + found.len()));
         found.push(std::mem::replace(expr, Expr::Column(column)));
     };
-    if is_constant(std::slice::from_ref(&cell), 1) && is_plain(&cell) && !has_call(&cell) {
-        lift(&mut cell);
+    if is_constant(std::slice::from_ref(&cell), 1) && is_pure(&cell) && !has_call(&cell) {
+        extract(&mut cell);
         return Ok((cell, found));
     }
-    let opened = cell.transform_down(|mut expr| {
+    let expr = cell.transform_down(|mut expr| {
         // A lambda is evaluated for elements, not for rows.
         if matches!(expr, Expr::HigherOrderFunction(_) | Expr::Lambda(_)) {
             return Ok(Transformed::new(expr, false, TreeNodeRecursion::Jump));
         }
-        let places: Vec<&mut Expr> = match &mut expr {
+        let operands: Vec<&mut Expr> = match &mut expr {
             Expr::BinaryExpr(BinaryExpr { left, right, .. }) => vec![left.as_mut(), right.as_mut()],
             Expr::Cast(cast) => vec![cast.expr.as_mut()],
             Expr::ScalarFunction(function) => {
-                let columns = columns_of(&function.func);
+                let columns = column_arguments(&function.func);
                 function.args.iter_mut().take(columns).collect()
             }
             _ => Vec::new(),
         };
-        places.into_iter().filter(|place| is_literal(place)).for_each(&mut lift);
+        operands.into_iter().filter(|operand| is_literal(operand)).for_each(&mut extract);
         Ok(Transformed::yes(expr))
     })?;
-    let opened = opened.data.transform_up(|expr| Ok(on_columns(expr)))?;
-    Ok((opened.data, found))
+    let expr = expr.data.transform_up(|expr| Ok(to_immutable(expr)))?;
+    Ok((expr.data, found))
 }
 
-/// A literal, or a NULL that was given a type.
+/// Whether an expression is a literal, or NULL cast to a type.
 fn is_literal(expr: &Expr) -> bool {
     match expr {
         Expr::Literal(..) => true,
@@ -224,23 +226,23 @@ fn is_literal(expr: &Expr) -> bool {
     }
 }
 
-/// So many arguments of a function may be columns, of those that calls are made of.
-fn columns_of(function: &ScalarUDF) -> usize {
+/// The number of leading arguments that may be columns: 0 for functions that are not known here.
+fn column_arguments(function: &ScalarUDF) -> usize {
     let inner = function.inner().as_ref() as &dyn Any;
     match functions::text_function(function) {
-        Some((of, _)) => of.shape.columns,
+        Some((of_text, _)) => of_text.parameters.columns,
         None if inner.is::<ElmoSpan>() => usize::MAX,
         None => 0,
     }
 }
 
-/// A call that was kept for run time, as its text was a literal, like any other on a column.
-fn on_columns(expr: Expr) -> Transformed<Expr> {
+/// Makes a call immutable again that was made volatile because its text was a constant.
+fn to_immutable(expr: Expr) -> Transformed<Expr> {
     let Expr::ScalarFunction(function) = &expr else { return Transformed::no(expr) };
-    let Some((of, make)) = functions::text_function(&function.func) else { return Transformed::no(expr) };
-    if !of.is_at_run_time() || is_constant(&function.args, of.shape.columns) {
+    let Some((of_text, constructor)) = functions::text_function(&function.func) else { return Transformed::no(expr) };
+    if !of_text.is_volatile() || is_constant(&function.args, of_text.parameters.columns) {
         return Transformed::no(expr);
     }
-    let call = make(TextFunction::new(of.shape, of.kind, of.models.clone())).call(function.args.clone());
-    Transformed::yes(call)
+    let immutable = TextFunction::new(of_text.parameters, of_text.kind, of_text.models.clone());
+    Transformed::yes(constructor(immutable).call(function.args.clone()))
 }

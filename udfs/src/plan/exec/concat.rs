@@ -1,4 +1,4 @@
-//! Rows of several batches as one.
+//! Concatenates the rows of several batches.
 
 use std::sync::Arc;
 
@@ -11,41 +11,42 @@ use datafusion::{
     error::Result,
 };
 
-/// Texts of several batches as one column. Where their dictionaries do not fit together, the texts themselves.
-pub(crate) fn join(parts: &[ArrayRef]) -> Result<ArrayRef> {
-    let all = |parts: &[ArrayRef]| concat(&parts.iter().map(AsRef::as_ref).collect::<Vec<&dyn Array>>());
+/// Concatenates texts. If the values of dictionaries would overflow their keys, the result has no dictionary.
+pub(super) fn concat_texts(parts: &[ArrayRef]) -> Result<ArrayRef> {
+    let concat_all = |parts: &[ArrayRef]| concat(&parts.iter().map(AsRef::as_ref).collect::<Vec<&dyn Array>>());
     match parts {
         [one] => Ok(Arc::clone(one)),
-        parts if fit(parts) => Ok(all(parts)?),
+        parts if keys_suffice(parts) => Ok(concat_all(parts)?),
         parts => {
-            let texts = parts.iter().map(|part| cast(part, &plain(part.data_type())));
-            Ok(all(&texts.collect::<Result<Vec<_>, _>>()?)?)
+            let texts = parts.iter().map(|part| cast(part, &without_dictionaries(part.data_type())));
+            Ok(concat_all(&texts.collect::<Result<Vec<_>, _>>()?)?)
         }
     }
 }
 
-/// Rows as one batch, or as they are where dictionaries do not fit together: columns keep their types.
-pub(crate) fn join_rows(schema: &SchemaRef, batches: Vec<RecordBatch>) -> Result<Vec<RecordBatch>> {
+/// Concatenates batches. If the values of dictionaries would overflow their keys, returns the batches as they are:
+/// columns keep their types.
+pub(super) fn concat_rows(schema: &SchemaRef, batches: Vec<RecordBatch>) -> Result<Vec<RecordBatch>> {
     let column = |n: usize| batches.iter().map(|batch| Arc::clone(batch.column(n))).collect::<Vec<_>>();
-    if batches.len() < 2 || !(0..schema.fields().len()).all(|n| fit(&column(n))) {
+    if batches.len() < 2 || !(0..schema.fields().len()).all(|n| keys_suffice(&column(n))) {
         return Ok(batches);
     }
     Ok(vec![concat_batches(schema, &batches)?])
 }
 
-/// Whether dictionaries have keys for their values together. Arrow's `concat` fails where they have not, and panics
-/// where values are views.
-fn fit(parts: &[ArrayRef]) -> bool {
+/// Whether the keys of dictionaries can index the values of all parts. If not, Arrow's `concat` fails, and panics if
+/// the values are views.
+fn keys_suffice(parts: &[ArrayRef]) -> bool {
     let Some(first) = parts.first() else { return true };
     let DataType::Dictionary(keys, _) = first.data_type() else { return !has_small_keys(first.data_type()) };
-    let Some(most) = most_values(keys) else { return true };
+    let Some(max) = max_values(keys) else { return true };
     let values: Vec<&ArrayRef> = parts.iter().map(|part| part.as_any_dictionary().values()).collect();
     let is_shared = values.windows(2).all(|two| Arc::ptr_eq(two[0], two[1]));
-    is_shared || values.iter().map(|values| values.len()).sum::<usize>() <= most
+    is_shared || values.iter().map(|values| values.len()).sum::<usize>() <= max
 }
 
-/// Values that keys of this type can tell apart, if one may ever have more.
-fn most_values(keys: &DataType) -> Option<usize> {
+/// Maximum number of values for keys of this type. `None` when it cannot be exceeded in practice.
+fn max_values(keys: &DataType) -> Option<usize> {
     match keys {
         DataType::Int8 => Some(i8::MAX as usize),
         DataType::UInt8 => Some(u8::MAX.into()),
@@ -55,10 +56,10 @@ fn most_values(keys: &DataType) -> Option<usize> {
     }
 }
 
-fn has_small_keys(kind: &DataType) -> bool {
+fn has_small_keys(data_type: &DataType) -> bool {
     use DataType::*;
-    match kind {
-        Dictionary(keys, values) => most_values(keys).is_some() || has_small_keys(values),
+    match data_type {
+        Dictionary(keys, values) => max_values(keys).is_some() || has_small_keys(values),
         List(item) | LargeList(item) | ListView(item) | LargeListView(item) | FixedSizeList(item, _) | Map(item, _) => {
             has_small_keys(item.data_type())
         }
@@ -70,19 +71,19 @@ fn has_small_keys(kind: &DataType) -> bool {
 }
 
 /// The type of a text, or of a list of tokens, without dictionaries.
-fn plain(kind: &DataType) -> DataType {
+fn without_dictionaries(data_type: &DataType) -> DataType {
     use DataType::*;
-    let plain_item = |item: &FieldRef| {
-        let kind = plain(item.data_type());
-        Arc::new(item.as_ref().clone().with_data_type(kind))
+    let convert = |item: &FieldRef| {
+        let data_type = without_dictionaries(item.data_type());
+        Arc::new(item.as_ref().clone().with_data_type(data_type))
     };
-    match kind {
-        Dictionary(_, values) => plain(values),
-        List(item) => List(plain_item(item)),
-        LargeList(item) => LargeList(plain_item(item)),
-        ListView(item) => ListView(plain_item(item)),
-        LargeListView(item) => LargeListView(plain_item(item)),
-        FixedSizeList(item, size) => FixedSizeList(plain_item(item), *size),
+    match data_type {
+        Dictionary(_, values) => without_dictionaries(values),
+        List(item) => List(convert(item)),
+        LargeList(item) => LargeList(convert(item)),
+        ListView(item) => ListView(convert(item)),
+        LargeListView(item) => LargeListView(convert(item)),
+        FixedSizeList(item, size) => FixedSizeList(convert(item), *size),
         other => other.clone(),
     }
 }
@@ -121,39 +122,39 @@ mod tests {
     }
 
     #[test]
-    fn texts_whose_dictionaries_do_not_fit_together_are_joined() {
-        let expected = join(&parts(|words| Arc::new(words))).unwrap();
+    fn texts_whose_dictionaries_overflow_are_concatenated() {
+        let expected = concat_texts(&parts(|words| Arc::new(words))).unwrap();
         for encode in [small, views] {
-            let joined = join(&parts(encode)).unwrap();
-            assert_eq!(&cast(&joined, &DataType::Utf8).unwrap(), &expected);
+            let concatenated = concat_texts(&parts(encode)).unwrap();
+            assert_eq!(&cast(&concatenated, &DataType::Utf8).unwrap(), &expected);
         }
-        let joined = join(&parts(lists)).unwrap();
-        assert_eq!(joined.as_list::<i32>().values(), &expected);
+        let concatenated = concat_texts(&parts(lists)).unwrap();
+        assert_eq!(concatenated.as_list::<i32>().values(), &expected);
         let large = |words: StringArray| Arc::new(words.iter().collect::<DictionaryArray<Int32Type>>()) as ArrayRef;
-        let joined = join(&parts(large)).unwrap();
-        assert_eq!(joined.data_type(), large(words(0)).data_type());
-        assert_eq!(&cast(&joined, &DataType::Utf8).unwrap(), &expected);
+        let concatenated = concat_texts(&parts(large)).unwrap();
+        assert_eq!(concatenated.data_type(), large(words(0)).data_type());
+        assert_eq!(&cast(&concatenated, &DataType::Utf8).unwrap(), &expected);
     }
 
     #[test]
-    fn rows_are_joined_where_their_dictionaries_fit_together() {
+    fn rows_are_concatenated_unless_their_dictionaries_overflow() {
         let batches = |columns: Vec<ArrayRef>| {
             let schema = Schema::new(vec![Field::new("x", columns[0].data_type().clone(), true)]);
             let batch = |column| RecordBatch::try_new(Arc::new(schema.clone()), vec![column]).unwrap();
             columns.into_iter().map(batch).collect::<Vec<_>>()
         };
-        let joined = |columns: Vec<ArrayRef>| {
+        let concatenated = |columns: Vec<ArrayRef>| {
             let batches = batches(columns);
-            join_rows(&batches[0].schema(), batches).unwrap().iter().map(RecordBatch::num_rows).collect::<Vec<_>>()
+            concat_rows(&batches[0].schema(), batches).unwrap().iter().map(RecordBatch::num_rows).collect::<Vec<_>>()
         };
-        assert_eq!(joined(parts(|words| Arc::new(words))), [300]);
+        assert_eq!(concatenated(parts(|words| Arc::new(words))), [300]);
         for encode in [small, views, lists] {
-            assert_eq!(joined(parts(encode)), [100, 100, 100]);
+            assert_eq!(concatenated(parts(encode)), [100, 100, 100]);
         }
-        // Of one dictionary, and of several that are small.
+        // One shared dictionary, and several small ones.
         let one = small(words(0));
-        assert_eq!(joined(vec![one.slice(0, 50), one.slice(50, 50)]), [100]);
+        assert_eq!(concatenated(vec![one.slice(0, 50), one.slice(50, 50)]), [100]);
         let few = |n: usize| small(words(n).slice(0, 40));
-        assert_eq!(joined(vec![few(0), few(100), few(200)]), [120]);
+        assert_eq!(concatenated(vec![few(0), few(100), few(200)]), [120]);
     }
 }

@@ -1,6 +1,6 @@
-//! What stands in the place of an operator or a function of another version: it fails when it is run.
+//! Placeholders for operators and functions that cannot be deserialised. They fail when they are executed.
 //!
-//! Ballista's executors throw the reason away when a plan cannot be read; what a task says when it fails reaches the user.
+//! Ballista's executors do not report why a plan cannot be deserialised, but they report why a task fails.
 
 use std::{fmt, sync::Arc};
 
@@ -15,8 +15,8 @@ use datafusion::{
     },
 };
 
-/// An operator that adds columns, and fails.
-pub(super) fn operator(
+/// An operator that would add columns to its input, and fails.
+pub(super) fn failing_operator(
     input: &Arc<dyn ExecutionPlan>,
     added: &Schema,
     reason: String,
@@ -25,36 +25,35 @@ pub(super) fn operator(
     let schema: SchemaRef = Arc::new(Schema::new(fields));
     let (partitions, emission) = (input.output_partitioning().clone(), input.pipeline_behavior());
     let properties = PlanProperties::new(EquivalenceProperties::new(schema), partitions, emission, input.boundedness());
-    Ok(Arc::new(RefusedExec { input: Arc::clone(input), added: added.clone(), reason, properties: properties.into() }))
+    Ok(Arc::new(FailingExec { input: Arc::clone(input), added: added.clone(), reason, properties: properties.into() }))
 }
 
-/// A plan of no columns that fails with `error` when it is run.
+/// A plan without columns that fails with the message of `error` when it is executed.
 #[must_use]
 pub fn failing(error: DataFusionError) -> Arc<dyn ExecutionPlan> {
-    let nothing = Schema::empty();
-    let input: Arc<dyn ExecutionPlan> = Arc::new(EmptyExec::new(Arc::new(nothing.clone())));
+    let input: Arc<dyn ExecutionPlan> = Arc::new(EmptyExec::new(Arc::new(Schema::empty())));
     let properties = Arc::clone(input.properties());
     let reason = error.message().into_owned();
-    Arc::new(RefusedExec { input, added: nothing, reason, properties })
+    Arc::new(FailingExec { input, added: Schema::empty(), reason, properties })
 }
 
 #[derive(Debug)]
-struct RefusedExec {
+struct FailingExec {
     input: Arc<dyn ExecutionPlan>,
     added: Schema,
     reason: String,
     properties: Arc<PlanProperties>,
 }
 
-impl DisplayAs for RefusedExec {
+impl DisplayAs for FailingExec {
     fn fmt_as(&self, _: DisplayFormatType, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "RefusedExec: {}", self.reason)
+        write!(f, "FailingExec: {}", self.reason)
     }
 }
 
-impl ExecutionPlan for RefusedExec {
+impl ExecutionPlan for FailingExec {
     fn name(&self) -> &'static str {
-        "RefusedExec"
+        "FailingExec"
     }
 
     fn properties(&self) -> &Arc<PlanProperties> {
@@ -73,8 +72,8 @@ impl ExecutionPlan for RefusedExec {
     }
 
     fn with_new_children(self: Arc<Self>, children: Vec<Arc<dyn ExecutionPlan>>) -> Result<Arc<dyn ExecutionPlan>> {
-        let [input] = children.as_slice() else { return internal_err!("RefusedExec has one input") };
-        operator(input, &self.added, self.reason.clone())
+        let [input] = children.as_slice() else { return internal_err!("FailingExec has one input") };
+        failing_operator(input, &self.added, self.reason.clone())
     }
 
     fn execute(&self, _: usize, _: Arc<TaskContext>) -> Result<SendableRecordBatchStream> {
@@ -83,18 +82,18 @@ impl ExecutionPlan for RefusedExec {
 }
 
 /// A function that fails.
-pub(super) fn function(name: String, reason: String) -> ScalarUDF {
-    ScalarUDF::new_from_impl(Refused { name, reason, signature: Signature::variadic_any(Volatility::Volatile) })
+pub(super) fn failing_function(name: String, reason: String) -> ScalarUDF {
+    ScalarUDF::new_from_impl(FailingFunction { name, reason, signature: Signature::variadic_any(Volatility::Volatile) })
 }
 
 #[derive(Debug, PartialEq, Eq, Hash)]
-struct Refused {
+struct FailingFunction {
     name: String,
     reason: String,
     signature: Signature,
 }
 
-impl ScalarUDFImpl for Refused {
+impl ScalarUDFImpl for FailingFunction {
     fn name(&self) -> &str {
         &self.name
     }
