@@ -292,7 +292,7 @@ pub(crate) fn block_on<T>(future: impl Future<Output = Result<T>>) -> Result<T> 
     let runtime = runtime.map_err(|e| Error::Failed(format!("cannot start threads: {e}")))?;
     let outcome = runtime.block_on(future);
     #[cfg(feature = "cluster")]
-    runtime.block_on(crate::cluster::settled());
+    runtime.block_on(crate::cluster::release_jobs());
     // What was left in the middle removes its temporary files. A read of standard input that waits for a line cannot be
     // called off, and the process must end without it.
     runtime.shutdown_timeout(ENDING);

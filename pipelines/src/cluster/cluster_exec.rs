@@ -1,4 +1,4 @@
-//! A part of a plan that runs on the cluster, in a task for each partition or for a few.
+//! [`ClusterExec`] runs a subplan on the cluster.
 
 use std::{
     fmt,
@@ -20,38 +20,36 @@ use futures::{
     future::{BoxFuture, Shared},
 };
 
-use super::{
-    client::{Cluster, Results},
-    travel::Plan,
-};
-use crate::sql::ELSEWHERE;
+use super::{client::Cluster, distributable::Plan, results::Results};
+use crate::sql::CLUSTER_EXEC;
 
-/// Who comes first starts the job; all wait for the same.
-type Started = Shared<BoxFuture<'static, Result<Arc<Results>, Arc<DataFusionError>>>>;
+/// The job of a plan. The first partition starts it, all await it.
+type SharedJob = Shared<BoxFuture<'static, Result<Arc<Results>, Arc<DataFusionError>>>>;
 
-/// Runs its plan on a cluster. Partitions are those of the plan, with its rows in their order.
+/// Runs a plan on a cluster, with the partitioning and the order of the plan.
 pub(super) struct ClusterExec {
     plan: Plan,
     cluster: Cluster,
     properties: Arc<PlanProperties>,
-    started: Mutex<Option<Started>>,
+    job: Mutex<Option<SharedJob>>,
     metrics: ExecutionPlanMetricsSet,
 }
 
 impl ClusterExec {
     pub(super) fn new(plan: Plan, properties: Arc<PlanProperties>, cluster: Cluster) -> Self {
-        Self { plan, cluster, properties, started: Mutex::default(), metrics: ExecutionPlanMetricsSet::new() }
+        Self { plan, cluster, properties, job: Mutex::default(), metrics: ExecutionPlanMetricsSet::new() }
     }
 
-    fn started(&self, context: &TaskContext) -> Started {
-        let mut started = self.started.lock().unwrap_or_else(PoisonError::into_inner);
+    /// Starts the job, or returns the one that was started.
+    fn job(&self, context: &TaskContext) -> SharedJob {
+        let mut job = self.job.lock().unwrap_or_else(PoisonError::into_inner);
         let start = || {
             let (plan, cluster, config) =
                 (Arc::clone(&self.plan), self.cluster.clone(), context.session_config().clone());
             let results = async move { cluster.results(plan, &config).await.map(Arc::new).map_err(Arc::new) };
             results.boxed().shared()
         };
-        started.get_or_insert_with(start).clone()
+        job.get_or_insert_with(start).clone()
     }
 }
 
@@ -69,7 +67,7 @@ impl DisplayAs for ClusterExec {
 
 impl ExecutionPlan for ClusterExec {
     fn name(&self) -> &'static str {
-        ELSEWHERE
+        CLUSTER_EXEC
     }
 
     fn properties(&self) -> &Arc<PlanProperties> {
@@ -93,16 +91,16 @@ impl ExecutionPlan for ClusterExec {
     }
 
     fn execute(&self, partition: usize, context: Arc<TaskContext>) -> Result<SendableRecordBatchStream> {
-        let (started, schema) = (self.started(&context), self.schema());
-        let counted = BaselineMetrics::new(&self.metrics, partition);
+        let (job, schema) = (self.job(&context), self.schema());
+        let metrics = BaselineMetrics::new(&self.metrics, partition);
         let rows = async move {
-            let results = started.await.map_err(|error| DataFusionError::from(&error))?;
+            let results = job.await.map_err(|error| DataFusionError::from(&error))?;
             let rows = results.partition(partition).await?;
-            // The job is held until all that read of it are done: dropped before, it is taken back.
+            // Holds the job until the last partition is read: dropping it would cancel the job.
             Ok::<_, DataFusionError>(rows.inspect(move |batch| {
-                let _held = &results;
+                let _job = &results;
                 if let Ok(batch) = batch {
-                    counted.record_output(batch.num_rows());
+                    metrics.record_output(batch.num_rows());
                 }
             }))
         };

@@ -1,5 +1,5 @@
-//! What a bulk job asks of executors: the columns of [`elmo::ColumnEmbedder`], counts included, and what it says of its
-//! outputs.
+//! The operators of a bulk job on a cluster: [`ColumnsExec`] runs a [`ColumnEmbedder`] over a column of texts, and
+//! [`DescribeExec`] returns the metadata of its output.
 
 use std::{fmt, sync::Arc};
 
@@ -24,33 +24,36 @@ use elmo_udfs::{
 };
 use futures::{StreamExt, TryStreamExt};
 
-/// Batches under way at once in a task.
-const AHEAD: usize = 4;
-/// Numbers in [`ColumnStats`].
+/// Batches embedded concurrently in a task.
+const CONCURRENT_BATCHES: usize = 4;
+/// Number of fields in [`ColumnStats`].
 const COUNTS: usize = 7;
 
-/// A model and settings, and what executors said of them.
+/// The model and the settings of a job.
 #[derive(Debug, Clone)]
-pub(super) struct Work {
+pub(super) struct EmbedTask {
     pub(super) model: SentModel,
     pub(super) spec: EmbedSpec,
-    /// What outputs say of what made them, as [`Describe`] told: each executor compares.
+    /// The pairs that [`DescribeExec`] returned. Every executor compares them with its own. Empty in `DescribeExec`.
     pub(super) expected: Vec<(String, String)>,
 }
 
-impl Work {
-    /// An embedder of this process.
+impl EmbedTask {
+    /// Opens the model in this process.
+    ///
+    /// # Errors
+    /// If the model cannot be opened, or if the metadata of its output differs from `expected`.
     async fn embedder(&self, host: Arc<dyn ModelHost>) -> Result<ColumnEmbedder> {
-        let work = self.clone();
+        let task = self.clone();
         let opened = tokio::task::spawn_blocking(move || {
-            let elmo = work.model.open(host.as_ref()).map_err(|e| model_failed(e.to_string()))?;
-            let embedder = ColumnEmbedder::new(&elmo, work.spec.clone()).map_err(external)?;
-            match work.expected.is_empty() || work.expected == described(&embedder) {
+            let elmo = task.model.open(host.as_ref()).map_err(|e| model_error(e.to_string()))?;
+            let embedder = ColumnEmbedder::new(&elmo, task.spec.clone()).map_err(external)?;
+            match task.expected.is_empty() || task.expected == metadata(&embedder) {
                 true => Ok(embedder),
-                false => Err(other(&work.expected, &described(&embedder), &host.name())),
+                false => Err(metadata_mismatch(&task.expected, &metadata(&embedder), &host.name())),
             }
         });
-        opened.await.unwrap_or_else(|e| Err(model_failed(format!("the model was not opened: {e}"))))
+        opened.await.unwrap_or_else(|e| Err(model_error(format!("opening the model failed: {e}"))))
     }
 
     fn layout(&self) -> Result<ColumnLayout> {
@@ -59,15 +62,17 @@ impl Work {
     }
 }
 
-/// Why executors must not work on one output together.
-fn other(expected: &[(String, String)], here: &[(String, String)], host: &str) -> DataFusionError {
-    let differs = here.iter().find(|pair| !expected.contains(pair));
+/// Two executors that would write different metadata or vectors to one output.
+fn metadata_mismatch(expected: &[(String, String)], actual: &[(String, String)], host: &str) -> DataFusionError {
+    let differs = actual.iter().find(|pair| !expected.contains(pair));
     let (key, value) = differs.cloned().unwrap_or_default();
-    let theirs = expected.iter().find(|(there, _)| *there == key).map_or("", |(_, value)| value);
-    model_failed(format!("{host} has {key} {value:?}, and another executor {theirs:?}: start all of them alike"))
+    let other = expected.iter().find(|(other, _)| *other == key).map_or("", |(_, value)| value);
+    model_error(format!(
+        "{host} has {key} {value:?} and another executor has {other:?}; start all executors with the same settings"
+    ))
 }
 
-fn model_failed(reason: String) -> DataFusionError {
+fn model_error(reason: String) -> DataFusionError {
     DataFusionError::External(Box::new(ModelFailed(reason)))
 }
 
@@ -75,61 +80,61 @@ fn external(error: elmo::Error) -> DataFusionError {
     DataFusionError::External(Box::new(error))
 }
 
-/// What an output says of what made it, and the kind of device that did.
-fn described(embedder: &ColumnEmbedder) -> Vec<(String, String)> {
+/// The metadata of outputs, and the kind of device.
+fn metadata(embedder: &ColumnEmbedder) -> Vec<(String, String)> {
     let mut pairs = embedder.metadata();
     pairs.push((DEVICE.to_owned(), embedder.device_kind().to_owned()));
     pairs
 }
 
-/// Pairs of [`Describe`] that are not for outputs.
+/// Keys of [`DescribeExec`] that are not metadata of outputs.
 pub(super) const DEVICE: &str = "device";
 pub(super) const TOKENS_AT_ONCE: &str = "tokens at once";
 
-/// Where an operator runs: nowhere, in the process that only sends it.
+/// The models of the process that an operator is in. [`ModelHost`] with [`fmt::Debug`] as its name.
 #[derive(Clone)]
-pub(super) struct Place(pub(super) Arc<dyn ModelHost>);
+pub(super) struct Host(pub(super) Arc<dyn ModelHost>);
 
-impl fmt::Debug for Place {
+impl fmt::Debug for Host {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(&self.0.name())
     }
 }
 
-/// One row per pair that an executor says of a model and settings.
+/// Returns the metadata of the output of a task, one `(key, value)` pair per row.
 #[derive(Debug)]
-pub(super) struct Describe {
-    pub(super) work: Work,
-    place: Place,
+pub(super) struct DescribeExec {
+    pub(super) task: EmbedTask,
+    host: Host,
     properties: Arc<PlanProperties>,
 }
 
-impl Describe {
-    pub(super) fn new(work: Work, place: Place) -> Self {
+impl DescribeExec {
+    pub(super) fn new(task: EmbedTask, host: Host) -> Self {
         let field = |name| Field::new(name, DataType::Utf8, false);
         let schema = Arc::new(Schema::new(vec![field("key"), field("value")]));
-        Self { work, place, properties: properties(schema, Partitioning::UnknownPartitioning(1)) }
+        Self { task, host, properties: properties(schema, Partitioning::UnknownPartitioning(1)) }
     }
 }
 
-/// Embeds the only column of its input.
+/// Embeds the first column of its input. Returns the columns of [`EmbeddedColumns`] and its counts.
 #[derive(Debug)]
-pub(super) struct Columns {
-    pub(super) work: Work,
+pub(super) struct ColumnsExec {
+    pub(super) task: EmbedTask,
     input: Arc<dyn ExecutionPlan>,
-    place: Place,
+    host: Host,
     properties: Arc<PlanProperties>,
 }
 
-impl Columns {
-    pub(super) fn try_new(work: Work, input: Arc<dyn ExecutionPlan>, place: Place) -> Result<Self> {
-        let mut fields: Vec<FieldRef> = work.layout()?.fields().into_iter().map(Arc::new).collect();
+impl ColumnsExec {
+    pub(super) fn try_new(task: EmbedTask, input: Arc<dyn ExecutionPlan>, host: Host) -> Result<Self> {
+        let mut fields: Vec<FieldRef> = task.layout()?.fields().into_iter().map(Arc::new).collect();
         fields.push(Arc::new(Field::new("tokens_read", DataType::UInt32, false)));
         fields.push(Arc::new(Field::new("counts", counts_type(), false)));
         fields.push(Arc::new(Field::new("error_label", DataType::Utf8, true)));
         let schema = Arc::new(Schema::new(fields));
         let properties = properties(schema, input.output_partitioning().clone());
-        Ok(Self { work, input, place, properties })
+        Ok(Self { task, input, host, properties })
     }
 }
 
@@ -146,29 +151,31 @@ fn properties(schema: SchemaRef, partitions: Partitioning) -> Arc<PlanProperties
     Arc::new(PlanProperties::new(equivalence, partitions, EmissionType::Incremental, Boundedness::Bounded))
 }
 
-/// The columns of a batch. Its counts stand in its first row, so that what is cut and put together anew adds up.
-fn to_batch(schema: SchemaRef, done: EmbeddedColumns) -> Result<RecordBatch> {
-    let rows = done.vectors.len();
+/// Encodes embedded columns as a batch. The counts are in the first row and zero in all others, so that slicing and
+/// concatenating batches keeps their sum.
+fn to_batch(schema: SchemaRef, embedded: EmbeddedColumns) -> Result<RecordBatch> {
+    let rows = embedded.vectors.len();
     let mut counts = vec![0; COUNTS * rows];
-    let ColumnStats { rows: _, nulls, empty, sentences, tokens, truncated, errors } = done.stats;
-    let all = [done.stats.rows, nulls, empty, sentences, tokens, truncated, errors];
+    let ColumnStats { rows: _, nulls, empty, sentences, tokens, truncated, errors } = embedded.stats;
+    let all = [embedded.stats.rows, nulls, empty, sentences, tokens, truncated, errors];
     counts.iter_mut().zip(all).for_each(|(count, number)| *count = number as u64);
     let counts = Arc::new(UInt64Array::from(counts));
     let counts = FixedSizeListArray::try_new(counts_item(), COUNTS as i32, counts, None)?;
+    let EmbeddedColumns { vectors, truncated, error, row_errors, tokens, .. } = embedded;
     let mut labels = vec![None; rows];
-    done.row_errors.iter().for_each(|(row, error)| labels[*row] = Some(error.label()));
+    row_errors.iter().for_each(|(row, error)| labels[*row] = Some(error.label()));
     let columns: Vec<ArrayRef> = vec![
-        done.vectors,
-        Arc::new(done.truncated),
-        Arc::new(done.error),
-        Arc::new(done.tokens),
+        vectors,
+        Arc::new(truncated),
+        Arc::new(error),
+        Arc::new(tokens),
         Arc::new(counts),
         Arc::new(StringArray::from(labels)),
     ];
     Ok(RecordBatch::try_new(schema, columns)?)
 }
 
-/// What [`Columns`] made of a column.
+/// Decodes a result of [`ColumnsExec`].
 pub(super) fn from_batch(batch: &RecordBatch) -> EmbeddedColumns {
     let counts = batch.column(4).as_fixed_size_list().values().as_primitive::<UInt64Type>();
     let sum = |at: usize| counts.values().iter().skip(at).step_by(COUNTS).sum::<u64>() as usize;
@@ -195,13 +202,13 @@ pub(super) fn from_batch(batch: &RecordBatch) -> EmbeddedColumns {
     }
 }
 
-impl DisplayAs for Describe {
+impl DisplayAs for DescribeExec {
     fn fmt_as(&self, _: DisplayFormatType, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "DescribeExec: {}", self.work.model.name)
+        write!(f, "DescribeExec: {}", self.task.model.name)
     }
 }
 
-impl ExecutionPlan for Describe {
+impl ExecutionPlan for DescribeExec {
     fn name(&self) -> &'static str {
         "DescribeExec"
     }
@@ -226,27 +233,27 @@ impl ExecutionPlan for Describe {
     }
 
     fn execute(&self, _: usize, _: Arc<TaskContext>) -> Result<SendableRecordBatchStream> {
-        let (work, host, schema) = (self.work.clone(), Arc::clone(&self.place.0), self.schema());
-        let there = Arc::clone(&schema);
+        let (task, host, schema) = (self.task.clone(), Arc::clone(&self.host.0), self.schema());
+        let batch_schema = Arc::clone(&schema);
         let rows = async move {
-            let embedder = work.embedder(host).await?;
-            let mut pairs = described(&embedder);
+            let embedder = task.embedder(host).await?;
+            let mut pairs = metadata(&embedder);
             pairs.push((TOKENS_AT_ONCE.to_owned(), embedder.tokens_at_once().to_string()));
             let (keys, values): (Vec<String>, Vec<String>) = pairs.into_iter().unzip();
             let columns: Vec<ArrayRef> = vec![Arc::new(StringArray::from(keys)), Arc::new(StringArray::from(values))];
-            Ok(RecordBatch::try_new(there, columns)?)
+            Ok(RecordBatch::try_new(batch_schema, columns)?)
         };
         Ok(Box::pin(RecordBatchStreamAdapter::new(schema, futures::stream::once(rows))))
     }
 }
 
-impl DisplayAs for Columns {
+impl DisplayAs for ColumnsExec {
     fn fmt_as(&self, _: DisplayFormatType, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "ColumnsExec: {}", self.work.model.name)
+        write!(f, "ColumnsExec: {}", self.task.model.name)
     }
 }
 
-impl ExecutionPlan for Columns {
+impl ExecutionPlan for ColumnsExec {
     fn name(&self) -> &'static str {
         "ColumnsExec"
     }
@@ -268,23 +275,23 @@ impl ExecutionPlan for Columns {
 
     fn with_new_children(self: Arc<Self>, children: Vec<Arc<dyn ExecutionPlan>>) -> Result<Arc<dyn ExecutionPlan>> {
         let Ok([input]) = <[_; 1]>::try_from(children) else { return internal_err!("ColumnsExec has one input") };
-        Ok(Arc::new(Self::try_new(self.work.clone(), input, self.place.clone())?))
+        Ok(Arc::new(Self::try_new(self.task.clone(), input, self.host.clone())?))
     }
 
     fn execute(&self, partition: usize, context: Arc<TaskContext>) -> Result<SendableRecordBatchStream> {
         let input = self.input.execute(partition, context)?;
-        let (work, host, schema) = (self.work.clone(), Arc::clone(&self.place.0), self.schema());
-        let there = Arc::clone(&schema);
+        let (task, host, schema) = (self.task.clone(), Arc::clone(&self.host.0), self.schema());
+        let batch_schema = Arc::clone(&schema);
         let batches = async move {
-            let embedder = work.embedder(host).await?;
+            let embedder = task.embedder(host).await?;
             let embed = move |batch: Result<RecordBatch>| {
-                let (embedder, schema) = (embedder.clone(), Arc::clone(&there));
+                let (embedder, schema) = (embedder.clone(), Arc::clone(&batch_schema));
                 async move {
                     let pending = embedder.submit_async(batch?.column(0)).await.map_err(external)?;
                     to_batch(schema, pending.await.map_err(external)?)
                 }
             };
-            Ok::<_, DataFusionError>(input.map(embed).buffered(AHEAD))
+            Ok::<_, DataFusionError>(input.map(embed).buffered(CONCURRENT_BATCHES))
         };
         let batches = futures::stream::once(batches).try_flatten();
         Ok(Box::pin(RecordBatchStreamAdapter::new(schema, batches)))

@@ -1,4 +1,5 @@
-//! Partitions one after the other: rows come in the order of the files, as a cluster's partitions are there at once.
+//! [`InOrderExec`] concatenates partitions in order, so that rows keep the order of the files. The partitions of a cluster's
+//! result become available together, so this costs no concurrency.
 
 use std::{fmt, sync::Arc};
 
@@ -13,12 +14,12 @@ use datafusion::{
 };
 use futures::StreamExt;
 
-use super::travel::Plan;
+use super::distributable::Plan;
 
-/// Batches that a partition computes before it is its turn.
-const AHEAD: usize = 2;
+/// Batches buffered per partition.
+const BUFFERED_BATCHES: usize = 2;
 
-/// One partition of all.
+/// Concatenates the partitions of its input into one.
 #[derive(Debug)]
 pub(super) struct InOrderExec {
     input: Plan,
@@ -70,9 +71,10 @@ impl ExecutionPlan for InOrderExec {
 
     fn execute(&self, _: usize, context: Arc<TaskContext>) -> Result<SendableRecordBatchStream> {
         let partitions = 0..self.input.output_partitioning().partition_count();
-        let started = |partition| Ok(spawn_buffered(self.input.execute(partition, Arc::clone(&context))?, AHEAD));
-        let started = partitions.map(started).collect::<Result<Vec<_>>>()?;
-        let batches = futures::stream::iter(started).flatten();
+        let start =
+            |partition| Ok(spawn_buffered(self.input.execute(partition, Arc::clone(&context))?, BUFFERED_BATCHES));
+        let streams = partitions.map(start).collect::<Result<Vec<_>>>()?;
+        let batches = futures::stream::iter(streams).flatten();
         Ok(Box::pin(RecordBatchStreamAdapter::new(self.schema(), batches)))
     }
 }

@@ -1,4 +1,4 @@
-//! Operators that embed row by row, brought to the cluster's executors with portions of the rows that they need.
+//! [`ClusterRowsExec`] runs row-by-row operators on the cluster over rows that the client sends in chunks.
 
 use std::{collections::VecDeque, fmt, sync::Arc};
 
@@ -26,29 +26,29 @@ use datafusion::{
 use elmo_udfs::plan::exec::EmbedExec;
 use futures::{Stream, StreamExt, TryStreamExt};
 
-use super::{client::Cluster, travel::Plan};
+use super::{client::Cluster, distributable::Plan};
 
-/// Rows of a portion.
-const ROWS: usize = 4096;
-/// Bytes of a portion, from which on it is sent; fewer where each token has a vector.
-const BYTES: usize = 1 << 20;
-/// Rows from which on a portion is one more task.
+/// Maximum rows of a chunk.
+const CHUNK_ROWS: usize = 4096;
+/// Maximum bytes of a chunk; less for calls that return a vector per token.
+const CHUNK_BYTES: usize = 1 << 20;
+/// Rows of a task.
 const TASK_ROWS: usize = 256;
-/// Tasks of a portion.
-const TASKS: usize = 8;
-/// Portions under way at once, for each partition of the input.
-const AHEAD: usize = 3;
-/// The same over all partitions, of which each has one in any case.
-const AHEAD_IN_ALL: usize = 12;
+/// Maximum tasks of a chunk.
+const MAX_TASKS: usize = 8;
+/// Maximum chunks in flight per partition of the input.
+const MAX_CHUNKS: usize = 3;
+/// Maximum chunks in flight over all partitions. Each partition has at least one.
+const MAX_TOTAL_CHUNKS: usize = 12;
 
-/// Runs a chain of operators that work row by row on a cluster, over the rows of its input. Rows keep their order.
+/// Runs a chain of row-by-row operators on a cluster over the rows of its input. Preserves the order of rows.
 pub(super) struct ClusterRowsExec {
-    /// The chain, over nothing.
+    /// The chain over an [`EmptyExec`].
     chain: Plan,
-    /// Operators in it.
+    /// Number of operators in the chain.
     length: usize,
     input: Plan,
-    /// Somebody above may not want all rows: portions are as small as the batches that come, and go one by one.
+    /// Whether a limit above may end the query early. Chunks are then as small as input batches, and sent one at a time.
     stops_early: bool,
     cluster: Cluster,
     properties: Arc<PlanProperties>,
@@ -56,7 +56,7 @@ pub(super) struct ClusterRowsExec {
 }
 
 impl ClusterRowsExec {
-    /// The first `length` operators of `chain`, over `input`.
+    /// Runs the first `length` operators of `chain` over `input`.
     pub(super) fn try_new(
         chain: &Plan,
         length: usize,
@@ -64,27 +64,29 @@ impl ClusterRowsExec {
         stops_early: bool,
         cluster: Cluster,
     ) -> Result<Self> {
-        let properties = Arc::clone(over(chain, length, &input)?.properties());
-        let nothing: Plan = Arc::new(EmptyExec::new(input.schema()));
-        let chain = over(chain, length, &nothing)?;
+        let properties = Arc::clone(with_input(chain, length, &input)?.properties());
+        let empty: Plan = Arc::new(EmptyExec::new(input.schema()));
+        let chain = with_input(chain, length, &empty)?;
         Ok(Self { chain, length, input, stops_early, cluster, properties, metrics: ExecutionPlanMetricsSet::new() })
     }
 
-    /// The chain over nothing, as bytes would have it.
+    /// The chain over an [`EmptyExec`], to test whether it can be serialised.
     pub(super) fn chain(&self) -> &Plan {
         &self.chain
     }
 }
 
-/// The first operators of a chain over another input.
-fn over(chain: &Plan, length: usize, input: &Plan) -> Result<Plan> {
+/// Replaces the input of the first `length` operators of a chain.
+fn with_input(chain: &Plan, length: usize, input: &Plan) -> Result<Plan> {
     match chain.children()[..] {
-        [next] if length > 0 => replace_children_if_necessary(Arc::clone(chain), vec![over(next, length - 1, input)?]),
+        [next] if length > 0 => {
+            replace_children_if_necessary(Arc::clone(chain), vec![with_input(next, length - 1, input)?])
+        }
         _ => Ok(Arc::clone(input)),
     }
 }
 
-/// What a portion needs to be computed.
+/// Sends chunks of one partition.
 #[derive(Clone)]
 struct Sender {
     chain: Plan,
@@ -96,23 +98,24 @@ struct Sender {
 }
 
 impl Sender {
-    /// The rows that the chain makes of a portion, in order.
-    async fn send(self, portion: Vec<RecordBatch>) -> Result<Vec<Held>> {
-        let tasks = tasks(&portion)?;
-        drop(portion);
+    /// Runs the chain over a chunk; returns its rows in order.
+    async fn send(self, chunk: Vec<RecordBatch>) -> Result<Vec<ReservedBatch>> {
+        let tasks = tasks(&chunk)?;
+        drop(chunk);
         let scan = MemorySourceConfig::try_new_exec(&tasks, Arc::clone(&self.schema), None)?;
-        let plan = over(&self.chain, self.length, &(scan as Plan))?;
+        let plan = with_input(&self.chain, self.length, &(scan as Plan))?;
         let batches = self.cluster.run(plan, &self.config);
-        batches.map(|batch| Held::try_new(batch?, &self.memory)).try_collect().await
+        batches.map(|batch| ReservedBatch::try_new(batch?, &self.memory)).try_collect().await
     }
 }
 
-/// The rows of a portion in tasks of about as many. Batches stay apart: together, dictionaries may have too many values.
-fn tasks(portion: &[RecordBatch]) -> Result<Vec<Vec<RecordBatch>>> {
-    let count: usize = portion.iter().map(RecordBatch::num_rows).sum();
-    let step = count.div_ceil((count / TASK_ROWS).clamp(1, TASKS)).max(1);
+/// Divides the rows of a chunk evenly into tasks. Does not concatenate batches: a merged dictionary might exceed its key
+/// type.
+fn tasks(chunk: &[RecordBatch]) -> Result<Vec<Vec<RecordBatch>>> {
+    let count: usize = chunk.iter().map(RecordBatch::num_rows).sum();
+    let step = count.div_ceil((count / TASK_ROWS).clamp(1, MAX_TASKS)).max(1);
     let (mut tasks, mut room) = (Vec::new(), 0);
-    for batch in portion {
+    for batch in chunk {
         let mut start = 0;
         while start < batch.num_rows() {
             if room == 0 {
@@ -121,7 +124,7 @@ fn tasks(portion: &[RecordBatch]) -> Result<Vec<Vec<RecordBatch>>> {
             }
             let rows = room.min(batch.num_rows() - start);
             if let Some(task) = tasks.last_mut() {
-                task.push(by_itself(&batch.slice(start, rows))?);
+                task.push(compact(&batch.slice(start, rows))?);
             }
             (start, room) = (start + rows, room - rows);
         }
@@ -129,64 +132,66 @@ fn tasks(portion: &[RecordBatch]) -> Result<Vec<Vec<RecordBatch>>> {
     Ok(tasks)
 }
 
-/// A batch that is counted as long as it waits.
-struct Held {
+/// A buffered batch and its memory reservation.
+struct ReservedBatch {
     batch: RecordBatch,
     _memory: MemoryReservation,
 }
 
-impl Held {
+impl ReservedBatch {
     fn try_new(batch: RecordBatch, memory: &MemoryReservation) -> Result<Self> {
-        let held = memory.new_empty();
-        held.try_grow(batch.get_array_memory_size())?;
-        Ok(Self { batch, _memory: held })
+        let reservation = memory.new_empty();
+        reservation.try_grow(batch.get_array_memory_size())?;
+        Ok(Self { batch, _memory: reservation })
     }
 }
 
-/// Bytes of a portion for a chain: its vectors are to fit into memory.
-fn bytes_of_portion(chain: &Plan) -> usize {
+/// Maximum bytes of a chunk for a chain. Bounds the size of its vectors.
+fn chunk_bytes(chain: &Plan) -> usize {
     let here = chain.downcast_ref().and_then(EmbedExec::bounded_text);
-    let below = chain.children().into_iter().map(bytes_of_portion);
-    below.chain(here).min().unwrap_or(BYTES).min(BYTES)
+    let below = chain.children().into_iter().map(chunk_bytes);
+    below.chain(here).min().unwrap_or(CHUNK_BYTES).min(CHUNK_BYTES)
 }
 
-/// Rows with their bytes.
+/// Rows and their size in bytes.
 type Piece = (RecordBatch, usize);
 
-/// Batches in portions. None is empty.
-fn portions(
+/// Groups the input into chunks of at most [`CHUNK_ROWS`] rows and `max_bytes` bytes. No chunk is empty; a single row may
+/// exceed `max_bytes`.
+fn chunks(
     input: SendableRecordBatchStream,
     stops_early: bool,
-    most: usize,
+    max_bytes: usize,
 ) -> impl Stream<Item = Result<Vec<RecordBatch>>> + Send {
-    futures::stream::try_unfold((input, VecDeque::new()), move |(mut input, mut waiting)| async move {
-        let is_full = |rows: usize, bytes: usize| rows >= ROWS || bytes >= most || (stops_early && rows > 0);
-        let (mut portion, mut rows, mut bytes) = (Vec::new(), 0, 0);
+    futures::stream::try_unfold((input, VecDeque::new()), move |(mut input, mut pending)| async move {
+        let is_full = |rows: usize, bytes: usize| rows >= CHUNK_ROWS || bytes >= max_bytes || (stops_early && rows > 0);
+        let (mut chunk, mut rows, mut bytes) = (Vec::new(), 0, 0);
         while !is_full(rows, bytes) {
-            if waiting.is_empty() {
+            if pending.is_empty() {
                 let Some(batch) = input.next().await.transpose()? else { break };
-                waiting.extend(pieces(&batch, most));
+                pending.extend(pieces(&batch, max_bytes));
             }
-            // One that would be too much begins the next portion.
-            let fits =
-                |(piece, size): &mut Piece| rows + piece.num_rows() <= ROWS && bytes + *size <= most || rows == 0;
-            match waiting.pop_front_if(fits) {
+            // A piece that does not fit starts the next chunk.
+            let fits = |(piece, size): &mut Piece| {
+                rows + piece.num_rows() <= CHUNK_ROWS && bytes + *size <= max_bytes || rows == 0
+            };
+            match pending.pop_front_if(fits) {
                 Some((piece, size)) => {
                     (rows, bytes) = (rows + piece.num_rows(), bytes + size);
-                    portion.push(piece);
+                    chunk.push(piece);
                 }
-                None if waiting.is_empty() => {}
+                None if pending.is_empty() => {}
                 None => break,
             }
         }
-        Ok::<_, DataFusionError>((!portion.is_empty()).then_some((portion, (input, waiting))))
+        Ok::<_, DataFusionError>((!chunk.is_empty()).then_some((chunk, (input, pending))))
     })
 }
 
-/// A batch in pieces that are no larger than a portion, if its rows are about as large as each other.
-fn pieces(batch: &RecordBatch, most: usize) -> Vec<Piece> {
+/// Slices a batch into pieces of at most the size of a chunk, assuming rows of equal size.
+fn pieces(batch: &RecordBatch, max_bytes: usize) -> Vec<Piece> {
     let each = bytes_of(batch).div_ceil(batch.num_rows().max(1)).max(1);
-    let step = (most / each).clamp(1, ROWS);
+    let step = (max_bytes / each).clamp(1, CHUNK_ROWS);
     let piece = |start: usize| {
         let piece = batch.slice(start, step.min(batch.num_rows() - start));
         let size = piece.num_rows() * each;
@@ -195,7 +200,7 @@ fn pieces(batch: &RecordBatch, most: usize) -> Vec<Piece> {
     (0..batch.num_rows()).step_by(step).map(piece).collect()
 }
 
-/// Bytes of a batch that may be a slice of a larger one.
+/// The size of a batch's rows. The batch may be a slice of a larger one.
 fn bytes_of(batch: &RecordBatch) -> usize {
     let column = |column: &ArrayRef| match column.data_type() {
         DataType::Utf8View => column.as_string_view().lengths().map(|length| length as usize).sum(),
@@ -205,8 +210,8 @@ fn bytes_of(batch: &RecordBatch) -> usize {
     batch.columns().iter().map(column).sum()
 }
 
-/// A batch without the texts of others: views are sent with everything that they could point at.
-fn by_itself(batch: &RecordBatch) -> Result<RecordBatch> {
+/// Copies view columns, as IPC would send the whole buffers that they point into.
+fn compact(batch: &RecordBatch) -> Result<RecordBatch> {
     let column = |column: &ArrayRef| match column.data_type() {
         DataType::Utf8View => Arc::new(column.as_string_view().gc()) as ArrayRef,
         DataType::BinaryView => Arc::new(column.as_binary_view().gc()),
@@ -277,18 +282,18 @@ impl ExecutionPlan for ClusterRowsExec {
             config: context.session_config().clone(),
             memory: Arc::new(memory),
         };
-        let counted = BaselineMetrics::new(&self.metrics, partition);
+        let metrics = BaselineMetrics::new(&self.metrics, partition);
         let partitions = self.properties.output_partitioning().partition_count();
-        let ahead = if self.stops_early { 1 } else { (AHEAD_IN_ALL / partitions.max(1)).clamp(1, AHEAD) };
-        // A task of its own each, or nothing would go on while nobody asks for rows.
-        let sent = portions(input, self.stops_early, bytes_of_portion(&self.chain)).map_ok(move |portion| {
-            let sent = SpawnedTask::spawn(sender.clone().send(portion));
+        let in_flight = if self.stops_early { 1 } else { (MAX_TOTAL_CHUNKS / partitions.max(1)).clamp(1, MAX_CHUNKS) };
+        // A task per chunk, so that chunks make progress while the stream is not polled.
+        let sent = chunks(input, self.stops_early, chunk_bytes(&self.chain)).map_ok(move |chunk| {
+            let sent = SpawnedTask::spawn(sender.clone().send(chunk));
             async move { sent.await.unwrap_or_else(|e| Err(DataFusionError::ExecutionJoin(Box::new(e)))) }
         });
-        let batches = sent.try_buffered(ahead).map_ok(|batches| futures::stream::iter(batches.into_iter().map(Ok)));
-        let batches = batches.try_flatten().map_ok(move |held: Held| {
-            counted.record_output(held.batch.num_rows());
-            held.batch
+        let batches = sent.try_buffered(in_flight).map_ok(|batches| futures::stream::iter(batches.into_iter().map(Ok)));
+        let batches = batches.try_flatten().map_ok(move |reserved: ReservedBatch| {
+            metrics.record_output(reserved.batch.num_rows());
+            reserved.batch
         });
         Ok(Box::pin(RecordBatchStreamAdapter::new(self.schema(), batches)))
     }
