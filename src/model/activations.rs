@@ -2,7 +2,7 @@
 
 use tch::{Kind, Tensor};
 
-use super::{DeviceError, StartState, packing::Packings, tensors};
+use super::{DeviceError, StartState, packing::Packings, scalar_ops, tensors};
 
 /// The layers of one batch, on the device.
 #[derive(Debug)]
@@ -59,7 +59,7 @@ impl Activations {
         for &(layer, factor) in factors {
             // Layers may be bfloat16; their mix is not.
             let layer = self.layers[layer].f_to_kind(Kind::Float)?;
-            let term = if factor == 1.0 { layer } else { layer.f_mul_scalar(f64::from(factor))? };
+            let term = if factor == 1.0 { layer } else { scalar_ops::mul(&layer, f64::from(factor))? };
             sum = Some(match sum {
                 None => term,
                 Some(sum) => sum.f_add(&term)?,

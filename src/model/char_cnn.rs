@@ -7,7 +7,7 @@
 
 use tch::{Device, Kind, Tensor};
 
-use super::{DeviceError, kernels, packing::MIN_WIDTH, parameters::NamedTensors, tensors};
+use super::{DeviceError, kernels, packing::MIN_WIDTH, parameters::NamedTensors, scalar_ops, tensors};
 use crate::{
     chars,
     options::{Activation, ModelOptions},
@@ -251,7 +251,7 @@ impl CharCnn {
         }
         let [transform, carry] = tensors::split(&product, [f, f], 1)?;
         let gate = carry.f_sigmoid()?;
-        let kept = gate.f_neg()?.f_add_scalar(1.0)?.f_mul(x)?;
+        let kept = scalar_ops::add(&gate.f_neg()?, 1.0)?.f_mul(x)?;
         *x = gate.f_mul(&transform.f_relu()?)?.f_add(&kept)?;
         Ok(())
     }

@@ -35,6 +35,7 @@ mod mkl;
 mod packing;
 mod parameters;
 mod precision;
+mod scalar_ops;
 mod self_test;
 mod softmax;
 mod start_state;

@@ -6,7 +6,7 @@
 use tch::{Device, Tensor};
 
 use super::{LstmLayer, steps_of};
-use crate::model::{DeviceError, packing::Packings, start_state::LayerState, tensors};
+use crate::model::{DeviceError, packing::Packings, scalar_ops, start_state::LayerState, tensors};
 
 /// Packed rows of one input product on CPU: larger outputs leave the cache before the time loop reads them.
 const CHUNK_ROWS_HOST: usize = 256;
@@ -31,13 +31,13 @@ impl LstmLayer {
         let mut outputs = Vec::with_capacity(packings.steps().len());
         let mut finished = Finished::new(capture);
         for (chunk, input) in chunks.iter().zip(x.f_split_with_sizes(rows, 1)?) {
-            let hoisted = self.bias.f_baddbmm(&input, &self.w_x, 1.0, 1.0)?; // [2, r, 4D]
+            let hoisted = scalar_ops::baddbmm(&self.bias, &input, &self.w_x)?; // [2, r, 4D]
             let widths: Vec<i64> = steps_of(packings, chunk).map(|(_, step)| step.width as i64).collect();
             for ((t, step), gates) in steps_of(packings, chunk).zip(hoisted.f_split_with_sizes(widths, 1)?) {
                 (h, c) = (first_rows(h, step.width)?, first_rows(c, step.width)?);
                 h = begin(h, &constant.h, packings, t)?;
                 c = begin(c, &constant.c, packings, t)?;
-                let z = gates.f_baddbmm(&h, &self.w_h, 1.0, 1.0)?; // [2, w, 4D]
+                let z = scalar_ops::baddbmm(&gates, &h, &self.w_h)?; // [2, w, 4D]
                 (h, c) = self.cell(&z, &c)?;
                 finished.keep(&c, packings, t)?;
                 outputs.push(h.shallow_clone());
@@ -62,7 +62,7 @@ impl LstmLayer {
 /// Bounds every value by `-clip..=clip`. The gradient is 1 up to the bound itself and 0 beyond it.
 fn clipped(t: Tensor, clip: Option<f64>) -> Result<Tensor, DeviceError> {
     match clip {
-        Some(clip) => Ok(t.f_clamp(-clip, clip)?),
+        Some(clip) => scalar_ops::clamp(&t, -clip, clip),
         None => Ok(t),
     }
 }

@@ -27,6 +27,7 @@ use super::{
     DeviceError, Precision,
     packing::{Chunk, Packings, Step},
     parameters::NamedTensors,
+    scalar_ops,
     start_state::LayerState,
     tensors,
 };
@@ -146,7 +147,7 @@ impl LstmLayer {
 /// Adds 1 to the forget gates, as TensorFlow does at run time; the files do not hold it. `[2, 4D]`
 fn with_forget_bias(bias: &Tensor, d: i64) -> Result<Tensor, DeviceError> {
     let [i, j, f, o] = tensors::split(bias, [d; 4], 1)?;
-    Ok(Tensor::f_cat(&[i, j, f.f_add_scalar(1.0)?, o], 1)?)
+    Ok(Tensor::f_cat(&[i, j, scalar_ops::add(&f, 1.0)?, o], 1)?)
 }
 
 /// Time steps of a chunk.
