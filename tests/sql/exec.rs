@@ -234,7 +234,7 @@ async fn the_order_of_a_sort_below_the_operator_is_preserved() {
     let rows = "SELECT (value * 37) % 101 AS id, concat('text ', value) AS text FROM generate_series(1, 100)";
     elmo_udfs::sql(&session, &format!("CREATE TABLE t AS {rows}")).await.unwrap().collect().await.unwrap();
     // The sort key is an output column, determines one, or is no output column.
-    for (query, place) in [
+    for (query, column) in [
         ("SELECT id, elmo_embed(text)[1] + 1 AS x FROM t ORDER BY id", 0),
         ("SELECT x, id FROM (SELECT elmo_embed(text)[1] * 2 AS x, id FROM t) ORDER BY id", 1),
         ("SELECT elmo_embed(text)[1] - 1 AS x, -id AS minus FROM t ORDER BY id DESC", 1),
@@ -243,7 +243,7 @@ async fn the_order_of_a_sort_below_the_operator_is_preserved() {
         let batches = elmo_udfs::sql(&session, query).await.unwrap().collect().await.unwrap();
         let ids: Vec<i64> = batches
             .iter()
-            .flat_map(|batch| batch.column(place).as_primitive::<Int64Type>().values().to_vec())
+            .flat_map(|batch| batch.column(column).as_primitive::<Int64Type>().values().to_vec())
             .collect();
         assert!(ids.len() >= 60 && ids.is_sorted(), "{query}: {ids:?}");
     }

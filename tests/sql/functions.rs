@@ -265,13 +265,12 @@ async fn table_functions_list_models_and_functions() {
     assert_eq!(column(&session, bare).await.as_primitive::<Int64Type>().value(0), 0);
 }
 
-/// A model whose LM head differs from its description when it is opened for the first time. `place` is the process that
-/// opens it.
+/// A model whose LM head differs from its description when it is opened for the first time. `process` opens it.
 #[derive(Debug)]
 struct Replaced {
     described: Elmo,
     first: Mutex<Option<Elmo>>,
-    place: Option<String>,
+    process: Option<String>,
 }
 
 impl ModelSource for Replaced {
@@ -279,8 +278,8 @@ impl ModelSource for Replaced {
         Ok(Card::from(&self.described))
     }
 
-    fn place(&self) -> Option<String> {
-        self.place.clone()
+    fn process(&self) -> Option<String> {
+        self.process.clone()
     }
 
     fn open(&self) -> Result<Elmo, ModelError> {
@@ -290,11 +289,11 @@ impl ModelSource for Replaced {
 
 #[tokio::test]
 async fn a_changed_lm_head_is_an_error() {
-    for (place, expected) in [(None, "the LM head in "), (Some("the executor"), ", as read by the executor,")] {
+    for (process, expected) in [(None, "the LM head in "), (Some("the executor"), ", as read by the executor,")] {
         let model = Replaced {
             described: super::slt::narrow(),
             first: Mutex::new(Some(super::slt::narrow_with(1.0))),
-            place: place.map(str::to_owned),
+            process: process.map(str::to_owned),
         };
         let model = Arc::new(model) as Arc<dyn ModelSource>;
         let session = elmo_udfs::session(&Models::lazy("narrow", [("narrow".to_owned(), model)]));

@@ -56,8 +56,8 @@ fn the_reference_is_up_to_date() {
     if std::env::var_os("UPDATE_DOCS").is_some() {
         std::fs::write(path(), &page).unwrap();
     }
-    let there = std::fs::read_to_string(path()).unwrap_or_default();
-    assert!(there == page, "docs/functions.md is not up to date: run with UPDATE_DOCS=1");
+    let current = std::fs::read_to_string(path()).unwrap_or_default();
+    assert!(current == page, "docs/functions.md is not up to date: run with UPDATE_DOCS=1");
 }
 
 /// Runs the examples of the reference.
@@ -69,8 +69,8 @@ async fn the_examples_of_the_reference_run() {
     let rows =
         "(VALUES (1, 'good', 'The soup was cold.'), (2, 'bad', NULL), (3, 'good', 'A bank.')) AS v (id, label, text)";
     for table in ["reviews", "ascii_reviews"] {
-        let made = format!("CREATE TABLE {table} AS SELECT * FROM {rows}");
-        elmo_udfs::sql(&session, &made).await.unwrap().collect().await.unwrap();
+        let create = format!("CREATE TABLE {table} AS SELECT * FROM {rows}");
+        elmo_udfs::sql(&session, &create).await.unwrap().collect().await.unwrap();
     }
     let (scalar, aggregate) = (functions::scalar(&models), functions::aggregate());
     let documented = scalar.iter().map(|f| f.documentation()).chain(aggregate.iter().map(|f| f.documentation()));

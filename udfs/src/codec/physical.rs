@@ -90,7 +90,7 @@ impl ModelSource for ReceivedModel {
         Some(self.model.address.clone())
     }
 
-    fn place(&self) -> Option<String> {
+    fn process(&self) -> Option<String> {
         Some(self.host.name())
     }
 

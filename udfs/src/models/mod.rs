@@ -164,7 +164,7 @@ impl Models {
         Err(format!(
             "the LM head in {}{} is not the one that the query was planned with: {VOCAB} or {SOFTMAX} differs",
             card.location,
-            entry.source.place().map_or_else(String::new, |place| format!(", as read by {place},")),
+            entry.source.process().map_or_else(String::new, |process| format!(", as read by {process},")),
         ))
     }
 

@@ -71,7 +71,7 @@ pub trait ModelSource: fmt::Debug + Send + Sync {
     }
 
     /// The process that opens the model, if it is not the one that plans the query.
-    fn place(&self) -> Option<String> {
+    fn process(&self) -> Option<String> {
         None
     }
 

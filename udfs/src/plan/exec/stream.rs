@@ -238,7 +238,7 @@ impl EmbedStream {
 
 fn out_of_memory(bytes: usize, reserved: usize) -> DataFusionError {
     resources_datafusion_err!(
-        "embedding the next rows needs {bytes} bytes beside {reserved}, and the memory of the query has no room: raise \
-         --memory-limit (datafusion.runtime.memory_limit), or lower datafusion.execution.batch_size"
+        "embedding the next rows needs {bytes} bytes in addition to {reserved}, which exceeds the memory limit of the query: \
+         raise --memory-limit (datafusion.runtime.memory_limit), or lower datafusion.execution.batch_size"
     )
 }
