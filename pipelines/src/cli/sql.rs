@@ -265,7 +265,7 @@ impl Shell<'_> {
         });
         let ended = tokio::select! {
             ended = &mut running => ended.unwrap_or_else(|e| Err(Error::Failed(format!("the statement failed: {e}")))),
-            () = self.signals.asked() => {
+            () = self.signals.cancelled() => {
                 match self.sql.stop() {
                     true => running.abort(),
                     // It has come too late for this statement, which says what it has done.
