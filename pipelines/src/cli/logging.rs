@@ -134,6 +134,17 @@ pub(super) fn report_early(error: &Error, no_color: bool) {
     write_error(error, colors(no_color));
 }
 
+/// Prints help, the version or an error of clap, without secrets: clap repeats the value of a wrong argument.
+pub(super) fn report_clap(error: &clap::Error) {
+    let text = error.to_string();
+    match redact(&text) {
+        // Without its colours, which could separate the parts of a secret.
+        redacted if error.use_stderr() && redacted != text => say(&redacted),
+        // A closed pipe after `elmo --help | head` is not a failure.
+        _ => drop(error.print()),
+    }
+}
+
 fn write_error(error: &Error, color: bool) {
     let (red, plain) = if color { ("\x1b[1;31m", "\x1b[0m") } else { ("", "") };
     let mut text = format!("{red}error:{plain} {}\n", error.report());

@@ -176,8 +176,7 @@ impl Stop {
     fn report(self, words: &[OsString]) -> u8 {
         match self {
             Self::Words { error, origin } => {
-                // A closed pipe behind `elmo --help | head` is no failure.
-                let _ = error.print();
+                logging::report_clap(&error);
                 if let Some(origin) = origin {
                     logging::note(&format!("note: the value comes from {origin}"));
                 }
