@@ -37,6 +37,6 @@ pub(super) fn run(args: &DoctorArgs) -> Result<Exit> {
     }
     match diagnosis.is_healthy() {
         true => Ok(Exit::Done),
-        false => Err(Error::Check("the self-test failed on this machine; please report the output above".into())),
+        false => Err(Error::check("the self-test failed on this machine; please report the output above")),
     }
 }

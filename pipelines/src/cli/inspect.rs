@@ -4,7 +4,7 @@ use clap::{Args, ValueHint};
 
 use super::{args::block_on, print, print_json};
 use crate::{
-    error::{Error, Exit, Result},
+    error::{Exit, Result},
     output::inspect,
     stores::Stores,
 };
@@ -34,8 +34,5 @@ pub(super) fn run(args: &InspectArgs) -> Result<Exit> {
         true => print_json(&report)?,
         false => print(&report.to_string())?,
     }
-    match report.failure() {
-        None => Ok(Exit::Done),
-        Some(failure) => Err(Error::Check(failure)),
-    }
+    report.error().map_or(Ok(Exit::Done), Err)
 }

@@ -90,8 +90,5 @@ pub(super) fn run(args: &VerifyArgs) -> Result<Exit> {
         true => print_json(&report)?,
         false => print(&report.to_string())?,
     }
-    match report.failure(args.tolerance) {
-        None => Ok(Exit::Done),
-        Some(failure) => Err(Error::Check(failure)),
-    }
+    report.error(args.tolerance).map_or(Ok(Exit::Done), Err)
 }
