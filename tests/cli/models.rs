@@ -170,7 +170,7 @@ fn a_server_that_is_gone_does_not_stop_a_cached_model() {
     server.close();
     let ended = place.exits(&format!("model info {url} --json"), 0);
     assert_eq!(ended.json()["fingerprint"], first);
-    assert!(ended.err.contains("taking it from the cache"), "{ended:?}");
+    assert!(ended.err.contains("using the cached one"), "{ended:?}");
     // Another model of the same server was never fetched.
     place.exits(&format!("model info {url}.zip"), 5);
 }
