@@ -20,7 +20,10 @@ use rustyline::{
 };
 
 use super::Format;
-use crate::error::{Error, Result};
+use crate::{
+    error::{Error, Result},
+    redact::redact,
+};
 
 /// Maximum number of entries in the history.
 const MAX_HISTORY: usize = 10_000;
@@ -169,6 +172,10 @@ impl Repl {
     }
 
     fn remember(&mut self, text: &str) {
+        // A line with a secret is not stored at all, as in psql: a redacted one would be another statement when recalled.
+        if redact(text) != text {
+            return;
+        }
         // A history that cannot be kept is no reason to stop.
         if self.editor.add_history_entry(text).is_ok_and(|added| added)
             && let Some(path) = &self.history
@@ -321,6 +328,26 @@ mod tests {
         assert_eq!(found("sel"), (0, vec!["select".to_owned()]));
         assert_eq!(found("SELECT é"), (7, Vec::new()));
         assert_eq!(found("SELECT "), (7, Vec::new()));
+    }
+
+    #[test]
+    fn lines_with_secrets_are_not_remembered() {
+        let folder = tempfile::tempdir().unwrap();
+        let history = folder.path().join("history");
+        let mut repl = Repl::new(Some(history.clone())).unwrap();
+        for line in [
+            "SELECT 1;",
+            "SELECT * FROM 'https://me:hunter2@host/a.parquet';",
+            "COPY (SELECT 1) TO 'az://container/a.csv?sv=2024-11-04&sig=hunter2';",
+            "\\d 's3://key:hunter2@bucket/a.parquet'",
+            "CREATE EXTERNAL TABLE t STORED AS CSV LOCATION 's3://b/a.csv' OPTIONS ('aws.secret_access_key' 'hunter2');",
+            "SELECT 2;",
+        ] {
+            repl.remember(line);
+        }
+        let stored = std::fs::read_to_string(history).unwrap();
+        assert!(stored.contains("SELECT 1;") && stored.contains("SELECT 2;"), "{stored}");
+        assert!(!stored.contains("hunter2"), "{stored}");
     }
 
     #[test]
