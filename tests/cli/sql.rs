@@ -177,7 +177,7 @@ fn null_in_a_partition_column_is_rejected() {
     };
     let refused = sql(&place, &["-c", &copy("CASE WHEN id > 1 THEN 'late' END")]);
     assert_eq!(refused.code, Some(3), "{refused:?}");
-    assert!(refused.err.contains("PARTITIONED BY kind: a row has NULL there"), "{refused:?}");
+    assert!(refused.err.contains("PARTITIONED BY kind: a row has NULL in this column"), "{refused:?}");
     assert!(!place.path("folders").exists());
     let whole = copy("CASE WHEN id > 1 THEN 'late' ELSE 'early' END");
     assert_eq!(sql(&place, &["-c", &whole]).code, Some(0));
