@@ -1,5 +1,5 @@
-//! `elmo cluster`: a scheduler and executors as separate processes on loopback. Results are compared byte by byte with those
-//! of a single process.
+//! `elmo cluster`: a scheduler and executors as separate processes on loopback. Results are compared byte by byte with
+//! those of a single process.
 
 use std::{fs, process::Stdio, thread, time::Duration};
 
@@ -69,7 +69,8 @@ fn texts(rows: usize, words: usize) -> String {
     (0..rows).map(&mut line).collect()
 }
 
-/// Statements of every kind: scans, sorts, limits, groups, joins, subqueries, windows, unions, in-memory tables, text files.
+/// Statements of every kind: scans, sorts, limits, groups, joins, subqueries, windows, unions, in-memory tables, text
+/// files.
 const STATEMENTS: [&str; 50] = [
     "SELECT id, elmo_embed(text) AS v FROM 'reviews.jsonl'",
     "SELECT id, elmo_embed(text) AS v FROM 'reviews.jsonl' WHERE lang = 'en' ORDER BY id DESC LIMIT 10",

@@ -622,7 +622,8 @@ fn an_error_names_the_invalid_file() {
 #[test]
 fn errors_contain_no_row_values() {
     let place = Place::new();
-    // Schema inference and scan of JSON: a line that is an array, an array with items that are not objects, other types.
+    // Schema inference and scan of JSON: a line that is an array, an array with items that are not objects, other
+    // types.
     place.write("array.json", "[{\"text\": \"planted marker\"}]\n");
     place.write("array.jsonl", "[\"planted marker\"]\n");
     place.write("items.json", "[{\"id\": 1}, \"planted marker\"]");
