@@ -223,7 +223,7 @@ async fn cluster(stores: &Stores, bucket: &str) {
         assert!(there == here, "{name} has other bytes from a cluster");
     }
     executor.signal("-TERM");
-    assert_eq!(executor.ends(), Some(0), "{}", executor.said());
+    assert_eq!(executor.wait(), Some(0), "{}", executor.stderr());
 }
 
 #[tokio::test(flavor = "multi_thread")]

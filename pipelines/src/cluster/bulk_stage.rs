@@ -52,8 +52,9 @@ impl ClusterStage {
     /// Creates a stage. Runs a query on the cluster for the metadata of the output.
     ///
     /// # Errors
-    /// [`Error::Usage`] in state `carry`, which needs all rows in one process; [`elmo::Error`] for settings that the model
-    /// does not support; [`crate::sql::SqlError`] if the cluster does not answer or an executor cannot open the model.
+    /// [`Error::Usage`] in state `carry`, which needs all rows in one process; [`elmo::Error`] for settings that the
+    /// model does not support; [`crate::sql::SqlError`] if the cluster does not answer or an executor cannot open the
+    /// model.
     pub(crate) async fn new(cluster: Cluster, model: &LazyModel, spec: EmbedSpec) -> Result<Arc<Self>> {
         if spec.state == StateMode::Carry {
             let help = "leave out --cluster, or use --state zero or --state warm";

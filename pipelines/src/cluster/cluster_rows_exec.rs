@@ -48,7 +48,8 @@ pub(super) struct ClusterRowsExec {
     /// Number of operators in the chain.
     length: usize,
     input: Plan,
-    /// Whether a limit above may end the query early. Chunks are then as small as input batches, and sent one at a time.
+    /// Whether a limit above may end the query early. Chunks are then as small as input batches, and sent one at a
+    /// time.
     stops_early: bool,
     cluster: Cluster,
     properties: Arc<PlanProperties>,
@@ -109,8 +110,8 @@ impl Sender {
     }
 }
 
-/// Divides the rows of a chunk evenly into tasks. Does not concatenate batches: a merged dictionary might exceed its key
-/// type.
+/// Divides the rows of a chunk evenly into tasks. Does not concatenate batches: a merged dictionary might exceed its
+/// key type.
 fn tasks(chunk: &[RecordBatch]) -> Result<Vec<Vec<RecordBatch>>> {
     let count: usize = chunk.iter().map(RecordBatch::num_rows).sum();
     let step = count.div_ceil((count / TASK_ROWS).clamp(1, MAX_TASKS)).max(1);
@@ -156,8 +157,8 @@ fn chunk_bytes(chain: &Plan) -> usize {
 /// Rows and their size in bytes.
 type Piece = (RecordBatch, usize);
 
-/// Groups the input into chunks of at most [`CHUNK_ROWS`] rows and `max_bytes` bytes. No chunk is empty; a single row may
-/// exceed `max_bytes`.
+/// Groups the input into chunks of at most [`CHUNK_ROWS`] rows and `max_bytes` bytes. No chunk is empty; a single row
+/// may exceed `max_bytes`.
 fn chunks(
     input: SendableRecordBatchStream,
     stops_early: bool,

@@ -1,4 +1,5 @@
-//! The codec of a cluster's plans: serialises the operators of this crate, and delegates those of elmo-udfs and Ballista.
+//! The codec of a cluster's plans: serialises the operators of this crate, and delegates those of elmo-udfs and
+//! Ballista.
 
 use std::sync::Arc;
 
@@ -33,8 +34,8 @@ impl ClusterCodec {
         Arc::new(Self { inner: ElmoCodec::new(ballista, Arc::clone(&host)), host })
     }
 
-    /// Builds an operator from a message. If that fails on a host that [`ModelHost::fails_late`], returns an operator that
-    /// raises the error when it is executed.
+    /// Builds an operator from a message. If that fails on a host that [`ModelHost::fails_late`], returns an operator
+    /// that raises the error when it is executed.
     fn build(
         &self,
         message: TaskMessage,

@@ -1,9 +1,9 @@
 //! Decides which operators and expressions may run on executors with unchanged results.
 //!
-//! Ballista 55 splits plans at shuffles into stages, and some of its rewrites change results: shuffles lose orderings, join
-//! inputs are swapped after planning, windows lose their FILTER, and a failed executor can duplicate rows between stages.
-//! A *subplan* therefore has a single stage: a chain of operators over one scan, each of which processes one partition at a
-//! time. This is an allow-list: operators and expressions that are not listed run in the client.
+//! Ballista 55 splits plans at shuffles into stages, and some of its rewrites change results: shuffles lose orderings,
+//! join inputs are swapped after planning, windows lose their FILTER, and a failed executor can duplicate rows between
+//! stages. A *subplan* therefore has a single stage: a chain of operators over one scan, each of which processes one
+//! partition at a time. This is an allow-list: operators and expressions that are not listed run in the client.
 
 use std::sync::Arc;
 
@@ -178,8 +178,8 @@ fn is_deeper(plan: &Plan, levels: usize) -> bool {
     deeper || plan.children().into_iter().any(|child| is_deeper(child, levels - 1))
 }
 
-/// Whether a subplan has enough tasks to occupy several executors, or is too small to need them. Parquet files are split
-/// between row groups, and may have only one, so their splits are not counted.
+/// Whether a subplan has enough tasks to occupy several executors, or is too small to need them. Parquet files are
+/// split between row groups, and may have only one, so their splits are not counted.
 pub(super) fn is_parallel(subplan: &Plan) -> bool {
     let Some(scan) = scan_of(subplan) else { return true };
     let groups = scan.file_groups.iter().filter(|group| !group.is_empty()).count();
@@ -199,8 +199,8 @@ pub(super) fn reduces(subplan: &Plan) -> bool {
     has_reduction(subplan) && scan_of(subplan).is_some_and(|scan| bytes(scan) > MIN_SPLIT_BYTES as u64)
 }
 
-/// A sort with a limit that runs per partition of a subplan. Its rows include the first rows of the whole. `None` if the
-/// sort has no limit or cannot be serialised.
+/// A sort with a limit that runs per partition of a subplan. Its rows include the first rows of the whole. `None` if
+/// the sort has no limit or cannot be serialised.
 pub(super) fn partition_top_k(sort: &SortExec, subplan: &Plan) -> Option<Plan> {
     let has_limit = sort.fetch().is_some_and(|rows| rows <= MAX_LIMIT) && is_subplan(subplan);
     let mut keys = sort.expr().iter();

@@ -1,5 +1,5 @@
-//! The execution engine of executors: Ballista's, with errors in an [`envelope`], readers that name files in errors, and
-//! without metrics.
+//! The execution engine of executors: Ballista's, with errors in an [`envelope`], readers that name files in errors,
+//! and without metrics.
 
 use std::{fmt, io::ErrorKind, sync::Arc};
 
@@ -79,8 +79,8 @@ impl QueryStageExecutor for StageExecutor {
         self.inner.execute_query_stage(task_id, context).await.map_err(|error| to_envelope(error, &self.name))
     }
 
-    /// Returns no metrics. The scheduler ignores the completion of a task whose operators report other metrics than those
-    /// of an earlier task of the stage, and uses metrics for its web page only, which is not served.
+    /// Returns no metrics. The scheduler ignores the completion of a task whose operators report other metrics than
+    /// those of an earlier task of the stage, and uses metrics for its web page only, which is not served.
     fn collect_plan_metrics(&self) -> Vec<MetricsSet> {
         Vec::new()
     }
@@ -98,8 +98,8 @@ impl QueryStageExecutor for StageExecutor {
     }
 }
 
-/// Puts an error in an envelope. Errors that Ballista handles itself, such as I/O errors, which it retries, stay as they
-/// are.
+/// Puts an error in an envelope. Errors that Ballista handles itself, such as I/O errors, which it retries, stay as
+/// they are.
 fn to_envelope(error: DataFusionError, executor: &str) -> DataFusionError {
     match to_error(&error, executor) {
         Some(error) => DataFusionError::Execution(envelope::encode(&error)),

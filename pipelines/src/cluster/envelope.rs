@@ -1,7 +1,7 @@
 //! The error envelope: transports an error's message, exit code and hint from an executor to the client.
 //!
-//! Ballista formats an executor's error several times with `{:?}` before the client sees it. The envelope is URL-encoded,
-//! which none of these layers changes.
+//! Ballista formats an executor's error several times with `{:?}` before the client sees it. The envelope is
+//! URL-encoded, which none of these layers changes.
 
 use url::form_urlencoded;
 

@@ -70,8 +70,8 @@ impl Executor {
     /// Reserves ports and creates the work folder.
     ///
     /// # Errors
-    /// [`Error::Usage`] if an address cannot be bound or the folder cannot be created; [`elmo::Error`] if a device does not
-    /// exist.
+    /// [`Error::Usage`] if an address cannot be bound or the folder cannot be created; [`elmo::Error`] if a device does
+    /// not exist.
     pub fn new(settings: ExecutorSettings, stores: &Stores) -> Result<Self> {
         // Fails now rather than in the first query.
         elmo::model::resolve_devices(&settings.engine.devices).map_err(elmo::Error::from)?;
@@ -154,8 +154,8 @@ impl Executor {
         format!("{}:{}", self.config.scheduler_host, self.config.scheduler_port)
     }
 
-    /// Runs until a signal or the scheduler stops it; completes running tasks first. Calls `ready` when the executor has
-    /// registered with the scheduler.
+    /// Runs until a signal or the scheduler stops it; completes running tasks first. Calls `ready` when the executor
+    /// has registered with the scheduler.
     ///
     /// # Errors
     /// [`Error::Failed`] with Ballista's error.
@@ -240,8 +240,8 @@ fn port_of(listener: &TcpListener, address: &Address) -> Result<u16> {
     Ok(address.port())
 }
 
-/// The functions that plans refer to by name: all of DataFusion's, including the nested ones that Ballista's default lacks,
-/// and ours that need no model. Plans contain the other functions together with their models.
+/// The functions that plans refer to by name: all of DataFusion's, including the nested ones that Ballista's default
+/// lacks, and ours that need no model. Plans contain the other functions together with their models.
 fn functions() -> BallistaFunctionRegistry {
     let models = elmo_udfs::Models::new("", []);
     (&SessionStateBuilder::new().with_default_features().with_elmo(&models).build()).into()

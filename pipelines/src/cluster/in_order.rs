@@ -1,5 +1,5 @@
-//! [`InOrderExec`] concatenates partitions in order, so that rows keep the order of the files. The partitions of a cluster's
-//! result become available together, so this costs no concurrency.
+//! [`InOrderExec`] concatenates partitions in order, so that rows keep the order of the files. The partitions of a
+//! cluster's result become available together, so this costs no concurrency.
 
 use std::{fmt, sync::Arc};
 

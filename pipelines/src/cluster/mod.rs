@@ -1,17 +1,17 @@
-//! Queries and bulk jobs on a cluster: Ballista's scheduler and executors with the embedding functions registered, and a
-//! client that sends them physical plans.
+//! Queries and bulk jobs on a cluster: Ballista's scheduler and executors with the embedding functions registered, and
+//! a client that sends them physical plans.
 //!
 //! ```text
 //! client: SQL -> physical plan -> subplans, chunks of rows -> scheduler -> tasks -> executors -> vectors -> client
 //! ```
 //!
-//! The client plans queries as a single process does, and runs all operators that need more than one partition at a time;
-//! EXPLAIN shows what runs where. The scheduler needs neither models nor object stores. Executors read files by URL and
-//! open models by the address in the plan. A plan contains the model's fingerprint at planning time, which the executor
-//! checks.
+//! The client plans queries as a single process does, and runs all operators that need more than one partition at a
+//! time; EXPLAIN shows what runs where. The scheduler needs neither models nor object stores. Executors read files by
+//! URL and open models by the address in the plan. A plan contains the model's fingerprint at planning time, which the
+//! executor checks.
 //!
-//! The client sends physical plans because the scheduler would plan logical ones again: it would need the in-memory tables,
-//! the models behind the functions and the fields of their results.
+//! The client sends physical plans because the scheduler would plan logical ones again: it would need the in-memory
+//! tables, the models behind the functions and the fields of their results.
 
 mod bulk_exec;
 mod bulk_stage;
@@ -57,7 +57,8 @@ const MESSAGE_BYTES: u32 = 512 << 20;
 /// Target partitions of a scan, and so its maximum number of tasks.
 const TARGET_PARTITIONS: usize = 16;
 
-/// Minimum size of a file to split. A batch of the engine is about 40 KB of text; smaller tasks cost more than they gain.
+/// Minimum size of a file to split. A batch of the engine is about 40 KB of text; smaller tasks cost more than they
+/// gain.
 const MIN_SPLIT_BYTES: usize = 512 << 10;
 
 /// Seconds until executors delete a result that no client fetched.
@@ -119,14 +120,15 @@ pub(crate) fn session_config() -> SessionConfig {
         .with_information_schema(true)
         .with_target_partitions(TARGET_PARTITIONS)
         .with_repartition_file_min_size(MIN_SPLIT_BYTES)
-        // Ballista prefers sort-merge joins, as they spill. In DataFusion 55 they return wrong rows: pushing a projection
-        // below the join drops columns that only its filter uses.
+        // Ballista prefers sort-merge joins, as they spill. In DataFusion 55 they return wrong rows: pushing a
+        // projection below the join drops columns that only its filter uses.
         .set_bool("datafusion.optimizer.prefer_hash_join", true)
         // As `ElmoSession` does in a single process.
         .set_bool("datafusion.execution.skip_physical_aggregate_schema_check", true)
         // Keeps files in their partitions, so that concatenated partitions are in file order.
         .set_bool("datafusion.execution.enable_file_stream_work_stealing", false)
-        // Ballista rewrites scalar subqueries to joins, which do not reject a subquery of several rows. The client runs them.
+        // Ballista rewrites scalar subqueries to joins, which do not reject a subquery of several rows. The client runs
+        // them.
         .set_bool("datafusion.optimizer.enable_physical_uncorrelated_scalar_subquery", true)
 }
 

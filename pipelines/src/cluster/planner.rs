@@ -1,5 +1,5 @@
-//! The query planner of a cluster's client: sends subplans that embed, or that reduce large files, to the cluster. All other
-//! operators and all writes run in the client.
+//! The query planner of a cluster's client: sends subplans that embed, or that reduce large files, to the cluster. All
+//! other operators and all writes run in the client.
 
 use std::{fmt, sync::Arc};
 
@@ -174,8 +174,8 @@ impl Distributor<'_> {
         self.send(sent, plan)
     }
 
-    /// Sends a subplan below a sort with a limit together with a copy of the sort. The sort in the client merges the rows
-    /// of all tasks.
+    /// Sends a subplan below a sort with a limit together with a copy of the sort. The sort in the client merges the
+    /// rows of all tasks.
     fn send_top_k(&self, plan: &Plan, input: &Plan) -> Option<Plan> {
         let sort = plan.downcast_ref::<SortExec>().filter(|_| self.can_send_scans);
         let top_k = partition_top_k(sort?, input)?;

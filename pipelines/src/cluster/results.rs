@@ -85,8 +85,8 @@ fn no_location(partition: usize) -> ClusterError {
     ClusterError::of_job(&format!("the scheduler returned no location for partition {partition} of the result"))
 }
 
-/// Streams the rows of a partition from one location. The stream fails if the number of rows differs from the number that
-/// the executor wrote.
+/// Streams the rows of a partition from one location. The stream fails if the number of rows differs from the number
+/// that the executor wrote.
 async fn fetch(location: PartitionLocation, schema: SchemaRef) -> Result<SendableRecordBatchStream, DataFusionError> {
     let layout = location.layout();
     let (Some(executor), Some(id)) = (location.executor_meta, location.partition_id) else {

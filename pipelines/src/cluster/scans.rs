@@ -1,6 +1,6 @@
 //! Properties of file scans that DataFusion 55 does not serialise: the compression of CSV and JSON files, the record
-//! terminator of CSV, and whether JSON files are arrays and Arrow files are streams. Executors infer the compression from
-//! the file names; the client runs the other scans itself.
+//! terminator of CSV, and whether JSON files are arrays and Arrow files are streams. Executors infer the compression
+//! from the file names; the client runs the other scans itself.
 
 use std::sync::Arc;
 

@@ -106,7 +106,8 @@ impl Scheduler {
     }
 }
 
-/// Creates the session of a query. Fails while no executor is registered; Ballista would queue the query without a timeout.
+/// Creates the session of a query. Fails while no executor is registered; Ballista would queue the query without a
+/// timeout.
 fn session_builder(executors: Arc<OnceLock<Arc<dyn ClusterState>>>) -> SessionBuilder {
     Arc::new(move |config| {
         // The cluster's state is in memory, so the future is ready.

@@ -1,5 +1,5 @@
-//! Makes the writes of a plan atomic: the files of a COPY or INSERT become visible when its sink has succeeded, or not at
-//! all. See [`super::staging`] and [`super::commit`].
+//! Makes the writes of a plan atomic: the files of a COPY or INSERT become visible when its sink has succeeded, or not
+//! at all. See [`super::staging`] and [`super::commit`].
 
 use std::{fmt, panic::AssertUnwindSafe, sync::Arc};
 

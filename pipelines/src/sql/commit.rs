@@ -1,8 +1,8 @@
 //! All-or-nothing commit of the files that one statement writes.
 //!
-//! [`StagedFiles`] collects files whose content is complete but not yet visible. [`StagedFiles::commit`] publishes all of
-//! them; if one fails, those already published are deleted again. Files of one statement have distinct names, so this
-//! leaves a partial result only if the process dies during the commit.
+//! [`StagedFiles`] collects files whose content is complete but not yet visible. [`StagedFiles::commit`] publishes all
+//! of them; if one fails, those already published are deleted again. A statement that writes several files gives them
+//! new names, so deleting them restores the previous state. Only a process that dies during the commit leaves some.
 
 use std::{
     fmt,
@@ -196,8 +196,8 @@ pub(super) fn write_error(address: &str, error: Error) -> DataFusionError {
     external(StoreError::Request { operation: "write", address: address.to_owned(), source: Box::new(error) })
 }
 
-/// A multipart upload that is aborted when it is dropped before it is completed: object stores keep and charge the parts
-/// of incomplete uploads.
+/// A multipart upload that is aborted when it is dropped before it is completed: object stores keep and charge the
+/// parts of incomplete uploads.
 pub(super) struct StagedUpload {
     upload: Option<Box<dyn MultipartUpload>>,
     files: Weak<StagedFiles>,

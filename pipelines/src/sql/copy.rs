@@ -1,5 +1,5 @@
-//! Derives the format and the compression of COPY from the extension of its target, as FROM does. DataFusion knows neither
-//! `.jsonl` nor compressed extensions.
+//! Derives the format and the compression of COPY from the extension of its target, as FROM does. DataFusion knows
+//! neither `.jsonl` nor compressed extensions.
 
 use std::io::ErrorKind;
 
@@ -38,8 +38,8 @@ pub(super) fn complete(statement: &mut Statement, stores: &Stores) -> Result<()>
     }
 }
 
-/// Rejects folders such as `/proc`, which report a new file as not found. The local store would then create its folder and
-/// retry without end.
+/// Rejects folders such as `/proc`, which report a new file as not found. The local store would then create its folder
+/// and retry without end.
 fn check_writable(target: &Location) -> Result<()> {
     let Some(path) = target.local_path() else { return Ok(()) };
     let Some(folder) = path.ancestors().skip(1).find(|folder| folder.is_dir()) else { return Ok(()) };

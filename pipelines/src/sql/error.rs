@@ -74,8 +74,8 @@ fn coercion_reason(text: &str) -> Cow<'_, str> {
     own.map_or(text, |(_, own)| own.split_once(" No function matches").map_or(own, |(own, _)| own)).into()
 }
 
-/// Replaces the row values that functions of DataFusion quote in their errors, such as `Error parsing 'x' as time`. Keeps
-/// the errors of our own functions and those about tables, which quote names of the statement.
+/// Replaces the row values that functions of DataFusion quote in their errors, such as `Error parsing 'x' as time`.
+/// Keeps the errors of our own functions and those about tables, which quote names of the statement.
 fn without_values(text: Cow<'_, str>) -> Cow<'_, str> {
     if let Some((before, _)) = text.split_once(DUPLICATE_KEY) {
         return format!("{before}{DUPLICATE_KEY}\u{2026}").into();
@@ -116,7 +116,8 @@ pub(super) fn is_invalid_arrow(text: &str) -> bool {
     text.starts_with("Failed to parse Arrow file")
 }
 
-const FOLDER_HELP: &str = "a folder stands for its files with the default extension of the type, such as .json; use a pattern for others: 'logs/*.jsonl'";
+const FOLDER_HELP: &str = "a folder stands for its files with the default extension of the type, such as .json; use a \
+                           pattern for others: 'logs/*.jsonl'";
 
 /// The exit code and the hint for an error.
 fn classify(root: &DataFusionError) -> (Exit, Option<Cow<'static, str>>) {
@@ -143,7 +144,8 @@ fn classify(root: &DataFusionError) -> (Exit, Option<Cow<'static, str>>) {
     }
 }
 
-/// Whether the content of a file is invalid, such as a truncated compressed stream, as opposed to a failing disk or store.
+/// Whether the content of a file is invalid, such as a truncated compressed stream, as opposed to a failing disk or
+/// store.
 pub(super) fn is_invalid_data(error: &std::io::Error) -> bool {
     use ErrorKind::{InvalidData, InvalidInput, Other, UnexpectedEof};
     match error.kind() {

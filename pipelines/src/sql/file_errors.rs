@@ -1,5 +1,5 @@
-//! Adds the file name to errors about the content of a file. DataFusion's readers report what is wrong with a row, but not
-//! in which file of the table.
+//! Adds the file name to errors about the content of a file. DataFusion's readers report what is wrong with a row, but
+//! not in which file of the table.
 
 use std::{any::Any, fmt, sync::Arc};
 
@@ -183,8 +183,8 @@ pub(super) fn address(store: &str, file: &object_store::path::Path) -> String {
     format!("{}{file}", if store.starts_with("file:") { "/" } else { store })
 }
 
-/// A file source that adds the file name to errors. It forwards what execution and display need; optimizer hooks keep their
-/// defaults, because it is inserted into final plans only.
+/// A file source that adds the file name to errors. It forwards what execution and display need; optimizer hooks keep
+/// their defaults, because it is inserted into final plans only.
 struct FileErrorSource(Arc<dyn FileSource>);
 
 impl FileSource for FileErrorSource {

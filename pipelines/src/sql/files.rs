@@ -1,7 +1,7 @@
 //! Files, folders, patterns and URLs as tables: `SELECT … FROM 's3://bucket/reviews/*.parquet'`.
 //!
-//! Names are resolved as by `elmo embed`. Parquet, CSV, JSON and Arrow files become DataFusion's [`ListingTable`]s, with
-//! projection and filter pushdown; text files become [`super::lines`] tables.
+//! Names are resolved as by `elmo embed`. Parquet, CSV, JSON and Arrow files become DataFusion's [`ListingTable`]s,
+//! with projection and filter pushdown; text files become [`super::lines`] tables.
 
 use std::{
     collections::HashMap,
@@ -133,8 +133,9 @@ fn listing_options(format: Arc<dyn FileFormat>) -> ListingOptions {
     ListingOptions::new(format).with_file_extension("")
 }
 
-/// Merges the schemas of several files by column name. CSV files, which DataFusion reads by position, must have the same
-/// columns in the same order. Field metadata, such as the model of a vector column, is kept if all files agree on it.
+/// Merges the schemas of several files by column name. CSV files, which DataFusion reads by position, must have the
+/// same columns in the same order. Field metadata, such as the model of a vector column, is kept if all files agree on
+/// it.
 fn merge_schemas(format: Format, files: &[(String, SchemaRef)]) -> Result<SchemaRef> {
     let Some((first, schema)) = files.first() else { return Ok(Arc::new(Schema::empty())) };
     let mut columns: Vec<Field> = schema.fields().iter().map(|field| field.as_ref().clone()).collect();
@@ -153,7 +154,8 @@ fn merge_schemas(format: Format, files: &[(String, SchemaRef)]) -> Result<Schema
             };
             let Some(data_type) = common_type(format, column.data_type(), other.data_type()) else {
                 return Err(DataFusionError::Plan(format!(
-                    "the column {} is {} in {first} and {} in {file}; read them separately and combine them with UNION ALL",
+                    "the column {} is {} in {first} and {} in {file}; read them separately and combine them with \
+                     UNION ALL",
                     column.name(),
                     column.data_type(),
                     other.data_type()

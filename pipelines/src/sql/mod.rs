@@ -1,12 +1,12 @@
-//! `elmo sql`: a DataFusion session with the embedding functions, with files and URLs as tables, and with several result
-//! formats.
+//! `elmo sql`: a DataFusion session with the embedding functions, with files and URLs as tables, and with several
+//! result formats.
 //!
 //! ```text
 //! text -> statements -> logical plan -> physical plan -> batches -> Printer
 //! ```
 //!
-//! It is built on DataFusion rather than on `datafusion-cli`, which depends on a cloud SDK and an allocator, and registers
-//! object stores of its own instead of those of `elmo embed`.
+//! It is built on DataFusion rather than on `datafusion-cli`, which depends on a cloud SDK and an allocator, and
+//! registers object stores of its own instead of those of `elmo embed`.
 
 mod atomic_write;
 mod cell;
@@ -136,8 +136,8 @@ impl Sql {
     /// # Errors
     /// [`SqlError`] if DataFusion cannot be set up, for example without a temporary folder.
     pub fn new(settings: Settings, stores: &Stores) -> Result<Self> {
-        // DataFusion validates its caches by size and modification time, and object stores report times in whole seconds:
-        // a file replaced within a second would be served from the cache.
+        // DataFusion validates its caches by size and modification time, and object stores report times in whole
+        // seconds: a file replaced within a second would be served from the cache.
         let mut runtime = RuntimeEnvBuilder::new()
             .with_object_store_registry(Arc::new(StoreRegistry(stores.clone())))
             .with_metadata_cache_limit(0)
@@ -176,8 +176,8 @@ impl Sql {
         self.on_cluster
     }
 
-    /// Prevents the running statement from committing files, so that its future can be dropped. Returns `false` if it is
-    /// committing already; the caller must then wait for it.
+    /// Prevents the running statement from committing files, so that its future can be dropped. Returns `false` if it
+    /// is committing already; the caller must then wait for it.
     pub fn stop(&self) -> bool {
         self.commits.cancel()
     }
@@ -236,8 +236,8 @@ impl Sql {
         Err(Error::usage(message, format!("use one of {}", types.join(", "))))
     }
 
-    /// Adds a limit for table output on a cluster, which computes all rows before it returns the first. The limit is one
-    /// more than the table shows, to detect whether there are more.
+    /// Adds a limit for table output on a cluster, which computes all rows before it returns the first. The limit is
+    /// one more than the table shows, to detect whether there are more.
     fn limit_to_table(&self, frame: DataFrame, show: Show) -> Result<DataFrame> {
         use LogicalPlan::{Analyze, Copy, Dml, Explain};
         let is_query = !matches!(frame.logical_plan(), Explain(_) | Analyze(_) | Copy(_) | Dml(_));
@@ -248,8 +248,8 @@ impl Sql {
         }
     }
 
-    /// Writes the result as Parquet, as COPY would. The sink writes to an object store, so this goes through a temporary
-    /// file.
+    /// Writes the result as Parquet, as COPY would. The sink writes to an object store, so this goes through a
+    /// temporary file.
     async fn write_parquet(&self, frame: DataFrame, progress: &dyn Progress, mut out: Out) -> Result<Answer> {
         let folder = tempfile::tempdir().map_err(|e| Error::io(&std::env::temp_dir(), e))?;
         let path = folder.path().join("result.parquet");

@@ -77,7 +77,8 @@ pub(super) enum Printer {
 pub type Out = Box<dyn Write + Send>;
 
 impl Printer {
-    /// Creates a printer; a table shows up to `max_rows` rows. [`Format::Parquet`] is written by COPY, not by a printer.
+    /// Creates a printer; a table shows up to `max_rows` rows. [`Format::Parquet`] is written by COPY, not by a
+    /// printer.
     pub(super) fn new(format: Format, schema: SchemaRef, max_rows: usize, out: Out) -> Result<Self> {
         // Writes NULLs, so that every object has every key.
         let json = || WriterBuilder::new().with_explicit_nulls(true);

@@ -93,7 +93,8 @@ impl Command {
     }
 }
 
-/// Whether an input is complete: empty, a command, or statements that end with a semicolon outside of quotes and comments.
+/// Whether an input is complete: empty, a command, or statements that end with a semicolon outside of quotes and
+/// comments.
 fn is_complete(text: &str) -> bool {
     let text = text.trim();
     if text.is_empty() || text.starts_with('\\') {

@@ -1,9 +1,9 @@
 //! Object stores that stage writes: files become visible together, when [`StagedFiles::commit`] is called.
 //!
-//! DataFusion's writers complete the files they have begun even if their input fails or the query is dropped, which would
-//! replace existing files by partial ones. Small files stay in memory, as the writers hold them anyway; a multipart upload
-//! per small file would cost an open file each on local disks. Parts of large files go to the store, where they stay
-//! invisible until the upload is completed.
+//! DataFusion's writers complete the files they have begun even if their input fails or the query is dropped, which
+//! would replace existing files by partial ones. Small files stay in memory, as the writers hold them anyway; a
+//! multipart upload per small file would cost an open file each on local disks. Parts of large files go to the store,
+//! where they stay invisible until the upload is completed.
 
 use std::{
     fmt,
