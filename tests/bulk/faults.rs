@@ -4,7 +4,7 @@ use std::{
     collections::BTreeMap,
     fmt,
     sync::{
-        Arc,
+        Arc, Mutex,
         atomic::{AtomicU64, Ordering},
     },
 };
@@ -12,7 +12,7 @@ use std::{
 use async_trait::async_trait;
 use bytes::Bytes;
 use elmo_pipelines::{
-    Error, Exit,
+    Exit,
     bulk::BulkJob,
     bulk::manifest::{Manifest, ManifestError},
     sink::Codec,
@@ -20,12 +20,14 @@ use elmo_pipelines::{
 };
 use futures::{FutureExt, StreamExt, TryStreamExt, stream::BoxStream};
 use object_store::{
-    CopyOptions, GetOptions, GetResult, ListResult, MultipartUpload, ObjectMeta, ObjectStore, ObjectStoreExt, PutMode,
-    PutMultipartOptions, PutOptions, PutPayload, PutResult, Result, UploadPart,
+    CopyOptions, GetOptions, GetResult, ListResult, MultipartId, MultipartUpload, ObjectMeta, ObjectStore,
+    ObjectStoreExt, PutMode, PutMultipartOptions, PutOptions, PutPayload, PutResult, Result, UploadPart,
     client::{HttpError, HttpErrorKind},
     memory::InMemory,
+    multipart::{MultipartStore, PartId},
     path::Path,
 };
+use tokio::sync::Semaphore;
 
 use crate::common::{Hashing, job, run};
 
@@ -392,5 +394,211 @@ async fn a_job_that_is_refused_gives_the_lock_back() {
     for _ in 0..2 {
         let refused = run(&other, &Hashing::default(), &stores).await.unwrap_err();
         assert!(matches!(refused.module(), Some(ManifestError::Differs { .. })), "{refused}");
+    }
+}
+
+/// A store that accepts conditional writes and does not honour them.
+#[derive(Debug)]
+struct Unconditional {
+    inner: InMemory,
+    /// It checks the condition, but another request may come before the write.
+    checks: bool,
+}
+
+impl fmt::Display for Unconditional {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Unconditional")
+    }
+}
+
+#[async_trait]
+impl ObjectStore for Unconditional {
+    async fn put_opts(&self, at: &Path, payload: PutPayload, options: PutOptions) -> Result<PutResult> {
+        if self.checks && options.mode == PutMode::Create && self.inner.head(at).await.is_ok() {
+            return Err(object_store::Error::AlreadyExists { path: at.to_string(), source: "there".into() });
+        }
+        tokio::task::yield_now().await;
+        self.inner.put(at, payload).await
+    }
+
+    async fn put_multipart_opts(&self, at: &Path, options: PutMultipartOptions) -> Result<Box<dyn MultipartUpload>> {
+        self.inner.put_multipart_opts(at, options).await
+    }
+
+    async fn get_opts(&self, at: &Path, options: GetOptions) -> Result<GetResult> {
+        self.inner.get_opts(at, options).await
+    }
+
+    fn delete_stream(&self, at: BoxStream<'static, Result<Path>>) -> BoxStream<'static, Result<Path>> {
+        self.inner.delete_stream(at)
+    }
+
+    fn list(&self, prefix: Option<&Path>) -> BoxStream<'static, Result<ObjectMeta>> {
+        self.inner.list(prefix)
+    }
+
+    async fn list_with_delimiter(&self, prefix: Option<&Path>) -> Result<ListResult> {
+        self.inner.list_with_delimiter(prefix).await
+    }
+
+    async fn copy_opts(&self, from: &Path, to: &Path, options: CopyOptions) -> Result<()> {
+        self.inner.copy_opts(from, to, options).await
+    }
+}
+
+/// In such a store there is no lock, so nothing is written.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_store_without_conditional_writes_is_rejected() {
+    for checks in [false, true] {
+        let store = Arc::new(Unconditional { inner: InMemory::new(), checks });
+        store.inner.put(&Path::from("in/a.txt"), crate::common::lines(25).into()).await.unwrap();
+        let stores = Stores::with_settings([]);
+        stores.insert("memory://faulty", Arc::<Unconditional>::clone(&store));
+        let error = run(&the_job(), &Hashing::default(), &stores).await.unwrap_err();
+        assert_eq!(error.exit(), Exit::Storage);
+        let report = error.report();
+        assert!(report.starts_with("memory://faulty/out/_elmo/probe: the object store does not honour"), "{report}");
+        assert!(report.contains("(If-None-Match): ") && report.contains(" concurrent creates"), "{report}");
+        assert!(error.help().unwrap().contains("supports conditional writes"), "{error:?}");
+        assert!(outcome(&store.inner).await.is_empty());
+    }
+}
+
+/// A store whose uploads have ids, as two jobs see it.
+#[derive(Debug, Default)]
+struct Shared {
+    inner: InMemory,
+    /// Chunks by number, of uploads by id.
+    uploads: Mutex<BTreeMap<String, BTreeMap<usize, PutPayload>>>,
+}
+
+/// One job's view of a store: its requests that publish a part may be held back, and to it every lease has expired.
+#[derive(Debug, Clone)]
+struct View {
+    shared: Arc<Shared>,
+    gate: Option<Arc<Gate>>,
+}
+
+/// Where requests wait.
+#[derive(Debug)]
+struct Gate {
+    reached: Semaphore,
+    released: Semaphore,
+}
+
+impl fmt::Display for View {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("View")
+    }
+}
+
+impl View {
+    /// A job that stops before the store sees the request.
+    async fn freeze(&self) {
+        if let Some(gate) = &self.gate {
+            gate.reached.add_permits(1);
+            gate.released.acquire().await.unwrap().forget();
+        }
+    }
+
+    fn no_upload(id: &str) -> object_store::Error {
+        object_store::Error::NotFound { path: id.to_owned(), source: "NoSuchUpload".into() }
+    }
+}
+
+#[async_trait]
+impl ObjectStore for View {
+    async fn put_opts(&self, at: &Path, payload: PutPayload, options: PutOptions) -> Result<PutResult> {
+        if at.extension() == Some("parquet") {
+            self.freeze().await;
+        }
+        self.shared.inner.put_opts(at, payload, options).await
+    }
+
+    async fn put_multipart_opts(&self, _: &Path, _: PutMultipartOptions) -> Result<Box<dyn MultipartUpload>> {
+        panic!("an upload without an id");
+    }
+
+    async fn get_opts(&self, at: &Path, options: GetOptions) -> Result<GetResult> {
+        let mut found = self.shared.inner.get_opts(at, options).await?;
+        if at.filename() == Some("lock") {
+            found.meta.last_modified -= chrono::TimeDelta::seconds(61);
+        }
+        Ok(found)
+    }
+
+    fn delete_stream(&self, at: BoxStream<'static, Result<Path>>) -> BoxStream<'static, Result<Path>> {
+        self.shared.inner.delete_stream(at)
+    }
+
+    fn list(&self, prefix: Option<&Path>) -> BoxStream<'static, Result<ObjectMeta>> {
+        self.shared.inner.list(prefix)
+    }
+
+    async fn list_with_delimiter(&self, prefix: Option<&Path>) -> Result<ListResult> {
+        self.shared.inner.list_with_delimiter(prefix).await
+    }
+
+    async fn copy_opts(&self, from: &Path, to: &Path, options: CopyOptions) -> Result<()> {
+        self.shared.inner.copy_opts(from, to, options).await
+    }
+}
+
+/// As S3 does it: an upload that was aborted cannot be completed.
+#[async_trait]
+impl MultipartStore for View {
+    async fn create_multipart(&self, _: &Path) -> Result<MultipartId> {
+        let mut uploads = self.shared.uploads.lock().unwrap();
+        let id = format!("upload {}", uploads.len());
+        uploads.insert(id.clone(), BTreeMap::new());
+        Ok(id)
+    }
+
+    async fn put_part(&self, _: &Path, id: &MultipartId, index: usize, data: PutPayload) -> Result<PartId> {
+        let mut uploads = self.shared.uploads.lock().unwrap();
+        uploads.get_mut(id).ok_or_else(|| Self::no_upload(id))?.insert(index, data);
+        Ok(PartId { content_id: index.to_string() })
+    }
+
+    async fn complete_multipart(&self, at: &Path, id: &MultipartId, parts: Vec<PartId>) -> Result<PutResult> {
+        self.freeze().await;
+        let chunks = self.shared.uploads.lock().unwrap().remove(id).ok_or_else(|| Self::no_upload(id))?;
+        assert_eq!(parts.len(), chunks.len());
+        let bytes = chunks.into_values().flatten().collect::<PutPayload>();
+        self.shared.inner.put(at, bytes).await
+    }
+
+    async fn abort_multipart(&self, _: &Path, id: &MultipartId) -> Result<()> {
+        self.shared.uploads.lock().unwrap().remove(id).map(drop).ok_or_else(|| Self::no_upload(id))
+    }
+}
+
+/// A job stops when all that is left of a part is one request, for longer than its lease lasts. Another job takes over
+/// and begins anew with other settings. The request of the first job then fails, and changes nothing.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_job_that_lost_its_lease_replaces_no_part_of_its_successor() {
+    // The first part is uploaded in chunks, or in one request.
+    for input in ["in/a.txt", "in/b.txt"] {
+        let shared = Arc::new(Shared::default());
+        let from = inputs().await.get(&Path::from(input)).await.unwrap().bytes().await.unwrap();
+        shared.inner.put(&Path::from("in/text.txt"), from.into()).await.unwrap();
+        let gate = Arc::new(Gate { reached: Semaphore::new(0), released: Semaphore::new(0) });
+        let stores = |gate| {
+            let stores = Stores::with_settings([]);
+            stores.insert_with_uploads("memory://faulty", Arc::new(View { shared: Arc::clone(&shared), gate }));
+            stores
+        };
+        let (frozen, successor) = (stores(Some(Arc::clone(&gate))), stores(None));
+        let first = tokio::spawn(async move { run(&the_job(), &Hashing::default(), &frozen).await });
+        gate.reached.acquire().await.unwrap().forget();
+
+        let other = BulkJob { rows_per_file: Some(9), overwrite: true, ..the_job() };
+        run(&other, &Hashing::default(), &successor).await.unwrap();
+        let written = outcome(&shared.inner).await;
+        gate.released.add_permits(1);
+        let error = first.await.unwrap().unwrap_err();
+        assert!(matches!(error.module(), Some(ManifestError::Overtaken { .. })), "{input}: {error}");
+        assert!(outcome(&shared.inner).await == written, "{input}: a part was replaced");
+        assert!(shared.uploads.lock().unwrap().is_empty(), "{input}: an upload was left behind");
     }
 }

@@ -28,6 +28,7 @@ use thiserror::Error;
 use self::lock::{LEASE, Lock};
 use crate::{
     error::{Exit, Fault},
+    sink::Fence,
     source::{InputFile, Position},
     stores::{Location, StoreError},
 };
@@ -341,7 +342,7 @@ impl Manifest {
     pub async fn open(output: &Location, job: &Job, overwrite: bool) -> Result<Self, ManifestError> {
         check_folder(output)?;
         let folder = output.child(FOLDER);
-        let lock = Lock::take(output, &folder).await?;
+        let lock = Lock::acquire(output, &folder).await?;
         let (output, parts, damaged) = (output.clone(), Vec::new(), Vec::new());
         let mut manifest = Self { output, folder, parts, damaged, done: false, put_aside: false, lock };
         match manifest.take_up(job, overwrite).await {
@@ -456,12 +457,17 @@ impl Manifest {
     /// [`ManifestError::Overtaken`] when another job has taken the lease over, [`ManifestError::Vanished`] when the
     /// local lock or the manifest is gone, [`ManifestError::Store`] when the store fails.
     pub async fn hold(&self) -> Result<(), ManifestError> {
-        self.lock.hold(&self.folder).await?;
+        self.lock.verify().await?;
         let job = self.folder.child("job.json");
         match job.head().await? {
             Some(_) => Ok(()),
             None => Err(ManifestError::Vanished { file: job.to_string() }),
         }
+    }
+
+    /// What keeps a job that lost its lock from replacing files of its successor.
+    pub(super) fn fence(&self) -> &impl Fence<Error = crate::Error> {
+        &self.lock
     }
 
     /// Everything that the manifest speaks of is there.
