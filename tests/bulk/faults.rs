@@ -2,14 +2,9 @@
 
 use std::{
     collections::BTreeMap,
-    fmt,
-    sync::{
-        Arc, Mutex,
-        atomic::{AtomicU64, Ordering},
-    },
+    sync::{Arc, atomic::Ordering},
 };
 
-use async_trait::async_trait;
 use bytes::Bytes;
 use elmo_pipelines::{
     Exit,
@@ -18,171 +13,16 @@ use elmo_pipelines::{
     sink::Codec,
     stores::Stores,
 };
-use futures::{FutureExt, StreamExt, TryStreamExt, stream::BoxStream};
-use object_store::{
-    CopyOptions, GetOptions, GetResult, ListResult, MultipartId, MultipartUpload, ObjectMeta, ObjectStore,
-    ObjectStoreExt, PutMode, PutMultipartOptions, PutOptions, PutPayload, PutResult, Result, UploadPart,
-    client::{HttpError, HttpErrorKind},
-    memory::InMemory,
-    multipart::{MultipartStore, PartId},
-    path::Path,
-};
+use futures::{FutureExt, TryStreamExt};
+use object_store::{ObjectMeta, ObjectStore, ObjectStoreExt, PutPayload, memory::InMemory, path::Path};
 use tokio::sync::Semaphore;
 
-use crate::common::{Hashing, job, run};
-
-/// What happens to a request.
-#[derive(Debug, Clone, Copy, PartialEq)]
-enum Fault {
-    /// Fine.
-    None,
-    /// 500, 503, or a timeout before the server did anything.
-    Before,
-    /// The server did it, but the answer was lost.
-    After,
-    /// A list ends early, as if there were no more.
-    Short,
-    /// The connection broke at a request that is not sent again by itself, before or after the server did it.
-    Reset { done: bool },
-}
-
-/// Which request fails, by its number since the store was made.
-type Plan = Arc<dyn Fn(u64) -> Fault + Send + Sync>;
-
-/// Memory, with faults.
-#[derive(Clone)]
-struct Faulty {
-    inner: Arc<InMemory>,
-    plan: Plan,
-    requests: Arc<AtomicU64>,
-}
-
-impl fmt::Debug for Faulty {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("Faulty")
-    }
-}
-
-impl fmt::Display for Faulty {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("Faulty")
-    }
-}
-
-fn reset() -> object_store::Error {
-    let source = HttpError::new(HttpErrorKind::Interrupted, std::io::Error::from(std::io::ErrorKind::ConnectionReset));
-    object_store::Error::Generic { store: "faulty", source: Box::new(source) }
-}
-
-fn failure() -> object_store::Error {
-    object_store::Error::Generic { store: "faulty", source: "503 Service Unavailable".into() }
-}
-
-impl Faulty {
-    fn new(inner: &Arc<InMemory>, plan: Plan) -> Self {
-        Self { inner: Arc::clone(inner), plan, requests: Arc::default() }
-    }
-
-    fn fault(&self) -> Fault {
-        (self.plan)(self.requests.fetch_add(1, Ordering::SeqCst))
-    }
-
-    async fn request<T>(&self, work: impl Future<Output = Result<T>>) -> Result<T> {
-        match self.fault() {
-            Fault::Before => Err(failure()),
-            Fault::After => work.await.and(Err(failure())),
-            Fault::None | Fault::Short | Fault::Reset { .. } => work.await,
-        }
-    }
-
-    /// One that stores do not send again by themselves.
-    async fn change<T>(&self, work: impl Future<Output = Result<T>>) -> Result<T> {
-        match (self.plan)(self.requests.load(Ordering::SeqCst)) {
-            Fault::Reset { done } => {
-                self.requests.fetch_add(1, Ordering::SeqCst);
-                if done { work.await.and(Err(reset())) } else { Err(reset()) }
-            }
-            _ => self.request(work).await,
-        }
-    }
-}
-
-#[async_trait]
-impl ObjectStore for Faulty {
-    async fn put_opts(&self, at: &Path, payload: PutPayload, options: PutOptions) -> Result<PutResult> {
-        let overwrites = options.mode == PutMode::Overwrite;
-        let put = self.inner.put_opts(at, payload, options);
-        if overwrites { self.request(put).await } else { self.change(put).await }
-    }
-
-    async fn put_multipart_opts(&self, at: &Path, options: PutMultipartOptions) -> Result<Box<dyn MultipartUpload>> {
-        let upload = self.request(self.inner.put_multipart_opts(at, options)).await?;
-        Ok(Box::new(FaultyUpload { upload, store: self.clone() }))
-    }
-
-    async fn get_opts(&self, at: &Path, options: GetOptions) -> Result<GetResult> {
-        self.request(self.inner.get_opts(at, options)).await
-    }
-
-    fn delete_stream(&self, at: BoxStream<'static, Result<Path>>) -> BoxStream<'static, Result<Path>> {
-        let store = self.clone();
-        at.then(move |path| {
-            let store = store.clone();
-            async move {
-                let path = path?;
-                store.change(store.inner.delete(&path)).await.map(|()| path)
-            }
-        })
-        .boxed()
-    }
-
-    fn list(&self, prefix: Option<&Path>) -> BoxStream<'static, Result<ObjectMeta>> {
-        match self.fault() {
-            Fault::None | Fault::Reset { .. } => self.inner.list(prefix),
-            Fault::Short => self.inner.list(prefix).take(1).boxed(),
-            Fault::Before | Fault::After => futures::stream::once(async { Err(failure()) }).boxed(),
-        }
-    }
-
-    async fn list_with_delimiter(&self, prefix: Option<&Path>) -> Result<ListResult> {
-        match self.fault() {
-            Fault::None | Fault::Reset { .. } => self.inner.list_with_delimiter(prefix).await,
-            Fault::Short => {
-                let mut list = self.inner.list_with_delimiter(prefix).await?;
-                list.objects.truncate(1);
-                Ok(list)
-            }
-            Fault::Before | Fault::After => Err(failure()),
-        }
-    }
-
-    async fn copy_opts(&self, from: &Path, to: &Path, options: CopyOptions) -> Result<()> {
-        self.request(self.inner.copy_opts(from, to, options)).await
-    }
-}
-
-#[derive(Debug)]
-struct FaultyUpload {
-    upload: Box<dyn MultipartUpload>,
-    store: Faulty,
-}
-
-#[async_trait]
-impl MultipartUpload for FaultyUpload {
-    fn put_part(&mut self, data: PutPayload) -> UploadPart {
-        let part = self.upload.put_part(data);
-        let store = self.store.clone();
-        Box::pin(async move { store.request(part).await })
-    }
-
-    async fn complete(&mut self) -> Result<PutResult> {
-        self.store.request(self.upload.complete()).await
-    }
-
-    async fn abort(&mut self) -> Result<()> {
-        self.upload.abort().await
-    }
-}
+use crate::{
+    common::{Hashing, job, run},
+    faulty::{Fault, Faulty, Plan},
+    frozen::{Gate, Shared, View},
+    unconditional::Unconditional,
+};
 
 fn fine() -> Plan {
     Arc::new(|_| Fault::None)
@@ -397,55 +237,6 @@ async fn a_job_that_is_refused_gives_the_lock_back() {
     }
 }
 
-/// A store that accepts conditional writes and does not honour them.
-#[derive(Debug)]
-struct Unconditional {
-    inner: InMemory,
-    /// It checks the condition, but another request may come before the write.
-    checks: bool,
-}
-
-impl fmt::Display for Unconditional {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("Unconditional")
-    }
-}
-
-#[async_trait]
-impl ObjectStore for Unconditional {
-    async fn put_opts(&self, at: &Path, payload: PutPayload, options: PutOptions) -> Result<PutResult> {
-        if self.checks && options.mode == PutMode::Create && self.inner.head(at).await.is_ok() {
-            return Err(object_store::Error::AlreadyExists { path: at.to_string(), source: "there".into() });
-        }
-        tokio::task::yield_now().await;
-        self.inner.put(at, payload).await
-    }
-
-    async fn put_multipart_opts(&self, at: &Path, options: PutMultipartOptions) -> Result<Box<dyn MultipartUpload>> {
-        self.inner.put_multipart_opts(at, options).await
-    }
-
-    async fn get_opts(&self, at: &Path, options: GetOptions) -> Result<GetResult> {
-        self.inner.get_opts(at, options).await
-    }
-
-    fn delete_stream(&self, at: BoxStream<'static, Result<Path>>) -> BoxStream<'static, Result<Path>> {
-        self.inner.delete_stream(at)
-    }
-
-    fn list(&self, prefix: Option<&Path>) -> BoxStream<'static, Result<ObjectMeta>> {
-        self.inner.list(prefix)
-    }
-
-    async fn list_with_delimiter(&self, prefix: Option<&Path>) -> Result<ListResult> {
-        self.inner.list_with_delimiter(prefix).await
-    }
-
-    async fn copy_opts(&self, from: &Path, to: &Path, options: CopyOptions) -> Result<()> {
-        self.inner.copy_opts(from, to, options).await
-    }
-}
-
 /// In such a store there is no lock, so nothing is written.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_store_without_conditional_writes_is_rejected() {
@@ -461,115 +252,6 @@ async fn a_store_without_conditional_writes_is_rejected() {
         assert!(report.contains("(If-None-Match): ") && report.contains(" concurrent creates"), "{report}");
         assert!(error.help().unwrap().contains("supports conditional writes"), "{error:?}");
         assert!(outcome(&store.inner).await.is_empty());
-    }
-}
-
-/// A store whose uploads have ids, as two jobs see it.
-#[derive(Debug, Default)]
-struct Shared {
-    inner: InMemory,
-    /// Chunks by number, of uploads by id.
-    uploads: Mutex<BTreeMap<String, BTreeMap<usize, PutPayload>>>,
-}
-
-/// One job's view of a store: its requests that publish a part may be held back, and to it every lease has expired.
-#[derive(Debug, Clone)]
-struct View {
-    shared: Arc<Shared>,
-    gate: Option<Arc<Gate>>,
-}
-
-/// Where requests wait.
-#[derive(Debug)]
-struct Gate {
-    reached: Semaphore,
-    released: Semaphore,
-}
-
-impl fmt::Display for View {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("View")
-    }
-}
-
-impl View {
-    /// A job that stops before the store sees the request.
-    async fn freeze(&self) {
-        if let Some(gate) = &self.gate {
-            gate.reached.add_permits(1);
-            gate.released.acquire().await.unwrap().forget();
-        }
-    }
-
-    fn no_upload(id: &str) -> object_store::Error {
-        object_store::Error::NotFound { path: id.to_owned(), source: "NoSuchUpload".into() }
-    }
-}
-
-#[async_trait]
-impl ObjectStore for View {
-    async fn put_opts(&self, at: &Path, payload: PutPayload, options: PutOptions) -> Result<PutResult> {
-        if at.extension() == Some("parquet") {
-            self.freeze().await;
-        }
-        self.shared.inner.put_opts(at, payload, options).await
-    }
-
-    async fn put_multipart_opts(&self, _: &Path, _: PutMultipartOptions) -> Result<Box<dyn MultipartUpload>> {
-        panic!("an upload without an id");
-    }
-
-    async fn get_opts(&self, at: &Path, options: GetOptions) -> Result<GetResult> {
-        let mut found = self.shared.inner.get_opts(at, options).await?;
-        if at.filename() == Some("lock") {
-            found.meta.last_modified -= chrono::TimeDelta::seconds(61);
-        }
-        Ok(found)
-    }
-
-    fn delete_stream(&self, at: BoxStream<'static, Result<Path>>) -> BoxStream<'static, Result<Path>> {
-        self.shared.inner.delete_stream(at)
-    }
-
-    fn list(&self, prefix: Option<&Path>) -> BoxStream<'static, Result<ObjectMeta>> {
-        self.shared.inner.list(prefix)
-    }
-
-    async fn list_with_delimiter(&self, prefix: Option<&Path>) -> Result<ListResult> {
-        self.shared.inner.list_with_delimiter(prefix).await
-    }
-
-    async fn copy_opts(&self, from: &Path, to: &Path, options: CopyOptions) -> Result<()> {
-        self.shared.inner.copy_opts(from, to, options).await
-    }
-}
-
-/// As S3 does it: an upload that was aborted cannot be completed.
-#[async_trait]
-impl MultipartStore for View {
-    async fn create_multipart(&self, _: &Path) -> Result<MultipartId> {
-        let mut uploads = self.shared.uploads.lock().unwrap();
-        let id = format!("upload {}", uploads.len());
-        uploads.insert(id.clone(), BTreeMap::new());
-        Ok(id)
-    }
-
-    async fn put_part(&self, _: &Path, id: &MultipartId, index: usize, data: PutPayload) -> Result<PartId> {
-        let mut uploads = self.shared.uploads.lock().unwrap();
-        uploads.get_mut(id).ok_or_else(|| Self::no_upload(id))?.insert(index, data);
-        Ok(PartId { content_id: index.to_string() })
-    }
-
-    async fn complete_multipart(&self, at: &Path, id: &MultipartId, parts: Vec<PartId>) -> Result<PutResult> {
-        self.freeze().await;
-        let chunks = self.shared.uploads.lock().unwrap().remove(id).ok_or_else(|| Self::no_upload(id))?;
-        assert_eq!(parts.len(), chunks.len());
-        let bytes = chunks.into_values().flatten().collect::<PutPayload>();
-        self.shared.inner.put(at, bytes).await
-    }
-
-    async fn abort_multipart(&self, _: &Path, id: &MultipartId) -> Result<()> {
-        self.shared.uploads.lock().unwrap().remove(id).map(drop).ok_or_else(|| Self::no_upload(id))
     }
 }
 

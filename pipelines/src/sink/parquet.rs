@@ -152,3 +152,71 @@ fn error(location: &Location, error: ParquetError) -> SinkError {
         Err(reason) => SinkError::Encode { file: location.to_string(), reason },
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use arrow::array::{ArrayRef, Int64Array};
+    use object_store::memory::InMemory;
+    use parquet::{
+        arrow::ArrowWriter,
+        file::{metadata::KeyValue, properties::WriterProperties},
+    };
+
+    use super::*;
+    use crate::{sink::Codec, stores::Stores};
+
+    fn rows() -> RecordBatch {
+        RecordBatch::try_from_iter([("id", Arc::new(Int64Array::from_iter(0..100)) as ArrayRef)]).unwrap()
+    }
+
+    fn encoding() -> Encoding {
+        Encoding { vectors: "vector".into(), codec: Codec::Zstd, row_group_bytes: 1 << 20 }
+    }
+
+    async fn writer(location: &Location, rows: &RecordBatch) -> PartWriter {
+        let schema = rows.schema();
+        let mut writer = PartWriter::new(location.clone(), &schema, &encoding(), Buffering::Whole).unwrap();
+        writer.write(rows).await.unwrap();
+        writer
+    }
+
+    fn location() -> Location {
+        let stores = Stores::with_settings([]);
+        stores.insert("memory://x", Arc::new(InMemory::new()));
+        stores.locate("memory://x/out/00000.parquet").unwrap()
+    }
+
+    /// Pairs that are given at the end are where Arrow's writer puts those of its properties: before the schema.
+    #[tokio::test]
+    async fn the_footer_is_that_of_arrow_s_writer() {
+        let (location, rows, pairs) = (location(), rows(), [("b", "1"), ("a", "2")]);
+        let given = pairs.map(|(key, value)| (key.to_owned(), value.to_owned()));
+        let written = writer(&location, &rows).await.create(&given).await.unwrap();
+        let bytes = location.get().await.unwrap().unwrap();
+
+        let properties = encoding().properties(&rows.schema()).unwrap();
+        let pairs = pairs.map(|(key, value)| KeyValue::new(key.to_owned(), value.to_owned()));
+        let properties =
+            WriterProperties::into_builder(properties).set_key_value_metadata(Some(pairs.to_vec())).build();
+        let mut arrow = ArrowWriter::try_new(Vec::new(), rows.schema(), Some(properties)).unwrap();
+        arrow.write(&rows).unwrap();
+        assert!(bytes == arrow.into_inner().unwrap());
+        assert_eq!((written.rows, written.bytes), (100, bytes.len() as u64));
+    }
+
+    #[tokio::test]
+    async fn a_file_is_created_once() {
+        let (location, rows) = (location(), rows());
+        let [first, again, other, dropped] = [100, 100, 99, 98].map(|count| rows.slice(0, count));
+        let first = writer(&location, &first).await.create(&[]).await.unwrap();
+        // As after an attempt whose answer was lost.
+        assert_eq!(writer(&location, &again).await.create(&[]).await.unwrap(), first);
+        let error = writer(&location, &other).await.create(&[]).await.unwrap_err();
+        assert!(matches!(error, SinkError::Exists { .. }), "{error}");
+        assert_eq!(error.to_string(), "memory://x/out/00000.parquet exists");
+        drop(writer(&location.child("never"), &dropped).await);
+        assert!(location.child("never").head().await.unwrap().is_none());
+    }
+}

@@ -29,6 +29,25 @@ pub struct UploadId {
     id: String,
 }
 
+impl UploadId {
+    /// Aborts the upload, which another process may have started, in the store of `location`. An upload that was completed
+    /// or aborted before is left as it is.
+    ///
+    /// # Errors
+    /// [`StoreError::Request`] when the store fails.
+    pub async fn abort(&self, location: &Location) -> Result<(), StoreError> {
+        let Some(store) = location.uploads() else { return Ok(()) };
+        let object = location.at(Path::from(self.path.as_str()));
+        if self.id.is_empty() {
+            return discard_blocks(&object).await;
+        }
+        match store.abort_multipart(&object.path, &self.id).await {
+            Ok(()) | Err(object_store::Error::NotFound { .. }) => Ok(()),
+            Err(e) => Err(StoreError::request("abort an upload of", &object, e)),
+        }
+    }
+}
+
 /// An upload and a handle to it; `None` where the store's client does not return the upload's id.
 pub(crate) type Started = (Box<dyn MultipartUpload>, Option<Handle>);
 
@@ -61,23 +80,6 @@ pub(crate) async fn start(location: &Location) -> object_store::Result<Started> 
         completion: Mutex::default(),
     });
     Ok((Box::new(Chunks { shared: Arc::clone(&shared), next: 0 }), Some(Handle(shared))))
-}
-
-/// Aborts an upload that another process may have started, in the store of `location`. One that was completed or aborted
-/// before is left as it is.
-///
-/// # Errors
-/// [`StoreError::Request`] when the store fails.
-pub(crate) async fn abort(location: &Location, upload: &UploadId) -> Result<(), StoreError> {
-    let Some(store) = location.uploads() else { return Ok(()) };
-    let object = location.at(Path::from(upload.path.as_str()));
-    if upload.id.is_empty() {
-        return discard_blocks(&object).await;
-    }
-    match store.abort_multipart(&object.path, &upload.id).await {
-        Ok(()) | Err(object_store::Error::NotFound { .. }) => Ok(()),
-        Err(e) => Err(StoreError::request("abort an upload of", &object, e)),
-    }
 }
 
 /// Azure has no request to abort an upload, but discards blocks that are not committed when the blob is written.

@@ -33,7 +33,7 @@ use crate::{
     stores::{
         Location, StoreError, UploadId,
         create_once::{probe, version},
-        sync, uploads,
+        sync,
     },
 };
 
@@ -329,7 +329,7 @@ impl Lease {
 
 async fn abort_all(location: &Location, uploads: &[UploadId]) -> Result<(), StoreError> {
     for upload in uploads {
-        uploads::abort(location, upload).await?;
+        upload.abort(location).await?;
     }
     Ok(())
 }
