@@ -17,6 +17,7 @@ pub mod bulk;
 pub mod cli;
 #[cfg(feature = "cluster")]
 pub mod cluster;
+mod crash;
 pub mod demo;
 pub mod diagnose;
 pub mod error;

@@ -9,7 +9,13 @@
 mod common;
 mod encoding;
 mod faults;
+#[path = "../common/faulty.rs"]
+mod faulty;
+#[path = "../common/frozen.rs"]
+mod frozen;
 mod hostile;
 mod http;
 mod inputs;
 mod resume;
+#[path = "../common/unconditional.rs"]
+mod unconditional;

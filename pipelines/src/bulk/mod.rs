@@ -34,38 +34,14 @@ use self::{
     windows::Cutter,
 };
 use crate::{
+    crash::bulk as crash,
     error::{Error, Result},
     report::{Progress, Snapshot},
-    sink::{Codec, Encoding, PartWriter},
+    sink::{Buffering, Codec, Encoding, PartWriter},
     source::{self, Keep, KeptTypes, Plan, Position, Request, Slice},
     stage::{Pending, Stage, Work},
     stores::{Location, Stores},
 };
-
-/// Stops the process at a named point when a test asks for it; nothing at all in a release build.
-macro_rules! crash_point {
-    ($name:literal) => {
-        #[cfg(debug_assertions)]
-        fail::fail_point!($name, |_| -> () { std::process::abort() });
-    };
-}
-
-/// Crash points take a function's place to return from, so each is one.
-mod crash {
-    macro_rules! points {
-        ($($function:ident = $name:literal),+ $(,)?) => {
-            $(pub(super) fn $function() { crash_point!($name); })+
-        };
-    }
-    points! {
-        after_list = "bulk.after_list",
-        before_part = "bulk.before_part",
-        mid_part = "bulk.mid_part",
-        after_upload_before_manifest = "bulk.after_upload_before_manifest",
-        after_manifest = "bulk.after_manifest",
-        before_done = "bulk.before_done",
-    }
-}
 
 /// Windows under way.
 const WINDOWS: usize = 8;
@@ -438,7 +414,7 @@ impl Run<'_> {
         let begun = manifest.parts.get(number).map(|part| part.start);
         let start = begun.or(manifest.position()).unwrap_or_else(|| cutter.position());
         let before = manifest.parts.get(number).map(|part| part.sha256.as_str());
-        let mut open = self.open(manifest.part(number), start, before)?;
+        let mut open = self.open(manifest.part(number), start)?;
         if self.can_pause(manifest, number)
             && let Some(partial) = Partial::load(&manifest.partial(), start, &self.prepared.schema).await
         {
@@ -460,7 +436,7 @@ impl Run<'_> {
                 return Err(error);
             }
         };
-        let written = open.writer.commit().await?;
+        let written = open.writer.replace(&self.stage.metadata(), before, manifest.fence()).await?;
         crash::after_upload_before_manifest();
         manifest.hold().await?;
         Ok(PartEntry {
@@ -516,15 +492,10 @@ impl Run<'_> {
         Ok(manifest.hold().await?)
     }
 
-    fn open(&self, location: Location, start: Position, before: Option<&str>) -> Result<OpenPart> {
+    fn open(&self, location: Location, start: Position) -> Result<OpenPart> {
         let vectors = self.stage.fields().first().map(|field| field.name().clone()).unwrap_or_default();
-        let encoding = Encoding {
-            vectors,
-            codec: self.job.codec,
-            row_group_bytes: self.job.row_group_bytes,
-            metadata: self.stage.metadata(),
-        };
-        let writer = PartWriter::new(location, &self.prepared.schema, &encoding, before)?;
+        let encoding = Encoding { vectors, codec: self.job.codec, row_group_bytes: self.job.row_group_bytes };
+        let writer = PartWriter::new(location, &self.prepared.schema, &encoding, Buffering::Chunk)?;
         Ok(OpenPart::new(writer, start))
     }
 

@@ -24,7 +24,7 @@ use crate::{
     models::ModelSpec,
     report::{Progress, Silent, count},
     sql::{Answer, COMMANDS, Command, Format, Remote, Repl, Settings, Show, Sql, SqlError, Typed, default_history},
-    stores::Stores,
+    stores::{INTERACTIVE_RETRY_FOR, RETRY_FOR, Stores},
 };
 
 /// Query files with SQL: embed, compare and average texts in place
@@ -204,7 +204,10 @@ pub(super) fn run(args: &SqlArgs, common: &CommonArgs) -> Result<Exit> {
             remote: args.remote(),
             memory_limit: args.memory_limit.map(|bytes| bytes.0),
         };
-        let (sql, signals) = (Sql::new(settings, &Stores::from_env())?, Signals::listen(texts.is_none())?);
+        // At the prompt a person waits for the answer.
+        let budget = if texts.is_none() { INTERACTIVE_RETRY_FOR } else { RETRY_FOR };
+        let stores = Stores::from_env().retrying_for(budget);
+        let (sql, signals) = (Sql::new(settings, &stores)?, Signals::listen(texts.is_none())?);
         let mut shell = Shell { sql, common, show: args.show(), signals };
         match texts {
             Some(texts) => shell.script(&texts).await.map(|()| Exit::Done),

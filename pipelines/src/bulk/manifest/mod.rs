@@ -9,7 +9,7 @@
 //! OUTPUT/_elmo/lock             held while a job runs
 //! ```
 //!
-//! Job, entries and totals are created once and never changed ([`PutMode::Create`]), so a second writer that slips past
+//! Job, entries and totals are created once and never changed ([`create_once`]), so a second writer that slips past
 //! the lock is stopped by the first entry that it tries to create; before it publishes a part it asks whether the lock
 //! is still its own. A part without an entry is no part: the next run writes it again, to the same bytes. Each entry
 //! begins where the one before it ends, which is checked before anybody goes on from there.
@@ -21,15 +21,19 @@ mod lock;
 
 use std::collections::{BTreeMap, HashMap};
 
-use object_store::{ObjectMeta, PutMode};
+use object_store::ObjectMeta;
 use serde::{Deserialize, Serialize, de::DeserializeOwned};
 use thiserror::Error;
 
 use self::lock::{LEASE, Lock};
 use crate::{
     error::{Exit, Fault},
+    sink::Fence,
     source::{InputFile, Position},
-    stores::{Location, StoreError},
+    stores::{
+        Location, StoreError,
+        create_once::{self, Created},
+    },
 };
 
 /// Folder of the manifest inside an output.
@@ -341,7 +345,7 @@ impl Manifest {
     pub async fn open(output: &Location, job: &Job, overwrite: bool) -> Result<Self, ManifestError> {
         check_folder(output)?;
         let folder = output.child(FOLDER);
-        let lock = Lock::take(output, &folder).await?;
+        let lock = Lock::acquire(output, &folder).await?;
         let (output, parts, damaged) = (output.clone(), Vec::new(), Vec::new());
         let mut manifest = Self { output, folder, parts, damaged, done: false, put_aside: false, lock };
         match manifest.take_up(job, overwrite).await {
@@ -456,12 +460,17 @@ impl Manifest {
     /// [`ManifestError::Overtaken`] when another job has taken the lease over, [`ManifestError::Vanished`] when the
     /// local lock or the manifest is gone, [`ManifestError::Store`] when the store fails.
     pub async fn hold(&self) -> Result<(), ManifestError> {
-        self.lock.hold(&self.folder).await?;
+        self.lock.verify().await?;
         let job = self.folder.child("job.json");
         match job.head().await? {
             Some(_) => Ok(()),
             None => Err(ManifestError::Vanished { file: job.to_string() }),
         }
+    }
+
+    /// What keeps a job that lost its lock from replacing files of its successor.
+    pub(super) fn fence(&self) -> &impl Fence<Error = crate::Error> {
+        &self.lock
     }
 
     /// Everything that the manifest speaks of is there.
@@ -752,27 +761,25 @@ async fn read<T: DeserializeOwned>(location: &Location) -> Result<Option<T>, Man
     serde_json::from_slice(&bytes).map(Some).map_err(broken)
 }
 
-/// Creates an entry. A request that was applied but whose answer was lost is tried again by the store and then finds
-/// our own entry, which is no conflict.
+/// Creates an entry, unless it exists with the same content, as after a retry of a request that was applied.
 async fn create<T: Serialize + DeserializeOwned + PartialEq>(
     location: &Location,
     value: &T,
 ) -> Result<(), ManifestError> {
     let broken = |e: serde_json::Error| ManifestError::Broken { file: location.to_string(), reason: e.to_string() };
-    let bytes = serde_json::to_vec_pretty(value).map_err(broken)?;
+    let bytes = bytes::Bytes::from(serde_json::to_vec_pretty(value).map_err(broken)?);
     let mut again = true;
     loop {
-        match location.put(bytes.clone().into(), PutMode::Create).await {
-            Ok(_) => return Ok(location.sync()?),
-            Err(object_store::Error::AlreadyExists { .. }) => {}
-            Err(e) => return Err(StoreError::request("write", location, e).into()),
-        }
-        match read::<T>(location).await {
-            Ok(Some(there)) if there == *value => return Ok(()),
+        let found = match create_once::create(location, bytes.clone()).await? {
+            Created::Ours => return Ok(()),
+            Created::Existed(found) => serde_json::from_slice::<T>(&found),
+        };
+        match found {
+            Ok(found) if found == *value => return Ok(()),
             Ok(_) => return Err(ManifestError::Overtaken { file: location.to_string() }),
-            // Nobody writes half of one: a disk lost the rest.
-            Err(ManifestError::Broken { .. }) if again => location.delete().await?,
-            Err(error) => return Err(error),
+            // Entries are written as a whole, so the disk lost the rest of this one.
+            Err(_) if again => location.delete().await?,
+            Err(error) => return Err(broken(error)),
         }
         again = false;
     }
