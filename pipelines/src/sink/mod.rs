@@ -5,9 +5,10 @@
 //! | `encoding` | codec and encoding of the columns |
 //! | `parquet` | [`PartWriter`]: rows into one file |
 //! | `units` | row boundaries at which the encoder is called |
-//! | `upload` | bytes on their way to the store |
+//! | `upload`, `chunks` | bytes on their way to the store |
 //! | `publish` | how a complete file gets its name |
 
+mod chunks;
 mod encoding;
 mod parquet;
 mod publish;

@@ -12,16 +12,16 @@
 use std::time::Duration;
 
 use bytes::Bytes;
-use object_store::{PutMode, WriteMultipart};
+use object_store::PutMode;
 
 use super::{
     SinkError,
-    upload::{State, Upload},
+    chunks::Chunks,
+    upload::{State, Upload, abort},
 };
 use crate::stores::{
     Location, StoreError, UploadId,
     create_once::{self, Created, version},
-    uploads::Handle,
 };
 
 /// How often replacing a file is attempted while others change it.
@@ -70,7 +70,7 @@ pub(super) async fn replace<F: Fence>(upload: Upload, fence: &F) -> Result<(), F
             put.map_err(|e| failed(&location, e))?;
         }
         State::Held(bytes) => replace_whole(&location.retrying_for(F::RETRY_FOR), bytes.into(), fence).await?,
-        State::Chunks(upload, handle) => complete(&location, upload, handle, fence).await?,
+        State::Chunks(chunks) => complete(&location, chunks, fence).await?,
     }
     // A manifest entry that survives a power failure needs its file.
     Ok(location.sync().map_err(SinkError::from)?)
@@ -116,31 +116,30 @@ async fn found(location: &Location, bytes: &Bytes) -> Result<Found, StoreError> 
 }
 
 /// Completes an upload. Its id is in the lease by then, so a successor knows of every upload that can be completed.
-async fn complete<F: Fence>(
-    location: &Location,
-    upload: WriteMultipart,
-    handle: Option<Handle>,
-    fence: &F,
-) -> Result<(), F::Error> {
-    let allowed = match &handle {
-        Some(handle) => fence.renew(Some(handle.id())).await,
-        None => fence.verify().await,
-    };
-    if let Err(error) = allowed {
-        // The error that matters is the fence's.
-        let _ = upload.abort().await;
-        return Err(error);
+async fn complete<F: Fence>(location: &Location, mut chunks: Chunks, fence: &F) -> Result<(), F::Error> {
+    let completed = try_complete(location, &mut chunks, fence).await;
+    match (&completed, &chunks.handle) {
+        (Ok(()), Some(handle)) => fence.completed(handle.id()).await,
+        (Ok(()), None) => {}
+        (Err(_), _) => abort(location, chunks).await,
     }
-    let Some(handle) = handle else {
-        return upload.finish().await.map(drop).map_err(|e| failed(location, e).into());
-    };
-    handle.complete_within(F::RETRY_FOR);
-    if let Err(error) = upload.finish().await {
+    completed
+}
+
+async fn try_complete<F: Fence>(location: &Location, chunks: &mut Chunks, fence: &F) -> Result<(), F::Error> {
+    chunks.flush().await.map_err(|e| failed(location, e))?;
+    match &chunks.handle {
+        Some(handle) => {
+            fence.renew(Some(handle.id())).await?;
+            handle.complete_within(F::RETRY_FOR);
+        }
+        None => fence.verify().await?,
+    }
+    if let Err(error) = chunks.complete().await {
         // A successor may have aborted the upload; then the lease is the reason to report.
         fence.renew(None).await?;
         return Err(failed(location, error).into());
     }
-    fence.completed(handle.id()).await;
     Ok(())
 }
 

@@ -4,22 +4,11 @@ use std::mem;
 
 use bytes::Bytes;
 use futures::{FutureExt, future::BoxFuture};
-use object_store::WriteMultipart;
 use parquet::{arrow::async_writer::AsyncFileWriter, errors::ParquetError};
 use sha2::{Digest, Sha256};
 
-use crate::{
-    reply::summary,
-    stores::{
-        Location,
-        uploads::{self, Handle},
-    },
-};
-
-/// Bytes of one request of an upload in chunks.
-const CHUNK_BYTES: usize = 8 << 20;
-/// Concurrent requests of an upload in chunks.
-const REQUESTS: usize = 4;
+use super::chunks::{CHUNK_BYTES, Chunks};
+use crate::{reply::summary, stores::Location};
 
 /// How much of a file is held in memory until it is complete.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -43,7 +32,7 @@ pub(super) enum State {
     /// All bytes so far.
     Held(Vec<u8>),
     /// Chunks that the store has or is receiving.
-    Chunks(WriteMultipart, Option<Handle>),
+    Chunks(Chunks),
 }
 
 impl Upload {
@@ -62,32 +51,33 @@ impl Upload {
             State::Held(held) => {
                 let held = mem::take(held);
                 self.location.create_parents()?;
-                let (upload, handle) = uploads::start(&self.location).await?;
-                let mut upload = WriteMultipart::new_with_chunk_size(upload, CHUNK_BYTES);
-                upload.put(held.into());
-                upload.put(bytes);
-                self.state = State::Chunks(upload, handle);
+                let mut chunks = Chunks::start(&self.location).await?;
+                chunks.put(held.into()).await?;
+                chunks.put(bytes).await?;
+                self.state = State::Chunks(chunks);
             }
-            State::Chunks(upload, _) => {
-                upload.wait_for_capacity(REQUESTS).await?;
-                upload.put(bytes);
-            }
+            State::Chunks(chunks) => chunks.put(bytes).await?,
         }
         Ok(())
     }
 
     /// Deletes the chunks that the store has.
     pub(super) async fn abort(self) {
-        if let State::Chunks(upload, _) = self.state
-            && let Err(error) = upload.abort().await
-        {
-            tracing::warn!(file = %self.location, error = summary(&error), "an incomplete upload could not be aborted");
+        if let State::Chunks(chunks) = self.state {
+            abort(&self.location, chunks).await;
         }
     }
 
     /// Size and SHA-256 (hexadecimal) of the bytes so far.
     pub(super) fn digest(&self) -> (u64, String) {
         (self.bytes, format!("{:x}", self.hash.clone().finalize()))
+    }
+}
+
+/// Aborts an upload that failed, or that nobody needs; the chunks of one that cannot be aborted stay in the store.
+pub(super) async fn abort(location: &Location, chunks: Chunks) {
+    if let Err(error) = chunks.abort().await {
+        tracing::warn!(file = %location, error = summary(&error), "an incomplete upload could not be aborted");
     }
 }
 

@@ -10,9 +10,8 @@ use std::{
 };
 
 use async_trait::async_trait;
-use bytes::Bytes;
 use object_store::{
-    MultipartUpload, ObjectStoreExt, PutMode, PutPayload, PutResult, UploadPart,
+    MultipartUpload, ObjectStoreExt, PutPayload, PutResult, UploadPart,
     multipart::{MultipartStore, PartId},
     path::Path,
 };
@@ -39,7 +38,7 @@ impl UploadId {
         let Some(store) = location.uploads() else { return Ok(()) };
         let object = location.at(Path::from(self.path.as_str()));
         if self.id.is_empty() {
-            return discard_blocks(&object).await;
+            return discard_blocks(store.as_ref(), &self.id, &object).await;
         }
         match store.abort_multipart(&object.path, &self.id).await {
             Ok(()) | Err(object_store::Error::NotFound { .. }) => Ok(()),
@@ -82,14 +81,15 @@ pub(crate) async fn start(location: &Location) -> object_store::Result<Started> 
     Ok((Box::new(Chunks { shared: Arc::clone(&shared), next: 0 }), Some(Handle(shared))))
 }
 
-/// Azure has no request to abort an upload, but discards blocks that are not committed when the blob is written.
-async fn discard_blocks(blob: &Location) -> Result<(), StoreError> {
-    match blob.put(Bytes::new(), PutMode::Create).await {
-        Ok(_) => blob.delete().await,
-        // Writing the blob that exists now has discarded them.
-        Err(object_store::Error::AlreadyExists { .. }) => Ok(()),
-        Err(e) => Err(StoreError::request("abort an upload of", blob, e)),
+/// Azure has no request to abort an upload, but committing a list of blocks discards all other blocks of the blob. So an
+/// empty list is committed, and the empty blob deleted. A blob that exists is left alone: its next write discards them.
+async fn discard_blocks(store: &dyn MultipartStore, id: &str, blob: &Location) -> Result<(), StoreError> {
+    if blob.head().await?.is_some() {
+        return Ok(());
     }
+    let committed = store.complete_multipart(&blob.path, &id.to_owned(), Vec::new()).await;
+    committed.map_err(|e| StoreError::request("abort an upload of", blob, e))?;
+    blob.delete().await
 }
 
 #[derive(Debug)]
