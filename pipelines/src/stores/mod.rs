@@ -7,6 +7,8 @@
 #[cfg(any(feature = "aws", feature = "azure", feature = "gcp", feature = "http"))]
 mod client;
 pub(crate) mod file;
+#[cfg(feature = "http")]
+mod http;
 mod walk;
 
 /// Stores without a network always answer.
@@ -413,9 +415,7 @@ fn open_store<'a>(
             build!(object_store::gcp::GoogleCloudStorageBuilder, url.as_str(), settings)
         }
         #[cfg(feature = "http")]
-        ObjectStoreScheme::Http => {
-            build!(object_store::http::HttpBuilder, &url[..url::Position::BeforePath], settings)
-        }
+        ObjectStoreScheme::Http => http::HttpFiles::open(&url[..url::Position::BeforePath], settings),
         other => {
             let reason = format!("this elmo was built without {other:?}");
             Err(object_store::Error::NotSupported { source: reason.into() })
