@@ -601,7 +601,6 @@ async fn csv_and_json_are_decoded_in_batches() {
         ("c.jsonl", json(&escaped, 20_000, ""), 20_000, 8192),
         ("d.csv", csv(&long, 40, ""), 40, 4),
         ("e.jsonl", json(&long, 40, ""), 40, 4),
-        ("f.jsonl", json(&escaped, 40, "").replace('\n', " "), 40, 40),
     ] {
         place.write(name, content);
         let (sizes, error) = slices(&place, name).await;

@@ -98,6 +98,8 @@ pub struct BulkReport {
     pub counts: Counts,
     /// Bytes of the whole output.
     pub bytes: u64,
+    /// Files of input folders that were not read, by their names or extensions.
+    pub files_left_out: u64,
     /// Input rows that were durable before this run.
     pub resumed_rows: u64,
     /// Seconds of this run, without loading the model.
@@ -111,6 +113,8 @@ pub struct BulkReport {
 pub struct Prepared {
     /// What is read.
     pub plan: Arc<Plan>,
+    /// Files of input folders that are not read.
+    pub left_out: u64,
     /// Columns of the output.
     pub schema: SchemaRef,
     /// Where to.
@@ -131,7 +135,7 @@ pub async fn prepare(job: &BulkJob, stage: &dyn Stage, stores: &Stores) -> Resul
     if output.is_http() {
         return Err(Error::usage("the output is an http(s) URL", "write to a path, s3://, gs:// or az://"));
     }
-    let files = source::list(stores, &job.inputs, Some(&output)).await?;
+    let listing = source::listing(stores, &job.inputs, Some(&output)).await?;
     let fields = stage.fields();
     let request = Request {
         column: job.column.clone(),
@@ -140,13 +144,14 @@ pub async fn prepare(job: &BulkJob, stage: &dyn Stage, stores: &Stores) -> Resul
         reserved: fields.iter().map(|field| field.name().clone()).collect(),
         types: job.types,
     };
-    let plan = Plan::resolve(files, &request).await?;
+    let plan = Plan::resolve(listing.files, &request).await?;
     let kept = plan.kept().fields().iter().map(|field| field.as_ref().clone());
     let schema = Arc::new(Schema::new(kept.chain(fields).collect::<Vec<_>>()));
     let inputs = plan.files().map(InputRecord::from).collect();
     let part_rows = part_rows(job, stage);
     let settings = settings(job, stage, &schema, part_rows);
-    Ok(Prepared { plan: Arc::new(plan), schema, output, part_rows, job: Job { settings, inputs } })
+    let left_out = listing.left_out.len() as u64;
+    Ok(Prepared { plan: Arc::new(plan), left_out, schema, output, part_rows, job: Job { settings, inputs } })
 }
 
 /// Rows of a part; in state `carry` a whole number of batches, as a batch that is cut in two gives other vectors.
@@ -233,7 +238,7 @@ pub async fn run(
         Err(error) => Err(error),
     };
     progress.finish();
-    let report = report(&manifest, &resumed, started);
+    let report = BulkReport { files_left_out: prepared.left_out, ..report(&manifest, &resumed, started) };
     // A lock that a silent store still has ends by itself.
     let _ = patiently(&stop, PATIENCE, manifest.close()).await;
     outcome.map(|()| report)
@@ -270,6 +275,7 @@ fn report(manifest: &Manifest, resumed: &Counts, started: Instant) -> BulkReport
         parts: manifest.parts.len(),
         counts,
         bytes: manifest.bytes(),
+        files_left_out: 0,
         resumed_rows: resumed.rows_in,
         seconds,
         tokens_per_second: (counts.tokens - resumed.tokens) as f64 / seconds.max(1e-9),

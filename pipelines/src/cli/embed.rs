@@ -363,6 +363,7 @@ fn text(report: &BulkReport) -> String {
         ("rows with an error", counts.errors),
         ("rows skipped", counts.skipped),
         ("rows resumed", report.resumed_rows),
+        ("files left out", report.files_left_out),
     ];
     rows.extend(more.into_iter().filter(|(_, n)| *n > 0).map(|(name, n)| (name, count(n))));
     if report.resumed_rows < counts.rows_in {

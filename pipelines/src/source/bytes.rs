@@ -10,8 +10,7 @@ use std::{
 };
 
 use async_compression::tokio::bufread::{GzipDecoder, ZstdDecoder};
-use futures::TryStreamExt;
-use object_store::{ObjectMeta, ObjectStore, ObjectStoreExt, buffered, path::Path};
+use object_store::{ObjectMeta, ObjectStore, buffered, path::Path};
 use tempfile::TempPath;
 use tokio::io::{AsyncBufRead, AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader};
 
@@ -25,8 +24,6 @@ const BYTE_ORDER_MARK: &[u8] = "\u{feff}".as_bytes();
 /// What a packed Parquet file may unpack to, times its size: zstd packs zeros a thousand times smaller, and columns that
 /// are packed already hardly at all.
 const PACKED_TIMES: u64 = 200;
-/// Times that a file is downloaded before its server is given up.
-const DOWNLOADS: usize = 3;
 /// Unpacked bytes that wait between the decompressor and the reader.
 const UNPACKED_BYTES: usize = 256 << 10;
 
@@ -46,20 +43,14 @@ pub(super) struct Opened {
 }
 
 impl Opened {
-    /// Opens a file in a store; what an HTTP server has is copied to a temporary file first, as many cannot do ranges.
-    async fn new(location: &Location, file: &InputFile) -> Result<Self, SourceError> {
-        let size = file.size;
-        if !location.is_http() {
-            return Ok(Self { store: Arc::clone(&location.store), path: location.path.clone(), size, _spool: None });
-        }
-        let spool = copy(location, file).await?;
-        let local = Stores::with_settings([]).locate(&spool.to_string_lossy())?;
-        Ok(Self { store: local.store, path: local.path, size, _spool: Some(spool) })
+    /// Opens a file in a store.
+    fn new(location: &Location, file: &InputFile) -> Self {
+        Self { store: Arc::clone(&location.store), path: location.path.clone(), size: file.size, _spool: None }
     }
 
     /// Opens a file that is read from its end, Parquet: unpacked to a temporary file first where it is packed.
     pub(super) async fn whole(location: &Location, file: &InputFile) -> Result<Self, SourceError> {
-        let opened = Self::new(location, file).await?;
+        let opened = Self::new(location, file);
         if file.compression == Compression::None {
             return Ok(opened);
         }
@@ -112,37 +103,6 @@ async fn copy_between(
     Ok(size)
 }
 
-/// Copies what an HTTP server has. A download that breaks off begins again, as many servers cannot go on in the middle.
-async fn copy(location: &Location, file: &InputFile) -> Result<TempPath, SourceError> {
-    for _ in 1..DOWNLOADS {
-        match copy_once(location, file).await {
-            Err(SourceError::Store(error @ StoreError::Request { .. })) => {
-                tracing::warn!(%error, "the download broke off and begins again");
-            }
-            done => return done,
-        }
-    }
-    copy_once(location, file).await
-}
-
-/// Fails unless it is the file that was listed: it may be another one by now.
-async fn copy_once(location: &Location, file: &InputFile) -> Result<TempPath, SourceError> {
-    let failed = |e| StoreError::request("read", location, e);
-    let local = |e| StoreError::Local { operation: "copy", address: location.to_string(), source: e };
-    let got = location.store.get(&location.path).await.map_err(failed)?;
-    if !file.is_still(&got.meta) {
-        return Err(SourceError::Changed { file: file.to_string() });
-    }
-    let (copy, path) = tempfile::NamedTempFile::new().map_err(local)?.into_parts();
-    let mut copy = tokio::fs::File::from_std(copy);
-    let mut body = got.into_stream();
-    while let Some(chunk) = body.try_next().await.map_err(failed)? {
-        copy.write_all(&chunk).await.map_err(local)?;
-    }
-    copy.flush().await.map_err(local)?;
-    Ok(path)
-}
-
 /// Packed bytes that were taken from a file: how far reading is.
 pub(super) type Taken = Arc<AtomicU64>;
 
@@ -150,7 +110,7 @@ pub(super) type Taken = Arc<AtomicU64>;
 pub(super) async fn open(file: &InputFile, taken: &Taken) -> Result<Bytes, SourceError> {
     let mut bytes = match &file.location {
         None => stdin()?,
-        Some(location) => unpack(Opened::new(location, file).await?, file.compression, taken),
+        Some(location) => unpack(Opened::new(location, file), file.compression, taken),
     };
     if !file.format.is_untyped() {
         return Ok(bytes);
@@ -246,7 +206,11 @@ impl AsyncBufRead for Guarded {
 
 /// The store failed, or the packed bytes are damaged: these are two people's faults.
 pub(super) fn read_error(file: &InputFile, row: u64, error: io::Error) -> SourceError {
-    let from_store = error.get_ref().is_some_and(|inner| inner.is::<object_store::Error>());
+    let store_error = error.get_ref().and_then(|inner| inner.downcast_ref::<object_store::Error>());
+    if matches!(store_error, Some(object_store::Error::Precondition { .. })) {
+        return SourceError::Changed { file: file.to_string() };
+    }
+    let from_store = store_error.is_some();
     if from_store || file.location.is_none() {
         let address = file.location.as_ref().map_or_else(|| STDIN.to_owned(), ToString::to_string);
         return StoreError::Local { operation: "read", address, source: error }.into();

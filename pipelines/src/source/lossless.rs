@@ -115,9 +115,12 @@ fn check_text(written: &ArrayRef, read: &ArrayRef) -> Result<(), ArrowError> {
     Ok(())
 }
 
+/// A check of the value of a row against a text.
+type Check<'a> = Box<dyn Fn(usize, &str) -> bool + 'a>;
+
 /// Whether a text is the usual way to write the value of a row. False proves nothing, but formatting every value would
 /// take longer than reading the file.
-fn canonical<'a>(read: &'a ArrayRef) -> Box<dyn Fn(usize, &str) -> bool + 'a> {
+fn canonical<'a>(read: &'a ArrayRef) -> Check<'a> {
     match read.data_type() {
         DataType::Int8 => values::<Int8Type>(read, integer),
         DataType::Int16 => values::<Int16Type>(read, integer),
@@ -156,7 +159,7 @@ fn canonical<'a>(read: &'a ArrayRef) -> Box<dyn Fn(usize, &str) -> bool + 'a> {
 fn values<'a, T: ArrowPrimitiveType<Native: Into<i128>>>(
     read: &'a ArrayRef,
     parse: impl Fn(&str) -> Option<i128> + 'a,
-) -> Box<dyn Fn(usize, &str) -> bool + 'a> {
+) -> Check<'a> {
     let values = read.as_primitive::<T>();
     Box::new(move |row, text| values.is_valid(row) && parse(text) == Some(values.value(row).into()))
 }

@@ -19,6 +19,7 @@ mod format;
 mod ipc;
 mod json;
 mod lines;
+mod links;
 mod list;
 mod lossless;
 pub(crate) mod parquet;
@@ -40,7 +41,7 @@ use self::reason::Reason;
 pub use self::{
     count::Counted,
     format::{Compression, Format},
-    list::{InputFile, STDIN, check_unchanged, list},
+    list::{InputFile, Listing, STDIN, check_unchanged, list, listing},
     plan::{Keep, KeptTypes, Plan, Request},
     rows::{Rows, Slice},
     types::{is_text, row_bytes},

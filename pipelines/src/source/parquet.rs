@@ -120,6 +120,9 @@ fn batch_rows(metadata: &ParquetMetaData, mask: &ProjectionMask) -> usize {
 
 fn error(file: &InputFile, row: u64, error: ParquetError) -> SourceError {
     match (cause(error), &file.location) {
+        (Ok(source), _) if matches!(*source, object_store::Error::Precondition { .. }) => {
+            SourceError::Changed { file: file.to_string() }
+        }
         (Ok(source), Some(location)) => StoreError::request("read", location, *source).into(),
         (Ok(source), None) => SourceError::malformed(file, row, source.to_string()),
         (Err(reason), _) => SourceError::malformed(file, row, without_data(&reason)),
