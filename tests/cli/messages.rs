@@ -42,7 +42,7 @@ fn the_command_to_go_on_is_a_message_for_collectors_too() {
         let ended = place.interrupted(&format!("{words} --overwrite {flag} --log-format json"));
         assert_eq!(ended.code, Some(130), "{ended:?}");
         let lines: Vec<serde_json::Value> = ended.err.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
-        let note = lines.iter().find(|line| line["message"].as_str().unwrap().starts_with("to go on: "));
+        let note = lines.iter().find(|line| line["message"].as_str().unwrap().starts_with("to resume: "));
         assert!(note.is_some(), "{ended:?}");
         assert!(lines.iter().all(|line| line["timestamp"].is_string() && line["level"].is_string()), "{ended:?}");
         std::fs::remove_dir_all(place.path("out")).unwrap();

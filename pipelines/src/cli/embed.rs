@@ -47,8 +47,8 @@ pub(super) struct EmbedArgs {
 
     /// Files, folders, glob patterns or URLs; - reads lines from stdin
     ///
-    /// The formats are .txt (one row per line), .csv (with a header), .jsonl, .ndjson, .parquet, .arrow and .arrows, each
-    /// also compressed as .gz or .zst. Give several values, or the option several times.
+    /// The formats are .txt (one row per line), .csv (with a header), .jsonl, .ndjson, .parquet, .arrow and .arrows,
+    /// each also compressed as .gz or .zst. Give several values, or the option several times.
     #[arg(short, long, required = true, num_args = 1.., value_name = "INPUT", value_hint = ValueHint::AnyPath, help_heading = "Input")]
     input: Vec<String>,
 
@@ -114,8 +114,8 @@ pub(super) struct EmbedArgs {
 
     /// Embed on the cluster of the scheduler at HOST:PORT [default: embed in this process]
     ///
-    /// This process still reads the inputs and writes the output. Of the options for speed and devices, only --precision
-    /// has an effect.
+    /// This process still reads the inputs and writes the output. Of the options for speed and devices, only
+    /// --precision has an effect.
     #[cfg(feature = "cluster")]
     #[arg(long, value_name = "SCHEDULER", help_heading = "Speed and devices")]
     cluster: Option<crate::cluster::Address>,

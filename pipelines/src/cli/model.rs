@@ -97,8 +97,8 @@ struct ConvertArgs {
 
     /// Layout of the written model
     ///
-    /// safetensors writes a directory that opens fastest, hdf5 a directory with weights in the bilm-tf layout, and allennlp
-    /// the pair of files that AllenNLP reads.
+    /// safetensors writes a directory that opens fastest, hdf5 a directory with weights in the bilm-tf layout, and
+    /// allennlp the pair of files that AllenNLP reads.
     #[arg(long, value_name = "LAYOUT", value_parser = one_of::<Layout>(Layout::WORDS))]
     to: Layout,
 
