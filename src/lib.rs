@@ -60,8 +60,6 @@ mod word_cache;
 pub use columns::{ColumnEmbedder, ColumnLayout, ColumnStats, EmbeddedColumns, PendingColumns};
 pub use elmo::Elmo;
 /// The former name of [`engine`].
-#[doc(hidden)]
-pub use engine as embedder;
 pub use engine::{Embedder, EmbedderMetrics, EmbedderSettings};
 pub use error::{Error, ErrorKind, Result};
 pub use fingerprint::Fingerprint;

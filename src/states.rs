@@ -88,7 +88,7 @@ fn read(model: &BiLm, sentence: &str, state: &StartState) -> Result<StartState, 
     let ids = (0..words.len() as i64).collect();
     let start = model.after_boundaries(state)?;
     let last = model.run(&table, &[ids], &start, true)?.into_last()?;
-    let missing = || DeviceError::Torch { message: "no state was captured".to_owned() };
+    let missing = || DeviceError::internal("no state was captured");
     last.ok_or_else(missing)?.into_constant()
 }
 

@@ -14,7 +14,7 @@ use clap::{
 };
 use elmo::{
     EmbedderSettings,
-    embedder::{DeviceChoice, Precision, parse_devices},
+    engine::{DeviceChoice, Precision, parse_devices},
     spec::SpecError,
 };
 

@@ -178,7 +178,7 @@ fn convert(args: &ConvertArgs) -> Result<Exit> {
         let mut data = models.resolve(&spec).await?;
         if args.warm_state && data.warm_state.is_none() {
             let settings = elmo::EmbedderSettings {
-                devices: vec![elmo::embedder::DeviceChoice::Cpu],
+                devices: vec![elmo::engine::DeviceChoice::Cpu],
                 threads: Some(1),
                 ..elmo::EmbedderSettings::default()
             };

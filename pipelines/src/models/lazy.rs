@@ -5,7 +5,7 @@ use std::{
     sync::{Mutex, MutexGuard, PoisonError},
 };
 
-use elmo::{Elmo, EmbedderSettings, ModelData, embedder::Precision, lm_head::LmHeadFiles};
+use elmo::{Elmo, EmbedderSettings, ModelData, engine::Precision, lm_head::LmHeadFiles};
 use elmo_udfs::{Card, ModelError, ModelSource};
 use tokio::runtime::{Handle, RuntimeFlavor};
 

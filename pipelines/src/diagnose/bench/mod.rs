@@ -117,7 +117,7 @@ fn measure(bench: Bench, texts: &[String]) -> Result<BenchReport> {
     let elmo = Elmo::from_data(data, &settings)?;
     let columns = ColumnEmbedder::new(&elmo, EmbedSpec::default())?;
     let mut texts = texts.iter().cycle();
-    let lanes = elmo::embedder::lanes(elmo.devices(), settings.threads);
+    let lanes = elmo::engine::lanes(elmo.devices(), settings.threads);
     // Starts threads, touches memory and fills the word cache, as in a running job.
     let (warm_up, warm_up_bytes) = take_texts(&mut texts, WARM_UP_BYTES);
     columns.embed(&warm_up)?;
