@@ -14,7 +14,10 @@ use std::{
 
 use arrow::{
     array::{ArrayRef, RecordBatch, StringArray},
-    ipc::writer::FileWriter,
+    ipc::{
+        MetadataVersion,
+        writer::{FileWriter, IpcWriteOptions},
+    },
 };
 
 use elmo_pipelines::{
@@ -186,7 +189,9 @@ fn files() -> BTreeMap<String, Vec<u8>> {
     let text: ArrayRef = Arc::new(StringArray::from(texts));
     let short: ArrayRef = Arc::new(StringArray::from_iter_values((0..text.len()).map(|i| format!("row {i}"))));
     let batch = RecordBatch::try_from_iter([("text", Arc::clone(&text))]).unwrap();
-    let mut arrow = FileWriter::try_new(Vec::new(), &batch.schema()).unwrap();
+    // DataFusion does not read other alignments from a stream.
+    let options = IpcWriteOptions::try_new(8, false, MetadataVersion::V5).unwrap();
+    let mut arrow = FileWriter::try_new_with_options(Vec::new(), &batch.schema(), options).unwrap();
     (0..5).for_each(|part| arrow.write(&batch.slice(256 * part, 256)).unwrap());
     let parquet = |columns: [(&str, &ArrayRef); 2]| {
         let batch = RecordBatch::try_from_iter(columns.map(|(name, column)| (name, Arc::clone(column)))).unwrap();

@@ -1,4 +1,4 @@
-//! What the user typed becomes a list of files, in an order that never changes.
+//! Expands the user's inputs to a list of files, in a deterministic order.
 
 use std::{collections::HashSet, fmt};
 
@@ -8,7 +8,7 @@ use object_store::{ObjectMeta, path::Path};
 use super::{Compression, Format, SourceError, format, links};
 use crate::stores::{Location, Stores};
 
-/// The word for lines on standard input.
+/// The input that stands for standard input.
 pub const STDIN: &str = "-";
 
 /// One file of the input.
@@ -16,14 +16,14 @@ pub const STDIN: &str = "-";
 pub struct InputFile {
     /// Where it is; `None` for standard input.
     pub location: Option<Location>,
-    /// How rows lie in it.
+    /// Its format.
     pub format: Format,
-    /// What it is packed with.
+    /// Its compression.
     pub compression: Compression,
-    /// Bytes, packed; 0 for standard input.
+    /// Compressed size in bytes; 0 for standard input.
     pub size: u64,
-    /// Names this state of the file: the store's etag, for local files and servers without etags the time of the last
-    /// change. Not the etag of a local file: it holds the inode, which a restored backup does not keep.
+    /// The version of the file: the store's etag or, for local files and servers without etags, the time of the last
+    /// change. The etag of a local file contains the inode, which differs after a backup is restored.
     pub version: Option<String>,
 }
 
@@ -37,7 +37,7 @@ impl fmt::Display for InputFile {
 }
 
 impl InputFile {
-    /// Standard input: lines, read once.
+    /// Standard input, read as lines.
     pub(crate) fn stdin() -> Self {
         Self { location: None, format: Format::Text, compression: Compression::None, size: 0, version: None }
     }
@@ -50,7 +50,7 @@ impl InputFile {
         Ok(Self { location: Some(location), format, compression, size: meta.size, version })
     }
 
-    /// Whether a store speaks of the file that was listed.
+    /// Whether `meta` describes the version that was listed.
     pub(super) fn is_still(&self, meta: &ObjectMeta) -> bool {
         let version = self.location.as_ref().map(|location| version(location, meta));
         (meta.size, version) == (self.size, self.version.clone())
@@ -149,10 +149,10 @@ pub async fn check_unchanged(files: impl Iterator<Item = &InputFile>) -> Result<
     futures::stream::iter(files).map(check).buffer_unordered(CONCURRENT_CHECKS).try_collect().await
 }
 
-/// What names a state of a file: see [`InputFile::version`].
+/// See [`InputFile::version`].
 fn version(location: &Location, meta: &ObjectMeta) -> String {
     let etag = meta.e_tag.as_deref().filter(|_| location.local_path().is_none());
-    // Azure has it in quotes in the answer to a request for the file, and without in a listing.
+    // Azure quotes the etag in responses to requests for the file, but not in listings.
     etag.map_or_else(
         || meta.last_modified.to_rfc3339(),
         |etag| etag.trim_start_matches("W/").trim_matches('"').to_owned(),
@@ -166,12 +166,12 @@ async fn expand(stores: &Stores, input: &str, output: Option<&Location>) -> Resu
     }
     let location = stores.locate(input)?;
     if location.is_http() {
-        // Servers do not list, and a star may be part of a name.
+        // HTTP servers do not list files, and a star may be part of a name.
         return Ok(single(served(&location, input).await?));
     }
     let found = location.local_path().and_then(|path| path.metadata().ok());
     if found.is_some_and(|found| !found.is_file() && !found.is_dir()) {
-        // Before anybody opens it: a pipe without a writer would make us wait for one.
+        // Checked before the file is opened: opening a pipe blocks until it has a writer.
         return Err(SourceError::NoFile { file: input.to_owned() });
     }
     if !is_folder_spelling(input)
@@ -208,11 +208,11 @@ async fn expand(stores: &Stores, input: &str, output: Option<&Location>) -> Resu
 
 async fn served(location: &Location, input: &str) -> Result<InputFile, SourceError> {
     let meta = location.head().await?.ok_or_else(|| SourceError::Missing { address: input.to_owned() })?;
-    // The server's answer may name another path after a redirect; the name that was asked for tells the format.
+    // After a redirect the response may name another path; the requested name determines the format.
     InputFile::new(location.clone(), &ObjectMeta { location: location.path.clone(), ..meta })
 }
 
-/// `head` on a local folder with a trailing slash would be asked as if it were a file.
+/// A trailing slash means a folder; `head` would ignore it.
 fn is_folder_spelling(input: &str) -> bool {
     input.ends_with('/')
 }
@@ -244,14 +244,14 @@ async fn below(folder: &Location) -> Result<(Vec<ObjectMeta>, Vec<ObjectMeta>), 
     }))
 }
 
-/// Files that match a pattern; a name that is spelt out in the pattern may start with anything.
+/// Files that match a pattern. Literal segments of the pattern may begin with `_`.
 async fn matching(location: &Location, root: Path, input: &str) -> Result<Vec<ObjectMeta>, SourceError> {
     let text = location.path.as_ref();
     let pattern = glob::Pattern::new(text)
         .map_err(|e| SourceError::Pattern { pattern: input.to_owned(), reason: e.msg.to_owned() })?;
     let options =
         glob::MatchOptions { case_sensitive: true, require_literal_separator: true, require_literal_leading_dot: true };
-    // Only `**` stands for folders, any other segment for one name.
+    // Only `**` matches several folders.
     let deepest = if text.contains("**") { usize::MAX } else { location.path.parts_count() - root.parts_count() };
     let listed = location.below(&root, deepest, |_| true).await?;
     Ok(sorted(listed, |meta| pattern.matches_with(meta.location.as_ref(), options)))
@@ -271,7 +271,7 @@ fn pattern_root(path: &Path) -> Option<Path> {
     Some(path.parts().take(fixed).collect())
 }
 
-/// Whether a file lies below the output, by its name or, through links, by its place.
+/// Whether a file is in the output folder, by its path or by its canonical path.
 fn belongs_to(location: &Location, meta: &ObjectMeta, output: Option<&Location>) -> bool {
     let Some(out) = output else { return false };
     let place = |location: &Location| location.local_path().and_then(|path| path.canonicalize().ok());
@@ -340,7 +340,7 @@ mod tests {
         assert_eq!(names(dir.path(), &["st*r/*.txt"]).await.unwrap(), ["st*r/a.txt", "star/b.txt"]);
     }
 
-    /// Names as file systems allow them, but no path of a store.
+    /// File systems allow names that object store paths do not.
     #[tokio::test]
     async fn names_and_links_that_nobody_asked_for_are_left_out() {
         use std::os::unix::{ffi::OsStrExt, fs::symlink};
@@ -357,7 +357,7 @@ mod tests {
         assert_eq!(names(root, &["**/*.txt"]).await.unwrap().len(), all.len() + 1, "a pattern sees _elmo too");
         assert_eq!(names(root, &["*.txt"]).await.unwrap(), ["a.txt"]);
         assert_eq!(names(root, &["*/*.txt"]).await.unwrap(), ["_elmo/e.txt", "sub/b.txt"]);
-        // The same state by a walk and by a look at the file.
+        // A walk and a request for the file return the same version.
         let stores = Stores::with_settings([]);
         let files = list(&stores, &[root.display().to_string()], None).await.unwrap();
         check_unchanged(files.iter()).await.unwrap();

@@ -279,9 +279,9 @@ impl Download {
         state.bytes.read(range).await.map_err(local)
     }
 
-    /// Waits for more bytes.
+    /// Waits for more bytes, unless all are there.
     async fn advance(&self, state: &mut State) -> Result<()> {
-        loop {
+        while self.len() < self.meta.size {
             let chunk = match &mut state.body {
                 Some(body) => body.next().await,
                 None => {
@@ -310,6 +310,7 @@ impl Download {
             }
             tracing::warn!(%error, "the download broke off and begins again");
         }
+        Ok(())
     }
 
     /// Requests the file; fails unless it is still the version that is downloaded.
