@@ -141,7 +141,7 @@ pub(super) struct VectorArgs {
     #[arg(long, value_name = "LAYERS", default_value = "average")]
     layers: LayersArg,
 
-    /// How to combine the tokens of a text; ends concatenates the final states of the two directions
+    /// How to combine the tokens of a text; ends concatenates the last forward and the first backward state
     #[arg(long, value_name = "POOLING", default_value = "mean", value_parser = one_of::<Pooling>(Pooling::WORDS))]
     pooling: Pooling,
 
