@@ -17,7 +17,7 @@ use crate::{
         convert::{self, Layout},
         info::Info,
     },
-    stores::Stores,
+    stores::{INTERACTIVE_RETRY_FOR, Stores},
 };
 
 /// Describe, convert or check a model
@@ -228,7 +228,8 @@ fn verify(args: &VerifyArgs) -> Result<Exit> {
 
 fn with_models<T>(offline: bool, work: impl AsyncFnOnce(Models<'_>) -> Result<T>) -> Result<T> {
     args::block_on(async {
-        let (stores, cache) = (Stores::from_env(), Cache::from_env());
+        let stores = Stores::from_env().retrying_for(INTERACTIVE_RETRY_FOR);
+        let cache = Cache::from_env();
         work(Models { stores: &stores, cache: &cache, offline }).await
     })
 }

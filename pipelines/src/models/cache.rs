@@ -7,10 +7,11 @@
 use std::{
     env, fs, io,
     path::{Path, PathBuf},
+    time::Duration,
 };
 
 use futures::StreamExt;
-use object_store::{GetResult, ObjectStore, ObjectStoreExt};
+use object_store::{GetResult, ObjectStoreExt};
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 use tempfile::TempDir;
@@ -24,10 +25,12 @@ use super::{
     magic::Role,
     unzip::unzip,
 };
-use crate::{redact::redact, reply::summary, report};
+use crate::{redact::redact, reply::summary, report, stores::Location};
 
 /// Largest file that is fetched. The original ELMo has 0.4 GB.
 const MAX_FILE_BYTES: u64 = 8 << 30;
+/// Retry budget of the check whether a cached model has changed. It is short, because the cached model can be used.
+const CHECK_RETRY_FOR: Duration = Duration::from_secs(5);
 
 /// Fetched and unpacked models.
 #[derive(Debug, Clone)]
@@ -162,7 +165,7 @@ impl Cache {
                     tracing::info!(url, file, "the model has changed; fetching it again");
                     return Ok(None);
                 }
-                // Each request to an unreachable store takes minutes.
+                // Each request to an unreachable store takes its whole retry budget.
                 None => break,
             }
         }
@@ -262,7 +265,7 @@ async fn fetch_optional(models: &Models<'_>, wanted: &Wanted, dir: &Path) -> Res
 async fn fetch(models: &Models<'_>, wanted: &Wanted, dir: &Path) -> Result<Fetched, ModelsError> {
     let url = redact(wanted.url.as_str());
     let failed = |source| ModelsError::Fetch { url: url.clone(), source };
-    let (store, path) = open(models, &wanted.url)?;
+    let Location { store, path, .. } = models.stores.locate(wanted.url.as_str())?;
     let got = store.get(&path).await.map_err(failed)?;
     tracing::info!(target: report::TARGET, url, size = report::bytes(got.meta.size), "fetching");
     if got.meta.size > MAX_FILE_BYTES {
@@ -304,7 +307,7 @@ async fn save(got: GetResult, target: &Path, url: &str) -> Result<(u64, String),
 
 /// Whether the store still has this version of a file; `None`, and a warning, when the store cannot be reached.
 async fn is_unchanged(models: &Models<'_>, url: &Url, file: &Fetched) -> Result<Option<bool>, ModelsError> {
-    let (store, path) = open(models, url)?;
+    let Location { store, path, .. } = models.stores.retrying_for(CHECK_RETRY_FOR).locate(url.as_str())?;
     match store.head(&path).await {
         Ok(meta) => Ok(Some(meta.size == file.bytes && (meta.e_tag.is_none() || meta.e_tag == file.etag))),
         Err(object_store::Error::NotFound { .. }) => Ok(Some(false)),
@@ -314,13 +317,6 @@ async fn is_unchanged(models: &Models<'_>, url: &Url, file: &Fetched) -> Result<
             Ok(None)
         }
     }
-}
-
-type Opened = (std::sync::Arc<dyn ObjectStore>, object_store::path::Path);
-
-fn open(models: &Models<'_>, url: &Url) -> Result<Opened, ModelsError> {
-    let location = models.stores.locate(url.as_str())?;
-    Ok((location.store, location.path))
 }
 
 fn hash_file(path: &Path) -> io::Result<String> {
