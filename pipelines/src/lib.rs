@@ -1,8 +1,9 @@
 //! Everything that moves rows through ELMo, and the `elmo` binary.
 //!
 //! [`cli`] parses a command line into checked settings, and a job runs. Jobs share their edges: [`stores`] (addresses and
-//! clients of object stores), [`source`] (rows in), [`stage`] (embedding columns added), [`sink`] (Parquet out) and
-//! [`models`] (directories, URLs, zips, the cache). No other module names [`cli`], and no two modules import each other.
+//! clients of object stores), [`source`] (rows in), [`stage`] (embedding columns added, [`in_order`]), [`sink`] (Parquet
+//! out) and [`models`] (directories, URLs, zips, the cache). No other module names [`cli`], and no two modules import each
+//! other.
 //!
 //! | job | module |
 //! |---|---|
@@ -17,9 +18,11 @@ pub mod bulk;
 pub mod cli;
 #[cfg(feature = "cluster")]
 pub mod cluster;
+mod crash;
 pub mod demo;
 pub mod diagnose;
 pub mod error;
+pub mod in_order;
 pub mod models;
 pub mod output;
 pub mod redact;

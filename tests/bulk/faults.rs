@@ -372,11 +372,11 @@ async fn one_job_at_a_time_in_an_object_store() {
             counts,
         }
     };
-    second.enter(entry(0, "a")).await.unwrap();
+    second.append(entry(0, "a")).await.unwrap();
     // The same work twice is no harm, other work is.
-    first.enter(entry(0, "a")).await.unwrap();
-    second.enter(entry(1, "b")).await.unwrap();
-    let overtaken = first.enter(entry(1, "c")).await.unwrap_err();
+    first.append(entry(0, "a")).await.unwrap();
+    second.append(entry(1, "b")).await.unwrap();
+    let overtaken = first.append(entry(1, "c")).await.unwrap_err();
     assert!(matches!(overtaken, ManifestError::Overtaken { .. }), "{overtaken}");
     second.close().await;
     Manifest::open(&output, &nothing(), false).await.unwrap().close().await;

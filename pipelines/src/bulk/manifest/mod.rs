@@ -523,12 +523,12 @@ impl Manifest {
         }
     }
 
-    /// Enters a part that is durable.
+    /// Appends the entry of a durable part.
     ///
     /// # Errors
     /// [`ManifestError::Overtaken`] when there is another entry for this part, [`ManifestError::Store`] when the store
     /// fails.
-    pub async fn enter(&mut self, part: PartEntry) -> Result<(), ManifestError> {
+    pub async fn append(&mut self, part: PartEntry) -> Result<(), ManifestError> {
         create(&self.entry(self.parts.len()), &part).await?;
         self.parts.push(part);
         Ok(())

@@ -1,12 +1,12 @@
-//! A part that is not complete yet, and what becomes of it when the job is asked to stop.
+//! The open part, and its rows that survive an interruption.
 //!
-//! A part is durable as a whole or not at all, so that its bytes never depend on interruptions. What was computed of it
-//! need not be lost for that: its rows are put aside beside the manifest, and the next run writes them first.
+//! A part is durable as a whole or not at all, so that its bytes never depend on interruptions. An interrupted job saves
+//! the rows of the open part that are complete beside the manifest, and the next run writes them first.
 
-use std::{collections::VecDeque, io::Cursor, sync::Arc};
+use std::{io::Cursor, sync::Arc};
 
 use arrow::{
-    array::{Array, ArrayRef, RecordBatch},
+    array::RecordBatch,
     datatypes::{Schema, SchemaRef},
     error::ArrowError,
     ipc::{reader::StreamReader, writer::StreamWriter},
@@ -15,63 +15,61 @@ use object_store::PutMode;
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 
-use super::Window;
-use super::manifest::Counts;
+use super::{
+    chunks::{Chunk, memory},
+    manifest::Counts,
+};
 use crate::{
     error::Result,
+    in_order::InOrder,
     sink::PartWriter,
     source::Position,
     stores::{Location, StoreError},
 };
 
-/// The first rows of an open part are kept in memory up to so many bytes; what follows is computed again after an
-/// interruption.
-const KEPT_BYTES: usize = 256 << 20;
-/// Key of the note in the schema of the rows that are put aside.
+/// Bytes of rows of an open part that are kept in memory for an interruption. Rows behind them are computed again.
+const MAX_SAVED_BYTES: u64 = 256 << 20;
+/// Schema metadata key of the [`Note`].
 const NOTE: &str = "elmo.partial";
 
-/// A part on its way.
-pub(super) struct OpenPart {
+/// A part that is being written.
+pub(super) struct OpenPart<'s> {
     pub(super) writer: PartWriter,
-    /// What is in it so far.
+    /// Counts of the rows in it so far.
     pub(super) counts: Counts,
-    /// Windows that devices work on, in order.
-    pub(super) under_way: VecDeque<Window>,
+    /// Chunks that devices work on.
+    pub(super) in_flight: InOrder<'s, Chunk>,
     /// Rows that the writer has yet to take.
     pub(super) unwritten: Option<RecordBatch>,
-    pub(super) kept: Kept,
+    pub(super) prefix: Prefix,
 }
 
-impl OpenPart {
-    pub(super) fn new(writer: PartWriter, start: Position) -> Self {
-        let kept = Kept {
-            rows: Vec::new(),
-            bytes: 0,
-            full: false,
-            note: Note { start, end: start, counts: Counts::default() },
-        };
-        Self { writer, counts: Counts::default(), under_way: VecDeque::new(), unwritten: None, kept }
+impl<'s> OpenPart<'s> {
+    pub(super) fn new(writer: PartWriter, in_flight: InOrder<'s, Chunk>, start: Position) -> Self {
+        let note = Note { start, end: start, counts: Counts::default() };
+        let prefix = Prefix { rows: Vec::new(), bytes: 0, full: false, note };
+        Self { writer, counts: Counts::default(), in_flight, unwritten: None, prefix }
     }
 
-    /// Adds the rows of a window that ends before `end`.
+    /// Adds the rows of a chunk that ends before `end`.
     pub(super) fn add(&mut self, rows: RecordBatch, counts: Counts, end: Position) {
         self.counts += counts;
-        self.kept.add(&rows, self.counts, end);
+        self.prefix.add(&rows, self.counts, end);
         self.unwritten = Some(rows);
     }
 
-    /// Begins with rows that were put aside.
-    pub(super) async fn take_up(&mut self, partial: Partial) -> Result<()> {
+    /// Begins with rows that an interrupted run saved.
+    pub(super) async fn resume(&mut self, partial: Partial) -> Result<()> {
         for rows in &partial.rows {
             self.writer.write(rows).await?;
         }
         self.counts = partial.counts;
-        self.kept.take_up(partial);
+        self.prefix.resume(partial);
         Ok(())
     }
 }
 
-/// What is said about rows that are put aside.
+/// What the saved rows are.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 struct Note {
     start: Position,
@@ -80,17 +78,17 @@ struct Note {
 }
 
 /// The first rows of an open part.
-pub(super) struct Kept {
+pub(super) struct Prefix {
     rows: Vec<RecordBatch>,
-    bytes: usize,
-    /// Later rows came that are not kept.
+    bytes: u64,
+    /// Rows followed that are not in it.
     full: bool,
     note: Note,
 }
 
-impl Kept {
+impl Prefix {
     fn add(&mut self, rows: &RecordBatch, counts: Counts, end: Position) {
-        self.full |= self.bytes + memory(rows) > KEPT_BYTES;
+        self.full |= self.bytes + memory(rows) > MAX_SAVED_BYTES;
         if !self.full {
             (self.note.counts, self.note.end) = (counts, end);
             self.bytes += memory(rows);
@@ -98,14 +96,14 @@ impl Kept {
         }
     }
 
-    /// Begins with rows that were put aside: all of them, as their note speaks of all.
-    fn take_up(&mut self, partial: Partial) {
+    /// Begins with all rows that were saved, because the note counts all of them.
+    fn resume(&mut self, partial: Partial) {
         self.bytes = partial.rows.iter().map(memory).sum();
         (self.note.counts, self.note.end) = (partial.counts, partial.end);
         self.rows = partial.rows;
     }
 
-    /// Puts the rows aside and says how many rows of the input they stand for.
+    /// Saves the rows and returns how many input rows they were made of.
     pub(super) async fn save(&mut self, location: &Location) -> Result<u64, StoreError> {
         if self.rows.is_empty() {
             return Ok(0);
@@ -118,26 +116,20 @@ impl Kept {
     }
 }
 
-/// Bytes of the values of a batch. Not of its buffers: batches that were read together share them.
-fn memory(rows: &RecordBatch) -> usize {
-    let size = |column: &ArrayRef| column.to_data().get_slice_memory_size().unwrap_or(column.get_array_memory_size());
-    rows.columns().iter().map(size).sum()
-}
+/// Length of a SHA-256, in bytes.
+const DIGEST: usize = 32;
 
-/// Bytes of a SHA-256.
-const SEAL: usize = 32;
-
-/// With a hash at the end: a file that a crash left half written, or a disk changed, must not become vectors.
+/// Appends a SHA-256, so that a truncated or damaged file is never written to the output.
 fn sealed(mut bytes: Vec<u8>) -> Vec<u8> {
-    let seal = Sha256::digest(&bytes);
-    bytes.extend_from_slice(&seal);
+    let digest = Sha256::digest(&bytes);
+    bytes.extend_from_slice(&digest);
     bytes
 }
 
 fn unsealed(bytes: &[u8]) -> Result<&[u8], ArrowError> {
-    let damaged = || ArrowError::IpcError("damaged: its hash is another one".to_owned());
-    let (bytes, seal) = bytes.split_last_chunk::<SEAL>().ok_or_else(damaged)?;
-    if Sha256::digest(bytes).as_slice() == seal { Ok(bytes) } else { Err(damaged()) }
+    let damaged = || ArrowError::IpcError("its SHA-256 does not match".to_owned());
+    let (bytes, digest) = bytes.split_last_chunk::<DIGEST>().ok_or_else(damaged)?;
+    if Sha256::digest(bytes).as_slice() == digest { Ok(bytes) } else { Err(damaged()) }
 }
 
 fn damaged(location: &Location, error: ArrowError) -> StoreError {
@@ -157,7 +149,7 @@ fn encode(rows: &[RecordBatch], note: &Note) -> Result<Vec<u8>, ArrowError> {
     writer.into_inner()
 }
 
-/// Rows that an earlier run put aside.
+/// Rows that an interrupted run saved.
 pub(super) struct Partial {
     pub(super) rows: Vec<RecordBatch>,
     pub(super) end: Position,
@@ -165,14 +157,14 @@ pub(super) struct Partial {
 }
 
 impl Partial {
-    /// Reads what was put aside of the part that begins at `start`. What cannot be read is computed again.
+    /// Reads the saved rows of the part that begins at `start`; `None` when there are none that can be used.
     pub(super) async fn load(location: &Location, start: Position, schema: &SchemaRef) -> Option<Self> {
         let bytes = location.get().await.ok()??;
         match unsealed(&bytes).and_then(|bytes| decode(bytes, schema)) {
             Ok((rows, note)) if note.start == start => Some(Self { rows, end: note.end, counts: note.counts }),
             Ok(_) => None,
             Err(error) => {
-                tracing::warn!(file = %location, %error, "what an interrupted job put aside cannot be read");
+                tracing::warn!(file = %location, %error, "the saved rows cannot be read; they are computed again");
                 None
             }
         }

@@ -1,0 +1,27 @@
+//! Crash points: a test that sets `FAILPOINTS="bulk.mid_part=return"` aborts the process there.
+//!
+//! They exist in builds with debug assertions only. Each job has a module here, with one function per point.
+
+/// A fail point needs a function to return from, so each point is one.
+macro_rules! points {
+    ($($function:ident = $name:literal),+ $(,)?) => {
+        $(
+            pub(crate) fn $function() {
+                #[cfg(debug_assertions)]
+                fail::fail_point!($name, |_| -> () { std::process::abort() });
+            }
+        )+
+    };
+}
+
+/// Crash points of the bulk job.
+pub(crate) mod bulk {
+    points! {
+        after_list = "bulk.after_list",
+        before_part = "bulk.before_part",
+        mid_part = "bulk.mid_part",
+        after_upload_before_manifest = "bulk.after_upload_before_manifest",
+        after_manifest = "bulk.after_manifest",
+        before_done = "bulk.before_done",
+    }
+}
