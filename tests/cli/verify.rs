@@ -37,8 +37,9 @@ fn verify(words: &str) -> String {
     format!("verify --model tiny --device cpu -q --json {words}")
 }
 
-fn part(output: &str, number: usize) -> String {
-    format!("{output}/part-{number:05}.parquet")
+/// The name of a file of `out`.
+fn name_of(path: &str) -> &str {
+    path.strip_prefix("out/").unwrap()
 }
 
 fn read(place: &Place, name: &str) -> (RecordBatch, Vec<KeyValue>) {
@@ -60,7 +61,7 @@ fn write(place: &Place, name: &str, rows: &RecordBatch, footer: Vec<KeyValue>) {
 
 /// Enters the bytes that a part has now into the manifest, as whoever forges an output would.
 fn enter(place: &Place, name: &str) {
-    let entry = place.path(&name.replace("out/", "out/_elmo/").replace(".parquet", ".json"));
+    let entry = place.path(&format!("out/_elmo/{}.json", &name_of(name)[.."part-00000".len()]));
     let bytes = fs::read(place.path(name)).unwrap();
     let mut values: Value = serde_json::from_slice(&fs::read(&entry).unwrap()).unwrap();
     values["bytes"] = json!(bytes.len());
@@ -83,7 +84,7 @@ fn alter_footer(place: &Place, name: &str, key: &str, value: &str) {
 
 /// Alters the first part of `out`, runs words, and puts the part back.
 fn altered(place: &Place, words: &str, change: impl FnOnce(&RecordBatch) -> RecordBatch) -> Ended {
-    let name = part("out", 0);
+    let name = place.part("out", 0);
     let before = fs::read(place.path(&name)).unwrap();
     alter(place, &name, change);
     let ended = place.run(words);
@@ -161,7 +162,7 @@ fn untouched_outputs_pass() {
 #[test]
 fn other_bytes_than_were_written() {
     let place = place("--rows-per-file 1");
-    let (first, second) = (part("out", 0), part("out", 2));
+    let (first, second) = (place.part("out", 0), place.part("out", 2));
     let [a, b] = [&first, &second].map(|name| fs::read(place.path(name)).unwrap());
     let mut flipped = a.clone();
     flipped[a.len() / 3] ^= 1;
@@ -174,13 +175,14 @@ fn other_bytes_than_were_written() {
         let ended = place.exits(&verify("out --sample 1"), 1);
         assert!(ended.err.contains(named), "{ended:?}");
     };
-    check([&b, &a], "part-00000.parquet holds other bytes than were written, part-00002.parquet");
+    let [first_name, second_name] = [name_of(&first), name_of(&second)];
+    check([&b, &a], &format!("{first_name} holds other bytes than were written, {second_name}"));
     let (rows, footer) = read(&place, &second);
     let entry = fs::read(place.path("out/_elmo/part-00002.json")).unwrap();
     write(&place, &second, &rows, footer);
     fs::write(place.path("out/_elmo/part-00002.json"), entry).unwrap();
     let again = fs::read(place.path(&second)).unwrap();
-    check([&a, &again], "part-00002.parquet holds other bytes");
+    check([&a, &again], &format!("{second_name} holds other bytes"));
     for (name, bytes) in [(&first, &flipped), (&second, &b)] {
         fs::write(place.path(name), bytes).unwrap();
     }
@@ -283,23 +285,27 @@ fn rows_and_parts_that_are_lost() {
     let place = place("--rows-per-file 2");
     let dropped = altered(&place, &verify("out"), |rows| rows.slice(0, 1));
     assert_eq!(dropped.code, Some(1), "{dropped:?}");
-    assert!(dropped.err.contains("part-00000.parquet holds 1 rows, by the manifest 2"), "{dropped:?}");
+    assert!(
+        dropped.err.contains(&format!("{} holds 1 rows, by the manifest 2", name_of(&place.part("out", 0)))),
+        "{dropped:?}"
+    );
     let looked_at = altered(&place, "inspect out --json", |rows| rows.slice(0, 1));
     assert_eq!(looked_at.code, Some(1), "{looked_at:?}");
 
-    fs::copy(place.path(&part("out", 1)), place.path("out/more.parquet")).unwrap();
+    fs::copy(place.path(&place.part("out", 1)), place.path("out/more.parquet")).unwrap();
     let foreign = place.exits(&verify("out"), 1);
     assert!(foreign.err.contains("more.parquet is not in the manifest"), "{foreign:?}");
     fs::rename(place.path("out/more.parquet"), place.path("more.parquet")).unwrap();
 
-    fs::remove_file(place.path(&part("out", 0))).unwrap();
+    let first = place.part("out", 0);
+    fs::remove_file(place.path(&first)).unwrap();
     for words in [verify("out"), "inspect out --json".to_owned()] {
         let lost = place.exits(&words, 1);
-        assert!(lost.err.contains("part-00000.parquet is in the manifest, and not there"), "{lost:?}");
+        assert!(lost.err.contains(&format!("{} is in the manifest, and not there", name_of(&first))), "{lost:?}");
         assert_eq!(lost.json()["manifest"]["complete"], true, "{lost:?}");
     }
     // The file that is left is what it should be, and so is a copy far from any manifest.
-    place.exits(&verify(&part("out", 1)), 0);
+    place.exits(&verify(&place.part("out", 1)), 0);
     assert_eq!(place.exits(&verify("more.parquet"), 0).json()["manifest"], Value::Null);
 }
 
@@ -321,29 +327,29 @@ fn entries_that_are_lost() {
 #[test]
 fn footers() {
     let place = place("--rows-per-file 2");
-    alter_footer(&place, &part("out", 1), "elmo.layers", "top");
+    alter_footer(&place, &place.part("out", 1), "elmo.layers", "top");
     for words in [verify("out"), "inspect out".to_owned()] {
         let ended = place.exits(&words, 1);
-        let named = ended.err.contains("part-00001.parquet") && ended.err.contains("elmo.layers is \"top\"");
+        let named = ended.err.contains(&place.part("out", 1)) && ended.err.contains("elmo.layers is \"top\"");
         assert!(named, "{ended:?}");
     }
     // By itself as well: the manifest knows.
-    let ended = place.exits(&verify(&part("out", 1)), 1);
+    let ended = place.exits(&verify(&place.part("out", 1)), 1);
     assert!(ended.err.contains("the footers are not as the manifest says: elmo.layers"), "{ended:?}");
-    place.exits(&verify(&part("out", 0)), 0);
+    place.exits(&verify(&place.part("out", 0)), 0);
 }
 
 #[test]
 fn texts_from_the_inputs() {
     let place = place("--keep none --rows-per-file 2");
     place.exits(&verify("out"), 0);
-    let one = place.exits(&verify(&part("out", 1)), 0).json();
+    let one = place.exits(&verify(&place.part("out", 1)), 0).json();
     assert_eq!((&one["rows"], &one["bit_equal_rows"]), (&json!(1), &json!(1)), "{one}");
     // A folder may be called like a file.
     place.exits("embed -q --model tiny --input plain.txt --output x.parquet --keep none", 0);
     place.exits(&verify("x.parquet"), 0);
     let far = place.path("far.parquet");
-    fs::copy(place.path(&part("out", 1)), far).unwrap();
+    fs::copy(place.path(&place.part("out", 1)), far).unwrap();
     assert!(place.exits(&verify("far.parquet"), 2).err.contains("no manifest beside it"));
 
     place.write("plain.txt", "It rained.\n");
@@ -443,8 +449,8 @@ fn inspect_counts() {
 #[test]
 fn a_damaged_file_is_damaged_data() {
     let place = place("");
-    let bytes = fs::read(place.path(&part("out", 0))).unwrap();
-    place.write(&part("out", 0), &bytes[..bytes.len() - 20]);
+    let bytes = fs::read(place.path(&place.part("out", 0))).unwrap();
+    place.write(&place.part("out", 0), &bytes[..bytes.len() - 20]);
     for words in ["inspect out".to_owned(), verify("out")] {
         assert!(place.exits(&words, 3).err.contains("not a readable Parquet file"), "{words}");
     }

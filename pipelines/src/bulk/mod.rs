@@ -3,6 +3,7 @@
 //! ```text
 //! list and plan      prepare.rs   files, columns, the job's identity; reads no rows
 //! open the manifest  manifest/    lock the output, read what is durable, or begin
+//! compare inputs     inputs.rs    only if their names or versions changed: do they hold the rows that were read?
 //! for every part     run.rs       repair lost parts, then continue behind the last one
 //!   chunk by chunk   chunks.rs    read rows, submit them to the stage, in order (`crate::in_order`)
 //!   write            part.rs      encode, publish, append the manifest entry
@@ -15,7 +16,9 @@
 //! the open part when the job is interrupted.
 
 mod chunks;
+mod digest;
 pub mod dry_run;
+mod inputs;
 pub mod manifest;
 mod part;
 mod partial;
@@ -31,7 +34,7 @@ use serde::Serialize;
 pub(crate) use self::place::place;
 pub use self::prepare::{Prepared, prepare};
 use self::{
-    manifest::{Counts, Manifest},
+    manifest::{Counts, Manifest, ManifestError, Part},
     run::Run,
 };
 use crate::{
@@ -72,6 +75,8 @@ pub struct BulkJob {
     pub window_rows: usize,
     /// Remove the parts of an earlier job and start over.
     pub overwrite: bool,
+    /// Compare the SHA-256 of every part with the manifest before resuming. Sizes are always compared.
+    pub check: bool,
     /// How long an interrupted job waits for the rows in flight. What completes is saved; the rest is computed again.
     pub grace: Duration,
 }
@@ -125,13 +130,18 @@ pub async fn run(
         return Err(Error::Interrupted { rows: 0, again, begun: false });
     };
     let mut manifest = opened?;
-    let resumed = manifest.totals();
     let started = Instant::now();
+    let checked = tokio::select! {
+        biased;
+        () = stop.clone() => Err(Error::Interrupted { rows: manifest.durable_totals().rows_in, again, begun: true }),
+        checked = check(job, stage, &prepared, &mut manifest) => checked,
+    };
+    let resumed = manifest.durable_totals();
     let mut run = Run::new(job, stage, &prepared, progress, resumed);
     // Input that cannot be read again is worth any wait; a second signal ends the process.
     let limit = if again { job.grace + STORE_GRACE } else { Duration::MAX };
-    let outcome = match check_standard_input(&prepared.plan, &manifest) {
-        Ok(()) if manifest.done && manifest.damaged.is_empty() => Ok(()),
+    let outcome = match checked {
+        Ok(()) if manifest.is_complete() => Ok(()),
         Ok(()) => match unless_stopped(&stop, limit, run.parts(&mut manifest, &stop)).await {
             Some(outcome) => outcome,
             None => Err(Error::Interrupted { rows: manifest.totals().rows_in, again, begun: true }),
@@ -159,9 +169,36 @@ async fn unless_stopped<T>(
     }
 }
 
+/// Before a job goes on: its input can be read again, holds the rows that were read, and the parts are undamaged.
+async fn check(job: &BulkJob, stage: &dyn Stage, prepared: &Prepared, manifest: &mut Manifest) -> Result<()> {
+    check_standard_input(&prepared.plan, manifest)?;
+    check_inputs(job, stage, prepared, (manifest.parts(), manifest.changed_inputs())).await?;
+    manifest.record().await?;
+    if job.check {
+        manifest.check_digests().await?;
+    }
+    Ok(())
+}
+
+/// Compares the content of inputs whose names or versions changed.
+async fn check_inputs(
+    job: &BulkJob,
+    stage: &dyn Stage,
+    prepared: &Prepared,
+    (parts, changed): (&[Part], &[usize]),
+) -> Result<()> {
+    if changed.is_empty() || inputs::rows_are_unchanged(job, stage, &prepared.plan, parts, changed).await? {
+        return Ok(());
+    }
+    let files = changed.iter().filter_map(|&index| prepared.plan.files().nth(index));
+    let differences =
+        files.map(|file| format!("  input {file}: changed since, its rows are not known to be those that were read"));
+    Err(ManifestError::Differs { output: prepared.output.to_string(), differences: differences.collect() }.into())
+}
+
 /// A job that reads standard input cannot be resumed: its rows cannot be read again.
 fn check_standard_input(plan: &Plan, manifest: &Manifest) -> Result<()> {
-    if manifest.parts.is_empty() || plan.files().all(|file| file.location.is_some()) {
+    if manifest.parts().is_empty() || plan.files().all(|file| file.location.is_some()) {
         return Ok(());
     }
     let message = "the output holds rows of an earlier standard input, which cannot be read again";
@@ -173,11 +210,11 @@ fn report(manifest: &Manifest, resumed: &Counts, started: Instant) -> BulkReport
     let seconds = started.elapsed().as_secs_f64();
     BulkReport {
         output: manifest.output().to_string(),
-        parts: manifest.parts.len(),
+        parts: manifest.parts().len(),
         counts,
         bytes: manifest.bytes(),
         resumed_rows: resumed.rows_in,
         seconds,
-        tokens_per_second: (counts.tokens - resumed.tokens) as f64 / seconds.max(1e-9),
+        tokens_per_second: counts.tokens.saturating_sub(resumed.tokens) as f64 / seconds.max(1e-9),
     }
 }

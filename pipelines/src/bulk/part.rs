@@ -8,7 +8,8 @@ use futures::future::{FutureExt, Shared};
 
 use super::{
     chunks::{Chunk, Chunker},
-    manifest::{Counts, Manifest, PartEntry, part_name},
+    digest::RowDigest,
+    manifest::{Counts, Manifest, PartEntry},
     partial::{OpenPart, Partial},
     place::log_skipped,
     run::Run,
@@ -35,29 +36,27 @@ enum Step {
 }
 
 impl<'j> Run<'j> {
-    /// Writes part `number` and returns its manifest entry.
+    /// Writes part `number`, which the manifest may have already, and returns its entry.
     pub(super) async fn part(
         &mut self,
         chunker: &mut Chunker,
-        manifest: &Manifest,
+        manifest: &mut Manifest,
         number: usize,
         stop: &Shared<impl Future<Output = ()>>,
     ) -> Result<PartEntry> {
-        let begun = manifest.parts.get(number).map(|part| part.start);
-        let start = begun.or(manifest.position()).unwrap_or_else(|| chunker.position());
-        let before = manifest.parts.get(number).map(|part| part.sha256.as_str());
-        let mut open = self.open(manifest.part(number), start, before)?;
+        let start = manifest.start_of(number).unwrap_or_else(|| chunker.position());
+        let mut open = self.open(manifest.part(number), start)?;
         if self.can_resume(manifest, number)
             && let Some(partial) = Partial::load(&manifest.partial(), start, &self.prepared.schema).await
         {
-            *chunker = self.chunker(partial.end);
+            *chunker = self.chunker(partial.end());
             open.resume(partial).await?;
         }
         let filled = match self.fill(chunker, &mut open, stop).await {
             Ok(true) if chunker.is_closed() && open.counts.rows_in == 0 => {
                 Err(self.interrupted(manifest.totals().rows_in))
             }
-            Ok(true) => self.check_publishable(chunker, manifest, start, stop).await,
+            Ok(true) => self.check_publishable(chunker, manifest, (start, number), &open.digest, stop).await,
             Ok(false) => return Err(self.pause(open, manifest, number).await),
             Err(error) => Err(error),
         };
@@ -68,27 +67,23 @@ impl<'j> Run<'j> {
                 return Err(error);
             }
         };
+        let (file, rows_digest) = (manifest.part_file(number), open.digest.value());
         let written = open.writer.commit().await?;
         crash::after_upload_before_manifest();
         manifest.hold().await?;
-        Ok(PartEntry {
-            file: part_name(number),
-            start,
-            end,
-            last,
-            bytes: written.bytes,
-            sha256: written.sha256,
-            counts: open.counts,
-        })
+        let (bytes, sha256) = (written.bytes, written.sha256);
+        Ok(PartEntry { file, start, end, last, bytes, sha256, rows_digest, counts: open.counts })
     }
 
     /// Returns where the complete part that begins at `start` ends, and whether it is the last one, if it may be published:
-    /// the output is still this job's, and the input files did not change.
+    /// the output is still this job's, and the input files did not change. The entry of a part that is written again is
+    /// deleted before.
     async fn check_publishable(
         &self,
         chunker: &mut Chunker,
-        manifest: &Manifest,
-        start: Position,
+        manifest: &mut Manifest,
+        (start, number): (Position, usize),
+        digest: &RowDigest,
         stop: &Shared<impl Future<Output = ()>>,
     ) -> Result<(Position, bool)> {
         let waits_for_lines = !self.is_repeatable() && !chunker.is_closed();
@@ -107,6 +102,10 @@ impl<'j> Run<'j> {
         let files = self.prepared.plan.files().take(end.file + 1).skip(start.file);
         source::check_unchanged(files).await?;
         manifest.hold().await?;
+        if number < manifest.parts().len() {
+            manifest.check_repair(number, end, digest.value().as_deref())?;
+            manifest.retract(number).await?;
+        }
         Ok((end, last))
     }
 
@@ -119,7 +118,7 @@ impl<'j> Run<'j> {
         }
     }
 
-    fn open(&self, location: Location, start: Position, before: Option<&str>) -> Result<OpenPart<'j>> {
+    fn open(&self, location: Location, start: Position) -> Result<OpenPart<'j>> {
         let vectors = self.stage.fields().first().map(|field| field.name().clone()).unwrap_or_default();
         let encoding = Encoding {
             vectors,
@@ -127,14 +126,14 @@ impl<'j> Run<'j> {
             row_group_bytes: self.job.row_group_bytes,
             metadata: self.stage.metadata(),
         };
-        let writer = PartWriter::new(location, &self.prepared.schema, &encoding, before)?;
+        let writer = PartWriter::new(location, &self.prepared.schema, &encoding, None)?;
         Ok(OpenPart::new(writer, self.in_flight(), start))
     }
 
     /// Whether saved rows of the open part can be used: not in state `carry`, where the state behind them is missing, not
     /// when the rest of the input is gone, and not for a part that is repaired.
     fn can_resume(&self, manifest: &Manifest, number: usize) -> bool {
-        !self.carries_state() && number == manifest.parts.len() && self.is_repeatable()
+        !self.carries_state() && number == manifest.parts().len() && self.is_repeatable()
     }
 
     /// Interrupts the part: the rows in flight may complete within the grace period, and the complete rows are saved.
@@ -232,7 +231,7 @@ impl<'j> Run<'j> {
             }
         };
         let (batch, counts) = self.finish(&chunk, &added)?;
-        open.add(batch, counts, chunk.end());
+        open.add(&chunk, batch, counts)?;
         Ok(true)
     }
 

@@ -17,6 +17,7 @@ use sha2::{Digest, Sha256};
 
 use super::{
     chunks::{Chunk, memory},
+    digest::RowDigest,
     manifest::Counts,
 };
 use crate::{
@@ -37,6 +38,8 @@ pub(super) struct OpenPart<'s> {
     pub(super) writer: PartWriter,
     /// Counts of the rows in it so far.
     pub(super) counts: Counts,
+    /// Digest of the input rows that they were made of.
+    pub(super) digest: RowDigest,
     /// Chunks that devices work on.
     pub(super) in_flight: InOrder<'s, Chunk>,
     /// Rows that the writer has yet to take.
@@ -46,16 +49,22 @@ pub(super) struct OpenPart<'s> {
 
 impl<'s> OpenPart<'s> {
     pub(super) fn new(writer: PartWriter, in_flight: InOrder<'s, Chunk>, start: Position) -> Self {
-        let note = Note { start, end: start, counts: Counts::default() };
+        let (counts, digest) = (Counts::default(), RowDigest::new());
+        let note = Note { start, end: start, counts, rows_digest: None };
         let prefix = Prefix { rows: Vec::new(), bytes: 0, full: false, note };
-        Self { writer, counts: Counts::default(), in_flight, unwritten: None, prefix }
+        Self { writer, counts, digest, in_flight, unwritten: None, prefix }
     }
 
-    /// Adds the rows of a chunk that ends before `end`.
-    pub(super) fn add(&mut self, rows: RecordBatch, counts: Counts, end: Position) {
+    /// Adds the rows that were made of a chunk.
+    pub(super) fn add(&mut self, chunk: &Chunk, rows: RecordBatch, counts: Counts) -> Result<()> {
         self.counts += counts;
-        self.prefix.add(&rows, self.counts, end);
+        for slice in &chunk.slices {
+            self.digest.update(slice).map_err(elmo::Error::from)?;
+        }
+        let note = Note { end: chunk.end(), counts: self.counts, rows_digest: self.digest.value(), ..self.prefix.note };
+        self.prefix.add(&rows, note);
         self.unwritten = Some(rows);
+        Ok(())
     }
 
     /// Begins with rows that an interrupted run saved.
@@ -63,7 +72,8 @@ impl<'s> OpenPart<'s> {
         for rows in &partial.rows {
             self.writer.write(rows).await?;
         }
-        self.counts = partial.counts;
+        self.counts = partial.note.counts;
+        self.digest = RowDigest::from_value(partial.note.rows_digest.as_deref());
         self.prefix.resume(partial);
         Ok(())
     }
@@ -75,6 +85,9 @@ struct Note {
     start: Position,
     end: Position,
     counts: Counts,
+    /// Digest of the input rows; `None` in format 1.
+    #[serde(default)]
+    rows_digest: Option<String>,
 }
 
 /// The first rows of an open part.
@@ -87,10 +100,10 @@ pub(super) struct Prefix {
 }
 
 impl Prefix {
-    fn add(&mut self, rows: &RecordBatch, counts: Counts, end: Position) {
+    fn add(&mut self, rows: &RecordBatch, note: Note) {
         self.full |= self.bytes + memory(rows) > MAX_SAVED_BYTES;
         if !self.full {
-            (self.note.counts, self.note.end) = (counts, end);
+            self.note = note;
             self.bytes += memory(rows);
             self.rows.push(rows.clone());
         }
@@ -99,7 +112,7 @@ impl Prefix {
     /// Begins with all rows that were saved, because the note counts all of them.
     fn resume(&mut self, partial: Partial) {
         self.bytes = partial.rows.iter().map(memory).sum();
-        (self.note.counts, self.note.end) = (partial.counts, partial.end);
+        self.note = partial.note;
         self.rows = partial.rows;
     }
 
@@ -151,17 +164,21 @@ fn encode(rows: &[RecordBatch], note: &Note) -> Result<Vec<u8>, ArrowError> {
 
 /// Rows that an interrupted run saved.
 pub(super) struct Partial {
-    pub(super) rows: Vec<RecordBatch>,
-    pub(super) end: Position,
-    pub(super) counts: Counts,
+    rows: Vec<RecordBatch>,
+    note: Note,
 }
 
 impl Partial {
+    /// The row behind the saved ones.
+    pub(super) fn end(&self) -> Position {
+        self.note.end
+    }
+
     /// Reads the saved rows of the part that begins at `start`; `None` when there are none that can be used.
     pub(super) async fn load(location: &Location, start: Position, schema: &SchemaRef) -> Option<Self> {
         let bytes = location.get().await.ok()??;
         match unsealed(&bytes).and_then(|bytes| decode(bytes, schema)) {
-            Ok((rows, note)) if note.start == start => Some(Self { rows, end: note.end, counts: note.counts }),
+            Ok((rows, note)) if note.start == start => Some(Self { rows, note }),
             Ok(_) => None,
             Err(error) => {
                 tracing::warn!(file = %location, %error, "the saved rows cannot be read; they are computed again");

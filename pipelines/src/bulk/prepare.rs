@@ -33,7 +33,7 @@ pub struct Prepared {
     /// Input rows of one part.
     pub part_rows: u64,
     /// Identity of the job, as the manifest records it.
-    pub(crate) job: Job,
+    pub job: Job,
 }
 
 /// Lists the inputs, infers their schemas, and determines the columns of the output. Reads no rows and writes nothing.
@@ -62,7 +62,7 @@ pub async fn prepare(job: &BulkJob, stage: &dyn Stage, stores: &Stores) -> Resul
     let inputs = plan.files().map(InputRecord::from).collect();
     let part_rows = part_rows(job, stage);
     let settings = settings(job, stage, &schema, part_rows);
-    Ok(Prepared { plan: Arc::new(plan), schema, output, part_rows, job: Job { settings, inputs } })
+    Ok(Prepared { plan: Arc::new(plan), schema, output, part_rows, job: Job::new(settings, inputs) })
 }
 
 /// Rows of a part. State `carry` needs a whole number of batches, because the vectors depend on where batches end.

@@ -7,7 +7,7 @@ use futures::future::Shared;
 use super::{
     BulkJob, Prepared,
     chunks::{Chunk, Chunker},
-    manifest::{Counts, Manifest, ManifestError},
+    manifest::{Counts, Manifest, Part},
     place,
 };
 use crate::{
@@ -29,7 +29,7 @@ pub(super) struct Run<'j> {
     pub(super) prepared: &'j Prepared,
     pub(super) progress: &'j dyn Progress,
     pub(super) seen: Snapshot,
-    /// Totals when the run began.
+    /// Totals of the durable parts when the run began.
     resumed: Counts,
     /// What devices had done before this job.
     work_before: Option<Work>,
@@ -57,9 +57,8 @@ impl<'j> Run<'j> {
     ) -> Result<()> {
         self.seen.rows = self.resumed.rows_in;
         self.seen.bytes_total = Some(self.prepared.plan.files().map(|file| file.size).sum()).filter(|bytes| *bytes > 0);
-        let is_incomplete = manifest.position().is_some() || !manifest.damaged.is_empty();
         let mut chunker = self.chunker(Position::default());
-        if self.carries_state() && is_incomplete {
+        if self.carries_state() && !manifest.is_complete() {
             self.replay(&mut chunker, manifest, stop).await?;
         } else {
             self.repair(manifest, stop).await?;
@@ -67,7 +66,7 @@ impl<'j> Run<'j> {
         }
         while manifest.position().is_some() {
             crash::before_part();
-            let part = self.part(&mut chunker, manifest, manifest.parts.len(), stop).await?;
+            let part = self.part(&mut chunker, manifest, manifest.parts().len(), stop).await?;
             manifest.append(part).await?;
             crash::after_manifest();
             manifest.remove_partial().await?;
@@ -93,44 +92,48 @@ impl<'j> Run<'j> {
     }
 
     /// Writes lost and damaged parts again, wherever they are in the order.
-    async fn repair(&mut self, manifest: &Manifest, stop: &Shared<impl Future<Output = ()>>) -> Result<()> {
-        for &number in &manifest.damaged {
-            let mut chunker = self.chunker(manifest.parts[number].start);
+    async fn repair(&mut self, manifest: &mut Manifest, stop: &Shared<impl Future<Output = ()>>) -> Result<()> {
+        for number in manifest.damaged() {
+            let mut chunker = self.chunker(manifest.start_of(number).unwrap_or_default());
             self.rewrite(&mut chunker, manifest, number, stop).await?;
         }
         Ok(())
     }
 
-    /// Writes a part that the manifest has; the bytes must be those of the first time.
+    /// Writes a part that the manifest has, and its entry. Other hardware may give other bytes.
     async fn rewrite(
         &mut self,
         chunker: &mut Chunker,
-        manifest: &Manifest,
+        manifest: &mut Manifest,
         number: usize,
         stop: &Shared<impl Future<Output = ()>>,
     ) -> Result<()> {
-        tracing::warn!(file = %manifest.part(number), "lost or damaged; written again");
-        let again = self.part(chunker, manifest, number, stop).await?;
-        let then = &manifest.parts[number];
-        if (&again.sha256, again.bytes) != (&then.sha256, then.bytes) {
-            return Err(ManifestError::Part { file: manifest.part(number).to_string() }.into());
+        let file = manifest.part(number);
+        let then = manifest.parts()[number].entry().map(|entry| entry.sha256.clone());
+        match then {
+            Some(_) => tracing::warn!(%file, "lost or damaged; written again"),
+            None => tracing::warn!(%file, "its manifest entry is lost or damaged; both are written again"),
         }
-        Ok(())
+        let entry = self.part(chunker, manifest, number, stop).await?;
+        if then.is_some_and(|then| then != entry.sha256) {
+            tracing::warn!(%file, "its bytes differ from those of the first time; its manifest entry was replaced as well");
+        }
+        Ok(manifest.restore(number, entry).await?)
     }
 
     /// State `carry`: submits the rows of finished parts again, for the state that they leave behind.
     async fn replay(
         &mut self,
         chunker: &mut Chunker,
-        manifest: &Manifest,
+        manifest: &mut Manifest,
         stop: &Shared<impl Future<Output = ()>>,
     ) -> Result<()> {
-        for (number, part) in manifest.parts.iter().enumerate() {
-            if manifest.damaged.contains(&number) {
+        for number in 0..manifest.parts().len() {
+            let Part::Durable(entry) = &manifest.parts()[number] else {
                 self.rewrite(chunker, manifest, number, stop).await?;
                 continue;
-            }
-            let mut left = part.counts.rows_in;
+            };
+            let mut left = entry.counts.rows_in;
             while left > 0 {
                 let rows = tokio::select! {
                     biased;

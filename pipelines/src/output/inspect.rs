@@ -268,7 +268,7 @@ impl Beside {
         if folder.is_http() {
             return Ok(None);
         }
-        let Some((job, parts)) = manifest::look(folder).await? else { return Ok(None) };
+        let Some((job, parts)) = manifest::read(folder).await? else { return Ok(None) };
         let done = totals(folder).await?;
         Ok(Some(Self { job, parts, done, whole }))
     }
@@ -424,9 +424,11 @@ fn footer(opened: &Opened) -> BTreeMap<String, String> {
         .collect()
 }
 
-/// The first pair in which two footers differ, in words.
+/// The first difference between the `elmo.*` pairs of two footers, in words. A patch release resumes what another one began, so the
+/// version may differ.
 fn unlike(there: &BTreeMap<String, String>, here: &BTreeMap<String, String>) -> Option<String> {
-    let key = there.keys().chain(here.keys()).find(|key| there.get(*key) != here.get(*key))?;
+    let mut keys = there.keys().chain(here.keys()).filter(|key| *key != "elmo.version");
+    let key = keys.find(|key| there.get(*key) != here.get(*key))?;
     Some(format!("{key} is {}, there {}", shown(here.get(key)), shown(there.get(key))))
 }
 

@@ -15,7 +15,7 @@ use chrono::{DateTime, Utc};
 use object_store::{ObjectStoreExt, PutMode, UpdateVersion};
 use serde::{Deserialize, Serialize};
 
-use super::{ManifestError, read};
+use super::{ManifestError, records::read};
 use crate::stores::{Location, StoreError};
 
 /// A lease in an object store that was not renewed for this long is nobody's.
