@@ -11,5 +11,8 @@ mod encoding;
 mod faults;
 mod hostile;
 mod http;
+mod identity;
 mod inputs;
+mod repair;
+mod requests;
 mod resume;

@@ -122,7 +122,7 @@ async fn a_hanging_device_does_not_hold_up_an_interruption() {
 }
 
 /// A stage of which a test sees each window, with the rows before it, and may give another answer.
-struct Watched<F>(Hashing, F);
+pub(crate) struct Watched<F>(pub(crate) Hashing, pub(crate) F);
 
 #[async_trait::async_trait]
 impl<F: Fn(usize, Pending) -> Pending + Send + Sync> Stage for Watched<F> {
