@@ -142,10 +142,10 @@ mod tests {
         let parts =
             [entry(0, (0, 0), (0, 6), 6, false), entry(1, (0, 6), (1, 2), 6, false), entry(2, (1, 2), (2, 0), 3, true)];
         let before = |n: usize| n.checked_sub(1).map(|n| &parts[n]);
-        for n in 0..parts.len() {
-            assert_eq!(parts[n].break_after(n, before(n)), None);
+        for (n, part) in parts.iter().enumerate() {
+            assert_eq!(part.break_after(n, before(n)), None);
             // The entry before it is lost.
-            assert_eq!(parts[n].break_after(n, None), None);
+            assert_eq!(part.break_after(n, None), None);
         }
         let broken = [
             // Exchanged, copied, and beyond the last.

@@ -31,7 +31,8 @@ pub(super) async fn own_parts<'e>(
 ) -> Result<Vec<&'e ObjectMeta>, ManifestError> {
     let mut own = Vec::new();
     for file in &existing.files {
-        if !existing.names(file) && !(existing.job.is_none() && is_recognised(output, file, now).await?) {
+        let is_own = existing.names(file) || (existing.job.is_none() && is_recognised(output, file, now).await?);
+        if !is_own {
             return Err(foreign(output, file, existing.has_manifest()));
         }
         own.push(file);
