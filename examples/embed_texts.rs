@@ -2,8 +2,8 @@
 //!
 //!     cargo run --example embed_texts
 //!
-//! The same word in two senses: its vectors differ, because each is read in its sentence. With the built-in model,
-//! which is untrained, the numbers mean nothing; put `Elmo::open("DIR")` in its place.
+//! Embeds the same word in two senses. Its vectors differ, because each depends on the sentence. The built-in model is
+//! untrained, so its numbers have no meaning; use `Elmo::open("DIR")` for a model of your own.
 
 use std::sync::Arc;
 
@@ -30,7 +30,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     println!("{} vectors of type {}", embedded.vectors.len(), embedded.vectors.data_type());
     assert!(embedded.vectors.is_null(2), "NULL in, NULL out");
 
-    // One vector per token, with its place in the text.
+    // One vector per token, with its offsets in the text.
     let spec = EmbedSpec { level: Level::Token, ..EmbedSpec::default() };
     let tokens = ColumnEmbedder::new(&elmo, spec)?.embed(&texts)?.vectors;
     let banks: Vec<Vec<f32>> = (0..2).filter_map(|row| word(&tokens, row, "bank")).collect();
@@ -40,7 +40,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     Ok(())
 }
 
-/// The vector of the first token of a row that reads `wanted`.
+/// The vector of the first token `wanted` of a row.
 fn word(tokens: &ArrayRef, row: usize, wanted: &str) -> Option<Vec<f32>> {
     let row = tokens.as_list::<i32>().value(row);
     let row = row.as_struct();

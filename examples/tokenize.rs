@@ -1,4 +1,4 @@
-//! Sentences and tokens of JSON lines with a field `text`, as `[[start, end, [token, ...]], ...]` a line.
+//! Prints sentences and tokens of JSON lines with a field `text`, as one line `[[start, end, [token, ...]], ...]` each.
 //!
 //! `cargo run --example tokenize [moses|words|whitespace] < TEXTS.jsonl`
 

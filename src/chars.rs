@@ -1,64 +1,64 @@
-//! Token -> character ids, the only place that knows the alphabet.
+//! Token to character ids; the only module that knows the alphabet.
 //!
-//! An id is a byte of the token plus one, or one of the marks below; id 0 is reserved for positions
-//! that hold no token at all. The `+1` is done here and nowhere else, so ids index the table of
-//! [`N_CHARACTERS`] rows whose first row is zeros.
+//! An id is a byte of the token plus one, or one of the special ids below. Id 0 is for positions without a token. The `+1`
+//! is added here and nowhere else, so ids index the table of [`N_CHARACTERS`] rows, whose first row is zeros.
 
-/// Every slot of a position without a token.
+/// All ids of a position without a token.
 pub const PADDING: u16 = 0;
-/// Stands between the word marks for the token `<S>`.
+/// The token `<S>`, between begin and end of word.
 pub const BEGIN_SENTENCE: u16 = 257;
-/// Stands between the word marks for the token `</S>`.
+/// The token `</S>`, between begin and end of word.
 pub const END_SENTENCE: u16 = 258;
 /// First id of every token.
 pub const BEGIN_WORD: u16 = 259;
 /// Follows the last byte of every token.
 pub const END_WORD: u16 = 260;
-/// Fills a token up to its number of slots.
+/// Pads a token to its number of ids.
 pub const WORD_PADDING: u16 = 261;
-/// Rows of the character table with the padding row: ids are `0..N_CHARACTERS`.
+/// Rows of the character table, including the padding row: ids are `0..N_CHARACTERS`.
 pub const N_CHARACTERS: usize = 262;
 
-/// The token before the first of a sentence, also when it occurs in a text.
+/// The token before the first token of a sentence. It is also recognised in a text.
 pub const BEGIN_SENTENCE_TOKEN: &str = "<S>";
-/// The token after the last of a sentence, also when it occurs in a text.
+/// The token after the last token of a sentence. It is also recognised in a text.
 pub const END_SENTENCE_TOKEN: &str = "</S>";
 
 /// Writes the `max` ids of `token` to `out[..max]`: begin of word, at most `max - 2` bytes of UTF-8,
 /// end of word, padding.
 ///
-/// A longer token is cut by bytes, inside a character if need be, as the published models were
-/// trained. `<S>` and `</S>` are one mark each instead of their bytes, wherever they occur.
+/// A longer token is truncated by bytes, even within a character, as in the training of the published models. `<S>` and
+/// `</S>` have one special id each instead of their bytes, wherever they occur.
 ///
-/// Returns how many of them come before the padding.
+/// Returns the number of ids before the padding.
 ///
 /// # Panics
-/// When `out` is shorter than `max` or `max` is below 3; options are checked for that on reading.
+/// When `out` is shorter than `max` or `max` is below 3; [`ModelOptions`](crate::options::ModelOptions) are checked for
+/// that when they are parsed.
 pub fn char_ids(token: &str, max: usize, out: &mut [i32]) -> usize {
     let out = &mut out[..max];
     out.fill(i32::from(WORD_PADDING));
     out[0] = i32::from(BEGIN_WORD);
     let length = match token {
-        BEGIN_SENTENCE_TOKEN => mark(BEGIN_SENTENCE, out),
-        END_SENTENCE_TOKEN => mark(END_SENTENCE, out),
+        BEGIN_SENTENCE_TOKEN => special(BEGIN_SENTENCE, out),
+        END_SENTENCE_TOKEN => special(END_SENTENCE, out),
         word => bytes(word.as_bytes(), max - 2, out),
     };
     out[1 + length] = i32::from(END_WORD);
     length + 2
 }
 
-/// Whether [`char_ids`] cuts bytes off `token`.
+/// Whether [`char_ids`] truncates `token`.
 pub fn is_cut(token: &str, max: usize) -> bool {
     token != BEGIN_SENTENCE_TOKEN && token != END_SENTENCE_TOKEN && token.len() + 2 > max
 }
 
-fn mark(id: u16, out: &mut [i32]) -> usize {
+fn special(id: u16, out: &mut [i32]) -> usize {
     out[1] = i32::from(id);
     1
 }
 
-fn bytes(word: &[u8], most: usize, out: &mut [i32]) -> usize {
-    let kept = &word[..word.len().min(most)];
+fn bytes(word: &[u8], max: usize, out: &mut [i32]) -> usize {
+    let kept = &word[..word.len().min(max)];
     for (slot, &byte) in out[1..].iter_mut().zip(kept) {
         *slot = i32::from(byte) + 1;
     }
@@ -69,7 +69,7 @@ fn bytes(word: &[u8], most: usize, out: &mut [i32]) -> usize {
 mod tests {
     use super::*;
 
-    /// Ids of a token: what is given, then padding up to 50.
+    /// The given ids, padded to 50.
     fn row(ids: &[i32]) -> Vec<i32> {
         let mut row = ids.to_vec();
         row.resize(50, 261);
@@ -93,7 +93,7 @@ mod tests {
         assert_eq!(ids("."), row(&[259, 47, 260]));
     }
 
-    // By hand from the rule: 48 bytes are kept, whatever they are.
+    // By hand from the rule: the first 48 bytes are kept.
     #[test]
     fn long_words_are_cut_by_bytes() {
         let at_limit = "x".repeat(48);

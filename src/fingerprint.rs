@@ -1,4 +1,4 @@
-//! Identity of a model: what every output carries.
+//! The fingerprint of a model, which every output names.
 
 use std::{fmt, str::FromStr};
 
@@ -15,8 +15,8 @@ use crate::{
 /// The hashed bytes, with every number a little-endian `u64`:
 /// `elmo-model-1\n`, length and text of [`ModelOptions::canonical_json`], then for each tensor of
 /// [`ModelOptions::weight_plan`] in byte order of the names: length of the name, name, rank, each
-/// dimension, the values as little-endian float32. The container does not matter: HDF5 and
-/// safetensors of the same numbers have the same fingerprint. Tensors outside the plan do not count.
+/// dimension, the values as little-endian float32. The file format does not matter: HDF5 and safetensors files of the same
+/// numbers have the same fingerprint. Tensors outside the plan do not count.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct Fingerprint(String);
 
@@ -43,9 +43,9 @@ impl Fingerprint {
     }
 }
 
-/// A text that is no fingerprint.
+/// The text is not a fingerprint.
 #[derive(Debug, Error, Clone, PartialEq, Eq)]
-#[error("{0:?} is no fingerprint: one has 64 hexadecimal digits")]
+#[error("{0:?} is not a fingerprint, which has 64 hexadecimal digits")]
 pub struct FingerprintError(String);
 
 impl FromStr for Fingerprint {
@@ -79,7 +79,7 @@ fn values(hash: &mut Sha256, tensor: &Tensor) {
     for &dim in &tensor.shape {
         number(hash, dim);
     }
-    // Through a small buffer: a copy of the largest tensor would be 64 MB.
+    // A small buffer avoids a copy of the whole tensor, which may have 64 MB.
     let mut buffer = Vec::with_capacity(4 * 4096);
     for chunk in tensor.data.chunks(4096) {
         buffer.clear();

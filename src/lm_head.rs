@@ -1,5 +1,6 @@
-//! The LM head: the vocabulary and the softmax that the biLM was trained with, which make it a language model again.
-//! Published weights come without it (`bilm-tf`, `bin/dump_weights.py`); training keeps it beside them.
+//! The LM head: the vocabulary and the softmax that the biLM was trained with. With them it is a language model.
+//!
+//! Published weights come without an LM head (`bilm-tf`, `bin/dump_weights.py`); training writes it beside the weights.
 
 use std::{
     collections::HashMap,
@@ -9,74 +10,55 @@ use std::{
     sync::{Arc, Mutex, MutexGuard, PoisonError},
 };
 
-use sha2::{Digest, Sha256};
-use thiserror::Error;
-
+pub use crate::error::LmHeadError;
 use crate::{
     chars::{BEGIN_SENTENCE_TOKEN, END_SENTENCE_TOKEN},
     error::{Error, Result},
+    files::{write_all, write_file},
     model::{DeviceName, Softmax},
-    model_dir::{write_all, write_file},
     options::TensorSpec,
     weights::{self, Tensor, Weights},
 };
+use sha2::{Digest, Sha256};
 
-/// A word per line, the most frequent first; the line is the word's number.
+/// One word per line, the most frequent first. The id of a word is the number of its line, from 0.
 pub const VOCAB: &str = "vocab.txt";
 /// `softmax/W [V, P]` and `softmax/b [V]`.
 pub const SOFTMAX: &str = "softmax.safetensors";
-/// What stands for words that are not in the vocabulary.
+/// Stands for words that are not in the vocabulary.
 pub const UNKNOWN: &str = "<UNK>";
 
 const WEIGHT: &str = "softmax/W";
 const BIAS: &str = "softmax/b";
-/// Longest line of a vocabulary, in bytes.
-const LONGEST_WORD: u64 = 64 << 10;
-/// Most words of a vocabulary: ten times the published one.
-const MOST_WORDS: usize = 10_000_000;
-/// Blocks of a softmax that its mark is made of, and their bytes.
-const MARKED: (u64, u64) = (64, 64 << 10);
+/// Maximum size in bytes of a line of a vocabulary.
+const MAX_LINE_BYTES: u64 = 64 << 10;
+/// Maximum number of words of a vocabulary: ten times the published one.
+const MAX_WORDS: usize = 10_000_000;
+/// Blocks of a softmax that its digest covers.
+const DIGEST_BLOCKS: u64 = 64;
+/// Size in bytes of each of these blocks.
+const DIGEST_BLOCK_BYTES: u64 = 64 << 10;
 
-/// The head of a model is not there, or is not one.
-#[derive(Debug, Error, Clone, PartialEq, Eq)]
-#[non_exhaustive]
-pub enum LmHeadError {
-    /// The model has none.
-    #[error(
-        "the model {0} has no LM head: surprisal and perplexity need {VOCAB} and {SOFTMAX} beside the weights, which \
-         training keeps and published weights lack"
-    )]
-    Missing(String),
-    /// The vocabulary cannot be used.
-    #[error("{path}: {reason}")]
-    Vocab {
-        /// The file.
-        path: PathBuf,
-        /// Why.
-        reason: String,
-    },
-}
-
-/// Where the head of a model lies.
+/// The files of an LM head.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct LmHeadFiles {
     dir: PathBuf,
 }
 
 impl LmHeadFiles {
-    /// The head in a model directory, if both of its files are there.
+    /// The LM head in a model directory; `None` unless both files exist.
     pub fn find(dir: &Path) -> Option<Self> {
-        let is_there = dir.join(VOCAB).is_file() && dir.join(SOFTMAX).is_file();
-        is_there.then(|| Self { dir: dir.to_owned() })
+        let exists = dir.join(VOCAB).is_file() && dir.join(SOFTMAX).is_file();
+        exists.then(|| Self { dir: dir.to_owned() })
     }
 
-    /// What tells this head from others: the SHA-256, in hexadecimal, of its vocabulary, of the size of its softmax file,
-    /// and of 64 blocks of 64 KiB spread evenly over that file. A softmax has gigabytes; those that were trained apart
-    /// differ everywhere.
+    /// Identifies this LM head: the SHA-256, in hexadecimal, of its vocabulary, of the size of its softmax file, and of 64
+    /// blocks of 64 KiB spread evenly over that file. A softmax has gigabytes, and two that were trained separately differ
+    /// everywhere.
     ///
     /// # Errors
     /// [`Error::Io`] when a file cannot be read.
-    pub fn mark(&self) -> Result<String> {
+    pub fn digest(&self) -> Result<String> {
         let mut hash = Sha256::new();
         let path = self.dir.join(VOCAB);
         let vocab = File::open(&path).and_then(|mut file| std::io::copy(&mut file, &mut hash));
@@ -85,12 +67,11 @@ impl LmHeadFiles {
         let softmax = File::open(&path).and_then(|mut file| {
             let size = file.metadata()?.len();
             hash.update(size.to_le_bytes());
-            let (blocks, bytes) = MARKED;
             // The last block ends where the file ends; those of a small file overlap.
-            let last = size.saturating_sub(bytes);
-            for block in 0..blocks {
-                file.seek(SeekFrom::Start(last * block / (blocks - 1)))?;
-                std::io::copy(&mut file.by_ref().take(bytes), &mut hash)?;
+            let last = size.saturating_sub(DIGEST_BLOCK_BYTES);
+            for block in 0..DIGEST_BLOCKS {
+                file.seek(SeekFrom::Start(last * block / (DIGEST_BLOCKS - 1)))?;
+                std::io::copy(&mut file.by_ref().take(DIGEST_BLOCK_BYTES), &mut hash)?;
             }
             Ok(())
         });
@@ -101,8 +82,8 @@ impl LmHeadFiles {
     /// Reads vocabulary and softmax for a model whose projection has `width` numbers.
     ///
     /// # Errors
-    /// [`Error::LmHead`] when the vocabulary is none, [`Error::Weights`] when the softmax is of another vocabulary or
-    /// model, [`Error::Io`] when a file cannot be read.
+    /// [`Error::LmHead`] when the vocabulary is invalid, [`Error::Weights`] when the softmax has the size of another
+    /// vocabulary or model, [`Error::Io`] when a file cannot be read.
     pub fn read(&self, width: usize) -> Result<LmHeadData> {
         let words = read_vocab(&self.dir.join(VOCAB))?;
         let plan = [
@@ -110,13 +91,13 @@ impl LmHeadFiles {
             TensorSpec { name: BIAS.to_owned(), shape: vec![words.len()] },
         ];
         let mut loaded = weights::safetensors::read_file(&self.dir.join(SOFTMAX), &plan)?.weights;
-        numbers(&words)?;
-        Ok(LmHeadData { words, weight: taken(&mut loaded, WEIGHT), bias: taken(&mut loaded, BIAS) })
+        word_ids(&words)?;
+        Ok(LmHeadData { words, weight: take(&mut loaded, WEIGHT), bias: take(&mut loaded, BIAS) })
     }
 }
 
-/// A tensor that was checked to be there.
-fn taken(weights: &mut Weights, name: &str) -> Tensor {
+/// Removes a tensor that was checked to exist.
+fn take(weights: &mut Weights, name: &str) -> Tensor {
     weights.remove(name).unwrap_or_else(|| Tensor { shape: vec![0], data: Vec::new() })
 }
 
@@ -127,16 +108,16 @@ fn read_vocab(path: &Path) -> Result<Vec<String>> {
     let mut words = Vec::new();
     loop {
         let mut line = Vec::new();
-        let read = lines.by_ref().take(LONGEST_WORD).read_until(b'\n', &mut line).map_err(|e| Error::io(path, e))?;
+        let read = lines.by_ref().take(MAX_LINE_BYTES).read_until(b'\n', &mut line).map_err(|e| Error::io(path, e))?;
         if read == 0 {
             return Ok(words);
         }
         let number = words.len() + 1;
-        if read as u64 == LONGEST_WORD {
-            return Err(wrong(format!("line {number} is longer than {LONGEST_WORD} bytes")));
+        if read as u64 == MAX_LINE_BYTES {
+            return Err(wrong(format!("line {number} is longer than {MAX_LINE_BYTES} bytes")));
         }
-        if words.len() == MOST_WORDS {
-            return Err(wrong(format!("more than {MOST_WORDS} words")));
+        if words.len() == MAX_WORDS {
+            return Err(wrong(format!("more than {MAX_WORDS} words")));
         }
         let word = String::from_utf8(line).map_err(|_| wrong(format!("line {number} is not UTF-8")))?;
         words.push(word.trim_end_matches(['\n', '\r']).to_owned());
@@ -154,10 +135,10 @@ pub struct LmHeadData {
 }
 
 impl LmHeadData {
-    /// Puts a head together: `weight [V, P]`, `bias [V]` for `V` words, the first the most frequent.
+    /// Creates an LM head from `weight [V, P]` and `bias [V]` for `V` words, the most frequent first.
     ///
     /// # Errors
-    /// [`Error::LmHead`] when a word comes twice, or one of `<S>`, `</S>` and `<UNK>` is missing; [`Error::Weights`] when
+    /// [`Error::LmHead`] when a word occurs twice, or one of `<S>`, `</S>` and `<UNK>` is missing; [`Error::Weights`] when
     /// the shapes do not fit.
     pub fn new(words: Vec<String>, weight: Tensor, bias: Tensor) -> Result<Self> {
         let mut all = Weights::default();
@@ -169,11 +150,11 @@ impl LmHeadData {
             TensorSpec { name: BIAS.to_owned(), shape: vec![words.len()] },
         ];
         all.check(&plan, Path::new(SOFTMAX))?;
-        numbers(&words)?;
-        Ok(Self { words, weight: taken(&mut all, WEIGHT), bias: taken(&mut all, BIAS) })
+        word_ids(&words)?;
+        Ok(Self { words, weight: take(&mut all, WEIGHT), bias: take(&mut all, BIAS) })
     }
 
-    /// Writes both files into a model directory; each appears under its name only when it is complete.
+    /// Writes both files into a model directory, each of them atomically.
     ///
     /// # Errors
     /// [`Error::Io`] when the system fails.
@@ -189,63 +170,63 @@ impl LmHeadData {
     }
 }
 
-/// Numbers of words, and of those that every vocabulary has.
+/// The ids of words, and of those that every vocabulary has.
 struct Vocab {
-    numbers: HashMap<Box<str>, i64>,
+    ids: HashMap<Box<str>, i64>,
     begin: i64,
     end: i64,
     unknown: i64,
 }
 
-fn numbers(words: &[String]) -> Result<Vocab, LmHeadError> {
+fn word_ids(words: &[String]) -> Result<Vocab, LmHeadError> {
     let wrong = |reason: String| LmHeadError::Vocab { path: VOCAB.into(), reason };
-    let mut numbers = HashMap::with_capacity(words.len());
-    for (number, word) in words.iter().enumerate() {
-        if numbers.insert(word.as_str().into(), number as i64).is_some() {
-            return Err(wrong(format!("line {} comes twice", number + 1)));
+    let mut ids = HashMap::with_capacity(words.len());
+    for (id, word) in words.iter().enumerate() {
+        if ids.insert(word.as_str().into(), id as i64).is_some() {
+            return Err(wrong(format!("the word of line {} occurs twice", id + 1)));
         }
     }
     let special = |word: &str| {
-        let number = numbers.get(word).copied();
-        number.ok_or_else(|| wrong(format!("{word} is missing; every vocabulary has <S>, </S> and <UNK>")))
+        let id = ids.get(word).copied();
+        id.ok_or_else(|| wrong(format!("{word} is missing; every vocabulary has <S>, </S> and <UNK>")))
     };
     let (begin, end, unknown) = (special(BEGIN_SENTENCE_TOKEN)?, special(END_SENTENCE_TOKEN)?, special(UNKNOWN)?);
-    Ok(Vocab { numbers, begin, end, unknown })
+    Ok(Vocab { ids, begin, end, unknown })
 }
 
-/// A head on a device.
+/// An LM head on a device.
 pub struct LmHead {
-    /// [`LmHeadFiles::mark`], of a head that was read from files.
-    mark: Option<String>,
+    /// [`LmHeadFiles::digest`], if it was read from files.
+    digest: Option<String>,
     vocab: Vocab,
     softmax: Mutex<Softmax>,
 }
 
 impl std::fmt::Debug for LmHead {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "LmHead({} words)", self.vocab.numbers.len())
+        write!(f, "LmHead({} words)", self.vocab.ids.len())
     }
 }
 
 impl LmHead {
-    /// Puts a head on a device.
+    /// Loads an LM head onto a device.
     ///
     /// # Errors
     /// [`Error::Device`] when the device has no room.
     pub fn new(data: &LmHeadData, device: DeviceName) -> Result<Self> {
         let softmax = Softmax::new(&data.weight, &data.bias, device)?;
-        Ok(Self { mark: None, vocab: numbers(&data.words)?, softmax: Mutex::new(softmax) })
+        Ok(Self { digest: None, vocab: word_ids(&data.words)?, softmax: Mutex::new(softmax) })
     }
 
-    /// [`LmHeadFiles::mark`] of the files that it was read from, if it was.
-    pub fn mark(&self) -> Option<&str> {
-        self.mark.as_deref()
+    /// [`LmHeadFiles::digest`], if it was read from files.
+    pub fn digest(&self) -> Option<&str> {
+        self.digest.as_deref()
     }
 
-    /// The number of a word, and whether it is in the vocabulary.
-    pub(crate) fn number(&self, word: &str) -> (i64, bool) {
-        let number = self.vocab.numbers.get(word).copied();
-        (number.unwrap_or(self.vocab.unknown), number.is_some_and(|number| number != self.vocab.unknown))
+    /// The id of a word, and whether it is in the vocabulary.
+    pub(crate) fn id(&self, word: &str) -> (i64, bool) {
+        let id = self.vocab.ids.get(word).copied();
+        (id.unwrap_or(self.vocab.unknown), id.is_some_and(|id| id != self.vocab.unknown))
     }
 
     pub(crate) fn begin(&self) -> i64 {
@@ -258,18 +239,18 @@ impl LmHead {
 
     /// Natural logarithms of the probabilities of `targets [N]` after `states [N, P]`.
     pub(crate) fn log_probabilities(&self, states: &[f32], targets: &[i64]) -> Result<Vec<f32>> {
-        // Held only for a handle: several threads compute side by side.
+        // The lock is released before the product, so that several threads can compute at once.
         let softmax = lock(&self.softmax).share();
         Ok(softmax.log_probabilities(states, targets)?)
     }
 }
 
-/// Tensors are valid at any time.
+/// A poisoned lock is harmless: tensors are valid at any time.
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// The head of a model, read and put on its device when somebody first asks.
+/// The LM head of a model, loaded on first use.
 #[derive(Debug)]
 pub(crate) struct LazyHead {
     files: Option<LmHeadFiles>,
@@ -281,14 +262,14 @@ impl LazyHead {
         Self { files, head: Mutex::default() }
     }
 
-    pub(crate) fn is_there(&self) -> bool {
+    pub(crate) fn exists(&self) -> bool {
         self.files.is_some()
     }
 
-    /// Of the head that was read, else of the files as they are.
-    pub(crate) fn mark(&self) -> Option<Result<String>> {
-        let read = lock(&self.head).as_ref().and_then(|head| head.mark.clone());
-        read.map(Ok).or_else(|| self.files.as_ref().map(LmHeadFiles::mark))
+    /// Digest of the LM head if it is loaded, otherwise of its files.
+    pub(crate) fn digest(&self) -> Option<Result<String>> {
+        let loaded = lock(&self.head).as_ref().and_then(|head| head.digest.clone());
+        loaded.map(Ok).or_else(|| self.files.as_ref().map(LmHeadFiles::digest))
     }
 
     pub(crate) fn get(&self, model: &str, width: usize, device: DeviceName) -> Result<Arc<LmHead>> {
@@ -297,14 +278,14 @@ impl LazyHead {
             return Ok(Arc::clone(head));
         }
         let files = self.files.as_ref().ok_or_else(|| LmHeadError::Missing(model.to_owned()))?;
-        let mark = files.mark()?;
+        let digest = files.digest()?;
         let data = files.read(width)?;
-        if files.mark()? != mark {
-            let reason = "it or the softmax beside it changed while they were read; try again".to_owned();
+        if files.digest()? != digest {
+            let reason = "this file or the softmax beside it changed while they were read; try again".to_owned();
             return Err(LmHeadError::Vocab { path: files.dir.join(VOCAB), reason }.into());
         }
-        let read = Arc::new(LmHead { mark: Some(mark), ..LmHead::new(&data, device)? });
-        *head = Some(Arc::clone(&read));
-        Ok(read)
+        let loaded = Arc::new(LmHead { digest: Some(digest), ..LmHead::new(&data, device)? });
+        *head = Some(Arc::clone(&loaded));
+        Ok(loaded)
     }
 }

@@ -2,10 +2,37 @@
 
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
+use thiserror::Error;
 
-use crate::spec::SpecError;
+/// The bytes are no scalar mix.
+#[derive(Debug, Error, Clone, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum MixError {
+    /// The bytes are no JSON of a mix.
+    #[error("{origin}: not a scalar mix: {reason}")]
+    Json {
+        /// File or URL.
+        origin: String,
+        /// Error of the parser, with line and column.
+        reason: String,
+    },
+    /// There is no scalar, or a number is not finite.
+    #[error("{origin}: a scalar mix needs one finite scalar per layer and a finite gamma")]
+    NotFinite {
+        /// File or URL.
+        origin: String,
+    },
+    /// `gamma` is out of range.
+    #[error("{origin}: gamma is {gamma}; it must be between -{MAX_GAMMA} and {MAX_GAMMA}")]
+    Gamma {
+        /// File or URL.
+        origin: String,
+        /// The number in scientific notation.
+        gamma: String,
+    },
+}
 
-/// A fitted combination of the layers, as `mix.json` holds it.
+/// A fitted combination of the layers; the content of `mix.json`.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct ScalarMix {
@@ -14,9 +41,9 @@ pub struct ScalarMix {
     /// Scale of the whole vector.
     #[serde(default = "one")]
     pub gamma: f32,
-    /// Normalise each layer before weighting: one mean and one variance over all real tokens and dimensions of the
-    /// *sentence* (or window of a long one). AllenNLP takes them over the whole batch, which would make a vector depend
-    /// on its neighbours.
+    /// Normalise each layer before weighting, with one mean and one variance over all real tokens and dimensions of the
+    /// *sentence* (or window of a long one). AllenNLP takes them over the whole batch, so that a vector depends on its
+    /// neighbours.
     #[serde(default)]
     pub layer_norm: bool,
 }
@@ -25,33 +52,29 @@ fn one() -> f32 {
     1.0
 }
 
-/// Largest `gamma` of a file, either way. Fitted ones lie near 1; near the end of float32 vectors would be infinite.
-const LARGEST_GAMMA: f32 = 1e6;
+/// Maximum absolute value of `gamma`. Fitted values are near 1; near the maximum of float32, vectors would be infinite.
+const MAX_GAMMA: f32 = 1e6;
 
 impl ScalarMix {
-    /// Equal weights: the plain mean of `n_layers` layers.
+    /// Equal weights: the mean of `n_layers` layers.
     pub fn average(n_layers: usize) -> Self {
         Self { scalars: vec![0.0; n_layers], gamma: 1.0, layer_norm: false }
     }
 
-    /// Parses `mix.json`; `origin` stands in the error.
+    /// Parses `mix.json`; `origin` names it in errors.
     ///
     /// # Errors
-    /// [`SpecError::Conflict`] when the bytes are no such JSON (an unknown field included), hold no scalar, a number is
-    /// not finite, or `gamma` is beyond a million.
-    pub fn from_json(bytes: &[u8], origin: &str) -> Result<Self, SpecError> {
-        let mix: Self = serde_json::from_slice(bytes)
-            .map_err(|e| SpecError::Conflict(format!("{origin}: not a scalar mix: {e}")))?;
+    /// [`MixError`] when the bytes are not JSON of this form (unknown fields are rejected), there is no scalar, a number
+    /// is not finite, or the absolute value of `gamma` exceeds a million.
+    pub fn from_json(bytes: &[u8], origin: &str) -> Result<Self, MixError> {
+        let origin = || origin.to_owned();
+        let mix: Self =
+            serde_json::from_slice(bytes).map_err(|e| MixError::Json { origin: origin(), reason: e.to_string() })?;
         if mix.scalars.is_empty() || mix.scalars.iter().any(|s| !s.is_finite()) || !mix.gamma.is_finite() {
-            return Err(SpecError::Conflict(format!(
-                "{origin}: a scalar mix needs one finite scalar per layer and a finite gamma"
-            )));
+            return Err(MixError::NotFinite { origin: origin() });
         }
-        if mix.gamma.abs() > LARGEST_GAMMA {
-            return Err(SpecError::Conflict(format!(
-                "{origin}: gamma is {:e}; it must be between -{LARGEST_GAMMA} and {LARGEST_GAMMA}",
-                mix.gamma
-            )));
+        if mix.gamma.abs() > MAX_GAMMA {
+            return Err(MixError::Gamma { origin: origin(), gamma: format!("{:e}", mix.gamma) });
         }
         Ok(mix)
     }
@@ -65,7 +88,7 @@ impl ScalarMix {
         exp.iter().map(|e| f64::from(self.gamma) * e / sum).collect()
     }
 
-    /// Twelve hexadecimal digits that identify the numbers of this mix.
+    /// Identifies the numbers of this mix by twelve hexadecimal digits.
     pub fn digest(&self) -> String {
         let mut hash = Sha256::new();
         for s in &self.scalars {
@@ -81,7 +104,7 @@ impl ScalarMix {
 mod tests {
     use super::*;
 
-    fn read(json: &str) -> Result<ScalarMix, SpecError> {
+    fn read(json: &str) -> Result<ScalarMix, MixError> {
         ScalarMix::from_json(json.as_bytes(), "mix.json")
     }
 

@@ -1,116 +1,49 @@
-//! A model on disk: a directory, a pair of files, or the one that is built in.
+//! Models on disk: directories and pairs of files, and the built-in model.
 
 use std::{
     collections::BTreeMap,
     fs,
-    io::{BufWriter, Read, Write},
     path::{Path, PathBuf},
 };
 
-use thiserror::Error;
-
+pub use crate::{error::ModelDirError, tiny::TINY_DESCRIPTION};
 use crate::{
     error::{Error, Result},
+    files::{read_up_to, write_all, write_file},
     fingerprint::Fingerprint,
     lm_head::LmHeadFiles,
     mix::ScalarMix,
-    options::{Activation, CharCnnOptions, Filter, LstmOptions, MAX_OPTIONS_BYTES, ModelOptions, TensorSpec},
-    weights::{self, Loaded, Tensor, Weights, WeightsError},
+    options::{MAX_OPTIONS_BYTES, ModelOptions, TensorSpec},
+    tiny,
+    weights::{self, Loaded, Tensor, Weights},
 };
 
-/// What the built-in model is; printed where it is used.
-pub const TINY_DESCRIPTION: &str = "\
-tiny: a small ELMo biLM that is built into the program. Its weights are pseudo-random numbers of a \
-sensible size and were never trained: vectors show how words are spelt and which words stand near, not \
-what they mean. For trying out, tests and demonstrations; take a trained model for work.";
-
-/// Fingerprint of the built-in model: a copy of it on disk is known by it, whatever its name.
-const TINY_FINGERPRINT: &str = "614868f547313f266ecbf93f49eae4784dc8424deea34d11f05a49af46808f3e";
-
-/// Everything that defines a model, checked and in memory.
+/// Everything that defines a model, in memory and checked.
 #[derive(Debug, Clone)]
 pub struct ModelData {
-    /// Shape and switches.
+    /// Sizes and switches.
     pub options: ModelOptions,
-    /// The tensors that the options ask for.
+    /// The tensors that the options require.
     pub weights: Weights,
-    /// Identity: SHA-256 of options and weights.
+    /// SHA-256 of options and weights.
     pub fingerprint: Fingerprint,
-    /// The fitted scalar mix that lies beside the weights, if any.
+    /// The fitted scalar mix stored beside the weights, if any.
     pub mix: Option<ScalarMix>,
-    /// The start state `warm` that lies beside the weights, if any; otherwise it is computed when it is wanted. `2 L (P
-    /// + D)` numbers: for each layer, the lowest first, `h` forward (`P`), `h` backward (`P`), `c` forward (`D`), `c`
-    /// backward (`D`).
+    /// The start state `warm` stored beside the weights, if any; otherwise it is computed on first use. `2 L (P + D)`
+    /// numbers: for each layer, the lowest first, `h` forward (`P`), `h` backward (`P`), `c` forward (`D`), `c` backward
+    /// (`D`).
     pub warm_state: Option<Vec<f32>>,
-    /// Where the LM head lies, if there is one beside the weights.
+    /// The files of the LM head, if they are stored beside the weights.
     pub lm_head: Option<LmHeadFiles>,
-    /// Name for people: of the directory, of the options file, or `tiny`.
+    /// Name for messages: of the directory, of the options file, or `tiny`.
     pub name: String,
-    /// The weights are those of [`ModelData::tiny`], which say nothing about language.
+    /// The weights are those of [`ModelData::tiny`], which are random numbers.
     pub untrained: bool,
-    /// What a user may want to know about the files: unused datasets, converted types.
+    /// Remarks on the files: unused datasets, converted types.
     pub notes: Vec<String>,
 }
 
-/// A directory that does not hold one model.
-#[derive(Debug, Error, Clone, PartialEq, Eq)]
-#[non_exhaustive]
-pub enum ModelDirError {
-    /// No such file.
-    #[error("{dir}: no {wanted} in this model directory; it holds {found}")]
-    Missing {
-        /// The directory.
-        dir: PathBuf,
-        /// Which names would have been taken.
-        wanted: &'static str,
-        /// What is there.
-        found: String,
-    },
-    /// Several files that could be meant.
-    #[error(
-        "{dir}: {candidates} could all be the {wanted}; name the pair with --options and --weights, or remove the others"
-    )]
-    Ambiguous {
-        /// The directory.
-        dir: PathBuf,
-        /// Which part of the model.
-        wanted: &'static str,
-        /// The files.
-        candidates: String,
-    },
-    /// Writing would leave two weights files, of which the wrong one could be read.
-    #[error("{dir}: {file} is already there; choose an empty directory, or remove that file")]
-    Occupied {
-        /// The directory.
-        dir: PathBuf,
-        /// The weights file in the other format.
-        file: &'static str,
-    },
-    /// `warm_state.safetensors` is of another model.
-    #[error(
-        "{path}: of the model with fingerprint {found}, but this one has {expected}; remove the file, or make it anew with elmo model convert --warm-state"
-    )]
-    WarmState {
-        /// The file.
-        path: PathBuf,
-        /// Fingerprint of the model.
-        expected: String,
-        /// Fingerprint in the file.
-        found: String,
-    },
-    /// `mix.json` is for another number of layers.
-    #[error("{path}: {found} scalars, but the model has {expected} layers; fit the mix again for this model")]
-    Mix {
-        /// The file.
-        path: PathBuf,
-        /// Layers of the model.
-        expected: usize,
-        /// Scalars in the file.
-        found: usize,
-    },
-}
-
-/// Container of the weights in a directory that is written.
+/// File format of the weights in a directory that is written.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum WeightsFormat {
     /// `weights.hdf5`, the layout of bilm-tf and AllenNLP.
@@ -137,18 +70,17 @@ impl WeightsFormat {
 }
 
 impl ModelData {
-    /// Opens a model directory: `options.json`, the weights and, where there are such, `mix.json` and
-    /// `warm_state.safetensors`.
+    /// Opens a model directory: `options.json`, the weights and, if they exist, `mix.json`, `warm_state.safetensors` and
+    /// the LM head.
     ///
-    /// Weights are `weights.safetensors`, else `weights.hdf5` (a directory with both holds the same
-    /// model twice, and safetensors is the simpler format). Directories as they were published work
-    /// too: exactly one `*_options.json`, exactly one of `*_weights.hdf5`, `*_weights.safetensors`
-    /// and `model.hdf5`.
+    /// Weights are `weights.safetensors`, else `weights.hdf5` (a directory with both holds the same model twice, and
+    /// safetensors is the simpler format). The names of published models work too: exactly one `*_options.json`, and
+    /// exactly one of `*_weights.hdf5`, `*_weights.safetensors` and `model.hdf5`.
     ///
     /// # Errors
-    /// [`Error::ModelDir`] when a file is missing, could be several, or is of another model; [`Error::Options`],
-    /// [`Error::Weights`] or (for the mix) [`Error::Spec`] when one is wrong inside; [`Error::Io`] when the system
-    /// fails.
+    /// [`Error::ModelDir`] when a file is missing or belongs to another model, when several files match, or when the mix
+    /// is invalid; [`Error::Options`] or [`Error::Weights`] when one of these files is invalid; [`Error::Io`] when the
+    /// operating system fails.
     pub fn open(dir: &Path) -> Result<Self> {
         let files = file_names(dir)?;
         let options = find(dir, &files, &OPTIONS)?;
@@ -165,22 +97,23 @@ impl ModelData {
         Ok(model)
     }
 
-    /// Opens the published pair: options and weights by name, wherever they lie.
+    /// Opens a pair of options and weights.
     ///
     /// # Errors
-    /// [`Error::Options`] or [`Error::Weights`] when a file is wrong inside, or the weights are of another model than
-    /// the options; [`Error::Io`] or [`WeightsError::Io`] in [`Error::Weights`] when one cannot be read.
+    /// [`Error::Options`] or [`Error::Weights`] when a file is invalid, or the weights belong to another model than the
+    /// options; [`Error::Io`] or [`WeightsError::Io`](crate::weights::WeightsError::Io) in [`Error::Weights`] when one
+    /// cannot be read.
     pub fn open_pair(options: &Path, weights: &Path) -> Result<Self> {
-        let parsed = ModelOptions::from_json(&read_small(options)?, &options.display().to_string())?;
+        let parsed = ModelOptions::from_json(&read_up_to(options, MAX_OPTIONS_BYTES)?, &options.display().to_string())?;
         let loaded = weights::load(weights, &parsed.weight_plan())?;
         loaded.refuse_parts_of_another_model(weights)?;
         Ok(Self::from_loaded(parsed, loaded, name_of(options)))
     }
 
-    /// Puts options and weights together, as a trainer does.
+    /// Creates a model from options and weights, as a trainer does.
     ///
     /// # Errors
-    /// [`Error::Weights`] when tensors are missing, have another shape or are not finite; `name` stands in it.
+    /// [`Error::Weights`], with `name`, when tensors are missing, have another shape or are not finite.
     pub fn new(options: ModelOptions, weights: Weights, name: &str) -> Result<Self> {
         weights.check(&options.weight_plan(), Path::new(name))?;
         Ok(Self::from_loaded(options, Loaded { weights, ..Loaded::default() }, name.to_owned()))
@@ -188,7 +121,7 @@ impl ModelData {
 
     fn from_loaded(options: ModelOptions, loaded: Loaded, name: String) -> Self {
         let fingerprint = Fingerprint::of(&options, &loaded.weights);
-        let untrained = fingerprint.as_str() == TINY_FINGERPRINT;
+        let untrained = fingerprint.as_str() == tiny::FINGERPRINT;
         Self {
             notes: loaded.notes(),
             options,
@@ -204,17 +137,18 @@ impl ModelData {
 
     /// The built-in model; see [`TINY_DESCRIPTION`]. The same bits on every machine.
     pub fn tiny() -> Self {
-        let options = tiny_options();
-        let weights = tiny_weights(&options);
+        let options = tiny::options();
+        let weights = tiny::weights(&options);
         let loaded = Loaded { weights, ..Loaded::default() };
         Self { untrained: true, ..Self::from_loaded(options, loaded, "tiny".to_owned()) }
     }
 
-    /// Writes a model directory: `options.json`, the weights, the mix and the warm state if there are such. `dir` is
-    /// made if it does not exist; each file appears under its name only when it is complete.
+    /// Writes a model directory: `options.json`, the weights and, if there are any, the mix and the warm state. `dir` is
+    /// created if it does not exist. Each file is written atomically.
     ///
     /// # Errors
-    /// [`ModelDirError::Occupied`] when `dir` holds weights in the other format, [`Error::Io`] when the system fails,
+    /// [`ModelDirError::Occupied`] when `dir` holds weights in the other format, [`Error::Io`] when the operating system
+    /// fails,
     /// [`Error::Weights`] when a tensor's shape and number of values disagree.
     pub fn save(&self, dir: &Path, format: WeightsFormat) -> Result<()> {
         fs::create_dir_all(dir).map_err(|e| Error::io(dir, e))?;
@@ -235,7 +169,7 @@ impl ModelData {
             let path = dir.join(WARM_STATE);
             write_file(&path, |out| weights::safetensors::write_to(out, &path, &weights, &self.header()))?;
         }
-        // Last: a directory without options is not a model, so a copy that was cut off is not one.
+        // Last, so that an incomplete copy is not a model: a directory without options is none.
         self.write_options(&dir.join("options.json"))
     }
 
@@ -264,8 +198,8 @@ impl ModelData {
         })
     }
 
-    /// For the header of a safetensors file: for people who look at it with other tools, nothing is
-    /// read from there.
+    /// Metadata of a safetensors file, for people who open it with other tools. Only that of `warm_state.safetensors` is
+    /// read.
     fn header(&self) -> BTreeMap<String, String> {
         let mut header = BTreeMap::from([("elmo.fingerprint".to_owned(), self.fingerprint.to_string())]);
         if self.untrained {
@@ -277,16 +211,16 @@ impl ModelData {
 
 const MIX: &str = "mix.json";
 const WARM_STATE: &str = "warm_state.safetensors";
-/// Its only tensor: layer by layer `h` before `c`, forward before backward.
+/// The only tensor of [`WARM_STATE`]: layer by layer `h` before `c`, forward before backward.
 const WARM_STATE_TENSOR: &str = "warm_state";
 
 /// How one part of a model is found among the names of a directory.
 struct Part {
     what: &'static str,
     wanted: &'static str,
-    /// Our names, the first that exists is taken.
+    /// Names that are tried in this order.
     names: &'static [&'static str],
-    /// Published names: exactly one may be there.
+    /// Names of published models, of which exactly one may exist.
     published: fn(&str) -> bool,
 }
 
@@ -344,21 +278,14 @@ fn name_of(path: &Path) -> String {
     path.file_stem().map_or_else(|| path.display().to_string(), |n| n.to_string_lossy().into_owned())
 }
 
-/// Reads a settings file, but no more of it than one can have.
-fn read_small(path: &Path) -> Result<Vec<u8>> {
-    let file = fs::File::open(path).map_err(|e| Error::io(path, e))?;
-    let mut bytes = Vec::new();
-    file.take(MAX_OPTIONS_BYTES as u64 + 1).read_to_end(&mut bytes).map_err(|e| Error::io(path, e))?;
-    Ok(bytes)
-}
-
 fn read_mix(path: &Path, options: &ModelOptions) -> Result<ScalarMix> {
-    let mix = ScalarMix::from_json(&read_small(path)?, &path.display().to_string())?;
+    let bytes = read_up_to(path, MAX_OPTIONS_BYTES)?;
+    let mix = ScalarMix::from_json(&bytes, &path.display().to_string()).map_err(ModelDirError::InvalidMix)?;
     let (expected, found) = (options.n_layers_out(), mix.scalars.len());
     if expected == found { Ok(mix) } else { Err(ModelDirError::Mix { path: path.to_owned(), expected, found }.into()) }
 }
 
-/// The state is of one model, which its header names.
+/// Reads the warm state of `model`, whose fingerprint is in the header.
 fn read_warm_state(path: &Path, model: &ModelData) -> Result<Vec<f32>> {
     let lstm = &model.options.lstm;
     let numbers = 2 * lstm.n_layers * (lstm.dim + lstm.projection_dim);
@@ -373,113 +300,18 @@ fn read_warm_state(path: &Path, model: &ModelData) -> Result<Vec<f32>> {
     Ok(state.unwrap_or_default())
 }
 
-/// Writes beside `path` and renames, so that a name is there with all of its bytes or not at all.
-pub(crate) fn write_file(
-    path: &Path,
-    write: impl FnOnce(&mut BufWriter<fs::File>) -> Result<(), WeightsError>,
-) -> Result<()> {
-    let mut partial = path.as_os_str().to_owned();
-    partial.push(".partial");
-    let partial = PathBuf::from(partial);
-    let file = fs::File::create(&partial).map_err(|e| Error::io(path, e))?;
-    let mut out = BufWriter::new(file);
-    write(&mut out).map_err(|e| match e {
-        // A full disk is not the model's fault.
-        WeightsError::Io { path, source } => Error::Io { path, source },
-        e => e.into(),
-    })?;
-    let file = out.into_inner().map_err(|e| Error::io(path, e.into_error()))?;
-    file.sync_all().and_then(|()| fs::rename(&partial, path)).map_err(|e| Error::io(path, e))
-}
-
-pub(crate) fn write_all(out: &mut BufWriter<fs::File>, path: &Path, bytes: &[u8]) -> Result<(), WeightsError> {
-    out.write_all(bytes).map_err(|source| WeightsError::Io { path: path.to_owned(), source })
-}
-
-/// Shape of the built-in model: the architecture of the published ones (two highway layers, two
-/// LSTM layers each way with projection, residual and clips), in 0.9 MB.
-fn tiny_options() -> ModelOptions {
-    let filters = [(1, 4), (2, 8), (3, 16), (4, 32), (5, 64)];
-    ModelOptions {
-        lstm: LstmOptions {
-            dim: 128,
-            projection_dim: 32,
-            n_layers: 2,
-            cell_clip: Some(3.0),
-            proj_clip: Some(3.0),
-            use_skip_connections: true,
-        },
-        char_cnn: CharCnnOptions {
-            activation: Activation::Relu,
-            filters: filters.into_iter().map(|(width, n)| Filter { width, n }).collect(),
-            n_highway: 2,
-            embedding_dim: 16,
-            n_characters: Some(262),
-            max_characters_per_token: 50,
-        },
-    }
-}
-
-/// Uniform numbers, each tensor from a generator of its own that is seeded with its place in the plan.
-fn tiny_weights(options: &ModelOptions) -> Weights {
-    let mut weights = Weights::default();
-    for (seed, spec) in options.weight_plan().into_iter().enumerate() {
-        let data = tiny_tensor(&spec, seed as u64);
-        weights.insert(spec.name, Tensor { shape: spec.shape, data });
-    }
-    weights
-}
-
-fn tiny_tensor(spec: &TensorSpec, seed: u64) -> Vec<f32> {
-    let (centre, step) = tiny_range(spec);
-    let mut random = SplitMix64(seed);
-    // 24 bits as an integer in -2^23..2^23: exact in float32, as are the powers of two.
-    (0..spec.len()).map(|_| centre + ((random.next() >> 40) as i32 - (1 << 23)) as f32 * step).collect()
-}
-
-/// Centre and step of the values of a tensor: `centre - 2^23 * step ..= centre + 2^23 * step`. All
-/// powers of two, so that no rounding differs between machines. The spans were chosen so that all
-/// three layers of plain English have a root mean square between 0.4 and 0.8 and clips rarely bite.
-fn tiny_range(spec: &TensorSpec) -> (f32, f32) {
-    let last = spec.name.rsplit('/').next().unwrap_or_default();
-    let (centre, span) = match last {
-        "char_embed" => (0.0, 1.0),
-        // Nearly the identity at first, as in training: the gate of a highway opens with its bias.
-        "b_carry" => (-2.0, 0.0),
-        "W_carry" | "W_transform" => (0.0, 0.125),
-        // Under relu, a channel speaks for few words instead of a little for all.
-        name if name.starts_with("b_cnn") => (-0.5, 0.0),
-        "W_0" => (0.0, 0.5),
-        name if name.starts_with('W') => (0.0, 0.25),
-        _ => (0.0, 0.0625),
-    };
-    (centre, span / 8_388_608.0)
-}
-
-/// Steele, Lea and Flood's SplitMix64: integers only, the same everywhere.
-struct SplitMix64(u64);
-
-impl SplitMix64 {
-    fn next(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut z = self.0;
-        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        z ^ (z >> 31)
-    }
-}
-
 #[cfg(test)]
 mod tests {
     #![allow(clippy::unwrap_used, clippy::expect_used)]
     use super::*;
+    use crate::error::ErrorKind;
 
     #[test]
     fn tiny_is_what_the_python_script_computes() {
         // tests/reference/make_tiny.py prints both numbers.
         let tiny = ModelData::tiny();
         assert_eq!(tiny.weights.parameters(), 228_060);
-        assert_eq!(tiny.fingerprint.as_str(), TINY_FINGERPRINT);
+        assert_eq!(tiny.fingerprint.as_str(), tiny::FINGERPRINT);
         assert!(tiny.untrained);
     }
 
@@ -515,7 +347,7 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let empty = ModelData::open(dir.path()).unwrap_err().to_string();
         assert!(empty.contains("no options.json") && empty.contains("it holds nothing"), "{empty}");
-        fs::write(dir.path().join("options.json"), tiny_options().to_json_pretty()).unwrap();
+        fs::write(dir.path().join("options.json"), tiny::options().to_json_pretty()).unwrap();
         fs::write(dir.path().join("weights.th"), b"x").unwrap();
         let other = ModelData::open(dir.path()).unwrap_err().to_string();
         assert!(other.contains("it holds options.json, weights.th"), "{other}");
@@ -533,5 +365,18 @@ mod tests {
         fs::write(dir.path().join(MIX), br#"{"scalars": [0, 1]}"#).unwrap();
         let error = ModelData::open(dir.path()).unwrap_err().to_string();
         assert!(error.contains("2 scalars, but the model has 3 layers"), "{error}");
+    }
+
+    /// The file belongs to the model, so it is the model that is broken, not the command line.
+    #[test]
+    fn a_broken_mix_is_an_error_of_the_model() {
+        let dir = tempfile::tempdir().unwrap();
+        ModelData::tiny().save(dir.path(), WeightsFormat::Safetensors).unwrap();
+        for json in ["{", r#"{"scalars": []}"#, r#"{"scalars": [1, 2, 3], "gamma": 1e7}"#, r#"{"scalars": [1]}"#] {
+            fs::write(dir.path().join(MIX), json).unwrap();
+            let error = ModelData::open(dir.path()).unwrap_err();
+            assert_eq!(error.kind(), ErrorKind::Model, "{json}: {error}");
+            assert!(error.to_string().contains(MIX), "{error}");
+        }
     }
 }

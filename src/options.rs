@@ -1,17 +1,20 @@
-//! `options.json`: the shape of a model, read once into [`ModelOptions`] with every field checked.
+//! `options.json`: the sizes and switches of a model, parsed into [`ModelOptions`] with every field checked.
 //!
-//! A file that is fetched from somewhere is not to be trusted: every size has a cap and the number
-//! of parameters has one too, so nothing that is allocated later can be larger than the caps say.
+//! The file is not trusted. Every size and the number of parameters have limits, so that all memory that is allocated later
+//! is bounded.
 
 use serde::Serialize;
 use serde_json::{Map, Value};
 use thiserror::Error;
 
-use crate::weights::{self, FileKind};
+use crate::{
+    file_kind::{FileKind, file_kind},
+    messages::printable,
+};
 
-/// Largest `options.json` that is parsed, in bytes. Real ones have a few hundred.
+/// Maximum size in bytes of an `options.json`. Published ones have a few hundred bytes.
 pub const MAX_OPTIONS_BYTES: usize = 1 << 20;
-/// Most parameters a model may have: 4 GiB of float32, eleven times the largest published model.
+/// Maximum number of parameters of a model: 4 GiB of float32, eleven times the largest published model.
 pub const MAX_PARAMETERS: u64 = 1 << 30;
 
 const MAX_DIM: u64 = 1 << 16;
@@ -21,32 +24,32 @@ const MAX_HIGHWAY: u64 = 16;
 const MAX_EMBEDDING_DIM: u64 = 4096;
 const MAX_CHARACTERS: u64 = 1024;
 
-/// Numbers in the windows of one word, before the product: published models have 5,600.
+/// Maximum number of values in the convolution windows of one word. Published models have 5,600.
 const MAX_WORD_NUMBERS: usize = 1 << 20;
 
-/// Rows of the character table in the file: 256 bytes and five marks, without the padding row.
+/// Rows of the character table in the file: 256 bytes and five special ids, without the padding row.
 pub(crate) const FILE_CHARACTERS: usize = 261;
 
-/// Why an `options.json` does not describe a model that can be run.
+/// An `options.json` does not describe a model that can be run.
 #[derive(Debug, Error, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum OptionsError {
-    /// Larger than any options file.
+    /// Larger than any `options.json`.
     #[error("{origin}: {bytes} bytes, but an options.json has at most {MAX_OPTIONS_BYTES}; is this the weights file?")]
     TooLarge {
         /// The file or URL.
         origin: String,
-        /// Its length.
+        /// Size of the file.
         bytes: usize,
     },
-    /// Another kind of file: an error page, an archive, a pointer, another sort of model.
+    /// Another kind of file: an error page, an archive, a Git LFS pointer, the options of another type of model.
     #[error("{origin}: this is {what}, not the options.json of an ELMo biLSTM; {remedy}")]
     Foreign {
         /// The file or URL.
         origin: String,
-        /// What it is.
+        /// Kind of the file.
         what: String,
-        /// What to do.
+        /// What the user can do.
         remedy: &'static str,
     },
     /// Not JSON.
@@ -54,7 +57,7 @@ pub enum OptionsError {
     Json {
         /// The file or URL.
         origin: String,
-        /// What the parser said, with line and column.
+        /// Error of the parser, with line and column.
         reason: String,
     },
     /// A field is missing, has the wrong type or is out of range.
@@ -62,28 +65,28 @@ pub enum OptionsError {
     Field {
         /// The file or URL.
         origin: String,
-        /// Where in the JSON, as in `lstm.cell_clip`.
+        /// Path in the JSON, such as `lstm.cell_clip`.
         path: String,
-        /// What may stand there.
+        /// The legal values.
         expected: String,
-        /// What stands there, shortened.
+        /// The value in the file, shortened.
         found: String,
-        /// What to do.
+        /// What the user can do.
         remedy: String,
     },
-    /// The sizes are legal one by one and too large together.
+    /// Each size is legal, but together they make too many parameters.
     #[error(
         "{origin}: these sizes make {parameters} parameters, more than the {MAX_PARAMETERS} that are allowed; check `lstm.dim`, `lstm.n_layers` and `char_cnn.filters`"
     )]
     TooManyParameters {
         /// The file or URL.
         origin: String,
-        /// Numbers in all tensors together.
+        /// Number of parameters.
         parameters: u64,
     },
 }
 
-/// The inference part of an `options.json`. Training keys are ignored.
+/// The part of an `options.json` that inference needs. Keys for training are ignored.
 #[derive(Debug, Clone, PartialEq)]
 pub struct ModelOptions {
     /// The two LSTM stacks.
@@ -97,15 +100,13 @@ pub struct ModelOptions {
 pub struct LstmOptions {
     /// `D`: cells of one layer and direction.
     pub dim: usize,
-    /// `P`: width of a token vector and of each half of every layer. At most `dim`; when equal, the
-    /// cells have no projection.
+    /// `P`: width of a token vector and of each half of every layer. At most `dim`; if equal, the cells have no projection.
     pub projection_dim: usize,
     /// `L`: layers of each stack.
     pub n_layers: usize,
-    /// The cell state is clamped to `-clip..=clip`; `None` is no clipping.
+    /// The cell state is clamped to `-clip..=clip`; `None`: no clipping.
     pub cell_clip: Option<f64>,
-    /// The projected output is clamped likewise. Always `None` without a projection, where
-    /// bilm-tf's key has no effect.
+    /// The same for the projected output. Always `None` without a projection, where the key has no effect in bilm-tf.
     pub proj_clip: Option<f64>,
     /// Layers after the first add their input to their output.
     pub use_skip_connections: bool,
@@ -114,7 +115,7 @@ pub struct LstmOptions {
 /// Sizes of the char CNN.
 #[derive(Debug, Clone, PartialEq)]
 pub struct CharCnnOptions {
-    /// After the convolutions; highway layers always use relu.
+    /// Non-linearity after the convolutions. Highway layers always use relu.
     pub activation: Activation,
     /// The convolutions, in file order.
     pub filters: Vec<Filter>,
@@ -122,9 +123,9 @@ pub struct CharCnnOptions {
     pub n_highway: usize,
     /// `C`: width of a character vector.
     pub embedding_dim: usize,
-    /// 262, 261 (as bilm-tf training writes it) or nothing: the model is the same.
+    /// 262, 261 (as written by bilm-tf's training) or absent. The model is the same in each case.
     pub n_characters: Option<usize>,
-    /// `M`: character ids per token, with begin and end of word.
+    /// `M`: character ids per token, including begin and end of word.
     pub max_characters_per_token: usize,
 }
 
@@ -140,13 +141,13 @@ pub enum Activation {
 /// One convolution of the char CNN.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Filter {
-    /// Characters it looks at.
+    /// Number of characters.
     pub width: usize,
     /// Output channels.
     pub n: usize,
 }
 
-/// Name and shape of one tensor that the options ask for.
+/// Name and shape of a tensor that the options require.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct TensorSpec {
     /// Path in the HDF5 file, `CNN/W_cnn_0`.
@@ -156,12 +157,12 @@ pub struct TensorSpec {
 }
 
 impl TensorSpec {
-    /// Numbers in the tensor.
+    /// Number of values.
     pub fn len(&self) -> usize {
         self.shape.iter().product()
     }
 
-    /// Whether the tensor holds no numbers; no tensor of a checked model does.
+    /// Whether the tensor has no values; false for every tensor of a checked model.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
@@ -171,8 +172,8 @@ impl ModelOptions {
     /// Parses and checks an `options.json`; `origin` names it in errors.
     ///
     /// # Errors
-    /// Says which field is wrong by its JSON path, what was found and what to write instead. Files
-    /// that are something else (an error page, Transformer ELMo, ELMoForManyLangs) are named.
+    /// [`OptionsError`] with the JSON path of the invalid field, its value and the legal values, or with the kind of the file
+    /// if it is something else (an error page, Transformer ELMo, ELMoForManyLangs).
     pub fn from_json(bytes: &[u8], origin: &str) -> Result<Self, OptionsError> {
         let root = parse_object(bytes, origin)?;
         refuse_other_models(&root, origin)?;
@@ -188,14 +189,13 @@ impl ModelOptions {
         }
     }
 
-    /// The inference keys only, sorted, on one line; `n_characters` is always 262. Equal models have
-    /// equal text.
+    /// The keys for inference only, sorted and on one line; `n_characters` is always 262. Equal models have equal text.
     pub fn canonical_json(&self) -> String {
-        // Writing plain numbers and strings into memory has no way to fail.
+        // Serialising plain numbers and strings into memory does not fail.
         serde_json::to_string(&self.document()).unwrap_or_default()
     }
 
-    /// An `options.json` that AllenNLP, bilm-tf and this crate accept.
+    /// The options as an `options.json` that AllenNLP, bilm-tf and this crate accept.
     pub fn to_json_pretty(&self) -> String {
         serde_json::to_string_pretty(&self.document()).unwrap_or_default() + "\n"
     }
@@ -220,18 +220,18 @@ impl ModelOptions {
         self.lstm.projection_dim < self.lstm.dim
     }
 
-    /// Whether there is a linear map from the `F` channels to `P` (`F != P`).
+    /// Whether the char CNN has a projection from `F` to `P` (`F != P`).
     pub fn has_char_projection(&self) -> bool {
         self.n_filters() != self.lstm.projection_dim
     }
 
-    /// Numbers in all tensors together.
+    /// Number of parameters.
     pub fn parameters(&self) -> u64 {
         let size = |t: &TensorSpec| t.shape.iter().fold(1u64, |n, &d| n.saturating_mul(d as u64));
         self.weight_plan().iter().fold(0u64, |n, t| n.saturating_add(size(t)))
     }
 
-    /// Name and shape of every tensor of the model, in the order in which the model computes.
+    /// Name and shape of every tensor of the model, in the order of computation.
     pub fn weight_plan(&self) -> Vec<TensorSpec> {
         let mut plan = vec![spec("char_embed", [FILE_CHARACTERS, self.char_cnn.embedding_dim])];
         self.plan_token_layer(&mut plan);
@@ -307,9 +307,8 @@ fn spec<const N: usize>(name: impl Into<String>, shape: [usize; N]) -> TensorSpe
     TensorSpec { name: name.into(), shape: shape.to_vec() }
 }
 
-// What is written. The fields stand in alphabetical order, and `serde` keeps that order, so the text
-// does not depend on how `serde_json::Map` was compiled. `lstm.*: None` becomes `null`: AllenNLP
-// wants the keys to be there.
+// Writing. Fields are in alphabetical order, which `serde` keeps, so that the text does not depend on the features of
+// `serde_json::Map`. `None` is written as `null`, because AllenNLP requires the keys.
 
 #[derive(Serialize)]
 struct Document<'a> {
@@ -342,7 +341,7 @@ struct LstmDocument {
     use_skip_connections: bool,
 }
 
-// What is read.
+// Reading.
 
 fn parse_object(bytes: &[u8], origin: &str) -> Result<Map<String, Value>, OptionsError> {
     if bytes.len() > MAX_OPTIONS_BYTES {
@@ -355,13 +354,13 @@ fn parse_object(bytes: &[u8], origin: &str) -> Result<Map<String, Value>, Option
     match serde_json::from_slice(bytes) {
         Ok(Value::Object(map)) => Ok(map),
         Ok(other) => Err(OptionsError::Json { origin: origin.to_owned(), reason: format!("found {}", short(&other)) }),
-        Err(e) => Err(OptionsError::Json { origin: origin.to_owned(), reason: weights::printable(&e.to_string()) }),
+        Err(e) => Err(OptionsError::Json { origin: origin.to_owned(), reason: printable(&e.to_string()) }),
     }
 }
 
-/// Files that are something else by their first bytes.
+/// Recognises other kinds of files by their first bytes.
 fn foreign_bytes(bytes: &[u8]) -> Option<(String, &'static str)> {
-    match weights::file_kind(bytes) {
+    match file_kind(bytes) {
         FileKind::Json | FileKind::Unknown => None,
         kind @ (FileKind::Hdf5 | FileKind::Safetensors) => {
             Some((kind.to_string(), "the options and the weights were exchanged"))
@@ -370,7 +369,7 @@ fn foreign_bytes(bytes: &[u8]) -> Option<(String, &'static str)> {
     }
 }
 
-/// Files of other models, which have JSON settings too.
+/// Rejects the JSON settings of other types of models.
 fn refuse_other_models(root: &Map<String, Value>, origin: &str) -> Result<(), OptionsError> {
     let has = |key: &str| root.contains_key(key);
     let found = if has("lstm") || has("char_cnn") {
@@ -403,7 +402,7 @@ fn lstm_options(lstm: &Fields<'_>) -> Result<LstmOptions, OptionsError> {
         let remedy = "a projection wider than the cells does not exist in bilm-tf; are the two exchanged?";
         return Err(lstm.wrong("projection_dim", format!("at most `lstm.dim` ({dim})"), remedy));
     }
-    // Read even where it has no effect: a wrong value is a sign of a wrong file.
+    // Checked even where it has no effect: an invalid value indicates a wrong file.
     let proj_clip = clip(lstm, "proj_clip")?;
     Ok(LstmOptions {
         dim,
@@ -418,10 +417,10 @@ fn lstm_options(lstm: &Fields<'_>) -> Result<LstmOptions, OptionsError> {
     })
 }
 
-/// `null`, nothing, or a positive number.
+/// Absent, `null`, or a positive number.
 fn clip(lstm: &Fields<'_>, key: &'static str) -> Result<Option<f64>, OptionsError> {
     let Some(value) = lstm.get(key) else { return Ok(None) };
-    // The engine clamps in float32: what rounds to 0 or to infinity there is refused here.
+    // Values that round to 0 or to infinity in float32, in which the model clamps, are rejected.
     match value.as_f64() {
         Some(clip) if clip as f32 > 0.0 && (clip as f32).is_finite() => Ok(Some(clip)),
         _ => Err(lstm.wrong(
@@ -465,7 +464,7 @@ fn n_characters(cnn: &Fields<'_>) -> Result<Option<usize>, OptionsError> {
     }
 }
 
-/// The windows of one word must fit into memory beside the model.
+/// Rejects sizes for which the convolution windows of one word would need too much memory.
 fn refuse_huge_words(cnn: &CharCnnOptions, origin: &str) -> Result<(), OptionsError> {
     let widest = cnn.filters.iter().map(|filter| filter.width).max().unwrap_or(0);
     let numbers = cnn.max_characters_per_token.saturating_mul(widest).saturating_mul(cnn.embedding_dim);
@@ -509,16 +508,16 @@ fn filter(cnn: &Fields<'_>, i: usize, row: &Value, max_characters: usize) -> Res
     }
 }
 
-/// An object of the file and where it stands.
+/// An object of the file and its path.
 struct Fields<'a> {
     origin: &'a str,
-    /// Empty at the root, else with a trailing dot.
+    /// Path with a trailing dot; empty at the root.
     prefix: String,
     map: &'a Map<String, Value>,
 }
 
 impl<'a> Fields<'a> {
-    /// `null` and nothing are the same to bilm-tf.
+    /// `None` if the key is absent or `null`, which are the same in bilm-tf.
     fn get(&self, key: &str) -> Option<&'a Value> {
         self.map.get(key).filter(|v| !v.is_null())
     }
@@ -565,7 +564,7 @@ impl<'a> Fields<'a> {
     }
 }
 
-/// A JSON value in few characters, for messages.
+/// A JSON value, shortened for messages.
 fn short(value: &Value) -> String {
     let text = value.to_string();
     match text.char_indices().nth(60) {
@@ -640,7 +639,7 @@ mod tests {
 
     #[test]
     fn canonical_text_is_this_text() {
-        // Written by hand: keys sorted, no spaces, clips as floats.
+        // By hand: keys sorted, no spaces, clips as floats.
         let expected = r#"{"char_cnn":{"activation":"relu","embedding":{"dim":16},"filters":[[1,32],[2,32],[3,64],[4,128],[5,256],[6,512],[7,1024]],"max_characters_per_token":50,"n_characters":262,"n_highway":1},"lstm":{"cell_clip":3.0,"dim":1024,"n_layers":2,"proj_clip":null,"projection_dim":128,"use_skip_connections":true}}"#;
         let options = parse(&with("/lstm/proj_clip", Some(Value::Null))).unwrap();
         assert_eq!(options.canonical_json(), expected);

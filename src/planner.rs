@@ -1,8 +1,8 @@
-//! Which waiting sentences run together, and how. Pure: lengths and a budget in, batches out.
+//! Decides which waiting sentences run together, and in which rows. Pure: lengths and a budget in, batches out.
 //!
-//! A batch is a number of *rows* that run side by side, one step a token. A row holds one sentence after the other
-//! (each begins from its own start state), so that rows of one batch end at about the same step, whatever the lengths
-//! are:
+//! A batch consists of *rows* that run side by side, one token per step. A row holds several sentences, one after the
+//! other, each of which begins from its own start state. So all rows of a batch end at about the same step, whatever the
+//! lengths of the sentences are:
 //!
 //! ```text
 //! row 0  | a1 a2 a3 a4 a5 a6 a7       a batch of sentences of 7, 5, 4, 3 and 2 tokens
@@ -10,31 +10,32 @@
 //! row 2  | c1 c2 c3 c4 d1 d2 d3
 //! ```
 //!
-//! * The longest sentence of the oldest epoch's highest group says how many steps a batch has, whatever waits behind
-//!   it; there are more steps where sentences are so short that the most rows would not use the budget up. Every row
-//!   takes the longest that still fits.
-//! * The budget counts *padded tokens*: rows x steps. There are at least [`MIN_ROWS`] rows, as narrower products cost
-//!   the same, so a sentence of any length leaves the queue.
-//! * Sentences wait in *epochs* of some batches' worth, in the order they came. A batch begins with the oldest epoch
-//!   and takes from the next one only what fills its rows, so nothing is overtaken for long.
-//! * An idle device never waits for more work: with an empty queue behind it, a partly filled batch goes at once, so no
-//!   caller can be left hanging. Under load the queue fills while devices are busy, and batches are full by themselves.
-//! * Near the end of the work the rest is shared out: a batch takes at most its device's share.
+//! * `steps = max(longest sentence of the first group, ceil(share / max_rows))`, where `share` is at most the budget. The
+//!   second term matters when sentences are so short that `max_rows` rows would not use the budget up. Each row is filled
+//!   with the longest sentences that still fit.
+//! * The budget counts *padded tokens*: rows x steps. A batch may have [`MIN_ROWS`] rows even if these exceed the budget,
+//!   because narrower products take the same time. So a sentence of any length leaves the queue.
+//! * Sentences wait in *epochs*, in the order in which they arrive; an epoch holds the tokens of a few batches. A batch
+//!   takes sentences from the oldest epoch, and from the next one only to fill its rows. So no sentence is overtaken for
+//!   long.
+//! * An idle device never waits for a batch to fill up: it takes what is in the queue, so that no caller waits for ever.
+//!   Under load the queue fills while devices are busy, and batches are full.
+//! * Near the end of the work a batch takes at most its device's share of what is left.
 //!
-//! What a sentence's vector is never depends on any of this.
+//! The vector of a sentence depends on none of this.
 
 use std::collections::{BTreeMap, VecDeque};
 
-/// Rows that cost as much as fewer: the model computes no narrower product.
+/// Minimum number of rows: the model pads narrower products to this height.
 pub(crate) const MIN_ROWS: usize = 16;
 
-/// Tokens of the smallest batch that is worth one of its own while others could share it.
-const SMALLEST_SHARE: usize = 512;
+/// Batches are not made smaller than this number of tokens to give every device a share.
+const MIN_SHARE: usize = 512;
 
-/// Batches' worth of tokens of one epoch, for each device.
+/// Size of an epoch: the tokens of this many batches per device.
 const EPOCH_BATCHES: usize = 2;
 
-/// Sentences of one batch must agree on this: the start state and whether boundaries are read.
+/// Sentences of one batch have the same group: the same start state, and boundaries either read or not.
 pub(crate) type Group = u8;
 
 /// A batch: ids row by row, each row in the order its sentences run.
@@ -44,25 +45,25 @@ pub(crate) type Batch = Vec<Vec<u64>>;
 #[derive(Debug)]
 pub(crate) struct Planner {
     budget: usize,
-    most_rows: usize,
+    max_rows: usize,
     devices: usize,
     epochs: VecDeque<Epoch>,
     tokens: usize,
 }
 
-/// Sentences that came one after the other.
+/// Sentences that arrived one after the other.
 #[derive(Debug, Default)]
 struct Epoch {
-    /// (group, length) -> sentences in the order they came; no queue is empty.
+    /// (group, length) -> sentences in the order in which they arrived; no queue is empty.
     waiting: BTreeMap<(Group, usize), VecDeque<u64>>,
-    /// Tokens that ever came.
+    /// Tokens that have ever been added.
     tokens: usize,
 }
 
 impl Epoch {
-    /// Takes a longest sentence of `group` with at most `most` tokens.
-    fn take(&mut self, group: Group, most: usize) -> Option<(usize, u64)> {
-        let (&key, queue) = self.waiting.range_mut((group, 0)..=(group, most)).next_back()?;
+    /// Takes a longest sentence of `group` with at most `max` tokens.
+    fn take(&mut self, group: Group, max: usize) -> Option<(usize, u64)> {
+        let (&key, queue) = self.waiting.range_mut((group, 0)..=(group, max)).next_back()?;
         let id = queue.pop_front()?;
         if queue.is_empty() {
             self.waiting.remove(&key);
@@ -72,16 +73,20 @@ impl Epoch {
 }
 
 impl Planner {
-    /// `budget` padded tokens a batch, for `devices` that take batches in turn. Of short sentences a batch has
-    /// `most_rows` rows at the most, and more steps instead.
-    pub(crate) fn new(budget: usize, most_rows: usize, devices: usize) -> Self {
+    /// For batches of `budget` padded tokens and at most `max_rows` rows, which `devices` take in turn.
+    pub(crate) fn new(budget: usize, max_rows: usize, devices: usize) -> Self {
         Self {
             budget: budget.max(1),
-            most_rows: most_rows.max(MIN_ROWS),
+            max_rows: max_rows.max(MIN_ROWS),
             devices: devices.max(1),
             epochs: VecDeque::new(),
             tokens: 0,
         }
+    }
+
+    /// Removes all waiting sentences; from now on `devices` take batches in turn.
+    pub(crate) fn restart(&mut self, devices: usize) {
+        *self = Self::new(self.budget, self.max_rows, devices);
     }
 
     /// Adds a sentence of `length` tokens.
@@ -97,19 +102,19 @@ impl Planner {
         self.tokens += length;
     }
 
-    /// Tokens that wait.
+    /// Number of waiting tokens.
     pub(crate) fn tokens(&self) -> usize {
         self.tokens
     }
 
-    /// Takes the next batch out of the queue; `None` when nothing waits.
+    /// Takes the next batch out of the queue; `None` when it is empty.
     pub(crate) fn next_batch(&mut self) -> Option<Batch> {
         let &(group, longest) = self.epochs.front()?.waiting.keys().next_back()?;
         let share = match self.devices {
             1 => self.budget,
-            devices => (self.tokens / devices).max(SMALLEST_SHARE).min(self.budget),
+            devices => (self.tokens / devices).max(MIN_SHARE).min(self.budget),
         };
-        let steps = longest.max(share.min(self.tokens).div_ceil(self.most_rows));
+        let steps = longest.max(share.min(self.tokens).div_ceil(self.max_rows));
         let rows = (share / steps).max(MIN_ROWS);
         let batch: Batch = (0..rows).map_while(|_| self.row(group, steps)).collect();
         while self.epochs.front().is_some_and(|epoch| epoch.waiting.is_empty()) {
@@ -206,9 +211,9 @@ mod tests {
             prop_assert_eq!(planner.tokens(), 0);
         }
 
-        /// What the model computes (rows leave when they end, no step is narrower than the smallest product) against
-        /// tokens, for batches that the queue can fill. Lengths are skewed as those of sentences
-        /// are: the mean is 26, the longest 99.
+        /// Compares the rows that the model computes with the tokens, for batches that the queue can fill. A row leaves the
+        /// batch when it ends, and no step is narrower than the smallest product. The distribution of lengths is skewed as
+        /// that of sentences: the mean is 26, the maximum 99.
         #[test]
         fn little_is_padding(pairs in prop::collection::vec((1_usize..100, 1_usize..100), 2000..3000)) {
             let lengths: Vec<usize> = pairs.iter().map(|(a, b)| 1 + a * b / 100).collect();

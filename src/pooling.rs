@@ -1,18 +1,18 @@
 //! Token vectors to one vector per text.
 //!
-//! A text may hold several sentences, and a long sentence several windows, which run in different
-//! batches. So each sentence is reduced on its own to a [`Partial`], and a [`Joiner`] takes partials in the
-//! order of the text: the result does not depend on how sentences were batched.
+//! A text may hold several sentences, and a long sentence several windows, which run in different batches. Each of them is
+//! reduced to a [`Partial`], and a [`Joiner`] joins the partials in the order of the text. So the result does not depend on
+//! the batches.
 
 use crate::spec::Pooling;
 
 /// What one sentence (or window) contributes to the vector of its text.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) struct Partial {
-    /// Sum, maximum, or the picked values; `2P` per layer. In float64, because a float32 sum of some thousand tokens
-    /// loses two digits.
+    /// Sum, maximum, or selected values; `2P` per layer. In float64, because a float32 sum of some thousand tokens loses
+    /// two digits.
     pub(crate) values: Vec<f64>,
-    /// Tokens behind it.
+    /// Number of tokens.
     pub(crate) tokens: usize,
 }
 
@@ -26,13 +26,13 @@ pub(crate) struct Reducer {
 }
 
 impl Reducer {
-    /// For vectors of `width` values, `layer` values a layer.
+    /// For vectors of `width` values, `layer` values per layer.
     pub(crate) fn new(pooling: Pooling, width: usize, layer: usize) -> Self {
         let neutral = if pooling == Pooling::Max { f64::NEG_INFINITY } else { 0.0 };
         Self { pooling, layer, partial: Partial { values: vec![neutral; width], tokens: 0 } }
     }
 
-    /// The next token of the sentence.
+    /// Adds the next token of the sentence.
     pub(crate) fn push(&mut self, vector: &[f32]) {
         let first = self.partial.tokens == 0;
         self.partial.tokens += 1;
@@ -56,23 +56,23 @@ impl Reducer {
     }
 }
 
-/// Joins the partials of a text in order, without keeping them: a text may hold millions of sentences.
+/// Joins the partials of a text in order. It does not keep them: a text may hold millions of sentences.
 #[derive(Debug)]
 pub(crate) struct Joiner {
     pooling: Pooling,
     layer: usize,
-    /// As in [`Partial`]; none before the first.
+    /// As in [`Partial`]; `None` before the first.
     values: Option<Vec<f64>>,
     tokens: usize,
 }
 
 impl Joiner {
-    /// `layer` values a layer.
+    /// For vectors of `layer` values per layer.
     pub(crate) fn new(pooling: Pooling, layer: usize) -> Self {
         Self { pooling, layer, values: None, tokens: 0 }
     }
 
-    /// The next partial of the text.
+    /// Adds the next partial of the text.
     pub(crate) fn push(&mut self, next: Partial) {
         if next.tokens == 0 {
             return;
@@ -91,7 +91,7 @@ impl Joiner {
         }
     }
 
-    /// The vector; `None` when there was no token at all.
+    /// The vector; `None` when there was no token.
     pub(crate) fn finish(self) -> Option<Vec<f32>> {
         let n = if self.pooling == Pooling::Mean { self.tokens as f64 } else { 1.0 };
         self.values.map(|values| values.iter().map(|value| (value / n) as f32).collect())
@@ -104,12 +104,12 @@ enum Half {
     Backward,
 }
 
-/// The larger number; NaN when one is, so that a broken vector shows.
+/// The larger number, or NaN if one of them is NaN.
 fn larger(a: f64, b: f64) -> f64 {
     if b > a || b.is_nan() { b } else { a }
 }
 
-/// Copies one direction's half of every layer.
+/// Copies the half of one direction in every layer.
 fn copy_halves<T: Copy + Into<f64>>(to: &mut [f64], from: &[T], layer: usize, half: Half) {
     let range = if half == Half::Forward { 0..layer / 2 } else { layer / 2..layer };
     for (to, from) in to.chunks_exact_mut(layer).zip(from.chunks_exact(layer)) {
@@ -117,7 +117,7 @@ fn copy_halves<T: Copy + Into<f64>>(to: &mut [f64], from: &[T], layer: usize, ha
     }
 }
 
-/// Scales a vector to Euclidean length 1, each layer by itself; a zero vector stays zero.
+/// Scales each layer of a vector to Euclidean length 1; a zero vector stays zero.
 pub(crate) fn normalize_l2(vector: &mut [f32], layer: usize) {
     for part in vector.chunks_exact_mut(layer) {
         let norm = part.iter().map(|&v| f64::from(v) * f64::from(v)).sum::<f64>().sqrt();

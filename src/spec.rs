@@ -1,31 +1,34 @@
-//! What a caller wants: the settings that decide the numbers, each parsed once into a type.
+//! The settings that determine the numbers of an output, each with a type of its own.
 //!
-//! Every enum here has [`FromStr`] and [`fmt::Display`] with the words of the command line and of SQL,
-//! so that both say the same and an error lists the legal values.
+//! Every enum implements [`FromStr`] and [`fmt::Display`] with the values of the command line and of SQL, so that both
+//! accept the same values and an error lists them.
 
 use std::{fmt, str::FromStr};
 
 use thiserror::Error;
 
-use crate::mix::ScalarMix;
+use crate::mix::{MixError, ScalarMix};
 
-/// A setting has no such value, or two settings exclude each other.
+/// A setting has an invalid value, or two settings exclude each other.
 #[derive(Debug, Error, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum SpecError {
-    /// Not one of the legal words.
+    /// Not one of the legal values.
     #[error("{option}: no value {value:?}; legal values are {}", legal.join(", "))]
     Value {
         /// The setting.
         option: &'static str,
-        /// What was given.
+        /// The invalid value.
         value: String,
-        /// What may be given.
+        /// The legal values.
         legal: Vec<&'static str>,
     },
     /// Two settings that exclude each other, or a number out of range.
     #[error("{0}")]
     Conflict(String),
+    /// A file that `layers` names is no scalar mix.
+    #[error(transparent)]
+    Mix(#[from] MixError),
 }
 
 macro_rules! words {
@@ -35,10 +38,10 @@ macro_rules! words {
         pub enum $name { $($(#[$vdoc])* $variant),+ }
 
         impl $name {
-            /// Every legal word, in the order of the documentation.
+            /// Every legal value, in the order of the documentation.
             pub const WORDS: &'static [&'static str] = &[$($word),+];
 
-            /// The word of the command line and of SQL.
+            /// The value on the command line and in SQL.
             pub fn as_str(self) -> &'static str {
                 match self { $(Self::$variant => $word),+ }
             }
@@ -74,7 +77,7 @@ words! {
 }
 
 words! {
-    /// How the token vectors of a text become one vector.
+    /// How the token vectors of a text are reduced to one vector.
     Pooling, "pooling", {
         /// Arithmetic mean over the real tokens.
         Mean = "mean",
@@ -84,19 +87,19 @@ words! {
         First = "first",
         /// The last token.
         Last = "last",
-        /// Forward half of the last token and backward half of the first: the biLM's own ends of a text.
+        /// Forward half of the last token and backward half of the first: the final states of both directions.
         Ends = "ends",
     }
 }
 
 words! {
-    /// How a sentence becomes tokens.
+    /// How a sentence is cut into tokens.
     TokenizerKind, "tokenizer", {
         /// Moses punctuation normalisation and English tokeniser, entities not escaped.
         Moses = "moses",
         /// Words of Unicode Standard Annex 29.
         Words = "words",
-        /// White space only, as Python's `str.split`.
+        /// At white space only, as Python's `str.split`.
         Whitespace = "whitespace",
     }
 }
@@ -112,13 +115,13 @@ words! {
 }
 
 words! {
-    /// From which state a sentence starts.
+    /// The state that a sentence starts from.
     StateMode, "state", {
-        /// Zeros: AllenNLP right after `reset_states()`.
+        /// Zeros, as in AllenNLP directly after `reset_states()`.
         Zero = "zero",
         /// One constant per model, computed from a fixed text.
         Warm = "warm",
-        /// The state that the row of the batch before left behind, as AllenNLP did: order-dependent.
+        /// The final state of the same row of the previous batch, as in AllenNLP; depends on the order of the rows.
         Carry = "carry",
     }
 }
@@ -126,11 +129,11 @@ words! {
 words! {
     /// What to do with a sentence of more than `max_tokens` tokens.
     OnLong, "on-long", {
-        /// Overlapping windows; each token keeps the vector with the most context.
+        /// Read it in overlapping windows; each token gets its vector from the window with the most context.
         Window = "window",
-        /// Keep the first `max_tokens` tokens of a sentence and say so in `truncated`.
+        /// Keep its first `max_tokens` tokens and set `truncated`.
         Truncate = "truncate",
-        /// The row is an error.
+        /// Treat the row as one that cannot be embedded.
         Error = "error",
     }
 }
@@ -138,11 +141,11 @@ words! {
 words! {
     /// What to do with a row that cannot be embedded.
     OnError, "on-error", {
-        /// Stop with the row's number.
+        /// Fail with the number of the row.
         Fail = "fail",
-        /// NULL vector, reason in the column `error`.
+        /// NULL vector; the reason is in the column `error`.
         Null = "null",
-        /// Leave the row out, count and report it.
+        /// Leave the row out, and count and report it.
         Skip = "skip",
     }
 }
@@ -158,13 +161,13 @@ words! {
 }
 
 words! {
-    /// Precision that the stored float32 values keep.
+    /// Rounding of the stored float32 values.
     FloatRounding, "float", {
-        /// Full float32.
+        /// None.
         F32 = "f32",
-        /// Rounded to the nearest half precision value; compresses better.
+        /// To the nearest half-precision value; compresses better.
         F16Rounded = "f16-rounded",
-        /// Rounded to the nearest bfloat16 value; compresses best.
+        /// To the nearest bfloat16 value; compresses best.
         Bf16Rounded = "bf16-rounded",
     }
 }
@@ -174,15 +177,15 @@ words! {
     ListType, "list-type", {
         /// `FixedSizeList`.
         Fixed = "fixed",
-        /// `List`, for readers that do not know `FixedSizeList`.
+        /// `List`, for readers that do not support `FixedSizeList`.
         List = "list",
     }
 }
 
-/// Which layers come out, and how they are combined.
+/// Which layers are returned, and how they are combined.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Layers {
-    /// Plain mean of all layers: a scalar mix with equal weights.
+    /// Mean of all layers: a scalar mix with equal weights.
     Average,
     /// The highest layer.
     Top,
@@ -195,14 +198,14 @@ pub enum Layers {
 }
 
 impl Layers {
-    /// The words that are legal besides a layer's number and a mix file.
+    /// The legal values besides other numbers of layers and a mix file.
     pub const WORDS: &'static [&'static str] = &["average", "top", "token", "0", "1", "2", "all"];
 }
 
 impl FromStr for Layers {
     type Err = SpecError;
 
-    /// Accepts the words and a layer's number. A mix file is read by the caller, who knows where files live.
+    /// Accepts the legal values and the number of a layer. A mix file is read by the caller, who knows how to open files.
     fn from_str(s: &str) -> Result<Self, SpecError> {
         match s {
             "average" => Ok(Self::Average),
@@ -230,18 +233,18 @@ impl fmt::Display for Layers {
     }
 }
 
-/// Everything besides the model that decides the numbers of an output.
+/// Everything besides the model that determines the numbers of an output.
 #[derive(Debug, Clone, PartialEq)]
 pub struct EmbedSpec {
-    /// Text or token vectors.
+    /// One vector per text or per token.
     pub level: Level,
     /// Layers and their combination.
     pub layers: Layers,
-    /// Tokens to one vector; ignored at token level.
+    /// How tokens are reduced to one vector; ignored at level `token`.
     pub pooling: Pooling,
-    /// Sentence to tokens; ignored for columns that are tokenised already.
+    /// How sentences are cut into tokens; ignored for columns of lists of tokens.
     pub tokenizer: TokenizerKind,
-    /// Text to sentences; ignored for columns that are tokenised already.
+    /// How texts are cut into sentences; ignored for columns of lists of tokens.
     pub sentences: SentenceMode,
     /// Also return the vectors of `<S>` and `</S>`.
     pub boundaries: bool,
@@ -249,13 +252,13 @@ pub struct EmbedSpec {
     pub normalize: Normalize,
     /// Start state of a sentence.
     pub state: StateMode,
-    /// Sentences of one batch in state `carry`, where batches decide the result.
+    /// Rows of one batch in state `carry`, where the result depends on the batches.
     pub batch_rows: Option<usize>,
-    /// Sentences longer than `max_tokens`.
+    /// What to do with sentences longer than `max_tokens`.
     pub on_long: OnLong,
-    /// Longest sentence, in tokens without boundaries, that the biLM reads at once.
+    /// Maximum number of tokens, boundaries not counted, that the biLM reads as one sentence.
     pub max_tokens: usize,
-    /// Rows that cannot be embedded.
+    /// What to do with rows that cannot be embedded.
     pub on_error: OnError,
     /// Rounding of the stored values.
     pub float: FloatRounding,
@@ -263,7 +266,7 @@ pub struct EmbedSpec {
     pub list_type: ListType,
 }
 
-/// Longest sentence that the biLM reads at once unless told otherwise.
+/// Default of [`EmbedSpec::max_tokens`].
 pub const DEFAULT_MAX_TOKENS: usize = 512;
 
 impl Default for EmbedSpec {
@@ -288,10 +291,10 @@ impl Default for EmbedSpec {
 }
 
 impl EmbedSpec {
-    /// Refuses settings that exclude each other, before any model is loaded.
+    /// Rejects settings that exclude each other, before any model is loaded.
     ///
     /// # Errors
-    /// [`SpecError::Conflict`] when `max_tokens` or `batch_rows` is 0, `boundaries` is asked for at level `sentence`,
+    /// [`SpecError::Conflict`] when `max_tokens` or `batch_rows` is 0, `boundaries` is set at level `sentence`,
     /// `batch_rows` is missing in state `carry` or given in another, or state `carry` meets sentences `split` or
     /// on-long `window`.
     pub fn check(&self) -> Result<(), SpecError> {
@@ -321,7 +324,7 @@ impl EmbedSpec {
         Ok(())
     }
 
-    /// `key = value` pairs that stand in every output, `elmo.` left out, sorted by key.
+    /// Pairs of key and value for the metadata of every output, sorted by key; keys are without their prefix `elmo.`.
     pub fn identity(&self) -> Vec<(&'static str, String)> {
         let state = match (self.state, self.batch_rows) {
             (StateMode::Carry, Some(rows)) => format!("carry:{rows}"),

@@ -1,8 +1,8 @@
-//! Where a sentence starts from: nothing, a warmed-up constant, or what the sentence before left behind.
+//! The start state of a sentence: zeros, the constant state `warm`, or state `carry` from the sentence before.
 //!
-//! The biLM was trained on text packed end to end, so it never saw a zero state in the middle of its
-//! training; AllenNLP carried state from batch to batch, which made vectors depend on their neighbours.
-//! `warm` keeps the one without the other: a constant of the model.
+//! The biLM was trained on text without gaps between sentences, so it saw a zero state at the very beginning only.
+//! AllenNLP carries the state from batch to batch, so that a vector depends on its neighbours. State `warm` has neither
+//! drawback: it is not zero, and it is a constant of the model.
 
 use std::sync::{Mutex, OnceLock, PoisonError};
 
@@ -10,11 +10,12 @@ use sha2::{Digest, Sha256};
 
 use crate::{
     chars,
-    embedder::{Recipe, Sentence, StartStates, Vectors, reduce_in_order},
+    engine::{Recipe, Sentence, StartStates, Vectors, Words, reduce_in_order},
     model::{BiLm, DeviceError, StartState},
 };
 
-/// The text that warms a model up, tokens separated by spaces. Changing a letter changes every `warm` vector.
+/// The text that is read to compute state `warm`, tokens separated by spaces. Any change of it changes every `warm`
+/// vector.
 const WARM_UP: [&str; 6] = [
     "The ferry leaves the harbour at half past six , and the last bus to the village waits for it .",
     "Most of the passengers are on their way home from work ; a few have come to see the island .",
@@ -24,17 +25,17 @@ const WARM_UP: [&str; 6] = [
     "It had rained all day , but now the clouds were breaking over the hills in the west .",
 ];
 
-/// Passes over [`WARM_UP`] at the most; the state contracts, so a few are enough.
-const MOST_PASSES: usize = 20;
-/// Passes end when no number of the state moved by more than this.
-const SETTLED: f64 = 1e-6;
+/// Maximum number of passes over [`WARM_UP`]. The state contracts, so a few passes are enough.
+const MAX_PASSES: usize = 20;
+/// The state has converged when a pass changes no number by more than this.
+const TOLERANCE: f64 = 1e-6;
 
-/// A warmed-up start state as numbers, the same for every device of a process.
+/// State `warm` as numbers, the same for every device of a process.
 #[derive(Debug, Clone)]
 pub(crate) struct WarmState {
     pub(crate) numbers: Vec<f32>,
-    /// Twelve hexadecimal digits over the numbers where they came with the model, otherwise over the recipe by which
-    /// they are computed (the numbers of another kind of CPU differ by rounding); stands in the identity of outputs.
+    /// Twelve hexadecimal digits, part of the identity of outputs. They are a hash of the numbers if these came with the
+    /// model, otherwise of the recipe by which they are computed: the numbers differ by rounding between kinds of CPU.
     pub(crate) digest: String,
 }
 
@@ -45,32 +46,32 @@ impl WarmState {
         Self { digest: digest(&bytes), numbers }
     }
 
-    /// Reads [`WARM_UP`] again and again, carrying the state, until it settles.
+    /// Reads [`WARM_UP`] repeatedly, carrying the state, until it converges.
     ///
-    /// As in training (bilm-tf `data.py` `_get_batch`), the token that closes a sentence is never read: the
-    /// forward direction goes from a sentence's last word to the next `<S>`, the backward direction from the
-    /// first word to `</S>`.
+    /// As in training (bilm-tf `data.py` `_get_batch`), the token that closes a sentence is not read: the forward
+    /// direction goes from the last word of a sentence to the next `<S>`, the backward direction from the first word to
+    /// `</S>`.
     pub(crate) fn compute(model: &BiLm) -> Result<Self, DeviceError> {
         let mut state = model.zero_state()?;
         let mut moved = f64::INFINITY;
-        for _ in 0..MOST_PASSES {
+        for _ in 0..MAX_PASSES {
             let before = state.share();
             for sentence in WARM_UP {
                 state = read(model, sentence, &state)?;
             }
             moved = state.distance(&before)?;
-            if moved <= SETTLED {
+            if moved <= TOLERANCE {
                 break;
             }
         }
-        if moved > SETTLED {
+        if moved > TOLERANCE {
             tracing::warn!(
-                passes = MOST_PASSES,
+                passes = MAX_PASSES,
                 moved,
-                "the warm state of this model does not settle; it is used as it is"
+                "the warm state of this model does not converge; the state after the last pass is used"
             );
         }
-        let recipe = format!("{}\n{MOST_PASSES} {SETTLED}", WARM_UP.join("\n"));
+        let recipe = format!("{}\n{MAX_PASSES} {TOLERANCE}", WARM_UP.join("\n"));
         Ok(Self { numbers: state.numbers()?, digest: digest(recipe.as_bytes()) })
     }
 }
@@ -79,7 +80,7 @@ fn digest(bytes: &[u8]) -> String {
     Sha256::digest(bytes).iter().take(6).map(|b| format!("{b:02x}")).collect()
 }
 
-/// One sentence, its opening boundary included; the state after its last word.
+/// The state after the last word of a sentence; its opening boundary is read first.
 fn read(model: &BiLm, sentence: &str, state: &StartState) -> Result<StartState, DeviceError> {
     let words: Vec<&str> = sentence.split(' ').collect();
     let table = model.token_vectors(&words)?;
@@ -90,16 +91,16 @@ fn read(model: &BiLm, sentence: &str, state: &StartState) -> Result<StartState, 
     last.ok_or_else(missing)?.into_constant()
 }
 
-/// The start states of one model, for every device thread.
+/// The start states of one model, for every lane.
 #[derive(Debug, Default)]
 pub(crate) struct Starts {
     warm: OnceLock<WarmState>,
-    /// Held while the warm state is computed, so that it is computed once.
+    /// Held while state `warm` is computed, so that it is computed once.
     computing: Mutex<()>,
 }
 
 impl Starts {
-    /// With the numbers that came with the model, if any.
+    /// `warm` are the numbers that came with the model, if any.
     pub(crate) fn new(warm: Option<Vec<f32>>) -> Self {
         let starts = Self::default();
         if let Some(numbers) = warm {
@@ -110,11 +111,11 @@ impl Starts {
 
     pub(crate) fn warm(&self, model: &BiLm) -> Result<&WarmState, DeviceError> {
         let _one_at_a_time = self.computing.lock().unwrap_or_else(PoisonError::into_inner);
-        if self.warm.get().is_none() {
-            let state = WarmState::compute(model)?;
-            let _ = self.warm.set(state);
+        if let Some(state) = self.warm.get() {
+            return Ok(state);
         }
-        self.warm.get().ok_or_else(|| DeviceError::Torch { message: "no warm state".to_owned() })
+        let state = WarmState::compute(model)?;
+        Ok(self.warm.get_or_init(|| state))
     }
 }
 
@@ -124,8 +125,8 @@ impl StartStates for std::sync::Arc<Starts> {
     }
 }
 
-/// State `carry`: batches of a fixed number of rows in the order of the input, each row starting where the
-/// same row of the batch before ended (AllenNLP `ElmoLstm`, `stateful=True`).
+/// State `carry`: batches of a fixed number of rows in the order of the input, where each row starts from the state that
+/// the same row of the previous batch ended with (AllenNLP `ElmoLstm`, `stateful=True`).
 #[derive(Debug)]
 pub(crate) struct Carry {
     model: BiLm,
@@ -138,31 +139,88 @@ impl Carry {
         Ok(Self { model, state })
     }
 
-    /// Runs one batch, boundaries always included; an empty sentence runs as `<S> </S>` and moves its row's
-    /// state, as in AllenNLP. `sentences` hold their boundary words already.
-    pub(crate) fn run(&mut self, sentences: &[Sentence], recipe: &Recipe) -> Result<Vec<Vectors>, DeviceError> {
+    /// Runs batches of `batch_rows` sentences from the carried state; returns their results and the state after them.
+    /// The carried state stays as it is until [`Carry::commit`].
+    ///
+    /// The words of a sentence include its boundaries. An empty sentence runs as `<S> </S>` and changes the state of its
+    /// row, as in AllenNLP.
+    pub(crate) fn run(
+        &self,
+        sentences: &[Sentence],
+        batch_rows: usize,
+        recipe: &Recipe,
+    ) -> Result<(Vec<Vectors>, StartState), DeviceError> {
+        let mut state = self.state.share();
+        let mut vectors = Vec::with_capacity(sentences.len());
+        for batch in sentences.chunks(batch_rows) {
+            vectors.extend(self.run_batch(batch, recipe, &mut state)?);
+        }
+        Ok((vectors, state))
+    }
+
+    /// Makes `state` the one that the next run starts from.
+    pub(crate) fn commit(&mut self, state: StartState) {
+        self.state = state;
+    }
+
+    fn run_batch(
+        &self,
+        sentences: &[Sentence],
+        recipe: &Recipe,
+        state: &mut StartState,
+    ) -> Result<Vec<Vectors>, DeviceError> {
+        #[cfg(test)]
+        faults::on_batch()?;
         let mut words: Vec<&str> = sentences.iter().flat_map(|s| s.words.iter()).collect();
         words.sort_unstable();
         words.dedup();
-        let table = self.model.token_vectors(&words)?;
+        let table = self.model.token_vectors(&words)?; // [U, P]
         let ids: Vec<Vec<i64>> = sentences
             .iter()
             .map(|s| s.words.iter().map(|w| words.binary_search(&w).unwrap_or_default() as i64).collect())
             .collect();
-        let activations = self.model.run(&table, &ids, &self.state, true)?;
-        let answers = reduce_in_order(&activations, sentences, recipe)?;
+        let activations = self.model.run(&table, &ids, state, true)?;
+        let vectors = reduce_in_order(&activations, sentences, recipe)?;
         if let Some(last) = activations.into_last()? {
-            self.state = self.state.replaced_by(&last)?;
+            *state = state.replaced_by(&last)?;
         }
-        Ok(answers)
+        Ok(vectors)
     }
 }
 
-/// A sentence's words between its boundaries.
-pub(crate) fn with_boundaries(words: impl IntoIterator<Item = impl AsRef<str>>) -> crate::embedder::Words {
-    let mut all = crate::embedder::Words::default();
+/// The words of a sentence between its boundaries.
+pub(crate) fn with_boundaries(words: impl IntoIterator<Item = impl AsRef<str>>) -> Words {
+    let mut all = Words::default();
     all.push(chars::BEGIN_SENTENCE_TOKEN);
     words.into_iter().for_each(|w| all.push(w.as_ref()));
     all.push(chars::END_SENTENCE_TOKEN);
     all
+}
+
+/// Faults that tests inject into state `carry`.
+#[cfg(test)]
+pub(crate) mod faults {
+    use std::cell::Cell;
+
+    use super::DeviceError;
+
+    thread_local! {
+        /// Batches of this thread until one fails.
+        static BATCHES_LEFT: Cell<Option<usize>> = const { Cell::new(None) };
+    }
+
+    /// After `n` more batches on this thread, one batch fails.
+    pub(crate) fn fail_after(n: usize) {
+        BATCHES_LEFT.set(Some(n));
+    }
+
+    pub(super) fn on_batch() -> Result<(), DeviceError> {
+        match BATCHES_LEFT.take() {
+            Some(0) => Err(DeviceError::OutOfMemory { message: "injected".to_owned() }),
+            left => {
+                BATCHES_LEFT.set(left.map(|n| n - 1));
+                Ok(())
+            }
+        }
+    }
 }

@@ -1,9 +1,9 @@
-//! What the biLM as a language model makes of a text: surprisals of tokens, perplexity.
+//! The biLM as a language model: surprisal of tokens and perplexity of texts.
 //!
-//! The forward direction says a token's probability from the tokens before it, the backward direction from those behind
-//! it; both read their sentence only, with its boundaries. Surprisal is `-log2 p`, in bits. Perplexity is
-//! `exp(mean of -ln p)` over the tokens of a text and one boundary per sentence (the end, forward; the beginning,
-//! backward), and of both directions the geometric mean (`bilm-tf`, `bilm/training.py`, `test`): the full softmax.
+//! The forward direction predicts a token from the tokens before it, the backward direction from those after it. Both read
+//! one sentence with its boundaries. Surprisal is `-log2 p`, in bits. Perplexity is `exp(mean of -ln p)` over the tokens of
+//! a text and one boundary per sentence (forward the end, backward the beginning); that of both directions together is their
+//! geometric mean (`bilm-tf`, `bilm/training.py`, `test`). Probabilities are those of the full softmax.
 
 use std::sync::Arc;
 
@@ -14,16 +14,15 @@ use arrow::{
 };
 
 use crate::{
-    Elmo,
-    columns::EmbeddedColumns,
+    columns::{EmbeddedColumns, Row, Rows},
+    elmo::Elmo,
     error::Result,
     lm_head::LmHead,
-    rows::{Row, Rows},
     spec::{EmbedSpec, Layers, Level, Normalize},
     text,
 };
 
-/// Scores what an embedder made with the settings of [`Scorer::spec`].
+/// Scores the columns of an embedder with the settings of [`Scorer::spec`].
 #[derive(Debug, Clone)]
 pub struct Scorer {
     head: Arc<LmHead>,
@@ -32,26 +31,26 @@ pub struct Scorer {
     width: usize,
 }
 
-/// Logarithms of probabilities, a number per token of the embedder, boundaries among them; NaN where there is nothing to
-/// say: of `<S>` forward, of `</S>` backward.
+/// Logarithms of probabilities, one per token and boundary. NaN for what is not predicted: `<S>` forward and `</S>`
+/// backward.
 struct Scores {
     forward: Vec<f32>,
     backward: Vec<f32>,
     known: Vec<bool>,
-    /// Not so of boundaries.
+    /// False for `<S>` and `</S>`.
     is_token: Vec<bool>,
 }
 
 impl Scorer {
-    /// A scorer for a model; reads its LM head, if that was not read before.
+    /// A scorer for a model; loads its LM head unless it is loaded already.
     ///
     /// # Errors
-    /// [`crate::Error::LmHead`] when the model has none, and as [`crate::lm_head::LmHeadFiles::read`].
+    /// [`crate::error::Error::LmHead`] when the model has none, and as [`crate::lm_head::LmHeadFiles::read`].
     pub fn new(elmo: &Elmo, spec: &EmbedSpec) -> Result<Self> {
         Ok(Self { head: elmo.lm_head()?, spec: Self::spec(spec), width: elmo.options().lstm.projection_dim })
     }
 
-    /// The settings of the embedder whose columns are scored: every token's top layer, boundaries included.
+    /// The settings of the embedder whose columns are scored: the top layer of every token and boundary.
     pub fn spec(spec: &EmbedSpec) -> EmbedSpec {
         EmbedSpec {
             level: Level::Token,
@@ -64,10 +63,10 @@ impl Scorer {
         }
     }
 
-    /// Surprisals of the tokens of every row, [`surprisal_type`]; NULL where there is no text or an error.
+    /// Surprisals of the tokens of every row, of type [`surprisal_type`]; NULL for a NULL text and a row with an error.
     ///
     /// # Errors
-    /// [`crate::Error::Device`] when the device fails.
+    /// [`crate::error::Error::Device`] when the device fails.
     pub fn surprisals(&self, texts: &ArrayRef, embedded: &EmbeddedColumns) -> Result<ArrayRef> {
         let tokens = embedded.vectors.as_list::<i32>();
         let scores = self.scores(texts, tokens)?;
@@ -90,10 +89,10 @@ impl Scorer {
         Ok(Arc::new(ListArray::try_new(surprisal_item(), offsets, Arc::new(items), tokens.nulls().cloned())?))
     }
 
-    /// Perplexity of every row, [`perplexity_type`]; NULL where there is no token or an error.
+    /// Perplexity of every row, of type [`perplexity_type`]; NULL for a row without tokens or with an error.
     ///
     /// # Errors
-    /// [`crate::Error::Device`] when the device fails.
+    /// [`crate::error::Error::Device`] when the device fails.
     pub fn perplexities(&self, texts: &ArrayRef, embedded: &EmbeddedColumns) -> Result<ArrayRef> {
         let tokens = embedded.vectors.as_list::<i32>();
         let scores = self.scores(texts, tokens)?;
@@ -102,22 +101,22 @@ impl Scorer {
         for row in 0..tokens.len() {
             let (from, to) = range(tokens, row);
             let mean = |logs: &[f32]| {
-                let said = logs[from..to].iter().filter(|log| !log.is_nan());
-                let (sum, n) = said.fold((0.0, 0_usize), |(sum, n), log| (sum - f64::from(*log), n + 1));
+                let predicted = logs[from..to].iter().filter(|log| !log.is_nan());
+                let (sum, n) = predicted.fold((0.0, 0_usize), |(sum, n), log| (sum - f64::from(*log), n + 1));
                 sum / n.max(1) as f64
             };
             let is_token = |at: &usize| scores.is_token[*at];
             let n = (from..to).filter(is_token).count();
             let (f, b) = (mean(&scores.forward), mean(&scores.backward));
-            let is_there = tokens.is_valid(row) && n > 0;
-            let some = |number: f64| is_there.then(|| number.exp());
+            let has_tokens = tokens.is_valid(row) && n > 0;
+            let some = |number: f64| has_tokens.then(|| number.exp());
             forward.push(some(f));
             backward.push(some(b));
             both.push(some(f64::midpoint(f, b)));
-            counts.push(is_there.then_some(n as u32));
-            let unheard = (from..to).filter(|at| is_token(at) && !scores.known[*at]).count();
-            unknown.push(is_there.then_some(unheard as u32));
-            valid.push(is_there);
+            counts.push(has_tokens.then_some(n as u32));
+            let n_unknown = (from..to).filter(|at| is_token(at) && !scores.known[*at]).count();
+            unknown.push(has_tokens.then_some(n_unknown as u32));
+            valid.push(has_tokens);
         }
         let columns: Vec<ArrayRef> = vec![
             Arc::new(Float64Array::from(both)),
@@ -145,7 +144,7 @@ impl Scorer {
                 (ids[first], ids[last]) = (self.head.begin(), self.head.end());
             }
             let words = (from..to).filter(|&at| is_token[at]);
-            self.words(&rows.get(row), items, words, &mut ids, &mut known);
+            self.look_up(&rows.get(row), items, words, &mut ids, &mut known);
         }
         let vectors = items.column(4).as_fixed_size_list();
         let vectors = vectors.values().as_primitive::<Float32Type>().values();
@@ -153,24 +152,24 @@ impl Scorer {
             let start = (2 * at + half) * self.width;
             &vectors[start..start + self.width]
         };
-        // Which token is asked for, which one's state says it, and in which direction.
+        // (token that is predicted, token from whose state it is predicted, direction)
         let forward = places.iter().flat_map(|&(first, last)| (first + 1..=last).map(|here| (here, here - 1, 0)));
         let backward = places.iter().flat_map(|&(first, last)| (first..last).map(|here| (here, here + 1, 1)));
-        let asked: Vec<(usize, usize, usize)> = forward.chain(backward).collect();
-        let states: Vec<f32> = asked.iter().flat_map(|&(_, from, half)| state(from, half)).copied().collect();
-        let targets: Vec<i64> = asked.iter().map(|&(here, ..)| ids[here]).collect();
+        let predictions: Vec<(usize, usize, usize)> = forward.chain(backward).collect();
+        let states: Vec<f32> = predictions.iter().flat_map(|&(_, from, half)| state(from, half)).copied().collect();
+        let targets: Vec<i64> = predictions.iter().map(|&(here, ..)| ids[here]).collect();
         let logs = self.head.log_probabilities(&states, &targets)?;
         let nothing = || vec![f32::NAN; items.len()];
         let mut scores = Scores { forward: nothing(), backward: nothing(), known, is_token };
-        for (log, (here, _, half)) in logs.into_iter().zip(asked) {
+        for (log, (here, _, half)) in logs.into_iter().zip(predictions) {
             let direction = if half == 1 { &mut scores.backward } else { &mut scores.forward };
             direction[here] = log;
         }
         Ok(scores)
     }
 
-    /// Numbers of the words of a row as the model read them, which is not always as they are written.
-    fn words(
+    /// Looks up the ids of the words of a row as the model reads them, which may differ from how they are written.
+    fn look_up(
         &self,
         row: &Row<'_>,
         items: &StructArray,
@@ -180,22 +179,22 @@ impl Scorer {
     ) {
         let starts = numbers(items, 1);
         let written = items.column(0).as_string::<i32>();
-        let mut note = |at: usize, word: &str| (ids[at], known[at]) = self.head.number(word);
+        let mut set = |at: usize, word: &str| (ids[at], known[at]) = self.head.id(word);
         let Row::Text(text) = row else {
-            tokens.for_each(|at| note(at, written.value(at)));
+            tokens.for_each(|at| set(at, written.value(at)));
             return;
         };
         let mut read = text::sentences(text, self.spec.tokenizer, self.spec.sentences).flatten();
         for at in tokens {
             match read.find(|token| token.start == starts[at] as usize) {
-                Some(token) => note(at, token.read(text)),
-                None => note(at, written.value(at)),
+                Some(token) => set(at, token.read(text)),
+                None => set(at, written.value(at)),
             }
         }
     }
 }
 
-/// First and last token of each sentence among `from..to`: its boundaries.
+/// First and last token of each sentence in `from..to`, which are its boundaries.
 fn of_sentences(sentences: &[u32], from: usize, to: usize) -> impl Iterator<Item = (usize, usize)> {
     let mut at = from;
     std::iter::from_fn(move || {
@@ -243,7 +242,7 @@ fn perplexity_fields() -> Fields {
 }
 
 /// `List<Struct<token: Utf8, start: UInt32, end: UInt32, sentence: UInt32, forward: Float32, backward: Float32, known:
-/// Boolean>>`: places as those of token vectors, surprisals in bits, and whether the word is in the vocabulary.
+/// Boolean>>`: places as those of token vectors, surprisals in bits, whether the word is in the vocabulary.
 #[must_use]
 pub fn surprisal_type() -> DataType {
     DataType::List(surprisal_item())

@@ -1,13 +1,13 @@
-//! Token vectors of words seen before.
+//! A cache of token vectors.
 //!
-//! The token layer reads one word's characters and nothing else, so a cached vector is the exact one,
-//! bit for bit: the cache fills itself, needs no vocabulary and cannot change a result.
+//! The vector of a word depends on its characters only, so a cached vector has the same bits as a computed one. The cache
+//! needs no vocabulary and cannot change a result.
 
 use std::sync::Arc;
 
 use quick_cache::{Weighter, sync::Cache};
 
-/// Bytes that an entry takes besides its word and its vector.
+/// Overhead of an entry in bytes.
 const OVERHEAD: u64 = 96;
 
 #[derive(Debug, Clone)]
@@ -19,15 +19,15 @@ impl Weighter<Box<str>, Arc<[f32]>> for ByBytes {
     }
 }
 
-/// Word -> token vector (`P` values), bounded by bytes, shared by all devices.
+/// Word -> token vector (`P` values), bounded by bytes, shared by all lanes.
 #[derive(Debug)]
 pub(crate) struct WordCache {
-    /// `None` when switched off by a bound of 0 bytes.
+    /// `None` when disabled.
     cache: Option<Cache<Box<str>, Arc<[f32]>, ByBytes>>,
 }
 
 impl WordCache {
-    /// A cache of at most about `bytes`, for vectors of `width` values; 0 switches it off.
+    /// A cache of at most `bytes` for vectors of `width` values; 0 disables it.
     pub(crate) fn new(bytes: usize, width: usize) -> Self {
         let entry = 4 * width as u64 + OVERHEAD + 8;
         let cache = (bytes > 0).then(|| {

@@ -25,6 +25,8 @@ mod queries;
 mod reports;
 #[path = "cli/settings.rs"]
 mod settings;
+#[path = "cli/signals.rs"]
+mod signals;
 #[path = "cli/sql.rs"]
 mod sql;
 #[path = "cli/verify.rs"]

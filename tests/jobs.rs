@@ -3,10 +3,8 @@
 #![allow(clippy::unwrap_used, clippy::expect_used)]
 
 use std::{
-    collections::BTreeMap,
     fs,
-    path::{Path, PathBuf},
-    process::{Command, Output, Stdio},
+    process::{Command, Stdio},
     sync::Arc,
     thread,
     time::{Duration, Instant},
@@ -17,73 +15,14 @@ use arrow::{
     datatypes::Int64Type,
     ipc::writer::FileWriter,
 };
-use parquet::arrow::{ArrowWriter, arrow_reader::ParquetRecordBatchReaderBuilder};
-use tempfile::TempDir;
+use parquet::arrow::ArrowWriter;
 
-/// A folder of its own for each test, in which the program runs.
-struct Place(TempDir);
+#[path = "common/kill.rs"]
+mod kill;
+#[path = "common/program.rs"]
+mod program;
 
-impl Place {
-    fn new() -> Self {
-        Self(tempfile::tempdir().unwrap())
-    }
-
-    fn path(&self, name: &str) -> PathBuf {
-        self.0.path().join(name)
-    }
-
-    fn write(&self, name: &str, content: &str) {
-        fs::write(self.path(name), content).unwrap();
-    }
-
-    fn command(&self, words: &str) -> Command {
-        let mut command = Command::new(env!("CARGO_BIN_EXE_elmo"));
-        command.current_dir(self.0.path()).args(words.split_whitespace()).stdin(Stdio::null());
-        for (name, _) in std::env::vars().filter(|(name, _)| name.starts_with("ELMO_") || name == "FAILPOINTS") {
-            command.env_remove(name);
-        }
-        command
-    }
-
-    fn run(&self, words: &str) -> Output {
-        self.command(words).output().unwrap()
-    }
-
-    /// Runs and expects an exit code; returns stdout and stderr.
-    fn exits(&self, words: &str, code: i32) -> (String, String) {
-        let output = self.run(words);
-        let (out, err) = (text(&output.stdout), text(&output.stderr));
-        assert_eq!(output.status.code(), Some(code), "elmo {words}\n{out}\n{err}");
-        (out, err)
-    }
-
-    /// The bytes of every part of an output.
-    fn parts(&self, output: &str) -> BTreeMap<String, Vec<u8>> {
-        let files = fs::read_dir(self.path(output)).unwrap().map(|file| file.unwrap().path());
-        files
-            .filter(|path| path.extension().is_some_and(|e| e == "parquet"))
-            .map(|path| (path.file_name().unwrap().to_str().unwrap().to_owned(), fs::read(&path).unwrap()))
-            .collect()
-    }
-
-    fn rows(&self, output: &str) -> Vec<RecordBatch> {
-        self.parts(output)
-            .into_values()
-            .flat_map(|bytes| {
-                let bytes = bytes::Bytes::from(bytes);
-                ParquetRecordBatchReaderBuilder::try_new(bytes).unwrap().build().unwrap().map(Result::unwrap)
-            })
-            .collect()
-    }
-}
-
-fn text(bytes: &[u8]) -> String {
-    String::from_utf8_lossy(bytes).into_owned()
-}
-
-fn lines(n: usize) -> String {
-    (0..n).map(|i| format!("Line {i} is one of {} that were made for this, and it ends here.\n", i % 13)).collect()
-}
+use program::{Place, lines, text, wait_for};
 
 /// The column of one kind over all rows of an output.
 fn ids(batches: &[RecordBatch]) -> Vec<i64> {
@@ -262,17 +201,14 @@ fn converting_keeps_every_bit() {
     place.exits("model verify b", 0);
 }
 
-/// Kills the job, runs it again until it ends, and compares with a job that nobody disturbed.
-fn survives(place: &Place, rows: usize, mut kill: impl FnMut(&mut Command, usize) -> bool) {
+const JOB: &str = "embed -q --model tiny --input a.txt --rows-per-file 50 --window-rows 20 --threads 1 --output";
+
+/// Kills a job until it survives, and compares its output with that of a job that was not killed.
+fn survives(place: &Place, rows: usize, kill: impl FnMut(&mut Command, usize) -> bool) {
     place.write("a.txt", &lines(rows));
-    let words = "embed -q --model tiny --input a.txt --rows-per-file 50 --window-rows 20 --threads 1 --output";
-    place.exits(&format!("{words} calm"), 0);
-    let mut runs = 0;
-    while kill(&mut place.command(&format!("{words} killed")), runs) {
-        runs += 1;
-        assert!(runs < 50, "the job never ends");
-    }
-    place.exits(&format!("{words} killed"), 0);
+    place.exits(&format!("{JOB} calm"), 0);
+    let runs = kill::repeatedly(|| place.command(&format!("{JOB} killed")), kill);
+    place.exits(&format!("{JOB} killed"), 0);
     let (calm, killed) = (place.parts("calm"), place.parts("killed"));
     assert_eq!(calm.keys().collect::<Vec<_>>(), killed.keys().collect::<Vec<_>>());
     assert!(calm == killed, "bytes differ after {runs} kills");
@@ -293,18 +229,7 @@ fn a_crash_at_any_point_loses_and_doubles_nothing() {
         let place = Place::new();
         survives(&place, 230, |command, run| {
             // Later in the job each time, so that every part is hit.
-            let output = command.env("FAILPOINTS", format!("{point}={}*off->return", 2 * run)).output().unwrap();
-            use std::os::unix::process::ExitStatusExt;
-            match output.status.signal() {
-                Some(signal) => {
-                    assert_eq!(signal, 6, "{point}: {}", text(&output.stderr)); // SIGABRT
-                    run < 4
-                }
-                None => {
-                    assert!(output.status.success(), "{point}: {}", text(&output.stderr));
-                    false
-                }
-            }
+            kill::aborts_at(command, point, 2 * run) && run < 4
         });
     }
 }
@@ -488,14 +413,4 @@ fn no_line_of_standard_input_that_was_taken_is_lost() {
         };
         assert!(vectors(&rows) == vectors(&calm), "{state}");
     }
-}
-
-fn wait_for(path: &Path) {
-    for _ in 0..600 {
-        if path.exists() {
-            return;
-        }
-        thread::sleep(Duration::from_millis(50));
-    }
-    panic!("{} never appeared", path.display());
 }

@@ -208,9 +208,9 @@ fn lists_of_tokens_are_sentences() {
 fn heads_are_told_apart_by_their_files() {
     let (folder, elmo) = with_head(&words());
     let (other, copy) = with_head(&words());
-    let mark = |elmo: &Elmo| elmo.lm_head_mark().unwrap().unwrap();
+    let mark = |elmo: &Elmo| elmo.lm_head_digest().unwrap().unwrap();
     assert_eq!(mark(&elmo), mark(&copy));
-    assert_eq!(elmo.lm_head().unwrap().mark(), Some(mark(&elmo).as_str()));
+    assert_eq!(elmo.lm_head().unwrap().digest(), Some(mark(&elmo).as_str()));
     // A head that was read stays what it was.
     let (before, path) = (mark(&elmo), folder.path().join("softmax.safetensors"));
     let mut bytes = std::fs::read(&path).unwrap();
@@ -223,7 +223,7 @@ fn heads_are_told_apart_by_their_files() {
     let text = std::fs::read_to_string(&path).unwrap().replace("bank", "tank");
     std::fs::write(&path, text).unwrap();
     assert_ne!(mark(&copy), before);
-    assert!(Elmo::tiny().unwrap().lm_head_mark().unwrap().is_none());
+    assert!(Elmo::tiny().unwrap().lm_head_digest().unwrap().is_none());
 }
 
 #[test]
@@ -238,7 +238,7 @@ fn the_mark_of_a_large_softmax_sees_its_ends_its_size_and_blocks_between() {
             bytes[at] = 1;
         }
         std::fs::write(folder.path().join("softmax.safetensors"), bytes).unwrap();
-        LmHeadFiles::find(folder.path()).unwrap().mark().unwrap()
+        LmHeadFiles::find(folder.path()).unwrap().digest().unwrap()
     };
     let plain = mark(None, size);
     assert_eq!(mark(None, size), plain);
@@ -262,7 +262,7 @@ fn heads_that_are_none() {
     };
     let mut twice = WORDS;
     twice[8] = "bank";
-    assert!(made(&twice).contains("line 9 comes twice"), "{}", made(&twice));
+    assert!(made(&twice).contains("line 9 occurs twice"), "{}", made(&twice));
     let mut without = WORDS;
     without[1] = "<s>";
     assert!(made(&without).contains("<S> is missing"), "{}", made(&without));

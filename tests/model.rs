@@ -7,6 +7,10 @@
 mod cuda;
 #[path = "golden/mod.rs"]
 mod golden;
+#[path = "gradients.rs"]
+mod gradients;
+#[path = "hand_made_weights.rs"]
+mod hand_made_weights;
 #[path = "hostile_weights.rs"]
 mod hostile_weights;
 #[path = "independence.rs"]

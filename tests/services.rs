@@ -8,19 +8,20 @@
 #[path = "cli/node.rs"]
 mod node;
 
-use std::{env, path::Path, process::Command, sync::Arc};
+use std::{env, path::Path, process::Command, sync::Arc, time::Duration};
 
+use arrow::array::{ArrayRef, BinaryArray, RecordBatch};
 use elmo::{ColumnEmbedder, Elmo, EmbedSpec};
 use elmo_pipelines::{
     bulk::manifest::{Manifest, ManifestError},
     bulk::{self, BulkJob, BulkReport},
     report::Silent,
-    sink::Codec,
+    sink::{Buffering, Codec, Encoding, Fence, PartWriter, SinkError},
     source::{Keep, KeptTypes},
     stage::EmbedStage,
-    stores::Stores,
+    stores::{Location, Stores, UploadId, create_once},
 };
-use object_store::{ObjectStore, ObjectStoreExt, PutPayload};
+use object_store::{ObjectStore, ObjectStoreExt, PutMode, PutPayload};
 
 use node::Node;
 
@@ -89,6 +90,81 @@ async fn contract(stores: &Stores, bucket: &str) {
     Manifest::open(&output, &nothing, false).await.unwrap().close().await;
 }
 
+/// Lets a successor take over when an upload is about to be completed: it aborts the upload, and may write the file.
+struct Successor {
+    file: Location,
+    writes: bool,
+}
+
+impl Fence for Successor {
+    type Error = SinkError;
+
+    const RETRY_FOR: Duration = Duration::from_secs(25);
+
+    async fn verify(&self) -> Result<(), SinkError> {
+        Ok(())
+    }
+
+    async fn renew(&self, upload: Option<&UploadId>) -> Result<(), SinkError> {
+        let Some(upload) = upload else { return Ok(()) };
+        upload.abort(&self.file).await?;
+        // A successor that stops here is followed by another one.
+        upload.abort(&self.file).await?;
+        if self.writes {
+            self.file.put("the successor's".into(), PutMode::Create).await.unwrap();
+        }
+        Ok(())
+    }
+
+    async fn completed(&self, _: &UploadId) {}
+}
+
+/// A file of more than a chunk, which does not compress.
+async fn large_file(location: &Location) -> PartWriter {
+    let values = BinaryArray::from_iter_values((0..12).map(|i| vec![i; 1 << 20]));
+    let rows = RecordBatch::try_from_iter([("value", Arc::new(values) as ArrayRef)]).unwrap();
+    let encoding = Encoding { vectors: "value".into(), codec: Codec::None, row_group_bytes: 1 << 20 };
+    let mut writer = PartWriter::new(location.clone(), &rows.schema(), &encoding, Buffering::Chunk).unwrap();
+    writer.write(&rows).await.unwrap();
+    writer
+}
+
+/// The server honours conditional writes, and an upload that was aborted cannot be completed.
+async fn fence(stores: &Stores, bucket: &str) {
+    let folder = stores.locate(&format!("{bucket}/fence-{}", uuid())).unwrap();
+    create_once::probe(&folder.child("probe")).await.unwrap();
+    assert!(folder.child("probe").head().await.unwrap().is_none());
+    for writes in [false, true] {
+        let file = folder.child(&format!("{writes}.parquet"));
+        let successor = Successor { file: file.clone(), writes };
+        let error = large_file(&file).await.replace(&[], None, &successor).await.unwrap_err();
+        let found = file.get().await.unwrap();
+        assert_eq!(found, writes.then(|| "the successor's".into()), "{error}");
+    }
+    let file = folder.child("alone.parquet");
+    let written = large_file(&file).await.replace(&[], None, &Alone).await.unwrap();
+    assert_eq!(file.head().await.unwrap().unwrap().size, written.bytes);
+}
+
+/// Nobody else writes.
+struct Alone;
+
+impl Fence for Alone {
+    type Error = SinkError;
+
+    const RETRY_FOR: Duration = Duration::from_secs(25);
+
+    async fn verify(&self) -> Result<(), SinkError> {
+        Ok(())
+    }
+
+    async fn renew(&self, _: Option<&UploadId>) -> Result<(), SinkError> {
+        Ok(())
+    }
+
+    async fn completed(&self, _: &UploadId) {}
+}
+
 /// Name of a part of a local output.
 fn part_name(output: &Path, part: usize) -> String {
     let names = std::fs::read_dir(output).unwrap().map(|file| file.unwrap().file_name().into_string().unwrap());
@@ -131,6 +207,18 @@ async fn s3() {
 #[ignore = "needs the server that scripts/services starts"]
 async fn azure() {
     contract(&Stores::from_env(), "az://elmo-test").await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+#[ignore = "needs the server that scripts/services starts"]
+async fn a_fence_on_s3() {
+    fence(&Stores::from_env(), "s3://elmo-test").await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+#[ignore = "needs the server that scripts/services starts"]
+async fn a_fence_on_azure() {
+    fence(&Stores::from_env(), "az://elmo-test").await;
 }
 
 /// A folder of a server that two processes of `elmo` share with this one.
@@ -234,7 +322,7 @@ async fn cluster(stores: &Stores, bucket: &str) {
         assert!(there == here, "{name} has other bytes from a cluster");
     }
     executor.signal("-TERM");
-    assert_eq!(executor.ends(), Some(0), "{}", executor.said());
+    assert_eq!(executor.wait(), Some(0), "{}", executor.stderr());
 }
 
 #[tokio::test(flavor = "multi_thread")]

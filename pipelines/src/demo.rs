@@ -16,7 +16,10 @@ use tempfile::TempDir;
 use crate::{
     bulk::{self, BulkJob, BulkReport},
     error::{Error, Result},
-    output::inspect::{broken, open, parquet_files, vectors_of_row},
+    output::{
+        parquet::{open_file, parquet_files, unreadable},
+        vectors::vectors_of_row,
+    },
     report::{Progress, bytes, count, table},
     sink::Codec,
     source::{Keep, KeptTypes},
@@ -140,12 +143,12 @@ fn write_reviews(folder: &Path) -> Result<PathBuf> {
 /// Reads texts and vectors back from the Parquet files and ranks rows by cosine.
 async fn neighbours(output: &str, row: usize, stores: &Stores) -> Result<(String, Vec<Neighbour>)> {
     let mut rows: Vec<(String, Vec<f32>)> = Vec::new();
-    for (location, _) in parquet_files(output, stores).await? {
-        let mut batches = open(&location).await?.build().map_err(|e| broken(&location, &e))?;
+    for location in parquet_files(output, stores).await? {
+        let mut batches = open_file(&location).await?.build().map_err(|e| unreadable(&location, &e))?;
         while let Some(batch) = batches.next().await {
-            let batch = batch.map_err(|e| broken(&location, &e))?;
+            let batch = batch.map_err(|e| unreadable(&location, &e))?;
             let (Some(texts), Some(vectors)) = (batch.column_by_name("text"), batch.column_by_name("embedding")) else {
-                return Err(broken(&location, &"no columns text and embedding"));
+                return Err(unreadable(&location, &"no columns text and embedding"));
             };
             let texts = arrow::compute::cast(texts, &arrow::datatypes::DataType::Utf8).map_err(elmo::Error::from)?;
             for i in (0..batch.num_rows()).filter(|&i| vectors.is_valid(i)) {

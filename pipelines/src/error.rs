@@ -1,4 +1,4 @@
-//! Errors of this crate as data: whose fault it is (the exit code) and what to do next.
+//! Errors of this crate: each knows its exit code and how to proceed.
 
 use std::{
     fmt,
@@ -9,9 +9,9 @@ use thiserror::Error;
 
 use crate::{redact::redact, reply::summary};
 
-/// The error of a module, as the command line sees it. The module knows best whose fault it is.
+/// The error of a module as the command line needs it. Each module decides which exit code its errors have.
 pub trait Fault: std::error::Error + Send + Sync + 'static {
-    /// Exit code of a command that ends with this error.
+    /// Exit code of a command that fails with this error.
     fn exit(&self) -> Exit;
 
     /// What to do next, when that is not obvious from the message.
@@ -20,7 +20,7 @@ pub trait Fault: std::error::Error + Send + Sync + 'static {
     }
 }
 
-/// A [`Fault`] of any type.
+/// A boxed [`Fault`].
 #[derive(Debug)]
 pub struct AnyFault(Box<dyn Fault>);
 
@@ -36,14 +36,14 @@ impl std::error::Error for AnyFault {
     }
 }
 
-/// Any error of this crate: of a module ([`Error::Module`]), or one that several modules have.
+/// Any error of this crate: that of a module ([`Error::Module`]), or one that several modules share.
 #[derive(Debug, Error)]
 #[non_exhaustive]
 pub enum Error {
     /// The error of a module.
     #[error(transparent)]
     Module(AnyFault),
-    /// Wrong words on the command line or settings that exclude each other.
+    /// Invalid arguments, or settings that exclude each other.
     #[error("{message}")]
     Usage {
         /// What is wrong.
@@ -68,29 +68,34 @@ pub enum Error {
     Io {
         /// The file.
         path: PathBuf,
-        /// What the system said.
+        /// The error of the system.
         source: std::io::Error,
     },
-    /// The job was told to stop; everything finished so far is durable.
+    /// The job was interrupted; everything finished so far is durable.
     #[error("interrupted after {rows} rows; they are safe")]
     Interrupted {
         /// Rows that are durable.
         rows: u64,
-        /// The same command can go on: its input can be read again.
+        /// The same command can resume, because its input can be read again.
         again: bool,
-        /// The output is this job's by now: one that began anew must not do so again.
+        /// The output belongs to this job by now. A job that began with `--overwrite` must resume without it.
         begun: bool,
     },
-    /// Told to stop, with nothing to go on from.
+    /// Interrupted with nothing to resume.
     #[error("interrupted")]
     Stopped,
-    /// An output, a model or a machine did not pass a check that was asked for.
-    #[error("{0}")]
-    Check(String),
-    /// Whoever read stdout has gone away, as `head` does; no failure.
+    /// An output, a model or a machine failed a check that the user asked for.
+    #[error("{message}")]
+    Check {
+        /// What is wrong.
+        message: String,
+        /// How to repair it.
+        help: Option<String>,
+    },
+    /// The reader of stdout has closed it, as `head` does. Not a failure.
     #[error("stdout is closed")]
     BrokenPipe,
-    /// Anything that names neither the input nor the model nor a store.
+    /// A failure of neither the input nor the model nor a store.
     #[error("{0}")]
     Failed(String),
 }
@@ -102,26 +107,26 @@ pub type Result<T, E = Error> = std::result::Result<T, E>;
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(u8)]
 pub enum Exit {
-    /// Everything done.
+    /// Success.
     Done = 0,
-    /// Failed, and nothing below fits.
+    /// Failed for a reason that has no code of its own.
     Failed = 1,
-    /// Wrong words.
+    /// Invalid arguments or settings.
     Usage = 2,
-    /// The input data.
+    /// Invalid input data.
     Input = 3,
-    /// The model.
+    /// A model that cannot be used.
     Model = 4,
-    /// Storage or broker.
+    /// A failure of storage or broker.
     Storage = 5,
     /// Done, but rows were rejected.
     Rejected = 6,
-    /// Interrupted; the same command continues.
+    /// Interrupted; the same command resumes.
     Interrupted = 130,
 }
 
 impl Exit {
-    /// The way to end that another process wrote as a number.
+    /// The exit code that another process reported as a number.
     #[cfg(feature = "cluster")]
     pub(crate) fn from_code(code: &str) -> Option<Self> {
         let all = [Self::Failed, Self::Usage, Self::Input, Self::Model, Self::Storage];
@@ -136,7 +141,7 @@ impl<F: Fault> From<F> for Error {
 }
 
 impl Error {
-    /// The exit code that this error asks for.
+    /// The exit code of a command that fails with this error.
     pub fn exit(&self) -> Exit {
         match self {
             Self::Module(fault) => fault.0.exit(),
@@ -145,7 +150,7 @@ impl Error {
             Self::Io { .. } => Exit::Storage,
             Self::Interrupted { .. } | Self::Stopped => Exit::Interrupted,
             Self::BrokenPipe => Exit::Done,
-            Self::Check(_) | Self::Failed(_) => Exit::Failed,
+            Self::Check { .. } | Self::Failed(_) => Exit::Failed,
         }
     }
 
@@ -153,13 +158,13 @@ impl Error {
     pub fn help(&self) -> Option<String> {
         match self {
             Self::Module(fault) => fault.0.help(),
-            Self::Usage { help, .. } | Self::Input { help, .. } => help.clone(),
+            Self::Usage { help, .. } | Self::Input { help, .. } | Self::Check { help, .. } => help.clone(),
             Self::Interrupted { again: true, .. } => {
-                Some("run the same command again, without --overwrite: it continues where this one stopped".into())
+                Some("run the same command again without --overwrite to resume the job".into())
             }
             Self::Interrupted { .. } => Some(
-                "standard input cannot be read again, so this job cannot be resumed; write the lines to a file to have \
-                 a job that can"
+                "standard input cannot be read again, so this job cannot be resumed; to be able to resume, write the \
+                 lines to a file first"
                     .into(),
             ),
             _ => None,
@@ -173,23 +178,23 @@ impl Error {
         error.downcast_ref()
     }
 
-    /// The whole chain of reasons in one line, secrets left out.
+    /// The message and its chain of sources in one line, without secrets.
     ///
-    /// Parts that a reason repeats from the one above it are said once: several libraries put their source into their
-    /// own message *and* return it as `source()`.
+    /// A source that the message already contains is not repeated: several libraries include their source in their own
+    /// message *and* return it from `source()`.
     pub fn report(&self) -> String {
         let mut text = self.to_string();
         let mut reason = std::error::Error::source(self);
         while let Some(error) = reason {
             let whole = error.to_string();
             let more = summary(&whole);
-            let said = text.contains(&whole);
-            if !said && !text.contains(&more) {
+            let is_contained = text.contains(&whole);
+            if !is_contained && !text.contains(&more) {
                 text.push_str(": ");
                 text.push_str(&more);
             }
-            if !said && more != whole {
-                // What was left out, a page of a web server say, would come back with the reasons below.
+            if !is_contained && more != whole {
+                // The sources below would repeat what the summary left out, such as the page of a web server.
                 break;
             }
             reason = error.source();
@@ -197,9 +202,14 @@ impl Error {
         redact(&text)
     }
 
-    /// Wrong words, with a remedy.
+    /// Invalid arguments, and what to do instead.
     pub fn usage(message: impl Into<String>, help: impl Into<String>) -> Self {
         Self::Usage { message: message.into(), help: Some(help.into()) }
+    }
+
+    /// A check that failed, without advice.
+    pub fn check(message: impl Into<String>) -> Self {
+        Self::Check { message: message.into(), help: None }
     }
 
     /// A local file.
@@ -208,7 +218,7 @@ impl Error {
     }
 }
 
-/// An error that a process elsewhere sent is judged by what it says of itself.
+/// An error that another process sent keeps its exit code and help.
 impl Fault for elmo::Error {
     fn exit(&self) -> Exit {
         match remote(self) {

@@ -172,7 +172,7 @@ mod tests {
     }
 
     fn failure(row: usize) -> elmo::Error {
-        elmo::Error::Row { row, reason: "broken".to_owned() }
+        elmo::Error::Row { row, reason: elmo::RowError::NullToken { index: 0 } }
     }
 
     /// The texts come back in the column `error`.
@@ -182,6 +182,7 @@ mod tests {
             vectors: Arc::clone(texts),
             truncated: BooleanArray::from(vec![false; rows]),
             error: StringArray::new_null(rows),
+            row_errors: Vec::new(),
             tokens: UInt32Array::from(vec![0; rows]),
             keep: None,
             stats: ColumnStats { rows, ..ColumnStats::default() },

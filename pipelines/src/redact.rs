@@ -1,15 +1,15 @@
-//! Leaves secrets out of text that people, logs and bug reports get to see.
+//! Redacts secrets in text for people, logs and bug reports.
 //!
-//! Hides more rather than less: the user part of a URL, every value of its query (a signed URL is a key), values of
-//! settings whose name says secret, bearer tokens and AWS access key ids.
+//! If in doubt, it redacts: the user part of a URL, every value of its query (a signed URL is a key), values of settings
+//! whose names suggest a secret, bearer tokens and AWS access key ids.
 
-/// Two or three are enough for anything that was ever seen.
-const MOST_PASSES: usize = 8;
-/// What stands where a secret was.
+/// Upper bound on passes; two or three suffice in practice.
+const MAX_PASSES: usize = 8;
+/// Replaces a secret.
 const HIDDEN: &str = "***";
 
-/// Names of settings whose value is hidden, in lower case with `_` for `-`; a longer name ending so counts as well.
-const SECRET_KEYS: [&str; 14] = [
+/// Names of settings whose values are redacted, in lower case with `_` for `-`. A longer name with this ending counts too.
+const SECRET_KEYS: [&str; 20] = [
     "password",
     "passwd",
     "secret",
@@ -17,21 +17,27 @@ const SECRET_KEYS: [&str; 14] = [
     "access_key",
     "access_key_id",
     "account_key",
+    "master_key",
+    "private_key",
+    "sas_key",
+    "sas_token",
+    "bearer_token",
     "api_key",
     "auth_token",
     "access_token",
     "session_token",
     "security_token",
     "signature",
+    "sig",
     "credential",
 ];
 
-/// `text` without its secrets. Applying it twice changes nothing more: what one rule hides may show another where
-/// something begins, so they are applied until they agree.
+/// Returns `text` without its secrets. It is idempotent: what one rule replaces may let another match, so all rules are
+/// applied until nothing changes.
 pub fn redact(text: &str) -> String {
-    let mut once = hide(text);
-    for _ in 0..MOST_PASSES {
-        let again = hide(&once);
+    let mut once = apply_rules(text);
+    for _ in 0..MAX_PASSES {
+        let again = apply_rules(&once);
         if again == once {
             break;
         }
@@ -40,16 +46,18 @@ pub fn redact(text: &str) -> String {
     once
 }
 
-fn hide(text: &str) -> String {
+fn apply_rules(text: &str) -> String {
     let text = redact_urls(text);
     let text = redact_settings(&text);
+    let text = redact_sql_options(&text);
     let text = redact_bearer(&text);
     redact_aws_keys(&text)
 }
 
-/// The same for JSON, which stays JSON: secrets go string by string, and names of fields stay.
+/// Redacts serialised JSON and returns valid JSON: string by string, field names excepted.
 ///
-/// In the serialised text a value that ends in `password=` would take the quote behind it for the beginning of one.
+/// [`redact`] would corrupt it: after a string that ends in `password=`, it would take the closing quote for the opening
+/// quote of a value.
 pub(crate) fn redact_json(json: &str) -> String {
     let mut out = String::with_capacity(json.len());
     let (mut rest, mut secret) = (json, false);
@@ -83,7 +91,7 @@ fn literal_len(text: &str) -> usize {
     text.len()
 }
 
-/// A string literal without secrets; nothing stays of the value of a `secret` field.
+/// Redacts a string literal; the value of a `secret` field is replaced entirely.
 fn redact_literal(literal: &str, secret: bool) -> String {
     let Ok(text) = serde_json::from_str::<String>(literal) else { return redact(literal) };
     let clean = if secret && !text.is_empty() { HIDDEN.to_owned() } else { redact(&text) };
@@ -93,8 +101,8 @@ fn redact_literal(literal: &str, secret: bool) -> String {
     }
 }
 
-/// Where a URL inside prose ends. A quote or bracket may belong to a password typed without escaping; hiding goes on
-/// over those as long as an `@` follows (see [`user_end`]).
+/// Whether a URL in prose ends at `c`. A quote or bracket may also belong to an unescaped password: [`user_end`] skips
+/// those that an `@` follows.
 fn ends_url(c: char) -> bool {
     c.is_whitespace() || matches!(c, '"' | '\'' | '`' | '<' | '>' | '|')
 }
@@ -119,20 +127,20 @@ fn redact_urls(text: &str) -> String {
     out
 }
 
-/// Bytes of `user:password@` at the start of what follows `://`; 0 when there is none.
+/// Length of `user:password@` at the start of `after`, the text after `://`; 0 when there is none.
 fn user_end(after: &str) -> usize {
     let word = after.find(char::is_whitespace).unwrap_or(after.len());
     let word = &after[..word];
     let authority = word.find(['/', '?', '#']).unwrap_or(word.len());
-    // `user:pa/ss@host`, a password with an unescaped `/`, cannot be told from `host:8080/a@b` when it begins with digits,
-    // nor `user:@/ss@host` from `user:@/path@b`. Hiding a path is the smaller harm.
+    // `user:12/ss@host` (an unescaped `/` in a password) looks like `host:8080/a@b`, and `user:@/ss@host` like
+    // `user:@/path@b`. Redacting a path does less harm than showing a password.
     match word.rfind('@') {
         Some(at) if word[..authority].contains([':', '@']) => at + 1,
         _ => 0,
     }
 }
 
-/// Pushes a URL's host and path; of a query only the names stay, of a fragment nothing.
+/// Appends a URL without the values of its query and without its fragment.
 fn push_without_query(out: &mut String, url: &str) {
     let (url, fragment) = url.split_once('#').map_or((url, false), |(url, rest)| (url, !rest.is_empty()));
     let Some((path, query)) = url.split_once('?') else {
@@ -167,7 +175,7 @@ fn is_secret_key(key: &str) -> bool {
     SECRET_KEYS.iter().any(|secret| key.ends_with(secret))
 }
 
-/// `name=value`, `name: value`, `"name": "value"`.
+/// Redacts `name=value`, `name: value` and `"name": "value"`.
 fn redact_settings(text: &str) -> String {
     let mut out = String::with_capacity(text.len());
     let mut rest = text;
@@ -176,7 +184,7 @@ fn redact_settings(text: &str) -> String {
         out.push_str(before);
         out.push_str(&after[..1]);
         rest = &after[1..];
-        // A backslash: JSON inside a string of JSON has escaped quotes.
+        // A backslash escapes the quotes of JSON inside a JSON string.
         let key = before.trim_end_matches(['"', '\'', ' ', '\\']);
         let key = key.rsplit(|c| !is_key_char(c)).next().unwrap_or_default();
         if is_secret_key(key) {
@@ -187,7 +195,27 @@ fn redact_settings(text: &str) -> String {
     out
 }
 
-/// Pushes the quote or blank before a value, hides the value, and returns what follows it.
+/// Redacts the options of SQL statements: `'name' 'value'`.
+fn redact_sql_options(text: &str) -> String {
+    let mut out = String::with_capacity(text.len());
+    let mut rest = text;
+    while let Some(at) = rest.find('\'') {
+        let (before, after) = rest.split_at(at + 1);
+        out.push_str(before);
+        rest = after;
+        let key = before[..at].rsplit(|c| !is_key_char(c)).next().unwrap_or_default();
+        let value = rest.trim_start();
+        if is_secret_key(key) && value.len() < rest.len() && value.starts_with('\'') {
+            let (blank, value) = rest.split_at(rest.len() - value.len());
+            out.push_str(blank);
+            rest = push_hidden_value(&mut out, value);
+        }
+    }
+    out.push_str(rest);
+    out
+}
+
+/// Appends the quote or blanks before a value and [`HIDDEN`] for the value. Returns the text after the value.
 fn push_hidden_value<'a>(out: &mut String, rest: &'a str) -> &'a str {
     let start = rest.len() - rest.trim_start_matches([' ', '"', '\'', '\\']).len();
     out.push_str(&rest[..start]);
@@ -199,12 +227,12 @@ fn push_hidden_value<'a>(out: &mut String, rest: &'a str) -> &'a str {
     &value[end..]
 }
 
-/// Bytes of a value behind `lead`, which decides how it ends: at its own quote, or where a word ends.
+/// Length of a value that follows `lead`. A quoted value ends at its quote, another one at the end of the word.
 fn value_end(lead: &str, value: &str) -> usize {
     let quote = lead.chars().next_back().filter(|c| matches!(c, '"' | '\''));
     let escaped = |at: usize| value[..at].ends_with('\\');
     let end = match quote {
-        // `\"` inside `"..."` is a part of the value.
+        // `\"` inside `"..."` belongs to the value.
         Some(quote) if !lead[..lead.len() - 1].ends_with('\\') => {
             return value.match_indices(quote).map(|(at, _)| at).find(|at| !escaped(*at)).unwrap_or(value.len());
         }
@@ -234,7 +262,7 @@ fn redact_bearer(text: &str) -> String {
     out
 }
 
-/// `AKIA` or `ASIA` and sixteen more capitals or digits.
+/// Redacts AWS access key ids: `AKIA` or `ASIA` and sixteen more capitals or digits.
 fn redact_aws_keys(text: &str) -> String {
     const LEN: usize = 20;
     let mut out = String::with_capacity(text.len());
@@ -294,6 +322,11 @@ mod tests {
     fn hides_settings_and_headers() {
         for (text, expected) in [
             ("aws_secret_access_key = abc/def+ghi", "aws_secret_access_key = ***"),
+            ("?sv=2024-11-04&sig=a%2Fb", "?sv=2024-11-04&sig=***"),
+            (
+                "OPTIONS ('aws.secret_access_key' 'a b', 'format' 'csv')",
+                "OPTIONS ('aws.secret_access_key' '***', 'format' 'csv')",
+            ),
             ("AWS_ACCESS_KEY_ID=x, region=eu", "AWS_ACCESS_KEY_ID=***, region=eu"),
             ("{\"sasl.password\": \"a b c\", \"x\": 1}", "{\"sasl.password\": \"***\", \"x\": 1}"),
             (r#"password: "a \"b\" c", x"#, r#"password: "***", x"#),

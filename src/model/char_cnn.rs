@@ -1,21 +1,20 @@
 //! Words to token vectors: character CNN, highway layers, projection (bilm-tf `bilm/model.py`).
 //!
-//! The token layer knows no context, so it is computed once per distinct word ([`crate::word_cache`]).
-//! Each convolution is one product over the windows of its width. Windows that lie wholly in a word's
-//! padding all have the same value, so words are grouped by length and all such windows but one are
-//! left out: the maximum over positions is the same number.
+//! A token vector does not depend on the context, so it is computed once per distinct word ([`crate::word_cache`]).
+//! Each convolution is one product over the windows of its width. Windows that lie wholly in a word's padding all have
+//! the same value, so words are grouped by length and all such windows but one are left out: the maximum over positions
+//! is the same number.
 
 use tch::{Device, Kind, Tensor};
 
-use super::{DeviceError, kernels, packing::MIN_WIDTH, tensors};
+use super::{DeviceError, kernels, packing::MIN_WIDTH, parameters::NamedTensors, scalar_ops, tensors};
 use crate::{
     chars,
     options::{Activation, ModelOptions},
-    weights::Weights,
 };
 
-/// Numbers on the left side of one product: bounds memory.
-const NUMBERS_PER_PRODUCT: usize = 1 << 19;
+/// Maximum number of values on the left side of one product, which bounds memory.
+const MAX_PRODUCT_VALUES: usize = 1 << 19;
 
 #[derive(Debug)]
 pub(crate) struct CharCnn {
@@ -26,7 +25,7 @@ pub(crate) struct CharCnn {
     projection: Option<Linear>, // [F, P]
     embedding_dim: usize,
     max_characters: usize,
-    /// Use our own passes over memory instead of libtorch's operations.
+    /// Use our own passes over memory instead of libtorch's operations; no gradients.
     fused: bool,
     device: Device,
 }
@@ -60,7 +59,7 @@ impl Linear {
     }
 }
 
-/// Distinct words as character ids: `[U, M]`, and how many of the `M` places each word uses.
+/// Words as character ids: `[U, M]`, and how many of the `M` places each word uses.
 #[derive(Debug, Default)]
 pub(crate) struct WordIds {
     ids: Vec<i32>,
@@ -84,24 +83,24 @@ impl WordIds {
 }
 
 impl CharCnn {
-    /// Puts the tensors of `CNN*` and `char_embed` on `device`; shapes were checked when they were read.
+    /// Derives the token layer from `char_embed` and the tensors of `CNN*`.
     pub(crate) fn new(
         options: &ModelOptions,
-        weights: &Weights,
+        source: &dyn NamedTensors,
         kind: Kind,
         device: Device,
         fused: bool,
     ) -> Result<Self, DeviceError> {
-        let load = |name: &str| tensors::weight(tensors::require(weights, name)?, kind, device);
-        let linear = |weight: Tensor, bias: &str| Linear::new(weight, load(bias)?);
+        let load = |name: &str| -> Result<Tensor, DeviceError> {
+            Ok(source.tensor(name)?.f_to_device(device)?.f_to_kind(kind)?)
+        };
         let cnn = &options.char_cnn;
-        let table = load("char_embed")?;
-        let zero_row = Tensor::f_zeros([1, cnn.embedding_dim as i64], (kind, device))?;
         let mut convolutions = Vec::with_capacity(cnn.filters.len());
         for (i, filter) in cnn.filters.iter().enumerate() {
             let rows = (filter.width * cnn.embedding_dim) as i64;
-            let weight = load(&format!("CNN/W_cnn_{i}"))?.f_reshape([rows, filter.n as i64])?;
-            convolutions.push(Convolution { width: filter.width, linear: linear(weight, &format!("CNN/b_cnn_{i}"))? });
+            let weight = load(&format!("CNN/W_cnn_{i}"))?.f_reshape([rows, filter.n as i64])?; // [1, w, C, n]
+            let linear = Linear::new(weight, load(&format!("CNN/b_cnn_{i}"))?)?;
+            convolutions.push(Convolution { width: filter.width, linear });
         }
         let mut highways = Vec::with_capacity(cnn.n_highway);
         for k in 0..cnn.n_highway {
@@ -112,12 +111,13 @@ impl CharCnn {
             };
             highways.push(Linear::new(both("W", 1)?, both("b", 0)?)?);
         }
-        let projection = match weights.get("CNN_proj/W_proj") {
-            Some(tensor) => Some(linear(tensors::weight(tensor, kind, device)?, "CNN_proj/b_proj")?),
-            None => None,
+        let projection = match options.has_char_projection() {
+            true => Some(Linear::new(load("CNN_proj/W_proj")?, load("CNN_proj/b_proj")?)?),
+            false => None,
         };
+        let zero_row = Tensor::f_zeros([1, cnn.embedding_dim as i64], (kind, device))?;
         Ok(Self {
-            embedding: Tensor::f_cat(&[zero_row, table], 0)?,
+            embedding: Tensor::f_cat(&[zero_row, load("char_embed")?], 0)?,
             convolutions,
             activation: cnn.activation,
             highways,
@@ -148,7 +148,7 @@ impl CharCnn {
         }
     }
 
-    /// Token vectors `[U, P]` of distinct words, in their order.
+    /// Token vectors `[U, P]` of at least one word, in the order of the words.
     pub(crate) fn forward(&self, words: &WordIds) -> Result<Tensor, DeviceError> {
         let mut order: Vec<usize> = (0..words.len()).collect();
         order.sort_by_key(|&w| words.used[w]);
@@ -166,15 +166,15 @@ impl CharCnn {
         Ok(Tensor::f_cat(&parts, 0)?.f_index_select(0, &tensors::index(&place, self.device)?)?)
     }
 
-    /// How many words of `rest` (shortest first) share the next products.
+    /// Number of words of `rest` (shortest first) that share the next products.
     fn group_len(&self, rest: &[usize], words: &WordIds) -> usize {
         let widest = self.convolutions.iter().map(|c| c.width).max().unwrap_or(1) * self.embedding_dim;
-        let fits = |n: &usize| n * self.positions(1, words.used[rest[n - 1]]) * widest <= NUMBERS_PER_PRODUCT;
+        let fits = |n: &usize| n * self.positions(1, words.used[rest[n - 1]]) * widest <= MAX_PRODUCT_VALUES;
         (1..=rest.len()).take_while(|n| *n <= MIN_WIDTH || fits(n)).last().unwrap_or(rest.len())
     }
 
-    /// Windows of `width` that words of at most `used` characters need: all that touch the word, and one
-    /// that lies wholly in the padding where there is such a window.
+    /// Number of windows of `width` that words of at most `used` characters need: all that touch the word, and one that
+    /// lies wholly in the padding where there is such a window.
     fn positions(&self, width: usize, used: usize) -> usize {
         (self.max_characters - width + 1).min(used + 1)
     }
@@ -215,12 +215,13 @@ impl CharCnn {
         rows: usize,
         longest: usize,
     ) -> Result<Tensor, DeviceError> {
-        let (c, m) = (self.embedding_dim, self.max_characters);
+        let c = self.embedding_dim;
         let positions = self.positions(convolution.width, longest);
         let window = (convolution.width * c) as i64;
         // A window is `width * C` neighbouring numbers, so all windows are a view with overlapping rows.
         let windows = characters
-            .f_as_strided([rows as i64, positions as i64, window], [(m * c) as i64, c as i64, 1], None)?
+            .f_narrow(1, 0, ((positions + convolution.width - 1) * c) as i64)?
+            .f_unfold(1, window, c as i64)? // [G, positions, w * C]
             .f_reshape([(rows * positions) as i64, window])?;
         let products = windows.f_matmul(&convolution.linear.weight)?; // [G * positions, n]
         let highest = products.f_view([rows as i64, positions as i64, -1])?.f_amax([1_i64].as_slice(), false)?;
@@ -231,7 +232,8 @@ impl CharCnn {
     fn activate(&self, x: &mut Tensor) -> Result<(), DeviceError> {
         match (self.activation, self.fused) {
             (Activation::Relu, _) => *x = x.f_relu()?,
-            (Activation::Tanh, true) => kernels::tanh_in_place(tensors::values_mut(x)),
+            // SAFETY: `x` is the result of a concatenation that nothing else refers to.
+            (Activation::Tanh, true) => kernels::tanh_in_place(unsafe { tensors::values_mut(x) }),
             (Activation::Tanh, false) => *x = x.f_tanh()?,
         }
         Ok(())
@@ -242,13 +244,15 @@ impl CharCnn {
         let product = highway.forward(x)?; // [G, 2F]
         let f = x.size()[1];
         if self.fused {
-            kernels::highway(tensors::values(&product), tensors::values_mut(x), f as usize);
+            // SAFETY: `product` and `x` are results of two operations that nothing else refers to.
+            let (product, x) = unsafe { (tensors::values(&product), tensors::values_mut(x)) };
+            kernels::highway(product, x, f as usize);
             return Ok(());
         }
-        let transformed = product.f_narrow(1, 0, f)?.f_relu()?;
-        let gate = product.f_narrow(1, f, f)?.f_sigmoid()?;
-        let kept = gate.f_neg()?.f_add_scalar(1.0)?.f_mul(x)?;
-        *x = gate.f_mul(&transformed)?.f_add(&kept)?;
+        let [transform, carry] = tensors::split(&product, [f, f], 1)?;
+        let gate = carry.f_sigmoid()?;
+        let kept = scalar_ops::add(&gate.f_neg()?, 1.0)?.f_mul(x)?;
+        *x = gate.f_mul(&transform.f_relu()?)?.f_add(&kept)?;
         Ok(())
     }
 

@@ -1,4 +1,4 @@
-//! Which devices there are, and how one binary serves machines with and without CUDA.
+//! Devices: parsing their names, resolving them, and configuring libtorch for them.
 
 use std::{fmt, path::PathBuf, sync::OnceLock};
 
@@ -10,7 +10,7 @@ use crate::spec::SpecError;
 /// A device as the user names it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum DeviceChoice {
-    /// Every CUDA device there is, else the CPU.
+    /// Every CUDA device, or the CPU where there is none.
     Auto,
     /// The CPU.
     Cpu,
@@ -18,7 +18,7 @@ pub enum DeviceChoice {
     Cuda(Option<usize>),
 }
 
-/// One device that work can run on.
+/// One device of this machine.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum DeviceName {
     /// The CPU.
@@ -37,7 +37,7 @@ impl DeviceName {
 }
 
 impl DeviceName {
-    /// Waits until the device has done what it was given; a CPU always has.
+    /// Waits until the device has finished all queued work. A CPU has no queue.
     pub(crate) fn synchronize(self) {
         if let Self::Cuda(n) = self {
             Cuda::synchronize(n as i64);
@@ -82,10 +82,10 @@ pub fn parse_devices(text: &str) -> Result<Vec<DeviceChoice>, SpecError> {
     Ok(devices)
 }
 
-/// Turns choices into devices that are there; no choice at all is the CPU.
+/// Resolves choices to the devices of this machine, each once. An empty list resolves to the CPU.
 ///
 /// # Errors
-/// [`DeviceError::Missing`] when a CUDA device is asked for that libtorch does not see; it says what there is.
+/// [`DeviceError::Missing`] when a CUDA device is requested that libtorch does not see; it names the available ones.
 pub fn resolve_devices(choices: &[DeviceChoice]) -> Result<Vec<DeviceName>, DeviceError> {
     let mut names = Vec::new();
     for choice in choices {
@@ -101,7 +101,7 @@ pub fn resolve_devices(choices: &[DeviceChoice]) -> Result<Vec<DeviceName>, Devi
     if names.is_empty() {
         names.push(DeviceName::Cpu);
     }
-    // `auto` beside `cpu` would give the same device two shares of the work.
+    // `auto` and `cpu` may resolve to the same device.
     let mut seen = std::collections::HashSet::new();
     names.retain(|name| seen.insert(*name));
     Ok(names)
@@ -141,10 +141,10 @@ enum CudaLibrary {
     Broken(String),
 }
 
-/// Opens `libtorch_cuda.so` when it lies beside `libtorch_cpu.so`.
+/// Loads `libtorch_cuda.so` if it is in the folder of `libtorch_cpu.so`.
 ///
-/// The linker drops it from the binary because no symbol of it is needed, and then CUDA would be
-/// invisible; opened at run time it registers itself, so the same binary serves both kinds of machine.
+/// The binary uses no symbol of that library, so the linker drops it, and libtorch would not see CUDA. Loaded at run
+/// time the library registers itself, so one binary serves machines with and without CUDA.
 fn cuda_library() -> &'static CudaLibrary {
     static LIBRARY: OnceLock<CudaLibrary> = OnceLock::new();
     LIBRARY.get_or_init(|| {
@@ -176,27 +176,27 @@ fn dl_error() -> String {
 
 /// Folder of the libtorch that this process runs on.
 fn libtorch_folder() -> Option<PathBuf> {
-    // The dynamic linker's own list: works for an rpath, for LD_LIBRARY_PATH and for a system library.
+    // The path of the loaded library, whether it was found by rpath, by LD_LIBRARY_PATH or as a system library.
     let maps = std::fs::read_to_string("/proc/self/maps").ok()?;
     let line = maps.lines().find(|line| line.contains("libtorch_cpu.so"))?;
     let start = line.find('/')?;
     PathBuf::from(&line[start..]).parent().map(PathBuf::from)
 }
 
-/// The libtorch that `tch` is made for.
+/// The libtorch version that this version of `tch` supports.
 const BUILT_FOR: &str = "2.11.0";
 
-/// Version of the libtorch that this process runs on, and where it was loaded from.
+/// Version of the loaded libtorch, and the folder that it was loaded from.
 pub fn libtorch_version() -> String {
     let folder = libtorch_folder().map_or_else(|| "unknown folder".to_owned(), |dir| dir.display().to_string());
     let version = loaded_version().unwrap_or_else(|| format!("unknown version, built for {BUILT_FOR}"));
     format!("{version} ({folder})")
 }
 
-/// What the library says of itself: three bytes of a number, `torch/headeronly/version.h`. `None` when it has no such
-/// function.
+/// The ABI version that the library reports: major, minor and patch in the first three bytes
+/// (`torch/headeronly/version.h`). `None` when the library does not have the function.
 fn loaded_version() -> Option<String> {
-    // SAFETY: a NUL-terminated name, looked up in the libraries that are loaded anyway.
+    // SAFETY: a NUL-terminated name, looked up in the libraries that are already loaded.
     let function = unsafe { libc::dlsym(libc::RTLD_DEFAULT, c"aoti_torch_abi_version".as_ptr()) };
     if function.is_null() {
         return None;
@@ -207,11 +207,12 @@ fn loaded_version() -> Option<String> {
     Some(format!("{major}.{minor}.{patch}"))
 }
 
-/// One libtorch thread per caller, and products that are the same at every height; once per process.
+/// Configures libtorch's CPU backend once per process: one thread per caller, and products whose rows do not depend on
+/// their number.
 ///
-/// The embedder runs one OS thread per core, each with its own batch, instead of cutting one product
-/// over several threads: no waiting at the end of every product, the pointwise passes run in parallel
-/// too, and a product has the same bits whatever the number of cores.
+/// The embedder runs one OS thread per core, each with its own batch, instead of splitting one product over several
+/// threads. Threads do not wait for each other after every product, the pointwise passes run in parallel too, and a
+/// product has the same bits whatever the number of cores.
 pub fn set_up_cpu() {
     static ONCE: OnceLock<()> = OnceLock::new();
     ONCE.get_or_init(|| {
@@ -224,9 +225,9 @@ pub fn set_up_cpu() {
 mod tests {
     use super::*;
 
-    /// Expected: what the wheel's own file says that lies beside the folder of the library, where there is one.
+    /// Expected: the file `build-version` of the wheel, or the version that `tch` supports where there is no such file.
     #[test]
-    fn the_library_says_which_it_is() {
+    fn the_loaded_library_reports_its_version() {
         let version = loaded_version().unwrap();
         assert_eq!(libtorch_version().split(' ').next(), Some(version.as_str()));
         let file = libtorch_folder().unwrap().with_file_name("build-version");

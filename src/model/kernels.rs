@@ -7,13 +7,6 @@
 //! `exp` is range reduction and a degree-6 polynomial (Cephes `expf`), relative error below 2e-7;
 //! `tanh` follows Cephes `tanhf`: an odd polynomial near zero, `1 - 2 / (exp(2x) + 1)` elsewhere.
 
-/// Clips, as the options give them; infinite when absent.
-#[derive(Debug, Clone, Copy)]
-pub(crate) struct Clips {
-    pub(crate) cell: f32,
-    pub(crate) projection: f32,
-}
-
 #[inline(always)]
 fn fma<const FUSED: bool>(a: f32, b: f32, c: f32) -> f32 {
     // `mul_add` without the hardware instruction is a library call, so the portable version rounds twice.
@@ -108,7 +101,7 @@ fn tanh_row<const FUSED: bool>(x: &mut [f32]) {
     }
 }
 
-/// Compiles one row kernel for the instruction sets worth having and picks at run time.
+/// Compiles a row kernel for several instruction sets and selects one at run time.
 macro_rules! dispatch {
     ($name:ident, $avx2:ident, $avx512:ident, $row:ident, ($($arg:ident: $type:ty),*)) => {
         #[cfg(target_arch = "x86_64")]
@@ -127,11 +120,11 @@ macro_rules! dispatch {
             #[cfg(target_arch = "x86_64")]
             {
                 if is_x86_feature_detected!("avx512f") && is_x86_feature_detected!("fma") {
-                    // SAFETY: the features were detected on this machine.
+                    // SAFETY: this CPU has the features.
                     return unsafe { $avx512($($arg),*) };
                 }
                 if is_x86_feature_detected!("avx2") && is_x86_feature_detected!("fma") {
-                    // SAFETY: the features were detected on this machine.
+                    // SAFETY: this CPU has the features.
                     return unsafe { $avx2($($arg),*) };
                 }
             }
@@ -145,7 +138,8 @@ dispatch!(highway_any, highway_avx2, highway_avx512, highway_row, (product: &[f3
 dispatch!(tanh_any, tanh_avx2, tanh_avx512, tanh_row, (x: &mut [f32]));
 
 /// One LSTM step for every row: `gates` `[W, 4D]` in file order i, j, f, o (the +1 of the forget gate is in
-/// its bias already), `cell` `[W, D]` is updated and clipped, `out` `[W, D]` becomes `sigmoid(o) * tanh(c)`.
+/// its bias already), `cell` `[W, D]` is updated and clipped (never where `clip` is infinite), `out` `[W, D]` becomes
+/// `sigmoid(o) * tanh(c)`.
 pub(crate) fn lstm_cell(gates: &[f32], cell: &mut [f32], out: &mut [f32], d: usize, clip: f32) {
     let rows = gates.chunks_exact(4 * d).zip(cell.chunks_exact_mut(d)).zip(out.chunks_exact_mut(d));
     for ((gates, cell), out) in rows {

@@ -1,8 +1,8 @@
 //! How sentences of different lengths share one batch without padding. Pure: no tensors here.
 //!
-//! Sentences lie in *rows*, one after the other where a row holds several; rows are sorted by their tokens, longest
-//! first. Time step `t` holds only the rows that still have a token there: a prefix, because rows are sorted. The steps
-//! lie one after the other, so a whole layer is one matrix of `packed_rows` rows:
+//! A *row* holds one sentence, or several one after the other. Rows are sorted by their number of tokens, longest first.
+//! Time step `t` computes only the rows that still have a token there: a prefix, because rows are sorted. The steps
+//! are stored one after the other, so a whole layer is one matrix of `packed_rows` rows:
 //!
 //! ```text
 //!            row 0  row 1  row 2
@@ -11,14 +11,17 @@
 //! step 2  |  a3     d1
 //! ```
 //!
-//! The backward direction has the same steps and reads each sentence from its own last token. No step is narrower than
+//! The backward direction has the same steps and reads each sentence from its own last token. Directions that read
+//! different sentences have a [`Packing`] each, aligned to common steps ([`Packings`]). No step is narrower than
 //! [`MIN_WIDTH`]: products of fewer rows may take another kernel and give other bits.
 
-/// Narrowest matrix product that the model runs, in rows.
+use std::{ops::Range, sync::Arc};
+
+/// Minimum number of rows of a product.
 ///
-/// libtorch multiplies small matrices with other kernels, whose sums differ in the last bit; from 16
-/// rows on, a row's result was the same at every height on every CPU we measured. The self-test
-/// (`self_test.rs`) checks it on the machine at hand.
+/// libtorch multiplies small matrices with other kernels, whose sums differ in the last bit. From 16 rows on, a row's
+/// result was the same at every height on every CPU that we measured. The self-test (`self_test.rs`) checks it on the
+/// machine at hand.
 pub(crate) const MIN_WIDTH: usize = crate::planner::MIN_ROWS;
 
 /// One time step of a packed batch.
@@ -28,7 +31,7 @@ pub(crate) struct Step {
     pub(crate) offset: usize,
     /// Rows that have a token at this step.
     pub(crate) live: usize,
-    /// Rows that the step computes: `live`, filled up to [`MIN_WIDTH`].
+    /// Rows that the step computes: the `live` ones, and others whose results nothing reads.
     pub(crate) width: usize,
 }
 
@@ -45,17 +48,17 @@ pub(crate) struct Chunk {
     pub(crate) rows: usize,
 }
 
-/// Where each token of a batch lies in the packed matrices.
+/// Where each token of a batch is stored in the packed matrices.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Packing {
-    /// The sentences of each row, in the order they run; the row of most tokens first, equal ones keep their order.
+    /// The sentences of each row, in the order they run; the row with the most tokens first. The sort is stable.
     rows: Vec<Vec<usize>>,
     /// Sentence -> row and first step.
     places: Vec<(usize, usize)>,
     /// Sentence -> tokens.
     lengths: Vec<usize>,
     steps: Vec<Step>,
-    /// Step -> rows in which another sentence begins after one that ended.
+    /// Step -> rows in which a sentence begins after another one ended.
     begins: Vec<Vec<i64>>,
 }
 
@@ -111,9 +114,35 @@ impl Packing {
         self.rows[row][0]
     }
 
-    /// Rows in which a sentence begins at step `t` where another one ended.
+    /// Whether no row holds more than one sentence.
+    pub(crate) fn is_one_per_row(&self) -> bool {
+        self.rows.len() == self.lengths.len()
+    }
+
+    /// Rows in which a sentence begins at step `t` after another one ended.
     pub(crate) fn begins(&self, t: usize) -> &[i64] {
         &self.begins[t]
+    }
+
+    /// Rows whose last token is read at step `t`.
+    pub(crate) fn ends(&self, t: usize) -> Range<usize> {
+        self.steps.get(t + 1).map_or(0, |next| next.live)..self.steps[t].live
+    }
+
+    /// Packed row of the last token of each row, where rows hold one sentence each.
+    pub(crate) fn last_rows(&self) -> Vec<i64> {
+        (0..self.rows.len()).map(|row| self.backward(self.sentence_at(row), 0) as i64).collect()
+    }
+
+    /// Packed row of each token in reading order, sentence by sentence.
+    pub(crate) fn rows_in_order(&self) -> Vec<i64> {
+        let of_sentence = |sentence: usize| (0..self.lengths[sentence]).map(move |i| self.forward(sentence, i) as i64);
+        (0..self.sentences()).flat_map(of_sentence).collect()
+    }
+
+    /// Row of each sentence.
+    pub(crate) fn row_of_each(&self) -> Vec<i64> {
+        self.places.iter().map(|&(row, _)| row as i64).collect()
     }
 
     /// Packed row at which the forward direction reads token `i` of a sentence.
@@ -146,7 +175,7 @@ impl Packing {
     }
 
     /// For each direction and packed row, the index in `token_ids` (one slice per sentence) that the row reads.
-    /// Rows that only fill a step up read `filler`.
+    /// Rows without a token read `filler`.
     pub(crate) fn gather(&self, token_ids: &[Vec<i64>], filler: i64) -> [Vec<i64>; 2] {
         let mut index = [vec![filler; self.packed_rows()], vec![filler; self.packed_rows()]];
         for (sentence, ids) in token_ids.iter().enumerate() {
@@ -156,6 +185,72 @@ impl Packing {
             }
         }
         index
+    }
+
+    /// Widens the steps to those of `other`, and adds steps without a token where `other` has more.
+    fn align_with(&mut self, other: &Self) {
+        let mut offset = 0;
+        for t in 0..self.steps.len().max(other.steps.len()) {
+            let at = |packing: &Self| packing.steps.get(t).map_or((0, 0), |step| (step.live, step.width));
+            let ((live, width), (_, other_width)) = (at(self), at(other));
+            let step = Step { offset, live, width: width.max(other_width) };
+            offset += step.width;
+            match self.steps.get_mut(t) {
+                Some(narrow) => *narrow = step,
+                None => self.steps.push(step),
+            }
+        }
+        self.begins.resize(self.steps.len(), Vec::new());
+    }
+}
+
+/// The packings of both directions, with the same steps but for the rows that have a token.
+#[derive(Debug, Clone)]
+pub(crate) struct Packings([Arc<Packing>; 2]);
+
+impl Packings {
+    /// Both directions read the same sentences.
+    pub(crate) fn alike(packing: Packing) -> Self {
+        let packing = Arc::new(packing);
+        Self([Arc::clone(&packing), packing])
+    }
+
+    /// Each direction reads sentences of its own. Where the lengths of rows differ between the directions, steps compute
+    /// rows for the shorter direction that nothing reads.
+    pub(crate) fn aligned(mut forward: Packing, mut backward: Packing) -> Self {
+        forward.align_with(&backward);
+        backward.align_with(&forward);
+        if forward == backward { Self::alike(forward) } else { Self([Arc::new(forward), Arc::new(backward)]) }
+    }
+
+    /// The packing of direction 0 (forward) or 1 (backward).
+    pub(crate) fn of(&self, direction: usize) -> &Packing {
+        &self.0[direction]
+    }
+
+    /// Offsets and widths of the steps, which both directions share; `live` is that of the forward direction.
+    pub(crate) fn steps(&self) -> &[Step] {
+        self.0[0].steps()
+    }
+
+    /// As [`Packing::width`].
+    pub(crate) fn width(&self) -> usize {
+        self.0[0].width()
+    }
+
+    /// As [`Packing::packed_rows`].
+    pub(crate) fn packed_rows(&self) -> usize {
+        self.0[0].packed_rows()
+    }
+
+    /// As [`Packing::chunks`].
+    pub(crate) fn chunks(&self, rows: usize) -> Vec<Chunk> {
+        self.0[0].chunks(rows)
+    }
+
+    /// Some rows of each direction.
+    pub(crate) fn each(&self, rows: impl Fn(&Packing) -> Vec<i64>) -> [Vec<i64>; 2] {
+        [rows(&self.0[0]), rows(&self.0[1])]
     }
 }
 
@@ -192,6 +287,21 @@ mod tests {
         assert_eq!(packing.backward(a, 2), 0);
         assert_eq!(packing.backward(b, 0), MIN_WIDTH + 1);
         assert_eq!((0..3).map(|t| packing.begins(t).to_vec()).collect::<Vec<_>>(), [vec![], vec![], vec![1]]);
+    }
+
+    #[test]
+    fn directions_of_different_lengths_share_their_steps() {
+        // 20 rows of 1 token beside 3 rows of 2, 1 and 1: by hand, steps of 20 and of MIN_WIDTH rows.
+        let packings = Packings::aligned(Packing::new(&[1; 20]), Packing::new(&[1, 2, 1]));
+        let steps =
+            |direction: usize| -> Vec<_> { packings.of(direction).steps().iter().map(|s| (s.live, s.width)).collect() };
+        assert_eq!(steps(0), [(20, 20), (0, MIN_WIDTH)]);
+        assert_eq!(steps(1), [(3, 20), (1, MIN_WIDTH)]);
+        assert_eq!(packings.packed_rows(), 20 + MIN_WIDTH);
+        assert_eq!(packings.of(1).rows_in_order(), [1, 0, 20, 2]); // sentence 1, the longest, is row 0
+        assert_eq!((packings.of(0).ends(0), packings.of(0).ends(1)), (0..20, 0..0));
+        assert_eq!((packings.of(1).ends(0), packings.of(1).ends(1)), (1..3, 0..1));
+        assert!(packings.of(0).begins(1).is_empty());
     }
 
     fn in_rows(sentences: usize, each: usize) -> Vec<Vec<usize>> {

@@ -2,9 +2,11 @@
 
 use std::{fmt, str::FromStr};
 
+use tch::Kind;
+
 use crate::spec::SpecError;
 
-/// Number format of weights and activations on the device; outputs are float32 always.
+/// Number format of weights and activations on the device. Outputs are float32 always.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
 pub enum Precision {
     /// float32 throughout: exact, and bit-equal whatever the batch on CPU.
@@ -12,16 +14,27 @@ pub enum Precision {
     F32,
     /// bfloat16 weights and products: for GPUs and CPUs with matrix units, vectors are good to two or three digits.
     Bf16,
+    /// float64 throughout: for training and for checks of gradients. Inference does not offer it.
+    F64,
 }
 
 impl Precision {
-    /// Every legal word.
+    /// The values of `--precision` for inference.
     pub const WORDS: &'static [&'static str] = &["f32", "bf16"];
 
-    pub(crate) fn kind(self) -> tch::Kind {
+    pub(crate) fn kind(self) -> Kind {
         match self {
-            Self::F32 => tch::Kind::Float,
-            Self::Bf16 => tch::Kind::BFloat16,
+            Self::F32 => Kind::Float,
+            Self::Bf16 => Kind::BFloat16,
+            Self::F64 => Kind::Double,
+        }
+    }
+
+    /// Kind in which tensors are derived from parameters. Weights in bfloat16 are rounded once, at the end.
+    pub(crate) fn derivation_kind(self) -> Kind {
+        match self {
+            Self::F32 | Self::Bf16 => Kind::Float,
+            Self::F64 => Kind::Double,
         }
     }
 }
@@ -31,6 +44,7 @@ impl fmt::Display for Precision {
         f.write_str(match self {
             Self::F32 => "f32",
             Self::Bf16 => "bf16",
+            Self::F64 => "f64",
         })
     }
 }

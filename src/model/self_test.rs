@@ -1,4 +1,4 @@
-//! What this machine does: whether vectors are independent of their batch, and how fast products can be.
+//! Checks of this machine: whether vectors are independent of their batch, and how fast products can be.
 
 use std::{collections::BTreeSet, sync::Barrier, thread, time::Instant};
 
@@ -7,12 +7,12 @@ use tch::{Device, Kind, Tensor};
 use super::{BiLm, DeviceError, DeviceName, Precision, device, packing::MIN_WIDTH, tensors};
 use crate::options::ModelOptions;
 
-/// What [`self_test`] found.
+/// Result of [`self_test`].
 #[derive(Debug, Clone, PartialEq)]
 pub struct SelfTest {
     /// Largest absolute difference between a sentence's vectors in different batches; 0 is bit-equal.
     pub largest_difference: f32,
-    /// Batches compared.
+    /// Number of batch sizes that were compared.
     pub batches: usize,
 }
 
@@ -23,7 +23,7 @@ impl SelfTest {
     }
 }
 
-/// What is run: words, and sentences as indices into them.
+/// Input of the self-test: words, and sentences as indices into them.
 struct Probe {
     words: Vec<String>,
     sentences: Vec<Vec<i64>>,
@@ -44,33 +44,38 @@ fn probe() -> Probe {
 pub fn self_test(model: &BiLm) -> Result<SelfTest, DeviceError> {
     let probe = probe();
     let expected = run_in_batches(model, &probe, probe.sentences.len())?;
-    let mut largest = 0.0_f32;
+    let mut largest = 0.0;
     let sizes = [1, 2, 7, 15, 16, 17, 33];
     for size in sizes {
-        largest = largest.max(difference(&expected, &run_in_batches(model, &probe, size)?));
+        largest = larger(largest, difference(&expected, &run_in_batches(model, &probe, size)?));
     }
     Ok(SelfTest { largest_difference: largest, batches: sizes.len() })
 }
 
-/// Largest absolute difference between the vectors that two devices make of the same sentences with the same weights.
+/// Largest absolute difference between the vectors of the same sentences from two models, such as one set of weights on
+/// two devices.
 ///
 /// # Errors
-/// When a device fails.
+/// [`DeviceError`] when a device has no room or libtorch fails.
 pub fn compare(one: &BiLm, other: &BiLm) -> Result<f32, DeviceError> {
     let probe = probe();
     Ok(difference(&run_in_batches(one, &probe, 7)?, &run_in_batches(other, &probe, 7)?))
 }
 
-/// 0 when all bits are equal; NaN where one side alone has it, or other bits of it.
+/// Largest absolute difference; 0 when all bits are equal, NaN when a NaN has other bits on the other side.
 fn difference(a: &[Vec<f32>], b: &[Vec<f32>]) -> f32 {
     let pairs = a.iter().flatten().zip(b.iter().flatten());
     let unlike = pairs.filter(|(x, y)| x.to_bits() != y.to_bits());
-    unlike
-        .map(|(x, y)| (x - y).abs().max(f32::MIN_POSITIVE))
-        .fold(0.0, |most, d| if d > most || d.is_nan() { d } else { most })
+    let gap = |(x, y): (&f32, &f32)| if (x - y).abs() == 0.0 { f32::MIN_POSITIVE } else { (x - y).abs() };
+    unlike.map(gap).fold(0.0, larger)
 }
 
-/// All layers of every sentence; batches take the sentences from the back, words are computed per batch.
+/// The larger of two numbers, or NaN if one is NaN: `f32::max` would return the other one.
+fn larger(a: f32, b: f32) -> f32 {
+    if a.is_nan() || a > b { a } else { b }
+}
+
+/// All layers of every sentence. Batches take the sentences in reverse order, and each computes its own words.
 fn run_in_batches(model: &BiLm, Probe { words, sentences }: &Probe, size: usize) -> Result<Vec<Vec<f32>>, DeviceError> {
     let start = model.after_boundaries(&model.zero_state()?)?;
     let mut results = vec![Vec::new(); sentences.len()];
@@ -100,22 +105,22 @@ fn run_in_batches(model: &BiLm, Probe { words, sentences }: &Probe, size: usize)
     Ok(results)
 }
 
-/// Heights of products that [`steady_height`] compares with a tall one.
+/// Numbers of rows for which [`steady_height`] compares a product with a tall one.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Heights {
-    /// The smallest that the model uses, and some around where kernels change: about a second for the largest
-    /// published model.
+    /// The minimum that the model uses, and some at which kernels change: about a second for the largest published
+    /// model.
     Some,
-    /// Every one up to 24, and some above: a second or two.
+    /// Every number up to 24, and some above: a second or two.
     All,
 }
 
-/// Height from which on the rows of a product have the same bits as in a taller one, over all products of a model on
-/// the CPU; at most the 16 rows that the model keeps to. `None`: not even from there on, so that vectors of this model
-/// depend on their batch on this machine.
+/// Smallest number of rows from which on each row of a product has the same bits as in a taller one, over all products of
+/// a model on the CPU; at most the 16 rows that every product of the model has. `None` if 16 rows are not enough: vectors
+/// of this model then depend on their batch on this machine.
 ///
 /// # Errors
-/// When libtorch fails.
+/// [`DeviceError`] when libtorch fails.
 pub fn steady_height(options: &ModelOptions, heights: Heights) -> Result<Option<usize>, DeviceError> {
     device::set_up_cpu();
     let mut smallest = 1;
@@ -128,7 +133,7 @@ pub fn steady_height(options: &ModelOptions, heights: Heights) -> Result<Option<
     Ok(Some(smallest))
 }
 
-/// `(k, n)` of the distinct products `[.., k] x [k, n]` that a model is made of, as narrow ones are filled up.
+/// `(k, n)` of the distinct products `[.., k] x [k, n]` of a model, narrow ones padded.
 pub(crate) fn products(options: &ModelOptions) -> Vec<(i64, i64)> {
     let (d, p) = (options.lstm.dim as i64, options.lstm.projection_dim as i64);
     let cnn = &options.char_cnn;
@@ -169,11 +174,11 @@ fn steady_height_of(k: i64, n: i64, heights: Heights) -> Result<Option<usize>, D
 
 /// Rate of libtorch's own matrix product on the shapes of a model's LSTMs, in GFLOP/s.
 ///
-/// Every lane (a CPU core, or a GPU) runs products side by side for `seconds`, as the engine does; the rates of the
-/// shapes are weighted by their share of the work of a token.
+/// Every lane (a CPU core, or a GPU) runs products for `seconds`, all lanes at the same time, as the engine does. The rates
+/// of the shapes are weighted by their share of the work of a token.
 ///
 /// # Errors
-/// When a device fails.
+/// [`DeviceError`] when a device has no room or libtorch fails.
 pub fn matmul_ceiling(
     options: &ModelOptions,
     lanes: &[DeviceName],
@@ -201,18 +206,18 @@ fn product_rate(k: i64, n: i64, lanes: &[DeviceName], precision: Precision, seco
     let one = |device: DeviceName| -> Result<f64, DeviceError> {
         let _no_gradients = tch::no_grad_guard();
         let options = (precision.kind(), device.torch());
-        // So many that more would not be faster.
+        // More rows would not be faster.
         let rows = if device == DeviceName::Cpu { 256 } else { 8192 };
-        let made = || -> Result<_, DeviceError> {
+        let prepare = || -> Result<_, DeviceError> {
             let a = Tensor::f_rand([rows, k], (Kind::Float, device.torch()))?.f_to_kind(options.0)?;
             let b = Tensor::f_rand([k, n], (Kind::Float, device.torch()))?.f_to_kind(options.0)?;
             let out = Tensor::f_empty([rows, n], options)?;
             let _ = a.f_mm_out(&out, &b)?;
             Ok((a, b, out))
         };
-        let made = made();
-        barrier.wait(); // also by a lane that failed, or the others would wait for ever
-        let (a, b, out) = made?;
+        let prepared = prepare();
+        barrier.wait(); // before the `?`: the other lanes wait for this one even if it failed
+        let (a, b, out) = prepared?;
         device.synchronize();
         let started = Instant::now();
         let mut laps = Vec::new();
@@ -227,7 +232,23 @@ fn product_rate(k: i64, n: i64, lanes: &[DeviceName], precision: Precision, seco
     };
     thread::scope(|scope| {
         let handles: Vec<_> = lanes.iter().map(|&lane| scope.spawn(move || one(lane))).collect();
-        let died = || DeviceError::Torch { message: "a measuring thread died".to_owned() };
-        handles.into_iter().map(|handle| handle.join().map_err(|_| died())?).sum()
+        let panicked = || DeviceError::internal("a measuring thread panicked");
+        handles.into_iter().map(|handle| handle.join().map_err(|_| panicked())?).sum()
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_nan_is_a_difference() {
+        let nan = f32::NAN;
+        let difference = |a: &[f32], b: &[f32]| difference(&[a.to_vec()], &[b.to_vec()]);
+        assert_eq!(difference(&[1.0, nan], &[1.0, nan]), 0.0);
+        assert_eq!(difference(&[1.0, 2.0, 3.0], &[1.0, 2.5, 3.25]), 0.5);
+        assert_eq!(difference(&[0.0], &[-0.0]), f32::MIN_POSITIVE);
+        assert!(difference(&[1.0, nan, 2.0], &[1.0, 0.0, 3.0]).is_nan());
+        assert!(larger(0.0, nan).is_nan() && larger(nan, 0.0).is_nan());
+    }
 }

@@ -1,14 +1,14 @@
 //! The softmax over the vocabulary, which makes the biLM a language model.
 
-use tch::{Device, Kind, Tensor};
+use tch::{Kind, Tensor};
 
 use super::{DeviceError, DeviceName, tensors};
 use crate::weights;
 
-/// States that are multiplied at once, on a CPU and on a GPU. Always as many, filled up with zeros: then the bits of a
-/// row do not depend on how many others there are.
+/// Rows of one product, on a CPU and on a GPU. Fewer states are padded with zeros, so that the bits of a row do not depend
+/// on the number of states.
 const ROWS: (usize, usize) = (64, 1024);
-/// Words of the vocabulary that are multiplied at once: 8 MiB of logits on a CPU.
+/// Columns of one product, in words of the vocabulary: 8 MiB of logits on a CPU.
 const COLUMNS: i64 = 32_768;
 
 /// `W [V, P]` and `b [V]`, shared by both directions, in float32.
@@ -24,19 +24,22 @@ impl Softmax {
     /// Puts `weight [V, P]` and `bias [V]` on a device.
     ///
     /// # Errors
-    /// [`DeviceError::OutOfMemory`] when the device has no room, [`DeviceError::Torch`] when libtorch fails.
+    /// [`DeviceError::OutOfMemory`] when the device has no room, [`DeviceError::Internal`] when the shapes are others,
+    /// [`DeviceError::Torch`] when libtorch fails.
     pub fn new(weight: &weights::Tensor, bias: &weights::Tensor, device: DeviceName) -> Result<Self, DeviceError> {
         super::device::set_up_cpu();
         let _no_gradients = tch::no_grad_guard();
         let torch = device.torch();
+        let &[words, width] = weight.shape.as_slice() else {
+            return Err(DeviceError::internal(format!("softmax weights of shape {:?}", weight.shape)));
+        };
         // Narrow products have other kernels, where the bits of a row depend on its neighbours.
-        let missing = (tensors::MIN_COLUMNS - weight.shape[0] as i64).max(0);
-        let width = weight.shape[1];
-        let weight = tensors::weight(weight, Kind::Float, torch)?;
-        // Without anything to fill up it would be copied all the same.
+        let missing = (tensors::MIN_COLUMNS - words as i64).max(0);
+        let weight = tensors::upload(&weight.data, &[words as i64, width as i64], Kind::Float, torch)?;
+        // Padding by nothing would copy the weights.
         let weight = if missing > 0 { weight.f_constant_pad_nd([0, 0, 0, missing])? } else { weight };
-        let bias = tensors::weight(bias, Kind::Float, torch)?;
-        // Words that fill up have no probability.
+        let bias = tensors::upload(&bias.data, &[words as i64], Kind::Float, torch)?;
+        // The words of the padding have probability 0.
         let nothing = Tensor::f_full([missing], f64::NEG_INFINITY, (Kind::Float, torch))?;
         let bias = Tensor::f_cat(&[bias, nothing], 0)?;
         let rows = if device == DeviceName::Cpu { ROWS.0 } else { ROWS.1 };
@@ -88,14 +91,12 @@ impl Softmax {
             chosen = value.f_where_self(&inside, &chosen)?;
         }
         let total = Tensor::f_stack(&sums, 1)?.f_logsumexp(&[1][..], false)?; // [R]
-        let host = tensors::download(&chosen.f_sub(&total)?)?;
-        debug_assert_eq!(host.device(), Device::Cpu);
-        Ok(tensors::values(&host).to_vec())
+        tensors::download(&chosen.f_sub(&total)?)
     }
 
     /// `states · W[first..first + n]^T + b[first..first + n]`
     fn logits(&self, states: &Tensor, first: i64, n: i64) -> Result<Tensor, DeviceError> {
-        // The last piece may be narrow; it takes words of the piece before along, which are left out again.
+        // The last product may be narrow: it includes columns of the previous one, which are removed again.
         let extra = (tensors::MIN_COLUMNS - n).max(0).min(first);
         let weight = self.weight.f_narrow(0, first - extra, n + extra)?;
         let bias = self.bias.f_narrow(0, first - extra, n + extra)?;

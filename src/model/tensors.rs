@@ -1,36 +1,37 @@
-//! Host memory to tensors and back.
+//! Host memory to tensors and back, and operations on tensors that several parts of the model share.
 
 use tch::{Device, Kind, Tensor};
 
 use super::DeviceError;
-use crate::weights::{self, Weights};
-
-/// A tensor that the shape plan promised.
-pub(crate) fn require<'w>(weights: &'w Weights, name: &str) -> Result<&'w weights::Tensor, DeviceError> {
-    weights.get(name).ok_or_else(|| DeviceError::Torch { message: format!("the weights lack {name}") })
-}
 
 /// Copies row-major float32 values to a tensor of `shape` on `device`.
 pub(crate) fn upload(data: &[f32], shape: &[i64], kind: Kind, device: Device) -> Result<Tensor, DeviceError> {
+    let values = shape.iter().try_fold(1_usize, |n, &dim| n.checked_mul(usize::try_from(dim).ok()?));
+    if values != Some(data.len()) {
+        // libtorch would read as many values as the shape says.
+        return Err(DeviceError::internal(format!("{} values for a tensor of shape {shape:?}", data.len())));
+    }
     // SAFETY of the cast: any initialised f32 is four initialised bytes.
     let bytes = unsafe { std::slice::from_raw_parts(data.as_ptr().cast::<u8>(), std::mem::size_of_val(data)) };
     let host = Tensor::f_from_data_size(bytes, shape, Kind::Float)?;
     Ok(host.f_to_device(device)?.f_to_kind(kind)?)
 }
 
-/// A weight tensor in its own shape.
-pub(crate) fn weight(tensor: &weights::Tensor, kind: Kind, device: Device) -> Result<Tensor, DeviceError> {
-    let shape: Vec<i64> = tensor.shape.iter().map(|&n| n as i64).collect();
-    upload(&tensor.data, &shape, kind, device)
+/// Copies a tensor to the host as row-major float32 values.
+pub(crate) fn download(tensor: &Tensor) -> Result<Vec<f32>, DeviceError> {
+    let host = tensor.f_to_device(Device::Cpu)?.f_to_kind(Kind::Float)?;
+    let mut values = vec![0.0; host.numel()];
+    host.f_copy_data(&mut values, host.numel())?;
+    Ok(values)
 }
 
-/// Fewest columns of a product.
+/// Minimum number of columns of a product.
 ///
 /// libtorch multiplies by narrow matrices with other kernels, where a row's bits depend on its neighbours: measured for
 /// 1, 5, 6, 7, 9, 10 and 11 columns (MKL, Zen 3), at any height.
 pub(crate) const MIN_COLUMNS: i64 = 16;
 
-/// A weight for the right side of a product, columns of zeros added where it is too narrow.
+/// Pads a weight for the right side of a product with columns of zeros to [`MIN_COLUMNS`].
 pub(crate) fn with_enough_columns(weight: Tensor) -> Result<Tensor, DeviceError> {
     let mut shape = weight.size();
     let Some(columns) = shape.last_mut() else { return Ok(weight) };
@@ -55,19 +56,53 @@ pub(crate) fn index(ids: &[i64], device: Device) -> Result<Tensor, DeviceError> 
     Ok(Tensor::f_from_slice(ids)?.f_to_device(device)?)
 }
 
-/// The values of a contiguous float32 tensor on CPU.
-pub(crate) fn values(tensor: &Tensor) -> &[f32] {
+/// Rows of each direction: `[2, R, X] -> [2, n, X]`. `rows` has `n` indices per direction.
+pub(crate) fn rows_of_each(t: &Tensor, rows: [&[i64]; 2]) -> Result<Tensor, DeviceError> {
+    if rows[0] == rows[1] {
+        return Ok(t.f_index_select(1, &index(rows[0], t.device())?)?);
+    }
+    let [forward, backward] = unbound(t)?;
+    let forward = forward.f_index_select(0, &index(rows[0], t.device())?)?;
+    let backward = backward.f_index_select(0, &index(rows[1], t.device())?)?;
+    Ok(Tensor::f_stack(&[forward, backward], 0)?)
+}
+
+/// Views of the parts of a tensor along `dim`. The backward pass is one concatenation, where that of `narrow` would fill
+/// a tensor of the size of `t` for each part.
+pub(crate) fn split<const N: usize>(t: &Tensor, sizes: [i64; N], dim: i64) -> Result<[Tensor; N], DeviceError> {
+    exactly(t.f_split_with_sizes(sizes, dim)?)
+}
+
+/// Views of both directions: `[2, ..] -> 2 x [..]`.
+pub(crate) fn unbound(t: &Tensor) -> Result<[Tensor; 2], DeviceError> {
+    exactly(t.f_unbind(0)?)
+}
+
+fn exactly<const N: usize>(parts: Vec<Tensor>) -> Result<[Tensor; N], DeviceError> {
+    parts.try_into().map_err(|parts: Vec<Tensor>| DeviceError::internal(format!("{} parts, not {N}", parts.len())))
+}
+
+/// The values of a contiguous float32 tensor on the host.
+///
+/// # Safety
+/// While the slice lives, nothing may write to these values: neither through another tensor that shares the storage nor
+/// through a slice of [`values_mut`].
+pub(crate) unsafe fn values(tensor: &Tensor) -> &[f32] {
     assert_host(tensor);
-    // SAFETY: float32, contiguous and on the host (asserted); the borrow keeps the tensor alive.
+    // SAFETY: contiguous float32 values on the host (asserted), which the borrow keeps alive and nobody writes to (the
+    // caller's promise).
     unsafe { std::slice::from_raw_parts(tensor.data_ptr().cast::<f32>(), tensor.numel()) }
 }
 
-/// The values of a contiguous float32 tensor on CPU, to be changed in place.
+/// The values of a contiguous float32 tensor on the host, to be changed in place.
 ///
-/// Tensors share storage, so the caller must be the only one who looks at these rows meanwhile.
-pub(crate) fn values_mut(tensor: &mut Tensor) -> &mut [f32] {
+/// # Safety
+/// While the slice lives, nothing else may read or write these values: neither through another tensor that shares the
+/// storage nor through another slice. The exclusive borrow does not prevent that, because tensors share storage.
+pub(crate) unsafe fn values_mut(tensor: &mut Tensor) -> &mut [f32] {
     assert_host(tensor);
-    // SAFETY: as above; callers own the storage (scratch buffers and fresh results of this module's siblings).
+    // SAFETY: contiguous float32 values on the host (asserted), which the borrow keeps alive and nobody else accesses
+    // (the caller's promise).
     unsafe { std::slice::from_raw_parts_mut(tensor.data_ptr().cast::<f32>(), tensor.numel()) }
 }
 
@@ -78,7 +113,18 @@ fn assert_host(tensor: &Tensor) {
     );
 }
 
-/// Brings a tensor to the host as float32.
-pub(crate) fn download(tensor: &Tensor) -> Result<Tensor, DeviceError> {
-    Ok(tensor.f_to_device(Device::Cpu)?.f_to_kind(Kind::Float)?.f_contiguous()?)
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_shape_that_does_not_match_the_values_is_an_error() {
+        for (values, shape) in [(0, vec![261, 16]), (3, vec![2, 2]), (5, vec![2, 2]), (4, vec![-2, -2])] {
+            let error = upload(&vec![0.0; values], &shape, Kind::Float, Device::Cpu).unwrap_err();
+            assert!(error.to_string().contains(&format!("{values} values")), "{error}");
+        }
+        let huge = upload(&[], &[1 << 40, 1 << 40], Kind::Float, Device::Cpu);
+        assert!(huge.is_err());
+        assert_eq!(download(&upload(&[1.0, 2.0], &[2, 1], Kind::Double, Device::Cpu).unwrap()).unwrap(), [1.0, 2.0]);
+    }
 }

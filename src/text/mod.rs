@@ -1,17 +1,17 @@
-//! Text to sentences to tokens, with byte offsets back into the text.
+//! Cuts texts into sentences and tokens, with byte offsets into the text.
 //!
 //! A text is cut into sentences ([`SentenceMode`]), a sentence into tokens ([`TokenizerKind`]), and a sentence that is
-//! too long for the biLM into overlapping [`windows`]. Nothing here knows of models or columns, and nothing can fail:
-//! every string, however odd, has tokens.
+//! too long for the biLM into overlapping [`windows`]. This module does not depend on models or columns. No function fails,
+//! whatever the string.
 //!
-//! What holds for every tokenizer and every string (`tests.rs` of this folder):
+//! For every tokenizer and every string (see `tests.rs` in this folder):
 //!
-//! * `start..end` of a token lies in the text, on character boundaries, and is never empty;
-//! * tokens stand in the order of the text and never overlap, and a sentence ends before the next one begins;
-//! * no token is empty, and neither is a sentence: blank text has none;
-//! * time and memory grow linearly with the text, and [`sentences()`] holds the tokens of one sentence only.
+//! * `start..end` of a token is within the text, on character boundaries, and not empty;
+//! * tokens are in the order of the text and do not overlap, and a sentence ends before the next one begins;
+//! * no token and no sentence is empty: a blank text has no sentences;
+//! * time and memory are linear in the length of the text, and [`sentences()`] holds the tokens of one sentence only.
 //!
-//! `docs/tokenizer.md` has the rules and what they were compared with.
+//! `docs/tokenizer.md` describes the rules and what they were compared with.
 
 mod moses;
 mod sentences;
@@ -27,28 +27,27 @@ use crate::spec::{SentenceMode, TokenizerKind};
 
 use self::{moses::Moses, sentences::Sentences};
 
-/// Longest stretch without white space that is kept together, in bytes. Longer ones are cut, so that no cell can make
-/// buffers grow without bound; the biLM reads 50 bytes of a token.
-const LONGEST_WORD: usize = 1 << 20;
+/// Maximum size in bytes of a word. Longer ones are cut, so that buffers are bounded; the biLM reads 50 bytes of a token.
+const MAX_WORD_BYTES: usize = 1 << 20;
 
-/// A token: its place in the text, and what the model reads there.
+/// A token: its place in the text, and the word that the model reads.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct Token {
     /// First byte in the text.
     pub start: usize,
     /// Byte after the last one.
     pub end: usize,
-    /// What the model reads, where normalisation made it differ from `text[start..end]`.
+    /// The word that the model reads, if normalisation made it differ from `text[start..end]`.
     pub word: Option<Box<str>>,
 }
 
 impl Token {
-    /// What the model reads: `word`, or else the token as written. `text` is the text that the token was cut from.
+    /// The word that the model reads. `text` is the text that the token was cut from.
     pub fn read<'a>(&'a self, text: &'a str) -> &'a str {
         self.word.as_deref().unwrap_or_else(|| self.written(text))
     }
 
-    /// The token as written: `text[start..end]`, or nothing if that is not a part of `text`.
+    /// The token as written: `text[start..end]`, or an empty string if that is not a part of `text`.
     pub fn written<'a>(&self, text: &'a str) -> &'a str {
         text.get(self.start..self.end).unwrap_or_default()
     }
@@ -75,13 +74,13 @@ pub fn tokenize(text: &str, kind: TokenizerKind, mode: SentenceMode) -> Vec<Vec<
     sentences(text, kind, mode).collect()
 }
 
-/// The same as [`tokenize`], one sentence at a time: for texts whose tokens need not all be in memory at once.
+/// As [`tokenize`], one sentence at a time, so that not all tokens are in memory at once.
 pub fn sentences(text: &str, kind: TokenizerKind, mode: SentenceMode) -> impl Iterator<Item = Vec<Token>> + '_ {
     let mut tokenizer = Tokenizer::new(kind);
     ranges(text, mode).map(move |range| tokenizer.tokenize(text, range)).filter(|tokens| !tokens.is_empty())
 }
 
-/// Byte ranges of the sentences; one after the other they are the whole text.
+/// Byte ranges of the sentences, which tile the text.
 fn ranges(text: &str, mode: SentenceMode) -> impl Iterator<Item = Range<usize>> + '_ {
     let (split, whole) = match mode {
         SentenceMode::Split => (Some(Sentences::new(text)), None),
@@ -90,7 +89,7 @@ fn ranges(text: &str, mode: SentenceMode) -> impl Iterator<Item = Range<usize>> 
     split.into_iter().flatten().chain(whole)
 }
 
-/// One of the tokenizers, with the buffers it keeps between sentences.
+/// A tokenizer, with the buffers that it reuses.
 enum Tokenizer {
     Moses(Moses),
     Words,
@@ -108,7 +107,7 @@ impl Tokenizer {
 
     /// The tokens of the sentence `text[range]`.
     fn tokenize(&mut self, text: &str, range: Range<usize>) -> Vec<Token> {
-        let mut tokens = Vec::with_capacity(range.len().min(LONGEST_WORD) / 4);
+        let mut tokens = Vec::with_capacity(range.len().min(MAX_WORD_BYTES) / 4);
         match self {
             Self::Moses(moses) => moses.tokenize(text, range, &mut tokens),
             Self::Words => words::tokenize(text, range, &mut tokens),
@@ -118,14 +117,14 @@ impl Tokenizer {
     }
 }
 
-/// Where a piece ends, and whether the cut goes through a word.
+/// The end of a piece, and whether it is within a word.
 struct Cut {
     at: usize,
     in_word: bool,
 }
 
-/// Cuts off at most `limit` bytes of `text` (but at least a character): after the last white space among them, or at a
-/// character boundary if there is none.
+/// Finds the end of a piece of at most `limit` bytes (but at least one character): after its last white space, or at a
+/// character boundary if it has none.
 fn cut_off(text: &str, limit: usize) -> Cut {
     if text.len() <= limit {
         return Cut { at: text.len(), in_word: false };

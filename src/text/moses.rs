@@ -1,11 +1,11 @@
 //! The Moses tokenizer for English, as the published weights were trained with it.
 //!
-//! `normalize` turns the sentence into [`Cell`]s, characters with their place in the text and the white space before
-//! them. All further rules only put spaces between cells; what then lies between two spaces is a token, save that a
-//! full stop at its end may come off. The rules are those of the Moses scripts in the form of the Python package
-//! `sacremoses`, and so are their quirks: `docs/tokenizer.md`.
+//! `normalize` turns the sentence into [`Cell`]s: characters with their place in the text and the white space before them.
+//! All further rules only insert spaces between cells. A run of cells between two spaces is a token, but a full stop at its
+//! end may be a token of its own. The rules are those of the Moses scripts as implemented by the Python package
+//! `sacremoses`, including their quirks: `docs/tokenizer.md`.
 //!
-//! Every step is one pass over the cells, so time is linear, whatever the text.
+//! Every step is one pass over the cells, so time is linear.
 
 mod classes;
 mod normalize;
@@ -18,23 +18,23 @@ use self::{
     normalize::normalize,
     prefixes::{keeps_period, keeps_period_before_number},
 };
-use super::{LONGEST_WORD, Token, cut_off};
+use super::{MAX_WORD_BYTES, Token, cut_off};
 
-/// A character as the model may read it.
+/// A character that the model may read.
 #[derive(Clone, Copy, Debug)]
 struct Cell {
     c: char,
-    /// Its place in the block of text that is read; several cells have the same one if one character became several.
+    /// Its place in the block of text. Several cells share a place if they were made from one character.
     start: u32,
     end: u32,
-    /// Spaces before it. Whether there is one or more matters to one rule, [`apostrophes`].
+    /// Number of spaces before it. Only [`apostrophes`] distinguishes one from several.
     gap: u8,
     /// Bits of [`classes`].
     class: u8,
 }
 
 impl Cell {
-    /// `end` is at most a block's length, hence fits.
+    /// `end` is at most the length of a block, which fits 32 bits.
     fn new(c: char, start: usize, end: usize) -> Self {
         Self { c, start: start as u32, end: end as u32, gap: 0, class: class(c) }
     }
@@ -48,7 +48,7 @@ impl Cell {
     }
 }
 
-/// The tokenizer; only its buffer lives from one sentence to the next.
+/// The tokenizer, with a buffer that it reuses.
 #[derive(Debug, Default)]
 pub(super) struct Moses {
     cells: Vec<Cell>,
@@ -57,12 +57,12 @@ pub(super) struct Moses {
 impl Moses {
     /// Appends the tokens of the sentence `text[range]`.
     ///
-    /// A sentence longer than [`LONGEST_WORD`] is read in blocks of that size, cut at white space where there is any.
+    /// A sentence longer than [`MAX_WORD_BYTES`] is read in blocks of that size, cut at white space if possible.
     pub(super) fn tokenize(&mut self, text: &str, range: Range<usize>, out: &mut Vec<Token>) {
         let mut from = range.start;
         while from < range.end {
             let block = &text[from..range.end];
-            let block = &block[..cut_off(block, LONGEST_WORD).at];
+            let block = &block[..cut_off(block, MAX_WORD_BYTES).at];
             self.read(block);
             emit(&self.cells, block, from, out);
             from += block.len();
@@ -79,45 +79,45 @@ impl Moses {
     }
 }
 
-/// Space around every symbol that is a token of its own, and around two or more full stops in a row.
+/// Inserts spaces around every symbol that is a token of its own, and around two or more full stops in a row.
 fn set_apart(cells: &mut [Cell]) {
-    let mut owed = 0;
+    let mut space_after = 0;
     let mut i = 0;
     while i < cells.len() {
-        cells[i].gap += owed;
-        owed = 0;
+        cells[i].gap += space_after;
+        space_after = 0;
         let dots = if cells[i].c == '.' { dots_at(cells, i) } else { 0 };
         if dots > 1 || cells[i].is(APART) {
             cells[i].gap += 1;
-            owed = 1;
+            space_after = 1;
         }
         i += dots.max(1);
     }
 }
 
-/// How many full stops in a row begin at cell `i`, which is one.
+/// Number of full stops in a row from cell `i` on, which is one.
 fn dots_at(cells: &[Cell], i: usize) -> usize {
     1 + cells[i + 1..].iter().take_while(|cell| cell.c == '.' && cell.gap == 0).count()
 }
 
-/// Space around a comma unless numbers touch it on both sides.
+/// Inserts spaces around a comma unless it is between two numbers.
 ///
-/// The original pairs a comma with the character before it, so that of two commas in a row the second one pairs with
-/// nothing, and neither does a comma at the very beginning; those are set apart only by what follows.
+/// The original matches a comma together with the character before it. It does not match a comma at the very beginning, nor
+/// the second one of two commas in a row; for these only the character after them counts.
 fn commas(cells: &mut [Cell]) {
-    let mut taken = None;
+    let mut matched = None;
     for i in 0..cells.len() {
         if cells[i].c != ',' {
             continue;
         }
         let after_number = i > 0 && cells[i].gap == 0 && cells[i - 1].is(NUMBER);
-        let pairs = i > 0 && !after_number && taken != Some(i);
+        let pairs = i > 0 && !after_number && matched != Some(i);
         let ends = match cells.get(i + 1) {
             Some(next) => next.gap > 0 || !next.is(NUMBER),
             None => after_number,
         };
         if pairs && cells.get(i + 1).is_some_and(|next| next.gap == 0) {
-            taken = Some(i + 1);
+            matched = Some(i + 1);
         }
         if pairs || ends {
             space_before(cells, i);
@@ -132,21 +132,22 @@ fn space_before(cells: &mut [Cell], i: usize) {
     }
 }
 
-/// A place that a rule for apostrophes reads: a cell's own is odd, that of the white space before it is one less.
-type Place = usize;
+/// A position that a rule for apostrophes matches: that of cell `i` is `2 i + 1`, that of the white space before it `2 i`.
+type Position = usize;
 
-/// Space before an apostrophe, and after it unless a contraction or possessive begins there: `it 's`, `' tis`.
+/// Inserts a space before an apostrophe, and one after it unless a contraction or possessive begins there: `it 's`,
+/// `' tis`.
 ///
-/// Five rules, each over all apostrophes before the next. A rule reads the character before and the one after, and what
-/// was read as the one after cannot be read again as the one before: `rock'n'roll` is `rock 'n'roll`. An apostrophe
-/// that begins or ends the sentence has no such neighbour and stays where it is.
+/// There are five rules, each of which is applied to all apostrophes before the next one. A rule matches an apostrophe with
+/// the character before it and the one after it, and matches do not overlap: `rock'n'roll` becomes `rock 'n'roll`. An
+/// apostrophe at the beginning or end of the sentence does not match.
 fn apostrophes(cells: &mut [Cell]) {
     let found: Vec<usize> = (0..cells.len()).filter(|&i| cells[i].c == '\'').collect();
     for rule in RULES {
         let mut free = 0;
         for &i in &found {
-            let (Some((before, place)), Some(after)) = (before(cells, i), after(cells, i)) else { continue };
-            if place < free || !(rule.applies)(before, after) {
+            let (Some((before, position)), Some(after)) = (before(cells, i), after(cells, i)) else { continue };
+            if position < free || !(rule.applies)(before, after) {
                 continue;
             }
             free = free_after(cells, i + 1);
@@ -171,7 +172,7 @@ const RULES: [Rule; 5] = [
     Rule { applies: |before, after| before.is(NUMBER) && after.c == 's', space_after: false },
 ];
 
-/// A character beside an apostrophe; white space is a space of no class.
+/// A character beside an apostrophe. White space is a space without class bits.
 #[derive(Clone, Copy)]
 struct Neighbour {
     c: char,
@@ -190,8 +191,8 @@ impl Neighbour {
     }
 }
 
-/// The character before cell `i`, and its place.
-fn before(cells: &[Cell], i: usize) -> Option<(Neighbour, Place)> {
+/// The character before cell `i`, and its position.
+fn before(cells: &[Cell], i: usize) -> Option<(Neighbour, Position)> {
     if cells[i].gap > 0 {
         return Some((Neighbour::SPACE, 2 * i));
     }
@@ -205,9 +206,9 @@ fn after(cells: &[Cell], i: usize) -> Option<Neighbour> {
     Some(if next.gap > 0 { Neighbour::SPACE } else { Neighbour::of(next) })
 }
 
-/// The first place that is free once the first character from the gap before cell `i` on has been read. Of two spaces
-/// the second one is still free.
-fn free_after(cells: &[Cell], i: usize) -> Place {
+/// The first position after a match that ends with cell `i`, or with the first space before it. Of two spaces the second
+/// one can be matched again.
+fn free_after(cells: &[Cell], i: usize) -> Position {
     match cells[i].gap {
         0 => 2 * i + 2,
         1 => 2 * i + 1,
@@ -231,12 +232,12 @@ fn emit(cells: &[Cell], block: &str, base: usize, out: &mut Vec<Token>) {
     }
 }
 
-/// How many characters at the end of a word are tokens of their own: a full stop, or at the end of a sentence `.'`.
+/// Number of characters at the end of a word that are tokens of their own: a full stop, or `.'` at the end of a sentence.
 fn detached(cells: &[Cell], word: Range<usize>) -> usize {
     let is_last = word.end == cells.len();
     match cells[word.clone()] {
         [.., Cell { c: '.', .. }, Cell { c: '\'', .. }] if is_last => 2,
-        // Full stops in a row, which are a word of their own since `set_apart`.
+        // Several full stops, which `set_apart` has made a word of their own.
         [.., Cell { c: '.', .. }, Cell { c: '.', .. }] => 0,
         [ref stem @ .., Cell { c: '.', .. }] if !stem.is_empty() => {
             usize::from(!is_abbreviation(stem, cells.get(word.end)))

@@ -1,24 +1,24 @@
-//! Text to sentences, by the rules of the crate `sentencex` for English.
+//! Cuts texts into sentences by the rules of the crate `sentencex` for English.
 //!
-//! `sentencex` takes time quadratic in the length of a paragraph on hostile text (unclosed quotes, lists, CJK full
-//! stops: 8 KiB in 10 ms, 128 KiB in 2 s), so it never sees more than [`WINDOW`] bytes. A longer text is read window by
-//! window, each ending at white space and the next one starting with the last sentence, incomplete so far, of the one
-//! before. Up to [`WINDOW`] bytes the result is that of `sentencex`; beyond, a sentence of more than half a window may
-//! be cut at white space, and what opened more than a window ago (a quote, a bracket) is forgotten.
+//! On some texts (unclosed quotes, lists, CJK full stops) `sentencex` takes time quadratic in the length of a paragraph:
+//! 10 ms for 8 KiB, 2 s for 128 KiB. It is therefore given at most [`WINDOW`] bytes. A longer text is read in windows. A
+//! window ends at white space, and the next one begins with its last sentence, which may be incomplete. Up to [`WINDOW`]
+//! bytes the result is that of `sentencex`. In longer texts a sentence of more than half a window may be cut at white space,
+//! and a quote or bracket that was opened in an earlier window is ignored.
 
 use std::{iter, ops::Range, vec};
 
 use sentencex::languages::{English, Language};
 
-use super::{Cut, LONGEST_WORD, cut_off, whitespace::is_space};
+use super::{Cut, MAX_WORD_BYTES, cut_off, whitespace::is_space};
 
-/// Most bytes given to `sentencex` at once. Paragraphs of books are seldom longer.
+/// Maximum number of bytes given to `sentencex` at once. Paragraphs of books are rarely longer.
 const WINDOW: usize = 8 << 10;
 
-/// Byte ranges of the sentences of a text, with the white space after them; together they are the whole text.
+/// Byte ranges of the sentences of a text, including the white space after them. They tile the text.
 pub(super) struct Sentences<'a> {
     text: &'a str,
-    /// Start of what no window has covered yet.
+    /// Start of the next window.
     rest: usize,
     window: vec::IntoIter<Range<usize>>,
 }
@@ -42,7 +42,7 @@ impl Iterator for Sentences<'_> {
     }
 }
 
-/// The complete sentences of the window that begins at `from`: at least one, and all of them at the end of the text.
+/// The complete sentences of the window that begins at `from`: at least one. The last window has all of its sentences.
 fn next_window(text: &str, from: usize) -> Vec<Range<usize>> {
     let rest = &text[from..];
     let cut = cut_off(rest, WINDOW);
@@ -53,8 +53,8 @@ fn next_window(text: &str, from: usize) -> Vec<Range<usize>> {
     sentences
 }
 
-/// Leaves the last, incomplete sentence of a window to the next one. If it fills half a window it stays instead, cut
-/// where the window ends or, if that is in a word, after the word: otherwise the next windows might not get on.
+/// Leaves the last sentence of a window, which may be incomplete, to the next window. A sentence of more than half a window
+/// is cut instead, at the end of the window or of its last word, so that every window makes progress.
 fn settle_last(text: &str, from: usize, cut: &Cut, sentences: &mut Vec<Range<usize>>) {
     let Some(last) = sentences.last_mut() else { return };
     if last.start - from >= WINDOW / 2 {
@@ -64,16 +64,16 @@ fn settle_last(text: &str, from: usize, cut: &Cut, sentences: &mut Vec<Range<usi
     }
 }
 
-/// The first white space from `at` on, but no further than the longest word from `start` on.
+/// The first white space from `at` on, within [`MAX_WORD_BYTES`] from `start`.
 fn end_of_word(text: &str, start: usize, at: usize) -> usize {
-    let limit = text.floor_char_boundary(start.saturating_add(LONGEST_WORD)).max(at);
+    let limit = text.floor_char_boundary(start.saturating_add(MAX_WORD_BYTES)).max(at);
     text[at..limit].find(is_space).map_or(limit, |more| at + more)
 }
 
-/// `sentencex` on one window, as ranges of the whole text.
+/// Runs `sentencex` on one window; returns ranges of the whole text.
 fn segment(window: &str, base: usize) -> Vec<Range<usize>> {
     let pieces = English {}.segment(window);
-    // Joined, the pieces are the window. Were that ever untrue, offsets would lie: then the window is one sentence.
+    // The pieces tile the window. Otherwise offsets would be wrong, and the whole window is taken as one sentence.
     if pieces.iter().map(|piece| piece.len()).sum::<usize>() != window.len() {
         return iter::once(base..base + window.len()).collect();
     }
@@ -81,7 +81,7 @@ fn segment(window: &str, base: usize) -> Vec<Range<usize>> {
     pieces.iter().map(|piece| advance(&mut end, piece.len())).collect()
 }
 
-/// The next `len` bytes after `end`, which moves on.
+/// The next `len` bytes after `end`; advances `end`.
 fn advance(end: &mut usize, len: usize) -> Range<usize> {
     let start = *end;
     *end += len;

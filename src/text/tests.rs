@@ -1,4 +1,4 @@
-//! What holds for every tokenizer and every string, and the Moses rules against their judge.
+//! Properties of every tokenizer for every string, and the Moses rules compared with `sacremoses`.
 
 #![allow(clippy::unwrap_used, clippy::expect_used)]
 
@@ -10,7 +10,7 @@ use super::*;
 const KINDS: [TokenizerKind; 3] = [TokenizerKind::Moses, TokenizerKind::Words, TokenizerKind::Whitespace];
 const MODES: [SentenceMode; 2] = [SentenceMode::Split, SentenceMode::Off];
 
-/// The promises of the module's documentation.
+/// Checks the properties that the documentation of the module lists.
 fn check(text: &str, kind: TokenizerKind, mode: SentenceMode) -> Vec<Vec<Token>> {
     let sentences = tokenize(text, kind, mode);
     let mut end = 0;
@@ -42,7 +42,7 @@ fn check_all(text: &str) {
     }
 }
 
-/// What the model reads, the text being one sentence.
+/// The words that the model reads in a text that is one sentence.
 fn read(text: &str, kind: TokenizerKind) -> Vec<String> {
     let sentences = check(text, kind, SentenceMode::Off);
     sentences.iter().flatten().map(|token| token.read(text).to_owned()).collect()
@@ -68,19 +68,19 @@ fn gold() {
     assert!(differences.is_empty(), "{}", differences.join("\n"));
 }
 
-/// Where the judge is not followed; the reasons stand in `docs/tokenizer.md`.
+/// Differences from `sacremoses`; the reasons are in `docs/tokenizer.md`.
 #[test]
 fn known_differences() {
-    // It hides two full stops as this word, and puts them back wherever it finds it.
+    // It replaces two full stops by this word, and replaces the word by full stops later, wherever it occurs.
     assert_eq!(moses("DOTDOTMULTI"), ["DOTDOTMULTI"]);
     assert_eq!(moses("DOTMULTI DOTDOT 5DOTMULTI"), ["DOTMULTI", "DOTDOT", "5DOTMULTI"]); // [".", "DOTDOT", "5."]
-    // Letters that are younger than its tables: it sets each apart.
+    // Letters that are newer than its tables, of which each is a token.
     assert_eq!(moses("ꭰꭱ"), ["ꭰꭱ"]);
-    // The dotted circle is a lower case letter to it.
+    // It takes the dotted circle for a lower case letter.
     assert_eq!(moses("a\u{25cc}b"), ["a", "\u{25cc}", "b"]);
-    // It drops a no-break space after a guillemet, which then touches the comma and changes places with it.
+    // It removes a no-break space after a guillemet, and then swaps the guillemet with the comma.
     assert_eq!(moses("«\u{a0},"), ["\"", ","]);
-    // To it a no-break space between digits of any script is a full stop.
+    // It replaces a no-break space between digits of any script by a full stop.
     assert_eq!(moses("𝟏\u{a0}𝟐"), ["𝟏", "𝟐"]);
 }
 
@@ -104,7 +104,7 @@ fn normalisation_leaves_the_text_alone() {
     assert_eq!(pairs, expected);
 }
 
-/// A quote and the stops behind it change places in what is read, but not in the text.
+/// A quote and the stops after it swap places in what is read, but not in the text.
 #[test]
 fn a_quote_moves_behind_stops() {
     let text = "an “end”, or “end”…";
@@ -139,7 +139,7 @@ fn blank_text_has_no_sentence() {
             }
         }
     }
-    // The Moses rules drop control characters, so there is nothing left.
+    // The Moses rules remove control characters, so nothing is left.
     assert!(tokenize("\0 \u{7}", TokenizerKind::Moses, SentenceMode::Split).is_empty());
 }
 
@@ -152,7 +152,7 @@ fn sentences_are_kept_apart() {
     assert_eq!(tokenize(text, TokenizerKind::Moses, SentenceMode::Off).len(), 1);
 }
 
-/// Past a window's end the sentences are those that the text would have window by window: here, all alike.
+/// A text of several windows has the sentences of each window; here all of them are alike.
 #[test]
 fn a_long_paragraph_keeps_its_sentences() {
     let text = "Anna went to the market and bought some of the small green apples. ".repeat(2000);
@@ -173,7 +173,7 @@ fn a_long_word_stays_whole() {
     }
 }
 
-/// Texts of the kind that makes tokenizers and sentence splitters fail, hang or lie about offsets.
+/// Texts that make tokenizers and sentence splitters fail, hang or return wrong offsets.
 fn hostile() -> Vec<String> {
     #[rustfmt::skip]
     let units = [
@@ -220,7 +220,7 @@ fn huge_rows() {
     for unit in [" ", ".", "a", "\u{301}", "a. "] {
         check(&unit.repeat(1_000_000 / unit.len()), TokenizerKind::Moses, SentenceMode::Split);
     }
-    // Something that a step looks for, and then much that it looks at.
+    // The start of a match, and then many characters that may belong to it.
     for start in ["x\",a", "''", "\",", "1\u{a0}", "a\u{301}", "(", "http://"] {
         for unit in [".", ",", "'", "\"", " ", "a", "-"] {
             check(&format!("{start}{}", unit.repeat(300_000)), TokenizerKind::Moses, SentenceMode::Off);
@@ -228,7 +228,7 @@ fn huge_rows() {
     }
 }
 
-/// Characters that rules look at, beside any other.
+/// Characters that occur in rules, and any other.
 fn character() -> impl Strategy<Value = char> {
     prop_oneof![
         4 => proptest::sample::select("abNsSt.,'’‘`\"“”«»….-–—!?()17½ \u{a0}\u{3000}\n\r\0\u{1f}é漢カ한🇫\u{200d}\u{301}א".chars().collect::<Vec<_>>()),
@@ -247,7 +247,7 @@ proptest! {
         ..ProptestConfig::default()
     })]
 
-    // 100,000 strings between the two, which run side by side.
+    // 100,000 strings in two tests, which run in parallel.
     #[test]
     fn offsets(text in text()) {
         check_all(&text);

@@ -1,10 +1,10 @@
-//! Tokens between white space, as Python's `str.split()` finds them; so did the published training data.
+//! Tokens separated by white space, as by Python's `str.split()` and in the published training data.
 
 use std::ops::Range;
 
 use super::Token;
 
-/// White space as Python has it: Unicode's `White_Space` and the four separators U+001C to U+001F.
+/// White space as in Python: Unicode's `White_Space` and the four separators U+001C to U+001F.
 pub(super) fn is_space(c: char) -> bool {
     c.is_whitespace() || matches!(c, '\u{1c}'..='\u{1f}')
 }

@@ -1,11 +1,11 @@
-//! A sentence that is longer than the biLM may read at once, as overlapping windows.
+//! Overlapping windows over a sentence that is too long for the biLM.
 
 use std::ops::Range;
 
-/// A stretch of a sentence that the biLM reads as a sentence of its own. Both ranges count tokens of the sentence.
+/// A part of a sentence that the biLM reads as a sentence of its own. Both ranges count tokens of the sentence.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Window {
-    /// What is read.
+    /// The tokens that are read.
     pub range: Range<usize>,
     /// The tokens whose vectors are kept; part of `range`.
     pub keep: Range<usize>,
@@ -13,9 +13,9 @@ pub struct Window {
 
 /// Windows over `n` tokens, each of at most `max` tokens (a `max` of 0 counts as 1).
 ///
-/// Up to `max` tokens need one window. More are covered by the fewest windows of exactly `max` tokens that overlap by
-/// at least a quarter, spread evenly. The `keep` ranges tile `0..n` in order, and each token is kept from the window
-/// in which the smaller of its left and right context is largest (the earlier one if equal). With the quarter, a token
+/// Up to `max` tokens need one window. A longer sentence is covered by the minimum number of windows of exactly `max` tokens
+/// that overlap by at least a quarter, spread evenly. The `keep` ranges tile `0..n` in order. Each token is kept from the
+/// window in which the smaller of its left and right context is largest; of two equal ones, from the earlier one. So a token
 /// away from the ends of the sentence has at least about `max / 8` tokens on either side.
 pub fn windows(n: usize, max: usize) -> Vec<Window> {
     let max = max.max(1);
@@ -37,12 +37,12 @@ pub fn windows(n: usize, max: usize) -> Vec<Window> {
 fn starts(n: usize, max: usize) -> Vec<usize> {
     let step = max - max / 4;
     let steps = (n - max).div_ceil(step);
-    // Whole part and remainder apart, so that no product overflows: the first `rest` steps are one token longer.
+    // The first `rest` steps are one token longer. Quotient and remainder are separate so that no product overflows.
     let (whole, rest) = ((n - max) / steps, (n - max) % steps);
     (0..=steps).map(|i| i * whole + i.min(rest)).collect()
 }
 
-/// The first token that is better off in the window starting at `next` than in the one ending at `end`.
+/// The first token that has more context in the window starting at `next` than in the one ending at `end`.
 ///
 /// In their overlap the earlier window has less context on the right, `end - 1 - t`, and the later one on the left,
 /// `t - next`; the later one wins when `t - next > end - 1 - t`.
@@ -70,7 +70,8 @@ mod tests {
         assert_eq!(windows(4, 0), expected);
     }
 
-    /// By hand: tokens 4 to 7 are in both windows; token 6 has 1 after it in the left one and 2 before it in the right.
+    /// By hand: tokens 4 to 7 are in both windows. Token 6 has 1 token after it in the left one and 2 before it in the
+    /// right one.
     #[test]
     fn two_windows() {
         assert_eq!(windows(12, 8), [Window { range: 0..8, keep: 0..6 }, Window { range: 4..12, keep: 6..12 }]);

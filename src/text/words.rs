@@ -8,7 +8,7 @@ use super::{Token, whitespace::is_space};
 
 /// Appends the tokens of `text[range]`: every piece between two word boundaries that is not white space.
 ///
-/// The annex hangs a combining mark on whatever stands before it, white space included, so pieces are trimmed.
+/// The annex attaches a combining mark to the character before it, even to white space, so pieces are trimmed.
 pub(super) fn tokenize(text: &str, range: Range<usize>, out: &mut Vec<Token>) {
     let base = range.start;
     for (at, piece) in text[range].split_word_bound_indices() {

@@ -1,8 +1,7 @@
-//! A file for `hdf5-pure` that ends reading when the structure of the file makes it go in circles.
+//! A file for `hdf5-pure` that limits how much can be read.
 //!
-//! An HDF5 file is a graph, and the reader follows it wherever it leads: forty B-tree nodes that each
-//! name the next one twice are a file of 20 kB and 2^40 visits. The crate bounds depth, not work, so
-//! work is bounded here, where every byte passes by.
+//! An HDF5 file is a graph. Forty B-tree nodes that each refer to the next one twice make a file of 20 kB and 2^40 visits.
+//! The crate limits the depth of a traversal but not its work, so the work is limited here.
 
 use std::{
     io::{Read, Seek},
@@ -11,22 +10,21 @@ use std::{
 
 use hdf5_pure::{FormatError, ReadSeekSource, Source};
 
-/// Bytes of structure (headers, trees, heaps, indexes) that may be read in all. Measured: 0.1 to
-/// 0.8 MB for the original model, depending on how it is packed, and 8.4 MB for the widest model that
-/// the options may describe, in the newest format.
+/// Maximum number of bytes of structure (headers, trees, heaps, indexes). Measured: 0.1 to 0.8 MB for the original model,
+/// depending on its compression, and 8.4 MB for the widest model that the options allow, in the newest format.
 const STRUCTURE_BYTES: u64 = 24 << 20;
-/// Reads in all: of structure, and of values, which come in pieces of up to 256 KiB.
+/// Maximum number of reads: of structure, and of values, which are read in blocks of up to 256 KiB.
 const READS: u64 = 1 << 20;
-/// Largest heap of link names of one group.
+/// Maximum size in bytes of the heap of link names of a group.
 const HEAP_BYTES: u64 = 1 << 16;
-/// Longest link name.
+/// Maximum size in bytes of a link name.
 const NAME_BYTES: usize = 127;
 
 pub(super) struct BoundedSource<R> {
     file: ReadSeekSource<R>,
     structure_bytes: AtomicU64,
     reads: AtomicU64,
-    /// The header of a heap of names was read: its names come next.
+    /// The header of a heap of names was read, and its names are read next.
     names_next: AtomicBool,
 }
 
@@ -47,8 +45,8 @@ impl<R: Read + Seek> BoundedSource<R> {
         }
     }
 
-    /// Every entry of an old-style group copies its name out of one heap, from any place to the next
-    /// NUL: without NULs, each of a thousand entries would copy nearly the whole heap.
+    /// Every entry of an old-style group copies its name from one heap, up to the next NUL. Without NULs each of a thousand
+    /// entries would copy nearly the whole heap.
     fn names(&self, bytes: &[u8]) -> Result<(), FormatError> {
         if self.names_next.swap(false, Relaxed) && bytes.split(|&b| b == 0).any(|name| name.len() > NAME_BYTES) {
             return Err(refused("a link name of more than 127 bytes"));
@@ -83,7 +81,7 @@ impl<R: Read + Seek> Source for BoundedSource<R> {
     }
 }
 
-/// Bytes 8..16 of the header, in a file with lengths of 8 bytes; others are refused on opening.
+/// Bytes 8..16 of the header: files whose lengths have other than 8 bytes are rejected when they are opened.
 fn heap_size(header: &[u8]) -> u64 {
     header.get(8..16).and_then(|b| b.try_into().ok()).map_or(u64::MAX, u64::from_le_bytes)
 }

@@ -1,13 +1,11 @@
 //! HDF5 in the layout of bilm-tf: one dataset per tensor, found by its path.
 //!
-//! Read with `hdf5-pure`, which has no C in it and refuses external storage, virtual datasets and
-//! every link that is not a hard one; all of these could make a model file read other local files
-//! into tensors. On top of that a dataset is compared with the plan before its values are touched,
-//! and `BoundedSource` limits the work that the structure of a file can ask for.
+//! Files are read with `hdf5-pure`, which contains no C and rejects external storage, virtual datasets and all links but
+//! hard ones; each of these could make a model file read other local files into tensors. In addition a dataset is compared
+//! with the plan before its values are read, and `BoundedSource` limits the work that the structure of a file can cause.
 //!
-//! A one-layer model needs the same names as the others, with `MultiRNNCell/Cell0`. bilm-tf would
-//! have left that level out when it dumped such a model, but then none of its own readers found the
-//! tensors either, so that spelling is not accepted.
+//! A model with one layer uses the same names as the others, with `MultiRNNCell/Cell0`. bilm-tf omits that level when it
+//! dumps such a model, but its own readers do not find the tensors then, so these names are not accepted.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -23,17 +21,17 @@ use hdf5_pure::{
 };
 
 use super::{
-    FileKind, Loaded, Problem, Tensor, Weights, WeightsError, What,
     bounded_source::BoundedSource,
-    broken, finite, io,
+    error::{Problem, WeightsError, What},
+    file::{broken, io, open},
     links::{LinkScan, SCANNED},
-    open, printable, refuse,
+    tensors::{Loaded, Tensor, Weights, check_size, finite, refuse},
 };
-use crate::options::TensorSpec;
+use crate::{file_kind::FileKind, messages::printable, options::TensorSpec};
 
-/// Filters that may be undone: gzip, shuffle, Fletcher-32 and LZF. All give back the same bits.
+/// Supported filters: gzip, shuffle, Fletcher-32 and LZF. All of them are lossless.
 const FILTERS: [u16; 4] = [1, 2, 3, 32000];
-/// Most chunks of one dataset.
+/// Maximum number of chunks of one dataset.
 const MAX_CHUNKS: u64 = 1 << 16;
 
 const BINARY16: FloatingPointLayout = FloatingPointLayout {
@@ -46,26 +44,25 @@ const BINARY16: FloatingPointLayout = FloatingPointLayout {
     exponent_bias: 15,
 };
 
-/// Reads the tensors of `plan` from the bytes of a file; `path` stands in errors.
+/// Reads the tensors of `plan` from the bytes of a file; `path` names it in errors.
 ///
-/// Datasets may be float32, float16 (held exactly) or float64 (rounded to the nearest float32; one
-/// too large for that is an error), little or big endian, contiguous, compact or chunked, with gzip,
-/// shuffle, Fletcher-32 or LZF. Datasets that are not in the plan are listed and not read.
+/// Datasets may be float32, float16 (converted exactly) or float64 (rounded to the nearest float32; values out of its range
+/// are errors), little or big endian, contiguous, compact or chunked, with gzip, shuffle, Fletcher-32 or LZF. Datasets that
+/// are not in the plan are listed and not read.
 ///
 /// # Errors
-/// Everything that is wrong with any tensor of the plan is reported together, by full name; then the
-/// first value that is not finite.
+/// All problems with the tensors of the plan, in one error and by full name; the first value that is not finite.
 pub fn read(bytes: &[u8], path: &Path, plan: &[TensorSpec]) -> Result<Loaded, WeightsError> {
     let scan = || LinkScan::new(&bytes[..bytes.len().min(SCANNED)]);
     read_from(Cursor::new(bytes.to_vec()), path, plan, &scan)
 }
 
-/// As [`read`], from a file; values are read piece by piece into their tensors.
+/// As [`read`], from a file that is not read into memory as a whole.
 ///
 /// # Errors
-/// As [`read`], or what the system says.
+/// As [`read`], and when the operating system fails.
 pub fn read_file(path: &Path, plan: &[TensorSpec]) -> Result<Loaded, WeightsError> {
-    // Only for the wording of errors, so a failure to read again is no failure.
+    // The scan only improves error messages, so a failure to read the file again is ignored.
     let scan = || LinkScan::new(&start_of(path).unwrap_or_default());
     read_from(open(path)?, path, plan, &scan)
 }
@@ -89,7 +86,7 @@ fn read_from<R: Read + Seek + Send + 'static>(
         e => wrong(&e),
     })?;
     if file.superblock().length_size != 8 {
-        return Err(wrong(&"lengths of other than 8 bytes, which no library writes by itself"));
+        return Err(wrong(&"lengths of other than 8 bytes, which no library writes by default"));
     }
     let datasets = open_all(&file, path, plan, scan)?;
     let mut loaded = Loaded { surplus: surplus(&file, plan), ..Loaded::default() };
@@ -109,7 +106,7 @@ fn read_from<R: Read + Seek + Send + 'static>(
     Ok(loaded)
 }
 
-/// Opens every dataset of the plan and compares it, without reading values.
+/// Opens every dataset of the plan and compares it with the plan, without reading values.
 fn open_all<'a>(
     file: &File,
     path: &Path,
@@ -133,7 +130,7 @@ fn open_all<'a>(
     Ok(datasets)
 }
 
-/// `hdf5-pure` passes over links as if they were not there; a user wants to know that they are.
+/// `hdf5-pure` ignores links; the error names them.
 fn not_found(name: &str, error: &H5Error, links: &mut LinkScan) -> What {
     if let Some(kind) = links.kind_on_path(name) {
         return What::Link(kind);
@@ -180,7 +177,7 @@ fn float(dataset: &Dataset) -> Result<Float, What> {
         Datatype::FloatingPoint { size, byte_order, layout } => (*size, *byte_order, *layout),
         _ => return Err(What::Type { found: type_name(dataset) }),
     };
-    // The reader would take any 4 bytes for a float32, whatever the layout says.
+    // `hdf5-pure` reads any type of 4 bytes as float32, whatever its layout.
     match (size, layout, order) {
         (_, _, DatatypeByteOrder::Vax) => Err(What::Type { found: "VAX float".to_owned() }),
         (4, FloatingPointLayout::IEEE754_BINARY32, _) => Ok(Float::F32),
@@ -195,7 +192,7 @@ fn type_name(dataset: &Dataset) -> String {
     printable(&name)
 }
 
-/// Where the values lie and how they are packed.
+/// Checks where the values are stored and how they are compressed.
 fn check_storage(dataset: &Dataset, shape: &[u64]) -> Result<(), What> {
     match dataset.layout().map_err(unreadable)? {
         Layout::Virtual => Err(What::Virtual),
@@ -208,8 +205,7 @@ fn check_storage(dataset: &Dataset, shape: &[u64]) -> Result<(), What> {
     }
 }
 
-/// External storage and a dataset that was never written look the same but for one message, which
-/// the crate tells only when asked for values.
+/// External storage differs from a dataset that was never written in the error on reading values only.
 fn no_address(dataset: &Dataset) -> What {
     match dataset.read_raw_rows(0, 1) {
         Err(H5Error::Format(FormatError::UnsupportedExternalStorage)) => What::ExternalStorage,
@@ -224,8 +220,7 @@ fn check_filters(dataset: &Dataset) -> Result<(), What> {
     }
 }
 
-/// A chunk is unpacked as a whole, so its size is bounded; a chunk that is not there would read as
-/// zeros, so all have to be.
+/// A chunk is decompressed as a whole, so its size is bounded. A missing chunk would read as zeros, so all must exist.
 fn check_chunks(dataset: &Dataset, shape: &[u64], chunk: &[u64]) -> Result<(), What> {
     let bytes = |dims: &[u64]| dims.iter().fold(8u64, |n, &d| n.saturating_mul(d));
     if chunk.len() != shape.len() || chunk.contains(&0) || bytes(chunk) > bytes(shape).saturating_mul(2) + (1 << 16) {
@@ -244,7 +239,7 @@ fn values(dataset: &Dataset, float: Float) -> Result<Vec<f32>, What> {
         Float::F32 => dataset.read_f32().map_err(unreadable),
         Float::F64 => {
             let wide = dataset.read_f64().map_err(unreadable)?;
-            // Rounds to nearest; what does not fit becomes infinite and is refused with its place.
+            // Rounds to nearest. A value out of range becomes infinite, which `finite` rejects.
             Ok(wide.into_iter().map(|v| v as f32).collect())
         }
         Float::F16 { big } => {
@@ -260,15 +255,15 @@ fn unreadable(error: H5Error) -> What {
         H5Error::Format(FormatError::UnsupportedExternalStorage) => What::ExternalStorage,
         H5Error::Format(FormatError::UnsupportedVirtualLayout) => What::Virtual,
         H5Error::Format(FormatError::InvalidLayoutVersion(version)) => What::Broken(format!(
-            "storage of version {version} is newer than HDF5 1.14; write the file with libver=\"v114\", or unpacked"
+            "storage of version {version} is newer than HDF5 1.14; write the file with libver=\"v114\", or uncompressed"
         )),
         H5Error::Format(FormatError::UnsupportedFilter(id)) => What::Filter { name: id.to_string() },
         e => What::Broken(printable(&e.to_string())),
     }
 }
 
-/// Names beside those of the plan, in the groups of the plan; other groups are named, not entered,
-/// so that groups that contain each other cannot lead anywhere.
+/// Names that are not in the plan, from the groups of the plan. Other groups are named but not listed, so that groups that
+/// contain each other do no harm.
 fn surplus(file: &File, plan: &[TensorSpec]) -> Vec<String> {
     let wanted: BTreeSet<&str> = plan.iter().map(|s| s.name.as_str()).collect();
     let groups: BTreeSet<&str> =
@@ -277,7 +272,7 @@ fn surplus(file: &File, plan: &[TensorSpec]) -> Vec<String> {
     for &group in std::iter::once(&"").chain(&groups) {
         let Ok(handle) = file.group(group) else { continue };
         let full = |name: &String| if group.is_empty() { name.clone() } else { format!("{group}/{name}") };
-        // A group whose other members cannot be listed still gave its tensors by name.
+        // Listing may fail although the tensors of the group were found by name.
         let datasets = handle.datasets().unwrap_or_default();
         names.extend(datasets.iter().map(full).filter(|n| !wanted.contains(n.as_str())));
         let subgroups = handle.groups().unwrap_or_default();
@@ -287,22 +282,21 @@ fn surplus(file: &File, plan: &[TensorSpec]) -> Vec<String> {
     names
 }
 
-/// Writes every tensor as a contiguous little-endian float32 dataset under its name. The same
-/// weights give the same bytes; HDF5 1.8 and every later library, h5py and AllenNLP read them.
+/// Writes every tensor as a contiguous little-endian float32 dataset under its name. The same weights give the same bytes.
+/// HDF5 1.8 and later, h5py and AllenNLP read the file.
 ///
 /// # Errors
-/// A tensor whose shape and number of values disagree, or a name that HDF5 cannot hold.
+/// A tensor whose shape and number of values disagree, or a name that is invalid in HDF5.
 pub fn write(weights: &Weights) -> Result<Vec<u8>, WeightsError> {
     let mut bytes = Vec::with_capacity(4 * weights.parameters() + (1 << 16));
     write_to(&mut bytes, Path::new("memory"), weights)?;
     Ok(bytes)
 }
 
-/// As [`write()`], without the file in memory as a whole (the values are there twice, though: the
-/// builder copies them); `path` stands in errors.
+/// As [`write()`], without the whole file in memory; `path` names it in errors. The builder copies the values.
 ///
 /// # Errors
-/// As [`write()`], or what `out` says.
+/// As [`write()`], and when `out` fails.
 pub fn write_to<W: Write>(out: &mut W, path: &Path, weights: &Weights) -> Result<(), WeightsError> {
     builder(weights)?.finish_to(out).map_err(|e| match e {
         H5Error::Io(e) => io(path, e),
@@ -313,7 +307,7 @@ pub fn write_to<W: Write>(out: &mut W, path: &Path, weights: &Weights) -> Result
 fn builder(weights: &Weights) -> Result<FileBuilder, WeightsError> {
     let mut tree = Node::default();
     for (name, tensor) in weights.iter() {
-        super::consistent(name, tensor)?;
+        check_size(name, tensor)?;
         tree.add(name, tensor);
     }
     let mut file = FileBuilder::new();

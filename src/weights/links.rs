@@ -1,11 +1,11 @@
-//! Finds links in the raw bytes of an HDF5 file, to say in an error that a tensor is one.
+//! Finds links in the raw bytes of an HDF5 file, so that an error can say that a tensor is a link.
 //!
-//! `hdf5-pure` skips soft and external links, so a linked tensor looks missing. This scan only
-//! chooses the words of an error that is raised anyway; it never makes anything readable.
+//! `hdf5-pure` ignores soft and external links, so a linked tensor looks missing. The scan only improves the message of an
+//! error; links are never followed.
 
 use std::collections::BTreeMap;
 
-/// Bytes from the start of a file that are scanned; libraries write links before large values.
+/// Number of bytes that are scanned, from the start of the file. Libraries write links before large values.
 pub(super) const SCANNED: usize = 16 << 20;
 
 const SOFT: u8 = 1;
@@ -14,9 +14,9 @@ const EXTERNAL: u8 = 64;
 /// The start of a file.
 pub(super) struct LinkScan {
     bytes: Vec<u8>,
-    /// A symbol table of an old-style group holds a soft link; whose, is not told.
+    /// The symbol table of an old-style group holds a soft link of unknown name.
     pub(super) old_soft_links: bool,
-    /// Names that were looked up: parts of paths recur in most tensors.
+    /// Results by name: tensors share parts of their paths.
     known: BTreeMap<String, Option<&'static str>>,
 }
 
@@ -25,7 +25,7 @@ impl LinkScan {
         Self { bytes: bytes.to_vec(), old_soft_links: old_soft_links(bytes), known: BTreeMap::new() }
     }
 
-    /// What kind of link stands for some part of the path `name`.
+    /// The kind of link that some part of the path `name` is.
     pub(super) fn kind_on_path(&mut self, name: &str) -> Option<&'static str> {
         name.split('/').find_map(|part| match self.known.get(part) {
             Some(&kind) => kind,

@@ -1,4 +1,4 @@
-//! safetensors: one header with names, types and places, then the values.
+//! safetensors: one header with names, types and offsets, then the values.
 //!
 //! Names are those of the HDF5 file. The header is parsed and checked by the `safetensors` crate
 //! (no gaps, no overlaps, the file exactly as long as the header says); values are read straight
@@ -17,23 +17,27 @@ use safetensors::{
 };
 use serde::Serialize;
 
-use super::{FileKind, Loaded, Problem, Tensor, Weights, WeightsError, What, broken, finite, io, open, refuse};
-use crate::options::TensorSpec;
+use super::{
+    error::{Problem, WeightsError, What},
+    file::{broken, io, open},
+    tensors::{Loaded, Tensor, Weights, check_size, finite, refuse},
+};
+use crate::{file_kind::FileKind, options::TensorSpec};
 
-/// Largest header that is parsed. The crate allows 100 MB, which parses into several times as much
-/// memory; a model with the most layers allowed needs less than 100 kB.
+/// Maximum size in bytes of a header. The crate allows 100 MB, which take several times as much memory when parsed; a model
+/// with the maximum number of layers needs less than 100 kB.
 const MAX_HEADER: u64 = 4 << 20;
-/// Bytes converted at a time.
+/// Size in bytes of the buffer for conversions.
 const BUFFER: usize = 1 << 16;
 
-/// Reads the tensors of `plan` from the bytes of a file; `path` stands in errors.
+/// Reads the tensors of `plan` from the bytes of a file; `path` names it in errors.
 ///
-/// Values may be F32, or F16 and BF16, which float32 holds exactly. F64 is refused here: no writer
-/// of ELMo models produces it.
+/// Values may be F32, or F16 and BF16, which float32 represents exactly. F64 is rejected: no writer of ELMo models
+/// produces it.
 ///
 /// # Errors
-/// Missing, mis-shaped and mis-typed tensors are named together; a header that does not fit the file
-/// and values that are not finite are errors.
+/// Missing, mis-shaped and mis-typed tensors, all in one error; a header that does not match the file; values that are not
+/// finite.
 pub fn read(bytes: &[u8], path: &Path, plan: &[TensorSpec]) -> Result<Loaded, WeightsError> {
     read_from(&mut Cursor::new(bytes), path, plan)
 }
@@ -41,7 +45,7 @@ pub fn read(bytes: &[u8], path: &Path, plan: &[TensorSpec]) -> Result<Loaded, We
 /// As [`read`], from a file.
 ///
 /// # Errors
-/// As [`read`], or what the system says.
+/// As [`read`], and when the operating system fails.
 pub fn read_file(path: &Path, plan: &[TensorSpec]) -> Result<Loaded, WeightsError> {
     read_from(&mut open(path)?, path, plan)
 }
@@ -68,7 +72,7 @@ fn read_from<R: Read + Seek>(file: &mut R, path: &Path, plan: &[TensorSpec]) -> 
     Ok(loaded)
 }
 
-/// The header and where the values start.
+/// The header and the offset of the values.
 fn header<R: Read + Seek>(file: &mut R, path: &Path) -> Result<(u64, Metadata), WeightsError> {
     let wrong = |reason: String| broken(path, FileKind::Safetensors, reason);
     let length = file.seek(SeekFrom::End(0)).map_err(|e| io(path, e))?;
@@ -142,13 +146,13 @@ pub fn write(weights: &Weights, metadata: &BTreeMap<String, String>) -> Result<V
     Ok(bytes)
 }
 
-/// As [`write()`], piece by piece; `out` should be buffered, `path` stands in errors.
+/// As [`write()`], without a copy in memory; `out` should be buffered, `path` names it in errors.
 ///
 /// The header is written here and not by the `safetensors` crate, which keeps the metadata in a hash
 /// map and so writes it in another order each time.
 ///
 /// # Errors
-/// As [`write()`], or what `out` says.
+/// As [`write()`], and when `out` fails.
 pub fn write_to<W: Write>(
     out: &mut W,
     path: &Path,
@@ -180,7 +184,7 @@ fn write_header(weights: &Weights, metadata: &BTreeMap<String, String>) -> Resul
     let mut entries = BTreeMap::from([("__metadata__", Entry::Metadata(metadata))]);
     let mut start = 0;
     for (name, tensor) in weights.iter() {
-        super::consistent(name, tensor)?;
+        check_size(name, tensor)?;
         let end = start + 4 * tensor.data.len();
         entries.insert(name, Entry::Tensor { dtype: "F32", shape: &tensor.shape, data_offsets: (start, end) });
         start = end;

@@ -2,185 +2,27 @@
 
 use std::{
     collections::BTreeMap,
-    fmt,
-    sync::{
-        Arc,
-        atomic::{AtomicU64, Ordering},
-    },
+    sync::{Arc, atomic::Ordering},
 };
 
-use async_trait::async_trait;
 use bytes::Bytes;
 use elmo_pipelines::{
-    Error, Exit,
+    Exit,
     bulk::BulkJob,
     bulk::manifest::{Manifest, ManifestError},
     sink::Codec,
     stores::Stores,
 };
-use futures::{FutureExt, StreamExt, TryStreamExt, stream::BoxStream};
-use object_store::{
-    CopyOptions, GetOptions, GetResult, ListResult, MultipartUpload, ObjectMeta, ObjectStore, ObjectStoreExt, PutMode,
-    PutMultipartOptions, PutOptions, PutPayload, PutResult, Result, UploadPart,
-    client::{HttpError, HttpErrorKind},
-    memory::InMemory,
-    path::Path,
+use futures::{FutureExt, TryStreamExt};
+use object_store::{ObjectMeta, ObjectStore, ObjectStoreExt, PutPayload, memory::InMemory, path::Path};
+use tokio::sync::Semaphore;
+
+use crate::{
+    common::{Hashing, job, plain, run},
+    faulty::{Fault, Faulty, Plan},
+    frozen::{Gate, Shared, View},
+    unconditional::Unconditional,
 };
-
-use crate::common::{Hashing, job, plain, run};
-
-/// What happens to a request.
-#[derive(Debug, Clone, Copy, PartialEq)]
-enum Fault {
-    /// Fine.
-    None,
-    /// 500, 503, or a timeout before the server did anything.
-    Before,
-    /// The server did it, but the answer was lost.
-    After,
-    /// A list ends early, as if there were no more.
-    Short,
-    /// The connection broke at a request that is not sent again by itself, before or after the server did it.
-    Reset { done: bool },
-}
-
-/// Which request fails, by its number since the store was made.
-type Plan = Arc<dyn Fn(u64) -> Fault + Send + Sync>;
-
-/// Memory, with faults.
-#[derive(Clone)]
-struct Faulty {
-    inner: Arc<InMemory>,
-    plan: Plan,
-    requests: Arc<AtomicU64>,
-}
-
-impl fmt::Debug for Faulty {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("Faulty")
-    }
-}
-
-impl fmt::Display for Faulty {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("Faulty")
-    }
-}
-
-fn reset() -> object_store::Error {
-    let source = HttpError::new(HttpErrorKind::Interrupted, std::io::Error::from(std::io::ErrorKind::ConnectionReset));
-    object_store::Error::Generic { store: "faulty", source: Box::new(source) }
-}
-
-fn failure() -> object_store::Error {
-    object_store::Error::Generic { store: "faulty", source: "503 Service Unavailable".into() }
-}
-
-impl Faulty {
-    fn new(inner: &Arc<InMemory>, plan: Plan) -> Self {
-        Self { inner: Arc::clone(inner), plan, requests: Arc::default() }
-    }
-
-    fn fault(&self) -> Fault {
-        (self.plan)(self.requests.fetch_add(1, Ordering::SeqCst))
-    }
-
-    async fn request<T>(&self, work: impl Future<Output = Result<T>>) -> Result<T> {
-        match self.fault() {
-            Fault::Before => Err(failure()),
-            Fault::After => work.await.and(Err(failure())),
-            Fault::None | Fault::Short | Fault::Reset { .. } => work.await,
-        }
-    }
-
-    /// One that stores do not send again by themselves.
-    async fn change<T>(&self, work: impl Future<Output = Result<T>>) -> Result<T> {
-        match (self.plan)(self.requests.load(Ordering::SeqCst)) {
-            Fault::Reset { done } => {
-                self.requests.fetch_add(1, Ordering::SeqCst);
-                if done { work.await.and(Err(reset())) } else { Err(reset()) }
-            }
-            _ => self.request(work).await,
-        }
-    }
-}
-
-#[async_trait]
-impl ObjectStore for Faulty {
-    async fn put_opts(&self, at: &Path, payload: PutPayload, options: PutOptions) -> Result<PutResult> {
-        let overwrites = options.mode == PutMode::Overwrite;
-        let put = self.inner.put_opts(at, payload, options);
-        if overwrites { self.request(put).await } else { self.change(put).await }
-    }
-
-    async fn put_multipart_opts(&self, at: &Path, options: PutMultipartOptions) -> Result<Box<dyn MultipartUpload>> {
-        let upload = self.request(self.inner.put_multipart_opts(at, options)).await?;
-        Ok(Box::new(FaultyUpload { upload, store: self.clone() }))
-    }
-
-    async fn get_opts(&self, at: &Path, options: GetOptions) -> Result<GetResult> {
-        self.request(self.inner.get_opts(at, options)).await
-    }
-
-    fn delete_stream(&self, at: BoxStream<'static, Result<Path>>) -> BoxStream<'static, Result<Path>> {
-        let store = self.clone();
-        at.then(move |path| {
-            let store = store.clone();
-            async move {
-                let path = path?;
-                store.change(store.inner.delete(&path)).await.map(|()| path)
-            }
-        })
-        .boxed()
-    }
-
-    fn list(&self, prefix: Option<&Path>) -> BoxStream<'static, Result<ObjectMeta>> {
-        match self.fault() {
-            Fault::None | Fault::Reset { .. } => self.inner.list(prefix),
-            Fault::Short => self.inner.list(prefix).take(1).boxed(),
-            Fault::Before | Fault::After => futures::stream::once(async { Err(failure()) }).boxed(),
-        }
-    }
-
-    async fn list_with_delimiter(&self, prefix: Option<&Path>) -> Result<ListResult> {
-        match self.fault() {
-            Fault::None | Fault::Reset { .. } => self.inner.list_with_delimiter(prefix).await,
-            Fault::Short => {
-                let mut list = self.inner.list_with_delimiter(prefix).await?;
-                list.objects.truncate(1);
-                Ok(list)
-            }
-            Fault::Before | Fault::After => Err(failure()),
-        }
-    }
-
-    async fn copy_opts(&self, from: &Path, to: &Path, options: CopyOptions) -> Result<()> {
-        self.request(self.inner.copy_opts(from, to, options)).await
-    }
-}
-
-#[derive(Debug)]
-struct FaultyUpload {
-    upload: Box<dyn MultipartUpload>,
-    store: Faulty,
-}
-
-#[async_trait]
-impl MultipartUpload for FaultyUpload {
-    fn put_part(&mut self, data: PutPayload) -> UploadPart {
-        let part = self.upload.put_part(data);
-        let store = self.store.clone();
-        Box::pin(async move { store.request(part).await })
-    }
-
-    async fn complete(&mut self) -> Result<PutResult> {
-        self.store.request(self.upload.complete()).await
-    }
-
-    async fn abort(&mut self) -> Result<()> {
-        self.upload.abort().await
-    }
-}
 
 fn fine() -> Plan {
     Arc::new(|_| Fault::None)
@@ -394,5 +236,53 @@ async fn a_job_that_is_refused_gives_the_lock_back() {
     for _ in 0..2 {
         let refused = run(&other, &Hashing::default(), &stores).await.unwrap_err();
         assert!(matches!(refused.module(), Some(ManifestError::Differs { .. })), "{refused}");
+    }
+}
+
+/// In such a store there is no lock, so nothing is written.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_store_without_conditional_writes_is_rejected() {
+    for checks in [false, true] {
+        let store = Arc::new(Unconditional { inner: InMemory::new(), checks });
+        store.inner.put(&Path::from("in/a.txt"), crate::common::lines(25).into()).await.unwrap();
+        let stores = Stores::with_settings([]);
+        stores.insert("memory://faulty", Arc::<Unconditional>::clone(&store));
+        let error = run(&the_job(), &Hashing::default(), &stores).await.unwrap_err();
+        assert_eq!(error.exit(), Exit::Storage);
+        let report = error.report();
+        assert!(report.starts_with("memory://faulty/out/_elmo/probe: the object store does not honour"), "{report}");
+        assert!(report.contains("(If-None-Match): ") && report.contains(" concurrent creates"), "{report}");
+        assert!(error.help().unwrap().contains("supports conditional writes"), "{error:?}");
+        assert!(outcome(&store.inner).await.is_empty());
+    }
+}
+
+/// A job stops when all that is left of a part is one request, for longer than its lease lasts. Another job takes over
+/// and begins anew with other settings. The request of the first job then fails, and changes nothing.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_job_that_lost_its_lease_replaces_no_part_of_its_successor() {
+    // The first part is uploaded in chunks, or in one request.
+    for input in ["in/a.txt", "in/b.txt"] {
+        let shared = Arc::new(Shared::default());
+        let from = inputs().await.get(&Path::from(input)).await.unwrap().bytes().await.unwrap();
+        shared.inner.put(&Path::from("in/text.txt"), from.into()).await.unwrap();
+        let gate = Arc::new(Gate { reached: Semaphore::new(0), released: Semaphore::new(0) });
+        let stores = |gate| {
+            let stores = Stores::with_settings([]);
+            stores.insert_with_uploads("memory://faulty", Arc::new(View { shared: Arc::clone(&shared), gate }));
+            stores
+        };
+        let (frozen, successor) = (stores(Some(Arc::clone(&gate))), stores(None));
+        let first = tokio::spawn(async move { run(&the_job(), &Hashing::default(), &frozen).await });
+        gate.reached.acquire().await.unwrap().forget();
+
+        let other = BulkJob { rows_per_file: Some(9), overwrite: true, ..the_job() };
+        run(&other, &Hashing::default(), &successor).await.unwrap();
+        let written = outcome(&shared.inner).await;
+        gate.released.add_permits(1);
+        let error = first.await.unwrap().unwrap_err();
+        assert!(matches!(error.module(), Some(ManifestError::Overtaken { .. })), "{input}: {error}");
+        assert!(outcome(&shared.inner).await == written, "{input}: a part was replaced");
+        assert!(shared.uploads.lock().unwrap().is_empty(), "{input}: an upload was left behind");
     }
 }

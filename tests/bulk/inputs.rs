@@ -567,6 +567,65 @@ async fn numbers_that_would_change_are_refused_with_their_row() {
     assert_eq!(numbers, [Some(-9007199254740992.0), Some(1e300), Some(0.1), None]);
 }
 
+/// Slices of rows as they are read, and the error that ends them.
+async fn slices(place: &Place, name: &str) -> (Vec<usize>, Option<String>) {
+    let inputs = [place.path(name).display().to_string()];
+    let files = source::list(&Stores::with_settings([]), &inputs, None).await.unwrap();
+    let request = Request { keep: Keep::All, ..Request::texts("text") };
+    let plan = Arc::new(Plan::resolve(files, &request).await.unwrap());
+    let mut rows = source::Rows::new(plan, source::Position::default());
+    let mut sizes = Vec::new();
+    loop {
+        match rows.next().await {
+            Ok(Some(slice)) => sizes.push(slice.len()),
+            Ok(None) => return (sizes, None),
+            Err(error) => return (sizes, Some(error.to_string())),
+        }
+    }
+}
+
+/// Batches are bounded by rows and by bytes, and what is wrong with one row costs none of the rows before it.
+#[tokio::test(flavor = "multi_thread")]
+async fn csv_and_json_are_decoded_in_batches() {
+    let place = Place::new();
+    let csv = |text: &str, rows: usize, last: &str| format!("text,n\n{}{last}", format!("{text},1\n").repeat(rows));
+    let json = |text: &str, rows: usize, last: &str| {
+        format!("{}{last}", format!("{{\"text\": \"{text}\", \"n\": {{\"x\": 1}}}}\n").repeat(rows))
+    };
+    let long = "x".repeat(300_000);
+    // A character as a pair of escapes: rows that are rewritten before they are decoded.
+    let escaped = "\\ud83d\\ude42".repeat(10);
+    for (name, content, rows, max) in [
+        ("a.csv", csv("short", 20_000, ""), 20_000, 8192),
+        ("b.jsonl", json("short", 20_000, ""), 20_000, 8192),
+        ("c.jsonl", json(&escaped, 20_000, ""), 20_000, 8192),
+        ("d.csv", csv(&long, 40, ""), 40, 4),
+        ("e.jsonl", json(&long, 40, ""), 40, 4),
+        ("f.jsonl", json(&escaped, 40, "").replace('\n', " "), 40, 40),
+    ] {
+        place.write(name, content);
+        let (sizes, error) = slices(&place, name).await;
+        assert_eq!((sizes.iter().sum::<usize>(), error), (rows, None), "{name}");
+        assert!(sizes.iter().all(|&size| size <= max) && sizes.len() <= 2 + rows / max * 2, "{name}: {sizes:?}");
+    }
+    for (name, content) in [
+        ("g.csv", csv("a", 1502, "a,b,c\na,1\n")),
+        ("h.csv", csv("a", 1502, "a,b\na,1\n")),
+        ("i.csv", csv("a", 1502, "a,\"1\n")),
+        ("j.jsonl", json("a", 1502, "{\"text\": {}}\n")),
+        ("k.jsonl", json("a", 1502, "{\"text\": \"\n")),
+        ("l.jsonl", json(&escaped, 1502, "{\"text\": \"a\", \"n\": {\"x\": 0.5}}\n")),
+        ("m.jsonl", json(&escaped, 1502, "{\"text\": \"a\", \"n\": [1]}\n")),
+        ("n.jsonl", json(&escaped, 15_020, "}\n")),
+    ] {
+        place.write(name, &content);
+        let (sizes, error) = slices(&place, name).await;
+        let rows = if name == "n.jsonl" { 15_020 } else { 1502 };
+        assert_eq!(sizes.iter().sum::<usize>(), rows, "{name}: {error:?}");
+        assert!(error.as_ref().is_some_and(|e| e.contains(&format!("after row {rows}: "))), "{name}: {error:?}");
+    }
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn texts_that_are_null_in_one_json_file_may_be_words_in_another() {
     let place = Place::new();

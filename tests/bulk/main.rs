@@ -9,6 +9,10 @@
 mod common;
 mod encoding;
 mod faults;
+#[path = "../common/faulty.rs"]
+mod faulty;
+#[path = "../common/frozen.rs"]
+mod frozen;
 mod hostile;
 mod http;
 mod identity;
@@ -16,3 +20,5 @@ mod inputs;
 mod repair;
 mod requests;
 mod resume;
+#[path = "../common/unconditional.rs"]
+mod unconditional;

@@ -79,6 +79,49 @@ fn no_secret_is_printed() {
     }
 }
 
+/// clap repeats what it does not accept.
+#[test]
+fn no_secret_of_a_wrong_argument_is_printed() {
+    const EMBED: &str = "embed --model tiny --input plain.txt --output out";
+    let place = place();
+    let checked = |ended: crate::place::Ended, words: &str| {
+        assert_eq!(ended.code, Some(2), "{words}: {ended:?}");
+        assert!(!ended.out.contains("hunter2") && !ended.err.contains("hunter2"), "{words}: {ended:?}");
+        assert!(ended.err.starts_with("error: "), "{words}: {ended:?}");
+    };
+    for words in [
+        "https://me:hunter2@host/model",
+        "inspect out https://me:hunter2@host/model",
+        &format!("{EMBED} --threads https://me:hunter2@host/model"),
+        &format!("{EMBED} --level s3://key:hunter2@bucket/x"),
+        &format!("{EMBED} --layers https://host/x?sig=hunter2"),
+        &format!("{EMBED} --device az://account:hunter2@container/x"),
+        "sql --add-model https://me:hunter2@host/model",
+    ] {
+        let ended = place.run(words);
+        assert!(ended.err.contains("***"), "the argument itself is still named: {ended:?}");
+        checked(ended, words);
+    }
+    for name in ["ELMO_THREADS", "ELMO_LEVEL"] {
+        let ended = place.run_with(EMBED, &[(name, "https://me:hunter2@host/x")]);
+        assert!(
+            ended.err.contains(&format!("note: the value comes from the environment variable {name}")),
+            "{ended:?}"
+        );
+        checked(ended, name);
+    }
+    for file in ["[embed]\nlevel = 'https://me:hunter2@host/x'", "threads = 'https://host/x?sig=hunter2'"] {
+        place.write("elmo.toml", file);
+        let ended = place.run(EMBED);
+        assert!(ended.err.contains("note: the value comes from elmo.toml"), "{ended:?}");
+        checked(ended, file);
+    }
+    for file in ["model = https://me:hunter2@host/x", "model = ['s3://key:hunter2@bucket/x']", "password = hunter2"] {
+        place.write("elmo.toml", file);
+        checked(place.run(EMBED), file);
+    }
+}
+
 #[test]
 fn json_stays_json_where_a_secret_is_left_out() {
     let place = place();

@@ -170,7 +170,7 @@ fn a_server_that_is_gone_does_not_stop_a_cached_model() {
     server.close();
     let ended = place.exits(&format!("model info {url} --json"), 0);
     assert_eq!(ended.json()["fingerprint"], first);
-    assert!(ended.err.contains("taking it from the cache"), "{ended:?}");
+    assert!(ended.err.contains("using the cached one"), "{ended:?}");
     // Another model of the same server was never fetched.
     place.exits(&format!("model info {url}.zip"), 5);
 }
@@ -230,6 +230,29 @@ fn a_model_is_written_to_local_places_only() {
     // Nothing can be written there, which is no fault of the model.
     let ended = place.exits("model convert tiny /proc/model --to hdf5", 5);
     assert!(ended.err.contains("cannot write /proc") && ended.err.contains("  help: "), "{ended:?}");
+}
+
+/// The file is part of the model, whoever opens it.
+#[test]
+fn a_broken_mix_is_the_fault_of_the_model() {
+    let place = place();
+    for mix in ["{", "[0, 0, 0]", "{\"scalars\": []}", "{\"scalars\": [0, 0, 0], \"gamma\": 1e30}"] {
+        place.write("served/model/mix.json", mix);
+        for words in [
+            "model info served/model",
+            "model verify served/model",
+            "model convert served/model new --to hdf5",
+            "embed --model served/model --input plain.txt --output out",
+            "bench --model served/model --seconds 1",
+        ] {
+            let ended = place.exits(words, 4);
+            assert!(ended.out.contains("mix.json: ") || ended.err.contains("mix.json: "), "{words}: {ended:?}");
+        }
+        let sql = "elmo sql --model served/model -c \"SELECT elmo_embed('It rained.')\"";
+        let ended = place.shell(sql);
+        assert_eq!(ended.code, Some(4), "{mix}: {ended:?}");
+        assert!(ended.err.contains("mix.json: "), "{ended:?}");
+    }
 }
 
 #[test]

@@ -1,4 +1,4 @@
-//! Processes that go on until they are told to end.
+//! Long-running processes, with their standard error.
 
 use std::{
     io::{BufRead, BufReader},
@@ -8,20 +8,20 @@ use std::{
     time::{Duration, Instant},
 };
 
-/// A process that says when it is ready.
+/// A process that reports when it is ready.
 pub(crate) struct Node {
     pub(crate) child: Child,
-    said: Arc<Mutex<String>>,
+    stderr: Arc<Mutex<String>>,
     pub(crate) address: String,
 }
 
 impl Node {
-    /// A process of a cluster.
+    /// Starts a process of a cluster and waits until it is ready.
     pub(crate) fn start(elmo: Command, words: &str) -> Self {
         let mut node = Self::spawn(elmo, words);
         node.wait_for("ready");
-        let said = node.said();
-        let at = said.lines().find(|line| line.contains(": ready")).unwrap().to_owned();
+        let stderr = node.stderr();
+        let at = stderr.lines().find(|line| line.contains(": ready")).unwrap().to_owned();
         node.address = at.split(" at ").nth(1).unwrap().split(": ready").next().unwrap().to_owned();
         node
     }
@@ -29,37 +29,37 @@ impl Node {
     pub(crate) fn spawn(mut elmo: Command, words: &str) -> Self {
         elmo.args(words.split_whitespace()).stdout(Stdio::null()).stderr(Stdio::piped());
         let mut child = elmo.spawn().unwrap();
-        let (said, heard) = (Arc::<Mutex<String>>::default(), BufReader::new(child.stderr.take().unwrap()));
-        let all = Arc::clone(&said);
+        let (stderr, pipe) = (Arc::<Mutex<String>>::default(), BufReader::new(child.stderr.take().unwrap()));
+        let all = Arc::clone(&stderr);
         thread::spawn(move || {
-            for line in heard.lines().map_while(Result::ok) {
+            for line in pipe.lines().map_while(Result::ok) {
                 all.lock().unwrap().push_str(&(line + "\n"));
             }
         });
-        Self { child, said, address: String::new() }
+        Self { child, stderr, address: String::new() }
     }
 
-    pub(crate) fn said(&self) -> String {
-        self.said.lock().unwrap().clone()
+    pub(crate) fn stderr(&self) -> String {
+        self.stderr.lock().unwrap().clone()
     }
 
     pub(crate) fn wait_for(&mut self, words: &str) {
         let began = Instant::now();
-        while !self.said().contains(words) {
-            assert!(began.elapsed() < Duration::from_secs(60), "{words} was never said: {}", self.said());
-            assert_eq!(self.child.try_wait().unwrap(), None, "{}", self.said());
+        while !self.stderr().contains(words) {
+            assert!(began.elapsed() < Duration::from_secs(60), "{words} did not appear: {}", self.stderr());
+            assert_eq!(self.child.try_wait().unwrap(), None, "{}", self.stderr());
             thread::sleep(Duration::from_millis(20));
         }
     }
 
-    /// Its exit code, when it ends by itself.
-    pub(crate) fn ends(&mut self) -> Option<i32> {
+    /// Waits until the process ends; returns its exit code.
+    pub(crate) fn wait(&mut self) -> Option<i32> {
         let began = Instant::now();
         loop {
             if let Some(status) = self.child.try_wait().unwrap() {
                 return status.code();
             }
-            assert!(began.elapsed() < Duration::from_secs(60), "it goes on: {}", self.said());
+            assert!(began.elapsed() < Duration::from_secs(60), "the process did not end: {}", self.stderr());
             thread::sleep(Duration::from_millis(20));
         }
     }

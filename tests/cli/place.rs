@@ -60,12 +60,17 @@ impl Place {
         self.clean(Command::new(env!("CARGO_BIN_EXE_elmo")))
     }
 
-    /// A shell that finds the program.
+    /// Runs a line in a shell that finds the program.
     pub(crate) fn shell(&self, line: &str) -> Ended {
+        ended(self.shell_command(line).output().unwrap())
+    }
+
+    /// A shell that finds the program, with a line to run.
+    pub(crate) fn shell_command(&self, line: &str) -> Command {
         let mut command = self.clean(Command::new("sh"));
         let folder = Path::new(env!("CARGO_BIN_EXE_elmo")).parent().unwrap();
         command.env("PATH", format!("{}:/usr/bin:/bin", folder.display())).args(["-c", line]);
-        ended(command.output().unwrap())
+        command
     }
 
     fn clean(&self, mut command: Command) -> Command {
@@ -80,15 +85,25 @@ impl Place {
         let mut command = self.elmo();
         command.args(words.split_whitespace()).stdout(Stdio::piped()).stderr(Stdio::piped());
         let child = command.spawn().unwrap();
-        let first = self.path("out/_elmo/part-00000.json");
+        self.wait_for_entry();
+        Command::new("kill").args(["-INT", &child.id().to_string()]).status().unwrap();
+        ended(child.wait_with_output().unwrap())
+    }
+
+    /// Waits until the manifest of `out` names a part.
+    pub(crate) fn wait_for_entry(&self) {
         for _ in 0..1200 {
-            if first.exists() {
-                break;
+            if self.has_entry() {
+                return;
             }
             thread::sleep(Duration::from_millis(50));
         }
-        Command::new("kill").args(["-INT", &child.id().to_string()]).status().unwrap();
-        ended(child.wait_with_output().unwrap())
+        panic!("no part was ever durable");
+    }
+
+    fn has_entry(&self) -> bool {
+        let files = fs::read_dir(self.path("out/_elmo")).into_iter().flatten().flatten();
+        files.map(|file| file.file_name()).any(|name| name.to_string_lossy().starts_with("part-"))
     }
 
     /// Path of a part of an output, whatever fingerprint is in its name.
@@ -117,7 +132,7 @@ impl Place {
     }
 }
 
-fn ended(output: Output) -> Ended {
+pub(crate) fn ended(output: Output) -> Ended {
     let text = |bytes: Vec<u8>| String::from_utf8(bytes).unwrap();
     Ended { code: output.status.code(), out: text(output.stdout), err: text(output.stderr) }
 }

@@ -1,4 +1,4 @@
-//! `elmo sql`: results in every format, files as tables, COPY, errors, interruptions and the prompt.
+//! `elmo sql`: result formats, files as tables, COPY, errors, cancellation and the prompt.
 
 use std::{
     fs,
@@ -22,28 +22,28 @@ use serde_json::Value;
 
 use crate::place::{Ended, Place, snapshot};
 
-/// `elmo sql -q` with these words; the statement is one of them.
+/// Runs `elmo sql -q` with these arguments.
 fn sql(place: &Place, words: &[&str]) -> Ended {
     let output = place.elmo().args(["sql", "-q"]).args(words).output().unwrap();
     let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
     Ended { code: output.status.code(), out: text(&output.stdout), err: text(&output.stderr) }
 }
 
-/// What a statement gives as objects.
+/// The rows of a statement's result as JSON objects.
 fn rows(place: &Place, statement: &str) -> Vec<Value> {
     let ended = sql(place, &["--format", "ndjson", "-c", statement]);
     assert_eq!((ended.code, ended.err.as_str()), (Some(0), ""), "{statement}: {ended:?}");
     ended.out.lines().map(|line| serde_json::from_str(line).unwrap()).collect()
 }
 
-/// The only value of the only row.
+/// The value of a result of one row and one column.
 fn value(place: &Place, statement: &str) -> Value {
     let rows = rows(place, statement);
     assert_eq!(rows.len(), 1, "{statement}: {rows:?}");
     rows[0].as_object().unwrap().values().next().unwrap().clone()
 }
 
-/// Three rows, one of them without a text.
+/// A folder with a CSV file of three rows, one of them with an empty text.
 fn small() -> Place {
     let place = Place::new();
     place.write("a.csv", "id,text\n1,It rained.\n2,\n3,\"We stayed in, and read.\"\n");
@@ -99,7 +99,7 @@ fn formats_for_programs_hold_every_row_and_every_number() {
     let csv = sql(&place, &["--format", "csv", "-c", query]).out;
     let csv: Vec<&str> = csv.lines().collect();
     assert_eq!((csv[0], csv[2]), ("id,text,v", "2,,"));
-    // JSON within CSV: quoted, and the same numbers.
+    // JSON in a CSV cell has the same numbers.
     let quoted = csv[1].strip_prefix("1,It rained.,\"").unwrap().strip_suffix('"').unwrap();
     assert_eq!(serde_json::from_str::<Value>(quoted).unwrap(), lines[0]["v"]);
     for (format, read) in [("arrow", from_arrow as fn(&[u8]) -> RecordBatch), ("parquet", from_parquet)] {
@@ -129,7 +129,7 @@ fn from_parquet(bytes: &[u8]) -> RecordBatch {
     arrow::compute::concat_batches(&batches[0].schema(), &batches).unwrap()
 }
 
-/// The judge is `elmo embed` on the same rows.
+/// Expected values: the output of `elmo embed` on the same rows.
 #[test]
 fn copy_writes_what_embed_writes() {
     let place = Place::new();
@@ -157,7 +157,7 @@ fn copy_writes_what_embed_writes() {
     assert!(matches!(vectors.compression(), Compression::ZSTD(_)));
     let id = copied.metadata().row_group(0).column(0);
     assert!(id.statistics().is_some());
-    // Read back, it is a vector of the same type again, and a copy of the copy says the same.
+    // A copy of the copy has the same type and metadata.
     assert_eq!(sql(&place, &["-c", "COPY (SELECT * FROM 'copy.parquet') TO 'again.parquet'"]).code, Some(0));
     let fingerprint = |path| pairs(path).into_iter().find(|(key, _)| key == "elmo.fingerprint");
     assert_eq!(fingerprint("again.parquet"), fingerprint("copy.parquet"));
@@ -170,25 +170,25 @@ fn copy_writes_what_embed_writes() {
     place.exits("inspect copy.parquet", 0);
 }
 
-/// DataFusion puts them among the rows of another folder, and says nothing.
+/// DataFusion silently writes them to the folder of another value.
 #[test]
-fn rows_without_a_folder_are_refused() {
+fn null_in_a_partition_column_is_rejected() {
     let place = small();
     let copy = |kind: &str| {
         format!("COPY (SELECT id, {kind} AS kind FROM 'a.csv') TO 'folders/' STORED AS PARQUET PARTITIONED BY (kind)")
     };
     let refused = sql(&place, &["-c", &copy("CASE WHEN id > 1 THEN 'late' END")]);
     assert_eq!(refused.code, Some(3), "{refused:?}");
-    assert!(refused.err.contains("PARTITIONED BY kind: a row has NULL there"), "{refused:?}");
+    assert!(refused.err.contains("PARTITIONED BY kind: a row has NULL in this column"), "{refused:?}");
     assert!(!place.path("folders").exists());
     let whole = copy("CASE WHEN id > 1 THEN 'late' ELSE 'early' END");
     assert_eq!(sql(&place, &["-c", &whole]).code, Some(0));
     assert!(place.path("folders/kind=late").exists() && place.path("folders/kind=early").exists());
 }
 
-/// A packed file that is none or torn is bad input, and no trouble of a disk.
+/// An invalid or truncated compressed file is invalid input, not a storage error.
 #[test]
-fn what_is_no_packed_file_is_bad_input() {
+fn an_invalid_compressed_file_is_invalid_input() {
     let place = small();
     place.write("none.csv.gz", "id,text\n1,a\n");
     place.write("rows.jsonl", "{\"id\": 1}\n".repeat(9999));
@@ -200,16 +200,16 @@ fn what_is_no_packed_file_is_bad_input() {
     }
 }
 
-/// As editors on Windows write it.
+/// Editors on Windows write one.
 #[test]
-fn a_file_of_statements_may_begin_with_a_mark() {
+fn a_file_of_statements_may_begin_with_a_byte_order_mark() {
     let place = small();
     place.write("statements.sql", "\u{feff}SELECT 6 * 7 AS n;\n");
     assert_eq!(sql(&place, &["--format", "csv", "-f", "statements.sql"]).out, "n\n42\n");
 }
 
 #[test]
-fn copy_does_what_its_options_say_and_leaves_other_files_alone() {
+fn copy_applies_its_options_and_its_targets_extension() {
     let place = small();
     let copy = "COPY (SELECT id, elmo_tokens(text) AS t FROM 'a.csv') TO 'out.parquet' \
                 OPTIONS ('format.compression' 'snappy', 'format.metadata::elmo.pooling' 'mine')";
@@ -222,7 +222,7 @@ fn copy_does_what_its_options_say_and_leaves_other_files_alone() {
     let pairs = file.metadata().file_metadata().key_value_metadata().unwrap();
     let pooling = pairs.iter().find(|pair| pair.key == "elmo.pooling").and_then(|pair| pair.value.clone());
     assert_eq!(pooling.as_deref(), Some("mine"));
-    // Row groups end after so many bytes: 100 rows have 25 KiB of vectors.
+    // Row groups are limited by size: 100 rows have 25 KiB of vectors.
     let groups = "COPY (SELECT elmo_embed(text || CAST(id AS VARCHAR)) AS v FROM 'reviews.jsonl') TO 'groups.parquet' \
                   OPTIONS ('format.max_row_group_bytes' '25600')";
     assert_eq!(sql(&place, &["-c", "SET datafusion.execution.batch_size = 10", "-c", groups]).code, Some(0));
@@ -240,11 +240,11 @@ fn copy_does_what_its_options_say_and_leaves_other_files_alone() {
     let file = SerializedFileReader::new(fs::File::open(place.path("analysed.parquet")).unwrap()).unwrap();
     let pairs = file.metadata().file_metadata().key_value_metadata().cloned().unwrap_or_default();
     assert!(pairs.iter().any(|pair| pair.key == "elmo.fingerprint"), "{pairs:?}");
-    // What cannot be written is refused before the file that is there is touched.
+    // A statement that cannot be written is rejected before an existing file is touched.
     let before = fs::read(place.path("a.csv")).unwrap();
     assert_eq!(sql(&place, &["-c", "COPY (SELECT elmo_embed(text) AS v FROM 'a.csv') TO 'a.csv'"]).code, Some(2));
     assert_eq!(fs::read(place.path("a.csv")).unwrap(), before);
-    // What can be written under a name can be read under it; gzip and zstd say of themselves what they are.
+    // Files can be read under the name they were written to. Gzip and zstd files begin with a magic number.
     let packed: [(&str, &[u8]); 7] = [
         ("csv", b"id"),
         ("json", b"{"),
@@ -263,12 +263,15 @@ fn copy_does_what_its_options_say_and_leaves_other_files_alone() {
     for ending in ["txt", "parquet.gz", "json.gz", "zst"] {
         let refused = sql(&place, &["-c", &format!("EXPLAIN COPY (SELECT id FROM 'a.csv') TO 'ids.{ending}'")]);
         assert_eq!(refused.code, Some(2));
-        assert!(refused.err.contains("COPY writes no such files") && refused.err.contains("  help: "), "{refused:?}");
+        assert!(
+            refused.err.contains("COPY cannot write files with this extension") && refused.err.contains("  help: "),
+            "{refused:?}"
+        );
     }
     let said = "COPY (SELECT id FROM 'a.csv') TO 'odd.txt' STORED AS CSV";
     assert_eq!(sql(&place, &["-c", said]).code, Some(0));
     assert!(fs::read_to_string(place.path("odd.txt")).unwrap().starts_with("id\n"));
-    // A file is no folder, and some folders take no files.
+    // A file in place of a folder, and a folder that cannot hold files.
     for target in ["a.csv/x.csv", "a.csv/x.parquet", "/proc/x.csv"] {
         let refused = sql(&place, &["-c", &format!("COPY (SELECT id FROM 'a.csv') TO '{target}'")]);
         assert_eq!(refused.code, Some(5), "{refused:?}");
@@ -276,16 +279,16 @@ fn copy_does_what_its_options_say_and_leaves_other_files_alone() {
     }
     for pattern in ["what?.csv", "x[1].csv", "*.jsonl"] {
         let refused = sql(&place, &["-c", &format!("COPY (SELECT id FROM 'a.csv') TO '{pattern}'")]);
-        assert!(refused.code == Some(2) && refused.err.contains("this is a pattern"), "{refused:?}");
+        assert!(refused.code == Some(2) && refused.err.contains("must not be a pattern"), "{refused:?}");
     }
     let said = "COPY (SELECT id FROM 'a.csv') TO 'odd.csv.gz' STORED AS csv";
     assert_eq!(sql(&place, &["-c", said]).code, Some(0));
     assert_eq!(value(&place, "SELECT sum(id) FROM 'odd.csv.gz'"), 6);
 }
 
-/// DataFusion completes a file with the rows that came before an error.
+/// DataFusion alone would complete a file with the rows before the error.
 #[test]
-fn a_copy_that_fails_leaves_what_was_there() {
+fn a_failed_copy_leaves_existing_files() {
     let place = small();
     place.write("many.jsonl", (0..30_000).map(|id| format!("{{\"id\": {id}}}\n")).collect::<String>());
     let before = "what was there before\n";
@@ -309,7 +312,7 @@ fn a_copy_that_fails_leaves_what_was_there() {
             assert!(!left.iter().any(|name| name.to_string_lossy().starts_with("out.")), "{statement}: {left:?}");
         }
     }
-    // What a writer cannot write, it finds when it has written other rows.
+    // The writer fails after it has written other rows.
     place.write("out.csv", before);
     place.write("out.jsonl", before);
     for statement in [
@@ -324,7 +327,7 @@ fn a_copy_that_fails_leaves_what_was_there() {
             assert_eq!(fs::read_to_string(place.path(out)).unwrap(), before, "{statement}");
         }
     }
-    // A folder gets all of its files or none.
+    // Writes to a folder are all-or-nothing.
     let files = |folder: &str| {
         let found = place.shell(&format!("find {folder} -type f"));
         found.out.lines().map(str::to_owned).collect::<Vec<_>>()
@@ -337,13 +340,13 @@ fn a_copy_that_fails_leaves_what_was_there() {
     assert_eq!(sql(&place, &["-c", several, "-c", &folder.replace("29999", "30000")]).code, Some(0));
     assert!(files("parts").len() >= 7, "{:?}", files("parts"));
     assert_eq!(value(&place, "SELECT count(*) FROM 'parts/**/*.csv'"), 30_000);
-    // One of its files cannot come into place: a file is where its folder is to be.
+    // One file cannot be committed: another file is in place of its folder.
     fs::create_dir(place.path("odd")).unwrap();
     place.write("odd/p=13", before);
     let odd = "COPY (SELECT id, id % 40 AS p FROM 'many.jsonl') TO 'odd/' STORED AS CSV PARTITIONED BY (p)";
     assert_eq!(sql(&place, &["-c", odd]).code, Some(5));
     assert_eq!(files("odd"), ["odd/p=13"]);
-    // A table of files grows by all rows or none.
+    // INSERT is all-or-nothing.
     fs::create_dir(place.path("grows")).unwrap();
     let table = "CREATE EXTERNAL TABLE t (id BIGINT) STORED AS PARQUET LOCATION 'grows/'";
     let insert = "INSERT INTO t SELECT id / (id - 29999) FROM 'many.jsonl'";
@@ -388,13 +391,13 @@ fn files_folders_and_patterns_are_tables() {
     }
     let created = "CREATE EXTERNAL TABLE t STORED AS TEXT LOCATION 'lines.txt'; SELECT count(*) FROM t";
     assert_eq!(sql(&place, &["--format", "csv", "-c", created]).out, "count(*)\n2\n");
-    // A folder of something else is in nobody's way.
+    // A folder without data files does not hide a table of the same name.
     shell("mkdir made");
     let created = "CREATE TABLE made AS SELECT 1 AS one; SELECT one FROM made";
     assert_eq!(sql(&place, &["--format", "csv", "-c", created]).out, "one\n1\n");
     let created = "CREATE TABLE \"a.b\" AS SELECT 1 AS one; SELECT one FROM \"a.b\"";
     assert_eq!(sql(&place, &["--format", "csv", "-c", created]).out, "one\n1\n");
-    // What is written and read again in one session is never what was there before.
+    // A file that is replaced within a session is read anew.
     let twice = "COPY (SELECT 100 AS a) TO 'st.parquet'; SELECT sum(a) FROM 'st.parquet'; \
                  COPY (SELECT 200 AS a) TO 'st.parquet'; SELECT sum(a) AS s FROM 'st.parquet' WHERE a = 200";
     assert!(sql(&place, &["--format", "csv", "-c", twice]).out.ends_with("s\n200\n"));
@@ -402,9 +405,9 @@ fn files_folders_and_patterns_are_tables() {
     assert_eq!(sql(&place, &["--format", "csv", "-c", created]).out, "count(*)\n6\n");
 }
 
-/// Values are not to change or vanish because another file comes first.
+/// The result must not depend on which file comes first.
 #[test]
-fn files_that_differ_are_one_table_only_where_nothing_is_lost() {
+fn schemas_of_several_files_are_merged_without_loss() {
     let place = Place::new();
     let copy = |select: &str, to: &str| {
         let ended = sql(&place, &["-c", &format!("COPY ({select}) TO '{to}'")]);
@@ -425,7 +428,7 @@ fn files_that_differ_are_one_table_only_where_nothing_is_lost() {
     place.write("order/2.csv", "b,a\n3,4\n");
     let ended = sql(&place, &["-c", "SELECT * FROM 'order'"]);
     assert!(ended.code == Some(2) && ended.err.contains("in another order"), "{ended:?}");
-    // Two settings: neither is that of the whole table.
+    // Two settings: the merged column has neither.
     copy("SELECT elmo_embed('a', layers => 'top') AS v", "made/1.parquet");
     copy("SELECT elmo_embed('a') AS v", "made/2.parquet");
     copy("SELECT * FROM 'made'", "made.parquet");
@@ -458,18 +461,17 @@ fn several_models_by_name() {
     assert_eq!(twice.code, Some(2), "{twice:?}");
 }
 
-/// A model of which there is a note is described by the note: its weights are not read. A wrong one is found when the
-/// model is opened, and mended by that.
+/// A cached fingerprint avoids reading the weights. A wrong one is detected and corrected when the model is opened.
 #[test]
-fn a_model_is_described_by_a_note_as_long_as_its_files_do_not_change() {
+fn a_fingerprint_is_cached_until_the_models_files_change() {
     let place = small();
     place.exits("model convert tiny other --to safetensors", 0);
-    // Another model than tiny, which is never noted: one bit of its weights differs.
+    // One bit differs from `tiny`, whose fingerprint is built in and never cached.
     let weights = place.path("other/weights.safetensors");
     let mut bytes = fs::read(&weights).unwrap();
     *bytes.last_mut().unwrap() ^= 1;
     fs::write(&weights, bytes).unwrap();
-    // Files that were written just now are not noted.
+    // Fingerprints of files written within the last seconds are not cached.
     std::thread::sleep(Duration::from_secs(4));
     let ask = |statement: &str| sql(&place, &["--model", "other", "--format", "csv", "-c", statement]);
     let described = || ask("SELECT fingerprint FROM elmo_models() WHERE name = 'other'").out;
@@ -500,7 +502,7 @@ fn scripts_come_from_files_and_from_standard_input() {
     let wrong = sql(&place, &["-f", "s.sql", "-f", "wrong.sql"]);
     assert_eq!((wrong.code, wrong.out.as_str()), (Some(2), ""), "{wrong:?}");
     assert!(wrong.err.starts_with("error: wrong.sql: ") && wrong.err.contains("Line: 2"), "{wrong:?}");
-    // Nothing of a text is run when a part of it is no SQL.
+    // If one statement is invalid, none is run.
     let broken = sql(&place, &["--format", "csv", "-c", "SELECT 1; SELEC 2"]);
     assert_eq!((broken.code, broken.out.as_str()), (Some(2), ""), "{broken:?}");
     let two = sql(&place, &["--format", "arrow", "-c", "SELECT 1; SELECT 2"]);
@@ -553,9 +555,9 @@ fn errors() {
     snapshot("errors-sql", &shown.join("\n"));
 }
 
-/// Of a folder of files, the error names the one that is broken: found when columns are guessed, or when rows are read.
+/// The error names the invalid file of a folder, whether schema inference or the scan finds it.
 #[test]
-fn an_error_names_the_file_that_is_broken() {
+fn an_error_names_the_invalid_file() {
     let place = small();
     let fails = |statement: &str, file: &str, reason: &str| {
         let ended = sql(&place, &["-c", statement]);
@@ -578,7 +580,7 @@ fn an_error_names_the_file_that_is_broken() {
          head -c 300 arrow/a.arrow > arrow/b.arrow",
     );
     assert_eq!(made.code, Some(0), "{made:?}");
-    // A page's bytes, behind the header of the first.
+    // Damages a data page.
     let damaged = place.path("parquet/b.parquet");
     let mut bytes = fs::read(&damaged).unwrap();
     let middle = bytes.len() / 3;
@@ -586,7 +588,7 @@ fn an_error_names_the_file_that_is_broken() {
     fs::write(&damaged, bytes).unwrap();
     let csv = "CREATE EXTERNAL TABLE t (id BIGINT) STORED AS CSV LOCATION 'csv/' OPTIONS ('format.has_header' 'true')";
     fails(&format!("{csv}; SELECT sum(id) FROM t"), "csv/13.csv", "for column 0");
-    // Of a file whose columns are declared, and of one that shows none.
+    // With a declared schema, and with an inferred one.
     let json = "CREATE EXTERNAL TABLE t (id BIGINT) STORED AS NDJSON LOCATION 'json/'";
     fails(&format!("{json}; SELECT sum(id) FROM t"), "json/13.jsonl", "Json error");
     fails("CREATE EXTERNAL TABLE t STORED AS JSON LOCATION 'json/*.jsonl'", "json/13.jsonl", "Not valid JSON");
@@ -596,7 +598,7 @@ fn an_error_names_the_file_that_is_broken() {
     let given =
         "CREATE EXTERNAL TABLE t (id BIGINT, t VARCHAR) STORED AS PARQUET LOCATION 'torn/'; SELECT max(t) FROM t";
     fails(given, "torn/b.parquet", "Invalid Parquet file");
-    // One that is not read when columns are guessed, and is not blamed.
+    // Schema inference skips `_SUCCESS`, so the error must not name it.
     place.write("torn/_SUCCESS", "");
     fails("CREATE EXTERNAL TABLE t STORED AS PARQUET LOCATION 'torn/'", "torn/b.parquet", "Invalid Parquet file");
     place.write("zst/a.csv.zst", [7; 90]);
@@ -604,7 +606,7 @@ fn an_error_names_the_file_that_is_broken() {
     let given =
         "CREATE EXTERNAL TABLE t (a INT) STORED AS CSV LOCATION 'zst/a.csv.zst' OPTIONS ('format.compression' 'zstd')";
     fails(&format!("{given}; SELECT * FROM t"), "zst/a.csv.zst", "");
-    // Arrow's body, which only those who unpack it look at.
+    // Damages the body of an Arrow file, which schema inference does not read.
     let mut body = fs::read(place.path("arrow/a.arrow")).unwrap();
     let from = body.len() / 2;
     body[from..from + 600].fill(0xff);
@@ -612,10 +614,52 @@ fn an_error_names_the_file_that_is_broken() {
     fs::copy(place.path("arrow/a.arrow"), place.path("bodies/a.arrow")).unwrap();
     fs::write(place.path("bodies/b.arrow"), body).unwrap();
     fails("SELECT max(id) FROM 'bodies'", "bodies/b.arrow", "");
-    fails("SELECT * FROM 'arrow'", "arrow/b.arrow", "cut short");
-    // What an expression does wrong is not a file's fault.
+    fails("SELECT * FROM 'arrow'", "arrow/b.arrow", "truncated");
+    // An error of an expression does not name a file.
     let ended = sql(&place, &["-c", "SELECT 1 / (id - 7) FROM 'csv/1.csv'"]);
     assert!(ended.code == Some(3) && !ended.err.contains("csv"), "{ended:?}");
+}
+
+/// Readers and functions quote the values that they reject. Neither the file's reader nor an expression may show them.
+#[test]
+fn errors_contain_no_row_values() {
+    let place = Place::new();
+    // Schema inference and scan of JSON: a line that is an array, an array with items that are not objects, other
+    // types.
+    place.write("array.json", "[{\"text\": \"planted marker\"}]\n");
+    place.write("array.jsonl", "[\"planted marker\"]\n");
+    place.write("items.json", "[{\"id\": 1}, \"planted marker\"]");
+    place.write("types.jsonl", "{\"id\": [{\"planted marker\": 1}]}\n{\"id\": \"planted marker\"}\n");
+    place.write("values.jsonl", "{\"id\": 1}\n{\"id\": \"planted marker\"}\n");
+    place.write("text.csv", "text\nplanted marker\n");
+    let items = "STORED AS JSON LOCATION 'items.json' OPTIONS ('format.newline_delimited' 'false'); SELECT * FROM t";
+    let of_text = |expression: &str| format!("SELECT {expression} FROM 'text.csv'");
+    for statement in [
+        "SELECT * FROM 'array.json'".to_owned(),
+        "SELECT * FROM 'array.jsonl'".to_owned(),
+        "SELECT * FROM 'types.jsonl'".to_owned(),
+        "CREATE EXTERNAL TABLE t STORED AS JSON LOCATION 'array.json'".to_owned(),
+        format!("CREATE EXTERNAL TABLE t {items}"),
+        format!("CREATE EXTERNAL TABLE t (id BIGINT) {items}"),
+        "CREATE EXTERNAL TABLE t (id BIGINT) STORED AS JSON LOCATION 'values.jsonl'; SELECT * FROM t".to_owned(),
+        of_text("CAST(text AS BOOLEAN)"),
+        of_text("CAST(text AS INTERVAL)"),
+        of_text("CAST(text AS TIMESTAMP)"),
+        of_text("to_time(text)"),
+        of_text("to_timestamp(text, '%Y')"),
+        of_text("regexp_like('a', text || '(')"),
+        of_text("regexp_replace('a', 'b', 'c', text)"),
+        of_text("map([text, text], [1, 2])"),
+        format!("CREATE TABLE t AS {}", of_text("to_time(text)")),
+        format!("COPY ({}) TO 'out.csv'", of_text("to_time(text)")),
+    ] {
+        let ended = sql(&place, &["-c", &statement]);
+        assert!(matches!(ended.code, Some(2 | 3)), "{statement}: {ended:?}");
+        assert!(!ended.err.is_empty() && !ended.err.contains("marker"), "{statement}: {ended:?}");
+    }
+    // Names of the statement are shown.
+    let dropped = sql(&place, &["-c", "DROP TABLE reviews"]);
+    assert!(dropped.err.contains("reviews"), "{dropped:?}");
 }
 
 #[test]
@@ -632,7 +676,7 @@ fn an_interrupted_copy_leaves_what_was_there() {
     let place = Place::new();
     place.write("a.txt", "It rained all day, and we stayed in and read what there was.\n".repeat(100_000));
     place.write("before.csv", "what was there before\n");
-    // Every text another one: equal ones are embedded once. Ten rows are a batch, of which a writer is given many.
+    // Distinct texts, as equal ones are embedded once. Small batches, so that the writer receives many.
     let rows = "SELECT elmo_embed(concat(text, random()::text)) AS v FROM 'a.txt'";
     for (out, rows) in [
         ("out.parquet", rows),
@@ -655,7 +699,7 @@ fn an_interrupted_copy_leaves_what_was_there() {
     assert_eq!(fs::read_to_string(place.path("before.csv")).unwrap(), "what was there before\n");
 }
 
-/// A terminal of 200 columns, and the end that a person would sit at.
+/// A pseudoterminal of 200 columns: the user's end and the program's end.
 fn terminal() -> (OwnedFd, OwnedFd) {
     let (mut ours, mut theirs) = (0, 0);
     let size = libc::winsize { ws_row: 50, ws_col: 200, ws_xpixel: 0, ws_ypixel: 0 };
@@ -675,7 +719,7 @@ fn the_prompt_takes_statements_commands_and_errors() {
     command.args(["sql", "--no-color"]).env("TERM", "xterm");
     let (input, output) = (theirs.try_clone().unwrap(), theirs.try_clone().unwrap());
     let mut child = command.stdin(input).stdout(output).stderr(theirs).spawn().unwrap();
-    // The command holds descriptors of the terminal, without which reading from it would not end.
+    // The command holds descriptors of the terminal; reading from it ends when all are closed.
     drop(command);
     let mut screen = fs::File::from(ours.try_clone().unwrap());
     let mut keys = fs::File::from(ours);
@@ -689,7 +733,7 @@ fn the_prompt_takes_statements_commands_and_errors() {
         }
         String::from_utf8_lossy(&seen).into_owned()
     });
-    // Over two lines; Tab completes the function; Ctrl-C gives a line up; an error ends nothing.
+    // A statement of two lines, completion with Tab, Ctrl-C, an error, and commands.
     for line in [
         "SELECT max(id) AS largest\r",
         "FROM 'a.csv';\r",
@@ -715,7 +759,7 @@ fn the_prompt_takes_statements_commands_and_errors() {
         "| true |",
         "table 'datafusion.public.nowhere' not found",
         "text,Utf8",
-        "no such command",
+        "unknown command",
     ] {
         assert!(seen.contains(part), "no {part:?} in {seen}");
     }
@@ -723,7 +767,7 @@ fn the_prompt_takes_statements_commands_and_errors() {
     assert!(history.contains("\\f csv") && !history.contains("given_up"), "{history}");
 }
 
-/// A megabyte and more of cells of three lines: what is cut into parts is cut within a cell.
+/// A CSV file of several megabytes of multi-line cells: splitting it would split cells.
 #[test]
 fn quoted_cells_have_several_lines() {
     let place = Place::new();

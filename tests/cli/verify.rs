@@ -4,6 +4,7 @@
 
 use std::{
     fs::{self, File},
+    path::PathBuf,
     sync::Arc,
 };
 
@@ -37,9 +38,26 @@ fn verify(words: &str) -> String {
     format!("verify --model tiny --device cpu -q --json {words}")
 }
 
-/// The name of a file of `out`.
-fn name_of(path: &str) -> &str {
-    path.strip_prefix("out/").unwrap()
+/// A part of an output, by its number.
+fn part(place: &Place, output: &str, number: usize) -> String {
+    format!("{output}/{}", part_name(place, output, number))
+}
+
+fn part_name(place: &Place, output: &str, number: usize) -> String {
+    file_name(place, output, number, ".parquet").unwrap_or_else(|| panic!("no part {number} in {output}"))
+}
+
+/// The entry of a part in the manifest of `out`.
+fn entry(place: &Place, number: usize) -> PathBuf {
+    let name = file_name(place, "out/_elmo", number, ".json").unwrap_or_else(|| panic!("no entry {number}"));
+    place.path("out/_elmo").join(name)
+}
+
+/// The name of the file `part-NUMBER…` in a folder.
+fn file_name(place: &Place, folder: &str, number: usize, end: &str) -> Option<String> {
+    let names = fs::read_dir(place.path(folder)).unwrap().map(|file| file.unwrap().file_name().into_string().unwrap());
+    let start = format!("part-{number:05}");
+    names.into_iter().find(|name| name.starts_with(&start) && name.ends_with(end))
 }
 
 fn read(place: &Place, name: &str) -> (RecordBatch, Vec<KeyValue>) {
@@ -59,9 +77,10 @@ fn write(place: &Place, name: &str, rows: &RecordBatch, footer: Vec<KeyValue>) {
     enter(place, name);
 }
 
-/// Enters the bytes that a part has now into the manifest, as whoever forges an output would.
+/// Writes the current size and hash of a part into its entry, as somebody who forges an output would.
 fn enter(place: &Place, name: &str) {
-    let entry = place.path(&format!("out/_elmo/{}.json", &name_of(name)[.."part-00000".len()]));
+    let number = name.split("part-").nth(1).unwrap()[..5].parse().unwrap();
+    let entry = entry(place, number);
     let bytes = fs::read(place.path(name)).unwrap();
     let mut values: Value = serde_json::from_slice(&fs::read(&entry).unwrap()).unwrap();
     values["bytes"] = json!(bytes.len());
@@ -84,7 +103,7 @@ fn alter_footer(place: &Place, name: &str, key: &str, value: &str) {
 
 /// Alters the first part of `out`, runs words, and puts the part back.
 fn altered(place: &Place, words: &str, change: impl FnOnce(&RecordBatch) -> RecordBatch) -> Ended {
-    let name = place.part("out", 0);
+    let name = part(place, "out", 0);
     let before = fs::read(place.path(&name)).unwrap();
     alter(place, &name, change);
     let ended = place.run(words);
@@ -162,7 +181,7 @@ fn untouched_outputs_pass() {
 #[test]
 fn other_bytes_than_were_written() {
     let place = place("--rows-per-file 1");
-    let (first, second) = (place.part("out", 0), place.part("out", 2));
+    let (first, second) = (part(&place, "out", 0), part(&place, "out", 2));
     let [a, b] = [&first, &second].map(|name| fs::read(place.path(name)).unwrap());
     let mut flipped = a.clone();
     flipped[a.len() / 3] ^= 1;
@@ -170,19 +189,23 @@ fn other_bytes_than_were_written() {
         for (name, bytes) in [&first, &second].into_iter().zip(bytes) {
             fs::write(place.path(name), bytes).unwrap();
         }
-        let ended = place.exits("inspect out --json", 1);
-        assert!(ended.err.contains(named), "{ended:?}");
-        let ended = place.exits(&verify("out --sample 1"), 1);
-        assert!(ended.err.contains(named), "{ended:?}");
+        for words in ["inspect out --json".to_owned(), verify("out --sample 1")] {
+            let ended = place.exits(&words, 1);
+            assert!(ended.err.contains(named), "{ended:?}");
+            let help =
+                "  help: run the elmo embed command of this output again with --check, which rewrites changed parts";
+            assert!(ended.err.contains(help), "{ended:?}");
+        }
     };
-    let [first_name, second_name] = [name_of(&first), name_of(&second)];
-    check([&b, &a], &format!("{first_name} holds other bytes than were written, {second_name}"));
+    let [first_name, second_name] = [0, 2].map(|number| part_name(&place, "out", number));
+    check([&b, &a], &format!("{first_name} has other bytes than the job wrote, {second_name}"));
     let (rows, footer) = read(&place, &second);
-    let entry = fs::read(place.path("out/_elmo/part-00002.json")).unwrap();
+    let second_entry = entry(&place, 2);
+    let before = fs::read(&second_entry).unwrap();
     write(&place, &second, &rows, footer);
-    fs::write(place.path("out/_elmo/part-00002.json"), entry).unwrap();
+    fs::write(second_entry, before).unwrap();
     let again = fs::read(place.path(&second)).unwrap();
-    check([&a, &again], &format!("{second_name} holds other bytes"));
+    check([&a, &again], &format!("{second_name} has other bytes than the job wrote"));
     for (name, bytes) in [(&first, &flipped), (&second, &b)] {
         fs::write(place.path(name), bytes).unwrap();
     }
@@ -285,36 +308,81 @@ fn rows_and_parts_that_are_lost() {
     let place = place("--rows-per-file 2");
     let dropped = altered(&place, &verify("out"), |rows| rows.slice(0, 1));
     assert_eq!(dropped.code, Some(1), "{dropped:?}");
-    assert!(
-        dropped.err.contains(&format!("{} holds 1 rows, by the manifest 2", name_of(&place.part("out", 0)))),
-        "{dropped:?}"
-    );
+    let first = part_name(&place, "out", 0);
+    let said = format!("{first} has 1 rows, but its entry in the manifest says 2");
+    assert!(dropped.err.contains(&said), "{dropped:?}");
     let looked_at = altered(&place, "inspect out --json", |rows| rows.slice(0, 1));
     assert_eq!(looked_at.code, Some(1), "{looked_at:?}");
 
-    fs::copy(place.path(&place.part("out", 1)), place.path("out/more.parquet")).unwrap();
+    fs::copy(place.path(&part(&place, "out", 1)), place.path("out/more.parquet")).unwrap();
     let foreign = place.exits(&verify("out"), 1);
     assert!(foreign.err.contains("more.parquet is not in the manifest"), "{foreign:?}");
     fs::rename(place.path("out/more.parquet"), place.path("more.parquet")).unwrap();
 
-    let first = place.part("out", 0);
-    fs::remove_file(place.path(&first)).unwrap();
+    fs::remove_file(place.path(&part(&place, "out", 0))).unwrap();
     for words in [verify("out"), "inspect out --json".to_owned()] {
         let lost = place.exits(&words, 1);
-        assert!(lost.err.contains(&format!("{} is in the manifest, and not there", name_of(&first))), "{lost:?}");
+        assert!(lost.err.contains(&format!("{first} is in the manifest but does not exist")), "{lost:?}");
+        assert!(lost.err.contains("again, which writes what is missing"), "{lost:?}");
         assert_eq!(lost.json()["manifest"]["complete"], true, "{lost:?}");
     }
     // The file that is left is what it should be, and so is a copy far from any manifest.
-    place.exits(&verify(&place.part("out", 1)), 0);
+    place.exits(&verify(&part(&place, "out", 1)), 0);
     assert_eq!(place.exits(&verify("more.parquet"), 0).json()["manifest"], Value::Null);
+}
+
+/// A job that lost its lease may still publish a part, and other programs write `part-*` too.
+#[test]
+fn files_that_the_manifest_does_not_name() {
+    let place = place("--rows-per-file 2");
+    // Of another job: by itself it is sound, and its settings differ.
+    place.exits("embed -q --model tiny --device cpu --input plain.txt --output other --pooling max", 0);
+    let foreign = "out/part-00001-0123abcd.parquet";
+    fs::copy(place.path(&part(&place, "other", 0)), place.path(foreign)).unwrap();
+    place.write("out/part-00007.csv", "text\n");
+    for words in [verify("out"), "inspect out --json".to_owned()] {
+        let ended = place.exits(&words, 1);
+        for name in ["part-00001-0123abcd.parquet", "part-00007.csv"] {
+            assert!(ended.err.contains(&format!("{name} is not in the manifest")), "{ended:?}");
+        }
+        let help = "  help: delete part-00001-0123abcd.parquet, part-00007.csv: readers of the folder";
+        assert!(ended.err.contains(help), "{ended:?}");
+        assert_eq!(ended.json()["rows"], 3, "the rows of the job alone: {ended:?}");
+    }
+    fs::remove_file(place.path("out/part-00007.csv")).unwrap();
+
+    // Of a job that is not finished, the next part may lack its entry. This one has another fingerprint, or none.
+    fs::remove_file(place.path("out/_elmo/done.json")).unwrap();
+    place.exits("inspect out", 1);
+    fs::remove_file(place.path(foreign)).unwrap();
+    fs::remove_file(entry(&place, 1)).unwrap();
+    place.exits("inspect out", 0);
+    fs::rename(place.path(&part(&place, "out", 1)), place.path("out/part-00002.parquet")).unwrap();
+    place.exits("inspect out", 1);
+}
+
+/// A part that another job replaced under the same name differs in its footer, and the manifest tells which one is wrong.
+#[test]
+fn a_replaced_part_can_be_restored() {
+    for number in [0, 1] {
+        let place = place("--rows-per-file 2");
+        place.exits("embed -q --model tiny --input plain.txt --output other --pooling max --rows-per-file 2", 0);
+        let replaced = part(&place, "out", number);
+        fs::copy(place.path(&part(&place, "other", number)), place.path(&replaced)).unwrap();
+        for words in [verify("out"), "inspect out".to_owned()] {
+            let ended = place.exits(&words, 1);
+            let help = format!("{} is not as the job wrote it: run the elmo embed", part_name(&place, "out", number));
+            assert!(ended.err.contains("elmo.pooling is") && ended.err.contains(&help), "{ended:?}");
+        }
+    }
 }
 
 #[test]
 fn entries_that_are_lost() {
     let place = place("--rows-per-file 2");
-    fs::remove_file(place.path("out/_elmo/part-00001.json")).unwrap();
+    fs::remove_file(entry(&place, 1)).unwrap();
     let lost = place.exits(&verify("out"), 1);
-    assert!(lost.err.contains("the manifest has entries for 2 rows of 3"), "{lost:?}");
+    assert!(lost.err.contains("the manifest has entries for 2 of 3 rows"), "{lost:?}");
     fs::remove_file(place.path("out/_elmo/done.json")).unwrap();
     let unfinished = place.exits(&verify("out"), 1);
     assert!(unfinished.err.contains("is not finished"), "{unfinished:?}");
@@ -327,29 +395,29 @@ fn entries_that_are_lost() {
 #[test]
 fn footers() {
     let place = place("--rows-per-file 2");
-    alter_footer(&place, &place.part("out", 1), "elmo.layers", "top");
+    alter_footer(&place, &part(&place, "out", 1), "elmo.layers", "top");
     for words in [verify("out"), "inspect out".to_owned()] {
         let ended = place.exits(&words, 1);
-        let named = ended.err.contains(&place.part("out", 1)) && ended.err.contains("elmo.layers is \"top\"");
+        let named = ended.err.contains(&part_name(&place, "out", 1)) && ended.err.contains("elmo.layers is \"top\"");
         assert!(named, "{ended:?}");
     }
     // By itself as well: the manifest knows.
-    let ended = place.exits(&verify(&place.part("out", 1)), 1);
-    assert!(ended.err.contains("the footers are not as the manifest says: elmo.layers"), "{ended:?}");
-    place.exits(&verify(&place.part("out", 0)), 0);
+    let ended = place.exits(&verify(&part(&place, "out", 1)), 1);
+    assert!(ended.err.contains("the footers disagree with the manifest: elmo.layers"), "{ended:?}");
+    place.exits(&verify(&part(&place, "out", 0)), 0);
 }
 
 #[test]
 fn texts_from_the_inputs() {
     let place = place("--keep none --rows-per-file 2");
     place.exits(&verify("out"), 0);
-    let one = place.exits(&verify(&place.part("out", 1)), 0).json();
+    let one = place.exits(&verify(&part(&place, "out", 1)), 0).json();
     assert_eq!((&one["rows"], &one["bit_equal_rows"]), (&json!(1), &json!(1)), "{one}");
     // A folder may be called like a file.
     place.exits("embed -q --model tiny --input plain.txt --output x.parquet --keep none", 0);
     place.exits(&verify("x.parquet"), 0);
     let far = place.path("far.parquet");
-    fs::copy(place.path(&place.part("out", 1)), far).unwrap();
+    fs::copy(place.path(&part(&place, "out", 1)), far).unwrap();
     assert!(place.exits(&verify("far.parquet"), 2).err.contains("no manifest beside it"));
 
     place.write("plain.txt", "It rained.\n");
@@ -449,9 +517,11 @@ fn inspect_counts() {
 #[test]
 fn a_damaged_file_is_damaged_data() {
     let place = place("");
-    let bytes = fs::read(place.path(&place.part("out", 0))).unwrap();
-    place.write(&place.part("out", 0), &bytes[..bytes.len() - 20]);
+    let bytes = fs::read(place.path(&part(&place, "out", 0))).unwrap();
+    place.write(&part(&place, "out", 0), &bytes[..bytes.len() - 20]);
     for words in ["inspect out".to_owned(), verify("out")] {
-        assert!(place.exits(&words, 3).err.contains("not a readable Parquet file"), "{words}");
+        let ended = place.exits(&words, 3);
+        assert!(ended.err.contains("not a readable Parquet file"), "{ended:?}");
+        assert!(ended.err.contains("  help: run the elmo embed command of this output again"), "{ended:?}");
     }
 }

@@ -18,6 +18,8 @@ pub(crate) struct CellState {
 
 /// One direction over one sequence.
 pub(crate) struct StackRun {
+    /// `[position][P]`: what the first layer read.
+    pub(crate) input: Vec<Vec<f64>>,
     /// `[layer - 1][position][P]`: the outputs of the LSTM layers, residual included.
     pub(crate) outputs: Vec<Vec<Vec<f64>>>,
     /// State of each layer after the last position that was read.
@@ -62,13 +64,26 @@ impl<'a> Stack<'a> {
 
     /// Layer after layer, each over the whole sequence: input `(n, P)` in reading order.
     pub(crate) fn run(&self, input: &[Vec<f64>], start: &[CellState]) -> StackRun {
+        self.run_with(input, start, &|_, _, _| ())
+    }
+
+    /// As [`Stack::run`], where `drop` changes what a layer (0 is the input) has at a position before anything reads it:
+    /// the next layer, that layer's residual, and the caller.
+    pub(crate) fn run_with(
+        &self,
+        input: &[Vec<f64>],
+        start: &[CellState],
+        drop: &dyn Fn(usize, usize, &mut [f64]),
+    ) -> StackRun {
         assert_eq!(start.len(), self.cells.len(), "one state per layer");
-        let mut run = StackRun { outputs: Vec::new(), end: Vec::new() };
         let mut x = input.to_vec();
+        x.iter_mut().enumerate().for_each(|(position, x)| drop(0, position, x));
+        let mut run = StackRun { input: x.clone(), outputs: Vec::new(), end: Vec::new() };
         for (layer, (cell, start)) in self.cells.iter().zip(start).enumerate() {
             // Never on the first layer: there the input is the token vector.
             let residual = layer > 0 && self.options.use_skip_connections;
-            let (y, end) = cell.run(&x, start, residual);
+            let (mut y, end) = cell.run(&x, start, residual);
+            y.iter_mut().enumerate().for_each(|(position, y)| drop(layer + 1, position, y));
             run.outputs.push(y.clone());
             run.end.push(end);
             x = y;

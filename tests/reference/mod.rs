@@ -154,6 +154,18 @@ impl<'a> Reference<'a> {
         run
     }
 
+    /// One direction over words in reading order, without boundaries, and with dropout: see [`Stack::run_with`].
+    pub(crate) fn window(
+        &self,
+        direction: usize,
+        words: &[&str],
+        start: &[CellState],
+        drop: &dyn Fn(usize, usize, &mut [f64]),
+    ) -> StackRun {
+        let tokens: Vec<Vec<f64>> = words.iter().map(|word| self.token_layer.vector(word)).collect();
+        self.stacks[direction].run_with(&tokens, start, drop)
+    }
+
     /// The token vectors of `<S> words.. </S>`: `(n + 2, P)`.
     pub(crate) fn token_vectors<S: AsRef<str>>(&self, words: &[S]) -> Vec<Vec<f64>> {
         let words = words.iter().map(AsRef::as_ref);

@@ -1,4 +1,4 @@
-//! How many texts a query gives to the model, counted by the engine itself.
+//! The number of texts that a query embeds, as the engine counts them.
 
 use std::sync::Arc;
 
@@ -14,7 +14,7 @@ const ROWS: i64 = 100_000;
 /// One in a thousand is NULL.
 const NULLS: u64 = 100;
 
-/// `id, grp = id % 10, text`, each text one sentence; `texts` distinct ones.
+/// `id, grp = id % 10, text` with `texts` distinct texts of one sentence each.
 fn table(texts: i64) -> RecordBatch {
     let ids = || 0..ROWS;
     let text = |id: i64| (texts < ROWS || id % 1000 != 7).then(|| format!("t{}", id % texts));
@@ -24,7 +24,7 @@ fn table(texts: i64) -> RecordBatch {
     RecordBatch::try_from_iter_with_nullable([("id", id, false), ("grp", grp, false), ("text", text, true)]).unwrap()
 }
 
-/// A session in which the model has embedded nothing yet.
+/// A session with an empty cache.
 fn session(elmo: &Elmo, table: &RecordBatch, rules: bool) -> SessionContext {
     let config = SessionConfig::new().with_target_partitions(4);
     let session = elmo_udfs::session_with_config(&Models::from(elmo.clone()), config);
@@ -34,7 +34,7 @@ fn session(elmo: &Elmo, table: &RecordBatch, rules: bool) -> SessionContext {
     session
 }
 
-/// Texts that the model was given.
+/// The number of texts that the model embedded.
 async fn embedded(elmo: &Elmo, session: &SessionContext, query: &str) -> u64 {
     let before = elmo.embedder().metrics().sentences;
     let batches = elmo_udfs::sql(session, query).await.unwrap().collect().await;
@@ -47,12 +47,12 @@ async fn plan(session: &SessionContext, query: &str) -> String {
     pretty_format_batches(&explained).unwrap().to_string()
 }
 
-/// The table of what DataFusion 55 does by itself and of what is to come out.
+/// Queries for which DataFusion 55 alone would embed more rows.
 #[tokio::test(flavor = "multi_thread")]
-async fn no_text_is_embedded_in_vain() {
+async fn only_needed_texts_are_embedded() {
     let elmo = Elmo::tiny().unwrap();
     let (table, real) = (table(ROWS), ROWS as u64 - NULLS);
-    // Of the rows with grp = 7 some have a NULL text, of no others.
+    // Only rows with grp = 7 have NULL texts.
     let cases = [
         ("SELECT id, elmo_embed(text) FROM t ORDER BY id DESC LIMIT 10", 10),
         ("SELECT id, e FROM (SELECT id, elmo_embed(text) e FROM t) ORDER BY id DESC LIMIT 10", 10),
@@ -73,7 +73,7 @@ async fn no_text_is_embedded_in_vain() {
         ("SELECT id FROM t ORDER BY elmo_embed(text)[1] LIMIT 5", real),
         ("SELECT id, row_number() OVER (PARTITION BY grp ORDER BY elmo_embed(text)[1]) FROM t", real),
         ("SELECT id, elmo_embed(text) FROM t WHERE grp = 3", 10_000),
-        // The row with id 7 is among them.
+        // Includes the row with id 7.
         ("SELECT id, elmo_embed(text) FROM t LIMIT 10", 9),
         ("SELECT id, elmo_embed(text) FROM t WHERE grp = 3 LIMIT 10", 10),
         ("SELECT id, CASE WHEN grp = 1 THEN elmo_embed(text)[2] END FROM t", 10_000),
@@ -99,9 +99,9 @@ async fn no_text_is_embedded_in_vain() {
     }
 }
 
-/// By the plan alone: nothing is remembered, as if vectors were larger than the memory for them.
+/// Without the cache, so by the plan alone.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_vector_that_is_there_is_not_computed_again() {
+async fn no_plan_computes_a_vector_twice() {
     let elmo = Elmo::tiny().unwrap();
     let (table, real) = (table(ROWS), ROWS as u64 - NULLS);
     let cases = [

@@ -1,4 +1,4 @@
-//! The operator at work: any number of rows, of queries and of threads, too little memory, and queries that are given up.
+//! Execution of the operator: any number of rows, queries and threads, insufficient memory, and cancelled queries.
 
 use std::{sync::Arc, time::Duration};
 
@@ -67,10 +67,10 @@ async fn any_number_of_rows_in_any_encoding() {
     }
 }
 
-/// Ten batches of 100 texts, of which two are too many for keys of 8 bits: as the text that is embedded, and as a column
-/// that is only handed on.
+/// Ten batches of 100 texts: keys of 8 bits are sufficient for one batch, but not for two. The dictionary is the text
+/// that is embedded, and then a column that the operator only passes on.
 #[tokio::test]
-async fn batches_whose_dictionaries_do_not_fit_together() {
+async fn batches_whose_dictionaries_overflow_when_concatenated() {
     let config = SessionConfig::new().with_target_partitions(1);
     let session = elmo_udfs::session_with_config(&Models::from(tiny().clone()), config);
     let texts = |word: &str| (0..1000).map(|n| Some(format!("{word}{n}"))).collect::<StringArray>();
@@ -104,13 +104,13 @@ async fn batches_whose_dictionaries_do_not_fit_together() {
 }
 
 #[tokio::test]
-async fn an_analysis_says_what_was_done() {
+async fn explain_analyze_shows_metrics() {
     let session = session();
     register(&session, texts(1000));
-    let said = rows(&session, "EXPLAIN ANALYZE SELECT id, elmo_embed(text) FROM t WHERE id < 800").await;
-    let said = pretty_format_batches(&[said]).unwrap().to_string();
-    let line = said.lines().find(|line| line.contains("EmbedExec: elmo_embed(t.text) as __elmo_")).unwrap();
-    // Judge: the standard library's set of the texts that are not NULL.
+    let analyzed = rows(&session, "EXPLAIN ANALYZE SELECT id, elmo_embed(text) FROM t WHERE id < 800").await;
+    let analyzed = pretty_format_batches(&[analyzed]).unwrap().to_string();
+    let line = analyzed.lines().find(|line| line.contains("EmbedExec: elmo_embed(t.text) as __elmo_")).unwrap();
+    // Expected: the distinct texts that are not NULL, from a set of the standard library.
     let distinct: std::collections::BTreeSet<_> =
         texts(800).as_string::<i32>().iter().flatten().map(str::to_owned).collect();
     assert!(line.contains(&format!("rows_embedded={}", distinct.len())), "{line}");
@@ -121,7 +121,7 @@ async fn an_analysis_says_what_was_done() {
 }
 
 #[tokio::test]
-async fn a_query_that_stops_early_embeds_little() {
+async fn a_query_that_stops_early_embeds_one_batch() {
     let elmo = elmo::Elmo::tiny().unwrap();
     let config = SessionConfig::new().with_target_partitions(1);
     let session = elmo_udfs::session_with_config(&Models::from(elmo.clone()), config);
@@ -129,12 +129,12 @@ async fn a_query_that_stops_early_embeds_little() {
     register(&session, texts);
     let found = rows(&session, "SELECT id FROM t WHERE elmo_embed(text)[1] IS NOT NULL LIMIT 10").await;
     assert_eq!(found.num_rows(), 10);
-    // What DataFusion does by itself: one batch.
+    // DataFusion alone would embed one batch.
     assert!(elmo.embedder().metrics().sentences <= 8192, "{:?}", elmo.embedder().metrics());
 }
 
 #[tokio::test]
-async fn too_little_memory_is_an_error_that_names_the_setting() {
+async fn insufficient_memory_is_an_error_that_names_the_setting() {
     let runtime = RuntimeEnvBuilder::new().with_memory_limit(2 << 20, 1.0).build_arc().unwrap();
     let builder = SessionStateBuilder::new().with_runtime_env(runtime).with_default_features();
     let session = SessionContext::new_with_state(builder.with_elmo(&Models::from(tiny().clone())).build());
@@ -144,13 +144,14 @@ async fn too_little_memory_is_an_error_that_names_the_setting() {
     let query = "SELECT id, elmo_tokens(text, layers => 'all') AS k FROM t";
     let error = elmo_udfs::sql(&session, query).await.unwrap().collect().await.unwrap_err().strip_backtrace();
     assert!(error.contains("raise --memory-limit (datafusion.runtime.memory_limit)"), "{error}");
-    // The process lives, and what fits is done.
+    // A smaller query succeeds.
     let few = rows(&session, &format!("{query} WHERE id < 3")).await;
     assert_eq!(few.num_rows(), 3);
 }
 
-/// Queries at once on one set of models, some given up half way: all that end have the right rows, and all end.
-async fn many_at_once(queries: usize, rounds: usize) {
+/// Concurrent queries over one set of models, some of which are cancelled. All queries end, and those that are not
+/// cancelled return the right rows.
+async fn concurrent_queries(queries: usize, rounds: usize) {
     let models = Models::from(tiny().clone());
     let words = texts(120);
     let expected = direct(EmbedSpec::default(), &words);
@@ -171,11 +172,11 @@ async fn many_at_once(queries: usize, rounds: usize) {
                     }
                 };
                 let mut stream = elmo_udfs::sql(&session, query).await.unwrap().execute_stream().await.unwrap();
-                let give_up = (round + n) % 4 == 1;
+                let cancel = (round + n) % 4 == 1;
                 let mut batches = Vec::new();
                 while let Some(batch) = stream.next().await {
                     batches.push(batch.unwrap());
-                    if give_up {
+                    if cancel {
                         return;
                     }
                 }
@@ -185,55 +186,55 @@ async fn many_at_once(queries: usize, rounds: usize) {
             }
         };
         let all = futures::future::join_all((0..queries).map(|n| tokio::spawn(run(n))));
-        // Not a measurement: a deadlock would never end.
+        // The timeout detects a deadlock. It is no measurement.
         let ended = tokio::time::timeout(Duration::from_secs(120), all).await.expect("queries wait for each other");
         ended.into_iter().for_each(|query| query.unwrap());
     }
 }
 
 #[tokio::test]
-async fn many_queries_on_one_thread() {
+async fn concurrent_queries_on_one_thread() {
     for queries in [1, 2, 8] {
-        many_at_once(queries, 60).await;
+        concurrent_queries(queries, 60).await;
     }
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 3)]
-async fn many_queries_on_several_threads() {
+async fn concurrent_queries_on_several_threads() {
     for queries in [1, 2, 8] {
-        many_at_once(queries, 60).await;
+        concurrent_queries(queries, 60).await;
     }
 }
 
 #[test]
-fn a_query_that_is_left_behind_holds_up_no_other_runtime() {
+fn an_abandoned_query_does_not_block_another_runtime() {
     let models = Models::from(tiny().clone());
     let session = elmo_udfs::session_with_config(&models, SessionConfig::new().with_batch_size(64));
     register(&session, texts(5000));
     let runtime = || tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
     let query = "SELECT id, elmo_embed(text) FROM t";
-    let left = runtime();
-    let mut stream = left.block_on(async {
+    let abandoned = runtime();
+    let mut stream = abandoned.block_on(async {
         let mut stream = elmo_udfs::sql(&session, query).await.unwrap().execute_stream().await.unwrap();
         assert!(stream.next().await.unwrap().is_ok());
         stream
     });
-    // Its windows are under way, and nobody drives them.
+    // Its chunks are running, but their runtime makes no progress.
     let other = runtime().block_on(async { rows(&session, query).await });
     assert_eq!(other.num_rows(), 5000);
-    assert!(left.block_on(stream.next()).is_some());
+    assert!(abandoned.block_on(stream.next()).is_some());
 }
 
-/// Rows come in the order that was asked for, also where something is computed of a vector above the sort, from several
-/// batches and with more partitions than one.
+/// Rows have the order of the query, also if an expression over a vector is computed above the sort, with several
+/// batches and partitions.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_sort_below_the_operator_is_the_order_of_the_query() {
+async fn the_order_of_a_sort_below_the_operator_is_preserved() {
     let config = SessionConfig::new().with_batch_size(7).with_target_partitions(4);
     let session = elmo_udfs::session_with_config(&Models::from(tiny().clone()), config);
     let rows = "SELECT (value * 37) % 101 AS id, concat('text ', value) AS text FROM generate_series(1, 100)";
     elmo_udfs::sql(&session, &format!("CREATE TABLE t AS {rows}")).await.unwrap().collect().await.unwrap();
-    // What the rows are sorted by is among the columns, is said by another one, or is left out.
-    for (query, place) in [
+    // The sort key is an output column, determines one, or is no output column.
+    for (query, column) in [
         ("SELECT id, elmo_embed(text)[1] + 1 AS x FROM t ORDER BY id", 0),
         ("SELECT x, id FROM (SELECT elmo_embed(text)[1] * 2 AS x, id FROM t) ORDER BY id", 1),
         ("SELECT elmo_embed(text)[1] - 1 AS x, -id AS minus FROM t ORDER BY id DESC", 1),
@@ -242,22 +243,22 @@ async fn a_sort_below_the_operator_is_the_order_of_the_query() {
         let batches = elmo_udfs::sql(&session, query).await.unwrap().collect().await.unwrap();
         let ids: Vec<i64> = batches
             .iter()
-            .flat_map(|batch| batch.column(place).as_primitive::<Int64Type>().values().to_vec())
+            .flat_map(|batch| batch.column(column).as_primitive::<Int64Type>().values().to_vec())
             .collect();
         assert!(ids.len() >= 60 && ids.is_sorted(), "{query}: {ids:?}");
     }
-    let sorted = |rules: &str| format!("SET elmo.rules = {rules}");
+    let set_rules = |rules: &str| format!("SET elmo.rules = {rules}");
     let folder = tempfile::tempdir().unwrap();
     let file = folder.path().join("x.csv");
     for query in [
         "SELECT round(elmo_embed(text)[1], 4) AS x FROM t ORDER BY id".to_owned(),
-        // A subquery stands at the top of the plan.
+        // The root of the plan is a ScalarSubqueryExec.
         "SELECT round(elmo_embed(text)[1], 4) AS x FROM t WHERE id > (SELECT avg(id) FROM t) ORDER BY id".to_owned(),
         format!("COPY (SELECT round(elmo_embed(text)[1], 4) AS x FROM t ORDER BY id) TO '{}'", file.display()),
     ] {
         let mut answers = Vec::new();
         for rules in ["true", "false"] {
-            elmo_udfs::sql(&session, &sorted(rules)).await.unwrap().collect().await.unwrap();
+            elmo_udfs::sql(&session, &set_rules(rules)).await.unwrap().collect().await.unwrap();
             let batches = elmo_udfs::sql(&session, &query).await.unwrap().collect().await.unwrap();
             let all = concat_batches(&batches[0].schema(), &batches).unwrap();
             answers.push((ArrayRef::clone(all.column(0)), std::fs::read_to_string(&file).ok()));
@@ -266,8 +267,7 @@ async fn a_sort_below_the_operator_is_the_order_of_the_query() {
     }
 }
 
-/// VALUES with calls, some beside NULL and some of another kind: however many, in the order in which they were written,
-/// and not a partition for each.
+/// VALUES of many rows with calls, bare NULLs and other expressions: rows keep their order, in one partition.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn many_values_keep_their_order() {
     let session = session();

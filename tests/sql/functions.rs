@@ -1,4 +1,4 @@
-//! Every function against the embedder called directly, or against numbers that are easy to see.
+//! Every function against direct calls of the embedder, or against numbers calculated by hand.
 
 use std::sync::{Arc, Mutex};
 
@@ -31,14 +31,14 @@ fn session(rules: bool) -> datafusion::prelude::SessionContext {
     session
 }
 
-async fn both(query: &str) -> ArrayRef {
+async fn with_and_without_rules(query: &str) -> ArrayRef {
     let on = column(&session(true), query).await;
     let off = column(&session(false), query).await;
     assert_eq!(on.to_data(), off.to_data(), "{query}");
     on
 }
 
-async fn refused(query: &str) -> String {
+async fn planning_error(query: &str) -> String {
     match elmo_udfs::sql(&session(true), query).await {
         Err(error) => error.strip_backtrace(),
         Ok(frame) => frame.into_optimized_plan().expect_err(query).strip_backtrace(),
@@ -60,12 +60,14 @@ fn cosine(a: &[f32], b: &[f32]) -> f32 {
 
 #[tokio::test]
 async fn tokens_are_those_of_the_embedder() {
-    let found = both("SELECT elmo_tokens(text) FROM t ORDER BY id").await;
+    let found = with_and_without_rules("SELECT elmo_tokens(text) FROM t ORDER BY id").await;
     assert_eq!(found.to_data(), tokens().to_data());
-    let words =
-        both("SELECT token FROM (SELECT id, unnest(elmo_tokens(text))['token'] AS token FROM t WHERE id = 0)").await;
+    let words = with_and_without_rules(
+        "SELECT token FROM (SELECT id, unnest(elmo_tokens(text))['token'] AS token FROM t WHERE id = 0)",
+    )
+    .await;
     let words: Vec<_> = words.as_string::<i32>().iter().flatten().map(str::to_owned).collect();
-    // As Moses cuts them.
+    // Moses tokens.
     assert_eq!(words, ["The", "bank", "didn", "'t", "open", ".", "We", "left", "."]);
 }
 
@@ -75,22 +77,24 @@ async fn a_word_is_the_mean_of_its_tokens() {
     let first = all.as_list::<i32>().value(0);
     let vectors = ArrayRef::clone(first.as_struct().column_by_name("embedding").unwrap());
     // `bank` is at bytes 4..8, `didn't` at 9..15 in two tokens.
-    let bank = both("SELECT elmo_word(text, 4, 8) FROM t WHERE id = 0").await;
+    let bank = with_and_without_rules("SELECT elmo_word(text, 4, 8) FROM t WHERE id = 0").await;
     assert_eq!(vector(&bank, 0), vector(&vectors, 1));
-    let didnt = both("SELECT elmo_word(text, 9, 15) FROM t WHERE id = 0").await;
+    let didnt = with_and_without_rules("SELECT elmo_word(text, 9, 15) FROM t WHERE id = 0").await;
     let (didn, t) = (vector(&vectors, 2), vector(&vectors, 3));
     let mean: Vec<f32> = didn.iter().zip(&t).map(|(a, b)| ((f64::from(*a) + f64::from(*b)) / 2.0) as f32).collect();
     assert_eq!(vector(&didnt, 0), mean);
-    // Nothing there, and no text.
-    let none = both("SELECT elmo_word(text, 1000, 1001) FROM t ORDER BY id").await;
+    // No token at these offsets, or no text.
+    let none = with_and_without_rules("SELECT elmo_word(text, 1000, 1001) FROM t ORDER BY id").await;
     assert_eq!(none.logical_null_count(), TEXTS.len());
-    let kept =
-        both("SELECT elmo_span(tokens, 4, 8) FROM (SELECT elmo_tokens(text) AS tokens FROM t WHERE id = 0)").await;
-    assert_eq!(vector(&kept, 0), vector(&vectors, 1));
+    let span = with_and_without_rules(
+        "SELECT elmo_span(tokens, 4, 8) FROM (SELECT elmo_tokens(text) AS tokens FROM t WHERE id = 0)",
+    )
+    .await;
+    assert_eq!(vector(&span, 0), vector(&vectors, 1));
 }
 
 #[tokio::test]
-async fn a_try_never_ends_the_query() {
+async fn try_elmo_embed_never_fails_the_query() {
     let long: String = (0..600).map(|i| format!("w{i} ")).collect();
     let session = session(true);
     let texts: ArrayRef = Arc::new(StringArray::from(vec![Some("fine"), Some(long.as_str()), None, Some(" ")]));
@@ -112,7 +116,7 @@ async fn a_try_never_ends_the_query() {
     )
     .await;
     assert!(cut.as_boolean().value(1) && !cut.as_boolean().value(0));
-    // Without it, the error says which row.
+    // elmo_embed fails, and the error names the row.
     for query in [
         "SELECT elmo_embed(text, on_long => 'error', sentences => 'off') FROM long",
         "SELECT elmo_embed(text, on_long => 'error', sentences => 'off', on_error => 'null') FROM long",
@@ -136,15 +140,15 @@ async fn measures_between_vectors() {
         "SELECT elmo_similarity(text, 'She sat on the bank') FROM t WHERE id = 0",
         "SELECT elmo_similarity('The bank didn''t open. We left.', 'She sat on the bank')",
     ] {
-        let found = both(query).await;
+        let found = with_and_without_rules(query).await;
         assert_eq!(found.as_primitive::<Float32Type>().value(0), expected, "{query}");
     }
-    let nulls = both("SELECT elmo_similarity(text, 'bank') FROM t ORDER BY id").await;
+    let nulls = with_and_without_rules("SELECT elmo_similarity(text, 'bank') FROM t ORDER BY id").await;
     assert_eq!(nulls.null_count(), 2, "NULL and blank texts have no vector");
     // By hand: (3, 4) and (4, 3).
     let pair = "make_array(CAST(3 AS FLOAT), CAST(4 AS FLOAT)), make_array(CAST(4 AS FLOAT), CAST(3 AS FLOAT))";
     for (name, value) in [("dot", 24.0), ("cosine", 0.96), ("l2", 2.0_f32.sqrt())] {
-        let found = both(&format!("SELECT elmo_{name}({pair})")).await;
+        let found = with_and_without_rules(&format!("SELECT elmo_{name}({pair})")).await;
         assert_eq!(found.as_primitive::<Float32Type>().value(0), value, "{name}");
     }
 }
@@ -158,19 +162,25 @@ async fn a_centroid_is_the_mean_in_doubles() {
             .map(|i| (rows.iter().map(|row| f64::from(row[i])).sum::<f64>() / rows.len() as f64) as f32)
             .collect()
     };
-    let all = both("SELECT elmo_centroid(elmo_embed(text)) FROM t").await;
+    let all = with_and_without_rules("SELECT elmo_centroid(elmo_embed(text)) FROM t").await;
     assert_eq!(vector(&all, 0), mean(&rows));
-    let grouped = both("SELECT elmo_centroid(elmo_embed(text)) FROM t GROUP BY id % 2 ORDER BY id % 2").await;
+    let grouped =
+        with_and_without_rules("SELECT elmo_centroid(elmo_embed(text)) FROM t GROUP BY id % 2 ORDER BY id % 2").await;
     assert_eq!(vector(&grouped, 0), mean(&[rows[0].clone(), rows[2].clone()]));
     assert_eq!(vector(&grouped, 1), rows[1]);
-    assert_eq!(both("SELECT elmo_centroid(elmo_embed(text)) FROM t WHERE text = ''").await.logical_null_count(), 1);
-    let framed = both(
+    assert_eq!(
+        with_and_without_rules("SELECT elmo_centroid(elmo_embed(text)) FROM t WHERE text = ''")
+            .await
+            .logical_null_count(),
+        1
+    );
+    let framed = with_and_without_rules(
         "SELECT elmo_centroid(e) OVER (ORDER BY id ROWS BETWEEN 1 PRECEDING AND CURRENT ROW) \
          FROM (SELECT id, elmo_embed(text) AS e FROM t) ORDER BY id",
     )
     .await;
     assert_eq!(vector(&framed, 4), mean(&rows[1..]));
-    let count = both(
+    let count = with_and_without_rules(
         "SELECT count(elmo_centroid) FROM (SELECT elmo_centroid(elmo_embed(text)) AS elmo_centroid FROM t GROUP BY id)",
     )
     .await;
@@ -178,8 +188,8 @@ async fn a_centroid_is_the_mean_in_doubles() {
 }
 
 #[tokio::test]
-async fn what_does_not_fit_is_found_when_the_query_is_planned() {
-    for (query, said) in [
+async fn invalid_arguments_are_planning_errors() {
+    for (query, expected) in [
         (
             "SELECT elmo_cosine(elmo_embed(text), elmo_embed(text, layers => 'all')) FROM t",
             "dimensions cannot be compared",
@@ -188,25 +198,25 @@ async fn what_does_not_fit_is_found_when_the_query_is_planned() {
         ("SELECT elmo_centroid(text) FROM t", "a vector is a list of fixed size"),
         ("SELECT elmo_tokens(text, pooling => 'max') FROM t", "pooling"),
         ("SELECT elmo_tokens(text, layers => 'highest') FROM t", "legal values are average"),
-        ("SELECT elmo_word(text, 'a', 4) FROM t", "start is a number of bytes"),
+        ("SELECT elmo_word(text, 'a', 4) FROM t", "start is a byte offset"),
         ("SELECT elmo_word(text) FROM t", "elmo_word needs text, start, end"),
         ("SELECT elmo_word(text, end => 4) FROM t", "Missing required parameter 'start'"),
         ("SELECT elmo_similarity(text, id) FROM t", "text_b is a string"),
         ("SELECT elmo_similarity(text, text, model => 'none') FROM t", "no model \"none\"; there are tiny"),
         ("SELECT try_elmo_embed(text, layers => 9) FROM t", "no layer 9"),
-        ("SELECT elmo_span(text, 0, 1) FROM t", "tokens is what elmo_tokens gives"),
+        ("SELECT elmo_span(text, 0, 1) FROM t", "tokens must be the result of elmo_tokens"),
         (
             "SELECT elmo_span(make_array(named_struct('start', 0, 'end', 4, 'embedding', elmo_embed('x'))), 0, 4)",
-            "tokens is what elmo_tokens gives",
+            "tokens must be the result of elmo_tokens",
         ),
     ] {
-        let error = refused(query).await;
-        assert!(error.contains(said), "{query}: {error}");
+        let error = planning_error(query).await;
+        assert!(error.contains(expected), "{query}: {error}");
     }
 }
 
 #[tokio::test]
-async fn columns_keep_names_types_and_what_made_them() {
+async fn columns_keep_names_types_and_metadata() {
     for query in [
         "SELECT id, elmo_embed(text) FROM t ORDER BY id LIMIT 2",
         "SELECT *, elmo_embed(text) AS e, elmo_tokens(text, layers => 'all') FROM t WHERE elmo_embed(text)[1] IS NOT NULL",
@@ -236,7 +246,7 @@ async fn columns_keep_names_types_and_what_made_them() {
 }
 
 #[tokio::test]
-async fn tables_of_what_there_is() {
+async fn table_functions_list_models_and_functions() {
     let session = session(true);
     let models =
         elmo_udfs::sql(&session, "SELECT name, is_default, is_open, dimension, layers, untrained FROM elmo_models()");
@@ -255,13 +265,12 @@ async fn tables_of_what_there_is() {
     assert_eq!(column(&session, bare).await.as_primitive::<Int64Type>().value(0), 0);
 }
 
-/// A model whose LM head is another one than was described, when it is opened first; on another machine, if `place` says
-/// so.
+/// A model whose LM head differs from its description when it is opened for the first time. `process` opens it.
 #[derive(Debug)]
 struct Replaced {
     described: Elmo,
     first: Mutex<Option<Elmo>>,
-    place: Option<String>,
+    process: Option<String>,
 }
 
 impl ModelSource for Replaced {
@@ -269,8 +278,8 @@ impl ModelSource for Replaced {
         Ok(Card::from(&self.described))
     }
 
-    fn place(&self) -> Option<String> {
-        self.place.clone()
+    fn process(&self) -> Option<String> {
+        self.process.clone()
     }
 
     fn open(&self) -> Result<Elmo, ModelError> {
@@ -279,33 +288,32 @@ impl ModelSource for Replaced {
 }
 
 #[tokio::test]
-async fn scores_of_another_head_than_was_planned_with_are_refused() {
-    for (place, said) in
-        [(None, "there is another LM head"), (Some("the executor"), "the executor has another LM head")]
-    {
+async fn a_changed_lm_head_is_an_error() {
+    for (process, expected) in [(None, "the LM head in "), (Some("the executor"), ", as read by the executor,")] {
         let model = Replaced {
             described: super::slt::narrow(),
             first: Mutex::new(Some(super::slt::narrow_with(1.0))),
-            place: place.map(str::to_owned),
+            process: process.map(str::to_owned),
         };
         let model = Arc::new(model) as Arc<dyn ModelSource>;
         let session = elmo_udfs::session(&Models::lazy("narrow", [("narrow".to_owned(), model)]));
-        let asked = |query: &'static str| {
+        let run = |query: &'static str| {
             let session = session.clone();
             async move { elmo_udfs::sql(&session, query).await.unwrap().collect().await }
         };
-        // Vectors need no head.
-        assert_eq!(asked("SELECT elmo_embed('rain')").await.unwrap()[0].num_rows(), 1);
-        let error = asked("SELECT elmo_surprisal('rain')").await.unwrap_err().to_string();
-        assert!(error.contains(said) && error.contains("than the query was planned with"), "{error}");
-        // Once the files are right again, so are scores.
-        assert_eq!(asked("SELECT elmo_perplexity('rain')").await.unwrap()[0].num_rows(), 1);
+        // Vectors do not need the LM head.
+        assert_eq!(run("SELECT elmo_embed('rain')").await.unwrap()[0].num_rows(), 1);
+        let error = run("SELECT elmo_surprisal('rain')").await.unwrap_err().to_string();
+        assert!(error.contains(expected), "{error}");
+        assert!(error.contains(" is not the one that the query was planned with"), "{error}");
+        // The next query reads the files again.
+        assert_eq!(run("SELECT elmo_perplexity('rain')").await.unwrap()[0].num_rows(), 1);
     }
 }
 
-/// DataFusion's list has only those whose argument types are fixed.
+/// DataFusion lists only functions with fixed argument types.
 #[tokio::test]
-async fn show_functions_shows_all_of_them_once() {
+async fn show_functions_lists_each_function_once() {
     let session = session(true);
     session
         .state_ref()
@@ -332,7 +340,7 @@ async fn show_functions_shows_all_of_them_once() {
 }
 
 #[tokio::test]
-async fn calls_in_rust_are_those_in_sql() {
+async fn calls_in_rust_equal_calls_in_sql() {
     use datafusion::prelude::{col, lit};
     use elmo_udfs::functions::{elmo_centroid, elmo_cosine, elmo_embed, elmo_word, with_options};
     let models = Models::from(tiny().clone());
@@ -347,13 +355,13 @@ async fn calls_in_rust_are_those_in_sql() {
         ("near", "elmo_cosine(elmo_embed(text, pooling => 'max'), elmo_embed('a bank'))"),
         ("word", "elmo_word(text, 4, 8)"),
     ] {
-        let sql = both(&format!("SELECT {call} FROM t ORDER BY id")).await;
+        let sql = with_and_without_rules(&format!("SELECT {call} FROM t ORDER BY id")).await;
         assert_eq!(&rows[0][name], &sql, "{name}");
     }
     let frame = session.table("t").await.unwrap();
     let centroid = frame.aggregate(vec![], vec![elmo_centroid(elmo_embed(&models, col("text"))).alias("c")]).unwrap();
     let found = centroid.collect().await.unwrap();
-    assert_eq!(&found[0]["c"], &both("SELECT elmo_centroid(elmo_embed(text)) FROM t").await);
+    assert_eq!(&found[0]["c"], &with_and_without_rules("SELECT elmo_centroid(elmo_embed(text)) FROM t").await);
     let error = with_options(elmo_embed(&models, col("text")), &[("poling", "max")]).unwrap_err();
     assert!(error.strip_backtrace().contains("no option \"poling\"; there are layers, pooling"), "{error}");
 }

@@ -1,4 +1,4 @@
-//! `elmo_embed` in SQL against the embedder called directly: same rows, same bits.
+//! `elmo_embed` in SQL against direct calls of the embedder: the same rows with the same bits.
 
 #![allow(clippy::unwrap_used, clippy::expect_used)]
 
@@ -52,7 +52,7 @@ fn texts() -> ArrayRef {
     Arc::new(StringArray::from(TEXTS.to_vec()))
 }
 
-/// All rows of a query's only column.
+/// All rows of the first column of a query.
 async fn column(context: &SessionContext, query: &str) -> ArrayRef {
     let batches = elmo_udfs::sql(context, query).await.unwrap().collect().await.unwrap();
     let all = concat_batches(&batches[0].schema(), &batches).unwrap();
@@ -62,7 +62,7 @@ async fn column(context: &SessionContext, query: &str) -> ArrayRef {
 async fn error_of(query: &str) -> String {
     let context = session(texts());
     match elmo_udfs::sql(&context, query).await {
-        // Planned: the optimiser is still part of planning, execution is not.
+        // Planning includes the optimiser, but not execution.
         Ok(frame) => frame.into_optimized_plan().expect_err(query).strip_backtrace(),
         Err(error) => error.strip_backtrace(),
     }
@@ -111,7 +111,7 @@ async fn a_list_of_tokens_is_one_sentence() {
 }
 
 #[tokio::test]
-async fn options_reach_the_embedder_by_place_by_name_and_with_gaps() {
+async fn options_by_position_by_name_and_with_gaps() {
     let max = EmbedSpec { pooling: Pooling::Max, ..EmbedSpec::default() };
     let top_max = EmbedSpec { layers: Layers::Top, ..max.clone() };
     let cases = [
@@ -149,7 +149,7 @@ async fn gaps_are_filled_inside_explain_copy_and_subqueries() {
 }
 
 #[tokio::test]
-async fn the_type_says_dimension_and_model_before_a_row_is_read() {
+async fn the_field_has_dimension_and_model_before_a_row_is_read() {
     let context = session(texts());
     let query = "SELECT elmo_embed(text, layers => 'all') AS e FROM t";
     let plan = elmo_udfs::sql(&context, query).await.unwrap();
@@ -167,7 +167,7 @@ async fn the_type_says_dimension_and_model_before_a_row_is_read() {
 }
 
 #[tokio::test]
-async fn wrong_options_are_planning_errors_that_list_the_legal_ones() {
+async fn invalid_options_are_planning_errors_that_list_the_legal_values() {
     let cases = [
         (
             "elmo_embed(text, pooling => 'median')",
@@ -192,7 +192,7 @@ async fn wrong_options_are_planning_errors_that_list_the_legal_ones() {
 
 #[tokio::test]
 async fn a_literal_is_embedded_once_for_all_rows() {
-    // A model of its own, so that nobody else counts.
+    // A model of its own, as other tests change the counts of the shared one.
     let elmo = Elmo::tiny().unwrap();
     let mut context = SessionContext::new();
     elmo_udfs::register_all(&mut context, &Models::from(elmo.clone())).unwrap();
@@ -207,7 +207,7 @@ async fn a_literal_is_embedded_once_for_all_rows() {
 }
 
 #[tokio::test]
-async fn nulls_of_every_kind() {
+async fn nulls_and_empty_columns() {
     let context = session(texts());
     for query in ["SELECT elmo_embed(NULL)", "SELECT elmo_embed(CAST(NULL AS VARCHAR)) FROM t LIMIT 1"] {
         assert!(column(&context, query).await.is_null(0), "{query}");
@@ -231,7 +231,7 @@ async fn a_case_embeds_only_the_rows_of_its_branch() {
 }
 
 #[tokio::test]
-async fn the_engine_documents_the_function() {
+async fn the_information_schema_documents_the_function() {
     let mut config = datafusion::prelude::SessionConfig::new();
     config.options_mut().catalog.information_schema = true;
     let mut context = SessionContext::new_with_config(config);

@@ -1,4 +1,4 @@
-//! Random queries: with the planner rules and without them the same rows, and never more texts for the model.
+//! Random queries: the planner rules do not change the rows, and never increase the number of embedded texts.
 
 use std::sync::Arc;
 
@@ -15,7 +15,7 @@ use elmo_udfs::Models;
 
 use crate::queries::{is_ordered, query};
 
-/// Queries that are tried.
+/// The number of queries.
 const QUERIES: u64 = 100;
 
 fn table() -> RecordBatch {
@@ -35,9 +35,9 @@ fn session(elmo: &Elmo, rules: bool) -> SessionContext {
     session
 }
 
-/// The rows, in the order of a query that has one and in none otherwise, and how many texts they cost.
+/// The rows of a query as text, sorted unless the query has an order, and the number of texts that were embedded.
 async fn answer(query: &str, rules: bool) -> (Result<Vec<String>, String>, u64) {
-    // A model of its own: what a query left behind that stopped early may be counted late.
+    // A model of its own: a query that stops early may still be embedding texts when the next one starts.
     let elmo = Elmo::tiny().unwrap();
     let rows = async {
         let frame = elmo_udfs::sql(&session(&elmo, rules), query).await?;
@@ -57,16 +57,16 @@ async fn answer(query: &str, rules: bool) -> (Result<Vec<String>, String>, u64) 
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn rules_change_no_row_and_never_cost_more() {
-    let (mut saved, mut refused, mut failed) = (0, 0, Vec::new());
-    // Others, or more of them: `SEEDS=1000..5000`.
+async fn rules_change_no_row_and_embed_no_more_texts() {
+    let (mut saved, mut rejected, mut failed) = (0, 0, Vec::new());
+    // `SEEDS=1000..5000` selects other queries.
     let range = std::env::var("SEEDS").unwrap_or(format!("0..{QUERIES}"));
-    let (first, behind) = range.split_once("..").unwrap();
-    let seeds = first.parse::<u64>().unwrap()..behind.parse().unwrap();
+    let (first, end) = range.split_once("..").unwrap();
+    let seeds = first.parse::<u64>().unwrap()..end.parse().unwrap();
     for seed in seeds.clone() {
         let query = query(seed);
         let (on, off) = (answer(&query, true).await, answer(&query, false).await);
-        refused += u64::from(on.0.is_err() && on.0 == off.0);
+        rejected += u64::from(on.0.is_err() && on.0 == off.0);
         if on.0 != off.0 {
             let (on, off) = (on.0.map(|rows| rows.join("\n")), off.0.map(|rows| rows.join("\n")));
             failed.push(format!("seed {seed}: {query}\non:\n{}\noff:\n{}", show(on), show(off)));
@@ -82,19 +82,19 @@ async fn rules_change_no_row_and_never_cost_more() {
     assert!(failed.is_empty(), "{} of {range} failed\n{}", failed.len(), failed[..failed.len().min(3)].join("\n\n"));
     assert!(saved > 0);
     // DataFusion cannot plan every subquery.
-    assert!(refused * 20 <= seeds.end - seeds.start, "{refused} were refused");
+    assert!(rejected * 20 <= seeds.end - seeds.start, "{rejected} were rejected");
 }
 
 fn show(rows: Result<String, String>) -> String {
     rows.unwrap_or_else(|error| format!("error: {error}"))
 }
 
-/// Queries that a random one rarely is; each was a way to go wrong.
+/// Queries that are rarely generated. Each was a defect once.
 #[tokio::test(flavor = "multi_thread")]
 async fn rules_change_no_row_of_odd_queries() {
     let mut failed = Vec::new();
     for query in [
-        // Names that fall together once aliases are gone.
+        // Names that are equal without their aliases.
         "SELECT a, b, max(e[1]) FROM (SELECT text AS a, text AS b, elmo_embed(text) AS e FROM t) GROUP BY a, b",
         "SELECT sum(a), sum(b), max(e[1]) FROM (SELECT id AS a, id AS b, elmo_embed(text) e FROM t)",
         "SELECT e1[1], e2[1] FROM (SELECT elmo_embed(text) e1, elmo_embed(text) e2 FROM t) GROUP BY e1, e2",
@@ -104,14 +104,14 @@ async fn rules_change_no_row_of_odd_queries() {
         "SELECT a, b, max(e[1]) FROM (SELECT text AS a, text AS b, elmo_embed(text) AS e FROM t) GROUP BY GROUPING SETS ((a), (b))",
         "SELECT a, b, max(e[1]) FROM (SELECT text AS a, text AS b, elmo_embed(text) AS e FROM t) GROUP BY CUBE (a, b)",
         "SELECT x, y, count(*) FROM (SELECT CAST(elmo_embed(text)[1] AS DOUBLE) AS x, elmo_embed(text)[1] AS y FROM t) GROUP BY x, y",
-        // Vectors that decide which rows belong together, and which do not.
+        // Join conditions and keys over vectors.
         "SELECT l.id, r.id FROM (SELECT id, grp, elmo_embed(text) e FROM t) l LEFT JOIN t r ON l.grp = r.grp AND l.e[1] > r.id",
         "SELECT id FROM (SELECT id, grp, elmo_embed(text) e FROM t) l WHERE EXISTS \
          (SELECT 1 FROM t u WHERE u.grp = l.grp AND l.e[1] * 100 > u.id)",
         "SELECT a.id, b.id FROM t a JOIN t b ON elmo_embed(a.text) = elmo_embed(b.text)",
         "SELECT a.id, b.id FROM t a JOIN t b ON elmo_embed(a.text)[1] < elmo_embed(b.text)[1] AND a.id < 5",
         "SELECT a.id FROM t a FULL JOIN (SELECT id, coalesce(elmo_embed(text)[1], 0.0) s FROM t) b ON a.id = b.id + 3 WHERE b.s IS NULL",
-        // What is computed once, and what must not be computed at all.
+        // Calls that are needed once, or must not be evaluated.
         "SELECT s, s + 1 FROM (SELECT CASE WHEN grp = 1 THEN elmo_embed(text)[2] END s, id FROM t) ORDER BY s, id",
         "SELECT s FROM (SELECT id, CASE WHEN elmo_embed(text)[1] > 0 THEN elmo_embed(concat(text, '!'))[1] END AS s FROM t) ORDER BY s, id",
         "SELECT id, CASE WHEN id = 0 THEN NULL WHEN 10 / id > 1 THEN elmo_embed(text)[1] END FROM t",

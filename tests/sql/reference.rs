@@ -1,4 +1,4 @@
-//! The reference of the functions: made from what they say of themselves, and kept fresh.
+//! The reference of the functions, docs/functions.md: generated from their documentation, and checked to be up to date.
 
 use std::fmt::Write;
 
@@ -7,7 +7,7 @@ use elmo_udfs::{Models, functions};
 
 use super::tiny;
 
-/// Asked at run time: a target folder may serve several clones.
+/// Read at run time: several clones may share a target folder.
 fn path() -> std::path::PathBuf {
     std::path::Path::new(&std::env::var_os("CARGO_MANIFEST_DIR").unwrap()).join("../docs/functions.md")
 }
@@ -16,8 +16,7 @@ fn page() -> String {
     let models = Models::from(tiny().clone());
     let (scalar, aggregate) = (functions::scalar(&models), functions::aggregate());
     let mut page =
-        "# SQL functions\n\nMade from the code: `UPDATE_DOCS=1 cargo test --test sql reference` writes it anew.\n"
-            .to_owned();
+        "# SQL functions\n\nGenerated from the code by `UPDATE_DOCS=1 cargo test --test sql reference`.\n".to_owned();
     for function in &scalar {
         add(&mut page, function.name(), function.documentation());
     }
@@ -25,9 +24,9 @@ fn page() -> String {
         add(&mut page, function.name(), function.documentation());
     }
     page.push_str(
-        "\n## elmo_models\n\nReturns the models that a session may name, a row each: `name`, `is_default`, `is_open`, \
-         `fingerprint`, `dimension`, `layers`, `lm_head`, `untrained`, `location`. None of them is opened by it.\n\n\
-         ```sql\nSELECT * FROM elmo_models();\n```\n\n## elmo_functions\n\nReturns these functions, a row each: `name`, \
+        "\n## elmo_models\n\nReturns a table of the models that queries may name, one row each: `name`, `is_default`, `is_open`, \
+         `fingerprint`, `dimension`, `layers`, `lm_head`, `untrained`, `location`. Does not open the models.\n\n\
+         ```sql\nSELECT * FROM elmo_models();\n```\n\n## elmo_functions\n\nReturns a table of these functions, one row each: `name`, \
          `kind`, `syntax`, `description`.\n\n```sql\nSELECT name, syntax FROM elmo_functions();\n```\n",
     );
     page
@@ -52,35 +51,35 @@ fn add(page: &mut String, name: &str, documentation: Option<&Documentation>) {
 }
 
 #[test]
-fn the_reference_is_what_the_functions_say() {
+fn the_reference_is_up_to_date() {
     let page = page();
     if std::env::var_os("UPDATE_DOCS").is_some() {
         std::fs::write(path(), &page).unwrap();
     }
-    let there = std::fs::read_to_string(path()).unwrap_or_default();
-    assert!(there == page, "docs/functions.md is not what the functions say: set UPDATE_DOCS=1 to write it anew");
+    let current = std::fs::read_to_string(path()).unwrap_or_default();
+    assert!(current == page, "docs/functions.md is not up to date: run with UPDATE_DOCS=1");
 }
 
-/// What the reference shows is run, on a table as it names it.
+/// Runs the examples of the reference.
 #[tokio::test]
 async fn the_examples_of_the_reference_run() {
-    // A model that can do everything, a language model too.
+    // A model with an LM head, so that all functions work.
     let models = Models::from(crate::slt::narrow());
     let session = elmo_udfs::session(&models);
     let rows =
         "(VALUES (1, 'good', 'The soup was cold.'), (2, 'bad', NULL), (3, 'good', 'A bank.')) AS v (id, label, text)";
     for table in ["reviews", "ascii_reviews"] {
-        let made = format!("CREATE TABLE {table} AS SELECT * FROM {rows}");
-        elmo_udfs::sql(&session, &made).await.unwrap().collect().await.unwrap();
+        let create = format!("CREATE TABLE {table} AS SELECT * FROM {rows}");
+        elmo_udfs::sql(&session, &create).await.unwrap().collect().await.unwrap();
     }
     let (scalar, aggregate) = (functions::scalar(&models), functions::aggregate());
     let documented = scalar.iter().map(|f| f.documentation()).chain(aggregate.iter().map(|f| f.documentation()));
-    let mut run = 0;
+    let mut examples = 0;
     for example in documented.filter_map(|documentation| documentation?.sql_example.as_ref()) {
         let query: String = example.lines().filter_map(|line| line.strip_prefix("> ")).collect();
         let done = elmo_udfs::sql(&session, query.trim_end_matches(';')).await.unwrap().collect().await;
         done.unwrap_or_else(|e| panic!("{query}: {e}"));
-        run += 1;
+        examples += 1;
     }
-    assert_eq!(run, scalar.len() + aggregate.len(), "every function shows how it is used");
+    assert_eq!(examples, scalar.len() + aggregate.len(), "a function without an example");
 }

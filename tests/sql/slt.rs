@@ -1,10 +1,10 @@
-//! Files of statements and of what they give, `slt/*.slt`: the functions as a user types them.
+//! Files of SQL statements and their expected results, `slt/*.slt`.
 //!
-//! Each file runs twice, with the planner rules and without them, and both give the same. What is to differ, plans and the
-//! work of the model, stands behind `onlyif rules_on` or `onlyif rules_off`.
+//! Each file runs twice, with and without the planner rules, and results must be the same. Plans and the number of
+//! embedded texts differ; such records are marked `onlyif rules_on` or `onlyif rules_off`.
 //!
-//! `UPDATE_SLT=1 cargo test --test sql slt` writes what the files expect anew. Where a number or a plan changed, the comment
-//! above it says how to judge the new one.
+//! `UPDATE_SLT=1 cargo test --test sql slt` rewrites the expected results. If a number or a plan changed, the comment
+//! above it says how to check the new one.
 
 use std::path::{Path, PathBuf};
 
@@ -30,15 +30,15 @@ use sqllogictest::{
     strict_column_validator,
 };
 
-/// What `onlyif` may name.
+/// The labels that `onlyif` may name.
 const LABELS: [&str; 2] = ["rules_on", "rules_off"];
-/// `CALLS query` gives two numbers: the rows of the query, and the texts that the model was given for them. Nothing is
-/// remembered of queries before it.
+/// `CALLS query` returns two numbers: the rows of the query, and the texts that were embedded for them with an empty
+/// cache.
 const CALLS: &str = "CALLS ";
-/// Numbers of a vector that are shown; of a longer one, two and how many there are.
-const SHOWN: usize = 4;
+/// Vectors of at most this length are shown in full. Of longer ones, two numbers and the length are shown.
+const MAX_SHOWN: usize = 4;
 
-/// A session of a file.
+/// The session of a file.
 struct Database {
     session: SessionContext,
     tiny: Elmo,
@@ -47,7 +47,7 @@ struct Database {
 
 impl Database {
     async fn open(tiny: Elmo, narrow: Elmo, label: &str) -> Result<Self> {
-        // Not as many partitions as the machine has cores: they show in plans.
+        // Plans show the number of partitions, which must not depend on the number of cores.
         let config = SessionConfig::new().with_target_partitions(4).with_information_schema(true);
         let session = elmo_udfs::session_with_config(&models(&tiny, &narrow), config);
         let rules = format!("SET elmo.rules = {}", label == "rules_on");
@@ -55,8 +55,8 @@ impl Database {
         Ok(Self { session, tiny, narrow })
     }
 
-    /// The same functions over the same models, which remember no vector yet.
-    fn forget(&self) {
+    /// Registers the functions again, over the same models with an empty cache.
+    fn clear_cache(&self) {
         for function in functions::scalar(&models(&self.tiny, &self.narrow)) {
             self.session.register_udf(function);
         }
@@ -79,7 +79,7 @@ impl Database {
     }
 
     async fn calls(&self, query: &str) -> Result<DBOutput<Kind>> {
-        self.forget();
+        self.clear_cache();
         let before = self.tiny.embedder().metrics().sentences;
         let batches = elmo_udfs::sql(&self.session, query).await?.collect().await?;
         let rows: usize = batches.iter().map(RecordBatch::num_rows).sum();
@@ -107,12 +107,12 @@ fn models(tiny: &Elmo, narrow: &Elmo) -> Models {
     Models::new("tiny", [("tiny".to_owned(), tiny.clone()), ("narrow".to_owned(), narrow.clone())])
 }
 
-/// A second model, with vectors of half the width and weights that are easy to write down.
+/// A second model with vectors of half the width, and weights from a formula.
 pub(crate) fn narrow() -> Elmo {
     narrow_with(0.0)
 }
 
-/// The same with a constant added to all logits, which changes the head's file and no probability.
+/// The same with a constant added to all logits, which changes the file of the LM head but no probability.
 pub(crate) fn narrow_with(constant: f32) -> Elmo {
     let mut options = ModelData::tiny().options;
     options.lstm.projection_dim /= 2;
@@ -121,7 +121,7 @@ pub(crate) fn narrow_with(constant: f32) -> Elmo {
         let data = (0..spec.len()).map(|i| (i * 31 % 101) as f32 / 505.0 - 0.1).collect();
         weights.insert(spec.name, Tensor { shape: spec.shape, data });
     }
-    // A softmax that looks at no state: probabilities are those of `PROBABILITIES`, whatever came before.
+    // A softmax with zero weights: probabilities are always those of `PROBABILITIES`.
     let words = PROBABILITIES.iter().map(|(word, _)| (*word).to_owned()).collect();
     let weight =
         Tensor { shape: vec![5, options.lstm.projection_dim], data: vec![0.0; 5 * options.lstm.projection_dim] };
@@ -131,7 +131,7 @@ pub(crate) fn narrow_with(constant: f32) -> Elmo {
     ModelData::new(options, weights, "narrow").unwrap().save(&dir, WeightsFormat::Safetensors).unwrap();
     LmHeadData::new(words, weight, bias).unwrap().save(&dir).unwrap();
     let narrow = Elmo::from_data(ModelData::open(&dir).unwrap(), &EmbedderSettings::default()).unwrap();
-    // Read now: the folder goes.
+    // Read the files before the folder is removed.
     narrow.lm_head().unwrap();
     narrow
 }
@@ -140,16 +140,16 @@ pub(crate) fn narrow_with(constant: f32) -> Elmo {
 const PROBABILITIES: [(&str, f32); 5] =
     [("rain", 0.5), ("wind", 0.25), ("</S>", 0.125), ("<S>", 0.0625), ("<UNK>", 0.0625)];
 
-fn kind(of: &DataType) -> Kind {
-    match of {
+fn kind(data_type: &DataType) -> Kind {
+    match data_type {
         DataType::Utf8 | DataType::LargeUtf8 | DataType::Utf8View => Kind::Text,
-        of if of.is_integer() => Kind::Integer,
-        of if of.is_floating() => Kind::FloatingPoint,
+        number if number.is_integer() => Kind::Integer,
+        number if number.is_floating() => Kind::FloatingPoint,
         _ => Kind::Any,
     }
 }
 
-/// A row, and below it the lines of values that have several, such as plans.
+/// A row, followed by the lines of multi-line values, such as plans.
 fn lines(batch: &RecordBatch, row: usize) -> Result<Vec<Vec<String>>> {
     let mut lines = vec![Vec::new()];
     for column in batch.columns() {
@@ -163,7 +163,7 @@ fn lines(batch: &RecordBatch, row: usize) -> Result<Vec<Vec<String>>> {
     Ok(lines)
 }
 
-/// A value as it stands in a file: numbers rounded to four decimals, which are the same on every processor.
+/// A value as it is written in a file. Numbers are rounded to four decimals, which are the same on every processor.
 fn cell(column: &ArrayRef, row: usize) -> Result<String> {
     if column.logical_nulls().is_some_and(|nulls| nulls.is_null(row)) {
         return Ok("NULL".to_owned());
@@ -176,11 +176,11 @@ fn cell(column: &ArrayRef, row: usize) -> Result<String> {
             let members = columns.map(|(field, column)| Ok(format!("{}: {}", field.name(), cell(column, row)?)));
             format!("{{{}}}", members.collect::<Result<Vec<_>>>()?.join(", "))
         }
-        of => {
+        data_type => {
             let shown = array_value_to_string(column, row)?;
             match shown.parse::<f64>() {
-                // Never -0.
-                Ok(number) if of.is_floating() => ((number * 1e4).round() / 1e4 + 0.0).to_string(),
+                // Adding 0 converts -0 to 0.
+                Ok(number) if data_type.is_floating() => ((number * 1e4).round() / 1e4 + 0.0).to_string(),
                 _ if shown.is_empty() => "(empty)".to_owned(),
                 _ => shown,
             }
@@ -189,7 +189,7 @@ fn cell(column: &ArrayRef, row: usize) -> Result<String> {
 }
 
 fn list(items: &ArrayRef) -> Result<String> {
-    let shown = match items.data_type().is_floating() && items.len() > SHOWN {
+    let shown = match items.data_type().is_floating() && items.len() > MAX_SHOWN {
         true => 2,
         false => items.len(),
     };
@@ -200,8 +200,8 @@ fn list(items: &ArrayRef) -> Result<String> {
     Ok(format!("[{}]", cells.join(", ")))
 }
 
-/// Spaces before a line are part of a plan.
-#[allow(clippy::ptr_arg, reason = "the type that the runner wants")]
+/// Keeps leading spaces, which are part of a plan.
+#[allow(clippy::ptr_arg, reason = "the type that the runner expects")]
 fn as_written(line: &String) -> String {
     line.trim_end().to_owned()
 }
@@ -214,7 +214,7 @@ async fn update(file: &Path, tiny: &Elmo, narrow: &Elmo) {
     }
 }
 
-/// Everything that is wrong with a file, not only the first.
+/// All records of a file that fail.
 async fn check(records: &[Record<Kind>], tiny: &Elmo, narrow: &Elmo) -> Vec<String> {
     let mut failed = Vec::new();
     for label in LABELS {
@@ -232,7 +232,7 @@ async fn check(records: &[Record<Kind>], tiny: &Elmo, narrow: &Elmo) -> Vec<Stri
 }
 
 fn files() -> Vec<PathBuf> {
-    // Asked at run time: a target folder may serve several clones.
+    // Read at run time: several clones may share a target folder.
     let folder = Path::new(&std::env::var_os("CARGO_MANIFEST_DIR").unwrap()).join("../tests/sql/slt");
     let mut files: Vec<PathBuf> = std::fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path()).collect();
     files.retain(|file| file.extension().is_some_and(|extension| extension == "slt"));
@@ -241,7 +241,7 @@ fn files() -> Vec<PathBuf> {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn every_statement_gives_what_its_file_says() {
+async fn every_statement_has_its_expected_result() {
     let (tiny, narrow) = (Elmo::tiny().unwrap(), narrow());
     let mut failed = Vec::new();
     for file in files() {
@@ -253,7 +253,7 @@ async fn every_statement_gives_what_its_file_says() {
     assert!(failed.is_empty(), "{} failed\n\n{}", failed.len(), failed.join("\n"));
 }
 
-/// A label that nobody adds would skip its record without a word.
+/// A record with an unknown label would be skipped silently.
 #[test]
 fn files_name_no_other_labels() {
     for file in files() {
@@ -267,7 +267,7 @@ fn files_name_no_other_labels() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_wrong_expectation_is_found_with_the_rules_and_without() {
+async fn a_wrong_expectation_fails_with_and_without_the_rules() {
     let (tiny, narrow) = (Elmo::tiny().unwrap(), narrow());
     for wrong in [
         "query I\nSELECT 1\n----\n2",

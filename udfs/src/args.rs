@@ -1,6 +1,6 @@
-//! Options of a call: literals, read once, when the query is planned.
+//! Arguments of a call: the columns, and the options, which are literals and are read when the query is planned.
 //!
-//! Positions are those of a function's list of parameters; a missing or NULL option has its default.
+//! An option that is missing or NULL has its default value.
 
 use std::str::FromStr;
 
@@ -8,141 +8,169 @@ use datafusion::{
     arrow::datatypes::DataType,
     common::{ScalarValue, plan_err},
     error::{DataFusionError, Result},
+    logical_expr::{ColumnarValue, Expr, Signature, Volatility},
 };
 use elmo::spec::{EmbedSpec, Layers, Level, SpecError};
 
-/// A function and the names of its arguments, in the order in which they may be given without names.
+/// The parameters of a function, in positional order: first the columns, then the options.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub(crate) struct Shape {
-    pub(crate) name: &'static str,
-    pub(crate) parameters: &'static [&'static str],
-    /// The first so many are columns, the others literals.
+pub(crate) struct Parameters {
+    /// The name of the function.
+    pub(crate) function: &'static str,
+    /// The names of all parameters.
+    pub(crate) names: &'static [&'static str],
+    /// The number of columns. The remaining parameters are options.
     pub(crate) columns: usize,
 }
 
-impl Shape {
-    /// The columns of a call, and its options.
+impl Parameters {
+    /// Splits the arguments of a call into columns and options.
     ///
     /// # Errors
     /// A planning error when there are too few or too many arguments.
     pub(crate) fn split<'a, T>(&self, args: &'a [T]) -> Result<(&'a [T], &'a [T])> {
-        let (name, parameters) = (self.name, self.parameters.join(", "));
+        let (function, names) = (self.function, self.names.join(", "));
         if args.len() < self.columns {
-            let needed = match self.columns {
+            let required = match self.columns {
                 1 => "a text".to_owned(),
-                columns => self.parameters[..columns].join(", "),
+                columns => self.names[..columns].join(", "),
             };
-            return plan_err!("{name} needs {needed}: {name}({parameters})");
+            return plan_err!("{function} needs {required}: {function}({names})");
         }
-        if args.len() > self.parameters.len() {
-            return plan_err!("{name} takes at most {} arguments: {parameters}", self.parameters.len());
+        if args.len() > self.names.len() {
+            return plan_err!("{function} takes at most {} arguments: {names}", self.names.len());
         }
         Ok(args.split_at(self.columns))
     }
 
-    fn options(&self) -> &'static [&'static str] {
-        &self.parameters[self.columns..]
+    /// The names of the options.
+    pub(crate) fn options(&self) -> &'static [&'static str] {
+        &self.names[self.columns..]
+    }
+
+    /// The signature of the function, which accepts arguments by position and by name.
+    pub(crate) fn signature(&self, volatility: Volatility) -> Signature {
+        let mut signature = Signature::user_defined(volatility);
+        signature.parameter_names = Some(self.names.iter().map(ToString::to_string).collect());
+        signature
     }
 }
 
-/// What a call asks for, besides the text.
+/// The options of a call.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) struct EmbedOptions {
-    /// `None`: the default model.
+    /// The name of the model; `None` for the default model.
     pub(crate) model: Option<String>,
     pub(crate) spec: EmbedSpec,
 }
 
 impl EmbedOptions {
-    /// Reads the options of a call; `None` stands for one that is not a literal.
+    /// Parses the options of a call. `None` stands for an argument that is not a literal.
     ///
     /// # Errors
     /// A planning error that names the option and its legal values.
-    pub(crate) fn parse(shape: &Shape, level: Level, options: &[Option<&ScalarValue>]) -> Result<Self> {
-        let given = Given { shape, options };
+    pub(crate) fn parse(parameters: &Parameters, level: Level, options: &[Option<&ScalarValue>]) -> Result<Self> {
+        let literals = Literals { parameters, options };
         let defaults = EmbedSpec::default();
-        // With `carry` the order of rows would change the result, and that is the engine's to choose.
-        let state = given.word_but("state", "carry")?.unwrap_or(defaults.state);
-        // With `skip` there would be rows without a value.
-        let on_error = given.word_but("on_error", "skip")?.unwrap_or(defaults.on_error);
+        // `carry` is not allowed: results would depend on the order in which DataFusion evaluates rows.
+        let state = literals.parse_except("state", "carry")?.unwrap_or(defaults.state);
+        // `skip` is not allowed: a function returns one value per row.
+        let on_error = literals.parse_except("on_error", "skip")?.unwrap_or(defaults.on_error);
         let spec = EmbedSpec {
             level,
-            layers: given.word::<Layers>("layers")?.unwrap_or(defaults.layers),
-            pooling: given.word("pooling")?.unwrap_or(defaults.pooling),
-            tokenizer: given.word("tokenizer")?.unwrap_or(defaults.tokenizer),
-            sentences: given.word("sentences")?.unwrap_or(defaults.sentences),
-            on_long: given.word("on_long")?.unwrap_or(defaults.on_long),
+            layers: literals.parse::<Layers>("layers")?.unwrap_or(defaults.layers),
+            pooling: literals.parse("pooling")?.unwrap_or(defaults.pooling),
+            tokenizer: literals.parse("tokenizer")?.unwrap_or(defaults.tokenizer),
+            sentences: literals.parse("sentences")?.unwrap_or(defaults.sentences),
+            on_long: literals.parse("on_long")?.unwrap_or(defaults.on_long),
             state,
             on_error,
             ..defaults
         };
-        Ok(Self { model: given.text("model")?, spec })
+        Ok(Self { model: literals.text("model")?, spec })
     }
 }
 
-/// The literals of one call.
-struct Given<'a> {
-    shape: &'a Shape,
+/// The options of one call as literals.
+struct Literals<'a> {
+    parameters: &'a Parameters,
     options: &'a [Option<&'a ScalarValue>],
 }
 
-impl Given<'_> {
-    fn word<T: FromStr<Err = SpecError>>(&self, name: &'static str) -> Result<Option<T>> {
-        self.word_but(name, "")
+impl Literals<'_> {
+    fn parse<T: FromStr<Err = SpecError>>(&self, option: &'static str) -> Result<Option<T>> {
+        self.parse_except(option, "")
     }
 
-    /// A word of those that the command line takes, but for one. Errors have the option's name and legal values in SQL.
-    fn word_but<T: FromStr<Err = SpecError>>(&self, name: &'static str, refused: &str) -> Result<Option<T>> {
-        let Some(text) = self.text(name)? else { return Ok(None) };
-        // What is no word of any option tells the legal ones.
-        let parsed = if text == refused { "\0".parse::<T>() } else { text.parse::<T>() };
+    /// Parses an option as the command line does, except for one value that SQL does not allow. Errors name the option
+    /// and its legal values in SQL.
+    fn parse_except<T: FromStr<Err = SpecError>>(&self, option: &'static str, excluded: &str) -> Result<Option<T>> {
+        let Some(text) = self.text(option)? else { return Ok(None) };
+        // An invalid value gives the error that lists the legal ones.
+        let parsed = if text == excluded { "\0".parse::<T>() } else { text.parse::<T>() };
         parsed.map(Some).map_err(|error| {
             let error = match error {
                 SpecError::Value { mut legal, .. } => {
-                    legal.retain(|word| *word != refused);
-                    SpecError::Value { option: name, value: text, legal }
+                    legal.retain(|value| *value != excluded);
+                    SpecError::Value { option, value: text, legal }
                 }
                 other => other,
             };
-            DataFusionError::Plan(format!("{}: {error}", self.shape.name))
+            DataFusionError::Plan(format!("{}: {error}", self.parameters.function))
         })
     }
 
-    fn text(&self, name: &str) -> Result<Option<String>> {
-        let function = self.shape.name;
-        let place = self.shape.options().iter().position(|parameter| *parameter == name);
-        let Some(literal) = place.and_then(|place| self.options.get(place)) else { return Ok(None) };
+    fn text(&self, option: &str) -> Result<Option<String>> {
+        let function = self.parameters.function;
+        let position = self.parameters.options().iter().position(|name| *name == option);
+        let Some(literal) = position.and_then(|position| self.options.get(position)) else { return Ok(None) };
         match literal {
-            None => plan_err!("{function}: {name} must be a literal: it is read when the query is planned"),
+            None => plan_err!("{function}: {option} must be a literal: it is read when the query is planned"),
             Some(ScalarValue::Utf8(text) | ScalarValue::LargeUtf8(text) | ScalarValue::Utf8View(text)) => {
                 Ok(text.clone())
             }
             // layers => 1
             Some(ScalarValue::Int64(Some(number))) => Ok(Some(number.to_string())),
             Some(value) if value.is_null() => Ok(None),
-            Some(value) => plan_err!("{function}: {name} is a string, not {}", value.data_type()),
+            Some(value) => plan_err!("{function}: {option} is a string, not {}", value.data_type()),
         }
     }
 }
 
-/// The type of a text argument as it is to be: what it is, in every encoding.
-///
-/// Left to DataFusion, a literal beside a `Utf8View` column is wrapped into a cast, and then it is no literal any more
-/// when the options are read.
-///
-/// # Errors
-/// A planning error when it is no text.
-pub(crate) fn coerce_text(shape: &Shape, parameter: &str, kind: &DataType) -> Result<DataType> {
-    if !is_text(kind) {
-        let function = shape.name;
-        return plan_err!("{function}: {parameter} is a string, a binary, or a list of tokens, not {kind}");
+/// The value of an evaluated argument that is a literal.
+pub(crate) fn literal_value(value: &ColumnarValue) -> Option<&ScalarValue> {
+    match value {
+        ColumnarValue::Scalar(value) => Some(value),
+        ColumnarValue::Array(_) => None,
     }
-    Ok(if kind == &DataType::Null { DataType::Utf8 } else { kind.clone() })
 }
 
-fn is_text(kind: &DataType) -> bool {
+/// The value of an expression that is a literal.
+pub(crate) fn literal_expr(expr: &Expr) -> Option<&ScalarValue> {
+    match expr {
+        Expr::Literal(value, _) => Some(value),
+        _ => None,
+    }
+}
+
+/// The type to which a text argument is coerced: its own, in every encoding.
+///
+/// DataFusion's own coercion would wrap a literal beside a `Utf8View` column into a cast; it would no longer be a
+/// literal when the options are read.
+///
+/// # Errors
+/// A planning error when the type is not a text.
+pub(crate) fn coerce_text(parameters: &Parameters, name: &str, data_type: &DataType) -> Result<DataType> {
+    if !is_text(data_type) {
+        let function = parameters.function;
+        return plan_err!("{function}: {name} is a string, a binary, or a list of tokens, not {data_type}");
+    }
+    Ok(if data_type == &DataType::Null { DataType::Utf8 } else { data_type.clone() })
+}
+
+fn is_text(data_type: &DataType) -> bool {
     use DataType::*;
-    match kind {
+    match data_type {
         Null | Utf8 | LargeUtf8 | Utf8View | Binary | LargeBinary | BinaryView => true,
         Dictionary(_, values) => is_text(values),
         List(item) | LargeList(item) | FixedSizeList(item, _) | ListView(item) | LargeListView(item) => {
@@ -152,9 +180,9 @@ fn is_text(kind: &DataType) -> bool {
     }
 }
 
-fn is_string(kind: &DataType) -> bool {
+fn is_string(data_type: &DataType) -> bool {
     use DataType::*;
-    match kind {
+    match data_type {
         Null | Utf8 | LargeUtf8 | Utf8View => true,
         Dictionary(_, values) => is_string(values),
         _ => false,

@@ -1,6 +1,7 @@
-//! Measures between two vectors: what `elmo_cosine`, `elmo_dot` and `elmo_l2` share.
+//! Measures between two vectors: the common part of `elmo_cosine`, `elmo_dot` and `elmo_l2`.
 //!
-//! DataFusion's own `array_distance` casts every vector to a list of doubles first; these read them where they lie.
+//! DataFusion's `array_distance` first casts every vector to a list of doubles. These functions read the vectors in
+//! place.
 
 use std::sync::Arc;
 
@@ -15,19 +16,19 @@ use datafusion::{
     logical_expr::{ColumnarValue, ScalarFunctionArgs, Signature, Volatility},
 };
 
-/// What is measured.
+/// A measure.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(crate) enum Measure {
-    /// `a b / (|a| |b|)`; NULL where one of them is zero.
+    /// `a · b / (|a| |b|)`; NULL if a vector is zero.
     Cosine,
-    /// `a b`.
+    /// `a · b`.
     Dot,
     /// `|a - b|`.
     L2,
 }
 
 impl Measure {
-    /// Sums in doubles, so that the order of dimensions does not show.
+    /// Sums in double precision. `None` for an undefined cosine.
     fn of(self, a: &[f32], b: &[f32]) -> Option<f32> {
         let pairs = || a.iter().zip(b).map(|(a, b)| (f64::from(*a), f64::from(*b)));
         let value = match self {
@@ -43,7 +44,7 @@ impl Measure {
                 if aa == 0.0 || bb == 0.0 {
                     return None;
                 }
-                // Rounding may carry a cosine beyond what one can be.
+                // Rounding may give a value outside of the range.
                 (dot / (aa.sqrt() * bb.sqrt())).clamp(-1.0, 1.0)
             }
         };
@@ -74,7 +75,7 @@ impl MeasureFunction {
         {
             return plan_err!("{name}: vectors of {n} and of {m} dimensions cannot be compared");
         }
-        [a, b].into_iter().map(|kind| vector(name, kind)).collect()
+        [a, b].into_iter().map(|data_type| vector_type(name, data_type)).collect()
     }
 
     pub(crate) fn invoke(&self, args: &ScalarFunctionArgs) -> Result<ColumnarValue> {
@@ -105,36 +106,36 @@ impl MeasureFunction {
     }
 }
 
-/// A type of vectors as these functions read it.
-fn vector(name: &str, kind: &DataType) -> Result<DataType> {
+/// The type to which a vector argument is coerced: a list of `Float32`.
+fn vector_type(name: &str, data_type: &DataType) -> Result<DataType> {
     let item = |item: &Arc<Field>| match item.data_type() {
         DataType::Float32 => Some(Arc::clone(item)),
-        kind if kind.is_numeric() => Some(Arc::new(item.as_ref().clone().with_data_type(DataType::Float32))),
+        number if number.is_numeric() => Some(Arc::new(item.as_ref().clone().with_data_type(DataType::Float32))),
         _ => None,
     };
-    let read = match kind {
+    let coerced = match data_type {
         DataType::FixedSizeList(of, n) => item(of).map(|of| DataType::FixedSizeList(of, *n)),
         DataType::List(of) | DataType::ListView(of) => item(of).map(DataType::List),
         DataType::LargeList(of) | DataType::LargeListView(of) => item(of).map(DataType::LargeList),
         DataType::Null => Some(DataType::new_list(DataType::Float32, true)),
         _ => None,
     };
-    match read {
-        Some(read) => Ok(read),
-        None => plan_err!("{name}: a vector is a list of numbers such as elmo_embed gives, not {kind}"),
+    match coerced {
+        Some(coerced) => Ok(coerced),
+        None => plan_err!("{name}: a vector is a list of numbers such as elmo_embed gives, not {data_type}"),
     }
 }
 
-/// Vectors of a column, or one for all rows.
+/// The vectors of a column, or a constant vector.
 struct Vectors {
     lists: ArrayRef,
     values: Float32Array,
-    one: bool,
+    is_constant: bool,
 }
 
 impl Vectors {
     fn of(column: &ColumnarValue) -> Result<Self> {
-        let (lists, one) = match column {
+        let (lists, is_constant) = match column {
             ColumnarValue::Array(lists) => (Arc::clone(lists), false),
             ColumnarValue::Scalar(list) => (list.to_array()?, true),
         };
@@ -142,15 +143,15 @@ impl Vectors {
             DataType::FixedSizeList(..) => lists.as_fixed_size_list().values(),
             DataType::List(_) => lists.as_list::<i32>().values(),
             DataType::LargeList(_) => lists.as_list::<i64>().values(),
-            other => return internal_err!("{other} is no list"),
+            other => return internal_err!("{other} is not a list"),
         };
         let values = cast(values, &DataType::Float32)?.as_primitive::<Float32Type>().clone();
-        Ok(Self { lists, values, one })
+        Ok(Self { lists, values, is_constant })
     }
 
-    /// The vector of a row; `None` when it, or a number of it, is NULL.
+    /// The vector of a row. `None` when the vector or one of its numbers is NULL.
     fn get(&self, row: usize) -> Option<&[f32]> {
-        let row = if self.one { 0 } else { row };
+        let row = if self.is_constant { 0 } else { row };
         if self.lists.is_null(row) {
             return None;
         }
@@ -170,8 +171,8 @@ impl Vectors {
             }
         };
         let nulls = self.values.nulls();
-        let whole = nulls.is_none_or(|nulls| nulls.slice(start, end - start).null_count() == 0);
-        whole.then(|| &self.values.values()[start..end])
+        let is_valid = nulls.is_none_or(|nulls| nulls.slice(start, end - start).null_count() == 0);
+        is_valid.then(|| &self.values.values()[start..end])
     }
 }
 
@@ -218,7 +219,7 @@ pub(crate) use measure_function;
 mod tests {
     use super::*;
 
-    /// By hand: (3, 4) and (4, 3) have lengths 5, product 24 and distance sqrt 2.
+    /// By hand: (3, 4) and (4, 3) have length 5, dot product 24 and distance sqrt(2).
     #[test]
     fn measures() {
         let (a, b, zero) = ([3.0, 4.0], [4.0, 3.0], [0.0, 0.0]);

@@ -17,7 +17,7 @@ use super::{
 use crate::{
     crash::bulk as crash,
     error::{Error, Result},
-    sink::{Encoding, PartWriter},
+    sink::{Buffering, Encoding, PartWriter},
     source::{self, Position},
     stores::Location,
 };
@@ -68,7 +68,7 @@ impl<'j> Run<'j> {
             }
         };
         let (file, rows_digest) = (manifest.part_file(number), open.digest.value());
-        let written = open.writer.commit().await?;
+        let written = open.writer.replace(&self.stage.metadata(), None, manifest.fence()).await?;
         crash::after_upload_before_manifest();
         manifest.hold().await?;
         let (bytes, sha256) = (written.bytes, written.sha256);
@@ -120,13 +120,8 @@ impl<'j> Run<'j> {
 
     fn open(&self, location: Location, start: Position) -> Result<OpenPart<'j>> {
         let vectors = self.stage.fields().first().map(|field| field.name().clone()).unwrap_or_default();
-        let encoding = Encoding {
-            vectors,
-            codec: self.job.codec,
-            row_group_bytes: self.job.row_group_bytes,
-            metadata: self.stage.metadata(),
-        };
-        let writer = PartWriter::new(location, &self.prepared.schema, &encoding, None)?;
+        let encoding = Encoding { vectors, codec: self.job.codec, row_group_bytes: self.job.row_group_bytes };
+        let writer = PartWriter::new(location, &self.prepared.schema, &encoding, Buffering::Chunk)?;
         Ok(OpenPart::new(writer, self.in_flight(), start))
     }
 
@@ -238,8 +233,8 @@ impl<'j> Run<'j> {
     /// The rows that a chunk adds to the output.
     fn finish(&mut self, chunk: &Chunk, added: &EmbeddedColumns) -> Result<(RecordBatch, Counts)> {
         let output = chunk.output(&self.prepared.schema, added)?;
-        if let Some(keep) = &added.keep {
-            log_skipped(&self.prepared.plan, &chunk.slices, keep, &added.error, &mut self.logged);
+        if added.keep.is_some() {
+            log_skipped(&self.prepared.plan, &chunk.slices, &added.row_errors, &mut self.logged);
         }
         self.seen.bytes = chunk.bytes_read;
         self.seen.rows += output.1.rows_in;

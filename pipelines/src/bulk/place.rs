@@ -2,7 +2,7 @@
 
 use std::cmp::Ordering;
 
-use arrow::array::{Array, BooleanArray, StringArray};
+use elmo::RowError;
 
 use crate::{
     error::Error,
@@ -19,31 +19,25 @@ pub(crate) fn place(plan: &Plan, error: elmo::Error, slices: &[Slice]) -> Error 
         Some((file, row)) => Error::Input {
             file,
             row: Some(row),
-            reason,
+            reason: reason.to_string(),
             help: Some("--on-error null keeps such rows without a vector, --on-error skip leaves them out".into()),
         },
-        None => Error::Failed(reason),
+        None => Error::Failed(reason.to_string()),
     }
 }
 
-/// Logs the rows that `keep` leaves out; they are not in the output. `logged` counts them over the whole job.
-pub(super) fn log_skipped(
-    plan: &Plan,
-    slices: &[Slice],
-    keep: &BooleanArray,
-    errors: &StringArray,
-    logged: &mut usize,
-) {
-    for row in (0..keep.len()).filter(|&row| !keep.value(row)) {
-        let (file, row_there) = row_at(plan, slices, row).unwrap_or_default();
-        let reason = if errors.is_valid(row) { errors.value(row) } else { "" };
+/// Logs rows that are left out; they are not in the output. `logged` counts them over the whole job.
+pub(super) fn log_skipped(plan: &Plan, slices: &[Slice], rows: &[(usize, RowError)], logged: &mut usize) {
+    for (row, reason) in rows {
+        let (file, row_there) = row_at(plan, slices, *row).unwrap_or_default();
+        let label = reason.label();
         *logged += 1;
         match (*logged).cmp(&MAX_WARNINGS) {
-            Ordering::Less => tracing::warn!(file, row = row_there, reason, "row left out"),
+            Ordering::Less => tracing::warn!(file, row = row_there, label, %reason, "row left out"),
             Ordering::Equal => {
-                tracing::warn!(file, row = row_there, reason, "row left out; further ones are logged with -v");
+                tracing::warn!(file, row = row_there, label, %reason, "row left out; further ones are logged with -v");
             }
-            Ordering::Greater => tracing::info!(file, row = row_there, reason, "row left out"),
+            Ordering::Greater => tracing::info!(file, row = row_there, label, %reason, "row left out"),
         }
     }
 }

@@ -24,16 +24,16 @@ use crate::{
     stores::Stores,
 };
 
-/// A parser for one of `legal`, which help, completions and errors list.
-pub(super) fn words<T>(legal: &'static [&'static str]) -> impl TypedValueParser<Value = T>
+/// A parser for one of the values `legal`, which help, completions and errors list.
+pub(super) fn one_of<T>(legal: &'static [&'static str]) -> impl TypedValueParser<Value = T>
 where
     T: FromStr + Clone + Send + Sync + 'static,
     T::Err: std::error::Error + Send + Sync + 'static,
 {
-    PossibleValuesParser::new(legal).try_map(|word| word.parse::<T>())
+    PossibleValuesParser::new(legal).try_map(|value| value.parse::<T>())
 }
 
-/// A whole number from 1.
+/// Parses a positive integer.
 pub(super) fn positive(text: &str) -> Result<usize, String> {
     match text.replace('_', "").parse::<usize>() {
         Ok(0) => Err("it must be at least 1".to_owned()),
@@ -43,18 +43,18 @@ pub(super) fn positive(text: &str) -> Result<usize, String> {
     }
 }
 
-/// Threads of one process: more than any machine's cores, and few enough that the system still starts them all.
-const MOST_THREADS: usize = 1024;
+/// Maximum number of threads: above the cores of any machine, and still within the limits of the system.
+const MAX_THREADS: usize = 1024;
 
-/// A number of threads.
+/// Parses a number of threads.
 pub(super) fn threads(text: &str) -> Result<usize, String> {
     match positive(text)? {
-        n if n > MOST_THREADS => Err(format!("it must be at most {MOST_THREADS}")),
+        n if n > MAX_THREADS => Err(format!("it must be at most {MAX_THREADS}")),
         n => Ok(n),
     }
 }
 
-/// A size with a unit.
+/// A size in bytes, parsed from a number and a unit.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Bytes(pub(super) NonZeroUsize);
 
@@ -72,67 +72,67 @@ impl FromStr for Bytes {
         };
         let number = text[..digits].parse::<usize>().ok();
         let bytes = number.and_then(|number| number.checked_mul(unit)).and_then(NonZeroUsize::new);
-        bytes.map(Self).ok_or_else(|| "it must be at least 1KB, and a number this machine can count".to_owned())
+        bytes.map(Self).ok_or_else(|| "it must be at least 1KB and fit the address space".to_owned())
     }
 }
 
-/// Which model, by its strongest source: flags beat the environment, that beats the file.
+/// The model, taken from the source with the highest precedence: command line, environment, file.
 ///
-/// `--model` and the pair `--options --weights` exclude each other only within one source, so that a model in
-/// `elmo.toml` does not stand in the way of a pair on the command line.
+/// `--model` and the pair `--options --weights` conflict only within one source, so that a pair on the command line
+/// overrides a model in `elmo.toml`.
 #[derive(Debug, Clone)]
 pub(super) struct ModelArgs {
     spec: Option<ModelSpec>,
     offline: bool,
 }
 
-/// As typed.
+/// The options of [`ModelArgs`] for clap.
 #[derive(Debug, Args)]
 #[command(next_help_heading = "Model")]
-struct ModelWords {
-    /// The model: a directory, a zip or a URL of either, or the built-in name tiny
+struct ModelOptions {
+    /// The model: a directory, a zip, a URL of either, or the built-in model tiny
     ///
-    /// A directory holds options.json and weights.hdf5 or weights.safetensors. URLs are s3://, gs://, az://, http(s)://
-    /// and file://; what they name is fetched once into the cache ($ELMO_CACHE, else elmo in the user's cache
-    /// directory). tiny is untrained: good for trying things out, its vectors mean nothing.
+    /// A directory contains options.json and weights.hdf5 or weights.safetensors. URLs are s3://, gs://, az://, http(s)://
+    /// and file://; they are fetched once into the cache ($ELMO_CACHE, by default elmo in the user's cache directory).
+    /// The built-in model tiny is untrained: it is for trying elmo out, and its vectors have no meaning.
     #[arg(long, short, value_name = "MODEL", value_hint = ValueHint::AnyPath)]
     model: Option<String>,
 
-    /// Options file of a published pair, path or URL; needs --weights
+    /// Options file of a published pair, a path or URL; requires --weights
     #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath)]
     options: Option<String>,
 
-    /// Weights file of a published pair, HDF5 or safetensors, path or URL; needs --options
+    /// Weights file of a published pair, a path or URL of HDF5 or safetensors; requires --options
     #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath)]
     weights: Option<String>,
 
-    /// Never open a socket for the model: use what is on this machine and in the cache, or fail
+    /// Do not use the network for the model: use local files and the cache, or fail
     #[arg(long)]
     offline: bool,
 }
 
 impl Args for ModelArgs {
     fn augment_args(command: Command) -> Command {
-        ModelWords::augment_args(command)
+        ModelOptions::augment_args(command)
     }
 
     fn augment_args_for_update(command: Command) -> Command {
-        ModelWords::augment_args_for_update(command)
+        ModelOptions::augment_args_for_update(command)
     }
 }
 
 impl FromArgMatches for ModelArgs {
     fn from_arg_matches(matches: &ArgMatches) -> Result<Self, clap::Error> {
-        let words = ModelWords::from_arg_matches(matches)?;
-        let rank = |id| matches.value_source(id).map_or(0, strength);
+        let options = ModelOptions::from_arg_matches(matches)?;
+        let rank = |id| matches.value_source(id).map_or(0, precedence);
         let (model, pair) = (rank("model"), rank("options").max(rank("weights")));
-        let words = match model.cmp(&pair) {
-            std::cmp::Ordering::Greater => ModelWords { options: None, weights: None, ..words },
-            std::cmp::Ordering::Less => ModelWords { model: None, ..words },
-            std::cmp::Ordering::Equal => words,
+        let options = match model.cmp(&pair) {
+            std::cmp::Ordering::Greater => ModelOptions { options: None, weights: None, ..options },
+            std::cmp::Ordering::Less => ModelOptions { model: None, ..options },
+            std::cmp::Ordering::Equal => options,
         };
-        let spec = words.spec().map_err(|(kind, message)| clap::Error::raw(kind, message + "\n"))?;
-        Ok(Self { spec, offline: words.offline })
+        let spec = options.spec().map_err(|(kind, message)| clap::Error::raw(kind, message + "\n"))?;
+        Ok(Self { spec, offline: options.offline })
     }
 
     fn update_from_arg_matches(&mut self, matches: &ArgMatches) -> Result<(), clap::Error> {
@@ -141,8 +141,8 @@ impl FromArgMatches for ModelArgs {
     }
 }
 
-/// A value of `elmo.toml` is a default to clap.
-fn strength(source: ValueSource) -> u8 {
+/// The precedence of a source, 0 for none. Clap takes values of `elmo.toml` for defaults.
+fn precedence(source: ValueSource) -> u8 {
     match source {
         ValueSource::CommandLine => 3,
         ValueSource::EnvVariable => 2,
@@ -150,7 +150,7 @@ fn strength(source: ValueSource) -> u8 {
     }
 }
 
-impl ModelWords {
+impl ModelOptions {
     fn spec(&self) -> Result<Option<ModelSpec>, (ErrorKind, String)> {
         let invalid = |e: crate::models::ModelsError| (ErrorKind::ValueValidation, e.to_string());
         match (&self.model, &self.options, &self.weights) {
@@ -160,43 +160,45 @@ impl ModelWords {
                 let options = options.parse().map_err(invalid)?;
                 Ok(Some(ModelSpec::Pair { options, weights: weights.parse().map_err(invalid)? }))
             }
-            (Some(_), _, _) => Err((ErrorKind::ArgumentConflict, "--model excludes --options and --weights".into())),
-            (None, Some(_), None) => Err((ErrorKind::MissingRequiredArgument, "--options needs --weights too".into())),
-            (None, None, Some(_)) => Err((ErrorKind::MissingRequiredArgument, "--weights needs --options too".into())),
+            (Some(_), _, _) => {
+                Err((ErrorKind::ArgumentConflict, "--model cannot be used with --options and --weights".into()))
+            }
+            (None, Some(_), None) => Err((ErrorKind::MissingRequiredArgument, "--options requires --weights".into())),
+            (None, None, Some(_)) => Err((ErrorKind::MissingRequiredArgument, "--weights requires --options".into())),
         }
     }
 }
 
 impl ModelArgs {
-    /// The model, or how to name one.
+    /// The model.
     ///
     /// # Errors
-    /// [`Error::Usage`] when no model was named.
+    /// [`Error::Usage`] when no model was given.
     pub(super) fn spec(&self) -> Result<ModelSpec> {
-        let help = "give --model DIR, ZIP, URL or tiny (built in, untrained), or set ELMO_MODEL or model in elmo.toml";
+        let help = "give --model a directory, zip or URL, or tiny (built in, untrained); or set ELMO_MODEL, or model in elmo.toml";
         self.spec.clone().ok_or_else(|| Error::usage("no model was given", help))
     }
 
-    /// The model, if one was named.
+    /// The model, if one was given.
     pub(super) fn spec_if_given(&self) -> Option<&ModelSpec> {
         self.spec.as_ref()
     }
 
-    /// Whether the network may not be used for the model.
+    /// Whether `--offline` was given.
     pub(super) fn offline(&self) -> bool {
         self.offline
     }
 
-    /// Finds, fetches and reads the model; warns when it is untrained.
+    /// Finds, fetches and reads the model. Warns if it is untrained.
     ///
     /// # Errors
-    /// As [`ModelArgs::spec`]; [`Error::Models`] when the model cannot be found, fetched or used.
+    /// As [`ModelArgs::spec`]; [`ModelsError`](crate::models::ModelsError) when the model cannot be found, fetched or used.
     pub(super) async fn open(&self, stores: &Stores) -> Result<elmo::ModelData> {
         open(&self.spec()?, self.offline, stores).await
     }
 }
 
-/// Finds, fetches and reads a model; warns when it is untrained.
+/// Finds, fetches and reads a model. Warns if it is untrained.
 pub(super) async fn open(spec: &ModelSpec, offline: bool, stores: &Stores) -> Result<elmo::ModelData> {
     let cache = Cache::from_env();
     let data = Models { stores, cache: &cache, offline }.resolve(spec).await?;
@@ -204,38 +206,40 @@ pub(super) async fn open(spec: &ModelSpec, offline: bool, stores: &Stores) -> Re
     Ok(data)
 }
 
-/// Where and how the biLM runs. Nothing here changes a result on CPU.
+/// How the biLM runs. Except for the precision, none of these options changes a vector on the CPU.
 #[derive(Debug, Clone, Args)]
 #[command(next_help_heading = "Speed and devices")]
 pub(super) struct EngineArgs {
-    /// Devices: auto, cpu, cuda (all), or cuda:0,1
+    /// Devices: auto, cpu, cuda (all CUDA devices), or cuda:0,1
     ///
-    /// auto takes every CUDA device there is, else the CPU. Vectors of different kinds of device differ by rounding.
+    /// auto uses all CUDA devices, or the CPU if there are none. CPU and CUDA vectors differ by rounding.
     #[arg(long, value_name = "DEVICES", default_value = "auto")]
     device: Devices,
 
-    /// Precision of the matrix products: f32 is exact, bf16 is faster on new GPUs and good to 2-3 digits
+    /// Precision of matrix products: f32, or bf16, which is faster on recent GPUs and accurate to 2-3 digits
     #[arg(long, value_name = "PRECISION", default_value = "f32", value_parser = clap::value_parser!(Precision))]
     precision: Precision,
 
-    /// Budget of padded tokens per batch [default: 8192 for a CPU core, 65536 for a GPU]
+    /// Maximum padded tokens of a batch [default: 8192 per CPU core, 65536 per GPU]
     ///
-    /// A padded token is a place in a batch, filled or not: rows side by side times steps. More is faster up to a point
-    /// and needs more memory; it never changes a vector on CPU. A batch has room for 16 rows, also above the budget.
+    /// The padded tokens of a batch are its rows times its time steps. Larger batches are faster up to a point and use
+    /// more memory. On the CPU they never change a vector. A batch always has room for 16 rows.
     #[arg(long, value_name = "N", value_parser = positive)]
     batch_tokens: Option<usize>,
 
-    /// CPU threads for the biLM [default: all cores]
+    /// Number of CPU threads for the biLM [default: all cores]
     #[arg(long, value_name = "N", value_parser = threads)]
     threads: Option<usize>,
 
-    /// Memory in MiB for token layers of words seen before; natural text finds over 80 % of its words there
+    /// Size of the word cache in MiB
+    ///
+    /// It holds the token layer of words seen before. In natural text, over 80 % of the words are found there.
     #[arg(long, value_name = "N", default_value = "256")]
     word_cache_mb: usize,
 }
 
 impl EngineArgs {
-    /// Settings of an embedder.
+    /// The settings of the embedder.
     pub(super) fn settings(&self) -> EmbedderSettings {
         EmbedderSettings {
             devices: self.device.0.clone(),
@@ -247,10 +251,10 @@ impl EngineArgs {
         }
     }
 
-    /// Puts a model on the devices.
+    /// Loads a model onto the devices.
     ///
     /// # Errors
-    /// [`Error::Elmo`] when a device is not there or has no room, [`Error::Failed`] when loading panics.
+    /// [`elmo::Error`] when a device does not exist or has too little memory, [`Error::Failed`] when loading panics.
     pub(super) async fn load(&self, data: elmo::ModelData) -> Result<elmo::Elmo> {
         let settings = self.settings();
         let load = tokio::task::spawn_blocking(move || elmo::Elmo::from_data(data, &settings));
@@ -258,7 +262,7 @@ impl EngineArgs {
     }
 }
 
-/// The value of `--device`. A type of its own, because clap would take a `Vec` for an option given several times.
+/// The value of `--device`. A newtype, because clap treats a `Vec` as an option that may be repeated.
 #[derive(Debug, Clone, PartialEq, Eq)]
 struct Devices(Vec<DeviceChoice>);
 
@@ -270,32 +274,33 @@ impl FromStr for Devices {
     }
 }
 
-/// Bytes of a thread's stack, of which only what is used costs memory: a long condition of a query is a deep tree.
+/// Stack size of threads in bytes. A long condition of a query is a deep tree. Unused stack takes no memory.
 const STACK: usize = 64 << 20;
 
-/// Gives the same stack to threads that others start, as Ballista does for tasks. Only before the first thread.
+/// Sets the same stack size for threads that libraries start, such as those of Ballista. Must be called before the first
+/// thread is started.
 #[cfg(feature = "cluster")]
-pub(super) fn give_stacks() {
-    const SIZE: &str = "RUST_MIN_STACK";
-    if std::env::var_os(SIZE).is_none() {
-        // SAFETY: the process has one thread, so nobody reads the environment meanwhile.
-        unsafe { std::env::set_var(SIZE, STACK.to_string()) };
+pub(super) fn set_stack_size() {
+    const VARIABLE: &str = "RUST_MIN_STACK";
+    if std::env::var_os(VARIABLE).is_none() {
+        // SAFETY: the process has one thread, so no other thread reads the environment at the same time.
+        unsafe { std::env::set_var(VARIABLE, STACK.to_string()) };
     }
 }
 
-/// How long the threads of a command have to end.
-const ENDING: std::time::Duration = std::time::Duration::from_millis(200);
+/// How long a command waits for its threads at the end.
+const SHUTDOWN_TIMEOUT: std::time::Duration = std::time::Duration::from_millis(200);
 
-/// A runtime for the parts of a command that wait; the biLM has threads of its own.
+/// Runs the asynchronous part of a command. The biLM has threads of its own.
 pub(crate) fn block_on<T>(future: impl Future<Output = Result<T>>) -> Result<T> {
     let runtime = tokio::runtime::Builder::new_multi_thread().thread_stack_size(STACK).enable_all().build();
     let runtime = runtime.map_err(|e| Error::Failed(format!("cannot start threads: {e}")))?;
     let outcome = runtime.block_on(future);
     #[cfg(feature = "cluster")]
-    runtime.block_on(crate::cluster::settled());
-    // What was left in the middle removes its temporary files. A read of standard input that waits for a line cannot be
-    // called off, and the process must end without it.
-    runtime.shutdown_timeout(ENDING);
+    runtime.block_on(crate::cluster::release_jobs());
+    // Cancelled tasks remove their temporary files. A blocking read of standard input cannot be cancelled, so the process
+    // must end without waiting for it.
+    runtime.shutdown_timeout(SHUTDOWN_TIMEOUT);
     outcome
 }
 

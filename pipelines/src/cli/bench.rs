@@ -1,10 +1,10 @@
-//! `elmo bench`: its arguments; the measurement is in [`crate::diagnose::bench`].
+//! `elmo bench`: its arguments. The measurement is in [`crate::diagnose::bench`].
 
 use clap::{Args, ValueHint};
 
 use super::{
     EngineArgs, ModelArgs,
-    args::{block_on, positive, words},
+    args::{block_on, one_of, positive},
     print, print_json,
 };
 use crate::{
@@ -16,10 +16,10 @@ use crate::{
     stores::Stores,
 };
 
-/// Measure tokens/s, padding, cache hits and GFLOP/s, and the share of what this machine's matrix products reach
+/// Measure tokens/s, padding, cache hits and GFLOP/s, relative to the matrix products of this machine
 ///
-/// The ceiling is measured in the same run with the same libtorch, on the shapes of the model, so that the share can be
-/// compared between machines. Speed does not depend on the weights: --size makes random ones of a published size.
+/// The ceiling is the speed of libtorch's matrix products with the shapes of the model, measured in the same run. The share
+/// of the ceiling can be compared between machines. Speed does not depend on the weights, so random weights do (--size).
 #[derive(Debug, Args)]
 #[command(after_help = "\
 Examples:
@@ -29,19 +29,19 @@ pub(super) struct BenchArgs {
     #[command(flatten)]
     model: ModelArgs,
 
-    /// Seeded random weights of a published size instead of a model [default: small, when no model is given]
-    #[arg(long, value_name = "SIZE", value_parser = words::<Size>(Size::WORDS), help_heading = "Model", conflicts_with_all = ["model", "options", "weights"])]
+    /// Use random weights of a published size instead of a model [default: small, without --model]
+    #[arg(long, value_name = "SIZE", value_parser = one_of::<Size>(Size::WORDS), help_heading = "Model", conflicts_with_all = ["model", "options", "weights"])]
     size: Option<Size>,
 
-    /// Text to embed: the column text of a file or URL that elmo embed reads [default: built-in English text]
+    /// Embed the column text of this file or URL [default: built-in English text]
     #[arg(long, value_name = "URL", value_hint = ValueHint::FilePath, help_heading = "Measurement")]
     text: Option<String>,
 
-    /// Seconds to measure after warming up; longer is steadier
+    /// Duration of the measurement in seconds, after warming up
     #[arg(long, value_name = "N", default_value = "10", value_parser = positive, help_heading = "Measurement")]
     seconds: usize,
 
-    /// Also measure what each saving of the engine is worth: one batch with it and without it, on the CPU
+    /// Also measure the speed-up of each optimisation of the engine on the CPU
     #[arg(long, help_heading = "Measurement")]
     savings: bool,
 

@@ -1,4 +1,4 @@
-//! `elmo cluster`: the processes of a cluster.
+//! `elmo cluster`: the arguments of its processes. The cluster is in [`crate::cluster`].
 
 use std::path::PathBuf;
 
@@ -15,11 +15,11 @@ use crate::{
     stores::Stores,
 };
 
-/// Run the processes of a cluster: one scheduler, and an executor per machine or GPU
+/// Run a cluster: one scheduler, and one executor per machine or GPU
 ///
-/// Queries come from elmo sql --cluster and elmo embed --cluster. Executors read files and models by the paths and URLs
-/// of the query, with credentials of their own; all processes must be of one version. Nobody is asked who they are: whoever
-/// reaches a port may run queries, so use a network of your own.
+/// Submit work with elmo sql --cluster and elmo embed --cluster. Executors open files and models by the paths and URLs of
+/// the query, with their own credentials. All processes must have the same version. There is no authentication and no
+/// encryption: run a cluster in a private network only.
 #[derive(Debug, Args)]
 #[command(after_help = "\
 Examples:
@@ -37,64 +37,66 @@ enum Process {
     Executor(Box<ExecutorArgs>),
 }
 
-/// Give the parts of queries to executors
+/// Run the scheduler, which assigns tasks to executors
 ///
-/// It opens no model and reads no file. Executors and clients must reach it, and it the executors.
+/// The scheduler opens no models and reads no files. Executors and clients must be able to connect to it, and it to the
+/// executors.
 #[derive(Debug, Args)]
 #[command(after_help = "\
 Examples:
   elmo cluster scheduler
   elmo cluster scheduler --bind 0.0.0.0:50050 --host 10.0.0.1")]
 struct SchedulerArgs {
-    /// Where to listen, HOST or HOST:PORT; port 0 takes any that is free
+    /// Address to listen on, HOST or HOST:PORT; port 0 selects a free port
     #[arg(long, value_name = "ADDRESS", default_value = "127.0.0.1:50050")]
     bind: Address,
 
-    /// What executors call this machine [default: the host of --bind]
+    /// Host name under which executors reach the scheduler [default: the host of --bind]
     #[arg(long, value_name = "HOST")]
     host: Option<String>,
 }
 
-/// Run parts of queries: read, filter, embed, group
+/// Run an executor, which runs tasks: reading, filtering, embedding, grouping
 ///
-/// One per machine, or one per GPU with --device. The scheduler, the other executors and the clients must reach it. It
-/// keeps results until they are fetched, and ends after the tasks at hand when it is told to stop.
+/// Start one per machine, or one per GPU with --device. The scheduler, the other executors and the clients must be able to
+/// connect to it. It keeps results until they are fetched. After a signal, it ends when its running tasks are done.
 #[derive(Debug, Args)]
 #[command(after_help = "\
 Examples:
   elmo cluster executor --threads 2
   elmo cluster executor --scheduler 10.0.0.1 --bind 10.0.0.2 --device cuda:1")]
 struct ExecutorArgs {
-    /// The scheduler, HOST or HOST:PORT
+    /// Address of the scheduler, HOST or HOST:PORT
     #[arg(long, value_name = "ADDRESS", default_value = "127.0.0.1:50050")]
     scheduler: Address,
 
-    /// Where to hand out results, HOST or HOST:PORT; port 0 takes any that is free
+    /// Address to serve results on, HOST or HOST:PORT; port 0 selects a free port
     #[arg(long, value_name = "ADDRESS", default_value = "127.0.0.1:0")]
     bind: Address,
 
-    /// The port where the scheduler gives tasks; 0 takes any that is free
+    /// Port on which the scheduler connects; 0 selects a free port
     #[arg(long, value_name = "PORT", default_value = "0")]
     control_port: u16,
 
-    /// What others call this machine [default: the address from which the scheduler is reached]
+    /// Host name under which others reach the executor [default: the address used to reach the scheduler]
     #[arg(long, value_name = "HOST")]
     host: Option<String>,
 
-    /// Parts of queries to work on at once; they share the devices [default: as many as cores]
+    /// Number of concurrent tasks; they share the devices [default: number of cores]
     #[arg(long, value_name = "N", value_parser = threads)]
     slots: Option<usize>,
 
-    /// Folder where it makes one of its own for results, until they are fetched [default: that of temporary files]
+    /// Folder in which to create a folder for results [default: the temporary folder]
     #[arg(long, value_name = "DIR", value_hint = ValueHint::DirPath)]
     work_dir: Option<PathBuf>,
 
-    /// Memory for sorts, joins, groups and vectors on their way, such as 4GB, shared by the slots [default: 70 % of what
-    /// there is]
+    /// Memory limit for all tasks together, such as 4GB [default: 70 % of the memory]
+    ///
+    /// It covers sorts, joins, groups and buffered vectors.
     #[arg(long, value_name = "SIZE")]
     memory_limit: Option<Bytes>,
 
-    /// Never open a socket for a model: use what is on this machine and in the cache, or fail
+    /// Do not use the network for models: use local files and the cache, or fail
     #[arg(long)]
     offline: bool,
 
@@ -140,12 +142,12 @@ fn executor(args: ExecutorArgs, _: &CommonArgs) -> Result<Exit> {
         let executor = Executor::new(settings, &Stores::from_env())?;
         let address = executor.address();
         let ready = || logging::note(&format!("executor at {address}: ready, slots: {slots}"));
-        // As long as there is nothing to finish, a signal ends it.
+        // While there is nothing to finish, a signal ends the process.
         tokio::select! {
-            there = executor.wait_for_scheduler() => there?,
+            registered = executor.wait_for_scheduler() => registered?,
             () = shutdown::ended()? => return Ok(Exit::Done),
         }
-        // Ballista listens for signals itself: the first lets tasks at hand end.
+        // Ballista handles signals itself: after the first, running tasks end.
         let (asked, twice) = shutdown::asked_twice()?;
         tokio::select! {
             served = executor.serve(ready) => served?,

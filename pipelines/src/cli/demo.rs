@@ -1,4 +1,4 @@
-//! `elmo demo`: the words; what it does is in [`crate::demo`].
+//! `elmo demo`: its arguments. The demo is in [`crate::demo`].
 
 use std::path::PathBuf;
 
@@ -12,7 +12,7 @@ use crate::{
     stores::Stores,
 };
 
-/// Run the main job on 200 reviews that are built in: files in, Parquet with vectors out; offline
+/// Embed 200 built-in reviews, write Parquet, and show the nearest neighbours of one; works offline
 #[derive(Debug, Args)]
 #[command(after_help = "\
 Examples:
@@ -22,11 +22,11 @@ pub(super) struct DemoArgs {
     #[command(flatten)]
     model: ModelArgs,
 
-    /// Directory for the folder elmo-demo with reviews.jsonl and the vectors [default: a temporary one, removed]
+    /// Create the folder elmo-demo with the files in DIR [default: a temporary folder, deleted at the end]
     #[arg(short, long, value_name = "DIR", value_hint = ValueHint::DirPath, help_heading = "Demo")]
     output: Option<PathBuf>,
 
-    /// Row whose nearest neighbours are shown
+    /// Row whose nearest neighbours to show
     #[arg(long, value_name = "N", default_value = "0", help_heading = "Demo")]
     row: usize,
 

@@ -1,4 +1,4 @@
-//! `elmo doctor`: the words; what it looks at is in [`crate::diagnose::doctor`].
+//! `elmo doctor`: its arguments. The checks are in [`crate::diagnose::doctor`].
 
 use clap::Args;
 
@@ -8,23 +8,23 @@ use crate::{
     error::{Error, Exit, Result},
 };
 
-/// Say what this installation can do and test it for some seconds; prints nothing secret
+/// Describe this installation and run a self-test of a few seconds
 ///
-/// The self-test embeds the same sentences alone, together and in another order and compares bits: on CPU a vector must
-/// not depend on its neighbours.
+/// The self-test embeds the same sentences alone, in batches and in another order, and compares the vectors: on the CPU a
+/// vector must not depend on its batch by a single bit.
 #[derive(Debug, Args)]
 #[command(after_help = "\
 Examples:
   elmo doctor
   elmo doctor --json
 
-Paste the output into a bug report. Exit code 1 when the self-test fails.")]
+Paste the output into bug reports; it contains no secrets. The exit code is 1 if the self-test fails.")]
 pub(super) struct DoctorArgs {
     /// Print the report as JSON
     #[arg(long)]
     json: bool,
 
-    /// Leave the self-test out
+    /// Skip the self-test
     #[arg(long)]
     no_self_test: bool,
 }
@@ -37,6 +37,6 @@ pub(super) fn run(args: &DoctorArgs) -> Result<Exit> {
     }
     match diagnosis.is_healthy() {
         true => Ok(Exit::Done),
-        false => Err(Error::Check("the self-test failed on this machine; please report the output above".into())),
+        false => Err(Error::check("the self-test failed on this machine; please report the output above")),
     }
 }

@@ -1,4 +1,4 @@
-//! `elmo embed`: the words; the job is in [`crate::bulk`].
+//! `elmo embed`: its arguments. The job is in [`crate::bulk`].
 
 use std::{fmt, path::Path, str::FromStr, sync::Arc, time::Duration};
 
@@ -14,7 +14,7 @@ use elmo::{
 
 use super::{
     CommonArgs, EngineArgs, ModelArgs,
-    args::{block_on, positive, words},
+    args::{block_on, one_of, positive},
     print, print_json, shutdown,
 };
 #[cfg(feature = "cluster")]
@@ -30,7 +30,7 @@ use crate::{
     stores::Stores,
 };
 
-/// Embed a text column of files into Parquet files with vectors; run it again and it goes on where it stopped
+/// Embed a text column of files and write Parquet files; the same command resumes an interrupted job
 #[derive(Debug, Args)]
 #[command(after_help = "\
 Examples:
@@ -38,61 +38,66 @@ Examples:
   elmo embed --model tiny --input 'logs/*.csv.gz' --column message --output tokens --level token
   printf 'It rained.\\nWe stayed in.\\n' | elmo embed --model tiny --input - --output lines
 
-Rows in are rows out, in the same order. Kill it at any time: the same command finishes the job,
-and the files are the same to the byte. Exit code 6: done, but rows were rejected; a row whose
-text is NULL or blank is none of those.")]
+The output has one row per input row, in the same order. A job can be killed at any time: the same
+command resumes it, and the resulting files are the same to the byte. The exit code is 6 if rows
+were rejected; rows whose text is NULL or blank are not rejected.")]
 pub(super) struct EmbedArgs {
     #[command(flatten)]
     model: ModelArgs,
 
-    /// Files, folders, glob patterns, URLs, or - for lines on stdin; several times or several values
+    /// Files, folders, glob patterns or URLs; - reads lines from stdin
     ///
-    /// .txt (a row per line), .csv (with a header line), .jsonl, .ndjson, .parquet, .arrow and .arrows, each also .gz or
-    /// .zst.
+    /// The formats are .txt (one row per line), .csv (with a header), .jsonl, .ndjson, .parquet, .arrow and .arrows, each
+    /// also compressed as .gz or .zst. Give several values, or the option several times.
     #[arg(short, long, required = true, num_args = 1.., value_name = "INPUT", value_hint = ValueHint::AnyPath, help_heading = "Input")]
     input: Vec<String>,
 
-    /// Column to embed: strings, binary (UTF-8 is checked) or lists of tokens
+    /// Column to embed: strings, binary (checked to be UTF-8) or lists of tokens
     ///
-    /// A list is one sentence, tokenised already; its byte offsets count in the tokens joined by single spaces.
+    /// A list is one tokenised sentence. Its byte offsets refer to the tokens joined by single spaces.
     #[arg(long, value_name = "NAME", default_value = "text", help_heading = "Input")]
     column: String,
 
-    /// Column that comes first in the output, whatever --keep says
+    /// Column to keep as the first one of the output, regardless of --keep
     #[arg(long, value_name = "NAME", help_heading = "Input")]
     id: Option<String>,
 
-    /// Other columns that go on to the output: names, all or none
+    /// Columns to copy to the output: names, all or none
     ///
-    /// Columns of JSON files, and keys inside kept objects, that first appear after the first 1,000 rows are left out.
+    /// JSON columns, and keys in kept JSON objects, that first appear after the first 1,000 rows are dropped.
     #[arg(long, value_name = "COL,…|all|none", default_value = "all", value_parser = clap::value_parser!(Keep), help_heading = "Input")]
     keep: Keep,
 
-    /// Types of kept CSV and JSON columns: guess from the first 1,000 rows what loses nothing, or string (as written)
-    #[arg(long, value_name = "TYPES", default_value = "guess", value_parser = words::<KeptTypes>(KeptTypes::WORDS), help_heading = "Input")]
+    /// Types of kept CSV and JSON columns: guess (lossless, from the first 1,000 rows) or string (as written)
+    #[arg(long, value_name = "TYPES", default_value = "guess", value_parser = one_of::<KeptTypes>(KeptTypes::WORDS), help_heading = "Input")]
     types: KeptTypes,
 
     #[command(flatten)]
     vectors: VectorArgs,
 
-    /// Folder for the Parquet files, path or URL
+    /// Folder for the Parquet files, a path or URL
     #[arg(short, long, value_name = "DIR", value_hint = ValueHint::DirPath, help_heading = "Output")]
     output: String,
 
-    /// Input rows of one file: what a crash may cost at the most, as a file is durable as a whole [default: so many
-    /// that their vectors have about 128 MiB]
+    /// Input rows per file [default: about 128 MiB of vectors]
+    ///
+    /// Files are durable as a whole, so this is the most work that a crash can lose.
     #[arg(long, value_name = "N", value_parser = positive, help_heading = "Output")]
     rows_per_file: Option<usize>,
 
-    /// Size of a row group in MiB before packing: larger packs better, smaller needs less memory to read
+    /// Size of a row group in MiB before compression
+    ///
+    /// Larger row groups compress better, smaller ones need less memory to read.
     #[arg(long, value_name = "N", default_value = "64", value_parser = positive, help_heading = "Output")]
     row_group_mb: usize,
 
-    /// Packing: zstd, snappy, lz4 or none
-    #[arg(long, value_name = "CODEC", default_value = "zstd", value_parser = words::<Codec>(Codec::WORDS), help_heading = "Output")]
+    /// Compression codec
+    #[arg(long, value_name = "CODEC", default_value = "zstd", value_parser = one_of::<Codec>(Codec::WORDS), help_heading = "Output")]
     compression: Codec,
 
-    /// Begin anew: remove what an earlier job left in the output; --overwrite=false goes on whatever settings say
+    /// Delete the output of an earlier job and start again
+    ///
+    /// --overwrite=false resumes, overriding the environment and elmo.toml.
     #[arg(long, value_name = "BOOL", action = ArgAction::Set, hide_possible_values = true, num_args = 0..=1, require_equals = true, default_value = "false", default_missing_value = "true", hide_default_value = true, value_parser = BoolishValueParser::new(), help_heading = "Output")]
     overwrite: bool,
 
@@ -101,7 +106,7 @@ pub(super) struct EmbedArgs {
     #[arg(long, help_heading = "Output")]
     check: bool,
 
-    /// Read the inputs and say what would be done: rows, tokens, size, time; writes nothing
+    /// Read the inputs and print an estimate of rows, tokens, size and time; write nothing
     #[arg(short = 'n', long, help_heading = "Output")]
     dry_run: bool,
 
@@ -112,78 +117,85 @@ pub(super) struct EmbedArgs {
     #[command(flatten)]
     engine: EngineArgs,
 
-    /// Embed on the cluster of this scheduler, HOST:PORT; reading, writing and resuming stay here, and of the flags for
-    /// speed and devices only --precision counts [default: this process]
+    /// Embed on the cluster of the scheduler at HOST:PORT [default: embed in this process]
+    ///
+    /// This process still reads the inputs and writes the output. Of the options for speed and devices, only --precision
+    /// has an effect.
     #[cfg(feature = "cluster")]
     #[arg(long, value_name = "SCHEDULER", help_heading = "Speed and devices")]
     cluster: Option<crate::cluster::Address>,
 
-    /// Rows that are read and tokenised ahead at the most; fewer needs less memory
+    /// Maximum number of rows to read and tokenise at once; fewer rows use less memory
     #[arg(long, value_name = "N", default_value = "8192", value_parser = positive, help_heading = "Speed and devices")]
     window_rows: usize,
 }
 
-/// What decides the numbers. Everything here is part of an output's identity.
+/// Options that affect the vectors. All of them are part of the identity of an output.
 #[derive(Debug, Clone, Args)]
 #[command(next_help_heading = "Vectors")]
 pub(super) struct VectorArgs {
-    /// One vector per text (sentence) or one per token with its byte offsets (token)
-    #[arg(long, value_name = "LEVEL", default_value = "sentence", value_parser = words::<Level>(Level::WORDS))]
+    /// One vector per text (sentence), or one per token with byte offsets (token)
+    #[arg(long, value_name = "LEVEL", default_value = "sentence", value_parser = one_of::<Level>(Level::WORDS))]
     level: Level,
 
-    /// Layers: average, top, token, a number, all (one after the other), or the file of a scalar mix (mix.json)
+    /// Layers: average, top, token, a number, all (concatenated), or the JSON file of a scalar mix
     ///
-    /// A mix is JSON: {"scalars": [-0.5, 1.2, 0.3], "gamma": 0.9, "layer_norm": false}, one scalar per layer, the token
-    /// layer first. The vector is gamma times the layers, weighted by the softmax of the scalars.
+    /// A scalar mix looks like {"scalars": [-0.5, 1.2, 0.3], "gamma": 0.9, "layer_norm": false}, with one scalar per
+    /// layer, the token layer first. The vector is gamma times the mean of the layers, weighted by the softmax of the
+    /// scalars.
     #[arg(long, value_name = "LAYERS", default_value = "average")]
-    layers: LayersWord,
+    layers: LayersArg,
 
-    /// Tokens to one vector: mean, max, first, last, or ends (the biLM's own two ends of a text)
-    #[arg(long, value_name = "POOLING", default_value = "mean", value_parser = words::<Pooling>(Pooling::WORDS))]
+    /// How to combine the tokens of a text; ends concatenates the final states of the two directions
+    #[arg(long, value_name = "POOLING", default_value = "mean", value_parser = one_of::<Pooling>(Pooling::WORDS))]
     pooling: Pooling,
 
-    /// Sentence to tokens: moses is what the published English weights were trained on
-    #[arg(long, value_name = "TOKENIZER", default_value = "moses", value_parser = words::<TokenizerKind>(TokenizerKind::WORDS))]
+    /// Tokeniser; the published English weights were trained with moses
+    #[arg(long, value_name = "TOKENIZER", default_value = "moses", value_parser = one_of::<TokenizerKind>(TokenizerKind::WORDS))]
     tokenizer: TokenizerKind,
 
-    /// Cut texts into sentences (split), or take a text as one sentence (off)
-    #[arg(long, value_name = "MODE", default_value = "split", value_parser = words::<SentenceMode>(SentenceMode::WORDS))]
+    /// Split texts into sentences (split), or treat each text as one sentence (off)
+    #[arg(long, value_name = "MODE", default_value = "split", value_parser = one_of::<SentenceMode>(SentenceMode::WORDS))]
     sentences: SentenceMode,
 
-    /// Keep the vectors of <S> and </S> at token level
+    /// Include the vectors of <S> and </S> at token level
     #[arg(long)]
     boundaries: bool,
 
-    /// Scale vectors to length 1 (l2); with --layers all, the part of each layer
-    #[arg(long, value_name = "NORM", default_value = "off", value_parser = words::<Normalize>(Normalize::WORDS))]
+    /// Scale vectors to unit length (l2); with --layers all, each layer separately
+    #[arg(long, value_name = "NORM", default_value = "off", value_parser = one_of::<Normalize>(Normalize::WORDS))]
     normalize: Normalize,
 
-    /// Start state of a sentence: zero, warm (a constant of the model), or carry (AllenNLP's, needs --batch-rows)
-    #[arg(long, value_name = "STATE", default_value = "zero", value_parser = words::<StateMode>(StateMode::WORDS))]
+    /// Initial LSTM state: zero, warm (a constant of the model) or carry (as AllenNLP; requires --batch-rows)
+    #[arg(long, value_name = "STATE", default_value = "zero", value_parser = one_of::<StateMode>(StateMode::WORDS))]
     state: StateMode,
 
-    /// Rows of a batch in state carry, where the batch decides the result
+    /// Rows per batch with --state carry, where batches affect the vectors
     #[arg(long, value_name = "N", value_parser = positive)]
     batch_rows: Option<usize>,
 
-    /// Sentences above --max-tokens: overlapping windows, truncate (said in a column), or error
-    #[arg(long, value_name = "WHAT", default_value = "window", value_parser = words::<OnLong>(OnLong::WORDS))]
+    /// How to embed sentences longer than --max-tokens
+    ///
+    /// window embeds overlapping windows, truncate drops the rest and sets the column truncated, error rejects the row.
+    #[arg(long, value_name = "WHAT", default_value = "window", value_parser = one_of::<OnLong>(OnLong::WORDS))]
     on_long: OnLong,
 
-    /// Longest sentence in tokens that the biLM reads at once
+    /// Maximum tokens of a sentence
     #[arg(long, value_name = "N", default_value = "512", value_parser = positive)]
     max_tokens: usize,
 
-    /// Rows that cannot be embedded: fail, null (reason in the column error), or skip (counted)
-    #[arg(long, value_name = "WHAT", default_value = "fail", value_parser = words::<OnError>(OnError::WORDS))]
+    /// How to handle rows that cannot be embedded
+    ///
+    /// fail ends the job, null writes NULL and the reason into the column error, skip drops and counts the row.
+    #[arg(long, value_name = "WHAT", default_value = "fail", value_parser = one_of::<OnError>(OnError::WORDS))]
     on_error: OnError,
 
-    /// Rounding of stored numbers: f16-rounded and bf16-rounded stay float32 and pack 2 to 3 times better
-    #[arg(long, value_name = "FLOAT", default_value = "f32", value_parser = words::<FloatRounding>(FloatRounding::WORDS))]
+    /// Rounding of stored numbers; f16-rounded and bf16-rounded stay float32 and compress 2-3 times better
+    #[arg(long, value_name = "FLOAT", default_value = "f32", value_parser = one_of::<FloatRounding>(FloatRounding::WORDS))]
     float: FloatRounding,
 
-    /// Arrow type of a vector: fixed, or list for readers that know no fixed-size lists
-    #[arg(long, value_name = "TYPE", default_value = "fixed", value_parser = words::<ListType>(ListType::WORDS))]
+    /// Arrow type of a vector: fixed, or list for readers without fixed-size lists
+    #[arg(long, value_name = "TYPE", default_value = "fixed", value_parser = one_of::<ListType>(ListType::WORDS))]
     list_type: ListType,
 }
 
@@ -211,11 +223,11 @@ impl VectorArgs {
     }
 }
 
-/// A word for layers, or the path of a mix: which of the two is seen when it is read.
+/// The value of `--layers`: a name, or the path of a scalar mix that is read later.
 #[derive(Debug, Clone)]
-struct LayersWord(String);
+struct LayersArg(String);
 
-impl FromStr for LayersWord {
+impl FromStr for LayersArg {
     type Err = SpecError;
 
     fn from_str(text: &str) -> Result<Self, SpecError> {
@@ -226,18 +238,18 @@ impl FromStr for LayersWord {
     }
 }
 
-impl fmt::Display for LayersWord {
+impl fmt::Display for LayersArg {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(&self.0)
     }
 }
 
-/// Layers by their word, or by the file of a scalar mix.
+/// Parses the name of layers, or reads the file of a scalar mix.
 pub(super) fn layers_of(text: &str) -> Result<Layers> {
     if !is_mix_file(text) {
         return text.parse().map_err(|e: SpecError| elmo::Error::from(e).into());
     }
-    let help = "give the file of a scalar mix; README.md, \"Your own weights\", shows one";
+    let help = "give the file of a scalar mix, as in README.md, \"Your own weights\"";
     if std::fs::metadata(text).is_ok_and(|found| !found.is_file()) {
         return Err(Error::usage(format!("--layers {text}: not a file"), help));
     }
@@ -245,20 +257,20 @@ pub(super) fn layers_of(text: &str) -> Result<Layers> {
     ScalarMix::from_json(&bytes, text).map(Layers::Mix).map_err(|e| elmo::Error::from(e).into())
 }
 
-/// Whether `--layers` names a file rather than a word.
+/// Whether the value of `--layers` is a path.
 fn is_mix_file(text: &str) -> bool {
     Path::new(text).extension().is_some_and(|e| e.eq_ignore_ascii_case("json"))
 }
 
-/// How long the first Ctrl-C waits for devices: about as long as the largest published model has for a batch on a few
-/// cores. A second one does not wait.
-const GRACE: Duration = Duration::from_secs(30);
+/// How long an interrupted job waits for devices: about the time of the largest published model for a batch on a few
+/// cores.
+const GRACE_PERIOD: Duration = Duration::from_secs(30);
 
 pub(super) fn run(args: &EmbedArgs, common: &CommonArgs) -> Result<Exit> {
     let spec = args.vectors.spec()?;
     let job = args.job();
     if job.inputs.iter().any(|input| input == STDIN) && job.inputs.len() > 1 {
-        return Err(Error::usage("- (stdin) cannot be mixed with other inputs", "embed them in two jobs"));
+        return Err(Error::usage("- (stdin) cannot be combined with other inputs", "embed them in two jobs"));
     }
     let progress = common.progress();
     let outcome = block_on(async {
@@ -281,17 +293,17 @@ pub(super) fn run(args: &EmbedArgs, common: &CommonArgs) -> Result<Exit> {
             let printed = if args.json { print_json(&report) } else { print(&text(&report)) };
             let exit = if report.counts.errors > 0 { Exit::Rejected } else { Exit::Done };
             match printed {
-                // Nobody reads the report; what became of the rows, the exit code says nevertheless.
+                // Nobody reads the report, but the exit code still tells whether rows were rejected.
                 Err(Error::BrokenPipe) => Ok(exit),
                 printed => printed.map(|()| exit),
             }
         }
         Err(error @ Error::Interrupted { again: true, begun, .. }) => {
-            let words = std::env::args_os().map(|word| word.to_string_lossy().into_owned());
-            let command = shutdown::resume_command(words, job.overwrite && begun);
-            // A command without its secrets would be another one.
+            let args = std::env::args_os().map(|arg| arg.to_string_lossy().into_owned());
+            let command = shutdown::resume_command(args, job.overwrite && begun);
+            // A redacted command would not work.
             if redact(&command) == command {
-                super::logging::note(&format!("to go on: {command}"));
+                super::logging::note(&format!("to resume: {command}"));
             }
             Err(error)
         }
@@ -300,7 +312,7 @@ pub(super) fn run(args: &EmbedArgs, common: &CommonArgs) -> Result<Exit> {
 }
 
 impl EmbedArgs {
-    /// Who embeds: a cluster, or the devices of this process.
+    /// The stage that embeds: a cluster, or the devices of this process.
     async fn stage(&self, spec: EmbedSpec, stores: &Stores) -> Result<Arc<dyn Stage>> {
         #[cfg(feature = "cluster")]
         if let Some(address) = &self.cluster {
@@ -336,7 +348,7 @@ impl EmbedArgs {
             window_rows: self.window_rows,
             overwrite: self.overwrite,
             check: self.check,
-            grace: GRACE,
+            grace: GRACE_PERIOD,
         }
     }
 }
@@ -356,12 +368,12 @@ fn text(report: &BulkReport) -> String {
         ("truncated rows", counts.truncated),
         ("rows with an error", counts.errors),
         ("rows skipped", counts.skipped),
-        ("rows done before", report.resumed_rows),
+        ("rows resumed", report.resumed_rows),
     ];
     rows.extend(more.into_iter().filter(|(_, n)| *n > 0).map(|(name, n)| (name, count(n))));
     if report.resumed_rows < counts.rows_in {
-        let pace = format!("{:.1} s, {} tokens/s", report.seconds, count(report.tokens_per_second as u64));
-        rows.push(("time", pace));
+        let time = format!("{:.1} s, {} tokens/s", report.seconds, count(report.tokens_per_second as u64));
+        rows.push(("time", time));
     }
     table(&rows)
 }

@@ -1,4 +1,4 @@
-//! `elmo completions` and `elmo man`: generated from the types that parse the command line.
+//! `elmo completions` and `elmo man`, generated from the types that parse the command line.
 
 use std::{fs, io, path::PathBuf};
 
@@ -15,10 +15,10 @@ Examples:
   elmo completions bash > elmo.bash
   elmo completions fish > elmo.fish
 
-Where the script goes: ~/.local/share/bash-completion/completions/elmo,
-~/.config/fish/completions/elmo.fish, or a directory of zsh's $fpath as _elmo.")]
+Save the script as ~/.local/share/bash-completion/completions/elmo for bash, as
+~/.config/fish/completions/elmo.fish for fish, or as _elmo in a directory of $fpath for zsh.")]
 pub(super) struct CompletionsArgs {
-    /// bash, zsh, fish, powershell or elvish
+    /// The shell
     shell: Shell,
 }
 
@@ -29,7 +29,7 @@ Examples:
   elmo man > elmo.1
   elmo man --dir man")]
 pub(super) struct ManArgs {
-    /// Write elmo.1, elmo-embed.1, … into this directory, which is made when needed
+    /// Write elmo.1, elmo-embed.1, … to DIR, which is created if necessary
     #[arg(long, value_name = "DIR", value_hint = ValueHint::DirPath)]
     dir: Option<PathBuf>,
 }

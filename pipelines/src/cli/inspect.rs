@@ -1,25 +1,25 @@
-//! `elmo inspect`: the words; the reading is in [`crate::output::inspect`].
+//! `elmo inspect`: its arguments. The work is in [`crate::output::inspect`].
 
 use clap::{Args, ValueHint};
 
 use super::{args::block_on, print, print_json};
 use crate::{
-    error::{Error, Exit, Result},
+    error::{Exit, Result},
     output::inspect,
     stores::Stores,
 };
 
-/// Say what is in an output: schema, rows, model, norms, and how many vectors are NULL, zero or not finite
+/// Print the schema, row counts, model and vector statistics of an output
 #[derive(Debug, Args)]
 #[command(after_help = "\
 Examples:
   elmo inspect vectors
-  elmo inspect vectors/part-00000.parquet --json
+  elmo inspect vectors/part-00000*.parquet --json
 
-Exit code 1 when a number is NaN or infinite, or the files were not made alike or are not those
-of the manifest beside them.")]
+The exit code is 1 if a vector contains a NaN or an infinite number, if the files were made with
+different models or settings, or if they do not match the manifest.")]
 pub(super) struct InspectArgs {
-    /// A Parquet file, or a folder of them; path or URL
+    /// A Parquet file, or a folder of Parquet files; a path or URL
     #[arg(value_name = "FILE|DIR", value_hint = ValueHint::AnyPath)]
     output: String,
 
@@ -34,8 +34,5 @@ pub(super) fn run(args: &InspectArgs) -> Result<Exit> {
         true => print_json(&report)?,
         false => print(&report.to_string())?,
     }
-    match report.failure() {
-        None => Ok(Exit::Done),
-        Some(failure) => Err(Error::Check(failure)),
-    }
+    report.error().map_or(Ok(Exit::Done), Err)
 }

@@ -1,4 +1,4 @@
-//! Messages on stderr: text for people, JSON for log collectors, secrets left out of both.
+//! Messages on stderr, as text for people or JSON for log collectors, both without secrets.
 
 use std::{
     env, fmt,
@@ -17,23 +17,23 @@ use crate::{
     report::{self, Bar, Lines, Progress, Silent},
 };
 
-/// The target of notes, which are said however quiet a job is.
+/// The target of notes, which are logged even with `--quiet`.
 const NOTES: &str = "elmo::note";
 
-/// What [`start`] was told; nothing before that.
-static STARTED: OnceLock<LogFormat> = OnceLock::new();
+/// The format after [`start`].
+static FORMAT: OnceLock<LogFormat> = OnceLock::new();
 
-/// How messages are written.
+/// The format of messages.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum LogFormat {
-    /// A line of text.
+    /// Lines of text.
     Text,
-    /// A line of JSON.
+    /// Lines of JSON objects.
     Json,
 }
 
 impl LogFormat {
-    /// The legal words.
+    /// The legal values.
     pub(super) const WORDS: &'static [&'static str] = &["text", "json"];
 }
 
@@ -56,7 +56,7 @@ impl fmt::Display for LogFormat {
 }
 
 impl CommonArgs {
-    /// How far a job is, as this user wants to be told.
+    /// How this user wants to see progress.
     pub(super) fn progress(&self) -> Box<dyn Progress> {
         match (self.quiet, self.log_format, io::stderr().is_terminal()) {
             (true, _, _) => Box::new(Silent),
@@ -71,35 +71,35 @@ impl CommonArgs {
 }
 
 fn colors(no_color: bool) -> bool {
-    let asked_not_to = env::var_os("NO_COLOR").is_some_and(|v| !v.is_empty());
-    !no_color && !asked_not_to && io::stderr().is_terminal()
+    let disabled = env::var_os("NO_COLOR").is_some_and(|v| !v.is_empty());
+    !no_color && !disabled && io::stderr().is_terminal()
 }
 
-/// Starts logging. Called once.
+/// Starts logging. Must be called once.
 pub(super) fn start(common: &CommonArgs) {
-    let (filter, refused) = filter(common);
+    let (filter, invalid) = filter(common);
     let builder = tracing_subscriber::fmt()
         .with_env_filter(filter)
         .with_writer(Stderr { json: common.log_format == LogFormat::Json })
-        // It would tell about a stderr that cannot be written to on stderr, and panic when that fails.
+        // It would report errors of stderr on stderr, and panic when that fails too.
         .log_internal_errors(false)
         .with_ansi(common.color())
         .with_target(common.verbose > 0);
-    // A second subscriber can exist only in tests, where the first one is as good.
+    // A subscriber can already exist in tests only.
     let _ = match (common.log_format, io::stderr().is_terminal()) {
         (LogFormat::Json, _) => builder.json().flatten_event(true).try_init(),
-        // Who reads along has a clock.
+        // A person who reads along needs no timestamps.
         (LogFormat::Text, true) => builder.without_time().try_init(),
         (LogFormat::Text, false) => builder.try_init(),
     };
-    let _ = STARTED.set(common.log_format);
-    if let Some(reason) = refused {
-        tracing::warn!(reason, "ELMO_LOG is no filter and is left aside; an example is elmo_pipelines=debug");
+    let _ = FORMAT.set(common.log_format);
+    if let Some(reason) = invalid {
+        tracing::warn!(reason, "ELMO_LOG is ignored because it is not a filter such as elmo_pipelines=debug");
     }
 }
 
-/// What is said: warnings and progress by default. ELMO_LOG, in the syntax of `RUST_LOG`, has the last word; the
-/// second value is why it could not be read.
+/// The filter of log messages: by default warnings and progress. `ELMO_LOG`, in the syntax of `RUST_LOG`, overrides the
+/// flags. The second value is the reason why it is invalid.
 fn filter(common: &CommonArgs) -> (EnvFilter, Option<String>) {
     let progress = report::TARGET;
     let by_flags = match (common.quiet, common.verbose) {
@@ -109,19 +109,19 @@ fn filter(common: &CommonArgs) -> (EnvFilter, Option<String>) {
         (false, 2) => format!("info,elmo=debug,elmo_udfs=debug,elmo_pipelines=debug,{progress}=debug"),
         (false, _) => "debug".to_owned(),
     };
-    // Ballista calls ordinary events errors, and shows plans, in which texts of queries stand, at level info.
+    // Ballista logs ordinary events as errors, and plans, which contain the texts of queries, at level info.
     let ballista = if common.verbose < 3 { ["off", "warn", "info"][usize::from(common.verbose)] } else { "debug" };
     let ballista = ["core", "executor", "scheduler"].map(|part| format!("ballista_{part}={ballista}")).join(",");
     let by_flags = format!("{by_flags},{ballista},{NOTES}=info");
-    let asked = env::var("ELMO_LOG").ok().filter(|asked| !asked.is_empty());
-    match asked.map(|asked| asked.parse::<EnvFilter>()) {
+    let variable = env::var("ELMO_LOG").ok().filter(|value| !value.is_empty());
+    match variable.map(|value| value.parse::<EnvFilter>()) {
         Some(Ok(filter)) => (filter, None),
         Some(Err(error)) => (EnvFilter::new(by_flags), Some(error.to_string())),
         None => (EnvFilter::new(by_flags), None),
     }
 }
 
-/// The last words of a command that failed.
+/// Reports the error of a command.
 pub(super) fn report(error: &Error, common: &CommonArgs) {
     match common.log_format {
         LogFormat::Json => tracing::error!(code = error.exit() as u8, help = error.help(), "{}", error.report()),
@@ -129,9 +129,20 @@ pub(super) fn report(error: &Error, common: &CommonArgs) {
     }
 }
 
-/// The same, before the command line is understood.
+/// Reports an error before the command line is parsed.
 pub(super) fn report_early(error: &Error, no_color: bool) {
     write_error(error, colors(no_color));
+}
+
+/// Prints help, the version or an error of clap, without secrets: clap repeats the value of a wrong argument.
+pub(super) fn report_clap(error: &clap::Error) {
+    let text = error.to_string();
+    match redact(&text) {
+        // Without its colours, which could separate the parts of a secret.
+        redacted if error.use_stderr() && redacted != text => write_stderr(&redacted),
+        // A closed pipe after `elmo --help | head` is not a failure.
+        _ => drop(error.print()),
+    }
 }
 
 fn write_error(error: &Error, color: bool) {
@@ -140,26 +151,26 @@ fn write_error(error: &Error, color: bool) {
     if let Some(help) = error.help() {
         text.push_str(&format!("  help: {}\n", redact(&help)));
     }
-    say(&text);
+    write_stderr(&text);
 }
 
-/// What helps beside an error: a line for people, and a message like the others for log collectors; secrets left out.
+/// Prints a note without secrets: a line for people, a log message for collectors.
 pub(super) fn note(text: &str) {
-    match STARTED.get() {
+    match FORMAT.get() {
         Some(LogFormat::Json) => tracing::info!(target: NOTES, "{text}"),
-        Some(LogFormat::Text) | None => say(&(redact(text) + "\n")),
+        Some(LogFormat::Text) | None => write_stderr(&(redact(text) + "\n")),
     }
 }
 
-/// Nobody is left to tell when stderr is closed or full, and that is no reason for a job to end: `eprintln!` panics.
-fn say(text: &str) {
+/// Writes to stderr. Errors are ignored, because a job must not end when stderr is closed or full; `eprintln!` would panic.
+fn write_stderr(text: &str) {
     let _ = io::stderr().write_all(text.as_bytes());
 }
 
-/// stderr without secrets. One event arrives as one write.
+/// A writer to stderr that redacts secrets. Each event is a single write.
 #[derive(Debug, Clone, Copy)]
 struct Stderr {
-    /// Lines are JSON and must stay so.
+    /// The lines are JSON.
     json: bool,
 }
 
@@ -167,7 +178,7 @@ impl Write for Stderr {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
         let text = String::from_utf8_lossy(bytes);
         let clean = if self.json { redact_json(&text) } else { redact(&text) };
-        say(&clean);
+        write_stderr(&clean);
         Ok(bytes.len())
     }
 

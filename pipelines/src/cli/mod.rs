@@ -1,7 +1,7 @@
-//! The command line: what a user typed, as types; one file per command.
+//! The command line, one file per command.
 //!
-//! [`main`] reads words into [`Cli`], lets the command run, and turns the end into an exit code. Nothing heavy happens
-//! before the words are understood.
+//! [`main`] parses the arguments into [`Cli`], runs the command, and maps its result to an exit code. Nothing expensive
+//! happens before the arguments are parsed.
 
 mod args;
 mod bench;
@@ -40,10 +40,10 @@ use self::{
 };
 use crate::error::{Error, Exit, Result};
 
-/// ELMo sentence and token vectors for files of text and in SQL: exact, deterministic, resumable.
+/// ELMo sentence and token vectors for text files and SQL: exact, deterministic, resumable
 ///
-/// Every option can also be set in the environment (ELMO_BATCH_TOKENS is --batch-tokens) or in elmo.toml; the command
-/// line wins over the environment, and that over the file.
+/// Every option can also be set in the environment (ELMO_BATCH_TOKENS for --batch-tokens) or in elmo.toml. The command
+/// line overrides the environment, which overrides the file.
 #[derive(Debug, Parser)]
 #[command(name = "elmo", version, max_term_width = 100, subcommand_required = true, arg_required_else_help = true)]
 #[command(disable_help_subcommand = true, infer_subcommands = false, after_help = EXAMPLES)]
@@ -62,30 +62,32 @@ Examples:
   elmo inspect vectors
 
 Exit codes:
-  0 done    1 failed    2 usage    3 input data    4 model    5 storage
-  6 done, but rows were rejected    130 interrupted, the same command continues";
+  0 success    1 other failure    2 usage    3 input data    4 model    5 storage
+  6 success, but rows were rejected    130 interrupted; the same command resumes";
 
-/// What every command takes.
+/// Options of every command.
 #[derive(Debug, Clone, Args)]
 #[command(next_help_heading = "Messages and settings")]
 pub struct CommonArgs {
-    /// Say nothing but errors: no progress, no warnings
+    /// Print no progress and no warnings, only errors
     #[arg(short, long, global = true, conflicts_with = "verbose")]
     quiet: bool,
 
-    /// Say more on stderr; twice for debug messages. ELMO_LOG filters by module
+    /// Print more messages; give it twice for debug messages
+    ///
+    /// ELMO_LOG sets filters by module instead, in the syntax of RUST_LOG.
     #[arg(short, long, global = true, action = ArgAction::Count)]
     verbose: u8,
 
-    /// How messages on stderr are written: text for people, json for log collectors
-    #[arg(long, global = true, value_name = "FORMAT", default_value = "text", value_parser = args::words::<LogFormat>(LogFormat::WORDS))]
+    /// Format of messages on stderr: text for people, or json for log collectors
+    #[arg(long, global = true, value_name = "FORMAT", default_value = "text", value_parser = args::one_of::<LogFormat>(LogFormat::WORDS))]
     log_format: LogFormat,
 
-    /// No colours; NO_COLOR does the same
+    /// Print without colours, as with NO_COLOR
     #[arg(long, global = true)]
     no_color: bool,
 
-    /// Settings file to read instead of elmo.toml in the current directory
+    /// Read settings from FILE instead of elmo.toml in the current directory
     #[arg(long, global = true, value_name = "FILE", value_hint = ValueHint::FilePath)]
     config: Option<PathBuf>,
 }
@@ -106,25 +108,24 @@ enum Command {
     Man(generate::ManArgs),
 }
 
-/// The whole program.
+/// Runs the program and exits.
 ///
-/// It ends without the destructors of libtorch, which take its operators off their tables one at a time, for as long as
-/// most commands take altogether.
+/// It exits without running the destructors of libtorch, which deregister operators one by one and take 0.2 s.
 pub fn main() -> ! {
     #[cfg(feature = "cluster")]
-    args::give_stacks();
+    args::set_stack_size();
     let exit = run();
-    // What is printed reports its own errors; nothing of it is left here.
+    // Printing has reported its errors and flushed; this is for output of libraries.
     let _ = io::stdout().flush();
     shutdown::leave(exit)
 }
 
 /// The exit code.
 fn run() -> u8 {
-    let words: Vec<OsString> = env::args_os().collect();
-    let cli = match parse(&words) {
+    let args: Vec<OsString> = env::args_os().collect();
+    let cli = match parse(&args) {
         Ok(cli) => cli,
-        Err(stop) => return stop.report(&words),
+        Err(stop) => return stop.report(&args),
     };
     logging::start(&cli.common);
     let exit = match cli.command.run(&cli.common) {
@@ -156,97 +157,96 @@ impl Command {
         }
     }
 
-    /// Neither reads settings: they must work beside a broken `elmo.toml`.
+    /// Completions and manual pages must work despite a broken `elmo.toml`.
     fn needs_settings(&self) -> bool {
         !matches!(self, Self::Completions(_) | Self::Man(_))
     }
 }
 
-/// Why no command is run.
+/// A reason not to run a command.
 #[derive(Debug)]
 enum Stop {
-    /// Help, version or wrong words, as clap says it, and where a wrong value comes from.
-    Words { error: Box<clap::Error>, origin: Option<String> },
-    /// Wrong settings.
+    /// Help, version or invalid arguments, as clap prints them, and where an invalid value comes from.
+    Clap { error: Box<clap::Error>, origin: Option<String> },
+    /// Invalid settings.
     Settings(Error),
 }
 
 impl Stop {
     /// The exit code.
-    fn report(self, words: &[OsString]) -> u8 {
+    fn report(self, args: &[OsString]) -> u8 {
         match self {
-            Self::Words { error, origin } => {
-                // A closed pipe behind `elmo --help | head` is no failure.
-                let _ = error.print();
+            Self::Clap { error, origin } => {
+                logging::report_clap(&error);
                 if let Some(origin) = origin {
                     logging::note(&format!("note: the value comes from {origin}"));
                 }
                 error.exit_code() as u8
             }
             Self::Settings(error) => {
-                logging::report_early(&error, has_flag(words, "--no-color"));
+                logging::report_early(&error, has_flag(args, "--no-color"));
                 error.exit() as u8
             }
         }
     }
 }
 
-fn parse(words: &[OsString]) -> Result<Cli, Stop> {
-    let words_error = |error| Stop::Words { error: Box::new(error), origin: None };
-    let command = colored(Cli::command(), words);
-    // Without settings first: help and version must neither wait for them nor show them as defaults.
-    match command.clone().try_get_matches_from(words).and_then(|m| Cli::from_arg_matches(&m)) {
+fn parse(args: &[OsString]) -> Result<Cli, Stop> {
+    let clap_error = |error| Stop::Clap { error: Box::new(error), origin: None };
+    let command = colored(Cli::command(), args);
+    // Without settings first: help and version must not depend on them nor show them as defaults.
+    match command.clone().try_get_matches_from(args).and_then(|m| Cli::from_arg_matches(&m)) {
         Ok(cli) if !cli.command.needs_settings() => return Ok(cli),
         Err(error) if !error.use_stderr() || error.kind() == ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand => {
-            return Err(words_error(error));
+            return Err(clap_error(error));
         }
         _ => {}
     }
     let names: Vec<OsString> = env::vars_os().map(|(name, _)| name).collect();
     let settings = |error: config::ConfigError| Stop::Settings(error.into());
     config::check_environment(names.iter().map(OsString::as_os_str), &command).map_err(settings)?;
-    let file = ConfigFile::find(config_path(words).as_deref(), &command).map_err(settings)?;
+    let file = ConfigFile::find(config_path(args).as_deref(), &command).map_err(settings)?;
     let command = config::apply(command, file.as_ref(), &|name| env::var_os(name));
-    let matches = command.try_get_matches_from(words).and_then(|m| Cli::from_arg_matches(&m));
-    matches.map_err(|error| Stop::Words { origin: origin(&error, words, file.as_ref()), error: Box::new(error) })
+    let matches = command.try_get_matches_from(args).and_then(|m| Cli::from_arg_matches(&m));
+    matches.map_err(|error| Stop::Clap { origin: origin(&error, args, file.as_ref()), error: Box::new(error) })
 }
 
-/// clap looks at NO_COLOR and at the terminal itself, but cannot know our flag before it has parsed.
-fn colored(command: clap::Command, words: &[OsString]) -> clap::Command {
-    match has_flag(words, "--no-color") {
+/// Clap checks NO_COLOR and the terminal itself, but knows our flag only after parsing.
+fn colored(command: clap::Command, args: &[OsString]) -> clap::Command {
+    match has_flag(args, "--no-color") {
         true => command.color(clap::ColorChoice::Never),
         false => command,
     }
 }
 
-fn has_flag(words: &[OsString], flag: &str) -> bool {
-    words.iter().take_while(|word| *word != "--").any(|word| word == flag)
+fn has_flag(args: &[OsString], flag: &str) -> bool {
+    args.iter().take_while(|arg| *arg != "--").any(|arg| arg == flag)
 }
 
-/// The file must be known before the words are parsed with its values, so it is looked for by hand.
-fn config_path(words: &[OsString]) -> Option<PathBuf> {
-    let mut words = words.iter().take_while(|word| *word != "--");
-    while let Some(word) = words.next() {
-        if word == "--config" {
-            return words.next().map(PathBuf::from);
+/// The settings file. Parsing needs its values, so `--config` is found by hand first.
+fn config_path(args: &[OsString]) -> Option<PathBuf> {
+    let mut args = args.iter().take_while(|arg| *arg != "--");
+    while let Some(arg) = args.next() {
+        if arg == "--config" {
+            return args.next().map(PathBuf::from);
         }
-        if let Some(path) = word.to_str().and_then(|word| word.strip_prefix("--config=")) {
+        if let Some(path) = arg.to_str().and_then(|arg| arg.strip_prefix("--config=")) {
             return Some(PathBuf::from(path));
         }
     }
     env::var_os("ELMO_CONFIG").filter(|path| !path.is_empty()).map(PathBuf::from)
 }
 
-/// Where a value that clap refused was given, when it was not on the command line.
-fn origin(error: &clap::Error, words: &[OsString], file: Option<&ConfigFile>) -> Option<String> {
+/// The origin of an invalid value that was not on the command line.
+fn origin(error: &clap::Error, args: &[OsString], file: Option<&ConfigFile>) -> Option<String> {
     let text = |kind| match error.get(kind) {
         Some(ContextValue::String(text)) => Some(text.as_str()),
         _ => None,
     };
     let arg = text(ContextKind::InvalidArg)?.split(' ').next()?;
     let value = text(ContextKind::InvalidValue)?;
-    let typed = |word: &OsStr| word == arg || word.to_str().is_some_and(|w| w.starts_with(&format!("{arg}=")));
-    if words.iter().any(|word| typed(word)) {
+    let is_option = |typed: &OsStr| typed == arg || typed.to_str().is_some_and(|t| t.starts_with(&format!("{arg}=")));
+    if args.iter().any(|typed| is_option(typed)) {
         return None;
     }
     let key = arg.trim_start_matches('-');

@@ -1,4 +1,4 @@
-//! `elmo model info|convert|verify`: the words; the work is in [`crate::models`].
+//! `elmo model info|convert|verify`: their arguments. The work is in [`crate::models`].
 
 use std::path::PathBuf;
 
@@ -6,7 +6,7 @@ use clap::{Args, Subcommand, ValueHint};
 
 use super::{
     EngineArgs, ModelArgs,
-    args::{self, words},
+    args::{self, one_of},
     print, print_json,
 };
 use crate::{
@@ -20,7 +20,7 @@ use crate::{
     stores::Stores,
 };
 
-/// Look at a model, convert it, or check it
+/// Describe, convert or check a model
 #[derive(Debug, Args)]
 #[command(
     subcommand_required = true,
@@ -43,10 +43,10 @@ enum ModelSubcommand {
     Verify(VerifyArgs),
 }
 
-/// Which model, also without `--model`.
+/// The model, as a positional argument or by `--model`.
 #[derive(Debug, Args)]
 struct Which {
-    /// The model: a directory, a zip, a URL or tiny; the same as --model
+    /// The model: a directory, a zip, a URL or tiny, as for --model
     #[arg(value_name = "MODEL", id = "which", value_hint = ValueHint::AnyPath, conflicts_with_all = ["model", "options", "weights"])]
     which: Option<ModelSpec>,
 
@@ -60,7 +60,7 @@ impl Which {
     }
 }
 
-/// Print options, size, shapes, files and fingerprint of a model
+/// Print the options, size, files and fingerprint of a model
 #[derive(Debug, Args)]
 #[command(after_help = "\
 Examples:
@@ -70,18 +70,18 @@ struct InfoArgs {
     #[command(flatten)]
     which: Which,
 
-    /// Also print every tensor with its shape
+    /// Also print the names and shapes of all tensors
     #[arg(long)]
     tensors: bool,
 
-    /// Print the report as JSON, tensors included
+    /// Print the report as JSON, including tensors
     #[arg(long)]
     json: bool,
 }
 
-/// Write a model in another layout; every tensor stays the same to the bit
+/// Convert a model to another layout without changing a bit of its tensors
 ///
-/// The fingerprint is printed before and after and must not change. Nothing is written over an existing directory.
+/// The output directory must not exist. The written model is read back, and its fingerprint must be the same.
 #[derive(Debug, Args)]
 #[command(
     override_usage = "elmo model convert [OPTIONS] --to <LAYOUT> [MODEL] <OUT>",
@@ -91,15 +91,18 @@ Examples:
   elmo model convert --model model-st model-pair --to allennlp"
 )]
 struct ConvertArgs {
-    /// The model, unless --model names it, and the directory to write
+    /// The model (unless --model is given) and the directory to write
     #[arg(value_name = "[MODEL] OUT", num_args = 1..=2, required = true, value_hint = ValueHint::AnyPath)]
     places: Vec<String>,
 
-    /// safetensors: a directory that opens fastest; hdf5: a directory in the bilm-tf layout; allennlp: the pair alone
-    #[arg(long, value_name = "LAYOUT", value_parser = words::<Layout>(Layout::WORDS))]
+    /// Layout of the written model
+    ///
+    /// safetensors writes a directory that opens fastest, hdf5 a directory with weights in the bilm-tf layout, and allennlp
+    /// the pair of files that AllenNLP reads.
+    #[arg(long, value_name = "LAYOUT", value_parser = one_of::<Layout>(Layout::WORDS))]
     to: Layout,
 
-    /// Also compute and store the start state of --state warm, which otherwise every process computes anew
+    /// Also store the initial state of --state warm, which otherwise every process computes
     #[arg(long)]
     warm_state: bool,
 
@@ -111,17 +114,19 @@ struct ConvertArgs {
     model: ModelArgs,
 }
 
-/// Check a model: files, shapes, NaN, fingerprint, and a forward pass; exit code 4 when it is bad
+/// Check the files, shapes, numbers and fingerprint of a model, and run a forward pass
 #[derive(Debug, Args)]
 #[command(after_help = "\
 Examples:
   elmo model verify tiny
-  elmo model verify tiny --json")]
+  elmo model verify tiny --json
+
+The exit code is 4 if a check fails.")]
 struct VerifyArgs {
     #[command(flatten)]
     which: Which,
 
-    /// Fingerprint that the model must have, 64 hexadecimal digits or the first 12 or more of them
+    /// Expected fingerprint, at least the first 12 of its 64 hexadecimal digits
     #[arg(long, value_name = "HEX")]
     fingerprint: Option<String>,
 
@@ -164,7 +169,7 @@ fn convert(args: &ConvertArgs) -> Result<Exit> {
     let out = local_directory(out)?;
     if args.warm_state && args.to == Layout::AllenNlp {
         return Err(Error::usage(
-            "the published pair has no place for a warm state",
+            "the layout allennlp cannot store a warm state",
             "leave out --warm-state, or choose another --to",
         ));
     }
@@ -188,12 +193,12 @@ fn convert(args: &ConvertArgs) -> Result<Exit> {
     Ok(Exit::Done)
 }
 
-/// Where to write a model. As a bare path `s3://bucket/model` would be a folder called `s3:` right here.
+/// The directory to write. As a path, `s3://bucket/model` would create a folder called `s3:`.
 fn local_directory(out: &str) -> Result<PathBuf> {
     match out.parse::<Place>()? {
         Place::Local(path) => Ok(path),
         place @ Place::Remote(_) => Err(Error::usage(
-            format!("{place}: a model is written to a local directory"),
+            format!("{place}: models are written to local directories only"),
             "name a local directory, and copy the model from there",
         )),
     }
@@ -204,7 +209,7 @@ fn verify(args: &VerifyArgs) -> Result<Exit> {
     let report = with_models(args.which.model.offline(), async |models| {
         let data = match models.resolve(&spec).await {
             Ok(data) => data,
-            // Whatever keeps a model from opening is what was asked about; a store that fails is not.
+            // A model that cannot be opened is a result of this command; a store that fails is an error.
             Err(error) if error.exit() == Exit::Model => return Ok(Report::unreadable(&spec, &error)),
             Err(error) => return Err(error.into()),
         };

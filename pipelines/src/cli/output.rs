@@ -1,4 +1,4 @@
-//! Results on stdout.
+//! Printing results on stdout.
 
 use std::io::{self, Write};
 
@@ -9,15 +9,15 @@ use crate::{
     redact::{redact, redact_json},
 };
 
-/// Prints a report for people, secrets left out. A reader that has gone away ends the command without complaint.
+/// Prints a report for people, without secrets.
 ///
 /// # Errors
-/// [`Error::BrokenPipe`] when the reader has gone away, [`Error::Failed`] when stdout cannot be written to.
+/// [`Error::BrokenPipe`] when the reader has closed the pipe, [`Error::Failed`] when writing fails otherwise.
 pub(super) fn print(text: &str) -> Result<()> {
     print_raw(redact(text).as_bytes())
 }
 
-/// Prints a report for programs: one JSON object, secrets left out.
+/// Prints a report for programs as one JSON object, without secrets.
 ///
 /// # Errors
 /// As [`print()`].
@@ -26,7 +26,7 @@ pub(super) fn print_json(report: &impl Serialize) -> Result<()> {
     print_raw((redact_json(&text) + "\n").as_bytes())
 }
 
-/// Prints bytes as they are.
+/// Prints bytes unchanged.
 pub(super) fn print_raw(bytes: &[u8]) -> Result<()> {
     let mut out = io::stdout().lock();
     out.write_all(bytes).and_then(|()| out.flush()).map_err(|e| match e.kind() {

@@ -1,4 +1,6 @@
-//! Ctrl-C and SIGTERM: the first asks a job to finish what it has begun, the second ends the process.
+//! Signals: the first asks a command to finish what it has begun, the second ends the process.
+//!
+//! SIGHUP counts as SIGTERM, so that a job whose terminal is closed keeps the lines that it read from standard input.
 
 use std::sync::{
     Arc, Mutex, MutexGuard, PoisonError,
@@ -13,81 +15,149 @@ use tokio::{
 use crate::error::{Error, Exit, Result};
 
 unsafe extern "C" {
-    /// POSIX: ends the process as it is. `exit` would run the destructors of libtorch while its threads compute.
+    /// POSIX: ends the process at once. `exit` would run the destructors of libtorch while its threads compute.
     safe fn _exit(code: i32) -> !;
 }
 
-/// Ends the process as it is, also while devices are at work that nobody waits for any more.
+/// Ends the process at once, even while devices compute results that nobody waits for any more.
 pub(super) fn leave(exit: u8) -> ! {
     _exit(exit.into())
 }
 
-/// Signals of a session of statements: the first stops the statement at hand, one more before that has ended ends the
-/// process. A thread of its own listens, as all others may be busy with a query.
+/// A request to end.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Request {
+    /// SIGINT, which a terminal sends for Ctrl-C.
+    Interrupt,
+    /// SIGTERM.
+    Terminate,
+    /// SIGHUP.
+    Hangup,
+}
+
+/// The signals that request a command to end.
+struct Requests {
+    interrupt: Signal,
+    terminate: Signal,
+    /// `None` when the process was started with SIGHUP ignored, as `nohup` does: then it stays ignored.
+    hangup: Option<Signal>,
+}
+
+impl Requests {
+    /// Installs the handlers. They stay for the rest of the process.
+    ///
+    /// # Errors
+    /// [`Error::Failed`] when the system refuses a handler.
+    fn listen() -> Result<Self> {
+        let hangup = match is_ignored(libc::SIGHUP) {
+            true => None,
+            false => Some(handler(SignalKind::hangup())?),
+        };
+        Ok(Self { interrupt: handler(SignalKind::interrupt())?, terminate: handler(SignalKind::terminate())?, hangup })
+    }
+
+    /// Waits for the next request.
+    async fn next(&mut self) -> Request {
+        let hangup = async {
+            match &mut self.hangup {
+                Some(hangup) => hangup.recv().await,
+                None => std::future::pending().await,
+            }
+        };
+        tokio::select! {
+            _ = self.interrupt.recv() => Request::Interrupt,
+            _ = self.terminate.recv() => Request::Terminate,
+            _ = hangup => Request::Hangup,
+        }
+    }
+
+    /// Waits for SIGINT or SIGTERM after a first request. A further SIGHUP does not count: when a terminal is closed,
+    /// both the shell and the kernel may send one.
+    async fn repeated(&mut self) {
+        while self.next().await == Request::Hangup {}
+    }
+}
+
+fn handler(kind: SignalKind) -> Result<Signal> {
+    signal(kind).map_err(|e| Error::Failed(format!("cannot listen for signals: {e}")))
+}
+
+/// Whether the process ignores a signal.
+fn is_ignored(signal: libc::c_int) -> bool {
+    // SAFETY: without a new action, `sigaction` only writes the current one into `current`, for which zeros are valid.
+    unsafe {
+        let mut current: libc::sigaction = std::mem::zeroed();
+        libc::sigaction(signal, std::ptr::null(), &mut current) == 0 && current.sa_sigaction == libc::SIG_IGN
+    }
+}
+
+/// Signals of an SQL session: the first cancels the current statement, a second one before the statement has ended ends
+/// the process. They have a thread of their own, because queries may keep all other threads busy.
 pub(super) struct Signals {
-    told: mpsc::UnboundedReceiver<()>,
+    cancellations: mpsc::UnboundedReceiver<()>,
     state: Arc<Mutex<State>>,
 }
 
 #[derive(Debug, Default)]
 struct State {
-    /// Somebody waits in [`Signals::asked`].
+    /// A statement is running.
     running: bool,
-    /// The statement was told to stop.
-    stopping: bool,
-    /// The whole session is to end.
+    /// The statement was cancelled.
+    cancelled: bool,
+    /// The session is to end.
     terminated: bool,
 }
 
 impl Signals {
-    /// Listens from now on. Ctrl-C between statements ends the process, unless a person sits at a prompt.
+    /// Installs the handlers. Ctrl-C between statements ends the process, unless the session is a prompt.
     ///
     /// # Errors
-    /// When the system takes no handlers.
+    /// [`Error::Failed`] when the system refuses a handler or a thread.
     pub(super) fn listen(prompt: bool) -> Result<Self> {
         let failed = |e: std::io::Error| Error::Failed(format!("cannot listen for signals: {e}"));
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().map_err(failed)?;
-        let (mut interrupt, mut terminate) = {
+        let mut requests = {
             let _entered = runtime.enter();
-            (handler(SignalKind::interrupt())?, handler(SignalKind::terminate())?)
+            Requests::listen()?
         };
-        let (tell, told) = mpsc::unbounded_channel();
+        let (cancel, cancellations) = mpsc::unbounded_channel();
         let state = Arc::<Mutex<State>>::default();
-        let seen = Arc::clone(&state);
+        let shared = Arc::clone(&state);
         let listen = async move {
             loop {
-                let terminated = tokio::select! { _ = interrupt.recv() => false, _ = terminate.recv() => true };
-                let mut state = lock(&seen);
-                state.terminated |= terminated;
-                match (state.running, state.stopping) {
+                let request = requests.next().await;
+                let mut state = lock(&shared);
+                state.terminated |= request != Request::Interrupt;
+                match (state.running, state.cancelled) {
                     (true, false) => {
-                        state.stopping = true;
-                        let _ = tell.send(());
+                        state.cancelled = true;
+                        let _ = cancel.send(());
                     }
-                    (false, _) if prompt && !terminated => {}
+                    (true, true) if request == Request::Hangup => {}
+                    (false, _) if prompt && request == Request::Interrupt => {}
                     _ => _exit(Exit::Interrupted as i32),
                 }
             }
         };
         let thread = std::thread::Builder::new().name("elmo signals".to_owned());
         thread.spawn(move || runtime.block_on(listen)).map_err(failed)?;
-        Ok(Self { told, state })
+        Ok(Self { cancellations, state })
     }
 
-    /// A statement begins: what was told before was meant for another.
+    /// Marks the start of a statement. Earlier cancellations were meant for another one.
     pub(super) fn begin(&mut self) {
         *lock(&self.state) = State { running: true, ..State::default() };
-        while self.told.try_recv().is_ok() {}
+        while self.cancellations.try_recv().is_ok() {}
     }
 
-    /// Ends when the statement is to stop.
-    pub(super) async fn asked(&mut self) {
-        if self.told.recv().await.is_none() {
+    /// Waits until the statement is cancelled.
+    pub(super) async fn cancelled(&mut self) {
+        if self.cancellations.recv().await.is_none() {
             std::future::pending().await
         }
     }
 
-    /// The statement has ended; whether the session is to end too.
+    /// Marks the end of a statement; returns whether the session is to end too.
     pub(super) fn end(&mut self) -> bool {
         let mut state = lock(&self.state);
         state.running = false;
@@ -95,74 +165,71 @@ impl Signals {
     }
 }
 
-/// Plain flags, valid at any time.
+/// A poisoned lock is no problem: the flags are valid at any time.
 fn lock(state: &Mutex<State>) -> MutexGuard<'_, State> {
     state.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-fn handler(kind: SignalKind) -> Result<Signal> {
-    signal(kind).map_err(|e| Error::Failed(format!("cannot listen for signals: {e}")))
-}
-
-/// A future that ends at the first signal. From then on a second one ends the process at once; so does the first where
-/// nobody has begun to wait for this future, as nothing is under way then.
+/// A future that ends at the first signal; a second signal ends the process. The first one ends it too as long as the
+/// future was not polled, because then there is nothing to finish.
 pub(super) fn requested() -> Result<impl Future<Output = ()>> {
-    let mut interrupt = handler(SignalKind::interrupt())?;
-    let mut terminate = handler(SignalKind::terminate())?;
-    let (tell, told) = oneshot::channel();
-    let heeded = Arc::new(AtomicBool::new(false));
-    let waiting = Arc::clone(&heeded);
+    let mut requests = Requests::listen()?;
+    let (request, requested) = oneshot::channel();
+    let awaited = Arc::new(AtomicBool::new(false));
+    let is_awaited = Arc::clone(&awaited);
     tokio::spawn(async move {
-        tokio::select! { _ = interrupt.recv() => {}, _ = terminate.recv() => {} }
-        if !waiting.load(Ordering::Relaxed) {
-            tracing::warn!("stopped before anything was written");
+        requests.next().await;
+        if !is_awaited.load(Ordering::Relaxed) {
+            tracing::warn!("interrupted before anything was written");
             _exit(Exit::Interrupted as i32);
         }
-        tracing::warn!("stopping as soon as the rows at hand are safe; once more stops at once");
-        let _ = tell.send(());
-        tokio::select! { _ = interrupt.recv() => {}, _ = terminate.recv() => {} }
+        tracing::warn!("stopping when the current rows are durable; a second signal stops at once");
+        let _ = request.send(());
+        requests.repeated().await;
         _exit(Exit::Interrupted as i32);
     });
     Ok(async move {
-        heeded.store(true, Ordering::Relaxed);
-        // The sender is gone only together with the runtime.
-        let _ = told.await;
+        awaited.store(true, Ordering::Relaxed);
+        // The sender lives as long as the runtime.
+        let _ = requested.await;
     })
 }
 
-/// A future that ends at the first signal, of a process that has nothing to finish.
+/// A future that ends at the first SIGINT or SIGTERM, for a process with nothing to finish. SIGHUP keeps its default
+/// action, which ends the process.
 #[cfg(feature = "cluster")]
 pub(super) fn ended() -> Result<impl Future<Output = ()>> {
-    let mut interrupt = handler(SignalKind::interrupt())?;
-    let mut terminate = handler(SignalKind::terminate())?;
-    Ok(async move {
-        tokio::select! { _ = interrupt.recv() => {}, _ = terminate.recv() => {} }
-    })
+    let (mut interrupt, mut terminate) = (handler(SignalKind::interrupt())?, handler(SignalKind::terminate())?);
+    Ok(async move { either(&mut interrupt, &mut terminate).await })
 }
 
-/// Whether there was a signal, and a future that ends at the second one.
+/// Whether there was a SIGINT or SIGTERM, and a future that ends at the second one.
 #[cfg(feature = "cluster")]
 pub(super) fn asked_twice() -> Result<(impl Fn() -> bool, impl Future<Output = ()>)> {
-    let mut interrupt = handler(SignalKind::interrupt())?;
-    let mut terminate = handler(SignalKind::terminate())?;
+    let (mut interrupt, mut terminate) = (handler(SignalKind::interrupt())?, handler(SignalKind::terminate())?);
     let asked = Arc::new(AtomicBool::new(false));
-    let seen = Arc::clone(&asked);
+    let is_asked = Arc::clone(&asked);
     let twice = async move {
-        tokio::select! { _ = interrupt.recv() => {}, _ = terminate.recv() => {} }
-        seen.store(true, Ordering::Relaxed);
-        tracing::warn!("stopping when the tasks at hand are done; once more stops at once");
-        tokio::select! { _ = interrupt.recv() => {}, _ = terminate.recv() => {} }
+        either(&mut interrupt, &mut terminate).await;
+        is_asked.store(true, Ordering::Relaxed);
+        tracing::warn!("stopping when the running tasks are done; a second signal stops at once");
+        either(&mut interrupt, &mut terminate).await;
     };
     Ok((move || asked.load(Ordering::Relaxed), twice))
 }
 
-/// The command that continues this one, as the shell would read it. One that began anew must not do so again, be it that
-/// a flag, the environment or the settings file said so: it says the contrary.
-pub(super) fn resume_command(words: impl Iterator<Item = String>, began_anew: bool) -> String {
-    let is_overwrite = |word: &str| word == "--overwrite" || word.starts_with("--overwrite=");
-    let contrary = began_anew.then(|| "--overwrite=false".to_owned());
-    let words = words.filter(|word| !began_anew || !is_overwrite(word)).chain(contrary);
-    words.map(|word| quoted(&word)).collect::<Vec<_>>().join(" ")
+#[cfg(feature = "cluster")]
+async fn either(interrupt: &mut Signal, terminate: &mut Signal) {
+    tokio::select! { _ = interrupt.recv() => {}, _ = terminate.recv() => {} }
+}
+
+/// The command that resumes this one, quoted for a shell. If this one has overwritten the output, the flag is replaced by
+/// `--overwrite=false`, because the environment or `elmo.toml` may set it too.
+pub(super) fn resume_command(args: impl Iterator<Item = String>, has_overwritten: bool) -> String {
+    let is_overwrite = |arg: &str| arg == "--overwrite" || arg.starts_with("--overwrite=");
+    let off = has_overwritten.then(|| "--overwrite=false".to_owned());
+    let args = args.filter(|arg| !has_overwritten || !is_overwrite(arg)).chain(off);
+    args.map(|arg| quoted(&arg)).collect::<Vec<_>>().join(" ")
 }
 
 fn quoted(word: &str) -> String {
@@ -182,7 +249,7 @@ mod tests {
         let words = ["elmo", "embed", "--overwrite", "--input", "a b.txt", "it's", "x*", ""].map(str::to_owned);
         let again = r"elmo embed --input 'a b.txt' 'it'\''s' 'x*' ''";
         assert_eq!(resume_command(words.clone().into_iter(), true), format!("{again} --overwrite=false"));
-        // Before anything was removed, it is still to begin anew.
+        // Before anything was removed, the flag stays.
         assert_eq!(resume_command(words.into_iter(), false), again.replace("embed", "embed --overwrite"));
     }
 }

@@ -1,4 +1,4 @@
-//! `elmo sql`: the words, and the loop of the shell.
+//! `elmo sql`: its arguments, and the loop of the shell. Queries run in [`crate::sql`].
 
 use std::{
     io::{self, IsTerminal},
@@ -13,7 +13,7 @@ use elmo_udfs::Statement;
 
 use super::{
     CommonArgs,
-    args::{Bytes, EngineArgs, ModelArgs, block_on, positive, words},
+    args::{Bytes, EngineArgs, ModelArgs, block_on, one_of, positive},
     logging,
     shutdown::{self, Signals},
 };
@@ -24,15 +24,15 @@ use crate::{
     models::ModelSpec,
     report::{Progress, Silent, count},
     sql::{Answer, COMMANDS, Command, Format, Remote, Repl, Settings, Show, Sql, SqlError, Typed, default_history},
-    stores::Stores,
+    stores::{INTERACTIVE_RETRY_FOR, RETRY_FOR, Stores},
 };
 
-/// Query files with SQL: embed, compare and average texts where they lie
+/// Query files with SQL: embed, compare and average texts in place
 ///
-/// Everything Apache DataFusion knows, and the functions elmo_embed, elmo_tokens, elmo_word, elmo_similarity and their
-/// family (SELECT * FROM elmo_functions()). Files, folders, patterns and URLs are tables. Each text of a query is
-/// embedded once, and only where its vector is needed: ORDER BY id LIMIT 10 embeds ten. Without -c and -f: a shell on a
-/// terminal, else the statements on standard input.
+/// The SQL is that of Apache DataFusion with the functions elmo_embed, elmo_tokens, elmo_word, elmo_similarity and others
+/// (SELECT * FROM elmo_functions()). Files, folders, patterns and URLs are tables. A query embeds each text once, and only
+/// where its vector is needed: ORDER BY id LIMIT 10 embeds ten texts. Without -c and -f, it is an interactive shell on a
+/// terminal, and otherwise runs the statements on standard input.
 #[derive(Debug, Args)]
 #[command(after_help = "\
 Examples:
@@ -40,39 +40,46 @@ Examples:
   elmo sql -c \"COPY (SELECT id, elmo_embed(text) AS embedding FROM 'reviews.jsonl') TO 'v.parquet'\"
   elmo sql --format csv -c \"SELECT id, elmo_similarity(text, 'Too slow.') FROM 'reviews.jsonl'\"
 
-The model is tiny unless --model says another; --add-model gives more, by name.")]
+The default model is tiny. Name another one with --model, and further ones with --add-model.")]
 pub(super) struct SqlArgs {
-    /// Run these statements and end; may be given several times
+    /// Run these statements and exit; may be repeated
     #[arg(short, long, value_name = "SQL", conflicts_with = "file")]
     command: Vec<String>,
 
-    /// Run the statements of a file, - for standard input, and end; may be given several times
+    /// Run the statements in a file (- is standard input) and exit; may be repeated
     #[arg(short, long, value_name = "FILE", value_hint = ValueHint::FilePath)]
     file: Vec<PathBuf>,
 
-    /// How results are written: a table for people, or all rows for programs; arrow and parquet take one result
-    #[arg(long, value_name = "FORMAT", default_value = "table", value_parser = words::<Format>(Format::WORDS))]
+    /// Format of results
+    ///
+    /// table shows the first rows for people; the other formats write all rows. arrow and parquet allow one result only.
+    #[arg(long, value_name = "FORMAT", default_value = "table", value_parser = one_of::<Format>(Format::WORDS))]
     format: Format,
 
-    /// Rows that a table shows; the query stops there
+    /// Maximum number of rows of a table, after which the query is cancelled
     #[arg(long, value_name = "N", default_value = "100", value_parser = positive)]
     max_rows: usize,
 
-    /// Memory for sorts, joins, groups and vectors on their way, such as 512MB or 4GB; what spills goes to disk [default:
-    /// all there is]
+    /// Memory limit, such as 512MB or 4GB [default: none]
+    ///
+    /// It covers sorts, joins, groups and buffered vectors. Operators that exceed it spill to disk if they can.
     #[arg(long, value_name = "SIZE")]
     memory_limit: Option<Bytes>,
 
-    /// One more model, which SQL names: elmo_embed(text, model => 'NAME'); may be given several times
+    /// Add a model that SQL can name: elmo_embed(text, model => 'NAME'); may be repeated
     #[arg(long, value_name = "NAME=MODEL")]
     add_model: Vec<NamedModel>,
 
-    /// Run queries on the cluster of this scheduler, HOST:PORT; what is written is written here [default: this process]
+    /// Run queries on the cluster of the scheduler at HOST:PORT [default: run in this process]
+    ///
+    /// This process still writes the results.
     #[cfg(feature = "cluster")]
     #[arg(long, value_name = "SCHEDULER")]
     cluster: Option<Address>,
 
-    /// Where the shell remembers what was typed; none for nowhere [default: elmo/sql_history in the user's state folder]
+    /// History file of the shell, or none [default: elmo/sql_history in the user's state folder]
+    ///
+    /// Lines with passwords, SAS tokens or signed URLs are not stored.
     #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath)]
     history: Option<PathBuf>,
 
@@ -83,7 +90,7 @@ pub(super) struct SqlArgs {
     engine: EngineArgs,
 }
 
-/// A model and its name.
+/// A model and its name in SQL.
 #[derive(Debug, Clone)]
 struct NamedModel {
     name: String,
@@ -104,12 +111,12 @@ impl FromStr for NamedModel {
 }
 
 impl SqlArgs {
-    /// Models by name: the one that is meant without a name first.
+    /// The models by name, the default model first.
     fn models(&self) -> Result<Vec<(String, ModelSpec)>> {
         let default = self.model.spec_if_given().cloned().unwrap_or(ModelSpec::Tiny);
         let mut models = vec![(default.name(), default)];
         for NamedModel { name, spec } in &self.add_model {
-            if models.iter().any(|(there, _)| there == name) {
+            if models.iter().any(|(known, _)| known == name) {
                 return Err(Error::usage(format!("two models are named {name}"), "give one of them another name"));
             }
             models.push((name.clone(), spec.clone()));
@@ -134,7 +141,7 @@ impl SqlArgs {
         Show { format: self.format, max_rows: self.max_rows }
     }
 
-    /// The statements that the command line names; `None` for the shell.
+    /// The statements to run; `None` for the shell.
     fn texts(&self) -> Result<Option<Vec<Text>>> {
         if !self.command.is_empty() {
             let given = self.command.iter().map(|sql| Text { sql: sql.clone(), file: None });
@@ -150,7 +157,7 @@ impl SqlArgs {
     }
 }
 
-/// Statements, and the file that they come from.
+/// Statements, and the file that contains them.
 struct Text {
     sql: String,
     file: Option<String>,
@@ -164,7 +171,7 @@ impl Text {
             false => (std::fs::read_to_string(path), path.display().to_string()),
         };
         let text = read.map_err(|e| Error::usage(format!("{file}: {e}"), "give SQL statements, in UTF-8"))?;
-        // Editors on Windows begin files with it.
+        // Editors on Windows write a byte order mark.
         let sql = text.strip_prefix('\u{feff}').map(str::to_owned).unwrap_or(text);
         Ok(Self { sql, file: Some(file) })
     }
@@ -183,7 +190,10 @@ impl Text {
 pub(super) fn run(args: &SqlArgs, common: &CommonArgs) -> Result<Exit> {
     let models = args.models()?;
     if args.format.is_binary() && io::stdout().is_terminal() {
-        return Err(Error::usage("a terminal shows no such format", "send it to a file: elmo sql … > result.parquet"));
+        return Err(Error::usage(
+            "this format cannot be shown on a terminal",
+            "redirect it to a file: elmo sql … > result.parquet",
+        ));
     }
     let texts = args.texts()?;
     let ended = block_on(async {
@@ -194,7 +204,10 @@ pub(super) fn run(args: &SqlArgs, common: &CommonArgs) -> Result<Exit> {
             remote: args.remote(),
             memory_limit: args.memory_limit.map(|bytes| bytes.0),
         };
-        let (sql, signals) = (Sql::new(settings, &Stores::from_env())?, Signals::listen(texts.is_none())?);
+        // At the prompt a person waits for the answer.
+        let budget = if texts.is_none() { INTERACTIVE_RETRY_FOR } else { RETRY_FOR };
+        let stores = Stores::from_env().retrying_for(budget);
+        let (sql, signals) = (Sql::new(settings, &stores)?, Signals::listen(texts.is_none())?);
         let mut shell = Shell { sql, common, show: args.show(), signals };
         match texts {
             Some(texts) => shell.script(&texts).await.map(|()| Exit::Done),
@@ -208,17 +221,17 @@ pub(super) fn run(args: &SqlArgs, common: &CommonArgs) -> Result<Exit> {
     ended
 }
 
-/// How long an interrupted statement has to remove what it began to write.
-const TIDYING: Duration = Duration::from_secs(5);
+/// How long a cancelled statement may take to remove its incomplete files.
+const CLEANUP_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// Waits until no task is left. Blocks: the threads that would wake somebody who sleeps may all be busy.
-fn tidied_up() {
+/// Waits until all tasks have ended. Blocks, because all threads that could wake a task may be busy.
+fn wait_for_cleanup() {
     let tasks = tokio::runtime::Handle::current().metrics();
     let began = Instant::now();
-    while tasks.num_alive_tasks() > 0 && began.elapsed() < TIDYING {
+    while tasks.num_alive_tasks() > 0 && began.elapsed() < CLEANUP_TIMEOUT {
         std::thread::sleep(Duration::from_millis(10));
     }
-    // Files are removed on other threads, which tasks leave work to when they end.
+    // Tasks remove files on other threads, which may outlive them.
     std::thread::sleep(Duration::from_millis(100));
 }
 
@@ -230,7 +243,7 @@ struct Shell<'a> {
 }
 
 impl Shell<'_> {
-    /// Runs statements to the first error. All texts are parsed before anything is run.
+    /// Runs statements up to the first error. All texts are parsed before the first statement runs.
     async fn script(&mut self, texts: &[Text]) -> Result<()> {
         let parsed = texts.iter().map(|text| text.parse(&self.sql)).collect::<Result<Vec<_>>>()?;
         let statements: Vec<_> = parsed.into_iter().flatten().collect();
@@ -240,7 +253,7 @@ impl Shell<'_> {
         let mut results = 0;
         for statement in statements {
             if self.show.format.is_binary() && results == 1 {
-                return Err(Error::usage("two results do not fit one file", "give them one by one, or by COPY"));
+                return Err(Error::usage("this format allows one result only", "run one query at a time, or use COPY"));
             }
             let answer = self.one(statement).await?;
             results += usize::from(answer.rows.is_some());
@@ -249,35 +262,35 @@ impl Shell<'_> {
         Ok(())
     }
 
-    /// One statement, until it ends or somebody interrupts it.
+    /// Runs one statement until it ends or is cancelled.
     async fn one(&mut self, statement: Statement) -> Result<Answer> {
-        // A bar would stand among the rows.
+        // A progress bar would be mixed with the rows.
         let rows_here = io::stdout().is_terminal() && self.show.format != Format::Table;
-        // What a cluster has done so far, nobody here knows.
-        let watch: Arc<dyn Progress> =
+        // The progress of a cluster is not known here.
+        let progress: Arc<dyn Progress> =
             if rows_here || self.sql.is_on_cluster() { Arc::new(Silent) } else { self.common.progress().into() };
-        let (sql, show, told) = (self.sql.clone(), self.show, Arc::clone(&watch));
+        let (sql, show, task_progress) = (self.sql.clone(), self.show, Arc::clone(&progress));
         self.signals.begin();
-        // A task of its own: a model that is fetched, or a function at work, does not give way to a signal.
+        // A task of its own, because fetching a model and running a function block.
         let mut running = tokio::spawn(async move {
             let out = Box::new(io::BufWriter::new(io::stdout()));
-            sql.run(statement, show, told.as_ref(), out).await
+            sql.run(statement, show, task_progress.as_ref(), out).await
         });
         let ended = tokio::select! {
             ended = &mut running => ended.unwrap_or_else(|e| Err(Error::Failed(format!("the statement failed: {e}")))),
-            () = self.signals.asked() => {
+            () = self.signals.cancelled() => {
                 match self.sql.stop() {
                     true => running.abort(),
-                    // It has come too late for this statement, which says what it has done.
+                    // Too late to cancel: the statement reports what it has done.
                     false => if let Ok(Err(error)) = (&mut running).await {
                         logging::report(&error, self.common);
                     },
                 }
-                tidied_up();
+                wait_for_cleanup();
                 Err(Error::Stopped)
             }
         };
-        watch.finish();
+        progress.finish();
         if self.signals.end() {
             logging::report(&Error::Stopped, self.common);
             shutdown::leave(Exit::Interrupted as u8);
@@ -288,7 +301,9 @@ impl Shell<'_> {
     fn note_rest(&self, answer: Answer) {
         if answer.more {
             let rows = count(self.show.max_rows as u64);
-            logging::note(&format!("the first {rows} rows; --max-rows shows more, another --format all"));
+            logging::note(&format!(
+                "only the first {rows} rows are shown; use --max-rows for more, or another --format for all"
+            ));
         }
     }
 
@@ -299,10 +314,10 @@ impl Shell<'_> {
             path => path.or_else(default_history),
         };
         let mut repl = Repl::new(history)?;
-        logging::note(concat!("elmo ", env!("CARGO_PKG_VERSION"), ": SQL with ELMo; \\? for help, \\q to leave"));
+        logging::note(concat!("elmo ", env!("CARGO_PKG_VERSION"), ": SQL with ELMo; \\? for help, \\q to quit"));
         loop {
             let names = self.sql.names().await;
-            // Reading waits for a person; the other threads go on.
+            // Reading blocks this thread until a line is typed.
             let typed = tokio::task::block_in_place(|| repl.read(names));
             let ended = match typed {
                 Ok(Typed::End) => return Ok(()),

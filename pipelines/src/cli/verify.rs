@@ -1,4 +1,4 @@
-//! `elmo verify`: the words; the comparison is in [`crate::output::verify`].
+//! `elmo verify`: its arguments. The comparison is in [`crate::output::verify`].
 
 use clap::{Args, ValueHint};
 use elmo::{mix::ScalarMix, spec::Layers};
@@ -10,41 +10,42 @@ use crate::{
     stores::Stores,
 };
 
-/// Recompute rows of an output with a model and compare: is the file what this model makes of these texts?
+/// Recompute rows of an output and compare them with the files
 #[derive(Debug, Args)]
 #[command(after_help = "\
 Examples:
   elmo verify vectors --model tiny --sample 100
   elmo verify vectors --model tiny --json
 
-The settings come from the files. Exit code 1 when a number differs by more than --tolerance, when
-anything else of a row differs, or when the files are not those of the manifest beside them.")]
+The settings are read from the files. The exit code is 1 if a number differs by more than the
+tolerance, if anything else differs in a row, or if the files do not match the manifest.")]
 pub(super) struct VerifyArgs {
-    /// A Parquet file, or the folder of a job; path or URL
+    /// Folder of a job, or one Parquet file in it; a path or URL
     #[arg(value_name = "OUTPUT", value_hint = ValueHint::AnyPath)]
     output: String,
 
     #[command(flatten)]
     model: ModelArgs,
 
-    /// Rows to recompute
+    /// Number of rows to recompute
     #[arg(long, value_name = "N", default_value = "1000", value_parser = super::args::positive, help_heading = "Comparison")]
     sample: usize,
 
-    /// Which rows are picked; the same seed picks the same rows
+    /// Seed of the sample; the same seed selects the same rows
     #[arg(long, value_name = "N", default_value = "0", help_heading = "Comparison")]
     seed: u64,
 
-    /// Column with the texts; when the output does not hold it, they are read again from the inputs of the job
-    /// [default: the column that the job embedded; text where there is no manifest]
+    /// Column with the texts [default: the column that the job embedded; text without a manifest]
+    ///
+    /// If the output does not have the column, the texts are read from the inputs of the job.
     #[arg(long, value_name = "NAME", help_heading = "Comparison")]
     column: Option<String>,
 
-    /// The scalar mix that the job used, if it used one
+    /// File of the scalar mix that the job used, if any
     #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath, help_heading = "Comparison")]
     layers: Option<String>,
 
-    /// Largest difference of a number that passes; 0 asks for equal bits, which the same kind of CPU gives
+    /// Maximum difference of two numbers; 0 requires equal bits, which the same kind of CPU computes
     #[arg(long, value_name = "X", default_value = "0.00001", value_parser = not_negative, help_heading = "Comparison")]
     tolerance: f32,
 
@@ -56,19 +57,19 @@ pub(super) struct VerifyArgs {
     engine: EngineArgs,
 }
 
-/// A number from 0. No NaN: every difference would pass.
+/// Parses a number that is not negative. NaN is rejected: every difference would pass.
 fn not_negative(text: &str) -> Result<f32, String> {
     match text.parse::<f32>() {
         Ok(number) if number >= 0.0 => Ok(number),
-        _ => Err("it must be a number from 0".to_owned()),
+        _ => Err("it must be a number of at least 0".to_owned()),
     }
 }
 
-/// The scalar mix in a file.
+/// Reads a scalar mix.
 fn mix_of(file: &str) -> Result<ScalarMix> {
     match layers_of(file)? {
         Layers::Mix(mix) => Ok(mix),
-        _ => Err(Error::usage("--layers takes the file of a scalar mix here", "other layers come from the output")),
+        _ => Err(Error::usage("--layers takes the file of a scalar mix here", "other layers are read from the output")),
     }
 }
 
@@ -90,8 +91,5 @@ pub(super) fn run(args: &VerifyArgs) -> Result<Exit> {
         true => print_json(&report)?,
         false => print(&report.to_string())?,
     }
-    match report.failure(args.tolerance) {
-        None => Ok(Exit::Done),
-        Some(failure) => Err(Error::Check(failure)),
-    }
+    report.error(args.tolerance).map_or(Ok(Exit::Done), Err)
 }

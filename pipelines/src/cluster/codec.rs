@@ -1,4 +1,5 @@
-//! What travels between the processes of a cluster: plans of DataFusion, of Ballista, of elmo-udfs and our own.
+//! The codec of a cluster's plans: serialises the operators of this crate, and delegates those of elmo-udfs and
+//! Ballista.
 
 use std::sync::Arc;
 
@@ -15,12 +16,12 @@ use elmo_udfs::codec::{
 };
 use serde::{Deserialize, Serialize};
 
-use super::columns::{Columns, Describe, Place, Work};
+use super::bulk_exec::{ColumnsExec, DescribeExec, EmbedTask, Host};
 
-/// What messages of this package begin with; see [`elmo_udfs::codec`].
+/// The first bytes of messages of this package; see [`elmo_udfs::codec`].
 const MAGIC: &[u8] = b"elmo-pipelines\0";
 
-/// The codec of all processes of a cluster.
+/// The codec that all processes of a cluster use.
 #[derive(Debug)]
 pub(super) struct ClusterCodec {
     inner: ElmoCodec,
@@ -33,48 +34,50 @@ impl ClusterCodec {
         Arc::new(Self { inner: ElmoCodec::new(ballista, Arc::clone(&host)), host })
     }
 
-    /// An operator of what was sent, or one that says why there is none when it is run.
-    fn ours(
+    /// Builds an operator from a message. If that fails on a host that [`ModelHost::fails_late`], returns an operator
+    /// that raises the error when it is executed.
+    fn build(
         &self,
-        sent: Sent,
-        operator: impl FnOnce(Work, Place) -> Result<Arc<dyn ExecutionPlan>>,
+        message: TaskMessage,
+        operator: impl FnOnce(EmbedTask, Host) -> Result<Arc<dyn ExecutionPlan>>,
     ) -> Result<Arc<dyn ExecutionPlan>> {
-        let work = sent.received(self.host.as_ref());
-        match work.and_then(|work| operator(work, Place(Arc::clone(&self.host)))) {
+        let task = message.decode(self.host.as_ref());
+        match task.and_then(|task| operator(task, Host(Arc::clone(&self.host)))) {
             Err(reason) if self.host.fails_late() => Ok(failing(reason)),
             operator => operator,
         }
     }
 }
 
-/// Our own operators.
+/// A serialised operator of this crate.
 #[derive(Serialize, Deserialize)]
 enum Node {
-    Describe(Sent),
-    Columns(Sent),
+    Describe(TaskMessage),
+    Columns(TaskMessage),
 }
 
+/// A serialised [`EmbedTask`].
 #[derive(Serialize, Deserialize)]
-struct Sent {
+struct TaskMessage {
     version: String,
     model: Vec<u8>,
     spec: Vec<u8>,
     expected: Vec<(String, String)>,
 }
 
-impl From<&Work> for Sent {
-    fn from(work: &Work) -> Self {
-        let (model, spec) = (work.model.to_bytes(), spec_to_bytes(&work.spec));
-        Self { version: VERSION.to_owned(), model, spec, expected: work.expected.clone() }
+impl From<&EmbedTask> for TaskMessage {
+    fn from(task: &EmbedTask) -> Self {
+        let (model, spec) = (task.model.to_bytes(), spec_to_bytes(&task.spec));
+        Self { version: VERSION.to_owned(), model, spec, expected: task.expected.clone() }
     }
 }
 
-impl Sent {
-    fn received(self, host: &dyn ModelHost) -> Result<Work> {
+impl TaskMessage {
+    fn decode(self, host: &dyn ModelHost) -> Result<EmbedTask> {
         if let Some(reason) = other_version(&self.version, host) {
             return plan_err!("{reason}");
         }
-        Ok(Work {
+        Ok(EmbedTask {
             model: SentModel::from_bytes(&self.model)?,
             spec: spec_from_bytes(&self.spec)?,
             expected: self.expected,
@@ -82,8 +85,8 @@ impl Sent {
     }
 }
 
-fn unreadable(error: serde_json::Error) -> DataFusionError {
-    plan_datafusion_err!("a plan of elmo cannot be read: {error}; run one version of elmo everywhere")
+fn invalid_message(error: serde_json::Error) -> DataFusionError {
+    plan_datafusion_err!("cannot decode a plan of elmo: {error}; run the same version of elmo in all processes")
 }
 
 impl PhysicalExtensionCodec for ClusterCodec {
@@ -97,11 +100,11 @@ impl PhysicalExtensionCodec for ClusterCodec {
         let Some(bytes) = buffer.strip_prefix(MAGIC) else {
             return self.inner.try_decode(buffer, inputs, context, converter);
         };
-        match serde_json::from_slice(bytes).map_err(unreadable)? {
-            Node::Describe(sent) => self.ours(sent, |work, place| Ok(Arc::new(Describe::new(work, place)))),
-            Node::Columns(sent) => match inputs {
+        match serde_json::from_slice(bytes).map_err(invalid_message)? {
+            Node::Describe(message) => self.build(message, |task, host| Ok(Arc::new(DescribeExec::new(task, host)))),
+            Node::Columns(message) => match inputs {
                 [input] => {
-                    self.ours(sent, |work, place| Ok(Arc::new(Columns::try_new(work, Arc::clone(input), place)?)))
+                    self.build(message, |task, host| Ok(Arc::new(ColumnsExec::try_new(task, Arc::clone(input), host)?)))
                 }
                 _ => plan_err!("ColumnsExec has one input"),
             },
@@ -115,12 +118,12 @@ impl PhysicalExtensionCodec for ClusterCodec {
         converter: &dyn PhysicalProtoConverterExtension,
     ) -> Result<()> {
         let node = match (node.downcast_ref(), node.downcast_ref()) {
-            (Some(Describe { work, .. }), _) => Node::Describe(work.into()),
-            (_, Some(Columns { work, .. })) => Node::Columns(work.into()),
+            (Some(DescribeExec { task, .. }), _) => Node::Describe(task.into()),
+            (_, Some(ColumnsExec { task, .. })) => Node::Columns(task.into()),
             _ => return self.inner.try_encode(node, buffer, converter),
         };
         buffer.extend_from_slice(MAGIC);
-        serde_json::to_writer(buffer, &node).map_err(unreadable)
+        serde_json::to_writer(buffer, &node).map_err(invalid_message)
     }
 
     fn try_decode_udf(&self, name: &str, buffer: &[u8]) -> Result<Arc<ScalarUDF>> {

@@ -1,11 +1,10 @@
-//! An executor: reads files, opens models, embeds rows, and keeps results until somebody fetches them.
+//! An executor: runs tasks of the scheduler and serves their results.
 
 use std::{
-    collections::HashMap,
     fmt,
     net::TcpListener,
     path::PathBuf,
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    sync::{Arc, Mutex},
     time::Duration,
 };
 
@@ -15,53 +14,49 @@ use ballista_executor::{
     health::ExecutorHealth,
 };
 use datafusion::execution::{runtime_env::RuntimeEnvBuilder, session_state::SessionStateBuilder};
-use elmo::{Elmo, EmbedderSettings, Fingerprint};
-use elmo_udfs::{
-    ElmoSession, ModelError, ModelSource,
-    codec::{ModelHost, SentModel},
-};
+use elmo::EmbedderSettings;
+use elmo_udfs::ElmoSession;
 use tokio::runtime::Handle;
 
 use super::{
-    Address, HEARTBEAT, MESSAGE_BYTES, RESULT_SECONDS, codec::ClusterCodec, engine::Engine, scheduler::failed,
-    session_config,
+    Address, HEARTBEAT_SECONDS, MESSAGE_BYTES, RESULT_TTL_SECONDS, codec::ClusterCodec, engine::Engine,
+    error::ballista_error, model_host::ExecutorModels, session_config,
 };
 use crate::{
     error::{Error, Result},
-    models::{LazyModel, ModelSpec},
-    sql::Registry,
+    sql::StoreRegistry,
     stores::Stores,
 };
 
-/// What an executor is and may use.
+/// Settings of an executor.
 #[derive(Debug)]
 pub struct ExecutorSettings {
-    /// The scheduler that gives it tasks.
+    /// The address of the scheduler.
     pub scheduler: Address,
-    /// Where others fetch results; port 0 for any that is free.
+    /// The address that serves results; port 0 for any free port.
     pub bind: Address,
-    /// Where the scheduler gives tasks; 0 for any port that is free.
+    /// The port on which the scheduler submits tasks; 0 for any free port.
     pub control_port: u16,
-    /// What others call this machine; what the scheduler sees, by default.
+    /// The host name under which others reach this executor. Defaults to the address that the scheduler sees.
     pub host: Option<String>,
-    /// Partitions at once.
+    /// Number of tasks to run concurrently.
     pub slots: usize,
-    /// Where its folder of results is made; among the temporary ones by default.
+    /// The parent of the executor's folder for results and spill files. Defaults to the system's temporary folder.
     pub work_dir: Option<PathBuf>,
-    /// Bytes for sorts, joins, groups and vectors on their way; 70 % of the machine's by default.
+    /// Size of the memory pool in bytes. Defaults to 70 % of the machine's memory.
     pub memory_limit: Option<u64>,
     /// Never open a socket for a model.
     pub offline: bool,
-    /// Where and how the biLM runs.
+    /// Devices, precision and batch size of the biLM.
     pub engine: EmbedderSettings,
 }
 
-/// An executor that is about to run.
+/// A configured executor.
 pub struct Executor {
     config: ExecutorProcessConfig,
-    /// Results and what sorts put aside; goes with the executor.
+    /// Results and spill files; deleted when the executor ends.
     folder: tempfile::TempDir,
-    /// Holds the ports until the executor takes them.
+    /// Reserve the two ports until Ballista binds them.
     ports: (TcpListener, TcpListener),
 }
 
@@ -72,36 +67,36 @@ impl fmt::Debug for Executor {
 }
 
 impl Executor {
-    /// Settles ports and folders.
+    /// Reserves ports and creates the work folder.
     ///
     /// # Errors
-    /// [`Error::Usage`] when an address is none of this machine's or taken, or the folder cannot be made; [`Error::Elmo`]
-    /// when a device is not there.
+    /// [`Error::Usage`] if an address cannot be bound or the folder cannot be created; [`elmo::Error`] if a device does
+    /// not exist.
     pub fn new(settings: ExecutorSettings, stores: &Stores) -> Result<Self> {
-        // Devices that are not there are missed now, and not by the first query.
+        // Fails now rather than in the first query.
         elmo::model::resolve_devices(&settings.engine.devices).map_err(elmo::Error::from)?;
         let ExecutorSettings { scheduler, bind, control_port, host, slots, work_dir, memory_limit, offline, engine } =
             settings;
-        // Both are held until both are known, or the same might be found twice.
-        let (results, control) = (free(&bind)?, free(&Address { port: control_port, ..bind.clone() })?);
+        // Both are bound at the same time, so that the ports differ.
+        let (results, control) = (listen(&bind)?, listen(&Address { port: control_port, ..bind.clone() })?);
         let (port, grpc_port) = (port_of(&results, &bind)?, port_of(&control, &bind)?);
-        // What the scheduler sees of IPv6 has no brackets, and is then no address.
-        let bound = numbered(&results, &bind)?;
+        // Ballista forms addresses as HOST:PORT; the address that the scheduler sees has no brackets around IPv6.
+        let bound = ip_of(&results, &bind)?;
         let host = host.or_else(|| bound.starts_with('[').then(|| bound.clone()));
         let name = format!("the executor at {}:{port}", host.as_deref().unwrap_or(&bind.host));
         let runtime = Handle::current();
-        let engine_of_tasks = Engine::new(&name);
-        let models = Host { name, offline, stores: stores.clone(), engine, runtime, open: Mutex::default() };
+        let execution_engine = Engine::new(&name);
+        let models =
+            ExecutorModels { name, offline, stores: stores.clone(), engine, runtime, models: Mutex::default() };
         let codec = ClusterCodec::new(Arc::new(models));
-        // Of its own in any case: Ballista empties the folder that it is given.
-        let made = match &work_dir {
-            Some(dir) => std::fs::create_dir_all(dir).and_then(|()| own_folder().tempdir_in(dir)),
-            None => own_folder().tempdir(),
+        // Ballista deletes the contents of its folder, so it gets a new one.
+        let created = match &work_dir {
+            Some(dir) => std::fs::create_dir_all(dir).and_then(|()| work_folder().tempdir_in(dir)),
+            None => work_folder().tempdir(),
         };
         let parent = work_dir.unwrap_or_else(std::env::temp_dir);
-        let folder = made.map_err(|e| {
-            Error::usage(format!("--work-dir {}: {e}", parent.display()), "give a folder that can be written to")
-        })?;
+        let folder = created
+            .map_err(|e| Error::usage(format!("--work-dir {}: {e}", parent.display()), "use a writable folder"))?;
         let dir = folder.path().to_string_lossy().into_owned();
         let (files, spill) = (stores.clone(), dir.clone());
         let config = ExecutorProcessConfig {
@@ -114,18 +109,18 @@ impl Executor {
             vcores: slots,
             task_scheduling_policy: TaskSchedulingPolicy::PushStaged,
             work_dir: Some(dir),
-            job_data_ttl_seconds: RESULT_SECONDS,
+            job_data_ttl_seconds: RESULT_TTL_SECONDS,
             job_data_clean_up_interval_seconds: 3600,
             grpc_max_decoding_message_size: MESSAGE_BYTES,
             grpc_max_encoding_message_size: MESSAGE_BYTES,
-            executor_heartbeat_interval_seconds: HEARTBEAT,
+            executor_heartbeat_interval_seconds: HEARTBEAT_SECONDS,
             memory_pool_size: memory_limit,
-            override_execution_engine: Some(Arc::new(engine_of_tasks)),
+            override_execution_engine: Some(Arc::new(execution_engine)),
             override_function_registry: Some(Arc::new(functions())),
             override_runtime_producer: Some(Arc::new(move |_| {
-                // What DataFusion remembers of files goes by their size and time, and stores tell times in whole seconds.
+                // Caches are off: they would serve a file replaced within a second. See `Sql::new`.
                 RuntimeEnvBuilder::new()
-                    .with_object_store_registry(Arc::new(Registry(files.clone())))
+                    .with_object_store_registry(Arc::new(StoreRegistry(files.clone())))
                     .with_temp_file_path(spill.clone())
                     .with_metadata_cache_limit(0)
                     .with_object_list_cache_limit(0)
@@ -139,7 +134,7 @@ impl Executor {
         Ok(Self { config, folder, ports: (results, control) })
     }
 
-    /// Where others fetch results.
+    /// The address that serves results.
     pub fn address(&self) -> Address {
         Address {
             host: self.config.external_host.clone().unwrap_or_else(|| self.config.bind_host.clone()),
@@ -147,23 +142,23 @@ impl Executor {
         }
     }
 
-    /// Waits until somebody listens where the scheduler is to be.
+    /// Waits until the scheduler's port accepts connections.
     ///
     /// # Errors
-    /// [`Error::Failed`] when nobody does for half a minute.
+    /// [`Error::Failed`] after 30 seconds.
     pub async fn wait_for_scheduler(&self) -> Result<()> {
-        listens(&self.scheduler()).await
+        wait_for_port(&self.scheduler()).await
     }
 
     fn scheduler(&self) -> String {
         format!("{}:{}", self.config.scheduler_host, self.config.scheduler_port)
     }
 
-    /// Works until a signal or the scheduler ends it: tasks at hand are finished first. `ready` is called when the
-    /// scheduler knows it.
+    /// Runs until a signal or the scheduler stops it; completes running tasks first. Calls `ready` when the executor
+    /// has registered with the scheduler.
     ///
     /// # Errors
-    /// [`Error::Failed`] with what Ballista says.
+    /// [`Error::Failed`] with Ballista's error.
     pub async fn serve(self, ready: impl FnOnce()) -> Result<()> {
         let (scheduler, health) = (self.scheduler(), self.config.health.clone());
         let Self { config, folder: _folder, ports } = self;
@@ -178,25 +173,25 @@ impl Executor {
             }
         };
         served.map_err(|e| match health.is_ready() {
-            true => failed(e),
-            false => Error::Failed(format!("this executor could not join the scheduler at {scheduler}: {}", words(&e))),
+            true => ballista_error(e),
+            false => Error::Failed(format!("cannot register with the scheduler at {scheduler}: {}", short_message(&e))),
         })
     }
 }
 
-fn own_folder() -> tempfile::Builder<'static, 'static> {
+fn work_folder() -> tempfile::Builder<'static, 'static> {
     let mut folder = tempfile::Builder::new();
     folder.prefix("elmo-executor-");
     folder
 }
 
-/// How long an executor waits for a scheduler that is about to start.
-const WAIT_FOR_SCHEDULER: Duration = Duration::from_secs(30);
+/// How long to wait for a scheduler that may be starting.
+const SCHEDULER_DEADLINE: Duration = Duration::from_secs(30);
 
-/// Waits until somebody listens there.
-async fn listens(scheduler: &str) -> Result<()> {
-    let deadline = tokio::time::Instant::now() + WAIT_FOR_SCHEDULER;
-    let mut told = false;
+/// Retries to connect until a port accepts connections.
+async fn wait_for_port(scheduler: &str) -> Result<()> {
+    let deadline = tokio::time::Instant::now() + SCHEDULER_DEADLINE;
+    let mut warned = false;
     loop {
         let connected = tokio::time::timeout_at(deadline, tokio::net::TcpStream::connect(scheduler)).await;
         match connected.unwrap_or_else(|_| Err(std::io::ErrorKind::TimedOut.into())) {
@@ -205,7 +200,7 @@ async fn listens(scheduler: &str) -> Result<()> {
                 return Err(Error::Failed(format!("the scheduler at {scheduler} does not answer: {e}")));
             }
             Err(reason) => {
-                if !std::mem::replace(&mut told, true) {
+                if !std::mem::replace(&mut warned, true) {
                     tracing::warn!(%reason, "waiting for the scheduler at {scheduler}");
                 }
                 tokio::time::sleep(Duration::from_millis(250)).await;
@@ -214,11 +209,11 @@ async fn listens(scheduler: &str) -> Result<()> {
     }
 }
 
-/// What Ballista says, without what Rust prints of its sources.
-fn words(error: &BallistaError) -> String {
-    let said = error.to_string();
-    let plain = said.split(", source:").next().unwrap_or_default();
-    plain.split("tonic::transport::Error").next().unwrap_or_default().trim_end_matches([' ', ':', ',']).to_owned()
+/// Ballista's message without the debug output of its sources.
+fn short_message(error: &BallistaError) -> String {
+    let message = error.to_string();
+    let message = message.split(", source:").next().unwrap_or_default();
+    message.split("tonic::transport::Error").next().unwrap_or_default().trim_end_matches([' ', ':', ',']).to_owned()
 }
 
 async fn is_ready(health: &ExecutorHealth) {
@@ -227,16 +222,17 @@ async fn is_ready(health: &ExecutorHealth) {
     }
 }
 
-/// A port of this machine that nobody has.
-fn free(address: &Address) -> Result<TcpListener> {
+/// Binds an address.
+fn listen(address: &Address) -> Result<TcpListener> {
     let listener = TcpListener::bind((address.host.trim_matches(['[', ']']), address.port));
-    listener.map_err(|e| Error::usage(format!("cannot listen at {address}: {e}"), "give another --bind or port"))
+    listener
+        .map_err(|e| Error::usage(format!("cannot listen at {address}: {e}"), "use another --bind or --control-port"))
 }
 
-/// The number of the address it listens at, as Ballista wants it.
-fn numbered(listener: &TcpListener, address: &Address) -> Result<String> {
-    let there = listener.local_addr().map_err(|e| Error::Failed(format!("cannot listen at {address}: {e}")))?;
-    Ok(if there.is_ipv6() { format!("[{}]", there.ip()) } else { there.ip().to_string() })
+/// The IP address of a listener, with brackets around IPv6.
+fn ip_of(listener: &TcpListener, address: &Address) -> Result<String> {
+    let bound = listener.local_addr().map_err(|e| Error::Failed(format!("cannot listen at {address}: {e}")))?;
+    Ok(if bound.is_ipv6() { format!("[{}]", bound.ip()) } else { bound.ip().to_string() })
 }
 
 fn port_of(listener: &TcpListener, address: &Address) -> Result<u16> {
@@ -244,73 +240,9 @@ fn port_of(listener: &TcpListener, address: &Address) -> Result<u16> {
     Ok(address.port())
 }
 
-/// Every function of DataFusion, the nested ones too, which Ballista's default leaves out, and those of ours that need no
-/// model; the others travel with theirs.
+/// The functions that plans refer to by name: all of DataFusion's, including the nested ones that Ballista's default
+/// lacks, and ours that need no model. Plans contain the other functions together with their models.
 fn functions() -> BallistaFunctionRegistry {
     let models = elmo_udfs::Models::new("", []);
     (&SessionStateBuilder::new().with_default_features().with_elmo(&models).build()).into()
-}
-
-/// The models of this process: opened when the first row is to be embedded, and kept.
-struct Host {
-    name: String,
-    offline: bool,
-    stores: Stores,
-    engine: EmbedderSettings,
-    runtime: Handle,
-    open: Mutex<HashMap<(String, Fingerprint), Slot>>,
-}
-
-/// Who comes while a model is opened waits for it.
-type Slot = Arc<Mutex<Option<Elmo>>>;
-
-impl fmt::Debug for Host {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&self.name)
-    }
-}
-
-impl Host {
-    fn opened(&self) -> MutexGuard<'_, HashMap<(String, Fingerprint), Slot>> {
-        self.open.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-}
-
-impl ModelHost for Host {
-    fn open(&self, model: &SentModel) -> Result<Elmo, ModelError> {
-        let key = (model.address.clone(), model.card.fingerprint.clone());
-        let slot = Arc::clone(self.opened().entry(key.clone()).or_default());
-        let mut slot = slot.lock().unwrap_or_else(PoisonError::into_inner);
-        // The head is no part of the fingerprint: it may have been put beside the weights, or replaced, since then.
-        let wanted = &model.card.lm_head;
-        let has_head = |elmo: &&Elmo| wanted.is_none() || elmo.lm_head_mark().is_ok_and(|there| there == *wanted);
-        if let Some(elmo) = slot.as_ref().filter(has_head) {
-            return Ok(elmo.clone());
-        }
-        let lazy = LazyModel {
-            spec: ModelSpec::from_address(&model.address)?,
-            offline: self.offline,
-            stores: self.stores.clone(),
-            settings: self.engine.clone(),
-            runtime: self.runtime.clone(),
-            elsewhere: false,
-            read: Mutex::default(),
-        };
-        let opened = lazy.open()?;
-        if opened.fingerprint() == &model.card.fingerprint {
-            *slot = Some(opened.clone());
-            // What was at this address before cannot be opened again; who still computes with it holds it.
-            self.opened().retain(|there, _| there.0 != key.0 || there.1 == key.1);
-        }
-        Ok(opened)
-    }
-
-    fn name(&self) -> String {
-        self.name.clone()
-    }
-
-    /// Ballista does not hand on why a plan cannot be read.
-    fn fails_late(&self) -> bool {
-        true
-    }
 }

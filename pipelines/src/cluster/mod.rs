@@ -1,73 +1,87 @@
-//! Queries on a cluster: Ballista's scheduler and executors with our functions, and the client that sends them plans.
+//! Queries and bulk jobs on a cluster: Ballista's scheduler and executors with the embedding functions registered, and
+//! a client that sends them physical plans.
 //!
 //! ```text
-//! client: SQL -> physical plan -> parts, portions of rows -> bytes -> scheduler: tasks -> executors: vectors -> client
+//! client: SQL -> physical plan -> subplans, chunks of rows -> scheduler -> tasks -> executors -> vectors -> client
 //! ```
 //!
-//! The client plans, with the rules and the table lists of a single process, and does itself what does not go partition by
-//! partition; EXPLAIN shows what goes where. The scheduler needs no model and no store. Executors read files by their URLs,
-//! and find models by where the client says they are; what a model was when the query was planned travels along and is
-//! compared.
+//! The client plans queries as a single process does, and runs all operators that need more than one partition at a
+//! time; EXPLAIN shows what runs where. The scheduler needs neither models nor object stores. Executors read files by
+//! URL and open models by the address in the plan. A plan contains the model's fingerprint at planning time, which the
+//! executor checks.
 //!
-//! Ballista could send logical plans too. Then tables of rows, the models behind the functions and the fields of results
-//! would have to be known to the scheduler, which plans once more.
+//! The client sends physical plans because the scheduler would plan logical ones again: it would need the in-memory
+//! tables, the models behind the functions and the fields of their results.
 
+mod bulk_exec;
+mod bulk_stage;
 mod client;
+mod cluster_exec;
+mod cluster_rows_exec;
 mod codec;
-mod columns;
+mod distributable;
 mod engine;
+mod envelope;
+mod error;
 mod executor;
-mod order;
-mod part;
-mod plan;
-mod rows;
+mod in_order;
+mod job;
+mod model_host;
+mod planner;
+mod results;
 mod scans;
 mod scheduler;
-mod stage;
-mod travel;
 
-use std::{fmt, str::FromStr};
+use std::{fmt, str::FromStr, time::Duration};
 
 use ballista_core::extension::SessionConfigExt;
 use datafusion::prelude::SessionConfig;
 use elmo_udfs::plan::config::ElmoConfig;
 
-pub(crate) use self::client::settled;
+pub(crate) use self::job::release_jobs;
 pub use self::{
-    client::{Cluster, ClusterError},
+    bulk_stage::ClusterStage,
+    client::Cluster,
+    error::ClusterError,
     executor::{Executor, ExecutorSettings},
     scheduler::Scheduler,
-    stage::ClusterStage,
 };
-use crate::sql::whole_cells;
+use crate::sql::with_newlines_in_values;
 
-/// Where a scheduler listens unless told otherwise.
+/// Default port of a scheduler.
 pub const SCHEDULER_PORT: u16 = 50050;
 
-/// Largest message between processes: a plan with the rows of a table, or a batch of vectors.
+/// Maximum size of a gRPC message: a plan with the rows of a table, or a batch of vectors.
 const MESSAGE_BYTES: u32 = 512 << 20;
 
-/// Parts that the rows of a file are cut into, for so many tasks at most.
-const PARTITIONS: usize = 16;
+/// Target partitions of a scan, and so its maximum number of tasks.
+const TARGET_PARTITIONS: usize = 16;
 
-/// Bytes from which on a file is cut: a part of less than a batch of the engine, some 40 KB, costs more than it brings.
-const SPLIT_BYTES: usize = 512 << 10;
+/// Minimum size of a file to split. A batch of the engine is about 40 KB of text; smaller tasks cost more than they
+/// gain.
+const MIN_SPLIT_BYTES: usize = 512 << 10;
 
-/// Seconds that a result is kept for a client that does not come.
-const RESULT_SECONDS: u64 = 24 * 3600;
+/// Seconds until executors delete a result that no client fetched.
+const RESULT_TTL_SECONDS: u64 = 24 * 3600;
 
-/// Seconds between two signs of life of an executor.
-const HEARTBEAT: u64 = 3;
+/// Heartbeat interval of executors, in seconds.
+const HEARTBEAT_SECONDS: u64 = 3;
 
-/// Seconds without a sign of life after which an executor is taken for dead, and its tasks are given to others.
-const EXECUTOR_TIMEOUT: u64 = 15;
+/// Seconds without a heartbeat after which the scheduler removes an executor and reschedules its tasks.
+const EXECUTOR_TIMEOUT_SECONDS: u64 = 15;
+
+/// Timeout of a request to the scheduler. It answers at once, but has to receive plans of up to [`MESSAGE_BYTES`].
+const REQUEST_TIMEOUT: Duration = Duration::from_secs(60);
+
+/// The reason in errors about timeouts.
+const NO_ANSWER: &str = "no answer within the timeout";
 
 /// `HOST:PORT`
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Address {
-    /// A name or a number; of IPv6 in brackets.
+    /// A host name or an IP address; IPv6 addresses are in brackets.
     pub host: String,
-    /// A port.
+    /// The port.
     pub port: u16,
 }
 
@@ -75,18 +89,18 @@ impl FromStr for Address {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, String> {
-        let wrong = || "it must be HOST or HOST:PORT, such as 10.0.0.7:50050".to_owned();
+        let invalid = || "expected HOST or HOST:PORT, such as 10.0.0.7:50050".to_owned();
         let text = text.strip_prefix("df://").or_else(|| text.strip_prefix("http://")).unwrap_or(text);
         let (host, port) = match text.rsplit_once(':') {
-            Some((host, port)) if !port.ends_with(']') => (host, port.parse().map_err(|_| wrong())?),
+            Some((host, port)) if !port.ends_with(']') => (host, port.parse().map_err(|_| invalid())?),
             _ => (text, SCHEDULER_PORT),
         };
-        let number = host.strip_prefix('[').and_then(|host| host.strip_suffix(']'));
-        let is_host = match number {
-            Some(number) => number.parse::<std::net::Ipv6Addr>().is_ok(),
+        let ipv6 = host.strip_prefix('[').and_then(|host| host.strip_suffix(']'));
+        let is_host = match ipv6 {
+            Some(ipv6) => ipv6.parse::<std::net::Ipv6Addr>().is_ok(),
             None => !host.is_empty() && host.chars().all(|c| c.is_ascii_alphanumeric() || "-._".contains(c)),
         };
-        if is_host { Ok(Self { host: host.to_owned(), port }) } else { Err(wrong()) }
+        if is_host { Ok(Self { host: host.to_owned(), port }) } else { Err(invalid()) }
     }
 }
 
@@ -96,24 +110,25 @@ impl fmt::Display for Address {
     }
 }
 
-/// The settings of a session on a cluster. The same in all processes: Ballista drops those that one does not know without
-/// a word.
+/// The session configuration of all processes of a cluster. Ballista silently drops settings whose extension is not
+/// registered.
 pub(crate) fn session_config() -> SessionConfig {
-    whole_cells(SessionConfig::new())
+    with_newlines_in_values(SessionConfig::new())
         .with_option_extension(ElmoConfig::default())
         .upgrade_for_ballista()
         .with_ballista_grpc_client_max_message_size(MESSAGE_BYTES as usize)
         .with_information_schema(true)
-        .with_target_partitions(PARTITIONS)
-        .with_repartition_file_min_size(SPLIT_BYTES)
-        // Ballista prefers merge joins, which spill. Those of DataFusion 55 lose columns that only their filter reads when a
-        // projection moves below them, and give wrong rows.
+        .with_target_partitions(TARGET_PARTITIONS)
+        .with_repartition_file_min_size(MIN_SPLIT_BYTES)
+        // Ballista prefers sort-merge joins, as they spill. In DataFusion 55 they return wrong rows: pushing a
+        // projection below the join drops columns that only its filter uses.
         .set_bool("datafusion.optimizer.prefer_hash_join", true)
-        // As in one process; see `ElmoSession`.
+        // As `ElmoSession` does in a single process.
         .set_bool("datafusion.execution.skip_physical_aggregate_schema_check", true)
-        // A partition has the rows of its own files, so that partitions one after the other are in the order of the files.
+        // Keeps files in their partitions, so that concatenated partitions are in file order.
         .set_bool("datafusion.execution.enable_file_stream_work_stealing", false)
-        // Ballista makes joins of them, in which a subquery with several rows is no error. They run where it is asked.
+        // Ballista rewrites scalar subqueries to joins, which do not reject a subquery of several rows. The client runs
+        // them.
         .set_bool("datafusion.optimizer.enable_physical_uncorrelated_scalar_subquery", true)
 }
 

@@ -1,6 +1,6 @@
-//! What DataFusion 55 leaves out when a scan of files becomes bytes: how CSV and JSON files are packed, what ends a record
-//! of CSV, whether JSON is an array, and Arrow a stream. Executors see from the names how files are packed; what cannot be
-//! seen is read by the process that asks.
+//! Properties of file scans that DataFusion 55 does not serialise: the compression of CSV and JSON files, the record
+//! terminator of CSV, and whether JSON files are arrays and Arrow files are streams. Executors infer the compression
+//! from the file names; the client runs the other scans itself.
 
 use std::sync::Arc;
 
@@ -22,21 +22,21 @@ use datafusion::{
 
 use crate::source::{Compression, of_name};
 
-/// Whether a scan would read something else on an executor.
-pub(super) fn is_lost(scan: &FileScanConfig) -> bool {
+/// Whether a scan has properties that are lost in serialisation, and would return other rows on an executor.
+pub(super) fn loses_properties(scan: &FileScanConfig) -> bool {
     let source = scan.file_source().as_ref() as &dyn std::any::Any;
     let kind = scan.file_source().file_type();
     let has_terminator = source.downcast_ref::<CsvSource>().is_some_and(|csv| csv.terminator().is_some());
-    // Columns that no file has, such as the number of a row in it.
+    // Such as the row index.
     let has_virtual = !scan.file_source().table_schema().virtual_columns().is_empty();
-    // Executors read every Arrow file as one with a footer.
+    // Executors read Arrow streams as Arrow files, and fail.
     has_terminator
         || has_virtual
         || kind == "arrow_stream"
-        || (matches!(kind, "csv" | "json") && packed(scan) != scan.file_compression_type)
+        || (matches!(kind, "csv" | "json") && compression_of_names(scan) != scan.file_compression_type)
 }
 
-/// Whether a query reads JSON arrays, which executors would read as lines. Of a scan that cannot be seen.
+/// Whether a query reads JSON arrays, which executors would read as line-delimited JSON. Physical scans do not show it.
 pub(super) fn reads_json_arrays(plan: &LogicalPlan) -> Result<bool> {
     let mut found = false;
     plan.apply_with_subqueries(|node| {
@@ -54,16 +54,16 @@ pub(super) fn reads_json_arrays(plan: &LogicalPlan) -> Result<bool> {
     Ok(found)
 }
 
-/// A plan from elsewhere, its scans reading files as their names say that they are packed.
-pub(super) fn restored(plan: Arc<dyn ExecutionPlan>) -> Result<Arc<dyn ExecutionPlan>> {
+/// Sets the compression of the scans of a deserialised plan from the file names.
+pub(super) fn with_compression_of_names(plan: Arc<dyn ExecutionPlan>) -> Result<Arc<dyn ExecutionPlan>> {
     let restored = plan.transform_up(|node| {
         let source =
             node.downcast_ref::<DataSourceExec>().map(|scan| scan.data_source().as_ref() as &dyn std::any::Any);
         let scan = source.and_then(|source| source.downcast_ref::<FileScanConfig>());
         match scan.filter(|scan| matches!(scan.file_source().file_type(), "csv" | "json")) {
-            Some(scan) if packed(scan) != scan.file_compression_type => {
-                let how = packed(scan);
-                let scan = FileScanConfigBuilder::from(scan.clone()).with_file_compression_type(how).build();
+            Some(scan) if compression_of_names(scan) != scan.file_compression_type => {
+                let compression = compression_of_names(scan);
+                let scan = FileScanConfigBuilder::from(scan.clone()).with_file_compression_type(compression).build();
                 Ok(Transformed::yes(DataSourceExec::from_data_source(scan) as Arc<dyn ExecutionPlan>))
             }
             _ => Ok(Transformed::no(node)),
@@ -72,12 +72,12 @@ pub(super) fn restored(plan: Arc<dyn ExecutionPlan>) -> Result<Arc<dyn Execution
     restored.map(|restored| restored.data)
 }
 
-/// How the names of a scan's files say that they are packed; as if they were not, where they differ.
-fn packed(scan: &FileScanConfig) -> FileCompressionType {
+/// The compression according to the extensions of a scan's files; uncompressed if they differ.
+fn compression_of_names(scan: &FileScanConfig) -> FileCompressionType {
     let files = scan.file_groups.iter().flat_map(|group| group.files());
-    let mut said = files.map(|file| of_name(file.object_meta.location.as_ref()).map(|(_, packed)| packed));
-    let first = said.next().flatten();
-    match first.filter(|_| said.all(|other| other == first)) {
+    let mut codecs = files.map(|file| of_name(file.object_meta.location.as_ref()).map(|(_, codec)| codec));
+    let first = codecs.next().flatten();
+    match first.filter(|_| codecs.all(|other| other == first)) {
         Some(Compression::Gzip) => FileCompressionType::GZIP,
         Some(Compression::Zstd) => FileCompressionType::ZSTD,
         Some(Compression::None) | None => FileCompressionType::UNCOMPRESSED,

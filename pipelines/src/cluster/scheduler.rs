@@ -1,11 +1,11 @@
-//! The scheduler: cuts parts into tasks, and gives them to executors. It opens no model and reads no file.
+//! The scheduler: divides jobs into tasks and assigns them to executors. It opens no models and reads no files.
 
 use std::{
     net::SocketAddr,
     sync::{Arc, OnceLock},
 };
 
-use ballista_core::{config::TaskSchedulingPolicy, error::BallistaError};
+use ballista_core::config::TaskSchedulingPolicy;
 use ballista_scheduler::{
     cluster::{BallistaCluster, ClusterState},
     config::SchedulerConfig,
@@ -27,16 +27,19 @@ use object_store::{ObjectStore, memory::InMemory};
 use tokio::net::TcpListener;
 use url::Url;
 
-use super::{Address, EXECUTOR_TIMEOUT, HEARTBEAT, MESSAGE_BYTES, RESULT_SECONDS, codec::ClusterCodec, session_config};
+use super::{
+    Address, EXECUTOR_TIMEOUT_SECONDS, HEARTBEAT_SECONDS, MESSAGE_BYTES, RESULT_TTL_SECONDS,
+    codec::ClusterCodec,
+    error::{NO_EXECUTORS, ballista_error},
+    session_config,
+};
 use crate::error::{Error, Result};
 
-/// What a query is told while there is nobody to run it; clients wait for a while when they hear it.
-pub(super) const NOBODY: &str = "no executor is connected to the scheduler";
+/// Seconds that the state of a finished job is kept. It contains the plan with in-memory rows; clients poll the state
+/// several times a second.
+const JOB_STATE_TTL_SECONDS: u64 = 60;
 
-/// Seconds that it is remembered how a query ended.
-const STATE_SECONDS: u64 = 60;
-
-/// A scheduler that listens.
+/// A scheduler whose port is bound.
 #[derive(Debug)]
 pub struct Scheduler {
     listener: TcpListener,
@@ -45,27 +48,26 @@ pub struct Scheduler {
 }
 
 impl Scheduler {
-    /// Takes the port; `host` is what executors call this machine.
+    /// Binds an address. `host` is the name under which executors reach this machine.
     ///
     /// # Errors
-    /// [`Error::Usage`] when the address is none of this machine's, or taken, or stands for all of them and `host` is not
-    /// given.
+    /// [`Error::Usage`] if the address cannot be bound, or is unspecified (`0.0.0.0`) while `host` is `None`.
     pub async fn bind(bind: &Address, host: Option<&str>) -> Result<Self> {
         let listener = TcpListener::bind((bind.host.trim_matches(['[', ']']), bind.port)).await;
         let listener =
-            listener.map_err(|e| Error::usage(format!("cannot listen at {bind}: {e}"), "give another --bind"))?;
+            listener.map_err(|e| Error::usage(format!("cannot listen at {bind}: {e}"), "use another --bind"))?;
         let address = listener.local_addr().map_err(|e| Error::Failed(format!("cannot listen at {bind}: {e}")))?;
         if host.is_none() && address.ip().is_unspecified() {
             return Err(Error::usage(
                 format!("executors cannot reach {}", address.ip()),
-                "say by --host what they call this machine",
+                "add --host with the name under which they reach this machine",
             ));
         }
         let host = host.map_or_else(|| bind.host.clone(), str::to_owned);
         Ok(Self { listener, address, host })
     }
 
-    /// Where it listens.
+    /// The bound address.
     pub fn address(&self) -> SocketAddr {
         self.address
     }
@@ -73,7 +75,7 @@ impl Scheduler {
     /// Serves until it fails.
     ///
     /// # Errors
-    /// [`Error::Failed`] with what Ballista says.
+    /// [`Error::Failed`] with Ballista's error.
     pub async fn serve(self) -> Result<()> {
         let executors = Arc::new(OnceLock::new());
         let codec = ClusterCodec::new(Arc::new(NoModels("the scheduler")));
@@ -82,50 +84,46 @@ impl Scheduler {
             bind_host: self.address.ip().to_string(),
             bind_port: self.address.port(),
             scheduling_policy: TaskSchedulingPolicy::PushStaged,
-            executor_timeout_seconds: EXECUTOR_TIMEOUT,
-            expire_dead_executor_interval_seconds: HEARTBEAT,
-            // Clients say when they have fetched a result; this is for those that died.
-            finished_job_data_clean_up_interval_seconds: RESULT_SECONDS,
-            // It holds the plans, with the rows that travelled; clients hear within a second that a query is done.
-            finished_job_state_clean_up_interval_seconds: STATE_SECONDS,
-            no_executors_grace_period_seconds: EXECUTOR_TIMEOUT,
+            executor_timeout_seconds: EXECUTOR_TIMEOUT_SECONDS,
+            expire_dead_executor_interval_seconds: HEARTBEAT_SECONDS,
+            // Clients release results after fetching them. This is for clients that have died.
+            finished_job_data_clean_up_interval_seconds: RESULT_TTL_SECONDS,
+            finished_job_state_clean_up_interval_seconds: JOB_STATE_TTL_SECONDS,
+            no_executors_grace_period_seconds: EXECUTOR_TIMEOUT_SECONDS,
             grpc_server_max_decoding_message_size: MESSAGE_BYTES,
             grpc_server_max_encoding_message_size: MESSAGE_BYTES,
             grpc_client_max_message_size: MESSAGE_BYTES,
             override_config_producer: Some(Arc::new(session_config)),
-            override_session_builder: Some(sessions(Arc::clone(&executors))),
+            override_session_builder: Some(session_builder(Arc::clone(&executors))),
             override_physical_codec: Some(codec),
             ..SchedulerConfig::default()
         };
-        let cluster = BallistaCluster::new_from_config(&config).await.map_err(failed)?;
-        // Said once, before the first query.
+        let cluster = BallistaCluster::new_from_config(&config).await.map_err(ballista_error)?;
+        // Set once, before the first query.
         let _ = executors.set(cluster.cluster_state());
         let server = create_scheduler::<LogicalPlanNode, PhysicalPlanNode>(cluster, Arc::new(config)).await;
-        start_grpc_service_with_listener(self.listener, server.map_err(failed)?).await.map_err(failed)
+        start_grpc_service_with_listener(self.listener, server.map_err(ballista_error)?).await.map_err(ballista_error)
     }
 }
 
-pub(super) fn failed(error: BallistaError) -> Error {
-    Error::Failed(error.to_string())
-}
-
-/// Sessions of queries: refused as long as nobody could run them, where Ballista would let them wait forever.
-fn sessions(executors: Arc<OnceLock<Arc<dyn ClusterState>>>) -> SessionBuilder {
+/// Creates the session of a query. Fails while no executor is registered; Ballista would queue the query without a
+/// timeout.
+fn session_builder(executors: Arc<OnceLock<Arc<dyn ClusterState>>>) -> SessionBuilder {
     Arc::new(move |config| {
-        // The state of a cluster is in memory, so the answer is there at once.
+        // The cluster's state is in memory, so the future is ready.
         let registered = executors.get().and_then(|state| state.registered_executor_metadata().now_or_never());
         match registered.is_some_and(|executors| executors.is_empty()) {
-            true => exec_err!("{NOBODY}"),
+            true => exec_err!("{NO_EXECUTORS}"),
             false => session(config),
         }
     })
 }
 
-/// Plans name stores, and to read a plan is to get hold of them: here of empty ones, as nobody reads a file.
+/// Empty stores. Decoding a plan looks its stores up, but the scheduler reads no files.
 #[derive(Debug)]
-struct NoFiles;
+struct EmptyStores;
 
-impl ObjectStoreRegistry for NoFiles {
+impl ObjectStoreRegistry for EmptyStores {
     fn register_store(&self, _: &Url, _: Arc<dyn ObjectStore>) -> Option<Arc<dyn ObjectStore>> {
         None
     }
@@ -135,9 +133,9 @@ impl ObjectStoreRegistry for NoFiles {
     }
 }
 
-/// A session that plans nothing: it only reads plans.
+/// A session that decodes physical plans.
 fn session(config: SessionConfig) -> PlanResult<SessionState> {
-    let runtime = RuntimeEnvBuilder::new().with_object_store_registry(Arc::new(NoFiles)).build_arc()?;
+    let runtime = RuntimeEnvBuilder::new().with_object_store_registry(Arc::new(EmptyStores)).build_arc()?;
     let models = elmo_udfs::Models::new("", []);
     let builder = SessionStateBuilder::new().with_config(config).with_runtime_env(runtime).with_default_features();
     Ok(builder.with_elmo(&models).build())

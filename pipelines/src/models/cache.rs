@@ -1,8 +1,8 @@
-//! The cache directory: `urls/HASH.json` says what a URL was, `content/HASH/` holds the files, named by their content.
+//! The cache directory: `urls/HASH.json` records what a URL contained, `content/HASH/` holds the files under the hash of
+//! their content.
 //!
-//! Both appear by one rename each, content first, so a reader never sees half a model and two processes may fetch the
-//! same one at the same time. Old content stays until somebody deletes it; everything in the cache can be fetched
-//! again.
+//! Each appears by one rename, content first. So a reader never sees an incomplete model, and two processes may fetch the
+//! same one at the same time. Old content is never deleted; the user may delete anything in the cache at any time.
 
 use std::{
     env, fs, io,
@@ -17,34 +17,40 @@ use tempfile::TempDir;
 use tokio::io::AsyncWriteExt;
 use url::Url;
 
-use super::{HDF5, Models, ModelsError, OPTIONS, Role, SAFETENSORS, unzip::unzip};
+use super::{
+    Models,
+    error::ModelsError,
+    files::{HDF5, OPTIONS, SAFETENSORS},
+    magic::Role,
+    unzip::unzip,
+};
 use crate::{redact::redact, reply::summary, report};
 
-/// Largest file that is fetched; the original ELMo has 0.4 GB.
-const LARGEST_FILE: u64 = 8 << 30;
+/// Largest file that is fetched. The original ELMo has 0.4 GB.
+const MAX_FILE_BYTES: u64 = 8 << 30;
 
-/// Where fetched and unpacked models are kept.
+/// Fetched and unpacked models.
 #[derive(Debug, Clone)]
 pub struct Cache {
     dir: PathBuf,
 }
 
-/// What was fetched from a URL.
+/// The content of a URL when it was fetched.
 #[derive(Debug, Serialize, Deserialize)]
 struct Record {
-    /// Without secrets; for people who look into the cache.
+    /// Without secrets, for people who read the cache.
     url: String,
     content: String,
     files: Vec<Fetched>,
 }
 
-/// One file as it came.
+/// A fetched file.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 struct Fetched {
     name: String,
     bytes: u64,
     sha256: String,
-    /// The store's own mark of this version.
+    /// The store's identifier of this version.
     etag: Option<String>,
 }
 
@@ -56,12 +62,12 @@ struct Wanted {
 }
 
 impl Cache {
-    /// A cache in `dir`, which is made when needed.
+    /// A cache in `dir`, which is created if necessary.
     pub fn new(dir: impl Into<PathBuf>) -> Self {
         Self { dir: dir.into() }
     }
 
-    /// `$ELMO_CACHE`, or `elmo` in `$XDG_CACHE_HOME` or `~/.cache`, or in the directory for temporary files.
+    /// `$ELMO_CACHE`, or `elmo` in `$XDG_CACHE_HOME` or `~/.cache`, or in the temporary directory.
     pub fn from_env() -> Self {
         let set = |name: &str| env::var_os(name).filter(|v| !v.is_empty()).map(PathBuf::from);
         let base = set("XDG_CACHE_HOME").or_else(|| Some(set("HOME")?.join(".cache"))).unwrap_or_else(env::temp_dir);
@@ -126,13 +132,13 @@ impl Cache {
         }
         let draft = self.draft()?;
         unzip(zip, draft.path(), name)?;
-        settle(draft, &dir)?;
+        commit(draft, &dir)?;
         Ok(dir)
     }
 
-    /// What the cache has for `url`, if it is whole and the store still has the same.
+    /// The cached content of `url`, if it is complete and unchanged in the store.
     ///
-    /// A store that cannot be reached is no reason to stop when the cache has the model; a warning says so.
+    /// When the store cannot be reached, it logs a warning and uses the cached model.
     async fn current(
         &self,
         models: &Models<'_>,
@@ -140,7 +146,7 @@ impl Cache {
         source: impl Fn(&str) -> Result<Url, ModelsError>,
     ) -> Result<Option<PathBuf>, ModelsError> {
         let (cache, of) = (self.clone(), url.clone());
-        let found = blocking(move || cache.record(&of).filter(|record| cache.is_whole(record))).await?;
+        let found = blocking(move || cache.record(&of).filter(|record| cache.is_complete(record))).await?;
         let Some(record) = found else {
             return if models.offline { Err(ModelsError::Offline(redact(url.as_str()))) } else { Ok(None) };
         };
@@ -153,10 +159,10 @@ impl Cache {
                 Some(true) => {}
                 Some(false) => {
                     let (url, file) = (redact(url.as_str()), &file.name);
-                    tracing::info!(url, file, "the model has changed, fetching it anew");
+                    tracing::info!(url, file, "the model has changed; fetching it again");
                     return Ok(None);
                 }
-                // To ask a store that is gone for every file takes minutes.
+                // Each request to an unreachable store takes minutes.
                 None => break,
             }
         }
@@ -168,13 +174,13 @@ impl Cache {
         serde_json::from_slice(&bytes).ok()
     }
 
-    /// Every file is there with the hash it came with.
-    fn is_whole(&self, record: &Record) -> bool {
+    /// Every file exists with its recorded hash.
+    fn is_complete(&self, record: &Record) -> bool {
         let dir = self.content(&record.content);
         record.files.iter().all(|file| hash_file(&dir.join(&file.name)).is_ok_and(|hash| hash == file.sha256))
     }
 
-    /// Makes a fetched draft visible under its content's name, then says that it is what `url` was.
+    /// Renames a fetched draft to the hash of its content, then records it for `url`.
     async fn publish(&self, url: &Url, draft: TempDir, files: Vec<Fetched>) -> Result<PathBuf, ModelsError> {
         let (cache, url) = (self.clone(), url.clone());
         blocking(move || cache.publish_here(&url, draft, files)).await?
@@ -185,10 +191,10 @@ impl Cache {
         let content = hex(Sha256::digest(list.concat()).as_slice())[..32].to_owned();
         let dir = self.content(&content);
         let record = Record { url: redact(url.as_str()), content, files };
-        if dir.is_dir() && !self.is_whole(&record) {
+        if dir.is_dir() && !self.is_complete(&record) {
             fs::remove_dir_all(&dir).map_err(|e| ModelsError::write(&dir, e))?;
         }
-        settle(draft, &dir)?;
+        commit(draft, &dir)?;
         self.write_record(url, &record)?;
         Ok(dir)
     }
@@ -205,7 +211,7 @@ impl Cache {
         Ok(())
     }
 
-    /// Named by the whole URL with its secrets, of which a hash tells nothing.
+    /// Named by the hash of the URL, which may contain secrets.
     fn record_path(&self, url: &Url) -> PathBuf {
         let hash = hex(Sha256::digest(url.as_str()).as_slice());
         self.dir.join("urls").join(format!("{}.json", &hash[..32]))
@@ -215,7 +221,7 @@ impl Cache {
         self.dir.join("content").join(name)
     }
 
-    /// A directory on the same file system, gone again unless it is settled.
+    /// A directory on the same file system, removed unless it is committed.
     fn draft(&self) -> Result<TempDir, ModelsError> {
         let content = self.dir.join("content");
         fs::create_dir_all(&content).map_err(|e| ModelsError::write(&content, e))?;
@@ -223,14 +229,14 @@ impl Cache {
     }
 }
 
-/// What takes long on a thread of its own, so that signals and other work are not kept waiting.
+/// Runs blocking work on a thread of its own.
 async fn blocking<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> Result<T, ModelsError> {
     tokio::task::spawn_blocking(work).await.map_err(|e| ModelsError::Internal(format!("the model cache failed: {e}")))
 }
 
-/// Renames a draft to its final name. If the same content stands there already, perhaps since a moment ago and from
-/// another process, that one stays: somebody may be reading it.
-fn settle(draft: TempDir, dir: &Path) -> Result<(), ModelsError> {
+/// Renames a draft to its final name. Existing content, which another process may have just committed, is kept: it is the
+/// same, and may be in use.
+fn commit(draft: TempDir, dir: &Path) -> Result<(), ModelsError> {
     match fs::rename(draft.path(), dir) {
         Err(_) if dir.is_dir() => Ok(()),
         other => other.map_err(|e| ModelsError::write(dir, e)),
@@ -240,7 +246,7 @@ fn settle(draft: TempDir, dir: &Path) -> Result<(), ModelsError> {
 /// `name` inside the directory `url`.
 fn child(url: &Url, name: &str) -> Result<Url, ModelsError> {
     let mut child = url.clone();
-    let no_directory = || ModelsError::Url { url: redact(url.as_str()), reason: "it cannot hold files".into() };
+    let no_directory = || ModelsError::Url { url: redact(url.as_str()), reason: "it cannot be a directory".into() };
     child.path_segments_mut().map_err(|()| no_directory())?.pop_if_empty().push(name);
     Ok(child)
 }
@@ -259,8 +265,11 @@ async fn fetch(models: &Models<'_>, wanted: &Wanted, dir: &Path) -> Result<Fetch
     let (store, path) = open(models, &wanted.url)?;
     let got = store.get(&path).await.map_err(failed)?;
     tracing::info!(target: report::TARGET, url, size = report::bytes(got.meta.size), "fetching");
-    if got.meta.size > LARGEST_FILE {
-        return Err(ModelsError::Internal(format!("{url} has {}, more than any model", report::bytes(got.meta.size))));
+    if got.meta.size > MAX_FILE_BYTES {
+        return Err(ModelsError::Internal(format!(
+            "{url} has {}, which is more than any model",
+            report::bytes(got.meta.size)
+        )));
     }
     let etag = got.meta.e_tag.clone();
     let target = dir.join(wanted.name);
@@ -269,7 +278,7 @@ async fn fetch(models: &Models<'_>, wanted: &Wanted, dir: &Path) -> Result<Fetch
     Ok(Fetched { name: wanted.name.to_owned(), bytes, sha256, etag })
 }
 
-/// Writes a body to `target`; returns its size and hash.
+/// Writes a response body to `target`; returns its size and SHA-256.
 async fn save(got: GetResult, target: &Path, url: &str) -> Result<(u64, String), ModelsError> {
     let failed = |e| ModelsError::write(target, e);
     let mut file = tokio::fs::File::create_new(target).await.map_err(failed)?;
@@ -282,7 +291,7 @@ async fn save(got: GetResult, target: &Path, url: &str) -> Result<(u64, String),
         file.write_all(&chunk).await.map_err(failed)?;
         bytes += chunk.len() as u64;
     }
-    // What the last write failed with, `sync_all` keeps to itself.
+    // `sync_all` does not report the error of the last write.
     file.flush().await.map_err(failed)?;
     file.sync_all().await.map_err(failed)?;
     if bytes != expected {
@@ -293,7 +302,7 @@ async fn save(got: GetResult, target: &Path, url: &str) -> Result<(u64, String),
     Ok((bytes, hex(hash.finalize().as_slice())))
 }
 
-/// `None` when the store cannot be asked, which a warning says.
+/// Whether the store still has this version of a file; `None`, and a warning, when the store cannot be reached.
 async fn is_unchanged(models: &Models<'_>, url: &Url, file: &Fetched) -> Result<Option<bool>, ModelsError> {
     let (store, path) = open(models, url)?;
     match store.head(&path).await {
@@ -301,7 +310,7 @@ async fn is_unchanged(models: &Models<'_>, url: &Url, file: &Fetched) -> Result<
         Err(object_store::Error::NotFound { .. }) => Ok(Some(false)),
         Err(error) => {
             let (url, error) = (redact(url.as_str()), redact(&summary(&error)));
-            tracing::warn!(url, error, "cannot ask whether the model has changed, taking it from the cache");
+            tracing::warn!(url, error, "cannot check whether the model has changed; using the cached one");
             Ok(None)
         }
     }

@@ -1,4 +1,4 @@
-//! Whether a model is good, for `elmo model verify`.
+//! Checks of a model, for `elmo model verify`.
 
 use std::{fmt, sync::Arc};
 
@@ -6,29 +6,29 @@ use arrow::array::{Array, ArrayRef, AsArray, StringArray};
 use elmo::{ColumnEmbedder, Elmo, EmbedSpec, ModelData};
 use serde::Serialize;
 
-use super::{ModelSpec, ModelsError, info};
+use super::{error::ModelsError, info, spec::ModelSpec};
 
-/// Every check and how it went.
+/// The results of all checks.
 #[derive(Debug, Serialize)]
 pub struct Report {
     /// As the user named it.
     pub model: String,
-    /// SHA-256 over options and weights, if it got so far.
+    /// SHA-256 of options and weights; `None` when the model cannot be opened.
     pub fingerprint: Option<String>,
-    /// In the order they were made.
+    /// In the order of execution.
     pub checks: Vec<Check>,
-    /// What a user should know, as `elmo model info` says it; none of it makes a model bad.
+    /// The notes of `elmo model info`. They are no defects.
     pub notes: Vec<String>,
 }
 
-/// One check.
+/// The result of one check.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct Check {
-    /// What is checked.
+    /// The property that is checked.
     pub name: &'static str,
-    /// Whether it is as it should be.
+    /// The model has the property.
     pub passed: bool,
-    /// What was found.
+    /// Details.
     pub found: String,
 }
 
@@ -39,7 +39,7 @@ impl Check {
 }
 
 impl Report {
-    /// A model that does not even open.
+    /// The report for a model that cannot be opened.
     pub fn unreadable(spec: &ModelSpec, error: &ModelsError) -> Self {
         let checks = vec![Check { name: "files and shapes", passed: false, found: error.to_string() }];
         Self { model: spec.to_string(), fingerprint: None, checks, notes: Vec::new() }
@@ -67,11 +67,13 @@ impl fmt::Display for Report {
     }
 }
 
-/// What can be seen without running the model. That it opened means: every file and every shape is right.
+/// The checks that need no forward pass. A model that opens has complete files and correct shapes.
 pub fn of_data(spec: &ModelSpec, data: &ModelData, expected: Option<&str>) -> Report {
     let fingerprint = data.fingerprint.to_string();
     let mut checks = vec![
-        Check::new("files and shapes", None, || format!("{} tensors, all as planned", data.weights.iter().count())),
+        Check::new("files and shapes", None, || {
+            format!("{} tensors, all with the expected shape", data.weights.iter().count())
+        }),
         Check::new("finite numbers", not_finite(data), || "no NaN, no infinity".into()),
     ];
     if let Some(expected) = expected {
@@ -88,20 +90,22 @@ fn not_finite(data: &ModelData) -> Option<String> {
     })
 }
 
-/// Twelve digits, as messages show them, are enough to name a model.
+/// Compares a fingerprint with an expected prefix.
 fn wrong_fingerprint(found: &str, expected: &str) -> Option<String> {
-    const SHORTEST: usize = 12;
+    const MIN_DIGITS: usize = 12;
     match expected.len() {
-        n if n < SHORTEST => Some(format!("the expected value has {n} digits, give at least {SHORTEST}")),
+        n if n < MIN_DIGITS => Some(format!("the expected value has {n} digits; give at least {MIN_DIGITS}")),
         _ if found.starts_with(&expected.to_ascii_lowercase()) => None,
         _ => Some(format!("expected {expected}, found {found}")),
     }
 }
 
-/// A forward pass over a few sentences: finite, and each sentence's vector the same alone as among the others.
+/// A forward pass over a few sentences. Vectors must be finite and must not depend on the other sentences of the batch.
 pub fn forward(elmo: &Elmo) -> Check {
     let problem = try_forward(elmo).unwrap_or_else(|e| Some(e.to_string()));
-    Check::new("forward pass", problem, || format!("{} sentences, finite, the same alone and together", TEXTS.len()))
+    Check::new("forward pass", problem, || {
+        format!("{} sentences: finite, and the same alone as in a batch", TEXTS.len())
+    })
 }
 
 const TEXTS: [&str; 4] = [
@@ -119,16 +123,16 @@ fn try_forward(elmo: &Elmo) -> elmo::Result<Option<String>> {
             return Ok(Some(format!("the vector of {text:?} is not finite")));
         }
         if distance(&embed(&embedder, &[text])?[0], &together[i]) > TOLERANCE {
-            return Ok(Some(format!("the vector of {text:?} depends on its neighbours")));
+            return Ok(Some(format!("the vector of {text:?} depends on the other sentences of its batch")));
         }
     }
     Ok(None)
 }
 
-/// On CPU alone and together are the same to the bit, which `elmo doctor` tests; other devices round.
+/// Rounding of other devices than the CPU. On the CPU vectors are equal to the bit, which `elmo doctor` checks.
 const TOLERANCE: f32 = 1e-4;
 
-/// Largest difference of two vectors; infinite when they differ in length.
+/// Largest absolute difference of two vectors; infinite when their lengths differ.
 fn distance(a: &[f32], b: &[f32]) -> f32 {
     match a.len() == b.len() {
         true => a.iter().zip(b).map(|(a, b)| (a - b).abs()).fold(0.0, f32::max),
@@ -136,7 +140,7 @@ fn distance(a: &[f32], b: &[f32]) -> f32 {
     }
 }
 
-/// One vector per text; empty where the embedder gave none.
+/// One vector per text; empty for NULL.
 fn embed(embedder: &ColumnEmbedder, texts: &[&str]) -> elmo::Result<Vec<Vec<f32>>> {
     let column: ArrayRef = Arc::new(StringArray::from(texts.to_vec()));
     let vectors = embedder.embed(&column)?.vectors;

@@ -1,4 +1,4 @@
-//! A model in another layout, the same to the bit, for `elmo model convert`.
+//! Writes a model in another layout without changing a bit of its tensors, for `elmo model convert`.
 
 use std::{
     fmt,
@@ -11,15 +11,15 @@ use std::{
 use elmo::{ModelData, model_dir::WeightsFormat, spec::SpecError};
 use serde::Serialize;
 
-use super::{ModelFiles, ModelsError};
+use super::{error::ModelsError, files::ModelFiles};
 
-/// How a model's files look.
+/// The files of a written model.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Layout {
-    /// `options.json`, `weights.safetensors` and what else belongs to the model.
+    /// `options.json`, `weights.safetensors` and the optional files of the model.
     Safetensors,
-    /// `options.json`, `weights.hdf5` and what else belongs to the model.
+    /// `options.json`, `weights.hdf5` and the optional files of the model.
     Hdf5,
     /// `NAME_options.json` and `NAME_weights.hdf5`, nothing else.
     AllenNlp,
@@ -43,7 +43,7 @@ impl FromStr for Layout {
     }
 }
 
-/// What was written.
+/// The result of a conversion.
 #[derive(Debug, Serialize)]
 #[must_use]
 pub struct Converted {
@@ -51,11 +51,11 @@ pub struct Converted {
     pub output: PathBuf,
     /// Its layout.
     pub layout: Layout,
-    /// Tensors in the weights.
+    /// Number of tensors.
     pub tensors: usize,
-    /// Identity of the model that was read.
+    /// Fingerprint of the model that was read.
     pub fingerprint_before: String,
-    /// Identity of the model that was written, computed from the written files.
+    /// Fingerprint of the model that was written, computed from the written files.
     pub fingerprint_after: String,
 }
 
@@ -70,17 +70,17 @@ impl fmt::Display for Converted {
     }
 }
 
-/// Files that go along unchanged; `mix.json` and `warm_state.safetensors` are part of the model.
+/// Files that are copied unchanged. (`mix.json` and `warm_state.safetensors` are written from the model.)
 const COMPANIONS: [&str; 3] = ["vocab.txt", "softmax.safetensors", "MODEL.md"];
 
 /// Writes `data` to the new directory `out` and reads it back.
 ///
-/// The directory appears under its name only when it is complete and has the same fingerprint.
+/// The directory appears under its name only when it is complete and has been checked.
 ///
 /// # Errors
-/// [`ModelsError::Exists`] when `out` is there and not empty, [`ModelsError::Write`] when the directory or a file in it
-/// cannot be written, [`ModelsError::Io`] when a companion file cannot be read, [`ModelsError::Bad`] when what was
-/// written does not open, [`ModelsError::Internal`] when it opens as another model.
+/// [`ModelsError::Exists`] when `out` exists and is not empty, [`ModelsError::Write`] when the directory or a file in it
+/// cannot be written, [`ModelsError::Io`] when a companion file cannot be read, [`ModelsError::Bad`] when the
+/// written model cannot be opened, [`ModelsError::Internal`] when it differs.
 pub fn convert(data: &ModelData, files: &ModelFiles, layout: Layout, out: &Path) -> Result<Converted, ModelsError> {
     refuse_existing(out)?;
     let parent = out.parent().filter(|p| !p.as_os_str().is_empty()).unwrap_or(Path::new("."));
@@ -93,12 +93,12 @@ pub fn convert(data: &ModelData, files: &ModelFiles, layout: Layout, out: &Path)
     }
     let converted = read_back(data, layout, draft.path(), out)?;
     fs::rename(draft.path(), out).map_err(|e| ModelsError::write(out, e))?;
-    // A directory for temporary files is private; a model is for everybody who may read its parent.
+    // Temporary directories are private, a model is readable by everyone who can read its parent.
     make_readable(out)?;
     Ok(converted)
 }
 
-/// An empty directory is as good as none: rename replaces it.
+/// An empty directory is allowed, because rename replaces it.
 fn refuse_existing(out: &Path) -> Result<(), ModelsError> {
     let empty = fs::read_dir(out).is_ok_and(|mut entries| entries.next().is_none());
     match out.exists() && !empty {

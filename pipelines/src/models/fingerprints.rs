@@ -1,7 +1,8 @@
-//! Fingerprints of models that were read before: as long as their files have not changed, a query can be planned without
-//! reading the weights again, which takes seconds for the larger ones.
+//! Remembers the fingerprints of models, so that a query can be planned without reading the weights again, which takes
+//! seconds for large models.
 //!
-//! Nothing rests on them: who opens a model compares.
+//! A record is valid while the files are unchanged. A wrong record is harmless: opening the model computes the fingerprint
+//! and compares.
 
 use std::{
     fs, io,
@@ -14,26 +15,25 @@ use elmo::{Fingerprint, ModelOptions};
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 
-use super::{Cache, ModelFiles};
+use super::{cache::Cache, files::ModelFiles};
 
-/// A file that changed so lately may change again within the same tick of its clock.
-const SETTLED: Duration = Duration::from_secs(2);
+/// A file that changed more recently may change again without a new timestamp.
+const MIN_AGE: Duration = Duration::from_secs(2);
 
-/// The notes, one file per model.
+/// The records, one file per model.
 #[derive(Debug)]
 pub struct Fingerprints {
     dir: PathBuf,
 }
 
 #[derive(Debug, Serialize, Deserialize)]
-struct Note {
+struct Record {
     files: Vec<State>,
     options: String,
     fingerprint: String,
 }
 
-/// What tells that a file is still the same one with the same bytes. The time of the last change of its inode cannot be
-/// set by hand.
+/// Metadata that changes when the bytes of a file do. Programs cannot set the time of the last inode change (`ctime`).
 #[derive(Debug, PartialEq, Eq, Serialize, Deserialize)]
 struct State {
     path: PathBuf,
@@ -44,36 +44,36 @@ struct State {
 }
 
 impl Fingerprints {
-    /// Beside the models of a cache.
+    /// The records in the directory of a cache.
     pub fn new(cache: &Cache) -> Self {
         Self { dir: cache.dir().join("fingerprints") }
     }
 
-    /// Shape and identity of a model whose files are those of the last time.
+    /// The options and fingerprint of a model whose files are unchanged; `None` when it is unknown.
     pub fn known(&self, files: &ModelFiles) -> Option<(ModelOptions, Fingerprint)> {
         let states = states(files).ok()?;
-        let note: Note = serde_json::from_slice(&fs::read(self.path(&states)).ok()?).ok()?;
-        let options = ModelOptions::from_json(note.options.as_bytes(), "cache").ok()?;
-        (note.files == states).then_some((options, note.fingerprint.parse().ok()?))
+        let record: Record = serde_json::from_slice(&fs::read(self.path(&states)).ok()?).ok()?;
+        let options = ModelOptions::from_json(record.options.as_bytes(), "cache").ok()?;
+        (record.files == states).then_some((options, record.fingerprint.parse().ok()?))
     }
 
-    /// Notes what a model is, unless its files are still being written. A note that cannot be kept is done without.
+    /// Records a model, unless its files may still change. Errors are logged and ignored.
     pub fn remember(&self, files: &ModelFiles, options: &ModelOptions, fingerprint: &Fingerprint) {
         let Ok(states) = states(files) else { return };
-        if states.is_empty() || states.iter().any(|state| !state.is_settled()) {
+        if states.is_empty() || states.iter().any(|state| !state.is_old_enough()) {
             return;
         }
         let path = self.path(&states);
-        let note = Note { files: states, options: options.canonical_json(), fingerprint: fingerprint.to_string() };
-        if let Err(error) = self.write(&path, &note) {
-            tracing::debug!(%error, "the fingerprint of the model was not noted");
+        let record = Record { files: states, options: options.canonical_json(), fingerprint: fingerprint.to_string() };
+        if let Err(error) = self.write(&path, &record) {
+            tracing::debug!(%error, "the fingerprint of the model was not recorded");
         }
     }
 
-    fn write(&self, path: &Path, note: &Note) -> io::Result<()> {
+    fn write(&self, path: &Path, record: &Record) -> io::Result<()> {
         fs::create_dir_all(&self.dir)?;
         let file = tempfile::NamedTempFile::new_in(&self.dir)?;
-        serde_json::to_writer(&file, note)?;
+        serde_json::to_writer(&file, record)?;
         file.persist(path)?;
         Ok(())
     }
@@ -106,9 +106,9 @@ impl State {
         })
     }
 
-    fn is_settled(&self) -> bool {
+    fn is_old_enough(&self) -> bool {
         let changed = SystemTime::UNIX_EPOCH + Duration::from_secs(self.changed.0.max(self.modified.0).max(0) as u64);
-        SystemTime::now().duration_since(changed).is_ok_and(|age| age > SETTLED)
+        SystemTime::now().duration_since(changed).is_ok_and(|age| age > MIN_AGE)
     }
 }
 
@@ -133,19 +133,19 @@ mod tests {
         let known = Fingerprints::new(&Cache::new(cache.path()));
         assert!(known.known(&files).is_none());
         known.remember(&files, &data.options, &data.fingerprint);
-        assert!(known.known(&files).is_none(), "files that were written just now are not trusted");
-        std::thread::sleep(SETTLED + Duration::from_millis(1100));
+        assert!(known.known(&files).is_none(), "files that were just written may still change");
+        std::thread::sleep(MIN_AGE + Duration::from_millis(1100));
         known.remember(&files, &data.options, &data.fingerprint);
         let (options, fingerprint) = known.known(&files).unwrap();
         assert_eq!((options.canonical_json(), fingerprint), (data.options.canonical_json(), data.fingerprint));
-        // The same bytes written again are no longer vouched for.
+        // Rewriting the same bytes invalidates the record.
         let options = folder.path().join("options.json");
         fs::write(&options, fs::read(&options).unwrap()).unwrap();
         assert!(known.known(&files).is_none());
     }
 
     #[test]
-    fn a_torn_note_is_none() {
+    fn a_torn_record_is_ignored() {
         let (_folder, files, _) = model();
         let cache = tempfile::tempdir().unwrap();
         let known = Fingerprints::new(&Cache::new(cache.path()));

@@ -1,51 +1,51 @@
-//! What a model is, for `elmo model info`.
+//! The description of a model, for `elmo model info`.
 
 use std::path::{Path, PathBuf};
 
 use elmo::ModelData;
 use serde::Serialize;
 
-use super::ModelSpec;
+use super::spec::ModelSpec;
 use crate::report::{bytes, count, table};
 
-/// What a model is.
+/// The description of a model.
 #[derive(Debug, Serialize)]
 pub struct Info {
     /// As the user named it.
     pub model: String,
-    /// SHA-256 over options and weights.
+    /// SHA-256 of options and weights.
     pub fingerprint: String,
-    /// Made up, not learned.
+    /// The weights were never trained.
     pub untrained: bool,
-    /// Numbers in the weights.
+    /// Number of parameters.
     pub parameters: u64,
     /// Length of a vector, `2 x projection_dim`.
     pub dimension: usize,
-    /// Layers that come out, the token layer included.
+    /// Number of layers, including the token layer.
     pub layers: usize,
-    /// The options that decide the numbers.
+    /// The options that affect the vectors.
     pub options: serde_json::Value,
-    /// The files and their sizes.
+    /// The files of the model.
     pub files: Vec<FileInfo>,
-    /// Every tensor.
+    /// All tensors.
     pub tensors: Vec<TensorInfo>,
-    /// What a user should know.
+    /// Facts that a user should know.
     pub notes: Vec<String>,
 }
 
 /// A file of a model.
 #[derive(Debug, Serialize)]
 pub struct FileInfo {
-    /// Where it is.
+    /// Its path.
     pub path: String,
-    /// Its size.
+    /// Its size in bytes.
     pub bytes: u64,
 }
 
 /// A tensor of a model.
 #[derive(Debug, Serialize)]
 pub struct TensorInfo {
-    /// Name in the bilm-tf layout.
+    /// Its name in the bilm-tf layout.
     pub name: String,
     /// Its shape.
     pub shape: Vec<usize>,
@@ -63,7 +63,7 @@ impl Info {
             parameters: tensors.iter().map(|t| t.shape.iter().product::<usize>() as u64).sum(),
             dimension: data.options.width(),
             layers: data.options.n_layers_out(),
-            // Our own text; should it not parse, it is shown as it is.
+            // Our own JSON always parses; the fallback shows the string.
             options: serde_json::from_str(&data.options.canonical_json())
                 .unwrap_or_else(|_| data.options.canonical_json().into()),
             files: files.iter().map(|file| file_info(file)).collect(),
@@ -72,7 +72,7 @@ impl Info {
         }
     }
 
-    /// For people.
+    /// The report for people.
     pub fn text(&self, tensors: bool) -> String {
         let mut rows = vec![
             ("model", self.model.clone()),
@@ -94,7 +94,7 @@ fn file_info(path: &Path) -> FileInfo {
     FileInfo { path: path.display().to_string(), bytes: path.metadata().map_or(0, |meta| meta.len()) }
 }
 
-/// What a user should know about a model that works.
+/// Facts that a user should know about a usable model.
 pub(super) fn notes(data: &ModelData) -> Vec<String> {
     let mut notes = data.notes.clone();
     let options = &data.options;
@@ -103,12 +103,15 @@ pub(super) fn notes(data: &ModelData) -> Vec<String> {
             notes.push(text.to_owned());
         }
     };
-    note(data.untrained, "untrained: its vectors show how elmo works, they mean nothing");
-    note(options.char_cnn.n_characters == Some(261), "n_characters 261, as training writes it, is read as 262");
+    note(data.untrained, "untrained: its vectors are for trying elmo out and have no meaning");
+    note(
+        options.char_cnn.n_characters == Some(261),
+        "n_characters is 261, as bilm-tf writes it in training; read as 262",
+    );
     note(options.char_cnn.n_highway == 0, "no highway layers");
     note(options.lstm.cell_clip.is_none(), "no cell clip");
     note(options.lstm.proj_clip.is_none(), "no projection clip");
     note(!options.lstm.use_skip_connections, "no skip connections between the LSTM layers");
-    note(data.mix.is_some(), "mix.json: a fitted scalar mix, used with --layers and the file's path");
+    note(data.mix.is_some(), "mix.json: a fitted scalar mix; use it with --layers PATH");
     notes
 }

@@ -1,4 +1,4 @@
-//! Models that SQL names: found and described when a query names them, put on devices when the first row is embedded.
+//! Models of an SQL session: described when a query names them, loaded onto devices when the first row is embedded.
 
 use std::{
     fmt,
@@ -9,20 +9,20 @@ use elmo::{Elmo, EmbedderSettings, ModelData, embedder::Precision, lm_head::LmHe
 use elmo_udfs::{Card, ModelError, ModelSource};
 use tokio::runtime::{Handle, RuntimeFlavor};
 
-use super::{Cache, Fingerprints, ModelFiles, ModelSpec, Models, warn_untrained};
+use super::{Models, cache::Cache, files::ModelFiles, fingerprints::Fingerprints, spec::ModelSpec, warn_untrained};
 use crate::{error::Result, stores::Stores};
 
-/// A model by where it is.
+/// A model that is opened when it is needed.
 pub(crate) struct LazyModel {
     pub(crate) spec: ModelSpec,
     pub(crate) offline: bool,
     pub(crate) stores: Stores,
     pub(crate) settings: EmbedderSettings,
-    /// Where fetching waits.
+    /// Runs requests to stores.
     pub(crate) runtime: Handle,
-    /// Others open the model: what is to be said of it is said when it is described.
+    /// Other processes open the model, so warnings about it are logged when it is described.
     pub(crate) elsewhere: bool,
-    /// Weights that were read to describe the model, for the one who opens it.
+    /// The model if it was read to describe it, for the later call of `open`.
     pub(crate) read: Mutex<Option<ModelData>>,
 }
 
@@ -34,7 +34,7 @@ impl fmt::Debug for LazyModel {
 
 impl ModelSource for LazyModel {
     fn describe(&self) -> Result<Card, ModelError> {
-        waiting(|| self.card())
+        blocking(|| self.card())
     }
 
     fn address(&self) -> Option<String> {
@@ -59,14 +59,14 @@ impl ModelSource for LazyModel {
     }
 }
 
-/// What tells a head from others; empty when it cannot be read.
-fn mark(head: Option<LmHeadFiles>) -> Option<String> {
-    head.map(|head| head.mark().unwrap_or_default())
+/// The digest of an LM head; empty when it cannot be read.
+fn head_digest(head: Option<LmHeadFiles>) -> Option<String> {
+    head.map(|head| head.digest().unwrap_or_default())
 }
 
-/// Does what takes long on a thread of the runtime, on which DataFusion plans. Others take over what that thread had to do:
-/// tasks that wait in its own place are nobody else's, the one that reads the answer of a server for instance.
-fn waiting<T>(work: impl FnOnce() -> T) -> T {
+/// Runs blocking work on a thread of the runtime, where DataFusion plans queries. `block_in_place` hands the tasks of that
+/// thread to others: one of them may be reading the response that the work waits for.
+fn blocking<T>(work: impl FnOnce() -> T) -> T {
     match Handle::try_current().map(|runtime| runtime.runtime_flavor()) {
         Ok(RuntimeFlavor::MultiThread) => tokio::task::block_in_place(work),
         _ => work(),
@@ -78,7 +78,7 @@ impl LazyModel {
         let (files, cache) = self.locate()?;
         let fingerprints = Fingerprints::new(&cache);
         if let Some((options, fingerprint)) = fingerprints.known(&files) {
-            let (lm_head, location) = (mark(files.lm_head()), self.spec.to_string());
+            let (lm_head, location) = (head_digest(files.lm_head()), self.spec.to_string());
             return Ok(Card { options, fingerprint, untrained: false, lm_head, location });
         }
         let data = self.data(&files, &fingerprints)?;
@@ -89,30 +89,30 @@ impl LazyModel {
             options: data.options.clone(),
             fingerprint: data.fingerprint.clone(),
             untrained: data.untrained,
-            lm_head: mark(data.lm_head.clone()),
+            lm_head: head_digest(data.lm_head.clone()),
             location: self.spec.to_string(),
         };
         *self.read() = (!self.elsewhere).then_some(data);
         Ok(card)
     }
 
-    /// The files on this machine, fetched where need be.
+    /// The local files, which are fetched if necessary.
     fn locate(&self) -> Result<(ModelFiles, Cache), ModelError> {
         let cache = Cache::from_env();
         let models = Models { stores: &self.stores, cache: &cache, offline: self.offline };
-        let found = waiting(|| {
+        let found = blocking(|| {
             std::thread::scope(|scope| scope.spawn(|| self.runtime.block_on(models.locate(&self.spec))).join())
         });
         let files = found.map_err(|_| "looking for the model failed")??;
         Ok((files, cache))
     }
 
-    /// Plain data, valid even if somebody died over it.
+    /// A poisoned lock is no problem: the data is valid at any time.
     fn read(&self) -> MutexGuard<'_, Option<ModelData>> {
         self.read.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Reads the model, and notes what it is: a note that was wrong is right the next time.
+    /// Reads the model and records its fingerprint, which replaces a wrong record.
     fn data(&self, files: &ModelFiles, fingerprints: &Fingerprints) -> Result<ModelData, ModelError> {
         let data = files.read(&self.spec)?;
         if !data.untrained {
@@ -133,7 +133,7 @@ mod tests {
 
     use super::*;
 
-    /// The only thread of a runtime describes a model, and that takes an answer for which the runtime has to do something.
+    /// The only thread of a runtime describes a model, which takes a response that the same runtime has to read.
     #[test]
     fn a_thread_of_the_runtime_may_look_for_a_model_on_a_server() {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();

@@ -1,19 +1,19 @@
-//! What a file is, by its first bytes: a saved error page must not reach a parser and come out as "corrupt".
+//! Recognises file formats by their first bytes, so that a saved error page is reported as such and not as a corrupt file.
 
 use std::{fmt, fs::File, io::Read, path::Path};
 
 use elmo::weights::{FileKind, file_kind};
 
-use super::ModelsError;
+use super::error::ModelsError;
 
-/// What a file of a model has to be.
+/// The role of a file in a model, which determines its format.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Role {
     /// `options.json`
     Options,
     /// HDF5 or safetensors.
     Weights,
-    /// A packed model directory.
+    /// A zip of a model directory.
     Zip,
     /// Anything but an error page.
     Other,
@@ -30,14 +30,14 @@ impl fmt::Display for Role {
     }
 }
 
-/// A file that is something else than its role asks for.
+/// A file whose format does not fit its role.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct WrongContent {
-    /// What it has to be.
+    /// Its role.
     pub role: Role,
-    /// What it is.
+    /// Its format.
     pub found: FileKind,
-    /// How an error page begins, printable characters only.
+    /// The beginning of an error page, printable characters only.
     pub beginning: Option<String>,
 }
 
@@ -52,7 +52,7 @@ impl fmt::Display for WrongContent {
 }
 
 impl WrongContent {
-    /// What to do about it.
+    /// What to do next.
     pub fn remedy(&self) -> &'static str {
         match (self.role, self.found) {
             (Role::Zip, FileKind::Hdf5 | FileKind::Safetensors | FileKind::Json | FileKind::Unknown) => {
@@ -64,14 +64,14 @@ impl WrongContent {
     }
 }
 
-/// Bytes that [`Role::check`] wants to see.
+/// Bytes that [`Role::check`] needs.
 const HEAD: u64 = 64;
 
 impl Role {
     /// Checks the first `HEAD` bytes of a file.
     ///
     /// # Errors
-    /// [`WrongContent`] when they are those of another kind of file.
+    /// [`WrongContent`] when the format does not fit.
     pub fn check(self, head: &[u8]) -> Result<(), WrongContent> {
         let found = file_kind(head);
         let fits = match self {
@@ -84,10 +84,10 @@ impl Role {
         if fits { Ok(()) } else { Err(WrongContent { role: self, found, beginning }) }
     }
 
-    /// Checks the file at `path`; `name` stands in the error.
+    /// Checks the file at `path`; the error names it `name`.
     ///
     /// # Errors
-    /// [`ModelsError::Content`] when it is another kind of file, [`ModelsError::Io`] when it cannot be read.
+    /// [`ModelsError::Content`] when the format does not fit, [`ModelsError::Io`] when it cannot be read.
     pub fn check_file(self, path: &Path, name: &str) -> Result<(), ModelsError> {
         let mut head = Vec::new();
         let file = File::open(path).map_err(|e| ModelsError::io(path, e))?;

@@ -1,7 +1,7 @@
-//! Takes a model out of a zip that may be hostile.
+//! Extracts a model from an untrusted zip.
 //!
-//! Only files of a model are written, under names that we choose, so no entry can leave the directory. Sizes are
-//! counted while unpacking: what the zip says about itself is not believed.
+//! Only files of a model are extracted, under their standard names, so no entry can escape the directory. Sizes are
+//! counted while decompressing, because the sizes in the zip are untrusted too.
 
 use std::{
     fs::File,
@@ -11,37 +11,40 @@ use std::{
 
 use zip::ZipArchive;
 
-use super::{HDF5, ModelsError, OPTIONS, SAFETENSORS, role_name};
+use super::{
+    error::ModelsError,
+    files::{HDF5, OPTIONS, SAFETENSORS, role_name},
+};
 
-/// More entries than any packaged model has.
-const MOST_ENTRIES: usize = 10_000;
-/// Largest file; the original ELMo has 0.4 GB.
-const LARGEST_FILE: u64 = 8 << 30;
-/// Largest `options.json`.
-const LARGEST_OPTIONS: u64 = 1 << 20;
-/// Trained weights hardly shrink (1.1), text shrinks to a fifth; deflate could go to 1 : 1032.
-const MOST_SHRUNK: u64 = 100;
-/// Small files may shrink as they like.
-const SHRUNK_FROM: u64 = 1 << 20;
+/// Maximum number of entries.
+const MAX_ENTRIES: usize = 10_000;
+/// Maximum size of a file. The original ELMo has 0.4 GB.
+const MAX_FILE_BYTES: u64 = 8 << 30;
+/// Maximum size of `options.json`.
+const MAX_OPTIONS_BYTES: u64 = 1 << 20;
+/// Maximum compression ratio. Trained weights have 1.1 and text about 5; deflate can reach 1032.
+const MAX_RATIO: u64 = 100;
+/// Files up to this size may have any ratio.
+const MAX_BYTES_OF_ANY_RATIO: u64 = 1 << 20;
 
-/// An entry that is a file of a model.
+/// An entry that belongs to a model.
 struct Entry {
     index: usize,
-    /// Folders above it; the model lies where its options are.
+    /// The folder in the zip. The model is in the folder of its options.
     folder: String,
-    /// The name it gets.
+    /// Its standard name.
     name: &'static str,
-    packed: u64,
+    compressed: u64,
 }
 
-/// Unpacks the model in `zip` into the empty directory `dir`; `name` stands in the errors.
+/// Extracts the model in `zip` into the empty directory `dir`; errors name the zip `name`.
 pub(super) fn unzip(zip: &Path, dir: &Path, name: &str) -> Result<(), ModelsError> {
-    let refused = |reason: String| ModelsError::Zip { file: name.to_owned(), reason };
+    let rejected = |reason: String| ModelsError::Zip { file: name.to_owned(), reason };
     let file = File::open(zip).map_err(|e| ModelsError::io(zip, e))?;
-    let mut archive = ZipArchive::new(io::BufReader::new(file)).map_err(|e| refused(e.to_string()))?;
-    let entries = model_entries(&mut archive).map_err(refused)?;
+    let mut archive = ZipArchive::new(io::BufReader::new(file)).map_err(|e| rejected(e.to_string()))?;
+    let entries = model_entries(&mut archive).map_err(rejected)?;
     for entry in &entries {
-        unpack(&mut archive, entry, dir).map_err(|e| refused(format!("{}: {e}", entry.name)))?;
+        unpack(&mut archive, entry, dir).map_err(|e| rejected(format!("{}: {e}", entry.name)))?;
     }
     let has = |name: &str| entries.iter().any(|entry| entry.name == name);
     match has(SAFETENSORS) || has(HDF5) {
@@ -53,10 +56,10 @@ pub(super) fn unzip(zip: &Path, dir: &Path, name: &str) -> Result<(), ModelsErro
     }
 }
 
-/// The files of the one model in the archive, or why there is none.
+/// The files of the model in the archive; an error unless there is exactly one model.
 fn model_entries<R: Read + io::Seek>(archive: &mut ZipArchive<R>) -> Result<Vec<Entry>, String> {
-    if archive.len() > MOST_ENTRIES {
-        return Err(format!("it has {} entries, more than {MOST_ENTRIES}", archive.len()));
+    if archive.len() > MAX_ENTRIES {
+        return Err(format!("it has {} entries, more than {MAX_ENTRIES}", archive.len()));
     }
     let mut entries = Vec::new();
     for index in 0..archive.len() {
@@ -67,7 +70,7 @@ fn model_entries<R: Read + io::Seek>(archive: &mut ZipArchive<R>) -> Result<Vec<
             return Err(format!("the entry {path:?} is a link"));
         }
         if let Some((folder, name)) = model_file(path) {
-            entries.push(Entry { index, folder, name, packed: file.compressed_size() });
+            entries.push(Entry { index, folder, name, compressed: file.compressed_size() });
         }
     }
     let mut folders: Vec<String> = entries.iter().filter(|e| e.name == OPTIONS).map(|e| e.folder.clone()).collect();
@@ -75,18 +78,18 @@ fn model_entries<R: Read + io::Seek>(archive: &mut ZipArchive<R>) -> Result<Vec<
     let [folder] = folders.as_slice() else {
         return Err(match folders.is_empty() {
             true => format!("it has no {OPTIONS}"),
-            false => format!("it holds more than one model: {}", folders.join(", ")),
+            false => format!("it contains more than one model: {}", folders.join(", ")),
         });
     };
     entries.retain(|entry| entry.folder == *folder);
     entries.sort_by_key(|entry| entry.name);
     match entries.windows(2).find(|pair| pair[0].name == pair[1].name) {
-        Some(pair) => Err(format!("it holds two files that could be {}", pair[0].name)),
+        Some(pair) => Err(format!("it contains two files that could be {}", pair[0].name)),
         None => Ok(entries),
     }
 }
 
-/// Refuses a whole archive that tries to write elsewhere: whoever made it meant harm.
+/// Rejects a path outside of the folder. One such path rejects the whole archive, because it was made with intent.
 fn check_path(path: &str) -> Result<(), String> {
     let leaves = path.contains(['\\', '\0', ':'])
         || Path::new(path).components().any(|c| !matches!(c, Component::Normal(_) | Component::CurDir));
@@ -96,7 +99,7 @@ fn check_path(path: &str) -> Result<(), String> {
     }
 }
 
-/// Folder of a model's file, and the name it gets.
+/// The folder and the standard name of a file of a model.
 fn model_file(path: &str) -> Option<(String, &'static str)> {
     let (folder, file) = path.rsplit_once('/').unwrap_or(("", path));
     Some((folder.to_owned(), role_name(file)?))
@@ -105,16 +108,18 @@ fn model_file(path: &str) -> Option<(String, &'static str)> {
 fn unpack<R: Read + io::Seek>(archive: &mut ZipArchive<R>, entry: &Entry, dir: &Path) -> io::Result<()> {
     let mut reader = archive.by_index(entry.index).map_err(io::Error::other)?;
     let mut out = File::create_new(dir.join(entry.name))?;
-    let most = if entry.name == OPTIONS { LARGEST_OPTIONS } else { LARGEST_FILE };
-    let shrunk = entry.packed.saturating_mul(MOST_SHRUNK).max(SHRUNK_FROM);
-    copy_at_most(&mut reader, &mut out, most.min(shrunk))?;
+    let max = if entry.name == OPTIONS { MAX_OPTIONS_BYTES } else { MAX_FILE_BYTES };
+    let max_by_ratio = entry.compressed.saturating_mul(MAX_RATIO).max(MAX_BYTES_OF_ANY_RATIO);
+    copy_at_most(&mut reader, &mut out, max.min(max_by_ratio))?;
     out.sync_all()
 }
 
-fn copy_at_most(reader: &mut impl Read, out: &mut impl Write, most: u64) -> io::Result<()> {
-    let copied = io::copy(&mut reader.take(most + 1), out)?;
-    match copied > most {
-        true => Err(io::Error::other(format!("it unpacks to more than {most} bytes, which no file of a model does"))),
+fn copy_at_most(reader: &mut impl Read, out: &mut impl Write, max: u64) -> io::Result<()> {
+    let copied = io::copy(&mut reader.take(max + 1), out)?;
+    match copied > max {
+        true => {
+            Err(io::Error::other(format!("it decompresses to more than {max} bytes, which no file of a model does")))
+        }
         false => Ok(()),
     }
 }
@@ -166,7 +171,7 @@ mod tests {
             ("a\\..\\b", "the entry \"a\\\\..\\\\b\" leaves the archive's folder"),
         ] {
             let files = [("options.json", &b"{}"[..]), ("weights.hdf5", b"x"), (name, b"y")];
-            assert_eq!(unzip_all(&files), Err(format!("the zip m.zip is refused: {reason}")));
+            assert_eq!(unzip_all(&files), Err(format!("the zip m.zip is rejected: {reason}")));
         }
     }
 
@@ -174,24 +179,24 @@ mod tests {
     fn refuses_bombs() {
         let zeros = vec![0; 32 << 20];
         let error = unzip_all(&[("options.json", b"{}"), ("weights.hdf5", &zeros)]).unwrap_err();
-        assert!(error.contains("weights.hdf5: it unpacks to more than"), "{error}");
+        assert!(error.contains("weights.hdf5: it decompresses to more than"), "{error}");
         let error = unzip_all(&[("options.json", &zeros[..2 << 20]), ("weights.hdf5", b"x")]).unwrap_err();
-        assert!(error.contains("options.json: it unpacks to more than 1048576 bytes"), "{error}");
+        assert!(error.contains("options.json: it decompresses to more than 1048576 bytes"), "{error}");
     }
 
     #[test]
     fn says_what_is_missing_or_double() {
-        assert_eq!(unzip_all(&[("a.txt", b"")]), Err("the zip m.zip is refused: it has no options.json".into()));
+        assert_eq!(unzip_all(&[("a.txt", b"")]), Err("the zip m.zip is rejected: it has no options.json".into()));
         assert_eq!(
             unzip_all(&[("options.json", b"{}")]),
             Err("the model m.zip has no weights.safetensors or weights.hdf5 beside its options.json".into())
         );
         let two = [("a/options.json", &b"{}"[..]), ("b/options.json", b"{}")];
-        assert_eq!(unzip_all(&two), Err("the zip m.zip is refused: it holds more than one model: a, b".into()));
+        assert_eq!(unzip_all(&two), Err("the zip m.zip is rejected: it contains more than one model: a, b".into()));
         let both = [("a_options.json", &b"{}"[..]), ("b_options.json", b"{}")];
         assert_eq!(
             unzip_all(&both),
-            Err("the zip m.zip is refused: it holds two files that could be options.json".into())
+            Err("the zip m.zip is rejected: it contains two files that could be options.json".into())
         );
     }
 }

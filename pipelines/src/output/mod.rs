@@ -1,7 +1,15 @@
-//! What is in an output, and whether it is what its model makes of its texts.
+//! Outputs of bulk jobs: what they contain, and whether it is what their model computes.
 //!
-//! [`inspect`] reads the Parquet files of a folder and the manifest beside them; [`verify`] embeds a sample of the rows
-//! again and compares the vectors.
+//! Both jobs start alike. [`opened`] lists the Parquet files of a folder ([`parquet`] reads them), compares their footers
+//! ([`footer`]) and checks them against the manifest beside them ([`manifest`]). Then [`inspect`] counts rows and
+//! [`vectors`], and [`verify`] recomputes a sample of the rows and compares the vectors. Neither writes anything.
 
+mod footer;
 pub mod inspect;
+mod manifest;
+mod opened;
+pub(crate) mod parquet;
+pub(crate) mod vectors;
 pub mod verify;
+
+pub use self::manifest::{ManifestCheck, Problem};

@@ -1,6 +1,17 @@
-//! Rows out: Parquet files that are there whole or not at all.
+//! Rows out: Parquet files that appear complete or not at all.
+//!
+//! | file | |
+//! |---|---|
+//! | `encoding` | codec and encoding of the columns |
+//! | `parquet` | [`PartWriter`]: rows into one file |
+//! | `units` | row boundaries at which the encoder is called |
+//! | `upload`, `chunks` | bytes on their way to the store |
+//! | `publish` | how a complete file gets its name |
 
+mod chunks;
+mod encoding;
 mod parquet;
+mod publish;
 mod units;
 mod upload;
 
@@ -11,7 +22,12 @@ use crate::{
     stores::StoreError,
 };
 
-pub use self::parquet::{Codec, Encoding, PartWriter, Written};
+pub use self::{
+    encoding::{Codec, Encoding},
+    parquet::{PartWriter, Written},
+    publish::Fence,
+    upload::Buffering,
+};
 
 /// A file that could not be written.
 #[derive(Debug, Error)]
@@ -25,8 +41,20 @@ pub enum SinkError {
     Encode {
         /// The file.
         file: String,
-        /// What the encoder said.
+        /// The encoder's message.
         reason: String,
+    },
+    /// The file exists, and was to be created.
+    #[error("{file} exists")]
+    Exists {
+        /// The file.
+        file: String,
+    },
+    /// Another process replaced the file while this one was about to.
+    #[error("{file}: another process has written this file")]
+    Replaced {
+        /// The file.
+        file: String,
     },
 }
 
@@ -35,13 +63,15 @@ impl Fault for SinkError {
         match self {
             Self::Store(error) => error.exit(),
             Self::Encode { .. } => Exit::Input,
+            Self::Exists { .. } | Self::Replaced { .. } => Exit::Storage,
         }
     }
 
     fn help(&self) -> Option<String> {
         match self {
             Self::Store(error) => error.help(),
-            Self::Encode { .. } => None,
+            Self::Replaced { .. } => Some("run one job per output".into()),
+            Self::Encode { .. } | Self::Exists { .. } => None,
         }
     }
 }

@@ -1,119 +1,19 @@
-//! The encoding of an output file, and its writer.
-//!
-//! Vectors are split into byte streams and packed, without dictionary and statistics: every value occurs once, and
-//! nobody looks for vectors between two bounds. The other columns have both, and a page index.
+//! The writer of one Parquet file.
 
-use arrow::{
-    array::RecordBatch,
-    datatypes::{Schema, SchemaRef},
-};
+use arrow::{array::RecordBatch, datatypes::SchemaRef};
 use parquet::{
-    arrow::{ArrowSchemaConverter, AsyncArrowWriter},
-    basic::{Compression, Encoding as PageEncoding, Type, ZstdLevel},
+    arrow::{AsyncArrowWriter, arrow_writer::ArrowWriterOptions},
     errors::ParquetError,
-    file::{
-        metadata::KeyValue,
-        properties::{EnabledStatistics, WriterProperties, WriterPropertiesBuilder},
-    },
-    schema::types::ColumnDescriptor,
 };
 
 use super::{
-    SinkError,
+    Encoding, Fence, SinkError, encoding, publish,
     units::{Unit, Units},
-    upload::Upload,
+    upload::{Buffering, Upload},
 };
 use crate::stores::{Location, StoreError, file::cause};
 
-/// What column chunks are packed with.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub enum Codec {
-    /// Level 1: higher levels take more time for no fewer bytes, as vectors are noise but for their exponents.
-    #[default]
-    Zstd,
-    /// For readers without zstd.
-    Snappy,
-    /// The raw block format.
-    Lz4,
-    /// Not packed.
-    None,
-}
-
-impl Codec {
-    /// Every legal word.
-    pub const WORDS: &'static [&'static str] = &["zstd", "snappy", "lz4", "none"];
-
-    /// The word of the command line.
-    pub fn as_str(self) -> &'static str {
-        match self {
-            Self::Zstd => "zstd",
-            Self::Snappy => "snappy",
-            Self::Lz4 => "lz4",
-            Self::None => "none",
-        }
-    }
-
-    fn compression(self) -> Compression {
-        match self {
-            Self::Zstd => Compression::ZSTD(ZstdLevel::try_new(1).unwrap_or_default()),
-            Self::Snappy => Compression::SNAPPY,
-            Self::Lz4 => Compression::LZ4_RAW,
-            Self::None => Compression::UNCOMPRESSED,
-        }
-    }
-}
-
-impl std::str::FromStr for Codec {
-    type Err = elmo::spec::SpecError;
-
-    fn from_str(s: &str) -> Result<Self, Self::Err> {
-        [Self::Zstd, Self::Snappy, Self::Lz4, Self::None].into_iter().find(|codec| codec.as_str() == s).ok_or_else(
-            || elmo::spec::SpecError::Value { option: "compression", value: s.to_owned(), legal: Self::WORDS.to_vec() },
-        )
-    }
-}
-
-/// How rows are encoded; part of the identity of an output.
-#[derive(Debug, Clone)]
-pub struct Encoding {
-    /// The column with the vectors.
-    pub vectors: String,
-    /// What column chunks are packed with.
-    pub codec: Codec,
-    /// A row group ends when its rows, not encoded, have this many bytes.
-    pub row_group_bytes: u64,
-    /// Key-value pairs of the footer.
-    pub metadata: Vec<(String, String)>,
-}
-
-impl Encoding {
-    fn properties(&self, schema: &Schema) -> Result<WriterProperties, ParquetError> {
-        let footer = self.metadata.iter().map(|(k, v)| KeyValue::new(k.clone(), v.clone())).collect();
-        let properties = WriterProperties::builder()
-            .set_created_by(concat!("elmo version ", env!("CARGO_PKG_VERSION")).to_owned())
-            .set_key_value_metadata(Some(footer))
-            .set_compression(self.codec.compression())
-            .set_statistics_enabled(EnabledStatistics::Page)
-            // Row groups end where we flush, never in the middle of a unit.
-            .set_max_row_group_row_count(None);
-        let columns = ArrowSchemaConverter::new().convert(schema)?;
-        let vectors = columns.columns().iter().filter(|column| self.is_vector(column));
-        Ok(vectors.fold(properties, |properties, column| vector_column(properties, column)).build())
-    }
-
-    fn is_vector(&self, column: &ColumnDescriptor) -> bool {
-        column.physical_type() == Type::FLOAT && column.path().parts().first() == Some(&self.vectors)
-    }
-}
-
-fn vector_column(properties: WriterPropertiesBuilder, column: &ColumnDescriptor) -> WriterPropertiesBuilder {
-    properties
-        .set_column_encoding(column.path().clone(), PageEncoding::BYTE_STREAM_SPLIT)
-        .set_column_dictionary_enabled(column.path().clone(), false)
-        .set_column_statistics_enabled(column.path().clone(), EnabledStatistics::None)
-}
-
-/// What is known about a file that is there now.
+/// A file that is complete.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[must_use]
 pub struct Written {
@@ -125,14 +25,15 @@ pub struct Written {
     pub sha256: String,
 }
 
-/// Writes one file. It appears under its name in [`commit`](Self::commit), whole; if the writer is dropped before that,
-/// it never does.
+/// Writes one file, which appears complete when the writer is closed by [`create`](Self::create) or
+/// [`replace`](Self::replace), and never if the writer is dropped before.
 pub struct PartWriter {
     location: Location,
+    schema: SchemaRef,
     writer: AsyncArrowWriter<Upload>,
     units: Units,
     rows: u64,
-    /// Bytes in the row group that is open.
+    /// Bytes in the current row group, not encoded.
     group: u64,
     group_bytes: u64,
 }
@@ -144,7 +45,7 @@ impl std::fmt::Debug for PartWriter {
 }
 
 impl PartWriter {
-    /// Begins a file; one that is written again is `expected` to have the SHA-256 of the first time.
+    /// Begins a file.
     ///
     /// # Errors
     /// [`SinkError::Encode`] when Parquet has no type for a column.
@@ -152,20 +53,23 @@ impl PartWriter {
         location: Location,
         schema: &SchemaRef,
         encoding: &Encoding,
-        expected: Option<&str>,
+        buffering: Buffering,
     ) -> Result<Self, SinkError> {
         let failed = |e| error(&location, e);
         let properties = encoding.properties(schema).map_err(failed)?;
-        let upload = Upload::new(location.clone(), expected);
-        let writer = AsyncArrowWriter::try_new(upload, SchemaRef::clone(schema), Some(properties)).map_err(failed)?;
-        let group_bytes = encoding.row_group_bytes;
-        Ok(Self { location, writer, units: Units::default(), rows: 0, group: 0, group_bytes })
+        // The schema is appended to the footer together with the caller's pairs.
+        let options = ArrowWriterOptions::new().with_properties(properties).with_skip_arrow_metadata(true);
+        let upload = Upload::new(location.clone(), buffering);
+        let writer =
+            AsyncArrowWriter::try_new_with_options(upload, SchemaRef::clone(schema), options).map_err(failed)?;
+        let (schema, group_bytes) = (SchemaRef::clone(schema), encoding.row_group_bytes);
+        Ok(Self { location, schema, writer, units: Units::default(), rows: 0, group: 0, group_bytes })
     }
 
     /// Adds rows.
     ///
     /// # Errors
-    /// [`SinkError::Encode`] when they are not of the schema, [`SinkError::Store`] when the store fails.
+    /// [`SinkError::Encode`] when they do not match the schema, [`SinkError::Store`] when the store fails.
     pub async fn write(&mut self, batch: &RecordBatch) -> Result<(), SinkError> {
         self.rows += batch.num_rows() as u64;
         for unit in self.units.push(batch).map_err(|e| error(&self.location, e.into()))? {
@@ -184,34 +88,59 @@ impl PartWriter {
         Ok(())
     }
 
-    /// Finishes the file; it is there, and on the disk, when this returns, unless its SHA-256 is not the expected one:
-    /// then nothing appears, and the caller sees it by the hash.
+    /// Finishes the file, with these key-value pairs in its footer, and creates it by one conditional request. The file is
+    /// durable when this returns. The writer must hold the file as a whole ([`Buffering::Whole`]).
     ///
     /// # Errors
-    /// [`SinkError::Encode`] or [`SinkError::Store`] when the rest cannot be encoded or written. Then there is no file,
-    /// or, when only writing through to the disk failed, one that may not outlive a power cut.
-    pub async fn commit(mut self) -> Result<Written, SinkError> {
-        if let Err(error) = self.finish().await {
-            self.abort().await;
-            return Err(error);
-        }
-        let upload = self.writer.into_inner();
-        if upload.is_expected() {
-            // After a power cut a manifest entry must not outlive its file.
-            self.location.sync()?;
-        }
-        let (bytes, sha256) = upload.seal();
-        Ok(Written { rows: self.rows, bytes, sha256 })
+    /// [`SinkError::Exists`] when another file has its name, unless it has the same bytes, as after a retry;
+    /// [`SinkError::Encode`] or [`SinkError::Store`] when the rest cannot be encoded or written.
+    pub async fn create(mut self, footer: &[(String, String)]) -> Result<Written, SinkError> {
+        self.finish(footer).await?;
+        let (rows, upload) = (self.rows, self.writer.into_inner());
+        let (bytes, sha256) = upload.digest();
+        publish::create(upload).await?;
+        Ok(Written { rows, bytes, sha256 })
     }
 
-    async fn finish(&mut self) -> Result<(), SinkError> {
+    /// Finishes the file, with these key-value pairs in its footer, and puts it in the place of one that a writer before us
+    /// may have left. The file is durable when this returns. If its SHA-256 is not the `expected` one, nothing is written,
+    /// which the caller detects by the digest.
+    ///
+    /// # Errors
+    /// The fence's, when the output belongs to another process; [`SinkError::Replaced`] when another process replaced the
+    /// file meanwhile; [`SinkError::Encode`] or [`SinkError::Store`] when the rest cannot be encoded or written. After an
+    /// error the file does not exist, or, when only syncing failed, may not survive a power failure.
+    pub async fn replace<F: Fence>(
+        mut self,
+        footer: &[(String, String)],
+        expected: Option<&str>,
+        fence: &F,
+    ) -> Result<Written, F::Error> {
+        if let Err(error) = self.finish(footer).await {
+            self.abort().await;
+            return Err(error.into());
+        }
+        let (rows, upload) = (self.rows, self.writer.into_inner());
+        let (bytes, sha256) = upload.digest();
+        if expected.is_none_or(|expected| expected == sha256) {
+            publish::replace(upload, fence).await?;
+        } else {
+            upload.abort().await;
+        }
+        Ok(Written { rows, bytes, sha256 })
+    }
+
+    async fn finish(&mut self, footer: &[(String, String)]) -> Result<(), SinkError> {
         if let Some(unit) = self.units.close().map_err(|e| error(&self.location, e.into()))? {
             self.encode(unit).await?;
+        }
+        for pair in encoding::footer(footer, &self.schema) {
+            self.writer.append_key_value_metadata(pair);
         }
         self.writer.finish().await.map(drop).map_err(|e| error(&self.location, e))
     }
 
-    /// Leaves nothing behind.
+    /// Discards the file, and the chunks of it that the store has.
     pub async fn abort(self) {
         self.writer.into_inner().abort().await;
     }
@@ -221,5 +150,73 @@ fn error(location: &Location, error: ParquetError) -> SinkError {
     match cause(error) {
         Ok(source) => StoreError::request("write", location, *source).into(),
         Err(reason) => SinkError::Encode { file: location.to_string(), reason },
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use arrow::array::{ArrayRef, Int64Array};
+    use object_store::memory::InMemory;
+    use parquet::{
+        arrow::ArrowWriter,
+        file::{metadata::KeyValue, properties::WriterProperties},
+    };
+
+    use super::*;
+    use crate::{sink::Codec, stores::Stores};
+
+    fn rows() -> RecordBatch {
+        RecordBatch::try_from_iter([("id", Arc::new(Int64Array::from_iter(0..100)) as ArrayRef)]).unwrap()
+    }
+
+    fn encoding() -> Encoding {
+        Encoding { vectors: "vector".into(), codec: Codec::Zstd, row_group_bytes: 1 << 20 }
+    }
+
+    async fn writer(location: &Location, rows: &RecordBatch) -> PartWriter {
+        let schema = rows.schema();
+        let mut writer = PartWriter::new(location.clone(), &schema, &encoding(), Buffering::Whole).unwrap();
+        writer.write(rows).await.unwrap();
+        writer
+    }
+
+    fn location() -> Location {
+        let stores = Stores::with_settings([]);
+        stores.insert("memory://x", Arc::new(InMemory::new()));
+        stores.locate("memory://x/out/00000.parquet").unwrap()
+    }
+
+    /// Pairs that are given at the end are where Arrow's writer puts those of its properties: before the schema.
+    #[tokio::test]
+    async fn the_footer_is_that_of_arrow_s_writer() {
+        let (location, rows, pairs) = (location(), rows(), [("b", "1"), ("a", "2")]);
+        let given = pairs.map(|(key, value)| (key.to_owned(), value.to_owned()));
+        let written = writer(&location, &rows).await.create(&given).await.unwrap();
+        let bytes = location.get().await.unwrap().unwrap();
+
+        let properties = encoding().properties(&rows.schema()).unwrap();
+        let pairs = pairs.map(|(key, value)| KeyValue::new(key.to_owned(), value.to_owned()));
+        let properties =
+            WriterProperties::into_builder(properties).set_key_value_metadata(Some(pairs.to_vec())).build();
+        let mut arrow = ArrowWriter::try_new(Vec::new(), rows.schema(), Some(properties)).unwrap();
+        arrow.write(&rows).unwrap();
+        assert!(bytes == arrow.into_inner().unwrap());
+        assert_eq!((written.rows, written.bytes), (100, bytes.len() as u64));
+    }
+
+    #[tokio::test]
+    async fn a_file_is_created_once() {
+        let (location, rows) = (location(), rows());
+        let [first, again, other, dropped] = [100, 100, 99, 98].map(|count| rows.slice(0, count));
+        let first = writer(&location, &first).await.create(&[]).await.unwrap();
+        // As after an attempt whose answer was lost.
+        assert_eq!(writer(&location, &again).await.create(&[]).await.unwrap(), first);
+        let error = writer(&location, &other).await.create(&[]).await.unwrap_err();
+        assert!(matches!(error, SinkError::Exists { .. }), "{error}");
+        assert_eq!(error.to_string(), "memory://x/out/00000.parquet exists");
+        drop(writer(&location.child("never"), &dropped).await);
+        assert!(location.child("never").head().await.unwrap().is_none());
     }
 }

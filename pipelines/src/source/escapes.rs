@@ -65,6 +65,11 @@ impl Escapes {
         out.extend_from_slice(rest);
     }
 
+    /// The beginning of an escape whose end has not come.
+    pub(super) fn open(&self) -> &[u8] {
+        &self.open
+    }
+
     /// There are no more pieces: what is open is no pair.
     pub(super) fn finish(&mut self, out: &mut Vec<u8>) {
         out.append(&mut self.open);

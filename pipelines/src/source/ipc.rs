@@ -12,7 +12,7 @@ use arrow::{
     ipc::{self, MessageHeader, reader::StreamDecoder},
 };
 
-use super::decode::Decode;
+use super::{decode::Decode, reason::own};
 
 const MAGIC: &[u8] = b"ARROW1";
 const CONTINUATION: [u8; 4] = [0xff; 4];
@@ -193,7 +193,7 @@ impl Decode for Ipc {
 }
 
 fn invalid(what: &str) -> ArrowError {
-    ArrowError::IpcError(what.to_owned())
+    own(what)
 }
 
 /// Reads the length of the next message from eight bytes; before format version 5 there was no continuation marker.

@@ -8,7 +8,10 @@ use arrow::{
     error::ArrowError,
 };
 
-use super::decode::{Decode, ROW_BYTES_MAX};
+use super::{
+    decode::{Decode, MAX_ROW_BYTES},
+    reason::own,
+};
 
 /// Rows are handed on when they have this many bytes; a longer line comes alone.
 const BATCH_BYTES: usize = 1 << 20;
@@ -57,8 +60,8 @@ impl Decode for Lines {
             let rest = &bytes[used..];
             let end = rest.iter().position(|&b| b == b'\n');
             let line = &rest[..end.unwrap_or(rest.len())];
-            if self.open.len() + line.len() > ROW_BYTES_MAX {
-                return Err(ArrowError::ParseError(format!("the line is longer than {ROW_BYTES_MAX} bytes")));
+            if self.open.len() + line.len() > MAX_ROW_BYTES {
+                return Err(own(format!("the line is longer than {MAX_ROW_BYTES} bytes")));
             }
             self.open.extend_from_slice(line);
             used += line.len();

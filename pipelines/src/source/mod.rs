@@ -12,19 +12,21 @@
 mod bytes;
 mod contain;
 mod count;
+mod csv;
 mod decode;
 mod escapes;
 mod format;
 mod ipc;
+mod json;
 mod lines;
 mod list;
+mod lossless;
 pub(crate) mod parquet;
 mod plan;
 pub(crate) mod reason;
 mod rows;
 mod schema;
 mod types;
-mod written;
 
 use thiserror::Error;
 
@@ -34,6 +36,7 @@ use crate::{
 };
 
 pub(crate) use self::format::of_name;
+use self::reason::Reason;
 pub use self::{
     count::Counted,
     format::{Compression, Format},
@@ -195,12 +198,12 @@ fn hint(nearest: &Option<String>) -> String {
 /// Whether the file as a whole is damaged, not a row of it: packed data, and files that programs alone write.
 fn is_damage(file: &str, reason: &str) -> bool {
     let is_binary = matches!(format::of_name(file), Some((Format::Parquet | Format::Arrow, _)));
-    reason.contains("packed data") || (is_binary && !reason.starts_with("Cast error"))
+    reason.contains("packed data") || (is_binary && !reason.contains("Cast error"))
 }
 
 impl SourceError {
-    pub(crate) fn malformed(file: &InputFile, row: u64, reason: impl ToString) -> Self {
-        Self::Malformed { file: file.to_string(), row, reason: reason::without_data(&reason.to_string()) }
+    pub(crate) fn malformed(file: &InputFile, row: u64, reason: impl Into<Reason>) -> Self {
+        Self::Malformed { file: file.to_string(), row, reason: reason.into().to_string() }
     }
 }
 

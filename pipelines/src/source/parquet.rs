@@ -18,7 +18,7 @@ use parquet::{
     file::metadata::ParquetMetaData,
 };
 
-use super::{InputFile, SourceError, bytes::Opened, contain::contain_async, types};
+use super::{InputFile, SourceError, bytes::Opened, contain::contain_async, reason::without_data, types};
 use crate::stores::{
     StoreError,
     file::{StoreFile, cause},
@@ -121,7 +121,7 @@ fn batch_rows(metadata: &ParquetMetaData, mask: &ProjectionMask) -> usize {
 fn error(file: &InputFile, row: u64, error: ParquetError) -> SourceError {
     match (cause(error), &file.location) {
         (Ok(source), Some(location)) => StoreError::request("read", location, *source).into(),
-        (Ok(source), None) => SourceError::malformed(file, row, source),
-        (Err(reason), _) => SourceError::malformed(file, row, reason),
+        (Ok(source), None) => SourceError::malformed(file, row, source.to_string()),
+        (Err(reason), _) => SourceError::malformed(file, row, without_data(&reason)),
     }
 }

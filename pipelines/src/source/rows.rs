@@ -1,15 +1,17 @@
 //! All files as one sequence of rows.
 
-use std::sync::Arc;
+use std::{ops::Range, sync::Arc};
 
 use arrow::{
     array::{Array, ArrayRef, AsArray, RecordBatch, RecordBatchOptions, StringArray, UInt64Array, new_null_array},
     compute::{CastOptions, cast_with_options, take_record_batch},
-    datatypes::{DataType, Field},
+    datatypes::DataType,
     error::ArrowError,
 };
 
-use super::{Format, Plan, Position, SourceError, decode::Decoded, parquet, plan::FilePlan, written};
+use super::{
+    Format, Plan, Position, SourceError, decode::Decoded, lossless, parquet, plan::FilePlan, reason::in_column,
+};
 
 /// Consecutive rows of one file.
 #[derive(Debug, Clone)]
@@ -56,6 +58,8 @@ pub struct Rows {
     /// Rows to leave out before it: the reader stands at the start of the file.
     skip: u64,
     reader: Option<Reader>,
+    /// Why the next row cannot be read, when the rows before it came out.
+    failed: Option<SourceError>,
 }
 
 impl std::fmt::Debug for Rows {
@@ -67,7 +71,7 @@ impl std::fmt::Debug for Rows {
 impl Rows {
     /// Starts at `from`, which may be the end of a file.
     pub fn new(plan: Arc<Plan>, from: Position) -> Self {
-        Self { plan, next: from, skip: 0, reader: None }
+        Self { plan, next: from, skip: 0, reader: None, failed: None }
     }
 
     /// The row that comes next; behind the last one at the end.
@@ -103,7 +107,10 @@ impl Rows {
     /// [`SourceError::Malformed`] when the bytes are not what the format wants or a value does not fit its column's
     /// type, [`SourceError::Store`] when the store fails.
     pub async fn next(&mut self) -> Result<Option<Slice>, SourceError> {
-        let slice = self.next_slice().await;
+        let slice = match self.failed.take() {
+            Some(error) => Err(error),
+            None => self.next_slice().await,
+        };
         if slice.is_err() {
             // A reader that failed must not go on behind the row where it did.
             self.reader = None;
@@ -134,18 +141,32 @@ impl Rows {
     /// # Errors
     /// As [`Rows::next`].
     pub async fn buffered(&mut self) -> Result<Option<Slice>, SourceError> {
+        if let Some(error) = self.failed.take() {
+            return Err(error);
+        }
         let plan = Arc::clone(&self.plan);
         let (Some(file), Some(Reader::Decoded(reader))) = (plan.files.get(self.next.file), &mut self.reader) else {
             return Ok(None);
         };
-        let Some(batch) = reader.buffered(&file.file, self.next.row).await? else { return Ok(None) };
+        let Some(batch) = reader.buffered(&file.file).await? else { return Ok(None) };
         self.slice(&plan, file, &batch).map(Some)
     }
 
     fn slice(&mut self, plan: &Plan, file: &FilePlan, batch: &RecordBatch) -> Result<Slice, SourceError> {
         let start = self.next;
-        let shaped = shape(plan, file, start, batch).map_err(|e| misfit(plan, file, start, batch, e))?;
-        self.next.row += batch.num_rows() as u64;
+        let shaped = match shape(plan, file, start, batch) {
+            Ok(shaped) => shaped,
+            Err(whole) => {
+                let (row, error) = misfit(plan, file, start, batch, whole);
+                if row == 0 {
+                    return Err(error);
+                }
+                self.failed = Some(error);
+                let before = take_rows(batch, 0..row).and_then(|rows| shape(plan, file, start, &rows));
+                before.map_err(|e| SourceError::malformed(&file.file, start.row, e))?
+            }
+        };
+        self.next.row += shaped.len() as u64;
         Ok(shaped)
     }
 
@@ -159,10 +180,9 @@ impl Rows {
             }
         };
         loop {
-            let row = self.next.row;
             let batch = match reader {
-                Reader::Decoded(reader) => reader.next(&plan.file, row).await?,
-                Reader::Parquet(reader) => reader.next(&plan.file, row).await?,
+                Reader::Decoded(reader) => reader.next(&plan.file).await?,
+                Reader::Parquet(reader) => reader.next(&plan.file, self.next.row).await?,
             };
             let Some(batch) = batch else { return Ok(None) };
             let rows = batch.num_rows() as u64;
@@ -184,16 +204,15 @@ async fn open(plan: &FilePlan, row: u64) -> Result<(Reader, u64), SourceError> {
         let rows = parquet::Rows::open(&plan.file, &plan.read, row).await?;
         return Ok((Reader::Parquet(Box::new(rows)), 0));
     }
-    let decoded = Decoded::open(&plan.file, &plan.schema, &plan.read).await?;
+    let decoded = Decoded::open(plan).await?;
     Ok((Reader::Decoded(Box::new(decoded)), row))
 }
 
 fn shape(plan: &Plan, file: &FilePlan, start: Position, batch: &RecordBatch) -> Result<Slice, ArrowError> {
     let text = convert(batch.column(file.text), &plan.text)?;
     let targets = plan.kept().fields().iter().zip(&file.kept);
-    let named = |field: &Field, e: ArrowError| ArrowError::CastError(format!("column {:?}: {e}", field.name()));
     let columns = targets.map(|(field, place)| match place {
-        Some(place) => convert(batch.column(*place), field.data_type()).map_err(|e| named(field, e)),
+        Some(place) => convert(batch.column(*place), field.data_type()).map_err(|e| in_column(field.name(), &e)),
         None => Ok(new_null_array(field.data_type(), batch.num_rows())),
     });
     let options = RecordBatchOptions::new().with_row_count(Some(batch.num_rows()));
@@ -202,14 +221,17 @@ fn shape(plan: &Plan, file: &FilePlan, start: Position, batch: &RecordBatch) -> 
     Ok(Slice { start, text, kept })
 }
 
-/// Names the first row of a batch that does not fit.
-fn misfit(plan: &Plan, file: &FilePlan, start: Position, batch: &RecordBatch, whole: ArrowError) -> SourceError {
-    // Taken, not cut out: a cast looks at all items of a list, also those of other rows.
-    let alone = |row: u64| take_record_batch(batch, &UInt64Array::from(vec![row]));
-    let mut rows = (0..batch.num_rows() as u64).map(|row| (row, alone(row).and_then(|b| shape(plan, file, start, &b))));
-    let first = rows.find_map(|(row, shaped)| shaped.err().map(|error| (row, error)));
+/// The first row of a batch that does not fit, counted in the batch, and why.
+fn misfit(plan: &Plan, file: &FilePlan, start: Position, batch: &RecordBatch, whole: ArrowError) -> (u64, SourceError) {
+    let alone = |row: u64| take_rows(batch, row..row + 1).and_then(|rows| shape(plan, file, start, &rows));
+    let first = (0..batch.num_rows() as u64).find_map(|row| alone(row).err().map(|error| (row, error)));
     let (row, error) = first.unwrap_or((0, whole));
-    SourceError::malformed(&file.file, start.row + row, error)
+    (row, SourceError::malformed(&file.file, start.row + row, error))
+}
+
+/// Some rows of a batch. Copied, not cut out: a cast looks at all items of a list, also those of other rows.
+fn take_rows(batch: &RecordBatch, rows: Range<u64>) -> Result<RecordBatch, ArrowError> {
+    take_record_batch(batch, &UInt64Array::from_iter_values(rows))
 }
 
 /// Casts without loss; bytes that are no UTF-8 become strings with U+FFFD, as they are reported beside it.
@@ -223,7 +245,7 @@ pub(super) fn convert(column: &ArrayRef, target: &DataType) -> Result<ArrayRef, 
         (DataType::RunEndEncoded(_, value), target) => convert(&cast(column, value.data_type())?, target),
         _ => {
             let read = cast(column, target)?;
-            written::check(column, &read)?;
+            lossless::check(column, &read)?;
             Ok(read)
         }
     }
@@ -240,6 +262,8 @@ fn lossy(column: &ArrayRef) -> ArrayRef {
 
 #[cfg(test)]
 mod tests {
+    use arrow::datatypes::Field;
+
     use super::*;
     use crate::source::{InputFile, Request, types};
 

@@ -22,13 +22,15 @@ use tokio::io::AsyncBufReadExt;
 use super::{
     Format, InputFile, KeptTypes, SourceError,
     bytes::{self, Bytes, Taken},
-    decode::{Decode, csv_decoder},
+    csv::decoder as csv_decoder,
+    decode::Decode,
     escapes::Escapes,
     ipc::Ipc,
-    lines, parquet,
-    reason::csv_row,
+    lines,
+    lossless::is_double,
+    parquet,
+    reason::{Broken, own},
     rows, types,
-    written::is_double,
 };
 
 /// Rows that guessing looks at, as in DataFusion.
@@ -77,19 +79,6 @@ async fn arrow_schema(file: &InputFile) -> Result<SchemaRef, SourceError> {
 struct Head<'a> {
     bytes: &'a [u8],
     all: bool,
-}
-
-/// A row that keeps from guessing.
-#[derive(Debug)]
-struct Broken {
-    row: u64,
-    reason: ArrowError,
-}
-
-impl From<ArrowError> for Broken {
-    fn from(reason: ArrowError) -> Self {
-        Self { row: csv_row(&reason).unwrap_or(0), reason }
-    }
 }
 
 /// `Ok(None)` asks for more bytes.
@@ -170,7 +159,7 @@ fn csv_rows(head: &Head<'_>) -> Result<Option<RecordBatch>, Broken> {
     let (names, _) = format.infer_schema(head.bytes, Some(0))?;
     let names = Arc::new(strings(&names));
     let read = |rows: usize| -> Result<csv::reader::Decoder, ArrowError> {
-        let mut decoder = csv_decoder(&names, (0..names.fields().len()).collect(), rows);
+        let mut decoder = csv_decoder(&names, (0..names.fields().len()).collect(), true, rows);
         let mut rest = head.bytes;
         while !rest.is_empty() && decoder.capacity() > 0 {
             rest = &rest[decoder.decode(rest)?..];
@@ -264,7 +253,7 @@ fn json_columns(bytes: &[u8]) -> Result<Vec<(String, Vec<Value>)>, Broken> {
     for (row, (line, text)) in lines.take(GUESS_ROWS).enumerate() {
         for (name, value) in json_row(text).map_err(|reason| Broken {
             row: row as u64,
-            reason: ArrowError::JsonError(format!("line {} of the file: {reason}", line + 1)),
+            reason: own(format!("Json error: line {} of the file: {reason}", line + 1)),
         })? {
             let place = *places.entry(name.clone()).or_insert(columns.len());
             if place == columns.len() {

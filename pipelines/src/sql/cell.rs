@@ -1,4 +1,4 @@
-//! A value in a cell of a table for people: vectors and long lists short.
+//! Formats values for table cells; abbreviates vectors and long lists.
 
 use arrow::{
     array::{Array, ArrayRef, AsArray, StringArray, StructArray},
@@ -7,14 +7,14 @@ use arrow::{
     util::display::{ArrayFormatter, FormatOptions},
 };
 
-/// Numbers of a vector that are shown when it has more than [`WHOLE`].
-const NUMBERS: usize = 2;
-/// Other items of a list that are shown when it has more than [`WHOLE`].
-const ITEMS: usize = 3;
-/// Lists of so few items are shown whole.
-const WHOLE: usize = 4;
+/// Lists of up to this many items are shown in full.
+const MAX_FULL_ITEMS: usize = 4;
+/// Numbers shown of a longer vector.
+const SHOWN_NUMBERS: usize = 2;
+/// Items shown of any other longer list.
+const SHOWN_ITEMS: usize = 3;
 
-/// The cells of a column, top to bottom.
+/// Formats the values of a column.
 pub(super) fn cells(column: &dyn Array) -> Result<StringArray, ArrowError> {
     (0..column.len()).map(|row| cell(column, row).map(Some)).collect()
 }
@@ -38,10 +38,10 @@ fn cell(column: &dyn Array, row: usize) -> Result<String, ArrowError> {
 
 /// `[0.12, -0.03, … 1024]`
 fn list(items: &ArrayRef) -> Result<String, ArrowError> {
-    let shown = match (items.len() <= WHOLE, items.data_type().is_floating()) {
+    let shown = match (items.len() <= MAX_FULL_ITEMS, items.data_type().is_floating()) {
         (true, _) => items.len(),
-        (false, true) => NUMBERS,
-        (false, false) => ITEMS,
+        (false, true) => SHOWN_NUMBERS,
+        (false, false) => SHOWN_ITEMS,
     };
     let mut parts: Vec<String> = (0..shown).map(|row| item(items, row)).collect::<Result<_, _>>()?;
     if shown < items.len() {
@@ -58,11 +58,11 @@ fn item(items: &ArrayRef, row: usize) -> Result<String, ArrowError> {
         DataType::Float64 => items.as_primitive::<Float64Type>().value(row),
         _ => return cell(items, row),
     };
-    Ok(short(number))
+    Ok(format_number(number))
 }
 
-/// Two places where that says something, else two digits.
-fn short(number: f64) -> String {
+/// Two decimal places; two significant digits for very small and very large numbers.
+fn format_number(number: f64) -> String {
     match number.abs() {
         size if size != 0.0 && !(0.005..1e6).contains(&size) => format!("{number:.1e}"),
         _ => format!("{number:.2}"),
@@ -99,7 +99,7 @@ mod tests {
 
     // Expected values are rounded by hand.
     #[test]
-    fn a_long_vector_is_its_beginning_and_its_length() {
+    fn a_long_vector_is_abbreviated() {
         let numbers: Vec<f32> = [0.1234, -0.0312].into_iter().chain(std::iter::repeat_n(9.0, 1022)).collect();
         assert_eq!(shown(&vectors(1024, numbers)), ["[0.12, -0.03, … 1024]"]);
         assert_eq!(shown(&vectors(2, vec![0.0, 0.00123, 2e7, -1.0])), ["[0.00, 1.2e-3]", "[2.0e7, -1.00]"]);
@@ -107,7 +107,7 @@ mod tests {
     }
 
     #[test]
-    fn lists_of_structs_are_shown_within() {
+    fn lists_of_structs_are_abbreviated() {
         let token: ArrayRef = Arc::new(StringArray::from(vec!["It", "rained", "all", "day", "."]));
         let start: ArrayRef = Arc::new(Int32Array::from(vec![Some(0), None, Some(10), Some(14), Some(17)]));
         let fields =
@@ -122,7 +122,7 @@ mod tests {
     }
 
     #[test]
-    fn other_values_are_whole() {
+    fn other_values_are_not_abbreviated() {
         assert_eq!(shown(&StringArray::from(vec![Some("a\nb"), None, Some("")])), ["a\nb", "NULL", ""]);
         assert_eq!(shown(&Float32Array::from(vec![0.123_456_7])), ["0.1234567"]);
     }

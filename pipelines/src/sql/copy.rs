@@ -1,5 +1,5 @@
-//! What the end of a COPY's target says: what it would say in FROM. DataFusion goes by its own list of endings, which knows
-//! no JSON lines and nothing packed.
+//! Derives the format and the compression of COPY from the extension of its target, as FROM does. DataFusion knows
+//! neither `.jsonl` nor compressed extensions.
 
 use std::io::ErrorKind;
 
@@ -13,79 +13,81 @@ use crate::{
     stores::{Location, Stores},
 };
 
-/// What COPY writes.
-const WRITTEN: [&str; 4] = ["ARROW", "CSV", "JSON", "PARQUET"];
+/// Formats that COPY writes.
+const COPY_FORMATS: [&str; 4] = ["ARROW", "CSV", "JSON", "PARQUET"];
 
-/// Completes a COPY, also one that is explained, and looks at its target.
+/// Checks the target of a COPY and adds the format and the compression; also below EXPLAIN.
 ///
 /// # Errors
-/// When the target is no URL that can be written to, or its name ends like a format that COPY does not write.
+/// If the target is not a valid URL or is a pattern, or if COPY does not write files with its extension.
 pub(super) fn complete(statement: &mut Statement, stores: &Stores) -> Result<()> {
     match statement {
         Statement::CopyTo(copy) => {
-            // A URL that is none is refused by us: DataFusion's words would repeat what is secret in it.
-            takes_files(&stores.locate(&copy.target)?)?;
-            // DataFusion takes it for a pattern, and writes a file of a random name.
+            // Rejects invalid URLs. DataFusion's error would contain the secrets in them.
+            check_writable(&stores.locate(&copy.target)?)?;
+            // DataFusion treats it as a pattern and writes a file with a random name.
             let is_pattern = |c| matches!(c, '*' | '[') || (c == '?' && !copy.target.contains("://"));
             if copy.target.contains(is_pattern) {
-                let message = format!("{}: COPY writes to one place, and this is a pattern", redact(&copy.target));
-                return Err(Error::usage(message, "give a name without *, ? and ["));
+                let message = format!("{}: the target of COPY must not be a pattern", redact(&copy.target));
+                return Err(Error::usage(message, "use a name without *, ? and ["));
             }
-            by_ending(copy)
+            set_format(copy)
         }
         Statement::Explain(explain) => complete(&mut explain.statement, stores),
         _ => Ok(()),
     }
 }
 
-/// Folders of the kernel take no new files and say that they are not there, upon which the store makes them, again and
-/// again.
-fn takes_files(target: &Location) -> Result<()> {
+/// Rejects folders such as `/proc`, which report a new file as not found. The local store would then create its folder
+/// and retry without end.
+fn check_writable(target: &Location) -> Result<()> {
     let Some(path) = target.local_path() else { return Ok(()) };
     let Some(folder) = path.ancestors().skip(1).find(|folder| folder.is_dir()) else { return Ok(()) };
     match tempfile::tempfile_in(folder) {
         Err(e) if e.kind() == ErrorKind::NotFound => Err(Error::io(&path, e)),
-        // What else is wrong is said by who writes.
+        // The writer reports other errors.
         _ => Ok(()),
     }
 }
 
-fn by_ending(copy: &mut CopyToStatement) -> Result<()> {
-    let named = of_name(&copy.target);
-    let packed = match copy.target.rsplit_once('.').map(|(_, ending)| ending.to_ascii_lowercase()).as_deref() {
+/// Sets the format and the compression from the extension, unless the statement specifies them.
+fn set_format(copy: &mut CopyToStatement) -> Result<()> {
+    let by_extension = of_name(&copy.target);
+    let compression = match copy.target.rsplit_once('.').map(|(_, extension)| extension.to_ascii_lowercase()).as_deref()
+    {
         Some("gz") => Some("gzip"),
         Some("zst") => Some("zstd"),
         _ => None,
     };
-    let format = match (&copy.stored_as, named) {
+    let format = match (&copy.stored_as, by_extension) {
         (Some(format), _) => match format.to_ascii_uppercase().as_str() {
             "JSONL" | "NDJSON" => "JSON".to_owned(),
-            format if WRITTEN.contains(&format) => format.to_owned(),
+            format if COPY_FORMATS.contains(&format) => format.to_owned(),
             _ => {
-                let message = format!("COPY … STORED AS {format}: no such kind of files, or none that is written");
-                return Err(Error::usage(message, format!("one of {}", WRITTEN.join(", "))));
+                let message = format!("COPY … STORED AS {format}: unknown file type, or one that cannot be written");
+                return Err(Error::usage(message, format!("use one of {}", COPY_FORMATS.join(", "))));
             }
         },
         (None, Some((Format::Csv, _))) => "CSV".to_owned(),
         (None, Some((Format::Json, _))) => "JSON".to_owned(),
-        (None, Some((Format::Text, _))) => return Err(not_written(&copy.target)),
-        // DataFusion's own: folders, and formats that pack their columns themselves.
-        (None, _) if packed.is_none() => return Ok(()),
-        (None, _) => return Err(not_written(&copy.target)),
+        (None, Some((Format::Text, _))) => return Err(unsupported_extension(&copy.target)),
+        // Left to DataFusion: folders, and formats with internal compression.
+        (None, _) if compression.is_none() => return Ok(()),
+        (None, _) => return Err(unsupported_extension(&copy.target)),
     };
-    let is_packed_whole = matches!(format.as_str(), "CSV" | "JSON");
+    let has_file_compression = matches!(format.as_str(), "CSV" | "JSON");
     copy.stored_as = Some(format);
-    let Some(word) = packed.filter(|_| is_packed_whole) else { return Ok(()) };
-    let says = |key: &str| ["compression", "format.compression"].iter().any(|there| key.eq_ignore_ascii_case(there));
-    if !copy.options.iter().any(|(key, _)| says(key)) {
-        copy.options.push(("format.compression".to_owned(), Value::SingleQuotedString(word.to_owned())));
+    let Some(codec) = compression.filter(|_| has_file_compression) else { return Ok(()) };
+    let is_compression = |key: &str| ["compression", "format.compression"].iter().any(|k| key.eq_ignore_ascii_case(k));
+    if !copy.options.iter().any(|(key, _)| is_compression(key)) {
+        copy.options.push(("format.compression".to_owned(), Value::SingleQuotedString(codec.to_owned())));
     }
     Ok(())
 }
 
-fn not_written(target: &str) -> Error {
+fn unsupported_extension(target: &str) -> Error {
     Error::usage(
-        format!("{}: COPY writes no such files", redact(target)),
-        "let the name end in .parquet, .arrow, .csv or .jsonl, the last two also with .gz or .zst, or say STORED AS",
+        format!("{}: COPY cannot write files with this extension", redact(target)),
+        "use .parquet, .arrow, .csv or .jsonl (the last two also with .gz or .zst), or add STORED AS",
     )
 }

@@ -1,4 +1,4 @@
-//! What DataFusion says went wrong, as an error of ours: whose fault it is, and what to do next.
+//! Converts DataFusion's errors to [`SqlError`]: a message without row values, an exit code and a hint.
 
 use std::{borrow::Cow, io::ErrorKind};
 
@@ -15,11 +15,11 @@ use crate::{
 #[derive(Debug, Error)]
 #[error("{message}")]
 pub struct SqlError {
-    /// What DataFusion said.
+    /// The message, without row values.
     pub message: String,
-    /// Whose fault it is.
+    /// The exit code.
     pub exit: Exit,
-    /// What to do next.
+    /// A hint for the user.
     pub help: Option<String>,
 }
 
@@ -33,93 +33,134 @@ impl Fault for SqlError {
     }
 }
 
-/// An error of a statement.
+/// Converts an error; for `map_err`.
 pub(crate) fn sql_error(error: DataFusionError) -> Error {
-    judged(&error)
+    to_sql_error(&error)
 }
 
-/// The same for a borrowed error.
-pub(crate) fn judged(error: &DataFusionError) -> Error {
-    let (exit, help) = judge(error.find_root());
+/// Converts a borrowed error.
+pub(crate) fn to_sql_error(error: &DataFusionError) -> Error {
+    let (exit, help) = classify(error.find_root());
     SqlError { message: message(error).into_owned(), exit, help: help.map(Cow::into_owned) }.into()
 }
 
-/// What is wrong, without the names that DataFusion has for its kinds of errors.
+/// The error's message without DataFusion's prefixes for error kinds, and without row values.
 pub(super) fn message(error: &DataFusionError) -> Cow<'_, str> {
     use DataFusionError as E;
     match error {
-        E::Plan(text) | E::Execution(text) | E::Configuration(text) => plain(text),
+        E::Plan(text) | E::Configuration(text) => coercion_reason(text),
+        E::Execution(text) => without_values(coercion_reason(text)),
         E::SQL(error, _) => match error.as_ref() {
             ParserError::ParserError(text) | ParserError::TokenizerError(text) => Cow::Borrowed(text),
             other => other.to_string().into(),
         },
-        E::External(error) => error.to_string().into(),
-        // Arrow's readers quote what they cannot read.
+        E::External(error) if is_own(error.as_ref()) => error.to_string().into(),
+        E::External(error) => without_values(without_excerpt(&error.to_string()).into()),
+        // Arrow and Parquet readers quote the values that they reject.
         E::ArrowError(error, _) => without_data(&error.to_string()).into(),
         E::ParquetError(error) => without_data(&error.to_string()).into(),
-        E::ObjectStore(error) if let Some(inner) = within_store(error) => message(inner),
+        E::ObjectStore(error) if let Some(inner) = wrapped_by_store(error) => message(inner),
         E::Context(_, error) | E::Diagnostic(_, error) => message(error),
         E::Shared(error) => message(error),
-        E::Internal(text) if is_no_arrow(text) => "no Arrow file or stream, or one that is cut short".into(),
+        E::Internal(text) if is_invalid_arrow(text) => "not an Arrow file or stream, or truncated".into(),
         E::Collection(errors) => errors.first().map_or("unknown".into(), message),
         other => other.strip_backtrace().into(),
     }
 }
 
-/// Of a call with wrong arguments, what the function says itself.
-fn plain(text: &str) -> Cow<'_, str> {
+/// The message of a function's own `coerce_types`, if the text contains one.
+fn coercion_reason(text: &str) -> Cow<'_, str> {
     let own = text.split_once("user-defined coercion failed with: Error during planning: ");
     own.map_or(text, |(_, own)| own.split_once(" No function matches").map_or(own, |(own, _)| own)).into()
 }
 
-/// Bytes that are no Arrow; DataFusion takes that for an error of its own.
-pub(super) fn is_no_arrow(text: &str) -> bool {
+/// Replaces the row values that functions of DataFusion quote in their errors, such as `Error parsing 'x' as time`.
+/// Keeps the errors of our own functions and those about tables, which quote names of the statement.
+fn without_values(text: Cow<'_, str>) -> Cow<'_, str> {
+    if let Some((before, _)) = text.split_once(DUPLICATE_KEY) {
+        return format!("{before}{DUPLICATE_KEY}\u{2026}").into();
+    }
+    let is_own = text.starts_with("elmo_") || text.starts_with("try_elmo_");
+    let is_about_table = ["exist", "exists"].iter().any(|end| text.trim_end_matches('.').ends_with(end));
+    match is_own || is_about_table {
+        true => text,
+        false => ['\'', '"', '`'].into_iter().fold(text.into_owned(), without_quotation).into(),
+    }
+}
+
+/// The error of `map` ends with a value that is not quoted.
+const DUPLICATE_KEY: &str = "duplicate key found: ";
+
+/// Replaces everything between the first opening and the last closing quote: a value may contain quotes itself.
+fn without_quotation(mut text: String, quote: char) -> String {
+    let quotes = || text.match_indices(quote).map(|(at, _)| at);
+    // An apostrophe stands between letters.
+    let opening = quotes().find(|at| !text[..*at].ends_with(char::is_alphanumeric));
+    let closing = quotes().rfind(|at| !text[at + 1..].starts_with(char::is_alphanumeric));
+    if let Some(open) = opening {
+        let close = closing.filter(|close| *close > open).unwrap_or(text.len());
+        text.replace_range(open + 1..close, "\u{2026}");
+    }
+    text
+}
+
+/// The first and the last line of a message: the regex parser shows the pattern between them.
+fn without_excerpt(text: &str) -> String {
+    let mut lines = text.lines();
+    let first = lines.next().unwrap_or_default();
+    lines.next_back().map_or_else(|| first.to_owned(), |last| format!("{first} {last}"))
+}
+
+/// Whether DataFusion rejected bytes as Arrow, which it reports as an internal error.
+pub(super) fn is_invalid_arrow(text: &str) -> bool {
     text.starts_with("Failed to parse Arrow file")
 }
 
-const OWN_ENDINGS: &str = "of a folder, files with the ending of their kind are taken, such as .json; name others by a pattern: 'logs/*.jsonl'";
+const FOLDER_HELP: &str = "a folder stands for its files with the default extension of the type, such as .json; use a \
+                           pattern for others: 'logs/*.jsonl'";
 
-/// Whose fault an error is.
-fn judge(root: &DataFusionError) -> (Exit, Option<Cow<'static, str>>) {
+/// The exit code and the hint for an error.
+fn classify(root: &DataFusionError) -> (Exit, Option<Cow<'static, str>>) {
     use DataFusionError as E;
     match root {
-        E::Plan(text) if text.contains("Cannot infer schema from an empty") => (Exit::Usage, Some(OWN_ENDINGS.into())),
+        E::Plan(text) if text.contains("Cannot infer schema from an empty") => (Exit::Usage, Some(FOLDER_HELP.into())),
         E::SQL(..) | E::Plan(_) | E::SchemaError(..) | E::Configuration(_) | E::NotImplemented(_) => {
             (Exit::Usage, None)
         }
-        E::ObjectStore(error) if let Some(inner) = within_store(error) => judge(inner.find_root()),
-        E::IoError(error) if is_of_contents(error) => (Exit::Input, None),
-        E::ParquetError(error) if is_of_store(error.as_ref()) => (Exit::Storage, None),
+        E::ObjectStore(error) if let Some(inner) = wrapped_by_store(error) => classify(inner.find_root()),
+        E::IoError(error) if is_invalid_data(error) => (Exit::Input, None),
+        E::ParquetError(error) if is_caused_by_store(error.as_ref()) => (Exit::Storage, None),
         E::ObjectStore(_) | E::IoError(_) => (Exit::Storage, None),
         E::ResourcesExhausted(_) => (
             Exit::Failed,
-            Some("give more by --memory-limit, or fewer rows at once by SET datafusion.execution.batch_size".into()),
+            Some("increase --memory-limit, or reduce the batch size with SET datafusion.execution.batch_size".into()),
         ),
-        E::Internal(_) => (Exit::Failed, Some("this is a defect; please report it with the statement".into())),
+        E::Internal(_) => (Exit::Failed, Some("this is a bug; please report it with the statement".into())),
         E::ArrowError(error, _) if let ArrowError::IoError(_, error) = error.as_ref() => {
-            (if is_of_contents(error) { Exit::Input } else { Exit::Storage }, None)
+            (if is_invalid_data(error) { Exit::Input } else { Exit::Storage }, None)
         }
-        E::External(inner) => of_external(inner.as_ref()),
+        E::External(inner) => classify_external(inner.as_ref()),
         _ => (Exit::Input, None),
     }
 }
 
-/// Whether what was read is wrong, a packed file that is torn say, and not the disk or the store.
-pub(super) fn is_of_contents(error: &std::io::Error) -> bool {
+/// Whether the content of a file is invalid, such as a truncated compressed stream, as opposed to a failing disk or
+/// store.
+pub(super) fn is_invalid_data(error: &std::io::Error) -> bool {
     use ErrorKind::{InvalidData, InvalidInput, Other, UnexpectedEof};
     match error.kind() {
         InvalidData | InvalidInput | UnexpectedEof => true,
-        // Those who unpack have no kind for it.
-        Other => !is_of_store(error),
+        // Decompressors report invalid streams as `Other`.
+        Other => !is_caused_by_store(error),
         _ => false,
     }
 }
 
 type AnyError = dyn std::error::Error + 'static;
 
-/// Whether a store's error is at the bottom of another.
-pub(super) fn is_of_store(error: &AnyError) -> bool {
-    /// An I/O error skips the one that it was made of.
+/// Whether an error has an error of an object store among its sources.
+pub(super) fn is_caused_by_store(error: &AnyError) -> bool {
+    /// The next source. [`std::io::Error::source`] skips the error that it wraps.
     fn below(error: &AnyError) -> Option<&AnyError> {
         match error.downcast_ref::<std::io::Error>() {
             Some(error) => error.get_ref().map(|inner| inner as &AnyError),
@@ -129,14 +170,28 @@ pub(super) fn is_of_store(error: &AnyError) -> bool {
     std::iter::successors(Some(error), |error| below(*error)).any(|error| error.is::<object_store::Error>())
 }
 
-/// What went wrong with the bytes that a store gave, which DataFusion says is an error of the store.
-pub(super) fn within_store(error: &object_store::Error) -> Option<&DataFusionError> {
+/// The error that DataFusion wrapped in an error of an object store: decoding the bytes failed, not the store.
+pub(super) fn wrapped_by_store(error: &object_store::Error) -> Option<&DataFusionError> {
     let object_store::Error::Generic { source, .. } = error else { return None };
     source.downcast_ref()
 }
 
-/// An error of ours that DataFusion carried. One that an executor of a cluster sent is an [`Error`] already.
-fn of_external(error: &(dyn std::error::Error + Send + Sync + 'static)) -> (Exit, Option<Cow<'static, str>>) {
+/// Wraps an error of this crate for DataFusion.
+pub(super) fn external(error: impl std::error::Error + Send + Sync + 'static) -> DataFusionError {
+    DataFusionError::External(Box::new(error))
+}
+
+/// Whether an external error is one of our types, whose messages contain no row values.
+fn is_own(error: &AnyError) -> bool {
+    error.is::<Error>()
+        || error.is::<elmo_udfs::ModelFailed>()
+        || error.is::<elmo::Error>()
+        || error.is::<SourceError>()
+        || error.is::<StoreError>()
+}
+
+/// The exit code and the hint for an external error. Errors that an executor of a cluster sent are [`Error`]s.
+fn classify_external(error: &AnyError) -> (Exit, Option<Cow<'static, str>>) {
     if let Some(error) = error.downcast_ref::<Error>() {
         return (error.exit(), error.help().map(Cow::Owned));
     }
@@ -160,25 +215,25 @@ mod tests {
 
     use super::*;
 
-    fn said(error: DataFusionError) -> (String, Exit) {
+    fn converted(error: DataFusionError) -> (String, Exit) {
         let error = sql_error(error);
         (error.to_string(), error.exit())
     }
 
     #[test]
-    fn the_innermost_error_is_said_and_judged() {
+    fn the_root_error_gives_message_and_exit_code() {
         let plan = || DataFusionError::Plan("elmo_embed: no".into());
-        assert_eq!(said(plan()), ("elmo_embed: no".into(), Exit::Usage));
+        assert_eq!(converted(plan()), ("elmo_embed: no".into(), Exit::Usage));
         let deep = DataFusionError::Shared(Arc::new(plan().context("type_coercion").context("analyzer")));
-        assert_eq!(said(deep), ("elmo_embed: no".into(), Exit::Usage));
+        assert_eq!(converted(deep), ("elmo_embed: no".into(), Exit::Usage));
         let model = elmo::Error::Closed;
         let text = model.to_string();
-        assert_eq!(said(DataFusionError::External(Box::new(model))), (text, Exit::Failed));
+        assert_eq!(converted(DataFusionError::External(Box::new(model))), (text, Exit::Failed));
     }
 
-    /// A store that does not answer is no broken file, whoever read from it.
+    /// A store that does not answer is a storage error, whichever reader reports it.
     #[test]
-    fn stores_and_what_they_hold_are_told_apart() {
+    fn errors_of_stores_differ_from_errors_of_contents() {
         let store = || object_store::Error::Generic { store: "S3", source: "timed out".into() };
         let contents = || io::Error::other("Unknown frame descriptor");
         let read = |error: io::Error| DataFusionError::from(ArrowError::IoError("read".into(), error));
@@ -194,14 +249,36 @@ mod tests {
             (wrapped(DataFusionError::from(contents())), Exit::Input),
         ] {
             let text = error.to_string();
-            assert_eq!(said(error).1, exit, "{text}");
+            assert_eq!(converted(error).1, exit, "{text}");
         }
     }
 
+    /// The messages are those of `datafusion-functions` 55.2.
     #[test]
-    fn a_function_speaks_for_itself() {
+    fn values_are_replaced_and_names_are_kept() {
+        for (text, expected) in [
+            (
+                "Error parsing 'my: secret' as time. Tried formats: [\"%H:%M\"]",
+                "Error parsing '…' as time. Tried formats: [\"…\"]",
+            ),
+            ("Error parsing timestamp from 'it's' using format '%Y': input", "Error parsing timestamp from '…': input"),
+            ("map key must be unique, duplicate key found: exists", "map key must be unique, duplicate key found: …"),
+            ("Date part 'secret", "Date part '…"),
+            ("Can't compute it", "Can't compute it"),
+            ("Table 'reviews' doesn't exist.", "Table 'reviews' doesn't exist."),
+            ("elmo_word: no value \"sum\"", "elmo_word: no value \"sum\""),
+        ] {
+            assert_eq!(converted(DataFusionError::Execution(text.into())).0, expected);
+        }
+        let regex = "regex parse error:\n    (?secret)b\n      ^\nerror: unrecognized flag";
+        let regex = DataFusionError::External(regex.into());
+        assert_eq!(converted(regex).0, "regex parse error: error: unrecognized flag");
+    }
+
+    #[test]
+    fn a_message_of_coerce_types_is_kept() {
         let text = "Execution error: Function 'f' user-defined coercion failed with: Error during planning: f: text is a \
                     string, not Int64. No function matches the given name and argument types 'f(Int64)'.";
-        assert_eq!(said(DataFusionError::Plan(text.into())).0, "f: text is a string, not Int64.");
+        assert_eq!(converted(DataFusionError::Plan(text.into())).0, "f: text is a string, not Int64.");
     }
 }

@@ -1,7 +1,7 @@
 //! Files, folders, patterns and URLs as tables: `SELECT … FROM 's3://bucket/reviews/*.parquet'`.
 //!
-//! What a name means is what it means to `elmo embed`. Parquet, CSV, JSON and Arrow are read by DataFusion, which reads
-//! only what a query needs; lines of text, which it does not know, by [`super::lines`].
+//! Names are resolved as by `elmo embed`. Parquet, CSV, JSON and Arrow files become DataFusion's [`ListingTable`]s,
+//! with projection and filter pushdown; text files become [`super::lines`] tables.
 
 use std::{
     collections::HashMap,
@@ -28,17 +28,17 @@ use object_store::ObjectStore;
 use parking_lot::RwLock;
 use url::Url;
 
-use super::{lines::LinesTable, readers::named};
+use super::{error::external, file_errors::with_file_name, lines::LinesTable};
 use crate::{
     source::{Compression, Format, InputFile, SourceError, list, of_name},
     stores::{Location, Stores},
 };
 
-/// The stores of elmo, for DataFusion: opened when a query first names them, with the credentials of the environment.
+/// Makes [`Stores`] available to DataFusion. A store is opened on first use, with credentials from the environment.
 #[derive(Debug)]
-pub(crate) struct Registry(pub(crate) Stores);
+pub(crate) struct StoreRegistry(pub(crate) Stores);
 
-impl ObjectStoreRegistry for Registry {
+impl ObjectStoreRegistry for StoreRegistry {
     fn register_store(&self, url: &Url, store: Arc<dyn ObjectStore>) -> Option<Arc<dyn ObjectStore>> {
         self.0.insert(url.as_str(), store);
         None
@@ -49,45 +49,45 @@ impl ObjectStoreRegistry for Registry {
     }
 }
 
-/// Makes tables of names that no table has.
+/// Resolves table names that are not in the catalog as files.
 #[derive(Debug)]
-pub(super) struct Files {
+pub(super) struct FileTables {
     stores: Stores,
-    /// The session they are for; known only when it is there.
+    /// Set after the session has been built, as the session owns `self`.
     session: OnceLock<Weak<RwLock<SessionState>>>,
 }
 
-impl Files {
+impl FileTables {
     pub(super) fn new(stores: &Stores) -> Self {
         Self { stores: stores.clone(), session: OnceLock::new() }
     }
 
-    pub(super) fn belong_to(&self, session: Weak<RwLock<SessionState>>) {
-        // Said once, when the session is made.
+    pub(super) fn set_session(&self, session: Weak<RwLock<SessionState>>) {
+        // Called once per session.
         let _ = self.session.set(session);
     }
 
     async fn table(&self, address: &str) -> Result<Arc<dyn TableProvider>> {
-        if let Some(format) = format_of_datafusion(address) {
-            return self.foreign(address, format).await;
+        if let Some(format) = datafusion_only_format(address) {
+            return self.datafusion_table(address, format).await;
         }
         let files = list(&self.stores, &[address.to_owned()], None).await.map_err(external)?;
         let Some(first) = files.first() else {
-            return Err(DataFusionError::Plan(format!("{address}: no file has this name")));
+            return Err(DataFusionError::Plan(format!("{address}: file not found")));
         };
         if let Some(other) = files.iter().find(|file| kind(file) != kind(first)) {
             return Err(DataFusionError::Plan(format!(
-                "{address}: a table has files of one kind, and {first} and {other} differ; name them by a pattern such \
-                 as '*.parquet'"
+                "{address}: the files of a table must have one format and compression, and {first} and {other} differ; \
+                 use a pattern such as '*.parquet'"
             )));
         }
         if first.format == Format::Text {
-            return LinesTable::of(files).await;
+            return LinesTable::try_new(files).await;
         }
-        // DataFusion takes a file without a byte for one without rows.
+        // DataFusion reads a file of zero bytes as a table without rows.
         let magic = matches!(first.format, Format::Parquet | Format::Arrow);
         if let Some(empty) = files.iter().find(|file| magic && file.size == 0) {
-            let reason = "the file is empty, and so not of its format".to_owned();
+            let reason = "the file is empty, which is not valid in this format".to_owned();
             return Err(external(SourceError::Malformed { file: empty.to_string(), row: 0, reason }));
         }
         self.listing(&files).await
@@ -96,10 +96,10 @@ impl Files {
     fn state(&self) -> Result<SessionState> {
         let session = self.session.get().and_then(Weak::upgrade);
         let state = session.map(|session| session.read().clone());
-        state.ok_or_else(|| DataFusionError::Internal("the session of a table is gone".to_owned()))
+        state.ok_or_else(|| DataFusionError::Internal("the session was dropped".to_owned()))
     }
 
-    /// A table of files that are listed by name. DataFusion would take the first file's columns for those of all.
+    /// A table of the given files, with their merged schema. DataFusion would use the schema of the first file.
     async fn listing(&self, files: &[InputFile]) -> Result<Arc<dyn TableProvider>> {
         let state = self.state()?;
         let (format, compression) = files.first().map_or((Format::Text, Compression::None), kind);
@@ -109,40 +109,42 @@ impl Files {
         for file in files {
             let Some(location) = &file.location else { continue };
             let url = listing_url(location)?;
-            let schema = options.infer_schema(&state, &url).await.map_err(|error| named(error, &file.to_string()))?;
+            let schema =
+                options.infer_schema(&state, &url).await.map_err(|error| with_file_name(error, &file.to_string()))?;
             schemas.push((file.to_string(), schema));
             urls.push(url);
         }
-        let schema = merged(format, &schemas)?;
+        let schema = merge_schemas(format, &schemas)?;
         let config = ListingTableConfig::new_with_multi_paths(urls).with_listing_options(options).with_schema(schema);
         Ok(Arc::new(ListingTable::try_new(config)?))
     }
 
-    /// What only DataFusion knows, as it lists it.
-    async fn foreign(&self, address: &str, format: Arc<dyn FileFormat>) -> Result<Arc<dyn TableProvider>> {
+    /// A table in a format that `elmo embed` does not read. DataFusion resolves the name.
+    async fn datafusion_table(&self, address: &str, format: Arc<dyn FileFormat>) -> Result<Arc<dyn TableProvider>> {
         let config = ListingTableConfig::new(ListingTableUrl::parse(address)?);
         let config = config.with_listing_options(listing_options(format)).infer_schema(&self.state()?).await;
-        let config = config.map_err(|error| named(error, address))?;
+        let config = config.map_err(|error| with_file_name(error, address))?;
         Ok(Arc::new(ListingTable::try_new(config)?))
     }
 }
 
-/// The files are known by their names, so no extension has to fit.
+/// Options without a file extension: the files are listed already.
 fn listing_options(format: Arc<dyn FileFormat>) -> ListingOptions {
     ListingOptions::new(format).with_file_extension("")
 }
 
-/// The columns of several files: by name, and in CSV, which DataFusion reads by place, in one order too. What a file says
-/// of a column beyond its type (which model made it) is kept where all of them say it.
-fn merged(format: Format, files: &[(String, SchemaRef)]) -> Result<SchemaRef> {
+/// Merges the schemas of several files by column name. CSV files, which DataFusion reads by position, must have the
+/// same columns in the same order. Field metadata, such as the model of a vector column, is kept if all files agree on
+/// it.
+fn merge_schemas(format: Format, files: &[(String, SchemaRef)]) -> Result<SchemaRef> {
     let Some((first, schema)) = files.first() else { return Ok(Arc::new(Schema::empty())) };
     let mut columns: Vec<Field> = schema.fields().iter().map(|field| field.as_ref().clone()).collect();
     for (file, schema) in files.iter().skip(1) {
         let names = |schema: &Schema| schema.fields().iter().map(|field| field.name().clone()).collect::<Vec<_>>();
         if format == Format::Csv && names(schema) != columns.iter().map(|c| c.name().clone()).collect::<Vec<_>>() {
             return Err(DataFusionError::Plan(format!(
-                "{first} and {file} have other columns, or the same in another order; read them one by one and join them \
-                 by UNION ALL BY NAME"
+                "{first} and {file} have different columns, or the same in another order; read them separately and \
+                 combine them with UNION ALL BY NAME"
             )));
         }
         for column in &mut columns {
@@ -150,9 +152,10 @@ fn merged(format: Format, files: &[(String, SchemaRef)]) -> Result<SchemaRef> {
                 column.set_nullable(true);
                 continue;
             };
-            let Some(both) = unified(format, column.data_type(), other.data_type()) else {
+            let Some(data_type) = common_type(format, column.data_type(), other.data_type()) else {
                 return Err(DataFusionError::Plan(format!(
-                    "the column {} is {} in {first} and {} in {file}; read them one by one and join them by UNION ALL",
+                    "the column {} is {} in {first} and {} in {file}; read them separately and combine them with \
+                     UNION ALL",
                     column.name(),
                     column.data_type(),
                     other.data_type()
@@ -161,7 +164,7 @@ fn merged(format: Format, files: &[(String, SchemaRef)]) -> Result<SchemaRef> {
             let metadata =
                 if column.metadata() == other.metadata() { column.metadata().clone() } else { HashMap::new() };
             let nullable = column.is_nullable() || other.is_nullable();
-            *column = Field::new(column.name(), both, nullable).with_metadata(metadata);
+            *column = Field::new(column.name(), data_type, nullable).with_metadata(metadata);
         }
         for field in schema.fields() {
             if columns.iter().all(|column| column.name() != field.name()) {
@@ -172,8 +175,8 @@ fn merged(format: Format, files: &[(String, SchemaRef)]) -> Result<SchemaRef> {
     Ok(Arc::new(Schema::new(columns)))
 }
 
-/// A type for both; types that were guessed from the first rows may be wider.
-fn unified(format: Format, a: &DataType, b: &DataType) -> Option<DataType> {
+/// A type for the values of both columns. Types that were inferred from the first rows are widened.
+fn common_type(format: Format, a: &DataType, b: &DataType) -> Option<DataType> {
     match (a, b) {
         _ if a == b => Some(a.clone()),
         (DataType::Null, other) | (other, DataType::Null) => Some(other.clone()),
@@ -188,33 +191,33 @@ fn unified(format: Format, a: &DataType, b: &DataType) -> Option<DataType> {
 }
 
 #[async_trait]
-impl UrlTableFactory for Files {
+impl UrlTableFactory for FileTables {
     async fn try_new(&self, name: &str) -> Result<Option<Arc<dyn TableProvider>>> {
-        // What looks like no path is the name of a table, unless a file has it.
-        let like_a_path = name.contains(['/', '*']) || of_name(name).is_some() || format_of_datafusion(name).is_some();
-        if !like_a_path && !Path::new(name).exists() {
+        // Anything else is a plain table name, unless a file has it.
+        let is_path = name.contains(['/', '*']) || of_name(name).is_some() || datafusion_only_format(name).is_some();
+        if !is_path && !Path::new(name).exists() {
             return Ok(None);
         }
         match self.table(name).await {
-            // A folder of something else, which only has the name of a table that is made.
-            Err(error) if !like_a_path && is_no_table(&error) => Ok(None),
+            // A folder without data files that has the same name as a table to be created.
+            Err(error) if !is_path && has_no_data_files(&error) => Ok(None),
             found => found.map(Some),
         }
     }
 }
 
-fn is_no_table(error: &DataFusionError) -> bool {
+fn has_no_data_files(error: &DataFusionError) -> bool {
     let DataFusionError::External(inner) = error else { return false };
     matches!(inner.downcast_ref(), Some(SourceError::Empty { .. }))
 }
 
 /// `CREATE EXTERNAL TABLE … STORED AS TEXT`
 #[async_trait]
-impl TableProviderFactory for Files {
+impl TableProviderFactory for FileTables {
     async fn create(&self, _: &dyn Session, command: &CreateExternalTable) -> Result<Arc<dyn TableProvider>> {
         if !command.schema.fields().is_empty() || !command.options.is_empty() {
             return Err(DataFusionError::Plan(
-                "STORED AS TEXT: lines have one column, text, and no options; leave out both".to_owned(),
+                "STORED AS TEXT takes no column list and no options; its only column is text".to_owned(),
             ));
         }
         let mut addresses = command.locations.clone();
@@ -222,7 +225,7 @@ impl TableProviderFactory for Files {
         let files = list(&self.stores, &addresses, None).await.map_err(external)?;
         match files.iter().find(|file| file.format != Format::Text) {
             Some(other) => Err(DataFusionError::Plan(format!("{other}: not a .txt file"))),
-            None => LinesTable::of(files).await,
+            None => LinesTable::try_new(files).await,
         }
     }
 }
@@ -231,24 +234,27 @@ fn kind(file: &InputFile) -> (Format, Compression) {
     (file.format, file.compression)
 }
 
-/// How DataFusion reads a format. What Parquet files say of their columns is kept.
+/// DataFusion's format for files. Keeps the field metadata of Parquet files.
 fn data_format(format: Format, compression: Compression) -> Result<Arc<dyn FileFormat>> {
-    let packed = match compression {
+    let compression = match compression {
         Compression::None => FileCompressionType::UNCOMPRESSED,
         Compression::Gzip => FileCompressionType::GZIP,
         Compression::Zstd => FileCompressionType::ZSTD,
     };
     Ok(match format {
-        Format::Text => return Err(DataFusionError::Internal("lines are read by us".to_owned())),
+        Format::Text => {
+            return Err(DataFusionError::Internal("text files have a table provider of their own".to_owned()));
+        }
         Format::Parquet => Arc::new(ParquetFormat::default().with_skip_metadata(false)),
-        Format::Csv => Arc::new(CsvFormat::default().with_has_header(true).with_file_compression_type(packed)),
-        Format::Json => Arc::new(JsonFormat::default().with_file_compression_type(packed)),
+        Format::Csv => Arc::new(CsvFormat::default().with_has_header(true).with_file_compression_type(compression)),
+        Format::Json => Arc::new(JsonFormat::default().with_file_compression_type(compression)),
         Format::Arrow => Arc::new(ArrowFormat),
     })
 }
 
-/// Endings that DataFusion knows and `elmo embed` does not: `.json` is what COPY calls its lines of JSON.
-fn format_of_datafusion(address: &str) -> Option<Arc<dyn FileFormat>> {
+/// The format of extensions that DataFusion reads and `elmo embed` does not. `.json` files are line-delimited, as COPY
+/// writes them.
+fn datafusion_only_format(address: &str) -> Option<Arc<dyn FileFormat>> {
     let (_, extension) = address.rsplit_once('.')?;
     match extension.to_ascii_lowercase().as_str() {
         "json" => Some(Arc::new(JsonFormat::default())),
@@ -257,12 +263,10 @@ fn format_of_datafusion(address: &str) -> Option<Arc<dyn FileFormat>> {
     }
 }
 
-/// The URL of one file; no character of its name is a pattern.
+/// The URL of a single file, without a glob.
 fn listing_url(location: &Location) -> Result<ListingTableUrl> {
-    let url = location.url().ok_or_else(|| DataFusionError::Plan(format!("{location}: no URL says this name")))?;
+    let url = location
+        .url()
+        .ok_or_else(|| DataFusionError::Plan(format!("{location}: the name cannot be written as a URL")))?;
     ListingTableUrl::try_new(url, None)
-}
-
-pub(super) fn external(error: impl std::error::Error + Send + Sync + 'static) -> DataFusionError {
-    DataFusionError::External(Box::new(error))
 }

@@ -1,4 +1,4 @@
-//! Lines of text as a table: a row per line, in one column `text`. DataFusion knows no such format.
+//! Text files as tables: a row per line, in one column `text`. DataFusion has no such format.
 
 use std::{fmt, sync::Arc};
 
@@ -21,18 +21,18 @@ use datafusion::{
     },
 };
 
-use super::files::external;
+use super::error::external;
 use crate::source::{InputFile, Plan, Position, Request, Rows, Slice, SourceError};
 
-/// Text files as a table.
+/// A table of text files.
 #[derive(Debug)]
 pub(super) struct LinesTable {
     exec: LinesExec,
 }
 
 impl LinesTable {
-    /// A table of these files, each checked.
-    pub(super) async fn of(files: Vec<InputFile>) -> Result<Arc<dyn TableProvider>> {
+    /// Creates a table. Fails if one of the files cannot be opened.
+    pub(super) async fn try_new(files: Vec<InputFile>) -> Result<Arc<dyn TableProvider>> {
         let mut all = Vec::new();
         for file in files {
             let name = file.to_string();
@@ -69,19 +69,18 @@ fn schema() -> Schema {
     Schema::new(vec![Field::new("text", DataType::Utf8View, true)])
 }
 
-/// A file of lines.
 #[derive(Debug, Clone)]
 struct LinesFile {
-    /// For messages.
+    /// The name in messages.
     name: String,
     plan: Arc<Plan>,
 }
 
-/// Reads text files, a partition each.
+/// Reads text files, one per partition.
 #[derive(Debug, Clone)]
 struct LinesExec {
     files: Vec<LinesFile>,
-    /// Whether somebody reads the lines, and does not only count them.
+    /// Whether the column `text` is projected. Without it, batches have a row count only.
     with_text: bool,
     properties: Arc<PlanProperties>,
 }
@@ -133,13 +132,13 @@ impl ExecutionPlan for LinesExec {
     fn execute(&self, partition: usize, _: Arc<TaskContext>) -> Result<SendableRecordBatchStream> {
         let Some(file) = self.files.get(partition).cloned() else { return internal_err!("no file {partition}") };
         let (schema, with_text) = (self.schema(), self.with_text);
-        let there = Arc::clone(&schema);
+        let batch_schema = Arc::clone(&schema);
         let rows = Rows::new(Arc::clone(&file.plan), Position::default());
         let batches = futures::stream::try_unfold(rows, move |mut rows| {
-            let (schema, file) = (Arc::clone(&there), file.name.clone());
+            let (schema, file) = (Arc::clone(&batch_schema), file.name.clone());
             async move {
                 let Some(slice) = rows.next().await.map_err(external)? else { return Ok(None) };
-                let columns = if with_text { vec![utf8(&slice, &file)?] } else { Vec::new() };
+                let columns = if with_text { vec![to_utf8_view(&slice, &file)?] } else { Vec::new() };
                 let count = RecordBatchOptions::new().with_row_count(Some(slice.len()));
                 Ok::<_, DataFusionError>(Some((RecordBatch::try_new_with_options(schema, columns, &count)?, rows)))
             }
@@ -148,8 +147,8 @@ impl ExecutionPlan for LinesExec {
     }
 }
 
-/// Lines as text. Other encodings are refused rather than read as NULL.
-fn utf8(slice: &Slice, file: &str) -> Result<ArrayRef> {
+/// Casts lines to strings. Invalid UTF-8 is an error rather than NULL.
+fn to_utf8_view(slice: &Slice, file: &str) -> Result<ArrayRef> {
     let strict = CastOptions { safe: false, ..CastOptions::default() };
     cast_with_options(&slice.text, &DataType::Utf8View, &strict).map_err(|_| {
         let lines = slice.text.as_binary_opt::<i32>();

@@ -1,25 +1,28 @@
-//! `elmo sql`: DataFusion with our functions, files and URLs as tables, and results in any format.
+//! `elmo sql`: a DataFusion session with the embedding functions, with files and URLs as tables, and with several
+//! result formats.
 //!
 //! ```text
-//! text -> statements -> plan -> batches -> Printer
+//! text -> statements -> logical plan -> physical plan -> batches -> Printer
 //! ```
 //!
-//! Built on DataFusion itself and not on `datafusion-cli`: that one brings the SDK of a cloud, an allocator and object
-//! stores of its own, where ours are to be the ones of `elmo embed`.
+//! It is built on DataFusion rather than on `datafusion-cli`, which depends on a cloud SDK and an allocator, and
+//! registers object stores of its own instead of those of `elmo embed`.
 
+mod atomic_write;
 mod cell;
+mod commit;
 mod copy;
 mod error;
+mod file_errors;
 mod files;
 mod lines;
 mod print;
-mod readers;
 mod remote;
 mod repl;
-mod staged;
-mod whole;
+mod run;
+mod staging;
 
-use std::{collections::HashMap, num::NonZeroUsize, sync::Arc, time::Duration};
+use std::{collections::HashMap, num::NonZeroUsize, sync::Arc};
 
 use datafusion::{
     catalog::DynamicFileCatalog,
@@ -32,12 +35,19 @@ use datafusion::{
         session_state::SessionStateBuilder,
     },
     logical_expr::{LogicalPlan, LogicalPlanBuilder},
-    physical_plan::{ExecutionPlan, execute_stream, metrics::MetricValue},
+    physical_plan::{ExecutionPlan, execute_stream},
     prelude::{SessionConfig, SessionContext},
 };
 use elmo_udfs::{ElmoSession, ModelSource, Statement};
-use futures::StreamExt;
 
+use self::{
+    atomic_write::{make_writes_atomic, partition_columns},
+    commit::CommitState,
+    file_errors::InferringFactory,
+    files::FileTables,
+    print::Printer,
+    run::{next_batch, write_results, written_rows},
+};
 pub use self::{
     error::SqlError,
     print::{Format, Out},
@@ -45,61 +55,60 @@ pub use self::{
     repl::{COMMANDS, Command, Repl, Typed, default_history},
 };
 #[cfg(not(feature = "cluster"))]
-use self::{error::sql_error, files::Registry};
+use self::{error::sql_error, files::StoreRegistry};
 #[cfg(feature = "cluster")]
 pub(crate) use self::{
-    error::{judged, sql_error},
-    files::Registry,
-    readers::{ELSEWHERE, naming_files},
+    error::{sql_error, to_sql_error},
+    file_errors::{CLUSTER_EXEC, name_files_in_errors},
+    files::StoreRegistry,
 };
-use self::{files::Files, print::Printer, readers::Guessing, staged::Commits};
 use crate::{
     error::{Error, Result},
     models::{LazyModel, ModelSpec},
-    report::{Progress, Snapshot},
+    report::Progress,
     stores::Stores,
 };
 
-/// What queries may use.
+/// Settings of a session.
 #[derive(Debug)]
 pub struct Settings {
-    /// Models by the name that SQL knows them by; the first is meant when a query names none.
+    /// Models by their SQL name. The first is the default.
     pub models: Vec<(String, ModelSpec)>,
     /// Never open a socket for a model.
     pub offline: bool,
-    /// Where and how the biLM runs.
+    /// Devices, precision and batch size of the biLM.
     pub engine: elmo::EmbedderSettings,
-    /// Processes that queries run on; `None` for this one.
+    /// Processes that run parts of queries; `None` to run everything in this process.
     pub remote: Option<Arc<dyn Remote>>,
-    /// Bytes that queries may hold before they spill to disk or give up; `None` for all there is.
+    /// Size of the memory pool in bytes; `None` for no limit. Operators spill to disk or fail when it is exhausted.
     pub memory_limit: Option<NonZeroUsize>,
 }
 
-/// How a result is shown.
+/// How a result is written.
 #[derive(Debug, Clone, Copy)]
 pub struct Show {
-    /// Its format.
+    /// The output format.
     pub format: Format,
-    /// Rows of a table.
+    /// Maximum number of rows in [`Format::Table`].
     pub max_rows: usize,
 }
 
-/// What became of a statement.
+/// The outcome of a statement.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Answer {
-    /// Rows that were written; `None` when the statement gives none.
+    /// Rows written; `None` for a statement without a result set.
     pub rows: Option<u64>,
-    /// There are more than the table shows.
+    /// Whether the result has more rows than the table shows.
     pub more: bool,
 }
 
-/// A session.
+/// A SQL session.
 #[derive(Clone)]
 pub struct Sql {
     context: SessionContext,
     stores: Stores,
     on_cluster: bool,
-    commits: Arc<Commits>,
+    commits: Arc<CommitState>,
 }
 
 impl std::fmt::Debug for Sql {
@@ -108,39 +117,38 @@ impl std::fmt::Debug for Sql {
     }
 }
 
-/// Largest users of memory that an error names.
-const NAMED_CONSUMERS: NonZeroUsize = NonZeroUsize::MIN.saturating_add(4);
-/// How often somebody who watches hears of it.
-const TICK: Duration = Duration::from_millis(250);
+/// Number of the largest memory consumers that an out-of-memory error lists.
+const LISTED_CONSUMERS: NonZeroUsize = NonZeroUsize::MIN.saturating_add(4);
 
-/// Settings of a session in one process.
+/// Configuration of a session without a cluster.
 fn session_config() -> SessionConfig {
-    whole_cells(SessionConfig::new().with_information_schema(true))
+    with_newlines_in_values(SessionConfig::new().with_information_schema(true))
 }
 
-/// A CSV file that is cut into parts would be cut within quoted cells of several lines, and nobody would say so.
-pub(crate) fn whole_cells(config: SessionConfig) -> SessionConfig {
+/// Reads CSV files without splitting them. A split at a newline inside a quoted cell would give wrong rows silently.
+pub(crate) fn with_newlines_in_values(config: SessionConfig) -> SessionConfig {
     config.set_bool("datafusion.catalog.newlines_in_values", true)
 }
 
 impl Sql {
-    /// A session; opens no model and asks no store. Needs a runtime with several threads.
+    /// Creates a session. Opens no model and accesses no store. Requires a multi-threaded Tokio runtime.
     ///
     /// # Errors
-    /// [`SqlError`] when DataFusion cannot be set up, for lack of a folder for temporary files say.
+    /// [`SqlError`] if DataFusion cannot be set up, for example without a temporary folder.
     pub fn new(settings: Settings, stores: &Stores) -> Result<Self> {
-        // What DataFusion remembers of files goes by their size and time, and stores tell times in whole seconds.
+        // DataFusion validates its caches by size and modification time, and object stores report times in whole
+        // seconds: a file replaced within a second would be served from the cache.
         let mut runtime = RuntimeEnvBuilder::new()
-            .with_object_store_registry(Arc::new(Registry(stores.clone())))
+            .with_object_store_registry(Arc::new(StoreRegistry(stores.clone())))
             .with_metadata_cache_limit(0)
             .with_object_list_cache_limit(0)
             .with_file_statistics_cache_limit(0);
         if let Some(bytes) = settings.memory_limit {
-            let pool = TrackConsumersPool::new(FairSpillPool::new(bytes.get()), NAMED_CONSUMERS);
+            let pool = TrackConsumersPool::new(FairSpillPool::new(bytes.get()), LISTED_CONSUMERS);
             runtime = runtime.with_memory_pool(Arc::new(pool));
         }
         let runtime = runtime.build_arc().map_err(sql_error)?;
-        let files = Arc::new(Files::new(stores));
+        let files = Arc::new(FileTables::new(stores));
         let remote = settings.remote.clone();
         let on_cluster = remote.is_some();
         let mut builder = SessionStateBuilder::new()
@@ -153,67 +161,67 @@ impl Sql {
         }
         let tables = builder.table_factories().get_or_insert_default();
         for factory in tables.values_mut() {
-            *factory = Arc::new(Guessing(Arc::clone(factory)));
+            *factory = Arc::new(InferringFactory(Arc::clone(factory)));
         }
         tables.insert("TEXT".to_owned(), Arc::clone(&files) as _);
         let context = SessionContext::new_with_state(builder.build());
         let tables = Arc::clone(context.state().catalog_list());
         context.register_catalog_list(Arc::new(DynamicFileCatalog::new(tables, Arc::clone(&files) as _)));
-        files.belong_to(context.state_weak_ref());
+        files.set_session(context.state_weak_ref());
         Ok(Self { context, stores: stores.clone(), on_cluster, commits: Arc::default() })
     }
 
-    /// Whether queries run elsewhere.
+    /// Whether parts of queries run on a cluster.
     pub fn is_on_cluster(&self) -> bool {
         self.on_cluster
     }
 
-    /// Lets no file of the running statement come into place from now on, so that it can be dropped; `false` where they do
-    /// so already, and it is to be waited for.
+    /// Prevents the running statement from committing files, so that its future can be dropped. Returns `false` if it
+    /// is committing already; the caller must then wait for it.
     pub fn stop(&self) -> bool {
-        self.commits.stop()
+        self.commits.cancel()
     }
 
-    /// The statements in a text.
+    /// Parses the statements in a text.
     ///
     /// # Errors
-    /// [`SqlError`] with line and column when one of them cannot be parsed.
+    /// [`SqlError`] with line and column if one of them is invalid.
     pub fn parse(&self, text: &str) -> Result<Vec<Statement>> {
         elmo_udfs::parse(&self.context, text).map_err(sql_error)
     }
 
-    /// Runs a statement and writes what it gives.
+    /// Runs a statement and writes its result.
     ///
     /// # Errors
-    /// [`SqlError`] when it cannot be planned or run, [`Error::BrokenPipe`] when nobody reads `out` any more,
-    /// [`Error::Failed`] when it cannot be written to.
-    pub async fn run(&self, mut statement: Statement, show: Show, watch: &dyn Progress, out: Out) -> Result<Answer> {
-        self.commits.start();
+    /// [`SqlError`] if it cannot be planned or executed, [`Error::BrokenPipe`] if the reader of `out` is gone,
+    /// [`Error::Failed`] if writing to `out` fails.
+    pub async fn run(&self, mut statement: Statement, show: Show, progress: &dyn Progress, out: Out) -> Result<Answer> {
+        self.commits.reset();
         copy::complete(&mut statement, &self.stores)?;
-        self.knows_kind(&mut statement)?;
+        self.check_file_type(&mut statement)?;
         let frame = elmo_udfs::run(&self.context, statement).await.map_err(sql_error)?;
-        // CREATE, SET and their like have been carried out by now.
+        // DDL and SET statements have been executed at this point; they have no result.
         if frame.schema().fields().is_empty() {
             return Ok(Answer { rows: None, more: false });
         }
         if show.format == Format::Parquet {
-            return self.parquet(frame, watch, out).await;
+            return self.write_parquet(frame, progress, out).await;
         }
-        let (plan, stream) = self.start(self.shortened(frame, show)?).await?;
+        let (plan, stream) = self.start(self.limit_to_table(frame, show)?).await?;
         let printer = Printer::new(show.format, stream.schema(), show.max_rows, out)?;
-        let answer = written(&plan, stream, printer, watch).await;
-        watch.finish();
+        let answer = write_results(&plan, stream, printer, progress).await;
+        progress.finish();
         answer
     }
 
-    /// Looks at the kind of files of a table that is to be made, also of one that is explained.
-    fn knows_kind(&self, statement: &mut Statement) -> Result<()> {
+    /// Validates and normalises the file type of CREATE EXTERNAL TABLE, also below EXPLAIN.
+    fn check_file_type(&self, statement: &mut Statement) -> Result<()> {
         let create = match statement {
             Statement::CreateExternalTable(create) => create,
-            Statement::Explain(explain) => return self.knows_kind(&mut explain.statement),
+            Statement::Explain(explain) => return self.check_file_type(&mut explain.statement),
             _ => return Ok(()),
         };
-        // As COPY calls it.
+        // The name that COPY uses.
         if ["jsonl", "ndjson"].iter().any(|name| create.file_type.eq_ignore_ascii_case(name)) {
             "JSON".clone_into(&mut create.file_type);
         }
@@ -221,26 +229,28 @@ impl Sql {
         if state.table_factories().contains_key(&create.file_type.to_ascii_uppercase()) {
             return Ok(());
         }
-        // NDJSON has a factory, and no format.
-        let mut kinds: Vec<_> = state.table_factories().keys().map(String::as_str).filter(|k| *k != "NDJSON").collect();
-        kinds.sort_unstable();
-        let message = format!("STORED AS {}: no such kind of files", create.file_type);
-        Err(Error::usage(message, format!("one of {}", kinds.join(", "))))
+        // NDJSON has a table factory but no file format.
+        let mut types: Vec<_> = state.table_factories().keys().map(String::as_str).filter(|k| *k != "NDJSON").collect();
+        types.sort_unstable();
+        let message = format!("STORED AS {}: unknown file type", create.file_type);
+        Err(Error::usage(message, format!("use one of {}", types.join(", "))))
     }
 
-    /// A cluster computes all rows before it gives the first: no more than a table shows, and one to know of more.
-    fn shortened(&self, frame: DataFrame, show: Show) -> Result<DataFrame> {
+    /// Adds a limit for table output on a cluster, which computes all rows before it returns the first. The limit is
+    /// one more than the table shows, to detect whether there are more.
+    fn limit_to_table(&self, frame: DataFrame, show: Show) -> Result<DataFrame> {
         use LogicalPlan::{Analyze, Copy, Dml, Explain};
         let is_query = !matches!(frame.logical_plan(), Explain(_) | Analyze(_) | Copy(_) | Dml(_));
         match self.on_cluster && show.format == Format::Table && is_query {
-            // More than that does not travel, and nobody reads it.
+            // Larger limits cannot be serialised.
             true if show.max_rows < u32::MAX as usize => frame.limit(0, Some(show.max_rows + 1)).map_err(sql_error),
             _ => Ok(frame),
         }
     }
 
-    /// Parquet as COPY writes it, by way of a temporary file: its footer comes last and its writer wants a store.
-    async fn parquet(&self, frame: DataFrame, watch: &dyn Progress, mut out: Out) -> Result<Answer> {
+    /// Writes the result as Parquet, as COPY would. The sink writes to an object store, so this goes through a
+    /// temporary file.
+    async fn write_parquet(&self, frame: DataFrame, progress: &dyn Progress, mut out: Out) -> Result<Answer> {
         let folder = tempfile::tempdir().map_err(|e| Error::io(&std::env::temp_dir(), e))?;
         let path = folder.path().join("result.parquet");
         let (state, input) = frame.into_parts();
@@ -248,7 +258,7 @@ impl Sql {
             input,
             LogicalPlan::Explain(_) | LogicalPlan::Analyze(_) | LogicalPlan::Copy(_) | LogicalPlan::Dml(_)
         ) {
-            return Err(Error::usage("only what a query selects can be written as Parquet", "show this as a table"));
+            return Err(Error::usage("only the result of a query can be written as Parquet", "use --format table"));
         }
         let factory = state.get_file_format_factory("parquet");
         let factory = factory.ok_or_else(|| Error::Failed("DataFusion was built without Parquet".to_owned()))?;
@@ -258,31 +268,32 @@ impl Sql {
         let frame = DataFrame::new(state, copy.map_err(sql_error)?);
         let (plan, mut stream) = self.start(frame).await?;
         let mut rows = 0;
-        while let Some(batch) = next(&plan, &mut stream, watch).await? {
-            rows += count_of(&batch);
+        while let Some(batch) = next_batch(&plan, &mut stream, progress).await? {
+            rows += written_rows(&batch);
         }
-        watch.finish();
+        progress.finish();
         let mut file = std::fs::File::open(&path).map_err(|e| Error::io(&path, e))?;
         std::io::copy(&mut file, &mut out).and_then(|_| out.flush()).map_err(print::io_failed)?;
         Ok(Answer { rows: Some(rows), more: false })
     }
 
+    /// Plans a query and starts its execution.
     async fn start(&self, frame: DataFrame) -> Result<(Arc<dyn ExecutionPlan>, SendableRecordBatchStream)> {
         let tasks = Arc::new(frame.task_ctx());
-        let folders = whole::folders(frame.logical_plan());
+        let partition_columns = partition_columns(frame.logical_plan());
         let (state, logical) = frame.into_parts();
         let planned = match state.create_physical_plan(&logical).await {
-            Err(error) => Err(readers::named_in_plan(error, &state, &logical).await),
+            Err(error) => Err(file_errors::name_file_of_plan_error(error, &state, &logical).await),
             planned => planned,
         };
-        let plan = planned.and_then(|plan| whole::or_nothing(plan, &folders, &self.commits));
-        let plan = plan.and_then(readers::naming_files);
+        let plan = planned.and_then(|plan| make_writes_atomic(plan, &partition_columns, &self.commits));
+        let plan = plan.and_then(file_errors::name_files_in_errors);
         let plan = plan.map_err(sql_error)?;
         let stream = execute_stream(Arc::clone(&plan), tasks).map_err(sql_error)?;
         Ok((plan, stream))
     }
 
-    /// Names that a user may want to type: functions, tables, and columns of tables.
+    /// Names for completion: functions, tables and their columns.
     pub(crate) async fn names(&self) -> Vec<String> {
         let state = self.context.state();
         let functions = state.scalar_functions().keys().chain(state.aggregate_functions().keys());
@@ -306,7 +317,7 @@ impl Sql {
     }
 }
 
-/// The models of a session, by name.
+/// The models of a session by name.
 fn models(settings: Settings, stores: &Stores) -> elmo_udfs::Models {
     let elsewhere = settings.remote.is_some();
     let Settings { models, offline, engine, .. } = settings;
@@ -318,72 +329,4 @@ fn models(settings: Settings, stores: &Stores) -> elmo_udfs::Models {
         (name, Arc::new(model) as Arc<dyn ModelSource>)
     });
     elmo_udfs::Models::lazy(default, lazy.collect::<Vec<_>>())
-}
-
-async fn written(
-    plan: &Arc<dyn ExecutionPlan>,
-    mut stream: SendableRecordBatchStream,
-    mut printer: Printer,
-    watch: &dyn Progress,
-) -> Result<Answer> {
-    let (mut rows, mut more) = (0, false);
-    while let Some(batch) = next(plan, &mut stream, watch).await? {
-        rows += batch.num_rows() as u64;
-        if !printer.write(&batch)? {
-            more = true;
-            break;
-        }
-    }
-    // What is left of a query that was answered in part stops here, before anybody waits for the printer.
-    drop(stream);
-    watch.finish();
-    printer.finish()?;
-    Ok(Answer { rows: Some(rows), more })
-}
-
-/// The next batch; tells whoever watches while it is awaited.
-async fn next(
-    plan: &Arc<dyn ExecutionPlan>,
-    stream: &mut SendableRecordBatchStream,
-    watch: &dyn Progress,
-) -> Result<Option<arrow::array::RecordBatch>> {
-    let mut tick = tokio::time::interval(TICK);
-    loop {
-        tokio::select! {
-            batch = stream.next() => return batch.transpose().map_err(sql_error),
-            _ = tick.tick() => {
-                if let Some(snapshot) = embedded(plan) {
-                    watch.update(&snapshot);
-                }
-            }
-        }
-    }
-}
-
-/// What the operators of a plan that embed have done so far; `None` in a plan without one.
-fn embedded(plan: &Arc<dyn ExecutionPlan>) -> Option<Snapshot> {
-    let below = plan.children().into_iter().filter_map(embedded);
-    let here = (plan.name() == elmo_udfs::plan::EXEC_NAME).then(|| {
-        let metrics = plan.metrics().unwrap_or_default();
-        let sum = |name: &str| metrics.sum_by_name(name).map_or(0, |value| value.as_usize() as u64);
-        let padded = metrics.iter().map(|metric| match metric.value() {
-            MetricValue::Ratio { name, ratio_metrics } if name == "padding_ratio" => ratio_metrics.total() as u64,
-            _ => 0,
-        });
-        let (rows, tokens) = (sum("rows_embedded"), sum("tokens"));
-        Snapshot { rows, tokens, padded_tokens: padded.sum(), ..Snapshot::default() }
-    });
-    below.chain(here).reduce(|a, b| Snapshot {
-        rows: a.rows + b.rows,
-        tokens: a.tokens + b.tokens,
-        padded_tokens: a.padded_tokens + b.padded_tokens,
-        ..a
-    })
-}
-
-/// COPY answers with one number.
-fn count_of(batch: &arrow::array::RecordBatch) -> u64 {
-    use arrow::{array::AsArray, datatypes::UInt64Type};
-    let counts = batch.columns().first().and_then(|column| column.as_primitive_opt::<UInt64Type>());
-    counts.map_or(0, |counts| counts.values().iter().sum())
 }

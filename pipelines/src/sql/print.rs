@@ -1,4 +1,4 @@
-//! Results on their way out: as a table for people, or in a format for programs.
+//! Result formats: a table for people, and CSV, JSON and Arrow for programs.
 
 use std::{
     io::{self, Write},
@@ -23,16 +23,16 @@ use elmo::spec::SpecError;
 use super::cell::cells;
 use crate::error::{Error, Result};
 
-/// How results are written.
+/// An output format.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Format {
-    /// Aligned, vectors short, the first rows only.
+    /// An aligned table of the first rows, with abbreviated vectors.
     Table,
-    /// With a header line; nested values as JSON.
+    /// CSV with a header; nested values as JSON.
     Csv,
-    /// One array of objects.
+    /// A JSON array of objects.
     Json,
-    /// An object per line.
+    /// A JSON object per line.
     Ndjson,
     /// The Arrow IPC stream.
     Arrow,
@@ -41,10 +41,10 @@ pub enum Format {
 }
 
 impl Format {
-    /// Every legal word.
+    /// The names of all formats.
     pub const WORDS: &'static [&'static str] = &["table", "csv", "json", "ndjson", "arrow", "parquet"];
 
-    /// Not for terminals, and one result only.
+    /// Whether the format is binary, and so holds one result and is not printed to terminals.
     pub fn is_binary(self) -> bool {
         matches!(self, Self::Arrow | Self::Parquet)
     }
@@ -66,7 +66,7 @@ impl FromStr for Format {
 
 /// Writes the batches of one result.
 pub(super) enum Printer {
-    Table { out: Out, schema: SchemaRef, batches: Vec<RecordBatch>, rows: usize, most: usize },
+    Table { out: Out, schema: SchemaRef, batches: Vec<RecordBatch>, rows: usize, max_rows: usize },
     Csv { writer: Box<csv::Writer<Out>>, schema: SchemaRef },
     Json(Writer<Out, JsonArray>),
     Ndjson(LineDelimitedWriter<Out>),
@@ -77,16 +77,17 @@ pub(super) enum Printer {
 pub type Out = Box<dyn Write + Send>;
 
 impl Printer {
-    /// A printer; a table shows `most` rows. Parquet is written by COPY, not here.
-    pub(super) fn new(format: Format, schema: SchemaRef, most: usize, out: Out) -> Result<Self> {
-        // Every object has every key.
+    /// Creates a printer; a table shows up to `max_rows` rows. [`Format::Parquet`] is written by COPY, not by a
+    /// printer.
+    pub(super) fn new(format: Format, schema: SchemaRef, max_rows: usize, out: Out) -> Result<Self> {
+        // Writes NULLs, so that every object has every key.
         let json = || WriterBuilder::new().with_explicit_nulls(true);
         Ok(match format {
-            Format::Table => Self::Table { out, schema, batches: Vec::new(), rows: 0, most },
+            Format::Table => Self::Table { out, schema, batches: Vec::new(), rows: 0, max_rows },
             Format::Csv => {
                 let mut writer = csv::WriterBuilder::new().build(out);
-                let schema = flat_schema(&schema);
-                // Without rows there is a header too.
+                let schema = csv_schema(&schema);
+                // Writes the header, also for a result without rows.
                 writer.write(&RecordBatch::new_empty(Arc::clone(&schema))).map_err(failed)?;
                 Self::Csv { writer: Box::new(writer), schema }
             }
@@ -96,16 +97,16 @@ impl Printer {
         })
     }
 
-    /// Takes a batch; `false` when no more rows are wanted.
+    /// Writes a batch. Returns `false` when the table is full.
     pub(super) fn write(&mut self, batch: &RecordBatch) -> Result<bool> {
         match self {
-            Self::Table { batches, rows, most, .. } => {
-                let taken = batch.num_rows().min(*most - *rows);
+            Self::Table { batches, rows, max_rows, .. } => {
+                let taken = batch.num_rows().min(*max_rows - *rows);
                 *rows += taken;
                 batches.push(batch.slice(0, taken));
                 return Ok(taken == batch.num_rows());
             }
-            Self::Csv { writer, schema } => writer.write(&flat(batch, schema).map_err(failed)?),
+            Self::Csv { writer, schema } => writer.write(&to_csv_batch(batch, schema).map_err(failed)?),
             Self::Json(writer) => writer.write(batch),
             Self::Ndjson(writer) => writer.write(batch),
             Self::Arrow(writer) => writer.write(batch),
@@ -114,11 +115,11 @@ impl Printer {
         Ok(true)
     }
 
-    /// Writes what is left.
+    /// Writes buffered rows and the end of the format, and flushes the output.
     pub(super) fn finish(self) -> Result<()> {
         let mut out = match self {
             Self::Table { mut out, schema, batches, .. } => {
-                let table = table(&schema, &batches).map_err(failed)?;
+                let table = format_table(&schema, &batches).map_err(failed)?;
                 writeln!(out, "{table}").map_err(io_failed)?;
                 out
             }
@@ -139,8 +140,8 @@ impl Printer {
     }
 }
 
-fn table(schema: &SchemaRef, batches: &[RecordBatch]) -> Result<String, ArrowError> {
-    let shown = Arc::new(texts(schema, |_| true));
+fn format_table(schema: &SchemaRef, batches: &[RecordBatch]) -> Result<String, ArrowError> {
+    let shown = Arc::new(with_text_columns(schema, |_| true));
     let rows = batches.iter().map(|batch| {
         let columns = batch.columns().iter().map(|column| Ok(Arc::new(cells(column)?) as ArrayRef));
         let options = arrow::array::RecordBatchOptions::new().with_row_count(Some(batch.num_rows()));
@@ -148,27 +149,27 @@ fn table(schema: &SchemaRef, batches: &[RecordBatch]) -> Result<String, ArrowErr
     });
     let mut rows = rows.collect::<Result<Vec<_>, _>>()?;
     if rows.is_empty() {
-        // The names of the columns are worth showing.
+        // Shows the header.
         rows.push(RecordBatch::new_empty(shown));
     }
     Ok(pretty_format_batches(&rows)?.to_string())
 }
 
-/// The schema with texts in place of some columns.
-fn texts(schema: &Schema, of: impl Fn(&DataType) -> bool) -> Schema {
-    let fields = schema.fields().iter().map(|field| match of(field.data_type()) {
+/// The schema with the selected columns as strings.
+fn with_text_columns(schema: &Schema, select: impl Fn(&DataType) -> bool) -> Schema {
+    let fields = schema.fields().iter().map(|field| match select(field.data_type()) {
         true => Field::new(field.name(), DataType::Utf8, true),
         false => field.as_ref().clone(),
     });
     Schema::new(fields.collect::<Vec<_>>())
 }
 
-fn flat_schema(schema: &Schema) -> SchemaRef {
-    Arc::new(texts(schema, DataType::is_nested))
+fn csv_schema(schema: &Schema) -> SchemaRef {
+    Arc::new(with_text_columns(schema, DataType::is_nested))
 }
 
-/// CSV has no lists: they become JSON in a text.
-fn flat(batch: &RecordBatch, schema: &SchemaRef) -> Result<RecordBatch, ArrowError> {
+/// Converts nested columns, which CSV does not have, to JSON strings.
+fn to_csv_batch(batch: &RecordBatch, schema: &SchemaRef) -> Result<RecordBatch, ArrowError> {
     let input = batch.schema();
     let columns = input.fields().iter().zip(batch.columns()).map(|(field, column)| {
         if !field.data_type().is_nested() {

@@ -1,11 +1,11 @@
-//! Where queries run when it is not this process.
+//! The trait through which other processes run parts of a query.
 
 use std::fmt::Debug;
 
 use datafusion::execution::session_state::SessionStateBuilder;
 
-/// Other processes that run parts of a query.
+/// Runs parts of a session's queries in other processes.
 pub trait Remote: Debug + Send + Sync {
-    /// Adds a planner that gives them their parts; called when everything else of the session is set.
+    /// Adds a query planner that distributes plans. Called last, when the rest of the session is configured.
     fn extend(&self, builder: SessionStateBuilder) -> SessionStateBuilder;
 }

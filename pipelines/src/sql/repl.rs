@@ -1,5 +1,4 @@
-//! The shell's prompt: lines with history and completion, statements over several lines, and commands that start with a
-//! backslash.
+//! The interactive prompt: multi-line statements, history, completion, and commands that start with a backslash.
 
 use std::{
     io::ErrorKind,
@@ -21,50 +20,55 @@ use rustyline::{
 };
 
 use super::Format;
-use crate::error::{Error, Result};
+use crate::{
+    error::{Error, Result},
+    redact::redact,
+};
 
-/// Lines that are remembered.
-const HISTORY: usize = 10_000;
+/// Maximum number of entries in the history.
+const MAX_HISTORY: usize = 10_000;
 
-/// What a user typed at the prompt.
+/// An input of the user.
 #[derive(Debug, PartialEq, Eq)]
 pub enum Typed {
-    /// Statements, each with its semicolon.
+    /// Statements, each terminated by a semicolon.
     Sql(String),
-    /// A command of the shell.
+    /// A backslash command.
     Command(Command),
-    /// Nothing, or a line that was given up.
+    /// An empty line, or one discarded with Ctrl-C.
     Nothing,
-    /// The end.
+    /// End of input, or a command to leave.
     End,
 }
 
-/// What starts with a backslash.
+/// A backslash command.
 #[derive(Debug, PartialEq, Eq)]
 pub enum Command {
-    /// Says which commands there are.
+    /// Lists the commands.
     Help,
-    /// Writes results in another format from now on.
+    /// Sets the result format.
     Format(Format),
     /// Runs the statements of a file.
     File(String),
-    /// What SQL says in more words.
+    /// A shorthand for this statement.
     Sql(String),
 }
 
-/// What [`Command::Help`] says.
+/// The output of [`Command::Help`].
 pub const COMMANDS: &str = "\
 \\d            the tables            \\d NAME    the columns of a table or of 'FILE'
 \\df           the functions of elmo \\m         the models
-\\f FORMAT     table, csv, json, ndjson (results from now on)
+\\f FORMAT     set the result format: table, csv, json, ndjson
 \\i FILE       run the statements of a file
-\\q            leave; so does Ctrl-D
+\\q            quit; so does Ctrl-D
 A statement ends with a semicolon. Files are tables: SELECT * FROM 'reviews.parquet' LIMIT 3;
 ";
 
 impl Command {
+    /// Parses a command.
+    ///
     /// # Errors
-    /// [`Error::Usage`] when there is no such command.
+    /// [`Error::Usage`] for an unknown command or format.
     fn parse(line: &str) -> Result<Self> {
         let (word, rest) = line.split_once(char::is_whitespace).unwrap_or((line, ""));
         let rest = rest.trim().trim_end_matches(';').trim_end();
@@ -78,25 +82,26 @@ impl Command {
                 Ok(format) if !format.is_binary() => Self::Format(format),
                 _ => {
                     return Err(Error::usage(
-                        format!("\\f {word}: no format of the shell"),
-                        "one of table, csv, json, ndjson",
+                        format!("\\f {word}: not a format of the shell"),
+                        "use one of table, csv, json, ndjson",
                     ));
                 }
             },
             ("\\i", file) if !file.is_empty() => Self::File(file.trim_matches('\'').to_owned()),
-            _ => return Err(Error::usage(format!("{line}: no such command"), "\\? lists them")),
+            _ => return Err(Error::usage(format!("{line}: unknown command"), "\\? lists the commands")),
         })
     }
 }
 
-/// Whether a text is a command or ends with a semicolon that ends a statement: one in a quote or in a comment does not.
+/// Whether an input is complete: empty, a command, or statements that end with a semicolon outside of quotes and
+/// comments.
 fn is_complete(text: &str) -> bool {
     let text = text.trim();
     if text.is_empty() || text.starts_with('\\') {
         return true;
     }
     let tokens = Tokenizer::new(&GenericDialect {}, text).tokenize();
-    // What cannot be cut into tokens is an open quote or comment, or something that the parser shall complain of.
+    // The tokenizer fails on an open quote or comment.
     let Ok(tokens) = tokens else { return false };
     tokens.iter().rfind(|token| !matches!(token, Token::Whitespace(_))) == Some(&Token::SemiColon)
 }
@@ -114,12 +119,13 @@ impl std::fmt::Debug for Repl {
 }
 
 impl Repl {
-    /// A prompt that remembers lines in `history`; one that cannot be read or written is done without.
+    /// Creates a prompt whose history is stored in `history`. Works without one if that file cannot be read or written.
     ///
     /// # Errors
-    /// [`Error::Failed`] when the terminal cannot be used.
+    /// [`Error::Failed`] if the terminal cannot be used.
     pub fn new(history: Option<PathBuf>) -> Result<Self> {
-        let config = Config::builder().max_history_size(HISTORY).and_then(|config| config.history_ignore_dups(true));
+        let config =
+            Config::builder().max_history_size(MAX_HISTORY).and_then(|config| config.history_ignore_dups(true));
         let config = config.map_err(failed)?.history_ignore_space(true).completion_type(CompletionType::List).build();
         let lines = FileHistory::with_config(&config);
         let mut editor = Editor::with_history(config, lines).map_err(failed)?;
@@ -128,17 +134,16 @@ impl Repl {
             if let Some(folder) = path.parent() {
                 let _ = std::fs::create_dir_all(folder);
             }
-            // There is none before the first session.
+            // The file does not exist before the first session.
             let _ = editor.load_history(path);
         }
         Ok(Self { editor, history })
     }
 
-    /// Asks for the next statements or command; `names` are offered to complete words with.
+    /// Reads the next input; `names` are completion candidates.
     ///
     /// # Errors
-    /// [`Error::Usage`] for a command that there is none of and bytes that are no text, [`Error::Failed`] when the terminal is
-    /// gone.
+    /// [`Error::Usage`] for an unknown command or invalid UTF-8, [`Error::Failed`] if the terminal was closed.
     pub fn read(&mut self, names: Vec<String>) -> Result<Typed> {
         if let Some(helper) = self.editor.helper_mut() {
             helper.names = names;
@@ -149,8 +154,8 @@ impl Repl {
             Err(ReadlineError::Eof) => return Ok(Typed::End),
             Err(ReadlineError::Io(error)) if error.kind() == ErrorKind::InvalidData => {
                 return Err(Error::usage(
-                    "what was typed is no UTF-8",
-                    "the line is given up; look at the terminal's encoding",
+                    "the input is not valid UTF-8",
+                    "the line is discarded; check the encoding of the terminal",
                 ));
             }
             Err(error) => return Err(failed(error)),
@@ -168,6 +173,10 @@ impl Repl {
     }
 
     fn remember(&mut self, text: &str) {
+        // A line with a secret is not stored at all, as in psql: a redacted one would be another statement when recalled.
+        if redact(text) != text {
+            return;
+        }
         // A history that cannot be kept is no reason to stop.
         if self.editor.add_history_entry(text).is_ok_and(|added| added)
             && let Some(path) = &self.history
@@ -181,20 +190,20 @@ fn failed(error: ReadlineError) -> Error {
     Error::Failed(format!("the terminal cannot be used: {error}"))
 }
 
-/// `sql_history` in elmo's folder below `$XDG_STATE_HOME`, else `~/.local/state`; `None` without a home.
+/// `elmo/sql_history` below `$XDG_STATE_HOME` or `~/.local/state`; `None` if neither variable is set.
 pub fn default_history() -> Option<PathBuf> {
     let set = |name: &str| std::env::var_os(name).filter(|value| !value.is_empty()).map(PathBuf::from);
     let base = set("XDG_STATE_HOME").or_else(|| Some(set("HOME")?.join(".local/state")))?;
     Some(base.join("elmo").join(Path::new("sql_history")))
 }
 
-/// Completes words and says when a statement is one.
+/// Completes words and detects complete statements.
 struct Assistant {
     names: Vec<String>,
     files: FilenameCompleter,
 }
 
-/// Words of SQL that begin or join the parts of a query.
+/// SQL keywords for completion.
 const KEYWORDS: &[&str] = &[
     "AND",
     "AS",
@@ -243,8 +252,8 @@ const KEYWORDS: &[&str] = &[
 ];
 
 impl Assistant {
-    /// Where the word before the cursor starts, and what it may become.
-    fn words(&self, before: &str) -> (usize, Vec<Pair>) {
+    /// The start of the word before the cursor, and its completions.
+    fn complete_word(&self, before: &str) -> (usize, Vec<Pair>) {
         let is_part = |c: char| c.is_alphanumeric() || c == '_';
         let start =
             before.rfind(|c| !is_part(c)).map_or(0, |at| at + before[at..].chars().next().map_or(1, char::len_utf8));
@@ -252,7 +261,7 @@ impl Assistant {
         if word.is_empty() {
             return (start, Vec::new());
         }
-        // Keywords in the case that the user types.
+        // Completes keywords in the case of the input.
         let lower = word.chars().all(|c| !c.is_uppercase());
         let keywords = KEYWORDS.iter().map(|k| if lower { k.to_lowercase() } else { (*k).to_owned() });
         let fits = |name: &String| name.to_lowercase().starts_with(&word.to_lowercase());
@@ -268,7 +277,7 @@ impl Completer for Assistant {
         let before = &line[..at];
         match before.matches('\'').count() % 2 {
             1 => self.files.complete(line, at, context),
-            _ => Ok(self.words(before)),
+            _ => Ok(self.complete_word(before)),
         }
     }
 }
@@ -312,7 +321,7 @@ mod tests {
         let names = ["elmo_embed(", "elmo_tokens(", "reviews"].map(str::to_owned).to_vec();
         let assistant = Assistant { names, files: FilenameCompleter::new() };
         let found = |before: &str| {
-            let (start, pairs) = assistant.words(before);
+            let (start, pairs) = assistant.complete_word(before);
             (start, pairs.into_iter().map(|pair| pair.replacement).collect::<Vec<_>>())
         };
         assert_eq!(found("SELECT elmo_e"), (7, vec!["elmo_embed(".to_owned()]));
@@ -320,6 +329,26 @@ mod tests {
         assert_eq!(found("sel"), (0, vec!["select".to_owned()]));
         assert_eq!(found("SELECT é"), (7, Vec::new()));
         assert_eq!(found("SELECT "), (7, Vec::new()));
+    }
+
+    #[test]
+    fn lines_with_secrets_are_not_remembered() {
+        let folder = tempfile::tempdir().unwrap();
+        let history = folder.path().join("history");
+        let mut repl = Repl::new(Some(history.clone())).unwrap();
+        for line in [
+            "SELECT 1;",
+            "SELECT * FROM 'https://me:hunter2@host/a.parquet';",
+            "COPY (SELECT 1) TO 'az://container/a.csv?sv=2024-11-04&sig=hunter2';",
+            "\\d 's3://key:hunter2@bucket/a.parquet'",
+            "CREATE EXTERNAL TABLE t STORED AS CSV LOCATION 's3://b/a.csv' OPTIONS ('aws.secret_access_key' 'hunter2');",
+            "SELECT 2;",
+        ] {
+            repl.remember(line);
+        }
+        let stored = std::fs::read_to_string(history).unwrap();
+        assert!(stored.contains("SELECT 1;") && stored.contains("SELECT 2;"), "{stored}");
+        assert!(!stored.contains("hunter2"), "{stored}");
     }
 
     #[test]

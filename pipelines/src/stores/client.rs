@@ -1,7 +1,7 @@
-//! The HTTP clients of the stores: how long they wait, how often they try again, and what they say meanwhile.
+//! The HTTP clients of the stores: timeouts, the retry policy, and warnings while a store does not answer.
 //!
-//! A limit for a whole request, which is what the stores offer, cuts off every download that is longer than it. What
-//! counts here is whether bytes still come.
+//! The stores' own timeout covers a whole request, so it would cut off every long download. Here a request fails when no
+//! byte arrives for a while.
 
 use std::{
     error::Error,
@@ -9,14 +9,14 @@ use std::{
     pin::{Pin, pin},
     sync::atomic::{AtomicBool, Ordering},
     task::{Context, Poll, ready},
-    time::{Duration, Instant},
+    time::Duration,
 };
 
 use async_trait::async_trait;
 use bytes::Bytes;
 use http_body::{Body, Frame, SizeHint};
 use object_store::{
-    ClientOptions, RetryConfig,
+    BackoffConfig, ClientOptions, RetryConfig,
     client::{
         HttpClient, HttpConnector, HttpError, HttpErrorKind, HttpRequest, HttpResponse, HttpResponseBody, HttpService,
         ReqwestConnector,
@@ -24,67 +24,69 @@ use object_store::{
 };
 use tokio::time::{Sleep, sleep, timeout};
 
-/// A machine that is there takes a connection sooner.
+use super::retry::pauses;
+
+/// Timeout of a connection.
 const CONNECT: Duration = Duration::from_secs(10);
-/// Without a single byte for so long a request has failed.
+/// A request fails when no byte arrives for this long, or for the retry budget if that is shorter. Two attempts with a
+/// silent store fit into the default budget.
 const SILENCE: Duration = Duration::from_secs(60);
-/// A request that failed is tried again until so long after the first try. Two tries of a silent store fit in.
-const RETRY_FOR: Duration = Duration::from_secs(120);
-/// Pauses between tries of a request that got no answer: the first, doubled each time, and the longest.
-const PAUSES: (Duration, Duration) = (Duration::from_millis(200), Duration::from_secs(10));
-/// Bytes a second of the slowest line on which a request with a long body has the time to be sent.
+/// The slowest upload, in bytes per second, for which a request with a long body has enough time.
 const SLOWEST_UPLOAD: usize = 64 << 10;
 
-/// What the builders of the stores are given; settings of the environment such as `AWS_TIMEOUT` come on top.
+/// Options of every store's client; settings of the environment such as `AWS_TIMEOUT` override them.
 pub(super) fn options() -> ClientOptions {
     ClientOptions::new().with_connect_timeout(CONNECT).with_timeout_disabled()
 }
 
-pub(super) fn retries() -> RetryConfig {
-    RetryConfig { retry_timeout: RETRY_FOR, ..RetryConfig::default() }
+/// Retries for `budget`, whatever the failure and however many retries that takes.
+pub(super) fn retries(budget: Duration) -> RetryConfig {
+    let (first, longest) = pauses(budget);
+    let backoff = BackoffConfig { init_backoff: first, max_backoff: longest, base: 2.0 };
+    RetryConfig { backoff, max_retries: usize::MAX, retry_timeout: budget }
 }
 
-/// Sends a request again for as long as none of the tries is answered: the stores' clients leave that to the caller for
-/// requests that change something. Whether a try was applied, nobody knows then; the caller finds out by what the next
-/// one finds.
-pub(super) async fn until_answered<T, F: Future<Output = object_store::Result<T>>>(
-    request: impl Fn() -> F,
-) -> object_store::Result<T> {
-    let (began, (mut pause, longest)) = (Instant::now(), PAUSES);
-    loop {
-        match request().await {
-            Err(error) if is_unanswered(&error) && began.elapsed() + pause < RETRY_FOR => sleep(pause).await,
-            answer => return answer,
-        }
-        pause = longest.min(2 * pause);
-    }
-}
-
-/// Whether the connection broke or was silent before there was an answer. After other failures of a connection the
-/// request was not sent, and the stores' clients have tried again themselves.
-fn is_unanswered(error: &object_store::Error) -> bool {
+/// Whether the connection broke or timed out before there was an answer. After other failures of a connection the request
+/// was not sent, and the stores' clients have retried it themselves.
+pub(super) fn is_unanswered(error: &object_store::Error) -> bool {
     let unanswered = |kind| matches!(kind, HttpErrorKind::Timeout | HttpErrorKind::Interrupted);
     let mut reasons = std::iter::successors(Some(error as &dyn Error), |&reason| reason.source());
     reasons.any(|reason| reason.downcast_ref::<HttpError>().is_some_and(|error| unanswered(error.kind())))
 }
 
-/// Makes clients that notice when nothing comes any more.
+/// Creates clients whose requests time out when no byte arrives.
 #[derive(Debug)]
-pub(super) struct Connector;
+pub(super) struct Connector {
+    retry_for: Duration,
+}
+
+impl Connector {
+    pub(super) fn new(retry_for: Duration) -> Self {
+        Self { retry_for }
+    }
+}
 
 impl HttpConnector for Connector {
     fn connect(&self, options: &ClientOptions) -> object_store::Result<HttpClient> {
         let client = ReqwestConnector::default().connect(options)?;
-        Ok(HttpClient::new(Watched { client, silence: SILENCE, failing: AtomicBool::new(false) }))
+        let retry_for = self.retry_for;
+        Ok(HttpClient::new(Watched {
+            client,
+            silence: SILENCE.min(retry_for),
+            retry_for,
+            failing: AtomicBool::new(false),
+        }))
     }
 }
 
-/// A client whose requests end when the other side is silent.
+/// A client whose requests time out when no byte arrives.
 #[derive(Debug)]
 struct Watched {
     client: HttpClient,
     silence: Duration,
-    /// The last request failed, and it was said: there may be many tries.
+    /// For the warning.
+    retry_for: Duration,
+    /// The last request failed, which was logged: there may be many retries.
     failing: AtomicBool,
 }
 
@@ -103,15 +105,15 @@ impl HttpService for Watched {
                 answered.unwrap_or_else(|_| Err(silent(self.silence)))
             }
         };
-        self.tell(&host, answered.as_ref().err());
+        self.warn(&host, answered.as_ref().err());
         let silence = self.silence;
         answered.map(|answer| answer.map(|body| HttpResponseBody::new(WatchedBody { body, silence, pause: None })))
     }
 }
 
 impl Watched {
-    /// Says that a store does not answer: once, and again only when it had answered in between.
-    fn tell(&self, host: &str, error: Option<&HttpError>) {
+    /// Warns once that a store does not answer, and again only after it has answered.
+    fn warn(&self, host: &str, error: Option<&HttpError>) {
         let failing = self.failing.swap(error.is_some(), Ordering::Relaxed);
         let Some(error) = error.filter(|_| !failing) else { return };
         let reason = innermost(error);
@@ -119,12 +121,15 @@ impl Watched {
             HttpErrorKind::Unknown | HttpErrorKind::Decode => {
                 tracing::warn!(host, reason, "a request to the store failed");
             }
-            _ => tracing::warn!(host, reason, "no answer from the store, trying again for up to two minutes"),
+            _ => {
+                let seconds = self.retry_for.as_secs();
+                tracing::warn!(host, reason, "no answer from the store, retrying for up to {seconds} s");
+            }
         }
     }
 }
 
-/// The reasons above it say no more than that a request failed.
+/// The root cause; the errors around it only say that a request failed.
 fn innermost(error: &HttpError) -> String {
     let mut reason: &dyn Error = error;
     while let Some(inner) = reason.source() {
@@ -134,15 +139,15 @@ fn innermost(error: &HttpError) -> String {
 }
 
 fn silent(waited: Duration) -> HttpError {
-    let reason = format!("no byte came for {} s", waited.as_secs());
+    let reason = format!("no byte arrived for {} s", waited.as_secs());
     HttpError::new(HttpErrorKind::Timeout, io::Error::new(io::ErrorKind::TimedOut, reason))
 }
 
-/// A body that fails when nothing comes for too long. Time in which nobody asks for the next bytes does not count.
+/// A body that fails when no byte arrives for too long while a reader waits.
 struct WatchedBody {
     body: HttpResponseBody,
     silence: Duration,
-    /// Since the reader waits.
+    /// Since the reader began to wait.
     pause: Option<Pin<Box<Sleep>>>,
 }
 
@@ -179,12 +184,14 @@ mod tests {
     #[cfg(feature = "aws")]
     use {
         object_store::{ObjectStoreExt, PutMode, aws::AmazonS3Builder, path::Path},
-        std::sync::{Arc, Mutex},
+        std::sync::{Arc, Mutex, atomic::AtomicUsize},
     };
 
     use super::*;
+    #[cfg(feature = "aws")]
+    use crate::stores::{RETRY_FOR, retry::until_answered};
 
-    /// A store that answers as it is told to.
+    /// A store with a fixed behaviour.
     #[derive(Debug, Clone, Copy)]
     enum Store {
         Answers,
@@ -192,7 +199,7 @@ mod tests {
         SaysNothing,
     }
 
-    /// A byte, and perhaps nothing after it.
+    /// One byte, after which the body ends or stalls.
     struct OneByte {
         sent: bool,
         stalls: bool,
@@ -228,7 +235,8 @@ mod tests {
 
     async fn get(store: Store) -> Result<Bytes, HttpError> {
         let client = HttpClient::new(store);
-        let watched = Watched { client, silence: Duration::from_millis(60), failing: AtomicBool::new(false) };
+        let silence = Duration::from_millis(60);
+        let watched = Watched { client, silence, retry_for: silence, failing: AtomicBool::new(false) };
         let answer = watched.call(HttpRequest::new(HttpRequestBody::empty())).await?;
         answer.into_body().bytes().await
     }
@@ -239,9 +247,10 @@ mod tests {
         for store in [Store::Stalls, Store::SaysNothing] {
             let error = get(store).await.unwrap_err();
             assert_eq!(error.kind(), HttpErrorKind::Timeout, "{store:?}");
-            assert!(error.to_string().contains("no byte came"), "{error}");
+            assert!(error.to_string().contains("no byte arrived"), "{error}");
         }
     }
+
     /// S3 with room for one object, whose connection is reset once.
     #[cfg(feature = "aws")]
     #[derive(Debug, Clone)]
@@ -300,7 +309,7 @@ mod tests {
             assert!(is_unanswered(&create().await.unwrap_err()));
             *resets.object.lock().unwrap() = false;
             resets.reset.store(true, Ordering::SeqCst);
-            match until_answered(create).await {
+            match until_answered(RETRY_FOR, create).await {
                 Ok(_) => assert!(!applied),
                 // What is there may be ours; the caller compares.
                 Err(object_store::Error::AlreadyExists { .. }) => assert!(applied),
@@ -308,8 +317,60 @@ mod tests {
             }
             assert!(*resets.object.lock().unwrap());
             resets.reset.store(true, Ordering::SeqCst);
-            until_answered(|| store.delete(&path)).await.unwrap();
+            until_answered(RETRY_FOR, || store.delete(&path)).await.unwrap();
             assert!(!*resets.object.lock().unwrap());
         }
+    }
+
+    /// S3 that answers the first requests with an error.
+    #[cfg(feature = "aws")]
+    #[derive(Debug, Clone)]
+    struct Overloaded {
+        status: u16,
+        /// How many requests it rejects.
+        rejects: usize,
+        requests: Arc<AtomicUsize>,
+    }
+
+    #[cfg(feature = "aws")]
+    impl HttpConnector for Overloaded {
+        fn connect(&self, _: &ClientOptions) -> object_store::Result<HttpClient> {
+            Ok(HttpClient::new(self.clone()))
+        }
+    }
+
+    #[cfg(feature = "aws")]
+    #[async_trait]
+    impl HttpService for Overloaded {
+        async fn call(&self, _: HttpRequest) -> Result<HttpResponse, HttpError> {
+            let before = self.requests.fetch_add(1, Ordering::SeqCst);
+            let mut answer = HttpResponse::new("x".to_owned().into());
+            if before < self.rejects {
+                *answer.status_mut() = self.status.try_into().unwrap();
+            }
+            answer.headers_mut().insert("etag", "e".parse().unwrap());
+            Ok(answer)
+        }
+    }
+
+    /// Twelve rejected requests are more than the stores' clients retry by default. All pauses between thirteen requests
+    /// come to less than two thirds of the budget.
+    #[cfg(feature = "aws")]
+    #[tokio::test]
+    async fn a_burst_of_errors_is_retried_for_a_time_and_not_a_number_of_times() {
+        let put = async |status, rejects, budget| {
+            let server = Overloaded { status, rejects, requests: Arc::default() };
+            let builder = AmazonS3Builder::new().with_bucket_name("b").with_region("r").with_skip_signature(true);
+            let builder = builder.with_retry(retries(budget)).with_http_connector(server.clone());
+            let put = builder.build().unwrap().put(&Path::from("x"), "x".into()).await;
+            (put, server.requests.load(Ordering::SeqCst))
+        };
+        for status in [500, 503] {
+            let (put, requests) = put(status, 12, Duration::from_secs(6)).await;
+            put.unwrap();
+            assert_eq!(requests, 13);
+        }
+        let (put, requests) = put(503, usize::MAX, Duration::from_millis(1)).await;
+        assert!(put.unwrap_err().to_string().contains("503"), "{requests} requests");
     }
 }

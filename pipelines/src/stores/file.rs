@@ -1,4 +1,4 @@
-//! A Parquet file in an object store, as the async Parquet reader wants it.
+//! Implements the async Parquet reader's file interface for an object in a store.
 
 use std::{ops::Range, sync::Arc};
 
@@ -11,7 +11,7 @@ use parquet::{
     file::metadata::{ParquetMetaData, ParquetMetaDataReader},
 };
 
-/// Ranges of one object. The size is known from the listing: Azure does not answer requests for a suffix.
+/// A Parquet file in a store. The size is known from the listing: Azure does not support requests for a suffix.
 #[derive(Debug, Clone)]
 pub(crate) struct StoreFile {
     pub(crate) store: Arc<dyn ObjectStore>,
@@ -45,12 +45,12 @@ impl AsyncFileReader for StoreFile {
     }
 }
 
-/// The store's error behind a Parquet error, or what the Parquet library itself has to say.
+/// The store's error that caused a Parquet error, or else the message of the Parquet library.
 pub(crate) fn cause(error: ParquetError) -> std::result::Result<Box<object_store::Error>, String> {
     let ParquetError::External(inner) = error else { return Err(error.to_string()) };
     match inner.downcast::<object_store::Error>() {
         Ok(error) => Ok(error),
-        // The writer wraps what its sink says once more.
+        // The writer wraps the error of its sink once more.
         Err(inner) => inner.downcast::<ParquetError>().map_or_else(|e| Err(e.to_string()), |e| cause(*e)),
     }
 }

@@ -1,5 +1,5 @@
-//! Files of a local folder to any depth. The local store's own listing ends at the first name that it has no path for,
-//! be it the name of a file that nobody asked for.
+//! Recursive listing of a local folder. The listing of `LocalFileSystem` fails at the first name that cannot be
+//! represented as a path of a store, even if that file is not wanted.
 
 use std::{
     fs::{self, DirEntry, Metadata},
@@ -12,25 +12,25 @@ use object_store::ObjectMeta;
 
 use super::StoreError;
 
-/// Files below `root`, at most `deepest` levels down; nothing where there is no such folder.
+/// Files below `root`, at most `max_depth` levels down; none where the folder does not exist.
 pub(super) async fn files(
     root: PathBuf,
-    deepest: usize,
+    max_depth: usize,
     enters: fn(&str) -> bool,
 ) -> Result<Vec<ObjectMeta>, StoreError> {
     let shown = root.clone();
     let walked = tokio::task::spawn_blocking(move || {
-        let mut walk = Walk { deepest, enters, above: Vec::new(), found: Vec::new() };
+        let mut walk = Walk { max_depth, enters, ancestors: Vec::new(), found: Vec::new() };
         walk.folder(&root).map(|()| walk.found)
     });
     walked.await.map_err(|e| StoreError::local("list", &shown, io::Error::other(e)))?
 }
 
 struct Walk {
-    deepest: usize,
+    max_depth: usize,
     enters: fn(&str) -> bool,
-    /// Device and inode of the folders that are open, to notice a link that leads back to one.
-    above: Vec<(u64, u64)>,
+    /// Device and inode of the folders that are being listed, to detect a link to one of them.
+    ancestors: Vec<(u64, u64)>,
     found: Vec<ObjectMeta>,
 }
 
@@ -39,33 +39,33 @@ impl Walk {
         let failed = |e| StoreError::local("list", folder, e);
         let entries = match fs::metadata(folder).and_then(|found| Ok((found, fs::read_dir(folder)?))) {
             Ok((found, entries)) => {
-                self.above.push((found.dev(), found.ino()));
+                self.ancestors.push((found.dev(), found.ino()));
                 entries
             }
             Err(e) if is_gone(&e) => return Ok(()),
             Err(e) => return Err(failed(e)),
         };
-        let mut left_out = 0_u64;
+        let mut skipped = 0_u64;
         for entry in entries {
-            left_out += u64::from(!self.entry(&entry.map_err(failed)?)?);
+            skipped += u64::from(!self.entry(&entry.map_err(failed)?)?);
         }
-        if left_out > 0 {
+        if skipped > 0 {
             let folder = folder.display();
-            let what = "left out: names that are not UTF-8 or hold control characters, links to nowhere or in a circle";
-            tracing::warn!(%folder, entries = left_out, what);
+            let what = "skipped: names that are not UTF-8 or hold control characters, broken links and cyclic links";
+            tracing::warn!(%folder, entries = skipped, what);
         }
-        self.above.pop();
+        self.ancestors.pop();
         Ok(())
     }
 
-    /// Takes a file or the files of a folder; false where it has no name that we could give it.
+    /// Adds a file, or the files of a folder; false where its name cannot be represented.
     fn entry(&mut self, entry: &DirEntry) -> Result<bool, StoreError> {
         let path = entry.path();
         let found = match fs::metadata(&path) {
             Ok(found) => found,
-            // A link that leads nowhere: what it should lead to may be missing for now.
+            // A broken link.
             Err(_) if path.is_symlink() => return Ok(false),
-            // A file that was removed a moment ago.
+            // A file that was deleted while the folder was listed.
             Err(e) if is_gone(&e) => return Ok(true),
             Err(e) => return Err(StoreError::local("list", &path, e)),
         };
@@ -74,8 +74,8 @@ impl Walk {
         else {
             return Ok(false);
         };
-        if found.is_dir() && self.above.len() < self.deepest && (self.enters)(name) {
-            if self.above.contains(&(found.dev(), found.ino())) {
+        if found.is_dir() && self.ancestors.len() < self.max_depth && (self.enters)(name) {
+            if self.ancestors.contains(&(found.dev(), found.ino())) {
                 return Ok(false);
             }
             self.folder(&path)?;
@@ -91,13 +91,13 @@ fn is_gone(error: &io::Error) -> bool {
     matches!(error.kind(), io::ErrorKind::NotFound | io::ErrorKind::NotADirectory)
 }
 
-/// The local store's name for a file that is being written, which it will not open.
+/// Whether it is the name that `LocalFileSystem` gives a file until it is complete; the store does not open such files.
 fn is_staged(name: &str) -> bool {
     let number = name.split_once('#').map(|(_, number)| number);
     number.is_some_and(|number| !number.is_empty() && number.bytes().all(|byte| byte.is_ascii_digit()))
 }
 
-/// What the local store says of a file, but for the etag, which holds the inode.
+/// The metadata that `LocalFileSystem` returns, except for the etag, which depends on the inode.
 fn meta(location: object_store::path::Path, found: &Metadata) -> io::Result<ObjectMeta> {
     let last_modified = found.modified()?.into();
     Ok(ObjectMeta { location, last_modified, size: found.len(), e_tag: None, version: None })

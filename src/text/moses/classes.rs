@@ -1,8 +1,8 @@
-//! What the Moses rules want to know of a character, as bits.
+//! Character classes of the Moses rules, as bits.
 //!
-//! The rules were written against the character tables of Perl with Unicode 7. Rust's tables are newer and serve as
-//! well, but for what those left out: everything outside the Basic Multilingual Plane, Han and Hangul, which the rules
-//! set apart character by character.
+//! The rules were written for the character tables of Perl with Unicode 7. Rust's newer tables are used instead, except for
+//! characters that those tables lack: everything outside the Basic Multilingual Plane, Han and Hangul. Each of these
+//! characters is a token of its own.
 
 /// A letter, or a mark that belongs to one.
 pub(super) const ALPHA: u8 = 1;
@@ -12,7 +12,7 @@ pub(super) const NUMBER: u8 = 1 << 1;
 pub(super) const DIGIT: u8 = 1 << 2;
 /// A lower case letter.
 pub(super) const LOWER: u8 = 1 << 3;
-/// A token of its own: everything but letters, digits and the five characters `. ' , - and backtick`.
+/// A token of its own: any character but letters, digits, full stop, apostrophe, comma, hyphen and backtick.
 pub(super) const APART: u8 = 1 << 4;
 
 /// The class bits of a character that is not white space.
@@ -75,7 +75,7 @@ fn is_digit(c: char) -> bool {
     tens > 0 && c as u32 - (ZEROS[tens - 1] as u32) < 10
 }
 
-/// The zeros of the scripts of the Basic Multilingual Plane, ASCII left out.
+/// The zeros of the scripts of the Basic Multilingual Plane without ASCII.
 const ZEROS: [char; 36] = [
     '\u{660}', '\u{6f0}', '\u{7c0}', '\u{966}', '\u{9e6}', '\u{a66}', '\u{ae6}', '\u{b66}', '\u{be6}', '\u{c66}',
     '\u{ce6}', '\u{d66}', '\u{de6}', '\u{e50}', '\u{ed0}', '\u{f20}', '\u{1040}', '\u{1090}', '\u{17e0}', '\u{1810}',
@@ -83,7 +83,7 @@ const ZEROS: [char; 36] = [
     '\u{a8d0}', '\u{a900}', '\u{a9d0}', '\u{a9f0}', '\u{aa50}', '\u{abf0}', '\u{ff10}',
 ];
 
-/// Viramas and nuktas of the Indic scripts, and their kin: not alphabetic in Unicode, but parts of a word.
+/// Viramas, nuktas and similar signs of Indic scripts: not alphabetic in Unicode, but parts of words.
 const INDIC_SIGNS: [char; 31] = [
     '\u{93c}', '\u{94d}', '\u{9bc}', '\u{9cd}', '\u{a3c}', '\u{a4d}', '\u{abc}', '\u{acd}', '\u{afd}', '\u{afe}',
     '\u{aff}', '\u{b3c}', '\u{b4d}', '\u{bcd}', '\u{c4d}', '\u{cbc}', '\u{ccd}', '\u{d3b}', '\u{d3c}', '\u{d4d}',

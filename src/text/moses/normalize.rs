@@ -1,7 +1,7 @@
-//! Moses punctuation normalisation: text to cells, each a character that the model may read with its place in the text.
+//! Moses punctuation normalisation: text to cells.
 //!
-//! Of the rules of the original only those are here that can change a token. The others move white space beside
-//! characters that become tokens of their own anyway.
+//! Only the rules of the original that can change a token are implemented. The others change white space beside characters
+//! that are tokens of their own.
 
 use super::{super::whitespace::is_space, Cell, classes::DIGIT};
 
@@ -21,13 +21,13 @@ pub(super) fn normalize(text: &str, cells: &mut Vec<Cell>) {
     if todo.drop_controls {
         drop_controls(cells);
     }
-    // White space at the beginning is no neighbour to any rule.
+    // The rules ignore white space at the beginning.
     if let Some(first) = cells.first_mut() {
         first.gap = 0;
     }
 }
 
-/// Steps that look at their neighbours and are seldom needed.
+/// Steps that are rarely needed and run after all characters have been read.
 #[derive(Clone, Copy, Default)]
 struct Todo {
     join_quotes: bool,
@@ -38,13 +38,13 @@ struct Todo {
 /// Reads a text character by character.
 struct Reader<'a> {
     cells: &'a mut Vec<Cell>,
-    /// Spaces that stand before the next cell.
+    /// Number of spaces before the next cell.
     gap: u8,
-    /// Place of a no-break space that is the only thing since the last cell.
+    /// Place of a no-break space, if it is all that was read since the last cell.
     lone_nbsp: Option<usize>,
-    /// The last cell that a full stop joined to a digit before it.
+    /// The last cell that was joined by a full stop to a digit before it.
     joined: Option<usize>,
-    /// The last cell if it is an ASCII apostrophe or backtick without a partner.
+    /// The last ASCII apostrophe or backtick that is not part of a pair.
     ascii_quote: Option<usize>,
     todo: Todo,
 }
@@ -77,13 +77,13 @@ impl Reader<'_> {
         self.push(c, at, c.len_utf8());
     }
 
-    /// A comma or full stop; a quote before it changes places with it.
+    /// A comma or full stop, which swaps places with a quote before it.
     fn stop(&mut self, c: char, at: usize, len: usize) {
         self.todo.move_quotes |= self.touches('"');
         self.push(c, at, len);
     }
 
-    /// `''` (also of backticks) is a double quote with space around.
+    /// `''` or two backticks are a double quote with spaces around it.
     fn ascii_quote(&mut self, at: usize) {
         let partner = self.ascii_quote.filter(|&quote| self.gap == 0 && quote + 1 == self.cells.len());
         let Some(first) = partner else {
@@ -96,8 +96,8 @@ impl Reader<'_> {
         self.gap = 1;
     }
 
-    /// Any apostrophe or single quote. Two in a row are a double quote, but only once all of [`Self::ascii_quote`] are
-    /// paired: of `’''` the last two are a pair.
+    /// Any apostrophe or single quote. Two in a row are a double quote, but pairs of [`Self::ascii_quote`] take precedence:
+    /// in `’''` the last two are a pair.
     fn apostrophe(&mut self, at: usize, len: usize) {
         self.todo.join_quotes |= self.touches('\'');
         self.push('\'', at, len);
@@ -109,12 +109,12 @@ impl Reader<'_> {
         self.gap = 1;
     }
 
-    /// Whether the last cell is a `c`, with nothing between it and what comes now.
+    /// Whether the last cell is `c`, without white space after it.
     fn touches(&self, c: char) -> bool {
         self.gap == 0 && self.cells.last().is_some_and(|last| last.c == c)
     }
 
-    /// Appends `c`, read at the `len` bytes from `at` on.
+    /// Appends `c` for the `len` bytes from `at` on.
     fn push(&mut self, c: char, at: usize, len: usize) {
         let mut cell = Cell::new(c, at, at + len);
         if let Some(nbsp) = self.lone_nbsp.take() {
@@ -125,7 +125,7 @@ impl Reader<'_> {
         self.cells.push(cell);
     }
 
-    /// A no-break space between two digits is read as a full stop; a digit is joined on one side only.
+    /// Reads a no-break space between two digits as a full stop. A digit is joined on one side only.
     fn join_digits(&mut self, nbsp: usize, next: u8) {
         let last = self.cells.len().checked_sub(1);
         if self.cells.last().is_some_and(|last| last.is(DIGIT)) && next & DIGIT != 0 && self.joined != last {
@@ -136,7 +136,7 @@ impl Reader<'_> {
     }
 }
 
-/// Two apostrophes in a row become one double quote.
+/// Replaces two apostrophes in a row by one double quote.
 fn join_quotes(cells: &mut Vec<Cell>) {
     cells.dedup_by(|next, last| {
         let joins = last.c == '\'' && next.c == '\'' && next.gap == 0;
@@ -147,9 +147,9 @@ fn join_quotes(cells: &mut Vec<Cell>) {
     });
 }
 
-/// A double quote changes places with the commas and full stops that touch it: `",` is read as `,"`.
+/// Swaps a double quote with the commas and full stops directly after it: `",` is read as `,"`.
 ///
-/// Only what is read changes places. The places in the text stay in order, and so do the tokens.
+/// Only the characters are swapped. The places in the text, and so the tokens, stay in order.
 fn move_quotes(cells: &mut [Cell]) {
     let mut from = 0;
     while from < cells.len() {
@@ -165,8 +165,8 @@ fn move_quotes(cells: &mut [Cell]) {
     }
 }
 
-/// Moves the first cell, a quote, to the end. Each of the others gets the place before its own; where one character of
-/// the text became several cells (an ellipsis), they stay together.
+/// Moves the first cell, a quote, to the end. Each other cell gets the place before its own; cells that were made from one
+/// character, such as an ellipsis, keep a common place.
 fn move_quote(cells: &mut [Cell]) {
     let (quote, gap) = (cells[0], cells[0].gap);
     let (mut place, mut own) = (quote.place(), cells[1].place());
@@ -180,7 +180,7 @@ fn move_quote(cells: &mut [Cell]) {
     cells[cells.len() - 1] = Cell { start: own.0, end: own.1, gap: 0, ..quote };
 }
 
-/// Drops the control characters of ASCII, without a space in their stead.
+/// Removes ASCII control characters without leaving a space.
 fn drop_controls(cells: &mut Vec<Cell>) {
     let mut gap = 0;
     cells.retain_mut(|cell| {

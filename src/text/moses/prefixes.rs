@@ -1,6 +1,6 @@
-//! English words that keep their full stop: the list that the Moses tools use for English, in byte order.
+//! English words that keep their full stop: the list of the Moses tools, in byte order.
 
-/// Keep it whatever follows.
+/// Words that always keep it.
 const ALWAYS: [&str; 102] = [
     "A", "Adj", "Adm", "Adv", "Apr", "Asst", "Aug", "B", "Bart", "Bldg", "Brig", "Bros", "C", "Capt", "Cmdr", "Col",
     "Comdr", "Con", "Corp", "Cpl", "D", "DR", "Dec", "Dr", "Drs", "E", "Ens", "F", "Feb", "G", "Gen", "Gov", "H",
@@ -10,7 +10,7 @@ const ALWAYS: [&str; 102] = [
     "Sgt", "Sr", "St", "Supt", "Surg", "T", "U", "V", "W", "X", "Y", "Z", "e.g", "i.e", "rev", "v", "vs",
 ];
 
-/// Keep it before a number: `No. 7`.
+/// Words that keep it before a number: `No. 7`.
 const BEFORE_NUMBER: [&str; 3] = ["Art", "No", "pp"];
 
 /// Whether `word`, given by its characters without the full stop, always keeps it.

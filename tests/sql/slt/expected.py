@@ -1,5 +1,5 @@
-"""Prints the vectors that elmo_embed.slt expects, by way of numpy instead of the program: the weights of the built-in
-model from make_tiny.py, the forward pass and the poolings from golden.py.
+"""Prints the vectors that elmo_embed.slt expects. Computed with numpy, without the program: the weights of the built-in model
+are those of make_tiny.py, the forward pass and the poolings those of golden.py.
 
     .venv/bin/python tests/sql/slt/expected.py
 """
@@ -15,7 +15,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "reference"))
 import golden
 import make_tiny
 
-# 'Best noodles.' as Moses cuts it.
+# The Moses tokens of 'Best noodles.'.
 TOKENS = ["Best", "noodles", "."]
 
 weights = {name: np.array(data, np.float32).reshape(shape) for name, (shape, data) in make_tiny.tensors().items()}

@@ -1,17 +1,21 @@
-//! What travels, field by field. Words are those of the command line and of SQL.
+//! The protobuf messages. Enums are sent as strings, as the command line and SQL spell them.
 
-use std::str::FromStr;
+use std::{fmt::Display, str::FromStr};
 
 use datafusion::common::{DataFusionError, Result, plan_datafusion_err};
 use datafusion_proto::protobuf::{PhysicalExprNode, Schema};
 use elmo::{EmbedSpec, mix::ScalarMix, spec::Layers};
+use prost::Message;
 
-/// `EmbedExec` without its input.
+use super::frame::read;
+
+/// The operator that embeds, without its input.
 #[derive(Clone, PartialEq, prost::Message)]
 pub(super) struct EmbedNode {
     #[prost(string, tag = "1")]
     pub(super) version: String,
-    /// The columns that it adds: together with the version the part that other versions understand.
+    /// The columns that the operator adds. Together with `version`, the part of the message that other versions can
+    /// read.
     #[prost(message, optional, tag = "2")]
     pub(super) fields: Option<Schema>,
     #[prost(bool, tag = "3")]
@@ -22,7 +26,7 @@ pub(super) struct EmbedNode {
     pub(super) models: Vec<ModelNode>,
 }
 
-/// A call over a column of texts.
+/// An embedding call.
 #[derive(Clone, PartialEq, prost::Message)]
 pub(super) struct CallNode {
     #[prost(string, tag = "1")]
@@ -34,15 +38,15 @@ pub(super) struct CallNode {
     #[prost(message, optional, tag = "4")]
     pub(super) spec: Option<SpecNode>,
     #[prost(string, tag = "5")]
-    pub(super) shown: String,
+    pub(super) display: String,
     #[prost(message, optional, tag = "6")]
     pub(super) text: Option<PhysicalExprNode>,
-    /// Places in the operator's list.
+    /// Indices into [`EmbedNode::models`].
     #[prost(uint32, repeated, tag = "7")]
     pub(super) models: Vec<u32>,
 }
 
-/// A function of ours.
+/// A function of this crate.
 #[derive(Clone, PartialEq, prost::Message)]
 pub(super) struct FunctionNode {
     #[prost(string, tag = "1")]
@@ -50,12 +54,12 @@ pub(super) struct FunctionNode {
     #[prost(string, tag = "2")]
     pub(super) name: String,
     #[prost(bool, tag = "3")]
-    pub(super) at_run_time: bool,
+    pub(super) volatile: bool,
     #[prost(message, repeated, tag = "4")]
     pub(super) models: Vec<ModelNode>,
 }
 
-/// A model by where it is and what it was.
+/// A model: its address, and its description when the query was planned.
 #[derive(Clone, PartialEq, prost::Message)]
 pub(super) struct ModelNode {
     #[prost(string, tag = "1")]
@@ -73,21 +77,20 @@ pub(super) struct ModelNode {
     /// The address without secrets.
     #[prost(string, tag = "7")]
     pub(super) location: String,
-    /// The precision that vectors are to have.
+    /// The precision of the vectors.
     #[prost(string, tag = "8")]
     pub(super) precision: String,
-    /// What tells its LM head from others, where that is needed. Number 9 was something else.
+    /// The digest of the LM head, for calls that need it. Tag 9 was used by an earlier version.
     #[prost(string, optional, tag = "10")]
     pub(super) lm_head: Option<String>,
 }
 
-/// [`EmbedSpec`] on its way.
+/// An [`EmbedSpec`].
 #[derive(Clone, PartialEq, prost::Message)]
 pub(super) struct SpecNode {
-    /// See [`EmbedSpec::level`], and so on.
     #[prost(string, tag = "1")]
     pub(super) level: String,
-    /// A word or a number; `mix` when there is one.
+    /// A name or a number, or `mix` if the field `mix` is set.
     #[prost(string, tag = "2")]
     pub(super) layers: String,
     #[prost(message, optional, tag = "3")]
@@ -98,14 +101,13 @@ pub(super) struct SpecNode {
     pub(super) tokenizer: String,
     #[prost(string, tag = "6")]
     pub(super) sentences: String,
-    /// Whether boundaries are returned too.
     #[prost(bool, tag = "7")]
     pub(super) boundaries: bool,
     #[prost(string, tag = "8")]
     pub(super) normalize: String,
     #[prost(string, tag = "9")]
     pub(super) state: String,
-    /// For state `carry` only.
+    /// Set if the state is `carry`.
     #[prost(uint64, optional, tag = "10")]
     pub(super) batch_rows: Option<u64>,
     #[prost(string, tag = "11")]
@@ -120,14 +122,13 @@ pub(super) struct SpecNode {
     pub(super) list_type: String,
 }
 
-/// [`ScalarMix`] on its way.
+/// A [`ScalarMix`].
 #[derive(Clone, PartialEq, prost::Message)]
 pub(super) struct MixNode {
     #[prost(float, repeated, tag = "1")]
     pub(super) scalars: Vec<f32>,
     #[prost(float, tag = "2")]
     pub(super) gamma: f32,
-    /// Whether layers are normalised.
     #[prost(bool, tag = "3")]
     pub(super) layer_norm: bool,
 }
@@ -168,30 +169,42 @@ impl TryFrom<&SpecNode> for EmbedSpec {
             Some(MixNode { scalars, gamma, layer_norm }) => {
                 Layers::Mix(ScalarMix { scalars: scalars.clone(), gamma: *gamma, layer_norm: *layer_norm })
             }
-            None => word(&node.layers)?,
+            None => parse(&node.layers)?,
         };
         Ok(Self {
-            level: word(&node.level)?,
+            level: parse(&node.level)?,
             layers,
-            pooling: word(&node.pooling)?,
-            tokenizer: word(&node.tokenizer)?,
-            sentences: word(&node.sentences)?,
+            pooling: parse(&node.pooling)?,
+            tokenizer: parse(&node.tokenizer)?,
+            sentences: parse(&node.sentences)?,
             boundaries: node.boundaries,
-            normalize: word(&node.normalize)?,
-            state: word(&node.state)?,
+            normalize: parse(&node.normalize)?,
+            state: parse(&node.state)?,
             batch_rows: node.batch_rows.map(|rows| rows as usize),
-            on_long: word(&node.on_long)?,
+            on_long: parse(&node.on_long)?,
             max_tokens: node.max_tokens as usize,
-            on_error: word(&node.on_error)?,
-            float: word(&node.float)?,
-            list_type: word(&node.list_type)?,
+            on_error: parse(&node.on_error)?,
+            float: parse(&node.float)?,
+            list_type: parse(&node.list_type)?,
         })
     }
 }
 
-pub(super) fn word<T: FromStr>(word: &str) -> Result<T>
-where
-    T::Err: std::fmt::Display,
-{
-    word.parse().map_err(|e| plan_datafusion_err!("a plan of elmo cannot be read: {e}"))
+/// Parses a value that is sent as a string.
+pub(super) fn parse<T: FromStr<Err: Display>>(value: &str) -> Result<T> {
+    value.parse().map_err(|e| plan_datafusion_err!("a plan of elmo cannot be deserialised: {e}"))
+}
+
+/// Serialises settings.
+#[must_use]
+pub fn spec_to_bytes(spec: &EmbedSpec) -> Vec<u8> {
+    SpecNode::from(spec).encode_to_vec()
+}
+
+/// Deserialises the result of [`spec_to_bytes`].
+///
+/// # Errors
+/// When the bytes are invalid or of another version.
+pub fn spec_from_bytes(bytes: &[u8]) -> Result<EmbedSpec> {
+    (&read::<SpecNode>(bytes)?).try_into()
 }

@@ -1,4 +1,4 @@
-//! `elmo_centroid(embedding)`: the mean of vectors.
+//! `elmo_centroid(embedding)`: an aggregate, the mean of vectors.
 
 use std::sync::Arc;
 
@@ -21,15 +21,15 @@ use datafusion_macros::user_doc;
 /// The name in SQL.
 pub const NAME: &str = "elmo_centroid";
 
-/// The aggregate: a vector of the same field as its argument.
+/// The aggregate: `FixedSizeList<Float32, D>`, with the field of its argument.
 #[user_doc(
     doc_section(label = "ELMo Functions"),
-    description = "Returns the mean of the vectors of a group, summed in doubles. NULL vectors do not count; NULL where there is no other.",
+    description = "Returns the mean of the vectors of a group, summed in double precision. Ignores NULL vectors. Returns NULL if there are no other vectors.",
     syntax_example = "elmo_centroid(embedding)",
     sql_example = r"```sql
 > SELECT label, elmo_centroid(elmo_embed(text)) AS middle FROM reviews GROUP BY label;
 ```",
-    argument(name = "embedding", description = "A vector of fixed size, such as elmo_embed gives.")
+    argument(name = "embedding", description = "A vector: a list of fixed size, such as the result of elmo_embed.")
 )]
 #[derive(Debug, PartialEq, Eq, Hash)]
 pub struct ElmoCentroid {
@@ -52,8 +52,8 @@ impl AggregateUDFImpl for ElmoCentroid {
     }
 
     fn return_type(&self, types: &[DataType]) -> Result<DataType> {
-        let [kind] = types else { return plan_err!("{NAME} needs a vector: {NAME}(embedding)") };
-        Ok(kind.clone())
+        let [data_type] = types else { return plan_err!("{NAME} needs a vector: {NAME}(embedding)") };
+        Ok(data_type.clone())
     }
 
     fn return_field(&self, fields: &[FieldRef]) -> Result<FieldRef> {
@@ -73,7 +73,7 @@ impl AggregateUDFImpl for ElmoCentroid {
     }
 
     fn accumulator(&self, args: AccumulatorArgs) -> Result<Box<dyn Accumulator>> {
-        Ok(Box::new(One(Sums::new(&args)?)))
+        Ok(Box::new(SingleGroup(Sums::new(&args)?)))
     }
 
     fn state_fields(&self, args: StateFieldsArgs) -> Result<Vec<FieldRef>> {
@@ -107,13 +107,16 @@ fn sums_type(n: i32) -> DataType {
     DataType::FixedSizeList(sums_item(), n)
 }
 
-/// Sums and counts per group.
+/// Sums and counts of vectors, per group.
 #[derive(Debug)]
 struct Sums {
-    /// Item of the result's lists.
+    /// The item field of the result's lists.
     item: FieldRef,
+    /// Numbers per vector.
     width: usize,
+    /// (groups, width)
     sums: Vec<f64>,
+    /// (groups)
     counts: Vec<i64>,
 }
 
@@ -133,11 +136,11 @@ impl Sums {
         self.counts.resize(groups, 0);
     }
 
-    fn of(&mut self, group: usize) -> &mut [f64] {
+    fn group_sums(&mut self, group: usize) -> &mut [f64] {
         &mut self.sums[group * self.width..(group + 1) * self.width]
     }
 
-    /// Adds the vectors of rows that `filter` keeps, `sign` times.
+    /// Adds (`sign` 1) or subtracts (`sign` -1) the vectors of the rows that `filter` selects.
     fn add(
         &mut self,
         vectors: &ArrayRef,
@@ -148,34 +151,34 @@ impl Sums {
         let lists = vectors.as_fixed_size_list();
         let numbers = cast(lists.values(), &DataType::Float32)?;
         let numbers = numbers.as_primitive::<Float32Type>();
-        let wanted = |row: usize| filter.is_none_or(|filter| filter.is_valid(row) && filter.value(row));
-        for row in (0..lists.len()).filter(|&row| lists.is_valid(row) && wanted(row)) {
+        let selected = |row: usize| filter.is_none_or(|filter| filter.is_valid(row) && filter.value(row));
+        for row in (0..lists.len()).filter(|&row| lists.is_valid(row) && selected(row)) {
             let start = lists.value_offset(row) as usize;
             if numbers.nulls().is_some_and(|nulls| nulls.slice(start, self.width).null_count() > 0) {
                 continue;
             }
             let vector = &numbers.values()[start..start + self.width];
             let group = group(row);
-            let sums = self.of(group).iter_mut();
+            let sums = self.group_sums(group).iter_mut();
             sums.zip(vector).for_each(|(sum, value)| *sum += sign as f64 * f64::from(*value));
             self.counts[group] += sign;
             if self.counts[group] == 0 {
-                // What rounding left of a frame that is empty now.
-                self.of(group).fill(0.0);
+                // Remove the rounding errors of a window frame that is empty now.
+                self.group_sums(group).fill(0.0);
             }
         }
         Ok(())
     }
 
     fn merge(&mut self, states: &[ArrayRef], group: impl Fn(usize) -> usize) -> Result<()> {
-        let [sums, counts] = states else { return internal_err!("{NAME} has two states") };
+        let [sums, counts] = states else { return internal_err!("the state of {NAME} has two columns") };
         let (lists, counts) = (sums.as_fixed_size_list(), counts.as_primitive::<Int64Type>());
         let numbers = lists.values().as_primitive::<Float64Type>().values();
         for row in 0..lists.len() {
             let start = lists.value_offset(row) as usize;
             let partial = &numbers[start..start + self.width];
             let group = group(row);
-            self.of(group).iter_mut().zip(partial).for_each(|(sum, more)| *sum += more);
+            self.group_sums(group).iter_mut().zip(partial).for_each(|(sum, more)| *sum += more);
             self.counts[group] += counts.value(row);
         }
         Ok(())
@@ -253,11 +256,11 @@ impl GroupsAccumulator for Sums {
     }
 }
 
-/// All rows as one group.
+/// An accumulator for one group.
 #[derive(Debug)]
-struct One(Sums);
+struct SingleGroup(Sums);
 
-impl Accumulator for One {
+impl Accumulator for SingleGroup {
     fn update_batch(&mut self, values: &[ArrayRef]) -> Result<()> {
         self.0.resize(1);
         self.0.add(&values[0], |_| 0, None, 1)
@@ -283,7 +286,7 @@ impl Accumulator for One {
         self.0.merge(states, |_| 0)
     }
 
-    /// For frames that slide.
+    /// For sliding window frames.
     fn retract_batch(&mut self, values: &[ArrayRef]) -> Result<()> {
         self.0.add(&values[0], |_| 0, None, -1)
     }

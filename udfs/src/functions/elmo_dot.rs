@@ -1,4 +1,4 @@
-//! `elmo_dot(a, b)`: a measure between two vectors.
+//! `elmo_dot(a, b)`: the dot product of two vectors.
 
 use datafusion::logical_expr::ScalarUDFImpl;
 use datafusion_macros::user_doc;
@@ -11,13 +11,13 @@ pub const NAME: &str = "elmo_dot";
 /// The function: `Float32`.
 #[user_doc(
     doc_section(label = "ELMo Functions"),
-    description = "Returns the dot product of two vectors. NULL where one of them is NULL. Vectors of different dimensions are a planning error.",
+    description = "Returns the dot product of two vectors. Returns NULL if a vector is NULL. Vectors of different dimensions are an error.",
     syntax_example = "elmo_dot(a, b)",
     sql_example = r"```sql
 > SELECT id, elmo_dot(elmo_embed(text), elmo_embed('cold soup')) AS near FROM reviews;
 ```",
-    argument(name = "a", description = "A vector: a list of numbers, of fixed or any size."),
-    argument(name = "b", description = "Another of the same dimension.")
+    argument(name = "a", description = "A vector: a list of numbers, of fixed or variable size."),
+    argument(name = "b", description = "Another vector of the same dimension.")
 )]
 #[derive(Debug, PartialEq, Eq, Hash)]
 pub struct ElmoDot(MeasureFunction);

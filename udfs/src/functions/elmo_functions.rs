@@ -1,16 +1,23 @@
-//! `elmo_functions()`: the functions of this crate, a row each.
+//! `elmo_functions()`: a table of the functions of this crate, one row each.
 
 use std::sync::Arc;
 
 use datafusion::{
-    catalog::{TableFunctionArgs, TableFunctionImpl, TableProvider},
+    arrow::{
+        array::{ArrayRef, RecordBatch, StringArray},
+        datatypes::{DataType, Field, Schema},
+    },
+    catalog::{MemTable, TableFunctionArgs, TableFunctionImpl, TableProvider},
     common::plan_err,
     error::Result,
     logical_expr::Documentation,
 };
 
-use super::{aggregate, elmo_models::table_of_strings, scalar};
-use crate::Models;
+use super::{
+    elmo_models,
+    registry::{aggregate, scalar},
+};
+use crate::models::Models;
 
 /// The name in SQL.
 pub const NAME: &str = "elmo_functions";
@@ -40,12 +47,21 @@ impl TableFunctionImpl for ElmoFunctions {
             scalar(&self.0).iter().map(|function| row(function.name(), "scalar", function.documentation())).collect();
         rows.extend(aggregate().iter().map(|function| row(function.name(), "aggregate", function.documentation())));
         for (name, description) in [
-            (super::elmo_models::NAME, "The models that this session may name."),
-            (NAME, "The functions that elmo adds."),
+            (elmo_models::NAME, "The models that queries of this session may name."),
+            (NAME, "The functions that elmo adds to the session."),
         ] {
             rows.push(vec![name.to_owned(), "table".to_owned(), format!("{name}()"), description.to_owned()]);
         }
         rows.sort();
-        table_of_strings(&["name", "kind", "syntax", "description"], &rows)
+        string_table(&["name", "kind", "syntax", "description"], &rows)
     }
+}
+
+/// A table in memory whose columns are strings.
+fn string_table(names: &[&str], rows: &[Vec<String>]) -> Result<Arc<dyn TableProvider>> {
+    let fields: Vec<Field> = names.iter().map(|name| Field::new(*name, DataType::Utf8, false)).collect();
+    let column = |n: usize| Arc::new(rows.iter().map(|row| Some(row[n].as_str())).collect::<StringArray>()) as ArrayRef;
+    let schema = Arc::new(Schema::new(fields));
+    let rows = RecordBatch::try_new(Arc::clone(&schema), (0..names.len()).map(column).collect())?;
+    Ok(Arc::new(MemTable::try_new(schema, vec![vec![rows]])?))
 }

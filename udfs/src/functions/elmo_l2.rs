@@ -1,4 +1,4 @@
-//! `elmo_l2(a, b)`: a measure between two vectors.
+//! `elmo_l2(a, b)`: the Euclidean distance between two vectors.
 
 use datafusion::logical_expr::ScalarUDFImpl;
 use datafusion_macros::user_doc;
@@ -11,13 +11,13 @@ pub const NAME: &str = "elmo_l2";
 /// The function: `Float32`.
 #[user_doc(
     doc_section(label = "ELMo Functions"),
-    description = "Returns the Euclidean distance of two vectors. NULL where one of them is NULL. Vectors of different dimensions are a planning error.",
+    description = "Returns the Euclidean distance between two vectors. Returns NULL if a vector is NULL. Vectors of different dimensions are an error.",
     syntax_example = "elmo_l2(a, b)",
     sql_example = r"```sql
 > SELECT id, elmo_l2(elmo_embed(text), elmo_embed('cold soup')) AS near FROM reviews;
 ```",
-    argument(name = "a", description = "A vector: a list of numbers, of fixed or any size."),
-    argument(name = "b", description = "Another of the same dimension.")
+    argument(name = "a", description = "A vector: a list of numbers, of fixed or variable size."),
+    argument(name = "b", description = "Another vector of the same dimension.")
 )]
 #[derive(Debug, PartialEq, Eq, Hash)]
 pub struct ElmoL2(MeasureFunction);

@@ -1,24 +1,21 @@
-//! `elmo_models()`: the models that a session may name, a row each.
+//! `elmo_models()`: a table of the models that queries may name, one row each.
 
 use std::sync::Arc;
 
 use datafusion::{
-    arrow::{
-        array::{ArrayRef, BooleanArray, RecordBatch, StringArray, UInt32Array},
-        datatypes::{DataType, Field, Schema},
-    },
+    arrow::array::{ArrayRef, BooleanArray, RecordBatch, StringArray, UInt32Array},
     catalog::{MemTable, TableFunctionArgs, TableFunctionImpl, TableProvider},
     common::{DataFusionError, plan_err},
     error::Result,
 };
 
-use crate::{ModelFailed, Models};
+use crate::models::{ModelFailed, Models};
 
 /// The name in SQL.
 pub const NAME: &str = "elmo_models";
 
-/// The table function: `name, is_default, is_open, fingerprint, dimension, layers, lm_head, untrained, location`. Models are
-/// described, not opened.
+/// The table function: `name, is_default, is_open, fingerprint, dimension, layers, lm_head, untrained, location`. It
+/// describes the models, but does not open them.
 #[derive(Debug)]
 pub struct ElmoModels(Models);
 
@@ -68,13 +65,4 @@ impl TableFunctionImpl for ElmoModels {
         let rows = self.rows()?;
         Ok(Arc::new(MemTable::try_new(rows.schema(), vec![vec![rows]])?))
     }
-}
-
-/// Columns of strings, for a table of few rows.
-pub(crate) fn table_of_strings(names: &[&str], rows: &[Vec<String>]) -> Result<Arc<dyn TableProvider>> {
-    let fields: Vec<Field> = names.iter().map(|name| Field::new(*name, DataType::Utf8, false)).collect();
-    let column = |n: usize| Arc::new(rows.iter().map(|row| Some(row[n].as_str())).collect::<StringArray>()) as ArrayRef;
-    let schema = Arc::new(Schema::new(fields));
-    let rows = RecordBatch::try_new(Arc::clone(&schema), (0..names.len()).map(column).collect())?;
-    Ok(Arc::new(MemTable::try_new(schema, vec![vec![rows]])?))
 }

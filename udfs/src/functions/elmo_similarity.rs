@@ -1,4 +1,4 @@
-//! `elmo_similarity(text_a, text_b [, options])`: how near two texts are.
+//! `elmo_similarity(text_a, text_b [, options])`: the cosine of the vectors of two texts.
 
 use datafusion::{
     arrow::datatypes::{DataType, Field, FieldRef},
@@ -13,23 +13,24 @@ use datafusion_macros::user_doc;
 use elmo::spec::Level;
 
 use super::{
-    elmo_cosine,
+    downcast::to_volatile,
+    elmo_cosine::ElmoCosine,
     elmo_embed::{self, ElmoEmbed},
 };
 use crate::{
-    Models,
-    args::{EmbedOptions, Shape, coerce_text},
+    args::{EmbedOptions, Parameters, coerce_text, literal_value},
+    call::{Call, Kind},
     measure::{Measure, MeasureFunction},
-    rewrite::to_run_time,
-    text_function::{Call, Kind, TextFunction, literal, signature},
+    models::Models,
+    text_function::TextFunction,
 };
 
 /// The name in SQL.
 pub const NAME: &str = "elmo_similarity";
 
-pub(crate) const SHAPE: Shape = Shape {
-    name: NAME,
-    parameters: &[
+pub(crate) const PARAMETERS: Parameters = Parameters {
+    function: NAME,
+    names: &[
         "text_a",
         "text_b",
         "layers",
@@ -44,36 +45,48 @@ pub(crate) const SHAPE: Shape = Shape {
     columns: 2,
 };
 
-/// The function, with the models it may use: `Float32`.
+/// The function, with the models that it may use: `Float32`.
 #[user_doc(
     doc_section(label = "ELMo Functions"),
-    description = "Returns the cosine of the vectors of two texts, -1 to 1. NULL where one of them has none. Options are those of elmo_embed.",
+    description = "Returns the cosine similarity of the vectors of two texts, from -1 to 1. Returns NULL if a text has no vector. The options are those of elmo_embed.",
     syntax_example = "elmo_similarity(text_a, text_b [, layers => , pooling => , model => , tokenizer => , sentences => , state => , on_long => , on_error => ])",
     sql_example = r"```sql
 > SELECT id, elmo_similarity(text, 'cold soup') AS near FROM reviews ORDER BY near DESC LIMIT 5;
 ```",
     argument(
         name = "text_a",
-        description = "A string in any Arrow encoding, a binary (its UTF-8 is checked), or a list of tokens that is one sentence."
+        description = "A string in any Arrow encoding, a binary that holds UTF-8, or a list of tokens, which is one sentence."
     ),
-    argument(name = "text_b", description = "Another text."),
+    argument(name = "text_b", description = "The other text."),
     argument(
         name = "layers",
-        description = "`'average'` (default), `'top'`, `'token'`, a layer's number, or `'all'`: every layer, one after the other."
+        description = "The layers: `'average'` (default), `'top'`, `'token'`, the number of a layer, or `'all'`, which concatenates all layers."
     ),
     argument(
         name = "pooling",
-        description = "`'mean'` (default), `'max'`, `'first'`, `'last'`, or `'ends'`: forward half of the last token, backward half of the first."
+        description = "How token vectors are combined: `'mean'` (default), `'max'`, `'first'`, `'last'`, or `'ends'`, which is the forward half of the last token and the backward half of the first."
     ),
-    argument(name = "model", description = "Name of a registered model; the default one if not given."),
-    argument(name = "tokenizer", description = "`'moses'` (default), `'words'` or `'whitespace'`."),
-    argument(name = "sentences", description = "`'split'` (default) or `'off'`: the text is one sentence."),
-    argument(name = "state", description = "Where a sentence starts: `'zero'` (default) or `'warm'`."),
+    argument(
+        name = "model",
+        description = "The name of a registered model. The default is the session's default model."
+    ),
+    argument(name = "tokenizer", description = "The tokenizer: `'moses'` (default), `'words'` or `'whitespace'`."),
+    argument(
+        name = "sentences",
+        description = "How sentences are found: `'split'` (default), or `'off'` if each text is one sentence."
+    ),
+    argument(
+        name = "state",
+        description = "The state of the LSTMs at the start of a sentence: `'zero'` (default) or `'warm'`."
+    ),
     argument(
         name = "on_long",
-        description = "A sentence of more than 512 tokens: `'window'` (default), `'truncate'` or `'error'`."
+        description = "What to do with a sentence of more than 512 tokens: `'window'` (default), `'truncate'` or `'error'`."
     ),
-    argument(name = "on_error", description = "A text that cannot be embedded: `'fail'` (default) or `'null'`.")
+    argument(
+        name = "on_error",
+        description = "What to do with a text that cannot be embedded: `'fail'` (default) or `'null'`."
+    )
 )]
 #[derive(Debug, PartialEq, Eq, Hash)]
 pub struct ElmoSimilarity {
@@ -85,26 +98,28 @@ impl ElmoSimilarity {
     /// The function over these models.
     #[must_use]
     pub fn new(models: Models) -> Self {
-        Self { models, signature: signature(&SHAPE, Volatility::Immutable) }
+        Self { models, signature: PARAMETERS.signature(Volatility::Immutable) }
     }
 
     fn embed(&self) -> TextFunction {
-        TextFunction::new(elmo_embed::SHAPE, Kind::Vector, self.models.clone())
+        TextFunction::new(elmo_embed::PARAMETERS, Kind::Vector, self.models.clone())
     }
 
-    /// What is asked of either text, with errors that name this function.
+    /// The call for either text. Its errors name this function.
     fn call(&self, options: &[Option<&ScalarValue>]) -> Result<Call> {
-        Ok(Call { function: NAME, kind: Kind::Vector, options: EmbedOptions::parse(&SHAPE, Level::Sentence, options)? })
+        let options = EmbedOptions::parse(&PARAMETERS, Level::Sentence, options)?;
+        Ok(Call { function: NAME, kind: Kind::Vector, options })
     }
 
-    /// The same with `elmo_cosine` and `elmo_embed`: a text that is compared with several others is embedded once.
+    /// Rewrites a call as `elmo_cosine(elmo_embed(text_a), elmo_embed(text_b))`, so that a text that is compared with
+    /// several others is embedded once.
     pub(crate) fn expand(&self, args: &[Expr]) -> Result<Expr> {
-        let (texts, options) = SHAPE.split(args)?;
+        let (texts, options) = PARAMETERS.split(args)?;
         let vector = |text: &Expr| {
             let args = [text].into_iter().chain(options).cloned().collect();
-            to_run_time(ScalarUDF::new_from_impl(ElmoEmbed(self.embed())).call(args)).data
+            to_volatile(ScalarUDF::new_from_impl(ElmoEmbed(self.embed())).call(args)).data
         };
-        let cosine = ScalarUDF::new_from_impl(elmo_cosine::ElmoCosine::default());
+        let cosine = ScalarUDF::new_from_impl(ElmoCosine::default());
         Ok(cosine.call(texts.iter().map(vector).collect()))
     }
 }
@@ -123,21 +138,22 @@ impl ScalarUDFImpl for ElmoSimilarity {
     }
 
     fn coerce_types(&self, types: &[DataType]) -> Result<Vec<DataType>> {
-        let (texts, options) = SHAPE.split(types)?;
-        let texts = texts.iter().zip(SHAPE.parameters).map(|(kind, name)| coerce_text(&SHAPE, name, kind));
-        texts.chain(options.iter().map(|kind| Ok(kind.clone()))).collect()
+        let (texts, options) = PARAMETERS.split(types)?;
+        let texts =
+            texts.iter().zip(PARAMETERS.names).map(|(data_type, name)| coerce_text(&PARAMETERS, name, data_type));
+        texts.chain(options.iter().map(|data_type| Ok(data_type.clone()))).collect()
     }
 
     fn return_field_from_args(&self, args: ReturnFieldArgs) -> Result<FieldRef> {
-        let (_, options) = SHAPE.split(args.scalar_arguments)?;
-        // Wrong options are found when the query is planned.
+        let (_, options) = PARAMETERS.split(args.scalar_arguments)?;
+        // Invalid options are planning errors.
         self.call(options)?.field(&self.models)?;
         Ok(FieldRef::new(Field::new(NAME, DataType::Float32, true)))
     }
 
     fn invoke_with_args(&self, args: ScalarFunctionArgs) -> Result<ColumnarValue> {
-        let (texts, options) = SHAPE.split(&args.args)?;
-        let call = self.call(&options.iter().map(literal).collect::<Vec<_>>())?;
+        let (texts, options) = PARAMETERS.split(&args.args)?;
+        let call = self.call(&options.iter().map(literal_value).collect::<Vec<_>>())?;
         let [a, b] = texts else { return internal_err!("{NAME} compares two texts") };
         let vector = |text: &ColumnarValue| {
             let rows = match text {

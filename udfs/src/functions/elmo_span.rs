@@ -1,4 +1,4 @@
-//! `elmo_span(tokens, start, end)`: one vector for a piece of a text whose tokens are known.
+//! `elmo_span(tokens, start, end)`: the mean vector of the tokens in a byte range of a text.
 
 use std::{ops::Range, sync::Arc};
 
@@ -19,17 +19,17 @@ use datafusion_macros::user_doc;
 /// The name in SQL.
 pub const NAME: &str = "elmo_span";
 
-/// The function: a vector as `elmo_tokens` has them.
+/// The function: `FixedSizeList<Float32, D>`, with the field of the tokens' vectors.
 #[user_doc(
     doc_section(label = "ELMo Functions"),
-    description = "Returns the vector of a piece of a text: the mean of the vectors of those tokens that lie in it, even if only in part. NULL where there is none. Tokens come from elmo_tokens, or from a file that elmo embed wrote at token level.",
+    description = "Returns the mean of the vectors of the tokens that overlap the byte range `start..end` of a text. Returns NULL if no token does. The tokens come from elmo_tokens, or from a file that elmo embed wrote at token level.",
     syntax_example = "elmo_span(tokens, start, end)",
     sql_example = r"```sql
 > SELECT id, elmo_span(tokens, 0, 8) AS first_words FROM (SELECT id, elmo_tokens(text) AS tokens FROM reviews);
 ```",
-    argument(name = "tokens", description = "What elmo_tokens gives."),
-    argument(name = "start", description = "First byte of the piece in the text."),
-    argument(name = "end", description = "The byte after its last.")
+    argument(name = "tokens", description = "The tokens of the text: a result of elmo_tokens."),
+    argument(name = "start", description = "The byte offset of the start of the range."),
+    argument(name = "end", description = "The byte offset of the end, exclusive.")
 )]
 #[derive(Debug, PartialEq, Eq, Hash)]
 pub struct ElmoSpan {
@@ -54,15 +54,15 @@ impl ScalarUDFImpl for ElmoSpan {
     }
 
     fn return_type(&self, _: &[DataType]) -> Result<DataType> {
-        internal_err!("return_field_from_args says the type")
+        internal_err!("the type depends on the tokens: see return_field_from_args")
     }
 
     fn coerce_types(&self, types: &[DataType]) -> Result<Vec<DataType>> {
         let [tokens, start, end] = types else { return plan_err!("{NAME} needs {NAME}(tokens, start, end)") };
         embedding(tokens)?;
-        for (name, kind) in [("start", start), ("end", end)] {
-            if !kind.is_integer() && kind != &DataType::Null {
-                return plan_err!("{NAME}: {name} is a number of bytes, not {kind}");
+        for (name, data_type) in [("start", start), ("end", end)] {
+            if !data_type.is_integer() && data_type != &DataType::Null {
+                return plan_err!("{NAME}: {name} is a byte offset, not {data_type}");
             }
         }
         Ok(vec![tokens.clone(), DataType::Int64, DataType::Int64])
@@ -83,7 +83,7 @@ impl ScalarUDFImpl for ElmoSpan {
     }
 }
 
-/// The field of a token's vector.
+/// The field of a token's vector, given the type of a list of tokens.
 fn embedding(tokens: &DataType) -> Result<&FieldRef> {
     let field = match tokens {
         DataType::List(item) => match item.data_type() {
@@ -103,33 +103,35 @@ fn embedding(tokens: &DataType) -> Result<&FieldRef> {
     };
     match field.filter(is_vector) {
         Some(field) => Ok(field),
-        None => plan_err!("{NAME}: tokens is what elmo_tokens gives, not {tokens}"),
+        None => plan_err!("{NAME}: tokens must be the result of elmo_tokens, not {tokens}"),
     }
 }
 
-/// The tokens of a column, or those of one text for all rows: they are not copied for each.
+/// The tokens of each row. A constant list is shared by all rows, not copied.
 struct Tokens {
     lists: ArrayRef,
-    one: bool,
+    is_constant: bool,
 }
 
 impl Tokens {
     fn of(column: &ColumnarValue, rows: usize) -> Result<Self> {
         Ok(match column {
-            ColumnarValue::Scalar(ScalarValue::List(list)) => Self { lists: Arc::clone(list) as ArrayRef, one: true },
-            column => Self { lists: column.to_array_of_size(rows)?, one: false },
+            ColumnarValue::Scalar(ScalarValue::List(list)) => {
+                Self { lists: Arc::clone(list) as ArrayRef, is_constant: true }
+            }
+            column => Self { lists: column.to_array_of_size(rows)?, is_constant: false },
         })
     }
 
-    /// Where a row's tokens are among all; `None` when there is no list.
+    /// The range of a row's tokens among all tokens. `None` when the list is NULL.
     fn of_row(&self, row: usize) -> Option<Range<usize>> {
-        let row = if self.one { 0 } else { row };
+        let row = if self.is_constant { 0 } else { row };
         let offsets = self.lists.as_list::<i32>().value_offsets();
         self.lists.is_valid(row).then(|| offsets[row] as usize..offsets[row + 1] as usize)
     }
 }
 
-/// One vector per row: the mean over the tokens that share a byte with `start..end`. Constants alone give one row.
+/// One vector per row: the mean over the tokens that overlap `start..end`. If all arguments are constants, one row.
 pub(crate) fn spans(
     tokens: &ColumnarValue,
     start: &ColumnarValue,
@@ -145,29 +147,31 @@ pub(crate) fn spans(
         Some(column) => Ok(column),
         None => internal_err!("tokens without {name}"),
     };
-    let (first, behind) = (column("start")?.as_primitive::<UInt32Type>(), column("end")?.as_primitive::<UInt32Type>());
+    let (token_start, token_end) =
+        (column("start")?.as_primitive::<UInt32Type>(), column("end")?.as_primitive::<UInt32Type>());
     let vectors = column("embedding")?.as_fixed_size_list();
     let width = vectors.value_length() as usize;
     let numbers = vectors.values().as_primitive::<Float32Type>().values();
     let (start, end) = (start.as_primitive::<Int64Type>(), end.as_primitive::<Int64Type>());
     let mut values = vec![0.0_f32; rows * width];
     let mut valid = vec![false; rows];
-    for (row, place) in values.chunks_exact_mut(width).enumerate() {
+    for (row, mean) in values.chunks_exact_mut(width).enumerate() {
         let Some(tokens) = tokens.of_row(row) else { continue };
         if start.is_null(row) || end.is_null(row) {
             continue;
         }
-        let shares =
-            |t: &usize| i64::from(first.value(*t)) < end.value(row) && i64::from(behind.value(*t)) > start.value(row);
+        let overlaps = |t: &usize| {
+            i64::from(token_start.value(*t)) < end.value(row) && i64::from(token_end.value(*t)) > start.value(row)
+        };
         let vector = |t: usize| {
             let at = vectors.value_offset(t) as usize;
             &numbers[at..at + width]
         };
-        let found: Vec<usize> = tokens.filter(shares).collect();
+        let found: Vec<usize> = tokens.filter(overlaps).collect();
         match found.as_slice() {
             [] => continue,
-            [one] => place.copy_from_slice(vector(*one)),
-            several => mean(several.iter().map(|t| vector(*t)), several.len(), place),
+            [one] => mean.copy_from_slice(vector(*one)),
+            several => write_mean(several.iter().map(|t| vector(*t)), several.len(), mean),
         }
         valid[row] = true;
     }
@@ -177,12 +181,12 @@ pub(crate) fn spans(
     Ok(Arc::new(FixedSizeListArray::try_new(item, width as i32, values, Some(NullBuffer::from(valid)))?))
 }
 
-fn mean<'v>(vectors: impl Iterator<Item = &'v [f32]>, count: usize, place: &mut [f32]) {
-    let mut sums = vec![0.0_f64; place.len()];
+fn write_mean<'v>(vectors: impl Iterator<Item = &'v [f32]>, count: usize, mean: &mut [f32]) {
+    let mut sums = vec![0.0_f64; mean.len()];
     for vector in vectors {
         sums.iter_mut().zip(vector).for_each(|(sum, value)| *sum += f64::from(*value));
     }
-    place.iter_mut().zip(sums).for_each(|(value, sum)| *value = (sum / count as f64) as f32);
+    mean.iter_mut().zip(sums).for_each(|(value, sum)| *value = (sum / count as f64) as f32);
 }
 
 #[cfg(test)]
@@ -211,13 +215,13 @@ mod tests {
         ListArray::new(item, OffsetBuffer::from_lengths([2]), Arc::new(items), None)
     }
 
-    /// By hand: both tokens, the second, the first, none, and an unknown piece.
+    /// By hand: both tokens, the second, the first, none, and a NULL offset.
     #[test]
-    fn one_text_for_all_rows_is_read_where_it_lies() {
+    fn a_constant_list_is_not_copied_for_each_row() {
         let list = Arc::new(tokens());
         let one = ColumnarValue::Scalar(ScalarValue::List(Arc::clone(&list)));
         let read = Tokens::of(&one, 1 << 40).unwrap();
-        assert!(read.one && std::ptr::addr_eq(Arc::as_ptr(&read.lists), Arc::as_ptr(&list)));
+        assert!(read.is_constant && std::ptr::addr_eq(Arc::as_ptr(&read.lists), Arc::as_ptr(&list)));
         let starts: ArrayRef = Arc::new(Int64Array::from(vec![Some(0), Some(1), Some(-5), Some(3), None]));
         let ends: ArrayRef = Arc::new(Int64Array::from(vec![3, 9, 2, 9, 9]));
         let (starts, ends) = (ColumnarValue::Array(starts), ColumnarValue::Array(ends));
@@ -226,10 +230,10 @@ mod tests {
         let numbers = vectors.values().as_primitive::<Float32Type>();
         assert_eq!(numbers.values().to_vec(), [2.0, 3.0, 1.0, 0.0, 0.0]);
         assert_eq!((0..5).map(|row| vectors.is_valid(row)).collect::<Vec<_>>(), [true, true, true, false, false]);
-        // The same as a column.
+        // A column of equal lists gives the same.
         let column = take(list.as_ref(), &UInt64Array::from(vec![0; 5]), None).unwrap();
         assert_eq!(&spans(&ColumnarValue::Array(column), &starts, &ends, 5).unwrap(), &found);
-        // No text, and of constants one vector however many rows there are.
+        // A NULL list gives NULLs. Constants give one vector, however many rows there are.
         let nothing = ScalarValue::try_from(list.data_type()).unwrap();
         assert_eq!(spans(&nothing.into(), &starts, &ends, 5).unwrap().null_count(), 5);
         let (start, end) = (ScalarValue::Int64(Some(0)).into(), ScalarValue::Int64(Some(3)).into());

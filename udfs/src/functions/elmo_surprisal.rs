@@ -1,44 +1,57 @@
-//! `elmo_surprisal(text [, options])`: how surprising each token is to the language model.
+//! `elmo_surprisal(text [, options])`: the surprisal of each token of a text.
 
 use datafusion::logical_expr::ScalarUDFImpl;
 use datafusion_macros::user_doc;
 
 use crate::{
-    Models,
-    args::Shape,
-    text_function::{Kind, TextFunction, text_function},
+    args::Parameters,
+    call::Kind,
+    models::Models,
+    text_function::{TextFunction, text_function},
 };
 
 /// The name in SQL.
 pub const NAME: &str = "elmo_surprisal";
 
-pub(crate) const SHAPE: Shape = Shape {
-    name: NAME,
-    parameters: &["text", "model", "tokenizer", "sentences", "state", "on_long", "on_error"],
+pub(crate) const PARAMETERS: Parameters = Parameters {
+    function: NAME,
+    names: &["text", "model", "tokenizer", "sentences", "state", "on_long", "on_error"],
     columns: 1,
 };
 
-/// The function, with the models it may use: [`elmo::surprisal::surprisal_type`].
+/// The function, with the models that it may use: [`elmo::surprisal::surprisal_type`].
 #[user_doc(
     doc_section(label = "ELMo Functions"),
-    description = "Returns the tokens of a text, each with its byte range, its sentence, and its surprisal in bits: `forward`, after the tokens before it, and `backward`, before those behind it. `known` is false where the word is not in the vocabulary and `<UNK>` is scored in its place. The model needs its vocabulary and softmax (`vocab.txt`, `softmax.safetensors`) beside the weights: published weights lack them. NULL for a NULL text, an empty list for a blank one.",
+    description = "Returns the tokens of a text with their surprisals in bits, as a list of structs: `token`, `start`, `end` and `sentence` as elmo_tokens, `forward` (given the tokens before), `backward` (given the tokens after), and `known` (false if the word is not in the vocabulary and `<UNK>` was scored instead). The model needs its vocabulary and softmax (`vocab.txt` and `softmax.safetensors`) beside the weights; published weights lack them. Returns NULL if the text is NULL, and an empty list if it is blank.",
     syntax_example = "elmo_surprisal(text [, model => , tokenizer => , sentences => , state => , on_long => , on_error => ])",
     sql_example = r"```sql
 > SELECT id, unnest(elmo_surprisal(text)) FROM reviews;
 ```",
     argument(
         name = "text",
-        description = "A string in any Arrow encoding, a binary (its UTF-8 is checked), or a list of tokens that is one sentence."
+        description = "A string in any Arrow encoding, a binary that holds UTF-8, or a list of tokens, which is one sentence."
     ),
-    argument(name = "model", description = "Name of a registered model; the default one if not given."),
-    argument(name = "tokenizer", description = "`'moses'` (default), `'words'` or `'whitespace'`."),
-    argument(name = "sentences", description = "`'split'` (default) or `'off'`: the text is one sentence."),
-    argument(name = "state", description = "Where a sentence starts: `'zero'` (default) or `'warm'`."),
+    argument(
+        name = "model",
+        description = "The name of a registered model. The default is the session's default model."
+    ),
+    argument(name = "tokenizer", description = "The tokenizer: `'moses'` (default), `'words'` or `'whitespace'`."),
+    argument(
+        name = "sentences",
+        description = "How sentences are found: `'split'` (default), or `'off'` if each text is one sentence."
+    ),
+    argument(
+        name = "state",
+        description = "The state of the LSTMs at the start of a sentence: `'zero'` (default) or `'warm'`."
+    ),
     argument(
         name = "on_long",
-        description = "A sentence of more than 512 tokens: `'window'` (default), `'truncate'` or `'error'`."
+        description = "What to do with a sentence of more than 512 tokens: `'window'` (default), `'truncate'` or `'error'`."
     ),
-    argument(name = "on_error", description = "A text that cannot be scored: `'fail'` (default) or `'null'`.")
+    argument(
+        name = "on_error",
+        description = "What to do with a text that cannot be scored: `'fail'` (default) or `'null'`."
+    )
 )]
 #[derive(Debug, PartialEq, Eq, Hash)]
 pub struct ElmoSurprisal(pub(crate) TextFunction);
@@ -47,7 +60,7 @@ impl ElmoSurprisal {
     /// The function over these models.
     #[must_use]
     pub fn new(models: Models) -> Self {
-        Self(TextFunction::new(SHAPE, Kind::Surprisal, models))
+        Self(TextFunction::new(PARAMETERS, Kind::Surprisal, models))
     }
 }
 

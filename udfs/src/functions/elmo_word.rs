@@ -1,4 +1,4 @@
-//! `elmo_word(text, start, end [, options])`: the vector of one word in its context.
+//! `elmo_word(text, start, end [, options])`: the vector of one word in the context of its sentence.
 
 use datafusion::{
     arrow::datatypes::{DataType, FieldRef},
@@ -13,52 +13,65 @@ use datafusion_macros::user_doc;
 use elmo::spec::Level;
 
 use super::{
+    downcast::to_volatile,
     elmo_span::{ElmoSpan, spans},
     elmo_tokens::{self, ElmoTokens},
 };
 use crate::{
-    Models,
-    args::{EmbedOptions, Shape, coerce_text},
-    rewrite::to_run_time,
-    text_function::{Call, Kind, TextFunction, literal, signature},
+    args::{EmbedOptions, Parameters, coerce_text, literal_value},
+    call::{Call, Kind},
+    models::Models,
+    text_function::TextFunction,
 };
 
 /// The name in SQL.
 pub const NAME: &str = "elmo_word";
 
-pub(crate) const SHAPE: Shape = Shape {
-    name: NAME,
-    parameters: &["text", "start", "end", "layers", "model", "tokenizer", "sentences", "state", "on_long", "on_error"],
+pub(crate) const PARAMETERS: Parameters = Parameters {
+    function: NAME,
+    names: &["text", "start", "end", "layers", "model", "tokenizer", "sentences", "state", "on_long", "on_error"],
     columns: 3,
 };
 
-/// The function, with the models it may use: `FixedSizeList<Float32, D>`.
+/// The function, with the models that it may use: `FixedSizeList<Float32, D>`.
 #[user_doc(
     doc_section(label = "ELMo Functions"),
-    description = "Returns the vector of one word in its context: of the token at bytes `start..end` of the text, which is read as a whole. Where several tokens share bytes with the piece, as in `didn't`, their mean; NULL where none does.",
+    description = "Returns the vector of one word in the context of its sentence. The word is the byte range `start..end` of the text. If several tokens overlap the range, as in `didn't`, returns the mean of their vectors. If none does, returns NULL.",
     syntax_example = "elmo_word(text, start, end [, layers => , model => , tokenizer => , sentences => , state => , on_long => , on_error => ])",
     sql_example = r"```sql
 > SELECT id, elmo_word(text, strpos(text, 'bank') - 1, strpos(text, 'bank') + 3) AS bank FROM ascii_reviews;
 ```",
     argument(
         name = "text",
-        description = "A string in any Arrow encoding, a binary (its UTF-8 is checked), or a list of tokens that is one sentence."
+        description = "A string in any Arrow encoding, a binary that holds UTF-8, or a list of tokens, which is one sentence."
     ),
-    argument(name = "start", description = "First byte of the word in the text."),
-    argument(name = "end", description = "The byte after its last."),
+    argument(name = "start", description = "The byte offset of the start of the word."),
+    argument(name = "end", description = "The byte offset of the end, exclusive."),
     argument(
         name = "layers",
-        description = "`'average'` (default), `'top'`, `'token'`, a layer's number, or `'all'`: every layer, one after the other."
+        description = "The layers: `'average'` (default), `'top'`, `'token'`, the number of a layer, or `'all'`, which concatenates all layers."
     ),
-    argument(name = "model", description = "Name of a registered model; the default one if not given."),
-    argument(name = "tokenizer", description = "`'moses'` (default), `'words'` or `'whitespace'`."),
-    argument(name = "sentences", description = "`'split'` (default) or `'off'`: the text is one sentence."),
-    argument(name = "state", description = "Where a sentence starts: `'zero'` (default) or `'warm'`."),
+    argument(
+        name = "model",
+        description = "The name of a registered model. The default is the session's default model."
+    ),
+    argument(name = "tokenizer", description = "The tokenizer: `'moses'` (default), `'words'` or `'whitespace'`."),
+    argument(
+        name = "sentences",
+        description = "How sentences are found: `'split'` (default), or `'off'` if each text is one sentence."
+    ),
+    argument(
+        name = "state",
+        description = "The state of the LSTMs at the start of a sentence: `'zero'` (default) or `'warm'`."
+    ),
     argument(
         name = "on_long",
-        description = "A sentence of more than 512 tokens: `'window'` (default), `'truncate'` or `'error'`."
+        description = "What to do with a sentence of more than 512 tokens: `'window'` (default), `'truncate'` or `'error'`."
     ),
-    argument(name = "on_error", description = "A text that cannot be embedded: `'fail'` (default) or `'null'`.")
+    argument(
+        name = "on_error",
+        description = "What to do with a text that cannot be embedded: `'fail'` (default) or `'null'`."
+    )
 )]
 #[derive(Debug, PartialEq, Eq, Hash)]
 pub struct ElmoWord {
@@ -70,38 +83,40 @@ impl ElmoWord {
     /// The function over these models.
     #[must_use]
     pub fn new(models: Models) -> Self {
-        Self { models, signature: signature(&SHAPE, Volatility::Immutable) }
+        Self { models, signature: PARAMETERS.signature(Volatility::Immutable) }
     }
 
     fn tokens(&self) -> TextFunction {
-        TextFunction::new(elmo_tokens::SHAPE, Kind::Tokens, self.models.clone())
+        TextFunction::new(elmo_tokens::PARAMETERS, Kind::Tokens, self.models.clone())
     }
 
-    /// The same as a piece of what `elmo_tokens` gives: several words of one text are then read out of it once.
+    /// Rewrites a call as `elmo_span(elmo_tokens(text), start, end)`, so that a text with several calls is embedded
+    /// once.
     pub(crate) fn expand(&self, args: &[Expr]) -> Result<Expr> {
-        let (columns, options) = SHAPE.split(args)?;
+        let (columns, options) = PARAMETERS.split(args)?;
         let [text, start, end] = columns else { return internal_err!("{NAME} has three columns") };
-        // What is no literal is seen by the other function.
-        for (place, name) in [(start, "start"), (end, "end")] {
-            if let Expr::Literal(value, _) = place {
-                number_of_bytes(name, &value.data_type())?;
+        // The types of other expressions are checked by `elmo_span`.
+        for (bound, name) in [(start, "start"), (end, "end")] {
+            if let Expr::Literal(value, _) = bound {
+                check_offset(name, &value.data_type())?;
             }
         }
         let tokens = [text].into_iter().chain(options).cloned().collect();
-        let tokens = to_run_time(ScalarUDF::new_from_impl(ElmoTokens(self.tokens())).call(tokens)).data;
+        let tokens = to_volatile(ScalarUDF::new_from_impl(ElmoTokens(self.tokens())).call(tokens)).data;
         Ok(ScalarUDF::new_from_impl(ElmoSpan::default()).call(vec![tokens, start.clone(), end.clone()]))
     }
 
-    /// What is asked of the text, with errors that name this function.
+    /// The call for the text. Its errors name this function.
     fn call(&self, options: &[Option<&ScalarValue>]) -> Result<Call> {
-        Ok(Call { function: NAME, kind: Kind::Tokens, options: EmbedOptions::parse(&SHAPE, Level::Token, options)? })
+        let options = EmbedOptions::parse(&PARAMETERS, Level::Token, options)?;
+        Ok(Call { function: NAME, kind: Kind::Tokens, options })
     }
 }
 
-fn number_of_bytes(name: &str, kind: &DataType) -> Result<()> {
-    match kind.is_integer() || kind == &DataType::Null {
+fn check_offset(name: &str, data_type: &DataType) -> Result<()> {
+    match data_type.is_integer() || data_type == &DataType::Null {
         true => Ok(()),
-        false => plan_err!("{NAME}: {name} is a number of bytes, not {kind}"),
+        false => plan_err!("{NAME}: {name} is a byte offset, not {data_type}"),
     }
 }
 
@@ -115,20 +130,20 @@ impl ScalarUDFImpl for ElmoWord {
     }
 
     fn return_type(&self, _: &[DataType]) -> Result<DataType> {
-        internal_err!("return_field_from_args says the type")
+        internal_err!("the type depends on the options: see return_field_from_args")
     }
 
     fn coerce_types(&self, types: &[DataType]) -> Result<Vec<DataType>> {
-        let (columns, options) = SHAPE.split(types)?;
-        let text = coerce_text(&SHAPE, "text", &columns[0])?;
-        for (kind, name) in columns.iter().zip(SHAPE.parameters).skip(1) {
-            number_of_bytes(name, kind)?;
+        let (columns, options) = PARAMETERS.split(types)?;
+        let text = coerce_text(&PARAMETERS, "text", &columns[0])?;
+        for (data_type, name) in columns.iter().zip(PARAMETERS.names).skip(1) {
+            check_offset(name, data_type)?;
         }
         Ok([text, DataType::Int64, DataType::Int64].into_iter().chain(options.iter().cloned()).collect())
     }
 
     fn return_field_from_args(&self, args: ReturnFieldArgs) -> Result<FieldRef> {
-        let (_, options) = SHAPE.split(args.scalar_arguments)?;
+        let (_, options) = PARAMETERS.split(args.scalar_arguments)?;
         let tokens = self.call(options)?.field(&self.models)?;
         let span = [FieldRef::new(tokens)];
         ElmoSpan::default()
@@ -137,8 +152,8 @@ impl ScalarUDFImpl for ElmoWord {
     }
 
     fn invoke_with_args(&self, args: ScalarFunctionArgs) -> Result<ColumnarValue> {
-        let (columns, options) = SHAPE.split(&args.args)?;
-        let call = self.call(&options.iter().map(literal).collect::<Vec<_>>())?;
+        let (columns, options) = PARAMETERS.split(&args.args)?;
+        let call = self.call(&options.iter().map(literal_value).collect::<Vec<_>>())?;
         let [text, start, end] = columns else { return internal_err!("{NAME} has three columns") };
         let tokens = call.evaluate(&self.models, text)?;
         Ok(ColumnarValue::Array(spans(&tokens, start, end, args.number_rows)?))

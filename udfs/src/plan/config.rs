@@ -9,15 +9,15 @@ use datafusion::{
 
 /// Settings of the planner extension.
 ///
-/// Written out, as DataFusion's macro lists settings without their prefix: SHOW would not find them, and another process
-/// would not take them.
+/// Implemented by hand: DataFusion's macro lists settings without their prefix, so SHOW would not find them, and other
+/// processes of a cluster would not accept them.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ElmoConfig {
-    /// Compute each embedding of a query once, after everything that makes rows fewer. Without it the plain functions
-    /// do the same, slower.
+    /// Whether the planner rules compute each embedding once, after filters, joins and limits. Results are the same
+    /// without them, but take longer.
     pub rules: bool,
-    /// Mebibytes for vectors of texts that were embedded lately, over all queries that share the models; 0 remembers
-    /// none but constants.
+    /// Size of the vector cache in MiB, which all queries over the same models share. 0 caches the vectors of constants
+    /// only.
     pub cache_mb: usize,
 }
 
@@ -46,8 +46,8 @@ impl ExtensionOptions for ElmoConfig {
 
     fn set(&mut self, key: &str, value: &str) -> Result<()> {
         match key {
-            "rules" => self.rules = parsed(key, value, "true or false")?,
-            "cache_mb" => self.cache_mb = parsed(key, value, "a whole number of mebibytes")?,
+            "rules" => self.rules = parse(key, value, "true or false")?,
+            "cache_mb" => self.cache_mb = parse(key, value, "a whole number of MiB")?,
             _ => return config_err!("elmo.{key}: no such setting; there are elmo.rules, elmo.cache_mb"),
         }
         Ok(())
@@ -63,24 +63,28 @@ impl ExtensionOptions for ElmoConfig {
             entry(
                 "rules",
                 self.rules.to_string(),
-                "Compute each embedding of a query once, after everything that makes rows fewer",
+                "Compute each embedding of a query once, after filters, joins and limits",
             ),
             entry(
                 "cache_mb",
                 self.cache_mb.to_string(),
-                "Mebibytes for vectors of texts that were embedded lately, over all queries; 0 remembers none but constants",
+                "Size in MiB of the cache of vectors that all queries share; 0 caches the vectors of constants only",
             ),
         ]
     }
 }
 
-fn parsed<T: FromStr>(key: &str, value: &str, wanted: &str) -> Result<T> {
-    value.trim().to_ascii_lowercase().parse().or_else(|_| config_err!("elmo.{key}: no value {value:?}; it is {wanted}"))
+fn parse<T: FromStr>(key: &str, value: &str, expected: &str) -> Result<T> {
+    value
+        .trim()
+        .to_ascii_lowercase()
+        .parse()
+        .or_else(|_| config_err!("elmo.{key}: invalid value {value:?}: expected {expected}"))
 }
 
 impl ElmoConfig {
-    /// The session's settings, or the defaults where the extension was not registered.
-    pub(crate) fn of(options: &ConfigOptions) -> Self {
+    /// The settings of a session, or the defaults if the extension is not registered.
+    pub(crate) fn from_options(options: &ConfigOptions) -> Self {
         options.extensions.get::<Self>().cloned().unwrap_or_default()
     }
 }

@@ -1,25 +1,28 @@
-//! The planner extension: each embedding of a query is computed once, after everything that can make rows fewer.
+//! The planner extension: each embedding of a query is computed once, and after the operators that reduce the number of
+//! rows.
 //!
 //! | step | module |
 //! |---|---|
-//! | calls in an expression, and when they are needed | `calls` |
-//! | a plan whose embeddings are computed as late as possible | [`defer`] |
+//! | rewrites calls before DataFusion evaluates constants | `rewrite`, `values` |
+//! | finds the calls in an expression and the rows that need them | `calls` |
+//! | moves calls towards the root of a logical plan | [`defer`] |
 //! | the operator in a logical plan | [`node`] |
-//! | the operator at work | [`exec`] |
-//! | the order of rows above a sort | `order` |
-//! | equal texts, lately and right now | `memo` |
-//! | rows of several batches as one | `parts` |
+//! | makes the physical operator from the logical one | `planner` |
+//! | the physical operator | [`exec`] |
+//! | preserves the order of a sort below the operator | `order` |
 //! | settings | [`config`] |
+//! | adds all of this to a session | [`session`] |
 
-pub(crate) mod calls;
+mod calls;
 pub mod config;
 pub mod defer;
 pub mod exec;
-pub(crate) mod memo;
+mod expr;
 pub mod node;
 mod order;
-mod parts;
+mod planner;
+pub(crate) mod rewrite;
 pub mod session;
+mod values;
 
-/// The name of the operator that embeds, in physical plans.
-pub const EXEC_NAME: &str = "EmbedExec";
+pub use self::{exec::EXEC_NAME, planner::EmbedPlanner};

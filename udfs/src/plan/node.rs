@@ -1,4 +1,4 @@
-//! `Embed` in a logical plan: its input's columns, and those of some embedding calls behind them.
+//! The logical operator `Embed`: adds one column per embedding call to its input.
 
 use std::{cmp::Ordering, collections::HashSet, fmt, hash::Hash, sync::Arc};
 
@@ -9,23 +9,23 @@ use datafusion::{
     },
 };
 
-/// A call whose text is an expression of the plan. The rest of it is none: rules that evaluate what is constant, or merge
-/// what is equal, must not see the call.
+/// An embedding call. Only its text is an expression of the operator: optimiser rules that fold constants or eliminate
+/// common subexpressions must not see the call itself.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Hash)]
 pub(crate) struct EmbedCall {
     pub(crate) text: Expr,
-    pub(crate) function: ScalarUdf,
-    /// Literals.
+    pub(crate) function: OrderedUdf,
+    /// The options, which are literals.
     pub(crate) options: Vec<Expr>,
-    /// Name of the column.
+    /// The name of the column that the call becomes.
     pub(crate) name: String,
 }
 
-/// A function, in an order that means nothing.
+/// A function with an arbitrary order, which [`UserDefinedLogicalNodeCore`] requires.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
-pub(crate) struct ScalarUdf(pub(crate) Arc<ScalarUDF>);
+pub(crate) struct OrderedUdf(pub(crate) Arc<ScalarUDF>);
 
-impl PartialOrd for ScalarUdf {
+impl PartialOrd for OrderedUdf {
     fn partial_cmp(&self, other: &Self) -> Option<Ordering> {
         self.0.name().partial_cmp(other.0.name()).filter(|order| *order != Ordering::Equal || self == other)
     }
@@ -34,11 +34,11 @@ impl PartialOrd for ScalarUdf {
 impl EmbedCall {
     pub(crate) fn try_new(call: Expr, name: String) -> Result<Self> {
         let Expr::ScalarFunction(ScalarFunction { func, args }) = call else {
-            return internal_err!("{call} is no call of a function");
+            return internal_err!("{call} is not a call of a function");
         };
         let mut args = args.into_iter();
         let Some(text) = args.next() else { return internal_err!("{} without a text", func.name()) };
-        Ok(Self { text, function: ScalarUdf(func), options: args.collect(), name })
+        Ok(Self { text, function: OrderedUdf(func), options: args.collect(), name })
     }
 
     /// The whole call.
@@ -48,18 +48,18 @@ impl EmbedCall {
     }
 }
 
-/// Adds a column per call. Rows keep their order and their number.
+/// Adds one column per call. Preserves the order and the number of rows.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct Embed {
     pub(crate) input: LogicalPlan,
     pub(crate) calls: Vec<EmbedCall>,
-    /// Whether somebody above may stop before the last row: then no row is embedded before it is asked for.
+    /// Whether an operator above may stop before the last row. If so, rows are not embedded ahead of demand.
     pub(crate) stops_early: bool,
     schema: DFSchemaRef,
 }
 
 impl Embed {
-    /// Puts `Embed` above `input`.
+    /// An operator above `input`.
     pub(crate) fn try_new(input: LogicalPlan, calls: Vec<EmbedCall>, stops_early: bool) -> Result<Self> {
         let schema = input.schema();
         let mut fields: Vec<_> =
@@ -105,7 +105,7 @@ impl UserDefinedLogicalNodeCore for Embed {
         self.calls.iter().map(|call| call.text.clone()).collect()
     }
 
-    /// Filters on vectors stay above.
+    /// Filters on the added columns stay above the operator.
     fn prevent_predicate_push_down_columns(&self) -> HashSet<String> {
         self.columns().into_iter().map(|column| column.name).collect()
     }
@@ -123,11 +123,11 @@ impl UserDefinedLogicalNodeCore for Embed {
                 let calls = calls.map(|(call, text)| EmbedCall { text, ..call.clone() }).collect();
                 Self::try_new(input, calls, self.stops_early)
             }
-            _ => internal_err!("Embed has one input, and a text per call"),
+            _ => internal_err!("Embed has one input and one text per call"),
         }
     }
 
-    /// What the calls read, DataFusion adds.
+    /// The columns that the texts read are not listed: DataFusion adds them.
     fn necessary_children_exprs(&self, output_columns: &[usize]) -> Option<Vec<Vec<usize>>> {
         let inputs = self.input.schema().fields().len();
         Some(vec![output_columns.iter().copied().filter(|column| *column < inputs).collect()])

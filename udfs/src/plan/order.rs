@@ -1,7 +1,8 @@
-//! Keeps the order that a query asked for, where embeddings are computed above its sort.
+//! Preserves the order of a query whose embeddings are computed above its sort.
 //!
-//! DataFusion notes at the sort that its order is wanted. What stands above a sort in its own plans computes nothing; in
-//! ours it may, and gets more partitions to do so, each in order, which nobody puts in order again.
+//! DataFusion assumes that operators above the final sort compute nothing. Our plans compute embeddings there, so
+//! DataFusion may repartition the sorted rows to compute in parallel. Each partition is sorted, but nothing merges them
+//! in order.
 
 use std::sync::Arc;
 
@@ -26,17 +27,17 @@ use datafusion::{
 use super::exec::EmbedExec;
 use crate::functions;
 
-/// Takes the partitions back that were added between the top of a plan and its sort.
+/// Removes the repartitioning between the root of a plan and its sort.
 #[derive(Debug, Default)]
-pub(crate) struct KeepOrder;
+pub(super) struct PreserveOrder;
 
-impl PhysicalOptimizerRule for KeepOrder {
+impl PhysicalOptimizerRule for PreserveOrder {
     fn optimize(&self, plan: Arc<dyn ExecutionPlan>, _: &ConfigOptions) -> Result<Arc<dyn ExecutionPlan>> {
         if is_sorted(&plan) && embeds(&plan)? { in_one_partition(plan) } else { Ok(plan) }
     }
 
     fn name(&self) -> &str {
-        "keep_order"
+        "elmo_preserve_order"
     }
 
     fn schema_check(&self) -> bool {
@@ -44,15 +45,15 @@ impl PhysicalOptimizerRule for KeepOrder {
     }
 }
 
-/// Which input an operator hands on in its order, if it does so. Partitions that are put together in no order are, where
-/// there is only one after all.
-fn below(plan: &Arc<dyn ExecutionPlan>) -> Option<Arc<dyn ExecutionPlan>> {
+/// The input whose order an operator preserves, if any. [`CoalescePartitionsExec`] counts as preserving the order: its
+/// input will have one partition.
+fn ordered_input(plan: &Arc<dyn ExecutionPlan>) -> Option<Arc<dyn ExecutionPlan>> {
     let children = plan.children();
     let first = || children.first().map(|input| Arc::clone(input));
     if let Some(coalesce) = plan.downcast_ref::<CoalescePartitionsExec>() {
         return if coalesce.fetch().is_none() { first() } else { None };
     }
-    // Its other inputs are the subqueries.
+    // The other inputs are the subqueries.
     if plan.is::<ScalarSubqueryExec>() {
         return first();
     }
@@ -62,18 +63,18 @@ fn below(plan: &Arc<dyn ExecutionPlan>) -> Option<Arc<dyn ExecutionPlan>> {
     }
 }
 
-/// Where the order of a query comes from.
+/// Whether an operator sorts all rows into one partition.
 fn is_sort(plan: &Arc<dyn ExecutionPlan>) -> bool {
     let sorts = plan.is::<SortExec>() || plan.is::<SortPreservingMergeExec>();
     sorts && plan.output_partitioning().partition_count() == 1
 }
 
-/// Whether the rows of a plan have the order of a sort, but for partitions.
+/// Whether the rows of a plan have the order of a sort, except for repartitioning.
 fn is_sorted(plan: &Arc<dyn ExecutionPlan>) -> bool {
-    is_sort(plan) || below(plan).is_some_and(|input| is_sorted(&input))
+    is_sort(plan) || ordered_input(plan).is_some_and(|input| is_sorted(&input))
 }
 
-/// Whether a plan embeds: other plans are not ours to change.
+/// Whether a plan computes embeddings. Other plans are left alone.
 fn embeds(plan: &Arc<dyn ExecutionPlan>) -> Result<bool> {
     let mut found = false;
     plan.apply(|node| {
@@ -90,11 +91,12 @@ fn embeds(plan: &Arc<dyn ExecutionPlan>) -> Result<bool> {
     Ok(found)
 }
 
+/// Removes round-robin repartitioning down to the sort, and the operators that coalesce the partitions again.
 fn in_one_partition(plan: Arc<dyn ExecutionPlan>) -> Result<Arc<dyn ExecutionPlan>> {
     if is_sort(&plan) {
         return Ok(plan);
     }
-    let Some(input) = below(&plan) else { return Ok(plan) };
+    let Some(input) = ordered_input(&plan) else { return Ok(plan) };
     let input = in_one_partition(input)?;
     let partitioning = plan.downcast_ref::<RepartitionExec>().map(RepartitionExec::partitioning);
     let is_one = input.output_partitioning().partition_count() == 1;

@@ -1,40 +1,62 @@
 //! Who may write to an output: a file lock where the output is local, a lease in an object store.
 //!
-//! A local lock is the kernel's, which lets go of it when the process ends, however it ends. A lease is an object that its
-//! holder writes again and again; how old it is, the store's own clock says. A process that slept through its lease finds
-//! out in [`Lock::hold`], before it publishes anything; what is left is a process that falls asleep between that question
-//! and the end of the upload.
+//! The kernel releases a file lock when the process ends, however it ends. A lease is an object that its holder rewrites
+//! every 15 s; its age is measured by the store's clock, and after a minute another job may take it over.
+//!
+//! A job whose lease has expired may still have a request under way. The [`Fence`] makes such a request fail: files that
+//! are published in one request are created or replaced conditionally, and the id of an upload in chunks is in the lease
+//! before the upload is completed. A successor copies these ids into its own lease in the request that takes the old one
+//! over, and aborts the uploads before it does anything else.
+//!
+//! ```text
+//! A: write lease {A, uploads [u]} -> complete u                   u is completed
+//! B: read lease {A, [u]} -> if unchanged, write {B, [u]} -> abort u -> list and write parts
+//! ```
+//!
+//! Either B's write finds `u` in the lease, or A's write of `u` finds B's lease and fails.
 
 use std::{
     fs::{File, TryLockError},
+    path::PathBuf,
     sync::Arc,
     time::{Duration, Instant, SystemTime},
 };
 
 use chrono::{DateTime, Utc};
-use object_store::{ObjectStoreExt, PutMode, UpdateVersion};
+use object_store::{ObjectMeta, ObjectStoreExt, PutMode, UpdateVersion};
 use serde::{Deserialize, Serialize};
 
-use super::{ManifestError, records::read};
-use crate::stores::{Location, StoreError};
+use super::ManifestError;
+use crate::{
+    error::Error,
+    sink::Fence,
+    stores::{
+        Location, StoreError, UploadId,
+        create_once::{probe, version},
+        sync,
+    },
+};
 
-/// A lease in an object store that was not renewed for this long is nobody's.
+/// A lease in an object store that was not renewed for this long has expired.
 pub(super) const LEASE: Duration = Duration::from_secs(60);
 /// How often a running job renews its lease.
 const RENEWAL: Duration = Duration::from_secs(15);
-
-/// Times that removing a lease is tried again.
-const REMOVALS: usize = 3;
+/// For how long requests of the lease, and those that publish a part, are retried: less than half a lease, so that a job
+/// that publishes has renewed its lease in time.
+const RETRY_FOR: Duration = Duration::from_secs(25);
+/// How often deleting a lease is retried.
+const DELETE_RETRIES: usize = 3;
 
 /// Keeps a second job out.
 #[derive(Debug)]
 pub(super) enum Lock {
-    /// The kernel lets go of it when the process ends, however it ends.
-    File(File),
+    /// The kernel releases it when the process ends, however it ends.
+    File { file: File, path: PathBuf },
+    /// In an object store.
     Lease(Arc<Lease>, Renewal),
 }
 
-/// The task that renews a lease; it ends with the lock, also when the job is dropped half way.
+/// The task that renews a lease. It ends with the lock, also when the job is dropped.
 #[derive(Debug)]
 pub(super) struct Renewal(tokio::task::JoinHandle<()>);
 
@@ -44,33 +66,27 @@ impl Drop for Renewal {
     }
 }
 
-/// Who writes to an output in an object store. How old a lease is, the store's own clock says.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-struct Holder {
-    id: String,
-}
-
 impl Lock {
-    pub(super) async fn take(output: &Location, folder: &Location) -> Result<Self, ManifestError> {
+    pub(super) async fn acquire(output: &Location, folder: &Location) -> Result<Self, ManifestError> {
         match folder.local_path() {
-            Some(path) => Self::take_file(output, &path),
-            None => Self::take_lease(output, folder).await,
+            Some(path) => Self::acquire_file(output, &path),
+            None => Self::acquire_lease(output, folder).await,
         }
     }
 
-    fn take_file(output: &Location, folder: &std::path::Path) -> Result<Self, ManifestError> {
+    fn acquire_file(output: &Location, folder: &std::path::Path) -> Result<Self, ManifestError> {
         let path = folder.join("lock");
         let failed = |e| ManifestError::from(StoreError::local("lock", &path, e));
         loop {
-            std::fs::create_dir_all(folder).map_err(failed)?;
+            sync::create_folder(folder).map_err(failed)?;
             let file = File::options().create(true).write(true).truncate(false).open(&path).map_err(failed)?;
             match file.try_lock() {
-                // Between opening and locking, a job that was refused may have removed the file again.
+                // A job that failed deleted the file after we had opened it.
                 Ok(()) if !is_same(&file, &path) => {}
                 Ok(()) => {
-                    // For the message of whoever comes second; the lock itself is the kernel's.
+                    // For the error of a second job; the lock itself is the kernel's.
                     std::fs::write(&path, format!("process {}", std::process::id())).map_err(failed)?;
-                    return Ok(Self::File(file));
+                    return Ok(Self::File { file, path });
                 }
                 Err(TryLockError::WouldBlock) => {
                     let holder = std::fs::read_to_string(&path).unwrap_or_default();
@@ -85,30 +101,57 @@ impl Lock {
         }
     }
 
-    async fn take_lease(output: &Location, folder: &Location) -> Result<Self, ManifestError> {
-        let lease = Arc::new(Lease::take(output, folder).await?);
+    async fn acquire_lease(output: &Location, folder: &Location) -> Result<Self, ManifestError> {
+        let folder = folder.retrying_for(RETRY_FOR);
+        let lease = Arc::new(Lease::acquire(output, &folder).await?);
         let renewal = Renewal(tokio::spawn(Lease::keep(Arc::clone(&lease))));
+        // A store that ignores conditions gives the lease to everybody.
+        if let Err(error) = probe(&folder.child("probe")).await {
+            drop(renewal);
+            lease.release().await;
+            return Err(error.into());
+        }
         Ok(Self::Lease(lease, renewal))
     }
 
-    /// Fails when the lock is somebody else's by now.
-    pub(super) async fn hold(&self, folder: &Location) -> Result<(), ManifestError> {
+    /// Fails if another job holds the lock. A lease that was renewed a moment ago is not read again.
+    pub(super) async fn verify(&self) -> Result<(), ManifestError> {
         match self {
-            Self::Lease(lease, _) => lease.hold().await,
-            Self::File(file) => {
-                let path = folder.local_path().unwrap_or_default().join("lock");
-                match is_same(file, &path) {
-                    true => Ok(()),
-                    false => Err(ManifestError::Vanished { file: path.display().to_string() }),
-                }
-            }
+            Self::Lease(lease, _) => lease.verify().await,
+            Self::File { file, path } => match is_same(file, path) {
+                true => Ok(()),
+                false => Err(ManifestError::Vanished { file: path.display().to_string() }),
+            },
         }
     }
 
     pub(super) async fn release(self) {
         if let Self::Lease(lease, renewal) = self {
             drop(renewal);
-            lease.give_back().await;
+            lease.release().await;
+        }
+    }
+}
+
+impl Fence for Lock {
+    type Error = Error;
+
+    const RETRY_FOR: Duration = RETRY_FOR;
+
+    async fn verify(&self) -> Result<(), Error> {
+        Ok(Self::verify(self).await?)
+    }
+
+    async fn renew(&self, upload: Option<&UploadId>) -> Result<(), Error> {
+        match self {
+            Self::Lease(lease, _) => Ok(lease.renew(upload).await?),
+            Self::File { .. } => Ok(self.verify().await?),
+        }
+    }
+
+    async fn completed(&self, upload: &UploadId) {
+        if let Self::Lease(lease, _) = self {
+            lease.state.lock().await.uploads.retain(|open| open != upload);
         }
     }
 }
@@ -120,23 +163,55 @@ fn is_same(file: &File, path: &std::path::Path) -> bool {
     identity(file.metadata()).is_some_and(|open| Some(open) == identity(std::fs::metadata(path)))
 }
 
-/// A lock in an object store: an object that its holder writes again and again.
+/// Content of a lease.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+struct Holder {
+    /// The job.
+    id: String,
+    /// Differs in every renewal, so that each is a version of its own also where etags are hashes of the content.
+    #[serde(default)]
+    renewals: u64,
+    /// Uploads that a successor has to abort.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    uploads: Vec<UploadId>,
+}
+
+impl Holder {
+    fn new(id: &str) -> Self {
+        Self { id: id.to_owned(), renewals: 0, uploads: Vec::new() }
+    }
+
+    fn encode(&self) -> bytes::Bytes {
+        serde_json::to_vec(self).unwrap_or_default().into()
+    }
+
+    /// The holder of a lease, and the version that names it. Content that cannot be parsed has a holder without a name.
+    async fn read(location: &Location) -> Result<Option<(Self, ObjectMeta)>, StoreError> {
+        let found = location.get_versioned().await?;
+        Ok(found.map(|(bytes, meta)| (serde_json::from_slice(&bytes).unwrap_or_else(|_| Self::new("")), meta)))
+    }
+}
+
+/// A lock in an object store: an object that its holder rewrites regularly.
 #[derive(Debug)]
 pub(super) struct Lease {
     id: String,
     location: Location,
-    /// Asked for before parts are published. One renewal at a time.
+    /// One renewal at a time.
     state: tokio::sync::Mutex<LeaseState>,
 }
 
 #[derive(Debug)]
 struct LeaseState {
     version: UpdateVersion,
-    /// When the last renewal that the store took was sent.
+    renewals: u64,
+    /// Uploads that may be completed.
+    uploads: Vec<UploadId>,
+    /// When the last successful renewal was sent.
     renewed: Sent,
 }
 
-/// A moment by two clocks: the steady one stands still while the machine sleeps, and the other may be set back.
+/// A moment by two clocks: the monotonic one stops while the machine sleeps, and the other may be set back.
 #[derive(Debug, Clone, Copy)]
 struct Sent(Instant, SystemTime);
 
@@ -145,145 +220,158 @@ impl Sent {
         Self(Instant::now(), SystemTime::now())
     }
 
-    /// By the clock that says more; a clock that was set back says nothing of use.
+    /// The longer of the two elapsed times; infinite when the clock was set back.
     fn ago(self) -> Duration {
         self.0.elapsed().max(self.1.elapsed().unwrap_or(Duration::MAX))
     }
 }
 
 impl Lease {
-    async fn take(output: &Location, folder: &Location) -> Result<Self, ManifestError> {
+    async fn acquire(output: &Location, folder: &Location) -> Result<Self, ManifestError> {
         let (location, id) = (folder.child("lock"), uuid::Uuid::new_v4().to_string());
-        let sent = Sent::now();
-        let version = match location.put(holder(&id), PutMode::Create).await {
+        let (sent, holder) = (Sent::now(), Holder::new(&id));
+        let version = match location.put(holder.encode(), PutMode::Create).await {
             Ok(put) => UpdateVersion { e_tag: put.e_tag, version: put.version },
-            // Ours nevertheless, when the request was applied but its answer was lost; also below.
-            Err(object_store::Error::AlreadyExists { .. }) => match version_if_of(&location, &id).await? {
-                Some(version) => version,
-                None => take_over(output, folder, &location, &id, LEASE).await?,
+            Err(object_store::Error::AlreadyExists { .. }) => match Holder::read(&location).await? {
+                // The request was applied but its answer was lost.
+                Some((found, meta)) if found == holder => version(&meta),
+                _ => take_over(output, folder, &location, &id, LEASE).await?,
             },
             Err(e) => return Err(StoreError::request("lock", &location, e).into()),
         };
-        Ok(Self { id, location, state: tokio::sync::Mutex::new(LeaseState { version, renewed: sent }) })
+        let state = LeaseState { version, renewals: 0, uploads: Vec::new(), renewed: sent };
+        Ok(Self { id, location, state: tokio::sync::Mutex::new(state) })
     }
 
-    /// Tells others that the job lives, until it is dropped or another job has taken over. A renewal that fails is tried
-    /// again.
+    /// Renews the lease until it is dropped or another job has taken it over. A renewal that fails is retried.
     async fn keep(lease: Arc<Self>) {
         loop {
             tokio::time::sleep(RENEWAL).await;
-            match lease.renew().await {
+            match lease.renew(None).await {
                 Ok(()) => {}
                 Err(ManifestError::Overtaken { .. }) => {
                     tracing::warn!("another job has taken over the output");
                     return;
                 }
-                Err(error) => tracing::warn!(%error, "the lock of the output could not be renewed; trying again"),
+                Err(error) => tracing::warn!(%error, "the lock of the output could not be renewed; retrying"),
             }
         }
     }
 
-    /// Whether the lease is still ours: at once when it was renewed in time, else the store is asked. A process that was
-    /// asleep for longer than a lease finds out here, before it publishes anything.
-    async fn hold(&self) -> Result<(), ManifestError> {
+    /// Fails if another job holds the lease. The store is asked only if the last renewal is old, as in a process that was
+    /// stopped for longer than a lease.
+    async fn verify(&self) -> Result<(), ManifestError> {
         let fresh = self.state.lock().await.renewed.ago() < LEASE / 2;
-        if fresh { Ok(()) } else { self.renew().await }
+        if fresh { Ok(()) } else { self.renew(None).await }
     }
 
-    async fn renew(&self) -> Result<(), ManifestError> {
+    /// Renews the lease and adds an upload to it.
+    async fn renew(&self, upload: Option<&UploadId>) -> Result<(), ManifestError> {
         let mut state = self.state.lock().await;
+        state.uploads.extend(upload.cloned());
+        state.renewals += 1;
+        let holder = Holder { id: self.id.clone(), renewals: state.renewals, uploads: state.uploads.clone() };
         let sent = Sent::now();
-        let version = match self.location.put(holder(&self.id), PutMode::Update(state.version.clone())).await {
-            Ok(put) => UpdateVersion { e_tag: put.e_tag, version: put.version },
-            Err(object_store::Error::Precondition { .. } | object_store::Error::NotFound { .. }) => {
-                self.version_if_ours().await?
-            }
-            Err(e) => return Err(StoreError::request("lock", &self.location, e).into()),
-        };
-        *state = LeaseState { version, renewed: sent };
+        state.version = self.write(&holder, state.version.clone()).await?;
+        state.renewed = sent;
         Ok(())
     }
 
-    async fn version_if_ours(&self) -> Result<UpdateVersion, ManifestError> {
-        let version = version_if_of(&self.location, &self.id).await?;
-        version.ok_or_else(|| ManifestError::Overtaken { file: self.location.to_string() })
+    /// Replaces our lease; fails if it is another job's.
+    async fn write(&self, holder: &Holder, mut old: UpdateVersion) -> Result<UpdateVersion, ManifestError> {
+        loop {
+            match self.location.put(holder.encode(), PutMode::Update(old)).await {
+                Ok(put) => return Ok(UpdateVersion { e_tag: put.e_tag, version: put.version }),
+                Err(object_store::Error::Precondition { .. } | object_store::Error::NotFound { .. }) => {}
+                Err(e) => return Err(StoreError::request("lock", &self.location, e).into()),
+            }
+            match Holder::read(&self.location).await? {
+                // The request was applied but its answer was lost.
+                Some((found, meta)) if found == *holder => return Ok(version(&meta)),
+                // So was that of a renewal that was cancelled.
+                Some((found, meta)) if found.id == self.id => old = version(&meta),
+                _ => return Err(ManifestError::Overtaken { file: self.location.to_string() }),
+            }
+        }
     }
 
-    /// Removes the lease, if it is still ours: asked before every try, as after one without an answer it may be another
-    /// job's.
-    async fn give_back(&self) {
-        let mut tries = 0..REMOVALS;
+    /// Aborts uploads that were not completed and deletes the lease if it is still ours.
+    async fn release(&self) {
+        let uploads = std::mem::take(&mut self.state.lock().await.uploads);
+        if let Err(error) = abort_all(&self.location, &uploads).await {
+            tracing::warn!(%error, "the lock of the output stays until it expires, as an upload could not be aborted");
+            return;
+        }
+        let mut retries = 0..DELETE_RETRIES;
         loop {
-            let removed = match self.version_if_ours().await {
-                Ok(_) => self.delete_once().await,
-                Err(ManifestError::Overtaken { .. }) => Ok(()),
-                Err(error) => Err(error),
-            };
-            match removed {
+            match self.delete_if_ours().await {
                 Ok(()) => return,
-                Err(_) if tries.next().is_some() => {}
+                Err(_) if retries.next().is_some() => {}
                 Err(error) => {
-                    tracing::warn!(%error, "the lock of the output could not be removed; it ends by itself");
+                    tracing::warn!(%error, "the lock of the output could not be deleted; it expires after a minute");
                     return;
                 }
             }
         }
     }
 
-    async fn delete_once(&self) -> Result<(), ManifestError> {
+    /// One attempt. The lease is read before each, as after one without an answer it may be another job's.
+    async fn delete_if_ours(&self) -> Result<(), StoreError> {
+        if Holder::read(&self.location).await?.is_none_or(|(found, _)| found.id != self.id) {
+            return Ok(());
+        }
         match self.location.store.delete(&self.location.path).await {
             Ok(()) | Err(object_store::Error::NotFound { .. }) => Ok(()),
-            Err(e) => Err(StoreError::request("delete", &self.location, e).into()),
+            Err(e) => Err(StoreError::request("delete", &self.location, e)),
         }
     }
 }
 
-fn holder(id: &str) -> bytes::Bytes {
-    serde_json::to_vec(&Holder { id: id.to_owned() }).unwrap_or_default().into()
-}
-
-/// The version of a lease whose holder is `id`.
-async fn version_if_of(location: &Location, id: &str) -> Result<Option<UpdateVersion>, ManifestError> {
-    let Some(meta) = location.head().await? else { return Ok(None) };
-    match read::<Holder>(location).await {
-        Ok(Some(holder)) if holder.id == id => Ok(Some(UpdateVersion { e_tag: meta.e_tag, version: meta.version })),
-        Ok(_) | Err(ManifestError::Broken { .. }) => Ok(None),
-        Err(error) => Err(error),
+async fn abort_all(location: &Location, uploads: &[UploadId]) -> Result<(), StoreError> {
+    for upload in uploads {
+        upload.abort(location).await?;
     }
+    Ok(())
 }
 
-/// Takes a lease that nobody renews any more; of two that try, the store lets one.
+/// Takes over a lease that has expired; of two jobs that try, one succeeds. Uploads of the old holder are aborted. If that
+/// fails, the lease is kept until it expires, so that the next job aborts them.
 async fn take_over(
     output: &Location,
     folder: &Location,
     location: &Location,
     id: &str,
-    lasts: Duration,
+    lease: Duration,
 ) -> Result<UpdateVersion, ManifestError> {
-    let locked = |holder: String| ManifestError::Locked { output: output.to_string(), holder };
-    let Some(meta) = location.head().await? else { return Err(locked("it has just ended; try again".into())) };
+    let locked = |holder: &str| ManifestError::Locked { output: output.to_string(), holder: holder.to_owned() };
+    let Some((old, meta)) = Holder::read(location).await? else { return Err(locked("it has just ended; try again")) };
     let age = store_time(folder, id).await?.signed_duration_since(meta.last_modified).num_seconds();
-    let left = lasts.as_secs() as i64 - age;
+    let left = lease.as_secs() as i64 - age;
     if left > 0 {
-        return Err(locked(format!("last heard of {age} s ago; if it was killed, try again in {left} s")));
+        return Err(locked(&format!("last heard of {age} s ago; if it was killed, try again in {left} s")));
     }
-    let version = UpdateVersion { e_tag: meta.e_tag, version: meta.version };
-    match location.put(holder(id), PutMode::Update(version)).await {
-        Ok(put) => Ok(UpdateVersion { e_tag: put.e_tag, version: put.version }),
+    let holder = Holder { uploads: old.uploads, ..Holder::new(id) };
+    let taken = match location.put(holder.encode(), PutMode::Update(version(&meta))).await {
+        Ok(put) => UpdateVersion { e_tag: put.e_tag, version: put.version },
         Err(object_store::Error::Precondition { .. } | object_store::Error::NotFound { .. }) => {
-            version_if_of(location, id).await?.ok_or_else(|| locked("it was faster".into()))
+            match Holder::read(location).await? {
+                Some((found, meta)) if found == holder => version(&meta),
+                _ => return Err(locked("another job acquired the lock first")),
+            }
         }
-        Err(e) => Err(StoreError::request("lock", location, e).into()),
-    }
+        Err(e) => return Err(StoreError::request("lock", location, e).into()),
+    };
+    abort_all(location, &holder.uploads).await?;
+    Ok(taken)
 }
 
-/// What time it is at the store: clocks of two machines may differ by more than a lease lasts.
+/// The store's time: the clocks of two machines may differ by more than a lease.
 async fn store_time(folder: &Location, id: &str) -> Result<DateTime<Utc>, ManifestError> {
-    let probe = folder.child(&format!("clock-{id}"));
-    probe.put(bytes::Bytes::new(), PutMode::Overwrite).await.map_err(|e| StoreError::request("write", &probe, e))?;
-    let meta = probe.head().await?;
-    probe.delete().await?;
-    meta.map(|meta| meta.last_modified).ok_or_else(|| ManifestError::Vanished { file: probe.to_string() })
+    let clock = folder.child(&format!("clock-{id}"));
+    clock.put(bytes::Bytes::new(), PutMode::Overwrite).await.map_err(|e| StoreError::request("write", &clock, e))?;
+    let meta = clock.head().await?;
+    clock.delete().await?;
+    meta.map(|meta| meta.last_modified).ok_or_else(|| ManifestError::Vanished { file: clock.to_string() })
 }
 
 #[cfg(test)]
@@ -356,31 +444,31 @@ mod tests {
     async fn a_job_does_not_lock_itself_out() {
         let output = output_in(Arc::new(Twice(InMemory::new())));
         let folder = output.child(FOLDER);
-        let first = Lease::take(&output, &folder).await.unwrap();
-        first.renew().await.unwrap();
+        let first = Lease::acquire(&output, &folder).await.unwrap();
+        first.renew(None).await.unwrap();
         take_over(&output, &folder, &first.location, "second", Duration::ZERO).await.unwrap();
-        let second = Holder { id: "second".to_owned() };
-        assert_eq!(read::<Holder>(&first.location).await.unwrap(), Some(second));
+        let (found, _) = Holder::read(&first.location).await.unwrap().unwrap();
+        assert_eq!(found, Holder::new("second"));
         // What is the other's stays the other's.
-        assert!(matches!(first.renew().await, Err(ManifestError::Overtaken { .. })));
-        assert!(matches!(Lease::take(&output, &folder).await, Err(ManifestError::Locked { .. })));
+        assert!(matches!(first.renew(None).await, Err(ManifestError::Overtaken { .. })));
+        assert!(matches!(Lease::acquire(&output, &folder).await, Err(ManifestError::Locked { .. })));
     }
 
     #[tokio::test]
     async fn a_lease_is_taken_over_only_when_it_is_old_and_its_holder_finds_out() {
         let output = output();
         let folder = output.child(FOLDER);
-        let first = Lease::take(&output, &folder).await.unwrap();
-        first.renew().await.unwrap();
-        assert!(matches!(Lease::take(&output, &folder).await, Err(ManifestError::Locked { .. })));
+        let first = Lease::acquire(&output, &folder).await.unwrap();
+        first.renew(None).await.unwrap();
+        assert!(matches!(Lease::acquire(&output, &folder).await, Err(ManifestError::Locked { .. })));
         // As if a renewal was applied and its answer lost: the version is another one, but the holder is not.
-        first.location.put(holder(&first.id), PutMode::Overwrite).await.unwrap();
-        first.renew().await.unwrap();
+        first.location.put(Holder::new(&first.id).encode(), PutMode::Overwrite).await.unwrap();
+        first.renew(None).await.unwrap();
         take_over(&output, &folder, &first.location, "second", Duration::ZERO).await.unwrap();
-        assert!(matches!(first.renew().await, Err(ManifestError::Overtaken { .. })));
-        first.hold().await.unwrap_or_else(|_| panic!("renewed a moment ago, so not asked"));
+        assert!(matches!(first.renew(None).await, Err(ManifestError::Overtaken { .. })));
+        first.verify().await.unwrap_or_else(|_| panic!("renewed a moment ago, so the store is not asked"));
         // The lease of another is not given back.
-        first.give_back().await;
+        first.release().await;
         assert!(first.location.head().await.unwrap().is_some());
         assert!(folder.children().await.unwrap().iter().all(|object| !object.location.to_string().contains("clock")));
     }
@@ -398,9 +486,9 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let output = Stores::with_settings([]).locate(&dir.path().join("out").display().to_string()).unwrap();
         let folder = output.child(FOLDER);
-        let lock = Lock::take(&output, &folder).await.unwrap();
-        lock.hold(&folder).await.unwrap();
+        let lock = Lock::acquire(&output, &folder).await.unwrap();
+        lock.verify().await.unwrap();
         std::fs::remove_dir_all(dir.path().join("out")).unwrap();
-        assert!(matches!(lock.hold(&folder).await, Err(ManifestError::Vanished { .. })));
+        assert!(matches!(lock.verify().await, Err(ManifestError::Vanished { .. })));
     }
 }

@@ -52,6 +52,7 @@ use self::{
     names::{entry_name, parse_part},
 };
 use crate::{
+    sink::Fence,
     source::Position,
     stores::{Location, StoreError},
 };
@@ -99,7 +100,7 @@ impl Manifest {
     pub async fn open(output: &Location, job: &Job, overwrite: bool) -> Result<Self, ManifestError> {
         check_folder(output)?;
         let folder = output.child(FOLDER);
-        let lock = Lock::take(output, &folder).await?;
+        let lock = Lock::acquire(output, &folder).await?;
         let mut manifest = Self {
             output: output.clone(),
             folder,
@@ -227,7 +228,7 @@ impl Manifest {
         if !self.unrecorded {
             return Ok(());
         }
-        self.lock.hold(&self.folder).await?;
+        self.lock.verify().await?;
         // The saved rows were computed as the job was recorded.
         self.remove_partial().await?;
         records::replace(&self.folder.child(JOB), &self.job).await?;
@@ -242,12 +243,17 @@ impl Manifest {
     /// [`ManifestError::Overtaken`] when another job has acquired the lease, [`ManifestError::Vanished`] when the lock file
     /// or the manifest was deleted, [`ManifestError::Store`] when the store fails.
     pub async fn hold(&self) -> Result<(), ManifestError> {
-        self.lock.hold(&self.folder).await?;
+        self.lock.verify().await?;
         let job = self.folder.child(JOB);
         match job.head().await? {
             Some(_) => Ok(()),
             None => Err(ManifestError::Vanished { file: job.to_string() }),
         }
+    }
+
+    /// What keeps a job that lost its lock from replacing files of its successor.
+    pub(super) fn fence(&self) -> &impl Fence<Error = crate::Error> {
+        &self.lock
     }
 
     fn entry(&self, part: usize) -> Location {

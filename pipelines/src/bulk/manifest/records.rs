@@ -1,10 +1,13 @@
 //! Files of the manifest: JSON that is read and created.
 
+use object_store::PutMode;
 use serde::{Serialize, de::DeserializeOwned};
 
 use super::ManifestError;
-use crate::stores::{Location, StoreError};
-use object_store::PutMode;
+use crate::stores::{
+    Location, StoreError,
+    create_once::{self, Created},
+};
 
 /// Reads a file of the manifest; `None` when there is none.
 pub(super) async fn read<T: DeserializeOwned>(location: &Location) -> Result<Option<T>, ManifestError> {
@@ -12,8 +15,7 @@ pub(super) async fn read<T: DeserializeOwned>(location: &Location) -> Result<Opt
     serde_json::from_slice(&bytes).map(Some).map_err(|e| broken(location, &e))
 }
 
-/// Creates a file of the manifest. A request that was applied but whose answer was lost is retried by the store and then
-/// finds our own file, which is no conflict.
+/// Creates a file of the manifest, unless it exists with the same content, as after a retry of a request that was applied.
 pub(super) async fn create<T>(location: &Location, value: &T) -> Result<(), ManifestError>
 where
     T: Serialize + DeserializeOwned + PartialEq,
@@ -21,17 +23,16 @@ where
     let bytes = to_bytes(location, value)?;
     let mut retry = true;
     loop {
-        match location.put(bytes.clone(), PutMode::Create).await {
-            Ok(_) => return Ok(location.sync()?),
-            Err(object_store::Error::AlreadyExists { .. }) => {}
-            Err(e) => return Err(StoreError::request("write", location, e).into()),
-        }
-        match read::<T>(location).await {
-            Ok(Some(found)) if found == *value => return Ok(()),
+        let found = match create_once::create(location, bytes.clone()).await? {
+            Created::Ours => return Ok(()),
+            Created::Existed(found) => serde_json::from_slice::<T>(&found),
+        };
+        match found {
+            Ok(found) if found == *value => return Ok(()),
             Ok(_) => return Err(ManifestError::Overtaken { file: location.to_string() }),
-            // No job writes half a file: a power failure lost the rest.
-            Err(ManifestError::Broken { .. }) if retry => location.delete().await?,
-            Err(error) => return Err(error),
+            // Files are written as a whole, so the disk lost the rest of this one.
+            Err(_) if retry => location.delete().await?,
+            Err(error) => return Err(broken(location, &error)),
         }
         retry = false;
     }

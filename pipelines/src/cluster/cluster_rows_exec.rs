@@ -1,0 +1,305 @@
+//! [`ClusterRowsExec`] runs row-by-row operators on the cluster over rows that the client sends in chunks.
+
+use std::{collections::VecDeque, fmt, sync::Arc};
+
+use datafusion::{
+    arrow::{
+        array::{Array, ArrayRef, AsArray, RecordBatch, RecordBatchOptions},
+        datatypes::{DataType, SchemaRef},
+    },
+    common::{DataFusionError, Result, internal_err, runtime::SpawnedTask, tree_node::TreeNodeRecursion},
+    datasource::memory::MemorySourceConfig,
+    execution::{
+        SendableRecordBatchStream, TaskContext,
+        memory_pool::{MemoryConsumer, MemoryReservation},
+    },
+    physical_expr::PhysicalExpr,
+    physical_plan::{
+        DisplayAs, DisplayFormatType, ExecutionPlan, PlanProperties,
+        empty::EmptyExec,
+        metrics::{BaselineMetrics, ExecutionPlanMetricsSet, MetricsSet},
+        replace_children_if_necessary,
+        stream::RecordBatchStreamAdapter,
+    },
+    prelude::SessionConfig,
+};
+use elmo_udfs::plan::exec::EmbedExec;
+use futures::{Stream, StreamExt, TryStreamExt};
+
+use super::{client::Cluster, distributable::Plan};
+
+/// Maximum rows of a chunk.
+const CHUNK_ROWS: usize = 4096;
+/// Maximum bytes of a chunk; less for calls that return a vector per token.
+const CHUNK_BYTES: usize = 1 << 20;
+/// Rows of a task.
+const TASK_ROWS: usize = 256;
+/// Maximum tasks of a chunk.
+const MAX_TASKS: usize = 8;
+/// Maximum chunks in flight per partition of the input.
+const MAX_CHUNKS: usize = 3;
+/// Maximum chunks in flight over all partitions. Each partition has at least one.
+const MAX_TOTAL_CHUNKS: usize = 12;
+
+/// Runs a chain of row-by-row operators on a cluster over the rows of its input. Preserves the order of rows.
+pub(super) struct ClusterRowsExec {
+    /// The chain over an [`EmptyExec`].
+    chain: Plan,
+    /// Number of operators in the chain.
+    length: usize,
+    input: Plan,
+    /// Whether a limit above may end the query early. Chunks are then as small as input batches, and sent one at a
+    /// time.
+    stops_early: bool,
+    cluster: Cluster,
+    properties: Arc<PlanProperties>,
+    metrics: ExecutionPlanMetricsSet,
+}
+
+impl ClusterRowsExec {
+    /// Runs the first `length` operators of `chain` over `input`.
+    pub(super) fn try_new(
+        chain: &Plan,
+        length: usize,
+        input: Plan,
+        stops_early: bool,
+        cluster: Cluster,
+    ) -> Result<Self> {
+        let properties = Arc::clone(with_input(chain, length, &input)?.properties());
+        let empty: Plan = Arc::new(EmptyExec::new(input.schema()));
+        let chain = with_input(chain, length, &empty)?;
+        Ok(Self { chain, length, input, stops_early, cluster, properties, metrics: ExecutionPlanMetricsSet::new() })
+    }
+
+    /// The chain over an [`EmptyExec`], to test whether it can be serialised.
+    pub(super) fn chain(&self) -> &Plan {
+        &self.chain
+    }
+}
+
+/// Replaces the input of the first `length` operators of a chain.
+fn with_input(chain: &Plan, length: usize, input: &Plan) -> Result<Plan> {
+    match chain.children()[..] {
+        [next] if length > 0 => {
+            replace_children_if_necessary(Arc::clone(chain), vec![with_input(next, length - 1, input)?])
+        }
+        _ => Ok(Arc::clone(input)),
+    }
+}
+
+/// Sends chunks of one partition.
+#[derive(Clone)]
+struct Sender {
+    chain: Plan,
+    length: usize,
+    schema: SchemaRef,
+    cluster: Cluster,
+    config: SessionConfig,
+    memory: Arc<MemoryReservation>,
+}
+
+impl Sender {
+    /// Runs the chain over a chunk; returns its rows in order.
+    async fn send(self, chunk: Vec<RecordBatch>) -> Result<Vec<ReservedBatch>> {
+        let tasks = tasks(&chunk)?;
+        drop(chunk);
+        let scan = MemorySourceConfig::try_new_exec(&tasks, Arc::clone(&self.schema), None)?;
+        let plan = with_input(&self.chain, self.length, &(scan as Plan))?;
+        let batches = self.cluster.run(plan, &self.config);
+        batches.map(|batch| ReservedBatch::try_new(batch?, &self.memory)).try_collect().await
+    }
+}
+
+/// Divides the rows of a chunk evenly into tasks. Does not concatenate batches: a merged dictionary might exceed its
+/// key type.
+fn tasks(chunk: &[RecordBatch]) -> Result<Vec<Vec<RecordBatch>>> {
+    let count: usize = chunk.iter().map(RecordBatch::num_rows).sum();
+    let step = count.div_ceil((count / TASK_ROWS).clamp(1, MAX_TASKS)).max(1);
+    let (mut tasks, mut room) = (Vec::new(), 0);
+    for batch in chunk {
+        let mut start = 0;
+        while start < batch.num_rows() {
+            if room == 0 {
+                tasks.push(Vec::new());
+                room = step;
+            }
+            let rows = room.min(batch.num_rows() - start);
+            if let Some(task) = tasks.last_mut() {
+                task.push(compact(&batch.slice(start, rows))?);
+            }
+            (start, room) = (start + rows, room - rows);
+        }
+    }
+    Ok(tasks)
+}
+
+/// A buffered batch and its memory reservation.
+struct ReservedBatch {
+    batch: RecordBatch,
+    _memory: MemoryReservation,
+}
+
+impl ReservedBatch {
+    fn try_new(batch: RecordBatch, memory: &MemoryReservation) -> Result<Self> {
+        let reservation = memory.new_empty();
+        reservation.try_grow(batch.get_array_memory_size())?;
+        Ok(Self { batch, _memory: reservation })
+    }
+}
+
+/// Maximum bytes of a chunk for a chain. Bounds the size of its vectors.
+fn chunk_bytes(chain: &Plan) -> usize {
+    let here = chain.downcast_ref().and_then(EmbedExec::bounded_text);
+    let below = chain.children().into_iter().map(chunk_bytes);
+    below.chain(here).min().unwrap_or(CHUNK_BYTES).min(CHUNK_BYTES)
+}
+
+/// Rows and their size in bytes.
+type Piece = (RecordBatch, usize);
+
+/// Groups the input into chunks of at most [`CHUNK_ROWS`] rows and `max_bytes` bytes. No chunk is empty; a single row
+/// may exceed `max_bytes`.
+fn chunks(
+    input: SendableRecordBatchStream,
+    stops_early: bool,
+    max_bytes: usize,
+) -> impl Stream<Item = Result<Vec<RecordBatch>>> + Send {
+    futures::stream::try_unfold((input, VecDeque::new()), move |(mut input, mut pending)| async move {
+        let is_full = |rows: usize, bytes: usize| rows >= CHUNK_ROWS || bytes >= max_bytes || (stops_early && rows > 0);
+        let (mut chunk, mut rows, mut bytes) = (Vec::new(), 0, 0);
+        while !is_full(rows, bytes) {
+            if pending.is_empty() {
+                let Some(batch) = input.next().await.transpose()? else { break };
+                pending.extend(pieces(&batch, max_bytes));
+            }
+            // A piece that does not fit starts the next chunk.
+            let fits = |(piece, size): &mut Piece| {
+                rows + piece.num_rows() <= CHUNK_ROWS && bytes + *size <= max_bytes || rows == 0
+            };
+            match pending.pop_front_if(fits) {
+                Some((piece, size)) => {
+                    (rows, bytes) = (rows + piece.num_rows(), bytes + size);
+                    chunk.push(piece);
+                }
+                None if pending.is_empty() => {}
+                None => break,
+            }
+        }
+        Ok::<_, DataFusionError>((!chunk.is_empty()).then_some((chunk, (input, pending))))
+    })
+}
+
+/// Slices a batch into pieces of at most the size of a chunk, assuming rows of equal size.
+fn pieces(batch: &RecordBatch, max_bytes: usize) -> Vec<Piece> {
+    let each = bytes_of(batch).div_ceil(batch.num_rows().max(1)).max(1);
+    let step = (max_bytes / each).clamp(1, CHUNK_ROWS);
+    let piece = |start: usize| {
+        let piece = batch.slice(start, step.min(batch.num_rows() - start));
+        let size = piece.num_rows() * each;
+        (piece, size)
+    };
+    (0..batch.num_rows()).step_by(step).map(piece).collect()
+}
+
+/// The size of a batch's rows. The batch may be a slice of a larger one.
+fn bytes_of(batch: &RecordBatch) -> usize {
+    let column = |column: &ArrayRef| match column.data_type() {
+        DataType::Utf8View => column.as_string_view().lengths().map(|length| length as usize).sum(),
+        DataType::BinaryView => column.as_binary_view().lengths().map(|length| length as usize).sum(),
+        _ => column.to_data().get_slice_memory_size().unwrap_or_else(|_| column.get_array_memory_size()),
+    };
+    batch.columns().iter().map(column).sum()
+}
+
+/// Copies view columns, as IPC would send the whole buffers that they point into.
+fn compact(batch: &RecordBatch) -> Result<RecordBatch> {
+    let column = |column: &ArrayRef| match column.data_type() {
+        DataType::Utf8View => Arc::new(column.as_string_view().gc()) as ArrayRef,
+        DataType::BinaryView => Arc::new(column.as_binary_view().gc()),
+        _ => Arc::clone(column),
+    };
+    let rows = RecordBatchOptions::new().with_row_count(Some(batch.num_rows()));
+    let columns = batch.columns().iter().map(column).collect();
+    Ok(RecordBatch::try_new_with_options(batch.schema(), columns, &rows)?)
+}
+
+impl fmt::Debug for ClusterRowsExec {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { chain, cluster, .. } = self;
+        f.debug_struct("ClusterRowsExec").field("cluster", cluster.address()).field("chain", chain).finish()
+    }
+}
+
+impl DisplayAs for ClusterRowsExec {
+    fn fmt_as(&self, kind: DisplayFormatType, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "ClusterRowsExec: scheduler={}", self.cluster.address())?;
+        let mut node = &self.chain;
+        for _ in 0..self.length {
+            f.write_str(", ")?;
+            node.fmt_as(kind, f)?;
+            node = node.children()[0];
+        }
+        Ok(())
+    }
+}
+
+impl ExecutionPlan for ClusterRowsExec {
+    fn name(&self) -> &'static str {
+        "ClusterRowsExec"
+    }
+
+    fn properties(&self) -> &Arc<PlanProperties> {
+        &self.properties
+    }
+
+    fn children(&self) -> Vec<&Arc<dyn ExecutionPlan>> {
+        vec![&self.input]
+    }
+
+    fn maintains_input_order(&self) -> Vec<bool> {
+        vec![true]
+    }
+
+    fn apply_expressions(
+        &self,
+        _: &mut dyn FnMut(&Arc<dyn PhysicalExpr>) -> Result<TreeNodeRecursion>,
+    ) -> Result<TreeNodeRecursion> {
+        Ok(TreeNodeRecursion::Continue)
+    }
+
+    fn with_new_children(self: Arc<Self>, children: Vec<Arc<dyn ExecutionPlan>>) -> Result<Arc<dyn ExecutionPlan>> {
+        let Ok([input]) = <[_; 1]>::try_from(children) else { return internal_err!("ClusterRowsExec has one input") };
+        Ok(Arc::new(Self::try_new(&self.chain, self.length, input, self.stops_early, self.cluster.clone())?))
+    }
+
+    fn execute(&self, partition: usize, context: Arc<TaskContext>) -> Result<SendableRecordBatchStream> {
+        let input = self.input.execute(partition, Arc::clone(&context))?;
+        let memory = MemoryConsumer::new(format!("ClusterRowsExec[{partition}]")).register(context.memory_pool());
+        let sender = Sender {
+            chain: Arc::clone(&self.chain),
+            length: self.length,
+            schema: self.input.schema(),
+            cluster: self.cluster.clone(),
+            config: context.session_config().clone(),
+            memory: Arc::new(memory),
+        };
+        let metrics = BaselineMetrics::new(&self.metrics, partition);
+        let partitions = self.properties.output_partitioning().partition_count();
+        let in_flight = if self.stops_early { 1 } else { (MAX_TOTAL_CHUNKS / partitions.max(1)).clamp(1, MAX_CHUNKS) };
+        // A task per chunk, so that chunks make progress while the stream is not polled.
+        let sent = chunks(input, self.stops_early, chunk_bytes(&self.chain)).map_ok(move |chunk| {
+            let sent = SpawnedTask::spawn(sender.clone().send(chunk));
+            async move { sent.await.unwrap_or_else(|e| Err(DataFusionError::ExecutionJoin(Box::new(e)))) }
+        });
+        let batches = sent.try_buffered(in_flight).map_ok(|batches| futures::stream::iter(batches.into_iter().map(Ok)));
+        let batches = batches.try_flatten().map_ok(move |reserved: ReservedBatch| {
+            metrics.record_output(reserved.batch.num_rows());
+            reserved.batch
+        });
+        Ok(Box::pin(RecordBatchStreamAdapter::new(self.schema(), batches)))
+    }
+
+    fn metrics(&self) -> Option<MetricsSet> {
+        Some(self.metrics.clone_inner())
+    }
+}

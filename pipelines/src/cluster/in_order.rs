@@ -1,0 +1,80 @@
+//! [`InOrderExec`] concatenates partitions in order, so that rows keep the order of the files. The partitions of a
+//! cluster's result become available together, so this costs no concurrency.
+
+use std::{fmt, sync::Arc};
+
+use datafusion::{
+    common::{Result, internal_err, tree_node::TreeNodeRecursion},
+    execution::{SendableRecordBatchStream, TaskContext},
+    physical_expr::{EquivalenceProperties, Partitioning, PhysicalExpr},
+    physical_plan::{
+        DisplayAs, DisplayFormatType, ExecutionPlan, ExecutionPlanProperties, PlanProperties, common::spawn_buffered,
+        stream::RecordBatchStreamAdapter,
+    },
+};
+use futures::StreamExt;
+
+use super::distributable::Plan;
+
+/// Batches buffered per partition.
+const BUFFERED_BATCHES: usize = 2;
+
+/// Concatenates the partitions of its input into one.
+#[derive(Debug)]
+pub(super) struct InOrderExec {
+    input: Plan,
+    properties: Arc<PlanProperties>,
+}
+
+impl InOrderExec {
+    pub(super) fn new(input: Plan) -> Self {
+        let properties = PlanProperties::new(
+            EquivalenceProperties::new(input.schema()),
+            Partitioning::UnknownPartitioning(1),
+            input.pipeline_behavior(),
+            input.boundedness(),
+        );
+        Self { input, properties: Arc::new(properties) }
+    }
+}
+
+impl DisplayAs for InOrderExec {
+    fn fmt_as(&self, _: DisplayFormatType, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("InOrderExec")
+    }
+}
+
+impl ExecutionPlan for InOrderExec {
+    fn name(&self) -> &'static str {
+        "InOrderExec"
+    }
+
+    fn properties(&self) -> &Arc<PlanProperties> {
+        &self.properties
+    }
+
+    fn children(&self) -> Vec<&Arc<dyn ExecutionPlan>> {
+        vec![&self.input]
+    }
+
+    fn apply_expressions(
+        &self,
+        _: &mut dyn FnMut(&Arc<dyn PhysicalExpr>) -> Result<TreeNodeRecursion>,
+    ) -> Result<TreeNodeRecursion> {
+        Ok(TreeNodeRecursion::Continue)
+    }
+
+    fn with_new_children(self: Arc<Self>, children: Vec<Arc<dyn ExecutionPlan>>) -> Result<Arc<dyn ExecutionPlan>> {
+        let Ok([input]) = <[_; 1]>::try_from(children) else { return internal_err!("InOrderExec has one input") };
+        Ok(Arc::new(Self::new(input)))
+    }
+
+    fn execute(&self, _: usize, context: Arc<TaskContext>) -> Result<SendableRecordBatchStream> {
+        let partitions = 0..self.input.output_partitioning().partition_count();
+        let start =
+            |partition| Ok(spawn_buffered(self.input.execute(partition, Arc::clone(&context))?, BUFFERED_BATCHES));
+        let streams = partitions.map(start).collect::<Result<Vec<_>>>()?;
+        let batches = futures::stream::iter(streams).flatten();
+        Ok(Box::pin(RecordBatchStreamAdapter::new(self.schema(), batches)))
+    }
+}

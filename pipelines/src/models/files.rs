@@ -1,0 +1,79 @@
+//! The files of a model on this machine.
+
+use std::path::{Path, PathBuf};
+
+use elmo::{ModelData, lm_head::LmHeadFiles};
+
+use super::{error::ModelsError, spec::ModelSpec};
+
+/// A model on this machine.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum ModelFiles {
+    /// Built into the binary.
+    Tiny,
+    /// A model directory.
+    Directory(PathBuf),
+    /// Two files with any names.
+    Pair {
+        /// `options.json`
+        options: PathBuf,
+        /// `weights.hdf5` or `weights.safetensors`
+        weights: PathBuf,
+    },
+}
+
+impl ModelFiles {
+    /// Reads and checks the model; `spec` is named in the error. Blocks.
+    ///
+    /// # Errors
+    /// [`ModelsError::Bad`] when the files are not a usable model.
+    pub fn read(&self, spec: &ModelSpec) -> Result<ModelData, ModelsError> {
+        let data = match self {
+            Self::Tiny => Ok(ModelData::tiny()),
+            Self::Directory(dir) => ModelData::open(dir),
+            Self::Pair { options, weights } => ModelData::open_pair(options, weights),
+        };
+        data.map_err(|source| ModelsError::Bad { model: spec.to_string(), source })
+    }
+
+    /// The LM head, if the directory has one.
+    pub fn lm_head(&self) -> Option<LmHeadFiles> {
+        match self {
+            Self::Directory(dir) => LmHeadFiles::find(dir),
+            Self::Tiny | Self::Pair { .. } => None,
+        }
+    }
+
+    /// The known files of the model, sorted by name.
+    pub fn list(&self) -> Vec<PathBuf> {
+        match self {
+            Self::Tiny => Vec::new(),
+            Self::Directory(dir) => known_files(dir),
+            Self::Pair { options, weights } => vec![options.clone(), weights.clone()],
+        }
+    }
+}
+
+fn known_files(dir: &Path) -> Vec<PathBuf> {
+    let names = std::fs::read_dir(dir).into_iter().flatten().flatten().map(|entry| entry.path());
+    let mut files: Vec<PathBuf> =
+        names.filter(|path| path.file_name().and_then(|n| n.to_str()).and_then(role_name).is_some()).collect();
+    files.sort();
+    files
+}
+
+/// File names of a model directory.
+const KNOWN_FILES: [&str; 8] =
+    [OPTIONS, SAFETENSORS, HDF5, "mix.json", "warm_state.safetensors", "vocab.txt", "softmax.safetensors", "MODEL.md"];
+pub(super) const OPTIONS: &str = "options.json";
+pub(super) const SAFETENSORS: &str = "weights.safetensors";
+pub(super) const HDF5: &str = "weights.hdf5";
+
+/// The standard name for a file called `name`; `None` when it is not part of a model. Published files have long names,
+/// such as `elmo_2x1024_128_2048cnn_1xhighway_weights.hdf5`.
+pub(super) fn role_name(name: &str) -> Option<&'static str> {
+    let by_end = [("_options.json", OPTIONS), ("_weights.hdf5", HDF5), ("_weights.safetensors", SAFETENSORS)];
+    let long = by_end.iter().find(|(end, _)| name.ends_with(end)).map(|(_, known)| *known);
+    // macOS adds `._options.json` to a zip, which holds the metadata of the file.
+    KNOWN_FILES.iter().find(|known| **known == name).copied().or(long).filter(|_| !name.starts_with("._"))
+}

@@ -1,0 +1,174 @@
+//! Counts what is in an output: files, rows, columns, vectors and their norms.
+
+mod norms;
+
+use std::{collections::BTreeMap, fmt};
+
+use arrow::array::{Array, AsArray, RecordBatch};
+use serde::Serialize;
+
+use self::norms::Norms;
+use super::{
+    manifest::ManifestCheck,
+    opened::Output,
+    parquet::{next_batch, read_rows},
+    vectors::vectors_of,
+};
+use crate::{
+    error::{Error, Result},
+    report::{bytes, count, table},
+    stores::Stores,
+};
+
+/// The contents of an output.
+#[derive(Debug, Clone, Default, Serialize)]
+pub struct InspectReport {
+    /// Number of files.
+    pub files: usize,
+    /// Bytes of all files.
+    pub bytes: u64,
+    /// Rows of all files.
+    pub rows: u64,
+    /// Row groups of all files.
+    pub row_groups: usize,
+    /// Columns and their types.
+    pub columns: Vec<(String, String)>,
+    /// The `elmo.*` pairs of the footers: model and settings.
+    pub made_by: BTreeMap<String, String>,
+    /// Statistics of the vectors.
+    pub vectors: Vectors,
+    /// Rows with an error.
+    pub errors: u64,
+    /// Rows with a truncated sentence.
+    pub truncated: u64,
+    /// The files compared with the manifest; `None` without a manifest.
+    pub manifest: Option<ManifestCheck>,
+}
+
+/// Statistics of all vectors of an output; at token level, of all tokens.
+#[derive(Debug, Clone, Default, Serialize)]
+pub struct Vectors {
+    /// Number of vectors.
+    pub count: u64,
+    /// Dimensions of a vector.
+    pub width: usize,
+    /// Rows without a vector.
+    pub null_rows: u64,
+    /// Vectors whose numbers are all zero.
+    pub zero: u64,
+    /// Vectors with a NaN or an infinite number.
+    pub not_finite: u64,
+    /// Smallest Euclidean norm.
+    pub norm_min: f32,
+    /// Median norm; estimated from evenly spaced vectors when there are more than two million.
+    pub norm_median: f32,
+    /// Largest norm.
+    pub norm_max: f32,
+}
+
+/// Reads a Parquet file, or every Parquet file of a folder.
+///
+/// # Errors
+/// [`StoreError`](crate::stores::StoreError) when the address is wrong or the store fails, [`Error::Input`] when there
+/// is no Parquet file or one cannot be read, [`Error::Check`] when the files were made by different models or with
+/// different settings, [`ManifestError`](crate::bulk::manifest::ManifestError) when an entry of the manifest cannot be
+/// parsed. Files that do not match the manifest are no error here: see [`InspectReport::error`].
+pub async fn inspect(address: &str, stores: &Stores) -> Result<InspectReport> {
+    let output = Output::open(address, stores).await?;
+    let mut norms = Norms::default();
+    let mut report = InspectReport {
+        files: output.files.len(),
+        bytes: output.files.iter().map(|file| file.bytes).sum(),
+        row_groups: output.files.iter().map(|file| file.row_groups).sum(),
+        manifest: output.check().await?,
+        columns: output.footer.columns,
+        made_by: output.footer.pairs,
+        ..InspectReport::default()
+    };
+    for file in &output.files {
+        let mut rows = read_rows(&file.location).await?;
+        while let Some(batch) = next_batch(&mut rows, &file.location).await? {
+            report.add(&batch, &mut norms);
+        }
+    }
+    if let Some(median) = norms.median() {
+        report.vectors.norm_min = norms.min;
+        report.vectors.norm_median = median;
+        report.vectors.norm_max = norms.max;
+    }
+    Ok(report)
+}
+
+impl InspectReport {
+    /// The faults of the output: vectors that are not finite, files that do not match the manifest. An unfinished job is
+    /// no fault.
+    pub fn error(&self) -> Option<Error> {
+        let not_finite = self.vectors.not_finite;
+        let numbers = (not_finite > 0).then(|| format!("{not_finite} vectors contain a NaN or an infinite number"));
+        let manifest = self.manifest.as_ref();
+        let failures: Vec<String> = numbers.into_iter().chain(manifest.and_then(ManifestCheck::failure)).collect();
+        let help = manifest.and_then(ManifestCheck::help);
+        (!failures.is_empty()).then(|| Error::Check { message: failures.join("; "), help })
+    }
+
+    fn add(&mut self, batch: &RecordBatch, norms: &mut Norms) {
+        self.rows += batch.num_rows() as u64;
+        if let Some(errors) = batch.column_by_name("error") {
+            self.errors += (errors.len() - errors.null_count()) as u64;
+        }
+        if let Some(truncated) = batch.column_by_name("truncated").and_then(|c| c.as_boolean_opt().cloned()) {
+            self.truncated += truncated.true_count() as u64;
+        }
+        let schema = batch.schema();
+        let named = schema.index_of("embedding").or_else(|_| schema.index_of("tokens")).ok();
+        // SQL gives columns any name; the metadata of the field marks those with vectors.
+        let has_vectors = |at: usize| Some(at) == named || schema.field(at).metadata().contains_key("elmo.layers");
+        for (_, column) in batch.columns().iter().enumerate().filter(|(at, _)| has_vectors(*at)) {
+            self.vectors.null_rows += column.null_count() as u64;
+            for vector in vectors_of(column) {
+                self.vectors.add(vector.values(), norms);
+            }
+        }
+    }
+}
+
+impl Vectors {
+    fn add(&mut self, values: &[f32], norms: &mut Norms) {
+        self.count += 1;
+        self.width = values.len();
+        self.zero += u64::from(values.iter().all(|v| *v == 0.0));
+        if !values.iter().all(|v| v.is_finite()) {
+            self.not_finite += 1;
+            return;
+        }
+        let norm = values.iter().map(|v| f64::from(*v).powi(2)).sum::<f64>().sqrt();
+        // The norm of finite numbers may exceed the range of float32.
+        norms.add(norm.min(f64::from(f32::MAX)) as f32);
+    }
+}
+
+impl fmt::Display for InspectReport {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let vectors = &self.vectors;
+        let mut rows = vec![
+            ("files", format!("{}, {}, {} row groups", count(self.files as u64), bytes(self.bytes), self.row_groups)),
+            ("rows", count(self.rows)),
+            ("vectors", format!("{} of {} dimensions", count(vectors.count), vectors.width)),
+            ("norms", format!("{:.4} to {:.4}, median {:.4}", vectors.norm_min, vectors.norm_max, vectors.norm_median)),
+            ("NULL rows", count(vectors.null_rows)),
+            ("zero vectors", count(vectors.zero)),
+            ("NaN or infinite", count(vectors.not_finite)),
+            ("truncated rows", count(self.truncated)),
+            ("rows with an error", count(self.errors)),
+        ];
+        if let Some(manifest) = &self.manifest {
+            rows.extend(manifest.lines());
+        }
+        rows.extend(self.columns.iter().map(|(name, kind)| ("column", format!("{name}: {kind}"))));
+        rows.extend(self.made_by.iter().map(|(key, value)| (key.as_str(), value.clone())));
+        if self.made_by.is_empty() {
+            rows.push(("made by", "unknown: the footers have no elmo.* pairs".to_owned()));
+        }
+        f.write_str(&table(&rows))
+    }
+}

@@ -1,0 +1,314 @@
+//! The manifest of an output, read without its lock, and the check of the files against it.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    fmt,
+};
+
+use futures::TryStreamExt;
+use object_store::ObjectStoreExt;
+use serde::{Serialize, Serializer};
+use sha2::{Digest, Sha256};
+
+use super::{
+    footer::{Pairs, pairs_difference},
+    opened::OutputFile,
+};
+use crate::{
+    bulk::manifest::{self, Counts, Job, ManifestError, PartEntry},
+    error::{Error, Result},
+    stores::{Location, StoreError},
+};
+
+/// Problems and file names that one sentence lists.
+const MAX_LISTED: usize = 3;
+
+/// The manifest of an output.
+#[derive(Debug)]
+pub(super) struct Manifest {
+    pub(super) job: Job,
+    parts: Vec<PartEntry>,
+    /// The totals; `None` while the job is not finished.
+    done: Option<Counts>,
+}
+
+impl Manifest {
+    /// Reads the manifest in `folder`; `None` when there is none.
+    pub(super) async fn read(folder: &Location) -> Result<Option<Self>> {
+        // Web servers answer in many ways that a file does not exist.
+        if folder.is_http() {
+            return Ok(None);
+        }
+        let Some((job, parts)) = manifest::read(folder).await? else { return Ok(None) };
+        let done = totals(folder).await?;
+        Ok(Some(Self { job, parts, done }))
+    }
+
+    /// The job is finished.
+    pub(super) fn is_complete(&self) -> bool {
+        self.done.is_some()
+    }
+
+    /// The entry of a file.
+    pub(super) fn entry(&self, file: &OutputFile) -> Option<&PartEntry> {
+        self.parts.iter().find(|part| part.file == file.name())
+    }
+
+    /// Whether the job wrote a file of this name: it has an entry, or it is the next part of a job that is not finished.
+    pub(super) fn names(&self, file: &str) -> bool {
+        self.parts.iter().any(|part| part.file == file) || self.is_next_part(file)
+    }
+
+    /// A job publishes a part before it creates the entry, so one part may lack its entry.
+    fn is_next_part(&self, file: &str) -> bool {
+        if self.done.is_some() {
+            return false;
+        }
+        let Some((number, rest)) = split_part_name(file) else { return false };
+        let of_this_job = |part: &PartEntry| split_part_name(&part.file).is_none_or(|(_, known)| known == rest);
+        number == self.parts.len() && rest.ends_with(".parquet") && self.parts.first().is_none_or(of_this_job)
+    }
+
+    pub(super) async fn problem_of(&self, file: &OutputFile) -> Result<Option<Problem>> {
+        let name = file.name().to_owned();
+        let Some(entry) = self.entry(file) else {
+            return Ok((!self.is_next_part(&name)).then_some(Problem::Unnamed { file: name }));
+        };
+        let (found, expected) = (file.rows, entry.counts.rows_out);
+        if found != expected {
+            return Ok(Some(Problem::Rows { file: name, found, expected }));
+        }
+        let is_same = entry.bytes == file.bytes && entry.sha256 == sha256(&file.location).await?;
+        Ok((!is_same).then_some(Problem::Changed { file: name }))
+    }
+
+    /// Parts that have an entry but no file.
+    pub(super) fn missing(&self, files: &[OutputFile]) -> Vec<Problem> {
+        let found: BTreeSet<&str> = files.iter().map(OutputFile::name).collect();
+        let missing = self.parts.iter().filter(|part| !found.contains(part.file.as_str()));
+        missing.map(|part| Problem::Missing { file: part.file.clone() }).collect()
+    }
+
+    /// The totals count more rows than the entries: the last entries were lost.
+    pub(super) fn lost_entries(&self) -> Option<Problem> {
+        let expected = self.done.as_ref()?.rows_out;
+        let found: u64 = self.parts.iter().map(|part| part.counts.rows_out).sum();
+        (found != expected).then_some(Problem::Entries { found, expected })
+    }
+
+    /// The manifest names other settings than the footers.
+    pub(super) fn other_settings(&self, footer: &Pairs) -> Option<Problem> {
+        let settings = self.job.settings.iter().filter(|(key, _)| key.starts_with("elmo."));
+        let settings: BTreeMap<String, String> = settings.map(|(key, value)| (key.clone(), value.clone())).collect();
+        pairs_difference(&settings, footer).map(|difference| Problem::Settings { difference })
+    }
+}
+
+/// The number of a part and what follows it in the name: `part-00001-1a2b.parquet` is `(1, "-1a2b.parquet")`.
+fn split_part_name(file: &str) -> Option<(usize, &str)> {
+    let rest = file.strip_prefix("part-")?;
+    // From 100,000 on a letter precedes the digits.
+    let rest = rest.strip_prefix(|c: char| c.is_ascii_lowercase()).unwrap_or(rest);
+    let end = rest.find(|c: char| !c.is_ascii_digit()).unwrap_or(rest.len());
+    let (digits, rest) = rest.split_at(end);
+    digits.parse().ok().map(|number| (number, rest))
+}
+
+/// SHA-256 of a file, hexadecimal.
+async fn sha256(location: &Location) -> Result<String> {
+    let failed = |e| StoreError::request("read", location, e);
+    let mut body = location.store.get(&location.path).await.map_err(failed)?.into_stream();
+    let mut hash = Sha256::new();
+    while let Some(bytes) = body.try_next().await.map_err(failed)? {
+        hash.update(&bytes);
+    }
+    Ok(format!("{:x}", hash.finalize()))
+}
+
+/// The totals of a finished job.
+async fn totals(folder: &Location) -> Result<Option<Counts>> {
+    let file = folder.child(manifest::FOLDER).child("done.json");
+    let Some(bytes) = file.get().await? else { return Ok(None) };
+    let broken = |e: serde_json::Error| ManifestError::Broken { file: file.to_string(), reason: e.to_string() };
+    let totals: Counts = serde_json::from_slice(&bytes).map_err(broken)?;
+    Ok(Some(totals))
+}
+
+/// The result of checking the files of an output against its manifest.
+#[derive(Debug, Clone, Default, Serialize)]
+pub struct ManifestCheck {
+    /// The job is finished. A single file is complete as soon as the manifest names it.
+    pub complete: bool,
+    /// Differences between the files and the manifest.
+    pub problems: Vec<Problem>,
+}
+
+/// A difference between the files of an output and its manifest. In JSON it is the message.
+#[derive(Debug, Clone, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Problem {
+    /// A file that the manifest does not name.
+    Unnamed {
+        /// Its name in the folder.
+        file: String,
+    },
+    /// A part with another number of rows than its entry says.
+    Rows {
+        /// The part.
+        file: String,
+        /// Rows of the file.
+        found: u64,
+        /// Rows by the entry.
+        expected: u64,
+    },
+    /// A part whose size or SHA-256 is not that of its entry.
+    Changed {
+        /// The part.
+        file: String,
+    },
+    /// A part that has an entry but no file.
+    Missing {
+        /// The part.
+        file: String,
+    },
+    /// Entries that are missing.
+    Entries {
+        /// Rows of all entries.
+        found: u64,
+        /// Rows by the totals.
+        expected: u64,
+    },
+    /// Footers that name other settings than the manifest.
+    Settings {
+        /// The first difference.
+        difference: String,
+    },
+}
+
+impl fmt::Display for Problem {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Unnamed { file } => write!(f, "{file} is not in the manifest"),
+            Self::Rows { file, found, expected } => {
+                write!(f, "{file} has {found} rows, but its entry in the manifest says {expected}")
+            }
+            Self::Changed { file } => write!(f, "{file} has other bytes than the job wrote"),
+            Self::Missing { file } => write!(f, "{file} is in the manifest but does not exist"),
+            Self::Entries { found, expected } => write!(f, "the manifest has entries for {found} of {expected} rows"),
+            Self::Settings { difference } => write!(f, "the footers disagree with the manifest: {difference}"),
+        }
+    }
+}
+
+impl Serialize for Problem {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.collect_str(self)
+    }
+}
+
+/// How to restore a part that was changed.
+pub(super) fn repair_help() -> String {
+    "run the elmo embed command of this output again with --check, which rewrites changed parts; \
+     or delete them and run it without"
+        .to_owned()
+}
+
+impl ManifestCheck {
+    /// The problems in one sentence; `None` when there are none.
+    pub fn failure(&self) -> Option<String> {
+        let problems: Vec<String> = self.problems.iter().map(Problem::to_string).collect();
+        (!problems.is_empty()).then(|| format!("the files do not match the manifest: {}", listed(&problems)))
+    }
+
+    /// How to repair the output; `None` when there is nothing to repair.
+    pub fn help(&self) -> Option<String> {
+        let any = |kind: fn(&Problem) -> bool| self.problems.iter().any(kind);
+        let changed = any(|problem| matches!(problem, Problem::Rows { .. } | Problem::Changed { .. }));
+        let missing = any(|problem| matches!(problem, Problem::Missing { .. } | Problem::Entries { .. }));
+        let unnamed = self.problems.iter().filter_map(|problem| match problem {
+            Problem::Unnamed { file } => Some(file.clone()),
+            _ => None,
+        });
+        let unnamed: Vec<String> = unnamed.collect();
+        let delete = (!unnamed.is_empty())
+            .then(|| format!("delete {}: readers of the folder would take it for a part", listed(&unnamed)));
+        let run = match (changed, missing) {
+            (true, _) => Some(repair_help()),
+            (false, true) => {
+                Some("run the elmo embed command of this output again, which writes what is missing".into())
+            }
+            (false, false) => None,
+        };
+        let help: Vec<String> = delete.into_iter().chain(run).collect();
+        (!help.is_empty()).then(|| help.join("; "))
+    }
+
+    /// The problems as an error; `None` when there are none.
+    pub(super) fn error(&self) -> Option<Error> {
+        self.failure().map(|message| Error::Check { message, help: self.help() })
+    }
+
+    /// Lines of a report.
+    pub(super) fn lines(&self) -> Vec<(&'static str, String)> {
+        let state = if self.complete { "complete" } else { "the job is not finished" };
+        let problems = self.problems.iter().map(|problem| ("manifest", problem.to_string()));
+        [("manifest", state.to_owned())].into_iter().chain(problems).collect()
+    }
+}
+
+/// The first items, and how many more there are.
+fn listed(items: &[String]) -> String {
+    let first = items[..items.len().min(MAX_LISTED)].join(", ");
+    match items.len().saturating_sub(MAX_LISTED) {
+        0 => first,
+        more => format!("{first} and {more} more"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn part_names_have_a_number_and_a_rest() {
+        assert_eq!(split_part_name("part-00001.parquet"), Some((1, ".parquet")));
+        assert_eq!(split_part_name("part-00012-1a2b3c4d.parquet"), Some((12, "-1a2b3c4d.parquet")));
+        assert_eq!(split_part_name("part-a100000.parquet"), Some((100_000, ".parquet")));
+        for other in ["part-.parquet", "more.parquet", "part-ab1.parquet"] {
+            assert_eq!(split_part_name(other), None, "{other}");
+        }
+    }
+
+    #[test]
+    fn only_the_next_part_may_lack_its_entry() {
+        let entry = |file: &str| PartEntry {
+            file: file.to_owned(),
+            start: Default::default(),
+            end: Default::default(),
+            last: false,
+            bytes: 1,
+            sha256: String::new(),
+            rows_digest: None,
+            counts: Counts::default(),
+        };
+        let job = Job::new(BTreeMap::new(), Vec::new());
+        let mut manifest = Manifest { job, parts: vec![entry("part-00000-1a2b.parquet")], done: None };
+        assert!(manifest.names("part-00000-1a2b.parquet") && manifest.names("part-00001-1a2b.parquet"));
+        for foreign in ["part-00001-ffff.parquet", "part-00002-1a2b.parquet", "part-00000-ffff.parquet", "more.parquet"]
+        {
+            assert!(!manifest.names(foreign), "{foreign}");
+        }
+        manifest.done = Some(Counts::default());
+        assert!(!manifest.names("part-00001-1a2b.parquet"), "a finished job has no next part");
+    }
+
+    #[test]
+    fn the_help_names_what_to_delete() {
+        let file = |n: usize| Problem::Unnamed { file: format!("part-0000{n}.parquet") };
+        let check = ManifestCheck { complete: true, problems: (1..=5).map(file).collect() };
+        let expected = "delete part-00001.parquet, part-00002.parquet, part-00003.parquet and 2 more: readers of the \
+                        folder would take it for a part";
+        assert_eq!(check.help().as_deref(), Some(expected));
+        assert_eq!(ManifestCheck::default().help(), None);
+    }
+}

@@ -1,0 +1,124 @@
+//! An embedder with the settings that the footer of an output names.
+
+use elmo::{
+    ColumnEmbedder, Elmo, EmbedSpec,
+    mix::ScalarMix,
+    spec::{Layers, Level, ListType, OnError, SpecError, StateMode},
+};
+
+use crate::{
+    error::{Error, Result},
+    output::{
+        footer::{Pairs, shown},
+        opened::Output,
+    },
+};
+
+/// An embedder with the settings of `output`, and with `mix` if the output was made with a scalar mix.
+///
+/// # Errors
+/// [`Error::Input`] when the footer names no model or invalid settings, [`Error::Check`] when `elmo` is another model or
+/// would embed with other settings, [`Error::Usage`] when its precision differs or the mix is missing.
+pub(super) fn embedder(output: &Output, mix: Option<&ScalarMix>, elmo: &Elmo) -> Result<ColumnEmbedder> {
+    let pairs = &output.footer.pairs;
+    check_model(output, elmo)?;
+    // Nobody typed these settings: invalid ones are the fault of the file.
+    let spec = spec_of(pairs, mix).map_err(|error| invalid_settings(output, error))?;
+    let columns = ColumnEmbedder::new(elmo, spec).map_err(|error| invalid_settings(output, error.into()))?;
+    check_settings(pairs, &columns)?;
+    Ok(columns)
+}
+
+fn get<'p>(pairs: &'p Pairs, key: &str) -> Option<&'p str> {
+    pairs.get(&format!("elmo.{key}")).map(String::as_str)
+}
+
+/// The first file of an output, for messages about the footer that all files share.
+fn first_file(output: &Output) -> String {
+    output.files.first().map(|file| file.location.to_string()).unwrap_or_default()
+}
+
+fn check_model(output: &Output, elmo: &Elmo) -> Result<()> {
+    let pairs = &output.footer.pairs;
+    let found = get(pairs, "fingerprint").ok_or_else(|| Error::Input {
+        file: first_file(output),
+        row: None,
+        reason: "no elmo.fingerprint in the footer: not an output of elmo".into(),
+        help: Some("give an output of elmo embed".into()),
+    })?;
+    let ours = elmo.fingerprint().to_string();
+    if found != ours {
+        return Err(Error::check(format!(
+            "made by another model: its fingerprint is {found}, that of this model {ours}"
+        )));
+    }
+    let precision = elmo.precision().to_string();
+    match get(pairs, "precision").filter(|found| *found != precision) {
+        Some(found) => Err(Error::usage(
+            format!("the output was made with --precision {found}, which gives other numbers than {precision}"),
+            format!("add --precision {found}"),
+        )),
+        None => Ok(()),
+    }
+}
+
+fn invalid_settings(output: &Output, error: Error) -> Error {
+    let Some(elmo::Error::Spec(reason)) = error.module() else { return error };
+    Error::Input {
+        file: first_file(output),
+        row: None,
+        reason: format!("the footer names invalid settings: {reason}"),
+        help: Some("give an output of elmo embed that was not edited".into()),
+    }
+}
+
+/// Refuses an embedder whose settings are not those of the footer, such as another mix or another warm state.
+fn check_settings(pairs: &Pairs, columns: &ColumnEmbedder) -> Result<()> {
+    for (key, ours) in columns.metadata() {
+        let found = pairs.get(&key);
+        // Other versions may compute the same vectors.
+        if key != "elmo.version" && found.is_some_and(|found| *found != ours) {
+            let (found, ours) = (shown(found), shown(Some(&ours)));
+            return Err(Error::check(format!("{key} is {found} in the footers, but would be {ours} now")));
+        }
+    }
+    Ok(())
+}
+
+fn spec_of(pairs: &Pairs, mix: Option<&ScalarMix>) -> Result<EmbedSpec> {
+    fn parsed<T: std::str::FromStr<Err = SpecError>>(value: Option<&str>, default: T) -> Result<T> {
+        value.map_or(Ok(default), |v| v.parse().map_err(|e: SpecError| elmo::Error::from(e).into()))
+    }
+    let get = |key: &str| get(pairs, key);
+    let default = EmbedSpec::default();
+    let state = get("state").map(|state| state.split(':').next().unwrap_or(state));
+    if state == Some("carry") {
+        return Err(Error::check(
+            "in state carry a row depends on all rows before it; run elmo embed again and compare the files",
+        ));
+    }
+    let layers = match (get("layers"), mix) {
+        (Some(layers), Some(mix)) if layers.starts_with("mix:") => Layers::Mix(mix.clone()),
+        (Some(layers), None) if layers.starts_with("mix:") => {
+            return Err(Error::usage("the output was made with a scalar mix", "give its file with --layers FILE"));
+        }
+        (layers, _) => parsed(layers, default.layers)?,
+    };
+    let level = parsed(get("level"), default.level)?;
+    Ok(EmbedSpec {
+        level,
+        layers,
+        pooling: if level == Level::Token { default.pooling } else { parsed(get("pooling"), default.pooling)? },
+        tokenizer: parsed(get("tokenizer"), default.tokenizer)?,
+        sentences: parsed(get("sentences"), default.sentences)?,
+        boundaries: get("boundaries") == Some("true"),
+        normalize: parsed(get("normalize"), default.normalize)?,
+        state: parsed(state, StateMode::Zero)?,
+        on_long: parsed(get("on_long"), default.on_long)?,
+        max_tokens: get("max_tokens").and_then(|n| n.parse().ok()).unwrap_or(default.max_tokens),
+        on_error: OnError::Null,
+        float: parsed(get("float"), default.float)?,
+        list_type: ListType::Fixed,
+        batch_rows: None,
+    })
+}

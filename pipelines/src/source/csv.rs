@@ -1,0 +1,149 @@
+//! CSV files to rows.
+
+use arrow::{array::RecordBatch, csv, datatypes::SchemaRef, error::ArrowError};
+
+use super::{
+    decode::{BATCH_BYTES, Decode},
+    reason::{csv_row, own},
+};
+
+/// Decodes rows, and knows after which bytes a row ends: the decoder of Arrow cannot be flushed in the middle of one.
+pub(super) struct Csv {
+    decoder: csv::reader::Decoder,
+    quotes: Quotes,
+    /// Whether the header line is the first record.
+    header: bool,
+    batch_rows: usize,
+    /// Bytes of the rows that were not flushed yet.
+    bytes: usize,
+}
+
+impl Csv {
+    /// Reads the columns `read` (indices into `schema`, ascending) of a file from its beginning or, without `header`,
+    /// from the beginning of a row.
+    pub(super) fn new(schema: &SchemaRef, read: Vec<usize>, header: bool, batch_rows: usize) -> Self {
+        let decoder = decoder(schema, read, header, batch_rows);
+        Self { decoder, quotes: Quotes::default(), header, batch_rows, bytes: 0 }
+    }
+}
+
+impl Decode for Csv {
+    fn decode(&mut self, bytes: &[u8]) -> Result<usize, ArrowError> {
+        let mut quotes = self.quotes;
+        let end = quotes.read_to_row_end(bytes, BATCH_BYTES.saturating_sub(self.bytes));
+        let used = self.decoder.decode(&bytes[..end])?;
+        match used == end {
+            true => self.quotes = quotes,
+            false => self.quotes.read(&bytes[..used]),
+        }
+        self.bytes += used;
+        Ok(used)
+    }
+
+    fn finish(&mut self) -> Result<(), ArrowError> {
+        if self.quotes == Quotes::Inside {
+            // The reader would take the rest of the file for one cell.
+            return Err(own("a quotation that begins in the next row is never closed"));
+        }
+        self.decoder.decode(&[]).map(drop)
+    }
+
+    fn flush(&mut self) -> Result<Option<RecordBatch>, ArrowError> {
+        self.bytes = 0;
+        self.decoder.flush()
+    }
+
+    fn waiting(&self) -> usize {
+        self.batch_rows - self.decoder.capacity()
+    }
+
+    fn broken_row(&self, error: &ArrowError) -> Option<u64> {
+        csv_row(error).map(|row| row + u64::from(!self.header))
+    }
+
+    fn again(&self, schema: &SchemaRef, read: &[usize], from_start: bool) -> Option<Box<dyn Decode>> {
+        Some(Box::new(Self::new(schema, read.to_vec(), from_start, 1)))
+    }
+}
+
+/// Arrow's decoder of the columns `read`.
+pub(super) fn decoder(schema: &SchemaRef, read: Vec<usize>, header: bool, batch_rows: usize) -> csv::reader::Decoder {
+    csv::ReaderBuilder::new(SchemaRef::clone(schema))
+        .with_header(header)
+        .with_projection(read)
+        .with_batch_size(batch_rows)
+        .build_decoder()
+}
+
+/// Where in a CSV file reading is, as far as quotation marks go (RFC 4180).
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+enum Quotes {
+    /// Before the first byte of a cell.
+    #[default]
+    Start,
+    /// In a cell that does not begin with a quotation mark: others in it stand for themselves.
+    Plain,
+    /// In a cell that does.
+    Inside,
+    /// After a mark in such a cell: its end, or the first of two that stand for one.
+    Closed,
+}
+
+impl Quotes {
+    fn read(&mut self, bytes: &[u8]) {
+        bytes.iter().for_each(|&byte| *self = self.after(byte));
+    }
+
+    fn after(self, byte: u8) -> Self {
+        match (self, byte) {
+            (Self::Start, b'"') | (Self::Closed, b'"') => Self::Inside,
+            (Self::Inside, b'"') => Self::Closed,
+            (Self::Inside, _) => Self::Inside,
+            (_, b',' | b'\n' | b'\r') => Self::Start,
+            _ => Self::Plain,
+        }
+    }
+
+    /// Reads `min` bytes, and on to the first end of a row; returns how many bytes these are, all if no row ends.
+    fn read_to_row_end(&mut self, bytes: &[u8], min: usize) -> usize {
+        let min = min.min(bytes.len());
+        self.read(&bytes[..min]);
+        for (at, &byte) in bytes[min..].iter().enumerate() {
+            *self = self.after(byte);
+            if *self == Self::Start && byte != b',' {
+                return min + at + 1;
+            }
+        }
+        bytes.len()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn quotations_that_are_closed_and_one_that_is_not() {
+        // By RFC 4180: a mark inside a cell that does not begin with one is an ordinary character.
+        let closed =
+            ["a,b\n", "\"a\",b\n", "\"a \"\" b\"\n", "5\" disk,x\n", "\"\"\n", "\"two\nlines\"", "", "\"a\"\r\nb"];
+        for text in closed {
+            let mut quotes = Quotes::default();
+            quotes.read(text.as_bytes());
+            assert_ne!(quotes, Quotes::Inside, "{text:?}");
+        }
+        for text in ["\"", "a,\"b\nc,d\n", "\"a\"\"\n", "x\n\"\"\"y"] {
+            let mut quotes = Quotes::default();
+            text.as_bytes().chunks(1).for_each(|byte| quotes.read(byte));
+            assert_eq!(quotes, Quotes::Inside, "{text:?}");
+        }
+    }
+
+    #[test]
+    fn the_end_of_a_row_is_not_inside_quotation_marks() {
+        let text = b"a,\"b\nc\"\nd,e\n";
+        let end = |min: usize| Quotes::default().read_to_row_end(text, min);
+        assert_eq!([end(0), end(7), end(8), end(9), end(100)], [8, 8, 12, 12, 12]);
+        assert_eq!(Quotes::default().read_to_row_end(b"a,b", 0), 3);
+    }
+}

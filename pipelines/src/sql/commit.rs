@@ -1,0 +1,254 @@
+//! All-or-nothing commit of the files that one statement writes.
+//!
+//! [`StagedFiles`] collects files whose content is complete but not yet visible. [`StagedFiles::commit`] publishes all
+//! of them; if one fails, those already published are deleted again. A statement that writes several files gives them
+//! new names, so deleting them restores the previous state. Only a process that dies during the commit leaves some.
+
+use std::{
+    fmt,
+    sync::{Arc, Mutex, MutexGuard, PoisonError, Weak},
+    time::Duration,
+};
+
+use datafusion::common::{DataFusionError, Result as PlanResult, exec_err};
+use futures::{StreamExt, future::join_all};
+use object_store::{
+    Error, MultipartUpload, ObjectStore, ObjectStoreExt, PutOptions, PutPayload, Result, UploadPart, path::Path,
+};
+use tokio::{runtime::Handle, task::JoinHandle};
+
+use super::error::external;
+use crate::stores::StoreError;
+
+/// Files published concurrently.
+const CONCURRENT_COMMITS: usize = 16;
+/// Grace period for the tasks of cancelled writers to drop their uploads.
+const CANCEL_GRACE: Duration = Duration::from_millis(100);
+/// Timeout for aborting uploads.
+const ABORT_TIMEOUT: Duration = Duration::from_secs(5);
+
+/// The staged files of one statement.
+#[derive(Debug, Default)]
+pub(super) struct StagedFiles {
+    state: Arc<CommitState>,
+    files: Mutex<Vec<StagedFile>>,
+    /// Tasks that abort dropped uploads.
+    aborts: Mutex<Vec<JoinHandle<()>>>,
+    /// The first error of the input or of a store. Writers replace it by errors of their own.
+    error: Mutex<Option<DataFusionError>>,
+}
+
+impl StagedFiles {
+    pub(super) fn new(state: &Arc<CommitState>) -> Self {
+        Self { state: Arc::clone(state), ..Self::default() }
+    }
+
+    /// Adds a complete file.
+    pub(super) fn push(&self, file: StagedFile) {
+        lock(&self.files).push(file);
+    }
+
+    /// Publishes all files, or none of them.
+    ///
+    /// # Errors
+    /// The recorded error, if there is one; the first error of a store; an error if the session was cancelled.
+    pub(super) async fn commit(self: &Arc<Self>) -> PlanResult<()> {
+        if let Some(error) = self.take_error() {
+            return Err(error);
+        }
+        let Some(guard) = self.state.begin_commit() else { return exec_err!("the statement was interrupted") };
+        let files = std::mem::take(&mut *lock(&self.files));
+        // A separate task, so that dropping the query does not abandon the commit halfway.
+        let commit = tokio::spawn(async move {
+            let _guard = guard;
+            publish_all(files).await
+        });
+        commit.await.map_err(|e| DataFusionError::ExecutionJoin(Box::new(e)))?
+    }
+
+    /// Discards all staged content. Called when the writers have been cancelled.
+    pub(super) async fn rollback(&self) {
+        // Tasks of cancelled writers end on other threads.
+        tokio::time::sleep(CANCEL_GRACE).await;
+        lock(&self.files).clear();
+        let aborts = std::mem::take(&mut *lock(&self.aborts));
+        // A store that does not answer keeps the incomplete upload.
+        let _ = tokio::time::timeout(ABORT_TIMEOUT, join_all(aborts)).await;
+    }
+
+    /// Records an error unless one is recorded already.
+    pub(super) fn record_error(&self, error: DataFusionError) {
+        lock(&self.error).get_or_insert(error);
+    }
+
+    /// Takes the recorded error.
+    pub(super) fn take_error(&self) -> Option<DataFusionError> {
+        lock(&self.error).take()
+    }
+}
+
+/// Whether the running statement of a session can still be cancelled.
+#[derive(Debug, Default)]
+pub(super) struct CommitState(Mutex<Phase>);
+
+#[derive(Debug, Default, PartialEq, Eq)]
+enum Phase {
+    #[default]
+    Running,
+    Committing,
+    Cancelled,
+}
+
+/// Keeps the state in [`Phase::Committing`] until it is dropped.
+struct CommitGuard(Arc<CommitState>);
+
+impl CommitState {
+    fn begin_commit(self: &Arc<Self>) -> Option<CommitGuard> {
+        let mut phase = lock(&self.0);
+        (*phase != Phase::Cancelled).then(|| {
+            *phase = Phase::Committing;
+            CommitGuard(Arc::clone(self))
+        })
+    }
+
+    /// Resets the state for the next statement.
+    pub(super) fn reset(&self) {
+        *lock(&self.0) = Phase::Running;
+    }
+
+    /// Prevents commits from now on. Returns `false` if a commit is in progress; the caller must wait for it.
+    pub(super) fn cancel(&self) -> bool {
+        let mut phase = lock(&self.0);
+        let can_cancel = *phase != Phase::Committing;
+        if can_cancel {
+            *phase = Phase::Cancelled;
+        }
+        can_cancel
+    }
+}
+
+impl Drop for CommitGuard {
+    fn drop(&mut self) {
+        self.0.reset();
+    }
+}
+
+/// Publishes files; if one fails, deletes those that were published.
+async fn publish_all(files: Vec<StagedFile>) -> PlanResult<()> {
+    let mut results = futures::stream::iter(files).map(StagedFile::publish).buffer_unordered(CONCURRENT_COMMITS);
+    let (mut published, mut failed) = (Vec::new(), None);
+    while let Some(result) = results.next().await {
+        match result {
+            Ok(file) => published.push(file),
+            Err(error) => {
+                failed.get_or_insert(error);
+            }
+        }
+    }
+    let Some(error) = failed else { return Ok(()) };
+    for (store, path) in published {
+        // Best effort: the original error is the one to report.
+        let _ = store.delete(&path).await;
+    }
+    Err(error)
+}
+
+/// Locks a mutex. Ignores poisoning: the values here are valid whenever a thread panics.
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// A complete file that is not yet visible at its path.
+#[derive(Debug)]
+pub(super) struct StagedFile {
+    pub(super) store: Arc<dyn ObjectStore>,
+    pub(super) path: Path,
+    /// The file's name in error messages.
+    pub(super) address: String,
+    pub(super) content: Content,
+}
+
+#[derive(Debug)]
+pub(super) enum Content {
+    /// The bytes of a small file, held in memory.
+    Buffered(PutPayload, PutOptions),
+    /// An upload whose parts are in the store.
+    Uploaded(StagedUpload),
+}
+
+impl StagedFile {
+    /// Makes the file visible; returns its store and path.
+    async fn publish(self) -> PlanResult<(Arc<dyn ObjectStore>, Path)> {
+        let Self { store, path, address, content } = self;
+        let published = match content {
+            Content::Buffered(payload, options) => store.put_opts(&path, payload, options).await.map(drop),
+            Content::Uploaded(upload) => upload.complete().await,
+        };
+        match published {
+            Ok(()) => Ok((store, path)),
+            Err(error) => Err(write_error(&address, error)),
+        }
+    }
+}
+
+/// A failed write to a store.
+pub(super) fn write_error(address: &str, error: Error) -> DataFusionError {
+    external(StoreError::Request { operation: "write", address: address.to_owned(), source: Box::new(error) })
+}
+
+/// A multipart upload that is aborted when it is dropped before it is completed: object stores keep and charge the
+/// parts of incomplete uploads.
+pub(super) struct StagedUpload {
+    upload: Option<Box<dyn MultipartUpload>>,
+    files: Weak<StagedFiles>,
+}
+
+impl StagedUpload {
+    pub(super) fn new(upload: Box<dyn MultipartUpload>, files: Weak<StagedFiles>) -> Self {
+        Self { upload: Some(upload), files }
+    }
+
+    /// Moves the upload out; `self` becomes empty.
+    pub(super) fn take(&mut self) -> Self {
+        Self { upload: self.upload.take(), files: Weak::clone(&self.files) }
+    }
+
+    /// Uploads a part; `None` if the upload was moved out.
+    pub(super) fn put_part(&mut self, data: PutPayload) -> Option<UploadPart> {
+        self.upload.as_mut().map(|upload| upload.put_part(data))
+    }
+
+    /// Aborts the upload now.
+    pub(super) async fn abort(&mut self) -> Result<()> {
+        match self.upload.take() {
+            Some(mut upload) => upload.abort().await,
+            None => Ok(()),
+        }
+    }
+
+    async fn complete(mut self) -> Result<()> {
+        let Some(upload) = &mut self.upload else { return Ok(()) };
+        upload.complete().await?;
+        // Disarms `drop`.
+        self.upload = None;
+        Ok(())
+    }
+}
+
+impl fmt::Debug for StagedUpload {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("StagedUpload").finish_non_exhaustive()
+    }
+}
+
+impl Drop for StagedUpload {
+    fn drop(&mut self) {
+        let Some(mut upload) = self.upload.take() else { return };
+        let Ok(runtime) = Handle::try_current() else { return };
+        // The error that led here is reported elsewhere; a failed abort adds nothing to it.
+        let abort = runtime.spawn(async move { drop(upload.abort().await) });
+        if let Some(files) = self.files.upgrade() {
+            lock(&files.aborts).push(abort);
+        }
+    }
+}

@@ -1,0 +1,302 @@
+//! Adds the file name to errors about the content of a file. DataFusion's readers report what is wrong with a row, but
+//! not in which file of the table.
+
+use std::{any::Any, fmt, sync::Arc};
+
+use async_trait::async_trait;
+use datafusion::{
+    arrow::{array::RecordBatch, error::ArrowError},
+    catalog::{Session, TableProvider, TableProviderFactory},
+    common::{
+        DataFusionError, Result,
+        tree_node::{Transformed, TreeNode, TreeNodeRecursion},
+    },
+    datasource::{
+        file_format::FileFormat,
+        listing::{ListingTable, ListingTableUrl, PartitionedFile},
+        physical_plan::{FileOpener, FileScanConfig, FileSource},
+        source::DataSourceExec,
+        source_as_provider,
+        table_schema::TableSchema,
+    },
+    execution::{object_store::ObjectStoreUrl, session_state::SessionState},
+    logical_expr::{CreateExternalTable, LogicalPlan},
+    physical_expr::{PhysicalExpr, projection::ProjectionExprs},
+    physical_plan::{DisplayFormatType, ExecutionPlan, metrics::ExecutionPlanMetricsSet},
+};
+use datafusion_datasource::morsel::{Morsel, MorselPlan, MorselPlanner, Morselizer};
+use futures::{StreamExt, TryFutureExt, TryStreamExt, stream::BoxStream};
+use object_store::ObjectStore;
+
+use super::error::{external, is_caused_by_store, is_invalid_arrow, message, wrapped_by_store};
+use crate::source::SourceError;
+
+/// Files examined concurrently while searching for an unreadable one.
+const CONCURRENT_READS: usize = 16;
+
+/// Name of the operator whose input runs on a cluster.
+pub(crate) const CLUSTER_EXEC: &str = "ClusterExec";
+
+/// Wraps the file sources of a final physical plan in [`FileErrorSource`]s. Plans below a [`CLUSTER_EXEC`] stay as they
+/// are: the wrapper cannot be serialised.
+///
+/// # Errors
+/// As [`TreeNode::transform_down`].
+pub(crate) fn name_files_in_errors(plan: Arc<dyn ExecutionPlan>) -> Result<Arc<dyn ExecutionPlan>> {
+    let wrapped = plan.transform_down(|node| {
+        if node.name() == CLUSTER_EXEC {
+            return Ok(Transformed::new(node, false, TreeNodeRecursion::Jump));
+        }
+        let scan = node.downcast_ref::<DataSourceExec>().map(|scan| scan.data_source().as_ref() as &dyn Any);
+        let Some(scan) = scan.and_then(|scan| scan.downcast_ref::<FileScanConfig>()) else {
+            return Ok(Transformed::no(node));
+        };
+        let source = Arc::new(FileErrorSource(Arc::clone(scan.file_source())));
+        // `FileScanConfigBuilder` may change the output ordering.
+        let mut scan = scan.clone();
+        scan.file_source = source;
+        Ok(Transformed::yes(DataSourceExec::from_data_source(scan) as Arc<dyn ExecutionPlan>))
+    });
+    wrapped.map(|wrapped| wrapped.data)
+}
+
+/// Adds the file name to an error about the content of a file. Other errors are returned unchanged.
+pub(super) fn with_file_name(error: DataFusionError, file: &str) -> DataFusionError {
+    match is_content_error(error.find_root()) {
+        true => external(SourceError::Unreadable { file: file.to_owned(), reason: message(&error).into_owned() }),
+        false => error,
+    }
+}
+
+fn is_content_error(root: &DataFusionError) -> bool {
+    use ArrowError as A;
+    use DataFusionError as E;
+    match root {
+        E::ArrowError(error, _) => match error.as_ref() {
+            A::IoError(_, error) => super::error::is_invalid_data(error),
+            // Raised by an expression that the scan evaluates.
+            A::DivideByZero | A::ArithmeticOverflow(_) | A::ComputeError(_) | A::MemoryError(_) => false,
+            _ => true,
+        },
+        E::ParquetError(error) => !is_caused_by_store(error.as_ref()),
+        E::ObjectStore(error) => wrapped_by_store(error).is_some_and(|inner| is_content_error(inner.find_root())),
+        E::Internal(text) => is_invalid_arrow(text),
+        E::IoError(error) => super::error::is_invalid_data(error),
+        _ => false,
+    }
+}
+
+/// Creates external tables with another factory, and adds the file name if schema inference fails.
+#[derive(Debug)]
+pub(super) struct InferringFactory(pub(super) Arc<dyn TableProviderFactory>);
+
+#[async_trait]
+impl TableProviderFactory for InferringFactory {
+    async fn create(&self, session: &dyn Session, command: &CreateExternalTable) -> Result<Arc<dyn TableProvider>> {
+        let error = match self.0.create(session, command).await {
+            Err(error) if is_content_error(error.find_root()) => error,
+            created => return created,
+        };
+        let file = unreadable_file_of_command(session, command).await.ok().flatten();
+        Err(with_file_name(error, &file.unwrap_or_else(|| command.locations.join(", "))))
+    }
+}
+
+/// The first file of CREATE EXTERNAL TABLE whose schema cannot be inferred.
+async fn unreadable_file_of_command(session: &dyn Session, command: &CreateExternalTable) -> Result<Option<String>> {
+    let state = session.as_any().downcast_ref::<SessionState>();
+    let Some((state, factory)) = state.and_then(|s| Some((s, s.get_file_format_factory(&command.file_type)?))) else {
+        return Ok(None);
+    };
+    let format = factory.create(state, &command.options)?;
+    let mut urls = Vec::new();
+    for location in &command.locations {
+        let url = ListingTableUrl::parse(location)?;
+        urls.push(match url.is_folder() && url.get_glob().is_none() {
+            true => {
+                // As the factory: of a folder, only files with the default extension are read.
+                let compression = format.compression_type();
+                let extension = compression.and_then(|compression| format.get_ext_with_compression(&compression).ok());
+                url.with_glob(&format!("*.{}", extension.unwrap_or_else(|| command.file_type.to_lowercase())))?
+            }
+            false => url,
+        });
+    }
+    unreadable_file(session, format.as_ref(), &urls, "").await
+}
+
+/// The first file whose schema cannot be inferred.
+async fn unreadable_file(
+    session: &dyn Session,
+    format: &dyn FileFormat,
+    urls: &[ListingTableUrl],
+    extension: &str,
+) -> Result<Option<String>> {
+    for url in urls {
+        let store = &session.runtime_env().object_store(url)?;
+        let files = url.list_all_files(session, store.as_ref(), extension).await?;
+        let schemas = files.map_ok(|file| async move {
+            Ok((format.infer_schema(session, store, std::slice::from_ref(&file)).await, file))
+        });
+        let mut schemas = schemas.try_buffered(CONCURRENT_READS);
+        while let Some((schema, file)) = schemas.try_next().await? {
+            if schema.is_err() {
+                return Ok(Some(address(url.object_store().as_str(), &file.location)));
+            }
+        }
+    }
+    Ok(None)
+}
+
+/// Adds the file name to an error of physical planning, which reads the statistics of Parquet files.
+pub(super) async fn name_file_of_plan_error(
+    error: DataFusionError,
+    session: &dyn Session,
+    plan: &LogicalPlan,
+) -> DataFusionError {
+    if !is_content_error(error.find_root()) {
+        return error;
+    }
+    let mut tables = Vec::new();
+    // The visitor does not fail.
+    let _ = plan.apply_with_subqueries(|node| {
+        if let LogicalPlan::TableScan(scan) = node {
+            tables.extend(source_as_provider(&scan.source));
+        }
+        Ok(TreeNodeRecursion::Continue)
+    });
+    for table in tables {
+        let table = table.as_ref() as &dyn Any;
+        let Some(table) = table.downcast_ref::<ListingTable>() else { continue };
+        let options = table.options();
+        let file =
+            unreadable_file(session, options.format.as_ref(), table.table_paths(), &options.file_extension).await;
+        if let Ok(Some(file)) = file {
+            return with_file_name(error, &file);
+        }
+    }
+    error
+}
+
+/// The name of a file in messages: a path for local files, a URL for others.
+pub(super) fn address(store: &str, file: &object_store::path::Path) -> String {
+    format!("{}{file}", if store.starts_with("file:") { "/" } else { store })
+}
+
+/// A file source that adds the file name to errors. It forwards what execution and display need; optimizer hooks keep
+/// their defaults, because it is inserted into final plans only.
+struct FileErrorSource(Arc<dyn FileSource>);
+
+impl FileSource for FileErrorSource {
+    fn create_file_opener(
+        &self,
+        store: Arc<dyn ObjectStore>,
+        scan: &FileScanConfig,
+        partition: usize,
+    ) -> Result<Arc<dyn FileOpener>> {
+        self.0.create_file_opener(store, scan, partition)
+    }
+
+    fn create_morselizer(
+        &self,
+        store: Arc<dyn ObjectStore>,
+        scan: &FileScanConfig,
+        partition: usize,
+    ) -> Result<Box<dyn Morselizer>> {
+        let inner = self.0.create_morselizer(store, scan, partition)?;
+        Ok(Box::new(FileErrorMorselizer { inner, store: scan.object_store_url.clone() }))
+    }
+
+    fn table_schema(&self) -> &TableSchema {
+        self.0.table_schema()
+    }
+
+    fn with_batch_size(&self, rows: usize) -> Arc<dyn FileSource> {
+        Arc::new(Self(self.0.with_batch_size(rows)))
+    }
+
+    fn filter(&self) -> Option<Arc<dyn PhysicalExpr>> {
+        self.0.filter()
+    }
+
+    fn projection(&self) -> Option<&ProjectionExprs> {
+        self.0.projection()
+    }
+
+    fn metrics(&self) -> &ExecutionPlanMetricsSet {
+        self.0.metrics()
+    }
+
+    fn file_type(&self) -> &str {
+        self.0.file_type()
+    }
+
+    fn fmt_extra(&self, format: DisplayFormatType, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.fmt_extra(format, f)
+    }
+
+    fn supports_repartitioning(&self) -> bool {
+        self.0.supports_repartitioning()
+    }
+
+    fn reorder_files(&self, files: Vec<PartitionedFile>) -> Vec<PartitionedFile> {
+        self.0.reorder_files(files)
+    }
+
+    fn apply_expressions(
+        &self,
+        f: &mut dyn FnMut(&Arc<dyn PhysicalExpr>) -> Result<TreeNodeRecursion>,
+    ) -> Result<TreeNodeRecursion> {
+        self.0.apply_expressions(f)
+    }
+}
+
+#[derive(Debug)]
+struct FileErrorMorselizer {
+    inner: Box<dyn Morselizer>,
+    store: ObjectStoreUrl,
+}
+
+impl Morselizer for FileErrorMorselizer {
+    fn plan_file(&self, file: PartitionedFile) -> Result<Box<dyn MorselPlanner>> {
+        let name: Arc<str> = address(self.store.as_str(), &file.object_meta.location).into();
+        let inner = self.inner.plan_file(file).map_err(|error| with_file_name(error, &name))?;
+        Ok(Box::new(WithFileName { inner, name }))
+    }
+}
+
+/// A planner or morsel of one file, with the file's name.
+#[derive(Debug)]
+struct WithFileName<T> {
+    inner: T,
+    name: Arc<str>,
+}
+
+impl MorselPlanner for WithFileName<Box<dyn MorselPlanner>> {
+    fn plan(self: Box<Self>) -> Result<Option<MorselPlan>> {
+        let Self { inner, name } = *self;
+        let Some(mut plan) = inner.plan().map_err(|error| with_file_name(error, &name))? else { return Ok(None) };
+        let planner = |inner, name| Box::new(WithFileName { inner, name }) as Box<dyn MorselPlanner>;
+        let morsels = plan.take_morsels().into_iter();
+        let morsels = morsels.map(|inner| Box::new(WithFileName { inner, name: Arc::clone(&name) }) as Box<dyn Morsel>);
+        let planners = plan.take_ready_planners().into_iter().map(|inner| planner(inner, Arc::clone(&name)));
+        let pending = plan.take_pending_planner();
+        let mut plan = MorselPlan::new().with_morsels(morsels.collect()).with_planners(planners.collect());
+        if let Some(pending) = pending {
+            let name_for_error = Arc::clone(&name);
+            plan.set_pending_planner(
+                pending
+                    .map_ok(move |inner| planner(inner, name))
+                    .map_err(move |error| with_file_name(error, &name_for_error)),
+            );
+        }
+        Ok(Some(plan))
+    }
+}
+
+impl Morsel for WithFileName<Box<dyn Morsel>> {
+    fn into_stream(self: Box<Self>) -> BoxStream<'static, Result<RecordBatch>> {
+        let Self { inner, name } = *self;
+        inner.into_stream().map(move |batch| batch.map_err(|error| with_file_name(error, &name))).boxed()
+    }
+}

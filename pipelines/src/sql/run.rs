@@ -1,0 +1,90 @@
+//! Drives a physical plan: fetches its batches, reports progress, and writes them to a [`Printer`].
+
+use std::{sync::Arc, time::Duration};
+
+use arrow::{
+    array::{AsArray, RecordBatch},
+    datatypes::UInt64Type,
+};
+use datafusion::{
+    execution::SendableRecordBatchStream,
+    physical_plan::{ExecutionPlan, metrics::MetricValue},
+};
+use futures::StreamExt;
+
+use super::{Answer, error::sql_error, print::Printer};
+use crate::{
+    error::Result,
+    report::{Progress, Snapshot},
+};
+
+/// Progress interval.
+const PROGRESS_INTERVAL: Duration = Duration::from_millis(250);
+
+/// Writes all batches of a query to a printer, or as many as the printer takes.
+pub(super) async fn write_results(
+    plan: &Arc<dyn ExecutionPlan>,
+    mut stream: SendableRecordBatchStream,
+    mut printer: Printer,
+    progress: &dyn Progress,
+) -> Result<Answer> {
+    let (mut rows, mut more) = (0, false);
+    while let Some(batch) = next_batch(plan, &mut stream, progress).await? {
+        rows += batch.num_rows() as u64;
+        if !printer.write(&batch)? {
+            more = true;
+            break;
+        }
+    }
+    // Cancels the rest of the query before the printer blocks on its output.
+    drop(stream);
+    progress.finish();
+    printer.finish()?;
+    Ok(Answer { rows: Some(rows), more })
+}
+
+/// Waits for the next batch and reports progress meanwhile.
+pub(super) async fn next_batch(
+    plan: &Arc<dyn ExecutionPlan>,
+    stream: &mut SendableRecordBatchStream,
+    progress: &dyn Progress,
+) -> Result<Option<RecordBatch>> {
+    let mut interval = tokio::time::interval(PROGRESS_INTERVAL);
+    loop {
+        tokio::select! {
+            batch = stream.next() => return batch.transpose().map_err(sql_error),
+            _ = interval.tick() => {
+                if let Some(snapshot) = embedding_progress(plan) {
+                    progress.update(&snapshot);
+                }
+            }
+        }
+    }
+}
+
+/// The sum of the metrics of all embedding operators of a plan; `None` if it has none.
+fn embedding_progress(plan: &Arc<dyn ExecutionPlan>) -> Option<Snapshot> {
+    let below = plan.children().into_iter().filter_map(embedding_progress);
+    let here = (plan.name() == elmo_udfs::plan::EXEC_NAME).then(|| {
+        let metrics = plan.metrics().unwrap_or_default();
+        let sum = |name: &str| metrics.sum_by_name(name).map_or(0, |value| value.as_usize() as u64);
+        let padded = metrics.iter().map(|metric| match metric.value() {
+            MetricValue::Ratio { name, ratio_metrics } if name == "padding_ratio" => ratio_metrics.total() as u64,
+            _ => 0,
+        });
+        let (rows, tokens) = (sum("rows_embedded"), sum("tokens"));
+        Snapshot { rows, tokens, padded_tokens: padded.sum(), ..Snapshot::default() }
+    });
+    below.chain(here).reduce(|a, b| Snapshot {
+        rows: a.rows + b.rows,
+        tokens: a.tokens + b.tokens,
+        padded_tokens: a.padded_tokens + b.padded_tokens,
+        ..a
+    })
+}
+
+/// The row count in a result of COPY or INSERT.
+pub(super) fn written_rows(batch: &RecordBatch) -> u64 {
+    let counts = batch.columns().first().and_then(|column| column.as_primitive_opt::<UInt64Type>());
+    counts.map_or(0, |counts| counts.values().iter().sum())
+}

@@ -1,0 +1,209 @@
+//! A model on its devices.
+
+use std::{
+    collections::BTreeSet,
+    path::Path,
+    sync::{Arc, Mutex, PoisonError},
+};
+
+use crate::{
+    engine::{self, Embedder, EmbedderSettings, EngineError},
+    error::Result,
+    fingerprint::Fingerprint,
+    lm_head::{LazyHead, LmHead},
+    mix::ScalarMix,
+    model::{self, BiLm, DeviceName, Precision, SelfTest},
+    model_dir::ModelData,
+    options::ModelOptions,
+    states::{Carry, Starts},
+};
+
+/// A model on its devices: cheap to clone, safe to share.
+#[derive(Debug, Clone)]
+pub struct Elmo {
+    inner: Arc<Loaded>,
+}
+
+#[derive(Debug)]
+struct Loaded {
+    options: ModelOptions,
+    fingerprint: Fingerprint,
+    mix: Option<ScalarMix>,
+    name: String,
+    untrained: bool,
+    precision: Precision,
+    devices: Vec<DeviceName>,
+    embedder: Embedder,
+    starts: Arc<Starts>,
+    lm_head: LazyHead,
+    /// A handle on the tensors of the first device, for work outside the engine.
+    first: Mutex<BiLm>,
+}
+
+impl Elmo {
+    /// Opens a model directory with default settings.
+    ///
+    /// # Errors
+    /// As [`ModelData::open`] and [`Elmo::from_data`].
+    pub fn open(dir: impl AsRef<Path>) -> Result<Self> {
+        Self::from_data(ModelData::open(dir.as_ref())?, &EmbedderSettings::default())
+    }
+
+    /// The built-in model, which is small and untrained: for tests and demonstrations.
+    ///
+    /// # Errors
+    /// As [`Elmo::from_data`].
+    pub fn tiny() -> Result<Self> {
+        Self::from_data(ModelData::tiny(), &EmbedderSettings::default())
+    }
+
+    /// Loads a model onto devices and drops the host's copy of the weights.
+    ///
+    /// # Errors
+    /// [`Error::Device`](crate::error::Error::Device) when a device does not exist or has no room for the weights,
+    /// [`Error::Engine`](crate::error::Error::Engine) when a thread cannot be started.
+    pub fn from_data(data: ModelData, settings: &EmbedderSettings) -> Result<Self> {
+        let devices = model::resolve_devices(&settings.devices)?;
+        if devices.contains(&DeviceName::Cpu) && settings.precision == Precision::F32 {
+            check_products(&data.options)?;
+        }
+        let mut models: Vec<BiLm> = Vec::new();
+        let ModelData { options, weights, fingerprint, mix, warm_state, lm_head, name, untrained, .. } = data;
+        for device in engine::lanes(&devices, settings.threads) {
+            let model = match models.iter().find(|model| model.device() == device) {
+                Some(loaded) => loaded.share(),
+                None => BiLm::new(&options, &weights, device, settings.precision)?,
+            };
+            models.push(model);
+        }
+        drop(weights);
+        let no_device = || EngineError::NoDeviceLeft { reason: "no device was given".to_owned() };
+        let first = models.first().map(BiLm::share).ok_or_else(no_device)?;
+        let starts = Arc::new(Starts::new(warm_state));
+        let embedder = Embedder::start(models, settings, Box::new(Arc::clone(&starts)))?;
+        let inner = Loaded {
+            options,
+            fingerprint,
+            mix,
+            name,
+            untrained,
+            precision: settings.precision,
+            devices,
+            embedder,
+            starts,
+            lm_head: LazyHead::new(lm_head),
+            first: Mutex::new(first),
+        };
+        Ok(Self { inner: Arc::new(inner) })
+    }
+
+    /// Sizes and switches of the model.
+    pub fn options(&self) -> &ModelOptions {
+        &self.inner.options
+    }
+
+    /// Identity of the model.
+    pub fn fingerprint(&self) -> &Fingerprint {
+        &self.inner.fingerprint
+    }
+
+    /// The fitted scalar mix that came with the model.
+    pub fn mix(&self) -> Option<&ScalarMix> {
+        self.inner.mix.as_ref()
+    }
+
+    /// Name of the model, for messages.
+    pub fn name(&self) -> &str {
+        &self.inner.name
+    }
+
+    /// Whether the model is a language model: whether its vocabulary and softmax are stored beside its weights.
+    pub fn has_lm_head(&self) -> bool {
+        self.inner.lm_head.exists()
+    }
+
+    /// Digest of the LM head, [`LmHeadFiles::digest`](crate::lm_head::LmHeadFiles::digest); `None` when the model has
+    /// none.
+    ///
+    /// # Errors
+    /// [`Error::Io`](crate::error::Error::Io) when its files cannot be read.
+    pub fn lm_head_digest(&self) -> Result<Option<String>> {
+        self.inner.lm_head.digest().transpose()
+    }
+
+    /// The vocabulary and softmax. The first call reads them and loads them onto the first device.
+    ///
+    /// # Errors
+    /// [`Error::LmHead`](crate::error::Error::LmHead) when the model has none, and as
+    /// [`LmHeadFiles::read`](crate::lm_head::LmHeadFiles::read).
+    pub fn lm_head(&self) -> Result<Arc<LmHead>> {
+        let Loaded { lm_head, name, options, devices, .. } = self.inner.as_ref();
+        let device = devices.first().copied().unwrap_or(DeviceName::Cpu);
+        lm_head.get(name, options.lstm.projection_dim, device)
+    }
+
+    /// Whether the weights are those of the built-in model, which are random numbers.
+    pub fn is_untrained(&self) -> bool {
+        self.inner.untrained
+    }
+
+    /// Number format on the devices.
+    pub fn precision(&self) -> Precision {
+        self.inner.precision
+    }
+
+    /// Where the model runs.
+    pub fn devices(&self) -> &[DeviceName] {
+        &self.inner.devices
+    }
+
+    /// The engine.
+    pub fn embedder(&self) -> &Embedder {
+        &self.inner.embedder
+    }
+
+    /// Runs this model in many batches to check that on this machine a row's vector does not depend on its neighbours.
+    ///
+    /// # Errors
+    /// [`Error::Device`](crate::error::Error::Device) when the device fails; vectors that differ are no error.
+    pub fn self_test(&self) -> Result<SelfTest> {
+        Ok(model::self_test(&self.first())?)
+    }
+
+    fn first(&self) -> BiLm {
+        self.inner.first.lock().unwrap_or_else(PoisonError::into_inner).share()
+    }
+
+    pub(crate) fn carry(&self) -> Result<Carry> {
+        Ok(Carry::new(self.first())?)
+    }
+
+    /// The numbers of start state `warm`, in the order of [`ModelData::warm_state`]. They are computed once, unless they
+    /// came with the model.
+    ///
+    /// # Errors
+    /// [`Error::Device`](crate::error::Error::Device) when the device fails.
+    pub fn warm_state(&self) -> Result<Vec<f32>> {
+        Ok(self.inner.starts.warm(&self.first())?.numbers.clone())
+    }
+
+    pub(crate) fn warm_digest(&self) -> Result<String> {
+        Ok(self.inner.starts.warm(&self.first())?.digest.clone())
+    }
+}
+
+/// The self-test at start-up: a vector has the same bits in every batch only if the rows of matrix products do. Runs once
+/// per process for each shape of model.
+fn check_products(options: &ModelOptions) -> Result<()> {
+    static CHECKED: Mutex<BTreeSet<Vec<(i64, i64)>>> = Mutex::new(BTreeSet::new());
+    if !CHECKED.lock().unwrap_or_else(PoisonError::into_inner).insert(model::products(options)) {
+        return Ok(());
+    }
+    if model::steady_height(options, model::Heights::Some)?.is_none() {
+        tracing::warn!(
+            "on this CPU the rows of libtorch's matrix products depend on how many there are, so vectors may differ in \
+             their last bits from batch to batch; `elmo doctor` says more"
+        );
+    }
+    Ok(())
+}

@@ -1,0 +1,25 @@
+//! Errors of the LM head.
+
+use std::path::PathBuf;
+
+use thiserror::Error;
+
+/// A model has no LM head, or its vocabulary is invalid.
+#[derive(Debug, Error, Clone, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum LmHeadError {
+    /// The model has none.
+    #[error(
+        "the model {0} has no LM head: surprisal and perplexity need vocab.txt and softmax.safetensors beside the \
+         weights, which training keeps and published weights lack"
+    )]
+    Missing(String),
+    /// The vocabulary cannot be used.
+    #[error("{path}: {reason}")]
+    Vocab {
+        /// The file.
+        path: PathBuf,
+        /// Why.
+        reason: String,
+    },
+}

@@ -1,0 +1,106 @@
+//! The layers of one batch: on the device, and read back.
+
+use tch::{Kind, Tensor};
+
+use super::{DeviceError, StartState, packing::Packings, scalar_ops, tensors};
+
+/// The layers of one batch, on the device.
+#[derive(Debug)]
+pub struct Activations {
+    packings: Packings,
+    /// Layer 0 first, each `[2, R, P]` in packed rows.
+    layers: Vec<Tensor>,
+    /// State after the last token of each row, in packed order.
+    last: Option<StartState>,
+}
+
+impl Activations {
+    pub(crate) fn new(packings: Packings, layers: Vec<Tensor>, last: Option<StartState>) -> Self {
+        Self { packings, layers, last }
+    }
+
+    /// Number of layers: `L + 1`.
+    pub fn n_layers(&self) -> usize {
+        self.layers.len()
+    }
+
+    /// Rows that were computed for each direction: its tokens, and rows that nothing reads.
+    pub fn packed_rows(&self) -> usize {
+        self.packings.packed_rows()
+    }
+
+    /// `[N, P]`: the outputs of a layer for the `N` tokens of one direction (0 is forward, 1 backward), sentence by
+    /// sentence in the order in which they were given, each in reading order: from the last token of the text where the
+    /// batch is [`PackedBatch::of_sentences`](super::PackedBatch::of_sentences) and the direction is backward.
+    ///
+    /// # Errors
+    /// [`DeviceError`] when the device has no room or libtorch fails.
+    ///
+    /// # Panics
+    /// When there is no such layer or direction.
+    pub fn tokens(&self, layer: usize, direction: usize) -> Result<Tensor, DeviceError> {
+        let rows = self.packings.of(direction).rows_in_order();
+        let layer = self.layers[layer].f_select(0, direction as i64)?; // [R, P]
+        Ok(layer.f_index_select(0, &tensors::index(&rows, layer.device())?)?)
+    }
+
+    /// `sum_k factor_k * layer_k` over pairs of layer and factor, copied to the host as float32. A single factor of 1
+    /// copies the layer as it is.
+    ///
+    /// # Errors
+    /// [`DeviceError::InvalidBatch`] when `factors` is empty, [`DeviceError::OutOfMemory`] when the device has no room,
+    /// [`DeviceError::Torch`] when libtorch fails.
+    ///
+    /// # Panics
+    /// When there is no such layer; [`Activations::n_layers`] says how many there are.
+    pub fn combine(&self, factors: &[(usize, f32)]) -> Result<LayerValues, DeviceError> {
+        let _no_gradients = tch::no_grad_guard();
+        let mut sum: Option<Tensor> = None;
+        for &(layer, factor) in factors {
+            // Layers may be bfloat16; their mix is not.
+            let layer = self.layers[layer].f_to_kind(Kind::Float)?;
+            let term = if factor == 1.0 { layer } else { scalar_ops::mul(&layer, f64::from(factor))? };
+            sum = Some(match sum {
+                None => term,
+                Some(sum) => sum.f_add(&term)?,
+            });
+        }
+        let sum = sum.ok_or(DeviceError::InvalidBatch { reason: "a combination of no layers" })?; // [2, R, P]
+        let [_, rows, half] = sum.size3()?.into();
+        Ok(LayerValues { values: tensors::download(&sum)?, half: half as usize, rows: rows as usize })
+    }
+
+    /// State after each sentence's last token, row `b` for sentence `b` of those given; `None` when it was not requested.
+    ///
+    /// # Errors
+    /// [`DeviceError`] when the device has no room or libtorch fails.
+    pub fn into_last(self) -> Result<Option<StartState>, DeviceError> {
+        self.last.map(|last| last.in_order_of_sentences(&self.packings)).transpose()
+    }
+}
+
+/// One layer or one combination of layers of a batch, on the host.
+#[derive(Debug)]
+pub struct LayerValues {
+    values: Vec<f32>, // [2, R, P]
+    half: usize,
+    rows: usize,
+}
+
+impl LayerValues {
+    /// Values of one vector: `2P`.
+    pub fn width(&self) -> usize {
+        2 * self.half
+    }
+
+    /// Writes `[forward ; backward]` of token `i` of a sentence to `out` (`2P` values), for a batch in which both
+    /// directions read the same sentences. `activations` are those that the values came from; `sentence` and `i` count
+    /// from 0 in the order of the text.
+    pub fn token(&self, activations: &Activations, sentence: usize, i: usize, out: &mut [f32]) {
+        let packings = &activations.packings;
+        let forward = packings.of(0).forward(sentence, i) * self.half;
+        let backward = (self.rows + packings.of(1).backward(sentence, i)) * self.half;
+        out[..self.half].copy_from_slice(&self.values[forward..forward + self.half]);
+        out[self.half..].copy_from_slice(&self.values[backward..backward + self.half]);
+    }
+}

@@ -1,0 +1,156 @@
+//! The two LSTM stacks with projection and clips (bilm-tf `bilm/model.py`, AllenNLP `elmo_lstm.py`).
+//!
+//! Per direction and layer, with `x` the layer's input and `h` the projected output of the previous step:
+//!
+//! ```text
+//! i, j, f, o = split([x, h] W_0 + B, 4)
+//! c = clip(sigmoid(f + 1) * c + sigmoid(i) * tanh(j))
+//! h = clip((sigmoid(o) * tanh(c)) W_P)
+//! y = h            first layer
+//! y = h + x        higher layers, with skip connections
+//! ```
+//!
+//! Where a row of the batch holds several sentences, `h` and `c` of the row are set to the start state before the first
+//! token of each.
+//!
+//! There are two time loops. On a CPU in float32 the products of a step run direction by direction, with our own pass
+//! over the gates between them (`fused.rs`): all cores are busy, so running the directions at once would gain nothing.
+//! Everywhere else libtorch's operations run (`batched.rs`), and every product of a step is batched over both
+//! directions: half as many launches, each of twice the work. Gradients flow through the second loop only.
+
+mod batched;
+mod fused;
+
+use tch::{Device, Tensor};
+
+use super::{
+    DeviceError, Precision,
+    packing::{Chunk, Packings, Step},
+    parameters::NamedTensors,
+    scalar_ops,
+    start_state::LayerState,
+    tensors,
+};
+use crate::options::ModelOptions;
+
+/// Both directions of one layer.
+#[derive(Debug)]
+pub(crate) struct LstmLayer {
+    w_x: Tensor,         // [2, in, 4D]
+    w_h: Tensor,         // [2, P, 4D]
+    bias: Tensor,        // [2, 1, 4D], +1 in the forget block
+    w_p: Option<Tensor>, // [2, D, P], at least `tensors::MIN_COLUMNS` wide
+    projection: i64,     // P
+    residual: bool,
+    dim: usize,
+    clips: Clips,
+    fused: bool,
+}
+
+/// Bounds of the cell state and of the projected output, as the options give them.
+#[derive(Debug, Clone, Copy)]
+struct Clips {
+    cell: Option<f64>,
+    projection: Option<f64>,
+}
+
+/// What a layer gives back: `[2, R, P]` in packed rows, and the state after each row's last token if requested, in the
+/// order of the rows of each direction.
+pub(crate) struct LayerOutput {
+    pub(crate) y: Tensor,
+    pub(crate) last: Option<LayerState>,
+}
+
+impl LstmLayer {
+    /// Derives one layer from the tensors of `RNN_0` and `RNN_1`.
+    pub(crate) fn new(
+        options: &ModelOptions,
+        source: &dyn NamedTensors,
+        layer: usize,
+        precision: Precision,
+        device: Device,
+        fused: bool,
+    ) -> Result<Self, DeviceError> {
+        let lstm = &options.lstm;
+        let (d, p) = (lstm.dim as i64, lstm.projection_dim as i64);
+        let both = |what: &str| -> Result<Tensor, DeviceError> {
+            let load = |r: usize| -> Result<Tensor, DeviceError> {
+                let tensor = source.tensor(&format!("RNN_{r}/RNN/MultiRNNCell/Cell{layer}/LSTMCell/{what}"))?;
+                Ok(tensor.f_to_kind(precision.derivation_kind())?)
+            };
+            Ok(Tensor::f_stack(&[load(0)?, load(1)?], 0)?)
+        };
+        let place = |t: Tensor| -> Result<Tensor, DeviceError> {
+            Ok(t.f_contiguous()?.f_to_device(device)?.f_to_kind(precision.kind())?)
+        };
+        let [w_x, w_h] = tensors::split(&both("W_0")?, [p, p], 1)?; // [2, P + P, 4D]
+        let w_p = match options.has_projection() {
+            true => Some(tensors::with_enough_columns(place(both("W_P_0")?)?)?),
+            false => None,
+        };
+        Ok(Self {
+            w_x: place(w_x)?,
+            w_h: place(w_h)?,
+            bias: place(with_forget_bias(&both("B")?, d)?.f_unsqueeze(1)?)?,
+            w_p,
+            projection: p,
+            residual: layer > 0 && lstm.use_skip_connections,
+            dim: lstm.dim,
+            // Without a projection bilm-tf builds a plain cell, which has no projection to clip.
+            clips: Clips { cell: lstm.cell_clip, projection: lstm.proj_clip.filter(|_| options.has_projection()) },
+            fused,
+        })
+    }
+
+    pub(crate) fn share(&self) -> Self {
+        Self {
+            w_x: self.w_x.shallow_clone(),
+            w_h: self.w_h.shallow_clone(),
+            bias: self.bias.shallow_clone(),
+            w_p: self.w_p.as_ref().map(Tensor::shallow_clone),
+            ..*self
+        }
+    }
+
+    /// Runs both directions over a packed batch: `x` `[2, R, in]`, `start` in packed rows, which are changed in place.
+    pub(crate) fn forward(
+        &self,
+        x: &Tensor,
+        packings: &Packings,
+        start: LayerState,
+        capture: bool,
+    ) -> Result<LayerOutput, DeviceError> {
+        let (h, last_cells) = if self.fused {
+            self.steps_fused(x, packings, start, capture)?
+        } else {
+            self.steps_batched(x, packings, start, capture)?
+        };
+        let last = match last_cells {
+            None => None,
+            Some(c) => {
+                let [forward, backward] = packings.each(|packing| packing.last_rows());
+                Some(LayerState { h: tensors::rows_of_each(&h, [&forward, &backward])?, c })
+            }
+        };
+        let y = if self.residual { h.f_add(x)? } else { h };
+        Ok(LayerOutput { y, last })
+    }
+
+    /// Floating point operations of the products for one token, both directions.
+    pub(crate) fn flop(&self) -> f64 {
+        let numel = |t: &Tensor| t.numel() as f64;
+        let projection = self.w_p.as_ref().map_or(0.0, |_| 2.0 * (self.dim as f64) * self.projection as f64);
+        2.0 * (numel(&self.w_x) + numel(&self.w_h) + projection)
+    }
+}
+
+/// Adds 1 to the forget gates, as TensorFlow does at run time; the files do not hold it. `[2, 4D]`
+fn with_forget_bias(bias: &Tensor, d: i64) -> Result<Tensor, DeviceError> {
+    let [i, j, f, o] = tensors::split(bias, [d; 4], 1)?;
+    Ok(Tensor::f_cat(&[i, j, scalar_ops::add(&f, 1.0)?, o], 1)?)
+}
+
+/// Time steps of a chunk.
+fn steps_of<'p>(packings: &'p Packings, chunk: &Chunk) -> impl Iterator<Item = (usize, &'p Step)> + use<'p> {
+    (chunk.first..chunk.end).map(|t| (t, &packings.steps()[t]))
+}
