@@ -1,9 +1,9 @@
 #!/usr/bin/env bash
-# A bulk job from the shell: files in, Parquet with vectors out, resumed after an interruption, looked at, verified.
+# A bulk job: embed a file into Parquet, resume the job, inspect the output, verify it.
 #
 #     examples/bulk_job.sh [MODEL]
 #
-# Needs elmo in PATH. The default model is the built-in one, which is untrained: the vectors mean nothing.
+# Requires elmo in PATH. The default model is the built-in one, which is untrained: its vectors have no meaning.
 set -euo pipefail
 
 model="${1:-tiny}"
@@ -18,10 +18,10 @@ cat > reviews.jsonl << 'LINES'
 {"id": 4, "text": "Best noodles in town, and the staff remember you."}
 LINES
 
-# One vector per review. The columns that are not embedded are kept.
+# One vector per review. The other columns are kept.
 elmo embed --model "$model" --input reviews.jsonl --output vectors --quiet
 
-# The same command again finds the work done; with other settings it would refuse.
+# The same command resumes the job, which is complete here. With other settings it would fail.
 elmo embed --model "$model" --input reviews.jsonl --output vectors --quiet
 
 # One vector per token, with byte offsets into the text.

@@ -9,8 +9,8 @@ use elmo_udfs::Models;
 #[tokio::main]
 async fn main() -> Result<()> {
     let elmo = Elmo::tiny().map_err(|e| datafusion::error::DataFusionError::External(Box::new(e)))?;
-    // The same as `SessionStateBuilder::new().with_default_features().with_elmo(&models)`. To add only the functions to an
-    // existing session, use `elmo_udfs::register_all`.
+    // The same as `SessionStateBuilder::new().with_default_features().with_elmo(&models)`. To add only the functions to
+    // an existing session, use `elmo_udfs::register_all`.
     let context = elmo_udfs::session(&Models::from(elmo));
 
     let reviews = "(VALUES (1, 'The soup was cold.'), (2, 'The waiter was warm.'), (3, NULL)) AS reviews (id, text)";

@@ -1,6 +1,6 @@
-# For scripts that run several checks: each is run to its end, its output is shown when it fails, and all are counted.
+# Functions for scripts that run several checks. Every check runs; its output is shown if it fails; results are counted.
 
-SKIP=77 # a check that returns this was skipped; it prints why
+SKIP=77 # exit status of a skipped check, which prints the reason
 _passed=0 _failed=0 _skipped=0
 
 # run_check NAME COMMAND...
@@ -17,13 +17,13 @@ run_check() {
     rm -f "$log"
 }
 
-# Prints the counts as the last line; false when a check failed.
+# Prints the counts as the last line. Fails if a check failed.
 summary() {
     echo "$_passed passed, $_failed failed, $_skipped skipped"
     [ "$_failed" -eq 0 ]
 }
 
-# Sums lines of the form "N passed, N failed, N skipped" from stdin.
+# Adds up lines "N passed, N failed, N skipped" from stdin.
 sum_counts() {
     awk '{ passed += $1; failed += $3; skipped += $5 } END { printf "%d passed, %d failed, %d skipped\n", passed, failed, skipped }'
 }

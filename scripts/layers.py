@@ -1,9 +1,9 @@
-"""Checks the rules for modules that ARCHITECTURE.md states, over the paths that Rust files name.
+"""Checks the rules of ARCHITECTURE.md for imports between modules.
 
     scripts/layers.py FOLDER [TOP]
 
-No two top-level modules of the package in FOLDER import each other, directly or in a longer circle, and none but `lib.rs`
-and `main.rs` imports the module TOP. Prints every offence and exits with 1 if there is one. Comments do not count.
+The top-level modules of the package in FOLDER must not import each other in a cycle of any length. Only `lib.rs` and
+`main.rs` may import the module TOP. Prints all violations, and exits with 1 if there are any. Comments are ignored.
 """
 
 import re
@@ -19,7 +19,7 @@ def without_comments(text: str) -> str:
 
 
 def group(text: str, start: int) -> list[str]:
-    """The items of the braces that open just before `start`, each up to its own braces."""
+    """The items of the braces that open just before `start`, without nested braces."""
     items, current, depth = [], "", 1
     for char in text[start:]:
         depth += (char == "{") - (char == "}")
@@ -43,7 +43,7 @@ def imports(text: str) -> set[str]:
 
 
 def edges(folder: Path) -> dict[str, dict[str, set[str]]]:
-    """Of each top-level module, the modules it imports and the files that do so."""
+    """For each top-level module, the modules that it imports and the importing files."""
     modules = {path.stem for path in folder.iterdir() if path.suffix == ".rs" or path.is_dir()} - ROOTS
     found = defaultdict(lambda: defaultdict(set))
     for path in sorted(folder.rglob("*.rs")):
@@ -57,8 +57,8 @@ def edges(folder: Path) -> dict[str, dict[str, set[str]]]:
     return found
 
 
-def circles(found: dict[str, dict[str, set[str]]]) -> list[list[str]]:
-    """Every circle of modules once, beginning with its first name."""
+def cycles(found: dict[str, dict[str, set[str]]]) -> list[list[str]]:
+    """Every cycle of modules once, starting with its first name."""
     result = []
 
     def walk(path: list[str]) -> None:
@@ -76,18 +76,18 @@ def circles(found: dict[str, dict[str, set[str]]]) -> list[list[str]]:
 def main() -> int:
     folder, top = Path(sys.argv[1]), sys.argv[2] if len(sys.argv) > 2 else None
     found = edges(folder)
-    offences = []
-    for circle in circles(found):
-        offences.append(f"{folder}: a circle of modules: {' -> '.join([*circle, circle[0]])}")
-        for here, target in zip(circle, [*circle[1:], circle[0]]):
-            offences.append(f"    {here} imports {target} in {', '.join(sorted(found[here][target]))}")
+    violations = []
+    for cycle in cycles(found):
+        violations.append(f"{folder}: a cycle of modules: {' -> '.join([*cycle, cycle[0]])}")
+        for here, target in zip(cycle, [*cycle[1:], cycle[0]]):
+            violations.append(f"    {here} imports {target} in {', '.join(sorted(found[here][target]))}")
     for here, targets in sorted(found.items()):
         if top in targets:
-            offences.append(f"{folder}: {here} imports {top} in {', '.join(sorted(targets[top]))}")
+            violations.append(f"{folder}: {here} imports {top} in {', '.join(sorted(targets[top]))}")
         if "lib" in targets:
-            offences.append(f"{folder}: {here} imports from the crate root in {', '.join(sorted(targets['lib']))}; name the module")
-    print("\n".join(offences), end="\n" if offences else "")
-    return 1 if offences else 0
+            violations.append(f"{folder}: {here} imports from the crate root in {', '.join(sorted(targets['lib']))}; name the module")
+    print("\n".join(violations), end="\n" if violations else "")
+    return 1 if violations else 0
 
 
 sys.exit(main())

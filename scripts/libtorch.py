@@ -1,15 +1,14 @@
 #!/usr/bin/env python3
-"""Puts libtorch 2.11.0 where the build looks for it, without a compiler, root, or installing PyTorch.
+"""Downloads libtorch 2.11.0 for the build, without installing PyTorch.
 
-    libtorch.py                 fetch into .libtorch/ (or only check, when LIBTORCH is set)
-    libtorch.py --cuda          the same with the CUDA libraries
-    libtorch.py --into DIR      fetch into DIR, whatever LIBTORCH says
-    libtorch.py --platform P    fetch for another machine: linux-x86_64, linux-aarch64, macos-arm64
+    libtorch.py                 download into .libtorch/; if LIBTORCH is set, only check that libtorch
+    libtorch.py --cuda          also download the CUDA libraries
+    libtorch.py --into DIR      download into DIR, regardless of LIBTORCH
+    libtorch.py --platform P    download for another machine: linux-x86_64, linux-aarch64, macos-arm64
 
-The PyPI wheel of torch holds libtorch and three times as much that we never load. So: `pip download` (nothing is
-installed), check the hashes in libtorch.txt, unpack headers and CPU libraries only, throw the wheels away.
-With ELMO_BUILD_CACHE=DIR the wheels stay in DIR/wheels and serve the next clone without a network.
-Only the standard library is needed, and Python 3.8 or newer with pip.
+Only a quarter of the PyPI wheel of torch is libtorch. So this script downloads the wheels with pip, checks the hashes
+in libtorch.txt, unpacks only headers and CPU libraries, and deletes the wheels. With ELMO_BUILD_CACHE=DIR it keeps the
+wheels in DIR/wheels for the next clone. It requires Python 3.8 with pip, and no other packages.
 """
 
 import argparse
@@ -26,21 +25,21 @@ import tempfile
 import zipfile
 from pathlib import Path
 
-VERSION = "2.11.0"  # tch 0.24 is made for this one and refuses another
+VERSION = "2.11.0"  # the version that tch 0.24 supports
 HERE = Path(__file__).resolve().parent
-STAMP = "elmo-libtorch.json"  # written last: a folder with it is complete
+STAMP = "elmo-libtorch.json"  # written last: it marks a complete folder
 
-# Parts of torch/lib that only Python or CUDA loads. The rest is what libtorch_cpu needs, on every platform.
+# Libraries in torch/lib for Python or CUDA only. libtorch_cpu needs the others, on every platform.
 PYTHON_ONLY = ("python", "libshm", "global_deps")
 CUDA_ONLY = ("cuda", "nvrtc", "nvshmem")
-# nvidia wheels hold headers and profiler parts too; these two are all that libtorch_cpu asks for.
+# The libraries of the nvidia wheels that libtorch_cpu links.
 CPU_NVIDIA = ("libcudart.so", "libcupti.so")
 
 
 def main() -> int:
     options = arguments()
     if options.into is None and os.environ.get("LIBTORCH"):
-        return check_users_own(Path(os.environ["LIBTORCH"]))
+        return check_own_libtorch(Path(os.environ["LIBTORCH"]))
     into = Path(options.into or HERE.parent / ".libtorch").absolute()
     kind = "cuda" if options.cuda else "cpu"
     wanted = requirements(options.platform, kind)
@@ -48,7 +47,7 @@ def main() -> int:
         print(f"libtorch {VERSION} ({kind}, {options.platform}) is in {into}")
         return 0
     with lock(into), wheel_folder(into) as wheels:
-        if complete(into, options.platform, kind):  # another `make` did it while we waited
+        if complete(into, options.platform, kind):  # another `make` was faster
             return 0
         paths = fetch(wanted, options.platform, wheels)
         unpack(paths, into, options.platform, kind)
@@ -58,7 +57,7 @@ def main() -> int:
 
 def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--into", metavar="DIR", help="where torch/ and nvidia/ go; default .libtorch of this clone")
+    parser.add_argument("--into", metavar="DIR", help="folder for torch/ and nvidia/; default .libtorch of this clone")
     parser.add_argument("--cuda", action="store_true", default=os.environ.get("TORCH") == "cuda")
     parser.add_argument("--platform", default=this_platform(), choices=["linux-x86_64", "linux-aarch64", "macos-arm64"])
     options = parser.parse_args()
@@ -75,25 +74,25 @@ def this_platform() -> str:
     return f"{system}-{machine}"
 
 
-# --- a libtorch that the user brought ---------------------------------------------------------------------------
+# --- a libtorch of the user ---------------------------------------------------------------------------
 
 
-def check_users_own(root: Path) -> int:
-    """Says early what the linker would say late and at length."""
+def check_own_libtorch(root: Path) -> int:
+    """Reports early and briefly what the linker would report late and at length."""
     libraries = [root / "lib" / name for name in ("libtorch_cpu.so", "libtorch_cpu.dylib")]
     if not any(path.exists() for path in libraries):
-        return fail(f"LIBTORCH={root} has no lib/libtorch_cpu; point it at an unpacked libtorch {VERSION}, or unset it")
+        return fail(f"LIBTORCH={root} has no lib/libtorch_cpu; set it to an unpacked libtorch {VERSION}, or unset it")
     if not (root / "include/torch/csrc/api/include/torch/torch.h").exists():
-        return fail(f"LIBTORCH={root} has no C++ headers in include/; take the libtorch with headers, or unset LIBTORCH")
+        return fail(f"LIBTORCH={root} has no C++ headers in include/; use a libtorch with headers, or unset LIBTORCH")
     found = version_of(root)
     if found is not None and found.split("+")[0] != VERSION:
-        return fail(f"LIBTORCH={root} is version {found}; this build needs {VERSION}; unset LIBTORCH to have it fetched")
-    print(f"libtorch {found or '(version not said)'} of your own is used: LIBTORCH={root}")
+        return fail(f"LIBTORCH={root} is version {found}; this build requires {VERSION}; unset LIBTORCH to download it")
+    print(f"using libtorch {found or '(unknown version)'} of LIBTORCH={root}")
     return 0
 
 
 def version_of(root: Path):
-    """`build-version` is in the zip of pytorch.org and in ours, `version.py` in a Python installation."""
+    """Reads `build-version`, which is in the zip of pytorch.org and in ours, or `version.py` of a Python installation."""
     with contextlib.suppress(OSError):
         return (root / "build-version").read_text().strip()
     with contextlib.suppress(OSError):
@@ -106,7 +105,7 @@ def version_of(root: Path):
 
 
 def requirements(target: str, kind: str) -> dict:
-    """`{"torch==2.11.0": {sha256, ...}, ...}` from the pip requirement files beside this script."""
+    """The requirement files beside this script as `{"torch==2.11.0": {sha256, ...}, ...}`."""
     files = ["libtorch.txt"] + (["libtorch-cuda.txt"] if kind == "cuda" else [])
     text = "".join((HERE / name).read_text() for name in files).replace("\\\n", " ")
     found = {}
@@ -120,7 +119,7 @@ def requirements(target: str, kind: str) -> dict:
 
 
 def pip_platforms(target: str) -> list:
-    """Every wheel carries a tag of its own; pip takes those named here and, with only one, finds none of the others."""
+    """All platform tags of the wheels, because pip only finds wheels with the tags that it is given."""
     if target.startswith("macos"):
         return ["macosx_11_0_arm64"]
     machine = target.split("-")[1]
@@ -132,7 +131,7 @@ def pip_platforms(target: str) -> list:
 
 @contextlib.contextmanager
 def wheel_folder(into: Path):
-    """The cache folder, or one beside the goal that goes away: /tmp is often a small memory disk."""
+    """The cache folder, or a temporary one beside the target: /tmp is often a small memory disk."""
     cache = os.environ.get("ELMO_BUILD_CACHE")
     if cache:
         folder = Path(cache) / "wheels"
@@ -144,14 +143,14 @@ def wheel_folder(into: Path):
 
 
 def fetch(wanted: dict, target: str, wheels: Path) -> list:
-    """Paths of the wheels, each checked; pip is asked only for those that are not there yet."""
+    """The paths of the wheels, whose hashes are checked. Downloads only missing wheels."""
     missing = {name: hashes for name, hashes in wanted.items() if cached(name, hashes, wheels) is None}
     if missing:
         download(missing, target, wheels)
     paths = {name: cached(name, hashes, wheels) for name, hashes in wanted.items()}
     lost = [name for name, path in paths.items() if path is None]
     if lost:
-        raise SystemExit(fail(f"pip brought no wheel with the expected hash for {', '.join(lost)}; delete {wheels} and retry"))
+        raise SystemExit(fail(f"pip downloaded no wheel with the expected hash for {', '.join(lost)}; delete {wheels} and retry"))
     return list(paths.values())
 
 
@@ -175,7 +174,7 @@ def download(missing: dict, target: str, wheels: Path) -> None:
     command += ["--only-binary=:all:", "--implementation=cp", "--python-version=3.11", "--require-hashes"]
     for tag in pip_platforms(target):
         command += ["--platform", tag]
-    print(f"pip downloads {', '.join(missing)} (0.55 GB for CPU, 2.6 GB with CUDA; nothing is installed)", flush=True)
+    print(f"downloading {', '.join(missing)} (0.55 GB for CPU, 2.6 GB with CUDA; nothing is installed)", flush=True)
     with tempfile.TemporaryDirectory(prefix="part-", dir=wheels) as part:
         listing = Path(part) / "requirements.txt"
         listing.write_text("\n".join(lines) + "\n")
@@ -190,7 +189,7 @@ def download(missing: dict, target: str, wheels: Path) -> None:
 
 
 def unpack(paths: list, into: Path, target: str, kind: str) -> None:
-    """Into a folder beside the goal first, then renamed: an interrupted run never leaves half a libtorch."""
+    """Unpacks into a folder beside the target and renames it: an interrupted run leaves no incomplete libtorch."""
     part = Path(tempfile.mkdtemp(prefix=".libtorch-part-", dir=into.parent))
     try:
         files = {}
@@ -206,25 +205,25 @@ def unpack(paths: list, into: Path, target: str, kind: str) -> None:
 
 
 def replace(old: Path, new: Path) -> None:
-    """Two renames, so that the library is away for an instant only; programs that have it open keep their copy."""
-    away = new.with_name(new.name + "-old")
+    """Replaces a folder by two renames, so that it is missing for an instant only. Running programs keep their files."""
+    backup = new.with_name(new.name + "-old")
     if old.exists():
-        old.rename(away)
+        old.rename(backup)
     new.rename(old)
-    shutil.rmtree(away, ignore_errors=True)
+    shutil.rmtree(backup, ignore_errors=True)
 
 
 def unpack_wheel(path: Path, part: Path, kind: str) -> dict:
-    """`{name: size}` of what was taken. The layout stays: the libraries find each other by relative paths."""
-    taken = {}
+    """Unpacks the wanted files and returns `{name: size}`. Libraries find each other by relative paths, so paths are kept."""
+    unpacked = {}
     with zipfile.ZipFile(path) as wheel:
         for member in wheel.infolist():
             if not wanted_file(member.filename, kind) or member.is_dir():
                 continue
             wheel.extract(member, part)  # checks the CRC
-            taken[member.filename] = member.file_size
-    print(f"  {path.name}: {len(taken)} files, {sum(taken.values()) >> 20} MB")
-    return taken
+            unpacked[member.filename] = member.file_size
+    print(f"  {path.name}: {len(unpacked)} files, {sum(unpacked.values()) >> 20} MB")
+    return unpacked
 
 
 def wanted_file(name: str, kind: str) -> bool:
@@ -240,7 +239,7 @@ def wanted_file(name: str, kind: str) -> bool:
 
 
 def complete(into: Path, target: str, kind: str) -> bool:
-    """True when every file that was unpacked is still there with its size. A CUDA libtorch serves as a CPU one."""
+    """Whether all unpacked files exist with their sizes. A libtorch with CUDA also serves for CPUs."""
     try:
         stamp = json.loads((into / STAMP).read_text())
     except (OSError, ValueError):
@@ -260,7 +259,7 @@ def size(folder: Path) -> int:
 
 @contextlib.contextmanager
 def lock(into: Path):
-    """Two `make` at once: the second waits and then finds the work done."""
+    """Makes a concurrent `make` wait until this one is done."""
     import fcntl
 
     into.parent.mkdir(parents=True, exist_ok=True)

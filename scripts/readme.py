@@ -1,13 +1,13 @@
 #!/usr/bin/env python3
-"""Runs the blocks of README.md as written, in a folder that goes away.
+"""Runs the code blocks of README.md in a temporary folder.
 
     readme.py --bin DIR [--python PYTHON] [FILE...]
 
-What a block is, its first line says:
-    ```sh           is run by bash (-euo pipefail), in one folder with the blocks before it, with elmo in PATH
-    ```python       is run by --python (with pyarrow), in the same folder
-    ```sh build     clones, builds or installs: not run again here. Its `make` targets must exist, and that is checked
-    ```text, ...    is shown, not run
+The first line of a block says how it is run:
+    ```sh           by bash (-euo pipefail), all in one folder, with elmo in PATH
+    ```python       by --python (with pyarrow), in the same folder
+    ```sh build     not at all, because it clones, builds or installs; its `make` targets must exist
+    ```text, ...    not at all
 """
 
 import argparse
@@ -39,7 +39,7 @@ def main() -> int:
                 print(f"ok       {name}" if problem == "" else f"FAILED   {name}\n{indent(text)}\n{indent(problem)}")
                 passed, failed = (passed + 1, failed) if problem == "" else (passed, failed + 1)
     if passed == 0:
-        print("no block was run")
+        print("there was no block to run")
         failed += 1
     print(f"{passed} passed, {failed} failed, 0 skipped")
     return 1 if failed else 0
@@ -52,13 +52,13 @@ def blocks(text: str):
 
 
 def clean_environment(binaries: Path, folder: Path) -> dict:
-    """As on a new machine: nothing of ELMO_*, no library path, no model cache; only elmo in PATH."""
+    """The environment of a new machine: no ELMO_* variables, no library path, no model cache, but elmo in PATH."""
     kept = {k: v for k, v in os.environ.items() if not k.startswith(("ELMO_", "LIBTORCH", "LD_LIBRARY_PATH"))}
     return {**kept, "PATH": f"{binaries}:{kept['PATH']}", "ELMO_CACHE": str(folder / ".cache"), "NO_COLOR": "1"}
 
 
 def run(language: str, text: str, folder: str, environment: dict, python: str):
-    """None: not for running. Empty: fine. Else what went wrong."""
+    """Runs a block. Returns None if it is not to be run, an empty string on success, else the error."""
     if language == "sh build":
         return check_build(text)
     command = {"sh": ["bash", "-euo", "pipefail", "-c", text], "python": [python, "-c", text]}.get(language)

@@ -1,4 +1,4 @@
-"""Proves that both servers answer before a test blames itself, and makes the bucket and the container `elmo-test`."""
+"""Checks that both servers respond, and creates the bucket and the container `elmo-test`."""
 
 import base64
 import datetime
@@ -20,11 +20,11 @@ def main() -> None:
 
 
 def azure_headers(account: str, key: str) -> dict:
-    """Shared Key authorisation of one `PUT container`, as Azure's documentation gives it."""
+    """Headers with Shared Key authorisation for creating the container, as documented by Azure."""
     date = datetime.datetime.now(datetime.timezone.utc).strftime("%a, %d %b %Y %H:%M:%S GMT")
     headers = {"x-ms-date": date, "x-ms-version": "2021-12-02"}
     canonical_headers = "".join(f"{name}:{value}\n" for name, value in sorted(headers.items()))
-    # The account stands twice: as owner, and as the first part of Azurite's path.
+    # The account appears twice: as the owner, and as the first segment of Azurite's path.
     resource = f"/{account}/{account}/{NAME}\nrestype:container"
     to_sign = "PUT" + "\n" * 12 + canonical_headers + resource
     digest = hmac.new(base64.b64decode(key), to_sign.encode(), hashlib.sha256).digest()
@@ -32,7 +32,7 @@ def azure_headers(account: str, key: str) -> dict:
 
 
 def put(url: str, headers: dict) -> None:
-    # An empty Content-Type keeps urllib from adding one that was not signed.
+    # Without data, urllib adds no Content-Type, which would have to be signed.
     request = urllib.request.Request(url, method="PUT", headers={**headers, "Content-Length": "0"})
     try:
         with urllib.request.urlopen(request, timeout=30) as answer:

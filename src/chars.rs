@@ -1,7 +1,7 @@
 //! Token to character ids; the only module that knows the alphabet.
 //!
-//! An id is a byte of the token plus one, or one of the special ids below. Id 0 is for positions without a token. The `+1`
-//! is added here and nowhere else, so ids index the table of [`N_CHARACTERS`] rows, whose first row is zeros.
+//! An id is a byte of the token plus one, or one of the special ids below. Id 0 is for positions without a token. The
+//! `+1` is added here and nowhere else, so ids index the table of [`N_CHARACTERS`] rows, whose first row is zeros.
 
 /// All ids of a position without a token.
 pub const PADDING: u16 = 0;

@@ -178,8 +178,8 @@ impl Elmo {
         Ok(Carry::new(self.first())?)
     }
 
-    /// The numbers of start state `warm`, in the order of [`ModelData::warm_state`]. They are computed once, unless they
-    /// came with the model.
+    /// The numbers of start state `warm`, in the order of [`ModelData::warm_state`]. They are computed once, unless
+    /// they came with the model.
     ///
     /// # Errors
     /// [`Error::Device`](crate::error::Error::Device) when the device fails.
@@ -192,8 +192,8 @@ impl Elmo {
     }
 }
 
-/// The self-test at start-up: a vector has the same bits in every batch only if the rows of matrix products do. Runs once
-/// per process for each shape of model.
+/// The self-test at start-up: a vector has the same bits in every batch only if the rows of matrix products do. Runs
+/// once per process for each shape of model.
 fn check_products(options: &ModelOptions) -> Result<()> {
     static CHECKED: Mutex<BTreeSet<Vec<(i64, i64)>>> = Mutex::new(BTreeSet::new());
     if !CHECKED.lock().unwrap_or_else(PoisonError::into_inner).insert(model::products(options)) {

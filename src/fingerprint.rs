@@ -12,11 +12,11 @@ use crate::{
 
 /// SHA-256 over the canonical options and every tensor, as 64 lower-case hexadecimal digits.
 ///
-/// The hashed bytes, with every number a little-endian `u64`:
-/// `elmo-model-1\n`, length and text of [`ModelOptions::canonical_json`], then for each tensor of
-/// [`ModelOptions::weight_plan`] in byte order of the names: length of the name, name, rank, each
-/// dimension, the values as little-endian float32. The file format does not matter: HDF5 and safetensors files of the same
-/// numbers have the same fingerprint. Tensors outside the plan do not count.
+/// The hashed bytes, with every number a little-endian `u64`: `elmo-model-1\n`, length and text of
+/// [`ModelOptions::canonical_json`], then for each tensor of [`ModelOptions::weight_plan`] in byte order of the names:
+/// length of the name, name, rank, each dimension, the values as little-endian float32. The file format does not
+/// matter: HDF5 and safetensors files of the same numbers have the same fingerprint. Tensors outside the plan do not
+/// count.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct Fingerprint(String);
 

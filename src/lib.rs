@@ -25,11 +25,12 @@
 //! | two LSTM stacks | [`model`] |
 //! | layers to one vector per token, tokens to one vector per text | [`mix`], `pooling` |
 //!
-//! A model on its devices is an [`Elmo`]. Its files are [`options`] and [`weights`]; [`model_dir`] finds and writes them,
-//! and its [`fingerprint`] identifies it. With an [`lm_head`] it is a language model, and [`surprisal`] scores texts.
-//! What a caller may choose is in [`spec`]. Errors are in [`error`]; those of a single row in [`row_error`].
+//! A model on its devices is an [`Elmo`]. Its files are [`options`] and [`weights`]; [`model_dir`] finds and writes
+//! them, and its [`fingerprint`] identifies it. With an [`lm_head`] it is a language model, and [`surprisal`] scores
+//! texts. What a caller may choose is in [`spec`]. Errors are in [`error`]; those of a single row in [`row_error`].
 //!
-//! Modules depend on each other in one direction only. This crate does not depend on SQL, Kafka, object stores or Parquet.
+//! Modules depend on each other in one direction only. This crate does not depend on SQL, Kafka, object stores or
+//! Parquet.
 
 pub mod chars;
 pub mod columns;
@@ -59,8 +60,6 @@ mod word_cache;
 pub use columns::{ColumnEmbedder, ColumnLayout, ColumnStats, EmbeddedColumns, PendingColumns};
 pub use elmo::Elmo;
 /// The former name of [`engine`].
-#[doc(hidden)]
-pub use engine as embedder;
 pub use engine::{Embedder, EmbedderMetrics, EmbedderSettings};
 pub use error::{Error, ErrorKind, Result};
 pub use fingerprint::Fingerprint;

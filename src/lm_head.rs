@@ -52,9 +52,9 @@ impl LmHeadFiles {
         exists.then(|| Self { dir: dir.to_owned() })
     }
 
-    /// Identifies this LM head: the SHA-256, in hexadecimal, of its vocabulary, of the size of its softmax file, and of 64
-    /// blocks of 64 KiB spread evenly over that file. A softmax has gigabytes, and two that were trained separately differ
-    /// everywhere.
+    /// Identifies this LM head: the SHA-256, in hexadecimal, of its vocabulary, of the size of its softmax file, and of
+    /// 64 blocks of 64 KiB spread evenly over that file. A softmax has gigabytes, and two that were trained separately
+    /// differ everywhere.
     ///
     /// # Errors
     /// [`Error::Io`] when a file cannot be read.
@@ -138,8 +138,8 @@ impl LmHeadData {
     /// Creates an LM head from `weight [V, P]` and `bias [V]` for `V` words, the most frequent first.
     ///
     /// # Errors
-    /// [`Error::LmHead`] when a word occurs twice, or one of `<S>`, `</S>` and `<UNK>` is missing; [`Error::Weights`] when
-    /// the shapes do not fit.
+    /// [`Error::LmHead`] when a word occurs twice, or one of `<S>`, `</S>` and `<UNK>` is missing; [`Error::Weights`]
+    /// when the shapes do not fit.
     pub fn new(words: Vec<String>, weight: Tensor, bias: Tensor) -> Result<Self> {
         let mut all = Weights::default();
         let width = weight.shape.get(1).copied().unwrap_or_default();

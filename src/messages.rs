@@ -2,7 +2,8 @@
 
 use std::fmt;
 
-/// Prepares text from a file for a message: shortens it, and replaces control characters, which could rewrite a terminal.
+/// Prepares text from a file for a message: shortens it, and replaces control characters, which could rewrite a
+/// terminal.
 pub(crate) fn printable(text: &str) -> String {
     const SHOWN: usize = 300;
     let mut out: String = text.chars().take(SHOWN).map(|c| if c.is_control() { '?' } else { c }).collect();

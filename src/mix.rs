@@ -64,8 +64,8 @@ impl ScalarMix {
     /// Parses `mix.json`; `origin` names it in errors.
     ///
     /// # Errors
-    /// [`MixError`] when the bytes are not JSON of this form (unknown fields are rejected), there is no scalar, a number
-    /// is not finite, or the absolute value of `gamma` exceeds a million.
+    /// [`MixError`] when the bytes are not JSON of this form (unknown fields are rejected), there is no scalar, a
+    /// number is not finite, or the absolute value of `gamma` exceeds a million.
     pub fn from_json(bytes: &[u8], origin: &str) -> Result<Self, MixError> {
         let origin = || origin.to_owned();
         let mix: Self =

@@ -30,8 +30,8 @@ pub struct ModelData {
     /// The fitted scalar mix stored beside the weights, if any.
     pub mix: Option<ScalarMix>,
     /// The start state `warm` stored beside the weights, if any; otherwise it is computed on first use. `2 L (P + D)`
-    /// numbers: for each layer, the lowest first, `h` forward (`P`), `h` backward (`P`), `c` forward (`D`), `c` backward
-    /// (`D`).
+    /// numbers: for each layer, the lowest first, `h` forward (`P`), `h` backward (`P`), `c` forward (`D`), `c`
+    /// backward (`D`).
     pub warm_state: Option<Vec<f32>>,
     /// The files of the LM head, if they are stored beside the weights.
     pub lm_head: Option<LmHeadFiles>,
@@ -70,17 +70,17 @@ impl WeightsFormat {
 }
 
 impl ModelData {
-    /// Opens a model directory: `options.json`, the weights and, if they exist, `mix.json`, `warm_state.safetensors` and
-    /// the LM head.
+    /// Opens a model directory: `options.json`, the weights and, if they exist, `mix.json`, `warm_state.safetensors`
+    /// and the LM head.
     ///
     /// Weights are `weights.safetensors`, else `weights.hdf5` (a directory with both holds the same model twice, and
     /// safetensors is the simpler format). The names of published models work too: exactly one `*_options.json`, and
     /// exactly one of `*_weights.hdf5`, `*_weights.safetensors` and `model.hdf5`.
     ///
     /// # Errors
-    /// [`Error::ModelDir`] when a file is missing or belongs to another model, when several files match, or when the mix
-    /// is invalid; [`Error::Options`] or [`Error::Weights`] when one of these files is invalid; [`Error::Io`] when the
-    /// operating system fails.
+    /// [`Error::ModelDir`] when a file is missing or belongs to another model, when several files match, or when the
+    /// mix is invalid; [`Error::Options`] or [`Error::Weights`] when one of these files is invalid; [`Error::Io`] when
+    /// the operating system fails.
     pub fn open(dir: &Path) -> Result<Self> {
         let files = file_names(dir)?;
         let options = find(dir, &files, &OPTIONS)?;
@@ -143,13 +143,12 @@ impl ModelData {
         Self { untrained: true, ..Self::from_loaded(options, loaded, "tiny".to_owned()) }
     }
 
-    /// Writes a model directory: `options.json`, the weights and, if there are any, the mix and the warm state. `dir` is
-    /// created if it does not exist. Each file is written atomically.
+    /// Writes a model directory: `options.json`, the weights and, if there are any, the mix and the warm state. `dir`
+    /// is created if it does not exist. Each file is written atomically.
     ///
     /// # Errors
-    /// [`ModelDirError::Occupied`] when `dir` holds weights in the other format, [`Error::Io`] when the operating system
-    /// fails,
-    /// [`Error::Weights`] when a tensor's shape and number of values disagree.
+    /// [`ModelDirError::Occupied`] when `dir` holds weights in the other format, [`Error::Io`] when the operating
+    /// system fails, [`Error::Weights`] when a tensor's shape and number of values disagree.
     pub fn save(&self, dir: &Path, format: WeightsFormat) -> Result<()> {
         fs::create_dir_all(dir).map_err(|e| Error::io(dir, e))?;
         let other = format.other().file_name();
@@ -198,8 +197,8 @@ impl ModelData {
         })
     }
 
-    /// Metadata of a safetensors file, for people who open it with other tools. Only that of `warm_state.safetensors` is
-    /// read.
+    /// Metadata of a safetensors file, for people who open it with other tools. Only that of `warm_state.safetensors`
+    /// is read.
     fn header(&self) -> BTreeMap<String, String> {
         let mut header = BTreeMap::from([("elmo.fingerprint".to_owned(), self.fingerprint.to_string())]);
         if self.untrained {

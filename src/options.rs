@@ -1,7 +1,7 @@
 //! `options.json`: the sizes and switches of a model, parsed into [`ModelOptions`] with every field checked.
 //!
-//! The file is not trusted. Every size and the number of parameters have limits, so that all memory that is allocated later
-//! is bounded.
+//! The file is not trusted. Every size and the number of parameters have limits, so that all memory that is allocated
+//! later is bounded.
 
 use serde::Serialize;
 use serde_json::{Map, Value};
@@ -100,7 +100,8 @@ pub struct ModelOptions {
 pub struct LstmOptions {
     /// `D`: cells of one layer and direction.
     pub dim: usize,
-    /// `P`: width of a token vector and of each half of every layer. At most `dim`; if equal, the cells have no projection.
+    /// `P`: width of a token vector and of each half of every layer. At most `dim`; if equal, the cells have no
+    /// projection.
     pub projection_dim: usize,
     /// `L`: layers of each stack.
     pub n_layers: usize,
@@ -172,8 +173,8 @@ impl ModelOptions {
     /// Parses and checks an `options.json`; `origin` names it in errors.
     ///
     /// # Errors
-    /// [`OptionsError`] with the JSON path of the invalid field, its value and the legal values, or with the kind of the file
-    /// if it is something else (an error page, Transformer ELMo, ELMoForManyLangs).
+    /// [`OptionsError`] with the JSON path of the invalid field, its value and the legal values, or with the kind of
+    /// the file if it is something else (an error page, Transformer ELMo, ELMoForManyLangs).
     pub fn from_json(bytes: &[u8], origin: &str) -> Result<Self, OptionsError> {
         let root = parse_object(bytes, origin)?;
         refuse_other_models(&root, origin)?;

@@ -1,8 +1,8 @@
 //! Decides which waiting sentences run together, and in which rows. Pure: lengths and a budget in, batches out.
 //!
 //! A batch consists of *rows* that run side by side, one token per step. A row holds several sentences, one after the
-//! other, each of which begins from its own start state. So all rows of a batch end at about the same step, whatever the
-//! lengths of the sentences are:
+//! other, each of which begins from its own start state. So all rows of a batch end at about the same step, whatever
+//! the lengths of the sentences are:
 //!
 //! ```text
 //! row 0  | a1 a2 a3 a4 a5 a6 a7       a batch of sentences of 7, 5, 4, 3 and 2 tokens
@@ -10,16 +10,16 @@
 //! row 2  | c1 c2 c3 c4 d1 d2 d3
 //! ```
 //!
-//! * `steps = max(longest sentence of the first group, ceil(share / max_rows))`, where `share` is at most the budget. The
-//!   second term matters when sentences are so short that `max_rows` rows would not use the budget up. Each row is filled
-//!   with the longest sentences that still fit.
-//! * The budget counts *padded tokens*: rows x steps. A batch may have [`MIN_ROWS`] rows even if these exceed the budget,
-//!   because narrower products take the same time. So a sentence of any length leaves the queue.
+//! * `steps = max(longest sentence of the first group, ceil(share / max_rows))`, where `share` is at most the budget.
+//!   The second term matters when sentences are so short that `max_rows` rows would not use the budget up. Each row is
+//!   filled with the longest sentences that still fit.
+//! * The budget counts *padded tokens*: rows x steps. A batch may have [`MIN_ROWS`] rows even if these exceed the
+//!   budget, because narrower products take the same time. So a sentence of any length leaves the queue.
 //! * Sentences wait in *epochs*, in the order in which they arrive; an epoch holds the tokens of a few batches. A batch
-//!   takes sentences from the oldest epoch, and from the next one only to fill its rows. So no sentence is overtaken for
-//!   long.
-//! * An idle device never waits for a batch to fill up: it takes what is in the queue, so that no caller waits for ever.
-//!   Under load the queue fills while devices are busy, and batches are full.
+//!   takes sentences from the oldest epoch, and from the next one only to fill its rows. So no sentence is overtaken
+//!   for long.
+//! * An idle device never waits for a batch to fill up: it takes what is in the queue, so that no caller waits for
+//!   ever. Under load the queue fills while devices are busy, and batches are full.
 //! * Near the end of the work a batch takes at most its device's share of what is left.
 //!
 //! The vector of a sentence depends on none of this.
@@ -211,9 +211,9 @@ mod tests {
             prop_assert_eq!(planner.tokens(), 0);
         }
 
-        /// Compares the rows that the model computes with the tokens, for batches that the queue can fill. A row leaves the
-        /// batch when it ends, and no step is narrower than the smallest product. The distribution of lengths is skewed as
-        /// that of sentences: the mean is 26, the maximum 99.
+        /// Compares the rows that the model computes with the tokens, for batches that the queue can fill. A row leaves
+        /// the batch when it ends, and no step is narrower than the smallest product. The distribution of lengths is
+        /// skewed as that of sentences: the mean is 26, the maximum 99.
         #[test]
         fn little_is_padding(pairs in prop::collection::vec((1_usize..100, 1_usize..100), 2000..3000)) {
             let lengths: Vec<usize> = pairs.iter().map(|(a, b)| 1 + a * b / 100).collect();

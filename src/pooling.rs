@@ -1,16 +1,16 @@
 //! Token vectors to one vector per text.
 //!
-//! A text may hold several sentences, and a long sentence several windows, which run in different batches. Each of them is
-//! reduced to a [`Partial`], and a [`Joiner`] joins the partials in the order of the text. So the result does not depend on
-//! the batches.
+//! A text may hold several sentences, and a long sentence several windows, which run in different batches. Each of them
+//! is reduced to a [`Partial`], and a [`Joiner`] joins the partials in the order of the text. So the result does not
+//! depend on the batches.
 
 use crate::spec::Pooling;
 
 /// What one sentence (or window) contributes to the vector of its text.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) struct Partial {
-    /// Sum, maximum, or selected values; `2P` per layer. In float64, because a float32 sum of some thousand tokens loses
-    /// two digits.
+    /// Sum, maximum, or selected values; `2P` per layer. In float64, because a float32 sum of some thousand tokens
+    /// loses two digits.
     pub(crate) values: Vec<f64>,
     /// Number of tokens.
     pub(crate) tokens: usize,

@@ -205,7 +205,8 @@ impl Layers {
 impl FromStr for Layers {
     type Err = SpecError;
 
-    /// Accepts the legal values and the number of a layer. A mix file is read by the caller, who knows how to open files.
+    /// Accepts the legal values and the number of a layer. A mix file is read by the caller, who knows how to open
+    /// files.
     fn from_str(s: &str) -> Result<Self, SpecError> {
         match s {
             "average" => Ok(Self::Average),

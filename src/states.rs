@@ -34,8 +34,9 @@ const TOLERANCE: f64 = 1e-6;
 #[derive(Debug, Clone)]
 pub(crate) struct WarmState {
     pub(crate) numbers: Vec<f32>,
-    /// Twelve hexadecimal digits, part of the identity of outputs. They are a hash of the numbers if these came with the
-    /// model, otherwise of the recipe by which they are computed: the numbers differ by rounding between kinds of CPU.
+    /// Twelve hexadecimal digits, part of the identity of outputs. They are a hash of the numbers if these came with
+    /// the model, otherwise of the recipe by which they are computed: the numbers differ by rounding between kinds of
+    /// CPU.
     pub(crate) digest: String,
 }
 
@@ -87,7 +88,7 @@ fn read(model: &BiLm, sentence: &str, state: &StartState) -> Result<StartState, 
     let ids = (0..words.len() as i64).collect();
     let start = model.after_boundaries(state)?;
     let last = model.run(&table, &[ids], &start, true)?.into_last()?;
-    let missing = || DeviceError::Torch { message: "no state was captured".to_owned() };
+    let missing = || DeviceError::internal("no state was captured");
     last.ok_or_else(missing)?.into_constant()
 }
 
@@ -125,8 +126,8 @@ impl StartStates for std::sync::Arc<Starts> {
     }
 }
 
-/// State `carry`: batches of a fixed number of rows in the order of the input, where each row starts from the state that
-/// the same row of the previous batch ended with (AllenNLP `ElmoLstm`, `stateful=True`).
+/// State `carry`: batches of a fixed number of rows in the order of the input, where each row starts from the state
+/// that the same row of the previous batch ended with (AllenNLP `ElmoLstm`, `stateful=True`).
 #[derive(Debug)]
 pub(crate) struct Carry {
     model: BiLm,
@@ -142,8 +143,8 @@ impl Carry {
     /// Runs batches of `batch_rows` sentences from the carried state; returns their results and the state after them.
     /// The carried state stays as it is until [`Carry::commit`].
     ///
-    /// The words of a sentence include its boundaries. An empty sentence runs as `<S> </S>` and changes the state of its
-    /// row, as in AllenNLP.
+    /// The words of a sentence include its boundaries. An empty sentence runs as `<S> </S>` and changes the state of
+    /// its row, as in AllenNLP.
     pub(crate) fn run(
         &self,
         sentences: &[Sentence],

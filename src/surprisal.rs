@@ -1,9 +1,10 @@
 //! The biLM as a language model: surprisal of tokens and perplexity of texts.
 //!
-//! The forward direction predicts a token from the tokens before it, the backward direction from those after it. Both read
-//! one sentence with its boundaries. Surprisal is `-log2 p`, in bits. Perplexity is `exp(mean of -ln p)` over the tokens of
-//! a text and one boundary per sentence (forward the end, backward the beginning); that of both directions together is their
-//! geometric mean (`bilm-tf`, `bilm/training.py`, `test`). Probabilities are those of the full softmax.
+//! The forward direction predicts a token from the tokens before it, the backward direction from those after it. Both
+//! read one sentence with its boundaries. Surprisal is `-log2 p`, in bits. Perplexity is `exp(mean of -ln p)` over the
+//! tokens of a text and one boundary per sentence (forward the end, backward the beginning); that of both directions
+//! together is their geometric mean (`bilm-tf`, `bilm/training.py`, `test`). Probabilities are those of the full
+//! softmax.
 
 use std::sync::Arc;
 

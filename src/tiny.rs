@@ -57,8 +57,8 @@ fn tensor(spec: &TensorSpec, seed: u64) -> Vec<f32> {
 
 /// Centre and step of the values of a tensor: `centre - 2^23 * step ..= centre + 2^23 * step`.
 ///
-/// All are powers of two, so that no rounding differs between machines. The spans were chosen so that all three layers of
-/// English text have a root mean square between 0.4 and 0.8 and clips rarely apply.
+/// All are powers of two, so that no rounding differs between machines. The spans were chosen so that all three layers
+/// of English text have a root mean square between 0.4 and 0.8 and clips rarely apply.
 fn range(spec: &TensorSpec) -> (f32, f32) {
     let last = spec.name.rsplit('/').next().unwrap_or_default();
     let (centre, span) = match last {

@@ -1,7 +1,7 @@
 //! A cache of token vectors.
 //!
-//! The vector of a word depends on its characters only, so a cached vector has the same bits as a computed one. The cache
-//! needs no vocabulary and cannot change a result.
+//! The vector of a word depends on its characters only, so a cached vector has the same bits as a computed one. The
+//! cache needs no vocabulary and cannot change a result.
 
 use std::sync::Arc;
 

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use arrow::array::{Array, ArrayRef, AsArray, StringArray};
 use elmo::{
     Elmo, EmbedderSettings, ModelData,
-    embedder::{DeviceChoice, Precision},
+    engine::{DeviceChoice, Precision},
     model::{BiLm, DeviceName, self_test},
     options::ModelOptions,
     weights::Weights,

@@ -25,8 +25,8 @@ const TOLERANCE: f64 = 1e-7;
 const WORDS: [&str; 9] =
     ["a", "bank", "<S>", "</S>", "", "über", "incomprehensibilities", "aaaaaaaaaaaaaaaaaaaaaaaaaaa", "3,000.50"];
 
-/// `[window][direction][row]`, indices into [`WORDS`] in reading order. In the first window the second row of the backward
-/// direction is longer than any of the forward direction.
+/// `[window][direction][row]`, indices into [`WORDS`] in reading order. In the first window the second row of the
+/// backward direction is longer than any of the forward direction.
 fn windows() -> [[Vec<Vec<i64>>; 2]; 2] {
     [
         [vec![vec![2, 0, 1], vec![5, 6, 7, 8], vec![4]], vec![vec![3, 8], vec![1, 1, 0, 5, 2, 7], vec![6, 4, 3]]],
@@ -37,7 +37,8 @@ fn windows() -> [[Vec<Vec<i64>>; 2]; 2] {
 /// Options of two layers as published, unless a case says otherwise. Widths are odd: products are padded to 16 columns.
 fn base() -> serde_json::Value {
     serde_json::json!({
-        "lstm": {"use_skip_connections": true, "projection_dim": 5, "dim": 7, "n_layers": 2, "cell_clip": 3, "proj_clip": 3},
+        "lstm": {"use_skip_connections": true, "projection_dim": 5, "dim": 7, "n_layers": 2,
+            "cell_clip": 3, "proj_clip": 3},
         "char_cnn": {"activation": "relu", "n_highway": 2, "filters": [[1, 4], [2, 3], [3, 6]],
             "embedding": {"dim": 3}, "n_characters": 262, "max_characters_per_token": 12},
     })
@@ -161,8 +162,8 @@ fn loss_of_both(options: &ModelOptions, parameters: &Parameters, dropped: bool) 
     loss_of_first + loss(&run(&model, second, &state, dropped))
 }
 
-/// Compares the gradient of `loss` with respect to every parameter with central differences: along three directions that
-/// change all its numbers, and for the numbers with the largest and the smallest derivative.
+/// Compares the gradient of `loss` with respect to every parameter with central differences: along three directions
+/// that change all its numbers, and for the numbers with the largest and the smallest derivative.
 fn check_gradients(case: &str, parameters: &Parameters, loss: impl Fn() -> Tensor) {
     let names: Vec<&str> = parameters.iter().map(|(name, _)| name).collect();
     let tensors: Vec<&Tensor> = parameters.iter().map(|(_, tensor)| tensor).collect();

@@ -24,7 +24,7 @@ use arrow::{
 };
 use elmo::{
     ColumnEmbedder, ColumnStats, Elmo, EmbedSpec, EmbeddedColumns, EmbedderMetrics, EmbedderSettings, Error, ModelData,
-    embedder::{Precision, lanes},
+    engine::{Precision, lanes},
     model::DeviceName,
     options::ModelOptions,
     spec::{

@@ -280,7 +280,7 @@ fn a_signal_finishes_the_window_and_the_command_that_is_printed_goes_on() {
         std::io::Read::read_to_string(&mut child.stderr.take().unwrap(), &mut err).unwrap();
         assert_eq!(child.wait().unwrap().code(), Some(130), "{err}");
         assert!(!place.path(&format!("{output}/_elmo/done.json")).exists());
-        let printed = err.lines().find_map(|line| line.strip_prefix("to go on: ")).unwrap_or_else(|| panic!("{err}"));
+        let printed = err.lines().find_map(|line| line.strip_prefix("to resume: ")).unwrap_or_else(|| panic!("{err}"));
         let (_, again) = printed.split_once(" embed ").unwrap();
         assert!(again.contains("--rows-per-file 400") && again.ends_with(" --overwrite=false"), "{printed}");
         let before = place.parts(&output);
@@ -308,7 +308,7 @@ fn a_command_with_a_secret_in_it_is_not_printed() {
     let mut err = String::new();
     std::io::Read::read_to_string(&mut child.stderr.take().unwrap(), &mut err).unwrap();
     assert_eq!(child.wait().unwrap().code(), Some(130), "{err}");
-    assert!(err.contains("run the same command again") && !err.contains("to go on:"), "{err}");
+    assert!(err.contains("run the same command again") && !err.contains("to resume:"), "{err}");
 }
 
 /// Some programs hand down a pipe that answers "try again" instead of waiting.

@@ -12,7 +12,7 @@ use arrow::{
 };
 use elmo::{
     ColumnEmbedder, Elmo, EmbedSpec, EmbedderSettings, ModelData,
-    embedder::{DeviceChoice, Precision},
+    engine::{DeviceChoice, Precision},
     mix::ScalarMix,
     model::{BiLm, DeviceName},
     spec::{Layers, Level, Normalize, OnError, OnLong, Pooling, SentenceMode, StateMode, TokenizerKind},

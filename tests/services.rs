@@ -56,8 +56,8 @@ async fn run(job: &BulkJob, stores: &Stores) -> elmo_pipelines::Result<BulkRepor
     bulk::run(job, stage.as_ref(), stores, std::future::pending(), &Silent).await
 }
 
-/// The same job on the server and on the local disk must give the same bytes; a second run must find it done, and a
-/// second job must be kept out while one is running.
+/// The same job on the server and on the local disk writes the same bytes, a second run finds it complete, and a second
+/// job is locked out while one is running.
 async fn contract(stores: &Stores, bucket: &str) {
     let prefix = format!("{bucket}/run-{}", uuid());
     let lines = stores.locate(&format!("{prefix}/input/lines.txt")).unwrap();
@@ -99,7 +99,8 @@ struct Successor {
 impl Fence for Successor {
     type Error = SinkError;
 
-    const RETRY_FOR: Duration = Duration::from_secs(25);
+    // moto answers 500 where S3 answers 404.
+    const RETRY_FOR: Duration = Duration::from_secs(2);
 
     async fn verify(&self) -> Result<(), SinkError> {
         Ok(())
@@ -176,8 +177,8 @@ fn uuid() -> String {
     format!("{:x}", std::process::id())
 }
 
-/// pyarrow is the reader that refuses a file whose tensor type has no dimension names. Where the items are not nullable,
-/// as ours, it knows no tensor (its own have nullable items) and shows the fixed-size list that lies below.
+/// pyarrow rejects a file whose tensor type has no dimension names. Its own tensors have nullable items; ours are not
+/// nullable, so it shows the fixed-size list instead.
 fn read_by_pyarrow(folder: &Path) {
     let Some(python) = env::var_os("ELMO_TEST_PYTHON") else {
         eprintln!("skipped: not read by pyarrow, as ELMO_TEST_PYTHON is not set; scripts/services sets it");
@@ -255,8 +256,8 @@ impl Remote<'_> {
     }
 }
 
-/// A model, files and results on a server: a cluster gives what one process gives, and an executor that remembers files
-/// of stores sees those that were replaced, also by as many bytes within the same second.
+/// With model, inputs and outputs on a server, a cluster returns what one process returns. An executor that caches files
+/// of stores notices that one was replaced, even by the same number of bytes within the same second.
 async fn cluster(stores: &Stores, bucket: &str) {
     let folder = tempfile::tempdir().unwrap();
     let remote = Remote { stores, url: format!("{bucket}/cluster-{}", uuid()), folder };
@@ -280,7 +281,7 @@ async fn cluster(stores: &Stores, bucket: &str) {
     let first = remote.prints(&[&there[..], &[query]].concat());
     assert_eq!((first.lines().count(), &first), (ROWS + 1, &remote.prints(&[&here[..], &[query]].concat())));
 
-    // Parquet is what footers are remembered of.
+    // Footers of Parquet files are cached.
     let copy = |words: &[&str]| {
         let statement = "COPY (SELECT id, elmo_embed(text) AS v FROM '@/in/rows.jsonl' ORDER BY id) TO '@/v.parquet'";
         remote.prints(&[words, &[statement]].concat())
@@ -295,14 +296,14 @@ async fn cluster(stores: &Stores, bucket: &str) {
     let after = remote.prints(&[&there[..], &[read]].concat());
     assert_ne!(after, before);
     assert_eq!(after, remote.prints(&[&here[..], &[read]].concat()));
-    // Another number in as many bytes, at once; one session remembers files too.
+    // Another number in the same number of bytes; a session caches files too.
     let replace = |number: u32| format!("COPY (SELECT {number} AS n) TO '@/n.parquet'");
     let again = [&replace(1), "SELECT n FROM '@/n.parquet'", &replace(2), "SELECT n FROM '@/n.parquet'"];
     let words: Vec<&str> = again.iter().flat_map(|statement| ["-c", statement]).collect();
     for place in [&[][..], &["--cluster", &scheduler.address]] {
         let said = remote.prints(&[&["sql", "-q", "--format", "csv"], place, &words[..]].concat());
         assert_eq!(said, "count\n1\nn\n1\ncount\n1\nn\n2\n", "{place:?}");
-        // A query that fails replaces nothing.
+        // A query that fails replaces no file.
         let before = remote.get("n.parquet").await;
         let failing =
             format!("COPY (SELECT 1 / (id - 299) AS n FROM '{0}/in/rows.jsonl') TO '{0}/n.parquet'", remote.url);
@@ -337,7 +338,7 @@ async fn a_cluster_on_azure() {
     cluster(&Stores::from_env(), "az://elmo-test").await;
 }
 
-/// What a server may do to a client, without one: memory behaves as S3 does here.
+/// The contract without a server: memory behaves like S3.
 #[tokio::test(flavor = "multi_thread")]
 async fn memory() {
     let stores = Stores::with_settings([]);

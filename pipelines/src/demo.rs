@@ -1,4 +1,4 @@
-//! `elmo demo`: the main job end to end on reviews that are built in, and what one can do with its output.
+//! `elmo demo`: a bulk job on built-in reviews, and a search for nearest neighbours in its output.
 
 use std::{
     fmt, fs,
@@ -29,9 +29,9 @@ use crate::{
 
 /// Two hundred short reviews, written for this project; also in `examples/data`.
 const REVIEWS: &str = include_str!("../../examples/data/reviews.jsonl");
-/// The demo's own folder, in the one that the user names: what else lies there is none of its business.
+/// Name of the folder that the demo creates, so that it does not touch other files of the user.
 const FOLDER: &str = "elmo-demo";
-/// Neighbours that are shown.
+/// Number of neighbours to show.
 const NEIGHBOURS: usize = 5;
 
 #[derive(Deserialize)]
@@ -44,27 +44,27 @@ pub fn texts() -> Vec<String> {
     REVIEWS.lines().filter_map(|line| serde_json::from_str::<Review>(line).ok()).map(|review| review.text).collect()
 }
 
-/// What to show.
+/// Settings of the demo.
 #[derive(Debug)]
 pub struct Demo {
-    /// Folder in which that of the demo is made; a temporary one when there is none.
+    /// The folder in which to create the folder of the demo; `None` for a temporary one.
     pub output: Option<PathBuf>,
-    /// Row whose neighbours are shown.
+    /// Row whose neighbours to show.
     pub row: usize,
 }
 
-/// What came out.
+/// The result of the demo.
 #[derive(Debug, Serialize)]
 pub struct DemoReport {
-    /// The job.
+    /// The report of the bulk job.
     pub job: BulkReport,
-    /// The row that was asked about.
+    /// The text of the row.
     pub text: String,
-    /// Its neighbours, nearest first.
+    /// Its nearest neighbours, the nearest first.
     pub nearest: Vec<Neighbour>,
-    /// The model's vectors mean nothing.
+    /// The model is untrained, so its vectors have no meaning.
     pub untrained: bool,
-    /// Where the files are; `None` when they are gone.
+    /// The folder with the files; `None` when it was temporary.
     pub kept_in: Option<PathBuf>,
 }
 
@@ -77,11 +77,11 @@ pub struct Neighbour {
     pub text: String,
 }
 
-/// Writes the reviews to a file, embeds it, and looks for neighbours in what came out.
+/// Writes the reviews to a file, embeds it, and finds neighbours in the output.
 ///
 /// # Errors
-/// [`Error::Failed`] or [`Error::Io`] when the folder or the input cannot be written, [`Error::Usage`] when another file
-/// has the place of the input, or when there is no such row, [`Error::Input`] when the output cannot be read back, and as
+/// [`Error::Failed`] or [`Error::Io`] when the folder or the input cannot be written, [`Error::Usage`] when the input
+/// exists with other content, or the row does not exist, [`Error::Input`] when the output cannot be read, and as
 /// [`bulk::run`].
 pub async fn run(
     demo: &Demo,
@@ -122,7 +122,7 @@ pub async fn run(
     Ok(DemoReport { job: report, text, nearest, untrained: elmo.is_untrained(), kept_in })
 }
 
-/// The input. Created only: a file of that name is the one of an earlier demo, or somebody else's.
+/// Creates the input. An existing file is never overwritten: it is either that of an earlier demo or an error.
 fn write_reviews(folder: &Path) -> Result<PathBuf> {
     let path = folder.join("reviews.jsonl");
     let failed = |error| Error::io(&path, error);
@@ -131,7 +131,7 @@ fn write_reviews(folder: &Path) -> Result<PathBuf> {
         Ok(mut file) => file.write_all(REVIEWS.as_bytes()).map_err(failed)?,
         Err(error) if error.kind() == ErrorKind::AlreadyExists => {
             if fs::read(&path).map_err(failed)? != REVIEWS.as_bytes() {
-                let message = format!("{} exists already and is not the demo's", path.display());
+                let message = format!("{} already exists with other content", path.display());
                 return Err(Error::usage(message, "give another --output, or move the file"));
             }
         }
@@ -140,7 +140,7 @@ fn write_reviews(folder: &Path) -> Result<PathBuf> {
     Ok(path)
 }
 
-/// Reads texts and vectors back from the Parquet files and ranks rows by cosine.
+/// Reads texts and vectors from the Parquet files and ranks the rows by cosine similarity.
 async fn neighbours(output: &str, row: usize, stores: &Stores) -> Result<(String, Vec<Neighbour>)> {
     let mut rows: Vec<(String, Vec<f32>)> = Vec::new();
     for location in parquet_files(output, stores).await? {
@@ -157,12 +157,15 @@ async fn neighbours(output: &str, row: usize, stores: &Stores) -> Result<(String
             }
         }
     }
-    let Some((text, asked)) = rows.get(row).cloned() else {
-        return Err(Error::usage(format!("there is no row {row}"), format!("rows are 0 to {}", rows.len() - 1)));
+    let Some((text, query)) = rows.get(row).cloned() else {
+        return Err(Error::usage(
+            format!("row {row} does not exist"),
+            format!("rows are numbered from 0 to {}", rows.len() - 1),
+        ));
     };
     let others = rows.into_iter().enumerate().filter(|(i, _)| *i != row);
     let mut nearest: Vec<Neighbour> =
-        others.map(|(_, (text, vector))| Neighbour { cosine: cosine(&asked, &vector), text }).collect();
+        others.map(|(_, (text, vector))| Neighbour { cosine: cosine(&query, &vector), text }).collect();
     nearest.sort_by(|a, b| b.cosine.total_cmp(&a.cosine));
     nearest.truncate(NEIGHBOURS);
     Ok((text, nearest))
@@ -189,11 +192,11 @@ impl fmt::Display for DemoReport {
         if self.untrained {
             writeln!(
                 f,
-                "\nThe built-in model is untrained: this shows the way, not the meaning. Give --model for that."
+                "\nThe built-in model is untrained, so these neighbours have no meaning. Use --model for a trained one."
             )?;
         }
         if let Some(folder) = &self.kept_in {
-            writeln!(f, "\nThe files are in {0}; look at them with: elmo inspect {0}/vectors", folder.display())?;
+            writeln!(f, "\nThe files are in {0}. To look at them: elmo inspect {0}/vectors", folder.display())?;
         }
         Ok(())
     }

@@ -186,7 +186,7 @@ mod tests {
             tokens: UInt32Array::from(vec![0; rows]),
             keep: None,
             stats: ColumnStats { rows, ..ColumnStats::default() },
-            cost: elmo::embedder::Cost::default(),
+            cost: elmo::engine::Cost::default(),
         }
     }
 

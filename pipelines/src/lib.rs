@@ -1,18 +1,17 @@
 //! Everything that moves rows through ELMo, and the `elmo` binary.
 //!
-//! [`cli`] parses a command line into checked settings, and a job runs. Jobs share their edges: [`stores`] (addresses and
-//! clients of object stores), [`source`] (rows in), [`stage`] (embedding columns added, [`in_order`]), [`sink`] (Parquet
-//! out) and [`models`] (directories, URLs, zips, the cache). No other module names [`cli`], and no two modules import each
-//! other.
+//! [`cli`] parses the command line into settings and runs a job. Jobs share [`stores`] (addresses and clients of object
+//! stores), [`source`] (rows in), [`stage`] (embedding) and [`in_order`] (ordered submission to it), [`sink`] (Parquet out) and [`models`] (directories, URLs,
+//! zips, the cache). No other module imports [`cli`], and no two modules import each other.
 //!
 //! | job | module |
 //! |---|---|
 //! | files in, Parquet out, resumable | [`bulk`] |
 //! | queries | [`sql`] |
-//! | queries and bulk jobs on several machines | `cluster` |
-//! | what is in an output, and whether it is right | [`output`] |
+//! | queries and bulk jobs on a cluster | `cluster` |
+//! | inspecting and verifying outputs | [`output`] |
 //! | installation, speed | [`diagnose`] |
-//! | the main job on built-in reviews | [`demo`] |
+//! | a bulk job on built-in reviews | [`demo`] |
 
 pub mod bulk;
 pub mod cli;

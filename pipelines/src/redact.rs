@@ -1,14 +1,15 @@
 //! Redacts secrets in text for people, logs and bug reports.
 //!
-//! If in doubt, it redacts: the user part of a URL, every value of its query (a signed URL is a key), values of settings
-//! whose names suggest a secret, bearer tokens and AWS access key ids.
+//! If in doubt, it redacts: the user part of a URL, every value of its query (a signed URL is a key), values of
+//! settings whose names suggest a secret, bearer tokens and AWS access key ids.
 
 /// Upper bound on passes; two or three suffice in practice.
 const MAX_PASSES: usize = 8;
 /// Replaces a secret.
 const HIDDEN: &str = "***";
 
-/// Names of settings whose values are redacted, in lower case with `_` for `-`. A longer name with this ending counts too.
+/// Names of settings whose values are redacted, in lower case with `_` for `-`. A longer name with this ending counts
+/// too.
 const SECRET_KEYS: [&str; 20] = [
     "password",
     "passwd",
@@ -56,8 +57,8 @@ fn apply_rules(text: &str) -> String {
 
 /// Redacts serialised JSON and returns valid JSON: string by string, field names excepted.
 ///
-/// [`redact`] would corrupt it: after a string that ends in `password=`, it would take the closing quote for the opening
-/// quote of a value.
+/// [`redact`] would corrupt it: after a string that ends in `password=`, it would take the closing quote for the
+/// opening quote of a value.
 pub(crate) fn redact_json(json: &str) -> String {
     let mut out = String::with_capacity(json.len());
     let (mut rest, mut secret) = (json, false);

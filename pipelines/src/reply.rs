@@ -1,16 +1,16 @@
-//! Replies of object stores and web servers, shortened for error messages.
+//! Shortens responses of object stores and web servers for error messages.
 
 use std::fmt;
 
-/// Characters of a long reply that are kept: at its beginning and at its end.
+/// Characters of a long response that are kept, at its beginning and at its end.
 const KEPT: (usize, usize) = (200, 100);
 
-/// The reply of a store or web server in one line: status, code and message of an XML reply. HTML pages and the middle
-/// of long replies are left out.
+/// Summarises a response in one line. Of an XML error, it keeps status, code and message; HTML pages and the middle of
+/// long responses are dropped.
 pub(crate) fn summary(reply: &impl fmt::Display) -> String {
     let text = reply.to_string();
     if let Some(code) = element(&text, "Code") {
-        // The text before the XML holds the request, which the address names as well, and the status.
+        // The text before the XML contains the request, which errors name already, and the status.
         let before = text.split('<').next().unwrap_or_default();
         let status = before.rsplit_once("status code: ").map_or(before, |(_, status)| status);
         return [shortened(status.trim_end_matches([' ', '\n', ':'])), code.to_owned()]
@@ -25,14 +25,14 @@ pub(crate) fn summary(reply: &impl fmt::Display) -> String {
     shortened(page.map_or(text.as_str(), |at| text[..at].trim_end_matches([' ', '\n', ':'])))
 }
 
-/// The first line in the first XML element of this name.
+/// The first line of the first XML element with this name.
 fn element<'t>(text: &'t str, name: &str) -> Option<&'t str> {
     let (_, rest) = text.split_once(&format!("<{name}>"))?;
     let (inner, _) = rest.split_once(&format!("</{name}>"))?;
     inner.trim().lines().next()
 }
 
-/// `text` on one line, without the middle if it is long.
+/// Joins the lines of `text`, and drops the middle if it is long.
 fn shortened(text: &str) -> String {
     let line = text.lines().map(str::trim).filter(|line| !line.is_empty()).collect::<Vec<_>>().join(" ");
     let (first, last) = KEPT;

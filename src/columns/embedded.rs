@@ -61,7 +61,8 @@ pub struct ColumnStats {
     pub errors: usize,
 }
 
-/// Columns that are being computed: block on [`PendingColumns::wait`], or await them. Dropping this cancels the request.
+/// Columns that are being computed: block on [`PendingColumns::wait`], or await them. Dropping this cancels the
+/// request.
 #[must_use]
 pub struct PendingColumns {
     columns: Pin<Box<dyn Future<Output = Result<EmbeddedColumns>> + Send>>,

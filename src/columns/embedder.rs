@@ -35,8 +35,8 @@ impl ColumnEmbedder {
     ///
     /// # Errors
     /// [`Error::Spec`](crate::error::Error::Spec) when settings exclude each other, the model has no such layer, or the
-    /// mix is for another number of layers; [`Error::Device`](crate::error::Error::Device) when the device fails (states
-    /// `warm` and `carry` only).
+    /// mix is for another number of layers; [`Error::Device`](crate::error::Error::Device) when the device fails
+    /// (states `warm` and `carry` only).
     pub fn new(elmo: &Elmo, spec: EmbedSpec) -> Result<Self> {
         let ColumnLayout { vector_type, output } = ColumnLayout::new(elmo.options(), elmo.fingerprint(), &spec)?;
         let recipe = Arc::new(Recipe {
@@ -127,8 +127,8 @@ impl ColumnEmbedder {
         self.submit(column)?.wait()
     }
 
-    /// State `carry`. The state is committed once the columns are complete, so that a column that fails can be submitted
-    /// again.
+    /// State `carry`. The state is committed once the columns are complete, so that a column that fails can be
+    /// submitted again.
     fn run_carried(&self, carry: &Mutex<Carry>, request: Request, sentences: &[Sentence]) -> Result<PendingColumns> {
         let mut carry = carry.lock().unwrap_or_else(PoisonError::into_inner);
         let batch_rows = self.setup.spec.batch_rows.unwrap_or(1);

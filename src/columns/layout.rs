@@ -22,8 +22,8 @@ impl ColumnLayout {
     /// Checks `spec` against itself and the model; uses no device.
     ///
     /// # Errors
-    /// [`Error::Spec`](crate::error::Error::Spec) when settings exclude each other, the model has no such layer, or the mix is for another
-    /// number of layers.
+    /// [`Error::Spec`](crate::error::Error::Spec) when settings exclude each other, the model has no such layer, or the
+    /// mix is for another number of layers.
     pub fn new(options: &ModelOptions, fingerprint: &Fingerprint, spec: &EmbedSpec) -> Result<Self> {
         spec.check()?;
         let n_layers = options.n_layers_out();

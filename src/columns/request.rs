@@ -148,8 +148,8 @@ fn take_errors(outcomes: &mut [Outcome]) -> Vec<(usize, RowError)> {
     errors
 }
 
-/// The vectors of the sentences of a row, or the error of the row. Any error of the engine but a lack of memory is one of
-/// the whole request.
+/// The vectors of the sentences of a row, or the error of the row. Any error of the engine but a lack of memory is one
+/// of the whole request.
 fn vectors_of(answers: &mut [Option<Result<Vectors, EngineError>>]) -> Result<Result<Vec<Vectors>, RowError>> {
     let mut vectors = Vec::with_capacity(answers.len());
     let mut bad = None;

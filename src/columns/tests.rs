@@ -48,7 +48,8 @@ fn a_batch_without_room_is_split_and_a_row_without_room_is_that_rows_error() {
     }
 }
 
-/// In each case one column of three batches fails, is submitted again, and has the vectors that it has without a failure.
+/// In each case one column of three batches fails, is submitted again, and has the vectors that it has without a
+/// failure.
 #[test]
 fn a_column_that_fails_leaves_the_carried_state_as_it_was() {
     let elmo = Elmo::tiny().unwrap();

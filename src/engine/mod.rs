@@ -4,10 +4,10 @@
 //! called *lanes* (one per GPU, one per core on a CPU), take batches that the planner (`planner.rs`) forms over all
 //! callers. Each caller receives its answers in the order of its sentences.
 //!
-//! * The queue is bounded by tokens. While it is full, `submit` waits. A request is accepted as a whole as soon as fewer
-//!   tokens than the bound are waiting, so no request waits for ever.
-//! * A lane never waits for a batch to fill up, and needs nothing from callers to make progress. A caller that blocks on
-//!   its answer therefore always gets it.
+//! * The queue is bounded by tokens. While it is full, `submit` waits. A request is accepted as a whole as soon as
+//!   fewer tokens than the bound are waiting, so no request waits for ever.
+//! * A lane never waits for a batch to fill up, and needs nothing from callers to make progress. A caller that blocks
+//!   on its answer therefore always gets it.
 //! * Dropping an answer cancels it: its sentences that are still waiting are skipped.
 //! * A batch that exceeds the memory of the device is split and run again. A sentence that does not fit by itself is an
 //!   error of that sentence only.

@@ -44,8 +44,8 @@ pub(super) struct BatchLimits {
     pub(super) rows: usize,
 }
 
-/// With 256 rows the products of the largest published model run as fast as with 512; with 64 they take a quarter longer
-/// (measured on Zen 3).
+/// With 256 rows the products of the largest published model run as fast as with 512; with 64 they take a quarter
+/// longer (measured on Zen 3).
 const CPU_BATCH: BatchLimits = BatchLimits { tokens: 8192, rows: 256 };
 /// A GPU needs more rows to hide the time for reading the weights and for launching the kernels of a step.
 const GPU_BATCH: BatchLimits = BatchLimits { tokens: 65_536, rows: 1024 };

@@ -70,7 +70,8 @@ impl Activations {
         Ok(LayerValues { values: tensors::download(&sum)?, half: half as usize, rows: rows as usize })
     }
 
-    /// State after each sentence's last token, row `b` for sentence `b` of those given; `None` when it was not requested.
+    /// State after each sentence's last token, row `b` for sentence `b` of those given; `None` when it was not
+    /// requested.
     ///
     /// # Errors
     /// [`DeviceError`] when the device has no room or libtorch fails.

@@ -5,8 +5,8 @@ use super::{
     packing::{Packing, Packings},
 };
 
-/// What each direction of the biLM reads in one batch: sequences of tokens, packed into rows, each token an index into a
-/// table of token vectors (`[U, P]`, [`BiLm::token_table`](super::BiLm::token_table)).
+/// What each direction of the biLM reads in one batch: sequences of tokens, packed into rows, each token an index into
+/// a table of token vectors (`[U, P]`, [`BiLm::token_table`](super::BiLm::token_table)).
 #[derive(Debug)]
 pub struct PackedBatch {
     packings: Packings,
@@ -49,8 +49,8 @@ impl PackedBatch {
     /// This is what training reads: windows of two independent streams, with the state carried from window to window.
     ///
     /// # Errors
-    /// [`DeviceError::InvalidBatch`] when a direction has no sequence, one has no token, or the directions differ in the
-    /// number of sequences.
+    /// [`DeviceError::InvalidBatch`] when a direction has no sequence, one has no token, or the directions differ in
+    /// the number of sequences.
     pub fn of_directions(sequences: [&[Vec<i64>]; 2]) -> Result<Self, DeviceError> {
         let [forward, backward] = sequences;
         if forward.len() != backward.len() {

@@ -60,8 +60,8 @@ impl BiLm {
         Self::derive(options, &FileTensors::new(options, weights), device, precision, false)
     }
 
-    /// A model for training, derived from parameters on their device. What it derives is part of the graph: after a step
-    /// of the optimiser, derive it again.
+    /// A model for training, derived from parameters on their device. What it derives is part of the graph: after a
+    /// step of the optimiser, derive it again.
     ///
     /// `precision` is that of the computation. With parameters in float32 and a computation in bfloat16, gradients are
     /// float32.
@@ -186,8 +186,8 @@ impl BiLm {
     /// `0..U` per token. The result has `L + 1` layers `[2, R, P]` in packed rows, the token layer first;
     /// [`Activations::combine`] and [`LayerValues::token`](super::LayerValues::token) find a token's vector in them.
     ///
-    /// The caller guarantees that every index is in the table, and that `start` is a state of this model. In a state per
-    /// sentence, row `b` is for sentence `b`; sentences beyond its last row start from zeros.
+    /// The caller guarantees that every index is in the table, and that `start` is a state of this model. In a state
+    /// per sentence, row `b` is for sentence `b`; sentences beyond its last row start from zeros.
     ///
     /// With `capture` the state after each sentence's last token is kept; [`Activations::into_last`] returns it.
     ///
@@ -205,8 +205,8 @@ impl BiLm {
         self.infer(table, &PackedBatch::of_sentences(sentences)?, start, capture)
     }
 
-    /// As [`BiLm::run`], with several sentences in a row of the batch, one after the other: `rows` holds every index into
-    /// `sentences` once. Rows of about equal numbers of tokens leave no padding. `start` is a constant.
+    /// As [`BiLm::run`], with several sentences in a row of the batch, one after the other: `rows` holds every index
+    /// into `sentences` once. Rows of about equal numbers of tokens leave no padding. `start` is a constant.
     ///
     /// The result is read as that of [`BiLm::run`], sentence by sentence, whatever row they ran in; no state is kept.
     ///

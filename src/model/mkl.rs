@@ -1,18 +1,18 @@
 //! Puts Intel MKL, which libtorch contains on x86-64, into its strict reproducible mode.
 //!
 //! On Intel processors MKL splits a product with an inner dimension of 2,048 or more into parts and adds them up, but
-//! only below about 200 rows: the bits of a row then depend on the number of rows (measured on Sapphire Rapids: 2048x256,
-//! 2048x4096 and 4096x512 at 16 to 128 rows). In the strict reproducible mode (Intel oneMKL Developer Guide, "Obtaining
-//! Numerically Reproducible Results") a product of any number of rows has the bits of a tall one. On other processors
-//! MKL has no such mode and does not need it.
+//! only below about 200 rows: the bits of a row then depend on the number of rows (measured on Sapphire Rapids:
+//! 2048x256, 2048x4096 and 4096x512 at 16 to 128 rows). In the strict reproducible mode (Intel oneMKL Developer Guide,
+//! "Obtaining Numerically Reproducible Results") a product of any number of rows has the bits of a tall one. On other
+//! processors MKL has no such mode and does not need it.
 
 use std::ffi::c_int;
 
 /// `MKL_CBWR_AVX512` and `MKL_CBWR_AVX2`, each with `MKL_CBWR_STRICT` (`mkl_types.h`). The first supported one is used.
 const STRICT_MODES: [c_int; 2] = [0x1_0000 | 12, 0x1_0000 | 10];
 
-/// Sets the mode. Call it before the first product: MKL rejects later changes. The environment variable `MKL_CBWR` takes
-/// precedence.
+/// Sets the mode. Call it before the first product: MKL rejects later changes. The environment variable `MKL_CBWR`
+/// takes precedence.
 ///
 /// `steady_height` checks the effect at every start.
 pub(super) fn be_strict() {

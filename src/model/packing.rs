@@ -1,8 +1,8 @@
 //! How sentences of different lengths share one batch without padding. Pure: no tensors here.
 //!
-//! A *row* holds one sentence, or several one after the other. Rows are sorted by their number of tokens, longest first.
-//! Time step `t` computes only the rows that still have a token there: a prefix, because rows are sorted. The steps
-//! are stored one after the other, so a whole layer is one matrix of `packed_rows` rows:
+//! A *row* holds one sentence, or several one after the other. Rows are sorted by their number of tokens, longest
+//! first. Time step `t` computes only the rows that still have a token there: a prefix, because rows are sorted. The
+//! steps are stored one after the other, so a whole layer is one matrix of `packed_rows` rows:
 //!
 //! ```text
 //!            row 0  row 1  row 2
@@ -215,8 +215,8 @@ impl Packings {
         Self([Arc::clone(&packing), packing])
     }
 
-    /// Each direction reads sentences of its own. Where the lengths of rows differ between the directions, steps compute
-    /// rows for the shorter direction that nothing reads.
+    /// Each direction reads sentences of its own. Where the lengths of rows differ between the directions, steps
+    /// compute rows for the shorter direction that nothing reads.
     pub(crate) fn aligned(mut forward: Packing, mut backward: Packing) -> Self {
         forward.align_with(&backward);
         backward.align_with(&forward);

@@ -115,9 +115,9 @@ pub enum Heights {
     All,
 }
 
-/// Smallest number of rows from which on each row of a product has the same bits as in a taller one, over all products of
-/// a model on the CPU; at most the 16 rows that every product of the model has. `None` if 16 rows are not enough: vectors
-/// of this model then depend on their batch on this machine.
+/// Smallest number of rows from which on each row of a product has the same bits as in a taller one, over all products
+/// of a model on the CPU; at most the 16 rows that every product of the model has. `None` if 16 rows are not enough:
+/// vectors of this model then depend on their batch on this machine.
 ///
 /// # Errors
 /// [`DeviceError`] when libtorch fails.
@@ -174,8 +174,8 @@ fn steady_height_of(k: i64, n: i64, heights: Heights) -> Result<Option<usize>, D
 
 /// Rate of libtorch's own matrix product on the shapes of a model's LSTMs, in GFLOP/s.
 ///
-/// Every lane (a CPU core, or a GPU) runs products for `seconds`, all lanes at the same time, as the engine does. The rates
-/// of the shapes are weighted by their share of the work of a token.
+/// Every lane (a CPU core, or a GPU) runs products for `seconds`, all lanes at the same time, as the engine does. The
+/// rates of the shapes are weighted by their share of the work of a token.
 ///
 /// # Errors
 /// [`DeviceError`] when a device has no room or libtorch fails.

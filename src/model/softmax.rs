@@ -5,8 +5,8 @@ use tch::{Kind, Tensor};
 use super::{DeviceError, DeviceName, tensors};
 use crate::weights;
 
-/// Rows of one product, on a CPU and on a GPU. Fewer states are padded with zeros, so that the bits of a row do not depend
-/// on the number of states.
+/// Rows of one product, on a CPU and on a GPU. Fewer states are padded with zeros, so that the bits of a row do not
+/// depend on the number of states.
 const ROWS: (usize, usize) = (64, 1024);
 /// Columns of one product, in words of the vocabulary: 8 MiB of logits on a CPU.
 const COLUMNS: i64 = 32_768;

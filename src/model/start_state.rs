@@ -174,8 +174,8 @@ impl StartState {
         Ok(largest)
     }
 
-    /// The numbers, layer by layer, `h` before `c`, forward before backward: what a hash or a file is made of. A constant
-    /// has `2 L (P + D)`.
+    /// The numbers, layer by layer, `h` before `c`, forward before backward: what a hash or a file is made of. A
+    /// constant has `2 L (P + D)`.
     pub(crate) fn numbers(&self) -> Result<Vec<f32>, DeviceError> {
         let mut all = Vec::new();
         for layer in &self.layers {

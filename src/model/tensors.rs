@@ -67,8 +67,8 @@ pub(crate) fn rows_of_each(t: &Tensor, rows: [&[i64]; 2]) -> Result<Tensor, Devi
     Ok(Tensor::f_stack(&[forward, backward], 0)?)
 }
 
-/// Views of the parts of a tensor along `dim`. The backward pass is one concatenation, where that of `narrow` would fill
-/// a tensor of the size of `t` for each part.
+/// Views of the parts of a tensor along `dim`. The backward pass is one concatenation, where that of `narrow` would
+/// fill a tensor of the size of `t` for each part.
 pub(crate) fn split<const N: usize>(t: &Tensor, sizes: [i64; N], dim: i64) -> Result<[Tensor; N], DeviceError> {
     exactly(t.f_split_with_sizes(sizes, dim)?)
 }

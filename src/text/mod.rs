@@ -1,8 +1,8 @@
 //! Cuts texts into sentences and tokens, with byte offsets into the text.
 //!
 //! A text is cut into sentences ([`SentenceMode`]), a sentence into tokens ([`TokenizerKind`]), and a sentence that is
-//! too long for the biLM into overlapping [`windows`]. This module does not depend on models or columns. No function fails,
-//! whatever the string.
+//! too long for the biLM into overlapping [`windows`]. This module does not depend on models or columns. No function
+//! fails, whatever the string.
 //!
 //! For every tokenizer and every string (see `tests.rs` in this folder):
 //!
@@ -27,7 +27,8 @@ use crate::spec::{SentenceMode, TokenizerKind};
 
 use self::{moses::Moses, sentences::Sentences};
 
-/// Maximum size in bytes of a word. Longer ones are cut, so that buffers are bounded; the biLM reads 50 bytes of a token.
+/// Maximum size in bytes of a word. Longer ones are cut, so that buffers are bounded; the biLM reads 50 bytes of a
+/// token.
 const MAX_WORD_BYTES: usize = 1 << 20;
 
 /// A token: its place in the text, and the word that the model reads.

@@ -1,9 +1,9 @@
 //! The Moses tokenizer for English, as the published weights were trained with it.
 //!
-//! `normalize` turns the sentence into [`Cell`]s: characters with their place in the text and the white space before them.
-//! All further rules only insert spaces between cells. A run of cells between two spaces is a token, but a full stop at its
-//! end may be a token of its own. The rules are those of the Moses scripts as implemented by the Python package
-//! `sacremoses`, including their quirks: `docs/tokenizer.md`.
+//! `normalize` turns the sentence into [`Cell`]s: characters with their place in the text and the white space before
+//! them. All further rules only insert spaces between cells. A run of cells between two spaces is a token, but a full
+//! stop at its end may be a token of its own. The rules are those of the Moses scripts as implemented by the Python
+//! package `sacremoses`, including their quirks: `docs/tokenizer.md`.
 //!
 //! Every step is one pass over the cells, so time is linear.
 
@@ -102,8 +102,8 @@ fn dots_at(cells: &[Cell], i: usize) -> usize {
 
 /// Inserts spaces around a comma unless it is between two numbers.
 ///
-/// The original matches a comma together with the character before it. It does not match a comma at the very beginning, nor
-/// the second one of two commas in a row; for these only the character after them counts.
+/// The original matches a comma together with the character before it. It does not match a comma at the very beginning,
+/// nor the second one of two commas in a row; for these only the character after them counts.
 fn commas(cells: &mut [Cell]) {
     let mut matched = None;
     for i in 0..cells.len() {
@@ -132,15 +132,16 @@ fn space_before(cells: &mut [Cell], i: usize) {
     }
 }
 
-/// A position that a rule for apostrophes matches: that of cell `i` is `2 i + 1`, that of the white space before it `2 i`.
+/// A position that a rule for apostrophes matches: that of cell `i` is `2 i + 1`, that of the white space before it `2
+/// i`.
 type Position = usize;
 
 /// Inserts a space before an apostrophe, and one after it unless a contraction or possessive begins there: `it 's`,
 /// `' tis`.
 ///
-/// There are five rules, each of which is applied to all apostrophes before the next one. A rule matches an apostrophe with
-/// the character before it and the one after it, and matches do not overlap: `rock'n'roll` becomes `rock 'n'roll`. An
-/// apostrophe at the beginning or end of the sentence does not match.
+/// There are five rules, each of which is applied to all apostrophes before the next one. A rule matches an apostrophe
+/// with the character before it and the one after it, and matches do not overlap: `rock'n'roll` becomes `rock 'n'roll`.
+/// An apostrophe at the beginning or end of the sentence does not match.
 fn apostrophes(cells: &mut [Cell]) {
     let found: Vec<usize> = (0..cells.len()).filter(|&i| cells[i].c == '\'').collect();
     for rule in RULES {
@@ -206,8 +207,8 @@ fn after(cells: &[Cell], i: usize) -> Option<Neighbour> {
     Some(if next.gap > 0 { Neighbour::SPACE } else { Neighbour::of(next) })
 }
 
-/// The first position after a match that ends with cell `i`, or with the first space before it. Of two spaces the second
-/// one can be matched again.
+/// The first position after a match that ends with cell `i`, or with the first space before it. Of two spaces the
+/// second one can be matched again.
 fn free_after(cells: &[Cell], i: usize) -> Position {
     match cells[i].gap {
         0 => 2 * i + 2,
@@ -232,7 +233,8 @@ fn emit(cells: &[Cell], block: &str, base: usize, out: &mut Vec<Token>) {
     }
 }
 
-/// Number of characters at the end of a word that are tokens of their own: a full stop, or `.'` at the end of a sentence.
+/// Number of characters at the end of a word that are tokens of their own: a full stop, or `.'` at the end of a
+/// sentence.
 fn detached(cells: &[Cell], word: Range<usize>) -> usize {
     let is_last = word.end == cells.len();
     match cells[word.clone()] {

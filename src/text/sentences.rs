@@ -1,10 +1,10 @@
 //! Cuts texts into sentences by the rules of the crate `sentencex` for English.
 //!
-//! On some texts (unclosed quotes, lists, CJK full stops) `sentencex` takes time quadratic in the length of a paragraph:
-//! 10 ms for 8 KiB, 2 s for 128 KiB. It is therefore given at most [`WINDOW`] bytes. A longer text is read in windows. A
-//! window ends at white space, and the next one begins with its last sentence, which may be incomplete. Up to [`WINDOW`]
-//! bytes the result is that of `sentencex`. In longer texts a sentence of more than half a window may be cut at white space,
-//! and a quote or bracket that was opened in an earlier window is ignored.
+//! On some texts (unclosed quotes, lists, CJK full stops) `sentencex` takes time quadratic in the length of a
+//! paragraph: 10 ms for 8 KiB, 2 s for 128 KiB. It is therefore given at most [`WINDOW`] bytes. A longer text is read
+//! in windows. A window ends at white space, and the next one begins with its last sentence, which may be incomplete.
+//! Up to [`WINDOW`] bytes the result is that of `sentencex`. In longer texts a sentence of more than half a window may
+//! be cut at white space, and a quote or bracket that was opened in an earlier window is ignored.
 
 use std::{iter, ops::Range, vec};
 
@@ -53,8 +53,8 @@ fn next_window(text: &str, from: usize) -> Vec<Range<usize>> {
     sentences
 }
 
-/// Leaves the last sentence of a window, which may be incomplete, to the next window. A sentence of more than half a window
-/// is cut instead, at the end of the window or of its last word, so that every window makes progress.
+/// Leaves the last sentence of a window, which may be incomplete, to the next window. A sentence of more than half a
+/// window is cut instead, at the end of the window or of its last word, so that every window makes progress.
 fn settle_last(text: &str, from: usize, cut: &Cut, sentences: &mut Vec<Range<usize>>) {
     let Some(last) = sentences.last_mut() else { return };
     if last.start - from >= WINDOW / 2 {

@@ -13,10 +13,10 @@ pub struct Window {
 
 /// Windows over `n` tokens, each of at most `max` tokens (a `max` of 0 counts as 1).
 ///
-/// Up to `max` tokens need one window. A longer sentence is covered by the minimum number of windows of exactly `max` tokens
-/// that overlap by at least a quarter, spread evenly. The `keep` ranges tile `0..n` in order. Each token is kept from the
-/// window in which the smaller of its left and right context is largest; of two equal ones, from the earlier one. So a token
-/// away from the ends of the sentence has at least about `max / 8` tokens on either side.
+/// Up to `max` tokens need one window. A longer sentence is covered by the minimum number of windows of exactly `max`
+/// tokens that overlap by at least a quarter, spread evenly. The `keep` ranges tile `0..n` in order. Each token is kept
+/// from the window in which the smaller of its left and right context is largest; of two equal ones, from the earlier
+/// one. So a token away from the ends of the sentence has at least about `max / 8` tokens on either side.
 pub fn windows(n: usize, max: usize) -> Vec<Window> {
     let max = max.max(1);
     if n <= max {

@@ -1,7 +1,7 @@
 //! A file for `hdf5-pure` that limits how much can be read.
 //!
-//! An HDF5 file is a graph. Forty B-tree nodes that each refer to the next one twice make a file of 20 kB and 2^40 visits.
-//! The crate limits the depth of a traversal but not its work, so the work is limited here.
+//! An HDF5 file is a graph. Forty B-tree nodes that each refer to the next one twice make a file of 20 kB and 2^40
+//! visits. The crate limits the depth of a traversal but not its work, so the work is limited here.
 
 use std::{
     io::{Read, Seek},
@@ -10,8 +10,8 @@ use std::{
 
 use hdf5_pure::{FormatError, ReadSeekSource, Source};
 
-/// Maximum number of bytes of structure (headers, trees, heaps, indexes). Measured: 0.1 to 0.8 MB for the original model,
-/// depending on its compression, and 8.4 MB for the widest model that the options allow, in the newest format.
+/// Maximum number of bytes of structure (headers, trees, heaps, indexes). Measured: 0.1 to 0.8 MB for the original
+/// model, depending on its compression, and 8.4 MB for the widest model that the options allow, in the newest format.
 const STRUCTURE_BYTES: u64 = 24 << 20;
 /// Maximum number of reads: of structure, and of values, which are read in blocks of up to 256 KiB.
 const READS: u64 = 1 << 20;
@@ -45,8 +45,8 @@ impl<R: Read + Seek> BoundedSource<R> {
         }
     }
 
-    /// Every entry of an old-style group copies its name from one heap, up to the next NUL. Without NULs each of a thousand
-    /// entries would copy nearly the whole heap.
+    /// Every entry of an old-style group copies its name from one heap, up to the next NUL. Without NULs each of a
+    /// thousand entries would copy nearly the whole heap.
     fn names(&self, bytes: &[u8]) -> Result<(), FormatError> {
         if self.names_next.swap(false, Relaxed) && bytes.split(|&b| b == 0).any(|name| name.len() > NAME_BYTES) {
             return Err(refused("a link name of more than 127 bytes"));

@@ -1,11 +1,12 @@
 //! HDF5 in the layout of bilm-tf: one dataset per tensor, found by its path.
 //!
-//! Files are read with `hdf5-pure`, which contains no C and rejects external storage, virtual datasets and all links but
-//! hard ones; each of these could make a model file read other local files into tensors. In addition a dataset is compared
-//! with the plan before its values are read, and `BoundedSource` limits the work that the structure of a file can cause.
+//! Files are read with `hdf5-pure`, which contains no C and rejects external storage, virtual datasets and all links
+//! but hard ones; each of these could make a model file read other local files into tensors. In addition a dataset is
+//! compared with the plan before its values are read, and `BoundedSource` limits the work that the structure of a file
+//! can cause.
 //!
-//! A model with one layer uses the same names as the others, with `MultiRNNCell/Cell0`. bilm-tf omits that level when it
-//! dumps such a model, but its own readers do not find the tensors then, so these names are not accepted.
+//! A model with one layer uses the same names as the others, with `MultiRNNCell/Cell0`. bilm-tf omits that level when
+//! it dumps such a model, but its own readers do not find the tensors then, so these names are not accepted.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -46,9 +47,9 @@ const BINARY16: FloatingPointLayout = FloatingPointLayout {
 
 /// Reads the tensors of `plan` from the bytes of a file; `path` names it in errors.
 ///
-/// Datasets may be float32, float16 (converted exactly) or float64 (rounded to the nearest float32; values out of its range
-/// are errors), little or big endian, contiguous, compact or chunked, with gzip, shuffle, Fletcher-32 or LZF. Datasets that
-/// are not in the plan are listed and not read.
+/// Datasets may be float32, float16 (converted exactly) or float64 (rounded to the nearest float32; values out of its
+/// range are errors), little or big endian, contiguous, compact or chunked, with gzip, shuffle, Fletcher-32 or LZF.
+/// Datasets that are not in the plan are listed and not read.
 ///
 /// # Errors
 /// All problems with the tensors of the plan, in one error and by full name; the first value that is not finite.
@@ -262,8 +263,8 @@ fn unreadable(error: H5Error) -> What {
     }
 }
 
-/// Names that are not in the plan, from the groups of the plan. Other groups are named but not listed, so that groups that
-/// contain each other do no harm.
+/// Names that are not in the plan, from the groups of the plan. Other groups are named but not listed, so that groups
+/// that contain each other do no harm.
 fn surplus(file: &File, plan: &[TensorSpec]) -> Vec<String> {
     let wanted: BTreeSet<&str> = plan.iter().map(|s| s.name.as_str()).collect();
     let groups: BTreeSet<&str> =
@@ -282,8 +283,8 @@ fn surplus(file: &File, plan: &[TensorSpec]) -> Vec<String> {
     names
 }
 
-/// Writes every tensor as a contiguous little-endian float32 dataset under its name. The same weights give the same bytes.
-/// HDF5 1.8 and later, h5py and AllenNLP read the file.
+/// Writes every tensor as a contiguous little-endian float32 dataset under its name. The same weights give the same
+/// bytes. HDF5 1.8 and later, h5py and AllenNLP read the file.
 ///
 /// # Errors
 /// A tensor whose shape and number of values disagree, or a name that is invalid in HDF5.

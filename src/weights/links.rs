@@ -1,7 +1,7 @@
 //! Finds links in the raw bytes of an HDF5 file, so that an error can say that a tensor is a link.
 //!
-//! `hdf5-pure` ignores soft and external links, so a linked tensor looks missing. The scan only improves the message of an
-//! error; links are never followed.
+//! `hdf5-pure` ignores soft and external links, so a linked tensor looks missing. The scan only improves the message of
+//! an error; links are never followed.
 
 use std::collections::BTreeMap;
 

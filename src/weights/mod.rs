@@ -1,8 +1,8 @@
 //! Named tensors of a model, read from and written to HDF5 (the bilm-tf layout) and safetensors.
 //!
 //! The options of a model determine what is read: [`read`] takes a plan of names and shapes
-//! ([`ModelOptions::weight_plan`](crate::options::ModelOptions::weight_plan)), compares every dataset with it, and only then
-//! allocates memory.
+//! ([`ModelOptions::weight_plan`](crate::options::ModelOptions::weight_plan)), compares every dataset with it, and only
+//! then allocates memory.
 
 mod bounded_source;
 mod error;
@@ -22,12 +22,12 @@ pub use self::{
 pub use crate::file_kind::{FileKind, file_kind};
 use crate::options::TensorSpec;
 
-/// Reads the tensors of `plan` from an HDF5 or safetensors file. The format is recognised by the first bytes of the file,
-/// not by its name.
+/// Reads the tensors of `plan` from an HDF5 or safetensors file. The format is recognised by the first bytes of the
+/// file, not by its name.
 ///
 /// # Errors
-/// One error names every tensor that is missing or differs from the plan. No other file is opened, whatever links the file
-/// contains.
+/// One error names every tensor that is missing or differs from the plan. No other file is opened, whatever links the
+/// file contains.
 pub fn read(path: &Path, plan: &[TensorSpec]) -> Result<Weights, WeightsError> {
     Ok(load(path, plan)?.weights)
 }

@@ -24,8 +24,8 @@ use super::{
 };
 use crate::{file_kind::FileKind, options::TensorSpec};
 
-/// Maximum size in bytes of a header. The crate allows 100 MB, which take several times as much memory when parsed; a model
-/// with the maximum number of layers needs less than 100 kB.
+/// Maximum size in bytes of a header. The crate allows 100 MB, which take several times as much memory when parsed; a
+/// model with the maximum number of layers needs less than 100 kB.
 const MAX_HEADER: u64 = 4 << 20;
 /// Size in bytes of the buffer for conversions.
 const BUFFER: usize = 1 << 16;
@@ -36,8 +36,8 @@ const BUFFER: usize = 1 << 16;
 /// produces it.
 ///
 /// # Errors
-/// Missing, mis-shaped and mis-typed tensors, all in one error; a header that does not match the file; values that are not
-/// finite.
+/// Missing, mis-shaped and mis-typed tensors, all in one error; a header that does not match the file; values that are
+/// not finite.
 pub fn read(bytes: &[u8], path: &Path, plan: &[TensorSpec]) -> Result<Loaded, WeightsError> {
     read_from(&mut Cursor::new(bytes), path, plan)
 }

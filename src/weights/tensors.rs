@@ -65,11 +65,12 @@ impl Weights {
         self.0.values().map(|t| t.data.len()).sum()
     }
 
-    /// Checks that every tensor of `plan` exists with its shape and finite values; `origin` names the weights in errors.
-    /// Readers do this themselves; it is for weights from other sources, such as a trainer.
+    /// Checks that every tensor of `plan` exists with its shape and finite values; `origin` names the weights in
+    /// errors. Readers do this themselves; it is for weights from other sources, such as a trainer.
     ///
     /// # Errors
-    /// As [`read`](super::read): all missing and mis-shaped tensors together, or the first value that is NaN or infinite.
+    /// As [`read`](super::read): all missing and mis-shaped tensors together, or the first value that is NaN or
+    /// infinite.
     pub fn check(&self, plan: &[TensorSpec], origin: &Path) -> Result<(), WeightsError> {
         let problems = plan.iter().filter_map(|spec| self.problem(spec)).collect();
         refuse(origin, problems)?;
@@ -91,8 +92,8 @@ impl Weights {
 pub struct Loaded {
     /// The tensors of the plan.
     pub weights: Weights,
-    /// Full names of datasets that are not in the plan and were not read, sorted. A name that ends in `/` is a group whose
-    /// content was not listed.
+    /// Full names of datasets that are not in the plan and were not read, sorted. A name that ends in `/` is a group
+    /// whose content was not listed.
     pub surplus: Vec<String>,
     /// Name and type of the tensors that were converted to float32.
     pub converted: Vec<(String, &'static str)>,

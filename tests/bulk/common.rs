@@ -109,7 +109,7 @@ fn embed(texts: &ArrayRef, on_error: OnError) -> elmo::Result<EmbeddedColumns> {
         row_errors: (0..bytes.len()).filter(|&i| broken(i)).map(|i| (i, "not UTF-8".into())).collect(),
         tokens: vec![0; bytes.len()].into(),
         stats: ColumnStats { rows: bytes.len(), nulls: bytes.null_count(), errors, ..ColumnStats::default() },
-        cost: elmo::embedder::Cost::default(),
+        cost: elmo::engine::Cost::default(),
     })
 }
 

@@ -28,7 +28,7 @@ fn fine() -> Plan {
     Arc::new(|_| Fault::None)
 }
 
-/// Two files; the first part is large enough to go up in pieces, three small ones follow.
+/// Two files: the first part is large enough to be uploaded in chunks, three small ones follow.
 async fn inputs() -> Arc<InMemory> {
     let store = Arc::new(InMemory::new());
     let wide: String = (0..10).map(|i| format!("{i} {}\n", "x".repeat(900_000))).collect();
@@ -58,8 +58,8 @@ async fn outcome(store: &InMemory) -> BTreeMap<String, Bytes> {
     found
 }
 
-/// A minute goes by: a lease that nobody could give back is nobody's. This store's clock cannot be moved, so it is taken
-/// away; that an old one is taken over is tested beside it.
+/// Expires a lease that could not be deleted. The clock of this store cannot be set, so the lease is deleted; another
+/// test takes over one that has expired.
 async fn a_minute_later(store: &InMemory) {
     let lock = Path::from("out/_elmo/lock");
     if store.head(&lock).await.is_ok() {
@@ -86,11 +86,11 @@ async fn undisturbed() -> BTreeMap<String, Bytes> {
     ];
     assert_eq!(names, expected);
     let first = calm.iter().find(|(name, _)| plain(name) == "out/part-00000.parquet");
-    assert!(first.is_some_and(|(_, bytes)| bytes.len() > 8 << 20), "not large enough to go up in pieces");
+    assert!(first.is_some_and(|(_, bytes)| bytes.len() > 8 << 20), "not large enough to be uploaded in chunks");
     calm
 }
 
-/// `job.json` names the version of each input, which every run of this test gives anew.
+/// `job.json` holds the version of each input, which differs in every run of this test.
 fn without_job(mut objects: BTreeMap<String, Bytes>) -> BTreeMap<String, Bytes> {
     objects.remove("out/_elmo/job.json");
     objects
@@ -120,8 +120,8 @@ async fn any_request_may_fail() {
     }
 }
 
-/// Every request that creates, changes or deletes something breaks once, some of them before and some after they were
-/// applied; the job does not end, and nobody else was there.
+/// The connection breaks once in every request that creates, changes or deletes something, before or after it was
+/// applied. The job survives, and does not take its own objects for another job's.
 #[tokio::test(flavor = "multi_thread")]
 async fn broken_connections_do_not_end_a_job() {
     let calm = without_job(undisturbed().await);
@@ -217,7 +217,7 @@ async fn one_job_at_a_time_in_an_object_store() {
         }
     };
     second.append(entry(0, "a")).await.unwrap();
-    // The same work twice is no harm, other work is.
+    // The same entry twice is harmless, a different one is not.
     first.append(entry(0, "a")).await.unwrap();
     second.append(entry(1, "b")).await.unwrap();
     let overtaken = first.append(entry(1, "c")).await.unwrap_err();

@@ -228,6 +228,106 @@ proptest! {
     }
 }
 
+/// Part of no message of a library, so that wherever it turns up, it is data.
+const MARK: &str = "Zq7x";
+
+/// Cells after which a reader might quote something.
+fn hostile_cells() -> Vec<String> {
+    let beginnings = [
+        "",
+        "true",
+        "5",
+        "2024-01-01",
+        "2024-01-01T10:30:00.5",
+        "' to value of Int64 type ",
+        "x' as type 'Int64' for ",
+    ];
+    beginnings.iter().map(|beginning| format!("{beginning}{MARK}' got 7")).collect()
+}
+
+#[test]
+fn no_error_shows_what_a_cell_holds() {
+    let place = Place::new();
+    let check = |name: &str, content: String, must_fail: bool| {
+        place.write(name, content);
+        let ended = drain(&place.path(name));
+        assert!(!must_fail || ended.is_err(), "{name}: {ended:?}");
+        assert!(!format!("{ended:?}").contains(MARK), "{ended:?}");
+    };
+    for first in ["true", "5", "2024-01-01", "2024-01-01T10:30:00.25Z"] {
+        let json_first =
+            if first.contains('T') || first.contains("-01") { format!("\"{first}\"") } else { first.to_owned() };
+        let csv_rows = format!("text,n\n{}", format!("a,{first}\n").repeat(1001));
+        let rows =
+            |wrap: &dyn Fn(&str) -> String| format!("{{\"text\": \"a\", \"n\": {}}}\n", wrap(&json_first)).repeat(1001);
+        let is_string = json_first.starts_with('"');
+        for cell in hostile_cells() {
+            check("a.csv", format!("{csv_rows}a,\"{cell}\"\n"), true);
+            check("b.csv", format!("{csv_rows}a,{cell},{cell}\n"), true);
+            check("c.csv", format!("{csv_rows}{cell},\"{cell}\n"), true);
+            let cell = serde_json::json!(cell).to_string();
+            let wraps: [&dyn Fn(&str) -> String; 2] = [&|v| v.to_owned(), &|v| format!("{{\"x\": [{v}]}}")];
+            for wrap in wraps {
+                let rows = rows(wrap);
+                check("d.jsonl", format!("{rows}{{\"text\": \"a\", \"n\": {}}}\n", wrap(&cell)), !is_string);
+                check("e.jsonl", format!("{rows}{{\"text\": \"a\", \"n\": {{\"y\": [{cell}]}}, 7}}\n"), true);
+                check("f.jsonl", format!("{rows}{{\"text\": [{cell}]}}\n"), true);
+                check("g.jsonl", format!("{rows}[{cell}]\n{cell}\n"), true);
+                check("h.jsonl", format!("{rows}{{\"text\": {cell}"), true);
+            }
+            check("i.jsonl", format!("[{{\"text\": {cell}, \"n\": 1}}]\n"), true);
+            check("j.jsonl", format!("{{\"text\": {cell}\n"), true);
+        }
+    }
+}
+
+/// What a query casts, and an array where lines of JSON are expected.
+#[test]
+fn no_error_of_a_query_shows_what_a_cell_holds() {
+    let place = Place::new();
+    place.write("a.txt", format!("5{MARK}\n"));
+    place.write("b.json", format!("[{{\"text\": \"{MARK}\"}}, {{\"text\": \"{MARK}\"}}]\n"));
+    place.write("c.csv", format!("n,text\n{}{MARK},a\n", "1,a\n".repeat(2000)));
+    place.write("d.jsonl", format!("{}{{\"n\": [\"{MARK}\"]}}\n", "{\"n\": 1}\n".repeat(2000)));
+    let kinds = ["BOOLEAN", "INT", "DOUBLE", "DATE", "TIME", "TIMESTAMP", "DECIMAL(5, 2)", "INTERVAL"];
+    let casts = kinds.map(|kind| format!("SELECT CAST(text AS {kind}) FROM 'a.txt'"));
+    let reads = ["b.json", "c.csv", "d.jsonl"].map(|name| format!("SELECT * FROM '{name}'"));
+    for query in casts.iter().chain(&reads) {
+        let done = Command::new(env!("CARGO_BIN_EXE_elmo"))
+            .current_dir(place.path(""))
+            .args(["sql", "-q", "-c", query])
+            .output()
+            .unwrap();
+        let said = String::from_utf8_lossy(&done.stderr);
+        assert!(!done.status.success() && !said.contains(MARK), "{query}: {said}");
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 300, ..ProptestConfig::default() })]
+
+    /// Names of columns may be shown, and damage can make one of a cell.
+    #[test]
+    fn no_error_of_a_damaged_file_shows_what_a_cell_holds(
+        file in 0_usize..6,
+        changes in prop::collection::vec((any::<prop::sample::Index>(), any::<u8>()), 1..6),
+    ) {
+        let (name, mut bytes) = originals().swap_remove(file);
+        // Of the same length, so that files of programs stay what they are.
+        let places: Vec<usize> = (0..bytes.len().saturating_sub(4)).filter(|&at| bytes[at..].starts_with(b"row ")).collect();
+        places.into_iter().for_each(|at| bytes[at..at + 4].copy_from_slice(MARK.as_bytes()));
+        for (at, to) in changes {
+            let at = at.index(bytes.len());
+            bytes[at] = to;
+        }
+        let place = Place::new();
+        place.write(name, &bytes);
+        if let Err(said) = drain(&place.path(name)) {
+            prop_assert!(!said.contains(MARK) || said.contains("; there are "), "{}", said);
+        }
+    }
+}
+
 #[test]
 fn undamaged_files_are_read_whole() {
     let place = Place::new();

@@ -1,8 +1,10 @@
 //! Inputs of an HTTP server, which may have another file a moment later.
 
 use std::{
+    collections::BTreeMap,
     io::{BufRead, BufReader, Write},
-    net::TcpListener,
+    net::{TcpListener, TcpStream},
+    process::Command,
     sync::{
         Arc,
         atomic::{AtomicUsize, Ordering},
@@ -10,12 +12,22 @@ use std::{
     time::{Duration, Instant},
 };
 
+use arrow::{
+    array::{ArrayRef, RecordBatch, StringArray},
+    ipc::{
+        MetadataVersion,
+        writer::{FileWriter, IpcWriteOptions},
+    },
+};
+
 use elmo_pipelines::{
     Exit,
     bulk::{self, BulkJob},
     report::Silent,
+    source::Keep,
     stores::Stores,
 };
+use parquet::arrow::ArrowWriter;
 
 use crate::common::{Hashing, Place, assert_own_vectors, lines, run_local, strings};
 
@@ -88,4 +100,175 @@ async fn a_silent_server_does_not_hold_up_an_interruption() {
     // Not a measurement: a store is given up after two minutes.
     assert!(began.elapsed() < Duration::from_secs(60));
     assert!(!place.path("out").exists());
+}
+
+/// A server that counts the bytes that it sends, and the files that it sends whole.
+struct Counting {
+    address: String,
+    sent: AtomicUsize,
+    whole: AtomicUsize,
+    ranged: bool,
+    files: BTreeMap<String, Vec<u8>>,
+}
+
+impl Counting {
+    fn new(files: BTreeMap<String, Vec<u8>>, ranged: bool) -> Arc<Self> {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let address = format!("http://{}", listener.local_addr().unwrap());
+        let (sent, whole) = (AtomicUsize::new(0), AtomicUsize::new(0));
+        let server = Arc::new(Self { address, sent, whole, ranged, files });
+        let this = Arc::clone(&server);
+        std::thread::spawn(move || {
+            for stream in listener.incoming() {
+                let (this, stream) = (Arc::clone(&this), stream.unwrap());
+                std::thread::spawn(move || this.answer(stream));
+            }
+        });
+        server
+    }
+
+    fn answer(&self, mut stream: TcpStream) {
+        let request = BufReader::new(stream.try_clone().unwrap()).lines().map_while(Result::ok);
+        let request: Vec<String> = request.take_while(|line| !line.is_empty()).collect();
+        let Some((method, rest)) = request.first().and_then(|line| line.split_once(" /")) else { return };
+        let file = &self.files[rest.split(' ').next().unwrap()];
+        let range =
+            request.iter().find_map(|line| line.to_ascii_lowercase().strip_prefix("range: bytes=").map(str::to_owned));
+        let range = range.filter(|_| self.ranged).map(|range| {
+            let (from, to) = range.split_once('-').unwrap();
+            match from.parse::<usize>() {
+                Ok(from) => from..to.parse().map_or(file.len(), |to: usize| file.len().min(to + 1)),
+                Err(_) => file.len() - to.parse::<usize>().unwrap()..file.len(),
+            }
+        });
+        let (status, part) = match &range {
+            Some(range) => (
+                format!("206 Partial Content\r\nContent-Range: bytes {}-{}/{}", range.start, range.end - 1, file.len()),
+                range.clone(),
+            ),
+            None => ("200 OK".to_owned(), 0..file.len()),
+        };
+        let ranges = if self.ranged { "Accept-Ranges: bytes\r\n" } else { "" };
+        let head = format!(
+            "HTTP/1.1 {status}\r\n{ranges}ETag: \"1\"\r\nConnection: close\r\nContent-Length: {}\r\n\r\n",
+            part.len()
+        );
+        stream.write_all(head.as_bytes()).unwrap();
+        if method == "HEAD" {
+            return;
+        }
+        for chunk in file[part].chunks(64 << 10) {
+            if stream.write_all(chunk).is_err() {
+                return;
+            }
+            self.sent.fetch_add(chunk.len(), Ordering::SeqCst);
+        }
+        self.whole.fetch_add(usize::from(range.is_none()), Ordering::SeqCst);
+    }
+
+    /// Bytes and whole files that were sent since the last call.
+    fn counts(&self) -> (usize, usize) {
+        (self.sent.swap(0, Ordering::SeqCst), self.whole.swap(0, Ordering::SeqCst))
+    }
+}
+
+/// Texts of 8 kB, ten MiB in all, with the digits of a linear congruential generator, so that Parquet stores what it gets.
+fn long_texts() -> Vec<String> {
+    let mut seed = 7_u64;
+    let mut digits = move || {
+        seed = seed.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        format!("{seed:016x}")
+    };
+    (0..1280).map(|_| (0..512).map(|_| digits()).collect()).collect()
+}
+
+fn files() -> BTreeMap<String, Vec<u8>> {
+    let texts = long_texts();
+    let csv = texts.iter().fold("text\n".to_owned(), |all, text| all + text + "\n");
+    let json = texts.iter().fold(String::new(), |all, text| all + "{\"text\": \"" + text + "\"}\n");
+    let text: ArrayRef = Arc::new(StringArray::from(texts));
+    let short: ArrayRef = Arc::new(StringArray::from_iter_values((0..text.len()).map(|i| format!("row {i}"))));
+    let batch = RecordBatch::try_from_iter([("text", Arc::clone(&text))]).unwrap();
+    // DataFusion does not read other alignments from a stream.
+    let options = IpcWriteOptions::try_new(8, false, MetadataVersion::V5).unwrap();
+    let mut arrow = FileWriter::try_new_with_options(Vec::new(), &batch.schema(), options).unwrap();
+    (0..5).for_each(|part| arrow.write(&batch.slice(256 * part, 256)).unwrap());
+    let parquet = |columns: [(&str, &ArrayRef); 2]| {
+        let batch = RecordBatch::try_from_iter(columns.map(|(name, column)| (name, Arc::clone(column)))).unwrap();
+        let mut writer = ArrowWriter::try_new(Vec::new(), batch.schema(), None).unwrap();
+        writer.write(&batch).unwrap();
+        writer.into_inner().unwrap()
+    };
+    BTreeMap::from([
+        ("a.csv".to_owned(), csv.clone().into_bytes()),
+        ("b.jsonl".to_owned(), json.into_bytes()),
+        ("c.arrow".to_owned(), arrow.into_inner().unwrap()),
+        ("d.parquet".to_owned(), parquet([("text", &text), ("other", &short)])),
+        ("e.parquet".to_owned(), parquet([("text", &short), ("other", &text)])),
+        ("f.csv".to_owned(), b"text\nshort\n".to_vec()),
+        ("g.txt".to_owned(), csv.into_bytes()),
+    ])
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_file_is_downloaded_once_and_of_parquet_what_is_read() {
+    let place = Place::new();
+    for ranged in [false, true] {
+        let server = Counting::new(files(), ranged);
+        for (name, content) in &server.files {
+            let output = format!("{name}-{ranged}");
+            let job = place.job("none", &output);
+            let inputs = vec![format!("{}/{name}", server.address)];
+            let job = BulkJob { inputs, keep: Keep::None, window_rows: 2000, rows_per_file: Some(2000), ..job };
+            let report = run_local(&job).await.unwrap();
+            assert_eq!(
+                report.counts.rows_in,
+                if name == "f.csv" {
+                    1
+                } else if name == "g.txt" {
+                    1281
+                } else {
+                    1280
+                }
+            );
+            let (sent, whole) = server.counts();
+            match (ranged, name.ends_with(".parquet")) {
+                (true, true) => assert_eq!(whole, 0, "{name}"),
+                _ => assert_eq!((sent, whole), (content.len(), 1), "{name}, ranges: {ranged}"),
+            }
+            // Ten MiB in a column that is not read.
+            assert!(!(ranged && name == "e.parquet") || sent < content.len() / 10, "{sent} bytes of {name}");
+        }
+    }
+}
+
+/// Of a file in lines, the kernel's buffers hold some MiB that nobody asked for.
+#[test]
+fn a_query_downloads_no_file_twice() {
+    let place = Place::new();
+    let mut files = files();
+    let rows = "1,some words of a row\n".repeat(3 << 20);
+    files.insert("big.csv".to_owned(), format!("n,text\n{rows}").into_bytes());
+    for ranged in [false, true] {
+        let server = Counting::new(files.clone(), ranged);
+        for (name, content) in server.files.iter().filter(|(name, _)| *name != "g.txt") {
+            for (query, limited) in
+                [("SELECT text FROM '{}' LIMIT 1", true), ("SELECT count(*), max(text) FROM '{}'", false)]
+            {
+                let query = query.replace("{}", &format!("{}/{name}", server.address));
+                let done = Command::new(env!("CARGO_BIN_EXE_elmo"))
+                    .current_dir(place.path(""))
+                    .args(["sql", "-q", "-c", &query])
+                    .output()
+                    .unwrap();
+                assert!(done.status.success(), "{query}: {}", String::from_utf8_lossy(&done.stderr));
+                let (sent, whole) = server.counts();
+                // A range is asked for once more where two readers of a file in lines meet.
+                let most = content.len() + content.len() / 10;
+                assert!(whole <= 1 && sent <= most, "{query}: {sent} bytes, {whole} whole files, ranges: {ranged}");
+                let is_little = sent < content.len() / 2;
+                assert!(!(limited && name == "big.csv") || is_little, "{query}: {sent} bytes, ranges: {ranged}");
+            }
+        }
+    }
 }

@@ -199,7 +199,7 @@ fn a_cluster_returns_what_one_process_returns() {
     let words = ["--cluster", &cluster.scheduler.address, "--max-rows", "2", "-c", "SELECT id FROM 'reviews.jsonl'"];
     let shown = place.elmo().arg("sql").args(words).output().unwrap();
     let err = String::from_utf8(shown.stderr).unwrap();
-    assert!(err.contains("the first 2 rows; --max-rows shows more"), "{err}");
+    assert!(err.contains("only the first 2 rows are shown; use --max-rows for more"), "{err}");
     // EXPLAIN ANALYZE shows the operator's metrics of all rows; EXPLAIN shows what runs where.
     let analysed = cluster.sql(&place, &["-c", "EXPLAIN ANALYZE SELECT elmo_embed(text) FROM 'large.jsonl'"]);
     let embedded = analysed.out.lines().find(|line| line.contains("EmbedExec")).unwrap_or_default();

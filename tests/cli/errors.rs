@@ -1,8 +1,8 @@
-//! Every error says what, where, why and what to do next, and ends with the exit code of its kind.
+//! Every error message names the fault, its place and its reason, and has help and an exit code.
 
 use crate::place::{Place, snapshot, steady};
 
-/// Words, and what stands around them in the folder.
+/// Runs commands in a folder with files for all cases.
 fn shown(cases: &[&str]) -> String {
     let place = Place::new();
     place.write("broken.jsonl", "{\"text\": \"It rained.\"}\n{\"text\": \n");
@@ -50,7 +50,7 @@ fn usage() {
     );
 }
 
-/// What is said further depends on the libtorch at hand.
+/// The rest of the message depends on the libtorch.
 #[test]
 fn a_device_that_is_not_there() {
     let place = Place::new();

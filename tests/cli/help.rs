@@ -1,4 +1,4 @@
-//! Help pages say everything, fit the screen, and their examples run.
+//! Help pages: their text and width, and their examples, which are run.
 
 use crate::place::{Place, snapshot};
 
@@ -51,24 +51,24 @@ fn the_short_page_is_shorter_and_there_is_no_command_that_does_nothing_yet() {
     }
 }
 
-/// The commands of a page's examples.
+/// The commands in the examples of a page.
 fn examples(page: &str) -> Vec<String> {
     let after = page.split("Examples:\n").nth(1).unwrap_or_default();
     let commands = after.lines().take_while(|line| line.starts_with("  ") || line.is_empty());
     commands.map(str::trim).filter(|line| !line.is_empty()).map(str::to_owned).collect()
 }
 
-/// Examples that take seconds and that the tests of reports run as they stand.
+/// Examples that take seconds; the tests of reports run them.
 const RUN_BY_REPORTS: [&str; 2] =
     ["elmo doctor --json", "elmo bench --model tiny --text reviews.jsonl --seconds 2 --json"];
 
 #[test]
 fn every_example_runs() {
     let mut left_out = 0;
-    // Those of a cluster run until they are stopped: the tests of clusters start them.
+    // The tests of clusters run the examples of a cluster, which do not end by themselves.
     for command in COMMANDS.into_iter().filter(|command| !command.starts_with("cluster")) {
         let place = Place::new();
-        // What the examples of a page take for granted.
+        // Files that the examples of a page need.
         match command {
             "embed" => {
                 _ = place.shell("mkdir logs && printf 'id,message\\n1,It rained.\\n' | gzip > logs/monday.csv.gz")

@@ -1,4 +1,4 @@
-//! Messages go to stderr, in the form and the measure that was asked for, and without secrets.
+//! Messages on stderr: their format, their verbosity, and that they contain no secrets.
 
 use crate::place::Place;
 
@@ -42,7 +42,7 @@ fn the_command_to_go_on_is_a_message_for_collectors_too() {
         let ended = place.interrupted(&format!("{words} --overwrite {flag} --log-format json"));
         assert_eq!(ended.code, Some(130), "{ended:?}");
         let lines: Vec<serde_json::Value> = ended.err.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
-        let note = lines.iter().find(|line| line["message"].as_str().unwrap().starts_with("to go on: "));
+        let note = lines.iter().find(|line| line["message"].as_str().unwrap().starts_with("to resume: "));
         assert!(note.is_some(), "{ended:?}");
         assert!(lines.iter().all(|line| line["timestamp"].is_string() && line["level"].is_string()), "{ended:?}");
         std::fs::remove_dir_all(place.path("out")).unwrap();
@@ -64,7 +64,7 @@ fn no_secret_is_printed() {
         "embed --model https://me:hunter2@127.0.0.1:1/model --input plain.txt --output out",
         "embed --model tiny --input s3://key:hunter2@bucket/a.txt --output out",
         "embed --model tiny --input plain.txt --output s3://key:hunter2@bucket/out -vv",
-        // Nobody listens on port 1: the store tries for a while and then says what it tried.
+        // Nothing listens on port 1: after its retries, the store names the URL.
         "embed --model tiny --input https://127.0.0.1:1/a.txt?X-Amz-Signature=hunter2 --output out -vv",
         "embed --model tiny --input http://me:hun/ter2@127.0.0.1:1/a.txt --output out",
         "model info http://127.0.0.1:1/model?token=hunter2 --log-format json",
@@ -79,7 +79,7 @@ fn no_secret_is_printed() {
     }
 }
 
-/// clap repeats what it does not accept.
+/// Errors of clap contain the invalid value.
 #[test]
 fn no_secret_of_a_wrong_argument_is_printed() {
     const EMBED: &str = "embed --model tiny --input plain.txt --output out";

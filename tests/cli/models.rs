@@ -1,4 +1,4 @@
-//! Where models come from: directories, zips, web servers, and the cache between.
+//! Models from directories, zips and web servers, and the cache.
 
 use std::{
     fs,
@@ -14,10 +14,10 @@ use std::{
 
 use crate::place::Place;
 
-/// What web servers say to people about a page that they do not have.
+/// The body of a 404 response.
 const MISSING: &str = "<!DOCTYPE html>\n<html>\n<body>\nNo such page\n</body>\n</html>\n";
 
-/// A web server for one folder. It counts what it is asked for, and can answer with a page for people instead.
+/// A web server for one folder. It counts requests, and can respond with an HTML page to all of them.
 struct Server {
     address: String,
     requests: Arc<AtomicUsize>,
@@ -41,10 +41,10 @@ impl Server {
         Self { address, requests, closed, thread: Some(thread) }
     }
 
-    /// Closes the port: from now on connections are refused.
+    /// Closes the port, so that connections are refused.
     fn close(&mut self) {
         self.closed.store(true, Ordering::SeqCst);
-        // The thread waits for one more connection before it looks.
+        // The thread checks the flag after accepting one more connection.
         let _ = TcpStream::connect(self.address.trim_start_matches("http://"));
         self.thread.take().unwrap().join().unwrap();
     }
@@ -134,7 +134,7 @@ fn fetched_once_and_then_taken_from_the_cache() {
     assert_eq!(fingerprint(&place, &format!("{url} --offline")), first);
     assert_eq!(server.requests(), asked, "offline means no request at all");
 
-    // A damaged file is noticed and fetched again.
+    // A damaged file is detected and fetched again.
     let weights = find(&place.path("cache"), "weights.safetensors").unwrap();
     let mut bytes = fs::read(&weights).unwrap();
     *bytes.last_mut().unwrap() ^= 1;
@@ -142,11 +142,11 @@ fn fetched_once_and_then_taken_from_the_cache() {
     assert_eq!(place.run(&format!("model info {url} --offline")).code, Some(4));
     assert_eq!(fingerprint(&place, &url), first);
 
-    // A model that changed on the server is fetched anew.
+    // A model that changed on the server is fetched again.
     let options = place.path("served/model/options.json");
     let text = fs::read_to_string(&options).unwrap();
     fs::write(&options, text.replace("\"relu\"", "\"tanh\"")).unwrap();
-    assert_eq!(fingerprint(&place, &url), first, "the same length and the same mark: nothing has changed");
+    assert_eq!(fingerprint(&place, &url), first, "the same length and the same ETag: unchanged");
     fs::write(&options, text.replace("\"relu\"", "\"tanh\"  ")).unwrap();
     assert_ne!(fingerprint(&place, &url), first);
 }
@@ -171,7 +171,7 @@ fn a_server_that_is_gone_does_not_stop_a_cached_model() {
     let ended = place.exits(&format!("model info {url} --json"), 0);
     assert_eq!(ended.json()["fingerprint"], first);
     assert!(ended.err.contains("using the cached one"), "{ended:?}");
-    // Another model of the same server was never fetched.
+    // Another model of the same server is not in the cache.
     place.exits(&format!("model info {url}.zip"), 5);
 }
 
@@ -227,12 +227,12 @@ fn a_model_is_written_to_local_places_only() {
     assert!(place.path("by-url/weights.hdf5").is_file());
     place.exits("model convert tiny s3://bucket/model --to hdf5", 2);
     assert!(!place.path("s3:").exists());
-    // Nothing can be written there, which is no fault of the model.
+    // A failure to write is not the fault of the model.
     let ended = place.exits("model convert tiny /proc/model --to hdf5", 5);
     assert!(ended.err.contains("cannot write /proc") && ended.err.contains("  help: "), "{ended:?}");
 }
 
-/// The file is part of the model, whoever opens it.
+/// The file is part of the model for every command that opens it.
 #[test]
 fn a_broken_mix_is_the_fault_of_the_model() {
     let place = place();

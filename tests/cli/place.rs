@@ -1,4 +1,4 @@
-//! A folder of its own for every test, with the reviews of `examples/data` in it, and the program run there.
+//! A temporary folder for each test, with the reviews of `examples/data`, in which the program runs.
 
 use std::{
     fs,
@@ -12,7 +12,7 @@ pub(crate) struct Place {
     folder: tempfile::TempDir,
 }
 
-/// How a command ended.
+/// The result of a command.
 #[derive(Debug)]
 pub(crate) struct Ended {
     pub(crate) code: Option<i32>,
@@ -21,7 +21,7 @@ pub(crate) struct Ended {
 }
 
 impl Ended {
-    /// As a snapshot shows it.
+    /// The result as a snapshot shows it.
     pub(crate) fn shown(&self, words: &str) -> String {
         let (out, err) = (self.out.trim_end(), self.err.trim_end());
         let code = self.code.map_or("killed".to_owned(), |code| code.to_string());
@@ -38,7 +38,7 @@ impl Ended {
 impl Place {
     pub(crate) fn new() -> Self {
         let place = Self { folder: tempfile::tempdir().unwrap() };
-        // At run time: a target folder may serve several clones.
+        // Read at run time, because several clones may share a target folder.
         let clone = std::env::var_os("CARGO_MANIFEST_DIR").unwrap();
         let reviews = Path::new(&clone).join("../examples/data/reviews.jsonl");
         fs::copy(reviews, place.path("reviews.jsonl")).unwrap();
@@ -55,7 +55,7 @@ impl Place {
         fs::write(path, content).unwrap();
     }
 
-    /// The program, with nothing of this machine's settings.
+    /// The program, without the settings of this machine.
     pub(crate) fn elmo(&self) -> Command {
         self.clean(Command::new(env!("CARGO_BIN_EXE_elmo")))
     }
@@ -79,7 +79,7 @@ impl Place {
         command
     }
 
-    /// Interrupts a job on `a.txt`, which is made to be long, as soon as something is durable in `out`.
+    /// Runs a job on a long `a.txt`, and interrupts it when its first part in `out` is durable.
     pub(crate) fn interrupted(&self, words: &str) -> Ended {
         self.write("a.txt", "It rained all day, and we stayed in and read what there was.\n".repeat(6000));
         let mut command = self.elmo();
@@ -114,17 +114,17 @@ impl Place {
         format!("{output}/{}", name.unwrap_or_else(|| panic!("no part {number} in {output}")))
     }
 
-    /// Runs words that need no quoting.
+    /// Runs a command whose arguments need no quoting.
     pub(crate) fn run(&self, words: &str) -> Ended {
         self.run_with(words, &[])
     }
 
-    /// The same with settings in the environment.
+    /// Runs a command with settings in the environment.
     pub(crate) fn run_with(&self, words: &str, env: &[(&str, &str)]) -> Ended {
         ended(self.elmo().args(words.split_whitespace()).envs(env.iter().copied()).output().unwrap())
     }
 
-    /// Runs words that must end with `code`.
+    /// Runs a command that must exit with `code`.
     pub(crate) fn exits(&self, words: &str, code: i32) -> Ended {
         let ended = self.run(words);
         assert_eq!(ended.code, Some(code), "elmo {words}: {ended:?}");
@@ -137,7 +137,7 @@ pub(crate) fn ended(output: Output) -> Ended {
     Ended { code: output.status.code(), out: text(output.stdout), err: text(output.stderr) }
 }
 
-/// Compares with a snapshot; what differs from run to run is blotted out first.
+/// Compares with a snapshot after replacing what differs from run to run.
 pub(crate) fn snapshot(name: &str, text: &str) {
     let mut settings = insta::Settings::clone_current();
     settings.set_snapshot_path("../snapshots");
@@ -151,12 +151,12 @@ pub(crate) fn snapshot(name: &str, text: &str) {
     ] {
         settings.add_filter(pattern, shown);
     }
-    // clap pads empty lines of a page with blanks.
+    // Clap pads empty lines with spaces.
     let lines: Vec<&str> = text.lines().map(str::trim_end).collect();
     settings.bind(|| insta::assert_snapshot!(name, lines.join("\n")));
 }
 
-/// Sizes and speeds of text reports.
+/// Replaces sizes and speeds in text reports.
 pub(crate) fn steady(text: &str) -> String {
     let mut lines = Vec::new();
     for line in text.lines() {

@@ -14,7 +14,7 @@ fn place() -> Place {
 #[test]
 fn embed() {
     let place = place();
-    // The job is done already, so nothing is computed: only the time differs from run to run.
+    // The job is complete, so only the time differs from run to run.
     for words in [
         "embed -q --model tiny --input plain.txt --output out",
         "embed -q --model tiny --input plain.txt --output out --json",
@@ -45,12 +45,12 @@ fn inspect_and_verify() {
     let verified = place.exits("verify out --model tiny --json", 0).json();
     assert_eq!((&verified["rows"], &verified["mismatched_rows"]), (&3.into(), &0.into()), "{verified}");
     assert!(place.exits("inspect out", 0).out.contains("rows"));
-    // Sizes and numbers are this machine's, names and counts everyone's.
+    // Sizes and numbers depend on the machine, names and counts do not.
     snapshot("report-inspect-json", &shape(&inspected));
     snapshot("report-verify-json", &shape(&verified));
 }
 
-/// A report with the kind of a value where it differs between machines: fractions, sizes, texts. Counts stay.
+/// A report whose fractions, sizes and strings are replaced by their types, as they differ between machines.
 fn shape(report: &Value) -> String {
     fn of(value: &Value) -> Value {
         match value {
@@ -65,7 +65,7 @@ fn shape(report: &Value) -> String {
     serde_json::to_string_pretty(&of(report)).unwrap()
 }
 
-/// The names of a report and the kinds of their values, sorted; of a list its first item.
+/// The names in a report and the types of their values, sorted. Of a list, only the first item counts.
 fn names(report: &Value) -> String {
     fn collect(at: &str, value: &Value, names: &mut Vec<String>) {
         match value {
@@ -98,7 +98,7 @@ fn demo_and_doctor() {
     snapshot("report-doctor-json", &names(&doctor));
     assert_eq!(doctor["self_test"]["passed"], true, "{doctor}");
     let text = doctor.to_string();
-    assert!(!text.contains(place.path("home").to_str().unwrap()), "the home folder is nobody's business: {text}");
+    assert!(!text.contains(place.path("home").to_str().unwrap()), "the home folder is not shown: {text}");
 }
 
 #[test]
@@ -119,7 +119,7 @@ fn the_demo_leaves_the_files_of_others_alone() {
     let mut parts = std::fs::read_dir(place.path("vectors")).unwrap().map(|file| file.unwrap().path());
     let part = parts.find(|path| path.extension().is_some_and(|end| end == "parquet")).unwrap();
     let vectors = std::fs::read(&part).unwrap();
-    // Again on what it left itself.
+    // The second time in its own output.
     for _ in 0..2 {
         let shown = place.exits("demo -q --output .", 0).out;
         assert!(shown.contains("elmo inspect ./elmo-demo/vectors"), "{shown}");
@@ -127,7 +127,7 @@ fn the_demo_leaves_the_files_of_others_alone() {
     }
     place.write("elmo-demo/reviews.jsonl", "{\"text\": \"mine too\"}\n");
     let refused = place.exits("demo -q --output .", 2);
-    assert!(refused.err.contains("elmo-demo/reviews.jsonl exists already and is not the demo's"), "{refused:?}");
+    assert!(refused.err.contains("elmo-demo/reviews.jsonl already exists with other content"), "{refused:?}");
     let read = |name: &str| std::fs::read_to_string(place.path(name)).unwrap();
     assert_eq!(read("reviews.jsonl"), "{\"text\": \"mine\"}\n");
     assert_eq!(read("elmo-demo/reviews.jsonl"), "{\"text\": \"mine too\"}\n");
@@ -141,7 +141,7 @@ fn a_closed_pipe_is_no_failure() {
     assert_eq!((ended.out.as_str(), ended.err.as_str()), ("0\n", ""));
     let ended = place.shell("{ elmo model info tiny --tensors; echo $? > code; } | head -n 1 > /dev/null; cat code");
     assert_eq!((ended.out.as_str(), ended.err.as_str()), ("0\n", ""));
-    // But it hides none.
+    // But it does not hide failures.
     let embed = "elmo embed -q --model tiny --input bad.txt --output rejected --on-error null";
     let ended =
         place.shell(&format!("printf 'a\\n\\377\\n' > bad.txt; {{ {embed}; echo $? > code; }} | true; cat code"));

@@ -1,8 +1,8 @@
-//! Flag beats environment, that beats `elmo.toml`, that beats the default.
+//! The command line overrides the environment, which overrides `elmo.toml`, which overrides the defaults.
 
 use crate::place::{Ended, Place, snapshot};
 
-/// A dry run shows nothing of the pooling, a refused resumption does: the job in `out` was made with `mean`.
+/// The job in `out` was made with pooling `mean`. Resuming it with another pooling fails and names that pooling.
 fn place() -> Place {
     let place = Place::new();
     place.write("plain.txt", "It rained.\n");
@@ -53,7 +53,7 @@ fn required_options_lists_and_the_model_may_come_from_the_file() {
         "model = 'tiny'\nquiet = true\n[embed]\ninput = ['plain.txt', 'reviews.jsonl']\noutput = 'both'\nkeep = 'none'\njson = true\n",
     );
     assert_eq!(place.exits("embed", 0).json()["rows_out"], 201);
-    // A pair on the command line beats the model of the file, without a conflict.
+    // A pair on the command line overrides the model of the file.
     let pair = place.run("embed --options a.json --weights b.hdf5");
     assert_eq!((pair.code, pair.err.contains("a.json")), (Some(4), true), "{pair:?}");
 }
@@ -65,7 +65,7 @@ fn a_list_of_the_file_is_taken_whole() {
     place.write("elmo.toml", "[embed]\nkeep = ['id', 'stars']\n");
     place.exits(embed, 0);
     std::fs::remove_file(place.path("elmo.toml")).unwrap();
-    // The same job only if both columns were kept.
+    // It is the same job only if both columns were kept.
     place.exits(&format!("{embed} --keep id,stars"), 0);
     place.exits(&format!("{embed} --keep id"), 2);
 }
@@ -102,9 +102,9 @@ fn mistakes() {
 
 #[test]
 fn variables_of_others_are_left_alone() {
-    // What Kubernetes sets in every container beside a service called elmo.
+    // Variables that Kubernetes sets in containers for a service called elmo.
     let env = [("ELMO_SERVICE_HOST", "10.0.0.1"), ("ELMO_PORT_80_TCP", "tcp://10.0.0.1:80"), ("ELMO_LOG", "elmo=[")];
     let ended = place().run_with("model info tiny", &env);
     assert_eq!(ended.code, Some(0), "{ended:?}");
-    assert!(ended.err.contains("ELMO_LOG is no filter"), "{ended:?}");
+    assert!(ended.err.contains("ELMO_LOG is ignored"), "{ended:?}");
 }

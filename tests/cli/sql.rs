@@ -80,7 +80,7 @@ fn a_table_shows_vectors_short_and_stops_at_its_last_row() {
     let output = place.elmo().args(["sql", "--max-rows", "2", "-c", "SELECT id FROM 'a.csv'"]).output().unwrap();
     let (out, err) = (String::from_utf8(output.stdout).unwrap(), String::from_utf8(output.stderr).unwrap());
     assert_eq!(out.lines().count(), 6, "{out}");
-    assert!(err.contains("the first 2 rows; --max-rows shows more"), "{err}");
+    assert!(err.contains("only the first 2 rows are shown; use --max-rows for more"), "{err}");
     let nothing = sql(&place, &["-c", "SELECT id FROM 'a.csv' WHERE id > 3"]);
     assert_eq!(nothing.out, "+----+\n| id |\n+----+\n+----+\n");
     let nulls = sql(&place, &["-c", "SELECT NULL AS n, [NULL] AS l"]);

@@ -361,7 +361,8 @@ fn files_that_the_manifest_does_not_name() {
     place.exits("inspect out", 1);
 }
 
-/// A part that another job replaced under the same name differs in its footer, and the manifest tells which one is wrong.
+/// A part that another job replaced under the same name differs in its footer, and the manifest tells which one is
+/// wrong.
 #[test]
 fn a_replaced_part_can_be_restored() {
     for number in [0, 1] {
@@ -489,7 +490,7 @@ fn another_precision() {
 #[test]
 fn tolerances_are_numbers() {
     let place = Place::new();
-    assert!(place.exits("verify out --model tiny --tolerance nan", 2).err.contains("a number from 0"));
+    assert!(place.exits("verify out --model tiny --tolerance nan", 2).err.contains("a number of at least 0"));
 }
 
 #[test]

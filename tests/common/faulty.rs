@@ -18,18 +18,18 @@ use object_store::{
     path::Path,
 };
 
-/// What happens to a request.
+/// The fate of a request.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(crate) enum Fault {
-    /// Fine.
+    /// It succeeds.
     None,
-    /// 500, 503, or a timeout before the server did anything.
+    /// 500, 503, or a timeout before the request was applied.
     Before,
-    /// The server did it, but the answer was lost.
+    /// The request was applied, but its answer was lost.
     After,
     /// A list ends early, as if there were no more.
     Short,
-    /// The connection broke at a request that is not sent again by itself, before or after the server did it.
+    /// The connection broke at a request that the client does not retry, before or after it was applied.
     Reset { done: bool },
 }
 
@@ -82,7 +82,7 @@ impl Faulty {
         }
     }
 
-    /// One that stores do not send again by themselves.
+    /// A request that the stores' clients do not retry.
     async fn change<T>(&self, work: impl Future<Output = Result<T>>) -> Result<T> {
         match (self.plan)(self.requests.load(Ordering::SeqCst)) {
             Fault::Reset { done } => {

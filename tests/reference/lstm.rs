@@ -67,8 +67,8 @@ impl<'a> Stack<'a> {
         self.run_with(input, start, &|_, _, _| ())
     }
 
-    /// As [`Stack::run`], where `drop` changes what a layer (0 is the input) has at a position before anything reads it:
-    /// the next layer, that layer's residual, and the caller.
+    /// As [`Stack::run`], where `drop` changes what a layer (0 is the input) has at a position before anything reads
+    /// it: the next layer, that layer's residual, and the caller.
     pub(crate) fn run_with(
         &self,
         input: &[Vec<f64>],

@@ -93,6 +93,8 @@ pub struct BulkReport {
     pub counts: Counts,
     /// Size of the whole output, in bytes.
     pub bytes: u64,
+    /// Files of input folders that were not read, by their names or extensions.
+    pub files_left_out: u64,
     /// Input rows that were durable before this run.
     pub resumed_rows: u64,
     /// Duration of this run without loading the model, in seconds.
@@ -149,7 +151,7 @@ pub async fn run(
         Err(error) => Err(error),
     };
     progress.finish();
-    let report = report(&manifest, &resumed, started);
+    let report = BulkReport { files_left_out: prepared.left_out, ..report(&manifest, &resumed, started) };
     // If the store does not answer, the lease expires.
     let _ = unless_stopped(&stop, STORE_GRACE, manifest.close()).await;
     outcome.map(|()| report)
@@ -213,6 +215,7 @@ fn report(manifest: &Manifest, resumed: &Counts, started: Instant) -> BulkReport
         parts: manifest.parts().len(),
         counts,
         bytes: manifest.bytes(),
+        files_left_out: 0,
         resumed_rows: resumed.rows_in,
         seconds,
         tokens_per_second: counts.tokens.saturating_sub(resumed.tokens) as f64 / seconds.max(1e-9),

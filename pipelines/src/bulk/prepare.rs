@@ -26,6 +26,8 @@ const TOKENS_PER_ROW: u64 = 32;
 pub struct Prepared {
     /// Files and columns to read.
     pub plan: Arc<Plan>,
+    /// Files of input folders that are not read.
+    pub left_out: u64,
     /// Columns of the output.
     pub schema: SchemaRef,
     /// Folder of the output.
@@ -47,7 +49,7 @@ pub async fn prepare(job: &BulkJob, stage: &dyn Stage, stores: &Stores) -> Resul
     if output.is_http() {
         return Err(Error::usage("the output is an http(s) URL", "write to a path, s3://, gs:// or az://"));
     }
-    let files = source::list(stores, &job.inputs, Some(&output)).await?;
+    let listing = source::listing(stores, &job.inputs, Some(&output)).await?;
     let fields = stage.fields();
     let request = Request {
         column: job.column.clone(),
@@ -56,13 +58,14 @@ pub async fn prepare(job: &BulkJob, stage: &dyn Stage, stores: &Stores) -> Resul
         reserved: fields.iter().map(|field| field.name().clone()).collect(),
         types: job.types,
     };
-    let plan = Plan::resolve(files, &request).await?;
+    let plan = Plan::resolve(listing.files, &request).await?;
     let kept = plan.kept().fields().iter().map(|field| field.as_ref().clone());
     let schema = Arc::new(Schema::new(kept.chain(fields).collect::<Vec<_>>()));
     let inputs = plan.files().map(InputRecord::from).collect();
     let part_rows = part_rows(job, stage);
     let settings = settings(job, stage, &schema, part_rows);
-    Ok(Prepared { plan: Arc::new(plan), schema, output, part_rows, job: Job::new(settings, inputs) })
+    let (plan, left_out) = (Arc::new(plan), listing.left_out.len() as u64);
+    Ok(Prepared { plan, left_out, schema, output, part_rows, job: Job::new(settings, inputs) })
 }
 
 /// Rows of a part. State `carry` needs a whole number of batches, because the vectors depend on where batches end.

@@ -14,7 +14,7 @@ use clap::{
 };
 use elmo::{
     EmbedderSettings,
-    embedder::{DeviceChoice, Precision, parse_devices},
+    engine::{DeviceChoice, Precision, parse_devices},
     spec::SpecError,
 };
 
@@ -92,9 +92,9 @@ pub(super) struct ModelArgs {
 struct ModelOptions {
     /// The model: a directory, a zip, a URL of either, or the built-in model tiny
     ///
-    /// A directory contains options.json and weights.hdf5 or weights.safetensors. URLs are s3://, gs://, az://, http(s)://
-    /// and file://; they are fetched once into the cache ($ELMO_CACHE, by default elmo in the user's cache directory).
-    /// The built-in model tiny is untrained: it is for trying elmo out, and its vectors have no meaning.
+    /// A directory contains options.json and weights.hdf5 or weights.safetensors. URLs are s3://, gs://, az://,
+    /// http(s):// and file://; they are fetched once into the cache ($ELMO_CACHE, by default elmo in the user's cache
+    /// directory). The built-in model tiny is untrained: it is for trying elmo out, and its vectors have no meaning.
     #[arg(long, short, value_name = "MODEL", value_hint = ValueHint::AnyPath)]
     model: Option<String>,
 
@@ -175,7 +175,7 @@ impl ModelArgs {
     /// # Errors
     /// [`Error::Usage`] when no model was given.
     pub(super) fn spec(&self) -> Result<ModelSpec> {
-        let help = "give --model a directory, zip or URL, or tiny (built in, untrained); or set ELMO_MODEL, or model in elmo.toml";
+        let help = "give --model DIR, ZIP, URL or tiny (built in, untrained), or set ELMO_MODEL, or model in elmo.toml";
         self.spec.clone().ok_or_else(|| Error::usage("no model was given", help))
     }
 
@@ -191,8 +191,8 @@ impl ModelArgs {
 
     /// Finds, fetches and reads the model. Warns if it is untrained.
     ///
-    /// # Errors
-    /// As [`ModelArgs::spec`]; [`ModelsError`](crate::models::ModelsError) when the model cannot be found, fetched or used.
+    /// # Errors As [`ModelArgs::spec`]; [`ModelsError`](crate::models::ModelsError) when the model cannot be found,
+    /// fetched or used.
     pub(super) async fn open(&self, stores: &Stores) -> Result<elmo::ModelData> {
         open(&self.spec()?, self.offline, stores).await
     }
@@ -277,8 +277,8 @@ impl FromStr for Devices {
 /// Stack size of threads in bytes. A long condition of a query is a deep tree. Unused stack takes no memory.
 const STACK: usize = 64 << 20;
 
-/// Sets the same stack size for threads that libraries start, such as those of Ballista. Must be called before the first
-/// thread is started.
+/// Sets the same stack size for threads that libraries start, such as those of Ballista. Must be called before the
+/// first thread is started.
 #[cfg(feature = "cluster")]
 pub(super) fn set_stack_size() {
     const VARIABLE: &str = "RUST_MIN_STACK";
@@ -298,8 +298,8 @@ pub(crate) fn block_on<T>(future: impl Future<Output = Result<T>>) -> Result<T> 
     let outcome = runtime.block_on(future);
     #[cfg(feature = "cluster")]
     runtime.block_on(crate::cluster::release_jobs());
-    // Cancelled tasks remove their temporary files. A blocking read of standard input cannot be cancelled, so the process
-    // must end without waiting for it.
+    // Cancelled tasks remove their temporary files. A blocking read of standard input cannot be cancelled, so the
+    // process must end without waiting for it.
     runtime.shutdown_timeout(SHUTDOWN_TIMEOUT);
     outcome
 }

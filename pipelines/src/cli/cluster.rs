@@ -17,9 +17,9 @@ use crate::{
 
 /// Run a cluster: one scheduler, and one executor per machine or GPU
 ///
-/// Submit work with elmo sql --cluster and elmo embed --cluster. Executors open files and models by the paths and URLs of
-/// the query, with their own credentials. All processes must have the same version. There is no authentication and no
-/// encryption: run a cluster in a private network only.
+/// Submit work with elmo sql --cluster and elmo embed --cluster. Executors open files and models by the paths and URLs
+/// of the query, with their own credentials. All processes must have the same version. There is no authentication and
+/// no encryption: run a cluster in a private network only.
 #[derive(Debug, Args)]
 #[command(after_help = "\
 Examples:
@@ -58,8 +58,8 @@ struct SchedulerArgs {
 
 /// Run an executor, which runs tasks: reading, filtering, embedding, grouping
 ///
-/// Start one per machine, or one per GPU with --device. The scheduler, the other executors and the clients must be able to
-/// connect to it. It keeps results until they are fetched. After a signal, it ends when its running tasks are done.
+/// Start one per machine, or one per GPU with --device. The scheduler, the other executors and the clients must be able
+/// to connect to it. It keeps results until they are fetched. After a signal, it ends when its running tasks are done.
 #[derive(Debug, Args)]
 #[command(after_help = "\
 Examples:

@@ -10,8 +10,8 @@ use crate::{
 
 /// Describe this installation and run a self-test of a few seconds
 ///
-/// The self-test embeds the same sentences alone, in batches and in another order, and compares the vectors: on the CPU a
-/// vector must not depend on its batch by a single bit.
+/// The self-test embeds the same sentences alone, in batches and in another order, and compares the vectors: on the CPU
+/// a vector must not depend on its batch by a single bit.
 #[derive(Debug, Args)]
 #[command(after_help = "\
 Examples:

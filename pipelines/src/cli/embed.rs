@@ -47,8 +47,8 @@ pub(super) struct EmbedArgs {
 
     /// Files, folders, glob patterns or URLs; - reads lines from stdin
     ///
-    /// The formats are .txt (one row per line), .csv (with a header), .jsonl, .ndjson, .parquet, .arrow and .arrows, each
-    /// also compressed as .gz or .zst. Give several values, or the option several times.
+    /// The formats are .txt (one row per line), .csv (with a header), .jsonl, .ndjson, .parquet, .arrow and .arrows,
+    /// each also compressed as .gz or .zst. Give several values, or the option several times.
     #[arg(short, long, required = true, num_args = 1.., value_name = "INPUT", value_hint = ValueHint::AnyPath, help_heading = "Input")]
     input: Vec<String>,
 
@@ -119,8 +119,8 @@ pub(super) struct EmbedArgs {
 
     /// Embed on the cluster of the scheduler at HOST:PORT [default: embed in this process]
     ///
-    /// This process still reads the inputs and writes the output. Of the options for speed and devices, only --precision
-    /// has an effect.
+    /// This process still reads the inputs and writes the output. Of the options for speed and devices, only
+    /// --precision has an effect.
     #[cfg(feature = "cluster")]
     #[arg(long, value_name = "SCHEDULER", help_heading = "Speed and devices")]
     cluster: Option<crate::cluster::Address>,
@@ -146,7 +146,7 @@ pub(super) struct VectorArgs {
     #[arg(long, value_name = "LAYERS", default_value = "average")]
     layers: LayersArg,
 
-    /// How to combine the tokens of a text; ends concatenates the final states of the two directions
+    /// How to combine the tokens of a text; ends concatenates the last forward and the first backward state
     #[arg(long, value_name = "POOLING", default_value = "mean", value_parser = one_of::<Pooling>(Pooling::WORDS))]
     pooling: Pooling,
 
@@ -369,6 +369,7 @@ fn text(report: &BulkReport) -> String {
         ("rows with an error", counts.errors),
         ("rows skipped", counts.skipped),
         ("rows resumed", report.resumed_rows),
+        ("files left out", report.files_left_out),
     ];
     rows.extend(more.into_iter().filter(|(_, n)| *n > 0).map(|(name, n)| (name, count(n))));
     if report.resumed_rows < counts.rows_in {

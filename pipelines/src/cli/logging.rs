@@ -162,7 +162,8 @@ pub(super) fn note(text: &str) {
     }
 }
 
-/// Writes to stderr. Errors are ignored, because a job must not end when stderr is closed or full; `eprintln!` would panic.
+/// Writes to stderr. Errors are ignored, because a job must not end when stderr is closed or full; `eprintln!` would
+/// panic.
 fn write_stderr(text: &str) {
     let _ = io::stderr().write_all(text.as_bytes());
 }

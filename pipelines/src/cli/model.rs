@@ -97,8 +97,8 @@ struct ConvertArgs {
 
     /// Layout of the written model
     ///
-    /// safetensors writes a directory that opens fastest, hdf5 a directory with weights in the bilm-tf layout, and allennlp
-    /// the pair of files that AllenNLP reads.
+    /// safetensors writes a directory that opens fastest, hdf5 a directory with weights in the bilm-tf layout, and
+    /// allennlp the pair of files that AllenNLP reads.
     #[arg(long, value_name = "LAYOUT", value_parser = one_of::<Layout>(Layout::WORDS))]
     to: Layout,
 
@@ -178,7 +178,7 @@ fn convert(args: &ConvertArgs) -> Result<Exit> {
         let mut data = models.resolve(&spec).await?;
         if args.warm_state && data.warm_state.is_none() {
             let settings = elmo::EmbedderSettings {
-                devices: vec![elmo::embedder::DeviceChoice::Cpu],
+                devices: vec![elmo::engine::DeviceChoice::Cpu],
                 threads: Some(1),
                 ..elmo::EmbedderSettings::default()
             };

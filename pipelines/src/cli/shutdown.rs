@@ -223,8 +223,8 @@ async fn either(interrupt: &mut Signal, terminate: &mut Signal) {
     tokio::select! { _ = interrupt.recv() => {}, _ = terminate.recv() => {} }
 }
 
-/// The command that resumes this one, quoted for a shell. If this one has overwritten the output, the flag is replaced by
-/// `--overwrite=false`, because the environment or `elmo.toml` may set it too.
+/// The command that resumes this one, quoted for a shell. If this one has overwritten the output, the flag is replaced
+/// by `--overwrite=false`, because the environment or `elmo.toml` may set it too.
 pub(super) fn resume_command(args: impl Iterator<Item = String>, has_overwritten: bool) -> String {
     let is_overwrite = |arg: &str| arg == "--overwrite" || arg.starts_with("--overwrite=");
     let off = has_overwritten.then(|| "--overwrite=false".to_owned());

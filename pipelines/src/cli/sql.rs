@@ -29,10 +29,10 @@ use crate::{
 
 /// Query files with SQL: embed, compare and average texts in place
 ///
-/// The SQL is that of Apache DataFusion with the functions elmo_embed, elmo_tokens, elmo_word, elmo_similarity and others
-/// (SELECT * FROM elmo_functions()). Files, folders, patterns and URLs are tables. A query embeds each text once, and only
-/// where its vector is needed: ORDER BY id LIMIT 10 embeds ten texts. Without -c and -f, it is an interactive shell on a
-/// terminal, and otherwise runs the statements on standard input.
+/// The SQL is that of Apache DataFusion with the functions elmo_embed, elmo_tokens, elmo_word, elmo_similarity and
+/// others (SELECT * FROM elmo_functions()). Files, folders, patterns and URLs are tables. A query embeds each text
+/// once, and only where its vector is needed: ORDER BY id LIMIT 10 embeds ten texts. Without -c and -f, it is an
+/// interactive shell on a terminal, and otherwise runs the statements on standard input.
 #[derive(Debug, Args)]
 #[command(after_help = "\
 Examples:
@@ -52,7 +52,8 @@ pub(super) struct SqlArgs {
 
     /// Format of results
     ///
-    /// table shows the first rows for people; the other formats write all rows. arrow and parquet allow one result only.
+    /// table shows the first rows for people; the other formats write all rows. arrow and parquet allow one result
+    /// only.
     #[arg(long, value_name = "FORMAT", default_value = "table", value_parser = one_of::<Format>(Format::WORDS))]
     format: Format,
 

@@ -1,6 +1,6 @@
-//! What this installation can do, for bug reports: versions, devices, threads, directories, memory, a self-test.
+//! A description of this installation for bug reports: versions, devices, threads, memory, the cache, a self-test.
 //!
-//! Nothing secret: no environment, no host name, no user name; the home directory is written `~`.
+//! It contains no secrets: no environment variables, no host name, no user name. The home directory is shown as `~`.
 
 use std::{env, fmt, fs, path::Path};
 
@@ -17,82 +17,82 @@ use crate::{
     report::{bytes, count, table},
 };
 
-/// What was found.
+/// The description of an installation.
 #[derive(Debug, Serialize)]
 pub struct Diagnosis {
     /// Version of this program.
     pub elmo: &'static str,
     /// Operating system and processor.
     pub platform: String,
-    /// Cargo features that were built in.
+    /// Cargo features of this build.
     pub features: Vec<&'static str>,
     /// Version of libtorch.
     pub libtorch: String,
-    /// Version of DataFusion, and the SQL functions that are registered with it.
+    /// Version of DataFusion, and the names of our SQL functions.
     pub sql: String,
-    /// Version of librdkafka, when Kafka is built in.
+    /// Version of librdkafka, if it is built in.
     pub librdkafka: Option<String>,
     /// Devices that libtorch can use.
     pub devices: Vec<String>,
-    /// Threads that embed on the CPU, each with a batch of its own.
+    /// Threads that embed on the CPU, each with its own batch.
     pub threads: usize,
     /// Processors that this process may use.
     pub processors: usize,
-    /// Memory of the machine and what is free of it, in bytes; unknown outside Linux.
+    /// Memory of the machine; `None` except on Linux.
     pub memory: Option<Memory>,
-    /// Where models are kept.
+    /// The cache of models.
     pub cache: CacheInfo,
-    /// `None` when it was left out.
+    /// `None` when it was skipped.
     pub self_test: Option<SelfTest>,
 }
 
 /// Memory in bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 pub struct Memory {
-    /// All of it.
+    /// Installed memory.
     pub total: u64,
-    /// What a new program can use without swapping.
+    /// Memory that a new program can use without swapping.
     pub available: u64,
 }
 
 /// The cache directory.
 #[derive(Debug, Serialize)]
 pub struct CacheInfo {
-    /// Where it is.
+    /// Its path.
     pub path: String,
     /// Whether it exists.
     pub exists: bool,
-    /// Whether something can be written there.
+    /// Whether it can be written.
     pub writable: bool,
 }
 
-/// How the self-test went.
+/// The result of the self-test.
 #[derive(Debug, Serialize)]
 pub struct SelfTest {
-    /// Every check passed.
+    /// All checks passed.
     pub passed: bool,
-    /// Time taken.
+    /// Duration in seconds.
     pub seconds: f64,
-    /// Every check.
+    /// All checks.
     pub checks: Vec<SelfCheck>,
 }
 
-/// One check of the self-test.
+/// The result of one check.
 #[derive(Debug, Serialize)]
 pub struct SelfCheck {
-    /// What is checked.
+    /// The property that is checked.
     pub name: String,
-    /// Whether it is as it should be.
+    /// The property holds.
     pub passed: bool,
-    /// What was found.
+    /// Details.
     pub found: String,
 }
 
 impl Diagnosis {
-    /// Looks at this installation, and tests it for about five seconds when asked to.
+    /// Describes this installation, and runs a self-test of about five seconds if `self_test`.
     ///
     /// # Errors
-    /// [`crate::Error::Elmo`] when the self-test cannot run. A self-test that fails is no error.
+    /// [`elmo::Error`] when the self-test cannot run. A failed check is not an error.
     pub fn make(self_test: bool) -> Result<Self> {
         let processors = std::thread::available_parallelism().map_or(1, usize::from);
         let devices = (0..elmo::model::cuda_devices()).map(|n| format!("cuda:{n}"));
@@ -112,17 +112,17 @@ impl Diagnosis {
         })
     }
 
-    /// The self-test passed or was left out.
+    /// The self-test passed or was skipped.
     pub fn is_healthy(&self) -> bool {
         self.self_test.as_ref().is_none_or(|test| test.passed)
     }
 }
 
-/// Largest difference that two devices, or two batches on a GPU, may make in a number of the built-in model's vectors:
-/// float32 products summed in another order.
-const ROUNDING: f32 = 1e-4;
+/// Maximum difference of two numbers in vectors of the built-in model, between devices or between batches on a GPU.
+/// They sum float32 products in another order.
+const MAX_ROUNDING: f32 = 1e-4;
 
-/// On the CPU bits are compared; on every GPU numbers, with those of the CPU.
+/// Compares bits on the CPU. On each GPU, compares numbers with those of the CPU.
 fn run_self_test() -> Result<SelfTest> {
     let started = std::time::Instant::now();
     let device = |error: elmo::model::DeviceError| Error::from(elmo::Error::from(error));
@@ -144,34 +144,34 @@ fn run_self_test() -> Result<SelfTest> {
 }
 
 fn batches_check(device: DeviceName, test: &elmo::model::SelfTest) -> SelfCheck {
-    let (batches, most) = (test.batches, test.largest_difference);
+    let (batches, largest) = (test.batches, test.largest_difference);
     SelfCheck {
-        name: format!("{device}: a vector does not depend on its batch"),
-        passed: test.bit_equal() || (device != DeviceName::Cpu && most < ROUNDING),
+        name: format!("{device}: vectors do not depend on the batch"),
+        passed: test.bit_equal() || (device != DeviceName::Cpu && largest < MAX_ROUNDING),
         found: match test.bit_equal() {
-            true => format!("the same bits in {batches} kinds of batches"),
-            false => format!("differences up to {most:e} in {batches} kinds of batches"),
+            true => format!("the same bits in {batches} different batches"),
+            false => format!("differences up to {largest:e} in {batches} different batches"),
         },
     }
 }
 
-fn difference_check(device: DeviceName, most: f32) -> SelfCheck {
+fn difference_check(device: DeviceName, largest: f32) -> SelfCheck {
     SelfCheck {
-        name: format!("{device}: vectors are those of the CPU but for rounding"),
-        passed: most < ROUNDING,
-        found: format!("differences up to {most:e}"),
+        name: format!("{device}: vectors equal those of the CPU except for rounding"),
+        passed: largest < MAX_ROUNDING,
+        found: format!("differences up to {largest:e}"),
     }
 }
 
-/// Products with the shapes of a published size.
+/// Checks that a row of a product has the same bits whatever the number of rows, with the shapes of a published size.
 fn heights_check(size: Size) -> Result<SelfCheck> {
     let height = elmo::model::steady_height(&size.options()?, Heights::All).map_err(elmo::Error::from)?;
     Ok(SelfCheck {
-        name: format!("cpu: rows of the products of size {} do not depend on their number", size.word()),
+        name: format!("cpu: matrix products of size {} do not depend on the number of rows", size.word()),
         passed: height.is_some(),
         found: match height {
-            Some(rows) => format!("from {rows} rows on; the model never multiplies fewer than 16"),
-            None => "not even from 16 rows on".into(),
+            Some(rows) => format!("from {rows} rows on; the engine never multiplies fewer than 16"),
+            None => "they do, even from 16 rows on".into(),
         },
     })
 }
@@ -213,9 +213,9 @@ fn memory(meminfo: &str) -> Option<Memory> {
 
 fn cache_info(dir: &Path) -> CacheInfo {
     let exists = dir.is_dir();
-    // The nearest directory that exists is where the cache would be made.
-    let ground = dir.ancestors().find(|dir| dir.is_dir());
-    let writable = ground.is_some_and(|dir| tempfile::tempfile_in(dir).is_ok());
+    // The nearest existing ancestor, in which the cache would be created.
+    let existing = dir.ancestors().find(|dir| dir.is_dir());
+    let writable = existing.is_some_and(|dir| tempfile::tempfile_in(dir).is_ok());
     CacheInfo { path: without_home(dir), exists, writable }
 }
 
@@ -235,7 +235,7 @@ impl fmt::Display for Diagnosis {
         let cache = format!(
             "{} ({}, {})",
             self.cache.path,
-            yes(self.cache.exists, "exists", "not there yet"),
+            yes(self.cache.exists, "exists", "does not exist yet"),
             yes(self.cache.writable, "writable", "NOT writable")
         );
         let mut rows = vec![
@@ -251,7 +251,7 @@ impl fmt::Display for Diagnosis {
             ("cache", cache),
         ];
         match &self.self_test {
-            None => rows.push(("self-test", "left out".into())),
+            None => rows.push(("self-test", "skipped".into())),
             Some(test) => {
                 let passed = yes(test.passed, "passed", "FAILED");
                 rows.push(("self-test", format!("{passed} in {:.1} s", test.seconds)));
@@ -269,7 +269,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn memory_is_read_from_the_kernel_s_words() {
+    fn memory_is_parsed_from_meminfo() {
         // The first lines of /proc/meminfo as proc(5) describes them.
         let text = "MemTotal:       16315096 kB\nMemFree:          330364 kB\nMemAvailable:    8155044 kB\n";
         assert_eq!(memory(text), Some(Memory { total: 16_315_096 * 1024, available: 8_155_044 * 1024 }));

@@ -1,5 +1,5 @@
-//! What a machine can do: [`doctor`] checks an installation, [`bench`] measures speed, [`sizes`] has the published model
-//! sizes that both use.
+//! Diagnoses of a machine: [`doctor`] checks the installation, [`bench`] measures speed. Both use the published model
+//! [`sizes`].
 
 pub mod bench;
 pub mod doctor;

@@ -1,4 +1,5 @@
-//! The published sizes of ELMo, for measurements and self-tests: speed does not depend on the weights.
+//! Models of the published sizes with random weights, for measurements and self-tests: speed does not depend on the
+//! weights.
 
 use std::str::FromStr;
 
@@ -10,7 +11,7 @@ use elmo::{
 
 use crate::error::Result;
 
-/// A published size of ELMo, or the built-in model's.
+/// A published size of ELMo, or that of the built-in model.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Size {
     /// 1024/128, one highway layer.
@@ -24,12 +25,12 @@ pub enum Size {
 }
 
 impl Size {
-    /// Every size.
+    /// All sizes.
     pub const ALL: [Self; 4] = [Self::Small, Self::Medium, Self::Original, Self::Tiny];
-    /// The legal words.
+    /// The names of all sizes.
     pub const WORDS: &'static [&'static str] = &["small", "medium", "original", "tiny"];
 
-    /// As on the command line.
+    /// The name on the command line.
     pub fn word(self) -> &'static str {
         match self {
             Self::Small => "small",
@@ -39,10 +40,10 @@ impl Size {
         }
     }
 
-    /// The shape of a model of this size.
+    /// The options of a model of this size.
     ///
     /// # Errors
-    /// None that a release can meet: the options are written here.
+    /// None, because the options are constants; the parser returns a `Result`.
     pub fn options(self) -> Result<ModelOptions> {
         let (dim, projection, highways) = match self {
             Self::Small => (1024, 128, 1),
@@ -62,7 +63,7 @@ impl Size {
     /// A model of this size with seeded random weights; the built-in one for [`Size::Tiny`].
     ///
     /// # Errors
-    /// None that a release can meet.
+    /// As [`Size::options`].
     pub fn model(self) -> Result<ModelData> {
         if self == Self::Tiny {
             return Ok(ModelData::tiny());

@@ -1,8 +1,8 @@
-//! The cache directory: `urls/HASH.json` records what a URL contained, `content/HASH/` holds the files under the hash of
-//! their content.
+//! The cache directory: `urls/HASH.json` records what a URL contained, `content/HASH/` holds the files under the hash
+//! of their content.
 //!
-//! Each appears by one rename, content first. So a reader never sees an incomplete model, and two processes may fetch the
-//! same one at the same time. Old content is never deleted; the user may delete anything in the cache at any time.
+//! Each appears by one rename, content first. So a reader never sees an incomplete model, and two processes may fetch
+//! the same one at the same time. Old content is never deleted; the user may delete anything in the cache at any time.
 
 use std::{
     env, fs, io,
@@ -234,8 +234,8 @@ async fn blocking<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) 
     tokio::task::spawn_blocking(work).await.map_err(|e| ModelsError::Internal(format!("the model cache failed: {e}")))
 }
 
-/// Renames a draft to its final name. Existing content, which another process may have just committed, is kept: it is the
-/// same, and may be in use.
+/// Renames a draft to its final name. Existing content, which another process may have just committed, is kept: it is
+/// the same, and may be in use.
 fn commit(draft: TempDir, dir: &Path) -> Result<(), ModelsError> {
     match fs::rename(draft.path(), dir) {
         Err(_) if dir.is_dir() => Ok(()),

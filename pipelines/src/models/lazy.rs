@@ -5,7 +5,7 @@ use std::{
     sync::{Mutex, MutexGuard, PoisonError},
 };
 
-use elmo::{Elmo, EmbedderSettings, ModelData, embedder::Precision, lm_head::LmHeadFiles};
+use elmo::{Elmo, EmbedderSettings, ModelData, engine::Precision, lm_head::LmHeadFiles};
 use elmo_udfs::{Card, ModelError, ModelSource};
 use tokio::runtime::{Handle, RuntimeFlavor};
 
@@ -64,8 +64,8 @@ fn head_digest(head: Option<LmHeadFiles>) -> Option<String> {
     head.map(|head| head.digest().unwrap_or_default())
 }
 
-/// Runs blocking work on a thread of the runtime, where DataFusion plans queries. `block_in_place` hands the tasks of that
-/// thread to others: one of them may be reading the response that the work waits for.
+/// Runs blocking work on a thread of the runtime, where DataFusion plans queries. `block_in_place` hands the tasks of
+/// that thread to others: one of them may be reading the response that the work waits for.
 fn blocking<T>(work: impl FnOnce() -> T) -> T {
     match Handle::try_current().map(|runtime| runtime.runtime_flavor()) {
         Ok(RuntimeFlavor::MultiThread) => tokio::task::block_in_place(work),

@@ -1,4 +1,5 @@
-//! Recognises file formats by their first bytes, so that a saved error page is reported as such and not as a corrupt file.
+//! Recognises file formats by their first bytes, so that a saved error page is reported as such and not as a corrupt
+//! file.
 
 use std::{fmt, fs::File, io::Read, path::Path};
 

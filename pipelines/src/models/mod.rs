@@ -1,9 +1,11 @@
-//! Finds the model that a user named: the built-in one, a directory, a zip, a URL of either, or the published pair of files.
+//! Finds the model that a user named: the built-in one, a directory, a zip, a URL of either, or the published pair of
+//! files.
 //!
-//! [`ModelSpec`] parses the name, and [`Models::resolve`] opens the model. What comes from a store or a zip is first copied
-//! into the [`Cache`]: complete, checked, and under the hash of its content, so that an interrupted or changed download
-//! is never taken for a model. [`info`], [`check`] and [`convert`] are the subcommands of `elmo model`; [`LazyModel`] is
-//! a model that SQL opens when it is needed, and [`Fingerprints`] lets a query be planned without reading the weights.
+//! [`ModelSpec`] parses the name, and [`Models::resolve`] opens the model. What comes from a store or a zip is first
+//! copied into the [`Cache`]: complete, checked, and under the hash of its content, so that an interrupted or changed
+//! download is never taken for a model. [`info`], [`check`] and [`convert`] are the subcommands of `elmo model`;
+//! [`LazyModel`] is a model that SQL opens when it is needed, and [`Fingerprints`] lets a query be planned without
+//! reading the weights.
 
 mod cache;
 pub mod check;

@@ -54,7 +54,8 @@ impl Manifest {
         self.parts.iter().find(|part| part.file == file.name())
     }
 
-    /// Whether the job wrote a file of this name: it has an entry, or it is the next part of a job that is not finished.
+    /// Whether the job wrote a file of this name: it has an entry, or it is the next part of a job that is not
+    /// finished.
     pub(super) fn names(&self, file: &str) -> bool {
         self.parts.iter().any(|part| part.file == file) || self.is_next_part(file)
     }

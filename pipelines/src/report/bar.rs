@@ -1,4 +1,4 @@
-//! The bar on a terminal.
+//! The progress bar on a terminal.
 
 use std::{
     sync::{Mutex, PoisonError},
@@ -9,13 +9,13 @@ use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 
 use super::{Pace, Progress, Snapshot, count, duration};
 
-/// Steps of the bar: a fraction of the job becomes a position, because the unit (rows or bytes) may change underway.
+/// Length of the bar. Positions are fractions of the job, because the unit may change from bytes to rows.
 const STEPS: u64 = 10_000;
 
-/// Before anything is known, and then.
+/// The template before the first update, and the one after.
 const TEMPLATES: [&str; 2] = ["{spinner} {wide_msg}", "{bar:24} {percent:>3}% {wide_msg}"];
 
-/// A bar on stderr with rows/s, tokens/s, padding and the time left.
+/// A progress bar on stderr with rows/s, tokens/s, padding and the time left.
 #[derive(Debug)]
 pub struct Bar {
     bar: ProgressBar,
@@ -24,7 +24,7 @@ pub struct Bar {
 }
 
 impl Bar {
-    /// Draws on stderr at most ten times a second, and within 100 ms.
+    /// Starts drawing on stderr, ten times a second.
     pub fn new() -> Self {
         let bar = ProgressBar::with_draw_target(Some(STEPS), ProgressDrawTarget::stderr_with_hz(10));
         bar.set_style(style(TEMPLATES[0]));
@@ -59,7 +59,7 @@ impl Progress for Bar {
     }
 }
 
-/// A template that indicatif refuses is a mistake of ours; the plain bar is no reason to stop a job.
+/// An invalid template would be a bug; the default bar is better than ending the job.
 fn style(template: &str) -> ProgressStyle {
     ProgressStyle::with_template(template).unwrap_or_else(|_| ProgressStyle::default_bar()).progress_chars("=> ")
 }
@@ -90,7 +90,7 @@ mod tests {
     }
 
     #[test]
-    fn the_bar_stands_where_the_job_does() {
+    fn the_bar_has_the_fraction_of_the_job() {
         let bar = Bar::new();
         bar.update(&Snapshot { rows: 500, ..half() });
         bar.update(&half());
@@ -101,7 +101,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_said_beside_it() {
+    fn the_message_has_speeds_and_the_time_left() {
         let pace = Pace { rows_per_second: 199.6, tokens_per_second: 4000.2, left: Some(Duration::from_secs(61)) };
         let known = "2,500 rows  200 rows/s  4000 tokens/s  10.0% padding";
         assert_eq!(message(&half(), &pace), format!("{known}  ETA 1m01s"));
@@ -109,7 +109,7 @@ mod tests {
     }
 
     #[test]
-    fn the_templates_are_understood() {
+    fn the_templates_are_valid() {
         for template in TEMPLATES {
             assert!(ProgressStyle::with_template(template).is_ok(), "{template}");
         }

@@ -1,4 +1,4 @@
-//! One log line every ten seconds, for pipes, files and cluster logs.
+//! Progress as log lines, for pipes, files and log collectors.
 
 use std::{
     sync::{Mutex, PoisonError},
@@ -7,13 +7,13 @@ use std::{
 
 use super::{Pace, Progress, Snapshot, duration};
 
-/// The filter that shows these lines without `-v` names this target.
+/// The target of progress lines, which are logged without `-v`.
 pub(crate) const TARGET: &str = "elmo::progress";
 
-/// A log line every ten seconds.
+/// Logs progress every ten seconds.
 #[derive(Debug)]
 pub struct Lines {
-    every: Duration,
+    interval: Duration,
     started: Instant,
     state: Mutex<State>,
 }
@@ -21,19 +21,19 @@ pub struct Lines {
 #[derive(Debug)]
 struct State {
     first: Option<Snapshot>,
-    said: Instant,
+    last: Instant,
 }
 
 impl Lines {
-    /// Ten seconds between lines.
+    /// A progress interval of ten seconds.
     pub fn new() -> Self {
-        Self::every(Duration::from_secs(10))
+        Self::with_interval(Duration::from_secs(10))
     }
 
-    /// `every` between lines.
-    fn every(every: Duration) -> Self {
+    /// Another progress interval.
+    fn with_interval(interval: Duration) -> Self {
         let started = Instant::now();
-        Self { every, started, state: Mutex::new(State { first: None, said: started }) }
+        Self { interval, started, state: Mutex::new(State { first: None, last: started }) }
     }
 }
 
@@ -47,17 +47,17 @@ impl Progress for Lines {
     fn update(&self, now: &Snapshot) {
         let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
         let first = *state.first.get_or_insert(*now);
-        if state.said.elapsed() < self.every {
+        if state.last.elapsed() < self.interval {
             return;
         }
-        state.said = Instant::now();
-        say(now, &Pace::of(&first, now, self.started.elapsed()));
+        state.last = Instant::now();
+        log(now, &Pace::of(&first, now, self.started.elapsed()));
     }
 
     fn finish(&self) {}
 }
 
-fn say(now: &Snapshot, pace: &Pace) {
+fn log(now: &Snapshot, pace: &Pace) {
     tracing::info!(
         target: TARGET,
         rows = now.rows,
@@ -80,7 +80,7 @@ mod tests {
 
     use super::*;
 
-    /// What a subscriber wrote.
+    /// The output of a subscriber.
     #[derive(Clone, Default)]
     struct Log(Arc<Mutex<Vec<u8>>>);
 
@@ -94,8 +94,8 @@ mod tests {
         }
     }
 
-    /// The lines that are said about three snapshots.
-    fn said(lines: &Lines) -> Vec<String> {
+    /// The lines logged for three snapshots.
+    fn logged(lines: &Lines) -> Vec<String> {
         let log = Log::default();
         let writer = log.clone();
         let subscriber =
@@ -116,19 +116,19 @@ mod tests {
     }
 
     #[test]
-    fn a_line_when_it_is_time() {
-        let lines = said(&Lines::every(Duration::ZERO));
+    fn a_line_per_interval() {
+        let lines = logged(&Lines::with_interval(Duration::ZERO));
         assert_eq!(lines.len(), 3, "{lines:?}");
         // By hand: 100 of 200 rows, one place in ten is padding.
         for part in ["INFO elmo::progress: progress rows=100 rows_total=200 percent=50.0", "padding_percent=10.0 left="]
         {
             assert!(lines[2].contains(part), "{lines:?}");
         }
-        assert!(!lines[0].contains("left="), "nothing is known yet: {lines:?}");
+        assert!(!lines[0].contains("left="), "the speed is not known yet: {lines:?}");
     }
 
     #[test]
-    fn no_line_before() {
-        assert_eq!(said(&Lines::new()), [""; 0]);
+    fn no_line_before_the_interval() {
+        assert_eq!(logged(&Lines::new()), [""; 0]);
     }
 }

@@ -1,4 +1,4 @@
-//! How far a job is, told to a person: a bar on a terminal, a line every ten seconds otherwise.
+//! Reports for people: progress (a bar on a terminal, a log line every ten seconds otherwise), tables and numbers.
 
 mod bar;
 mod lines;
@@ -12,25 +12,25 @@ pub use numbers::{bytes, count, duration};
 pub use self::{bar::Bar, lines::Lines};
 pub(crate) use self::{lines::TARGET, table::table};
 
-/// How far a job is. All counts start at 0 and only grow.
+/// The progress of a job. All counts start at 0 and never decrease.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Snapshot {
-    /// Rows that are durable or on their way to it.
+    /// Rows embedded, durable or not.
     pub rows: u64,
-    /// Rows of the whole job, as soon as they are known.
+    /// Rows of the whole job, once known.
     pub rows_total: Option<u64>,
-    /// Bytes of input read; gives an estimate of the end while the rows are not known.
+    /// Bytes of input read, to estimate the time left while the total number of rows is unknown.
     pub bytes: u64,
     /// Bytes of the whole input.
     pub bytes_total: Option<u64>,
-    /// Real tokens given to the biLM.
+    /// Tokens given to the biLM, without padding.
     pub tokens: u64,
-    /// Padded tokens given to the biLM.
+    /// Tokens given to the biLM, including padding.
     pub padded_tokens: u64,
 }
 
 impl Snapshot {
-    /// Share of the job that is done, 0 to 1, by rows where they are known and by bytes otherwise.
+    /// Share of the job that is done, 0 to 1: of the rows if their total is known, else of the bytes.
     pub fn fraction(&self) -> Option<f64> {
         let of = |part: u64, whole: u64| (whole > 0).then(|| (part as f64 / whole as f64).min(1.0));
         match (self.rows_total, self.bytes_total) {
@@ -49,16 +49,16 @@ impl Snapshot {
     }
 }
 
-/// Somebody who wants to know how far a job is.
+/// An observer of the progress of a job.
 pub trait Progress: Send + Sync {
-    /// Called often; must be cheap.
+    /// Reports progress. It is called often and must be cheap.
     fn update(&self, snapshot: &Snapshot);
 
-    /// The job ended, well or not.
+    /// Reports the end of the job, whether it succeeded or failed.
     fn finish(&self);
 }
 
-/// Nobody.
+/// Reports nothing.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct Silent;
 
@@ -68,7 +68,7 @@ impl Progress for Silent {
     fn finish(&self) {}
 }
 
-/// What a person is told about a snapshot.
+/// Speeds and the time left, derived from a snapshot.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(crate) struct Pace {
     pub(crate) rows_per_second: f64,
@@ -77,7 +77,7 @@ pub(crate) struct Pace {
 }
 
 impl Pace {
-    /// Mean pace since the start of this run; `first` is the snapshot that a resumed job began with.
+    /// The mean speed of this run. `first` is the snapshot at its start, which is not zero in a resumed job.
     pub(crate) fn of(first: &Snapshot, now: &Snapshot, elapsed: Duration) -> Self {
         let seconds = elapsed.as_secs_f64().max(1e-3);
         let rows = now.rows.saturating_sub(first.rows) as f64;
@@ -86,12 +86,12 @@ impl Pace {
     }
 }
 
-/// Time left if the rest goes as fast as what this run did.
+/// The time left at the mean speed of this run.
 fn left(first: &Snapshot, now: &Snapshot, seconds: f64) -> Option<Duration> {
     let done = now.fraction()?;
-    // A resumed job starts at a fraction above 0, measured against the totals known now.
-    let began = Snapshot { rows_total: now.rows_total, bytes_total: now.bytes_total, ..*first }.fraction()?;
-    let speed = (done - began) / seconds;
+    // The fraction at the start of this run, of the totals known now.
+    let start = Snapshot { rows_total: now.rows_total, bytes_total: now.bytes_total, ..*first }.fraction()?;
+    let speed = (done - start) / seconds;
     (speed > 0.0).then(|| Duration::from_secs_f64(((1.0 - done) / speed).min(1e9)))
 }
 

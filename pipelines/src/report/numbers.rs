@@ -1,4 +1,4 @@
-//! Numbers as people read them.
+//! Numbers formatted for people.
 
 use std::time::Duration;
 
@@ -15,7 +15,7 @@ pub fn count(n: u64) -> String {
     text
 }
 
-/// `1536` -> `1.5 KiB`; binary units, one decimal from KiB on.
+/// `1536` -> `1.5 KiB`: binary units, with one decimal from KiB on.
 pub fn bytes(n: u64) -> String {
     const UNITS: [&str; 5] = ["KiB", "MiB", "GiB", "TiB", "PiB"];
     if n < 1024 {
@@ -31,7 +31,7 @@ pub fn bytes(n: u64) -> String {
     format!("{value:.1} {}", UNITS[unit])
 }
 
-/// `3725 s` -> `1h02m05s`; under a minute with one decimal.
+/// 3725 s -> `1h02m05s`; below a minute, seconds with one decimal.
 pub fn duration(d: Duration) -> String {
     let seconds = d.as_secs_f64();
     if seconds < 59.95 {

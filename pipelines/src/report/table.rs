@@ -1,6 +1,6 @@
-//! Tables of a name and a value per line.
+//! Tables with a name and a value per line.
 
-/// Lines of `name  value`, values aligned.
+/// Formats lines of `name  value` with aligned values.
 pub(crate) fn table(rows: &[(&str, String)]) -> String {
     let width = rows.iter().map(|(name, _)| name.len()).max().unwrap_or(0);
     rows.iter().map(|(name, value)| format!("{name:width$}  {value}\n")).collect()

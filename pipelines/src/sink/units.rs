@@ -1,7 +1,7 @@
-//! Rows cut into the pieces that are encoded together.
+//! Splits rows into the units that are encoded together.
 //!
-//! Where the encoder begins a page depends on how rows are handed to it. If that followed the windows, the bytes of
-//! a file would follow the memory flags. So rows are cut anew here, by what is in them and by nothing else.
+//! Page boundaries depend on how many rows the encoder is given at once. If those were the chunks that a job embeds at
+//! once, the bytes of a file would depend on the memory flags. So units depend on the rows alone.
 
 use std::mem;
 
@@ -28,7 +28,7 @@ pub(super) struct Units {
 }
 
 impl Units {
-    /// Takes rows, returns the units that are full now.
+    /// Adds rows; returns the units that are full.
     pub(super) fn push(&mut self, batch: &RecordBatch) -> Result<Vec<Unit>, ArrowError> {
         let mut sizes = vec![0; batch.num_rows()];
         batch.columns().iter().for_each(|column| row_bytes(column, &mut sizes));
@@ -49,7 +49,7 @@ impl Units {
         Ok(full)
     }
 
-    /// The rows that are left over, if any.
+    /// Ends the current unit, if it has rows.
     pub(super) fn close(&mut self) -> Result<Option<Unit>, ArrowError> {
         let Some(first) = self.open.first() else { return Ok(None) };
         let rows = if self.open.len() == 1 { first.clone() } else { concat_batches(&first.schema(), &self.open)? };
@@ -71,11 +71,11 @@ mod tests {
         RecordBatch::try_from_iter([("text", Arc::new(texts) as ArrayRef)]).unwrap()
     }
 
-    fn cut(rows: &RecordBatch, windows: &[usize]) -> Vec<(usize, u64)> {
+    fn cut(rows: &RecordBatch, arrivals: &[usize]) -> Vec<(usize, u64)> {
         let mut units = Units::default();
         let (mut out, mut start) = (Vec::new(), 0);
-        for window in windows {
-            let len = (*window).min(rows.num_rows() - start);
+        for arrival in arrivals {
+            let len = (*arrival).min(rows.num_rows() - start);
             out.extend(units.push(&rows.slice(start, len)).unwrap());
             start += len;
         }
@@ -86,12 +86,12 @@ mod tests {
 
     proptest! {
         #[test]
-        fn units_do_not_depend_on_windows(
+        fn units_do_not_depend_on_how_rows_arrive(
             lengths in prop::collection::vec(prop_oneof![9 => 0_usize..100, 1 => 100_000_usize..2_000_000], 0..60),
-            windows in prop::collection::vec(0_usize..20, 0..10),
+            arrivals in prop::collection::vec(0_usize..20, 0..10),
         ) {
             let rows = batch(&lengths);
-            let units = cut(&rows, &windows);
+            let units = cut(&rows, &arrivals);
             prop_assert_eq!(&units, &cut(&rows, &[]));
             prop_assert_eq!(units.iter().map(|u| u.0).sum::<usize>(), lengths.len());
             prop_assert_eq!(units.iter().map(|u| u.1).sum::<u64>(), lengths.iter().sum::<usize>() as u64);

@@ -1,4 +1,4 @@
-//! A file as a stream of unpacked bytes.
+//! A file as a stream of decompressed bytes.
 
 use std::{
     io,
@@ -10,73 +10,65 @@ use std::{
 };
 
 use async_compression::tokio::bufread::{GzipDecoder, ZstdDecoder};
-use futures::TryStreamExt;
-use object_store::{ObjectMeta, ObjectStore, ObjectStoreExt, buffered, path::Path};
+use object_store::{ObjectMeta, ObjectStore, buffered, path::Path};
 use tempfile::TempPath;
 use tokio::io::{AsyncBufRead, AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader};
 
 use super::{Compression, InputFile, STDIN, SourceError};
 use crate::stores::{Location, StoreError, Stores};
 
-/// Bytes of one request to the store: large enough that a request's delay does not count, small beside a window.
+/// Bytes of one request to the store, large enough that latency does not dominate.
 const REQUEST_BYTES: usize = 4 << 20;
 /// U+FEFF in UTF-8.
 const BYTE_ORDER_MARK: &[u8] = "\u{feff}".as_bytes();
-/// What a packed Parquet file may unpack to, times its size: zstd packs zeros a thousand times smaller, and columns that
-/// are packed already hardly at all.
-const PACKED_TIMES: u64 = 200;
-/// Times that a file is downloaded before its server is given up.
-const DOWNLOADS: usize = 3;
-/// Unpacked bytes that wait between the decompressor and the reader.
-const UNPACKED_BYTES: usize = 256 << 10;
+/// Maximum ratio of the size of a Parquet file to its compressed size. Columns are compressed already, so real files stay
+/// far below it; zstd compresses zeros to a thousandth.
+const MAX_RATIO: u64 = 200;
+/// Size of the buffer after the decompressor.
+const BUFFER_BYTES: usize = 256 << 10;
 
-/// Where unpacked bytes come from.
+/// A stream of decompressed bytes.
 pub(super) type Bytes = Box<dyn AsyncBufRead + Send + Unpin>;
 
-/// A file whose ranges can be read.
-///
-/// Ranges, not one long answer: when the device is slower than the network, a connection that waits for minutes is
-/// closed by most stores.
+/// A file, read in ranges. Most stores would close the connection of one long request while the device is busy.
 pub(super) struct Opened {
     pub(super) store: Arc<dyn ObjectStore>,
     pub(super) path: Path,
     pub(super) size: u64,
-    /// Deletes the local copy in the end.
+    /// Deletes the decompressed copy when dropped.
     _spool: Option<TempPath>,
 }
 
 impl Opened {
-    /// Opens a file in a store; what an HTTP server has is copied to a temporary file first, as many cannot do ranges.
-    async fn new(location: &Location, file: &InputFile) -> Result<Self, SourceError> {
-        let size = file.size;
-        if !location.is_http() {
-            return Ok(Self { store: Arc::clone(&location.store), path: location.path.clone(), size, _spool: None });
-        }
-        let spool = copy(location, file).await?;
-        let local = Stores::with_settings([]).locate(&spool.to_string_lossy())?;
-        Ok(Self { store: local.store, path: local.path, size, _spool: Some(spool) })
+    /// Opens a file in a store.
+    fn new(location: &Location, file: &InputFile) -> Self {
+        Self { store: Arc::clone(&location.store), path: location.path.clone(), size: file.size, _spool: None }
     }
 
-    /// Opens a file that is read from its end, Parquet: unpacked to a temporary file first where it is packed.
+    /// Opens a file for random access. A compressed file is decompressed to a temporary file first.
     pub(super) async fn whole(location: &Location, file: &InputFile) -> Result<Self, SourceError> {
-        let opened = Self::new(location, file).await?;
+        let opened = Self::new(location, file);
         if file.compression == Compression::None {
             return Ok(opened);
         }
-        let most = opened.size.saturating_mul(PACKED_TIMES).max(1 << 20);
-        let local = |e| StoreError::Local { operation: "unpack", address: location.to_string(), source: e };
+        let most = opened.size.saturating_mul(MAX_RATIO).max(1 << 20);
+        let local = |e| StoreError::Local { operation: "decompress", address: location.to_string(), source: e };
         let (spool, path) = tempfile::NamedTempFile::new().map_err(local)?.into_parts();
         let mut spool = tokio::fs::File::from_std(spool);
-        let mut unpacked = unpack(opened, file.compression, &Taken::default()).take(most + 1);
-        let size = copy_between(&mut unpacked, &mut spool, file, location).await?;
+        let mut decompressed = decompress(opened, file.compression, &Taken::default()).take(most + 1);
+        let size = copy_between(&mut decompressed, &mut spool, file, location).await?;
         if size > most {
-            return Err(SourceError::malformed(file, 0, format!("unpacks to more than {PACKED_TIMES} times its size")));
+            return Err(SourceError::malformed(
+                file,
+                0,
+                format!("decompresses to more than {MAX_RATIO} times its size"),
+            ));
         }
         let place = Stores::with_settings([]).locate(&path.to_string_lossy())?;
         Ok(Self { store: place.store, path: place.path, size, _spool: Some(path) })
     }
 
-    /// Reads from the start; seekable.
+    /// Reads from the start.
     pub(super) fn reader(&self) -> buffered::BufReader {
         let meta = ObjectMeta {
             location: self.path.clone(),
@@ -89,14 +81,14 @@ impl Opened {
     }
 }
 
-/// Copies all bytes; what cannot be unpacked is the file's fault, what cannot be written is ours.
+/// Copies all bytes. A failure to read is an error of the input, a failure to write one of the local disk.
 async fn copy_between(
     from: &mut (impl AsyncBufRead + Unpin),
     to: &mut tokio::fs::File,
     file: &InputFile,
     location: &Location,
 ) -> Result<u64, SourceError> {
-    let local = |e| StoreError::Local { operation: "unpack", address: location.to_string(), source: e };
+    let local = |e| StoreError::Local { operation: "decompress", address: location.to_string(), source: e };
     let mut size = 0;
     loop {
         let bytes = from.fill_buf().await.map_err(|e| read_error(file, 0, e))?;
@@ -112,45 +104,14 @@ async fn copy_between(
     Ok(size)
 }
 
-/// Copies what an HTTP server has. A download that breaks off begins again, as many servers cannot go on in the middle.
-async fn copy(location: &Location, file: &InputFile) -> Result<TempPath, SourceError> {
-    for _ in 1..DOWNLOADS {
-        match copy_once(location, file).await {
-            Err(SourceError::Store(error @ StoreError::Request { .. })) => {
-                tracing::warn!(%error, "the download broke off and begins again");
-            }
-            done => return done,
-        }
-    }
-    copy_once(location, file).await
-}
-
-/// Fails unless it is the file that was listed: it may be another one by now.
-async fn copy_once(location: &Location, file: &InputFile) -> Result<TempPath, SourceError> {
-    let failed = |e| StoreError::request("read", location, e);
-    let local = |e| StoreError::Local { operation: "copy", address: location.to_string(), source: e };
-    let got = location.store.get(&location.path).await.map_err(failed)?;
-    if !file.is_still(&got.meta) {
-        return Err(SourceError::Changed { file: file.to_string() });
-    }
-    let (copy, path) = tempfile::NamedTempFile::new().map_err(local)?.into_parts();
-    let mut copy = tokio::fs::File::from_std(copy);
-    let mut body = got.into_stream();
-    while let Some(chunk) = body.try_next().await.map_err(failed)? {
-        copy.write_all(&chunk).await.map_err(local)?;
-    }
-    copy.flush().await.map_err(local)?;
-    Ok(path)
-}
-
-/// Packed bytes that were taken from a file: how far reading is.
+/// Number of compressed bytes that were read from a file.
 pub(super) type Taken = Arc<AtomicU64>;
 
-/// The unpacked bytes of `file`, without a byte order mark.
+/// The decompressed bytes of `file`, without a byte order mark.
 pub(super) async fn open(file: &InputFile, taken: &Taken) -> Result<Bytes, SourceError> {
     let mut bytes = match &file.location {
         None => stdin()?,
-        Some(location) => unpack(Opened::new(location, file).await?, file.compression, taken),
+        Some(location) => decompress(Opened::new(location, file), file.compression, taken),
     };
     if !file.format.is_untyped() {
         return Ok(bytes);
@@ -159,7 +120,7 @@ pub(super) async fn open(file: &InputFile, taken: &Taken) -> Result<Bytes, Sourc
     Ok(if start.is_empty() { bytes } else { Box::new(io::Cursor::new(start).chain(bytes)) })
 }
 
-/// Reads a byte order mark, or whatever begins like one but goes on differently: it may come in pieces from a pipe.
+/// Skips a byte order mark. Returns bytes that begin like one but are not; a pipe may deliver it in pieces.
 async fn start(bytes: &mut Bytes) -> io::Result<Vec<u8>> {
     let mut start = Vec::new();
     while let Some(&next) = bytes.fill_buf().await?.first() {
@@ -175,13 +136,13 @@ async fn start(bytes: &mut Bytes) -> io::Result<Vec<u8>> {
     Ok(start)
 }
 
-/// As a file, because reading it line by line through the locked handle would block a worker of the runtime.
+/// Standard input as a file: a read of the locked handle would block a worker of the runtime.
 fn stdin() -> Result<Bytes, SourceError> {
     let failed = |source| StoreError::Local { operation: "open", address: STDIN.to_owned(), source };
     let handle = io::stdin().as_fd().try_clone_to_owned().map_err(failed)?;
     let mut file = std::fs::File::from(handle);
-    if !waits(&file)
-        // The same pipe with settings of its own: those of this one are its other users' too.
+    if !is_blocking(&file)
+        // Opened again: flags of this descriptor are shared with other processes.
         && let Ok(own) = std::fs::File::open("/dev/stdin")
     {
         file = own;
@@ -189,38 +150,38 @@ fn stdin() -> Result<Bytes, SourceError> {
     Ok(Box::new(BufReader::new(tokio::fs::File::from_std(file))))
 }
 
-/// Whether reading waits for bytes: some programs hand down a pipe that answers "try again".
-fn waits(file: &std::fs::File) -> bool {
-    // SAFETY: asks for the flags of a descriptor that is open for as long as `file` is borrowed; touches no memory.
+/// Whether reads block: some programs pass a pipe that is set to non-blocking.
+fn is_blocking(file: &std::fs::File) -> bool {
+    // SAFETY: the descriptor is open for as long as `file` is borrowed, and F_GETFL accesses no memory.
     let flags = unsafe { libc::fcntl(file.as_raw_fd(), libc::F_GETFL) };
     flags < 0 || flags & libc::O_NONBLOCK == 0
 }
 
-fn unpack(opened: Opened, compression: Compression, taken: &Taken) -> Bytes {
-    let packed = Guarded { reader: opened.reader(), taken: Arc::clone(taken), _opened: opened };
+fn decompress(opened: Opened, compression: Compression, taken: &Taken) -> Bytes {
+    let compressed = Measured { reader: opened.reader(), taken: Arc::clone(taken), _opened: opened };
     match compression {
-        Compression::None => Box::new(packed),
+        Compression::None => Box::new(compressed),
         Compression::Gzip => {
-            let mut decoder = GzipDecoder::new(packed);
+            let mut decoder = GzipDecoder::new(compressed);
             decoder.multiple_members(true);
-            Box::new(BufReader::with_capacity(UNPACKED_BYTES, decoder))
+            Box::new(BufReader::with_capacity(BUFFER_BYTES, decoder))
         }
         Compression::Zstd => {
-            let mut decoder = ZstdDecoder::new(packed);
+            let mut decoder = ZstdDecoder::new(compressed);
             decoder.multiple_members(true);
-            Box::new(BufReader::with_capacity(UNPACKED_BYTES, decoder))
+            Box::new(BufReader::with_capacity(BUFFER_BYTES, decoder))
         }
     }
 }
 
-/// Counts what is read, and keeps the temporary file for as long as somebody reads it.
-struct Guarded {
+/// Counts the bytes read, and keeps the temporary file while it is read.
+struct Measured {
     reader: buffered::BufReader,
     taken: Taken,
     _opened: Opened,
 }
 
-impl tokio::io::AsyncRead for Guarded {
+impl tokio::io::AsyncRead for Measured {
     fn poll_read(
         mut self: std::pin::Pin<&mut Self>,
         cx: &mut std::task::Context<'_>,
@@ -230,7 +191,7 @@ impl tokio::io::AsyncRead for Guarded {
     }
 }
 
-impl AsyncBufRead for Guarded {
+impl AsyncBufRead for Measured {
     fn poll_fill_buf(
         self: std::pin::Pin<&mut Self>,
         cx: &mut std::task::Context<'_>,
@@ -244,16 +205,20 @@ impl AsyncBufRead for Guarded {
     }
 }
 
-/// The store failed, or the packed bytes are damaged: these are two people's faults.
+/// An error of the store, or of the compressed data.
 pub(super) fn read_error(file: &InputFile, row: u64, error: io::Error) -> SourceError {
-    let from_store = error.get_ref().is_some_and(|inner| inner.is::<object_store::Error>());
+    let store_error = error.get_ref().and_then(|inner| inner.downcast_ref::<object_store::Error>());
+    if matches!(store_error, Some(object_store::Error::Precondition { .. })) {
+        return SourceError::Changed { file: file.to_string() };
+    }
+    let from_store = store_error.is_some();
     if from_store || file.location.is_none() {
         let address = file.location.as_ref().map_or_else(|| STDIN.to_owned(), ToString::to_string);
         return StoreError::Local { operation: "read", address, source: error }.into();
     }
     let reason = match error.kind() {
-        io::ErrorKind::UnexpectedEof => "the packed data end early; the file is cut off".to_owned(),
-        _ => format!("the packed data are damaged: {error}"),
+        io::ErrorKind::UnexpectedEof => "the compressed data end early: the file is cut off".to_owned(),
+        _ => format!("the compressed data are damaged: {error}"),
     };
     SourceError::malformed(file, row, reason)
 }

@@ -1,7 +1,7 @@
-//! Panics of readers on damaged bytes become values.
+//! Catches panics of readers.
 //!
-//! Arrow's and Parquet's readers promise no undefined behaviour on damaged bytes, but they may panic. That is one file's
-//! fault, and an error says so; the message that a panic prints would only look like a fault of ours.
+//! Arrow's and Parquet's readers have no undefined behaviour on damaged bytes, but they may panic. Such a panic becomes an
+//! error about the file, and prints nothing.
 
 use std::{
     cell::Cell,
@@ -32,7 +32,7 @@ pub(crate) fn contain<T>(f: impl FnOnce() -> T) -> Option<T> {
     outcome.ok()
 }
 
-/// The same for what is awaited.
+/// The same for a future.
 pub(crate) async fn contain_async<T>(future: impl Future<Output = T>) -> Option<T> {
     let mut future = pin!(future);
     std::future::poll_fn(|context| match contain(|| future.as_mut().poll(context)) {

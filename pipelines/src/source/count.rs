@@ -1,4 +1,4 @@
-//! How many rows there are, without reading more than a little.
+//! Estimates the number of rows of a file from a part of it.
 
 use std::sync::Arc;
 
@@ -6,28 +6,28 @@ use arrow::datatypes::Schema;
 
 use super::{Plan, Position, Rows, SourceError, plan::FilePlan, row_bytes};
 
-/// Rows of a Parquet file that are read for their size: it knows what its texts take when each is stored once, not how
-/// long they are.
+/// Rows of a Parquet file that are read to measure texts: its footer counts texts that are stored once, as in dictionaries,
+/// only once.
 const SAMPLE_ROWS: u64 = 4096;
 
-/// Rows of a file.
+/// Number of rows of a file, and size of its texts.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Counted {
-    /// Rows.
+    /// Number of rows.
     pub rows: u64,
-    /// Bytes of text; those of a large file follow from the part that was read.
+    /// Bytes of text, extrapolated from the part that was read.
     pub text_bytes: u64,
-    /// Whether `rows` was counted to the end, or is said by the file.
+    /// Whether `rows` is exact: counted to the end of the file, or taken from its footer.
     pub exact: bool,
 }
 
 impl Plan {
-    /// Counts the rows of file `number`. Parquet says so in its footer, and some thousand are read for their size; of
-    /// others at most about `most` bytes are read, and the rest of the file is taken to be like them.
+    /// Counts the rows of file `number`. The footer of a Parquet file holds their number, and some thousand rows are read
+    /// to measure texts. Of other formats about `max_bytes` are read at most, and the result is extrapolated.
     ///
     /// # Errors
     /// [`SourceError::Malformed`] or [`SourceError::Store`] when the file cannot be read.
-    pub async fn count(&self, number: usize, most: u64) -> Result<Counted, SourceError> {
+    pub async fn count(&self, number: usize, max_bytes: u64) -> Result<Counted, SourceError> {
         let Some(plan) = self.files.get(number) else { return Ok(Counted { rows: 0, text_bytes: 0, exact: true }) };
         let mut reader = Rows::new(Arc::new(self.texts(plan)), Position::default());
         let (mut rows, mut text_bytes) = (0, 0);
@@ -42,7 +42,7 @@ impl Plan {
                 Some(all) if rows >= SAMPLE_ROWS.min(all) => {
                     return Ok(Counted { rows: all, text_bytes: scale(text_bytes, all, rows), exact: true });
                 }
-                None if taken >= most && taken < plan.file.size => {
+                None if taken >= max_bytes && taken < plan.file.size => {
                     let [rows, text_bytes] = [rows, text_bytes].map(|n| scale(n, plan.file.size, taken));
                     return Ok(Counted { rows, text_bytes, exact: false });
                 }
@@ -52,7 +52,7 @@ impl Plan {
         Ok(Counted { rows, text_bytes, exact: true })
     }
 
-    /// The texts of one file, and nothing else.
+    /// A plan that reads only the texts of one file.
     fn texts(&self, file: &FilePlan) -> Self {
         let read = file.read.get(file.text).copied().into_iter().collect();
         let file = FilePlan { read, text: 0, kept: Vec::new(), ..file.clone() };

@@ -1,4 +1,4 @@
-//! CSV files to rows.
+//! Decodes CSV.
 
 use arrow::{array::RecordBatch, csv, datatypes::SchemaRef, error::ArrowError};
 
@@ -7,7 +7,7 @@ use super::{
     reason::{csv_row, own},
 };
 
-/// Decodes rows, and knows after which bytes a row ends: the decoder of Arrow cannot be flushed in the middle of one.
+/// Tracks where rows end, as Arrow's decoder cannot be flushed in the middle of a row.
 pub(super) struct Csv {
     decoder: csv::reader::Decoder,
     quotes: Quotes,
@@ -42,7 +42,7 @@ impl Decode for Csv {
 
     fn finish(&mut self) -> Result<(), ArrowError> {
         if self.quotes == Quotes::Inside {
-            // The reader would take the rest of the file for one cell.
+            // Arrow's decoder would return the rest of the file as one cell.
             return Err(own("a quotation that begins in the next row is never closed"));
         }
         self.decoder.decode(&[]).map(drop)
@@ -75,15 +75,15 @@ pub(super) fn decoder(schema: &SchemaRef, read: Vec<usize>, header: bool, batch_
         .build_decoder()
 }
 
-/// Where in a CSV file reading is, as far as quotation marks go (RFC 4180).
+/// State of the CSV grammar (RFC 4180), as far as quotation marks matter.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 enum Quotes {
     /// Before the first byte of a cell.
     #[default]
     Start,
-    /// In a cell that does not begin with a quotation mark: others in it stand for themselves.
+    /// In a cell that does not begin with a quotation mark: marks in it are ordinary characters.
     Plain,
-    /// In a cell that does.
+    /// In a cell that begins with a quotation mark.
     Inside,
     /// After a mark in such a cell: its end, or the first of two that stand for one.
     Closed,

@@ -1,4 +1,4 @@
-//! Bytes to rows, pushed: one loop serves every format that is read from its beginning.
+//! Push decoding: one loop for all formats that are read from the beginning of a file.
 
 use std::{io::Cursor, mem, sync::atomic::Ordering, time::Duration};
 
@@ -18,7 +18,7 @@ use super::{
     reason::{Broken, own},
 };
 
-/// Maximum bytes of a line of text. More is a damaged file or a bomb, and several copies must fit into memory.
+/// Maximum bytes of a line of text. A longer line means a damaged file or a decompression bomb.
 pub(super) const MAX_ROW_BYTES: usize = 256 << 20;
 
 /// Rows of a batch of CSV or JSON.
@@ -30,30 +30,32 @@ const MAX_BATCH_BYTES: usize = 512 << 20;
 /// A batch of up to this many bytes can be decoded again when it holds a broken row.
 const MAX_KEPT_BYTES: usize = 8 << 20;
 
-/// How long the end of an input waits for a running read: a pipe without a byte never ends it.
+/// How long the end of an input waits for a running read, which on an idle pipe never ends.
 const PENDING_READ: Duration = Duration::from_millis(100);
 
-/// Takes bytes, gives rows.
+/// Decodes bytes to rows.
 pub(super) trait Decode: Send {
-    /// Takes bytes from the front of `bytes` and returns how many. Takes fewer than all when rows should be flushed first.
+    /// Decodes a prefix of `bytes` and returns its length, which is less than that of `bytes` when rows must be flushed
+    /// first.
     fn decode(&mut self, bytes: &[u8]) -> Result<usize, ArrowError>;
-    /// There are no more bytes.
+    /// Ends the input.
     fn finish(&mut self) -> Result<(), ArrowError>;
-    /// Whether rows should be flushed before more bytes come, given what the last call took of what it was offered.
+    /// Whether rows must be flushed before more bytes are decoded, given the lengths of what the last call decoded and
+    /// was passed.
     fn is_full(&self, used: usize, offered: usize) -> bool {
         used < offered
     }
-    /// The rows that are complete, if any.
+    /// Returns the complete rows, if any.
     fn flush(&mut self) -> Result<Option<RecordBatch>, ArrowError>;
-    /// Rows that are complete and not flushed, as far as the decoder knows.
+    /// Number of complete rows that are not flushed, if the decoder knows it.
     fn waiting(&self) -> usize {
         0
     }
-    /// The row that an error is about, counted from the first row of this decoder, if the error says it.
+    /// The row that an error is about, counted from the first row of this decoder, if the error holds it.
     fn broken_row(&self, _: &ArrowError) -> Option<u64> {
         None
     }
-    /// Bytes that were taken and are of no row that was flushed, after a flush.
+    /// After a flush: the bytes that were passed in and belong to rows that are not flushed.
     fn held(&self) -> Vec<u8> {
         Vec::new()
     }
@@ -66,27 +68,27 @@ pub(super) trait Decode: Send {
 
 /// The rows of a file, from its beginning.
 ///
-/// CSV and JSON are decoded in batches. When a batch holds a broken row, its bytes are decoded again row by row: the rows
-/// before the broken one come out, and the error names the row.
+/// CSV and JSON are decoded in batches. When a batch holds a broken row, its bytes are decoded again row by row, so that
+/// the rows before the broken one are returned and the error names the row.
 pub(super) struct Decoded {
     bytes: bytes::Bytes,
     decoder: Box<dyn Decode>,
     schema: SchemaRef,
     read: Vec<usize>,
     taken: bytes::Taken,
-    /// Rows that came out.
+    /// Number of rows returned.
     rows: u64,
-    /// The row that the decoder began with.
+    /// The first row of the decoder.
     first: u64,
     /// Whether a broken batch is decoded again.
     restarts: bool,
-    /// The bytes of the current batch; `None` when they are too many, or are not needed.
+    /// The bytes of the current batch; `None` when there are too many, or they are not needed.
     kept: Option<Vec<u8>>,
-    /// Bytes since the last row came out: a row without an end is refused, not collected.
+    /// Bytes since the last batch, to limit the size of a row that does not end.
     pending: usize,
     /// Bytes that were read and not decoded yet.
     left: usize,
-    /// A read is running, whose bytes would be lost with it.
+    /// Whether a read is running; its bytes would be lost if it were not awaited.
     asked: bool,
 }
 
@@ -100,7 +102,7 @@ impl Decoded {
                 Box::new(Json::new(wanted.into(), BATCH_ROWS).map_err(malformed)?)
             }
             Format::Arrow => Box::new(Ipc::new(plan.read.clone())),
-            // Parquet is read from its end, by its own reader.
+            // Parquet has a reader of its own.
             Format::Text | Format::Parquet => Box::new(Lines::new()),
         };
         let restarts = matches!(plan.file.format, Format::Csv | Format::Json);
@@ -121,12 +123,12 @@ impl Decoded {
         })
     }
 
-    /// Bytes of the file, as it lies there, that were read.
+    /// Compressed bytes that were read.
     pub(super) fn taken(&self) -> u64 {
         self.taken.load(Ordering::Relaxed)
     }
 
-    /// Rows that are complete in the bytes that were taken from the source, or are being taken: no more are asked for.
+    /// The rows that are complete in the bytes read so far, and in those of a running read.
     pub(super) async fn buffered(&mut self, file: &InputFile) -> Result<Option<RecordBatch>, SourceError> {
         while self.left > 0 || self.asked {
             let bytes = match timeout(PENDING_READ, self.bytes.fill_buf()).await {
@@ -199,7 +201,7 @@ impl Decoded {
         Broken { row, reason }
     }
 
-    /// Goes back to the start of the batch, to decode it row by row; false when it cannot.
+    /// Goes back to the start of the batch, to decode it row by row; false when that is impossible.
     fn restart(&mut self) -> bool {
         let Some(kept) = self.kept.take().filter(|_| self.restarts) else { return false };
         let Some(decoder) = self.decoder.again(&self.schema, &self.read, self.rows == 0) else { return false };
@@ -209,7 +211,7 @@ impl Decoded {
         true
     }
 
-    /// Counts the rows of a batch that is handed out.
+    /// Counts the rows of a batch that is returned.
     fn out(&mut self, batch: Option<RecordBatch>) -> Option<RecordBatch> {
         let rows = batch.as_ref().map_or(0, RecordBatch::num_rows);
         if rows > 0 {

@@ -1,18 +1,17 @@
-//! JSON's `\uD840\uDC00` as the character itself.
+//! Replaces surrogate pairs in JSON, such as `\uD840\uDC00`, by the characters that they encode.
 //!
 //! arrow-json 59.3 decodes surrogate pairs of every second plane to another character (`char_from_surrogate_pair` in
-//! its `reader/tape.rs` joins with `|` what must be added), so that U+20000 becomes U+10000: Chinese characters of the
-//! second plane and the tags of some flags. It must never see such a pair.
+//! its `reader/tape.rs` uses `|` instead of `+`): U+20000 becomes U+10000. This affects Chinese characters of the second
+//! plane and the tags of some flags.
 //!
-//! Half a pair, as Python writes what was no character to begin with, becomes U+FFFD: neither arrow-json nor serde_json
-//! takes it, and one such row should not end a job.
+//! An unpaired surrogate becomes U+FFFD: Python writes such escapes, and both arrow-json and serde_json reject them.
 
 use std::borrow::Cow;
 
 /// Bytes of an escaped pair.
 const PAIR: usize = 12;
 
-/// Writes characters for escaped pairs, across the borders of pieces.
+/// Rewrites a stream of pieces; a pair may be split between pieces.
 #[derive(Debug, Default)]
 pub(super) struct Escapes {
     /// The beginning of an escape whose end has not come.
@@ -23,18 +22,18 @@ pub(super) struct Escapes {
 }
 
 impl Escapes {
-    /// Whether `piece` can go on as it is.
+    /// Whether `piece` needs no rewriting.
     pub(super) fn is_plain(&mut self, piece: &[u8]) -> bool {
         #[cfg(test)]
         {
             self.searched += piece.len();
         }
         let escapes = || piece.last() == Some(&b'\\') || piece.windows(2).any(|two| two == b"\\u");
-        // Looking for one byte is fast, and most texts have not a single escape.
+        // The search for one byte is fast, and most texts hold no escape.
         self.open.is_empty() && !(piece.contains(&b'\\') && escapes())
     }
 
-    /// All of `bytes`, pairs replaced.
+    /// Rewrites all of `bytes`.
     pub(super) fn rewritten(bytes: &[u8]) -> Cow<'_, [u8]> {
         let (mut escapes, mut out) = (Self::default(), Vec::new());
         if escapes.is_plain(bytes) {
@@ -45,7 +44,7 @@ impl Escapes {
         Cow::Owned(out)
     }
 
-    /// Appends `piece` to `out`, pairs replaced.
+    /// Appends the rewritten `piece` to `out`.
     pub(super) fn rewrite(&mut self, piece: &[u8], out: &mut Vec<u8>) {
         let joined;
         let mut rest = piece;
@@ -70,14 +69,13 @@ impl Escapes {
         &self.open
     }
 
-    /// There are no more pieces: what is open is no pair.
+    /// Ends the stream: an incomplete escape is copied.
     pub(super) fn finish(&mut self, out: &mut Vec<u8>) {
         out.append(&mut self.open);
     }
 }
 
-/// Copies the escape that `rest` begins with, or its character; returns the bytes of `rest` that are done, `None` when
-/// more are needed to tell.
+/// Appends the escape at the start of `rest`, or its character, and returns its length; `None` when more bytes are needed.
 fn escape(rest: &[u8], out: &mut Vec<u8>) -> Option<usize> {
     let mut copy = |n: usize| {
         out.extend_from_slice(&rest[..n]);
@@ -112,7 +110,7 @@ fn escape(rest: &[u8], out: &mut Vec<u8>) -> Option<usize> {
     }
 }
 
-/// Writes U+FFFD for an escape that is half a pair.
+/// Appends U+FFFD for an unpaired surrogate.
 fn half(out: &mut Vec<u8>) -> Option<usize> {
     out.extend_from_slice("\u{fffd}".as_bytes());
     Some(6)

@@ -1,8 +1,8 @@
-//! What a file's name says about its content.
+//! Format and compression of a file, by its name.
 
 use std::fmt;
 
-/// How rows lie in a file.
+/// The format of a file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Format {
     /// A row per line, one column `text`.
@@ -18,7 +18,7 @@ pub enum Format {
 }
 
 impl Format {
-    /// For messages.
+    /// The known extensions, for messages.
     pub const EXTENSIONS: &str = ".txt, .csv, .jsonl, .ndjson, .parquet, .arrow, .arrows, each also with .gz or .zst";
 
     fn from_extension(extension: &str) -> Option<Self> {
@@ -32,7 +32,7 @@ impl Format {
         }
     }
 
-    /// The types in it are guessed from the words, so another type may be read just as well.
+    /// Whether types are inferred from text, so that values can be read as another type too.
     pub(crate) fn is_untyped(self) -> bool {
         matches!(self, Self::Text | Self::Csv | Self::Json)
     }
@@ -50,7 +50,7 @@ impl fmt::Display for Format {
     }
 }
 
-/// What the whole file was packed with.
+/// The compression of a whole file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Compression {
     /// Nothing.
@@ -61,7 +61,7 @@ pub enum Compression {
     Zstd,
 }
 
-/// Format and compression that `name` ends with; `None` when it does not tell.
+/// Format and compression by the extensions of `name`; `None` when they are not known.
 pub(crate) fn of_name(name: &str) -> Option<(Format, Compression)> {
     let (rest, extension) = name.rsplit_once('.')?;
     let compression = match extension.to_ascii_lowercase().as_str() {

@@ -1,8 +1,8 @@
-//! Arrow IPC, file and stream alike, as a sequence of messages.
+//! Decodes Arrow IPC, files and streams, as a sequence of messages.
 //!
-//! An IPC file is a magic word, a stream, and a footer for those who want to jump. We read in order, so the stream is
-//! enough, and packed files (`.arrow.zst`) need no second way. Messages are framed here, so that their lengths are
-//! checked before the decoder believes them.
+//! An IPC file is a magic word, a stream, and a footer for random access. Files are read as streams, so compressed files
+//! (`.arrow.zst`) need no other reader. Messages are framed here, so that their lengths are checked before anything is
+//! allocated.
 
 use arrow::{
     array::RecordBatch,
@@ -16,12 +16,12 @@ use super::{decode::Decode, reason::own};
 
 const MAGIC: &[u8] = b"ARROW1";
 const CONTINUATION: [u8; 4] = [0xff; 4];
-/// A schema with thousands of columns has some hundred kilobytes.
-const METADATA_MAX: usize = 64 << 20;
-/// What one packed buffer may claim to unpack to.
-const UNPACKED_MAX: i64 = 4 << 30;
-/// A record batch is in memory as a whole, so one above this is refused: a packed file of some kilobytes may claim any.
-const BODY_MAX: usize = 2 << 30;
+/// A schema of thousands of columns has some hundred kilobytes.
+const MAX_METADATA_BYTES: usize = 64 << 20;
+/// Maximum decompressed size that a buffer may declare.
+const MAX_BUFFER_BYTES: i64 = 4 << 30;
+/// Maximum size of a record batch, which is held in memory: a compressed file of some kilobytes may declare any size.
+const MAX_BODY_BYTES: usize = 2 << 30;
 
 #[derive(Debug, Clone, Copy, PartialEq)]
 enum State {
@@ -31,13 +31,13 @@ enum State {
     Prefix,
     /// `start..start + len` of the buffer is the message.
     Message { start: usize, len: usize },
-    /// The buffer is complete at `end`.
+    /// The message's body ends at `end`.
     Body { start: usize, end: usize },
-    /// The stream said that it ends; a file's footer follows.
+    /// After the end marker of the stream; the footer of a file follows.
     Done,
 }
 
-/// Push decoder of messages.
+/// Decodes messages as their bytes arrive.
 #[derive(Debug)]
 pub(super) struct Ipc {
     state: State,
@@ -46,31 +46,31 @@ pub(super) struct Ipc {
     decoder: StreamDecoder,
     ready: Option<RecordBatch>,
     read: Option<Vec<usize>>,
-    /// A file, not a stream: a footer must follow, and it must count as many batches.
+    /// Whether it is a file, whose footer must list as many batches as were decoded.
     file: bool,
     batches: usize,
-    /// The decoder has the continuation marker of the next message already.
+    /// Whether the decoder was given the continuation marker of the next message.
     marked: bool,
 }
 
 impl Ipc {
-    /// Gives the columns `read`, indices into the file's schema.
+    /// Returns the columns `read`, indices into the file's schema.
     pub(super) fn new(read: Vec<usize>) -> Self {
         Self { read: Some(read), ..Self::whole() }
     }
 
-    /// Gives all columns.
+    /// Returns all columns.
     pub(super) fn whole() -> Self {
         let (decoder, message) = (StreamDecoder::new(), Vec::new());
         Self { state: State::Start, message, decoder, ready: None, read: None, file: false, batches: 0, marked: false }
     }
 
-    /// The schema, once its message was read.
+    /// The schema, after its message was decoded.
     pub(super) fn schema(&self) -> Option<SchemaRef> {
         self.decoder.schema()
     }
 
-    /// Bytes that the current step wants in `message`.
+    /// Bytes of `message` that the current step needs.
     fn wanted(&self) -> usize {
         match self.state {
             State::Start | State::Prefix => 8,
@@ -80,10 +80,10 @@ impl Ipc {
         }
     }
 
-    /// Gives the decoder a whole message.
+    /// Passes a whole message to the decoder.
     ///
-    /// It answers for a message without a body (a schema, a batch of NULLs) only when something follows, so it gets the
-    /// marker that every message begins with, and the next one is given without.
+    /// The decoder returns a message without a body (a schema, a batch of NULLs) only when more bytes follow. So it is
+    /// given the continuation marker of the next message, which is then passed without it.
     fn push(&mut self) -> Result<Option<RecordBatch>, ArrowError> {
         let mut bytes = Buffer::from_vec(std::mem::take(&mut self.message));
         if std::mem::take(&mut self.marked) && bytes.starts_with(&CONTINUATION) {
@@ -105,18 +105,18 @@ impl Ipc {
         self.schema().map(drop).ok_or_else(none)
     }
 
-    /// Collects what follows the end of the stream in a file.
+    /// Collects the footer of a file.
     fn footer(&mut self, bytes: &[u8]) -> Result<(), ArrowError> {
         if self.file {
             self.message.extend_from_slice(bytes);
         }
-        match self.message.len() > METADATA_MAX {
+        match self.message.len() > MAX_METADATA_BYTES {
             true => Err(invalid("not an Arrow file, or damaged: its footer does not end")),
             false => Ok(()),
         }
     }
 
-    /// `message` holds what was wanted.
+    /// Takes the next step; `message` holds the bytes that it needs.
     fn step(&mut self) -> Result<(), ArrowError> {
         self.state = match self.state {
             State::Start if self.message.starts_with(MAGIC) => {
@@ -124,7 +124,7 @@ impl Ipc {
                 self.message.clear();
                 State::Prefix
             }
-            // Writers fill the magic word up to their alignment, which may be more than eight bytes.
+            // Writers pad the magic word to their alignment, which may be more than eight bytes.
             State::Prefix if self.message == [0; 8] && self.schema().is_none() => {
                 self.message.clear();
                 State::Prefix
@@ -132,7 +132,7 @@ impl Ipc {
             State::Start | State::Prefix => {
                 let next = prefix(&self.message)?;
                 if next == State::Done {
-                    // Before format version 5 the end has four bytes; what follows them is the footer's.
+                    // Before format version 5 the end marker has four bytes; the rest belongs to the footer.
                     self.message.drain(..if self.message.starts_with(&CONTINUATION) { 8 } else { 4 });
                 }
                 next
@@ -180,7 +180,7 @@ impl Decode for Ipc {
         match self.state {
             State::Done if self.file => check_footer(&self.message, self.batches),
             State::Done => self.expect_schema(),
-            // A stream may end without saying so.
+            // A stream may end without an end marker.
             State::Prefix if (self.message.is_empty() || self.message == [0; 4]) && !self.file => self.expect_schema(),
             _ if self.schema().is_none() => Err(invalid("there is no schema in it, so it is no Arrow file")),
             _ => Err(invalid("the file ends inside a message; it is cut off")),
@@ -196,14 +196,14 @@ fn invalid(what: &str) -> ArrowError {
     own(what)
 }
 
-/// Reads the length of the next message from eight bytes; before format version 5 there was no continuation marker.
+/// The length of the next message, from eight bytes. Before format version 5 there was no continuation marker.
 fn prefix(bytes: &[u8]) -> Result<State, ArrowError> {
     let word = |at: usize| <[u8; 4]>::try_from(&bytes[at..at + 4]).unwrap_or_default();
     let (start, len) = if word(0) == CONTINUATION { (8, word(4)) } else { (4, word(0)) };
     match u32::from_le_bytes(len) as usize {
         0 => Ok(State::Done),
-        len if len <= METADATA_MAX => Ok(State::Message { start, len }),
-        len => Err(invalid(&format!("not an Arrow file, or damaged: a message claims {len} bytes of metadata"))),
+        len if len <= MAX_METADATA_BYTES => Ok(State::Message { start, len }),
+        len => Err(invalid(&format!("not an Arrow file, or damaged: a message declares {len} bytes of metadata"))),
     }
 }
 
@@ -213,14 +213,14 @@ fn message(bytes: &[u8]) -> Result<ipc::Message<'_>, ArrowError> {
 
 fn body_length(bytes: &[u8]) -> Result<usize, ArrowError> {
     let length = message(bytes)?.bodyLength();
-    // The bytes are collected as they come, never allocated ahead.
+    // The bytes are collected as they arrive, so the declared length is not allocated.
     match usize::try_from(length) {
-        Ok(length) if length <= BODY_MAX => Ok(length),
-        _ => Err(invalid(&format!("a record batch of {length} bytes; at most {BODY_MAX} are read at once"))),
+        Ok(length) if length <= MAX_BODY_BYTES => Ok(length),
+        _ => Err(invalid(&format!("a record batch of {length} bytes; at most {MAX_BODY_BYTES} are read at once"))),
     }
 }
 
-/// A file that was cut off between two batches is a whole stream; only its footer tells.
+/// Checks the footer: a file that was cut off between two batches is a valid stream.
 fn check_footer(bytes: &[u8], batches: usize) -> Result<(), ArrowError> {
     let cut_off = || invalid("the file has no footer; it is cut off");
     let rest = bytes.strip_suffix(MAGIC).ok_or_else(cut_off)?;
@@ -235,7 +235,7 @@ fn check_footer(bytes: &[u8], batches: usize) -> Result<(), ArrowError> {
     }
 }
 
-/// A packed buffer says how long it is unpacked, and the decoder allocates what it says.
+/// Checks the declared sizes of compressed buffers, which the decoder allocates.
 fn check_buffers(bytes: &[u8], start: usize) -> Result<(), ArrowError> {
     let message = message(&bytes[start..])?;
     let batch = match message.header_type() {
@@ -250,14 +250,16 @@ fn check_buffers(bytes: &[u8], start: usize) -> Result<(), ArrowError> {
         let at = usize::try_from(buffer.offset()).unwrap_or(usize::MAX);
         let Some(claim) = body.get(at..).and_then(|rest| rest.first_chunk::<8>()) else { continue };
         let claim = i64::from_le_bytes(*claim);
-        if buffer.length() >= 8 && claim > UNPACKED_MAX {
-            return Err(invalid(&format!("a packed buffer claims {claim} bytes; at most {UNPACKED_MAX} are unpacked")));
+        if buffer.length() >= 8 && claim > MAX_BUFFER_BYTES {
+            return Err(invalid(&format!(
+                "a compressed buffer declares {claim} bytes; at most {MAX_BUFFER_BYTES} are decompressed"
+            )));
         }
     }
     Ok(())
 }
 
-/// Bytes that the reader cannot make sense of become an error.
+/// Converts panics of the decoder to errors.
 fn contain<T>(f: impl FnOnce() -> Result<T, ArrowError>) -> Result<T, ArrowError> {
     super::contain::contain(f).unwrap_or_else(|| Err(invalid("damaged: the reader cannot make sense of it")))
 }

@@ -1,4 +1,4 @@
-//! Lines of JSON to rows.
+//! Decodes lines of JSON.
 
 use std::mem;
 
@@ -9,14 +9,13 @@ use super::{
     escapes::Escapes,
 };
 
-/// Decodes objects, one a row, after replacing the escapes that Arrow's decoder gets wrong.
+/// Replaces the escapes that Arrow's decoder gets wrong, then decodes.
 pub(super) struct Json {
     decoder: json::reader::Decoder,
     escapes: Escapes,
-    /// How many of the bytes that come are known to need no rewriting: the decoder may take a part of them at a time,
-    /// and each byte should be searched once.
+    /// How many of the next bytes are known to need no rewriting, so that each byte is searched once.
     plain: usize,
-    /// Bytes with pairs of escapes replaced, and how many of them the decoder took.
+    /// Rewritten bytes, and how many of them were decoded.
     rewritten: Vec<u8>,
     taken: usize,
     full: bool,
@@ -99,7 +98,7 @@ impl Decode for Json {
         self.escapes.finish(&mut self.rewritten);
         self.feed_rewritten()?;
         if self.rewritten.is_empty() {
-            // A number at the very end is complete only when something follows it.
+            // The decoder ends a number only at the next character.
             self.decoder.decode(b"\n")?;
         }
         Ok(())

@@ -1,4 +1,4 @@
-//! Lines of text, each a row.
+//! Decodes lines of text, a row each.
 
 use std::sync::Arc;
 
@@ -13,20 +13,19 @@ use super::{
     reason::own,
 };
 
-/// Rows are handed on when they have this many bytes; a longer line comes alone.
+/// A batch ends with the line that reaches this many bytes.
 const BATCH_BYTES: usize = 1 << 20;
 const BATCH_ROWS: usize = 8192;
 
-/// The only column of a text file. Bytes, because a line need not be UTF-8: the embedder reports such a row, and only
-/// that row.
+/// The only column of a text file. Binary, as a line need not be UTF-8: the embedder reports such a row.
 pub(super) fn schema() -> SchemaRef {
     Arc::new(Schema::new(vec![Field::new("text", DataType::Binary, true)]))
 }
 
-/// Cuts at `\n`; a `\r` before it is no part of the line. What follows the last `\n` is a row when it is not empty.
+/// Splits at `\n` and `\r\n`. What follows the last line end is a row if it is not empty.
 #[derive(Debug)]
 pub(super) struct Lines {
-    /// The line that has begun.
+    /// The beginning of the current line.
     open: Vec<u8>,
     rows: BinaryBuilder,
     n_rows: usize,
@@ -44,7 +43,7 @@ impl Lines {
         self.n_rows += 1;
         self.n_bytes += line.len();
         self.open.clear();
-        // One huge line must not keep its memory for the rest of the file.
+        // Release the memory of a huge line.
         self.open.shrink_to(BATCH_BYTES);
     }
 

@@ -1,14 +1,14 @@
-//! What the user typed becomes a list of files, in an order that never changes.
+//! Expands the user's inputs to a list of files, in a deterministic order.
 
 use std::{collections::HashSet, fmt};
 
 use futures::{StreamExt, TryStreamExt};
 use object_store::{ObjectMeta, path::Path};
 
-use super::{Compression, Format, SourceError, format};
+use super::{Compression, Format, SourceError, format, links};
 use crate::stores::{Location, Stores};
 
-/// The word for lines on standard input.
+/// The input that stands for standard input.
 pub const STDIN: &str = "-";
 
 /// One file of the input.
@@ -16,14 +16,14 @@ pub const STDIN: &str = "-";
 pub struct InputFile {
     /// Where it is; `None` for standard input.
     pub location: Option<Location>,
-    /// How rows lie in it.
+    /// Its format.
     pub format: Format,
-    /// What it is packed with.
+    /// Its compression.
     pub compression: Compression,
-    /// Bytes, packed; 0 for standard input.
+    /// Compressed size in bytes; 0 for standard input.
     pub size: u64,
-    /// Names this state of the file: the store's etag, for local files and servers without etags the time of the last
-    /// change. Not the etag of a local file: it holds the inode, which a restored backup does not keep.
+    /// The version of the file: the store's etag or, for local files and servers without etags, the time of the last
+    /// change. The etag of a local file contains the inode, which differs after a backup is restored.
     pub version: Option<String>,
 }
 
@@ -37,7 +37,7 @@ impl fmt::Display for InputFile {
 }
 
 impl InputFile {
-    /// Standard input: lines, read once.
+    /// Standard input, read as lines.
     pub(crate) fn stdin() -> Self {
         Self { location: None, format: Format::Text, compression: Compression::None, size: 0, version: None }
     }
@@ -50,53 +50,93 @@ impl InputFile {
         Ok(Self { location: Some(location), format, compression, size: meta.size, version })
     }
 
-    /// Whether a store speaks of the file that was listed.
+    /// Whether `meta` describes the version that was listed.
     pub(super) fn is_still(&self, meta: &ObjectMeta) -> bool {
         let version = self.location.as_ref().map(|location| version(location, meta));
         (meta.size, version) == (self.size, self.version.clone())
     }
 }
 
+/// The files of some inputs.
+#[derive(Debug, Clone, Default)]
+pub struct Listing {
+    /// The files that are read, in this order.
+    pub files: Vec<InputFile>,
+    /// Files of input folders that are not read: their names, or those of the folders that they are in, begin with `_`,
+    /// or their extensions are not known.
+    pub left_out: Vec<String>,
+}
+
 /// Expands files, folders, patterns and URLs. Inputs keep the order in which they were given; what one of them expands
-/// to is sorted by path. A file that was given twice is read once.
+/// to is sorted by path. A file that was given twice, or once more through a link, is read once.
 ///
-/// Folders are searched to any depth for files with a known extension. Names that start with `.` or `_` are left out
-/// there, as is everything below `output`, which may lie in an input folder.
+/// Folders are searched to any depth for files with a known extension. Names that begin with `_` are left out there, and
+/// a warning says so. Hidden files, whose names begin with `.`, empty files with such names (`_SUCCESS`), manifests of
+/// jobs, and everything below `output`, which may lie in an input folder, are left out silently.
 ///
 /// # Errors
 /// [`SourceError::Missing`] when nothing has this name or fits the pattern, [`SourceError::Empty`] when a folder holds
 /// no file that we can read, [`SourceError::Unknown`] when a file's extension does not tell its format,
 /// [`SourceError::Pattern`] when the pattern is none, [`SourceError::Store`] when the address is wrong or the store
 /// fails.
+pub async fn listing(stores: &Stores, inputs: &[String], output: Option<&Location>) -> Result<Listing, SourceError> {
+    let mut listing = Listing::default();
+    let mut seen = HashSet::new();
+    for input in inputs {
+        let expanded = expand(stores, input, output).await?;
+        for file in expanded.files {
+            if seen.insert(file.to_string()) {
+                listing.files.push(file);
+            } else {
+                tracing::warn!(file = %file, "listed twice, read once");
+            }
+        }
+        listing.left_out.extend(expanded.left_out);
+    }
+    listing.files = links::without_links(listing.files);
+    warn_left_out(&listing.left_out);
+    Ok(listing)
+}
+
+/// The files of [`listing`].
+///
+/// # Errors
+/// As [`listing`].
 pub async fn list(
     stores: &Stores,
     inputs: &[String],
     output: Option<&Location>,
 ) -> Result<Vec<InputFile>, SourceError> {
-    let mut files = Vec::new();
-    let mut seen = HashSet::new();
-    for input in inputs {
-        for file in expand(stores, input, output).await? {
-            if seen.insert(file.to_string()) {
-                files.push(file);
-            } else {
-                tracing::warn!(file = %file, "listed twice, read once");
-            }
-        }
-    }
-    Ok(files)
+    listing(stores, inputs, output).await.map(|listing| listing.files)
 }
 
-/// Files that are looked at again at the same time.
-const LOOKS: usize = 16;
+/// Names of files left out that a warning gives.
+const NAMED: usize = 3;
 
-/// Makes sure that files are still what they were when they were listed. What an HTTP server has was compared when it was
-/// copied, and standard input has no other state.
+fn warn_left_out(names: &[String]) {
+    if names.is_empty() {
+        return;
+    }
+    let more = if names.len() > NAMED { ", …" } else { "" };
+    let first = format!("{}{more}", names[..names.len().min(NAMED)].join(", "));
+    tracing::warn!(
+        files = names.len(),
+        names = first,
+        "files of an input folder are not read, as their names begin with _ or have no known extension; a pattern such as \
+         'logs/_*.jsonl' takes names with _"
+    );
+}
+
+/// Number of files that are checked at the same time.
+const CONCURRENT_CHECKS: usize = 16;
+
+/// Checks that files are still what they were when they were listed. Every answer of an HTTP server is compared when it
+/// comes, and standard input has no other state.
 ///
 /// # Errors
 /// [`SourceError::Changed`] when one is not, [`SourceError::Store`] when the store fails.
 pub async fn check_unchanged(files: impl Iterator<Item = &InputFile>) -> Result<(), SourceError> {
-    let look = |file: &InputFile| {
+    let check = |file: &InputFile| {
         let file = file.clone();
         async move {
             let Some(location) = file.location.clone().filter(|location| !location.is_http()) else { return Ok(()) };
@@ -106,31 +146,32 @@ pub async fn check_unchanged(files: impl Iterator<Item = &InputFile>) -> Result<
             }
         }
     };
-    futures::stream::iter(files).map(look).buffer_unordered(LOOKS).try_collect().await
+    futures::stream::iter(files).map(check).buffer_unordered(CONCURRENT_CHECKS).try_collect().await
 }
 
-/// What names a state of a file: see [`InputFile::version`].
+/// See [`InputFile::version`].
 fn version(location: &Location, meta: &ObjectMeta) -> String {
     let etag = meta.e_tag.as_deref().filter(|_| location.local_path().is_none());
-    // Azure has it in quotes in the answer to a request for the file, and without in a listing.
+    // Azure quotes the etag in responses to requests for the file, but not in listings.
     etag.map_or_else(
         || meta.last_modified.to_rfc3339(),
         |etag| etag.trim_start_matches("W/").trim_matches('"').to_owned(),
     )
 }
 
-async fn expand(stores: &Stores, input: &str, output: Option<&Location>) -> Result<Vec<InputFile>, SourceError> {
+async fn expand(stores: &Stores, input: &str, output: Option<&Location>) -> Result<Listing, SourceError> {
+    let single = |file: InputFile| Listing { files: vec![file], left_out: Vec::new() };
     if input == STDIN {
-        return Ok(vec![InputFile::stdin()]);
+        return Ok(single(InputFile::stdin()));
     }
     let location = stores.locate(input)?;
     if location.is_http() {
-        // Servers do not list, and a star may be part of a name.
-        return Ok(vec![single(&location, input).await?]);
+        // HTTP servers do not list files, and a star may be part of a name.
+        return Ok(single(served(&location, input).await?));
     }
     let found = location.local_path().and_then(|path| path.metadata().ok());
     if found.is_some_and(|found| !found.is_file() && !found.is_dir()) {
-        // Before anybody opens it: a pipe without a writer would make us wait for one.
+        // Checked before the file is opened: opening a pipe blocks until it has a writer.
         return Err(SourceError::NoFile { file: input.to_owned() });
     }
     if !is_folder_spelling(input)
@@ -139,17 +180,19 @@ async fn expand(stores: &Stores, input: &str, output: Option<&Location>) -> Resu
         if belongs_to(&location, &meta, output) {
             return Err(SourceError::InOutput { file: input.to_owned() });
         }
-        return Ok(vec![InputFile::new(location, &meta)?]);
+        return Ok(single(InputFile::new(location, &meta)?));
     }
     // A folder may have a star in its name.
     let root = pattern_root(&location.path).filter(|_| !folder_exists(&location));
     let is_pattern = root.is_some();
-    let listed = match root {
-        Some(root) => matching(&location, root, input).await?,
+    let (mut listed, mut left_out) = match root {
+        Some(root) => (matching(&location, root, input).await?, Vec::new()),
         None => below(&location).await?,
     };
     let found = listed.len();
-    let listed: Vec<_> = listed.into_iter().filter(|meta| !belongs_to(&location, meta, output)).collect();
+    listed.retain(|meta| !belongs_to(&location, meta, output));
+    left_out.retain(|meta| !belongs_to(&location, meta, output));
+    let left_out = left_out.iter().map(|meta| location.at(meta.location.clone()).to_string()).collect();
     if listed.is_empty() && found > 0 {
         return Err(SourceError::InOutput { file: input.to_owned() });
     }
@@ -159,16 +202,17 @@ async fn expand(stores: &Stores, input: &str, output: Option<&Location>) -> Resu
             _ => SourceError::Missing { address: input.to_owned() },
         });
     }
-    listed.iter().map(|meta| InputFile::new(location.at(meta.location.clone()), meta)).collect()
+    let files = listed.iter().map(|meta| InputFile::new(location.at(meta.location.clone()), meta));
+    Ok(Listing { files: files.collect::<Result<_, _>>()?, left_out })
 }
 
-async fn single(location: &Location, input: &str) -> Result<InputFile, SourceError> {
+async fn served(location: &Location, input: &str) -> Result<InputFile, SourceError> {
     let meta = location.head().await?.ok_or_else(|| SourceError::Missing { address: input.to_owned() })?;
-    // The server's answer may name another path after a redirect; the name that was asked for tells the format.
+    // After a redirect the response may name another path; the requested name determines the format.
     InputFile::new(location.clone(), &ObjectMeta { location: location.path.clone(), ..meta })
 }
 
-/// `head` on a local folder with a trailing slash would be asked as if it were a file.
+/// A trailing slash means a folder; `head` would ignore it.
 fn is_folder_spelling(input: &str) -> bool {
     input.ends_with('/')
 }
@@ -177,27 +221,37 @@ fn folder_exists(location: &Location) -> bool {
     location.local_path().is_some_and(|path| path.is_dir())
 }
 
-/// Files of a folder, to any depth, that we can read.
-async fn below(folder: &Location) -> Result<Vec<ObjectMeta>, SourceError> {
-    fn is_shown(name: &str) -> bool {
-        !name.starts_with(['.', '_'])
+/// The folder of a job's manifest in its output.
+const MANIFEST: &str = "_elmo";
+
+/// Files of a folder, to any depth: those that are read, and those that are left out and worth a warning.
+async fn below(folder: &Location) -> Result<(Vec<ObjectMeta>, Vec<ObjectMeta>), SourceError> {
+    fn is_searched(name: &str) -> bool {
+        !name.starts_with('.') && name != MANIFEST
     }
     let depth = folder.path.parts_count();
-    let listed = folder.below(&folder.path, usize::MAX, is_shown).await?;
-    Ok(sorted(listed, |meta| {
-        format::of_name(meta.location.as_ref()).is_some()
-            && meta.location.parts().skip(depth).all(|part| is_shown(part.as_ref()))
+    let listed = folder.below(&folder.path, usize::MAX, is_searched).await?;
+    let parts = |meta: &ObjectMeta| -> Vec<String> {
+        meta.location.parts().skip(depth).map(|part| part.as_ref().to_owned()).collect()
+    };
+    let listed = sorted(listed, |meta| {
+        let is_marker = || meta.size == 0 && parts(meta).iter().any(|part| part.starts_with('_'));
+        parts(meta).iter().all(|part| is_searched(part)) && !is_marker()
+    });
+    Ok(listed.into_iter().partition(|meta| {
+        let is_known = format::of_name(meta.location.as_ref()).is_some();
+        is_known && parts(meta).iter().all(|part| !part.starts_with('_'))
     }))
 }
 
-/// Files that match a pattern; a name that is spelt out in the pattern may start with anything.
+/// Files that match a pattern. Literal segments of the pattern may begin with `_`.
 async fn matching(location: &Location, root: Path, input: &str) -> Result<Vec<ObjectMeta>, SourceError> {
     let text = location.path.as_ref();
     let pattern = glob::Pattern::new(text)
         .map_err(|e| SourceError::Pattern { pattern: input.to_owned(), reason: e.msg.to_owned() })?;
     let options =
         glob::MatchOptions { case_sensitive: true, require_literal_separator: true, require_literal_leading_dot: true };
-    // Only `**` stands for folders, any other segment for one name.
+    // Only `**` matches several folders.
     let deepest = if text.contains("**") { usize::MAX } else { location.path.parts_count() - root.parts_count() };
     let listed = location.below(&root, deepest, |_| true).await?;
     Ok(sorted(listed, |meta| pattern.matches_with(meta.location.as_ref(), options)))
@@ -217,7 +271,7 @@ fn pattern_root(path: &Path) -> Option<Path> {
     Some(path.parts().take(fixed).collect())
 }
 
-/// Whether a file lies below the output, by its name or, through links, by its place.
+/// Whether a file is in the output folder, by its path or by its canonical path.
 fn belongs_to(location: &Location, meta: &ObjectMeta, output: Option<&Location>) -> bool {
     let Some(out) = output else { return false };
     let place = |location: &Location| location.local_path().and_then(|path| path.canonicalize().ok());
@@ -286,7 +340,7 @@ mod tests {
         assert_eq!(names(dir.path(), &["st*r/*.txt"]).await.unwrap(), ["st*r/a.txt", "star/b.txt"]);
     }
 
-    /// Names as file systems allow them, but no path of a store.
+    /// File systems allow names that object store paths do not.
     #[tokio::test]
     async fn names_and_links_that_nobody_asked_for_are_left_out() {
         use std::os::unix::{ffi::OsStrExt, fs::symlink};
@@ -298,15 +352,52 @@ mod tests {
         symlink(root.join("sub/self"), root.join("sub/self")).unwrap();
         symlink(root.join("nowhere"), root.join("sub/nowhere")).unwrap();
         symlink(root.join("sub"), root.join("linked")).unwrap();
-        let all = ["a.txt", "linked/b.txt", "linked/deep/d.txt", "sub/b.txt", "sub/deep/d.txt"];
+        let all = ["a.txt", "sub/b.txt", "sub/deep/d.txt"];
         assert_eq!(names(root, &[""]).await.unwrap(), all);
         assert_eq!(names(root, &["**/*.txt"]).await.unwrap().len(), all.len() + 1, "a pattern sees _elmo too");
         assert_eq!(names(root, &["*.txt"]).await.unwrap(), ["a.txt"]);
-        assert_eq!(names(root, &["*/*.txt"]).await.unwrap(), ["_elmo/e.txt", "linked/b.txt", "sub/b.txt"]);
-        // The same state by a walk and by a look at the file.
+        assert_eq!(names(root, &["*/*.txt"]).await.unwrap(), ["_elmo/e.txt", "sub/b.txt"]);
+        // A walk and a request for the file return the same version.
         let stores = Stores::with_settings([]);
         let files = list(&stores, &[root.display().to_string()], None).await.unwrap();
         check_unchanged(files.iter()).await.unwrap();
+    }
+
+    #[tokio::test]
+    async fn what_a_folder_holds_and_is_not_read_is_said() {
+        let dir = tempfile::tempdir().unwrap();
+        let root = dir.path();
+        touch(root, &["a.txt", "_data.jsonl", "_sub/b.txt", "c.json", "README", ".git/d.txt", ".e.txt", "_elmo/f.txt"]);
+        fs::write(root.join("_SUCCESS"), "").unwrap();
+        let stores = Stores::with_settings([]);
+        let listed = async |input: &str| {
+            let listing = listing(&stores, &[format!("{}/{input}", root.display())], None).await.unwrap();
+            let name = |path: &str| path.rsplit_once('/').unwrap().1.to_owned();
+            let files: Vec<_> = listing.files.iter().map(|file| name(&file.to_string())).collect();
+            (files, listing.left_out.iter().map(|path| name(path)).collect::<Vec<_>>())
+        };
+        let (files, left_out) = listed("").await;
+        assert_eq!(
+            (files, left_out),
+            (vec!["a.txt".into()], ["README", "_data.jsonl", "b.txt", "c.json"].map(str::to_owned).to_vec())
+        );
+        assert_eq!(listed("_*.jsonl").await, (vec!["_data.jsonl".into()], vec![]));
+    }
+
+    #[tokio::test]
+    async fn a_file_is_read_once_whatever_links_lead_to_it() {
+        use std::os::unix::fs::symlink;
+        let dir = tempfile::tempdir().unwrap();
+        let root = dir.path();
+        touch(root, &["in/b.txt", "in/z.txt", "else/c.txt"]);
+        symlink(root.join("in/b.txt"), root.join("in/a.txt")).unwrap();
+        symlink(root.join("else/c.txt"), root.join("in/c1.txt")).unwrap();
+        symlink(root.join("in/c1.txt"), root.join("in/c2.txt")).unwrap();
+        // Two names of equal right: a person made them on purpose.
+        fs::hard_link(root.join("in/z.txt"), root.join("in/y.txt")).unwrap();
+        assert_eq!(names(root, &["in"]).await.unwrap(), ["in/b.txt", "in/c1.txt", "in/y.txt", "in/z.txt"]);
+        assert_eq!(names(root, &["in/a.txt"]).await.unwrap(), ["in/a.txt"]);
+        assert_eq!(names(root, &["in/a.txt", "in/b.txt"]).await.unwrap(), ["in/b.txt"]);
     }
 
     #[tokio::test]

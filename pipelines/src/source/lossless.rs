@@ -1,5 +1,5 @@
-//! Values of CSV and JSON files. They are read as strings and get a type only when that loses nothing: Arrow's readers
-//! cut `1.99` to 1, take `007` for 7, round long numbers, and drop the time of day of a date.
+//! Checks that typed values of CSV and JSON files are equal to the text in the file. Columns are read as strings and then
+//! cast, as Arrow's readers truncate `1.99` to 1, read `007` as 7, round long numbers, and drop the time of day of a date.
 
 use arrow::{
     array::{Array, ArrayRef, ArrowPrimitiveType, AsArray, Float64Array},
@@ -18,7 +18,7 @@ use super::reason::own;
 
 /// Any normal double holds this many digits (DBL_DIG).
 const DIGITS: usize = 15;
-/// No double has more digits than 767, and to print more takes time.
+/// No double has more than 767 significant digits.
 const MAX_DIGITS: usize = 800;
 /// Digits of an integer that a `u64` always holds.
 const INTEGER_DIGITS: usize = 19;
@@ -56,7 +56,7 @@ fn differs(kind: &DataType) -> ArrowError {
 }
 
 fn check_floats(written: &ArrayRef, read: &ArrayRef) -> Result<(), ArrowError> {
-    // A wider float is the same number.
+    // Lossless for narrower floats.
     let wide = cast(read, &DataType::Float64)?;
     let wide: &Float64Array = wide.as_primitive::<Float64Type>();
     let mut pairs = written.as_string::<i32>().iter().zip(wide);
@@ -68,13 +68,14 @@ fn check_floats(written: &ArrayRef, read: &ArrayRef) -> Result<(), ArrowError> {
     if fine { Ok(()) } else { Err(differs(read.data_type())) }
 }
 
-/// Whether a double holds the number that is written.
+/// Whether a double represents the number exactly, as [`is_number`] defines it.
 pub(super) fn is_double(written: &str) -> bool {
     written.parse().is_ok_and(|number| is_number(written, number, true))
 }
 
-/// Whether `number`, printed with as many digits as are written, has these digits. So 0.1 is fine, and what a program
-/// wrote with all digits of a double, but no identifier, no long integer, and nothing that became infinite or zero.
+/// Whether `number`, printed with as many significant digits as `written` has, has the same digits. True for 0.1 and for
+/// doubles that were printed with all digits; false for identifiers, long integers, and numbers that overflow or
+/// underflow.
 fn is_number(written: &str, number: f64, is_double: bool) -> bool {
     let unsigned = written.strip_prefix('-').unwrap_or(written);
     if !number.is_finite() {
@@ -103,7 +104,7 @@ fn is_number(written: &str, number: f64, is_double: bool) -> bool {
     }
 }
 
-/// For types whose values are written in one way only.
+/// Checks types whose values have one canonical text.
 fn check_text(written: &ArrayRef, read: &ArrayRef) -> Result<(), ArrowError> {
     let is_canonical = canonical(read);
     for (row, written) in written.as_string::<i32>().iter().enumerate() {
@@ -115,9 +116,12 @@ fn check_text(written: &ArrayRef, read: &ArrayRef) -> Result<(), ArrowError> {
     Ok(())
 }
 
-/// Whether a text is the usual way to write the value of a row. False proves nothing, but formatting every value would
-/// take longer than reading the file.
-fn canonical<'a>(read: &'a ArrayRef) -> Box<dyn Fn(usize, &str) -> bool + 'a> {
+/// A check of the value of a row against a text.
+type Check<'a> = Box<dyn Fn(usize, &str) -> bool + 'a>;
+
+/// A fast test whether a text is the canonical one of the value in a row. If it fails, the value must be formatted and
+/// compared.
+fn canonical<'a>(read: &'a ArrayRef) -> Check<'a> {
     match read.data_type() {
         DataType::Int8 => values::<Int8Type>(read, integer),
         DataType::Int16 => values::<Int16Type>(read, integer),
@@ -152,11 +156,11 @@ fn canonical<'a>(read: &'a ArrayRef) -> Box<dyn Fn(usize, &str) -> bool + 'a> {
     }
 }
 
-/// Compares values with what `parse` makes of texts.
+/// Compares the values with the results of `parse`.
 fn values<'a, T: ArrowPrimitiveType<Native: Into<i128>>>(
     read: &'a ArrayRef,
     parse: impl Fn(&str) -> Option<i128> + 'a,
-) -> Box<dyn Fn(usize, &str) -> bool + 'a> {
+) -> Check<'a> {
     let values = read.as_primitive::<T>();
     Box::new(move |row, text| values.is_valid(row) && parse(text) == Some(values.value(row).into()))
 }
@@ -220,7 +224,7 @@ fn units(fraction: &[u8], precision: usize) -> Option<u64> {
     Some(digits(figures)? * 10_u64.pow(missing as u32))
 }
 
-/// Whether the value of a row is shown as it is written.
+/// Whether the formatted value of a row is equal to the text.
 fn is_shown(written: &str, read: &ArrayRef, row: usize) -> Result<bool, ArrowError> {
     let shown = ArrayFormatter::try_new(read, &FormatOptions::default())?.value(row).try_to_string()?;
     Ok(match read.data_type() {
@@ -230,7 +234,7 @@ fn is_shown(written: &str, read: &ArrayRef, row: usize) -> Result<bool, ArrowErr
     })
 }
 
-/// A time without what people write in two ways: `T` or a space, zeros that end a fraction, `Z` or `+00:00`.
+/// A timestamp in a normal form: with `T`, without trailing zeros of the fraction, and whether it is in UTC.
 fn normal_time(shown: &str) -> (String, bool) {
     let zone = shown.strip_suffix('Z').or_else(|| shown.strip_suffix("+00:00"));
     let time = zone.unwrap_or(shown).replacen(' ', "T", 1);

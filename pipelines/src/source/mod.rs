@@ -1,13 +1,11 @@
 //! Rows in: files of many kinds become one sequence of rows.
 //!
-//! [`list()`] turns what the user typed into a list of files, always in the same order. [`Plan::resolve`] looks into
-//! each file for its columns and settles which are read and as what type, before anything is computed. [`Rows`] then
-//! reads one file after the other, so that a [`Position`] (file, row) names a row for ever: the manifest and every
-//! error speak in positions.
+//! [`list()`] expands the user's inputs to a list of files, always in the same order. [`Plan::resolve`] reads the schema
+//! of each file and determines which columns are read and as what type, before anything is computed. [`Rows`] then reads
+//! one file after the other. A row is identified by its [`Position`] (file, row), in the manifest and in errors.
 //!
-//! Nothing is ever held whole: compressed files are unpacked as they are read, and what one read returns is bounded by
-//! bytes, except that a single row (or one record batch of an Arrow file, or the compressed columns of one Parquet row
-//! group) is the smallest unit there is.
+//! No file is held in memory: compressed files are decompressed as they are read, and the size of a batch is bounded in
+//! bytes. The smallest units are a row, a record batch of an Arrow file, and the compressed columns of a Parquet row group.
 
 mod bytes;
 mod contain;
@@ -16,16 +14,21 @@ mod csv;
 mod decode;
 mod escapes;
 mod format;
+mod infer_csv;
+mod infer_json;
 mod ipc;
 mod json;
 mod lines;
+mod links;
 mod list;
 mod lossless;
 pub(crate) mod parquet;
 mod plan;
 pub(crate) mod reason;
+mod request;
 mod rows;
 mod schema;
+mod sizes;
 mod types;
 
 use thiserror::Error;
@@ -40,10 +43,12 @@ use self::reason::Reason;
 pub use self::{
     count::Counted,
     format::{Compression, Format},
-    list::{InputFile, STDIN, check_unchanged, list},
-    plan::{Keep, KeptTypes, Plan, Request},
+    list::{InputFile, Listing, STDIN, check_unchanged, list, listing},
+    plan::Plan,
+    request::{Keep, KeptTypes, Request},
     rows::{Rows, Slice},
-    types::{is_text, row_bytes},
+    sizes::row_bytes,
+    types::is_text,
 };
 
 /// A row of the input: rows are counted from 0 within their file.
@@ -55,7 +60,7 @@ pub struct Position {
     pub row: u64,
 }
 
-/// An input that cannot be read, or does not hold what is asked for.
+/// An input that cannot be read, or that lacks what is asked for.
 #[derive(Debug, Error)]
 #[non_exhaustive]
 pub enum SourceError {
@@ -74,13 +79,13 @@ pub enum SourceError {
         /// The folder or pattern.
         address: String,
     },
-    /// The file's name does not tell what is in it.
+    /// The file's extension is not known.
     #[error("{file}: the extension does not tell the format; known are {}", Format::EXTENSIONS)]
     Unknown {
         /// The file.
         file: String,
     },
-    /// A glob pattern that is none.
+    /// An invalid glob pattern.
     #[error("{pattern}: not a glob pattern: {reason}")]
     Pattern {
         /// What was given.
@@ -97,10 +102,10 @@ pub enum SourceError {
         column: String,
         /// The columns there are.
         found: Vec<String>,
-        /// The one that may have been meant.
+        /// The most similar name.
         nearest: Option<String>,
     },
-    /// The text column holds something else.
+    /// The text column is of another type.
     #[error("{file}: column {column:?} is {found}; a text column is string, binary or a list of strings")]
     NotText {
         /// The file.
@@ -159,7 +164,7 @@ pub enum SourceError {
         /// The file, or what was given.
         file: String,
     },
-    /// The file is not what it was when the job began.
+    /// The file changed while the job ran.
     #[error("{file}: changed or removed while it was read; rows of the old and a new file would be mixed")]
     Changed {
         /// The file.
@@ -171,7 +176,7 @@ pub enum SourceError {
         /// What was given.
         file: String,
     },
-    /// The bytes are not what the format wants, where nobody counts rows.
+    /// The bytes are not valid in the file's format; the row is not known.
     #[error("{file}: {reason}")]
     Unreadable {
         /// The file.
@@ -179,12 +184,12 @@ pub enum SourceError {
         /// What is wrong.
         reason: String,
     },
-    /// The bytes are not what the format wants.
+    /// The bytes are not valid in the file's format.
     #[error("{file}: after row {row}: {reason}")]
     Malformed {
         /// The file.
         file: String,
-        /// Rows before the broken one; where the reader does not know it, those before the few that it read at once.
+        /// Number of rows before the broken one. If the reader does not know it, before the batch that holds it.
         row: u64,
         /// What is wrong.
         reason: String,
@@ -195,10 +200,10 @@ fn hint(nearest: &Option<String>) -> String {
     nearest.as_ref().map(|n| format!("; did you mean {n:?}?")).unwrap_or_default()
 }
 
-/// Whether the file as a whole is damaged, not a row of it: packed data, and files that programs alone write.
+/// Whether the whole file is damaged rather than a row of it: true of compressed data and of binary formats.
 fn is_damage(file: &str, reason: &str) -> bool {
     let is_binary = matches!(format::of_name(file), Some((Format::Parquet | Format::Arrow, _)));
-    reason.contains("packed data") || (is_binary && !reason.contains("Cast error"))
+    reason.contains("compressed data") || (is_binary && !reason.contains("Cast error"))
 }
 
 impl SourceError {
@@ -219,7 +224,7 @@ impl Fault for SourceError {
     fn help(&self) -> Option<String> {
         let help = match self {
             Self::Store(error) => return error.help(),
-            // Their messages say what to do.
+            // The message says what to do.
             Self::Disagree { .. }
             | Self::Unstorable { .. }
             | Self::Collision { .. }
@@ -233,11 +238,11 @@ impl Fault for SourceError {
             Self::Twice { .. } => "rename one of them; a column that is only kept can be left out with --keep",
             Self::InOutput { .. } => "choose another --output",
             Self::Changed { .. } => {
-                "put the file back and run the same command again, or begin anew with --overwrite from one that stays as it is"
+                "restore the file and run the same command again, or start again with --overwrite from a file that does not change"
             }
             Self::NoFile { .. } => "give its lines on standard input, with --input -",
             Self::Malformed { file, reason, .. } if is_damage(file, reason) => {
-                "the file is damaged: fetch or make it again"
+                "the file is damaged: download or create it again"
             }
             Self::Malformed { reason, .. } if reason.contains("UTF-16") => {
                 "CSV and JSON files are UTF-8 throughout: iconv -f utf-16 -t utf-8 converts a file"
@@ -247,8 +252,8 @@ impl Fault for SourceError {
                  binary columns are checked row by row"
             }
             Self::Malformed { .. } => {
-                "mend or remove the row; a column that is only kept can be left out with --keep, and numbers, dates \
-                 and other single values of CSV and JSON files are taken as they are written with --types string"
+                "correct or remove the row; a column that is only kept can be left out with --keep, and --types string \
+                 reads numbers, dates and other single values of CSV and JSON files as they are written"
             }
         };
         Some(help.to_owned())

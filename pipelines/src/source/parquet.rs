@@ -1,4 +1,4 @@
-//! Parquet files, row group by row group.
+//! Reads Parquet files, row group by row group.
 
 use std::{cell::Cell, sync::Arc};
 
@@ -24,7 +24,7 @@ use crate::stores::{
     file::{StoreFile, cause},
 };
 
-/// Bytes of the columns read that one batch should have, on average.
+/// Average size of a batch, in uncompressed bytes of the columns read.
 const BATCH_BYTES: u64 = 4 << 20;
 const BATCH_ROWS: u64 = 8192;
 
@@ -33,13 +33,13 @@ type Builder = ParquetRecordBatchStreamBuilder<StoreFile>;
 /// Rows of a Parquet file.
 pub(super) struct Rows {
     stream: ParquetRecordBatchStream<StoreFile>,
-    /// Rows of the whole file.
+    /// Number of rows of the file.
     pub(super) total: u64,
     _opened: Opened,
 }
 
 impl Rows {
-    /// Reads the columns `read`, leaving out the first `skip` rows: row groups before them are not fetched.
+    /// Reads the columns `read` from row `skip` on; row groups before it are not fetched.
     pub(super) async fn open(file: &InputFile, read: &[usize], skip: u64) -> Result<Self, SourceError> {
         let (opened, builder) = builder(file).await?;
         let mask = ProjectionMask::roots(builder.parquet_schema(), read.iter().copied());
@@ -59,7 +59,7 @@ impl Rows {
     }
 }
 
-/// Bytes that the reader cannot make sense of become an error.
+/// Converts panics of the reader to errors.
 pub(crate) async fn contain<T>(reading: impl Future<Output = Result<T, ParquetError>>) -> Result<T, ParquetError> {
     let damaged = || ParquetError::General("damaged: the reader cannot make sense of it".to_owned());
     contain_async(reading).await.unwrap_or_else(|| Err(damaged()))
@@ -83,7 +83,7 @@ async fn builder(file: &InputFile) -> Result<(Opened, Builder), SourceError> {
     Ok((opened, builder))
 }
 
-/// The types that the columns are read as.
+/// The types in which the columns are read.
 fn best_schema(builder: &Builder) -> SchemaRef {
     let (schema, leaves, place) = (builder.schema(), builder.parquet_schema().columns(), Cell::new(0));
     let is_int96 = |leaf: usize| leaves.get(leaf).is_some_and(|leaf| leaf.physical_type() == Type::INT96);
@@ -94,13 +94,13 @@ fn best_schema(builder: &Builder) -> SchemaRef {
     Arc::new(Schema::new_with_metadata(fields.collect::<Vec<_>>(), schema.metadata().clone()))
 }
 
-/// The file's schema, from its footer.
+/// The schema in the file's footer.
 pub(super) async fn schema(file: &InputFile) -> Result<SchemaRef, SourceError> {
     let (_, builder) = builder(file).await?;
     Ok(Arc::new(Schema::new(builder.schema().fields().clone())))
 }
 
-/// Rows of all row groups, and bytes of the columns in `mask` before packing.
+/// Number of rows, and uncompressed bytes of the columns in `mask`.
 fn size(metadata: &ParquetMetaData, mask: &ProjectionMask) -> (u64, u64) {
     let (mut rows, mut bytes) = (0, 0);
     for group in metadata.row_groups() {
@@ -111,7 +111,7 @@ fn size(metadata: &ParquetMetaData, mask: &ProjectionMask) -> (u64, u64) {
     (rows, bytes)
 }
 
-/// Rows of a batch, from the average row: long texts come in small batches.
+/// Number of rows of a batch, by the average size of a row.
 fn batch_rows(metadata: &ParquetMetaData, mask: &ProjectionMask) -> usize {
     let (rows, bytes) = size(metadata, mask);
     let rows = BATCH_BYTES.saturating_mul(rows).checked_div(bytes).unwrap_or(BATCH_ROWS);
@@ -120,6 +120,9 @@ fn batch_rows(metadata: &ParquetMetaData, mask: &ProjectionMask) -> usize {
 
 fn error(file: &InputFile, row: u64, error: ParquetError) -> SourceError {
     match (cause(error), &file.location) {
+        (Ok(source), _) if matches!(*source, object_store::Error::Precondition { .. }) => {
+            SourceError::Changed { file: file.to_string() }
+        }
         (Ok(source), Some(location)) => StoreError::request("read", location, *source).into(),
         (Ok(source), None) => SourceError::malformed(file, row, source.to_string()),
         (Err(reason), _) => SourceError::malformed(file, row, without_data(&reason)),

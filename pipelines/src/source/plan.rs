@@ -1,4 +1,4 @@
-//! Which columns are read from which file, settled before anything is computed.
+//! Which columns are read from each file, and as what type. Determined before anything is computed.
 
 use std::{
     collections::{HashMap, HashSet},
@@ -8,103 +8,26 @@ use std::{
 use arrow::datatypes::{DataType, Field, Schema, SchemaRef};
 use futures::{StreamExt, TryStreamExt, stream};
 
-use super::{Format, InputFile, SourceError, schema, types};
+use super::{
+    Format, InputFile, SourceError,
+    request::{Keep, Request},
+    schema, types,
+};
 
-/// Files whose columns are looked up at the same time.
-const LOOKUPS: usize = 16;
-
-/// Columns of the input that go on to the output.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Keep {
-    /// Every column of every file; where a file has no such column, its rows have NULL there.
-    All,
-    /// None, except the one that `--id` names.
-    None,
-    /// These; each file must have them.
-    Columns(Vec<String>),
-}
-
-impl std::str::FromStr for Keep {
-    type Err = std::convert::Infallible;
-
-    fn from_str(s: &str) -> Result<Self, Self::Err> {
-        Ok(match s {
-            "all" => Self::All,
-            "none" => Self::None,
-            names => Self::Columns(names.split(',').map(|name| name.trim().to_owned()).collect()),
-        })
-    }
-}
-
-/// What columns of CSV and JSON files are that are kept.
-///
-/// Either way the first thousand rows say which columns a JSON file has, and which keys an object has: keys inside kept
-/// objects that only later rows have are left out without a word, as the reader looks for those it knows.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub enum KeptTypes {
-    /// Numbers, dates or booleans where the first thousand rows look so and lose nothing by it: `007` is a string. A
-    /// later value that loses something ends the job, with its row.
-    #[default]
-    Guess,
-    /// Strings, as they are written; lists and objects of JSON keep their shape.
-    Strings,
-}
-
-impl KeptTypes {
-    /// The legal words.
-    pub const WORDS: &'static [&'static str] = &["guess", "string"];
-}
-
-impl std::str::FromStr for KeptTypes {
-    type Err = elmo::spec::SpecError;
-
-    fn from_str(word: &str) -> Result<Self, Self::Err> {
-        match word {
-            "guess" => Ok(Self::Guess),
-            "string" => Ok(Self::Strings),
-            _ => Err(elmo::spec::SpecError::Value {
-                option: "types",
-                value: word.to_owned(),
-                legal: Self::WORDS.to_vec(),
-            }),
-        }
-    }
-}
-
-/// What the job wants from its input.
-#[derive(Debug, Clone)]
-pub struct Request {
-    /// The column to embed.
-    pub column: String,
-    /// A column that is kept whatever `keep` says, as the first of the output.
-    pub id: Option<String>,
-    /// The other columns to keep.
-    pub keep: Keep,
-    /// Names that the output adds, which a kept column must not have.
-    pub reserved: Vec<String>,
-    /// Types of kept columns of CSV and JSON files.
-    pub types: KeptTypes,
-}
-
-impl Request {
-    /// The column of texts alone.
-    pub fn texts(column: impl Into<String>) -> Self {
-        let (id, reserved) = (None, Vec::new());
-        Self { column: column.into(), id, keep: Keep::None, reserved, types: KeptTypes::default() }
-    }
-}
+/// Number of files whose schemas are read at the same time.
+const CONCURRENT_SCHEMAS: usize = 16;
 
 /// What is read from one file.
 #[derive(Debug, Clone)]
 pub(super) struct FilePlan {
     pub(super) file: InputFile,
-    /// The file's columns, with the types that reading should give.
+    /// The file's columns, with the types that they are read as.
     pub(super) schema: SchemaRef,
     /// Indices into `schema` of the columns that are read, ascending.
     pub(super) read: Vec<usize>,
-    /// Place of the text among the columns read.
+    /// Index of the text among the columns read.
     pub(super) text: usize,
-    /// For each kept column its place among the columns read; `None` where the file has none.
+    /// For each kept column its index among the columns read; `None` when the file lacks it.
     pub(super) kept: Vec<Option<usize>>,
 }
 
@@ -114,7 +37,7 @@ impl FilePlan {
         Self { file: file.clone(), schema, read, text: 0, kept: vec![None; kept] }
     }
 
-    /// Known to have no rows, and not even columns.
+    /// Whether the file has no columns, and so no rows.
     pub(super) fn is_empty(&self) -> bool {
         self.schema.fields().is_empty()
     }
@@ -124,13 +47,13 @@ impl FilePlan {
 #[derive(Debug, Clone)]
 pub struct Plan {
     pub(super) files: Vec<FilePlan>,
-    /// The type in which every file's text is given to the embedder.
+    /// The type in which the texts of all files are passed to the embedder.
     pub(super) text: DataType,
     pub(super) kept: SchemaRef,
 }
 
 impl Plan {
-    /// Looks into every file and settles names and types, or says which file is in the way.
+    /// Reads the schemas of all files, and determines which columns are read and as what type.
     ///
     /// # Errors
     /// [`SourceError::Column`] when a file lacks a column that is asked for, [`SourceError::NotText`] when the text
@@ -138,9 +61,9 @@ impl Plan {
     /// [`SourceError::Unstorable`] when Parquet cannot hold a kept column, [`SourceError::Collision`] when one has a
     /// reserved name; [`SourceError::Malformed`] or [`SourceError::Store`] when a file cannot be read.
     pub async fn resolve(files: Vec<InputFile>, request: &Request) -> Result<Self, SourceError> {
-        // Futures made beforehand: the compiler takes a closure over borrowed files for one of a single lifetime.
+        // A closure in `map` would be inferred to take one lifetime only.
         let lookups: Vec<_> = files.iter().map(|file| schema::of_file(file, request.types)).collect();
-        let lookups = stream::iter(lookups).buffered(LOOKUPS);
+        let lookups = stream::iter(lookups).buffered(CONCURRENT_SCHEMAS);
         let schemas: Vec<Option<SchemaRef>> = lookups.try_collect().await?;
         Self::settle(&files, &schemas, request)
     }
@@ -155,7 +78,7 @@ impl Plan {
         self.files.iter().map(|plan| &plan.file)
     }
 
-    /// Files without a schema are empty: they agree with anything and have no rows.
+    /// Files without a schema are empty, and so compatible with any other.
     fn settle(files: &[InputFile], schemas: &[Option<SchemaRef>], request: &Request) -> Result<Self, SourceError> {
         let columns = |(file, schema)| -> Option<Columns<'_>> { Option::as_ref(schema).map(|s| Columns::new(file, s)) };
         let columns: Vec<Option<Columns<'_>>> = files.iter().zip(schemas).map(columns).collect();
@@ -172,7 +95,7 @@ impl Plan {
     }
 }
 
-/// The columns of one file, found by name: there may be thousands.
+/// An index of the columns of one file by name: there may be thousands.
 struct Columns<'a> {
     file: &'a InputFile,
     schema: &'a SchemaRef,
@@ -193,7 +116,7 @@ impl<'a> Columns<'a> {
         self.places.get(name).map(|(place, _)| *place)
     }
 
-    /// The column `name`, which one column of a file must be named, exactly.
+    /// The column `name`, which must be unique.
     fn find(&self, name: &str) -> Result<(usize, &'a Field), SourceError> {
         let file = self.file.to_string();
         match self.places.get(name) {
@@ -215,13 +138,13 @@ impl<'a> Columns<'a> {
     }
 }
 
-/// The type in which the text column of `file` is read, as far as the file alone tells.
+/// The type in which the text column of `file` is read, without regard to other files.
 fn text_read_as(file: &InputFile, found: &Field) -> Result<DataType, SourceError> {
     let kind = found.data_type();
     let not_text =
         || SourceError::NotText { file: file.to_string(), column: found.name().clone(), found: types::shown(kind) };
     match file.format {
-        // Digits are a text as good as any, and what follows the rows that were looked at may be words.
+        // Numbers are texts too, and later rows may hold words.
         Format::Csv => Ok(DataType::Utf8),
         Format::Json if types::is_words(kind) => Ok(types::words()),
         Format::Json if kind == &DataType::Null => Ok(DataType::Null),
@@ -231,7 +154,7 @@ fn text_read_as(file: &InputFile, found: &Field) -> Result<DataType, SourceError
     }
 }
 
-/// The type in which the text of every file is given to the embedder.
+/// The type in which the texts of all files are passed to the embedder.
 fn text_type(seen: &[&Columns<'_>], column: &str) -> Result<DataType, SourceError> {
     let mut common: Option<(DataType, &InputFile)> = None;
     for columns in seen {
@@ -258,7 +181,7 @@ fn disagree(file: &InputFile, column: &str, found: &DataType, first: &InputFile,
     }
 }
 
-/// Names of the kept columns in the order of the output: the id, then in the order in which they turn up.
+/// Names of the kept columns in the order of the output: the id, then the others as they are first seen.
 fn kept_names<'a>(seen: &[&Columns<'a>], request: &'a Request) -> Vec<&'a str> {
     let names: Vec<&str> = match &request.keep {
         Keep::None => Vec::new(),
@@ -279,7 +202,7 @@ fn kept_fields(seen: &[&Columns<'_>], request: &Request) -> Result<Vec<Field>, S
     names.iter().map(|name| kept_field(seen, name, request).and_then(|field| storable(seen, field))).collect()
 }
 
-/// Refuses what would fail only when the first rows are embedded and written.
+/// Rejects types that the Parquet writer would reject when the first rows are written.
 fn storable(seen: &[&Columns<'_>], field: Field) -> Result<Field, SourceError> {
     if types::is_storable(&field) {
         return Ok(field);
@@ -289,7 +212,7 @@ fn storable(seen: &[&Columns<'_>], field: Field) -> Result<Field, SourceError> {
     Err(SourceError::Unstorable { file, column: field.name().clone(), found: types::shown(field.data_type()) })
 }
 
-/// Whether rows of `file` may lack the column: JSON leaves out what is not set, and `all` means what there is.
+/// Whether `file` may lack the column: JSON omits missing values, and with `all` no file needs to have it.
 fn may_lack(file: &InputFile, name: &str, request: &Request) -> bool {
     let asked_for = request.id.as_deref() == Some(name) || matches!(request.keep, Keep::Columns(_));
     !asked_for || file.format == Format::Json
@@ -315,8 +238,8 @@ fn kept_field(seen: &[&Columns<'_>], name: &str, request: &Request) -> Result<Fi
     }
     let is_untyped = |columns: &&Columns<'_>| columns.file.format.is_untyped() && columns.place(name).is_some();
     match (common, seen.first()) {
-        // Nullable always: another file may lack it, and an output's schema should not depend on that.
-        // What an untyped file has after the rows that were looked at is not known.
+        // Always nullable: another file may lack the column, and the output's schema should not depend on that.
+        // Later rows of an untyped file may hold values.
         (Some((field, ..)), _) if field.data_type() == &DataType::Null && seen.iter().any(is_untyped) => {
             Ok(Field::new(name, DataType::Utf8, true))
         }
@@ -326,7 +249,7 @@ fn kept_field(seen: &[&Columns<'_>], name: &str, request: &Request) -> Result<Fi
     }
 }
 
-/// A file's own type of a kept column. Lines are kept as strings, though they are read as bytes.
+/// The type of a kept column, without regard to other files. Lines are read as bytes and kept as strings.
 fn kept_as(file: &InputFile, field: &Field, is_text: bool) -> Field {
     let string = || Field::new(field.name(), DataType::Utf8, true);
     let kind = field.data_type();
@@ -338,8 +261,7 @@ fn kept_as(file: &InputFile, field: &Field, is_text: bool) -> Field {
     }
 }
 
-/// What is read of a file, so that its text can be given as `text` and its other columns as `wanted`, in the order of
-/// `kept`.
+/// The columns of a file that are read: the text, cast to `text` later, and `kept`, cast to the types in `wanted`.
 fn file_plan(
     columns: &Columns<'_>,
     request: &Request,
@@ -355,7 +277,7 @@ fn file_plan(
     let as_read = |(place, field): (usize, &Arc<Field>)| -> Result<Field, SourceError> {
         let kind = match wanted.get(field.name().as_str()) {
             _ if place == text_place => match text_read_as(file, field)? {
-                // Nothing was seen in the rows that were looked at; others have to be expected.
+                // All values seen are NULL; later ones may be texts.
                 DataType::Null if file.format.is_untyped() && types::is_words(text) => types::words(),
                 DataType::Null if file.format.is_untyped() => DataType::Utf8,
                 kind => kind,
@@ -366,7 +288,7 @@ fn file_plan(
         Ok(field.as_ref().clone().with_data_type(kind))
     };
     let fields = columns.schema.fields().iter().enumerate().map(as_read).collect::<Result<Vec<_>, _>>();
-    // Columns that are not read may have any type, a struct in a column named like the text's as well.
+    // A column that is not read may be of any type, even if it is named like the text column.
     let schema = fields.map(|fields| Arc::new(Schema::new(fields)))?;
     let among_read = |place: usize| read.binary_search(&place).ok();
     Ok(FilePlan {

@@ -13,7 +13,7 @@ const MAX_CHARS: usize = 300;
 /// Longer messages quote long cells; matching them takes time, so only the beginning is matched.
 const MAX_MATCHED_BYTES: usize = 16 << 10;
 
-/// Why a file or a row cannot be read, fit for a message.
+/// Why a file or a row cannot be read, without data.
 #[derive(Debug)]
 pub(crate) struct Reason(String);
 

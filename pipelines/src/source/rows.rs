@@ -1,4 +1,4 @@
-//! All files as one sequence of rows.
+//! Reads all files as one sequence of rows.
 
 use std::{ops::Range, sync::Arc};
 
@@ -18,9 +18,9 @@ use super::{
 pub struct Slice {
     /// Where its first row is.
     pub start: Position,
-    /// The texts; of one type over all files.
+    /// The texts, of the same type for all files.
     pub text: ArrayRef,
-    /// The kept columns; of one schema over all files, and as many rows as texts.
+    /// The kept columns, of the same schema for all files.
     pub kept: RecordBatch,
 }
 
@@ -30,12 +30,12 @@ impl Slice {
         self.text.len()
     }
 
-    /// Without a single row.
+    /// Whether it has no rows.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
 
-    /// The part of it from row `from` on that has `len` rows.
+    /// Rows `from..from + len`.
     pub fn slice(&self, from: usize, len: usize) -> Self {
         Self {
             start: Position { row: self.start.row + from as u64, ..self.start },
@@ -53,12 +53,12 @@ enum Reader {
 /// Reads the files of a plan one after the other.
 pub struct Rows {
     plan: Arc<Plan>,
-    /// The row that comes next.
+    /// The next row.
     next: Position,
-    /// Rows to leave out before it: the reader stands at the start of the file.
+    /// Rows to skip before it, as a reader starts at the beginning of a file.
     skip: u64,
     reader: Option<Reader>,
-    /// Why the next row cannot be read, when the rows before it came out.
+    /// Why the next row cannot be read; the rows before it have been returned.
     failed: Option<SourceError>,
 }
 
@@ -74,12 +74,12 @@ impl Rows {
         Self { plan, next: from, skip: 0, reader: None, failed: None }
     }
 
-    /// The row that comes next; behind the last one at the end.
+    /// The next row; past the last one at the end.
     pub fn position(&self) -> Position {
         self.next
     }
 
-    /// Bytes of the files, as they lie there, that were read so far; for progress.
+    /// Compressed bytes that were read so far, for progress reports.
     pub fn bytes_read(&self) -> u64 {
         let files = &self.plan.files;
         let before: u64 = files.iter().take(self.next.file).map(|plan| plan.file.size).sum();
@@ -93,7 +93,7 @@ impl Rows {
         before + here
     }
 
-    /// Rows of the file that is open, if it says how many there are.
+    /// Number of rows of the open file, if its footer holds it.
     pub(super) fn rows_in_footer(&self) -> Option<u64> {
         match &self.reader {
             Some(Reader::Parquet(reader)) => Some(reader.total),
@@ -101,18 +101,18 @@ impl Rows {
         }
     }
 
-    /// The next rows, never none of them; `None` at the end of the last file.
+    /// The next rows, at least one; `None` at the end of the last file.
     ///
     /// # Errors
-    /// [`SourceError::Malformed`] when the bytes are not what the format wants or a value does not fit its column's
-    /// type, [`SourceError::Store`] when the store fails.
+    /// [`SourceError::Malformed`] when the bytes are not valid in the file's format or a value does not fit its
+    /// column's type, [`SourceError::Store`] when the store fails.
     pub async fn next(&mut self) -> Result<Option<Slice>, SourceError> {
         let slice = match self.failed.take() {
             Some(error) => Err(error),
             None => self.next_slice().await,
         };
         if slice.is_err() {
-            // A reader that failed must not go on behind the row where it did.
+            // The next call must not continue after the row that failed.
             self.reader = None;
         }
         slice
@@ -135,8 +135,7 @@ impl Rows {
         Ok(None)
     }
 
-    /// Rows that are complete already, though the next step of reading would have more: the last of an input that nobody
-    /// reads on.
+    /// The rows that are complete in the bytes read so far, when the rest of the input is not read.
     ///
     /// # Errors
     /// As [`Rows::next`].
@@ -195,7 +194,7 @@ impl Rows {
     }
 }
 
-/// Opens a file so that reading can go on at `row`; the number says how many rows are still to be left out.
+/// Opens a file to read from `row`; returns also how many rows of the reader must be skipped.
 async fn open(plan: &FilePlan, row: u64) -> Result<(Reader, u64), SourceError> {
     if plan.file.location.is_none() && row > 0 {
         return Err(SourceError::malformed(&plan.file, row, "standard input cannot be read again from here"));
@@ -234,13 +233,13 @@ fn take_rows(batch: &RecordBatch, rows: Range<u64>) -> Result<RecordBatch, Arrow
     take_record_batch(batch, &UInt64Array::from_iter_values(rows))
 }
 
-/// Casts without loss; bytes that are no UTF-8 become strings with U+FFFD, as they are reported beside it.
+/// Casts without loss. In bytes that are not UTF-8, invalid sequences become U+FFFD; the embedder reports such rows.
 pub(super) fn convert(column: &ArrayRef, target: &DataType) -> Result<ArrayRef, ArrowError> {
     match (column.data_type(), target) {
         (found, target) if found == target => Ok(Arc::clone(column)),
         (DataType::Binary, DataType::Utf8) => Ok(lossy(column)),
         (DataType::Binary, DataType::LargeUtf8 | DataType::Utf8View) => cast(&lossy(column), target),
-        // Dictionaries of strings have no direct cast to bytes.
+        // Arrow has no cast from dictionaries of strings to bytes.
         (DataType::Dictionary(_, value), target) => convert(&cast(column, value)?, target),
         (DataType::RunEndEncoded(_, value), target) => convert(&cast(column, value.data_type())?, target),
         _ => {
@@ -267,7 +266,7 @@ mod tests {
     use super::*;
     use crate::source::{InputFile, Request, types};
 
-    /// What was read before an error is gone: opened again, the rows would be others.
+    /// Standard input cannot be rewound.
     #[tokio::test]
     async fn standard_input_is_opened_at_its_beginning_only() {
         let plan = Plan::resolve(vec![InputFile::stdin()], &Request::texts("text")).await.unwrap();
@@ -275,7 +274,7 @@ mod tests {
         assert!(error.to_string().contains("cannot be read again"), "{error}");
     }
 
-    /// Judge: the same values in the plain encoding.
+    /// Expected values: the same values in the plain encoding.
     #[test]
     fn slices_of_every_encoding_of_texts() {
         let words: ArrayRef = Arc::new(StringArray::from(vec![Some("ab"), None, Some("ab"), Some("cd"), Some("ef")]));

@@ -1,24 +1,21 @@
-//! Pure functions over Arrow types: what is text, which type holds two, how large a row is.
+//! Pure functions over Arrow types: which are texts, which type holds the values of two, how they are stored.
 
-use arrow::{
-    array::{Array, ArrayRef, AsArray, OffsetSizeTrait},
-    datatypes::{DataType, Field, FieldRef, IntervalUnit, Schema, TimeUnit, UnionFields, UnionMode},
-};
+use arrow::datatypes::{DataType, Field, FieldRef, IntervalUnit, Schema, TimeUnit, UnionFields, UnionMode};
 use parquet::arrow::ArrowSchemaConverter;
 
-/// Strings and bytes, as [`text`] has them.
+/// Whether a type that [`text`] returned is strings or bytes.
 fn is_string(kind: &DataType) -> bool {
     use DataType::{Binary, BinaryView, LargeBinary, LargeUtf8, Utf8, Utf8View};
     matches!(kind, Utf8 | LargeUtf8 | Utf8View | Binary | LargeBinary | BinaryView)
 }
 
-/// Lists of strings, as [`text`] has them: texts that are tokenised already.
+/// Whether a type that [`text`] returned is lists of strings, which are tokenised texts.
 pub(crate) fn is_words(kind: &DataType) -> bool {
     matches!(kind, DataType::List(item) | DataType::LargeList(item) if is_utf8(item.data_type()))
 }
 
-/// Whether a column of this type can be embedded: strings, bytes and lists of strings in every Arrow encoding. One of
-/// type Null holds NULL texts, and agrees with every other.
+/// Whether a column of this type can be embedded: strings, bytes and lists of strings in every Arrow encoding, and Null,
+/// which holds NULL texts.
 pub fn is_text(kind: &DataType) -> bool {
     let kind = text(kind);
     kind == DataType::Null || is_string(&kind) || is_words(&kind)
@@ -33,13 +30,12 @@ pub(crate) fn text(kind: &DataType) -> DataType {
     }
 }
 
-/// The type in which a kept column is written, at any depth. Values instead of dictionaries and runs, as those of
-/// several files or batches do not fit together and Parquet makes its own; lists instead of views.
+/// The type in which a kept column is written, at any depth. Dictionaries and runs become plain values, as those of
+/// several files differ and Parquet builds its own; list views become lists.
 ///
-/// Parquet has no seconds and no dates with a time of day: it would store bare integers, which only Arrow's readers
-/// take for times. So seconds become milliseconds, and Date64, which counts milliseconds, a timestamp without a zone:
-/// DATE would cut off the time of day that some writers put in. Only more than 292 million years overflow, and the cast
-/// says so.
+/// Parquet has no seconds and no Date64: it would store integers, which only Arrow's readers read as times. So seconds
+/// become milliseconds, and Date64, which counts milliseconds, becomes a timestamp without a zone, as some writers store
+/// a time of day in it. The cast fails beyond 292 million years.
 pub(crate) fn stored(kind: &DataType) -> DataType {
     map_leaves(kind, &|leaf| match leaf {
         DataType::Dictionary(_, value) => stored(value),
@@ -53,9 +49,9 @@ pub(crate) fn stored(kind: &DataType) -> DataType {
     })
 }
 
-/// Whether our Parquet writer takes a column of this type.
+/// Whether our Parquet writer supports a column of this type.
 pub(crate) fn is_storable(field: &Field) -> bool {
-    // The first makes the converter panic and the last the writer, the other is refused only when rows come.
+    // The converter panics on unions, the writer on FixedSizeBinary(0), and on intervals it fails with the first rows.
     let is_odd = |kind: &DataType| {
         use DataType::{FixedSizeBinary, Interval, Union};
         matches!(kind, Union(..) | Interval(IntervalUnit::MonthDayNano) | FixedSizeBinary(0))
@@ -73,8 +69,8 @@ fn has_leaf(kind: &DataType, is_it: &dyn Fn(&DataType) -> bool) -> bool {
     found.get()
 }
 
-/// The type of a JSON column that has single values in some rows and lists or objects in others: no Arrow type holds
-/// these, and a union without members holds nothing.
+/// Stands for the type of a JSON column that has single values in some rows and lists or objects in others, which no
+/// Arrow type holds: a union without members.
 pub(crate) fn mixed() -> DataType {
     DataType::Union(UnionFields::empty(), UnionMode::Sparse)
 }
@@ -88,8 +84,8 @@ pub(crate) fn shown(kind: &DataType) -> String {
     }
 }
 
-/// How a column that should have type `kind` is read from CSV or JSON, and what `--types string` keeps: every single
-/// value as it is written.
+/// The type in which CSV and JSON decoders read a column of type `kind`, and which `--types string` keeps: single values
+/// are strings.
 pub(crate) fn as_written(kind: &DataType) -> DataType {
     map_leaves(kind, &|leaf| match leaf {
         DataType::Null | DataType::Union(..) => leaf.clone(),
@@ -97,12 +93,12 @@ pub(crate) fn as_written(kind: &DataType) -> DataType {
     })
 }
 
-/// Strings in the place of floats: for columns with numbers that no float holds.
+/// Replaces floats by strings, for columns with numbers that no float represents exactly.
 pub(crate) fn floats_as_written(kind: &DataType) -> DataType {
     map_leaves(kind, &|leaf| if leaf.is_floating() { DataType::Utf8 } else { leaf.clone() })
 }
 
-/// Inside lists and objects, strings where nothing was seen: they hold whatever comes later.
+/// Replaces Null inside lists and objects by strings, which hold any later value.
 pub(crate) fn with_items(kind: &DataType) -> DataType {
     let item = |leaf: &DataType| if leaf == &DataType::Null { DataType::Utf8 } else { leaf.clone() };
     if kind.is_nested() { map_leaves(kind, &item) } else { kind.clone() }
@@ -124,11 +120,11 @@ fn with_leaves(field: &Field, leaf: &dyn Fn(&DataType) -> DataType) -> Field {
     field.clone().with_data_type(map_leaves(field.data_type(), leaf))
 }
 
-/// A type as its columns are best read from Parquet, given which of its leaves, counted through from `first`, are INT96.
+/// The type in which a Parquet column is read, given which of its leaves, numbered from `first`, are INT96.
 ///
-/// Dictionaries are read as plain values: the reader makes them of strings only, and refuses the others. INT96, the time
-/// of older Spark, Hive and Impala, is read in microseconds as Spark has it: in nanoseconds, which the reader prefers,
-/// there is nothing before 1677 and after 2262, and 9999-12-31 would silently become another date.
+/// Dictionaries are read as plain values, as the reader supports dictionaries of strings only. INT96, the timestamp of
+/// older Spark, Hive and Impala, is read in microseconds, as in Spark: nanoseconds, the reader's default, overflow before
+/// 1677 and after 2262, and 9999-12-31 would silently become another date.
 pub(crate) fn from_parquet(
     kind: &DataType,
     first: &std::cell::Cell<usize>,
@@ -144,13 +140,12 @@ pub(crate) fn from_parquet(
     })
 }
 
-/// A list of strings, as we make it.
+/// A list of strings.
 pub(crate) fn words() -> DataType {
     DataType::List(FieldRef::new(Field::new_list_field(DataType::Utf8, true)))
 }
 
-/// The one type in which the text columns of all files are given to the embedder. Equal types stay; strings of several
-/// encodings become bytes, which costs no copy and loses nothing.
+/// The type for text columns of both types. Strings of several encodings become bytes, without a copy.
 pub(crate) fn unify_text(a: &DataType, b: &DataType) -> Option<DataType> {
     match (a, b) {
         _ if a == b => return Some(a.clone()),
@@ -163,26 +158,27 @@ pub(crate) fn unify_text(a: &DataType, b: &DataType) -> Option<DataType> {
     (is_words(a) && is_words(b)).then(words)
 }
 
-/// A column's type in a file, and whether it was only guessed from words (CSV, JSON).
+/// The type of a column in a file, and whether it was inferred from text (CSV, JSON).
 pub(crate) type Seen<'a> = (&'a DataType, bool);
 
-/// The type that holds the values of both without loss; `None` when there is none. A guessed type gives way.
-pub(crate) fn unify((a, a_guessed): Seen<'_>, (b, b_guessed): Seen<'_>) -> Option<DataType> {
+/// The type that holds the values of both without loss; `None` when there is none. An inferred type yields to a declared
+/// one.
+pub(crate) fn unify((a, a_inferred): Seen<'_>, (b, b_inferred): Seen<'_>) -> Option<DataType> {
     if a == b {
         return Some(a.clone());
     }
-    match (a_guessed, b_guessed) {
-        (true, true) => unify_guessed(a, b),
+    match (a_inferred, b_inferred) {
+        (true, true) => unify_inferred(a, b),
         (true, false) => parses_as(a, b).then(|| b.clone()),
         (false, true) => parses_as(b, a).then(|| a.clone()),
         (false, false) => unify_typed(a, b),
     }
 }
 
-/// Both are words in a file, so at worst they stay words.
-fn unify_guessed(a: &DataType, b: &DataType) -> Option<DataType> {
+/// Both are read as strings, so strings hold them in any case.
+fn unify_inferred(a: &DataType, b: &DataType) -> Option<DataType> {
     match (a, b) {
-        // Nothing was seen in one of them.
+        // One of them has no values.
         (DataType::Null, seen) | (seen, DataType::Null) => Some(seen.clone()),
         (DataType::Int64, DataType::Float64) | (DataType::Float64, DataType::Int64) => Some(DataType::Float64),
         _ if a.is_nested() || b.is_nested() => None,
@@ -190,14 +186,14 @@ fn unify_guessed(a: &DataType, b: &DataType) -> Option<DataType> {
     }
 }
 
-/// Words that look like `guessed` can be read as `typed`. A number that does not fit is reported with its row.
-fn parses_as(guessed: &DataType, typed: &DataType) -> bool {
-    match guessed {
+/// Whether texts of type `inferred` can be parsed as `typed`. A number that does not fit is an error with its row.
+fn parses_as(inferred: &DataType, typed: &DataType) -> bool {
+    match inferred {
         DataType::Null => true,
         DataType::Int64 => typed.is_integer() || typed.is_floating() || is_utf8(typed),
         DataType::Float64 => typed.is_floating() || is_utf8(typed),
         DataType::Binary => is_utf8(typed),
-        _ if guessed.is_nested() => false,
+        _ if inferred.is_nested() => false,
         _ => is_utf8(typed),
     }
 }
@@ -216,7 +212,7 @@ fn unify_typed(a: &DataType, b: &DataType) -> Option<DataType> {
     }
 }
 
-/// The larger of two numeric types that holds every value of the smaller.
+/// The wider of two numeric types, if it holds every value of the other.
 fn wider(a: &DataType, b: &DataType) -> Option<DataType> {
     use DataType::{Float32, Float64, Int8, Int16, Int32, Int64, UInt8, UInt16, UInt32, UInt64};
     let ladders: [&[DataType]; 4] =
@@ -233,127 +229,9 @@ fn wider(a: &DataType, b: &DataType) -> Option<DataType> {
     crossing.map(|(_, large)| large.clone())
 }
 
-/// Adds the bytes that each row of `array` takes to `sizes`. The figure depends on the row's value only, not on how
-/// rows are cut into arrays: it decides where windows and row groups end.
-///
-/// `sizes` has one element per row.
-pub fn row_bytes(array: &ArrayRef, sizes: &mut [u64]) {
-    match array.data_type() {
-        DataType::Utf8 => offset_bytes(array.as_string::<i32>().value_offsets(), sizes),
-        DataType::LargeUtf8 => offset_bytes(array.as_string::<i64>().value_offsets(), sizes),
-        DataType::Binary => offset_bytes(array.as_binary::<i32>().value_offsets(), sizes),
-        DataType::LargeBinary => offset_bytes(array.as_binary::<i64>().value_offsets(), sizes),
-        DataType::Utf8View => view_bytes(array.as_string_view().views(), sizes),
-        DataType::BinaryView => view_bytes(array.as_binary_view().views(), sizes),
-        DataType::Dictionary(_, _) => dictionary_bytes(array, sizes),
-        DataType::List(_) => {
-            let list = array.as_list::<i32>();
-            list_bytes(list.value_offsets(), list.values(), sizes);
-        }
-        DataType::LargeList(_) => {
-            let list = array.as_list::<i64>();
-            list_bytes(list.value_offsets(), list.values(), sizes);
-        }
-        DataType::FixedSizeList(_, n) => fixed_list_bytes(array, usize::try_from(*n).unwrap_or(0), sizes),
-        DataType::Struct(_) => array.as_struct().columns().iter().for_each(|column| row_bytes(column, sizes)),
-        kind => add_each(sizes, kind.primitive_width().unwrap_or(ODD_WIDTH) as u64),
-    }
-}
-
-/// What a row of a type without a simple width counts for (maps, unions, booleans and the like).
-const ODD_WIDTH: usize = 16;
-
-fn add_each(sizes: &mut [u64], bytes: u64) {
-    sizes.iter_mut().for_each(|size| *size += bytes);
-}
-
-fn offset_bytes<O: OffsetSizeTrait>(offsets: &[O], sizes: &mut [u64]) {
-    for (size, pair) in sizes.iter_mut().zip(offsets.windows(2)) {
-        *size += (pair[1] - pair[0]).as_usize() as u64;
-    }
-}
-
-fn view_bytes(views: &[u128], sizes: &mut [u64]) {
-    for (size, view) in sizes.iter_mut().zip(views) {
-        // The low 32 bits of a view are its length.
-        *size += u64::from(*view as u32);
-    }
-}
-
-fn dictionary_bytes(array: &ArrayRef, sizes: &mut [u64]) {
-    let dictionary = array.as_any_dictionary();
-    let mut values = vec![0; dictionary.values().len()];
-    row_bytes(dictionary.values(), &mut values);
-    let keys = dictionary.normalized_keys();
-    for (row, size) in sizes.iter_mut().enumerate() {
-        *size += if dictionary.is_valid(row) { values.get(keys[row]).copied().unwrap_or(0) } else { 0 };
-    }
-}
-
-fn list_bytes<O: OffsetSizeTrait>(offsets: &[O], values: &ArrayRef, sizes: &mut [u64]) {
-    let (Some(first), Some(last)) = (offsets.first(), offsets.last()) else { return };
-    let (first, last) = (first.as_usize(), last.as_usize());
-    let mut items = vec![0; last - first];
-    row_bytes(&values.slice(first, last - first), &mut items);
-    for (size, pair) in sizes.iter_mut().zip(offsets.windows(2)) {
-        *size += items[pair[0].as_usize() - first..pair[1].as_usize() - first].iter().sum::<u64>();
-    }
-}
-
-fn fixed_list_bytes(array: &ArrayRef, n: usize, sizes: &mut [u64]) {
-    let values = array.as_fixed_size_list().values();
-    if let Some(width) = values.data_type().primitive_width() {
-        return add_each(sizes, (n * width) as u64);
-    }
-    let mut items = vec![0; values.len()];
-    row_bytes(values, &mut items);
-    for (size, row) in sizes.iter_mut().zip(items.chunks(n.max(1))) {
-        *size += row.iter().sum::<u64>();
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-    use arrow::{
-        array::{
-            BinaryArray, DictionaryArray, FixedSizeListArray, Int32Array, ListArray, StringArray, StringViewArray,
-            StructArray,
-        },
-        datatypes::{Float32Type, Int32Type},
-    };
-    use std::sync::Arc;
-
-    fn sizes(array: impl Array + 'static) -> Vec<u64> {
-        let array: ArrayRef = Arc::new(array);
-        let mut sizes = vec![0; array.len()];
-        row_bytes(&array, &mut sizes);
-        let tail = array.slice(1, array.len() - 1);
-        let mut again = vec![0; tail.len()];
-        row_bytes(&tail, &mut again);
-        assert_eq!(again, sizes[1..], "a slice counts as the whole does");
-        sizes
-    }
-
-    #[test]
-    fn bytes_of_rows() {
-        let words = [Some("four"), None, Some("a text that is longer than a view holds inline"), Some("")];
-        let expected = [4, 0, 46, 0];
-        assert_eq!(sizes(StringArray::from(words.to_vec())), expected);
-        assert_eq!(sizes(StringViewArray::from(words.to_vec())), expected);
-        assert_eq!(sizes(BinaryArray::from_iter(words.map(|w| w.map(str::as_bytes)))), expected);
-        assert_eq!(sizes(words.into_iter().collect::<DictionaryArray<Int32Type>>()), expected);
-        assert_eq!(sizes(Int32Array::from(vec![1, 2, 3])), [4, 4, 4]);
-        let list = ListArray::from_iter_primitive::<Float32Type, _, _>([Some(vec![Some(1.0); 3]), None, Some(vec![])]);
-        assert_eq!(sizes(list), [12, 0, 0]);
-        let fixed = FixedSizeListArray::from_iter_primitive::<Float32Type, _, _>([Some(vec![Some(1.0); 2]), None], 2);
-        assert_eq!(sizes(fixed), [8, 8]);
-        let pair = StructArray::from(vec![(
-            Arc::new(Field::new("a", DataType::Utf8, true)),
-            Arc::new(StringArray::from(words.to_vec())) as ArrayRef,
-        )]);
-        assert_eq!(sizes(pair), expected);
-    }
 
     /// Parquet's LogicalTypes.md: TIME and TIMESTAMP have MILLIS, MICROS and NANOS, DATE has days; no unions, and
     /// decimals with a scale from 0 to the precision.

@@ -105,26 +105,42 @@ impl HttpService for Watched {
                 answered.unwrap_or_else(|_| Err(silent(self.silence)))
             }
         };
-        self.warn(&host, answered.as_ref().err());
+        self.warn(&host, failure(&answered));
         let silence = self.silence;
         answered.map(|answer| answer.map(|body| HttpResponseBody::new(WatchedBody { body, silence, pause: None })))
     }
 }
 
 impl Watched {
-    /// Warns once that a store does not answer, and again only after it has answered.
-    fn warn(&self, host: &str, error: Option<&HttpError>) {
-        let failing = self.failing.swap(error.is_some(), Ordering::Relaxed);
-        let Some(error) = error.filter(|_| !failing) else { return };
-        let reason = innermost(error);
-        match error.kind() {
-            HttpErrorKind::Unknown | HttpErrorKind::Decode => {
-                tracing::warn!(host, reason, "a request to the store failed");
-            }
-            _ => {
-                let seconds = self.retry_for.as_secs();
-                tracing::warn!(host, reason, "no answer from the store, retrying for up to {seconds} s");
-            }
+    /// Warns once that a store fails, and again only after it has answered a request.
+    fn warn(&self, host: &str, failure: Option<Failure>) {
+        let failing = self.failing.swap(failure.is_some(), Ordering::Relaxed);
+        let Some(Failure { reason, retried }) = failure.filter(|_| !failing) else { return };
+        if retried {
+            let seconds = self.retry_for.as_secs();
+            tracing::warn!(host, reason, "a request to the store failed, retrying for up to {seconds} s");
+        } else {
+            tracing::warn!(host, reason, "a request to the store failed");
+        }
+    }
+}
+
+/// Why a request failed that the store's client may retry.
+struct Failure {
+    reason: String,
+    retried: bool,
+}
+
+fn failure(answered: &Result<HttpResponse, HttpError>) -> Option<Failure> {
+    match answered {
+        Ok(answer) => {
+            let status = answer.status();
+            let retried = status.is_server_error() || matches!(status.as_u16(), 408 | 429);
+            retried.then(|| Failure { reason: status.to_string(), retried })
+        }
+        Err(error) => {
+            let retried = !matches!(error.kind(), HttpErrorKind::Unknown | HttpErrorKind::Decode);
+            Some(Failure { reason: innermost(error), retried })
         }
     }
 }

@@ -11,6 +11,7 @@
 //! | `registry` | [`Stores`]: clients by origin and retry budget |
 //! | `location` | [`Location`]: the requests |
 //! | `client`, `retry` | HTTP clients: timeouts, retries, warnings |
+//! | `http` | files of HTTP servers, downloaded once |
 //! | [`create_once`] | create if absent, compare, and the probe for conditional writes |
 //! | `uploads` | uploads in chunks that another process can abort |
 //! | `sync`, `walk`, `file` | local durability, local listings, Parquet readers |
@@ -21,6 +22,8 @@ mod client;
 pub mod create_once;
 mod error;
 pub(crate) mod file;
+#[cfg(feature = "http")]
+mod http;
 mod location;
 mod registry;
 mod retry;

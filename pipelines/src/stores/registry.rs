@@ -252,7 +252,7 @@ fn open_store<'a>(
         #[cfg(feature = "http")]
         ObjectStoreScheme::Http => {
             let url = &url[..url::Position::BeforePath];
-            Ok(Client::new(build!(object_store::http::HttpBuilder, url, settings, retry_for)))
+            Ok(Client::new(super::http::HttpFiles::open(url, settings, retry_for)?))
         }
         other => {
             let reason = format!("this elmo was built without {other:?}");

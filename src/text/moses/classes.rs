@@ -1,8 +1,8 @@
 //! Character classes of the Moses rules, as bits.
 //!
-//! The rules were written for the character tables of Perl with Unicode 7. Rust's newer tables are used instead, except for
-//! characters that those tables lack: everything outside the Basic Multilingual Plane, Han and Hangul. Each of these
-//! characters is a token of its own.
+//! The rules were written for the character tables of Perl with Unicode 7. Rust's newer tables are used instead, except
+//! for characters that those tables lack: everything outside the Basic Multilingual Plane, Han and Hangul. Each of
+//! these characters is a token of its own.
 
 /// A letter, or a mark that belongs to one.
 pub(super) const ALPHA: u8 = 1;

@@ -1,7 +1,7 @@
 //! Moses punctuation normalisation: text to cells.
 //!
-//! Only the rules of the original that can change a token are implemented. The others change white space beside characters
-//! that are tokens of their own.
+//! Only the rules of the original that can change a token are implemented. The others change white space beside
+//! characters that are tokens of their own.
 
 use super::{super::whitespace::is_space, Cell, classes::DIGIT};
 
@@ -96,8 +96,8 @@ impl Reader<'_> {
         self.gap = 1;
     }
 
-    /// Any apostrophe or single quote. Two in a row are a double quote, but pairs of [`Self::ascii_quote`] take precedence:
-    /// in `’''` the last two are a pair.
+    /// Any apostrophe or single quote. Two in a row are a double quote, but pairs of [`Self::ascii_quote`] take
+    /// precedence: in `’''` the last two are a pair.
     fn apostrophe(&mut self, at: usize, len: usize) {
         self.todo.join_quotes |= self.touches('\'');
         self.push('\'', at, len);
@@ -165,8 +165,8 @@ fn move_quotes(cells: &mut [Cell]) {
     }
 }
 
-/// Moves the first cell, a quote, to the end. Each other cell gets the place before its own; cells that were made from one
-/// character, such as an ellipsis, keep a common place.
+/// Moves the first cell, a quote, to the end. Each other cell gets the place before its own; cells that were made from
+/// one character, such as an ellipsis, keep a common place.
 fn move_quote(cells: &mut [Cell]) {
     let (quote, gap) = (cells[0], cells[0].gap);
     let (mut place, mut own) = (quote.place(), cells[1].place());

@@ -3,7 +3,7 @@
 use std::fmt;
 
 use datafusion::common::{Result, internal_datafusion_err, plan_datafusion_err};
-use elmo::{ModelOptions, embedder::Precision};
+use elmo::{ModelOptions, engine::Precision};
 use prost::Message;
 
 use super::{

@@ -14,7 +14,7 @@ use datafusion::{
 use datafusion_proto::physical_plan::{
     PhysicalExtensionCodec, PhysicalPlanDecodeContext, PhysicalProtoConverterExtension,
 };
-use elmo::{Elmo, embedder::Precision};
+use elmo::{Elmo, engine::Precision};
 
 use super::{
     frame::{read, strip, write},

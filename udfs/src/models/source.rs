@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use elmo::{Elmo, Fingerprint, ModelOptions, embedder::Precision};
+use elmo::{Elmo, Fingerprint, ModelOptions, engine::Precision};
 
 /// Why a model cannot be described or opened. The message is shown to the user.
 pub type ModelError = Box<dyn std::error::Error + Send + Sync>;

@@ -252,7 +252,7 @@ impl Manifest {
     }
 
     /// What keeps a job that lost its lock from replacing files of its successor.
-    pub(super) fn fence(&self) -> &impl Fence<Error = crate::Error> {
+    pub(super) fn fence(&self) -> &impl Fence<Error = crate::error::Error> {
         &self.lock
     }
 

@@ -1,8 +1,8 @@
 //! Settings from the environment and from `elmo.toml`.
 //!
-//! Every setting is an option of a command, so the clap types define names, values and help once. `--batch-tokens 8192` on
-//! the command line is `ELMO_BATCH_TOKENS=8192` in the environment and `batch-tokens = 8192` in the file. The command
-//! line overrides the environment, which overrides the file, which overrides the defaults.
+//! Every setting is an option of a command, so the clap types define names, values and help once. `--batch-tokens 8192`
+//! on the command line is `ELMO_BATCH_TOKENS=8192` in the environment and `batch-tokens = 8192` in the file. The
+//! command line overrides the environment, which overrides the file, which overrides the defaults.
 //!
 //! ```toml
 //! model = "models/elmo-small"      # keys that several commands share are at the top

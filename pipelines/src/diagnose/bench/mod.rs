@@ -1,7 +1,7 @@
-//! How fast this machine embeds, and what share of its own matrix products that is.
+//! Measures how fast this machine embeds, relative to its matrix products.
 //!
-//! Tokens per second say little about a program: they follow the machine. So the ceiling is measured in the same run,
-//! before and after, with the same libtorch, the same number of threads and the shapes of the same model.
+//! Tokens per second depend on the machine. So the speed of libtorch's matrix products, the ceiling, is measured in the
+//! same run before and after embedding, with the same number of threads and the shapes of the same model.
 
 mod savings;
 
@@ -26,31 +26,31 @@ use crate::{
     stores::Stores,
 };
 
-/// Seconds for each of the two measurements of the ceiling.
+/// Duration of each of the two measurements of the ceiling.
 const CEILING_SECONDS: f64 = 1.5;
-/// Bytes of text that are handed in at once; two such windows are under way.
-const WINDOW_BYTES: usize = 1 << 20;
-/// Bytes of text before measuring: about two thousand tokens.
+/// Bytes of text per submission; two submissions are in flight.
+const SUBMISSION_BYTES: usize = 1 << 20;
+/// Bytes of text for warming up: about two thousand tokens.
 const WARM_UP_BYTES: usize = 10_000;
-/// Share of the ceiling that is reckoned with when the amount of text is chosen.
-const LIKELY_SHARE: f64 = 0.75;
-/// Bytes of text per token, about.
+/// Expected share of the ceiling, to choose the amount of text.
+const EXPECTED_SHARE: f64 = 0.75;
+/// Average bytes of text per token.
 const BYTES_PER_TOKEN: usize = 5;
-/// Most bytes of a text that are read.
-const MOST_TEXT: usize = 256 << 20;
+/// Maximum bytes of text to read.
+const MAX_TEXT_BYTES: usize = 256 << 20;
 /// Rows of the built-in text.
 const BUILT_IN_ROWS: usize = 8192;
 
-/// What was measured.
+/// The result of a measurement.
 #[derive(Debug, Clone, Serialize)]
 pub struct BenchReport {
-    /// The model.
+    /// Name of the model.
     pub model: String,
-    /// Devices that the model is on, each named once: `cpu` stands for all of its cores.
+    /// Devices of the model, each named once: `cpu` is all of its cores.
     pub devices: Vec<String>,
     /// Threads of the engine: one for each CPU core and each GPU.
     pub threads: usize,
-    /// Seconds measured.
+    /// Duration in seconds.
     pub seconds: f64,
     /// Rows embedded.
     pub rows: u64,
@@ -60,26 +60,26 @@ pub struct BenchReport {
     pub tokens: u64,
     /// Tokens per second.
     pub tokens_per_second: f64,
-    /// Share of the computed rows that are no token.
+    /// Share of the computed rows that are padding.
     pub padding: f64,
-    /// Share of the tokens whose word was in the cache.
+    /// Share of the looked-up words that were in the cache.
     pub cache_hits: f64,
-    /// Words given to the character CNN, as a share of the tokens: 1 without cache and without looking for words that
-    /// come twice in a batch.
+    /// Words computed by the character CNN, as a share of the tokens: 1 without the cache and without deduplication in
+    /// a batch.
     pub words_computed: f64,
-    /// Matrix products that real tokens need, per second, in 1e9 operations.
+    /// Operations of matrix products for tokens other than padding, in 1e9 per second.
     pub gflops: f64,
-    /// Rate of libtorch's own product on the shapes of the model, mean of before and after.
+    /// Speed of libtorch's matrix products with the shapes of the model, mean of both measurements.
     pub ceiling_gflops: f64,
-    /// The same before and after: how steady the machine was.
+    /// Both measurements, before and after: they show how steady the machine was.
     pub ceilings: [f64; 2],
     /// `gflops / ceiling_gflops`.
     pub share_of_ceiling: f64,
-    /// Share of the time in which devices worked.
+    /// Share of the time in which devices computed.
     pub device_busy: f64,
-    /// The engine alone: `gflops` over the seconds that devices worked, as a share of the ceiling.
+    /// `gflops` over the seconds in which devices computed, as a share of the ceiling: the engine alone.
     pub device_share_of_ceiling: f64,
-    /// What the engine's savings are worth, where it was asked for.
+    /// The speed-up of each optimisation, if requested.
     pub savings: Option<Savings>,
 }
 
@@ -90,19 +90,18 @@ pub struct Bench {
     pub data: ModelData,
     /// Devices, precision, threads.
     pub settings: EmbedderSettings,
-    /// Address of a file whose column `text` is embedded; `None`: the built-in reviews.
+    /// Address of a file whose column `text` is embedded; `None` for the built-in reviews.
     pub text: Option<String>,
-    /// Seconds to measure after warming up.
+    /// Duration of the measurement in seconds, after warming up.
     pub seconds: usize,
-    /// Also measure what each saving of the engine is worth.
+    /// Also measure the speed-up of each optimisation.
     pub savings: bool,
 }
 
-/// Measures.
+/// Runs a measurement.
 ///
-/// # Errors
-/// [`Error::Module`] of [`source`] or [`Error::Input`] when the text cannot be read or holds none, of the model when a
-/// device fails.
+/// # Errors [`SourceError`](source::SourceError) or [`Error::Input`] when the text cannot be read or is empty,
+/// [`elmo::Error`] when a device fails.
 pub async fn run(bench: Bench) -> Result<BenchReport> {
     let texts = match &bench.text {
         Some(address) => read_texts(address).await?,
@@ -113,14 +112,14 @@ pub async fn run(bench: Bench) -> Result<BenchReport> {
 }
 
 fn measure(bench: Bench, texts: &[String]) -> Result<BenchReport> {
-    let Bench { data, settings, seconds: wanted, .. } = bench;
+    let Bench { data, settings, seconds: duration, .. } = bench;
     let (options, name) = (data.options.clone(), data.name.clone());
     let elmo = Elmo::from_data(data, &settings)?;
     let columns = ColumnEmbedder::new(&elmo, EmbedSpec::default())?;
     let mut texts = texts.iter().cycle();
-    let lanes = elmo::embedder::lanes(elmo.devices(), settings.threads);
-    // So that threads, pages and the word cache are there as in a running job.
-    let (warm_up, warm_up_bytes) = window(&mut texts, WARM_UP_BYTES);
+    let lanes = elmo::engine::lanes(elmo.devices(), settings.threads);
+    // Starts threads, touches memory and fills the word cache, as in a running job.
+    let (warm_up, warm_up_bytes) = take_texts(&mut texts, WARM_UP_BYTES);
     columns.embed(&warm_up)?;
     let gflop_per_byte = elmo.embedder().metrics().gflop / warm_up_bytes as f64;
     let ceiling = || {
@@ -128,9 +127,9 @@ fn measure(bench: Bench, texts: &[String]) -> Result<BenchReport> {
         rate.map_err(elmo::Error::from)
     };
     let before = ceiling()?;
-    // How much text lasts about so long: batches cannot be stopped half way, so it is decided beforehand.
-    let likely = LIKELY_SHARE * before / gflop_per_byte;
-    let bytes = wanted as f64 * pace(&columns, &mut texts, likely)?;
+    // Batches cannot be interrupted, so the amount of text for the duration is estimated in advance.
+    let expected = EXPECTED_SHARE * before / gflop_per_byte;
+    let bytes = duration as f64 * pace(&columns, &mut texts, expected)?;
     let (first, started) = (elmo.embedder().metrics(), Instant::now());
     let rows = embed(&columns, &mut texts, bytes as usize)?;
     let (last, seconds) = (elmo.embedder().metrics(), started.elapsed().as_secs_f64());
@@ -139,37 +138,37 @@ fn measure(bench: Bench, texts: &[String]) -> Result<BenchReport> {
     Ok(report(name, devices, lanes.len(), &first, &last, seconds, rows, [before, after]))
 }
 
-/// Bytes a second. Where so much as is likely in one is enough to fill batches, it is tried: of a small model the products
-/// are not the most. What is less than that would say nothing about full batches.
-fn pace(columns: &ColumnEmbedder, texts: &mut dyn Iterator<Item = &String>, likely: f64) -> Result<f64> {
-    if likely < (2 * columns.tokens_at_once() * BYTES_PER_TOKEN) as f64 {
-        return Ok(likely);
+/// Estimates the bytes per second. If `expected` bytes fill batches, they are embedded and timed, because with a small
+/// model matrix products do not dominate. Fewer bytes would tell nothing about full batches.
+fn pace(columns: &ColumnEmbedder, texts: &mut dyn Iterator<Item = &String>, expected: f64) -> Result<f64> {
+    if expected < (2 * columns.tokens_at_once() * BYTES_PER_TOKEN) as f64 {
+        return Ok(expected);
     }
-    let (trial, bytes) = window(texts, (likely as usize).min(WINDOW_BYTES));
+    let (trial, bytes) = take_texts(texts, (expected as usize).min(SUBMISSION_BYTES));
     let started = Instant::now();
     columns.embed(&trial)?;
     Ok(bytes as f64 / started.elapsed().as_secs_f64())
 }
 
-/// The next texts of about `bytes`, one at least, and their bytes.
-fn window(texts: &mut dyn Iterator<Item = &String>, bytes: usize) -> (ArrayRef, usize) {
-    let (mut taken, mut so_far) = (Vec::new(), 0);
-    while so_far < bytes.max(1)
+/// At least one text, and more up to about `bytes`; and their bytes.
+fn take_texts(texts: &mut dyn Iterator<Item = &String>, bytes: usize) -> (ArrayRef, usize) {
+    let (mut taken, mut total) = (Vec::new(), 0);
+    while total < bytes.max(1)
         && let Some(text) = texts.next()
     {
         taken.push(text);
-        so_far += text.len() + 1; // empty ones end too
+        total += text.len() + 1; // so that empty texts count
     }
-    (Arc::new(StringArray::from_iter_values(taken)), so_far)
+    (Arc::new(StringArray::from_iter_values(taken)), total)
 }
 
-/// Embeds about `bytes` of text, two windows under way; returns the rows.
+/// Embeds about `bytes` of text with two submissions in flight. Returns the number of rows.
 fn embed(columns: &ColumnEmbedder, texts: &mut dyn Iterator<Item = &String>, bytes: usize) -> Result<u64> {
     let (mut rows, mut left) = (0, bytes);
-    let mut under_way = None;
+    let mut in_flight = None;
     loop {
-        let (next, taken) = window(texts, left.min(WINDOW_BYTES));
-        if let Some(pending) = under_way.replace(columns.submit(&next)?) {
+        let (next, taken) = take_texts(texts, left.min(SUBMISSION_BYTES));
+        if let Some(pending) = in_flight.replace(columns.submit(&next)?) {
             rows += PendingColumns::wait(pending)?.stats.rows as u64;
         }
         if taken >= left {
@@ -177,13 +176,13 @@ fn embed(columns: &ColumnEmbedder, texts: &mut dyn Iterator<Item = &String>, byt
         }
         left -= taken;
     }
-    if let Some(pending) = under_way {
+    if let Some(pending) = in_flight {
         rows += pending.wait()?.stats.rows as u64;
     }
     Ok(rows)
 }
 
-#[allow(clippy::too_many_arguments)] // every one is a measured number of its own
+#[allow(clippy::too_many_arguments)] // each is a measurement
 fn report(
     model: String,
     devices: Vec<String>,
@@ -247,13 +246,13 @@ impl fmt::Display for BenchReport {
     }
 }
 
-/// The column `text` of a file, or its lines; only so much as is worth measuring with.
+/// The column `text` of a file, up to [`MAX_TEXT_BYTES`].
 async fn read_texts(address: &str) -> Result<Vec<String>> {
     let files = source::list(&Stores::from_env(), &[address.to_owned()], None).await?;
     let request = Request::texts("text");
     let mut rows = Rows::new(Arc::new(Plan::resolve(files, &request).await?), Position::default());
     let (mut texts, mut bytes) = (Vec::new(), 0);
-    while bytes < MOST_TEXT
+    while bytes < MAX_TEXT_BYTES
         && let Some(slice) = rows.next().await?
     {
         let column = cast(&slice.text, &DataType::LargeUtf8).map_err(elmo::Error::from)?;
@@ -263,12 +262,15 @@ async fn read_texts(address: &str) -> Result<Vec<String>> {
         }
     }
     match texts.is_empty() {
-        true => Err(Error::Input { file: address.to_owned(), row: None, reason: "no text in it".into(), help: None }),
+        true => {
+            Err(Error::Input { file: address.to_owned(), row: None, reason: "it contains no text".into(), help: None })
+        }
         false => Ok(texts),
     }
 }
 
-/// The reviews of the demo, again and again: few distinct words, so cache hits flatter; give --text for real figures.
+/// The reviews of the demo, repeated. They have few distinct words, so the word cache has more hits than with real
+/// text.
 fn built_in_texts() -> Vec<String> {
     let reviews = crate::demo::texts();
     reviews.iter().cycle().take(BUILT_IN_ROWS).cloned().collect()

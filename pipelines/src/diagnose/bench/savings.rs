@@ -1,10 +1,8 @@
-//! What each exact saving of the engine is worth on this machine: one batch, with it and without it.
+//! Measures the speed-up of each optimisation of the engine: one batch of sentences on one thread, with it and without
+//! it. Every way computes the same numbers.
 //!
-//! One thread, one batch of real sentences, the same numbers every time; only the way to them differs.
-//!
-//! Two savings of the engine cannot be told apart from it, as there is no other way to compute in it, and none will be
-//! built only to be slower: the input halves of the LSTMs, which are one product before the time loop instead of one in
-//! every step, and the two directions, whose steps are one product of both.
+//! Two optimisations are not measured, because the engine cannot compute without them: the input halves of the LSTMs as
+//! one product before the time loop, and one product per step for both directions.
 
 use std::{fmt, time::Instant};
 
@@ -26,22 +24,22 @@ const TOKENS: usize = 2048;
 /// Rows of the batch.
 const ROWS: usize = 64;
 
-/// How many times faster a batch is with a saving than without it.
+/// The time of a batch without an optimisation, divided by its time with it.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Savings {
-    /// Seconds of the batch with everything.
+    /// Seconds of the batch with all optimisations.
     pub seconds: f64,
-    /// The token layer for each distinct word once, against for every token.
+    /// The token layer computed once per distinct word, relative to once per token.
     pub distinct_words: f64,
-    /// Token vectors from the cache, against computed for the distinct words of the batch.
+    /// Token layers from the word cache, relative to computing those of the distinct words.
     pub word_cache: f64,
-    /// Sentences side by side, one after the other in rows of one length, against one at a time.
+    /// Sentences in a batch of rows of similar length, relative to one sentence at a time.
     pub batch: f64,
-    /// The same against a row for each sentence, shorter ones leaving as they end.
+    /// Several sentences per row, relative to one sentence per row without padding.
     pub chained_rows: f64,
-    /// A row for each sentence, shorter ones leaving as they end, against all staying as long as the longest.
+    /// One sentence per row without padding, relative to padding all rows to the longest.
     pub finished_rows: f64,
-    /// Our own passes over the gates, against libtorch's operations.
+    /// Our fused kernels for the gates, relative to the operations of libtorch.
     pub fused_gates: f64,
 }
 
@@ -50,20 +48,20 @@ impl fmt::Display for Savings {
         let times = |factor: f64| format!("{factor:.2} times as fast");
         f.write_str(&table(&[
             ("one batch, one thread", format!("{:.2} s for {TOKENS} tokens", self.seconds)),
-            ("distinct words once", times(self.distinct_words)),
-            ("words from the cache", times(self.word_cache)),
-            ("sentences in batches", times(self.batch)),
-            ("several in a row", times(self.chained_rows)),
-            ("finished rows leave", times(self.finished_rows)),
+            ("deduplicated words", times(self.distinct_words)),
+            ("word cache", times(self.word_cache)),
+            ("batches", times(self.batch)),
+            ("several sentences per row", times(self.chained_rows)),
+            ("no padding", times(self.finished_rows)),
             ("fused gates", times(self.fused_gates)),
         ]))
     }
 }
 
-/// Measures on the CPU.
+/// Measures all optimisations on the CPU.
 ///
 /// # Errors
-/// [`Error::Elmo`] when libtorch fails.
+/// [`elmo::Error`] when libtorch fails.
 pub(super) fn measure(data: &ModelData, texts: &[String]) -> Result<Savings> {
     let failed = |error: DeviceError| Error::from(elmo::Error::from(error));
     let batch = Sentences::of(texts);
@@ -76,7 +74,7 @@ pub(super) fn measure(data: &ModelData, texts: &[String]) -> Result<Savings> {
     Ok(Savings { fused_gates: torch / factors.seconds, ..factors })
 }
 
-/// The sentences of a batch, as words and as indices into the distinct ones.
+/// The sentences of a batch, as words and as indices of distinct words.
 struct Sentences {
     words: Vec<String>,
     distinct: Vec<String>,
@@ -108,7 +106,7 @@ impl Sentences {
         Ok(Run { model, batch: self, table, start })
     }
 
-    /// The longest next into the shortest row: rows of nearly one length.
+    /// Assigns sentences to rows of similar length: the longest sentence left goes to the shortest row.
     fn chained(&self) -> Vec<Vec<usize>> {
         let mut order: Vec<usize> = (0..self.ids.len()).collect();
         order.sort_by_key(|&i| std::cmp::Reverse(self.ids[i].len()));
@@ -122,7 +120,7 @@ impl Sentences {
         rows.into_iter().map(|(_, row)| row).filter(|row| !row.is_empty()).collect()
     }
 
-    /// Every sentence as long as the longest: what padding computes.
+    /// Every sentence padded to the longest.
     fn padded(&self) -> Vec<Vec<i64>> {
         let longest = self.ids.iter().map(Vec::len).max().unwrap_or(0);
         let fill = |ids: &Vec<i64>| ids.iter().copied().chain(std::iter::repeat(0)).take(longest).collect();
@@ -154,7 +152,7 @@ fn borrowed(words: &[String]) -> Vec<&str> {
     words.iter().map(String::as_str).collect()
 }
 
-/// A batch on a model.
+/// A batch and a model to run it.
 struct Run<'b> {
     model: &'b BiLm,
     batch: &'b Sentences,
@@ -182,7 +180,7 @@ impl Run<'_> {
     }
 }
 
-/// Seconds of the faster of two runs: what disturbs a run only makes it longer.
+/// Seconds of the faster of two runs, because disturbances only make a run slower.
 fn shortest(mut run: impl FnMut() -> std::result::Result<(), DeviceError>) -> std::result::Result<f64, DeviceError> {
     let mut shortest = f64::INFINITY;
     for _ in 0..2 {

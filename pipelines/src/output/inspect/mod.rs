@@ -100,8 +100,8 @@ pub async fn inspect(address: &str, stores: &Stores) -> Result<InspectReport> {
 }
 
 impl InspectReport {
-    /// The faults of the output: vectors that are not finite, files that do not match the manifest. An unfinished job is
-    /// no fault.
+    /// The faults of the output: vectors that are not finite, files that do not match the manifest. An unfinished job
+    /// is no fault.
     pub fn error(&self) -> Option<Error> {
         let not_finite = self.vectors.not_finite;
         let numbers = (not_finite > 0).then(|| format!("{not_finite} vectors contain a NaN or an infinite number"));

@@ -46,7 +46,8 @@ pub struct Verify {
     pub mix: Option<ScalarMix>,
 }
 
-/// Recomputes a sample of an output's rows with `elmo`. Rows that differ are no error here: see [`VerifyReport::error`].
+/// Recomputes a sample of an output's rows with `elmo`. Rows that differ are no error here: see
+/// [`VerifyReport::error`].
 ///
 /// # Errors
 /// Of this crate's [`Error`](crate::Error):

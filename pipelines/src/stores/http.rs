@@ -1,0 +1,436 @@
+//! Files of an HTTP server, downloaded once.
+//!
+//! Schema inference reads the beginning of a file, later its rows are read, and many servers cannot send a part of a file.
+//! So all readers of a file share one [`Download`], which continues when a reader asks for more: a file that is read once,
+//! from its beginning to its end, is one request. A reader that jumps (Parquet begins at the end) is served by range
+//! requests if the server announces them, and otherwise waits for the download.
+
+use std::{
+    collections::{HashMap, HashSet, VecDeque},
+    fmt,
+    io::SeekFrom,
+    ops::Range,
+    sync::{
+        Arc, Mutex, MutexGuard, PoisonError,
+        atomic::{AtomicBool, AtomicU64, Ordering},
+    },
+    time::Duration,
+};
+
+use async_trait::async_trait;
+use bytes::Bytes;
+use futures::{StreamExt, stream::BoxStream};
+use object_store::{
+    Attributes, ClientOptions, CopyOptions, Error, GetOptions, GetRange, GetResult, GetResultPayload, ListResult,
+    MultipartUpload, ObjectMeta, ObjectStore, ObjectStoreExt, PutMultipartOptions, PutOptions, PutPayload, PutResult,
+    Result,
+    client::{HttpClient, HttpConnector, HttpError, HttpRequest, HttpResponse, HttpService},
+    http::HttpBuilder,
+    path::Path,
+};
+use tokio::{
+    io::{AsyncReadExt, AsyncSeekExt, AsyncWriteExt},
+    sync::Mutex as AsyncMutex,
+};
+
+use super::client;
+
+/// Maximum number of downloads that are kept for later readers.
+const MAX_DOWNLOADS: usize = 128;
+/// Maximum bytes of them, except that the newest may be of any size.
+const MAX_KEPT_BYTES: u64 = 4 << 30;
+/// A download of more bytes goes to a temporary file.
+const MEMORY_BYTES: usize = 1 << 20;
+/// A file of at most this size is downloaded whole, as range requests would take longer.
+const WHOLE_BYTES: u64 = 64 << 10;
+/// Bytes that a reader of a whole file is given at once.
+const PIECE_BYTES: u64 = 256 << 10;
+/// A reader that asks for bytes behind this will read the file to its end. A server that cannot resume might close the
+/// connection while the reader works, so the rest is downloaded without waiting for it.
+const READ_AHEAD_FROM: u64 = 8 << 20;
+/// Number of times that a download is started: many servers cannot resume one that broke off.
+const MAX_STARTS: usize = 3;
+
+/// The files of one server.
+pub(super) struct HttpFiles {
+    inner: Arc<dyn ObjectStore>,
+    ranged: Ranged,
+    /// What the server said of a file when it was last asked: bytes of any other version are refused.
+    known: Mutex<HashMap<Path, ObjectMeta>>,
+    /// The downloads that are kept, the one used last at the end.
+    downloads: Mutex<VecDeque<Arc<Download>>>,
+}
+
+impl HttpFiles {
+    /// The server at `url`, whose requests are retried for `retry_for`.
+    pub(super) fn open<'a>(
+        url: &str,
+        settings: impl Iterator<Item = (&'a str, &'a str)>,
+        retry_for: Duration,
+    ) -> Result<Arc<dyn ObjectStore>> {
+        let ranged = Ranged { retry_for, paths: Arc::default() };
+        let builder = HttpBuilder::new()
+            .with_url(url)
+            .with_retry(client::retries(retry_for))
+            .with_client_options(client::options())
+            .with_http_connector(ranged.clone());
+        let builder = settings.fold(builder, |builder, (key, value)| match key.parse() {
+            Ok(key) => builder.with_config(key, value),
+            // A setting of another store.
+            Err(_) => builder,
+        });
+        let (known, downloads) = (Mutex::default(), Mutex::default());
+        Ok(Arc::new(Self { inner: Arc::new(builder.build()?), ranged, known, downloads }))
+    }
+
+    /// Asks the server for size and version; a download of another version is dropped.
+    async fn head(&self, path: &Path, options: GetOptions) -> Result<GetResult> {
+        let found = self.inner.get_opts(path, options).await?;
+        let is_stale = |download: &Download| {
+            let has_version = found.meta.e_tag.is_some() || found.meta.last_modified.timestamp() != 0;
+            &download.path == path && !(has_version && is_same(&download.meta, &found.meta))
+        };
+        locked(&self.downloads).retain(|download| !is_stale(download));
+        locked(&self.known).insert(path.clone(), found.meta.clone());
+        Ok(found)
+    }
+
+    async fn meta(&self, path: &Path) -> Result<ObjectMeta> {
+        if let Some(meta) = locked(&self.known).get(path) {
+            return Ok(meta.clone());
+        }
+        Ok(self.head(path, GetOptions { head: true, ..GetOptions::default() }).await?.meta)
+    }
+
+    /// The download of this version of a file, if there is one.
+    fn download(&self, meta: &ObjectMeta, path: &Path) -> Option<Arc<Download>> {
+        let mut downloads = locked(&self.downloads);
+        let place = downloads.iter().position(|download| &download.path == path && is_same(&download.meta, meta))?;
+        let download = downloads.remove(place)?;
+        downloads.push_back(Arc::clone(&download));
+        Some(download)
+    }
+
+    /// A new download, kept for later readers; the oldest make room for it.
+    fn new_download(&self, meta: &ObjectMeta, path: &Path) -> Arc<Download> {
+        let download = Arc::new(Download {
+            store: Arc::clone(&self.inner),
+            path: path.clone(),
+            meta: meta.clone(),
+            len: AtomicU64::new(0),
+            reads_ahead: AtomicBool::new(false),
+            state: AsyncMutex::new(State { body: None, starts: 0, repeated: 0, bytes: Spool::Memory(Vec::new()) }),
+        });
+        let mut downloads = locked(&self.downloads);
+        downloads.push_back(Arc::clone(&download));
+        let kept = |downloads: &VecDeque<Arc<Download>>| downloads.iter().map(|download| download.len()).sum::<u64>();
+        while downloads.len() > 1 && (downloads.len() > MAX_DOWNLOADS || kept(&downloads) > MAX_KEPT_BYTES) {
+            downloads.pop_front();
+        }
+        download
+    }
+
+    /// Bytes by a range request; `None` when the server sends whole files only.
+    async fn ranged(&self, path: &Path, meta: &ObjectMeta, options: GetOptions) -> Result<Option<GetResult>> {
+        if !self.ranged.has(path) {
+            return Ok(None);
+        }
+        match self.inner.get_opts(path, options).await {
+            Ok(got) if is_same(&got.meta, meta) => Ok(Some(got)),
+            Ok(_) => Err(changed(path)),
+            Err(Error::NotSupported { .. }) => {
+                self.ranged.set(path, false);
+                Ok(None)
+            }
+            Err(error) => Err(error),
+        }
+    }
+}
+
+fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Whether two answers of a server are about the same version of a file.
+fn is_same(a: &ObjectMeta, b: &ObjectMeta) -> bool {
+    let etag = |meta: &ObjectMeta| meta.e_tag.as_deref().map(|etag| etag.trim_start_matches("W/").to_owned());
+    match (etag(a), etag(b)) {
+        (Some(a_etag), Some(b_etag)) => (a.size, a_etag) == (b.size, b_etag),
+        _ => (a.size, a.last_modified) == (b.size, b.last_modified),
+    }
+}
+
+fn changed(path: &Path) -> Error {
+    Error::Precondition { path: path.to_string(), source: "the file changed on the server".into() }
+}
+
+impl fmt::Debug for HttpFiles {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("HttpFiles").field(&self.inner).finish()
+    }
+}
+
+impl fmt::Display for HttpFiles {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.inner.fmt(f)
+    }
+}
+
+#[async_trait]
+impl ObjectStore for HttpFiles {
+    async fn get_opts(&self, path: &Path, options: GetOptions) -> Result<GetResult> {
+        if options.head {
+            return self.head(path, options).await;
+        }
+        let meta = self.meta(path).await?;
+        let range = match &options.range {
+            None => 0..meta.size,
+            Some(range) => checked(range, meta.size)?,
+        };
+        let download = self.download(&meta, path);
+        let next = download.as_ref().map_or(0, |download| download.len());
+        if range.start > next
+            && meta.size > WHOLE_BYTES
+            && let Some(got) = self.ranged(path, &meta, options).await?
+        {
+            return Ok(got);
+        }
+        let download = download.unwrap_or_else(|| self.new_download(&meta, path));
+        if range.start >= READ_AHEAD_FROM && !self.ranged.has(path) {
+            download.read_ahead();
+        }
+        let payload = GetResultPayload::Stream(download.stream(range.clone()));
+        Ok(GetResult { payload, meta, range, attributes: Attributes::default() })
+    }
+
+    async fn put_opts(&self, path: &Path, payload: PutPayload, options: PutOptions) -> Result<PutResult> {
+        self.inner.put_opts(path, payload, options).await
+    }
+
+    async fn put_multipart_opts(&self, path: &Path, options: PutMultipartOptions) -> Result<Box<dyn MultipartUpload>> {
+        self.inner.put_multipart_opts(path, options).await
+    }
+
+    fn delete_stream(&self, paths: BoxStream<'static, Result<Path>>) -> BoxStream<'static, Result<Path>> {
+        self.inner.delete_stream(paths)
+    }
+
+    fn list(&self, prefix: Option<&Path>) -> BoxStream<'static, Result<ObjectMeta>> {
+        self.inner.list(prefix)
+    }
+
+    async fn list_with_delimiter(&self, prefix: Option<&Path>) -> Result<ListResult> {
+        self.inner.list_with_delimiter(prefix).await
+    }
+
+    async fn copy_opts(&self, from: &Path, to: &Path, options: CopyOptions) -> Result<()> {
+        self.inner.copy_opts(from, to, options).await
+    }
+}
+
+fn checked(range: &GetRange, size: u64) -> Result<Range<u64>> {
+    range.as_range(size).map_err(|error| Error::Generic { store: "HTTP", source: Box::new(error) })
+}
+
+/// One download of a file, as far as somebody asked for it.
+struct Download {
+    store: Arc<dyn ObjectStore>,
+    path: Path,
+    meta: ObjectMeta,
+    /// Bytes that are there.
+    len: AtomicU64,
+    reads_ahead: AtomicBool,
+    /// Held while bytes come, so that readers wait in line.
+    state: AsyncMutex<State>,
+}
+
+struct State {
+    /// The server's answer; `None` before the first request and after a failure.
+    body: Option<BoxStream<'static, Result<Bytes>>>,
+    /// Requests so far.
+    starts: usize,
+    /// Bytes of the answer that are there already, from an answer that broke off.
+    repeated: u64,
+    bytes: Spool,
+}
+
+impl Download {
+    fn len(&self) -> u64 {
+        self.len.load(Ordering::Acquire)
+    }
+
+    fn stream(self: Arc<Self>, range: Range<u64>) -> BoxStream<'static, Result<Bytes>> {
+        let pieces = futures::stream::try_unfold((self, range), |(download, range)| async move {
+            if range.is_empty() {
+                return Ok(None);
+            }
+            let end = range.end.min(range.start + PIECE_BYTES);
+            let piece = download.read(range.start..end).await?;
+            Ok(Some((piece, (download, end..range.end))))
+        });
+        pieces.boxed()
+    }
+
+    async fn read(&self, range: Range<u64>) -> Result<Bytes> {
+        let mut state = self.state.lock().await;
+        while self.len() < range.end {
+            self.advance(&mut state).await?;
+        }
+        state.bytes.read(range).await.map_err(local)
+    }
+
+    /// Waits for more bytes, unless all are there.
+    async fn advance(&self, state: &mut State) -> Result<()> {
+        while self.len() < self.meta.size {
+            let chunk = match &mut state.body {
+                Some(body) => body.next().await,
+                None => {
+                    state.body = Some(self.start().await?);
+                    (state.starts, state.repeated) = (state.starts + 1, self.len());
+                    continue;
+                }
+            };
+            let error = match chunk {
+                Some(Ok(chunk)) if state.repeated >= chunk.len() as u64 => {
+                    state.repeated -= chunk.len() as u64;
+                    continue;
+                }
+                Some(Ok(mut chunk)) => {
+                    let new = chunk.split_off(std::mem::take(&mut state.repeated) as usize);
+                    state.bytes.append(&new, self.len()).await.map_err(local)?;
+                    self.len.fetch_add(new.len() as u64, Ordering::Release);
+                    return Ok(());
+                }
+                Some(Err(error)) => error,
+                None => Error::Generic { store: "HTTP", source: "the server sent less than it announced".into() },
+            };
+            state.body = None;
+            if state.starts >= MAX_STARTS {
+                return Err(error);
+            }
+            tracing::warn!(%error, "the download broke off and begins again");
+        }
+        Ok(())
+    }
+
+    /// Requests the file; fails unless it is still the version that is downloaded.
+    async fn start(&self) -> Result<BoxStream<'static, Result<Bytes>>> {
+        let got = self.store.get(&self.path).await?;
+        match is_same(&got.meta, &self.meta) {
+            true => Ok(got.into_stream()),
+            false => Err(changed(&self.path)),
+        }
+    }
+
+    /// Downloads the rest, for as long as the download is kept.
+    fn read_ahead(self: &Arc<Self>) {
+        if self.reads_ahead.swap(true, Ordering::Relaxed) {
+            return;
+        }
+        let kept = Arc::downgrade(self);
+        tokio::spawn(async move {
+            while let Some(download) = kept.upgrade().filter(|download| download.len() < download.meta.size) {
+                // A reader meets the same error.
+                if download.advance(&mut *download.state.lock().await).await.is_err() {
+                    break;
+                }
+            }
+        });
+    }
+}
+
+fn local(error: std::io::Error) -> Error {
+    Error::Generic { store: "temporary file", source: Box::new(error) }
+}
+
+/// Downloaded bytes: in memory or, when there are many, in a file without a name, which ends with the process.
+enum Spool {
+    Memory(Vec<u8>),
+    File(tokio::fs::File),
+}
+
+impl Spool {
+    /// Appends to the `len` bytes that are there.
+    async fn append(&mut self, bytes: &[u8], len: u64) -> std::io::Result<()> {
+        if let Self::Memory(held) = self {
+            if held.len() + bytes.len() <= MEMORY_BYTES {
+                held.extend_from_slice(bytes);
+                return Ok(());
+            }
+            let mut file = tokio::fs::File::from_std(tempfile::tempfile()?);
+            file.write_all(held).await?;
+            *self = Self::File(file);
+        }
+        if let Self::File(file) = self {
+            file.seek(SeekFrom::Start(len)).await?;
+            file.write_all(bytes).await?;
+            file.flush().await?;
+        }
+        Ok(())
+    }
+
+    async fn read(&mut self, range: Range<u64>) -> std::io::Result<Bytes> {
+        match self {
+            Self::Memory(held) => Ok(Bytes::copy_from_slice(&held[range.start as usize..range.end as usize])),
+            Self::File(file) => {
+                let mut bytes = vec![0; (range.end - range.start) as usize];
+                file.seek(SeekFrom::Start(range.start)).await?;
+                file.read_exact(&mut bytes).await?;
+                Ok(bytes.into())
+            }
+        }
+    }
+}
+
+/// The files that a server can send in parts, as it says when it is asked for their size.
+#[derive(Debug, Clone)]
+struct Ranged {
+    paths: Arc<Mutex<HashSet<Path>>>,
+    /// For the clients that are created.
+    retry_for: Duration,
+}
+
+impl Ranged {
+    fn has(&self, path: &Path) -> bool {
+        locked(&self.paths).contains(path)
+    }
+
+    fn set(&self, path: &Path, ranged: bool) {
+        let mut paths = locked(&self.paths);
+        if ranged {
+            paths.insert(path.clone())
+        } else {
+            paths.remove(path)
+        };
+    }
+}
+
+impl HttpConnector for Ranged {
+    fn connect(&self, options: &ClientOptions) -> Result<HttpClient> {
+        Ok(HttpClient::new(Observed {
+            client: client::Connector::new(self.retry_for).connect(options)?,
+            ranged: self.clone(),
+        }))
+    }
+}
+
+/// A client whose answers are looked through for `Accept-Ranges`, which the stores do not hand on.
+#[derive(Debug)]
+struct Observed {
+    client: HttpClient,
+    ranged: Ranged,
+}
+
+#[async_trait]
+impl HttpService for Observed {
+    async fn call(&self, request: HttpRequest) -> std::result::Result<HttpResponse, HttpError> {
+        let is_head = request.method().as_str() == "HEAD";
+        let path = Path::from_url_path(request.uri().path()).ok().filter(|_| is_head);
+        let answer = self.client.execute(request).await?;
+        if let Some(path) = path {
+            let accepts = answer.headers().get("accept-ranges").is_some_and(|unit| unit.as_bytes() == b"bytes");
+            self.ranged.set(&path, accepts);
+        }
+        Ok(answer)
+    }
+}
