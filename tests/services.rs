@@ -44,6 +44,7 @@ fn job(input: &str, output: &str) -> BulkJob {
         codec: Codec::Zstd,
         window_rows: 64,
         overwrite: false,
+        check: false,
         grace: std::time::Duration::from_secs(1),
     }
 }
@@ -73,7 +74,7 @@ async fn contract(stores: &Stores, bucket: &str) {
     let local = job(path.to_str().unwrap(), folder.path().join("vectors").to_str().unwrap());
     run(&local, stores).await.unwrap();
     for part in 0..3 {
-        let name = format!("part-{part:05}.parquet");
+        let name = part_name(&folder.path().join("vectors"), part);
         let there = stores.locate(&format!("{prefix}/vectors/{name}")).unwrap().get().await.unwrap().unwrap();
         let here = std::fs::read(folder.path().join("vectors").join(&name)).unwrap();
         assert!(there == here, "{name} has other bytes on the server");
@@ -165,6 +166,13 @@ impl Fence for Alone {
     async fn completed(&self, _: &UploadId) {}
 }
 
+/// Name of a part of a local output.
+fn part_name(output: &Path, part: usize) -> String {
+    let names = std::fs::read_dir(output).unwrap().map(|file| file.unwrap().file_name().into_string().unwrap());
+    let mut parts = names.filter(|name| name.starts_with(&format!("part-{part:05}-")));
+    parts.next().unwrap()
+}
+
 fn uuid() -> String {
     format!("{:x}", std::process::id())
 }
@@ -177,12 +185,13 @@ fn read_by_pyarrow(folder: &Path) {
         return;
     };
     let script = "
-import sys, pyarrow as pa, pyarrow.parquet as pq
-table = pq.read_table(sys.argv[1] + '/part-00000.parquet')
+import glob, sys, pyarrow as pa, pyarrow.parquet as pq
+first = glob.glob(sys.argv[1] + '/part-00000-*.parquet')[0]
+table = pq.read_table(first)
 assert table.num_rows == 100, table.num_rows
 kind = table.schema.field('embedding').type
 assert pa.types.is_fixed_size_list(kind) and kind.value_type == pa.float32() and kind.list_size == 64, kind
-footer = pq.ParquetFile(sys.argv[1] + '/part-00000.parquet').metadata.metadata
+footer = pq.ParquetFile(first).metadata.metadata
 assert footer[b'elmo.level'] == b'sentence', footer
 ";
     let done = Command::new(python).args(["-c", script]).arg(folder).output().unwrap();
@@ -306,8 +315,10 @@ async fn cluster(stores: &Stores, bucket: &str) {
     let job: Vec<&str> = job.split(' ').collect();
     remote.prints(&[&job[..], &["@/there", "--cluster", &scheduler.address]].concat());
     remote.prints(&[&job[..], &["@/here"]].concat());
-    for part in 0..3 {
-        let name = format!("part-{part:05}.parquet");
+    let output = stores.locate(&format!("{}/here", remote.url)).unwrap();
+    let parts = output.children().await.unwrap();
+    assert_eq!(parts.len(), 3);
+    for name in parts.iter().filter_map(|part| part.location.filename()) {
         let (there, here) = (remote.get(&format!("there/{name}")).await, remote.get(&format!("here/{name}")).await);
         assert!(there == here, "{name} has other bytes from a cluster");
     }

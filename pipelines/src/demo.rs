@@ -113,6 +113,7 @@ pub async fn run(
         codec: Codec::Zstd,
         window_rows: 8192,
         overwrite: true,
+        check: false,
         grace: Duration::from_secs(1),
     };
     let report = bulk::run(&job, stage.as_ref(), &stores, shutdown, progress).await?;

@@ -1,7 +1,7 @@
 //! Everything that moves rows through ELMo, and the `elmo` binary.
 //!
 //! [`cli`] parses the command line into settings and runs a job. Jobs share [`stores`] (addresses and clients of object
-//! stores), [`source`] (rows in), [`stage`] (embedding), [`sink`] (Parquet out) and [`models`] (directories, URLs,
+//! stores), [`source`] (rows in), [`stage`] (embedding) and [`in_order`] (ordered submission to it), [`sink`] (Parquet out) and [`models`] (directories, URLs,
 //! zips, the cache). No other module imports [`cli`], and no two modules import each other.
 //!
 //! | job | module |
@@ -21,6 +21,7 @@ mod crash;
 pub mod demo;
 pub mod diagnose;
 pub mod error;
+pub mod in_order;
 pub mod models;
 pub mod output;
 pub mod redact;

@@ -169,6 +169,7 @@ pub(crate) fn job(input: &str, output: &str) -> BulkJob {
         codec: Codec::Zstd,
         window_rows: 4,
         overwrite: false,
+        check: false,
         grace: std::time::Duration::from_secs(1),
     }
 }
@@ -197,6 +198,21 @@ pub(crate) fn parts(folder: &Path) -> BTreeMap<String, Vec<u8>> {
         .filter(|name| name.ends_with(".parquet"))
         .map(|name| (name.clone(), fs::read(folder.join(name)).unwrap()))
         .collect()
+}
+
+/// The file of part `part` of an output, whatever fingerprint is in its name.
+pub(crate) fn part(output: &Path, part: usize) -> PathBuf {
+    let stem = format!("part-{part:05}-");
+    let name = names(output).into_iter().find(|name| name.starts_with(&stem));
+    output.join(name.unwrap_or_else(|| panic!("no part {part} in {}", output.display())))
+}
+
+/// The name of a part without the fingerprint of its job.
+pub(crate) fn plain(name: &str) -> String {
+    match name.strip_suffix(".parquet").and_then(|stem| stem.rsplit_once('-')) {
+        Some((stem, fingerprint)) if fingerprint.len() == 8 => format!("{stem}.parquet"),
+        _ => name.to_owned(),
+    }
 }
 
 /// What lies in a folder, sorted; nothing when there is none.

@@ -19,10 +19,11 @@ use parquet::{
     },
 };
 
-use crate::common::{Place, run, run_local, tiny};
+use crate::common::{Place, part, run, run_local, tiny};
 
-fn metadata(place: &Place, file: &str) -> ParquetMetaData {
-    let file = std::fs::File::open(place.path(file)).unwrap();
+/// The footer of the first part of an output.
+fn metadata(place: &Place, output: &str) -> ParquetMetaData {
+    let file = std::fs::File::open(part(&place.path(output), 0)).unwrap();
     ParquetMetaDataReader::new().with_page_index_policy(PageIndexPolicy::Required).parse_and_finish(&file).unwrap()
 }
 
@@ -34,7 +35,7 @@ async fn vectors_and_the_rest() {
         let stage = tiny(EmbedSpec { level, ..EmbedSpec::default() });
         let job = BulkJob { rows_per_file: Some(100), ..place.job("a.csv", &level.to_string()) };
         run(&job, stage.as_ref(), &Stores::with_settings([])).await.unwrap();
-        let metadata = metadata(&place, &format!("{level}/part-00000.parquet"));
+        let metadata = metadata(&place, &level.to_string());
         let (mut vectors, mut others) = (0, 0);
         for (leaf, column) in metadata.row_group(0).columns().iter().enumerate() {
             assert!(matches!(column.compression(), Compression::ZSTD(_)), "{column:?}");
@@ -78,12 +79,12 @@ async fn row_groups_end_by_bytes() {
         ..place.job("a.txt", output)
     };
     run_local(&job("kept", Keep::All)).await.unwrap();
-    let kept = metadata(&place, "kept/part-00000.parquet");
+    let kept = metadata(&place, "kept");
     let rows: Vec<i64> = kept.row_groups().iter().map(|group| group.num_rows()).collect();
     // 30 MB of text in groups of 8 MiB, cut where 4 MiB are handed to the encoder: 42 rows at a time.
     assert_eq!(rows, [84, 84, 84, 48]);
     run_local(&job("left-out", Keep::None)).await.unwrap();
-    assert_eq!(metadata(&place, "left-out/part-00000.parquet").num_row_groups(), 1);
+    assert_eq!(metadata(&place, "left-out").num_row_groups(), 1);
 }
 
 /// By the format's LogicalTypes.md, times have one of these; a bare integer would be a number to every other reader.
@@ -110,7 +111,7 @@ async fn times_are_times_to_every_reader() {
     run_local(&place.job("a.arrow", "a")).await.unwrap();
     let millis = |is_utc| Some(LogicalType::timestamp(is_utc, ParquetUnit::MILLIS));
     let time = Some(LogicalType::time(false, ParquetUnit::MILLIS));
-    let found = logical_types(&metadata(&place, "a/part-00000.parquet"));
+    let found = logical_types(&metadata(&place, "a"));
     assert_eq!(found[1..6], [millis(false), millis(true), time, millis(false), millis(false)]);
     for column in ["plain", "zoned", "date"] {
         let found = place.rows("a")[column].as_primitive::<TimestampMillisecondType>().value(0);
@@ -118,7 +119,7 @@ async fn times_are_times_to_every_reader() {
     }
     place.write("b.csv", "text,plain,utc,day\na,2024-02-29 12:00:00,2024-02-29T12:00:00Z,2024-02-29\n");
     run_local(&place.job("b.csv", "b")).await.unwrap();
-    let found = logical_types(&metadata(&place, "b/part-00000.parquet"));
+    let found = logical_types(&metadata(&place, "b"));
     assert_eq!(found[1..4], [millis(false), millis(true), Some(LogicalType::Date)]);
     for column in ["plain", "utc"] {
         let found = place.rows("b")[column].as_primitive::<TimestampMillisecondType>().value(0);

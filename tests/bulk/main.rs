@@ -15,7 +15,10 @@ mod faulty;
 mod frozen;
 mod hostile;
 mod http;
+mod identity;
 mod inputs;
+mod repair;
+mod requests;
 mod resume;
 #[path = "../common/unconditional.rs"]
 mod unconditional;

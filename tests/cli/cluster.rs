@@ -330,14 +330,14 @@ fn bulk_jobs(place: &Place, cluster: &Cluster) {
             assert_eq!(there.json()[counted], here.json()[counted], "{name}: {counted}");
         }
         for part in 0..4 {
-            let read = |end| fs::read(place.path(&format!("{name}-{end}/part-0000{part}.parquet"))).unwrap();
+            let read = |end| fs::read(place.path(&place.part(&format!("{name}-{end}"), part))).unwrap();
             assert!(read("there") == read("here"), "{name}: part {part}");
         }
     }
     // A single process recreates a missing part.
-    fs::remove_file(place.path("plain-there/part-00002.parquet")).unwrap();
+    fs::remove_file(place.path(&place.part("plain-there", 2))).unwrap();
     place.exits(&format!("{job} --output plain-there"), 0);
-    let read = |end| fs::read(place.path(&format!("plain-{end}/part-00002.parquet"))).unwrap();
+    let read = |end| fs::read(place.path(&place.part(&format!("plain-{end}"), 2))).unwrap();
     assert!(read("there") == read("here"));
     let failed = place.exits(&format!("{job} --max-tokens 29 --on-long error --output no --cluster {address}"), 3);
     let alone = place.exits(&format!("{job} --max-tokens 29 --on-long error --output no"), 3);

@@ -106,6 +106,14 @@ impl Place {
         files.map(|file| file.file_name()).any(|name| name.to_string_lossy().starts_with("part-"))
     }
 
+    /// Path of a part of an output, whatever fingerprint is in its name.
+    pub(crate) fn part(&self, output: &str, number: usize) -> String {
+        let names = std::fs::read_dir(self.path(output)).unwrap().map(|file| file.unwrap().file_name());
+        let mut names = names.map(|name| name.into_string().unwrap());
+        let name = names.find(|name| name.starts_with(&format!("part-{number:05}-")));
+        format!("{output}/{}", name.unwrap_or_else(|| panic!("no part {number} in {output}")))
+    }
+
     /// Runs a command whose arguments need no quoting.
     pub(crate) fn run(&self, words: &str) -> Ended {
         self.run_with(words, &[])

@@ -11,8 +11,8 @@ use object_store::PutMode;
 use serde::Serialize;
 
 use super::{
-    BulkJob,
-    manifest::{FOLDER, Outlook, outlook},
+    BulkJob, check_inputs,
+    manifest::{FOLDER, OutputState, survey},
     place, prepare,
 };
 use crate::{
@@ -23,15 +23,15 @@ use crate::{
     stores::{Location, StoreError, Stores},
 };
 
-/// Rows that are embedded to learn tokens per byte and tokens per second.
+/// Rows that are embedded to estimate tokens per byte and tokens per second.
 const SAMPLE_ROWS: usize = 512;
-/// Bytes of text of that sample, and of a row in it, at the most.
+/// Bytes of text of that sample, and of a row in it.
 const SAMPLE_BYTES: u64 = 32 << 10;
-/// What is embedded where every row is too large for a sample.
+/// The text that is embedded when every row is too large for a sample.
 const TYPICAL: &str = "The road to the harbour was closed, so we took the old bridge and came late.";
 /// Bytes of input that are read to count rows, over all files.
 const COUNT_BYTES: u64 = 256 << 20;
-/// Bytes that are read of each file in any case.
+/// Bytes that are read of each file, even if [`COUNT_BYTES`] is exceeded.
 const COUNT_BYTES_EACH: u64 = 1 << 20;
 
 /// What a job would do.
@@ -41,32 +41,34 @@ pub struct DryRun {
     pub files: usize,
     /// Rows of all files.
     pub rows: u64,
-    /// Whether `rows` was counted; large files are read in part.
+    /// Whether `rows` was counted; of large files only a part is read.
     pub rows_exact: bool,
-    /// Bytes of text.
+    /// Size of the text, in bytes.
     pub text_bytes: u64,
     /// Tokens, estimated from a sample.
     pub tokens: u64,
-    /// Bytes of vectors before packing, estimated.
+    /// Size of the vectors before compression, in bytes, estimated.
     pub vector_bytes: u64,
-    /// Part files.
+    /// Number of part files.
     pub parts: u64,
-    /// Seconds, estimated from the pace of the sample.
+    /// Duration in seconds, estimated from the sample.
     pub seconds: f64,
     /// Columns of the output.
     pub columns: Vec<String>,
     /// What the job would find in the output.
-    pub output: Outlook,
+    pub output: OutputState,
 }
 
-/// Looks into the inputs, embeds a small sample, and makes sure that the job would not be refused by its output.
+/// Reads the inputs, embeds a small sample, and checks that the job may write to its output.
 ///
 /// # Errors
-/// As [`prepare`]; [`Error::Manifest`] when the output is of another job or holds foreign files, [`Error::Io`] or [`Error::Store`] when the output cannot be written to, [`Error::Source`] when the
-/// inputs cannot be read, [`Error::Elmo`] when a row of the sample or the device fails.
+/// As [`prepare`]; [`ManifestError`](super::manifest::ManifestError) when the output is of another job or holds foreign
+/// files, [`Error::Io`] or [`StoreError`] when it cannot be written to, [`SourceError`](crate::source::SourceError) when
+/// the inputs cannot be read, [`elmo::Error`] when a row of the sample or the device fails.
 pub async fn dry_run(job: &BulkJob, stage: &dyn Stage, stores: &Stores) -> Result<DryRun> {
     let prepared = prepare(job, stage, stores).await?;
-    let output = outlook(&prepared.output, &prepared.job, job.overwrite).await?;
+    let found = survey(&prepared.output, &prepared.job, job.overwrite).await?;
+    check_inputs(job, stage, &prepared, (&found.parts, &found.changed_inputs)).await?;
     probe(&prepared.output).await?;
     let files = prepared.plan.files().len();
     let counted = count_rows(&prepared.plan).await?;
@@ -83,11 +85,11 @@ pub async fn dry_run(job: &BulkJob, stage: &dyn Stage, stores: &Stores) -> Resul
         parts: counted.rows.div_ceil(prepared.part_rows).max(1),
         seconds: tokens * pace.seconds_per_token,
         columns: prepared.schema.fields().iter().map(|f| f.name().clone()).collect(),
-        output,
+        output: found.state,
     })
 }
 
-/// Rows and bytes of text of all files. Standard input can be read only once, so it is left to the job.
+/// Rows and bytes of text of all files. Standard input is not read, because it can be read only once.
 async fn count_rows(plan: &Arc<Plan>) -> Result<Counted> {
     let files = plan.files().len();
     let each = (COUNT_BYTES / files.max(1) as u64).max(COUNT_BYTES_EACH);
@@ -105,7 +107,7 @@ async fn count_rows(plan: &Arc<Plan>) -> Result<Counted> {
     Ok(sum)
 }
 
-/// What a sample of the first rows tells.
+/// Rates of a sample of the first rows.
 #[derive(Debug, Clone, Copy, Default)]
 struct Pace {
     tokens_per_byte: f64,
@@ -135,8 +137,8 @@ impl Pace {
     }
 }
 
-/// The first rows, without those that are so large that a sample of them would take as long as the job; formats that are
-/// read in small steps give several slices.
+/// The first rows, without very large ones, which would take as long as the job. Formats that are read in small steps give
+/// several slices.
 async fn sample(plan: &Arc<Plan>) -> Result<Vec<Slice>> {
     let mut reader = Rows::new(Arc::clone(plan), Position::default());
     let (mut slices, mut rows, mut bytes) = (Vec::new(), 0, 0);
@@ -157,7 +159,7 @@ async fn sample(plan: &Arc<Plan>) -> Result<Vec<Slice>> {
     Ok(slices)
 }
 
-/// Writes a small object and removes it; on a disk into the folder that is there already, so that nothing stays.
+/// Creates a small object and deletes it; on a local disk in the closest folder that exists, so that nothing is left.
 async fn probe(output: &Location) -> Result<()> {
     if let Some(path) = output.local_path() {
         let folder = path.ancestors().find(|folder| folder.is_dir()).unwrap_or(&path).to_path_buf();
@@ -165,7 +167,7 @@ async fn probe(output: &Location) -> Result<()> {
     }
     let probe = output.child(FOLDER).child(&format!("probe-{}", uuid::Uuid::new_v4()));
     match probe.put(Bytes::new(), PutMode::Create).await {
-        // The name is ours alone: the first answer was lost.
+        // The name is random, so an earlier attempt of this request created it.
         Ok(_) | Err(object_store::Error::AlreadyExists { .. }) => {}
         Err(e) => return Err(StoreError::request("write", &probe, e).into()),
     }
@@ -175,17 +177,20 @@ async fn probe(output: &Location) -> Result<()> {
 impl fmt::Display for DryRun {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let output = match self.output {
-            Outlook::New => "nothing there yet".to_owned(),
-            Outlook::Overwritten => "the files of an earlier job would be removed".to_owned(),
-            Outlook::Begun { rows } => format!("goes on after {} rows", count(rows)),
-            Outlook::Complete => "complete; nothing to do".to_owned(),
+            OutputState::New => "nothing there yet".to_owned(),
+            OutputState::Overwritten => "the files of an earlier job would be removed".to_owned(),
+            OutputState::Begun { rows } => format!("resumes after {} rows", count(rows)),
+            OutputState::Complete => "complete; nothing to do".to_owned(),
         };
         f.write_str(&table(&[
             ("files", count(self.files as u64)),
             ("rows", format!("{}{}", if self.rows_exact { "" } else { "about " }, count(self.rows))),
             ("text", bytes(self.text_bytes)),
             ("tokens", format!("about {}", count(self.tokens))),
-            ("vectors", format!("about {} before packing, in {} files", bytes(self.vector_bytes), count(self.parts))),
+            (
+                "vectors",
+                format!("about {} before compression, in {} files", bytes(self.vector_bytes), count(self.parts)),
+            ),
             ("time", format!("about {}", duration(std::time::Duration::from_secs_f64(self.seconds.min(1e9))))),
             ("columns", self.columns.join(", ")),
             ("output", output),

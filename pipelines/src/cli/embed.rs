@@ -101,6 +101,11 @@ pub(super) struct EmbedArgs {
     #[arg(long, value_name = "BOOL", action = ArgAction::Set, hide_possible_values = true, num_args = 0..=1, require_equals = true, default_value = "false", default_missing_value = "true", hide_default_value = true, value_parser = BoolishValueParser::new(), help_heading = "Output")]
     overwrite: bool,
 
+    /// Before resuming, compare the SHA-256 of every file with the manifest, and write damaged files again; without it, only
+    /// sizes are compared
+    #[arg(long, help_heading = "Output")]
+    check: bool,
+
     /// Read the inputs and print an estimate of rows, tokens, size and time; write nothing
     #[arg(short = 'n', long, help_heading = "Output")]
     dry_run: bool,
@@ -342,6 +347,7 @@ impl EmbedArgs {
             codec: self.compression,
             window_rows: self.window_rows,
             overwrite: self.overwrite,
+            check: self.check,
             grace: GRACE_PERIOD,
         }
     }

@@ -39,7 +39,7 @@ impl Manifest {
         if folder.is_http() {
             return Ok(None);
         }
-        let Some((job, parts)) = manifest::look(folder).await? else { return Ok(None) };
+        let Some((job, parts)) = manifest::read(folder).await? else { return Ok(None) };
         let done = totals(folder).await?;
         Ok(Some(Self { job, parts, done }))
     }
@@ -289,9 +289,10 @@ mod tests {
             last: false,
             bytes: 1,
             sha256: String::new(),
+            rows_digest: None,
             counts: Counts::default(),
         };
-        let job = Job { settings: BTreeMap::new(), inputs: Vec::new() };
+        let job = Job::new(BTreeMap::new(), Vec::new());
         let mut manifest = Manifest { job, parts: vec![entry("part-00000-1a2b.parquet")], done: None };
         assert!(manifest.names("part-00000-1a2b.parquet") && manifest.names("part-00001-1a2b.parquet"));
         for foreign in ["part-00001-ffff.parquet", "part-00002-1a2b.parquet", "part-00000-ffff.parquet", "more.parquet"]

@@ -1,335 +1,89 @@
-//! What is durable: the manifest of a bulk job, beside its output.
+//! The manifest of a bulk job: what is durable, recorded beside the output.
 //!
 //! ```text
-//! OUTPUT/part-00000.parquet     data: nothing but Parquet lies in the folder itself
-//! OUTPUT/_elmo/job.json         what the job is: settings that change results, and its inputs
-//! OUTPUT/_elmo/part-00000.json  one entry per part that is durable, written after the part
-//! OUTPUT/_elmo/done.json        totals: the job is finished
-//! OUTPUT/_elmo/partial.arrows   rows of a part that is not complete, put aside by a job that was asked to stop
-//! OUTPUT/_elmo/lock             held while a job runs
+//! OUTPUT/part-00000-1a2b3c4d.parquet  data: nothing but Parquet lies in the folder itself
+//! OUTPUT/_elmo/job.json               identity of the job: settings that change results, and inputs
+//! OUTPUT/_elmo/part-00000.json        entry of a durable part, created after the part
+//! OUTPUT/_elmo/done.json              totals: the job is finished
+//! OUTPUT/_elmo/partial.arrows         complete rows of the open part, saved by an interrupted job
+//! OUTPUT/_elmo/lock                   held while a job runs
 //! ```
 //!
-//! Job, entries and totals are created once and never changed ([`create_once`]), so a second writer that slips past
-//! the lock is stopped by the first entry that it tries to create; before it publishes a part it asks whether the lock
-//! is still its own. A part without an entry is no part: the next run writes it again, to the same bytes. Each entry
-//! begins where the one before it ends, which is checked before anybody goes on from there.
+//! The story of an output: [`Manifest::open`] acquires the [`lock`], reads what exists ([`existing`]) and decides whether
+//! this job may continue it ([`job`]). Every part that is published gets an entry ([`entry`]); each entry begins where the
+//! one before it ends. [`Manifest::finish`] checks that the folder holds the parts of the manifest and no others.
 //!
-//! Parts are numbered with five digits. From 100,000 on a letter says how many digits there are (`a` six, `b` seven,
-//! …), so that names sort as their numbers do: `part-99999`, `part-a100000`, …, `part-a999999`, `part-b1000000`.
+//! Entries and totals are created and never changed in place ([`PutMode::Create`](object_store::PutMode::Create)), so a
+//! second writer that slips past the lock is stopped by the first entry that it tries to create. A part without an entry is
+//! no part: the next run writes it again. A part that is lost or damaged is written again together with its entry, because
+//! other hardware may give other bytes: the entry is deleted before the part is published and created after it, so that a
+//! crash in between leaves a part without an entry.
 
+mod entry;
+mod error;
+mod existing;
+mod job;
 mod lock;
+mod names;
+mod output;
+mod overwrite;
+mod records;
+mod state;
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeSet, HashMap};
 
+use futures::{StreamExt, TryStreamExt, stream};
 use object_store::ObjectMeta;
-use serde::{Deserialize, Serialize, de::DeserializeOwned};
-use thiserror::Error;
+use sha2::{Digest, Sha256};
 
-use self::lock::{LEASE, Lock};
+pub(crate) use self::entry::Part;
+pub(super) use self::state::survey;
+pub use self::{
+    entry::{Counts, PartEntry},
+    error::ManifestError,
+    job::{InputRecord, Job},
+    names::part_name,
+    output::read,
+    state::{OutputState, output_state},
+};
+use self::{
+    existing::{Existing, Start},
+    lock::Lock,
+    names::{entry_name, parse_part},
+};
 use crate::{
-    error::{Exit, Fault},
     sink::Fence,
-    source::{InputFile, Position},
-    stores::{
-        Location, StoreError,
-        create_once::{self, Created},
-    },
+    source::Position,
+    stores::{Location, StoreError},
 };
 
 /// Folder of the manifest inside an output.
 pub const FOLDER: &str = "_elmo";
-/// Rows of a part that is not complete.
+/// Identity of the job.
+const JOB: &str = "job.json";
+/// Totals of a finished job.
+const DONE: &str = "done.json";
+/// Complete rows of the open part.
 const PARTIAL: &str = "partial.arrows";
-/// Differences that an error lists.
-const MOST_DIFFERENCES: usize = 20;
-
-/// Why an output cannot be written to.
-#[derive(Debug, Error)]
-#[non_exhaustive]
-pub enum ManifestError {
-    /// The store fails.
-    #[error(transparent)]
-    Store(#[from] StoreError),
-    /// The output was begun with other settings or other inputs.
-    #[error("{output} was begun by a job that differs:\n{}", differences.join("\n"))]
-    Differs {
-        /// The output.
-        output: String,
-        /// One line per setting: there, here.
-        differences: Vec<String>,
-    },
-    /// Another job writes to the output.
-    #[error("{output}: another job is writing there ({holder})")]
-    Locked {
-        /// The output.
-        output: String,
-        /// Who, as far as is known.
-        holder: String,
-    },
-    /// Another job created this entry after us.
-    #[error("{file}: another job has written this part; this job stops so that nothing is written twice")]
-    Overtaken {
-        /// The entry.
-        file: String,
-    },
-    /// There are files in the output that no manifest knows.
-    #[error("{output} holds {file}, {}", unknown(*manifest))]
-    Foreign {
-        /// The output.
-        output: String,
-        /// One of the files.
-        file: String,
-        /// There is a manifest, which does not know it.
-        manifest: bool,
-    },
-    /// The output, or something above it, is a file.
-    #[error("{output}: {file} is a file, and an output is a folder")]
-    NoFolder {
-        /// The output.
-        output: String,
-        /// The file.
-        file: String,
-    },
-    /// Something that the job wrote is not there any more.
-    #[error("{file}: this job wrote it, and it is gone or another one now")]
-    Vanished {
-        /// The file.
-        file: String,
-    },
-    /// An entry that is no entry.
-    #[error("{file}: not an entry of a manifest: {reason}")]
-    Broken {
-        /// The entry.
-        file: String,
-        /// What is wrong.
-        reason: String,
-    },
-    /// A part that was lost or damaged was written again, and other bytes came out.
-    #[error("{file} was lost or damaged, and what was written in its place differs from what the manifest says")]
-    Part {
-        /// The part.
-        file: String,
-    },
-}
-
-fn unknown(manifest: bool) -> &'static str {
-    if manifest { "which its job did not write" } else { "but no manifest of a job" }
-}
-
-impl Fault for ManifestError {
-    fn exit(&self) -> Exit {
-        match self {
-            Self::Store(error) => error.exit(),
-            Self::Differs { .. } | Self::NoFolder { .. } => Exit::Usage,
-            _ => Exit::Storage,
-        }
-    }
-
-    fn help(&self) -> Option<String> {
-        match self {
-            Self::Store(error) => error.help(),
-            Self::Differs { .. } => Some(
-                "use the settings and inputs of that job to go on with it, another --output, or --overwrite".into(),
-            ),
-            Self::Locked { .. } => Some(format!(
-                "wait for it, or give another --output; a job in an object store that died is free after {} s",
-                LEASE.as_secs()
-            )),
-            Self::Overtaken { .. } => Some("run one job per output".into()),
-            Self::Foreign { .. } => {
-                Some("give an empty --output; --overwrite removes the parts of an earlier job and nothing else".into())
-            }
-            Self::NoFolder { .. } => Some("give the name of a folder as --output; it is made when needed".into()),
-            Self::Vanished { .. } => {
-                Some("leave the output alone while a job runs; the same command again writes what is missing".into())
-            }
-            Self::Broken { .. } | Self::Part { .. } => Some("begin anew with --overwrite".into()),
-        }
-    }
-}
-
-/// One file of the input, as it was when the job began.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct InputRecord {
-    /// Path or URL.
-    pub file: String,
-    /// Bytes.
-    pub size: u64,
-    /// Etag, or time of the last change.
-    pub version: Option<String>,
-}
-
-impl From<&InputFile> for InputRecord {
-    fn from(file: &InputFile) -> Self {
-        Self { file: file.to_string(), size: file.size, version: file.version.clone() }
-    }
-}
-
-/// What a job is.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Job {
-    /// Everything that changes the bytes of the output.
-    pub settings: BTreeMap<String, String>,
-    /// The files, in the order in which they are read.
-    pub inputs: Vec<InputRecord>,
-}
-
-impl Job {
-    fn differs(&self, now: &Self, output: &Location) -> ManifestError {
-        ManifestError::Differs { output: output.to_string(), differences: self.differences(now) }
-    }
-
-    /// One line per difference between the job that began an output and this one.
-    fn differences(&self, now: &Self) -> Vec<String> {
-        let keys: std::collections::BTreeSet<&String> = self.settings.keys().chain(now.settings.keys()).collect();
-        let value = |job: &Self, key: &str| job.settings.get(key).cloned().unwrap_or_else(|| "(not set)".into());
-        let mut lines: Vec<String> = keys
-            .into_iter()
-            .filter(|key| self.settings.get(*key) != now.settings.get(*key))
-            .map(|key| {
-                let (then, now) = contrast(&value(self, key), &value(now, key));
-                format!("  {key}: there {then}, now {now}")
-            })
-            .collect();
-        let known: BTreeMap<&str, &InputRecord> = self.inputs.iter().map(|i| (i.file.as_str(), i)).collect();
-        for input in &now.inputs {
-            match known.get(input.file.as_str()) {
-                None => lines.push(format!("  input {}: not there then", input.file)),
-                Some(then) if *then != input => lines.push(format!("  input {}: changed since", input.file)),
-                Some(_) => {}
-            }
-        }
-        let still: std::collections::BTreeSet<&str> = now.inputs.iter().map(|i| i.file.as_str()).collect();
-        let gone = self.inputs.iter().filter(|then| !still.contains(then.file.as_str()));
-        lines.extend(gone.map(|then| format!("  input {}: not there now", then.file)));
-        if lines.is_empty() && self.inputs != now.inputs {
-            lines.push("  the inputs come in another order".to_owned());
-        }
-        if lines.len() > MOST_DIFFERENCES {
-            let more = lines.len() - MOST_DIFFERENCES;
-            lines.truncate(MOST_DIFFERENCES);
-            lines.push(format!("  and {more} more"));
-        }
-        lines
-    }
-}
-
-/// Two long lists of values without what both begin and end with, and no longer than people read.
-fn contrast(then: &str, now: &str) -> (String, String) {
-    const LONG: usize = 200;
-    if then.len().max(now.len()) <= LONG {
-        return (then.to_owned(), now.to_owned());
-    }
-    let (a, b): (Vec<&str>, Vec<&str>) = (then.split(", ").collect(), now.split(", ").collect());
-    let head = a.iter().zip(&b).take_while(|(a, b)| a == b).count();
-    let (a, b) = (&a[head..], &b[head..]);
-    let tail = a.iter().rev().zip(b.iter().rev()).take_while(|(a, b)| a == b).count();
-    let shown = |values: &[&str]| {
-        let differing = values[..values.len() - tail].join(", ");
-        let line: String = differing.chars().take(LONG).collect();
-        let dots = |needed: bool| if needed { "\u{2026}" } else { "" };
-        let pieces = [dots(head > 0), &line, dots(tail > 0 || line.len() < differing.len())];
-        pieces.into_iter().filter(|piece| !piece.is_empty()).collect::<Vec<_>>().join(" ")
-    };
-    (shown(a), shown(b))
-}
-
-/// Counts of rows and tokens.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Counts {
-    /// Rows read.
-    pub rows_in: u64,
-    /// Rows written.
-    pub rows_out: u64,
-    /// NULL texts.
-    pub nulls: u64,
-    /// Empty or blank texts.
-    pub empty: u64,
-    /// Rows with a cut sentence.
-    pub truncated: u64,
-    /// Rows with an error.
-    pub errors: u64,
-    /// Rows left out because of an error.
-    pub skipped: u64,
-    /// Sentences given to the biLM.
-    pub sentences: u64,
-    /// Tokens given to the biLM.
-    pub tokens: u64,
-}
-
-impl std::ops::AddAssign for Counts {
-    fn add_assign(&mut self, more: Self) {
-        // Read from files that anybody can edit.
-        let add = |total: &mut u64, more: u64| *total = total.saturating_add(more);
-        add(&mut self.rows_in, more.rows_in);
-        add(&mut self.rows_out, more.rows_out);
-        add(&mut self.nulls, more.nulls);
-        add(&mut self.empty, more.empty);
-        add(&mut self.truncated, more.truncated);
-        add(&mut self.errors, more.errors);
-        add(&mut self.skipped, more.skipped);
-        add(&mut self.sentences, more.sentences);
-        add(&mut self.tokens, more.tokens);
-    }
-}
-
-/// A part that is durable.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct PartEntry {
-    /// Name of the file in the output.
-    pub file: String,
-    /// First row of the input in it.
-    pub start: Position,
-    /// The row after the last.
-    pub end: Position,
-    /// Nothing comes after it.
-    pub last: bool,
-    /// Size of the file.
-    pub bytes: u64,
-    /// SHA-256 of the file, hexadecimal.
-    pub sha256: String,
-    /// What is in it.
-    pub counts: Counts,
-}
-
-impl PartEntry {
-    /// Why it cannot come after these: rows would be missing or come twice.
-    fn break_after(&self, before: &[Self]) -> Option<String> {
-        let (file, start) = (part_name(before.len()), before.last().map(|part| part.end).unwrap_or_default());
-        if self.file != file {
-            return Some(format!("it is of {}, and here should be that of {file}", self.file));
-        }
-        if before.last().is_some_and(|part| part.last) {
-            return Some("the entry before it is of the last part".to_owned());
-        }
-        let (rows, end, at) =
-            (self.counts.rows_in, self.end, |at: Position| format!("row {} of file {}", at.row, at.file));
-        if self.start != start {
-            return Some(format!("it begins with {}, and should with {}", at(self.start), at(start)));
-        }
-        let fits = match end.file.checked_sub(start.file) {
-            Some(0) => end.row.checked_sub(start.row) == Some(rows),
-            // How many rows are left in the first file, the entry does not say.
-            Some(_) => rows >= end.row,
-            None => false,
-        };
-        (!fits).then(|| format!("it counts {rows} rows from {} to {}", at(start), at(end)))
-    }
-}
+/// Files whose digests are computed at the same time.
+const DIGESTS: usize = 4;
 
 /// The manifest of one job, opened and locked.
 #[derive(Debug)]
 pub struct Manifest {
     output: Location,
     folder: Location,
-    /// Parts that are durable, in order.
-    pub parts: Vec<PartEntry>,
-    /// Those of them whose file is gone or has another size than was written.
-    pub damaged: Vec<usize>,
-    /// The job had ended before.
-    pub done: bool,
-    /// Rows of a part that is not complete lie beside the entries.
-    put_aside: bool,
+    job: Job,
+    /// `job.json` does not say what `job` is.
+    unrecorded: bool,
+    /// Indices of inputs whose content has to be compared before the job is recorded.
+    changed_inputs: Vec<usize>,
+    /// In order. The last one is not [`Part::Lost`].
+    parts: Vec<Part>,
+    /// The totals are recorded: the job is finished.
+    done: bool,
+    /// Saved rows of the open part exist.
+    has_partial: bool,
     lock: Lock,
 }
 
@@ -338,22 +92,32 @@ impl Manifest {
     ///
     /// # Errors
     /// [`ManifestError::Locked`] when another job writes there, [`ManifestError::Differs`] when the manifest is of a job
-    /// with other settings or inputs, [`ManifestError::Foreign`] when files lie there that no manifest knows,
-    /// [`ManifestError::NoFolder`] when a file is where the output should be, [`ManifestError::Broken`] when an entry
-    /// cannot be parsed or does not follow from the one before it, [`ManifestError::Overtaken`] when another job begins
-    /// the manifest at the same moment, [`ManifestError::Store`] when the store fails.
+    /// with other settings or inputs, [`ManifestError::JobLost`] when that cannot be determined,
+    /// [`ManifestError::Foreign`] when there are files that no manifest names, [`ManifestError::Unlisted`] when there are
+    /// parts beside those of a finished job, [`ManifestError::NoFolder`] when the output is a file,
+    /// [`ManifestError::Broken`] when an entry does not follow from the one before it, [`ManifestError::Overtaken`] when
+    /// another job begins the manifest at the same moment, [`ManifestError::Store`] when the store fails.
     pub async fn open(output: &Location, job: &Job, overwrite: bool) -> Result<Self, ManifestError> {
         check_folder(output)?;
         let folder = output.child(FOLDER);
         let lock = Lock::acquire(output, &folder).await?;
-        let (output, parts, damaged) = (output.clone(), Vec::new(), Vec::new());
-        let mut manifest = Self { output, folder, parts, damaged, done: false, put_aside: false, lock };
-        match manifest.take_up(job, overwrite).await {
+        let mut manifest = Self {
+            output: output.clone(),
+            folder,
+            job: job.clone(),
+            unrecorded: false,
+            changed_inputs: Vec::new(),
+            parts: Vec::new(),
+            done: false,
+            has_partial: false,
+            lock,
+        };
+        match manifest.start(overwrite).await {
             Ok(()) => Ok(manifest),
             Err(error) => {
                 let foreign = matches!(error, ManifestError::Foreign { .. });
                 if let Some(folder) = manifest.folder.local_path().filter(|_| foreign) {
-                    // What the lock made, while it is held; a folder with more in it stays.
+                    // What the lock created, while it is held; a folder with more in it stays.
                     let _ = std::fs::remove_file(folder.join("lock")).and_then(|()| std::fs::remove_dir(&folder));
                 }
                 manifest.close().await;
@@ -362,106 +126,125 @@ impl Manifest {
         }
     }
 
-    /// Begins the manifest or reads it, now that nobody else does.
-    async fn take_up(&mut self, job: &Job, overwrite: bool) -> Result<(), ManifestError> {
-        let name = self.folder.child("job.json");
-        self.put_aside = self.partial().head().await?.is_some();
-        let manifest = name.head().await?.is_some();
-        if overwrite && manifest {
-            self.remove().await?;
-        }
-        let then = match read::<Job>(&name).await {
-            Err(ManifestError::Broken { .. }) if is_bare(&self.output).await? => {
-                tracing::warn!(file = %name, "cannot be read, and there is no part yet; the job begins anew");
-                name.delete().await?;
-                None
+    /// Begins the manifest or reads it, now that the lock is held.
+    async fn start(&mut self, overwrite: bool) -> Result<(), ManifestError> {
+        let existing = Existing::read(&self.output, &self.folder).await?;
+        let had_manifest = existing.has_manifest();
+        if overwrite && (had_manifest || !existing.files.is_empty()) {
+            let parts = overwrite::own_parts(&self.output, &existing, &self.job).await?;
+            overwrite::remove(&self.output, &self.folder, &existing, &parts).await?;
+            self.begin().await?;
+        } else {
+            self.has_partial = existing.has_partial;
+            match existing.start(&self.job).await? {
+                Start::Begin => self.begin_on(&existing).await?,
+                Start::Resume { parts, torn, continuation } => {
+                    self.unrecorded = existing.job.as_ref() != Some(&continuation.job);
+                    (self.job, self.changed_inputs, self.parts) = (continuation.job, continuation.changed, parts);
+                    self.resume(&existing, &torn).await?;
+                }
             }
-            then => then?,
-        };
-        match then {
-            None => self.begin(&name, job).await?,
-            Some(then) if then == *job => self.resume().await?,
-            Some(then) => return Err(then.differs(job, &self.output)),
         }
-        sweep(&self.output, manifest).await
+        overwrite::remove_staged(&self.output, had_manifest).await
     }
 
-    async fn begin(&mut self, name: &Location, job: &Job) -> Result<(), ManifestError> {
-        check_empty(&self.output).await?;
+    async fn begin(&self) -> Result<(), ManifestError> {
+        records::create(&self.folder.child(JOB), &self.job).await
+    }
+
+    /// Begins where there is no entry: what an earlier run of this job left is replaced.
+    async fn begin_on(&mut self, existing: &Existing) -> Result<(), ManifestError> {
+        if existing.has_job {
+            let name = self.folder.child(JOB);
+            tracing::warn!(file = %name, "cannot be parsed, and no part has an entry; the job starts over");
+            name.delete().await?;
+        }
+        if !existing.files.is_empty() {
+            let parts = existing.files.len();
+            tracing::warn!(output = %self.output, parts, "the manifest is lost; the parts of this job are written again");
+        }
+        if existing.has_totals {
+            self.folder.child(DONE).delete().await?;
+        }
         self.remove_partial().await?;
-        create(name, job).await
+        self.begin().await
     }
 
-    async fn resume(&mut self) -> Result<(), ManifestError> {
-        let (parts, torn) = entries(&self.folder).await?;
-        if let Some(torn) = torn {
-            tracing::warn!(file = %torn, "cannot be read; its part is written again");
-            torn.delete().await?;
+    async fn resume(&mut self, existing: &Existing, torn: &[usize]) -> Result<(), ManifestError> {
+        for &number in torn {
+            let entry = self.entry(number);
+            tracing::warn!(file = %entry, "cannot be parsed; its part is written again");
+            entry.delete().await?;
         }
-        for part in parts {
-            let found = self.output.child(&part.file).head().await?.map(|meta| meta.size);
-            if found != Some(part.bytes) {
-                self.damaged.push(self.parts.len());
-            }
-            self.parts.push(part);
+        self.done = existing.has_totals && self.is_done().await?;
+        if self.done {
+            return self.check_unlisted(&existing.files);
         }
-        self.done = self.is_done().await?;
-        self.tell_others().await;
+        self.warn_of_others(&existing.files);
         Ok(())
     }
 
-    /// Names Parquet files in the output that are no parts of this job: whoever reads the folder reads them too.
-    async fn tell_others(&self) {
-        let parts = self.parts.len() + usize::from(self.position().is_some());
-        let Ok(objects) = self.output.children().await else { return };
-        for name in objects.iter().filter_map(|object| object.location.filename()) {
-            if name.ends_with(".parquet") && number(name, ".parquet").is_none_or(|part| part >= parts) {
-                tracing::warn!(file = %self.output.child(name), "not of this job, but whoever reads the folder reads it too");
+    /// Names Parquet files in the output that are no parts of this job.
+    fn warn_of_others(&self, files: &[ObjectMeta]) {
+        let fingerprint = self.job.fingerprint();
+        let expected = self.parts.len() + usize::from(self.position().is_some());
+        let is_part = |name: &str| {
+            parse_part(name).is_some_and(|part| part.number < expected && part.fingerprint == fingerprint.as_deref())
+        };
+        for name in files.iter().filter_map(|file| file.location.filename()) {
+            if name.ends_with(".parquet") && !is_part(name) {
+                tracing::warn!(file = %self.output.child(name), "not of this job, but readers of the folder read it too");
             }
         }
     }
 
-    /// Whether the totals are there. The entries are the truth: totals that say something else are removed, and the job
-    /// writes them again.
+    /// Whether the totals are those of the entries. Others are deleted, and written again when the job finishes.
     async fn is_done(&self) -> Result<bool, ManifestError> {
-        let name = self.folder.child("done.json");
-        let totals = match read::<Counts>(&name).await {
+        let name = self.folder.child(DONE);
+        let totals = match records::read::<Counts>(&name).await {
             Ok(None) => return Ok(false),
             Err(ManifestError::Broken { .. }) => None,
             totals => totals?,
         };
         let done = self.position().is_none() && totals == Some(self.totals());
         if !done {
-            tracing::warn!(file = %name, "does not say what the entries say; written again when the job ends");
+            tracing::warn!(file = %name, "differs from the entries; written again when the job finishes");
             name.delete().await?;
         }
         Ok(done)
     }
 
-    /// Removes the parts and entries of an earlier job, entries last: a crash in between leaves a manifest that can be
-    /// overwritten again. Looks first: where there is anything else, all of it stays.
-    async fn remove(&mut self) -> Result<(), ManifestError> {
-        let (parts, entries) = own_files(&self.output, &self.folder).await?;
-        for part in parts {
-            self.output.at(part.location).delete().await?;
+    /// Inputs with another name or version than recorded. Whoever opened the manifest compares the rows that were read of
+    /// them before the job goes on.
+    pub(super) fn changed_inputs(&self) -> &[usize] {
+        &self.changed_inputs
+    }
+
+    /// Records the job as it is now, with changed inputs or another on-error; nothing to do when nothing changed.
+    ///
+    /// # Errors
+    /// As [`Manifest::hold`].
+    pub(super) async fn record(&mut self) -> Result<(), ManifestError> {
+        if !self.unrecorded {
+            return Ok(());
         }
-        self.folder.child("done.json").delete().await?;
+        self.lock.verify().await?;
+        // The saved rows were computed as the job was recorded.
         self.remove_partial().await?;
-        for entry in entries.into_iter().rev() {
-            self.folder.at(entry.location).delete().await?;
-        }
-        self.folder.child("job.json").delete().await?;
+        records::replace(&self.folder.child(JOB), &self.job).await?;
+        self.unrecorded = false;
+        self.changed_inputs.clear();
         Ok(())
     }
 
-    /// Makes sure that the output is still this job's: the lock is held, and nobody took the folder away.
+    /// Checks that the output is still this job's: the lock is held, and the manifest exists.
     ///
     /// # Errors
-    /// [`ManifestError::Overtaken`] when another job has taken the lease over, [`ManifestError::Vanished`] when the
-    /// local lock or the manifest is gone, [`ManifestError::Store`] when the store fails.
+    /// [`ManifestError::Overtaken`] when another job has acquired the lease, [`ManifestError::Vanished`] when the lock file
+    /// or the manifest was deleted, [`ManifestError::Store`] when the store fails.
     pub async fn hold(&self) -> Result<(), ManifestError> {
         self.lock.verify().await?;
-        let job = self.folder.child("job.json");
+        let job = self.folder.child(JOB);
         match job.head().await? {
             Some(_) => Ok(()),
             None => Err(ManifestError::Vanished { file: job.to_string() }),
@@ -473,47 +256,36 @@ impl Manifest {
         &self.lock
     }
 
-    /// Everything that the manifest speaks of is there.
-    async fn check_whole(&self) -> Result<(), ManifestError> {
-        let there = |objects: Vec<ObjectMeta>| -> HashMap<String, u64> {
-            objects.into_iter().filter_map(|o| Some((o.location.filename()?.to_owned(), o.size))).collect()
-        };
-        let (parts, entries) = (there(self.output.children().await?), there(self.folder.children().await?));
-        for (number, part) in self.parts.iter().enumerate() {
-            let entry = self.entry(number);
-            let vanished = |file: &Location| Err(ManifestError::Vanished { file: file.to_string() });
-            if parts.get(&part.file) != Some(&part.bytes) {
-                return vanished(&self.output.child(&part.file));
-            }
-            if !entry.path.filename().is_some_and(|name| entries.contains_key(name)) {
-                return vanished(&entry);
-            }
-        }
-        Ok(())
-    }
-
     fn entry(&self, part: usize) -> Location {
-        entry(&self.folder, part)
+        self.folder.child(&entry_name(part))
     }
 
-    /// Where part `part` goes.
-    pub fn part(&self, part: usize) -> Location {
-        self.output.child(&part_name(part))
+    /// Name of the file of part `part`.
+    pub(super) fn part_file(&self, part: usize) -> String {
+        match self.parts.get(part).and_then(Part::entry) {
+            Some(entry) => entry.file.clone(),
+            None => part_name(part, self.job.fingerprint().as_deref()),
+        }
     }
 
-    /// Where a job that is asked to stop puts aside the rows of the part that is not complete.
-    pub fn partial(&self) -> Location {
+    /// Location of part `part`.
+    pub(super) fn part(&self, part: usize) -> Location {
+        self.output.child(&self.part_file(part))
+    }
+
+    /// Where the saved rows of the open part are.
+    pub(super) fn partial(&self) -> Location {
         self.folder.child(PARTIAL)
     }
 
-    /// Removes the rows that an earlier run put aside, if it did.
+    /// Deletes the saved rows of the open part, if there are any.
     ///
     /// # Errors
     /// [`ManifestError::Store`] when the store fails.
-    pub async fn remove_partial(&mut self) -> Result<(), ManifestError> {
-        if self.put_aside {
+    pub(super) async fn remove_partial(&mut self) -> Result<(), ManifestError> {
+        if self.has_partial {
             self.partial().delete().await?;
-            self.put_aside = false;
+            self.has_partial = false;
         }
         Ok(())
     }
@@ -523,184 +295,201 @@ impl Manifest {
         &self.output
     }
 
-    /// Where the next part begins; `None` when the last part is there.
+    /// The parts that the manifest has, in order.
+    pub(super) fn parts(&self) -> &[Part] {
+        &self.parts
+    }
+
+    /// Whether nothing is left to do.
+    pub(super) fn is_complete(&self) -> bool {
+        self.done && self.parts.iter().all(Part::is_durable)
+    }
+
+    /// Numbers of the parts that have to be written again.
+    pub(super) fn damaged(&self) -> Vec<usize> {
+        (0..self.parts.len()).filter(|&part| !self.parts[part].is_durable()).collect()
+    }
+
+    /// Where the next part begins; `None` when the last part exists.
     pub fn position(&self) -> Option<Position> {
-        match self.parts.last() {
+        match self.parts.last().and_then(Part::entry) {
             None => Some(Position::default()),
             Some(part) if part.last => None,
             Some(part) => Some(part.end),
         }
     }
 
-    /// Enters a part that is durable.
+    /// Where part `part` begins; `None` when the entry before it is lost.
+    pub(super) fn start_of(&self, part: usize) -> Option<Position> {
+        match part.checked_sub(1) {
+            None => Some(Position::default()),
+            Some(before) => self.parts.get(before)?.entry().map(|entry| entry.end),
+        }
+    }
+
+    /// Computes the SHA-256 of every part and compares it with its entry.
+    ///
+    /// # Errors
+    /// [`ManifestError::Store`] when the store fails.
+    pub(super) async fn check_digests(&mut self) -> Result<(), ManifestError> {
+        let check = |part: &Part| {
+            let file = part.entry().filter(|_| part.is_durable()).map(|entry| (entry.clone(), self.output.clone()));
+            async move {
+                match file {
+                    Some((entry, output)) => Ok(sha256(&output.child(&entry.file)).await? == entry.sha256),
+                    None => Ok::<_, StoreError>(true),
+                }
+            }
+        };
+        let checks: Vec<_> = self.parts.iter().map(check).collect();
+        let same: Vec<bool> = stream::iter(checks).buffered(DIGESTS).try_collect().await?;
+        for (part, same) in self.parts.iter_mut().zip(same) {
+            if let (false, Part::Durable(entry)) = (same, &*part) {
+                *part = Part::Damaged(entry.clone());
+            }
+        }
+        Ok(())
+    }
+
+    /// Checks that part `part`, written again, replaces what was there: it ends where the next part begins, and was made of
+    /// the same rows.
+    ///
+    /// # Errors
+    /// [`ManifestError::Repair`] when it does not.
+    pub(super) fn check_repair(&self, part: usize, end: Position, rows: Option<&str>) -> Result<(), ManifestError> {
+        let failed =
+            |reason: &str| Err(ManifestError::Repair { file: self.part(part).to_string(), reason: reason.to_owned() });
+        let entry = self.parts.get(part).and_then(Part::entry);
+        let next = self.parts.get(part + 1).and_then(Part::entry);
+        let expected = entry.map(|entry| entry.end).or(next.map(|next| next.start));
+        if expected.is_some_and(|expected| expected != end) {
+            return failed("it would end at another row than the part that it replaces");
+        }
+        let digests = entry.and_then(|entry| entry.rows_digest.as_deref()).zip(rows);
+        match digests {
+            Some((then, now)) if then != now => failed("its input rows are not those that were read the first time"),
+            _ => Ok(()),
+        }
+    }
+
+    /// Deletes the entry of a part that is about to be published again, and the totals.
+    ///
+    /// # Errors
+    /// [`ManifestError::Store`] when the store fails.
+    pub(super) async fn retract(&mut self, part: usize) -> Result<(), ManifestError> {
+        if self.done {
+            self.folder.child(DONE).delete().await?;
+            self.done = false;
+        }
+        Ok(self.entry(part).delete().await?)
+    }
+
+    /// Creates the entry of a part that was published again.
+    ///
+    /// # Errors
+    /// As [`Manifest::append`]; [`ManifestError::Broken`] when the entry behind it does not follow from it.
+    pub(super) async fn restore(&mut self, part: usize, entry: PartEntry) -> Result<(), ManifestError> {
+        records::create(&self.entry(part), &entry).await?;
+        let next = self.parts.get(part + 1).and_then(Part::entry);
+        let reason = next.and_then(|next| next.break_after(part + 1, Some(&entry)));
+        self.parts[part] = Part::Durable(entry);
+        match reason {
+            Some(reason) => Err(ManifestError::Broken { file: self.entry(part + 1).to_string(), reason }),
+            None => Ok(()),
+        }
+    }
+
+    /// Appends the entry of a durable part.
     ///
     /// # Errors
     /// [`ManifestError::Overtaken`] when there is another entry for this part, [`ManifestError::Store`] when the store
     /// fails.
-    pub async fn enter(&mut self, part: PartEntry) -> Result<(), ManifestError> {
-        create(&self.entry(self.parts.len()), &part).await?;
-        self.parts.push(part);
+    pub async fn append(&mut self, entry: PartEntry) -> Result<(), ManifestError> {
+        records::create(&self.entry(self.parts.len()), &entry).await?;
+        self.parts.push(Part::Durable(entry));
         Ok(())
     }
 
     /// Totals over all parts.
     pub fn totals(&self) -> Counts {
-        let mut totals = Counts::default();
-        self.parts.iter().for_each(|part| totals += part.counts);
-        totals
+        self.parts.iter().filter_map(Part::entry).collect()
     }
 
-    /// Bytes of all parts.
+    /// Totals over the parts that need not be written again.
+    pub(super) fn durable_totals(&self) -> Counts {
+        self.parts.iter().filter(|part| part.is_durable()).filter_map(Part::entry).collect()
+    }
+
+    /// Size of all parts, in bytes.
     pub fn bytes(&self) -> u64 {
-        self.parts.iter().fold(0, |bytes, part| bytes.saturating_add(part.bytes))
+        let entries = self.parts.iter().filter_map(Part::entry);
+        entries.fold(0, |bytes, entry| bytes.saturating_add(entry.bytes))
     }
 
-    /// Ends the job.
+    /// Finishes the job: everything that the manifest names exists, and no other part does.
     ///
     /// # Errors
-    /// [`ManifestError::Overtaken`] when there are other totals, [`ManifestError::Broken`] when they cannot be parsed,
-    /// [`ManifestError::Store`] when the store fails.
+    /// As [`Manifest::hold`]; [`ManifestError::Vanished`] when a part or an entry was deleted,
+    /// [`ManifestError::Unlisted`] when there are other parts, [`ManifestError::Overtaken`] when there are other totals,
+    /// [`ManifestError::Broken`] when they cannot be parsed.
     pub async fn finish(&mut self) -> Result<(), ManifestError> {
         self.hold().await?;
-        self.check_whole().await?;
-        create(&self.folder.child("done.json"), &self.totals()).await?;
+        let (files, records) = futures::try_join!(self.output.children(), self.folder.children())?;
+        self.check_whole(&files, &records)?;
+        self.check_unlisted(&files)?;
+        records::create(&self.folder.child(DONE), &self.totals()).await?;
         self.done = true;
         Ok(())
     }
 
-    /// Lets the next job in; a job that dies is let go of by the system or by time.
+    /// Checks that every file that the manifest names exists.
+    fn check_whole(&self, files: &[ObjectMeta], records: &[ObjectMeta]) -> Result<(), ManifestError> {
+        let sizes = |objects: &[ObjectMeta]| -> HashMap<String, u64> {
+            objects.iter().filter_map(|o| Some((o.location.filename()?.to_owned(), o.size))).collect()
+        };
+        let (files, records) = (sizes(files), sizes(records));
+        let vanished = |file: Location| Err(ManifestError::Vanished { file: file.to_string() });
+        for (number, part) in self.parts.iter().enumerate() {
+            let Some(entry) = part.entry() else { return vanished(self.entry(number)) };
+            if files.get(&entry.file) != Some(&entry.bytes) {
+                return vanished(self.output.child(&entry.file));
+            }
+            if !records.contains_key(&entry_name(number)) {
+                return vanished(self.entry(number));
+            }
+        }
+        Ok(())
+    }
+
+    /// Checks that every file with the name of a part is in the manifest.
+    fn check_unlisted(&self, files: &[ObjectMeta]) -> Result<(), ManifestError> {
+        let names: Vec<&str> = files.iter().filter_map(|file| file.location.filename()).collect();
+        let entries = self.parts.iter().filter_map(Part::entry);
+        let files = unlisted(names, entries.map(|entry| entry.file.as_str()));
+        match files.is_empty() {
+            true => Ok(()),
+            false => Err(ManifestError::Unlisted { output: self.output.to_string(), files }),
+        }
+    }
+
+    /// Releases the lock. The lock of a job that is killed is released by the kernel, or its lease expires.
     pub async fn close(self) {
         self.lock.release().await;
     }
 }
 
-/// Name of a part in the output.
-pub fn part_name(part: usize) -> String {
-    format!("{}.parquet", stem(part))
+/// Files of an output that are called `part-*` and that no entry names: parts of a job that lost its lock, for example.
+/// Readers of the folder read them as data.
+pub(crate) fn unlisted<'n>(
+    files: impl IntoIterator<Item = &'n str>,
+    entries: impl Iterator<Item = &'n str>,
+) -> Vec<String> {
+    let entries: BTreeSet<&str> = entries.collect();
+    let parts = files.into_iter().filter(|name| name.starts_with("part-"));
+    parts.filter(|name| !entries.contains(name)).map(str::to_owned).collect()
 }
 
-fn entry(folder: &Location, part: usize) -> Location {
-    folder.child(&format!("{}.json", stem(part)))
-}
-
-/// What the names of a part and its entry begin with; they sort as the numbers do.
-fn stem(part: usize) -> String {
-    let more = part.checked_ilog10().unwrap_or_default().saturating_sub(4);
-    let letter = (b'a'..=b'z').nth(more.saturating_sub(1) as usize).filter(|_| more > 0);
-    format!("part-{}{part:05}", letter.map(char::from).map(String::from).unwrap_or_default())
-}
-
-/// The part that a name belongs to, if we give such names. Others write `part-00000-….parquet`, which is none of our
-/// business.
-fn number(name: &str, extension: &str) -> Option<usize> {
-    let own = name.strip_suffix(extension)?;
-    let digits = own.strip_prefix("part-")?.trim_start_matches(|c: char| c.is_ascii_lowercase());
-    digits.parse().ok().filter(|number| stem(*number) == own)
-}
-
-/// Removes what a killed job left half written: the local store writes `NAME#1` beside `NAME` and renames it. Beside
-/// the parts only where there was a manifest before: else nothing there is ours.
-async fn sweep(output: &Location, manifest: bool) -> Result<(), ManifestError> {
-    let Some(output) = output.local_path() else { return Ok(()) };
-    let swept = tokio::task::spawn_blocking(move || {
-        remove_staged(&output.join(FOLDER), is_of_account)?;
-        if manifest { remove_staged(&output, |name| number(name, ".parquet").is_some()) } else { Ok(()) }
-    });
-    swept.await.map_err(|e| StoreError::local("remove", std::path::Path::new(FOLDER), std::io::Error::other(e)))?
-}
-
-fn remove_staged(folder: &std::path::Path, is_ours: fn(&str) -> bool) -> Result<(), ManifestError> {
-    let failed = |path: &std::path::Path, e| ManifestError::from(StoreError::local("remove", path, e));
-    let is_staged = |name: &str| {
-        let parts = name.rsplit_once('#');
-        parts.is_some_and(|(name, n)| is_ours(name) && !n.is_empty() && n.bytes().all(|byte| byte.is_ascii_digit()))
-    };
-    for entry in std::fs::read_dir(folder).map_err(|e| failed(folder, e))? {
-        let path = entry.map_err(|e| failed(folder, e))?.path();
-        if path.file_name().and_then(|name| name.to_str()).is_some_and(is_staged) {
-            std::fs::remove_file(&path).map_err(|e| failed(&path, e))?;
-        }
-    }
-    Ok(())
-}
-
-fn is_of_account(name: &str) -> bool {
-    matches!(name, "job.json" | "done.json" | PARTIAL) || number(name, ".json").is_some()
-}
-
-/// Reads the job and the parts of an output without locking it; `None` when there is no manifest. An entry that cannot
-/// be read and is the last counts as not written, as for the job that goes on.
-///
-/// # Errors
-/// [`ManifestError::Store`] when the store fails, [`ManifestError::Broken`] when an entry cannot be parsed or does not
-/// follow from the one before it.
-pub async fn look(output: &Location) -> Result<Option<(Job, Vec<PartEntry>)>, ManifestError> {
-    let folder = output.child(FOLDER);
-    let Some(job) = read::<Job>(&folder.child("job.json")).await? else { return Ok(None) };
-    Ok(Some((job, entries(&folder).await?.0)))
-}
-
-/// The entries in their order, and the one behind them that cannot be read, if there is such: as its part is made again
-/// to the same bytes, it counts as not written.
-async fn entries(folder: &Location) -> Result<(Vec<PartEntry>, Option<Location>), ManifestError> {
-    let mut parts = Vec::new();
-    loop {
-        let name = entry(folder, parts.len());
-        let part = match read::<PartEntry>(&name).await {
-            Ok(None) => return Ok((parts, None)),
-            Err(ManifestError::Broken { .. }) if entry(folder, parts.len() + 1).head().await?.is_none() => {
-                return Ok((parts, Some(name)));
-            }
-            Ok(Some(part)) => part,
-            Err(error) => return Err(error),
-        };
-        if let Some(reason) = part.break_after(&parts) {
-            return Err(ManifestError::Broken { file: name.to_string(), reason });
-        }
-        parts.push(part);
-    }
-}
-
-/// What a job would find in its output.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
-#[serde(tag = "state", rename_all = "lowercase")]
-pub enum Outlook {
-    /// Nothing.
-    New,
-    /// An earlier job's files, which it would remove.
-    Overwritten,
-    /// Parts of its own: it would go on.
-    Begun {
-        /// Rows of the input that are done.
-        rows: u64,
-    },
-    /// All parts.
-    Complete,
-}
-
-/// Looks at an output as [`Manifest::open`] would, but locks and changes nothing.
-///
-/// # Errors
-/// As [`Manifest::open`], except that a lock is not looked at.
-pub async fn outlook(output: &Location, job: &Job, overwrite: bool) -> Result<Outlook, ManifestError> {
-    check_folder(output)?;
-    let folder = output.child(FOLDER);
-    if overwrite && folder.child("job.json").head().await?.is_some() {
-        return own_files(output, &folder).await.map(|_| Outlook::Overwritten);
-    }
-    let found = match look(output).await {
-        Err(ManifestError::Broken { .. }) if is_bare(output).await? => None,
-        found => found?,
-    };
-    match found {
-        None => check_empty(output).await.map(|()| Outlook::New),
-        Some((then, _)) if then != *job => Err(then.differs(job, output)),
-        Some((_, parts)) if parts.last().is_some_and(|part| part.last) => Ok(Outlook::Complete),
-        Some((_, parts)) => Ok(Outlook::Begun { rows: parts.iter().map(|part| part.counts.rows_in).sum() }),
-    }
-}
-
-/// Where a folder would have to be made in a file, the system's error names neither.
+/// A folder cannot be created below a file, and the system's error names neither.
 fn check_folder(output: &Location) -> Result<(), ManifestError> {
     let path = output.local_path().unwrap_or_default();
     match path.ancestors().find(|path| path.exists()).filter(|path| !path.is_dir()) {
@@ -709,146 +498,18 @@ fn check_folder(output: &Location) -> Result<(), ManifestError> {
     }
 }
 
-fn foreign(output: &Location, file: &ObjectMeta, manifest: bool) -> ManifestError {
-    let file = file.location.filename().unwrap_or_default().to_owned();
-    ManifestError::Foreign { output: output.to_string(), file, manifest }
-}
-
-async fn check_empty(output: &Location) -> Result<(), ManifestError> {
-    match output.children().await?.first() {
-        Some(file) => Err(foreign(output, file, false)),
-        None => Ok(()),
-    }
-}
-
-/// Whether there is neither a part nor an entry.
-async fn is_bare(output: &Location) -> Result<bool, ManifestError> {
-    Ok(output.children().await?.is_empty() && entry_files(&output.child(FOLDER)).await?.is_empty())
-}
-
-/// The entries that are there, by the numbers of their parts.
-async fn entry_files(folder: &Location) -> Result<BTreeMap<usize, ObjectMeta>, ManifestError> {
-    let numbered = |object: ObjectMeta| Some((number(object.location.filename()?, ".json")?, object));
-    Ok(folder.children().await?.into_iter().filter_map(numbered).collect())
-}
-
-/// Parts and entries of an earlier job, or an error when there is anything else in the output.
-async fn own_files(output: &Location, folder: &Location) -> Result<(Vec<ObjectMeta>, Vec<ObjectMeta>), ManifestError> {
-    let entries = entry_files(folder).await?;
-    let parts = match entries.last_key_value() {
-        None => 1,
-        // A part beyond the last entry was written by a job that was killed before it could enter it.
-        Some((&last, _)) => last + 1 + usize::from(!is_last(&entry(folder, last)).await?),
+/// SHA-256 of a file, hexadecimal; of no bytes when it does not exist.
+pub(crate) async fn sha256(location: &Location) -> Result<String, StoreError> {
+    let failed = |e| StoreError::request("read", location, e);
+    let mut hash = Sha256::new();
+    let got = object_store::ObjectStoreExt::get(&*location.store, &location.path).await;
+    let mut body = match got {
+        Ok(found) => found.into_stream(),
+        Err(object_store::Error::NotFound { .. }) => return Ok(format!("{:x}", hash.finalize())),
+        Err(error) => return Err(failed(error)),
     };
-    let part = |object: &ObjectMeta| number(object.location.filename()?, ".parquet");
-    let is_ours = |object: &ObjectMeta| part(object).is_some_and(|part| part < parts);
-    let (parts, others): (Vec<_>, Vec<_>) = output.children().await?.into_iter().partition(is_ours);
-    let entries = entries.into_values().collect();
-    others.first().map_or(Ok((parts, entries)), |file| Err(foreign(output, file, true)))
-}
-
-/// Whether an entry says that nothing comes after its part; one that cannot be read does not.
-async fn is_last(entry: &Location) -> Result<bool, ManifestError> {
-    match read::<PartEntry>(entry).await {
-        Err(ManifestError::Broken { .. }) => Ok(false),
-        found => Ok(found?.is_some_and(|part| part.last)),
+    while let Some(bytes) = body.try_next().await.map_err(failed)? {
+        hash.update(&bytes);
     }
-}
-
-async fn read<T: DeserializeOwned>(location: &Location) -> Result<Option<T>, ManifestError> {
-    let Some(bytes) = location.get().await? else { return Ok(None) };
-    let broken = |e: serde_json::Error| ManifestError::Broken { file: location.to_string(), reason: e.to_string() };
-    serde_json::from_slice(&bytes).map(Some).map_err(broken)
-}
-
-/// Creates an entry, unless it exists with the same content, as after a retry of a request that was applied.
-async fn create<T: Serialize + DeserializeOwned + PartialEq>(
-    location: &Location,
-    value: &T,
-) -> Result<(), ManifestError> {
-    let broken = |e: serde_json::Error| ManifestError::Broken { file: location.to_string(), reason: e.to_string() };
-    let bytes = bytes::Bytes::from(serde_json::to_vec_pretty(value).map_err(broken)?);
-    let mut again = true;
-    loop {
-        let found = match create_once::create(location, bytes.clone()).await? {
-            Created::Ours => return Ok(()),
-            Created::Existed(found) => serde_json::from_slice::<T>(&found),
-        };
-        match found {
-            Ok(found) if found == *value => return Ok(()),
-            Ok(_) => return Err(ManifestError::Overtaken { file: location.to_string() }),
-            // Entries are written as a whole, so the disk lost the rest of this one.
-            Err(_) if again => location.delete().await?,
-            Err(error) => return Err(broken(error)),
-        }
-        again = false;
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn names_sort_as_numbers_do() {
-        let numbers =
-            [0, 9, 10, 99_998, 99_999, 100_000, 100_001, 999_999, 1_000_000, 9_999_999, 10_000_000, usize::MAX];
-        let names = numbers.map(part_name);
-        assert!(names.is_sorted(), "{names:?}");
-        assert_eq!(names.each_ref().map(|name| number(name, ".parquet")), numbers.map(Some));
-        // As the documentation of this module has them.
-        assert_eq!(
-            (names[0].as_str(), names[4].as_str(), names[5].as_str(), names[8].as_str()),
-            ("part-00000.parquet", "part-99999.parquet", "part-a100000.parquet", "part-b1000000.parquet")
-        );
-        let others = ["part-0.parquet", "part-100000.parquet", "part-b100000.parquet", "part-a00001.parquet"];
-        for name in others.into_iter().chain(["part-+0001.parquet", "part-.parquet", "part-00001.json", "part-00001-x"])
-        {
-            assert_eq!(number(name, ".parquet"), None, "{name}");
-        }
-    }
-
-    /// One file of 10 rows and one of 5, in parts of 6 rows; counted by hand.
-    #[test]
-    fn an_entry_follows_from_the_one_before_it() {
-        let entry = |n, start, end, rows_in, last| {
-            let at = |(file, row)| Position { file, row };
-            let counts = Counts { rows_in, ..Counts::default() };
-            let (file, sha256) = (part_name(n), String::new());
-            PartEntry { file, start: at(start), end: at(end), last, bytes: 1, sha256, counts }
-        };
-        let parts =
-            [entry(0, (0, 0), (0, 6), 6, false), entry(1, (0, 6), (1, 2), 6, false), entry(2, (1, 2), (2, 0), 3, true)];
-        for n in 0..parts.len() {
-            assert_eq!(parts[n].break_after(&parts[..n]), None);
-        }
-        let broken = [
-            // Exchanged, copied, and beyond the last.
-            (0, parts[1].clone()),
-            (1, PartEntry { file: part_name(1), ..parts[0].clone() }),
-            (2, PartEntry { file: part_name(2), ..parts[1].clone() }),
-            (3, entry(3, (2, 0), (2, 0), 0, false)),
-            // Edited: the end, the start, and how many rows.
-            (0, entry(0, (0, 0), (0, 7), 6, false)),
-            (0, entry(0, (0, 1), (0, 6), 5, false)),
-            (1, entry(1, (0, 6), (0, 5), 0, false)),
-            (1, entry(1, (0, 6), (1, 2), 1, false)),
-        ];
-        for (n, entry) in broken {
-            assert!(entry.break_after(&parts[..n]).is_some(), "{n}: {entry:?}");
-        }
-    }
-
-    #[test]
-    fn of_long_lists_only_the_difference_is_shown() {
-        let list = |middle: &str| {
-            let names: Vec<String> = (0..9000).map(|i| format!("c{i}: Int64")).collect();
-            format!("{}, {middle}{}", names[..4000].join(", "), names[4000..].join(", "))
-        };
-        let (then, now) = contrast(&list(""), &list("x: Utf8, "));
-        assert_eq!((then.as_str(), now.as_str()), ("\u{2026} \u{2026}", "\u{2026} x: Utf8 \u{2026}"));
-        assert_eq!(contrast("a", "b"), ("a".to_owned(), "b".to_owned()));
-        let (_, now) = contrast("a", &"é".repeat(9000));
-        assert_eq!(now.chars().count(), 202);
-    }
+    Ok(format!("{:x}", hash.finalize()))
 }

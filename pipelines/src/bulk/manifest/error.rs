@@ -1,0 +1,150 @@
+//! Why an output cannot be written to.
+
+use thiserror::Error;
+
+use super::lock::LEASE;
+use crate::{
+    error::{Exit, Fault},
+    stores::StoreError,
+};
+
+/// Why an output cannot be written to.
+#[derive(Debug, Error)]
+#[non_exhaustive]
+pub enum ManifestError {
+    /// The store fails.
+    #[error(transparent)]
+    Store(#[from] StoreError),
+    /// The output was begun with other settings or other inputs.
+    #[error("{output} was begun by a job that differs:\n{}", differences.join("\n"))]
+    Differs {
+        /// The output.
+        output: String,
+        /// One line per setting: there, here.
+        differences: Vec<String>,
+    },
+    /// Another job holds the lock of the output.
+    #[error("{output}: another job is writing there ({holder})")]
+    Locked {
+        /// The output.
+        output: String,
+        /// Who, as far as is known.
+        holder: String,
+    },
+    /// Another job created this file after us.
+    #[error("{file}: written by another job; this job stops so that nothing is written twice")]
+    Overtaken {
+        /// The file.
+        file: String,
+    },
+    /// There are files in the output that no job of ours wrote.
+    #[error("{output} holds {file}, {}", foreign(*manifest))]
+    Foreign {
+        /// The output.
+        output: String,
+        /// One of the files.
+        file: String,
+        /// There is a manifest, which does not name it.
+        manifest: bool,
+    },
+    /// There are files with the name of a part that the manifest does not name.
+    #[error("{output} holds parts that its manifest does not name: {}", listed(files))]
+    Unlisted {
+        /// The output.
+        output: String,
+        /// Names of the files.
+        files: Vec<String>,
+    },
+    /// The output, or a folder above it, is a file.
+    #[error("{output}: {file} is a file, and an output is a folder")]
+    NoFolder {
+        /// The output.
+        output: String,
+        /// The file.
+        file: String,
+    },
+    /// A file that the job wrote does not exist any more.
+    #[error("{file}: deleted or replaced while the job ran")]
+    Vanished {
+        /// The file.
+        file: String,
+    },
+    /// A file of the manifest that cannot be parsed, or an entry that does not follow from the one before it.
+    #[error("{file}: not a valid manifest entry: {reason}")]
+    Broken {
+        /// The file.
+        file: String,
+        /// What is wrong.
+        reason: String,
+    },
+    /// The settings of the job that began the output are lost, and the names of its parts do not have this job's
+    /// fingerprint.
+    #[error("{file} is missing or damaged, and the parts beside it were not made with the settings of this job")]
+    JobLost {
+        /// The file.
+        file: String,
+    },
+    /// A part is written again and would end at another row, or its rows were read from other data.
+    #[error("{file} cannot be written again: {reason}")]
+    Repair {
+        /// The part.
+        file: String,
+        /// What is wrong.
+        reason: String,
+    },
+}
+
+fn foreign(manifest: bool) -> &'static str {
+    if manifest { "which its job did not write" } else { "but no manifest of a job" }
+}
+
+/// Names that a message lists.
+const MAX_LISTED: usize = 5;
+
+fn listed(files: &[String]) -> String {
+    let first = files.iter().take(MAX_LISTED).map(String::as_str).collect::<Vec<_>>().join(", ");
+    match files.len().saturating_sub(MAX_LISTED) {
+        0 => first,
+        more => format!("{first} and {more} more"),
+    }
+}
+
+impl Fault for ManifestError {
+    fn exit(&self) -> Exit {
+        match self {
+            Self::Store(error) => error.exit(),
+            Self::Differs { .. } | Self::NoFolder { .. } => Exit::Usage,
+            _ => Exit::Storage,
+        }
+    }
+
+    fn help(&self) -> Option<String> {
+        let help = match self {
+            Self::Store(error) => return error.help(),
+            Self::Differs { .. } => {
+                "use the settings and inputs of that job to resume it, or another --output, or --overwrite"
+            }
+            Self::Locked { .. } => {
+                return Some(format!(
+                    "wait for it, or use another --output; the lease of a killed job in an object store expires after {} s",
+                    LEASE.as_secs()
+                ));
+            }
+            Self::Overtaken { .. } => "run one job per output",
+            Self::Foreign { .. } => {
+                "use an empty --output; --overwrite removes the parts of an earlier job and nothing else"
+            }
+            Self::Unlisted { .. } => {
+                "delete these files, because readers of the folder read them too, and run the same command again"
+            }
+            Self::NoFolder { .. } => "give the name of a folder as --output; it is created when needed",
+            Self::Vanished { .. } => {
+                "do not change the output while a job runs; the same command again writes what is missing"
+            }
+            Self::Broken { .. } => "start over with --overwrite",
+            Self::JobLost { .. } => "use the settings of that job, or start over with --overwrite",
+            Self::Repair { .. } => "restore the inputs as they were, or start over with --overwrite",
+        };
+        Some(help.to_owned())
+    }
+}

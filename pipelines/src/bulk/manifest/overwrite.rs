@@ -1,0 +1,133 @@
+//! What `--overwrite` may remove, and what a killed job leaves half written.
+
+use std::path::Path;
+
+use futures::{StreamExt, TryStreamExt, stream};
+use object_store::ObjectMeta;
+use parquet::arrow::async_reader::AsyncFileReader;
+
+use super::{
+    DONE, FOLDER, JOB, ManifestError, PARTIAL,
+    existing::{Existing, REQUESTS, foreign, has_fingerprint},
+    job::Job,
+    names::{entry_name, parse_entry, parse_part},
+};
+use crate::stores::{
+    Location, StoreError,
+    file::{StoreFile, cause},
+};
+
+/// Key of the model's fingerprint in the footer of every part.
+const MODEL_KEY: &str = "elmo.fingerprint";
+
+/// The parts of an earlier job, or of `now` without a manifest. Nothing may be removed when there is any other file.
+///
+/// # Errors
+/// [`ManifestError::Foreign`] when there is, [`ManifestError::Store`] when the store fails.
+pub(super) async fn own_parts<'e>(
+    output: &Location,
+    existing: &'e Existing,
+    now: &Job,
+) -> Result<Vec<&'e ObjectMeta>, ManifestError> {
+    let mut own = Vec::new();
+    for file in &existing.files {
+        let is_own = existing.names(file) || (existing.job.is_none() && is_recognised(output, file, now).await?);
+        if !is_own {
+            return Err(foreign(output, file, existing.has_manifest()));
+        }
+        own.push(file);
+    }
+    Ok(own)
+}
+
+impl Existing {
+    /// Whether the manifest names this file, or will name it: the part behind the last entry was written by a job that was
+    /// killed before it could append the entry.
+    fn names(&self, file: &ObjectMeta) -> bool {
+        let Some(name) = file.location.filename() else { return false };
+        let Some(part) = parse_part(name) else { return false };
+        if self.entries.values().flatten().any(|entry| entry.file == name) {
+            return true;
+        }
+        let parts = match self.entries.last_key_value() {
+            None => 1,
+            Some((last, entry)) => last.saturating_add(1 + usize::from(entry.as_ref().is_none_or(|entry| !entry.last))),
+        };
+        let fingerprint = self.job.as_ref().map(Job::fingerprint);
+        part.number < parts && fingerprint.is_some_and(|fingerprint| part.fingerprint == fingerprint.as_deref())
+    }
+}
+
+/// Without a recorded job: whether a file is a part of `now`, or of another job of elmo by its name and its footer.
+async fn is_recognised(output: &Location, file: &ObjectMeta, now: &Job) -> Result<bool, ManifestError> {
+    if has_fingerprint(file, now.fingerprint().as_deref()) {
+        return Ok(true);
+    }
+    if file.location.filename().and_then(parse_part).is_none() {
+        return Ok(false);
+    }
+    let location = output.at(file.location.clone());
+    let path = location.path.clone();
+    let mut reader = StoreFile { store: std::sync::Arc::clone(&location.store), path, size: file.size };
+    match reader.get_metadata(None).await {
+        Ok(metadata) => {
+            let pairs = metadata.file_metadata().key_value_metadata();
+            Ok(pairs.is_some_and(|pairs| pairs.iter().any(|pair| pair.key == MODEL_KEY)))
+        }
+        // A file that is no Parquet is not ours; a store that fails says nothing about the file.
+        Err(error) => match cause(error) {
+            Ok(source) => Err(StoreError::request("read", &location, *source).into()),
+            Err(_) => Ok(false),
+        },
+    }
+}
+
+/// Removes the parts and the manifest of an earlier job, `job.json` last: after a crash in between, what is left can be
+/// overwritten again.
+pub(super) async fn remove(
+    output: &Location,
+    folder: &Location,
+    existing: &Existing,
+    parts: &[&ObjectMeta],
+) -> Result<(), ManifestError> {
+    delete(parts.iter().map(|part| output.at(part.location.clone()))).await?;
+    let totals = [DONE, PARTIAL].map(|name| folder.child(name));
+    delete(totals.into_iter().chain(existing.entries.keys().map(|part| folder.child(&entry_name(*part))))).await?;
+    Ok(folder.child(JOB).delete().await?)
+}
+
+async fn delete(files: impl Iterator<Item = Location>) -> Result<(), ManifestError> {
+    let deletes: Vec<_> = files.map(|file| async move { file.delete().await }).collect();
+    Ok(stream::iter(deletes).buffer_unordered(REQUESTS).try_collect().await?)
+}
+
+/// Removes files that a killed job left half written: the local store writes `NAME#1` beside `NAME` and renames it. In the
+/// folder of the parts only where there was a manifest before: otherwise such a file may be somebody else's.
+pub(super) async fn remove_staged(output: &Location, had_manifest: bool) -> Result<(), ManifestError> {
+    let Some(output) = output.local_path() else { return Ok(()) };
+    let removed = tokio::task::spawn_blocking(move || {
+        remove_staged_in(&output.join(FOLDER), is_record)?;
+        if had_manifest { remove_staged_in(&output, |name| parse_part(name).is_some()) } else { Ok(()) }
+    });
+    removed.await.map_err(|e| StoreError::local("remove", Path::new(FOLDER), std::io::Error::other(e)))?
+}
+
+fn remove_staged_in(folder: &Path, is_ours: fn(&str) -> bool) -> Result<(), ManifestError> {
+    let failed = |path: &Path, e| ManifestError::from(StoreError::local("remove", path, e));
+    let is_staged = |name: &str| {
+        let parts = name.rsplit_once('#');
+        parts.is_some_and(|(name, n)| is_ours(name) && !n.is_empty() && n.bytes().all(|byte| byte.is_ascii_digit()))
+    };
+    for entry in std::fs::read_dir(folder).map_err(|e| failed(folder, e))? {
+        let path = entry.map_err(|e| failed(folder, e))?.path();
+        if path.file_name().and_then(|name| name.to_str()).is_some_and(is_staged) {
+            std::fs::remove_file(&path).map_err(|e| failed(&path, e))?;
+        }
+    }
+    Ok(())
+}
+
+/// Whether a name is one of a file of the manifest.
+fn is_record(name: &str) -> bool {
+    matches!(name, JOB | DONE | PARTIAL) || parse_entry(name).is_some()
+}

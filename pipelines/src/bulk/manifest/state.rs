@@ -1,0 +1,66 @@
+//! The state of an output, as a dry run reports it.
+
+use serde::Serialize;
+
+use super::{
+    FOLDER, Job, ManifestError, check_folder,
+    entry::{Counts, Part},
+    existing::{Existing, Start},
+    overwrite,
+};
+use crate::stores::Location;
+
+/// What a job would find in its output.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[serde(tag = "state", rename_all = "lowercase")]
+pub enum OutputState {
+    /// Nothing.
+    New,
+    /// Files of an earlier job, which would be removed.
+    Overwritten,
+    /// Parts of the same job, which would be resumed.
+    Begun {
+        /// Input rows in durable parts.
+        rows: u64,
+    },
+    /// All parts.
+    Complete,
+}
+
+/// Determines the state of an output as [`Manifest::open`](super::Manifest::open) does, but neither acquires the lock nor
+/// changes anything. Inputs with another version are not compared by content.
+///
+/// # Errors
+/// As [`Manifest::open`](super::Manifest::open), except that the lock is not checked.
+pub async fn output_state(output: &Location, job: &Job, overwrite: bool) -> Result<OutputState, ManifestError> {
+    Ok(survey(output, job, overwrite).await?.state)
+}
+
+/// The state of an output, and what is left to compare.
+pub(in crate::bulk) struct Survey {
+    pub(in crate::bulk) state: OutputState,
+    pub(in crate::bulk) parts: Vec<Part>,
+    /// Indices of inputs whose content has to be compared.
+    pub(in crate::bulk) changed_inputs: Vec<usize>,
+}
+
+/// As [`output_state`], with the parts.
+pub(in crate::bulk) async fn survey(output: &Location, job: &Job, overwrite: bool) -> Result<Survey, ManifestError> {
+    let without_parts = |state| Survey { state, parts: Vec::new(), changed_inputs: Vec::new() };
+    check_folder(output)?;
+    let existing = Existing::read(output, &output.child(FOLDER)).await?;
+    if overwrite && (existing.has_manifest() || !existing.files.is_empty()) {
+        return overwrite::own_parts(output, &existing, job).await.map(|_| without_parts(OutputState::Overwritten));
+    }
+    let Start::Resume { parts, continuation, .. } = existing.start(job).await? else {
+        return Ok(without_parts(OutputState::New));
+    };
+    let is_last = parts.last().and_then(Part::entry).is_some_and(|part| part.last);
+    let state = if is_last && parts.iter().all(Part::is_durable) {
+        OutputState::Complete
+    } else {
+        let durable = parts.iter().filter(|part| part.is_durable()).filter_map(Part::entry);
+        OutputState::Begun { rows: durable.collect::<Counts>().rows_in }
+    };
+    Ok(Survey { state, parts, changed_inputs: continuation.changed })
+}

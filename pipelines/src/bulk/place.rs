@@ -1,0 +1,56 @@
+//! From a row of a chunk to its file and its row there, for errors and for rows that are left out.
+
+use std::cmp::Ordering;
+
+use elmo::RowError;
+
+use crate::{
+    error::Error,
+    source::{Plan, Slice},
+};
+
+/// Rows left out that are logged as warnings; later ones are logged with `-v`.
+const MAX_WARNINGS: usize = 20;
+
+/// Names the file and the row of an error whose row counts from the start of `slices`.
+pub(crate) fn place(plan: &Plan, error: elmo::Error, slices: &[Slice]) -> Error {
+    let elmo::Error::Row { row, reason } = error else { return error.into() };
+    match row_at(plan, slices, row) {
+        Some((file, row)) => Error::Input {
+            file,
+            row: Some(row),
+            reason: reason.to_string(),
+            help: Some("--on-error null keeps such rows without a vector, --on-error skip leaves them out".into()),
+        },
+        None => Error::Failed(reason.to_string()),
+    }
+}
+
+/// Logs rows that are left out; they are not in the output. `logged` counts them over the whole job.
+pub(super) fn log_skipped(plan: &Plan, slices: &[Slice], rows: &[(usize, RowError)], logged: &mut usize) {
+    for (row, reason) in rows {
+        let (file, row_there) = row_at(plan, slices, *row).unwrap_or_default();
+        let label = reason.label();
+        *logged += 1;
+        match (*logged).cmp(&MAX_WARNINGS) {
+            Ordering::Less => tracing::warn!(file, row = row_there, label, %reason, "row left out"),
+            Ordering::Equal => {
+                tracing::warn!(file, row = row_there, label, %reason, "row left out; further ones are logged with -v");
+            }
+            Ordering::Greater => tracing::info!(file, row = row_there, label, %reason, "row left out"),
+        }
+    }
+}
+
+/// File of the `row`th row of consecutive slices, and its row there.
+fn row_at(plan: &Plan, slices: &[Slice], row: usize) -> Option<(String, u64)> {
+    let mut left = row;
+    for slice in slices {
+        if left < slice.len() {
+            let file = plan.files().nth(slice.start.file)?;
+            return Some((file.to_string(), slice.start.row + left as u64));
+        }
+        left -= slice.len();
+    }
+    None
+}

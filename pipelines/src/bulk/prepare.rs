@@ -1,0 +1,96 @@
+//! What is settled before a job reads a row: inputs, columns, rows of a part, and the job's identity.
+
+use std::{collections::BTreeMap, sync::Arc};
+
+use arrow::datatypes::{Schema, SchemaRef};
+use elmo::spec::Level;
+
+use super::{
+    BulkJob,
+    manifest::{InputRecord, Job},
+};
+use crate::{
+    error::{Error, Result},
+    source::{self, Plan, Request},
+    stage::Stage,
+    stores::{Location, Stores},
+};
+
+/// Size of the vectors of a part by default, in bytes.
+const PART_BYTES: u64 = 128 << 20;
+/// Assumed tokens of a row, for the default number of rows of a part.
+const TOKENS_PER_ROW: u64 = 32;
+
+/// A job whose inputs and columns are known.
+#[derive(Debug)]
+pub struct Prepared {
+    /// Files and columns to read.
+    pub plan: Arc<Plan>,
+    /// Files of input folders that are not read.
+    pub left_out: u64,
+    /// Columns of the output.
+    pub schema: SchemaRef,
+    /// Folder of the output.
+    pub output: Location,
+    /// Input rows of one part.
+    pub part_rows: u64,
+    /// Identity of the job, as the manifest records it.
+    pub job: Job,
+}
+
+/// Lists the inputs, infers their schemas, and determines the columns of the output. Reads no rows and writes nothing.
+///
+/// # Errors
+/// [`StoreError`](crate::stores::StoreError) when the output's address is invalid or its store cannot be set up,
+/// [`Error::Usage`] when it is an http(s) URL, [`SourceError`](source::SourceError) when inputs do not exist, cannot be
+/// read, lack a column or disagree about one.
+pub async fn prepare(job: &BulkJob, stage: &dyn Stage, stores: &Stores) -> Result<Prepared> {
+    let output = stores.locate(&job.output)?;
+    if output.is_http() {
+        return Err(Error::usage("the output is an http(s) URL", "write to a path, s3://, gs:// or az://"));
+    }
+    let listing = source::listing(stores, &job.inputs, Some(&output)).await?;
+    let fields = stage.fields();
+    let request = Request {
+        column: job.column.clone(),
+        id: job.id.clone(),
+        keep: job.keep.clone(),
+        reserved: fields.iter().map(|field| field.name().clone()).collect(),
+        types: job.types,
+    };
+    let plan = Plan::resolve(listing.files, &request).await?;
+    let kept = plan.kept().fields().iter().map(|field| field.as_ref().clone());
+    let schema = Arc::new(Schema::new(kept.chain(fields).collect::<Vec<_>>()));
+    let inputs = plan.files().map(InputRecord::from).collect();
+    let part_rows = part_rows(job, stage);
+    let settings = settings(job, stage, &schema, part_rows);
+    let (plan, left_out) = (Arc::new(plan), listing.left_out.len() as u64);
+    Ok(Prepared { plan, left_out, schema, output, part_rows, job: Job::new(settings, inputs) })
+}
+
+/// Rows of a part. State `carry` needs a whole number of batches, because the vectors depend on where batches end.
+fn part_rows(job: &BulkJob, stage: &dyn Stage) -> u64 {
+    let spec = stage.spec();
+    let vectors = if spec.level == Level::Token { TOKENS_PER_ROW } else { 1 };
+    let row_bytes = 4 * vectors * stage.width().max(1) as u64;
+    let rows = job.rows_per_file.unwrap_or((PART_BYTES / row_bytes).clamp(1024, 1 << 20)).max(1);
+    let batch = spec.batch_rows.unwrap_or(1).max(1) as u64;
+    rows.div_ceil(batch).checked_mul(batch).unwrap_or(u64::MAX / batch * batch)
+}
+
+/// Every setting that changes the bytes of the output.
+fn settings(job: &BulkJob, stage: &dyn Stage, schema: &Schema, part_rows: u64) -> BTreeMap<String, String> {
+    let mut settings: BTreeMap<String, String> = stage.metadata().into_iter().collect();
+    let spec = stage.spec();
+    let columns: Vec<String> = schema.fields().iter().map(|f| format!("{}: {}", f.name(), f.data_type())).collect();
+    settings.extend([
+        ("column".to_owned(), job.column.clone()),
+        ("columns".to_owned(), columns.join(", ")),
+        ("compression".to_owned(), job.codec.as_str().to_owned()),
+        ("device".to_owned(), stage.device()),
+        ("on-error".to_owned(), spec.on_error.to_string()),
+        ("row-group-mb".to_owned(), format!("{}", job.row_group_bytes as f64 / f64::from(1 << 20))),
+        ("rows-per-file".to_owned(), part_rows.to_string()),
+    ]);
+    settings
+}

@@ -1,0 +1,188 @@
+//! All parts of a job: lost ones are written again, then the job continues behind the last one.
+
+use std::sync::Arc;
+
+use futures::future::Shared;
+
+use super::{
+    BulkJob, Prepared,
+    chunks::{Chunk, Chunker},
+    manifest::{Counts, Manifest, Part},
+    place,
+};
+use crate::{
+    crash::bulk as crash,
+    error::{Error, Result},
+    in_order::{InFlightLimit, InOrder},
+    report::{Progress, Snapshot},
+    source::{Position, Slice},
+    stage::{Stage, Work},
+};
+
+/// Chunks that are in flight.
+const MAX_IN_FLIGHT: InFlightLimit = InFlightLimit { batches: 8, bytes: 512 << 20 };
+
+/// A running job.
+pub(super) struct Run<'j> {
+    pub(super) job: &'j BulkJob,
+    pub(super) stage: &'j dyn Stage,
+    pub(super) prepared: &'j Prepared,
+    pub(super) progress: &'j dyn Progress,
+    pub(super) seen: Snapshot,
+    /// Totals of the durable parts when the run began.
+    resumed: Counts,
+    /// What devices had done before this job.
+    work_before: Option<Work>,
+    /// Rows left out that were logged.
+    pub(super) logged: usize,
+}
+
+impl<'j> Run<'j> {
+    pub(super) fn new(
+        job: &'j BulkJob,
+        stage: &'j dyn Stage,
+        prepared: &'j Prepared,
+        progress: &'j dyn Progress,
+        resumed: Counts,
+    ) -> Self {
+        let (seen, work_before) = (Snapshot::default(), stage.work());
+        Self { job, stage, prepared, progress, seen, resumed, work_before, logged: 0 }
+    }
+
+    /// Writes the parts that are not durable and finishes the job.
+    pub(super) async fn parts(
+        &mut self,
+        manifest: &mut Manifest,
+        stop: &Shared<impl Future<Output = ()>>,
+    ) -> Result<()> {
+        self.seen.rows = self.resumed.rows_in;
+        self.seen.bytes_total = Some(self.prepared.plan.files().map(|file| file.size).sum()).filter(|bytes| *bytes > 0);
+        let mut chunker = self.chunker(Position::default());
+        if self.carries_state() && !manifest.is_complete() {
+            self.replay(&mut chunker, manifest, stop).await?;
+        } else {
+            self.repair(manifest, stop).await?;
+            chunker = self.chunker(manifest.position().unwrap_or_default());
+        }
+        while manifest.position().is_some() {
+            crash::before_part();
+            let part = self.part(&mut chunker, manifest, manifest.parts().len(), stop).await?;
+            manifest.append(part).await?;
+            crash::after_manifest();
+            manifest.remove_partial().await?;
+            if manifest.position().is_some() && chunker.is_closed() && chunker.is_at_end().await? {
+                return Err(self.interrupted(manifest.totals().rows_in));
+            }
+        }
+        crash::before_done();
+        Ok(manifest.finish().await?)
+    }
+
+    pub(super) fn chunker(&self, from: Position) -> Chunker {
+        Chunker::new(self.job, self.stage, Arc::clone(&self.prepared.plan), from)
+    }
+
+    pub(super) fn in_flight(&self) -> InOrder<'j, Chunk> {
+        InOrder::new(self.stage, MAX_IN_FLIGHT)
+    }
+
+    /// State `carry`: a row's vectors depend on all rows before it.
+    pub(super) fn carries_state(&self) -> bool {
+        self.stage.spec().batch_rows.is_some()
+    }
+
+    /// Writes lost and damaged parts again, wherever they are in the order.
+    async fn repair(&mut self, manifest: &mut Manifest, stop: &Shared<impl Future<Output = ()>>) -> Result<()> {
+        for number in manifest.damaged() {
+            let mut chunker = self.chunker(manifest.start_of(number).unwrap_or_default());
+            self.rewrite(&mut chunker, manifest, number, stop).await?;
+        }
+        Ok(())
+    }
+
+    /// Writes a part that the manifest has, and its entry. Other hardware may give other bytes.
+    async fn rewrite(
+        &mut self,
+        chunker: &mut Chunker,
+        manifest: &mut Manifest,
+        number: usize,
+        stop: &Shared<impl Future<Output = ()>>,
+    ) -> Result<()> {
+        let file = manifest.part(number);
+        let then = manifest.parts()[number].entry().map(|entry| entry.sha256.clone());
+        match then {
+            Some(_) => tracing::warn!(%file, "lost or damaged; written again"),
+            None => tracing::warn!(%file, "its manifest entry is lost or damaged; both are written again"),
+        }
+        let entry = self.part(chunker, manifest, number, stop).await?;
+        if then.is_some_and(|then| then != entry.sha256) {
+            tracing::warn!(%file, "its bytes differ from those of the first time; its manifest entry was replaced as well");
+        }
+        Ok(manifest.restore(number, entry).await?)
+    }
+
+    /// State `carry`: submits the rows of finished parts again, for the state that they leave behind.
+    async fn replay(
+        &mut self,
+        chunker: &mut Chunker,
+        manifest: &mut Manifest,
+        stop: &Shared<impl Future<Output = ()>>,
+    ) -> Result<()> {
+        for number in 0..manifest.parts().len() {
+            let Part::Durable(entry) = &manifest.parts()[number] else {
+                self.rewrite(chunker, manifest, number, stop).await?;
+                continue;
+            };
+            let mut left = entry.counts.rows_in;
+            while left > 0 {
+                let rows = tokio::select! {
+                    biased;
+                    () = stop.clone() => return Err(self.interrupted(self.resumed.rows_in)),
+                    rows = self.replay_chunk(chunker, left) => rows?,
+                };
+                if rows == 0 {
+                    return Ok(());
+                }
+                left -= rows;
+            }
+            // As after a part that is written: the next one begins in the file that has its first row.
+            chunker.is_at_end().await?;
+        }
+        Ok(())
+    }
+
+    /// Submits the next chunk, waits for it and drops the vectors; returns its rows, 0 at the end.
+    async fn replay_chunk(&self, chunker: &mut Chunker, max_rows: u64) -> Result<u64> {
+        let slices = chunker.next(max_rows).await?;
+        if slices.is_empty() {
+            return Ok(0);
+        }
+        let (chunk, texts) = Chunk::new(&self.prepared.plan, slices, chunker.bytes_read())?;
+        let rows = chunk.rows() as u64;
+        let columns = self.stage.submit(&texts).await.map_err(|e| self.place(e, &chunk.slices))?;
+        chunker.advance();
+        columns.await.map_err(|e| self.place(e, &chunk.slices))?;
+        Ok(rows)
+    }
+
+    /// Whether the input can be read a second time: standard input cannot.
+    pub(super) fn is_repeatable(&self) -> bool {
+        self.prepared.plan.files().all(|file| file.location.is_some())
+    }
+
+    pub(super) fn interrupted(&self, rows: u64) -> Error {
+        Error::Interrupted { rows, again: self.is_repeatable(), begun: true }
+    }
+
+    pub(super) fn place(&self, error: elmo::Error, slices: &[Slice]) -> Error {
+        place(&self.prepared.plan, error, slices)
+    }
+
+    /// Counts the work of devices for this job so far; false where the stage does not measure it.
+    pub(super) fn count_work(&mut self) -> bool {
+        let (Some(before), Some(now)) = (self.work_before, self.stage.work()) else { return false };
+        self.seen.tokens = now.tokens - before.tokens;
+        self.seen.padded_tokens = now.padded_tokens - before.padded_tokens;
+        true
+    }
+}
