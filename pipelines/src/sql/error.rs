@@ -7,7 +7,10 @@ use thiserror::Error;
 
 use crate::{
     error::{Error, Exit, Fault},
-    source::{SourceError, reason::without_data},
+    source::{
+        SourceError,
+        reason::{Reason, one_line, without_data},
+    },
     stores::StoreError,
 };
 
@@ -56,8 +59,11 @@ pub(super) fn message(error: &DataFusionError) -> Cow<'_, str> {
         },
         E::External(error) if is_own(error.as_ref()) => error.to_string().into(),
         E::External(error) => without_values(without_excerpt(&error.to_string()).into()),
+        // Errors of stores contain addresses, and no values.
+        E::ArrowError(error, _) if is_caused_by_store(error.as_ref()) => one_line(&error.to_string()).into(),
+        E::ParquetError(error) if is_caused_by_store(error.as_ref()) => one_line(&error.to_string()).into(),
         // Arrow and Parquet readers quote the values that they reject.
-        E::ArrowError(error, _) => without_data(&error.to_string()).into(),
+        E::ArrowError(error, _) => Reason::from(error.as_ref()).to_string().into(),
         E::ParquetError(error) => without_data(&error.to_string()).into(),
         E::ObjectStore(error) if let Some(inner) = wrapped_by_store(error) => message(inner),
         E::Context(_, error) | E::Diagnostic(_, error) => message(error),

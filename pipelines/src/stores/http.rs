@@ -55,7 +55,7 @@ const MAX_STARTS: usize = 3;
 pub(super) struct HttpFiles {
     inner: Arc<dyn ObjectStore>,
     ranged: Ranged,
-    /// What the server said of a file when it was last asked: bytes of any other version are refused.
+    /// The server's last answer to HEAD for each file: bytes of any other version are refused.
     known: Mutex<HashMap<Path, ObjectMeta>>,
     /// The downloads that are kept, the one used last at the end.
     downloads: Mutex<VecDeque<Arc<Download>>>,
@@ -93,13 +93,6 @@ impl HttpFiles {
         locked(&self.downloads).retain(|download| !is_stale(download));
         locked(&self.known).insert(path.clone(), found.meta.clone());
         Ok(found)
-    }
-
-    async fn meta(&self, path: &Path) -> Result<ObjectMeta> {
-        if let Some(meta) = locked(&self.known).get(path) {
-            return Ok(meta.clone());
-        }
-        Ok(self.head(path, GetOptions { head: true, ..GetOptions::default() }).await?.meta)
     }
 
     /// The download of this version of a file, if there is one.
@@ -182,7 +175,11 @@ impl ObjectStore for HttpFiles {
         if options.head {
             return self.head(path, options).await;
         }
-        let meta = self.meta(path).await?;
+        let known = locked(&self.known).get(path).cloned();
+        let Some(meta) = known else {
+            // A file that was not listed, and that nobody will read twice.
+            return self.inner.get_opts(path, options).await;
+        };
         let range = match &options.range {
             None => 0..meta.size,
             Some(range) => checked(range, meta.size)?,
