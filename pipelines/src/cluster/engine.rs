@@ -152,12 +152,12 @@ mod tests {
         }
         // A full disk, and a truncated file.
         for (kind, end, at) in [
-            (ErrorKind::StorageFull, "the executor: torn", Exit::Storage),
-            (ErrorKind::UnexpectedEof, "torn", Exit::Input),
+            (ErrorKind::StorageFull, "the executor: unexpected end of file", Exit::Storage),
+            (ErrorKind::UnexpectedEof, "unexpected end of file", Exit::Input),
         ] {
-            let torn = ArrowError::IoError("torn".into(), kind.into());
-            let torn = DataFusionError::External(Box::new(BallistaError::ArrowError(Box::new(torn))));
-            let (message, exit, _) = envelope::decode(&to_envelope(torn, "the executor").to_string()).unwrap();
+            let error = ArrowError::IoError("unexpected end of file".into(), kind.into());
+            let error = DataFusionError::External(Box::new(BallistaError::ArrowError(Box::new(error))));
+            let (message, exit, _) = envelope::decode(&to_envelope(error, "the executor").to_string()).unwrap();
             assert!(message.ends_with(end) && exit == at, "{message}");
         }
     }
