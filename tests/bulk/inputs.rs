@@ -324,6 +324,19 @@ async fn the_output_may_lie_in_the_input_and_nothing_gives_nothing() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn files_of_a_folder_that_are_not_read_are_counted_and_links_add_no_rows() {
+    let place = Place::new();
+    for name in ["a.txt", "_data.jsonl", "_sub/b.txt", "c.json"] {
+        place.write(&format!("in/{name}"), "{\"text\": \"one\"}\n");
+    }
+    std::os::unix::fs::symlink(place.path("in/a.txt"), place.path("in/link.txt")).unwrap();
+    let report = run_local(&place.job("in", "out")).await.unwrap();
+    assert_eq!((report.counts.rows_in, report.files_left_out), (1, 3));
+    let report = run_local(&place.job("in/*.txt", "pattern")).await.unwrap();
+    assert_eq!((report.counts.rows_in, report.files_left_out), (1, 0));
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn what_is_wrong_is_named_with_file_and_row() {
     let place = Place::new();
     let cases: [(&str, &[u8], &str); 8] = [

@@ -21,7 +21,7 @@ use datafusion::{
 use super::{envelope, scans};
 use crate::{
     error::{Error, Exit},
-    source::reason::without_data,
+    source::reason::Reason,
     sql::{SqlError, name_files_in_errors, to_sql_error},
 };
 
@@ -128,7 +128,7 @@ fn arrow_error(error: &ArrowError, executor: &str) -> Error {
             let help = "free disk space in its work directory, or start it with another --work-dir";
             (format!("{executor}: {reason}"), Exit::Storage, Some(help.to_owned()))
         }
-        other => (without_data(&other.to_string()).to_owned(), Exit::Input, None),
+        other => (Reason::from(other).to_string(), Exit::Input, None),
     };
     SqlError { message, exit, help }.into()
 }

@@ -41,8 +41,8 @@ impl From<&ArrowError> for Reason {
     fn from(error: &ArrowError) -> Self {
         match error {
             ArrowError::ExternalError(own) if own.is::<Own>() => Self(own.to_string()),
-            // The operating system's words.
-            ArrowError::IoError(_, error) if error.raw_os_error().is_some() => Self(format!("Io error: {error}")),
+            // An error of the system, which knows no data; what others report as I/O errors may hold some.
+            ArrowError::IoError(_, source) if source.get_ref().is_none() => Self(one_line(&error.to_string())),
             other => Self(without_data(&other.to_string())),
         }
     }
