@@ -5,7 +5,6 @@ use tch::Tensor;
 use super::{
     Activations, DeviceError, DeviceName, Dropout, NoDropout, PackedBatch, Parameters, Precision, StartState,
     char_cnn::{CharCnn, WordIds},
-    device,
     lstm::LstmLayer,
     parameters::{FileTensors, NamedTensors},
     start_state::StateShape,
@@ -31,9 +30,9 @@ impl BiLm {
     /// Puts a model for inference on a device.
     ///
     /// # Errors
-    /// [`DeviceError::MissingTensor`] and [`DeviceError::TensorShape`] when `weights` do not match the options,
-    /// [`DeviceError::OutOfMemory`] when the device has no room for the weights, [`DeviceError::Torch`] when libtorch
-    /// fails.
+    /// [`DeviceError::Missing`] when there is no such device, [`DeviceError::MissingTensor`] and
+    /// [`DeviceError::TensorShape`] when `weights` do not match the options, [`DeviceError::OutOfMemory`] when the device
+    /// has no room for the weights, [`DeviceError::Torch`] when libtorch fails.
     pub fn new(
         options: &ModelOptions,
         weights: &Weights,
@@ -84,7 +83,7 @@ impl BiLm {
         precision: Precision,
         fused: bool,
     ) -> Result<Self, DeviceError> {
-        device::set_up_cpu();
+        device.set_up()?;
         let torch = device.torch();
         let layers = (0..options.lstm.n_layers)
             .map(|layer| LstmLayer::new(options, source, layer, precision, torch, fused))

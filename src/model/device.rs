@@ -34,9 +34,19 @@ impl DeviceName {
             Self::Cuda(n) => Device::Cuda(n),
         }
     }
-}
 
-impl DeviceName {
+    /// Configures libtorch for this device, before its first tensor.
+    ///
+    /// # Errors
+    /// [`DeviceError::Missing`] when libtorch does not see the device.
+    pub(crate) fn set_up(self) -> Result<(), DeviceError> {
+        set_up_cpu();
+        match self {
+            Self::Cpu => Ok(()),
+            Self::Cuda(n) => cuda(Some(n)).map(|_| ()),
+        }
+    }
+
     /// Waits until the device has finished all queued work. A CPU has no queue.
     pub(crate) fn synchronize(self) {
         if let Self::Cuda(n) = self {
@@ -235,6 +245,13 @@ mod tests {
             Ok(text) => assert_eq!(text.trim().split('+').next(), Some(version.as_str())),
             Err(error) => assert_eq!(version, BUILT_FOR, "{}: {error}", file.display()),
         }
+    }
+
+    /// No machine has so many GPUs, and most of those that run this have none.
+    #[test]
+    fn a_model_for_a_device_that_is_missing_says_so() {
+        let found = DeviceName::Cuda(4096).set_up();
+        assert!(matches!(&found, Err(DeviceError::Missing { asked, .. }) if asked == "cuda:4096"), "{found:?}");
     }
 
     #[test]

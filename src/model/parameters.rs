@@ -66,14 +66,16 @@ impl Parameters {
     /// Copies weights to a device. Training in bfloat16 keeps its parameters in [`Precision::F32`].
     ///
     /// # Errors
-    /// [`DeviceError::MissingTensor`] and [`DeviceError::TensorShape`] when `weights` do not match the options,
-    /// [`DeviceError::OutOfMemory`] when the device has no room.
+    /// [`DeviceError::Missing`] when there is no such device, [`DeviceError::MissingTensor`] and
+    /// [`DeviceError::TensorShape`] when `weights` do not match the options, [`DeviceError::OutOfMemory`] when the device
+    /// has no room.
     pub fn new(
         options: &ModelOptions,
         weights: &Weights,
         device: DeviceName,
         precision: Precision,
     ) -> Result<Self, DeviceError> {
+        device.set_up()?;
         let file = FileTensors::new(options, weights);
         let place = |name: &str| -> Result<Tensor, DeviceError> {
             Ok(file.tensor(name)?.f_to_device(device.torch())?.f_to_kind(precision.kind())?)

@@ -27,7 +27,7 @@ impl Softmax {
     /// [`DeviceError::OutOfMemory`] when the device has no room, [`DeviceError::Internal`] when the shapes are others,
     /// [`DeviceError::Torch`] when libtorch fails.
     pub fn new(weight: &weights::Tensor, bias: &weights::Tensor, device: DeviceName) -> Result<Self, DeviceError> {
-        super::device::set_up_cpu();
+        device.set_up()?;
         let _no_gradients = tch::no_grad_guard();
         let torch = device.torch();
         let &[words, width] = weight.shape.as_slice() else {

@@ -62,7 +62,7 @@ pub struct DryRun {
 /// Reads the inputs, embeds a small sample, and checks that the job may write to its output.
 ///
 /// # Errors
-/// As [`prepare`]; [`ManifestError`](super::manifest::ManifestError) when the output is of another job or holds foreign
+/// As [`prepare()`](super::prepare()); [`ManifestError`](super::manifest::ManifestError) when the output is of another job or holds foreign
 /// files, [`Error::Io`] or [`StoreError`] when it cannot be written to, [`SourceError`](crate::source::SourceError) when
 /// the inputs cannot be read, [`elmo::Error`] when a row of the sample or the device fails.
 pub async fn dry_run(job: &BulkJob, stage: &dyn Stage, stores: &Stores) -> Result<DryRun> {

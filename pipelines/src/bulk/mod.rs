@@ -12,7 +12,7 @@
 //!
 //! A *part* holds a fixed number of input rows, so its bytes are a function of the input and the settings alone: not of
 //! memory flags, of batches, or of interruptions. A *chunk* is the rows that are submitted to the stage at once; several
-//! chunks are in flight, so that rows are read and tokenised while devices work. [`partial`] keeps the complete rows of
+//! chunks are in flight, so that rows are read and tokenised while devices work. `partial` keeps the complete rows of
 //! the open part when the job is interrupted.
 
 mod chunks;
@@ -107,7 +107,7 @@ pub struct BulkReport {
 /// same job continues from there.
 ///
 /// # Errors
-/// As [`prepare`]; [`ManifestError`](manifest::ManifestError) when the output is locked, belongs to another job, holds
+/// As [`prepare()`]; [`ManifestError`] when the output is locked, belongs to another job, holds
 /// foreign files, or changes while the job runs; [`Error::Usage`] when standard input would have to be read again;
 /// [`SourceError`](source::SourceError) or [`Error::Input`] (a row, with on-error `fail`) when the input cannot be read or
 /// embedded, [`elmo::Error`] when a device fails, [`SinkError`](crate::sink::SinkError) or

@@ -1,4 +1,4 @@
-//! Diagnoses of a machine: [`doctor`] checks the installation, [`bench`] measures speed. Both use the published model
+//! Diagnoses of a machine: [`doctor`] checks the installation, [`bench`](mod@bench) measures speed. Both use the published model
 //! [`sizes`].
 
 pub mod bench;

@@ -4,7 +4,7 @@
 //! [`ModelSpec`] parses the name, and [`Models::resolve`] opens the model. What comes from a store or a zip is first
 //! copied into the [`Cache`]: complete, checked, and under the hash of its content, so that an interrupted or changed
 //! download is never taken for a model. [`info`], [`check`] and [`convert`] are the subcommands of `elmo model`;
-//! [`LazyModel`] is a model that SQL opens when it is needed, and [`Fingerprints`] lets a query be planned without
+//! `LazyModel` is a model that SQL opens when it is needed, and [`Fingerprints`] lets a query be planned without
 //! reading the weights.
 
 mod cache;

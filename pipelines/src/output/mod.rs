@@ -1,8 +1,8 @@
 //! Outputs of bulk jobs: what they contain, and whether it is what their model computes.
 //!
-//! Both jobs start alike. [`opened`] lists the Parquet files of a folder ([`parquet`] reads them), compares their
-//! footers ([`footer`]) and checks them against the manifest beside them ([`manifest`]). Then [`inspect`] counts rows
-//! and [`vectors`], and [`verify`] recomputes a sample of the rows and compares the vectors. Neither writes anything.
+//! Both jobs start alike. `opened` lists the Parquet files of a folder (`parquet` reads them), compares their
+//! footers (`footer`) and checks them against the manifest beside them (`manifest`). Then [`inspect`] counts rows
+//! and `vectors`, and [`verify`] recomputes a sample of the rows and compares the vectors. Neither writes anything.
 
 mod footer;
 pub mod inspect;

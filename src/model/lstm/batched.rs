@@ -28,6 +28,7 @@ impl LstmLayer {
         let chunk_rows = if x.device() == Device::Cpu { CHUNK_ROWS_HOST } else { CHUNK_ROWS_DEVICE };
         let chunks = packings.chunks(chunk_rows);
         let rows: Vec<i64> = chunks.iter().map(|chunk| chunk.rows as i64).collect();
+        let begins = begins(packings, x.device())?;
         let mut outputs = Vec::with_capacity(packings.steps().len());
         let mut finished = Finished::new(capture);
         for (chunk, input) in chunks.iter().zip(x.f_split_with_sizes(rows, 1)?) {
@@ -35,8 +36,9 @@ impl LstmLayer {
             let widths: Vec<i64> = steps_of(packings, chunk).map(|(_, step)| step.width as i64).collect();
             for ((t, step), gates) in steps_of(packings, chunk).zip(hoisted.f_split_with_sizes(widths, 1)?) {
                 (h, c) = (first_rows(h, step.width)?, first_rows(c, step.width)?);
-                h = begin(h, &constant.h, packings, t)?;
-                c = begin(c, &constant.c, packings, t)?;
+                if let Some(rows) = &begins[t] {
+                    (h, c) = (begin(&h, &constant.h, rows)?, begin(&c, &constant.c, rows)?);
+                }
                 let z = scalar_ops::baddbmm(&gates, &h, &self.w_h)?; // [2, w, 4D]
                 (h, c) = self.cell(&z, &c)?;
                 finished.keep(&c, packings, t)?;
@@ -72,16 +74,25 @@ fn first_rows(t: Tensor, width: usize) -> Result<Tensor, DeviceError> {
     if t.size()[1] == width as i64 { Ok(t) } else { Ok(t.f_narrow(1, 0, width as i64)?) }
 }
 
-/// Sets the rows in which a sentence begins at step `t` to the start state: `[2, w, dim]`, `start` `[2, 1, dim]`.
-fn begin(state: Tensor, start: &Tensor, packings: &Packings, t: usize) -> Result<Tensor, DeviceError> {
+/// The rows in which a sentence begins, of each step; `None` where none does. One upload serves the whole batch: a GPU
+/// finishes its work before each upload.
+fn begins(packings: &Packings, device: Device) -> Result<Vec<Option<Tensor>>, DeviceError> {
     // Both directions read the same sentences wherever a row holds several.
-    let rows = packings.of(0).begins(t);
-    if rows.is_empty() {
-        return Ok(state);
+    let rows: Vec<&[i64]> = (0..packings.steps().len()).map(|t| packings.of(0).begins(t)).collect();
+    let sizes: Vec<i64> = rows.iter().map(|rows| rows.len() as i64).collect();
+    let all = rows.concat();
+    if all.is_empty() {
+        return Ok(rows.iter().map(|_| None).collect());
     }
+    let parts = tensors::index(&all, device)?.f_split_with_sizes(&sizes, 0)?;
+    Ok(parts.into_iter().zip(sizes).map(|(part, size)| (size > 0).then_some(part)).collect())
+}
+
+/// Sets `rows` `[n]` of a state `[2, w, dim]` to the start state `[2, 1, dim]`.
+fn begin(state: &Tensor, start: &Tensor, rows: &Tensor) -> Result<Tensor, DeviceError> {
     let [directions, _, dim] = start.size3()?.into();
-    let start = start.f_expand([directions, rows.len() as i64, dim], false)?;
-    Ok(state.f_index_copy(1, &tensors::index(rows, state.device())?, &start)?)
+    let start = start.f_expand([directions, rows.size()[0], dim], false)?;
+    Ok(state.f_index_copy(1, rows, &start)?)
 }
 
 /// Cells of the rows of each direction as their last token is read.

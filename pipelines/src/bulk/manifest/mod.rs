@@ -9,8 +9,8 @@
 //! OUTPUT/_elmo/lock                   held while a job runs
 //! ```
 //!
-//! The story of an output: [`Manifest::open`] acquires the [`lock`], reads what exists ([`existing`]) and decides whether
-//! this job may continue it ([`job`]). Every part that is published gets an entry ([`entry`]); each entry begins where the
+//! The story of an output: [`Manifest::open`] acquires the `lock`, reads what exists (`existing`) and decides whether
+//! this job may continue it (`job`). Every part that is published gets an entry (`entry`); each entry begins where the
 //! one before it ends. [`Manifest::finish`] checks that the folder holds the parts of the manifest and no others.
 //!
 //! Entries and totals are created and never changed in place ([`PutMode::Create`](object_store::PutMode::Create)), so a

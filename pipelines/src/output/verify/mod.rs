@@ -1,10 +1,10 @@
 //! Recomputes rows of an output and compares them: is the file what this model computes for these texts?
 //!
-//! 1. [`settings`] makes an embedder with the settings that the footers name.
+//! 1. `settings` makes an embedder with the settings that the footers name.
 //! 2. The files are checked against the manifest.
-//! 3. [`sample`] picks rows, and [`texts`] finds their texts: in a kept column, or in the inputs of the job.
-//! 4. [`compare`] embeds the texts again and compares everything that the model decides: the bits of the numbers first,
-//!    then tokens, offsets, `truncated` and `error`. [`report`] counts the differences.
+//! 3. `sample` picks rows, and `texts` finds their texts: in a kept column, or in the inputs of the job.
+//! 4. `compare` embeds the texts again and compares everything that the model decides: the bits of the numbers first,
+//!    then tokens, offsets, `truncated` and `error`. `report` counts the differences.
 
 mod compare;
 mod report;
