@@ -70,7 +70,7 @@ impl<'j> Run<'j> {
         let (file, rows_digest) = (manifest.part_file(number), open.digest.value());
         let written = open.writer.replace(&self.stage.metadata(), None, manifest.fence()).await?;
         crash::after_upload_before_manifest();
-        manifest.hold().await?;
+        manifest.hold_published(&file).await?;
         let (bytes, sha256) = (written.bytes, written.sha256);
         Ok(PartEntry { file, start, end, last, bytes, sha256, rows_digest, counts: open.counts })
     }

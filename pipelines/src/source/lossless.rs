@@ -362,7 +362,7 @@ mod tests {
             "[-+]?0{0,2}[0-9]{1,20}",
             any::<i64>().prop_map(|n| n.to_string()),
             (-200_i64..300).prop_map(|n| n.to_string()),
-            "[tT][rR][uU][eE]|[fF]alse|yes|no|[tf01]",
+            "[tT][rR][uU][eE]|[fF][aA][lL][sS][eE]|yes|no|[tf01]",
             times,
             near,
             near,

@@ -251,6 +251,27 @@ impl Manifest {
         }
     }
 
+    /// As [`Manifest::hold`], after this job has published `file`.
+    ///
+    /// # Errors
+    /// As [`Manifest::hold`].
+    pub(super) async fn hold_published(&self, file: &str) -> Result<(), ManifestError> {
+        let held = self.hold().await;
+        self.withdraw_if_overtaken(file, held).await
+    }
+
+    /// Deletes `file`, which this job has just published, if a successor with other settings owns the output: it cannot
+    /// have a part of that name, and nobody else would delete the file.
+    async fn withdraw_if_overtaken(&self, file: &str, held: Result<(), ManifestError>) -> Result<(), ManifestError> {
+        if matches!(held, Err(ManifestError::Overtaken { .. })) {
+            let successor = records::read::<Job>(&self.folder.child(JOB)).await?;
+            if successor.is_some_and(|job| job.fingerprint() != self.job.fingerprint()) {
+                self.output.child(file).delete().await?;
+            }
+        }
+        held
+    }
+
     /// What keeps a job that lost its lock from replacing files of its successor.
     pub(super) fn fence(&self) -> &impl Fence<Error = crate::error::Error> {
         &self.lock
@@ -405,7 +426,8 @@ impl Manifest {
     /// [`ManifestError::Overtaken`] when there is another entry for this part, [`ManifestError::Store`] when the store
     /// fails.
     pub async fn append(&mut self, entry: PartEntry) -> Result<(), ManifestError> {
-        records::create(&self.entry(self.parts.len()), &entry).await?;
+        let created = records::create(&self.entry(self.parts.len()), &entry).await;
+        self.withdraw_if_overtaken(&entry.file, created).await?;
         self.parts.push(Part::Durable(entry));
         Ok(())
     }
