@@ -244,8 +244,7 @@ fn a_kill_at_any_time_loses_and_doubles_nothing() {
             return false;
         }
         let mut child = command.stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap();
-        // Now as soon as the job has begun, now when it has one part more: before that there is little to break, and how
-        // long it takes depends on the machine.
+        // Alternately when the job has begun and when it has one more part; how long either takes depends on the machine.
         let parts = (0..).find(|part| !entry(*part).exists()).unwrap_or(0);
         wait_for(&if run % 2 == 0 { place.path("killed/_elmo/job.json") } else { entry(parts) });
         thread::sleep(Duration::from_millis(7 * (run as u64 * 5 % 7)));
@@ -264,7 +263,7 @@ fn a_signal_finishes_the_window_and_the_command_that_is_printed_goes_on() {
     place.write("a.txt", &lines(6_000));
     let words = "embed --model tiny --input a.txt --rows-per-file 400 --window-rows 200 --threads 1 --output";
     place.exits(&format!("{words} calm"), 0);
-    // However the job was told to begin anew, the printed command goes on.
+    // The printed command resumes the job, even if it was started with --overwrite.
     for (signal, flag, setting) in [("-INT", "--overwrite", None), ("-TERM", "", Some(("ELMO_OVERWRITE", "true")))] {
         let output = format!("out{signal}");
         let mut child = place
@@ -311,7 +310,7 @@ fn a_command_with_a_secret_in_it_is_not_printed() {
     assert!(err.contains("run the same command again") && !err.contains("to resume:"), "{err}");
 }
 
-/// Some programs hand down a pipe that answers "try again" instead of waiting.
+/// Standard input may be a non-blocking pipe, whose reads fail with `EAGAIN`.
 #[test]
 fn standard_input_that_does_not_wait_is_waited_for() {
     let place = Place::new();
@@ -329,7 +328,7 @@ fn standard_input_that_does_not_wait_is_waited_for() {
     assert_eq!(place.rows("out").iter().map(RecordBatch::num_rows).sum::<usize>(), 5);
 }
 
-/// A read that waits for a line cannot be called off, and the process must end without it.
+/// A read that waits for a line cannot be cancelled, so the process ends without it.
 #[test]
 fn a_signal_ends_a_job_that_waits_for_standard_input() {
     // In the middle of a part, at the end of one, and before the first line.

@@ -473,6 +473,47 @@ mod tests {
         assert!(folder.children().await.unwrap().iter().all(|object| !object.location.to_string().contains("clock")));
     }
 
+    /// An upload of a file that nobody writes.
+    async fn upload(output: &Location) -> (Box<dyn MultipartUpload>, UploadId) {
+        let (upload, handle) = crate::stores::uploads::start(&output.child("part.parquet")).await.unwrap();
+        (upload, handle.unwrap().id().clone())
+    }
+
+    fn output_with_uploads() -> Location {
+        let stores = Stores::with_settings([]);
+        stores.insert_with_uploads("memory://x", Arc::new(InMemory::new()));
+        stores.locate("memory://x/out").unwrap()
+    }
+
+    #[tokio::test]
+    async fn uploads_of_a_lost_lease_are_aborted_and_named_until_they_are() {
+        let output = output_with_uploads();
+        let folder = output.child(FOLDER);
+        let first = Lease::acquire(&output, &folder).await.unwrap();
+        let (mut started, id) = upload(&output).await;
+        first.renew(Some(&id)).await.unwrap();
+        // A renewal keeps the upload.
+        first.renew(None).await.unwrap();
+        take_over(&output, &folder, &first.location, "second", Duration::ZERO).await.unwrap();
+        assert!(started.complete().await.is_err());
+        assert!(output.child("part.parquet").head().await.unwrap().is_none());
+        // If the successor had stopped before it aborted the upload, its own successor would.
+        let (found, _) = Holder::read(&first.location).await.unwrap().unwrap();
+        assert_eq!((found.id.as_str(), found.uploads), ("second", vec![id]));
+        assert!(matches!(first.renew(None).await, Err(ManifestError::Overtaken { .. })));
+    }
+
+    #[tokio::test]
+    async fn a_job_that_ends_leaves_no_upload_that_can_be_completed() {
+        let output = output_with_uploads();
+        let lease = Lease::acquire(&output, &output.child(FOLDER)).await.unwrap();
+        let (mut started, id) = upload(&output).await;
+        lease.renew(Some(&id)).await.unwrap();
+        lease.release().await;
+        assert!(started.complete().await.is_err());
+        assert!(lease.location.head().await.unwrap().is_none());
+    }
+
     #[test]
     fn a_machine_that_slept_or_was_set_back_asks_the_store() {
         let (now, long) = (Sent::now(), 2 * LEASE);
