@@ -5,10 +5,7 @@ use std::{
     fmt,
 };
 
-use futures::TryStreamExt;
-use object_store::ObjectStoreExt;
 use serde::{Serialize, Serializer};
-use sha2::{Digest, Sha256};
 
 use super::{
     footer::{Pairs, pairs_difference},
@@ -17,7 +14,7 @@ use super::{
 use crate::{
     bulk::manifest::{self, Counts, Job, ManifestError, PartEntry},
     error::{Error, Result},
-    stores::{Location, StoreError},
+    stores::Location,
 };
 
 /// Problems and file names that one sentence lists.
@@ -79,7 +76,7 @@ impl Manifest {
         if found != expected {
             return Ok(Some(Problem::Rows { file: name, found, expected }));
         }
-        let is_same = entry.bytes == file.bytes && entry.sha256 == sha256(&file.location).await?;
+        let is_same = entry.bytes == file.bytes && entry.sha256 == manifest::sha256(&file.location).await?;
         Ok((!is_same).then_some(Problem::Changed { file: name }))
     }
 
@@ -113,17 +110,6 @@ fn split_part_name(file: &str) -> Option<(usize, &str)> {
     let end = rest.find(|c: char| !c.is_ascii_digit()).unwrap_or(rest.len());
     let (digits, rest) = rest.split_at(end);
     digits.parse().ok().map(|number| (number, rest))
-}
-
-/// SHA-256 of a file, hexadecimal.
-async fn sha256(location: &Location) -> Result<String> {
-    let failed = |e| StoreError::request("read", location, e);
-    let mut body = location.store.get(&location.path).await.map_err(failed)?.into_stream();
-    let mut hash = Sha256::new();
-    while let Some(bytes) = body.try_next().await.map_err(failed)? {
-        hash.update(&bytes);
-    }
-    Ok(format!("{:x}", hash.finalize()))
 }
 
 /// The totals of a finished job.

@@ -260,16 +260,24 @@ impl Manifest {
         self.withdraw_if_overtaken(file, held).await
     }
 
-    /// Deletes `file`, which this job has just published, if a successor with other settings owns the output: it cannot
-    /// have a part of that name, and nobody else would delete the file.
-    async fn withdraw_if_overtaken(&self, file: &str, held: Result<(), ManifestError>) -> Result<(), ManifestError> {
-        if matches!(held, Err(ManifestError::Overtaken { .. })) {
-            let successor = records::read::<Job>(&self.folder.child(JOB)).await?;
-            if successor.is_some_and(|job| job.fingerprint() != self.job.fingerprint()) {
-                self.output.child(file).delete().await?;
-            }
+    /// Passes `outcome` on. If it says that a successor owns the output, `file`, which this job has just published, is
+    /// deleted.
+    async fn withdraw_if_overtaken(&self, file: &str, outcome: Result<(), ManifestError>) -> Result<(), ManifestError> {
+        if matches!(outcome, Err(ManifestError::Overtaken { .. }))
+            && let Err(error) = self.withdraw(file).await
+        {
+            tracing::warn!(%file, %error, "the part was published after another job had taken over; delete it");
         }
-        held
+        outcome
+    }
+
+    /// Deletes a file of this job, unless the owner of the output has the same settings and so parts of the same names.
+    async fn withdraw(&self, file: &str) -> Result<(), ManifestError> {
+        let owner = records::read::<Job>(&self.folder.child(JOB)).await?;
+        if owner.is_some_and(|job| job.fingerprint() != self.job.fingerprint()) {
+            self.output.child(file).delete().await?;
+        }
+        Ok(())
     }
 
     /// What keeps a job that lost its lock from replacing files of its successor.
@@ -410,7 +418,8 @@ impl Manifest {
     /// # Errors
     /// As [`Manifest::append`]; [`ManifestError::Broken`] when the entry behind it does not follow from it.
     pub(super) async fn restore(&mut self, part: usize, entry: PartEntry) -> Result<(), ManifestError> {
-        records::create(&self.entry(part), &entry).await?;
+        let created = records::create(&self.entry(part), &entry).await;
+        self.withdraw_if_overtaken(&entry.file, created).await?;
         let next = self.parts.get(part + 1).and_then(Part::entry);
         let reason = next.and_then(|next| next.break_after(part + 1, Some(&entry)));
         self.parts[part] = Part::Durable(entry);
