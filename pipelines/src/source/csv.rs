@@ -25,19 +25,28 @@ impl Csv {
         let decoder = decoder(schema, read, header, batch_rows);
         Self { decoder, quotes: Quotes::default(), header, batch_rows, bytes: 0 }
     }
+
+    /// Passes bytes to the decoder; returns how many it took.
+    fn feed(&mut self, bytes: &[u8]) -> Result<usize, ArrowError> {
+        if bytes.is_empty() {
+            // The decoder would take it for the end of the file.
+            return Ok(0);
+        }
+        let used = self.decoder.decode(bytes)?;
+        self.quotes.read(&bytes[..used]);
+        self.bytes += used;
+        Ok(used)
+    }
 }
 
 impl Decode for Csv {
     fn decode(&mut self, bytes: &[u8]) -> Result<usize, ArrowError> {
-        let mut quotes = self.quotes;
-        let end = quotes.read_to_row_end(bytes, BATCH_BYTES.saturating_sub(self.bytes));
-        let used = self.decoder.decode(&bytes[..end])?;
-        match used == end {
-            true => self.quotes = quotes,
-            false => self.quotes.read(&bytes[..used]),
+        let (rest_of_batch, after) = bytes.split_at(BATCH_BYTES.saturating_sub(self.bytes).min(bytes.len()));
+        let used = self.feed(rest_of_batch)?;
+        match used == rest_of_batch.len() {
+            true => Ok(used + self.feed(&after[..self.quotes.row_end(after)])?),
+            false => Ok(used),
         }
-        self.bytes += used;
-        Ok(used)
     }
 
     fn finish(&mut self) -> Result<(), ArrowError> {
@@ -104,17 +113,13 @@ impl Quotes {
         }
     }
 
-    /// Reads `min` bytes, and on to the first end of a row; returns how many bytes these are, all if no row ends.
-    fn read_to_row_end(&mut self, bytes: &[u8], min: usize) -> usize {
-        let min = min.min(bytes.len());
-        self.read(&bytes[..min]);
-        for (at, &byte) in bytes[min..].iter().enumerate() {
-            *self = self.after(byte);
-            if *self == Self::Start && byte != b',' {
-                return min + at + 1;
-            }
-        }
-        bytes.len()
+    /// Length of `bytes` up to and with the first end of a row; of all if no row ends.
+    fn row_end(mut self, bytes: &[u8]) -> usize {
+        let end = bytes.iter().position(|&byte| {
+            self = self.after(byte);
+            self == Self::Start && byte != b','
+        });
+        end.map_or(bytes.len(), |at| at + 1)
     }
 }
 
@@ -142,8 +147,12 @@ mod tests {
     #[test]
     fn the_end_of_a_row_is_not_inside_quotation_marks() {
         let text = b"a,\"b\nc\"\nd,e\n";
-        let end = |min: usize| Quotes::default().read_to_row_end(text, min);
-        assert_eq!([end(0), end(7), end(8), end(9), end(100)], [8, 8, 12, 12, 12]);
-        assert_eq!(Quotes::default().read_to_row_end(b"a,b", 0), 3);
+        let end_after = |start: usize| {
+            let mut quotes = Quotes::default();
+            quotes.read(&text[..start]);
+            start + quotes.row_end(&text[start..])
+        };
+        assert_eq!([end_after(0), end_after(7), end_after(8), end_after(9), end_after(12)], [8, 8, 12, 12, 12]);
+        assert_eq!(Quotes::default().row_end(b"a,b"), 3);
     }
 }
