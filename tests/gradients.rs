@@ -358,6 +358,61 @@ fn gradients_of_a_computation_in_bfloat16_are_float32() {
     }
 }
 
+/// Three steps of gradient descent. The judge is a model of the parameters' new numbers as a file would hold them.
+#[test]
+fn a_model_derived_after_a_step_is_that_of_the_new_parameters() {
+    for (case, options) in cases() {
+        let weights = seeded_weights(&options, 11, 1.2);
+        let parameters = Parameters::new(&options, &weights, DeviceName::Cpu, Precision::F32).unwrap();
+        let parameters = parameters.require_gradients().unwrap();
+        let tensors: Vec<&Tensor> = parameters.iter().map(|(_, tensor)| tensor).collect();
+        let mut losses = Vec::new();
+        for _ in 0..3 {
+            let model = BiLm::from_parameters(&options, &parameters, Precision::F32).unwrap();
+            let numbers = parameters.to_weights().unwrap();
+            let judge = BiLm::with_torch_operations(&options, &numbers, DeviceName::Cpu, Precision::F32).unwrap();
+            assert_eq!(largest_gap(&found(&model, false), &found(&judge, false)), 0.0, "{case}");
+            let loss = loss(&run(&model, &windows()[0], &model.zero_state().unwrap(), false));
+            losses.push(f64::try_from(&loss).unwrap());
+            let gradients = Tensor::run_backward(&[loss], &tensors, false, false);
+            let _no_gradients = tch::no_grad_guard();
+            for (tensor, gradient) in tensors.iter().zip(gradients) {
+                let _ = tensor.shallow_clone().g_sub_(&(gradient * 1e-5));
+            }
+        }
+        assert!(losses.is_sorted_by(|before, after| before > after), "{case}: {losses:?}");
+    }
+}
+
+/// What a checkpoint between two windows keeps: the second window has the bits that it has without a stop.
+#[test]
+fn a_state_per_sentence_comes_back_from_its_numbers() {
+    for (case, options) in cases() {
+        let weights = seeded_weights(&options, 11, 1.2);
+        let parameters = Parameters::new(&options, &weights, DeviceName::Cpu, Precision::F32).unwrap();
+        for precision in [Precision::F32, Precision::Bf16] {
+            let model = BiLm::from_parameters(&options, &parameters, precision).unwrap();
+            let [first, second] = &windows();
+            let state = run(&model, first, &model.zero_state().unwrap(), false).into_last().unwrap().unwrap();
+            let numbers = state.numbers().unwrap();
+            let (layers, p, d) = (options.lstm.n_layers, options.lstm.projection_dim, options.lstm.dim);
+            assert_eq!(numbers.len(), 3 * 2 * layers * (p + d), "{case}");
+            let back = model.states_from_numbers(&numbers).unwrap();
+            let outputs = |state: &StartState| -> Vec<Tensor> {
+                let run = run(&model, second, state, false);
+                let all = (0..=layers).flat_map(|layer| [0, 1].map(|direction| run.tokens(layer, direction).unwrap()));
+                all.collect()
+            };
+            assert!(outputs(&back).iter().zip(outputs(&state)).all(|(a, b)| a.equal(&b)), "{case}, {precision}");
+            for wrong in [&[], &numbers[1..]] {
+                let error = model.states_from_numbers(wrong).unwrap_err().to_string();
+                assert!(error.contains("a model of another shape"), "{error}");
+            }
+            assert!(model.state_from_numbers(&numbers).is_err(), "a constant has one row");
+        }
+    }
+}
+
 #[test]
 fn batches_that_cannot_run_are_errors() {
     let one = [vec![0]];
@@ -366,6 +421,7 @@ fn batches_that_cannot_run_are_errors() {
         (PackedBatch::of_directions([&[], &[]]), "needs a sentence"),
         (PackedBatch::of_sentences(&[vec![]]), "each sentence a token"),
         (PackedBatch::of_rows(&[vec![0], vec![0]], vec![vec![0], vec![0]]), "in one row"),
+        (PackedBatch::of_rows(&[vec![0], vec![0]], vec![vec![0, 1], vec![]]), "every row must have a sentence"),
     ] {
         let error = wrong.unwrap_err().to_string();
         assert!(error.contains(words), "{error}");
@@ -379,4 +435,36 @@ fn batches_that_cannot_run_are_errors() {
     let error = model.forward(&table, &chained, &zero, &NoDropout, true).unwrap_err().to_string();
     assert!(error.contains("a row per sentence"), "{error}");
     assert!(model.run(&[0.0; 7], &[vec![0]], &zero, false).unwrap_err().to_string().contains("whole token vectors"));
+    for ids in [[9, 0], [0, -1], [i64::MAX, 0]] {
+        let batch = PackedBatch::of_sentences(&[ids.to_vec()]).unwrap();
+        let error = model.forward(&table, &batch, &zero, &NoDropout, false).unwrap_err().to_string();
+        assert!(error.contains("not in the token table"), "{error}");
+    }
+    assert!(model.run(&[], &[vec![0]], &zero, false).unwrap_err().to_string().contains("not in the token table"));
+}
+
+/// A state with fewer layers would give fewer layers, and one of other widths a mixture of its rows.
+#[test]
+fn a_state_of_another_model_is_an_error() {
+    let model_of = |(_, options): &(&str, ModelOptions), precision: Precision| {
+        BiLm::new(options, &seeded_weights(options, 1, 1.0), DeviceName::Cpu, precision).unwrap()
+    };
+    let cases = cases();
+    let model = model_of(&cases[0], Precision::F32);
+    let table = model.token_table(&WORDS).unwrap();
+    let batch = PackedBatch::of_sentences(&[vec![0, 1]]).unwrap();
+    let other = |name: &str| cases.iter().find(|(other, _)| *other == name).unwrap();
+    for (name, precision) in [
+        ("one layer", Precision::F32),
+        ("three layers", Precision::F32),
+        ("no cell projection", Precision::F32),
+        ("no token projection", Precision::F32),
+        ("as published", Precision::F64),
+    ] {
+        let state = model_of(other(name), precision).zero_state().unwrap();
+        let error = model.forward(&table, &batch, &state, &NoDropout, false).unwrap_err().to_string();
+        assert!(error.contains("that of a model of another shape"), "{name}, {precision}: {error}");
+    }
+    let alike = model_of(other("no skip connections"), Precision::F32).zero_state().unwrap();
+    assert!(model.forward(&table, &batch, &alike, &NoDropout, false).is_ok());
 }

@@ -32,12 +32,15 @@ impl PackedBatch {
     /// into `sentences` once. Rows of about equal numbers of tokens leave no padding.
     ///
     /// # Errors
-    /// [`DeviceError::InvalidBatch`] also when a sentence is in no row or in two.
+    /// [`DeviceError::InvalidBatch`] also when a sentence is in no row or in two, or a row has none.
     pub fn of_rows(sentences: &[Vec<i64>], rows: Vec<Vec<usize>>) -> Result<Self, DeviceError> {
         let mut places = rows.concat();
         places.sort_unstable();
         if !places.into_iter().eq(0..sentences.len()) {
             return Err(DeviceError::InvalidBatch { reason: "every sentence must be in one row" });
+        }
+        if rows.iter().any(Vec::is_empty) {
+            return Err(DeviceError::InvalidBatch { reason: "every row must have a sentence" });
         }
         let packing = Packing::chained(&lengths(sentences)?, rows);
         Ok(Self { ids: packing.gather(sentences, FILLER), packings: Packings::alike(packing) })
@@ -72,6 +75,11 @@ impl PackedBatch {
     /// Rows of a layer, `R` in `[2, R, P]`: the tokens of a direction, and rows that nothing reads.
     pub fn packed_rows(&self) -> usize {
         self.packings.packed_rows()
+    }
+
+    /// Whether every index is that of a row of a table of so many.
+    pub(crate) fn is_within(&self, table_rows: i64) -> bool {
+        self.ids.iter().flatten().all(|id| (0..table_rows).contains(id))
     }
 
     pub(crate) fn packings(&self) -> &Packings {

@@ -7,7 +7,7 @@ use super::{
     char_cnn::{CharCnn, WordIds},
     lstm::LstmLayer,
     parameters::{FileTensors, NamedTensors},
-    start_state::StateShape,
+    start_state::{OTHER_MODEL, StateShape},
     tensors,
 };
 use crate::{chars, options::ModelOptions, weights::Weights};
@@ -60,7 +60,8 @@ impl BiLm {
     }
 
     /// A model for training, derived from parameters on their device. What it derives is part of the graph: after a
-    /// step of the optimiser, derive it again.
+    /// step of the optimiser, derive it again. The former model then computes with old and new values together, as some
+    /// of its tensors are the parameters themselves and others are copies.
     ///
     /// `precision` is that of the computation. With parameters in float32 and a computation in bfloat16, gradients are
     /// float32.
@@ -135,13 +136,14 @@ impl BiLm {
     /// The result has `L + 1` layers `[2, R, P]` in packed rows, the token layer first, with `dropout` applied to each.
     /// With `capture`, [`Activations::into_last`] returns the state after each sentence's last token.
     ///
-    /// The caller guarantees that every index of the batch is in the table, that the table is in the precision and on
-    /// the device of the model, and that `start` is a state of this model.
+    /// The table is in the precision and on the device of the model; `start` is a state of this model or of one with the
+    /// same options, precision and device.
     ///
     /// # Errors
     /// [`DeviceError::OutOfMemory`] when the batch does not fit the device (a smaller one may),
-    /// [`DeviceError::InvalidBatch`] when a row holds several sentences and `start` is not a constant or `capture` is
-    /// set, [`DeviceError::Torch`] when libtorch fails.
+    /// [`DeviceError::InvalidBatch`] when an index of the batch is not in the table, when `start` is a state of another
+    /// model, or when a row holds several sentences and `start` is not a constant or `capture` is set;
+    /// [`DeviceError::Torch`] when libtorch fails.
     pub fn forward(
         &self,
         table: &Tensor,
@@ -153,6 +155,13 @@ impl BiLm {
         let packings = batch.packings();
         if (capture || !start.is_constant()) && !packings.of(0).is_one_per_row() {
             return Err(DeviceError::InvalidBatch { reason: "a state per sentence needs a row per sentence" });
+        }
+        // A kernel that meets such an index makes a GPU useless for the rest of the process.
+        if !batch.is_within(table.size().first().copied().unwrap_or(0)) {
+            return Err(DeviceError::InvalidBatch { reason: "an index of the batch is not in the token table" });
+        }
+        if !start.is_of(self.state) {
+            return Err(DeviceError::InvalidBatch { reason: OTHER_MODEL });
         }
         let [forward, backward] = batch.ids();
         let read = |ids: &[i64]| -> Result<Tensor, DeviceError> {
@@ -185,15 +194,15 @@ impl BiLm {
     /// `0..U` per token. The result has `L + 1` layers `[2, R, P]` in packed rows, the token layer first;
     /// [`Activations::combine`] and [`LayerValues::token`](super::LayerValues::token) find a token's vector in them.
     ///
-    /// The caller guarantees that every index is in the table, and that `start` is a state of this model. In a state
-    /// per sentence, row `b` is for sentence `b`; sentences beyond its last row start from zeros.
+    /// In a state per sentence, row `b` is for sentence `b`; sentences beyond its last row start from zeros.
     ///
     /// With `capture` the state after each sentence's last token is kept; [`Activations::into_last`] returns it.
     ///
     /// # Errors
     /// [`DeviceError::OutOfMemory`] when the batch does not fit the device (a smaller one may),
-    /// [`DeviceError::InvalidBatch`] when there is no sentence, one has no token, or the table is not a number of token
-    /// vectors, [`DeviceError::Torch`] when libtorch fails.
+    /// [`DeviceError::InvalidBatch`] when there is no sentence, one has no token, an index is not in the table, the table
+    /// is not a number of token vectors, or `start` is a state of another model; [`DeviceError::Torch`] when libtorch
+    /// fails.
     pub fn run(
         &self,
         table: &[f32],
@@ -210,8 +219,8 @@ impl BiLm {
     /// The result is read as that of [`BiLm::run`], sentence by sentence, whatever row they ran in; no state is kept.
     ///
     /// # Errors
-    /// As [`BiLm::run`]; [`DeviceError::InvalidBatch`] also when a sentence is in no row or in two, or `start` is not a
-    /// constant.
+    /// As [`BiLm::run`]; [`DeviceError::InvalidBatch`] also when a sentence is in no row or in two, a row has none, or
+    /// `start` is not a constant.
     pub fn run_in_rows(
         &self,
         table: &[f32],
@@ -255,7 +264,16 @@ impl BiLm {
     /// [`DeviceError::InvalidBatch`] when there are more numbers or fewer, [`DeviceError::OutOfMemory`] when the device
     /// has no room, [`DeviceError::Torch`] when libtorch fails.
     pub fn state_from_numbers(&self, numbers: &[f32]) -> Result<StartState, DeviceError> {
-        StartState::from_numbers(self.state, numbers)
+        StartState::constant(self.state, numbers)
+    }
+
+    /// A state per sentence from the numbers of [`StartState::numbers`]: what a checkpoint of training keeps. The number
+    /// of sentences follows from how many there are.
+    ///
+    /// # Errors
+    /// As [`BiLm::state_from_numbers`].
+    pub fn states_from_numbers(&self, numbers: &[f32]) -> Result<StartState, DeviceError> {
+        StartState::per_sentence_from(self.state, numbers)
     }
 
     /// The state after the forward direction has read `<S>` and the backward direction `</S>`.

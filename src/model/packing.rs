@@ -68,7 +68,7 @@ impl Packing {
         Self::chained(lengths, (0..lengths.len()).map(|sentence| vec![sentence]).collect())
     }
 
-    /// Packs sentences of `lengths` tokens in `rows`; every sentence is in one row.
+    /// Packs sentences of `lengths` tokens in `rows`; every sentence is in one row, and every row has one.
     pub(crate) fn chained(lengths: &[usize], mut rows: Vec<Vec<usize>>) -> Self {
         debug_assert!(lengths.iter().all(|&n| n > 0), "a sentence without tokens has nothing to pack");
         let tokens = |row: &Vec<usize>| row.iter().map(|&sentence| lengths[sentence]).sum::<usize>();

@@ -49,6 +49,16 @@ pub(crate) struct StateShape {
     pub(crate) device: Device,
 }
 
+impl StateShape {
+    /// Numbers of a constant, or of one row.
+    fn numbers(&self) -> usize {
+        2 * self.layers * (self.projection_dim + self.cells)
+    }
+}
+
+/// Why a state cannot be used.
+pub(crate) const OTHER_MODEL: &str = "the start state is that of a model of another shape, precision or device";
+
 impl StartState {
     /// Zeros, a constant.
     pub(crate) fn zero(shape: StateShape) -> Result<Self, DeviceError> {
@@ -59,16 +69,28 @@ impl StartState {
     }
 
     /// A constant from numbers in the order of [`StartState::numbers`].
-    pub(crate) fn from_numbers(shape: StateShape, numbers: &[f32]) -> Result<Self, DeviceError> {
-        let (h, c) = (2 * shape.projection_dim, 2 * shape.cells);
-        if numbers.len() != shape.layers * (h + c) {
-            return Err(DeviceError::InvalidBatch { reason: "the start state is that of a model of another shape" });
+    pub(crate) fn constant(shape: StateShape, numbers: &[f32]) -> Result<Self, DeviceError> {
+        if numbers.len() != shape.numbers() {
+            return Err(DeviceError::InvalidBatch { reason: OTHER_MODEL });
         }
-        let upload =
-            |numbers: &[f32]| tensors::upload(numbers, &[2, 1, numbers.len() as i64 / 2], shape.kind, shape.device);
-        let layer = |numbers: &[f32]| Ok(LayerState { h: upload(&numbers[..h])?, c: upload(&numbers[h..])? });
-        let layers = numbers.chunks_exact(h + c).map(layer).collect::<Result<_, DeviceError>>()?;
-        Ok(Self { layers, rows: Rows::Constant })
+        Ok(Self { rows: Rows::Constant, ..Self::per_sentence_from(shape, numbers)? })
+    }
+
+    /// A state with a row per sentence, from numbers in the order of [`StartState::numbers`].
+    pub(crate) fn per_sentence_from(shape: StateShape, numbers: &[f32]) -> Result<Self, DeviceError> {
+        let rows = numbers.len().checked_div(shape.numbers()).unwrap_or(0);
+        if rows == 0 || numbers.len() != rows * shape.numbers() {
+            return Err(DeviceError::InvalidBatch { reason: OTHER_MODEL });
+        }
+        let upload = |numbers: &[f32], dim: usize| {
+            tensors::upload(numbers, &[2, rows as i64, dim as i64], shape.kind, shape.device)
+        };
+        let layer = |numbers: &[f32]| {
+            let (h, c) = numbers.split_at(2 * rows * shape.projection_dim);
+            Ok(LayerState { h: upload(h, shape.projection_dim)?, c: upload(c, shape.cells)? })
+        };
+        let layers = numbers.chunks_exact(numbers.len() / shape.layers).map(layer);
+        Ok(Self::per_sentence(layers.collect::<Result<_, DeviceError>>()?))
     }
 
     /// A state with a row per sentence.
@@ -88,6 +110,16 @@ impl StartState {
     /// [`DeviceError::Torch`] when libtorch fails.
     pub fn detach(&self) -> Result<Self, DeviceError> {
         self.map(|t| Ok(t.f_detach()?))
+    }
+
+    /// Whether a model of this shape can start from it.
+    pub(crate) fn is_of(&self, shape: StateShape) -> bool {
+        let fits = |t: &Tensor, dim: usize| {
+            t.size().last() == Some(&(dim as i64)) && t.kind() == shape.kind && t.device() == shape.device
+        };
+        let layers = &self.layers;
+        layers.len() == shape.layers
+            && layers.iter().all(|l| fits(&l.h, shape.projection_dim) && fits(&l.c, shape.cells))
     }
 
     pub(crate) fn is_constant(&self) -> bool {
@@ -174,9 +206,13 @@ impl StartState {
         Ok(largest)
     }
 
-    /// The numbers, layer by layer, `h` before `c`, forward before backward: what a hash or a file is made of. A
-    /// constant has `2 L (P + D)`.
-    pub(crate) fn numbers(&self) -> Result<Vec<f32>, DeviceError> {
+    /// The numbers as float32, layer by layer, `h` before `c`, forward before backward, row by row: what a hash or a file
+    /// is made of. A constant has `2 L (P + D)`, a state per sentence as many for each row. Only those of a computation
+    /// in float64 are rounded.
+    ///
+    /// # Errors
+    /// [`DeviceError`] when libtorch fails.
+    pub fn numbers(&self) -> Result<Vec<f32>, DeviceError> {
         let mut all = Vec::new();
         for layer in &self.layers {
             for t in [&layer.h, &layer.c] {
