@@ -154,6 +154,21 @@ impl LmHeadData {
         Ok(Self { words, weight: take(&mut all, WEIGHT), bias: take(&mut all, BIAS) })
     }
 
+    /// The words, the most frequent first.
+    pub fn words(&self) -> &[String] {
+        &self.words
+    }
+
+    /// `[V, P]`: what training goes on from.
+    pub fn weight(&self) -> &Tensor {
+        &self.weight
+    }
+
+    /// `[V]`
+    pub fn bias(&self) -> &Tensor {
+        &self.bias
+    }
+
     /// Writes both files into a model directory, each of them atomically.
     ///
     /// # Errors

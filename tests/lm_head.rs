@@ -9,6 +9,7 @@ use arrow::{
 use elmo::{
     ColumnEmbedder, Elmo, EmbedSpec, EmbedderSettings, ModelData,
     lm_head::{LmHeadData, LmHeadFiles},
+    model::{DeviceName, Softmax},
     model_dir::WeightsFormat,
     spec::{OnError, SentenceMode, TokenizerKind},
     surprisal::Scorer,
@@ -247,6 +248,33 @@ fn the_mark_of_a_large_softmax_sees_its_ends_its_size_and_blocks_between() {
         assert_ne!(mark(Some(seen), size), plain, "{seen}");
     }
     assert_ne!(mark(None, size + 1), plain);
+}
+
+/// What training goes on from.
+#[test]
+fn a_head_that_is_read_has_the_words_and_numbers_that_were_written() {
+    let (folder, _) = with_head(&words());
+    let read = LmHeadFiles::find(folder.path()).unwrap().read(P).unwrap();
+    let (weight, bias) = softmax(WORDS.len());
+    assert_eq!((read.words(), read.weight(), read.bias()), (words().as_slice(), &weight, &bias));
+}
+
+#[test]
+fn a_target_that_is_no_word_is_an_error() {
+    let (weight, bias) = softmax(WORDS.len());
+    let softmax = Softmax::new(&weight, &bias, DeviceName::Cpu).unwrap();
+    let log = |target: i64| softmax.log_probabilities(&[0.5; P], &[target]);
+    let total: f32 = (0..9).map(|target| log(target).unwrap()[0].exp()).sum();
+    assert!((total - 1.0).abs() < 1e-6, "{total}");
+    let hand_made = |shape: [usize; 2]| Tensor { shape: shape.to_vec(), data: vec![0.0; shape[0] * shape[1]] };
+    for empty in [[9, 0], [0, P]] {
+        let bias = Tensor { shape: vec![empty[0]], data: vec![0.0; empty[0]] };
+        assert!(Softmax::new(&hand_made(empty), &bias, DeviceName::Cpu).is_err(), "{empty:?}");
+    }
+    for target in [-1, 9, 15, 16] {
+        let error = log(target).unwrap_err().to_string();
+        assert!(error.contains("a target is not in the vocabulary"), "{target}: {error}");
+    }
 }
 
 #[test]
