@@ -273,6 +273,85 @@ fn a_lane_that_panics_leaves_no_caller_waiting() {
     });
 }
 
+/// Fails in every way at every point, by a fixed sequence.
+struct Erratic(AtomicUsize);
+
+impl Erratic {
+    /// True once in `n` calls.
+    fn once_in(&self, n: usize) -> bool {
+        // The finaliser of SplitMix64: neighbouring seeds give unlike sequences.
+        let mut x = (self.0.fetch_add(1, Ordering::SeqCst) as u64).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+        x = (x ^ (x >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        x = (x ^ (x >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        (x ^ (x >> 31)).is_multiple_of(n as u64)
+    }
+
+    fn panic_once_in(&self, n: usize) {
+        if self.once_in(n) {
+            // No message for each of them.
+            std::panic::resume_unwind(Box::new("injected"));
+        }
+    }
+}
+
+impl Hook for Erratic {
+    fn on_batch(&self, _lane: usize) -> Result<(), DeviceError> {
+        self.panic_once_in(12);
+        match (self.once_in(8), self.once_in(4)) {
+            (true, _) => Err(broken()),
+            (_, true) => Err(DeviceError::OutOfMemory { message: "injected".to_owned() }),
+            _ => Ok(()),
+        }
+    }
+
+    fn on_check(&self, _lane: usize) -> Result<(), DeviceError> {
+        self.panic_once_in(6);
+        if self.once_in(4) { Err(broken()) } else { Ok(()) }
+    }
+
+    fn on_take(&self) {
+        self.panic_once_in(20);
+    }
+}
+
+/// Callers that wait, callers that cancel, and an engine that is closed in the middle.
+#[test]
+fn every_caller_gets_its_vectors_or_an_error_whatever_fails() {
+    within_a_minute(|| {
+        let expected: Vec<Vectors> = embed(&engine(1, Healthy), 40).into_iter().map(Result::unwrap).collect();
+        let (answered, refused) = (AtomicUsize::new(0), AtomicUsize::new(0));
+        let call = |embedder: &Embedder, cancels: bool| match submit(embedder, sentences(40)) {
+            Ok(ticket) if cancels => drop(ticket),
+            Ok(ticket) => {
+                let answers = block_on(ticket).0;
+                assert_eq!(answers.len(), expected.len());
+                let mut pairs = answers.iter().zip(&expected);
+                assert!(pairs.all(|(found, expected)| found.as_ref().map_or(true, |vectors| vectors == expected)));
+                answered.fetch_add(answers.iter().flatten().count(), Ordering::SeqCst);
+            }
+            Err(error) => {
+                assert!(matches!(error, EngineError::NoDeviceLeft { .. } | EngineError::Closed), "{error}");
+                refused.fetch_add(1, Ordering::SeqCst);
+            }
+        };
+        for seed in 0..40 {
+            let settings = EmbedderSettings { queue_tokens: 100, ..settings() };
+            let embedder = engine_with(3, &settings, Erratic(AtomicUsize::new(seed << 32)));
+            thread::scope(|scope| {
+                for caller in 0..4 {
+                    let (embedder, call) = (&embedder, &call);
+                    scope.spawn(move || (0..6).for_each(|round| call(embedder, (caller + round) % 5 == 0)));
+                }
+                if seed % 4 == 0 {
+                    embedder.close();
+                }
+            });
+        }
+        let (answered, refused) = (answered.into_inner(), refused.into_inner());
+        assert!(answered > 1000 && refused > 40, "{answered} sentences answered, {refused} requests refused");
+    });
+}
+
 /// A sentence may be what breaks the devices that compute it.
 #[test]
 fn a_sentence_is_not_given_to_a_third_device_after_two_have_failed() {
