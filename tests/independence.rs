@@ -476,7 +476,7 @@ fn check_corpus(tokenizer: TokenizerKind) {
             let (texts, broken) = answers.split_at(rows.len() - BROKEN.len());
             assert!(texts.iter().all(|answer| answer.error.is_none()));
             for (answer, (bytes, at)) in broken.iter().zip(BROKEN) {
-                let reason = format!("not UTF-8: byte {at} of {}", bytes.len());
+                let reason = format!("not UTF-8: invalid at byte {at} of {}", bytes.len());
                 assert_eq!(answer.error.as_deref(), Some(reason.as_str()), "{bytes:x?}");
             }
         }

@@ -126,7 +126,7 @@ fn rejected_rows_are_counted_and_said() {
     assert_eq!((&report["rows_out"], &report["errors"], &report["skipped"]), (&3.into(), &1.into(), &0.into()));
     let (_, err) = place.exits("embed --model tiny --input a.parquet --output skip --on-error skip --keep id", 6);
     // It is in no column of errors, so it is named here.
-    assert!(err.contains("row left out") && err.contains("a.parquet") && err.contains("row=1"), "{err}");
+    assert!(err.contains("row skipped") && err.contains("a.parquet") && err.contains("row=1"), "{err}");
     assert_eq!(ids(&place.rows("skip")), [1, 3]);
 }
 

@@ -582,7 +582,7 @@ fn a_sentence_of_many_megabytes_is_that_rows_error() {
     for level in [Level::Sentence, Level::Token] {
         let spec = EmbedSpec { on_error: OnError::Null, level, ..one_sentence() };
         let found = columns(&tiny(), spec).embed(&texts).unwrap();
-        assert_eq!(found.error.value(1), "one sentence of 9437184 bytes; the most is 8 MiB; use sentences split");
+        assert_eq!(found.error.value(1), "one sentence of 9437184 bytes; the maximum is 8 MiB; use sentences split");
         assert_eq!((found.error.null_count(), found.vectors.null_count(), found.stats.errors), (2, 1, 1));
     }
 }

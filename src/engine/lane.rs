@@ -64,7 +64,7 @@ impl Lane {
         while let Some(jobs) = self.shared.queue.next_jobs() {
             if let Err(Failed { error, jobs }) = self.serve_jobs(jobs) {
                 let device = self.model.device();
-                tracing::error!(%device, lane = self.n, %error, "the device has failed and is not used any more");
+                tracing::error!(%device, lane = self.n, %error, "the device has failed and is no longer used");
                 lock(&self.shared.metrics).lanes_retired += 1;
                 (end.reason, end.returned) = (error, jobs);
                 return;

@@ -55,7 +55,7 @@ async fn a_job_that_failed_on_a_row_is_continued_with_another_on_error() {
         // The row is decided about now: another answer is another output.
         let refused = embed(&job, OnError::Fail).await.unwrap_err();
         assert_eq!(refused.exit(), Exit::Usage);
-        assert!(refused.to_string().contains(&format!("on-error: there {on_error}, now fail")), "{refused}");
+        assert!(refused.to_string().contains(&format!("on-error: was {on_error}, now fail")), "{refused}");
         embed(&job, on_error).await.unwrap();
     }
 }

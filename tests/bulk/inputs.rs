@@ -516,7 +516,7 @@ async fn kept_values_are_those_of_the_file_or_the_job_ends() {
     assert_eq!(strings(&place.rows("zips"), "zip"), [Some("00123".to_owned()), Some("4".to_owned())]);
     place.write("e.csv", "id,text,id\n1,a,2\n");
     let error = run_local(&place.job("e.csv", "twice")).await.unwrap_err();
-    assert!(error.to_string().contains("two columns are called \"id\""), "{error}");
+    assert!(error.to_string().contains("two columns are named \"id\""), "{error}");
 }
 
 /// 2^53 + 1 is the first integer that a double does not hold, 2^24 + 1 the first that a single does not.

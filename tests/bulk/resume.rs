@@ -475,7 +475,7 @@ async fn an_output_that_is_a_file_is_refused() {
         let job = place.job("b.txt", output);
         let error = run_local(&job).await.unwrap_err();
         assert_eq!(error.exit(), Exit::Usage, "{error}");
-        assert!(error.to_string().contains("a.txt is a file, and an output is a folder"), "{error}");
+        assert!(error.to_string().contains("a.txt is a file, but an output must be a folder"), "{error}");
         // A dry run says the same.
         let output = stores().locate(&job.output).unwrap();
         let nothing = serde_json::from_str(r#"{"settings": {}, "inputs": []}"#).unwrap();
@@ -502,7 +502,7 @@ async fn an_input_in_the_output_is_refused_before_anything_is_removed() {
         let job = BulkJob { overwrite: true, keep: elmo_pipelines::source::Keep::None, ..place.job(input, output) };
         let error = run_local(&job).await.unwrap_err();
         assert_eq!(error.exit(), Exit::Usage, "{input} {output}: {error}");
-        assert!(error.to_string().contains("lies in the output folder"), "{error}");
+        assert!(error.to_string().contains("is in the output folder"), "{error}");
         assert!(parts(&place.path("out")) == before);
     }
 }

@@ -55,7 +55,7 @@ fn usage() {
 fn a_device_that_is_not_there() {
     let place = Place::new();
     let ended = place.exits("embed -q --model tiny --input reviews.jsonl --output o --device cuda:9", 1);
-    assert!(ended.err.starts_with("error: device cuda:9 is not there: "), "{ended:?}");
+    assert!(ended.err.starts_with("error: device cuda:9 does not exist: "), "{ended:?}");
 }
 
 #[test]

@@ -33,11 +33,11 @@ pub(super) fn log_skipped(plan: &Plan, slices: &[Slice], rows: &[(usize, RowErro
         let label = reason.label();
         *logged += 1;
         match (*logged).cmp(&MAX_WARNINGS) {
-            Ordering::Less => tracing::warn!(file, row = row_there, label, %reason, "row left out"),
+            Ordering::Less => tracing::warn!(file, row = row_there, label, %reason, "row skipped"),
             Ordering::Equal => {
-                tracing::warn!(file, row = row_there, label, %reason, "row left out; further ones are logged with -v");
+                tracing::warn!(file, row = row_there, label, %reason, "row skipped; further ones are logged with -v");
             }
-            Ordering::Greater => tracing::info!(file, row = row_there, label, %reason, "row left out"),
+            Ordering::Greater => tracing::info!(file, row = row_there, label, %reason, "row skipped"),
         }
     }
 }

@@ -101,7 +101,7 @@ impl Ipc {
     }
 
     fn expect_schema(&self) -> Result<(), ArrowError> {
-        let none = || invalid("there is no schema in it, so it is no Arrow file");
+        let none = || invalid("not an Arrow file: it has no schema");
         self.schema().map(drop).ok_or_else(none)
     }
 
@@ -182,7 +182,7 @@ impl Decode for Ipc {
             State::Done => self.expect_schema(),
             // A stream may end without an end marker.
             State::Prefix if (self.message.is_empty() || self.message == [0; 4]) && !self.file => self.expect_schema(),
-            _ if self.schema().is_none() => Err(invalid("there is no schema in it, so it is no Arrow file")),
+            _ if self.schema().is_none() => Err(invalid("not an Arrow file: it has no schema")),
             _ => Err(invalid("the file ends inside a message; it is cut off")),
         }
     }

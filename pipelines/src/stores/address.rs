@@ -15,7 +15,7 @@ pub(super) fn parse_url(address: &str) -> Result<Option<Url>, StoreError> {
     Url::parse(address).map(Some).map_err(|e| StoreError::Address {
         // Which part of an invalid URL is secret is unknown: show the scheme only.
         address: format!("{}://…", address.split("://").next().unwrap_or_default()),
-        reason: format!("is no URL ({e})"),
+        reason: format!("is not a URL ({e})"),
     })
 }
 

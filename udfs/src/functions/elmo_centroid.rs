@@ -67,7 +67,7 @@ impl AggregateUDFImpl for ElmoCentroid {
                 let item = Arc::new(item.as_ref().clone().with_data_type(DataType::Float32));
                 Ok(vec![DataType::FixedSizeList(item, *n)])
             }
-            [other] => plan_err!("{NAME}: a vector is a list of fixed size, such as elmo_embed gives, not {other}"),
+            [other] => plan_err!("{NAME}: a vector is a list of fixed size, such as elmo_embed returns, not {other}"),
             _ => plan_err!("{NAME} needs one vector: {NAME}(embedding)"),
         }
     }

@@ -100,7 +100,8 @@ pub struct Bench {
 
 /// Runs a measurement.
 ///
-/// # Errors [`SourceError`](source::SourceError) or [`Error::Input`] when the text cannot be read or is empty,
+/// # Errors
+/// [`SourceError`](source::SourceError) or [`Error::Input`] when the text cannot be read or is empty,
 /// [`elmo::Error`] when a device fails.
 pub async fn run(bench: Bench) -> Result<BenchReport> {
     let texts = match &bench.text {

@@ -16,7 +16,8 @@ use crate::{
 
 /// An embedder with the settings of `output`, and with `mix` if the output was made with a scalar mix.
 ///
-/// # Errors [`Error::Input`] when the footer names no model or invalid settings, [`Error::Check`] when `elmo` is
+/// # Errors
+/// [`Error::Input`] when the footer names no model or invalid settings, [`Error::Check`] when `elmo` is
 /// another model or would embed with other settings, [`Error::Usage`] when its precision differs or the mix is missing.
 pub(super) fn embedder(output: &Output, mix: Option<&ScalarMix>, elmo: &Elmo) -> Result<ColumnEmbedder> {
     let pairs = &output.footer.pairs;
