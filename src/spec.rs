@@ -26,7 +26,7 @@ pub enum SpecError {
     /// Two settings that exclude each other, or a number out of range.
     #[error("{0}")]
     Conflict(String),
-    /// A file that `layers` names is no scalar mix.
+    /// A file that `layers` names is not a scalar mix.
     #[error(transparent)]
     Mix(#[from] MixError),
 }

@@ -1,4 +1,4 @@
-//! Weights and options from outside: written by other libraries, broken, or made to do harm.
+//! Untrusted weights and options: written by other libraries, broken, or malicious.
 //!
 //! `fixtures/hdf5` was written by h5py (the C library); `reference/make_hdf5_fixtures.py` made it and
 //! says by which formula the expected values are.

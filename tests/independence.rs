@@ -1,4 +1,4 @@
-//! What must not change a vector: the size and order of a call, threads and cache, neighbours however odd, and callers
+//! Vectors do not depend on the size and order of a call, on threads and cache, on unusual neighbours, or on callers
 //! that come, wait and go. Then the forms in which vectors come out: layers, boundaries, roundings, types, precision.
 
 use std::{
@@ -483,7 +483,7 @@ fn check_corpus(tokenizer: TokenizerKind) {
     }
 }
 
-// A test for each tokenizer, so that they run side by side.
+// A test for each tokenizer, so that they run concurrently.
 
 #[test]
 fn hostile_rows_with_the_moses_tokenizer() {
@@ -542,7 +542,7 @@ proptest! {
 
 // --- callers that come, wait and go ------------------------------------------------------------------------------
 
-/// Runs `work` on a thread of its own: where somebody waits for ever, the test fails instead of doing the same.
+/// Runs `work` on a thread of its own: if a caller waits forever, the test fails instead of hanging.
 fn within(seconds: u64, work: impl FnOnce() + Send + 'static) {
     let (done, ended) = mpsc::channel();
     let worker = thread::spawn(move || {
@@ -550,7 +550,7 @@ fn within(seconds: u64, work: impl FnOnce() + Send + 'static) {
         let _ = done.send(());
     });
     let ended = ended.recv_timeout(Duration::from_secs(seconds));
-    assert_ne!(ended, Err(mpsc::RecvTimeoutError::Timeout), "no end after {seconds} s: somebody waits for ever");
+    assert_ne!(ended, Err(mpsc::RecvTimeoutError::Timeout), "no end after {seconds} s: a caller waits forever");
     if let Err(panic) = worker.join() {
         std::panic::resume_unwind(panic);
     }
@@ -657,7 +657,7 @@ fn answers_that_nobody_waits_for_harm_no_other() {
         }
         assert!(bits(&embedder.embed(&array(&texts)).unwrap().vectors) == expected, "the engine works on");
 
-        // Callers who go away while they wait for room in the queue.
+        // Callers that are cancelled while they wait for room in the queue.
         let elmo = tiny_with(&busy(1));
         let embedder = columns(&elmo, one_sentence());
         let (all, part) = (array(&texts), array(&texts[..10]));
@@ -748,7 +748,7 @@ fn callers_on_one_thread_take_turns_when_the_queue_is_full() {
         }
         join(callers);
         // 50 rows are some 1,000 tokens, and the queue is full from 50 on.
-        assert!(waits.get() > 0, "nobody had to wait");
+        assert!(waits.get() > 0, "no caller had to wait");
 
         // Closing wakes those who wait for room: each is refused, or was let in before.
         let all = array(&texts);

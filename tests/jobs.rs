@@ -366,7 +366,7 @@ fn interrupt_standard_input(sent: usize) {
     std::io::Read::read_to_string(&mut child.stderr.take().unwrap(), &mut err).unwrap();
     assert_eq!(status.code(), Some(130), "{err}");
     assert!(err.contains("standard input cannot be read again") && !err.contains("to resume:"), "{err}");
-    // The lines will not come again: what was read of them is in the output, the part that they began as well.
+    // Standard input cannot be read again: all lines that were read are in the output, also those of the open part.
     assert!(err.contains(&format!("interrupted after {sent} rows")), "{err}");
     let rows = place.rows("out");
     let texts: Vec<_> = rows.iter().flat_map(|rows| rows["text"].as_string::<i32>().iter().flatten()).collect();

@@ -1,4 +1,4 @@
-//! Properties of the columns: what holds for every text, every batch and every encoding.
+//! Properties of the columns that hold for every text, every batch and every encoding.
 
 use std::sync::Arc;
 

@@ -1,4 +1,4 @@
-//! The handle of callers on the engine, and the tickets for their requests.
+//! The callers' handle to the engine, and the tickets for their requests.
 
 use std::{
     future::poll_fn,
@@ -19,7 +19,7 @@ use super::{
 };
 use crate::model::BiLm;
 
-/// A cloneable handle on the engine. When the last handle is dropped, the engine finishes what is waiting and stops.
+/// A cloneable handle to the engine. When the last handle is dropped, the engine finishes what is waiting and stops.
 #[derive(Debug, Clone)]
 pub struct Embedder {
     owner: Arc<Owner>,

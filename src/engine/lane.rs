@@ -86,7 +86,7 @@ impl Lane {
     /// When the batch fails and the device does not pass a check after it.
     fn serve_batch(&mut self, mut jobs: Vec<Job>) -> Result<(), Failed> {
         let started = Instant::now();
-        // libtorch reports errors as values. A panic here is a bug of ours, and callers must not hang on it.
+        // libtorch reports errors as values. A panic here is a bug in elmo, and must not make callers wait forever.
         let result = catch_unwind(AssertUnwindSafe(|| self.run(&jobs)));
         self.count_device_time(&jobs, started);
         let error = match result.unwrap_or(Err(EngineError::Panicked)) {

@@ -1,4 +1,4 @@
-//! What can go wrong on a device, as data.
+//! Errors of a device.
 
 use thiserror::Error;
 

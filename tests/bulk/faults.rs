@@ -1,4 +1,4 @@
-//! A store that fails, and two jobs on one output.
+//! Failing stores, and two jobs on one output.
 
 use std::{
     collections::BTreeMap,

@@ -1,4 +1,4 @@
-//! Inputs that are damaged, made to hurt, or simply huge.
+//! Inputs that are damaged, malicious or huge.
 
 use std::{
     fs,

@@ -1,4 +1,4 @@
-//! Inputs of an HTTP server, which may have another file a moment later.
+//! Inputs from an HTTP server, whose files may change between requests.
 
 use std::{
     collections::BTreeMap,
@@ -242,7 +242,7 @@ async fn a_file_is_downloaded_once_and_of_parquet_what_is_read() {
     }
 }
 
-/// Of a file in lines, the kernel's buffers hold some MiB that nobody asked for.
+/// When a file is read line by line, the kernel buffers some MiB more than were requested.
 #[test]
 fn a_query_downloads_no_file_twice() {
     let place = Place::new();

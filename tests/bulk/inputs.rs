@@ -361,7 +361,7 @@ async fn what_is_wrong_is_named_with_file_and_row() {
     assert!(error.to_string().contains("the file is cut off"), "{error}");
 }
 
-/// Rows are counted from 0, behind the header; a cell of two lines is no row more.
+/// Rows are counted from 0, after the header; a cell of two lines is one row.
 #[tokio::test(flavor = "multi_thread")]
 async fn the_row_that_is_named_is_the_broken_one() {
     let place = Place::new();
@@ -714,7 +714,7 @@ async fn dictionaries_of_any_type_in_parquet_are_read_as_plain_values() {
     assert_own_vectors(&rows);
 }
 
-/// INT96 is the day by the Julian calendar behind the nanoseconds of the day (Spark, Hive and Impala write it so).
+/// INT96 is the nanoseconds of the day, then the Julian day (as Spark, Hive and Impala write it).
 #[tokio::test(flavor = "multi_thread")]
 async fn times_of_old_files_keep_their_year() {
     // Julian days from the table of the US Naval Observatory; 1970-01-01 is 2440588.

@@ -1,4 +1,4 @@
-//! What is durable stays, what is not comes again with the same bytes.
+//! A resumed job keeps durable parts, and writes the others with the same bytes.
 
 use std::{
     fs,
@@ -67,7 +67,7 @@ async fn neither_windows_nor_interruptions_show_in_the_bytes() {
     let mut interruptions = 0;
     for rows in [10, 70, 130, 200] {
         let progress = StopAfter::new(rows);
-        // Another window each time: flags for memory may change on the way.
+        // Another window each time: flags for memory may change between runs.
         let job = job("stopped", rows as usize);
         match bulk::run(&job, stage.as_ref(), &stores(), progress.stop.notified(), &progress).await {
             Err(Error::Interrupted { .. }) => interruptions += 1,
@@ -250,13 +250,13 @@ async fn lost_and_empty_entries_are_made_again() {
         assert_eq!((report.counts.rows_in, report.parts), (45, 5), "{lost:?}");
         assert!(parts(&place.path(&output)) == calm);
     }
-    // As after a power cut: the name is there, the bytes are not.
+    // As after a power failure: the file exists, but its bytes are lost.
     run_local(&place.job("a.txt", "cut")).await.unwrap();
     fs::remove_file(place.path("cut/_elmo/done.json")).unwrap();
     fs::write(place.path("cut/_elmo/part-00004.json"), "").unwrap();
     assert_eq!(run_local(&place.job("a.txt", "cut")).await.unwrap().counts.rows_in, 45);
     assert!(parts(&place.path("cut")) == calm);
-    // And behind another that is gone.
+    // And after another entry that is lost.
     fs::remove_file(place.path("cut/_elmo/done.json")).unwrap();
     fs::remove_file(place.path("cut/_elmo/part-00001.json")).unwrap();
     fs::write(place.path("cut/_elmo/part-00004.json"), "{\"file\": \"par").unwrap();
@@ -405,7 +405,7 @@ async fn what_a_kill_leaves_half_written_is_removed() {
     let kept = ["_elmo", "mine.parquet#1", "part-00000.parquet", "part-00001.parquet"];
     leave("out");
     run_local(&place.job("a.txt", "out")).await.unwrap();
-    // There was no manifest, so nobody knows whose this is.
+    // There was no manifest, so the owner of this file is not known.
     let plain_names = || names(&place.path("out")).iter().map(|name| plain(name)).collect::<Vec<_>>();
     assert_eq!(plain_names(), [&kept[..], &["part-00001.parquet#1"]].concat());
     leave("out");

@@ -1,4 +1,4 @@
-//! A terminal that is closed sends SIGHUP: a job writes the lines that it has taken from standard input, and then ends.
+//! A closed terminal sends SIGHUP: a job writes the lines that it has read from standard input, and exits.
 
 use std::{
     fs::File,
@@ -32,7 +32,7 @@ fn rows(place: &Place) -> u64 {
 #[test]
 fn a_hangup_loses_no_line_of_standard_input() {
     let place = Place::new();
-    // Whoever runs the tests may ignore the signal.
+    // The parent of the tests may ignore the signal.
     let command = place.shell_command(&format!("exec env --default-signal=HUP elmo {JOB}"));
     let (child, mut input) = start(&place, command, 40_000);
     // The shell and the kernel may both send one.

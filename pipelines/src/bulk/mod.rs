@@ -1,10 +1,10 @@
 //! The bulk job: files in, Parquet with embedding columns out, resumable.
 //!
 //! ```text
-//! list and plan      prepare.rs   files, columns, the job's identity; reads no rows
-//! open the manifest  manifest/    lock the output, read what is durable, or begin
-//! compare inputs     inputs.rs    only if their names or versions changed: compare the digests of the rows that were read
-//! for every part     run.rs       repair lost parts, then continue after the last one
+//! list and plan      prepare.rs   files, columns, the job's identity; reads no rows open the manifest  manifest/
+//! lock the output, read what is durable, or begin compare inputs     inputs.rs    only if their names or versions
+//! changed: compare the digests of the rows that were read for every part     run.rs       repair lost parts, then
+//! continue after the last one
 //!   chunk by chunk   chunks.rs    read rows, submit them to the stage, in order (`crate::in_order`)
 //!   write            part.rs      encode, publish, append the manifest entry
 //! finish             manifest/    check that every file exists, record the totals
@@ -194,8 +194,8 @@ async fn check_inputs(
         return Ok(());
     }
     let files = changed.iter().filter_map(|&index| prepared.plan.files().nth(index));
-    let differences =
-        files.map(|file| format!("  input {file}: changed since; its rows cannot be compared with those that were read"));
+    let differences = files
+        .map(|file| format!("  input {file}: changed since; its rows cannot be compared with those that were read"));
     Err(ManifestError::Differs { output: prepared.output.to_string(), differences: differences.collect() }.into())
 }
 
@@ -205,7 +205,10 @@ fn check_standard_input(plan: &Plan, manifest: &Manifest) -> Result<()> {
         return Ok(());
     }
     let message = "the output holds rows of an earlier standard input, which cannot be read again";
-    Err(Error::usage(message, "save the input to a file, from which a job can be resumed; or use another --output or --overwrite"))
+    Err(Error::usage(
+        message,
+        "save the input to a file, from which a job can be resumed; or use another --output or --overwrite",
+    ))
 }
 
 fn report(manifest: &Manifest, resumed: &Counts, started: Instant) -> BulkReport {

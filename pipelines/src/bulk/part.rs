@@ -125,8 +125,8 @@ impl<'j> Run<'j> {
         Ok(OpenPart::new(writer, self.in_flight(), start))
     }
 
-    /// Whether saved rows of the open part can be used: not in state `carry`, where the state behind them is missing, not
-    /// when the rest of the input is gone, and not for a part that is repaired.
+    /// Whether saved rows of the open part can be used: not in state `carry`, where the state after them is missing,
+    /// not when the rest of the input cannot be read, and not for a part that is repaired.
     fn can_resume(&self, manifest: &Manifest, number: usize) -> bool {
         !self.carries_state() && number == manifest.parts().len() && self.is_repeatable()
     }

@@ -93,7 +93,7 @@ pub fn convert(data: &ModelData, files: &ModelFiles, layout: Layout, out: &Path)
     }
     let converted = read_back(data, layout, draft.path(), out)?;
     fs::rename(draft.path(), out).map_err(|e| ModelsError::write(out, e))?;
-    // Temporary directories are private, a model is readable by everyone who can read its parent.
+    // Temporary directories are private; a model must be readable for every user who can read its parent.
     make_readable(out)?;
     Ok(converted)
 }

@@ -1,4 +1,4 @@
-//! Rows in: files of many kinds become one sequence of rows.
+//! Reads rows: files of many formats become one sequence of rows.
 //!
 //! [`list()`] expands the user's inputs to a list of files, always in the same order. [`Plan::resolve`] reads the schema
 //! of each file and determines which columns are read and as what type, before anything is computed. [`Rows`] then reads

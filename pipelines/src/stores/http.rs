@@ -45,8 +45,8 @@ const MEMORY_BYTES: usize = 1 << 20;
 const WHOLE_BYTES: u64 = 64 << 10;
 /// Maximum bytes per read of a whole file.
 const PIECE_BYTES: u64 = 256 << 10;
-/// A reader that requests bytes after this offset will read the file to its end. A server that cannot resume might close the
-/// connection while the reader works, so the rest is downloaded without waiting for it.
+/// A reader that requests bytes after this offset will read the file to its end. A server that cannot resume might
+/// close the connection while the reader works, so the rest is downloaded without waiting for it.
 const READ_AHEAD_FROM: u64 = 8 << 20;
 /// Number of times that a download is started: many servers cannot resume an interrupted one.
 const MAX_STARTS: usize = 3;
@@ -177,7 +177,7 @@ impl ObjectStore for HttpFiles {
         }
         let known = locked(&self.known).get(path).cloned();
         let Some(meta) = known else {
-            // A file that was not listed, and that nobody will read twice.
+            // A file that was not listed, and that is not read twice.
             return self.inner.get_opts(path, options).await;
         };
         let range = match &options.range {

@@ -76,8 +76,8 @@ impl Job {
         Self { format: FORMAT, settings, inputs }
     }
 
-    /// First digits of the SHA-256 of the format and the settings, without on-error, which may differ on resume; `None` in
-    /// format 1.
+    /// First digits of the SHA-256 of the format and the settings, without on-error, which may differ on resume; `None`
+    /// in format 1.
     pub fn fingerprint(&self) -> Option<String> {
         if self.format == FIRST_FORMAT {
             return None;

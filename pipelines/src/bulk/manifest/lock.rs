@@ -1,4 +1,5 @@
-//! Who may write to an output: a file lock where the output is local, a lease in an object store.
+//! The lock that allows one job to write to an output: a file lock where the output is local, a lease in an object
+//! store.
 //!
 //! The kernel releases a file lock when the process ends, however it ends. A lease is an object that its holder rewrites
 //! every 15 s; its age is measured by the store's clock, and after a minute another job may take it over.
@@ -105,7 +106,7 @@ impl Lock {
         let folder = folder.retrying_for(RETRY_FOR);
         let lease = Arc::new(Lease::acquire(output, &folder).await?);
         let renewal = Renewal(tokio::spawn(Lease::keep(Arc::clone(&lease))));
-        // A store that ignores conditions gives the lease to everybody.
+        // A store that ignores conditions would give the lease to every job.
         if let Err(error) = probe(&folder.child("probe")).await {
             drop(renewal);
             lease.release().await;

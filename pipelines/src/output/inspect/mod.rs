@@ -1,4 +1,4 @@
-//! Counts what is in an output: files, rows, columns, vectors and their norms.
+//! `elmo inspect`: counts of an output: files, rows, columns, vectors and their norms.
 
 mod norms;
 

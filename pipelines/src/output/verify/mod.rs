@@ -1,4 +1,4 @@
-//! Recomputes rows of an output and compares them: is the file what this model computes for these texts?
+//! `elmo verify`: recomputes rows of an output with the model and compares them with the files.
 //!
 //! 1. `settings` makes an embedder with the settings that the footers name.
 //! 2. The files are checked against the manifest.

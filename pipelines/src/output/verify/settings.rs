@@ -22,7 +22,7 @@ use crate::{
 pub(super) fn embedder(output: &Output, mix: Option<&ScalarMix>, elmo: &Elmo) -> Result<ColumnEmbedder> {
     let pairs = &output.footer.pairs;
     check_model(output, elmo)?;
-    // Nobody typed these settings: invalid ones are the fault of the file.
+    // These settings come from the file, so invalid ones are an error of the file.
     let spec = spec_of(pairs, mix).map_err(|error| invalid_settings(output, error))?;
     let columns = ColumnEmbedder::new(elmo, spec).map_err(|error| invalid_settings(output, error.into()))?;
     check_settings(pairs, &columns)?;
