@@ -139,7 +139,7 @@ fn json_stays_valid_when_secrets_are_redacted() {
 }
 
 #[test]
-fn a_full_stderr_ends_no_job() {
+fn a_full_or_closed_stderr_does_not_end_a_job() {
     let place = place();
     for (words, code) in [(EMBED, 0), ("inspect none", 3), ("frobnicate", 2), ("--log-format json inspect none", 3)] {
         let ended = place.shell(&format!("elmo {words} 2> /dev/full"));

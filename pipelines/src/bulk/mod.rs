@@ -1,10 +1,10 @@
 //! The bulk job: files in, Parquet with embedding columns out, resumable.
 //!
 //! ```text
-//! list and plan      prepare.rs   files, columns, the job's identity; reads no rows open the manifest  manifest/
-//! lock the output, read what is durable, or begin compare inputs     inputs.rs    only if their names or versions
-//! changed: compare the digests of the rows that were read for every part     run.rs       repair lost parts, then
-//! continue after the last one
+//! list and plan      prepare.rs   files, columns, the job's identity; reads no rows
+//! open the manifest  manifest/    lock the output, read what is durable, or begin
+//! compare inputs     inputs.rs    only if their names or versions changed: by digests of the rows that were read
+//! for every part     run.rs       repair lost parts, then continue after the last one
 //!   chunk by chunk   chunks.rs    read rows, submit them to the stage, in order (`crate::in_order`)
 //!   write            part.rs      encode, publish, append the manifest entry
 //! finish             manifest/    check that every file exists, record the totals

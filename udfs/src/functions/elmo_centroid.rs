@@ -163,7 +163,7 @@ impl Sums {
             sums.zip(vector).for_each(|(sum, value)| *sum += sign as f64 * f64::from(*value));
             self.counts[group] += sign;
             if self.counts[group] == 0 {
-                // Remove the rounding errors of a window frame that is empty now.
+                // The window frame is empty: clears the rounding errors of additions and subtractions.
                 self.group_sums(group).fill(0.0);
             }
         }

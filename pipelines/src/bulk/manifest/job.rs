@@ -3,7 +3,7 @@
 //! | compared | by |
 //! |---|---|
 //! | settings that change the bytes of parts | value |
-//! | the program | the declared [`FORMAT`] of the parts, not its version: a patch release resumes the jobs of the previous one |
+//! | the program | the declared [`FORMAT`] of the parts, not its version: a patch release can resume older jobs |
 //! | on-error | the finished parts: it may change unless they contain a row to which it was applied |
 //! | inputs | name, size and version; if name or version differ, by the digests of the rows that were read |
 
