@@ -83,7 +83,7 @@ impl Ipc {
     /// Passes a whole message to the decoder.
     ///
     /// The decoder returns a message without a body (a schema, a batch of NULLs) only when more bytes follow. So it is
-    /// given the continuation marker of the next message, which is then passed without it.
+    /// given the continuation marker of the next message, and that message is then passed without its marker.
     fn push(&mut self) -> Result<Option<RecordBatch>, ArrowError> {
         let mut bytes = Buffer::from_vec(std::mem::take(&mut self.message));
         if std::mem::take(&mut self.marked) && bytes.starts_with(&CONTINUATION) {

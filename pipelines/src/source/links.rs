@@ -34,7 +34,7 @@ fn path(file: &InputFile) -> Option<PathBuf> {
     file.location.as_ref().and_then(Location::local_path)
 }
 
-/// The files that share device and inode with another, and what their names lead to.
+/// The files that share device and inode with another, and the paths that their names resolve to.
 fn shared(files: &[InputFile]) -> HashMap<PathBuf, PathBuf> {
     let mut places: HashMap<(u64, u64), Vec<PathBuf>> = HashMap::new();
     for path in files.iter().filter_map(path) {

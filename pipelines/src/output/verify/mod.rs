@@ -46,7 +46,7 @@ pub struct Verify {
     pub mix: Option<ScalarMix>,
 }
 
-/// Recomputes a sample of an output's rows with `elmo`. Rows that differ are no error here: see
+/// Recomputes a sample of an output's rows with `elmo`. Rows that differ are not an error here: see
 /// [`VerifyReport::error`].
 ///
 /// # Errors
