@@ -323,7 +323,7 @@ proptest! {
         let place = Place::new();
         place.write(name, &bytes);
         if let Err(said) = drain(&place.path(name)) {
-            prop_assert!(!said.contains(MARK) || said.contains("; the columns are "), "{}", said);
+            prop_assert!(!said.contains(MARK) || said.contains("; existing columns: "), "{}", said);
         }
     }
 }

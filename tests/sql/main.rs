@@ -176,7 +176,7 @@ async fn invalid_options_are_planning_errors_that_list_the_legal_values() {
         ("elmo_embed(text, layers => 9)", "9"),
         ("elmo_embed(text, state => 'carry')", "legal values are zero, warm"),
         ("elmo_embed(text, on_error => 'skip')", "legal values are fail, null"),
-        ("elmo_embed(text, model => 'large')", "no model \"large\"; the models are tiny"),
+        ("elmo_embed(text, model => 'large')", "no model \"large\"; known models: tiny"),
         ("elmo_embed(text, pooling => text)", "pooling must be a literal"),
         ("elmo_embed(text, pooling => 1.5)", "pooling is a string, not Float64"),
         ("elmo_embed(text, pool => 'max')", "pool"),

@@ -74,13 +74,13 @@ pub enum SourceError {
         address: String,
     },
     /// A folder without a file of a known format.
-    #[error("{address}: contains no file with a known extension; the known extensions are {}", Format::EXTENSIONS)]
+    #[error("{address}: contains no file with a known extension; known extensions: {}", Format::EXTENSIONS)]
     Empty {
         /// The folder or pattern.
         address: String,
     },
     /// The file's extension is not known.
-    #[error("{file}: unknown extension; the known extensions are {}", Format::EXTENSIONS)]
+    #[error("{file}: unknown extension; known extensions: {}", Format::EXTENSIONS)]
     Unknown {
         /// The file.
         file: String,
@@ -94,7 +94,7 @@ pub enum SourceError {
         reason: String,
     },
     /// No such column.
-    #[error("{file}: no column {column:?}; the columns are {}{}", found.join(", "), hint(nearest))]
+    #[error("{file}: no column {column:?}; existing columns: {}{}", found.join(", "), hint(nearest))]
     Column {
         /// The file.
         file: String,

@@ -347,7 +347,7 @@ mod tests {
     async fn errors_name_the_file_and_what_was_meant() {
         let error = plan(&[("a.csv", "id,Text\n1,x\n")], request("text", "all")).await.unwrap_err().to_string();
         assert!(
-            error.ends_with("a.csv: no column \"text\"; the columns are id, Text; did you mean \"Text\"?"),
+            error.ends_with("a.csv: no column \"text\"; existing columns: id, Text; did you mean \"Text\"?"),
             "{error}"
         );
         let error = plan(&[("a.csv", "text,error\nx,y\n")], request("text", "all")).await.unwrap_err();
