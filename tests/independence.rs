@@ -197,7 +197,7 @@ fn calls_of_any_size_and_order_give_the_same_bits() {
     }
 }
 
-/// The published shape `small`, as in `pipelines/src/sizes.rs`.
+/// The published shape `small`, as in `pipelines/src/diagnose/sizes.rs`.
 pub(crate) fn published_small() -> ModelOptions {
     let json = r#"{"lstm": {"use_skip_connections": true, "projection_dim": 128, "cell_clip": 3, "proj_clip": 3,
         "dim": 1024, "n_layers": 2}, "char_cnn": {"activation": "relu", "n_highway": 1,

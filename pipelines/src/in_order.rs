@@ -230,7 +230,7 @@ mod tests {
     const LIMIT: InFlightLimit = InFlightLimit { batches: 4, bytes: 100 };
 
     proptest! {
-        /// Devices finish in any order. The judge is a counter: tag `n` is the `n`th that comes out, with its own texts.
+        /// Devices finish in any order. Expected by counting: the `n`th result has tag `n` and its own texts.
         #[test]
         fn batches_come_out_in_order_and_within_the_limit(
             steps in prop::collection::vec((0_u64..150, 0_usize..8, any::<bool>()), 1..60),
