@@ -858,8 +858,8 @@ fn all_layers_stand_one_after_the_other_and_are_pooled_each_by_itself() {
 
     // `ends` takes forward halves of the last token and backward halves of the first, layer by layer; length 1 is
     // that of each layer too.
-    for (pooling, judge) in POOLINGS {
-        let pooled = vectors::pool(&expected, 3 * width, width / 2, judge).unwrap();
+    for (pooling, expected_pooling) in POOLINGS {
+        let pooled = vectors::pool(&expected, 3 * width, width / 2, expected_pooling).unwrap();
         let scaled: Vec<f64> = pooled.chunks(width).flat_map(vectors::l2).collect();
         for (normalize, expected) in [(Normalize::Off, pooled), (Normalize::L2, scaled)] {
             let spec = EmbedSpec { pooling, normalize, ..all(Level::Sentence) };
@@ -891,7 +891,7 @@ fn boundaries_of_a_sentence_in_windows_are_those_of_its_first_and_last() {
     assert!(with.bits[width..51 * width] == without.bits[..], "the words between have other bits");
     let bytes = texts.as_string::<i32>().value(0).len();
     assert_eq!((&with.tokens[0].bytes, &with.tokens[51].bytes), (&(0..0), &(bytes..bytes)));
-    // The judge reads the windows 0..20 and 30..50 (worked out by hand in `properties.rs`), each as a sentence.
+    // The reference reads the windows 0..20 and 30..50 (worked out by hand in `properties.rs`), each as a sentence.
     let read = |words: &[String]| vectors::average(&reference.sentence(words, &reference.zero_state(), true).layers);
     let (first, last) = (read(&words[..20]), read(&words[30..]));
     let ends = [(&with.bits[..width], &first[..width]), (&with.bits[51 * width..], &last[21 * width..])];

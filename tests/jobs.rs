@@ -357,7 +357,7 @@ fn interrupt_standard_input(sent: usize) {
         if let Some(status) = child.try_wait().unwrap() {
             break status;
         }
-        // Not a measurement: the pipe stays open, so it would wait for ever.
+        // Not a measurement: the pipe stays open, so it would wait forever.
         assert!(begun.elapsed() < Duration::from_secs(60), "it waits for standard input");
         thread::sleep(Duration::from_millis(20));
     };

@@ -106,7 +106,7 @@ impl Owner {
         for thread in threads.drain(..) {
             // A lane that wakes a caller may drop the last handle. It does not wait for itself.
             if thread.thread().id() != thread::current().id() {
-                // A lane that panicked has told its callers.
+                // A lane that panicked has already returned errors to its callers.
                 let _ = thread.join();
             }
         }

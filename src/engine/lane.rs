@@ -32,7 +32,7 @@ pub(super) struct Lane {
     starts: HashMap<Group, StartState>,
 }
 
-/// Tells the queue that the lane has ended, also when it panics.
+/// Notifies the queue that the lane has ended, also when it panics.
 struct LaneEnd {
     shared: Arc<Shared>,
     reason: EngineError,

@@ -228,7 +228,7 @@ proptest! {
     }
 }
 
-/// Part of no message of a library, so that wherever it turns up, it is data.
+/// No message of a library contains it, so it can only come from data.
 const MARK: &str = "Zq7x";
 
 /// Cells after which a reader might quote something.

@@ -34,7 +34,7 @@ use crate::common::{Hashing, Place, assert_own_vectors, lines, run_local, string
 /// What is sent for a request for the file: its etag, its length by the header, and how much of it comes.
 type Answer = (&'static str, usize, usize);
 
-/// Serves `content` under any name; HEAD speaks of etag `a`, and the answers to GET are `first`, then for ever `then`.
+/// Serves `content` under any name; HEAD returns etag `a`; the first answer to GET is `first`, all others are `then`.
 fn server(content: String, first: Answer, then: Answer) -> (String, Arc<AtomicUsize>) {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let address = format!("http://{}/a.txt", listener.local_addr().unwrap());

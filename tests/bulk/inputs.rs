@@ -441,7 +441,7 @@ async fn rows_are_counted_without_reading_everything() {
     let place = Place::new();
     place.write("in/a.parquet", parquet(&batch(text())));
     place.write("in/b.txt", lots());
-    // Lines of one length, so that any part of the file tells about the rest.
+    // Lines of one length, so that any sample of the file is representative.
     place.write("in/c.txt", (0..50_000).map(|i| format!("{i:0>99}\n")).collect::<String>());
     place.write("in/d.txt.gz", gzip(&lots()).await);
     let stores = Stores::with_settings([]);

@@ -151,8 +151,8 @@ impl<'j> Run<'j> {
         self.interrupted(rows)
     }
 
-    /// Writes the rows of one part; false when the job is interrupted before the part is complete. If the input cannot be
-    /// read again, the rows that were read are written even then.
+    /// Writes the rows of one part; false when the job is interrupted before the part is complete. If the input cannot
+    /// be read again, the rows that were read are written even then.
     async fn fill(
         &mut self,
         chunker: &mut Chunker,

@@ -107,8 +107,8 @@ impl Existing {
         }
     }
 
-    /// The recorded settings are lost. The fingerprints in the names of the parts tell whether `now` has the same settings;
-    /// the inputs are known by the digests of their rows only.
+    /// The recorded settings are lost. The fingerprints in the names of the parts tell whether `now` has the same
+    /// settings; the inputs are known by the digests of their rows only.
     fn lost_job(&self, now: &Job) -> Result<Continuation, ManifestError> {
         let fingerprint = now.fingerprint();
         let entries = || self.entries.values().flatten();

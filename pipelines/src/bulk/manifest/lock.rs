@@ -4,10 +4,10 @@
 //! The kernel releases a file lock when the process ends, however it ends. A lease is an object that its holder rewrites
 //! every 15 s; its age is measured by the store's clock, and after a minute another job may take it over.
 //!
-//! A job whose lease has expired may still have a request in flight. The [`Fence`] makes such a request fail: files that
-//! are published in one request are created or replaced conditionally, and the id of an upload in chunks is in the lease
-//! before the upload is completed. A successor copies these ids into its own lease in the request that takes the old one
-//! over, and aborts the uploads before it does anything else.
+//! A job whose lease has expired may still have a request in flight. The [`Fence`] makes such a request fail: files
+//! that are published in one request are created or replaced conditionally, and the id of an upload in chunks is in the
+//! lease before the upload is completed. A successor copies these ids into its own lease in the request that takes the
+//! old one over, and aborts the uploads before it does anything else.
 //!
 //! ```text
 //! A: write lease {A, uploads [u]} -> complete u                   u is completed
