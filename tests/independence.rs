@@ -153,7 +153,7 @@ fn check_calls(
         let order = shuffled(texts.len(), shuffle as u64);
         for (&(rows, share), compared) in calls.iter().zip(&mut compared) {
             let chosen: Vec<usize> = order.iter().copied().filter(|i| i % share == shuffle % share).collect();
-            // What the last call lacks comes from the first.
+            // The rest of the last call's rows are taken from the first call.
             let full = chosen.len().next_multiple_of(rows);
             let chosen: Vec<usize> = chosen.iter().copied().cycle().take(full).collect();
             for call in chosen.chunks(rows) {
@@ -277,7 +277,7 @@ const BROKEN: &[(&[u8], usize)] = &[
     (b"abc\x80", 3),
     (b"\xbf\xbf\xbf\xbf", 0),
     (b"\x1f\x8b\x08\0", 1),
-    // Beginnings without an end: cut off, or another character comes.
+    // Incomplete sequences: at the end of the text, or followed by another character.
     (b"\xc3", 0),
     (b"caf\xc3", 3),
     (b"na\xefve", 2),
@@ -382,7 +382,7 @@ fn engines() -> (Elmo, Elmo) {
     (tiny(), tiny_with(&EmbedderSettings { cache_bytes: 0, threads: Some(1), ..settings() }))
 }
 
-/// Embeds rows together and each alone, and holds the answers to what is promised for any bytes.
+/// Embeds rows together and each alone, and checks the guarantees that hold for any bytes.
 fn check_rows((together, alone): &(Elmo, Elmo), spec: &EmbedSpec, rows: &[Option<Vec<u8>>]) -> Vec<Answer> {
     let bytes: Vec<Option<&[u8]>> = rows.iter().map(|row| row.as_deref()).collect();
     let column: ArrayRef = Arc::new(BinaryArray::from(bytes));
@@ -540,7 +540,7 @@ proptest! {
     }
 }
 
-// --- callers that come, wait and go ------------------------------------------------------------------------------
+// --- callers that start, wait and cancel -------------------------------------------------------------------------
 
 /// Runs `work` on a thread of its own: if a caller waits forever, the test fails instead of hanging.
 fn within(seconds: u64, work: impl FnOnce() + Send + 'static) {
@@ -829,7 +829,7 @@ fn carried_state_goes_on_from_call_to_call() {
     }
 }
 
-// --- the forms in which vectors come out -------------------------------------------------------------------------
+// --- the forms of vectors ----------------------------------------------------------------------------------------
 
 #[test]
 fn all_layers_stand_one_after_the_other_and_are_pooled_each_by_itself() {

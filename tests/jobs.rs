@@ -140,7 +140,7 @@ fn dry_run_writes_nothing() {
     assert!(!place.path("out").exists());
 }
 
-/// One cell of 20 MB takes a minute to embed: what would be done must be known before.
+/// One cell of 20 MB takes a minute to embed, so a dry run must not embed it.
 #[test]
 fn a_dry_run_does_not_embed_huge_rows_and_names_bad_ones() {
     let place = Place::new();
@@ -349,7 +349,7 @@ fn interrupt_standard_input(sent: usize) {
     let mut input = child.stdin.take().unwrap();
     std::io::Write::write_all(&mut input, lines(sent).as_bytes()).unwrap();
     wait_for(&place.path("out/_elmo/job.json"));
-    // So that it has read what there is, and asks for more.
+    // Wait until the program has read all lines and waits for more.
     thread::sleep(Duration::from_millis(300));
     Command::new("kill").args(["-TERM", &child.id().to_string()]).status().unwrap();
     let begun = Instant::now();
@@ -378,7 +378,7 @@ fn interrupt_standard_input(sent: usize) {
 }
 
 /// Lines come faster than devices work, and are read ahead. Standard input is a file here, whose offset the program shares:
-/// it says which lines were taken.
+/// it shows which lines were read.
 #[test]
 fn no_line_of_standard_input_that_was_taken_is_lost() {
     for state in ["", "--state carry --batch-rows 16 --sentences off --on-long truncate"] {

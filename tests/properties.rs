@@ -215,7 +215,7 @@ fn layer_norm_is_per_sentence() {
     }
 }
 
-/// Expected: what numpy made of the same seeded weights, see `fixtures/golden/README.md`.
+/// Expected: computed by numpy from the same seeded weights, see `fixtures/golden/README.md`.
 #[test]
 fn layers_mixes_and_poolings_agree_with_the_golden_file() {
     let fixture = crate::golden::files::vectors();
@@ -534,7 +534,7 @@ fn one_huge_cell_among_normal_ones() {
         let alone = bits(&embed(&["First.", "Last."], Level::Sentence, pooling).vectors);
         let huge = bits(&found.vectors);
         assert_eq!((&huge[0], &huge[2]), (&alone[0], &alone[1]), "the neighbours");
-        // The middle sentences come round again and again: one round stands for all, but for the mean.
+        // The middle sentences repeat: for all poolings but the mean, one repetition has the same result.
         let round = ["Early one morning.", parts[0], parts[1], parts[2], "It ended there."];
         let short = embed(&round, Level::Token, pooling).vectors;
         let list = short.as_list::<i32>();

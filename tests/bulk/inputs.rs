@@ -274,7 +274,7 @@ async fn kept_columns_that_parquet_cannot_hold() {
     }
 }
 
-/// Python writes half a pair of UTF-16 for what was no character: json.dumps("a\ud800b").
+/// Python writes a lone surrogate as an escape: json.dumps("a\ud800b").
 #[tokio::test(flavor = "multi_thread")]
 async fn half_a_pair_of_json_is_replaced_wherever_it_comes() {
     let place = Place::new();
@@ -597,7 +597,7 @@ async fn slices(place: &Place, name: &str) -> (Vec<usize>, Option<String>) {
     }
 }
 
-/// Batches are bounded by rows and by bytes, and what is wrong with one row costs none of the rows before it.
+/// Batches are bounded by rows and by bytes, and a broken row does not affect the rows before it.
 #[tokio::test(flavor = "multi_thread")]
 async fn csv_and_json_are_decoded_in_batches() {
     let place = Place::new();

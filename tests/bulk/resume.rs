@@ -90,7 +90,7 @@ async fn carried_state_survives_an_interruption() {
         on_long: OnLong::Truncate,
         ..EmbedSpec::default()
     };
-    // 10 rows are no whole number of batches of 4: parts have 12.
+    // 10 rows are not a whole number of batches of 4, so parts have 12.
     let job = |output: &str| place.job("a.txt", output);
     run(&job("calm"), tiny(spec()).as_ref(), &stores()).await.unwrap();
     let calm = parts(&place.path("calm"));
@@ -145,7 +145,7 @@ impl<F: Fn(usize, Pending) -> Pending + Send + Sync> Stage for Watched<F> {
     }
 }
 
-/// A stage whose second window fails, late.
+/// A stage whose second window fails after a delay.
 fn second_fails() -> impl Stage {
     Watched(Hashing::default(), |before: usize, pending: Pending| -> Pending {
         match before {
@@ -414,7 +414,7 @@ async fn what_a_kill_leaves_half_written_is_removed() {
     let entries =
         ["done.json", "job.json", "lock", "notes.json#1", "part-00000.json", "part-00001.json", "part-notes.json#2"];
     assert_eq!(names(&place.path("out/_elmo")), entries);
-    // Nothing goes from an output that is refused.
+    // Nothing is deleted from an output that is rejected.
     let other = BulkJob { rows_per_file: Some(5), ..place.job("a.txt", "out") };
     leave("out");
     leave("foreign");

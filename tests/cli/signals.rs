@@ -10,7 +10,7 @@ use crate::place::{Place, ended};
 
 const JOB: &str = "embed -q --model tiny --threads 1 --rows-per-file 400 --window-rows 64 --input - --output out";
 
-/// Starts a job on lines that are a file, because its offset is shared: it says which lines were taken.
+/// Starts a job on lines that are a file, because its offset is shared and shows which lines were read.
 fn start(place: &Place, mut command: Command, lines: usize) -> (Child, File) {
     place.write("lines.txt", "It rained all day, and we stayed in and read what there was.\n".repeat(lines));
     let input = File::open(place.path("lines.txt")).unwrap();

@@ -326,7 +326,7 @@ fn rows_and_parts_that_are_lost() {
         assert!(lost.err.contains("again, which writes what is missing"), "{lost:?}");
         assert_eq!(lost.json()["manifest"]["complete"], true, "{lost:?}");
     }
-    // The file that is left is what it should be, and so is a copy far from any manifest.
+    // The remaining file is correct, and so is a copy in a folder without a manifest.
     place.exits(&verify(&part(&place, "out", 1)), 0);
     assert_eq!(place.exits(&verify("more.parquet"), 0).json()["manifest"], Value::Null);
 }
