@@ -1,5 +1,5 @@
 //! Vectors do not depend on the size and order of a call, on threads and cache, on unusual neighbours, or on callers
-//! that come, wait and go. Then the forms in which vectors come out: layers, boundaries, roundings, types, precision.
+//! that start, wait and cancel. Then the forms in which vectors come out: layers, boundaries, roundings, types, precision.
 
 use std::{
     cell::Cell,
@@ -153,7 +153,7 @@ fn check_calls(
         let order = shuffled(texts.len(), shuffle as u64);
         for (&(rows, share), compared) in calls.iter().zip(&mut compared) {
             let chosen: Vec<usize> = order.iter().copied().filter(|i| i % share == shuffle % share).collect();
-            // The rest of the last call's rows are taken from the first call.
+            // The last call is filled up with texts of the first one.
             let full = chosen.len().next_multiple_of(rows);
             let chosen: Vec<usize> = chosen.iter().copied().cycle().take(full).collect();
             for call in chosen.chunks(rows) {
