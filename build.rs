@@ -1,4 +1,4 @@
-//! Lets every binary, test and example of the workspace find libtorch, with no `LD_LIBRARY_PATH` to set.
+//! Lets every binary, test and example of the workspace find libtorch without `LD_LIBRARY_PATH`.
 //!
 //! The three packages share this script, because link arguments reach only the targets of the package that prints them.
 

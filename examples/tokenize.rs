@@ -1,4 +1,4 @@
-//! Prints sentences and tokens of JSON lines with a field `text`, as one line `[[start, end, [token, ...]], ...]` each.
+//! Reads JSON lines with a field `text`; prints for each a line of its sentences: `[[start, end, [token, ...]], ...]`.
 //!
 //! `cargo run --example tokenize [moses|words|whitespace] < TEXTS.jsonl`
 

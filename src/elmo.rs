@@ -36,7 +36,7 @@ struct Loaded {
     embedder: Embedder,
     starts: Arc<Starts>,
     lm_head: LazyHead,
-    /// A handle on the tensors of the first device, for work outside the engine.
+    /// A handle to the tensors of the first device, for work outside the engine.
     first: Mutex<BiLm>,
 }
 

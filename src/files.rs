@@ -30,7 +30,7 @@ pub(crate) fn write_file(
     let file = fs::File::create(&partial).map_err(|e| Error::io(path, e))?;
     let mut out = BufWriter::new(file);
     write(&mut out).map_err(|e| match e {
-        // A full disk is no error of the model.
+        // A full disk is not an error of the model.
         WeightsError::Io { path, source } => Error::Io { path, source },
         e => e.into(),
     })?;

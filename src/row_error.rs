@@ -9,7 +9,7 @@ use thiserror::Error;
 #[non_exhaustive]
 pub enum RowError {
     /// The bytes are not UTF-8.
-    #[error("not UTF-8: byte {valid_up_to} of {bytes}")]
+    #[error("not UTF-8: invalid at byte {valid_up_to} of {bytes}")]
     NotUtf8 {
         /// Bytes before the first that is invalid.
         valid_up_to: usize,
@@ -23,13 +23,13 @@ pub enum RowError {
         index: usize,
     },
     /// The text is too long for byte offsets of 32 bits.
-    #[error("a text of {bytes} bytes; offsets count to 4 GiB")]
+    #[error("a text of {bytes} bytes; the maximum is 4 GiB")]
     TextTooLarge {
         /// Bytes of the text.
         bytes: usize,
     },
     /// The text is one sentence, because sentences are off, and too long to be tokenised in one piece.
-    #[error("one sentence of {bytes} bytes; the most is {max_mib} MiB; use sentences split")]
+    #[error("one sentence of {bytes} bytes; the maximum is {max_mib} MiB; use sentences split")]
     SentenceTooLarge {
         /// Bytes of the text.
         bytes: usize,
@@ -37,7 +37,7 @@ pub enum RowError {
         max_mib: usize,
     },
     /// A list of tokens, which is one sentence, is too long.
-    #[error("a list of tokens of more than {max_mib} MiB: one sentence")]
+    #[error("a list of tokens, which is one sentence, of more than {max_mib} MiB")]
     TokenListTooLarge {
         /// Limit in MiB.
         max_mib: usize,
@@ -57,7 +57,7 @@ pub enum RowError {
         max_mib: usize,
     },
     /// A sentence exceeds the memory of the device even in a batch of its own.
-    #[error("a sentence that does not fit the device by itself ({message}); lower max-tokens")]
+    #[error("a single sentence exceeds the memory of the device ({message}); lower max-tokens")]
     OutOfMemory {
         /// Error of the device.
         message: String,

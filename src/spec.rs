@@ -14,7 +14,7 @@ use crate::mix::{MixError, ScalarMix};
 #[non_exhaustive]
 pub enum SpecError {
     /// Not one of the legal values.
-    #[error("{option}: no value {value:?}; legal values are {}", legal.join(", "))]
+    #[error("{option}: unknown value {value:?}; legal values are {}", legal.join(", "))]
     Value {
         /// The setting.
         option: &'static str,
@@ -26,7 +26,7 @@ pub enum SpecError {
     /// Two settings that exclude each other, or a number out of range.
     #[error("{0}")]
     Conflict(String),
-    /// A file that `layers` names is no scalar mix.
+    /// A file that `layers` names is not a scalar mix.
     #[error(transparent)]
     Mix(#[from] MixError),
 }
@@ -95,7 +95,7 @@ words! {
 words! {
     /// How a sentence is cut into tokens.
     TokenizerKind, "tokenizer", {
-        /// Moses punctuation normalisation and English tokeniser, entities not escaped.
+        /// Moses punctuation normalisation and English tokenizer, entities not escaped.
         Moses = "moses",
         /// Words of Unicode Standard Annex 29.
         Words = "words",
@@ -308,7 +308,7 @@ impl EmbedSpec {
         }
         match (self.state, self.batch_rows) {
             (StateMode::Carry, None) => {
-                return conflict("state carry needs batch-rows: the size of a batch decides the result");
+                return conflict("state carry needs batch-rows: the result depends on the batch size");
             }
             (StateMode::Carry, Some(0)) => return conflict("batch-rows is 0; a batch has at least 1 row"),
             (StateMode::Zero | StateMode::Warm, Some(_)) => {

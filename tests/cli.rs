@@ -1,7 +1,7 @@
 //! The command line as a user meets it: help, errors, reports, settings, and where models come from.
 //!
-//! What is printed is compared with the files in `tests/snapshots`, which a person has read: they are the expected
-//! values. After a change on purpose: `INSTA_UPDATE=always cargo test -p elmo-pipelines --test cli`, and read the diff.
+//! Output is compared with the files in `tests/snapshots`, which were reviewed by hand. After an intended change, run
+//! `INSTA_UPDATE=always cargo test -p elmo-pipelines --test cli` and review the diff.
 #![allow(clippy::unwrap_used, clippy::expect_used)]
 
 #[path = "cli/node.rs"]

@@ -1,4 +1,4 @@
-//! What only a GPU shows. `make gpu` runs these tests; elsewhere they are skipped, and the count says so. The logic that
+//! Tests that need a GPU. `make gpu` runs them; elsewhere they are counted as skipped. The logic that
 //! GPUs share with the CPU (lanes, splitting of batches, precision) is tested without one.
 
 use std::sync::Arc;
@@ -61,8 +61,8 @@ fn values(vectors: &ArrayRef) -> Vec<f32> {
     vectors.as_fixed_size_list().values().as_primitive::<arrow::datatypes::Float32Type>().values().to_vec()
 }
 
-/// A batch that no memory holds is split until it does: the real message of the driver is known for what it is. The gates
-/// alone of so many tokens in a published shape, 2 x 4 x 1024 numbers each, are 1 TB.
+/// A batch that exceeds the memory of the device is split until it fits: the driver's real message is recognised. The
+/// gates alone of so many tokens in a published shape, 2 x 4 x 1024 numbers each, are 1 TB.
 #[test]
 #[ignore = "needs a GPU; make gpu runs it"]
 fn out_of_memory_splits_the_batch() {

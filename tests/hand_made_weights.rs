@@ -1,4 +1,4 @@
-//! Weights that did not come from a file, and so passed no reader's checks.
+//! Weights built in memory, which no reader has checked.
 
 use elmo::{
     Error, Fingerprint,

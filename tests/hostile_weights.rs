@@ -1,4 +1,4 @@
-//! Weights and options from outside: written by other libraries, broken, or made to do harm.
+//! Untrusted weights and options: written by other libraries, broken, or malicious.
 //!
 //! `fixtures/hdf5` was written by h5py (the C library); `reference/make_hdf5_fixtures.py` made it and
 //! says by which formula the expected values are.
@@ -255,7 +255,7 @@ fn safetensors_of_other_types_and_broken_headers() {
     assert!(error(&[&(1u64 << 40).to_le_bytes()[..], &good[8..]].concat()).contains("a header of 1099511627776 bytes"));
     assert!(error(b"\x02\0\0\0\0\0\0\0{]").contains("the header:"));
     assert!(error(b"\x02\0\0").contains("no header"));
-    // A message quotes the file, but neither a megabyte of it nor what would rewrite a terminal.
+    // A message quotes the file, but neither a megabyte of it nor terminal escapes.
     let rude = format!("{{\"t\":{{\"dtype\":\"\\u001b[2J{}\"}}}}", "x".repeat(1 << 20));
     let rude = error(&[&(rude.len() as u64).to_le_bytes()[..], rude.as_bytes()].concat());
     assert!(rude.len() < 600 && !rude.contains('\u{1b}'), "{}", rude.len());
@@ -288,7 +288,7 @@ fn names_of_a_one_layer_dump_are_not_guessed() {
     assert!(error.contains("`RNN_0/RNN/MultiRNNCell/Cell0/LSTMCell/W_0` is missing"), "{error}");
 }
 
-// Mutations. What counts: no panic, no abort, no hang; an error or some values come back.
+// Mutations. Required: no panic, no abort, no hang; the result is an error or some values.
 
 /// xorshift64*: integers only.
 struct Random(u64);

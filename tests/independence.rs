@@ -1,5 +1,5 @@
-//! What must not change a vector: the size and order of a call, threads and cache, neighbours however odd, and callers
-//! that come, wait and go. Then the forms in which vectors come out: layers, boundaries, roundings, types, precision.
+//! Vectors do not depend on the size and order of a call, on threads and cache, on unusual neighbours, or on callers
+//! that start, wait and cancel. Then the forms in which vectors come out: layers, boundaries, roundings, types, precision.
 
 use std::{
     cell::Cell,
@@ -153,7 +153,7 @@ fn check_calls(
         let order = shuffled(texts.len(), shuffle as u64);
         for (&(rows, share), compared) in calls.iter().zip(&mut compared) {
             let chosen: Vec<usize> = order.iter().copied().filter(|i| i % share == shuffle % share).collect();
-            // What the last call lacks comes from the first.
+            // The last call is filled up with texts of the first one.
             let full = chosen.len().next_multiple_of(rows);
             let chosen: Vec<usize> = chosen.iter().copied().cycle().take(full).collect();
             for call in chosen.chunks(rows) {
@@ -197,7 +197,7 @@ fn calls_of_any_size_and_order_give_the_same_bits() {
     }
 }
 
-/// The published shape `small`, as in `pipelines/src/sizes.rs`.
+/// The published shape `small`, as in `pipelines/src/diagnose/sizes.rs`.
 pub(crate) fn published_small() -> ModelOptions {
     let json = r#"{"lstm": {"use_skip_connections": true, "projection_dim": 128, "cell_clip": 3, "proj_clip": 3,
         "dim": 1024, "n_layers": 2}, "char_cnn": {"activation": "relu", "n_highway": 1,
@@ -277,7 +277,7 @@ const BROKEN: &[(&[u8], usize)] = &[
     (b"abc\x80", 3),
     (b"\xbf\xbf\xbf\xbf", 0),
     (b"\x1f\x8b\x08\0", 1),
-    // Beginnings without an end: cut off, or another character comes.
+    // Incomplete sequences: at the end of the text, or followed by another character.
     (b"\xc3", 0),
     (b"caf\xc3", 3),
     (b"na\xefve", 2),
@@ -382,7 +382,7 @@ fn engines() -> (Elmo, Elmo) {
     (tiny(), tiny_with(&EmbedderSettings { cache_bytes: 0, threads: Some(1), ..settings() }))
 }
 
-/// Embeds rows together and each alone, and holds the answers to what is promised for any bytes.
+/// Embeds rows together and each alone, and checks the guarantees that hold for any bytes.
 fn check_rows((together, alone): &(Elmo, Elmo), spec: &EmbedSpec, rows: &[Option<Vec<u8>>]) -> Vec<Answer> {
     let bytes: Vec<Option<&[u8]>> = rows.iter().map(|row| row.as_deref()).collect();
     let column: ArrayRef = Arc::new(BinaryArray::from(bytes));
@@ -476,14 +476,14 @@ fn check_corpus(tokenizer: TokenizerKind) {
             let (texts, broken) = answers.split_at(rows.len() - BROKEN.len());
             assert!(texts.iter().all(|answer| answer.error.is_none()));
             for (answer, (bytes, at)) in broken.iter().zip(BROKEN) {
-                let reason = format!("not UTF-8: byte {at} of {}", bytes.len());
+                let reason = format!("not UTF-8: invalid at byte {at} of {}", bytes.len());
                 assert_eq!(answer.error.as_deref(), Some(reason.as_str()), "{bytes:x?}");
             }
         }
     }
 }
 
-// A test for each tokenizer, so that they run side by side.
+// A test for each tokenizer, so that they run concurrently.
 
 #[test]
 fn hostile_rows_with_the_moses_tokenizer() {
@@ -540,9 +540,9 @@ proptest! {
     }
 }
 
-// --- callers that come, wait and go ------------------------------------------------------------------------------
+// --- callers that start, wait and cancel -------------------------------------------------------------------------
 
-/// Runs `work` on a thread of its own: where somebody waits for ever, the test fails instead of doing the same.
+/// Runs `work` on a thread of its own: if a caller waits forever, the test fails instead of hanging.
 fn within(seconds: u64, work: impl FnOnce() + Send + 'static) {
     let (done, ended) = mpsc::channel();
     let worker = thread::spawn(move || {
@@ -550,7 +550,7 @@ fn within(seconds: u64, work: impl FnOnce() + Send + 'static) {
         let _ = done.send(());
     });
     let ended = ended.recv_timeout(Duration::from_secs(seconds));
-    assert_ne!(ended, Err(mpsc::RecvTimeoutError::Timeout), "no end after {seconds} s: somebody waits for ever");
+    assert_ne!(ended, Err(mpsc::RecvTimeoutError::Timeout), "no end after {seconds} s: a caller waits forever");
     if let Err(panic) = worker.join() {
         std::panic::resume_unwind(panic);
     }
@@ -657,7 +657,7 @@ fn answers_that_nobody_waits_for_harm_no_other() {
         }
         assert!(bits(&embedder.embed(&array(&texts)).unwrap().vectors) == expected, "the engine works on");
 
-        // Callers who go away while they wait for room in the queue.
+        // Callers that are cancelled while they wait for room in the queue.
         let elmo = tiny_with(&busy(1));
         let embedder = columns(&elmo, one_sentence());
         let (all, part) = (array(&texts), array(&texts[..10]));
@@ -748,7 +748,7 @@ fn callers_on_one_thread_take_turns_when_the_queue_is_full() {
         }
         join(callers);
         // 50 rows are some 1,000 tokens, and the queue is full from 50 on.
-        assert!(waits.get() > 0, "nobody had to wait");
+        assert!(waits.get() > 0, "no caller had to wait");
 
         // Closing wakes those who wait for room: each is refused, or was let in before.
         let all = array(&texts);
@@ -829,7 +829,7 @@ fn carried_state_goes_on_from_call_to_call() {
     }
 }
 
-// --- the forms in which vectors come out -------------------------------------------------------------------------
+// --- the forms of vectors ----------------------------------------------------------------------------------------
 
 #[test]
 fn all_layers_stand_one_after_the_other_and_are_pooled_each_by_itself() {
@@ -858,8 +858,8 @@ fn all_layers_stand_one_after_the_other_and_are_pooled_each_by_itself() {
 
     // `ends` takes forward halves of the last token and backward halves of the first, layer by layer; length 1 is
     // that of each layer too.
-    for (pooling, judge) in POOLINGS {
-        let pooled = vectors::pool(&expected, 3 * width, width / 2, judge).unwrap();
+    for (pooling, expected_pooling) in POOLINGS {
+        let pooled = vectors::pool(&expected, 3 * width, width / 2, expected_pooling).unwrap();
         let scaled: Vec<f64> = pooled.chunks(width).flat_map(vectors::l2).collect();
         for (normalize, expected) in [(Normalize::Off, pooled), (Normalize::L2, scaled)] {
             let spec = EmbedSpec { pooling, normalize, ..all(Level::Sentence) };
@@ -891,7 +891,7 @@ fn boundaries_of_a_sentence_in_windows_are_those_of_its_first_and_last() {
     assert!(with.bits[width..51 * width] == without.bits[..], "the words between have other bits");
     let bytes = texts.as_string::<i32>().value(0).len();
     assert_eq!((&with.tokens[0].bytes, &with.tokens[51].bytes), (&(0..0), &(bytes..bytes)));
-    // The judge reads the windows 0..20 and 30..50 (worked out by hand in `properties.rs`), each as a sentence.
+    // The reference reads the windows 0..20 and 30..50 (worked out by hand in `properties.rs`), each as a sentence.
     let read = |words: &[String]| vectors::average(&reference.sentence(words, &reference.zero_state(), true).layers);
     let (first, last) = (read(&words[..20]), read(&words[30..]));
     let ends = [(&with.bits[..width], &first[..width]), (&with.bits[51 * width..], &last[21 * width..])];

@@ -126,7 +126,7 @@ fn rejected_rows_are_counted_and_said() {
     assert_eq!((&report["rows_out"], &report["errors"], &report["skipped"]), (&3.into(), &1.into(), &0.into()));
     let (_, err) = place.exits("embed --model tiny --input a.parquet --output skip --on-error skip --keep id", 6);
     // It is in no column of errors, so it is named here.
-    assert!(err.contains("row left out") && err.contains("a.parquet") && err.contains("row=1"), "{err}");
+    assert!(err.contains("row skipped") && err.contains("a.parquet") && err.contains("row=1"), "{err}");
     assert_eq!(ids(&place.rows("skip")), [1, 3]);
 }
 
@@ -140,7 +140,7 @@ fn dry_run_writes_nothing() {
     assert!(!place.path("out").exists());
 }
 
-/// One cell of 20 MB takes a minute to embed: what would be done must be known before.
+/// One cell of 20 MB takes a minute to embed, so a dry run must not embed it.
 #[test]
 fn a_dry_run_does_not_embed_huge_rows_and_names_bad_ones() {
     let place = Place::new();
@@ -349,7 +349,7 @@ fn interrupt_standard_input(sent: usize) {
     let mut input = child.stdin.take().unwrap();
     std::io::Write::write_all(&mut input, lines(sent).as_bytes()).unwrap();
     wait_for(&place.path("out/_elmo/job.json"));
-    // So that it has read what there is, and asks for more.
+    // Wait until the program has read all lines and waits for more.
     thread::sleep(Duration::from_millis(300));
     Command::new("kill").args(["-TERM", &child.id().to_string()]).status().unwrap();
     let begun = Instant::now();
@@ -357,7 +357,7 @@ fn interrupt_standard_input(sent: usize) {
         if let Some(status) = child.try_wait().unwrap() {
             break status;
         }
-        // Not a measurement: the pipe stays open, so it would wait for ever.
+        // Not a measurement: the pipe stays open, so it would wait forever.
         assert!(begun.elapsed() < Duration::from_secs(60), "it waits for standard input");
         thread::sleep(Duration::from_millis(20));
     };
@@ -366,7 +366,7 @@ fn interrupt_standard_input(sent: usize) {
     std::io::Read::read_to_string(&mut child.stderr.take().unwrap(), &mut err).unwrap();
     assert_eq!(status.code(), Some(130), "{err}");
     assert!(err.contains("standard input cannot be read again") && !err.contains("to resume:"), "{err}");
-    // The lines will not come again: what was read of them is in the output, the part that they began as well.
+    // Standard input cannot be read again: all lines that were read are in the output, also those of the open part.
     assert!(err.contains(&format!("interrupted after {sent} rows")), "{err}");
     let rows = place.rows("out");
     let texts: Vec<_> = rows.iter().flat_map(|rows| rows["text"].as_string::<i32>().iter().flatten()).collect();
@@ -378,7 +378,7 @@ fn interrupt_standard_input(sent: usize) {
 }
 
 /// Lines come faster than devices work, and are read ahead. Standard input is a file here, whose offset the program shares:
-/// it says which lines were taken.
+/// it shows which lines were read.
 #[test]
 fn no_line_of_standard_input_that_was_taken_is_lost() {
     for state in ["", "--state carry --batch-rows 16 --sentences off --on-long truncate"] {

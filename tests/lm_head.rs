@@ -22,7 +22,7 @@ const WORDS: [&str; 9] = ["</S>", "<S>", "<UNK>", "the", "bank", "was", "closed"
 /// Width of the built-in model's projection.
 const P: usize = 32;
 
-/// Numbers of a softmax that are none of anybody's: `W [V, P]`, `b [V]`.
+/// Made-up numbers of a softmax: `W [V, P]`, `b [V]`.
 fn softmax(words: usize) -> (Tensor, Tensor) {
     let number = |i: usize| ((i * 7919 + 13) % 1009) as f32 / 504.5 - 1.0;
     let weight = (0..words * P).map(number).collect();
@@ -162,7 +162,7 @@ fn scores_do_not_depend_on_neighbours() {
     }
 }
 
-/// What the model reads is what is looked up: Moses reads `’s` as `'s`. Sentences are scored each by itself.
+/// A word is looked up as the model reads it: Moses reads `’s` as `'s`. Sentences are scored each by itself.
 #[test]
 fn words_are_looked_up_as_they_are_read() {
     let (_folder, elmo) = with_head(&words());
@@ -212,7 +212,7 @@ fn heads_are_told_apart_by_their_files() {
     let mark = |elmo: &Elmo| elmo.lm_head_digest().unwrap().unwrap();
     assert_eq!(mark(&elmo), mark(&copy));
     assert_eq!(elmo.lm_head().unwrap().digest(), Some(mark(&elmo).as_str()));
-    // A head that was read stays what it was.
+    // A head that was read does not change.
     let (before, path) = (mark(&elmo), folder.path().join("softmax.safetensors"));
     let mut bytes = std::fs::read(&path).unwrap();
     *bytes.last_mut().unwrap() ^= 1;

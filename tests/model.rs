@@ -1,4 +1,4 @@
-//! The model and the engine against independent judges: the plain float64 reference, the golden files,
+//! The model and the engine against independent references: the plain float64 model, the golden files,
 //! hand calculation, and properties that must hold for every input.
 
 #![allow(clippy::unwrap_used, clippy::expect_used)]
@@ -139,8 +139,8 @@ fn golden_with_several_sentences_in_a_row() {
     check_engine(|options, weights| Model { in_row: 2, ..Model::in_torch(options, weights) });
 }
 
-/// The files have these shapes from zeros only. Rows come and go between the batches; words are few, as the judge has time
-/// to read each.
+/// The files have these shapes from zeros only. The number of rows differs between batches. There are few words,
+/// because the reference is slow.
 #[test]
 fn large_shapes_from_a_given_and_from_a_carried_state() {
     let batch = |rows: &[&str]| -> Vec<Vec<String>> {

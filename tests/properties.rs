@@ -1,4 +1,4 @@
-//! Properties of the columns: what holds for every text, every batch and every encoding.
+//! Properties of the columns that hold for every text, every batch and every encoding.
 
 use std::sync::Arc;
 
@@ -74,7 +74,7 @@ pub(crate) fn bits(vectors: &ArrayRef) -> Vec<Option<Vec<u32>>> {
         .collect()
 }
 
-/// Largest difference to a judge's numbers; NaN counts, and so does their number.
+/// Largest difference from the expected numbers; NaN if there is one. The numbers of values must be equal.
 pub(crate) fn gap(found: &ArrayRef, expected: &[f64]) -> f64 {
     let found: Vec<f64> = found.as_primitive::<Float32Type>().values().iter().map(|v| f64::from(*v)).collect();
     crate::golden::largest_gap(&found, expected)
@@ -170,11 +170,11 @@ fn layers_mixes_and_poolings_agree_with_the_reference() {
     ];
     let elmo = tiny();
     for (choice, tokens) in cases {
-        for (pooling, judge) in POOLINGS {
+        for (pooling, expected_pooling) in POOLINGS {
             for normalize in [Normalize::Off, Normalize::L2] {
                 let spec = EmbedSpec { layers: choice.clone(), pooling, normalize, ..one_sentence() };
                 let found = columns(&elmo, spec).embed(&array(&[text.to_owned()])).unwrap().vectors;
-                let mut expected = vectors::pool(&tokens, 2 * half, half, judge).unwrap();
+                let mut expected = vectors::pool(&tokens, 2 * half, half, expected_pooling).unwrap();
                 if normalize == Normalize::L2 {
                     expected = vectors::l2(&expected);
                 }
@@ -215,7 +215,7 @@ fn layer_norm_is_per_sentence() {
     }
 }
 
-/// Expected: what numpy made of the same seeded weights, see `fixtures/golden/README.md`.
+/// Expected: computed by numpy from the same seeded weights, see `fixtures/golden/README.md`.
 #[test]
 fn layers_mixes_and_poolings_agree_with_the_golden_file() {
     let fixture = crate::golden::files::vectors();
@@ -225,8 +225,10 @@ fn layers_mixes_and_poolings_agree_with_the_golden_file() {
     let text = array(&[fixture.sentence.join(" ")]);
     for wanted in fixture.vectors {
         let layers = wanted.layers();
-        let (pooling, _) = POOLINGS.into_iter().find(|(_, judge)| *judge == wanted.pooling()).unwrap();
-        // Of all layers the engine brings each to length 1, the file the whole; `independence.rs` has a judge for that.
+        let (pooling, _) =
+            POOLINGS.into_iter().find(|(_, expected_pooling)| *expected_pooling == wanted.pooling()).unwrap();
+        // With all layers the engine normalises each layer, and the fixture the whole vector; `independence.rs` tests
+        // the former.
         let scaled = (layers != Layers::All).then_some((Normalize::L2, &wanted.l2));
         for (normalize, expected) in [(Normalize::Off, &wanted.vector)].into_iter().chain(scaled) {
             let spec = EmbedSpec { layers: layers.clone(), pooling, normalize, ..one_sentence() };
@@ -330,7 +332,7 @@ pub(crate) const POOLINGS: [(Pooling, vectors::Pooling); 5] = [
     (Pooling::Ends, vectors::Pooling::Ends),
 ];
 
-/// Holds a text to what the judge makes of its parts (sentences, or windows): token vectors one after the other, and
+/// Compares a text with the reference's vectors of its parts (sentences, or windows): the token vectors in order, and
 /// every pooling over them.
 fn check_text(elmo: &Elmo, text: &str, spec: &EmbedSpec, expected: &[f64]) {
     let width = elmo.options().width();
@@ -343,10 +345,12 @@ fn check_text(elmo: &Elmo, text: &str, spec: &EmbedSpec, expected: &[f64]) {
     let values = vectors.values().slice(vectors.value_offset(0) as usize, row.len() * width);
     let worst = gap(&values, expected);
     assert!(worst < 5e-6, "tokens: {worst:e}");
-    for (pooling, judge) in POOLINGS {
+    for (pooling, expected_pooling) in POOLINGS {
         let found = columns(elmo, EmbedSpec { pooling, ..spec.clone() }).embed(&texts).unwrap().vectors;
-        let worst =
-            gap(&found.as_fixed_size_list().value(1), &vectors::pool(expected, width, width / 2, judge).unwrap());
+        let worst = gap(
+            &found.as_fixed_size_list().value(1),
+            &vectors::pool(expected, width, width / 2, expected_pooling).unwrap(),
+        );
         assert!(worst < 5e-6, "{pooling}: {worst:e}");
     }
 }
@@ -431,8 +435,8 @@ fn warm_is_a_constant_of_the_model_and_not_zero() {
     assert_ne!(warm, bits(&columns(&one, spec(StateMode::Zero)).embed(&texts).unwrap().vectors));
 }
 
-/// The judge warms up by the recipe of `docs/states.md`: the text is read again and again without the boundary that
-/// closes a sentence, each direction in the order of the sentences.
+/// The reference computes the warm state by the recipe of `docs/states.md`: the text is read again and again without
+/// the boundary that closes a sentence, each direction in the order of the sentences.
 #[test]
 fn warm_agrees_with_the_reference() {
     let data = ModelData::tiny();
@@ -524,13 +528,13 @@ fn one_huge_cell_among_normal_ones() {
     };
 
     let texts = ["First.", &text, "Last."];
-    for (pooling, judge) in POOLINGS {
+    for (pooling, expected_pooling) in POOLINGS {
         let found = embed(&texts, Level::Sentence, pooling);
         assert_eq!(found.stats.sentences, 48_002 + 2);
         let alone = bits(&embed(&["First.", "Last."], Level::Sentence, pooling).vectors);
         let huge = bits(&found.vectors);
         assert_eq!((&huge[0], &huge[2]), (&alone[0], &alone[1]), "the neighbours");
-        // The middle sentences come round again and again: one round stands for all, but for the mean.
+        // The middle sentences repeat: for all poolings but the mean, one repetition has the same result.
         let round = ["Early one morning.", parts[0], parts[1], parts[2], "It ended there."];
         let short = embed(&round, Level::Token, pooling).vectors;
         let list = short.as_list::<i32>();
@@ -548,7 +552,7 @@ fn one_huge_cell_among_normal_ones() {
         let width = elmo.options().width();
         let worst = gap(
             &found.vectors.as_fixed_size_list().value(1),
-            &vectors::pool(&expected, width, width / 2, judge).unwrap(),
+            &vectors::pool(&expected, width, width / 2, expected_pooling).unwrap(),
         );
         assert!(worst < 1e-6, "{pooling}: {worst:e}");
     }
@@ -582,7 +586,7 @@ fn a_sentence_of_many_megabytes_is_that_rows_error() {
     for level in [Level::Sentence, Level::Token] {
         let spec = EmbedSpec { on_error: OnError::Null, level, ..one_sentence() };
         let found = columns(&tiny(), spec).embed(&texts).unwrap();
-        assert_eq!(found.error.value(1), "one sentence of 9437184 bytes; the most is 8 MiB; use sentences split");
+        assert_eq!(found.error.value(1), "one sentence of 9437184 bytes; the maximum is 8 MiB; use sentences split");
         assert_eq!((found.error.null_count(), found.vectors.null_count(), found.stats.errors), (2, 1, 1));
     }
 }

@@ -147,7 +147,7 @@ async fn fence(stores: &Stores, bucket: &str) {
     assert_eq!(file.head().await.unwrap().unwrap().size, written.bytes);
 }
 
-/// Nobody else writes.
+/// No other process writes.
 struct Alone;
 
 impl Fence for Alone {

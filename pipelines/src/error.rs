@@ -72,7 +72,7 @@ pub enum Error {
         source: std::io::Error,
     },
     /// The job was interrupted; everything finished so far is durable.
-    #[error("interrupted after {rows} rows; they are safe")]
+    #[error("interrupted after {rows} rows, which are saved")]
     Interrupted {
         /// Rows that are durable.
         rows: u64,

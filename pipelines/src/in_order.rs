@@ -37,7 +37,7 @@ pub struct InOrder<'s, T> {
     batches: VecDeque<Batch<T>>,
     /// Sum of the declared sizes of `batches`.
     bytes: u64,
-    /// The last submission failed. Nothing is submitted behind it.
+    /// The last submission failed. Nothing is submitted after it.
     failed: bool,
 }
 
@@ -94,7 +94,7 @@ impl<'s, T> InOrder<'s, T> {
     /// Waits for the oldest batch; `None` when none is in flight. If the future is dropped, the batch stays the oldest.
     ///
     /// # Errors
-    /// [`FailedBatch`] when the batch failed. The batches behind it are cancelled, so that no result follows an error.
+    /// [`FailedBatch`] when the batch failed. Later batches are cancelled, so that no result follows an error.
     pub async fn next(&mut self) -> Option<Result<(T, EmbeddedColumns), FailedBatch<T>>> {
         let columns = (&mut self.batches.front_mut()?.columns).await;
         let Batch { tag, bytes, .. } = self.batches.pop_front()?;
@@ -230,7 +230,7 @@ mod tests {
     const LIMIT: InFlightLimit = InFlightLimit { batches: 4, bytes: 100 };
 
     proptest! {
-        /// Devices finish in any order. The judge is a counter: tag `n` is the `n`th that comes out, with its own texts.
+        /// Devices finish in any order. Expected by counting: the `n`th result has tag `n` and its own texts.
         #[test]
         fn batches_come_out_in_order_and_within_the_limit(
             steps in prop::collection::vec((0_u64..150, 0_usize..8, any::<bool>()), 1..60),

@@ -1,7 +1,8 @@
 //! The step that adds the embedding columns.
 //!
-//! A seam: the bulk job, the stream and `elmo verify` need a thing that takes a column of texts and gives the columns
-//! of the output, and nothing else of a model. Tests put a cheap one in its place and so test the job alone.
+//! An interface between jobs and the model: the bulk job, the stream and `elmo verify` submit a column of texts and get
+//! the columns of the output, and use nothing else of a model. Tests implement it without a model, to test the job
+//! alone.
 
 use std::{pin::Pin, sync::Arc};
 
@@ -9,10 +10,10 @@ use arrow::{array::ArrayRef, datatypes::Field};
 use async_trait::async_trait;
 use elmo::{ColumnEmbedder, EmbedSpec, EmbeddedColumns};
 
-/// Columns on their way.
+/// Columns that are being computed.
 pub type Pending = Pin<Box<dyn Future<Output = elmo::Result<EmbeddedColumns>> + Send>>;
 
-/// What devices did since they started, for this job and whoever else uses them.
+/// Work of the devices since they started, for this job and all other users.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Work {
     /// Tokens run.
@@ -30,14 +31,14 @@ pub trait Stage: Send + Sync {
     /// The columns it adds: vectors first, then `truncated`, then `error`.
     fn fields(&self) -> Vec<Field>;
 
-    /// Pairs that say in every output which model and settings made it.
+    /// Metadata pairs that name the model and the settings in every output.
     fn metadata(&self) -> Vec<(String, String)>;
 
     /// Queues a column and returns while it is worked on; waits only while the queue is full. In state `carry` columns
     /// are taken in the order of the calls.
     async fn submit(&self, texts: &ArrayRef) -> elmo::Result<Pending>;
 
-    /// What kind of device computes: results of others differ by rounding.
+    /// The kind of device that computes: results of other kinds differ by rounding.
     fn device(&self) -> String {
         "cpu".to_owned()
     }
@@ -47,7 +48,7 @@ pub trait Stage: Send + Sync {
         8192
     }
 
-    /// What devices did so far, where it is known.
+    /// Work of the devices so far; `None` where it is not measured.
     fn work(&self) -> Option<Work> {
         None
     }

@@ -1,4 +1,4 @@
-//! The columns that come out, their counts, and the handle on columns that are being computed.
+//! The result columns, their counts, and the handle to columns that are being computed.
 
 use std::{
     fmt,

@@ -93,8 +93,8 @@ impl ColumnEmbedder {
     /// Queues a column; blocks while the queue is full.
     ///
     /// `column` holds strings, binary (UTF-8) or lists of strings, in any Arrow encoding. State `carry` embeds the
-    /// column before this returns, in batches of `batch_rows`; if the number of rows is no multiple of that, the last
-    /// batch is shorter.
+    /// column before this returns, in batches of `batch_rows`; if the number of rows is not a multiple of that, the
+    /// last batch is shorter.
     ///
     /// # Errors
     /// [`Error::Column`](crate::error::Error::Column) when the column's type holds no text,

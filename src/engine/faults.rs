@@ -5,7 +5,7 @@ use std::{fmt, sync::Arc};
 use super::job::Job;
 use crate::model::DeviceError;
 
-/// What a device does in the place of the real one; the default methods do nothing.
+/// Methods that tests override to make a device fail; the default methods do nothing.
 pub(super) trait Hook: Send + Sync {
     /// Called before a batch runs.
     fn on_batch(&self, _lane: usize) -> Result<(), DeviceError> {

@@ -1,4 +1,4 @@
-//! The handle of callers on the engine, and the tickets for their requests.
+//! The callers' handle to the engine, and the tickets for their requests.
 
 use std::{
     future::poll_fn,
@@ -19,7 +19,7 @@ use super::{
 };
 use crate::model::BiLm;
 
-/// A cloneable handle on the engine. When the last handle is dropped, the engine finishes what is waiting and stops.
+/// A cloneable handle to the engine. When the last handle is dropped, the engine finishes what is waiting and stops.
 #[derive(Debug, Clone)]
 pub struct Embedder {
     owner: Arc<Owner>,
@@ -106,7 +106,7 @@ impl Owner {
         for thread in threads.drain(..) {
             // A lane that wakes a caller may drop the last handle. It does not wait for itself.
             if thread.thread().id() != thread::current().id() {
-                // A lane that panicked has told its callers.
+                // A lane that panicked has already returned errors to its callers.
                 let _ = thread.join();
             }
         }

@@ -114,7 +114,7 @@ impl Job {
     }
 }
 
-/// A job that is dropped without a result, because its lane panicked, reports that: no caller waits for ever.
+/// A job that is dropped without a result, because its lane panicked, reports that: no caller waits forever.
 impl Drop for Job {
     fn drop(&mut self) {
         self.answer(Err(EngineError::Panicked));

@@ -32,7 +32,7 @@ pub(super) struct Lane {
     starts: HashMap<Group, StartState>,
 }
 
-/// Tells the queue that the lane has ended, also when it panics.
+/// Notifies the queue that the lane has ended, also when it panics.
 struct LaneEnd {
     shared: Arc<Shared>,
     reason: EngineError,
@@ -64,7 +64,7 @@ impl Lane {
         while let Some(jobs) = self.shared.queue.next_jobs() {
             if let Err(Failed { error, jobs }) = self.serve_jobs(jobs) {
                 let device = self.model.device();
-                tracing::error!(%device, lane = self.n, %error, "the device has failed and is not used any more");
+                tracing::error!(%device, lane = self.n, %error, "the device has failed and is no longer used");
                 lock(&self.shared.metrics).lanes_retired += 1;
                 (end.reason, end.returned) = (error, jobs);
                 return;
@@ -86,7 +86,7 @@ impl Lane {
     /// When the batch fails and the device does not pass a check after it.
     fn serve_batch(&mut self, mut jobs: Vec<Job>) -> Result<(), Failed> {
         let started = Instant::now();
-        // libtorch reports errors as values. A panic here is a bug of ours, and callers must not hang on it.
+        // libtorch reports errors as values. A panic here is a bug in elmo, and must not make callers wait forever.
         let result = catch_unwind(AssertUnwindSafe(|| self.run(&jobs)));
         self.count_device_time(&jobs, started);
         let error = match result.unwrap_or(Err(EngineError::Panicked)) {

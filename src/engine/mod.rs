@@ -5,7 +5,7 @@
 //! callers. Each caller receives its answers in the order of its sentences.
 //!
 //! * The queue is bounded by tokens. While it is full, `submit` waits. A request is accepted as a whole as soon as
-//!   fewer tokens than the bound are waiting, so no request waits for ever.
+//!   fewer tokens than the bound are waiting, so no request waits forever.
 //! * A lane never waits for a batch to fill up, and needs nothing from callers to make progress. A caller that blocks
 //!   on its answer therefore always gets it.
 //! * Dropping an answer cancels it: its sentences that are still waiting are skipped.

@@ -14,7 +14,7 @@ use super::{
 };
 use crate::planner::Planner;
 
-/// A job is not run again after this many lanes retired while they computed it: the job itself may be what breaks them.
+/// A job is not run again after this many lanes retired while they computed it: the job itself may cause the failure.
 const MAX_FAILED_LANES: usize = 2;
 
 /// The waiting sentences of all callers, bounded by tokens.
@@ -23,7 +23,7 @@ pub(super) struct Queue {
     state: Mutex<State>,
     /// Lanes wait here for work.
     work: Condvar,
-    /// Tokens that may wait before callers have to.
+    /// Maximum waiting tokens; beyond it callers wait.
     capacity: usize,
     #[cfg(test)]
     pub(super) faults: super::faults::Faults,

@@ -1,4 +1,4 @@
-//! The unit of work: a sentence, how it is to be computed, and its result.
+//! The unit of work: a sentence, its settings, and its result.
 
 use std::ops::Range;
 

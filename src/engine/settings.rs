@@ -1,4 +1,4 @@
-//! How the engine uses the machine.
+//! Settings of the engine: devices, threads, batch size, cache, precision.
 
 use crate::model::{BiLm, DeviceChoice, DeviceName, Precision};
 

@@ -1,4 +1,4 @@
-//! What the lanes and handles of an engine share.
+//! State that the lanes and handles of an engine share.
 
 use std::{fmt, sync::Mutex};
 

@@ -86,7 +86,7 @@ pub enum ErrorKind {
 }
 
 impl Error {
-    /// What it is caused by.
+    /// The cause.
     pub fn kind(&self) -> ErrorKind {
         match self {
             Self::Spec(_) => ErrorKind::Usage,

@@ -33,7 +33,7 @@ pub enum ModelDirError {
         candidates: String,
     },
     /// Writing would leave two weights files, and the wrong one could be read.
-    #[error("{dir}: {file} is already there; choose an empty directory, or remove that file")]
+    #[error("{dir}: {file} already exists; choose an empty directory, or remove that file")]
     Occupied {
         /// The directory.
         dir: PathBuf,

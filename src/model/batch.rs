@@ -1,4 +1,4 @@
-//! What the two directions read: sentences in packed rows.
+//! The input of the two directions: sentences in packed rows.
 
 use super::{
     DeviceError,

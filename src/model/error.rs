@@ -1,4 +1,4 @@
-//! What can go wrong on a device, as data.
+//! Errors of a device.
 
 use thiserror::Error;
 
@@ -13,7 +13,7 @@ pub enum DeviceError {
         message: String,
     },
     /// The requested device does not exist.
-    #[error("device {asked} is not there: {found}; `elmo doctor` shows what is")]
+    #[error("device {asked} does not exist: {found}; `elmo doctor` lists the devices")]
     Missing {
         /// The requested device.
         asked: String,

@@ -164,11 +164,11 @@ pub(crate) fn tanh_in_place(x: &mut [f32]) {
 mod tests {
     use super::*;
 
-    fn worst(f: impl Fn(f32) -> f32, judge: impl Fn(f64) -> f64) -> f64 {
+    fn worst(f: impl Fn(f32) -> f32, reference: impl Fn(f64) -> f64) -> f64 {
         (-40_000..=40_000)
             .map(|i| i as f32 * 5e-4)
             .map(|x| {
-                let expected = judge(f64::from(x));
+                let expected = reference(f64::from(x));
                 (f64::from(f(x)) - expected).abs() / expected.abs().max(1e-30)
             })
             // Not `f64::max`, which passes over NaN.
@@ -177,7 +177,7 @@ mod tests {
 
     #[test]
     fn close_to_the_f64_functions_of_the_standard_library() {
-        // Judge: f64::tanh and f64::exp of std. 4e-7 is seven half-ulps of float32.
+        // Expected: f64::tanh and f64::exp of std. 4e-7 is seven half-ulps of float32.
         let logistic = |x: f64| 1.0 / (1.0 + (-x).exp());
         assert!(worst(tanh::<true>, f64::tanh) < 4e-7);
         assert!(worst(tanh::<false>, f64::tanh) < 4e-7);

@@ -82,7 +82,7 @@ fn call(operation: impl FnOnce(*mut *mut C_tensor)) -> Result<Tensor, DeviceErro
     if out.is_null() {
         return Err(DeviceError::internal("libtorch returned neither a tensor nor an error"));
     }
-    // SAFETY: the operation succeeded, so the pointer is a new tensor that nobody else owns.
+    // SAFETY: the operation succeeded, so the pointer is a new tensor without another owner.
     Ok(unsafe { Tensor::from_ptr(out) })
 }
 

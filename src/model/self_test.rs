@@ -37,7 +37,7 @@ fn probe() -> Probe {
     Probe { words, sentences }
 }
 
-/// Runs sentences alone, together, reversed and in odd groups, and compares every vector.
+/// Runs sentences alone, together, reversed and in groups of different sizes, and compares every vector.
 ///
 /// # Errors
 /// [`DeviceError`] when the device has no room or libtorch fails; vectors that differ are no error.

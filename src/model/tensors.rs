@@ -89,7 +89,7 @@ fn exactly<const N: usize>(parts: Vec<Tensor>) -> Result<[Tensor; N], DeviceErro
 /// through a slice of [`values_mut`].
 pub(crate) unsafe fn values(tensor: &Tensor) -> &[f32] {
     assert_host(tensor);
-    // SAFETY: contiguous float32 values on the host (asserted), which the borrow keeps alive and nobody writes to (the
+    // SAFETY: contiguous float32 values on the host (asserted), which the borrow keeps alive and nothing writes to (the
     // caller's promise).
     unsafe { std::slice::from_raw_parts(tensor.data_ptr().cast::<f32>(), tensor.numel()) }
 }
@@ -101,7 +101,7 @@ pub(crate) unsafe fn values(tensor: &Tensor) -> &[f32] {
 /// storage nor through another slice. The exclusive borrow does not prevent that, because tensors share storage.
 pub(crate) unsafe fn values_mut(tensor: &mut Tensor) -> &mut [f32] {
     assert_host(tensor);
-    // SAFETY: contiguous float32 values on the host (asserted), which the borrow keeps alive and nobody else accesses
+    // SAFETY: contiguous float32 values on the host (asserted), which the borrow keeps alive and nothing else accesses
     // (the caller's promise).
     unsafe { std::slice::from_raw_parts_mut(tensor.data_ptr().cast::<f32>(), tensor.numel()) }
 }

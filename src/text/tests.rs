@@ -62,7 +62,7 @@ fn gold() {
         let expected: Vec<&str> = row["tokens"].as_array().unwrap().iter().map(|t| t.as_str().unwrap()).collect();
         let text = row["text"].as_str().unwrap();
         let found = moses(text);
-        (found != expected).then(|| format!("{text:?}:\n  the judge {expected:?}\n  we        {found:?}"))
+        (found != expected).then(|| format!("{text:?}:\n  expected {expected:?}\n  found    {found:?}"))
     });
     let differences: Vec<String> = differences.collect();
     assert!(differences.is_empty(), "{}", differences.join("\n"));

@@ -77,7 +77,7 @@ mod tests {
         assert_eq!(windows(12, 8), [Window { range: 0..8, keep: 0..6 }, Window { range: 4..12, keep: 6..12 }]);
     }
 
-    /// Smaller context of token `t` in a window, if it is there.
+    /// Distance of token `t` from the nearer edge of a window; `None` if it is not in the window.
     fn context(window: &Window, t: usize) -> Option<usize> {
         window.range.contains(&t).then(|| (t - window.range.start).min(window.range.end - 1 - t))
     }

@@ -134,7 +134,7 @@ pub enum What {
         bytes: u64,
     },
     /// Part of a biLM, but not of the model that the options describe.
-    #[error("is there, but the options describe a model without it")]
+    #[error("is present, but the options describe a model without it")]
     Unexpected,
     /// Declared, but not written completely.
     #[error("was never written completely")]

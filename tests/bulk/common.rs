@@ -215,7 +215,7 @@ pub(crate) fn plain(name: &str) -> String {
     }
 }
 
-/// What lies in a folder, sorted; nothing when there is none.
+/// The names in a folder, sorted; none if the folder does not exist.
 pub(crate) fn names(folder: &Path) -> Vec<String> {
     let Ok(entries) = fs::read_dir(folder) else { return Vec::new() };
     let mut names: Vec<String> = entries.map(|e| e.unwrap().file_name().into_string().unwrap()).collect();

@@ -56,7 +56,7 @@ async fn vectors_and_the_rest() {
         assert_eq!((vectors, others), if level == Level::Sentence { (1, 3) } else { (1, 7) });
         let pairs = metadata.file_metadata().key_value_metadata().unwrap();
         let keys: Vec<&str> = pairs.iter().map(|pair| pair.key.as_str()).collect();
-        // What every output says about itself.
+        // The metadata of every output.
         let said =
             "fingerprint options layers pooling tokenizer sentences state precision float version schema_version";
         for key in said.split(' ') {

@@ -1,4 +1,4 @@
-//! A store that fails, and two jobs on one output.
+//! Failing stores, and two jobs on one output.
 
 use std::{
     collections::BTreeMap,
@@ -181,7 +181,7 @@ async fn a_list_that_ends_early_does_not_change_a_job() {
     a_minute_later(&store).await;
     let short = attempt(Faulty::new(&store, Arc::new(|_| Fault::Short))).await.unwrap_err();
     assert!(matches!(short.module(), Some(ManifestError::Differs { .. })), "{short}");
-    assert!(short.to_string().contains("b.txt: not there now"), "{short}");
+    assert!(short.to_string().contains("b.txt: removed since"), "{short}");
     a_minute_later(&store).await;
     attempt(Faulty::new(&store, fine())).await.unwrap();
     assert!(without_job(outcome(&store).await) == calm);

@@ -1,4 +1,4 @@
-//! Inputs that are damaged, made to hurt, or simply huge.
+//! Inputs that are damaged, malicious or huge.
 
 use std::{
     fs,
@@ -25,7 +25,7 @@ use crate::common::{Place, lines, strings, vectors};
 
 const MIB: u64 = 1 << 20;
 
-/// Runs the program and says how it ended, what it said, and the most memory that it had, in bytes.
+/// Runs the program; returns its exit code, its output, and its peak memory in bytes.
 fn measured(place: &Place, words: &str) -> (ExitStatus, String, u64) {
     let log = fs::File::create(place.path("log")).unwrap();
     let mut child = Command::new(env!("CARGO_BIN_EXE_elmo"))
@@ -221,14 +221,14 @@ proptest! {
         }
         let place = Place::new();
         place.write(name, &bytes);
-        // More rows than there were can only come from line ends that the damage made.
+        // Additional rows can only come from line ends that the damage created.
         if let Ok(rows) = drain(&place.path(name)) {
             prop_assert!(rows <= 45, "{} rows", rows);
         }
     }
 }
 
-/// Part of no message of a library, so that wherever it turns up, it is data.
+/// No message of a library contains it, so it can only come from data.
 const MARK: &str = "Zq7x";
 
 /// Cells after which a reader might quote something.
@@ -313,7 +313,7 @@ proptest! {
         changes in prop::collection::vec((any::<prop::sample::Index>(), any::<u8>()), 1..6),
     ) {
         let (name, mut bytes) = originals().swap_remove(file);
-        // Of the same length, so that files of programs stay what they are.
+        // Of the same length, so that all offsets in binary files remain valid.
         let places: Vec<usize> = (0..bytes.len().saturating_sub(4)).filter(|&at| bytes[at..].starts_with(b"row ")).collect();
         places.into_iter().for_each(|at| bytes[at..at + 4].copy_from_slice(MARK.as_bytes()));
         for (at, to) in changes {
@@ -323,7 +323,7 @@ proptest! {
         let place = Place::new();
         place.write(name, &bytes);
         if let Err(said) = drain(&place.path(name)) {
-            prop_assert!(!said.contains(MARK) || said.contains("; there are "), "{}", said);
+            prop_assert!(!said.contains(MARK) || said.contains("; existing columns: "), "{}", said);
         }
     }
 }

@@ -1,4 +1,4 @@
-//! Inputs of an HTTP server, which may have another file a moment later.
+//! Inputs from an HTTP server, whose files may change between requests.
 
 use std::{
     collections::BTreeMap,
@@ -31,10 +31,10 @@ use parquet::arrow::ArrowWriter;
 
 use crate::common::{Hashing, Place, assert_own_vectors, lines, run_local, strings};
 
-/// What is sent for a request for the file: its etag, its length by the header, and how much of it comes.
+/// The answer to a request for the file: its etag, its length in the header, and the number of bytes that are sent.
 type Answer = (&'static str, usize, usize);
 
-/// Serves `content` under any name; HEAD speaks of etag `a`, and the answers to GET are `first`, then for ever `then`.
+/// Serves `content` under any name; HEAD returns etag `a`; the first answer to GET is `first`, all others are `then`.
 fn server(content: String, first: Answer, then: Answer) -> (String, Arc<AtomicUsize>) {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let address = format!("http://{}/a.txt", listener.local_addr().unwrap());
@@ -90,7 +90,7 @@ async fn what_is_downloaded_is_what_was_listed() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_silent_server_does_not_hold_up_an_interruption() {
     let place = Place::new();
-    // Connections are made by the kernel; nobody answers.
+    // The kernel accepts connections, but no process answers.
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let address = format!("http://{}/a.txt", listener.local_addr().unwrap());
     let job = BulkJob { inputs: vec![address], ..place.job("none", "out") };
@@ -172,7 +172,7 @@ impl Counting {
     }
 }
 
-/// Texts of 8 kB, ten MiB in all, with the digits of a linear congruential generator, so that Parquet stores what it gets.
+/// Texts of 8 kB, ten MiB in all, with the digits of a linear congruential generator, so that Parquet cannot compress them.
 fn long_texts() -> Vec<String> {
     let mut seed = 7_u64;
     let mut digits = move || {
@@ -242,7 +242,7 @@ async fn a_file_is_downloaded_once_and_of_parquet_what_is_read() {
     }
 }
 
-/// Of a file in lines, the kernel's buffers hold some MiB that nobody asked for.
+/// When a file is read line by line, the kernel buffers some MiB more than were requested.
 #[test]
 fn a_query_downloads_no_file_twice() {
     let place = Place::new();
@@ -263,7 +263,7 @@ fn a_query_downloads_no_file_twice() {
                     .unwrap();
                 assert!(done.status.success(), "{query}: {}", String::from_utf8_lossy(&done.stderr));
                 let (sent, whole) = server.counts();
-                // What the kernel buffers of an answer may be asked for again as a range.
+                // Bytes of an answer that the kernel has buffered may be requested again as a range.
                 let most = content.len() + (content.len() / 10).max(if ranged { 6 << 20 } else { 0 });
                 assert!(whole <= 1 && sent <= most, "{query}: {sent} bytes, {whole} whole files, ranges: {ranged}");
                 let is_little = sent < content.len() / 2;

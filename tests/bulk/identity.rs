@@ -25,7 +25,7 @@ fn hashing(on_error: OnError) -> Hashing {
     Hashing { spec: EmbedSpec { on_error, ..EmbedSpec::default() }, ..Hashing::default() }
 }
 
-/// 45 lines of which line 25 is no UTF-8, without the text in the output.
+/// 45 lines of which line 25 is not UTF-8, without the text in the output.
 fn job_with_a_bad_row(place: &Place, output: &str) -> BulkJob {
     let mut text = lines(45).into_bytes();
     let start = lines(25).len();
@@ -55,7 +55,7 @@ async fn a_job_that_failed_on_a_row_is_continued_with_another_on_error() {
         // The row is decided about now: another answer is another output.
         let refused = embed(&job, OnError::Fail).await.unwrap_err();
         assert_eq!(refused.exit(), Exit::Usage);
-        assert!(refused.to_string().contains(&format!("on-error: there {on_error}, now fail")), "{refused}");
+        assert!(refused.to_string().contains(&format!("on-error: was {on_error}, now fail")), "{refused}");
         embed(&job, on_error).await.unwrap();
     }
 }
@@ -137,7 +137,7 @@ async fn names_of_parts_follow_from_the_settings() {
     assert!(name(groups).await != first && name(column).await != first);
 }
 
-/// As a job that lost its lock publishes late, or as somebody copies a file.
+/// As when a job that lost its lock publishes late, or a user copies a file.
 #[tokio::test(flavor = "multi_thread")]
 async fn parts_that_no_manifest_names_end_a_job_with_an_error() {
     let place = Place::new();
@@ -237,7 +237,7 @@ async fn inputs_that_were_copied_or_moved_are_recognised_by_their_rows() {
     assert_eq!((found.len(), same), (5, 4));
 }
 
-/// Format 1 has no digests: what it cannot compare, it refuses as before.
+/// Format 1 has no digests, so changed inputs are rejected.
 #[tokio::test(flavor = "multi_thread")]
 async fn an_input_of_format_1_that_changed_is_refused() {
     let place = Place::new();

@@ -274,7 +274,7 @@ async fn kept_columns_that_parquet_cannot_hold() {
     }
 }
 
-/// Python writes half a pair of UTF-16 for what was no character: json.dumps("a\ud800b").
+/// Python writes a lone surrogate as an escape: json.dumps("a\ud800b").
 #[tokio::test(flavor = "multi_thread")]
 async fn half_a_pair_of_json_is_replaced_wherever_it_comes() {
     let place = Place::new();
@@ -361,7 +361,7 @@ async fn what_is_wrong_is_named_with_file_and_row() {
     assert!(error.to_string().contains("the file is cut off"), "{error}");
 }
 
-/// Rows are counted from 0, behind the header; a cell of two lines is no row more.
+/// Rows are counted from 0, after the header; a cell of two lines is one row.
 #[tokio::test(flavor = "multi_thread")]
 async fn the_row_that_is_named_is_the_broken_one() {
     let place = Place::new();
@@ -441,7 +441,7 @@ async fn rows_are_counted_without_reading_everything() {
     let place = Place::new();
     place.write("in/a.parquet", parquet(&batch(text())));
     place.write("in/b.txt", lots());
-    // Lines of one length, so that any part of the file tells about the rest.
+    // Lines of one length, so that any sample of the file is representative.
     place.write("in/c.txt", (0..50_000).map(|i| format!("{i:0>99}\n")).collect::<String>());
     place.write("in/d.txt.gz", gzip(&lots()).await);
     let stores = Stores::with_settings([]);
@@ -516,7 +516,7 @@ async fn kept_values_are_those_of_the_file_or_the_job_ends() {
     assert_eq!(strings(&place.rows("zips"), "zip"), [Some("00123".to_owned()), Some("4".to_owned())]);
     place.write("e.csv", "id,text,id\n1,a,2\n");
     let error = run_local(&place.job("e.csv", "twice")).await.unwrap_err();
-    assert!(error.to_string().contains("two columns are called \"id\""), "{error}");
+    assert!(error.to_string().contains("two columns are named \"id\""), "{error}");
 }
 
 /// 2^53 + 1 is the first integer that a double does not hold, 2^24 + 1 the first that a single does not.
@@ -597,7 +597,7 @@ async fn slices(place: &Place, name: &str) -> (Vec<usize>, Option<String>) {
     }
 }
 
-/// Batches are bounded by rows and by bytes, and what is wrong with one row costs none of the rows before it.
+/// Batches are bounded by rows and by bytes, and a broken row does not affect the rows before it.
 #[tokio::test(flavor = "multi_thread")]
 async fn csv_and_json_are_decoded_in_batches() {
     let place = Place::new();
@@ -714,7 +714,7 @@ async fn dictionaries_of_any_type_in_parquet_are_read_as_plain_values() {
     assert_own_vectors(&rows);
 }
 
-/// INT96 is the day by the Julian calendar behind the nanoseconds of the day (Spark, Hive and Impala write it so).
+/// INT96 is the nanoseconds of the day, then the Julian day (as Spark, Hive and Impala write it).
 #[tokio::test(flavor = "multi_thread")]
 async fn times_of_old_files_keep_their_year() {
     // Julian days from the table of the US Naval Observatory; 1970-01-01 is 2440588.

@@ -1,8 +1,8 @@
-//! The bulk job as a library: what it makes of odd inputs, faulty stores, memory flags and other jobs. How the program
-//! behaves when it is killed is in `jobs.rs`.
+//! The bulk job as a library: unusual inputs, faulty stores, memory flags and concurrent jobs. Tests that kill the
+//! program are in `jobs.rs`.
 //!
-//! Most tests put a cheap stage in the place of the model: its vectors are a hash of the text, so that a row that came
-//! out twice, not at all or in another place is seen.
+//! Most tests replace the model by a cheap stage whose vectors are a hash of the text, which reveals duplicated,
+//! missing and misplaced rows.
 
 #![allow(clippy::unwrap_used, clippy::expect_used)]
 

@@ -1,4 +1,4 @@
-//! Parts, entries and manifests that are lost or damaged are made anew, even where bits differ from run to run.
+//! Lost or damaged parts, entries and manifests are written again, even where bits differ from run to run.
 
 use std::{fs, path::Path, sync::Arc};
 
@@ -152,7 +152,8 @@ async fn a_lost_manifest_is_made_anew_with_its_parts() {
     assert_eq!((report.resumed_rows, report.counts.rows_in), (0, 45));
     assert_eq!(changed(&before, &place.path("out")), [0, 1, 2, 3, 4]);
     assert_consistent(&place.path("out"));
-    // Parts of other settings are nobody's without a manifest, unless they are to be removed: their footers say whose.
+    // Without a manifest, parts with other settings count as foreign, except for --overwrite, which recognises their
+    // footers.
     lose();
     let other = BulkJob { rows_per_file: Some(5), ..job };
     let refused = run_local(&other).await.unwrap_err();

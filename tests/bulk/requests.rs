@@ -1,4 +1,4 @@
-//! How many requests a job sends to an object store, and how many at a time.
+//! The number of requests that a job sends to an object store, and how many of them are concurrent.
 
 use std::{
     fmt,
@@ -18,7 +18,7 @@ use object_store::{
 
 use crate::common::{Hashing, job, lines, run};
 
-/// Memory that answers late, and counts.
+/// An in-memory store that delays its answers and counts requests.
 #[derive(Debug, Default)]
 struct Slow {
     inner: InMemory,
@@ -39,7 +39,7 @@ impl Slow {
         self.requests.fetch_add(1, Ordering::SeqCst);
         let running = self.running.fetch_add(1, Ordering::SeqCst) + 1;
         self.concurrent.fetch_max(running, Ordering::SeqCst);
-        // On the single thread of the test, everybody who can send a request does so before this one is answered.
+        // On the single thread of the test, all other tasks send their requests before this one is answered.
         for _ in 0..100 {
             tokio::task::yield_now().await;
         }
@@ -89,7 +89,7 @@ impl ObjectStore for Slow {
 const PARTS: usize = 100;
 
 #[tokio::test]
-async fn a_job_of_many_parts_is_resumed_by_requests_side_by_side() {
+async fn a_job_of_many_parts_is_resumed_with_concurrent_requests() {
     let store = Arc::new(Slow::default());
     store.inner.put(&Path::from("a.txt"), PutPayload::from(lines(PARTS).into_bytes())).await.unwrap();
     let stores = Stores::with_settings([]);
@@ -108,7 +108,7 @@ async fn a_job_of_many_parts_is_resumed_by_requests_side_by_side() {
     run(&again, &Hashing::default(), &stores).await.unwrap();
     let (checked, _) = store.take();
     assert_eq!(checked, requests + PARTS, "a check reads every part once");
-    // Removing them is no slower.
+    // Deletions are concurrent too.
     run(&BulkJob { overwrite: true, rows_per_file: Some(1000), ..job }, &Hashing::default(), &stores).await.unwrap();
     assert!(store.take().1 >= 16);
 }

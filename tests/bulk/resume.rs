@@ -1,4 +1,4 @@
-//! What is durable stays, what is not comes again with the same bytes.
+//! A resumed job keeps durable parts, and writes the others with the same bytes.
 
 use std::{
     fs,
@@ -67,7 +67,7 @@ async fn neither_windows_nor_interruptions_show_in_the_bytes() {
     let mut interruptions = 0;
     for rows in [10, 70, 130, 200] {
         let progress = StopAfter::new(rows);
-        // Another window each time: flags for memory may change on the way.
+        // Another window each time: flags for memory may change between runs.
         let job = job("stopped", rows as usize);
         match bulk::run(&job, stage.as_ref(), &stores(), progress.stop.notified(), &progress).await {
             Err(Error::Interrupted { .. }) => interruptions += 1,
@@ -90,7 +90,7 @@ async fn carried_state_survives_an_interruption() {
         on_long: OnLong::Truncate,
         ..EmbedSpec::default()
     };
-    // 10 rows are no whole number of batches of 4: parts have 12.
+    // 10 rows are not a whole number of batches of 4, so parts have 12.
     let job = |output: &str| place.job("a.txt", output);
     run(&job("calm"), tiny(spec()).as_ref(), &stores()).await.unwrap();
     let calm = parts(&place.path("calm"));
@@ -145,7 +145,7 @@ impl<F: Fn(usize, Pending) -> Pending + Send + Sync> Stage for Watched<F> {
     }
 }
 
-/// A stage whose second window fails, late.
+/// A stage whose second window fails after a delay.
 fn second_fails() -> impl Stage {
     Watched(Hashing::default(), |before: usize, pending: Pending| -> Pending {
         match before {
@@ -250,13 +250,13 @@ async fn lost_and_empty_entries_are_made_again() {
         assert_eq!((report.counts.rows_in, report.parts), (45, 5), "{lost:?}");
         assert!(parts(&place.path(&output)) == calm);
     }
-    // As after a power cut: the name is there, the bytes are not.
+    // As after a power failure: the file exists, but its bytes are lost.
     run_local(&place.job("a.txt", "cut")).await.unwrap();
     fs::remove_file(place.path("cut/_elmo/done.json")).unwrap();
     fs::write(place.path("cut/_elmo/part-00004.json"), "").unwrap();
     assert_eq!(run_local(&place.job("a.txt", "cut")).await.unwrap().counts.rows_in, 45);
     assert!(parts(&place.path("cut")) == calm);
-    // And behind another that is gone.
+    // And after another entry that is lost.
     fs::remove_file(place.path("cut/_elmo/done.json")).unwrap();
     fs::remove_file(place.path("cut/_elmo/part-00001.json")).unwrap();
     fs::write(place.path("cut/_elmo/part-00004.json"), "{\"file\": \"par").unwrap();
@@ -405,7 +405,7 @@ async fn what_a_kill_leaves_half_written_is_removed() {
     let kept = ["_elmo", "mine.parquet#1", "part-00000.parquet", "part-00001.parquet"];
     leave("out");
     run_local(&place.job("a.txt", "out")).await.unwrap();
-    // There was no manifest, so nobody knows whose this is.
+    // There was no manifest, so the owner of this file is not known.
     let plain_names = || names(&place.path("out")).iter().map(|name| plain(name)).collect::<Vec<_>>();
     assert_eq!(plain_names(), [&kept[..], &["part-00001.parquet#1"]].concat());
     leave("out");
@@ -414,7 +414,7 @@ async fn what_a_kill_leaves_half_written_is_removed() {
     let entries =
         ["done.json", "job.json", "lock", "notes.json#1", "part-00000.json", "part-00001.json", "part-notes.json#2"];
     assert_eq!(names(&place.path("out/_elmo")), entries);
-    // Nothing goes from an output that is refused.
+    // Nothing is deleted from an output that is rejected.
     let other = BulkJob { rows_per_file: Some(5), ..place.job("a.txt", "out") };
     leave("out");
     leave("foreign");
@@ -475,7 +475,7 @@ async fn an_output_that_is_a_file_is_refused() {
         let job = place.job("b.txt", output);
         let error = run_local(&job).await.unwrap_err();
         assert_eq!(error.exit(), Exit::Usage, "{error}");
-        assert!(error.to_string().contains("a.txt is a file, and an output is a folder"), "{error}");
+        assert!(error.to_string().contains("a.txt is a file, but an output must be a folder"), "{error}");
         // A dry run says the same.
         let output = stores().locate(&job.output).unwrap();
         let nothing = serde_json::from_str(r#"{"settings": {}, "inputs": []}"#).unwrap();
@@ -502,7 +502,7 @@ async fn an_input_in_the_output_is_refused_before_anything_is_removed() {
         let job = BulkJob { overwrite: true, keep: elmo_pipelines::source::Keep::None, ..place.job(input, output) };
         let error = run_local(&job).await.unwrap_err();
         assert_eq!(error.exit(), Exit::Usage, "{input} {output}: {error}");
-        assert!(error.to_string().contains("lies in the output folder"), "{error}");
+        assert!(error.to_string().contains("is in the output folder"), "{error}");
         assert!(parts(&place.path("out")) == before);
     }
 }

@@ -50,12 +50,12 @@ fn usage() {
     );
 }
 
-/// The rest of the message depends on the libtorch.
+/// The rest of the message depends on the build of libtorch.
 #[test]
-fn a_device_that_is_not_there() {
+fn a_device_that_does_not_exist() {
     let place = Place::new();
     let ended = place.exits("embed -q --model tiny --input reviews.jsonl --output o --device cuda:9", 1);
-    assert!(ended.err.starts_with("error: device cuda:9 is not there: "), "{ended:?}");
+    assert!(ended.err.starts_with("error: device cuda:9 does not exist: "), "{ended:?}");
 }
 
 #[test]

@@ -35,7 +35,7 @@ fn json_lines_for_collectors() {
 }
 
 #[test]
-fn the_command_to_go_on_is_a_message_for_collectors_too() {
+fn the_resume_command_is_a_json_message_too() {
     let place = place();
     for flag in ["", "-q"] {
         let words = "embed --model tiny --input a.txt --output out --rows-per-file 200 --window-rows 100 --threads 1";
@@ -123,7 +123,7 @@ fn no_secret_of_a_wrong_argument_is_printed() {
 }
 
 #[test]
-fn json_stays_json_where_a_secret_is_left_out() {
+fn json_stays_valid_when_secrets_are_redacted() {
     let place = place();
     for (folder, shown) in [("my_password=", "my_password="), ("password: \"hunter2", "password: \"***")] {
         let words = ["embed", "--model", "tiny", "--input", "plain.txt", "--json", "-vv", "--log-format=json", "-o"];
@@ -139,7 +139,7 @@ fn json_stays_json_where_a_secret_is_left_out() {
 }
 
 #[test]
-fn a_full_stderr_ends_no_job() {
+fn a_full_or_closed_stderr_does_not_end_a_job() {
     let place = place();
     for (words, code) in [(EMBED, 0), ("inspect none", 3), ("frobnicate", 2), ("--log-format json inspect none", 3)] {
         let ended = place.shell(&format!("elmo {words} 2> /dev/full"));

@@ -1,4 +1,4 @@
-//! A terminal that is closed sends SIGHUP: a job writes the lines that it has taken from standard input, and then ends.
+//! A closed terminal sends SIGHUP: a job writes the lines that it has read from standard input, and exits.
 
 use std::{
     fs::File,
@@ -10,7 +10,7 @@ use crate::place::{Place, ended};
 
 const JOB: &str = "embed -q --model tiny --threads 1 --rows-per-file 400 --window-rows 64 --input - --output out";
 
-/// Starts a job on lines that are a file, because its offset is shared: it says which lines were taken.
+/// Starts a job on lines that are a file, because its offset is shared and shows which lines were read.
 fn start(place: &Place, mut command: Command, lines: usize) -> (Child, File) {
     place.write("lines.txt", "It rained all day, and we stayed in and read what there was.\n".repeat(lines));
     let input = File::open(place.path("lines.txt")).unwrap();
@@ -32,7 +32,7 @@ fn rows(place: &Place) -> u64 {
 #[test]
 fn a_hangup_loses_no_line_of_standard_input() {
     let place = Place::new();
-    // Whoever runs the tests may ignore the signal.
+    // The parent of the tests may ignore the signal.
     let command = place.shell_command(&format!("exec env --default-signal=HUP elmo {JOB}"));
     let (child, mut input) = start(&place, command, 40_000);
     // The shell and the kernel may both send one.

@@ -452,7 +452,7 @@ fn several_models_by_name() {
     assert_eq!(sql(&place, &words(same)).out, "same\ntrue\n");
     let unknown = sql(&place, &words("SELECT elmo_embed('It rained.', model => 'fourth')"));
     assert_eq!(unknown.code, Some(2));
-    assert!(unknown.err.contains("no model \"fourth\"; there are other, third, tiny"), "{unknown:?}");
+    assert!(unknown.err.contains("no model \"fourth\"; known models: other, third, tiny"), "{unknown:?}");
     for statement in ["SELECT elmo_embed('It rained.')", "SELECT * FROM elmo_models()"] {
         let gone = sql(&place, &["--model", "/nowhere", "-c", statement]);
         assert!(gone.code == Some(4) && gone.err.contains("no model /nowhere"), "{statement}: {gone:?}");

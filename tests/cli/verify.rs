@@ -1,4 +1,4 @@
-//! `verify` and `inspect` find what is wrong with an output, and nothing where nothing is.
+//! `verify` and `inspect` report altered outputs, and accept unaltered ones.
 //!
 //! Files are altered with the parquet crate: the rows are read, one thing in them is changed, and the footer stays.
 
@@ -77,7 +77,7 @@ fn write(place: &Place, name: &str, rows: &RecordBatch, footer: Vec<KeyValue>) {
     enter(place, name);
 }
 
-/// Writes the current size and hash of a part into its entry, as somebody who forges an output would.
+/// Writes the current size and hash of a part into its entry, as a forger of an output would.
 fn enter(place: &Place, name: &str) {
     let number = name.split("part-").nth(1).unwrap()[..5].parse().unwrap();
     let entry = entry(place, number);
@@ -101,7 +101,7 @@ fn alter_footer(place: &Place, name: &str, key: &str, value: &str) {
     write(place, name, &rows, footer);
 }
 
-/// Alters the first part of `out`, runs words, and puts the part back.
+/// Alters the first part of `out`, runs a command, and restores the part.
 fn altered(place: &Place, words: &str, change: impl FnOnce(&RecordBatch) -> RecordBatch) -> Ended {
     let name = part(place, "out", 0);
     let before = fs::read(place.path(&name)).unwrap();
@@ -112,14 +112,14 @@ fn altered(place: &Place, words: &str, change: impl FnOnce(&RecordBatch) -> Reco
     ended
 }
 
-/// What `elmo verify` says of an altered part, which it must refuse.
+/// The report of `elmo verify` on an altered part, which it must reject.
 fn refused(place: &Place, change: impl FnOnce(&RecordBatch) -> RecordBatch) -> Value {
     let ended = altered(place, &verify("out"), change);
     assert_eq!(ended.code, Some(1), "{ended:?}");
     ended.json()
 }
 
-/// The rows with another column in the place of `name`.
+/// The rows with column `name` replaced.
 fn with_column(rows: &RecordBatch, name: &str, column: ArrayRef) -> RecordBatch {
     let place = rows.schema().index_of(name).unwrap();
     let mut fields: Vec<Field> = rows.schema().fields().iter().map(|field| field.as_ref().clone()).collect();
@@ -130,7 +130,7 @@ fn with_column(rows: &RecordBatch, name: &str, column: ArrayRef) -> RecordBatch 
     RecordBatch::try_new(Arc::new(Schema::new(fields)), columns).unwrap()
 }
 
-/// The rows with other vectors: `change` gets all their numbers, and says how many one vector has then.
+/// The rows with other vectors: `change` modifies all their numbers and returns the new width of a vector.
 fn with_vectors(rows: &RecordBatch, change: impl FnOnce(&mut Vec<f32>, i32) -> i32) -> RecordBatch {
     let vectors = rows.column_by_name("embedding").unwrap().as_fixed_size_list();
     let (item, width, values, nulls) = vectors.clone().into_parts();
@@ -177,7 +177,7 @@ fn untouched_outputs_pass() {
     }
 }
 
-/// The same rows written by another program, parts that changed places, a bit of a file.
+/// The same rows written by another program, swapped parts, a flipped bit.
 #[test]
 fn other_bytes_than_were_written() {
     let place = place("--rows-per-file 1");
@@ -326,7 +326,7 @@ fn rows_and_parts_that_are_lost() {
         assert!(lost.err.contains("again, which writes what is missing"), "{lost:?}");
         assert_eq!(lost.json()["manifest"]["complete"], true, "{lost:?}");
     }
-    // The file that is left is what it should be, and so is a copy far from any manifest.
+    // The remaining file is correct, and so is a copy in a folder without a manifest.
     place.exits(&verify(&part(&place, "out", 1)), 0);
     assert_eq!(place.exits(&verify("more.parquet"), 0).json()["manifest"], Value::Null);
 }
@@ -387,7 +387,7 @@ fn entries_that_are_lost() {
     fs::remove_file(place.path("out/_elmo/done.json")).unwrap();
     let unfinished = place.exits(&verify("out"), 1);
     assert!(unfinished.err.contains("is not finished"), "{unfinished:?}");
-    // To look at what is there so far is no mistake.
+    // Inspecting an incomplete output is not an error.
     assert_eq!(place.exits("inspect out --json", 0).json()["manifest"]["complete"], false);
     place.write("out/_elmo/done.json", "{");
     place.exits("inspect out", 5);

@@ -40,7 +40,7 @@ fn after_first_boundary(reference: &Reference, start: &LstmState) -> LstmState {
 }
 
 /// A sentence of n words needs n steps, not n + 2: from a constant start the state after the first boundary is a
-/// constant of the model, and nothing that comes out was read after the second.
+/// constant of the model, and no result was read after the second.
 #[test]
 fn n_steps_suffice_from_a_constant_start() {
     let options = options();

@@ -22,7 +22,7 @@ pub(crate) struct Case {
     pub(crate) boundaries: bool,
     /// `[batch][sentence][word]`.
     pub(crate) batches: Vec<Vec<Vec<String>>>,
-    /// How many values of each layer of a batch the file keeps; all when none is said.
+    /// How many values of each layer of a batch the file keeps; all if not given.
     pub(crate) probes: Option<usize>,
     /// Largest distance allowed to a float32 engine.
     pub(crate) tolerance: f64,
@@ -99,7 +99,7 @@ pub(crate) struct Vectors {
     pub(crate) vectors: Vec<Wanted>,
 }
 
-/// One way, and what comes out.
+/// One combination of settings, and its result.
 pub(crate) struct Wanted {
     how: Value,
     pub(crate) vector: Vec<f64>,

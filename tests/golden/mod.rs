@@ -1,10 +1,10 @@
 //! Golden tests: the reference against the files that `reference/golden.py` made, and an engine against both.
 //!
 //! Two programs wrote the same model down independently (plain loops in Rust, padded batches in numpy), so a
-//! wrong expected value would need the same slip twice. Settings and notes of each case (share of clipped
-//! values, error of plain float32) stand in `fixtures/golden/cases.json`.
+//! wrong expected value would need the same mistake twice. Settings and notes of each case (share of clipped
+//! values, error of plain float32) are in `fixtures/golden/cases.json`.
 //!
-//! To judge an engine, implement [`Engine`] for it and call [`check_engine`]; [`check_engine_on`] judges other sentences.
+//! To test an engine, implement [`Engine`] for it and call [`check_engine`]; [`check_engine_on`] tests other sentences.
 
 #![allow(clippy::unwrap_used)] // a fixture that cannot be read is a failed test
 
@@ -117,8 +117,8 @@ fn golden_files_notice_a_changed_setting() {
     }
 }
 
-fn assert_near(case: &Case, judge: &str, distance: f64, tolerance: f64) {
-    assert!(distance <= tolerance, "{}: {distance:e} from the {judge}, {tolerance:e} allowed", case.name);
+fn assert_near(case: &Case, reference: &str, distance: f64, tolerance: f64) {
+    assert!(distance <= tolerance, "{}: {distance:e} from the {reference}, {tolerance:e} allowed", case.name);
 }
 
 /// Largest distance of all batches of a case from its file.

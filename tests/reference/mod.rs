@@ -1,4 +1,4 @@
-//! The biLM in plain float64 Rust: the readable specification, and the judge of the fast one.
+//! The biLM in plain float64 Rust: the readable specification, with which the fast model is compared.
 //!
 //! Loops over slices, one word and one time step after the other, no padding, no batching, no
 //! tensor library. Nothing here calls the code under test; only its plain types for options and

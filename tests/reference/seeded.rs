@@ -39,7 +39,7 @@ pub(crate) fn seeded_weights(options: &ModelOptions, seed: u64, scale: f64) -> W
     weights
 }
 
-/// A start state that is no zero: uniform in `[-0.5, 0.5)`, tensors `state/RNN_r/Cell_i/h` and `/c`.
+/// A start state other than zero: uniform in `[-0.5, 0.5)`, tensors `state/RNN_r/Cell_i/h` and `/c`.
 pub(crate) fn seeded_state(options: &ModelOptions, seed: u64) -> LstmState {
     let numbers = |name: String, n| uniform(&name, seed, n, STATE_BOUND).into_iter().map(f64::from).collect();
     let cell = |direction: usize, layer: usize| CellState {

@@ -1,4 +1,4 @@
-//! From the layers of a sentence to the vectors that come out: choice or mix of layers, pooling, length 1.
+//! From the layers of a sentence to its vectors: choice or mix of layers, pooling, unit length.
 
 use super::Layers;
 

@@ -186,7 +186,7 @@ async fn concurrent_queries(queries: usize, rounds: usize) {
             }
         };
         let all = futures::future::join_all((0..queries).map(|n| tokio::spawn(run(n))));
-        // The timeout detects a deadlock. It is no measurement.
+        // The timeout detects a deadlock. It is not a measurement.
         let ended = tokio::time::timeout(Duration::from_secs(120), all).await.expect("queries wait for each other");
         ended.into_iter().for_each(|query| query.unwrap());
     }
@@ -233,7 +233,7 @@ async fn the_order_of_a_sort_below_the_operator_is_preserved() {
     let session = elmo_udfs::session_with_config(&Models::from(tiny().clone()), config);
     let rows = "SELECT (value * 37) % 101 AS id, concat('text ', value) AS text FROM generate_series(1, 100)";
     elmo_udfs::sql(&session, &format!("CREATE TABLE t AS {rows}")).await.unwrap().collect().await.unwrap();
-    // The sort key is an output column, determines one, or is no output column.
+    // The sort key is an output column, determines one, or is not an output column.
     for (query, column) in [
         ("SELECT id, elmo_embed(text)[1] + 1 AS x FROM t ORDER BY id", 0),
         ("SELECT x, id FROM (SELECT elmo_embed(text)[1] * 2 AS x, id FROM t) ORDER BY id", 1),

@@ -202,7 +202,7 @@ async fn invalid_arguments_are_planning_errors() {
         ("SELECT elmo_word(text) FROM t", "elmo_word needs text, start, end"),
         ("SELECT elmo_word(text, end => 4) FROM t", "Missing required parameter 'start'"),
         ("SELECT elmo_similarity(text, id) FROM t", "text_b is a string"),
-        ("SELECT elmo_similarity(text, text, model => 'none') FROM t", "no model \"none\"; there are tiny"),
+        ("SELECT elmo_similarity(text, text, model => 'none') FROM t", "no model \"none\"; known models: tiny"),
         ("SELECT try_elmo_embed(text, layers => 9) FROM t", "no layer 9"),
         ("SELECT elmo_span(text, 0, 1) FROM t", "tokens must be the result of elmo_tokens"),
         (
@@ -363,5 +363,5 @@ async fn calls_in_rust_equal_calls_in_sql() {
     let found = centroid.collect().await.unwrap();
     assert_eq!(&found[0]["c"], &with_and_without_rules("SELECT elmo_centroid(elmo_embed(text)) FROM t").await);
     let error = with_options(elmo_embed(&models, col("text")), &[("poling", "max")]).unwrap_err();
-    assert!(error.strip_backtrace().contains("no option \"poling\"; there are layers, pooling"), "{error}");
+    assert!(error.strip_backtrace().contains("no option \"poling\"; known options: layers, pooling"), "{error}");
 }

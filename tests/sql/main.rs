@@ -171,12 +171,12 @@ async fn invalid_options_are_planning_errors_that_list_the_legal_values() {
     let cases = [
         (
             "elmo_embed(text, pooling => 'median')",
-            "pooling: no value \"median\"; legal values are mean, max, first, last, ends",
+            "pooling: unknown value \"median\"; legal values are mean, max, first, last, ends",
         ),
         ("elmo_embed(text, layers => 9)", "9"),
         ("elmo_embed(text, state => 'carry')", "legal values are zero, warm"),
         ("elmo_embed(text, on_error => 'skip')", "legal values are fail, null"),
-        ("elmo_embed(text, model => 'large')", "no model \"large\"; there are tiny"),
+        ("elmo_embed(text, model => 'large')", "no model \"large\"; known models: tiny"),
         ("elmo_embed(text, pooling => text)", "pooling must be a literal"),
         ("elmo_embed(text, pooling => 1.5)", "pooling is a string, not Float64"),
         ("elmo_embed(text, pool => 'max')", "pool"),

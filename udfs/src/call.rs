@@ -147,7 +147,7 @@ impl Call {
         }
     }
 
-    /// Evaluates the call for a column, and blocks until the result is there.
+    /// Evaluates the call for a column, and blocks until the result is ready.
     pub(crate) fn embed(&self, models: &Models, column: &ArrayRef) -> Result<ArrayRef> {
         let embedded = self.embedder(models)?.embed(column).map_err(|e| self.failed(e))?;
         self.column(models, column, embedded)

@@ -122,7 +122,7 @@ fn vector_type(name: &str, data_type: &DataType) -> Result<DataType> {
     };
     match coerced {
         Some(coerced) => Ok(coerced),
-        None => plan_err!("{name}: a vector is a list of numbers such as elmo_embed gives, not {data_type}"),
+        None => plan_err!("{name}: a vector is a list of numbers such as elmo_embed returns, not {data_type}"),
     }
 }
 

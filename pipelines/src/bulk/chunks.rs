@@ -22,13 +22,13 @@ const MAX_VECTOR_BYTES: usize = 48 << 20;
 const MAX_TEXT_BYTES: u64 = 8 << 20;
 /// Bytes of text below which a chunk is not full.
 const MIN_TEXT_BYTES: u64 = 4096;
-/// Batches of every device in a chunk. Fewer than devices plan at once, so that few chunks are half done when a job is
+/// Batches of every device in a chunk. Fewer than devices plan at once, so that few chunks are incomplete when a job is
 /// interrupted.
 const CHUNK_BATCHES: usize = 1;
 /// Bytes of English text per token, with the space.
 const BYTES_PER_TOKEN: usize = 5;
 
-/// Rows in flight, and what is needed to put them into the output.
+/// Rows in flight, with the data that is needed to write them to the output.
 pub(super) struct Chunk {
     pub(super) slices: Vec<Slice>,
     /// The kept columns of all slices.
@@ -57,7 +57,7 @@ impl Chunk {
         last.map(|s| Position { row: s.start.row + s.len() as u64, ..s.start }).unwrap_or_default()
     }
 
-    /// The rows of the output: the kept columns and `added`, without the rows that on-error `skip` leaves out.
+    /// The rows of the output: the kept columns and `added`, without the rows that on-error `skip` drops.
     pub(super) fn output(&self, schema: &SchemaRef, added: &EmbeddedColumns) -> Result<(RecordBatch, Counts)> {
         let mut columns = self.kept.columns().to_vec();
         columns.push(Arc::clone(&added.vectors));
@@ -88,7 +88,7 @@ fn counts(added: &EmbeddedColumns, rows_out: u64) -> Counts {
     }
 }
 
-/// Bytes of the values of a batch. Not of its buffers, which batches that were read together share.
+/// Bytes of the values of a batch. Buffers are not counted, because batches that were read together share them.
 pub(super) fn memory(rows: &RecordBatch) -> u64 {
     let size = |column: &ArrayRef| column.to_data().get_slice_memory_size().unwrap_or(column.get_array_memory_size());
     rows.columns().iter().map(|column| size(column) as u64).sum()
@@ -178,7 +178,7 @@ impl Chunker {
         Ok(self.open.slices.clone())
     }
 
-    /// Memory of the next chunk until its rows are in the output, in bytes: texts, kept columns, expected vectors.
+    /// Memory of the next chunk until its rows are written, in bytes: texts, kept columns, expected vectors.
     pub(super) fn next_bytes(&self) -> u64 {
         let kept: u64 = self.open.slices.iter().map(|slice| memory(&slice.kept)).sum();
         kept + self.open.bytes + self.vector_bytes.estimate(self.open.rows as u64, self.open.bytes)
@@ -189,7 +189,7 @@ impl Chunker {
         self.open = Open::default();
     }
 
-    /// Adds rows that were read to the chunk; false when the chunk is full before their end.
+    /// Adds rows that were read to the chunk; false when the chunk is full before all are added.
     fn add(&mut self, max_rows: usize) -> bool {
         let Some(slice) = self.rest.take() else { return true };
         let mut sizes = vec![0; slice.len()];
@@ -214,8 +214,8 @@ impl Chunker {
     }
 }
 
-/// Bytes of text after which a chunk is full: enough for some batches of every device, and at token level no more than
-/// what gives [`MAX_VECTOR_BYTES`] of vectors.
+/// Bytes of text after which a chunk is full: enough for [`CHUNK_BATCHES`] batches of every device, and at token level
+/// at most [`MAX_VECTOR_BYTES`] of vectors.
 fn chunk_text_bytes(stage: &dyn Stage) -> u64 {
     let mut tokens = stage.tokens_at_once().saturating_mul(CHUNK_BATCHES);
     if stage.spec().level == Level::Token {

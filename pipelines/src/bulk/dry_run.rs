@@ -1,4 +1,4 @@
-//! What a bulk job would do: inputs, rows, tokens, size and time. It leaves nothing behind.
+//! The dry run: estimates rows, tokens, size and time of a bulk job. It writes nothing.
 
 use std::{fmt, sync::Arc, time::Instant};
 

@@ -3,11 +3,11 @@
 //! ```text
 //! list and plan      prepare.rs   files, columns, the job's identity; reads no rows
 //! open the manifest  manifest/    lock the output, read what is durable, or begin
-//! compare inputs     inputs.rs    only if their names or versions changed: do they hold the rows that were read?
-//! for every part     run.rs       repair lost parts, then continue behind the last one
+//! compare inputs     inputs.rs    only if their names or versions changed: by digests of the rows that were read
+//! for every part     run.rs       repair lost parts, then continue after the last one
 //!   chunk by chunk   chunks.rs    read rows, submit them to the stage, in order (`crate::in_order`)
 //!   write            part.rs      encode, publish, append the manifest entry
-//! finish             manifest/    check that everything is there, record the totals
+//! finish             manifest/    check that every file exists, record the totals
 //! ```
 //!
 //! A *part* holds a fixed number of input rows, so its bytes are a function of the input and the settings alone: not of
@@ -140,7 +140,7 @@ pub async fn run(
     };
     let resumed = manifest.durable_totals();
     let mut run = Run::new(job, stage, &prepared, progress, resumed);
-    // Input that cannot be read again is worth any wait; a second signal ends the process.
+    // Input that cannot be read again is waited for without a limit; a second signal ends the process.
     let limit = if again { job.grace + STORE_GRACE } else { Duration::MAX };
     let outcome = match checked {
         Ok(()) if manifest.is_complete() => Ok(()),
@@ -171,7 +171,8 @@ async fn unless_stopped<T>(
     }
 }
 
-/// Before a job goes on: its input can be read again, holds the rows that were read, and the parts are undamaged.
+/// Checks before a job continues: its input can be read again and has the rows that were read, and its parts are
+/// undamaged.
 async fn check(job: &BulkJob, stage: &dyn Stage, prepared: &Prepared, manifest: &mut Manifest) -> Result<()> {
     check_standard_input(&prepared.plan, manifest)?;
     check_inputs(job, stage, prepared, (manifest.parts(), manifest.changed_inputs())).await?;
@@ -193,8 +194,8 @@ async fn check_inputs(
         return Ok(());
     }
     let files = changed.iter().filter_map(|&index| prepared.plan.files().nth(index));
-    let differences =
-        files.map(|file| format!("  input {file}: changed since, its rows are not known to be those that were read"));
+    let differences = files
+        .map(|file| format!("  input {file}: changed since; its rows cannot be compared with those that were read"));
     Err(ManifestError::Differs { output: prepared.output.to_string(), differences: differences.collect() }.into())
 }
 
@@ -204,7 +205,10 @@ fn check_standard_input(plan: &Plan, manifest: &Manifest) -> Result<()> {
         return Ok(());
     }
     let message = "the output holds rows of an earlier standard input, which cannot be read again";
-    Err(Error::usage(message, "a job that reads a file can be resumed; or give another --output, or --overwrite"))
+    Err(Error::usage(
+        message,
+        "save the input to a file, from which a job can be resumed; or use another --output or --overwrite",
+    ))
 }
 
 fn report(manifest: &Manifest, resumed: &Counts, started: Instant) -> BulkReport {

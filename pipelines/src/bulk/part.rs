@@ -1,4 +1,4 @@
-//! One part: rows are read, submitted, written in order, and published whole.
+//! Writes one part: reads and submits rows, writes the results in order, and publishes the complete file.
 
 use std::time::Duration;
 
@@ -25,7 +25,7 @@ use crate::{
 /// Interval of progress updates while devices work.
 const PROGRESS_INTERVAL: Duration = Duration::from_millis(250);
 
-/// What the rows of an open part wait for.
+/// The next event of an open part.
 enum Step {
     /// Rows of a chunk were added.
     Added,
@@ -36,7 +36,7 @@ enum Step {
 }
 
 impl<'j> Run<'j> {
-    /// Writes part `number`, which the manifest may have already, and returns its entry.
+    /// Writes part `number`, for the first time or again, and returns its entry.
     pub(super) async fn part(
         &mut self,
         chunker: &mut Chunker,
@@ -109,8 +109,8 @@ impl<'j> Run<'j> {
         Ok((end, last))
     }
 
-    /// Whether no row follows. An error belongs to the next part, which meets it again, and this part is complete; only
-    /// standard input returns an error once. One retry distinguishes a store that failed for a moment.
+    /// Whether no row follows. After an error this part is complete, and the error is returned again for the next part;
+    /// only standard input returns an error once. One retry excludes a temporary failure of the store.
     async fn is_at_end(&self, chunker: &mut Chunker) -> Result<bool> {
         match chunker.is_at_end().await {
             Err(_) if self.is_repeatable() => Ok(chunker.is_at_end().await.unwrap_or(false)),
@@ -125,8 +125,8 @@ impl<'j> Run<'j> {
         Ok(OpenPart::new(writer, self.in_flight(), start))
     }
 
-    /// Whether saved rows of the open part can be used: not in state `carry`, where the state behind them is missing, not
-    /// when the rest of the input is gone, and not for a part that is repaired.
+    /// Whether saved rows of the open part can be used: not in state `carry`, where the state after them is missing,
+    /// not when the rest of the input cannot be read, and not for a part that is repaired.
     fn can_resume(&self, manifest: &Manifest, number: usize) -> bool {
         !self.carries_state() && number == manifest.parts().len() && self.is_repeatable()
     }
@@ -151,8 +151,8 @@ impl<'j> Run<'j> {
         self.interrupted(rows)
     }
 
-    /// Writes the rows of one part; false when the job is interrupted before the part is complete. Of an input that cannot
-    /// be read again, the rows that were read are written all the same.
+    /// Writes the rows of one part; false when the job is interrupted before the part is complete. If the input cannot
+    /// be read again, the rows that were read are written even then.
     async fn fill(
         &mut self,
         chunker: &mut Chunker,

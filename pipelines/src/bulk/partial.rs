@@ -28,7 +28,7 @@ use crate::{
     stores::{Location, StoreError},
 };
 
-/// Bytes of rows of an open part that are kept in memory for an interruption. Rows behind them are computed again.
+/// Bytes of rows of an open part that are kept in memory for an interruption. Later rows are computed again.
 const MAX_SAVED_BYTES: u64 = 256 << 20;
 /// Schema metadata key of the [`Note`].
 const NOTE: &str = "elmo.partial";
@@ -38,11 +38,11 @@ pub(super) struct OpenPart<'s> {
     pub(super) writer: PartWriter,
     /// Counts of the rows in it so far.
     pub(super) counts: Counts,
-    /// Digest of the input rows that they were made of.
+    /// Digest of their input rows.
     pub(super) digest: RowDigest,
-    /// Chunks that devices work on.
+    /// Chunks in flight.
     pub(super) in_flight: InOrder<'s, Chunk>,
-    /// Rows that the writer has yet to take.
+    /// Rows that are not written yet.
     pub(super) unwritten: Option<RecordBatch>,
     pub(super) prefix: Prefix,
 }
@@ -55,7 +55,7 @@ impl<'s> OpenPart<'s> {
         Self { writer, counts, digest, in_flight, unwritten: None, prefix }
     }
 
-    /// Adds the rows that were made of a chunk.
+    /// Adds the output rows of a chunk.
     pub(super) fn add(&mut self, chunk: &Chunk, rows: RecordBatch, counts: Counts) -> Result<()> {
         self.counts += counts;
         for slice in &chunk.slices {
@@ -79,7 +79,7 @@ impl<'s> OpenPart<'s> {
     }
 }
 
-/// What the saved rows are.
+/// Describes the saved rows.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 struct Note {
     start: Position,
@@ -94,7 +94,7 @@ struct Note {
 pub(super) struct Prefix {
     rows: Vec<RecordBatch>,
     bytes: u64,
-    /// Rows followed that are not in it.
+    /// Later rows were not added, because the prefix is full.
     full: bool,
     note: Note,
 }
@@ -116,7 +116,7 @@ impl Prefix {
         self.rows = partial.rows;
     }
 
-    /// Saves the rows and returns how many input rows they were made of.
+    /// Saves the rows; returns the number of their input rows.
     pub(super) async fn save(&mut self, location: &Location) -> Result<u64, StoreError> {
         if self.rows.is_empty() {
             return Ok(0);
@@ -169,7 +169,7 @@ pub(super) struct Partial {
 }
 
 impl Partial {
-    /// The row behind the saved ones.
+    /// The row after the saved ones.
     pub(super) fn end(&self) -> Position {
         self.note.end
     }

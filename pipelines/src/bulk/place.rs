@@ -1,4 +1,4 @@
-//! From a row of a chunk to its file and its row there, for errors and for rows that are left out.
+//! Maps a row of a chunk to its file and its row number in that file, for errors and for skipped rows.
 
 use std::cmp::Ordering;
 
@@ -9,7 +9,7 @@ use crate::{
     source::{Plan, Slice},
 };
 
-/// Rows left out that are logged as warnings; later ones are logged with `-v`.
+/// Number of skipped rows that are logged as warnings; later ones are logged with `-v`.
 const MAX_WARNINGS: usize = 20;
 
 /// Names the file and the row of an error whose row counts from the start of `slices`.
@@ -26,18 +26,18 @@ pub(crate) fn place(plan: &Plan, error: elmo::Error, slices: &[Slice]) -> Error 
     }
 }
 
-/// Logs rows that are left out; they are not in the output. `logged` counts them over the whole job.
+/// Logs skipped rows, which are not in the output. `logged` counts them over the whole job.
 pub(super) fn log_skipped(plan: &Plan, slices: &[Slice], rows: &[(usize, RowError)], logged: &mut usize) {
     for (row, reason) in rows {
         let (file, row_there) = row_at(plan, slices, *row).unwrap_or_default();
         let label = reason.label();
         *logged += 1;
         match (*logged).cmp(&MAX_WARNINGS) {
-            Ordering::Less => tracing::warn!(file, row = row_there, label, %reason, "row left out"),
+            Ordering::Less => tracing::warn!(file, row = row_there, label, %reason, "row skipped"),
             Ordering::Equal => {
-                tracing::warn!(file, row = row_there, label, %reason, "row left out; further ones are logged with -v");
+                tracing::warn!(file, row = row_there, label, %reason, "row skipped; further ones are logged with -v");
             }
-            Ordering::Greater => tracing::info!(file, row = row_there, label, %reason, "row left out"),
+            Ordering::Greater => tracing::info!(file, row = row_there, label, %reason, "row skipped"),
         }
     }
 }

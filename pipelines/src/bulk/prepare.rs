@@ -1,4 +1,4 @@
-//! What is settled before a job reads a row: inputs, columns, rows of a part, and the job's identity.
+//! Prepares a job before any row is read: determines inputs, columns, rows per part, and the job's identity.
 
 use std::{collections::BTreeMap, sync::Arc};
 

@@ -1,4 +1,4 @@
-//! All parts of a job: lost ones are written again, then the job continues behind the last one.
+//! Writes the parts of a job: first lost parts again, then those after the last one.
 
 use std::sync::Arc;
 
@@ -19,7 +19,7 @@ use crate::{
     stage::{Stage, Work},
 };
 
-/// Chunks that are in flight.
+/// Limit of chunks in flight.
 const MAX_IN_FLIGHT: InFlightLimit = InFlightLimit { batches: 8, bytes: 512 << 20 };
 
 /// A running job.
@@ -31,9 +31,9 @@ pub(super) struct Run<'j> {
     pub(super) seen: Snapshot,
     /// Totals of the durable parts when the run began.
     resumed: Counts,
-    /// What devices had done before this job.
+    /// Work of the devices before this job.
     work_before: Option<Work>,
-    /// Rows left out that were logged.
+    /// Number of skipped rows that were logged.
     pub(super) logged: usize,
 }
 
@@ -100,7 +100,7 @@ impl<'j> Run<'j> {
         Ok(())
     }
 
-    /// Writes a part that the manifest has, and its entry. Other hardware may give other bytes.
+    /// Writes a lost or damaged part and its entry again. On other hardware its bytes may differ.
     async fn rewrite(
         &mut self,
         chunker: &mut Chunker,
@@ -116,12 +116,12 @@ impl<'j> Run<'j> {
         }
         let entry = self.part(chunker, manifest, number, stop).await?;
         if then.is_some_and(|then| then != entry.sha256) {
-            tracing::warn!(%file, "its bytes differ from those of the first time; its manifest entry was replaced as well");
+            tracing::warn!(%file, "its bytes differ from the first time; its manifest entry was replaced too");
         }
         Ok(manifest.restore(number, entry).await?)
     }
 
-    /// State `carry`: submits the rows of finished parts again, for the state that they leave behind.
+    /// State `carry`: submits the rows of finished parts again, to restore the state after them.
     async fn replay(
         &mut self,
         chunker: &mut Chunker,

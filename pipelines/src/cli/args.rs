@@ -191,8 +191,9 @@ impl ModelArgs {
 
     /// Finds, fetches and reads the model. Warns if it is untrained.
     ///
-    /// # Errors As [`ModelArgs::spec`]; [`ModelsError`](crate::models::ModelsError) when the model cannot be found,
-    /// fetched or used.
+    /// # Errors
+    /// As [`ModelArgs::spec`]; [`ModelsError`](crate::models::ModelsError) when the model cannot be found, fetched or
+    /// used.
     pub(super) async fn open(&self, stores: &Stores) -> Result<elmo::ModelData> {
         open(&self.spec()?, self.offline, stores).await
     }

@@ -19,8 +19,8 @@ use crate::{
 /// Measure tokens/s, padding, cache hits and GFLOP/s, relative to the matrix products of this machine
 ///
 /// The ceiling is the speed of libtorch's matrix products with the shapes of the model, measured in the same run. The
-/// share of the ceiling can be compared between machines. Speed does not depend on the weights, so random weights do
-/// (--size).
+/// share of the ceiling can be compared between machines. Speed does not depend on the weights, so random weights
+/// suffice (--size).
 #[derive(Debug, Args)]
 #[command(after_help = "\
 Examples:

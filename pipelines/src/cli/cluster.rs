@@ -58,8 +58,8 @@ struct SchedulerArgs {
 
 /// Run an executor, which runs tasks: reading, filtering, embedding, grouping
 ///
-/// Start one per machine, or one per GPU with --device. The scheduler, the other executors and the clients must be able
-/// to connect to it. It keeps results until they are fetched. After a signal, it ends when its running tasks are done.
+/// Start one per machine, or one per GPU with --device. The scheduler and the clients must be able to connect to it. It
+/// keeps results until they are fetched. After a signal, it exits when its running tasks are done.
 #[derive(Debug, Args)]
 #[command(after_help = "\
 Examples:
@@ -142,7 +142,7 @@ fn executor(args: ExecutorArgs, _: &CommonArgs) -> Result<Exit> {
         let executor = Executor::new(settings, &Stores::from_env())?;
         let address = executor.address();
         let ready = || logging::note(&format!("executor at {address}: ready, slots: {slots}"));
-        // While there is nothing to finish, a signal ends the process.
+        // No task is running yet, so a signal ends the process.
         tokio::select! {
             registered = executor.wait_for_scheduler() => registered?,
             () = shutdown::ended()? => return Ok(Exit::Done),

@@ -22,7 +22,7 @@ pub(super) struct DemoArgs {
     #[command(flatten)]
     model: ModelArgs,
 
-    /// Create the folder elmo-demo with the files in DIR [default: a temporary folder, deleted at the end]
+    /// Write the files to the folder elmo-demo in DIR [default: a temporary folder, deleted at the end]
     #[arg(short, long, value_name = "DIR", value_hint = ValueHint::DirPath, help_heading = "Demo")]
     output: Option<PathBuf>,
 

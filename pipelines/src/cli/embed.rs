@@ -39,7 +39,7 @@ Examples:
   printf 'It rained.\\nWe stayed in.\\n' | elmo embed --model tiny --input - --output lines
 
 The output has one row per input row, in the same order. A job can be killed at any time: the same
-command resumes it, and the resulting files are the same to the byte. The exit code is 6 if rows
+command resumes it, and the resulting files are byte-identical. The exit code is 6 if rows
 were rejected; rows whose text is NULL or blank are not rejected.")]
 pub(super) struct EmbedArgs {
     #[command(flatten)]
@@ -101,8 +101,9 @@ pub(super) struct EmbedArgs {
     #[arg(long, value_name = "BOOL", action = ArgAction::Set, hide_possible_values = true, num_args = 0..=1, require_equals = true, default_value = "false", default_missing_value = "true", hide_default_value = true, value_parser = BoolishValueParser::new(), help_heading = "Output")]
     overwrite: bool,
 
-    /// Before resuming, compare the SHA-256 of every file with the manifest, and write damaged files again; without it, only
-    /// sizes are compared
+    /// Before resuming, compare the SHA-256 of every file with the manifest, and rewrite damaged files
+    ///
+    /// Without it, only the sizes are compared.
     #[arg(long, help_heading = "Output")]
     check: bool,
 
@@ -117,7 +118,7 @@ pub(super) struct EmbedArgs {
     #[command(flatten)]
     engine: EngineArgs,
 
-    /// Embed on the cluster of the scheduler at HOST:PORT [default: embed in this process]
+    /// Embed on the cluster whose scheduler is at HOST or HOST:PORT [default: embed in this process]
     ///
     /// This process still reads the inputs and writes the output. Of the options for speed and devices, only
     /// --precision has an effect.
@@ -150,7 +151,7 @@ pub(super) struct VectorArgs {
     #[arg(long, value_name = "POOLING", default_value = "mean", value_parser = one_of::<Pooling>(Pooling::WORDS))]
     pooling: Pooling,
 
-    /// Tokeniser; the published English weights were trained with moses
+    /// Tokenizer; the published English weights were trained with moses
     #[arg(long, value_name = "TOKENIZER", default_value = "moses", value_parser = one_of::<TokenizerKind>(TokenizerKind::WORDS))]
     tokenizer: TokenizerKind,
 
@@ -166,7 +167,9 @@ pub(super) struct VectorArgs {
     #[arg(long, value_name = "NORM", default_value = "off", value_parser = one_of::<Normalize>(Normalize::WORDS))]
     normalize: Normalize,
 
-    /// Initial LSTM state: zero, warm (a constant of the model) or carry (as AllenNLP; requires --batch-rows)
+    /// LSTM state at the start of a sentence: zero, warm (a constant of the model) or carry (requires --batch-rows)
+    ///
+    /// carry continues from the previous batch, as AllenNLP does, so vectors depend on the order of the rows.
     #[arg(long, value_name = "STATE", default_value = "zero", value_parser = one_of::<StateMode>(StateMode::WORDS))]
     state: StateMode,
 
@@ -293,7 +296,7 @@ pub(super) fn run(args: &EmbedArgs, common: &CommonArgs) -> Result<Exit> {
             let printed = if args.json { print_json(&report) } else { print(&text(&report)) };
             let exit = if report.counts.errors > 0 { Exit::Rejected } else { Exit::Done };
             match printed {
-                // Nobody reads the report, but the exit code still tells whether rows were rejected.
+                // The reader of the report is gone, but the exit code still tells whether rows were rejected.
                 Err(Error::BrokenPipe) => Ok(exit),
                 printed => printed.map(|()| exit),
             }

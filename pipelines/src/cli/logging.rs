@@ -88,7 +88,7 @@ pub(super) fn start(common: &CommonArgs) {
     // A subscriber can already exist in tests only.
     let _ = match (common.log_format, io::stderr().is_terminal()) {
         (LogFormat::Json, _) => builder.json().flatten_event(true).try_init(),
-        // A person who reads along needs no timestamps.
+        // On a terminal timestamps are not needed.
         (LogFormat::Text, true) => builder.without_time().try_init(),
         (LogFormat::Text, false) => builder.try_init(),
     };

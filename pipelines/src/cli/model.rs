@@ -81,7 +81,7 @@ struct InfoArgs {
 
 /// Convert a model to another layout without changing a bit of its tensors
 ///
-/// The output directory must not exist. The written model is read back, and its fingerprint must be the same.
+/// The output directory must be new or empty. The written model is read back, and its fingerprint must be the same.
 #[derive(Debug, Args)]
 #[command(
     override_usage = "elmo model convert [OPTIONS] --to <LAYOUT> [MODEL] <OUT>",
@@ -102,7 +102,7 @@ struct ConvertArgs {
     #[arg(long, value_name = "LAYOUT", value_parser = one_of::<Layout>(Layout::WORDS))]
     to: Layout,
 
-    /// Also store the initial state of --state warm, which otherwise every process computes
+    /// Also store the start state of --state warm, which otherwise every process computes
     #[arg(long)]
     warm_state: bool,
 

@@ -19,7 +19,7 @@ unsafe extern "C" {
     safe fn _exit(code: i32) -> !;
 }
 
-/// Ends the process at once, even while devices compute results that nobody waits for any more.
+/// Ends the process at once, even while devices still compute results that are no longer needed.
 pub(super) fn leave(exit: u8) -> ! {
     _exit(exit.into())
 }
@@ -165,7 +165,7 @@ impl Signals {
     }
 }
 
-/// A poisoned lock is no problem: the flags are valid at any time.
+/// Locks the flags. A poisoned lock is locked as well: the flags are valid at any time.
 fn lock(state: &Mutex<State>) -> MutexGuard<'_, State> {
     state.lock().unwrap_or_else(PoisonError::into_inner)
 }

@@ -27,7 +27,7 @@ use crate::{
     stores::{INTERACTIVE_RETRY_FOR, RETRY_FOR, Stores},
 };
 
-/// Query files with SQL: embed, compare and average texts in place
+/// Query files with SQL, and embed, compare and average their texts
 ///
 /// The SQL is that of Apache DataFusion with the functions elmo_embed, elmo_tokens, elmo_word, elmo_similarity and
 /// others (SELECT * FROM elmo_functions()). Files, folders, patterns and URLs are tables. A query embeds each text
@@ -57,7 +57,7 @@ pub(super) struct SqlArgs {
     #[arg(long, value_name = "FORMAT", default_value = "table", value_parser = one_of::<Format>(Format::WORDS))]
     format: Format,
 
-    /// Maximum number of rows of a table, after which the query is cancelled
+    /// Maximum number of rows that --format table shows; the query is then cancelled
     #[arg(long, value_name = "N", default_value = "100", value_parser = positive)]
     max_rows: usize,
 
@@ -71,7 +71,7 @@ pub(super) struct SqlArgs {
     #[arg(long, value_name = "NAME=MODEL")]
     add_model: Vec<NamedModel>,
 
-    /// Run queries on the cluster of the scheduler at HOST:PORT [default: run in this process]
+    /// Run queries on the cluster whose scheduler is at HOST or HOST:PORT [default: run in this process]
     ///
     /// This process still writes the results.
     #[cfg(feature = "cluster")]
@@ -205,7 +205,7 @@ pub(super) fn run(args: &SqlArgs, common: &CommonArgs) -> Result<Exit> {
             remote: args.remote(),
             memory_limit: args.memory_limit.map(|bytes| bytes.0),
         };
-        // At the prompt a person waits for the answer.
+        // At the prompt a user waits for the answer.
         let budget = if texts.is_none() { INTERACTIVE_RETRY_FOR } else { RETRY_FOR };
         let stores = Stores::from_env().retrying_for(budget);
         let (sql, signals) = (Sql::new(settings, &stores)?, Signals::listen(texts.is_none())?);

@@ -62,7 +62,7 @@ impl ClusterStage {
         }
         let described = tokio::task::block_in_place(|| SentModel::of(&model.spec.name(), model));
         let mut model = described.map_err(sql_error)?;
-        // Not used for vectors. Executors may have another one, or none.
+        // Vectors do not depend on the LM head, and executors may have another one, or none.
         model.card.lm_head = None;
         let layout = ColumnLayout::new(&model.card.options, &model.card.fingerprint, &spec)?;
         let task_spec = EmbedSpec { on_error: OnError::Null, ..spec.clone() };

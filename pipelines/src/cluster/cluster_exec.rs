@@ -23,7 +23,7 @@ use futures::{
 use super::{client::Cluster, distributable::Plan, results::Results};
 use crate::sql::CLUSTER_EXEC;
 
-/// The job of a plan. The first partition starts it, all await it.
+/// The job of a plan. The first partition that is executed starts it; all partitions await it.
 type SharedJob = Shared<BoxFuture<'static, Result<Arc<Results>, Arc<DataFusionError>>>>;
 
 /// Runs a plan on a cluster, with the partitioning and the order of the plan.

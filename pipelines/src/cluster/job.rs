@@ -83,7 +83,7 @@ impl Drop for Job {
             if !computed && let Err(status) = scheduler.cancel_job(CancelJobParams { job_id: job_id.clone() }).await {
                 tracing::debug!(reason = status.message(), "a job was not cancelled");
             }
-            // A failed or cancelled job has partial results, which nobody fetches.
+            // A failed or cancelled job has partial results, which are not fetched.
             let clean = CleanJobDataParams { job_id, remove_stage_ids: Vec::new() };
             if let Err(status) = scheduler.clean_job_data(clean).await {
                 tracing::debug!(reason = status.message(), "the results of a job were not deleted");

@@ -11,7 +11,7 @@
 //! executor checks.
 //!
 //! The client sends physical plans because the scheduler would plan logical ones again: it would need the in-memory
-//! tables, the models behind the functions and the fields of their results.
+//! tables, the models of the functions and the fields of their results.
 
 mod bulk_exec;
 mod bulk_stage;

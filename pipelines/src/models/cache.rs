@@ -41,7 +41,7 @@ pub struct Cache {
 /// The content of a URL when it was fetched.
 #[derive(Debug, Serialize, Deserialize)]
 struct Record {
-    /// Without secrets, for people who read the cache.
+    /// Without secrets, for users who inspect the cache.
     url: String,
     content: String,
     files: Vec<Fetched>,

@@ -129,7 +129,7 @@ fn try_forward(elmo: &Elmo) -> elmo::Result<Option<String>> {
     Ok(None)
 }
 
-/// Rounding of other devices than the CPU. On the CPU vectors are equal to the bit, which `elmo doctor` checks.
+/// Tolerance for rounding on devices other than the CPU. On the CPU vectors are bit-identical, as `elmo doctor` checks.
 const TOLERANCE: f32 = 1e-4;
 
 /// Largest absolute difference of two vectors; infinite when their lengths differ.

@@ -77,7 +77,8 @@ const COMPANIONS: [&str; 3] = ["vocab.txt", "softmax.safetensors", "MODEL.md"];
 ///
 /// The directory appears under its name only when it is complete and has been checked.
 ///
-/// # Errors [`ModelsError::Exists`] when `out` exists and is not empty, [`ModelsError::Write`] when the directory or a
+/// # Errors
+/// [`ModelsError::Exists`] when `out` exists and is not empty, [`ModelsError::Write`] when the directory or a
 /// file in it cannot be written, [`ModelsError::Io`] when a companion file cannot be read, [`ModelsError::Bad`] when
 /// the written model cannot be opened, [`ModelsError::Internal`] when it differs.
 pub fn convert(data: &ModelData, files: &ModelFiles, layout: Layout, out: &Path) -> Result<Converted, ModelsError> {
@@ -92,7 +93,7 @@ pub fn convert(data: &ModelData, files: &ModelFiles, layout: Layout, out: &Path)
     }
     let converted = read_back(data, layout, draft.path(), out)?;
     fs::rename(draft.path(), out).map_err(|e| ModelsError::write(out, e))?;
-    // Temporary directories are private, a model is readable by everyone who can read its parent.
+    // Temporary directories are private; a model must be readable for every user who can read its parent.
     make_readable(out)?;
     Ok(converted)
 }

@@ -1,4 +1,4 @@
-//! Errors of looking for a model, fetching it and opening it.
+//! Errors of finding, fetching and opening a model.
 
 use std::path::{Path, PathBuf};
 

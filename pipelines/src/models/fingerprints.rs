@@ -1,5 +1,5 @@
-//! Remembers the fingerprints of models, so that a query can be planned without reading the weights again, which takes
-//! seconds for large models.
+//! Caches the fingerprints of models on disk, so that a query can be planned without reading the weights again, which
+//! takes seconds for large models.
 //!
 //! A record is valid while the files are unchanged. A wrong record is harmless: opening the model computes the
 //! fingerprint and compares.

@@ -107,7 +107,7 @@ impl LazyModel {
         Ok((files, cache))
     }
 
-    /// A poisoned lock is no problem: the data is valid at any time.
+    /// A poisoned lock is locked as well: the data is valid at any time.
     fn read(&self) -> MutexGuard<'_, Option<ModelData>> {
         self.read.lock().unwrap_or_else(PoisonError::into_inner)
     }

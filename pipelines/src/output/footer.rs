@@ -1,4 +1,4 @@
-//! What the footer of a Parquet file says: the columns, and the `elmo.*` pairs that name the model and the settings.
+//! The footer of a Parquet file: the columns, and the `elmo.*` pairs that name the model and the settings.
 
 use std::collections::BTreeMap;
 

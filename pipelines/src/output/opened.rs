@@ -1,4 +1,4 @@
-//! An output before any of its rows is read: its files, what their footers agree on, and its manifest.
+//! An output without its rows: its files, the common content of their footers, and its manifest.
 
 use super::{
     footer::Footer,

@@ -1,7 +1,7 @@
 //! The encoding of an output file.
 //!
 //! Vectors are encoded as byte streams and compressed, without dictionary and statistics: every value occurs once, and
-//! nobody searches for vectors between two bounds. The other columns have both, and a page index.
+//! no query searches for vectors between two bounds. The other columns have both, and a page index.
 
 use arrow::datatypes::Schema;
 use parquet::{

@@ -1,4 +1,4 @@
-//! Rows out: Parquet files that appear complete or not at all.
+//! Writes rows to Parquet files that appear complete or not at all.
 //!
 //! | file | |
 //! |---|---|

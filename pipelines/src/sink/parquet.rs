@@ -102,8 +102,8 @@ impl PartWriter {
         Ok(Written { rows, bytes, sha256 })
     }
 
-    /// Finishes the file, with these key-value pairs in its footer, and puts it in the place of one that a writer before us
-    /// may have left. The file is durable when this returns. If its SHA-256 is not the `expected` one, nothing is written,
+    /// Finishes the file, with these key-value pairs in its footer, and replaces a file that an earlier writer may have
+    /// left. The file is durable when this returns. If its SHA-256 is not the `expected` one, nothing is written,
     /// which the caller detects by the digest.
     ///
     /// # Errors

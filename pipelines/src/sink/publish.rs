@@ -1,4 +1,4 @@
-//! How a complete file gets its name.
+//! Publishes a complete file under its name: conditional PUT, upload behind a fence, or rename.
 //!
 //! A process may stop at any point and continue after another one has taken over its output. Whatever it publishes then
 //! must fail rather than replace a file of its successor:
@@ -27,7 +27,7 @@ use crate::stores::{
 /// How often replacing a file is attempted while others change it.
 const ATTEMPTS: usize = 3;
 
-/// Whoever owns an output, so that only one process writes to it.
+/// The owner of an output: checks that only this process writes to it.
 pub trait Fence: Sync {
     /// Its own errors, and the sink's.
     type Error: From<SinkError>;

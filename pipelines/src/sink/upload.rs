@@ -1,4 +1,4 @@
-//! Bytes of one file on their way to the store.
+//! The upload of one file: buffers, hashes and sends its bytes.
 
 use std::mem;
 
@@ -74,7 +74,7 @@ impl Upload {
     }
 }
 
-/// Aborts an upload that failed, or that nobody needs; the chunks of one that cannot be aborted stay in the store.
+/// Aborts an upload that failed or is not needed; if that fails, its chunks stay in the store.
 pub(super) async fn abort(location: &Location, chunks: Chunks) {
     if let Err(error) = chunks.abort().await {
         tracing::warn!(file = %location, error = summary(&error), "an incomplete upload could not be aborted");

@@ -1,4 +1,4 @@
-//! Estimates the number of rows of a file from a part of it.
+//! Estimates the number of rows of a file from a sample of its bytes.
 
 use std::sync::Arc;
 

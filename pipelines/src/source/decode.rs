@@ -25,7 +25,7 @@ pub(super) const MAX_ROW_BYTES: usize = 256 << 20;
 pub(super) const BATCH_ROWS: usize = 8192;
 /// A batch of CSV or JSON ends with the row that reaches this many bytes, so that few huge cells lie in one batch.
 pub(super) const BATCH_BYTES: usize = 1 << 20;
-/// Maximum bytes of such a batch, which is a small one and a huge row.
+/// Maximum bytes of such a batch: rows below the limit above, plus one huge row.
 const MAX_BATCH_BYTES: usize = 512 << 20;
 /// A batch of up to this many bytes can be decoded again when it holds a broken row.
 const MAX_KEPT_BYTES: usize = 8 << 20;

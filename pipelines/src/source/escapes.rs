@@ -164,7 +164,7 @@ mod tests {
     }
 
     proptest! {
-        /// Judge: serde_json, which decodes both what went in and what came out.
+        /// Expected: serde_json decodes the input and the output to the same value.
         #[test]
         fn a_string_stays_what_it_is(text in any::<String>(), cuts in prop::collection::vec(0..1000_usize, 0..6)) {
             let escaped: String = text.encode_utf16().map(|unit| format!("\\u{unit:04x}")).collect();

@@ -106,7 +106,8 @@ fn columns(bytes: &[u8]) -> Result<Vec<(String, Vec<Value>)>, Broken> {
 
 /// Parses a line as an object.
 fn parse_row(line: &[u8]) -> Result<Map<String, Value>, String> {
-    let line = std::str::from_utf8(line).map_err(|e| format!("not UTF-8: byte {} of the line", e.valid_up_to()))?;
+    let line =
+        std::str::from_utf8(line).map_err(|e| format!("not UTF-8: invalid at byte {} of the line", e.valid_up_to()))?;
     match serde_json::from_str(line) {
         Ok(Value::Object(row)) => Ok(row),
         Ok(_) => Err("not a JSON object".to_owned()),

@@ -83,7 +83,7 @@ impl Ipc {
     /// Passes a whole message to the decoder.
     ///
     /// The decoder returns a message without a body (a schema, a batch of NULLs) only when more bytes follow. So it is
-    /// given the continuation marker of the next message, which is then passed without it.
+    /// given the continuation marker of the next message, and that message is then passed without its marker.
     fn push(&mut self) -> Result<Option<RecordBatch>, ArrowError> {
         let mut bytes = Buffer::from_vec(std::mem::take(&mut self.message));
         if std::mem::take(&mut self.marked) && bytes.starts_with(&CONTINUATION) {
@@ -101,7 +101,7 @@ impl Ipc {
     }
 
     fn expect_schema(&self) -> Result<(), ArrowError> {
-        let none = || invalid("there is no schema in it, so it is no Arrow file");
+        let none = || invalid("not an Arrow file: it has no schema");
         self.schema().map(drop).ok_or_else(none)
     }
 
@@ -182,7 +182,7 @@ impl Decode for Ipc {
             State::Done => self.expect_schema(),
             // A stream may end without an end marker.
             State::Prefix if (self.message.is_empty() || self.message == [0; 4]) && !self.file => self.expect_schema(),
-            _ if self.schema().is_none() => Err(invalid("there is no schema in it, so it is no Arrow file")),
+            _ if self.schema().is_none() => Err(invalid("not an Arrow file: it has no schema")),
             _ => Err(invalid("the file ends inside a message; it is cut off")),
         }
     }

@@ -38,7 +38,7 @@ impl Json {
         })
     }
 
-    /// Gives bytes to the decoder; returns how many it took. It is full after [`BATCH_BYTES`], at the end of a row.
+    /// Passes bytes to the decoder; returns how many it took. It is full after [`BATCH_BYTES`], at the end of a row.
     fn feed(&mut self, bytes: &[u8]) -> Result<usize, ArrowError> {
         let mut used = 0;
         self.full = false;
@@ -51,7 +51,7 @@ impl Json {
         Ok(used)
     }
 
-    /// Gives the decoder what was rewritten.
+    /// Passes the rewritten bytes to the decoder.
     fn feed_rewritten(&mut self) -> Result<(), ArrowError> {
         let rewritten = mem::take(&mut self.rewritten);
         self.taken += self.feed(&rewritten[self.taken..])?;
@@ -132,7 +132,7 @@ mod tests {
 
     use super::*;
 
-    /// Each byte is searched once: were the rest searched for every batch, it would be several times that.
+    /// Each byte is searched once. Searching the rest again for every batch would search each byte several times.
     #[test]
     fn json_is_searched_for_escapes_once() {
         let text = "{\"a\": 1}\n".repeat(10_000);

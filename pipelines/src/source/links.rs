@@ -10,7 +10,7 @@ use std::{
 use super::InputFile;
 use crate::stores::Location;
 
-/// Leaves out names that lead to a file that is there under its own name, or under an earlier one, and warns of each.
+/// Leaves out links to a file that is also listed under its own name or under an earlier link, and warns of each.
 /// Hard links stay: neither name is less the file's own than the other.
 pub(super) fn without_links(files: Vec<InputFile>) -> Vec<InputFile> {
     let shared = shared(&files);
@@ -34,7 +34,7 @@ fn path(file: &InputFile) -> Option<PathBuf> {
     file.location.as_ref().and_then(Location::local_path)
 }
 
-/// The files that share device and inode with another, and what their names lead to.
+/// The files that share device and inode with another, and the paths that their names resolve to.
 fn shared(files: &[InputFile]) -> HashMap<PathBuf, PathBuf> {
     let mut places: HashMap<(u64, u64), Vec<PathBuf>> = HashMap::new();
     for path in files.iter().filter_map(path) {

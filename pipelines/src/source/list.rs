@@ -70,14 +70,14 @@ pub struct Listing {
 /// Expands files, folders, patterns and URLs. Inputs keep the order in which they were given; what one of them expands
 /// to is sorted by path. A file that was given twice, or once more through a link, is read once.
 ///
-/// Folders are searched to any depth for files with a known extension. Names that begin with `_` are left out there, and
-/// a warning says so. Hidden files, whose names begin with `.`, empty files with such names (`_SUCCESS`), manifests of
+/// Folders are searched to any depth for files with a known extension. Names that begin with `_` are left out with
+/// a warning. Hidden files, whose names begin with `.`, empty files with such names (`_SUCCESS`), manifests of
 /// jobs, and everything below `output`, which may lie in an input folder, are left out silently.
 ///
 /// # Errors
-/// [`SourceError::Missing`] when nothing has this name or fits the pattern, [`SourceError::Empty`] when a folder holds
-/// no file that we can read, [`SourceError::Unknown`] when a file's extension does not tell its format,
-/// [`SourceError::Pattern`] when the pattern is none, [`SourceError::Store`] when the address is wrong or the store
+/// [`SourceError::Missing`] when nothing has this name or matches the pattern, [`SourceError::Empty`] when a folder
+/// contains no file of a known format, [`SourceError::Unknown`] when a file's extension is not known,
+/// [`SourceError::Pattern`] when the pattern is invalid, [`SourceError::Store`] when the address is wrong or the store
 /// fails.
 pub async fn listing(stores: &Stores, inputs: &[String], output: Option<&Location>) -> Result<Listing, SourceError> {
     let mut listing = Listing::default();
@@ -110,7 +110,7 @@ pub async fn list(
     listing(stores, inputs, output).await.map(|listing| listing.files)
 }
 
-/// Names of files left out that a warning gives.
+/// Number of names of left-out files that a warning lists.
 const NAMED: usize = 3;
 
 fn warn_left_out(names: &[String]) {

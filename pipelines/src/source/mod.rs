@@ -1,4 +1,4 @@
-//! Rows in: files of many kinds become one sequence of rows.
+//! Reads rows: files of many formats become one sequence of rows.
 //!
 //! [`list()`] expands the user's inputs to a list of files, always in the same order. [`Plan::resolve`] reads the schema
 //! of each file and determines which columns are read and as what type, before anything is computed. [`Rows`] then reads
@@ -68,19 +68,19 @@ pub enum SourceError {
     #[error(transparent)]
     Store(#[from] StoreError),
     /// There is nothing at this address.
-    #[error("{address}: no such file or folder, and no file whose name matches")]
+    #[error("{address}: no such file or folder, and no file matches it as a pattern")]
     Missing {
         /// What was given.
         address: String,
     },
-    /// A folder without a single file that we can read.
-    #[error("{address}: no file with a known extension in it; known are {}", Format::EXTENSIONS)]
+    /// A folder without a file of a known format.
+    #[error("{address}: contains no file with a known extension; known extensions: {}", Format::EXTENSIONS)]
     Empty {
         /// The folder or pattern.
         address: String,
     },
     /// The file's extension is not known.
-    #[error("{file}: the extension does not tell the format; known are {}", Format::EXTENSIONS)]
+    #[error("{file}: unknown extension; known extensions: {}", Format::EXTENSIONS)]
     Unknown {
         /// The file.
         file: String,
@@ -94,13 +94,13 @@ pub enum SourceError {
         reason: String,
     },
     /// No such column.
-    #[error("{file}: no column {column:?}; there are {}{}", found.join(", "), hint(nearest))]
+    #[error("{file}: no column {column:?}; existing columns: {}{}", found.join(", "), hint(nearest))]
     Column {
         /// The file.
         file: String,
         /// The column asked for.
         column: String,
-        /// The columns there are.
+        /// The columns of the file.
         found: Vec<String>,
         /// The most similar name.
         nearest: Option<String>,
@@ -115,10 +115,10 @@ pub enum SourceError {
         /// Its type.
         found: String,
     },
-    /// Two files disagree about a column that is kept.
+    /// A kept column has incompatible types in two files.
     #[error(
-        "{file}: column {column:?} is {found}, but {expected} in {first}, and one does not fit into the other; \
-         leave it out with --keep or embed the files apart"
+        "{file}: column {column:?} is {found}, but {expected} in {first}, and neither type can hold the other; \
+         leave it out with --keep or embed the files separately"
     )]
     Disagree {
         /// The file.
@@ -142,8 +142,8 @@ pub enum SourceError {
         /// Its type.
         found: String,
     },
-    /// A kept column has the name of a column that we add.
-    #[error("{file}: its column {column:?} has the name of a column that is added; leave it out with --keep")]
+    /// A kept column has the name of a column that the job adds.
+    #[error("{file}: column {column:?} has the name of a column that the job adds; leave it out with --keep")]
     Collision {
         /// The file.
         file: String,
@@ -151,7 +151,7 @@ pub enum SourceError {
         column: String,
     },
     /// Two columns have the name of one that is read.
-    #[error("{file}: two columns are called {column:?}, so that it is not clear which is meant")]
+    #[error("{file}: two columns are named {column:?}; rename one of them")]
     Twice {
         /// The file.
         file: String,
@@ -159,7 +159,7 @@ pub enum SourceError {
         column: String,
     },
     /// The input is in the folder that the job writes to.
-    #[error("{file}: lies in the output folder, whose files this job makes")]
+    #[error("{file}: is in the output folder, which this job writes to")]
     InOutput {
         /// The file, or what was given.
         file: String,
@@ -171,7 +171,7 @@ pub enum SourceError {
         file: String,
     },
     /// A pipe or a device: it has no size and cannot be read twice.
-    #[error("{file}: a pipe or device, no file")]
+    #[error("{file}: a pipe or device, not a regular file")]
     NoFile {
         /// What was given.
         file: String,

@@ -346,7 +346,10 @@ mod tests {
     #[tokio::test]
     async fn errors_name_the_file_and_what_was_meant() {
         let error = plan(&[("a.csv", "id,Text\n1,x\n")], request("text", "all")).await.unwrap_err().to_string();
-        assert!(error.ends_with("a.csv: no column \"text\"; there are id, Text; did you mean \"Text\"?"), "{error}");
+        assert!(
+            error.ends_with("a.csv: no column \"text\"; existing columns: id, Text; did you mean \"Text\"?"),
+            "{error}"
+        );
         let error = plan(&[("a.csv", "text,error\nx,y\n")], request("text", "all")).await.unwrap_err();
         assert!(matches!(&error, SourceError::Collision { column, .. } if column == "error"), "{error}");
         let nested = [("a.jsonl", "{\"text\": {\"a\": 1}}\n")];

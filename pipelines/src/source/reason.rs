@@ -18,14 +18,14 @@ const MAX_MATCHED_BYTES: usize = 16 << 10;
 pub(crate) struct Reason(String);
 
 impl From<&str> for Reason {
-    /// Words of our own, without data.
+    /// A message of this crate, without data.
     fn from(own: &str) -> Self {
         Self(own.to_owned())
     }
 }
 
 impl From<String> for Reason {
-    /// Words of our own, without data.
+    /// A message of this crate, without data.
     fn from(own: String) -> Self {
         Self(own)
     }
@@ -41,7 +41,7 @@ impl From<&ArrowError> for Reason {
     fn from(error: &ArrowError) -> Self {
         match error {
             ArrowError::ExternalError(own) if own.is::<Own>() => Self(own.to_string()),
-            // An error of the system, which knows no data; what others report as I/O errors may hold some.
+            // An error of the operating system, which contains no data; I/O errors of libraries may contain some.
             ArrowError::IoError(_, source) if source.get_ref().is_none() => Self(one_line(&error.to_string())),
             other => Self(without_data(&other.to_string())),
         }
@@ -60,12 +60,12 @@ impl fmt::Display for Reason {
     }
 }
 
-/// A reason of our own inside an [`ArrowError`], the error type of all decoders.
+/// A reason from this crate inside an [`ArrowError`], the error type of all decoders.
 #[derive(Debug, thiserror::Error)]
 #[error("{0}")]
 struct Own(String);
 
-/// An error of a decoder of ours; `reason` holds no data.
+/// An error of one of this crate's decoders; `reason` contains no data.
 pub(super) fn own(reason: impl Into<String>) -> ArrowError {
     ArrowError::ExternalError(Box::new(Own(reason.into())))
 }
@@ -102,8 +102,8 @@ fn around_line(reason: &str) -> Option<(&str, &str, &str)> {
     Some((before, &rest[..end], &rest[end..]))
 }
 
-/// The kinds of errors of Arrow and Parquet, as they begin their messages, and what is said of a message that no pattern
-/// knows.
+/// The prefixes of the messages of Arrow and Parquet by kind of error, and what is shown for a message that matches no
+/// pattern.
 const KINDS: [(&str, &str); 22] = [
     ("Arithmetic overflow: ", "a result does not fit its type"),
     ("Arrow: ", UNREADABLE),
@@ -200,10 +200,10 @@ const KNOWN: &[&str] = &[
     "expected {w}| got {}",
 ];
 
-/// What arrow-json puts before an error for each field on the way to the value.
+/// The prefix of errors of arrow-json, once for each field on the path to the value.
 const FIELD: (&str, &str) = ("whilst decoding field '", "': ");
 
-/// A reader's message without quoted data, in one line, and of a length that people read.
+/// A reader's message without quoted data, in one line of limited length.
 pub(crate) fn without_data(message: &str) -> String {
     let mut end = message.len().min(MAX_MATCHED_BYTES);
     while !message.is_char_boundary(end) {
@@ -219,7 +219,7 @@ pub(crate) fn without_data(message: &str) -> String {
         shown.push_str(&format!("{}{field}{}", FIELD.0, FIELD.1));
         rest = after;
     }
-    // Such a line is a record; `csv_row` says which row that is.
+    // Here a line is a record; `csv_row` returns its row.
     let rest = match around_line(rest) {
         Some((before, _, after)) if shown == "Csv error: " => {
             format!("{before}{}", after.replacen(" and field", " in field", 1))
@@ -231,7 +231,7 @@ pub(crate) fn without_data(message: &str) -> String {
     one_line(&shown)
 }
 
-/// A message in one line, and not longer than people read.
+/// A message in one line of at most [`MAX_CHARS`] characters.
 pub(crate) fn one_line(message: &str) -> String {
     let mut line: String = message.chars().take(MAX_CHARS).map(|c| if c.is_control() { ' ' } else { c }).collect();
     if message.chars().nth(MAX_CHARS).is_some() {
@@ -257,7 +257,7 @@ fn fill(pattern: &str, text: &str) -> Option<String> {
     };
     match hole {
         _ if follows.is_empty() => filled(text.len()),
-        // Data may hold what follows in the pattern; the library's own words come last.
+        // Data may contain the text that follows in the pattern; the library's own text is the last occurrence.
         "{" => text.rmatch_indices(follows).find_map(|(end, _)| filled(end)),
         _ => filled(text.find(follows)?),
     }
@@ -405,7 +405,7 @@ mod tests {
                 "Json error: Not valid JSON: expected `,` or `}` at line 1 column 8",
                 "Json error: Not valid JSON: expected `,` or `}` at line 1 column 8",
             ),
-            // Unknown phrases of a known kind, and of none.
+            // Unknown messages of a known kind, and of an unknown kind.
             ("Cast error: Can never be seen: my secret", "Cast error: a value cannot be cast"),
             (
                 "Parquet error: Arrow: my secret",
@@ -457,7 +457,7 @@ mod tests {
 
     proptest! {
         #![proptest_config(ProptestConfig::with_cases(1000))]
-        /// `Zq` is part of no message of Arrow, so that wherever it turns up, it is data.
+        /// No message of Arrow contains `Zq`, so it can only come from data.
         #[test]
         fn no_cast_shows_data(before in "[-0-9:.' TZa-z]{0,12}", after in "[-0-9:.' TZa-z\"\n]{0,12}") {
             let cell = format!("{before}Zq{after}");

@@ -55,7 +55,7 @@ async fn arrow_schema(file: &InputFile) -> Result<SchemaRef, SourceError> {
         let chunk = bytes.fill_buf().await.map_err(|e| bytes::read_error(file, 0, e))?;
         if chunk.is_empty() {
             decoder.finish().map_err(malformed)?;
-            let none = || SourceError::malformed(file, 0, "there is no schema in it");
+            let none = || SourceError::malformed(file, 0, "it has no schema");
             return decoder.schema().map(|schema| Arc::new(Schema::new(schema.fields().clone()))).ok_or_else(none);
         }
         // In small steps, as the schema comes first and the rows are not needed.

@@ -1,4 +1,4 @@
-//! Pure functions over Arrow types: which are texts, which type holds the values of two, how they are stored.
+//! Pure functions over Arrow types: which are texts, the common type of two, and the type in which values are stored.
 
 use arrow::datatypes::{DataType, Field, FieldRef, IntervalUnit, Schema, TimeUnit, UnionFields, UnionMode};
 use parquet::arrow::ArrowSchemaConverter;

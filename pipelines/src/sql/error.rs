@@ -272,7 +272,7 @@ mod tests {
             ("Date part 'secret", "Date part '…"),
             ("Can't compute it", "Can't compute it"),
             ("Table 'reviews' doesn't exist.", "Table 'reviews' doesn't exist."),
-            ("elmo_word: no value \"sum\"", "elmo_word: no value \"sum\""),
+            ("elmo_word: unknown value \"sum\"", "elmo_word: unknown value \"sum\""),
         ] {
             assert_eq!(converted(DataFusionError::Execution(text.into())).0, expected);
         }

@@ -177,7 +177,7 @@ impl Repl {
         if redact(text) != text {
             return;
         }
-        // A history that cannot be kept is no reason to stop.
+        // The shell works without a history file.
         if self.editor.add_history_entry(text).is_ok_and(|added| added)
             && let Some(path) = &self.history
         {

@@ -7,7 +7,8 @@ use url::Url;
 
 use super::StoreError;
 
-/// Parses `address` as a URL; `None` for a path. A Windows drive letter is no scheme, and neither is `a:b.txt`.
+/// Parses `address` as a URL; `None` for a path. A Windows drive letter is not a scheme, and neither is `a:` in
+/// `a:b.txt`.
 pub(super) fn parse_url(address: &str) -> Result<Option<Url>, StoreError> {
     if !address.contains("://") {
         return Ok(None);
@@ -15,7 +16,7 @@ pub(super) fn parse_url(address: &str) -> Result<Option<Url>, StoreError> {
     Url::parse(address).map(Some).map_err(|e| StoreError::Address {
         // Which part of an invalid URL is secret is unknown: show the scheme only.
         address: format!("{}://…", address.split("://").next().unwrap_or_default()),
-        reason: format!("is no URL ({e})"),
+        reason: format!("is not a URL ({e})"),
     })
 }
 

@@ -327,7 +327,7 @@ mod tests {
             resets.reset.store(true, Ordering::SeqCst);
             match until_answered(RETRY_FOR, create).await {
                 Ok(_) => assert!(!applied),
-                // What is there may be ours; the caller compares.
+                // The existing object may be ours; the caller compares.
                 Err(object_store::Error::AlreadyExists { .. }) => assert!(applied),
                 Err(error) => panic!("{error}"),
             }

@@ -1,7 +1,7 @@
 //! Objects that are created once and never changed, and the probe that a store supports them.
 //!
 //! All coordination between processes rests on two conditional writes: `If-None-Match: *` creates an object only if it
-//! does not exist, and `If-Match: ETAG` replaces it only if nobody else has. Some servers accept these headers and
+//! does not exist, and `If-Match: ETAG` replaces it only if no other process has. Some servers accept these headers and
 //! ignore them, or check them without a lock; [`probe`] detects both.
 
 use bytes::Bytes;

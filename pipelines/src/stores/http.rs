@@ -43,12 +43,12 @@ const MAX_KEPT_BYTES: u64 = 4 << 30;
 const MEMORY_BYTES: usize = 1 << 20;
 /// A file of at most this size is downloaded whole, as range requests would take longer.
 const WHOLE_BYTES: u64 = 64 << 10;
-/// Bytes that a reader of a whole file is given at once.
+/// Maximum bytes per read of a whole file.
 const PIECE_BYTES: u64 = 256 << 10;
-/// A reader that asks for bytes behind this will read the file to its end. A server that cannot resume might close the
-/// connection while the reader works, so the rest is downloaded without waiting for it.
+/// A reader that requests bytes after this offset will read the file to its end. A server that cannot resume might
+/// close the connection while the reader works, so the rest is downloaded without waiting for it.
 const READ_AHEAD_FROM: u64 = 8 << 20;
-/// Number of times that a download is started: many servers cannot resume one that broke off.
+/// Number of times that a download is started: many servers cannot resume an interrupted one.
 const MAX_STARTS: usize = 3;
 
 /// The files of one server.
@@ -177,7 +177,7 @@ impl ObjectStore for HttpFiles {
         }
         let known = locked(&self.known).get(path).cloned();
         let Some(meta) = known else {
-            // A file that was not listed, and that nobody will read twice.
+            // A file that was not listed, and that is not read twice.
             return self.inner.get_opts(path, options).await;
         };
         let range = match &options.range {
@@ -229,12 +229,12 @@ fn checked(range: &GetRange, size: u64) -> Result<Range<u64>> {
     range.as_range(size).map_err(|error| Error::Generic { store: "HTTP", source: Box::new(error) })
 }
 
-/// One download of a file, as far as somebody asked for it.
+/// One download of a file, up to the last byte that was requested.
 struct Download {
     store: Arc<dyn ObjectStore>,
     path: Path,
     meta: ObjectMeta,
-    /// Bytes that are there.
+    /// Bytes downloaded so far.
     len: AtomicU64,
     reads_ahead: AtomicBool,
     /// Held while bytes come, so that readers wait in line.
@@ -246,7 +246,7 @@ struct State {
     body: Option<BoxStream<'static, Result<Bytes>>>,
     /// Requests so far.
     starts: usize,
-    /// Bytes of the answer that are there already, from an answer that broke off.
+    /// Bytes of the response that an interrupted response already delivered.
     repeated: u64,
     bytes: Spool,
 }
@@ -276,7 +276,7 @@ impl Download {
         state.bytes.read(range).await.map_err(local)
     }
 
-    /// Waits for more bytes, unless all are there.
+    /// Waits for more bytes, unless all are downloaded.
     async fn advance(&self, state: &mut State) -> Result<()> {
         while self.len() < self.meta.size {
             let chunk = match &mut state.body {
@@ -305,7 +305,7 @@ impl Download {
             if state.starts >= MAX_STARTS {
                 return Err(error);
             }
-            tracing::warn!(%error, "the download broke off and begins again");
+            tracing::warn!(%error, "the download was interrupted and is restarted");
         }
         Ok(())
     }
@@ -347,7 +347,7 @@ enum Spool {
 }
 
 impl Spool {
-    /// Appends to the `len` bytes that are there.
+    /// Appends to the first `len` bytes.
     async fn append(&mut self, bytes: &[u8], len: u64) -> std::io::Result<()> {
         if let Self::Memory(held) = self {
             if held.len() + bytes.len() <= MEMORY_BYTES {

@@ -165,7 +165,7 @@ impl Location {
         sync::sync(&path).and_then(|()| sync::sync(folder)).map_err(|e| StoreError::local("sync", &path, e))
     }
 
-    /// Deletes the object; one that does not exist is no error.
+    /// Deletes the object; it is not an error if it does not exist.
     ///
     /// # Errors
     /// [`StoreError::Request`] when the store fails.

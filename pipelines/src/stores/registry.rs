@@ -166,7 +166,7 @@ impl Stores {
             return Err(wrong(reason));
         }
         if url.scheme() == "file" {
-            let path = url.to_file_path().map_err(|()| wrong("is no path of this machine"))?;
+            let path = url.to_file_path().map_err(|()| wrong("is not a local path"))?;
             return self.locate_path(&path.to_string_lossy());
         }
         let origin = origin(url);

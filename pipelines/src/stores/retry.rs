@@ -1,4 +1,4 @@
-//! For how long requests are retried.
+//! How long requests to a store are retried.
 
 use std::time::{Duration, Instant};
 

@@ -1,8 +1,8 @@
 //! Uploads in chunks that another process can abort.
 //!
 //! A process that stops between the last chunk and the completion of an upload may complete it much later, over a file
-//! that another process has written since. So an upload has an id that can be published, and whoever takes over aborts it
-//! first: stores reject the completion of an aborted upload.
+//! that another process has written since. So an upload has an id that can be published, and the process that takes
+//! over aborts it first: stores reject the completion of an aborted upload.
 
 use std::{
     sync::{Arc, Mutex, PoisonError},

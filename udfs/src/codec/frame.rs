@@ -13,7 +13,7 @@ pub(super) fn write(buffer: &mut Vec<u8>, message: &impl Message) -> Result<()> 
     message.encode(buffer).map_err(|e| exec_datafusion_err!("a plan cannot be serialised: {e}"))
 }
 
-/// The message behind the prefix. `None` when the bytes belong to another codec.
+/// The message after the prefix. `None` when the bytes belong to another codec.
 pub(super) fn strip(buffer: &[u8]) -> Option<&[u8]> {
     buffer.strip_prefix(MAGIC)
 }

@@ -67,7 +67,7 @@ impl AggregateUDFImpl for ElmoCentroid {
                 let item = Arc::new(item.as_ref().clone().with_data_type(DataType::Float32));
                 Ok(vec![DataType::FixedSizeList(item, *n)])
             }
-            [other] => plan_err!("{NAME}: a vector is a list of fixed size, such as elmo_embed gives, not {other}"),
+            [other] => plan_err!("{NAME}: a vector is a list of fixed size, such as elmo_embed returns, not {other}"),
             _ => plan_err!("{NAME} needs one vector: {NAME}(embedding)"),
         }
     }
@@ -163,7 +163,7 @@ impl Sums {
             sums.zip(vector).for_each(|(sum, value)| *sum += sign as f64 * f64::from(*value));
             self.counts[group] += sign;
             if self.counts[group] == 0 {
-                // Remove the rounding errors of a window frame that is empty now.
+                // The window frame is empty: clears the rounding errors of additions and subtractions.
                 self.group_sums(group).fill(0.0);
             }
         }

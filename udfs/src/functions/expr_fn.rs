@@ -103,7 +103,7 @@ pub fn with_options(call: Expr, options: &[(&str, &str)]) -> Result<Expr> {
     for (name, value) in options {
         let Some(index) = parameters.options().iter().position(|option| option == name) else {
             let legal = parameters.options().join(", ");
-            return plan_err!("{}: no option {name:?}; there are {legal}", parameters.function);
+            return plan_err!("{}: no option {name:?}; known options: {legal}", parameters.function);
         };
         let position = parameters.columns + index;
         while args.len() <= position {

@@ -177,7 +177,7 @@ impl Models {
         let name = name.unwrap_or(&self.inner.default);
         self.inner.by_name.get(name).ok_or_else(|| {
             let names: Vec<&str> = self.names().collect();
-            format!("model: no model {name:?}; there are {}", names.join(", "))
+            format!("model: no model {name:?}; known models: {}", names.join(", "))
         })
     }
 }

@@ -92,7 +92,7 @@ impl NeededRows {
 pub(super) struct Extractable {
     /// The call as it occurs in the expressions.
     pub(super) call: Expr,
-    /// The call as it is to be computed: its text is NULL for the rows that do not need it.
+    /// The call as the operator computes it: its text is NULL for the rows that do not need it.
     pub(super) computed: Expr,
 }
 

@@ -48,7 +48,7 @@ impl ExtensionOptions for ElmoConfig {
         match key {
             "rules" => self.rules = parse(key, value, "true or false")?,
             "cache_mb" => self.cache_mb = parse(key, value, "a whole number of MiB")?,
-            _ => return config_err!("elmo.{key}: no such setting; there are elmo.rules, elmo.cache_mb"),
+            _ => return config_err!("elmo.{key}: no such setting; known settings: elmo.rules, elmo.cache_mb"),
         }
         Ok(())
     }

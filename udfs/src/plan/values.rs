@@ -84,7 +84,7 @@ fn by_row(schema: DFSchemaRef, rows: Vec<Vec<Expr>>) -> Result<LogicalPlan> {
     })
 }
 
-/// The cells of a column that differ only in constants.
+/// Cells of a column that differ only in constants.
 struct Pattern<'v> {
     /// A cell with columns in place of its constants.
     expr: Expr,
@@ -143,8 +143,8 @@ impl Constants {
     fn add(&mut self, pattern: Pattern<'_>) -> Result<Expr> {
         let (expr, sample) = extract_constants(pattern.cell.clone(), self.fields.len())?;
         let is_cell = matches!(expr, Expr::Column(_));
-        // Rows of other patterns do not read these columns. They get NULL, except where the constant is a whole cell:
-        // the column may be declared non-nullable.
+        // Rows of other patterns do not read these columns. They get NULL; but if the constant is a whole cell they get
+        // that constant, because the column may be declared non-nullable.
         let other = |(constant, data_type): (Expr, &DataType)| match is_cell {
             true => Ok(constant),
             false => Ok(Expr::Literal(ScalarValue::try_from(data_type)?, None)),
@@ -176,7 +176,7 @@ impl Constants {
 }
 
 /// The name that DataFusion gives to a column of VALUES. DataFusion derives the names again when parameters are
-/// replaced by their values, so other names would not last.
+/// replaced by their values, so other names would be lost.
 fn column_name(number: usize) -> String {
     format!("column{}", number + 1)
 }

@@ -20,7 +20,7 @@ pub struct Counts {
     pub truncated: u64,
     /// Rows with an error.
     pub errors: u64,
-    /// Rows left out because of an error.
+    /// Rows skipped because of an error.
     pub skipped: u64,
     /// Sentences given to the biLM.
     pub sentences: u64,
@@ -30,7 +30,7 @@ pub struct Counts {
 
 impl std::ops::AddAssign for Counts {
     fn add_assign(&mut self, more: Self) {
-        // Entries are files that anybody can edit, so the sum may overflow.
+        // Entries are files that users can edit, so the sum may overflow.
         let add = |total: &mut u64, more: u64| *total = total.saturating_add(more);
         add(&mut self.rows_in, more.rows_in);
         add(&mut self.rows_out, more.rows_out);
@@ -75,8 +75,8 @@ pub struct PartEntry {
 }
 
 impl PartEntry {
-    /// Why this entry cannot be that of part `number`, behind `previous`: rows would be missing or duplicated. `previous`
-    /// is `None` when the entry before it is lost.
+    /// Why this entry cannot be that of part `number`, after `previous`: rows would be missing or duplicated.
+    /// `previous` is `None` when the entry before it is lost.
     pub(super) fn break_after(&self, number: usize, previous: Option<&Self>) -> Option<String> {
         if parse_part(&self.file).is_none_or(|name| name.number != number) {
             return Some(format!("it names {}, which is not part {number}", self.file));

@@ -16,11 +16,11 @@ pub enum ManifestError {
     #[error(transparent)]
     Store(#[from] StoreError),
     /// The output was begun with other settings or other inputs.
-    #[error("{output} was begun by a job that differs:\n{}", differences.join("\n"))]
+    #[error("{output} was begun by a job with other settings or inputs:\n{}", differences.join("\n"))]
     Differs {
         /// The output.
         output: String,
-        /// One line per setting: there, here.
+        /// One line per difference.
         differences: Vec<String>,
     },
     /// Another job holds the lock of the output.
@@ -28,17 +28,17 @@ pub enum ManifestError {
     Locked {
         /// The output.
         output: String,
-        /// Who, as far as is known.
+        /// Its process and host, as far as known.
         holder: String,
     },
     /// Another job created this file after us.
-    #[error("{file}: written by another job; this job stops so that nothing is written twice")]
+    #[error("{file}: written by another job; this job stops so that no row is written twice")]
     Overtaken {
         /// The file.
         file: String,
     },
-    /// There are files in the output that no job of ours wrote.
-    #[error("{output} holds {file}, {}", foreign(*manifest))]
+    /// The output contains files that no job of elmo wrote.
+    #[error("{output} contains {file}, {}", foreign(*manifest))]
     Foreign {
         /// The output.
         output: String,
@@ -48,22 +48,22 @@ pub enum ManifestError {
         manifest: bool,
     },
     /// There are files with the name of a part that the manifest does not name.
-    #[error("{output} holds parts that its manifest does not name: {}", listed(files))]
+    #[error("{output} contains parts that its manifest does not name: {}", listed(files))]
     Unlisted {
         /// The output.
         output: String,
         /// Names of the files.
         files: Vec<String>,
     },
-    /// The output, or a folder above it, is a file.
-    #[error("{output}: {file} is a file, and an output is a folder")]
+    /// The output, or one of its parent folders, is a file.
+    #[error("{output}: {file} is a file, but an output must be a folder")]
     NoFolder {
         /// The output.
         output: String,
         /// The file.
         file: String,
     },
-    /// A file that the job wrote does not exist any more.
+    /// A file that the job wrote no longer exists.
     #[error("{file}: deleted or replaced while the job ran")]
     Vanished {
         /// The file.

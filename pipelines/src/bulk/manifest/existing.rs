@@ -1,4 +1,4 @@
-//! What an output holds before a job writes to it, read by requests side by side.
+//! Reads the contents of an output before a job writes to it, with concurrent requests.
 
 use std::collections::{BTreeMap, HashMap};
 
@@ -45,7 +45,7 @@ pub(super) enum Start {
     Begin,
     Resume {
         parts: Vec<Part>,
-        /// Entries behind the last part that cannot be parsed. Their parts count as not written.
+        /// Entries after the last valid one, which cannot be parsed. Their parts count as not written.
         torn: Vec<usize>,
         continuation: Continuation,
     },
@@ -107,8 +107,8 @@ impl Existing {
         }
     }
 
-    /// The recorded settings are lost: the names of the parts tell whether `now` has the same ones. Of the inputs nothing is
-    /// known but the digests of their rows.
+    /// The recorded settings are lost. The fingerprints in the names of the parts tell whether `now` has the same
+    /// settings; the inputs are known by the digests of their rows only.
     fn lost_job(&self, now: &Job) -> Result<Continuation, ManifestError> {
         let fingerprint = now.fingerprint();
         let entries = || self.entries.values().flatten();
@@ -129,7 +129,8 @@ impl Existing {
             self.files.iter().filter_map(|file| Some((file.location.filename()?, file.size))).collect();
         for part in parts {
             let Part::Durable(entry) = &*part else { continue };
-            // What a listing lacks is asked for by name: the answer costs a part.
+            // A listing may be incomplete, and a part that is wrongly taken for lost is written again; so ask for it by
+            // name.
             let size = match sizes.get(entry.file.as_str()) {
                 Some(size) => Some(*size),
                 None => self.output.child(&entry.file).head().await?.map(|meta| meta.size),
@@ -150,7 +151,7 @@ async fn read_job(folder: &Location) -> Result<Option<Option<Job>>, ManifestErro
     }
 }
 
-/// Reads the entries that a listing names, and those behind them, should the listing have ended early.
+/// Reads the entries in a listing, and the following ones by name, in case the listing is incomplete.
 pub(super) async fn read_entries(folder: &Location, records: &[ObjectMeta]) -> Result<Entries, ManifestError> {
     let numbers = records.iter().filter_map(|record| parse_entry(record.location.filename()?));
     let reads: Vec<_> = numbers.map(|number| read_entry(folder, number)).collect();
@@ -171,7 +172,7 @@ async fn read_entry(folder: &Location, number: usize) -> Result<Option<(usize, O
     }
 }
 
-/// The parts in order, up to the last entry that can be parsed, and the numbers of those behind it.
+/// The parts in order, up to the last entry that can be parsed, and the numbers of the entries after it.
 pub(super) fn chain(folder: &Location, entries: &Entries) -> Result<(Vec<Part>, Vec<usize>), ManifestError> {
     let broken = |number: usize, reason: String| {
         Err(ManifestError::Broken { file: folder.child(&entry_name(number)).to_string(), reason })

@@ -3,8 +3,8 @@
 //! | compared | by |
 //! |---|---|
 //! | settings that change the bytes of parts | value |
-//! | the program | the declared [`FORMAT`] of the parts, not its version: a patch release resumes what the last one began |
-//! | on-error | the finished parts: it may change as long as they have no row that it decides about |
+//! | the program | the declared [`FORMAT`] of the parts, not its version: a patch release can resume older jobs |
+//! | on-error | the finished parts: it may change unless they contain a row to which it was applied |
 //! | inputs | name, size and version; if name or version differ, by the digests of the rows that were read |
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -20,7 +20,7 @@ use crate::source::InputFile;
 const FORMAT: u32 = 2;
 /// The format of manifests that do not record one. Their parts have names without a fingerprint.
 const FIRST_FORMAT: u32 = 1;
-/// A setting of manifests of format 1. It is in the footers, and not part of the identity.
+/// A setting in manifests of format 1 and in footers. It is not part of the identity.
 const VERSION: &str = "elmo.version";
 /// The setting for rows that cannot be embedded.
 const ON_ERROR: &str = "on-error";
@@ -63,7 +63,7 @@ fn first_format() -> u32 {
 /// How a job continues a recorded one.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Continuation {
-    /// What is to be recorded from now on.
+    /// The identity to record from now on.
     pub(super) job: Job,
     /// Indices of inputs that have another name or version, and the same size.
     pub(super) changed: Vec<usize>,
@@ -76,7 +76,7 @@ impl Job {
         Self { format: FORMAT, settings, inputs }
     }
 
-    /// First digits of the SHA-256 of the format and the settings, without on-error, which may change on the way; `None`
+    /// First digits of the SHA-256 of the format and the settings, without on-error, which may differ on resume; `None`
     /// in format 1.
     pub fn fingerprint(&self) -> Option<String> {
         if self.format == FIRST_FORMAT {
@@ -92,7 +92,7 @@ impl Job {
         Some(digits)
     }
 
-    /// As it was recorded, without what is not part of the identity.
+    /// Removes recorded settings that are not part of the identity.
     pub(super) fn normalized(mut self) -> Self {
         self.settings.remove(VERSION);
         self
@@ -122,7 +122,7 @@ impl Job {
 
     fn setting_differences(&self, now: &Self, totals: &Counts) -> Vec<String> {
         if !(FIRST_FORMAT..=FORMAT).contains(&self.format) {
-            return vec![format!("  format: there {}, and this version of elmo knows up to {FORMAT}", self.format)];
+            return vec![format!("  format: {}, but this version of elmo knows formats up to {FORMAT}", self.format)];
         }
         let keys: BTreeSet<&String> = self.settings.keys().chain(now.settings.keys()).collect();
         let value = |job: &Self, key: &str| job.settings.get(key).cloned().unwrap_or_else(|| "(not set)".into());
@@ -131,7 +131,7 @@ impl Job {
         };
         let line = |key: &String| {
             let (then, now) = contrast(&value(self, key), &value(now, key));
-            format!("  {key}: there {then}, now {now}")
+            format!("  {key}: was {then}, now {now}")
         };
         keys.into_iter().filter(differs).map(line).collect()
     }
@@ -151,16 +151,16 @@ impl Job {
         let known: BTreeMap<&str, &InputRecord> = self.inputs.iter().map(|i| (i.file.as_str(), i)).collect();
         for input in &now.inputs {
             match known.get(input.file.as_str()) {
-                None => lines.push(format!("  input {}: not there then", input.file)),
+                None => lines.push(format!("  input {}: added since", input.file)),
                 Some(then) if *then != input => lines.push(format!("  input {}: changed since", input.file)),
                 Some(_) => {}
             }
         }
         let still: BTreeSet<&str> = now.inputs.iter().map(|i| i.file.as_str()).collect();
         let gone = self.inputs.iter().filter(|then| !still.contains(then.file.as_str()));
-        lines.extend(gone.map(|then| format!("  input {}: not there now", then.file)));
+        lines.extend(gone.map(|then| format!("  input {}: removed since", then.file)));
         if lines.is_empty() && self.inputs != now.inputs {
-            lines.push("  the inputs come in another order".to_owned());
+            lines.push("  the inputs are in another order".to_owned());
         }
         if lines.len() > MAX_DIFFERENCES {
             let more = lines.len() - MAX_DIFFERENCES;
@@ -210,7 +210,7 @@ mod tests {
     }
 
     #[test]
-    fn on_error_may_change_while_it_decided_nothing() {
+    fn on_error_may_change_until_it_is_applied_to_a_row() {
         let with = |word| job(&[("on-error", word)], &[]);
         for (then, now, errors, skipped, continues) in [
             ("fail", "null", 0, 0, true),
@@ -229,7 +229,7 @@ mod tests {
     }
 
     #[test]
-    fn the_version_of_the_program_is_no_part_of_the_identity() {
+    fn the_version_of_the_program_is_not_part_of_the_identity() {
         let old = r#"{"settings": {"elmo.version": "0.0.1", "a": "b"}, "inputs": []}"#;
         let old: Job = serde_json::from_str(old).unwrap();
         let old = old.normalized();
@@ -238,7 +238,7 @@ mod tests {
         let continued = old.continued_by(&now, &Counts::default()).unwrap();
         assert_eq!(continued, Continuation { job: old.clone(), changed: Vec::new() });
         let newer = Job { format: FORMAT + 1, ..now.clone() };
-        assert!(newer.continued_by(&now, &Counts::default()).unwrap_err()[0].contains("format: there 3"));
+        assert!(newer.continued_by(&now, &Counts::default()).unwrap_err()[0].contains("format: 3"));
     }
 
     #[test]
@@ -253,7 +253,7 @@ mod tests {
         changed(&[("/a/1.txt", 5, "monday")]).unwrap_err();
     }
 
-    /// Expected by `sha256sum` of the bytes: format 2 as 4 bytes, then each word behind its length as 8 bytes, little
+    /// Expected by `sha256sum` of the bytes: format 2 as 4 bytes, then each word after its length as 8 bytes, little
     /// endian: `printf '\2\0\0\0\1\0\0\0\0\0\0\0a\2\0\0\0\0\0\0\0bc' | sha256sum`.
     #[test]
     fn the_fingerprint_is_that_of_the_settings() {

@@ -1,12 +1,13 @@
-//! Who may write to an output: a file lock where the output is local, a lease in an object store.
+//! The lock that allows one job to write to an output: a file lock where the output is local, a lease in an object
+//! store.
 //!
 //! The kernel releases a file lock when the process ends, however it ends. A lease is an object that its holder rewrites
 //! every 15 s; its age is measured by the store's clock, and after a minute another job may take it over.
 //!
-//! A job whose lease has expired may still have a request under way. The [`Fence`] makes such a request fail: files that
-//! are published in one request are created or replaced conditionally, and the id of an upload in chunks is in the lease
-//! before the upload is completed. A successor copies these ids into its own lease in the request that takes the old one
-//! over, and aborts the uploads before it does anything else.
+//! A job whose lease has expired may still have a request in flight. The [`Fence`] makes such a request fail: files
+//! that are published in one request are created or replaced conditionally, and the id of an upload in chunks is in the
+//! lease before the upload is completed. A successor copies these ids into its own lease in the request that takes the
+//! old one over, and aborts the uploads before it does anything else.
 //!
 //! ```text
 //! A: write lease {A, uploads [u]} -> complete u                   u is completed
@@ -105,7 +106,7 @@ impl Lock {
         let folder = folder.retrying_for(RETRY_FOR);
         let lease = Arc::new(Lease::acquire(output, &folder).await?);
         let renewal = Renewal(tokio::spawn(Lease::keep(Arc::clone(&lease))));
-        // A store that ignores conditions gives the lease to everybody.
+        // A store that ignores conditions would give the lease to every job.
         if let Err(error) = probe(&folder.child("probe")).await {
             drop(renewal);
             lease.release().await;
@@ -156,7 +157,7 @@ impl Fence for Lock {
     }
 }
 
-/// Whether an open file is the one that has this name now.
+/// Whether a path still refers to an open file.
 fn is_same(file: &File, path: &std::path::Path) -> bool {
     use std::os::unix::fs::MetadataExt;
     let identity = |found: std::io::Result<std::fs::Metadata>| found.ok().map(|found| (found.dev(), found.ino()));
@@ -168,7 +169,7 @@ fn is_same(file: &File, path: &std::path::Path) -> bool {
 struct Holder {
     /// The job.
     id: String,
-    /// Differs in every renewal, so that each is a version of its own also where etags are hashes of the content.
+    /// Differs in every renewal, so that each renewal has a new etag, even if etags are hashes of the content.
     #[serde(default)]
     renewals: u64,
     /// Uploads that a successor has to abort.
@@ -211,7 +212,7 @@ struct LeaseState {
     renewed: Sent,
 }
 
-/// A moment by two clocks: the monotonic one stops while the machine sleeps, and the other may be set back.
+/// A time by two clocks, because the monotonic clock stops while the machine sleeps, and the other may be set back.
 #[derive(Debug, Clone, Copy)]
 struct Sent(Instant, SystemTime);
 
@@ -258,8 +259,8 @@ impl Lease {
         }
     }
 
-    /// Fails if another job holds the lease. The store is asked only if the last renewal is old, as in a process that was
-    /// stopped for longer than a lease.
+    /// Fails if another job holds the lease. Asks the store only if the last renewal is old, for example because the
+    /// process was stopped for longer than a lease.
     async fn verify(&self) -> Result<(), ManifestError> {
         let fresh = self.state.lock().await.renewed.ago() < LEASE / 2;
         if fresh { Ok(()) } else { self.renew(None).await }
@@ -315,7 +316,7 @@ impl Lease {
         }
     }
 
-    /// One attempt. The lease is read before each, as after one without an answer it may be another job's.
+    /// One attempt. Reads the lease first: after an earlier attempt without an answer, another job may hold it.
     async fn delete_if_ours(&self) -> Result<(), StoreError> {
         if Holder::read(&self.location).await?.is_none_or(|(found, _)| found.id != self.id) {
             return Ok(());
@@ -394,7 +395,7 @@ mod tests {
         output_in(Arc::new(InMemory::new()))
     }
 
-    /// A store that loses its answer to what was written, so that it is written again.
+    /// A store that loses the answer to a write, so that the write is repeated.
     #[derive(Debug)]
     struct Twice(InMemory);
 
@@ -449,7 +450,7 @@ mod tests {
         take_over(&output, &folder, &first.location, "second", Duration::ZERO).await.unwrap();
         let (found, _) = Holder::read(&first.location).await.unwrap().unwrap();
         assert_eq!(found, Holder::new("second"));
-        // What is the other's stays the other's.
+        // The first job cannot take the lease back.
         assert!(matches!(first.renew(None).await, Err(ManifestError::Overtaken { .. })));
         assert!(matches!(Lease::acquire(&output, &folder).await, Err(ManifestError::Locked { .. })));
     }
@@ -461,7 +462,7 @@ mod tests {
         let first = Lease::acquire(&output, &folder).await.unwrap();
         first.renew(None).await.unwrap();
         assert!(matches!(Lease::acquire(&output, &folder).await, Err(ManifestError::Locked { .. })));
-        // As if a renewal was applied and its answer lost: the version is another one, but the holder is not.
+        // As if a renewal was applied and its answer lost: the version differs, but the holder is the same.
         first.location.put(Holder::new(&first.id).encode(), PutMode::Overwrite).await.unwrap();
         first.renew(None).await.unwrap();
         take_over(&output, &folder, &first.location, "second", Duration::ZERO).await.unwrap();
@@ -473,7 +474,7 @@ mod tests {
         assert!(folder.children().await.unwrap().iter().all(|object| !object.location.to_string().contains("clock")));
     }
 
-    /// An upload of a file that nobody writes.
+    /// An upload that no job writes to.
     async fn upload(output: &Location) -> (Box<dyn MultipartUpload>, UploadId) {
         let (upload, handle) = crate::stores::uploads::start(&output.child("part.parquet")).await.unwrap();
         (upload, handle.unwrap().id().clone())
@@ -497,7 +498,7 @@ mod tests {
         take_over(&output, &folder, &first.location, "second", Duration::ZERO).await.unwrap();
         assert!(started.complete().await.is_err());
         assert!(output.child("part.parquet").head().await.unwrap().is_none());
-        // If the successor had stopped before it aborted the upload, its own successor would.
+        // If the successor stopped before it aborted the upload, the next successor would abort it.
         let (found, _) = Holder::read(&first.location).await.unwrap().unwrap();
         assert_eq!((found.id.as_str(), found.uploads), ("second", vec![id]));
         assert!(matches!(first.renew(None).await, Err(ManifestError::Overtaken { .. })));

@@ -1,7 +1,7 @@
 //! The manifest of a bulk job: what is durable, recorded beside the output.
 //!
 //! ```text
-//! OUTPUT/part-00000-1a2b3c4d.parquet  data: nothing but Parquet lies in the folder itself
+//! OUTPUT/part-00000-1a2b3c4d.parquet  a part; the folder itself contains Parquet files only
 //! OUTPUT/_elmo/job.json               identity of the job: settings that change results, and inputs
 //! OUTPUT/_elmo/part-00000.json        entry of a durable part, created after the part
 //! OUTPUT/_elmo/done.json              totals: the job is finished
@@ -9,15 +9,16 @@
 //! OUTPUT/_elmo/lock                   held while a job runs
 //! ```
 //!
-//! The story of an output: [`Manifest::open`] acquires the `lock`, reads what exists (`existing`) and decides whether
-//! this job may continue it (`job`). Every part that is published gets an entry (`entry`); each entry begins where the
-//! one before it ends. [`Manifest::finish`] checks that the folder holds the parts of the manifest and no others.
+//! The life cycle of an output: [`Manifest::open`] acquires the `lock`, reads what exists (`existing`) and decides
+//! whether this job may continue it (`job`). Every part that is published gets an entry (`entry`); each entry begins
+//! where the one before it ends. [`Manifest::finish`] checks that the folder holds the parts of the manifest and no
+//! others.
 //!
 //! Entries and totals are created and never changed in place ([`PutMode::Create`](object_store::PutMode::Create)), so a
-//! second writer that slips past the lock is stopped by the first entry that it tries to create. A part without an entry is
-//! no part: the next run writes it again. A part that is lost or damaged is written again together with its entry, because
-//! other hardware may give other bytes: the entry is deleted before the part is published and created after it, so that a
-//! crash in between leaves a part without an entry.
+//! second writer that slips past the lock is stopped by the first entry that it tries to create. A part without an
+//! entry does not count: the next run writes it again. A part that is lost or damaged is written again together with
+//! its entry, because other hardware may give other bytes: the entry is deleted before the part is published and
+//! created after it, so that a crash in between leaves a part without an entry.
 
 mod entry;
 mod error;
@@ -74,7 +75,7 @@ pub struct Manifest {
     output: Location,
     folder: Location,
     job: Job,
-    /// `job.json` does not say what `job` is.
+    /// `job.json` differs from `job`.
     unrecorded: bool,
     /// Indices of inputs whose content has to be compared before the job is recorded.
     changed_inputs: Vec<usize>,
@@ -117,7 +118,7 @@ impl Manifest {
             Err(error) => {
                 let foreign = matches!(error, ManifestError::Foreign { .. });
                 if let Some(folder) = manifest.folder.local_path().filter(|_| foreign) {
-                    // What the lock created, while it is held; a folder with more in it stays.
+                    // Only the files that the lock created; the folder is kept if it contains others.
                     let _ = std::fs::remove_file(folder.join("lock")).and_then(|()| std::fs::remove_dir(&folder));
                 }
                 manifest.close().await;
@@ -184,7 +185,7 @@ impl Manifest {
         Ok(())
     }
 
-    /// Names Parquet files in the output that are no parts of this job.
+    /// Warns of Parquet files in the output that are not parts of this job.
     fn warn_of_others(&self, files: &[ObjectMeta]) {
         let fingerprint = self.job.fingerprint();
         let expected = self.parts.len() + usize::from(self.position().is_some());
@@ -214,13 +215,13 @@ impl Manifest {
         Ok(done)
     }
 
-    /// Inputs with another name or version than recorded. Whoever opened the manifest compares the rows that were read of
-    /// them before the job goes on.
+    /// Inputs with another name or version than recorded. The caller of [`Manifest::open`] compares the rows that were
+    /// read from them before the job continues.
     pub(super) fn changed_inputs(&self) -> &[usize] {
         &self.changed_inputs
     }
 
-    /// Records the job as it is now, with changed inputs or another on-error; nothing to do when nothing changed.
+    /// Records the current job if its inputs or its on-error changed.
     ///
     /// # Errors
     /// As [`Manifest::hold`].
@@ -229,7 +230,7 @@ impl Manifest {
             return Ok(());
         }
         self.lock.verify().await?;
-        // The saved rows were computed as the job was recorded.
+        // The saved rows were computed with the recorded settings and inputs.
         self.remove_partial().await?;
         records::replace(&self.folder.child(JOB), &self.job).await?;
         self.unrecorded = false;
@@ -260,8 +261,7 @@ impl Manifest {
         self.withdraw_if_overtaken(file, held).await
     }
 
-    /// Passes `outcome` on. If it says that a successor owns the output, `file`, which this job has just published, is
-    /// deleted.
+    /// Returns `outcome`. If it is that a successor owns the output, deletes `file`, which this job has just published.
     async fn withdraw_if_overtaken(&self, file: &str, outcome: Result<(), ManifestError>) -> Result<(), ManifestError> {
         if matches!(outcome, Err(ManifestError::Overtaken { .. }))
             && let Err(error) = self.withdraw(file).await
@@ -280,7 +280,7 @@ impl Manifest {
         Ok(())
     }
 
-    /// What keeps a job that lost its lock from replacing files of its successor.
+    /// The fence that prevents a job that lost its lock from replacing files of its successor.
     pub(super) fn fence(&self) -> &impl Fence<Error = crate::error::Error> {
         &self.lock
     }
@@ -380,8 +380,8 @@ impl Manifest {
         Ok(())
     }
 
-    /// Checks that part `part`, written again, replaces what was there: it ends where the next part begins, and was made of
-    /// the same rows.
+    /// Checks that part `part`, written again, matches the part that it replaces: it ends where the next part begins,
+    /// and was made of the same rows.
     ///
     /// # Errors
     /// [`ManifestError::Repair`] when it does not.
@@ -416,7 +416,7 @@ impl Manifest {
     /// Creates the entry of a part that was published again.
     ///
     /// # Errors
-    /// As [`Manifest::append`]; [`ManifestError::Broken`] when the entry behind it does not follow from it.
+    /// As [`Manifest::append`]; [`ManifestError::Broken`] when the next entry does not follow from it.
     pub(super) async fn restore(&mut self, part: usize, entry: PartEntry) -> Result<(), ManifestError> {
         let created = records::create(&self.entry(part), &entry).await;
         self.withdraw_if_overtaken(&entry.file, created).await?;
@@ -509,8 +509,8 @@ impl Manifest {
     }
 }
 
-/// Files of an output that are called `part-*` and that no entry names: parts of a job that lost its lock, for example.
-/// Readers of the folder read them as data.
+/// Files `part-*` in an output that no entry names, such as parts of a job that lost its lock. Readers of the folder
+/// read them as data.
 pub(crate) fn unlisted<'n>(
     files: impl IntoIterator<Item = &'n str>,
     entries: impl Iterator<Item = &'n str>,
@@ -529,7 +529,7 @@ fn check_folder(output: &Location) -> Result<(), ManifestError> {
     }
 }
 
-/// SHA-256 of a file, hexadecimal; of no bytes when it does not exist.
+/// SHA-256 of a file, hexadecimal; that of an empty file when it does not exist.
 pub(crate) async fn sha256(location: &Location) -> Result<String, StoreError> {
     let failed = |e| StoreError::request("read", location, e);
     let mut hash = Sha256::new();

@@ -1,4 +1,4 @@
-//! What `--overwrite` may remove, and what a killed job leaves half written.
+//! `--overwrite`: which files may be removed. Also removes incomplete files that a killed job left.
 
 use std::path::Path;
 
@@ -41,8 +41,8 @@ pub(super) async fn own_parts<'e>(
 }
 
 impl Existing {
-    /// Whether the manifest names this file, or will name it: the part behind the last entry was written by a job that was
-    /// killed before it could append the entry.
+    /// Whether the manifest names this file, or would name it next: a job may have been killed after it wrote a part
+    /// and before it appended the entry.
     fn names(&self, file: &ObjectMeta) -> bool {
         let Some(name) = file.location.filename() else { return false };
         let Some(part) = parse_part(name) else { return false };
@@ -74,7 +74,7 @@ async fn is_recognised(output: &Location, file: &ObjectMeta, now: &Job) -> Resul
             let pairs = metadata.file_metadata().key_value_metadata();
             Ok(pairs.is_some_and(|pairs| pairs.iter().any(|pair| pair.key == MODEL_KEY)))
         }
-        // A file that is no Parquet is not ours; a store that fails says nothing about the file.
+        // A file that is not Parquet is not ours; a failing store proves nothing about the file.
         Err(error) => match cause(error) {
             Ok(source) => Err(StoreError::request("read", &location, *source).into()),
             Err(_) => Ok(false),
@@ -101,8 +101,8 @@ async fn delete(files: impl Iterator<Item = Location>) -> Result<(), ManifestErr
     Ok(stream::iter(deletes).buffer_unordered(REQUESTS).try_collect().await?)
 }
 
-/// Removes files that a killed job left half written: the local store writes `NAME#1` beside `NAME` and renames it. In the
-/// folder of the parts only where there was a manifest before: otherwise such a file may be somebody else's.
+/// Removes incomplete files of a killed job: the local store writes `NAME#1` beside `NAME` and renames it. In the
+/// folder of the parts only where there was a manifest before: otherwise such a file may belong to another program.
 pub(super) async fn remove_staged(output: &Location, had_manifest: bool) -> Result<(), ManifestError> {
     let Some(output) = output.local_path() else { return Ok(()) };
     let removed = tokio::task::spawn_blocking(move || {

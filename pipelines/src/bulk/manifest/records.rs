@@ -1,4 +1,4 @@
-//! Files of the manifest: JSON that is read and created.
+//! Reads and creates the JSON files of the manifest.
 
 use object_store::PutMode;
 use serde::{Serialize, de::DeserializeOwned};
@@ -30,7 +30,7 @@ where
         match found {
             Ok(found) if found == *value => return Ok(()),
             Ok(_) => return Err(ManifestError::Overtaken { file: location.to_string() }),
-            // Files are written as a whole, so the disk lost the rest of this one.
+            // Files are written atomically, so this one was damaged later, for example by a power failure.
             Err(_) if retry => location.delete().await?,
             Err(error) => return Err(broken(location, &error)),
         }

@@ -10,11 +10,11 @@ use super::{
 };
 use crate::stores::Location;
 
-/// What a job would find in its output.
+/// The state of an output before a job runs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(tag = "state", rename_all = "lowercase")]
 pub enum OutputState {
-    /// Nothing.
+    /// The output is empty.
     New,
     /// Files of an earlier job, which would be removed.
     Overwritten,
@@ -36,7 +36,7 @@ pub async fn output_state(output: &Location, job: &Job, overwrite: bool) -> Resu
     Ok(survey(output, job, overwrite).await?.state)
 }
 
-/// The state of an output, and what is left to compare.
+/// The state of an output, and the inputs that are still to be compared.
 pub(in crate::bulk) struct Survey {
     pub(in crate::bulk) state: OutputState,
     pub(in crate::bulk) parts: Vec<Part>,

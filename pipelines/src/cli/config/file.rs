@@ -44,7 +44,8 @@ impl ConfigFile {
 
     /// Parses `text`; errors name the file `path`.
     ///
-    /// # Errors [`ConfigError::Syntax`] when it is not TOML, [`ConfigError::UnknownSection`] or
+    /// # Errors
+    /// [`ConfigError::Syntax`] when it is not TOML, [`ConfigError::UnknownSection`] or
     /// [`ConfigError::UnknownKey`] for unknown names, [`ConfigError::Value`] for a value that is neither a scalar nor,
     /// if the option takes several values, a list of scalars, and for a key with two spellings.
     pub(super) fn parse(text: &str, path: &Path, root: &Command) -> Result<Self, ConfigError> {

@@ -100,7 +100,8 @@ pub struct Bench {
 
 /// Runs a measurement.
 ///
-/// # Errors [`SourceError`](source::SourceError) or [`Error::Input`] when the text cannot be read or is empty,
+/// # Errors
+/// [`SourceError`](source::SourceError) or [`Error::Input`] when the text cannot be read or is empty,
 /// [`elmo::Error`] when a device fails.
 pub async fn run(bench: Bench) -> Result<BenchReport> {
     let texts = match &bench.text {
@@ -139,7 +140,7 @@ fn measure(bench: Bench, texts: &[String]) -> Result<BenchReport> {
 }
 
 /// Estimates the bytes per second. If `expected` bytes fill batches, they are embedded and timed, because with a small
-/// model matrix products do not dominate. Fewer bytes would tell nothing about full batches.
+/// model matrix products do not dominate. Fewer bytes would not fill a batch.
 fn pace(columns: &ColumnEmbedder, texts: &mut dyn Iterator<Item = &String>, expected: f64) -> Result<f64> {
     if expected < (2 * columns.tokens_at_once() * BYTES_PER_TOKEN) as f64 {
         return Ok(expected);

@@ -1,4 +1,4 @@
-//! Counts what is in an output: files, rows, columns, vectors and their norms.
+//! `elmo inspect`: counts of an output: files, rows, columns, vectors and their norms.
 
 mod norms;
 
@@ -72,7 +72,7 @@ pub struct Vectors {
 /// [`StoreError`](crate::stores::StoreError) when the address is wrong or the store fails, [`Error::Input`] when there
 /// is no Parquet file or one cannot be read, [`Error::Check`] when the files were made by different models or with
 /// different settings, [`ManifestError`](crate::bulk::manifest::ManifestError) when an entry of the manifest cannot be
-/// parsed. Files that do not match the manifest are no error here: see [`InspectReport::error`].
+/// parsed. Files that do not match the manifest are not an error here: see [`InspectReport::error`].
 pub async fn inspect(address: &str, stores: &Stores) -> Result<InspectReport> {
     let output = Output::open(address, stores).await?;
     let mut norms = Norms::default();

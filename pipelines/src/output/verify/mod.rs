@@ -1,4 +1,4 @@
-//! Recomputes rows of an output and compares them: is the file what this model computes for these texts?
+//! `elmo verify`: recomputes rows of an output with the model and compares them with the files.
 //!
 //! 1. `settings` makes an embedder with the settings that the footers name.
 //! 2. The files are checked against the manifest.
@@ -46,7 +46,7 @@ pub struct Verify {
     pub mix: Option<ScalarMix>,
 }
 
-/// Recomputes a sample of an output's rows with `elmo`. Rows that differ are no error here: see
+/// Recomputes a sample of an output's rows with `elmo`. Rows that differ are not an error here: see
 /// [`VerifyReport::error`].
 ///
 /// # Errors

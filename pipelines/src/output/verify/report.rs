@@ -156,7 +156,7 @@ impl VerifyReport {
         let counted = self.bit_equal_rows + self.mismatched_rows + self.not_recomputed;
         let unequal = self.sampled.saturating_sub(counted);
         (tolerance <= 0.0 && unequal > 0)
-            .then(|| format!("{unequal} rows are not equal to the bit, which a tolerance of 0 requires"))
+            .then(|| format!("{unequal} rows are not bit-identical, which a tolerance of 0 requires"))
     }
 
     pub(super) fn add(&mut self, row: u64, compared: Compared) {
@@ -185,7 +185,7 @@ impl fmt::Display for VerifyReport {
             ("rows", self.rows.to_string()),
             ("recomputed", self.sampled.saturating_sub(self.not_recomputed).to_string()),
             ("vectors compared", self.vectors.to_string()),
-            ("equal to the bit", format!("{} rows", self.bit_equal_rows)),
+            ("bit-identical", format!("{} rows", self.bit_equal_rows)),
             ("largest difference", format!("{:e}", self.largest_difference)),
             ("mismatched rows", self.mismatched_rows.to_string()),
         ];

@@ -16,12 +16,13 @@ use crate::{
 
 /// An embedder with the settings of `output`, and with `mix` if the output was made with a scalar mix.
 ///
-/// # Errors [`Error::Input`] when the footer names no model or invalid settings, [`Error::Check`] when `elmo` is
+/// # Errors
+/// [`Error::Input`] when the footer names no model or invalid settings, [`Error::Check`] when `elmo` is
 /// another model or would embed with other settings, [`Error::Usage`] when its precision differs or the mix is missing.
 pub(super) fn embedder(output: &Output, mix: Option<&ScalarMix>, elmo: &Elmo) -> Result<ColumnEmbedder> {
     let pairs = &output.footer.pairs;
     check_model(output, elmo)?;
-    // Nobody typed these settings: invalid ones are the fault of the file.
+    // These settings come from the file, so invalid ones are an error of the file.
     let spec = spec_of(pairs, mix).map_err(|error| invalid_settings(output, error))?;
     let columns = ColumnEmbedder::new(elmo, spec).map_err(|error| invalid_settings(output, error.into()))?;
     check_settings(pairs, &columns)?;

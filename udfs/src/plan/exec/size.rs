@@ -18,7 +18,7 @@ const MIN_CHUNK_ROWS: usize = 64;
 const BYTES_PER_TOKEN: usize = 5;
 
 /// Bytes of the values of an array's rows. Arrow counts a view as 16 bytes, whatever the length of its text, and counts
-/// all values behind a dictionary or behind a slice of lists.
+/// all values of a dictionary, and all values of the list array that a slice was taken from.
 pub(super) fn array_bytes(array: &ArrayRef) -> usize {
     match array.data_type() {
         DataType::Utf8View => array.as_string_view().lengths().map(|n| n as usize + 16).sum(),

@@ -4,8 +4,8 @@
 //! input -> chunk of rows -> distinct texts -> cache, or engine shared by all queries -> columns -> batches
 //! ```
 //!
-//! Each chunk is a task, so it makes progress while nobody polls the stream. Dropping the stream cancels the tasks, and
-//! the engine skips their queued sentences.
+//! Each chunk is a task, so it makes progress while the stream is not polled. Dropping the stream cancels the tasks,
+//! and the engine skips their queued sentences.
 
 use std::collections::VecDeque;
 
