@@ -108,6 +108,21 @@ async fn rules_change_no_row_of_odd_queries() {
         "SELECT l.id, r.id FROM (SELECT id, grp, elmo_embed(text) e FROM t) l LEFT JOIN t r ON l.grp = r.grp AND l.e[1] > r.id",
         "SELECT id FROM (SELECT id, grp, elmo_embed(text) e FROM t) l WHERE EXISTS \
          (SELECT 1 FROM t u WHERE u.grp = l.grp AND l.e[1] * 100 > u.id)",
+        "SELECT a.id FROM t a WHERE NOT EXISTS \
+         (SELECT 1 FROM t b WHERE b.grp = a.grp AND b.id < a.id AND elmo_similarity(a.text, b.text) > 0.9)",
+        "SELECT a.id FROM t a WHERE EXISTS (SELECT 1 FROM t b WHERE b.grp = a.id AND elmo_similarity(a.text, b.text) > 0.9)",
+        "SELECT a.id, b.id FROM t a LEFT JOIN t b ON a.id = b.grp + 7 AND elmo_similarity(a.text, b.text) > 0.9",
+        "SELECT a.id, b.id FROM t a RIGHT JOIN t b ON a.id = b.grp + 7 AND elmo_similarity(a.text, b.text) > 0.9",
+        "SELECT a.id, b.id, elmo_embed(a.text)[1] FROM t a FULL JOIN t b ON a.id = b.grp + 7 AND elmo_similarity(a.text, b.text) > 0.9",
+        "SELECT a.id, b.id FROM t a LEFT JOIN t b ON a.id = b.grp + 7 AND (b.id > 20 OR elmo_similarity(a.text, b.text) > 0.9)",
+        "SELECT a.id FROM t a WHERE a.grp = 3 OR EXISTS \
+         (SELECT 1 FROM t b WHERE b.grp = a.id AND elmo_similarity(a.text, b.text) > 0.9)",
+        "SELECT mark FROM (SELECT id AS mark, grp, text FROM t) a WHERE grp = 3 OR EXISTS \
+         (SELECT 1 FROM t b WHERE b.grp = a.mark AND elmo_similarity(a.text, b.text) > 0.9) OR EXISTS \
+         (SELECT 1 FROM t c WHERE c.id = a.grp AND elmo_similarity(a.text, c.text) < 0.1)",
+        "SELECT a.id FROM t a WHERE a.grp NOT IN (SELECT b.id FROM t b WHERE elmo_similarity(a.text, b.text) > 0.9)",
+        "SELECT a.id FROM t a WHERE a.id < 10 AND 0.9 > ANY (SELECT elmo_similarity(a.text, b.text) FROM t b WHERE b.id < a.id)",
+        "SELECT a.id, b.id FROM t a LEFT JOIN (SELECT * FROM t ORDER BY id LIMIT 3) b ON a.grp = b.grp AND elmo_similarity(a.text, b.text) > 0.9",
         "SELECT a.id, b.id FROM t a JOIN t b ON elmo_embed(a.text) = elmo_embed(b.text)",
         "SELECT a.id, b.id FROM t a JOIN t b ON elmo_embed(a.text)[1] < elmo_embed(b.text)[1] AND a.id < 5",
         "SELECT a.id FROM t a FULL JOIN (SELECT id, coalesce(elmo_embed(text)[1], 0.0) s FROM t) b ON a.id = b.id + 3 WHERE b.s IS NULL",

@@ -97,9 +97,25 @@ pub(super) struct Extractable {
 }
 
 impl Extractable {
+    /// A call that is computed for all rows.
+    pub(super) fn unconditional(call: Expr) -> Self {
+        Self { computed: call.clone(), call }
+    }
+
     /// Whether it is computed for all rows.
     pub(super) fn is_unconditional(&self) -> bool {
         self.call == self.computed
+    }
+
+    /// The same, computed only for the rows for which another condition holds as well.
+    pub(super) fn only_where(self, condition: Option<&Expr>) -> Result<Self> {
+        match condition {
+            Some(condition) => {
+                let computed = conditional_call(&self.computed, &[vec![condition.clone()]])?;
+                Ok(Self { computed, ..self })
+            }
+            None => Ok(self),
+        }
     }
 }
 
@@ -130,6 +146,21 @@ pub(super) fn extractable_calls(exprs: &[Expr]) -> Result<Vec<Extractable>> {
         Ok(Extractable { call, computed })
     };
     needed.into_iter().map(extractable).collect()
+}
+
+/// The distinct calls of expressions, whatever their path conditions.
+pub(super) fn calls_of(exprs: &[Expr]) -> Result<Vec<Expr>> {
+    let mut calls = Vec::new();
+    let mut visit = |call: Expr, _: &PathCondition| {
+        if !calls.contains(&call) {
+            calls.push(call.clone());
+        }
+        call
+    };
+    for expr in exprs {
+        walk(expr.clone(), &PathCondition::Known(Vec::new()), &mut visit)?;
+    }
+    Ok(calls)
 }
 
 /// Replaces extracted calls by their columns, except where a column may be NULL although the call is needed.

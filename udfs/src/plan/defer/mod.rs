@@ -46,7 +46,10 @@ impl OptimizerRule for DeferEmbedding {
         let plan = plan.transform_up_with_subqueries(|node| {
             node.map_expressions(|expr| expr.transform_up(|e| Ok(to_volatile(e))))
         })?;
-        if !ElmoConfig::from_options(&config.options()).rules || !has_calls_to_defer(&plan.data)? {
+        if !ElmoConfig::from_options(&config.options()).rules
+            || !has_calls_to_defer(&plan.data)?
+            || has_correlated_subquery(&plan.data)?
+        {
             return Ok(plan);
         }
         let mut pass = Pass::new(last_column_number(&plan.data)? + 1);
@@ -73,6 +76,17 @@ fn has_calls_to_defer(plan: &LogicalPlan) -> Result<bool> {
                 Ok(TreeNodeRecursion::Continue)
             })?;
         }
+        Ok(if found { TreeNodeRecursion::Stop } else { TreeNodeRecursion::Continue })
+    })?;
+    Ok(found)
+}
+
+/// Whether a plan has a subquery that reads columns of the outer query. DataFusion replaces it by a join in its next
+/// pass, if it can, and does not recognise it when it has `Embed` operators.
+fn has_correlated_subquery(plan: &LogicalPlan) -> Result<bool> {
+    let mut found = false;
+    plan.apply_with_subqueries(|node| {
+        found |= matches!(node, LogicalPlan::Subquery(subquery) if !subquery.outer_ref_columns.is_empty());
         Ok(if found { TreeNodeRecursion::Stop } else { TreeNodeRecursion::Continue })
     })?;
     Ok(found)

@@ -12,7 +12,7 @@ use datafusion::{
 
 use super::{
     super::{
-        calls::{Extractable, extractable_calls, has_calls, replace_extracted},
+        calls::{Extractable, calls_of, extractable_calls, has_calls, replace_exprs, replace_extracted},
         expr::has_subquery,
         node::{Embed, EmbedCall},
     },
@@ -107,22 +107,24 @@ impl Pass {
 
     /// Extracts the calls of expressions over a plan into `Embed` operators above the plan.
     pub(super) fn extract(&mut self, plan: LogicalPlan, exprs: Vec<Expr>, stops_early: bool) -> Result<Extracted> {
-        self.extract_if(plan, exprs, stops_early, |_| true)
+        self.extract_where(plan, exprs, None, stops_early, |_| true)
     }
 
-    /// Extracts the calls that fulfil a predicate.
-    pub(super) fn extract_if(
+    /// Extracts the calls that fulfil a predicate, which is over the calls with their path conditions. The texts of rows
+    /// for which `condition` does not hold are not embedded.
+    pub(super) fn extract_where(
         &mut self,
         mut plan: LogicalPlan,
         mut exprs: Vec<Expr>,
+        condition: Option<&Expr>,
         stops_early: bool,
         predicate: impl Fn(&Expr) -> bool,
     ) -> Result<Extracted> {
         let mut computed = Vec::new();
         // Each round makes the path conditions of further calls known.
         loop {
-            let calls: Vec<Extractable> =
-                extractable_calls(&exprs)?.into_iter().filter(|call| predicate(&call.computed)).collect();
+            let calls = extractable_calls(&exprs)?.into_iter().filter(|call| predicate(&call.computed));
+            let calls = calls.map(|call| call.only_where(condition)).collect::<Result<Vec<_>>>()?;
             if calls.is_empty() {
                 return Ok(Extracted { plan, exprs, computed });
             }
@@ -134,6 +136,35 @@ impl Pass {
             let unconditional = columns.into_iter().filter(|(call, _)| call.is_unconditional());
             computed.extend(unconditional.map(|(call, column)| (call.call, column)));
         }
+    }
+
+    /// Extracts the calls that fulfil a predicate, whatever their path conditions, for the rows for which `condition`
+    /// holds. It must hold wherever the expressions are evaluated.
+    pub(super) fn extract_all(
+        &mut self,
+        plan: LogicalPlan,
+        exprs: Vec<Expr>,
+        condition: Option<&Expr>,
+        stops_early: bool,
+        predicate: impl Fn(&Expr) -> bool,
+    ) -> Result<Extracted> {
+        let calls: Vec<Expr> = calls_of(&exprs)?.into_iter().filter(predicate).collect();
+        if calls.is_empty() {
+            return Ok(Extracted { plan, exprs, computed: Vec::new() });
+        }
+        let calls = calls.into_iter().map(|call| Extractable::unconditional(call).only_where(condition));
+        let calls = calls.collect::<Result<Vec<_>>>()?;
+        let named = calls.iter().map(|call| EmbedCall::try_new(call.computed.clone(), self.column_name()));
+        let embed = Embed::try_new(plan, named.collect::<Result<_>>()?, stops_early)?;
+        let (unconditional, columns): (Vec<bool>, Vec<(Expr, Column)>) = calls
+            .into_iter()
+            .zip(embed.columns())
+            .map(|(call, column)| (call.is_unconditional(), (call.call, column)))
+            .unzip();
+        let exprs = exprs.into_iter().map(|e| replace_exprs(e, &columns)).collect::<Result<_>>()?;
+        let computed =
+            columns.into_iter().zip(unconditional).filter_map(|(column, all)| all.then_some(column)).collect();
+        Ok(Extracted { plan: embed.into_plan(), exprs, computed })
     }
 
     /// Computes the deferred outputs that expressions over the schema read, so that later operators read the same
