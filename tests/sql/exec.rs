@@ -137,7 +137,8 @@ async fn explain_analyze_counts_failed_texts_by_reason() {
         let counts = metrics.split([',', '[', ']']).map(str::trim).filter(|m| m.starts_with("rows_"));
         counts.map(str::to_owned).collect::<Vec<_>>()
     };
-    for call in ["try_elmo_embed(text, on_long => 'error')", "elmo_embed(text, on_long => 'error', on_error => 'null')"] {
+    for call in ["try_elmo_embed(text, on_long => 'error')", "elmo_embed(text, on_long => 'error', on_error => 'null')"]
+    {
         let counts = ["rows_embedded=2", "rows_failed_not_utf8=2", "rows_failed_too_many_tokens=2"];
         assert_eq!(counted(call).await, counts, "{call}");
     }

@@ -17,8 +17,8 @@ pub(super) fn document(parameters: &Parameters, description: &str, example: &str
     let named: Vec<String> = options.iter().map(|(name, _)| format!("{name} => ")).collect();
     let syntax = format!("{}({} [, {}])", parameters.function, names.join(", "), named.join(", "));
     let arguments = names.iter().copied().zip(columns.iter().copied()).chain(options);
-    let documented = Documentation::builder(section, description, syntax)
-        .with_sql_example(format!("```sql\n> {example}\n```"));
+    let documented =
+        Documentation::builder(section, description, syntax).with_sql_example(format!("```sql\n> {example}\n```"));
     arguments.fold(documented, |documented, (name, text)| documented.with_argument(name, text)).build()
 }
 
