@@ -165,11 +165,14 @@ impl Random {
                 format!("SELECT max(id) AS id, grp, text, max({scalar}) AS s FROM ({inner}) r GROUP BY {sets}")
             }
             5 => {
-                let order = self.one(&["", " DESC", " NULLS FIRST"]);
-                format!(
-                    "SELECT DISTINCT ON (grp) id, grp, text, {scalar} AS s FROM ({inner}) r ORDER BY grp, {}{order}, {ALL}",
-                    self.scalar("")
-                )
+                // DataFusion 55 panics if a key occurs twice.
+                let order = self.one(&[
+                    "id DESC, text, s",
+                    "text NULLS FIRST, id, s",
+                    "s DESC, id, text",
+                    "elmo_embed(text)[1], id, text, s",
+                ]);
+                format!("SELECT DISTINCT ON (grp) id, grp, text, {scalar} AS s FROM ({inner}) r ORDER BY grp, {order}")
             }
             6 => {
                 let (function, nulls) =

@@ -146,6 +146,8 @@ async fn rules_change_no_row_of_odd_queries() {
         "SELECT a = b, e[1] FROM (SELECT random() a, random() b, elmo_embed(text) e FROM t) GROUP BY a, b, e ORDER BY e[1]",
         "SELECT a = b, x FROM (SELECT sum(random()) a, max(elmo_embed(text)[1]) x FROM t) CROSS JOIN (SELECT sum(random()) b FROM t)",
         // The value of one row per group.
+        "SELECT grp, first_value(id ORDER BY a, b, id), max(e[1]) FROM (SELECT id, grp, text AS a, text AS b, elmo_embed(text) AS e FROM t) \
+         GROUP BY grp",
         "SELECT DISTINCT ON (grp) id, grp, elmo_embed(text)[1] FROM t ORDER BY grp, id DESC",
         "SELECT DISTINCT ON (grp) text, e[1], e[2] + id FROM (SELECT *, elmo_embed(text) AS e FROM t) ORDER BY grp, e[1], id",
         "SELECT DISTINCT ON (id % 3) id, elmo_similarity(text, concat('soup ', id)) FROM t ORDER BY id % 3, text NULLS FIRST, id",

@@ -24,14 +24,14 @@ impl Pass {
         let has_sets = group_expr.iter().any(|key| matches!(key, Expr::GroupingSet(_)));
         let mut exprs = [group_expr, aggr_expr].concat();
         let mut input = self.input(input, &exprs, false)?;
+        if has_sets && !input.is_plan {
+            // Aliases of one column would become the same grouping set.
+            input = Deferred::from_plan(self.finish(input, false)?);
+        }
         if input.is_plan && !exprs.iter().any(has_calls) {
             let aggr_expr = exprs.split_off(groups);
             let aggregate = Aggregate::try_new_with_schema(Arc::new(input.plan), exprs, aggr_expr, schema)?;
             return Ok(Deferred::from_plan(LogicalPlan::Aggregate(aggregate)));
-        }
-        if has_sets && !input.is_plan {
-            // Aliases of one column would become the same grouping set.
-            input = Deferred::from_plan(self.finish(input, false)?);
         }
         let input = self.materialise(input, &sort_keys(&exprs), false)?;
         let mut keys = input.resolve_all(exprs)?;
@@ -40,7 +40,8 @@ impl Pass {
         let has_rows = groups > 0 && !has_sets;
         let Aggregates { exprs, names, outputs } = self.aggregates(&keys, aggr_expr, has_rows)?;
         let Extracted { plan, exprs: mut keys, .. } = self.extract(input.plan, [keys, exprs].concat(), false)?;
-        let exprs = keys.split_off(groups);
+        let mut exprs = keys.split_off(groups);
+        exprs.iter_mut().for_each(remove_repeated_sort_keys);
         // Column names are derived from expressions, and expressions over different aliases may have become equal.
         let (plan, keys) = self.unique_group_keys(plan, keys, &exprs)?;
         let exprs: Vec<Expr> = exprs.into_iter().zip(names).map(|(expr, name)| expr.alias(name)).collect();
@@ -124,6 +125,18 @@ fn sort_keys(exprs: &[Expr]) -> Vec<Expr> {
         });
     }
     keys
+}
+
+/// Removes the sort keys of an aggregate function that repeat an earlier one, for which `first_value` panics in
+/// DataFusion 55. Keys over different aliases may have become equal.
+fn remove_repeated_sort_keys(expr: &mut Expr) {
+    let Expr::AggregateFunction(aggregate) = expr else { return };
+    let mut seen: Vec<Expr> = Vec::new();
+    aggregate.params.order_by.retain(|key| {
+        let is_new = !seen.contains(&key.expr);
+        seen.push(key.expr.clone());
+        is_new
+    });
 }
 
 /// The column of a window expression that one of the topmost window operators of a plan computes.
