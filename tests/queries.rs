@@ -1,14 +1,14 @@
 //! Random queries over a relation `t (id, grp, text)`: filters, sorts, limits, joins, unions, CASE, subqueries, windows,
-//! groups, tables of rows. Every one has the columns `id, grp, text, s`, and one answer only, whatever the order of work.
+//! groups, tables of rows. Every one has the columns `id, grp, text, s`, and a result that does not depend on the order of evaluation.
 
 /// Numerical Recipes' generator: the same queries on every machine.
-struct Dice(u64);
+struct Random(u64);
 
 /// A query by its number. Rows of every other one have an order, which [`is_ordered`] sees.
 pub(crate) fn query(seed: u64) -> String {
-    let query = Dice(seed).relation(1 + seed % 3);
+    let query = Random(seed).relation(1 + seed % 3);
     match seed % 2 {
-        1 => format!("SELECT id, {} AS x, s FROM ({query}) q{TOTAL}", Dice(seed + 1).scalar("")),
+        1 => format!("SELECT id, {} AS x, s FROM ({query}) q{TOTAL}", Random(seed + 1).scalar("")),
         _ => query,
     }
 }
@@ -24,7 +24,7 @@ const TOTAL: &str = " ORDER BY id, grp, text, s";
 /// Breaks ties by every column.
 const ALL: &str = "id, grp, text, s";
 
-impl Dice {
+impl Random {
     fn below(&mut self, n: u64) -> u64 {
         self.0 = self.0.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
         (self.0 >> 33) % n
@@ -75,7 +75,7 @@ impl Dice {
     }
 
     fn leaf(&mut self) -> &'static str {
-        match self.below(8) {
+        match self.below(9) {
             0 => {
                 "SELECT value AS id, value % 4 AS grp, CASE WHEN value % 11 <> 3 THEN concat('warm ', value % 6) END AS text, \
                  CAST(value AS DOUBLE) - 9.0 AS s FROM generate_series(0, 19)"
@@ -83,6 +83,10 @@ impl Dice {
             1 => {
                 "SELECT column1 AS id, column2 AS grp, column3 AS text, column4 AS s \
                  FROM (VALUES (1, 1, 'cold soup', 0.5), (2, 2, NULL, -1.0), (39, 3, 'the bank', 2.0))"
+            }
+            2 => {
+                "SELECT column1 AS id, column2 AS grp, column3 AS text, CAST(column4 AS DOUBLE) AS s \
+                 FROM (VALUES (1, 1, 'cold soup', elmo_embed('cold soup')[1]), (2, 2, NULL, -1.0), (39, 3, 'the bank', NULL))"
             }
             _ => "SELECT id, grp, text, CAST(id AS DOUBLE) - 20.0 AS s FROM t",
         }
@@ -133,7 +137,7 @@ impl Dice {
     /// What looks at several rows.
     fn of_groups(&mut self, inner: &str) -> String {
         let (scalar, condition) = (self.scalar(""), self.condition(""));
-        match self.below(6) {
+        match self.below(11) {
             0 => format!(
                 "SELECT min(id) AS id, grp, max(text) AS text, max({scalar}) AS s FROM ({inner}) r GROUP BY grp"
             ),
@@ -160,6 +164,42 @@ impl Dice {
                     self.one(&["GROUPING SETS ((grp, text), (grp), ())", "ROLLUP (grp, text)", "CUBE (grp, text)"]);
                 format!("SELECT max(id) AS id, grp, text, max({scalar}) AS s FROM ({inner}) r GROUP BY {sets}")
             }
+            5 => {
+                // DataFusion 55 panics if a key occurs twice.
+                let order = self.one(&[
+                    "id DESC, text, s",
+                    "text NULLS FIRST, id, s",
+                    "s DESC, id, text",
+                    "elmo_embed(text)[1], id, text, s",
+                ]);
+                format!("SELECT DISTINCT ON (grp) id, grp, text, {scalar} AS s FROM ({inner}) r ORDER BY grp, {order}")
+            }
+            6 => {
+                let (function, nulls) =
+                    (self.one(&["first_value", "last_value"]), self.one(&["", " IGNORE NULLS", " RESPECT NULLS"]));
+                let filter = self.one(&["", "", " FILTER (WHERE id > 5)"]);
+                let keys = self.one(&[" GROUP BY grp", " GROUP BY grp, text", ""]);
+                format!(
+                    "SELECT min(id) AS id, max(grp) AS grp, {function}(text ORDER BY {ALL}) AS text, \
+                     {function}({scalar} ORDER BY {ALL}){nulls}{filter} AS s FROM ({inner}) r{keys}"
+                )
+            }
+            7 => format!(
+                "SELECT id, grp, text, CAST(rank() OVER (PARTITION BY grp ORDER BY {scalar}) AS DOUBLE) \
+                 + coalesce(min({scalar}) OVER (ORDER BY {ALL}), 0.0) + coalesce(max({}) OVER (PARTITION BY grp), 0.0) AS s \
+                 FROM ({inner}) r",
+                self.scalar("")
+            ),
+            8 => format!(
+                "SELECT id, grp, text, {scalar} AS s FROM ({inner}) r \
+                 QUALIFY row_number() OVER (PARTITION BY grp ORDER BY {}, {ALL}) <= 3",
+                self.scalar("")
+            ),
+            9 => format!(
+                "SELECT max(id) AS id, grp, max(text) AS text, max(s) AS s \
+                 FROM (SELECT id, grp, text, s, {scalar} AS a, {} AS b FROM ({inner}) q) r GROUP BY GROUPING SETS ((grp, a), (grp, b), (grp))",
+                self.scalar("")
+            ),
             _ => format!(
                 "SELECT count(*) AS id, count(DISTINCT {scalar}) AS grp, max(text) AS text, CAST(max(e[2]) AS DOUBLE) AS s \
                  FROM (SELECT *, elmo_embed(text) AS e FROM ({inner}) q) r GROUP BY e"
@@ -169,7 +209,7 @@ impl Dice {
 
     /// What puts two relations together.
     fn of_two(&mut self, inner: &str, other: &str) -> String {
-        match self.below(9) {
+        match self.below(14) {
             0 => {
                 let kind = self.one(&["INNER", "LEFT", "RIGHT", "FULL"]);
                 let (on, s) = (self.condition("b."), self.scalar("a."));
@@ -211,6 +251,35 @@ impl Dice {
                 "SELECT id, grp, text, CAST((SELECT max({}) FROM ({other}) q WHERE q.id = r.id) AS DOUBLE) AS s FROM ({inner}) r",
                 self.scalar("q.")
             ),
+            8 => {
+                let (kind, on, s) = (self.one(&["SEMI", "ANTI"]), self.condition("a."), self.scalar("b."));
+                format!(
+                    "SELECT b.id, b.grp, b.text, {s} AS s FROM ({inner}) a RIGHT {kind} JOIN ({other}) b ON a.id = b.id AND {on}"
+                )
+            }
+            9 => format!(
+                "SELECT r.id, r.grp, l.text, l.s FROM ({inner}) r CROSS JOIN LATERAL \
+                 (SELECT q.text, {} AS s FROM ({other}) q WHERE q.id = r.id) l",
+                self.scalar("q.")
+            ),
+            10 => {
+                let function = self.one(&["min", "max"]);
+                format!(
+                    "SELECT * FROM ({inner}) r WHERE {} >= (SELECT {function}({}) FROM ({other}) q)",
+                    self.scalar("r."),
+                    self.scalar("q.")
+                )
+            }
+            11 => {
+                let (not, a, b) = (self.one(&["", "NOT "]), self.scalar("r."), self.scalar("q."));
+                format!(
+                    "SELECT * FROM ({inner}) r WHERE {not}EXISTS (SELECT 1 FROM ({other}) q WHERE q.grp = r.grp AND {a} > {b})"
+                )
+            }
+            12 => {
+                let (not, s) = (self.one(&["", "NOT "]), self.scalar("q."));
+                format!("SELECT * FROM ({inner}) r WHERE {} {not}IN (SELECT {s} FROM ({other}) q)", self.scalar("r."))
+            }
             _ => {
                 let (s, on) = (self.scalar("a."), self.condition("b."));
                 format!(

@@ -233,7 +233,7 @@ impl Fault for elmo::Error {
 }
 
 fn remote(error: &elmo::Error) -> Option<&Error> {
-    let elmo::Error::Elsewhere(error) = error else { return None };
+    let elmo::Error::Remote(error) = error else { return None };
     error.downcast_ref()
 }
 

@@ -23,6 +23,7 @@ pub mod diagnose;
 pub mod error;
 pub mod in_order;
 pub mod models;
+mod operator;
 pub mod output;
 pub mod redact;
 mod reply;

@@ -63,9 +63,9 @@ pub enum Error {
     /// Arrow rejected the arrays that were built: more values than its offsets can count.
     #[error("the vectors do not fit one Arrow array: {0}; give fewer rows at a time")]
     Arrow(#[from] arrow::error::ArrowError),
-    /// The engine of another process failed, or did not answer.
+    /// The engine of another process failed or did not respond.
     #[error(transparent)]
-    Elsewhere(Box<dyn std::error::Error + Send + Sync>),
+    Remote(Box<dyn std::error::Error + Send + Sync>),
     /// The embedder was closed.
     #[error("the embedder is closed")]
     Closed,
@@ -93,9 +93,7 @@ impl Error {
             Self::Row { .. } | Self::Column { .. } | Self::Arrow(_) => ErrorKind::Input,
             Self::Options(_) | Self::Weights(_) | Self::ModelDir(_) | Self::LmHead(_) => ErrorKind::Model,
             Self::Device(DeviceError::MissingTensor { .. } | DeviceError::TensorShape { .. }) => ErrorKind::Model,
-            Self::Device(_) | Self::Engine(_) | Self::Io { .. } | Self::Elsewhere(_) | Self::Closed => {
-                ErrorKind::System
-            }
+            Self::Device(_) | Self::Engine(_) | Self::Io { .. } | Self::Remote(_) | Self::Closed => ErrorKind::System,
         }
     }
 

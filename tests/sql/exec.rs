@@ -3,7 +3,7 @@
 use std::{sync::Arc, time::Duration};
 
 use arrow::{
-    array::{Array, ArrayRef, AsArray, DictionaryArray, Int64Array, RecordBatch, StringArray},
+    array::{Array, ArrayRef, AsArray, BinaryArray, DictionaryArray, Int64Array, RecordBatch, StringArray},
     compute::{cast, concat, concat_batches},
     datatypes::{DataType, Float32Type, Float64Type, Int8Type, Int32Type, Int64Type},
     util::pretty::pretty_format_batches,
@@ -118,6 +118,32 @@ async fn explain_analyze_shows_metrics() {
     for metric in ["tokens=", "padding_ratio=", "cache_hits=", "dedup_hits=", "queue_time=", "device_time="] {
         assert!(line.contains(metric), "{metric}: {line}");
     }
+}
+
+/// By hand: two texts have 600 tokens, more than the 512 that `on_long => 'error'` allows, and two are not UTF-8; one of
+/// them occurs twice.
+#[tokio::test]
+async fn explain_analyze_counts_failed_texts_by_reason() {
+    let session = session();
+    let [long, longer] = ["word ".repeat(600), format!("a {}", "word ".repeat(600))];
+    let texts: [&[u8]; 7] = [b"one", long.as_bytes(), b"\xff", b"two", longer.as_bytes(), b"\xff", b"a \xff"];
+    register(&session, Arc::new(BinaryArray::from(texts.to_vec())));
+    let counted = async |call: &str| {
+        // Every query starts with an empty cache.
+        elmo_udfs::functions::scalar(&Models::from(tiny().clone())).into_iter().for_each(|f| session.register_udf(f));
+        let analyzed = rows(&session, &format!("EXPLAIN ANALYZE SELECT id, {call} FROM t")).await;
+        let shown = pretty_format_batches(&[analyzed]).unwrap().to_string();
+        let metrics = shown.lines().find(|line| line.contains("EmbedExec: ")).unwrap().to_owned();
+        let counts = metrics.split([',', '[', ']']).map(str::trim).filter(|m| m.starts_with("rows_"));
+        counts.map(str::to_owned).collect::<Vec<_>>()
+    };
+    for call in ["try_elmo_embed(text, on_long => 'error')", "elmo_embed(text, on_long => 'error', on_error => 'null')"]
+    {
+        let counts = ["rows_embedded=2", "rows_failed_not_utf8=2", "rows_failed_too_many_tokens=2"];
+        assert_eq!(counted(call).await, counts, "{call}");
+    }
+    let counts = ["rows_embedded=4", "rows_failed_not_utf8=2"];
+    assert_eq!(counted("elmo_embed(text, on_error => 'null')").await, counts);
 }
 
 #[tokio::test]

@@ -155,6 +155,26 @@ async fn rules_change_no_row_of_odd_queries() {
         "(SELECT id, elmo_embed(text)[1] FROM t) EXCEPT (SELECT id, elmo_embed(text)[1] FROM t WHERE grp = 1)",
         "SELECT id FROM t ORDER BY elmo_embed(text)[1] DESC NULLS LAST, id LIMIT 3",
         "SELECT x.* FROM (SELECT *, elmo_embed(text)[1] AS s FROM t LIMIT 0) x",
+        // Volatile functions: equal expressions have different values.
+        "SELECT a = b FROM (SELECT a, sum(random()) OVER () b, e FROM (SELECT sum(random()) OVER () a, elmo_embed(text) e FROM t)) \
+         WHERE e IS NOT NULL",
+        "SELECT a = b, e[1] FROM (SELECT random() a, random() b, elmo_embed(text) e FROM t) GROUP BY a, b, e ORDER BY e[1]",
+        "SELECT a = b, x FROM (SELECT sum(random()) a, max(elmo_embed(text)[1]) x FROM t) CROSS JOIN (SELECT sum(random()) b FROM t)",
+        // The value of one row per group.
+        "SELECT grp, first_value(id ORDER BY a, b, id), max(e[1]) FROM (SELECT id, grp, text AS a, text AS b, elmo_embed(text) AS e FROM t) \
+         GROUP BY grp",
+        "SELECT DISTINCT ON (grp) id, grp, elmo_embed(text)[1] FROM t ORDER BY grp, id DESC",
+        "SELECT DISTINCT ON (grp) text, e[1], e[2] + id FROM (SELECT *, elmo_embed(text) AS e FROM t) ORDER BY grp, e[1], id",
+        "SELECT DISTINCT ON (id % 3) id, elmo_similarity(text, concat('soup ', id)) FROM t ORDER BY id % 3, text NULLS FIRST, id",
+        "SELECT DISTINCT ON (grp) CASE WHEN id > 1 THEN elmo_embed(text)[1] ELSE -id END FROM t ORDER BY grp, id",
+        "SELECT DISTINCT ON (grp) grp, coalesce(elmo_embed(text)[1], 5.0) FROM t WHERE id % 11 = 3 ORDER BY grp, id",
+        "SELECT grp, first_value(elmo_embed(text)[1] ORDER BY id) IGNORE NULLS, last_value(elmo_embed(text)[1] ORDER BY id) \
+         FROM t GROUP BY grp",
+        "SELECT grp, first_value(coalesce(elmo_embed(text)[1], 5.0) ORDER BY id) FILTER (WHERE id > 38) FROM t GROUP BY grp",
+        "SELECT first_value(coalesce(elmo_embed(text)[1], 5.0) ORDER BY id) FROM t WHERE id < 0",
+        "SELECT grp, first_value(coalesce(elmo_embed(text)[1], 5.0) ORDER BY id) FROM t WHERE id < 0 GROUP BY ROLLUP (grp)",
+        "SELECT grp, first_value(elmo_embed(text)[1] ORDER BY elmo_embed(text)[2], id), max(elmo_embed(text)[1]) FROM t GROUP BY grp",
+        "SELECT elmo_embed(text)[1] > 0, first_value(elmo_embed(text)[2] ORDER BY id) FROM t GROUP BY 1",
     ] {
         let (on, off) = (answer(query, true).await, answer(query, false).await);
         let same = match (&on.0, &off.0) {

@@ -89,7 +89,8 @@ fn has_placeholder(expr: &Expr) -> bool {
     expr.exists(|e| Ok(matches!(e, Expr::Placeholder(_)))).unwrap_or(true)
 }
 
-/// The methods of [`datafusion::logical_expr::ScalarUDFImpl`] for a struct whose only field is a [`TextFunction`].
+/// The methods of [`datafusion::logical_expr::ScalarUDFImpl`] for a struct whose only field is a [`TextFunction`], in a file
+/// with a static `DOCUMENTATION`.
 macro_rules! text_function {
     () => {
         fn name(&self) -> &str {
@@ -142,7 +143,7 @@ macro_rules! text_function {
         }
 
         fn documentation(&self) -> Option<&datafusion::logical_expr::Documentation> {
-            self.doc()
+            Some(&DOCUMENTATION)
         }
     };
 }

@@ -126,7 +126,9 @@ pub(super) struct EmbedArgs {
     #[arg(long, value_name = "SCHEDULER", help_heading = "Speed and devices")]
     cluster: Option<crate::cluster::Address>,
 
-    /// Maximum number of rows to read and tokenise at once; fewer rows use less memory
+    /// Maximum number of input rows to read and tokenise together; fewer rows use less memory
+    ///
+    /// It has no effect on the vectors. The windows of --on-long are parts of long sentences.
     #[arg(long, value_name = "N", default_value = "8192", value_parser = positive, help_heading = "Speed and devices")]
     window_rows: usize,
 }
@@ -325,7 +327,7 @@ impl EmbedArgs {
                 stores: stores.clone(),
                 settings: self.engine.settings(),
                 runtime: tokio::runtime::Handle::current(),
-                elsewhere: true,
+                remote: true,
                 read: std::sync::Mutex::default(),
             };
             let cluster = crate::cluster::Cluster::new(address.clone());

@@ -23,7 +23,10 @@ use crate::{
     error::{Error, Exit, Result},
     models::ModelSpec,
     report::{Progress, Silent, count},
-    sql::{Answer, COMMANDS, Command, Format, Remote, Repl, Settings, Show, Sql, SqlError, Typed, default_history},
+    sql::{
+        COMMANDS, Command, Format, Input, Outcome, OutputOptions, Remote, Repl, Settings, Sql, SqlError,
+        default_history,
+    },
     stores::{INTERACTIVE_RETRY_FOR, RETRY_FOR, Stores},
 };
 
@@ -138,33 +141,33 @@ impl SqlArgs {
         None
     }
 
-    fn show(&self) -> Show {
-        Show { format: self.format, max_rows: self.max_rows }
+    fn output(&self) -> OutputOptions {
+        OutputOptions { format: self.format, max_rows: self.max_rows }
     }
 
     /// The statements to run; `None` for the shell.
-    fn texts(&self) -> Result<Option<Vec<Text>>> {
+    fn scripts(&self) -> Result<Option<Vec<Script>>> {
         if !self.command.is_empty() {
-            let given = self.command.iter().map(|sql| Text { sql: sql.clone(), file: None });
+            let given = self.command.iter().map(|sql| Script { sql: sql.clone(), file: None });
             return Ok(Some(given.collect()));
         }
         if !self.file.is_empty() {
-            return self.file.iter().map(|file| Text::read(file)).collect::<Result<_>>().map(Some);
+            return self.file.iter().map(|file| Script::read(file)).collect::<Result<_>>().map(Some);
         }
         match io::stdin().is_terminal() {
             true => Ok(None),
-            false => Ok(Some(vec![Text::read(Path::new("-"))?])),
+            false => Ok(Some(vec![Script::read(Path::new("-"))?])),
         }
     }
 }
 
 /// Statements, and the file that contains them.
-struct Text {
+struct Script {
     sql: String,
     file: Option<String>,
 }
 
-impl Text {
+impl Script {
     /// Reads a file; `-` is standard input.
     fn read(path: &Path) -> Result<Self> {
         let (read, file) = match path.as_os_str() == "-" {
@@ -196,7 +199,7 @@ pub(super) fn run(args: &SqlArgs, common: &CommonArgs) -> Result<Exit> {
             "redirect it to a file: elmo sql … > result.parquet",
         ));
     }
-    let texts = args.texts()?;
+    let scripts = args.scripts()?;
     let ended = block_on(async {
         let settings = Settings {
             models,
@@ -205,14 +208,14 @@ pub(super) fn run(args: &SqlArgs, common: &CommonArgs) -> Result<Exit> {
             remote: args.remote(),
             memory_limit: args.memory_limit.map(|bytes| bytes.0),
         };
-        // At the prompt a user waits for the answer.
-        let budget = if texts.is_none() { INTERACTIVE_RETRY_FOR } else { RETRY_FOR };
+        // At the prompt a user waits for the result.
+        let budget = if scripts.is_none() { INTERACTIVE_RETRY_FOR } else { RETRY_FOR };
         let stores = Stores::from_env().retrying_for(budget);
-        let (sql, signals) = (Sql::new(settings, &stores)?, Signals::listen(texts.is_none())?);
-        let mut shell = Shell { sql, common, show: args.show(), signals };
-        match texts {
-            Some(texts) => shell.script(&texts).await.map(|()| Exit::Done),
-            None => shell.talk(args.history.clone()).await.map(|()| Exit::Done),
+        let (sql, signals) = (Sql::new(settings, &stores)?, Signals::listen(scripts.is_none())?);
+        let mut shell = Shell { sql, common, output: args.output(), signals };
+        match scripts {
+            Some(scripts) => shell.run_script(&scripts).await.map(|()| Exit::Done),
+            None => shell.run_interactively(args.history.clone()).await.map(|()| Exit::Done),
         }
     });
     if let Err(error @ Error::Stopped) = &ended {
@@ -239,43 +242,43 @@ fn wait_for_cleanup() {
 struct Shell<'a> {
     sql: Sql,
     common: &'a CommonArgs,
-    show: Show,
+    output: OutputOptions,
     signals: Signals,
 }
 
 impl Shell<'_> {
-    /// Runs statements up to the first error. All texts are parsed before the first statement runs.
-    async fn script(&mut self, texts: &[Text]) -> Result<()> {
-        let parsed = texts.iter().map(|text| text.parse(&self.sql)).collect::<Result<Vec<_>>>()?;
+    /// Runs statements up to the first error. All scripts are parsed before the first statement runs.
+    async fn run_script(&mut self, scripts: &[Script]) -> Result<()> {
+        let parsed = scripts.iter().map(|script| script.parse(&self.sql)).collect::<Result<Vec<_>>>()?;
         let statements: Vec<_> = parsed.into_iter().flatten().collect();
         if statements.is_empty() {
             return Err(Error::usage("there is no statement", "give one: -c 'SELECT 1'"));
         }
         let mut results = 0;
         for statement in statements {
-            if self.show.format.is_binary() && results == 1 {
+            if self.output.format.is_binary() && results == 1 {
                 return Err(Error::usage("this format allows one result only", "run one query at a time, or use COPY"));
             }
-            let answer = self.one(statement).await?;
-            results += usize::from(answer.rows.is_some());
-            self.note_rest(answer);
+            let outcome = self.execute(statement).await?;
+            results += usize::from(outcome.rows.is_some());
+            self.report_truncation(outcome);
         }
         Ok(())
     }
 
     /// Runs one statement until it ends or is cancelled.
-    async fn one(&mut self, statement: Statement) -> Result<Answer> {
+    async fn execute(&mut self, statement: Statement) -> Result<Outcome> {
         // A progress bar would be mixed with the rows.
-        let rows_here = io::stdout().is_terminal() && self.show.format != Format::Table;
+        let rows_on_terminal = io::stdout().is_terminal() && self.output.format != Format::Table;
         // The progress of a cluster is not known here.
         let progress: Arc<dyn Progress> =
-            if rows_here || self.sql.is_on_cluster() { Arc::new(Silent) } else { self.common.progress().into() };
-        let (sql, show, task_progress) = (self.sql.clone(), self.show, Arc::clone(&progress));
+            if rows_on_terminal || self.sql.is_on_cluster() { Arc::new(Silent) } else { self.common.progress().into() };
+        let (sql, output, task_progress) = (self.sql.clone(), self.output, Arc::clone(&progress));
         self.signals.begin();
         // A task of its own, because fetching a model and running a function block.
         let mut running = tokio::spawn(async move {
             let out = Box::new(io::BufWriter::new(io::stdout()));
-            sql.run(statement, show, task_progress.as_ref(), out).await
+            sql.run(statement, output, task_progress.as_ref(), out).await
         });
         let ended = tokio::select! {
             ended = &mut running => ended.unwrap_or_else(|e| Err(Error::Failed(format!("the statement failed: {e}")))),
@@ -299,9 +302,9 @@ impl Shell<'_> {
         ended
     }
 
-    fn note_rest(&self, answer: Answer) {
-        if answer.more {
-            let rows = count(self.show.max_rows as u64);
+    fn report_truncation(&self, outcome: Outcome) {
+        if outcome.truncated {
+            let rows = count(self.output.max_rows as u64);
             logging::note(&format!(
                 "only the first {rows} rows are shown; use --max-rows for more, or another --format for all"
             ));
@@ -309,7 +312,7 @@ impl Shell<'_> {
     }
 
     /// The shell: an error ends a statement, not the session.
-    async fn talk(mut self, history: Option<PathBuf>) -> Result<()> {
+    async fn run_interactively(mut self, history: Option<PathBuf>) -> Result<()> {
         let history = match history {
             Some(path) if path.as_os_str() == "none" => None,
             path => path.or_else(default_history),
@@ -318,13 +321,13 @@ impl Shell<'_> {
         logging::note(concat!("elmo ", env!("CARGO_PKG_VERSION"), ": SQL with ELMo; \\? for help, \\q to quit"));
         loop {
             let names = self.sql.names().await;
-            // Reading blocks this thread until a line is typed.
-            let typed = tokio::task::block_in_place(|| repl.read(names));
-            let ended = match typed {
-                Ok(Typed::End) => return Ok(()),
-                Ok(Typed::Nothing) => Ok(()),
-                Ok(Typed::Sql(sql)) => self.answer(&Text { sql, file: None }).await,
-                Ok(Typed::Command(command)) => self.obey(command).await,
+            // Reading blocks this thread until a line is entered.
+            let input = tokio::task::block_in_place(|| repl.read(names));
+            let ended = match input {
+                Ok(Input::Exit) => return Ok(()),
+                Ok(Input::Empty) => Ok(()),
+                Ok(Input::Sql(sql)) => self.execute_all(&Script { sql, file: None }).await,
+                Ok(Input::Command(command)) => self.run_command(command).await,
                 Err(error @ Error::Usage { .. }) => Err(error),
                 Err(error) => return Err(error),
             };
@@ -336,25 +339,25 @@ impl Shell<'_> {
         }
     }
 
-    async fn obey(&mut self, command: Command) -> Result<()> {
+    async fn run_command(&mut self, command: Command) -> Result<()> {
         match command {
             Command::Help => super::print(COMMANDS),
             Command::Format(format) => {
-                self.show.format = format;
+                self.output.format = format;
                 Ok(())
             }
-            Command::File(file) => self.answer(&Text::read(Path::new(&file))?).await,
-            Command::Sql(sql) => self.answer(&Text { sql, file: None }).await,
+            Command::File(file) => self.execute_all(&Script::read(Path::new(&file))?).await,
+            Command::Sql(sql) => self.execute_all(&Script { sql, file: None }).await,
         }
     }
 
-    async fn answer(&mut self, text: &Text) -> Result<()> {
-        for statement in text.parse(&self.sql)? {
+    async fn execute_all(&mut self, script: &Script) -> Result<()> {
+        for statement in script.parse(&self.sql)? {
             let started = Instant::now();
-            let answer = self.one(statement).await?;
+            let outcome = self.execute(statement).await?;
             let seconds = started.elapsed().as_secs_f64();
-            match answer.rows {
-                Some(_) if answer.more => self.note_rest(answer),
+            match outcome.rows {
+                Some(_) if outcome.truncated => self.report_truncation(outcome),
                 Some(1) => logging::note(&format!("1 row, {seconds:.2} s")),
                 Some(rows) => logging::note(&format!("{} rows, {seconds:.2} s", count(rows))),
                 None => logging::note(&format!("done, {seconds:.2} s")),

@@ -8,9 +8,9 @@ use datafusion::{
         array::{Array, ArrayRef, AsArray, FixedSizeListArray, RecordBatch, StringArray, UInt64Array},
         datatypes::{DataType, Field, FieldRef, Schema, SchemaRef, UInt64Type},
     },
-    common::{DataFusionError, Result, internal_err, tree_node::TreeNodeRecursion},
+    common::{DataFusionError, Result, internal_err},
     execution::{SendableRecordBatchStream, TaskContext},
-    physical_expr::{EquivalenceProperties, Partitioning, PhysicalExpr},
+    physical_expr::{EquivalenceProperties, Partitioning},
     physical_plan::{
         DisplayAs, DisplayFormatType, ExecutionPlan, ExecutionPlanProperties, PlanProperties,
         execution_plan::{Boundedness, EmissionType},
@@ -23,6 +23,8 @@ use elmo_udfs::{
     codec::{ModelHost, SentModel},
 };
 use futures::{StreamExt, TryStreamExt};
+
+use crate::operator::operator;
 
 /// Batches embedded concurrently in a task.
 const CONCURRENT_BATCHES: usize = 4;
@@ -209,24 +211,7 @@ impl DisplayAs for DescribeExec {
 }
 
 impl ExecutionPlan for DescribeExec {
-    fn name(&self) -> &'static str {
-        "DescribeExec"
-    }
-
-    fn properties(&self) -> &Arc<PlanProperties> {
-        &self.properties
-    }
-
-    fn children(&self) -> Vec<&Arc<dyn ExecutionPlan>> {
-        Vec::new()
-    }
-
-    fn apply_expressions(
-        &self,
-        _: &mut dyn FnMut(&Arc<dyn PhysicalExpr>) -> Result<TreeNodeRecursion>,
-    ) -> Result<TreeNodeRecursion> {
-        Ok(TreeNodeRecursion::Continue)
-    }
+    operator!("DescribeExec", inputs: []);
 
     fn with_new_children(self: Arc<Self>, _: Vec<Arc<dyn ExecutionPlan>>) -> Result<Arc<dyn ExecutionPlan>> {
         Ok(self)
@@ -254,24 +239,7 @@ impl DisplayAs for ColumnsExec {
 }
 
 impl ExecutionPlan for ColumnsExec {
-    fn name(&self) -> &'static str {
-        "ColumnsExec"
-    }
-
-    fn properties(&self) -> &Arc<PlanProperties> {
-        &self.properties
-    }
-
-    fn children(&self) -> Vec<&Arc<dyn ExecutionPlan>> {
-        vec![&self.input]
-    }
-
-    fn apply_expressions(
-        &self,
-        _: &mut dyn FnMut(&Arc<dyn PhysicalExpr>) -> Result<TreeNodeRecursion>,
-    ) -> Result<TreeNodeRecursion> {
-        Ok(TreeNodeRecursion::Continue)
-    }
+    operator!("ColumnsExec", inputs: [input]);
 
     fn with_new_children(self: Arc<Self>, children: Vec<Arc<dyn ExecutionPlan>>) -> Result<Arc<dyn ExecutionPlan>> {
         let Ok([input]) = <[_; 1]>::try_from(children) else { return internal_err!("ColumnsExec has one input") };

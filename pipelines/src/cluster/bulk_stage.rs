@@ -145,7 +145,7 @@ impl Stage for ClusterStage {
             let batch = concat_batches(&schema, &batches)?;
             if batch.num_rows() != rows {
                 let message = format!("the cluster returned {} rows for {rows}", batch.num_rows());
-                return Err(elmo::Error::Elsewhere(message.into()));
+                return Err(elmo::Error::Remote(message.into()));
             }
             apply_on_error(from_batch(&batch), on_error)
         });
@@ -176,8 +176,8 @@ fn apply_on_error(mut columns: EmbeddedColumns, on_error: OnError) -> elmo::Resu
 
 fn remote_error(error: DataFusionError) -> elmo::Error {
     match error {
-        DataFusionError::External(error) => elmo::Error::Elsewhere(error),
-        error => elmo::Error::Elsewhere(error.into()),
+        DataFusionError::External(error) => elmo::Error::Remote(error),
+        error => elmo::Error::Remote(error.into()),
     }
 }
 

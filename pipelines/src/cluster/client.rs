@@ -16,7 +16,10 @@ use datafusion::{
     physical_plan::{ExecutionPlan, ExecutionPlanProperties, stream::RecordBatchStreamAdapter},
     prelude::SessionConfig,
 };
-use datafusion_proto::{physical_plan::AsExecutionPlan, protobuf::PhysicalPlanNode};
+use datafusion_proto::{
+    physical_plan::{AsExecutionPlan, PhysicalExtensionCodec},
+    protobuf::PhysicalPlanNode,
+};
 use elmo_udfs::codec::NoModels;
 use futures::{StreamExt, TryStreamExt};
 use prost::Message;
@@ -25,7 +28,7 @@ use tonic::{Code, Status};
 
 use super::{
     Address, MESSAGE_BYTES, NO_ANSWER, REQUEST_TIMEOUT,
-    codec::ClusterCodec,
+    codec::cluster_codec,
     error::{ClusterError, NO_EXECUTORS},
     job::{Job, SchedulerClient},
     results::Results,
@@ -46,13 +49,13 @@ const RETRY_INTERVAL: Duration = Duration::from_millis(250);
 #[derive(Debug, Clone)]
 pub struct Cluster {
     address: Address,
-    codec: Arc<ClusterCodec>,
+    codec: Arc<dyn PhysicalExtensionCodec>,
 }
 
 impl Cluster {
     /// Creates a client. Does not connect.
     pub fn new(address: Address) -> Self {
-        Self { address, codec: ClusterCodec::new(Arc::new(NoModels("the client"))) }
+        Self { address, codec: cluster_codec(Arc::new(NoModels("the client"))) }
     }
 
     /// The address of the scheduler.

@@ -6,9 +6,8 @@ use std::{
 };
 
 use datafusion::{
-    common::{DataFusionError, Result, internal_err, tree_node::TreeNodeRecursion},
+    common::{DataFusionError, Result, internal_err},
     execution::{SendableRecordBatchStream, TaskContext},
-    physical_expr::PhysicalExpr,
     physical_plan::{
         DisplayAs, DisplayFormatType, ExecutionPlan, PlanProperties,
         metrics::{BaselineMetrics, ExecutionPlanMetricsSet, MetricsSet},
@@ -21,7 +20,7 @@ use futures::{
 };
 
 use super::{client::Cluster, distributable::Plan, results::Results};
-use crate::sql::CLUSTER_EXEC;
+use crate::{operator::operator, sql::CLUSTER_EXEC};
 
 /// The job of a plan. The first partition that is executed starts it; all partitions await it.
 type SharedJob = Shared<BoxFuture<'static, Result<Arc<Results>, Arc<DataFusionError>>>>;
@@ -66,24 +65,7 @@ impl DisplayAs for ClusterExec {
 }
 
 impl ExecutionPlan for ClusterExec {
-    fn name(&self) -> &'static str {
-        CLUSTER_EXEC
-    }
-
-    fn properties(&self) -> &Arc<PlanProperties> {
-        &self.properties
-    }
-
-    fn children(&self) -> Vec<&Arc<dyn ExecutionPlan>> {
-        vec![&self.plan]
-    }
-
-    fn apply_expressions(
-        &self,
-        _: &mut dyn FnMut(&Arc<dyn PhysicalExpr>) -> Result<TreeNodeRecursion>,
-    ) -> Result<TreeNodeRecursion> {
-        Ok(TreeNodeRecursion::Continue)
-    }
+    operator!(CLUSTER_EXEC, inputs: [plan]);
 
     fn with_new_children(self: Arc<Self>, children: Vec<Arc<dyn ExecutionPlan>>) -> Result<Arc<dyn ExecutionPlan>> {
         let Ok([plan]) = <[_; 1]>::try_from(children) else { return internal_err!("ClusterExec has one plan") };

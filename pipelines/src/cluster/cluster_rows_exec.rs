@@ -7,13 +7,12 @@ use datafusion::{
         array::{Array, ArrayRef, AsArray, RecordBatch, RecordBatchOptions},
         datatypes::{DataType, SchemaRef},
     },
-    common::{DataFusionError, Result, internal_err, runtime::SpawnedTask, tree_node::TreeNodeRecursion},
+    common::{DataFusionError, Result, internal_err, runtime::SpawnedTask},
     datasource::memory::MemorySourceConfig,
     execution::{
         SendableRecordBatchStream, TaskContext,
         memory_pool::{MemoryConsumer, MemoryReservation},
     },
-    physical_expr::PhysicalExpr,
     physical_plan::{
         DisplayAs, DisplayFormatType, ExecutionPlan, PlanProperties,
         empty::EmptyExec,
@@ -27,6 +26,7 @@ use elmo_udfs::plan::exec::EmbedExec;
 use futures::{Stream, StreamExt, TryStreamExt};
 
 use super::{client::Cluster, distributable::Plan};
+use crate::operator::operator;
 
 /// Maximum rows of a chunk.
 const CHUNK_ROWS: usize = 4096;
@@ -244,27 +244,10 @@ impl DisplayAs for ClusterRowsExec {
 }
 
 impl ExecutionPlan for ClusterRowsExec {
-    fn name(&self) -> &'static str {
-        "ClusterRowsExec"
-    }
-
-    fn properties(&self) -> &Arc<PlanProperties> {
-        &self.properties
-    }
-
-    fn children(&self) -> Vec<&Arc<dyn ExecutionPlan>> {
-        vec![&self.input]
-    }
+    operator!("ClusterRowsExec", inputs: [input]);
 
     fn maintains_input_order(&self) -> Vec<bool> {
         vec![true]
-    }
-
-    fn apply_expressions(
-        &self,
-        _: &mut dyn FnMut(&Arc<dyn PhysicalExpr>) -> Result<TreeNodeRecursion>,
-    ) -> Result<TreeNodeRecursion> {
-        Ok(TreeNodeRecursion::Continue)
     }
 
     fn with_new_children(self: Arc<Self>, children: Vec<Arc<dyn ExecutionPlan>>) -> Result<Arc<dyn ExecutionPlan>> {

@@ -1,5 +1,4 @@
-//! The codec of a cluster's plans: serialises the operators of this crate, and delegates those of elmo-udfs and
-//! Ballista.
+//! The codec of a cluster's plans: elmo-udfs's around one for the operators of this crate around Ballista's.
 
 use std::sync::Arc;
 
@@ -7,7 +6,6 @@ use ballista_core::serde::BallistaPhysicalExtensionCodec;
 use datafusion::{
     common::{DataFusionError, Result, plan_datafusion_err, plan_err},
     execution::TaskContext,
-    logical_expr::{AggregateUDF, HigherOrderUDF, ScalarUDF, WindowUDF},
     physical_plan::ExecutionPlan,
 };
 use datafusion_proto::physical_plan::{PhysicalExtensionCodec, PhysicalProtoConverterExtension};
@@ -22,18 +20,19 @@ use super::bulk_exec::{ColumnsExec, DescribeExec, EmbedTask, Host};
 const MAGIC: &[u8] = b"elmo-pipelines\0";
 
 /// The codec that all processes of a cluster use.
+pub(super) fn cluster_codec(host: Arc<dyn ModelHost>) -> Arc<dyn PhysicalExtensionCodec> {
+    let bulk = BulkCodec { inner: BallistaPhysicalExtensionCodec::default(), host: Arc::clone(&host) };
+    Arc::new(ElmoCodec::new(Arc::new(bulk), host))
+}
+
+/// Serialises the operators of a bulk job. Ballista's codec has no functions, so only operators are delegated.
 #[derive(Debug)]
-pub(super) struct ClusterCodec {
-    inner: ElmoCodec,
+struct BulkCodec {
+    inner: BallistaPhysicalExtensionCodec,
     host: Arc<dyn ModelHost>,
 }
 
-impl ClusterCodec {
-    pub(super) fn new(host: Arc<dyn ModelHost>) -> Arc<Self> {
-        let ballista = Arc::new(BallistaPhysicalExtensionCodec::default());
-        Arc::new(Self { inner: ElmoCodec::new(ballista, Arc::clone(&host)), host })
-    }
-
+impl BulkCodec {
     /// Builds an operator from a message. If that fails on a host that [`ModelHost::fails_late`], returns an operator
     /// that raises the error when it is executed.
     fn build(
@@ -89,7 +88,7 @@ fn invalid_message(error: serde_json::Error) -> DataFusionError {
     plan_datafusion_err!("cannot decode a plan of elmo: {error}; run the same version of elmo in all processes")
 }
 
-impl PhysicalExtensionCodec for ClusterCodec {
+impl PhysicalExtensionCodec for BulkCodec {
     fn try_decode(
         &self,
         buffer: &[u8],
@@ -124,37 +123,5 @@ impl PhysicalExtensionCodec for ClusterCodec {
         };
         buffer.extend_from_slice(MAGIC);
         serde_json::to_writer(buffer, &node).map_err(invalid_message)
-    }
-
-    fn try_decode_udf(&self, name: &str, buffer: &[u8]) -> Result<Arc<ScalarUDF>> {
-        self.inner.try_decode_udf(name, buffer)
-    }
-
-    fn try_encode_udf(&self, function: &ScalarUDF, buffer: &mut Vec<u8>) -> Result<()> {
-        self.inner.try_encode_udf(function, buffer)
-    }
-
-    fn try_decode_udaf(&self, name: &str, buffer: &[u8]) -> Result<Arc<AggregateUDF>> {
-        self.inner.try_decode_udaf(name, buffer)
-    }
-
-    fn try_encode_udaf(&self, function: &AggregateUDF, buffer: &mut Vec<u8>) -> Result<()> {
-        self.inner.try_encode_udaf(function, buffer)
-    }
-
-    fn try_decode_udwf(&self, name: &str, buffer: &[u8]) -> Result<Arc<WindowUDF>> {
-        self.inner.try_decode_udwf(name, buffer)
-    }
-
-    fn try_encode_udwf(&self, function: &WindowUDF, buffer: &mut Vec<u8>) -> Result<()> {
-        self.inner.try_encode_udwf(function, buffer)
-    }
-
-    fn try_decode_higher_order_function(&self, name: &str, buffer: &[u8]) -> Result<Arc<HigherOrderUDF>> {
-        self.inner.try_decode_higher_order_function(name, buffer)
-    }
-
-    fn try_encode_higher_order_function(&self, function: &HigherOrderUDF, buffer: &mut Vec<u8>) -> Result<()> {
-        self.inner.try_encode_higher_order_function(function, buffer)
     }
 }

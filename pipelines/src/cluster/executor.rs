@@ -19,7 +19,7 @@ use elmo_udfs::ElmoSession;
 use tokio::runtime::Handle;
 
 use super::{
-    Address, HEARTBEAT_SECONDS, MESSAGE_BYTES, RESULT_TTL_SECONDS, codec::ClusterCodec, engine::Engine,
+    Address, HEARTBEAT_SECONDS, MESSAGE_BYTES, RESULT_TTL_SECONDS, codec::cluster_codec, engine::Engine,
     error::ballista_error, model_host::ExecutorModels, session_config,
 };
 use crate::{
@@ -88,7 +88,7 @@ impl Executor {
         let execution_engine = Engine::new(&name);
         let models =
             ExecutorModels { name, offline, stores: stores.clone(), engine, runtime, models: Mutex::default() };
-        let codec = ClusterCodec::new(Arc::new(models));
+        let codec = cluster_codec(Arc::new(models));
         // Ballista deletes the contents of its folder, so it gets a new one.
         let created = match &work_dir {
             Some(dir) => std::fs::create_dir_all(dir).and_then(|()| work_folder().tempdir_in(dir)),

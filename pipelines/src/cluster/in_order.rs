@@ -4,9 +4,9 @@
 use std::{fmt, sync::Arc};
 
 use datafusion::{
-    common::{Result, internal_err, tree_node::TreeNodeRecursion},
+    common::{Result, internal_err},
     execution::{SendableRecordBatchStream, TaskContext},
-    physical_expr::{EquivalenceProperties, Partitioning, PhysicalExpr},
+    physical_expr::{EquivalenceProperties, Partitioning},
     physical_plan::{
         DisplayAs, DisplayFormatType, ExecutionPlan, ExecutionPlanProperties, PlanProperties, common::spawn_buffered,
         stream::RecordBatchStreamAdapter,
@@ -15,6 +15,7 @@ use datafusion::{
 use futures::StreamExt;
 
 use super::distributable::Plan;
+use crate::operator::operator;
 
 /// Batches buffered per partition.
 const BUFFERED_BATCHES: usize = 2;
@@ -45,24 +46,7 @@ impl DisplayAs for InOrderExec {
 }
 
 impl ExecutionPlan for InOrderExec {
-    fn name(&self) -> &'static str {
-        "InOrderExec"
-    }
-
-    fn properties(&self) -> &Arc<PlanProperties> {
-        &self.properties
-    }
-
-    fn children(&self) -> Vec<&Arc<dyn ExecutionPlan>> {
-        vec![&self.input]
-    }
-
-    fn apply_expressions(
-        &self,
-        _: &mut dyn FnMut(&Arc<dyn PhysicalExpr>) -> Result<TreeNodeRecursion>,
-    ) -> Result<TreeNodeRecursion> {
-        Ok(TreeNodeRecursion::Continue)
-    }
+    operator!("InOrderExec", inputs: [input]);
 
     fn with_new_children(self: Arc<Self>, children: Vec<Arc<dyn ExecutionPlan>>) -> Result<Arc<dyn ExecutionPlan>> {
         let Ok([input]) = <[_; 1]>::try_from(children) else { return internal_err!("InOrderExec has one input") };

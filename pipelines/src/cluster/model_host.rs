@@ -61,7 +61,7 @@ impl ModelHost for ExecutorModels {
             stores: self.stores.clone(),
             settings: self.engine.clone(),
             runtime: self.runtime.clone(),
-            elsewhere: false,
+            remote: false,
             read: Mutex::default(),
         };
         let opened = lazy.open()?;

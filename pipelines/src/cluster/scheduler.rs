@@ -29,7 +29,7 @@ use url::Url;
 
 use super::{
     Address, EXECUTOR_TIMEOUT_SECONDS, HEARTBEAT_SECONDS, MESSAGE_BYTES, RESULT_TTL_SECONDS,
-    codec::ClusterCodec,
+    codec::cluster_codec,
     error::{NO_EXECUTORS, ballista_error},
     session_config,
 };
@@ -78,7 +78,7 @@ impl Scheduler {
     /// [`Error::Failed`] with Ballista's error.
     pub async fn serve(self) -> Result<()> {
         let executors = Arc::new(OnceLock::new());
-        let codec = ClusterCodec::new(Arc::new(NoModels("the scheduler")));
+        let codec = cluster_codec(Arc::new(NoModels("the scheduler")));
         let config = SchedulerConfig {
             external_host: self.host.clone(),
             bind_host: self.address.ip().to_string(),

@@ -20,8 +20,8 @@ pub(crate) struct LazyModel {
     pub(crate) settings: EmbedderSettings,
     /// Runs requests to stores.
     pub(crate) runtime: Handle,
-    /// Other processes open the model, so warnings about it are logged when it is described.
-    pub(crate) elsewhere: bool,
+    /// Whether other processes open the model. If so, warnings about it are logged when it is described.
+    pub(crate) remote: bool,
     /// The model if it was read to describe it, for the later call of `open`.
     pub(crate) read: Mutex<Option<ModelData>>,
 }
@@ -82,7 +82,7 @@ impl LazyModel {
             return Ok(Card { options, fingerprint, untrained: false, lm_head, location });
         }
         let data = self.data(&files, &fingerprints)?;
-        if self.elsewhere {
+        if self.remote {
             warn_untrained(&data);
         }
         let card = Card {
@@ -92,7 +92,7 @@ impl LazyModel {
             lm_head: head_digest(data.lm_head.clone()),
             location: self.spec.to_string(),
         };
-        *self.read() = (!self.elsewhere).then_some(data);
+        *self.read() = (!self.remote).then_some(data);
         Ok(card)
     }
 
@@ -154,7 +154,7 @@ mod tests {
                 stores: Stores::with_settings([("allow_http".to_owned(), "true".to_owned())]),
                 settings: EmbedderSettings::default(),
                 runtime: runtime.handle().clone(),
-                elsewhere: false,
+                remote: false,
                 read: Mutex::default(),
             };
             let described = runtime.spawn(async move { model.describe().unwrap_err().to_string() });

@@ -10,10 +10,10 @@ use arrow::{
 use async_trait::async_trait;
 use datafusion::{
     catalog::{Session, TableProvider},
-    common::{DataFusionError, Result, internal_err, project_schema, tree_node::TreeNodeRecursion},
+    common::{DataFusionError, Result, internal_err, project_schema},
     execution::{SendableRecordBatchStream, TaskContext},
     logical_expr::{Expr, TableType},
-    physical_expr::{EquivalenceProperties, Partitioning, PhysicalExpr},
+    physical_expr::{EquivalenceProperties, Partitioning},
     physical_plan::{
         DisplayAs, DisplayFormatType, ExecutionPlan, PlanProperties,
         execution_plan::{Boundedness, EmissionType},
@@ -22,7 +22,10 @@ use datafusion::{
 };
 
 use super::error::external;
-use crate::source::{InputFile, Plan, Position, Request, Rows, Slice, SourceError};
+use crate::{
+    operator::operator,
+    source::{InputFile, Plan, Position, Request, Rows, Slice, SourceError},
+};
 
 /// A table of text files.
 #[derive(Debug)]
@@ -106,24 +109,7 @@ impl DisplayAs for LinesExec {
 }
 
 impl ExecutionPlan for LinesExec {
-    fn name(&self) -> &'static str {
-        "LinesExec"
-    }
-
-    fn properties(&self) -> &Arc<PlanProperties> {
-        &self.properties
-    }
-
-    fn children(&self) -> Vec<&Arc<dyn ExecutionPlan>> {
-        Vec::new()
-    }
-
-    fn apply_expressions(
-        &self,
-        _: &mut dyn FnMut(&Arc<dyn PhysicalExpr>) -> Result<TreeNodeRecursion>,
-    ) -> Result<TreeNodeRecursion> {
-        Ok(TreeNodeRecursion::Continue)
-    }
+    operator!("LinesExec", inputs: []);
 
     fn with_new_children(self: Arc<Self>, _: Vec<Arc<dyn ExecutionPlan>>) -> Result<Arc<dyn ExecutionPlan>> {
         Ok(self)

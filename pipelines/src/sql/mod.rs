@@ -52,7 +52,7 @@ pub use self::{
     error::SqlError,
     print::{Format, Out},
     remote::Remote,
-    repl::{COMMANDS, Command, Repl, Typed, default_history},
+    repl::{COMMANDS, Command, Input, Repl, default_history},
 };
 #[cfg(not(feature = "cluster"))]
 use self::{error::sql_error, files::StoreRegistry};
@@ -86,7 +86,7 @@ pub struct Settings {
 
 /// How a result is written.
 #[derive(Debug, Clone, Copy)]
-pub struct Show {
+pub struct OutputOptions {
     /// The output format.
     pub format: Format,
     /// Maximum number of rows in [`Format::Table`].
@@ -95,11 +95,11 @@ pub struct Show {
 
 /// The outcome of a statement.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Answer {
+pub struct Outcome {
     /// Rows written; `None` for a statement without a result set.
     pub rows: Option<u64>,
     /// Whether the result has more rows than the table shows.
-    pub more: bool,
+    pub truncated: bool,
 }
 
 /// A SQL session.
@@ -195,23 +195,29 @@ impl Sql {
     /// # Errors
     /// [`SqlError`] if it cannot be planned or executed, [`Error::BrokenPipe`] if the reader of `out` is gone,
     /// [`Error::Failed`] if writing to `out` fails.
-    pub async fn run(&self, mut statement: Statement, show: Show, progress: &dyn Progress, out: Out) -> Result<Answer> {
+    pub async fn run(
+        &self,
+        mut statement: Statement,
+        options: OutputOptions,
+        progress: &dyn Progress,
+        out: Out,
+    ) -> Result<Outcome> {
         self.commits.reset();
         copy::complete(&mut statement, &self.stores)?;
         self.check_file_type(&mut statement)?;
         let frame = elmo_udfs::run(&self.context, statement).await.map_err(sql_error)?;
         // DDL and SET statements have been executed at this point; they have no result.
         if frame.schema().fields().is_empty() {
-            return Ok(Answer { rows: None, more: false });
+            return Ok(Outcome { rows: None, truncated: false });
         }
-        if show.format == Format::Parquet {
+        if options.format == Format::Parquet {
             return self.write_parquet(frame, progress, out).await;
         }
-        let (plan, stream) = self.start(self.limit_to_table(frame, show)?).await?;
-        let printer = Printer::new(show.format, stream.schema(), show.max_rows, out)?;
-        let answer = write_results(&plan, stream, printer, progress).await;
+        let (plan, stream) = self.start(self.limit_to_table(frame, options)?).await?;
+        let printer = Printer::new(options.format, stream.schema(), options.max_rows, out)?;
+        let outcome = write_results(&plan, stream, printer, progress).await;
         progress.finish();
-        answer
+        outcome
     }
 
     /// Validates and normalises the file type of CREATE EXTERNAL TABLE, also below EXPLAIN.
@@ -238,19 +244,21 @@ impl Sql {
 
     /// Adds a limit for table output on a cluster, which computes all rows before it returns the first. The limit is
     /// one more than the table shows, to detect whether there are more.
-    fn limit_to_table(&self, frame: DataFrame, show: Show) -> Result<DataFrame> {
+    fn limit_to_table(&self, frame: DataFrame, options: OutputOptions) -> Result<DataFrame> {
         use LogicalPlan::{Analyze, Copy, Dml, Explain};
         let is_query = !matches!(frame.logical_plan(), Explain(_) | Analyze(_) | Copy(_) | Dml(_));
-        match self.on_cluster && show.format == Format::Table && is_query {
+        match self.on_cluster && options.format == Format::Table && is_query {
             // Larger limits cannot be serialised.
-            true if show.max_rows < u32::MAX as usize => frame.limit(0, Some(show.max_rows + 1)).map_err(sql_error),
+            true if options.max_rows < u32::MAX as usize => {
+                frame.limit(0, Some(options.max_rows + 1)).map_err(sql_error)
+            }
             _ => Ok(frame),
         }
     }
 
     /// Writes the result as Parquet, as COPY would. The sink writes to an object store, so this goes through a
     /// temporary file.
-    async fn write_parquet(&self, frame: DataFrame, progress: &dyn Progress, mut out: Out) -> Result<Answer> {
+    async fn write_parquet(&self, frame: DataFrame, progress: &dyn Progress, mut out: Out) -> Result<Outcome> {
         let folder = tempfile::tempdir().map_err(|e| Error::io(&std::env::temp_dir(), e))?;
         let path = folder.path().join("result.parquet");
         let (state, input) = frame.into_parts();
@@ -274,7 +282,7 @@ impl Sql {
         progress.finish();
         let mut file = std::fs::File::open(&path).map_err(|e| Error::io(&path, e))?;
         std::io::copy(&mut file, &mut out).and_then(|_| out.flush()).map_err(print::io_failed)?;
-        Ok(Answer { rows: Some(rows), more: false })
+        Ok(Outcome { rows: Some(rows), truncated: false })
     }
 
     /// Plans a query and starts its execution.
@@ -319,13 +327,13 @@ impl Sql {
 
 /// The models of a session by name.
 fn models(settings: Settings, stores: &Stores) -> elmo_udfs::Models {
-    let elsewhere = settings.remote.is_some();
+    let remote = settings.remote.is_some();
     let Settings { models, offline, engine, .. } = settings;
     let default = models.first().map_or_else(String::new, |(name, _)| name.clone());
     let runtime = tokio::runtime::Handle::current();
     let lazy = models.into_iter().map(|(name, spec)| {
         let (stores, settings, runtime) = (stores.clone(), engine.clone(), runtime.clone());
-        let model = LazyModel { spec, offline, stores, settings, runtime, elsewhere, read: Default::default() };
+        let model = LazyModel { spec, offline, stores, settings, runtime, remote, read: Default::default() };
         (name, Arc::new(model) as Arc<dyn ModelSource>)
     });
     elmo_udfs::Models::lazy(default, lazy.collect::<Vec<_>>())

@@ -30,15 +30,15 @@ const MAX_HISTORY: usize = 10_000;
 
 /// An input of the user.
 #[derive(Debug, PartialEq, Eq)]
-pub enum Typed {
+pub enum Input {
     /// Statements, each terminated by a semicolon.
     Sql(String),
     /// A backslash command.
     Command(Command),
     /// An empty line, or one discarded with Ctrl-C.
-    Nothing,
+    Empty,
     /// End of input, or a command to leave.
-    End,
+    Exit,
 }
 
 /// A backslash command.
@@ -144,14 +144,14 @@ impl Repl {
     ///
     /// # Errors
     /// [`Error::Usage`] for an unknown command or invalid UTF-8, [`Error::Failed`] if the terminal was closed.
-    pub fn read(&mut self, names: Vec<String>) -> Result<Typed> {
+    pub fn read(&mut self, names: Vec<String>) -> Result<Input> {
         if let Some(helper) = self.editor.helper_mut() {
             helper.names = names;
         }
         let text = match self.editor.readline("elmo> ") {
             Ok(text) => text,
-            Err(ReadlineError::Interrupted) => return Ok(Typed::Nothing),
-            Err(ReadlineError::Eof) => return Ok(Typed::End),
+            Err(ReadlineError::Interrupted) => return Ok(Input::Empty),
+            Err(ReadlineError::Eof) => return Ok(Input::Exit),
             Err(ReadlineError::Io(error)) if error.kind() == ErrorKind::InvalidData => {
                 return Err(Error::usage(
                     "the input is not valid UTF-8",
@@ -162,13 +162,13 @@ impl Repl {
         };
         let text = text.trim();
         if text.is_empty() {
-            return Ok(Typed::Nothing);
+            return Ok(Input::Empty);
         }
         self.remember(text);
         match text {
-            "\\q" | "quit" | "exit" | "quit;" | "exit;" => Ok(Typed::End),
-            _ if text.starts_with('\\') => Command::parse(text).map(Typed::Command),
-            _ => Ok(Typed::Sql(text.to_owned())),
+            "\\q" | "quit" | "exit" | "quit;" | "exit;" => Ok(Input::Exit),
+            _ if text.starts_with('\\') => Command::parse(text).map(Input::Command),
+            _ => Ok(Input::Sql(text.to_owned())),
         }
     }
 

@@ -12,7 +12,7 @@ use datafusion::{
 };
 use futures::StreamExt;
 
-use super::{Answer, error::sql_error, print::Printer};
+use super::{Outcome, error::sql_error, print::Printer};
 use crate::{
     error::Result,
     report::{Progress, Snapshot},
@@ -27,12 +27,12 @@ pub(super) async fn write_results(
     mut stream: SendableRecordBatchStream,
     mut printer: Printer,
     progress: &dyn Progress,
-) -> Result<Answer> {
-    let (mut rows, mut more) = (0, false);
+) -> Result<Outcome> {
+    let (mut rows, mut truncated) = (0, false);
     while let Some(batch) = next_batch(plan, &mut stream, progress).await? {
         rows += batch.num_rows() as u64;
         if !printer.write(&batch)? {
-            more = true;
+            truncated = true;
             break;
         }
     }
@@ -40,7 +40,7 @@ pub(super) async fn write_results(
     drop(stream);
     progress.finish();
     printer.finish()?;
-    Ok(Answer { rows: Some(rows), more })
+    Ok(Outcome { rows: Some(rows), truncated })
 }
 
 /// Waits for the next batch and reports progress meanwhile.

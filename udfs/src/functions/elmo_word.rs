@@ -1,5 +1,7 @@
 //! `elmo_word(text, start, end [, options])`: the vector of one word in the context of its sentence.
 
+use std::sync::LazyLock;
+
 use datafusion::{
     arrow::datatypes::{DataType, FieldRef},
     common::{ScalarValue, internal_err, plan_err},
@@ -9,10 +11,10 @@ use datafusion::{
         Volatility,
     },
 };
-use datafusion_macros::user_doc;
 use elmo::spec::Level;
 
 use super::{
+    documentation::{TEXT, document},
     downcast::to_volatile,
     elmo_span::{ElmoSpan, spans},
     elmo_tokens::{self, ElmoTokens},
@@ -33,46 +35,16 @@ pub(crate) const PARAMETERS: Parameters = Parameters {
     columns: 3,
 };
 
-/// The function, with the models that it may use: `FixedSizeList<Float32, D>`.
-#[user_doc(
-    doc_section(label = "ELMo Functions"),
-    description = "Returns the vector of one word in the context of its sentence. The word is the byte range `start..end` of the text. If several tokens overlap the range, as in `didn't`, returns the mean of their vectors. If none does, returns NULL.",
-    syntax_example = "elmo_word(text, start, end [, layers => , model => , tokenizer => , sentences => , state => , on_long => , on_error => ])",
-    sql_example = r"```sql
-> SELECT id, elmo_word(text, strpos(text, 'bank') - 1, strpos(text, 'bank') + 3) AS bank FROM ascii_reviews;
-```",
-    argument(
-        name = "text",
-        description = "A string in any Arrow encoding, a binary that holds UTF-8, or a list of tokens, which is one sentence."
-    ),
-    argument(name = "start", description = "The byte offset of the start of the word."),
-    argument(name = "end", description = "The byte offset of the end, exclusive."),
-    argument(
-        name = "layers",
-        description = "The layers: `'average'` (default), `'top'`, `'token'`, the number of a layer, or `'all'`, which concatenates all layers."
-    ),
-    argument(
-        name = "model",
-        description = "The name of a registered model. The default is the session's default model."
-    ),
-    argument(name = "tokenizer", description = "The tokenizer: `'moses'` (default), `'words'` or `'whitespace'`."),
-    argument(
-        name = "sentences",
-        description = "How sentences are found: `'split'` (default), or `'off'` if each text is one sentence."
-    ),
-    argument(
-        name = "state",
-        description = "The state of the LSTMs at the start of a sentence: `'zero'` (default) or `'warm'`."
-    ),
-    argument(
-        name = "on_long",
-        description = "What to do with a sentence of more than 512 tokens: `'window'` (default), `'truncate'` or `'error'`."
-    ),
-    argument(
-        name = "on_error",
-        description = "What to do with a text that cannot be embedded: `'fail'` (default) or `'null'`."
+static DOCUMENTATION: LazyLock<Documentation> = LazyLock::new(|| {
+    document(
+        &PARAMETERS,
+        "Returns the vector of one word in the context of its sentence. The word is the byte range `start..end` of the text. If several tokens overlap the range, as in `didn't`, returns the mean of their vectors. If none does, returns NULL.",
+        "SELECT id, elmo_word(text, strpos(text, 'bank') - 1, strpos(text, 'bank') + 3) AS bank FROM ascii_reviews;",
+        &[TEXT, "The byte offset of the start of the word.", "The byte offset of the end, exclusive."],
     )
-)]
+});
+
+/// The function, with the models that it may use: `FixedSizeList<Float32, D>`.
 #[derive(Debug, PartialEq, Eq, Hash)]
 pub struct ElmoWord {
     pub(super) models: Models,
@@ -160,6 +132,6 @@ impl ScalarUDFImpl for ElmoWord {
     }
 
     fn documentation(&self) -> Option<&Documentation> {
-        self.doc()
+        Some(&DOCUMENTATION)
     }
 }

@@ -1,5 +1,6 @@
 //! The SQL functions, one file each.
 
+mod documentation;
 mod downcast;
 pub mod elmo_centroid;
 pub mod elmo_cosine;

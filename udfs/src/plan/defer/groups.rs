@@ -11,8 +11,9 @@ use datafusion::{
 };
 
 use super::{
-    super::calls::has_calls,
+    super::{calls::has_calls, expr::is_volatile},
     deferred::{Deferred, columns},
+    first_value::Aggregates,
     pass::{Extracted, Pass},
 };
 
@@ -21,27 +22,35 @@ impl Pass {
         let Aggregate { input, group_expr, aggr_expr, schema, .. } = aggregate;
         let groups = group_expr.len();
         let has_sets = group_expr.iter().any(|key| matches!(key, Expr::GroupingSet(_)));
-        let exprs = [group_expr, aggr_expr].concat();
+        let mut exprs = [group_expr, aggr_expr].concat();
         let mut input = self.input(input, &exprs, false)?;
         if has_sets && !input.is_plan {
             // Aliases of one column would become the same grouping set.
             input = Deferred::from_plan(self.finish(input, false)?);
         }
-        let is_unchanged = input.is_plan && !exprs.iter().any(has_calls);
-        let input = self.materialise(input, &sort_keys(&exprs), false)?;
-        let exprs = input.resolve_all(exprs)?;
-        let Extracted { plan, mut exprs, .. } = self.extract(input.plan, exprs, false)?;
-        let aggr_expr = exprs.split_off(groups);
-        if is_unchanged {
-            let aggregate = Aggregate::try_new_with_schema(Arc::new(plan), exprs, aggr_expr, schema)?;
+        if input.is_plan && !exprs.iter().any(has_calls) {
+            let aggr_expr = exprs.split_off(groups);
+            let aggregate = Aggregate::try_new_with_schema(Arc::new(input.plan), exprs, aggr_expr, schema)?;
             return Ok(Deferred::from_plan(LogicalPlan::Aggregate(aggregate)));
         }
+        let input = self.materialise(input, &sort_keys(&exprs), false)?;
+        let mut keys = input.resolve_all(exprs)?;
+        let aggr_expr = keys.split_off(groups);
+        // A group of a grouping set or of no keys may have no rows.
+        let has_rows = groups > 0 && !has_sets;
+        let Aggregates { exprs, names, outputs } = self.aggregates(&keys, aggr_expr, has_rows)?;
+        let Extracted { plan, exprs: mut keys, .. } = self.extract(input.plan, [keys, exprs].concat(), false)?;
+        let mut exprs = keys.split_off(groups);
+        exprs.iter_mut().for_each(remove_repeated_sort_keys);
         // Column names are derived from expressions, and expressions over different aliases may have become equal.
-        let (plan, group_expr) = self.unique_group_keys(plan, exprs, &aggr_expr)?;
-        let aggr_expr = aggr_expr.into_iter().map(|e| e.unalias().alias(self.column_name())).collect();
-        let plan = LogicalPlan::Aggregate(Aggregate::try_new(Arc::new(plan), group_expr, aggr_expr)?);
-        let outputs = columns(plan.schema());
-        Ok(Deferred { plan, outputs, schema, computed: Vec::new(), is_plan: false })
+        let (plan, keys) = self.unique_group_keys(plan, keys, &exprs)?;
+        let exprs: Vec<Expr> = exprs.into_iter().zip(names).map(|(expr, name)| expr.alias(name)).collect();
+        let count = exprs.len();
+        let plan = LogicalPlan::Aggregate(Aggregate::try_new(Arc::new(plan), keys, exprs)?);
+        let mut all = columns(plan.schema());
+        all.truncate(all.len() - count);
+        all.extend(outputs);
+        Ok(Deferred { plan, outputs: all, schema, computed: Vec::new(), is_plan: false })
     }
 
     /// Gives the keys unique names with a projection, unless they have them. `others` are the other expressions that
@@ -79,7 +88,8 @@ impl Pass {
         if is_unchanged {
             return Ok(Deferred::from_plan(LogicalPlan::Window(Window::try_new_with_schema(exprs, plan, schema)?)));
         }
-        // The plan may have an equal window expression under another name. DataFusion does not allow it twice.
+        // The plan may have an equal window expression under another name. DataFusion does not allow it twice, unless
+        // it is volatile: then the values differ.
         let (mut missing, mut outputs) = (Vec::new(), Vec::new());
         for expr in exprs.into_iter().map(Expr::unalias) {
             outputs.push(Expr::Column(match window_column(&plan, &expr) {
@@ -117,9 +127,24 @@ fn sort_keys(exprs: &[Expr]) -> Vec<Expr> {
     keys
 }
 
+/// Removes the sort keys of an aggregate function that repeat an earlier one, for which `first_value` panics in
+/// DataFusion 55. Keys over different aliases may have become equal.
+fn remove_repeated_sort_keys(expr: &mut Expr) {
+    let Expr::AggregateFunction(aggregate) = expr else { return };
+    let mut seen: Vec<Expr> = Vec::new();
+    aggregate.params.order_by.retain(|key| {
+        let is_new = !seen.contains(&key.expr);
+        seen.push(key.expr.clone());
+        is_new
+    });
+}
+
 /// The column of a window expression that one of the topmost window operators of a plan computes.
 fn window_column(plan: &LogicalPlan, expr: &Expr) -> Option<Column> {
     let LogicalPlan::Window(window) = plan else { return None };
+    if is_volatile(expr) {
+        return None;
+    }
     let inputs = window.input.schema().fields().len();
     let index = window.window_expr.iter().position(|other| other.clone().unalias() == *expr);
     match index {

@@ -11,6 +11,7 @@
 //! they duplicated become one call again.
 
 mod deferred;
+mod first_value;
 mod groups;
 mod join;
 mod pass;

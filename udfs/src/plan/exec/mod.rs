@@ -20,7 +20,7 @@ use datafusion::{
         DisplayAs, DisplayFormatType, ExecutionPlan, ExecutionPlanProperties, PlanProperties,
         execution_plan::CardinalityEffect,
         filter_pushdown::{ChildPushdownResult, FilterDescription, FilterPushdownPhase, FilterPushdownPropagation},
-        metrics::{ExecutionPlanMetricsSet, MetricsSet},
+        metrics::MetricsSet,
         statistics::{ChildStats, StatisticsArgs},
         stream::RecordBatchStreamAdapter,
     },
@@ -28,7 +28,12 @@ use datafusion::{
 use elmo::spec::Level;
 
 pub(crate) use self::call::BoundCall;
-use self::{metrics::EmbedMetrics, size::chunk_text_bytes, stream::EmbedStream, worker::ChunkWorker};
+use self::{
+    metrics::{EmbedMetrics, OperatorMetrics},
+    size::chunk_text_bytes,
+    stream::EmbedStream,
+    worker::ChunkWorker,
+};
 use super::config::ElmoConfig;
 
 /// The name of the operator in physical plans.
@@ -41,7 +46,7 @@ pub struct EmbedExec {
     calls: Arc<Vec<BoundCall>>,
     stops_early: bool,
     properties: Arc<PlanProperties>,
-    metrics: ExecutionPlanMetricsSet,
+    metrics: OperatorMetrics,
 }
 
 impl EmbedExec {
@@ -68,8 +73,8 @@ impl EmbedExec {
         let fields = input_schema.fields().iter().chain(calls.iter().map(|call| &call.field)).map(Arc::clone);
         let schema = Schema::new_with_metadata(fields.collect::<Vec<_>>(), input_schema.metadata().clone());
         let properties = Arc::new(properties(&input, Arc::new(schema))?);
-        let metrics = ExecutionPlanMetricsSet::new();
-        Ok(Self { input, calls: Arc::new(calls), stops_early, properties, metrics })
+        let (calls, metrics) = (Arc::new(calls), OperatorMetrics::default());
+        Ok(Self { input, calls, stops_early, properties, metrics })
     }
 }
 
@@ -190,7 +195,7 @@ impl ExecutionPlan for EmbedExec {
     }
 
     fn metrics(&self) -> Option<MetricsSet> {
-        Some(self.metrics.clone_inner())
+        Some(self.metrics.snapshot())
     }
 
     fn supports_limit_pushdown(&self) -> bool {
