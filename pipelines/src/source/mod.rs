@@ -39,7 +39,7 @@ use crate::{
 };
 
 pub(crate) use self::format::of_name;
-use self::reason::Reason;
+use self::reason::{Reason, name, names};
 pub use self::{
     count::Counted,
     format::{Compression, Format},
@@ -94,7 +94,7 @@ pub enum SourceError {
         reason: String,
     },
     /// No such column.
-    #[error("{file}: no column {column:?}; there are {}{}", found.join(", "), hint(nearest))]
+    #[error("{file}: no column {column:?}; there are {}{}", names(found), hint(nearest))]
     Column {
         /// The file.
         file: String,
@@ -106,7 +106,7 @@ pub enum SourceError {
         nearest: Option<String>,
     },
     /// The text column is of another type.
-    #[error("{file}: column {column:?} is {found}; a text column is string, binary or a list of strings")]
+    #[error("{file}: column \"{}\" is {found}; a text column is string, binary or a list of strings", name(column))]
     NotText {
         /// The file.
         file: String,
@@ -117,8 +117,9 @@ pub enum SourceError {
     },
     /// Two files disagree about a column that is kept.
     #[error(
-        "{file}: column {column:?} is {found}, but {expected} in {first}, and one does not fit into the other; \
-         leave it out with --keep or embed the files apart"
+        "{file}: column \"{}\" is {found}, but {expected} in {first}, and one does not fit into the other; \
+         leave it out with --keep or embed the files apart",
+        name(column)
     )]
     Disagree {
         /// The file.
@@ -133,7 +134,7 @@ pub enum SourceError {
         expected: String,
     },
     /// A kept column of a type that Parquet does not have.
-    #[error("{file}: column {column:?} is {found}, which Parquet cannot hold; leave it out with --keep")]
+    #[error("{file}: column \"{}\" is {found}, which Parquet cannot hold; leave it out with --keep", name(column))]
     Unstorable {
         /// The file.
         file: String,
@@ -143,7 +144,7 @@ pub enum SourceError {
         found: String,
     },
     /// A kept column has the name of a column that we add.
-    #[error("{file}: its column {column:?} has the name of a column that is added; leave it out with --keep")]
+    #[error("{file}: its column \"{}\" has the name of a column that is added; leave it out with --keep", name(column))]
     Collision {
         /// The file.
         file: String,
@@ -151,7 +152,7 @@ pub enum SourceError {
         column: String,
     },
     /// Two columns have the name of one that is read.
-    #[error("{file}: two columns are called {column:?}, so that it is not clear which is meant")]
+    #[error("{file}: two columns are called \"{}\", so that it is not clear which is meant", name(column))]
     Twice {
         /// The file.
         file: String,
@@ -197,7 +198,7 @@ pub enum SourceError {
 }
 
 fn hint(nearest: &Option<String>) -> String {
-    nearest.as_ref().map(|n| format!("; did you mean {n:?}?")).unwrap_or_default()
+    nearest.as_ref().map(|n| format!("; did you mean \"{}\"?", name(n))).unwrap_or_default()
 }
 
 /// Whether the whole file is damaged rather than a row of it: true of compressed data and of binary formats.
