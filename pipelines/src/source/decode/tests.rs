@@ -13,7 +13,7 @@ use super::*;
 use crate::source::{Compression, types};
 
 /// Number of files of each kind.
-const FILES: u64 = 1500;
+const FILES: u64 = 1000;
 
 /// Sizes of reads and batches: most boundaries of bytes and of rows come up.
 const READS: [(usize, usize); 4] = [(1, 8192), (7, 3), (64, 1), (1 << 20, 2)];
