@@ -304,6 +304,8 @@ impl Asked {
 /// Status and headers, and the body.
 type Answered = (String, Vec<u8>);
 type Answers = Box<dyn Fn(&Asked) -> Answered + Send>;
+/// Of a range and its bytes: the range and the bytes that are sent, and what is added to the size of the file.
+type Part = fn(Range<usize>, Vec<u8>) -> (Range<usize>, usize, Vec<u8>);
 
 fn answering(answers: Answers) -> String {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
@@ -344,7 +346,7 @@ fn liars(old: &[u8], new: &[u8]) -> Vec<(&'static str, bool, Answers)> {
         let range = format!("Content-Range: bytes {first}-{last}/{total}\r\nContent-Length: {length}");
         (format!("206 Partial Content\r\n{head}\r\n{range}"), body)
     };
-    let ranged = |file: &Vec<u8>, answer: fn(Range<usize>, Vec<u8>) -> (Range<usize>, usize, Vec<u8>)| -> Answers {
+    let ranged = |file: &Vec<u8>, answer: Part| -> Answers {
         let file = file.clone();
         Box::new(move |asked| match asked.range {
             Some(_) => {
