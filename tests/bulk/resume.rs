@@ -517,7 +517,7 @@ async fn other_settings_are_refused_with_the_difference() {
     let error = run_local(&other).await.unwrap_err();
     let said = error.to_string();
     assert!(
-        said.contains("rows-per-file: there 10, now 5") && said.contains("row-group-mb: there 64, now 1"),
+        said.contains("rows-per-file: was 10, now 5") && said.contains("row-group-mb: was 64, now 1"),
         "{said}"
     );
     assert_eq!(error.exit(), Exit::Usage);
