@@ -39,8 +39,8 @@ pub(super) async fn write_results(
     // Cancels the rest of the query before the printer blocks on its output.
     drop(stream);
     progress.finish();
-    printer.finish()?;
-    Ok(Answer { rows: Some(rows), more })
+    let hidden_columns = printer.finish()?;
+    Ok(Answer { rows: Some(rows), more, hidden_columns })
 }
 
 /// Waits for the next batch and reports progress meanwhile.

@@ -1,16 +1,19 @@
-//! `elmo sql`: its arguments, and the loop of the shell. Queries run in [`crate::sql`].
+//! `elmo sql`: its arguments. Queries run in [`crate::sql`].
+
+mod session;
+mod shell;
 
 use std::{
     io::{self, IsTerminal},
     path::{Path, PathBuf},
     str::FromStr,
     sync::Arc,
-    time::{Duration, Instant},
 };
 
 use clap::{Args, ValueHint};
 use elmo_udfs::Statement;
 
+use self::{session::Session, shell::Shell};
 use super::{
     CommonArgs,
     args::{Bytes, EngineArgs, ModelArgs, block_on, one_of, positive},
@@ -22,8 +25,7 @@ use crate::cluster::{Address, Cluster};
 use crate::{
     error::{Error, Exit, Result},
     models::ModelSpec,
-    report::{Progress, Silent, count},
-    sql::{Answer, COMMANDS, Command, Format, Remote, Repl, Settings, Show, Sql, SqlError, Typed, default_history},
+    sql::{Expanded, Format, Remote, Screen, Settings, ShellSettings, Show, Sql, SqlError},
     stores::{INTERACTIVE_RETRY_FOR, RETRY_FOR, Stores},
 };
 
@@ -139,7 +141,8 @@ impl SqlArgs {
     }
 
     fn show(&self) -> Show {
-        Show { format: self.format, max_rows: self.max_rows }
+        let width = Screen::of_stdout().map(|screen| screen.columns);
+        Show { format: self.format, max_rows: self.max_rows, expanded: Expanded::Off, width }
     }
 
     /// The statements to run; `None` for the shell.
@@ -209,157 +212,18 @@ pub(super) fn run(args: &SqlArgs, common: &CommonArgs) -> Result<Exit> {
         let budget = if texts.is_none() { INTERACTIVE_RETRY_FOR } else { RETRY_FOR };
         let stores = Stores::from_env().retrying_for(budget);
         let (sql, signals) = (Sql::new(settings, &stores)?, Signals::listen(texts.is_none())?);
-        let mut shell = Shell { sql, common, show: args.show(), signals };
+        let mut session = Session { sql, common, signals };
         match texts {
-            Some(texts) => shell.script(&texts).await.map(|()| Exit::Done),
-            None => shell.talk(args.history.clone()).await.map(|()| Exit::Done),
+            Some(texts) => session.script(&texts, args.show()).await?,
+            None => {
+                Shell::new(session, ShellSettings::new(args.format, args.max_rows)).run(args.history.clone()).await?
+            }
         }
+        Ok(Exit::Done)
     });
     if let Err(error @ Error::Stopped) = &ended {
         logging::report(error, common);
         shutdown::leave(error.exit() as u8);
     }
     ended
-}
-
-/// How long a cancelled statement may take to remove its incomplete files.
-const CLEANUP_TIMEOUT: Duration = Duration::from_secs(5);
-
-/// Waits until all tasks have ended. Blocks, because all threads that could wake a task may be busy.
-fn wait_for_cleanup() {
-    let tasks = tokio::runtime::Handle::current().metrics();
-    let began = Instant::now();
-    while tasks.num_alive_tasks() > 0 && began.elapsed() < CLEANUP_TIMEOUT {
-        std::thread::sleep(Duration::from_millis(10));
-    }
-    // Tasks remove files on other threads, which may outlive them.
-    std::thread::sleep(Duration::from_millis(100));
-}
-
-struct Shell<'a> {
-    sql: Sql,
-    common: &'a CommonArgs,
-    show: Show,
-    signals: Signals,
-}
-
-impl Shell<'_> {
-    /// Runs statements up to the first error. All texts are parsed before the first statement runs.
-    async fn script(&mut self, texts: &[Text]) -> Result<()> {
-        let parsed = texts.iter().map(|text| text.parse(&self.sql)).collect::<Result<Vec<_>>>()?;
-        let statements: Vec<_> = parsed.into_iter().flatten().collect();
-        if statements.is_empty() {
-            return Err(Error::usage("there is no statement", "give one: -c 'SELECT 1'"));
-        }
-        let mut results = 0;
-        for statement in statements {
-            if self.show.format.is_binary() && results == 1 {
-                return Err(Error::usage("this format allows one result only", "run one query at a time, or use COPY"));
-            }
-            let answer = self.one(statement).await?;
-            results += usize::from(answer.rows.is_some());
-            self.note_rest(answer);
-        }
-        Ok(())
-    }
-
-    /// Runs one statement until it ends or is cancelled.
-    async fn one(&mut self, statement: Statement) -> Result<Answer> {
-        // A progress bar would be mixed with the rows.
-        let rows_here = io::stdout().is_terminal() && self.show.format != Format::Table;
-        // The progress of a cluster is not known here.
-        let progress: Arc<dyn Progress> =
-            if rows_here || self.sql.is_on_cluster() { Arc::new(Silent) } else { self.common.progress().into() };
-        let (sql, show, task_progress) = (self.sql.clone(), self.show, Arc::clone(&progress));
-        self.signals.begin();
-        // A task of its own, because fetching a model and running a function block.
-        let mut running = tokio::spawn(async move {
-            let out = Box::new(io::BufWriter::new(io::stdout()));
-            sql.run(statement, show, task_progress.as_ref(), out).await
-        });
-        let ended = tokio::select! {
-            ended = &mut running => ended.unwrap_or_else(|e| Err(Error::Failed(format!("the statement failed: {e}")))),
-            () = self.signals.cancelled() => {
-                match self.sql.stop() {
-                    true => running.abort(),
-                    // Too late to cancel: the statement reports what it has done.
-                    false => if let Ok(Err(error)) = (&mut running).await {
-                        logging::report(&error, self.common);
-                    },
-                }
-                wait_for_cleanup();
-                Err(Error::Stopped)
-            }
-        };
-        progress.finish();
-        if self.signals.end() {
-            logging::report(&Error::Stopped, self.common);
-            shutdown::leave(Exit::Interrupted as u8);
-        }
-        ended
-    }
-
-    fn note_rest(&self, answer: Answer) {
-        if answer.more {
-            let rows = count(self.show.max_rows as u64);
-            logging::note(&format!(
-                "only the first {rows} rows are shown; use --max-rows for more, or another --format for all"
-            ));
-        }
-    }
-
-    /// The shell: an error ends a statement, not the session.
-    async fn talk(mut self, history: Option<PathBuf>) -> Result<()> {
-        let history = match history {
-            Some(path) if path.as_os_str() == "none" => None,
-            path => path.or_else(default_history),
-        };
-        let mut repl = Repl::new(history)?;
-        logging::note(concat!("elmo ", env!("CARGO_PKG_VERSION"), ": SQL with ELMo; \\? for help, \\q to quit"));
-        loop {
-            let names = self.sql.names().await;
-            // Reading blocks this thread until a line is typed.
-            let typed = tokio::task::block_in_place(|| repl.read(names));
-            let ended = match typed {
-                Ok(Typed::End) => return Ok(()),
-                Ok(Typed::Nothing) => Ok(()),
-                Ok(Typed::Sql(sql)) => self.answer(&Text { sql, file: None }).await,
-                Ok(Typed::Command(command)) => self.obey(command).await,
-                Err(error @ Error::Usage { .. }) => Err(error),
-                Err(error) => return Err(error),
-            };
-            match ended {
-                Err(Error::BrokenPipe) => return Err(Error::BrokenPipe),
-                Err(error) => logging::report(&error, self.common),
-                Ok(()) => {}
-            }
-        }
-    }
-
-    async fn obey(&mut self, command: Command) -> Result<()> {
-        match command {
-            Command::Help => super::print(COMMANDS),
-            Command::Format(format) => {
-                self.show.format = format;
-                Ok(())
-            }
-            Command::File(file) => self.answer(&Text::read(Path::new(&file))?).await,
-            Command::Sql(sql) => self.answer(&Text { sql, file: None }).await,
-        }
-    }
-
-    async fn answer(&mut self, text: &Text) -> Result<()> {
-        for statement in text.parse(&self.sql)? {
-            let started = Instant::now();
-            let answer = self.one(statement).await?;
-            let seconds = started.elapsed().as_secs_f64();
-            match answer.rows {
-                Some(_) if answer.more => self.note_rest(answer),
-                Some(1) => logging::note(&format!("1 row, {seconds:.2} s")),
-                Some(rows) => logging::note(&format!("{} rows, {seconds:.2} s", count(rows))),
-                None => logging::note(&format!("done, {seconds:.2} s")),
-            }
-        }
-        Ok(())
-    }
 }
