@@ -130,7 +130,7 @@ fn control_c_ends_the_statement_only() {
 fn results_fit_the_terminal() {
     let place = Place::new();
     let long = "It rained all day, and we stayed in and read what there was. ".repeat(3);
-    place.write("wide.csv", format!("id,text,city\n1,{long},東京\n"));
+    place.write("wide.csv", format!("id,text,city\n1,\"{long}\",東京\n"));
     let mut shell = shell(&place, &[]);
     let query = "SELECT id, text, elmo_embed(text) AS v, city FROM 'wide.csv';";
     let said = screen(&shell.line(query));
@@ -168,7 +168,7 @@ fn a_high_table_goes_through_the_pager() {
     assert!(!said.contains("paged") && said.contains("| 49    |"), "{said}");
     leave(shell);
     // A pager that is not installed.
-    let mut shell = self::shell(&place, &[("PAGER", "/nowhere/pager"), ("PATH", "/usr/bin:/bin")]);
+    let mut shell = super::shell::shell(&place, &[("PAGER", "/nowhere/pager"), ("PATH", "/usr/bin:/bin")]);
     assert!(shell.line(high).contains("| 49    |"));
     leave(shell);
 }
@@ -194,6 +194,23 @@ fn no_progress_line_stays_on_the_screen() {
         // Every message has a line of its own.
         let warning = shown.lines().find(|line| line.contains("untrained"));
         assert!(warning.is_none_or(|line| line.trim_start().starts_with("WARN ")), "{shown}");
+    }
+    // Interrupted once, and twice.
+    place.write("a.txt", "It rained all day, and we stayed in and read what there was.\n".repeat(50_000));
+    for (output, signals, last) in [("once", 1, "to resume: "), ("twice", 2, "a second signal stops at once")] {
+        let mut command = place.elmo();
+        command.args(embed).args(["a.txt", "--threads", "1", "--rows-per-file", "200", "--output", output]);
+        let mut job = Terminal::start(command, 120, 40);
+        job.wait_for(" 1% ");
+        job.keys("\x03");
+        job.wait_for("a second signal stops at once");
+        if signals == 2 {
+            job.keys("\x03");
+        }
+        let (status, seen) = job.end();
+        let shown = screen(&seen);
+        assert_eq!(status.code(), Some(130), "{shown}");
+        assert!(shown.contains(last) && !shown.contains("rows/s"), "{shown}");
     }
     let mut shell = shell(&place, &[]);
     shell.line("SELECT elmo_embed('It rained.') IS NULL AS is_null;");

@@ -3,10 +3,13 @@
 use std::{
     fs::File,
     io::{Read, Write},
-    os::fd::{FromRawFd, OwnedFd},
+    os::{
+        fd::{FromRawFd, OwnedFd},
+        unix::process::CommandExt,
+    },
     process::{Child, Command, ExitStatus},
     sync::{Arc, Mutex},
-    thread::{self, JoinHandle},
+    thread,
     time::{Duration, Instant},
 };
 
@@ -20,7 +23,14 @@ pub(crate) struct Terminal {
     seen: Arc<Mutex<Vec<u8>>>,
     /// How many bytes of `seen` were waited for.
     read: usize,
-    reader: JoinHandle<()>,
+}
+
+/// A failed test leaves no program behind.
+impl Drop for Terminal {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
 }
 
 impl Terminal {
@@ -29,12 +39,22 @@ impl Terminal {
         let (ours, theirs) = open(columns, rows);
         command.env("TERM", "xterm").env("LANG", "C.UTF-8");
         let (input, output) = (theirs.try_clone().unwrap(), theirs.try_clone().unwrap());
-        let child = command.stdin(input).stdout(output).stderr(theirs).spawn().unwrap();
+        command.stdin(input).stdout(output).stderr(theirs);
+        // SAFETY: both functions may be called between fork and exec.
+        unsafe {
+            command.pre_exec(|| {
+                // Makes it the controlling terminal, which sends SIGINT for Ctrl-C.
+                libc::setsid();
+                libc::ioctl(0, libc::TIOCSCTTY, 0);
+                Ok(())
+            });
+        }
+        let child = command.spawn().unwrap();
         // The command holds descriptors of the terminal; reading from it ends when all are closed.
         drop(command);
         let seen = Arc::<Mutex<Vec<u8>>>::default();
         let (mut screen, store) = (File::from(ours.try_clone().unwrap()), Arc::clone(&seen));
-        let reader = thread::spawn(move || {
+        thread::spawn(move || {
             let mut block = [0; 4096];
             while let Ok(n) = screen.read(&mut block) {
                 if n == 0 {
@@ -43,7 +63,7 @@ impl Terminal {
                 store.lock().unwrap().extend_from_slice(&block[..n]);
             }
         });
-        Self { keys: File::from(ours), child, seen, read: 0, reader }
+        Self { keys: File::from(ours), child, seen, read: 0 }
     }
 
     /// Types keys.
@@ -94,9 +114,13 @@ impl Terminal {
             thread::sleep(Duration::from_millis(20));
         }
         let status = self.child.wait().unwrap();
-        self.reader.join().unwrap();
-        let seen = String::from_utf8_lossy(&self.seen.lock().unwrap()).into_owned();
-        (status, seen)
+        // Programs of other tests may have inherited the terminal, so its end is not that of the output.
+        let mut len = None;
+        while len != Some(self.seen.lock().unwrap().len()) {
+            len = Some(self.seen.lock().unwrap().len());
+            thread::sleep(Duration::from_millis(300));
+        }
+        (status, String::from_utf8_lossy(&self.seen.lock().unwrap()).into_owned())
     }
 }
 

@@ -263,13 +263,13 @@ mod tests {
     fn lines_of_a_cell_and_control_characters() {
         let table = table(vec![("plan", strings(&["Sort\n  Scan\x1b[2J", ""]))]);
         let expected = "\
-+----------------+
-| plan           |
-+----------------+
-| Sort           |
++-----------------+
+| plan            |
++-----------------+
+| Sort            |
 |   Scan\\u{1b}[2J |
-|                |
-+----------------+
+|                 |
++-----------------+
 ";
         assert_eq!(table.fit(80), (expected.to_owned(), 0));
     }
