@@ -116,6 +116,9 @@ impl Models<'_> {
 pub(crate) fn warn_untrained() {
     static WARNED: Once = Once::new();
     WARNED.call_once(|| {
-        tracing::warn!("the model tiny is untrained: its vectors are for trying elmo out and have no meaning");
+        tracing::warn!(
+            model = TINY,
+            "this model is untrained: its vectors are for trying elmo out and have no meaning"
+        );
     });
 }
