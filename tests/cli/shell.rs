@@ -201,7 +201,7 @@ fn no_progress_line_stays_on_the_screen() {
         let mut command = place.elmo();
         command.args(embed).args(["a.txt", "--threads", "1", "--rows-per-file", "200", "--output", output]);
         let mut job = Terminal::start(command, 120, 40);
-        job.wait_for(" 1% ");
+        job.wait_for("rows/s");
         job.keys("\x03");
         job.wait_for("a second signal stops at once");
         if signals == 2 {
