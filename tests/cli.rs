@@ -8,6 +8,8 @@
 mod node;
 #[path = "cli/place.rs"]
 mod place;
+#[path = "cli/terminal.rs"]
+mod terminal;
 
 #[path = "cli/cluster.rs"]
 mod cluster;
@@ -25,6 +27,8 @@ mod queries;
 mod reports;
 #[path = "cli/settings.rs"]
 mod settings;
+#[path = "cli/shell.rs"]
+mod shell;
 #[path = "cli/signals.rs"]
 mod signals;
 #[path = "cli/sql.rs"]

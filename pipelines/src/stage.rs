@@ -34,6 +34,11 @@ pub trait Stage: Send + Sync {
     /// Metadata pairs that name the model and the settings in every output.
     fn metadata(&self) -> Vec<(String, String)>;
 
+    /// Whether the model is untrained, so that its vectors have no meaning.
+    fn is_untrained(&self) -> bool {
+        self.metadata().iter().any(|(key, _)| key == "elmo.untrained")
+    }
+
     /// Queues a column and returns while it is worked on; waits only while the queue is full. In state `carry` columns
     /// are taken in the order of the calls.
     async fn submit(&self, texts: &ArrayRef) -> elmo::Result<Pending>;

@@ -1,9 +1,7 @@
-//! `elmo sql`: result formats, files as tables, COPY, errors, cancellation and the prompt.
+//! `elmo sql`: result formats, files as tables, COPY, errors and cancellation. The prompt is in `shell.rs`.
 
 use std::{
     fs,
-    io::{Read, Write},
-    os::fd::{FromRawFd, OwnedFd},
     process::{Command, Stdio},
     time::{Duration, Instant},
 };
@@ -57,7 +55,7 @@ fn the_first_words_of_the_readme_embed_ten_rows_and_no_more() {
     assert_eq!(sql(&place, &["-c", rows_of]).code, Some(0));
     let query = "SELECT id, elmo_embed(text) FROM 'reviews.parquet' WHERE lang = 'en' ORDER BY id DESC LIMIT 10";
     let shown = sql(&place, &["-c", query]);
-    assert_eq!(shown.out.lines().filter(|line| line.contains("… 64]")).count(), 10, "{shown:?}");
+    assert_eq!(shown.out.lines().filter(|line| line.contains("…] (64)")).count(), 10, "{shown:?}");
     let analysed = sql(&place, &["-c", &format!("EXPLAIN ANALYZE {query}")]);
     assert!(analysed.out.contains("rows_embedded=10,"), "{analysed:?}");
 }
@@ -697,74 +695,6 @@ fn an_interrupted_copy_leaves_what_was_there() {
         assert!(left.iter().all(|name| !name.to_string_lossy().starts_with("before.csv#")), "{left:?}");
     }
     assert_eq!(fs::read_to_string(place.path("before.csv")).unwrap(), "what was there before\n");
-}
-
-/// A pseudoterminal of 200 columns: the user's end and the program's end.
-fn terminal() -> (OwnedFd, OwnedFd) {
-    let (mut ours, mut theirs) = (0, 0);
-    let size = libc::winsize { ws_row: 50, ws_col: 200, ws_xpixel: 0, ws_ypixel: 0 };
-    // SAFETY: both descriptors are written before they are read, and owned by nobody else.
-    unsafe {
-        let opened = libc::openpty(&mut ours, &mut theirs, std::ptr::null_mut(), std::ptr::null(), &size);
-        assert_eq!(opened, 0);
-        (OwnedFd::from_raw_fd(ours), OwnedFd::from_raw_fd(theirs))
-    }
-}
-
-#[test]
-fn the_prompt_takes_statements_commands_and_errors() {
-    let place = small();
-    let (ours, theirs) = terminal();
-    let mut command = place.elmo();
-    command.args(["sql", "--no-color"]).env("TERM", "xterm");
-    let (input, output) = (theirs.try_clone().unwrap(), theirs.try_clone().unwrap());
-    let mut child = command.stdin(input).stdout(output).stderr(theirs).spawn().unwrap();
-    // The command holds descriptors of the terminal; reading from it ends when all are closed.
-    drop(command);
-    let mut screen = fs::File::from(ours.try_clone().unwrap());
-    let mut keys = fs::File::from(ours);
-    let reader = std::thread::spawn(move || {
-        let (mut seen, mut block) = (Vec::new(), [0; 4096]);
-        while let Ok(n) = screen.read(&mut block) {
-            if n == 0 {
-                break;
-            }
-            seen.extend_from_slice(&block[..n]);
-        }
-        String::from_utf8_lossy(&seen).into_owned()
-    });
-    // A statement of two lines, completion with Tab, Ctrl-C, an error, and commands.
-    for line in [
-        "SELECT max(id) AS largest\r",
-        "FROM 'a.csv';\r",
-        "SELECT arrow_typeof(elmo_emb\t'It rained.')) LIKE '%64%' AS wide;\r",
-        "SELECT 1 FROM nowhere;\r",
-        "SELECT given_up\x03",
-        "\\df\r",
-        "\\f csv\r",
-        "\\d 'a.csv'\r",
-        "\\x\r",
-        "\\q\r",
-    ] {
-        keys.write_all(line.as_bytes()).unwrap();
-        std::thread::sleep(Duration::from_millis(900));
-    }
-    let status = child.wait().unwrap();
-    let seen = reader.join().unwrap();
-    assert_eq!(status.code(), Some(0), "{seen}");
-    for part in [
-        "| largest |",
-        "elmo_span",
-        "| 3       |",
-        "| true |",
-        "table 'datafusion.public.nowhere' not found",
-        "text,Utf8",
-        "unknown command",
-    ] {
-        assert!(seen.contains(part), "no {part:?} in {seen}");
-    }
-    let history = fs::read_to_string(place.path("home/.local/state/elmo/sql_history")).unwrap();
-    assert!(history.contains("\\f csv") && !history.contains("given_up"), "{history}");
 }
 
 /// A CSV file of several megabytes of multi-line cells: splitting it would split cells.

@@ -17,6 +17,7 @@ use super::{
 };
 use crate::{
     error::{Error, Result},
+    models::warn_untrained,
     report::{bytes, count, duration, table},
     source::{Counted, Plan, Position, Rows, Slice, row_bytes},
     stage::Stage,
@@ -74,6 +75,9 @@ pub async fn dry_run(job: &BulkJob, stage: &dyn Stage, stores: &Stores) -> Resul
     let counted = count_rows(&prepared.plan).await?;
     let pace = Pace::measure(&prepared.plan, stage).await?;
     let tokens = pace.tokens_per_byte * counted.text_bytes as f64;
+    if stage.is_untrained() {
+        warn_untrained();
+    }
     let vectors = if stage.spec().level == elmo::spec::Level::Token { tokens } else { counted.rows as f64 };
     Ok(DryRun {
         files,

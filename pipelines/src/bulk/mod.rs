@@ -40,6 +40,7 @@ use self::{
 use crate::{
     crash::bulk as crash,
     error::{Error, Result},
+    models::warn_untrained,
     report::Progress,
     sink::Codec,
     source::{self, Keep, KeptTypes, Plan},
@@ -138,6 +139,9 @@ pub async fn run(
         () = stop.clone() => Err(Error::Interrupted { rows: manifest.durable_totals().rows_in, again, begun: true }),
         checked = check(job, stage, &prepared, &mut manifest) => checked,
     };
+    if checked.is_ok() && stage.is_untrained() {
+        warn_untrained();
+    }
     let resumed = manifest.durable_totals();
     let mut run = Run::new(job, stage, &prepared, progress, resumed);
     // Input that cannot be read again is waited for without a limit; a second signal ends the process.

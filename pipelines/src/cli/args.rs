@@ -195,16 +195,18 @@ impl ModelArgs {
     /// As [`ModelArgs::spec`]; [`ModelsError`](crate::models::ModelsError) when the model cannot be found, fetched or
     /// used.
     pub(super) async fn open(&self, stores: &Stores) -> Result<elmo::ModelData> {
-        open(&self.spec()?, self.offline, stores).await
+        let data = open(&self.spec()?, self.offline, stores).await?;
+        if data.untrained {
+            warn_untrained();
+        }
+        Ok(data)
     }
 }
 
-/// Finds, fetches and reads a model. Warns if it is untrained.
+/// Finds, fetches and reads a model, for a job that warns when everything is checked.
 pub(super) async fn open(spec: &ModelSpec, offline: bool, stores: &Stores) -> Result<elmo::ModelData> {
     let cache = Cache::from_env();
-    let data = Models { stores, cache: &cache, offline }.resolve(spec).await?;
-    warn_untrained(&data);
-    Ok(data)
+    Ok(Models { stores, cache: &cache, offline }.resolve(spec).await?)
 }
 
 /// How the biLM runs. Except for the precision, none of these options changes a vector on the CPU.

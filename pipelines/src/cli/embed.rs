@@ -14,7 +14,7 @@ use elmo::{
 
 use super::{
     CommonArgs, EngineArgs, ModelArgs,
-    args::{block_on, one_of, positive},
+    args::{self, block_on, one_of, positive},
     print, print_json, shutdown,
 };
 #[cfg(feature = "cluster")]
@@ -292,6 +292,8 @@ pub(super) fn run(args: &EmbedArgs, common: &CommonArgs) -> Result<Exit> {
         }
         bulk::run(&job, stage.as_ref(), &stores, stop, progress.as_ref()).await.map(Some)
     });
+    // The job did not begin if there was an error before, or for a dry run.
+    progress.finish();
     match outcome {
         Ok(None) => Ok(Exit::Done),
         Ok(Some(report)) => {
@@ -333,7 +335,8 @@ impl EmbedArgs {
             let cluster = crate::cluster::Cluster::new(address.clone());
             return Ok(crate::cluster::ClusterStage::new(cluster, &model, spec).await?);
         }
-        let elmo = self.engine.load(self.model.open(stores).await?).await?;
+        let data = args::open(&self.model.spec()?, self.model.offline(), stores).await?;
+        let elmo = self.engine.load(data).await?;
         let columns = ColumnEmbedder::new(&elmo, spec)?;
         let width = columns.width();
         Ok(EmbedStage::new(columns, width))

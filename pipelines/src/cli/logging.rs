@@ -162,10 +162,10 @@ pub(super) fn note(text: &str) {
     }
 }
 
-/// Writes to stderr. Errors are ignored, because a job must not end when stderr is closed or full; `eprintln!` would
-/// panic.
+/// Writes to stderr, above the progress bar. Errors are ignored, because a job must not end when stderr is closed or
+/// full; `eprintln!` would panic.
 fn write_stderr(text: &str) {
-    let _ = io::stderr().write_all(text.as_bytes());
+    let _ = report::above_bar(|| io::stderr().write_all(text.as_bytes()));
 }
 
 /// A writer to stderr that redacts secrets. Each event is a single write.

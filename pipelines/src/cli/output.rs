@@ -7,6 +7,7 @@ use serde::Serialize;
 use crate::{
     error::{Error, Result},
     redact::{redact, redact_json},
+    report,
 };
 
 /// Prints a report for people, without secrets.
@@ -28,8 +29,11 @@ pub(super) fn print_json(report: &impl Serialize) -> Result<()> {
 
 /// Prints bytes unchanged.
 pub(super) fn print_raw(bytes: &[u8]) -> Result<()> {
-    let mut out = io::stdout().lock();
-    out.write_all(bytes).and_then(|()| out.flush()).map_err(|e| match e.kind() {
+    let written = report::above_bar(|| {
+        let mut out = io::stdout().lock();
+        out.write_all(bytes).and_then(|()| out.flush())
+    });
+    written.map_err(|e| match e.kind() {
         io::ErrorKind::BrokenPipe => Error::BrokenPipe,
         _ => Error::Failed(format!("cannot write to stdout: {e}")),
     })

@@ -12,7 +12,10 @@ use tokio::{
     sync::{mpsc, oneshot},
 };
 
-use crate::error::{Error, Exit, Result};
+use crate::{
+    error::{Error, Exit, Result},
+    report,
+};
 
 unsafe extern "C" {
     /// POSIX: ends the process at once. `exit` would run the destructors of libtorch while its threads compute.
@@ -21,6 +24,7 @@ unsafe extern "C" {
 
 /// Ends the process at once, even while devices still compute results that are no longer needed.
 pub(super) fn leave(exit: u8) -> ! {
+    report::clear_bar();
     _exit(exit.into())
 }
 
@@ -92,7 +96,8 @@ fn is_ignored(signal: libc::c_int) -> bool {
 }
 
 /// Signals of an SQL session: the first cancels the current statement, a second one before the statement has ended ends
-/// the process. They have a thread of their own, because queries may keep all other threads busy.
+/// the process. At a prompt, Ctrl-C never ends the process, which would lose the tables of the session. Signals have a
+/// thread of their own, because queries may keep all other threads busy.
 pub(super) struct Signals {
     cancellations: mpsc::UnboundedReceiver<()>,
     state: Arc<Mutex<State>>,
@@ -134,8 +139,8 @@ impl Signals {
                         let _ = cancel.send(());
                     }
                     (true, true) if request == Request::Hangup => {}
-                    (false, _) if prompt && request == Request::Interrupt => {}
-                    _ => _exit(Exit::Interrupted as i32),
+                    _ if prompt && request == Request::Interrupt => {}
+                    _ => leave(Exit::Interrupted as u8),
                 }
             }
         };
@@ -181,12 +186,12 @@ pub(super) fn requested() -> Result<impl Future<Output = ()>> {
         requests.next().await;
         if !is_awaited.load(Ordering::Relaxed) {
             tracing::warn!("interrupted before anything was written");
-            _exit(Exit::Interrupted as i32);
+            leave(Exit::Interrupted as u8);
         }
         tracing::warn!("stopping when the current rows are durable; a second signal stops at once");
         let _ = request.send(());
         requests.repeated().await;
-        _exit(Exit::Interrupted as i32);
+        leave(Exit::Interrupted as u8);
     });
     Ok(async move {
         awaited.store(true, Ordering::Relaxed);

@@ -54,7 +54,9 @@ impl ModelSource for LazyModel {
                 self.data(&files, &Fingerprints::new(&cache))?
             }
         };
-        warn_untrained(&data);
+        if data.untrained {
+            warn_untrained();
+        }
         Ok(Elmo::from_data(data, &self.settings)?)
     }
 }
@@ -82,8 +84,8 @@ impl LazyModel {
             return Ok(Card { options, fingerprint, untrained: false, lm_head, location });
         }
         let data = self.data(&files, &fingerprints)?;
-        if self.remote {
-            warn_untrained(&data);
+        if self.remote && data.untrained {
+            warn_untrained();
         }
         let card = Card {
             options: data.options.clone(),

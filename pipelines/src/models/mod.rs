@@ -19,7 +19,10 @@ mod magic;
 mod spec;
 mod unzip;
 
-use std::path::{Path, PathBuf};
+use std::{
+    path::{Path, PathBuf},
+    sync::Once,
+};
 
 use elmo::ModelData;
 
@@ -109,12 +112,13 @@ impl Models<'_> {
     }
 }
 
-/// Warns about an untrained model.
-pub(crate) fn warn_untrained(data: &ModelData) {
-    if data.untrained {
+/// Warns, once per process, that a job uses the untrained model.
+pub(crate) fn warn_untrained() {
+    static WARNED: Once = Once::new();
+    WARNED.call_once(|| {
         tracing::warn!(
-            model = data.name,
+            model = TINY,
             "this model is untrained: its vectors are for trying elmo out and have no meaning"
         );
-    }
+    });
 }

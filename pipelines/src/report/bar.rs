@@ -5,7 +5,7 @@ use std::{
     time::Instant,
 };
 
-use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
+use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle, WeakProgressBar};
 
 use super::{Pace, Progress, Snapshot, count, duration};
 
@@ -14,6 +14,29 @@ const STEPS: u64 = 10_000;
 
 /// The template before the first update, and the one after.
 const TEMPLATES: [&str; 2] = ["{spinner} {wide_msg}", "{bar:24} {percent:>3}% {wide_msg}"];
+
+/// The latest bar, for messages of other threads.
+static LATEST: Mutex<Option<WeakProgressBar>> = Mutex::new(None);
+
+/// The latest bar, if it still exists.
+fn latest() -> Option<ProgressBar> {
+    LATEST.lock().unwrap_or_else(PoisonError::into_inner).as_ref()?.upgrade()
+}
+
+/// Runs `write`, which writes to the terminal, without the bar in its way: the bar is drawn again below.
+pub(crate) fn above_bar<T>(write: impl FnOnce() -> T) -> T {
+    match latest() {
+        Some(bar) => bar.suspend(write),
+        None => write(),
+    }
+}
+
+/// Removes the bar from the terminal, for a process that ends without running destructors.
+pub(crate) fn clear_bar() {
+    if let Some(bar) = latest() {
+        bar.finish_and_clear();
+    }
+}
 
 /// A progress bar on stderr with rows/s, tokens/s, padding and the time left.
 #[derive(Debug)]
@@ -30,6 +53,7 @@ impl Bar {
         bar.set_style(style(TEMPLATES[0]));
         bar.set_message("starting");
         bar.enable_steady_tick(std::time::Duration::from_millis(100));
+        *LATEST.lock().unwrap_or_else(PoisonError::into_inner) = Some(bar.downgrade());
         Self { bar, started: Instant::now(), first: Mutex::new(None) }
     }
 }
@@ -37,6 +61,13 @@ impl Bar {
 impl Default for Bar {
     fn default() -> Self {
         Self::new()
+    }
+}
+
+/// An error may end a command before its job could.
+impl Drop for Bar {
+    fn drop(&mut self) {
+        self.bar.finish_and_clear();
     }
 }
 

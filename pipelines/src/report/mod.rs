@@ -10,7 +10,11 @@ use std::time::Duration;
 pub use numbers::{bytes, count, duration};
 
 pub use self::{bar::Bar, lines::Lines};
-pub(crate) use self::{lines::TARGET, table::table};
+pub(crate) use self::{
+    bar::{above_bar, clear_bar},
+    lines::TARGET,
+    table::table,
+};
 
 /// The progress of a job. All counts start at 0 and never decrease.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]

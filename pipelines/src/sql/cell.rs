@@ -36,7 +36,7 @@ fn cell(column: &dyn Array, row: usize) -> Result<String, ArrowError> {
     }
 }
 
-/// `[0.12, -0.03, … 1024]`
+/// `[0.12, -0.03, …] (1024)`
 fn list(items: &ArrayRef) -> Result<String, ArrowError> {
     let shown = match (items.len() <= MAX_FULL_ITEMS, items.data_type().is_floating()) {
         (true, _) => items.len(),
@@ -45,7 +45,8 @@ fn list(items: &ArrayRef) -> Result<String, ArrowError> {
     };
     let mut parts: Vec<String> = (0..shown).map(|row| item(items, row)).collect::<Result<_, _>>()?;
     if shown < items.len() {
-        parts.push(format!("… {}", items.len()));
+        parts.push("…".to_owned());
+        return Ok(format!("[{}] ({})", parts.join(", "), items.len()));
     }
     Ok(format!("[{}]", parts.join(", ")))
 }
@@ -101,7 +102,7 @@ mod tests {
     #[test]
     fn a_long_vector_is_abbreviated() {
         let numbers: Vec<f32> = [0.1234, -0.0312].into_iter().chain(std::iter::repeat_n(9.0, 1022)).collect();
-        assert_eq!(shown(&vectors(1024, numbers)), ["[0.12, -0.03, … 1024]"]);
+        assert_eq!(shown(&vectors(1024, numbers)), ["[0.12, -0.03, …] (1024)"]);
         assert_eq!(shown(&vectors(2, vec![0.0, 0.00123, 2e7, -1.0])), ["[0.00, 1.2e-3]", "[2.0e7, -1.00]"]);
         assert_eq!(shown(&vectors(2, vec![f32::NAN, f32::INFINITY])), ["[NaN, inf]"]);
     }
@@ -117,7 +118,7 @@ mod tests {
         let lists = ListArray::new(item, OffsetBuffer::from_lengths([5, 0]), Arc::new(tokens), None);
         assert_eq!(
             shown(&lists),
-            ["[{token: It, start: 0}, {token: rained, start: NULL}, {token: all, start: 10}, … 5]", "[]"]
+            ["[{token: It, start: 0}, {token: rained, start: NULL}, {token: all, start: 10}, …] (5)", "[]"]
         );
     }
 

@@ -18,11 +18,17 @@ mod files;
 mod lines;
 mod print;
 mod remote;
-mod repl;
 mod run;
+mod shell;
 mod staging;
+mod table;
+mod text;
 
-use std::{collections::HashMap, num::NonZeroUsize, sync::Arc};
+use std::{
+    collections::{BTreeSet, HashMap},
+    num::NonZeroUsize,
+    sync::Arc,
+};
 
 use datafusion::{
     catalog::DynamicFileCatalog,
@@ -39,6 +45,7 @@ use datafusion::{
     prelude::{SessionConfig, SessionContext},
 };
 use elmo_udfs::{ElmoSession, ModelSource, Statement};
+use parking_lot::Mutex;
 
 use self::{
     atomic_write::{make_writes_atomic, partition_columns},
@@ -50,9 +57,9 @@ use self::{
 };
 pub use self::{
     error::SqlError,
-    print::{Format, Out},
+    print::{Expanded, Format, Out, OutputOptions},
     remote::Remote,
-    repl::{COMMANDS, Command, Input, Repl, default_history},
+    shell::{Command, FunctionHelp, Names, Prompt, Screen, ShellSettings, Input, default_history, help, page},
 };
 #[cfg(not(feature = "cluster"))]
 use self::{error::sql_error, files::StoreRegistry};
@@ -84,15 +91,6 @@ pub struct Settings {
     pub memory_limit: Option<NonZeroUsize>,
 }
 
-/// How a result is written.
-#[derive(Debug, Clone, Copy)]
-pub struct OutputOptions {
-    /// The output format.
-    pub format: Format,
-    /// Maximum number of rows in [`Format::Table`].
-    pub max_rows: usize,
-}
-
 /// The outcome of a statement.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Outcome {
@@ -100,6 +98,8 @@ pub struct Outcome {
     pub rows: Option<u64>,
     /// Whether the result has more rows than the table shows.
     pub truncated: bool,
+    /// Columns of the result that the table does not show.
+    pub hidden_columns: usize,
 }
 
 /// A SQL session.
@@ -109,6 +109,10 @@ pub struct Sql {
     stores: Stores,
     on_cluster: bool,
     commits: Arc<CommitState>,
+    /// The SQL names of the models.
+    models: Arc<[String]>,
+    /// Columns of the files that were queried, for completion.
+    file_columns: Arc<Mutex<BTreeSet<String>>>,
 }
 
 impl std::fmt::Debug for Sql {
@@ -151,6 +155,7 @@ impl Sql {
         let files = Arc::new(FileTables::new(stores));
         let remote = settings.remote.clone();
         let on_cluster = remote.is_some();
+        let names = settings.models.iter().map(|(name, _)| name.clone()).collect();
         let mut builder = SessionStateBuilder::new()
             .with_config(session_config())
             .with_runtime_env(runtime)
@@ -168,7 +173,14 @@ impl Sql {
         let tables = Arc::clone(context.state().catalog_list());
         context.register_catalog_list(Arc::new(DynamicFileCatalog::new(tables, Arc::clone(&files) as _)));
         files.set_session(context.state_weak_ref());
-        Ok(Self { context, stores: stores.clone(), on_cluster, commits: Arc::default() })
+        Ok(Self {
+            context,
+            stores: stores.clone(),
+            on_cluster,
+            commits: Arc::default(),
+            models: names,
+            file_columns: Arc::default(),
+        })
     }
 
     /// Whether parts of queries run on a cluster.
@@ -198,7 +210,7 @@ impl Sql {
     pub async fn run(
         &self,
         mut statement: Statement,
-        options: OutputOptions,
+        mut options: OutputOptions,
         progress: &dyn Progress,
         out: Out,
     ) -> Result<Outcome> {
@@ -208,13 +220,18 @@ impl Sql {
         let frame = elmo_udfs::run(&self.context, statement).await.map_err(sql_error)?;
         // DDL and SET statements have been executed at this point; they have no result.
         if frame.schema().fields().is_empty() {
-            return Ok(Outcome { rows: None, truncated: false });
+            return Ok(Outcome { rows: None, truncated: false, hidden_columns: 0 });
         }
         if options.format == Format::Parquet {
             return self.write_parquet(frame, progress, out).await;
         }
+        self.remember_columns(frame.logical_plan());
+        if matches!(frame.logical_plan(), LogicalPlan::Explain(_) | LogicalPlan::Analyze(_)) {
+            // The end of a line of a plan is as important as its start.
+            options.width = None;
+        }
         let (plan, stream) = self.start(self.limit_to_table(frame, options)?).await?;
-        let printer = Printer::new(options.format, stream.schema(), options.max_rows, out)?;
+        let printer = Printer::new(options, stream.schema(), out)?;
         let outcome = write_results(&plan, stream, printer, progress).await;
         progress.finish();
         outcome
@@ -282,7 +299,7 @@ impl Sql {
         progress.finish();
         let mut file = std::fs::File::open(&path).map_err(|e| Error::io(&path, e))?;
         std::io::copy(&mut file, &mut out).and_then(|_| out.flush()).map_err(print::io_failed)?;
-        Ok(Outcome { rows: Some(rows), truncated: false })
+        Ok(Outcome { rows: Some(rows), truncated: false, hidden_columns: 0 })
     }
 
     /// Plans a query and starts its execution.
@@ -299,29 +316,6 @@ impl Sql {
         let plan = plan.map_err(sql_error)?;
         let stream = execute_stream(Arc::clone(&plan), tasks).map_err(sql_error)?;
         Ok((plan, stream))
-    }
-
-    /// Names for completion: functions, tables and their columns.
-    pub(crate) async fn names(&self) -> Vec<String> {
-        let state = self.context.state();
-        let functions = state.scalar_functions().keys().chain(state.aggregate_functions().keys());
-        let functions = functions.chain(state.window_functions().keys()).chain(state.table_functions().keys());
-        let mut names: Vec<String> = functions.map(|name| format!("{name}(")).collect();
-        for catalog in self.context.catalog_names() {
-            let Some(catalog) = self.context.catalog(&catalog) else { continue };
-            for schema in catalog.schema_names() {
-                let Some(schema) = catalog.schema(&schema) else { continue };
-                for name in schema.table_names() {
-                    if let Ok(Some(table)) = schema.table(&name).await {
-                        names.extend(table.schema().fields().iter().map(|field| field.name().clone()));
-                    }
-                    names.push(name);
-                }
-            }
-        }
-        names.sort();
-        names.dedup();
-        names
     }
 }
 

@@ -1,6 +1,7 @@
 //! Result formats: a table for people, and CSV, JSON and Arrow for programs.
 
 use std::{
+    fmt,
     io::{self, Write},
     str::FromStr,
     sync::Arc,
@@ -20,7 +21,7 @@ use arrow::{
 };
 use elmo::spec::SpecError;
 
-use super::cell::cells;
+use super::{cell::cells, table::Table};
 use crate::error::{Error, Result};
 
 /// An output format.
@@ -43,6 +44,8 @@ pub enum Format {
 impl Format {
     /// The names of all formats.
     pub const WORDS: &'static [&'static str] = &["table", "csv", "json", "ndjson", "arrow", "parquet"];
+    /// All formats, in the order of their names.
+    const ALL: [Self; 6] = [Self::Table, Self::Csv, Self::Json, Self::Ndjson, Self::Arrow, Self::Parquet];
 
     /// Whether the format is binary, and so holds one result and is not printed to terminals.
     pub fn is_binary(self) -> bool {
@@ -50,12 +53,18 @@ impl Format {
     }
 }
 
+impl fmt::Display for Format {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let word = Self::WORDS.iter().zip(Self::ALL).find(|(_, format)| format == self);
+        f.write_str(word.map_or("", |(word, _)| word))
+    }
+}
+
 impl FromStr for Format {
     type Err = SpecError;
 
     fn from_str(word: &str) -> Result<Self, SpecError> {
-        let all = [Self::Table, Self::Csv, Self::Json, Self::Ndjson, Self::Arrow, Self::Parquet];
-        let found = Self::WORDS.iter().zip(all).find(|(legal, _)| **legal == word);
+        let found = Self::WORDS.iter().zip(Self::ALL).find(|(legal, _)| **legal == word);
         found.map(|(_, format)| format).ok_or_else(|| SpecError::Value {
             option: "format",
             value: word.to_owned(),
@@ -64,9 +73,34 @@ impl FromStr for Format {
     }
 }
 
+/// When a record is shown as a line per value instead of a row of a table.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum Expanded {
+    /// Always.
+    On,
+    /// Never.
+    #[default]
+    Off,
+    /// If the table is wider than the terminal.
+    Auto,
+}
+
+/// How a result is written.
+#[derive(Debug, Clone, Copy)]
+pub struct OutputOptions {
+    /// The output format.
+    pub format: Format,
+    /// Maximum number of rows in [`Format::Table`].
+    pub max_rows: usize,
+    /// When [`Format::Table`] has a line per value.
+    pub expanded: Expanded,
+    /// Columns of the terminal to which [`Format::Table`] is fitted; `None` to cut nothing.
+    pub width: Option<usize>,
+}
+
 /// Writes the batches of one result.
 pub(super) enum Printer {
-    Table { out: Out, schema: SchemaRef, batches: Vec<RecordBatch>, rows: usize, max_rows: usize },
+    Table { out: Out, schema: SchemaRef, batches: Vec<RecordBatch>, rows: usize, options: OutputOptions },
     Csv { writer: Box<csv::Writer<Out>>, schema: SchemaRef },
     Json(Writer<Out, JsonArray>),
     Ndjson(LineDelimitedWriter<Out>),
@@ -77,13 +111,12 @@ pub(super) enum Printer {
 pub type Out = Box<dyn Write + Send>;
 
 impl Printer {
-    /// Creates a printer; a table shows up to `max_rows` rows. [`Format::Parquet`] is written by COPY, not by a
-    /// printer.
-    pub(super) fn new(format: Format, schema: SchemaRef, max_rows: usize, out: Out) -> Result<Self> {
+    /// Creates a printer. [`Format::Parquet`] is written by COPY, not by a printer.
+    pub(super) fn new(options: OutputOptions, schema: SchemaRef, out: Out) -> Result<Self> {
         // Writes NULLs, so that every object has every key.
         let json = || WriterBuilder::new().with_explicit_nulls(true);
-        Ok(match format {
-            Format::Table => Self::Table { out, schema, batches: Vec::new(), rows: 0, max_rows },
+        Ok(match options.format {
+            Format::Table => Self::Table { out, schema, batches: Vec::new(), rows: 0, options },
             Format::Csv => {
                 let mut writer = csv::WriterBuilder::new().build(out);
                 let schema = csv_schema(&schema);
@@ -100,8 +133,8 @@ impl Printer {
     /// Writes a batch. Returns `false` when the table is full.
     pub(super) fn write(&mut self, batch: &RecordBatch) -> Result<bool> {
         match self {
-            Self::Table { batches, rows, max_rows, .. } => {
-                let taken = batch.num_rows().min(*max_rows - *rows);
+            Self::Table { batches, rows, options, .. } => {
+                let taken = batch.num_rows().min(options.max_rows - *rows);
                 *rows += taken;
                 batches.push(batch.slice(0, taken));
                 return Ok(taken == batch.num_rows());
@@ -115,12 +148,15 @@ impl Printer {
         Ok(true)
     }
 
-    /// Writes buffered rows and the end of the format, and flushes the output.
-    pub(super) fn finish(self) -> Result<()> {
+    /// Writes buffered rows and the end of the format, and flushes the output. Returns the number of columns that were
+    /// not shown.
+    pub(super) fn finish(self) -> Result<usize> {
+        let mut hidden = 0;
         let mut out = match self {
-            Self::Table { mut out, schema, batches, .. } => {
-                let table = format_table(&schema, &batches).map_err(failed)?;
-                writeln!(out, "{table}").map_err(io_failed)?;
+            Self::Table { mut out, schema, batches, options, .. } => {
+                let table;
+                (table, hidden) = format_table(&schema, &batches, options).map_err(failed)?;
+                out.write_all(table.as_bytes()).map_err(io_failed)?;
                 out
             }
             Self::Csv { writer, .. } => writer.into_inner(),
@@ -136,11 +172,25 @@ impl Printer {
                 writer.into_inner().map_err(failed)?
             }
         };
-        out.flush().map_err(io_failed)
+        out.flush().map_err(io_failed)?;
+        Ok(hidden)
     }
 }
 
-fn format_table(schema: &SchemaRef, batches: &[RecordBatch]) -> Result<String, ArrowError> {
+/// The table, and the number of columns that it does not options.
+fn format_table(schema: &SchemaRef, batches: &[RecordBatch], options: OutputOptions) -> Result<(String, usize), ArrowError> {
+    match (options.expanded, options.width) {
+        (Expanded::Off | Expanded::Auto, None) => Ok((whole_table(schema, batches)? + "\n", 0)),
+        (expanded, width) => {
+            let (table, width) = (Table::new(schema, batches)?, width.unwrap_or(usize::MAX));
+            let is_expanded = expanded == Expanded::On || expanded == Expanded::Auto && table.is_wider_than(width);
+            Ok(if is_expanded { (table.expanded(), 0) } else { table.fit(width) })
+        }
+    }
+}
+
+/// The table with all of its columns, however wide.
+fn whole_table(schema: &SchemaRef, batches: &[RecordBatch]) -> Result<String, ArrowError> {
     let shown = Arc::new(with_text_columns(schema, |_| true));
     let rows = batches.iter().map(|batch| {
         let columns = batch.columns().iter().map(|column| Ok(Arc::new(cells(column)?) as ArrayRef));

@@ -39,8 +39,8 @@ pub(super) async fn write_results(
     // Cancels the rest of the query before the printer blocks on its output.
     drop(stream);
     progress.finish();
-    printer.finish()?;
-    Ok(Outcome { rows: Some(rows), truncated })
+    let hidden_columns = printer.finish()?;
+    Ok(Outcome { rows: Some(rows), truncated, hidden_columns })
 }
 
 /// Waits for the next batch and reports progress meanwhile.

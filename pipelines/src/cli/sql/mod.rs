@@ -1,16 +1,19 @@
-//! `elmo sql`: its arguments, and the loop of the shell. Queries run in [`crate::sql`].
+//! `elmo sql`: its arguments. Queries run in [`crate::sql`].
+
+mod session;
+mod shell;
 
 use std::{
     io::{self, IsTerminal},
     path::{Path, PathBuf},
     str::FromStr,
     sync::Arc,
-    time::{Duration, Instant},
 };
 
 use clap::{Args, ValueHint};
 use elmo_udfs::Statement;
 
+use self::{session::Session, shell::Shell};
 use super::{
     CommonArgs,
     args::{Bytes, EngineArgs, ModelArgs, block_on, one_of, positive},
@@ -22,11 +25,7 @@ use crate::cluster::{Address, Cluster};
 use crate::{
     error::{Error, Exit, Result},
     models::ModelSpec,
-    report::{Progress, Silent, count},
-    sql::{
-        COMMANDS, Command, Format, Input, Outcome, OutputOptions, Remote, Repl, Settings, Sql, SqlError,
-        default_history,
-    },
+    sql::{Expanded, Format, Remote, Screen, Settings, ShellSettings, OutputOptions, Sql, SqlError},
     stores::{INTERACTIVE_RETRY_FOR, RETRY_FOR, Stores},
 };
 
@@ -142,7 +141,8 @@ impl SqlArgs {
     }
 
     fn output(&self) -> OutputOptions {
-        OutputOptions { format: self.format, max_rows: self.max_rows }
+        let width = Screen::of_stdout().map(|screen| screen.columns);
+        OutputOptions { format: self.format, max_rows: self.max_rows, expanded: Expanded::Off, width }
     }
 
     /// The statements to run; `None` for the shell.
@@ -211,158 +211,19 @@ pub(super) fn run(args: &SqlArgs, common: &CommonArgs) -> Result<Exit> {
         // At the prompt a user waits for the result.
         let budget = if scripts.is_none() { INTERACTIVE_RETRY_FOR } else { RETRY_FOR };
         let stores = Stores::from_env().retrying_for(budget);
-        let (sql, signals) = (Sql::new(settings, &stores)?, Signals::listen(scripts.is_none())?);
-        let mut shell = Shell { sql, common, output: args.output(), signals };
-        match scripts {
-            Some(scripts) => shell.run_script(&scripts).await.map(|()| Exit::Done),
-            None => shell.run_interactively(args.history.clone()).await.map(|()| Exit::Done),
+        let (sql, signals) = (Sql::new(settings, &stores)?, Signals::listen(texts.is_none())?);
+        let mut session = Session { sql, common, signals };
+        match texts {
+            Some(texts) => session.run_script(&texts, args.output()).await?,
+            None => {
+                Shell::new(session, ShellSettings::new(args.format, args.max_rows)).run(args.history.clone()).await?
+            }
         }
+        Ok(Exit::Done)
     });
     if let Err(error @ Error::Stopped) = &ended {
         logging::report(error, common);
         shutdown::leave(error.exit() as u8);
     }
     ended
-}
-
-/// How long a cancelled statement may take to remove its incomplete files.
-const CLEANUP_TIMEOUT: Duration = Duration::from_secs(5);
-
-/// Waits until all tasks have ended. Blocks, because all threads that could wake a task may be busy.
-fn wait_for_cleanup() {
-    let tasks = tokio::runtime::Handle::current().metrics();
-    let began = Instant::now();
-    while tasks.num_alive_tasks() > 0 && began.elapsed() < CLEANUP_TIMEOUT {
-        std::thread::sleep(Duration::from_millis(10));
-    }
-    // Tasks remove files on other threads, which may outlive them.
-    std::thread::sleep(Duration::from_millis(100));
-}
-
-struct Shell<'a> {
-    sql: Sql,
-    common: &'a CommonArgs,
-    output: OutputOptions,
-    signals: Signals,
-}
-
-impl Shell<'_> {
-    /// Runs statements up to the first error. All scripts are parsed before the first statement runs.
-    async fn run_script(&mut self, scripts: &[Script]) -> Result<()> {
-        let parsed = scripts.iter().map(|script| script.parse(&self.sql)).collect::<Result<Vec<_>>>()?;
-        let statements: Vec<_> = parsed.into_iter().flatten().collect();
-        if statements.is_empty() {
-            return Err(Error::usage("there is no statement", "give one: -c 'SELECT 1'"));
-        }
-        let mut results = 0;
-        for statement in statements {
-            if self.output.format.is_binary() && results == 1 {
-                return Err(Error::usage("this format allows one result only", "run one query at a time, or use COPY"));
-            }
-            let outcome = self.execute(statement).await?;
-            results += usize::from(outcome.rows.is_some());
-            self.report_truncation(outcome);
-        }
-        Ok(())
-    }
-
-    /// Runs one statement until it ends or is cancelled.
-    async fn execute(&mut self, statement: Statement) -> Result<Outcome> {
-        // A progress bar would be mixed with the rows.
-        let rows_on_terminal = io::stdout().is_terminal() && self.output.format != Format::Table;
-        // The progress of a cluster is not known here.
-        let progress: Arc<dyn Progress> =
-            if rows_on_terminal || self.sql.is_on_cluster() { Arc::new(Silent) } else { self.common.progress().into() };
-        let (sql, output, task_progress) = (self.sql.clone(), self.output, Arc::clone(&progress));
-        self.signals.begin();
-        // A task of its own, because fetching a model and running a function block.
-        let mut running = tokio::spawn(async move {
-            let out = Box::new(io::BufWriter::new(io::stdout()));
-            sql.run(statement, output, task_progress.as_ref(), out).await
-        });
-        let ended = tokio::select! {
-            ended = &mut running => ended.unwrap_or_else(|e| Err(Error::Failed(format!("the statement failed: {e}")))),
-            () = self.signals.cancelled() => {
-                match self.sql.stop() {
-                    true => running.abort(),
-                    // Too late to cancel: the statement reports what it has done.
-                    false => if let Ok(Err(error)) = (&mut running).await {
-                        logging::report(&error, self.common);
-                    },
-                }
-                wait_for_cleanup();
-                Err(Error::Stopped)
-            }
-        };
-        progress.finish();
-        if self.signals.end() {
-            logging::report(&Error::Stopped, self.common);
-            shutdown::leave(Exit::Interrupted as u8);
-        }
-        ended
-    }
-
-    fn report_truncation(&self, outcome: Outcome) {
-        if outcome.truncated {
-            let rows = count(self.output.max_rows as u64);
-            logging::note(&format!(
-                "only the first {rows} rows are shown; use --max-rows for more, or another --format for all"
-            ));
-        }
-    }
-
-    /// The shell: an error ends a statement, not the session.
-    async fn run_interactively(mut self, history: Option<PathBuf>) -> Result<()> {
-        let history = match history {
-            Some(path) if path.as_os_str() == "none" => None,
-            path => path.or_else(default_history),
-        };
-        let mut repl = Repl::new(history)?;
-        logging::note(concat!("elmo ", env!("CARGO_PKG_VERSION"), ": SQL with ELMo; \\? for help, \\q to quit"));
-        loop {
-            let names = self.sql.names().await;
-            // Reading blocks this thread until a line is entered.
-            let input = tokio::task::block_in_place(|| repl.read(names));
-            let ended = match input {
-                Ok(Input::Exit) => return Ok(()),
-                Ok(Input::Empty) => Ok(()),
-                Ok(Input::Sql(sql)) => self.execute_all(&Script { sql, file: None }).await,
-                Ok(Input::Command(command)) => self.run_command(command).await,
-                Err(error @ Error::Usage { .. }) => Err(error),
-                Err(error) => return Err(error),
-            };
-            match ended {
-                Err(Error::BrokenPipe) => return Err(Error::BrokenPipe),
-                Err(error) => logging::report(&error, self.common),
-                Ok(()) => {}
-            }
-        }
-    }
-
-    async fn run_command(&mut self, command: Command) -> Result<()> {
-        match command {
-            Command::Help => super::print(COMMANDS),
-            Command::Format(format) => {
-                self.output.format = format;
-                Ok(())
-            }
-            Command::File(file) => self.execute_all(&Script::read(Path::new(&file))?).await,
-            Command::Sql(sql) => self.execute_all(&Script { sql, file: None }).await,
-        }
-    }
-
-    async fn execute_all(&mut self, script: &Script) -> Result<()> {
-        for statement in script.parse(&self.sql)? {
-            let started = Instant::now();
-            let outcome = self.execute(statement).await?;
-            let seconds = started.elapsed().as_secs_f64();
-            match outcome.rows {
-                Some(_) if outcome.truncated => self.report_truncation(outcome),
-                Some(1) => logging::note(&format!("1 row, {seconds:.2} s")),
-                Some(rows) => logging::note(&format!("{} rows, {seconds:.2} s", count(rows))),
-                None => logging::note(&format!("done, {seconds:.2} s")),
-            }
-        }
-        Ok(())
-    }
 }

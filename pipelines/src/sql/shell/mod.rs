@@ -1,0 +1,22 @@
+//! The interactive shell: the prompt, its commands and settings. Its loop is in the command line, `cli/sql/shell.rs`.
+
+mod command;
+mod complete;
+mod function;
+mod names;
+mod nearest;
+mod pager;
+mod prompt;
+mod scan;
+mod screen;
+mod settings;
+
+pub use self::{
+    command::{Command, help},
+    function::FunctionHelp,
+    names::Names,
+    pager::page,
+    prompt::{Prompt, Input, default_history},
+    screen::Screen,
+    settings::ShellSettings,
+};
