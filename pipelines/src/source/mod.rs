@@ -119,7 +119,7 @@ pub enum SourceError {
     #[error(
         "{file}: column \"{}\" is {found}, but {expected} in {first}, and neither type can hold the other; \
          leave it out with --keep or embed the files separately",
-         name(column)
+        name(column)
     )]
     Disagree {
         /// The file.

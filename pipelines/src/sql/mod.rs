@@ -59,7 +59,7 @@ pub use self::{
     error::SqlError,
     print::{Expanded, Format, Out, OutputOptions},
     remote::Remote,
-    shell::{Command, FunctionHelp, Names, Prompt, Screen, ShellSettings, Input, default_history, help, page},
+    shell::{Command, FunctionHelp, Input, Names, Prompt, Screen, ShellSettings, default_history, help, page},
 };
 #[cfg(not(feature = "cluster"))]
 use self::{error::sql_error, files::StoreRegistry};

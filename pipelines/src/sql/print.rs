@@ -177,8 +177,12 @@ impl Printer {
     }
 }
 
-/// The table, and the number of columns that it does not options.
-fn format_table(schema: &SchemaRef, batches: &[RecordBatch], options: OutputOptions) -> Result<(String, usize), ArrowError> {
+/// The table, and the number of columns that it does not show.
+fn format_table(
+    schema: &SchemaRef,
+    batches: &[RecordBatch],
+    options: OutputOptions,
+) -> Result<(String, usize), ArrowError> {
     match (options.expanded, options.width) {
         (Expanded::Off | Expanded::Auto, None) => Ok((whole_table(schema, batches)? + "\n", 0)),
         (expanded, width) => {

@@ -25,7 +25,7 @@ use crate::cluster::{Address, Cluster};
 use crate::{
     error::{Error, Exit, Result},
     models::ModelSpec,
-    sql::{Expanded, Format, Remote, Screen, Settings, ShellSettings, OutputOptions, Sql, SqlError},
+    sql::{Expanded, Format, OutputOptions, Remote, Screen, Settings, ShellSettings, Sql, SqlError},
     stores::{INTERACTIVE_RETRY_FOR, RETRY_FOR, Stores},
 };
 
@@ -211,10 +211,10 @@ pub(super) fn run(args: &SqlArgs, common: &CommonArgs) -> Result<Exit> {
         // At the prompt a user waits for the result.
         let budget = if scripts.is_none() { INTERACTIVE_RETRY_FOR } else { RETRY_FOR };
         let stores = Stores::from_env().retrying_for(budget);
-        let (sql, signals) = (Sql::new(settings, &stores)?, Signals::listen(texts.is_none())?);
+        let (sql, signals) = (Sql::new(settings, &stores)?, Signals::listen(scripts.is_none())?);
         let mut session = Session { sql, common, signals };
-        match texts {
-            Some(texts) => session.run_script(&texts, args.output()).await?,
+        match scripts {
+            Some(scripts) => session.run_script(&scripts, args.output()).await?,
             None => {
                 Shell::new(session, ShellSettings::new(args.format, args.max_rows)).run(args.history.clone()).await?
             }

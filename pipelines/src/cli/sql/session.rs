@@ -16,7 +16,7 @@ use crate::{
     cli::shutdown::Signals,
     error::{Error, Exit, Result},
     report::{Progress, Silent, count},
-    sql::{Outcome, Format, Out, OutputOptions, Sql},
+    sql::{Format, Out, Outcome, OutputOptions, Sql},
 };
 
 /// How long a cancelled statement may take to remove its incomplete files.
@@ -46,9 +46,9 @@ pub(super) struct Session<'a> {
 }
 
 impl Session<'_> {
-    /// Runs statements up to the first error. All texts are parsed before the first statement runs.
-    pub(super) async fn run_script(&mut self, texts: &[Script], options: OutputOptions) -> Result<()> {
-        let parsed = texts.iter().map(|text| text.parse(&self.sql)).collect::<Result<Vec<_>>>()?;
+    /// Runs statements up to the first error. All scripts are parsed before the first statement runs.
+    pub(super) async fn run_script(&mut self, scripts: &[Script], options: OutputOptions) -> Result<()> {
+        let parsed = scripts.iter().map(|script| script.parse(&self.sql)).collect::<Result<Vec<_>>>()?;
         let statements: Vec<_> = parsed.into_iter().flatten().collect();
         if statements.is_empty() {
             return Err(Error::usage("there is no statement", "give one: -c 'SELECT 1'"));

@@ -20,7 +20,8 @@ use crate::{
     redact::redact,
     report::count,
     sql::{
-        Outcome, Command, Format, FunctionHelp, Prompt, Screen, ShellSettings, OutputOptions, Input, default_history, help, page,
+        Command, Format, FunctionHelp, Input, Outcome, OutputOptions, Prompt, Screen, ShellSettings, default_history,
+        help, page,
     },
 };
 

@@ -16,7 +16,7 @@ pub use self::{
     function::FunctionHelp,
     names::Names,
     pager::page,
-    prompt::{Prompt, Input, default_history},
+    prompt::{Input, Prompt, default_history},
     screen::Screen,
     settings::ShellSettings,
 };
