@@ -88,7 +88,7 @@ fn a_finished_job_is_left_alone_and_another_one_refused() {
     place.exits("embed -q --model tiny --input a.txt --output out", 0);
     assert_eq!(place.parts("out"), before);
     let (_, err) = place.exits("embed -q --model tiny --input a.txt --output out --pooling max", 2);
-    assert!(err.contains("elmo.pooling: there mean, now max") && err.contains("--overwrite"), "{err}");
+    assert!(err.contains("elmo.pooling: was mean, now max") && err.contains("--overwrite"), "{err}");
     place.write("a.txt", &lines(21));
     let (_, err) = place.exits("embed -q --model tiny --input a.txt --output out", 2);
     assert!(err.contains("changed since"), "{err}");

@@ -181,7 +181,7 @@ impl Random {
                 let keys = self.one(&[" GROUP BY grp", " GROUP BY grp, text", ""]);
                 format!(
                     "SELECT min(id) AS id, max(grp) AS grp, {function}(text ORDER BY {ALL}) AS text, \
-                     {function}({scalar} ORDER BY {ALL}){nulls}{filter} AS s FROM ({inner}) r{keys}"
+                     {function}({scalar} ORDER BY {ALL}){filter}{nulls} AS s FROM ({inner}) r{keys}"
                 )
             }
             7 => format!(

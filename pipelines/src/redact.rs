@@ -8,26 +8,26 @@ const MAX_PASSES: usize = 8;
 /// Replaces a secret.
 const HIDDEN: &str = "***";
 
-/// Names of settings whose values are redacted, in lower case with `_` for `-`. A longer name with this ending counts
-/// too.
+/// Names of settings whose values are redacted, in lower case and without `_` and `-`, as `AccountKey` has none. A longer
+/// name with this ending counts too.
 const SECRET_KEYS: [&str; 20] = [
     "password",
     "passwd",
     "secret",
-    "secret_key",
-    "access_key",
-    "access_key_id",
-    "account_key",
-    "master_key",
-    "private_key",
-    "sas_key",
-    "sas_token",
-    "bearer_token",
-    "api_key",
-    "auth_token",
-    "access_token",
-    "session_token",
-    "security_token",
+    "secretkey",
+    "accesskey",
+    "accesskeyid",
+    "accountkey",
+    "masterkey",
+    "privatekey",
+    "saskey",
+    "sastoken",
+    "bearertoken",
+    "apikey",
+    "authtoken",
+    "accesstoken",
+    "sessiontoken",
+    "securitytoken",
     "signature",
     "sig",
     "credential",
@@ -172,7 +172,7 @@ fn is_key_char(c: char) -> bool {
 }
 
 fn is_secret_key(key: &str) -> bool {
-    let key = key.to_ascii_lowercase().replace('-', "_");
+    let key = key.to_ascii_lowercase().replace(['-', '_'], "");
     SECRET_KEYS.iter().any(|secret| key.ends_with(secret))
 }
 
@@ -328,6 +328,9 @@ mod tests {
                 "OPTIONS ('aws.secret_access_key' 'a b', 'format' 'csv')",
                 "OPTIONS ('aws.secret_access_key' '***', 'format' 'csv')",
             ),
+            // A connection string, as Azure's documentation has them.
+            ("AccountName=x;AccountKey=aB3/+w==;EndpointSuffix=y", "AccountName=x;AccountKey=***;EndpointSuffix=y"),
+            ("SharedAccessKey=abc apiKey: d", "SharedAccessKey=*** apiKey: ***"),
             ("AWS_ACCESS_KEY_ID=x, region=eu", "AWS_ACCESS_KEY_ID=***, region=eu"),
             ("{\"sasl.password\": \"a b c\", \"x\": 1}", "{\"sasl.password\": \"***\", \"x\": 1}"),
             (r#"password: "a \"b\" c", x"#, r#"password: "***", x"#),

@@ -13,7 +13,7 @@ pub(crate) fn summary(reply: &impl fmt::Display) -> String {
         // The text before the XML contains the request, which errors name already, and the status.
         let before = text.split('<').next().unwrap_or_default();
         let status = before.rsplit_once("status code: ").map_or(before, |(_, status)| status);
-        return [shortened(status.trim_end_matches([' ', '\n', ':'])), code.to_owned()]
+        return [shortened(status.trim_end_matches([' ', '\n', ':'])), shortened(code)]
             .into_iter()
             .chain(element(&text, "Message").map(shortened))
             .filter(|part| !part.is_empty())
@@ -32,9 +32,11 @@ fn element<'t>(text: &'t str, name: &str) -> Option<&'t str> {
     inner.trim().lines().next()
 }
 
-/// Joins the lines of `text`, and drops the middle if it is long.
+/// Joins the lines of `text`, and drops the middle if it is long. Control characters, which a terminal would obey, become
+/// blanks.
 fn shortened(text: &str) -> String {
     let line = text.lines().map(str::trim).filter(|line| !line.is_empty()).collect::<Vec<_>>().join(" ");
+    let line = line.replace(char::is_control, " ");
     let (first, last) = KEPT;
     let count = line.chars().count();
     if count <= first + last {
@@ -63,6 +65,8 @@ mod tests {
         );
         assert_eq!(summary(&reply), "404 Not Found: NoSuchBucket: The specified bucket does not exist");
         assert_eq!(summary(&"a  b"), "a  b");
+        assert_eq!(summary(&"not\u{1b}[2Jfound"), "not [2Jfound");
+        assert!(summary(&format!("<Code>{}</Code>", "x".repeat(1000))).len() < 400);
         let long = format!("{}middle{}", "ä".repeat(250), "ö".repeat(250));
         assert_eq!(summary(&long), format!("{} … {}", "ä".repeat(200), "ö".repeat(100)));
     }

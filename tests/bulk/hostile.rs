@@ -328,6 +328,24 @@ proptest! {
     }
 }
 
+/// Damage to the first line of a CSV file, or a missing one, turns cells into names of columns, and JSON has keys.
+#[test]
+fn names_of_columns_are_cut_off_and_escaped() {
+    let place = Place::new();
+    let long = format!("{}{MARK}", "a cell with a long text ".repeat(20));
+    let many: String = (0..100).map(|i| format!(",{i}")).collect();
+    place.write("a.csv", format!("\"\u{1b}[31mred\n{long}\",\"{long}\"{many}\n{}\n", ",".repeat(101)));
+    place.write("b.jsonl", format!("{{\"text\": {{\"{long}\": 1, \"{long}2\": 1}}}}\n"));
+    place.write("c.jsonl", format!("{{\"text\": \"a\", \"{long}\": {{}}}}\n"));
+    place.write("d.csv", format!("text,{long}\n{}a,x\n", "a,1\n".repeat(1001)));
+    let row = |n: &str| format!("{{\"text\": \"a\", \"{long}\": {n}}}\n");
+    place.write("e.jsonl", row("[1]").repeat(1001) + &row("5"));
+    for name in ["a.csv", "b.jsonl", "c.jsonl", "d.csv", "e.jsonl"] {
+        let said = drain(&place.path(name)).unwrap_err();
+        assert!(!said.contains(MARK) && !said.contains(char::is_control) && said.len() < 1000, "{name}: {said}");
+    }
+}
+
 #[test]
 fn undamaged_files_are_read_whole() {
     let place = Place::new();

@@ -4,6 +4,7 @@ use std::{
     collections::BTreeMap,
     io::{BufRead, BufReader, Write},
     net::{TcpListener, TcpStream},
+    ops::Range,
     process::Command,
     sync::{
         Arc,
@@ -269,6 +270,147 @@ fn a_query_downloads_no_file_twice() {
                 let is_little = sent < content.len() / 2;
                 assert!(!(limited && name == "big.csv") || is_little, "{query}: {sent} bytes, ranges: {ranged}");
             }
+        }
+    }
+}
+
+/// What a server is asked: the method, the path, the range if there is one, and the number of GETs before.
+struct Asked {
+    method: String,
+    path: String,
+    range: Option<Range<usize>>,
+    gets: usize,
+}
+
+impl Asked {
+    fn of(stream: &TcpStream, gets: usize) -> Option<Self> {
+        let lines = BufReader::new(stream.try_clone().unwrap()).lines().map_while(Result::ok);
+        let lines: Vec<String> = lines.take_while(|line| !line.is_empty()).collect();
+        let mut words = lines.first()?.split(' ').map(str::to_owned);
+        let range = lines.iter().find_map(|line| {
+            let line = line.to_ascii_lowercase();
+            let (from, to) = line.strip_prefix("range: bytes=")?.split_once('-')?;
+            Some(from.parse().ok()?..to.parse::<usize>().map_or(usize::MAX, |last| last + 1))
+        });
+        Some(Self { method: words.next()?, path: words.next()?, range, gets })
+    }
+
+    /// The bytes that are asked for, of a file of `size` bytes.
+    fn part(&self, size: usize) -> Range<usize> {
+        self.range.as_ref().map_or(0..size, |range| range.start..range.end.min(size))
+    }
+}
+
+/// Status and headers, and the body.
+type Answered = (String, Vec<u8>);
+type Answers = Box<dyn Fn(&Asked) -> Answered + Send>;
+/// Of a range and its bytes: the range and the bytes that are sent, and what is added to the size of the file.
+type Part = fn(Range<usize>, Vec<u8>) -> (Range<usize>, usize, Vec<u8>);
+
+fn answering(answers: Answers) -> String {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = format!("http://{}", listener.local_addr().unwrap());
+    std::thread::spawn(move || {
+        let mut gets = 0;
+        for stream in listener.incoming() {
+            let mut stream = stream.unwrap();
+            let Some(asked) = Asked::of(&stream, gets) else { continue };
+            let (head, body) = answers(&asked);
+            let _ = stream.write_all(format!("HTTP/1.1 {head}\r\nConnection: close\r\n\r\n").as_bytes());
+            if asked.method == "GET" {
+                gets += 1;
+                let _ = stream.write_all(&body);
+            }
+        }
+    });
+    address
+}
+
+/// A Parquet file of 300 kB, of which little is read: the texts `word 0` to `word 39`.
+fn parquet_of(word: &str) -> Vec<u8> {
+    let short: ArrayRef = Arc::new(StringArray::from_iter_values((0..40).map(|i| format!("{word} {i}"))));
+    let long: ArrayRef = Arc::new(StringArray::from_iter_values(&long_texts()[..40]));
+    let batch = RecordBatch::try_from_iter([("text", short), ("other", long)]).unwrap();
+    let mut writer = ArrowWriter::try_new(Vec::new(), batch.schema(), None).unwrap();
+    writer.write(&batch).unwrap();
+    writer.into_inner().unwrap()
+}
+
+/// Servers of the file `old`, later of `new`: what is wrong with each, and whether the rows of `old` must come all the same.
+fn liars(old: &[u8], new: &[u8]) -> Vec<(&'static str, bool, Answers)> {
+    const VERSION: &str = "ETag: \"1\"\r\nAccept-Ranges: bytes";
+    let (old, new, size) = (old.to_vec(), new.to_vec(), old.len());
+    let whole = move |file: &[u8], head: &str| (format!("200 OK\r\n{head}\r\nContent-Length: {size}"), file.to_vec());
+    let part = |asked: Range<usize>, total: usize, head: &str, body: Vec<u8>| {
+        let (first, last, length) = (asked.start, asked.end - 1, body.len());
+        let range = format!("Content-Range: bytes {first}-{last}/{total}\r\nContent-Length: {length}");
+        (format!("206 Partial Content\r\n{head}\r\n{range}"), body)
+    };
+    let ranged = |file: &Vec<u8>, answer: Part| -> Answers {
+        let file = file.clone();
+        Box::new(move |asked| match asked.range {
+            Some(_) => {
+                let bytes = asked.part(size);
+                let (said, more, body) = answer(bytes.clone(), file[bytes].to_vec());
+                part(said, size + more, VERSION, body)
+            }
+            None => whole(&file, VERSION),
+        })
+    };
+    let (first, then) = (old.clone(), new.clone());
+    let unversioned: Answers = Box::new(move |asked| {
+        let file = if asked.gets == 0 { &first } else { &then };
+        match asked.range {
+            Some(_) => part(asked.part(size), size, "X: y", file[asked.part(size)].to_vec()),
+            None => whole(file, "Accept-Ranges: bytes"),
+        }
+    });
+    let half = old[..size / 2].to_vec();
+    let broken: Answers = Box::new(move |asked| match asked.gets {
+        0 => (whole(&half, "X: y").0, half.clone()),
+        _ => whole(&new, "X: y"),
+    });
+    let redirect: Answers = {
+        let old = old.clone();
+        Box::new(move |asked| match asked.path.as_str() {
+            "/b" => whole(&old, VERSION),
+            _ => ("302 Found\r\nLocation: /b\r\nContent-Length: 0".to_owned(), Vec::new()),
+        })
+    };
+    let whole_for_part: Answers = {
+        let old = old.clone();
+        Box::new(move |_| whole(&old, VERSION))
+    };
+    vec![
+        ("another total", false, ranged(&old, |asked, body| (asked, 1, body))),
+        ("more than the part", false, ranged(&old, |asked, body| (asked, 0, [body, b"more".to_vec()].concat()))),
+        ("less than the part", false, ranged(&old, |asked, body| (asked, 0, body[1..].to_vec()))),
+        ("another part", false, ranged(&old, |asked, body| (0..asked.len(), 0, body))),
+        ("the whole file for a part", true, whole_for_part),
+        ("a redirect", true, redirect),
+        ("no version, and another file after the first answer", true, unversioned),
+        ("no version, and another file after a broken answer", false, broken),
+    ]
+}
+
+/// Whatever a server sends, the rows are those of one file, or there is an error.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_server_that_lies_gives_no_wrong_rows() {
+    let place = Place::new();
+    let (old, new) = (parquet_of("old"), parquet_of("new"));
+    assert_eq!(old.len(), new.len());
+    for (n, (name, is_read, answers)) in liars(&old, &new).into_iter().enumerate() {
+        let (output, address) = (format!("out{n}"), answering(answers));
+        let keep = Keep::Columns(vec!["text".to_owned()]);
+        let inputs = vec![format!("{address}/a.parquet")];
+        let job = BulkJob { inputs, keep, window_rows: 2000, rows_per_file: Some(2000), ..place.job("none", &output) };
+        match run_local(&job).await {
+            Ok(_) => {
+                assert!(is_read, "{name}: no error");
+                let expected: Vec<_> = (0..40).map(|i| Some(format!("old {i}"))).collect();
+                assert_eq!(strings(&place.rows(&output), "text"), expected, "{name}");
+            }
+            Err(error) => assert!(!is_read, "{name}: {error}"),
         }
     }
 }

@@ -102,7 +102,7 @@ async fn an_output_of_another_version_and_of_format_1_is_resumed() {
     assert_eq!((stage.rows.into_inner(), report.counts.rows_in), (15, 45));
     assert!(parts(&place.path("out")) == calm);
     let other = BulkJob { rows_per_file: Some(5), ..job.clone() };
-    assert!(run_local(&other).await.unwrap_err().to_string().contains("rows-per-file: there 10, now 5"));
+    assert!(run_local(&other).await.unwrap_err().to_string().contains("rows-per-file: was 10, now 5"));
     run_local(&BulkJob { overwrite: true, ..other }).await.unwrap();
     assert_eq!(parts(&place.path("out")).len(), 9, "the parts of format 1 are gone");
 }
@@ -116,7 +116,7 @@ async fn a_newer_format_is_refused() {
     let newer = fs::read_to_string(&path).unwrap().replace("\"format\": 2", "\"format\": 3");
     fs::write(&path, newer).unwrap();
     let error = run_local(&place.job("a.txt", "out")).await.unwrap_err();
-    assert!(error.to_string().contains("format: there 3"), "{error}");
+    assert!(error.to_string().contains("format: 3"), "{error}");
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -455,7 +455,7 @@ async fn what_others_wrote_is_never_removed() {
     for name in ["_SUCCESS", "part-00009.parquet", "part-00002.parquet", &own.replace("part-00000", "part-00002")] {
         place.write(&format!("ours/{name}"), "of the user");
         let error = run_local(&BulkJob { overwrite: true, ..place.job("a.txt", "ours") }).await.unwrap_err();
-        assert!(error.to_string().contains(&format!("holds {name}, which its job did not write")), "{error}");
+        assert!(error.to_string().contains(&format!("contains {name}, which its job did not write")), "{error}");
         fs::remove_file(place.path(&format!("ours/{name}"))).unwrap();
         assert!(parts(&place.path("ours")) == before);
     }
@@ -516,10 +516,7 @@ async fn other_settings_are_refused_with_the_difference() {
     let other = BulkJob { rows_per_file: Some(5), row_group_bytes: 1 << 20, ..place.job("a.txt", "out") };
     let error = run_local(&other).await.unwrap_err();
     let said = error.to_string();
-    assert!(
-        said.contains("rows-per-file: there 10, now 5") && said.contains("row-group-mb: there 64, now 1"),
-        "{said}"
-    );
+    assert!(said.contains("rows-per-file: was 10, now 5") && said.contains("row-group-mb: was 64, now 1"), "{said}");
     assert_eq!(error.exit(), Exit::Usage);
     assert!(parts(&place.path("out")) == before);
     // Flags that only cost memory or time are no difference.

@@ -94,21 +94,27 @@ pub(super) struct Decoded {
 
 impl Decoded {
     pub(super) async fn open(plan: &FilePlan) -> Result<Self, SourceError> {
+        let taken = bytes::Taken::default();
+        let bytes = bytes::open(&plan.file, &taken).await?;
+        Self::new(plan, bytes, taken, BATCH_ROWS)
+    }
+
+    /// Reads `bytes` in batches of at most `batch_rows` rows.
+    fn new(plan: &FilePlan, bytes: bytes::Bytes, taken: bytes::Taken, batch_rows: usize) -> Result<Self, SourceError> {
         let malformed = |e: ArrowError| SourceError::malformed(&plan.file, 0, e);
         let decoder: Box<dyn Decode> = match plan.file.format {
-            Format::Csv => Box::new(Csv::new(&plan.schema, plan.read.clone(), true, BATCH_ROWS)),
+            Format::Csv => Box::new(Csv::new(&plan.schema, plan.read.clone(), true, batch_rows)),
             Format::Json => {
                 let wanted = plan.schema.project(&plan.read).map_err(malformed)?;
-                Box::new(Json::new(wanted.into(), BATCH_ROWS).map_err(malformed)?)
+                Box::new(Json::new(wanted.into(), batch_rows).map_err(malformed)?)
             }
             Format::Arrow => Box::new(Ipc::new(plan.read.clone())),
             // Parquet has a reader of its own.
             Format::Text | Format::Parquet => Box::new(Lines::new()),
         };
         let restarts = matches!(plan.file.format, Format::Csv | Format::Json);
-        let taken = bytes::Taken::default();
         Ok(Self {
-            bytes: bytes::open(&plan.file, &taken).await?,
+            bytes,
             decoder,
             schema: SchemaRef::clone(&plan.schema),
             read: plan.read.clone(),
@@ -221,3 +227,6 @@ impl Decoded {
         batch
     }
 }
+
+#[cfg(test)]
+mod tests;

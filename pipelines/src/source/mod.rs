@@ -39,7 +39,7 @@ use crate::{
 };
 
 pub(crate) use self::format::of_name;
-use self::reason::Reason;
+use self::reason::{Reason, name, names};
 pub use self::{
     count::Counted,
     format::{Compression, Format},
@@ -94,7 +94,7 @@ pub enum SourceError {
         reason: String,
     },
     /// No such column.
-    #[error("{file}: no column {column:?}; existing columns: {}{}", found.join(", "), hint(nearest))]
+    #[error("{file}: no column {column:?}; existing columns: {}{}", names(found), hint(nearest))]
     Column {
         /// The file.
         file: String,
@@ -106,7 +106,7 @@ pub enum SourceError {
         nearest: Option<String>,
     },
     /// The text column is of another type.
-    #[error("{file}: column {column:?} is {found}; a text column is string, binary or a list of strings")]
+    #[error("{file}: column \"{}\" is {found}; a text column is string, binary or a list of strings", name(column))]
     NotText {
         /// The file.
         file: String,
@@ -117,8 +117,9 @@ pub enum SourceError {
     },
     /// A kept column has incompatible types in two files.
     #[error(
-        "{file}: column {column:?} is {found}, but {expected} in {first}, and neither type can hold the other; \
-         leave it out with --keep or embed the files separately"
+        "{file}: column \"{}\" is {found}, but {expected} in {first}, and neither type can hold the other; \
+         leave it out with --keep or embed the files separately",
+         name(column)
     )]
     Disagree {
         /// The file.
@@ -133,7 +134,7 @@ pub enum SourceError {
         expected: String,
     },
     /// A kept column of a type that Parquet does not have.
-    #[error("{file}: column {column:?} is {found}, which Parquet cannot hold; leave it out with --keep")]
+    #[error("{file}: column \"{}\" is {found}, which Parquet cannot hold; leave it out with --keep", name(column))]
     Unstorable {
         /// The file.
         file: String,
@@ -143,7 +144,7 @@ pub enum SourceError {
         found: String,
     },
     /// A kept column has the name of a column that the job adds.
-    #[error("{file}: column {column:?} has the name of a column that the job adds; leave it out with --keep")]
+    #[error("{file}: column \"{}\" has the name of a column that the job adds; leave it out with --keep", name(column))]
     Collision {
         /// The file.
         file: String,
@@ -151,7 +152,7 @@ pub enum SourceError {
         column: String,
     },
     /// Two columns have the name of one that is read.
-    #[error("{file}: two columns are named {column:?}; rename one of them")]
+    #[error("{file}: two columns are named \"{}\"; rename one of them", name(column))]
     Twice {
         /// The file.
         file: String,
@@ -197,7 +198,7 @@ pub enum SourceError {
 }
 
 fn hint(nearest: &Option<String>) -> String {
-    nearest.as_ref().map(|n| format!("; did you mean {n:?}?")).unwrap_or_default()
+    nearest.as_ref().map(|n| format!("; did you mean \"{}\"?", name(n))).unwrap_or_default()
 }
 
 /// Whether the whole file is damaged rather than a row of it: true of compressed data and of binary formats.

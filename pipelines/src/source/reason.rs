@@ -72,7 +72,7 @@ pub(super) fn own(reason: impl Into<String>) -> ArrowError {
 
 /// The same error, with the column that it is about.
 pub(super) fn in_column(column: &str, error: &ArrowError) -> ArrowError {
-    own(format!("column {column:?}: {}", Reason::from(error)))
+    own(format!("column \"{}\": {}", name(column), Reason::from(error)))
 }
 
 /// A row that cannot be decoded.
@@ -216,7 +216,7 @@ pub(crate) fn without_data(message: &str) -> String {
         shown.push_str(kind);
     }
     while let Some((field, after)) = rest.strip_prefix(FIELD.0).and_then(|rest| rest.split_once(FIELD.1)) {
-        shown.push_str(&format!("{}{field}{}", FIELD.0, FIELD.1));
+        shown.push_str(&format!("{}{}{}", FIELD.0, name(field), FIELD.1));
         rest = after;
     }
     // Here a line is a record; `csv_row` returns its row.
@@ -229,6 +229,27 @@ pub(crate) fn without_data(message: &str) -> String {
     let known = KNOWN.iter().find_map(|pattern| fill(pattern, &rest));
     shown.push_str(known.as_deref().unwrap_or(reduced));
     one_line(&shown)
+}
+
+/// Maximum number of characters of a name of a column.
+const MAX_NAME_CHARS: usize = 40;
+/// Maximum number of names of columns in a message.
+const MAX_NAMES: usize = 20;
+
+/// The name of a column for messages, escaped and cut off: damage to a header turns cells into names.
+pub(super) fn name(name: &str) -> String {
+    let cut: String = name.chars().take(MAX_NAME_CHARS).collect();
+    let escaped = format!("{cut:?}");
+    let more = if cut.len() < name.len() { "\u{2026}" } else { "" };
+    format!("{}{more}", &escaped[1..escaped.len() - 1])
+}
+
+/// The first of these names of columns.
+pub(super) fn names(all: &[String]) -> String {
+    let shown: Vec<String> = all.iter().take(MAX_NAMES).map(|one| name(one)).collect();
+    let more = all.len().saturating_sub(MAX_NAMES);
+    let more = if more > 0 { format!(" and {more} more") } else { String::new() };
+    format!("{}{more}", shown.join(", "))
 }
 
 /// A message in one line of at most [`MAX_CHARS`] characters.
@@ -426,6 +447,10 @@ mod tests {
             assert_eq!(without_data(reason), expected);
         }
         assert_eq!(one_line("two\nlines"), "two lines");
+        assert_eq!(name("a \"b\"\n\u{1b}"), r#"a \"b\"\n\u{1b}"#);
+        assert_eq!(name(&"ä".repeat(41)), format!("{}\u{2026}", "ä".repeat(40)));
+        let all: Vec<String> = (0..22).map(|i| i.to_string()).collect();
+        assert!(names(&all[..20]).ends_with("18, 19") && names(&all).ends_with("18, 19 and 2 more"));
         assert_eq!(one_line(&"x".repeat(1000)).chars().count(), MAX_CHARS + 1);
         assert_eq!(Reason::from(own("the line is longer")).to_string(), "the line is longer");
     }

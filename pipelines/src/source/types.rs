@@ -3,6 +3,8 @@
 use arrow::datatypes::{DataType, Field, FieldRef, IntervalUnit, Schema, TimeUnit, UnionFields, UnionMode};
 use parquet::arrow::ArrowSchemaConverter;
 
+use super::reason::one_line;
+
 /// Whether a type that [`text`] returned is strings or bytes.
 fn is_string(kind: &DataType) -> bool {
     use DataType::{Binary, BinaryView, LargeBinary, LargeUtf8, Utf8, Utf8View};
@@ -80,7 +82,8 @@ pub(crate) fn shown(kind: &DataType) -> String {
     match kind {
         DataType::Struct(fields) if fields.is_empty() => "an object without keys".to_owned(),
         mixed if mixed == &self::mixed() => "a single value in some rows, a list or an object in others".to_owned(),
-        other => other.to_string(),
+        // Of an object that is the names of its keys.
+        other => one_line(&other.to_string()),
     }
 }
 

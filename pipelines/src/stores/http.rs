@@ -87,8 +87,7 @@ impl HttpFiles {
     async fn head(&self, path: &Path, options: GetOptions) -> Result<GetResult> {
         let found = self.inner.get_opts(path, options).await?;
         let is_stale = |download: &Download| {
-            let has_version = found.meta.e_tag.is_some() || found.meta.last_modified.timestamp() != 0;
-            &download.path == path && !(has_version && is_same(&download.meta, &found.meta))
+            &download.path == path && !(has_version(&found.meta) && is_same(&download.meta, &found.meta))
         };
         locked(&self.downloads).retain(|download| !is_stale(download));
         locked(&self.known).insert(path.clone(), found.meta.clone());
@@ -112,7 +111,7 @@ impl HttpFiles {
             meta: meta.clone(),
             len: AtomicU64::new(0),
             reads_ahead: AtomicBool::new(false),
-            state: AsyncMutex::new(State { body: None, starts: 0, repeated: 0, bytes: Spool::Memory(Vec::new()) }),
+            state: AsyncMutex::default(),
         });
         let mut downloads = locked(&self.downloads);
         downloads.push_back(Arc::clone(&download));
@@ -123,13 +122,14 @@ impl HttpFiles {
         download
     }
 
-    /// Bytes by a range request; `None` when the server sends whole files only.
+    /// Bytes by a range request; `None` when the server sends whole files only, or no versions: parts of two files could
+    /// not be told apart.
     async fn ranged(&self, path: &Path, meta: &ObjectMeta, options: GetOptions) -> Result<Option<GetResult>> {
-        if !self.ranged.has(path) {
+        if !self.ranged.has(path) || !has_version(meta) {
             return Ok(None);
         }
         match self.inner.get_opts(path, options).await {
-            Ok(got) if is_same(&got.meta, meta) => Ok(Some(got)),
+            Ok(got) if is_same(&got.meta, meta) => Ok(Some(exactly(got))),
             Ok(_) => Err(changed(path)),
             Err(Error::NotSupported { .. }) => {
                 self.ranged.set(path, false);
@@ -144,6 +144,11 @@ fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
+/// Whether the server says which version of a file it has.
+fn has_version(meta: &ObjectMeta) -> bool {
+    meta.e_tag.is_some() || meta.last_modified.timestamp() != 0
+}
+
 /// Whether two answers of a server are about the same version of a file.
 fn is_same(a: &ObjectMeta, b: &ObjectMeta) -> bool {
     let etag = |meta: &ObjectMeta| meta.e_tag.as_deref().map(|etag| etag.trim_start_matches("W/").to_owned());
@@ -155,6 +160,26 @@ fn is_same(a: &ObjectMeta, b: &ObjectMeta) -> bool {
 
 fn changed(path: &Path) -> Error {
     Error::Precondition { path: path.to_string(), source: "the file changed on the server".into() }
+}
+
+/// A part of a file whose stream fails when it has more or fewer bytes than the server announced.
+fn exactly(got: GetResult) -> GetResult {
+    let (meta, range, attributes) = (got.meta.clone(), got.range.clone(), got.attributes.clone());
+    let checked =
+        futures::stream::try_unfold((got.into_stream(), range.end - range.start), |(mut bytes, left)| async move {
+            match (bytes.next().await.transpose()?, left) {
+                (None, 0) => Ok(None),
+                (Some(chunk), left) if chunk.len() as u64 <= left => {
+                    let left = left - chunk.len() as u64;
+                    Ok(Some((chunk, (bytes, left))))
+                }
+                _ => Err(Error::Generic {
+                    store: "HTTP",
+                    source: "the server sent another part than it announced".into(),
+                }),
+            }
+        });
+    GetResult { payload: GetResultPayload::Stream(checked.boxed()), meta, range, attributes }
 }
 
 impl fmt::Debug for HttpFiles {
@@ -241,13 +266,17 @@ struct Download {
     state: AsyncMutex<State>,
 }
 
+#[derive(Default)]
 struct State {
     /// The server's answer; `None` before the first request and after a failure.
     body: Option<BoxStream<'static, Result<Bytes>>>,
     /// Requests so far.
     starts: usize,
-    /// Bytes of the response that an interrupted response already delivered.
-    repeated: u64,
+    /// Bytes of the response that were stored; fewer than the file has while a response repeats an interrupted one.
+    at: u64,
+    /// The bytes of the response that are being stored. They stay here until that is done, as a reader may be dropped
+    /// meanwhile.
+    chunk: Option<Bytes>,
     bytes: Spool,
 }
 
@@ -278,28 +307,26 @@ impl Download {
 
     /// Waits for more bytes, unless all are downloaded.
     async fn advance(&self, state: &mut State) -> Result<()> {
-        while self.len() < self.meta.size {
-            let chunk = match &mut state.body {
-                Some(body) => body.next().await,
+        let before = self.len();
+        while self.len() == before && before < self.meta.size {
+            if state.chunk.is_some() {
+                self.take_chunk(state).await?;
+                continue;
+            }
+            let error = match &mut state.body {
                 None => {
                     state.body = Some(self.start().await?);
-                    (state.starts, state.repeated) = (state.starts + 1, self.len());
+                    (state.starts, state.at) = (state.starts + 1, 0);
                     continue;
                 }
-            };
-            let error = match chunk {
-                Some(Ok(chunk)) if state.repeated >= chunk.len() as u64 => {
-                    state.repeated -= chunk.len() as u64;
-                    continue;
-                }
-                Some(Ok(mut chunk)) => {
-                    let new = chunk.split_off(std::mem::take(&mut state.repeated) as usize);
-                    state.bytes.append(&new, self.len()).await.map_err(local)?;
-                    self.len.fetch_add(new.len() as u64, Ordering::Release);
-                    return Ok(());
-                }
-                Some(Err(error)) => error,
-                None => Error::Generic { store: "HTTP", source: "the server sent less than it announced".into() },
+                Some(body) => match body.next().await {
+                    Some(Ok(chunk)) => {
+                        state.chunk = Some(chunk);
+                        continue;
+                    }
+                    Some(Err(error)) => error,
+                    None => Error::Generic { store: "HTTP", source: "the server sent less than it announced".into() },
+                },
             };
             state.body = None;
             if state.starts >= MAX_STARTS {
@@ -307,6 +334,25 @@ impl Download {
             }
             tracing::warn!(%error, "the download was interrupted and is restarted");
         }
+        Ok(())
+    }
+
+    /// Appends the chunk. Bytes that are there already must be the same: a server without versions may have another file
+    /// by now.
+    async fn take_chunk(&self, state: &mut State) -> Result<()> {
+        let Some(mut new) = state.chunk.clone() else { return Ok(()) };
+        let repeated = new.split_to((self.len() - state.at).min(new.len() as u64) as usize);
+        let there = state.bytes.read(state.at..state.at + repeated.len() as u64).await.map_err(local)?;
+        if there != repeated {
+            return Err(changed(&self.path));
+        }
+        if !new.is_empty() {
+            state.bytes.append(&new, self.len()).await.map_err(local)?;
+        }
+        // Nothing is awaited from here on.
+        self.len.fetch_add(new.len() as u64, Ordering::Release);
+        state.at += (repeated.len() + new.len()) as u64;
+        state.chunk = None;
         Ok(())
     }
 
@@ -344,6 +390,12 @@ fn local(error: std::io::Error) -> Error {
 enum Spool {
     Memory(Vec<u8>),
     File(tokio::fs::File),
+}
+
+impl Default for Spool {
+    fn default() -> Self {
+        Self::Memory(Vec::new())
+    }
 }
 
 impl Spool {
@@ -429,5 +481,36 @@ impl HttpService for Observed {
             self.ranged.set(&path, accepts);
         }
         Ok(answer)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use object_store::{chunked::ChunkedStore, memory::InMemory};
+
+    use super::*;
+
+    /// A query may drop a reader at any point, and the next reader continues the same download.
+    #[tokio::test]
+    async fn a_reader_that_is_dropped_takes_no_bytes_along() {
+        let content: Vec<u8> = (0..3_u32 << 18).flat_map(u32::to_le_bytes).collect();
+        let (store, path) = (Arc::new(InMemory::new()), Path::from("a"));
+        store.put(&path, content.clone().into()).await.unwrap();
+        let meta = store.head(&path).await.unwrap();
+        let download = Arc::new(Download {
+            store: Arc::new(ChunkedStore::new(store, 50_000)),
+            path,
+            meta,
+            len: AtomicU64::new(0),
+            reads_ahead: AtomicBool::new(false),
+            state: AsyncMutex::default(),
+        });
+        let size = content.len() as u64;
+        for _ in 0..100 {
+            // Polled once, then dropped.
+            let _ = tokio::time::timeout(Duration::ZERO, download.read(0..size)).await;
+            tokio::time::sleep(Duration::from_millis(1)).await;
+        }
+        assert!(download.read(0..size).await.unwrap() == content, "other bytes than the server's");
     }
 }
