@@ -23,7 +23,7 @@ use datafusion::{
         union::UnionExec,
     },
 };
-use elmo_udfs::{ElmoConfig, exec::EmbedExec};
+use elmo_udfs::plan::{EXEC_NAME, config::ElmoConfig};
 
 use super::{in_order_exec::InOrderExec, lines::LinesExec};
 
@@ -90,7 +90,7 @@ fn partitions_in_file_order(plan: &Plan) -> Result<Option<Plan>> {
     }
     let keeps_order = plan.is::<ProjectionExec>()
         || plan.is::<FilterExec>()
-        || plan.is::<EmbedExec>()
+        || plan.name() == EXEC_NAME
         || plan.is::<LocalLimitExec>()
         || plan.is::<GlobalLimitExec>()
         || plan.is::<CooperativeExec>()
