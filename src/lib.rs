@@ -24,6 +24,7 @@
 //! | distinct words to token vectors, and a cache of them | [`model`], `word_cache` |
 //! | two LSTM stacks | [`model`] |
 //! | layers to one vector per token, tokens to one vector per text | [`mix`], `pooling` |
+//! | similarity and distance of two vectors | [`measure`] |
 //!
 //! A model on its devices is an [`Elmo`]. Its files are [`options`] and [`weights`]; [`model_dir`] finds and writes
 //! them, and its [`fingerprint`] identifies it. With an [`lm_head`] it is a language model, and [`surprisal`] scores
@@ -41,6 +42,7 @@ mod file_kind;
 mod files;
 pub mod fingerprint;
 pub mod lm_head;
+pub mod measure;
 mod messages;
 pub mod mix;
 pub mod model;

@@ -11,7 +11,7 @@ use arrow::{
 use datafusion::{
     datasource::MemTable,
     execution::{runtime_env::RuntimeEnvBuilder, session_state::SessionStateBuilder},
-    physical_plan::ExecutionPlanProperties,
+    physical_plan::{ExecutionPlanProperties, displayable},
     prelude::{SessionConfig, SessionContext},
 };
 use elmo::{EmbedSpec, spec::Level};
@@ -318,4 +318,31 @@ async fn many_values_keep_their_order() {
         let plan = elmo_udfs::sql(&session, &query).await.unwrap().create_physical_plan().await.unwrap();
         assert_eq!(plan.output_partitioning().partition_count(), 1, "rules {rules}");
     }
+}
+
+/// A nested loop join that compares vectors uses all partitions, though its table is one batch. Expected: all pairs in a
+/// loop.
+#[tokio::test(flavor = "multi_thread")]
+async fn joins_on_vectors_use_all_partitions() {
+    let config = SessionConfig::new().with_target_partitions(4);
+    let session = elmo_udfs::session_with_config(&Models::from(tiny().clone()), config);
+    register(&session, texts(700));
+    session.sql("CREATE TABLE v AS SELECT id, elmo_embed(text) AS e FROM t").await.unwrap().collect().await.unwrap();
+    let query = "SELECT a.id AS a, b.id AS b FROM v a JOIN v b ON a.id < b.id AND elmo_dot(a.e, b.e) > 4.0";
+    let plan = elmo_udfs::sql(&session, query).await.unwrap().create_physical_plan().await.unwrap();
+    assert_eq!(plan.output_partitioning().partition_count(), 4, "{}", displayable(plan.as_ref()).indent(false));
+    let found = rows(&session, &format!("{query} ORDER BY a, b")).await;
+    let vectors = rows(&session, "SELECT e FROM v ORDER BY id").await;
+    let vectors = vectors["e"].as_fixed_size_list().clone();
+    let dot = |a: usize, b: usize| -> f64 {
+        let numbers = |row: usize| vectors.value(row).as_primitive::<Float32Type>().values().to_vec();
+        numbers(a).iter().zip(numbers(b)).map(|(a, b)| f64::from(*a) * f64::from(b)).sum()
+    };
+    let pairs = (0..700).flat_map(|a| (a + 1..700).map(move |b| (a, b)));
+    let valid = |row: usize| !vectors.is_null(row);
+    let expected: Vec<(i64, i64)> =
+        pairs.filter(|(a, b)| valid(*a) && valid(*b) && dot(*a, *b) > 4.0).map(|(a, b)| (a as i64, b as i64)).collect();
+    let column = |name: &str| found[name].as_primitive::<Int64Type>().values().to_vec();
+    assert!(!expected.is_empty());
+    assert_eq!(column("a").into_iter().zip(column("b")).collect::<Vec<_>>(), expected);
 }

@@ -28,27 +28,13 @@ pub(crate) enum Measure {
 }
 
 impl Measure {
-    /// Sums in double precision. `None` for an undefined cosine.
+    /// `None` for an undefined cosine.
     fn of(self, a: &[f32], b: &[f32]) -> Option<f32> {
-        let pairs = || a.iter().zip(b).map(|(a, b)| (f64::from(*a), f64::from(*b)));
-        let value = match self {
-            Self::Dot => pairs().map(|(a, b)| a * b).sum(),
-            Self::L2 => pairs().map(|(a, b)| (a - b) * (a - b)).sum::<f64>().sqrt(),
-            Self::Cosine => {
-                let (mut dot, mut aa, mut bb) = (0.0, 0.0, 0.0);
-                for (a, b) in pairs() {
-                    dot += a * b;
-                    aa += a * a;
-                    bb += b * b;
-                }
-                if aa == 0.0 || bb == 0.0 {
-                    return None;
-                }
-                // Rounding may give a value outside of the range.
-                (dot / (aa.sqrt() * bb.sqrt())).clamp(-1.0, 1.0)
-            }
-        };
-        Some(value as f32)
+        match self {
+            Self::Cosine => elmo::measure::cosine(a, b),
+            Self::Dot => Some(elmo::measure::dot(a, b)),
+            Self::L2 => Some(elmo::measure::l2(a, b)),
+        }
     }
 }
 
@@ -84,25 +70,32 @@ impl MeasureFunction {
             (ColumnarValue::Scalar(_), ColumnarValue::Scalar(_)) => 1,
             _ => args.number_rows,
         };
-        let (left, right) = (Vectors::of(a)?, Vectors::of(b)?);
-        let mut values = Vec::with_capacity(rows);
-        for row in 0..rows {
-            values.push(match (left.get(row), right.get(row)) {
-                (Some(a), Some(b)) if a.len() != b.len() => {
-                    let (name, n, m) = (self.name, a.len(), b.len());
-                    return exec_err!("{name}: a row has vectors of {n} and of {m} dimensions");
-                }
-                (Some(a), Some(b)) => self.measure.of(a, b),
-                _ => None,
-            });
-        }
-        let measured: ArrayRef = Arc::new(Float32Array::from(values));
+        let measured: ArrayRef = Arc::new(self.measure_rows(&Vectors::of(a)?, &Vectors::of(b)?, rows)?);
         match (a, b) {
             (ColumnarValue::Scalar(_), ColumnarValue::Scalar(_)) => {
                 Ok(ColumnarValue::Scalar(ScalarValue::try_from_array(&measured, 0)?))
             }
             _ => Ok(ColumnarValue::Array(measured)),
         }
+    }
+}
+
+impl MeasureFunction {
+    fn measure_rows(&self, left: &Vectors, right: &Vectors, rows: usize) -> Result<Float32Array> {
+        if let (Some(left), Some(right)) = (left.matrix(), right.matrix())
+            && left.dimension == right.dimension
+        {
+            return Ok((0..rows).map(|row| self.measure.of(left.row(row), right.row(row))).collect());
+        }
+        let measured = (0..rows).map(|row| match (left.get(row), right.get(row)) {
+            (Some(a), Some(b)) if a.len() != b.len() => {
+                let (name, n, m) = (self.name, a.len(), b.len());
+                exec_err!("{name}: a row has vectors of {n} and of {m} dimensions")
+            }
+            (Some(a), Some(b)) => Ok(self.measure.of(a, b)),
+            _ => Ok(None),
+        });
+        measured.collect()
     }
 }
 
@@ -149,6 +142,16 @@ impl Vectors {
         Ok(Self { lists, values, is_constant })
     }
 
+    /// The vectors as rows of a matrix, if they have one length and nothing is NULL.
+    fn matrix(&self) -> Option<Matrix<'_>> {
+        let lists = self.lists.as_fixed_size_list_opt()?;
+        let dimension = lists.value_length() as usize;
+        let is_complete = lists.null_count() == 0 && self.values.null_count() == 0;
+        let start = lists.value_offset(0) as usize;
+        let step = if self.is_constant { 0 } else { dimension };
+        is_complete.then(|| Matrix { values: &self.values.values()[start..], dimension, step })
+    }
+
     /// The vector of a row. `None` when the vector or one of its numbers is NULL.
     fn get(&self, row: usize) -> Option<&[f32]> {
         let row = if self.is_constant { 0 } else { row };
@@ -173,6 +176,20 @@ impl Vectors {
         let nulls = self.values.nulls();
         let is_valid = nulls.is_none_or(|nulls| nulls.slice(start, end - start).null_count() == 0);
         is_valid.then(|| &self.values.values()[start..end])
+    }
+}
+
+/// Vectors of one length.
+struct Matrix<'a> {
+    values: &'a [f32],
+    dimension: usize,
+    /// Distance between two rows: 0 for a constant.
+    step: usize,
+}
+
+impl<'a> Matrix<'a> {
+    fn row(&self, row: usize) -> &'a [f32] {
+        &self.values[row * self.step..][..self.dimension]
     }
 }
 
@@ -214,20 +231,3 @@ macro_rules! measure_function {
     };
 }
 pub(crate) use measure_function;
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    /// By hand: (3, 4) and (4, 3) have length 5, dot product 24 and distance sqrt(2).
-    #[test]
-    fn measures() {
-        let (a, b, zero) = ([3.0, 4.0], [4.0, 3.0], [0.0, 0.0]);
-        assert_eq!(Measure::Dot.of(&a, &b), Some(24.0));
-        assert_eq!(Measure::Cosine.of(&a, &b), Some(0.96));
-        assert_eq!(Measure::L2.of(&a, &b), Some(2.0_f32.sqrt()));
-        assert_eq!(Measure::Cosine.of(&a, &zero), None);
-        assert_eq!(Measure::L2.of(&a, &zero), Some(5.0));
-        assert_eq!(Measure::Cosine.of(&a, &a), Some(1.0));
-    }
-}

@@ -24,7 +24,6 @@ mod engine;
 mod envelope;
 mod error;
 mod executor;
-mod in_order;
 mod job;
 mod model_host;
 mod planner;

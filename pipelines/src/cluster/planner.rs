@@ -36,9 +36,9 @@ use super::{
         Plan, contains_calls, has_calls, in_one_task, is_parallel, is_row_by_row, is_subplan, is_too_deep,
         partition_top_k, reduces,
     },
-    in_order::InOrderExec,
     scans, session_config,
 };
+use crate::sql::InOrderExec;
 
 /// Distributes the plans of another planner.
 struct ClusterPlanner {

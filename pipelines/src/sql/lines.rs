@@ -81,7 +81,7 @@ struct LinesFile {
 
 /// Reads text files, one per partition.
 #[derive(Debug, Clone)]
-struct LinesExec {
+pub(super) struct LinesExec {
     files: Vec<LinesFile>,
     /// Whether the column `text` is projected. Without it, batches have a row count only.
     with_text: bool,

@@ -15,6 +15,8 @@ mod copy;
 mod error;
 mod file_errors;
 mod files;
+mod in_order_exec;
+mod keep_order;
 mod lines;
 mod print;
 mod remote;
@@ -52,6 +54,7 @@ use self::{
     commit::CommitState,
     file_errors::InferringFactory,
     files::FileTables,
+    keep_order::KeepOrder,
     print::Printer,
     run::{next_batch, write_results, written_rows},
 };
@@ -68,6 +71,7 @@ pub(crate) use self::{
     error::{sql_error, to_sql_error},
     file_errors::{CLUSTER_EXEC, name_files_in_errors},
     files::StoreRegistry,
+    in_order_exec::InOrderExec,
 };
 use crate::{
     error::{Error, Result},
@@ -161,9 +165,11 @@ impl Sql {
             .with_runtime_env(runtime)
             .with_default_features()
             .with_elmo(&models(settings, stores));
-        if let Some(remote) = remote {
-            builder = remote.extend(builder);
-        }
+        builder = match remote {
+            // The query planner of a cluster keeps the order itself.
+            Some(remote) => remote.extend(builder),
+            None => builder.with_physical_optimizer_rule(Arc::new(KeepOrder)),
+        };
         let tables = builder.table_factories().get_or_insert_default();
         for factory in tables.values_mut() {
             *factory = Arc::new(InferringFactory(Arc::clone(factory)));

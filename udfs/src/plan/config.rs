@@ -19,11 +19,13 @@ pub struct ElmoConfig {
     /// Size of the vector cache in MiB, which all queries over the same models share. 0 caches the vectors of constants
     /// only.
     pub cache_mb: usize,
+    /// Whether a query without ORDER BY returns the rows of files in their order. Read by `elmo sql`.
+    pub keep_order: bool,
 }
 
 impl Default for ElmoConfig {
     fn default() -> Self {
-        Self { rules: true, cache_mb: 256 }
+        Self { rules: true, cache_mb: 256, keep_order: true }
     }
 }
 
@@ -48,7 +50,12 @@ impl ExtensionOptions for ElmoConfig {
         match key {
             "rules" => self.rules = parse(key, value, "true or false")?,
             "cache_mb" => self.cache_mb = parse(key, value, "a whole number of MiB")?,
-            _ => return config_err!("elmo.{key}: no such setting; known settings: elmo.rules, elmo.cache_mb"),
+            "keep_order" => self.keep_order = parse(key, value, "true or false")?,
+            _ => {
+                return config_err!(
+                    "elmo.{key}: no such setting; known settings: elmo.rules, elmo.cache_mb, elmo.keep_order"
+                );
+            }
         }
         Ok(())
     }
@@ -70,6 +77,11 @@ impl ExtensionOptions for ElmoConfig {
                 self.cache_mb.to_string(),
                 "Size in MiB of the cache of vectors that all queries share; 0 caches the vectors of constants only",
             ),
+            entry(
+                "keep_order",
+                self.keep_order.to_string(),
+                "Return the rows of files in their order in queries without ORDER BY",
+            ),
         ]
     }
 }
@@ -84,7 +96,7 @@ fn parse<T: FromStr>(key: &str, value: &str, expected: &str) -> Result<T> {
 
 impl ElmoConfig {
     /// The settings of a session, or the defaults if the extension is not registered.
-    pub(crate) fn from_options(options: &ConfigOptions) -> Self {
+    pub fn from_options(options: &ConfigOptions) -> Self {
         options.extensions.get::<Self>().cloned().unwrap_or_default()
     }
 }

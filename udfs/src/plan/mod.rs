@@ -10,6 +10,7 @@
 //! | makes the physical operator from the logical one | `planner` |
 //! | the physical operator | [`exec`] |
 //! | preserves the order of a sort below the operator | `order` |
+//! | distributes comparisons of vectors over partitions | `small_batches` |
 //! | settings | [`config`] |
 //! | adds all of this to a session | [`session`] |
 
@@ -23,6 +24,7 @@ mod order;
 mod planner;
 pub(crate) mod rewrite;
 pub mod session;
+mod small_batches;
 mod values;
 
 pub use self::{exec::EXEC_NAME, planner::EmbedPlanner};

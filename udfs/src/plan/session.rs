@@ -6,13 +6,15 @@ use datafusion::{
     execution::session_state::SessionStateBuilder,
     optimizer::{Analyzer, Optimizer},
     physical_optimizer::{
-        PhysicalOptimizerRule, join_selection::JoinSelection, projection_pushdown::ProjectionPushdown,
+        PhysicalOptimizerRule, ensure_requirements::EnsureRequirements, join_selection::JoinSelection,
+        projection_pushdown::ProjectionPushdown,
     },
     prelude::{SessionConfig, SessionContext},
 };
 
 use super::{
     config::ElmoConfig, defer::DeferEmbedding, order::PreserveOrder, planner::EmbedQueryPlanner, rewrite::Rewrite,
+    small_batches::SmallBatches,
 };
 use crate::{functions, models::Models};
 
@@ -45,7 +47,12 @@ impl ElmoSession for SessionStateBuilder {
         // In a union, vectors with different options have the same type but different field metadata. The logical and
         // the physical schema keep the metadata of different branches, and the check would fail.
         config.options_mut().execution.skip_physical_aggregate_schema_check = true;
-        merge_projections_into_joins(&mut self.physical_optimizers().get_or_insert_default().rules);
+        let physical_rules = &mut self.physical_optimizers().get_or_insert_default().rules;
+        merge_projections_into_joins(physical_rules);
+        // The rule that distributes batches over partitions comes next.
+        if let Some(next) = physical_rules.iter().position(|rule| rule.name() == EnsureRequirements::new().name()) {
+            physical_rules.insert(next, Arc::new(SmallBatches));
+        }
         self.with_physical_optimizer_rule(Arc::new(PreserveOrder)).with_query_planner(Arc::new(EmbedQueryPlanner))
     }
 }

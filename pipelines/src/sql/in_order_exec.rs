@@ -1,5 +1,5 @@
-//! [`InOrderExec`] concatenates partitions in order, so that rows keep the order of the files. The partitions of a
-//! cluster's result become available together, so this costs no concurrency.
+//! [`InOrderExec`] concatenates partitions in order, so that rows keep the order of the files. Each partition
+//! computes [`BUFFERED_BATCHES`] batches ahead.
 
 use std::{fmt, sync::Arc};
 
@@ -14,21 +14,22 @@ use datafusion::{
 };
 use futures::StreamExt;
 
-use super::distributable::Plan;
 use crate::operator::operator;
+
+type Plan = Arc<dyn ExecutionPlan>;
 
 /// Batches buffered per partition.
 const BUFFERED_BATCHES: usize = 2;
 
 /// Concatenates the partitions of its input into one.
 #[derive(Debug)]
-pub(super) struct InOrderExec {
+pub(crate) struct InOrderExec {
     input: Plan,
     properties: Arc<PlanProperties>,
 }
 
 impl InOrderExec {
-    pub(super) fn new(input: Plan) -> Self {
+    pub(crate) fn new(input: Plan) -> Self {
         let properties = PlanProperties::new(
             EquivalenceProperties::new(input.schema()),
             Partitioning::UnknownPartitioning(1),
