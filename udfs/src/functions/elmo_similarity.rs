@@ -1,5 +1,7 @@
 //! `elmo_similarity(text_a, text_b [, options])`: the cosine of the vectors of two texts.
 
+use std::sync::LazyLock;
+
 use datafusion::{
     arrow::datatypes::{DataType, Field, FieldRef},
     common::{ScalarValue, internal_err},
@@ -9,7 +11,6 @@ use datafusion::{
         Volatility,
     },
 };
-use datafusion_macros::user_doc;
 use elmo::spec::Level;
 
 use super::{
@@ -20,6 +21,7 @@ use super::{
 use crate::{
     args::{EmbedOptions, Parameters, coerce_text, literal_value},
     call::{Call, Kind},
+    documentation::{TEXT, document},
     measure::{Measure, MeasureFunction},
     models::Models,
     text_function::TextFunction,
@@ -41,53 +43,25 @@ pub(crate) const PARAMETERS: Parameters = Parameters {
         "state",
         "on_long",
         "on_error",
+        "normalize",
+        "max_tokens",
     ],
     columns: 2,
 };
 
-/// The function, with the models that it may use: `Float32`.
-#[user_doc(
-    doc_section(label = "ELMo Functions"),
-    description = "Returns the cosine similarity of the vectors of two texts, from -1 to 1. Returns NULL if a text has no vector. The options are those of elmo_embed.",
-    syntax_example = "elmo_similarity(text_a, text_b [, layers => , pooling => , model => , tokenizer => , sentences => , state => , on_long => , on_error => ])",
-    sql_example = r"```sql
-> SELECT id, elmo_similarity(text, 'cold soup') AS near FROM reviews ORDER BY near DESC LIMIT 5;
-```",
-    argument(
-        name = "text_a",
-        description = "A string in any Arrow encoding, a binary that holds UTF-8, or a list of tokens, which is one sentence."
-    ),
-    argument(name = "text_b", description = "The other text."),
-    argument(
-        name = "layers",
-        description = "The layers: `'average'` (default), `'top'`, `'token'`, the number of a layer, or `'all'`, which concatenates all layers."
-    ),
-    argument(
-        name = "pooling",
-        description = "How token vectors are combined: `'mean'` (default), `'max'`, `'first'`, `'last'`, or `'ends'`, which is the forward half of the last token and the backward half of the first."
-    ),
-    argument(
-        name = "model",
-        description = "The name of a registered model. The default is the session's default model."
-    ),
-    argument(name = "tokenizer", description = "The tokenizer: `'moses'` (default), `'words'` or `'whitespace'`."),
-    argument(
-        name = "sentences",
-        description = "How sentences are found: `'split'` (default), or `'off'` if each text is one sentence."
-    ),
-    argument(
-        name = "state",
-        description = "The state of the LSTMs at the start of a sentence: `'zero'` (default) or `'warm'`."
-    ),
-    argument(
-        name = "on_long",
-        description = "What to do with a sentence of more than 512 tokens: `'window'` (default), `'truncate'` or `'error'`."
-    ),
-    argument(
-        name = "on_error",
-        description = "What to do with a text that cannot be embedded: `'fail'` (default) or `'null'`."
+static DOCUMENTATION: LazyLock<Documentation> = LazyLock::new(|| {
+    document(
+        &[&PARAMETERS],
+        "Returns the cosine similarity of the vectors that elmo_embed gives two texts, `Float32` from -1 to 1. Returns NULL if a text is NULL or blank.",
+        &[
+            ("text_a", TEXT),
+            ("text_b", "The other text."),
+        ],
+        "SELECT id, elmo_similarity(text, 'cold soup') AS near FROM reviews ORDER BY near DESC LIMIT 5;",
     )
-)]
+});
+
+/// The function, with the models that it may use: `Float32`.
 #[derive(Debug, PartialEq, Eq, Hash)]
 pub struct ElmoSimilarity {
     pub(super) models: Models,
@@ -107,7 +81,7 @@ impl ElmoSimilarity {
 
     /// The call for either text. Its errors name this function.
     fn call(&self, options: &[Option<&ScalarValue>]) -> Result<Call> {
-        let options = EmbedOptions::parse(&PARAMETERS, Level::Sentence, options)?;
+        let options = EmbedOptions::parse(&PARAMETERS, Level::Sentence, &self.models, options)?;
         Ok(Call { function: NAME, kind: Kind::Vector, options })
     }
 
@@ -170,6 +144,6 @@ impl ScalarUDFImpl for ElmoSimilarity {
     }
 
     fn documentation(&self) -> Option<&Documentation> {
-        self.doc()
+        Some(&DOCUMENTATION)
     }
 }

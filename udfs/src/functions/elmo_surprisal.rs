@@ -1,11 +1,13 @@
 //! `elmo_surprisal(text [, options])`: the surprisal of each token of a text.
 
-use datafusion::logical_expr::ScalarUDFImpl;
-use datafusion_macros::user_doc;
+use std::sync::LazyLock;
+
+use datafusion::logical_expr::{Documentation, ScalarUDFImpl};
 
 use crate::{
     args::Parameters,
     call::Kind,
+    documentation::{TEXT, document},
     models::Models,
     text_function::{TextFunction, text_function},
 };
@@ -15,44 +17,22 @@ pub const NAME: &str = "elmo_surprisal";
 
 pub(crate) const PARAMETERS: Parameters = Parameters {
     function: NAME,
-    names: &["text", "model", "tokenizer", "sentences", "state", "on_long", "on_error"],
+    names: &["text", "model", "tokenizer", "sentences", "state", "on_long", "on_error", "max_tokens"],
     columns: 1,
 };
 
-/// The function, with the models that it may use: [`elmo::surprisal::surprisal_type`].
-#[user_doc(
-    doc_section(label = "ELMo Functions"),
-    description = "Returns the tokens of a text with their surprisals in bits, as a list of structs: `token`, `start`, `end` and `sentence` as elmo_tokens, `forward` (given the tokens before), `backward` (given the tokens after), and `known` (false if the word is not in the vocabulary and `<UNK>` was scored instead). The model needs its vocabulary and softmax (`vocab.txt` and `softmax.safetensors`) beside the weights; published weights lack them. Returns NULL if the text is NULL, and an empty list if it is blank.",
-    syntax_example = "elmo_surprisal(text [, model => , tokenizer => , sentences => , state => , on_long => , on_error => ])",
-    sql_example = r"```sql
-> SELECT id, unnest(elmo_surprisal(text)) FROM reviews;
-```",
-    argument(
-        name = "text",
-        description = "A string in any Arrow encoding, a binary that holds UTF-8, or a list of tokens, which is one sentence."
-    ),
-    argument(
-        name = "model",
-        description = "The name of a registered model. The default is the session's default model."
-    ),
-    argument(name = "tokenizer", description = "The tokenizer: `'moses'` (default), `'words'` or `'whitespace'`."),
-    argument(
-        name = "sentences",
-        description = "How sentences are found: `'split'` (default), or `'off'` if each text is one sentence."
-    ),
-    argument(
-        name = "state",
-        description = "The state of the LSTMs at the start of a sentence: `'zero'` (default) or `'warm'`."
-    ),
-    argument(
-        name = "on_long",
-        description = "What to do with a sentence of more than 512 tokens: `'window'` (default), `'truncate'` or `'error'`."
-    ),
-    argument(
-        name = "on_error",
-        description = "What to do with a text that cannot be scored: `'fail'` (default) or `'null'`."
+static DOCUMENTATION: LazyLock<Documentation> = LazyLock::new(|| {
+    document(
+        &[&PARAMETERS],
+        "Returns the tokens of a text with their surprisals in bits, `List<Struct<token: Utf8, start: UInt32, end: UInt32, sentence: UInt32, forward: Float32, backward: Float32, known: Boolean>>`: `token`, `start`, `end` and `sentence` as elmo_tokens, `forward` given the tokens before, `backward` given the tokens after, and `known`, which is false if the word is not in the vocabulary and `<UNK>` was scored instead. The model needs its vocabulary and softmax (`vocab.txt` and `softmax.safetensors`) beside the weights; published weights lack them. Returns NULL if the text is NULL, and an empty list if it is blank.",
+        &[
+            ("text", TEXT),
+        ],
+        "SELECT id, unnest(elmo_surprisal(text)) FROM reviews;",
     )
-)]
+});
+
+/// The function, with the models that it may use: [`elmo::surprisal::surprisal_type`].
 #[derive(Debug, PartialEq, Eq, Hash)]
 pub struct ElmoSurprisal(pub(crate) TextFunction);
 

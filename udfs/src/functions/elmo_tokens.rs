@@ -1,11 +1,14 @@
 //! `elmo_tokens(text [, options])`: the tokens of a text, each with its byte offsets and its vector.
 
-use datafusion::logical_expr::ScalarUDFImpl;
-use datafusion_macros::user_doc;
+use std::sync::LazyLock;
 
+use datafusion::logical_expr::{Documentation, Expr, ScalarUDF, ScalarUDFImpl};
+
+use super::downcast::to_volatile;
 use crate::{
     args::Parameters,
     call::Kind,
+    documentation::{TEXT, document},
     models::Models,
     text_function::{TextFunction, text_function},
 };
@@ -15,48 +18,22 @@ pub const NAME: &str = "elmo_tokens";
 
 pub(crate) const PARAMETERS: Parameters = Parameters {
     function: NAME,
-    names: &["text", "layers", "model", "tokenizer", "sentences", "state", "on_long", "on_error"],
+    names: &["text", "layers", "model", "tokenizer", "sentences", "state", "on_long", "on_error", "normalize", "max_tokens"],
     columns: 1,
 };
 
-/// The function, with the models that it may use: `List<Struct<token, start, end, sentence, embedding>>`.
-#[user_doc(
-    doc_section(label = "ELMo Functions"),
-    description = "Returns the tokens of a text as a list of structs: `token`, `start` and `end` (byte offsets; `text[start..end]` is the token as written), `sentence` (the number of the sentence, from 0) and `embedding`. Returns NULL if the text is NULL, and an empty list if it is blank.",
-    syntax_example = "elmo_tokens(text [, layers => , model => , tokenizer => , sentences => , state => , on_long => , on_error => ])",
-    sql_example = r"```sql
-> SELECT id, t['token'], t['embedding'] FROM (SELECT id, unnest(elmo_tokens(text)) AS t FROM reviews);
-```",
-    argument(
-        name = "text",
-        description = "A string in any Arrow encoding, a binary that holds UTF-8, or a list of tokens, which is one sentence. Offsets into a list of tokens refer to the tokens joined by single spaces."
-    ),
-    argument(
-        name = "layers",
-        description = "The layers: `'average'` (default), `'top'`, `'token'`, the number of a layer, or `'all'`, which concatenates all layers."
-    ),
-    argument(
-        name = "model",
-        description = "The name of a registered model. The default is the session's default model."
-    ),
-    argument(name = "tokenizer", description = "The tokenizer: `'moses'` (default), `'words'` or `'whitespace'`."),
-    argument(
-        name = "sentences",
-        description = "How sentences are found: `'split'` (default), or `'off'` if each text is one sentence."
-    ),
-    argument(
-        name = "state",
-        description = "The state of the LSTMs at the start of a sentence: `'zero'` (default) or `'warm'`."
-    ),
-    argument(
-        name = "on_long",
-        description = "What to do with a sentence of more than 512 tokens: `'window'` (default), `'truncate'` or `'error'`."
-    ),
-    argument(
-        name = "on_error",
-        description = "What to do with a text that cannot be embedded: `'fail'` (default) or `'null'`."
+static DOCUMENTATION: LazyLock<Documentation> = LazyLock::new(|| {
+    document(
+        &[&PARAMETERS],
+        "Returns the tokens of a text, `List<Struct<token: Utf8, start: UInt32, end: UInt32, sentence: UInt32, embedding: FixedSizeList<Float32, D>>>`. `start` and `end` are byte offsets (`text[start..end]` is the token as written; offsets into a list of tokens refer to the tokens joined by single spaces), and `sentence` is the number of the sentence, from 0. Returns NULL if the text is NULL, and an empty list if it is blank.",
+        &[
+            ("text", TEXT),
+        ],
+        "SELECT id, t['token'], t['embedding'] FROM (SELECT id, unnest(elmo_tokens(text)) AS t FROM reviews);",
     )
-)]
+});
+
+/// The function, with the models that it may use: `List<Struct<token, start, end, sentence, embedding>>`.
 #[derive(Debug, PartialEq, Eq, Hash)]
 pub struct ElmoTokens(pub(crate) TextFunction);
 
@@ -66,6 +43,16 @@ impl ElmoTokens {
     pub fn new(models: Models) -> Self {
         Self(TextFunction::new(PARAMETERS, Kind::Tokens, models))
     }
+}
+
+/// A call of `elmo_tokens` with the options of a function that is defined by it, of which it has the first ones.
+/// Functions with the same options share one call, and so one embedding of the text.
+pub(super) fn tokens_of(models: &Models, text: &Expr, options: &[Expr]) -> Expr {
+    let is_default = |option: &&Expr| matches!(option, Expr::Literal(value, _) if value.is_null());
+    let own = &options[..options.len().min(PARAMETERS.options().len())];
+    let given = own.len() - own.iter().rev().take_while(is_default).count();
+    let args = [text].into_iter().chain(&own[..given]).cloned().collect();
+    to_volatile(ScalarUDF::new_from_impl(ElmoTokens::new(models.clone())).call(args)).data
 }
 
 impl ScalarUDFImpl for ElmoTokens {
