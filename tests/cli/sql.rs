@@ -189,7 +189,14 @@ fn options_of_embed_give_the_same_vectors_and_footers() {
             let select = format!("SELECT id, {function}(text, {options}) AS {column} FROM 'reviews.jsonl'");
             let ended = sql(
                 &place,
-                &["--model", "own", "--add-mix", "sentiment=sentiment.json", "-c", &format!("COPY ({select}) TO '{copy}'")],
+                &[
+                    "--model",
+                    "own",
+                    "--add-mix",
+                    "sentiment=sentiment.json",
+                    "-c",
+                    &format!("COPY ({select}) TO '{copy}'"),
+                ],
             );
             assert_eq!(ended.code, Some(0), "{ended:?}");
             let sorted = |path: &str| {

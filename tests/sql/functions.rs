@@ -144,12 +144,12 @@ async fn a_scalar_mix_by_name_is_that_of_the_embedder() {
         (
             "layers => 'mix'",
             "layers: the model tiny has no scalar mix of its own (mix.json in its folder); other scalar mixes are \
-             short, sentiment",
+             sentiment, short",
         ),
         ("layers => 'short'", "layers: the mix has 2 scalars; this model has 3 layers"),
         (
             "layers => 'long'",
-            "layers: no value \"long\"; legal values are average, top, token, 0, 1, 2, all, mix, short, sentiment",
+            "layers: no value \"long\"; legal values are average, top, token, 0, 1, 2, all, mix, sentiment, short",
         ),
         ("layers => 'mix', model => 'none'", "model: no model \"none\"; there are own, tiny"),
     ] {

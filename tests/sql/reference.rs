@@ -143,7 +143,8 @@ async fn the_reference_names_the_types_of_results() {
         let frame = elmo_udfs::sql(&session, &format!("SELECT * FROM {table}()")).await.unwrap();
         let section = page.split("\n## ").find(|section| section.starts_with(&format!("{table}\n"))).unwrap();
         for field in frame.schema().fields() {
-            let (typed, untyped) = (format!("`{}: {}`", field.name(), field.data_type()), format!("`{}`", field.name()));
+            let (typed, untyped) =
+                (format!("`{}: {}`", field.name(), field.data_type()), format!("`{}`", field.name()));
             let all_utf8 = section.contains("all of them `Utf8`") && field.data_type() == &DataType::Utf8;
             assert!(section.contains(&typed) || (all_utf8 && section.contains(&untyped)), "{table}: {typed}");
         }

@@ -37,9 +37,7 @@ impl Texts {
 fn bytes(column: &ArrayRef) -> Result<LargeBinaryArray> {
     use DataType::{FixedSizeList, LargeBinary, LargeList, LargeListView, LargeUtf8, List, ListView};
     match column.data_type() {
-        FixedSizeList(item, _) | ListView(item) | LargeListView(item) => {
-            bytes(&cast(column, &List(Arc::clone(item)))?)
-        }
+        FixedSizeList(item, _) | ListView(item) | LargeListView(item) => bytes(&cast(column, &List(Arc::clone(item)))?),
         List(_) | LargeList(_) => {
             let lists = cast(column, &LargeList(Arc::new(Field::new_list_field(LargeUtf8, true))))?;
             Ok(joined(&lists))
@@ -100,10 +98,7 @@ mod tests {
         for data_type in [DataType::List(Arc::clone(&item)), DataType::LargeList(item), lists.data_type().clone()] {
             assert_eq!(read(&cast(&lists, &data_type).unwrap()), expected, "{data_type}");
         }
-        let empty: ArrayRef = Arc::new(ListArray::new_null(
-            Arc::new(Field::new_list_field(DataType::Utf8, true)),
-            1,
-        ));
+        let empty: ArrayRef = Arc::new(ListArray::new_null(Arc::new(Field::new_list_field(DataType::Utf8, true)), 1));
         assert_eq!(read(&empty), [None]);
     }
 }

@@ -29,7 +29,10 @@ pub const NAME: &str = "elmo_centroid";
     sql_example = r"```sql
 > SELECT label, elmo_centroid(elmo_embed(text)) AS middle FROM reviews GROUP BY label;
 ```",
-    argument(name = "embedding", description = "A vector, `FixedSizeList<Float32, D>`, such as the result of elmo_embed.")
+    argument(
+        name = "embedding",
+        description = "A vector, `FixedSizeList<Float32, D>`, such as the result of elmo_embed."
+    )
 )]
 #[derive(Debug, PartialEq, Eq, Hash)]
 pub struct ElmoCentroid {

@@ -16,7 +16,10 @@ pub const NAME: &str = "elmo_dot";
     sql_example = r"```sql
 > SELECT id, elmo_dot(elmo_embed(text), elmo_embed('cold soup')) AS near FROM reviews;
 ```",
-    argument(name = "a", description = "A vector: a list of numbers of any type, `FixedSizeList`, `List` or `LargeList`, read as `Float32`."),
+    argument(
+        name = "a",
+        description = "A vector: a list of numbers of any type, `FixedSizeList`, `List` or `LargeList`, read as `Float32`."
+    ),
     argument(name = "b", description = "Another vector of the same dimension.")
 )]
 #[derive(Debug, PartialEq, Eq, Hash)]

@@ -17,7 +17,19 @@ pub const NAME: &str = "elmo_embed";
 
 pub(crate) const PARAMETERS: Parameters = Parameters {
     function: NAME,
-    names: &["text", "layers", "pooling", "model", "tokenizer", "sentences", "state", "on_long", "on_error", "normalize", "max_tokens"],
+    names: &[
+        "text",
+        "layers",
+        "pooling",
+        "model",
+        "tokenizer",
+        "sentences",
+        "state",
+        "on_long",
+        "on_error",
+        "normalize",
+        "max_tokens",
+    ],
     columns: 1,
 };
 
@@ -25,9 +37,7 @@ static DOCUMENTATION: LazyLock<Documentation> = LazyLock::new(|| {
     document(
         &[&PARAMETERS],
         "Returns the ELMo vector of a text, `FixedSizeList<Float32, D>`: the mean of its tokens' vectors, each computed in the context of its sentence. D is the dimension of the model, times the number of layers with `layers => 'all'`. Returns NULL if the text is NULL or blank.",
-        &[
-            ("text", TEXT),
-        ],
+        &[("text", TEXT)],
         "SELECT id, elmo_embed(text, layers => 'top', pooling => 'max') AS embedding FROM reviews;",
     )
 });

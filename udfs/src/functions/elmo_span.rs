@@ -29,7 +29,10 @@ pub const NAME: &str = "elmo_span";
     sql_example = r"```sql
 > SELECT id, elmo_span(tokens, 0, 8) AS first_words FROM (SELECT id, elmo_tokens(text) AS tokens FROM reviews);
 ```",
-    argument(name = "tokens", description = "The tokens of the text: a result of elmo_tokens, or a list of structs with its fields `start`, `end` and `embedding`."),
+    argument(
+        name = "tokens",
+        description = "The tokens of the text: a result of elmo_tokens, or a list of structs with its fields `start`, `end` and `embedding`."
+    ),
     argument(name = "start", description = "The byte offset of the start of the range, an integer of any type."),
     argument(name = "end", description = "The byte offset of the end, exclusive, an integer of any type.")
 )]
@@ -118,9 +121,7 @@ mod tests {
     use super::*;
     use datafusion::{
         arrow::{
-            array::{
-                FixedSizeListArray, Float32Array, Int64Array, ListArray, StructArray, UInt32Array, UInt64Array,
-            },
+            array::{FixedSizeListArray, Float32Array, Int64Array, ListArray, StructArray, UInt32Array, UInt64Array},
             buffer::OffsetBuffer,
             compute::take,
             datatypes::{Field, Float32Type},
@@ -157,7 +158,10 @@ mod tests {
         let vectors = found.as_fixed_size_list();
         let numbers = vectors.values().as_primitive::<Float32Type>();
         assert_eq!(numbers.values().to_vec(), [2.0, 3.0, 0.0, 0.0, 0.0, 0.0]);
-        assert_eq!((0..6).map(|row| vectors.is_valid(row)).collect::<Vec<_>>(), [true, true, false, false, false, false]);
+        assert_eq!(
+            (0..6).map(|row| vectors.is_valid(row)).collect::<Vec<_>>(),
+            [true, true, false, false, false, false]
+        );
         // A column of equal lists gives the same.
         let column = take(list.as_ref(), &UInt64Array::from(vec![0; 6]), None).unwrap();
         assert_eq!(&spans(&ColumnarValue::Array(column), &starts, &ends, 6).unwrap(), &found);

@@ -18,7 +18,18 @@ pub const NAME: &str = "elmo_tokens";
 
 pub(crate) const PARAMETERS: Parameters = Parameters {
     function: NAME,
-    names: &["text", "layers", "model", "tokenizer", "sentences", "state", "on_long", "on_error", "normalize", "max_tokens"],
+    names: &[
+        "text",
+        "layers",
+        "model",
+        "tokenizer",
+        "sentences",
+        "state",
+        "on_long",
+        "on_error",
+        "normalize",
+        "max_tokens",
+    ],
     columns: 1,
 };
 
@@ -26,9 +37,7 @@ static DOCUMENTATION: LazyLock<Documentation> = LazyLock::new(|| {
     document(
         &[&PARAMETERS],
         "Returns the tokens of a text, `List<Struct<token: Utf8, start: UInt32, end: UInt32, sentence: UInt32, embedding: FixedSizeList<Float32, D>>>`. `start` and `end` are byte offsets (`text[start..end]` is the token as written; offsets into a list of tokens refer to the tokens joined by single spaces), and `sentence` is the number of the sentence, from 0. Returns NULL if the text is NULL, and an empty list if it is blank.",
-        &[
-            ("text", TEXT),
-        ],
+        &[("text", TEXT)],
         "SELECT id, t['token'], t['embedding'] FROM (SELECT id, unnest(elmo_tokens(text)) AS t FROM reviews);",
     )
 });

@@ -90,7 +90,10 @@ static DOCUMENTATION: LazyLock<Documentation> = LazyLock::new(|| {
                  to the tokens joined by single spaces.",
             ),
             ("end", "The offset of the end, exclusive, an integer of any type."),
-            (UNIT, "What `start` and `end` count: `'bytes'` (default), or `'characters'` as strpos does, which counts from 1."),
+            (
+                UNIT,
+                "What `start` and `end` count: `'bytes'` (default), or `'characters'` as strpos does, which counts from 1.",
+            ),
         ],
         "SELECT id, elmo_word(text, 'bank') AS bank FROM reviews;",
     )
@@ -133,8 +136,7 @@ impl ElmoWord {
     /// Rewrites a call as `elmo_word_in(elmo_tokens(text), text, word)` or `elmo_span(elmo_tokens(text), start, end)`, so
     /// that a text with several calls is embedded once. `None` if the text must not be evaluated twice.
     pub(crate) fn expand(&self, args: &[Expr], schema: &DFSchema) -> Result<Option<Expr>> {
-        let types: Vec<DataType> =
-            args.iter().map(|arg| arg.get_type(schema).unwrap_or(DataType::Null)).collect();
+        let types: Vec<DataType> = args.iter().map(|arg| arg.get_type(schema).unwrap_or(DataType::Null)).collect();
         let parameters = form(&types);
         let (columns, options) = parameters.split(args)?;
         match columns {
@@ -155,9 +157,8 @@ impl ElmoWord {
         let range = match unit(&literals)? {
             Unit::Bytes => range.map(Clone::clone),
             Unit::Characters if text.is_volatile() => return Ok(None),
-            Unit::Characters => range.map(|bound| {
-                ScalarUDF::new_from_impl(ByteOffset::default()).call(vec![text.clone(), bound.clone()])
-            }),
+            Unit::Characters => range
+                .map(|bound| ScalarUDF::new_from_impl(ByteOffset::default()).call(vec![text.clone(), bound.clone()])),
         };
         let [start, end] = range;
         let tokens = tokens_of(&self.models, text, options);

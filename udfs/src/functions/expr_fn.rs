@@ -9,9 +9,18 @@ use datafusion::{
 };
 
 use super::{
-    elmo_centroid::ElmoCentroid, elmo_cosine::ElmoCosine, elmo_dot::ElmoDot, elmo_embed::ElmoEmbed, elmo_l2::ElmoL2,
-    elmo_perplexity::ElmoPerplexity, elmo_similarity::ElmoSimilarity, elmo_span::ElmoSpan,
-    elmo_surprisal::ElmoSurprisal, elmo_tokens::ElmoTokens, elmo_word::{BY_WORD, ElmoWord}, elmo_words::ElmoWords,
+    elmo_centroid::ElmoCentroid,
+    elmo_cosine::ElmoCosine,
+    elmo_dot::ElmoDot,
+    elmo_embed::ElmoEmbed,
+    elmo_l2::ElmoL2,
+    elmo_perplexity::ElmoPerplexity,
+    elmo_similarity::ElmoSimilarity,
+    elmo_span::ElmoSpan,
+    elmo_surprisal::ElmoSurprisal,
+    elmo_tokens::ElmoTokens,
+    elmo_word::{BY_WORD, ElmoWord},
+    elmo_words::ElmoWords,
     registry::parameters,
     try_elmo_embed::TryElmoEmbed,
 };

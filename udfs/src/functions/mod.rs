@@ -32,7 +32,6 @@ pub(crate) use self::{
     downcast::{text_function, to_volatile},
     registry::{is_ours, parameters},
 };
-pub use crate::documentation::OPTIONS;
 pub use self::{
     expr_fn::{
         elmo_centroid, elmo_cosine, elmo_dot, elmo_embed, elmo_l2, elmo_perplexity, elmo_similarity, elmo_span,
@@ -40,6 +39,7 @@ pub use self::{
     },
     registry::{aggregate, embeds, scalar},
 };
+pub use crate::documentation::OPTIONS;
 use crate::models::Models;
 
 /// All table functions of this crate.

@@ -76,7 +76,7 @@ impl Models {
 
     /// The same models, and a scalar mix that SQL can name: `elmo_embed(text, layers => 'NAME')`.
     ///
-    /// ```
+    /// ```no_run
     /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
     /// use elmo::{Elmo, mix::ScalarMix};
     /// use elmo_udfs::Models;

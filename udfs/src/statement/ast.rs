@@ -4,7 +4,10 @@ use std::ops::ControlFlow;
 
 use datafusion::sql::{
     parser::{CopyToSource, Statement},
-    sqlparser::ast::{CastKind, DataType, Expr, Function, FunctionArg, FunctionArgExpr, FunctionArguments, Value, VisitMut, VisitorMut},
+    sqlparser::ast::{
+        CastKind, DataType, Expr, Function, FunctionArg, FunctionArgExpr, FunctionArguments, Value, VisitMut,
+        VisitorMut,
+    },
 };
 
 use crate::{args::Parameters, functions};
@@ -58,6 +61,11 @@ pub(super) fn name_of(arg: &FunctionArg) -> Option<&str> {
 /// The literal NULL as an argument.
 pub(super) fn null() -> FunctionArgExpr {
     FunctionArgExpr::Expr(Expr::Value(Value::Null.into()))
+}
+
+/// Whether an argument is the literal NULL.
+pub(super) fn is_null(arg: &FunctionArgExpr) -> bool {
+    matches!(arg, FunctionArgExpr::Expr(Expr::Value(value)) if value.value == Value::Null)
 }
 
 /// `CAST(NULL AS VARCHAR)` as an argument.

@@ -9,6 +9,11 @@ use std::{
     sync::Arc,
 };
 
+use crate::{
+    args::literal_expr,
+    functions,
+    plan::rewrite::{expand, input_schema},
+};
 use datafusion::{
     arrow::datatypes::{Field, Schema},
     common::{
@@ -17,11 +22,6 @@ use datafusion::{
     },
     logical_expr::{Expr, LogicalPlan, dml::CopyTo, expr::ScalarFunction},
     parquet::{arrow::ArrowSchemaConverter, basic::Type},
-};
-use crate::{
-    args::literal_expr,
-    functions,
-    plan::rewrite::{expand, input_schema},
 };
 
 /// Maximum bytes of a row group before compression.

@@ -16,7 +16,7 @@ use datafusion::{
     },
 };
 
-use super::ast::{null, null_string, parameters_of, visit};
+use super::ast::{is_null, null, null_string, parameters_of, visit};
 use crate::{args::Parameters, functions::elmo_word::BY_WORD};
 
 /// Fills the gaps in all calls of this crate's functions in a statement.
@@ -56,7 +56,7 @@ fn fill_call(function: &mut Function) -> Result<(), String> {
             // An untyped NULL could be the start of a range as well.
             if let Some(Some(word)) = values.get_mut(1)
                 && is_by_word
-                && *word == null()
+                && is_null(word)
             {
                 *word = null_string();
             }
@@ -73,10 +73,7 @@ fn fill_call(function: &mut Function) -> Result<(), String> {
 ///
 /// # Errors
 /// When a name is unknown or given twice, a positional argument follows a named one, or a column is missing.
-fn by_position(
-    list: &FunctionArgumentList,
-    parameters: &Parameters,
-) -> Result<Vec<Option<FunctionArgExpr>>, String> {
+fn by_position(list: &FunctionArgumentList, parameters: &Parameters) -> Result<Vec<Option<FunctionArgExpr>>, String> {
     let mut values: Vec<Option<FunctionArgExpr>> = Vec::new();
     let mut after_named = false;
     for (index, argument) in list.args.iter().enumerate() {
