@@ -17,14 +17,13 @@ const HEAD: &str = "# SQL functions
 
 Generated from the code by `UPDATE_DOCS=1 cargo test --test sql reference`.
 
-Types are those of Arrow. D is the dimension of the model, times the number of its layers with `layers => 'all'`. Every
-result may be NULL.
+Types are those of Arrow. D is the dimension of the model, times the number of its layers with `layers => 'all'`.
 
 ## Options
 
-The functions over texts have these options, each as far as its section lists it. Options are literals and are read when the
-query is planned; NULL selects the default. Any of them may be given, by name and in any order:
-`elmo_embed(text, pooling => 'max')`.
+The functions over texts have the options that their sections list, by name and in any order:
+`elmo_embed(text, pooling => 'max', layers => 'top')`. Options are literals, which are read when the query is planned. NULL
+selects the default.
 
 | option | |
 |---|---|
@@ -66,11 +65,13 @@ fn page() -> String {
 
 fn add(page: &mut String, name: &str, documentation: Option<&Documentation>) {
     let documentation = documentation.unwrap_or_else(|| panic!("{name} has no documentation"));
-    let syntax = documentation.syntax_example.replace(" or ", "\n");
+    // The options follow the arguments.
+    let form =
+        |form: &str| form.split_once(" [,").map_or(form.to_owned(), |(columns, _)| format!("{columns} [, options])"));
+    let syntax = documentation.syntax_example.split(" or ").map(form).collect::<Vec<_>>().join("\n");
     write!(page, "\n## {name}\n\n{}\n\n```sql\n{syntax}\n```\n", documentation.description).unwrap();
     let arguments = documentation.arguments.as_ref().unwrap_or_else(|| panic!("{name} has no arguments"));
     page.push_str("\n| argument | |\n|---|---|\n");
-    // What the arguments that are not in the table of options are for.
     let is_option = |argument: &str| functions::OPTIONS.iter().any(|(option, _)| *option == argument);
     for (argument, description) in arguments.iter().filter(|(argument, _)| !is_option(argument)) {
         add_row(page, argument, description);

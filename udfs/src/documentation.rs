@@ -8,8 +8,8 @@ use crate::args::Parameters;
 const SECTION: DocSection = DocSection { include: true, label: "ELMo Functions", description: None };
 
 /// The description of an argument that is a text.
-pub(crate) const TEXT: &str = "A text: a string or a binary (UTF-8), or a list of strings, which are the tokens of one sentence; in any Arrow \
-     encoding.";
+pub(crate) const TEXT: &str = "A text, in any Arrow encoding: a string or a binary (UTF-8), or a list of strings, which \
+                               are the tokens of one sentence.";
 
 /// The options of the functions over texts: name and description. Each function has some of them.
 pub const OPTIONS: [(&str, &str); 10] = [

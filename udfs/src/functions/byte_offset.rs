@@ -1,7 +1,7 @@
 //! `elmo_byte_offset(text, characters)`: the byte offset of a character of a text.
 //!
-//! `elmo_word(text, start, end, unit => 'characters')` is defined by this function. It is not registered: it occurs in plans
-//! only.
+//! `elmo_word(text, start, end, unit => 'characters')` is defined by this function. It is not registered: it occurs in
+//! plans only.
 
 use std::sync::Arc;
 

@@ -36,7 +36,8 @@ pub(crate) const PARAMETERS: Parameters = Parameters {
 static DOCUMENTATION: LazyLock<Documentation> = LazyLock::new(|| {
     document(
         &[&PARAMETERS],
-        "Returns the ELMo vector of a text, `FixedSizeList<Float32, D>`: the mean of its tokens' vectors, each computed in the context of its sentence. D is the dimension of the model, times the number of layers with `layers => 'all'`. Returns NULL if the text is NULL or blank.",
+        "Returns the ELMo vector of a text, `FixedSizeList<Float32, D>`: the mean of its tokens' vectors, each \
+         computed in the context of its sentence. Returns NULL if the text is NULL or blank.",
         &[("text", TEXT)],
         "SELECT id, elmo_embed(text, layers => 'top', pooling => 'max') AS embedding FROM reviews;",
     )

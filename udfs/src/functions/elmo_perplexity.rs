@@ -24,7 +24,12 @@ pub(crate) const PARAMETERS: Parameters = Parameters {
 static DOCUMENTATION: LazyLock<Documentation> = LazyLock::new(|| {
     document(
         &[&PARAMETERS],
-        "Returns the perplexity of a text, `Struct<average: Float64, forward: Float64, backward: Float64, tokens: UInt32, unknown: UInt32>`, over the tokens and one boundary per sentence, with the full softmax. `average` is the geometric mean of `forward` and `backward`, `tokens` the number of tokens, and `unknown` the number of those that are not in the vocabulary. The model needs its vocabulary and softmax (`vocab.txt` and `softmax.safetensors`) beside the weights; published weights lack them. Returns NULL if the text is NULL or blank.",
+        "Returns the perplexity of a text, `Struct<average: Float64, forward: Float64, backward: Float64, tokens: \
+         UInt32, unknown: UInt32>`, over the tokens and one boundary per sentence, with the full softmax. `average` \
+         is the geometric mean of `forward` and `backward`, `tokens` the number of tokens, and `unknown` the number \
+         of those that are not in the vocabulary. The model needs its vocabulary and softmax (`vocab.txt` and \
+         `softmax.safetensors`) beside the weights; published weights lack them. Returns NULL if the text is NULL or \
+         blank.",
         &[("text", TEXT)],
         "SELECT id FROM reviews ORDER BY elmo_perplexity(text)['average'] DESC LIMIT 10;",
     )

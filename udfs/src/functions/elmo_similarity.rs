@@ -52,7 +52,8 @@ pub(crate) const PARAMETERS: Parameters = Parameters {
 static DOCUMENTATION: LazyLock<Documentation> = LazyLock::new(|| {
     document(
         &[&PARAMETERS],
-        "Returns the cosine similarity of the vectors that elmo_embed gives two texts, `Float32` from -1 to 1. Returns NULL if a text is NULL or blank.",
+        "Returns the cosine similarity of the vectors that elmo_embed gives two texts, `Float32` from -1 to 1. \
+         Returns NULL if a text is NULL or blank.",
         &[("text_a", TEXT), ("text_b", "The other text.")],
         "SELECT id, elmo_similarity(text, 'cold soup') AS near FROM reviews ORDER BY near DESC LIMIT 5;",
     )

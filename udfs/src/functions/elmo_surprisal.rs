@@ -24,7 +24,12 @@ pub(crate) const PARAMETERS: Parameters = Parameters {
 static DOCUMENTATION: LazyLock<Documentation> = LazyLock::new(|| {
     document(
         &[&PARAMETERS],
-        "Returns the tokens of a text with their surprisals in bits, `List<Struct<token: Utf8, start: UInt32, end: UInt32, sentence: UInt32, forward: Float32, backward: Float32, known: Boolean>>`: `token`, `start`, `end` and `sentence` as elmo_tokens, `forward` given the tokens before, `backward` given the tokens after, and `known`, which is false if the word is not in the vocabulary and `<UNK>` was scored instead. The model needs its vocabulary and softmax (`vocab.txt` and `softmax.safetensors`) beside the weights; published weights lack them. Returns NULL if the text is NULL, and an empty list if it is blank.",
+        "Returns the tokens of a text with their surprisals in bits, `List<Struct<token: Utf8, start: UInt32, end: \
+         UInt32, sentence: UInt32, forward: Float32, backward: Float32, known: Boolean>>`: `token`, `start`, `end` \
+         and `sentence` as elmo_tokens, `forward` given the tokens before, `backward` given the tokens after, and \
+         `known`, which is false if the word is not in the vocabulary and `<UNK>` was scored instead. The model needs \
+         its vocabulary and softmax (`vocab.txt` and `softmax.safetensors`) beside the weights; published weights \
+         lack them. Returns NULL if the text is NULL, and an empty list if it is blank.",
         &[("text", TEXT)],
         "SELECT id, unnest(elmo_surprisal(text)) FROM reviews;",
     )

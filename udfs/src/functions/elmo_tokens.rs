@@ -36,7 +36,10 @@ pub(crate) const PARAMETERS: Parameters = Parameters {
 static DOCUMENTATION: LazyLock<Documentation> = LazyLock::new(|| {
     document(
         &[&PARAMETERS],
-        "Returns the tokens of a text, `List<Struct<token: Utf8, start: UInt32, end: UInt32, sentence: UInt32, embedding: FixedSizeList<Float32, D>>>`. `start` and `end` are byte offsets (`text[start..end]` is the token as written; offsets into a list of tokens refer to the tokens joined by single spaces), and `sentence` is the number of the sentence, from 0. Returns NULL if the text is NULL, and an empty list if it is blank.",
+        "Returns the tokens of a text, `List<Struct<token: Utf8, start: UInt32, end: UInt32, sentence: UInt32, \
+         embedding: FixedSizeList<Float32, D>>>`. `start` and `end` are byte offsets (`text[start..end]` is the token \
+         as written; offsets into a list of tokens refer to the tokens joined by single spaces), and `sentence` is \
+         the number of the sentence, from 0. Returns NULL if the text is NULL, and an empty list if it is blank.",
         &[("text", TEXT)],
         "SELECT id, t['token'], t['embedding'] FROM (SELECT id, unnest(elmo_tokens(text)) AS t FROM reviews);",
     )

@@ -92,7 +92,8 @@ static DOCUMENTATION: LazyLock<Documentation> = LazyLock::new(|| {
             ("end", "The offset of the end, exclusive, an integer of any type."),
             (
                 UNIT,
-                "What `start` and `end` count: `'bytes'` (default), or `'characters'` as strpos does, which counts from 1.",
+                "An option of `start` and `end`: whether they count `'bytes'` (default) or `'characters'`. strpos counts \
+                 characters, from 1.",
             ),
         ],
         "SELECT id, elmo_word(text, 'bank') AS bank FROM reviews;",

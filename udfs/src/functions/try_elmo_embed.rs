@@ -35,7 +35,11 @@ pub(crate) const PARAMETERS: Parameters = Parameters {
 static DOCUMENTATION: LazyLock<Documentation> = LazyLock::new(|| {
     document(
         &[&PARAMETERS],
-        "Embeds a text like elmo_embed, but a text that cannot be embedded does not fail the query. Returns `Struct<embedding: FixedSizeList<Float32, D>, error: Utf8, truncated: Boolean, tokens: UInt32>`: the vector, why there is none, whether a sentence was truncated, and the number of tokens that were embedded. Returns NULL if the text is NULL. `embedding` is NULL if the text is blank or cannot be embedded, and `error` is NULL unless it cannot.",
+        "Embeds a text like elmo_embed, but a text that cannot be embedded does not fail the query. Returns \
+         `Struct<embedding: FixedSizeList<Float32, D>, error: Utf8, truncated: Boolean, tokens: UInt32>`: the vector, \
+         why there is none, whether a sentence was truncated, and the number of tokens that were embedded. Returns \
+         NULL if the text is NULL. `embedding` is NULL if the text is blank or cannot be embedded, and `error` is \
+         NULL unless it cannot.",
         &[("text", TEXT)],
         "SELECT id, r['error'] FROM (SELECT id, try_elmo_embed(text) AS r FROM reviews) WHERE r['error'] IS NOT NULL;",
     )

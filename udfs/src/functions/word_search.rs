@@ -1,8 +1,8 @@
 //! The occurrences of a word among the tokens of a text: `elmo_word_in(tokens, text, word)` and
 //! `elmo_words_in(tokens, text, word)`.
 //!
-//! `elmo_word(text, word)` and `elmo_words(text, word)` are defined by these functions, over `elmo_tokens(text)`. They are
-//! not registered: they occur in plans only.
+//! `elmo_word(text, word)` and `elmo_words(text, word)` are defined by these functions, over `elmo_tokens(text)`. They
+//! are not registered: they occur in plans only.
 
 use std::{ops::Range, sync::Arc};
 
