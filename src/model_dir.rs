@@ -88,9 +88,7 @@ impl ModelData {
         let mut model = Self::open_pair(&options, &weights)?;
         model.name = name_of(dir);
         model.lm_head = LmHeadFiles::find(dir);
-        if files.iter().any(|f| f == MIX) {
-            model.mix = Some(read_mix(&dir.join(MIX), &model.options)?);
-        }
+        model.mix = mix_of(dir, &model.options)?;
         if files.iter().any(|f| f == WARM_STATE) {
             model.warm_state = Some(read_warm_state(&dir.join(WARM_STATE), &model)?);
         }
@@ -275,6 +273,16 @@ fn name_of(path: &Path) -> String {
     let resolved = path.canonicalize();
     let path = resolved.as_deref().unwrap_or(path);
     path.file_stem().map_or_else(|| path.display().to_string(), |n| n.to_string_lossy().into_owned())
+}
+
+/// The scalar mix in a model directory, if there is one.
+///
+/// # Errors
+/// [`Error::ModelDir`] when it is invalid, or for another number of layers than that of the model; [`Error::Io`] when it
+/// cannot be read.
+pub fn mix_of(dir: &Path, options: &ModelOptions) -> Result<Option<ScalarMix>> {
+    let path = dir.join(MIX);
+    path.symlink_metadata().is_ok().then(|| read_mix(&path, options)).transpose()
 }
 
 fn read_mix(path: &Path, options: &ModelOptions) -> Result<ScalarMix> {

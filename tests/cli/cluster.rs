@@ -71,7 +71,7 @@ fn texts(rows: usize, words: usize) -> String {
 
 /// Statements of every kind: scans, sorts, limits, groups, joins, subqueries, windows, unions, in-memory tables, text
 /// files.
-const STATEMENTS: [&str; 50] = [
+const STATEMENTS: [&str; 51] = [
     "SELECT id, elmo_embed(text) AS v FROM 'reviews.jsonl'",
     "SELECT id, elmo_embed(text) AS v FROM 'reviews.jsonl' WHERE lang = 'en' ORDER BY id DESC LIMIT 10",
     "SELECT id % 3 AS g, count(*), elmo_centroid(elmo_embed(text)) FROM 'reviews.jsonl' GROUP BY 1 ORDER BY 1",
@@ -79,6 +79,9 @@ const STATEMENTS: [&str; 50] = [
      ON a.id = b.id + 1 ORDER BY s DESC, 1 LIMIT 5",
     "SELECT id, elmo_tokens(text, layers => 'all') FROM 'reviews.jsonl' WHERE id < 5 ORDER BY id",
     "SELECT id, elmo_word(text, 0, 3), try_elmo_embed(text) FROM 'reviews.jsonl' WHERE id < 9 ORDER BY id",
+    "SELECT id, elmo_word(text, 'the'), elmo_words(text, 'the', normalize => 'l2'), \
+     elmo_word(text, strpos(text, 'was') - 1, strpos(text, 'was') + 2, unit => 'characters', max_tokens => 9) \
+     FROM 'reviews.jsonl' WHERE id < 9 ORDER BY id",
     "SELECT id, CASE WHEN id % 2 = 0 THEN elmo_embed(text, state => 'warm') END FROM 'reviews.jsonl' ORDER BY id",
     "SELECT elmo_embed('It rained.')",
     "CREATE TABLE t AS SELECT id, text FROM 'reviews.jsonl'; SELECT id, elmo_embed(text) FROM t ORDER BY id",

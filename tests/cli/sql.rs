@@ -139,14 +139,7 @@ fn copy_writes_what_embed_writes() {
         format!("SELECT count(*) FROM '{part}' a JOIN 'copy.parquet' b USING (id) WHERE a.embedding = b.embedding");
     assert_eq!(value(&place, &same), 200);
     let open = |path: &str| SerializedFileReader::new(fs::File::open(place.path(path)).unwrap()).unwrap();
-    let pairs = |path: &str| {
-        let file = open(path);
-        let pairs = file.metadata().file_metadata().key_value_metadata().unwrap().clone();
-        let mut pairs: Vec<_> =
-            pairs.into_iter().filter(|pair| pair.key.starts_with("elmo.")).map(|p| (p.key, p.value)).collect();
-        pairs.sort();
-        pairs
-    };
+    let pairs = |path: &str| footer(&place, path);
     assert_eq!(pairs("copy.parquet"), pairs(&part));
     let copied = open("copy.parquet");
     let vectors = copied.metadata().row_group(0).column(1);
@@ -166,6 +159,133 @@ fn copy_writes_what_embed_writes() {
     assert_eq!(schema("again.parquet"), schema("copy.parquet"));
     assert!(matches!(schema("copy.parquet").data_type(), DataType::FixedSizeList(_, 64)));
     place.exits("inspect copy.parquet", 0);
+}
+
+/// Options that SQL has in common with the command: `--normalize`, `--max-tokens`, and a scalar mix, by name or in the
+/// model's folder. Expected values: the vectors and the footer of `elmo embed`, bit for bit.
+#[test]
+fn options_of_embed_give_the_same_vectors_and_footers() {
+    let place = Place::new();
+    place.exits("model convert tiny own --to safetensors", 0);
+    place.write("own/mix.json", r#"{"scalars": [2, 0, -1], "gamma": 1.5, "layer_norm": true}"#);
+    place.write("sentiment.json", r#"{"scalars": [-0.5, 1.2, 0.3], "gamma": 0.9}"#);
+    for (number, (flags, options)) in [
+        ("--normalize l2 --max-tokens 5", "normalize => 'l2', max_tokens => 5"),
+        ("--layers all --normalize l2", "layers => 'all', normalize => 'l2'"),
+        ("--max-tokens 4 --on-long truncate", "max_tokens => 4, on_long => 'truncate'"),
+        ("--layers sentiment.json", "layers => 'sentiment'"),
+        ("--layers own/mix.json --normalize l2", "layers => 'mix', normalize => 'l2'"),
+    ]
+    .into_iter()
+    .enumerate()
+    {
+        for (level, function, column) in [("sentence", "elmo_embed", "embedding"), ("token", "elmo_tokens", "tokens")] {
+            let job = format!("job-{number}-{level}");
+            let input = "--model own --input reviews.jsonl --id id --keep none";
+            place.exits(&format!("embed -q {input} --level {level} {flags} --output {job}"), 0);
+            let (part, copy) = (place.part(&job, 0), format!("{job}.parquet"));
+            let select = format!("SELECT id, {function}(text, {options}) AS {column} FROM 'reviews.jsonl'");
+            let ended = sql(
+                &place,
+                &[
+                    "--model",
+                    "own",
+                    "--add-mix",
+                    "sentiment=sentiment.json",
+                    "-c",
+                    &format!("COPY ({select}) TO '{copy}'"),
+                ],
+            );
+            assert_eq!(ended.code, Some(0), "{ended:?}");
+            let sorted = |path: &str| {
+                let rows = from_parquet(&fs::read(place.path(path)).unwrap());
+                let order = arrow::compute::sort_to_indices(&rows["id"], None, None).unwrap();
+                arrow::compute::take(&rows[column], &order, None).unwrap().to_data()
+            };
+            assert_eq!(sorted(&copy), sorted(&part), "{flags}");
+            assert_eq!(footer(&place, &copy), footer(&place, &part), "{flags}");
+        }
+    }
+    // The settings that two columns share. The fields name those that they do not.
+    let two = "COPY (SELECT elmo_embed(text, max_tokens => 9) AS a, elmo_embed(text, max_tokens => 9, normalize => 'l2') AS b \
+               FROM 'reviews.jsonl') TO 'two.parquet'";
+    assert_eq!(sql(&place, &["-c", two]).code, Some(0));
+    let pairs = footer(&place, "two.parquet");
+    assert!(pairs.contains(&("elmo.max_tokens".to_owned(), Some("9".to_owned()))), "{pairs:?}");
+    assert!(pairs.iter().all(|(key, _)| key != "elmo.normalize"), "{pairs:?}");
+    let rows = from_parquet(&fs::read(place.path("two.parquet")).unwrap());
+    let of = |column: &str| rows.schema().field_with_name(column).unwrap().metadata().get("elmo.normalize").cloned();
+    assert_eq!((of("a"), of("b")), (None, Some("l2".to_owned())));
+}
+
+#[test]
+fn scalar_mixes_have_names_and_files() {
+    let place = small();
+    place.write("m.json", r#"{"scalars": [0, 0, 0]}"#);
+    place.write("bad.json", r#"{"scalars": []}"#);
+    let of = |mixes: &[&str], statement: &str| {
+        let mixes = mixes.iter().flat_map(|mix| ["--add-mix", mix]);
+        sql(&place, &mixes.chain(["--format", "csv", "-c", statement]).collect::<Vec<_>>())
+    };
+    // The mix with equal scalars is the mean of the layers.
+    let same = "SELECT elmo_l2(elmo_embed('It rained.', layers => 'm'), elmo_embed('It rained.')) < 1e-6 AS same";
+    assert_eq!(of(&["m=m.json"], same).out, "same\ntrue\n");
+    place.write("elmo.toml", "[sql]\nadd-mix = ['m=m.json', 'n=m.json']\n");
+    assert_eq!(of(&[], same).out, "same\ntrue\n");
+    fs::remove_file(place.path("elmo.toml")).unwrap();
+    for (mixes, expected) in [
+        (&["m"][..], "it must be NAME=FILE, such as sentiment=mixes/sentiment.json"),
+        (&["top=m.json"], "a scalar mix cannot be named \"top\", which is a built-in value of layers"),
+        (&["mix=m.json"], "a scalar mix cannot be named \"mix\""),
+        (&["m=m.json", "m=m.json"], "two scalar mixes are named m"),
+        (&["m=none.json"], "--add-mix none.json: No such file"),
+        (&["m=bad.json"], "bad.json: a scalar mix needs one finite scalar per layer"),
+        (&["m=m.json"], "legal values are average, top, token, 0, 1, 2, all, mix, m"),
+    ] {
+        let refused = of(mixes, "SELECT elmo_embed('a', layers => 'n')");
+        assert!(refused.code == Some(2) && refused.err.contains(expected), "{refused:?}");
+    }
+}
+
+/// The commands of docs/sql.md, one after the other in one folder.
+#[test]
+fn the_commands_of_the_page_run() {
+    let place = Place::new();
+    // A copy of review 0 under another number.
+    let reviews = fs::read_to_string(place.path("reviews.jsonl")).unwrap();
+    let copy = reviews.lines().next().unwrap().replace("\"id\": 0", "\"id\": 1000");
+    place.write("reviews.jsonl", format!("{reviews}{copy}\n"));
+    let clone = std::env::var_os("CARGO_MANIFEST_DIR").unwrap();
+    let page = fs::read_to_string(std::path::Path::new(&clone).join("../docs/sql.md")).unwrap();
+    let commands: Vec<_> = page.split("```sh\n").skip(1).map(|rest| rest.split("```").next().unwrap()).collect();
+    assert_eq!(commands.len(), 2, "{commands:?}");
+    for command in commands {
+        let ended = place.shell(&format!("set -e; export ELMO_FORMAT=csv\n{command}"));
+        assert_eq!(ended.code, Some(0), "{ended:?}");
+        let ids: Vec<i64> = ended.out.lines().filter_map(|line| line.split(',').next()?.parse().ok()).collect();
+        if command.contains("LIMIT 10") {
+            // DataFusion's own distance gives the same order.
+            let expected = "SELECT id FROM 'vectors' ORDER BY cosine_distance(embedding, elmo_embed('Was the room quiet?')) LIMIT 10";
+            let expected: Vec<i64> = rows(&place, expected).iter().map(|row| row["id"].as_i64().unwrap()).collect();
+            assert_eq!(ids, expected);
+        } else {
+            // Counted by a join instead.
+            let removed = "SELECT count(DISTINCT a.id) FROM 'reviews.jsonl' a JOIN 'reviews.jsonl' b ON b.id < a.id \
+                           WHERE elmo_similarity(a.text, b.text) > 0.99";
+            assert_eq!(201 - ids.len() as u64, value(&place, removed).as_u64().unwrap());
+            assert!(ids.contains(&0) && !ids.contains(&1000), "{ids:?}");
+        }
+    }
+}
+
+/// The `elmo.*` pairs of a footer, sorted.
+fn footer(place: &Place, path: &str) -> Vec<(String, Option<String>)> {
+    let file = SerializedFileReader::new(fs::File::open(place.path(path)).unwrap()).unwrap();
+    let pairs = file.metadata().file_metadata().key_value_metadata().cloned().unwrap_or_default();
+    let pairs = pairs.into_iter().filter(|pair| pair.key.starts_with("elmo.")).map(|pair| (pair.key, pair.value));
+    let mut pairs: Vec<_> = pairs.collect();
+    pairs.sort();
+    pairs
 }
 
 /// DataFusion silently writes them to the folder of another value.

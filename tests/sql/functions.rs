@@ -6,7 +6,11 @@ use arrow::{
     array::{Array, ArrayRef, AsArray, RecordBatch, StringArray},
     datatypes::{DataType, Float32Type, Int64Type, UInt32Type},
 };
-use elmo::{ColumnEmbedder, Elmo, EmbedSpec, spec::Level};
+use elmo::{
+    ColumnEmbedder, Elmo, EmbedSpec, ModelData,
+    mix::ScalarMix,
+    spec::{Layers, Level, Normalize},
+};
 use elmo_udfs::{Card, ModelError, ModelSource, Models};
 
 use super::{column, direct, tiny};
@@ -91,6 +95,83 @@ async fn a_word_is_the_mean_of_its_tokens() {
     )
     .await;
     assert_eq!(vector(&span, 0), vector(&vectors, 1));
+}
+
+/// The vectors of the settings of `elmo embed --normalize l2 --max-tokens 3`, on sentence and on token level.
+#[tokio::test]
+async fn normalize_and_max_tokens_are_those_of_the_embedder() {
+    let spec = EmbedSpec { normalize: Normalize::L2, max_tokens: 3, ..EmbedSpec::default() };
+    let options = "normalize => 'l2', max_tokens => 3";
+    for (function, level) in [("elmo_embed", Level::Sentence), ("elmo_tokens", Level::Token)] {
+        let found = with_and_without_rules(&format!("SELECT {function}(text, {options}) FROM t ORDER BY id")).await;
+        assert_eq!(found.to_data(), direct(EmbedSpec { level, ..spec.clone() }, &texts()).to_data(), "{function}");
+    }
+}
+
+fn mix(scalars: &[f32]) -> ScalarMix {
+    ScalarMix { scalars: scalars.to_vec(), gamma: 0.9, layer_norm: false }
+}
+
+/// A model with a mix in its folder, and two mixes by name, of which one has a scalar too few.
+fn mixed() -> Models {
+    let data = ModelData { mix: Some(mix(&[2.0, 0.0, -1.0])), ..ModelData::tiny() };
+    let own = Elmo::from_data(data, &elmo::EmbedderSettings::default()).unwrap();
+    let models = [("tiny".to_owned(), tiny().clone()), ("own".to_owned(), own)];
+    let models = Models::new("tiny", models).with_mix("sentiment", mix(&[-0.5, 1.2, 0.3])).unwrap();
+    models.with_mix("short", mix(&[1.0, 2.0])).unwrap()
+}
+
+#[tokio::test]
+async fn a_scalar_mix_by_name_is_that_of_the_embedder() {
+    let session = elmo_udfs::session(&mixed());
+    let table = RecordBatch::try_from_iter_with_nullable([("text", texts(), true)]).unwrap();
+    session.register_batch("t", table).unwrap();
+    for (options, scalars) in [
+        ("layers => 'sentiment'", [-0.5, 1.2, 0.3]),
+        ("layers => 'sentiment', model => 'own'", [-0.5, 1.2, 0.3]),
+        ("layers => 'mix', model => 'own'", [2.0, 0.0, -1.0]),
+    ] {
+        for (function, level) in [("elmo_embed", Level::Sentence), ("elmo_tokens", Level::Token)] {
+            let query = format!("SELECT {function}(text, {options}) FROM t");
+            let spec = EmbedSpec { level, layers: Layers::Mix(mix(&scalars)), ..EmbedSpec::default() };
+            assert_eq!(column(&session, &query).await.to_data(), direct(spec, &texts()).to_data(), "{query}");
+            let frame = elmo_udfs::sql(&session, &query).await.unwrap();
+            let digest = format!("mix:{}", mix(&scalars).digest());
+            assert_eq!(frame.schema().field(0).metadata()["elmo.layers"], digest, "{query}");
+        }
+    }
+    for (options, expected) in [
+        (
+            "layers => 'mix'",
+            "layers: the model tiny has no scalar mix of its own (mix.json in its folder); other scalar mixes are \
+             sentiment, short",
+        ),
+        ("layers => 'short'", "layers: the mix has 2 scalars; this model has 3 layers"),
+        (
+            "layers => 'long'",
+            "layers: no value \"long\"; legal values are average, top, token, 0, 1, 2, all, mix, sentiment, short",
+        ),
+        ("layers => 'mix', model => 'none'", "model: no model \"none\"; there are own, tiny"),
+    ] {
+        let query = format!("SELECT elmo_embed(text, {options}) FROM t");
+        let frame = elmo_udfs::sql(&session, &query).await;
+        let error = frame.and_then(|frame| frame.into_optimized_plan()).unwrap_err().strip_backtrace();
+        assert!(error.contains(expected), "{options}: {error}");
+    }
+}
+
+#[test]
+fn a_scalar_mix_needs_a_name_of_its_own() {
+    for (name, expected) in [
+        ("", "is empty"),
+        ("average", "cannot be named \"average\", which is a built-in value of layers"),
+        ("mix", "built-in value"),
+        ("17", "built-in value"),
+        ("short", "two scalar mixes are named short"),
+    ] {
+        let error = mixed().with_mix(name, mix(&[0.0])).unwrap_err();
+        assert!(error.contains(expected), "{name}: {error}");
+    }
 }
 
 #[tokio::test]
@@ -198,8 +279,8 @@ async fn invalid_arguments_are_planning_errors() {
         ("SELECT elmo_centroid(text) FROM t", "a vector is a list of fixed size"),
         ("SELECT elmo_tokens(text, pooling => 'max') FROM t", "pooling"),
         ("SELECT elmo_tokens(text, layers => 'highest') FROM t", "legal values are average"),
-        ("SELECT elmo_word(text, 'a', 4) FROM t", "start is a byte offset"),
-        ("SELECT elmo_word(text) FROM t", "elmo_word needs text, start, end"),
+        ("SELECT elmo_word(text, 1.5, 4) FROM t", "start is an integer"),
+        ("SELECT elmo_word(text) FROM t", "elmo_word needs a word, or a start and an end"),
         ("SELECT elmo_word(text, end => 4) FROM t", "Missing required parameter 'start'"),
         ("SELECT elmo_similarity(text, id) FROM t", "text_b is a string"),
         ("SELECT elmo_similarity(text, text, model => 'none') FROM t", "no model \"none\"; known models: tiny"),
@@ -342,18 +423,31 @@ async fn show_functions_lists_each_function_once() {
 #[tokio::test]
 async fn calls_in_rust_equal_calls_in_sql() {
     use datafusion::prelude::{col, lit};
-    use elmo_udfs::functions::{elmo_centroid, elmo_cosine, elmo_embed, elmo_word, with_options};
+    use elmo_udfs::functions::{
+        elmo_centroid, elmo_cosine, elmo_embed, elmo_word, elmo_word_at, elmo_words, with_options,
+    };
     let models = Models::from(tiny().clone());
     let session = session(true);
     let max = with_options(elmo_embed(&models, col("text")), &[("pooling", "max")]).unwrap();
     let near = elmo_cosine(max, elmo_embed(&models, lit("a bank")));
-    let word = elmo_word(&models, col("text"), lit(4), lit(8));
-    let frame =
-        session.table("t").await.unwrap().select(vec![col("id"), near.alias("near"), word.alias("word")]).unwrap();
+    let word = elmo_word(&models, col("text"), lit("bank"));
+    let top = with_options(word.clone(), &[("layers", "top")]).unwrap();
+    let warm = with_options(top, &[("state", "warm")]).unwrap();
+    let words = with_options(elmo_words(&models, col("text"), lit("bank")), &[("normalize", "l2")]).unwrap();
+    let at = elmo_word_at(&models, col("text"), lit(4), lit(8));
+    let cut = with_options(at.clone(), &[("max_tokens", "3"), ("unit", "characters")]).unwrap();
+    let calls = [("near", near), ("word", word), ("warm", warm), ("words", words), ("at", at), ("cut", cut)];
+    let calls = calls.map(|(name, call)| call.alias(name));
+    let columns: Vec<_> = [col("id")].into_iter().chain(calls).collect();
+    let frame = session.table("t").await.unwrap().select(columns).unwrap();
     let rows = frame.sort(vec![col("id").sort(true, true)]).unwrap().collect().await.unwrap();
     for (name, call) in [
         ("near", "elmo_cosine(elmo_embed(text, pooling => 'max'), elmo_embed('a bank'))"),
-        ("word", "elmo_word(text, 4, 8)"),
+        ("word", "elmo_word(text, 'bank')"),
+        ("warm", "elmo_word(text, 'bank', layers => 'top', state => 'warm')"),
+        ("words", "elmo_words(text, 'bank', normalize => 'l2')"),
+        ("at", "elmo_word(text, 4, 8)"),
+        ("cut", "elmo_word(text, 4, 8, max_tokens => 3, unit => 'characters')"),
     ] {
         let sql = with_and_without_rules(&format!("SELECT {call} FROM t ORDER BY id")).await;
         assert_eq!(&rows[0][name], &sql, "{name}");

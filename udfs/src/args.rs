@@ -2,15 +2,17 @@
 //!
 //! An option that is missing or NULL has its default value.
 
-use std::str::FromStr;
+use std::{num::IntErrorKind, str::FromStr};
 
 use datafusion::{
     arrow::datatypes::DataType,
-    common::{ScalarValue, plan_err},
+    common::{ScalarValue, plan_datafusion_err, plan_err},
     error::{DataFusionError, Result},
     logical_expr::{ColumnarValue, Expr, Signature, Volatility},
 };
 use elmo::spec::{EmbedSpec, Layers, Level, SpecError};
+
+use crate::models::{MODEL_MIX, Models};
 
 /// The parameters of a function, in positional order: first the columns, then the options.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -43,6 +45,11 @@ impl Parameters {
         Ok(args.split_at(self.columns))
     }
 
+    /// The number of texts, which come first.
+    pub(crate) fn texts(&self) -> usize {
+        self.names.iter().take_while(|name| name.starts_with("text")).count()
+    }
+
     /// The names of the options.
     pub(crate) fn options(&self) -> &'static [&'static str] {
         &self.names[self.columns..]
@@ -65,29 +72,47 @@ pub(crate) struct EmbedOptions {
 }
 
 impl EmbedOptions {
-    /// Parses the options of a call. `None` stands for an argument that is not a literal.
+    /// Parses the options of a call. `None` stands for an argument that is not a literal. Describes the model if
+    /// `layers` is `mix`.
     ///
     /// # Errors
     /// A planning error that names the option and its legal values.
-    pub(crate) fn parse(parameters: &Parameters, level: Level, options: &[Option<&ScalarValue>]) -> Result<Self> {
+    pub(crate) fn parse(
+        parameters: &Parameters,
+        level: Level,
+        models: &Models,
+        options: &[Option<&ScalarValue>],
+    ) -> Result<Self> {
         let literals = Literals { parameters, options };
         let defaults = EmbedSpec::default();
+        let model = literals.text("model")?;
         // `carry` is not allowed: results would depend on the order in which DataFusion evaluates rows.
         let state = literals.parse_except("state", "carry")?.unwrap_or(defaults.state);
         // `skip` is not allowed: a function returns one value per row.
         let on_error = literals.parse_except("on_error", "skip")?.unwrap_or(defaults.on_error);
         let spec = EmbedSpec {
             level,
-            layers: literals.parse::<Layers>("layers")?.unwrap_or(defaults.layers),
+            layers: literals.layers(models, model.as_deref())?.unwrap_or(defaults.layers),
             pooling: literals.parse("pooling")?.unwrap_or(defaults.pooling),
             tokenizer: literals.parse("tokenizer")?.unwrap_or(defaults.tokenizer),
             sentences: literals.parse("sentences")?.unwrap_or(defaults.sentences),
             on_long: literals.parse("on_long")?.unwrap_or(defaults.on_long),
+            normalize: literals.parse("normalize")?.unwrap_or(defaults.normalize),
+            max_tokens: literals.positive("max_tokens")?.unwrap_or(defaults.max_tokens),
             state,
             on_error,
             ..defaults
         };
-        Ok(Self { model: literals.text("model")?, spec })
+        Ok(Self { model, spec })
+    }
+
+    /// Metadata of the vectors' field besides that of their layout: the options that it does not name, if they are not
+    /// the defaults.
+    pub(crate) fn metadata(&self) -> impl Iterator<Item = (String, String)> {
+        let defaults = EmbedSpec::default().identity();
+        let changed = self.spec.identity().into_iter().filter(move |pair| !defaults.contains(pair));
+        let named = changed.filter(|(key, _)| ["normalize", "max_tokens"].contains(key));
+        named.map(|(key, value)| (format!("elmo.{key}"), value))
     }
 }
 
@@ -120,21 +145,78 @@ impl Literals<'_> {
         })
     }
 
-    fn text(&self, option: &str) -> Result<Option<String>> {
+    /// The layers of the option `layers`: a built-in name, a number, or the name of a scalar mix.
+    fn layers(&self, models: &Models, model: Option<&str>) -> Result<Option<Layers>> {
         let function = self.parameters.function;
-        let position = self.parameters.options().iter().position(|name| *name == option);
-        let Some(literal) = position.and_then(|position| self.options.get(position)) else { return Ok(None) };
-        match literal {
-            None => plan_err!("{function}: {option} must be a literal: it is read when the query is planned"),
-            Some(ScalarValue::Utf8(text) | ScalarValue::LargeUtf8(text) | ScalarValue::Utf8View(text)) => {
-                Ok(text.clone())
+        let Some(name) = self.text("layers")? else { return Ok(None) };
+        let mix = match name == MODEL_MIX {
+            true => Some(models.mix_of_model(function, model)?),
+            false => models.mix(&name).cloned(),
+        };
+        if let Some(mix) = mix {
+            return Ok(Some(Layers::Mix(mix)));
+        }
+        name.parse().map(Some).map_err(|_| {
+            let legal = Layers::WORDS.iter().copied().chain([MODEL_MIX]).chain(models.mix_names());
+            let legal = legal.collect::<Vec<_>>().join(", ");
+            plan_datafusion_err!("{function}: layers: no value {name:?}; legal values are {legal}")
+        })
+    }
+
+    /// A whole number of at least 1, as a number or, as on the command line, as a string.
+    fn positive(&self, option: &str) -> Result<Option<usize>> {
+        let function = self.parameters.function;
+        let is_number = |value: &ScalarValue| value.is_null() || is_string(&value.data_type()) || is_whole(value);
+        if let Some(Some(value)) = self.literal(option)
+            && !is_number(value)
+        {
+            return plan_err!("{function}: {option} is a whole number, not {}", value.data_type());
+        }
+        let Some(text) = self.text(option)? else { return Ok(None) };
+        match text.replace('_', "").parse::<usize>() {
+            Ok(0) => plan_err!("{function}: {option} is 0; it must be at least 1"),
+            Ok(number) => Ok(Some(number)),
+            Err(error) if *error.kind() == IntErrorKind::PosOverflow => {
+                plan_err!("{function}: {option} is {text}; it is too large")
             }
-            // layers => 1
-            Some(ScalarValue::Int64(Some(number))) => Ok(Some(number.to_string())),
-            Some(value) if value.is_null() => Ok(None),
-            Some(value) => plan_err!("{function}: {option} is a string, not {}", value.data_type()),
+            Err(_) => plan_err!("{function}: {option} is {text:?}; it must be a whole number of at least 1"),
         }
     }
+
+    /// The literal of an option: `None` if it was not given, `Some(None)` if it is not a literal.
+    fn literal(&self, option: &str) -> Option<Option<&ScalarValue>> {
+        let position = self.parameters.options().iter().position(|name| *name == option);
+        position.and_then(|position| self.options.get(position)).copied()
+    }
+
+    fn text(&self, option: &str) -> Result<Option<String>> {
+        let function = self.parameters.function;
+        match self.literal(option) {
+            None => Ok(None),
+            Some(None) => plan_err!("{function}: {option} must be a literal: it is read when the query is planned"),
+            Some(Some(ScalarValue::Utf8(text) | ScalarValue::LargeUtf8(text) | ScalarValue::Utf8View(text))) => {
+                Ok(text.clone())
+            }
+            Some(Some(value)) if value.is_null() => Ok(None),
+            // layers => 1
+            Some(Some(value)) if is_whole(value) => Ok(Some(value.to_string())),
+            Some(Some(value)) => plan_err!("{function}: {option} is a string, not {}", value.data_type()),
+        }
+    }
+}
+
+/// The value of an option that is a string. `None` stands for an argument that is not a literal.
+pub(crate) fn literal_text(
+    parameters: &Parameters,
+    option: &str,
+    options: &[Option<&ScalarValue>],
+) -> Result<Option<String>> {
+    Literals { parameters, options }.text(option)
+}
+
+/// Whether a literal is a whole number, as SQL and Rust write it.
+fn is_whole(value: &ScalarValue) -> bool {
+    value.data_type().is_integer()
 }
 
 /// The value of an evaluated argument that is a literal.
@@ -180,7 +262,8 @@ fn is_text(data_type: &DataType) -> bool {
     }
 }
 
-fn is_string(data_type: &DataType) -> bool {
+/// Whether a type is a string in some encoding, or of NULL.
+pub(crate) fn is_string(data_type: &DataType) -> bool {
     use DataType::*;
     match data_type {
         Null | Utf8 | LargeUtf8 | Utf8View => true,

@@ -96,14 +96,13 @@ impl Call {
     pub(crate) fn field(&self, models: &Models) -> Result<Field> {
         let failed = |reason: String| DataFusionError::Plan(format!("{}: {reason}", self.function));
         let model = self.options.model.as_deref();
-        let card = models.card(model).map_err(|reason| match models.has(model) {
-            true => self.model_failed(reason),
-            false => failed(reason),
-        })?;
+        let card = models.card_for(self.function, model)?;
         let layout = models.layout(model, &self.options.spec).map_err(failed)?;
         let Some(vectors) = layout.fields().into_iter().next() else {
             return internal_err!("a layout without a vector field");
         };
+        let metadata = vectors.metadata().clone().into_iter().chain(self.options.metadata());
+        let vectors = vectors.with_metadata(metadata.collect());
         let scores = |data_type| {
             let fingerprint = [("elmo.fingerprint".to_owned(), card.fingerprint.to_string())];
             Field::new(self.function, data_type, true).with_metadata(fingerprint.into())

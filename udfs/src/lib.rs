@@ -17,7 +17,8 @@
 //! |---|---|
 //! | `elmo_embed(text [, options])` | [a vector](mod@functions::elmo_embed) |
 //! | `elmo_tokens(text [, options])` | [the tokens with their byte offsets and vectors](mod@functions::elmo_tokens) |
-//! | `elmo_word(text, start, end [, options])` | [the vector of a word in its context](mod@functions::elmo_word) |
+//! | `elmo_word(text, word [, options])`, `elmo_word(text, start, end [, options])` | [the vector of a word in its context](mod@functions::elmo_word) |
+//! | `elmo_words(text, word [, options])` | [the vectors of all occurrences of a word](mod@functions::elmo_words) |
 //! | `try_elmo_embed(text [, options])` | [a vector, or the error that prevented it](mod@functions::try_elmo_embed) |
 //! | `elmo_similarity(text_a, text_b [, options])` | [the cosine of the vectors of two texts](mod@functions::elmo_similarity) |
 //! | `elmo_surprisal(text [, options])`, `elmo_perplexity(text [, options])` | [how well the language model predicts a text](mod@functions::elmo_surprisal) |
@@ -44,6 +45,7 @@ mod cache;
 mod call;
 #[cfg(feature = "codec")]
 pub mod codec;
+mod documentation;
 pub mod functions;
 mod measure;
 mod models;
@@ -51,6 +53,7 @@ pub mod plan;
 mod statement;
 mod sync;
 mod text_function;
+mod texts;
 
 pub use self::{
     models::{Card, ModelError, ModelFailed, ModelSource, Models},

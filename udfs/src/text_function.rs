@@ -63,7 +63,7 @@ impl TextFunction {
 
     /// The call with these options.
     pub(crate) fn call(&self, options: &[Option<&ScalarValue>]) -> Result<Call> {
-        let mut options = EmbedOptions::parse(&self.parameters, self.kind.level(), options)?;
+        let mut options = EmbedOptions::parse(&self.parameters, self.kind.level(), &self.models, options)?;
         if self.kind == Kind::Checked {
             options.spec.on_error = OnError::Null;
         }
@@ -89,8 +89,8 @@ fn has_placeholder(expr: &Expr) -> bool {
     expr.exists(|e| Ok(matches!(e, Expr::Placeholder(_)))).unwrap_or(true)
 }
 
-/// The methods of [`datafusion::logical_expr::ScalarUDFImpl`] for a struct whose only field is a [`TextFunction`], in a file
-/// with a static `DOCUMENTATION`.
+/// The methods of [`datafusion::logical_expr::ScalarUDFImpl`] for a struct whose only field is a [`TextFunction`]. The
+/// static `DOCUMENTATION` is its documentation.
 macro_rules! text_function {
     () => {
         fn name(&self) -> &str {

@@ -251,15 +251,20 @@ impl fmt::Display for LayersArg {
 
 /// Parses the name of layers, or reads the file of a scalar mix.
 pub(super) fn layers_of(text: &str) -> Result<Layers> {
-    if !is_mix_file(text) {
-        return text.parse().map_err(|e: SpecError| elmo::Error::from(e).into());
+    match is_mix_file(text) {
+        true => read_mix("--layers", text).map(Layers::Mix),
+        false => text.parse().map_err(|e: SpecError| elmo::Error::from(e).into()),
     }
+}
+
+/// Reads the file of a scalar mix that an option names.
+pub(super) fn read_mix(option: &str, file: &str) -> Result<ScalarMix> {
     let help = "give the file of a scalar mix, as in README.md, \"Your own weights\"";
-    if std::fs::metadata(text).is_ok_and(|found| !found.is_file()) {
-        return Err(Error::usage(format!("--layers {text}: not a file"), help));
+    if std::fs::metadata(file).is_ok_and(|found| !found.is_file()) {
+        return Err(Error::usage(format!("{option} {file}: not a file"), help));
     }
-    let bytes = std::fs::read(text).map_err(|e| Error::usage(format!("--layers {text}: {e}"), help))?;
-    ScalarMix::from_json(&bytes, text).map(Layers::Mix).map_err(|e| elmo::Error::from(e).into())
+    let bytes = std::fs::read(file).map_err(|e| Error::usage(format!("{option} {file}: {e}"), help))?;
+    ScalarMix::from_json(&bytes, file).map_err(|e| elmo::Error::from(e).into())
 }
 
 /// Whether the value of `--layers` is a path.

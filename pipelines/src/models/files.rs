@@ -2,7 +2,7 @@
 
 use std::path::{Path, PathBuf};
 
-use elmo::{ModelData, lm_head::LmHeadFiles};
+use elmo::{ModelData, ModelOptions, lm_head::LmHeadFiles, mix::ScalarMix, model_dir};
 
 use super::{error::ModelsError, spec::ModelSpec};
 
@@ -42,6 +42,18 @@ impl ModelFiles {
             Self::Directory(dir) => LmHeadFiles::find(dir),
             Self::Tiny | Self::Pair { .. } => None,
         }
+    }
+
+    /// The scalar mix, if the directory has one; `spec` is named in the error. Blocks.
+    ///
+    /// # Errors
+    /// [`ModelsError::Bad`] when it is invalid or for another number of layers than `options` has.
+    pub fn mix(&self, spec: &ModelSpec, options: &ModelOptions) -> Result<Option<ScalarMix>, ModelsError> {
+        let mix = match self {
+            Self::Directory(dir) => model_dir::mix_of(dir, options),
+            Self::Tiny | Self::Pair { .. } => Ok(None),
+        };
+        mix.map_err(|source| ModelsError::Bad { model: spec.to_string(), source })
     }
 
     /// The known files of the model, sorted by name.

@@ -81,7 +81,8 @@ impl LazyModel {
         let fingerprints = Fingerprints::new(&cache);
         if let Some((options, fingerprint)) = fingerprints.known(&files) {
             let (lm_head, location) = (head_digest(files.lm_head()), self.spec.to_string());
-            return Ok(Card { options, fingerprint, untrained: false, lm_head, location });
+            let mix = files.mix(&self.spec, &options)?;
+            return Ok(Card { options, fingerprint, untrained: false, lm_head, mix, location });
         }
         let data = self.data(&files, &fingerprints)?;
         if self.remote && data.untrained {
@@ -92,6 +93,7 @@ impl LazyModel {
             fingerprint: data.fingerprint.clone(),
             untrained: data.untrained,
             lm_head: head_digest(data.lm_head.clone()),
+            mix: data.mix.clone(),
             location: self.spec.to_string(),
         };
         *self.read() = (!self.remote).then_some(data);

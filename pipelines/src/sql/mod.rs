@@ -46,6 +46,7 @@ use datafusion::{
     physical_plan::{ExecutionPlan, execute_stream},
     prelude::{SessionConfig, SessionContext},
 };
+use elmo::mix::ScalarMix;
 use elmo_udfs::{ElmoSession, ModelSource, Statement};
 use parking_lot::Mutex;
 
@@ -85,6 +86,8 @@ use crate::{
 pub struct Settings {
     /// Models by their SQL name. The first is the default.
     pub models: Vec<(String, ModelSpec)>,
+    /// Scalar mixes by their SQL name.
+    pub mixes: Vec<(String, ScalarMix)>,
     /// Never open a socket for a model.
     pub offline: bool,
     /// Devices, precision and batch size of the biLM.
@@ -142,7 +145,8 @@ impl Sql {
     /// Creates a session. Opens no model and accesses no store. Requires a multi-threaded Tokio runtime.
     ///
     /// # Errors
-    /// [`SqlError`] if DataFusion cannot be set up, for example without a temporary folder.
+    /// [`SqlError`] if DataFusion cannot be set up, for example without a temporary folder; [`Error::Usage`] if a scalar
+    /// mix has the name of another one or of built-in layers.
     pub fn new(settings: Settings, stores: &Stores) -> Result<Self> {
         // DataFusion validates its caches by size and modification time, and object stores report times in whole
         // seconds: a file replaced within a second would be served from the cache.
@@ -164,7 +168,7 @@ impl Sql {
             .with_config(session_config())
             .with_runtime_env(runtime)
             .with_default_features()
-            .with_elmo(&models(settings, stores));
+            .with_elmo(&models(settings, stores)?);
         builder = match remote {
             // The query planner of a cluster keeps the order itself.
             Some(remote) => remote.extend(builder),
@@ -325,10 +329,10 @@ impl Sql {
     }
 }
 
-/// The models of a session by name.
-fn models(settings: Settings, stores: &Stores) -> elmo_udfs::Models {
+/// The models and the scalar mixes of a session by name.
+fn models(settings: Settings, stores: &Stores) -> Result<elmo_udfs::Models> {
     let remote = settings.remote.is_some();
-    let Settings { models, offline, engine, .. } = settings;
+    let Settings { models, mixes, offline, engine, .. } = settings;
     let default = models.first().map_or_else(String::new, |(name, _)| name.clone());
     let runtime = tokio::runtime::Handle::current();
     let lazy = models.into_iter().map(|(name, spec)| {
@@ -336,5 +340,7 @@ fn models(settings: Settings, stores: &Stores) -> elmo_udfs::Models {
         let model = LazyModel { spec, offline, stores, settings, runtime, remote, read: Default::default() };
         (name, Arc::new(model) as Arc<dyn ModelSource>)
     });
-    elmo_udfs::Models::lazy(default, lazy.collect::<Vec<_>>())
+    let models = elmo_udfs::Models::lazy(default, lazy.collect::<Vec<_>>());
+    let with_mixes = mixes.into_iter().try_fold(models, |models, (name, mix)| models.with_mix(name, mix));
+    with_mixes.map_err(|reason| Error::usage(reason, "give the scalar mix another name"))
 }

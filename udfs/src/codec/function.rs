@@ -10,7 +10,7 @@ use datafusion::{
 use super::{
     failing::failing_function,
     message::FunctionNode,
-    model::sent_models,
+    model::{sent_mixes, sent_models},
     physical::ElmoCodec,
     version::{VERSION, other_version},
 };
@@ -26,6 +26,7 @@ impl ElmoCodec {
             name: function.name().to_owned(),
             volatile: of_text.is_some_and(TextFunction::is_volatile),
             models: models.transpose()?.unwrap_or_default(),
+            mixes: functions::models(function).map(sent_mixes).unwrap_or_default(),
         })
     }
 
@@ -36,8 +37,8 @@ impl ElmoCodec {
                 false => plan_err!("{reason}"),
             };
         }
-        let all = functions::scalar(&self.models(node.models)?);
-        let found = all.into_iter().find(|function| function.name() == node.name);
+        let all = functions::scalar(&self.models(node.models, node.mixes)?);
+        let found = all.into_iter().chain(functions::internal()).find(|function| function.name() == node.name);
         let function = found.ok_or_else(|| plan_datafusion_err!("there is no function {}", node.name))?;
         Ok(Arc::new(match functions::text_function(&function) {
             Some((of_text, constructor)) if node.volatile => constructor(of_text.volatile()),

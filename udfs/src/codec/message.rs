@@ -57,6 +57,9 @@ pub(super) struct FunctionNode {
     pub(super) volatile: bool,
     #[prost(message, repeated, tag = "4")]
     pub(super) models: Vec<ModelNode>,
+    /// The scalar mixes that the option `layers` may name.
+    #[prost(message, repeated, tag = "5")]
+    pub(super) mixes: Vec<NamedMixNode>,
 }
 
 /// A model: its address, and its description when the query was planned.
@@ -83,6 +86,9 @@ pub(super) struct ModelNode {
     /// The digest of the LM head, for calls that need it. Tag 9 was used by an earlier version.
     #[prost(string, optional, tag = "10")]
     pub(super) lm_head: Option<String>,
+    /// The scalar mix in the model's folder.
+    #[prost(message, optional, tag = "11")]
+    pub(super) mix: Option<MixNode>,
 }
 
 /// An [`EmbedSpec`].
@@ -133,12 +139,31 @@ pub(super) struct MixNode {
     pub(super) layer_norm: bool,
 }
 
+/// A scalar mix with the name by which SQL knows it.
+#[derive(Clone, PartialEq, prost::Message)]
+pub(super) struct NamedMixNode {
+    #[prost(string, tag = "1")]
+    pub(super) name: String,
+    #[prost(message, optional, tag = "2")]
+    pub(super) mix: Option<MixNode>,
+}
+
+impl From<&ScalarMix> for MixNode {
+    fn from(mix: &ScalarMix) -> Self {
+        Self { scalars: mix.scalars.clone(), gamma: mix.gamma, layer_norm: mix.layer_norm }
+    }
+}
+
+impl From<&MixNode> for ScalarMix {
+    fn from(node: &MixNode) -> Self {
+        Self { scalars: node.scalars.clone(), gamma: node.gamma, layer_norm: node.layer_norm }
+    }
+}
+
 impl From<&EmbedSpec> for SpecNode {
     fn from(spec: &EmbedSpec) -> Self {
         let mix = match &spec.layers {
-            Layers::Mix(mix) => {
-                Some(MixNode { scalars: mix.scalars.clone(), gamma: mix.gamma, layer_norm: mix.layer_norm })
-            }
+            Layers::Mix(mix) => Some(mix.into()),
             _ => None,
         };
         Self {
@@ -166,9 +191,7 @@ impl TryFrom<&SpecNode> for EmbedSpec {
 
     fn try_from(node: &SpecNode) -> Result<Self> {
         let layers = match &node.mix {
-            Some(MixNode { scalars, gamma, layer_norm }) => {
-                Layers::Mix(ScalarMix { scalars: scalars.clone(), gamma: *gamma, layer_norm: *layer_norm })
-            }
+            Some(mix) => Layers::Mix(mix.into()),
             None => parse(&node.layers)?,
         };
         Ok(Self {

@@ -3,12 +3,12 @@
 use std::fmt;
 
 use datafusion::common::{Result, internal_datafusion_err, plan_datafusion_err};
-use elmo::{ModelOptions, engine::Precision};
+use elmo::{ModelOptions, engine::Precision, mix::ScalarMix};
 use prost::Message;
 
 use super::{
     frame::read,
-    message::{ModelNode, parse},
+    message::{MixNode, ModelNode, NamedMixNode, parse},
 };
 use crate::models::{Card, ModelError, ModelSource, Models};
 
@@ -94,6 +94,7 @@ impl SentModel {
             is_default,
             location: card.location.clone(),
             precision: precision.to_string(),
+            mix: card.mix.as_ref().map(MixNode::from),
         }
     }
 
@@ -105,6 +106,7 @@ impl SentModel {
             fingerprint,
             untrained: node.untrained,
             lm_head: node.lm_head.clone(),
+            mix: node.mix.as_ref().map(ScalarMix::from),
             location: node.location.clone(),
         };
         let precision = parse(&node.precision)?;
@@ -123,6 +125,12 @@ pub(super) fn sent_models(models: &Models, only: Option<&str>, needs_lm_head: bo
         Ok(ModelNode { lm_head: node.lm_head.filter(|_| needs_lm_head), ..node })
     });
     nodes.collect()
+}
+
+/// The scalar mixes that calls of a function may name.
+pub(super) fn sent_mixes(models: &Models) -> Vec<NamedMixNode> {
+    let named = models.mix_names().filter_map(|name| models.mix(name).map(|mix| (name, mix)));
+    named.map(|(name, mix)| NamedMixNode { name: name.to_owned(), mix: Some(mix.into()) }).collect()
 }
 
 /// A process that receives plans, and opens the models that they name.

@@ -71,7 +71,8 @@ impl ElmoCodec {
             let models = call.models.iter().filter_map(|index| node.models.get(*index as usize)).cloned().collect();
             let text = call.text.as_ref().ok_or_else(|| missing("a text"))?;
             calls.push(BoundCall {
-                models: self.models(models)?,
+                // The settings of a call contain its mix.
+                models: self.models(models, Vec::new())?,
                 call: call_from_node(call)?,
                 display: call.display.clone(),
                 text: converter.proto_to_physical_expr(text, &input.schema(), context)?,

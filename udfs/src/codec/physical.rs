@@ -6,7 +6,7 @@ use std::{
 };
 
 use datafusion::{
-    common::{DataFusionError, Result, plan_err},
+    common::{DataFusionError, Result, plan_datafusion_err, plan_err},
     execution::TaskContext,
     logical_expr::{AggregateUDF, HigherOrderUDF, ScalarUDF, WindowUDF},
     physical_plan::ExecutionPlan,
@@ -18,7 +18,7 @@ use elmo::{Elmo, engine::Precision};
 
 use super::{
     frame::{read, strip, write},
-    message::ModelNode,
+    message::{ModelNode, NamedMixNode},
     model::{ModelHost, SentModel},
 };
 use crate::{
@@ -47,8 +47,15 @@ impl ElmoCodec {
         Self { inner, host, model_sets: Mutex::default() }
     }
 
-    /// The models of a message.
-    pub(super) fn models(&self, nodes: Vec<ModelNode>) -> Result<Models> {
+    /// The models and the scalar mixes of a message.
+    pub(super) fn models(&self, nodes: Vec<ModelNode>, mixes: Vec<NamedMixNode>) -> Result<Models> {
+        let named = mixes.into_iter().filter_map(|node| Some((node.name, node.mix?)));
+        named.into_iter().try_fold(self.model_set(nodes)?, |models, (name, mix)| {
+            models.with_mix(name, (&mix).into()).map_err(|reason| plan_datafusion_err!("{reason}"))
+        })
+    }
+
+    fn model_set(&self, nodes: Vec<ModelNode>) -> Result<Models> {
         let mut model_sets = lock(&self.model_sets);
         if let Some((_, models)) = model_sets.iter().find(|(other, _)| *other == nodes) {
             return Ok(models.clone());
@@ -137,7 +144,7 @@ impl PhysicalExtensionCodec for ElmoCodec {
     }
 
     fn try_encode_udf(&self, function: &ScalarUDF, buffer: &mut Vec<u8>) -> Result<()> {
-        if functions::models(function).is_none() && !functions::NAMES.contains(&function.name()) {
+        if functions::models(function).is_none() && !functions::is_ours(function.name()) {
             return self.inner.try_encode_udf(function, buffer);
         }
         write(buffer, &self.scalar_to_node(function)?)

@@ -23,6 +23,7 @@ use datafusion_proto::{
 };
 use elmo::{
     Elmo, EmbedSpec,
+    mix::ScalarMix,
     spec::{Layers, Level, OnError, StateMode},
 };
 
@@ -39,11 +40,16 @@ use crate::{
     statement::sql,
 };
 
-fn elmo() -> Elmo {
-    Elmo::from_data(elmo::ModelData::tiny(), &elmo::EmbedderSettings::default()).unwrap()
+fn mix(first: f32) -> ScalarMix {
+    ScalarMix { scalars: vec![first, 0.0, 0.5], gamma: 1.5, layer_norm: true }
 }
 
-/// The built-in model, with an address.
+fn elmo() -> Elmo {
+    let data = elmo::ModelData { mix: Some(mix(1.0)), ..elmo::ModelData::tiny() };
+    Elmo::from_data(data, &elmo::EmbedderSettings::default()).unwrap()
+}
+
+/// The built-in model, with an address and a scalar mix in its folder.
 #[derive(Debug)]
 struct Tiny;
 
@@ -87,6 +93,7 @@ fn codec(late: bool) -> ElmoCodec {
 
 fn context() -> SessionContext {
     let models = Models::lazy("small", [("small".to_owned(), Arc::new(Tiny) as Arc<dyn ModelSource>)]);
+    let models = models.with_mix("half", mix(0.5)).unwrap();
     let context = session(&models);
     let texts: ArrayRef = Arc::new(StringArray::from(vec![Some("It rained."), None, Some("We stayed in.")]));
     context.register_batch("t", RecordBatch::try_from_iter([("text", texts)]).unwrap()).unwrap();
@@ -115,6 +122,10 @@ async fn a_deserialised_plan_returns_the_same_rows() {
         "SELECT try_elmo_embed(text, model => 'small') AS v FROM t",
         "SELECT elmo_embed('a constant') AS v",
         "SELECT elmo_word(text, 0, 2) AS v, elmo_similarity(text, 'It rained.') AS s FROM t",
+        "SELECT elmo_word(text, 'rained') AS v, elmo_words(text, 'in') AS w FROM t",
+        "SELECT elmo_word(text, 3, 9, unit => 'characters', normalize => 'l2', max_tokens => 2) AS v FROM t",
+        "SELECT elmo_embed(text, layers => 'mix') AS v, elmo_embed(text, layers => 'half') AS w FROM t",
+        "SELECT elmo_embed('a constant', layers => 'mix') AS v, elmo_embed('a constant', layers => 'half') AS w",
         "SELECT elmo_centroid(elmo_embed(text)) AS v FROM t",
     ] {
         let (plan, tasks) = plan(query).await;
@@ -139,7 +150,7 @@ async fn fields_keep_their_metadata() {
 
 #[test]
 fn settings_are_restored() {
-    let mix = elmo::mix::ScalarMix { scalars: vec![0.1, -2.5, 1e-30], gamma: 0.7, layer_norm: true };
+    let mix = ScalarMix { scalars: vec![0.1, -2.5, 1e-30], gamma: 0.7, layer_norm: true };
     let spec = EmbedSpec {
         level: Level::Token,
         layers: Layers::Mix(mix),

@@ -24,12 +24,15 @@ pub const NAME: &str = "elmo_centroid";
 /// The aggregate: `FixedSizeList<Float32, D>`, with the field of its argument.
 #[user_doc(
     doc_section(label = "ELMo Functions"),
-    description = "Returns the mean of the vectors of a group, summed in double precision. Ignores NULL vectors. Returns NULL if there are no other vectors.",
+    description = "Returns the mean of the vectors of a group, summed in double precision, `FixedSizeList<Float32, D>`. Ignores NULL vectors. Returns NULL if there are no other vectors.",
     syntax_example = "elmo_centroid(embedding)",
     sql_example = r"```sql
 > SELECT label, elmo_centroid(elmo_embed(text)) AS middle FROM reviews GROUP BY label;
 ```",
-    argument(name = "embedding", description = "A vector: a list of fixed size, such as the result of elmo_embed.")
+    argument(
+        name = "embedding",
+        description = "A vector, `FixedSizeList<Float32, D>`, such as the result of elmo_embed."
+    )
 )]
 #[derive(Debug, PartialEq, Eq, Hash)]
 pub struct ElmoCentroid {

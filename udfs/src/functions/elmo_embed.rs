@@ -4,10 +4,10 @@ use std::sync::LazyLock;
 
 use datafusion::logical_expr::{Documentation, ScalarUDFImpl};
 
-use super::documentation::{TEXT, document};
 use crate::{
     args::Parameters,
     call::Kind,
+    documentation::{TEXT, document},
     models::Models,
     text_function::{TextFunction, text_function},
 };
@@ -17,16 +17,29 @@ pub const NAME: &str = "elmo_embed";
 
 pub(crate) const PARAMETERS: Parameters = Parameters {
     function: NAME,
-    names: &["text", "layers", "pooling", "model", "tokenizer", "sentences", "state", "on_long", "on_error"],
+    names: &[
+        "text",
+        "layers",
+        "pooling",
+        "model",
+        "tokenizer",
+        "sentences",
+        "state",
+        "on_long",
+        "on_error",
+        "normalize",
+        "max_tokens",
+    ],
     columns: 1,
 };
 
 static DOCUMENTATION: LazyLock<Documentation> = LazyLock::new(|| {
     document(
-        &PARAMETERS,
-        "Returns the ELMo vector of a text: the mean of its tokens' vectors, each computed in the context of its sentence. Returns NULL if the text is NULL or blank. Options must be literals; NULL selects the default.",
+        &[&PARAMETERS],
+        "Returns the ELMo vector of a text, `FixedSizeList<Float32, D>`: the mean of its tokens' vectors, each \
+         computed in the context of its sentence. Returns NULL if the text is NULL or blank.",
+        &[("text", TEXT)],
         "SELECT id, elmo_embed(text, layers => 'top', pooling => 'max') AS embedding FROM reviews;",
-        &[TEXT],
     )
 });
 

@@ -4,10 +4,10 @@ use std::sync::LazyLock;
 
 use datafusion::logical_expr::{Documentation, ScalarUDFImpl};
 
-use super::documentation::{TEXT, document};
 use crate::{
     args::Parameters,
     call::Kind,
+    documentation::{TEXT, document},
     models::Models,
     text_function::{TextFunction, text_function},
 };
@@ -17,16 +17,21 @@ pub const NAME: &str = "elmo_perplexity";
 
 pub(crate) const PARAMETERS: Parameters = Parameters {
     function: NAME,
-    names: &["text", "model", "tokenizer", "sentences", "state", "on_long", "on_error"],
+    names: &["text", "model", "tokenizer", "sentences", "state", "on_long", "on_error", "max_tokens"],
     columns: 1,
 };
 
 static DOCUMENTATION: LazyLock<Documentation> = LazyLock::new(|| {
     document(
-        &PARAMETERS,
-        "Returns the perplexity of a text as a struct: `forward`, `backward` and their geometric mean `average`, over the tokens and one boundary per sentence, with the full softmax; and the number of `tokens` and of `unknown` tokens, which are not in the vocabulary. The model needs its vocabulary and softmax (`vocab.txt` and `softmax.safetensors`) beside the weights; published weights lack them. Returns NULL if the text is NULL or blank.",
+        &[&PARAMETERS],
+        "Returns the perplexity of a text, `Struct<average: Float64, forward: Float64, backward: Float64, tokens: \
+         UInt32, unknown: UInt32>`, over the tokens and one boundary per sentence, with the full softmax. `average` \
+         is the geometric mean of `forward` and `backward`, `tokens` the number of tokens, and `unknown` the number \
+         of those that are not in the vocabulary. The model needs its vocabulary and softmax (`vocab.txt` and \
+         `softmax.safetensors`) beside the weights; published weights lack them. Returns NULL if the text is NULL or \
+         blank.",
+        &[("text", TEXT)],
         "SELECT id FROM reviews ORDER BY elmo_perplexity(text)['average'] DESC LIMIT 10;",
-        &[TEXT],
     )
 });
 

@@ -14,7 +14,6 @@ use datafusion::{
 use elmo::spec::Level;
 
 use super::{
-    documentation::{TEXT, document},
     downcast::to_volatile,
     elmo_cosine::ElmoCosine,
     elmo_embed::{self, ElmoEmbed},
@@ -22,6 +21,7 @@ use super::{
 use crate::{
     args::{EmbedOptions, Parameters, coerce_text, literal_value},
     call::{Call, Kind},
+    documentation::{TEXT, document},
     measure::{Measure, MeasureFunction},
     models::Models,
     text_function::TextFunction,
@@ -43,16 +43,19 @@ pub(crate) const PARAMETERS: Parameters = Parameters {
         "state",
         "on_long",
         "on_error",
+        "normalize",
+        "max_tokens",
     ],
     columns: 2,
 };
 
 static DOCUMENTATION: LazyLock<Documentation> = LazyLock::new(|| {
     document(
-        &PARAMETERS,
-        "Returns the cosine similarity of the vectors of two texts, from -1 to 1. Returns NULL if a text has no vector. The options are those of elmo_embed.",
+        &[&PARAMETERS],
+        "Returns the cosine similarity of the vectors that elmo_embed gives two texts, `Float32` from -1 to 1. \
+         Returns NULL if a text is NULL or blank.",
+        &[("text_a", TEXT), ("text_b", "The other text.")],
         "SELECT id, elmo_similarity(text, 'cold soup') AS near FROM reviews ORDER BY near DESC LIMIT 5;",
-        &[TEXT, "The other text."],
     )
 });
 
@@ -76,7 +79,7 @@ impl ElmoSimilarity {
 
     /// The call for either text. Its errors name this function.
     fn call(&self, options: &[Option<&ScalarValue>]) -> Result<Call> {
-        let options = EmbedOptions::parse(&PARAMETERS, Level::Sentence, options)?;
+        let options = EmbedOptions::parse(&PARAMETERS, Level::Sentence, &self.models, options)?;
         Ok(Call { function: NAME, kind: Kind::Vector, options })
     }
 

@@ -9,12 +9,25 @@ use datafusion::{
 };
 
 use super::{
-    elmo_centroid::ElmoCentroid, elmo_cosine::ElmoCosine, elmo_dot::ElmoDot, elmo_embed::ElmoEmbed, elmo_l2::ElmoL2,
-    elmo_perplexity::ElmoPerplexity, elmo_similarity::ElmoSimilarity, elmo_span::ElmoSpan,
-    elmo_surprisal::ElmoSurprisal, elmo_tokens::ElmoTokens, elmo_word::ElmoWord, registry::PARAMETERS,
+    elmo_centroid::ElmoCentroid,
+    elmo_cosine::ElmoCosine,
+    elmo_dot::ElmoDot,
+    elmo_embed::ElmoEmbed,
+    elmo_l2::ElmoL2,
+    elmo_perplexity::ElmoPerplexity,
+    elmo_similarity::ElmoSimilarity,
+    elmo_span::ElmoSpan,
+    elmo_surprisal::ElmoSurprisal,
+    elmo_tokens::ElmoTokens,
+    elmo_word::{BY_WORD, ElmoWord},
+    elmo_words::ElmoWords,
+    registry::parameters,
     try_elmo_embed::TryElmoEmbed,
 };
-use crate::models::Models;
+use crate::{
+    args::{is_string, literal_expr},
+    models::Models,
+};
 
 /// The vector of a text.
 #[must_use]
@@ -28,9 +41,21 @@ pub fn elmo_tokens(models: &Models, text: Expr) -> Expr {
     ScalarUDF::new_from_impl(ElmoTokens::new(models.clone())).call(vec![text])
 }
 
-/// The vector of the word at bytes `start..end` of a text.
+/// The vector of the first occurrence of a word in a text.
 #[must_use]
-pub fn elmo_word(models: &Models, text: Expr, start: Expr, end: Expr) -> Expr {
+pub fn elmo_word(models: &Models, text: Expr, word: Expr) -> Expr {
+    ScalarUDF::new_from_impl(ElmoWord::new(models.clone())).call(vec![text, word])
+}
+
+/// The vectors of all occurrences of a word in a text.
+#[must_use]
+pub fn elmo_words(models: &Models, text: Expr, word: Expr) -> Expr {
+    ScalarUDF::new_from_impl(ElmoWords::new(models.clone())).call(vec![text, word])
+}
+
+/// The vector of the word at `start..end` of a text: `elmo_word(text, start, end)` in SQL.
+#[must_use]
+pub fn elmo_word_at(models: &Models, text: Expr, start: Expr, end: Expr) -> Expr {
     ScalarUDF::new_from_impl(ElmoWord::new(models.clone())).call(vec![text, start, end])
 }
 
@@ -97,7 +122,10 @@ pub fn with_options(call: Expr, options: &[(&str, &str)]) -> Result<Expr> {
     let Expr::ScalarFunction(ScalarFunction { func, mut args }) = call else {
         return plan_err!("options belong to a call of an elmo function, not to {call}");
     };
-    let Some(parameters) = PARAMETERS.iter().find(|parameters| parameters.function == func.name()) else {
+    // Options are literals, and `end` is no string.
+    let is_option = |arg: &Expr| literal_expr(arg).is_some_and(|value| is_string(&value.data_type()));
+    let is_by_word = args.len() == BY_WORD.columns || args.get(BY_WORD.columns).is_some_and(is_option);
+    let Some(parameters) = parameters(func.name(), is_by_word) else {
         return plan_err!("{} takes no options", func.name());
     };
     for (name, value) in options {

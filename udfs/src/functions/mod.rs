@@ -1,6 +1,6 @@
 //! The SQL functions, one file each.
 
-mod documentation;
+mod byte_offset;
 mod downcast;
 pub mod elmo_centroid;
 pub mod elmo_cosine;
@@ -15,27 +15,31 @@ pub mod elmo_span;
 pub mod elmo_surprisal;
 pub mod elmo_tokens;
 pub mod elmo_word;
+pub mod elmo_words;
 mod expr_fn;
 mod registry;
+mod token_lists;
 pub mod try_elmo_embed;
+mod word_search;
 
 use std::sync::Arc;
 
 use datafusion::catalog::{TableFunction, TableFunctionImpl};
 
 #[cfg(feature = "codec")]
-pub(crate) use self::registry::models;
+pub(crate) use self::registry::{internal, models};
 pub(crate) use self::{
     downcast::{text_function, to_volatile},
-    registry::PARAMETERS,
+    registry::{is_ours, parameters},
 };
 pub use self::{
     expr_fn::{
         elmo_centroid, elmo_cosine, elmo_dot, elmo_embed, elmo_l2, elmo_perplexity, elmo_similarity, elmo_span,
-        elmo_surprisal, elmo_tokens, elmo_word, try_elmo_embed, with_options,
+        elmo_surprisal, elmo_tokens, elmo_word, elmo_word_at, elmo_words, try_elmo_embed, with_options,
     },
     registry::{aggregate, embeds, scalar},
 };
+pub use crate::documentation::OPTIONS;
 use crate::models::Models;
 
 /// All table functions of this crate.
@@ -49,7 +53,7 @@ pub fn table(models: &Models) -> Vec<TableFunction> {
 }
 
 /// The names of all functions, sorted.
-pub const NAMES: [&str; 14] = [
+pub const NAMES: [&str; 15] = [
     elmo_centroid::NAME,
     elmo_cosine::NAME,
     elmo_dot::NAME,
@@ -63,5 +67,6 @@ pub const NAMES: [&str; 14] = [
     elmo_surprisal::NAME,
     elmo_tokens::NAME,
     elmo_word::NAME,
+    elmo_words::NAME,
     try_elmo_embed::NAME,
 ];

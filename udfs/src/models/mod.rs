@@ -9,18 +9,26 @@ use std::{
     sync::{Arc, Mutex},
 };
 
+use datafusion::{common::plan_datafusion_err, error::DataFusionError};
 use elmo::{
     ColumnEmbedder, ColumnLayout, Elmo, EmbedSpec,
     lm_head::{SOFTMAX, VOCAB},
+    mix::ScalarMix,
+    spec::Layers,
 };
 
 pub use self::source::{Card, ModelError, ModelFailed, ModelSource};
 use crate::{cache::Caches, sync::lock};
 
-/// A set of models by name, one of which is the default. Cheap to clone: clones share the open models and the cache.
+/// The value of the option `layers` that selects the scalar mix in the model's own folder.
+pub(crate) const MODEL_MIX: &str = "mix";
+
+/// A set of models by name, one of which is the default, and of scalar mixes by name. Cheap to clone: clones share the
+/// open models and the cache.
 #[derive(Debug, Clone)]
 pub struct Models {
     inner: Arc<Inner>,
+    mixes: Arc<BTreeMap<String, ScalarMix>>,
 }
 
 #[derive(Debug)]
@@ -62,7 +70,68 @@ impl Models {
         let entry =
             |source| Entry { source, card: Mutex::default(), elmo: Mutex::default(), embedders: Mutex::default() };
         let by_name = models.into_iter().map(|(name, source)| (name, entry(source))).collect();
-        Self { inner: Arc::new(Inner { default: default.into(), by_name, caches: Caches::default() }) }
+        let inner = Inner { default: default.into(), by_name, caches: Caches::default() };
+        Self { inner: Arc::new(inner), mixes: Arc::default() }
+    }
+
+    /// The same models, and a scalar mix that SQL can name: `elmo_embed(text, layers => 'NAME')`.
+    ///
+    /// ```no_run
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// use elmo::{Elmo, mix::ScalarMix};
+    /// use elmo_udfs::Models;
+    ///
+    /// let mix = ScalarMix::from_json(br#"{"scalars": [-0.5, 1.2, 0.3], "gamma": 0.9}"#, "sentiment.json")?;
+    /// let models = Models::from(Elmo::tiny()?).with_mix("sentiment", mix)?;
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
+    /// # Errors
+    /// A message for the user: the name is empty, a built-in value of `layers`, or the name of another mix. Whether the
+    /// mix has as many scalars as a model has layers is checked when a query is planned.
+    pub fn with_mix(mut self, name: impl Into<String>, mix: ScalarMix) -> Result<Self, String> {
+        let name = name.into();
+        if name.is_empty() {
+            return Err("the name of a scalar mix is empty".to_owned());
+        }
+        if name == MODEL_MIX || name.parse::<Layers>().is_ok() {
+            return Err(format!("a scalar mix cannot be named {name:?}, which is a built-in value of layers"));
+        }
+        if self.mixes.contains_key(&name) {
+            return Err(format!("two scalar mixes are named {name}"));
+        }
+        Arc::make_mut(&mut self.mixes).insert(name, mix);
+        Ok(self)
+    }
+
+    /// The scalar mix of this name.
+    pub(crate) fn mix(&self, name: &str) -> Option<&ScalarMix> {
+        self.mixes.get(name)
+    }
+
+    /// The names of the scalar mixes, sorted.
+    pub(crate) fn mix_names(&self) -> impl Iterator<Item = &str> {
+        self.mixes.keys().map(String::as_str)
+    }
+
+    /// The scalar mix in the model's own folder, for a call of `function`.
+    ///
+    /// # Errors
+    /// As [`Models::card_for`], and a planning error when the model has no mix.
+    pub(crate) fn mix_of_model(&self, function: &str, model: Option<&str>) -> Result<ScalarMix, DataFusionError> {
+        let card = self.card_for(function, model)?;
+        card.mix.clone().ok_or_else(|| {
+            let model = model.unwrap_or_else(|| self.default_name());
+            let named: Vec<&str> = self.mix_names().collect();
+            let others = match named.as_slice() {
+                [] => "there are no other scalar mixes".to_owned(),
+                named => format!("other scalar mixes are {}", named.join(", ")),
+            };
+            plan_datafusion_err!(
+                "{function}: layers: the model {model} has no scalar mix of its own (mix.json in its folder); {others}"
+            )
+        })
     }
 
     /// The name of the default model.
@@ -73,11 +142,6 @@ impl Models {
     /// The names of all models, sorted.
     pub fn names(&self) -> impl Iterator<Item = &str> {
         self.inner.by_name.keys().map(String::as_str)
-    }
-
-    /// Whether the set has a model of this name.
-    pub(crate) fn has(&self, name: Option<&str>) -> bool {
-        self.entry(name).is_ok()
     }
 
     /// The description of a model. Opens nothing.
@@ -93,6 +157,20 @@ impl Models {
         let described = Arc::new(entry.source.describe().map_err(|e| e.to_string())?);
         *card = Some(Arc::clone(&described));
         Ok(described)
+    }
+
+    /// The description of a model for a call of `function`. Opens nothing.
+    ///
+    /// # Errors
+    /// A planning error when there is no such model. [`ModelFailed`] when the model cannot be described.
+    pub(crate) fn card_for(&self, function: &str, name: Option<&str>) -> Result<Arc<Card>, DataFusionError> {
+        self.card(name).map_err(|reason| {
+            let reason = format!("{function}: {reason}");
+            match self.entry(name) {
+                Ok(_) => DataFusionError::External(Box::new(ModelFailed(reason))),
+                Err(_) => DataFusionError::Plan(reason),
+            }
+        })
     }
 
     /// The source and the description of a model that has been described.
@@ -186,10 +264,11 @@ impl Models {
 /// the weights.
 impl PartialEq for Models {
     fn eq(&self, other: &Self) -> bool {
-        Arc::ptr_eq(&self.inner, &other.inner)
+        Arc::ptr_eq(&self.inner, &other.inner) && self.mixes == other.mixes
     }
 }
 
+// The numbers of a mix are finite.
 impl Eq for Models {}
 
 impl Hash for Models {

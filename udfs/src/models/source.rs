@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use elmo::{Elmo, Fingerprint, ModelOptions, engine::Precision};
+use elmo::{Elmo, Fingerprint, ModelOptions, engine::Precision, mix::ScalarMix};
 
 /// Why a model cannot be described or opened. The message is shown to the user.
 pub type ModelError = Box<dyn std::error::Error + Send + Sync>;
@@ -35,6 +35,8 @@ pub struct Card {
     /// The digest of the LM head, the vocabulary and softmax beside the weights: [`Elmo::lm_head_digest`]. `None` without
     /// an LM head. Empty when its files exist but cannot be read, which is an error only for calls that need it.
     pub lm_head: Option<String>,
+    /// The scalar mix in the model's folder, if there is one.
+    pub mix: Option<ScalarMix>,
     /// Where the model comes from: a directory, a URL without secrets, or `built in`.
     pub location: String,
 }
@@ -46,6 +48,7 @@ impl From<&Elmo> for Card {
             fingerprint: elmo.fingerprint().clone(),
             untrained: elmo.is_untrained(),
             lm_head: elmo.lm_head_digest().unwrap_or_else(|_| Some(String::new())),
+            mix: elmo.mix().cloned(),
             location: elmo.name().to_owned(),
         }
     }

@@ -82,7 +82,7 @@ fn embeds(plan: &Arc<dyn ExecutionPlan>) -> Result<bool> {
         node.apply_expressions(&mut |expr| {
             expr.apply(|part| {
                 let call = part.downcast_ref::<ScalarFunctionExpr>();
-                found |= call.is_some_and(|call| functions::NAMES.contains(&call.fun().name()));
+                found |= call.is_some_and(|call| functions::is_ours(call.fun().name()));
                 Ok(TreeNodeRecursion::Continue)
             })
         })?;

@@ -9,6 +9,11 @@ use std::{
     sync::Arc,
 };
 
+use crate::{
+    args::literal_expr,
+    functions,
+    plan::rewrite::{expand, input_schema},
+};
 use datafusion::{
     arrow::datatypes::{Field, Schema},
     common::{
@@ -18,9 +23,6 @@ use datafusion::{
     logical_expr::{Expr, LogicalPlan, dml::CopyTo, expr::ScalarFunction},
     parquet::{arrow::ArrowSchemaConverter, basic::Type},
 };
-use elmo::ColumnEmbedder;
-
-use crate::{args::literal_expr, functions, plan::rewrite::expand};
 
 /// Maximum bytes of a row group before compression.
 const ROW_GROUP_BYTES: usize = 128 << 20;
@@ -102,24 +104,20 @@ fn leaves(schema: &Schema, vectors: &[&Field]) -> Result<Vec<String>> {
 
 /// The `elmo.*` metadata that all vector columns of the file share.
 fn footer(input: &LogicalPlan, vectors: &[&Field]) -> Result<BTreeMap<String, String>> {
-    let embedders = embedders(input)?;
+    let calls = calls(input)?;
     let of_field = |field: &&Field| {
         let metadata = elmo_metadata(field);
-        // All settings of the call that returns this field. For a column that was read from a file, the field's
+        // All settings that the calls with this field share. For a column that was read from a file, the field's
         // metadata.
-        let mut matching =
-            embedders.iter().filter(|embedder| embedder.fields().first().is_some_and(|f| elmo_metadata(f) == metadata));
-        match (matching.next(), matching.next()) {
-            (Some(only), None) => only.metadata().into_iter().collect(),
-            _ => metadata,
-        }
+        let matching = calls.iter().filter(|call| call.field == metadata).map(|call| call.settings.clone());
+        matching.reduce(shared).unwrap_or(metadata)
     };
-    let mut all = vectors.iter().map(of_field);
-    let mut shared = all.next().unwrap_or_default();
-    for other in all {
-        shared.retain(|key, value| other.get(key) == Some(value));
-    }
-    Ok(shared)
+    Ok(vectors.iter().map(of_field).reduce(shared).unwrap_or_default())
+}
+
+fn shared(mut one: BTreeMap<String, String>, other: BTreeMap<String, String>) -> BTreeMap<String, String> {
+    one.retain(|key, value| other.get(key) == Some(value));
+    one
 }
 
 fn elmo_metadata(field: &Field) -> BTreeMap<String, String> {
@@ -127,13 +125,22 @@ fn elmo_metadata(field: &Field) -> BTreeMap<String, String> {
     pairs.map(|(key, value)| (key.clone(), value.clone())).collect()
 }
 
-/// The embedders of all calls in a plan, each once.
-fn embedders(plan: &LogicalPlan) -> Result<Vec<ColumnEmbedder>> {
-    let mut found: Vec<(String, ColumnEmbedder)> = Vec::new();
+/// The metadata of a call that returns vectors.
+struct Settings {
+    /// Those of its field.
+    field: BTreeMap<String, String>,
+    /// All of them.
+    settings: BTreeMap<String, String>,
+}
+
+/// The calls in a plan that return vectors, each once.
+fn calls(plan: &LogicalPlan) -> Result<Vec<Settings>> {
+    let mut found: Vec<(String, Settings)> = Vec::new();
     plan.apply_with_subqueries(|node| {
+        let schema = input_schema(node)?;
         node.apply_expressions(|expr| {
             // Some functions are defined by others.
-            let expanded = expr.clone().transform_up(expand)?.data;
+            let expanded = expr.clone().transform_up(|e| expand(e, &schema))?.data;
             expanded.apply(|expr| {
                 if let Expr::ScalarFunction(ScalarFunction { func, args }) = expr
                     && let Some((function, _)) = functions::text_function(func)
@@ -143,12 +150,14 @@ fn embedders(plan: &LogicalPlan) -> Result<Vec<ColumnEmbedder>> {
                     let call = function.call(&options)?;
                     let key = call.cache_key(&function.models);
                     if found.iter().all(|(other, _)| *other != key) {
-                        found.push((key, call.embedder(&function.models)?));
+                        let settings = call.embedder(&function.models)?.metadata().into_iter().collect();
+                        let field = elmo_metadata(&call.field(&function.models)?);
+                        found.push((key, Settings { field, settings }));
                     }
                 }
                 Ok(TreeNodeRecursion::Continue)
             })
         })
     })?;
-    Ok(found.into_iter().map(|(_, embedder)| embedder).collect())
+    Ok(found.into_iter().map(|(_, settings)| settings).collect())
 }

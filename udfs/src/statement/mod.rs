@@ -35,7 +35,7 @@ pub async fn sql(context: &SessionContext, statement: &str) -> Result<DataFrame>
 /// Parses the statements of a text, in order. Pass them to [`run`].
 ///
 /// # Errors
-/// When a statement cannot be parsed.
+/// When a statement cannot be parsed, or a call of `elmo_word` in it is wrong.
 pub fn parse(context: &SessionContext, text: &str) -> Result<Vec<Statement>> {
     let state = context.state();
     let settings = &state.config().options().sql_parser;
@@ -44,11 +44,11 @@ pub fn parse(context: &SessionContext, text: &str) -> Result<Vec<Statement>> {
     let parser = DFParserBuilder::new(text).with_dialect(dialect.as_ref());
     let statements = parser.with_recursion_limit(settings.recursion_limit.get()).build()?.parse_statements()?;
     let rewritten = statements.into_iter().map(|mut statement| {
-        named_arguments::fill_gaps(&mut statement);
+        named_arguments::fill_gaps(&mut statement)?;
         null_values::type_nulls(&mut statement);
-        statement
+        Ok(statement)
     });
-    Ok(rewritten.collect())
+    rewritten.collect()
 }
 
 /// Plans a statement, and executes it if it returns no rows (CREATE, SET).

@@ -44,7 +44,7 @@ fn type_columns(values: &mut Values) {
     }
 }
 
-/// If a cell is a call of this crate's functions, the same call with NULL for its columns.
+/// If a cell is a call of this crate's functions, the same call with NULL for its texts.
 fn call_on_null(cell: &Expr) -> Option<Expr> {
     let Expr::Function(function) = cell else { return None };
     let parameters = parameters_of(function)?;
@@ -53,6 +53,6 @@ fn call_on_null(cell: &Expr) -> Option<Expr> {
     if list.args.iter().any(|arg| !matches!(arg, FunctionArg::Unnamed(_))) {
         return None;
     }
-    list.args.iter_mut().take(parameters.columns).for_each(|arg| *arg = FunctionArg::Unnamed(null()));
+    list.args.iter_mut().take(parameters.texts()).for_each(|arg| *arg = FunctionArg::Unnamed(null()));
     Some(Expr::Function(function))
 }

@@ -11,12 +11,14 @@ use std::{
 };
 
 use clap::{Args, ValueHint};
+use elmo::mix::ScalarMix;
 use elmo_udfs::Statement;
 
 use self::{session::Session, shell::Shell};
 use super::{
     CommonArgs,
     args::{Bytes, EngineArgs, ModelArgs, block_on, one_of, positive},
+    embed::read_mix,
     logging,
     shutdown::{self, Signals},
 };
@@ -73,6 +75,12 @@ pub(super) struct SqlArgs {
     #[arg(long, value_name = "NAME=MODEL")]
     add_model: Vec<NamedModel>,
 
+    /// Add a scalar mix that SQL can name: elmo_embed(text, layers => 'NAME'); may be repeated
+    ///
+    /// FILE is a JSON file as for elmo embed --layers. layers => 'mix' is the mix.json in the folder of the model.
+    #[arg(long, value_name = "NAME=FILE")]
+    add_mix: Vec<NamedMix>,
+
     /// Run queries on the cluster whose scheduler is at HOST or HOST:PORT [default: run in this process]
     ///
     /// This process still writes the results.
@@ -113,6 +121,25 @@ impl FromStr for NamedModel {
     }
 }
 
+/// The file of a scalar mix and its name in SQL.
+#[derive(Debug, Clone)]
+struct NamedMix {
+    name: String,
+    file: String,
+}
+
+impl FromStr for NamedMix {
+    type Err = &'static str;
+
+    fn from_str(text: &str) -> Result<Self, &'static str> {
+        let (name, file) = text
+            .split_once('=')
+            .filter(|(name, file)| !name.is_empty() && !file.is_empty())
+            .ok_or("it must be NAME=FILE, such as sentiment=mixes/sentiment.json")?;
+        Ok(Self { name: name.to_owned(), file: file.to_owned() })
+    }
+}
+
 impl SqlArgs {
     /// The models by name, the default model first.
     fn models(&self) -> Result<Vec<(String, ModelSpec)>> {
@@ -128,6 +155,12 @@ impl SqlArgs {
             models.push(("tiny".to_owned(), ModelSpec::Tiny));
         }
         Ok(models)
+    }
+
+    /// The scalar mixes by name.
+    fn mixes(&self) -> Result<Vec<(String, ScalarMix)>> {
+        let named = self.add_mix.iter();
+        named.map(|NamedMix { name, file }| Ok((name.clone(), read_mix("--add-mix", file)?))).collect()
     }
 
     #[cfg(feature = "cluster")]
@@ -192,7 +225,7 @@ impl Script {
 }
 
 pub(super) fn run(args: &SqlArgs, common: &CommonArgs) -> Result<Exit> {
-    let models = args.models()?;
+    let (models, mixes) = (args.models()?, args.mixes()?);
     if args.format.is_binary() && io::stdout().is_terminal() {
         return Err(Error::usage(
             "this format cannot be shown on a terminal",
@@ -203,6 +236,7 @@ pub(super) fn run(args: &SqlArgs, common: &CommonArgs) -> Result<Exit> {
     let ended = block_on(async {
         let settings = Settings {
             models,
+            mixes,
             offline: args.model.offline(),
             engine: args.engine.settings(),
             remote: args.remote(),
