@@ -21,11 +21,8 @@ use super::{
 };
 use crate::stores::{
     Location, StoreError, UploadId,
-    create_once::{self, Created, version},
+    create_once::{self, ATTEMPTS, Created, Replacement},
 };
-
-/// How often replacing a file is attempted while others change it.
-const ATTEMPTS: usize = 3;
 
 /// Whoever owns an output, so that only one process writes to it.
 pub trait Fence: Sync {
@@ -76,43 +73,17 @@ pub(super) async fn replace<F: Fence>(upload: Upload, fence: &F) -> Result<(), F
     Ok(location.sync().map_err(SinkError::from)?)
 }
 
-/// Creates the file, or replaces one version of it. The version is read before the fence is asked, so it is not one that
-/// a successor has written.
+/// Creates the file, or replaces one version of it.
 async fn replace_whole<F: Fence>(location: &Location, bytes: Bytes, fence: &F) -> Result<(), F::Error> {
     fence.verify().await?;
-    let mut mode = PutMode::Create;
+    let mut replacement = Replacement::new(location, bytes);
     for _ in 0..ATTEMPTS {
-        match location.put(bytes.clone(), mode).await {
-            Ok(_) => return Ok(()),
-            Err(
-                object_store::Error::AlreadyExists { .. }
-                | object_store::Error::Precondition { .. }
-                | object_store::Error::NotFound { .. },
-            ) => {}
-            Err(e) => return Err(failed(location, e).into()),
+        if replacement.attempt().await.map_err(SinkError::from)? {
+            return Ok(());
         }
-        mode = match found(location, &bytes).await.map_err(SinkError::from)? {
-            Found::Same => return Ok(()),
-            Found::Other(mode) => mode,
-        };
         fence.renew(None).await?;
     }
     Err(SinkError::Replaced { file: location.to_string() }.into())
-}
-
-enum Found {
-    /// An earlier attempt, or an earlier run with the same settings, wrote it.
-    Same,
-    /// How it can be replaced.
-    Other(PutMode),
-}
-
-async fn found(location: &Location, bytes: &Bytes) -> Result<Found, StoreError> {
-    let Some(meta) = location.head().await? else { return Ok(Found::Other(PutMode::Create)) };
-    if meta.size == bytes.len() as u64 && location.get().await?.as_ref() == Some(bytes) {
-        return Ok(Found::Same);
-    }
-    Ok(Found::Other(PutMode::Update(version(&meta))))
 }
 
 /// Completes an upload. Its id is in the lease by then, so a successor knows of every upload that can be completed.

@@ -1,12 +1,13 @@
 //! Files of the manifest: JSON that is read and created.
 
+use bytes::Bytes;
 use object_store::PutMode;
 use serde::{Serialize, de::DeserializeOwned};
 
-use super::ManifestError;
+use super::{ManifestError, lock::Lock};
 use crate::stores::{
     Location, StoreError,
-    create_once::{self, Created},
+    create_once::{self, ATTEMPTS, Created, Replacement},
 };
 
 /// Reads a file of the manifest; `None` when there is none.
@@ -16,36 +17,56 @@ pub(super) async fn read<T: DeserializeOwned>(location: &Location) -> Result<Opt
 }
 
 /// Creates a file of the manifest, unless it exists with the same content, as after a retry of a request that was applied.
-pub(super) async fn create<T>(location: &Location, value: &T) -> Result<(), ManifestError>
+/// A torn one is replaced. In an object store so is any other one, if the lock is still held: a job that lost it may have
+/// created the file late.
+pub(super) async fn create<T>(location: &Location, value: &T, lock: &Lock) -> Result<(), ManifestError>
 where
     T: Serialize + DeserializeOwned + PartialEq,
 {
     let bytes = to_bytes(location, value)?;
-    let mut retry = true;
-    loop {
-        let found = match create_once::create(location, bytes.clone()).await? {
-            Created::Ours => return Ok(()),
-            Created::Existed(found) => serde_json::from_slice::<T>(&found),
-        };
-        match found {
-            Ok(found) if found == *value => return Ok(()),
-            Ok(_) => return Err(ManifestError::Overtaken { file: location.to_string() }),
-            // Files are written as a whole, so the disk lost the rest of this one.
-            Err(_) if retry => location.delete().await?,
-            Err(error) => return Err(broken(location, &error)),
-        }
-        retry = false;
+    let found = match create_once::create(location, bytes.clone()).await? {
+        Created::Ours => return Ok(()),
+        Created::Existed(found) => serde_json::from_slice::<T>(&found),
+    };
+    match found {
+        Ok(found) if found == *value => Ok(()),
+        Ok(_) if location.local_path().is_some() => Err(ManifestError::Overtaken { file: location.to_string() }),
+        _ => write(location, bytes, lock).await,
     }
 }
 
-/// Creates or replaces a file of the manifest, under the lock.
-pub(super) async fn replace<T: Serialize>(location: &Location, value: &T) -> Result<(), ManifestError> {
-    let put = location.put(to_bytes(location, value)?, PutMode::Overwrite).await;
-    put.map_err(|e| StoreError::request("write", location, e))?;
-    Ok(location.sync()?)
+/// Creates or replaces a file of the manifest, if the lock is held.
+pub(super) async fn replace<T: Serialize>(location: &Location, value: &T, lock: &Lock) -> Result<(), ManifestError> {
+    write(location, to_bytes(location, value)?, lock).await
 }
 
-fn to_bytes<T: Serialize>(location: &Location, value: &T) -> Result<bytes::Bytes, ManifestError> {
+/// Empties a file of the manifest, if it exists and the lock is held. An empty file counts as none. It is not deleted,
+/// because a store does not delete conditionally: the file could be a successor's.
+pub(super) async fn clear(location: &Location, lock: &Lock) -> Result<(), ManifestError> {
+    match location.head().await? {
+        None => Ok(()),
+        Some(_) => write(location, Bytes::new(), lock).await,
+    }
+}
+
+async fn write(location: &Location, bytes: Bytes, lock: &Lock) -> Result<(), ManifestError> {
+    lock.verify().await?;
+    if location.local_path().is_some() {
+        let put = location.put(bytes, PutMode::Overwrite).await;
+        put.map_err(|e| StoreError::request("write", location, e))?;
+        return Ok(location.sync()?);
+    }
+    let mut replacement = Replacement::new(location, bytes);
+    for _ in 0..ATTEMPTS {
+        if replacement.attempt().await? {
+            return Ok(());
+        }
+        lock.ask().await?;
+    }
+    Err(ManifestError::Overtaken { file: location.to_string() })
+}
+
+fn to_bytes<T: Serialize>(location: &Location, value: &T) -> Result<Bytes, ManifestError> {
     serde_json::to_vec_pretty(value).map(Into::into).map_err(|e| broken(location, &e))
 }
 
