@@ -6,7 +6,7 @@
 //! | file | published by | after a takeover |
 //! |---|---|---|
 //! | local | rename | cannot happen: the kernel holds the lock as long as the process lives |
-//! | held in memory | `PUT` with `If-None-Match: *`, or `If-Match` of the version that it replaces | the condition fails |
+//! | held in memory | `PUT` with `If-None-Match: *`; where a file has the name, an upload in chunks | the condition fails |
 //! | uploaded in chunks | completing the upload, whose id is in the lease | the successor has aborted the upload |
 
 use std::time::Duration;
@@ -21,7 +21,7 @@ use super::{
 };
 use crate::stores::{
     Location, StoreError, UploadId,
-    create_once::{self, ATTEMPTS, Created, Replacement},
+    create_once::{self, Created},
 };
 
 /// Whoever owns an output, so that only one process writes to it.
@@ -66,24 +66,31 @@ pub(super) async fn replace<F: Fence>(upload: Upload, fence: &F) -> Result<(), F
             let put = location.put(bytes.into(), PutMode::Overwrite).await;
             put.map_err(|e| failed(&location, e))?;
         }
-        State::Held(bytes) => replace_whole(&location.retrying_for(F::RETRY_FOR), bytes.into(), fence).await?,
+        State::Held(bytes) => replace_whole(&location, bytes.into(), fence).await?,
         State::Chunks(chunks) => complete(&location, chunks, fence).await?,
     }
     // A manifest entry that survives a power failure needs its file.
     Ok(location.sync().map_err(SinkError::from)?)
 }
 
-/// Creates the file, or replaces one version of it.
+/// Creates the file. One that exists is replaced by an upload, which a successor can abort, even if it has the same bytes:
+/// a request that names the version it replaces would still be applied after a successor had found those bytes, and on S3
+/// after it had written them again.
 async fn replace_whole<F: Fence>(location: &Location, bytes: Bytes, fence: &F) -> Result<(), F::Error> {
     fence.verify().await?;
-    let mut replacement = Replacement::new(location, bytes);
-    for _ in 0..ATTEMPTS {
-        if replacement.attempt().await.map_err(SinkError::from)? {
-            return Ok(());
-        }
-        fence.renew(None).await?;
+    match location.retrying_for(F::RETRY_FOR).put(bytes.clone(), PutMode::Create).await {
+        Ok(_) => return Ok(()),
+        Err(object_store::Error::AlreadyExists { .. } | object_store::Error::Precondition { .. }) => {}
+        Err(e) => return Err(failed(location, e).into()),
     }
-    Err(SinkError::Replaced { file: location.to_string() }.into())
+    let mut chunks = Chunks::start(location).await.map_err(|e| failed(location, e))?;
+    match chunks.put(bytes).await {
+        Ok(()) => complete(location, chunks, fence).await,
+        Err(error) => {
+            abort(location, chunks).await;
+            Err(failed(location, error).into())
+        }
+    }
 }
 
 /// Completes an upload. Its id is in the lease by then, so a successor knows of every upload that can be completed.

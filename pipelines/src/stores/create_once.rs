@@ -15,9 +15,8 @@ use crate::reply::summary;
 const RACERS: usize = 4;
 /// Bytes of the probe's object. A server that checks and then writes is caught more easily with a body that takes time.
 const PROBE_BYTES: usize = 64 << 10;
-/// Attempts of the probe, since an earlier job may have left its object behind, and of replacing an object while others
-/// change it.
-pub(crate) const ATTEMPTS: usize = 3;
+/// Attempts of the probe, since an earlier job may have left its object behind.
+const ATTEMPTS: usize = 3;
 
 /// Result of [`create`].
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -49,47 +48,6 @@ pub async fn create(location: &Location, bytes: Bytes) -> Result<Created, StoreE
             Err(e) => return Err(StoreError::request("create", location, e)),
         }
         return location.sync().map(|()| Created::Ours);
-    }
-}
-
-/// Creates an object or replaces one version of it, by a conditional request. Before every attempt but the first, the caller
-/// verifies that it may still replace the object: the version was read before, so it is not one that a successor of this
-/// process has written.
-pub(crate) struct Replacement<'l> {
-    location: &'l Location,
-    bytes: Bytes,
-    mode: PutMode,
-}
-
-impl<'l> Replacement<'l> {
-    /// The first attempt creates the object.
-    pub(crate) fn new(location: &'l Location, bytes: Bytes) -> Self {
-        Self { location, bytes, mode: PutMode::Create }
-    }
-
-    /// One attempt; false when there is another version, which the next attempt replaces.
-    ///
-    /// # Errors
-    /// [`StoreError`] when the store fails.
-    pub(crate) async fn attempt(&mut self) -> Result<bool, StoreError> {
-        match self.location.put(self.bytes.clone(), self.mode.clone()).await {
-            Ok(_) => return Ok(true),
-            Err(
-                object_store::Error::AlreadyExists { .. }
-                | object_store::Error::Precondition { .. }
-                | object_store::Error::NotFound { .. },
-            ) => {}
-            Err(e) => return Err(StoreError::request("write", self.location, e)),
-        }
-        let found = self.location.head().await?;
-        // An earlier attempt, or an earlier run with the same settings, wrote the same bytes.
-        if found.as_ref().is_some_and(|meta| meta.size == self.bytes.len() as u64)
-            && self.location.get().await?.as_ref() == Some(&self.bytes)
-        {
-            return Ok(true);
-        }
-        self.mode = found.map_or(PutMode::Create, |meta| PutMode::Update(version(&meta)));
-        Ok(false)
     }
 }
 

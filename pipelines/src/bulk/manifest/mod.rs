@@ -243,9 +243,11 @@ impl Manifest {
     /// [`ManifestError::Overtaken`] when another job has acquired the lease, [`ManifestError::Vanished`] when the lock file
     /// or the manifest was deleted, [`ManifestError::Store`] when the store fails.
     pub async fn hold(&self) -> Result<(), ManifestError> {
-        self.lock.verify().await?;
         let job = self.folder.child(JOB);
-        match job.head().await? {
+        let found = job.head().await?;
+        // Last: whatever follows happens soon after it.
+        self.lock.verify().await?;
+        match found {
             Some(_) => Ok(()),
             None => Err(ManifestError::Vanished { file: job.to_string() }),
         }
@@ -269,6 +271,21 @@ impl Manifest {
             tracing::warn!(%file, %error, "the part was published after another job had taken over; delete it");
         }
         outcome
+    }
+
+    /// Deletes an entry of this job, unless the owner of the output has the same settings: then it may be the owner's.
+    async fn withdraw_entry(&self, location: &Location, entry: &PartEntry) {
+        let withdrawn = async {
+            let owner = records::read::<Job>(&self.folder.child(JOB)).await?;
+            let is_other = owner.is_some_and(|job| job.fingerprint() != self.job.fingerprint());
+            if is_other && records::read::<PartEntry>(location).await?.as_ref() == Some(entry) {
+                location.delete().await?;
+            }
+            Ok::<_, ManifestError>(())
+        };
+        if let Err(error) = withdrawn.await {
+            tracing::warn!(file = %location, %error, "the entry was created after another job had taken over; delete it");
+        }
     }
 
     /// Deletes a file of this job, unless the owner of the output has the same settings and so parts of the same names.
@@ -423,8 +440,7 @@ impl Manifest {
     /// # Errors
     /// As [`Manifest::append`]; [`ManifestError::Broken`] when the entry behind it does not follow from it.
     pub(super) async fn restore(&mut self, part: usize, entry: PartEntry) -> Result<(), ManifestError> {
-        let created = records::create(&self.entry(part), &entry, &self.lock).await;
-        self.withdraw_if_overtaken(&entry.file, created).await?;
+        self.enter(part, &entry).await?;
         let next = self.parts.get(part + 1).and_then(Part::entry);
         let reason = next.and_then(|next| next.break_after(part + 1, Some(&entry)));
         self.parts[part] = Part::Durable(entry);
@@ -434,14 +450,26 @@ impl Manifest {
         }
     }
 
+    /// Creates the entry of part `part`. If the output was a successor's by then, the entry and the part are deleted again.
+    async fn enter(&self, part: usize, entry: &PartEntry) -> Result<(), ManifestError> {
+        let location = self.entry(part);
+        let created = match records::create(&location, entry, &self.lock).await {
+            Ok(()) => self.lock.verify().await,
+            failed => failed,
+        };
+        if matches!(created, Err(ManifestError::Overtaken { .. })) {
+            self.withdraw_entry(&location, entry).await;
+        }
+        self.withdraw_if_overtaken(&entry.file, created).await
+    }
+
     /// Appends the entry of a durable part.
     ///
     /// # Errors
     /// [`ManifestError::Overtaken`] when there is another entry for this part, [`ManifestError::Store`] when the store
     /// fails.
     pub async fn append(&mut self, entry: PartEntry) -> Result<(), ManifestError> {
-        let created = records::create(&self.entry(self.parts.len()), &entry, &self.lock).await;
-        self.withdraw_if_overtaken(&entry.file, created).await?;
+        self.enter(self.parts.len(), &entry).await?;
         self.parts.push(Part::Durable(entry));
         Ok(())
     }

@@ -3,7 +3,7 @@
 use super::{
     Counts, DONE, FOLDER, JOB, Job, ManifestError, Members, PartEntry,
     entry::Part,
-    existing::{chain, read_entries},
+    existing::{chain, read_entries, without_others},
     members::parts_after,
     records,
 };
@@ -36,14 +36,16 @@ pub(crate) async fn read(output: &Location) -> Result<Option<Recorded>, Manifest
         Err(ManifestError::Broken { .. }) => return Err(damaged()),
         job => job?,
     };
-    let entries = read_entries(&folder, &folder.children().await?).await?;
+    let mut entries = read_entries(&folder, &folder.children().await?).await?;
     let Some(job) = job else { return if entries.is_empty() { Ok(None) } else { Err(damaged()) } };
+    let job = job.normalized();
+    without_others(&mut entries, &job);
     let (parts, _) = chain(&folder, &entries)?;
     let entries = parts.into_iter().filter_map(|part| match part {
         Part::Durable(entry) | Part::Damaged(entry) => Some(entry),
         Part::Lost => None,
     });
-    Ok(Some(Recorded { job: job.normalized(), entries: entries.collect() }))
+    Ok(Some(Recorded { job, entries: entries.collect() }))
 }
 
 /// Reads the totals of a finished job; `None` when it is not finished.

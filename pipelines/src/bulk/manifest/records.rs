@@ -7,8 +7,11 @@ use serde::{Serialize, de::DeserializeOwned};
 use super::{ManifestError, lock::Lock};
 use crate::stores::{
     Location, StoreError,
-    create_once::{self, ATTEMPTS, Created, Replacement},
+    create_once::{self, Created, version},
 };
+
+/// How often a file is written while others change it.
+const ATTEMPTS: usize = 3;
 
 /// Reads a file of the manifest; `None` when there is none.
 pub(super) async fn read<T: DeserializeOwned>(location: &Location) -> Result<Option<T>, ManifestError> {
@@ -49,6 +52,9 @@ pub(super) async fn clear(location: &Location, lock: &Lock) -> Result<(), Manife
     }
 }
 
+/// The version that is replaced is read before the lease is verified, so it is not one that a successor has written. If this
+/// process stops right then, and the successor leaves or writes the same bytes, the request may still be applied: the worst
+/// is a lost entry, which the successor's next run writes again.
 async fn write(location: &Location, bytes: Bytes, lock: &Lock) -> Result<(), ManifestError> {
     lock.verify().await?;
     if location.local_path().is_some() {
@@ -56,11 +62,23 @@ async fn write(location: &Location, bytes: Bytes, lock: &Lock) -> Result<(), Man
         put.map_err(|e| StoreError::request("write", location, e))?;
         return Ok(location.sync()?);
     }
-    let mut replacement = Replacement::new(location, bytes);
+    let mut mode = PutMode::Create;
     for _ in 0..ATTEMPTS {
-        if replacement.attempt().await? {
-            return Ok(());
+        match location.put(bytes.clone(), mode).await {
+            Ok(_) => return Ok(()),
+            Err(
+                object_store::Error::AlreadyExists { .. }
+                | object_store::Error::Precondition { .. }
+                | object_store::Error::NotFound { .. },
+            ) => {}
+            Err(e) => return Err(StoreError::request("write", location, e).into()),
         }
+        mode = match location.get_versioned().await? {
+            // An earlier attempt wrote it, and its answer was lost.
+            Some((found, _)) if found == bytes => return Ok(()),
+            Some((_, meta)) => PutMode::Update(version(&meta)),
+            None => PutMode::Create,
+        };
         lock.ask().await?;
     }
     Err(ManifestError::Overtaken { file: location.to_string() })
