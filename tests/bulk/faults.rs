@@ -8,19 +8,22 @@ use std::{
 use bytes::Bytes;
 use elmo_pipelines::{
     Exit,
-    bulk::BulkJob,
-    bulk::manifest::{Manifest, ManifestError},
+    bulk::{
+        BulkJob,
+        dry_run::dry_run,
+        manifest::{Manifest, ManifestError},
+    },
     sink::Codec,
     stores::Stores,
 };
 use futures::{FutureExt, TryStreamExt};
 use object_store::{ObjectMeta, ObjectStore, ObjectStoreExt, PutPayload, memory::InMemory, path::Path};
-use tokio::sync::Semaphore;
 
 use crate::{
     common::{Hashing, job, plain, run},
     faulty::{Fault, Faulty, Plan},
-    frozen::{Gate, Shared, View},
+    frozen::{At, Gate, Shared, View},
+    repair::other_hardware,
     unconditional::Unconditional,
 };
 
@@ -266,7 +269,7 @@ async fn a_job_that_lost_its_lease_replaces_no_part_of_its_successor() {
         let shared = Arc::new(Shared::default());
         let from = inputs().await.get(&Path::from(input)).await.unwrap().bytes().await.unwrap();
         shared.inner.put(&Path::from("in/text.txt"), from.into()).await.unwrap();
-        let gate = Arc::new(Gate { reached: Semaphore::new(0), released: Semaphore::new(0) });
+        let gate = Gate::new(At::Publishing);
         let stores = |gate| {
             let stores = Stores::with_settings([]);
             stores.insert_with_uploads("memory://faulty", Arc::new(View { shared: Arc::clone(&shared), gate }));
@@ -284,5 +287,115 @@ async fn a_job_that_lost_its_lease_replaces_no_part_of_its_successor() {
         assert!(matches!(error.module(), Some(ManifestError::Overtaken { .. })), "{input}: {error}");
         assert!(outcome(&shared.inner).await == written, "{input}: a part was replaced");
         assert!(shared.uploads.lock().unwrap().is_empty(), "{input}: an upload was left behind");
+    }
+}
+
+/// What lies in the output when a job begins that will be stopped.
+#[derive(Debug, Clone, Copy, PartialEq)]
+enum Before {
+    Nothing,
+    /// A part is lost, and an entry is torn.
+    Damage,
+    /// A job of other settings, which the job that is stopped overwrites.
+    Other,
+}
+
+fn small_job(rows_per_file: u64, overwrite: bool) -> BulkJob {
+    let input = "memory://faulty/in/b.txt".to_owned();
+    BulkJob { inputs: vec![input], rows_per_file: Some(rows_per_file), overwrite, ..the_job() }
+}
+
+async fn prepare(before: Before) -> Arc<Shared> {
+    let shared = Arc::new(Shared::default());
+    let (rows, store) = (crate::common::lines(25).into_bytes(), &shared.inner);
+    store.put(&Path::from("in/b.txt"), rows.into()).await.unwrap();
+    if before == Before::Nothing {
+        return shared;
+    }
+    run(&small_job(10, false), &Hashing::default(), &view(&shared, None)).await.unwrap();
+    if before == Before::Damage {
+        let found = outcome(store).await;
+        let part = found.keys().find(|name| plain(name) == "out/part-00001.parquet").unwrap();
+        store.delete(&Path::from(part.as_str())).await.unwrap();
+        store.put(&Path::from("out/_elmo/part-00002.json"), "{".into()).await.unwrap();
+    }
+    shared
+}
+
+fn view(shared: &Arc<Shared>, gate: Option<Arc<Gate>>) -> Stores {
+    let stores = Stores::with_settings([]);
+    stores.insert_with_uploads("memory://faulty", Arc::new(View { shared: Arc::clone(shared), gate }));
+    stores
+}
+
+/// Stops a job at one request, lets a successor run, and lets the job go on; false when it has fewer requests. Its bits
+/// differ from those of the successor, so that whatever it changes shows.
+async fn stopped_at(request: u64, before: Before, successor: BulkJob) -> bool {
+    let shared = prepare(before).await;
+    let gate = Gate::new(At::Request(request));
+    let stores = view(&shared, Some(Arc::clone(&gate)));
+    let job = small_job(if before == Before::Other { 7 } else { 10 }, before == Before::Other);
+    let mut first = tokio::spawn(async move { run(&job, &other_hardware(), &stores).await.map(drop) });
+    let is_stopped = tokio::select! {
+        _ = &mut first => false,
+        reached = gate.reached.acquire() => { reached.unwrap().forget(); true }
+    };
+    if !is_stopped {
+        return false;
+    }
+    let case = format!("request {request} of a job on {before:?}, before one with {:?}", successor.rows_per_file);
+    let succeeded = run(&successor, &Hashing::default(), &view(&shared, None)).await;
+    succeeded.unwrap_or_else(|error| panic!("{case}: {error}"));
+    let written = outcome(&shared.inner).await;
+    // A lease that was renewed less than half a minute ago is not read again, because no other job can have acquired it.
+    tokio::time::sleep(std::time::Duration::from_secs(31)).await;
+    gate.released.add_permits(1);
+    let _ = first.await.unwrap();
+    let found = outcome(&shared.inner).await;
+    let differing: Vec<&String> =
+        found.keys().chain(written.keys()).filter(|name| found.get(*name) != written.get(*name)).collect();
+    assert!(differing.is_empty(), "{case}: {differing:?}");
+    true
+}
+
+/// A job stops anywhere, and goes on after a successor has finished: with the same settings, or with others.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_job_that_goes_on_after_its_successor_changes_nothing() {
+    let mut cases = Vec::new();
+    for (before, successor) in [
+        (Before::Nothing, small_job(10, false)),
+        (Before::Nothing, small_job(9, true)),
+        (Before::Damage, small_job(10, false)),
+        (Before::Damage, small_job(9, true)),
+        (Before::Other, small_job(10, true)),
+        (Before::Other, small_job(9, true)),
+    ] {
+        // From the first request on it holds the lease, and the cases wait side by side.
+        cases.extend((1..100).map(|request| tokio::spawn(stopped_at(request, before, successor.clone()))));
+    }
+    let mut stopped = 0;
+    for case in cases {
+        stopped += u32::from(case.await.unwrap());
+    }
+    assert!(stopped > 6 * 30, "only {stopped} requests were seen");
+}
+
+/// A dry run asks what a job would ask, and leaves nothing behind.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_dry_run_probes_the_store() {
+    let store = inputs().await;
+    let stores = Stores::with_settings([]);
+    stores.insert("memory://faulty", Arc::<InMemory>::clone(&store));
+    dry_run(&the_job(), &Hashing::default(), &stores).await.unwrap();
+    assert!(outcome(&store).await.is_empty());
+    for checks in [false, true] {
+        let store = Arc::new(Unconditional { inner: InMemory::new(), checks });
+        store.inner.put(&Path::from("in/a.txt"), crate::common::lines(25).into()).await.unwrap();
+        let stores = Stores::with_settings([]);
+        stores.insert("memory://faulty", Arc::<Unconditional>::clone(&store));
+        let error = dry_run(&the_job(), &Hashing::default(), &stores).await.unwrap_err();
+        assert_eq!(error.exit(), Exit::Storage);
+        assert!(error.report().contains("does not honour conditional writes (If-None-Match)"), "{}", error.report());
+        assert!(outcome(&store.inner).await.is_empty());
     }
 }

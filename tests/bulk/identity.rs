@@ -145,7 +145,7 @@ async fn parts_that_no_manifest_names_end_a_job_with_an_error() {
     let job = place.job("a.txt", "out");
     run_local(&job).await.unwrap();
     let calm = parts(&place.path("out"));
-    for stray in ["part-00001-00c0ffee.parquet", "part-00001.parquet"] {
+    for stray in ["part-00001-00c0ffee.parquet", "part-00001.parquet", "part-00007.csv", "more.parquet"] {
         // Both before the job finishes and after it.
         for lost in ["done.json", "no such file"] {
             let _ = fs::remove_file(place.path("out/_elmo").join(lost));

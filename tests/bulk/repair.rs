@@ -25,7 +25,7 @@ fn stores() -> Stores {
 }
 
 /// Other hardware: the same settings, and vectors that differ in the last bits.
-fn other_hardware() -> Watched<impl Fn(usize, Pending) -> Pending + Send + Sync> {
+pub(crate) fn other_hardware() -> Watched<impl Fn(usize, Pending) -> Pending + Send + Sync> {
     Watched(Hashing::default(), |_, pending: Pending| -> Pending {
         Box::pin(async {
             let columns = pending.await?;
@@ -185,6 +185,22 @@ async fn a_part_whose_bytes_changed_is_found_by_a_check() {
     assert_eq!(stage.rows.into_inner(), 10);
     assert!(parts(&place.path("out")) == calm);
     assert_consistent(&place.path("out"));
+}
+
+/// A job that lost its lease may create an entry late, and end before it deletes it.
+#[tokio::test(flavor = "multi_thread")]
+async fn an_entry_of_another_job_does_not_count() {
+    for number in [1, 5] {
+        let (place, job) = place().await;
+        let before = parts(&place.path("out"));
+        run_local(&BulkJob { row_group_bytes: 1 << 20, ..place.job("a.txt", "other") }).await.unwrap();
+        let entry = fs::read_to_string(place.path("other/_elmo/part-00001.json")).unwrap();
+        let entry = entry.replace("part-00001", &format!("part-{number:05}"));
+        place.write(&format!("out/_elmo/part-{number:05}.json"), entry);
+        run_local(&job).await.unwrap();
+        assert!(changed(&before, &place.path("out")).is_empty());
+        assert_consistent(&place.path("out"));
+    }
 }
 
 /// The name of an entry is not trusted.

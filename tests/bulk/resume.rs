@@ -215,6 +215,33 @@ async fn what_was_computed_before_an_interruption_is_not_computed_again() {
     }
 }
 
+/// A job that lost its lease may save its rows late, in the output of a successor.
+#[tokio::test(flavor = "multi_thread")]
+async fn the_saved_rows_of_another_job_are_not_used() {
+    let place = Place::new();
+    place.write("a.txt", lines(200));
+    let job = |output: &str| BulkJob { rows_per_file: Some(150), ..place.job("a.txt", output) };
+    let other = BulkJob { row_group_bytes: 1 << 20, ..job("other") };
+    let progress = StopAfter::new(50);
+    let stop = progress.stop.notified();
+    bulk::run(&other, &Hashing::default(), &stores(), stop, &progress).await.unwrap_err();
+    // An output that was begun, without a part.
+    run_local(&job("out")).await.unwrap();
+    let calm = parts(&place.path("out"));
+    for name in calm.keys() {
+        fs::remove_file(place.path("out").join(name)).unwrap();
+    }
+    for name in ["part-00000.json", "part-00001.json", "done.json"] {
+        fs::remove_file(place.path("out/_elmo").join(name)).unwrap();
+    }
+    fs::copy(place.path("other/_elmo/partial.arrows"), place.path("out/_elmo/partial.arrows")).unwrap();
+    let stage = Hashing::default();
+    run(&job("out"), &stage, &stores()).await.unwrap();
+    assert_eq!(stage.rows.into_inner(), 200);
+    assert!(parts(&place.path("out")) == calm);
+    assert!(!place.path("out/_elmo/partial.arrows").exists());
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn lost_parts_are_written_again() {
     let place = Place::new();

@@ -421,11 +421,95 @@ fn texts_from_the_inputs() {
     fs::copy(place.path(&part(&place, "out", 1)), far).unwrap();
     assert!(place.exits(&verify("far.parquet"), 2).err.contains("no manifest beside it"));
 
+    // In as many bytes, so that only the rows tell.
+    place.write("plain.txt", "It rained. We stayed in.\n\nThe bank was sleek.\n");
+    let changed = place.exits(&verify("out"), 3);
+    assert!(changed.err.contains("plain.txt") && changed.err.contains("changed since"), "{changed:?}");
     place.write("plain.txt", "It rained.\n");
     let changed = place.exits(&verify("out"), 3);
     assert!(changed.err.contains("plain.txt") && changed.err.contains("changed since"), "{changed:?}");
     fs::remove_file(place.path("plain.txt")).unwrap();
     place.exits(&verify("out"), 3);
+}
+
+/// As `elmo embed` does: a copy is accepted for its rows, and another row is noticed, also where it is in a kept column.
+#[test]
+fn inputs_that_were_copied() {
+    let place = Place::new();
+    let rows = "id,score,text\n007,1,It rained.\n008,2,We stayed in.\n009,3,The bank was steep.\n";
+    let words = "embed -q --model tiny --device cpu --input rows.csv --rows-per-file 2 --output";
+    for (output, more) in [
+        ("none", "--keep none"),
+        ("id", "--keep none --id id"),
+        ("columns", "--keep score,id"),
+        ("strings", "--keep score --types string"),
+    ] {
+        place.write("rows.csv", rows);
+        place.exits(&format!("{words} {output} {more}"), 0);
+        let later = std::time::SystemTime::now() + std::time::Duration::from_secs(3600);
+        File::options().write(true).open(place.path("rows.csv")).unwrap().set_modified(later).unwrap();
+        place.exits(&verify(&format!("{output} --tolerance 0")), 0);
+        place.exits(&format!("{words} {output} {more}"), 0);
+        let changes = [("steep", "muddy", true), (",3,", ",4,", matches!(output, "columns" | "strings"))];
+        for (from, to, is_read) in changes {
+            place.write("rows.csv", rows.replace(from, to));
+            let (verified, embedded) = (place.run(&verify(output)), place.run(&format!("{words} {output} {more}")));
+            let codes = (verified.code, embedded.code);
+            assert_eq!(codes, if is_read { (Some(3), Some(2)) } else { (Some(0), Some(0)) }, "{output} {verified:?}");
+            assert_eq!(verified.err.contains("rows.csv: changed since"), is_read, "{output}: {verified:?}");
+        }
+    }
+}
+
+/// `inspect` and `verify` name what is lost or damaged, and the command that they name repairs it.
+#[test]
+fn every_kind_of_damage_is_named_and_repaired() {
+    type Damage = fn(&Place);
+    let damages: [(&str, Damage, i32, &str); 10] = [
+        (
+            "",
+            |place| fs::remove_file(place.path(&part(place, "out", 1))).unwrap(),
+            1,
+            "is in the manifest but does not",
+        ),
+        ("", |place| fs::write(place.path(&part(place, "out", 1)), "cut").unwrap(), 3, "not a readable Parquet file"),
+        (
+            "--check",
+            |place| {
+                let path = place.path(&part(place, "out", 1));
+                let mut bytes = fs::read(&path).unwrap();
+                bytes[4] ^= 1;
+                fs::write(path, bytes).unwrap();
+            },
+            1,
+            "has other bytes than the job wrote",
+        ),
+        ("", |place| fs::remove_file(entry(place, 1)).unwrap(), 1, "has lost its entry in the manifest"),
+        ("", |place| fs::write(entry(place, 1), "{\"file\": \"par").unwrap(), 1, "has lost its entry in the manifest"),
+        ("", |place| fs::remove_file(entry(place, 2)).unwrap(), 1, "has lost its entry in the manifest"),
+        ("", |place| fs::remove_file(place.path("out/_elmo/job.json")).unwrap(), 5, "job.json is missing or damaged"),
+        ("", |place| place.write("out/_elmo/job.json", "{"), 5, "job.json is missing or damaged"),
+        ("", |place| place.write("out/_elmo/done.json", "{"), 5, "done.json is missing or damaged"),
+        ("", |place| place.write("out/_elmo/done.json", ""), 1, "is not finished"),
+    ];
+    let words = "embed --model tiny --device cpu --input plain.txt --output out --rows-per-file 1";
+    for (number, (more, damage, code, message)) in damages.into_iter().enumerate() {
+        let place = place("--rows-per-file 1");
+        damage(&place);
+        let ended = place.exits(&verify("out --sample 1"), code);
+        assert!(ended.err.contains(message), "{number}: {ended:?}");
+        assert!(ended.err.contains("elmo embed command"), "{number}: {ended:?}");
+        assert!(!ended.err.contains("delete part"), "{number}: a part of the job itself: {ended:?}");
+        let repaired = place.exits(&format!("{words} {more}"), 0);
+        assert!(repaired.err.contains("WARN") || code == 5, "{number}: it is said: {repaired:?}");
+        place.exits(&verify("out --tolerance 0"), 0);
+    }
+    // Without any manifest a folder is as good as a copy; the command writes both anew.
+    let place = place("--rows-per-file 1");
+    fs::remove_dir_all(place.path("out/_elmo")).unwrap();
+    assert_eq!(place.exits(&verify("out"), 0).json()["manifest"], Value::Null);
+    assert!(place.exits(words, 0).err.contains("the manifest is lost"));
+    assert_eq!(place.exits(&verify("out"), 0).json()["manifest"]["complete"], true);
 }
 
 #[test]

@@ -2,12 +2,10 @@
 
 use std::{fmt, sync::Arc, time::Instant};
 
-use ::bytes::Bytes;
 use arrow::{
     array::{Array, ArrayRef, StringArray},
     compute::concat,
 };
-use object_store::PutMode;
 use serde::Serialize;
 
 use super::{
@@ -21,7 +19,7 @@ use crate::{
     report::{bytes, count, duration, table},
     source::{Counted, Plan, Position, Rows, Slice, row_bytes},
     stage::Stage,
-    stores::{Location, StoreError, Stores},
+    stores::{Location, Stores, create_once},
 };
 
 /// Rows that are embedded to estimate tokens per byte and tokens per second.
@@ -64,12 +62,12 @@ pub struct DryRun {
 ///
 /// # Errors
 /// As [`prepare()`](super::prepare()); [`ManifestError`](super::manifest::ManifestError) when the output is of another job or holds foreign
-/// files, [`Error::Io`] or [`StoreError`] when it cannot be written to, [`SourceError`](crate::source::SourceError) when
+/// files, [`Error::Io`] or [`StoreError`](crate::stores::StoreError) when it cannot be written to or its store ignores conditions, [`SourceError`](crate::source::SourceError) when
 /// the inputs cannot be read, [`elmo::Error`] when a row of the sample or the device fails.
 pub async fn dry_run(job: &BulkJob, stage: &dyn Stage, stores: &Stores) -> Result<DryRun> {
     let prepared = prepare(job, stage, stores).await?;
     let found = survey(&prepared.output, &prepared.job, job.overwrite).await?;
-    check_inputs(job, stage, &prepared, (&found.parts, &found.changed_inputs)).await?;
+    check_inputs(&prepared, &found.parts, &found.changed_inputs).await?;
     probe(&prepared.output).await?;
     let files = prepared.plan.files().len();
     let counted = count_rows(&prepared.plan).await?;
@@ -163,19 +161,16 @@ async fn sample(plan: &Arc<Plan>) -> Result<Vec<Slice>> {
     Ok(slices)
 }
 
-/// Creates a small object and deletes it; on a local disk in the closest folder that exists, so that nothing is left.
+/// Probes the store as a job does, with an object that is deleted again; on a local disk it creates a file in the closest
+/// folder that exists, so that nothing is left.
 async fn probe(output: &Location) -> Result<()> {
     if let Some(path) = output.local_path() {
         let folder = path.ancestors().find(|folder| folder.is_dir()).unwrap_or(&path).to_path_buf();
         return tempfile::NamedTempFile::new_in(&folder).map(drop).map_err(|e| Error::io(&folder, e));
     }
+    // There is no lock, so a job may be using the name of its own probe.
     let probe = output.child(FOLDER).child(&format!("probe-{}", uuid::Uuid::new_v4()));
-    match probe.put(Bytes::new(), PutMode::Create).await {
-        // The name is random, so an earlier attempt of this request created it.
-        Ok(_) | Err(object_store::Error::AlreadyExists { .. }) => {}
-        Err(e) => return Err(StoreError::request("write", &probe, e).into()),
-    }
-    Ok(probe.delete().await?)
+    Ok(create_once::probe(&probe).await?)
 }
 
 impl fmt::Display for DryRun {

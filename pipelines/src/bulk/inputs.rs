@@ -2,43 +2,32 @@
 
 use std::sync::Arc;
 
-use super::{
-    BulkJob,
-    chunks::Chunker,
-    digest::RowDigest,
-    manifest::{Part, PartEntry},
-};
+use super::{digest::RowDigest, manifest::PartEntry};
 use crate::{
     error::Result,
-    source::{Plan, Position},
-    stage::Stage,
+    source::{Plan, Position, Rows, Slice},
 };
 
 /// Reads the rows of the parts that have rows of a `changed` input, and compares their digests with the recorded ones;
 /// false when one differs or was not recorded. Parts without rows of these inputs are not read.
-pub(super) async fn rows_are_unchanged(
-    job: &BulkJob,
-    stage: &dyn Stage,
+pub(crate) async fn rows_are_unchanged(
     plan: &Arc<Plan>,
-    parts: &[Part],
+    entries: impl IntoIterator<Item = &PartEntry>,
     changed: &[usize],
 ) -> Result<bool> {
-    let mut chunker: Option<Chunker> = None;
-    for entry in parts.iter().filter_map(Part::entry).filter(|entry| reads_any(entry, changed)) {
+    let mut reader: Option<Reader> = None;
+    for entry in entries.into_iter().filter(|entry| reads_any(entry, changed)) {
         if entry.rows_digest.is_none() {
             return Ok(false);
         }
         // One reader for consecutive parts: to skip rows of a compressed file, a reader has to decompress them.
-        let reader = match chunker.take() {
-            Some(reader) if is_at(&reader, entry.start) => reader,
-            _ => Chunker::new(job, stage, Arc::clone(plan), entry.start),
-        };
-        let reader = chunker.insert(reader);
-        if digest_of(reader, entry.counts.rows_in).await? != entry.rows_digest {
+        let same = reader.take().filter(|reader| reader.position() == entry.start);
+        let reader = reader.insert(same.unwrap_or_else(|| Reader::new(plan, entry.start)));
+        if reader.digest(entry.counts.rows_in).await? != entry.rows_digest {
             return Ok(false);
         }
         // As when the part was written: proceeds to the file that has the next row.
-        reader.is_at_end().await?;
+        reader.peek().await?;
     }
     Ok(true)
 }
@@ -47,23 +36,40 @@ fn reads_any(entry: &PartEntry, files: &[usize]) -> bool {
     entry.counts.rows_in > 0 && files.iter().any(|file| (entry.start.file..=entry.end.file).contains(file))
 }
 
-fn is_at(reader: &Chunker, start: Position) -> bool {
-    reader.position() == start
+/// Rows, of which any number can be taken.
+struct Reader {
+    rows: Rows,
+    /// Rows that were read and not taken.
+    rest: Option<Slice>,
 }
 
-/// Digest of the next `rows` rows; of fewer at the end of the input.
-async fn digest_of(reader: &mut Chunker, mut rows: u64) -> Result<Option<String>> {
-    let mut digest = RowDigest::new();
-    while rows > 0 {
-        let slices = reader.next(rows).await?;
-        if slices.is_empty() {
-            break;
-        }
-        for slice in &slices {
-            digest.update(slice).map_err(elmo::Error::from)?;
-            rows -= slice.len() as u64;
-        }
-        reader.advance();
+impl Reader {
+    fn new(plan: &Arc<Plan>, from: Position) -> Self {
+        Self { rows: Rows::new(Arc::clone(plan), from), rest: None }
     }
-    Ok(digest.value())
+
+    fn position(&self) -> Position {
+        self.rest.as_ref().map_or_else(|| self.rows.position(), |rest| rest.start)
+    }
+
+    async fn peek(&mut self) -> Result<()> {
+        if self.rest.is_none() {
+            self.rest = self.rows.next().await?;
+        }
+        Ok(())
+    }
+
+    /// Digest of the next `rows` rows; of fewer at the end of the input.
+    async fn digest(&mut self, mut rows: u64) -> Result<Option<String>> {
+        let mut digest = RowDigest::new();
+        while rows > 0 {
+            self.peek().await?;
+            let Some(slice) = self.rest.take() else { break };
+            let taken = usize::try_from(rows).map_or(slice.len(), |rows| rows.min(slice.len()));
+            digest.update(&slice.slice(0, taken)).map_err(elmo::Error::from)?;
+            rows -= taken as u64;
+            self.rest = (taken < slice.len()).then(|| slice.slice(taken, slice.len() - taken));
+        }
+        Ok(digest.value())
+    }
 }

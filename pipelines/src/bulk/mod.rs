@@ -31,8 +31,8 @@ use std::time::{Duration, Instant};
 use futures::future::{FutureExt, Shared};
 use serde::Serialize;
 
-pub(crate) use self::place::place;
 pub use self::prepare::{Prepared, prepare};
+pub(crate) use self::{inputs::rows_are_unchanged, place::place, prepare::columns_setting};
 use self::{
     manifest::{Counts, Manifest, ManifestError, Part},
     run::Run,
@@ -137,7 +137,7 @@ pub async fn run(
     let checked = tokio::select! {
         biased;
         () = stop.clone() => Err(Error::Interrupted { rows: manifest.durable_totals().rows_in, again, begun: true }),
-        checked = check(job, stage, &prepared, &mut manifest) => checked,
+        checked = check(job, &prepared, &mut manifest) => checked,
     };
     if checked.is_ok() && stage.is_untrained() {
         warn_untrained();
@@ -177,9 +177,9 @@ async fn unless_stopped<T>(
 
 /// Checks before a job continues: its input can be read again and has the rows that were read, and its parts are
 /// undamaged.
-async fn check(job: &BulkJob, stage: &dyn Stage, prepared: &Prepared, manifest: &mut Manifest) -> Result<()> {
+async fn check(job: &BulkJob, prepared: &Prepared, manifest: &mut Manifest) -> Result<()> {
     check_standard_input(&prepared.plan, manifest)?;
-    check_inputs(job, stage, prepared, (manifest.parts(), manifest.changed_inputs())).await?;
+    check_inputs(prepared, manifest.parts(), manifest.changed_inputs()).await?;
     manifest.record().await?;
     if job.check {
         manifest.check_digests().await?;
@@ -188,13 +188,9 @@ async fn check(job: &BulkJob, stage: &dyn Stage, prepared: &Prepared, manifest: 
 }
 
 /// Compares the content of inputs whose names or versions changed.
-async fn check_inputs(
-    job: &BulkJob,
-    stage: &dyn Stage,
-    prepared: &Prepared,
-    (parts, changed): (&[Part], &[usize]),
-) -> Result<()> {
-    if changed.is_empty() || inputs::rows_are_unchanged(job, stage, &prepared.plan, parts, changed).await? {
+async fn check_inputs(prepared: &Prepared, parts: &[Part], changed: &[usize]) -> Result<()> {
+    let entries = parts.iter().filter_map(Part::entry);
+    if changed.is_empty() || inputs::rows_are_unchanged(&prepared.plan, entries, changed).await? {
         return Ok(());
     }
     let files = changed.iter().filter_map(|&index| prepared.plan.files().nth(index));

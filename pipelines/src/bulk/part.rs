@@ -45,9 +45,10 @@ impl<'j> Run<'j> {
         stop: &Shared<impl Future<Output = ()>>,
     ) -> Result<PartEntry> {
         let start = manifest.start_of(number).unwrap_or_else(|| chunker.position());
-        let mut open = self.open(manifest.part(number), start)?;
+        let job = manifest.job_digest();
+        let mut open = self.open(manifest.part(number), start, &job)?;
         if self.can_resume(manifest, number)
-            && let Some(partial) = Partial::load(&manifest.partial(), start, &self.prepared.schema).await
+            && let Some(partial) = Partial::load(&manifest.partial(), &self.prepared.schema, (start, &job)).await
         {
             *chunker = self.chunker(partial.end());
             open.resume(partial).await?;
@@ -77,7 +78,7 @@ impl<'j> Run<'j> {
 
     /// Returns where the complete part that begins at `start` ends, and whether it is the last one, if it may be published:
     /// the output is still this job's, and the input files did not change. The entry of a part that is written again is
-    /// deleted before.
+    /// emptied before.
     async fn check_publishable(
         &self,
         chunker: &mut Chunker,
@@ -118,11 +119,11 @@ impl<'j> Run<'j> {
         }
     }
 
-    fn open(&self, location: Location, start: Position) -> Result<OpenPart<'j>> {
+    fn open(&self, location: Location, start: Position, job: &str) -> Result<OpenPart<'j>> {
         let vectors = self.stage.fields().first().map(|field| field.name().clone()).unwrap_or_default();
         let encoding = Encoding { vectors, codec: self.job.codec, row_group_bytes: self.job.row_group_bytes };
         let writer = PartWriter::new(location, &self.prepared.schema, &encoding, Buffering::Chunk)?;
-        Ok(OpenPart::new(writer, self.in_flight(), start))
+        Ok(OpenPart::new(writer, self.in_flight(), start, job.to_owned()))
     }
 
     /// Whether saved rows of the open part can be used: not in state `carry`, where the state after them is missing,

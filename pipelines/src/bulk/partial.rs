@@ -48,9 +48,10 @@ pub(super) struct OpenPart<'s> {
 }
 
 impl<'s> OpenPart<'s> {
-    pub(super) fn new(writer: PartWriter, in_flight: InOrder<'s, Chunk>, start: Position) -> Self {
+    /// A part of the job with this digest that begins at `start`.
+    pub(super) fn new(writer: PartWriter, in_flight: InOrder<'s, Chunk>, start: Position, job: String) -> Self {
         let (counts, digest) = (Counts::default(), RowDigest::new());
-        let note = Note { start, end: start, counts, rows_digest: None };
+        let note = Note { start, end: start, counts, rows_digest: None, job };
         let prefix = Prefix { rows: Vec::new(), bytes: 0, full: false, note };
         Self { writer, counts, digest, in_flight, unwritten: None, prefix }
     }
@@ -61,7 +62,12 @@ impl<'s> OpenPart<'s> {
         for slice in &chunk.slices {
             self.digest.update(slice).map_err(elmo::Error::from)?;
         }
-        let note = Note { end: chunk.end(), counts: self.counts, rows_digest: self.digest.value(), ..self.prefix.note };
+        let note = Note {
+            end: chunk.end(),
+            counts: self.counts,
+            rows_digest: self.digest.value(),
+            ..self.prefix.note.clone()
+        };
         self.prefix.add(&rows, note);
         self.unwritten = Some(rows);
         Ok(())
@@ -88,6 +94,9 @@ struct Note {
     /// Digest of the input rows; `None` in format 1.
     #[serde(default)]
     rows_digest: Option<String>,
+    /// Digest of the job that computed them, which may have lost its lease since; empty in older notes.
+    #[serde(default)]
+    job: String,
 }
 
 /// The first rows of an open part.
@@ -174,11 +183,12 @@ impl Partial {
         self.note.end
     }
 
-    /// Reads the saved rows of the part that begins at `start`; `None` when there are none that can be used.
-    pub(super) async fn load(location: &Location, start: Position, schema: &SchemaRef) -> Option<Self> {
+    /// Reads the saved rows of the part that begins at `start`, of the job with this digest; `None` when there are none that
+    /// can be used.
+    pub(super) async fn load(location: &Location, schema: &SchemaRef, (start, job): (Position, &str)) -> Option<Self> {
         let bytes = location.get().await.ok()??;
         match unsealed(&bytes).and_then(|bytes| decode(bytes, schema)) {
-            Ok((rows, note)) if note.start == start => Some(Self { rows, note }),
+            Ok((rows, note)) if note.start == start && note.job == job => Some(Self { rows, note }),
             Ok(_) => None,
             Err(error) => {
                 tracing::warn!(file = %location, %error, "the saved rows cannot be read; they are computed again");

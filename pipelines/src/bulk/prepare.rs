@@ -82,10 +82,9 @@ fn part_rows(job: &BulkJob, stage: &dyn Stage) -> u64 {
 fn settings(job: &BulkJob, stage: &dyn Stage, schema: &Schema, part_rows: u64) -> BTreeMap<String, String> {
     let mut settings: BTreeMap<String, String> = stage.metadata().into_iter().collect();
     let spec = stage.spec();
-    let columns: Vec<String> = schema.fields().iter().map(|f| format!("{}: {}", f.name(), f.data_type())).collect();
     settings.extend([
         ("column".to_owned(), job.column.clone()),
-        ("columns".to_owned(), columns.join(", ")),
+        ("columns".to_owned(), columns_setting(schema)),
         ("compression".to_owned(), job.codec.as_str().to_owned()),
         ("device".to_owned(), stage.device()),
         ("on-error".to_owned(), spec.on_error.to_string()),
@@ -93,4 +92,10 @@ fn settings(job: &BulkJob, stage: &dyn Stage, schema: &Schema, part_rows: u64) -
         ("rows-per-file".to_owned(), part_rows.to_string()),
     ]);
     settings
+}
+
+/// Columns and their types, as the manifest records them.
+pub(crate) fn columns_setting(schema: &Schema) -> String {
+    let columns: Vec<String> = schema.fields().iter().map(|f| format!("{}: {}", f.name(), f.data_type())).collect();
+    columns.join(", ")
 }

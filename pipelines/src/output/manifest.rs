@@ -12,7 +12,7 @@ use super::{
     opened::OutputFile,
 };
 use crate::{
-    bulk::manifest::{self, Counts, Job, ManifestError, PartEntry},
+    bulk::manifest::{self, Counts, Job, Members, PartEntry, Recorded},
     error::{Error, Result},
     stores::Location,
 };
@@ -23,8 +23,7 @@ const MAX_LISTED: usize = 3;
 /// The manifest of an output.
 #[derive(Debug)]
 pub(super) struct Manifest {
-    pub(super) job: Job,
-    parts: Vec<PartEntry>,
+    recorded: Recorded,
     /// The totals; `None` while the job is not finished.
     done: Option<Counts>,
 }
@@ -36,9 +35,8 @@ impl Manifest {
         if folder.is_http() {
             return Ok(None);
         }
-        let Some((job, parts)) = manifest::read(folder).await? else { return Ok(None) };
-        let done = totals(folder).await?;
-        Ok(Some(Self { job, parts, done }))
+        let Some(recorded) = manifest::read(folder).await? else { return Ok(None) };
+        Ok(Some(Self { recorded, done: manifest::read_totals(folder).await? }))
     }
 
     /// The job is finished.
@@ -46,31 +44,34 @@ impl Manifest {
         self.done.is_some()
     }
 
+    pub(super) fn job(&self) -> &Job {
+        &self.recorded.job
+    }
+
+    pub(super) fn entries(&self) -> &[PartEntry] {
+        &self.recorded.entries
+    }
+
     /// The entry of a file.
     pub(super) fn entry(&self, file: &OutputFile) -> Option<&PartEntry> {
-        self.parts.iter().find(|part| part.file == file.name())
+        self.entries().iter().find(|part| part.file == file.name())
     }
 
-    /// Whether the job wrote a file of this name: it has an entry, or it is the next part of a job that is not
-    /// finished.
-    pub(super) fn names(&self, file: &str) -> bool {
-        self.parts.iter().any(|part| part.file == file) || self.is_next_part(file)
-    }
-
-    /// A job publishes a part before it creates the entry, so one part may lack its entry.
-    fn is_next_part(&self, file: &str) -> bool {
-        if self.done.is_some() {
-            return false;
-        }
-        let Some((number, rest)) = split_part_name(file) else { return false };
-        let of_this_job = |part: &PartEntry| split_part_name(&part.file).is_none_or(|(_, known)| known == rest);
-        number == self.parts.len() && rest.ends_with(".parquet") && self.parts.first().is_none_or(of_this_job)
+    /// Which files the job wrote.
+    pub(super) fn members(&self) -> Members<'_> {
+        self.recorded.members()
     }
 
     pub(super) async fn problem_of(&self, file: &OutputFile) -> Result<Option<Problem>> {
         let name = file.name().to_owned();
         let Some(entry) = self.entry(file) else {
-            return Ok((!self.is_next_part(&name)).then_some(Problem::Unnamed { file: name }));
+            let members = self.members();
+            // A job publishes a part before it writes the entry.
+            let is_open = self.done.is_none() && members.is_next(&name);
+            return Ok(match members.has(&name) {
+                true => (!is_open).then_some(Problem::NoEntry { file: name }),
+                false => Some(Problem::Unnamed { file: name }),
+            });
         };
         let (found, expected) = (file.rows, entry.counts.rows_out);
         if found != expected {
@@ -83,42 +84,23 @@ impl Manifest {
     /// Parts that have an entry but no file.
     pub(super) fn missing(&self, files: &[OutputFile]) -> Vec<Problem> {
         let found: BTreeSet<&str> = files.iter().map(OutputFile::name).collect();
-        let missing = self.parts.iter().filter(|part| !found.contains(part.file.as_str()));
+        let missing = self.entries().iter().filter(|part| !found.contains(part.file.as_str()));
         missing.map(|part| Problem::Missing { file: part.file.clone() }).collect()
     }
 
     /// The totals count more rows than the entries: the last entries were lost.
     pub(super) fn lost_entries(&self) -> Option<Problem> {
         let expected = self.done.as_ref()?.rows_out;
-        let found: u64 = self.parts.iter().map(|part| part.counts.rows_out).sum();
+        let found: u64 = self.entries().iter().map(|part| part.counts.rows_out).sum();
         (found != expected).then_some(Problem::Entries { found, expected })
     }
 
     /// The manifest names other settings than the footers.
     pub(super) fn other_settings(&self, footer: &Pairs) -> Option<Problem> {
-        let settings = self.job.settings.iter().filter(|(key, _)| key.starts_with("elmo."));
+        let settings = self.job().settings.iter().filter(|(key, _)| key.starts_with("elmo."));
         let settings: BTreeMap<String, String> = settings.map(|(key, value)| (key.clone(), value.clone())).collect();
         pairs_difference(&settings, footer).map(|difference| Problem::Settings { difference })
     }
-}
-
-/// The number of a part and what follows it in the name: `part-00001-1a2b.parquet` is `(1, "-1a2b.parquet")`.
-fn split_part_name(file: &str) -> Option<(usize, &str)> {
-    let rest = file.strip_prefix("part-")?;
-    // From 100,000 on a letter precedes the digits.
-    let rest = rest.strip_prefix(|c: char| c.is_ascii_lowercase()).unwrap_or(rest);
-    let end = rest.find(|c: char| !c.is_ascii_digit()).unwrap_or(rest.len());
-    let (digits, rest) = rest.split_at(end);
-    digits.parse().ok().map(|number| (number, rest))
-}
-
-/// The totals of a finished job.
-async fn totals(folder: &Location) -> Result<Option<Counts>> {
-    let file = folder.child(manifest::FOLDER).child("done.json");
-    let Some(bytes) = file.get().await? else { return Ok(None) };
-    let broken = |e: serde_json::Error| ManifestError::Broken { file: file.to_string(), reason: e.to_string() };
-    let totals: Counts = serde_json::from_slice(&bytes).map_err(broken)?;
-    Ok(Some(totals))
 }
 
 /// The result of checking the files of an output against its manifest.
@@ -137,6 +119,11 @@ pub enum Problem {
     /// A file that the manifest does not name.
     Unnamed {
         /// Its name in the folder.
+        file: String,
+    },
+    /// A part of the job whose entry is missing or cannot be parsed.
+    NoEntry {
+        /// The part.
         file: String,
     },
     /// A part with another number of rows than its entry says.
@@ -176,6 +163,7 @@ impl fmt::Display for Problem {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Unnamed { file } => write!(f, "{file} is not in the manifest"),
+            Self::NoEntry { file } => write!(f, "{file} has lost its entry in the manifest"),
             Self::Rows { file, found, expected } => {
                 write!(f, "{file} has {found} rows, but its entry in the manifest says {expected}")
             }
@@ -211,7 +199,9 @@ impl ManifestCheck {
     pub fn help(&self) -> Option<String> {
         let any = |kind: fn(&Problem) -> bool| self.problems.iter().any(kind);
         let changed = any(|problem| matches!(problem, Problem::Rows { .. } | Problem::Changed { .. }));
-        let missing = any(|problem| matches!(problem, Problem::Missing { .. } | Problem::Entries { .. }));
+        let missing = any(|problem| {
+            matches!(problem, Problem::Missing { .. } | Problem::NoEntry { .. } | Problem::Entries { .. })
+        });
         let unnamed = self.problems.iter().filter_map(|problem| match problem {
             Problem::Unnamed { file } => Some(file.clone()),
             _ => None,
@@ -255,39 +245,6 @@ fn listed(items: &[String]) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn part_names_have_a_number_and_a_rest() {
-        assert_eq!(split_part_name("part-00001.parquet"), Some((1, ".parquet")));
-        assert_eq!(split_part_name("part-00012-1a2b3c4d.parquet"), Some((12, "-1a2b3c4d.parquet")));
-        assert_eq!(split_part_name("part-a100000.parquet"), Some((100_000, ".parquet")));
-        for other in ["part-.parquet", "more.parquet", "part-ab1.parquet"] {
-            assert_eq!(split_part_name(other), None, "{other}");
-        }
-    }
-
-    #[test]
-    fn only_the_next_part_may_lack_its_entry() {
-        let entry = |file: &str| PartEntry {
-            file: file.to_owned(),
-            start: Default::default(),
-            end: Default::default(),
-            last: false,
-            bytes: 1,
-            sha256: String::new(),
-            rows_digest: None,
-            counts: Counts::default(),
-        };
-        let job = Job::new(BTreeMap::new(), Vec::new());
-        let mut manifest = Manifest { job, parts: vec![entry("part-00000-1a2b.parquet")], done: None };
-        assert!(manifest.names("part-00000-1a2b.parquet") && manifest.names("part-00001-1a2b.parquet"));
-        for foreign in ["part-00001-ffff.parquet", "part-00002-1a2b.parquet", "part-00000-ffff.parquet", "more.parquet"]
-        {
-            assert!(!manifest.names(foreign), "{foreign}");
-        }
-        manifest.done = Some(Counts::default());
-        assert!(!manifest.names("part-00001-1a2b.parquet"), "a finished job has no next part");
-    }
 
     #[test]
     fn the_help_names_what_to_delete() {

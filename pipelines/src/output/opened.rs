@@ -48,9 +48,10 @@ impl Output {
         let manifest = Manifest::read(&folder).await?;
         let mut unnamed = Vec::new();
         if let Some(manifest) = manifest.as_ref().filter(|_| is_folder) {
-            let foreign = files.extract_if(.., |(file, _)| !manifest.names(file_name(file)));
-            unnamed.extend(foreign.map(|(file, _)| file_name(&file).to_owned()));
-            unnamed.extend(others.into_iter().filter(|name| name.starts_with("part-") && !manifest.names(name)));
+            let members = manifest.members();
+            unnamed =
+                members.strays(files.iter().map(|(file, _)| file_name(file)).chain(others.iter().map(String::as_str)));
+            files.retain(|(file, _)| members.has(file_name(file)));
         }
         let mut output = Self { files: Vec::new(), footer: Footer::default(), manifest, unnamed, is_folder };
         for (location, bytes) in files {
@@ -93,7 +94,7 @@ impl Output {
     }
 
     fn is_named(&self, file: &Location) -> bool {
-        self.manifest.as_ref().is_some_and(|manifest| manifest.names(file_name(file)))
+        self.manifest.as_ref().is_some_and(|manifest| manifest.members().has(file_name(file)))
     }
 
     /// How to restore `file`, or the first file before it, if it is not the file that the job wrote.

@@ -50,12 +50,6 @@ pub enum SinkError {
         /// The file.
         file: String,
     },
-    /// Another process replaced the file while this one was about to.
-    #[error("{file}: another process has written this file")]
-    Replaced {
-        /// The file.
-        file: String,
-    },
 }
 
 impl Fault for SinkError {
@@ -63,14 +57,13 @@ impl Fault for SinkError {
         match self {
             Self::Store(error) => error.exit(),
             Self::Encode { .. } => Exit::Input,
-            Self::Exists { .. } | Self::Replaced { .. } => Exit::Storage,
+            Self::Exists { .. } => Exit::Storage,
         }
     }
 
     fn help(&self) -> Option<String> {
         match self {
             Self::Store(error) => error.help(),
-            Self::Replaced { .. } => Some("run one job per output".into()),
             Self::Encode { .. } | Self::Exists { .. } => None,
         }
     }

@@ -107,8 +107,7 @@ impl PartWriter {
     /// which the caller detects by the digest.
     ///
     /// # Errors
-    /// The fence's, when the output belongs to another process; [`SinkError::Replaced`] when another process replaced the
-    /// file meanwhile; [`SinkError::Encode`] or [`SinkError::Store`] when the rest cannot be encoded or written. After an
+    /// The fence's, when the output belongs to another process; [`SinkError::Encode`] or [`SinkError::Store`] when the rest cannot be encoded or written. After an
     /// error the file does not exist, or, when only syncing failed, may not survive a power failure.
     pub async fn replace<F: Fence>(
         mut self,

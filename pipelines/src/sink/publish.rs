@@ -6,7 +6,7 @@
 //! | file | published by | after a takeover |
 //! |---|---|---|
 //! | local | rename | cannot happen: the kernel holds the lock as long as the process lives |
-//! | held in memory | `PUT` with `If-None-Match: *`, or `If-Match` of the version that it replaces | the condition fails |
+//! | held in memory | `PUT` with `If-None-Match: *`; where a file has the name, an upload in chunks | the condition fails |
 //! | uploaded in chunks | completing the upload, whose id is in the lease | the successor has aborted the upload |
 
 use std::time::Duration;
@@ -21,11 +21,8 @@ use super::{
 };
 use crate::stores::{
     Location, StoreError, UploadId,
-    create_once::{self, Created, version},
+    create_once::{self, Created},
 };
-
-/// How often replacing a file is attempted while others change it.
-const ATTEMPTS: usize = 3;
 
 /// The owner of an output: checks that only this process writes to it.
 pub trait Fence: Sync {
@@ -69,50 +66,31 @@ pub(super) async fn replace<F: Fence>(upload: Upload, fence: &F) -> Result<(), F
             let put = location.put(bytes.into(), PutMode::Overwrite).await;
             put.map_err(|e| failed(&location, e))?;
         }
-        State::Held(bytes) => replace_whole(&location.retrying_for(F::RETRY_FOR), bytes.into(), fence).await?,
+        State::Held(bytes) => replace_whole(&location, bytes.into(), fence).await?,
         State::Chunks(chunks) => complete(&location, chunks, fence).await?,
     }
     // A manifest entry that survives a power failure needs its file.
     Ok(location.sync().map_err(SinkError::from)?)
 }
 
-/// Creates the file, or replaces one version of it. The version is read before the fence is asked, so it is not one that
-/// a successor has written.
+/// Creates the file. One that exists is replaced by an upload, which a successor can abort, even if it has the same bytes:
+/// a request that names the version it replaces would still be applied after a successor had found those bytes, and on S3
+/// after it had written them again.
 async fn replace_whole<F: Fence>(location: &Location, bytes: Bytes, fence: &F) -> Result<(), F::Error> {
     fence.verify().await?;
-    let mut mode = PutMode::Create;
-    for _ in 0..ATTEMPTS {
-        match location.put(bytes.clone(), mode).await {
-            Ok(_) => return Ok(()),
-            Err(
-                object_store::Error::AlreadyExists { .. }
-                | object_store::Error::Precondition { .. }
-                | object_store::Error::NotFound { .. },
-            ) => {}
-            Err(e) => return Err(failed(location, e).into()),
+    match location.retrying_for(F::RETRY_FOR).put(bytes.clone(), PutMode::Create).await {
+        Ok(_) => return Ok(()),
+        Err(object_store::Error::AlreadyExists { .. } | object_store::Error::Precondition { .. }) => {}
+        Err(e) => return Err(failed(location, e).into()),
+    }
+    let mut chunks = Chunks::start(location).await.map_err(|e| failed(location, e))?;
+    match chunks.put(bytes).await {
+        Ok(()) => complete(location, chunks, fence).await,
+        Err(error) => {
+            abort(location, chunks).await;
+            Err(failed(location, error).into())
         }
-        mode = match found(location, &bytes).await.map_err(SinkError::from)? {
-            Found::Same => return Ok(()),
-            Found::Other(mode) => mode,
-        };
-        fence.renew(None).await?;
     }
-    Err(SinkError::Replaced { file: location.to_string() }.into())
-}
-
-enum Found {
-    /// An earlier attempt, or an earlier run with the same settings, wrote it.
-    Same,
-    /// How it can be replaced.
-    Other(PutMode),
-}
-
-async fn found(location: &Location, bytes: &Bytes) -> Result<Found, StoreError> {
-    let Some(meta) = location.head().await? else { return Ok(Found::Other(PutMode::Create)) };
-    if meta.size == bytes.len() as u64 && location.get().await?.as_ref() == Some(bytes) {
-        return Ok(Found::Same);
-    }
-    Ok(Found::Other(PutMode::Update(version(&meta))))
 }
 
 /// Completes an upload. Its id is in the lease by then, so a successor knows of every upload that can be completed.

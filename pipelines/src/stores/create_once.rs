@@ -73,9 +73,9 @@ pub async fn probe(location: &Location) -> Result<(), StoreError> {
             Ok(None) => Ok(false),
             Err(error) => Err(error),
         };
-        location.delete().await?;
+        let deleted = location.delete().await;
         match outcome {
-            Ok(true) => return Ok(()),
+            Ok(true) => return deleted,
             // The object of an earlier probe disturbs only the first attempt.
             Ok(false) | Err(StoreError::Unconditional { .. }) if attempts.next().is_some() => {}
             Ok(false) => return Err(unconditional(location, CREATE, "an object that was deleted still exists")),

@@ -47,8 +47,8 @@ pub enum ManifestError {
         /// There is a manifest, which does not name it.
         manifest: bool,
     },
-    /// There are files with the name of a part that the manifest does not name.
-    #[error("{output} contains parts that its manifest does not name: {}", listed(files))]
+    /// There are files that readers of the folder take for parts, and that the manifest does not name.
+    #[error("{output} contains files that are not parts of its job: {}", listed(files))]
     Unlisted {
         /// The output.
         output: String,
@@ -81,6 +81,12 @@ pub enum ManifestError {
     /// fingerprint.
     #[error("{file} is missing or damaged, and the parts beside it were not made with the settings of this job")]
     JobLost {
+        /// The file.
+        file: String,
+    },
+    /// A file of the manifest that is read without the lock, and that the job repairs when it is run again.
+    #[error("{file} is missing or damaged")]
+    Damaged {
         /// The file.
         file: String,
     },
@@ -135,13 +141,17 @@ impl Fault for ManifestError {
                 "use an empty --output; --overwrite removes the parts of an earlier job and nothing else"
             }
             Self::Unlisted { .. } => {
-                "delete these files, because readers of the folder read them too, and run the same command again"
+                "delete these files, or move them elsewhere, because readers of the folder read them too; then run the same \
+                 command again"
             }
             Self::NoFolder { .. } => "give the name of a folder as --output; it is created when needed",
             Self::Vanished { .. } => {
                 "do not change the output while a job runs; the same command again writes what is missing"
             }
             Self::Broken { .. } => "start over with --overwrite",
+            Self::Damaged { .. } => {
+                "run the elmo embed command of this output again, which repairs it when settings and rows are the same"
+            }
             Self::JobLost { .. } => "use the settings of that job, or start over with --overwrite",
             Self::Repair { .. } => "restore the inputs as they were, or start over with --overwrite",
         };

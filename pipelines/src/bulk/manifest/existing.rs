@@ -60,12 +60,14 @@ impl Existing {
         )?;
         let has = |name: &str| records.iter().any(|record| record.location.filename() == Some(name));
         let has_job = job.is_some() || has(JOB);
-        let entries =
+        let mut entries =
             if has_job || !records.is_empty() { read_entries(folder, &records).await? } else { Entries::new() };
+        let job = job.flatten();
+        job.iter().for_each(|job| without_others(&mut entries, job));
         Ok(Self {
             output: output.clone(),
             folder: folder.clone(),
-            job: job.flatten(),
+            job,
             has_job,
             has_totals: has(DONE),
             has_partial: has(PARTIAL),
@@ -169,6 +171,15 @@ async fn read_entry(folder: &Location, number: usize) -> Result<Option<(usize, O
     match read::<PartEntry>(&folder.child(&entry_name(number))).await {
         Err(ManifestError::Broken { .. }) => Ok(Some((number, None))),
         found => Ok(found?.map(|entry| (number, Some(entry)))),
+    }
+}
+
+/// Entries of parts with another fingerprint count as ones that cannot be parsed: a job that lost its lease, and ended,
+/// created them late.
+pub(super) fn without_others(entries: &mut Entries, job: &Job) {
+    let fingerprint = job.fingerprint();
+    for entry in entries.values_mut() {
+        entry.take_if(|entry| parse_part(&entry.file).is_some_and(|name| name.fingerprint != fingerprint.as_deref()));
     }
 }
 

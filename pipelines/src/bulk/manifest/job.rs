@@ -92,6 +92,12 @@ impl Job {
         Some(digits)
     }
 
+    /// SHA-256 of the job, hexadecimal.
+    pub(super) fn digest(&self) -> String {
+        // Strings and numbers are always serialised, in the order of the fields and keys.
+        format!("{:x}", Sha256::digest(serde_json::to_vec(self).unwrap_or_default()))
+    }
+
     /// Removes recorded settings that are not part of the identity.
     pub(super) fn normalized(mut self) -> Self {
         self.settings.remove(VERSION);
@@ -103,7 +109,7 @@ impl Job {
     /// # Errors
     /// One line per difference, when it cannot.
     pub(super) fn continued_by(&self, now: &Self, totals: &Counts) -> Result<Continuation, Vec<String>> {
-        let changed = self.changed_inputs(now);
+        let changed = self.changed_inputs(&now.inputs);
         let differences = self.setting_differences(now, totals);
         match changed {
             Some(changed) if differences.is_empty() => {
@@ -114,9 +120,9 @@ impl Job {
     }
 
     /// Inputs that have another name or version; `None` when the number of files or a size differs.
-    fn changed_inputs(&self, now: &Self) -> Option<Vec<usize>> {
-        let pairs = || self.inputs.iter().zip(&now.inputs);
-        let comparable = self.inputs.len() == now.inputs.len() && pairs().all(|(then, now)| then.size == now.size);
+    pub(crate) fn changed_inputs(&self, now: &[InputRecord]) -> Option<Vec<usize>> {
+        let pairs = || self.inputs.iter().zip(now);
+        let comparable = self.inputs.len() == now.len() && pairs().all(|(then, now)| then.size == now.size);
         comparable.then(|| pairs().enumerate().filter(|(_, (then, now))| then != now).map(|(index, _)| index).collect())
     }
 

@@ -44,7 +44,7 @@ pub(super) const LEASE: Duration = Duration::from_secs(60);
 const RENEWAL: Duration = Duration::from_secs(15);
 /// For how long requests of the lease, and those that publish a part, are retried: less than half a lease, so that a job
 /// that publishes has renewed its lease in time.
-const RETRY_FOR: Duration = Duration::from_secs(25);
+pub(super) const RETRY_FOR: Duration = Duration::from_secs(25);
 /// How often deleting a lease is retried.
 const DELETE_RETRIES: usize = 3;
 
@@ -123,6 +123,14 @@ impl Lock {
                 true => Ok(()),
                 false => Err(ManifestError::Vanished { file: path.display().to_string() }),
             },
+        }
+    }
+
+    /// As [`verify`](Self::verify), but always asks the store.
+    pub(super) async fn ask(&self) -> Result<(), ManifestError> {
+        match self {
+            Self::Lease(lease, _) => lease.renew(None).await,
+            Self::File { .. } => self.verify().await,
         }
     }
 

@@ -14,43 +14,48 @@
 //! where the one before it ends. [`Manifest::finish`] checks that the folder holds the parts of the manifest and no
 //! others.
 //!
-//! Entries and totals are created and never changed in place ([`PutMode::Create`](object_store::PutMode::Create)), so a
-//! second writer that slips past the lock is stopped by the first entry that it tries to create. A part without an
-//! entry does not count: the next run writes it again. A part that is lost or damaged is written again together with
-//! its entry, because other hardware may give other bytes: the entry is deleted before the part is published and
-//! created after it, so that a crash in between leaves a part without an entry.
+//! Entries and totals are created ([`PutMode::Create`](object_store::PutMode::Create)), so a second writer that slips past
+//! the lock is stopped by the first entry that it tries to create. A part without an entry does not count: the next run
+//! writes it again. A part that is lost or damaged is written again together with its entry, because other hardware may give other
+//! bytes: the entry is emptied before the part is published and written after it, so that a crash in between leaves a part
+//! without an entry. In an object store every write to a file that exists names the version that it replaces, which was read
+//! before the lease was verified: a job that lost its lease changes no file of its successor (`records`).
 
 mod entry;
 mod error;
 mod existing;
 mod job;
 mod lock;
+mod members;
 mod names;
 mod output;
 mod overwrite;
 mod records;
 mod state;
 
-use std::collections::{BTreeSet, HashMap};
+use std::collections::HashMap;
 
 use futures::{StreamExt, TryStreamExt, stream};
 use object_store::ObjectMeta;
 use sha2::{Digest, Sha256};
 
-pub(crate) use self::entry::Part;
 pub(super) use self::state::survey;
+pub(crate) use self::{
+    entry::Part,
+    members::Members,
+    output::{Recorded, read, read_totals},
+};
 pub use self::{
     entry::{Counts, PartEntry},
     error::ManifestError,
     job::{InputRecord, Job},
     names::part_name,
-    output::read,
     state::{OutputState, output_state},
 };
 use self::{
     existing::{Existing, Start},
     lock::Lock,
-    names::{entry_name, parse_part},
+    names::entry_name,
 };
 use crate::{
     sink::Fence,
@@ -95,7 +100,7 @@ impl Manifest {
     /// [`ManifestError::Locked`] when another job writes there, [`ManifestError::Differs`] when the manifest is of a job
     /// with other settings or inputs, [`ManifestError::JobLost`] when that cannot be determined,
     /// [`ManifestError::Foreign`] when there are files that no manifest names, [`ManifestError::Unlisted`] when there are
-    /// parts beside those of a finished job, [`ManifestError::NoFolder`] when the output is a file,
+    /// files that are mistaken for parts of a finished job, [`ManifestError::NoFolder`] when the output is a file,
     /// [`ManifestError::Broken`] when an entry does not follow from the one before it, [`ManifestError::Overtaken`] when
     /// another job begins the manifest at the same moment, [`ManifestError::Store`] when the store fails.
     pub async fn open(output: &Location, job: &Job, overwrite: bool) -> Result<Self, ManifestError> {
@@ -133,7 +138,7 @@ impl Manifest {
         let had_manifest = existing.has_manifest();
         if overwrite && (had_manifest || !existing.files.is_empty()) {
             let parts = overwrite::own_parts(&self.output, &existing, &self.job).await?;
-            overwrite::remove(&self.output, &self.folder, &existing, &parts).await?;
+            overwrite::remove((&self.output, &self.folder), &existing, &parts, &self.lock).await?;
             self.begin().await?;
         } else {
             self.has_partial = existing.has_partial;
@@ -150,7 +155,7 @@ impl Manifest {
     }
 
     async fn begin(&self) -> Result<(), ManifestError> {
-        records::create(&self.folder.child(JOB), &self.job).await
+        records::create(&self.folder.child(JOB), &self.job, &self.lock).await
     }
 
     /// Begins where there is no entry: what an earlier run of this job left is replaced.
@@ -158,48 +163,43 @@ impl Manifest {
         if existing.has_job {
             let name = self.folder.child(JOB);
             tracing::warn!(file = %name, "cannot be parsed, and no part has an entry; the job starts over");
-            name.delete().await?;
         }
         if !existing.files.is_empty() {
             let parts = existing.files.len();
             tracing::warn!(output = %self.output, parts, "the manifest is lost; the parts of this job are written again");
         }
         if existing.has_totals {
-            self.folder.child(DONE).delete().await?;
+            records::clear(&self.folder.child(DONE), &self.lock).await?;
         }
         self.remove_partial().await?;
         self.begin().await
     }
 
     async fn resume(&mut self, existing: &Existing, torn: &[usize]) -> Result<(), ManifestError> {
-        for &number in torn {
-            let entry = self.entry(number);
-            tracing::warn!(file = %entry, "cannot be parsed; its part is written again");
-            entry.delete().await?;
+        for &number in torn.iter().filter(|_| self.position().is_some()) {
+            tracing::warn!(file = %self.entry(number), "cannot be parsed; its part is written again");
         }
         self.done = existing.has_totals && self.is_done().await?;
         if self.done {
             return self.check_unlisted(&existing.files);
         }
-        self.warn_of_others(&existing.files);
+        self.warn_of_strays(&existing.files);
         Ok(())
     }
 
-    /// Warns of Parquet files in the output that are not parts of this job.
-    fn warn_of_others(&self, files: &[ObjectMeta]) {
-        let fingerprint = self.job.fingerprint();
-        let expected = self.parts.len() + usize::from(self.position().is_some());
-        let is_part = |name: &str| {
-            parse_part(name).is_some_and(|part| part.number < expected && part.fingerprint == fingerprint.as_deref())
-        };
-        for name in files.iter().filter_map(|file| file.location.filename()) {
-            if name.ends_with(".parquet") && !is_part(name) {
-                tracing::warn!(file = %self.output.child(name), "not of this job, but readers of the folder read it too");
-            }
+    /// Names files in the output that are no parts of this job, and that [`finish`](Self::finish) will not accept.
+    fn warn_of_strays(&self, files: &[ObjectMeta]) {
+        for name in self.members().strays(file_names(files)) {
+            tracing::warn!(file = %self.output.child(&name), "not of this job, but readers of the folder read it too");
         }
     }
 
-    /// Whether the totals are those of the entries. Others are deleted, and written again when the job finishes.
+    fn members(&self) -> Members<'_> {
+        let parts = self.parts.len() + usize::from(self.position().is_some());
+        Members::new(self.parts.iter().filter_map(Part::entry), parts, Some(self.job.fingerprint()))
+    }
+
+    /// Whether the totals are those of the entries. Others are emptied, and written again when the job finishes.
     async fn is_done(&self) -> Result<bool, ManifestError> {
         let name = self.folder.child(DONE);
         let totals = match records::read::<Counts>(&name).await {
@@ -210,7 +210,7 @@ impl Manifest {
         let done = self.position().is_none() && totals == Some(self.totals());
         if !done {
             tracing::warn!(file = %name, "differs from the entries; written again when the job finishes");
-            name.delete().await?;
+            records::clear(&name, &self.lock).await?;
         }
         Ok(done)
     }
@@ -232,7 +232,7 @@ impl Manifest {
         self.lock.verify().await?;
         // The saved rows were computed with the recorded settings and inputs.
         self.remove_partial().await?;
-        records::replace(&self.folder.child(JOB), &self.job).await?;
+        records::replace(&self.folder.child(JOB), &self.job, &self.lock).await?;
         self.unrecorded = false;
         self.changed_inputs.clear();
         Ok(())
@@ -244,9 +244,11 @@ impl Manifest {
     /// [`ManifestError::Overtaken`] when another job has acquired the lease, [`ManifestError::Vanished`] when the lock file
     /// or the manifest was deleted, [`ManifestError::Store`] when the store fails.
     pub async fn hold(&self) -> Result<(), ManifestError> {
-        self.lock.verify().await?;
         let job = self.folder.child(JOB);
-        match job.head().await? {
+        let found = job.head().await?;
+        // Last: whatever follows happens soon after it.
+        self.lock.verify().await?;
+        match found {
             Some(_) => Ok(()),
             None => Err(ManifestError::Vanished { file: job.to_string() }),
         }
@@ -271,6 +273,21 @@ impl Manifest {
         outcome
     }
 
+    /// Deletes an entry of this job, unless the owner of the output has the same settings: then it may be the owner's.
+    async fn withdraw_entry(&self, location: &Location, entry: &PartEntry) {
+        let withdrawn = async {
+            let owner = records::read::<Job>(&self.folder.child(JOB)).await?;
+            let is_other = owner.is_some_and(|job| job.fingerprint() != self.job.fingerprint());
+            if is_other && records::read::<PartEntry>(location).await?.as_ref() == Some(entry) {
+                location.delete().await?;
+            }
+            Ok::<_, ManifestError>(())
+        };
+        if let Err(error) = withdrawn.await {
+            tracing::warn!(file = %location, %error, "the entry was created after another job had taken over; delete it");
+        }
+    }
+
     /// Deletes a file of this job, unless the owner of the output has the same settings and so parts of the same names.
     async fn withdraw(&self, file: &str) -> Result<(), ManifestError> {
         let owner = records::read::<Job>(&self.folder.child(JOB)).await?;
@@ -278,6 +295,11 @@ impl Manifest {
             self.output.child(file).delete().await?;
         }
         Ok(())
+    }
+
+    /// SHA-256 of the job as it is recorded, hexadecimal.
+    pub(super) fn job_digest(&self) -> String {
+        self.job.digest()
     }
 
     /// The fence that prevents a job that lost its lock from replacing files of its successor.
@@ -401,16 +423,16 @@ impl Manifest {
         }
     }
 
-    /// Deletes the entry of a part that is about to be published again, and the totals.
+    /// Empties the entry of a part that is about to be published again, and the totals.
     ///
     /// # Errors
-    /// [`ManifestError::Store`] when the store fails.
+    /// [`ManifestError::Overtaken`] when another job has taken over, [`ManifestError::Store`] when the store fails.
     pub(super) async fn retract(&mut self, part: usize) -> Result<(), ManifestError> {
         if self.done {
-            self.folder.child(DONE).delete().await?;
+            records::clear(&self.folder.child(DONE), &self.lock).await?;
             self.done = false;
         }
-        Ok(self.entry(part).delete().await?)
+        records::clear(&self.entry(part), &self.lock).await
     }
 
     /// Creates the entry of a part that was published again.
@@ -418,8 +440,7 @@ impl Manifest {
     /// # Errors
     /// As [`Manifest::append`]; [`ManifestError::Broken`] when the next entry does not follow from it.
     pub(super) async fn restore(&mut self, part: usize, entry: PartEntry) -> Result<(), ManifestError> {
-        let created = records::create(&self.entry(part), &entry).await;
-        self.withdraw_if_overtaken(&entry.file, created).await?;
+        self.enter(part, &entry).await?;
         let next = self.parts.get(part + 1).and_then(Part::entry);
         let reason = next.and_then(|next| next.break_after(part + 1, Some(&entry)));
         self.parts[part] = Part::Durable(entry);
@@ -429,14 +450,26 @@ impl Manifest {
         }
     }
 
+    /// Creates the entry of part `part`. If the output was a successor's by then, the entry and the part are deleted again.
+    async fn enter(&self, part: usize, entry: &PartEntry) -> Result<(), ManifestError> {
+        let location = self.entry(part);
+        let created = match records::create(&location, entry, &self.lock).await {
+            Ok(()) => self.lock.verify().await,
+            failed => failed,
+        };
+        if matches!(created, Err(ManifestError::Overtaken { .. })) {
+            self.withdraw_entry(&location, entry).await;
+        }
+        self.withdraw_if_overtaken(&entry.file, created).await
+    }
+
     /// Appends the entry of a durable part.
     ///
     /// # Errors
     /// [`ManifestError::Overtaken`] when there is another entry for this part, [`ManifestError::Store`] when the store
     /// fails.
     pub async fn append(&mut self, entry: PartEntry) -> Result<(), ManifestError> {
-        let created = records::create(&self.entry(self.parts.len()), &entry).await;
-        self.withdraw_if_overtaken(&entry.file, created).await?;
+        self.enter(self.parts.len(), &entry).await?;
         self.parts.push(Part::Durable(entry));
         Ok(())
     }
@@ -461,14 +494,14 @@ impl Manifest {
     ///
     /// # Errors
     /// As [`Manifest::hold`]; [`ManifestError::Vanished`] when a part or an entry was deleted,
-    /// [`ManifestError::Unlisted`] when there are other parts, [`ManifestError::Overtaken`] when there are other totals,
+    /// [`ManifestError::Unlisted`] when there are files that are mistaken for parts, [`ManifestError::Overtaken`] when there are other totals,
     /// [`ManifestError::Broken`] when they cannot be parsed.
     pub async fn finish(&mut self) -> Result<(), ManifestError> {
         self.hold().await?;
         let (files, records) = futures::try_join!(self.output.children(), self.folder.children())?;
         self.check_whole(&files, &records)?;
         self.check_unlisted(&files)?;
-        records::create(&self.folder.child(DONE), &self.totals()).await?;
+        records::create(&self.folder.child(DONE), &self.totals(), &self.lock).await?;
         self.done = true;
         Ok(())
     }
@@ -492,11 +525,9 @@ impl Manifest {
         Ok(())
     }
 
-    /// Checks that every file with the name of a part is in the manifest.
+    /// Checks that the output holds no file that is mistaken for a part.
     fn check_unlisted(&self, files: &[ObjectMeta]) -> Result<(), ManifestError> {
-        let names: Vec<&str> = files.iter().filter_map(|file| file.location.filename()).collect();
-        let entries = self.parts.iter().filter_map(Part::entry);
-        let files = unlisted(names, entries.map(|entry| entry.file.as_str()));
+        let files = self.members().strays(file_names(files));
         match files.is_empty() {
             true => Ok(()),
             false => Err(ManifestError::Unlisted { output: self.output.to_string(), files }),
@@ -509,17 +540,6 @@ impl Manifest {
     }
 }
 
-/// Files `part-*` in an output that no entry names, such as parts of a job that lost its lock. Readers of the folder
-/// read them as data.
-pub(crate) fn unlisted<'n>(
-    files: impl IntoIterator<Item = &'n str>,
-    entries: impl Iterator<Item = &'n str>,
-) -> Vec<String> {
-    let entries: BTreeSet<&str> = entries.collect();
-    let parts = files.into_iter().filter(|name| name.starts_with("part-"));
-    parts.filter(|name| !entries.contains(name)).map(str::to_owned).collect()
-}
-
 /// A folder cannot be created below a file, and the system's error names neither.
 fn check_folder(output: &Location) -> Result<(), ManifestError> {
     let path = output.local_path().unwrap_or_default();
@@ -529,7 +549,11 @@ fn check_folder(output: &Location) -> Result<(), ManifestError> {
     }
 }
 
-/// SHA-256 of a file, hexadecimal; that of an empty file when it does not exist.
+fn file_names(files: &[ObjectMeta]) -> impl Iterator<Item = &str> {
+    files.iter().filter_map(|file| file.location.filename())
+}
+
+/// SHA-256 of a file, hexadecimal; of no bytes when it does not exist.
 pub(crate) async fn sha256(location: &Location) -> Result<String, StoreError> {
     let failed = |e| StoreError::request("read", location, e);
     let mut hash = Sha256::new();

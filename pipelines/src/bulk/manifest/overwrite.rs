@@ -10,6 +10,8 @@ use super::{
     DONE, FOLDER, JOB, ManifestError, PARTIAL,
     existing::{Existing, REQUESTS, foreign, has_fingerprint},
     job::Job,
+    lock::{Lock, RETRY_FOR},
+    members::{Members, parts_after},
     names::{entry_name, parse_entry, parse_part},
 };
 use crate::stores::{
@@ -44,17 +46,12 @@ impl Existing {
     /// Whether the manifest names this file, or would name it next: a job may have been killed after it wrote a part
     /// and before it appended the entry.
     fn names(&self, file: &ObjectMeta) -> bool {
-        let Some(name) = file.location.filename() else { return false };
-        let Some(part) = parse_part(name) else { return false };
-        if self.entries.values().flatten().any(|entry| entry.file == name) {
-            return true;
-        }
-        let parts = match self.entries.last_key_value() {
-            None => 1,
-            Some((last, entry)) => last.saturating_add(1 + usize::from(entry.as_ref().is_none_or(|entry| !entry.last))),
-        };
+        let torn = self.entries.iter().rev().take_while(|(_, entry)| entry.is_none()).map(|(number, _)| *number).max();
+        let last = self.entries.values().rev().flatten().next();
+        let parts = torn.map_or_else(|| parts_after(last), |torn| torn.saturating_add(2));
         let fingerprint = self.job.as_ref().map(Job::fingerprint);
-        part.number < parts && fingerprint.is_some_and(|fingerprint| part.fingerprint == fingerprint.as_deref())
+        let members = Members::new(self.entries.values().flatten(), parts, fingerprint);
+        file.location.filename().is_some_and(|name| members.has(name))
     }
 }
 
@@ -85,20 +82,29 @@ async fn is_recognised(output: &Location, file: &ObjectMeta, now: &Job) -> Resul
 /// Removes the parts and the manifest of an earlier job, `job.json` last: after a crash in between, what is left can be
 /// overwritten again.
 pub(super) async fn remove(
-    output: &Location,
-    folder: &Location,
+    (output, folder): (&Location, &Location),
     existing: &Existing,
     parts: &[&ObjectMeta],
+    lock: &Lock,
 ) -> Result<(), ManifestError> {
-    delete(parts.iter().map(|part| output.at(part.location.clone()))).await?;
+    // What was listed may be a successor's by now.
+    lock.ask().await?;
+    delete(parts.iter().map(|part| output.at(part.location.clone())), lock).await?;
     let totals = [DONE, PARTIAL].map(|name| folder.child(name));
-    delete(totals.into_iter().chain(existing.entries.keys().map(|part| folder.child(&entry_name(*part))))).await?;
-    Ok(folder.child(JOB).delete().await?)
+    delete(totals.into_iter().chain(existing.entries.keys().map(|part| folder.child(&entry_name(*part)))), lock)
+        .await?;
+    delete(std::iter::once(folder.child(JOB)), lock).await
 }
 
-async fn delete(files: impl Iterator<Item = Location>) -> Result<(), ManifestError> {
-    let deletes: Vec<_> = files.map(|file| async move { file.delete().await }).collect();
-    Ok(stream::iter(deletes).buffer_unordered(REQUESTS).try_collect().await?)
+/// Deletes files while the lock is held. Stores do not delete conditionally, so no request is retried for longer than the
+/// lease lasts.
+async fn delete(files: impl Iterator<Item = Location>, lock: &Lock) -> Result<(), ManifestError> {
+    let delete = |file: Location| async move {
+        lock.verify().await?;
+        Ok::<_, ManifestError>(file.retrying_for(RETRY_FOR).delete().await?)
+    };
+    let deletes: Vec<_> = files.map(delete).collect();
+    stream::iter(deletes).buffer_unordered(REQUESTS).try_collect().await
 }
 
 /// Removes incomplete files of a killed job: the local store writes `NAME#1` beside `NAME` and renames it. In the

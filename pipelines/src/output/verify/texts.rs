@@ -9,16 +9,23 @@ use arrow::{
 
 use super::sample::within;
 use crate::{
-    bulk::manifest::{InputRecord, Job},
+    bulk::{
+        columns_setting,
+        manifest::{InputRecord, Job},
+        rows_are_unchanged,
+    },
     error::{Error, Result},
     output::{
         manifest::Manifest,
         opened::{Output, OutputFile},
         parquet::unreadable,
     },
-    source::{self, InputFile, Plan, Request, Rows, STDIN, Slice},
+    source::{self, InputFile, Keep, KeptTypes, Plan, Request, Rows, STDIN, Slice},
     stores::{Location, Stores},
 };
+
+/// Columns behind the kept ones: vectors, `truncated`, `error`.
+const ADDED: usize = 3;
 
 /// Where the texts of an output come from.
 pub(super) enum Texts<'o> {
@@ -33,7 +40,7 @@ impl<'o> Texts<'o> {
     pub(super) async fn find(column: Option<&str>, output: &'o Output, stores: &Stores) -> Result<Self> {
         let manifest = output.manifest.as_ref();
         // The output may keep a column `text` that is not the one which was embedded.
-        let of_job = manifest.and_then(|manifest| manifest.job.settings.get("column")).map(String::as_str);
+        let of_job = manifest.and_then(|manifest| manifest.job().settings.get("column")).map(String::as_str);
         let column = column.or(of_job).unwrap_or("text");
         if output.footer.columns.iter().any(|(name, _)| name == column) {
             return Ok(Self::Kept(column.to_owned()));
@@ -41,7 +48,9 @@ impl<'o> Texts<'o> {
         let Some(manifest) = manifest else {
             return Err(no_texts(column, "there is no manifest beside it that names the inputs of the job"));
         };
-        let plan = open_inputs(&manifest.job, column, stores).await?;
+        let kept = output.footer.columns.iter().map(|(name, _)| name.as_str()).collect::<Vec<_>>();
+        let kept = kept[..kept.len().saturating_sub(ADDED)].to_vec();
+        let plan = open_inputs(manifest, column, &kept, stores).await?;
         Ok(Self::Inputs { plan: Arc::new(plan), manifest })
     }
 
@@ -117,26 +126,55 @@ fn no_texts(column: &str, reason: &str) -> Error {
     )
 }
 
-/// The inputs of the job, if they have not changed.
-async fn open_inputs(job: &Job, column: &str, stores: &Stores) -> Result<Plan> {
+/// The inputs of the job, if they hold the rows that it read: as for a job that is resumed, another version of a file is
+/// compared by content.
+async fn open_inputs(manifest: &Manifest, column: &str, kept: &[&str], stores: &Stores) -> Result<Plan> {
+    let job = manifest.job();
     if job.inputs.iter().any(|input| input.file == STDIN) {
         return Err(no_texts(column, "the texts came from standard input and were not kept"));
     }
     let names: Vec<String> = job.inputs.iter().map(|input| input.file.clone()).collect();
     let files = source::list(stores, &names, None).await?;
-    check_unchanged(&job.inputs, &files)?;
-    Ok(Plan::resolve(files, &Request::texts(column)).await?)
+    let found: Vec<InputRecord> = files.iter().map(InputRecord::from).collect();
+    let changed = job.changed_inputs(&found);
+    let is_same = match &changed {
+        None => false,
+        Some(changed) if changed.is_empty() => true,
+        Some(changed) => match as_read(job, &files, kept).await? {
+            Some(plan) => rows_are_unchanged(&Arc::new(plan), manifest.entries(), changed).await?,
+            None => false,
+        },
+    };
+    match is_same {
+        true => Ok(Plan::resolve(files, &Request::texts(column)).await?),
+        false => Err(changed_since(job, &found)),
+    }
 }
 
-fn check_unchanged(recorded: &[InputRecord], found: &[InputFile]) -> Result<()> {
-    let found: Vec<InputRecord> = found.iter().map(InputRecord::from).collect();
-    match recorded.iter().find(|input| !found.contains(*input)) {
-        None => Ok(()),
-        Some(input) => Err(Error::Input {
-            file: input.file.clone(),
-            row: None,
-            reason: "changed since the job read it, so the texts of the output's rows are not known".into(),
-            help: Some("restore the file, including its modification time, or embed again with --keep all".into()),
-        }),
+/// The rows as the job read them, with the kept columns in their types, because the digests are of all these; `None` when
+/// the files have no such columns any more.
+async fn as_read(job: &Job, files: &[InputFile], kept: &[&str]) -> Result<Option<Plan>> {
+    let (Some(column), Some(columns)) = (job.settings.get("column"), job.settings.get("columns")) else {
+        return Ok(None);
+    };
+    let keep = Keep::Columns(kept.iter().map(ToString::to_string).collect());
+    for types in [KeptTypes::Guess, KeptTypes::Strings] {
+        let request = Request { keep: keep.clone(), types, ..Request::texts(column) };
+        let plan = Plan::resolve(files.to_vec(), &request).await?;
+        let rest = columns.strip_prefix(&columns_setting(plan.kept()));
+        if rest.is_some_and(|rest| kept.is_empty() || rest.starts_with(", ")) {
+            return Ok(Some(plan));
+        }
+    }
+    Ok(None)
+}
+
+fn changed_since(job: &Job, found: &[InputRecord]) -> Error {
+    let changed = job.inputs.iter().find(|input| !found.contains(*input));
+    Error::Input {
+        file: changed.map(|input| input.file.clone()).unwrap_or_default(),
+        row: None,
+        reason: "changed since the job read it, so the texts of the output's rows are not known".into(),
+        help: Some("restore the file, or embed again with --keep all".into()),
     }
 }
