@@ -15,7 +15,7 @@ use arrow::{
     ipc::writer::{FileWriter, IpcWriteOptions},
 };
 use elmo_pipelines::{
-    source::{self, Keep, Plan, Position, Request, Rows},
+    source::{self, InferRows, Keep, Plan, Position, Request, Rows},
     stores::Stores,
 };
 use parquet::{arrow::ArrowWriter, basic::Compression, file::properties::WriterProperties};
@@ -154,7 +154,8 @@ fn drain(path: &Path) -> Result<u64, String> {
         let stores = Stores::with_settings([]);
         let inputs = [path.display().to_string()];
         let files = source::list(&stores, &inputs, None).await.map_err(|e| e.to_string())?;
-        let request = Request { keep: Keep::All, reserved: vec!["error".into()], ..Request::texts("text") };
+        let infer_rows = InferRows(Some(1000));
+        let request = Request { keep: Keep::All, reserved: vec!["error".into()], infer_rows, ..Request::texts("text") };
         let plan = Plan::resolve(files, &request).await.map_err(|e| e.to_string())?;
         let mut rows = Rows::new(Arc::new(plan), Position::default());
         let mut n = 0;

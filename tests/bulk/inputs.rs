@@ -77,7 +77,7 @@ fn arrow_stream(batch: &RecordBatch) -> Vec<u8> {
     writer.into_inner().unwrap()
 }
 
-async fn gzip(bytes: &[u8]) -> Vec<u8> {
+pub(crate) async fn gzip(bytes: &[u8]) -> Vec<u8> {
     let mut encoder = GzipEncoder::new(Vec::new());
     encoder.write_all(bytes).await.unwrap();
     encoder.shutdown().await.unwrap();
@@ -450,7 +450,7 @@ async fn rows_are_counted_without_reading_everything() {
     let plan = Arc::new(Plan::resolve(files, &request).await.unwrap());
     let mut counted = Vec::new();
     for number in 0..4 {
-        counted.push(plan.count(number, 500_000).await.unwrap());
+        counted.push(plan.count(number, 500_000, None).await.unwrap());
     }
     assert_eq!(counted.iter().map(|c| c.exact).collect::<Vec<_>>(), [true, true, false, true]);
     assert_eq!([counted[0].rows, counted[1].rows, counted[3].rows], [5, 1000, 1000]);

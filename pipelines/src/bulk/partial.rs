@@ -169,6 +169,11 @@ pub(super) struct Partial {
 }
 
 impl Partial {
+    /// What is in the saved rows.
+    pub(super) fn counts(&self) -> Counts {
+        self.note.counts
+    }
+
     /// The row behind the saved ones.
     pub(super) fn end(&self) -> Position {
         self.note.end

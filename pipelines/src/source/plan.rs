@@ -53,6 +53,11 @@ impl FilePlan {
         Self { file: file.clone(), schema, read, text: 0, kept: vec![Kept::Missing; kept] }
     }
 
+    /// Whether all columns of the file are read.
+    pub(super) fn reads_all(&self) -> bool {
+        self.read.len() == self.schema.fields().len()
+    }
+
     /// Whether the file has no columns, and so no rows.
     pub(super) fn is_empty(&self) -> bool {
         self.schema.fields().is_empty()
@@ -78,7 +83,7 @@ impl Plan {
     /// reserved name; [`SourceError::Malformed`] or [`SourceError::Store`] when a file cannot be read.
     pub async fn resolve(files: Vec<InputFile>, request: &Request) -> Result<Self, SourceError> {
         // A closure in `map` would be inferred to take one lifetime only.
-        let lookups: Vec<_> = files.iter().map(|file| schema::of_file(file, request.types)).collect();
+        let lookups: Vec<_> = files.iter().map(|file| schema::of_file(file, request)).collect();
         let lookups = stream::iter(lookups).buffered(CONCURRENT_SCHEMAS);
         let schemas: Vec<Option<SchemaRef>> = lookups.try_collect().await?;
         Self::settle(&files, &schemas, request)
@@ -196,7 +201,7 @@ fn text_read_as(file: &InputFile, found: &Field) -> Result<DataType, SourceError
         || SourceError::NotText { file: file.to_string(), column: found.name().clone(), found: types::shown(kind) };
     match file.format {
         // Numbers are texts too, and later rows may hold words.
-        Format::Csv => Ok(DataType::Utf8),
+        Format::Csv | Format::Tsv => Ok(DataType::Utf8),
         Format::Json if types::is_words(kind) => Ok(types::words()),
         Format::Json if kind == &DataType::Null => Ok(DataType::Null),
         Format::Json if !kind.is_nested() => Ok(DataType::Utf8),
@@ -313,7 +318,7 @@ fn kept_as(file: &InputFile, field: &Field, is_text: bool) -> Field {
     let kind = field.data_type();
     match file.format {
         Format::Text => string(),
-        Format::Csv if is_text => string(),
+        Format::Csv | Format::Tsv if is_text => string(),
         Format::Json if is_text && !kind.is_nested() && kind != &DataType::Null => string(),
         _ => field.clone().with_data_type(types::stored(kind)),
     }

@@ -37,7 +37,7 @@ use object_store::ObjectMeta;
 use sha2::{Digest, Sha256};
 
 pub(crate) use self::entry::Part;
-pub(super) use self::state::survey;
+pub(super) use self::state::{Survey, survey};
 pub use self::{
     entry::{Counts, PartEntry},
     error::ManifestError,
