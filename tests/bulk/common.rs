@@ -164,7 +164,8 @@ pub(crate) fn job(input: &str, output: &str) -> BulkJob {
         id: None,
         keep: Keep::All,
         types: KeptTypes::default(),
-        infer_rows: InferRows::default(),
+        // So that small files have later rows.
+        infer_rows: InferRows(Some(1000)),
         reading: Reading::default(),
         limit: None,
         rows_per_file: Some(10),

@@ -276,7 +276,7 @@ fn no_error_shows_what_a_cell_holds() {
                 check("g.jsonl", format!("{rows}[{cell}]\n{cell}\n"), true);
                 check("h.jsonl", format!("{rows}{{\"text\": {cell}"), true);
             }
-            check("i.jsonl", format!("[{{\"text\": {cell}, \"n\": 1}}]\n"), true);
+            check("i.jsonl", format!("[{{\"text\": {cell}, \"n\": 1}} {cell}]\n"), true);
             check("j.jsonl", format!("{{\"text\": {cell}\n"), true);
         }
     }

@@ -65,7 +65,7 @@ impl Plan {
     /// A plan that reads only the texts of one file.
     fn texts(&self, file: &FilePlan) -> Self {
         let read = file.read.get(file.text).copied().into_iter().collect();
-        let file = FilePlan { read, text: 0, kept: Vec::new(), ..file.clone() };
+        let file = FilePlan { read, text: 0, kept: Vec::new(), wants_all: false, ..file.clone() };
         Self { files: vec![file], text: self.text.clone(), kept: Arc::new(Schema::empty()) }
     }
 }

@@ -104,9 +104,7 @@ impl Decoded {
             }
             Format::Json => {
                 let wanted = plan.schema.project(&plan.read).map_err(malformed)?;
-                // The decoder looks only at columns that are read.
-                let strict = plan.reads_all();
-                Box::new(Json::new(wanted.into(), BATCH_ROWS, strict).map_err(malformed)?)
+                Box::new(Json::new(wanted.into(), BATCH_ROWS, plan.wants_all).map_err(malformed)?)
             }
             Format::Arrow => Box::new(Ipc::new(plan.read.clone())),
             // Parquet has a reader of its own.

@@ -214,8 +214,11 @@ fn is_damage(file: &str, reason: &str) -> bool {
     reason.contains("compressed data") || (is_binary && !reason.contains("Cast error"))
 }
 
+/// Whether a line is not one JSON object, in the words of the decoder and of those who parse lines.
 fn is_no_json(reason: &str) -> bool {
-    reason.contains("not valid JSON:") || reason.contains("not a JSON object")
+    let words =
+        ["not valid JSON:", "not a JSON object", "whilst parsing", "Truncated record", "JSON record to be an object"];
+    words.iter().any(|words| reason.contains(words))
 }
 
 impl SourceError {

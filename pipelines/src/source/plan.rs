@@ -34,6 +34,8 @@ pub(super) struct FilePlan {
     pub(super) text: usize,
     /// Where the values of each kept column are.
     pub(super) kept: Vec<Kept>,
+    /// All columns are wanted: one that the schema lacks would be lost.
+    pub(super) wants_all: bool,
 }
 
 /// Where the values of a kept column of one file are.
@@ -50,12 +52,7 @@ pub(super) enum Kept {
 impl FilePlan {
     fn empty(file: &InputFile, kept: usize) -> Self {
         let (schema, read) = (Arc::new(Schema::empty()), Vec::new());
-        Self { file: file.clone(), schema, read, text: 0, kept: vec![Kept::Missing; kept] }
-    }
-
-    /// Whether all columns of the file are read.
-    pub(super) fn reads_all(&self) -> bool {
-        self.read.len() == self.schema.fields().len()
+        Self { file: file.clone(), schema, read, text: 0, kept: vec![Kept::Missing; kept], wants_all: false }
     }
 
     /// Whether the file has no columns, and so no rows.
@@ -360,7 +357,8 @@ fn file_plan(
         kept => kept,
     });
     let kept = kept.collect();
-    Ok(FilePlan { file: file.clone(), schema, text: among_read(text_place), kept, read })
+    let wants_all = request.keep == Keep::All && read.len() == schema.fields().len();
+    Ok(FilePlan { file: file.clone(), schema, text: among_read(text_place), kept, read, wants_all })
 }
 
 /// Where the values of a kept column are; a column that is read, by its place in the schema.

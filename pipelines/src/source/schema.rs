@@ -140,7 +140,11 @@ async fn json_schema(file: &InputFile, request: &Request) -> Result<Option<Schem
         }
         limit = if end.is_none() { limit * 4 } else { JSON_BYTES };
         if limit > MAX_ROW_BYTES {
-            return Err(no_row(file, head.len()));
+            match inference.rows() {
+                0 => return Err(no_row(file, head.len())),
+                // The decoder says what is wrong with this one.
+                _ => break,
+            }
         }
         head.drain(..end.unwrap_or(0));
     }
