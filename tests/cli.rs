@@ -17,6 +17,8 @@ mod cluster;
 mod errors;
 #[path = "cli/help.rs"]
 mod help;
+#[path = "cli/inputs.rs"]
+mod inputs;
 #[path = "cli/messages.rs"]
 mod messages;
 #[path = "cli/models.rs"]

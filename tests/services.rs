@@ -17,7 +17,7 @@ use elmo_pipelines::{
     bulk::{self, BulkJob, BulkReport},
     report::Silent,
     sink::{Buffering, Codec, Encoding, Fence, PartWriter, SinkError},
-    source::{Keep, KeptTypes},
+    source::{InferRows, Keep, KeptTypes, Reading},
     stage::EmbedStage,
     stores::{Location, Stores, UploadId, create_once},
 };
@@ -39,6 +39,9 @@ fn job(input: &str, output: &str) -> BulkJob {
         id: None,
         keep: Keep::All,
         types: KeptTypes::default(),
+        infer_rows: InferRows::default(),
+        reading: Reading::default(),
+        limit: None,
         rows_per_file: Some(100),
         row_group_bytes: 64 << 20,
         codec: Codec::Zstd,

@@ -22,7 +22,7 @@ use crate::{
     },
     report::{Progress, bytes, count, table},
     sink::Codec,
-    source::{Keep, KeptTypes},
+    source::{InferRows, Keep, KeptTypes, Reading},
     stage::EmbedStage,
     stores::Stores,
 };
@@ -108,6 +108,9 @@ pub async fn run(
         id: Some("id".into()),
         keep: Keep::All,
         types: KeptTypes::default(),
+        infer_rows: InferRows::default(),
+        reading: Reading::default(),
+        limit: None,
         rows_per_file: None,
         row_group_bytes: 64 << 20,
         codec: Codec::Zstd,

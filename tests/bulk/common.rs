@@ -23,7 +23,7 @@ use elmo_pipelines::{
     bulk::{self, BulkJob, BulkReport},
     report::Silent,
     sink::Codec,
-    source::{Keep, KeptTypes},
+    source::{InferRows, Keep, KeptTypes, Reading},
     stage::{EmbedStage, Pending, Stage},
     stores::Stores,
 };
@@ -164,6 +164,10 @@ pub(crate) fn job(input: &str, output: &str) -> BulkJob {
         id: None,
         keep: Keep::All,
         types: KeptTypes::default(),
+        // So that small files have later rows.
+        infer_rows: InferRows(Some(1000)),
+        reading: Reading::default(),
+        limit: None,
         rows_per_file: Some(10),
         row_group_bytes: 64 << 20,
         codec: Codec::Zstd,

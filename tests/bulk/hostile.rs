@@ -15,7 +15,7 @@ use arrow::{
     ipc::writer::{FileWriter, IpcWriteOptions},
 };
 use elmo_pipelines::{
-    source::{self, Keep, Plan, Position, Request, Rows},
+    source::{self, InferRows, Keep, Plan, Position, Request, Rows},
     stores::Stores,
 };
 use parquet::{arrow::ArrowWriter, basic::Compression, file::properties::WriterProperties};
@@ -154,7 +154,8 @@ fn drain(path: &Path) -> Result<u64, String> {
         let stores = Stores::with_settings([]);
         let inputs = [path.display().to_string()];
         let files = source::list(&stores, &inputs, None).await.map_err(|e| e.to_string())?;
-        let request = Request { keep: Keep::All, reserved: vec!["error".into()], ..Request::texts("text") };
+        let infer_rows = InferRows(Some(1000));
+        let request = Request { keep: Keep::All, reserved: vec!["error".into()], infer_rows, ..Request::texts("text") };
         let plan = Plan::resolve(files, &request).await.map_err(|e| e.to_string())?;
         let mut rows = Rows::new(Arc::new(plan), Position::default());
         let mut n = 0;
@@ -275,7 +276,7 @@ fn no_error_shows_what_a_cell_holds() {
                 check("g.jsonl", format!("{rows}[{cell}]\n{cell}\n"), true);
                 check("h.jsonl", format!("{rows}{{\"text\": {cell}"), true);
             }
-            check("i.jsonl", format!("[{{\"text\": {cell}, \"n\": 1}}]\n"), true);
+            check("i.jsonl", format!("[{{\"text\": {cell}, \"n\": 1}} {cell}]\n"), true);
             check("j.jsonl", format!("{{\"text\": {cell}\n"), true);
         }
     }

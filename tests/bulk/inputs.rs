@@ -18,7 +18,7 @@ use elmo_pipelines::{
     Error, Exit,
     bulk::BulkJob,
     bulk::dry_run::dry_run,
-    source::{self, Keep, KeptTypes, Plan, Request},
+    source::{self, InferRows, Keep, KeptTypes, Plan, Request},
     stores::Stores,
 };
 use parquet::{
@@ -77,7 +77,7 @@ fn arrow_stream(batch: &RecordBatch) -> Vec<u8> {
     writer.into_inner().unwrap()
 }
 
-async fn gzip(bytes: &[u8]) -> Vec<u8> {
+pub(crate) async fn gzip(bytes: &[u8]) -> Vec<u8> {
     let mut encoder = GzipEncoder::new(Vec::new());
     encoder.write_all(bytes).await.unwrap();
     encoder.shutdown().await.unwrap();
@@ -326,7 +326,7 @@ async fn the_output_may_lie_in_the_input_and_nothing_gives_nothing() {
 #[tokio::test(flavor = "multi_thread")]
 async fn files_of_a_folder_that_are_not_read_are_counted_and_links_add_no_rows() {
     let place = Place::new();
-    for name in ["a.txt", "_data.jsonl", "_sub/b.txt", "c.json"] {
+    for name in ["a.txt", "_data.jsonl", "_sub/b.txt", "c.md"] {
         place.write(&format!("in/{name}"), "{\"text\": \"one\"}\n");
     }
     std::os::unix::fs::symlink(place.path("in/a.txt"), place.path("in/link.txt")).unwrap();
@@ -450,7 +450,7 @@ async fn rows_are_counted_without_reading_everything() {
     let plan = Arc::new(Plan::resolve(files, &request).await.unwrap());
     let mut counted = Vec::new();
     for number in 0..4 {
-        counted.push(plan.count(number, 500_000).await.unwrap());
+        counted.push(plan.count(number, 500_000, None).await.unwrap());
     }
     assert_eq!(counted.iter().map(|c| c.exact).collect::<Vec<_>>(), [true, true, false, true]);
     assert_eq!([counted[0].rows, counted[1].rows, counted[3].rows], [5, 1000, 1000]);
@@ -584,7 +584,7 @@ async fn numbers_that_would_change_are_refused_with_their_row() {
 async fn slices(place: &Place, name: &str) -> (Vec<usize>, Option<String>) {
     let inputs = [place.path(name).display().to_string()];
     let files = source::list(&Stores::with_settings([]), &inputs, None).await.unwrap();
-    let request = Request { keep: Keep::All, ..Request::texts("text") };
+    let request = Request { keep: Keep::All, infer_rows: InferRows(Some(1000)), ..Request::texts("text") };
     let plan = Arc::new(Plan::resolve(files, &request).await.unwrap());
     let mut rows = source::Rows::new(plan, source::Position::default());
     let mut sizes = Vec::new();
@@ -647,7 +647,8 @@ async fn texts_that_are_null_in_one_json_file_may_be_words_in_another() {
     for (input, rows, last) in [("words", 1003, "two words"), ("text.jsonl", 1002, "late")] {
         let inputs = [place.path(input).display().to_string()];
         let files = source::list(&Stores::with_settings([]), &inputs, None).await.unwrap();
-        let plan = Arc::new(Plan::resolve(files, &Request::texts("text")).await.unwrap());
+        let request = Request { infer_rows: InferRows(Some(1000)), ..Request::texts("text") };
+        let plan = Arc::new(Plan::resolve(files, &request).await.unwrap());
         let mut source = source::Rows::new(plan, source::Position::default());
         let mut texts = Vec::new();
         while let Some(slice) = source.next().await.unwrap() {

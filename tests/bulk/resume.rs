@@ -23,13 +23,13 @@ use crate::common::{Hashing, Place, lines, names, part, parts, plain, run, run_l
 
 /// Asks the job to stop once it has seen so many rows.
 #[derive(Debug)]
-struct StopAfter {
+pub(crate) struct StopAfter {
     rows: u64,
-    stop: Notify,
+    pub(crate) stop: Notify,
 }
 
 impl StopAfter {
-    fn new(rows: u64) -> Self {
+    pub(crate) fn new(rows: u64) -> Self {
         Self { rows, stop: Notify::new() }
     }
 }

@@ -124,6 +124,13 @@ impl Place {
         ended(self.elmo().args(words.split_whitespace()).envs(env.iter().copied()).output().unwrap())
     }
 
+    /// The rows of a query as CSV.
+    pub(crate) fn exits_sql(&self, query: &str) -> String {
+        let ended = ended(self.elmo().args(["sql", "-q", "--format", "csv", "-c", query]).output().unwrap());
+        assert_eq!(ended.code, Some(0), "{query}: {ended:?}");
+        ended.out
+    }
+
     /// Runs a command that must exit with `code`.
     pub(crate) fn exits(&self, words: &str, code: i32) -> Ended {
         let ended = self.run(words);

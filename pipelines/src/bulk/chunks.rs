@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use arrow::{
     array::{Array, ArrayRef, BooleanArray, RecordBatch},
-    compute::{concat, concat_batches, filter_record_batch},
+    compute::{and, concat, concat_batches, filter_record_batch},
     datatypes::SchemaRef,
 };
 use elmo::{EmbeddedColumns, spec::Level};
@@ -12,7 +12,7 @@ use elmo::{EmbeddedColumns, spec::Level};
 use super::{BulkJob, manifest::Counts};
 use crate::{
     error::Result,
-    source::{Plan, Position, Rows, Slice, row_bytes},
+    source::{Malformed, Plan, Position, Rows, Slice, row_bytes},
     stage::Stage,
 };
 
@@ -51,37 +51,68 @@ impl Chunk {
         self.kept.num_rows()
     }
 
+    /// The malformed rows, with their files.
+    pub(super) fn malformed<'c>(&'c self, plan: &'c Plan) -> impl Iterator<Item = (String, &'c Malformed)> {
+        self.slices.iter().flat_map(|slice| {
+            let file = |malformed| {
+                (plan.files().nth(slice.start.file).map(ToString::to_string).unwrap_or_default(), malformed)
+            };
+            slice.malformed.iter().map(file)
+        })
+    }
+
+    /// Which rows are for the output: not malformed ones, nor those that on-error `skip` leaves out; `None` for all.
+    fn kept_rows(&self, added: &EmbeddedColumns) -> Result<(Option<BooleanArray>, u64)> {
+        let malformed: u64 = self.slices.iter().map(|slice| slice.malformed.len() as u64).sum();
+        if malformed == 0 {
+            return Ok((added.keep.clone(), 0));
+        }
+        let well_formed = self.slices.iter().flat_map(|slice| {
+            let is_malformed = |row: u64| slice.malformed.iter().any(|malformed| malformed.row == row);
+            (0..slice.len() as u64).map(move |row| !is_malformed(slice.start.row + row))
+        });
+        let well_formed = BooleanArray::from(well_formed.collect::<Vec<bool>>());
+        let kept = match &added.keep {
+            Some(keep) => and(keep, &well_formed).map_err(elmo::Error::from)?,
+            None => well_formed,
+        };
+        Ok((Some(kept), malformed))
+    }
+
     /// The row after its last.
     pub(super) fn end(&self) -> Position {
         let last = self.slices.last();
         last.map(|s| Position { row: s.start.row + s.len() as u64, ..s.start }).unwrap_or_default()
     }
 
-    /// The rows of the output: the kept columns and `added`, without the rows that on-error `skip` drops.
+    /// The rows of the output: the kept columns and `added`, without malformed rows and those that on-error `skip` drops.
     pub(super) fn output(&self, schema: &SchemaRef, added: &EmbeddedColumns) -> Result<(RecordBatch, Counts)> {
         let mut columns = self.kept.columns().to_vec();
         columns.push(Arc::clone(&added.vectors));
         columns.push(Arc::new(added.truncated.clone()));
         columns.push(Arc::new(added.error.clone()));
         let batch = RecordBatch::try_new(Arc::clone(schema), columns).map_err(elmo::Error::from)?;
-        let batch = match &added.keep {
+        let (kept, malformed) = self.kept_rows(added)?;
+        let batch = match &kept {
             None => batch,
-            Some(keep) => filter_record_batch(&batch, keep).map_err(elmo::Error::from)?,
+            Some(kept) => filter_record_batch(&batch, kept).map_err(elmo::Error::from)?,
         };
-        let counts = counts(added, batch.num_rows() as u64);
+        let counts = counts(added, batch.num_rows() as u64, malformed);
         Ok((batch, counts))
     }
 }
 
-fn counts(added: &EmbeddedColumns, rows_out: u64) -> Counts {
+fn counts(added: &EmbeddedColumns, rows_out: u64, malformed: u64) -> Counts {
     let stats = added.stats;
     Counts {
         rows_in: stats.rows as u64,
         rows_out,
-        nulls: stats.nulls as u64,
+        // Malformed rows were submitted as NULL.
+        nulls: (stats.nulls as u64).saturating_sub(malformed),
         empty: stats.empty as u64,
         truncated: stats.truncated as u64,
         errors: stats.errors as u64,
+        malformed,
         skipped: added.keep.as_ref().map_or(0, BooleanArray::false_count) as u64,
         sentences: stats.sentences as u64,
         tokens: stats.tokens as u64,

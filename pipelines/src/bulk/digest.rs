@@ -92,7 +92,8 @@ mod tests {
 
     fn slice(texts: Vec<Option<&str>>, ids: Vec<i64>) -> Slice {
         let kept = RecordBatch::try_from_iter([("id", Arc::new(Int64Array::from(ids)) as ArrayRef)]).unwrap();
-        Slice { start: Position::default(), text: Arc::new(StringArray::from(texts)), kept }
+        let text = Arc::new(StringArray::from(texts));
+        Slice { start: Position::default(), text, kept, malformed: Vec::new() }
     }
 
     fn digest(slices: &[Slice]) -> String {

@@ -10,8 +10,10 @@ use serde::Serialize;
 
 use super::{
     BulkJob, check_inputs,
-    manifest::{FOLDER, OutputState, survey},
-    place, prepare,
+    manifest::{FOLDER, OutputState, Survey, survey},
+    partial::Partial,
+    place,
+    prepare::{Prepared, prepare},
 };
 use crate::{
     error::{Error, Result},
@@ -50,7 +52,11 @@ pub struct DryRun {
     pub vector_bytes: u64,
     /// Number of part files.
     pub parts: u64,
-    /// Duration in seconds, estimated from the sample.
+    /// Rows that are not durable in the output yet.
+    pub rows_left: u64,
+    /// Tokens of these rows, estimated.
+    pub tokens_left: u64,
+    /// Time that they take in seconds, estimated from the sample.
     pub seconds: f64,
     /// Columns of the output.
     pub columns: Vec<String>,
@@ -70,13 +76,20 @@ pub async fn dry_run(job: &BulkJob, stage: &dyn Stage, stores: &Stores) -> Resul
     check_inputs(&prepared, &found.parts, &found.changed_inputs).await?;
     probe(&prepared.output).await?;
     let files = prepared.plan.files().len();
-    let counted = count_rows(&prepared.plan).await?;
+    let counted = count_rows(&prepared.plan, prepared.limit).await?;
+    let output = with_saved(stage, &prepared, found).await;
     let pace = Pace::measure(&prepared.plan, stage).await?;
     let tokens = pace.tokens_per_byte * counted.text_bytes as f64;
     if stage.is_untrained() {
         warn_untrained();
     }
     let vectors = if stage.spec().level == elmo::spec::Level::Token { tokens } else { counted.rows as f64 };
+    let rows_left = match output {
+        OutputState::New | OutputState::Overwritten => counted.rows,
+        OutputState::Begun { rows } => counted.rows.saturating_sub(rows),
+        OutputState::Complete => 0,
+    };
+    let tokens_left = tokens * rows_left as f64 / counted.rows.max(1) as f64;
     Ok(DryRun {
         files,
         rows: counted.rows,
@@ -85,14 +98,29 @@ pub async fn dry_run(job: &BulkJob, stage: &dyn Stage, stores: &Stores) -> Resul
         tokens: tokens as u64,
         vector_bytes: (vectors * 4.0 * stage.width() as f64) as u64,
         parts: counted.rows.div_ceil(prepared.part_rows).max(1),
-        seconds: tokens * pace.seconds_per_token,
+        rows_left,
+        tokens_left: tokens_left as u64,
+        seconds: tokens_left * pace.seconds_per_token,
         columns: prepared.schema.fields().iter().map(|f| f.name().clone()).collect(),
-        output: found.state,
+        output,
     })
 }
 
-/// Rows and bytes of text of all files. Standard input is not read, because it can be read only once.
-async fn count_rows(plan: &Arc<Plan>) -> Result<Counted> {
+/// The state of the output, with the rows of the open part that an interrupted run saved.
+async fn with_saved(stage: &dyn Stage, prepared: &Prepared, found: Survey) -> OutputState {
+    // State `carry` does not use them.
+    let saved = found.saved.filter(|_| stage.spec().batch_rows.is_none());
+    match (found.state, saved) {
+        (OutputState::Begun { rows }, Some((location, start))) => {
+            let saved = Partial::load(&location, start, &prepared.schema).await;
+            OutputState::Begun { rows: rows + saved.map_or(0, |saved| saved.counts().rows_in) }
+        }
+        (state, _) => state,
+    }
+}
+
+/// Rows and bytes of text of the first `limit` rows of all files. Standard input is not read, because it can be read only once.
+async fn count_rows(plan: &Arc<Plan>, limit: Option<u64>) -> Result<Counted> {
     let files = plan.files().len();
     let each = (COUNT_BYTES / files.max(1) as u64).max(COUNT_BYTES_EACH);
     let mut sum = Counted { rows: 0, text_bytes: 0, exact: true };
@@ -101,7 +129,11 @@ async fn count_rows(plan: &Arc<Plan>) -> Result<Counted> {
             sum.exact = false;
             continue;
         }
-        let counted = plan.count(number, each).await?;
+        let left = limit.map(|limit| limit.saturating_sub(sum.rows));
+        if left == Some(0) {
+            break;
+        }
+        let counted = plan.count(number, each, left).await?;
         sum.rows += counted.rows;
         sum.text_bytes += counted.text_bytes;
         sum.exact &= counted.exact;
@@ -178,7 +210,12 @@ impl fmt::Display for DryRun {
         let output = match self.output {
             OutputState::New => "nothing there yet".to_owned(),
             OutputState::Overwritten => "the files of an earlier job would be removed".to_owned(),
-            OutputState::Begun { rows } => format!("resumes after {} rows", count(rows)),
+            OutputState::Begun { rows } => format!(
+                "resumes after {} rows; about {} rows and {} tokens are left",
+                count(rows),
+                count(self.rows_left),
+                count(self.tokens_left)
+            ),
             OutputState::Complete => "complete; nothing to do".to_owned(),
         };
         f.write_str(&table(&[

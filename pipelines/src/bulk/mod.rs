@@ -43,7 +43,7 @@ use crate::{
     models::warn_untrained,
     report::Progress,
     sink::Codec,
-    source::{self, Keep, KeptTypes, Plan},
+    source::{self, InferRows, Keep, KeptTypes, Plan, Reading},
     stage::Stage,
     stores::Stores,
 };
@@ -56,6 +56,10 @@ const STORE_GRACE: Duration = Duration::from_secs(10);
 pub struct BulkJob {
     /// Input files, folders, glob patterns and URLs, or `-` for standard input.
     pub inputs: Vec<String>,
+    /// How the inputs are read where their names do not tell.
+    pub reading: Reading,
+    /// Read only so many rows, the first ones of all files in their order.
+    pub limit: Option<u64>,
     /// Output folder, path or URL.
     pub output: String,
     /// Name of the column to embed.
@@ -66,6 +70,8 @@ pub struct BulkJob {
     pub keep: Keep,
     /// Types of kept columns of CSV and JSON files.
     pub types: KeptTypes,
+    /// Rows of CSV and JSON files from which columns and types are inferred.
+    pub infer_rows: InferRows,
     /// Input rows of one part; `None`: as many as give about 128 MiB of vectors.
     pub rows_per_file: Option<u64>,
     /// Size of a row group before encoding, in bytes.
@@ -96,7 +102,10 @@ pub struct BulkReport {
     pub bytes: u64,
     /// Files of input folders that were not read, by their names or extensions.
     pub files_left_out: u64,
-    /// Input rows that were durable before this run.
+    /// Where the first malformed rows are that this run left out, and what is wrong with them.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub malformed_rows: Vec<String>,
+    /// Input rows that were durable before this run, in parts or saved.
     pub resumed_rows: u64,
     /// Duration of this run without loading the model, in seconds.
     pub seconds: f64,
@@ -150,12 +159,17 @@ pub async fn run(
         Ok(()) if manifest.is_complete() => Ok(()),
         Ok(()) => match unless_stopped(&stop, limit, run.parts(&mut manifest, &stop)).await {
             Some(outcome) => outcome,
-            None => Err(Error::Interrupted { rows: manifest.totals().rows_in, again, begun: true }),
+            None => Err(Error::Interrupted { rows: manifest.durable_totals().rows_in, again, begun: true }),
         },
         Err(error) => Err(error),
     };
     progress.finish();
-    let report = BulkReport { files_left_out: prepared.left_out, ..report(&manifest, &resumed, started) };
+    let resumed = run.resumed();
+    let report = BulkReport {
+        files_left_out: prepared.left_out,
+        malformed_rows: run.malformed_rows,
+        ..report(&manifest, &resumed, started)
+    };
     // If the store does not answer, the lease expires.
     let _ = unless_stopped(&stop, STORE_GRACE, manifest.close()).await;
     outcome.map(|()| report)
@@ -220,6 +234,7 @@ fn report(manifest: &Manifest, resumed: &Counts, started: Instant) -> BulkReport
         counts,
         bytes: manifest.bytes(),
         files_left_out: 0,
+        malformed_rows: Vec::new(),
         resumed_rows: resumed.rows_in,
         seconds,
         tokens_per_second: counts.tokens.saturating_sub(resumed.tokens) as f64 / seconds.max(1e-9),

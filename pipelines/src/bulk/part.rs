@@ -51,9 +51,10 @@ impl<'j> Run<'j> {
             && let Some(partial) = Partial::load(&manifest.partial(), &self.prepared.schema, (start, &job)).await
         {
             *chunker = self.chunker(partial.end());
+            self.count_resumed(partial.counts());
             open.resume(partial).await?;
         }
-        let filled = match self.fill(chunker, &mut open, stop).await {
+        let filled = match self.fill(chunker, &mut open, number, stop).await {
             Ok(true) if chunker.is_closed() && open.counts.rows_in == 0 => {
                 Err(self.interrupted(manifest.totals().rows_in))
             }
@@ -91,15 +92,16 @@ impl<'j> Run<'j> {
         let last = tokio::select! {
             biased;
             () = stop.clone(), if waits_for_lines => None,
-            last = self.is_at_end(chunker) => Some(last?),
+            last = self.is_at_end(chunker, number) => Some(last?),
         };
         if last.is_none() {
             chunker.close();
         }
         let end = chunker.position();
+        let at_limit = self.prepared.ends_with(number) && last == Some(true);
         // When reading was closed at the end of the input, nothing is missing.
         let is_behind = end.file >= self.prepared.plan.files().len();
-        let last = last.unwrap_or(false) && (is_behind || !chunker.is_closed());
+        let last = last.unwrap_or(false) && (is_behind || at_limit || !chunker.is_closed());
         let files = self.prepared.plan.files().take(end.file + 1).skip(start.file);
         source::check_unchanged(files).await?;
         manifest.hold().await?;
@@ -110,9 +112,12 @@ impl<'j> Run<'j> {
         Ok((end, last))
     }
 
-    /// Whether no row follows. After an error this part is complete, and the error is returned again for the next part;
-    /// only standard input returns an error once. One retry excludes a temporary failure of the store.
-    async fn is_at_end(&self, chunker: &mut Chunker) -> Result<bool> {
+    /// Whether no row follows part `number`. After an error this part is complete, and the error is returned again for the
+    /// next part; only standard input returns an error once. One retry excludes a temporary failure of the store.
+    async fn is_at_end(&self, chunker: &mut Chunker, number: usize) -> Result<bool> {
+        if self.prepared.ends_with(number) {
+            return Ok(true);
+        }
         match chunker.is_at_end().await {
             Err(_) if self.is_repeatable() => Ok(chunker.is_at_end().await.unwrap_or(false)),
             answer => answer,
@@ -134,7 +139,7 @@ impl<'j> Run<'j> {
 
     /// Interrupts the part: the rows in flight may complete within the grace period, and the complete rows are saved.
     async fn pause(&mut self, mut open: OpenPart<'_>, manifest: &Manifest, number: usize) -> Error {
-        let mut rows = manifest.totals().rows_in;
+        let mut rows = manifest.durable_totals().rows_in;
         if self.can_resume(manifest, number) {
             // If a row fails, it fails again when the job is resumed.
             let _ = tokio::time::timeout(self.job.grace, self.add_next(&mut open)).await;
@@ -158,9 +163,10 @@ impl<'j> Run<'j> {
         &mut self,
         chunker: &mut Chunker,
         open: &mut OpenPart<'_>,
+        number: usize,
         stop: &Shared<impl Future<Output = ()>>,
     ) -> Result<bool> {
-        let mut left = self.prepared.part_rows - open.counts.rows_in;
+        let mut left = self.prepared.rows_of(number).saturating_sub(open.counts.rows_in);
         loop {
             match self.step(chunker, open, &mut left, stop).await? {
                 Step::Added => {}
@@ -234,6 +240,7 @@ impl<'j> Run<'j> {
     /// The rows that a chunk adds to the output.
     fn finish(&mut self, chunk: &Chunk, added: &EmbeddedColumns) -> Result<(RecordBatch, Counts)> {
         let output = chunk.output(&self.prepared.schema, added)?;
+        self.note_malformed(chunk);
         if added.keep.is_some() {
             log_skipped(&self.prepared.plan, &chunk.slices, &added.row_errors, &mut self.logged);
         }

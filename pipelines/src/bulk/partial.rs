@@ -178,6 +178,11 @@ pub(super) struct Partial {
 }
 
 impl Partial {
+    /// The counts of the saved rows.
+    pub(super) fn counts(&self) -> Counts {
+        self.note.counts
+    }
+
     /// The row after the saved ones.
     pub(super) fn end(&self) -> Position {
         self.note.end

@@ -1,12 +1,12 @@
 //! Maps a row of a chunk to its file and its row number in that file, for errors and for skipped rows.
 
-use std::cmp::Ordering;
+use std::{cmp::Ordering, fmt};
 
 use elmo::RowError;
 
 use crate::{
     error::Error,
-    source::{Plan, Slice},
+    source::{Malformed, Plan, Slice},
 };
 
 /// Number of skipped rows that are logged as warnings; later ones are logged with `-v`.
@@ -30,15 +30,22 @@ pub(crate) fn place(plan: &Plan, error: elmo::Error, slices: &[Slice]) -> Error 
 pub(super) fn log_skipped(plan: &Plan, slices: &[Slice], rows: &[(usize, RowError)], logged: &mut usize) {
     for (row, reason) in rows {
         let (file, row_there) = row_at(plan, slices, *row).unwrap_or_default();
-        let label = reason.label();
-        *logged += 1;
-        match (*logged).cmp(&MAX_WARNINGS) {
-            Ordering::Less => tracing::warn!(file, row = row_there, label, %reason, "row skipped"),
-            Ordering::Equal => {
-                tracing::warn!(file, row = row_there, label, %reason, "row skipped; further ones are logged with -v");
-            }
-            Ordering::Greater => tracing::info!(file, row = row_there, label, %reason, "row skipped"),
-        }
+        log(&file, row_there, reason.label(), reason, logged);
+    }
+}
+
+/// Logs a malformed row, which is skipped.
+pub(super) fn log_malformed(file: &str, malformed: &Malformed, logged: &mut usize) {
+    let reason = format!("line {}: {}", malformed.line, malformed.reason);
+    log(file, malformed.row, "malformed", &reason, logged);
+}
+
+fn log(file: &str, row: u64, label: &str, reason: &dyn fmt::Display, logged: &mut usize) {
+    *logged += 1;
+    match (*logged).cmp(&MAX_WARNINGS) {
+        Ordering::Less => tracing::warn!(file, row, label, %reason, "row skipped"),
+        Ordering::Equal => tracing::warn!(file, row, label, %reason, "row skipped; further ones are logged with -v"),
+        Ordering::Greater => tracing::info!(file, row, label, %reason, "row skipped"),
     }
 }
 

@@ -11,7 +11,7 @@ use super::{
 };
 use crate::{
     error::{Error, Result},
-    source::{self, Plan, Request},
+    source::{self, InputFile, OnMalformed, Plan, Request},
     stage::Stage,
     stores::{Location, Stores},
 };
@@ -34,6 +34,8 @@ pub struct Prepared {
     pub output: Location,
     /// Input rows of one part.
     pub part_rows: u64,
+    /// Input rows of all parts, if not all are read.
+    pub limit: Option<u64>,
     /// Identity of the job, as the manifest records it.
     pub job: Job,
 }
@@ -49,7 +51,8 @@ pub async fn prepare(job: &BulkJob, stage: &dyn Stage, stores: &Stores) -> Resul
     if output.is_http() {
         return Err(Error::usage("the output is an http(s) URL", "write to a path, s3://, gs:// or az://"));
     }
-    let listing = source::listing(stores, &job.inputs, Some(&output)).await?;
+    let listing = source::listing(stores, &job.inputs, Some(&output), job.reading).await?;
+    check_reading(job, &listing.files)?;
     let fields = stage.fields();
     let request = Request {
         column: job.column.clone(),
@@ -57,6 +60,7 @@ pub async fn prepare(job: &BulkJob, stage: &dyn Stage, stores: &Stores) -> Resul
         keep: job.keep.clone(),
         reserved: fields.iter().map(|field| field.name().clone()).collect(),
         types: job.types,
+        infer_rows: job.infer_rows,
     };
     let plan = Plan::resolve(listing.files, &request).await?;
     let kept = plan.kept().fields().iter().map(|field| field.as_ref().clone());
@@ -65,7 +69,38 @@ pub async fn prepare(job: &BulkJob, stage: &dyn Stage, stores: &Stores) -> Resul
     let part_rows = part_rows(job, stage);
     let settings = settings(job, stage, &schema, part_rows);
     let (plan, left_out) = (Arc::new(plan), listing.left_out.len() as u64);
-    Ok(Prepared { plan, left_out, schema, output, part_rows, job: Job::new(settings, inputs) })
+    let limit = job.limit;
+    Ok(Prepared { plan, left_out, schema, output, part_rows, limit, job: Job::new(settings, inputs) })
+}
+
+/// Rejects options for cells where no input has any: they would be part of the job's identity and do nothing.
+fn check_reading(job: &BulkJob, files: &[InputFile]) -> Result<()> {
+    let is_set = job.reading.delimiter.is_some() || job.reading.no_header;
+    match is_set && !files.is_empty() && files.iter().all(|file| !file.format.has_cells()) {
+        true => Err(Error::usage(
+            "--delimiter and --no-header are for CSV and TSV, and no input is of these formats",
+            "leave them out, or name the format with --input-format csv",
+        )),
+        false => Ok(()),
+    }
+}
+
+impl Prepared {
+    /// Input rows of part `number`.
+    pub(super) fn rows_of(&self, number: usize) -> u64 {
+        self.rows_left(number).map_or(self.part_rows, |left| left.min(self.part_rows))
+    }
+
+    /// Whether no row may follow part `number`.
+    pub(super) fn ends_with(&self, number: usize) -> bool {
+        self.rows_left(number).is_some_and(|left| left <= self.part_rows)
+    }
+
+    /// Rows from part `number` on, if there is a limit. All parts but the last one have the same number of rows.
+    fn rows_left(&self, number: usize) -> Option<u64> {
+        let before = self.part_rows.saturating_mul(number as u64);
+        self.limit.map(|limit| limit.saturating_sub(before))
+    }
 }
 
 /// Rows of a part. State `carry` needs a whole number of batches, because the vectors depend on where batches end.
@@ -82,6 +117,11 @@ fn part_rows(job: &BulkJob, stage: &dyn Stage) -> u64 {
 fn settings(job: &BulkJob, stage: &dyn Stage, schema: &Schema, part_rows: u64) -> BTreeMap<String, String> {
     let mut settings: BTreeMap<String, String> = stage.metadata().into_iter().collect();
     let spec = stage.spec();
+    settings.extend(job.reading.settings());
+    if job.reading.malformed == OnMalformed::Skip {
+        settings.insert(OnMalformed::SETTING.to_owned(), job.reading.malformed.word().to_owned());
+    }
+    settings.extend(job.limit.map(|limit| ("limit".to_owned(), limit.to_string())));
     settings.extend([
         ("column".to_owned(), job.column.clone()),
         ("columns".to_owned(), columns_setting(schema)),

@@ -8,7 +8,7 @@ use super::{
     BulkJob, Prepared,
     chunks::{Chunk, Chunker},
     manifest::{Counts, Manifest, Part},
-    place,
+    place::{self, log_malformed},
 };
 use crate::{
     crash::bulk as crash,
@@ -21,6 +21,9 @@ use crate::{
 
 /// Limit of chunks in flight.
 const MAX_IN_FLIGHT: InFlightLimit = InFlightLimit { batches: 8, bytes: 512 << 20 };
+
+/// Malformed rows that a report names.
+const MAX_NAMED: usize = 5;
 
 /// A running job.
 pub(super) struct Run<'j> {
@@ -35,6 +38,8 @@ pub(super) struct Run<'j> {
     work_before: Option<Work>,
     /// Number of skipped rows that were logged.
     pub(super) logged: usize,
+    /// Where the first malformed rows are.
+    pub(super) malformed_rows: Vec<String>,
 }
 
 impl<'j> Run<'j> {
@@ -46,7 +51,7 @@ impl<'j> Run<'j> {
         resumed: Counts,
     ) -> Self {
         let (seen, work_before) = (Snapshot::default(), stage.work());
-        Self { job, stage, prepared, progress, seen, resumed, work_before, logged: 0 }
+        Self { job, stage, prepared, progress, seen, resumed, work_before, logged: 0, malformed_rows: Vec::new() }
     }
 
     /// Writes the parts that are not durable and finishes the job.
@@ -56,7 +61,10 @@ impl<'j> Run<'j> {
         stop: &Shared<impl Future<Output = ()>>,
     ) -> Result<()> {
         self.seen.rows = self.resumed.rows_in;
-        self.seen.bytes_total = Some(self.prepared.plan.files().map(|file| file.size).sum()).filter(|bytes| *bytes > 0);
+        // With a limit it is not known how many bytes will be read.
+        let is_whole = self.prepared.limit.is_none();
+        self.seen.bytes_total =
+            Some(self.prepared.plan.files().map(|file| file.size).sum()).filter(|bytes| *bytes > 0 && is_whole);
         let mut chunker = self.chunker(Position::default());
         if self.carries_state() && !manifest.is_complete() {
             self.replay(&mut chunker, manifest, stop).await?;
@@ -71,11 +79,32 @@ impl<'j> Run<'j> {
             crash::after_manifest();
             manifest.remove_partial().await?;
             if manifest.position().is_some() && chunker.is_closed() && chunker.is_at_end().await? {
-                return Err(self.interrupted(manifest.totals().rows_in));
+                return Err(self.interrupted(manifest.durable_totals().rows_in));
             }
         }
         crash::before_done();
         Ok(manifest.finish().await?)
+    }
+
+    /// Totals of the rows that were durable when the run began.
+    pub(super) fn resumed(&self) -> Counts {
+        self.resumed
+    }
+
+    /// Counts rows of the open part that an earlier run saved.
+    pub(super) fn count_resumed(&mut self, saved: Counts) {
+        self.resumed += saved;
+        self.seen.rows += saved.rows_in;
+    }
+
+    /// Logs the malformed rows of a chunk, which are not in the output, and keeps the first ones for the report.
+    pub(super) fn note_malformed(&mut self, chunk: &Chunk) {
+        for (file, malformed) in chunk.malformed(&self.prepared.plan) {
+            log_malformed(&file, malformed, &mut self.logged);
+            if self.malformed_rows.len() < MAX_NAMED {
+                self.malformed_rows.push(format!("{file}, line {}: {}", malformed.line, malformed.reason));
+            }
+        }
     }
 
     pub(super) fn chunker(&self, from: Position) -> Chunker {
@@ -175,7 +204,7 @@ impl<'j> Run<'j> {
     }
 
     pub(super) fn place(&self, error: elmo::Error, slices: &[Slice]) -> Error {
-        place(&self.prepared.plan, error, slices)
+        place::place(&self.prepared.plan, error, slices)
     }
 
     /// Counts the work of devices for this job so far; false where the stage does not measure it.

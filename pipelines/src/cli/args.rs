@@ -142,7 +142,7 @@ impl FromArgMatches for ModelArgs {
 }
 
 /// The precedence of a source, 0 for none. Clap takes values of `elmo.toml` for defaults.
-fn precedence(source: ValueSource) -> u8 {
+pub(super) fn precedence(source: ValueSource) -> u8 {
     match source {
         ValueSource::CommandLine => 3,
         ValueSource::EnvVariable => 2,
@@ -237,7 +237,7 @@ pub(super) struct EngineArgs {
     /// Size of the word cache in MiB
     ///
     /// It holds the token layer of words seen before. In natural text, over 80 % of the words are found there.
-    #[arg(long, value_name = "N", default_value = "256")]
+    #[arg(long, value_name = "N", default_value = "256", hide_short_help = true)]
     word_cache_mb: usize,
 }
 

@@ -15,6 +15,7 @@ use elmo::{
 use super::{
     CommonArgs, EngineArgs, ModelArgs,
     args::{self, block_on, one_of, positive},
+    inputs::InputArgs,
     print, print_json, shutdown,
 };
 #[cfg(feature = "cluster")]
@@ -25,59 +26,38 @@ use crate::{
     redact::redact,
     report::{bytes, count, table},
     sink::Codec,
-    source::{Keep, KeptTypes, STDIN},
     stage::{EmbedStage, Stage},
     stores::Stores,
 };
 
 /// Embed a text column of files and write Parquet files; the same command resumes an interrupted job
 #[derive(Debug, Args)]
-#[command(after_help = "\
+#[command(
+    override_usage = "elmo embed [OPTIONS] --output <DIR> [INPUT]...",
+    after_help = "\
 Examples:
-  elmo embed --model tiny --input reviews.jsonl --output vectors
-  elmo embed --model tiny --input 'logs/*.csv.gz' --column message --output tokens --level token
-  printf 'It rained.\\nWe stayed in.\\n' | elmo embed --model tiny --input - --output lines
+  elmo embed reviews.jsonl --model tiny --output vectors
+  elmo embed 'logs/*.csv.gz' --model tiny --column message --limit 1000 --output trial
+  elmo embed reviews.jsonl --model tiny --level token --output tokens
+  printf 'It rained.\\nWe stayed in.\\n' | elmo embed - --model tiny --output lines
 
 The output has one row per input row, in the same order. A job can be killed at any time: the same
 command resumes it, and the resulting files are byte-identical. The exit code is 6 if rows
-were rejected; rows whose text is NULL or blank are not rejected.")]
+were rejected or malformed; rows whose text is NULL or blank are not rejected."
+)]
 pub(super) struct EmbedArgs {
     #[command(flatten)]
     model: ModelArgs,
 
-    /// Files, folders, glob patterns or URLs; - reads lines from stdin
-    ///
-    /// The formats are .txt (one row per line), .csv (with a header), .jsonl, .ndjson, .parquet, .arrow and .arrows,
-    /// each also compressed as .gz or .zst. Give several values, or the option several times.
-    #[arg(short, long, required = true, num_args = 1.., value_name = "INPUT", value_hint = ValueHint::AnyPath, help_heading = "Input")]
-    input: Vec<String>,
-
-    /// Column to embed: strings, binary (checked to be UTF-8) or lists of tokens
-    ///
-    /// A list is one tokenised sentence. Its byte offsets refer to the tokens joined by single spaces.
-    #[arg(long, value_name = "NAME", default_value = "text", help_heading = "Input")]
-    column: String,
-
-    /// Column to keep as the first one of the output, regardless of --keep
-    #[arg(long, value_name = "NAME", help_heading = "Input")]
-    id: Option<String>,
-
-    /// Columns to copy to the output: names, all or none
-    ///
-    /// JSON columns, and keys in kept JSON objects, that first appear after the first 1,000 rows are dropped.
-    #[arg(long, value_name = "COL,…|all|none", default_value = "all", value_parser = clap::value_parser!(Keep), help_heading = "Input")]
-    keep: Keep,
-
-    /// Types of kept CSV and JSON columns: guess (lossless, from the first 1,000 rows) or string (as written)
-    #[arg(long, value_name = "TYPES", default_value = "guess", value_parser = one_of::<KeptTypes>(KeptTypes::WORDS), help_heading = "Input")]
-    types: KeptTypes,
+    #[command(flatten)]
+    input: InputArgs,
 
     #[command(flatten)]
     vectors: VectorArgs,
 
     /// Folder for the Parquet files, a path or URL
     #[arg(short, long, value_name = "DIR", value_hint = ValueHint::DirPath, help_heading = "Output")]
-    output: String,
+    output: Option<String>,
 
     /// Input rows per file [default: about 128 MiB of vectors]
     ///
@@ -88,7 +68,7 @@ pub(super) struct EmbedArgs {
     /// Size of a row group in MiB before compression
     ///
     /// Larger row groups compress better, smaller ones need less memory to read.
-    #[arg(long, value_name = "N", default_value = "64", value_parser = positive, help_heading = "Output")]
+    #[arg(long, value_name = "N", default_value = "64", value_parser = positive, help_heading = "Output", hide_short_help = true)]
     row_group_mb: usize,
 
     /// Compression codec
@@ -129,7 +109,7 @@ pub(super) struct EmbedArgs {
     /// Maximum number of input rows to read and tokenise together; fewer rows use less memory
     ///
     /// It has no effect on the vectors. The windows of --on-long are parts of long sentences.
-    #[arg(long, value_name = "N", default_value = "8192", value_parser = positive, help_heading = "Speed and devices")]
+    #[arg(long, value_name = "N", default_value = "8192", value_parser = positive, help_heading = "Speed and devices", hide_short_help = true)]
     window_rows: usize,
 }
 
@@ -162,7 +142,7 @@ pub(super) struct VectorArgs {
     sentences: SentenceMode,
 
     /// Include the vectors of <S> and </S> at token level
-    #[arg(long)]
+    #[arg(long, hide_short_help = true)]
     boundaries: bool,
 
     /// Scale vectors to unit length (l2); with --layers all, each layer separately
@@ -172,11 +152,11 @@ pub(super) struct VectorArgs {
     /// LSTM state at the start of a sentence: zero, warm (a constant of the model) or carry (requires --batch-rows)
     ///
     /// carry continues from the previous batch, as AllenNLP does, so vectors depend on the order of the rows.
-    #[arg(long, value_name = "STATE", default_value = "zero", value_parser = one_of::<StateMode>(StateMode::WORDS))]
+    #[arg(long, value_name = "STATE", default_value = "zero", value_parser = one_of::<StateMode>(StateMode::WORDS), hide_short_help = true)]
     state: StateMode,
 
     /// Rows per batch with --state carry, where batches affect the vectors
-    #[arg(long, value_name = "N", value_parser = positive)]
+    #[arg(long, value_name = "N", value_parser = positive, hide_short_help = true)]
     batch_rows: Option<usize>,
 
     /// How to embed sentences longer than --max-tokens
@@ -200,7 +180,7 @@ pub(super) struct VectorArgs {
     float: FloatRounding,
 
     /// Arrow type of a vector: fixed, or list for readers without fixed-size lists
-    #[arg(long, value_name = "TYPE", default_value = "fixed", value_parser = one_of::<ListType>(ListType::WORDS))]
+    #[arg(long, value_name = "TYPE", default_value = "fixed", value_parser = one_of::<ListType>(ListType::WORDS), hide_short_help = true)]
     list_type: ListType,
 }
 
@@ -278,10 +258,7 @@ const GRACE_PERIOD: Duration = Duration::from_secs(30);
 
 pub(super) fn run(args: &EmbedArgs, common: &CommonArgs) -> Result<Exit> {
     let spec = args.vectors.spec()?;
-    let job = args.job();
-    if job.inputs.iter().any(|input| input == STDIN) && job.inputs.len() > 1 {
-        return Err(Error::usage("- (stdin) cannot be combined with other inputs", "embed them in two jobs"));
-    }
+    let job = args.job()?;
     let progress = common.progress();
     let outcome = block_on(async {
         let stop = shutdown::requested()?;
@@ -303,7 +280,8 @@ pub(super) fn run(args: &EmbedArgs, common: &CommonArgs) -> Result<Exit> {
         Ok(None) => Ok(Exit::Done),
         Ok(Some(report)) => {
             let printed = if args.json { print_json(&report) } else { print(&text(&report)) };
-            let exit = if report.counts.errors > 0 { Exit::Rejected } else { Exit::Done };
+            let rejected = report.counts.errors + report.counts.malformed;
+            let exit = if rejected > 0 { Exit::Rejected } else { Exit::Done };
             match printed {
                 // The reader of the report is gone, but the exit code still tells whether rows were rejected.
                 Err(Error::BrokenPipe) => Ok(exit),
@@ -347,14 +325,20 @@ impl EmbedArgs {
         Ok(EmbedStage::new(columns, width))
     }
 
-    fn job(&self) -> BulkJob {
-        BulkJob {
-            inputs: self.input.clone(),
-            output: self.output.clone(),
-            column: self.column.clone(),
-            id: self.id.clone(),
-            keep: self.keep.clone(),
-            types: self.types,
+    fn job(&self) -> Result<BulkJob> {
+        let inputs = self.input.inputs()?;
+        let help = "for example: elmo embed reviews.jsonl --output vectors; or set ELMO_OUTPUT, or output in elmo.toml";
+        let output = self.output.clone().ok_or_else(|| Error::usage("no output was given", help))?;
+        Ok(BulkJob {
+            inputs,
+            reading: self.input.reading(),
+            limit: self.input.limit(),
+            output,
+            column: self.input.column.clone(),
+            id: self.input.id.clone(),
+            keep: self.input.keep.clone(),
+            types: self.input.types,
+            infer_rows: self.input.infer_rows,
             rows_per_file: self.rows_per_file.map(|rows| rows as u64),
             row_group_bytes: (self.row_group_mb as u64).saturating_mul(1 << 20),
             codec: self.compression,
@@ -362,7 +346,7 @@ impl EmbedArgs {
             overwrite: self.overwrite,
             check: self.check,
             grace: GRACE_PERIOD,
-        }
+        })
     }
 }
 
@@ -381,10 +365,12 @@ fn text(report: &BulkReport) -> String {
         ("truncated rows", counts.truncated),
         ("rows with an error", counts.errors),
         ("rows skipped", counts.skipped),
+        ("malformed rows", counts.malformed),
         ("rows resumed", report.resumed_rows),
         ("files left out", report.files_left_out),
     ];
     rows.extend(more.into_iter().filter(|(_, n)| *n > 0).map(|(name, n)| (name, count(n))));
+    rows.extend(report.malformed_rows.iter().map(|place| ("  at", place.clone())));
     if report.resumed_rows < counts.rows_in {
         let time = format!("{:.1} s, {} tokens/s", report.seconds, count(report.tokens_per_second as u64));
         rows.push(("time", time));

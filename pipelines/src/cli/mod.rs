@@ -12,6 +12,7 @@ mod demo;
 mod doctor;
 mod embed;
 mod generate;
+mod inputs;
 mod inspect;
 mod logging;
 mod model;
@@ -57,7 +58,7 @@ pub struct Cli {
 const EXAMPLES: &str = "\
 Examples:
   elmo demo
-  elmo embed --model tiny --input reviews.jsonl --output vectors
+  elmo embed reviews.jsonl --model tiny --output vectors
   elmo sql -c \"SELECT id, elmo_embed(text) FROM 'reviews.jsonl' LIMIT 3\"
   elmo inspect vectors
 

@@ -14,7 +14,14 @@ use object_store::{ObjectMeta, ObjectStore, buffered, path::Path};
 use tempfile::TempPath;
 use tokio::io::{AsyncBufRead, AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader};
 
-use super::{Compression, InputFile, STDIN, SourceError};
+use super::{
+    Compression, Format, InputFile, STDIN, SourceError,
+    json_array::Items,
+    mapped::Rewritten,
+    reading::OnMalformed,
+    reason::of_own_io,
+    sieve::{Noted, Sieve},
+};
 use crate::stores::{Location, StoreError, Stores};
 
 /// Bytes of one request to the store, large enough that latency does not dominate.
@@ -45,8 +52,14 @@ impl Opened {
         Self { store: Arc::clone(&location.store), path: location.path.clone(), size: file.size, _spool: None }
     }
 
-    /// Opens a file for random access. A compressed file is decompressed to a temporary file first.
-    pub(super) async fn whole(location: &Location, file: &InputFile) -> Result<Self, SourceError> {
+    /// Opens a file for random access. A compressed file is decompressed to a temporary file first, and standard input is
+    /// copied to one.
+    pub(super) async fn whole(file: &InputFile) -> Result<Self, SourceError> {
+        let Some(location) = &file.location else {
+            let spool = file.pipe.spooled(file).await?;
+            let (store, path) = (Arc::clone(&spool.location.store), spool.location.path.clone());
+            return Ok(Self { store, path, size: spool.size, _spool: None });
+        };
         let opened = Self::new(location, file);
         if file.compression == Compression::None {
             return Ok(opened);
@@ -56,7 +69,7 @@ impl Opened {
         let (spool, path) = tempfile::NamedTempFile::new().map_err(local)?.into_parts();
         let mut spool = tokio::fs::File::from_std(spool);
         let mut decompressed = decompress(opened, file.compression, &Taken::default()).take(most + 1);
-        let size = copy_between(&mut decompressed, &mut spool, file, location).await?;
+        let size = copy_between(&mut decompressed, &mut spool, file, &location.to_string()).await?;
         if size > most {
             return Err(SourceError::malformed(
                 file,
@@ -82,13 +95,13 @@ impl Opened {
 }
 
 /// Copies all bytes. A failure to read is an error of the input, a failure to write one of the local disk.
-async fn copy_between(
+pub(super) async fn copy_between(
     from: &mut (impl AsyncBufRead + Unpin),
     to: &mut tokio::fs::File,
     file: &InputFile,
-    location: &Location,
+    address: &str,
 ) -> Result<u64, SourceError> {
-    let local = |e| StoreError::Local { operation: "decompress", address: location.to_string(), source: e };
+    let local = |e| StoreError::Local { operation: "copy", address: address.to_owned(), source: e };
     let mut size = 0;
     loop {
         let bytes = from.fill_buf().await.map_err(|e| read_error(file, 0, e))?;
@@ -107,17 +120,44 @@ async fn copy_between(
 /// Number of compressed bytes that were read from a file.
 pub(super) type Taken = Arc<AtomicU64>;
 
-/// The decompressed bytes of `file`, without a byte order mark.
-pub(super) async fn open(file: &InputFile, taken: &Taken) -> Result<Bytes, SourceError> {
-    let mut bytes = match &file.location {
-        None => stdin()?,
+/// The decompressed bytes of `file`, without a byte order mark: rows of cells, lines with an object each, or the bytes as
+/// they are. Malformed rows are left out and noted if the reading of the file says so.
+pub(super) async fn open(file: &InputFile, taken: &Taken, noted: &Noted) -> Result<Bytes, SourceError> {
+    let bytes = match &file.location {
+        None => file.pipe.read()?,
         Some(location) => decompress(Opened::new(location, file), file.compression, taken),
     };
+    prepared(file, bytes, noted).await
+}
+
+/// The same, to look at the beginning. Standard input can be opened once more after that.
+pub(super) async fn peek(file: &InputFile) -> Result<Bytes, SourceError> {
+    match &file.location {
+        None => prepared(file, file.pipe.peek()?, &Noted::default()).await,
+        Some(_) => open(file, &Taken::default(), &Noted::default()).await,
+    }
+}
+
+async fn prepared(file: &InputFile, mut bytes: Bytes, noted: &Noted) -> Result<Bytes, SourceError> {
     if !file.format.is_untyped() {
         return Ok(bytes);
     }
     let start = start(&mut bytes).await.map_err(|e| read_error(file, 0, e))?;
-    Ok(if start.is_empty() { bytes } else { Box::new(io::Cursor::new(start).chain(bytes)) })
+    let bytes = if start.is_empty() { bytes } else { Box::new(io::Cursor::new(start).chain(bytes)) };
+    let bytes: Bytes = match file.format {
+        Format::Json => Box::new(Rewritten::new(bytes, Items::default())),
+        _ => bytes,
+    };
+    let noted = (file.reading.malformed == OnMalformed::Skip).then(|| Noted::clone(noted));
+    // Of standard input complete rows are decoded at any time, of other files as the decoder likes.
+    if noted.is_none() && file.location.is_some() {
+        return Ok(bytes);
+    }
+    Ok(match file.format {
+        Format::Csv | Format::Tsv => Box::new(Rewritten::new(bytes, Sieve::of_cells(file.cells(), noted))),
+        Format::Json => Box::new(Rewritten::new(bytes, Sieve::of_objects(noted))),
+        _ => bytes,
+    })
 }
 
 /// Skips a byte order mark. Returns bytes that begin like one but are not; a pipe may deliver it in pieces.
@@ -137,7 +177,7 @@ async fn start(bytes: &mut Bytes) -> io::Result<Vec<u8>> {
 }
 
 /// Standard input as a file: a read of the locked handle would block a worker of the runtime.
-fn stdin() -> Result<Bytes, SourceError> {
+pub(super) fn stdin() -> Result<Bytes, SourceError> {
     let failed = |source| StoreError::Local { operation: "open", address: STDIN.to_owned(), source };
     let handle = io::stdin().as_fd().try_clone_to_owned().map_err(failed)?;
     let mut file = std::fs::File::from(handle);
@@ -207,6 +247,9 @@ impl AsyncBufRead for Measured {
 
 /// An error of the store, or of the compressed data.
 pub(super) fn read_error(file: &InputFile, row: u64, error: io::Error) -> SourceError {
+    if let Some(reason) = of_own_io(&error) {
+        return SourceError::malformed(file, row, reason);
+    }
     let store_error = error.get_ref().and_then(|inner| inner.downcast_ref::<object_store::Error>());
     if matches!(store_error, Some(object_store::Error::Precondition { .. })) {
         return SourceError::Changed { file: file.to_string() };

@@ -23,28 +23,38 @@ pub struct Counted {
 
 impl Plan {
     /// Counts the rows of file `number`. The footer of a Parquet file holds their number, and some thousand rows are read
-    /// to measure texts. Of other formats about `max_bytes` are read at most, and the result is extrapolated.
+    /// to measure texts. Of other formats about `max_bytes` are read at most, and the result is extrapolated. Rows after the
+    /// first `limit` do not count.
     ///
     /// # Errors
     /// [`SourceError::Malformed`] or [`SourceError::Store`] when the file cannot be read.
-    pub async fn count(&self, number: usize, max_bytes: u64) -> Result<Counted, SourceError> {
+    pub async fn count(&self, number: usize, max_bytes: u64, limit: Option<u64>) -> Result<Counted, SourceError> {
         let Some(plan) = self.files.get(number) else { return Ok(Counted { rows: 0, text_bytes: 0, exact: true }) };
         let mut reader = Rows::new(Arc::new(self.texts(plan)), Position::default());
         let (mut rows, mut text_bytes) = (0, 0);
+        let limit = limit.unwrap_or(u64::MAX);
         while let Some(slice) = reader.next().await? {
+            let wanted = usize::try_from(limit - rows).unwrap_or(usize::MAX).min(slice.len());
+            let slice = slice.slice(0, wanted);
             let mut sizes = vec![0; slice.len()];
             row_bytes(&slice.text, &mut sizes);
             rows += slice.len() as u64;
             text_bytes += sizes.iter().sum::<u64>();
             let scale = |n: u64, whole: u64, part: u64| (n as f64 * whole as f64 / part as f64) as u64;
             let taken = reader.bytes_read();
+            if rows == limit {
+                break;
+            }
             match reader.rows_in_footer() {
                 Some(all) if rows >= SAMPLE_ROWS.min(all) => {
+                    let all = all.min(limit);
                     return Ok(Counted { rows: all, text_bytes: scale(text_bytes, all, rows), exact: true });
                 }
                 None if taken >= max_bytes && taken < plan.file.size => {
                     let [rows, text_bytes] = [rows, text_bytes].map(|n| scale(n, plan.file.size, taken));
-                    return Ok(Counted { rows, text_bytes, exact: false });
+                    let whole = limit.min(rows);
+                    let text_bytes = scale(text_bytes, whole, rows);
+                    return Ok(Counted { rows: whole, text_bytes, exact: false });
                 }
                 _ => {}
             }
@@ -55,7 +65,7 @@ impl Plan {
     /// A plan that reads only the texts of one file.
     fn texts(&self, file: &FilePlan) -> Self {
         let read = file.read.get(file.text).copied().into_iter().collect();
-        let file = FilePlan { read, text: 0, kept: Vec::new(), ..file.clone() };
+        let file = FilePlan { read, text: 0, kept: Vec::new(), wants_all: false, ..file.clone() };
         Self { files: vec![file], text: self.text.clone(), kept: Arc::new(Schema::empty()) }
     }
 }

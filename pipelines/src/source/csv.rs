@@ -4,6 +4,7 @@ use arrow::{array::RecordBatch, csv, datatypes::SchemaRef, error::ArrowError};
 
 use super::{
     decode::{BATCH_BYTES, Decode},
+    reading::Cells,
     reason::{csv_row, own},
 };
 
@@ -11,19 +12,19 @@ use super::{
 pub(super) struct Csv {
     decoder: csv::reader::Decoder,
     quotes: Quotes,
-    /// Whether the header line is the first record.
-    header: bool,
+    /// How rows are divided; whether the header line is the first record.
+    cells: Cells,
     batch_rows: usize,
     /// Bytes of the rows that were not flushed yet.
     bytes: usize,
 }
 
 impl Csv {
-    /// Reads the columns `read` (indices into `schema`, ascending) of a file from its beginning or, without `header`,
-    /// from the beginning of a row.
-    pub(super) fn new(schema: &SchemaRef, read: Vec<usize>, header: bool, batch_rows: usize) -> Self {
-        let decoder = decoder(schema, read, header, batch_rows);
-        Self { decoder, quotes: Quotes::default(), header, batch_rows, bytes: 0 }
+    /// Reads the columns `read` (indices into `schema`, ascending) of a file from its beginning or, if `cells` has no
+    /// header, from the beginning of a row.
+    pub(super) fn new(schema: &SchemaRef, read: Vec<usize>, cells: Cells, batch_rows: usize) -> Self {
+        let decoder = decoder(schema, read, cells, batch_rows);
+        Self { decoder, quotes: Quotes::default(), cells, batch_rows, bytes: 0 }
     }
 
     /// Passes bytes to the decoder; returns how many it took.
@@ -33,7 +34,7 @@ impl Csv {
             return Ok(0);
         }
         let used = self.decoder.decode(bytes)?;
-        self.quotes.read(&bytes[..used]);
+        self.quotes.read(&bytes[..used], self.cells.delimiter);
         self.bytes += used;
         Ok(used)
     }
@@ -44,7 +45,7 @@ impl Decode for Csv {
         let (rest_of_batch, after) = bytes.split_at(BATCH_BYTES.saturating_sub(self.bytes).min(bytes.len()));
         let used = self.feed(rest_of_batch)?;
         match used == rest_of_batch.len() {
-            true => Ok(used + self.feed(&after[..self.quotes.row_end(after)])?),
+            true => Ok(used + self.feed(&after[..self.quotes.row_end(after, self.cells.delimiter)])?),
             false => Ok(used),
         }
     }
@@ -67,11 +68,12 @@ impl Decode for Csv {
     }
 
     fn broken_row(&self, error: &ArrowError) -> Option<u64> {
-        csv_row(error).map(|row| row + u64::from(!self.header))
+        csv_row(error).map(|row| row + u64::from(!self.cells.header))
     }
 
     fn again(&self, schema: &SchemaRef, read: &[usize], from_start: bool) -> Option<Box<dyn Decode>> {
-        let mut csv = Self::new(schema, read.to_vec(), from_start, 1);
+        let cells = Cells { header: self.cells.header && from_start, ..self.cells };
+        let mut csv = Self::new(schema, read.to_vec(), cells, 1);
         if !from_start {
             // The decoder drops a byte order mark at its beginning, which belongs to a cell here; an empty line is no row.
             csv.feed(b"\n").ok()?;
@@ -81,9 +83,10 @@ impl Decode for Csv {
 }
 
 /// Arrow's decoder of the columns `read`.
-pub(super) fn decoder(schema: &SchemaRef, read: Vec<usize>, header: bool, batch_rows: usize) -> csv::reader::Decoder {
+pub(super) fn decoder(schema: &SchemaRef, read: Vec<usize>, cells: Cells, batch_rows: usize) -> csv::reader::Decoder {
     csv::ReaderBuilder::new(SchemaRef::clone(schema))
-        .with_header(header)
+        .with_header(cells.header)
+        .with_delimiter(cells.delimiter)
         .with_projection(read)
         .with_batch_size(batch_rows)
         .build_decoder()
@@ -91,7 +94,7 @@ pub(super) fn decoder(schema: &SchemaRef, read: Vec<usize>, header: bool, batch_
 
 /// State of the CSV grammar (RFC 4180), as far as quotation marks matter.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-enum Quotes {
+pub(super) enum Quotes {
     /// Before the first byte of a cell.
     #[default]
     Start,
@@ -104,25 +107,27 @@ enum Quotes {
 }
 
 impl Quotes {
-    fn read(&mut self, bytes: &[u8]) {
-        bytes.iter().for_each(|&byte| *self = self.after(byte));
+    fn read(&mut self, bytes: &[u8], delimiter: u8) {
+        bytes.iter().for_each(|&byte| *self = self.after(byte, delimiter));
     }
 
-    fn after(self, byte: u8) -> Self {
+    /// The state after the next byte.
+    pub(super) fn after(self, byte: u8, delimiter: u8) -> Self {
         match (self, byte) {
             (Self::Start, b'"') | (Self::Closed, b'"') => Self::Inside,
             (Self::Inside, b'"') => Self::Closed,
             (Self::Inside, _) => Self::Inside,
-            (_, b',' | b'\n' | b'\r') => Self::Start,
+            (_, b'\n' | b'\r') => Self::Start,
+            (_, byte) if byte == delimiter => Self::Start,
             _ => Self::Plain,
         }
     }
 
     /// Length of `bytes` up to and with the first end of a row; of all if no row ends.
-    fn row_end(mut self, bytes: &[u8]) -> usize {
+    fn row_end(mut self, bytes: &[u8], delimiter: u8) -> usize {
         let end = bytes.iter().position(|&byte| {
-            self = self.after(byte);
-            self == Self::Start && byte != b','
+            self = self.after(byte, delimiter);
+            self == Self::Start && byte != delimiter
         });
         end.map_or(bytes.len(), |at| at + 1)
     }
@@ -139,12 +144,12 @@ mod tests {
             ["a,b\n", "\"a\",b\n", "\"a \"\" b\"\n", "5\" disk,x\n", "\"\"\n", "\"two\nlines\"", "", "\"a\"\r\nb"];
         for text in closed {
             let mut quotes = Quotes::default();
-            quotes.read(text.as_bytes());
+            quotes.read(text.as_bytes(), b',');
             assert_ne!(quotes, Quotes::Inside, "{text:?}");
         }
         for text in ["\"", "a,\"b\nc,d\n", "\"a\"\"\n", "x\n\"\"\"y"] {
             let mut quotes = Quotes::default();
-            text.as_bytes().chunks(1).for_each(|byte| quotes.read(byte));
+            text.as_bytes().chunks(1).for_each(|byte| quotes.read(byte, b','));
             assert_eq!(quotes, Quotes::Inside, "{text:?}");
         }
     }
@@ -154,10 +159,10 @@ mod tests {
         let text = b"a,\"b\nc\"\nd,e\n";
         let end_after = |start: usize| {
             let mut quotes = Quotes::default();
-            quotes.read(&text[..start]);
-            start + quotes.row_end(&text[start..])
+            quotes.read(&text[..start], b',');
+            start + quotes.row_end(&text[start..], b',')
         };
         assert_eq!([end_after(0), end_after(7), end_after(8), end_after(9), end_after(12)], [8, 8, 12, 12, 12]);
-        assert_eq!(Quotes::default().row_end(b"a,b"), 3);
+        assert_eq!(Quotes::default().row_end(b"a,b", b','), 3);
     }
 }

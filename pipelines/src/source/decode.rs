@@ -16,6 +16,7 @@ use super::{
     lines::Lines,
     plan::FilePlan,
     reason::{Broken, own},
+    sieve::{Malformed, Noted},
 };
 
 /// Maximum bytes of a line of text. A longer line means a damaged file or a decompression bomb.
@@ -78,6 +79,8 @@ pub(super) struct Decoded {
     taken: bytes::Taken,
     /// Number of rows returned.
     rows: u64,
+    /// Malformed rows that were left out, in the bytes decoded so far.
+    noted: Noted,
     /// The first row of the decoder.
     first: u64,
     /// Whether a broken batch is decoded again.
@@ -94,25 +97,32 @@ pub(super) struct Decoded {
 
 impl Decoded {
     pub(super) async fn open(plan: &FilePlan) -> Result<Self, SourceError> {
-        let taken = bytes::Taken::default();
-        let bytes = bytes::open(&plan.file, &taken).await?;
-        Self::new(plan, bytes, taken, BATCH_ROWS)
+        let (taken, noted) = (bytes::Taken::default(), Noted::default());
+        let bytes = bytes::open(&plan.file, &taken, &noted).await?;
+        Self::new(plan, bytes, (taken, noted), BATCH_ROWS)
     }
 
     /// Reads `bytes` in batches of at most `batch_rows` rows.
-    fn new(plan: &FilePlan, bytes: bytes::Bytes, taken: bytes::Taken, batch_rows: usize) -> Result<Self, SourceError> {
+    fn new(
+        plan: &FilePlan,
+        bytes: bytes::Bytes,
+        (taken, noted): (bytes::Taken, Noted),
+        batch_rows: usize,
+    ) -> Result<Self, SourceError> {
         let malformed = |e: ArrowError| SourceError::malformed(&plan.file, 0, e);
         let decoder: Box<dyn Decode> = match plan.file.format {
-            Format::Csv => Box::new(Csv::new(&plan.schema, plan.read.clone(), true, batch_rows)),
+            Format::Csv | Format::Tsv => {
+                Box::new(Csv::new(&plan.schema, plan.read.clone(), plan.file.cells(), batch_rows))
+            }
             Format::Json => {
                 let wanted = plan.schema.project(&plan.read).map_err(malformed)?;
-                Box::new(Json::new(wanted.into(), batch_rows).map_err(malformed)?)
+                Box::new(Json::new(wanted.into(), batch_rows, plan.wants_all).map_err(malformed)?)
             }
             Format::Arrow => Box::new(Ipc::new(plan.read.clone())),
             // Parquet has a reader of its own.
             Format::Text | Format::Parquet => Box::new(Lines::new()),
         };
-        let restarts = matches!(plan.file.format, Format::Csv | Format::Json);
+        let restarts = plan.file.format.has_cells() || plan.file.format == Format::Json;
         Ok(Self {
             bytes,
             decoder,
@@ -120,6 +130,7 @@ impl Decoded {
             read: plan.read.clone(),
             taken,
             rows: 0,
+            noted,
             first: 0,
             restarts,
             kept: restarts.then(Vec::new),
@@ -132,6 +143,13 @@ impl Decoded {
     /// Compressed bytes that were read.
     pub(super) fn taken(&self) -> u64 {
         self.taken.load(Ordering::Relaxed)
+    }
+
+    /// The malformed rows before row `end` that were not asked for yet.
+    pub(super) fn malformed(&self, end: u64) -> Vec<Malformed> {
+        let mut noted = self.noted.lock();
+        let found = noted.partition_point(|malformed| malformed.row < end);
+        noted.drain(..found).collect()
     }
 
     /// The rows that are complete in the bytes read so far, and in those of a running read.

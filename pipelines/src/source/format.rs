@@ -9,7 +9,9 @@ pub enum Format {
     Text,
     /// Comma-separated values with a header line.
     Csv,
-    /// One JSON object per line.
+    /// As CSV, with tabs.
+    Tsv,
+    /// One JSON object per line, or an array of objects.
     Json,
     /// Parquet.
     Parquet,
@@ -19,13 +21,42 @@ pub enum Format {
 
 impl Format {
     /// The known extensions, for messages.
-    pub const EXTENSIONS: &str = ".txt, .csv, .jsonl, .ndjson, .parquet, .arrow, .arrows, each also with .gz or .zst";
+    pub const EXTENSIONS: &str =
+        ".txt, .csv, .tsv, .jsonl, .ndjson, .json, .parquet, .arrow, .arrows, each also with .gz or .zst";
+    /// The words that name a format; `auto` stands for the format by the name of each file.
+    pub const WORDS: &'static [&'static str] = &["auto", "text", "csv", "tsv", "jsonl", "parquet", "arrow"];
+
+    /// The format that a word names; `None` for `auto`.
+    pub fn from_word(word: &str) -> Option<Self> {
+        match word {
+            "text" => Some(Self::Text),
+            "csv" => Some(Self::Csv),
+            "tsv" => Some(Self::Tsv),
+            "jsonl" => Some(Self::Json),
+            "parquet" => Some(Self::Parquet),
+            "arrow" => Some(Self::Arrow),
+            _ => None,
+        }
+    }
+
+    /// The word that names it.
+    pub fn word(self) -> &'static str {
+        match self {
+            Self::Text => "text",
+            Self::Csv => "csv",
+            Self::Tsv => "tsv",
+            Self::Json => "jsonl",
+            Self::Parquet => "parquet",
+            Self::Arrow => "arrow",
+        }
+    }
 
     fn from_extension(extension: &str) -> Option<Self> {
         match extension.to_ascii_lowercase().as_str() {
             "txt" => Some(Self::Text),
             "csv" => Some(Self::Csv),
-            "jsonl" | "ndjson" => Some(Self::Json),
+            "tsv" => Some(Self::Tsv),
+            "jsonl" | "ndjson" | "json" => Some(Self::Json),
             "parquet" => Some(Self::Parquet),
             "arrow" | "arrows" => Some(Self::Arrow),
             _ => None,
@@ -34,7 +65,12 @@ impl Format {
 
     /// Whether types are inferred from text, so that values can be read as another type too.
     pub(crate) fn is_untyped(self) -> bool {
-        matches!(self, Self::Text | Self::Csv | Self::Json)
+        matches!(self, Self::Text | Self::Csv | Self::Tsv | Self::Json)
+    }
+
+    /// Whether rows are lines of cells.
+    pub(crate) fn has_cells(self) -> bool {
+        matches!(self, Self::Csv | Self::Tsv)
     }
 }
 
@@ -43,6 +79,7 @@ impl fmt::Display for Format {
         f.write_str(match self {
             Self::Text => "text",
             Self::Csv => "csv",
+            Self::Tsv => "tsv",
             Self::Json => "json lines",
             Self::Parquet => "parquet",
             Self::Arrow => "arrow",
@@ -72,6 +109,15 @@ pub(crate) fn of_name(name: &str) -> Option<(Format, Compression)> {
     Format::from_extension(rest.rsplit_once('.')?.1).map(|format| (format, compression))
 }
 
+/// The compression by the last extension of `name`, for a file whose format is given.
+pub(super) fn compression_of(name: &str) -> Compression {
+    match name.rsplit_once('.').map(|(_, extension)| extension.to_ascii_lowercase()).as_deref() {
+        Some("gz") => Compression::Gzip,
+        Some("zst") => Compression::Zstd,
+        _ => Compression::None,
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -87,7 +133,10 @@ mod tests {
             ("a.parquet.gz", Some((Format::Parquet, Compression::Gzip))),
             ("a.gz", None),
             ("txt", None),
-            ("a.json", None),
+            ("a.json", Some((Format::Json, Compression::None))),
+            ("a.json.gz", Some((Format::Json, Compression::Gzip))),
+            ("a.tsv.zst", Some((Format::Tsv, Compression::Zstd))),
+            ("a.md", None),
         ];
         for (name, expected) in cases {
             assert_eq!(of_name(name), expected, "{name}");

@@ -9,19 +9,15 @@ use arrow::{
     error::ArrowError,
 };
 
-use super::{
-    csv::decoder,
-    reason::Broken,
-    rows::convert,
-    schema::{Head, INFERENCE_ROWS},
-    types,
-};
+use super::{csv::decoder, reading::Cells, reason::Broken, rows::convert, schema::Head, types};
+
+/// Maximum number of rows for inference; the decoder allocates memory for them at once.
+const MAX_ROWS: usize = 1 << 20;
 
 /// The schema with types that hold all values of the first rows without loss.
-pub(super) fn inferred(head: Head<'_>) -> Result<Option<Schema>, Broken> {
-    let Some(rows) = rows(&head)? else { return Ok(None) };
-    let format = csv::reader::Format::default().with_header(true);
-    let (inferred, _) = format.infer_schema(head.bytes, Some(rows.num_rows()))?;
+pub(super) fn inferred(head: &Head<'_>) -> Result<Option<Schema>, Broken> {
+    let Some(rows) = rows(head)? else { return Ok(None) };
+    let (inferred, _) = format(head.cells).infer_schema(head.bytes, Some(rows.num_rows()))?;
     let fields = inferred.fields().iter().zip(rows.columns()).map(|(field, written)| {
         let kind = types::stored(&with_zone(field.data_type(), written));
         // The same check as of later rows.
@@ -42,18 +38,22 @@ fn with_zone(kind: &DataType, written: &ArrayRef) -> DataType {
     }
 }
 
-/// The schema with strings for all columns.
-pub(super) fn strings(head: Head<'_>) -> Result<Option<Schema>, Broken> {
-    Ok(rows(&head)?.map(|rows| rows.schema().as_ref().clone()))
+fn format(cells: Cells) -> csv::reader::Format {
+    csv::reader::Format::default().with_header(cells.header).with_delimiter(cells.delimiter)
 }
 
-/// The complete rows among the first thousand, as strings; `None` when there is no complete one yet.
+/// The schema with strings for all columns.
+pub(super) fn strings(head: &Head<'_>) -> Result<Option<Schema>, Broken> {
+    Ok(rows(head)?.map(|rows| rows.schema().as_ref().clone()))
+}
+
+/// The complete rows among the first ones, as strings; `None` when more bytes may hold more of them.
 fn rows(head: &Head<'_>) -> Result<Option<RecordBatch>, Broken> {
-    let format = csv::reader::Format::default().with_header(true);
-    let (names, _) = format.infer_schema(head.bytes, Some(0))?;
+    let max_rows = head.max_rows.unwrap_or(MAX_ROWS).min(MAX_ROWS);
+    let (names, _) = format(head.cells).infer_schema(head.bytes, Some(0))?;
     let names = Arc::new(as_strings(&names));
     let read = |rows: usize| -> Result<csv::reader::Decoder, ArrowError> {
-        let mut decoder = decoder(&names, (0..names.fields().len()).collect(), true, rows);
+        let mut decoder = decoder(&names, (0..names.fields().len()).collect(), head.cells, rows);
         let mut rest = head.bytes;
         while !rest.is_empty() && decoder.capacity() > 0 {
             rest = &rest[decoder.decode(rest)?..];
@@ -65,9 +65,10 @@ fn rows(head: &Head<'_>) -> Result<Option<RecordBatch>, Broken> {
         Ok(decoder)
     };
     // The last row is cut off, perhaps inside quotes: decode again only as many rows as are complete.
-    match INFERENCE_ROWS - read(INFERENCE_ROWS)?.capacity() {
+    match max_rows - read(max_rows)?.capacity() {
         0 if head.all => Ok(Some(RecordBatch::new_empty(names))),
         0 => Ok(None),
+        rows if rows < max_rows && !head.is_last() => Ok(None),
         rows => Ok(read(rows)?.flush()?),
     }
 }
@@ -83,6 +84,10 @@ mod tests {
 
     use super::*;
 
+    fn head(bytes: &[u8], all: bool) -> Head<'_> {
+        Head { bytes, all, most: true, cells: Cells { delimiter: b',', header: true }, max_rows: Some(1000) }
+    }
+
     fn shown(schema: &Schema) -> Vec<(String, DataType)> {
         schema.fields().iter().map(|f| (f.name().clone(), f.data_type().clone())).collect()
     }
@@ -90,27 +95,27 @@ mod tests {
     #[test]
     fn csv_whose_last_row_is_cut_inside_quotes() {
         let text = b"id,text\n1,\"two\nlines\"\n2,\"cut here\nand";
-        let schema = inferred(Head { bytes: text, all: false }).unwrap().unwrap();
+        let schema = inferred(&head(text, false)).unwrap().unwrap();
         assert_eq!(shown(&schema), [("id".to_owned(), DataType::Int64), ("text".to_owned(), DataType::Utf8)]);
-        assert!(inferred(Head { bytes: b"id,text\n1,\"tw", all: false }).unwrap().is_none());
+        assert!(inferred(&head(b"id,text\n1,\"tw", false)).unwrap().is_none());
     }
 
     #[test]
     fn what_would_be_lost_as_a_number_stays_a_string() {
         let text = b"zip,plus,n,x,long,none\n00123,+1,-9007199254740993,0.5,0.5,\n17,2,0,1e3,9007199254740993,\n";
-        let schema = inferred(Head { bytes: text, all: true }).unwrap().unwrap();
+        let schema = inferred(&head(text, true)).unwrap().unwrap();
         let (utf8, float) = (DataType::Utf8, DataType::Float64);
         let expected =
             [("zip", utf8.clone()), ("plus", utf8.clone()), ("n", DataType::Int64), ("x", float), ("long", utf8)];
         assert_eq!(shown(&schema)[..5], expected.map(|(n, t)| (n.to_owned(), t)));
-        let strings = strings(Head { bytes: text, all: true }).unwrap().unwrap();
+        let strings = strings(&head(text, true)).unwrap().unwrap();
         assert!(strings.fields().iter().all(|field| field.data_type() == &DataType::Utf8));
         let times = b"day,seconds,fractions,utc,offset,some,decimal,huge\n\
             2024-01-01,2024-01-01 10:00:00,2024-01-01T10:00:00.25,2024-01-01T10:00:00Z,2024-01-01T10:00:00+02:00,\
             2024-01-01T10:00:00Z,0.1234567890123456789,1e400\n\
             2024-02-29,2024-01-01 10:00:01,2024-01-01T10:00:00.123456,2024-01-01T10:00:00Z,2024-01-01T10:00:00+02:00,\
             2024-01-01T10:00:00,0.5,1\n";
-        let schema = inferred(Head { bytes: times, all: true }).unwrap().unwrap();
+        let schema = inferred(&head(times, true)).unwrap().unwrap();
         let time = |unit, zone: Option<&str>| DataType::Timestamp(unit, zone.map(Into::into));
         let expected = [
             ("day", DataType::Date32),
@@ -123,7 +128,7 @@ mod tests {
             ("huge", DataType::Utf8),
         ];
         assert_eq!(shown(&schema), expected.map(|(n, t)| (n.to_owned(), t)));
-        let empty = inferred(Head { bytes: b"id,text\n", all: true }).unwrap().unwrap();
+        let empty = inferred(&head(b"id,text\n", true)).unwrap().unwrap();
         assert_eq!(empty.fields().len(), 2);
     }
 }

@@ -1,49 +1,321 @@
-//! Infers the schema of lines of JSON.
+//! Infers the columns and types of lines of JSON.
+//!
+//! [`Inference`] takes lines in pieces and keeps types only, so it can read a file of any size. Columns, and keys in
+//! objects, are in the order in which they are first seen.
 
-use std::collections::{BTreeMap, HashMap, HashSet};
+use std::collections::{BTreeMap, HashMap};
 
-use arrow::{
-    datatypes::{DataType, Field, FieldRef, Schema},
-    json,
-};
-use serde_json::{Map, Value, value::RawValue};
+use arrow::datatypes::{DataType, Field, Schema};
+use serde::de::{DeserializeSeed, Deserializer, MapAccess, SeqAccess, Visitor};
+use serde_json::value::RawValue;
 
 use super::{
     escapes::Escapes,
     lossless::is_double,
     reason::{Broken, own},
-    schema::{Head, INFERENCE_ROWS},
     types,
 };
 
-/// The schema with strings for all single values.
-pub(super) fn strings(head: Head<'_>) -> Result<Option<Schema>, Broken> {
-    let written = |field: &FieldRef| Field::clone(field).with_data_type(types::as_written(field.data_type()));
-    let types = types_of(&head)?;
-    Ok(types.map(|schema| Schema::new(schema.fields().iter().map(written).collect::<Vec<_>>())))
+/// What is known of the values of some lines.
+#[derive(Debug, Default)]
+pub(crate) struct Inference {
+    columns: Keys,
+    /// Objects so far.
+    rows: usize,
+    /// Lines so far, with empty ones.
+    lines: usize,
+    max_rows: Option<usize>,
 }
 
-/// The types of the columns. A column with a number that no float represents exactly is read as strings; a later one is an
-/// error with its row.
-pub(super) fn inferred(head: Head<'_>) -> Result<Option<Schema>, Broken> {
-    let Some(inferred) = types_of(&head)? else { return Ok(None) };
-    let lossy = lossy_numbers(head.bytes);
-    // Columns of integers that fit are Int64, which is exact, and stay so.
-    let fields = inferred.fields().iter().map(|field| match lossy.contains(field.name()) {
-        true => Field::new(field.name(), types::floats_as_written(field.data_type()), true),
-        false => Field::clone(field),
-    });
-    Ok(Some(Schema::new(fields.collect::<Vec<_>>())))
-}
-
-/// Columns with a number, at any depth, that a float does not represent exactly.
-fn lossy_numbers(bytes: &[u8]) -> HashSet<String> {
-    let mut lossy = HashSet::new();
-    for line in bytes.split(|&b| b == b'\n').take(INFERENCE_ROWS) {
-        let Ok(row) = serde_json::from_slice::<BTreeMap<String, &RawValue>>(line) else { continue };
-        lossy.extend(row.into_iter().filter(|(_, value)| has_lossy_number(value.get())).map(|(name, _)| name));
+impl Inference {
+    /// Infers from the first `max_rows` objects; from all for `None`.
+    pub(crate) fn new(max_rows: Option<usize>) -> Self {
+        Self { max_rows, ..Self::default() }
     }
-    lossy
+
+    /// Whether further lines are not looked at.
+    pub(crate) fn is_full(&self) -> bool {
+        self.max_rows.is_some_and(|rows| self.rows >= rows)
+    }
+
+    /// Objects so far.
+    pub(crate) fn rows(&self) -> usize {
+        self.rows
+    }
+
+    /// Takes complete lines.
+    ///
+    /// # Errors
+    /// The row of the first line that is not a JSON object, and why.
+    pub(super) fn add(&mut self, lines: &[u8]) -> Result<(), Broken> {
+        for line in Escapes::rewritten(lines).split_inclusive(|&byte| byte == b'\n') {
+            if self.is_full() {
+                break;
+            }
+            self.lines += usize::from(line.ends_with(b"\n"));
+            if line.trim_ascii().is_empty() {
+                continue;
+            }
+            self.add_row(line).map_err(|reason| {
+                let number = self.lines + usize::from(!line.ends_with(b"\n"));
+                let reason = own(format!("Json error: line {number} of the file: {reason}"));
+                Broken { row: self.rows as u64, reason }
+            })?;
+            self.rows += 1;
+        }
+        Ok(())
+    }
+
+    fn add_row(&mut self, line: &[u8]) -> Result<(), String> {
+        let line = std::str::from_utf8(line).map_err(|e| format!("not UTF-8: byte {} of the line", e.valid_up_to()))?;
+        let mut found = Found::default();
+        let mut json = serde_json::Deserializer::from_str(line);
+        // Another value than an object is parsed all the same, so that what is not valid JSON is said first.
+        let mut other = Kind::Null;
+        let row = Value { kind: &mut other, keys: Some(&mut self.columns), found: &mut found };
+        // The position is within the line.
+        let invalid = |e: serde_json::Error| {
+            format!("not valid JSON: {}", e.to_string().replace(" at line 1 column", " at byte"))
+        };
+        row.deserialize(&mut json).and_then(|()| json.end()).map_err(invalid)?;
+        if !line.trim_ascii_start().starts_with('{') {
+            return Err("not a JSON object".to_owned());
+        }
+        if found.floats {
+            self.mark_lossy(line);
+        }
+        Ok(())
+    }
+
+    /// Marks the columns with a number, at any depth, that a float does not represent exactly.
+    fn mark_lossy(&mut self, line: &str) {
+        let Ok(row) = serde_json::from_str::<BTreeMap<String, &RawValue>>(line) else { return };
+        for (name, _) in row.into_iter().filter(|(_, value)| has_lossy_number(value.get())) {
+            let place = self.columns.place(&name);
+            self.columns.list[place].lossy = true;
+        }
+    }
+
+    /// The columns with types that hold all values without loss. A column with a number that no float represents exactly is
+    /// read as strings.
+    pub(crate) fn schema(&self) -> Schema {
+        // Columns of integers that fit are Int64, which is exact, and stay so.
+        self.schema_of(|column, kind| if column.lossy { types::floats_as_written(&kind) } else { kind })
+    }
+
+    /// The columns with strings for all single values.
+    pub(crate) fn strings(&self) -> Schema {
+        self.schema_of(|_, kind| types::as_written(&kind))
+    }
+
+    fn schema_of(&self, kind: impl Fn(&Column, DataType) -> DataType) -> Schema {
+        let field = |column: &Column| Field::new(&column.name, kind(column, column.kind.data_type()), true);
+        Schema::new(self.columns.list.iter().map(field).collect::<Vec<_>>())
+    }
+}
+
+/// The keys of objects.
+#[derive(Debug, Default)]
+struct Keys {
+    list: Vec<Column>,
+    places: HashMap<String, usize>,
+}
+
+#[derive(Debug)]
+struct Column {
+    name: String,
+    kind: Kind,
+    /// Of a column of the file: a number in it is not exact as a float.
+    lossy: bool,
+}
+
+impl Keys {
+    fn place(&mut self, name: &str) -> usize {
+        if let Some(place) = self.places.get(name) {
+            return *place;
+        }
+        self.list.push(Column { name: name.to_owned(), kind: Kind::Null, lossy: false });
+        self.places.insert(name.to_owned(), self.list.len() - 1);
+        self.list.len() - 1
+    }
+}
+
+/// What the values of a column or key have in common.
+#[derive(Debug, Default)]
+enum Kind {
+    /// No value yet.
+    #[default]
+    Null,
+    Boolean,
+    Integer,
+    Float,
+    /// Strings, or single values of several kinds.
+    String,
+    List(Box<Kind>),
+    Object(Keys),
+    /// Single values in some rows, lists or objects in others.
+    Mixed,
+}
+
+impl Kind {
+    /// Adds a single value.
+    fn add(&mut self, value: Self) {
+        *self = match (std::mem::take(self), value) {
+            (Self::Null, value) => value,
+            (Self::Boolean, Self::Boolean) => Self::Boolean,
+            (Self::Integer, Self::Integer) => Self::Integer,
+            (Self::Integer | Self::Float, Self::Integer | Self::Float) => Self::Float,
+            (Self::List(_) | Self::Object(_) | Self::Mixed, _) => Self::Mixed,
+            _ => Self::String,
+        };
+    }
+
+    /// The item of a list; `None` when there are other values.
+    fn item(&mut self) -> Option<&mut Self> {
+        match self {
+            Self::Null => *self = Self::List(Box::default()),
+            Self::List(_) => {}
+            _ => *self = Self::Mixed,
+        }
+        if let Self::List(item) = self { Some(item) } else { None }
+    }
+
+    /// The keys of an object; `None` when there are other values.
+    fn keys(&mut self) -> Option<&mut Keys> {
+        match self {
+            Self::Null => *self = Self::Object(Keys::default()),
+            Self::Object(_) => {}
+            _ => *self = Self::Mixed,
+        }
+        if let Self::Object(keys) = self { Some(keys) } else { None }
+    }
+
+    fn is_mixed(&self) -> bool {
+        match self {
+            Self::Mixed => true,
+            Self::List(item) => item.is_mixed(),
+            Self::Object(keys) => keys.list.iter().any(|key| key.kind.is_mixed()),
+            _ => false,
+        }
+    }
+
+    /// The type; [`types::mixed`] if that of some value inside is not known.
+    fn data_type(&self) -> DataType {
+        match self {
+            kind if kind.is_mixed() => types::mixed(),
+            Self::Null | Self::Mixed => DataType::Null,
+            Self::Boolean => DataType::Boolean,
+            Self::Integer => DataType::Int64,
+            Self::Float => DataType::Float64,
+            Self::String => DataType::Utf8,
+            Self::List(item) => DataType::List(Field::new_list_field(item.data_type(), true).into()),
+            Self::Object(keys) => DataType::Struct(
+                keys.list.iter().map(|key| Field::new(&key.name, key.kind.data_type(), true)).collect(),
+            ),
+        }
+    }
+}
+
+/// What was found in a row beside its types.
+#[derive(Debug, Default)]
+struct Found {
+    /// A number that is no integer of 64 bits.
+    floats: bool,
+}
+
+/// The place of a key.
+struct Key<'k>(&'k mut Keys);
+
+impl<'de> DeserializeSeed<'de> for Key<'_> {
+    type Value = usize;
+
+    fn deserialize<D: Deserializer<'de>>(self, json: D) -> Result<usize, D::Error> {
+        json.deserialize_str(self)
+    }
+}
+
+impl Visitor<'_> for Key<'_> {
+    type Value = usize;
+
+    fn expecting(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("a key")
+    }
+
+    fn visit_str<E>(self, name: &str) -> Result<usize, E> {
+        Ok(self.0.place(name))
+    }
+}
+
+/// Adds a value to what is known of a column or key.
+struct Value<'k> {
+    kind: &'k mut Kind,
+    /// Where the keys of an object belong, if not to `kind`.
+    keys: Option<&'k mut Keys>,
+    found: &'k mut Found,
+}
+
+impl<'de> DeserializeSeed<'de> for Value<'_> {
+    type Value = ();
+
+    fn deserialize<D: Deserializer<'de>>(self, json: D) -> Result<(), D::Error> {
+        json.deserialize_any(self)
+    }
+}
+
+impl<'de> Visitor<'de> for Value<'_> {
+    type Value = ();
+
+    fn expecting(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("a value")
+    }
+
+    fn visit_unit<E>(self) -> Result<(), E> {
+        Ok(())
+    }
+
+    fn visit_bool<E>(self, _: bool) -> Result<(), E> {
+        self.kind.add(Kind::Boolean);
+        Ok(())
+    }
+
+    fn visit_i64<E>(self, _: i64) -> Result<(), E> {
+        self.kind.add(Kind::Integer);
+        Ok(())
+    }
+
+    fn visit_u64<E>(self, value: u64) -> Result<(), E> {
+        let fits = i64::try_from(value).is_ok();
+        self.found.floats |= !fits;
+        self.kind.add(if fits { Kind::Integer } else { Kind::Float });
+        Ok(())
+    }
+
+    fn visit_f64<E>(self, _: f64) -> Result<(), E> {
+        self.found.floats = true;
+        self.kind.add(Kind::Float);
+        Ok(())
+    }
+
+    fn visit_str<E>(self, _: &str) -> Result<(), E> {
+        self.kind.add(Kind::String);
+        Ok(())
+    }
+
+    fn visit_seq<A: SeqAccess<'de>>(self, mut items: A) -> Result<(), A::Error> {
+        let mut nowhere = Kind::Null;
+        let item = self.kind.item().unwrap_or(&mut nowhere);
+        while items.next_element_seed(Value { kind: item, keys: None, found: self.found })?.is_some() {}
+        Ok(())
+    }
+
+    fn visit_map<A: MapAccess<'de>>(self, mut members: A) -> Result<(), A::Error> {
+        let mut nowhere = Keys::default();
+        let keys = self.keys.or_else(|| self.kind.keys()).unwrap_or(&mut nowhere);
+        while let Some(place) = members.next_key_seed(Key(keys))? {
+            members.next_value_seed(Value { kind: &mut keys.list[place].kind, keys: None, found: self.found })?;
+        }
+        Ok(())
+    }
 }
 
 /// Whether a float does not represent some number of this JSON exactly. Digits in strings do not count.
@@ -74,85 +346,18 @@ fn string_length(string: &str) -> usize {
     end.map_or(string.len(), |end| end + 1)
 }
 
-fn types_of(head: &Head<'_>) -> Result<Option<Schema>, Broken> {
-    let end = match head.bytes.iter().rposition(|&b| b == b'\n') {
-        _ if head.all => head.bytes.len(),
-        Some(end) => end,
-        None => return Ok(None),
-    };
-    let columns = columns(&Escapes::rewritten(&head.bytes[..end]))?;
-    let fields = columns.into_iter().map(|(name, values)| Field::new(&name, type_of(&name, values), true));
-    Ok(Some(Schema::new(fields.collect::<Vec<_>>())))
-}
-
-/// The values of each column; columns in the order in which they are first seen.
-fn columns(bytes: &[u8]) -> Result<Vec<(String, Vec<Value>)>, Broken> {
-    let (mut columns, mut places) = (Vec::<(String, Vec<Value>)>::new(), HashMap::new());
-    let lines = bytes.split(|&b| b == b'\n').enumerate().filter(|(_, line)| !line.trim_ascii().is_empty());
-    for (row, (line, text)) in lines.take(INFERENCE_ROWS).enumerate() {
-        for (name, value) in parse_row(text).map_err(|reason| Broken {
-            row: row as u64,
-            reason: own(format!("Json error: line {} of the file: {reason}", line + 1)),
-        })? {
-            let place = *places.entry(name.clone()).or_insert(columns.len());
-            if place == columns.len() {
-                columns.push((name, Vec::new()));
-            }
-            columns[place].1.push(value);
-        }
-    }
-    Ok(columns)
-}
-
-/// Parses a line as an object.
-fn parse_row(line: &[u8]) -> Result<Map<String, Value>, String> {
-    let line =
-        std::str::from_utf8(line).map_err(|e| format!("not UTF-8: invalid at byte {} of the line", e.valid_up_to()))?;
-    match serde_json::from_str(line) {
-        Ok(Value::Object(row)) => Ok(row),
-        Ok(_) => Err("not a JSON object".to_owned()),
-        // The position is within the line.
-        Err(e) => Err(format!("not valid JSON: {}", e.to_string().replace(" at line 1 column", " at byte"))),
-    }
-}
-
-/// The type of a column with these values, [`types::mixed`] when no type holds them.
-fn type_of(name: &str, values: Vec<Value>) -> DataType {
-    let shape = |value: &Value| match value {
-        Value::Null => None,
-        Value::Array(_) => Some('l'),
-        Value::Object(_) => Some('o'),
-        _ => Some('s'),
-    };
-    let shapes: HashSet<char> = values.iter().filter_map(shape).collect();
-    if shapes.len() > 1 {
-        return types::mixed();
-    }
-    let values = values.into_iter().map(without_null_items);
-    let rows = values.map(|value| Ok(Value::Object(Map::from_iter([(name.to_owned(), value)]))));
-    let inferred = json::reader::infer_json_schema_from_iterator(rows);
-    inferred.ok().and_then(|schema| schema.fields().first().map(|f| f.data_type().clone())).unwrap_or(types::mixed())
-}
-
-/// A value without the nulls in its lists, which Arrow's inference rejects.
-fn without_null_items(value: Value) -> Value {
-    match value {
-        Value::Array(items) => {
-            Value::Array(items.into_iter().filter(|item| !item.is_null()).map(without_null_items).collect())
-        }
-        Value::Object(members) => {
-            Value::Object(members.into_iter().map(|(name, value)| (name, without_null_items(value))).collect())
-        }
-        other => other,
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use std::sync::Arc;
 
     use super::*;
     use crate::source::schema::with_items;
+
+    fn inference(lines: &str) -> Result<Inference, Broken> {
+        let mut inference = Inference::new(None);
+        inference.add(lines.as_bytes())?;
+        Ok(inference)
+    }
 
     fn shown(schema: &Schema) -> Vec<(String, DataType)> {
         schema.fields().iter().map(|f| (f.name().clone(), f.data_type().clone())).collect()
@@ -168,8 +373,8 @@ mod tests {
         ] {
             assert_eq!(has_lossy_number(json), lossy, "{json}");
         }
-        let nested = br#"{"v": {"id": 18446744073709551615, "n": 1, "none": null, "empty": []}}"#;
-        let schema = with_items(&inferred(Head { bytes: nested, all: true }).unwrap().unwrap());
+        let nested = r#"{"v": {"id": 18446744073709551615, "n": 1, "none": null, "empty": []}}"#;
+        let schema = with_items(&inference(nested).unwrap().schema());
         let DataType::Struct(fields) = schema.field(0).data_type().clone() else { panic!("{schema}") };
         let kind = |name: &str| fields.iter().find(|field| field.name() == name).unwrap().data_type().clone();
         assert_eq!(["id", "n", "none"].map(kind), [DataType::Utf8, DataType::Int64, DataType::Utf8]);
@@ -178,16 +383,16 @@ mod tests {
 
     #[test]
     fn integers_that_no_number_holds_stay_as_written() {
-        let text =
-            br#"{"a": 18446744073709551615, "b": 9007199254740993, "c": 1.5, "d": {"e": 1}, "f": 1234567890123456789}
+        let text = r#"{"a": 18446744073709551615, "b": 9007199254740993, "c": 1.5, "d": {"e": 1}, "f": 1234567890123456789}
 {"a": 1, "b": 1.5, "c": 3, "d": {"e": 2}, "f": 2}"#;
-        let inferred = inferred(Head { bytes: text, all: true }).unwrap().unwrap();
+        let inference = inference(text).unwrap();
+        let inferred = inference.schema();
         let kinds: Vec<_> = inferred.fields().iter().map(|f| f.data_type().to_string()).collect();
         assert_eq!(
             (&kinds[..3], &kinds[4]),
             (&["Utf8", "Utf8", "Float64"].map(str::to_owned)[..], &"Int64".to_owned())
         );
-        let written = strings(Head { bytes: text, all: true }).unwrap().unwrap();
+        let written = inference.strings();
         assert_eq!(written.field(3).data_type().to_string(), r#"Struct("e": Utf8)"#);
     }
 
@@ -195,17 +400,17 @@ mod tests {
     fn a_line_that_is_no_json_is_named() {
         for broken in ["{\"a\": ", "[1]", "{\"a\": 1e400}"] {
             let text = format!("{{\"a\": 1}}\n\n{{\"a\": 2}}\n{broken}\n{{\"a\": 4}}\n");
-            let error = inferred(Head { bytes: text.as_bytes(), all: true }).unwrap_err();
+            let error = inference(&text).unwrap_err();
             assert!(error.row == 2 && error.reason.to_string().contains("line 4 of the file: not"), "{error:?}");
         }
     }
 
     #[test]
     fn json_columns_that_are_not_alike_in_all_rows() {
-        let text = br#"{"a": 1, "b": {}, "c": [1], "d": [{"x": 1}], "e": null, "f": "\ud800"}
+        let text = r#"{"a": 1, "b": {}, "c": [1], "d": [{"x": 1}], "e": null, "f": "\ud800"}
 {"a": [1], "b": "x", "c": {"x": 1}, "d": [2], "e": [1], "f": 1}"#;
-        for infer in [inferred, strings] {
-            let schema = infer(Head { bytes: text, all: true }).unwrap().unwrap();
+        let inference = inference(text).unwrap();
+        for schema in [inference.schema(), inference.strings()] {
             let mixed: Vec<_> = schema.fields().iter().map(|f| f.data_type() == &types::mixed()).collect();
             assert_eq!(mixed, [true, true, true, true, false, false]);
         }
@@ -213,10 +418,10 @@ mod tests {
 
     #[test]
     fn json_types() {
-        let text = br#"{"a": 1, "b": null, "c": ["x"], "d": [], "f": [null, [1], []], "g": {"h": [null, {"x": 1}]}}
+        let text = r#"{"a": 1, "b": null, "c": ["x"], "d": [], "f": [null, [1], []], "g": {"h": [null, {"x": 1}]}}
 {"a": 1.5, "c": [], "e": "late", "f": null}
-{"a": cut"#;
-        let schema = with_items(&inferred(Head { bytes: text, all: false }).unwrap().unwrap());
+"#;
+        let schema = with_items(&inference(text).unwrap().schema());
         let (utf8, words) = (DataType::Utf8, types::words());
         let list = |item: DataType| DataType::List(Arc::new(Field::new_list_field(item, true)));
         let object = |name: &str, kind: DataType| DataType::Struct(vec![Field::new(name, kind, true)].into());
@@ -230,5 +435,22 @@ mod tests {
             ("e", utf8),
         ];
         assert_eq!(shown(&schema), expected.map(|(n, t)| (n.to_owned(), t)));
+    }
+
+    /// Expected by hand: keys in the order in which they come, at any depth, whatever the pieces.
+    #[test]
+    fn pieces_and_order_of_keys() {
+        let text = "{\"z\": 1, \"a\": {\"y\": [1], \"b\": null}}\n\n{\"m\": true, \"a\": {\"c\": 1, \"y\": [2.5]}}\n";
+        let mut pieces = Inference::new(None);
+        text.split_inclusive('\n').for_each(|piece| pieces.add(piece.as_bytes()).unwrap());
+        assert_eq!(pieces.schema(), inference(text).unwrap().schema());
+        let shown = shown(&pieces.schema());
+        assert_eq!(shown.iter().map(|(name, _)| name.as_str()).collect::<Vec<_>>(), ["z", "a", "m"]);
+        let DataType::Struct(fields) = &shown[1].1 else { panic!("{shown:?}") };
+        let inner: Vec<_> = fields.iter().map(|field| (field.name().as_str(), field.data_type().to_string())).collect();
+        assert_eq!(inner, [("y", "List(Float64)".to_owned()), ("b", "Null".to_owned()), ("c", "Int64".to_owned())]);
+        let mut first = Inference::new(Some(1));
+        first.add(text.as_bytes()).unwrap();
+        assert!(first.is_full() && first.rows() == 1 && first.schema().fields().len() == 2);
     }
 }

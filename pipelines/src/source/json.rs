@@ -7,6 +7,7 @@ use arrow::{array::RecordBatch, datatypes::SchemaRef, error::ArrowError, json};
 use super::{
     decode::{BATCH_BYTES, Decode},
     escapes::Escapes,
+    reason::own,
 };
 
 /// Replaces the escapes that Arrow's decoder gets wrong, then decodes.
@@ -21,12 +22,14 @@ pub(super) struct Json {
     full: bool,
     /// Bytes of the rows that were not flushed yet.
     bytes: usize,
+    strict: bool,
 }
 
 impl Json {
-    /// Reads the columns of `schema`.
-    pub(super) fn new(schema: SchemaRef, batch_rows: usize) -> Result<Self, ArrowError> {
+    /// Reads the columns of `schema`. If it is `strict`, a key that the schema lacks is an error; otherwise it is ignored.
+    pub(super) fn new(schema: SchemaRef, batch_rows: usize, strict: bool) -> Result<Self, ArrowError> {
         let builder = json::ReaderBuilder::new(schema).with_batch_size(batch_rows).with_coerce_primitive(true);
+        let builder = builder.with_strict_mode(strict);
         Ok(Self {
             decoder: builder.build_decoder()?,
             escapes: Escapes::default(),
@@ -35,6 +38,7 @@ impl Json {
             taken: 0,
             full: false,
             bytes: 0,
+            strict,
         })
     }
 
@@ -62,6 +66,15 @@ impl Json {
         }
         Ok(())
     }
+}
+
+/// Says what to do about a key that the schema lacks. Names of columns are no data.
+fn unknown_key(error: ArrowError) -> ArrowError {
+    const KEY: (&str, &str) = ("column '", "' missing from schema");
+    let ArrowError::JsonError(reason) = &error else { return error };
+    let key = reason.strip_suffix(KEY.1).and_then(|reason| reason.rsplit_once(KEY.0));
+    let Some((_, key)) = key else { return error };
+    own(format!("the key {key:?} is not in the rows from which the columns were inferred"))
 }
 
 /// The first `min` bytes, and on to the first closing brace: every row ends with one.
@@ -106,7 +119,7 @@ impl Decode for Json {
 
     fn flush(&mut self) -> Result<Option<RecordBatch>, ArrowError> {
         self.bytes = 0;
-        self.decoder.flush()
+        self.decoder.flush().map_err(unknown_key)
     }
 
     fn waiting(&self) -> usize {
@@ -120,7 +133,7 @@ impl Decode for Json {
 
     fn again(&self, schema: &SchemaRef, read: &[usize], _: bool) -> Option<Box<dyn Decode>> {
         let wanted = schema.project(read).ok()?;
-        Some(Box::new(Self::new(wanted.into(), 1).ok()?))
+        Some(Box::new(Self::new(wanted.into(), 1, self.strict).ok()?))
     }
 }
 
@@ -137,7 +150,7 @@ mod tests {
     fn json_is_searched_for_escapes_once() {
         let text = "{\"a\": 1}\n".repeat(10_000);
         let schema = Arc::new(Schema::new(vec![Field::new("a", DataType::Utf8, true)]));
-        let mut json = Json::new(schema, 4).unwrap();
+        let mut json = Json::new(schema, 4, true).unwrap();
         let (mut rest, mut rows) = (text.as_bytes(), 0);
         while !rest.is_empty() {
             let used = json.decode(rest).unwrap();

@@ -1,11 +1,17 @@
 //! Expands the user's inputs to a list of files, in a deterministic order.
 
-use std::{collections::HashSet, fmt};
+use std::{collections::HashSet, fmt, sync::Arc};
 
 use futures::{StreamExt, TryStreamExt};
 use object_store::{ObjectMeta, path::Path};
 
-use super::{Compression, Format, SourceError, format, links};
+use super::{
+    Compression, Format, SourceError, format,
+    hive::{self, Partition},
+    links,
+    pipe::Pipe,
+    reading::{Cells, Reading},
+};
 use crate::stores::{Location, Stores};
 
 /// The input that stands for standard input.
@@ -25,6 +31,12 @@ pub struct InputFile {
     /// The version of the file: the store's etag or, for local files and servers without etags, the time of the last
     /// change. The etag of a local file contains the inode, which differs after a backup is restored.
     pub version: Option<String>,
+    /// What the names of its folders say about its rows, as in `year=2024/a.csv`.
+    pub partitions: Vec<Partition>,
+    /// What the user said about it.
+    pub reading: Reading,
+    /// Of standard input: what was read of it for its schema.
+    pub(super) pipe: Arc<Pipe>,
 }
 
 impl fmt::Display for InputFile {
@@ -37,17 +49,44 @@ impl fmt::Display for InputFile {
 }
 
 impl InputFile {
-    /// Standard input, read as lines.
-    pub(crate) fn stdin() -> Self {
-        Self { location: None, format: Format::Text, compression: Compression::None, size: 0, version: None }
+    /// Standard input, read as lines of text unless the format is given.
+    pub(crate) fn stdin(reading: Reading) -> Self {
+        Self {
+            location: None,
+            format: reading.format.unwrap_or(Format::Text),
+            compression: Compression::None,
+            size: 0,
+            version: None,
+            partitions: Vec::new(),
+            reading,
+            pipe: Arc::default(),
+        }
     }
 
-    fn new(location: Location, meta: &ObjectMeta) -> Result<Self, SourceError> {
-        let Some((format, compression)) = format::of_name(meta.location.as_ref()) else {
-            return Err(SourceError::Unknown { file: location.to_string() });
+    /// A file that was found below the folder `root`.
+    fn new(location: Location, meta: &ObjectMeta, root: &Path, reading: Reading) -> Result<Self, SourceError> {
+        let name = meta.location.as_ref();
+        let (format, compression) = match reading.format {
+            Some(format) => (format, format::compression_of(name)),
+            None => format::of_name(name).ok_or_else(|| SourceError::Unknown { file: location.to_string() })?,
         };
         let version = Some(version(&location, meta));
-        Ok(Self { location: Some(location), format, compression, size: meta.size, version })
+        let partitions = partitions(&location.path, root);
+        Ok(Self {
+            location: Some(location),
+            format,
+            compression,
+            size: meta.size,
+            version,
+            partitions,
+            reading,
+            pipe: Arc::default(),
+        })
+    }
+
+    /// How its rows are divided, if they are rows of cells.
+    pub(super) fn cells(&self) -> Cells {
+        self.reading.cells(self.format)
     }
 
     /// Whether `meta` describes the version that was listed.
@@ -55,6 +94,17 @@ impl InputFile {
         let version = self.location.as_ref().map(|location| version(location, meta));
         (meta.size, version) == (self.size, self.version.clone())
     }
+}
+
+/// The partitions of a file: its folders below `root`, the folder that was given, and `root` itself and those above it as
+/// long as they are partitions. So the columns are the same whether a folder, a pattern or the file is given.
+fn partitions(file: &Path, root: &Path) -> Vec<Partition> {
+    let parts: Vec<_> = file.parts().collect();
+    let folders: Vec<&str> = parts.iter().take(parts.len().saturating_sub(1)).map(AsRef::as_ref).collect();
+    let (above, below) = folders.split_at(root.parts_count().min(folders.len()));
+    let plain = above.iter().rposition(|folder| Partition::of_folder(folder).is_none());
+    let first = plain.map_or(0, |plain| plain + 1);
+    hive::of_folders(above[first..].iter().chain(below).copied())
 }
 
 /// The files of some inputs.
@@ -79,11 +129,16 @@ pub struct Listing {
 /// contains no file of a known format, [`SourceError::Unknown`] when a file's extension is not known,
 /// [`SourceError::Pattern`] when the pattern is invalid, [`SourceError::Store`] when the address is wrong or the store
 /// fails.
-pub async fn listing(stores: &Stores, inputs: &[String], output: Option<&Location>) -> Result<Listing, SourceError> {
+pub async fn listing(
+    stores: &Stores,
+    inputs: &[String],
+    output: Option<&Location>,
+    reading: Reading,
+) -> Result<Listing, SourceError> {
     let mut listing = Listing::default();
     let mut seen = HashSet::new();
     for input in inputs {
-        let expanded = expand(stores, input, output).await?;
+        let expanded = expand(stores, input, output, reading).await?;
         for file in expanded.files {
             if seen.insert(file.to_string()) {
                 listing.files.push(file);
@@ -98,7 +153,7 @@ pub async fn listing(stores: &Stores, inputs: &[String], output: Option<&Locatio
     Ok(listing)
 }
 
-/// The files of [`listing`].
+/// The files of [`listing`], read as their names say.
 ///
 /// # Errors
 /// As [`listing`].
@@ -107,7 +162,7 @@ pub async fn list(
     inputs: &[String],
     output: Option<&Location>,
 ) -> Result<Vec<InputFile>, SourceError> {
-    listing(stores, inputs, output).await.map(|listing| listing.files)
+    listing(stores, inputs, output, Reading::default()).await.map(|listing| listing.files)
 }
 
 /// Number of names of left-out files that a warning lists.
@@ -159,15 +214,20 @@ fn version(location: &Location, meta: &ObjectMeta) -> String {
     )
 }
 
-async fn expand(stores: &Stores, input: &str, output: Option<&Location>) -> Result<Listing, SourceError> {
+async fn expand(
+    stores: &Stores,
+    input: &str,
+    output: Option<&Location>,
+    reading: Reading,
+) -> Result<Listing, SourceError> {
     let single = |file: InputFile| Listing { files: vec![file], left_out: Vec::new() };
     if input == STDIN {
-        return Ok(single(InputFile::stdin()));
+        return Ok(single(InputFile::stdin(reading)));
     }
     let location = stores.locate(input)?;
     if location.is_http() {
         // HTTP servers do not list files, and a star may be part of a name.
-        return Ok(single(served(&location, input).await?));
+        return Ok(single(served(&location, input, reading).await?));
     }
     let found = location.local_path().and_then(|path| path.metadata().ok());
     if found.is_some_and(|found| !found.is_file() && !found.is_dir()) {
@@ -180,14 +240,16 @@ async fn expand(stores: &Stores, input: &str, output: Option<&Location>) -> Resu
         if belongs_to(&location, &meta, output) {
             return Err(SourceError::InOutput { file: input.to_owned() });
         }
-        return Ok(single(InputFile::new(location, &meta)?));
+        let folder = folder_of(&location.path);
+        return Ok(single(InputFile::new(location, &meta, &folder, reading)?));
     }
     // A folder may have a star in its name.
     let root = pattern_root(&location.path).filter(|_| !folder_exists(&location));
     let is_pattern = root.is_some();
+    let folder = root.clone().unwrap_or_else(|| location.path.clone());
     let (mut listed, mut left_out) = match root {
         Some(root) => (matching(&location, root, input).await?, Vec::new()),
-        None => below(&location).await?,
+        None => below(&location, reading).await?,
     };
     let found = listed.len();
     listed.retain(|meta| !belongs_to(&location, meta, output));
@@ -202,14 +264,20 @@ async fn expand(stores: &Stores, input: &str, output: Option<&Location>) -> Resu
             _ => SourceError::Missing { address: input.to_owned() },
         });
     }
-    let files = listed.iter().map(|meta| InputFile::new(location.at(meta.location.clone()), meta));
+    let files = listed.iter().map(|meta| InputFile::new(location.at(meta.location.clone()), meta, &folder, reading));
     Ok(Listing { files: files.collect::<Result<_, _>>()?, left_out })
 }
 
-async fn served(location: &Location, input: &str) -> Result<InputFile, SourceError> {
+async fn served(location: &Location, input: &str, reading: Reading) -> Result<InputFile, SourceError> {
     let meta = location.head().await?.ok_or_else(|| SourceError::Missing { address: input.to_owned() })?;
     // After a redirect the response may name another path; the requested name determines the format.
-    InputFile::new(location.clone(), &ObjectMeta { location: location.path.clone(), ..meta })
+    let folder = folder_of(&location.path);
+    InputFile::new(location.clone(), &ObjectMeta { location: location.path.clone(), ..meta }, &folder, reading)
+}
+
+/// The folder of a file.
+fn folder_of(file: &Path) -> Path {
+    file.parts().take(file.parts_count().saturating_sub(1)).collect()
 }
 
 /// A trailing slash means a folder; `head` would ignore it.
@@ -224,8 +292,9 @@ fn folder_exists(location: &Location) -> bool {
 /// The folder of a job's manifest in its output.
 const MANIFEST: &str = "_elmo";
 
-/// Files of a folder, to any depth: those that are read, and those that are left out and worth a warning.
-async fn below(folder: &Location) -> Result<(Vec<ObjectMeta>, Vec<ObjectMeta>), SourceError> {
+/// Files of a folder, to any depth: those that are read, and those that are left out and worth a warning. If the format is
+/// given, names need no known extension.
+async fn below(folder: &Location, reading: Reading) -> Result<(Vec<ObjectMeta>, Vec<ObjectMeta>), SourceError> {
     fn is_searched(name: &str) -> bool {
         !name.starts_with('.') && name != MANIFEST
     }
@@ -239,7 +308,7 @@ async fn below(folder: &Location) -> Result<(Vec<ObjectMeta>, Vec<ObjectMeta>), 
         parts(meta).iter().all(|part| is_searched(part)) && !is_marker()
     });
     Ok(listed.into_iter().partition(|meta| {
-        let is_known = format::of_name(meta.location.as_ref()).is_some();
+        let is_known = reading.format.is_some() || format::of_name(meta.location.as_ref()).is_some();
         is_known && parts(meta).iter().all(|part| !part.starts_with('_'))
     }))
 }
@@ -367,11 +436,12 @@ mod tests {
     async fn what_a_folder_holds_and_is_not_read_is_said() {
         let dir = tempfile::tempdir().unwrap();
         let root = dir.path();
-        touch(root, &["a.txt", "_data.jsonl", "_sub/b.txt", "c.json", "README", ".git/d.txt", ".e.txt", "_elmo/f.txt"]);
+        touch(root, &["a.txt", "_data.jsonl", "_sub/b.txt", "c.md", "README", ".git/d.txt", ".e.txt", "_elmo/f.txt"]);
         fs::write(root.join("_SUCCESS"), "").unwrap();
         let stores = Stores::with_settings([]);
         let listed = async |input: &str| {
-            let listing = listing(&stores, &[format!("{}/{input}", root.display())], None).await.unwrap();
+            let inputs = [format!("{}/{input}", root.display())];
+            let listing = listing(&stores, &inputs, None, Reading::default()).await.unwrap();
             let name = |path: &str| path.rsplit_once('/').unwrap().1.to_owned();
             let files: Vec<_> = listing.files.iter().map(|file| name(&file.to_string())).collect();
             (files, listing.left_out.iter().map(|path| name(path)).collect::<Vec<_>>())
@@ -379,7 +449,7 @@ mod tests {
         let (files, left_out) = listed("").await;
         assert_eq!(
             (files, left_out),
-            (vec!["a.txt".into()], ["README", "_data.jsonl", "b.txt", "c.json"].map(str::to_owned).to_vec())
+            (vec!["a.txt".into()], ["README", "_data.jsonl", "b.txt", "c.md"].map(str::to_owned).to_vec())
         );
         assert_eq!(listed("_*.jsonl").await, (vec!["_data.jsonl".into()], vec![]));
     }

@@ -14,20 +14,26 @@ mod csv;
 mod decode;
 mod escapes;
 mod format;
+pub mod hive;
 mod infer_csv;
-mod infer_json;
+pub(crate) mod infer_json;
 mod ipc;
 mod json;
+mod json_array;
 mod lines;
 mod links;
 mod list;
 mod lossless;
+mod mapped;
 pub(crate) mod parquet;
+mod pipe;
 mod plan;
+mod reading;
 pub(crate) mod reason;
 mod request;
 mod rows;
 mod schema;
+mod sieve;
 mod sizes;
 mod types;
 
@@ -45,8 +51,10 @@ pub use self::{
     format::{Compression, Format},
     list::{InputFile, Listing, STDIN, check_unchanged, list, listing},
     plan::Plan,
-    request::{Keep, KeptTypes, Request},
+    reading::{Delimiter, OnMalformed, Reading},
+    request::{InferRows, Keep, KeptTypes, Request},
     rows::{Rows, Slice},
+    sieve::Malformed,
     sizes::row_bytes,
     types::is_text,
 };
@@ -207,6 +215,13 @@ fn is_damage(file: &str, reason: &str) -> bool {
     reason.contains("compressed data") || (is_binary && !reason.contains("Cast error"))
 }
 
+/// Whether a line is not one JSON object, in the words of the decoder and of those who parse lines.
+fn is_no_json(reason: &str) -> bool {
+    let words =
+        ["not valid JSON:", "not a JSON object", "whilst parsing", "Truncated record", "JSON record to be an object"];
+    words.iter().any(|words| reason.contains(words))
+}
+
 impl SourceError {
     pub(crate) fn malformed(file: &InputFile, row: u64, reason: impl Into<Reason>) -> Self {
         Self::Malformed { file: file.to_string(), row, reason: reason.into().to_string() }
@@ -232,7 +247,7 @@ impl Fault for SourceError {
             | Self::Unreadable { .. }
             | Self::Empty { .. } => return None,
             Self::Missing { .. } => "check the path; patterns like 'logs/*.csv' go in quotes",
-            Self::Unknown { .. } => "rename the file, or convert it to one of these",
+            Self::Unknown { .. } => "name its format with --input-format",
             Self::Pattern { .. } => "* stands for any part of a name, ** for any folders, ? for a character",
             Self::Column { .. } => "name the column of texts with --column, and those to keep with --keep",
             Self::NotText { .. } => "name another column with --column",
@@ -251,6 +266,13 @@ impl Fault for SourceError {
             Self::Malformed { reason, .. } if reason.contains("UTF-8") => {
                 "CSV and JSON files are UTF-8 throughout: iconv -f latin1 -t utf8 converts a file; lines of a .txt file and \
                  binary columns are checked row by row"
+            }
+            Self::Malformed { reason, .. } if reason.contains("from which the columns were inferred") => {
+                "--infer-rows all reads the columns of all rows first, and begins another job; --keep names the columns to \
+                 keep and ignores others"
+            }
+            Self::Malformed { reason, .. } if reason.contains("incorrect number of fields") || is_no_json(reason) => {
+                "correct or remove the row, or leave such rows out with --on-malformed skip"
             }
             Self::Malformed { .. } => {
                 "correct or remove the row; a column that is only kept can be left out with --keep, and --types string \

@@ -66,10 +66,7 @@ pub(crate) async fn contain<T>(reading: impl Future<Output = Result<T, ParquetEr
 }
 
 async fn builder(file: &InputFile) -> Result<(Opened, Builder), SourceError> {
-    let Some(location) = &file.location else {
-        return Err(SourceError::malformed(file, 0, "standard input holds lines, not Parquet"));
-    };
-    let opened = Opened::whole(location, file).await?;
+    let opened = Opened::whole(file).await?;
     let reader = || StoreFile { store: Arc::clone(&opened.store), path: opened.path.clone(), size: opened.size };
     let failed = |e| error(file, 0, e);
     let builder = contain(Builder::new(reader())).await.map_err(failed)?;

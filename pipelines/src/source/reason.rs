@@ -70,6 +70,16 @@ pub(super) fn own(reason: impl Into<String>) -> ArrowError {
     ArrowError::ExternalError(Box::new(Own(reason.into())))
 }
 
+/// The same as an error of a stream.
+pub(super) fn own_io(reason: String) -> std::io::Error {
+    std::io::Error::new(std::io::ErrorKind::InvalidData, Own(reason))
+}
+
+/// The reason of [`own_io`].
+pub(super) fn of_own_io(error: &std::io::Error) -> Option<ArrowError> {
+    error.get_ref().filter(|inner| inner.is::<Own>()).map(|reason| own(reason.to_string()))
+}
+
 /// The same error, with the column that it is about.
 pub(super) fn in_column(column: &str, error: &ArrowError) -> ArrowError {
     own(format!("column \"{}\": {}", name(column), Reason::from(error)))

@@ -25,11 +25,10 @@ impl std::str::FromStr for Keep {
 
 /// The types of kept columns of CSV and JSON files.
 ///
-/// In either case the first thousand rows determine the columns of a JSON file and the keys of its objects. Keys that
-/// only later rows have are ignored.
+/// In either case the first rows determine the columns of a JSON file and the keys of its objects; see [`InferRows`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum KeptTypes {
-    /// Inferred from the first thousand rows: numbers, dates or booleans if that loses nothing; `007` is a string. A later
+    /// Inferred from the first rows: numbers, dates or booleans if that loses nothing; `007` is a string. A later
     /// value that does not fit is an error with its row.
     #[default]
     Guess,
@@ -58,6 +57,42 @@ impl std::str::FromStr for KeptTypes {
     }
 }
 
+/// Of how many rows of each CSV and JSON file the columns and types are inferred. A key of JSON that only later rows have
+/// ends the job when all columns are kept: it would be lost.
+///
+/// All rows of JSON are read twice, in bounded memory. Of CSV, whose columns are those of the first line, at most the rows
+/// in the first 64 MiB count, and of standard input those in the first MiB.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct InferRows(pub Option<usize>);
+
+impl Default for InferRows {
+    /// As in DuckDB.
+    fn default() -> Self {
+        Self(Some(20_480))
+    }
+}
+
+impl std::str::FromStr for InferRows {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let number = || text.replace('_', "").parse::<usize>().ok().filter(|rows| *rows > 0);
+        match text {
+            "all" => Ok(Self(None)),
+            _ => number().map(|rows| Self(Some(rows))).ok_or_else(|| "it must be a number of rows, or all".to_owned()),
+        }
+    }
+}
+
+impl std::fmt::Display for InferRows {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self.0 {
+            Some(rows) => rows.fmt(f),
+            None => f.write_str("all"),
+        }
+    }
+}
+
 /// What the job wants from its input.
 #[derive(Debug, Clone)]
 pub struct Request {
@@ -71,12 +106,21 @@ pub struct Request {
     pub reserved: Vec<String>,
     /// Types of kept columns of CSV and JSON files.
     pub types: KeptTypes,
+    /// Rows of CSV and JSON files from which columns and types are inferred.
+    pub infer_rows: InferRows,
 }
 
 impl Request {
     /// The column of texts alone.
     pub fn texts(column: impl Into<String>) -> Self {
         let (id, reserved) = (None, Vec::new());
-        Self { column: column.into(), id, keep: Keep::None, reserved, types: KeptTypes::default() }
+        Self {
+            column: column.into(),
+            id,
+            keep: Keep::None,
+            reserved,
+            types: KeptTypes::default(),
+            infer_rows: InferRows::default(),
+        }
     }
 }

@@ -4,14 +4,22 @@ use std::{ops::Range, sync::Arc};
 
 use arrow::{
     array::{Array, ArrayRef, AsArray, RecordBatch, RecordBatchOptions, StringArray, UInt64Array, new_null_array},
-    compute::{CastOptions, cast_with_options, take_record_batch},
+    compute::{CastOptions, cast_with_options, take, take_record_batch},
     datatypes::DataType,
     error::ArrowError,
 };
 
 use super::{
-    Format, Plan, Position, SourceError, decode::Decoded, lossless, parquet, plan::FilePlan, reason::in_column,
+    Format, Plan, Position, SourceError,
+    decode::Decoded,
+    lossless, parquet,
+    plan::{FilePlan, Kept},
+    reason::in_column,
+    sieve::Malformed,
 };
+
+/// Lines of standard input that are looked at to tell text from JSON.
+const LINES_LOOKED_AT: usize = 3;
 
 /// Consecutive rows of one file.
 #[derive(Debug, Clone)]
@@ -22,6 +30,8 @@ pub struct Slice {
     pub text: ArrayRef,
     /// The kept columns, of the same schema for all files.
     pub kept: RecordBatch,
+    /// Malformed rows that stand here with NULL in every column, in order. They are not for the output.
+    pub malformed: Vec<Malformed>,
 }
 
 impl Slice {
@@ -37,8 +47,11 @@ impl Slice {
 
     /// Rows `from..from + len`.
     pub fn slice(&self, from: usize, len: usize) -> Self {
+        let start = Position { row: self.start.row + from as u64, ..self.start };
+        let rows = start.row..start.row + len as u64;
         Self {
-            start: Position { row: self.start.row + from as u64, ..self.start },
+            start,
+            malformed: self.malformed.iter().filter(|malformed| rows.contains(&malformed.row)).cloned().collect(),
             text: self.text.slice(from, len),
             kept: self.kept.slice(from, len),
         }
@@ -166,7 +179,16 @@ impl Rows {
             }
         };
         self.next.row += shaped.len() as u64;
-        Ok(shaped)
+        let malformed = match &self.reader {
+            Some(Reader::Decoded(reader)) => reader.malformed(self.next.row),
+            _ => Vec::new(),
+        };
+        if file.file.location.is_none() && start.row == 0 {
+            warn_of_json(file, &shaped.text);
+        }
+        // Rows before the first one that was asked for were read too.
+        let malformed = malformed.into_iter().filter(|malformed| malformed.row >= start.row);
+        Ok(Slice { malformed: malformed.collect(), ..shaped })
     }
 
     async fn read(&mut self, plan: &FilePlan) -> Result<Option<RecordBatch>, SourceError> {
@@ -196,7 +218,7 @@ impl Rows {
 
 /// Opens a file to read from `row`; returns also how many rows of the reader must be skipped.
 async fn open(plan: &FilePlan, row: u64) -> Result<(Reader, u64), SourceError> {
-    if plan.file.location.is_none() && row > 0 {
+    if plan.file.location.is_none() && row > 0 && plan.file.format != Format::Parquet {
         return Err(SourceError::malformed(&plan.file, row, "standard input cannot be read again from here"));
     }
     if plan.file.format == Format::Parquet {
@@ -211,13 +233,33 @@ fn shape(plan: &Plan, file: &FilePlan, start: Position, batch: &RecordBatch) -> 
     let text = convert(batch.column(file.text), &plan.text)?;
     let targets = plan.kept().fields().iter().zip(&file.kept);
     let columns = targets.map(|(field, place)| match place {
-        Some(place) => convert(batch.column(*place), field.data_type()).map_err(|e| in_column(field.name(), &e)),
-        None => Ok(new_null_array(field.data_type(), batch.num_rows())),
+        Kept::Read(place) => convert(batch.column(*place), field.data_type()).map_err(|e| in_column(field.name(), &e)),
+        Kept::Folder(value) => take(value, &UInt64Array::from_value(0, batch.num_rows()), None),
+        Kept::Missing => Ok(new_null_array(field.data_type(), batch.num_rows())),
     });
     let options = RecordBatchOptions::new().with_row_count(Some(batch.num_rows()));
     let kept = columns.collect::<Result<Vec<_>, _>>()?;
     let kept = RecordBatch::try_new_with_options(Arc::clone(plan.kept()), kept, &options)?;
-    Ok(Slice { start, text, kept })
+    Ok(Slice { start, text, kept, malformed: Vec::new() })
+}
+
+/// Warns when standard input is read as lines of text and holds objects: nobody embeds those on purpose.
+fn warn_of_json(file: &FilePlan, lines: &ArrayRef) {
+    if file.file.format != Format::Text || file.file.reading.format.is_some() {
+        return;
+    }
+    let lines = lines.as_binary_opt::<i32>().map(|lines| lines.iter().flatten().collect::<Vec<_>>());
+    let mut lines =
+        lines.into_iter().flatten().filter(|line| !line.trim_ascii().is_empty()).take(LINES_LOOKED_AT).peekable();
+    let is_object = |line: &[u8]| {
+        line.trim_ascii_start().starts_with(b"{") && serde_json::from_slice::<serde::de::IgnoredAny>(line).is_ok()
+    };
+    if lines.peek().is_some() && lines.all(is_object) {
+        tracing::warn!(
+            "standard input looks like lines of JSON and is embedded as text, braces and all; --input-format jsonl reads \
+             its objects"
+        );
+    }
 }
 
 /// The first row of a batch that does not fit, counted in the batch, and why.
@@ -264,12 +306,12 @@ mod tests {
     use arrow::datatypes::Field;
 
     use super::*;
-    use crate::source::{InputFile, Request, types};
+    use crate::source::{InputFile, Reading, Request, types};
 
     /// Standard input cannot be rewound.
     #[tokio::test]
     async fn standard_input_is_opened_at_its_beginning_only() {
-        let plan = Plan::resolve(vec![InputFile::stdin()], &Request::texts("text")).await.unwrap();
+        let plan = Plan::resolve(vec![InputFile::stdin(Reading::default())], &Request::texts("text")).await.unwrap();
         let error = Rows::new(Arc::new(plan), Position { file: 0, row: 5 }).next().await.unwrap_err();
         assert!(error.to_string().contains("cannot be read again"), "{error}");
     }

@@ -1,8 +1,7 @@
 //! The schema of a file.
 //!
-//! Parquet and Arrow files contain it. For CSV and JSON it is inferred from the first thousand rows; a column without
-//! values takes the type of other files, or Utf8. Columns, and keys inside objects, that only later rows of a JSON file
-//! have are not read.
+//! Parquet and Arrow files contain it. For CSV and JSON it is inferred from the first rows, see
+//! [`InferRows`](super::InferRows); a column without values takes the type of other files, or Utf8.
 
 use std::sync::Arc;
 
@@ -13,40 +12,43 @@ use arrow::{
 use tokio::io::AsyncBufReadExt;
 
 use super::{
-    Format, InputFile, KeptTypes, SourceError,
-    bytes::{self, Bytes, Taken},
+    Format, InputFile, KeptTypes, Request, SourceError,
+    bytes::{self, Bytes},
     decode::Decode,
-    infer_csv, infer_json,
+    infer_csv,
+    infer_json::Inference,
     ipc::Ipc,
     lines, parquet,
+    reading::Cells,
     reason::Broken,
     types,
 };
 
-/// Maximum number of rows for inference, as in DataFusion.
-pub(super) const INFERENCE_ROWS: usize = 1000;
-/// Bytes for inference, unless they hold no complete row.
+/// Bytes of CSV from which the schema is inferred, unless they hold too few rows.
 const INFERENCE_BYTES: usize = 1 << 20;
-/// Maximum bytes for inference; the first row must end within them.
-const MAX_INFERENCE_BYTES: usize = 256 << 20;
+/// Maximum bytes of CSV for inference, and of standard input.
+const MAX_CSV_BYTES: usize = 64 << 20;
+const MAX_STDIN_BYTES: usize = 1 << 20;
+/// Maximum bytes of the first row.
+const MAX_ROW_BYTES: usize = 256 << 20;
+/// Bytes of JSON that are looked at at once.
+const JSON_BYTES: usize = 1 << 20;
 
 /// The schema of a file, without the schema's metadata, which may be about columns that are not read. `None` for an empty
 /// CSV or JSON file.
-pub(super) async fn of_file(file: &InputFile, types: KeptTypes) -> Result<Option<SchemaRef>, SourceError> {
-    match (file.format, types) {
-        (Format::Text, _) => Ok(Some(lines::schema())),
-        (Format::Parquet, _) => parquet::schema(file).await.map(Some),
-        (Format::Arrow, _) => arrow_schema(file).await.map(Some),
-        (Format::Csv, KeptTypes::Strings) => infer(file, infer_csv::strings).await,
-        (Format::Csv, KeptTypes::Guess) => infer(file, infer_csv::inferred).await,
-        (Format::Json, KeptTypes::Strings) => infer(file, infer_json::strings).await,
-        (Format::Json, KeptTypes::Guess) => infer(file, infer_json::inferred).await,
+pub(super) async fn of_file(file: &InputFile, request: &Request) -> Result<Option<SchemaRef>, SourceError> {
+    match file.format {
+        Format::Text => Ok(Some(lines::schema())),
+        Format::Parquet => parquet::schema(file).await.map(Some),
+        Format::Arrow => arrow_schema(file).await.map(Some),
+        Format::Csv | Format::Tsv => csv_schema(file, request).await,
+        Format::Json => json_schema(file, request).await,
     }
 }
 
 async fn arrow_schema(file: &InputFile) -> Result<SchemaRef, SourceError> {
     let malformed = |e: ArrowError| SourceError::malformed(file, 0, e);
-    let mut bytes = bytes::open(file, &Taken::default()).await?;
+    let mut bytes = bytes::peek(file).await?;
     let mut decoder = Ipc::whole();
     loop {
         if let Some(schema) = decoder.schema() {
@@ -65,40 +67,96 @@ async fn arrow_schema(file: &InputFile) -> Result<SchemaRef, SourceError> {
     }
 }
 
-/// The first bytes of a file, and whether they are the whole file.
+/// The first bytes of a CSV file.
 pub(super) struct Head<'a> {
     pub(super) bytes: &'a [u8],
+    /// They are the whole file.
     pub(super) all: bool,
+    /// There will not be more of them, unless they hold no complete row.
+    pub(super) most: bool,
+    pub(super) cells: Cells,
+    /// Rows that are looked at.
+    pub(super) max_rows: Option<usize>,
 }
 
-/// Infers a schema; `Ok(None)` when more bytes are needed.
-type Infer = fn(Head<'_>) -> Result<Option<Schema>, Broken>;
+impl Head<'_> {
+    /// Whether the rows in them are enough.
+    pub(super) fn is_last(&self) -> bool {
+        self.all || self.most
+    }
+}
 
 /// Byte order marks of UTF-16.
 const UTF_16: [&[u8]; 2] = [&[0xff, 0xfe], &[0xfe, 0xff]];
 
-async fn infer(file: &InputFile, infer: Infer) -> Result<Option<SchemaRef>, SourceError> {
-    let mut bytes = bytes::open(file, &Taken::default()).await?;
-    let mut head = Vec::new();
-    let mut limit = INFERENCE_BYTES;
+fn check_encoding(file: &InputFile, head: &[u8]) -> Result<(), SourceError> {
+    match UTF_16.iter().any(|mark| head.starts_with(mark)) {
+        true => Err(SourceError::malformed(file, 0, "the file is UTF-16")),
+        false => Ok(()),
+    }
+}
+
+async fn csv_schema(file: &InputFile, request: &Request) -> Result<Option<SchemaRef>, SourceError> {
+    let infer = match request.types {
+        KeptTypes::Strings => infer_csv::strings,
+        KeptTypes::Guess => infer_csv::inferred,
+    };
+    let most = if file.location.is_none() { MAX_STDIN_BYTES } else { MAX_CSV_BYTES };
+    let mut bytes = bytes::peek(file).await?;
+    let (mut head, mut limit) = (Vec::new(), INFERENCE_BYTES);
     loop {
         let all = fill(file, &mut bytes, &mut head, limit).await?;
         if all && head.trim_ascii().is_empty() {
             return Ok(None);
         }
-        if UTF_16.iter().any(|mark| head.starts_with(mark)) {
-            return Err(SourceError::malformed(file, 0, "the file is UTF-16"));
-        }
+        check_encoding(file, &head)?;
+        let (cells, max_rows) = (file.cells(), request.infer_rows.0);
         let malformed = |broken: Broken| SourceError::malformed(file, broken.row, broken.reason);
-        let inferred = infer(Head { bytes: &head, all }).map_err(malformed)?;
+        let inferred = infer(&Head { bytes: &head, all, most: limit >= most, cells, max_rows }).map_err(malformed)?;
         if let Some(schema) = inferred {
             return Ok(Some(Arc::new(with_items(&schema))));
         }
         limit *= 4;
-        if all || limit > MAX_INFERENCE_BYTES {
-            return Err(SourceError::malformed(file, 0, format!("no complete row in the first {} bytes", head.len())));
+        if all || limit > MAX_ROW_BYTES {
+            return Err(no_row(file, head.len()));
         }
     }
+}
+
+async fn json_schema(file: &InputFile, request: &Request) -> Result<Option<SchemaRef>, SourceError> {
+    let mut bytes = bytes::peek(file).await?;
+    let mut inference = Inference::new(request.infer_rows.0);
+    let (mut head, mut limit) = (Vec::new(), JSON_BYTES);
+    loop {
+        let all = fill(file, &mut bytes, &mut head, limit).await?;
+        check_encoding(file, &head)?;
+        let end = if all { Some(head.len()) } else { head.iter().rposition(|&byte| byte == b'\n').map(|at| at + 1) };
+        let malformed = |broken: Broken| SourceError::malformed(file, broken.row, broken.reason);
+        inference.add(&head[..end.unwrap_or(0)]).map_err(malformed)?;
+        // Of standard input no more is kept than what was read by now.
+        let is_enough = inference.is_full() || (file.location.is_none() && inference.rows() > 0);
+        if all || is_enough {
+            break;
+        }
+        limit = if end.is_none() { limit * 4 } else { JSON_BYTES };
+        if limit > MAX_ROW_BYTES {
+            match inference.rows() {
+                0 => return Err(no_row(file, head.len())),
+                // The decoder says what is wrong with this one.
+                _ => break,
+            }
+        }
+        head.drain(..end.unwrap_or(0));
+    }
+    let schema = match request.types {
+        KeptTypes::Strings => inference.strings(),
+        KeptTypes::Guess => inference.schema(),
+    };
+    Ok((inference.rows() > 0).then(|| Arc::new(with_items(&schema))))
+}
+
+fn no_row(file: &InputFile, bytes: usize) -> SourceError {
+    SourceError::malformed(file, 0, format!("no complete row in the first {bytes} bytes"))
 }
 
 /// Reads until `head` has `limit` bytes; true when the file ends before that.

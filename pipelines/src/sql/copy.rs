@@ -70,7 +70,7 @@ fn set_format(copy: &mut CopyToStatement) -> Result<()> {
         },
         (None, Some((Format::Csv, _))) => "CSV".to_owned(),
         (None, Some((Format::Json, _))) => "JSON".to_owned(),
-        (None, Some((Format::Text, _))) => return Err(unsupported_extension(&copy.target)),
+        (None, Some((Format::Text | Format::Tsv, _))) => return Err(unsupported_extension(&copy.target)),
         // Left to DataFusion: folders, and formats with internal compression.
         (None, _) if compression.is_none() => return Ok(()),
         (None, _) => return Err(unsupported_extension(&copy.target)),

@@ -141,7 +141,7 @@ fn merge_schemas(format: Format, files: &[(String, SchemaRef)]) -> Result<Schema
     let mut columns: Vec<Field> = schema.fields().iter().map(|field| field.as_ref().clone()).collect();
     for (file, schema) in files.iter().skip(1) {
         let names = |schema: &Schema| schema.fields().iter().map(|field| field.name().clone()).collect::<Vec<_>>();
-        if format == Format::Csv && names(schema) != columns.iter().map(|c| c.name().clone()).collect::<Vec<_>>() {
+        if format.has_cells() && names(schema) != columns.iter().map(|c| c.name().clone()).collect::<Vec<_>>() {
             return Err(DataFusionError::Plan(format!(
                 "{first} and {file} have different columns, or the same in another order; read them separately and \
                  combine them with UNION ALL BY NAME"
@@ -181,11 +181,11 @@ fn common_type(format: Format, a: &DataType, b: &DataType) -> Option<DataType> {
         _ if a == b => Some(a.clone()),
         (DataType::Null, other) | (other, DataType::Null) => Some(other.clone()),
         (DataType::Int64, DataType::Float64) | (DataType::Float64, DataType::Int64)
-            if matches!(format, Format::Csv | Format::Json) =>
+            if format.has_cells() || format == Format::Json =>
         {
             Some(DataType::Float64)
         }
-        _ if format == Format::Csv => Some(DataType::Utf8),
+        _ if format.has_cells() => Some(DataType::Utf8),
         _ => None,
     }
 }
@@ -246,7 +246,11 @@ fn data_format(format: Format, compression: Compression) -> Result<Arc<dyn FileF
             return Err(DataFusionError::Internal("text files have a table provider of their own".to_owned()));
         }
         Format::Parquet => Arc::new(ParquetFormat::default().with_skip_metadata(false)),
-        Format::Csv => Arc::new(CsvFormat::default().with_has_header(true).with_file_compression_type(compression)),
+        Format::Csv | Format::Tsv => {
+            let delimiter = if format == Format::Tsv { b'\t' } else { b',' };
+            let csv = CsvFormat::default().with_has_header(true).with_delimiter(delimiter);
+            Arc::new(csv.with_file_compression_type(compression))
+        }
         Format::Json => Arc::new(JsonFormat::default().with_file_compression_type(compression)),
         Format::Arrow => Arc::new(ArrowFormat),
     })

@@ -22,10 +22,17 @@ pub struct Counts {
     pub errors: u64,
     /// Rows skipped because of an error.
     pub skipped: u64,
+    /// Rows left out because they were not valid in their format.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub malformed: u64,
     /// Sentences given to the biLM.
     pub sentences: u64,
     /// Tokens given to the biLM.
     pub tokens: u64,
+}
+
+fn is_zero(count: &u64) -> bool {
+    *count == 0
 }
 
 impl std::ops::AddAssign for Counts {
@@ -39,6 +46,7 @@ impl std::ops::AddAssign for Counts {
         add(&mut self.truncated, more.truncated);
         add(&mut self.errors, more.errors);
         add(&mut self.skipped, more.skipped);
+        add(&mut self.malformed, more.malformed);
         add(&mut self.sentences, more.sentences);
         add(&mut self.tokens, more.tokens);
     }

@@ -119,7 +119,7 @@ impl Existing {
         };
         let files = self.files.iter().filter_map(|file| file.location.filename());
         let others = files.filter(|name| parse_part(name).is_some()).chain(entries().map(|entry| entry.file.as_str()));
-        if others.into_iter().all(is_own) && now.on_error_fits(&self.totals()) {
+        if others.into_iter().all(is_own) && now.policies_fit(&self.totals()) {
             return Ok(Continuation { job: now.clone(), changed: (0..now.inputs.len()).collect() });
         }
         Err(ManifestError::JobLost { file: self.folder.child(JOB).to_string() })

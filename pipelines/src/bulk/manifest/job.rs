@@ -4,7 +4,7 @@
 //! |---|---|
 //! | settings that change the bytes of parts | value |
 //! | the program | the declared [`FORMAT`] of the parts, not its version: a patch release can resume older jobs |
-//! | on-error | the finished parts: it may change unless they contain a row to which it was applied |
+//! | on-error, on-malformed | the finished parts: they may change unless the parts contain a row to which they were applied |
 //! | inputs | name, size and version; if name or version differ, by the digests of the rows that were read |
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -13,7 +13,7 @@ use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 
 use super::{entry::Counts, names::FINGERPRINT_DIGITS};
-use crate::source::InputFile;
+use crate::source::{InputFile, OnMalformed};
 
 /// Format of the parts that this version writes. It changes when the same settings and inputs give other rows or bytes,
 /// except for the version of the program in the footers. Format 2 has the same bytes as format 1 and other names.
@@ -24,6 +24,8 @@ const FIRST_FORMAT: u32 = 1;
 const VERSION: &str = "elmo.version";
 /// The setting for rows that cannot be embedded.
 const ON_ERROR: &str = "on-error";
+/// The setting for malformed rows, which is recorded when it is not `fail`.
+const ON_MALFORMED: &str = OnMalformed::SETTING;
 /// Differences that an error lists.
 const MAX_DIFFERENCES: usize = 20;
 
@@ -76,14 +78,14 @@ impl Job {
         Self { format: FORMAT, settings, inputs }
     }
 
-    /// First digits of the SHA-256 of the format and the settings, without on-error, which may differ on resume; `None`
-    /// in format 1.
+    /// First digits of the SHA-256 of the format and the settings, without on-error and on-malformed, which may differ on
+    /// resume; `None` in format 1.
     pub fn fingerprint(&self) -> Option<String> {
         if self.format == FIRST_FORMAT {
             return None;
         }
         let mut hash = Sha256::new_with_prefix(self.format.to_le_bytes());
-        for word in self.settings.iter().filter(|(key, _)| *key != ON_ERROR).flat_map(|(key, value)| [key, value]) {
+        for word in self.settings.iter().filter(|(key, _)| !may_change(key)).flat_map(|(key, value)| [key, value]) {
             hash.update((word.len() as u64).to_le_bytes());
             hash.update(word);
         }
@@ -132,9 +134,12 @@ impl Job {
         }
         let keys: BTreeSet<&String> = self.settings.keys().chain(now.settings.keys()).collect();
         let value = |job: &Self, key: &str| job.settings.get(key).cloned().unwrap_or_else(|| "(not set)".into());
-        let differs = |key: &&String| {
-            self.settings.get(*key) != now.settings.get(*key) && (*key != ON_ERROR || !now.on_error_fits(totals))
+        let fits = |key: &str| match key {
+            ON_ERROR => now.on_error_fits(totals),
+            ON_MALFORMED => totals.malformed == 0,
+            _ => false,
         };
+        let differs = |key: &&String| self.settings.get(*key) != now.settings.get(*key) && !fits(key);
         let line = |key: &String| {
             let (then, now) = contrast(&value(self, key), &value(now, key));
             format!("  {key}: was {then}, now {now}")
@@ -142,8 +147,13 @@ impl Job {
         keys.into_iter().filter(differs).map(line).collect()
     }
 
+    /// Whether parts with these counts would be the same with this job's on-error and on-malformed.
+    pub(super) fn policies_fit(&self, totals: &Counts) -> bool {
+        self.on_error_fits(totals) && (totals.malformed == 0 || self.settings.contains_key(ON_MALFORMED))
+    }
+
     /// Whether parts with these counts would be the same with this job's on-error.
-    pub(super) fn on_error_fits(&self, totals: &Counts) -> bool {
+    fn on_error_fits(&self, totals: &Counts) -> bool {
         match self.settings.get(ON_ERROR).map(String::as_str) {
             Some("null") => totals.skipped == 0,
             Some("skip") => totals.skipped == totals.errors,
@@ -175,6 +185,10 @@ impl Job {
         }
         lines
     }
+}
+
+fn may_change(setting: &str) -> bool {
+    matches!(setting, ON_ERROR | ON_MALFORMED)
 }
 
 /// Two long lists of values, without their common start and end and truncated for display.

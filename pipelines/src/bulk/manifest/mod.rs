@@ -39,7 +39,7 @@ use futures::{StreamExt, TryStreamExt, stream};
 use object_store::ObjectMeta;
 use sha2::{Digest, Sha256};
 
-pub(super) use self::state::survey;
+pub(super) use self::state::{Survey, survey};
 pub(crate) use self::{
     entry::Part,
     members::Members,

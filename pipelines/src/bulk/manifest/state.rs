@@ -3,12 +3,12 @@
 use serde::Serialize;
 
 use super::{
-    FOLDER, Job, ManifestError, check_folder,
+    FOLDER, Job, ManifestError, PARTIAL, check_folder,
     entry::{Counts, Part},
     existing::{Existing, Start},
     overwrite,
 };
-use crate::stores::Location;
+use crate::{source::Position, stores::Location};
 
 /// The state of an output before a job runs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
@@ -20,7 +20,7 @@ pub enum OutputState {
     Overwritten,
     /// Parts of the same job, which would be resumed.
     Begun {
-        /// Input rows in durable parts.
+        /// Input rows that are durable: in parts, and those of the open part that were saved.
         rows: u64,
     },
     /// All parts.
@@ -42,11 +42,13 @@ pub(in crate::bulk) struct Survey {
     pub(in crate::bulk) parts: Vec<Part>,
     /// Indices of inputs whose content has to be compared.
     pub(in crate::bulk) changed_inputs: Vec<usize>,
+    /// Where saved rows of the open part are, and its first row.
+    pub(in crate::bulk) saved: Option<(Location, Position)>,
 }
 
 /// As [`output_state`], with the parts.
 pub(in crate::bulk) async fn survey(output: &Location, job: &Job, overwrite: bool) -> Result<Survey, ManifestError> {
-    let without_parts = |state| Survey { state, parts: Vec::new(), changed_inputs: Vec::new() };
+    let without_parts = |state| Survey { state, parts: Vec::new(), changed_inputs: Vec::new(), saved: None };
     check_folder(output)?;
     let existing = Existing::read(output, &output.child(FOLDER)).await?;
     if overwrite && (existing.has_manifest() || !existing.files.is_empty()) {
@@ -62,5 +64,9 @@ pub(in crate::bulk) async fn survey(output: &Location, job: &Job, overwrite: boo
         let durable = parts.iter().filter(|part| part.is_durable()).filter_map(Part::entry);
         OutputState::Begun { rows: durable.collect::<Counts>().rows_in }
     };
-    Ok(Survey { state, parts, changed_inputs: continuation.changed })
+    // What was computed under another record of the job is not used.
+    let is_usable = existing.has_partial && existing.job.as_ref() == Some(&continuation.job);
+    let next = parts.last().map_or(Some(Position::default()), |part| part.entry().map(|entry| entry.end));
+    let saved = next.filter(|_| is_usable).map(|next| (output.child(FOLDER).child(PARTIAL), next));
+    Ok(Survey { state, parts, changed_inputs: continuation.changed, saved })
 }

@@ -20,7 +20,7 @@ use crate::{
         opened::{Output, OutputFile},
         parquet::unreadable,
     },
-    source::{self, InputFile, Keep, KeptTypes, Plan, Request, Rows, STDIN, Slice},
+    source::{self, InputFile, Keep, KeptTypes, Plan, Reading, Request, Rows, STDIN, Slice},
     stores::{Location, Stores},
 };
 
@@ -62,7 +62,7 @@ impl<'o> Texts<'o> {
         };
         let unknown = |why: &str| Error::check(format!("{}: {why}, so its texts are not known", file.location));
         let part = manifest.entry(file).ok_or_else(|| unknown("not in the manifest of the job"))?;
-        if part.counts.skipped > 0 {
+        if part.counts.skipped > 0 || part.counts.malformed > 0 {
             return Err(unknown("rows were skipped and the texts not kept"));
         }
         if part.counts.rows_out != file.rows {
@@ -134,7 +134,8 @@ async fn open_inputs(manifest: &Manifest, column: &str, kept: &[&str], stores: &
         return Err(no_texts(column, "the texts came from standard input and were not kept"));
     }
     let names: Vec<String> = job.inputs.iter().map(|input| input.file.clone()).collect();
-    let files = source::list(stores, &names, None).await?;
+    let reading = Reading::of_settings(&job.settings);
+    let files = source::listing(stores, &names, None, reading).await?.files;
     let found: Vec<InputRecord> = files.iter().map(InputRecord::from).collect();
     let changed = job.changed_inputs(&found);
     let is_same = match &changed {
