@@ -111,8 +111,9 @@ async fn with_saved(stage: &dyn Stage, prepared: &Prepared, found: Survey) -> Ou
     // State `carry` does not use them.
     let saved = found.saved.filter(|_| stage.spec().batch_rows.is_none());
     match (found.state, saved) {
-        (OutputState::Begun { rows }, Some((location, start))) => {
-            let saved = Partial::load(&location, start, &prepared.schema).await;
+        (OutputState::Begun { rows }, Some(saved)) => {
+            let part = (saved.start, saved.job.as_str());
+            let saved = Partial::load(&saved.location, &prepared.schema, part).await;
             OutputState::Begun { rows: rows + saved.map_or(0, |saved| saved.counts().rows_in) }
         }
         (state, _) => state,

@@ -42,8 +42,18 @@ pub(in crate::bulk) struct Survey {
     pub(in crate::bulk) parts: Vec<Part>,
     /// Indices of inputs whose content has to be compared.
     pub(in crate::bulk) changed_inputs: Vec<usize>,
-    /// Where saved rows of the open part are, and its first row.
-    pub(in crate::bulk) saved: Option<(Location, Position)>,
+    /// Saved rows of the open part.
+    pub(in crate::bulk) saved: Option<Saved>,
+}
+
+/// Rows of the open part that an interrupted run may have saved.
+pub(in crate::bulk) struct Saved {
+    /// Where they are.
+    pub(in crate::bulk) location: Location,
+    /// The first row of the part.
+    pub(in crate::bulk) start: Position,
+    /// SHA-256 of the job, hexadecimal.
+    pub(in crate::bulk) job: String,
 }
 
 /// As [`output_state`], with the parts.
@@ -67,6 +77,7 @@ pub(in crate::bulk) async fn survey(output: &Location, job: &Job, overwrite: boo
     // What was computed under another record of the job is not used.
     let is_usable = existing.has_partial && existing.job.as_ref() == Some(&continuation.job);
     let next = parts.last().map_or(Some(Position::default()), |part| part.entry().map(|entry| entry.end));
-    let saved = next.filter(|_| is_usable).map(|next| (output.child(FOLDER).child(PARTIAL), next));
+    let location = output.child(FOLDER).child(PARTIAL);
+    let saved = next.filter(|_| is_usable).map(|start| Saved { location, start, job: continuation.job.digest() });
     Ok(Survey { state, parts, changed_inputs: continuation.changed, saved })
 }

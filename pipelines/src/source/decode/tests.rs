@@ -10,7 +10,7 @@ use serde_json::{Value, value::RawValue};
 use tokio::io::BufReader;
 
 use super::*;
-use crate::source::{Compression, types};
+use crate::source::{Reading, types};
 
 /// Number of files of each kind.
 const FILES: u64 = 1000;
@@ -46,7 +46,7 @@ async fn read<T>(plan: &FilePlan, text: &str, row: impl Fn(&RecordBatch, usize) 
     let mut all = Vec::new();
     for (bytes, rows) in READS {
         let bytes = Box::new(BufReader::with_capacity(bytes, Cursor::new(text.as_bytes().to_vec())));
-        let mut decoded = Decoded::new(plan, bytes, bytes::Taken::default(), rows).unwrap();
+        let mut decoded = Decoded::new(plan, bytes, Default::default(), rows).unwrap();
         let mut found = Vec::new();
         let broken = loop {
             match decoded.next(&plan.file).await {
@@ -65,9 +65,9 @@ async fn read<T>(plan: &FilePlan, text: &str, row: impl Fn(&RecordBatch, usize) 
 }
 
 fn plan(format: Format, fields: Vec<Field>) -> FilePlan {
-    let file = InputFile { location: None, format, compression: Compression::None, size: 0, version: None };
+    let file = InputFile { format, ..InputFile::stdin(Reading::default()) };
     let (read, kept) = ((0..fields.len()).collect(), Vec::new());
-    FilePlan { file, schema: Arc::new(Schema::new(fields)), read, text: 0, kept }
+    FilePlan { file, schema: Arc::new(Schema::new(fields)), read, text: 0, kept, wants_all: false }
 }
 
 fn string(batch: &RecordBatch, column: usize, row: usize) -> Option<String> {
@@ -275,7 +275,7 @@ async fn csv_and_json_of_some_megabytes() {
         let plan = plan(format, vec![Field::new("text", DataType::Utf8, true)]);
         for (capacity, rows) in [(64 << 10, BATCH_ROWS), (BATCH_BYTES, BATCH_ROWS), (usize::MAX >> 40, 7)] {
             let bytes = Box::new(BufReader::with_capacity(capacity, Cursor::new(content.clone().into_bytes())));
-            let mut decoded = Decoded::new(&plan, bytes, bytes::Taken::default(), rows).unwrap();
+            let mut decoded = Decoded::new(&plan, bytes, Default::default(), rows).unwrap();
             let mut found = Vec::new();
             while let Some(batch) = decoded.next(&plan.file).await.unwrap() {
                 found.extend((0..batch.num_rows()).map(|row| string(&batch, 0, row)));
