@@ -337,6 +337,13 @@ fn bulk_jobs(place: &Place, cluster: &Cluster) {
             assert!(read("there") == read("here"), "{name}: part {part}");
         }
     }
+    // A trial ends at the same row.
+    for (end, cluster) in [("there", format!("--cluster {address}")), ("here", String::new())] {
+        let trial = place.exits(&format!("{job} --limit 500 --output trial-{end} --json {cluster}"), 0).json();
+        assert_eq!((trial["rows_out"].as_u64(), trial["parts"].as_u64()), (Some(500), Some(2)));
+    }
+    let read = |end| fs::read(place.path(&place.part(&format!("trial-{end}"), 1))).unwrap();
+    assert!(read("there") == read("here"));
     // A single process recreates a missing part.
     fs::remove_file(place.path(&place.part("plain-there", 2))).unwrap();
     place.exits(&format!("{job} --output plain-there"), 0);

@@ -140,10 +140,10 @@ struct FileOptions {
     ///
     /// The formats are .txt (one row per line), .csv and .tsv (with a header), .jsonl, .ndjson and .json (objects in lines, or
     /// an array of objects), .parquet, .arrow and .arrows, each also compressed as .gz or .zst.
-    #[arg(value_name = "INPUT", value_hint = ValueHint::AnyPath)]
+    #[arg(value_name = "INPUT", value_hint = ValueHint::AnyPath, help_heading = None::<&'static str>)]
     inputs: Vec<String>,
 
-    /// The same as an option, which may be given several times; ELMO_INPUT and elmo.toml set it
+    /// Inputs as an option, which may be given several times, and which ELMO_INPUT and elmo.toml set
     ///
     /// Inputs on the command line, in either form, override those of the environment, which override those of elmo.toml.
     #[arg(short, long, num_args = 1.., value_name = "INPUT", value_hint = ValueHint::AnyPath)]
