@@ -256,7 +256,7 @@ mod tests {
         assert_eq!(typed(&["SELECT 1", "FROM t;"]), ["   -> ", "SELECT 1\nFROM t;"]);
         assert_eq!(typed(&["SELECT 'a", "b', \"c", "\";"]), ["  '-> ", "  \"-> ", "SELECT 'a\nb', \"c\n\";"]);
         assert_eq!(typed(&["SELECT /* a", "*/ 1;"]), ["  *-> ", "SELECT /* a\n*/ 1;"]);
-        assert_eq!(typed(&["", "  ", "-- nothing", "SELECT 1;"]), ["Nothing", "Nothing", "Nothing", "SELECT 1;"]);
+        assert_eq!(typed(&["", "  ", "-- nothing", "SELECT 1;"]), ["Empty", "Empty", "Empty", "SELECT 1;"]);
     }
 
     #[test]
