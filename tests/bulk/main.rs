@@ -11,6 +11,7 @@ mod encoding;
 mod faults;
 #[path = "../common/faulty.rs"]
 mod faulty;
+mod formats;
 #[path = "../common/frozen.rs"]
 mod frozen;
 mod hostile;

@@ -5,7 +5,11 @@ use std::{collections::HashSet, fmt};
 use futures::{StreamExt, TryStreamExt};
 use object_store::{ObjectMeta, path::Path};
 
-use super::{Compression, Format, SourceError, format, links};
+use super::{
+    Compression, Format, SourceError, format,
+    hive::{self, Partition},
+    links,
+};
 use crate::stores::{Location, Stores};
 
 /// The input that stands for standard input.
@@ -25,6 +29,8 @@ pub struct InputFile {
     /// The version of the file: the store's etag or, for local files and servers without etags, the time of the last
     /// change. The etag of a local file contains the inode, which differs after a backup is restored.
     pub version: Option<String>,
+    /// What the names of its folders say about its rows, as in `year=2024/a.csv`.
+    pub partitions: Vec<Partition>,
 }
 
 impl fmt::Display for InputFile {
@@ -39,15 +45,24 @@ impl fmt::Display for InputFile {
 impl InputFile {
     /// Standard input, read as lines.
     pub(crate) fn stdin() -> Self {
-        Self { location: None, format: Format::Text, compression: Compression::None, size: 0, version: None }
+        Self {
+            location: None,
+            format: Format::Text,
+            compression: Compression::None,
+            size: 0,
+            version: None,
+            partitions: Vec::new(),
+        }
     }
 
-    fn new(location: Location, meta: &ObjectMeta) -> Result<Self, SourceError> {
+    /// A file that was found below the folder `root`.
+    fn new(location: Location, meta: &ObjectMeta, root: &Path) -> Result<Self, SourceError> {
         let Some((format, compression)) = format::of_name(meta.location.as_ref()) else {
             return Err(SourceError::Unknown { file: location.to_string() });
         };
         let version = Some(version(&location, meta));
-        Ok(Self { location: Some(location), format, compression, size: meta.size, version })
+        let partitions = partitions(&location.path, root);
+        Ok(Self { location: Some(location), format, compression, size: meta.size, version, partitions })
     }
 
     /// Whether `meta` describes the version that was listed.
@@ -55,6 +70,17 @@ impl InputFile {
         let version = self.location.as_ref().map(|location| version(location, meta));
         (meta.size, version) == (self.size, self.version.clone())
     }
+}
+
+/// The partitions of a file: its folders below `root`, the folder that was given, and `root` itself and those above it as
+/// long as they are partitions. So the columns are the same whether a folder, a pattern or the file is given.
+fn partitions(file: &Path, root: &Path) -> Vec<Partition> {
+    let parts: Vec<_> = file.parts().collect();
+    let folders: Vec<&str> = parts.iter().take(parts.len().saturating_sub(1)).map(AsRef::as_ref).collect();
+    let (above, below) = folders.split_at(root.parts_count().min(folders.len()));
+    let plain = above.iter().rposition(|folder| Partition::of_folder(folder).is_none());
+    let first = plain.map_or(0, |plain| plain + 1);
+    hive::of_folders(above[first..].iter().chain(below).copied())
 }
 
 /// The files of some inputs.
@@ -180,11 +206,13 @@ async fn expand(stores: &Stores, input: &str, output: Option<&Location>) -> Resu
         if belongs_to(&location, &meta, output) {
             return Err(SourceError::InOutput { file: input.to_owned() });
         }
-        return Ok(single(InputFile::new(location, &meta)?));
+        let folder = folder_of(&location.path);
+        return Ok(single(InputFile::new(location, &meta, &folder)?));
     }
     // A folder may have a star in its name.
     let root = pattern_root(&location.path).filter(|_| !folder_exists(&location));
     let is_pattern = root.is_some();
+    let folder = root.clone().unwrap_or_else(|| location.path.clone());
     let (mut listed, mut left_out) = match root {
         Some(root) => (matching(&location, root, input).await?, Vec::new()),
         None => below(&location).await?,
@@ -202,14 +230,20 @@ async fn expand(stores: &Stores, input: &str, output: Option<&Location>) -> Resu
             _ => SourceError::Missing { address: input.to_owned() },
         });
     }
-    let files = listed.iter().map(|meta| InputFile::new(location.at(meta.location.clone()), meta));
+    let files = listed.iter().map(|meta| InputFile::new(location.at(meta.location.clone()), meta, &folder));
     Ok(Listing { files: files.collect::<Result<_, _>>()?, left_out })
 }
 
 async fn served(location: &Location, input: &str) -> Result<InputFile, SourceError> {
     let meta = location.head().await?.ok_or_else(|| SourceError::Missing { address: input.to_owned() })?;
     // After a redirect the response may name another path; the requested name determines the format.
-    InputFile::new(location.clone(), &ObjectMeta { location: location.path.clone(), ..meta })
+    let folder = folder_of(&location.path);
+    InputFile::new(location.clone(), &ObjectMeta { location: location.path.clone(), ..meta }, &folder)
+}
+
+/// The folder of a file.
+fn folder_of(file: &Path) -> Path {
+    file.parts().take(file.parts_count().saturating_sub(1)).collect()
 }
 
 /// A trailing slash means a folder; `head` would ignore it.

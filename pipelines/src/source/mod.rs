@@ -14,6 +14,7 @@ mod csv;
 mod decode;
 mod escapes;
 mod format;
+pub mod hive;
 mod infer_csv;
 mod infer_json;
 mod ipc;

@@ -5,11 +5,16 @@ use std::{
     sync::Arc,
 };
 
-use arrow::datatypes::{DataType, Field, Schema, SchemaRef};
+use arrow::{
+    array::ArrayRef,
+    datatypes::{DataType, Field, Schema, SchemaRef},
+};
 use futures::{StreamExt, TryStreamExt, stream};
 
 use super::{
-    Format, InputFile, SourceError,
+    Format, InputFile, KeptTypes, SourceError,
+    hive::{self, Partition},
+    reason::in_column,
     request::{Keep, Request},
     schema, types,
 };
@@ -27,14 +32,25 @@ pub(super) struct FilePlan {
     pub(super) read: Vec<usize>,
     /// Index of the text among the columns read.
     pub(super) text: usize,
-    /// For each kept column its index among the columns read; `None` when the file lacks it.
-    pub(super) kept: Vec<Option<usize>>,
+    /// Where the values of each kept column are.
+    pub(super) kept: Vec<Kept>,
+}
+
+/// Where the values of a kept column of one file are.
+#[derive(Debug, Clone)]
+pub(super) enum Kept {
+    /// In the column with this index among the columns read.
+    Read(usize),
+    /// In the names of the file's folders: an array of one row.
+    Folder(ArrayRef),
+    /// The file lacks the column.
+    Missing,
 }
 
 impl FilePlan {
     fn empty(file: &InputFile, kept: usize) -> Self {
         let (schema, read) = (Arc::new(Schema::empty()), Vec::new());
-        Self { file: file.clone(), schema, read, text: 0, kept: vec![None; kept] }
+        Self { file: file.clone(), schema, read, text: 0, kept: vec![Kept::Missing; kept] }
     }
 
     /// Whether the file has no columns, and so no rows.
@@ -80,7 +96,10 @@ impl Plan {
 
     /// Files without a schema are empty, and so compatible with any other.
     fn settle(files: &[InputFile], schemas: &[Option<SchemaRef>], request: &Request) -> Result<Self, SourceError> {
-        let columns = |(file, schema)| -> Option<Columns<'_>> { Option::as_ref(schema).map(|s| Columns::new(file, s)) };
+        let folders = folder_columns(files, request);
+        let columns = |(file, schema)| -> Option<Columns<'_>> {
+            Option::as_ref(schema).map(|schema| Columns::new(file, schema, &folders))
+        };
         let columns: Vec<Option<Columns<'_>>> = files.iter().zip(schemas).map(columns).collect();
         let seen: Vec<&Columns<'_>> = columns.iter().flatten().collect();
         let text = text_type(&seen, &request.column)?;
@@ -95,21 +114,53 @@ impl Plan {
     }
 }
 
+/// The columns whose values are in the names of folders. The column to embed is always one of the file.
+fn folder_columns(files: &[InputFile], request: &Request) -> Vec<Field> {
+    let fields = hive::fields(files.iter().map(|file| file.partitions.as_slice())).into_iter();
+    let typed = |field: Field| match request.types {
+        KeptTypes::Guess => field,
+        KeptTypes::Strings => field.with_data_type(DataType::Utf8),
+    };
+    fields.filter(|field| field.name() != &request.column).map(typed).collect()
+}
+
 /// An index of the columns of one file by name: there may be thousands.
 struct Columns<'a> {
     file: &'a InputFile,
     schema: &'a SchemaRef,
     /// The first column of this name, and whether there are others.
     places: HashMap<&'a str, (usize, bool)>,
+    /// The columns that the names of its folders give, with the type that they have in all files. They replace columns of
+    /// the file with the same name, as in DuckDB.
+    folders: Vec<(&'a Field, &'a Partition)>,
 }
 
 impl<'a> Columns<'a> {
-    fn new(file: &'a InputFile, schema: &'a SchemaRef) -> Self {
+    fn new(file: &'a InputFile, schema: &'a SchemaRef, folders: &'a [Field]) -> Self {
         let mut places = HashMap::new();
         for (place, field) in schema.fields().iter().enumerate() {
             places.entry(field.name().as_str()).and_modify(|(_, twice)| *twice = true).or_insert((place, false));
         }
-        Self { file, schema, places }
+        let of_file = |field: &'a Field| {
+            let partition = file.partitions.iter().find(|partition| &partition.key == field.name());
+            partition.map(|partition| (field, partition))
+        };
+        Self { file, schema, places, folders: folders.iter().filter_map(of_file).collect() }
+    }
+
+    /// The names of all columns, those of the file first.
+    fn names(&self) -> impl Iterator<Item = &'a str> {
+        let of_file = self.schema.fields().iter().map(|field| field.name().as_str());
+        of_file.chain(self.folders.iter().map(|(field, _)| field.name().as_str()))
+    }
+
+    /// The column that a folder's name gives, and its value.
+    fn folder(&self, name: &str) -> Option<(&'a Field, &'a Partition)> {
+        self.folders.iter().find(|(field, _)| field.name() == name).copied()
+    }
+
+    fn has(&self, name: &str) -> bool {
+        self.folder(name).is_some() || self.places.contains_key(name)
     }
 
     fn place(&self, name: &str) -> Option<usize> {
@@ -123,7 +174,7 @@ impl<'a> Columns<'a> {
             Some((_, true)) => Err(SourceError::Twice { file, column: name.to_owned() }),
             Some((place, false)) => Ok((*place, self.schema.field(*place))),
             None => {
-                let found: Vec<String> = self.schema.fields().iter().map(|f| f.name().clone()).collect();
+                let found: Vec<String> = self.names().map(str::to_owned).collect();
                 let distance = |a: &String| strsim::damerau_levenshtein(&a.to_lowercase(), &name.to_lowercase());
                 let nearest = found
                     .iter()
@@ -186,7 +237,12 @@ fn kept_names<'a>(seen: &[&Columns<'a>], request: &'a Request) -> Vec<&'a str> {
     let names: Vec<&str> = match &request.keep {
         Keep::None => Vec::new(),
         Keep::Columns(columns) => columns.iter().map(String::as_str).collect(),
-        Keep::All => seen.iter().flat_map(|columns| columns.schema.fields()).map(|f| f.name().as_str()).collect(),
+        Keep::All => {
+            // As in DuckDB, columns of folders come after those of files.
+            let of_files = seen.iter().flat_map(|columns| columns.schema.fields()).map(|f| f.name().as_str());
+            let of_folders = seen.iter().flat_map(|columns| &columns.folders).map(|(field, _)| field.name().as_str());
+            of_files.chain(of_folders).collect()
+        }
     };
     let mut known = HashSet::new();
     request.id.as_deref().into_iter().chain(names).filter(|name| known.insert(*name)).collect()
@@ -195,7 +251,7 @@ fn kept_names<'a>(seen: &[&Columns<'a>], request: &'a Request) -> Vec<&'a str> {
 fn kept_fields(seen: &[&Columns<'_>], request: &Request) -> Result<Vec<Field>, SourceError> {
     let names = kept_names(seen, request);
     if let Some(name) = names.iter().find(|name| request.reserved.iter().any(|reserved| reserved == **name)) {
-        let owner = seen.iter().find(|columns| columns.place(name).is_some());
+        let owner = seen.iter().find(|columns| columns.has(name));
         let file = owner.or(seen.first()).map(|columns| columns.file.to_string()).unwrap_or_default();
         return Err(SourceError::Collision { file, column: (*name).to_owned() });
     }
@@ -222,11 +278,13 @@ fn kept_field(seen: &[&Columns<'_>], name: &str, request: &Request) -> Result<Fi
     let mut common: Option<(Field, bool, &InputFile)> = None;
     for columns in seen {
         let file = columns.file;
-        if columns.place(name).is_none() && may_lack(file, name, request) {
+        if !columns.has(name) && may_lack(file, name, request) {
             continue;
         }
-        let field = kept_as(file, columns.find(name)?.1, name == request.column);
-        let guessed = file.format.is_untyped();
+        let (field, guessed) = match columns.folder(name) {
+            Some((field, _)) => (field.clone(), true),
+            None => (kept_as(file, columns.find(name)?.1, name == request.column), file.format.is_untyped()),
+        };
         common = Some(match common {
             None => (field, guessed, file),
             Some((before, before_guessed, first)) => {
@@ -270,8 +328,9 @@ fn file_plan(
 ) -> Result<FilePlan, SourceError> {
     let file = columns.file;
     let (text_place, _) = columns.find(&request.column)?;
-    let places: Vec<Option<usize>> = kept.iter().map(|field| columns.place(field.name())).collect();
-    let mut read: Vec<usize> = places.iter().flatten().copied().chain([text_place]).collect();
+    let kept = kept.iter().map(|field| kept_of(columns, field)).collect::<Result<Vec<_>, _>>()?;
+    let places = kept.iter().filter_map(|kept| if let Kept::Read(place) = kept { Some(*place) } else { None });
+    let mut read: Vec<usize> = places.chain([text_place]).collect();
     read.sort_unstable();
     read.dedup();
     let as_read = |(place, field): (usize, &Arc<Field>)| -> Result<Field, SourceError> {
@@ -290,14 +349,22 @@ fn file_plan(
     let fields = columns.schema.fields().iter().enumerate().map(as_read).collect::<Result<Vec<_>, _>>();
     // A column that is not read may be of any type, even if it is named like the text column.
     let schema = fields.map(|fields| Arc::new(Schema::new(fields)))?;
-    let among_read = |place: usize| read.binary_search(&place).ok();
-    Ok(FilePlan {
-        file: file.clone(),
-        schema,
-        text: among_read(text_place).unwrap_or(0),
-        kept: places.iter().map(|place| place.and_then(among_read)).collect(),
-        read,
-    })
+    let among_read = |place: usize| read.binary_search(&place).unwrap_or(0);
+    let kept = kept.into_iter().map(|kept| match kept {
+        Kept::Read(place) => Kept::Read(among_read(place)),
+        kept => kept,
+    });
+    let kept = kept.collect();
+    Ok(FilePlan { file: file.clone(), schema, text: among_read(text_place), kept, read })
+}
+
+/// Where the values of a kept column are; a column that is read, by its place in the schema.
+fn kept_of(columns: &Columns<'_>, field: &Field) -> Result<Kept, SourceError> {
+    let Some((_, partition)) = columns.folder(field.name()) else {
+        return Ok(columns.place(field.name()).map_or(Kept::Missing, Kept::Read));
+    };
+    let value = hive::value(partition.value.as_deref(), field.data_type());
+    value.map(Kept::Folder).map_err(|e| SourceError::malformed(columns.file, 0, in_column(field.name(), &e)))
 }
 
 #[cfg(test)]

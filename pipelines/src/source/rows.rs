@@ -4,13 +4,17 @@ use std::{ops::Range, sync::Arc};
 
 use arrow::{
     array::{Array, ArrayRef, AsArray, RecordBatch, RecordBatchOptions, StringArray, UInt64Array, new_null_array},
-    compute::{CastOptions, cast_with_options, take_record_batch},
+    compute::{CastOptions, cast_with_options, take, take_record_batch},
     datatypes::DataType,
     error::ArrowError,
 };
 
 use super::{
-    Format, Plan, Position, SourceError, decode::Decoded, lossless, parquet, plan::FilePlan, reason::in_column,
+    Format, Plan, Position, SourceError,
+    decode::Decoded,
+    lossless, parquet,
+    plan::{FilePlan, Kept},
+    reason::in_column,
 };
 
 /// Consecutive rows of one file.
@@ -211,8 +215,9 @@ fn shape(plan: &Plan, file: &FilePlan, start: Position, batch: &RecordBatch) -> 
     let text = convert(batch.column(file.text), &plan.text)?;
     let targets = plan.kept().fields().iter().zip(&file.kept);
     let columns = targets.map(|(field, place)| match place {
-        Some(place) => convert(batch.column(*place), field.data_type()).map_err(|e| in_column(field.name(), &e)),
-        None => Ok(new_null_array(field.data_type(), batch.num_rows())),
+        Kept::Read(place) => convert(batch.column(*place), field.data_type()).map_err(|e| in_column(field.name(), &e)),
+        Kept::Folder(value) => take(value, &UInt64Array::from_value(0, batch.num_rows()), None),
+        Kept::Missing => Ok(new_null_array(field.data_type(), batch.num_rows())),
     });
     let options = RecordBatchOptions::new().with_row_count(Some(batch.num_rows()));
     let kept = columns.collect::<Result<Vec<_>, _>>()?;
