@@ -29,5 +29,7 @@ mod settings;
 mod signals;
 #[path = "cli/sql.rs"]
 mod sql;
+#[path = "cli/sql_files.rs"]
+mod sql_files;
 #[path = "cli/verify.rs"]
 mod verify;

@@ -23,21 +23,21 @@ use serde_json::Value;
 use crate::place::{Ended, Place, snapshot};
 
 /// Runs `elmo sql -q` with these arguments.
-fn sql(place: &Place, words: &[&str]) -> Ended {
+pub(crate) fn sql(place: &Place, words: &[&str]) -> Ended {
     let output = place.elmo().args(["sql", "-q"]).args(words).output().unwrap();
     let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
     Ended { code: output.status.code(), out: text(&output.stdout), err: text(&output.stderr) }
 }
 
 /// The rows of a statement's result as JSON objects.
-fn rows(place: &Place, statement: &str) -> Vec<Value> {
+pub(crate) fn rows(place: &Place, statement: &str) -> Vec<Value> {
     let ended = sql(place, &["--format", "ndjson", "-c", statement]);
     assert_eq!((ended.code, ended.err.as_str()), (Some(0), ""), "{statement}: {ended:?}");
     ended.out.lines().map(|line| serde_json::from_str(line).unwrap()).collect()
 }
 
 /// The value of a result of one row and one column.
-fn value(place: &Place, statement: &str) -> Value {
+pub(crate) fn value(place: &Place, statement: &str) -> Value {
     let rows = rows(place, statement);
     assert_eq!(rows.len(), 1, "{statement}: {rows:?}");
     rows[0].as_object().unwrap().values().next().unwrap().clone()

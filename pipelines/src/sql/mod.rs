@@ -10,17 +10,24 @@
 
 mod atomic_write;
 mod cell;
+mod cells;
 mod commit;
 mod copy;
 mod error;
 mod file_errors;
+mod file_table;
 mod files;
+mod infer_json;
 mod lines;
+mod missing;
+mod partitions;
 mod print;
 mod remote;
 mod repl;
 mod run;
 mod staging;
+mod text;
+mod text_format;
 
 use std::{collections::HashMap, num::NonZeroUsize, sync::Arc};
 
@@ -61,6 +68,7 @@ pub(crate) use self::{
     error::{sql_error, to_sql_error},
     file_errors::{CLUSTER_EXEC, name_files_in_errors},
     files::StoreRegistry,
+    text_format::TextFormat,
 };
 use crate::{
     error::{Error, Result},
@@ -199,7 +207,8 @@ impl Sql {
         self.commits.reset();
         copy::complete(&mut statement, &self.stores)?;
         self.check_file_type(&mut statement)?;
-        let frame = elmo_udfs::run(&self.context, statement).await.map_err(sql_error)?;
+        let frame = elmo_udfs::run(&self.context, statement).await;
+        let frame = frame.map_err(|error| missing::plan_error(error, &self.context))?;
         // DDL and SET statements have been executed at this point; they have no result.
         if frame.schema().fields().is_empty() {
             return Ok(Answer { rows: None, more: false });
