@@ -587,12 +587,20 @@ fn an_error_names_the_invalid_file() {
     bytes[middle..middle + 200].fill(0x55);
     fs::write(&damaged, bytes).unwrap();
     let csv = "CREATE EXTERNAL TABLE t (id BIGINT) STORED AS CSV LOCATION 'csv/' OPTIONS ('format.has_header' 'true')";
-    fails(&format!("{csv}; SELECT sum(id) FROM t"), "csv/13.csv", "for column 0");
+    fails(
+        &format!("{csv}; SELECT sum(id) FROM t"),
+        "csv/13.csv",
+        "after row 1: Parser error: Error while parsing value '…' as type 'Int64' for column \"id\"",
+    );
     // With a declared schema, and with an inferred one.
     let json = "CREATE EXTERNAL TABLE t (id BIGINT) STORED AS NDJSON LOCATION 'json/'";
-    fails(&format!("{json}; SELECT sum(id) FROM t"), "json/13.jsonl", "Json error");
-    fails("CREATE EXTERNAL TABLE t STORED AS JSON LOCATION 'json/*.jsonl'", "json/13.jsonl", "Not valid JSON");
-    fails("SELECT * FROM 'json'", "json/13.jsonl", "Not valid JSON");
+    fails(&format!("{json}; SELECT sum(id) FROM t"), "json/13.jsonl", "after row 0: Json error");
+    fails(
+        "CREATE EXTERNAL TABLE t STORED AS JSON LOCATION 'json/*.jsonl'",
+        "json/13.jsonl",
+        "after row 0: Json error: line 1 of the file: not valid JSON",
+    );
+    fails("SELECT * FROM 'json'", "json/13.jsonl", "after row 0: Json error: line 1 of the file: not valid JSON");
     fails("SELECT max(id), max(t) FROM 'parquet' WHERE id % 3 = 0", "parquet/b.parquet", "");
     fails("SELECT * FROM 'torn'", "torn/b.parquet", "Invalid Parquet file");
     let given =
@@ -757,7 +765,7 @@ fn the_prompt_takes_statements_commands_and_errors() {
         "elmo_span",
         "| 3       |",
         "| true |",
-        "table 'datafusion.public.nowhere' not found",
+        "nowhere: neither a table nor a file of this name exists",
         "text,Utf8",
         "unknown command",
     ] {

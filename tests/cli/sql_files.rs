@@ -64,6 +64,14 @@ fn a_json_key_of_a_late_row_is_a_column() {
         let expected = json!({"id": 2.5, "object": {"a": null, "b": [1]}, "late": "x"});
         assert_eq!(rows(&place, &query), [expected], "{name}");
     }
+    place.write(
+        "array.json",
+        format!("[{} {}]", row.trim().to_owned() + &format!(", {}", row.trim()).repeat(1500), ", {\"late\": 1}"),
+    );
+    let array =
+        "CREATE EXTERNAL TABLE t STORED AS JSON LOCATION 'array.json' OPTIONS ('format.newline_delimited' 'false')";
+    let ended = sql(&place, &["--format", "csv", "-c", &format!("{array}; SELECT sum(late) AS s FROM t")]);
+    assert_eq!(ended.out, "s\n1\n", "{ended:?}");
     // The user's limit counts.
     let create = "CREATE EXTERNAL TABLE t STORED AS JSON LOCATION 'late.jsonl'";
     let limited = format!("{create} OPTIONS ('format.schema_infer_max_rec' '1000'); SELECT late FROM t");
@@ -186,6 +194,7 @@ fn a_missing_name_is_neither_a_table_nor_a_file() {
         ("'daat/'", 3, Some("there is 'data/'")),
         ("'/nowhere/x'", 3, None),
         ("'*.nothing'", 3, None),
+        ("'nothing.json'", 3, None),
         ("tabel", 2, Some("there is table1")),
         ("reviews.jsonl", 2, Some("there is a file; its name goes in quotes: 'reviews.jsonl'")),
     ] {

@@ -5,7 +5,7 @@ use std::{any::Any, fmt, sync::Arc};
 
 use async_trait::async_trait;
 use datafusion::{
-    arrow::{array::RecordBatch, error::ArrowError},
+    arrow::{array::RecordBatch, datatypes::SchemaRef, error::ArrowError},
     catalog::{Session, TableProvider, TableProviderFactory},
     common::{
         DataFusionError, Result,
@@ -280,6 +280,7 @@ impl FileSource for FileErrorSource {
             }
             None => (self.0.create_morselizer(store, scan, partition)?, None),
         };
+        let rows = rows.map(|opener| RowByRow { opener, columns: Arc::clone(self.0.table_schema().file_schema()) });
         Ok(Box::new(FileErrorMorselizer { inner, store: url, rows }))
     }
 
@@ -327,43 +328,72 @@ impl FileSource for FileErrorSource {
     }
 }
 
+#[derive(Debug)]
 struct FileErrorMorselizer {
     inner: Box<dyn Morselizer>,
     store: ObjectStoreUrl,
-    /// Reads files row by row.
-    rows: Option<Arc<dyn FileOpener>>,
-}
-
-impl fmt::Debug for FileErrorMorselizer {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.inner.fmt(f)
-    }
+    rows: Option<RowByRow>,
 }
 
 impl Morselizer for FileErrorMorselizer {
     fn plan_file(&self, file: PartitionedFile) -> Result<Box<dyn MorselPlanner>> {
         let name = address(self.store.as_str(), &file.object_meta.location);
-        let again = self.rows.as_ref().map(|rows| {
-            let whole = PartitionedFile { range: None, ..file.clone() };
-            (Arc::clone(rows), whole)
-        });
+        let whole = || PartitionedFile { range: None, ..file.clone() };
+        let again = self.rows.as_ref().map(|rows| (rows.clone(), whole()));
         let scanned = Arc::new(ScannedFile { name, again });
         let inner = self.inner.plan_file(file).map_err(|error| with_file_name(error, &scanned.name))?;
         Ok(Box::new(WithFileName { inner, file: scanned }))
     }
 }
 
-/// What an error about a file needs.
-struct ScannedFile {
-    name: String,
-    /// To read it again row by row.
-    again: Option<(Arc<dyn FileOpener>, PartitionedFile)>,
+/// Reads CSV and JSON files row by row.
+#[derive(Clone)]
+struct RowByRow {
+    opener: Arc<dyn FileOpener>,
+    columns: SchemaRef,
 }
 
-impl fmt::Debug for ScannedFile {
+impl fmt::Debug for RowByRow {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&self.name)
+        f.write_str("RowByRow")
     }
+}
+
+impl RowByRow {
+    /// The first row that cannot be read, as an error.
+    async fn first_broken(&self, file: PartitionedFile) -> Option<DataFusionError> {
+        let mut batches = self.opener.open(file).ok()?.await.ok()?;
+        let mut row = 0;
+        while let Some(batch) = batches.next().await {
+            match batch {
+                Ok(batch) => row += batch.num_rows() as u64,
+                Err(error) if broken(error.find_root()).is_some() => return Some(error),
+                Err(error) if is_content_error(error.find_root()) => {
+                    return Some(external(Broken { row, reason: self.with_column(reason(&error)) }));
+                }
+                Err(_) => return None,
+            }
+        }
+        None
+    }
+
+    /// The CSV reader says `for column 0 at line 7` of the first column of the seventh record.
+    fn with_column(&self, reason: String) -> String {
+        let Some((before, after)) = reason.split_once(" for column ") else { return reason };
+        let number = after.split(|c: char| !c.is_ascii_digit()).next().and_then(|digits| digits.parse::<usize>().ok());
+        match number.and_then(|number| self.columns.fields().get(number)) {
+            Some(column) => format!("{before} for column {:?}", column.name()),
+            None => reason,
+        }
+    }
+}
+
+/// What an error about a file needs.
+#[derive(Debug)]
+struct ScannedFile {
+    name: String,
+    /// To read it again.
+    again: Option<(RowByRow, PartitionedFile)>,
 }
 
 impl ScannedFile {
@@ -372,25 +402,11 @@ impl ScannedFile {
         let root = error.find_root();
         let is_about_row =
             is_content_error(root) && broken(root).is_none() && !matches!(root, DataFusionError::IoError(_));
-        let first = if is_about_row { self.first_broken_row().await } else { None };
+        let first = match &self.again {
+            Some((rows, file)) if is_about_row => rows.first_broken(file.clone()).await,
+            _ => None,
+        };
         with_file_name(first.unwrap_or(error), &self.name)
-    }
-
-    async fn first_broken_row(&self) -> Option<DataFusionError> {
-        let (rows, file) = self.again.as_ref()?;
-        let mut batches = rows.open(file.clone()).ok()?.await.ok()?;
-        let mut row = 0;
-        while let Some(batch) = batches.next().await {
-            match batch {
-                Ok(batch) => row += batch.num_rows() as u64,
-                Err(error) if broken(error.find_root()).is_some() => return Some(error),
-                Err(error) if is_content_error(error.find_root()) => {
-                    return Some(external(Broken { row, reason: reason(&error) }));
-                }
-                Err(_) => return None,
-            }
-        }
-        None
     }
 }
 

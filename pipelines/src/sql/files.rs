@@ -136,7 +136,12 @@ impl FileTables {
     async fn datafusion_table(&self, address: &str, format: Arc<dyn FileFormat>) -> Result<Arc<dyn TableProvider>> {
         let config = ListingTableConfig::new(ListingTableUrl::parse(address)?);
         let config = config.with_listing_options(listing_options(format)).infer_schema(&self.state()?).await;
-        let config = config.map_err(|error| with_file_name(error, address))?;
+        let config = config.map_err(|error| match error.find_root() {
+            DataFusionError::Plan(text) if text.starts_with("No files found") => {
+                external(SourceError::Missing { address: address.to_owned() })
+            }
+            _ => with_file_name(error, address),
+        })?;
         Ok(Arc::new(ListingTable::try_new(config)?))
     }
 }

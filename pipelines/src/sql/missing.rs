@@ -76,7 +76,7 @@ fn files_beside(name: &str) -> Vec<String> {
 /// The names that a typing error may have meant, the nearest first.
 fn nearest(name: &str, names: impl Iterator<Item = String>) -> Vec<String> {
     let wanted = name.trim_end_matches('/').to_lowercase();
-    let most = (wanted.chars().count() / 3).max(1);
+    let most = wanted.chars().count().div_ceil(3);
     let distance = |other: &str| {
         let other = other.trim_end_matches('/').to_lowercase();
         // The name of a file without its extensions, and the same name with another extension.

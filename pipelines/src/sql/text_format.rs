@@ -51,10 +51,18 @@ const MAX_BYTES: usize = 256 << 20;
 pub(crate) struct TextFormat(Arc<dyn FileFormat>);
 
 impl TextFormat {
-    /// Wraps the formats CSV and JSON; other formats are returned as they are.
+    /// Wraps the formats CSV and JSON lines. Of JSON arrays DataFusion infers all rows; other formats are returned as they
+    /// are.
     pub(super) fn wrap(format: Arc<dyn FileFormat>) -> Arc<dyn FileFormat> {
-        match Dialect::of(format.as_ref(), true) {
-            Some(_) => Arc::new(Self(format)),
+        if Dialect::of(format.as_ref(), true).is_some() {
+            return Arc::new(Self(format));
+        }
+        let array = (format.as_ref() as &dyn std::any::Any).downcast_ref::<JsonFormat>().map(JsonFormat::options);
+        match array.filter(|options| options.schema_infer_max_rec.is_none()) {
+            Some(options) => {
+                let all = JsonFormat::default().with_options(options.clone());
+                Arc::new(all.with_schema_infer_max_rec(usize::MAX))
+            }
             None => format,
         }
     }
