@@ -12,6 +12,9 @@ use crate::{
 
 /// Names that a message shows.
 const SHOWN: usize = 3;
+/// The hint if no name is near.
+const SPELLING: &str =
+    "check the spelling; SHOW TABLES lists the tables, and the name of a file goes in quotes: 'a.parquet'";
 
 /// Converts an error of planning. If it is about a missing table or file, it says so, with the names that are nearest.
 pub(super) fn plan_error(error: DataFusionError, context: &SessionContext) -> Error {
@@ -22,14 +25,13 @@ pub(super) fn plan_error(error: DataFusionError, context: &SessionContext) -> Er
     let quoted = |name: String| if of_name(&name).is_some() || name.contains('/') { format!("'{name}'") } else { name };
     // `FROM a.csv` is a table of a schema.
     let help = match Path::new(&name).exists() && !tables.contains(&name) {
-        true => Some(format!("there is a file; its name goes in quotes: '{name}'")),
-        false => {
-            let names = nearest(&name, tables.into_iter().chain(files_beside(&name)));
-            (!names.is_empty())
-                .then(|| format!("there is {}", names.into_iter().map(quoted).collect::<Vec<_>>().join(", ")))
-        }
+        true => format!("there is a file; its name goes in quotes: '{name}'"),
+        false => match nearest(&name, tables.into_iter().chain(files_beside(&name))) {
+            names if names.is_empty() => SPELLING.to_owned(),
+            names => format!("there is {}", names.into_iter().map(quoted).collect::<Vec<_>>().join(", ")),
+        },
     };
-    SqlError { message, exit, help }.into()
+    SqlError { message, exit, help: Some(help) }.into()
 }
 
 /// The name that was not found, without the default catalog and schema.

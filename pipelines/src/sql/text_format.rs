@@ -68,6 +68,7 @@ impl TextFormat {
     }
 
     /// The format of DataFusion.
+    #[cfg(feature = "cluster")]
     pub(crate) fn unwrapped(format: &dyn FileFormat) -> &dyn FileFormat {
         let wrapped = (format as &dyn std::any::Any).downcast_ref::<Self>();
         wrapped.map_or(format, |wrapped| wrapped.0.as_ref())
