@@ -35,5 +35,7 @@ mod shell;
 mod signals;
 #[path = "cli/sql.rs"]
 mod sql;
+#[path = "cli/sql_files.rs"]
+mod sql_files;
 #[path = "cli/verify.rs"]
 mod verify;

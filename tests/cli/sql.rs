@@ -21,21 +21,21 @@ use serde_json::Value;
 use crate::place::{Ended, Place, snapshot};
 
 /// Runs `elmo sql -q` with these arguments.
-fn sql(place: &Place, words: &[&str]) -> Ended {
+pub(crate) fn sql(place: &Place, words: &[&str]) -> Ended {
     let output = place.elmo().args(["sql", "-q"]).args(words).output().unwrap();
     let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
     Ended { code: output.status.code(), out: text(&output.stdout), err: text(&output.stderr) }
 }
 
 /// The rows of a statement's result as JSON objects.
-fn rows(place: &Place, statement: &str) -> Vec<Value> {
+pub(crate) fn rows(place: &Place, statement: &str) -> Vec<Value> {
     let ended = sql(place, &["--format", "ndjson", "-c", statement]);
     assert_eq!((ended.code, ended.err.as_str()), (Some(0), ""), "{statement}: {ended:?}");
     ended.out.lines().map(|line| serde_json::from_str(line).unwrap()).collect()
 }
 
 /// The value of a result of one row and one column.
-fn value(place: &Place, statement: &str) -> Value {
+pub(crate) fn value(place: &Place, statement: &str) -> Value {
     let rows = rows(place, statement);
     assert_eq!(rows.len(), 1, "{statement}: {rows:?}");
     rows[0].as_object().unwrap().values().next().unwrap().clone()
@@ -705,12 +705,20 @@ fn an_error_names_the_invalid_file() {
     bytes[middle..middle + 200].fill(0x55);
     fs::write(&damaged, bytes).unwrap();
     let csv = "CREATE EXTERNAL TABLE t (id BIGINT) STORED AS CSV LOCATION 'csv/' OPTIONS ('format.has_header' 'true')";
-    fails(&format!("{csv}; SELECT sum(id) FROM t"), "csv/13.csv", "for column 0");
+    fails(
+        &format!("{csv}; SELECT sum(id) FROM t"),
+        "csv/13.csv",
+        "after row 1: Parser error: Error while parsing value '…' as type 'Int64' for column \"id\"",
+    );
     // With a declared schema, and with an inferred one.
     let json = "CREATE EXTERNAL TABLE t (id BIGINT) STORED AS NDJSON LOCATION 'json/'";
-    fails(&format!("{json}; SELECT sum(id) FROM t"), "json/13.jsonl", "Json error");
-    fails("CREATE EXTERNAL TABLE t STORED AS JSON LOCATION 'json/*.jsonl'", "json/13.jsonl", "Not valid JSON");
-    fails("SELECT * FROM 'json'", "json/13.jsonl", "Not valid JSON");
+    fails(&format!("{json}; SELECT sum(id) FROM t"), "json/13.jsonl", "after row 0: Json error");
+    fails(
+        "CREATE EXTERNAL TABLE t STORED AS JSON LOCATION 'json/*.jsonl'",
+        "json/13.jsonl",
+        "after row 0: Json error: line 1 of the file: not valid JSON",
+    );
+    fails("SELECT * FROM 'json'", "json/13.jsonl", "after row 0: Json error: line 1 of the file: not valid JSON");
     fails("SELECT max(id), max(t) FROM 'parquet' WHERE id % 3 = 0", "parquet/b.parquet", "");
     fails("SELECT * FROM 'torn'", "torn/b.parquet", "Invalid Parquet file");
     let given =

@@ -20,7 +20,10 @@ use datafusion::{
     physical_plan::ExecutionPlan,
 };
 
-use crate::source::{Compression, of_name};
+use crate::{
+    source::{Compression, of_name},
+    sql::TextFormat,
+};
 
 /// Whether a scan has properties that are lost in serialisation, and would return other rows on an executor.
 pub(super) fn loses_properties(scan: &FileScanConfig) -> bool {
@@ -44,8 +47,8 @@ pub(super) fn reads_json_arrays(plan: &LogicalPlan) -> Result<bool> {
         let Ok(table) = source_as_provider(&scan.source) else { return Ok(TreeNodeRecursion::Continue) };
         let table = table.as_ref() as &dyn std::any::Any;
         let format = table.downcast_ref::<ListingTable>().map(|table| Arc::clone(&table.options().format));
-        let json =
-            format.as_ref().and_then(|format| (format.as_ref() as &dyn std::any::Any).downcast_ref::<JsonFormat>());
+        let json = format.as_ref().map(|format| TextFormat::unwrapped(format.as_ref()) as &dyn std::any::Any);
+        let json = json.and_then(|json| json.downcast_ref::<JsonFormat>());
         if json.is_some_and(|json| !json.options().newline_delimited) {
             found = true;
         }

@@ -126,7 +126,7 @@ const FOLDER_HELP: &str = "a folder stands for its files with the default extens
                            pattern for others: 'logs/*.jsonl'";
 
 /// The exit code and the hint for an error.
-fn classify(root: &DataFusionError) -> (Exit, Option<Cow<'static, str>>) {
+pub(super) fn classify(root: &DataFusionError) -> (Exit, Option<Cow<'static, str>>) {
     use DataFusionError as E;
     match root {
         E::Plan(text) if text.contains("Cannot infer schema from an empty") => (Exit::Usage, Some(FOLDER_HELP.into())),

@@ -1,11 +1,11 @@
-//! Adds the file name to errors about the content of a file. DataFusion's readers report what is wrong with a row, but
-//! not in which file of the table.
+//! Adds the name of the file, and of a CSV or JSON file the row, to errors about the content of a file. DataFusion's
+//! readers report what is wrong with a row, but not in which file of the table, and few say in which row.
 
 use std::{any::Any, fmt, sync::Arc};
 
 use async_trait::async_trait;
 use datafusion::{
-    arrow::{array::RecordBatch, error::ArrowError},
+    arrow::{array::RecordBatch, datatypes::SchemaRef, error::ArrowError},
     catalog::{Session, TableProvider, TableProviderFactory},
     common::{
         DataFusionError, Result,
@@ -13,22 +13,28 @@ use datafusion::{
     },
     datasource::{
         file_format::FileFormat,
+        file_format::file_compression_type::FileCompressionType,
         listing::{ListingTable, ListingTableUrl, PartitionedFile},
-        physical_plan::{FileOpener, FileScanConfig, FileSource},
+        physical_plan::{CsvSource, FileOpener, FileScanConfig, FileSource},
         source::DataSourceExec,
         source_as_provider,
         table_schema::TableSchema,
     },
     execution::{object_store::ObjectStoreUrl, session_state::SessionState},
     logical_expr::{CreateExternalTable, LogicalPlan},
-    physical_expr::{PhysicalExpr, projection::ProjectionExprs},
+    physical_expr::{PhysicalExpr, ScalarFunctionExpr, projection::ProjectionExprs},
     physical_plan::{DisplayFormatType, ExecutionPlan, metrics::ExecutionPlanMetricsSet},
 };
 use datafusion_datasource::morsel::{Morsel, MorselPlan, MorselPlanner, Morselizer};
 use futures::{StreamExt, TryFutureExt, TryStreamExt, stream::BoxStream};
 use object_store::ObjectStore;
 
-use super::error::{external, is_caused_by_store, is_invalid_arrow, message, wrapped_by_store};
+use super::{
+    cells::Cells,
+    error::{external, is_caused_by_store, is_invalid_arrow, message, wrapped_by_store},
+    text::{Broken, TextStore},
+    text_format::with_text_formats,
+};
 use crate::source::SourceError;
 
 /// Files examined concurrently while searching for an unreadable one.
@@ -62,9 +68,29 @@ pub(crate) fn name_files_in_errors(plan: Arc<dyn ExecutionPlan>) -> Result<Arc<d
 
 /// Adds the file name to an error about the content of a file. Other errors are returned unchanged.
 pub(super) fn with_file_name(error: DataFusionError, file: &str) -> DataFusionError {
-    match is_content_error(error.find_root()) {
-        true => external(SourceError::Unreadable { file: file.to_owned(), reason: message(&error).into_owned() }),
-        false => error,
+    let root = error.find_root();
+    let file = || file.to_owned();
+    match broken(root) {
+        Some(Broken { row, reason }) => {
+            external(SourceError::Malformed { file: file(), row: *row, reason: reason.clone() })
+        }
+        None if is_content_error(root) => external(SourceError::Unreadable { file: file(), reason: reason(&error) }),
+        None => error,
+    }
+}
+
+fn broken(root: &DataFusionError) -> Option<&Broken> {
+    let DataFusionError::External(inner) = root else { return None };
+    inner.downcast_ref()
+}
+
+/// Why content is invalid, without data.
+fn reason(error: &DataFusionError) -> String {
+    use std::io::ErrorKind::UnexpectedEof;
+    match error.find_root() {
+        DataFusionError::IoError(error) if error.kind() == UnexpectedEof => "the compressed data end early".to_owned(),
+        DataFusionError::IoError(_) => "the compressed data are damaged".to_owned(),
+        _ => message(error).into_owned(),
     }
 }
 
@@ -72,6 +98,7 @@ fn is_content_error(root: &DataFusionError) -> bool {
     use ArrowError as A;
     use DataFusionError as E;
     match root {
+        E::External(_) => broken(root).is_some(),
         E::ArrowError(error, _) => match error.as_ref() {
             A::IoError(_, error) => super::error::is_invalid_data(error),
             // Raised by an expression that the scan evaluates.
@@ -86,13 +113,16 @@ fn is_content_error(root: &DataFusionError) -> bool {
     }
 }
 
-/// Creates external tables with another factory, and adds the file name if schema inference fails.
+/// Creates external tables with another factory. Infers the columns of CSV and JSON files as elsewhere, and adds the file
+/// name if that fails.
 #[derive(Debug)]
 pub(super) struct InferringFactory(pub(super) Arc<dyn TableProviderFactory>);
 
 #[async_trait]
 impl TableProviderFactory for InferringFactory {
     async fn create(&self, session: &dyn Session, command: &CreateExternalTable) -> Result<Arc<dyn TableProvider>> {
+        let inferring = session.as_any().downcast_ref().map(with_text_formats).transpose()?;
+        let session = inferring.as_ref().map_or(session, |session| session as &dyn Session);
         let error = match self.0.create(session, command).await {
             Err(error) if is_content_error(error.find_root()) => error,
             created => return created,
@@ -183,9 +213,48 @@ pub(super) fn address(store: &str, file: &object_store::path::Path) -> String {
     format!("{}{file}", if store.starts_with("file:") { "/" } else { store })
 }
 
-/// A file source that adds the file name to errors. It forwards what execution and display need; optimizer hooks keep
-/// their defaults, because it is inserted into final plans only.
+/// A file source that adds the file name to errors, and reads the text of CSV and JSON files. It forwards what execution
+/// and display need; optimizer hooks keep their defaults, because it is inserted into final plans only.
 struct FileErrorSource(Arc<dyn FileSource>);
+
+impl FileErrorSource {
+    /// The store and the scan of CSV and JSON files; `None` for other formats.
+    fn text(
+        &self,
+        store: &Arc<dyn ObjectStore>,
+        scan: &FileScanConfig,
+    ) -> Option<(Arc<dyn ObjectStore>, FileScanConfig)> {
+        let csv = (self.0.as_ref() as &dyn Any).downcast_ref::<CsvSource>();
+        if csv.is_none() && self.0.file_type() != "json" {
+            return None;
+        }
+        let compression = scan.file_compression_type;
+        let text = TextStore { store: Arc::clone(store), compression, cells: csv.map(Cells::of_source) };
+        let mut scan = scan.clone();
+        scan.file_compression_type = FileCompressionType::UNCOMPRESSED;
+        Some((Arc::new(text), scan))
+    }
+
+    /// Reads files row by row; `None` where that may cost much more than the scan, or change nothing.
+    fn rows(
+        &self,
+        store: &Arc<dyn ObjectStore>,
+        scan: &FileScanConfig,
+        partition: usize,
+    ) -> Option<Arc<dyn FileOpener>> {
+        let mut calls = false;
+        let found = self.0.apply_expressions(&mut |root| {
+            root.apply(|node| {
+                calls |= node.downcast_ref::<ScalarFunctionExpr>().is_some();
+                Ok(TreeNodeRecursion::Continue)
+            })
+        });
+        if found.is_err() || calls {
+            return None;
+        }
+        self.0.with_batch_size(1).create_file_opener(Arc::clone(store), scan, partition).ok()
+    }
+}
 
 impl FileSource for FileErrorSource {
     fn create_file_opener(
@@ -203,8 +272,16 @@ impl FileSource for FileErrorSource {
         scan: &FileScanConfig,
         partition: usize,
     ) -> Result<Box<dyn Morselizer>> {
-        let inner = self.0.create_morselizer(store, scan, partition)?;
-        Ok(Box::new(FileErrorMorselizer { inner, store: scan.object_store_url.clone() }))
+        let url = scan.object_store_url.clone();
+        let (inner, rows) = match self.text(&store, scan) {
+            Some((store, scan)) => {
+                let rows = self.rows(&store, &scan, partition);
+                (self.0.create_morselizer(store, &scan, partition)?, rows)
+            }
+            None => (self.0.create_morselizer(store, scan, partition)?, None),
+        };
+        let rows = rows.map(|opener| RowByRow { opener, columns: Arc::clone(self.0.table_schema().file_schema()) });
+        Ok(Box::new(FileErrorMorselizer { inner, store: url, rows }))
     }
 
     fn table_schema(&self) -> &TableSchema {
@@ -255,39 +332,107 @@ impl FileSource for FileErrorSource {
 struct FileErrorMorselizer {
     inner: Box<dyn Morselizer>,
     store: ObjectStoreUrl,
+    rows: Option<RowByRow>,
 }
 
 impl Morselizer for FileErrorMorselizer {
     fn plan_file(&self, file: PartitionedFile) -> Result<Box<dyn MorselPlanner>> {
-        let name: Arc<str> = address(self.store.as_str(), &file.object_meta.location).into();
-        let inner = self.inner.plan_file(file).map_err(|error| with_file_name(error, &name))?;
-        Ok(Box::new(WithFileName { inner, name }))
+        let name = address(self.store.as_str(), &file.object_meta.location);
+        let whole = || PartitionedFile { range: None, ..file.clone() };
+        let again = self.rows.as_ref().map(|rows| (rows.clone(), whole()));
+        let scanned = Arc::new(ScannedFile { name, again });
+        let inner = self.inner.plan_file(file).map_err(|error| with_file_name(error, &scanned.name))?;
+        Ok(Box::new(WithFileName { inner, file: scanned }))
     }
 }
 
-/// A planner or morsel of one file, with the file's name.
+/// Reads CSV and JSON files row by row.
+#[derive(Clone)]
+struct RowByRow {
+    opener: Arc<dyn FileOpener>,
+    columns: SchemaRef,
+}
+
+impl fmt::Debug for RowByRow {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("RowByRow")
+    }
+}
+
+impl RowByRow {
+    /// The first row that cannot be read, as an error.
+    async fn first_broken(&self, file: PartitionedFile) -> Option<DataFusionError> {
+        let mut batches = self.opener.open(file).ok()?.await.ok()?;
+        let mut row = 0;
+        while let Some(batch) = batches.next().await {
+            match batch {
+                Ok(batch) => row += batch.num_rows() as u64,
+                Err(error) if broken(error.find_root()).is_some() => return Some(error),
+                Err(error) if is_content_error(error.find_root()) => {
+                    return Some(external(Broken { row, reason: self.with_column(reason(&error)) }));
+                }
+                Err(_) => return None,
+            }
+        }
+        None
+    }
+
+    /// The CSV reader says `for column 0 at line 7` of the first column of the seventh record.
+    fn with_column(&self, reason: String) -> String {
+        let Some((before, after)) = reason.split_once(" for column ") else { return reason };
+        let number = after.split(|c: char| !c.is_ascii_digit()).next().and_then(|digits| digits.parse::<usize>().ok());
+        match number.and_then(|number| self.columns.fields().get(number)) {
+            Some(column) => format!("{before} for column {:?}", column.name()),
+            None => reason,
+        }
+    }
+}
+
+/// What an error about a file needs.
+#[derive(Debug)]
+struct ScannedFile {
+    name: String,
+    /// To read it again.
+    again: Option<(RowByRow, PartitionedFile)>,
+}
+
+impl ScannedFile {
+    /// Adds the name and, for an error in a row of CSV or JSON, the row.
+    async fn explain(&self, error: DataFusionError) -> DataFusionError {
+        let root = error.find_root();
+        let is_about_row =
+            is_content_error(root) && broken(root).is_none() && !matches!(root, DataFusionError::IoError(_));
+        let first = match &self.again {
+            Some((rows, file)) if is_about_row => rows.first_broken(file.clone()).await,
+            _ => None,
+        };
+        with_file_name(first.unwrap_or(error), &self.name)
+    }
+}
+
+/// A planner or morsel of one file, with what errors need.
 #[derive(Debug)]
 struct WithFileName<T> {
     inner: T,
-    name: Arc<str>,
+    file: Arc<ScannedFile>,
 }
 
 impl MorselPlanner for WithFileName<Box<dyn MorselPlanner>> {
     fn plan(self: Box<Self>) -> Result<Option<MorselPlan>> {
-        let Self { inner, name } = *self;
-        let Some(mut plan) = inner.plan().map_err(|error| with_file_name(error, &name))? else { return Ok(None) };
-        let planner = |inner, name| Box::new(WithFileName { inner, name }) as Box<dyn MorselPlanner>;
+        let Self { inner, file } = *self;
+        let Some(mut plan) = inner.plan().map_err(|error| with_file_name(error, &file.name))? else { return Ok(None) };
+        let planner = |inner, file| Box::new(WithFileName { inner, file }) as Box<dyn MorselPlanner>;
         let morsels = plan.take_morsels().into_iter();
-        let morsels = morsels.map(|inner| Box::new(WithFileName { inner, name: Arc::clone(&name) }) as Box<dyn Morsel>);
-        let planners = plan.take_ready_planners().into_iter().map(|inner| planner(inner, Arc::clone(&name)));
+        let morsels = morsels.map(|inner| Box::new(WithFileName { inner, file: Arc::clone(&file) }) as Box<dyn Morsel>);
+        let planners = plan.take_ready_planners().into_iter().map(|inner| planner(inner, Arc::clone(&file)));
         let pending = plan.take_pending_planner();
         let mut plan = MorselPlan::new().with_morsels(morsels.collect()).with_planners(planners.collect());
         if let Some(pending) = pending {
-            let name_for_error = Arc::clone(&name);
+            let file_of_error = Arc::clone(&file);
             plan.set_pending_planner(
                 pending
-                    .map_ok(move |inner| planner(inner, name))
-                    .map_err(move |error| with_file_name(error, &name_for_error)),
+                    .map_ok(move |inner| planner(inner, file))
+                    .map_err(move |error| with_file_name(error, &file_of_error.name)),
             );
         }
         Ok(Some(plan))
@@ -296,7 +441,16 @@ impl MorselPlanner for WithFileName<Box<dyn MorselPlanner>> {
 
 impl Morsel for WithFileName<Box<dyn Morsel>> {
     fn into_stream(self: Box<Self>) -> BoxStream<'static, Result<RecordBatch>> {
-        let Self { inner, name } = *self;
-        inner.into_stream().map(move |batch| batch.map_err(|error| with_file_name(error, &name))).boxed()
+        let Self { inner, file } = *self;
+        let explained = move |batch: Result<RecordBatch>| {
+            let file = Arc::clone(&file);
+            async move {
+                match batch {
+                    Ok(batch) => Ok(batch),
+                    Err(error) => Err(file.explain(error).await),
+                }
+            }
+        };
+        inner.into_stream().then(explained).boxed()
     }
 }

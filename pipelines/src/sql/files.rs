@@ -1,10 +1,10 @@
 //! Files, folders, patterns and URLs as tables: `SELECT … FROM 's3://bucket/reviews/*.parquet'`.
 //!
-//! Names are resolved as by `elmo embed`. Parquet, CSV, JSON and Arrow files become DataFusion's [`ListingTable`]s,
-//! with projection and filter pushdown; text files become [`super::lines`] tables.
+//! Names are resolved as by `elmo embed`. Parquet, CSV, JSON and Arrow files become [`FileTable`]s, with projection and
+//! filter pushdown; text files become [`super::lines`] tables.
 
 use std::{
-    collections::HashMap,
+    collections::{HashMap, HashSet},
     path::Path,
     sync::{Arc, OnceLock, Weak},
 };
@@ -24,11 +24,18 @@ use datafusion::{
     execution::{object_store::ObjectStoreRegistry, session_state::SessionState},
     logical_expr::CreateExternalTable,
 };
-use object_store::ObjectStore;
+use futures::{StreamExt, TryStreamExt, stream};
+use object_store::{ObjectMeta, ObjectStore};
 use parking_lot::RwLock;
 use url::Url;
 
-use super::{error::external, file_errors::with_file_name, lines::LinesTable};
+use super::{
+    error::external,
+    file_errors::with_file_name,
+    file_table::{self, CONCURRENT_FILES, FileTable},
+    lines::LinesTable,
+    text_format::TextFormat,
+};
 use crate::{
     source::{Compression, Format, InputFile, SourceError, list, of_name},
     stores::{Location, Stores},
@@ -82,7 +89,7 @@ impl FileTables {
             )));
         }
         if first.format == Format::Text {
-            return LinesTable::try_new(files).await;
+            return LinesTable::try_new(files);
         }
         // DataFusion reads a file of zero bytes as a table without rows.
         let magic = matches!(first.format, Format::Parquet | Format::Arrow);
@@ -90,7 +97,7 @@ impl FileTables {
             let reason = "the file is empty, which is not valid in this format".to_owned();
             return Err(external(SourceError::Malformed { file: empty.to_string(), row: 0, reason }));
         }
-        self.listing(&files).await
+        self.listing(files).await
     }
 
     fn state(&self) -> Result<SessionState> {
@@ -99,33 +106,67 @@ impl FileTables {
         state.ok_or_else(|| DataFusionError::Internal("the session was dropped".to_owned()))
     }
 
-    /// A table of the given files, with their merged schema. DataFusion would use the schema of the first file.
-    async fn listing(&self, files: &[InputFile]) -> Result<Arc<dyn TableProvider>> {
+    /// A table of the given files, with their merged schema.
+    async fn listing(&self, files: Vec<InputFile>) -> Result<Arc<dyn TableProvider>> {
         let state = self.state()?;
         let (format, compression) = files.first().map_or((Format::Text, Compression::None), kind);
-        let options = listing_options(data_format(format, compression)?);
-        let mut urls = Vec::new();
-        let mut schemas = Vec::new();
-        for file in files {
-            let Some(location) = &file.location else { continue };
-            let url = listing_url(location)?;
-            let schema =
-                options.infer_schema(&state, &url).await.map_err(|error| with_file_name(error, &file.to_string()))?;
-            schemas.push((file.to_string(), schema));
-            urls.push(url);
-        }
+        let data_format = data_format(format, compression)?;
+        let Some(location) = files.first().and_then(|file| file.location.as_ref()) else {
+            return Err(DataFusionError::Plan("standard input is no table".to_owned()));
+        };
+        let url = listing_url(location)?.object_store();
+        let store = &state.runtime_env().object_store(&url)?;
+        let infer = |file: &InputFile| {
+            let (name, meta) = (file.to_string(), meta(file));
+            let (state, data_format) = (&state, &data_format);
+            async move {
+                let schema = data_format.infer_schema(state, store, &[meta]).await;
+                schema.map_err(|error| with_file_name(error, &name)).map(|schema| (name, schema))
+            }
+        };
+        // A closure in `map` would be inferred to take one lifetime only.
+        let schemas: Vec<_> = files.iter().map(infer).collect();
+        let schemas: Vec<_> = stream::iter(schemas).buffered(CONCURRENT_FILES).try_collect().await?;
+        check_partitions(&files, &schemas)?;
         let schema = merge_schemas(format, &schemas)?;
-        let config = ListingTableConfig::new_with_multi_paths(urls).with_listing_options(options).with_schema(schema);
-        Ok(Arc::new(ListingTable::try_new(config)?))
+        Ok(Arc::new(FileTable::new(data_format, url, files, &schema)?))
     }
 
     /// A table in a format that `elmo embed` does not read. DataFusion resolves the name.
     async fn datafusion_table(&self, address: &str, format: Arc<dyn FileFormat>) -> Result<Arc<dyn TableProvider>> {
         let config = ListingTableConfig::new(ListingTableUrl::parse(address)?);
         let config = config.with_listing_options(listing_options(format)).infer_schema(&self.state()?).await;
-        let config = config.map_err(|error| with_file_name(error, address))?;
+        let config = config.map_err(|error| match error.find_root() {
+            DataFusionError::Plan(text) if text.starts_with("No files found") => {
+                external(SourceError::Missing { address: address.to_owned() })
+            }
+            _ => with_file_name(error, address),
+        })?;
         Ok(Arc::new(ListingTable::try_new(config)?))
     }
+}
+
+fn meta(file: &InputFile) -> ObjectMeta {
+    let location = file_table::path(file);
+    ObjectMeta { location, last_modified: Default::default(), size: file.size, e_tag: None, version: None }
+}
+
+/// Rejects a column that is in some files and in the names of the folders of others: its values in those files would be
+/// lost.
+fn check_partitions(files: &[InputFile], schemas: &[(String, SchemaRef)]) -> Result<()> {
+    let keys = |file: &InputFile| file.partitions.iter().map(|partition| partition.key.clone()).collect::<HashSet<_>>();
+    let all: HashSet<String> = files.iter().flat_map(keys).collect();
+    for (file, (name, schema)) in files.iter().zip(schemas).filter(|_| !all.is_empty()) {
+        let own = keys(file);
+        let lost = schema.fields().iter().find(|field| all.contains(field.name()) && !own.contains(field.name()));
+        if let Some(field) = lost {
+            return Err(DataFusionError::Plan(format!(
+                "the column {} is in {name}, and other files have it in the names of their folders; read them separately",
+                field.name()
+            )));
+        }
+    }
+    Ok(())
 }
 
 /// Options without a file extension: the files are listed already.
@@ -136,7 +177,7 @@ fn listing_options(format: Arc<dyn FileFormat>) -> ListingOptions {
 /// Merges the schemas of several files by column name. CSV files, which DataFusion reads by position, must have the
 /// same columns in the same order. Field metadata, such as the model of a vector column, is kept if all files agree on
 /// it.
-fn merge_schemas(format: Format, files: &[(String, SchemaRef)]) -> Result<SchemaRef> {
+pub(super) fn merge_schemas(format: Format, files: &[(String, SchemaRef)]) -> Result<SchemaRef> {
     let Some((first, schema)) = files.first() else { return Ok(Arc::new(Schema::empty())) };
     let mut columns: Vec<Field> = schema.fields().iter().map(|field| field.as_ref().clone()).collect();
     for (file, schema) in files.iter().skip(1) {
@@ -225,7 +266,7 @@ impl TableProviderFactory for FileTables {
         let files = list(&self.stores, &addresses, None).await.map_err(external)?;
         match files.iter().find(|file| file.format != Format::Text) {
             Some(other) => Err(DataFusionError::Plan(format!("{other}: not a .txt file"))),
-            None => LinesTable::try_new(files).await,
+            None => LinesTable::try_new(files),
         }
     }
 }
@@ -249,9 +290,9 @@ fn data_format(format: Format, compression: Compression) -> Result<Arc<dyn FileF
         Format::Csv | Format::Tsv => {
             let delimiter = if format == Format::Tsv { b'\t' } else { b',' };
             let csv = CsvFormat::default().with_has_header(true).with_delimiter(delimiter);
-            Arc::new(csv.with_file_compression_type(compression))
+            TextFormat::wrap(Arc::new(csv.with_file_compression_type(compression)))
         }
-        Format::Json => Arc::new(JsonFormat::default().with_file_compression_type(compression)),
+        Format::Json => TextFormat::wrap(Arc::new(JsonFormat::default().with_file_compression_type(compression))),
         Format::Arrow => Arc::new(ArrowFormat),
     })
 }
@@ -261,7 +302,7 @@ fn data_format(format: Format, compression: Compression) -> Result<Arc<dyn FileF
 fn datafusion_only_format(address: &str) -> Option<Arc<dyn FileFormat>> {
     let (_, extension) = address.rsplit_once('.')?;
     match extension.to_ascii_lowercase().as_str() {
-        "json" => Some(Arc::new(JsonFormat::default())),
+        "json" => Some(TextFormat::wrap(Arc::new(JsonFormat::default()))),
         "avro" => Some(Arc::new(AvroFormat)),
         _ => None,
     }

@@ -1,4 +1,5 @@
-//! Text files as tables: a row per line, in one column `text`. DataFusion has no such format.
+//! Text files as tables: a row per line in the column `text`, and the columns that folders name. DataFusion has no such
+//! format.
 
 use std::{fmt, sync::Arc};
 
@@ -10,18 +11,19 @@ use arrow::{
 use async_trait::async_trait;
 use datafusion::{
     catalog::{Session, TableProvider},
-    common::{DataFusionError, Result, internal_err, project_schema},
+    common::{DataFusionError, Result, ScalarValue, internal_err, project_schema},
     execution::{SendableRecordBatchStream, TaskContext},
-    logical_expr::{Expr, TableType},
+    logical_expr::{Expr, TableProviderFilterPushDown, TableType},
     physical_expr::{EquivalenceProperties, Partitioning},
     physical_plan::{
         DisplayAs, DisplayFormatType, ExecutionPlan, PlanProperties,
+        empty::EmptyExec,
         execution_plan::{Boundedness, EmissionType},
         stream::RecordBatchStreamAdapter,
     },
 };
 
-use super::error::external;
+use super::{error::external, partitions::Partitions};
 use crate::{
     operator::operator,
     source::{InputFile, Plan, Position, Request, Rows, Slice, SourceError},
@@ -30,80 +32,112 @@ use crate::{
 /// A table of text files.
 #[derive(Debug)]
 pub(super) struct LinesTable {
-    exec: LinesExec,
+    files: Vec<InputFile>,
+    partitions: Partitions,
+    schema: SchemaRef,
 }
 
 impl LinesTable {
-    /// Creates a table. Fails if one of the files cannot be opened.
-    pub(super) async fn try_new(files: Vec<InputFile>) -> Result<Arc<dyn TableProvider>> {
-        let mut all = Vec::new();
-        for file in files {
-            let name = file.to_string();
-            let plan = Plan::resolve(vec![file], &Request::texts("text")).await.map_err(external)?;
-            all.push(LinesFile { name, plan: Arc::new(plan) });
-        }
-        Ok(Arc::new(Self { exec: LinesExec::new(all, true) }))
+    pub(super) fn try_new(files: Vec<InputFile>) -> Result<Arc<dyn TableProvider>> {
+        // The texts are those of the file, whatever its folder is called.
+        let partitions = Partitions::of(&files, |column| column == TEXT)?;
+        let text = Field::new(TEXT, DataType::Utf8View, true);
+        let schema = Arc::new(Schema::new([vec![text], partitions.fields()].concat()));
+        Ok(Arc::new(Self { files, partitions, schema }))
     }
 }
+
+/// The column of lines.
+const TEXT: &str = "text";
 
 #[async_trait]
 impl TableProvider for LinesTable {
     fn schema(&self) -> SchemaRef {
-        Arc::new(schema())
+        Arc::clone(&self.schema)
     }
 
     fn table_type(&self) -> TableType {
         TableType::Base
     }
 
+    fn supports_filters_pushdown(&self, filters: &[&Expr]) -> Result<Vec<TableProviderFilterPushDown>> {
+        Ok(self.partitions.pushdown(filters, &TableProviderFilterPushDown::Unsupported))
+    }
+
     async fn scan(
         &self,
-        _: &dyn Session,
+        session: &dyn Session,
         projection: Option<&Vec<usize>>,
-        _: &[Expr],
+        filters: &[Expr],
         _: Option<usize>,
     ) -> Result<Arc<dyn ExecutionPlan>> {
-        let columns = project_schema(&self.schema(), projection)?.fields().len();
-        Ok(Arc::new(LinesExec::new(self.exec.files.clone(), columns > 0)))
+        let schema = project_schema(&self.schema, projection)?;
+        let kept = self.partitions.matching(session, filters)?;
+        if kept.is_empty() {
+            return Ok(Arc::new(EmptyExec::new(schema)));
+        }
+        let mut groups = Vec::new();
+        for kept in kept.chunks(kept.len().div_ceil(session.config().target_partitions())) {
+            let files = kept.iter().map(|file| self.files[*file].clone()).collect();
+            let plan = Plan::resolve(files, &Request::texts(TEXT)).await.map_err(external)?;
+            let values = kept.iter().map(|file| self.partitions.values(*file)).collect::<Result<_>>()?;
+            groups.push(Arc::new(Group { plan: Arc::new(plan), values }));
+        }
+        let all = (0..self.schema.fields().len()).collect();
+        let columns = projection.cloned().unwrap_or(all);
+        Ok(Arc::new(LinesExec::new(groups, columns, schema)))
     }
 }
 
-fn schema() -> Schema {
-    Schema::new(vec![Field::new("text", DataType::Utf8View, true)])
-}
-
-#[derive(Debug, Clone)]
-struct LinesFile {
-    /// The name in messages.
-    name: String,
+/// Files that are read one after the other, so that few are open at a time.
+#[derive(Debug)]
+struct Group {
     plan: Arc<Plan>,
+    /// The values of the partition columns, per file.
+    values: Vec<Vec<ScalarValue>>,
 }
 
-/// Reads text files, one per partition.
+impl Group {
+    /// The columns `columns` of some rows, of which the first is the text.
+    fn batch(&self, slice: &Slice, columns: &[usize], schema: SchemaRef) -> Result<RecordBatch> {
+        let column = |column: &usize| match column.checked_sub(1) {
+            None => {
+                let file = self.plan.files().nth(slice.start.file).map(ToString::to_string).unwrap_or_default();
+                to_utf8_view(slice, &file)
+            }
+            Some(partition) => self.values[slice.start.file][partition].to_array_of_size(slice.len()),
+        };
+        let columns = columns.iter().map(column).collect::<Result<_>>()?;
+        let count = RecordBatchOptions::new().with_row_count(Some(slice.len()));
+        Ok(RecordBatch::try_new_with_options(schema, columns, &count)?)
+    }
+}
+
+/// Reads text files, a group per partition.
 #[derive(Debug, Clone)]
 pub(super) struct LinesExec {
-    files: Vec<LinesFile>,
-    /// Whether the column `text` is projected. Without it, batches have a row count only.
-    with_text: bool,
+    groups: Vec<Arc<Group>>,
+    /// The columns of the table that are read. Without any, batches have a row count only.
+    columns: Arc<[usize]>,
     properties: Arc<PlanProperties>,
 }
 
 impl LinesExec {
-    fn new(files: Vec<LinesFile>, with_text: bool) -> Self {
-        let schema = Arc::new(if with_text { schema() } else { Schema::empty() });
+    fn new(groups: Vec<Arc<Group>>, columns: Vec<usize>, schema: SchemaRef) -> Self {
         let properties = PlanProperties::new(
             EquivalenceProperties::new(schema),
-            Partitioning::UnknownPartitioning(files.len()),
+            Partitioning::UnknownPartitioning(groups.len()),
             EmissionType::Incremental,
             Boundedness::Bounded,
         );
-        Self { files, with_text, properties: Arc::new(properties) }
+        Self { groups, columns: columns.into(), properties: Arc::new(properties) }
     }
 }
 
 impl DisplayAs for LinesExec {
     fn fmt_as(&self, _: DisplayFormatType, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let files: Vec<&str> = self.files.iter().map(|file| file.name.as_str()).collect();
+        let files: Vec<String> =
+            self.groups.iter().flat_map(|group| group.plan.files()).map(ToString::to_string).collect();
         write!(f, "LinesExec: {}", files.join(", "))
     }
 }
@@ -116,17 +150,16 @@ impl ExecutionPlan for LinesExec {
     }
 
     fn execute(&self, partition: usize, _: Arc<TaskContext>) -> Result<SendableRecordBatchStream> {
-        let Some(file) = self.files.get(partition).cloned() else { return internal_err!("no file {partition}") };
-        let (schema, with_text) = (self.schema(), self.with_text);
+        let Some(group) = self.groups.get(partition).cloned() else { return internal_err!("no group {partition}") };
+        let (schema, columns) = (self.schema(), Arc::clone(&self.columns));
         let batch_schema = Arc::clone(&schema);
-        let rows = Rows::new(Arc::clone(&file.plan), Position::default());
+        let rows = Rows::new(Arc::clone(&group.plan), Position::default());
         let batches = futures::stream::try_unfold(rows, move |mut rows| {
-            let (schema, file) = (Arc::clone(&batch_schema), file.name.clone());
+            let (schema, columns, group) = (Arc::clone(&batch_schema), Arc::clone(&columns), Arc::clone(&group));
             async move {
                 let Some(slice) = rows.next().await.map_err(external)? else { return Ok(None) };
-                let columns = if with_text { vec![to_utf8_view(&slice, &file)?] } else { Vec::new() };
-                let count = RecordBatchOptions::new().with_row_count(Some(slice.len()));
-                Ok::<_, DataFusionError>(Some((RecordBatch::try_new_with_options(schema, columns, &count)?, rows)))
+                let batch = group.batch(&slice, &columns, schema)?;
+                Ok::<_, DataFusionError>(Some((batch, rows)))
             }
         });
         Ok(Box::pin(RecordBatchStreamAdapter::new(schema, batches)))

@@ -10,14 +10,20 @@
 
 mod atomic_write;
 mod cell;
+mod cells;
 mod commit;
 mod copy;
 mod error;
 mod file_errors;
+mod file_table;
 mod files;
 mod in_order_exec;
+mod infer_json;
 mod keep_order;
 mod lines;
+mod missing;
+mod partitions;
+mod plain_text;
 mod print;
 mod remote;
 mod run;
@@ -25,6 +31,7 @@ mod shell;
 mod staging;
 mod table;
 mod text;
+mod text_format;
 
 use std::{
     collections::{BTreeSet, HashMap},
@@ -73,6 +80,7 @@ pub(crate) use self::{
     file_errors::{CLUSTER_EXEC, name_files_in_errors},
     files::StoreRegistry,
     in_order_exec::InOrderExec,
+    text_format::TextFormat,
 };
 use crate::{
     error::{Error, Result},
@@ -227,7 +235,8 @@ impl Sql {
         self.commits.reset();
         copy::complete(&mut statement, &self.stores)?;
         self.check_file_type(&mut statement)?;
-        let frame = elmo_udfs::run(&self.context, statement).await.map_err(sql_error)?;
+        let frame = elmo_udfs::run(&self.context, statement).await;
+        let frame = frame.map_err(|error| missing::plan_error(error, &self.context))?;
         // DDL and SET statements have been executed at this point; they have no result.
         if frame.schema().fields().is_empty() {
             return Ok(Outcome { rows: None, truncated: false, hidden_columns: 0 });

@@ -1,0 +1,297 @@
+//! `elmo sql` over files: what is inferred, what is refused and where the error is, folders as columns, missing names.
+
+use serde_json::{Value, json};
+
+use crate::{
+    place::{Ended, Place},
+    sql::{rows, sql, value},
+};
+
+fn refused(place: &Place, statement: &str, code: i32) -> Ended {
+    let ended = sql(place, &["--format", "csv", "-c", statement]);
+    assert_eq!(ended.code, Some(code), "{statement}: {ended:?}");
+    assert!(!ended.err.contains("secret"), "{statement}: {ended:?}");
+    ended
+}
+
+/// Expected: the numbers are those that the test wrote; sums by Gauss.
+#[test]
+fn csv_with_line_breaks_in_cells_is_inferred_however_large_it_is() {
+    let place = Place::new();
+    // Quotation marks, commas and backslashes in texts; cells that are longer than any piece of a file.
+    let long = "a line, of text\n".repeat(2000);
+    let texts = ["He said, \"\"no\"\",\nand left.\n\nsee \\ it", "5\\\"\"\n", long.as_str()];
+    for (number, text) in texts.iter().enumerate() {
+        let count = if text.len() > 1000 { 30 } else { 3000 };
+        let rows = |delimiter: char| -> String {
+            (0..count).map(|id| format!("{id}{delimiter}\"{text}\"{delimiter}{id}.5\n")).collect()
+        };
+        place.write("a.csv", format!("id,text,x\n{}", rows(',')));
+        place.write("b.csv", format!("id;text;x\n{}", rows(';')));
+        let expected = json!([count, count * (count - 1) / 2, "Float64"]);
+        let query =
+            |table: &str| format!("SELECT [count(*)::text, sum(id)::text, max(arrow_typeof(x))] AS found FROM {table}");
+        let of_file = value(&place, &query("'a.csv'"));
+        let shown = |value: &Value| -> Vec<String> {
+            value.as_array().unwrap().iter().map(|v| v.as_str().map_or(v.to_string(), str::to_owned)).collect()
+        };
+        assert_eq!(shown(&of_file), shown(&expected), "text {number}");
+        for (file, options) in [("a.csv", ""), ("b.csv", "OPTIONS ('format.delimiter' ';')")] {
+            let create = format!("CREATE EXTERNAL TABLE t STORED AS CSV LOCATION '{file}' {options}");
+            let ended = sql(&place, &["--format", "ndjson", "-c", &format!("{create}; {}", query("t"))]);
+            let found: Value = serde_json::from_str(&ended.out).unwrap_or_else(|_| panic!("{ended:?}"));
+            assert_eq!(shown(&found["found"]), shown(&expected), "{create}");
+        }
+    }
+    // Types come from the first 1,000 rows, as documented: a later float does not fit.
+    let numbers: String = (0..1000).map(|id| format!("{id}\n")).collect();
+    place.write("c.csv", format!("n\n{numbers}0.5\n"));
+    let ended = refused(&place, "SELECT max(n) FROM 'c.csv'", 3);
+    assert!(ended.err.contains("c.csv: after row 1000: ") && ended.err.contains("Int64"), "{ended:?}");
+    place.write("d.csv", format!("n\n0.5\n{numbers}"));
+    assert_eq!(value(&place, "SELECT max(n) FROM 'd.csv'"), 999.0);
+}
+
+#[test]
+fn a_json_key_of_a_late_row_is_a_column() {
+    let place = Place::new();
+    let row = "{\"id\": 1, \"object\": {\"a\": 1}}\n";
+    let rows_before = row.repeat(1500);
+    let late = "{\"id\": 2.5, \"late\": \"x\", \"object\": {\"b\": [1]}}\n";
+    for name in ["late.jsonl", "late.json"] {
+        place.write(name, format!("{rows_before}{late}"));
+        let query = format!("SELECT * FROM '{name}' WHERE late IS NOT NULL");
+        let expected = json!({"id": 2.5, "object": {"a": null, "b": [1]}, "late": "x"});
+        assert_eq!(rows(&place, &query), [expected], "{name}");
+    }
+    place.write(
+        "array.json",
+        format!("[{} {}]", row.trim().to_owned() + &format!(", {}", row.trim()).repeat(1500), ", {\"late\": 1}"),
+    );
+    let array =
+        "CREATE EXTERNAL TABLE t STORED AS JSON LOCATION 'array.json' OPTIONS ('format.newline_delimited' 'false')";
+    let ended = sql(&place, &["--format", "csv", "-c", &format!("{array}; SELECT sum(late) AS s FROM t")]);
+    assert_eq!(ended.out, "s\n1\n", "{ended:?}");
+    // The user's limit counts.
+    let create = "CREATE EXTERNAL TABLE t STORED AS JSON LOCATION 'late.jsonl'";
+    let limited = format!("{create} OPTIONS ('format.schema_infer_max_rec' '1000'); SELECT late FROM t");
+    refused(&place, &limited, 2);
+    let ended = sql(&place, &["--format", "csv", "-c", &format!("{create}; SELECT max(late) AS m FROM t")]);
+    assert_eq!(ended.out, "m\nx\n", "{ended:?}");
+}
+
+/// The row of an error is counted as by `elmo embed`: the rows before it.
+#[test]
+fn errors_name_the_file_and_the_row() {
+    let place = Place::new();
+    let cells = "1,\"two\nlines\"\n".repeat(2500);
+    place.write("csv/1.csv", format!("id,text\n{cells}"));
+    place.write("type.csv", format!("id,text\n{cells}secret,y\n{cells}"));
+    place.write("cells.csv", format!("id,text\n{cells}1,secret,z\n{cells}"));
+    place.write("first.csv", "id,text\n1,y\n1,secret,z\n");
+    place.write("utf8.csv", [format!("id,text\n{cells}").as_bytes(), b"1,secret \xff\n"].concat());
+    let objects = "{\"id\": 1}\n\n".repeat(2500);
+    place.write("type.jsonl", format!("{objects}{{\"id\": \"secret\"}}\n{objects}"));
+    place.write("syntax.jsonl", format!("{objects}{{\"id\": secret}}\n{objects}"));
+    place.write("list.jsonl", format!("{objects}[\"secret\"]\n{objects}"));
+    assert_eq!(place.shell("gzip -k type.csv && cp type.csv csv/2.csv").code, Some(0));
+    for (file, row) in [
+        ("type.csv", 2500),
+        ("type.csv.gz", 2500),
+        ("cells.csv", 2500),
+        ("first.csv", 1),
+        ("utf8.csv", 2500),
+        ("type.jsonl", 2500),
+        ("syntax.jsonl", 2500),
+        ("list.jsonl", 2500),
+    ] {
+        let ended = refused(&place, &format!("SELECT max(id), max(1) FROM '{file}'"), 3);
+        assert!(ended.err.contains(&format!("{file}: after row {row}: ")), "{file}: {ended:?}");
+        let kind = if file.contains("json") { "JSON" } else { "CSV" };
+        let options = if file.ends_with(".gz") { "OPTIONS ('format.compression' 'gzip')" } else { "" };
+        let given =
+            format!("CREATE EXTERNAL TABLE t (id BIGINT, text VARCHAR) STORED AS {kind} LOCATION '{file}' {options}");
+        let ended = refused(&place, &format!("{given}; SELECT id, text FROM t"), 3);
+        assert!(ended.err.contains(&format!("{file}: after row {row}: ")), "{given}: {ended:?}");
+    }
+    let ended = refused(&place, "SELECT max(id) FROM 'csv'", 3);
+    assert!(ended.err.contains("csv/2.csv: after row 2500: "), "{ended:?}");
+    // Without the column, nothing is wrong.
+    assert_eq!(value(&place, "SELECT count(text) FROM 'type.csv'"), 5001);
+}
+
+#[test]
+fn a_quotation_that_is_never_closed_is_an_error() {
+    let place = Place::new();
+    place.write("a.csv", "id,text\n1,a\n2,\"b\n3,c\n");
+    place.write("b.csv", "id;text\n1;a\n2;'b\n3;c\n");
+    place.write("c.csv", format!("id,text\n{}2,\"b\n3,c\n", "1,a\n".repeat(5000)));
+    place.write("fine.csv", "id,text\n1,5\" disk\n2,\"b\"\n");
+    let options = "OPTIONS ('format.delimiter' ';', 'format.quote' '''')";
+    let create = |columns: &str| format!("CREATE EXTERNAL TABLE t {columns} STORED AS CSV LOCATION 'b.csv' {options}");
+    for (statement, file, row) in [
+        ("SELECT * FROM 'a.csv'".to_owned(), "a.csv", 1),
+        ("SELECT count(*) FROM 'c.csv'".to_owned(), "c.csv", 5000),
+        (format!("{}; SELECT * FROM t", create("")), "b.csv", 1),
+        (format!("{}; SELECT count(*) FROM t", create("(id BIGINT, text VARCHAR)")), "b.csv", 1),
+    ] {
+        let ended = refused(&place, &statement, 3);
+        let expected = format!("{file}: after row {row}: a quotation that begins in the next row is never closed");
+        assert!(ended.err.contains(&expected), "{statement}: {ended:?}");
+    }
+    assert_eq!(value(&place, "SELECT count(*) FROM 'fine.csv'"), 2);
+}
+
+#[test]
+fn a_byte_order_mark_is_skipped() {
+    let place = Place::new();
+    place.write("a.jsonl", "\u{feff}{\"id\": 1}\n{\"id\": 2}\n");
+    place.write("a.csv", "\u{feff}\"id\",text\n1,a\n2,b\n");
+    place.write("a.json", "\u{feff}{\"id\": 1}\n{\"id\": 2}\n");
+    assert_eq!(place.shell("gzip -k a.jsonl a.csv").code, Some(0));
+    for file in ["a.jsonl", "a.jsonl.gz", "a.csv", "a.csv.gz", "a.json"] {
+        assert_eq!(value(&place, &format!("SELECT sum(id) FROM '{file}'")), 3, "{file}");
+    }
+    // Large files are read by several threads.
+    place.write("b.jsonl", format!("\u{feff}{}", "{\"id\": 1, \"text\": \"It rained all day.\"}\n".repeat(300_000)));
+    assert_eq!(value(&place, "SELECT sum(id) FROM 'b.jsonl'"), 300_000);
+    place.write("c.csv", format!("\u{feff}id,text\n{}", "1,It rained all day and all night.\n".repeat(400_000)));
+    let several = "SET datafusion.catalog.newlines_in_values = false; SELECT sum(id) AS n FROM 'c.csv'";
+    assert_eq!(sql(&place, &["--format", "csv", "-c", several]).out, "n\n400000\n");
+}
+
+#[test]
+fn few_files_are_open_at_the_same_time() {
+    let place = Place::new();
+    let files = 600;
+    for number in 0..files {
+        place.write(&format!("csv/{number}.csv"), format!("id,text\n{number},a\n"));
+        place.write(&format!("json/{number}.jsonl"), format!("{{\"id\": {number}}}\n"));
+        place.write(&format!("text/{number}.txt"), format!("{number}\n"));
+    }
+    let copy = "COPY (SELECT value AS id FROM range(0, 600)) TO 'parquet/' STORED AS PARQUET PARTITIONED BY (id)";
+    let made = sql(&place, &["-c", &copy.replace("value AS id", "value AS id, value AS x")]);
+    assert_eq!(made.code, Some(0), "{made:?}");
+    for (folder, sum) in [("csv", "sum(id)"), ("json", "sum(id)"), ("text", "sum(text::bigint)"), ("parquet", "sum(x)")]
+    {
+        let query = format!("elmo sql -q --format csv -c \"SELECT {sum} AS n FROM '{folder}'\"");
+        let ended = place.shell(&format!("ulimit -n 200; {query}"));
+        assert_eq!(ended.out, format!("n\n{}\n", files * (files - 1) / 2), "{folder}: {ended:?}");
+    }
+}
+
+#[test]
+fn a_missing_name_is_neither_a_table_nor_a_file() {
+    let place = Place::new();
+    place.write("data/a.csv", "id\n1\n");
+    place.write("data.d/b.csv", "id\n1\n");
+    for (name, code, help) in [
+        ("'revews.jsonl'", 3, Some("there is 'reviews.jsonl'")),
+        ("'reviews.csv'", 3, Some("there is 'reviews.jsonl'")),
+        ("revews", 2, None),
+        ("reviews", 2, Some("there is 'reviews.jsonl'")),
+        ("'data/b.csv'", 3, Some("there is 'data/a.csv'")),
+        ("'daat/'", 3, Some("there is 'data/'")),
+        ("'/nowhere/x'", 3, None),
+        ("'*.nothing'", 3, None),
+        ("'nothing.json'", 3, None),
+        ("tabel", 2, Some("there is table1")),
+        ("reviews.jsonl", 2, Some("there is a file; its name goes in quotes: 'reviews.jsonl'")),
+    ] {
+        let ended = refused(&place, &format!("CREATE TABLE table1 AS SELECT 1; SELECT * FROM {name}"), code);
+        let plain = name.trim_matches('\'');
+        let expected = format!("error: {plain}: neither a table nor a file of this name exists\n");
+        assert!(ended.err.starts_with(&expected), "{name}: {ended:?}");
+        match help {
+            Some(help) => assert!(ended.err.contains(&format!("  help: {help}\n")), "{name}: {ended:?}"),
+            None => assert!(ended.err.contains("  help: check the spelling; "), "{name}: {ended:?}"),
+        }
+    }
+    assert_eq!(
+        sql(&place, &["-c", "CREATE TABLE a AS SELECT 1; DROP TABLE IF EXISTS nothing; SELECT * FROM a"]).code,
+        Some(0)
+    );
+}
+
+/// Expected: what DuckDB 2.0 returns for `SELECT * FROM read_csv('**/*.csv', hive_partitioning = true)`: BIGINT, DATE or
+/// VARCHAR after the columns of the files.
+#[test]
+fn folders_of_hive_partitions_are_columns() {
+    let place = Place::new();
+    for (folder, id) in [
+        ("year=2023/day=2023-12-31/tag=a%20b%2Fc", 1),
+        ("year=2024/day=__HIVE_DEFAULT_PARTITION__/tag=01", 2),
+        ("year=2024/day=2024-02-29/tag=__HIVE_DEFAULT_PARTITION__", 3),
+    ] {
+        place.write(&format!("csv/{folder}/x.csv"), format!("id,text\n{id},a\n"));
+        place.write(&format!("json/{folder}/x.jsonl"), format!("{{\"id\": {id}, \"text\": \"a\"}}\n"));
+        place.write(&format!("text/{folder}/x.txt"), format!("{id}\n"));
+        for kind in ["parquet", "arrow"] {
+            let copy = format!("COPY (SELECT {id}::bigint AS id, 'a' AS text) TO '{kind}/{folder}/x.{kind}'");
+            assert_eq!(sql(&place, &["-c", &copy]).code, Some(0), "{copy}");
+        }
+    }
+    let row = |id: i64, year: i64, day: Value, tag: Value| json!({"id": id, "text": "a", "year": year, "day": day, "tag": tag});
+    let expected = [
+        row(1, 2023, json!("2023-12-31"), json!("a b/c")),
+        row(2, 2024, Value::Null, json!("01")),
+        row(3, 2024, json!("2024-02-29"), Value::Null),
+    ];
+    for folder in ["csv", "json", "parquet", "arrow", "csv/**/*.csv"] {
+        assert_eq!(rows(&place, &format!("SELECT * FROM '{folder}' ORDER BY id")), expected, "{folder}");
+        let types = sql(&place, &["--format", "csv", "-c", &format!("DESCRIBE '{folder}'")]);
+        let types: Vec<&str> = types.out.lines().skip(3).collect();
+        assert_eq!(types, ["year,Int64,YES", "day,Date32,YES", "tag,Utf8,YES"], "{folder}");
+        for (filter, ids) in [
+            ("year = 2024", vec![2, 3]),
+            ("year < 2024 OR day > DATE '2024-01-01'", vec![1, 3]),
+            ("day IS NULL", vec![2]),
+            ("day IS NOT NULL AND id > 1", vec![3]),
+            ("tag = '01'", vec![2]),
+            ("tag IS NULL OR id = 1", vec![1, 3]),
+            ("year > 2024", vec![]),
+            ("max_id = id", vec![3]),
+        ] {
+            let query = format!("SELECT id FROM (SELECT *, 3 AS max_id FROM '{folder}') WHERE {filter} ORDER BY id");
+            let found: Vec<i64> = rows(&place, &query).iter().map(|row| row["id"].as_i64().unwrap()).collect();
+            assert_eq!(found, ids, "{folder}: {filter}");
+        }
+        let grouped =
+            format!("SELECT year, count(*) AS n, min(day) AS day FROM '{folder}' GROUP BY year ORDER BY year");
+        let found = rows(&place, &grouped);
+        assert_eq!(found[1], json!({"year": 2024, "n": 2, "day": "2024-02-29"}), "{folder}");
+        assert_eq!(value(&place, &format!("SELECT min(day)::text FROM '{folder}'")), "2023-12-31", "{folder}");
+    }
+    // Files that a filter rejects are not read.
+    place.write("csv/year=2022/day=2022-01-01/tag=x/x.csv", "id,text\n1,\"never closed\n");
+    refused(&place, "SELECT count(*) FROM 'csv' WHERE year > 2000", 3);
+    std::fs::remove_dir_all(place.path("csv/year=2022")).unwrap();
+    let plan = sql(&place, &["-c", "EXPLAIN SELECT id FROM 'csv' WHERE year = 2023"]);
+    assert!(plan.out.contains("year=2023") && !plan.out.contains("year=2024"), "{plan:?}");
+    // Lines of text have the columns, too.
+    let lines = rows(&place, "SELECT * FROM 'text' WHERE year = 2024 ORDER BY text");
+    assert_eq!(lines[0], json!({"text": "2", "year": 2024, "day": null, "tag": "01"}));
+    assert_eq!(value(&place, "SELECT count(*) FROM 'text' WHERE day IS NOT NULL"), 2);
+    assert_eq!(rows(&place, "SELECT year FROM 'text' ORDER BY year")[0], json!({"year": 2023}));
+    assert!(rows(&place, "SELECT * FROM 'text' WHERE year = 2020").is_empty());
+}
+
+/// As in DuckDB, the folder's value counts.
+#[test]
+fn a_column_of_a_file_with_the_name_of_a_folder() {
+    let place = Place::new();
+    place.write("csv/year=2024/x.csv", "year,id\n1999,1\n");
+    place.write("json/year=2024/x.jsonl", "{\"year\": 1999, \"id\": 1}\n");
+    for folder in ["csv", "json"] {
+        let query = format!("SELECT * FROM '{folder}' WHERE year = 2024");
+        assert_eq!(rows(&place, &query), [json!({"id": 1, "year": 2024})], "{folder}");
+    }
+    // The values of a file without the folder would be lost.
+    place.write("csv/y.csv", "year,id\n2000,2\n");
+    let ended = refused(&place, "SELECT * FROM 'csv'", 2);
+    assert!(ended.err.contains("the column year is in ") && ended.err.contains("y.csv"), "{ended:?}");
+    // A file that lacks a key has NULL.
+    place.write("some/a=1/x.csv", "id\n1\n");
+    place.write("some/x.csv", "id\n2\n");
+    assert_eq!(rows(&place, "SELECT * FROM 'some' ORDER BY id")[1], json!({"id": 2, "a": null}));
+}
