@@ -32,7 +32,7 @@ use object_store::ObjectStore;
 use super::{
     cells::Cells,
     error::{external, is_caused_by_store, is_invalid_arrow, message, wrapped_by_store},
-    text::{Broken, TextStore},
+    plain_text::{Broken, TextStore},
     text_format::with_text_formats,
 };
 use crate::source::SourceError;

@@ -129,7 +129,21 @@ mod tests {
         let embed = functions.iter().find(|function| function.name() == "elmo_embed").unwrap();
         let options = options(embed.documentation().unwrap());
         let names: Vec<&str> = options.iter().map(|option| option.name.as_str()).collect();
-        assert_eq!(names, ["layers", "pooling", "model", "tokenizer", "sentences", "state", "on_long", "on_error", "normalize", "max_tokens"]);
+        assert_eq!(
+            names,
+            [
+                "layers",
+                "pooling",
+                "model",
+                "tokenizer",
+                "sentences",
+                "state",
+                "on_long",
+                "on_error",
+                "normalize",
+                "max_tokens"
+            ]
+        );
         let pooling = &options[1].values;
         assert!(!pooling.is_empty() && pooling.iter().all(|value| value.parse::<Pooling>().is_ok()), "{pooling:?}");
     }
