@@ -15,20 +15,14 @@ const EMBED: &str = "embed -q --model tiny --input plain.txt --output out";
 fn pooling(ended: &Ended) -> String {
     match ended.code {
         Some(0) => "mean".into(),
-        _ => ended
-            .err
-            .split("there mean, now ")
-            .nth(1)
-            .unwrap_or_default()
-            .split(['\n', ' ', ';'])
-            .next()
-            .unwrap()
-            .into(),
+        _ => {
+            ended.err.split("was mean, now ").nth(1).unwrap_or_default().split(['\n', ' ', ';']).next().unwrap().into()
+        }
     }
 }
 
 #[test]
-fn the_first_that_says_something_wins() {
+fn the_command_line_overrides_the_environment_and_the_file() {
     let place = place();
     let env = [("ELMO_POOLING", "max")];
     assert_eq!(pooling(&place.run(EMBED)), "mean");
