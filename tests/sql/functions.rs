@@ -149,9 +149,9 @@ async fn a_scalar_mix_by_name_is_that_of_the_embedder() {
         ("layers => 'short'", "layers: the mix has 2 scalars; this model has 3 layers"),
         (
             "layers => 'long'",
-            "layers: no value \"long\"; legal values are average, top, token, 0, 1, 2, all, mix, sentiment, short",
+            "layers: unknown value \"long\"; legal values are average, top, token, 0, 1, 2, all, mix, sentiment, short",
         ),
-        ("layers => 'mix', model => 'none'", "model: no model \"none\"; there are own, tiny"),
+        ("layers => 'mix', model => 'none'", "model: no model \"none\"; known models: own, tiny"),
     ] {
         let query = format!("SELECT elmo_embed(text, {options}) FROM t");
         let frame = elmo_udfs::sql(&session, &query).await;

@@ -159,7 +159,7 @@ impl Literals<'_> {
         name.parse().map(Some).map_err(|_| {
             let legal = Layers::WORDS.iter().copied().chain([MODEL_MIX]).chain(models.mix_names());
             let legal = legal.collect::<Vec<_>>().join(", ");
-            plan_datafusion_err!("{function}: layers: no value {name:?}; legal values are {legal}")
+            plan_datafusion_err!("{function}: layers: unknown value {name:?}; legal values are {legal}")
         })
     }
 

@@ -202,7 +202,7 @@ fn unit(options: &[Option<&ScalarValue>]) -> Result<Unit> {
     match literal_text(&BY_RANGE, UNIT, options)? {
         None => Ok(Unit::Bytes),
         Some(text) => text.parse().map_err(|()| {
-            plan_datafusion_err!("{NAME}: {UNIT}: no value {text:?}; legal values are bytes, characters")
+            plan_datafusion_err!("{NAME}: {UNIT}: unknown value {text:?}; legal values are bytes, characters")
         }),
     }
 }
