@@ -143,17 +143,17 @@ mod tests {
 
     #[test]
     fn every_option_of_the_dialect_counts() {
-        let semicolon = |options: CsvOptions| options.with_delimiter(b';');
+        let semicolon = |options: CsvOptions| CsvOptions { delimiter: b';', ..options };
         assert_eq!(cells("a;\"b", semicolon).rows_before_open_quotation(), Some(0));
         assert_eq!(cells("a,\"b\n", semicolon).rows_before_open_quotation(), None);
-        let apostrophe = |options: CsvOptions| options.with_quote(b'\'');
+        let apostrophe = |options: CsvOptions| CsvOptions { quote: b'\'', ..options };
         assert_eq!(cells("'a\n\"b", apostrophe).rows_before_open_quotation(), Some(0));
-        let escape = |options: CsvOptions| options.with_escape(Some(b'\\'));
+        let escape = |options: CsvOptions| CsvOptions { escape: Some(b'\\'), ..options };
         assert_eq!(cells(r#""a\"b""#, escape).rows_before_open_quotation(), None);
         assert_eq!(cells(r#""a\""#, escape).rows_before_open_quotation(), Some(0));
-        let comment = |options: CsvOptions| options.with_comment(Some(b'#'));
+        let comment = |options: CsvOptions| CsvOptions { comment: Some(b'#'), ..options };
         assert_eq!(cells("# \"b\nc\n", comment).rows_before_open_quotation(), None);
-        let terminator = |options: CsvOptions| options.with_terminator(Some(b'|'));
+        let terminator = |options: CsvOptions| CsvOptions { terminator: Some(b'|'), ..options };
         assert_eq!(cells("a\nb|c|", terminator).records(), 2);
     }
 

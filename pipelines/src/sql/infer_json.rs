@@ -94,7 +94,7 @@ enum Kind {
     Integer,
     Float,
     String,
-    List(Box<Kind>),
+    List(Box<Self>),
     Object(Keys),
 }
 

@@ -92,7 +92,7 @@ impl TextFormat {
 
 /// What inference depends on.
 enum Dialect {
-    Csv(CsvOptions, bool),
+    Csv(Box<CsvOptions>, bool),
     /// The number of rows; all if the user gives none.
     Lines(u64),
 }
@@ -102,7 +102,7 @@ impl Dialect {
     fn of(format: &dyn FileFormat, has_header: bool) -> Option<Self> {
         let format = format as &dyn std::any::Any;
         if let Some(csv) = format.downcast_ref::<CsvFormat>() {
-            return Some(Self::Csv(csv.options().clone(), csv.has_header().unwrap_or(has_header)));
+            return Some(Self::Csv(Box::new(csv.options().clone()), csv.has_header().unwrap_or(has_header)));
         }
         let json = format.downcast_ref::<JsonFormat>().filter(|json| json.options().newline_delimited)?;
         let rows = json.options().schema_infer_max_rec.map_or(u64::MAX, |rows| rows as u64);
