@@ -169,7 +169,7 @@ async fn cells_and_arrays_of_every_kind() {
     }
     let other = BulkJob { reading: reading(Some(Format::Tsv), "", false), ..place.job("a.tsv", "out-a.tsv") };
     let error = run_local(&other).await.unwrap_err().to_string();
-    assert!(error.contains("input-format: there (not set), now tsv"), "{error}");
+    assert!(error.contains("input-format: was (not set), now tsv"), "{error}");
     let useless = BulkJob { reading: reading(None, ";", false), ..place.job("e.json", "out") };
     assert_eq!(run_local(&useless).await.unwrap_err().exit(), Exit::Usage);
     for cut in ["[{\"text\": \"a\"}", "[{\"text\": \"a\"} {\"text\": \"b\"}]", "[{\"text\": \"a\"}] 7"] {
@@ -209,7 +209,7 @@ async fn a_limit_is_of_all_files_in_order() {
     // Another limit is another job, and says so.
     for (limit, now) in [(Some(11), "now 11"), (None, "now (not set)")] {
         let error = run_local(&BulkJob { limit, ..place.job("in", "out-10") }).await.unwrap_err().to_string();
-        assert!(error.contains("limit: there 10") && error.contains(now), "{error}");
+        assert!(error.contains("limit: was 10") && error.contains(now), "{error}");
     }
 }
 
@@ -274,7 +274,7 @@ async fn malformed_rows_are_left_out_and_counted() {
         assert!(error.help().unwrap().contains("--on-malformed skip"), "{error:?}");
         // A job with such rows left out is another one without that.
         let error = run_local(&job("skip", Reading::default())).await.unwrap_err().to_string();
-        assert!(error.contains("on-malformed: there skip, now (not set)"), "{error}");
+        assert!(error.contains("on-malformed: was skip, now (not set)"), "{error}");
     }
 }
 

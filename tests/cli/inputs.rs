@@ -61,7 +61,7 @@ fn a_trial_is_a_job_of_its_own() {
     assert_eq!(rows_of(&place, "trial"), 7);
     place.exits("verify trial --model tiny --sample 7", 0);
     let ended = place.exits("embed reviews.jsonl --model tiny -q --limit 8 -o trial --keep id", 2);
-    assert!(ended.err.contains("limit: there 7, now 8"), "{ended:?}");
+    assert!(ended.err.contains("limit: was 7, now 8"), "{ended:?}");
     place.exits("embed reviews.jsonl --model tiny -q --limit 0 -o other", 2);
     // As many lines of a pipe as are asked for, whatever follows.
     let ended = place.shell("yes 'It rained.' | elmo embed - --model tiny -q --limit 5 -o lines --json");
