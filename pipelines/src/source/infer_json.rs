@@ -68,7 +68,7 @@ impl Inference {
 
     fn add_row(&mut self, line: &[u8]) -> Result<(), String> {
         let line = std::str::from_utf8(line.trim_ascii_end())
-            .map_err(|e| format!("not UTF-8: byte {} of the line", e.valid_up_to()))?;
+            .map_err(|e| format!("not UTF-8: invalid at byte {} of the line", e.valid_up_to()))?;
         let mut found = Found::default();
         let mut json = serde_json::Deserializer::from_str(line);
         // Another value than an object is parsed all the same, so that what is not valid JSON is said first.
