@@ -38,7 +38,7 @@ fn statements_commands_and_errors() {
     shell.keys("SELECT max(id) AS largest\r");
     shell.wait_for("   -> ");
     assert!(shell.line("FROM 'a.csv';").contains("| 3       |"));
-    assert!(shell.line("SELECT 1 FROM nowhere;").contains("table 'datafusion.public.nowhere' not found"));
+    assert!(shell.line("SELECT 1 FROM nowhere;").contains("nowhere: neither a table nor a file of this name exists"));
     // Ctrl-C discards an unfinished statement.
     shell.keys("SELECT\r");
     shell.wait_for("   -> ");

@@ -363,13 +363,14 @@ fn copy_applies_its_options_and_its_targets_extension() {
     assert_eq!(sql(&place, &["-c", "COPY (SELECT elmo_embed(text) AS v FROM 'a.csv') TO 'a.csv'"]).code, Some(2));
     assert_eq!(fs::read(place.path("a.csv")).unwrap(), before);
     // Files can be read under the name they were written to. Gzip and zstd files begin with a magic number.
-    let packed: [(&str, &[u8]); 7] = [
+    let packed: [(&str, &[u8]); 8] = [
         ("csv", b"id"),
         ("json", b"{"),
         ("jsonl", b"{"),
         ("ndjson", b"{"),
         ("csv.gz", b"\x1f\x8b"),
         ("jsonl.gz", b"\x1f\x8b"),
+        ("json.gz", b"\x1f\x8b"),
         ("NDJSON.ZST", b"\x28\xb5\x2f\xfd"),
     ];
     for (ending, first) in packed {
@@ -378,7 +379,7 @@ fn copy_applies_its_options_and_its_targets_extension() {
         assert_eq!(value(&place, &format!("SELECT sum(id) FROM 'ids.{ending}'")), 6, "{ending}");
         assert!(fs::read(place.path(&format!("ids.{ending}"))).unwrap().starts_with(first), "{ending}");
     }
-    for ending in ["txt", "parquet.gz", "json.gz", "zst"] {
+    for ending in ["txt", "parquet.gz", "tsv", "zst"] {
         let refused = sql(&place, &["-c", &format!("EXPLAIN COPY (SELECT id FROM 'a.csv') TO 'ids.{ending}'")]);
         assert_eq!(refused.code, Some(2));
         assert!(
