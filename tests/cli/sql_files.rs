@@ -295,3 +295,45 @@ fn a_column_of_a_file_with_the_name_of_a_folder() {
     place.write("some/x.csv", "id\n2\n");
     assert_eq!(rows(&place, "SELECT * FROM 'some' ORDER BY id")[1], json!({"id": 2, "a": null}));
 }
+
+/// Without ORDER BY, rows come in the order of the file, also from COPY and below LIMIT. Expected: the ids as the test wrote
+/// them.
+#[test]
+fn rows_come_in_the_order_of_their_file() {
+    let place = Place::new();
+    let count = 40_000;
+    let ids: Vec<usize> = (0..count).collect();
+    place.write("a.csv", format!("id,text\n{}", ids.iter().map(|id| format!("{id},row {id}\n")).collect::<String>()));
+    let lines: String = ids.iter().map(|id| format!("{{\"id\": {id}, \"text\": \"row {id}\"}}\n")).collect();
+    place.write("a.jsonl", lines);
+    // Row groups of 5,000 rows, which DataFusion distributes over partitions.
+    let groups = "OPTIONS ('format.max_row_group_size' '5000')";
+    assert_eq!(sql(&place, &["-c", &format!("COPY (SELECT * FROM 'a.csv') TO 'a.parquet' {groups}")]).code, Some(0));
+    let partitions =
+        "SET datafusion.execution.target_partitions = 4; SET datafusion.optimizer.repartition_file_min_size = 1";
+    let ids_of = |query: &str| -> Vec<usize> {
+        let ended = sql(&place, &["--format", "csv", "-c", &format!("{partitions}; {query}")]);
+        assert_eq!(ended.code, Some(0), "{query}: {ended:?}");
+        ended.out.lines().skip(1).map(|line| line.split(',').next().unwrap().parse().unwrap()).collect()
+    };
+    for file in ["a.csv", "a.jsonl", "a.parquet"] {
+        assert_eq!(ids_of(&format!("SELECT id, text FROM '{file}'")), ids, "{file}");
+        let odd: Vec<usize> = ids.iter().copied().filter(|id| id % 2 == 1).collect();
+        assert_eq!(ids_of(&format!("SELECT id FROM '{file}' WHERE id % 2 = 1")), odd, "{file}");
+        assert_eq!(ids_of(&format!("SELECT id FROM '{file}' WHERE id % 2 = 1 LIMIT 9")), odd[..9], "{file}");
+        let both: Vec<usize> = [ids.clone(), odd].concat();
+        let union = format!("SELECT id FROM '{file}' UNION ALL SELECT id FROM '{file}' WHERE id % 2 = 1");
+        assert_eq!(ids_of(&union), both, "{file}");
+        let copy = format!("{partitions}; COPY (SELECT id FROM '{file}' WHERE length(text) > 0) TO '{file}.csv'");
+        assert_eq!(sql(&place, &["-c", &copy]).code, Some(0));
+        assert_eq!(ids_of(&format!("SELECT id FROM '{file}.csv'")), ids, "{file}");
+        // Without the promise, several partitions filter the rows.
+        let explain = format!("EXPLAIN SELECT id FROM '{file}' WHERE id % 2 = 1");
+        let plan = |keep: bool| {
+            let set = format!("{partitions}; SET elmo.keep_order = {keep}");
+            sql(&place, &["-c", &format!("{set}; {explain}")]).out
+        };
+        assert!(!plan(true).contains("RoundRobin"), "{}", plan(true));
+        assert!(plan(false).contains("RoundRobin") || !plan(false).contains("InOrderExec"), "{}", plan(false));
+    }
+}

@@ -154,3 +154,37 @@ async fn planning_embeds_nothing() {
         assert_eq!(embedded(&elmo, &session, values).await, 2, "rules {rules}");
     }
 }
+
+/// Calls in the conditions of joins other than inner ones are computed by the operator, once per row with a partner, and not
+/// by the join, once per pair. Expected: the distinct texts with a partner, by hand.
+#[tokio::test(flavor = "multi_thread")]
+async fn conditions_of_joins_embed_each_text_once() {
+    let elmo = Elmo::tiny().unwrap();
+    let table = table(ROWS).slice(0, 1000);
+    // 1,000 rows without a NULL but row 7, in ten groups; rows 0 to 9 have a partner in `b.grp = a.id`, and then all rows
+    // of b have one.
+    let near = "elmo_similarity(a.text, b.text) > 0.99";
+    let cases = [
+        (
+            format!(
+                "SELECT id FROM t a WHERE NOT EXISTS (SELECT 1 FROM t b WHERE b.grp = a.grp AND b.id < a.id AND {near})"
+            ),
+            999,
+        ),
+        (format!("SELECT id FROM t a WHERE EXISTS (SELECT 1 FROM t b WHERE b.id = a.grp AND {near})"), 999),
+        (format!("SELECT a.id, b.id FROM t a LEFT JOIN t b ON b.id = a.id - 990 AND {near}"), 19),
+        (format!("SELECT a.id, b.id FROM t a RIGHT JOIN t b ON b.id = a.id - 990 AND {near}"), 19),
+        (format!("SELECT a.id, b.id FROM t a FULL JOIN t b ON b.id = a.id - 990 AND {near}"), 19),
+        (
+            format!("SELECT id FROM t a WHERE id = 3 OR EXISTS (SELECT 1 FROM t b WHERE b.id = a.id - 990 AND {near})"),
+            19,
+        ),
+    ];
+    for (query, expected) in cases {
+        let session = session(&elmo, &table, true);
+        assert_eq!(embedded(&elmo, &session, &query).await, expected, "{query}\n{}", plan(&session, &query).await);
+        let plan = plan(&session, &query).await;
+        let joins = plan.lines().filter(|line| line.contains("JoinExec"));
+        assert!(joins.clone().count() > 0 && joins.clone().all(|join| !join.contains("elmo_embed(")), "{plan}");
+    }
+}
