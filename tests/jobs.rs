@@ -69,7 +69,7 @@ fn kept_columns_parts_and_levels() {
     let rows = place.rows("all");
     assert_eq!(ids(&rows), (0..25).collect::<Vec<_>>());
     let names = |rows: &[RecordBatch]| rows[0].schema().fields().iter().map(|f| f.name().clone()).collect::<Vec<_>>();
-    assert_eq!(names(&rows), ["id", "x", "text", "embedding", "truncated", "error"]);
+    assert_eq!(names(&rows), ["id", "text", "x", "embedding", "truncated", "error"]);
     place.exits("embed -q --model tiny --input a.jsonl --output tokens --keep id --level token", 0);
     assert_eq!(names(&place.rows("tokens")), ["id", "tokens", "truncated", "error"]);
     let (report, _) = place.exits("inspect all --json", 0);

@@ -1,7 +1,8 @@
 //! Infers the columns and types of lines of JSON.
 //!
 //! [`Inference`] takes lines in pieces and keeps types only, so it can read a file of any size. Columns, and keys in
-//! objects, are in the order in which they are first seen.
+//! objects, are in the order in which they are first seen, and those of one row by name. Outputs of earlier versions have
+//! this order, so their jobs can be resumed.
 
 use std::collections::{BTreeMap, HashMap};
 
@@ -111,7 +112,7 @@ impl Inference {
 
     fn schema_of(&self, kind: impl Fn(&Column, DataType) -> DataType) -> Schema {
         let field = |column: &Column| Field::new(&column.name, kind(column, column.kind.data_type()), true);
-        Schema::new(self.columns.list.iter().map(field).collect::<Vec<_>>())
+        Schema::new(self.columns.sorted().into_iter().map(field).collect::<Vec<_>>())
     }
 }
 
@@ -120,11 +121,15 @@ impl Inference {
 struct Keys {
     list: Vec<Column>,
     places: HashMap<String, usize>,
+    /// Number of objects with keys of this list.
+    objects: usize,
 }
 
 #[derive(Debug)]
 struct Column {
     name: String,
+    /// The object in which it was first seen.
+    object: usize,
     kind: Kind,
     /// Of a column of the file: a number in it is not exact as a float.
     lossy: bool,
@@ -135,9 +140,16 @@ impl Keys {
         if let Some(place) = self.places.get(name) {
             return *place;
         }
-        self.list.push(Column { name: name.to_owned(), kind: Kind::Null, lossy: false });
+        self.list.push(Column { name: name.to_owned(), object: self.objects, kind: Kind::Null, lossy: false });
         self.places.insert(name.to_owned(), self.list.len() - 1);
         self.list.len() - 1
+    }
+
+    /// The keys by the object in which they were first seen, then by name.
+    fn sorted(&self) -> Vec<&Column> {
+        let mut sorted: Vec<&Column> = self.list.iter().collect();
+        sorted.sort_unstable_by(|a, b| (a.object, &a.name).cmp(&(b.object, &b.name)));
+        sorted
     }
 }
 
@@ -211,7 +223,7 @@ impl Kind {
             Self::String => DataType::Utf8,
             Self::List(item) => DataType::List(Field::new_list_field(item.data_type(), true).into()),
             Self::Object(keys) => DataType::Struct(
-                keys.list.iter().map(|key| Field::new(&key.name, key.kind.data_type(), true)).collect(),
+                keys.sorted().into_iter().map(|key| Field::new(&key.name, key.kind.data_type(), true)).collect(),
             ),
         }
     }
@@ -312,6 +324,7 @@ impl<'de> Visitor<'de> for Value<'_> {
     fn visit_map<A: MapAccess<'de>>(self, mut members: A) -> Result<(), A::Error> {
         let mut nowhere = Keys::default();
         let keys = self.keys.or_else(|| self.kind.keys()).unwrap_or(&mut nowhere);
+        keys.objects += 1;
         while let Some(place) = members.next_key_seed(Key(keys))? {
             members.next_value_seed(Value { kind: &mut keys.list[place].kind, keys: None, found: self.found })?;
         }
@@ -438,7 +451,7 @@ mod tests {
         assert_eq!(shown(&schema), expected.map(|(n, t)| (n.to_owned(), t)));
     }
 
-    /// Expected by hand: keys in the order in which they come, at any depth, whatever the pieces.
+    /// Expected by hand: keys by row and then by name, at any depth, whatever the pieces.
     #[test]
     fn pieces_and_order_of_keys() {
         let text = "{\"z\": 1, \"a\": {\"y\": [1], \"b\": null}}\n\n{\"m\": true, \"a\": {\"c\": 1, \"y\": [2.5]}}\n";
@@ -446,10 +459,10 @@ mod tests {
         text.split_inclusive('\n').for_each(|piece| pieces.add(piece.as_bytes()).unwrap());
         assert_eq!(pieces.schema(), inference(text).unwrap().schema());
         let shown = shown(&pieces.schema());
-        assert_eq!(shown.iter().map(|(name, _)| name.as_str()).collect::<Vec<_>>(), ["z", "a", "m"]);
-        let DataType::Struct(fields) = &shown[1].1 else { panic!("{shown:?}") };
+        assert_eq!(shown.iter().map(|(name, _)| name.as_str()).collect::<Vec<_>>(), ["a", "z", "m"]);
+        let DataType::Struct(fields) = &shown[0].1 else { panic!("{shown:?}") };
         let inner: Vec<_> = fields.iter().map(|field| (field.name().as_str(), field.data_type().to_string())).collect();
-        assert_eq!(inner, [("y", "List(Float64)".to_owned()), ("b", "Null".to_owned()), ("c", "Int64".to_owned())]);
+        assert_eq!(inner, [("b", "Null".to_owned()), ("y", "List(Float64)".to_owned()), ("c", "Int64".to_owned())]);
         let mut first = Inference::new(Some(1));
         first.add(text.as_bytes()).unwrap();
         assert!(first.is_full() && first.rows() == 1 && first.schema().fields().len() == 2);
