@@ -31,11 +31,11 @@ pub struct InputFile {
     /// The version of the file: the store's etag or, for local files and servers without etags, the time of the last
     /// change. The etag of a local file contains the inode, which differs after a backup is restored.
     pub version: Option<String>,
-    /// What the names of its folders say about its rows, as in `year=2024/a.csv`.
+    /// Partition columns from the names of its folders, as in `year=2024/a.csv`.
     pub partitions: Vec<Partition>,
-    /// What the user said about it.
+    /// Options for reading it.
     pub reading: Reading,
-    /// Of standard input: what was read of it for its schema.
+    /// Standard input only: the bytes that were read to infer the schema.
     pub(super) pipe: Arc<Pipe>,
 }
 

@@ -6,16 +6,16 @@ use elmo::spec::SpecError;
 
 use super::Format;
 
-/// What the user says about the inputs of a job. It holds for all of them.
+/// Options for reading the inputs of a job, the same for all inputs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Reading {
-    /// The format; `None`: by the name of each file.
+    /// The format; `None` to derive it from the name of each file.
     pub format: Option<Format>,
-    /// What separates the cells of CSV and TSV; `None`: a comma, in TSV a tab.
+    /// The cell delimiter of CSV and TSV; `None` for the default, a comma or a tab.
     pub delimiter: Option<Delimiter>,
-    /// The first line of CSV and TSV is a row; the columns are called `column_1`, `column_2` and so on.
+    /// Whether CSV and TSV have no header line; columns are then named `column_1`, `column_2` and so on.
     pub no_header: bool,
-    /// What happens to rows that are not valid in their format.
+    /// The policy for malformed rows.
     pub malformed: OnMalformed,
 }
 

@@ -27,7 +27,8 @@ pub(super) fn infer(mut lines: impl BufRead, max_rows: u64) -> Result<Schema> {
             break;
         }
         number += 1;
-        let text = line.trim_ascii();
+        // Leading blanks stay, because errors name a byte of the line.
+        let text = line.trim_ascii_end();
         if text.is_empty() {
             continue;
         }
@@ -41,7 +42,7 @@ pub(super) fn infer(mut lines: impl BufRead, max_rows: u64) -> Result<Schema> {
 
 /// Adds a line with one object.
 fn add(columns: &mut Keys, line: &[u8]) -> Result<(), String> {
-    if !line.starts_with(b"{") {
+    if !line.trim_ascii_start().starts_with(b"{") {
         return Err(match serde_json::from_slice::<serde::de::IgnoredAny>(line) {
             Ok(_) => "not a JSON object".to_owned(),
             Err(error) => not_json(&error),
