@@ -17,9 +17,14 @@ pub(crate) fn upload(data: &[f32], shape: &[i64], kind: Kind, device: Device) ->
     Ok(host.f_to_device(device)?.f_to_kind(kind)?)
 }
 
+/// A contiguous float32 tensor on the host: the tensor itself if it is one.
+pub(crate) fn on_host(tensor: &Tensor) -> Result<Tensor, DeviceError> {
+    Ok(tensor.f_to_device(Device::Cpu)?.f_to_kind(Kind::Float)?.f_contiguous()?)
+}
+
 /// Copies a tensor to the host as row-major float32 values.
 pub(crate) fn download(tensor: &Tensor) -> Result<Vec<f32>, DeviceError> {
-    let host = tensor.f_to_device(Device::Cpu)?.f_to_kind(Kind::Float)?;
+    let host = on_host(tensor)?;
     let mut values = vec![0.0; host.numel()];
     host.f_copy_data(&mut values, host.numel())?;
     Ok(values)
