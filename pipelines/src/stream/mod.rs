@@ -1,0 +1,21 @@
+//! The stream: messages of Kafka in, Parquet in object storage or enriched messages out, each message exactly once.
+//!
+//! ```text
+//! source/      a thread that polls Kafka: groups, assignments, pauses, offsets
+//! decode/      messages to texts and columns; messages that cannot be decoded get a reason
+//! partition    one task per assigned partition: decode, embed in order (`crate::in_order`), write
+//! chain/       the offset chain: one Parquet object per start offset, created conditionally
+//! transaction/ enriched messages to another topic, in transactions
+//! ```
+//!
+//! The objects of a partition tile its offsets without a gap or an overlap, whoever writes them: an object that begins at
+//! offset `s` is created only by a writer that has read that the object before it ends at `s`, and a store lets one
+//! creation per name succeed. The offsets that the consumer group commits are only hints.
+
+mod error;
+mod message;
+
+pub use self::{
+    error::StreamError,
+    message::{Header, Message, Messages, TopicPartition},
+};
