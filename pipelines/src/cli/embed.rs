@@ -55,6 +55,12 @@ pub(super) struct EmbedArgs {
     #[command(flatten)]
     vectors: VectorArgs,
 
+    /// How to handle rows that cannot be embedded
+    ///
+    /// fail ends the job, null writes NULL and the reason into the column error, skip drops and counts the row.
+    #[arg(long, value_name = "WHAT", default_value = "fail", value_parser = one_of::<OnError>(OnError::WORDS), help_heading = "Vectors")]
+    on_error: OnError,
+
     /// Folder for the Parquet files, a path or URL
     #[arg(short, long, value_name = "DIR", value_hint = ValueHint::DirPath, help_heading = "Output")]
     output: Option<String>,
@@ -169,12 +175,6 @@ pub(super) struct VectorArgs {
     #[arg(long, value_name = "N", default_value = "512", value_parser = positive)]
     max_tokens: usize,
 
-    /// How to handle rows that cannot be embedded
-    ///
-    /// fail ends the job, null writes NULL and the reason into the column error, skip drops and counts the row.
-    #[arg(long, value_name = "WHAT", default_value = "fail", value_parser = one_of::<OnError>(OnError::WORDS))]
-    on_error: OnError,
-
     /// Rounding of stored numbers; f16-rounded and bf16-rounded stay float32 and compress 2-3 times better
     #[arg(long, value_name = "FLOAT", default_value = "f32", value_parser = one_of::<FloatRounding>(FloatRounding::WORDS))]
     float: FloatRounding,
@@ -185,8 +185,8 @@ pub(super) struct VectorArgs {
 }
 
 impl VectorArgs {
-    /// The settings of the embedder.
-    fn spec(&self) -> Result<EmbedSpec> {
+    /// The settings of the embedder, with what happens to rows that cannot be embedded.
+    pub(super) fn spec(&self, on_error: OnError) -> Result<EmbedSpec> {
         let spec = EmbedSpec {
             level: self.level,
             layers: layers_of(&self.layers.0)?,
@@ -199,7 +199,7 @@ impl VectorArgs {
             batch_rows: self.batch_rows,
             on_long: self.on_long,
             max_tokens: self.max_tokens,
-            on_error: self.on_error,
+            on_error,
             float: self.float,
             list_type: self.list_type,
         };
@@ -257,7 +257,7 @@ fn is_mix_file(text: &str) -> bool {
 const GRACE_PERIOD: Duration = Duration::from_secs(30);
 
 pub(super) fn run(args: &EmbedArgs, common: &CommonArgs) -> Result<Exit> {
-    let spec = args.vectors.spec()?;
+    let spec = args.vectors.spec(args.on_error)?;
     let job = args.job()?;
     let progress = common.progress();
     let outcome = block_on(async {

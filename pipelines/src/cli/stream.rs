@@ -1,0 +1,318 @@
+//! `elmo stream`: its arguments. The job is in [`crate::stream`].
+
+use std::{fmt, net::SocketAddr, path::PathBuf, str::FromStr, time::Duration};
+
+use clap::{ArgAction, Args, Subcommand, ValueHint};
+use elmo::{ColumnEmbedder, spec::OnError};
+
+use super::{
+    CommonArgs, EngineArgs, ModelArgs,
+    args::{self, Bytes, block_on, one_of, positive},
+    embed::VectorArgs,
+    print, print_json, shutdown,
+};
+use crate::{
+    error::{Error, Exit, Result},
+    sink::Codec,
+    stage::{EmbedStage, Stage},
+    stores::Stores,
+    stream,
+};
+
+/// Embed the messages of Kafka topics: each message once, into Parquet files or into another topic
+#[derive(Debug, Args)]
+#[command(
+    args_conflicts_with_subcommands = true,
+    subcommand_negates_reqs = true,
+    after_help = "\
+Examples:
+  elmo stream --brokers kafka:9092 --topic reviews --group elmo --format json --text-path /body \\
+      --model tiny --output s3://bucket/reviews
+  elmo stream --brokers kafka:9092 --topic '^reviews-.*' --group elmo --model tiny --output reviews --once
+  elmo stream --brokers kafka:9092 --topic reviews --group elmo --model tiny --output-topic vectors
+  elmo stream status --output s3://bucket/reviews --brokers kafka:9092
+
+Each message is in the output once, in the order of the offsets, whatever process is killed or started twice. The same
+command continues where the output ends. Start more processes with the same command to share the partitions."
+)]
+pub(super) struct StreamCommand {
+    #[command(subcommand)]
+    command: Option<Subcommands>,
+
+    #[command(flatten)]
+    stream: StreamArgs,
+}
+
+#[derive(Debug, Subcommand)]
+enum Subcommands {
+    Status(StatusArgs),
+}
+
+#[derive(Debug, Args)]
+struct StreamArgs {
+    #[command(flatten)]
+    broker: BrokerArgs,
+
+    #[command(flatten)]
+    messages: MessageArgs,
+
+    #[command(flatten)]
+    model: ModelArgs,
+
+    #[command(flatten)]
+    vectors: VectorArgs,
+
+    #[command(flatten)]
+    output: OutputArgs,
+
+    #[command(flatten)]
+    files: FileArgs,
+
+    #[command(flatten)]
+    operation: OperationArgs,
+
+    #[command(flatten)]
+    engine: EngineArgs,
+}
+
+/// Where the messages come from.
+#[derive(Debug, Args)]
+#[command(next_help_heading = "Kafka")]
+struct BrokerArgs {
+    /// Brokers to begin with, HOST:PORT separated by commas
+    #[arg(long, value_name = "BROKERS", required = true)]
+    brokers: Option<String>,
+
+    /// Topics, or a pattern that begins with ^; repeat it for several
+    ///
+    /// Topics that match a pattern later, and partitions that are added later, are read from their first message.
+    #[arg(long = "topic", value_name = "TOPIC", required = true)]
+    topics: Vec<String>,
+
+    /// Consumer group: processes of one group share the partitions
+    #[arg(long, value_name = "GROUP", required = true)]
+    group: Option<String>,
+
+    /// Where a topic without output begins: earliest, latest, or a time such as 2026-11-22T08:00:00Z
+    ///
+    /// It has no effect on a partition that has output: the stream continues where the output ends.
+    #[arg(long, value_name = "WHERE", default_value = "earliest")]
+    start: stream::Start,
+
+    /// What to do when the broker has deleted messages that are not in the output: fail, or skip them
+    #[arg(long, value_name = "WHAT", default_value = "fail", value_parser = one_of::<stream::OnGap>(stream::OnGap::WORDS))]
+    on_gap: stream::OnGap,
+
+    /// A property of librdkafka, KEY=VALUE; repeat it for several
+    ///
+    /// For example -X group.protocol=consumer, or -X group.instance.id=a for restarts without a rebalance. Do not give
+    /// passwords here, where other users of the machine see them: use --kafka-secrets or the environment, such as
+    /// ELMO_KAFKA_SASL_PASSWORD.
+    #[arg(short = 'X', long = "kafka", value_name = "KEY=VALUE")]
+    kafka: Vec<String>,
+
+    /// A file with properties of librdkafka, one KEY=VALUE per line, for passwords
+    #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath)]
+    kafka_secrets: Option<PathBuf>,
+}
+
+/// How messages are decoded.
+#[derive(Debug, Args)]
+#[command(next_help_heading = "Messages")]
+struct MessageArgs {
+    /// Format of the values: text, json or avro
+    #[arg(long, value_name = "FORMAT", default_value = "text", value_parser = one_of::<stream::Format>(stream::Format::WORDS))]
+    format: stream::Format,
+
+    /// Where the text is in a JSON message (a JSON pointer) or an Avro record (a path) [default: /text]
+    #[arg(long, value_name = "PATH")]
+    text_path: Option<String>,
+
+    /// Columns from other fields, NAME=/POINTER:TYPE separated by commas; or all, as one column of JSON
+    ///
+    /// Types: string, int64, int32, float64, float32, bool, timestamp, date, json.
+    #[arg(long, value_name = "COLUMNS")]
+    columns: Option<String>,
+
+    /// Also write the text into a column
+    #[arg(long)]
+    keep_text: bool,
+
+    /// Also write the key of each message into the column _key
+    #[arg(long)]
+    keep_key: bool,
+
+    /// Also write the headers of each message into the column _headers
+    #[arg(long)]
+    keep_headers: bool,
+
+    /// URL of the schema registry for avro
+    #[arg(long, value_name = "URL")]
+    schema_registry: Option<String>,
+
+    /// File with the Avro schema of the messages, for messages without a registry
+    #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath)]
+    avro_schema: Option<PathBuf>,
+
+    /// Texts longer than this are handled by --on-error, for example 1MB
+    #[arg(long, value_name = "SIZE", default_value = "4MB")]
+    max_text: Bytes,
+
+    /// What to do with a message that cannot be decoded or embedded: null, skip, fail or dead-letter
+    ///
+    /// null writes a row without a vector and the reason into the column error, skip leaves the message out and counts
+    /// it, fail stops the stream before it, dead-letter sends it to --dead-letter-topic.
+    #[arg(long, value_name = "WHAT", default_value = "null", value_parser = one_of::<stream::OnError>(stream::OnError::WORDS))]
+    on_error: stream::OnError,
+
+    /// Topic for messages that cannot be decoded or embedded, with --on-error dead-letter
+    #[arg(long, value_name = "TOPIC")]
+    dead_letter_topic: Option<String>,
+}
+
+/// Where the vectors go.
+#[derive(Debug, Args)]
+#[command(next_help_heading = "Output")]
+struct OutputArgs {
+    /// Folder for the Parquet files, a path or URL
+    #[arg(short, long, value_name = "DIR", value_hint = ValueHint::DirPath)]
+    output: Option<String>,
+
+    /// Begin anew beside the output of earlier generations
+    #[arg(long, value_name = "N", default_value = "1", value_parser = positive)]
+    generation: usize,
+
+    /// Topic for the enriched messages, instead of files
+    #[arg(long, value_name = "TOPIC", conflicts_with = "output")]
+    output_topic: Option<String>,
+
+    /// Values of enriched messages: json, raw (little-endian floats) or arrow (an IPC stream)
+    #[arg(long, value_name = "ENCODING", default_value = "json", value_parser = one_of::<stream::ValueEncoding>(stream::ValueEncoding::WORDS))]
+    encoding: stream::ValueEncoding,
+
+    /// How long rows may wait for others before a transaction is committed
+    #[arg(long, value_name = "TIME", default_value = "1s")]
+    max_wait: Span,
+}
+
+/// When a file is complete. Each partition has one open file.
+#[derive(Debug, Args)]
+#[command(next_help_heading = "Files")]
+struct FileArgs {
+    /// Rows of a file [default: no limit]
+    #[arg(long, value_name = "N", value_parser = positive)]
+    rows_per_file: Option<usize>,
+
+    /// Size of a file in MiB
+    #[arg(long, value_name = "N", default_value = "128", value_parser = positive)]
+    mb_per_file: usize,
+
+    /// Time from the first row of a file until it is published, at most
+    #[arg(long, value_name = "TIME", default_value = "5m")]
+    max_age: Span,
+
+    /// Publish a file when no message has come for this time [default: --max-age]
+    #[arg(long, value_name = "TIME")]
+    idle: Option<Span>,
+
+    /// Size of a row group in MiB before compression
+    #[arg(long, value_name = "N", default_value = "64", value_parser = positive, hide_short_help = true)]
+    row_group_mb: usize,
+
+    /// Compression codec
+    #[arg(long, value_name = "CODEC", default_value = "zstd", value_parser = one_of::<Codec>(Codec::WORDS), hide_short_help = true)]
+    compression: Codec,
+
+    /// Folder for complete files that wait for the store, above a part of --memory-limit [default: the temporary folder]
+    #[arg(long, value_name = "DIR", value_hint = ValueHint::DirPath, hide_short_help = true)]
+    spill_dir: Option<PathBuf>,
+}
+
+/// How the process runs.
+#[derive(Debug, Args)]
+#[command(next_help_heading = "Operation")]
+struct OperationArgs {
+    /// Stop when everything that was in the topics at the start is written
+    #[arg(long)]
+    once: bool,
+
+    /// Check the brokers, the topics, the permissions, the store and the model, print the plan, and stop
+    #[arg(short = 'n', long)]
+    dry_run: bool,
+
+    /// Serve /metrics (Prometheus), /livez and /readyz on this address, for example 0.0.0.0:9100
+    #[arg(long, value_name = "ADDRESS")]
+    metrics: Option<SocketAddr>,
+
+    /// Memory for messages, vectors and files on their way; above it, partitions are paused
+    #[arg(long, value_name = "SIZE", default_value = "1GB")]
+    memory_limit: Bytes,
+
+    /// Print the report as JSON
+    #[arg(long)]
+    json: bool,
+}
+
+/// Show for each partition where its output ends, and how far behind it is
+#[derive(Debug, Args)]
+#[command(after_help = "\
+Examples:
+  elmo stream status --output s3://bucket/reviews
+  elmo stream status --output s3://bucket/reviews --brokers kafka:9092 --group elmo --json")]
+struct StatusArgs {
+    /// The output folder, a path or URL
+    #[arg(short, long, value_name = "DIR", value_hint = ValueHint::DirPath)]
+    output: String,
+
+    /// The generation to show
+    #[arg(long, value_name = "N", default_value = "1", value_parser = positive)]
+    generation: usize,
+
+    /// Brokers, to compare with the topics
+    #[arg(long, value_name = "BROKERS")]
+    brokers: Option<String>,
+
+    /// Consumer group, to compare with its offsets; requires --brokers
+    #[arg(long, value_name = "GROUP", requires = "brokers")]
+    group: Option<String>,
+
+    /// A property of librdkafka, KEY=VALUE; repeat it for several
+    #[arg(short = 'X', long = "kafka", value_name = "KEY=VALUE")]
+    kafka: Vec<String>,
+
+    /// A file with properties of librdkafka, one KEY=VALUE per line, for passwords
+    #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath)]
+    kafka_secrets: Option<PathBuf>,
+
+    /// Print JSON
+    #[arg(long)]
+    json: bool,
+}
+
+/// A duration, parsed from a number and a unit.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct Span(Duration);
+
+impl FromStr for Span {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let text = text.trim();
+        let digits = text.find(|c: char| !c.is_ascii_digit()).unwrap_or(text.len());
+        let unit = match &text[digits..] {
+            "ms" => Duration::from_millis(1),
+            "s" => Duration::from_secs(1),
+            "m" => Duration::from_secs(60),
+            "h" => Duration::from_secs(3600),
+            _ => return Err("it must be a whole number and a unit: ms, s, m or h".to_owned()),
+        };
+        let span = text[..digits].parse::<u32>().ok().and_then(|number| unit.checked_mul(number));
+        span.filter(|span| !span.is_zero()).map(Self).ok_or_else(|| "it must be from 1ms to some years".to_owned())
+    }
+}
+
+impl fmt::Display for Span {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{:?}", self.0)
+    }
+}

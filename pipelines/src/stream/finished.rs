@@ -1,0 +1,154 @@
+//! From messages to rows: decoding before the stage, the policy for rejected messages after it.
+
+use std::sync::Arc;
+
+use arrow::{
+    array::{Array, ArrayRef, BooleanArray, RecordBatch, RecordBatchOptions},
+    compute::filter_record_batch,
+    datatypes::{Field, Schema, SchemaRef},
+};
+use elmo::EmbeddedColumns;
+
+use super::{
+    Messages, StreamError, TopicPartition,
+    decode::{Applied, Counts, Decoder, Failed, OnError, Rejection, merged},
+    source::{Batch, Permit},
+};
+use crate::{
+    error::{Error, Result},
+    stage::Stage,
+};
+
+/// Makes rows of messages; the same for all partitions.
+#[derive(Debug, Clone)]
+pub(super) struct Finisher {
+    decoder: Decoder,
+    on_error: OnError,
+    schema: SchemaRef,
+    /// Bytes of one vector.
+    vector_bytes: u64,
+}
+
+/// Messages that the stage works on.
+#[derive(Debug)]
+pub(super) struct Waiting {
+    messages: Messages,
+    columns: Vec<ArrayRef>,
+    bad: Vec<(usize, Rejection)>,
+    permit: Permit,
+}
+
+/// Rows that are ready to be written.
+#[derive(Debug)]
+pub(super) struct Rows {
+    /// All columns, without the rows of messages that get none.
+    pub(super) batch: RecordBatch,
+    /// The messages, those without a row included.
+    pub(super) messages: Messages,
+    /// Which messages have a row; `None` when all have.
+    pub(super) keep: Option<BooleanArray>,
+    /// Behind the last message.
+    pub(super) end: i64,
+    /// Rejected messages by label.
+    pub(super) counts: Counts,
+    /// Messages for the dead-letter topic, by their number in `messages`.
+    pub(super) dead: Vec<(usize, Rejection)>,
+    /// What they take of the memory budget.
+    pub(super) permit: Permit,
+}
+
+/// Rows, and why the stream stops behind them.
+#[derive(Debug)]
+pub(super) struct Finished {
+    pub(super) rows: Rows,
+    pub(super) refused: Option<StreamError>,
+}
+
+impl Finisher {
+    /// Decodes with `decoder` and adds the columns of `stage`.
+    ///
+    /// # Errors
+    /// [`StreamError::Settings`] when a column of the messages has the name of a column of the stage.
+    pub(super) fn new(decoder: Decoder, on_error: OnError, stage: &dyn Stage) -> Result<Self, StreamError> {
+        let fields: Vec<Field> = decoder.fields().iter().cloned().chain(stage.fields()).collect();
+        for (index, field) in fields.iter().enumerate() {
+            if fields[..index].iter().any(|earlier| earlier.name() == field.name()) {
+                let message = format!("two columns of the output have the name {:?}", field.name());
+                let help = Some("give the column another name in --columns".to_owned());
+                return Err(StreamError::Settings { message, help });
+            }
+        }
+        let vector_bytes = 4 * stage.width() as u64;
+        Ok(Self { decoder, on_error, schema: Arc::new(Schema::new(fields)), vector_bytes })
+    }
+
+    /// The columns of the output.
+    pub(super) fn schema(&self) -> &SchemaRef {
+        &self.schema
+    }
+
+    /// Bytes that a batch takes until it is written: the messages twice, as they come and as columns, and the vectors.
+    pub(super) fn bytes(&self, batch: &Batch) -> u64 {
+        2 * batch.messages.size() as u64 + batch.messages.len() as u64 * self.vector_bytes
+    }
+
+    /// Decodes a batch: its texts, and what is needed to finish it.
+    ///
+    /// # Errors
+    /// As [`Decoder::decode`].
+    pub(super) async fn decode(&self, batch: Batch) -> Result<(ArrayRef, Waiting), StreamError> {
+        let bytes = self.bytes(&batch);
+        let decoded = self.decoder.decode(&batch.messages).await?;
+        let Batch { messages, permit, .. } = batch;
+        permit.resize(bytes);
+        Ok((decoded.texts, Waiting { messages, columns: decoded.columns, bad: decoded.bad, permit }))
+    }
+
+    /// Adds the columns of the stage, and applies the policy.
+    ///
+    /// # Errors
+    /// [`Error::Failed`] when the columns have other types than the stage said.
+    pub(super) fn finish(
+        &self,
+        source: &TopicPartition,
+        waiting: Waiting,
+        embedded: EmbeddedColumns,
+    ) -> Result<Finished> {
+        let Waiting { messages, columns, bad, permit } = waiting;
+        let rows = messages.len();
+        let bad = merged(bad, embedded.row_errors);
+        let (rows, end, applied, refused) = match self.on_error.apply(rows, bad) {
+            Ok(applied) => (rows, messages.end, applied, None),
+            Err(Failed { row, rejection }) => {
+                let offset = messages.get(row).offset;
+                let refused = StreamError::Refused { source: source.clone(), offset, reason: rejection.to_string() };
+                // No row before it was rejected.
+                let applied = OnError::Null.apply(row, Vec::new()).map_err(|_| odd("a row was rejected twice"))?;
+                (row, offset, applied, Some(refused))
+            }
+        };
+        let Applied { keep, errors, dead, counts } = applied;
+        let added: [ArrayRef; 3] = [embedded.vectors, Arc::new(embedded.truncated), Arc::new(errors)];
+        let all = columns.into_iter().chain(added).map(|column| column.slice(0, rows)).collect();
+        let options = RecordBatchOptions::new().with_row_count(Some(rows));
+        let batch = RecordBatch::try_new_with_options(Arc::clone(&self.schema), all, &options).map_err(odd)?;
+        let batch = match &keep {
+            Some(keep) => filter_record_batch(&batch, keep).map_err(odd)?,
+            None => batch,
+        };
+        let rows = Rows { batch, messages, keep, end, counts, dead, permit };
+        Ok(Finished { rows, refused })
+    }
+}
+
+fn odd(reason: impl std::fmt::Display) -> Error {
+    Error::Failed(format!("rows could not be put together: {reason}"))
+}
+
+impl Rows {
+    /// The numbers in `messages` of the rows of `batch`.
+    pub(super) fn kept(&self) -> Vec<usize> {
+        let all = 0..self.keep.as_ref().map_or(self.batch.num_rows(), Array::len);
+        all.filter(|row| self.keep.as_ref().is_none_or(|keep| keep.value(*row))).collect()
+    }
+}

@@ -1,0 +1,29 @@
+//! Where a partition writes its rows: files of the offset chain, or another topic.
+
+use std::ops::ControlFlow;
+
+use super::{CloseReason, finished::Rows};
+use crate::error::Result;
+
+/// The output of one partition.
+pub(super) trait Output: Send {
+    /// Whether [`write`](Self::write) may be called now; if not, [`step`](Self::step) makes room.
+    fn has_room(&self) -> bool;
+
+    /// Adds rows, which follow those before.
+    fn write(&mut self, rows: Rows) -> impl Future<Output = Result<()>> + Send;
+
+    /// Waits for the next thing that happens by itself: a file is old enough, or something was published. May be dropped
+    /// and called again. Breaks with the offset at which the output goes on when another process has written what this
+    /// one was about to write.
+    fn step(&mut self) -> impl Future<Output = Result<ControlFlow<i64>>> + Send;
+
+    /// Begins to publish all rows that were written.
+    fn close(&mut self, reason: CloseReason) -> impl Future<Output = Result<()>> + Send;
+
+    /// Whether everything that was written is published.
+    fn is_published(&self) -> bool;
+
+    /// Behind the last message that was published.
+    fn end(&self) -> i64;
+}

@@ -1,0 +1,93 @@
+//! Enriched messages to another topic, in transactions.
+//!
+//! The rows of all partitions go to one thread, whose transactions commit the rows together with the offsets of the
+//! messages they came from. A reader of committed messages sees each row once. The offsets of the consumer group are the
+//! record of what is done: a stream continues from them.
+//!
+//! | file | |
+//! |---|---|
+//! | `encode` | rows to values |
+//! | `records` | rows to messages, and what becomes of one that is too large |
+//! | `producer` | one transaction: begin, send, commit, abort |
+//! | `thread` | batches of transactions |
+
+mod encode;
+pub(super) mod producer;
+mod records;
+mod thread;
+
+use std::{collections::VecDeque, ops::ControlFlow};
+
+use tokio::sync::oneshot;
+
+pub use self::encode::ValueEncoding;
+pub(super) use self::{
+    producer::Group,
+    records::Records,
+    thread::{Committer, Committing},
+};
+use super::{CloseReason, TopicPartition, finished::Rows, output::Output};
+use crate::error::{Error, Result};
+
+/// Batches of one partition that wait for a transaction.
+const BATCHES: usize = 8;
+
+/// The rows of one partition on their way to a topic.
+pub(super) struct TopicOutput {
+    source: TopicPartition,
+    epoch: u64,
+    records: Records,
+    committer: Committer,
+    /// The oldest first: what becomes of them, and where they end.
+    waiting: VecDeque<(oneshot::Receiver<Result<()>>, i64)>,
+    end: i64,
+}
+
+impl TopicOutput {
+    /// Writes the rows of a partition that begins at `start`.
+    pub(super) fn new(source: TopicPartition, epoch: u64, start: i64, records: Records, committer: Committer) -> Self {
+        Self { source, epoch, records, committer, waiting: VecDeque::new(), end: start }
+    }
+}
+
+impl Output for TopicOutput {
+    fn has_room(&self) -> bool {
+        self.waiting.len() < BATCHES
+    }
+
+    async fn write(&mut self, rows: Rows) -> Result<()> {
+        let (done, committed) = oneshot::channel();
+        let end = rows.end;
+        let records = self.records.of(&self.source, &rows)?;
+        let (source, epoch) = (self.source.clone(), self.epoch);
+        self.committer.send(Committing { source, epoch, rows, records, end, done });
+        self.waiting.push_back((committed, end));
+        Ok(())
+    }
+
+    async fn step(&mut self) -> Result<ControlFlow<i64>> {
+        let Some((committed, end)) = self.waiting.front_mut() else {
+            return std::future::pending().await;
+        };
+        let end = *end;
+        committed.await.unwrap_or_else(|_| Err(Error::Failed("the thread of transactions has ended".to_owned())))?;
+        self.waiting.pop_front();
+        self.end = end;
+        Ok(ControlFlow::Continue(()))
+    }
+
+    async fn close(&mut self, _: CloseReason) -> Result<()> {
+        if !self.waiting.is_empty() {
+            self.committer.hurry();
+        }
+        Ok(())
+    }
+
+    fn is_published(&self) -> bool {
+        self.waiting.is_empty()
+    }
+
+    fn end(&self) -> i64 {
+        self.end
+    }
+}
