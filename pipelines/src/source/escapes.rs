@@ -13,7 +13,7 @@ const PAIR: usize = 12;
 
 /// Rewrites a stream of pieces; a pair may be split between pieces.
 #[derive(Debug, Default)]
-pub(super) struct Escapes {
+pub(crate) struct Escapes {
     /// The beginning of an escape whose end has not come.
     open: Vec<u8>,
     /// Bytes that were searched.
@@ -34,7 +34,7 @@ impl Escapes {
     }
 
     /// Rewrites all of `bytes`.
-    pub(super) fn rewritten(bytes: &[u8]) -> Cow<'_, [u8]> {
+    pub(crate) fn rewritten(bytes: &[u8]) -> Cow<'_, [u8]> {
         let (mut escapes, mut out) = (Self::default(), Vec::new());
         if escapes.is_plain(bytes) {
             return Cow::Borrowed(bytes);

@@ -30,7 +30,7 @@ const EPOCH_DAY: i32 = 719_163;
 ///
 /// # Errors
 /// An error with the type when one of its values would be written differently.
-pub(super) fn check(written: &ArrayRef, read: &ArrayRef) -> Result<(), ArrowError> {
+pub(crate) fn check(written: &ArrayRef, read: &ArrayRef) -> Result<(), ArrowError> {
     match (written.data_type(), read.data_type()) {
         (DataType::List(_), DataType::List(_)) => {
             let (written, read) = (written.as_list::<i32>(), read.as_list::<i32>());
@@ -70,7 +70,22 @@ fn check_floats(written: &ArrayRef, read: &ArrayRef) -> Result<(), ArrowError> {
 
 /// Whether a double represents the number exactly, as [`is_number`] defines it.
 pub(super) fn is_double(written: &str) -> bool {
-    written.parse().is_ok_and(|number| is_number(written, number, true))
+    double(written).is_some()
+}
+
+/// The double that represents the number exactly, as [`is_number`] defines it.
+pub(crate) fn double(written: &str) -> Option<f64> {
+    written.parse().ok().filter(|number| is_number(written, *number, true))
+}
+
+/// The same for a float of 32 bits.
+pub(crate) fn single(written: &str) -> Option<f32> {
+    written.parse().ok().filter(|number: &f32| is_number(written, f64::from(*number), false))
+}
+
+/// `true` or `false`, in any case.
+pub(crate) fn boolean(written: &str) -> Option<bool> {
+    [true, false].into_iter().find(|value| written.eq_ignore_ascii_case(if *value { "true" } else { "false" }))
 }
 
 /// Whether `number`, printed with as many significant digits as `written` has, has the same digits. True for 0.1 and for
@@ -147,10 +162,7 @@ fn canonical<'a>(read: &'a ArrayRef) -> Check<'a> {
         }
         DataType::Boolean => {
             let values = read.as_boolean();
-            Box::new(|row, text| {
-                let shown = if values.value(row) { "true" } else { "false" };
-                values.is_valid(row) && text.eq_ignore_ascii_case(shown)
-            })
+            Box::new(|row, text| values.is_valid(row) && boolean(text) == Some(values.value(row)))
         }
         _ => Box::new(|_, _| false),
     }
@@ -166,7 +178,7 @@ fn values<'a, T: ArrowPrimitiveType<Native: Into<i128>>>(
 }
 
 /// An integer without leading zeros and plus sign.
-fn integer(text: &str) -> Option<i128> {
+pub(crate) fn integer(text: &str) -> Option<i128> {
     let unsigned = text.strip_prefix('-').unwrap_or(text);
     let is_negative = unsigned.len() < text.len();
     let is_canonical = match unsigned.as_bytes() {
@@ -187,7 +199,7 @@ fn digits(text: &[u8]) -> Option<u64> {
 }
 
 /// Days since 1970 of `YYYY-MM-DD`.
-fn day(text: &[u8]) -> Option<i32> {
+pub(crate) fn day(text: &[u8]) -> Option<i32> {
     let [y @ .., b'-', m1, m0, b'-', d1, d0] = text else { return None };
     let number = |text: &[u8]| digits(text).and_then(|number| u32::try_from(number).ok());
     let year = i32::try_from(number(y).filter(|_| y.len() == 4)?).ok()?;
@@ -208,6 +220,20 @@ fn time(text: &str, precision: usize, is_utc: bool) -> Option<i128> {
     let (hour, minute, second) = (below([*h1, *h0], 24)?, below([*m1, *m0], 60)?, below([*s1, *s0], 60)?);
     let seconds = i128::from(day(date)?) * 86_400 + i128::from(hour * 3600 + minute * 60 + second);
     Some(seconds * 10_i128.pow(precision as u32) + i128::from(units(fraction, precision)?))
+}
+
+/// Units of 10^-`precision` seconds since 1970 of a time in RFC 3339, in any zone.
+pub(crate) fn instant(text: &str, precision: usize) -> Option<i128> {
+    const ZONE: usize = "+hh:mm".len();
+    if let Some(time) = text.strip_suffix('Z') {
+        return self::time(time, precision, false);
+    }
+    let (local, zone) = text.split_at_checked(text.len().checked_sub(ZONE)?)?;
+    let [sign @ (b'+' | b'-'), h1, h0, b':', m1, m0] = *zone.as_bytes() else { return None };
+    let below = |text: [u8; 2], limit: u64| digits(&text).filter(|number| *number < limit);
+    let east = i128::from(below([h1, h0], 24)? * 3600 + below([m1, m0], 60)? * 60);
+    let east = if sign == b'-' { -east } else { east };
+    Some(time(local, precision, false)? - east * 10_i128.pow(precision as u32))
 }
 
 /// Units of 10^-`precision` in a fraction such as `.25`; `None` when it has more digits than that, zeros at its end left

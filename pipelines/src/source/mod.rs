@@ -8,11 +8,11 @@
 //! bytes. The smallest units are a row, a record batch of an Arrow file, and the compressed columns of a Parquet row group.
 
 mod bytes;
-mod contain;
+pub(crate) mod contain;
 mod count;
 mod csv;
 mod decode;
-mod escapes;
+pub(crate) mod escapes;
 mod format;
 pub mod hive;
 mod infer_csv;
@@ -23,7 +23,7 @@ mod json_array;
 mod lines;
 mod links;
 mod list;
-mod lossless;
+pub(crate) mod lossless;
 mod mapped;
 pub(crate) mod parquet;
 mod pipe;
