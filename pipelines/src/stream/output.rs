@@ -2,8 +2,23 @@
 
 use std::ops::ControlFlow;
 
-use super::{CloseReason, finished::Rows};
+use super::{
+    TopicPartition,
+    finished::Rows,
+    rotation::CloseReason,
+    source::{Budget, Epoch},
+};
 use crate::error::Result;
+
+/// A partition that this process owns.
+#[derive(Debug, Clone)]
+pub(super) struct Owned {
+    pub(super) source: TopicPartition,
+    /// Of its assignment.
+    pub(super) epoch: Epoch,
+    /// Of all partitions.
+    pub(super) budget: Budget,
+}
 
 /// The output of one partition.
 pub(super) trait Output: Send {
@@ -19,7 +34,7 @@ pub(super) trait Output: Send {
     fn step(&mut self) -> impl Future<Output = Result<ControlFlow<i64>>> + Send;
 
     /// Begins to publish all rows that were written.
-    fn close(&mut self, reason: CloseReason) -> impl Future<Output = Result<()>> + Send;
+    fn close(&mut self, reason: CloseReason);
 
     /// Whether everything that was written is published.
     fn is_published(&self) -> bool;

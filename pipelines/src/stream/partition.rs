@@ -15,6 +15,7 @@ use super::{
     StreamError, TopicPartition,
     finished::{Finished, Finisher, Waiting},
     output::Output,
+    rotation::CloseReason,
     source::Batch,
 };
 use crate::{
@@ -35,7 +36,7 @@ pub(super) enum Order {
     /// Take no more messages; write and publish what is on its way, until the time.
     Drain {
         /// Why, which is recorded with the file.
-        close: super::Close,
+        close: CloseReason,
         /// When the caller no longer waits.
         until: Instant,
     },
@@ -84,8 +85,8 @@ pub(super) async fn run<O: Output>(
         }
         let stopped = draining.is_some() || refused.is_some();
         if stopped && queue.is_empty() {
-            let close = draining.map_or(super::Close::Failed, |(close, _)| close);
-            output.close(close).await?;
+            let close = draining.map_or(CloseReason::Shutdown, |(close, _)| close);
+            output.close(close);
             if output.is_published() {
                 return match refused {
                     Some(refused) => Err(refused.into()),
@@ -115,7 +116,7 @@ pub(super) async fn run<O: Output>(
             },
             done = queue.next(), if !queue.is_empty() && output.has_room() => {
                 let (waiting, columns) = done.expect("not empty").map_err(|failed| Error::from(failed.error))?;
-                match parts.finisher.finish(&source, waiting, columns).await? {
+                match parts.finisher.finish(&source, waiting, columns)? {
                     Finished { rows, refused: None } => output.write(rows).await?,
                     Finished { rows, refused: Some(reason) } => {
                         output.write(rows).await?;

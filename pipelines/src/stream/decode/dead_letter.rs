@@ -13,6 +13,8 @@ pub const OFFSET: &str = "elmo.source.offset";
 pub const TIMESTAMP: &str = "elmo.source.timestamp";
 /// Name of the header with the label of the rejection.
 pub const LABEL: &str = "elmo.error.label";
+/// Name of the header that says that the value was left out, because the broker takes no message of its size.
+pub const DROPPED: &str = "elmo.dropped";
 /// Name of the header with the reason.
 pub const ERROR: &str = "elmo.error";
 

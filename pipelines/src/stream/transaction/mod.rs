@@ -26,7 +26,7 @@ pub(super) use self::{
     records::Records,
     thread::{Committer, Committing},
 };
-use super::{CloseReason, TopicPartition, finished::Rows, output::Output};
+use super::{TopicPartition, finished::Rows, output::Output, rotation::CloseReason, source::Epoch};
 use crate::error::{Error, Result};
 
 /// Batches of one partition that wait for a transaction.
@@ -35,7 +35,7 @@ const BATCHES: usize = 8;
 /// The rows of one partition on their way to a topic.
 pub(super) struct TopicOutput {
     source: TopicPartition,
-    epoch: u64,
+    epoch: Epoch,
     records: Records,
     committer: Committer,
     /// The oldest first: what becomes of them, and where they end.
@@ -45,7 +45,7 @@ pub(super) struct TopicOutput {
 
 impl TopicOutput {
     /// Writes the rows of a partition that begins at `start`.
-    pub(super) fn new(source: TopicPartition, epoch: u64, start: i64, records: Records, committer: Committer) -> Self {
+    pub(super) fn new(source: TopicPartition, epoch: Epoch, start: i64, records: Records, committer: Committer) -> Self {
         Self { source, epoch, records, committer, waiting: VecDeque::new(), end: start }
     }
 }
@@ -76,11 +76,10 @@ impl Output for TopicOutput {
         Ok(ControlFlow::Continue(()))
     }
 
-    async fn close(&mut self, _: CloseReason) -> Result<()> {
+    fn close(&mut self, _: CloseReason) {
         if !self.waiting.is_empty() {
             self.committer.hurry();
         }
-        Ok(())
     }
 
     fn is_published(&self) -> bool {

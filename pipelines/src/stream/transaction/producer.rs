@@ -17,7 +17,7 @@ use rdkafka::{
     producer::{BaseProducer, BaseRecord, Producer, ProducerContext},
 };
 
-use crate::stream::{StreamError, TopicPartition, finished::Rows};
+use crate::stream::{StreamError, TopicPartition, finished::Rows, source::Epoch};
 
 /// How long one request of a transaction may take before it is tried again.
 const REQUEST: Duration = Duration::from_secs(30);
@@ -41,7 +41,7 @@ pub(in crate::stream) struct Record {
 pub(super) struct Part {
     pub(super) source: TopicPartition,
     /// Of the assignment in which the rows were read.
-    pub(super) epoch: u64,
+    pub(super) epoch: Epoch,
     pub(super) records: Vec<Record>,
     /// What the records were made of.
     pub(super) rows: Rows,
@@ -55,7 +55,7 @@ pub(super) trait Group: Send {
     fn metadata(&self) -> Option<ConsumerGroupMetadata>;
 
     /// Whether the partition still belongs to this process, in this assignment.
-    fn owns(&self, source: &TopicPartition, epoch: u64) -> bool;
+    fn owns(&self, source: &TopicPartition, epoch: Epoch) -> bool;
 }
 
 /// What became of a transaction.

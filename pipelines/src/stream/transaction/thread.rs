@@ -14,7 +14,7 @@ use super::{
 };
 use crate::{
     error::{Error, Result},
-    stream::{StreamError, TopicPartition, finished::Rows},
+    stream::{StreamError, TopicPartition, finished::Rows, source::Epoch},
 };
 
 /// Bytes of messages in one transaction.
@@ -23,7 +23,7 @@ const TRANSACTION_BYTES: usize = 16 << 20;
 /// Rows that wait for a transaction.
 pub(in crate::stream) struct Committing {
     pub(super) source: TopicPartition,
-    pub(super) epoch: u64,
+    pub(super) epoch: Epoch,
     pub(super) rows: Rows,
     pub(super) records: Vec<Record>,
     pub(super) end: i64,
