@@ -1,10 +1,13 @@
-//! The bulk job against servers that speak the real protocols: S3 (moto) and Azure Blob (Azurite).
+//! Jobs against servers that speak the real protocols: S3 (moto), Azure Blob (Azurite) and Kafka.
 //!
-//! `scripts/services` starts both, makes a bucket and a container `elmo-test`, says where the servers are in the variables
+//! `scripts/services` starts them, makes a bucket and a container `elmo-test`, says where the servers are in the variables
 //! that the clouds' own tools read, and runs these tests. Without it they are skipped.
 
 #![allow(clippy::unwrap_used, clippy::expect_used)]
 
+#[cfg(feature = "kafka")]
+#[path = "services/kafka.rs"]
+mod kafka;
 #[path = "cli/node.rs"]
 mod node;
 

@@ -6,6 +6,7 @@
 //! partition    one task per assigned partition: decode, embed in order (`crate::in_order`), write
 //! chain/       the offset chain: one Parquet object per start offset, created conditionally
 //! transaction/ enriched messages to another topic, in transactions
+//! metrics/     Prometheus metrics, and whether the process is alive and ready
 //! ```
 //!
 //! The objects of a partition tile its offsets without a gap or an overlap, whoever writes them: an object that begins at
@@ -15,6 +16,7 @@
 pub mod decode;
 mod error;
 mod message;
+pub mod metrics;
 
 pub use self::{
     error::StreamError,
