@@ -2,6 +2,7 @@
 
 use thiserror::Error;
 
+use super::TopicPartition;
 use crate::error::{Exit, Fault};
 
 /// Why a stream cannot start or go on.
@@ -18,6 +19,16 @@ pub enum StreamError {
         /// What to check.
         help: Option<String>,
     },
+    /// A message that cannot be embedded, with on-error `fail`. Everything before it is in the output.
+    #[error("{partition} at offset {offset}: {reason}")]
+    Refused {
+        /// Its partition.
+        partition: TopicPartition,
+        /// Its offset.
+        offset: i64,
+        /// Why.
+        reason: String,
+    },
     /// A setting that cannot work.
     #[error("{message}")]
     Settings {
@@ -32,6 +43,7 @@ impl Fault for StreamError {
     fn exit(&self) -> Exit {
         match self {
             Self::Broker { .. } => Exit::Storage,
+            Self::Refused { .. } => Exit::Input,
             Self::Settings { .. } => Exit::Usage,
         }
     }
@@ -39,6 +51,9 @@ impl Fault for StreamError {
     fn help(&self) -> Option<String> {
         match self {
             Self::Broker { help, .. } | Self::Settings { help, .. } => help.clone(),
+            Self::Refused { .. } => Some(
+                "everything before it is in the output; go on with --on-error null, skip or dead-letter".to_owned(),
+            ),
         }
     }
 }

@@ -7,10 +7,11 @@ use super::{
     chain::{Chain, ChainError, ChainId, EncodedFile, FileFormat, OpenFile, Published, Rejected},
     dead_letters::DeadLetters,
     finished::Rows,
-    metrics::{Conflict, Metrics, PartitionMetrics},
+    metrics::{Conflict, PartitionMetrics},
     output::{Output, Owned},
     rotation::CloseReason,
     source::{Epoch, Ownership, Permit},
+    totals::Totals,
 };
 use crate::{crash::stream as crash, error::Result};
 
@@ -23,7 +24,7 @@ pub(super) struct Files {
     pub(super) format: Arc<FileFormat>,
     pub(super) client: Ownership,
     pub(super) dead_letters: Option<DeadLetters>,
-    pub(super) metrics: Metrics,
+    pub(super) totals: Totals,
 }
 
 type Task<T> = Pin<Box<dyn Future<Output = T> + Send>>;
@@ -57,7 +58,7 @@ impl FileOutput {
     /// Writes behind the end of `chain`. The messages in `gap`, which follow it, are gone.
     pub(super) fn new(files: &Files, owned: Owned, chain: Chain, gap: Option<Range<i64>>) -> Self {
         let end = chain.end();
-        let metrics = files.metrics.partition(owned.source.clone());
+        let metrics = files.totals.metrics.partition(owned.source.clone());
         metrics.set_chain_end(end);
         Self {
             files: files.clone(),
@@ -135,13 +136,14 @@ impl FileOutput {
     fn published(&mut self, chain: Chain, file: &EncodedFile, published: Published) -> ControlFlow<i64> {
         let (end, retries) = match published {
             Published::Foreign { end } => {
-                self.files.metrics.conflict(Conflict::Foreign);
+                self.files.totals.metrics.conflict(Conflict::Foreign);
                 return ControlFlow::Break(end);
             }
             Published::Ours { end, retries, .. } => (end, retries),
         };
-        self.files.metrics.published(file.bytes(), self.request.0.elapsed());
-        (0..retries).for_each(|_| self.files.metrics.retried());
+        self.files.totals.metrics.published(file.bytes(), self.request.0.elapsed());
+        self.files.totals.published(file.bytes());
+        (0..retries).for_each(|_| self.files.totals.metrics.retried());
         self.metrics.set_chain_end(end);
         self.end = end;
         if let Some(hint) = chain.hint() {

@@ -121,7 +121,7 @@ impl Finisher {
             Ok(applied) => (rows, messages.end, applied, None),
             Err(Failed { row, rejection }) => {
                 let offset = messages.get(row).offset;
-                let refused = StreamError::Refused { source: source.clone(), offset, reason: rejection.to_string() };
+                let refused = StreamError::Refused { partition: source.clone(), offset, reason: rejection.to_string() };
                 // No row before it was rejected.
                 let applied = OnError::Null.apply(row, Vec::new()).map_err(|_| odd("a row was rejected twice"))?;
                 (row, offset, applied, Some(refused))
@@ -143,6 +143,13 @@ impl Finisher {
 
 fn odd(reason: impl std::fmt::Display) -> Error {
     Error::Failed(format!("rows could not be put together: {reason}"))
+}
+
+impl Waiting {
+    /// Number of messages.
+    pub(super) fn len(&self) -> usize {
+        self.messages.len()
+    }
 }
 
 impl Rows {

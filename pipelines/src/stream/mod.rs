@@ -13,12 +13,34 @@
 //! offset `s` is created only by a writer that has read that the object before it ends at `s`, and a store lets one
 //! creation per name succeed. The offsets that the consumer group commits are only hints.
 
+pub mod chain;
+mod dead_letters;
 pub mod decode;
 mod error;
+mod files;
+mod finished;
+mod job;
 mod message;
 pub mod metrics;
+mod opening;
+mod output;
+mod partition;
+pub mod rotation;
+mod run;
+mod settings;
+pub mod source;
+mod start;
+mod totals;
+mod transaction;
 
 pub use self::{
+    chain::OnGap,
+    decode::{Format, OnError},
     error::StreamError,
     message::{Header, Message, Messages, TopicPartition},
+    run::{Streamed, run},
+    settings::{StreamJob, Target},
+    source::Start,
+    totals::StreamReport,
+    transaction::ValueEncoding,
 };

@@ -85,7 +85,7 @@ impl Records {
             OnError::DeadLetter => Ok(self.dead(source, rows, row, &rejection)),
             OnError::Fail => {
                 let offset = rows.messages.get(row).offset;
-                Err(StreamError::Refused { source: source.clone(), offset, reason: rejection.to_string() }.into())
+                Err(StreamError::Refused { partition: source.clone(), offset, reason: rejection.to_string() }.into())
             }
             OnError::Null => self.without_vector(source, rows, index, &rejection).map(Some),
         }

@@ -1,0 +1,132 @@
+//! Opens the output of a partition, and finds where to read it from.
+
+use std::{ops::Range, sync::Arc};
+
+use tokio::sync::{mpsc, oneshot, watch};
+
+use super::{
+    StreamError, TopicPartition,
+    chain::{self, ChainError, Dataset, OnGap, position},
+    files::{FileOutput, Files},
+    output::Owned,
+    partition::{self, Ended, Inbox, Order, Parts},
+    source::{self, Assigned, Source},
+    transaction::{Committer, Records, TopicOutput},
+};
+use crate::error::{Error, Result};
+
+/// Opens outputs.
+pub(super) struct Opener {
+    pub(super) target: Open,
+    pub(super) start: source::Start,
+    pub(super) on_gap: OnGap,
+}
+
+/// Where rows go, opened.
+pub(super) enum Open {
+    Files { dataset: Dataset, files: Files },
+    Topic { records: Records, committer: Committer },
+}
+
+/// Messages and orders of a partition.
+type Incoming = (mpsc::UnboundedReceiver<Inbox>, watch::Receiver<Order>);
+
+impl Opener {
+    /// Opens the output of a partition, says where it starts, and runs it.
+    ///
+    /// # Errors
+    /// As [`partition::run`]; those of the output when it cannot be opened, and of the broker when it does not have the
+    /// messages at which the output ends.
+    pub(super) async fn run(
+        &self,
+        parts: &Parts,
+        source: &Source,
+        owned: &Owned,
+        assigned: &Assigned,
+        start: oneshot::Sender<i64>,
+        (inbox, mut orders): Incoming,
+    ) -> Result<Ended> {
+        let opened = async {
+            let first = || first(source, owned, assigned, self.start);
+            match &self.target {
+                Open::Files { dataset, files } => {
+                    let hint = hint(assigned);
+                    let chain = dataset.chain::<_, Error>(&owned.source, first, hint.as_ref()).await?;
+                    let (at, gap) = self.position(source, &owned.source, chain.end()).await?;
+                    Ok::<_, Error>((at, Opened::Files(FileOutput::new(files, owned.clone(), chain, gap))))
+                }
+                Open::Topic { records, committer } => {
+                    let end = match &assigned.committed {
+                        source::Hint::At { offset, .. } => *offset,
+                        source::Hint::None => first().await?,
+                        source::Hint::Unknown(reason) => return Err(unknown(&owned.source, reason).into()),
+                    };
+                    let (at, _) = self.position(source, &owned.source, end).await?;
+                    let records = records.clone();
+                    let output = TopicOutput::new(owned.source.clone(), owned.epoch, at, records, committer.clone());
+                    Ok((at, Opened::Topic(output)))
+                }
+            }
+        };
+        // A store that does not answer must not keep a partition that was taken away.
+        let (at, output) = tokio::select! {
+            opened = opened => opened?,
+            () = taken_away(&mut orders) => return Ok(Ended::Cut),
+        };
+        tracing::info!(partition = %owned.source, offset = at, "assigned");
+        if start.send(at).is_err() {
+            source.seek(&owned.source, owned.epoch, source::Start::At(at));
+        }
+        match output {
+            Opened::Files(output) => partition::run(parts, owned, inbox, orders, output).await,
+            Opened::Topic(output) => partition::run(parts, owned, inbox, orders, output).await,
+        }
+    }
+
+    /// Where to read, given the end of the output, and the messages that are lost before it.
+    async fn position(
+        &self,
+        source: &Source,
+        partition: &TopicPartition,
+        end: i64,
+    ) -> Result<(i64, Option<Range<i64>>)> {
+        let range = source.watermarks(partition).await?;
+        let found = position(partition, end, range, self.on_gap)?;
+        if let Some(gap) = &found.gap {
+            tracing::warn!(%partition, from = gap.start, to = gap.end, "the broker has deleted these messages; going on behind them");
+        }
+        Ok((found.start, found.gap))
+    }
+}
+
+enum Opened {
+    Files(FileOutput),
+    Topic(TopicOutput),
+}
+
+/// Waits until the partition is drained before it has begun, or lost.
+async fn taken_away(orders: &mut watch::Receiver<Order>) {
+    loop {
+        if matches!(*orders.borrow_and_update(), Order::Drain { .. }) || orders.changed().await.is_err() {
+            return;
+        }
+    }
+}
+
+/// The first offset of a partition without output.
+async fn first(source: &Source, owned: &Owned, assigned: &Assigned, start: source::Start) -> Result<i64> {
+    let start = if assigned.appeared { source::Start::Beginning } else { start };
+    Ok(source.resolve(&owned.source, start).await?)
+}
+
+/// The hint of the group, as the chain knows it.
+fn hint(assigned: &Assigned) -> Option<chain::Hint> {
+    match &assigned.committed {
+        source::Hint::At { offset, metadata } => Some(chain::Hint { end: *offset, object: metadata.clone() }),
+        _ => None,
+    }
+}
+
+fn unknown(partition: &TopicPartition, reason: &str) -> StreamError {
+    StreamError::Broker { what: format!("read the committed offset of {partition}"), reason: reason.to_owned(), help: None }
+}

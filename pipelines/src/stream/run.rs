@@ -1,0 +1,192 @@
+//! Prepares a stream and runs it.
+//!
+//! Everything that can fail is tried before the group is joined: a member that cannot work must not take partitions. The
+//! model is loaded by then.
+
+use std::{collections::BTreeMap, sync::Arc, time::Duration};
+
+use rdkafka::consumer::ConsumerGroupMetadata;
+use serde::Serialize;
+
+use super::{
+    OnError, StreamError, TopicPartition,
+    chain::{Dataset, FileFormat, Identity},
+    dead_letters::DeadLetters,
+    decode::Decoder,
+    files::Files,
+    finished::Finisher,
+    job::Job,
+    metrics::{Health, Metrics, serve},
+    opening::{Open, Opener},
+    partition::Parts,
+    settings::{StreamJob, Target},
+    source::{Budget, Epoch, Ownership, Source},
+    totals::{StreamReport, Totals},
+    transaction::{Committer, Group, Records},
+};
+use crate::{
+    error::{Error, Result},
+    models::warn_untrained,
+    sink::Encoding,
+    stage::Stage,
+};
+
+/// The poll thread counts as dead when it has not polled for this long.
+const POLL_LIMIT: Duration = Duration::from_secs(60);
+/// The part of the memory that one partition may have on its way through the stage.
+const IN_FLIGHT: usize = 4;
+
+/// A stream that ended.
+#[derive(Debug, Serialize)]
+pub struct Streamed {
+    /// What this process has done.
+    #[serde(flatten)]
+    pub report: StreamReport,
+    /// Everything that was read is published. If not, the same command reads the rest again.
+    pub complete: bool,
+}
+
+/// Runs a stream until `stop`, or, with [`StreamJob::once`], until it has read what the topics held when their partitions
+/// were assigned.
+///
+/// # Errors
+/// [`StreamError`] when the brokers refuse, a setting cannot work, or a message cannot be embedded and on-error is `fail`;
+/// [`ChainError`](super::chain::ChainError) when the output belongs to something else or the store cannot be used;
+/// [`elmo::Error`] when the devices fail.
+pub async fn run(job: StreamJob, stage: Arc<dyn Stage>, stop: impl Future<Output = ()>) -> Result<Streamed> {
+    let (metrics, health) = (Metrics::new(), Health::new(POLL_LIMIT));
+    health.model_loaded();
+    let totals = Totals::new(metrics.clone(), job.on_error);
+    let budget = Budget::new(job.memory_limit);
+    let finisher = Finisher::new(Decoder::new(job.decode.clone())?, job.on_error, stage.as_ref())?;
+    let server = match job.metrics {
+        Some(address) => Some(serve(address, metrics.clone(), health.clone()).await?),
+        None => None,
+    };
+    if let Some(server) = &server {
+        tracing::info!(address = %server.address(), "metrics");
+    }
+    let prepared = prepare(&job, stage.as_ref(), &finisher, &totals).await?;
+    health.store_probed();
+    if stage.is_untrained() {
+        warn_untrained();
+    }
+    let (source, events) = Source::start(&job.kafka, budget.clone())?;
+    let target = match prepared {
+        Prepared::Files { dataset, format, dead_letters } => {
+            let files = Files { format, client: source.ownership(), dead_letters, totals: totals.clone() };
+            Open::Files { dataset, files }
+        }
+        Prepared::Topic { records, max_wait } => {
+            let (config, id) = (job.kafka.producer(), job.kafka.transactional_id());
+            let (group, made) = (Member(source.clone()), records.clone());
+            let start = move || Committer::start(&config, &id, made, max_wait, Box::new(group));
+            let started = tokio::task::spawn_blocking(start).await;
+            let committer = started.map_err(|e| Error::Failed(format!("a thread died: {e}")))??;
+            Open::Topic { records, committer }
+        }
+    };
+    let parts = Parts { stage, finisher, totals: totals.clone(), bytes_in_flight: (job.memory_limit / IN_FLIGHT) as u64 };
+    let running = Job {
+        source,
+        events,
+        opener: Arc::new(Opener { target, start: job.start, on_gap: job.on_gap }),
+        parts: Arc::new(parts),
+        budget,
+        health,
+        once: job.once,
+        grace: job.grace,
+    };
+    let complete = running.run(stop).await;
+    if let Some(server) = server {
+        server.stop().await;
+    }
+    Ok(Streamed { report: totals.report(), complete: complete? })
+}
+
+enum Prepared {
+    Files { dataset: Dataset, format: Arc<FileFormat>, dead_letters: Option<DeadLetters> },
+    Topic { records: Records, max_wait: Duration },
+}
+
+/// Checks the brokers and the store.
+async fn prepare(job: &StreamJob, stage: &dyn Stage, finisher: &Finisher, totals: &Totals) -> Result<Prepared> {
+    let _ = totals;
+    job.check()?;
+    job.kafka.check().await?;
+    match &job.target {
+        Target::Files { output, generation, limits, row_group_bytes, codec, spill } => {
+            let dataset = Dataset::open(output, &identity(job, stage, finisher), *generation).await?;
+            let vectors = stage.fields().first().map(|field| field.name().clone()).unwrap_or_default();
+            let format = FileFormat {
+                schema: Arc::clone(finisher.schema()),
+                encoding: Encoding { vectors, codec: *codec, row_group_bytes: *row_group_bytes },
+                footer: stage.metadata(),
+                spill: spill.clone(),
+                limits: *limits,
+            };
+            let letters = job.dead_letter_topic.as_deref().filter(|_| job.on_error == OnError::DeadLetter);
+            let dead_letters = letters.map(|topic| DeadLetters::new(&job.kafka.producer(), topic)).transpose()?;
+            Ok(Prepared::Files { dataset, format: Arc::new(format), dead_letters })
+        }
+        Target::Topic { topic, encoding, max_wait } => {
+            let records = Records {
+                topic: topic.as_str().into(),
+                dead_letters: job.dead_letter_topic.as_deref().map(Into::into),
+                encoding: *encoding,
+                format: job.decode.format,
+                on_error: job.on_error,
+                added: stage.fields().len(),
+                max_bytes: job.kafka.max_message_bytes(),
+            };
+            Ok(Prepared::Topic { records, max_wait: *max_wait })
+        }
+    }
+}
+
+/// What all writers of an output must have in common.
+fn identity(job: &StreamJob, stage: &dyn Stage, finisher: &Finisher) -> Identity {
+    let mut settings: BTreeMap<String, String> = stage.metadata().into_iter().collect();
+    for field in finisher.schema().fields() {
+        let null = if field.is_nullable() { "" } else { " not null" };
+        settings.insert(format!("column {}", field.name()), format!("{}{null}", field.data_type()));
+    }
+    settings.extend(job.decode.identity());
+    Identity::new(settings)
+}
+
+impl StreamJob {
+    /// Checks settings that exclude each other.
+    ///
+    /// # Errors
+    /// [`StreamError::Settings`].
+    pub fn check(&self) -> Result<(), StreamError> {
+        let wrong = |message: &str, help: &str| {
+            Err(StreamError::Settings { message: message.to_owned(), help: Some(help.to_owned()) })
+        };
+        match (self.on_error, &self.dead_letter_topic) {
+            (OnError::DeadLetter, None) => {
+                return wrong("--on-error dead-letter needs a topic", "give --dead-letter-topic TOPIC");
+            }
+            (OnError::DeadLetter, Some(_)) | (_, None) => {}
+            (_, Some(_)) => {
+                return wrong("--dead-letter-topic has no effect here", "give --on-error dead-letter as well");
+            }
+        }
+        Ok(())
+    }
+}
+
+/// This process as the member of a group whose offsets are committed in transactions.
+struct Member(Source);
+
+impl Group for Member {
+    fn metadata(&self) -> Option<ConsumerGroupMetadata> {
+        self.0.group_metadata()
+    }
+
+    fn owns(&self, source: &TopicPartition, epoch: Epoch) -> bool {
+        let ownership: Ownership = self.0.ownership();
+        ownership.epoch(source) == Some(epoch)
+    }
+}
