@@ -13,6 +13,7 @@
 //! A message that cannot be decoded never affects another one: row `i` of every column is message `i`, NULL if it was
 //! rejected. A JSON `null` where the text is expected is a NULL text, which has no vector and is no error.
 
+mod avro;
 mod cells;
 pub mod dead_letter;
 mod json;
@@ -20,7 +21,6 @@ mod metadata;
 mod pick;
 mod pointer;
 mod policy;
-mod registry;
 mod rejection;
 mod settings;
 mod unescape;
@@ -33,12 +33,12 @@ use arrow::{
     datatypes::{DataType, Field},
 };
 
-use self::json::Json;
+use self::{avro::Avro, json::Json};
 pub use self::{
+    avro::RegistrySettings,
     dead_letter::DeadLetter,
     pointer::Pointer,
     policy::{Applied, Counts, Failed, OnError, merged},
-    registry::RegistrySettings,
     rejection::Rejection,
     settings::{
         AvroSchemas, ColumnSpec, ColumnType, Columns, DecodeSettings, Format, Keys, MAX_TEXT_BYTES, MESSAGE, TEXT,
@@ -59,6 +59,7 @@ pub struct Decoder {
 enum Values {
     Text,
     Json(Json),
+    Avro(Avro),
 }
 
 /// Messages, decoded: row `i` is message `i`.
@@ -89,7 +90,8 @@ impl Decoder {
         settings.check()?;
         let values = match settings.format {
             Format::Text => Values::Text,
-            Format::Json | Format::Avro => Values::Json(Json::new(&settings)),
+            Format::Json => Values::Json(Json::new(&settings)),
+            Format::Avro => Values::Avro(Avro::new(&settings)?),
         };
         let fields = fields(&settings).into();
         Ok(Self { settings: Arc::new(settings), fields, values: Arc::new(values) })
@@ -109,6 +111,7 @@ impl Decoder {
         let body = match &*self.values {
             Values::Text => json::texts(messages, self.settings.max_text_bytes),
             Values::Json(json) => json.decode(messages),
+            Values::Avro(avro) => avro.decode(messages).await?,
         };
         Ok(self.with_metadata(body, messages))
     }

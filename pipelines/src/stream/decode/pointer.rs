@@ -33,6 +33,12 @@ impl Pointer {
         }
     }
 
+    /// The pointer of these keys and indices.
+    pub(super) fn of(tokens: &[String]) -> Self {
+        let written = tokens.iter().map(|token| format!("/{}", token.replace('~', "~0").replace('/', "~1"))).collect();
+        Self { written, tokens: tokens.to_vec() }
+    }
+
     /// Keys and indices from the top of the message down.
     pub fn tokens(&self) -> &[String] {
         &self.tokens

@@ -4,7 +4,7 @@ use std::{collections::HashSet, fmt, path::PathBuf, str::FromStr, sync::Arc};
 
 use arrow::datatypes::{DataType, TimeUnit};
 
-use super::{pointer::Pointer, registry::RegistrySettings};
+use super::{avro::RegistrySettings, pointer::Pointer};
 use crate::stream::StreamError;
 
 /// Longer texts are rejected, unless set otherwise.
