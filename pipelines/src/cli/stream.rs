@@ -1,8 +1,11 @@
 //! `elmo stream`: its arguments. The job is in [`crate::stream`].
 
-use std::{fmt, net::SocketAddr, path::PathBuf, str::FromStr, time::Duration};
+use std::{env, fmt, net::SocketAddr, path::PathBuf, str::FromStr, sync::Arc, time::Duration};
 
-use clap::{ArgAction, Args, Subcommand, ValueHint};
+use clap::{
+    Args, Subcommand, ValueHint,
+    builder::{PossibleValuesParser, TypedValueParser},
+};
 use elmo::{ColumnEmbedder, spec::OnError};
 
 use super::{
@@ -13,11 +16,22 @@ use super::{
 };
 use crate::{
     error::{Error, Exit, Result},
+    report::{bytes, count, table},
     sink::Codec,
-    stage::{EmbedStage, Stage},
+    stage::EmbedStage,
     stores::Stores,
-    stream,
+    stream::{
+        self, StreamJob, Streamed, Target, ValueEncoding,
+        chain::Spill,
+        decode::{AvroSchemas, Columns, DecodeSettings, Format, Keys, Pointer, RegistrySettings},
+        rotation::Limits,
+    },
 };
+
+/// How long a stream publishes after a request to stop: less than the 30 s after which Kubernetes kills a container.
+const GRACE: Duration = Duration::from_secs(25);
+/// Part of the memory up to which a complete file waits for the store in memory.
+const SPILL_ABOVE: usize = 16;
 
 /// Embed the messages of Kafka topics: each message once, into Parquet files or into another topic
 #[derive(Debug, Args)]
@@ -100,7 +114,7 @@ struct BrokerArgs {
     start: stream::Start,
 
     /// What to do when the broker has deleted messages that are not in the output: fail, or skip them
-    #[arg(long, value_name = "WHAT", default_value = "fail", value_parser = one_of::<stream::OnGap>(stream::OnGap::WORDS))]
+    #[arg(long, value_name = "WHAT", default_value = "fail", value_parser = words::<stream::OnGap>(&["fail", "skip"]))]
     on_gap: stream::OnGap,
 
     /// A property of librdkafka, KEY=VALUE; repeat it for several
@@ -121,48 +135,54 @@ struct BrokerArgs {
 #[command(next_help_heading = "Messages")]
 struct MessageArgs {
     /// Format of the values: text, json or avro
-    #[arg(long, value_name = "FORMAT", default_value = "text", value_parser = one_of::<stream::Format>(stream::Format::WORDS))]
-    format: stream::Format,
+    #[arg(long, value_name = "FORMAT", default_value = "text", value_parser = words::<Format>(&["text", "json", "avro"]))]
+    format: Format,
 
-    /// Where the text is in a JSON message (a JSON pointer) or an Avro record (a path) [default: /text]
-    #[arg(long, value_name = "PATH")]
-    text_path: Option<String>,
+    /// Where the text is in a JSON message or an Avro record, a JSON pointer [default: /text]
+    #[arg(long, value_name = "POINTER", value_parser = Pointer::parse)]
+    text_path: Option<Pointer>,
 
     /// Columns from other fields, NAME=/POINTER:TYPE separated by commas; or all, as one column of JSON
     ///
     /// Types: string, int64, int32, float64, float32, bool, timestamp, date, json.
     #[arg(long, value_name = "COLUMNS")]
-    columns: Option<String>,
+    columns: Option<Columns>,
 
-    /// Also write the text into a column
+    /// Do not write the text into a column
     #[arg(long)]
-    keep_text: bool,
+    drop_text: bool,
 
-    /// Also write the key of each message into the column _key
-    #[arg(long)]
-    keep_key: bool,
+    /// Write the key of each message into the column _key, as bytes or as text
+    #[arg(long, value_name = "TYPE", value_parser = words::<Keys>(&["drop", "bytes", "text"]), default_value = "drop", hide_default_value = true)]
+    keep_key: Keys,
 
-    /// Also write the headers of each message into the column _headers
+    /// Write the headers of each message into the column _headers
     #[arg(long)]
     keep_headers: bool,
 
-    /// URL of the schema registry for avro
-    #[arg(long, value_name = "URL")]
+    /// URL of the schema registry, for Avro messages that begin with the id of their schema
+    ///
+    /// ELMO_SCHEMA_REGISTRY_USER_INFO holds user:password, if it asks for them.
+    #[arg(long, value_name = "URL", conflicts_with = "avro_schema")]
     schema_registry: Option<String>,
 
-    /// File with the Avro schema of the messages, for messages without a registry
+    /// File with the schema of all messages, for Avro messages without an id
     #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath)]
     avro_schema: Option<PathBuf>,
 
-    /// Texts longer than this are handled by --on-error, for example 1MB
-    #[arg(long, value_name = "SIZE", default_value = "4MB")]
+    /// With --avro-schema, messages begin with the fingerprint of the schema (Avro's single-object encoding)
+    #[arg(long, requires = "avro_schema")]
+    avro_single_object: bool,
+
+    /// Longer texts are handled by --on-error
+    #[arg(long, value_name = "SIZE", default_value = "8MB")]
     max_text: Bytes,
 
     /// What to do with a message that cannot be decoded or embedded: null, skip, fail or dead-letter
     ///
     /// null writes a row without a vector and the reason into the column error, skip leaves the message out and counts
     /// it, fail stops the stream before it, dead-letter sends it to --dead-letter-topic.
-    #[arg(long, value_name = "WHAT", default_value = "null", value_parser = one_of::<stream::OnError>(stream::OnError::WORDS))]
+    #[arg(long, value_name = "WHAT", default_value = "null", value_parser = words::<stream::OnError>(&["null", "skip", "fail", "dead-letter"]))]
     on_error: stream::OnError,
 
     /// Topic for messages that cannot be decoded or embedded, with --on-error dead-letter
@@ -187,8 +207,8 @@ struct OutputArgs {
     output_topic: Option<String>,
 
     /// Values of enriched messages: json, raw (little-endian floats) or arrow (an IPC stream)
-    #[arg(long, value_name = "ENCODING", default_value = "json", value_parser = one_of::<stream::ValueEncoding>(stream::ValueEncoding::WORDS))]
-    encoding: stream::ValueEncoding,
+    #[arg(long, value_name = "ENCODING", default_value = "json", value_parser = words::<ValueEncoding>(ValueEncoding::WORDS))]
+    encoding: ValueEncoding,
 
     /// How long rows may wait for others before a transaction is committed
     #[arg(long, value_name = "TIME", default_value = "1s")]
@@ -315,4 +335,153 @@ impl fmt::Display for Span {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{:?}", self.0)
     }
+}
+
+/// A parser for one of the values `legal`, which help, completions and errors list.
+fn words<T>(legal: &'static [&'static str]) -> impl TypedValueParser<Value = T>
+where
+    T: FromStr + Clone + Send + Sync + 'static,
+    T::Err: Into<Box<dyn std::error::Error + Send + Sync + 'static>>,
+{
+    PossibleValuesParser::new(legal).try_map(|value| value.parse::<T>())
+}
+
+pub(super) fn run(command: &StreamCommand, common: &CommonArgs) -> Result<Exit> {
+    match &command.command {
+        Some(Subcommands::Status(args)) => status(args),
+        None => stream(&command.stream, common),
+    }
+}
+
+fn stream(args: &StreamArgs, _: &CommonArgs) -> Result<Exit> {
+    let spec = args.vectors.spec(OnError::Null)?;
+    let streamed = block_on(async {
+        let stop = shutdown::requested()?;
+        let stores = Stores::from_env();
+        let job = args.job(&stores)?;
+        job.check()?;
+        let data = args::open(&args.model.spec()?, args.model.offline(), &stores).await?;
+        let elmo = args.engine.load(data).await?;
+        let columns = ColumnEmbedder::new(&elmo, spec)?;
+        let width = columns.width();
+        let stage = EmbedStage::new(columns, width);
+        if args.operation.dry_run {
+            let plan = stream::dry_run(&job, stage.as_ref()).await?;
+            match args.operation.json {
+                true => print_json(&plan)?,
+                false => print(&plan.to_string())?,
+            }
+            return Ok(None);
+        }
+        stream::run(job, stage, stop).await.map(Some)
+    })?;
+    let Some(streamed) = streamed else { return Ok(Exit::Done) };
+    if args.operation.json { print_json(&streamed)? } else { print(&text(&streamed))? }
+    Ok(if streamed.complete { Exit::Done } else { Exit::Interrupted })
+}
+
+impl StreamArgs {
+    fn job(&self, stores: &Stores) -> Result<StreamJob> {
+        Ok(StreamJob {
+            kafka: self.broker.settings()?,
+            decode: self.messages.decode()?,
+            on_error: self.messages.on_error,
+            dead_letter_topic: self.messages.dead_letter_topic.clone(),
+            start: self.broker.start,
+            on_gap: self.broker.on_gap,
+            target: self.target(stores)?,
+            once: self.operation.once,
+            metrics: self.operation.metrics,
+            memory_limit: self.operation.memory_limit.0.get(),
+            grace: GRACE,
+        })
+    }
+
+    fn target(&self, stores: &Stores) -> Result<Target> {
+        match (&self.output.output, &self.output.output_topic) {
+            (Some(output), None) => {
+                let output = stores.locate(output)?;
+                let spill = Spill {
+                    folder: Some(self.files.spill_dir.clone().unwrap_or_else(env::temp_dir)),
+                    above: self.operation.memory_limit.0.get() / SPILL_ABOVE,
+                };
+                Ok(Target::Files {
+                    output,
+                    generation: u32::try_from(self.output.generation).unwrap_or(u32::MAX),
+                    limits: self.files.limits(),
+                    row_group_bytes: (self.files.row_group_mb as u64).saturating_mul(1 << 20),
+                    codec: self.files.compression,
+                    spill,
+                })
+            }
+            (None, Some(topic)) => Ok(Target::Topic {
+                topic: topic.clone(),
+                encoding: self.output.encoding,
+                max_wait: self.output.max_wait.0,
+            }),
+            (Some(_), Some(_)) => Err(Error::usage(
+                "--output and --output-topic cannot be used together, since no transaction spans both",
+                "run two streams with two groups",
+            )),
+            (None, None) => Err(Error::usage("no output was given", "give --output DIR or --output-topic TOPIC")),
+        }
+    }
+}
+
+impl BrokerArgs {
+    fn settings(&self) -> Result<stream::source::Settings> {
+        let (brokers, group) = (self.brokers.clone().unwrap_or_default(), self.group.clone().unwrap_or_default());
+        Ok(settings(&brokers, &self.topics, &group, &self.kafka, self.kafka_secrets.as_deref())?)
+    }
+}
+
+impl MessageArgs {
+    fn decode(&self) -> Result<DecodeSettings> {
+        let schemas = match (&self.schema_registry, &self.avro_schema) {
+            (Some(url), _) => {
+                let user_info = env::var("ELMO_SCHEMA_REGISTRY_USER_INFO").ok().filter(|value| !value.is_empty());
+                Some(AvroSchemas::Registry(RegistrySettings { url: url.clone(), user_info }))
+            }
+            (None, Some(file)) if self.avro_single_object => Some(AvroSchemas::SingleObject(file.clone())),
+            (None, Some(file)) => Some(AvroSchemas::Raw(file.clone())),
+            (None, None) => None,
+        };
+        let settings = DecodeSettings {
+            format: self.format,
+            text_path: self.text_path.clone(),
+            columns: self.columns.clone().unwrap_or_default(),
+            keep_text: !self.drop_text,
+            keys: self.keep_key,
+            headers: self.keep_headers,
+            max_text_bytes: self.max_text.0.get(),
+            schemas,
+        };
+        settings.check()?;
+        Ok(settings)
+    }
+}
+
+impl FileArgs {
+    fn limits(&self) -> Limits {
+        Limits {
+            rows: self.rows_per_file.map_or(u64::MAX, |rows| rows as u64),
+            bytes: (self.mb_per_file as u64).saturating_mul(1 << 20),
+            max_age: self.max_age.0,
+            idle: self.idle.map(|idle| idle.0),
+        }
+    }
+}
+
+fn text(streamed: &Streamed) -> String {
+    let report = &streamed.report;
+    let mut rows = vec![
+        ("messages", count(report.messages)),
+        ("rows", count(report.rows)),
+        ("files", format!("{}, {}", count(report.files), bytes(report.bytes))),
+    ];
+    rows.extend(report.rejected.iter().map(|(label, number)| (*label, count(*number))));
+    if !streamed.complete {
+        rows.push(("incomplete", "some rows were not published in time; the same command reads them again".to_owned()));
+    }
+    table(&rows)
 }
