@@ -12,8 +12,10 @@
 //! offset `s` is created only by a writer that has read that the object before it ends at `s`, and a store lets one
 //! creation per name succeed. The offsets that the consumer group commits are only hints.
 
+pub mod chain;
 mod error;
 mod message;
+pub mod rotation;
 
 pub use self::{
     error::StreamError,
