@@ -25,3 +25,21 @@ pub(crate) mod bulk {
         before_done = "bulk.before_done",
     }
 }
+
+/// Crash points of the stream.
+#[allow(dead_code)] // those around Kafka are reached in builds with it only
+pub(crate) mod stream {
+    points! {
+        at_start = "stream.at_start",
+        after_poll = "stream.after_poll",
+        after_decode = "stream.after_decode",
+        in_embed = "stream.in_embed",
+        before_write = "stream.before_write",
+        before_put = "stream.before_put",
+        after_put = "stream.after_put",
+        before_hint = "stream.before_hint",
+        after_hint = "stream.after_hint",
+        in_revoke = "stream.in_revoke",
+        in_drain = "stream.in_drain",
+    }
+}

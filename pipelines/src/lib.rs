@@ -33,7 +33,6 @@ pub mod source;
 pub mod sql;
 pub mod stage;
 pub mod stores;
-#[cfg(feature = "kafka")]
 pub mod stream;
 
 pub use error::{Error, Exit, Result};

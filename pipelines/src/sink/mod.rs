@@ -3,12 +3,14 @@
 //! | file | |
 //! |---|---|
 //! | `encoding` | codec and encoding of the columns |
+//! | `encoder` | rows into the bytes of one file |
 //! | `parquet` | [`PartWriter`]: rows into one file |
 //! | `units` | row boundaries at which the encoder is called |
 //! | `upload`, `chunks` | bytes on their way to the store |
 //! | `publish` | how a complete file gets its name |
 
 mod chunks;
+mod encoder;
 mod encoding;
 mod parquet;
 mod publish;
@@ -22,6 +24,7 @@ use crate::{
     stores::StoreError,
 };
 
+pub(crate) use self::encoder::Encoder;
 pub use self::{
     encoding::{Codec, Encoding},
     parquet::{PartWriter, Written},

@@ -1,17 +1,17 @@
 //! The writer of one Parquet file.
 
+use std::mem;
+
 use arrow::{array::RecordBatch, datatypes::SchemaRef};
-use parquet::{
-    arrow::{AsyncArrowWriter, arrow_writer::ArrowWriterOptions},
-    errors::ParquetError,
-};
+use parquet::errors::ParquetError;
 
 use super::{
-    Encoding, Fence, SinkError, encoding, publish,
-    units::{Unit, Units},
+    Encoding, Fence, SinkError,
+    encoder::Encoder,
+    publish,
     upload::{Buffering, Upload},
 };
-use crate::stores::{Location, StoreError, file::cause};
+use crate::stores::{Location, StoreError};
 
 /// A file that is complete.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -29,18 +29,16 @@ pub struct Written {
 /// [`replace`](Self::replace), and never if the writer is dropped before.
 pub struct PartWriter {
     location: Location,
-    schema: SchemaRef,
-    writer: AsyncArrowWriter<Upload>,
-    units: Units,
-    rows: u64,
-    /// Bytes in the current row group, not encoded.
-    group: u64,
-    group_bytes: u64,
+    encoder: Encoder<Vec<u8>>,
+    upload: Upload,
 }
 
 impl std::fmt::Debug for PartWriter {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("PartWriter").field("location", &self.location).field("rows", &self.rows).finish_non_exhaustive()
+        f.debug_struct("PartWriter")
+            .field("location", &self.location)
+            .field("rows", &self.encoder.rows())
+            .finish_non_exhaustive()
     }
 }
 
@@ -55,15 +53,9 @@ impl PartWriter {
         encoding: &Encoding,
         buffering: Buffering,
     ) -> Result<Self, SinkError> {
-        let failed = |e| error(&location, e);
-        let properties = encoding.properties(schema).map_err(failed)?;
-        // The schema is appended to the footer together with the caller's pairs.
-        let options = ArrowWriterOptions::new().with_properties(properties).with_skip_arrow_metadata(true);
+        let encoder = Encoder::new(Vec::new(), schema, encoding).map_err(|e| error(&location, &e))?;
         let upload = Upload::new(location.clone(), buffering);
-        let writer =
-            AsyncArrowWriter::try_new_with_options(upload, SchemaRef::clone(schema), options).map_err(failed)?;
-        let (schema, group_bytes) = (SchemaRef::clone(schema), encoding.row_group_bytes);
-        Ok(Self { location, schema, writer, units: Units::default(), rows: 0, group: 0, group_bytes })
+        Ok(Self { location, encoder, upload })
     }
 
     /// Adds rows.
@@ -71,21 +63,21 @@ impl PartWriter {
     /// # Errors
     /// [`SinkError::Encode`] when they do not match the schema, [`SinkError::Store`] when the store fails.
     pub async fn write(&mut self, batch: &RecordBatch) -> Result<(), SinkError> {
-        self.rows += batch.num_rows() as u64;
-        for unit in self.units.push(batch).map_err(|e| error(&self.location, e.into()))? {
-            self.encode(unit).await?;
+        for unit in self.encoder.push(batch).map_err(|e| error(&self.location, &e.into()))? {
+            self.encoder.encode(&unit).map_err(|e| error(&self.location, &e))?;
+            self.send().await?;
         }
         Ok(())
     }
 
-    async fn encode(&mut self, unit: Unit) -> Result<(), SinkError> {
-        self.writer.write(&unit.rows).await.map_err(|e| error(&self.location, e))?;
-        self.group += unit.bytes;
-        if self.group >= self.group_bytes {
-            self.group = 0;
-            self.writer.flush().await.map_err(|e| error(&self.location, e))?;
+    /// Hands the bytes of complete row groups to the upload.
+    async fn send(&mut self) -> Result<(), SinkError> {
+        let bytes = mem::take(self.encoder.out_mut());
+        if bytes.is_empty() {
+            return Ok(());
         }
-        Ok(())
+        let sent = self.upload.write(bytes.into()).await;
+        sent.map_err(|e| StoreError::request("write", &self.location, e).into())
     }
 
     /// Finishes the file, with these key-value pairs in its footer, and creates it by one conditional request. The file is
@@ -96,7 +88,7 @@ impl PartWriter {
     /// [`SinkError::Encode`] or [`SinkError::Store`] when the rest cannot be encoded or written.
     pub async fn create(mut self, footer: &[(String, String)]) -> Result<Written, SinkError> {
         self.finish(footer).await?;
-        let (rows, upload) = (self.rows, self.writer.into_inner());
+        let (rows, upload) = (self.encoder.rows(), self.upload);
         let (bytes, sha256) = upload.digest();
         publish::create(upload).await?;
         Ok(Written { rows, bytes, sha256 })
@@ -119,7 +111,7 @@ impl PartWriter {
             self.abort().await;
             return Err(error.into());
         }
-        let (rows, upload) = (self.rows, self.writer.into_inner());
+        let (rows, upload) = (self.encoder.rows(), self.upload);
         let (bytes, sha256) = upload.digest();
         if expected.is_none_or(|expected| expected == sha256) {
             publish::replace(upload, fence).await?;
@@ -130,26 +122,18 @@ impl PartWriter {
     }
 
     async fn finish(&mut self, footer: &[(String, String)]) -> Result<(), SinkError> {
-        if let Some(unit) = self.units.close().map_err(|e| error(&self.location, e.into()))? {
-            self.encode(unit).await?;
-        }
-        for pair in encoding::footer(footer, &self.schema) {
-            self.writer.append_key_value_metadata(pair);
-        }
-        self.writer.finish().await.map(drop).map_err(|e| error(&self.location, e))
+        self.encoder.finish(footer).map_err(|e| error(&self.location, &e))?;
+        self.send().await
     }
 
     /// Discards the file, and the chunks of it that the store has.
     pub async fn abort(self) {
-        self.writer.into_inner().abort().await;
+        self.upload.abort().await;
     }
 }
 
-fn error(location: &Location, error: ParquetError) -> SinkError {
-    match cause(error) {
-        Ok(source) => StoreError::request("write", location, *source).into(),
-        Err(reason) => SinkError::Encode { file: location.to_string(), reason },
-    }
+fn error(location: &Location, error: &ParquetError) -> SinkError {
+    SinkError::Encode { file: location.to_string(), reason: error.to_string() }
 }
 
 #[cfg(test)]

@@ -14,9 +14,9 @@ const UNIT_BYTES: u64 = 4 << 20;
 
 /// Rows that are encoded together, and their size.
 #[derive(Debug)]
-pub(super) struct Unit {
+pub(crate) struct Unit {
     pub(super) rows: RecordBatch,
-    pub(super) bytes: u64,
+    pub(crate) bytes: u64,
 }
 
 /// Collects rows until a unit is full.
@@ -47,6 +47,11 @@ impl Units {
             self.open.push(batch.slice(start, batch.num_rows() - start));
         }
         Ok(full)
+    }
+
+    /// Bytes of the current unit.
+    pub(super) fn bytes(&self) -> u64 {
+        self.bytes
     }
 
     /// Ends the current unit, if it has rows.

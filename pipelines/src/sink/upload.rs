@@ -3,8 +3,6 @@
 use std::mem;
 
 use bytes::Bytes;
-use futures::{FutureExt, future::BoxFuture};
-use parquet::{arrow::async_writer::AsyncFileWriter, errors::ParquetError};
 use sha2::{Digest, Sha256};
 
 use super::chunks::{CHUNK_BYTES, Chunks};
@@ -78,16 +76,5 @@ impl Upload {
 pub(super) async fn abort(location: &Location, chunks: Chunks) {
     if let Err(error) = chunks.abort().await {
         tracing::warn!(file = %location, error = summary(&error), "an incomplete upload could not be aborted");
-    }
-}
-
-impl AsyncFileWriter for Upload {
-    fn write(&mut self, bytes: Bytes) -> BoxFuture<'_, Result<(), ParquetError>> {
-        async move { Self::write(self, bytes).await.map_err(|e| ParquetError::External(Box::new(e))) }.boxed()
-    }
-
-    /// Does nothing: the file is published when the writer is closed.
-    fn complete(&mut self) -> BoxFuture<'_, Result<(), ParquetError>> {
-        async { Ok(()) }.boxed()
     }
 }

@@ -63,13 +63,26 @@ pub(crate) fn version(meta: &ObjectMeta) -> UpdateVersion {
 /// # Errors
 /// [`StoreError::Unconditional`] when it does not, [`StoreError::Request`] when a request fails for another reason.
 pub async fn probe(location: &Location) -> Result<(), StoreError> {
+    probed(location, true).await
+}
+
+/// As [`probe`], for those who create objects but update none: the second condition is not checked.
+///
+/// # Errors
+/// As [`probe`].
+pub async fn probe_create(location: &Location) -> Result<(), StoreError> {
+    probed(location, false).await
+}
+
+async fn probed(location: &Location, updates: bool) -> Result<(), StoreError> {
     if location.local_path().is_some() {
         return Ok(());
     }
     let mut attempts = 1..ATTEMPTS;
     loop {
         let outcome = match race(location).await {
-            Ok(Some((winner, meta))) => update(location, &winner, version(&meta)).await.map(|()| true),
+            Ok(Some((winner, meta))) if updates => update(location, &winner, version(&meta)).await.map(|()| true),
+            Ok(Some(_)) => Ok(true),
             Ok(None) => Ok(false),
             Err(error) => Err(error),
         };

@@ -192,7 +192,7 @@ fn may_change(setting: &str) -> bool {
 }
 
 /// Two long lists of values, without their common start and end and truncated for display.
-fn contrast(then: &str, now: &str) -> (String, String) {
+pub(crate) fn contrast(then: &str, now: &str) -> (String, String) {
     const LONG: usize = 200;
     if then.len().max(now.len()) <= LONG {
         return (then.to_owned(), now.to_owned());

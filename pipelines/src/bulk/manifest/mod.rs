@@ -42,6 +42,7 @@ use sha2::{Digest, Sha256};
 pub(super) use self::state::{Survey, survey};
 pub(crate) use self::{
     entry::Part,
+    job::contrast,
     members::Members,
     output::{Recorded, read, read_totals},
 };

@@ -1,0 +1,161 @@
+//! Names of the objects of a dataset.
+//!
+//! ```text
+//! OUTPUT/topic=reviews/partition=3/00000000000000001500.parquet   messages from offset 1500 on
+//! OUTPUT/_elmo/stream.json                                        identity: settings that all writers share
+//! OUTPUT/_elmo/chain/reviews/3/genesis.json                       the first offset of the partition, created once
+//! OUTPUT/_elmo/chain/reviews/3/head.json                          the newest object, as a hint
+//! OUTPUT/generation=2/…                                           the same again for --generation 2
+//! ```
+//!
+//! The name of an object is a function of topic, partition and start offset alone: two writers that start at the same
+//! offset compute the same name, and the store lets one of them create it. Offsets are padded, so names sort as offsets
+//! do. Partition numbers are not: DuckDB would read padded ones as text.
+//!
+//! A generation above 1 is a dataset of its own in a folder of the output. Readers that are given `OUTPUT/generation=2`
+//! see `topic` and `partition` as columns, exactly as those that are given an output with one generation. A reader that is
+//! given the whole output with two generations must not take all rows of both for one dataset, in which messages may
+//! occur twice: DuckDB and Spark refuse it because the files differ in their partition columns, and the others show
+//! `generation` as a column, NULL for the first one. With a folder `generation=1` from the start all readers would
+//! silently return both.
+
+use crate::{source::hive::Partition, stores::Location, stream::TopicPartition};
+
+/// Folder of what is not data.
+pub(crate) const FOLDER: &str = "_elmo";
+/// Identity of a dataset.
+pub(crate) const RECORD: &str = "stream.json";
+const GENESIS: &str = "genesis.json";
+const EXTENSION: &str = ".parquet";
+/// Digits of an offset in a name.
+const DIGITS: usize = 20;
+
+/// The places of one dataset.
+#[derive(Debug, Clone)]
+pub(crate) struct Layout {
+    /// The output, or the folder of the generation in it.
+    pub(crate) root: Location,
+    pub(crate) generation: u32,
+}
+
+impl Layout {
+    pub(crate) fn new(output: &Location, generation: u32) -> Self {
+        let root = match generation {
+            0 | 1 => output.clone(),
+            _ => output.child(&format!("generation={generation}")),
+        };
+        Self { root, generation: generation.max(1) }
+    }
+
+    /// The same places, with another retry budget.
+    pub(crate) fn retrying_for(&self, budget: std::time::Duration) -> Self {
+        Self { root: self.root.retrying_for(budget), ..self.clone() }
+    }
+
+    /// The identity of the dataset.
+    pub(crate) fn record(&self) -> Location {
+        self.root.child(FOLDER).child(RECORD)
+    }
+
+    /// The folder with the chain's own files of all partitions.
+    pub(crate) fn chains(&self) -> Location {
+        self.root.child(FOLDER).child("chain")
+    }
+
+    fn chain(&self, partition: &TopicPartition) -> Location {
+        self.chains().child(&partition.topic).child(&partition.partition.to_string())
+    }
+
+    pub(crate) fn genesis(&self, partition: &TopicPartition) -> Location {
+        self.chain(partition).child(GENESIS)
+    }
+
+    pub(crate) fn head(&self, partition: &TopicPartition) -> Location {
+        self.chain(partition).child("head.json")
+    }
+
+    /// The folder with the rows of a partition.
+    pub(crate) fn folder(&self, partition: &TopicPartition) -> Location {
+        self.root.child(&format!("topic={}", partition.topic)).child(&format!("partition={}", partition.partition))
+    }
+
+    /// The object whose messages begin at `start`.
+    pub(crate) fn object(&self, partition: &TopicPartition, start: i64) -> Location {
+        self.folder(partition).child(&name(start))
+    }
+
+    /// The address of an object within the output, as the consumer group stores it.
+    pub(crate) fn key(&self, partition: &TopicPartition, start: i64) -> String {
+        let generation = if self.generation == 1 { String::new() } else { format!("generation={}/", self.generation) };
+        format!("{generation}topic={}/partition={}/{}", partition.topic, partition.partition, name(start))
+    }
+
+    /// The partition whose first offset is in this object; `None` for another object.
+    pub(crate) fn partition_of_genesis(&self, path: &object_store::path::Path) -> Option<TopicPartition> {
+        let mut parts = path.prefix_match(&self.chains().path)?;
+        let (topic, partition, name) = (parts.next()?, parts.next()?, parts.next()?);
+        (name.as_ref() == GENESIS && parts.next().is_none()).then_some(())?;
+        Some(TopicPartition::new(topic.as_ref(), partition.as_ref().parse().ok()?))
+    }
+}
+
+/// The name of the object whose messages begin at `start`.
+pub(crate) fn name(start: i64) -> String {
+    format!("{start:0DIGITS$}{EXTENSION}")
+}
+
+/// The start of the object with this name; `None` for another file.
+pub(crate) fn start_of(file: &str) -> Option<i64> {
+    let start = file.strip_suffix(EXTENSION)?.parse().ok()?;
+    (start >= 0 && name(start) == file).then_some(start)
+}
+
+/// The partition in whose folder an object is; `None` for an object elsewhere.
+pub(crate) fn partition_of(path: &object_store::path::Path) -> Option<TopicPartition> {
+    let parts: Vec<_> = path.parts().collect();
+    let value = |back: usize, key: &str| {
+        let folder = parts.len().checked_sub(back).map(|at| Partition::of_folder(parts[at].as_ref()));
+        folder.flatten().filter(|found| found.key == key)?.value
+    };
+    Some(TopicPartition::new(value(3, "topic")?, value(2, "partition")?.parse().ok()?))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::stores::Stores;
+
+    /// The names are those of the design: other programs may rely on them.
+    #[test]
+    fn names() {
+        let output = Stores::with_settings([]).locate("/data/out").unwrap();
+        let partition = TopicPartition::new("re.views_2-b", 3);
+        let layout = Layout::new(&output, 1);
+        let object = layout.object(&partition, 1500);
+        assert_eq!(object.to_string(), "/data/out/topic=re.views_2-b/partition=3/00000000000000001500.parquet");
+        assert_eq!(layout.key(&partition, 1500), "topic=re.views_2-b/partition=3/00000000000000001500.parquet");
+        assert_eq!(partition_of(&object.path), Some(partition.clone()));
+        let genesis = layout.genesis(&partition);
+        assert_eq!(genesis.to_string(), "/data/out/_elmo/chain/re.views_2-b/3/genesis.json");
+        assert_eq!(layout.partition_of_genesis(&genesis.path), Some(partition.clone()));
+        assert_eq!(layout.partition_of_genesis(&layout.head(&partition).path), None);
+        assert_eq!(partition_of(&genesis.path), None);
+
+        let second = Layout::new(&output, 2);
+        let key = "generation=2/topic=re.views_2-b/partition=3/00000000000000000000.parquet";
+        assert_eq!(second.key(&partition, 0), key);
+        assert_eq!(second.object(&partition, 0).to_string(), format!("/data/out/{key}"));
+        assert_eq!(second.record().to_string(), "/data/out/generation=2/_elmo/stream.json");
+    }
+
+    #[test]
+    fn names_sort_as_offsets_do() {
+        let offsets = [0, 9, 10, 999, i64::from(i32::MAX), i64::MAX];
+        let names = offsets.map(name);
+        assert!(names.is_sorted());
+        assert_eq!(names.each_ref().map(|name| start_of(name)), offsets.map(Some));
+        for other in ["5.parquet", "00000000000000001500.parquet.crc", "-0000000000000000001.parquet", "x", ""] {
+            assert_eq!(start_of(other), None, "{other}");
+        }
+    }
+}
