@@ -4,7 +4,7 @@
 //! the columns of the output, and use nothing else of a model. Tests implement it without a model, to test the job
 //! alone.
 
-use std::{pin::Pin, sync::Arc};
+use std::{pin::Pin, sync::Arc, time::Duration};
 
 use arrow::{array::ArrayRef, datatypes::Field};
 use async_trait::async_trait;
@@ -14,12 +14,14 @@ use elmo::{ColumnEmbedder, EmbedSpec, EmbeddedColumns};
 pub type Pending = Pin<Box<dyn Future<Output = elmo::Result<EmbeddedColumns>> + Send>>;
 
 /// Work of the devices since they started, for this job and all other users.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Work {
     /// Tokens run.
     pub tokens: u64,
     /// Rows computed for them.
     pub padded_tokens: u64,
+    /// Time in which devices were busy, summed over them.
+    pub device_time: Duration,
 }
 
 /// Adds embedding columns to a column of texts.
@@ -122,7 +124,8 @@ impl Stage for EmbedStage {
 
     fn work(&self) -> Option<Work> {
         let metrics = self.embedder.metrics();
-        Some(Work { tokens: metrics.tokens, padded_tokens: metrics.padded_tokens })
+        let device_time = Duration::try_from_secs_f64(metrics.device_seconds).unwrap_or_default();
+        Some(Work { tokens: metrics.tokens, padded_tokens: metrics.padded_tokens, device_time })
     }
 
     fn width(&self) -> usize {

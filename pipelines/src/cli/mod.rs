@@ -19,6 +19,8 @@ mod model;
 mod output;
 mod shutdown;
 mod sql;
+#[cfg(feature = "kafka")]
+mod stream;
 mod verify;
 
 use std::{
@@ -97,6 +99,8 @@ pub struct CommonArgs {
 enum Command {
     Embed(Box<embed::EmbedArgs>),
     Sql(Box<sql::SqlArgs>),
+    #[cfg(feature = "kafka")]
+    Stream(Box<stream::StreamCommand>),
     #[cfg(feature = "cluster")]
     Cluster(cluster::ClusterCommand),
     Model(model::ModelCommand),
@@ -145,6 +149,8 @@ impl Command {
         match self {
             Self::Embed(args) => embed::run(&args, common),
             Self::Sql(args) => sql::run(&args, common),
+            #[cfg(feature = "kafka")]
+            Self::Stream(command) => stream::run(&command, common),
             #[cfg(feature = "cluster")]
             Self::Cluster(command) => cluster::run(command, common),
             Self::Model(command) => model::run(&command),

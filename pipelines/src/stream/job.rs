@@ -64,7 +64,7 @@ struct Revoking {
 
 /// Everything that the loop works with.
 pub(super) struct Job {
-    pub(super) source: Source,
+    pub(super) source: Arc<Source>,
     pub(super) events: mpsc::UnboundedReceiver<Event>,
     pub(super) opener: Arc<Opener>,
     pub(super) parts: Arc<Parts>,
@@ -127,7 +127,10 @@ impl Job {
                 _ = tick.tick() => self.look(&mut state),
             }
         }
-        self.source.stop().await;
+        // No task is left, so nobody else has it.
+        if let Some(source) = Arc::into_inner(self.source) {
+            source.stop().await;
+        }
         match state.failed {
             Some(error) => Err(error),
             None => Ok(!state.cut),
@@ -158,7 +161,7 @@ impl Job {
             Event::Messages(batch) => state.route(batch.messages.source.clone(), batch.epoch, |running| {
                 (!running.seeking).then_some(Inbox::Messages(batch))
             }),
-            Event::End { partition, epoch } if self.once => state.route(partition, epoch, |running| {
+            Event::End { partition, epoch, .. } if self.once => state.route(partition, epoch, |running| {
                 running.ended = true;
                 (!running.seeking).then_some(Inbox::End)
             }),
@@ -211,7 +214,7 @@ impl Job {
         let running = Running { epoch, inbox, orders, seeking, ended: false };
         state.running.insert(assigned.partition.clone(), running);
         let owned = Owned { source: assigned.partition.clone(), epoch, budget: self.budget.clone() };
-        let (opener, parts, source) = (Arc::clone(&self.opener), Arc::clone(&self.parts), self.source.clone());
+        let (opener, parts, source) = (Arc::clone(&self.opener), Arc::clone(&self.parts), Arc::clone(&self.source));
         state.tasks.spawn(async move {
             let ended = opener.run(&parts, &source, &owned, &assigned, start, (incoming, ordered)).await;
             Done { owned, assigned, ended }
@@ -293,7 +296,7 @@ impl Job {
         if self.source.ownership().is_alive() {
             self.health.polled();
         }
-        self.parts.totals.look(self.parts.stage.as_ref(), &self.source.statistics());
+        self.parts.totals.look(self.parts.stage.as_ref());
         if used < limit / 4 * 3 {
             return;
         }

@@ -1,6 +1,6 @@
 //! Opens the output of a partition, and finds where to read it from.
 
-use std::{ops::Range, sync::Arc};
+use std::ops::Range;
 
 use tokio::sync::{mpsc, oneshot, watch};
 
@@ -90,7 +90,7 @@ impl Opener {
         partition: &TopicPartition,
         end: i64,
     ) -> Result<(i64, Option<Range<i64>>)> {
-        let range = source.watermarks(partition).await?;
+        let range = source.client().watermarks(partition).await?;
         let found = position(partition, end, range, self.on_gap)?;
         if let Some(gap) = &found.gap {
             tracing::warn!(%partition, from = gap.start, to = gap.end, "the broker has deleted these messages; going on behind them");
@@ -115,8 +115,17 @@ async fn taken_away(orders: &mut watch::Receiver<Order>) {
 
 /// The first offset of a partition without output.
 async fn first(source: &Source, owned: &Owned, assigned: &Assigned, start: source::Start) -> Result<i64> {
-    let start = if assigned.appeared { source::Start::Beginning } else { start };
-    Ok(source.resolve(&owned.source, start).await?)
+    let client = source.client();
+    let (low, high) = client.watermarks(&owned.source).await?;
+    Ok(match if assigned.appeared { source::Start::Beginning } else { start } {
+        source::Start::At(offset) => offset,
+        source::Start::Beginning => low,
+        source::Start::End => high,
+        source::Start::Timestamp(time) => {
+            let found = client.offsets_for_time(std::slice::from_ref(&owned.source), time).await?;
+            found.into_iter().flatten().next().unwrap_or(high)
+        }
+    })
 }
 
 /// The hint of the group, as the chain knows it.

@@ -20,7 +20,7 @@ use super::{
     opening::{Open, Opener},
     partition::Parts,
     settings::{StreamJob, Target},
-    source::{Budget, Epoch, Ownership, Source},
+    source::{Budget, Client, Epoch, Ownership, Source, describe},
     totals::{StreamReport, Totals},
     transaction::{Committer, Group, Records},
 };
@@ -66,12 +66,14 @@ pub async fn run(job: StreamJob, stage: Arc<dyn Stage>, stop: impl Future<Output
     if let Some(server) = &server {
         tracing::info!(address = %server.address(), "metrics");
     }
-    let prepared = prepare(&job, stage.as_ref(), &finisher, &totals).await?;
+    job.check()?;
+    let plan = describe(&job.kafka).await?;
+    let prepared = prepare(&job, stage.as_ref(), &finisher).await?;
     health.store_probed();
     if stage.is_untrained() {
         warn_untrained();
     }
-    let (source, events) = Source::start(&job.kafka, budget.clone())?;
+    let (source, events) = Source::start(&job.kafka, &plan, budget.clone())?;
     let target = match prepared {
         Prepared::Files { dataset, format, dead_letters } => {
             let files = Files { format, client: source.ownership(), dead_letters, totals: totals.clone() };
@@ -79,7 +81,8 @@ pub async fn run(job: StreamJob, stage: Arc<dyn Stage>, stop: impl Future<Output
         }
         Prepared::Topic { records, max_wait } => {
             let (config, id) = (job.kafka.producer(), job.kafka.transactional_id());
-            let (group, made) = (Member(source.clone()), records.clone());
+            let group = Member { client: source.client(), ownership: source.ownership() };
+            let made = records.clone();
             let start = move || Committer::start(&config, &id, made, max_wait, Box::new(group));
             let started = tokio::task::spawn_blocking(start).await;
             let committer = started.map_err(|e| Error::Failed(format!("a thread died: {e}")))??;
@@ -88,7 +91,7 @@ pub async fn run(job: StreamJob, stage: Arc<dyn Stage>, stop: impl Future<Output
     };
     let parts = Parts { stage, finisher, totals: totals.clone(), bytes_in_flight: (job.memory_limit / IN_FLIGHT) as u64 };
     let running = Job {
-        source,
+        source: Arc::new(source),
         events,
         opener: Arc::new(Opener { target, start: job.start, on_gap: job.on_gap }),
         parts: Arc::new(parts),
@@ -109,11 +112,8 @@ enum Prepared {
     Topic { records: Records, max_wait: Duration },
 }
 
-/// Checks the brokers and the store.
-async fn prepare(job: &StreamJob, stage: &dyn Stage, finisher: &Finisher, totals: &Totals) -> Result<Prepared> {
-    let _ = totals;
-    job.check()?;
-    job.kafka.check().await?;
+/// Checks the store, and connects to the brokers for writing.
+async fn prepare(job: &StreamJob, stage: &dyn Stage, finisher: &Finisher) -> Result<Prepared> {
     match &job.target {
         Target::Files { output, generation, limits, row_group_bytes, codec, spill } => {
             let dataset = Dataset::open(output, &identity(job, stage, finisher), *generation).await?;
@@ -178,15 +178,17 @@ impl StreamJob {
 }
 
 /// This process as the member of a group whose offsets are committed in transactions.
-struct Member(Source);
+struct Member {
+    client: Client,
+    ownership: Ownership,
+}
 
 impl Group for Member {
     fn metadata(&self) -> Option<ConsumerGroupMetadata> {
-        self.0.group_metadata()
+        self.client.group_metadata()
     }
 
     fn owns(&self, source: &TopicPartition, epoch: Epoch) -> bool {
-        let ownership: Ownership = self.0.ownership();
-        ownership.epoch(source) == Some(epoch)
+        self.ownership.epoch(source) == Some(epoch)
     }
 }

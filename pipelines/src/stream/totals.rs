@@ -16,6 +16,7 @@ use super::{
     finished::{Rows, Waiting},
     metrics::{Metrics, Outcome},
 };
+use crate::stage::{Stage, Work};
 
 /// Counters of one process. Clones share them.
 #[derive(Debug, Clone)]
@@ -32,6 +33,8 @@ struct Counts {
     files: AtomicU64,
     bytes: AtomicU64,
     rejected: Mutex<BTreeMap<&'static str, u64>>,
+    /// Of the devices, when it was last looked at.
+    work: Mutex<Work>,
 }
 
 /// What a stream has done.
@@ -91,6 +94,15 @@ impl Totals {
     pub(super) fn published(&self, bytes: u64) {
         self.counts.files.fetch_add(1, Relaxed);
         self.counts.bytes.fetch_add(bytes, Relaxed);
+    }
+
+    /// Updates the work of the devices.
+    pub(super) fn look(&self, stage: &dyn Stage) {
+        let Some(work) = stage.work() else { return };
+        let before = std::mem::replace(&mut *self.counts.work.lock(), work);
+        let more = |now: u64, before: u64| now.saturating_sub(before);
+        let (tokens, padded) = (more(work.tokens, before.tokens), more(work.padded_tokens, before.padded_tokens));
+        self.metrics.computed(tokens, padded, work.device_time.saturating_sub(before.device_time));
     }
 
     /// The sums so far.
