@@ -23,7 +23,7 @@ use super::{
     output::Owned,
     partition::{Ended, Inbox, Order, Parts},
     rotation::CloseReason,
-    source::{Assigned, Budget, Epoch, Event, Reply, Source, Start, Starts},
+    source::{Assigned, Batch, Budget, Epoch, Event, Reply, Source, Start, Starts, Statistics},
 };
 use crate::{
     crash::stream as crash,
@@ -35,6 +35,8 @@ use crate::{
 const REVOKE: Duration = Duration::from_secs(20);
 /// How long the consumer waits for the offsets of new partitions. Later ones are set by a seek.
 const ASSIGN: Duration = Duration::from_secs(20);
+/// Looks during which nothing may come before a partition counts as read: more than two statistics of librdkafka.
+const QUIET_LOOKS: u8 = 6;
 /// Between two looks at memory and metrics.
 const TICK: Duration = Duration::from_millis(500);
 
@@ -45,8 +47,25 @@ struct Running {
     orders: watch::Sender<Order>,
     /// Messages before the seek that the task waits for are of an older task.
     seeking: bool,
-    /// The task reads to the end that the partition has.
+    /// Where the partition ended when it was opened; `None` until it is.
+    target: Option<i64>,
+    /// Behind the last message that the task was given.
+    next: i64,
+    /// Looks in a row at which librdkafka had nothing left before `target`.
+    quiet: u8,
+    /// The task was told that there is no more, or has read all there was.
     ended: bool,
+}
+
+/// A task knows where its partition starts.
+#[derive(Debug)]
+pub(super) struct Started {
+    pub(super) source: TopicPartition,
+    pub(super) epoch: Epoch,
+    /// The first offset to read.
+    pub(super) at: i64,
+    /// Behind the last message that the broker has.
+    pub(super) high: i64,
 }
 
 /// The task of a partition has ended.
@@ -66,6 +85,8 @@ struct Revoking {
 pub(super) struct Job {
     pub(super) source: Arc<Source>,
     pub(super) events: mpsc::UnboundedReceiver<Event>,
+    /// From the tasks.
+    pub(super) started: mpsc::UnboundedReceiver<Started>,
     pub(super) opener: Arc<Opener>,
     pub(super) parts: Arc<Parts>,
     pub(super) budget: Budget,
@@ -124,6 +145,7 @@ impl Job {
                         break;
                     }
                 },
+                Some(started) = self.started.recv() => state.started(&started),
                 _ = tick.tick() => self.look(&mut state),
             }
         }
@@ -158,14 +180,7 @@ impl Job {
 
     fn handle(&self, state: &mut State, event: Event) {
         match event {
-            Event::Messages(batch) => state.route(batch.messages.source.clone(), batch.epoch, |running| {
-                (!running.seeking).then_some(Inbox::Messages(batch))
-            }),
-            Event::End { partition, epoch, .. } if self.once => state.route(partition, epoch, |running| {
-                running.ended = true;
-                (!running.seeking).then_some(Inbox::End)
-            }),
-            Event::End { .. } => {}
+            Event::Messages(batch) => state.route(batch),
             Event::Assign { partitions, epoch, reply } => self.assign(state, partitions, epoch, reply),
             Event::Revoke { partitions, lost, reply } => self.revoke(state, partitions, lost, reply),
             Event::Sought { partition, epoch, .. } => {
@@ -211,7 +226,7 @@ impl Job {
         };
         let ((orders, ordered), (inbox, incoming)) = (watch::channel(order), mpsc::unbounded_channel());
         let seeking = start.is_closed();
-        let running = Running { epoch, inbox, orders, seeking, ended: false };
+        let running = Running { epoch, inbox, orders, seeking, target: None, next: 0, quiet: 0, ended: false };
         state.running.insert(assigned.partition.clone(), running);
         let owned = Owned { source: assigned.partition.clone(), epoch, budget: self.budget.clone() };
         let (opener, parts, source) = (Arc::clone(&self.opener), Arc::clone(&self.parts), Arc::clone(&self.source));
@@ -292,11 +307,15 @@ impl Job {
     /// Publishes open files when memory is short, and updates the metrics.
     fn look(&self, state: &mut State) {
         let (used, limit) = (self.budget.used(), self.budget.limit());
+        let statistics = Arc::clone(&self.source.statistics().borrow());
         self.parts.totals.metrics.memory(used, limit);
         if self.source.ownership().is_alive() {
             self.health.polled();
         }
         self.parts.totals.look(self.parts.stage.as_ref());
+        if self.once {
+            state.find_ends(&statistics);
+        }
         if used < limit / 4 * 3 {
             return;
         }
@@ -317,13 +336,39 @@ impl Job {
 }
 
 impl State {
-    /// Passes something to the task of a partition, unless it is of an older assignment.
-    fn route(&mut self, partition: TopicPartition, epoch: Epoch, next: impl FnOnce(&mut Running) -> Option<Inbox>) {
-        if let Some(running) = self.running.get_mut(&partition).filter(|running| running.epoch == epoch)
-            && let Some(next) = next(running)
-        {
+    /// Passes messages to the task of their partition, unless they are of an older assignment.
+    fn route(&mut self, batch: Batch) {
+        let source = &batch.messages.source;
+        let running = self.running.get_mut(source).filter(|running| running.epoch == batch.epoch && !running.seeking);
+        if let Some(running) = running {
+            running.next = batch.messages.end;
             // A task that has ended needs no messages.
-            let _ = running.inbox.send(next);
+            let _ = running.inbox.send(Inbox::Messages(batch));
+        }
+    }
+
+    fn started(&mut self, started: &Started) {
+        let running = self.running.get_mut(&started.source).filter(|running| running.epoch == started.epoch);
+        if let Some(running) = running {
+            running.next = running.next.max(started.at);
+            running.target.get_or_insert(started.high);
+        }
+    }
+
+    /// Tells tasks that have got all messages that their partitions held when they were opened. The last offsets may hold
+    /// no message, but the marks of transactions; then librdkafka has gone on behind them and has nothing left, which must
+    /// hold at two looks, since messages may be on their way between it and the task.
+    fn find_ends(&mut self, statistics: &Statistics) {
+        for (partition, running) in self.running.iter_mut().filter(|(_, running)| !running.ended && !running.seeking) {
+            let Some(target) = running.target else { continue };
+            let of_partition = statistics.partitions.get(partition);
+            let is_quiet = of_partition.is_some_and(|p| p.queued_messages == 0 && p.fetched.is_some_and(|at| at >= target));
+            running.quiet = if is_quiet { running.quiet.saturating_add(1) } else { 0 };
+            // Longer than the time between two statistics.
+            if running.next >= target || running.quiet > QUIET_LOOKS {
+                running.ended = true;
+                let _ = running.inbox.send(Inbox::End);
+            }
         }
     }
 

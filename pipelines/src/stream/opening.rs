@@ -8,6 +8,7 @@ use super::{
     StreamError, TopicPartition,
     chain::{self, ChainError, Dataset, OnGap, position},
     files::{FileOutput, Files},
+    job::Started,
     output::Owned,
     partition::{self, Ended, Inbox, Order, Parts},
     source::{self, Assigned, Source},
@@ -20,6 +21,8 @@ pub(super) struct Opener {
     pub(super) target: Open,
     pub(super) start: source::Start,
     pub(super) on_gap: OnGap,
+    /// Hears where partitions start.
+    pub(super) started: mpsc::UnboundedSender<Started>,
 }
 
 /// Where rows go, opened.
@@ -52,8 +55,8 @@ impl Opener {
                 Open::Files { dataset, files } => {
                     let hint = hint(assigned);
                     let chain = dataset.chain::<_, Error>(&owned.source, first, hint.as_ref()).await?;
-                    let (at, gap) = self.position(source, &owned.source, chain.end()).await?;
-                    Ok::<_, Error>((at, Opened::Files(FileOutput::new(files, owned.clone(), chain, gap))))
+                    let (at, gap, high) = self.position(source, &owned.source, chain.end()).await?;
+                    Ok::<_, Error>((at, high, Opened::Files(FileOutput::new(files, owned.clone(), chain, gap))))
                 }
                 Open::Topic { records, committer } => {
                     let end = match &assigned.committed {
@@ -61,19 +64,21 @@ impl Opener {
                         source::Hint::None => first().await?,
                         source::Hint::Unknown(reason) => return Err(unknown(&owned.source, reason).into()),
                     };
-                    let (at, _) = self.position(source, &owned.source, end).await?;
+                    let (at, _, high) = self.position(source, &owned.source, end).await?;
                     let records = records.clone();
                     let output = TopicOutput::new(owned.source.clone(), owned.epoch, at, records, committer.clone());
-                    Ok((at, Opened::Topic(output)))
+                    Ok((at, high, Opened::Topic(output)))
                 }
             }
         };
         // A store that does not answer must not keep a partition that was taken away.
-        let (at, output) = tokio::select! {
+        let (at, high, output) = tokio::select! {
             opened = opened => opened?,
             () = taken_away(&mut orders) => return Ok(Ended::Cut),
         };
         tracing::info!(partition = %owned.source, offset = at, "assigned");
+        // The loop ends after all tasks.
+        let _ = self.started.send(Started { source: owned.source.clone(), epoch: owned.epoch, at, high });
         if start.send(at).is_err() {
             source.seek(&owned.source, owned.epoch, source::Start::At(at));
         }
@@ -83,19 +88,19 @@ impl Opener {
         }
     }
 
-    /// Where to read, given the end of the output, and the messages that are lost before it.
+    /// Where to read, given the end of the output; the messages that are lost before it; and the end of the partition.
     async fn position(
         &self,
         source: &Source,
         partition: &TopicPartition,
         end: i64,
-    ) -> Result<(i64, Option<Range<i64>>)> {
+    ) -> Result<(i64, Option<Range<i64>>, i64)> {
         let range = source.client().watermarks(partition).await?;
         let found = position(partition, end, range, self.on_gap)?;
         if let Some(gap) = &found.gap {
             tracing::warn!(%partition, from = gap.start, to = gap.end, "the broker has deleted these messages; going on behind them");
         }
-        Ok((found.start, found.gap))
+        Ok((found.start, found.gap, range.1))
     }
 }
 

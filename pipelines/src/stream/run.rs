@@ -7,6 +7,7 @@ use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
 use rdkafka::consumer::ConsumerGroupMetadata;
 use serde::Serialize;
+use tokio::sync::mpsc;
 
 use super::{
     OnError, StreamError, TopicPartition,
@@ -90,10 +91,12 @@ pub async fn run(job: StreamJob, stage: Arc<dyn Stage>, stop: impl Future<Output
         }
     };
     let parts = Parts { stage, finisher, totals: totals.clone(), bytes_in_flight: (job.memory_limit / IN_FLIGHT) as u64 };
+    let (starting, started) = mpsc::unbounded_channel();
     let running = Job {
         source: Arc::new(source),
         events,
-        opener: Arc::new(Opener { target, start: job.start, on_gap: job.on_gap }),
+        started,
+        opener: Arc::new(Opener { target, start: job.start, on_gap: job.on_gap, started: starting }),
         parts: Arc::new(parts),
         budget,
         health,
