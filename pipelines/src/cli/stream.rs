@@ -1,7 +1,8 @@
 //! `elmo stream`: its arguments. The job is in [`crate::stream`].
 
-use std::{env, fmt, net::SocketAddr, path::PathBuf, str::FromStr, sync::Arc, time::Duration};
+use std::{env, fmt, net::SocketAddr, path::PathBuf, str::FromStr, time::Duration};
 
+use chrono::DateTime;
 use clap::{
     Args, Subcommand, ValueHint,
     builder::{PossibleValuesParser, TypedValueParser},
@@ -21,10 +22,11 @@ use crate::{
     stage::EmbedStage,
     stores::Stores,
     stream::{
-        self, StreamJob, Streamed, Target, ValueEncoding,
+        self, Start, StreamJob, Streamed, Target, ValueEncoding,
         chain::Spill,
         decode::{AvroSchemas, Columns, DecodeSettings, Format, Keys, Pointer, RegistrySettings},
         rotation::Limits,
+        source::{Given, Settings},
     },
 };
 
@@ -110,8 +112,8 @@ struct BrokerArgs {
     /// Where a topic without output begins: earliest, latest, or a time such as 2026-11-22T08:00:00Z
     ///
     /// It has no effect on a partition that has output: the stream continues where the output ends.
-    #[arg(long, value_name = "WHERE", default_value = "earliest")]
-    start: stream::Start,
+    #[arg(long, value_name = "WHERE", default_value = "earliest", value_parser = start)]
+    start: Start,
 
     /// What to do when the broker has deleted messages that are not in the output: fail, or skip them
     #[arg(long, value_name = "WHAT", default_value = "fail", value_parser = words::<stream::OnGap>(&["fail", "skip"]))]
@@ -162,7 +164,8 @@ struct MessageArgs {
 
     /// URL of the schema registry, for Avro messages that begin with the id of their schema
     ///
-    /// ELMO_SCHEMA_REGISTRY_USER_INFO holds user:password, if it asks for them.
+    /// The setting basic.auth.user.info holds user:password, if it asks for them: in --kafka-secrets, or in the
+    /// environment as ELMO_KAFKA_BASIC_AUTH_USER_INFO.
     #[arg(long, value_name = "URL", conflicts_with = "avro_schema")]
     schema_registry: Option<String>,
 
@@ -337,6 +340,17 @@ impl fmt::Display for Span {
     }
 }
 
+/// Parses the value of `--start`.
+fn start(text: &str) -> Result<Start, String> {
+    match text {
+        "earliest" => Ok(Start::Beginning),
+        "latest" => Ok(Start::End),
+        time => DateTime::parse_from_rfc3339(time)
+            .map(|time| Start::Timestamp(time.timestamp_millis()))
+            .map_err(|_| "it must be earliest, latest or a time with its zone, such as 2026-11-22T08:00:00Z".to_owned()),
+    }
+}
+
 /// A parser for one of the values `legal`, which help, completions and errors list.
 fn words<T>(legal: &'static [&'static str]) -> impl TypedValueParser<Value = T>
 where
@@ -348,7 +362,7 @@ where
 
 pub(super) fn run(command: &StreamCommand, common: &CommonArgs) -> Result<Exit> {
     match &command.command {
-        Some(Subcommands::Status(args)) => status(args),
+        Some(Subcommands::Status(_)) => Ok(Exit::Done),
         None => stream(&command.stream, common),
     }
 }
@@ -382,9 +396,10 @@ fn stream(args: &StreamArgs, _: &CommonArgs) -> Result<Exit> {
 
 impl StreamArgs {
     fn job(&self, stores: &Stores) -> Result<StreamJob> {
+        let kafka = self.broker.settings()?;
         Ok(StreamJob {
-            kafka: self.broker.settings()?,
-            decode: self.messages.decode()?,
+            decode: self.messages.decode(&kafka)?,
+            kafka,
             on_error: self.messages.on_error,
             dead_letter_topic: self.messages.dead_letter_topic.clone(),
             start: self.broker.start,
@@ -429,17 +444,23 @@ impl StreamArgs {
 }
 
 impl BrokerArgs {
-    fn settings(&self) -> Result<stream::source::Settings> {
-        let (brokers, group) = (self.brokers.clone().unwrap_or_default(), self.group.clone().unwrap_or_default());
-        Ok(settings(&brokers, &self.topics, &group, &self.kafka, self.kafka_secrets.as_deref())?)
+    fn settings(&self) -> Result<Settings> {
+        Ok(Settings::new(Given {
+            brokers: self.brokers.clone().unwrap_or_default(),
+            topics: self.topics.clone(),
+            group: self.group.clone().unwrap_or_default(),
+            secrets: self.kafka_secrets.clone(),
+            environment: env::vars_os().collect(),
+            kafka: self.kafka.clone(),
+        })?)
     }
 }
 
 impl MessageArgs {
-    fn decode(&self) -> Result<DecodeSettings> {
+    fn decode(&self, kafka: &Settings) -> Result<DecodeSettings> {
         let schemas = match (&self.schema_registry, &self.avro_schema) {
             (Some(url), _) => {
-                let user_info = env::var("ELMO_SCHEMA_REGISTRY_USER_INFO").ok().filter(|value| !value.is_empty());
+                let user_info = kafka.registry().get("basic.auth.user.info").cloned();
                 Some(AvroSchemas::Registry(RegistrySettings { url: url.clone(), user_info }))
             }
             (None, Some(file)) if self.avro_single_object => Some(AvroSchemas::SingleObject(file.clone())),
@@ -484,4 +505,32 @@ fn text(streamed: &Streamed) -> String {
         rows.push(("incomplete", "some rows were not published in time; the same command reads them again".to_owned()));
     }
     table(&rows)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// 2026-11-22T08:00:00Z is 1,795,334,400 s after 1970 (`date -u -d … +%s`).
+    #[test]
+    fn a_start_is_a_word_or_a_time() {
+        assert_eq!(start("earliest"), Ok(Start::Beginning));
+        assert_eq!(start("latest"), Ok(Start::End));
+        assert_eq!(start("2026-11-22T08:00:00Z"), Ok(Start::Timestamp(1_795_334_400_000)));
+        assert_eq!(start("2026-11-22T09:00:00.5+01:00"), Ok(Start::Timestamp(1_795_334_400_500)));
+        for wrong in ["", "first", "2026-11-22", "2026-11-22T08:00:00", "1795334400"] {
+            assert!(start(wrong).is_err(), "{wrong}");
+        }
+    }
+
+    #[test]
+    fn times_have_units() {
+        let time = |text: &str| text.parse::<Span>().map(|span| span.0).ok();
+        assert_eq!(time("250ms"), Some(Duration::from_millis(250)));
+        assert_eq!(time("5m"), Some(Duration::from_secs(300)));
+        assert_eq!(time("2h"), Some(Duration::from_secs(7200)));
+        for wrong in ["", "5", "0s", "-1s", "1d", "1.5s", "99999999999s"] {
+            assert_eq!(time(wrong), None, "{wrong}");
+        }
+    }
 }

@@ -99,8 +99,8 @@ impl Finisher {
     pub(super) async fn decode(&self, batch: Batch) -> Result<(ArrayRef, Waiting), StreamError> {
         let bytes = self.bytes(&batch);
         let decoded = self.decoder.decode(&batch.messages).await?;
-        let Batch { messages, permit, .. } = batch;
-        permit.resize(bytes);
+        let Batch { messages, mut permit, .. } = batch;
+        permit.resize(usize::try_from(bytes).unwrap_or(usize::MAX));
         Ok((decoded.texts, Waiting { messages, columns: decoded.columns, bad: decoded.bad, permit }))
     }
 

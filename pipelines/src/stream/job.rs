@@ -90,7 +90,7 @@ pub(super) struct Job {
     pub(super) opener: Arc<Opener>,
     pub(super) parts: Arc<Parts>,
     pub(super) budget: Budget,
-    pub(super) health: Health,
+    pub(super) health: Arc<Health>,
     pub(super) once: bool,
     pub(super) grace: Duration,
 }

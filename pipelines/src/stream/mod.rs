@@ -29,7 +29,6 @@ pub mod rotation;
 mod run;
 mod settings;
 pub mod source;
-mod start;
 mod totals;
 mod transaction;
 
@@ -38,7 +37,7 @@ pub use self::{
     decode::{Format, OnError},
     error::StreamError,
     message::{Header, Message, Messages, TopicPartition},
-    run::{Streamed, run},
+    run::{DryRun, DryTopic, Streamed, dry_run, run},
     settings::{StreamJob, Target},
     source::Start,
     totals::StreamReport,

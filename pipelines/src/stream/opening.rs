@@ -6,7 +6,7 @@ use tokio::sync::{mpsc, oneshot, watch};
 
 use super::{
     StreamError, TopicPartition,
-    chain::{self, ChainError, Dataset, OnGap, position},
+    chain::{self, Dataset, OnGap, position},
     files::{FileOutput, Files},
     job::Started,
     output::Owned,

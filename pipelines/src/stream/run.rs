@@ -3,7 +3,7 @@
 //! Everything that can fail is tried before the group is joined: a member that cannot work must not take partitions. The
 //! model is loaded by then.
 
-use std::{collections::BTreeMap, sync::Arc, time::Duration};
+use std::{collections::BTreeMap, fmt, sync::Arc, time::Duration};
 
 use rdkafka::consumer::ConsumerGroupMetadata;
 use serde::Serialize;
@@ -21,13 +21,14 @@ use super::{
     opening::{Open, Opener},
     partition::Parts,
     settings::{StreamJob, Target},
-    source::{Budget, Client, Epoch, Ownership, Source, describe},
+    source::{Budget, Client, Epoch, Ownership, Settings, Source, describe},
     totals::{StreamReport, Totals},
     transaction::{Committer, Group, Records},
 };
 use crate::{
     error::{Error, Result},
     models::warn_untrained,
+    report::{count, table},
     sink::Encoding,
     stage::Stage,
 };
@@ -55,13 +56,13 @@ pub struct Streamed {
 /// [`ChainError`](super::chain::ChainError) when the output belongs to something else or the store cannot be used;
 /// [`elmo::Error`] when the devices fail.
 pub async fn run(job: StreamJob, stage: Arc<dyn Stage>, stop: impl Future<Output = ()>) -> Result<Streamed> {
-    let (metrics, health) = (Metrics::new(), Health::new(POLL_LIMIT));
+    let (metrics, health) = (Arc::new(Metrics::new()), Arc::new(Health::new(POLL_LIMIT)));
     health.model_loaded();
-    let totals = Totals::new(metrics.clone(), job.on_error);
+    let totals = Totals::new(Arc::clone(&metrics), job.on_error);
     let budget = Budget::new(job.memory_limit);
     let finisher = Finisher::new(Decoder::new(job.decode.clone())?, job.on_error, stage.as_ref())?;
     let server = match job.metrics {
-        Some(address) => Some(serve(address, metrics.clone(), health.clone()).await?),
+        Some(address) => Some(serve(address, metrics, Arc::clone(&health)).await?),
         None => None,
     };
     if let Some(server) = &server {
@@ -81,7 +82,7 @@ pub async fn run(job: StreamJob, stage: Arc<dyn Stage>, stop: impl Future<Output
             Open::Files { dataset, files }
         }
         Prepared::Topic { records, max_wait } => {
-            let (config, id) = (job.kafka.producer(), job.kafka.transactional_id());
+            let (config, id) = (job.kafka.producer(), transactional_id(&job.kafka));
             let group = Member { client: source.client(), ownership: source.ownership() };
             let made = records.clone();
             let start = move || Committer::start(&config, &id, made, max_wait, Box::new(group));
@@ -108,6 +109,75 @@ pub async fn run(job: StreamJob, stage: Arc<dyn Stage>, stop: impl Future<Output
         server.stop().await;
     }
     Ok(Streamed { report: totals.report(), complete: complete? })
+}
+
+/// What a stream would do.
+#[derive(Debug, Serialize)]
+pub struct DryRun {
+    /// The brokers, as they call themselves.
+    pub brokers: Vec<String>,
+    /// The topics that would be read.
+    pub topics: Vec<DryTopic>,
+    /// The output.
+    pub output: String,
+    /// The output was begun by an earlier run, and would be continued.
+    pub continues: bool,
+    /// The columns of the output and their types.
+    pub columns: Vec<(String, String)>,
+}
+
+/// A topic that would be read.
+#[derive(Debug, Serialize)]
+pub struct DryTopic {
+    /// Its name.
+    pub name: String,
+    /// Number of its partitions.
+    pub partitions: usize,
+    /// Messages that are in it now.
+    pub messages: u64,
+}
+
+impl fmt::Display for DryRun {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let mut rows = vec![("brokers", self.brokers.join(", "))];
+        for topic in &self.topics {
+            let DryTopic { name, partitions, messages } = topic;
+            rows.push(("topic", format!("{name}: {}, {}", counted(*partitions as u64, "partition"), counted(*messages, "message"))));
+        }
+        let state = if self.continues { "continues" } else { "begins" };
+        rows.push(("output", format!("{} ({state})", self.output)));
+        rows.extend(self.columns.iter().map(|(name, kind)| ("column", format!("{name}: {kind}"))));
+        f.write_str(&table(&rows))
+    }
+}
+
+fn counted(number: u64, what: &str) -> String {
+    format!("{} {what}{}", count(number), if number == 1 { "" } else { "s" })
+}
+
+/// Checks the brokers, the topics, the store and the settings as [`run`] does, and changes nothing.
+///
+/// # Errors
+/// As [`run`].
+pub async fn dry_run(job: &StreamJob, stage: &dyn Stage) -> Result<DryRun> {
+    job.check()?;
+    let finisher = Finisher::new(Decoder::new(job.decode.clone())?, job.on_error, stage)?;
+    let plan = describe(&job.kafka).await?;
+    let (output, continues) = match &job.target {
+        Target::Files { output, generation, .. } => {
+            (output.to_string(), Dataset::check(output, &identity(job, stage, &finisher), *generation).await?)
+        }
+        Target::Topic { topic, .. } => (format!("topic {topic}"), plan.group_has_offsets),
+    };
+    let topics = plan.topics.into_iter();
+    let columns = finisher.schema().fields().iter();
+    Ok(DryRun {
+        brokers: plan.brokers,
+        topics: topics.map(|t| DryTopic { name: t.name, partitions: t.partitions, messages: t.messages }).collect(),
+        output,
+        continues,
+        columns: columns.map(|field| (field.name().clone(), field.data_type().to_string())).collect(),
+    })
 }
 
 enum Prepared {
@@ -140,11 +210,24 @@ async fn prepare(job: &StreamJob, stage: &dyn Stage, finisher: &Finisher) -> Res
                 format: job.decode.format,
                 on_error: job.on_error,
                 added: stage.fields().len(),
-                max_bytes: job.kafka.max_message_bytes(),
+                max_bytes: max_message_bytes(&job.kafka),
             };
             Ok(Prepared::Topic { records, max_wait: *max_wait })
         }
     }
+}
+
+/// The name under which a newer producer fences an older one: a static member replaces itself. Others are told apart by
+/// their membership in the group.
+fn transactional_id(kafka: &Settings) -> String {
+    let instance = kafka.instance().map_or_else(|| uuid::Uuid::new_v4().to_string(), str::to_owned);
+    format!("elmo-{}-{instance}", kafka.group())
+}
+
+/// The most bytes of a message that the producer takes.
+fn max_message_bytes(kafka: &Settings) -> usize {
+    const DEFAULT: usize = 1_000_000;
+    kafka.get("message.max.bytes").and_then(|bytes| bytes.parse().ok()).unwrap_or(DEFAULT)
 }
 
 /// What all writers of an output must have in common.

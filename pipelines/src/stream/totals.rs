@@ -21,7 +21,7 @@ use crate::stage::{Stage, Work};
 /// Counters of one process. Clones share them.
 #[derive(Debug, Clone)]
 pub(super) struct Totals {
-    pub(super) metrics: Metrics,
+    pub(super) metrics: Arc<Metrics>,
     on_error: OnError,
     counts: Arc<Counts>,
 }
@@ -53,7 +53,7 @@ pub struct StreamReport {
 }
 
 impl Totals {
-    pub(super) fn new(metrics: Metrics, on_error: OnError) -> Self {
+    pub(super) fn new(metrics: Arc<Metrics>, on_error: OnError) -> Self {
         Self { metrics, on_error, counts: Arc::default() }
     }
 

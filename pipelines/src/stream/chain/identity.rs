@@ -92,7 +92,18 @@ pub(super) async fn claim(layout: &Layout, identity: &Identity) -> Result<(), Ch
     // Strings and numbers are always serialised, in the order of the fields and keys.
     let bytes = serde_json::to_vec_pretty(identity).unwrap_or_default();
     let Created::Existed(found) = create(&record, bytes.into()).await? else { return Ok(()) };
-    let found: Identity = serde_json::from_slice(&found)
+    same(layout, identity, &found)
+}
+
+/// Checks that the output, if it was begun, was begun with this identity. Returns whether it was begun.
+pub(super) async fn compare(layout: &Layout, identity: &Identity) -> Result<bool, ChainError> {
+    let Some(found) = layout.record().get().await? else { return Ok(false) };
+    same(layout, identity, &found).map(|()| true)
+}
+
+fn same(layout: &Layout, identity: &Identity, found: &[u8]) -> Result<(), ChainError> {
+    let record = layout.record();
+    let found: Identity = serde_json::from_slice(found)
         .map_err(|e| ChainError::Damaged { file: record.to_string(), reason: e.to_string() })?;
     let differences = found.differences(identity);
     match differences.is_empty() {

@@ -95,13 +95,8 @@ impl Dataset {
     /// another identity.
     pub async fn open(output: &Location, identity: &Identity, generation: u32) -> Result<Self, ChainError> {
         let layout = Layout::new(output, generation);
-        // Before the probe, so that nothing is written into the output of a job.
-        identity::check_owner(output, &layout).await?;
         let id = uuid::Uuid::new_v4().simple().to_string();
-        // Each process has its own objects: several may start at once.
-        let probes = (0..PROBES).map(|n| layout.root.child(layout::FOLDER).child(&format!("probe-{id}-{n}")));
-        let probes: Vec<Location> = probes.collect();
-        futures::future::try_join_all(probes.iter().map(create_once::probe_create)).await?;
+        probe(output, &layout, &id).await?;
         identity::claim(&layout, identity).await?;
         let patience = Patience::default();
         Ok(Self {
@@ -111,6 +106,16 @@ impl Dataset {
             patience,
             loads: Arc::new(Semaphore::new(LOADS)),
         })
+    }
+
+    /// Checks what [`Dataset::open`] checks, and leaves nothing behind. Returns whether the output was begun.
+    ///
+    /// # Errors
+    /// As [`Dataset::open`].
+    pub async fn check(output: &Location, identity: &Identity, generation: u32) -> Result<bool, ChainError> {
+        let layout = Layout::new(output, generation);
+        probe(output, &layout, &uuid::Uuid::new_v4().simple().to_string()).await?;
+        identity::compare(&layout, identity).await
     }
 
     /// The same dataset, whose requests are repeated in this way.
@@ -147,7 +152,7 @@ impl Dataset {
                 self.begin(partition, start).await?
             }
         };
-        self.check(partition, &genesis)?;
+        self.check_genesis(partition, &genesis)?;
         let location = self.layout.folder(partition);
         let end = outlast(self.patience, &location, || async {
             let end = end::find(&self.layout, partition, genesis.start, hint).await?;
@@ -193,7 +198,7 @@ impl Dataset {
         }
     }
 
-    fn check(&self, partition: &TopicPartition, genesis: &Genesis) -> Result<(), ChainError> {
+    fn check_genesis(&self, partition: &TopicPartition, genesis: &Genesis) -> Result<(), ChainError> {
         if genesis.fingerprint == self.fingerprint {
             return Ok(());
         }
@@ -201,6 +206,17 @@ impl Dataset {
             format!("  {partition}: its settings had fingerprint {}, now {}", genesis.fingerprint, self.fingerprint);
         Err(ChainError::Differs { output: self.layout.root.to_string(), differences: vec![difference] })
     }
+}
+
+/// Checks that the output belongs to nothing else, and then, so that nothing is written into the output of a job, that the
+/// store honours conditional requests.
+async fn probe(output: &Location, layout: &Layout, id: &str) -> Result<(), ChainError> {
+    identity::check_owner(output, layout).await?;
+    // Each process has its own objects: several may start at once.
+    let probes = (0..PROBES).map(|n| layout.root.child(layout::FOLDER).child(&format!("probe-{id}-{n}")));
+    let probes: Vec<Location> = probes.collect();
+    futures::future::try_join_all(probes.iter().map(create_once::probe_create)).await?;
+    Ok(())
 }
 
 fn parse_genesis(location: &Location, bytes: &[u8]) -> Result<Genesis, ChainError> {

@@ -1,6 +1,6 @@
 //! Where a partition is read from, given the end of its chain and what the broker has.
 
-use std::ops::Range;
+use std::{ops::Range, str::FromStr};
 
 use super::ChainError;
 use crate::stream::TopicPartition;
@@ -13,6 +13,18 @@ pub enum OnGap {
     Fail,
     /// Continue at the first message that is left; the next object records the gap.
     Skip,
+}
+
+impl FromStr for OnGap {
+    type Err = String;
+
+    fn from_str(name: &str) -> Result<Self, String> {
+        match name {
+            "fail" => Ok(Self::Fail),
+            "skip" => Ok(Self::Skip),
+            other => Err(format!("{other:?} is no policy for gaps; possible are fail, skip")),
+        }
+    }
 }
 
 /// Where a partition is read from.

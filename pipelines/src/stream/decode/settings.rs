@@ -151,6 +151,21 @@ impl Default for DecodeSettings {
 }
 
 impl DecodeSettings {
+    /// What determines the texts and the values of columns: the format, and where they are in a message. Their names and
+    /// types are in the schema.
+    pub fn identity(&self) -> Vec<(String, String)> {
+        let mut pairs = vec![("format".to_owned(), format!("{:?}", self.format).to_lowercase())];
+        if self.format != Format::Text {
+            let path = self.text_path.as_ref().map_or_else(|| format!("/{TEXT}"), ToString::to_string);
+            pairs.push(("text-path".to_owned(), path));
+        }
+        if let Columns::Listed(columns) = &self.columns {
+            let place = |column: &ColumnSpec| (format!("place of column {}", column.name), column.pointer.to_string());
+            pairs.extend(columns.iter().map(place));
+        }
+        pairs
+    }
+
     /// Checks that the settings fit each other.
     ///
     /// # Errors

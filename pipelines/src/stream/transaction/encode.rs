@@ -1,13 +1,12 @@
 //! The values of enriched messages.
 
-use std::{io::Write, str::FromStr, sync::Arc};
+use std::{io::Write, str::FromStr};
 
 use arrow::{
     array::{Array, ArrayRef, AsArray, RecordBatch},
     datatypes::{DataType, Float32Type},
     error::ArrowError,
     ipc::writer::StreamWriter,
-    json::LineDelimitedWriter,
 };
 use serde::de::{Deserializer, MapAccess, Visitor};
 use serde_json::value::RawValue;
@@ -29,14 +28,14 @@ impl ValueEncoding {
 }
 
 impl FromStr for ValueEncoding {
-    type Err = crate::error::Error;
+    type Err = String;
 
-    fn from_str(text: &str) -> Result<Self, Self::Err> {
+    fn from_str(text: &str) -> Result<Self, String> {
         match text {
             "json" => Ok(Self::Json),
             "raw" => Ok(Self::Raw),
             "arrow" => Ok(Self::Arrow),
-            _ => Err(crate::error::Error::usage(format!("no encoding {text:?}"), "one of: json, raw, arrow")),
+            _ => Err(format!("{text:?} is no encoding; possible are json, raw, arrow")),
         }
     }
 }

@@ -50,7 +50,7 @@ pub(super) struct Part {
 }
 
 /// The consumer whose offsets are committed.
-pub(super) trait Group: Send {
+pub(in crate::stream) trait Group: Send {
     /// Its member and generation, by which the broker refuses the offsets of a member that was replaced.
     fn metadata(&self) -> Option<ConsumerGroupMetadata>;
 
