@@ -154,8 +154,8 @@ struct MessageArgs {
     #[arg(long)]
     drop_text: bool,
 
-    /// Write the key of each message into the column _key, as bytes or as text
-    #[arg(long, value_name = "TYPE", value_parser = words::<Keys>(&["drop", "bytes", "text"]), default_value = "drop", hide_default_value = true)]
+    /// Write the key of each message into the column _key: none, binary or text
+    #[arg(long, value_name = "TYPE", value_parser = words::<Keys>(&["none", "binary", "text"]), default_value = "none", hide_default_value = true)]
     keep_key: Keys,
 
     /// Write the headers of each message into the column _headers
