@@ -25,6 +25,9 @@ mod rejection;
 mod settings;
 mod unescape;
 
+#[cfg(test)]
+mod tests;
+
 use std::sync::Arc;
 
 use arrow::{

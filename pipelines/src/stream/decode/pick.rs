@@ -260,7 +260,7 @@ mod tests {
     }
 
     proptest! {
-        /// Expected: serde_json's own pointers.
+        /// Expected: serde_json's own pointers, in the document as serde_json reads it, which rounds some floats.
         #[test]
         fn pointers_find_what_serde_json_finds(
             document in json(),
@@ -271,6 +271,7 @@ mod tests {
             let pointers: Vec<String> = tokens.iter().map(|tokens| tokens.iter().map(escaped).collect()).collect();
             let written = if pretty { format!("{document:#}") } else { document.to_string() };
             let found = picked(&written, &pointers.iter().map(String::as_str).collect::<Vec<_>>());
+            let document: Value = serde_json::from_str(&written).unwrap();
             for (pointer, found) in pointers.iter().zip(found) {
                 let found = found.map(|json| serde_json::from_str::<Value>(json).unwrap());
                 prop_assert_eq!(found.as_ref(), document.pointer(pointer), "{}", pointer);

@@ -88,21 +88,19 @@ impl Registry {
         if !matches!(url.scheme(), "http" | "https") || url.host().is_none() {
             return Err(refuse("not an address of http or https".to_owned()));
         }
-        let in_url = (!url.username().is_empty())
-            .then(|| (url.username().to_owned(), url.password().unwrap_or_default().to_owned()));
-        let given = match &settings.user_info {
-            Some(user_info) => Some(
-                user_info
-                    .split_once(':')
-                    .ok_or_else(|| refuse("the user information is not user:password".to_owned()))?,
-            ),
+        let user = match &settings.user_info {
+            // The client takes the user of an address by itself.
             None => None,
+            Some(user_info) => {
+                let pair = user_info.split_once(':');
+                let (user, password) =
+                    pair.ok_or_else(|| refuse("the user information is not user:password".to_owned()))?;
+                if url.set_username("").is_err() || url.set_password(None).is_err() {
+                    return Err(refuse("the address cannot be one with a user".to_owned()));
+                }
+                Some((user.to_owned(), password.to_owned()))
+            }
         };
-        let user = given.map(|(user, password)| (user.to_owned(), password.to_owned())).or(in_url);
-        // The client would show them in errors.
-        if url.set_username("").is_err() || url.set_password(None).is_err() {
-            return Err(refuse("the user cannot be taken out of the address".to_owned()));
-        }
         url.set_query(None);
         url.set_fragment(None);
         let client = Client::builder().timeout(TIMEOUT).connect_timeout(CONNECT_TIMEOUT).build();
