@@ -12,7 +12,7 @@ use rdkafka::{
     consumer::{BaseConsumer, Consumer},
     error::KafkaError,
     message::{Header, Headers, OwnedHeaders},
-    producer::{FutureProducer, FutureRecord, Producer},
+    producer::{DeliveryFuture, FutureProducer, FutureRecord, Producer},
 };
 use tempfile::TempDir;
 
@@ -211,7 +211,7 @@ impl Broker {
         let producer: FutureProducer = client.create().unwrap();
         let sent: Vec<_> = records.iter().map(|record| producer.send_result(message(topic, record)).unwrap()).collect();
         producer.flush(PATIENCE).unwrap();
-        let written = |(record, sent)| {
+        let written = |(record, sent): (Record, DeliveryFuture)| {
             let delivery = block_on(sent).unwrap().map_err(|(e, _)| e).unwrap();
             Record { offset: delivery.offset, ..record }
         };
