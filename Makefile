@@ -2,13 +2,13 @@
 SHELL := bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help libtorch demo test services lint readme bench gpu install
+.PHONY: help libtorch demo stream-demo test services lint readme bench gpu install
 
 # `make install` writes bin/elmo and lib/elmo to this folder.
 PREFIX ?= $(HOME)/.local
 
 help: ## list the targets
-	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 	@echo "Variables: LIBTORCH=DIR (use the libtorch 2.11.0 in DIR), TORCH=cuda (also download the CUDA libraries),"
 	@echo "           ELMO_BUILD_CACHE=DIR (cache downloads in DIR), PREFIX=DIR (for install)"
 
@@ -20,12 +20,16 @@ demo: libtorch ## build, embed the built-in reviews and show nearest neighbours
 	@echo "==> demo: cargo run -- demo (the first build takes about a quarter of an hour on two cores)"
 	@cargo run --locked -- demo
 
+stream-demo: libtorch ## stream messages from Kafka to S3, kill the stream in the middle, start it again and count
+	@echo "==> stream-demo: fetches and starts Kafka (Java, Maven) and an S3 server, without Docker"
+	@scripts/stream-demo
+
 test: libtorch ## build and run the whole test suite
 	@echo "==> test: cargo test --workspace, then the count of all results"
 	@scripts/test
 
-services: libtorch ## run the tests that need an S3 server, an Azure server or Python libraries
-	@echo "==> services: starts moto and Azurite on the loopback interface and runs the tests against them"
+services: libtorch ## run the tests that need a Kafka broker, an S3 server, an Azure server or Python libraries
+	@echo "==> services: starts Kafka, moto and Azurite on the loopback interface and runs the tests against them"
 	@scripts/services
 
 lint: libtorch ## check formatting, clippy, documentation, spelling, licences and the rules of ARCHITECTURE.md

@@ -72,8 +72,8 @@ def run(language: str, text: str, folder: str, environment: dict, python: str):
 
 
 def check_build(text: str) -> str:
-    targets = re.findall(r"^(?:\w+=\S+ )*make ([a-z]+)", text, re.MULTILINE)
-    known = set(re.findall(r"^([a-z]+):.*##", (ROOT / "Makefile").read_text(), re.MULTILINE))
+    targets = re.findall(r"^(?:\w+=\S+ )*make ([a-z-]+)", text, re.MULTILINE)
+    known = set(re.findall(r"^([a-z-]+):.*##", (ROOT / "Makefile").read_text(), re.MULTILINE))
     missing = sorted(set(targets) - known)
     return f"no such make target: {', '.join(missing)}" if missing else ""
 

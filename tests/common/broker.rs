@@ -12,7 +12,7 @@ use rdkafka::{
     consumer::{BaseConsumer, Consumer},
     error::KafkaError,
     message::{Header, Headers, OwnedHeaders},
-    producer::{FutureProducer, FutureRecord, Producer},
+    producer::{DeliveryFuture, FutureProducer, FutureRecord, Producer},
 };
 use tempfile::TempDir;
 
@@ -196,12 +196,13 @@ impl Broker {
         assert!(deleted.elements().iter().all(|e| e.error().is_ok()), "{deleted:?}");
     }
 
-    /// Denies the user of the tests an operation, such as `Read`, on a topic. Others may still do it.
+    /// Denies the user of the tests an operation, such as `Read`, on a topic. All others may do it still; what the operation
+    /// implies, such as `Describe`, stays allowed to everybody.
     pub(crate) fn deny(&self, topic: &Topic, operation: &str) {
         let user = format!("User:{}", needed("ELMO_TEST_KAFKA_USER"));
         let words = ["tool", "org.apache.kafka.tools.AclCommand", "--bootstrap-server", &self.address, "--add"];
-        let rule = ["--deny-principal", &user, "--operation", operation, "--topic", &topic.name];
-        succeed(script().args(words).args(rule));
+        let who = ["--deny-principal", &user, "--allow-principal", "User:*"];
+        succeed(script().args(words).args(who).args(["--operation", operation, "--topic", &topic.name]));
     }
 
     /// Writes messages, each once, and waits until the broker has acknowledged them. Returns them with their offsets.
@@ -211,7 +212,7 @@ impl Broker {
         let producer: FutureProducer = client.create().unwrap();
         let sent: Vec<_> = records.iter().map(|record| producer.send_result(message(topic, record)).unwrap()).collect();
         producer.flush(PATIENCE).unwrap();
-        let written = |(record, sent)| {
+        let written = |(record, sent): (Record, DeliveryFuture)| {
             let delivery = block_on(sent).unwrap().map_err(|(e, _)| e).unwrap();
             Record { offset: delivery.offset, ..record }
         };

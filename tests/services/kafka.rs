@@ -18,7 +18,7 @@ use std::{fmt::Write, sync::Mutex, time::Duration};
 use rdkafka::{
     ClientContext,
     consumer::{BaseConsumer, Consumer, ConsumerContext},
-    error::KafkaError,
+    error::{KafkaError, RDKafkaErrorCode as Code},
     producer::{BaseProducer, BaseRecord, Producer},
 };
 
@@ -89,7 +89,9 @@ fn tls_and_password() {
     let broker = Broker::secured(&[]);
     assert_eq!(broker.read(&topic).len(), 3);
     open.deny(&topic, "Read");
-    broker::eventually("the user is denied", || broker.try_read(&topic).is_err());
+    broker::eventually("the user is denied", || {
+        matches!(broker.try_read(&topic), Err(KafkaError::MessageConsumption(Code::TopicAuthorizationFailed)))
+    });
     assert_eq!(open.read(&topic).len(), 3, "others are not");
 
     let wrong_ca = broker::wrong_ca();

@@ -330,14 +330,6 @@ mod tests {
         }
     }
 
-    #[test]
-    fn a_hostile_topic_stays_in_its_label() {
-        let metrics = Metrics::new();
-        let partition = metrics.partition(TopicPartition::new("a\"} 1\nelmo_stream_messages_total 9", 0));
-        partition.set_open_bytes(1);
-        assert!(metrics.encode().lines().all(|line| !line.starts_with("elmo_stream_messages_total 9")));
-    }
-
     fn repository() -> PathBuf {
         // Read at run time: several clones may share a target folder.
         PathBuf::from(std::env::var_os("CARGO_MANIFEST_DIR").unwrap()).join("..")
@@ -359,7 +351,7 @@ mod tests {
         let (_, after) = rest.split_once(MARKS.1).unwrap();
         let current = format!("{before}{table}{after}");
         if std::env::var_os("UPDATE_DOCS").is_some() {
-            fs::write(&path, &current).unwrap();
+            return fs::write(&path, &current).unwrap();
         }
         assert!(current == page, "docs/stream.md is not up to date: run with UPDATE_DOCS=1");
     }

@@ -42,6 +42,11 @@ impl Metric {
         self.name.strip_suffix("_total").unwrap_or(self.name)
     }
 
+    /// The help as it is shown.
+    pub(super) fn sentence(&self) -> String {
+        format!("{}.", self.help)
+    }
+
     /// The names of its series.
     pub fn series(&self) -> Vec<String> {
         match self.kind {

@@ -150,7 +150,7 @@ impl Collector for Partitions {
         let paused = states.iter().filter(|(_, state)| state.paused.load(Relaxed)).count();
         for (metric, count) in [(names::PARTITIONS, states.len()), (names::PAUSED, paused)] {
             let value = ConstGauge::new(i64::try_from(count).unwrap_or(i64::MAX));
-            let encoder = encoder.encode_descriptor(metric.base(), metric.help, None, MetricType::Gauge)?;
+            let encoder = encoder.encode_descriptor(metric.base(), &metric.sentence(), None, MetricType::Gauge)?;
             value.encode(encoder)?;
         }
         each(&mut encoder, names::KAFKA_LAG, &states, |state| state.lag(&state.position))?;
@@ -160,14 +160,15 @@ impl Collector for Partitions {
     }
 }
 
-/// One series per partition whose value is known.
+/// One series per partition whose value is known. The encoder escapes nothing; names of topics have letters, digits, dots,
+/// underscores and hyphens only.
 fn each<N: EncodeGaugeValue>(
     encoder: &mut DescriptorEncoder<'_>,
     metric: Metric,
     states: &[(TopicPartition, Arc<State>)],
     value: impl Fn(&State) -> Option<N>,
 ) -> fmt::Result {
-    let mut encoder = encoder.encode_descriptor(metric.base(), metric.help, None, MetricType::Gauge)?;
+    let mut encoder = encoder.encode_descriptor(metric.base(), &metric.sentence(), None, MetricType::Gauge)?;
     for (source, state) in states {
         let Some(value) = value(state) else { continue };
         let partition = source.partition.to_string();
