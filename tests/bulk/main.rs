@@ -1,4 +1,5 @@
-//! The bulk job as a library: unusual inputs, faulty stores, memory flags and concurrent jobs. Tests that kill the
+//! The bulk job as a library: unusual inputs, faulty stores, memory flags and concurrent jobs; and the offset chain of the
+//! stream, which shares its stores. Tests that kill the
 //! program are in `jobs.rs`.
 //!
 //! Most tests replace the model by a cheap stage whose vectors are a hash of the text, which reveals duplicated,
@@ -6,6 +7,8 @@
 
 #![allow(clippy::unwrap_used, clippy::expect_used)]
 
+#[path = "../chain/mod.rs"]
+mod chain;
 mod common;
 mod encoding;
 mod faults;

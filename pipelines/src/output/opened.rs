@@ -3,11 +3,12 @@
 use super::{
     footer::Footer,
     manifest::{Manifest, ManifestCheck, Problem, repair_help},
-    parquet::{Listing, no_files, open_file},
+    parquet::{Listing, OpenFile, no_files, open_file},
 };
 use crate::{
     error::{Error, Result},
     stores::{Location, Stores},
+    stream::chain::{Span, tiling::StreamFolder},
 };
 
 /// An output whose footers have been read.
@@ -19,10 +20,12 @@ pub(super) struct Output {
     pub(super) footer: Footer,
     /// The manifest in the folder, if there is one.
     pub(super) manifest: Option<Manifest>,
-    /// Files in the folder that the manifest does not name. They are not part of the output.
-    unnamed: Vec<String>,
+    /// The dataset of a stream, if it is one.
+    pub(super) stream: Option<StreamFolder>,
+    /// Files in the folder that the manifest, or the stream, does not name. They are not part of the output.
+    pub(super) unnamed: Vec<String>,
     /// The whole folder was asked for, not one file in it.
-    is_folder: bool,
+    pub(super) is_folder: bool,
 }
 
 /// One file of an output.
@@ -32,6 +35,8 @@ pub(super) struct OutputFile {
     pub(super) bytes: u64,
     pub(super) rows: u64,
     pub(super) row_groups: usize,
+    /// The messages in it, if a stream wrote it; or what is wrong with its footer.
+    pub(super) span: Option<Result<Span, String>>,
 }
 
 impl OutputFile {
@@ -44,16 +49,16 @@ impl OutputFile {
 impl Output {
     /// Reads the manifest and the footers.
     pub(super) async fn open(address: &str, stores: &Stores) -> Result<Self> {
-        let Listing { folder, mut files, others, is_folder } = Listing::of(address, stores).await?;
+        let Listing { folder, mut files, others, is_folder, stream } = Listing::of(address, stores).await?;
         let manifest = Manifest::read(&folder).await?;
-        let mut unnamed = Vec::new();
+        let mut unnamed = if stream.is_some() { others.clone() } else { Vec::new() };
         if let Some(manifest) = manifest.as_ref().filter(|_| is_folder) {
             let members = manifest.members();
             unnamed =
                 members.strays(files.iter().map(|(file, _)| file_name(file)).chain(others.iter().map(String::as_str)));
             files.retain(|(file, _)| members.has(file_name(file)));
         }
-        let mut output = Self { files: Vec::new(), footer: Footer::default(), manifest, unnamed, is_folder };
+        let mut output = Self { files: Vec::new(), footer: Footer::default(), manifest, stream, unnamed, is_folder };
         for (location, bytes) in files {
             output.add(location, bytes).await?;
         }
@@ -75,7 +80,7 @@ impl Output {
         let footer = Footer::of(&opened);
         let metadata = opened.metadata();
         let rows = u64::try_from(metadata.file_metadata().num_rows()).unwrap_or(0);
-        let file = OutputFile { bytes, rows, row_groups: metadata.num_row_groups(), location };
+        let file = OutputFile { bytes, rows, row_groups: metadata.num_row_groups(), span: span(&opened), location };
         let Some(first) = self.files.first() else {
             self.footer = footer;
             self.files.push(file);
@@ -126,6 +131,11 @@ impl Output {
         // A single part is complete as soon as it has an entry.
         Ok(Some(ManifestCheck { complete: manifest.is_complete() || !self.is_folder, problems }))
     }
+}
+
+fn span(file: &OpenFile) -> Option<Result<Span, String>> {
+    let pairs = file.metadata().file_metadata().key_value_metadata().into_iter().flatten();
+    Span::parse(&pairs.map(|pair| (pair.key.clone(), pair.value.clone().unwrap_or_default())).collect())
 }
 
 fn file_name(location: &Location) -> &str {

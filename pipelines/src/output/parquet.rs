@@ -16,6 +16,7 @@ use crate::{
         Location, StoreError, Stores,
         file::{StoreFile, cause},
     },
+    stream::chain::tiling::StreamFolder,
 };
 
 /// Rows per batch.
@@ -35,6 +36,8 @@ pub(super) struct Listing {
     pub(super) others: Vec<String>,
     /// The address names the folder, not one file in it.
     pub(super) is_folder: bool,
+    /// The dataset of a stream, whose files are in folders of their partitions.
+    pub(super) stream: Option<StreamFolder>,
 }
 
 impl Listing {
@@ -49,7 +52,20 @@ impl Listing {
             && let Some(meta) = location.head().await?
         {
             let folder = location.at(location.path.parent().unwrap_or_default());
-            return Ok(Self { folder, files: vec![(location, meta.size)], others: Vec::new(), is_folder: false });
+            return Ok(Self {
+                folder,
+                files: vec![(location, meta.size)],
+                others: Vec::new(),
+                is_folder: false,
+                stream: None,
+            });
+        }
+        if let Some(stream) = StreamFolder::find(&location).await? {
+            let (files, others) = stream.files().await?;
+            return match files.is_empty() {
+                true => Err(no_files(&location)),
+                false => Ok(Self { folder: location, files, others, is_folder: true, stream: Some(stream) }),
+            };
         }
         let (files, others): (Vec<_>, Vec<_>) =
             location.children().await?.into_iter().partition(|meta| meta.location.as_ref().ends_with(".parquet"));
@@ -58,7 +74,7 @@ impl Listing {
         }
         let files = files.into_iter().map(|meta| (location.at(meta.location), meta.size)).collect();
         let others = others.iter().filter_map(|meta| meta.location.filename()).map(str::to_owned).collect();
-        Ok(Self { folder: location, files, others, is_folder: true })
+        Ok(Self { folder: location, files, others, is_folder: true, stream: None })
     }
 }
 

@@ -6,7 +6,7 @@ use futures::{StreamExt, TryStreamExt, stream};
 use object_store::ObjectMeta;
 
 use super::{
-    DONE, JOB, ManifestError, PARTIAL,
+    DONE, FOLDER, JOB, ManifestError, PARTIAL,
     entry::{Counts, Part, PartEntry},
     job::{Continuation, Job},
     names::{entry_name, parse_entry, parse_part},
@@ -14,6 +14,8 @@ use super::{
 };
 use crate::stores::Location;
 
+/// The record of a stream, which `stream::chain` writes.
+const STREAM: &str = "stream.json";
 /// Concurrent requests.
 pub(super) const REQUESTS: usize = 32;
 /// Entries that may be missing before the last one. Names are not trusted: one may have any number.
@@ -29,6 +31,8 @@ pub(super) struct Existing {
     folder: Location,
     /// The recorded job; `None` when it is missing or cannot be parsed.
     pub(super) job: Option<Job>,
+    /// There is the record of a stream, which writes here.
+    is_stream: bool,
     /// There is a `job.json`, even if it cannot be parsed.
     pub(super) has_job: bool,
     pub(super) has_totals: bool,
@@ -68,6 +72,7 @@ impl Existing {
             output: output.clone(),
             folder: folder.clone(),
             job,
+            is_stream: has(STREAM),
             has_job,
             has_totals: has(DONE),
             has_partial: has(PARTIAL),
@@ -102,6 +107,10 @@ impl Existing {
 
     /// Without a single entry, the folder may hold parts of this job only.
     fn check_begin(&self, now: &Job) -> Result<(), ManifestError> {
+        if self.is_stream {
+            let (output, file) = (self.output.to_string(), format!("{FOLDER}/{STREAM}"));
+            return Err(ManifestError::Foreign { output, file, manifest: false });
+        }
         let fingerprint = now.fingerprint();
         match self.files.iter().find(|file| !has_fingerprint(file, fingerprint.as_deref())) {
             Some(file) => Err(foreign(&self.output, file, false)),

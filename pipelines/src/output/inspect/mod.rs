@@ -9,6 +9,7 @@ use serde::Serialize;
 
 use self::norms::Norms;
 use super::{
+    chain::{self, Offsets},
     manifest::ManifestCheck,
     opened::Output,
     parquet::{next_batch, read_rows},
@@ -17,7 +18,8 @@ use super::{
 use crate::{
     error::{Error, Result},
     report::{bytes, count, table},
-    stores::Stores,
+    stores::{Location, Stores},
+    stream::chain::{ChainCheck, ChainProblem},
 };
 
 /// The contents of an output.
@@ -43,6 +45,9 @@ pub struct InspectReport {
     pub truncated: u64,
     /// The files compared with the manifest; `None` without a manifest.
     pub manifest: Option<ManifestCheck>,
+    /// The objects of a stream compared with each other; `None` for other outputs.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub chain: Option<ChainCheck>,
 }
 
 /// Statistics of all vectors of an output; at token level, of all tokens.
@@ -81,13 +86,17 @@ pub async fn inspect(address: &str, stores: &Stores) -> Result<InspectReport> {
         bytes: output.files.iter().map(|file| file.bytes).sum(),
         row_groups: output.files.iter().map(|file| file.row_groups).sum(),
         manifest: output.check().await?,
+        chain: chain::check(&output).await?,
         columns: output.footer.columns,
         made_by: output.footer.pairs,
         ..InspectReport::default()
     };
     for file in &output.files {
         let mut rows = read_rows(&file.location).await?;
+        let mut offsets = file.span.as_ref().and_then(|span| span.as_ref().ok()).map(Offsets::new);
         while let Some(batch) = next_batch(&mut rows, &file.location).await? {
+            let wrong = offsets.as_mut().and_then(|offsets| offsets.check(&batch));
+            report.add_wrong_offset(&file.location, wrong);
             report.add(&batch, &mut norms);
         }
     }
@@ -100,15 +109,24 @@ pub async fn inspect(address: &str, stores: &Stores) -> Result<InspectReport> {
 }
 
 impl InspectReport {
-    /// The faults of the output: vectors that are not finite, files that do not match the manifest. An unfinished job
-    /// is no fault.
+    /// The faults of the output: vectors that are not finite, files that do not match the manifest, objects of a stream
+    /// that do not follow one another. An unfinished job is no fault.
     pub fn error(&self) -> Option<Error> {
         let not_finite = self.vectors.not_finite;
         let numbers = (not_finite > 0).then(|| format!("{not_finite} vectors contain a NaN or an infinite number"));
         let manifest = self.manifest.as_ref();
-        let failures: Vec<String> = numbers.into_iter().chain(manifest.and_then(ManifestCheck::failure)).collect();
-        let help = manifest.and_then(ManifestCheck::help);
+        let chain = self.chain.as_ref();
+        let failures = [numbers, manifest.and_then(ManifestCheck::failure), chain.and_then(ChainCheck::failure)];
+        let failures: Vec<String> = failures.into_iter().flatten().collect();
+        let help = manifest.and_then(ManifestCheck::help).or_else(|| chain.and_then(ChainCheck::help));
         (!failures.is_empty()).then(|| Error::Check { message: failures.join("; "), help })
+    }
+
+    fn add_wrong_offset(&mut self, file: &Location, offset: Option<i64>) {
+        let problem = offset.map(|offset| ChainProblem::Offsets { file: file.to_string(), offset });
+        if let (Some(chain), Some(problem)) = (&mut self.chain, problem) {
+            chain.problems.push(problem);
+        }
     }
 
     fn add(&mut self, batch: &RecordBatch, norms: &mut Norms) {
@@ -164,6 +182,8 @@ impl fmt::Display for InspectReport {
         if let Some(manifest) = &self.manifest {
             rows.extend(manifest.lines());
         }
+        let chain = self.chain.as_ref().map(ChainCheck::lines).unwrap_or_default();
+        rows.extend(chain.iter().map(|(key, line)| (key.as_str(), line.clone())));
         rows.extend(self.columns.iter().map(|(name, kind)| ("column", format!("{name}: {kind}"))));
         rows.extend(self.made_by.iter().map(|(key, value)| (key.as_str(), value.clone())));
         if self.made_by.is_empty() {

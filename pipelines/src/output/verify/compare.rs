@@ -24,13 +24,18 @@ pub(super) struct SampledRows {
     pub(super) rows: Vec<u64>,
     pub(super) found: RecordBatch,
     pub(super) texts: ArrayRef,
+    /// A stream wrote them.
+    pub(super) of_stream: bool,
 }
 
 impl SampledRows {
     /// Whether a row was rejected because of bytes that its kept text no longer has: invalid UTF-8 is kept as U+FFFD,
-    /// which is valid.
+    /// which is valid. A message of a stream that could not be decoded has no text at all.
     fn lost_bytes(&self, row: usize) -> bool {
         let error = self.found.column_by_name("error").and_then(|column| column.as_string_opt::<i32>());
+        if self.of_stream && self.texts.is_null(row) {
+            return error.is_some_and(|error| error.is_valid(row));
+        }
         let was_invalid = error.is_some_and(|error| error.is_valid(row) && error.value(row).starts_with(NOT_UTF8));
         was_invalid && string_at(&self.texts, row).is_some_and(|text| text.contains(char::REPLACEMENT_CHARACTER))
     }

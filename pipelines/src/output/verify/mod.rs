@@ -25,6 +25,7 @@ use self::{
     texts::Texts,
 };
 use super::{
+    chain,
     opened::{Output, OutputFile},
     parquet::{next_batch, read_rows, unreadable},
 };
@@ -65,7 +66,8 @@ pub async fn verify(job: &Verify, elmo: &Elmo, stores: &Stores) -> Result<Verify
     let rows: u64 = output.files.iter().map(|file| file.rows).sum();
     let picked = pick(rows, job.sample, job.seed);
     let manifest = output.check().await?;
-    let mut report = VerifyReport { rows, sampled: picked.len(), manifest, ..VerifyReport::default() };
+    let chain = chain::check(&output).await?;
+    let mut report = VerifyReport { rows, sampled: picked.len(), manifest, chain, ..VerifyReport::default() };
     if picked.is_empty() {
         return Ok(report);
     }
@@ -103,7 +105,8 @@ async fn compare_file(
             let found = take_rows(&batch, places)?;
             let texts = texts.of_rows(&found, &in_file).await?;
             let rows = in_file.iter().map(|row| first + row).collect();
-            compare(columns, &SampledRows { rows, found, texts }, report).await?;
+            let of_stream = file.span.is_some();
+            compare(columns, &SampledRows { rows, found, texts, of_stream }, report).await?;
         }
         read += count;
     }

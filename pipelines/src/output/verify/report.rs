@@ -7,7 +7,7 @@ use std::{
 
 use serde::Serialize;
 
-use crate::{error::Error, output::manifest::ManifestCheck, report::table};
+use crate::{error::Error, output::manifest::ManifestCheck, report::table, stream::chain::ChainCheck};
 
 /// Mismatched rows that a report lists.
 const MAX_LISTED_ROWS: usize = 10;
@@ -102,10 +102,14 @@ pub struct VerifyReport {
     pub mismatches: BTreeMap<Mismatch, usize>,
     /// The first rows with a mismatch.
     pub first_mismatches: Vec<MismatchedRow>,
-    /// Sampled rows that were not UTF-8: their vector is NULL, and the kept text is not what the job read.
+    /// Sampled rows that were not UTF-8: their vector is NULL, and the kept text is not what the job read. Of a stream,
+    /// also messages without a text, which were rejected before they were embedded.
     pub not_recomputed: usize,
     /// The files compared with the manifest; `None` without a manifest.
     pub manifest: Option<ManifestCheck>,
+    /// The objects of a stream compared with each other; `None` for other outputs.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub chain: Option<ChainCheck>,
 }
 
 impl VerifyReport {
@@ -113,7 +117,8 @@ impl VerifyReport {
     /// and the files match the manifest of a finished job.
     pub fn error(&self, tolerance: f32) -> Option<Error> {
         let message = self.failure(tolerance)?;
-        Some(Error::Check { message, help: self.manifest.as_ref().and_then(ManifestCheck::help) })
+        let help = self.manifest.as_ref().and_then(ManifestCheck::help);
+        Some(Error::Check { message, help: help.or_else(|| self.chain.as_ref().and_then(ChainCheck::help)) })
     }
 
     fn failure(&self, tolerance: f32) -> Option<String> {
@@ -124,6 +129,7 @@ impl VerifyReport {
         let failures = [
             manifest.and_then(ManifestCheck::failure),
             unfinished,
+            self.chain.as_ref().and_then(ChainCheck::failure),
             self.mismatch_failure(),
             self.number_failure(tolerance),
         ];
@@ -192,11 +198,14 @@ impl fmt::Display for VerifyReport {
         rows.extend(self.mismatches.iter().map(|(what, n)| ("differing rows", format!("{n} in {what}"))));
         rows.extend(self.first_mismatches.iter().map(|row| ("mismatch", row.to_string())));
         if self.not_recomputed > 0 {
-            rows.push(("not UTF-8", format!("{} rows, not recomputed", self.not_recomputed)));
+            let label = if self.chain.is_some() { "rejected" } else { "not UTF-8" };
+            rows.push((label, format!("{} rows, not recomputed", self.not_recomputed)));
         }
         if let Some(manifest) = &self.manifest {
             rows.extend(manifest.lines());
         }
+        let chain = self.chain.as_ref().map(ChainCheck::lines).unwrap_or_default();
+        rows.extend(chain.iter().map(|(key, line)| (key.as_str(), line.clone())));
         f.write_str(&table(&rows))
     }
 }

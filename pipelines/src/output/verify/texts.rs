@@ -46,7 +46,11 @@ impl<'o> Texts<'o> {
             return Ok(Self::Kept(column.to_owned()));
         }
         let Some(manifest) = manifest else {
-            return Err(no_texts(column, "there is no manifest beside it that names the inputs of the job"));
+            let reason = match output.files.iter().any(|file| file.span.is_some()) {
+                true => "a stream does not read its messages again: elmo inspect checks everything but the numbers",
+                false => "there is no manifest beside it that names the inputs of the job",
+            };
+            return Err(no_texts(column, reason));
         };
         let kept = output.footer.columns.iter().map(|(name, _)| name.as_str()).collect::<Vec<_>>();
         let kept = kept[..kept.len().saturating_sub(ADDED)].to_vec();

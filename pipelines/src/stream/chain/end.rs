@@ -9,11 +9,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::{
-    ChainError,
-    layout::Layout,
-    objects::{self, Object},
-};
+use super::{ChainError, layout::Layout, objects, span::Span};
 use crate::stream::TopicPartition;
 
 /// What the consumer group has committed for a partition.
@@ -60,16 +56,7 @@ pub(super) async fn find(
     genesis: i64,
     hint: Option<&Hint>,
 ) -> Result<End, ChainError> {
-    let checked = match hint {
-        None => Checked::Absent,
-        Some(hint) => check(layout, partition, hint.end, &hint.object).await?,
-    };
-    let (hint, mut known) = match checked {
-        Checked::Agrees(object) => (HintCheck::Agrees, Some(*object)),
-        Checked::Absent => (HintCheck::Absent, None),
-        Checked::Missing => (HintCheck::Disagrees("the object that it names does not exist".to_owned()), None),
-        Checked::Disagrees(reason) => (HintCheck::Disagrees(reason), None),
-    };
+    let (hint, mut known) = checked(layout, partition, hint).await?;
     let mut lost = None;
     if known.is_none()
         && let Some(head) = read_head(layout, partition).await?
@@ -77,25 +64,47 @@ pub(super) async fn find(
         match check(layout, partition, head.end, &head.object).await? {
             Checked::Agrees(object) => known = Some(*object),
             Checked::Missing => lost = Some(head.end),
-            Checked::Absent | Checked::Disagrees(_) => {
+            Checked::Disagrees(_) => {
                 tracing::warn!(%partition, "head.json does not agree with the object that it names, and is not used");
             }
         }
     }
     let newest = newest(layout, partition, known).await?;
-    let end = newest.as_ref().map_or(genesis, |object| object.span.end);
+    let end = newest.as_ref().map_or(genesis, |object| object.end);
     // A rule of the bucket deletes old objects. The head was written after the object that it names.
     if let Some(lost) = lost.filter(|lost| *lost > end) {
         tracing::warn!(%partition, end = lost, "the newest object of the partition was deleted; continuing after it");
         return Ok(End { offset: lost, newest: None, hint });
     }
-    Ok(End { offset: end, newest: newest.map(|object| object.span.start), hint })
+    Ok(End { offset: end, newest: newest.map(|object| object.start), hint })
+}
+
+/// Whether a hint is right.
+pub(super) async fn check_hint(
+    layout: &Layout,
+    partition: &TopicPartition,
+    hint: Option<&Hint>,
+) -> Result<HintCheck, ChainError> {
+    Ok(checked(layout, partition, hint).await?.0)
+}
+
+/// Whether a hint is right, and the object that it names.
+async fn checked(
+    layout: &Layout,
+    partition: &TopicPartition,
+    hint: Option<&Hint>,
+) -> Result<(HintCheck, Option<Span>), ChainError> {
+    let Some(hint) = hint else { return Ok((HintCheck::Absent, None)) };
+    Ok(match check(layout, partition, hint.end, &hint.object).await? {
+        Checked::Agrees(object) => (HintCheck::Agrees, Some(*object)),
+        Checked::Missing => (HintCheck::Disagrees("the object that it names does not exist".to_owned()), None),
+        Checked::Disagrees(reason) => (HintCheck::Disagrees(reason), None),
+    })
 }
 
 /// What became of a hint.
 enum Checked {
-    Absent,
-    Agrees(Box<Object>),
+    Agrees(Box<Span>),
     Missing,
     Disagrees(String),
 }
@@ -110,10 +119,8 @@ async fn check(layout: &Layout, partition: &TopicPartition, end: i64, object: &s
         });
     };
     match objects::read(&layout.object(partition, start), partition).await {
-        Ok(Some(found)) if found.span.end == end => Ok(Checked::Agrees(Box::new(found))),
-        Ok(Some(found)) => {
-            Ok(Checked::Disagrees(format!("its offset is {end}, but the object ends at {}", found.span.end)))
-        }
+        Ok(Some(found)) if found.end == end => Ok(Checked::Agrees(Box::new(found))),
+        Ok(Some(found)) => Ok(Checked::Disagrees(format!("its offset is {end}, but the object ends at {}", found.end))),
         Ok(None) => Ok(Checked::Missing),
         Err(error) => Err(error),
     }
@@ -126,13 +133,9 @@ pub(super) async fn read_head(layout: &Layout, partition: &TopicPartition) -> Re
 }
 
 /// The last object: one after `known`, or `known` itself.
-async fn newest(
-    layout: &Layout,
-    partition: &TopicPartition,
-    known: Option<Object>,
-) -> Result<Option<Object>, ChainError> {
+async fn newest(layout: &Layout, partition: &TopicPartition, known: Option<Span>) -> Result<Option<Span>, ChainError> {
     let folder = layout.folder(partition);
-    let mut listed = objects::list(&folder, known.as_ref().map(|object| object.span.start)).await?;
+    let mut listed = objects::list(&folder, known.as_ref().map(|object| object.start)).await?;
     while let Some((_, meta)) = listed.pop_last() {
         // One that was deleted since is not the last one.
         let location = folder.at(meta.location.clone());

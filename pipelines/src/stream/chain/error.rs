@@ -39,6 +39,12 @@ pub enum ChainError {
         /// What the file says.
         what: &'static str,
     },
+    /// There is nothing of a stream in the output.
+    #[error("{output}: no dataset of a stream here")]
+    NoDataset {
+        /// The output.
+        output: String,
+    },
     /// The output, or a folder above it, is a file.
     #[error("{output}: {file} is a file, but an output must be a folder")]
     NoFolder {
@@ -99,7 +105,7 @@ impl Fault for ChainError {
         match self {
             Self::Store(error) => error.exit(),
             Self::Sink(error) => error.exit(),
-            Self::Differs { .. } | Self::NoFolder { .. } => Exit::Usage,
+            Self::Differs { .. } | Self::NoFolder { .. } | Self::NoDataset { .. } => Exit::Usage,
             Self::Aborted { .. } => Exit::Failed,
             _ => Exit::Storage,
         }
@@ -113,6 +119,9 @@ impl Fault for ChainError {
                 "use the settings of that stream to continue it, or another --output, or a new --generation in the same one"
             }
             Self::Foreign { .. } => "use an empty --output",
+            Self::NoDataset { .. } => {
+                "give the folder that --output of elmo stream named, and its --generation if it had one"
+            }
             Self::NoFolder { .. } => "give the name of a folder as --output; it is created when needed",
             Self::Damaged { .. } => {
                 "restore the object from a backup; elmo inspect of the output shows what else is wrong with it"

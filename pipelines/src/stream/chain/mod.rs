@@ -41,6 +41,8 @@ mod patience;
 mod position;
 mod publish;
 mod span;
+mod status;
+pub(crate) mod tiling;
 
 use std::sync::{Arc, atomic::AtomicU64};
 
@@ -56,6 +58,8 @@ pub use self::{
     position::{OnGap, Position, position},
     publish::{Chain, Published},
     span::{Rejected, Span},
+    status::{Newest, PartitionStatus, status},
+    tiling::{ChainCheck, ChainProblem, PartitionCheck},
 };
 use self::{file::Writer, layout::Layout, patience::outlast};
 use super::TopicPartition;

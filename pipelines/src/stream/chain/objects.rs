@@ -19,15 +19,8 @@ use crate::{
 /// Bytes at the end of an object that are read first. They hold the whole footer of a usual object.
 const PREFETCH: usize = 32 << 10;
 
-/// An object of a chain.
-#[derive(Debug, Clone)]
-pub(super) struct Object {
-    pub(super) span: Span,
-    pub(super) meta: ObjectMeta,
-}
-
 /// Reads the footer of an object; `None` when it does not exist.
-pub(super) async fn read(location: &Location, partition: &TopicPartition) -> Result<Option<Object>, ChainError> {
+pub(super) async fn read(location: &Location, partition: &TopicPartition) -> Result<Option<Span>, ChainError> {
     match location.head().await? {
         Some(meta) => read_listed(location, meta, partition).await,
         None => Ok(None),
@@ -39,7 +32,7 @@ pub(super) async fn read_listed(
     location: &Location,
     meta: ObjectMeta,
     partition: &TopicPartition,
-) -> Result<Option<Object>, ChainError> {
+) -> Result<Option<Span>, ChainError> {
     let mut file = StoreFile { store: Arc::clone(&location.store), path: location.path.clone(), size: meta.size };
     let reader = ParquetMetaDataReader::new().with_prefetch_hint(Some(PREFETCH));
     let damaged = |reason: String| ChainError::Damaged { file: location.to_string(), reason };
@@ -59,7 +52,7 @@ pub(super) async fn read_listed(
     if (&span.partition, Some(span.start)) != (partition, start) {
         return Err(damaged(format!("its footer says that it holds {} from offset {}", span.partition, span.start)));
     }
-    Ok(Some(Object { span, meta }))
+    Ok(Some(span))
 }
 
 /// The objects of a partition in the order of their offsets, those after `after` only. Other files are left out.

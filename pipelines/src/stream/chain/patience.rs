@@ -1,14 +1,14 @@
 //! Requests that are repeated for as long as a store is out of order.
 
-use std::{
-    fmt,
-    time::{Duration, Instant},
-};
+use std::time::{Duration, Instant};
 
 use tokio::time::sleep;
 
 use super::ChainError;
-use crate::{reply::summary, stores::StoreError};
+use crate::{
+    reply::summary,
+    stores::{Location, StoreError},
+};
 
 /// How often a failed request is repeated. It is given up never: the caller drops the future.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -48,7 +48,7 @@ impl Outage {
     ///
     /// # Errors
     /// The error, if it cannot.
-    pub(super) async fn wait(&mut self, what: &(dyn fmt::Display + Sync), error: ChainError) -> Result<(), ChainError> {
+    pub(super) async fn wait(&mut self, what: &Location, error: ChainError) -> Result<(), ChainError> {
         if !may_heal(&error) {
             return Err(error);
         }
@@ -68,7 +68,7 @@ impl Outage {
     }
 
     /// The operation has succeeded.
-    pub(super) fn over(self, what: &(dyn fmt::Display + Sync)) -> u64 {
+    pub(super) fn over(self, what: &Location) -> u64 {
         // Only what was warned of for long is worth a message.
         if self.failures > 0 && self.began.elapsed() >= WARN_AGAIN {
             tracing::info!(%what, seconds = self.began.elapsed().as_secs(), "the store answers again");
@@ -106,7 +106,7 @@ fn jittered(pause: Duration) -> Duration {
 /// Repeats `attempt` until it succeeds or fails for good.
 pub(super) async fn outlast<T, F: Future<Output = Result<T, ChainError>>>(
     patience: Patience,
-    what: &(dyn fmt::Display + Sync),
+    what: &Location,
     attempt: impl Fn() -> F,
 ) -> Result<T, ChainError> {
     let mut outage = Outage::new(patience);

@@ -130,7 +130,7 @@ impl Chain {
             Ok(_) => Created::Ours { end: file.span().end },
             Err(object_store::Error::AlreadyExists { .. } | object_store::Error::Precondition { .. }) => {
                 let Some(found) = objects::read(location, &self.id.partition).await? else { return Ok(None) };
-                let (ours, found) = (file.span(), found.span);
+                let ours = file.span();
                 let is_ours = (&ours.writer, ours.attempt) == (&found.writer, found.attempt);
                 if is_ours { Created::Ours { end: found.end } } else { Created::Foreign { end: found.end } }
             }

@@ -59,7 +59,7 @@ impl Span {
     ///
     /// # Errors
     /// What is wrong with them.
-    pub(crate) fn parse(pairs: &BTreeMap<String, String>) -> Option<Result<Self, String>> {
+    pub fn parse(pairs: &BTreeMap<String, String>) -> Option<Result<Self, String>> {
         pairs.keys().any(|key| key.starts_with("stream.")).then(|| Self::of_pairs(pairs))
     }
 
