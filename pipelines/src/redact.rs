@@ -1,17 +1,18 @@
 //! Redacts secrets in text for people, logs and bug reports.
 //!
 //! If in doubt, it redacts: the user part of a URL, every value of its query (a signed URL is a key), values of
-//! settings whose names suggest a secret, bearer tokens and AWS access key ids.
+//! settings whose names suggest a secret, private keys in PEM, bearer tokens and AWS access key ids.
 
 /// Upper bound on passes; two or three suffice in practice.
 const MAX_PASSES: usize = 8;
 /// Replaces a secret.
 const HIDDEN: &str = "***";
 
-/// Names of settings whose values are redacted, in lower case and without `_` and `-`, as `AccountKey` has none. A longer
-/// name with this ending counts too.
-const SECRET_KEYS: [&str; 20] = [
+/// Names of settings whose values are redacted, in lower case and without `_`, `-` and `.`, as `AccountKey` has none. A
+/// longer name with this ending counts too, such as `sasl.oauthbearer.client.secret`.
+const SECRET_KEYS: [&str; 28] = [
     "password",
+    "passphrase",
     "passwd",
     "secret",
     "secretkey",
@@ -31,6 +32,14 @@ const SECRET_KEYS: [&str; 20] = [
     "signature",
     "sig",
     "credential",
+    // Settings of Kafka and of schema registries.
+    "keypem",
+    "keystorekey",
+    "userinfo",
+    "jaasconfig",
+    "oauthbearerconfig",
+    "sslkey",
+    "oauthbearerextensions",
 ];
 
 /// Returns `text` without its secrets. It is idempotent: what one rule replaces may let another match, so all rules are
@@ -48,7 +57,9 @@ pub fn redact(text: &str) -> String {
 }
 
 fn apply_rules(text: &str) -> String {
-    let text = redact_urls(text);
+    // First: other rules would take a key's first line for a value, and what follows for text.
+    let text = redact_private_keys(text);
+    let text = redact_urls(&text);
     let text = redact_settings(&text);
     let text = redact_sql_options(&text);
     let text = redact_bearer(&text);
@@ -168,11 +179,12 @@ fn push_fragment(out: &mut String, fragment: bool) {
 }
 
 fn is_key_char(c: char) -> bool {
-    c.is_ascii_alphanumeric() || c == '_' || c == '-'
+    c.is_ascii_alphanumeric() || matches!(c, '_' | '-' | '.')
 }
 
-fn is_secret_key(key: &str) -> bool {
-    let key = key.to_ascii_lowercase().replace(['-', '_'], "");
+/// Whether the values of a setting with this name are secret.
+pub(crate) fn is_secret_key(key: &str) -> bool {
+    let key = key.to_ascii_lowercase().replace(['-', '_', '.'], "");
     SECRET_KEYS.iter().any(|secret| key.ends_with(secret))
 }
 
@@ -245,6 +257,25 @@ fn value_end(lead: &str, value: &str) -> usize {
         Some(at) => at,
         None => value.len(),
     }
+}
+
+/// Redacts what is between the first and the last line of a private key in PEM; without a last line, all that follows.
+fn redact_private_keys(text: &str) -> String {
+    const LABEL_END: &str = "PRIVATE KEY-----";
+    let mut out = String::with_capacity(text.len());
+    let mut rest = text;
+    while let Some(at) = rest.find(LABEL_END) {
+        let (first, body) = rest.split_at(at + LABEL_END.len());
+        out.push_str(first);
+        rest = body;
+        if first.rfind("-----BEGIN ").is_some_and(|begin| !first[begin + 1..].contains("-----END ")) && !body.is_empty()
+        {
+            out.push_str(HIDDEN);
+            rest = body.find("-----END ").map_or("", |end| &body[end..]);
+        }
+    }
+    out.push_str(rest);
+    out
 }
 
 fn redact_bearer(text: &str) -> String {
@@ -337,6 +368,17 @@ mod tests {
             (r#"{\"password\": \"hunter2\"} x"#, r#"{\"password\": \"***\"} x"#),
             (r#"\"password=hunter2\" x"#, r#"\"password=***\" x"#),
             ("Authorization: Bearer abc.def", "Authorization: Bearer ***"),
+            ("-X sasl.password=hunter2 -X client.id=e", "-X sasl.password=*** -X client.id=e"),
+            ("ssl.key.password: hunter2", "ssl.key.password: ***"),
+            ("sasl.oauthbearer.client.secret=hunter2", "sasl.oauthbearer.client.secret=***"),
+            ("basic.auth.user.info=me:hunter2", "basic.auth.user.info=***"),
+            ("ELMO_KAFKA_SSL_KEY_PEM=hunter2", "ELMO_KAFKA_SSL_KEY_PEM=***"),
+            (
+                "a -----BEGIN PRIVATE KEY-----\nMIIB\nVQ==\n-----END PRIVATE KEY----- b",
+                "a -----BEGIN PRIVATE KEY-----***-----END PRIVATE KEY----- b",
+            ),
+            ("x -----BEGIN RSA PRIVATE KEY-----\nMIIBVQ==", "x -----BEGIN RSA PRIVATE KEY-----***"),
+            ("ssl.key.pem=-----BEGIN PRIVATE KEY-----\nMIIB", "ssl.key.pem=*** PRIVATE KEY-----***"),
             // The key id of the AWS documentation's own examples.
             ("user AKIAIOSFODNN7EXAMPLE may not", "user *** may not"),
         ] {
@@ -360,7 +402,9 @@ mod tests {
 
     #[test]
     fn rules_that_meet_agree_in_the_end() {
-        for text in ["://x#\"y@", "?secret://x=", "a://b:c@d?secret=e://f#g"] {
+        for text in
+            ["-----BEGIN PRIVATE KEY-----PRIVATE KEY-----x", "://x#\"y@", "?secret://x=", "a://b:c@d?secret=e://f#g"]
+        {
             let once = redact(text);
             assert_eq!(redact(&once), once, "{text}");
         }

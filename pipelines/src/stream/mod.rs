@@ -14,6 +14,7 @@
 
 mod error;
 mod message;
+pub mod source;
 
 pub use self::{
     error::StreamError,

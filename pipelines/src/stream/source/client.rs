@@ -1,0 +1,109 @@
+//! Questions to the brokers while the stream runs.
+
+use std::{collections::BTreeMap, sync::Arc, time::Duration};
+
+use rdkafka::{
+    Offset,
+    consumer::{Consumer as _, ConsumerGroupMetadata},
+    error::KafkaResult,
+};
+
+use super::{context::Shared, event::Hint, faults, offsets, ownership::Consumer};
+use crate::stream::{StreamError, TopicPartition};
+
+/// How long an answer may take.
+const TIMEOUT: Duration = Duration::from_secs(10);
+
+/// Asks the brokers. Each question runs on a thread for blocking work. Clones share the consumer.
+#[derive(Clone)]
+pub struct Client(pub(super) Arc<Shared>);
+
+impl std::fmt::Debug for Client {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Client").field("brokers", &self.0.brokers).finish_non_exhaustive()
+    }
+}
+
+impl Client {
+    /// What the group has committed for each of `partitions`.
+    ///
+    /// # Errors
+    /// [`StreamError::Broker`], as for the other questions.
+    pub async fn committed(&self, partitions: &[TopicPartition]) -> Result<Vec<Hint>, StreamError> {
+        let wanted = partitions.to_vec();
+        let what = format!("offsets of group {}", self.0.group);
+        self.ask(what, move |consumer| offsets::committed(consumer, &wanted, TIMEOUT)).await
+    }
+
+    /// The first offset of a partition, and the offset after its last message.
+    ///
+    /// # Errors
+    /// [`StreamError::Broker`].
+    pub async fn watermarks(&self, partition: &TopicPartition) -> Result<(i64, i64), StreamError> {
+        let wanted = partition.clone();
+        let ask = move |consumer: &Consumer| consumer.fetch_watermarks(&wanted.topic, wanted.partition, TIMEOUT);
+        self.ask(format!("first and last offset of {partition}"), ask).await
+    }
+
+    /// For each of `partitions`, the offset of its first message of `time` or later (milliseconds since 1970), if there
+    /// is one.
+    ///
+    /// # Errors
+    /// [`StreamError::Broker`].
+    pub async fn offsets_for_time(
+        &self,
+        partitions: &[TopicPartition],
+        time: i64,
+    ) -> Result<Vec<Option<i64>>, StreamError> {
+        let wanted = partitions.to_vec();
+        self.ask("offsets for a time", move |consumer| offsets::at_time(consumer, &wanted, time, TIMEOUT)).await
+    }
+
+    /// Number of partitions of a topic.
+    ///
+    /// # Errors
+    /// [`StreamError::Broker`].
+    pub async fn partitions(&self, topic: &str) -> Result<usize, StreamError> {
+        let name = topic.to_owned();
+        let ask = move |consumer: &Consumer| {
+            let metadata = consumer.fetch_metadata(Some(&name), TIMEOUT)?;
+            Ok(metadata.topics().iter().filter(|t| t.name() == name).map(|t| t.partitions().len()).sum())
+        };
+        self.ask(format!("topic {topic}"), ask).await
+    }
+
+    /// The next offset of each assigned partition that has been read from.
+    ///
+    /// # Errors
+    /// [`StreamError::Broker`].
+    pub async fn positions(&self) -> Result<BTreeMap<TopicPartition, i64>, StreamError> {
+        let ask = |consumer: &Consumer| {
+            let list = consumer.position()?;
+            let known = |offset| if let Offset::Offset(offset) = offset { Some(offset) } else { None };
+            let elements = list.elements();
+            let positions = elements
+                .iter()
+                .filter_map(|e| Some((TopicPartition::new(e.topic(), e.partition()), known(e.offset())?)));
+            Ok(positions.collect())
+        };
+        self.ask("positions", ask).await
+    }
+
+    /// The membership in the group, which a transaction needs for its offsets. `None` after the consumer has stopped.
+    pub fn group_metadata(&self) -> Option<ConsumerGroupMetadata> {
+        self.0.ownership.consumer()?.group_metadata()
+    }
+
+    async fn ask<T: Send + 'static>(
+        &self,
+        what: impl Into<String>,
+        question: impl FnOnce(&Consumer) -> KafkaResult<T> + Send + 'static,
+    ) -> Result<T, StreamError> {
+        let (what, shared) = (what.into(), Arc::clone(&self.0));
+        let stopped = |reason: &str| StreamError::Broker { what: what.clone(), reason: reason.into(), help: None };
+        let Some(consumer) = shared.ownership.consumer() else { return Err(stopped("the consumer has stopped")) };
+        let answer = tokio::task::spawn_blocking(move || question(&consumer)).await;
+        let answer = answer.map_err(|_| stopped("the question was interrupted"))?;
+        answer.map_err(|error| faults::kafka(what, &error, &self.0.scrub))
+    }
+}

@@ -1,0 +1,356 @@
+//! Callbacks of librdkafka: rebalances, errors, statistics, logs. All run on the consumer's thread, inside of `poll`.
+
+use std::{
+    collections::HashSet,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering::Relaxed},
+    },
+    time::Duration,
+};
+
+use parking_lot::Mutex;
+use rdkafka::{
+    ClientContext, Offset, TopicPartitionList,
+    config::RDKafkaLogLevel,
+    consumer::{BaseConsumer, Consumer as _, ConsumerContext, RebalanceProtocol},
+    error::{KafkaError, KafkaResult, RDKafkaErrorCode as Code},
+    types::RDKafkaRespErr,
+};
+use tokio::sync::{mpsc::UnboundedSender, watch};
+
+use super::{
+    budget::Budget,
+    event::{Assigned, Event, Hint, Start, Starts, reply},
+    faults::{self, Health, Verdict},
+    offsets,
+    ownership::{Epoch, Ownership},
+    scrub::Scrubber,
+    slots::Slots,
+    statistics::Statistics,
+};
+use crate::stream::{StreamError, TopicPartition};
+
+/// How long the group is asked for its offsets in a rebalance.
+const HINTS: Duration = Duration::from_secs(5);
+
+/// What the callbacks, the thread and the job's handles share.
+pub(super) struct Shared {
+    pub(super) ownership: Ownership,
+    pub(super) slots: Mutex<Slots>,
+    pub(super) health: Mutex<Health>,
+    pub(super) scrub: Scrubber,
+    pub(super) counts: Counts,
+    pub(super) stopping: AtomicBool,
+    pub(super) out_of_range: AtomicBool,
+    pub(super) events: UnboundedSender<Event>,
+    pub(super) statistics: watch::Sender<Arc<Statistics>>,
+    pub(super) brokers: String,
+    pub(super) group: String,
+    /// How long a rebalance waits for an answer.
+    pub(super) patience: Duration,
+    /// The partitions that existed before this process joined the group.
+    pub(super) known: HashSet<TopicPartition>,
+    /// The group had committed offsets before this process joined it.
+    pub(super) group_has_offsets: bool,
+}
+
+#[derive(Debug, Default)]
+pub(super) struct Counts {
+    pub(super) epoch: AtomicU64,
+    pub(super) rebalances: AtomicU64,
+    pub(super) messages: AtomicU64,
+    pub(super) bytes: AtomicU64,
+    pub(super) commits: AtomicU64,
+    pub(super) commits_refused: AtomicU64,
+    pub(super) assigned: AtomicUsize,
+    pub(super) paused: AtomicUsize,
+}
+
+/// The context of the consumer.
+#[derive(Clone)]
+pub(super) struct Context(pub(super) Arc<Shared>);
+
+impl Shared {
+    /// An event for the job. When it no longer listens, the consumer stops.
+    pub(super) fn send(&self, event: Event) {
+        if self.events.send(event).is_err() {
+            self.stopping.store(true, Relaxed);
+        }
+    }
+
+    pub(super) fn is_stopping(&self) -> bool {
+        self.stopping.load(Relaxed)
+    }
+
+    /// The brokers answer.
+    pub(super) fn up(&self) {
+        if self.health.lock().up() {
+            self.send(Event::Connected);
+        }
+    }
+
+    pub(super) fn budget_changed(&self) {
+        let slots = self.slots.lock();
+        self.counts.assigned.store(slots.len(), Relaxed);
+        self.counts.paused.store(slots.paused(), Relaxed);
+    }
+
+    fn report(&self, code: Code, reason: &str) {
+        let mut health = self.health.lock();
+        let verdict = health.judge(code, reason);
+        let last = health.last_failure.clone();
+        drop(health);
+        match verdict {
+            Verdict::Ignore => tracing::debug!(code = ?code, reason = %self.scrub.scrub(reason), "librdkafka"),
+            Verdict::OutOfRange => self.out_of_range.store(true, Relaxed),
+            Verdict::Report { fatal } => self.send(Event::Error { error: self.error(code, reason, last), fatal }),
+        }
+    }
+
+    fn error(&self, code: Code, reason: &str, last_failure: Option<String>) -> StreamError {
+        // "1/1 brokers are down" says less than why the last connection failed.
+        let reason = match last_failure {
+            Some(last) if code == Code::AllBrokersDown => format!("{reason}; the last reason: {last}"),
+            _ => reason.to_owned(),
+        };
+        let what = match code {
+            Code::GroupAuthorizationFailed
+            | Code::InconsistentGroupProtocol
+            | Code::FencedInstanceId
+            | Code::UnreleasedInstanceId
+            | Code::PollExceeded => format!("group {}", self.group),
+            _ => format!("brokers {}", self.brokers),
+        };
+        faults::broker(what, Some(code), &reason, &self.scrub)
+    }
+}
+
+impl ClientContext for Context {
+    fn log(&self, level: RDKafkaLogLevel, facility: &str, message: &str) {
+        let message = self.0.scrub.scrub(message);
+        match level {
+            // Failures of connections come as errors, too: `report` decides who hears of them.
+            _ if matches!(facility, "FAIL" | "ERROR") => tracing::debug!(target: "librdkafka", facility, "{message}"),
+            RDKafkaLogLevel::Emerg | RDKafkaLogLevel::Alert | RDKafkaLogLevel::Critical | RDKafkaLogLevel::Error => {
+                tracing::error!(target: "librdkafka", facility, "{message}");
+            }
+            RDKafkaLogLevel::Warning => tracing::warn!(target: "librdkafka", facility, "{message}"),
+            RDKafkaLogLevel::Notice | RDKafkaLogLevel::Info => {
+                tracing::info!(target: "librdkafka", facility, "{message}")
+            }
+            RDKafkaLogLevel::Debug => tracing::debug!(target: "librdkafka", facility, "{message}"),
+        }
+    }
+
+    fn stats_raw(&self, json: &[u8]) {
+        match Statistics::parse(json) {
+            Ok(statistics) => {
+                if statistics.brokers_up > 0 {
+                    self.0.up();
+                }
+                self.0.statistics.send_replace(Arc::new(statistics));
+            }
+            Err(error) => tracing::debug!(%error, "the statistics of librdkafka cannot be parsed"),
+        }
+    }
+
+    fn error(&self, error: KafkaError, reason: &str) {
+        self.0.report(error.rdkafka_error_code().unwrap_or(Code::Unknown), reason);
+    }
+}
+
+impl ConsumerContext for Context {
+    fn rebalance(&self, consumer: &BaseConsumer<Self>, code: RDKafkaRespErr, list: &mut TopicPartitionList) {
+        self.0.ownership.note_rebalance(true);
+        match code {
+            RDKafkaRespErr::RD_KAFKA_RESP_ERR__ASSIGN_PARTITIONS => self.assign(consumer, list),
+            _ => self.revoke(consumer, list),
+        }
+        self.0.ownership.note_poll();
+        self.0.ownership.note_rebalance(false);
+        self.0.budget_changed();
+    }
+
+    fn commit_callback(&self, result: KafkaResult<()>, list: &TopicPartitionList) {
+        let results = list.elements().iter().map(|element| element.error()).collect::<Vec<_>>();
+        let error = result.err().or_else(|| results.into_iter().find_map(Result::err));
+        let Some(error) = error else {
+            self.0.counts.commits.fetch_add(1, Relaxed);
+            return;
+        };
+        self.0.counts.commits_refused.fetch_add(1, Relaxed);
+        match error.rdkafka_error_code() {
+            Some(code @ (Code::GroupAuthorizationFailed | Code::TopicAuthorizationFailed)) => {
+                self.0.report(code, &code.to_string());
+            }
+            // A later commit says more. After a rebalance the broker is right to refuse it.
+            _ => tracing::debug!(%error, "the group refused an offset"),
+        }
+    }
+}
+
+impl Context {
+    fn assign(&self, consumer: &BaseConsumer<Self>, list: &TopicPartitionList) {
+        let shared = &*self.0;
+        let partitions = offsets::partitions(list);
+        if partitions.is_empty() {
+            return self.finish("assignment", add(consumer, list));
+        }
+        shared.counts.rebalances.fetch_add(1, Relaxed);
+        let epoch = Epoch(shared.counts.epoch.fetch_add(1, Relaxed) + 1);
+        let assigned = self.look_up(consumer, &partitions);
+        shared.ownership.add(&partitions, epoch);
+        let (reply, answer) = reply::<Starts>();
+        shared.send(Event::Assign { partitions: assigned, epoch, reply });
+        let starts = answer.wait(shared.patience, || shared.is_stopping());
+        if starts.is_none() {
+            shared.slots.lock().unanswered.push((answer, epoch));
+        }
+        let starts = starts.unwrap_or_default();
+        let mut slots = shared.slots.lock();
+        for partition in partitions {
+            let start = starts.get(&partition).and_then(|start| self.resolve(consumer, &partition, *start));
+            if let Some(mut element) = list.find_partition(&partition.topic, partition.partition) {
+                // Nothing is fetched from the end until it is resumed.
+                let _ = element.set_offset(start.unwrap_or(Offset::End));
+            }
+            let unresolved = starts.get(&partition).copied().filter(|_| start.is_none());
+            slots.add(partition.clone(), epoch, start);
+            if let Some(slot) = slots.find(&partition, epoch) {
+                slot.seek = unresolved;
+            }
+        }
+        drop(slots);
+        self.finish("assignment", add(consumer, list));
+        // Before the next poll, so that a partition without a start hands out nothing.
+        self.apply_pauses(consumer);
+    }
+
+    /// What the group has committed for partitions that were assigned.
+    fn look_up(&self, consumer: &BaseConsumer<Self>, partitions: &[TopicPartition]) -> Vec<Assigned> {
+        let hints = offsets::committed(consumer, partitions, HINTS);
+        let mut assigned = Vec::with_capacity(partitions.len());
+        for (at, partition) in partitions.iter().enumerate() {
+            let committed = match &hints {
+                Ok(hints) => hints[at].clone(),
+                Err(error) => Hint::Unknown(self.0.scrub.scrub(&error.to_string())),
+            };
+            let appeared = self.0.group_has_offsets || !self.0.known.contains(partition);
+            assigned.push(Assigned {
+                partition: partition.clone(),
+                appeared: appeared && committed == Hint::None,
+                committed,
+            });
+        }
+        assigned
+    }
+
+    /// The offset for librdkafka; `None` when a time cannot be looked up now.
+    pub(super) fn resolve(
+        &self,
+        consumer: &BaseConsumer<Self>,
+        partition: &TopicPartition,
+        start: Start,
+    ) -> Option<Offset> {
+        match start {
+            Start::At(offset) => Some(Offset::Offset(offset)),
+            Start::Beginning => Some(Offset::Beginning),
+            Start::End => Some(Offset::End),
+            Start::Timestamp(time) => {
+                let found = offsets::at_time(consumer, std::slice::from_ref(partition), time, HINTS);
+                found
+                    .ok()
+                    .and_then(|found| found.first().copied())
+                    .map(|offset| offset.map_or(Offset::End, Offset::Offset))
+            }
+        }
+    }
+
+    fn revoke(&self, consumer: &BaseConsumer<Self>, list: &TopicPartitionList) {
+        let shared = &*self.0;
+        let partitions = offsets::partitions(list);
+        let lost = consumer.assignment_lost();
+        if lost {
+            shared.ownership.remove(&partitions);
+        }
+        let gone = shared.slots.lock().remove(&partitions.iter().collect::<Vec<_>>());
+        if !gone.is_empty() && !shared.is_stopping() {
+            shared.counts.rebalances.fetch_add(1, Relaxed);
+            let (reply, answer) = reply();
+            shared.send(Event::Revoke { partitions: gone, lost, reply });
+            if !lost {
+                answer.wait(shared.patience, || shared.is_stopping());
+            }
+        }
+        shared.ownership.remove(&partitions);
+        let result = match consumer.rebalance_protocol() {
+            RebalanceProtocol::Cooperative => consumer.incremental_unassign(list),
+            _ => consumer.unassign(),
+        };
+        self.finish("revocation", result);
+    }
+
+    fn finish(&self, what: &str, result: KafkaResult<()>) {
+        if let Err(error) = result {
+            // librdkafka joins the group again.
+            tracing::debug!(%error, "a rebalance failed in its {what}");
+        }
+    }
+
+    /// Tells librdkafka which partitions are paused and which are not.
+    pub(super) fn apply_pauses(&self, consumer: &BaseConsumer<Self>) {
+        let Some(changes) = self.0.slots.lock().changes() else { return };
+        for (list, result) in
+            [(&changes.pause, consumer.pause(&changes.pause)), (&changes.resume, consumer.resume(&changes.resume))]
+        {
+            if let Err(error) = result {
+                tracing::debug!(%error, partitions = list.count(), "a pause failed");
+            }
+        }
+        self.0.budget_changed();
+    }
+}
+
+fn add(consumer: &BaseConsumer<Context>, list: &TopicPartitionList) -> KafkaResult<()> {
+    match consumer.rebalance_protocol() {
+        RebalanceProtocol::Cooperative => consumer.incremental_assign(list),
+        _ => consumer.assign(list),
+    }
+}
+
+/// The state of a new consumer.
+pub(super) struct Setup {
+    pub(super) budget: Budget,
+    pub(super) scrub: Scrubber,
+    pub(super) events: UnboundedSender<Event>,
+    pub(super) brokers: String,
+    pub(super) group: String,
+    pub(super) max_poll_interval: Duration,
+    pub(super) known: HashSet<TopicPartition>,
+    pub(super) group_has_offsets: bool,
+}
+
+impl Setup {
+    pub(super) fn shared(self) -> Shared {
+        /// Time to close a file and upload it, and far below the five minutes of `max.poll.interval.ms`.
+        const PATIENCE: Duration = Duration::from_secs(30);
+        Shared {
+            ownership: Ownership::new(self.max_poll_interval),
+            slots: Mutex::new(Slots::new(self.budget)),
+            health: Mutex::default(),
+            scrub: self.scrub,
+            counts: Counts::default(),
+            stopping: AtomicBool::new(false),
+            out_of_range: AtomicBool::new(false),
+            events: self.events,
+            statistics: watch::Sender::new(Arc::default()),
+            brokers: self.brokers,
+            group: self.group,
+            // A revocation and an assignment may follow each other without a poll.
+            patience: PATIENCE.min(self.max_poll_interval / 3),
+            known: self.known,
+            group_has_offsets: self.group_has_offsets,
+        }
+    }
+}

@@ -1,0 +1,249 @@
+//! What the brokers say before the group is joined: a process that cannot work must not take partitions.
+
+use std::{
+    collections::{BTreeSet, HashSet},
+    sync::Arc,
+    time::{Duration, Instant},
+};
+
+use parking_lot::Mutex;
+use rdkafka::{
+    ClientContext, Offset, TopicPartitionList,
+    config::RDKafkaLogLevel,
+    consumer::{BaseConsumer, Consumer as _, ConsumerContext},
+    error::{KafkaError, KafkaResult, RDKafkaErrorCode as Code},
+    metadata::Metadata,
+};
+use regex::Regex;
+
+use super::{event::Hint, faults, offsets, scrub::Scrubber, settings::Settings};
+use crate::stream::{StreamError, TopicPartition};
+
+/// How long the brokers may take to answer at all.
+const TIMEOUT: Duration = Duration::from_secs(20);
+/// How long one message of each topic is waited for. Reading may be slow; it is refused at once.
+const READABLE: Duration = Duration::from_secs(3);
+
+/// What [`describe`] found.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Plan {
+    /// The brokers, as they call themselves.
+    pub brokers: Vec<String>,
+    /// The topics that exist and are to be read, by name. Those of a pattern may be none.
+    pub topics: Vec<Topic>,
+    /// Whether the group has committed an offset of one of these topics.
+    pub group_has_offsets: bool,
+    /// All partitions of the cluster.
+    pub(super) known: HashSet<TopicPartition>,
+}
+
+/// A topic that is to be read.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Topic {
+    /// Its name.
+    pub name: String,
+    /// Number of its partitions.
+    pub partitions: usize,
+    /// Whether it could be read from. `None` when the answer took too long.
+    pub readable: Option<bool>,
+    /// Messages that are in it now.
+    pub messages: u64,
+}
+
+/// Connects, and checks the topics and the group, without joining the group. It takes up to 30 s.
+///
+/// # Errors
+/// [`StreamError::Broker`] when nobody answers, for a wrong password or certificate, a topic that does not exist, and
+/// for a topic or group that this user may not read. [`StreamError::Settings`] when librdkafka refuses the settings.
+pub async fn describe(settings: &Settings) -> Result<Plan, StreamError> {
+    let settings = settings.clone();
+    let asked = tokio::task::spawn_blocking(move || ask(&settings)).await;
+    asked.map_err(|_| StreamError::Broker {
+        what: "the brokers".into(),
+        reason: "the check was interrupted".into(),
+        help: None,
+    })?
+}
+
+fn ask(settings: &Settings) -> Result<Plan, StreamError> {
+    let listener = Listener { scrub: settings.scrubber(), errors: Arc::default() };
+    let mut config = settings.consumer(0);
+    // The end of a partition is an answer: whoever hears of it may read.
+    config.set("enable.partition.eof", "true").set("statistics.interval.ms", "0").set("fetch.wait.max.ms", "20");
+    let consumer: BaseConsumer<Listener> =
+        config.create_with_context(listener.clone()).map_err(|error| settings.refused(&error))?;
+    let metadata = metadata(&consumer, &listener, settings)?;
+    let mut topics = wanted(&metadata, settings)?;
+    let partitions: Vec<TopicPartition> = topics.iter().flat_map(partitions_of).collect();
+    let hints = offsets::committed(&consumer, &partitions, TIMEOUT)
+        .map_err(|error| faults::kafka(format!("group {}", settings.group()), &error, &settings.scrubber()))?;
+    check_readable(&consumer, &listener, &mut topics, settings)?;
+    count_messages(&consumer, &mut topics);
+    Ok(Plan {
+        brokers: metadata.brokers().iter().map(|broker| format!("{}:{}", broker.host(), broker.port())).collect(),
+        group_has_offsets: hints.iter().any(|hint| matches!(hint, Hint::At { .. })),
+        known: metadata.topics().iter().flat_map(all_partitions).collect(),
+        topics,
+    })
+}
+
+fn partitions_of(topic: &Topic) -> impl Iterator<Item = TopicPartition> {
+    let name: Arc<str> = topic.name.as_str().into();
+    (0..topic.partitions)
+        .filter_map(move |number| Some(TopicPartition::new(Arc::clone(&name), i32::try_from(number).ok()?)))
+}
+
+fn all_partitions(topic: &rdkafka::metadata::MetadataTopic) -> impl Iterator<Item = TopicPartition> {
+    topic.partitions().iter().map(|partition| TopicPartition::new(topic.name(), partition.id()))
+}
+
+/// The metadata of the cluster. librdkafka tries for as long as it may, whatever the reason; a wrong password ends that.
+fn metadata(
+    consumer: &BaseConsumer<Listener>,
+    listener: &Listener,
+    settings: &Settings,
+) -> Result<Metadata, StreamError> {
+    const STEP: Duration = Duration::from_millis(500);
+    let end = Instant::now() + TIMEOUT;
+    loop {
+        let result = consumer.fetch_metadata(None, STEP);
+        // Serves the errors of connections.
+        while consumer.poll(Duration::ZERO).is_some() {}
+        let error = match result {
+            Ok(metadata) => return Ok(metadata),
+            Err(error) => error,
+        };
+        let heard = listener.errors.lock().clone();
+        let decisive = heard.iter().find(|(code, _)| is_decisive(*code));
+        if decisive.is_none() && Instant::now() < end {
+            continue;
+        }
+        let what = format!("brokers {}", settings.brokers());
+        return Err(match decisive.or(best(&heard)) {
+            Some((code, reason)) => faults::broker(what, Some(*code), reason, &listener.scrub),
+            None => faults::kafka(what, &error, &listener.scrub),
+        });
+    }
+}
+
+/// Whether trying again cannot help.
+fn is_decisive(code: Code) -> bool {
+    matches!(code, Code::Authentication | Code::SaslAuthenticationFailed | Code::SSL | Code::UnsupportedSASLMechanism)
+}
+
+/// "All brokers are down" says less than any other reason.
+fn best(heard: &[(Code, String)]) -> Option<&(Code, String)> {
+    heard.iter().rev().find(|(code, _)| *code != Code::AllBrokersDown).or(heard.last())
+}
+
+/// The topics that were asked for.
+fn wanted(metadata: &Metadata, settings: &Settings) -> Result<Vec<Topic>, StreamError> {
+    let mut names = BTreeSet::new();
+    for topic in settings.topics() {
+        if topic.starts_with('^') {
+            let pattern = pattern(topic)?;
+            let all = metadata.topics().iter().map(|topic| topic.name());
+            names.extend(all.filter(|name| pattern.is_match(name) && !name.starts_with("__")));
+            continue;
+        }
+        let found = metadata.topics().iter().find(|found| found.name() == topic);
+        let error = found.map_or(Some(Code::UnknownTopicOrPartition), |found| found.error().map(Code::from));
+        if let Some(code) = error {
+            let reason = code.to_string();
+            return Err(faults::broker(format!("topic {topic}"), Some(code), &reason, &settings.scrubber()));
+        }
+        names.insert(topic.as_str());
+    }
+    let topic = |found: &rdkafka::metadata::MetadataTopic| Topic {
+        name: found.name().to_owned(),
+        partitions: found.partitions().len(),
+        readable: None,
+        messages: 0,
+    };
+    let mut topics: Vec<Topic> =
+        metadata.topics().iter().filter(|found| names.contains(found.name())).map(topic).collect();
+    topics.sort_by(|a, b| a.name.cmp(&b.name));
+    Ok(topics)
+}
+
+/// Reads from one partition of each topic until there is an answer.
+fn check_readable(
+    consumer: &BaseConsumer<Listener>,
+    listener: &Listener,
+    topics: &mut [Topic],
+    settings: &Settings,
+) -> Result<(), StreamError> {
+    for topic in topics.iter_mut().filter(|topic| topic.partitions > 0) {
+        listener.errors.lock().clear();
+        let mut list = TopicPartitionList::new();
+        let assigned = list.add_partition_offset(&topic.name, 0, Offset::End).and_then(|()| consumer.assign(&list));
+        let end = Instant::now() + READABLE;
+        while assigned.is_ok() && topic.readable.is_none() && Instant::now() < end {
+            match consumer.poll(Duration::from_millis(50)) {
+                Some(Ok(_) | Err(KafkaError::PartitionEOF(_))) => topic.readable = Some(true),
+                Some(Err(error)) => refuse(&error, topic, settings)?,
+                None => {}
+            }
+        }
+        let _ = consumer.unassign();
+    }
+    Ok(())
+}
+
+fn refuse(error: &KafkaError, topic: &Topic, settings: &Settings) -> Result<(), StreamError> {
+    match error.rdkafka_error_code() {
+        Some(Code::TopicAuthorizationFailed | Code::UnknownTopicOrPartition) => {
+            Err(faults::kafka(format!("topic {}", topic.name), error, &settings.scrubber()))
+        }
+        _ => Ok(()),
+    }
+}
+
+/// How many messages there are, as far as the brokers answer: only for the plan that is shown.
+fn count_messages(consumer: &BaseConsumer<Listener>, topics: &mut [Topic]) {
+    const SECOND: Duration = Duration::from_secs(1);
+    let end = Instant::now() + READABLE;
+    for topic in topics {
+        let partitions = partitions_of(topic).take_while(|_| Instant::now() < end);
+        let count = |partition: TopicPartition| -> KafkaResult<u64> {
+            let (low, high) = consumer.fetch_watermarks(&partition.topic, partition.partition, SECOND)?;
+            Ok(u64::try_from(high - low).unwrap_or(0))
+        };
+        topic.messages = partitions.filter_map(|partition| count(partition).ok()).sum();
+    }
+}
+
+/// The pattern of a topic, which begins with `^`. librdkafka and brokers have their own expressions; what they have in
+/// common with these is what topics need.
+///
+/// # Errors
+/// [`StreamError::Settings`] when it is not a regular expression.
+pub(super) fn pattern(topic: &str) -> Result<Regex, StreamError> {
+    Regex::new(topic).map_err(|error| StreamError::Settings {
+        message: format!(
+            "--topic {topic} is not a regular expression: {}",
+            error.to_string().lines().last().unwrap_or("")
+        ),
+        help: Some("a topic that begins with ^ is a pattern, such as ^reviews-.*".into()),
+    })
+}
+
+/// Collects the errors of connections.
+#[derive(Clone)]
+struct Listener {
+    scrub: Scrubber,
+    errors: Arc<Mutex<Vec<(Code, String)>>>,
+}
+
+impl ClientContext for Listener {
+    fn log(&self, _: RDKafkaLogLevel, facility: &str, message: &str) {
+        tracing::debug!(target: "librdkafka", facility, "{}", self.scrub.scrub(message));
+    }
+
+    fn error(&self, error: KafkaError, reason: &str) {
+        let code = error.rdkafka_error_code().unwrap_or(Code::Unknown);
+        self.errors.lock().push((code, reason.to_owned()));
+    }
+}
+
+impl ConsumerContext for Listener {}

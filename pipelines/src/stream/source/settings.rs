@@ -1,0 +1,347 @@
+//! Settings of the consumer, and of producers for the same brokers: what the user gave, checked, over what we choose.
+
+use std::{
+    collections::BTreeMap,
+    ffi::OsString,
+    fmt,
+    path::{Path, PathBuf},
+    time::Duration,
+};
+
+use rdkafka::{
+    ClientConfig,
+    error::{KafkaError, RDKafkaErrorCode as Code},
+};
+
+use super::{faults, names, properties, scrub::Scrubber};
+use crate::{redact::is_secret_key, stream::StreamError};
+
+/// Settings that a stream needs as they are, and why nobody else may set them.
+const OURS: [(&str, &str, &str); 5] = [
+    ("enable.auto.commit", "false", COMMITS),
+    ("auto.commit.enable", "false", COMMITS),
+    ("enable.auto.offset.store", "false", COMMITS),
+    ("auto.commit.interval.ms", "", COMMITS),
+    // A reset would skip messages or read them again, and nobody would know.
+    (
+        "auto.offset.reset",
+        "error",
+        "use --start for a new stream, and --on-gap for messages that the broker has deleted",
+    ),
+];
+const COMMITS: &str = "a stream commits an offset when the rows before it are stored, not before";
+
+/// Settings that are options of the command.
+const OPTIONS: [(&str, &str); 3] =
+    [("bootstrap.servers", "--brokers"), ("metadata.broker.list", "--brokers"), ("group.id", "--group")];
+
+/// What we choose where the user does not.
+const DEFAULTS: [(&str, &str); 5] = [
+    ("client.id", "elmo"),
+    // The default of librdkafka too, stated because a stream relies on it: messages of aborted transactions are not rows.
+    ("isolation.level", "read_committed"),
+    ("statistics.interval.ms", "5000"),
+    // New partitions and topics are found after half a minute instead of five.
+    ("topic.metadata.refresh.interval.ms", "30000"),
+    ("socket.keepalive.enable", "true"),
+];
+
+/// The environment variables of settings: `ELMO_KAFKA_SASL_PASSWORD` is `sasl.password`.
+const PREFIX: &str = "ELMO_KAFKA_";
+/// The variable of `--kafka-secrets`, which has the same prefix.
+const OF_OPTION: &str = "ELMO_KAFKA_SECRETS";
+
+/// What the user gave. Later sources override earlier ones: our defaults, the file of secrets, the environment, the
+/// command line.
+#[derive(Clone, Default)]
+pub struct Given {
+    /// `--brokers`.
+    pub brokers: String,
+    /// Every `--topic`: a name, or a pattern that begins with `^`.
+    pub topics: Vec<String>,
+    /// `--group`.
+    pub group: String,
+    /// `--kafka-secrets`.
+    pub secrets: Option<PathBuf>,
+    /// The environment; other variables than `ELMO_KAFKA_…` are ignored.
+    pub environment: Vec<(OsString, OsString)>,
+    /// Every `-X KEY=VALUE`, or `--kafka KEY=VALUE`.
+    pub kafka: Vec<String>,
+}
+
+/// Checked settings. Neither `Debug` nor an error shows a secret.
+#[derive(Clone)]
+pub struct Settings {
+    brokers: String,
+    topics: Vec<String>,
+    group: String,
+    properties: BTreeMap<String, String>,
+    registry: BTreeMap<String, String>,
+    scrub: Scrubber,
+}
+
+impl Settings {
+    /// Checks what the user gave, without a connection.
+    ///
+    /// # Errors
+    /// [`StreamError::Settings`] for a name that librdkafka does not know, a value that it refuses, a setting that is
+    /// ours, and for a file that cannot be read.
+    pub fn new(given: Given) -> Result<Self, StreamError> {
+        check_option("--brokers", &given.brokers)?;
+        check_option("--group", &given.group)?;
+        check_topics(&given.topics)?;
+        let mut all = BTreeMap::new();
+        if let Some(path) = &given.secrets {
+            all.extend(read_file(path)?);
+        }
+        all.extend(read_environment(&given.environment)?);
+        all.extend(read_pairs(&given.kafka)?);
+        let (registry, properties): (BTreeMap<_, _>, BTreeMap<_, _>) =
+            all.into_iter().partition(|(name, _)| is_of_registry(name));
+        let secrets = registry.iter().chain(&properties).filter(|(name, _)| is_secret_key(name));
+        let scrub = Scrubber::new(secrets.map(|(_, value)| value.as_str()));
+        let settings =
+            Self { brokers: given.brokers, topics: given.topics, group: given.group, properties, registry, scrub };
+        for (name, value) in &settings.properties {
+            settings.check(name, value)?;
+        }
+        Ok(settings)
+    }
+
+    fn check(&self, name: &str, value: &str) -> Result<(), StreamError> {
+        if let Some((_, option)) = OPTIONS.iter().find(|(ours, _)| *ours == name) {
+            return Err(settings_error(format!("{name} is not a setting of -X"), format!("use {option}")));
+        }
+        if let Some((_, _, reason)) = OURS.iter().find(|(ours, ..)| *ours == name) {
+            return Err(settings_error(format!("{name} cannot be set: {reason}"), None));
+        }
+        match ClientConfig::new().set(name, value).create_native_config() {
+            Ok(_) => Ok(()),
+            Err(error) => Err(self.refused(&error)),
+        }
+    }
+
+    /// The error for settings that librdkafka refuses.
+    pub(super) fn refused(&self, error: &KafkaError) -> StreamError {
+        match error {
+            KafkaError::ClientConfig(_, reason, name, _) if reason.starts_with("No such") => {
+                settings_error(format!("librdkafka has no setting {name}"), names::instead_of(name))
+            }
+            // Its message quotes the value.
+            KafkaError::ClientConfig(_, _, name, _) if is_secret_key(name) => {
+                settings_error(format!("librdkafka refuses the value of {name}"), None)
+            }
+            KafkaError::ClientConfig(_, reason, name, _) => {
+                settings_error(format!("librdkafka refuses {name}: {}", self.scrub.scrub(reason)), None)
+            }
+            // The files of certificates and keys are opened when a client is created.
+            error => {
+                let message = format!("librdkafka refuses the settings: {}", self.scrub.scrub(&error.to_string()));
+                settings_error(message, "check the settings of -X, --kafka-secrets and ELMO_KAFKA_…".to_owned())
+            }
+        }
+    }
+
+    /// `--brokers`.
+    pub fn brokers(&self) -> &str {
+        &self.brokers
+    }
+
+    /// Topics and patterns.
+    pub fn topics(&self) -> &[String] {
+        &self.topics
+    }
+
+    /// The consumer group.
+    pub fn group(&self) -> &str {
+        &self.group
+    }
+
+    /// `group.instance.id`, if this process is a static member of the group.
+    pub fn instance(&self) -> Option<&str> {
+        self.get("group.instance.id")
+    }
+
+    /// A setting for librdkafka that the user gave.
+    pub fn get(&self, name: &str) -> Option<&str> {
+        self.properties.get(name).map(String::as_str)
+    }
+
+    /// Settings for a schema registry, such as `basic.auth.user.info`; librdkafka does not have them.
+    pub fn registry(&self) -> &BTreeMap<String, String> {
+        &self.registry
+    }
+
+    /// `text` without the values of secret settings and without what looks like a secret.
+    pub fn scrub(&self, text: &str) -> String {
+        self.scrub.scrub(text)
+    }
+
+    pub(super) fn scrubber(&self) -> Scrubber {
+        self.scrub.clone()
+    }
+
+    /// How long the group waits for a poll before it gives partitions away.
+    pub(super) fn max_poll_interval(&self) -> Duration {
+        const DEFAULT: u64 = 300_000;
+        let given = self.get("max.poll.interval.ms").and_then(|value| value.parse().ok());
+        Duration::from_millis(given.unwrap_or(DEFAULT))
+    }
+
+    fn uses_consumer_protocol(&self) -> bool {
+        self.get("group.protocol").is_some_and(|protocol| protocol.eq_ignore_ascii_case("consumer"))
+    }
+
+    /// The configuration of a consumer whose messages may take `memory` bytes.
+    ///
+    /// The group protocol is `classic` with `cooperative-sticky`, which all brokers since 2.4 have, and under which a
+    /// partition that stays with its owner is not interrupted. `-X group.protocol=consumer` takes that of KIP-848, for
+    /// brokers since 4.0: the broker assigns, and joins are faster.
+    pub(super) fn consumer(&self, memory: usize) -> ClientConfig {
+        let mut config = ClientConfig::new();
+        set_all(&mut config, DEFAULTS);
+        if !self.uses_consumer_protocol() {
+            config.set("partition.assignment.strategy", "cooperative-sticky");
+        }
+        if self.topics.iter().any(|topic| topic.starts_with('^')) {
+            // The topics of Kafka itself.
+            config.set("topic.blacklist", "^__");
+        }
+        fit_to_memory(&mut config, memory);
+        set_all(&mut config, self.properties.iter().filter(|(name, _)| !names::is_of_producers(name)));
+        set_all(
+            &mut config,
+            OURS.iter().filter(|(_, value, _)| !value.is_empty()).map(|(name, value, _)| (name, value)),
+        );
+        config.set("bootstrap.servers", &self.brokers).set("group.id", &self.group);
+        config
+    }
+
+    /// The configuration of a producer for the same brokers.
+    pub fn producer(&self) -> ClientConfig {
+        let mut config = ClientConfig::new();
+        set_all(&mut config, DEFAULTS.into_iter().filter(|(name, _)| !names::is_of_consumers(name)));
+        set_all(&mut config, self.properties.iter().filter(|(name, _)| !names::is_of_consumers(name)));
+        config.set("bootstrap.servers", &self.brokers);
+        config
+    }
+
+    /// The error of a request of a producer with these settings.
+    pub fn broker_error(&self, what: impl Into<String>, code: Option<Code>, reason: &str) -> StreamError {
+        faults::broker(what, code, reason, &self.scrub)
+    }
+}
+
+/// librdkafka fetches ahead of the thread. That may take a quarter of the memory again, and at least what one fetch
+/// needs.
+fn fit_to_memory(config: &mut ClientConfig, memory: usize) {
+    const KIB: usize = 1024;
+    /// librdkafka's own limit of what it fetches ahead.
+    const MAX_KIB: usize = 64 * KIB;
+    /// Its own size of a fetch.
+    const MAX_FETCH_KIB: usize = 50 * KIB;
+    let quarter = memory / KIB / 4;
+    config.set("queued.max.messages.kbytes", quarter.clamp(KIB, MAX_KIB).to_string());
+    config.set("fetch.max.bytes", (quarter.clamp(KIB, MAX_FETCH_KIB) * KIB).to_string());
+}
+
+fn set_all(config: &mut ClientConfig, pairs: impl IntoIterator<Item = (impl ToString, impl ToString)>) {
+    for (name, value) in pairs {
+        config.set(name.to_string(), value.to_string());
+    }
+}
+
+impl fmt::Debug for Settings {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let mut out = f.debug_struct("Settings");
+        out.field("brokers", &self.scrub(&self.brokers)).field("topics", &self.topics).field("group", &self.group);
+        out.field("properties", &self.shown(&self.properties)).field("registry", &self.shown(&self.registry)).finish()
+    }
+}
+
+impl Settings {
+    fn shown(&self, pairs: &BTreeMap<String, String>) -> BTreeMap<String, String> {
+        let shown = |name: &str, value: &str| if is_secret_key(name) { "***".to_owned() } else { self.scrub(value) };
+        pairs.iter().map(|(name, value)| (name.clone(), shown(name, value))).collect()
+    }
+}
+
+impl fmt::Debug for Given {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let mut out = f.debug_struct("Given");
+        out.field("topics", &self.topics).field("group", &self.group).finish_non_exhaustive()
+    }
+}
+
+fn settings_error(message: String, help: impl Into<Option<String>>) -> StreamError {
+    StreamError::Settings { message, help: help.into() }
+}
+
+fn check_option(option: &str, value: &str) -> Result<(), StreamError> {
+    if value.trim().is_empty() {
+        return Err(settings_error(format!("{option} is empty"), None));
+    }
+    if value.contains('\0') {
+        return Err(settings_error(format!("{option} contains a NUL character"), None));
+    }
+    Ok(())
+}
+
+fn check_topics(topics: &[String]) -> Result<(), StreamError> {
+    if topics.is_empty() {
+        return Err(settings_error("no topic to read".into(), "name one with --topic".to_owned()));
+    }
+    for topic in topics {
+        check_option("--topic", topic)?;
+        if topic.starts_with('^') {
+            super::describe::pattern(topic)?;
+        }
+    }
+    Ok(())
+}
+
+/// A registry's settings have these beginnings in the files that vendors hand out.
+fn is_of_registry(name: &str) -> bool {
+    ["schema.registry.", "basic.auth.", "bearer.auth."].iter().any(|prefix| name.starts_with(prefix))
+}
+
+fn read_file(path: &Path) -> Result<Vec<(String, String)>, StreamError> {
+    let bytes = std::fs::read(path)
+        .map_err(|error| settings_error(format!("cannot read {}: {error}", path.display()), None))?;
+    let text =
+        String::from_utf8(bytes).map_err(|_| settings_error(format!("{} is not UTF-8", path.display()), None))?;
+    properties::parse(&text).map_err(|invalid| {
+        let message = format!("{}, line {}: {}", path.display(), invalid.line, invalid.reason);
+        settings_error(message, "the file holds KEY=VALUE lines, as Java's .properties files do".to_owned())
+    })
+}
+
+fn read_environment(variables: &[(OsString, OsString)]) -> Result<Vec<(String, String)>, StreamError> {
+    let mut pairs = Vec::new();
+    for (variable, value) in variables {
+        let Some((variable, rest)) = variable.to_str().and_then(|name| Some((name, name.strip_prefix(PREFIX)?))) else {
+            continue;
+        };
+        // An empty variable counts as unset, as everywhere.
+        if variable == OF_OPTION || value.is_empty() || is_of_service(rest) {
+            continue;
+        }
+        let value = value.to_str().ok_or_else(|| settings_error(format!("{variable} is not UTF-8"), None))?;
+        pairs.push((rest.to_ascii_lowercase().replace('_', "."), value.to_owned()));
+    }
+    Ok(pairs)
+}
+
+/// Kubernetes sets such variables for a service called `elmo-kafka`.
+fn is_of_service(rest: &str) -> bool {
+    rest == "PORT" || ["SERVICE_HOST", "SERVICE_PORT", "PORT_"].iter().any(|prefix| rest.starts_with(prefix))
+}
+
+fn read_pairs(pairs: &[String]) -> Result<Vec<(String, String)>, StreamError> {
+    let split = |(at, pair): (usize, &String)| match pair.split_once('=') {
+        Some((name, value)) if !name.trim().is_empty() => Ok((name.trim().to_owned(), value.to_owned())),
+        // It may be a secret whose name was forgotten.
+        _ => Err(settings_error(format!("-X number {} is not KEY=VALUE", at + 1), None)),
+    };
+    pairs.iter().enumerate().map(split).collect()
+}

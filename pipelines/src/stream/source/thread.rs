@@ -1,0 +1,305 @@
+//! The thread that polls Kafka. It waits for nobody but librdkafka, except in a rebalance for an answer of the job.
+
+use std::{
+    panic::{AssertUnwindSafe, catch_unwind},
+    sync::{Arc, atomic::Ordering::Relaxed, mpsc::Receiver},
+    time::{Duration, Instant},
+};
+
+use rdkafka::{
+    Offset, TopicPartitionList,
+    consumer::{Consumer as _, RebalanceProtocol},
+    error::{KafkaError, KafkaResult},
+};
+
+use super::{
+    context::{Context, Shared},
+    event::{Event, Start, Starts},
+    offsets,
+    ownership::{Consumer, Epoch},
+};
+use crate::stream::{StreamError, TopicPartition};
+
+/// How long a poll waits for a message. Commands of the job wait as long.
+const POLL: Duration = Duration::from_millis(50);
+/// The same while a pause for memory may end at any time.
+const SHORT_POLL: Duration = Duration::from_millis(5);
+/// Messages after which commands and pauses are looked at again.
+const ROUND: usize = 20_000;
+/// How long a consumer that has stopped tries to leave the group.
+const LEAVE: Duration = Duration::from_secs(10);
+
+/// What the job asks of the thread.
+#[derive(Debug)]
+pub(super) enum Command {
+    /// Reads a partition from elsewhere.
+    Seek(TopicPartition, Epoch, Start),
+    /// Pauses a partition, or resumes it.
+    Pause(TopicPartition, bool),
+    /// Pauses all partitions, or resumes them.
+    PauseAll(bool),
+    /// Polls no more for some time.
+    #[cfg(test)]
+    Stall(Duration),
+}
+
+/// Polls until the job stops it, then leaves the group.
+pub(super) fn run(context: &Context, consumer: Arc<Consumer>, commands: &Receiver<Command>) {
+    let shared = &context.0;
+    let thread = Thread { shared, context, consumer: &consumer, commands };
+    if catch_unwind(AssertUnwindSafe(|| thread.poll_until_stopped())).is_err() {
+        let error = StreamError::Broker {
+            what: format!("brokers {}", shared.brokers),
+            reason: "the consumer panicked; that is a bug of elmo".into(),
+            help: None,
+        };
+        shared.send(Event::Error { error, fatal: true });
+    }
+    shared.stopping.store(true, Relaxed);
+    leave(shared, consumer);
+}
+
+/// Leaves the group; a static member stays in it until its session ends.
+///
+/// It waits for questions of the job that are being answered, because the last owner of a consumer closes it. After
+/// [`LEAVE`] it gives up and leaks the consumer: closing it would wait for ever, and the process is about to end.
+fn leave(shared: &Shared, mut consumer: Arc<Consumer>) {
+    shared.ownership.close();
+    let end = Instant::now() + LEAVE;
+    let is_late = || Instant::now() > end;
+    let consumer = loop {
+        match Arc::try_unwrap(consumer) {
+            Ok(consumer) => break consumer,
+            Err(shared) if is_late() => return std::mem::forget(shared),
+            Err(shared) => consumer = shared,
+        }
+        std::thread::sleep(SHORT_POLL);
+    };
+    let closing = catch_unwind(AssertUnwindSafe(|| {
+        consumer.close_queue()?;
+        while !consumer.closed() && !is_late() {
+            let _ = consumer.poll(POLL);
+        }
+        Ok::<_, KafkaError>(consumer.closed())
+    }));
+    if !matches!(closing, Ok(Ok(true))) {
+        tracing::debug!("the consumer could not leave its group in time");
+        std::mem::forget(consumer);
+    }
+}
+
+struct Thread<'t> {
+    shared: &'t Shared,
+    context: &'t Context,
+    consumer: &'t Consumer,
+    commands: &'t Receiver<Command>,
+}
+
+impl Thread<'_> {
+    fn poll_until_stopped(&self) {
+        while !self.shared.is_stopping() {
+            self.obey();
+            self.start_late();
+            self.seek();
+            self.find_out_of_range();
+            self.shared.slots.lock().check_memory();
+            self.context.apply_pauses(self.consumer);
+            self.poll_round();
+        }
+    }
+
+    /// Polls until nothing more has been fetched, and sends what there was.
+    fn poll_round(&self) {
+        let mut wait = if self.shared.slots.lock().is_waiting() { SHORT_POLL } else { POLL };
+        let (mut messages, mut bytes) = (0, 0);
+        while messages < ROUND && !self.shared.is_stopping() {
+            let polled = self.consumer.poll(wait);
+            self.shared.ownership.note_poll();
+            wait = Duration::ZERO;
+            match polled {
+                Some(Ok(message)) => {
+                    messages += 1;
+                    bytes += message.payload_len() + message.key_len();
+                    let mut slots = self.shared.slots.lock();
+                    let batch = slots.push(&message);
+                    let full = slots.is_full();
+                    drop(slots);
+                    if let Some(batch) = batch {
+                        self.shared.send(Event::Messages(batch));
+                        break;
+                    }
+                    if full {
+                        break;
+                    }
+                }
+                Some(Err(KafkaError::MessageConsumptionFatal(_))) => {
+                    self.report_fatal();
+                    break;
+                }
+                // The context has judged it.
+                Some(Err(_)) => {}
+                None => break,
+            }
+        }
+        let batches = self.shared.slots.lock().take_all();
+        for batch in batches {
+            self.shared.send(Event::Messages(batch));
+        }
+        if messages > 0 {
+            self.shared.counts.messages.fetch_add(messages as u64, Relaxed);
+            self.shared.counts.bytes.fetch_add(bytes as u64, Relaxed);
+            self.shared.up();
+        }
+    }
+
+    fn report_fatal(&self) {
+        if let Some((code, reason)) = self.consumer.client().fatal_error() {
+            let what = format!("group {}", self.shared.group);
+            let error = super::faults::broker(what, Some(code), &reason, &self.shared.scrub);
+            self.shared.send(Event::Error { error, fatal: true });
+        }
+        self.shared.stopping.store(true, Relaxed);
+    }
+
+    fn obey(&self) {
+        while let Ok(command) = self.commands.try_recv() {
+            let mut slots = self.shared.slots.lock();
+            match command {
+                Command::Seek(partition, epoch, start) => {
+                    if let Some(slot) = slots.find(&partition, epoch) {
+                        slot.seek = Some(start);
+                    }
+                }
+                Command::Pause(partition, pause) => {
+                    for slot in slots.iter_mut().filter(|slot| slot.partition == partition) {
+                        slot.pauses.requested = pause;
+                    }
+                }
+                Command::PauseAll(pause) => slots.pause_all = pause,
+                #[cfg(test)]
+                Command::Stall(time) => {
+                    drop(slots);
+                    std::thread::sleep(time);
+                }
+            }
+        }
+    }
+
+    /// Takes answers to [`Event::Assign`] that came after the assignment.
+    fn start_late(&self) {
+        let mut slots = self.shared.slots.lock();
+        let waiting = std::mem::take(&mut slots.unanswered);
+        for (answer, epoch) in waiting {
+            match answer.take() {
+                Ok(None) if slots.iter().any(|slot| slot.epoch == epoch) => slots.unanswered.push((answer, epoch)),
+                Ok(Some(starts)) => set_starts(starts, |partition, start| {
+                    if let Some(slot) = slots.find(partition, epoch) {
+                        slot.seek = Some(start);
+                    }
+                }),
+                // Revoked meanwhile, or the job has dropped the reply: `Source::seek` starts the partitions.
+                _ => {}
+            }
+        }
+    }
+
+    /// Moves partitions to where they shall be read from.
+    fn seek(&self) {
+        let wanted: Vec<(TopicPartition, Epoch, Start)> = {
+            let slots = self.shared.slots.lock();
+            slots.iter().filter_map(|slot| Some((slot.partition.clone(), slot.epoch, slot.seek?))).collect()
+        };
+        for (partition, epoch, start) in wanted {
+            let Some(offset) = self.context.resolve(self.consumer, &partition, start) else { continue };
+            let mut slots = self.shared.slots.lock();
+            slots.discard(&partition);
+            if let Some(slot) = slots.find(&partition, epoch) {
+                slot.next = offset;
+            }
+            drop(slots);
+            if let Err(error) = self.go_to(&partition, offset) {
+                // It is tried again in the next round.
+                tracing::debug!(%error, %partition, "a seek failed");
+                continue;
+            }
+            let mut slots = self.shared.slots.lock();
+            if let Some(slot) = slots.find(&partition, epoch) {
+                slot.seek = None;
+                slot.pauses.no_start = false;
+            }
+            drop(slots);
+            self.shared.send(Event::Sought { partition, epoch, start });
+        }
+    }
+
+    fn go_to(&self, partition: &TopicPartition, offset: Offset) -> KafkaResult<()> {
+        const TIMEOUT: Duration = Duration::from_secs(5);
+        let mut list = TopicPartitionList::with_capacity(1);
+        list.add_partition_offset(&partition.topic, partition.partition, offset)?;
+        let sought = self.consumer.seek_partitions(list.clone(), TIMEOUT);
+        if sought.is_ok_and(|list| list.elements().iter().all(|element| element.error().is_ok())) {
+            return Ok(());
+        }
+        // librdkafka no longer fetches a partition whose offset was out of range, and seeks only what it fetches.
+        self.restart(partition, &list)
+    }
+
+    /// Assigns a partition again.
+    fn restart(&self, partition: &TopicPartition, list: &TopicPartitionList) -> KafkaResult<()> {
+        if matches!(self.consumer.rebalance_protocol(), RebalanceProtocol::Cooperative) {
+            self.consumer.incremental_unassign(&offsets::list(std::slice::from_ref(partition)))?;
+            self.consumer.incremental_assign(list)?;
+            self.shared.slots.lock().forget_pauses(|slot| slot.partition == *partition);
+        } else {
+            let mut all = TopicPartitionList::new();
+            let mut slots = self.shared.slots.lock();
+            for slot in slots.iter() {
+                all.add_partition_offset(&slot.partition.topic, slot.partition.partition, slot.next)?;
+            }
+            self.consumer.assign(&all)?;
+            slots.forget_pauses(|_| true);
+        }
+        self.context.apply_pauses(self.consumer);
+        Ok(())
+    }
+
+    /// librdkafka says that an offset is out of range, but not of which partition. Another thread asks for the ranges of
+    /// all, because that may take seconds.
+    fn find_out_of_range(&self) {
+        if !self.shared.out_of_range.swap(false, Relaxed) {
+            return;
+        }
+        let mut slots = self.shared.slots.lock();
+        let positions: Vec<(TopicPartition, Epoch, i64)> = slots
+            .iter_mut()
+            .filter_map(|slot| match slot.next {
+                Offset::Offset(next) => Some((slot.partition.clone(), slot.epoch, next)),
+                _ => None,
+            })
+            .collect();
+        drop(slots);
+        let (context, Some(consumer)) = (self.context.clone(), self.shared.ownership.consumer()) else { return };
+        std::thread::spawn(move || {
+            let shared = &context.0;
+            for (partition, epoch, position) in positions {
+                let range = consumer.fetch_watermarks(&partition.topic, partition.partition, LEAVE);
+                match range {
+                    Ok((low, high)) if position < low || position > high => {
+                        if let Some(slot) = shared.slots.lock().find(&partition, epoch) {
+                            slot.pauses.no_start = true;
+                        }
+                        shared.send(Event::OutOfRange { partition, epoch, position, range: (low, high) });
+                    }
+                    Ok(_) => {}
+                    Err(_) => shared.out_of_range.store(true, Relaxed),
+                }
+            }
+        });
+    }
+}
+
+fn set_starts(starts: Starts, mut set: impl FnMut(&TopicPartition, Start)) {
+    for (partition, start) in starts {
+        set(&partition, start);
+    }
+}
