@@ -21,16 +21,7 @@ mod files;
 mod finished;
 mod job;
 mod message;
-pub mod metrics;
-mod opening;
-mod output;
-mod partition;
-pub mod rotation;
-mod run;
-mod settings;
 pub mod source;
-mod totals;
-mod transaction;
 
 pub use self::{
     chain::OnGap,

@@ -11,7 +11,7 @@ use rdkafka::{
     ClientContext, Offset, TopicPartitionList,
     config::RDKafkaLogLevel,
     consumer::{BaseConsumer, Consumer as _, ConsumerContext},
-    error::{IsError as _, KafkaError, KafkaResult, RDKafkaErrorCode as Code},
+    error::{KafkaError, KafkaResult, RDKafkaErrorCode as Code},
     metadata::Metadata,
 };
 use regex::Regex;

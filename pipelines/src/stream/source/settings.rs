@@ -40,7 +40,7 @@ const DEFAULTS: [(&str, &str); 5] = [
     ("client.id", "elmo"),
     // The default of librdkafka too, stated because a stream relies on it: messages of aborted transactions are not rows.
     ("isolation.level", "read_committed"),
-    ("statistics.interval.ms", "1000"),
+    ("statistics.interval.ms", "5000"),
     // New partitions and topics are found after half a minute instead of five.
     ("topic.metadata.refresh.interval.ms", "30000"),
     ("socket.keepalive.enable", "true"),

@@ -7,7 +7,7 @@ use std::{
 };
 
 use rdkafka::{
-    Message as _, Offset, TopicPartitionList,
+    Offset, TopicPartitionList,
     consumer::{Consumer as _, RebalanceProtocol},
     error::{KafkaError, KafkaResult},
 };
