@@ -19,7 +19,7 @@ use crate::{redact::is_secret_key, stream::StreamError};
 /// Settings that a stream needs as they are, and why nobody else may set them.
 const OURS: [(&str, &str, &str); 5] = [
     ("enable.auto.commit", "false", COMMITS),
-    ("auto.commit.enable", "false", COMMITS),
+    ("auto.commit.enable", "", COMMITS),
     ("enable.auto.offset.store", "false", COMMITS),
     ("auto.commit.interval.ms", "", COMMITS),
     // A reset would skip messages or read them again, and nobody would know.
@@ -40,7 +40,7 @@ const DEFAULTS: [(&str, &str); 5] = [
     ("client.id", "elmo"),
     // The default of librdkafka too, stated because a stream relies on it: messages of aborted transactions are not rows.
     ("isolation.level", "read_committed"),
-    ("statistics.interval.ms", "5000"),
+    ("statistics.interval.ms", "1000"),
     // New partitions and topics are found after half a minute instead of five.
     ("topic.metadata.refresh.interval.ms", "30000"),
     ("socket.keepalive.enable", "true"),
