@@ -114,7 +114,14 @@ impl Read for WithoutMark {
 
 /// The objects of an array of JSON as lines; lines stay as they are.
 pub(super) fn lines(text: Box<dyn Read + Send>) -> Box<dyn Read + Send> {
-    Box::new(JsonLines { text, items: Items::default(), piece: vec![0; PIECE_BYTES], lines: Vec::new(), taken: 0 })
+    Box::new(JsonLines {
+        text,
+        items: Items::default(),
+        piece: vec![0; PIECE_BYTES],
+        lines: Vec::new(),
+        taken: 0,
+        failed: None,
+    })
 }
 
 struct JsonLines {
@@ -125,6 +132,8 @@ struct JsonLines {
     lines: Vec<u8>,
     /// How many bytes of `lines` were taken.
     taken: usize,
+    /// Why nothing follows `lines`.
+    failed: Option<io::Error>,
 }
 
 impl Read for JsonLines {
@@ -139,7 +148,16 @@ impl Read for JsonLines {
                 }
                 read => self.items.push(&self.piece[..read], &mut self.lines),
             };
-            rewritten.map_err(own_io)?;
+            if let Err(reason) = rewritten {
+                self.piece.clear();
+                self.failed = Some(own_io(reason));
+            }
+        }
+        // The rows before the error come first.
+        if self.taken == self.lines.len()
+            && let Some(error) = self.failed.take()
+        {
+            return Err(error);
         }
         let read = (&self.lines[self.taken..]).read(buffer)?;
         self.taken += read;
