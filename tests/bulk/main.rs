@@ -1,4 +1,4 @@
-//! The bulk job as a library: unusual inputs, faulty stores, memory flags and concurrent jobs. Tests that kill the
+//! The bulk job and COPY as a library: unusual inputs, faulty stores, memory flags and concurrent jobs. Tests that kill the
 //! program are in `jobs.rs`.
 //!
 //! Most tests replace the model by a cheap stage whose vectors are a hash of the text, which reveals duplicated,
@@ -7,6 +7,7 @@
 #![allow(clippy::unwrap_used, clippy::expect_used)]
 
 mod common;
+mod copies;
 mod encoding;
 mod faults;
 #[path = "../common/faulty.rs"]

@@ -363,8 +363,11 @@ fn copy_applies_its_options_and_its_targets_extension() {
     assert_eq!(sql(&place, &["-c", "COPY (SELECT elmo_embed(text) AS v FROM 'a.csv') TO 'a.csv'"]).code, Some(2));
     assert_eq!(fs::read(place.path("a.csv")).unwrap(), before);
     // Files can be read under the name they were written to. Gzip and zstd files begin with a magic number.
-    let packed: [(&str, &[u8]); 8] = [
+    let packed: [(&str, &[u8]); 11] = [
         ("csv", b"id"),
+        ("tsv", b"id"),
+        ("TSV.gz", b"\x1f\x8b"),
+        ("tsv.zst", b"\x28\xb5\x2f\xfd"),
         ("json", b"{"),
         ("jsonl", b"{"),
         ("ndjson", b"{"),
@@ -379,7 +382,7 @@ fn copy_applies_its_options_and_its_targets_extension() {
         assert_eq!(value(&place, &format!("SELECT sum(id) FROM 'ids.{ending}'")), 6, "{ending}");
         assert!(fs::read(place.path(&format!("ids.{ending}"))).unwrap().starts_with(first), "{ending}");
     }
-    for ending in ["txt", "parquet.gz", "tsv", "zst"] {
+    for ending in ["txt", "parquet.gz", "zst"] {
         let refused = sql(&place, &["-c", &format!("EXPLAIN COPY (SELECT id FROM 'a.csv') TO 'ids.{ending}'")]);
         assert_eq!(refused.code, Some(2));
         assert!(
@@ -462,7 +465,8 @@ fn a_failed_copy_leaves_existing_files() {
     // One file cannot be committed: another file is in place of its folder.
     fs::create_dir(place.path("odd")).unwrap();
     place.write("odd/p=13", before);
-    let odd = "COPY (SELECT id, id % 40 AS p FROM 'many.jsonl') TO 'odd/' STORED AS CSV PARTITIONED BY (p)";
+    let odd = "COPY (SELECT id, id % 40 AS p FROM 'many.jsonl') TO 'odd/' STORED AS CSV PARTITIONED BY (p) \
+               OPTIONS (append true)";
     assert_eq!(sql(&place, &["-c", odd]).code, Some(5));
     assert_eq!(files("odd"), ["odd/p=13"]);
     // INSERT is all-or-nothing.
@@ -543,6 +547,10 @@ fn schemas_of_several_files_are_merged_without_loss() {
     place.write("lines/1.jsonl", "{\"a\": 1}\n");
     place.write("lines/2.jsonl", "{\"a\": 2.5}\n");
     assert_eq!(value(&place, "SELECT sum(a) FROM 'lines'"), 3.5);
+    // Single values of other kinds are strings.
+    place.write("lines/3.jsonl", "{\"a\": true}\n{\"a\": \"x\"}\n");
+    let strings: Vec<Value> = rows(&place, "SELECT a FROM 'lines'").into_iter().map(|row| row["a"].clone()).collect();
+    assert_eq!(strings, ["1", "2.5", "true", "x"]);
     place.write("order/1.csv", "a,b\n1,2\n");
     place.write("order/2.csv", "b,a\n3,4\n");
     let ended = sql(&place, &["-c", "SELECT * FROM 'order'"]);
@@ -751,9 +759,9 @@ fn an_error_names_the_invalid_file() {
 #[test]
 fn errors_contain_no_row_values() {
     let place = Place::new();
-    // Schema inference and scan of JSON: a line that is an array, an array with items that are not objects, other
-    // types.
-    place.write("array.json", "[{\"text\": \"planted marker\"}]\n");
+    // Schema inference and scan of JSON: a line that is an array, arrays with items that are not objects or that are cut
+    // off, other types.
+    place.write("array.json", "[{\"text\": \"planted marker\"}, {\"text\": \"planted marker");
     place.write("array.jsonl", "[\"planted marker\"]\n");
     place.write("items.json", "[{\"id\": 1}, \"planted marker\"]");
     place.write("types.jsonl", "{\"id\": [{\"planted marker\": 1}]}\n{\"id\": \"planted marker\"}\n");

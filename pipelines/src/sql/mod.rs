@@ -19,9 +19,11 @@ mod file_table;
 mod files;
 mod in_order_exec;
 mod infer_json;
+mod json_reader;
 mod keep_order;
 mod lines;
 mod missing;
+mod output_folder;
 mod partitions;
 mod plain_text;
 mod print;
@@ -63,6 +65,7 @@ use self::{
     file_errors::InferringFactory,
     files::FileTables,
     keep_order::KeepOrder,
+    output_folder::OutputFolder,
     print::Printer,
     run::{next_batch, write_results, written_rows},
 };
@@ -233,8 +236,12 @@ impl Sql {
         out: Out,
     ) -> Result<Outcome> {
         self.commits.reset();
-        copy::complete(&mut statement, &self.stores)?;
+        let folder = copy::complete(&mut statement, &self.stores)?;
         self.check_file_type(&mut statement)?;
+        if let Some(folder) = &folder {
+            // Before anything is computed. The commit checks again.
+            folder.replaced().await?;
+        }
         let frame = elmo_udfs::run(&self.context, statement).await;
         let frame = frame.map_err(|error| missing::plan_error(error, &self.context))?;
         // DDL and SET statements have been executed at this point; they have no result.
@@ -249,7 +256,7 @@ impl Sql {
             // The end of a line of a plan is as important as its start.
             options.width = None;
         }
-        let (plan, stream) = self.start(self.limit_to_table(frame, options)?).await?;
+        let (plan, stream) = self.start(self.limit_to_table(frame, options)?, folder).await?;
         let printer = Printer::new(options, stream.schema(), out)?;
         let outcome = write_results(&plan, stream, printer, progress).await;
         progress.finish();
@@ -310,7 +317,7 @@ impl Sql {
         let copy = LogicalPlanBuilder::copy_to(input, target, format_as_file_type(factory), HashMap::new(), Vec::new());
         let copy = elmo_udfs::prepared(copy.and_then(LogicalPlanBuilder::build).map_err(sql_error)?).await;
         let frame = DataFrame::new(state, copy.map_err(sql_error)?);
-        let (plan, mut stream) = self.start(frame).await?;
+        let (plan, mut stream) = self.start(frame, None).await?;
         let mut rows = 0;
         while let Some(batch) = next_batch(&plan, &mut stream, progress).await? {
             rows += written_rows(&batch);
@@ -321,8 +328,12 @@ impl Sql {
         Ok(Outcome { rows: Some(rows), truncated: false, hidden_columns: 0 })
     }
 
-    /// Plans a query and starts its execution.
-    async fn start(&self, frame: DataFrame) -> Result<(Arc<dyn ExecutionPlan>, SendableRecordBatchStream)> {
+    /// Plans a query and starts its execution. `folder` is the one that the statement writes to.
+    async fn start(
+        &self,
+        frame: DataFrame,
+        folder: Option<OutputFolder>,
+    ) -> Result<(Arc<dyn ExecutionPlan>, SendableRecordBatchStream)> {
         let tasks = Arc::new(frame.task_ctx());
         let partition_columns = partition_columns(frame.logical_plan());
         let (state, logical) = frame.into_parts();
@@ -330,7 +341,8 @@ impl Sql {
             Err(error) => Err(file_errors::name_file_of_plan_error(error, &state, &logical).await),
             planned => planned,
         };
-        let plan = planned.and_then(|plan| make_writes_atomic(plan, &partition_columns, &self.commits));
+        let plan =
+            planned.and_then(|plan| make_writes_atomic(plan, &partition_columns, &self.commits, folder.as_ref()));
         let plan = plan.and_then(file_errors::name_files_in_errors);
         let plan = plan.map_err(sql_error)?;
         let stream = execute_stream(Arc::clone(&plan), tasks).map_err(sql_error)?;
