@@ -84,7 +84,7 @@ pub(crate) use self::{
 };
 use crate::{
     error::{Error, Result},
-    models::{LazyModel, ModelSpec},
+    models::{LazyModel, ModelSpec, Warn},
     report::Progress,
     stores::Stores,
 };
@@ -340,13 +340,13 @@ impl Sql {
 
 /// The models and the scalar mixes of a session by name.
 fn models(settings: Settings, stores: &Stores) -> Result<elmo_udfs::Models> {
-    let remote = settings.remote.is_some();
+    let warn = if settings.remote.is_some() { Warn::OnDescribe } else { Warn::OnOpen };
     let Settings { models, mixes, offline, engine, .. } = settings;
     let default = models.first().map_or_else(String::new, |(name, _)| name.clone());
     let runtime = tokio::runtime::Handle::current();
     let lazy = models.into_iter().map(|(name, spec)| {
         let (stores, settings, runtime) = (stores.clone(), engine.clone(), runtime.clone());
-        let model = LazyModel { spec, offline, stores, settings, runtime, remote, read: Default::default() };
+        let model = LazyModel { spec, offline, stores, settings, runtime, warn, read: Default::default() };
         (name, Arc::new(model) as Arc<dyn ModelSource>)
     });
     let models = elmo_udfs::Models::lazy(default, lazy.collect::<Vec<_>>());
