@@ -62,7 +62,7 @@ use self::{
     commit::CommitState,
     file_errors::InferringFactory,
     files::FileTables,
-    keep_order::KeepOrder,
+    keep_order::{KeepOrder, SplitInOrder},
     print::Printer,
     run::{next_batch, write_results, written_rows},
 };
@@ -180,7 +180,10 @@ impl Sql {
         builder = match remote {
             // The query planner of a cluster keeps the order itself.
             Some(remote) => remote.extend(builder),
-            None => builder.with_physical_optimizer_rule(Arc::new(KeepOrder)),
+            None => {
+                builder.physical_optimizers().get_or_insert_default().rules.insert(0, Arc::new(SplitInOrder));
+                builder.with_physical_optimizer_rule(Arc::new(KeepOrder))
+            }
         };
         let tables = builder.table_factories().get_or_insert_default();
         for factory in tables.values_mut() {
