@@ -357,6 +357,18 @@ fn bulk_jobs(place: &Place, cluster: &Cluster) {
     let carried = "--state carry --batch-rows 4 --sentences off --on-long truncate";
     let carried = place.exits(&format!("{job} --output no --cluster {address} {carried}"), 2);
     assert!(carried.err.contains("state carry needs all rows in one process"), "{carried:?}");
+    // The model is reported as untrained once, after all checks.
+    let loud = format!("embed --model tiny --input many.jsonl --cluster {address}");
+    for (words, exit) in
+        [("--column nothing --output no", 3), ("--output plain-there", 2), ("--input none.txt --output no", 3)]
+    {
+        let refused = place.exits(&format!("{loud} {words}"), exit);
+        assert!(!refused.err.contains("untrained"), "{words}: {refused:?}");
+    }
+    for words in ["--output loud", "--output dry --dry-run"] {
+        let done = place.exits(&format!("{loud} {words}"), 0);
+        assert_eq!(done.err.matches("untrained").count(), 1, "{words}: {done:?}");
+    }
 }
 
 /// Messages and exit codes of errors are those of a single process.

@@ -174,6 +174,7 @@ fn options_of_embed_give_the_same_vectors_and_footers() {
         ("--layers all --normalize l2", "layers => 'all', normalize => 'l2'"),
         ("--max-tokens 4 --on-long truncate", "max_tokens => 4, on_long => 'truncate'"),
         ("--layers sentiment.json", "layers => 'sentiment'"),
+        ("--add-mix sentiment=sentiment.json --layers sentiment", "layers => 'sentiment'"),
         ("--layers own/mix.json --normalize l2", "layers => 'mix', normalize => 'l2'"),
     ]
     .into_iter()
@@ -244,7 +245,21 @@ fn scalar_mixes_have_names_and_files() {
     ] {
         let refused = of(mixes, "SELECT elmo_embed('a', layers => 'n')");
         assert!(refused.code == Some(2) && refused.err.contains(expected), "{refused:?}");
+        // The command refuses the same, except that it does not know the mix of a model.
+        let mixes: String = mixes.iter().map(|mix| format!("--add-mix {mix} ")).collect();
+        let refused = place.exits(&format!("embed --model tiny reviews.jsonl --output no {mixes} --layers n"), 2);
+        assert!(refused.err.contains(&expected.replace("all, mix, m", "all, m")), "{refused:?}");
     }
+    let listed = "SELECT name, model, scalars, gamma, layer_norm FROM elmo_mixes()";
+    assert_eq!(of(&["m=m.json"], listed).out, "name,model,scalars,gamma,layer_norm\nm,,\"[0.0,0.0,0.0]\",1.0,false\n");
+    // Both commands read the names of one settings file.
+    place.write("elmo.toml", "add-mix = ['m=m.json']\nmodel = 'tiny'\n");
+    assert_eq!(of(&[], same).out, "same\ntrue\n");
+    place.exits("embed -q reviews.jsonl --output named --layers m --keep none", 0);
+    fs::remove_file(place.path("elmo.toml")).unwrap();
+    place.exits("embed -q reviews.jsonl --model tiny --output of-file --layers m.json --keep none", 0);
+    let bytes = |job: &str| fs::read(place.path(&place.part(job, 0))).unwrap();
+    assert!(bytes("named") == bytes("of-file"));
 }
 
 /// The commands of docs/sql.md, one after the other in one folder.

@@ -506,7 +506,7 @@ fn a_column_of_a_file_with_the_name_of_a_folder() {
     assert_eq!(rows(&place, "SELECT * FROM 'some' ORDER BY id")[1], json!({"id": 2, "a": null}));
 }
 
-/// Without ORDER BY, rows come in the order of the file, also from COPY and below LIMIT. Expected: the ids as the test wrote
+/// Without ORDER BY, rows come in the order of the file or the table, also from COPY and below LIMIT. Expected: the ids as the test wrote
 /// them.
 #[test]
 fn rows_come_in_the_order_of_their_file() {
@@ -534,6 +534,7 @@ fn rows_come_in_the_order_of_their_file() {
         let both: Vec<usize> = [ids.clone(), odd].concat();
         let union = format!("SELECT id FROM '{file}' UNION ALL SELECT id FROM '{file}' WHERE id % 2 = 1");
         assert_eq!(ids_of(&union), both, "{file}");
+        assert_eq!(ids_of(&format!("SELECT unnest([id]) AS id FROM '{file}'")), ids, "{file}");
         let copy = format!("{partitions}; COPY (SELECT id FROM '{file}' WHERE length(text) > 0) TO '{file}.csv'");
         assert_eq!(sql(&place, &["-c", &copy]).code, Some(0));
         assert_eq!(ids_of(&format!("SELECT id FROM '{file}.csv'")), ids, "{file}");
@@ -547,5 +548,18 @@ fn rows_come_in_the_order_of_their_file() {
         // A scan of several partitions is concatenated, and one of a single partition stays single.
         assert!(!kept.contains("RoundRobin") && !free.contains("InOrderExec"), "{kept}\n{free}");
         assert!(kept.contains("InOrderExec") || free.contains("RoundRobin"), "{kept}\n{free}");
+    }
+    // Tables in memory, one of which begins with a small batch, and rows that are generated.
+    let odd: Vec<usize> = ids.iter().copied().filter(|id| id % 2 == 1).collect();
+    for rows in [
+        "SELECT id FROM 'a.csv'",
+        "SELECT id FROM 'a.csv' WHERE id < 3 UNION ALL SELECT id FROM 'a.csv' WHERE id >= 3",
+        "SELECT value AS id FROM generate_series(0, 39999)",
+    ] {
+        let create = format!("CREATE TABLE t AS {rows}");
+        assert_eq!(ids_of(&format!("{create}; SELECT id FROM t")), ids, "{rows}");
+        assert_eq!(ids_of(&format!("{create}; SELECT id FROM t WHERE id % 2 = 1")), odd, "{rows}");
+        assert_eq!(ids_of(&format!("{create}; SELECT id FROM t WHERE id % 2 = 1 LIMIT 5")), odd[..5], "{rows}");
+        assert_eq!(ids_of(&format!("SELECT id FROM ({rows}) WHERE id % 2 = 1")), odd, "{rows}");
     }
 }

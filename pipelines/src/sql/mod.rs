@@ -64,7 +64,7 @@ use self::{
     commit::CommitState,
     file_errors::InferringFactory,
     files::FileTables,
-    keep_order::KeepOrder,
+    keep_order::{KeepOrder, SplitInOrder},
     output_folder::OutputFolder,
     print::Printer,
     run::{next_batch, write_results, written_rows},
@@ -87,7 +87,7 @@ pub(crate) use self::{
 };
 use crate::{
     error::{Error, Result},
-    models::{LazyModel, ModelSpec},
+    models::{LazyModel, ModelSpec, Warn},
     report::Progress,
     stores::Stores,
 };
@@ -183,7 +183,10 @@ impl Sql {
         builder = match remote {
             // The query planner of a cluster keeps the order itself.
             Some(remote) => remote.extend(builder),
-            None => builder.with_physical_optimizer_rule(Arc::new(KeepOrder)),
+            None => {
+                builder.physical_optimizers().get_or_insert_default().rules.insert(0, Arc::new(SplitInOrder));
+                builder.with_physical_optimizer_rule(Arc::new(KeepOrder))
+            }
         };
         let tables = builder.table_factories().get_or_insert_default();
         for factory in tables.values_mut() {
@@ -352,13 +355,13 @@ impl Sql {
 
 /// The models and the scalar mixes of a session by name.
 fn models(settings: Settings, stores: &Stores) -> Result<elmo_udfs::Models> {
-    let remote = settings.remote.is_some();
+    let warn = if settings.remote.is_some() { Warn::OnDescribe } else { Warn::OnOpen };
     let Settings { models, mixes, offline, engine, .. } = settings;
     let default = models.first().map_or_else(String::new, |(name, _)| name.clone());
     let runtime = tokio::runtime::Handle::current();
     let lazy = models.into_iter().map(|(name, spec)| {
         let (stores, settings, runtime) = (stores.clone(), engine.clone(), runtime.clone());
-        let model = LazyModel { spec, offline, stores, settings, runtime, remote, read: Default::default() };
+        let model = LazyModel { spec, offline, stores, settings, runtime, warn, read: Default::default() };
         (name, Arc::new(model) as Arc<dyn ModelSource>)
     });
     let models = elmo_udfs::Models::lazy(default, lazy.collect::<Vec<_>>());

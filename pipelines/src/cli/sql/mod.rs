@@ -11,15 +11,14 @@ use std::{
 };
 
 use clap::{Args, ValueHint};
-use elmo::mix::ScalarMix;
 use elmo_udfs::Statement;
 
 use self::{session::Session, shell::Shell};
 use super::{
     CommonArgs,
     args::{Bytes, EngineArgs, ModelArgs, block_on, one_of, positive},
-    embed::read_mix,
     logging,
+    mixes::{NamedMix, read_mixes},
     shutdown::{self, Signals},
 };
 #[cfg(feature = "cluster")]
@@ -121,25 +120,6 @@ impl FromStr for NamedModel {
     }
 }
 
-/// The file of a scalar mix and its name in SQL.
-#[derive(Debug, Clone)]
-struct NamedMix {
-    name: String,
-    file: String,
-}
-
-impl FromStr for NamedMix {
-    type Err = &'static str;
-
-    fn from_str(text: &str) -> Result<Self, &'static str> {
-        let (name, file) = text
-            .split_once('=')
-            .filter(|(name, file)| !name.is_empty() && !file.is_empty())
-            .ok_or("it must be NAME=FILE, such as sentiment=mixes/sentiment.json")?;
-        Ok(Self { name: name.to_owned(), file: file.to_owned() })
-    }
-}
-
 impl SqlArgs {
     /// The models by name, the default model first.
     fn models(&self) -> Result<Vec<(String, ModelSpec)>> {
@@ -155,12 +135,6 @@ impl SqlArgs {
             models.push(("tiny".to_owned(), ModelSpec::Tiny));
         }
         Ok(models)
-    }
-
-    /// The scalar mixes by name.
-    fn mixes(&self) -> Result<Vec<(String, ScalarMix)>> {
-        let named = self.add_mix.iter();
-        named.map(|NamedMix { name, file }| Ok((name.clone(), read_mix("--add-mix", file)?))).collect()
     }
 
     #[cfg(feature = "cluster")]
@@ -225,7 +199,7 @@ impl Script {
 }
 
 pub(super) fn run(args: &SqlArgs, common: &CommonArgs) -> Result<Exit> {
-    let (models, mixes) = (args.models()?, args.mixes()?);
+    let (models, mixes) = (args.models()?, read_mixes(&args.add_mix)?);
     if args.format.is_binary() && io::stdout().is_terminal() {
         return Err(Error::usage(
             "this format cannot be shown on a terminal",
