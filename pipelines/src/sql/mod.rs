@@ -21,6 +21,7 @@ mod in_order_exec;
 mod infer_json;
 mod keep_order;
 mod lines;
+mod memory;
 mod missing;
 mod partitions;
 mod plain_text;
@@ -41,13 +42,14 @@ use std::{
 
 use datafusion::{
     catalog::DynamicFileCatalog,
+    common::Result as PlanResult,
     dataframe::DataFrame,
     datasource::file_format::format_as_file_type,
     execution::{
         SendableRecordBatchStream,
         memory_pool::{FairSpillPool, TrackConsumersPool},
         runtime_env::RuntimeEnvBuilder,
-        session_state::SessionStateBuilder,
+        session_state::{SessionState, SessionStateBuilder},
     },
     logical_expr::{LogicalPlan, LogicalPlanBuilder},
     physical_plan::{ExecutionPlan, execute_stream},
@@ -124,6 +126,7 @@ pub struct Sql {
     stores: Stores,
     on_cluster: bool,
     commits: Arc<CommitState>,
+    memory_limit: Option<NonZeroUsize>,
     /// The SQL names of the models.
     models: Arc<[String]>,
     /// Columns of the files that were queried, for completion.
@@ -170,10 +173,12 @@ impl Sql {
         let runtime = runtime.build_arc().map_err(sql_error)?;
         let files = Arc::new(FileTables::new(stores));
         let remote = settings.remote.clone();
-        let on_cluster = remote.is_some();
+        let (on_cluster, memory_limit) = (remote.is_some(), settings.memory_limit);
+        let config = session_config();
+        let config = memory_limit.map_or(config.clone(), |limit| memory::limit_buffers(config, limit));
         let names = settings.models.iter().map(|(name, _)| name.clone()).collect();
         let mut builder = SessionStateBuilder::new()
-            .with_config(session_config())
+            .with_config(config)
             .with_runtime_env(runtime)
             .with_default_features()
             .with_elmo(&models(settings, stores)?);
@@ -196,6 +201,7 @@ impl Sql {
             stores: stores.clone(),
             on_cluster,
             commits: Arc::default(),
+            memory_limit,
             models: names,
             file_columns: Arc::default(),
         })
@@ -308,7 +314,8 @@ impl Sql {
         let factory = factory.ok_or_else(|| Error::Failed("DataFusion was built without Parquet".to_owned()))?;
         let target = path.to_string_lossy().into_owned();
         let copy = LogicalPlanBuilder::copy_to(input, target, format_as_file_type(factory), HashMap::new(), Vec::new());
-        let copy = elmo_udfs::prepared(copy.and_then(LogicalPlanBuilder::build).map_err(sql_error)?).await;
+        let copy = copy.and_then(LogicalPlanBuilder::build).map_err(sql_error)?;
+        let copy = elmo_udfs::prepared(copy, &state.runtime_env().memory_pool).await;
         let frame = DataFrame::new(state, copy.map_err(sql_error)?);
         let (plan, mut stream) = self.start(frame).await?;
         let mut rows = 0;
@@ -323,18 +330,27 @@ impl Sql {
 
     /// Plans a query and starts its execution.
     async fn start(&self, frame: DataFrame) -> Result<(Arc<dyn ExecutionPlan>, SendableRecordBatchStream)> {
-        let tasks = Arc::new(frame.task_ctx());
         let partition_columns = partition_columns(frame.logical_plan());
-        let (state, logical) = frame.into_parts();
-        let planned = match state.create_physical_plan(&logical).await {
+        let (mut state, logical) = frame.into_parts();
+        let planned = match self.plan(&mut state, &logical).await {
             Err(error) => Err(file_errors::name_file_of_plan_error(error, &state, &logical).await),
             planned => planned,
         };
         let plan = planned.and_then(|plan| make_writes_atomic(plan, &partition_columns, &self.commits));
         let plan = plan.and_then(file_errors::name_files_in_errors);
         let plan = plan.map_err(sql_error)?;
-        let stream = execute_stream(Arc::clone(&plan), tasks).map_err(sql_error)?;
+        let stream = execute_stream(Arc::clone(&plan), state.task_ctx()).map_err(sql_error)?;
         Ok((plan, stream))
+    }
+
+    /// Plans a query as DataFusion does, in between reducing the batches of wide rows to the memory limit.
+    async fn plan(&self, state: &mut SessionState, logical: &LogicalPlan) -> PlanResult<Arc<dyn ExecutionPlan>> {
+        let optimized = state.optimize(logical)?;
+        if let Some(limit) = self.memory_limit {
+            let rows = memory::batch_rows(&optimized, state.config().batch_size(), limit)?;
+            *state.config_mut() = state.config().clone().with_batch_size(rows);
+        }
+        state.query_planner().create_physical_plan(&optimized, state).await
     }
 }
 
