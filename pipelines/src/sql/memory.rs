@@ -29,8 +29,7 @@ const MIN_PART_BYTES: usize = 5 << 20;
 /// Reduces the buffers of sorts and writers to the memory limit.
 pub(super) fn limit_buffers(mut config: SessionConfig, limit: NonZeroUsize) -> SessionConfig {
     let execution = &mut config.options_mut().execution;
-    execution.sort_spill_reservation_bytes =
-        execution.sort_spill_reservation_bytes.min(limit.get() / MERGE_PART);
+    execution.sort_spill_reservation_bytes = execution.sort_spill_reservation_bytes.min(limit.get() / MERGE_PART);
     execution.objectstore_writer_buffer_size =
         execution.objectstore_writer_buffer_size.min((limit.get() / BATCH_PART).max(MIN_PART_BYTES));
     config
@@ -86,7 +85,8 @@ mod tests {
         assert_eq!(rows(DataType::Int32, 64 << 20).await, 8192);
         assert_eq!(rows(vector.clone(), 64 << 20).await, 255);
         assert_eq!(rows(vector.clone(), 1 << 40).await, 8192);
-        let token = DataType::Struct(vec![Field::new("token", DataType::Utf8, false), Field::new("v", vector, false)].into());
+        let token =
+            DataType::Struct(vec![Field::new("token", DataType::Utf8, false), Field::new("v", vector, false)].into());
         assert_eq!(rows(DataType::new_list(token, true), 64 << 20).await, MIN_ROWS);
     }
 }
