@@ -5,6 +5,7 @@
 mod calls;
 mod exec;
 mod functions;
+mod memory;
 #[path = "../queries.rs"]
 mod queries;
 mod random;

@@ -48,6 +48,7 @@ pub mod codec;
 mod documentation;
 pub mod functions;
 mod measure;
+mod memory;
 mod models;
 pub mod plan;
 mod statement;

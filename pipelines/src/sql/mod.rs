@@ -22,6 +22,7 @@ mod infer_json;
 mod json_reader;
 mod keep_order;
 mod lines;
+mod memory;
 mod missing;
 mod output_folder;
 mod partitions;
@@ -43,13 +44,14 @@ use std::{
 
 use datafusion::{
     catalog::DynamicFileCatalog,
+    common::Result as PlanResult,
     dataframe::DataFrame,
     datasource::file_format::format_as_file_type,
     execution::{
         SendableRecordBatchStream,
         memory_pool::{FairSpillPool, TrackConsumersPool},
         runtime_env::RuntimeEnvBuilder,
-        session_state::SessionStateBuilder,
+        session_state::{SessionState, SessionStateBuilder},
     },
     logical_expr::{LogicalPlan, LogicalPlanBuilder},
     physical_plan::{ExecutionPlan, execute_stream},
@@ -127,6 +129,7 @@ pub struct Sql {
     stores: Stores,
     on_cluster: bool,
     commits: Arc<CommitState>,
+    memory_limit: Option<NonZeroUsize>,
     /// The SQL names of the models.
     models: Arc<[String]>,
     /// Columns of the files that were queried, for completion.
@@ -173,10 +176,12 @@ impl Sql {
         let runtime = runtime.build_arc().map_err(sql_error)?;
         let files = Arc::new(FileTables::new(stores));
         let remote = settings.remote.clone();
-        let on_cluster = remote.is_some();
+        let (on_cluster, memory_limit) = (remote.is_some(), settings.memory_limit);
+        let config = session_config();
+        let config = memory_limit.map_or(config.clone(), |limit| memory::limit_buffers(config, limit));
         let names = settings.models.iter().map(|(name, _)| name.clone()).collect();
         let mut builder = SessionStateBuilder::new()
-            .with_config(session_config())
+            .with_config(config)
             .with_runtime_env(runtime)
             .with_default_features()
             .with_elmo(&models(settings, stores)?);
@@ -202,6 +207,7 @@ impl Sql {
             stores: stores.clone(),
             on_cluster,
             commits: Arc::default(),
+            memory_limit,
             models: names,
             file_columns: Arc::default(),
         })
@@ -318,7 +324,8 @@ impl Sql {
         let factory = factory.ok_or_else(|| Error::Failed("DataFusion was built without Parquet".to_owned()))?;
         let target = path.to_string_lossy().into_owned();
         let copy = LogicalPlanBuilder::copy_to(input, target, format_as_file_type(factory), HashMap::new(), Vec::new());
-        let copy = elmo_udfs::prepared(copy.and_then(LogicalPlanBuilder::build).map_err(sql_error)?).await;
+        let copy = copy.and_then(LogicalPlanBuilder::build).map_err(sql_error)?;
+        let copy = elmo_udfs::prepared(copy, &state.runtime_env().memory_pool).await;
         let frame = DataFrame::new(state, copy.map_err(sql_error)?);
         let (plan, mut stream) = self.start(frame, None).await?;
         let mut rows = 0;
@@ -337,10 +344,9 @@ impl Sql {
         frame: DataFrame,
         folder: Option<OutputFolder>,
     ) -> Result<(Arc<dyn ExecutionPlan>, SendableRecordBatchStream)> {
-        let tasks = Arc::new(frame.task_ctx());
         let partition_columns = partition_columns(frame.logical_plan());
-        let (state, logical) = frame.into_parts();
-        let planned = match state.create_physical_plan(&logical).await {
+        let (mut state, logical) = frame.into_parts();
+        let planned = match self.plan(&mut state, &logical).await {
             Err(error) => Err(file_errors::name_file_of_plan_error(error, &state, &logical).await),
             planned => planned,
         };
@@ -348,8 +354,18 @@ impl Sql {
             planned.and_then(|plan| make_writes_atomic(plan, &partition_columns, &self.commits, folder.as_ref()));
         let plan = plan.and_then(file_errors::name_files_in_errors);
         let plan = plan.map_err(sql_error)?;
-        let stream = execute_stream(Arc::clone(&plan), tasks).map_err(sql_error)?;
+        let stream = execute_stream(Arc::clone(&plan), state.task_ctx()).map_err(sql_error)?;
         Ok((plan, stream))
+    }
+
+    /// Plans a query as DataFusion does, in between reducing the batches of wide rows to the memory limit.
+    async fn plan(&self, state: &mut SessionState, logical: &LogicalPlan) -> PlanResult<Arc<dyn ExecutionPlan>> {
+        let optimized = state.optimize(logical)?;
+        if let Some(limit) = self.memory_limit {
+            let rows = memory::batch_rows(&optimized, state.config().batch_size(), limit)?;
+            *state.config_mut() = state.config().clone().with_batch_size(rows);
+        }
+        state.query_planner().create_physical_plan(&optimized, state).await
     }
 }
 

@@ -66,7 +66,8 @@ pub(super) struct SqlArgs {
 
     /// Memory limit, such as 512MB or 4GB [default: none]
     ///
-    /// It covers sorts, joins, groups and buffered vectors. Operators that exceed it spill to disk if they can.
+    /// It covers what sorts, joins, groups, embeddings, the cache of vectors and writers hold, not the model. Operators
+    /// that exceed it spill to disk if they can.
     #[arg(long, value_name = "SIZE")]
     memory_limit: Option<Bytes>,
 
@@ -198,6 +199,21 @@ impl Script {
     }
 }
 
+/// Makes the allocator return freed blocks of 1 MiB or more to the operating system at once. By default glibc raises this
+/// threshold to 32 MiB, and keeps freed blocks of vectors in the heaps of its threads.
+#[cfg(all(target_os = "linux", target_env = "gnu"))]
+fn return_freed_memory() {
+    const BLOCK_BYTES: libc::c_int = 1 << 20;
+    // SAFETY: both settings take any number, and no other thread runs yet.
+    unsafe {
+        libc::mallopt(libc::M_MMAP_THRESHOLD, BLOCK_BYTES);
+        libc::mallopt(libc::M_TRIM_THRESHOLD, 2 * BLOCK_BYTES);
+    }
+}
+
+#[cfg(not(all(target_os = "linux", target_env = "gnu")))]
+fn return_freed_memory() {}
+
 pub(super) fn run(args: &SqlArgs, common: &CommonArgs) -> Result<Exit> {
     let (models, mixes) = (args.models()?, read_mixes(&args.add_mix)?);
     if args.format.is_binary() && io::stdout().is_terminal() {
@@ -207,6 +223,9 @@ pub(super) fn run(args: &SqlArgs, common: &CommonArgs) -> Result<Exit> {
         ));
     }
     let scripts = args.scripts()?;
+    if args.memory_limit.is_some() {
+        return_freed_memory();
+    }
     let ended = block_on(async {
         let settings = Settings {
             models,
