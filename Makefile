@@ -36,8 +36,8 @@ lint: libtorch ## check formatting, clippy, documentation, spelling, licences an
 	@echo "==> lint: runs all checks, also after a failure"
 	@scripts/lint
 
-readme: libtorch ## run every shell block of README.md and every example
-	@echo "==> readme: runs the blocks of README.md in a temporary folder"
+readme: libtorch ## run every block of README.md and docs/recipes.md and every example
+	@echo "==> readme: runs the blocks of README.md and docs/recipes.md in temporary folders"
 	@scripts/readme
 
 bench: libtorch ## measure tokens per second and the share of the matrix product ceiling (release build)

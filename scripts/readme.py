@@ -1,11 +1,12 @@
 #!/usr/bin/env python3
-"""Runs the code blocks of README.md in a temporary folder.
+"""Runs the code blocks of a document, all in one folder.
 
-    readme.py --bin DIR [--python PYTHON] [FILE...]
+    readme.py --bin DIR [--python PYTHON] [--folder DIR] [FILE]
 
 The first line of a block says how it is run:
-    ```sh           by bash (-euo pipefail), all in one folder, with elmo in PATH
-    ```python       by --python (with pyarrow), in the same folder
+    ```sh           by bash (-euo pipefail), with elmo in PATH
+    ```python       by --python (with the packages of scripts/requirements.txt)
+    ```text output  not at all: it is the standard output of the block before; `…` stands for any part of a line
     ```sh build     not at all, because it clones, builds or installs; its `make` targets must exist
     ```text, ...    not at all
 """
@@ -25,24 +26,37 @@ def main() -> int:
     parser = argparse.ArgumentParser()
     parser.add_argument("--bin", required=True, help="folder of the elmo binary")
     parser.add_argument("--python", default=sys.executable)
-    parser.add_argument("files", nargs="*", default=[str(ROOT / "README.md")])
+    parser.add_argument("--folder", help="an empty folder in which the blocks leave their files (default: a temporary one)")
+    parser.add_argument("file", nargs="?", type=Path, default=ROOT / "README.md")
     options = parser.parse_args()
-    passed = failed = 0
-    with tempfile.TemporaryDirectory() as folder:
-        environment = clean_environment(Path(options.bin).resolve(), Path(folder))
-        for path in options.files:
-            for line, language, text in blocks(Path(path).read_text()):
-                problem = run(language, text, folder, environment, options.python)
-                if problem is None:
-                    continue
-                name = f"{Path(path).name}:{line} ({language})"
-                print(f"ok       {name}" if problem == "" else f"FAILED   {name}\n{indent(text)}\n{indent(problem)}")
-                passed, failed = (passed + 1, failed) if problem == "" else (passed, failed + 1)
+    with tempfile.TemporaryDirectory() as temporary:
+        folder = options.folder or temporary
+        environment = clean_environment(Path(options.bin).resolve(), Path(temporary))
+        passed, failed = run_all(options.file, folder, environment, options.python)
     if passed == 0:
         print("there was no block to run")
         failed += 1
     print(f"{passed} passed, {failed} failed, 0 skipped")
     return 1 if failed else 0
+
+
+def run_all(path: Path, folder: str, environment: dict, python: str):
+    """Runs every block of a document. Returns how many passed and failed."""
+    passed = failed = 0
+    output = None  # of the block before, if it was run
+    for line, language, text in blocks(path.read_text()):
+        if language == "text output":
+            problem, output = compare(text, output), None
+        elif language == "sh build":
+            problem, output = check_build(text), None
+        else:
+            problem, output = run(language, text, folder, environment, python)
+        if problem is None:
+            continue
+        name = f"{path.name}:{line} ({language})"
+        print(f"ok       {name}" if problem == "" else f"FAILED   {name}\n{indent(text)}\n{indent(problem)}")
+        passed, failed = (passed + 1, failed) if problem == "" else (passed, failed + 1)
+    return passed, failed
 
 
 def blocks(text: str):
@@ -58,17 +72,25 @@ def clean_environment(binaries: Path, folder: Path) -> dict:
 
 
 def run(language: str, text: str, folder: str, environment: dict, python: str):
-    """Runs a block. Returns None if it is not to be run, an empty string on success, else the error."""
-    if language == "sh build":
-        return check_build(text)
+    """Runs a block. Returns the error and the standard output; the error is None if the block is not to be run, and empty
+    on success."""
     command = {"sh": ["bash", "-euo", "pipefail", "-c", text], "python": [python, "-c", text]}.get(language)
     if command is None:
-        return None
+        return None, None
     done = subprocess.run(
-        command, cwd=folder, env=environment, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-        text=True, timeout=600, check=False,
+        command, cwd=folder, env=environment, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=600, check=False,
     )
-    return "" if done.returncode == 0 else f"exit {done.returncode}\n{done.stdout}"
+    return "" if done.returncode == 0 else f"exit {done.returncode}\n{done.stdout}{done.stderr}", done.stdout
+
+
+def compare(expected: str, output) -> str:
+    """Compares a `text output` block with the output of the block before. Returns an empty string if they are equal."""
+    if output is None:
+        return "there is no block before it that was run"
+    lines = [".*".join(re.escape(part) for part in line.split("…")) for line in expected.splitlines()]
+    found = [line.rstrip() for line in output.splitlines()]
+    equal = len(lines) == len(found) and all(map(re.fullmatch, lines, found))
+    return "" if equal else f"the output was\n{output}"
 
 
 def check_build(text: str) -> str:

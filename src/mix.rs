@@ -32,6 +32,9 @@ pub enum MixError {
     },
 }
 
+/// The value of `layers` in SQL that selects the scalar mix in the model's own folder.
+pub const MODEL_MIX: &str = "mix";
+
 /// A fitted combination of the layers; the content of `mix.json`.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]

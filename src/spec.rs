@@ -7,7 +7,7 @@ use std::{fmt, str::FromStr};
 
 use thiserror::Error;
 
-use crate::mix::{MixError, ScalarMix};
+use crate::mix::{MODEL_MIX, MixError, ScalarMix};
 
 /// A setting has an invalid value, or two settings exclude each other.
 #[derive(Debug, Error, Clone, PartialEq, Eq)]
@@ -26,6 +26,12 @@ pub enum SpecError {
     /// Two settings that exclude each other, or a number out of range.
     #[error("{0}")]
     Conflict(String),
+    /// The name of a scalar mix is empty.
+    #[error("the name of a scalar mix is empty")]
+    EmptyMixName,
+    /// The name of a scalar mix has another meaning.
+    #[error("a scalar mix cannot be named {0:?}, which is a built-in value of layers")]
+    ReservedMixName(String),
     /// A file that `layers` names is not a scalar mix.
     #[error(transparent)]
     Mix(#[from] MixError),
@@ -200,6 +206,20 @@ pub enum Layers {
 impl Layers {
     /// The legal values besides other numbers of layers and a mix file.
     pub const WORDS: &'static [&'static str] = &["average", "top", "token", "0", "1", "2", "all"];
+
+    /// Checks that a scalar mix can be selected by this name.
+    ///
+    /// # Errors
+    /// [`SpecError`] when the name is empty or a built-in value of `layers`.
+    pub fn check_mix_name(name: &str) -> Result<(), SpecError> {
+        match name {
+            "" => Err(SpecError::EmptyMixName),
+            name if name == MODEL_MIX || name.parse::<Self>().is_ok() => {
+                Err(SpecError::ReservedMixName(name.to_owned()))
+            }
+            _ => Ok(()),
+        }
+    }
 }
 
 impl FromStr for Layers {

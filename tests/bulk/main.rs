@@ -1,5 +1,5 @@
-//! The bulk job as a library: unusual inputs, faulty stores, memory flags and concurrent jobs; and the offset chain of the
-//! stream, which shares its stores. Tests that kill the
+//! The bulk job and COPY as a library: unusual inputs, faulty stores, memory flags and concurrent jobs; and the offset chain
+//! of the stream, which shares the stores of these tests. Tests that kill the
 //! program are in `jobs.rs`.
 //!
 //! Most tests replace the model by a cheap stage whose vectors are a hash of the text, which reveals duplicated,
@@ -10,6 +10,7 @@
 #[path = "../chain/mod.rs"]
 mod chain;
 mod common;
+mod copies;
 mod encoding;
 mod faults;
 #[path = "../common/faulty.rs"]

@@ -298,6 +298,8 @@ fn statements_that_run_in_the_client(place: &Place, cluster: &Cluster) {
          SELECT count(*), sum(id) FROM b WHERE id > 8 AND elmo_embed(text)[1] IS NOT NULL",
         "CREATE EXTERNAL TABLE c STORED AS JSON LOCATION 'array.json' OPTIONS ('format.newline_delimited' 'false'); \
          SELECT count(*), min(elmo_embed(text)[1]) FROM c WHERE n % 7 = 0",
+        // Executors find that this one is an array.
+        "SELECT count(*), min(elmo_embed(text)[1]) FROM 'array.json' WHERE n % 7 = 0",
         "SELECT id, elmo_embed(text)[1] FROM 'stream.arrow' ORDER BY id",
         "SELECT r.id, elmo_embed(r.text)[1] FROM 'reviews.jsonl' r, information_schema.tables ORDER BY id",
         "SELECT id, elmo_embed(text)[1] FROM 'reviews.jsonl' LIMIT 4294967297",
@@ -355,6 +357,18 @@ fn bulk_jobs(place: &Place, cluster: &Cluster) {
     let carried = "--state carry --batch-rows 4 --sentences off --on-long truncate";
     let carried = place.exits(&format!("{job} --output no --cluster {address} {carried}"), 2);
     assert!(carried.err.contains("state carry needs all rows in one process"), "{carried:?}");
+    // The model is reported as untrained once, after all checks.
+    let loud = format!("embed --model tiny --input many.jsonl --cluster {address}");
+    for (words, exit) in
+        [("--column nothing --output no", 3), ("--output plain-there", 2), ("--input none.txt --output no", 3)]
+    {
+        let refused = place.exits(&format!("{loud} {words}"), exit);
+        assert!(!refused.err.contains("untrained"), "{words}: {refused:?}");
+    }
+    for words in ["--output loud", "--output dry --dry-run"] {
+        let done = place.exits(&format!("{loud} {words}"), 0);
+        assert_eq!(done.err.matches("untrained").count(), 1, "{words}: {done:?}");
+    }
 }
 
 /// Messages and exit codes of errors are those of a single process.

@@ -108,6 +108,36 @@ fn every_format_from_a_pipe() {
     assert_eq!(ended.json()["rows_out"], 50_000, "{ended:?}");
 }
 
+/// A Parquet or Arrow file has bytes even without rows; an empty input in another format has no rows.
+#[test]
+fn nothing_from_a_pipe() {
+    let place = Place::new();
+    place.write("garbage", "It rained all day, which is no Parquet and no Arrow.\n");
+    for format in ["text", "csv", "tsv", "jsonl"] {
+        let ended = place
+            .shell(&format!("elmo embed - -q --model tiny --input-format {format} -o {format} --json < /dev/null"));
+        assert_eq!((ended.code, &ended.json()["rows_in"]), (Some(0), &0.into()), "{format}: {ended:?}");
+    }
+    for format in ["parquet", "arrow"] {
+        for (input, reason, help) in [
+            ("/dev/null", "-: is empty, and a Parquet or Arrow file never is", "check the command that writes"),
+            ("garbage", "-: after row 0: ", "check that the command that writes to standard input writes one whole"),
+        ] {
+            let line = format!("elmo embed - -q --model tiny --input-format {format} -o {format} < {input}");
+            let ended = place.shell(&line);
+            assert_eq!(ended.code, Some(3), "{line}: {ended:?}");
+            assert!(ended.err.contains(&format!("error: {reason}")), "{line}: {ended:?}");
+            assert!(ended.err.contains(&format!("  help: {help}")), "{line}: {ended:?}");
+        }
+    }
+    // A file whose name does not tell its format.
+    place.write("nothing.bin", "");
+    for file in ["nothing.bin", "garbage"] {
+        let ended = place.exits(&format!("embed {file} -q --model tiny --input-format parquet -o parquet"), 3);
+        assert!(ended.err.contains("  help: the file is damaged: "), "{ended:?}");
+    }
+}
+
 #[test]
 fn lines_that_look_like_objects_are_noticed() {
     let place = Place::new();

@@ -174,6 +174,7 @@ fn options_of_embed_give_the_same_vectors_and_footers() {
         ("--layers all --normalize l2", "layers => 'all', normalize => 'l2'"),
         ("--max-tokens 4 --on-long truncate", "max_tokens => 4, on_long => 'truncate'"),
         ("--layers sentiment.json", "layers => 'sentiment'"),
+        ("--add-mix sentiment=sentiment.json --layers sentiment", "layers => 'sentiment'"),
         ("--layers own/mix.json --normalize l2", "layers => 'mix', normalize => 'l2'"),
     ]
     .into_iter()
@@ -244,7 +245,21 @@ fn scalar_mixes_have_names_and_files() {
     ] {
         let refused = of(mixes, "SELECT elmo_embed('a', layers => 'n')");
         assert!(refused.code == Some(2) && refused.err.contains(expected), "{refused:?}");
+        // The command refuses the same, except that it does not know the mix of a model.
+        let mixes: String = mixes.iter().map(|mix| format!("--add-mix {mix} ")).collect();
+        let refused = place.exits(&format!("embed --model tiny reviews.jsonl --output no {mixes} --layers n"), 2);
+        assert!(refused.err.contains(&expected.replace("all, mix, m", "all, m")), "{refused:?}");
     }
+    let listed = "SELECT name, model, scalars, gamma, layer_norm FROM elmo_mixes()";
+    assert_eq!(of(&["m=m.json"], listed).out, "name,model,scalars,gamma,layer_norm\nm,,\"[0.0,0.0,0.0]\",1.0,false\n");
+    // Both commands read the names of one settings file.
+    place.write("elmo.toml", "add-mix = ['m=m.json']\nmodel = 'tiny'\n");
+    assert_eq!(of(&[], same).out, "same\ntrue\n");
+    place.exits("embed -q reviews.jsonl --output named --layers m --keep none", 0);
+    fs::remove_file(place.path("elmo.toml")).unwrap();
+    place.exits("embed -q reviews.jsonl --model tiny --output of-file --layers m.json --keep none", 0);
+    let bytes = |job: &str| fs::read(place.path(&place.part(job, 0))).unwrap();
+    assert!(bytes("named") == bytes("of-file"));
 }
 
 /// The commands of docs/sql.md, one after the other in one folder.
@@ -363,8 +378,11 @@ fn copy_applies_its_options_and_its_targets_extension() {
     assert_eq!(sql(&place, &["-c", "COPY (SELECT elmo_embed(text) AS v FROM 'a.csv') TO 'a.csv'"]).code, Some(2));
     assert_eq!(fs::read(place.path("a.csv")).unwrap(), before);
     // Files can be read under the name they were written to. Gzip and zstd files begin with a magic number.
-    let packed: [(&str, &[u8]); 8] = [
+    let packed: [(&str, &[u8]); 11] = [
         ("csv", b"id"),
+        ("tsv", b"id"),
+        ("TSV.gz", b"\x1f\x8b"),
+        ("tsv.zst", b"\x28\xb5\x2f\xfd"),
         ("json", b"{"),
         ("jsonl", b"{"),
         ("ndjson", b"{"),
@@ -379,7 +397,7 @@ fn copy_applies_its_options_and_its_targets_extension() {
         assert_eq!(value(&place, &format!("SELECT sum(id) FROM 'ids.{ending}'")), 6, "{ending}");
         assert!(fs::read(place.path(&format!("ids.{ending}"))).unwrap().starts_with(first), "{ending}");
     }
-    for ending in ["txt", "parquet.gz", "tsv", "zst"] {
+    for ending in ["txt", "parquet.gz", "zst"] {
         let refused = sql(&place, &["-c", &format!("EXPLAIN COPY (SELECT id FROM 'a.csv') TO 'ids.{ending}'")]);
         assert_eq!(refused.code, Some(2));
         assert!(
@@ -462,7 +480,8 @@ fn a_failed_copy_leaves_existing_files() {
     // One file cannot be committed: another file is in place of its folder.
     fs::create_dir(place.path("odd")).unwrap();
     place.write("odd/p=13", before);
-    let odd = "COPY (SELECT id, id % 40 AS p FROM 'many.jsonl') TO 'odd/' STORED AS CSV PARTITIONED BY (p)";
+    let odd = "COPY (SELECT id, id % 40 AS p FROM 'many.jsonl') TO 'odd/' STORED AS CSV PARTITIONED BY (p) \
+               OPTIONS (append true)";
     assert_eq!(sql(&place, &["-c", odd]).code, Some(5));
     assert_eq!(files("odd"), ["odd/p=13"]);
     // INSERT is all-or-nothing.
@@ -543,6 +562,10 @@ fn schemas_of_several_files_are_merged_without_loss() {
     place.write("lines/1.jsonl", "{\"a\": 1}\n");
     place.write("lines/2.jsonl", "{\"a\": 2.5}\n");
     assert_eq!(value(&place, "SELECT sum(a) FROM 'lines'"), 3.5);
+    // Single values of other kinds are strings.
+    place.write("lines/3.jsonl", "{\"a\": true}\n{\"a\": \"x\"}\n");
+    let strings: Vec<Value> = rows(&place, "SELECT a FROM 'lines'").into_iter().map(|row| row["a"].clone()).collect();
+    assert_eq!(strings, ["1", "2.5", "true", "x"]);
     place.write("order/1.csv", "a,b\n1,2\n");
     place.write("order/2.csv", "b,a\n3,4\n");
     let ended = sql(&place, &["-c", "SELECT * FROM 'order'"]);
@@ -751,9 +774,9 @@ fn an_error_names_the_invalid_file() {
 #[test]
 fn errors_contain_no_row_values() {
     let place = Place::new();
-    // Schema inference and scan of JSON: a line that is an array, an array with items that are not objects, other
-    // types.
-    place.write("array.json", "[{\"text\": \"planted marker\"}]\n");
+    // Schema inference and scan of JSON: a line that is an array, arrays with items that are not objects or that are cut
+    // off, other types.
+    place.write("array.json", "[{\"text\": \"planted marker\"}, {\"text\": \"planted marker");
     place.write("array.jsonl", "[\"planted marker\"]\n");
     place.write("items.json", "[{\"id\": 1}, \"planted marker\"]");
     place.write("types.jsonl", "{\"id\": [{\"planted marker\": 1}]}\n{\"id\": \"planted marker\"}\n");

@@ -58,8 +58,9 @@ fn a_json_key_of_a_late_row_is_a_column() {
     let row = "{\"id\": 1, \"object\": {\"a\": 1}}\n";
     let rows_before = row.repeat(1500);
     let late = "{\"id\": 2.5, \"late\": \"x\", \"object\": {\"b\": [1]}}\n";
-    for name in ["late.jsonl", "late.json"] {
-        place.write(name, format!("{rows_before}{late}"));
+    let array = format!("[{}, {}]", vec![row.trim(); 1500].join(",\n"), late.trim());
+    for (name, text) in [("late.jsonl", &format!("{rows_before}{late}")), ("late.json", &array)] {
+        place.write(name, text);
         let query = format!("SELECT * FROM '{name}' WHERE late IS NOT NULL");
         let expected = json!({"id": 2.5, "object": {"a": null, "b": [1]}, "late": "x"});
         assert_eq!(rows(&place, &query), [expected], "{name}");
@@ -101,7 +102,6 @@ fn errors_name_the_file_and_the_row() {
         ("cells.csv", 2500),
         ("first.csv", 1),
         ("utf8.csv", 2500),
-        ("type.jsonl", 2500),
         ("syntax.jsonl", 2500),
         ("list.jsonl", 2500),
     ] {
@@ -116,8 +116,218 @@ fn errors_name_the_file_and_the_row() {
     }
     let ended = refused(&place, "SELECT max(id) FROM 'csv'", 3);
     assert!(ended.err.contains("csv/2.csv: after row 2500: "), "{ended:?}");
+    // A declared type. Without one, it is a column of strings.
+    let given = "CREATE EXTERNAL TABLE t (id BIGINT) STORED AS JSON LOCATION 'type.jsonl'; SELECT max(id) FROM t";
+    let ended = refused(&place, given, 3);
+    assert!(ended.err.contains("type.jsonl: after row 2500: "), "{ended:?}");
+    assert_eq!(value(&place, "SELECT count(*) FROM 'type.jsonl' WHERE id = '1'"), 5000);
     // Without the column, nothing is wrong.
     assert_eq!(value(&place, "SELECT count(text) FROM 'type.csv'"), 5001);
+}
+
+/// Expected: the rows that the test wrote.
+#[test]
+fn an_array_of_objects_is_a_table() {
+    let place = Place::new();
+    let objects: Vec<String> = (0..2000)
+        .map(|id| {
+            format!("{{\n  \"id\": {id},\n  \"text\": \"no ], [ or }} of {id}\",\n  \"x\": {{\"y\": [{id}]}}\n}}")
+        })
+        .collect();
+    let array = format!("\u{feff}\n [{}]\n", objects.join(",\n"));
+    place.write("a.json", &array);
+    place.write("a.jsonl", &array);
+    place.write("both/1.json", "[{\"id\": 1}, {\"id\": 2, \"late\": true}]");
+    place.write("both/2.json", "{\"id\": 3}\n{\"id\": 4}\n");
+    place.write("none.json", "[]");
+    assert_eq!(place.shell("gzip -k a.json && zstd -q a.json").code, Some(0));
+    for name in ["a.json", "a.jsonl", "a.json.gz", "a.json.zst"] {
+        // Several threads would each read a part of the file.
+        for size in [1, 10_000_000] {
+            let set = format!("SET datafusion.optimizer.repartition_file_min_size = {size}");
+            let query = format!(
+                "SELECT count(*) AS n, sum(id) AS s, max(x['y'][1]) AS m, count(DISTINCT text) AS t FROM '{name}'"
+            );
+            let ended = sql(&place, &["--format", "csv", "-c", &set, "-c", &query]);
+            assert_eq!(ended.out, "n,s,m,t\n2000,1999000,1999,2000\n", "{name}: {ended:?}");
+            let first = format!("SELECT id FROM '{name}' LIMIT 3");
+            let ended = sql(&place, &["--format", "csv", "-c", &set, "-c", &first]);
+            assert_eq!(ended.out, "id\n0\n1\n2\n", "{name}: {ended:?}");
+        }
+    }
+    // The beginning of the file tells, whatever the options say.
+    for options in ["", "OPTIONS ('format.newline_delimited' 'false')"] {
+        let create = format!("CREATE EXTERNAL TABLE t STORED AS JSON LOCATION 'both/' {options}");
+        let ended = sql(&place, &["--format", "csv", "-c", &format!("{create}; SELECT sum(id) AS s FROM t")]);
+        assert_eq!(ended.out, "s\n10\n", "{options}: {ended:?}");
+    }
+    assert_eq!(rows(&place, "SELECT * FROM 'both' WHERE id = 2"), [json!({"id": 2, "late": true})]);
+    assert_eq!(value(&place, "SELECT count(*) FROM 'none.json'"), 0);
+    for (text, row, reason) in [
+        ("[{\"id\": 1}, {\"id\": 2}, 7]", 2, "not a JSON object"),
+        ("[{\"id\": 1}, {\"id\": 2}, {\"id\": secret}]", 2, "not valid JSON"),
+        ("[{\"id\": 1}, {\"id\": 2}", 2, "the array does not end"),
+        ("[{\"id\": 1}] {\"id\": 2}", 1, "something follows the end of the array"),
+        ("[{\"id\": 1} {\"id\": 2}]", 1, "not separated by single commas"),
+    ] {
+        place.write("wrong.json", text);
+        let ended = refused(&place, "SELECT * FROM 'wrong.json'", 3);
+        assert!(ended.err.contains(&format!("wrong.json: after row {row}: Json error: ")), "{text}: {ended:?}");
+        assert!(ended.err.contains(reason), "{text}: {ended:?}");
+        let given = "CREATE EXTERNAL TABLE t (id BIGINT) STORED AS JSON LOCATION 'wrong.json'; SELECT * FROM t";
+        refused(&place, given, 3);
+    }
+}
+
+/// Expected: the values as the test wrote them; `types` by hand.
+#[test]
+fn json_values_of_several_kinds_are_strings() {
+    let place = Place::new();
+    place.write(
+        "a.jsonl",
+        r#"{"b": 1, "a": [1, "x"], "n": 18446744073709551615, "list": [1], "s": "\ud83d\ude00 \ud800!"}
+{"b": "x", "a": [true], "n": 2, "list": {"k": 1}, "s": "plain"}
+{"b": 2.50, "a": [], "n": null, "list": 3, "s": null}
+"#,
+    );
+    let found = rows(&place, "SELECT b, a, n, s FROM 'a.jsonl'");
+    let expected = [
+        json!({"b": "1", "a": ["1", "x"], "n": 18446744073709551615_u64 as f64, "s": "😀 \u{fffd}!"}),
+        json!({"b": "x", "a": ["true"], "n": 2.0, "s": "plain"}),
+        json!({"b": "2.50", "a": [], "n": null, "s": null}),
+    ];
+    assert_eq!(found, expected);
+    // The order is that of the file.
+    let described = sql(&place, &["--format", "csv", "-c", "DESCRIBE 'a.jsonl'"]);
+    let names: Vec<&str> = described.out.lines().skip(1).filter_map(|line| line.split(',').next()).collect();
+    assert_eq!(names, ["b", "a", "n", "list", "s"], "{described:?}");
+    // No type holds a number and a list.
+    let ended = refused(&place, "SELECT list FROM 'a.jsonl'", 3);
+    assert!(ended.err.contains("a.jsonl: after row 0: "), "{ended:?}");
+}
+
+/// Tabs, quotation marks and line ends in cells come back. Expected: the texts that the test wrote.
+#[test]
+fn copy_writes_tab_separated_values_that_can_be_read() {
+    let place = Place::new();
+    let copy = "COPY (SELECT 1 AS id, E'a\\tb, \"c\"\\nd' AS text UNION ALL SELECT 2, 'e') TO";
+    for name in ["a.tsv", "a.tsv.gz"] {
+        assert_eq!(sql(&place, &["-c", &format!("{copy} '{name}'")]).code, Some(0));
+        let found = rows(&place, &format!("SELECT * FROM '{name}' ORDER BY id"));
+        assert_eq!(found, [json!({"id": 1, "text": "a\tb, \"c\"\nd"}), json!({"id": 2, "text": "e"})], "{name}");
+    }
+    let written = std::fs::read_to_string(place.path("a.tsv")).unwrap();
+    assert!(written.starts_with("id\ttext\n"), "{written:?}");
+    // The statement's delimiter counts.
+    assert_eq!(sql(&place, &["-c", &format!("{copy} 'b.tsv' OPTIONS (delimiter ';')")]).code, Some(0));
+    assert!(std::fs::read_to_string(place.path("b.tsv")).unwrap().starts_with("id;text\n"));
+    // Files of a folder are called .csv.
+    let ended = refused(&place, &format!("{copy} 'c.tsv' PARTITIONED BY (id)"), 2);
+    assert!(ended.err.contains("c.tsv: ") && ended.err.contains("  help: "), "{ended:?}");
+}
+
+/// The names and contents of the files below a folder, sorted.
+fn files(place: &Place, folder: &str) -> Vec<String> {
+    let listed = place.shell(&format!("find {folder} -type f -exec md5sum {{}} + | sort"));
+    assert_eq!(listed.code, Some(0), "{listed:?}");
+    listed.out.lines().map(str::to_owned).collect()
+}
+
+#[test]
+fn copy_to_a_folder_that_is_not_empty_says_what_happens_to_its_files() {
+    let place = Place::new();
+    let copy = |from: i64, to: &str, rest: &str| {
+        format!("COPY (SELECT value AS id, value % 2 AS part FROM range({from}, {})) TO '{to}' {rest}", from + 10)
+    };
+    for (to, rest) in [
+        ("plain/", "STORED AS PARQUET"),
+        ("bare", "STORED AS CSV"),
+        ("named.d/", "STORED AS JSON"),
+        ("parts/", "STORED AS CSV PARTITIONED BY (part)"),
+        ("x.csv", "PARTITIONED BY (part)"),
+    ] {
+        let folder = to.trim_end_matches('/');
+        let sum = || value(&place, &format!("SELECT sum(id) FROM '{folder}/'"));
+        // What readers ignore does not count.
+        place.write(&format!("{folder}/_SUCCESS"), "done");
+        place.write(&format!("{folder}/.hidden/a.csv"), "a\n1\n");
+        std::fs::create_dir(place.path(&format!("{folder}/nothing"))).unwrap();
+        assert_eq!(sql(&place, &["-c", &copy(0, to, rest)]).code, Some(0), "{to}");
+        assert_eq!(sum(), 45, "{to}");
+        // 45 is the sum of 0 to 9 and 145 that of 10 to 19.
+        let before = files(&place, folder);
+        let again = copy(10, to, rest);
+        for again in [again.clone(), format!("EXPLAIN ANALYZE {again}"), format!("{again} OPTIONS (overwrite false)")] {
+            let ended = refused(&place, &again, 2);
+            let lie = if rest.contains("PARTITIONED") { "2 files lie" } else { "1 file lies" };
+            let expected = format!("/{folder}/: COPY writes to an empty folder, and {lie} in this one\n");
+            assert!(ended.err.contains(&expected), "{again}: {ended:?}");
+            assert!(ended.err.contains("OPTIONS (overwrite true) replaces the files"), "{again}: {ended:?}");
+            assert_eq!(files(&place, folder), before, "{again}");
+        }
+        // Nothing is written.
+        assert_eq!(sql(&place, &["-c", &format!("EXPLAIN {again}")]).code, Some(0), "{to}");
+        assert_eq!(sql(&place, &["-c", &format!("{again} OPTIONS (append true)")]).code, Some(0), "{to}");
+        assert_eq!(sum(), 45 + 145, "{to}");
+        let both = files(&place, folder);
+        assert!(before.iter().all(|file| both.contains(file)), "{to}: {both:?}");
+        // A query that fails after it has written rows.
+        let failing = format!(
+            "COPY (SELECT 1 / (value - 29999) AS id, value % 2 AS part FROM range(0, 30000)) TO '{to}' {rest} \
+             OPTIONS (overwrite true)"
+        );
+        let ended = sql(&place, &["-c", "SET datafusion.execution.batch_size = 1000", "-c", &failing]);
+        assert_eq!((ended.code, files(&place, folder)), (Some(3), both), "{to}: {ended:?}");
+        // The statement may read what it replaces. By hand: 2 * 190.
+        let twice = format!("COPY (SELECT id * 2 AS id, id % 2 AS part FROM '{folder}/') TO '{to}' {rest}");
+        assert_eq!(sql(&place, &["-c", &format!("{twice} OPTIONS ('overwrite' 'true')")]).code, Some(0), "{to}");
+        assert_eq!(sum(), 380, "{to}");
+        let after = files(&place, folder);
+        assert!(
+            before.iter().filter(|file| !file.contains("/_") && !file.contains("/.")).all(|file| !after.contains(file))
+        );
+        assert!(
+            place.path(&format!("{folder}/_SUCCESS")).exists()
+                && place.path(&format!("{folder}/.hidden/a.csv")).exists()
+        );
+    }
+    // Folders of partitions that no longer exist are gone.
+    let one =
+        "COPY (SELECT 1 AS id, 7 AS part) TO 'parts/' STORED AS CSV PARTITIONED BY (part) OPTIONS (overwrite true)";
+    assert_eq!(sql(&place, &["-c", one]).code, Some(0));
+    assert!(place.path("parts/part=7").exists() && !place.path("parts/part=1").exists());
+    // Files that are no data stay.
+    place.write("parts/README.md", "about the parts\n");
+    let refuse = "COPY (SELECT 1 AS id, 7 AS part) TO 'parts/' STORED AS CSV PARTITIONED BY (part)";
+    assert!(refused(&place, refuse, 2).err.contains("2 files lie"));
+    assert_eq!(sql(&place, &["-c", one]).code, Some(0));
+    assert!(place.path("parts/README.md").exists());
+    // One file is replaced, as before.
+    for rest in ["", "OPTIONS (overwrite true)"] {
+        assert_eq!(sql(&place, &["-c", &copy(0, "one.csv", rest)]).code, Some(0));
+    }
+    for (statement, said) in [
+        (copy(0, "one.csv", "OPTIONS (append true)"), "one.csv: COPY cannot append to a file"),
+        (
+            copy(0, "bare", "STORED AS CSV OPTIONS (append true, overwrite true)"),
+            "append and overwrite exclude each other",
+        ),
+        (copy(0, "bare", "STORED AS CSV OPTIONS (overwrite 7)"), "overwrite is true or false"),
+    ] {
+        let ended = refused(&place, &statement, 2);
+        assert!(ended.err.contains(said) && ended.err.contains("  help: "), "{statement}: {ended:?}");
+    }
+    // The output of a job has a manifest.
+    place.exits("embed reviews.jsonl --model tiny -q --limit 5 -o vectors", 0);
+    let before = files(&place, "vectors");
+    let over = "COPY (SELECT 1 AS id) TO 'vectors/' STORED AS PARQUET OPTIONS (overwrite true)";
+    let ended = refused(&place, over, 2);
+    assert!(ended.err.contains("holds the output of elmo embed"), "{ended:?}");
+    assert_eq!(files(&place, "vectors"), before);
+    // INSERT adds.
+    let insert = "CREATE EXTERNAL TABLE t STORED AS CSV LOCATION 'bare/'; INSERT INTO t SELECT 1000, 0";
+    assert_eq!(sql(&place, &["-c", insert]).code, Some(0));
+    assert_eq!(value(&place, "SELECT sum(id) FROM 'bare/'"), 1380);
 }
 
 #[test]
@@ -296,7 +506,7 @@ fn a_column_of_a_file_with_the_name_of_a_folder() {
     assert_eq!(rows(&place, "SELECT * FROM 'some' ORDER BY id")[1], json!({"id": 2, "a": null}));
 }
 
-/// Without ORDER BY, rows come in the order of the file, also from COPY and below LIMIT. Expected: the ids as the test wrote
+/// Without ORDER BY, rows come in the order of the file or the table, also from COPY and below LIMIT. Expected: the ids as the test wrote
 /// them.
 #[test]
 fn rows_come_in_the_order_of_their_file() {
@@ -324,6 +534,7 @@ fn rows_come_in_the_order_of_their_file() {
         let both: Vec<usize> = [ids.clone(), odd].concat();
         let union = format!("SELECT id FROM '{file}' UNION ALL SELECT id FROM '{file}' WHERE id % 2 = 1");
         assert_eq!(ids_of(&union), both, "{file}");
+        assert_eq!(ids_of(&format!("SELECT unnest([id]) AS id FROM '{file}'")), ids, "{file}");
         let copy = format!("{partitions}; COPY (SELECT id FROM '{file}' WHERE length(text) > 0) TO '{file}.csv'");
         assert_eq!(sql(&place, &["-c", &copy]).code, Some(0));
         assert_eq!(ids_of(&format!("SELECT id FROM '{file}.csv'")), ids, "{file}");
@@ -337,5 +548,18 @@ fn rows_come_in_the_order_of_their_file() {
         // A scan of several partitions is concatenated, and one of a single partition stays single.
         assert!(!kept.contains("RoundRobin") && !free.contains("InOrderExec"), "{kept}\n{free}");
         assert!(kept.contains("InOrderExec") || free.contains("RoundRobin"), "{kept}\n{free}");
+    }
+    // Tables in memory, one of which begins with a small batch, and rows that are generated.
+    let odd: Vec<usize> = ids.iter().copied().filter(|id| id % 2 == 1).collect();
+    for rows in [
+        "SELECT id FROM 'a.csv'",
+        "SELECT id FROM 'a.csv' WHERE id < 3 UNION ALL SELECT id FROM 'a.csv' WHERE id >= 3",
+        "SELECT value AS id FROM generate_series(0, 39999)",
+    ] {
+        let create = format!("CREATE TABLE t AS {rows}");
+        assert_eq!(ids_of(&format!("{create}; SELECT id FROM t")), ids, "{rows}");
+        assert_eq!(ids_of(&format!("{create}; SELECT id FROM t WHERE id % 2 = 1")), odd, "{rows}");
+        assert_eq!(ids_of(&format!("{create}; SELECT id FROM t WHERE id % 2 = 1 LIMIT 5")), odd[..5], "{rows}");
+        assert_eq!(ids_of(&format!("SELECT id FROM ({rows}) WHERE id % 2 = 1")), odd, "{rows}");
     }
 }

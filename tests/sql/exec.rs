@@ -10,12 +10,11 @@ use arrow::{
 };
 use datafusion::{
     datasource::MemTable,
-    execution::{runtime_env::RuntimeEnvBuilder, session_state::SessionStateBuilder},
     physical_plan::{ExecutionPlanProperties, displayable},
     prelude::{SessionConfig, SessionContext},
 };
 use elmo::{EmbedSpec, spec::Level};
-use elmo_udfs::{ElmoSession, Models};
+use elmo_udfs::Models;
 use futures::StreamExt;
 
 use super::{direct, tiny};
@@ -157,22 +156,6 @@ async fn a_query_that_stops_early_embeds_one_batch() {
     assert_eq!(found.num_rows(), 10);
     // DataFusion alone would embed one batch.
     assert!(elmo.embedder().metrics().sentences <= 8192, "{:?}", elmo.embedder().metrics());
-}
-
-#[tokio::test]
-async fn insufficient_memory_is_an_error_that_names_the_setting() {
-    let runtime = RuntimeEnvBuilder::new().with_memory_limit(2 << 20, 1.0).build_arc().unwrap();
-    let builder = SessionStateBuilder::new().with_runtime_env(runtime).with_default_features();
-    let session = SessionContext::new_with_state(builder.with_elmo(&Models::from(tiny().clone())).build());
-    let long: ArrayRef =
-        Arc::new((0..4000).map(|i| Some(format!("{i} {}", "word ".repeat(200)))).collect::<StringArray>());
-    register(&session, long);
-    let query = "SELECT id, elmo_tokens(text, layers => 'all') AS k FROM t";
-    let error = elmo_udfs::sql(&session, query).await.unwrap().collect().await.unwrap_err().strip_backtrace();
-    assert!(error.contains("raise --memory-limit (datafusion.runtime.memory_limit)"), "{error}");
-    // A smaller query succeeds.
-    let few = rows(&session, &format!("{query} WHERE id < 3")).await;
-    assert_eq!(few.num_rows(), 3);
 }
 
 /// Concurrent queries over one set of models, some of which are cancelled. All queries end, and those that are not

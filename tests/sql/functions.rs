@@ -160,6 +160,25 @@ async fn a_scalar_mix_by_name_is_that_of_the_embedder() {
     }
 }
 
+/// Expected values: those of [`mixed`].
+#[tokio::test]
+async fn mixes_are_listed() {
+    let session = elmo_udfs::session(&mixed());
+    let query = "SELECT name, model, CAST(scalars AS VARCHAR) AS scalars, gamma, layer_norm FROM elmo_mixes()";
+    let rows = elmo_udfs::sql(&session, query).await.unwrap().collect().await.unwrap();
+    let expected = "\
++-----------+-------+------------------+-------+------------+
+| name      | model | scalars          | gamma | layer_norm |
++-----------+-------+------------------+-------+------------+
+| sentiment |       | [-0.5, 1.2, 0.3] | 0.9   | false      |
+| short     |       | [1.0, 2.0]       | 0.9   | false      |
+| mix       | own   | [2.0, 0.0, -1.0] | 0.9   | false      |
++-----------+-------+------------------+-------+------------+";
+    assert_eq!(arrow::util::pretty::pretty_format_batches(&rows).unwrap().to_string(), expected);
+    let arguments = elmo_udfs::sql(&session, "SELECT * FROM elmo_mixes(1)").await.unwrap_err().to_string();
+    assert!(arguments.contains("elmo_mixes takes no arguments"), "{arguments}");
+}
+
 #[test]
 fn a_scalar_mix_needs_a_name_of_its_own() {
     for (name, expected) in [

@@ -5,6 +5,7 @@
 mod calls;
 mod exec;
 mod functions;
+mod memory;
 #[path = "../queries.rs"]
 mod queries;
 mod random;
@@ -179,8 +180,8 @@ async fn invalid_options_are_planning_errors_that_list_the_legal_values() {
         ("elmo_embed(text, model => 'large')", "no model \"large\"; known models: tiny"),
         ("elmo_embed(text, pooling => text)", "pooling must be a literal"),
         ("elmo_embed(text, pooling => 1.5)", "pooling is a string, not Float64"),
-        ("elmo_embed(text, pool => 'max')", "pool"),
-        ("elmo_embed(text, pooling => 'max', pooling => 'max')", "specified multiple times"),
+        ("elmo_embed(text, pool => 'max')", "did you mean pooling?"),
+        ("elmo_embed(text, pooling => 'max', pooling => 'max')", "elmo_embed: pooling is given twice"),
         ("elmo_embed()", "needs a text"),
         ("elmo_embed(42)", "text is a string, a binary, or a list of tokens, not Int64"),
     ];

@@ -40,6 +40,16 @@ not open the models.
 SELECT * FROM elmo_models();
 ```
 
+## elmo_mixes
+
+Returns a table of the scalar mixes that the option `layers` may name, one row each: `name: Utf8`, `model: Utf8`,
+`scalars: List<Float32>`, `gamma: Float32`, `layer_norm: Boolean`. `model` is NULL, except for the mix that a model has in its
+own folder: its name is `mix`, and only calls with this model may use it. Does not open the models.
+
+```sql
+SELECT * FROM elmo_mixes();
+```
+
 ## elmo_functions
 
 Returns a table of these functions, one row each: `name`, `kind`, `syntax`, `description`, all of them `Utf8`.
@@ -140,12 +150,12 @@ async fn the_reference_names_the_types_of_results() {
         named.insert(name);
     }
     assert_eq!(named.len(), functions::scalar(&models).len() + functions::aggregate().len(), "{named:?}");
-    for table in ["elmo_models", "elmo_functions"] {
+    for table in ["elmo_models", "elmo_mixes", "elmo_functions"] {
         let frame = elmo_udfs::sql(&session, &format!("SELECT * FROM {table}()")).await.unwrap();
         let section = page.split("\n## ").find(|section| section.starts_with(&format!("{table}\n"))).unwrap();
         for field in frame.schema().fields() {
             let (typed, untyped) =
-                (format!("`{}: {}`", field.name(), field.data_type()), format!("`{}`", field.name()));
+                (format!("`{}: {}`", field.name(), shown(field.data_type())), format!("`{}`", field.name()));
             let all_utf8 = section.contains("all of them `Utf8`") && field.data_type() == &DataType::Utf8;
             assert!(section.contains(&typed) || (all_utf8 && section.contains(&untyped)), "{table}: {typed}");
         }

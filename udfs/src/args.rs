@@ -10,9 +10,12 @@ use datafusion::{
     error::{DataFusionError, Result},
     logical_expr::{ColumnarValue, Expr, Signature, Volatility},
 };
-use elmo::spec::{EmbedSpec, Layers, Level, SpecError};
+use elmo::{
+    mix::MODEL_MIX,
+    spec::{EmbedSpec, Layers, Level, SpecError},
+};
 
-use crate::models::{MODEL_MIX, Models};
+use crate::models::Models;
 
 /// The parameters of a function, in positional order: first the columns, then the options.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]

@@ -25,7 +25,7 @@
 //! | `elmo_cosine(a, b)`, `elmo_dot(a, b)`, `elmo_l2(a, b)` | [measures between two vectors](mod@functions::elmo_cosine) |
 //! | `elmo_span(tokens, start, end)` | [the mean vector of a byte range of a text](mod@functions::elmo_span) |
 //! | `elmo_centroid(embedding)` | [the mean of vectors, an aggregate](mod@functions::elmo_centroid) |
-//! | `elmo_models()`, `elmo_functions()` | [tables](functions::elmo_models) of the models and of the functions |
+//! | `elmo_models()`, `elmo_mixes()`, `elmo_functions()` | [tables](functions::elmo_models) of the models, the scalar mixes and the functions |
 //!
 //! [`session`] and [`ElmoSession::with_elmo`] also add the planner rules of the module [`plan`], which compute each
 //! embedding of a query once, and after filters, joins and limits.
@@ -48,6 +48,7 @@ pub mod codec;
 mod documentation;
 pub mod functions;
 mod measure;
+mod memory;
 mod models;
 pub mod plan;
 mod statement;

@@ -1,14 +1,12 @@
 //! `elmo embed`: its arguments. The job is in [`crate::bulk`].
 
-use std::{fmt, path::Path, str::FromStr, sync::Arc, time::Duration};
+use std::{sync::Arc, time::Duration};
 
 use clap::{ArgAction, Args, ValueHint, builder::BoolishValueParser};
 use elmo::{
     ColumnEmbedder, EmbedSpec,
-    mix::ScalarMix,
     spec::{
-        FloatRounding, Layers, Level, ListType, Normalize, OnError, OnLong, Pooling, SentenceMode, SpecError,
-        StateMode, TokenizerKind,
+        FloatRounding, Level, ListType, Normalize, OnError, OnLong, Pooling, SentenceMode, StateMode, TokenizerKind,
     },
 };
 
@@ -16,10 +14,11 @@ use super::{
     CommonArgs, EngineArgs, ModelArgs,
     args::{self, block_on, one_of, positive},
     inputs::InputArgs,
+    mixes::{NamedMix, layers_of, read_mixes},
     print, print_json, shutdown,
 };
 #[cfg(feature = "cluster")]
-use crate::models::LazyModel;
+use crate::models::{LazyModel, Warn};
 use crate::{
     bulk::{self, BulkJob, BulkReport},
     error::{Error, Exit, Result},
@@ -127,13 +126,19 @@ pub(super) struct VectorArgs {
     #[arg(long, value_name = "LEVEL", default_value = "sentence", value_parser = one_of::<Level>(Level::WORDS))]
     level: Level,
 
-    /// Layers: average, top, token, a number, all (concatenated), or the JSON file of a scalar mix
+    /// Layers: average, top, token, a number, all (concatenated), or a scalar mix, by its JSON file or its name
     ///
     /// A scalar mix looks like {"scalars": [-0.5, 1.2, 0.3], "gamma": 0.9, "layer_norm": false}, with one scalar per
     /// layer, the token layer first. The vector is gamma times the mean of the layers, weighted by the softmax of the
     /// scalars.
     #[arg(long, value_name = "LAYERS", default_value = "average")]
-    layers: LayersArg,
+    layers: String,
+
+    /// Name a scalar mix, for --layers NAME; may be repeated
+    ///
+    /// FILE is a JSON file as for --layers. elmo sql has the same option, so elmo.toml can name mixes for both.
+    #[arg(long, value_name = "NAME=FILE")]
+    add_mix: Vec<NamedMix>,
 
     /// How to combine the tokens of a text; ends concatenates the last forward and the first backward state
     #[arg(long, value_name = "POOLING", default_value = "mean", value_parser = one_of::<Pooling>(Pooling::WORDS))]
@@ -189,7 +194,7 @@ impl VectorArgs {
     pub(super) fn spec(&self, on_error: OnError) -> Result<EmbedSpec> {
         let spec = EmbedSpec {
             level: self.level,
-            layers: layers_of(&self.layers.0)?,
+            layers: layers_of(&self.layers, &read_mixes(&self.add_mix)?)?,
             pooling: self.pooling,
             tokenizer: self.tokenizer,
             sentences: self.sentences,
@@ -206,50 +211,6 @@ impl VectorArgs {
         spec.check().map_err(elmo::Error::from)?;
         Ok(spec)
     }
-}
-
-/// The value of `--layers`: a name, or the path of a scalar mix that is read later.
-#[derive(Debug, Clone)]
-struct LayersArg(String);
-
-impl FromStr for LayersArg {
-    type Err = SpecError;
-
-    fn from_str(text: &str) -> Result<Self, SpecError> {
-        if is_mix_file(text) {
-            return Ok(Self(text.to_owned()));
-        }
-        text.parse::<Layers>().map(|_| Self(text.to_owned()))
-    }
-}
-
-impl fmt::Display for LayersArg {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&self.0)
-    }
-}
-
-/// Parses the name of layers, or reads the file of a scalar mix.
-pub(super) fn layers_of(text: &str) -> Result<Layers> {
-    match is_mix_file(text) {
-        true => read_mix("--layers", text).map(Layers::Mix),
-        false => text.parse().map_err(|e: SpecError| elmo::Error::from(e).into()),
-    }
-}
-
-/// Reads the file of a scalar mix that an option names.
-pub(super) fn read_mix(option: &str, file: &str) -> Result<ScalarMix> {
-    let help = "give the file of a scalar mix, as in README.md, \"Your own weights\"";
-    if std::fs::metadata(file).is_ok_and(|found| !found.is_file()) {
-        return Err(Error::usage(format!("{option} {file}: not a file"), help));
-    }
-    let bytes = std::fs::read(file).map_err(|e| Error::usage(format!("{option} {file}: {e}"), help))?;
-    ScalarMix::from_json(&bytes, file).map_err(|e| elmo::Error::from(e).into())
-}
-
-/// Whether the value of `--layers` is a path.
-fn is_mix_file(text: &str) -> bool {
-    Path::new(text).extension().is_some_and(|e| e.eq_ignore_ascii_case("json"))
 }
 
 /// How long an interrupted job waits for devices: about the time of the largest published model for a batch on a few
@@ -312,7 +273,7 @@ impl EmbedArgs {
                 stores: stores.clone(),
                 settings: self.engine.settings(),
                 runtime: tokio::runtime::Handle::current(),
-                remote: true,
+                warn: Warn::Never,
                 read: std::sync::Mutex::default(),
             };
             let cluster = crate::cluster::Cluster::new(address.clone());

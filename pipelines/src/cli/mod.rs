@@ -15,6 +15,7 @@ mod generate;
 mod inputs;
 mod inspect;
 mod logging;
+mod mixes;
 mod model;
 mod output;
 mod shutdown;

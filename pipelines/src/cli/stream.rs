@@ -312,6 +312,42 @@ struct StatusArgs {
     json: bool,
 }
 
+/// Show for each partition where its output ends, and how far behind it is
+#[derive(Debug, Args)]
+#[command(after_help = "\
+Examples:
+  elmo stream status --output s3://bucket/reviews
+  elmo stream status --output s3://bucket/reviews --brokers kafka:9092 --group elmo --json")]
+struct StatusArgs {
+    /// The output folder, a path or URL
+    #[arg(short, long, value_name = "DIR", value_hint = ValueHint::DirPath)]
+    output: String,
+
+    /// The generation to show
+    #[arg(long, value_name = "N", default_value = "1", value_parser = positive)]
+    generation: usize,
+
+    /// Brokers, to compare with the topics
+    #[arg(long, value_name = "BROKERS")]
+    brokers: Option<String>,
+
+    /// Consumer group, to compare with its offsets; requires --brokers
+    #[arg(long, value_name = "GROUP", requires = "brokers")]
+    group: Option<String>,
+
+    /// A property of librdkafka, KEY=VALUE; repeat it for several
+    #[arg(short = 'X', long = "kafka", value_name = "KEY=VALUE")]
+    kafka: Vec<String>,
+
+    /// A file with properties of librdkafka, one KEY=VALUE per line, for passwords
+    #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath)]
+    kafka_secrets: Option<PathBuf>,
+
+    /// Print JSON
+    #[arg(long)]
+    json: bool,
+}
+
 /// A duration, parsed from a number and a unit.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct Span(Duration);
@@ -362,7 +398,7 @@ where
 
 pub(super) fn run(command: &StreamCommand, common: &CommonArgs) -> Result<Exit> {
     match &command.command {
-        Some(Subcommands::Status(_)) => Ok(Exit::Done),
+        Some(Subcommands::Status(args)) => status(args),
         None => stream(&command.stream, common),
     }
 }
@@ -392,6 +428,34 @@ fn stream(args: &StreamArgs, _: &CommonArgs) -> Result<Exit> {
     let Some(streamed) = streamed else { return Ok(Exit::Done) };
     if args.operation.json { print_json(&streamed)? } else { print(&text(&streamed))? }
     Ok(if streamed.complete { Exit::Done } else { Exit::Interrupted })
+}
+
+fn status(args: &StatusArgs) -> Result<Exit> {
+    let kafka = args.settings()?;
+    let found = block_on(async {
+        let output = Stores::from_env().locate(&args.output)?;
+        let generation = u32::try_from(args.generation).unwrap_or(u32::MAX);
+        stream::status(&output, generation, kafka.as_ref()).await
+    })?;
+    if args.json { print_json(&found)? } else { print(&found.to_string())? }
+    Ok(Exit::Done)
+}
+
+impl StatusArgs {
+    /// The settings for the brokers, if there are any.
+    fn settings(&self) -> Result<Option<Settings>> {
+        let Some(brokers) = self.brokers.clone() else { return Ok(None) };
+        let given = Given {
+            brokers,
+            // The topics are those of the output.
+            topics: vec!["^.*".to_owned()],
+            group: self.group.clone().unwrap_or_else(|| "elmo-status".to_owned()),
+            secrets: self.kafka_secrets.clone(),
+            environment: env::vars_os().collect(),
+            kafka: self.kafka.clone(),
+        };
+        Ok(Some(Settings::new(given)?))
+    }
 }
 
 impl StreamArgs {

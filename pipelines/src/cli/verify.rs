@@ -3,7 +3,7 @@
 use clap::{Args, ValueHint};
 use elmo::{mix::ScalarMix, spec::Layers};
 
-use super::{EngineArgs, ModelArgs, args::block_on, embed::layers_of, print, print_json};
+use super::{EngineArgs, ModelArgs, args::block_on, mixes::layers_of, print, print_json};
 use crate::{
     error::{Error, Exit, Result},
     output::verify::{Verify, verify},
@@ -67,7 +67,7 @@ fn not_negative(text: &str) -> Result<f32, String> {
 
 /// Reads a scalar mix.
 fn mix_of(file: &str) -> Result<ScalarMix> {
-    match layers_of(file)? {
+    match layers_of(file, &[])? {
         Layers::Mix(mix) => Ok(mix),
         _ => Err(Error::usage("--layers takes the file of a scalar mix here", "other layers are read from the output")),
     }

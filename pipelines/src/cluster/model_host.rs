@@ -14,7 +14,7 @@ use elmo_udfs::{
 use tokio::runtime::Handle;
 
 use crate::{
-    models::{LazyModel, ModelSpec},
+    models::{LazyModel, ModelSpec, Warn},
     stores::Stores,
 };
 
@@ -61,7 +61,7 @@ impl ModelHost for ExecutorModels {
             stores: self.stores.clone(),
             settings: self.engine.clone(),
             runtime: self.runtime.clone(),
-            remote: false,
+            warn: Warn::OnOpen,
             read: Mutex::default(),
         };
         let opened = lazy.open()?;

@@ -20,10 +20,21 @@ pub(crate) struct LazyModel {
     pub(crate) settings: EmbedderSettings,
     /// Runs requests to stores.
     pub(crate) runtime: Handle,
-    /// Whether other processes open the model. If so, warnings about it are logged when it is described.
-    pub(crate) remote: bool,
+    pub(crate) warn: Warn,
     /// The model if it was read to describe it, for the later call of `open`.
     pub(crate) read: Mutex<Option<ModelData>>,
+}
+
+/// When a model is reported to be untrained.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Warn {
+    /// When this process opens it.
+    OnOpen,
+    /// When it is described: other processes open it.
+    OnDescribe,
+    /// Never: other processes open it, and a bulk job reports it after its checks.
+    #[cfg(feature = "cluster")]
+    Never,
 }
 
 impl fmt::Debug for LazyModel {
@@ -85,7 +96,7 @@ impl LazyModel {
             return Ok(Card { options, fingerprint, untrained: false, lm_head, mix, location });
         }
         let data = self.data(&files, &fingerprints)?;
-        if self.remote && data.untrained {
+        if self.warn == Warn::OnDescribe && data.untrained {
             warn_untrained();
         }
         let card = Card {
@@ -96,7 +107,7 @@ impl LazyModel {
             mix: data.mix.clone(),
             location: self.spec.to_string(),
         };
-        *self.read() = (!self.remote).then_some(data);
+        *self.read() = (self.warn == Warn::OnOpen).then_some(data);
         Ok(card)
     }
 
@@ -158,7 +169,7 @@ mod tests {
                 stores: Stores::with_settings([("allow_http".to_owned(), "true".to_owned())]),
                 settings: EmbedderSettings::default(),
                 runtime: runtime.handle().clone(),
-                remote: false,
+                warn: Warn::OnOpen,
                 read: Mutex::default(),
             };
             let described = runtime.spawn(async move { model.describe().unwrap_err().to_string() });

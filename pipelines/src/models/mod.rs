@@ -26,7 +26,7 @@ use std::{
 
 use elmo::ModelData;
 
-pub(crate) use self::lazy::LazyModel;
+pub(crate) use self::lazy::{LazyModel, Warn};
 pub use self::{
     cache::Cache,
     error::ModelsError,

@@ -15,6 +15,8 @@ pub(crate) use self::{
     lines::TARGET,
     table::table,
 };
+#[cfg(feature = "kafka")]
+pub(crate) use self::table::grid;
 
 /// The progress of a job. All counts start at 0 and never decrease.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]

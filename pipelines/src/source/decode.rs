@@ -35,7 +35,7 @@ const MAX_KEPT_BYTES: usize = 8 << 20;
 const PENDING_READ: Duration = Duration::from_millis(100);
 
 /// Decodes bytes to rows.
-pub(super) trait Decode: Send {
+pub(crate) trait Decode: Send {
     /// Decodes a prefix of `bytes` and returns its length, which is less than that of `bytes` when rows must be flushed
     /// first.
     fn decode(&mut self, bytes: &[u8]) -> Result<usize, ArrowError>;

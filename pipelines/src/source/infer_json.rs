@@ -1,8 +1,6 @@
-//! Infers the columns and types of lines of JSON.
+//! Infers the columns and types of lines of JSON, for jobs and for SQL.
 //!
-//! [`Inference`] takes lines in pieces and keeps types only, so it can read a file of any size. Columns, and keys in
-//! objects, are in the order in which they are first seen, and those of one row by name. Outputs of earlier versions have
-//! this order, so their jobs can be resumed.
+//! [`Inference`] takes lines in pieces and keeps types only, so it can read a file of any size.
 
 use std::collections::{BTreeMap, HashMap};
 
@@ -17,9 +15,22 @@ use super::{
     types,
 };
 
+/// Who reads the rows.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub(crate) enum Reader {
+    /// A job: columns, and keys in objects, are in the order in which they are first seen, and those of one row by name.
+    /// Outputs of earlier versions have this order, so their jobs can be resumed. Numbers that no float holds stay as
+    /// they are written.
+    #[default]
+    Job,
+    /// A query: columns and keys are in the order of the file, and numbers stay numbers.
+    Query,
+}
+
 /// What is known of the values of some lines.
 #[derive(Debug, Default)]
 pub(crate) struct Inference {
+    reader: Reader,
     columns: Keys,
     /// Objects so far.
     rows: usize,
@@ -30,8 +41,8 @@ pub(crate) struct Inference {
 
 impl Inference {
     /// Infers from the first `max_rows` objects; from all for `None`.
-    pub(crate) fn new(max_rows: Option<usize>) -> Self {
-        Self { max_rows, ..Self::default() }
+    pub(crate) fn new(reader: Reader, max_rows: Option<usize>) -> Self {
+        Self { reader, max_rows, ..Self::default() }
     }
 
     /// Whether further lines are not looked at.
@@ -48,7 +59,7 @@ impl Inference {
     ///
     /// # Errors
     /// The row of the first line that is not a JSON object, and why.
-    pub(super) fn add(&mut self, lines: &[u8]) -> Result<(), Broken> {
+    pub(crate) fn add(&mut self, lines: &[u8]) -> Result<(), Broken> {
         for line in Escapes::rewritten(lines).split_inclusive(|&byte| byte == b'\n') {
             if self.is_full() {
                 break;
@@ -83,7 +94,7 @@ impl Inference {
         if !line.trim_ascii_start().starts_with('{') {
             return Err("not a JSON object".to_owned());
         }
-        if found.floats {
+        if found.floats && self.reader == Reader::Job {
             self.mark_lossy(line);
         }
         Ok(())
@@ -93,16 +104,21 @@ impl Inference {
     fn mark_lossy(&mut self, line: &str) {
         let Ok(row) = serde_json::from_str::<BTreeMap<String, &RawValue>>(line) else { return };
         for (name, _) in row.into_iter().filter(|(_, value)| has_lossy_number(value.get())) {
-            let place = self.columns.place(&name);
+            let place = self.columns.place(&name, 0);
             self.columns.list[place].lossy = true;
         }
     }
 
-    /// The columns with types that hold all values without loss. A column with a number that no float represents exactly is
-    /// read as strings.
+    /// The columns with types that hold all values. For a job, a column with a number that no float represents exactly is
+    /// read as strings. A query that does not use a column whose values no type holds can be answered, so it is one of
+    /// strings.
     pub(crate) fn schema(&self) -> Schema {
-        // Columns of integers that fit are Int64, which is exact, and stay so.
-        self.schema_of(|column, kind| if column.lossy { types::floats_as_written(&kind) } else { kind })
+        self.schema_of(|column, kind| match self.reader {
+            // Columns of integers that fit are Int64, which is exact, and stay so.
+            Reader::Job if column.lossy => types::floats_as_written(&kind),
+            Reader::Query if kind == types::mixed() => DataType::Utf8,
+            _ => kind,
+        })
     }
 
     /// The columns with strings for all single values.
@@ -111,8 +127,9 @@ impl Inference {
     }
 
     fn schema_of(&self, kind: impl Fn(&Column, DataType) -> DataType) -> Schema {
-        let field = |column: &Column| Field::new(&column.name, kind(column, column.kind.data_type()), true);
-        Schema::new(self.columns.sorted().into_iter().map(field).collect::<Vec<_>>())
+        let inferred = |column: &Column| kind(column, column.kind.data_type(self.reader));
+        let field = |column: &Column| Field::new(&column.name, inferred(column), true);
+        Schema::new(self.columns.sorted(self.reader).into_iter().map(field).collect::<Vec<_>>())
     }
 }
 
@@ -136,7 +153,11 @@ struct Column {
 }
 
 impl Keys {
-    fn place(&mut self, name: &str) -> usize {
+    /// The place of a key; `expected` if it is the one there, as rows are mostly alike.
+    fn place(&mut self, name: &str, expected: usize) -> usize {
+        if self.list.get(expected).is_some_and(|there| there.name == name) {
+            return expected;
+        }
         if let Some(place) = self.places.get(name) {
             return *place;
         }
@@ -145,10 +166,12 @@ impl Keys {
         self.list.len() - 1
     }
 
-    /// The keys by the object in which they were first seen, then by name.
-    fn sorted(&self) -> Vec<&Column> {
+    /// The keys in the order in which they are first seen; for a job, those of one object by name.
+    fn sorted(&self, reader: Reader) -> Vec<&Column> {
         let mut sorted: Vec<&Column> = self.list.iter().collect();
-        sorted.sort_unstable_by(|a, b| (a.object, &a.name).cmp(&(b.object, &b.name)));
+        if reader == Reader::Job {
+            sorted.sort_unstable_by(|a, b| (a.object, &a.name).cmp(&(b.object, &b.name)));
+        }
         sorted
     }
 }
@@ -213,7 +236,8 @@ impl Kind {
     }
 
     /// The type; [`types::mixed`] if that of some value inside is not known.
-    fn data_type(&self) -> DataType {
+    fn data_type(&self, reader: Reader) -> DataType {
+        let field = |key: &Column| Field::new(&key.name, key.kind.data_type(reader), true);
         match self {
             kind if kind.is_mixed() => types::mixed(),
             Self::Null | Self::Mixed => DataType::Null,
@@ -221,10 +245,8 @@ impl Kind {
             Self::Integer => DataType::Int64,
             Self::Float => DataType::Float64,
             Self::String => DataType::Utf8,
-            Self::List(item) => DataType::List(Field::new_list_field(item.data_type(), true).into()),
-            Self::Object(keys) => DataType::Struct(
-                keys.sorted().into_iter().map(|key| Field::new(&key.name, key.kind.data_type(), true)).collect(),
-            ),
+            Self::List(item) => DataType::List(Field::new_list_field(item.data_type(reader), true).into()),
+            Self::Object(keys) => DataType::Struct(keys.sorted(reader).into_iter().map(field).collect()),
         }
     }
 }
@@ -236,8 +258,8 @@ struct Found {
     floats: bool,
 }
 
-/// The place of a key.
-struct Key<'k>(&'k mut Keys);
+/// The place of a key, and the one where it is expected.
+struct Key<'k>(&'k mut Keys, usize);
 
 impl<'de> DeserializeSeed<'de> for Key<'_> {
     type Value = usize;
@@ -255,7 +277,7 @@ impl Visitor<'_> for Key<'_> {
     }
 
     fn visit_str<E>(self, name: &str) -> Result<usize, E> {
-        Ok(self.0.place(name))
+        Ok(self.0.place(name, self.1))
     }
 }
 
@@ -325,8 +347,10 @@ impl<'de> Visitor<'de> for Value<'_> {
         let mut nowhere = Keys::default();
         let keys = self.keys.or_else(|| self.kind.keys()).unwrap_or(&mut nowhere);
         keys.objects += 1;
-        while let Some(place) = members.next_key_seed(Key(keys))? {
+        let mut expected = 0;
+        while let Some(place) = members.next_key_seed(Key(keys, expected))? {
             members.next_value_seed(Value { kind: &mut keys.list[place].kind, keys: None, found: self.found })?;
+            expected = place + 1;
         }
         Ok(())
     }
@@ -368,7 +392,11 @@ mod tests {
     use crate::source::schema::with_items;
 
     fn inference(lines: &str) -> Result<Inference, Broken> {
-        let mut inference = Inference::new(None);
+        inferred_for(Reader::Job, lines)
+    }
+
+    fn inferred_for(reader: Reader, lines: &str) -> Result<Inference, Broken> {
+        let mut inference = Inference::new(reader, None);
         inference.add(lines.as_bytes())?;
         Ok(inference)
     }
@@ -455,7 +483,7 @@ mod tests {
     #[test]
     fn pieces_and_order_of_keys() {
         let text = "{\"z\": 1, \"a\": {\"y\": [1], \"b\": null}}\n\n{\"m\": true, \"a\": {\"c\": 1, \"y\": [2.5]}}\n";
-        let mut pieces = Inference::new(None);
+        let mut pieces = Inference::new(Reader::Job, None);
         text.split_inclusive('\n').for_each(|piece| pieces.add(piece.as_bytes()).unwrap());
         assert_eq!(pieces.schema(), inference(text).unwrap().schema());
         let shown = shown(&pieces.schema());
@@ -463,8 +491,38 @@ mod tests {
         let DataType::Struct(fields) = &shown[0].1 else { panic!("{shown:?}") };
         let inner: Vec<_> = fields.iter().map(|field| (field.name().as_str(), field.data_type().to_string())).collect();
         assert_eq!(inner, [("b", "Null".to_owned()), ("y", "List(Float64)".to_owned()), ("c", "Int64".to_owned())]);
-        let mut first = Inference::new(Some(1));
+        let mut first = Inference::new(Reader::Job, Some(1));
         first.add(text.as_bytes()).unwrap();
         assert!(first.is_full() && first.rows() == 1 && first.schema().fields().len() == 2);
+    }
+
+    /// Expected: the types of Arrow's inference (`infer_json_schema_from_iterator`), in the order of the file.
+    #[test]
+    fn a_query_has_the_order_of_the_file_and_numbers() {
+        let lines = r#"{"z": 1, "b": null, "c": ["x", null], "d": [], "g": {"h": [null, {"x": 1}]}, "n": 18446744073709551615}
+
+{"z": 1.5, "c": [], "e": "late", "t": true, "m": [[1], [2.5]]}
+"#;
+        let expected = [
+            "z: Float64",
+            "b: Null",
+            "c: List(Utf8)",
+            "d: List(Null)",
+            "g: Struct(\"h\": List(Struct(\"x\": Int64)))",
+            "n: Float64",
+            "e: Utf8",
+            "t: Boolean",
+            "m: List(List(Float64))",
+        ];
+        let schema = |lines: &str| inferred_for(Reader::Query, lines).unwrap().schema();
+        let shown = |schema: Schema| -> Vec<String> {
+            schema.fields().iter().map(|field| format!("{}: {}", field.name(), field.data_type())).collect()
+        };
+        assert_eq!(shown(schema(lines)), expected);
+        // Single values of several kinds, and values that no type holds. Expected by hand.
+        let unlike = "{\"a\": 1, \"b\": {\"y\": 1, \"x\": 1}, \"c\": [1], \"d\": {\"e\": true}}\n\
+                      {\"a\": \"x\", \"b\": {\"x\": 2.5}, \"c\": 2, \"d\": {\"e\": 1}}";
+        let expected = ["a: Utf8", "b: Struct(\"y\": Int64, \"x\": Float64)", "c: Utf8", "d: Struct(\"e\": Utf8)"];
+        assert_eq!(shown(schema(unlike)), expected);
     }
 }

@@ -11,7 +11,7 @@ use super::{
 };
 
 /// Replaces the escapes that Arrow's decoder gets wrong, then decodes.
-pub(super) struct Json {
+pub(crate) struct Json {
     decoder: json::reader::Decoder,
     escapes: Escapes,
     /// How many of the next bytes are known to need no rewriting, so that each byte is searched once.
@@ -27,7 +27,7 @@ pub(super) struct Json {
 
 impl Json {
     /// Reads the columns of `schema`. If it is `strict`, a key that the schema lacks is an error; otherwise it is ignored.
-    pub(super) fn new(schema: SchemaRef, batch_rows: usize, strict: bool) -> Result<Self, ArrowError> {
+    pub(crate) fn new(schema: SchemaRef, batch_rows: usize, strict: bool) -> Result<Self, ArrowError> {
         let builder = json::ReaderBuilder::new(schema).with_batch_size(batch_rows).with_coerce_primitive(true);
         let builder = builder.with_strict_mode(strict);
         Ok(Self {

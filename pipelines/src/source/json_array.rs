@@ -25,7 +25,7 @@ enum Place {
 /// Removes the brackets of an array and the commas between its items, and ends each item with a line end. Line ends between
 /// the tokens of an item become spaces.
 #[derive(Debug, Default)]
-pub(super) struct Items {
+pub(crate) struct Items {
     place: Place,
     /// Brackets and braces that are open in the item.
     depth: usize,

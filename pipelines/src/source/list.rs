@@ -290,7 +290,7 @@ fn folder_exists(location: &Location) -> bool {
 }
 
 /// The folder of a job's manifest in its output.
-const MANIFEST: &str = "_elmo";
+pub(crate) const MANIFEST: &str = "_elmo";
 
 /// Files of a folder, to any depth: those that are read, and those that are left out and worth a warning. If the format is
 /// given, names need no known extension.

@@ -11,7 +11,7 @@ use tokio::io::{AsyncBufRead, AsyncRead, ReadBuf};
 use super::{bytes::Bytes, reason::own_io};
 
 /// Rewrites a stream in pieces.
-pub(super) trait Rewrite: Send + Unpin {
+pub(crate) trait Rewrite: Send + Unpin {
     /// Takes the next bytes, and appends what becomes of them.
     fn push(&mut self, bytes: &[u8], out: &mut Vec<u8>) -> Result<(), String>;
     /// Ends the stream.

@@ -35,7 +35,7 @@ mod rows;
 mod schema;
 mod sieve;
 mod sizes;
-mod types;
+pub(crate) mod types;
 
 use thiserror::Error;
 
@@ -44,7 +44,6 @@ use crate::{
     stores::StoreError,
 };
 
-pub(crate) use self::format::of_name;
 use self::reason::{Reason, name, names};
 pub use self::{
     count::Counted,
@@ -57,6 +56,9 @@ pub use self::{
     sieve::Malformed,
     sizes::row_bytes,
     types::is_text,
+};
+pub(crate) use self::{
+    decode::Decode, format::of_name, json::Json, json_array::Items, list::MANIFEST, mapped::Rewrite,
 };
 
 /// A row of the input: rows are counted from 0 within their file.
@@ -185,6 +187,22 @@ pub enum SourceError {
         /// What was given.
         file: String,
     },
+    /// A file without bytes in a format in which even a file without rows has some.
+    #[error("{file}: is empty, and a Parquet or Arrow file never is")]
+    NoBytes {
+        /// The file.
+        file: String,
+    },
+    /// The file as a whole is not valid in its format or compression.
+    #[error("{file}: after row {row}: {reason}")]
+    Damaged {
+        /// The file.
+        file: String,
+        /// Number of rows before the damage, as far as the reader knows it.
+        row: u64,
+        /// What is wrong.
+        reason: String,
+    },
     /// The bytes are not valid in the file's format; the row is not known.
     #[error("{file}: {reason}")]
     Unreadable {
@@ -205,14 +223,14 @@ pub enum SourceError {
     },
 }
 
-fn hint(nearest: &Option<String>) -> String {
-    nearest.as_ref().map(|n| format!("; did you mean \"{}\"?", name(n))).unwrap_or_default()
+/// Whether the whole file is damaged rather than a row of it: true of compressed data and of binary formats.
+fn is_damage(format: Format, reason: &str) -> bool {
+    let is_binary = matches!(format, Format::Parquet | Format::Arrow);
+    reason.contains("compressed data") || (is_binary && !reason.contains("Cast error"))
 }
 
-/// Whether the whole file is damaged rather than a row of it: true of compressed data and of binary formats.
-fn is_damage(file: &str, reason: &str) -> bool {
-    let is_binary = matches!(format::of_name(file), Some((Format::Parquet | Format::Arrow, _)));
-    reason.contains("compressed data") || (is_binary && !reason.contains("Cast error"))
+fn hint(nearest: &Option<String>) -> String {
+    nearest.as_ref().map(|n| format!("; did you mean \"{}\"?", name(n))).unwrap_or_default()
 }
 
 /// Whether a line is not one JSON object, in the words of the decoder and of those who parse lines.
@@ -224,7 +242,11 @@ fn is_no_json(reason: &str) -> bool {
 
 impl SourceError {
     pub(crate) fn malformed(file: &InputFile, row: u64, reason: impl Into<Reason>) -> Self {
-        Self::Malformed { file: file.to_string(), row, reason: reason.into().to_string() }
+        let (file, format, reason) = (file.to_string(), file.format, reason.into().to_string());
+        match is_damage(format, &reason) {
+            true => Self::Damaged { file, row, reason },
+            false => Self::Malformed { file, row, reason },
+        }
     }
 }
 
@@ -257,9 +279,14 @@ impl Fault for SourceError {
                 "restore the file and run the same command again, or start again with --overwrite from a file that does not change"
             }
             Self::NoFile { .. } => "give its lines on standard input, with --input -",
-            Self::Malformed { file, reason, .. } if is_damage(file, reason) => {
-                "the file is damaged: download or create it again"
+            Self::NoBytes { file } if file == STDIN => {
+                "check the command that writes to standard input; of the other formats, an empty input is one without rows"
             }
+            Self::Damaged { file, .. } if file == STDIN => {
+                "check that the command that writes to standard input writes one whole file of the format that --input-format \
+                 names"
+            }
+            Self::NoBytes { .. } | Self::Damaged { .. } => "the file is damaged: download or create it again",
             Self::Malformed { reason, .. } if reason.contains("UTF-16") => {
                 "CSV and JSON files are UTF-8 throughout: iconv -f utf-16 -t utf-8 converts a file"
             }

@@ -67,6 +67,9 @@ pub(crate) async fn contain<T>(reading: impl Future<Output = Result<T, ParquetEr
 
 async fn builder(file: &InputFile) -> Result<(Opened, Builder), SourceError> {
     let opened = Opened::whole(file).await?;
+    if opened.size == 0 {
+        return Err(SourceError::NoBytes { file: file.to_string() });
+    }
     let reader = || StoreFile { store: Arc::clone(&opened.store), path: opened.path.clone(), size: opened.size };
     let failed = |e| error(file, 0, e);
     let builder = contain(Builder::new(reader())).await.map_err(failed)?;

@@ -71,12 +71,12 @@ pub(super) fn own(reason: impl Into<String>) -> ArrowError {
 }
 
 /// The same as an error of a stream.
-pub(super) fn own_io(reason: String) -> std::io::Error {
+pub(crate) fn own_io(reason: String) -> std::io::Error {
     std::io::Error::new(std::io::ErrorKind::InvalidData, Own(reason))
 }
 
 /// The reason of [`own_io`].
-pub(super) fn of_own_io(error: &std::io::Error) -> Option<ArrowError> {
+pub(crate) fn of_own_io(error: &std::io::Error) -> Option<ArrowError> {
     error.get_ref().filter(|inner| inner.is::<Own>()).map(|reason| own(reason.to_string()))
 }
 
@@ -87,9 +87,9 @@ pub(super) fn in_column(column: &str, error: &ArrowError) -> ArrowError {
 
 /// A row that cannot be decoded.
 #[derive(Debug)]
-pub(super) struct Broken {
-    pub(super) row: u64,
-    pub(super) reason: ArrowError,
+pub(crate) struct Broken {
+    pub(crate) row: u64,
+    pub(crate) reason: ArrowError,
 }
 
 impl From<ArrowError> for Broken {

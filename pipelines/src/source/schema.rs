@@ -16,7 +16,7 @@ use super::{
     bytes::{self, Bytes},
     decode::Decode,
     infer_csv,
-    infer_json::Inference,
+    infer_json::{Inference, Reader},
     ipc::Ipc,
     lines, parquet,
     reading::Cells,
@@ -49,6 +49,9 @@ pub(super) async fn of_file(file: &InputFile, request: &Request) -> Result<Optio
 async fn arrow_schema(file: &InputFile) -> Result<SchemaRef, SourceError> {
     let malformed = |e: ArrowError| SourceError::malformed(file, 0, e);
     let mut bytes = bytes::peek(file).await?;
+    if bytes.fill_buf().await.map_err(|e| bytes::read_error(file, 0, e))?.is_empty() {
+        return Err(SourceError::NoBytes { file: file.to_string() });
+    }
     let mut decoder = Ipc::whole();
     loop {
         if let Some(schema) = decoder.schema() {
@@ -125,7 +128,7 @@ async fn csv_schema(file: &InputFile, request: &Request) -> Result<Option<Schema
 
 async fn json_schema(file: &InputFile, request: &Request) -> Result<Option<SchemaRef>, SourceError> {
     let mut bytes = bytes::peek(file).await?;
-    let mut inference = Inference::new(request.infer_rows.0);
+    let mut inference = Inference::new(Reader::Job, request.infer_rows.0);
     let (mut head, mut limit) = (Vec::new(), JSON_BYTES);
     loop {
         let all = fill(file, &mut bytes, &mut head, limit).await?;

@@ -22,11 +22,12 @@ use futures::{Stream, StreamExt};
 
 use super::{
     commit::{CommitState, StagedFiles},
+    output_folder::OutputFolder,
     staging::staging_context,
 };
 
 /// Wraps the input and the output of every sink of a plan in an [`AtomicWriteExec`]. `partition_columns` are the hive
-/// partition columns of the output.
+/// partition columns of the output, and `folder` is that of a COPY.
 ///
 /// # Errors
 /// As [`TreeNode::transform_up`].
@@ -34,10 +35,11 @@ pub(super) fn make_writes_atomic(
     plan: Arc<dyn ExecutionPlan>,
     partition_columns: &[String],
     state: &Arc<CommitState>,
+    folder: Option<&OutputFolder>,
 ) -> Result<Arc<dyn ExecutionPlan>> {
     let wrapped = plan.transform_up(|node| {
         let Some(sink) = node.downcast_ref::<DataSinkExec>() else { return Ok(Transformed::no(node)) };
-        let files = Arc::new(StagedFiles::new(state));
+        let files = Arc::new(StagedFiles::new(state, folder.cloned()));
         let columns = partition_columns.into();
         let input = AtomicWriteExec::wrap(Arc::clone(sink.input()), Side::Input(columns), &files);
         let sink = replace_children_if_necessary(node, vec![input])?;

@@ -2,7 +2,9 @@
 //!
 //! [`StagedFiles`] collects files whose content is complete but not yet visible. [`StagedFiles::commit`] publishes all
 //! of them; if one fails, those already published are deleted again. A statement that writes several files gives them
-//! new names, so deleting them restores the previous state. Only a process that dies during the commit leaves some.
+//! new names, so deleting them restores the previous state. Files that they replace are deleted at the end. A process that
+//! dies during the commit leaves some of the new files, or all of them and some of those that they replace; so no row is
+//! lost.
 
 use std::{
     fmt,
@@ -17,7 +19,7 @@ use object_store::{
 };
 use tokio::{runtime::Handle, task::JoinHandle};
 
-use super::error::external;
+use super::{error::external, output_folder::OutputFolder};
 use crate::stores::StoreError;
 
 /// Files published concurrently.
@@ -31,6 +33,8 @@ const ABORT_TIMEOUT: Duration = Duration::from_secs(5);
 #[derive(Debug, Default)]
 pub(super) struct StagedFiles {
     state: Arc<CommitState>,
+    /// The folder of a COPY.
+    folder: Option<OutputFolder>,
     files: Mutex<Vec<StagedFile>>,
     /// Tasks that abort dropped uploads.
     aborts: Mutex<Vec<JoinHandle<()>>>,
@@ -39,8 +43,8 @@ pub(super) struct StagedFiles {
 }
 
 impl StagedFiles {
-    pub(super) fn new(state: &Arc<CommitState>) -> Self {
-        Self { state: Arc::clone(state), ..Self::default() }
+    pub(super) fn new(state: &Arc<CommitState>, folder: Option<OutputFolder>) -> Self {
+        Self { state: Arc::clone(state), folder, ..Self::default() }
     }
 
     /// Adds a complete file.
@@ -51,17 +55,21 @@ impl StagedFiles {
     /// Publishes all files, or none of them.
     ///
     /// # Errors
-    /// The recorded error, if there is one; the first error of a store; an error if the session was cancelled.
+    /// The recorded error, if there is one; the first error of a store; an error if the session was cancelled, or if another
+    /// process has written to a folder that must be empty.
     pub(super) async fn commit(self: &Arc<Self>) -> PlanResult<()> {
         if let Some(error) = self.take_error() {
             return Err(error);
         }
         let Some(guard) = self.state.begin_commit() else { return exec_err!("the statement was interrupted") };
-        let files = std::mem::take(&mut *lock(&self.files));
+        let (files, folder) = (std::mem::take(&mut *lock(&self.files)), self.folder.clone());
         // A separate task, so that dropping the query does not abandon the commit halfway.
         let commit = tokio::spawn(async move {
             let _guard = guard;
-            publish_all(files).await
+            match folder {
+                Some(folder) => publish_to(&folder, files).await,
+                None => publish_all(files, None).await,
+            }
         });
         commit.await.map_err(|e| DataFusionError::ExecutionJoin(Box::new(e)))?
     }
@@ -133,8 +141,15 @@ impl Drop for CommitGuard {
     }
 }
 
+/// Publishes files in a folder, then deletes those that they replace.
+async fn publish_to(folder: &OutputFolder, files: Vec<StagedFile>) -> PlanResult<()> {
+    let replaced = folder.replaced().await.map_err(external)?;
+    publish_all(files, Some(folder)).await?;
+    folder.delete(&replaced).await.map_err(external)
+}
+
 /// Publishes files; if one fails, deletes those that were published.
-async fn publish_all(files: Vec<StagedFile>) -> PlanResult<()> {
+async fn publish_all(files: Vec<StagedFile>, folder: Option<&OutputFolder>) -> PlanResult<()> {
     let mut results = futures::stream::iter(files).map(StagedFile::publish).buffer_unordered(CONCURRENT_COMMITS);
     let (mut published, mut failed) = (Vec::new(), None);
     while let Some(result) = results.next().await {
@@ -144,6 +159,10 @@ async fn publish_all(files: Vec<StagedFile>) -> PlanResult<()> {
                 failed.get_or_insert(error);
             }
         }
+    }
+    if let (None, Some(folder)) = (&failed, folder) {
+        let paths: Vec<Path> = published.iter().map(|(_, path)| path.clone()).collect();
+        failed = folder.sync(&paths).await.err().map(external);
     }
     let Some(error) = failed else { return Ok(()) };
     for (store, path) in published {

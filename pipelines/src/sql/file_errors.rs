@@ -32,10 +32,14 @@ use object_store::ObjectStore;
 use super::{
     cells::Cells,
     error::{external, is_caused_by_store, is_invalid_arrow, message, wrapped_by_store},
+    json_reader::JsonReader,
     plain_text::{Broken, TextStore},
     text_format::with_text_formats,
 };
-use crate::source::SourceError;
+use crate::source::{
+    SourceError,
+    reason::{Reason, of_own_io},
+};
 
 /// Files examined concurrently while searching for an unreadable one.
 const CONCURRENT_READS: usize = 16;
@@ -57,7 +61,7 @@ pub(crate) fn name_files_in_errors(plan: Arc<dyn ExecutionPlan>) -> Result<Arc<d
         let Some(scan) = scan.and_then(|scan| scan.downcast_ref::<FileScanConfig>()) else {
             return Ok(Transformed::no(node));
         };
-        let source = Arc::new(FileErrorSource(Arc::clone(scan.file_source())));
+        let source = Arc::new(FileErrorSource { source: Arc::clone(scan.file_source()), batch_rows: 1 });
         // `FileScanConfigBuilder` may change the output ordering.
         let mut scan = scan.clone();
         scan.file_source = source;
@@ -88,6 +92,7 @@ fn broken(root: &DataFusionError) -> Option<&Broken> {
 fn reason(error: &DataFusionError) -> String {
     use std::io::ErrorKind::UnexpectedEof;
     match error.find_root() {
+        DataFusionError::IoError(error) if let Some(own) = of_own_io(error) => Reason::from(own).to_string(),
         DataFusionError::IoError(error) if error.kind() == UnexpectedEof => "the compressed data end early".to_owned(),
         DataFusionError::IoError(_) => "the compressed data are damaged".to_owned(),
         _ => message(error).into_owned(),
@@ -215,7 +220,11 @@ pub(super) fn address(store: &str, file: &object_store::path::Path) -> String {
 
 /// A file source that adds the file name to errors, and reads the text of CSV and JSON files. It forwards what execution
 /// and display need; optimizer hooks keep their defaults, because it is inserted into final plans only.
-struct FileErrorSource(Arc<dyn FileSource>);
+struct FileErrorSource {
+    source: Arc<dyn FileSource>,
+    /// Set before files are opened.
+    batch_rows: usize,
+}
 
 impl FileErrorSource {
     /// The store and the scan of CSV and JSON files; `None` for other formats.
@@ -224,8 +233,8 @@ impl FileErrorSource {
         store: &Arc<dyn ObjectStore>,
         scan: &FileScanConfig,
     ) -> Option<(Arc<dyn ObjectStore>, FileScanConfig)> {
-        let csv = (self.0.as_ref() as &dyn Any).downcast_ref::<CsvSource>();
-        if csv.is_none() && self.0.file_type() != "json" {
+        let csv = (self.source.as_ref() as &dyn Any).downcast_ref::<CsvSource>();
+        if csv.is_none() && self.source.file_type() != "json" {
             return None;
         }
         let compression = scan.file_compression_type;
@@ -243,7 +252,7 @@ impl FileErrorSource {
         partition: usize,
     ) -> Option<Arc<dyn FileOpener>> {
         let mut calls = false;
-        let found = self.0.apply_expressions(&mut |root| {
+        let found = self.source.apply_expressions(&mut |root| {
             root.apply(|node| {
                 calls |= node.downcast_ref::<ScalarFunctionExpr>().is_some();
                 Ok(TreeNodeRecursion::Continue)
@@ -252,7 +261,15 @@ impl FileErrorSource {
         if found.is_err() || calls {
             return None;
         }
-        self.0.with_batch_size(1).create_file_opener(Arc::clone(store), scan, partition).ok()
+        self.reader(1).create_file_opener(Arc::clone(store), scan, partition).ok()
+    }
+
+    /// The source that reads CSV and JSON files.
+    fn reader(&self, batch_rows: usize) -> Arc<dyn FileSource> {
+        match self.source.file_type() {
+            "json" => Arc::new(JsonReader { source: Arc::clone(&self.source), batch_rows }),
+            _ => self.source.with_batch_size(batch_rows),
+        }
     }
 }
 
@@ -263,7 +280,7 @@ impl FileSource for FileErrorSource {
         scan: &FileScanConfig,
         partition: usize,
     ) -> Result<Arc<dyn FileOpener>> {
-        self.0.create_file_opener(store, scan, partition)
+        self.source.create_file_opener(store, scan, partition)
     }
 
     fn create_morselizer(
@@ -276,55 +293,56 @@ impl FileSource for FileErrorSource {
         let (inner, rows) = match self.text(&store, scan) {
             Some((store, scan)) => {
                 let rows = self.rows(&store, &scan, partition);
-                (self.0.create_morselizer(store, &scan, partition)?, rows)
+                (self.reader(self.batch_rows).create_morselizer(store, &scan, partition)?, rows)
             }
-            None => (self.0.create_morselizer(store, scan, partition)?, None),
+            None => (self.source.create_morselizer(store, scan, partition)?, None),
         };
-        let rows = rows.map(|opener| RowByRow { opener, columns: Arc::clone(self.0.table_schema().file_schema()) });
+        let rows =
+            rows.map(|opener| RowByRow { opener, columns: Arc::clone(self.source.table_schema().file_schema()) });
         Ok(Box::new(FileErrorMorselizer { inner, store: url, rows }))
     }
 
     fn table_schema(&self) -> &TableSchema {
-        self.0.table_schema()
+        self.source.table_schema()
     }
 
     fn with_batch_size(&self, rows: usize) -> Arc<dyn FileSource> {
-        Arc::new(Self(self.0.with_batch_size(rows)))
+        Arc::new(Self { source: self.source.with_batch_size(rows), batch_rows: rows })
     }
 
     fn filter(&self) -> Option<Arc<dyn PhysicalExpr>> {
-        self.0.filter()
+        self.source.filter()
     }
 
     fn projection(&self) -> Option<&ProjectionExprs> {
-        self.0.projection()
+        self.source.projection()
     }
 
     fn metrics(&self) -> &ExecutionPlanMetricsSet {
-        self.0.metrics()
+        self.source.metrics()
     }
 
     fn file_type(&self) -> &str {
-        self.0.file_type()
+        self.source.file_type()
     }
 
     fn fmt_extra(&self, format: DisplayFormatType, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.0.fmt_extra(format, f)
+        self.source.fmt_extra(format, f)
     }
 
     fn supports_repartitioning(&self) -> bool {
-        self.0.supports_repartitioning()
+        self.source.supports_repartitioning()
     }
 
     fn reorder_files(&self, files: Vec<PartitionedFile>) -> Vec<PartitionedFile> {
-        self.0.reorder_files(files)
+        self.source.reorder_files(files)
     }
 
     fn apply_expressions(
         &self,
         f: &mut dyn FnMut(&Arc<dyn PhysicalExpr>) -> Result<TreeNodeRecursion>,
     ) -> Result<TreeNodeRecursion> {
-        self.0.apply_expressions(f)
+        self.source.apply_expressions(f)
     }
 }
 

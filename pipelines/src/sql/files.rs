@@ -37,7 +37,7 @@ use super::{
     text_format::TextFormat,
 };
 use crate::{
-    source::{Compression, Format, InputFile, SourceError, list, of_name},
+    source::{Compression, Format, InputFile, SourceError, list, of_name, types},
     stores::{Location, Stores},
 };
 
@@ -94,8 +94,7 @@ impl FileTables {
         // DataFusion reads a file of zero bytes as a table without rows.
         let magic = matches!(first.format, Format::Parquet | Format::Arrow);
         if let Some(empty) = files.iter().find(|file| magic && file.size == 0) {
-            let reason = "the file is empty, which is not valid in this format".to_owned();
-            return Err(external(SourceError::Malformed { file: empty.to_string(), row: 0, reason }));
+            return Err(external(SourceError::NoBytes { file: empty.to_string() }));
         }
         self.listing(files).await
     }
@@ -216,17 +215,12 @@ pub(super) fn merge_schemas(format: Format, files: &[(String, SchemaRef)]) -> Re
     Ok(Arc::new(Schema::new(columns)))
 }
 
-/// A type for the values of both columns. Types that were inferred from the first rows are widened.
+/// A type for the values of both columns. Types that were inferred are widened, as by `elmo embed`.
 fn common_type(format: Format, a: &DataType, b: &DataType) -> Option<DataType> {
     match (a, b) {
+        _ if format.is_untyped() => types::unify((a, true), (b, true)),
         _ if a == b => Some(a.clone()),
         (DataType::Null, other) | (other, DataType::Null) => Some(other.clone()),
-        (DataType::Int64, DataType::Float64) | (DataType::Float64, DataType::Int64)
-            if format.has_cells() || format == Format::Json =>
-        {
-            Some(DataType::Float64)
-        }
-        _ if format.has_cells() => Some(DataType::Utf8),
         _ => None,
     }
 }
@@ -297,12 +291,10 @@ fn data_format(format: Format, compression: Compression) -> Result<Arc<dyn FileF
     })
 }
 
-/// The format of extensions that DataFusion reads and `elmo embed` does not. `.json` files are line-delimited, as COPY
-/// writes them.
+/// The format of extensions that DataFusion reads and `elmo embed` does not.
 fn datafusion_only_format(address: &str) -> Option<Arc<dyn FileFormat>> {
     let (_, extension) = address.rsplit_once('.')?;
     match extension.to_ascii_lowercase().as_str() {
-        "json" => Some(TextFormat::wrap(Arc::new(JsonFormat::default()))),
         "avro" => Some(Arc::new(AvroFormat)),
         _ => None,
     }

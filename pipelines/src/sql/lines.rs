@@ -22,6 +22,7 @@ use datafusion::{
         stream::RecordBatchStreamAdapter,
     },
 };
+use futures::TryStreamExt;
 
 use super::{error::external, partitions::Partitions};
 use crate::{
@@ -149,7 +150,8 @@ impl ExecutionPlan for LinesExec {
         Ok(self)
     }
 
-    fn execute(&self, partition: usize, _: Arc<TaskContext>) -> Result<SendableRecordBatchStream> {
+    fn execute(&self, partition: usize, context: Arc<TaskContext>) -> Result<SendableRecordBatchStream> {
+        let batch_rows = context.session_config().batch_size();
         let Some(group) = self.groups.get(partition).cloned() else { return internal_err!("no group {partition}") };
         let (schema, columns) = (self.schema(), Arc::clone(&self.columns));
         let batch_schema = Arc::clone(&schema);
@@ -162,8 +164,27 @@ impl ExecutionPlan for LinesExec {
                 Ok::<_, DataFusionError>(Some((batch, rows)))
             }
         });
+        let batches = batches.map_ok(move |batch| futures::stream::iter(split(&batch, batch_rows))).try_flatten();
         Ok(Box::pin(RecordBatchStreamAdapter::new(schema, batches)))
     }
+}
+
+/// Splits a batch into batches of at most `rows` rows. Each has its own copy of its lines: DataFusion counts the memory of
+/// all lines that a batch refers to.
+fn split(batch: &RecordBatch, rows: usize) -> Vec<Result<RecordBatch>> {
+    if batch.num_rows() <= rows {
+        return vec![Ok(batch.clone())];
+    }
+    let own = |column: &ArrayRef| match column.as_string_view_opt() {
+        Some(lines) => Arc::new(lines.gc()) as ArrayRef,
+        None => Arc::clone(column),
+    };
+    let part = |first: usize| {
+        let part = batch.slice(first, rows.min(batch.num_rows() - first));
+        let count = RecordBatchOptions::new().with_row_count(Some(part.num_rows()));
+        Ok(RecordBatch::try_new_with_options(part.schema(), part.columns().iter().map(own).collect(), &count)?)
+    };
+    (0..batch.num_rows()).step_by(rows).map(part).collect()
 }
 
 /// Casts lines to strings. Invalid UTF-8 is an error rather than NULL.

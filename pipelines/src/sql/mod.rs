@@ -19,9 +19,12 @@ mod file_table;
 mod files;
 mod in_order_exec;
 mod infer_json;
+mod json_reader;
 mod keep_order;
 mod lines;
+mod memory;
 mod missing;
+mod output_folder;
 mod partitions;
 mod plain_text;
 mod print;
@@ -41,13 +44,14 @@ use std::{
 
 use datafusion::{
     catalog::DynamicFileCatalog,
+    common::Result as PlanResult,
     dataframe::DataFrame,
     datasource::file_format::format_as_file_type,
     execution::{
         SendableRecordBatchStream,
         memory_pool::{FairSpillPool, TrackConsumersPool},
         runtime_env::RuntimeEnvBuilder,
-        session_state::SessionStateBuilder,
+        session_state::{SessionState, SessionStateBuilder},
     },
     logical_expr::{LogicalPlan, LogicalPlanBuilder},
     physical_plan::{ExecutionPlan, execute_stream},
@@ -62,7 +66,8 @@ use self::{
     commit::CommitState,
     file_errors::InferringFactory,
     files::FileTables,
-    keep_order::KeepOrder,
+    keep_order::{KeepOrder, SplitInOrder},
+    output_folder::OutputFolder,
     print::Printer,
     run::{next_batch, write_results, written_rows},
 };
@@ -84,7 +89,7 @@ pub(crate) use self::{
 };
 use crate::{
     error::{Error, Result},
-    models::{LazyModel, ModelSpec},
+    models::{LazyModel, ModelSpec, Warn},
     report::Progress,
     stores::Stores,
 };
@@ -124,6 +129,7 @@ pub struct Sql {
     stores: Stores,
     on_cluster: bool,
     commits: Arc<CommitState>,
+    memory_limit: Option<NonZeroUsize>,
     /// The SQL names of the models.
     models: Arc<[String]>,
     /// Columns of the files that were queried, for completion.
@@ -170,17 +176,22 @@ impl Sql {
         let runtime = runtime.build_arc().map_err(sql_error)?;
         let files = Arc::new(FileTables::new(stores));
         let remote = settings.remote.clone();
-        let on_cluster = remote.is_some();
+        let (on_cluster, memory_limit) = (remote.is_some(), settings.memory_limit);
+        let config = session_config();
+        let config = memory_limit.map_or(config.clone(), |limit| memory::limit_buffers(config, limit));
         let names = settings.models.iter().map(|(name, _)| name.clone()).collect();
         let mut builder = SessionStateBuilder::new()
-            .with_config(session_config())
+            .with_config(config)
             .with_runtime_env(runtime)
             .with_default_features()
             .with_elmo(&models(settings, stores)?);
         builder = match remote {
             // The query planner of a cluster keeps the order itself.
             Some(remote) => remote.extend(builder),
-            None => builder.with_physical_optimizer_rule(Arc::new(KeepOrder)),
+            None => {
+                builder.physical_optimizers().get_or_insert_default().rules.insert(0, Arc::new(SplitInOrder));
+                builder.with_physical_optimizer_rule(Arc::new(KeepOrder))
+            }
         };
         let tables = builder.table_factories().get_or_insert_default();
         for factory in tables.values_mut() {
@@ -196,6 +207,7 @@ impl Sql {
             stores: stores.clone(),
             on_cluster,
             commits: Arc::default(),
+            memory_limit,
             models: names,
             file_columns: Arc::default(),
         })
@@ -233,8 +245,12 @@ impl Sql {
         out: Out,
     ) -> Result<Outcome> {
         self.commits.reset();
-        copy::complete(&mut statement, &self.stores)?;
+        let folder = copy::complete(&mut statement, &self.stores)?;
         self.check_file_type(&mut statement)?;
+        if let Some(folder) = &folder {
+            // Before anything is computed. The commit checks again.
+            folder.replaced().await?;
+        }
         let frame = elmo_udfs::run(&self.context, statement).await;
         let frame = frame.map_err(|error| missing::plan_error(error, &self.context))?;
         // DDL and SET statements have been executed at this point; they have no result.
@@ -249,7 +265,7 @@ impl Sql {
             // The end of a line of a plan is as important as its start.
             options.width = None;
         }
-        let (plan, stream) = self.start(self.limit_to_table(frame, options)?).await?;
+        let (plan, stream) = self.start(self.limit_to_table(frame, options)?, folder).await?;
         let printer = Printer::new(options, stream.schema(), out)?;
         let outcome = write_results(&plan, stream, printer, progress).await;
         progress.finish();
@@ -308,9 +324,10 @@ impl Sql {
         let factory = factory.ok_or_else(|| Error::Failed("DataFusion was built without Parquet".to_owned()))?;
         let target = path.to_string_lossy().into_owned();
         let copy = LogicalPlanBuilder::copy_to(input, target, format_as_file_type(factory), HashMap::new(), Vec::new());
-        let copy = elmo_udfs::prepared(copy.and_then(LogicalPlanBuilder::build).map_err(sql_error)?).await;
+        let copy = copy.and_then(LogicalPlanBuilder::build).map_err(sql_error)?;
+        let copy = elmo_udfs::prepared(copy, &state.runtime_env().memory_pool).await;
         let frame = DataFrame::new(state, copy.map_err(sql_error)?);
-        let (plan, mut stream) = self.start(frame).await?;
+        let (plan, mut stream) = self.start(frame, None).await?;
         let mut rows = 0;
         while let Some(batch) = next_batch(&plan, &mut stream, progress).await? {
             rows += written_rows(&batch);
@@ -321,32 +338,46 @@ impl Sql {
         Ok(Outcome { rows: Some(rows), truncated: false, hidden_columns: 0 })
     }
 
-    /// Plans a query and starts its execution.
-    async fn start(&self, frame: DataFrame) -> Result<(Arc<dyn ExecutionPlan>, SendableRecordBatchStream)> {
-        let tasks = Arc::new(frame.task_ctx());
+    /// Plans a query and starts its execution. `folder` is the one that the statement writes to.
+    async fn start(
+        &self,
+        frame: DataFrame,
+        folder: Option<OutputFolder>,
+    ) -> Result<(Arc<dyn ExecutionPlan>, SendableRecordBatchStream)> {
         let partition_columns = partition_columns(frame.logical_plan());
-        let (state, logical) = frame.into_parts();
-        let planned = match state.create_physical_plan(&logical).await {
+        let (mut state, logical) = frame.into_parts();
+        let planned = match self.plan(&mut state, &logical).await {
             Err(error) => Err(file_errors::name_file_of_plan_error(error, &state, &logical).await),
             planned => planned,
         };
-        let plan = planned.and_then(|plan| make_writes_atomic(plan, &partition_columns, &self.commits));
+        let plan =
+            planned.and_then(|plan| make_writes_atomic(plan, &partition_columns, &self.commits, folder.as_ref()));
         let plan = plan.and_then(file_errors::name_files_in_errors);
         let plan = plan.map_err(sql_error)?;
-        let stream = execute_stream(Arc::clone(&plan), tasks).map_err(sql_error)?;
+        let stream = execute_stream(Arc::clone(&plan), state.task_ctx()).map_err(sql_error)?;
         Ok((plan, stream))
+    }
+
+    /// Plans a query as DataFusion does, in between reducing the batches of wide rows to the memory limit.
+    async fn plan(&self, state: &mut SessionState, logical: &LogicalPlan) -> PlanResult<Arc<dyn ExecutionPlan>> {
+        let optimized = state.optimize(logical)?;
+        if let Some(limit) = self.memory_limit {
+            let rows = memory::batch_rows(&optimized, state.config().batch_size(), limit)?;
+            *state.config_mut() = state.config().clone().with_batch_size(rows);
+        }
+        state.query_planner().create_physical_plan(&optimized, state).await
     }
 }
 
 /// The models and the scalar mixes of a session by name.
 fn models(settings: Settings, stores: &Stores) -> Result<elmo_udfs::Models> {
-    let remote = settings.remote.is_some();
+    let warn = if settings.remote.is_some() { Warn::OnDescribe } else { Warn::OnOpen };
     let Settings { models, mixes, offline, engine, .. } = settings;
     let default = models.first().map_or_else(String::new, |(name, _)| name.clone());
     let runtime = tokio::runtime::Handle::current();
     let lazy = models.into_iter().map(|(name, spec)| {
         let (stores, settings, runtime) = (stores.clone(), engine.clone(), runtime.clone());
-        let model = LazyModel { spec, offline, stores, settings, runtime, remote, read: Default::default() };
+        let model = LazyModel { spec, offline, stores, settings, runtime, warn, read: Default::default() };
         (name, Arc::new(model) as Arc<dyn ModelSource>)
     });
     let models = elmo_udfs::Models::lazy(default, lazy.collect::<Vec<_>>());

@@ -1,5 +1,5 @@
-//! The bytes of CSV and JSON files, as DataFusion's readers get them: decompressed, without a byte order mark, and with an
-//! error if a quotation of CSV is never closed.
+//! The bytes of CSV and JSON files, as readers get them: decompressed, without a byte order mark, an array of JSON as lines,
+//! and with an error if a quotation of CSV is never closed.
 
 use std::{
     fmt,
@@ -23,9 +23,12 @@ use object_store::{
 use tokio::{runtime::Handle, task::JoinHandle};
 
 use super::{cells::Cells, error::external};
+use crate::source::{Items, Rewrite, reason::own_io};
 
 /// U+FEFF in UTF-8.
 const BYTE_ORDER_MARK: &[u8] = "\u{feff}".as_bytes();
+/// Bytes of JSON that are looked at at once.
+const PIECE_BYTES: usize = 256 << 10;
 /// Bytes that one task reads; large enough that starting the task costs little.
 const CHUNK_BYTES: u64 = 1 << 20;
 
@@ -109,11 +112,64 @@ impl Read for WithoutMark {
     }
 }
 
-/// A store whose files are text for DataFusion's readers, which are told that the files are not compressed.
+/// The objects of an array of JSON as lines; lines stay as they are.
+pub(super) fn lines(text: Box<dyn Read + Send>) -> Box<dyn Read + Send> {
+    Box::new(JsonLines {
+        text,
+        items: Items::default(),
+        piece: vec![0; PIECE_BYTES],
+        lines: Vec::new(),
+        taken: 0,
+        failed: None,
+    })
+}
+
+struct JsonLines {
+    text: Box<dyn Read + Send>,
+    items: Items,
+    /// For the bytes of `text`; empty at its end.
+    piece: Vec<u8>,
+    lines: Vec<u8>,
+    /// How many bytes of `lines` were taken.
+    taken: usize,
+    /// Why nothing follows `lines`.
+    failed: Option<io::Error>,
+}
+
+impl Read for JsonLines {
+    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        while self.taken == self.lines.len() && !self.piece.is_empty() {
+            self.lines.clear();
+            self.taken = 0;
+            let rewritten = match self.text.read(&mut self.piece)? {
+                0 => {
+                    self.piece.clear();
+                    self.items.finish(&mut self.lines)
+                }
+                read => self.items.push(&self.piece[..read], &mut self.lines),
+            };
+            if let Err(reason) = rewritten {
+                self.piece.clear();
+                self.failed = Some(own_io(reason));
+            }
+        }
+        // The rows before the error come first.
+        if self.taken == self.lines.len()
+            && let Some(error) = self.failed.take()
+        {
+            return Err(error);
+        }
+        let read = (&self.lines[self.taken..]).read(buffer)?;
+        self.taken += read;
+        Ok(read)
+    }
+}
+
+/// A store whose files are text for readers, which are told that the files are not compressed.
 pub(super) struct TextStore {
     pub(super) store: Arc<dyn ObjectStore>,
     pub(super) compression: FileCompressionType,
-    /// The dialect of CSV files.
+    /// The dialect of CSV files; `None` for JSON.
     pub(super) cells: Option<Cells>,
 }
 
@@ -195,6 +251,7 @@ impl ObjectStore for TextStore {
         let found = self.store.get_opts(file, options).await?;
         let (meta, range, attributes) = (found.meta, found.range, found.attributes);
         let text = text(found.payload, self.compression).map_err(as_store_error)?;
+        let text = if self.cells.is_none() { lines(text) } else { text };
         let payload = GetResultPayload::Stream(Chunks { text, cells: self.cells.clone() }.stream());
         Ok(GetResult { payload, meta, range, attributes })
     }

@@ -1,7 +1,7 @@
 //! CSV and JSON as DataFusion's formats, with schema inference of our own.
 //!
 //! DataFusion infers CSV piece by piece, and a piece may begin inside a cell; it infers JSON from the first 1,000 rows, and a
-//! key that comes later is lost. Here CSV is inferred from the first 1,000 records in one piece, and JSON lines from all rows.
+//! key that comes later is lost. Here CSV is inferred from the first 1,000 records in one piece, and JSON from all rows.
 
 use std::{
     collections::HashMap,
@@ -51,20 +51,9 @@ const MAX_BYTES: usize = 256 << 20;
 pub(crate) struct TextFormat(Arc<dyn FileFormat>);
 
 impl TextFormat {
-    /// Wraps the formats CSV and JSON lines. Of JSON arrays DataFusion infers all rows; other formats are returned as they
-    /// are.
+    /// Wraps the formats CSV and JSON. Other formats are returned as they are.
     pub(super) fn wrap(format: Arc<dyn FileFormat>) -> Arc<dyn FileFormat> {
-        if Dialect::of(format.as_ref(), true).is_some() {
-            return Arc::new(Self(format));
-        }
-        let array = (format.as_ref() as &dyn std::any::Any).downcast_ref::<JsonFormat>().map(JsonFormat::options);
-        match array.filter(|options| options.schema_infer_max_rec.is_none()) {
-            Some(options) => {
-                let all = JsonFormat::default().with_options(options.clone());
-                Arc::new(all.with_schema_infer_max_rec(usize::MAX))
-            }
-            None => format,
-        }
+        if Dialect::of(format.as_ref(), true).is_some() { Arc::new(Self(format)) } else { format }
     }
 
     /// The format of DataFusion.
@@ -94,7 +83,7 @@ impl TextFormat {
 enum Dialect {
     Csv(Box<CsvOptions>, bool),
     /// The number of rows; all if the user gives none.
-    Lines(u64),
+    Json(Option<usize>),
 }
 
 impl Dialect {
@@ -104,15 +93,14 @@ impl Dialect {
         if let Some(csv) = format.downcast_ref::<CsvFormat>() {
             return Some(Self::Csv(Box::new(csv.options().clone()), csv.has_header().unwrap_or(has_header)));
         }
-        let json = format.downcast_ref::<JsonFormat>().filter(|json| json.options().newline_delimited)?;
-        let rows = json.options().schema_infer_max_rec.map_or(u64::MAX, |rows| rows as u64);
-        Some(Self::Lines(rows))
+        let json = format.downcast_ref::<JsonFormat>()?;
+        Some(Self::Json(json.options().schema_infer_max_rec))
     }
 
     fn infer(self, text: Box<dyn Read + Send>) -> Result<Schema> {
         match self {
             Self::Csv(options, has_header) => infer_csv(text, &options, has_header),
-            Self::Lines(rows) => infer_json::infer(BufReader::with_capacity(1 << 20, text), rows),
+            Self::Json(rows) => infer_json::infer(BufReader::with_capacity(1 << 20, plain_text::lines(text)), rows),
         }
     }
 }

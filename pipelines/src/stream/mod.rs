@@ -21,7 +21,17 @@ mod files;
 mod finished;
 mod job;
 mod message;
+pub mod metrics;
+mod opening;
+mod output;
+mod partition;
+pub mod rotation;
+mod run;
+mod settings;
 pub mod source;
+mod status;
+mod totals;
+mod transaction;
 
 pub use self::{
     chain::OnGap,
@@ -31,6 +41,7 @@ pub use self::{
     run::{DryRun, DryTopic, Streamed, dry_run, run},
     settings::{StreamJob, Target},
     source::Start,
+    status::{PartitionLine, StreamStatus, status},
     totals::StreamReport,
     transaction::ValueEncoding,
 };

@@ -1,7 +1,8 @@
 //! Results for the texts of columns: each distinct text is embedded once, as long as the cache has room.
 //!
 //! A *submission* is the set of texts that one chunk of rows sends to the model. The cache maps each text to a
-//! submission and a row of its result. When the cache exceeds its capacity, the oldest completed submission is evicted.
+//! submission and a row of its result. When the cache exceeds its capacity, or its share of the memory pool of the query
+//! that made it, the oldest completed submission is evicted.
 //!
 //! A chunk that needs a text of another chunk's submission waits for that submission, but only after it has completed
 //! its own. So two chunks never wait for each other.
@@ -14,6 +15,7 @@ use std::{
 use datafusion::{
     arrow::array::{Array, ArrayRef, UInt64Array},
     error::Result,
+    execution::memory_pool::MemoryReservation,
 };
 use tokio::{runtime::Handle, sync::watch};
 
@@ -31,9 +33,16 @@ struct State {
     /// By call, then by text.
     locations: HashMap<Arc<str>, HashMap<TextKey, Location>>,
     /// Completed submissions, the oldest first.
-    completed: VecDeque<Arc<Submission>>,
+    completed: VecDeque<Cached>,
     /// Bytes of all completed submissions.
     bytes: usize,
+}
+
+/// A completed submission, and its share of a memory pool.
+#[derive(Debug)]
+struct Cached {
+    submission: Arc<Submission>,
+    memory: MemoryReservation,
 }
 
 /// Where the result for a text is.
@@ -60,9 +69,10 @@ impl Submission {
         completed.clone()
     }
 
-    fn bytes(&self) -> usize {
+    /// Bytes of the submission with its results.
+    fn bytes(&self, results: &ArrayRef) -> usize {
         let texts: usize = self.texts.iter().map(|text| text.len() + ENTRY_BYTES).sum();
-        texts + self.results.borrow().as_ref().map_or(0, |results| results.get_array_memory_size())
+        texts + results.get_array_memory_size()
     }
 }
 
@@ -161,9 +171,33 @@ impl VectorCache {
             PendingSubmission { cache: Arc::clone(self), submission, results: sender, capacity, published: false };
         Ok(Lookup { locations, submissions, own, own_rows: own_rows.into(), duplicates, hits })
     }
+
+    /// Evicts the oldest completed submission. Returns `false` if there is none.
+    pub(crate) fn evict_oldest(&self) -> bool {
+        lock(&self.state).evict_oldest()
+    }
 }
 
 impl State {
+    fn evict_oldest(&mut self) -> bool {
+        let Some(oldest) = self.completed.pop_front() else { return false };
+        self.bytes -= oldest.memory.size();
+        self.remove(&oldest.submission);
+        true
+    }
+
+    /// Evicts submissions until there is room for another one, and reserves its memory. Returns `false` if other
+    /// consumers have exhausted the memory pool.
+    fn make_room(&mut self, bytes: usize, capacity: usize, memory: &MemoryReservation) -> bool {
+        while self.bytes + bytes > capacity && self.evict_oldest() {}
+        while memory.try_grow(bytes).is_err() {
+            if !self.evict_oldest() {
+                return false;
+            }
+        }
+        true
+    }
+
     /// Removes the texts of a submission.
     fn remove(&mut self, submission: &Arc<Submission>) {
         let Some(cached) = self.locations.get_mut(&submission.call) else { return };
@@ -179,22 +213,19 @@ impl State {
 }
 
 impl PendingSubmission {
-    /// Sends the results to every chunk that waits for them, and caches them while there is room.
-    pub(crate) fn publish(mut self, results: ArrayRef) {
+    /// Sends the results to every chunk that waits for them, and caches them while there is room. `memory` is a consumer
+    /// of the query's memory pool.
+    pub(crate) fn publish(mut self, results: ArrayRef, memory: &MemoryReservation) {
         self.published = true;
+        let (bytes, memory) = (self.submission.bytes(&results), memory.new_empty());
         self.results.send_replace(Some(results));
         let mut state = lock(&self.cache.state);
-        if self.capacity == 0 || self.submission.texts.is_empty() {
+        let is_cacheable = bytes <= self.capacity && !self.submission.texts.is_empty();
+        if !is_cacheable || !state.make_room(bytes, self.capacity, &memory) {
             return state.remove(&self.submission);
         }
-        state.bytes += self.submission.bytes();
-        state.completed.push_back(Arc::clone(&self.submission));
-        while state.bytes > self.capacity
-            && let Some(oldest) = state.completed.pop_front()
-        {
-            state.bytes -= oldest.bytes();
-            state.remove(&oldest);
-        }
+        state.bytes += bytes;
+        state.completed.push_back(Cached { submission: Arc::clone(&self.submission), memory });
     }
 }
 
@@ -209,7 +240,15 @@ impl Drop for PendingSubmission {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use datafusion::arrow::array::{Int32Array, StringArray, StringViewArray};
+    use datafusion::{
+        arrow::array::{Int32Array, StringArray, StringViewArray},
+        execution::memory_pool::{MemoryConsumer, MemoryPool, UnboundedMemoryPool},
+    };
+
+    fn unbounded() -> MemoryReservation {
+        let pool: Arc<dyn MemoryPool> = Arc::new(UnboundedMemoryPool::default());
+        MemoryConsumer::new("cache").register(&pool)
+    }
 
     fn texts(texts: &[Option<&str>]) -> ArrayRef {
         Arc::new(StringArray::from(texts.to_vec()))
@@ -231,7 +270,7 @@ mod tests {
         assert_eq!((own_rows(&second), second.hits), ([1].as_slice(), 1));
         assert_eq!(second.locations, [Some((1, 1)), Some((0, 0))]);
         assert_eq!(own_rows(&cache.look_up("g", &views, 1 << 20).unwrap()).len(), 2);
-        first.own.publish(Arc::new(Int32Array::from(vec![10, 20])));
+        first.own.publish(Arc::new(Int32Array::from(vec![10, 20])), &unbounded());
         assert_eq!(second.submissions[1].completed().await.unwrap().len(), 2);
         // A cancelled submission is no longer found, and chunks that wait for it are told.
         let submission = Arc::clone(&second.submissions[0]);
@@ -247,7 +286,7 @@ mod tests {
             let lookup = cache.look_up("f", &texts(&[Some(text)]), capacity).unwrap();
             let computes = !lookup.own_rows.is_empty();
             if computes {
-                lookup.own.publish(Arc::new(Int32Array::from(vec![1; 1000])));
+                lookup.own.publish(Arc::new(Int32Array::from(vec![1; 1000])), &unbounded());
             }
             computes
         };

@@ -14,7 +14,7 @@ use datafusion::{
 };
 
 use super::{
-    elmo_models,
+    elmo_mixes, elmo_models,
     registry::{aggregate, scalar},
 };
 use crate::models::Models;
@@ -48,6 +48,7 @@ impl TableFunctionImpl for ElmoFunctions {
         rows.extend(aggregate().iter().map(|function| row(function.name(), "aggregate", function.documentation())));
         for (name, description) in [
             (elmo_models::NAME, "The models that queries of this session may name."),
+            (elmo_mixes::NAME, "The scalar mixes that queries of this session may name."),
             (NAME, "The functions that elmo adds to the session."),
         ] {
             rows.push(vec![name.to_owned(), "table".to_owned(), format!("{name}()"), description.to_owned()]);

@@ -8,6 +8,7 @@ pub mod elmo_dot;
 pub mod elmo_embed;
 pub mod elmo_functions;
 pub mod elmo_l2;
+pub mod elmo_mixes;
 pub mod elmo_models;
 pub mod elmo_perplexity;
 pub mod elmo_similarity;
@@ -45,21 +46,23 @@ use crate::models::Models;
 /// All table functions of this crate.
 #[must_use]
 pub fn table(models: &Models) -> Vec<TableFunction> {
-    let functions: [(&str, Arc<dyn TableFunctionImpl>); 2] = [
+    let functions: [(&str, Arc<dyn TableFunctionImpl>); 3] = [
         (elmo_models::NAME, Arc::new(elmo_models::ElmoModels::new(models.clone()))),
+        (elmo_mixes::NAME, Arc::new(elmo_mixes::ElmoMixes::new(models.clone()))),
         (elmo_functions::NAME, Arc::new(elmo_functions::ElmoFunctions::new(models.clone()))),
     ];
     functions.into_iter().map(|(name, function)| TableFunction::new(name.to_owned(), function)).collect()
 }
 
 /// The names of all functions, sorted.
-pub const NAMES: [&str; 15] = [
+pub const NAMES: [&str; 16] = [
     elmo_centroid::NAME,
     elmo_cosine::NAME,
     elmo_dot::NAME,
     elmo_embed::NAME,
     elmo_functions::NAME,
     elmo_l2::NAME,
+    elmo_mixes::NAME,
     elmo_models::NAME,
     elmo_perplexity::NAME,
     elmo_similarity::NAME,

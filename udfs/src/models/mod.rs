@@ -20,9 +20,6 @@ use elmo::{
 pub use self::source::{Card, ModelError, ModelFailed, ModelSource};
 use crate::{cache::Caches, sync::lock};
 
-/// The value of the option `layers` that selects the scalar mix in the model's own folder.
-pub(crate) const MODEL_MIX: &str = "mix";
-
 /// A set of models by name, one of which is the default, and of scalar mixes by name. Cheap to clone: clones share the
 /// open models and the cache.
 #[derive(Debug, Clone)]
@@ -92,12 +89,7 @@ impl Models {
     /// mix has as many scalars as a model has layers is checked when a query is planned.
     pub fn with_mix(mut self, name: impl Into<String>, mix: ScalarMix) -> Result<Self, String> {
         let name = name.into();
-        if name.is_empty() {
-            return Err("the name of a scalar mix is empty".to_owned());
-        }
-        if name == MODEL_MIX || name.parse::<Layers>().is_ok() {
-            return Err(format!("a scalar mix cannot be named {name:?}, which is a built-in value of layers"));
-        }
+        Layers::check_mix_name(&name).map_err(|reason| reason.to_string())?;
         if self.mixes.contains_key(&name) {
             return Err(format!("two scalar mixes are named {name}"));
         }
@@ -108,6 +100,11 @@ impl Models {
     /// The scalar mix of this name.
     pub(crate) fn mix(&self, name: &str) -> Option<&ScalarMix> {
         self.mixes.get(name)
+    }
+
+    /// The scalar mixes and their names, sorted by name.
+    pub(crate) fn mixes(&self) -> impl Iterator<Item = (&str, &ScalarMix)> {
+        self.mixes.iter().map(|(name, mix)| (name.as_str(), mix))
     }
 
     /// The names of the scalar mixes, sorted.

@@ -12,6 +12,7 @@ use std::{
 use crate::{
     args::literal_expr,
     functions,
+    memory::at_most,
     plan::rewrite::{expand, input_schema},
 };
 use datafusion::{
@@ -20,33 +21,42 @@ use datafusion::{
         Result, plan_err,
         tree_node::{TreeNode, TreeNodeRecursion},
     },
+    execution::memory_pool::MemoryPool,
     logical_expr::{Expr, LogicalPlan, dml::CopyTo, expr::ScalarFunction},
     parquet::{arrow::ArrowSchemaConverter, basic::Type},
 };
 
 /// Maximum bytes of a row group before compression.
 const ROW_GROUP_BYTES: usize = 128 << 20;
+/// A row group takes at most this part of a memory limit. A complete one exists twice until it is written: as pages, and
+/// as the bytes of the file.
+const ROW_GROUP_PART: usize = 16;
+
+/// Maximum bytes of a row group in a query with this memory pool.
+pub(super) fn row_group_bytes(pool: &dyn MemoryPool) -> usize {
+    at_most(ROW_GROUP_BYTES, ROW_GROUP_PART, pool).max(1)
+}
 
 /// Adds the options for vectors to a COPY to Parquet. Returns other plans unchanged. Opens the models of the query, so
 /// call it before execution, not while planning.
 ///
 /// # Errors
 /// When a model cannot be opened or Parquet has no type for a column.
-pub(super) fn add_vector_options(plan: LogicalPlan) -> Result<LogicalPlan> {
+pub(super) fn add_vector_options(plan: LogicalPlan, row_group_bytes: usize) -> Result<LogicalPlan> {
     match plan {
         LogicalPlan::Analyze(mut analyze) => {
-            analyze.input = Arc::new(add_vector_options(Arc::unwrap_or_clone(analyze.input))?);
+            analyze.input = Arc::new(add_vector_options(Arc::unwrap_or_clone(analyze.input), row_group_bytes)?);
             Ok(LogicalPlan::Analyze(analyze))
         }
-        LogicalPlan::Copy(copy) => with_options(copy).map(LogicalPlan::Copy),
+        LogicalPlan::Copy(copy) => with_options(copy, row_group_bytes).map(LogicalPlan::Copy),
         other => Ok(other),
     }
 }
 
-fn with_options(mut copy: CopyTo) -> Result<CopyTo> {
+fn with_options(mut copy: CopyTo, row_group_bytes: usize) -> Result<CopyTo> {
     match copy.file_type.get_ext().as_str() {
         "parquet" => {
-            for (key, value) in options(&copy)? {
+            for (key, value) in options(&copy, row_group_bytes)? {
                 copy.options.entry(key).or_insert(value);
             }
         }
@@ -64,7 +74,7 @@ fn with_options(mut copy: CopyTo) -> Result<CopyTo> {
     Ok(copy)
 }
 
-fn options(copy: &CopyTo) -> Result<HashMap<String, String>> {
+fn options(copy: &CopyTo, row_group_bytes: usize) -> Result<HashMap<String, String>> {
     let schema = copy.input.schema().as_arrow();
     let vectors: Vec<&Field> = schema.fields().iter().map(AsRef::as_ref).filter(|field| holds_vectors(field)).collect();
     let mut options = HashMap::new();
@@ -73,7 +83,7 @@ fn options(copy: &CopyTo) -> Result<HashMap<String, String>> {
     }
     let mut set = |key: String, value: &str| options.insert(format!("format.{key}"), value.to_owned());
     set("compression".to_owned(), "zstd(1)");
-    set("max_row_group_bytes".to_owned(), &ROW_GROUP_BYTES.to_string());
+    set("max_row_group_bytes".to_owned(), &row_group_bytes.to_string());
     // DataFusion 55 ignores the limit in bytes when several threads write a file.
     set("allow_single_file_parallelism".to_owned(), "false");
     for path in leaves(schema, &vectors)? {

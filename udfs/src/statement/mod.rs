@@ -6,11 +6,14 @@ mod named_arguments;
 mod null_values;
 mod show_functions;
 
+use std::sync::Arc;
+
 pub use datafusion::sql::parser::Statement;
 use datafusion::{
     common::plan_datafusion_err,
     dataframe::DataFrame,
     error::{DataFusionError, Result},
+    execution::memory_pool::MemoryPool,
     logical_expr::LogicalPlan,
     prelude::SessionContext,
     sql::{parser::DFParserBuilder, sqlparser::dialect::dialect_from_str},
@@ -62,22 +65,25 @@ pub fn parse(context: &SessionContext, text: &str) -> Result<Vec<Statement>> {
 pub async fn run(context: &SessionContext, statement: Statement) -> Result<DataFrame> {
     let function_filter = show_functions::filter(&statement);
     let plan = context.state().statement_to_plan(statement).await?;
-    let frame = context.execute_logical_plan(prepared(plan).await?).await?;
+    let plan = prepared(plan, &context.runtime_env().memory_pool).await?;
+    let frame = context.execute_logical_plan(plan).await?;
     match function_filter {
         Some(filter) => show_functions::add_missing(context, frame, &filter).await,
         None => Ok(frame),
     }
 }
 
-/// Adds to the plan of a COPY the options that [`run`] sets. Returns other plans unchanged.
+/// Adds to the plan of a COPY the options that [`run`] sets. Returns other plans unchanged. If the memory pool is limited,
+/// row groups are smaller.
 ///
 /// # Errors
 /// When the model of a call cannot be opened.
-pub async fn prepared(plan: LogicalPlan) -> Result<LogicalPlan> {
+pub async fn prepared(plan: LogicalPlan, pool: &Arc<dyn MemoryPool>) -> Result<LogicalPlan> {
     if !matches!(plan, LogicalPlan::Copy(_) | LogicalPlan::Analyze(_)) {
         return Ok(plan);
     }
     // Reading the weights blocks.
-    let prepared = tokio::task::spawn_blocking(|| copy::add_vector_options(plan)).await;
+    let row_group_bytes = copy::row_group_bytes(pool.as_ref());
+    let prepared = tokio::task::spawn_blocking(move || copy::add_vector_options(plan, row_group_bytes)).await;
     prepared.unwrap_or_else(|e| Err(DataFusionError::External(Box::new(e))))
 }

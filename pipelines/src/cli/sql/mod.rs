@@ -11,15 +11,14 @@ use std::{
 };
 
 use clap::{Args, ValueHint};
-use elmo::mix::ScalarMix;
 use elmo_udfs::Statement;
 
 use self::{session::Session, shell::Shell};
 use super::{
     CommonArgs,
     args::{Bytes, EngineArgs, ModelArgs, block_on, one_of, positive},
-    embed::read_mix,
     logging,
+    mixes::{NamedMix, read_mixes},
     shutdown::{self, Signals},
 };
 #[cfg(feature = "cluster")]
@@ -67,7 +66,8 @@ pub(super) struct SqlArgs {
 
     /// Memory limit, such as 512MB or 4GB [default: none]
     ///
-    /// It covers sorts, joins, groups and buffered vectors. Operators that exceed it spill to disk if they can.
+    /// It covers what sorts, joins, groups, embeddings, the cache of vectors and writers hold, not the model. Operators
+    /// that exceed it spill to disk if they can.
     #[arg(long, value_name = "SIZE")]
     memory_limit: Option<Bytes>,
 
@@ -121,25 +121,6 @@ impl FromStr for NamedModel {
     }
 }
 
-/// The file of a scalar mix and its name in SQL.
-#[derive(Debug, Clone)]
-struct NamedMix {
-    name: String,
-    file: String,
-}
-
-impl FromStr for NamedMix {
-    type Err = &'static str;
-
-    fn from_str(text: &str) -> Result<Self, &'static str> {
-        let (name, file) = text
-            .split_once('=')
-            .filter(|(name, file)| !name.is_empty() && !file.is_empty())
-            .ok_or("it must be NAME=FILE, such as sentiment=mixes/sentiment.json")?;
-        Ok(Self { name: name.to_owned(), file: file.to_owned() })
-    }
-}
-
 impl SqlArgs {
     /// The models by name, the default model first.
     fn models(&self) -> Result<Vec<(String, ModelSpec)>> {
@@ -155,12 +136,6 @@ impl SqlArgs {
             models.push(("tiny".to_owned(), ModelSpec::Tiny));
         }
         Ok(models)
-    }
-
-    /// The scalar mixes by name.
-    fn mixes(&self) -> Result<Vec<(String, ScalarMix)>> {
-        let named = self.add_mix.iter();
-        named.map(|NamedMix { name, file }| Ok((name.clone(), read_mix("--add-mix", file)?))).collect()
     }
 
     #[cfg(feature = "cluster")]
@@ -224,8 +199,23 @@ impl Script {
     }
 }
 
+/// Makes the allocator return freed blocks of 1 MiB or more to the operating system at once. By default glibc raises this
+/// threshold to 32 MiB, and keeps freed blocks of vectors in the heaps of its threads.
+#[cfg(all(target_os = "linux", target_env = "gnu"))]
+fn return_freed_memory() {
+    const BLOCK_BYTES: libc::c_int = 1 << 20;
+    // SAFETY: both settings take any number, and no other thread runs yet.
+    unsafe {
+        libc::mallopt(libc::M_MMAP_THRESHOLD, BLOCK_BYTES);
+        libc::mallopt(libc::M_TRIM_THRESHOLD, 2 * BLOCK_BYTES);
+    }
+}
+
+#[cfg(not(all(target_os = "linux", target_env = "gnu")))]
+fn return_freed_memory() {}
+
 pub(super) fn run(args: &SqlArgs, common: &CommonArgs) -> Result<Exit> {
-    let (models, mixes) = (args.models()?, args.mixes()?);
+    let (models, mixes) = (args.models()?, read_mixes(&args.add_mix)?);
     if args.format.is_binary() && io::stdout().is_terminal() {
         return Err(Error::usage(
             "this format cannot be shown on a terminal",
@@ -233,6 +223,9 @@ pub(super) fn run(args: &SqlArgs, common: &CommonArgs) -> Result<Exit> {
         ));
     }
     let scripts = args.scripts()?;
+    if args.memory_limit.is_some() {
+        return_freed_memory();
+    }
     let ended = block_on(async {
         let settings = Settings {
             models,

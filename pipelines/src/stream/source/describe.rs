@@ -1,7 +1,7 @@
 //! What the brokers say before the group is joined: a process that cannot work must not take partitions.
 
 use std::{
-    collections::{BTreeSet, HashSet},
+    collections::{BTreeMap, BTreeSet, HashSet},
     sync::Arc,
     time::{Duration, Instant},
 };
@@ -75,8 +75,7 @@ fn ask(settings: &Settings) -> Result<Plan, StreamError> {
     let metadata = metadata(&consumer, &listener, settings)?;
     let mut topics = wanted(&metadata, settings)?;
     let partitions: Vec<TopicPartition> = topics.iter().flat_map(partitions_of).collect();
-    let hints = offsets::committed(&consumer, &partitions, TIMEOUT)
-        .map_err(|error| faults::kafka(format!("group {}", settings.group()), &error, &settings.scrubber()))?;
+    let hints = committed(&consumer, &partitions, settings)?;
     check_readable(&consumer, &listener, &mut topics, settings)?;
     count_messages(&consumer, &mut topics);
     Ok(Plan {
@@ -85,6 +84,79 @@ fn ask(settings: &Settings) -> Result<Plan, StreamError> {
         known: metadata.topics().iter().flat_map(all_partitions).collect(),
         topics,
     })
+}
+
+/// What the group has committed. A broker that has just started does not know yet that it coordinates the group.
+fn committed(
+    consumer: &BaseConsumer<Listener>,
+    partitions: &[TopicPartition],
+    settings: &Settings,
+) -> Result<Vec<Hint>, StreamError> {
+    const PAUSE: Duration = Duration::from_millis(200);
+    let end = Instant::now() + TIMEOUT;
+    loop {
+        match offsets::committed(consumer, partitions, TIMEOUT) {
+            Ok(hints) => return Ok(hints),
+            Err(error) if Instant::now() < end && is_passing(&error) => std::thread::sleep(PAUSE),
+            Err(error) => {
+                return Err(faults::kafka(format!("group {}", settings.group()), &error, &settings.scrubber()));
+            }
+        }
+    }
+}
+
+/// Whether a group's coordinator is about to be found.
+fn is_passing(error: &KafkaError) -> bool {
+    matches!(
+        error.rdkafka_error_code(),
+        Some(Code::NotCoordinator | Code::CoordinatorNotAvailable | Code::CoordinatorLoadInProgress | Code::WaitCoordinator)
+    )
+}
+
+/// What the brokers know of a partition.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Offsets {
+    /// What the group has committed.
+    pub committed: Hint,
+    /// The first offset, and that behind the last message; `None` where nobody could say.
+    pub range: Option<(i64, i64)>,
+}
+
+/// Asks for the offsets of partitions without joining the group.
+///
+/// # Errors
+/// As [`describe`].
+pub async fn offsets(
+    settings: &Settings,
+    partitions: &[TopicPartition],
+) -> Result<BTreeMap<TopicPartition, Offsets>, StreamError> {
+    let (settings, partitions) = (settings.clone(), partitions.to_vec());
+    let asked = tokio::task::spawn_blocking(move || ask_offsets(&settings, &partitions)).await;
+    asked.map_err(|_| StreamError::Broker {
+        what: "the brokers".into(),
+        reason: "the question was interrupted".into(),
+        help: None,
+    })?
+}
+
+fn ask_offsets(
+    settings: &Settings,
+    partitions: &[TopicPartition],
+) -> Result<BTreeMap<TopicPartition, Offsets>, StreamError> {
+    let listener = Listener { scrub: settings.scrubber(), errors: Arc::default() };
+    let mut config = settings.consumer(0);
+    config.set("statistics.interval.ms", "0");
+    let consumer: BaseConsumer<Listener> =
+        config.create_with_context(listener.clone()).map_err(|error| settings.refused(&error))?;
+    let metadata = metadata(&consumer, &listener, settings)?;
+    let known: HashSet<TopicPartition> = metadata.topics().iter().flat_map(all_partitions).collect();
+    let hints = committed(&consumer, partitions, settings)?;
+    let range = |partition: &TopicPartition| {
+        let ask = || consumer.fetch_watermarks(&partition.topic, partition.partition, READABLE).ok();
+        known.contains(partition).then(ask).flatten()
+    };
+    let all = partitions.iter().zip(hints);
+    Ok(all.map(|(p, committed)| (p.clone(), Offsets { committed, range: range(p) })).collect())
 }
 
 fn partitions_of(topic: &Topic) -> impl Iterator<Item = TopicPartition> {

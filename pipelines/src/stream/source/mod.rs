@@ -52,7 +52,7 @@ use tokio::sync::{
 pub use self::{
     budget::{Budget, Permit},
     client::Client,
-    describe::{Plan, Topic, describe},
+    describe::{Offsets, Plan, Topic, describe, offsets as ask_offsets},
     event::{Assigned, Batch, Event, Hint, Reply, Start, Starts},
     ownership::{Epoch, NotCommitted, Ownership},
     settings::{Given, Settings},

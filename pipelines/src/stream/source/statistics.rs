@@ -150,7 +150,7 @@ mod tests {
         let json =
             br#"{"name": "rdkafka#consumer-1", "rx_bytes": 37, "brokers": {"b:1/1": {"state": "UP", "rtt": {"min": 1}},
             "b:2/2": {"state": "DOWN"}}, "topics": {"test": {"topic": "test", "partitions": {
-            "0": {"partition": 0, "desired": true, "fetchq_cnt": 3, "fetchq_size": 40, "app_offset": 10,
+            "0": {"partition": 0, "desired": true, "fetchq_cnt": 3, "fetchq_size": 40, "app_offset": 10, "next_offset": 13,
                 "committed_offset": -1001, "lo_offset": 2, "hi_offset": 25, "ls_offset": 24, "consumer_lag": 9},
             "1": {"partition": 1, "desired": false}, "-1": {"partition": -1, "desired": true}}}},
             "cgrp": {"state": "up", "rebalance_cnt": 4, "assignment_size": 1}}"#;
@@ -159,6 +159,7 @@ mod tests {
             end: Some(24),
             low: Some(2),
             position: Some(10),
+            fetched: Some(13),
             committed: None,
             lag: Some(14),
             queued_messages: 3,

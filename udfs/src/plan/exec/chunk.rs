@@ -20,9 +20,6 @@ use datafusion::{
 
 use super::size::{array_bytes, value_bytes};
 
-/// Maximum bytes of vectors per output batch.
-const BATCH_BYTES: usize = 32 << 20;
-
 /// A chunk whose texts are being embedded. Dropping it cancels the task.
 pub(super) struct RunningChunk {
     /// The input rows, in one batch or several.
@@ -76,10 +73,15 @@ impl CompletedChunk {
         self.rows.is_empty()
     }
 
-    /// The next batch of at most `max_rows` rows, or `None` after the last.
-    pub(super) fn next_batch(&mut self, schema: &SchemaRef, max_rows: usize) -> Result<Option<RecordBatch>> {
+    /// The next batch of at most `max_rows` rows, whose vectors have at most `max_bytes`, or `None` after the last.
+    pub(super) fn next_batch(
+        &mut self,
+        schema: &SchemaRef,
+        max_rows: usize,
+        max_bytes: usize,
+    ) -> Result<Option<RecordBatch>> {
         let Some(rows) = self.rows.pop_front() else { return Ok(None) };
-        let (first, n) = (self.returned, self.batch_rows(rows.num_rows(), max_rows));
+        let (first, n) = (self.returned, self.batch_rows(rows.num_rows().min(max_rows), max_bytes));
         if n < rows.num_rows() {
             self.rows.push_front(rows.slice(n, rows.num_rows() - n));
         }
@@ -92,14 +94,14 @@ impl CompletedChunk {
         Ok(Some(RecordBatch::try_new(Arc::clone(schema), columns)?))
     }
 
-    /// Rows of the next batch: as many as have at most [`BATCH_BYTES`], but at least one.
-    fn batch_rows(&self, available: usize, max_rows: usize) -> usize {
+    /// Rows of the next batch: as many as have at most `max_bytes`, but at least one.
+    fn batch_rows(&self, available: usize, max_bytes: usize) -> usize {
         let mut bytes = 0;
         let fits = |row: &usize| {
             bytes += self.columns.iter().map(|column| column.row_bytes(*row)).sum::<usize>();
-            bytes <= BATCH_BYTES
+            bytes <= max_bytes
         };
-        let rows = (self.returned..self.returned + available.min(max_rows)).take_while(fits).count();
+        let rows = (self.returned..self.returned + available).take_while(fits).count();
         rows.max(1)
     }
 }

@@ -3,6 +3,7 @@
 mod call;
 mod chunk;
 mod concat;
+mod memory;
 mod metrics;
 mod size;
 mod stream;
@@ -29,15 +30,20 @@ use elmo::spec::Level;
 
 pub(crate) use self::call::BoundCall;
 use self::{
+    memory::PartitionMemory,
     metrics::{EmbedMetrics, OperatorMetrics},
-    size::chunk_text_bytes,
+    size::{ChunkLimits, chunk_text_bytes},
     stream::EmbedStream,
     worker::ChunkWorker,
 };
 use super::config::ElmoConfig;
+use crate::memory::at_most;
 
 /// The name of the operator in physical plans.
 pub const EXEC_NAME: &str = "EmbedExec";
+
+/// The cache of vectors takes at most this part of a memory limit. Operators that spill do so earlier for what it takes.
+const CACHE_PART: usize = 8;
 
 /// Adds one column per call to the columns of its input. Preserves the order of rows.
 #[derive(Debug, Clone)]
@@ -53,7 +59,7 @@ impl EmbedExec {
     /// Maximum bytes of text per chunk, given the size of the token vectors. `None` when no call returns token vectors.
     pub fn bounded_text(&self) -> Option<usize> {
         let per_token = self.calls.iter().filter(|call| call.call.options.spec.level == Level::Token);
-        per_token.map(chunk_text_bytes).min()
+        per_token.map(|call| chunk_text_bytes(call, ChunkLimits::default().vector_bytes)).min()
     }
 
     /// The calls whose columns the operator adds.
@@ -136,15 +142,19 @@ impl ExecutionPlan for EmbedExec {
     }
 
     fn execute(&self, partition: usize, context: Arc<TaskContext>) -> Result<SendableRecordBatchStream> {
+        let pool = context.memory_pool();
+        let cache_mb = ElmoConfig::from_options(context.session_config().options()).cache_mb;
         let worker = ChunkWorker {
             calls: Arc::clone(&self.calls),
-            cache_bytes: ElmoConfig::from_options(context.session_config().options()).cache_mb.saturating_mul(1 << 20),
+            cache_bytes: at_most(cache_mb.saturating_mul(1 << 20), CACHE_PART, pool.as_ref()),
+            cache_memory: Arc::new(MemoryConsumer::new("cache of vectors").register(pool)),
             metrics: EmbedMetrics::new(&self.metrics, partition),
             partition,
         };
-        let reservation = MemoryConsumer::new(format!("EmbedExec[{partition}]")).register(context.memory_pool());
+        let caches = self.calls.iter().map(|call| Arc::clone(&call.models.caches().vectors)).collect();
+        let memory = PartitionMemory::new(partition, pool, caches);
         let input = self.input.execute(partition, Arc::clone(&context))?;
-        let stream = EmbedStream::new(input, self.schema(), worker, self.stops_early, &context, reservation);
+        let stream = EmbedStream::new(input, self.schema(), worker, self.stops_early, &context, memory);
         let batches = futures::stream::try_unfold(stream, |mut stream| async move {
             Ok(stream.next().await?.map(|batch| (batch, stream)))
         });

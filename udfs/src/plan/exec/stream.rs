@@ -14,10 +14,8 @@ use datafusion::{
         array::{ArrayRef, RecordBatch},
         datatypes::SchemaRef,
     },
-    common::{
-        DataFusionError, Result, exec_datafusion_err, internal_err, resources_datafusion_err, runtime::SpawnedTask,
-    },
-    execution::{SendableRecordBatchStream, TaskContext, memory_pool::MemoryReservation},
+    common::{Result, exec_datafusion_err, internal_err, runtime::SpawnedTask},
+    execution::{SendableRecordBatchStream, TaskContext},
     physical_plan::metrics::RecordOutput,
 };
 use futures::{FutureExt, StreamExt};
@@ -27,7 +25,8 @@ use super::{
     call::BoundCall,
     chunk::{ChunkColumn, CompletedChunk, RunningChunk},
     concat::{concat_rows, concat_texts},
-    size::{array_bytes, batch_bytes, chunk_rows, vector_bytes},
+    memory::PartitionMemory,
+    size::{ChunkLimits, array_bytes, batch_bytes, call_bytes, chunk_rows},
     worker::ChunkWorker,
 };
 
@@ -43,6 +42,8 @@ pub(super) struct EmbedStream {
     running: VecDeque<RunningChunk>,
     /// Rows that do not belong to a chunk yet, each batch with its texts: one array per call.
     buffered: Vec<(RecordBatch, Vec<ArrayRef>)>,
+    /// Bytes of these rows.
+    buffered_bytes: usize,
     completed: Option<CompletedChunk>,
     input_ended: bool,
     /// Whether the next chunk has to wait until the memory of a completed one is released.
@@ -52,7 +53,8 @@ pub(super) struct EmbedStream {
     chunk_rows: usize,
     /// Rows in all chunks so far, for error messages.
     rows_read: usize,
-    reservation: MemoryReservation,
+    limits: ChunkLimits,
+    memory: PartitionMemory,
 }
 
 impl EmbedStream {
@@ -62,7 +64,7 @@ impl EmbedStream {
         worker: ChunkWorker,
         stops_early: bool,
         context: &TaskContext,
-        reservation: MemoryReservation,
+        memory: PartitionMemory,
     ) -> Self {
         let batch_rows = context.session_config().batch_size();
         Self {
@@ -71,6 +73,7 @@ impl EmbedStream {
             worker,
             running: VecDeque::new(),
             buffered: Vec::new(),
+            buffered_bytes: 0,
             completed: None,
             input_ended: false,
             memory_exhausted: false,
@@ -78,7 +81,8 @@ impl EmbedStream {
             batch_rows,
             chunk_rows: batch_rows,
             rows_read: 0,
-            reservation,
+            limits: ChunkLimits::within(context.memory_pool().as_ref()),
+            memory,
         }
     }
 
@@ -125,7 +129,10 @@ impl EmbedStream {
             Some(rows) if rows.num_rows() == 0 => Ok(()),
             Some(rows) => {
                 let texts = self.texts(&rows)?;
-                self.chunk_rows = chunk_rows(&self.worker.calls, &texts, self.batch_rows);
+                self.chunk_rows = chunk_rows(&self.worker.calls, &texts, self.batch_rows, self.limits.vector_bytes);
+                let bytes = batch_bytes(&rows);
+                self.memory.count(bytes);
+                self.buffered_bytes += bytes;
                 self.buffered.push((rows, texts));
                 if self.buffered_rows() >= self.chunk_rows { self.start_chunks() } else { Ok(()) }
             }
@@ -148,15 +155,23 @@ impl EmbedStream {
             let buffered = self.buffered_rows();
             let count = buffered.min(self.chunk_rows.max(1));
             let bytes = self.estimated_bytes(count, buffered);
-            if self.reservation.try_grow(bytes).is_err() {
-                if self.running.is_empty() && self.completed.is_none() {
-                    return Err(out_of_memory(bytes, self.reservation.size()));
+            if !self.memory.take(bytes) {
+                match (self.running.is_empty() && self.completed.is_none(), count) {
+                    (false, _) => {
+                        self.memory_exhausted = true;
+                        return Ok(());
+                    }
+                    (true, 1) => return Err(self.memory.exhausted(bytes)),
+                    (true, _) => self.chunk_rows = count / 2,
                 }
-                self.memory_exhausted = true;
-                return Ok(());
+                continue;
             }
             self.memory_exhausted = false;
             let (rows, texts) = self.take_rows(count)?;
+            // The rows were counted when they were read.
+            let left = self.buffered.iter().map(|(batch, _)| batch_bytes(batch)).sum();
+            let bytes = bytes + std::mem::replace(&mut self.buffered_bytes, left).saturating_sub(left);
+            self.memory.keep(bytes);
             let (worker, first_row) = (self.worker.clone(), self.rows_read);
             self.rows_read += rows.iter().map(RecordBatch::num_rows).sum::<usize>();
             let task = SpawnedTask::spawn(async move { worker.embed(texts, first_row).await });
@@ -171,16 +186,13 @@ impl EmbedStream {
         Ok(())
     }
 
-    /// Estimated bytes of a chunk of the first `count` of `buffered` rows: its rows, its texts twice, and its vectors.
+    /// Estimated bytes that a chunk of the first `count` of `buffered` rows needs in addition to these rows.
     fn estimated_bytes(&self, count: usize, buffered: usize) -> usize {
-        let share = |bytes: usize| bytes / buffered.max(1) * count;
-        let rows = self.buffered.iter().map(|(batch, _)| batch_bytes(batch)).sum();
-        let mut bytes = share(rows);
-        for (n, call) in self.worker.calls.iter().enumerate() {
-            let texts = share(self.buffered.iter().map(|(_, texts)| array_bytes(&texts[n])).sum());
-            bytes += 2 * texts + vector_bytes(call, count, texts);
-        }
-        bytes
+        let of_call = |(n, call)| {
+            let texts: usize = self.buffered.iter().map(|(_, texts)| array_bytes(&texts[n])).sum();
+            call_bytes(call, count, texts / buffered.max(1) * count)
+        };
+        self.worker.calls.iter().enumerate().map(of_call).sum()
     }
 
     /// Removes the first `count` buffered rows. Returns them with their texts: one array per call.
@@ -208,14 +220,11 @@ impl EmbedStream {
         let Some(RunningChunk { rows, reserved, .. }) = self.running.pop_front() else {
             return internal_err!("a chunk completed that was not running");
         };
-        let bytes = rows.iter().map(batch_bytes).sum::<usize>() + columns.iter().map(ChunkColumn::bytes).sum::<usize>();
-        match bytes.checked_sub(reserved) {
-            Some(more) => {
-                let grown = self.reservation.try_grow(more);
-                grown.map_err(|_| out_of_memory(more, self.reservation.size()))?;
-            }
-            None => self.reservation.shrink(reserved - bytes),
-        }
+        let vectors: usize = columns.iter().map(ChunkColumn::bytes).sum();
+        // The next batch is a copy.
+        let bytes = rows.iter().map(batch_bytes).sum::<usize>() + vectors + vectors.min(self.limits.batch_bytes);
+        self.memory.release(reserved);
+        self.memory.count(bytes);
         self.completed = Some(CompletedChunk::new(rows, columns, bytes));
         Ok(())
     }
@@ -224,21 +233,17 @@ impl EmbedStream {
     fn next_completed(&mut self) -> Result<Option<RecordBatch>> {
         let Some(chunk) = &mut self.completed else { return Ok(None) };
         if chunk.is_empty() {
-            self.reservation.shrink(chunk.reserved.min(self.reservation.size()));
+            self.memory.release(chunk.reserved);
             self.completed = None;
+            if self.input_ended && self.buffered.is_empty() && self.running.is_empty() {
+                self.memory.keep_nothing();
+            }
             if !self.buffered.is_empty() && (self.memory_exhausted || self.input_ended) {
                 self.start_chunks()?;
             }
             return Ok(None);
         }
         let _timer = self.worker.metrics.baseline.elapsed_compute().timer();
-        chunk.next_batch(&self.schema, self.batch_rows)
+        chunk.next_batch(&self.schema, self.batch_rows, self.limits.batch_bytes)
     }
-}
-
-fn out_of_memory(bytes: usize, reserved: usize) -> DataFusionError {
-    resources_datafusion_err!(
-        "embedding the next rows needs {bytes} bytes in addition to {reserved}, which exceeds the memory limit of the query: \
-         raise --memory-limit (datafusion.runtime.memory_limit), or lower datafusion.execution.batch_size"
-    )
 }

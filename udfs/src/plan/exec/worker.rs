@@ -8,6 +8,7 @@ use datafusion::{
         compute::take,
     },
     common::{DataFusionError, Result, exec_datafusion_err, runtime::SpawnedTask},
+    execution::memory_pool::MemoryReservation,
 };
 use futures::future::try_join_all;
 
@@ -23,6 +24,8 @@ use crate::cache::{Lookup, Submission};
 pub(super) struct ChunkWorker {
     pub(super) calls: Arc<Vec<BoundCall>>,
     pub(super) cache_bytes: usize,
+    /// The consumer of the memory pool that cached vectors belong to. Reserves nothing itself.
+    pub(super) cache_memory: Arc<MemoryReservation>,
     pub(super) metrics: EmbedMetrics,
     pub(super) partition: usize,
 }
@@ -42,7 +45,7 @@ impl ChunkWorker {
         self.metrics.dedup_hits.add(duplicates);
         self.metrics.cache_hits.add(hits);
         let results = self.compute(call, text, own_rows.values(), first_row).await?;
-        own.publish(Arc::clone(&results));
+        own.publish(Arc::clone(&results), &self.cache_memory);
         let mut arrays = vec![results];
         let mut locations: Vec<Option<(usize, usize)>> =
             locations.into_iter().map(|location| location.map(|(array, row)| (array as usize, row as usize))).collect();

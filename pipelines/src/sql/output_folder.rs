@@ -1,0 +1,153 @@
+//! The folder that a COPY writes to. Its files get new names, so a second COPY would mix its rows with those of the first:
+//! the folder must be empty unless the statement says what happens to the files in it.
+
+use std::{collections::BTreeSet, path::PathBuf};
+
+use futures::{StreamExt, stream};
+use object_store::{ObjectMeta, path::Path};
+
+use super::error::SqlError;
+use crate::{
+    error::{Error, Exit, Result},
+    source::{MANIFEST, of_name},
+    stores::Location,
+};
+
+/// Files that are deleted concurrently.
+const CONCURRENT_FILES: usize = 16;
+
+/// What COPY does with the files that lie in its folder.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub(super) enum Existing {
+    /// The statement fails.
+    #[default]
+    Refuse,
+    /// They stay.
+    Append,
+    /// They are deleted when the new files are complete.
+    Overwrite,
+}
+
+/// The folder of a COPY.
+#[derive(Debug, Clone)]
+pub(super) struct OutputFolder {
+    location: Location,
+    existing: Existing,
+}
+
+impl OutputFolder {
+    pub(super) fn new(location: Location, existing: Existing) -> Self {
+        Self { location, existing }
+    }
+
+    /// The files that the new ones replace.
+    ///
+    /// # Errors
+    /// If the statement must not write to the folder, or if the folder cannot be listed.
+    pub(super) async fn replaced(&self) -> Result<Vec<Location>> {
+        // Web servers do not list files, and COPY cannot write to them.
+        if self.existing == Existing::Append || self.location.is_http() {
+            return Ok(Vec::new());
+        }
+        let listed = self.location.below(&self.location.path, usize::MAX, |name| !name.starts_with('.')).await?;
+        if self.existing == Existing::Overwrite {
+            self.check_no_job(&listed)?;
+            let replaced = listed.into_iter().filter(|file| self.is_visible(file) && is_data(file));
+            return Ok(replaced.map(|file| self.location.at(file.location)).collect());
+        }
+        match listed.iter().filter(|file| self.is_visible(file)).count() {
+            0 => Ok(Vec::new()),
+            count => Err(self.not_empty(count)),
+        }
+    }
+
+    /// The name of the folder in messages.
+    fn name(&self) -> String {
+        format!("{}/", self.location.to_string().trim_end_matches('/'))
+    }
+
+    fn not_empty(&self, count: usize) -> Error {
+        let files = if count == 1 { "1 file lies".to_owned() } else { format!("{count} files lie") };
+        Error::usage(
+            format!("{}: COPY writes to an empty folder, and {files} in this one", self.name()),
+            "OPTIONS (overwrite true) replaces the files, OPTIONS (append true) adds to them; or name another folder",
+        )
+    }
+
+    /// Rejects the output of `elmo embed`, whose manifest would describe files that are gone.
+    fn check_no_job(&self, listed: &[ObjectMeta]) -> Result<()> {
+        let is_job = |file: &ObjectMeta| self.names(file).iter().any(|name| name == MANIFEST);
+        match listed.iter().any(is_job) {
+            true => Err(Error::usage(
+                format!("{}: holds the output of elmo embed, which COPY does not overwrite", self.name()),
+                "name another folder, or delete this one",
+            )),
+            false => Ok(()),
+        }
+    }
+
+    /// The names of the folders of a file below this one, and its own.
+    fn names(&self, file: &ObjectMeta) -> Vec<String> {
+        let depth = self.location.path.parts_count();
+        file.location.parts().skip(depth).map(|part| part.as_ref().to_owned()).collect()
+    }
+
+    /// Whether a file counts. As for `FROM 'folder/'`, hidden files and those with `_` do not.
+    fn is_visible(&self, file: &ObjectMeta) -> bool {
+        let names = self.names(file);
+        // A store may have an object with the name of the folder itself.
+        !names.is_empty() && names.iter().all(|name| !name.starts_with(['.', '_']))
+    }
+
+    /// Writes new files through to a local disk, before the files that they replace are deleted.
+    ///
+    /// # Errors
+    /// If the disk fails.
+    pub(super) async fn sync(&self, files: &[Path]) -> Result<()> {
+        if self.existing != Existing::Overwrite {
+            return Ok(());
+        }
+        let files: Vec<_> = files.iter().map(|path| self.location.at(path.clone())).collect();
+        let synced = tokio::task::spawn_blocking(move || files.iter().try_for_each(Location::sync)).await;
+        Ok(synced.map_err(|error| Error::Failed(error.to_string()))??)
+    }
+
+    /// Deletes replaced files, and the local folders that they leave empty.
+    ///
+    /// # Errors
+    /// If some files cannot be deleted. The others are deleted all the same.
+    pub(super) async fn delete(&self, replaced: &[Location]) -> Result<()> {
+        let deletions: Vec<_> = replaced.iter().map(Location::delete).collect();
+        let results = stream::iter(deletions).buffer_unordered(CONCURRENT_FILES).collect::<Vec<_>>().await;
+        let failed: Vec<_> = results.into_iter().filter_map(std::result::Result::err).collect();
+        self.delete_empty_folders(replaced);
+        let Some(first) = failed.first() else { return Ok(()) };
+        let message = format!(
+            "{}: the new files are complete, but {} of the {} files that they replace could not be deleted: {first}",
+            self.name(),
+            failed.len(),
+            replaced.len()
+        );
+        let help = "delete the old files, or run the statement again".to_owned();
+        Err(SqlError { message, exit: Exit::Storage, help: Some(help) }.into())
+    }
+
+    fn delete_empty_folders(&self, replaced: &[Location]) {
+        let Some(root) = self.location.local_path() else { return };
+        let files = replaced.iter().filter_map(Location::local_path);
+        let above = |file: PathBuf| file.ancestors().skip(1).map(PathBuf::from).collect::<Vec<_>>();
+        let folders: BTreeSet<PathBuf> = files.flat_map(above).filter(|folder| *folder != root).collect();
+        // The deepest first. Folders that still hold something cannot be removed.
+        for folder in folders.iter().rev().filter(|folder| folder.starts_with(&root)) {
+            let _ = std::fs::remove_dir(folder);
+        }
+    }
+}
+
+/// Whether `FROM 'folder/'` reads a file of this name, or COPY may have written it.
+fn is_data(file: &ObjectMeta) -> bool {
+    let name = file.location.as_ref();
+    // Compressions that COPY writes if its OPTIONS say so.
+    let plain = [".bz2", ".xz"].iter().find_map(|extension| name.strip_suffix(extension));
+    of_name(plain.unwrap_or(name)).is_some()
+}
