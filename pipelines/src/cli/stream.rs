@@ -312,42 +312,6 @@ struct StatusArgs {
     json: bool,
 }
 
-/// Show for each partition where its output ends, and how far behind it is
-#[derive(Debug, Args)]
-#[command(after_help = "\
-Examples:
-  elmo stream status --output s3://bucket/reviews
-  elmo stream status --output s3://bucket/reviews --brokers kafka:9092 --group elmo --json")]
-struct StatusArgs {
-    /// The output folder, a path or URL
-    #[arg(short, long, value_name = "DIR", value_hint = ValueHint::DirPath)]
-    output: String,
-
-    /// The generation to show
-    #[arg(long, value_name = "N", default_value = "1", value_parser = positive)]
-    generation: usize,
-
-    /// Brokers, to compare with the topics
-    #[arg(long, value_name = "BROKERS")]
-    brokers: Option<String>,
-
-    /// Consumer group, to compare with its offsets; requires --brokers
-    #[arg(long, value_name = "GROUP", requires = "brokers")]
-    group: Option<String>,
-
-    /// A property of librdkafka, KEY=VALUE; repeat it for several
-    #[arg(short = 'X', long = "kafka", value_name = "KEY=VALUE")]
-    kafka: Vec<String>,
-
-    /// A file with properties of librdkafka, one KEY=VALUE per line, for passwords
-    #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath)]
-    kafka_secrets: Option<PathBuf>,
-
-    /// Print JSON
-    #[arg(long)]
-    json: bool,
-}
-
 /// A duration, parsed from a number and a unit.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct Span(Duration);

@@ -109,7 +109,7 @@ fn committed(
 fn is_passing(error: &KafkaError) -> bool {
     matches!(
         error.rdkafka_error_code(),
-        Some(Code::NotCoordinator | Code::CoordinatorNotAvailable | Code::CoordinatorLoadInProgress | Code::WaitCoordinator)
+        Some(Code::NotCoordinator | Code::CoordinatorNotAvailable | Code::CoordinatorLoadInProgress)
     )
 }
 

@@ -30,6 +30,8 @@ pub struct PartitionStatistics {
     pub low: Option<i64>,
     /// The next offset to be read by this process.
     pub position: Option<i64>,
+    /// The next offset to be fetched from the broker.
+    pub fetched: Option<i64>,
     /// The offset that the group has committed.
     pub committed: Option<i64>,
     /// Messages that are visible and not read.
@@ -100,6 +102,7 @@ struct RawPartition {
     fetchq_cnt: u64,
     fetchq_size: u64,
     app_offset: i64,
+    next_offset: i64,
     committed_offset: i64,
     lo_offset: i64,
     hi_offset: i64,
@@ -113,6 +116,7 @@ impl Default for RawPartition {
             fetchq_cnt: 0,
             fetchq_size: 0,
             app_offset: -1,
+            next_offset: -1,
             committed_offset: -1,
             lo_offset: -1,
             hi_offset: -1,
@@ -132,6 +136,7 @@ impl From<RawPartition> for PartitionStatistics {
             end,
             low: known(raw.lo_offset),
             position,
+            fetched: known(raw.next_offset),
             committed: known(raw.committed_offset),
             lag,
             queued_messages: raw.fetchq_cnt,

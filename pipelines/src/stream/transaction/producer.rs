@@ -10,7 +10,7 @@ use std::{
 };
 
 use rdkafka::{
-    ClientConfig, ClientContext, Message as _, Offset, TopicPartitionList,
+    ClientConfig, ClientContext, Offset, TopicPartitionList,
     consumer::ConsumerGroupMetadata,
     error::{KafkaError, RDKafkaErrorCode},
     message::{DeliveryResult, Header, OwnedHeaders},
