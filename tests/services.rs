@@ -10,6 +10,9 @@
 mod kafka;
 #[path = "cli/node.rs"]
 mod node;
+#[cfg(feature = "kafka")]
+#[path = "services/stream.rs"]
+mod stream;
 
 use std::{env, path::Path, process::Command, sync::Arc, time::Duration};
 
@@ -26,6 +29,8 @@ use elmo_pipelines::{
 };
 use object_store::{ObjectStore, ObjectStoreExt, PutMode, PutPayload};
 
+#[cfg(feature = "kafka")]
+use kafka::{broker, dataset, streaming};
 use node::Node;
 
 const ROWS: usize = 300;

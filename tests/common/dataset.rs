@@ -99,6 +99,20 @@ impl Dataset {
         assert!(found == wanted, "{} rows, not {}; first difference: {differs:?}", found.len(), wanted.len());
     }
 
+    /// Number of rows.
+    pub(crate) fn table_rows(&self) -> usize {
+        self.objects.iter().map(|object| object.rows.num_rows()).sum()
+    }
+
+    /// Checks that the rows are exactly those with the given offsets, where other messages were left out.
+    pub(crate) fn check_rows(&self, topic: &str, wanted: &[(i32, i64)]) {
+        self.check();
+        let mine = self.objects.iter().filter(|object| object.topic == topic);
+        let found: Vec<_> =
+            mine.flat_map(|o| o.row_offsets().into_iter().map(|offset| (o.partition, offset))).collect();
+        assert_eq!(found, wanted);
+    }
+
     fn is_gap(&self, topic: &str, partition: i32, offset: i64) -> bool {
         let mine = self.objects.iter().filter(|object| (object.topic.as_str(), object.partition) == (topic, partition));
         mine.flat_map(Object::gaps).any(|gap| gap.contains(&offset))

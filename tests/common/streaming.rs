@@ -30,6 +30,20 @@ impl Stream {
         stream.with(&format!("--topic {} --group {group} --output {output}", topic.name))
     }
 
+    /// A stream without a model and a format.
+    pub(crate) fn bare(program: &'static str, broker: &Broker, topic: &Topic, group: &str, output: &str) -> Self {
+        let stream = Self { program, words: Vec::new(), output: output.to_owned(), env: Vec::new() };
+        let words = format!("--brokers {} --topic {} --group {group} --output {output}", broker.address, topic.name);
+        stream.with(&words)
+    }
+
+    /// Texts of `topic` into the topic `target`, by the built-in model.
+    pub(crate) fn to_topic(program: &'static str, broker: &Broker, topic: &Topic, group: &str, target: &str) -> Self {
+        let stream = Self { program, words: Vec::new(), output: String::new(), env: Vec::new() };
+        let words = format!("--brokers {} --topic {} --group {group} --output-topic {target}", broker.address, topic.name);
+        stream.with("--model tiny --threads 1 --format text").with(&words)
+    }
+
     /// With more words on its command line, which hold no blanks.
     #[must_use]
     pub(crate) fn with(mut self, words: &str) -> Self {

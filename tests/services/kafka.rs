@@ -1,15 +1,14 @@
 //! The broker that `scripts/services` starts, and what tests of the stream use of it.
 
-// What is not used yet is for the tests of the stream.
 #[allow(dead_code)]
 #[path = "../common/broker.rs"]
-mod broker;
+pub(crate) mod broker;
 #[allow(dead_code)]
 #[path = "../common/dataset.rs"]
-mod dataset;
+pub(crate) mod dataset;
 #[allow(dead_code)]
 #[path = "../common/streaming.rs"]
-mod streaming;
+pub(crate) mod streaming;
 
 use super::node;
 

@@ -53,8 +53,8 @@ pub(super) struct Rows {
     pub(super) counts: Counts,
     /// Messages for the dead-letter topic, by their number in `messages`.
     pub(super) dead: Vec<(usize, Rejection)>,
-    /// What they take of the memory budget.
-    pub(super) permit: Permit,
+    /// What they take of the memory budget, until they are written.
+    _permit: Permit,
 }
 
 /// Rows, and why the stream stops behind them.
@@ -136,7 +136,7 @@ impl Finisher {
             Some(keep) => filter_record_batch(&batch, keep).map_err(odd)?,
             None => batch,
         };
-        let rows = Rows { batch, messages, keep, end, counts, dead, permit };
+        let rows = Rows { batch, messages, keep, end, counts, dead, _permit: permit };
         Ok(Finished { rows, refused })
     }
 }
