@@ -79,6 +79,7 @@ pub(crate) fn double(written: &str) -> Option<f64> {
 }
 
 /// The same for a float of 32 bits.
+#[cfg(feature = "kafka")]
 pub(crate) fn single(written: &str) -> Option<f32> {
     written.parse().ok().filter(|number: &f32| is_number(written, f64::from(*number), false))
 }
@@ -223,6 +224,7 @@ fn time(text: &str, precision: usize, is_utc: bool) -> Option<i128> {
 }
 
 /// Units of 10^-`precision` seconds since 1970 of a time in RFC 3339, in any zone.
+#[cfg(feature = "kafka")]
 pub(crate) fn instant(text: &str, precision: usize) -> Option<i128> {
     const ZONE: usize = "+hh:mm".len();
     if let Some(time) = text.strip_suffix('Z') {

@@ -54,15 +54,15 @@ use super::{Messages, StreamError};
 pub struct Decoder {
     settings: Arc<DecodeSettings>,
     fields: Arc<[Field]>,
-    values: Arc<Values>,
+    values: Values,
 }
 
 /// How values are decoded.
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 enum Values {
     Text,
-    Json(Json),
-    Avro(Avro),
+    Json(Arc<Json>),
+    Avro(Arc<Avro>),
 }
 
 /// Messages, decoded: row `i` is message `i`.
@@ -93,11 +93,11 @@ impl Decoder {
         settings.check()?;
         let values = match settings.format {
             Format::Text => Values::Text,
-            Format::Json => Values::Json(Json::new(&settings)),
-            Format::Avro => Values::Avro(Avro::new(&settings)?),
+            Format::Json => Values::Json(Arc::new(Json::new(&settings))),
+            Format::Avro => Values::Avro(Arc::new(Avro::new(&settings)?)),
         };
         let fields = fields(&settings).into();
-        Ok(Self { settings: Arc::new(settings), fields, values: Arc::new(values) })
+        Ok(Self { settings: Arc::new(settings), fields, values })
     }
 
     /// The columns: those of the user in their order, `text`, `_key` and `_headers` if wanted, `_topic`, `_partition`,
@@ -106,12 +106,23 @@ impl Decoder {
         &self.fields
     }
 
+    /// Checks what decoding depends on, before the first message.
+    ///
+    /// # Errors
+    /// A schema registry that does not answer, or refuses.
+    pub async fn probe(&self) -> Result<(), StreamError> {
+        match &self.values {
+            Values::Avro(avro) => avro.probe().await,
+            Values::Text | Values::Json(_) => Ok(()),
+        }
+    }
+
     /// Decodes messages.
     ///
     /// # Errors
     /// A schema registry that does not answer, or refuses; none for a message. The same messages can be decoded again.
     pub async fn decode(&self, messages: &Messages) -> Result<Decoded, StreamError> {
-        let body = match &*self.values {
+        let body = match &self.values {
             Values::Text => json::texts(messages, self.settings.max_text_bytes),
             Values::Json(json) => json.decode(messages),
             Values::Avro(avro) => avro.decode(messages).await?,

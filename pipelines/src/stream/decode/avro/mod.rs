@@ -99,6 +99,14 @@ impl Avro {
         Ok(Self { schemas, text, text_path, specs, wanted, max_text_bytes: settings.max_text_bytes })
     }
 
+    /// Checks that the registry, if there is one, answers.
+    pub(super) async fn probe(&self) -> Result<(), StreamError> {
+        match &self.schemas {
+            Schemas::Registry(registry, _) => registry.probe().await,
+            Schemas::File(..) => Ok(()),
+        }
+    }
+
     /// Decodes messages. Fails only when the registry does.
     pub(super) async fn decode(&self, messages: &Messages) -> Result<Body, StreamError> {
         let mut assembly = Assembly::new(messages.len(), &self.specs);

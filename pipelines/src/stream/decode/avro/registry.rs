@@ -107,6 +107,11 @@ impl Registry {
         Ok(Self { client: client.map_err(|e| refuse(e.without_url().to_string()))?, url, user })
     }
 
+    /// Checks that the registry answers, and whether this user may ask: for a schema that no registry has, as ids begin at 1.
+    pub(super) async fn probe(&self) -> Result<(), StreamError> {
+        self.get(&["schemas", "ids", "0"]).await.map(|_| ())
+    }
+
     /// The Avro schema with this id, with the schemas that it refers to in it; or why there is none that can be used.
     ///
     /// # Errors

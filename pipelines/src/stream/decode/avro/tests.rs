@@ -287,8 +287,11 @@ async fn a_registry_that_fails_is_no_bad_message() {
 
     let (url, requests) = fake(|_, _| (401, String::new()));
     let decoder = Decoder::new(settings(registry(&url), "")).unwrap();
+    assert_eq!(decoder.probe().await.unwrap_err().exit(), Exit::Storage);
+    let (good, _) = with_schemas();
+    Decoder::new(settings(registry(&good), "")).unwrap().probe().await.unwrap();
     let error = decoder.decode(&messages(&[Some(value)])).await.unwrap_err();
-    assert_eq!((error.exit(), requests.load(Ordering::SeqCst)), (Exit::Storage, 1));
+    assert_eq!((error.exit(), requests.load(Ordering::SeqCst)), (Exit::Storage, 2));
     assert!(error.to_string().contains("401") && error.help().unwrap().contains("user information"), "{error}");
 }
 
