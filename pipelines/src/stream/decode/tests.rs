@@ -71,7 +71,7 @@ fn each_kind_of_poison_has_its_label_and_harms_nobody() {
         (Some(b"{\"text\": \"a\", \"n\": 9223372036854775808}"), "wrong_type"),
         (Some(b"{\"text\": \"a\", \"n\": {\"secret\": 1}}"), "wrong_type"),
         (Some(long.as_bytes()), "text_too_large"),
-        (Some(b"{\"text\": \"\\ud83d\", \"n\": tru}"), "bad_json"),
+        (Some(b"{\"text\": \"\\ud83d\", \"n\": nul}"), "bad_json"),
     ];
     let good: &[u8] = b"{\"text\": \"good\", \"n\": 7}";
     let values: Vec<Option<&[u8]>> =
