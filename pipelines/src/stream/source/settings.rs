@@ -129,7 +129,7 @@ impl Settings {
                 settings_error(format!("librdkafka has no setting {name}"), names::instead_of(name))
             }
             KafkaError::ClientConfig(_, reason, name, value) if is_secret_key(name) && reason.contains(value) => {
-                settings_error(format!("librdkafka refuses the value of {name}"), None)
+                settings_error(format!("librdkafka refuses the value of {name}"), names::of_java(name))
             }
             KafkaError::ClientConfig(_, reason, name, _) => {
                 let message = format!("librdkafka refuses {name}: {}", self.scrub.scrub(reason));
