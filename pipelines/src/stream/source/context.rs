@@ -61,7 +61,6 @@ pub(super) struct Counts {
     pub(super) rebalances: AtomicU64,
     pub(super) messages: AtomicU64,
     pub(super) bytes: AtomicU64,
-    pub(super) commits: AtomicU64,
     pub(super) commits_refused: AtomicU64,
     pub(super) assigned: AtomicUsize,
     pub(super) paused: AtomicUsize,
@@ -108,6 +107,17 @@ impl Shared {
         }
     }
 
+    /// librdkafka logs why an offset was refused. Of commits that nobody waits for, this version of rdkafka tells nothing
+    /// else: it never calls `commit_callback`.
+    fn commit_failed(&self, message: &str) {
+        self.counts.commits_refused.fetch_add(1, Relaxed);
+        if message.contains("Group authorization failed") {
+            return self.report(Code::GroupAuthorizationFailed, message);
+        }
+        // The next commit replaces this one. After a rebalance the broker is right to refuse it.
+        tracing::debug!(target: "librdkafka", "{message}");
+    }
+
     fn error(&self, code: Code, reason: &str, last_failure: Option<String>) -> StreamError {
         // "1/1 brokers are down" says less than why the last connection failed.
         let reason = match last_failure {
@@ -129,6 +139,9 @@ impl Shared {
 impl ClientContext for Context {
     fn log(&self, level: RDKafkaLogLevel, facility: &str, message: &str) {
         let message = self.0.scrub.scrub(message);
+        if facility == "COMMITFAIL" {
+            return self.0.commit_failed(&message);
+        }
         match level {
             // Failures of connections come as errors, too: `report` decides who hears of them.
             _ if matches!(facility, "FAIL" | "ERROR") => tracing::debug!(target: "librdkafka", facility, "{message}"),
@@ -170,23 +183,6 @@ impl ConsumerContext for Context {
         self.0.ownership.note_poll();
         self.0.ownership.note_rebalance(false);
         self.0.budget_changed();
-    }
-
-    fn commit_callback(&self, result: KafkaResult<()>, list: &TopicPartitionList) {
-        let results = list.elements().iter().map(|element| element.error()).collect::<Vec<_>>();
-        let error = result.err().or_else(|| results.into_iter().find_map(Result::err));
-        let Some(error) = error else {
-            self.0.counts.commits.fetch_add(1, Relaxed);
-            return;
-        };
-        self.0.counts.commits_refused.fetch_add(1, Relaxed);
-        match error.rdkafka_error_code() {
-            Some(code @ (Code::GroupAuthorizationFailed | Code::TopicAuthorizationFailed)) => {
-                self.0.report(code, &code.to_string());
-            }
-            // A later commit says more. After a rebalance the broker is right to refuse it.
-            _ => tracing::debug!(%error, "the group refused an offset"),
-        }
     }
 }
 

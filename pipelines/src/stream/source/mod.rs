@@ -139,7 +139,7 @@ impl Source {
             rebalances: count(&counts.rebalances),
             messages: count(&counts.messages),
             bytes: count(&counts.bytes),
-            commits: count(&counts.commits),
+            commits: self.shared.ownership.commits(),
             commits_refused: count(&counts.commits_refused),
         }
     }
@@ -205,8 +205,8 @@ pub struct Counters {
     pub messages: u64,
     /// Bytes of their keys and values.
     pub bytes: u64,
-    /// Commits that the brokers accepted.
+    /// Commits that were sent to the brokers.
     pub commits: u64,
-    /// Commits that they refused.
+    /// Those of them that were refused.
     pub commits_refused: u64,
 }

@@ -85,14 +85,17 @@ pub(super) fn is_of_producers(name: &str) -> bool {
 
 /// What to write instead of a name that librdkafka does not have.
 pub(super) fn instead_of(name: &str) -> Option<String> {
-    if let Some((_, instead)) = OF_JAVA.iter().find(|(java, _)| *java == name) {
-        return Some(format!("Java clients have it; use {instead}"));
-    }
-    nearest(name).map(|nearest| format!("did you mean {nearest}?"))
+    of_java(name).or_else(|| nearest(name).map(|nearest| format!("did you mean {nearest}?")))
+}
+
+/// What to write instead of a name that only Java clients have.
+pub(super) fn of_java(name: &str) -> Option<String> {
+    let (_, instead) = OF_JAVA.iter().find(|(java, _)| *java == name)?;
+    Some(format!("Java clients have it; use {instead}"))
 }
 
 /// The most similar name.
-pub(super) fn nearest(name: &str) -> Option<&'static str> {
+fn nearest(name: &str) -> Option<&'static str> {
     /// `sasl.passwort`/`sasl.password` has 0.92, two unrelated names of settings seldom more than 0.6.
     const SIMILAR: f64 = 0.7;
     let rated = KNOWN.split_whitespace().map(|known| (strsim::normalized_damerau_levenshtein(name, known), known));

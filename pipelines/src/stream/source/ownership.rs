@@ -66,6 +66,7 @@ struct Inner {
     polled: AtomicU64,
     /// The consumer waits for an answer in a rebalance, and cannot poll.
     rebalancing: AtomicBool,
+    commits: AtomicU64,
 }
 
 #[derive(Default)]
@@ -82,6 +83,7 @@ impl Ownership {
             start: Instant::now(),
             polled: AtomicU64::new(0),
             rebalancing: AtomicBool::new(false),
+            commits: AtomicU64::new(0),
         }))
     }
 
@@ -97,7 +99,8 @@ impl Ownership {
 
     /// Commits `offset`, the next one to read, to the group, if this process still owns the partition since `epoch`.
     ///
-    /// It does not wait for the broker, which may still refuse it; [`Counters`](super::Counters) counts those.
+    /// It does not wait for the broker, which may still refuse it, as it does between two generations of a group:
+    /// [`Counters`](super::Counters) has the number of refusals. A broker that does not answer delays it.
     ///
     /// # Errors
     /// [`NotCommitted`].
@@ -112,9 +115,10 @@ impl Ownership {
         let mut element = list.add_partition(&partition.topic, partition.partition);
         element.set_offset(Offset::Offset(offset)).map_err(|error| NotCommitted::Refused(error.to_string()))?;
         element.set_metadata(metadata);
-        self.while_owned(&[(partition, epoch)], |consumer| {
-            consumer.commit(&list, CommitMode::Async).map_err(|error| NotCommitted::Refused(error.to_string()))
-        })?
+        let sent = self.while_owned(&[(partition, epoch)], |consumer| consumer.commit(&list, CommitMode::Async))?;
+        sent.map_err(|error| NotCommitted::Refused(error.to_string()))?;
+        self.0.commits.fetch_add(1, Relaxed);
+        Ok(())
     }
 
     /// Runs `action` while it is certain that this process owns all of these partitions: a revocation waits for it. So
@@ -149,6 +153,10 @@ impl Ownership {
     pub fn is_alive(&self) -> bool {
         let stopped = self.0.owned.lock().consumer.is_none();
         !stopped && (self.0.rebalancing.load(Relaxed) || self.since_poll() < self.0.max_poll_interval.min(STALLED))
+    }
+
+    pub(super) fn commits(&self) -> u64 {
+        self.0.commits.load(Relaxed)
     }
 
     pub(super) fn note_poll(&self) {

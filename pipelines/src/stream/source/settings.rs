@@ -10,6 +10,7 @@ use std::{
 
 use rdkafka::{
     ClientConfig,
+    config::RDKafkaLogLevel,
     error::{KafkaError, RDKafkaErrorCode as Code},
 };
 
@@ -127,12 +128,12 @@ impl Settings {
             KafkaError::ClientConfig(_, reason, name, _) if reason.starts_with("No such") => {
                 settings_error(format!("librdkafka has no setting {name}"), names::instead_of(name))
             }
-            // Its message quotes the value.
-            KafkaError::ClientConfig(_, _, name, _) if is_secret_key(name) => {
-                settings_error(format!("librdkafka refuses the value of {name}"), None)
+            KafkaError::ClientConfig(_, reason, name, value) if is_secret_key(name) && reason.contains(value) => {
+                settings_error(format!("librdkafka refuses the value of {name}"), names::of_java(name))
             }
             KafkaError::ClientConfig(_, reason, name, _) => {
-                settings_error(format!("librdkafka refuses {name}: {}", self.scrub.scrub(reason)), None)
+                let message = format!("librdkafka refuses {name}: {}", self.scrub.scrub(reason));
+                settings_error(message, names::of_java(name))
             }
             // The files of certificates and keys are opened when a client is created.
             error => {
@@ -200,6 +201,10 @@ impl Settings {
     pub(super) fn consumer(&self, memory: usize) -> ClientConfig {
         let mut config = ClientConfig::new();
         set_all(&mut config, DEFAULTS);
+        // Refused commits are warnings. Which messages are shown, the filter of the logs decides.
+        if matches!(config.log_level, RDKafkaLogLevel::Error) {
+            config.set_log_level(RDKafkaLogLevel::Warning);
+        }
         if !self.uses_consumer_protocol() {
             config.set("partition.assignment.strategy", "cooperative-sticky");
         }

@@ -59,7 +59,12 @@ impl Statistics {
         let group = raw.cgrp.unwrap_or_default();
         Ok(Self {
             partitions,
-            brokers_up: raw.brokers.values().filter(|broker| broker.state == "UP").count(),
+            // The others are connections of librdkafka's own: to find brokers, and to the group's coordinator.
+            brokers_up: raw
+                .brokers
+                .values()
+                .filter(|broker| broker.source == "learned" && broker.state == "UP")
+                .count(),
             group_state: group.state,
             rebalances: group.rebalance_cnt,
             received_bytes: raw.rx_bytes,
@@ -80,6 +85,7 @@ struct Raw {
 
 #[derive(Deserialize)]
 struct RawBroker {
+    source: String,
     state: String,
 }
 
@@ -153,9 +159,10 @@ mod tests {
     fn what_metrics_need_is_parsed() {
         // Shortened from the example in librdkafka's STATISTICS.md.
         let json =
-            br#"{"name": "rdkafka#consumer-1", "rx_bytes": 37, "brokers": {"b:1/1": {"state": "UP", "rtt": {"min": 1}},
-            "b:2/2": {"state": "DOWN"}}, "topics": {"test": {"topic": "test", "partitions": {
-            "0": {"partition": 0, "desired": true, "fetchq_cnt": 3, "fetchq_size": 40, "app_offset": 10, "next_offset": 13,
+            br#"{"name": "rdkafka#consumer-1", "rx_bytes": 37, "brokers": {"b:1/1": {"state": "UP", "source": "learned",
+            "rtt": {"min": 1}}, "b:2/2": {"state": "DOWN", "source": "learned"},
+            "GroupCoordinator": {"state": "UP", "source": "logical"}}, "topics": {"test": {"topic": "test", "partitions": {
+            "0": {"partition": 0, "desired": true, "fetchq_cnt": 3, "fetchq_size": 40, "app_offset": 10,
                 "committed_offset": -1001, "lo_offset": 2, "hi_offset": 25, "ls_offset": 24, "consumer_lag": 9},
             "1": {"partition": 1, "desired": false}, "-1": {"partition": -1, "desired": true}}}},
             "cgrp": {"state": "up", "rebalance_cnt": 4, "assignment_size": 1}}"#;

@@ -1,0 +1,86 @@
+//! Which topics are read.
+
+use super::*;
+use crate::error::{Exit, Fault as _};
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_plan_has_topics_and_partitions() {
+    let cluster = Cluster::new(&[("reviews-de", 2), ("reviews-en", 1), ("orders", 3), ("__internal", 1)]);
+    cluster.produce("reviews-de", 1, 0..5);
+    let plan = describe(&cluster.settings(&["^reviews-.*", "orders"], &[])).await.unwrap();
+    let topic =
+        |name: &str, partitions, messages| Topic { name: name.into(), partitions, readable: Some(true), messages };
+    assert_eq!(plan.topics, [topic("orders", 3, 0), topic("reviews-de", 2, 5), topic("reviews-en", 1, 0)]);
+    assert!(!plan.group_has_offsets && plan.brokers == [cluster.mock.bootstrap_servers()]);
+    let all = describe(&cluster.settings(&["^.*"], &[])).await.unwrap();
+    assert_eq!(all.topics.len(), 3);
+    // A pattern may match nothing yet.
+    assert_eq!(describe(&cluster.settings(&["^later-.*"], &[])).await.unwrap().topics, []);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_unknown_topic_is_refused_before_joining() {
+    let cluster = Cluster::new(&[("t", 1)]);
+    let error = describe(&cluster.settings(&["t", "revews"], &[NEW])).await.unwrap_err();
+    assert_eq!(error.exit(), Exit::Storage);
+    assert_eq!(error.to_string(), "topic revews: UnknownTopicOrPartition (Broker: Unknown topic or partition)");
+    assert!(error.help().unwrap().contains("create the topic"));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn topics_that_appear_later_are_read_from_their_first_message() {
+    let cluster = Cluster::new(&[("reviews-de", 1)]);
+    cluster.produce("reviews-de", 0, 0..3);
+    let quick = ["topic.metadata.refresh.interval.ms=300", "session.timeout.ms=6000", "heartbeat.interval.ms=200"];
+    let mut member = cluster.join(&["^reviews-.*"], &quick).await;
+    let Event::Assign { partitions, epoch, reply } = member.events.recv().await.unwrap() else {
+        panic!("an assignment")
+    };
+    assert_eq!(partitions, [assigned("reviews-de", false)]);
+    let de = partition("reviews-de", 0);
+    member.owned.insert(de.clone(), (epoch, None));
+    reply.send([(de.clone(), Start::At(2))].into());
+    member.until("the message", |m| m.count() == 1).await;
+
+    cluster.mock.create_topic("reviews-fr", 1, 1).unwrap();
+    cluster.mock.create_topic("orders", 1, 1).unwrap();
+    cluster.produce("reviews-fr", 0, 0..4);
+    let (partitions, epoch, reply) = loop {
+        match timeout(LIMIT, member.events.recv()).await.unwrap().unwrap() {
+            Event::Assign { partitions, epoch, reply } => break (partitions, epoch, reply),
+            other => member.handle(other),
+        }
+    };
+    // The first topic stays: it is not assigned again.
+    assert_eq!(partitions, [assigned("reviews-fr", true)]);
+    member.owned.insert(partition("reviews-fr", 0), (epoch, None));
+    reply.send([(partition("reviews-fr", 0), Start::Beginning)].into());
+    member.until("four messages", |m| m.count() == 5).await;
+    assert_eq!((&member.seen[&de], &member.seen[&partition("reviews-fr", 0)]), (&vec![2], &vec![0, 1, 2, 3]));
+    assert_ne!(member.epoch(&de), epoch);
+    member.source.stop().await;
+}
+
+fn assigned(topic: &str, appeared: bool) -> Assigned {
+    Assigned { partition: partition(topic, 0), committed: Hint::None, appeared }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_partition_without_an_offset_in_a_group_that_has_some_has_appeared() {
+    let cluster = Cluster::new(&[("t", 2)]);
+    cluster.produce("t", 0, 0..3);
+    let mut member = cluster.join(&["t"], &[NEW]).await;
+    member.until("three messages", |m| m.count() == 3).await;
+    let t = partition("t", 0);
+    member.source.ownership().commit(&t, member.epoch(&t), 3, "").unwrap();
+    member.until_committed(&t, &Hint::At { offset: 3, metadata: String::new() }).await;
+    member.source.stop().await;
+    let mut member = cluster.join(&["t"], &[NEW]).await;
+    let Event::Assign { mut partitions, .. } = member.events.recv().await.unwrap() else { panic!("an assignment") };
+    partitions.sort_by(|a, b| a.partition.cmp(&b.partition));
+    let committed = Hint::At { offset: 3, metadata: String::new() };
+    let known = Assigned { partition: t, committed, appeared: false };
+    let new = Assigned { partition: partition("t", 1), committed: Hint::None, appeared: true };
+    assert_eq!(partitions, [known, new]);
+    member.source.stop().await;
+}
