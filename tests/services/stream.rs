@@ -38,8 +38,14 @@ impl Case {
 
     /// A stream of the topic; its group has the name of the output.
     fn stream(&self, name: &str) -> Stream {
-        let group = format!("{}-{name}", self.topic.name);
-        Stream::new(ELMO, &self.broker, &self.topic, &group, &self.output(name))
+        self.stream_of(name, name)
+    }
+
+    /// A stream of a group. The broker forgets members that were killed after a second.
+    fn stream_of(&self, group: &str, name: &str) -> Stream {
+        let group = format!("{}-{group}", self.topic.name);
+        let stream = Stream::new(ELMO, &self.broker, &self.topic, &group, &self.output(name));
+        stream.with("-X session.timeout.ms=1000 -X heartbeat.interval.ms=300")
     }
 
     fn check(&self, dataset: &Dataset) {
@@ -70,7 +76,7 @@ fn a_stream_continues_where_its_output_ends() {
     stream.drain();
     case.check(&stream.dataset());
     // The group's offsets are lost: the output alone tells where it ends.
-    let other = case.stream("out").with("--group another --rows-per-file 40");
+    let other = case.stream_of("another", "out").with("--rows-per-file 40");
     other.drain();
     case.check(&stream.dataset());
     // Partitions that are added later begin at their first message, also if new streams begin at the end.
@@ -128,13 +134,9 @@ fn a_crash_at_any_point_loses_and_doubles_nothing() {
 fn kills_and_a_second_stream_by_mistake_lose_and_double_nothing() {
     let case = Case::new("killed", 4, 2000);
     let undisturbed = case.undisturbed();
-    let stream = |group: &str| {
-        let small = "--rows-per-file 50 --max-age 1s -X session.timeout.ms=6000 -X group.initial.rebalance.delay.ms=0";
-        let small = small.replace(" -X group.initial.rebalance.delay.ms=0", "");
-        Stream::new(ELMO, &case.broker, &case.topic, group, &case.output("out")).with(&small)
-    };
+    let stream = |group: &str| case.stream_of(group, "out").with("--rows-per-file 50 --max-age 1s");
     // Two groups write one output: each believes that all partitions are its own.
-    let (ours, mistake) = (stream("killed-ours"), stream("killed-mistake"));
+    let (ours, mistake) = (stream("ours"), stream("mistake"));
     for millis in [900, 1400, 2100] {
         let (first, second) = (ours.start(), mistake.start());
         thread::sleep(Duration::from_millis(millis));
@@ -151,7 +153,7 @@ fn kills_and_a_second_stream_by_mistake_lose_and_double_nothing() {
 #[ignore = "needs the broker that scripts/services starts, so Java 17 and Maven"]
 fn members_of_a_group_share_partitions_and_a_signal_ends_them_in_order() {
     let case = Case::new("shared", 6, 600);
-    let stream = case.stream("out").with("--rows-per-file 20 --max-age 1s -X group.protocol=consumer");
+    let stream = case.stream("out").with("--rows-per-file 20 --max-age 1s");
     let mut members: Vec<_> = (0..3).map(|_| stream.start()).collect();
     broker::eventually("everything is written", || stream.dataset().table_rows() == 600);
     for member in &mut members {
@@ -239,7 +241,7 @@ fn enriched_messages_are_seen_once_whatever_is_killed() {
     let case = Case::new("enriched", 2, 800);
     let target = case.broker.topic("enriched-out", 2);
     let group = format!("{}-transactions", case.topic.name);
-    let stream = Stream::to_topic(ELMO, &case.broker, &case.topic, &group, &target.name).with("--max-wait 50ms");
+    let stream = Stream::to_topic(ELMO, &case.broker, &case.topic, &group, &target.name).with("--max-wait 50ms -X session.timeout.ms=1000 -X heartbeat.interval.ms=300");
     for millis in [800, 1300, 1900] {
         let node = stream.start();
         thread::sleep(Duration::from_millis(millis));
@@ -341,7 +343,7 @@ fn what_cannot_work_is_refused_at_the_start() {
         assert_eq!(done.status.code(), Some(code), "{message}");
         words.iter().for_each(|word| assert!(message.contains(word), "{word}: {message}"));
     };
-    refused(case.stream("out").with("--pooling max"), 5, &["pooling"]);
+    refused(case.stream("out").with("--pooling max"), 2, &["pooling"]);
     refused(case.stream("other").with("--topic no-such-topic"), 5, &["no-such-topic"]);
     refused(case.stream("other").with("-X enable.auto.commit=true"), 2, &["enable.auto.commit"]);
     refused(case.stream("other").with("-X no.such.setting=1"), 2, &["no.such.setting"]);

@@ -104,11 +104,11 @@ pub(super) async fn run(
                 output.close(CloseReason::Bytes);
             }
             Order::Drain { reason, until: time } => {
-                crash::in_drain();
                 (stop, until) = (Some(reason), Some(time));
             }
         }
         if let Some(reason) = stop.filter(|_| queue.is_empty() && held.is_none()) {
+            crash::in_drain();
             output.close(reason);
             if output.is_published() {
                 return match refused {
