@@ -241,7 +241,7 @@ fn enriched_messages_are_seen_once_whatever_is_killed() {
     let case = Case::new("enriched", 2, 800);
     let target = case.broker.topic("enriched-out", 2);
     let group = format!("{}-transactions", case.topic.name);
-    let stream = Stream::to_topic(ELMO, &case.broker, &case.topic, &group, &target.name).with("--max-wait 50ms -X session.timeout.ms=1000 -X heartbeat.interval.ms=300");
+    let stream = Stream::to_topic(ELMO, &case.broker, &case.topic, &group, &target.name).with("--max-wait 50ms -X transaction.timeout.ms=3000 -X session.timeout.ms=1000 -X heartbeat.interval.ms=300");
     for millis in [800, 1300, 1900] {
         let node = stream.start();
         thread::sleep(Duration::from_millis(millis));

@@ -21,6 +21,9 @@ use crate::stream::{StreamError, TopicPartition, finished::Rows, source::Epoch};
 
 /// How long one request of a transaction may take before it is tried again.
 const REQUEST: Duration = Duration::from_secs(30);
+/// How long the broker keeps the transaction of a process that was killed, in milliseconds. Until then, the partitions of
+/// that process cannot be read on. A transaction begins when its rows are complete, so it takes far less.
+const TRANSACTION_TIMEOUT: &str = "20000";
 /// The pause before an aborted transaction is repeated, doubled each time.
 const PAUSES: [Duration; 2] = [Duration::from_millis(100), Duration::from_secs(5)];
 
@@ -103,6 +106,9 @@ impl Transactions {
     pub(super) fn new(config: &ClientConfig, id: &str) -> Result<Self, StreamError> {
         let mut config = config.clone();
         config.set("transactional.id", id).set("enable.idempotence", "true");
+        if config.get("transaction.timeout.ms").is_none() {
+            config.set("transaction.timeout.ms", TRANSACTION_TIMEOUT);
+        }
         let failed = |e: KafkaError| broken("begin transactions", &e);
         let producer: BaseProducer<Deliveries> = config.create_with_context(Deliveries::default()).map_err(failed)?;
         let this = Self { producer };
