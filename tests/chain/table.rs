@@ -269,7 +269,8 @@ async fn messages_that_retention_has_deleted_are_a_gap() {
     ours(&chain.publish(&file).await.unwrap());
     let spans = spans(&store.inner, "out/topic=reviews").await;
     let last = spans.last().unwrap();
-    assert_eq!((last.start, last.end, last.rows, &last.gaps[..]), (5, 16, 3, &[5..8][..]));
+    assert_eq!((last.start, last.end, last.rows, last.gaps.len()), (5, 16, 3, 1));
+    assert_eq!(last.gaps[0], 5..8);
     assert_eq!(last.rejected["tombstone"], 4);
     let check = tiling(spans, 0);
     assert_eq!((check.problems.len(), check.partitions[0].lost, check.partitions[0].rows), (0, 3, 8));

@@ -28,6 +28,8 @@ pub(super) struct Files {
 }
 
 type Task<T> = Pin<Box<dyn Future<Output = T> + Send>>;
+/// A chain, the file by which it was to be extended, and what became of that.
+type Attempt = (Chain, EncodedFile, Result<Published, ChainError>);
 
 /// The output of one partition in files.
 pub(super) struct FileOutput {
@@ -43,7 +45,7 @@ pub(super) struct FileOutput {
     finishing: Option<Task<Result<EncodedFile, ChainError>>>,
     /// Complete, behind the one that is published.
     waiting: VecDeque<EncodedFile>,
-    publishing: Option<Task<(Chain, EncodedFile, Result<Published, ChainError>)>>,
+    publishing: Option<Task<Attempt>>,
     /// When the last request began, and what its file takes of the memory.
     request: (Instant, u64),
     permit: Permit,

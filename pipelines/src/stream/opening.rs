@@ -27,8 +27,8 @@ pub(super) struct Opener {
 
 /// Where rows go, opened.
 pub(super) enum Open {
-    Files { dataset: Dataset, files: Files },
-    Topic { records: Records, committer: Committer },
+    Files(Box<(Dataset, Files)>),
+    Topic(Records, Committer),
 }
 
 /// Messages and orders of a partition.
@@ -52,13 +52,14 @@ impl Opener {
         let opened = async {
             let first = || first(source, owned, assigned, self.start);
             match &self.target {
-                Open::Files { dataset, files } => {
+                Open::Files(opened) => {
+                    let (dataset, files) = opened.as_ref();
                     let hint = hint(assigned);
                     let chain = dataset.chain::<_, Error>(&owned.source, first, hint.as_ref()).await?;
                     let (at, gap, high) = self.position(source, &owned.source, chain.end()).await?;
-                    Ok::<_, Error>((at, high, Opened::Files(FileOutput::new(files, owned.clone(), chain, gap))))
+                    Ok::<_, Error>((at, high, Opened::Files(Box::new(FileOutput::new(files, owned.clone(), chain, gap)))))
                 }
-                Open::Topic { records, committer } => {
+                Open::Topic(records, committer) => {
                     let end = match &assigned.committed {
                         source::Hint::At { offset, .. } => *offset,
                         source::Hint::None => first().await?,
@@ -83,7 +84,7 @@ impl Opener {
             source.seek(&owned.source, owned.epoch, source::Start::At(at));
         }
         match output {
-            Opened::Files(output) => partition::run(parts, owned, inbox, orders, output).await,
+            Opened::Files(output) => partition::run(parts, owned, inbox, orders, *output).await,
             Opened::Topic(output) => partition::run(parts, owned, inbox, orders, output).await,
         }
     }
@@ -105,7 +106,7 @@ impl Opener {
 }
 
 enum Opened {
-    Files(FileOutput),
+    Files(Box<FileOutput>),
     Topic(TopicOutput),
 }
 

@@ -79,7 +79,7 @@ pub async fn run(job: StreamJob, stage: Arc<dyn Stage>, stop: impl Future<Output
     let target = match prepared {
         Prepared::Files { dataset, format, dead_letters } => {
             let files = Files { format, client: source.ownership(), dead_letters, totals: totals.clone() };
-            Open::Files { dataset, files }
+            Open::Files(Box::new((dataset, files)))
         }
         Prepared::Topic { records, max_wait } => {
             let (config, id) = (job.kafka.producer(), transactional_id(&job.kafka));
@@ -88,7 +88,7 @@ pub async fn run(job: StreamJob, stage: Arc<dyn Stage>, stop: impl Future<Output
             let start = move || Committer::start(&config, &id, made, max_wait, Box::new(group));
             let started = tokio::task::spawn_blocking(start).await;
             let committer = started.map_err(|e| Error::Failed(format!("a thread died: {e}")))??;
-            Open::Topic { records, committer }
+            Open::Topic(records, committer)
         }
     };
     let parts = Parts { stage, finisher, totals: totals.clone(), bytes_in_flight: (job.memory_limit / IN_FLIGHT) as u64 };

@@ -292,7 +292,7 @@ mod tests {
             end: *end,
             rows: 1,
             rejected: [("x".to_owned(), 2)].into(),
-            gaps: vec![*start..*start + 1],
+            gaps: Vec::from_iter([*start..*start + 1]),
             generation: 1,
             writer: "w".into(),
             attempt: 0,

@@ -27,7 +27,7 @@ async fn a_commit_carries_its_metadata_and_needs_the_epoch() {
     let client = member.source.client();
     member.source.stop().await;
     assert_eq!(ownership.commit(&t, epoch, 8, ""), Err(NotCommitted::Stopped));
-    assert!(client.committed(&[t.clone()]).await.unwrap_err().to_string().contains("stopped"));
+    assert!(client.committed(std::slice::from_ref(&t)).await.unwrap_err().to_string().contains("stopped"));
 
     // The next member is told what the group knows.
     let mut next = cluster.join(&["t"], &[NEW]).await;
