@@ -162,7 +162,7 @@ mod tests {
             br#"{"name": "rdkafka#consumer-1", "rx_bytes": 37, "brokers": {"b:1/1": {"state": "UP", "source": "learned",
             "rtt": {"min": 1}}, "b:2/2": {"state": "DOWN", "source": "learned"},
             "GroupCoordinator": {"state": "UP", "source": "logical"}}, "topics": {"test": {"topic": "test", "partitions": {
-            "0": {"partition": 0, "desired": true, "fetchq_cnt": 3, "fetchq_size": 40, "app_offset": 10,
+            "0": {"partition": 0, "desired": true, "fetchq_cnt": 3, "fetchq_size": 40, "app_offset": 10, "next_offset": 13,
                 "committed_offset": -1001, "lo_offset": 2, "hi_offset": 25, "ls_offset": 24, "consumer_lag": 9},
             "1": {"partition": 1, "desired": false}, "-1": {"partition": -1, "desired": true}}}},
             "cgrp": {"state": "up", "rebalance_cnt": 4, "assignment_size": 1}}"#;
