@@ -9,6 +9,7 @@
 //! | files in, Parquet out, resumable | [`bulk`] |
 //! | queries | [`sql`] |
 //! | queries and bulk jobs on a cluster | `cluster` |
+//! | messages of Kafka in, Parquet or enriched messages out | `stream` |
 //! | inspecting and verifying outputs | [`output`] |
 //! | installation, speed | [`diagnose`] |
 //! | a bulk job on built-in reviews | [`demo`] |

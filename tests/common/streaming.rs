@@ -40,7 +40,8 @@ impl Stream {
     /// Texts of `topic` into the topic `target`, by the built-in model.
     pub(crate) fn to_topic(program: &'static str, broker: &Broker, topic: &Topic, group: &str, target: &str) -> Self {
         let stream = Self { program, words: Vec::new(), output: String::new(), env: Vec::new() };
-        let words = format!("--brokers {} --topic {} --group {group} --output-topic {target}", broker.address, topic.name);
+        let words =
+            format!("--brokers {} --topic {} --group {group} --output-topic {target}", broker.address, topic.name);
         stream.with("--model tiny --threads 1 --format text").with(&words)
     }
 

@@ -208,7 +208,8 @@ fn bad_messages_are_counted_and_never_stop_a_stream_unless_asked() {
     let rows: Vec<usize> = errors.iter().enumerate().filter(|(_, e)| e.is_some()).map(|(row, _)| row).collect();
     assert_eq!(rows, bad.map(|(row, ..)| row));
 
-    let good: Vec<_> = offsets(&written).into_iter().filter(|(_, o)| !bad.iter().any(|(row, ..)| *row as i64 == *o)).collect();
+    let good: Vec<_> =
+        offsets(&written).into_iter().filter(|(_, o)| !bad.iter().any(|(row, ..)| *row as i64 == *o)).collect();
     let skip = stream("skip").with("--on-error skip");
     assert_eq!(counts(&skip.once()), expected);
     skip.dataset().check_rows(&topic.name, &good);
@@ -221,10 +222,14 @@ fn bad_messages_are_counted_and_never_stop_a_stream_unless_asked() {
         let found = record.headers.iter().find(|(key, _)| key == name).unwrap();
         String::from_utf8(found.1.clone().unwrap()).unwrap()
     };
-    let seen: Vec<_> =
-        read.iter().map(|r| (header(r, "elmo.source.offset"), r.value.clone(), header(r, "elmo.error.label"))).collect();
-    let wanted: Vec<_> =
-        bad.iter().map(|(row, value, label)| (row.to_string(), value.map(<[u8]>::to_vec), (*label).to_owned())).collect();
+    let seen: Vec<_> = read
+        .iter()
+        .map(|r| (header(r, "elmo.source.offset"), r.value.clone(), header(r, "elmo.error.label")))
+        .collect();
+    let wanted: Vec<_> = bad
+        .iter()
+        .map(|(row, value, label)| (row.to_string(), value.map(<[u8]>::to_vec), (*label).to_owned()))
+        .collect();
     assert_eq!(seen, wanted);
 
     let fail = stream("fail").with("--on-error fail").once();
@@ -241,7 +246,8 @@ fn enriched_messages_are_seen_once_whatever_is_killed() {
     let case = Case::new("enriched", 2, 800);
     let target = case.broker.topic("enriched-out", 2);
     let group = format!("{}-transactions", case.topic.name);
-    let stream = Stream::to_topic(ELMO, &case.broker, &case.topic, &group, &target.name).with("--max-wait 50ms -X transaction.timeout.ms=3000 -X session.timeout.ms=1000 -X heartbeat.interval.ms=300");
+    let stream = Stream::to_topic(ELMO, &case.broker, &case.topic, &group, &target.name)
+        .with("--max-wait 50ms -X transaction.timeout.ms=3000 -X session.timeout.ms=1000 -X heartbeat.interval.ms=300");
     for millis in [800, 1300, 1900] {
         let node = stream.start();
         thread::sleep(Duration::from_millis(millis));

@@ -44,7 +44,7 @@ use self::{
 };
 use crate::error::{Error, Exit, Result};
 
-/// ELMo sentence and token vectors for text files and SQL: exact, deterministic, resumable
+/// ELMo sentence and token vectors for files, SQL and streams: exact, deterministic, resumable
 ///
 /// Every option can also be set in the environment (ELMO_BATCH_TOKENS for --batch-tokens) or in elmo.toml. The command
 /// line overrides the environment, which overrides the file.
@@ -66,7 +66,7 @@ Examples:
   elmo inspect vectors
 
 Exit codes:
-  0 success    1 other failure    2 usage    3 input data    4 model    5 storage
+  0 success    1 other failure    2 usage    3 input data    4 model    5 storage or broker
   6 success, but rows were rejected    130 interrupted; the same command resumes";
 
 /// Options of every command.

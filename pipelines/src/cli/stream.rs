@@ -345,9 +345,11 @@ fn start(text: &str) -> Result<Start, String> {
     match text {
         "earliest" => Ok(Start::Beginning),
         "latest" => Ok(Start::End),
-        time => DateTime::parse_from_rfc3339(time)
-            .map(|time| Start::Timestamp(time.timestamp_millis()))
-            .map_err(|_| "it must be earliest, latest or a time with its zone, such as 2026-11-22T08:00:00Z".to_owned()),
+        time => {
+            DateTime::parse_from_rfc3339(time).map(|time| Start::Timestamp(time.timestamp_millis())).map_err(|_| {
+                "it must be earliest, latest or a time with its zone, such as 2026-11-22T08:00:00Z".to_owned()
+            })
+        }
     }
 }
 
@@ -390,7 +392,11 @@ fn stream(args: &StreamArgs, _: &CommonArgs) -> Result<Exit> {
         stream::run(job, stage, stop).await.map(Some)
     })?;
     let Some(streamed) = streamed else { return Ok(Exit::Done) };
-    if args.operation.json { print_json(&streamed)? } else { print(&text(&streamed))? }
+    if args.operation.json {
+        print_json(&streamed)?
+    } else {
+        print(&text(&streamed))?
+    }
     Ok(if streamed.complete { Exit::Done } else { Exit::Interrupted })
 }
 
@@ -401,7 +407,11 @@ fn status(args: &StatusArgs) -> Result<Exit> {
         let generation = u32::try_from(args.generation).unwrap_or(u32::MAX);
         stream::status(&output, generation, kafka.as_ref()).await
     })?;
-    if args.json { print_json(&found)? } else { print(&found.to_string())? }
+    if args.json {
+        print_json(&found)?
+    } else {
+        print(&found.to_string())?
+    }
     Ok(Exit::Done)
 }
 

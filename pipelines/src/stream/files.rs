@@ -1,6 +1,12 @@
 //! The files of one partition: one is filled while the one before it is published.
 
-use std::{collections::VecDeque, ops::{ControlFlow, Range}, pin::Pin, sync::Arc, time::Instant};
+use std::{
+    collections::VecDeque,
+    ops::{ControlFlow, Range},
+    pin::Pin,
+    sync::Arc,
+    time::Instant,
+};
 
 use super::{
     TopicPartition,
@@ -36,7 +42,7 @@ pub(super) struct FileOutput {
     files: Files,
     source: TopicPartition,
     epoch: Epoch,
-    metrics: PartitionMetrics,
+    metrics: Arc<PartitionMetrics>,
     id: Arc<ChainId>,
     /// Absent while a file is published.
     chain: Option<Chain>,
@@ -60,11 +66,10 @@ impl FileOutput {
     /// Writes behind the end of `chain`. The messages in `gap`, which follow it, are gone.
     pub(super) fn new(files: &Files, owned: Owned, chain: Chain, gap: Option<Range<i64>>) -> Self {
         let end = chain.end();
-        let metrics = files.totals.metrics.partition(owned.source.clone());
-        metrics.set_chain_end(end);
+        owned.metrics.set_chain_end(end);
         Self {
             files: files.clone(),
-            metrics,
+            metrics: owned.metrics,
             id: Arc::clone(chain.id()),
             chain: Some(chain),
             open: None,

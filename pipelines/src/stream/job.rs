@@ -28,7 +28,7 @@ use super::{
 use crate::{
     crash::stream as crash,
     error::{Error, Result},
-    stream::metrics::{Health, RebalanceKind},
+    stream::metrics::{Health, PartitionMetrics, RebalanceKind},
 };
 
 /// How long partitions that are given away may publish; the consumer waits a little longer.
@@ -53,6 +53,7 @@ struct Running {
     next: i64,
     /// Looks in a row at which librdkafka had nothing left before `target`.
     quiet: u8,
+    metrics: Arc<PartitionMetrics>,
     /// The task was told that there is no more, or has read all there was.
     ended: bool,
 }
@@ -180,7 +181,10 @@ impl Job {
 
     fn handle(&self, state: &mut State, event: Event) {
         match event {
-            Event::Messages(batch) => state.route(batch),
+            Event::Messages(batch) => {
+                self.parts.totals.metrics.read(batch.messages.len() as u64);
+                state.route(batch);
+            }
             Event::Assign { partitions, epoch, reply } => self.assign(state, partitions, epoch, reply),
             Event::Revoke { partitions, lost, reply } => self.revoke(state, partitions, lost, reply),
             Event::Sought { partition, epoch, .. } => {
@@ -226,9 +230,11 @@ impl Job {
         };
         let ((orders, ordered), (inbox, incoming)) = (watch::channel(order), mpsc::unbounded_channel());
         let seeking = start.is_closed();
-        let running = Running { epoch, inbox, orders, seeking, target: None, next: 0, quiet: 0, ended: false };
+        let metrics = Arc::new(self.parts.totals.metrics.partition(assigned.partition.clone()));
+        let of_task = Arc::clone(&metrics);
+        let running = Running { epoch, inbox, orders, seeking, target: None, next: 0, quiet: 0, metrics, ended: false };
         state.running.insert(assigned.partition.clone(), running);
-        let owned = Owned { source: assigned.partition.clone(), epoch, budget: self.budget.clone() };
+        let owned = Owned { source: assigned.partition.clone(), epoch, budget: self.budget.clone(), metrics: of_task };
         let (opener, parts, source) = (Arc::clone(&self.opener), Arc::clone(&self.parts), Arc::clone(&self.source));
         state.tasks.spawn(async move {
             let ended = opener.run(&parts, &source, &owned, &assigned, start, (incoming, ordered)).await;
@@ -313,6 +319,13 @@ impl Job {
             self.health.polled();
         }
         self.parts.totals.look(self.parts.stage.as_ref());
+        let paused = self.source.paused();
+        for (partition, running) in &state.running {
+            running.metrics.set_paused(paused.contains(partition));
+            if let Some(end) = statistics.partitions.get(partition).and_then(|partition| partition.end) {
+                running.metrics.set_high_watermark(end);
+            }
+        }
         if self.once {
             state.find_ends(&statistics);
         }
@@ -342,6 +355,7 @@ impl State {
         let running = self.running.get_mut(source).filter(|running| running.epoch == batch.epoch && !running.seeking);
         if let Some(running) = running {
             running.next = batch.messages.end;
+            running.metrics.set_position(running.next);
             // A task that has ended needs no messages.
             let _ = running.inbox.send(Inbox::Messages(batch));
         }
@@ -351,6 +365,8 @@ impl State {
         let running = self.running.get_mut(&started.source).filter(|running| running.epoch == started.epoch);
         if let Some(running) = running {
             running.next = running.next.max(started.at);
+            running.metrics.set_position(running.next);
+            running.metrics.set_high_watermark(started.high);
             running.target.get_or_insert(started.high);
         }
     }
@@ -362,7 +378,8 @@ impl State {
         for (partition, running) in self.running.iter_mut().filter(|(_, running)| !running.ended && !running.seeking) {
             let Some(target) = running.target else { continue };
             let of_partition = statistics.partitions.get(partition);
-            let is_quiet = of_partition.is_some_and(|p| p.queued_messages == 0 && p.fetched.is_some_and(|at| at >= target));
+            let is_quiet =
+                of_partition.is_some_and(|p| p.queued_messages == 0 && p.fetched.is_some_and(|at| at >= target));
             running.quiet = if is_quiet { running.quiet.saturating_add(1) } else { 0 };
             // Longer than the time between two statistics.
             if running.next >= target || running.quiet > QUIET_LOOKS {

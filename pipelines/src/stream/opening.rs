@@ -57,7 +57,11 @@ impl Opener {
                     let hint = hint(assigned);
                     let chain = dataset.chain::<_, Error>(&owned.source, first, hint.as_ref()).await?;
                     let (at, gap, high) = self.position(source, &owned.source, chain.end()).await?;
-                    Ok::<_, Error>((at, high, Opened::Files(Box::new(FileOutput::new(files, owned.clone(), chain, gap)))))
+                    Ok::<_, Error>((
+                        at,
+                        high,
+                        Opened::Files(Box::new(FileOutput::new(files, owned.clone(), chain, gap))),
+                    ))
                 }
                 Open::Topic(records, committer) => {
                     let end = match &assigned.committed {
@@ -67,7 +71,7 @@ impl Opener {
                     };
                     let (at, _, high) = self.position(source, &owned.source, end).await?;
                     let records = records.clone();
-                    let output = TopicOutput::new(owned.source.clone(), owned.epoch, at, records, committer.clone());
+                    let output = TopicOutput::new(owned.clone(), at, records, committer.clone());
                     Ok((at, high, Opened::Topic(output)))
                 }
             }
@@ -143,5 +147,9 @@ fn hint(assigned: &Assigned) -> Option<chain::Hint> {
 }
 
 fn unknown(partition: &TopicPartition, reason: &str) -> StreamError {
-    StreamError::Broker { what: format!("read the committed offset of {partition}"), reason: reason.to_owned(), help: None }
+    StreamError::Broker {
+        what: format!("read the committed offset of {partition}"),
+        reason: reason.to_owned(),
+        help: None,
+    }
 }

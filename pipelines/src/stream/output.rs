@@ -1,10 +1,11 @@
 //! Where a partition writes its rows: files of the offset chain, or another topic.
 
-use std::ops::ControlFlow;
+use std::{ops::ControlFlow, sync::Arc};
 
 use super::{
     TopicPartition,
     finished::Rows,
+    metrics::PartitionMetrics,
     rotation::CloseReason,
     source::{Budget, Epoch},
 };
@@ -18,6 +19,7 @@ pub(super) struct Owned {
     pub(super) epoch: Epoch,
     /// Of all partitions.
     pub(super) budget: Budget,
+    pub(super) metrics: Arc<PartitionMetrics>,
 }
 
 /// The output of one partition.

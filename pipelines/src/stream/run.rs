@@ -60,7 +60,10 @@ pub async fn run(job: StreamJob, stage: Arc<dyn Stage>, stop: impl Future<Output
     health.model_loaded();
     let totals = Totals::new(Arc::clone(&metrics), job.on_error);
     let budget = Budget::new(job.memory_limit);
-    let finisher = Finisher::new(Decoder::new(job.decode.clone())?, job.on_error, stage.as_ref())?;
+    job.check()?;
+    let decoder = Decoder::new(job.decode.clone())?;
+    decoder.probe().await?;
+    let finisher = Finisher::new(decoder, job.on_error, stage.as_ref())?;
     let server = match job.metrics {
         Some(address) => Some(serve(address, metrics, Arc::clone(&health)).await?),
         None => None,
@@ -68,7 +71,6 @@ pub async fn run(job: StreamJob, stage: Arc<dyn Stage>, stop: impl Future<Output
     if let Some(server) = &server {
         tracing::info!(address = %server.address(), "metrics");
     }
-    job.check()?;
     let plan = describe(&job.kafka).await?;
     let prepared = prepare(&job, stage.as_ref(), &finisher).await?;
     health.store_probed();
@@ -91,7 +93,8 @@ pub async fn run(job: StreamJob, stage: Arc<dyn Stage>, stop: impl Future<Output
             Open::Topic(records, committer)
         }
     };
-    let parts = Parts { stage, finisher, totals: totals.clone(), bytes_in_flight: (job.memory_limit / IN_FLIGHT) as u64 };
+    let parts =
+        Parts { stage, finisher, totals: totals.clone(), bytes_in_flight: (job.memory_limit / IN_FLIGHT) as u64 };
     let (starting, started) = mpsc::unbounded_channel();
     let running = Job {
         source: Arc::new(source),
@@ -142,7 +145,10 @@ impl fmt::Display for DryRun {
         let mut rows = vec![("brokers", self.brokers.join(", "))];
         for topic in &self.topics {
             let DryTopic { name, partitions, messages } = topic;
-            rows.push(("topic", format!("{name}: {}, {}", counted(*partitions as u64, "partition"), counted(*messages, "message"))));
+            rows.push((
+                "topic",
+                format!("{name}: {}, {}", counted(*partitions as u64, "partition"), counted(*messages, "message")),
+            ));
         }
         let state = if self.continues { "continues" } else { "begins" };
         rows.push(("output", format!("{} ({state})", self.output)));
@@ -161,7 +167,9 @@ fn counted(number: u64, what: &str) -> String {
 /// As [`run`].
 pub async fn dry_run(job: &StreamJob, stage: &dyn Stage) -> Result<DryRun> {
     job.check()?;
-    let finisher = Finisher::new(Decoder::new(job.decode.clone())?, job.on_error, stage)?;
+    let decoder = Decoder::new(job.decode.clone())?;
+    decoder.probe().await?;
+    let finisher = Finisher::new(decoder, job.on_error, stage)?;
     let plan = describe(&job.kafka).await?;
     let (output, continues) = match &job.target {
         Target::Files { output, generation, .. } => {

@@ -49,7 +49,9 @@ pub async fn status(output: &Location, generation: u32, kafka: Option<&Settings>
     let partitions: Vec<_> = without.iter().map(|p| TopicPartition::new(p.topic.as_str(), p.partition)).collect();
     let asked = source::ask_offsets(kafka, &partitions).await?;
     let hints = asked.iter().filter_map(|(partition, asked)| match &asked.committed {
-        Hint::At { offset, metadata } => Some((partition.clone(), chain::Hint { end: *offset, object: metadata.clone() })),
+        Hint::At { offset, metadata } => {
+            Some((partition.clone(), chain::Hint { end: *offset, object: metadata.clone() }))
+        }
         _ => None,
     });
     let with = chain::status(output, generation, &hints.collect()).await?;

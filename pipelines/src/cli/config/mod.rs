@@ -92,7 +92,8 @@ pub(super) fn check_environment<'a>(names: impl Iterator<Item = &'a OsStr>, root
         legal.extend(command.get_arguments().filter_map(setting_name).map(|name| variable(&name)));
     });
     for name in names.filter_map(OsStr::to_str).filter(|name| name.starts_with("ELMO_")) {
-        if legal.contains(name) {
+        // Settings of librdkafka, which the stream checks.
+        if legal.contains(name) || name.starts_with("ELMO_KAFKA_") {
             continue;
         }
         if let Some(nearest) = nearest(name, legal.iter()) {

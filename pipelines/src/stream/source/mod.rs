@@ -34,6 +34,7 @@ mod tests;
 mod thread;
 
 use std::{
+    collections::HashSet,
     fmt,
     sync::{
         Arc,
@@ -142,6 +143,11 @@ impl Source {
             commits: self.shared.ownership.commits(),
             commits_refused: count(&counts.commits_refused),
         }
+    }
+
+    /// The partitions that are paused now.
+    pub fn paused(&self) -> HashSet<TopicPartition> {
+        self.shared.slots.lock().paused_partitions().cloned().collect()
     }
 
     /// Reads a partition from elsewhere, unless it was revoked since `epoch`. [`Event::Sought`] says when this took

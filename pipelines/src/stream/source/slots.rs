@@ -188,6 +188,11 @@ impl Slots {
         (changes.pause.count() + changes.resume.count() > 0).then_some(changes)
     }
 
+    /// Partitions that are paused.
+    pub(super) fn paused_partitions(&self) -> impl Iterator<Item = &TopicPartition> {
+        self.slots.iter().filter(|slot| slot.is_paused).map(|slot| &slot.partition)
+    }
+
     /// Number of paused partitions.
     pub(super) fn paused(&self) -> usize {
         self.slots.iter().filter(|slot| slot.is_paused).count()

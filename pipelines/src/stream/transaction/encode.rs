@@ -48,7 +48,9 @@ pub(super) type Header = (String, Option<Vec<u8>>);
 /// # Errors
 /// [`ArrowError`] when a column has no form in JSON.
 fn objects(rows: &RecordBatch) -> Result<Vec<Vec<u8>>, ArrowError> {
-    let mut writer = arrow::json::WriterBuilder::new().with_explicit_nulls(true).build::<_, arrow::json::writer::LineDelimited>(Vec::new());
+    let mut writer = arrow::json::WriterBuilder::new()
+        .with_explicit_nulls(true)
+        .build::<_, arrow::json::writer::LineDelimited>(Vec::new());
     writer.write(rows)?;
     writer.finish()?;
     Ok(writer.into_inner().split(|&byte| byte == b'\n').filter(|line| !line.is_empty()).map(<[u8]>::to_vec).collect())
@@ -128,7 +130,9 @@ pub(super) fn headers(columns: &RecordBatch) -> Result<Vec<Vec<Header>>, ArrowEr
 fn header((name, value): (String, &RawValue)) -> Header {
     let value = match value.get() {
         "null" => None,
-        text => Some(serde_json::from_str::<String>(text).map_or_else(|_| text.as_bytes().to_vec(), String::into_bytes)),
+        text => {
+            Some(serde_json::from_str::<String>(text).map_or_else(|_| text.as_bytes().to_vec(), String::into_bytes))
+        }
     };
     (format!("elmo.{name}"), value)
 }

@@ -26,7 +26,11 @@ pub(super) use self::{
     records::Records,
     thread::{Committer, Committing},
 };
-use super::{TopicPartition, finished::Rows, output::Output, rotation::CloseReason, source::Epoch};
+use super::{
+    finished::Rows,
+    output::{Output, Owned},
+    rotation::CloseReason,
+};
 use crate::error::{Error, Result};
 
 /// Batches of one partition that wait for a transaction.
@@ -34,8 +38,7 @@ const BATCHES: usize = 8;
 
 /// The rows of one partition on their way to a topic.
 pub(super) struct TopicOutput {
-    source: TopicPartition,
-    epoch: Epoch,
+    owned: Owned,
     records: Records,
     committer: Committer,
     /// The oldest first: what becomes of them, and where they end.
@@ -45,8 +48,9 @@ pub(super) struct TopicOutput {
 
 impl TopicOutput {
     /// Writes the rows of a partition that begins at `start`.
-    pub(super) fn new(source: TopicPartition, epoch: Epoch, start: i64, records: Records, committer: Committer) -> Self {
-        Self { source, epoch, records, committer, waiting: VecDeque::new(), end: start }
+    pub(super) fn new(owned: Owned, start: i64, records: Records, committer: Committer) -> Self {
+        owned.metrics.set_chain_end(start);
+        Self { owned, records, committer, waiting: VecDeque::new(), end: start }
     }
 }
 
@@ -58,8 +62,8 @@ impl Output for TopicOutput {
     async fn write(&mut self, rows: Rows) -> Result<()> {
         let (done, committed) = oneshot::channel();
         let end = rows.end;
-        let records = self.records.of(&self.source, &rows)?;
-        let (source, epoch) = (self.source.clone(), self.epoch);
+        let records = self.records.of(&self.owned.source, &rows)?;
+        let (source, epoch) = (self.owned.source.clone(), self.owned.epoch);
         self.committer.send(Committing { source, epoch, rows, records, end, done });
         self.waiting.push_back((committed, end));
         Ok(())
@@ -73,6 +77,7 @@ impl Output for TopicOutput {
         committed.await.unwrap_or_else(|_| Err(Error::Failed("the thread of transactions has ended".to_owned())))?;
         self.waiting.pop_front();
         self.end = end;
+        self.owned.metrics.set_chain_end(end);
         Ok(ControlFlow::Continue(()))
     }
 

@@ -234,7 +234,8 @@ fn base_record(record: &Record, place: Place) -> BaseRecord<'_, [u8], [u8], Box<
 fn fenced(error: &KafkaError) -> StreamError {
     let mut broken = broken("write a transaction", error);
     if let StreamError::Broker { help, .. } = &mut broken {
-        *help = Some("another process with the same group.instance.id writes this topic: stop one of the two".to_owned());
+        *help =
+            Some("another process with the same group.instance.id writes this topic: stop one of the two".to_owned());
     }
     broken
 }

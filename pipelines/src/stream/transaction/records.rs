@@ -135,7 +135,9 @@ impl Records {
             }
             ValueEncoding::Json => encode::json(batch, originals).map(some),
             // An empty value is no tombstone, which would delete the key of a compacted topic.
-            ValueEncoding::Raw => Ok(encode::raw(batch.column(first)).into_iter().map(Option::unwrap_or_default).map(Some).collect()),
+            ValueEncoding::Raw => {
+                Ok(encode::raw(batch.column(first)).into_iter().map(Option::unwrap_or_default).map(Some).collect())
+            }
             ValueEncoding::Arrow => encode::arrow(batch).map(some),
         }
     }
