@@ -2,8 +2,6 @@
 //!
 //! The messages of these tests are their offsets, so a row that is lost or doubled shows.
 
-mod histories;
-mod readers;
 mod store;
 mod table;
 
