@@ -27,7 +27,7 @@ pub(crate) mod bulk {
 }
 
 /// Crash points of the stream.
-#[allow(dead_code)] // those around Kafka are reached in builds with it only
+#[cfg_attr(not(feature = "kafka"), allow(dead_code))] // those around Kafka are reached in builds with it only
 pub(crate) mod stream {
     points! {
         at_start = "stream.at_start",

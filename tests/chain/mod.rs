@@ -2,6 +2,8 @@
 //!
 //! The messages of these tests are their offsets, so a row that is lost or doubled shows.
 
+mod histories;
+mod readers;
 mod store;
 mod table;
 

@@ -14,30 +14,48 @@
 //! creation per name succeed. The offsets that the consumer group commits are only hints.
 
 pub mod chain;
+#[cfg(feature = "kafka")]
 mod dead_letters;
+#[cfg(feature = "kafka")]
 pub mod decode;
 mod error;
+#[cfg(feature = "kafka")]
 mod files;
+#[cfg(feature = "kafka")]
 mod finished;
+#[cfg(feature = "kafka")]
 mod job;
 mod message;
+#[cfg(feature = "kafka")]
 pub mod metrics;
+#[cfg(feature = "kafka")]
 mod opening;
+#[cfg(feature = "kafka")]
 mod output;
+#[cfg(feature = "kafka")]
 mod partition;
 pub mod rotation;
+#[cfg(feature = "kafka")]
 mod run;
+#[cfg(feature = "kafka")]
 mod settings;
+#[cfg(feature = "kafka")]
 pub mod source;
+#[cfg(feature = "kafka")]
 mod status;
+#[cfg(feature = "kafka")]
 mod totals;
+#[cfg(feature = "kafka")]
 mod transaction;
 
 pub use self::{
     chain::OnGap,
-    decode::{Format, OnError},
     error::StreamError,
     message::{Header, Message, Messages, TopicPartition},
+};
+#[cfg(feature = "kafka")]
+pub use self::{
+    decode::{Format, OnError},
     run::{DryRun, DryTopic, Streamed, dry_run, run},
     settings::{StreamJob, Target},
     source::Start,

@@ -292,7 +292,7 @@ mod tests {
             end: *end,
             rows: 1,
             rejected: [("x".to_owned(), 2)].into(),
-            gaps: Vec::from_iter([*start..*start + 1]),
+            gaps: std::iter::once(*start..*start + 1).collect(),
             generation: 1,
             writer: "w".into(),
             attempt: 0,
