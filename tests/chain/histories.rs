@@ -244,6 +244,11 @@ impl World {
         let (low, high) = (self.topics[writer.topic].low, self.topics[writer.topic].high);
         let is_drained = self.topics[writer.topic].messages.range(writer.next..).next().is_none();
         let end = if is_drained && writer.next >= low { high } else { writer.next };
+        if end == writer.open.start() {
+            // A file without offsets is not published.
+            self.writers[index] = Some(writer);
+            return;
+        }
         let whole: EncodedFile = writer.open.finish(end).await.unwrap();
         self.store.then(fates);
         let published = tokio::select! {

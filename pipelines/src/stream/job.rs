@@ -33,6 +33,8 @@ use crate::{
 
 /// How long partitions that are given away may publish; the consumer waits a little longer.
 const REVOKE: Duration = Duration::from_secs(20);
+/// How much later than the tasks the loop stops.
+const MARGIN: Duration = Duration::from_secs(1);
 /// How long the consumer waits for the offsets of new partitions. Later ones are set by a seek.
 const ASSIGN: Duration = Duration::from_secs(20);
 /// Looks during which nothing may come before a partition counts as read: more than two statistics of librdkafka.
@@ -80,6 +82,14 @@ struct Done {
 struct Revoking {
     partitions: HashSet<TopicPartition>,
     reply: Reply<()>,
+}
+
+/// Waits until the stream has to stop; a task that looks at the time has ended a moment before.
+async fn sleep_until(stopping: Option<Instant>) {
+    match stopping {
+        Some(until) => tokio::time::sleep_until(until + MARGIN).await,
+        None => std::future::pending().await,
+    }
 }
 
 /// Everything that the loop works with.
@@ -132,6 +142,12 @@ impl Job {
             tokio::select! {
                 biased;
                 () = &mut stop, if state.stopping.is_none() => self.stop(&mut state),
+                // A task may wait for a broker or a registry, where it does not look at the time.
+                () = sleep_until(state.stopping) => {
+                    state.cut = true;
+                    state.tasks.abort_all();
+                    while state.tasks.join_next().await.is_some() {}
+                }
                 Some(done) = state.tasks.join_next() => match done {
                     Ok(done) => self.ended(&mut state, done),
                     Err(died) => state.fail(Error::Failed(format!("the task of a partition died: {died}"))),

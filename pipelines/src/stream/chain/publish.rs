@@ -86,7 +86,8 @@ impl Chain {
     /// before it was.
     ///
     /// # Errors
-    /// [`ChainError::Damaged`] when there is an object of this name that is none of a stream, [`ChainError::Store`] when
+    /// [`ChainError::Damaged`] when there is an object of this name that is none of a stream, and for a file that covers no
+    /// offset; [`ChainError::Store`] when
     /// the store does not support the request or a local file cannot be synced, [`ChainError::Spill`] when the file cannot
     /// be read from the local disk.
     pub async fn publish(&mut self, file: &EncodedFile) -> Result<Published, ChainError> {
@@ -95,6 +96,11 @@ impl Chain {
             return Ok(Published::Foreign { end: self.end });
         }
         let location = self.id.layout.object(&self.id.partition, span.start);
+        if span.end <= span.start {
+            // Its name would be that of the next object, which then could never be created.
+            let reason = "a file must cover at least one offset".to_owned();
+            return Err(ChainError::Damaged { file: location.to_string(), reason });
+        }
         let mut outage = Outage::new(self.patience);
         let created = loop {
             match self.create(&location, file).await {

@@ -128,32 +128,34 @@ fn commit(
         parts.push(Part { source, epoch, records, end, rows });
         owners.push(done);
     }
-    let outcome = loop {
+    let (culprit, error) = loop {
         match transactions.commit(&mut parts, group) {
-            Ok(Outcome::Committed) => break Ok(()),
+            // Rows of partitions that were lost count as done as well: nobody waits for them.
+            Ok(Outcome::Committed) => {
+                owners.into_iter().for_each(|done| drop(done.send(Ok(()))));
+                return Ok(());
+            }
             Ok(Outcome::TooLarge(part, record)) => {
                 if let Err(error) = parts[part].replace(record, records) {
-                    break Err(error);
+                    break (part, error);
                 }
             }
-            Err(error) => break Err(error.into()),
+            Err(error) => break (0, error.into()),
         }
     };
-    // Rows of partitions that were lost count as done as well: nobody waits for them.
-    match outcome {
-        Ok(()) => {
-            owners.into_iter().for_each(|done| drop(done.send(Ok(()))));
-            Ok(())
-        }
-        Err(error) => {
-            let reason = error.to_string();
-            let mut owners = owners.into_iter();
-            if let Some(first) = owners.next() {
-                let _ = first.send(Err(error));
-            }
-            Err(StreamError::Broker { what: "write a transaction".to_owned(), reason, help: None })
-        }
+    let copy = || StreamError::Broker {
+        what: "write a transaction".to_owned(),
+        reason: error.to_string(),
+        help: error.help(),
+    };
+    let ended = copy();
+    let copies: Vec<Error> = owners.iter().map(|_| copy().into()).collect();
+    let mut error = Some(error);
+    for (index, (done, copy)) in owners.into_iter().zip(copies).enumerate() {
+        let error = if index == culprit { error.take() } else { None };
+        let _ = done.send(Err(error.unwrap_or(copy)));
     }
+    Err(ended)
 }
 
 impl Part {
