@@ -20,7 +20,7 @@ use super::{
 
 /// Writers that live at the same time.
 const WRITERS: usize = 3;
-const DEFAULT_HISTORIES: u32 = 1_000;
+const DEFAULT_HISTORIES: u32 = 10_000;
 
 /// What happens next.
 #[derive(Debug, Clone)]

@@ -82,7 +82,8 @@ impl Written {
 
     fn sql(&self, statement: &str) -> String {
         let mut command = Command::new(env!("CARGO_BIN_EXE_elmo"));
-        let output = command.args(["sql", "-q", "--format", "csv", "-c", statement]).current_dir(self.folder.path()).output();
+        let output =
+            command.args(["sql", "-q", "--format", "csv", "-c", statement]).current_dir(self.folder.path()).output();
         let output = output.unwrap();
         assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
         String::from_utf8(output.stdout).unwrap()

@@ -220,6 +220,10 @@ impl StreamFolder {
             return Ok(None);
         }
         let layout = Layout::new(folder, 1);
+        // Nothing is below a file.
+        if layout.root.local_path().is_some_and(|path| path.is_file()) {
+            return Ok(None);
+        }
         Ok(layout.record().head().await?.map(|_| Self(layout)))
     }
 
