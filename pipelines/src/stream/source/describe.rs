@@ -24,7 +24,7 @@ const TIMEOUT: Duration = Duration::from_secs(20);
 /// How long one message of each topic is waited for. Reading may be slow; it is refused at once.
 const READABLE: Duration = Duration::from_secs(3);
 
-/// What [`describe`] found.
+/// What [`describe()`] found.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Plan {
     /// The brokers, as they call themselves.
@@ -125,7 +125,7 @@ pub struct Offsets {
 /// Asks for the offsets of partitions without joining the group.
 ///
 /// # Errors
-/// As [`describe`].
+/// As [`describe()`].
 pub async fn offsets(
     settings: &Settings,
     partitions: &[TopicPartition],

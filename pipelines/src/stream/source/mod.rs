@@ -74,7 +74,7 @@ pub struct Source {
 }
 
 impl Source {
-    /// Joins the group. `plan` is what [`describe`] found. The events end after [`Source::stop`] or a fatal error.
+    /// Joins the group. `plan` is what [`describe()`] found. The events end after [`Source::stop`] or a fatal error.
     ///
     /// # Errors
     /// [`StreamError::Settings`] when librdkafka refuses a setting, [`StreamError::Broker`] when it refuses the topics.

@@ -112,8 +112,8 @@ fn mistakes_are_named() {
     }
     let (message, _) = refusal(given(&["session.timeout.ms=soon"]));
     assert!(message.starts_with("librdkafka refuses session.timeout.ms: Invalid value"), "{message}");
-    let (message, _) = refusal(Given { environment: variables(&[("ELMO_KAFKA_SASL_PASWORD", "x")]), ..given(&[]) });
-    assert_eq!(message, "librdkafka has no setting sasl.pasword");
+    let (message, _) = refusal(Given { environment: variables(&[("ELMO_KAFKA_SASL_PASSWORT", "x")]), ..given(&[]) });
+    assert_eq!(message, "librdkafka has no setting sasl.passwort");
     let (_, help) = refusal(given(&["sasl.jaas.config=x"]));
     assert!(help.unwrap().contains("sasl.username and sasl.password"));
     assert_eq!(refusal(Given { group: " ".into(), ..given(&[]) }).0, "--group is empty");
