@@ -166,6 +166,21 @@ fn members_of_a_group_share_partitions_and_a_signal_ends_them_in_order() {
     case.check(&stream.dataset());
 }
 
+#[test]
+#[ignore = "needs the broker that scripts/services starts, so Java 17 and Maven"]
+fn a_member_without_partitions_is_ready_and_ends() {
+    let case = Case::new("idle", 1, 20);
+    let stream = case.stream("out");
+    let ended: Vec<_> = thread::scope(|scope| {
+        let members: Vec<_> = (0..2).map(|_| scope.spawn(|| stream.once())).collect();
+        members.into_iter().map(|member| member.join().unwrap()).collect()
+    });
+    for done in ended {
+        assert!(done.status.success(), "{:?}: {}", done.status, String::from_utf8_lossy(&done.stderr));
+    }
+    case.check(&stream.dataset());
+}
+
 /// By hand: of 60 messages, 6 are bad in 6 ways.
 #[test]
 #[ignore = "needs the broker that scripts/services starts, so Java 17 and Maven"]
@@ -355,6 +370,9 @@ fn what_cannot_work_is_refused_at_the_start() {
     refused(case.stream("other").with("-X no.such.setting=1"), 2, &["no.such.setting"]);
     refused(case.stream("other").with("--on-error dead-letter"), 2, &["--dead-letter-topic"]);
     refused(case.stream("other").with("--state carry --batch-rows 4"), 2, &["carry"]);
+    let group = format!("{}-missing", case.topic.name);
+    let missing = Stream::to_topic(ELMO, &case.broker, &case.topic, &group, "no-such-output");
+    refused(missing, 5, &["no-such-output"]);
     let plan = case.stream("other").with("--dry-run").once();
     assert!(plan.status.success() && String::from_utf8_lossy(&plan.stdout).contains("10 messages"));
     assert!(!case.folder.path().join("other/topic=refused").exists());

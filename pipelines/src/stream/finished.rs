@@ -54,7 +54,7 @@ pub(super) struct Rows {
     /// Messages for the dead-letter topic, by their number in `messages`.
     pub(super) dead: Vec<(usize, Rejection)>,
     /// What they take of the memory budget, until they are written.
-    _permit: Permit,
+    permit: Permit,
 }
 
 /// Rows, and why the stream stops behind them.
@@ -136,7 +136,7 @@ impl Finisher {
             Some(keep) => filter_record_batch(&batch, keep).map_err(odd)?,
             None => batch,
         };
-        let rows = Rows { batch, messages, keep, end, counts, dead, _permit: permit };
+        let rows = Rows { batch, messages, keep, end, counts, dead, permit };
         Ok(Finished { rows, refused })
     }
 }
@@ -153,6 +153,11 @@ impl Waiting {
 }
 
 impl Rows {
+    /// Declares more memory, until the rows are written.
+    pub(super) fn hold(&mut self, bytes: usize) {
+        self.permit.resize(self.permit.bytes() + bytes);
+    }
+
     /// The numbers in `messages` of the rows of `batch`.
     pub(super) fn kept(&self) -> Vec<usize> {
         let all = 0..self.keep.as_ref().map_or(self.batch.num_rows(), Array::len);

@@ -23,7 +23,7 @@ use super::{
     output::Owned,
     partition::{Ended, Inbox, Order, Parts},
     rotation::CloseReason,
-    source::{Assigned, Batch, Budget, Epoch, Event, Reply, Source, Start, Starts, Statistics},
+    source::{Assigned, Batch, Budget, Epoch, Event, Hint, Reply, Source, Start, Starts, Statistics},
 };
 use crate::{
     crash::stream as crash,
@@ -39,6 +39,8 @@ const MARGIN: Duration = Duration::from_secs(1);
 const ASSIGN: Duration = Duration::from_secs(20);
 /// Looks during which nothing may come before a partition counts as read: more than two statistics of librdkafka.
 const QUIET_LOOKS: u8 = 6;
+/// An open file below this part of the memory is not closed for want of memory.
+const SMALL: usize = 32;
 /// Between two looks at memory and metrics.
 const TICK: Duration = Duration::from_millis(500);
 
@@ -80,7 +82,7 @@ struct Done {
 
 /// Partitions that are given away when their tasks have ended.
 struct Revoking {
-    partitions: HashSet<TopicPartition>,
+    partitions: HashSet<(TopicPartition, Epoch)>,
     reply: Reply<()>,
 }
 
@@ -274,7 +276,7 @@ impl Job {
             }
             let until = state.stopping.map_or(until, |stopping| stopping.min(until));
             let _ = running.orders.send(Order::Drain { reason: CloseReason::Revoke, until });
-            waits.insert(partition);
+            waits.insert((partition, epoch));
         }
         match waits.is_empty() {
             true => reply.send(()),
@@ -283,9 +285,10 @@ impl Job {
     }
 
     /// A task has ended: forget it, or begin again behind what another process wrote.
-    fn ended(&self, state: &mut State, Done { owned, assigned, ended }: Done) {
+    fn ended(&self, state: &mut State, Done { owned, mut assigned, ended }: Done) {
         let is_current = state.running.get(&owned.source).is_some_and(|running| running.epoch == owned.epoch);
-        let is_revoked = state.revoking.iter().any(|revoking| revoking.partitions.contains(&owned.source));
+        let key = (owned.source.clone(), owned.epoch);
+        let is_revoked = state.revoking.iter().any(|revoking| revoking.partitions.contains(&key));
         let again = match ended {
             Ok(Ended::Drained(end)) => {
                 tracing::debug!(partition = %owned.source, end, "drained");
@@ -295,7 +298,15 @@ impl Job {
                 state.cut |= is_current && state.stopping.is_some();
                 false
             }
-            Ok(Ended::Overtaken | Ended::OutOfRange) => is_current && !is_revoked && state.stopping.is_none(),
+            Ok(Ended::NotBegun) => false,
+            Ok(Ended::Overtaken) => is_current && !is_revoked && state.stopping.is_none(),
+            Ok(Ended::OutOfRange(end)) => {
+                // What the group had committed when the partition was assigned is old by now.
+                if self.opener.ends_by_group() {
+                    assigned.committed = Hint::At { offset: end, metadata: String::new() };
+                }
+                is_current && !is_revoked && state.stopping.is_none()
+            }
             // What a partition cannot write after it was taken away is nobody's concern.
             Err(error) if is_current => {
                 state.fail(error);
@@ -307,7 +318,7 @@ impl Job {
             }
         };
         for revoking in &mut state.revoking {
-            revoking.partitions.remove(&owned.source);
+            revoking.partitions.remove(&key);
         }
         for done in state.revoking.extract_if(.., |revoking| revoking.partitions.is_empty()) {
             done.reply.send(());
@@ -345,6 +356,15 @@ impl Job {
         if self.once {
             state.find_ends(&statistics);
         }
+        // A partition that is paused because its open file takes its share would wait until the file is old.
+        let flushes = &mut state.flushes;
+        for (partition, running) in state.running.iter().filter(|(partition, _)| paused.contains(*partition)) {
+            let open = running.metrics.open_bytes();
+            if open >= limit / SMALL && 2 * open >= self.budget.used_by(partition) {
+                *flushes += 1;
+                running.flush(*flushes);
+            }
+        }
         if used < limit / 4 * 3 {
             return;
         }
@@ -352,15 +372,21 @@ impl Job {
         if let Some((partition, running)) = largest {
             state.flushes += 1;
             tracing::debug!(%partition, used, limit, "memory is short: closing the file of the largest partition");
-            let number = state.flushes;
-            running.orders.send_if_modified(|order| match order {
-                Order::Run(flushed) => {
-                    *flushed = number;
-                    true
-                }
-                Order::Drain { .. } => false,
-            });
+            running.flush(state.flushes);
         }
+    }
+}
+
+impl Running {
+    /// Asks the task to publish what it has written.
+    fn flush(&self, number: u64) {
+        self.orders.send_if_modified(|order| match order {
+            Order::Run(flushed) => {
+                *flushed = number;
+                true
+            }
+            Order::Drain { .. } => false,
+        });
     }
 }
 
@@ -407,7 +433,9 @@ impl State {
 
     /// Ends the task of a partition, which begins again.
     fn cut_one(&mut self, partition: &TopicPartition, epoch: Epoch) {
-        if let Some(running) = self.running.get_mut(partition).filter(|running| running.epoch == epoch) {
+        // A task that is about to seek has not read from there.
+        let running = self.running.get_mut(partition).filter(|running| running.epoch == epoch && !running.seeking);
+        if let Some(running) = running {
             let _ = running.inbox.send(Inbox::OutOfRange);
         }
     }

@@ -89,6 +89,11 @@ impl Messages {
         start..self.bytes.len()
     }
 
+    /// The offset of the first message.
+    pub fn first_offset(&self) -> Option<i64> {
+        self.rows.first().map(|row| row.offset)
+    }
+
     /// Number of messages.
     pub fn len(&self) -> usize {
         self.rows.len()

@@ -63,8 +63,10 @@ pub(super) enum Ended {
     Cut,
     /// Another process has written what this one was about to write.
     Overtaken,
-    /// Everything that it had taken is published, and the broker does not have what follows.
-    OutOfRange,
+    /// Everything that it had taken is published, up to this offset, and the broker does not have what follows.
+    OutOfRange(i64),
+    /// It was taken away, or the stream stops, before it had taken anything.
+    NotBegun,
 }
 
 /// What all partitions share.
@@ -76,7 +78,7 @@ pub(super) struct Parts {
     pub(super) bytes_in_flight: u64,
 }
 
-/// Runs a partition until it is drained or cannot go on.
+/// Runs a partition, whose first message is at `next` or above, until it is drained or cannot go on.
 ///
 /// # Errors
 /// The stage's, the output's, or [`StreamError::Refused`] for the message that cannot be embedded, with on-error `fail`,
@@ -84,6 +86,7 @@ pub(super) struct Parts {
 pub(super) async fn run(
     parts: &Parts,
     owned: &Owned,
+    mut next: i64,
     mut inbox: mpsc::UnboundedReceiver<Inbox>,
     mut orders: watch::Receiver<Order>,
     mut output: impl Output,
@@ -113,7 +116,7 @@ pub(super) async fn run(
             if output.is_published() {
                 return match refused {
                     Some(refused) => Err(refused.into()),
-                    None if out_of_range => Ok(Ended::OutOfRange),
+                    None if out_of_range => Ok(Ended::OutOfRange(output.end())),
                     None => Ok(Ended::Drained(output.end())),
                 };
             }
@@ -150,9 +153,12 @@ pub(super) async fn run(
                     stop.get_or_insert(CloseReason::Shutdown);
                 }
             }
-            next = inbox.recv(), if stop.is_none() && held.is_none() => match next {
+            received = inbox.recv(), if stop.is_none() && held.is_none() => match received {
+                // What was read before a seek took effect comes again.
+                Some(Inbox::Messages(batch)) if batch.messages.first_offset().is_none_or(|first| first < next) => {}
                 Some(Inbox::Messages(batch)) => {
                     crash::after_poll();
+                    next = batch.messages.end;
                     held = Some(batch);
                 }
                 Some(Inbox::End) => stop = Some(CloseReason::Shutdown),

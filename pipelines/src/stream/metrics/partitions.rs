@@ -82,6 +82,11 @@ impl PartitionMetrics {
         self.state.open_bytes.store(i64::try_from(bytes).unwrap_or(i64::MAX), Relaxed);
     }
 
+    /// What was set by [`set_open_bytes`](Self::set_open_bytes).
+    pub fn open_bytes(&self) -> usize {
+        usize::try_from(self.state.open_bytes.load(Relaxed)).unwrap_or(0)
+    }
+
     /// There is no open file any more: it is complete, or was dropped.
     pub fn closed(&self) {
         self.state.opened.store(0, Relaxed);

@@ -191,6 +191,10 @@ impl Context {
         let shared = &*self.0;
         let partitions = offsets::partitions(list);
         if partitions.is_empty() {
+            // A member without partitions has got its answer, too.
+            let (reply, _) = reply::<Starts>();
+            let epoch = Epoch(shared.counts.epoch.load(Relaxed));
+            shared.send(Event::Assign { partitions: Vec::new(), epoch, reply });
             return self.finish("assignment", add(consumer, list));
         }
         shared.counts.rebalances.fetch_add(1, Relaxed);

@@ -59,10 +59,11 @@ impl Output for TopicOutput {
         self.waiting.len() < BATCHES
     }
 
-    async fn write(&mut self, rows: Rows) -> Result<()> {
+    async fn write(&mut self, mut rows: Rows) -> Result<()> {
         let (done, committed) = oneshot::channel();
         let end = rows.end;
         let records = self.records.of(&self.owned.source, &rows)?;
+        rows.hold(records.iter().map(producer::Record::bytes).sum());
         let (source, epoch) = (self.owned.source.clone(), self.owned.epoch);
         self.committer.send(Committing { source, epoch, rows, records, end, done });
         self.waiting.push_back((committed, end));

@@ -37,12 +37,16 @@ pub(in crate::stream) struct Record {
     pub(in crate::stream) timestamp: Option<i64>,
     /// The row that it stands for; `None` for a dead letter.
     pub(in crate::stream) row: Option<usize>,
+    /// It already stands for a message that was too large.
+    pub(in crate::stream) last_resort: bool,
 }
 
 /// The rows of one partition that are committed together.
 #[derive(Debug)]
 pub(super) struct Part {
     pub(super) source: TopicPartition,
+    /// Its place among the rows of the transaction, before those of lost partitions were taken out.
+    pub(super) owner: usize,
     /// Of the assignment in which the rows were read.
     pub(super) epoch: Epoch,
     pub(super) records: Vec<Record>,
@@ -124,12 +128,19 @@ impl Transactions {
     pub(super) fn commit(&self, parts: &mut Vec<Part>, group: &dyn Group) -> Result<Outcome, StreamError> {
         let mut pause = PAUSES[0];
         loop {
+            // First, so that the offsets of a partition that is lost in between are refused with this generation.
+            let metadata = group.metadata();
             parts.retain(|part| group.owns(&part.source, part.epoch));
             if parts.is_empty() {
                 return Ok(Outcome::Committed);
             }
-            let Err(error) = self.attempt(parts, group) else { return Ok(Outcome::Committed) };
-            let place = self.failure().filter(|(_, error)| is_too_large(error)).map(|(place, _)| place);
+            let Some(metadata) = metadata else { return Err(broken("write a transaction", &KafkaError::Canceled)) };
+            let Err(error) = self.attempt(parts, &metadata) else { return Ok(Outcome::Committed) };
+            let failed = self.failure();
+            if let Some((_, error)) = failed.as_ref().filter(|(_, error)| is_final(error)) {
+                return Err(refused(&parts[0].records, error));
+            }
+            let place = failed.filter(|(_, error)| is_too_large(error)).map(|(place, _)| place);
             self.abort(&error)?;
             if let Some((part, record)) = place {
                 return Ok(Outcome::TooLarge(part, record));
@@ -140,7 +151,7 @@ impl Transactions {
         }
     }
 
-    fn attempt(&self, parts: &[Part], group: &dyn Group) -> Result<(), KafkaError> {
+    fn attempt(&self, parts: &[Part], metadata: &ConsumerGroupMetadata) -> Result<(), KafkaError> {
         *self.producer.context().failed.lock().unwrap_or_else(PoisonError::into_inner) = None;
         self.producer.begin_transaction()?;
         for (p, part) in parts.iter().enumerate() {
@@ -153,8 +164,7 @@ impl Transactions {
         for (source, end) in ends {
             offsets.add_partition_offset(&source.topic, source.partition, Offset::Offset(end))?;
         }
-        let metadata = group.metadata().ok_or(KafkaError::Canceled)?;
-        self.retried(|| self.producer.send_offsets_to_transaction(&offsets, &metadata, REQUEST))?;
+        self.retried(|| self.producer.send_offsets_to_transaction(&offsets, metadata, REQUEST))?;
         self.retried(|| self.producer.commit_transaction(REQUEST))
     }
 
@@ -208,6 +218,24 @@ impl Transactions {
             Err(KafkaError::Transaction(cause)) if cause.code() == RDKafkaErrorCode::State => Ok(()),
             Err(error) => Err(fenced(&error)),
         }
+    }
+}
+
+/// Whether the brokers refuse the topic, which no repetition heals.
+fn is_final(error: &KafkaError) -> bool {
+    use RDKafkaErrorCode as Code;
+    matches!(
+        error.rdkafka_error_code(),
+        Some(Code::UnknownTopic | Code::UnknownTopicOrPartition | Code::InvalidTopic | Code::TopicAuthorizationFailed)
+    )
+}
+
+fn refused(records: &[Record], error: &KafkaError) -> StreamError {
+    let topic = records.first().map_or("", |record| &record.topic);
+    StreamError::Broker {
+        what: format!("write to topic {topic}"),
+        reason: crate::redact::redact(&error.to_string()),
+        help: Some("check that the topic exists and that the user may write to it".to_owned()),
     }
 }
 

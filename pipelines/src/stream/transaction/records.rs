@@ -110,6 +110,7 @@ impl Records {
         let original = self.original(rows.messages.get(row).value);
         let value = self.values(&batch, &[original]).map_err(odd)?.pop().flatten();
         let mut record = self.record(source, rows, (index, row), value);
+        record.last_resort = true;
         if record.bytes() > self.max_bytes {
             record.value = Some(Vec::new());
         }
@@ -170,7 +171,7 @@ impl Records {
         add(dead_letter::OFFSET, message.offset.to_string());
         let key = message.key.map(<[u8]>::to_vec);
         let (topic, timestamp) = (Arc::clone(&self.topic), message.timestamp);
-        Record { topic, key, value, headers, timestamp, row: Some(index) }
+        Record { topic, key, value, headers, timestamp, row: Some(index), last_resort: false }
     }
 
     fn dead(&self, source: &TopicPartition, rows: &Rows, row: usize, rejection: &Rejection) -> Option<Record> {
@@ -178,7 +179,15 @@ impl Records {
         let message = rows.messages.get(row);
         let letter = DeadLetter::new(source, message, rejection);
         let (key, value) = (letter.key.map(<[u8]>::to_vec), letter.value.map(<[u8]>::to_vec));
-        Some(Record { topic, key, value, headers: letter.headers, timestamp: message.timestamp, row: None })
+        Some(Record {
+            topic,
+            key,
+            value,
+            headers: letter.headers,
+            timestamp: message.timestamp,
+            row: None,
+            last_resort: false,
+        })
     }
 }
 

@@ -124,8 +124,8 @@ fn commit(
 ) -> Result<(), StreamError> {
     let mut parts = Vec::with_capacity(rows.len());
     let mut owners = Vec::with_capacity(rows.len());
-    for Committing { source, epoch, rows, records, end, done } in rows {
-        parts.push(Part { source, epoch, records, end, rows });
+    for (owner, Committing { source, epoch, rows, records, end, done }) in rows.into_iter().enumerate() {
+        parts.push(Part { source, owner, epoch, records, end, rows });
         owners.push(done);
     }
     let (culprit, error) = loop {
@@ -137,7 +137,7 @@ fn commit(
             }
             Ok(Outcome::TooLarge(part, record)) => {
                 if let Err(error) = parts[part].replace(record, records) {
-                    break (part, error);
+                    break (parts[part].owner, error);
                 }
             }
             Err(error) => break (0, error.into()),
@@ -163,22 +163,20 @@ impl Part {
     fn replace(&mut self, record: usize, records: &Records) -> Result<()> {
         let refused = self.records.remove(record);
         let other = match refused.row {
-            Some(row) if !refused.is_last_resort() => {
-                records.too_large(&self.source, &self.rows, row, refused.bytes())?
-            }
+            Some(row) if !refused.last_resort => records.too_large(&self.source, &self.rows, row, refused.bytes())?,
             // A dead letter, or a row without its vector, that is too large as well keeps its key and its headers.
-            _ => Some(Record { value: Some(Vec::new()), ..refused }),
+            _ if refused.value.as_ref().is_some_and(|value| !value.is_empty()) => {
+                Some(Record { value: Some(Vec::new()), last_resort: true, ..refused })
+            }
+            _ => {
+                let reason = "the key and the headers of a message are larger than the broker takes".to_owned();
+                let what = format!("write to topic {}", refused.topic);
+                return Err(StreamError::Broker { what, reason, help: None }.into());
+            }
         };
         if let Some(other) = other {
             self.records.insert(record, other);
         }
         Ok(())
-    }
-}
-
-impl Record {
-    /// Whether it already stands for a message that was too large.
-    fn is_last_resort(&self) -> bool {
-        self.headers.iter().any(|(name, _)| name == crate::stream::decode::dead_letter::ERROR)
     }
 }
