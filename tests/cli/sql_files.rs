@@ -234,6 +234,27 @@ fn files(place: &Place, folder: &str) -> Vec<String> {
 }
 
 #[test]
+fn copy_changes_no_files_of_others() {
+    let place = Place::new();
+    place.write("theirs/a.csv", "id\n1\n");
+    std::fs::create_dir(place.path("ours")).unwrap();
+    std::os::unix::fs::symlink(place.path("theirs"), place.path("ours/link")).unwrap();
+    let copy =
+        |to: &str, option: &str| format!("COPY (SELECT 7 AS id) TO '{to}' STORED AS CSV OPTIONS ({option} true)");
+    let ended = refused(&place, &copy("ours/", "overwrite"), 2);
+    assert!(ended.err.contains("ours/link: is a link to another folder"), "{ended:?}");
+    assert_eq!(std::fs::read_to_string(place.path("theirs/a.csv")).unwrap(), "id\n1\n");
+    // Appending to the output of a job would make it unreadable for the job.
+    place.write("text.csv", "text\nIt rained.\n");
+    place.exits("embed -q --model tiny text.csv --output vectors", 0);
+    for option in ["append", "overwrite"] {
+        let ended = refused(&place, &copy("vectors/", option), 2);
+        assert!(ended.err.contains("holds the output of elmo embed or elmo stream"), "{ended:?}");
+    }
+    place.exits("inspect vectors", 0);
+}
+
+#[test]
 fn copy_to_a_folder_that_is_not_empty_says_what_happens_to_its_files() {
     let place = Place::new();
     let copy = |from: i64, to: &str, rest: &str| {

@@ -46,12 +46,18 @@ impl OutputFolder {
     /// If the statement must not write to the folder, or if the folder cannot be listed.
     pub(super) async fn replaced(&self) -> Result<Vec<Location>> {
         // Web servers do not list files, and COPY cannot write to them.
-        if self.existing == Existing::Append || self.location.is_http() {
+        if self.location.is_http() {
             return Ok(Vec::new());
         }
         let listed = self.location.below(&self.location.path, usize::MAX, |name| !name.starts_with('.')).await?;
-        if self.existing == Existing::Overwrite {
+        if self.existing != Existing::Refuse {
             self.check_no_job(&listed)?;
+        }
+        if self.existing == Existing::Append {
+            return Ok(Vec::new());
+        }
+        if self.existing == Existing::Overwrite {
+            self.check_no_links(&listed)?;
             let replaced = listed.into_iter().filter(|file| self.is_visible(file) && is_data(file));
             return Ok(replaced.map(|file| self.location.at(file.location)).collect());
         }
@@ -74,12 +80,28 @@ impl OutputFolder {
         )
     }
 
-    /// Rejects the output of `elmo embed`, whose manifest would describe files that are gone.
+    /// Rejects links to other folders, whose files belong to somebody else.
+    fn check_no_links(&self, listed: &[ObjectMeta]) -> Result<()> {
+        let Some(root) = self.location.local_path() else { return Ok(()) };
+        let files = listed.iter().filter_map(|file| self.location.at(file.location.clone()).local_path());
+        let above = |file: PathBuf| file.ancestors().skip(1).map(PathBuf::from).collect::<Vec<_>>();
+        let folders: BTreeSet<PathBuf> =
+            files.flat_map(above).filter(|folder| folder.starts_with(&root) && *folder != root).collect();
+        match folders.iter().find(|folder| folder.is_symlink()) {
+            Some(link) => Err(Error::usage(
+                format!("{}: is a link to another folder, whose files COPY does not delete", link.display()),
+                "remove the link, or name another folder",
+            )),
+            None => Ok(()),
+        }
+    }
+
+    /// Rejects the output of `elmo embed` and `elmo stream`, whose records would not describe the files any more.
     fn check_no_job(&self, listed: &[ObjectMeta]) -> Result<()> {
         let is_job = |file: &ObjectMeta| self.names(file).iter().any(|name| name == MANIFEST);
         match listed.iter().any(is_job) {
             true => Err(Error::usage(
-                format!("{}: holds the output of elmo embed, which COPY does not overwrite", self.name()),
+                format!("{}: holds the output of elmo embed or elmo stream, which COPY does not change", self.name()),
                 "name another folder, or delete this one",
             )),
             false => Ok(()),
