@@ -10,9 +10,6 @@
 mod kafka;
 #[path = "cli/node.rs"]
 mod node;
-#[cfg(feature = "kafka")]
-#[path = "services/stream.rs"]
-mod stream;
 
 use std::{env, path::Path, process::Command, sync::Arc, time::Duration};
 
@@ -29,8 +26,6 @@ use elmo_pipelines::{
 };
 use object_store::{ObjectStore, ObjectStoreExt, PutMode, PutPayload};
 
-#[cfg(feature = "kafka")]
-use kafka::{broker, dataset, streaming};
 use node::Node;
 
 const ROWS: usize = 300;
