@@ -524,7 +524,7 @@ def named(name, parts):
 
 def packing():
     """Short sentences whose windows can be made by hand."""
-    letters = [list(text) for text in ("abc", "", "defghijklm", "n", "op", "qrstu", "v", "wxy", "zABCDEF", "", "G", "HIJ")]
+    letters = [list(text) for text in ("abc", "", "defghijklm", "n", "op", "qrstu", "v", "wxy", "zABCDEF", "", "G", "HIJ", "KLMNOPQRSTUVW", "X", "Y")]
     rows, positions = 3, 4
     sides = [list(pack(letters, r, rows, positions)) for r in (0, 1)]
     windows = []
