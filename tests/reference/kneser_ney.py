@@ -181,7 +181,9 @@ def main():
         assert vocabulary[:3] == SPECIALS, "the vocabulary begins with <S>, </S>, <UNK>"
     else:
         vocabulary = most_frequent(lines(arguments.train), arguments.size)
-    print(f"vocabulary: {len(vocabulary):,}")
+    tokens = [token for ids in encode(lines(arguments.valid), vocabulary, False) for token in ids[1:-1]]
+    unknown = tokens.count(UNKNOWN) / len(tokens)
+    print(f"vocabulary: {len(vocabulary):,}; {unknown:.2%} of {len(tokens):,} tokens are <UNK>")
     for modified in (False, True):
         means = []
         for side in ("forward", "backward"):

@@ -182,8 +182,9 @@ class Cell:
                 d_m = d_raw_h @ self.w[f"{self.name}/W_P_0"].T
             tanh = np.tanh(now)
             d_raw = (d_c + d_m * o * (1 - tanh**2)) * self.open(raw, "cell_clip")
-            d_gates = [d_raw * j * i * (1 - i), d_raw * i * (1 - j**2), d_raw * before * f * (1 - f), d_m * tanh * o * (1 - o)]
-            d_z = np.concatenate(d_gates, axis=1)
+            d_i, d_j = d_raw * j * i * (1 - i), d_raw * i * (1 - j**2)
+            d_f, d_o = d_raw * before * f * (1 - f), d_m * tanh * o * (1 - o)
+            d_z = np.concatenate([d_i, d_j, d_f, d_o], axis=1)
             into[f"{self.name}/W_0"] += joined.T @ d_z
             into[f"{self.name}/B"] += d_z.sum(axis=0)
             d_joined = d_z @ w.T
@@ -270,8 +271,8 @@ def character_ids(words, m):
 
 def weights_of(case):
     options = case["options"]
-    p = options["lstm"]["projection_dim"]
-    shapes = tensor_shapes(options) | {"softmax/W": (options["n_tokens_vocab"], p), "softmax/b": (options["n_tokens_vocab"],)}
+    v, p = options["n_tokens_vocab"], options["lstm"]["projection_dim"]
+    shapes = tensor_shapes(options) | {"softmax/W": (v, p), "softmax/b": (v,)}
     limits = {name: bound(name, shape, case["scale"]) for name, shape in shapes.items()}
     limits["softmax/W"] = case["scale"] * np.sqrt(3 / p)
     return {name: uniform(name, case["seed"], shapes[name], limits[name]).astype(float) for name in case["tensors"]}
@@ -334,6 +335,11 @@ class Optimizer:
         return w - rate * (decay * w + move)
 
 
+def joined(states):
+    """States of replicas, each [layer] of (h, c) -> the state of all rows."""
+    return [tuple(np.concatenate(parts) for parts in zip(*cells)) for cells in zip(*states)]
+
+
 def run(case, given):
     """Yields (name, value) of everything that expected.safetensors has for the case."""
     options, name, w = case["options"], case["name"], weights_of(case)
@@ -351,10 +357,7 @@ def run(case, given):
             results.append(replica(case, w, given, prefix, t - 1, part, own))
         losses = np.mean([r[0] for r in results], axis=0)
         gradients = {n: sum(r[1][n] for r in results) / replicas for n in w}
-        state = [
-            [tuple(np.concatenate([r[2][side][i][k] for r in results]) for k in (0, 1)) for i in range(lstm["n_layers"])]
-            for side in (0, 1)
-        ]
+        state = [joined([r[2][side] for r in results]) for side in (0, 1)]
         norms = [np.sqrt((g**2).sum()) for g in gradients.values()]
         norm = math.sqrt(sum(n * n for n in norms))
         clip = min(1.0, options["all_clip_norm_val"] / norm)
@@ -414,7 +417,8 @@ def check_evaluation():
     losses = np.array([[-reader.read(r, sides[r][k]).mean() for r in (0, 1)] for k in range(len(sides[0]))])
     worst = np.abs(losses - carried["losses"]).max()
     figures = [np.exp(losses.mean()), *np.exp(losses.mean(axis=0))]
-    worst = max(worst, np.abs(np.array(figures) - [carried[key] for key in ("perplexity", "forward", "backward")]).max())
+    for key, figure in zip(("perplexity", "forward", "backward"), figures):
+        worst = max(worst, abs(carried[key] - figure))
     for entry in stored["sentences"]:
         for r, side in enumerate(("forward", "backward")):
             window = fill([entry["words"]], r == 1, 1, len(entry["words"]) + 1)[0]

@@ -8,8 +8,8 @@ gradients with finite differences, and all of it with train_by_hand.py, whose ba
     python3 tests/reference/train_step.py --check        # computes anew and compares with what lies there
     python3 tests/reference/train_step.py --self-check   # gradients against differences, activations against golden.py
 
-Letters: R rows, T positions of a window, N words, M characters per word, C character width, F filters, P projection_dim,
-D LSTM dim, L LSTM layers, V vocabulary size. Direction 0 is forward, 1 is backward.
+Letters: R rows, T positions of a window, N words, M characters per word, C character width, F filters,
+P projection_dim, D LSTM dim, L LSTM layers, V vocabulary size. Direction 0 is forward, 1 is backward.
 """
 
 import argparse
@@ -18,7 +18,6 @@ import math
 import platform
 import random
 from collections import Counter
-from copy import deepcopy
 from pathlib import Path
 
 import numpy as np
@@ -524,7 +523,7 @@ def named(name, parts):
 
 def packing():
     """Short sentences whose windows can be made by hand."""
-    letters = [list(text) for text in ("abc", "", "defghijklm", "n", "op", "qrstu", "v", "wxy", "zABCDEF", "", "G", "HIJ", "KLMNOPQRSTUVW", "X", "Y")]
+    letters = [list(text) for text in "abc||defghijklm|n|op|qrstu|v|wxy|zABCDEF||G|HIJ|KLMNOPQRSTUVW|X|Y".split("|")]
     rows, positions = 3, 4
     sides = [list(pack(letters, r, rows, positions)) for r in (0, 1)]
     windows = []
@@ -765,7 +764,7 @@ def torch_optimizer():
 def main():
     arguments = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     arguments.add_argument("--check", action="store_true", help="compare with the files instead of writing them")
-    arguments.add_argument("--self-check", action="store_true", help="check the gradients and activations of this program")
+    arguments.add_argument("--self-check", action="store_true", help="check gradients, activations and optimisers")
     arguments = arguments.parse_args()
     torch.set_num_threads(1)
     print("python", platform.python_version(), "numpy", np.__version__, "torch", torch.__version__)
