@@ -32,18 +32,19 @@ mod error;
 mod kernels;
 mod lstm;
 mod mkl;
-mod packing;
+pub(crate) mod packing;
 mod parameters;
 mod precision;
-mod scalar_ops;
+pub(crate) mod scalar_ops;
 mod self_test;
 mod softmax;
-mod start_state;
-mod tensors;
+pub(crate) mod start_state;
+pub(crate) mod tensors;
 
 pub use activations::{Activations, LayerValues};
 pub use batch::PackedBatch;
 pub use bilm::BiLm;
+pub(crate) use bilm::Cut;
 pub use device::{
     DeviceChoice, DeviceName, cuda_devices, libtorch_version, parse_devices, resolve_devices, set_up_cpu,
 };

@@ -29,7 +29,7 @@ use super::{
     parameters::NamedTensors,
     scalar_ops,
     start_state::LayerState,
-    tensors,
+    tensors::{self, Change},
 };
 use crate::options::ModelOptions;
 
@@ -102,14 +102,10 @@ impl LstmLayer {
         })
     }
 
-    pub(crate) fn share(&self) -> Self {
-        Self {
-            w_x: self.w_x.shallow_clone(),
-            w_h: self.w_h.shallow_clone(),
-            bias: self.bias.shallow_clone(),
-            w_p: self.w_p.as_ref().map(Tensor::shallow_clone),
-            ..*self
-        }
+    /// The same with every tensor changed, always in the same order.
+    pub(crate) fn map<E>(&self, change: &mut Change<'_, E>) -> Result<Self, E> {
+        let (w_x, w_h, bias) = (change(&self.w_x)?, change(&self.w_h)?, change(&self.bias)?);
+        Ok(Self { w_x, w_h, bias, w_p: self.w_p.as_ref().map(change).transpose()?, ..*self })
     }
 
     /// Runs both directions over a packed batch: `x` `[2, R, in]`, `start` in packed rows, which are changed in place.

@@ -1,0 +1,291 @@
+//! The loss of one direction, and its derivatives, without a graph: logits exist for a few rows at a time.
+//!
+//! With `x` the top outputs `[N, P]`, the loss of a row is `ln(sum over classes of exp(logit)) - logit of the target`.
+//!
+//! ```text
+//! full softmax      classes: all words     logit = x W[k] + b[k]
+//! sampled softmax   classes: the target    logit = x W[k] + b[k] - ln(expected count of k)
+//!                   and the negatives      (a negative that is the target of a row is left out of that row)
+//! ```
+//!
+//! `W [V, P]` and `b [V]` are shared by both directions.
+
+use std::{collections::HashMap, sync::Arc};
+
+use tch::{Device, Kind, Tensor};
+
+use super::{TrainError, sampler::{LogUniform, Negatives}};
+use crate::model::{DeviceError, tensors};
+
+/// Logits of one block of rows on a CPU (2 MiB in float32, so that they stay in the cache), and on a GPU.
+const BLOCK: (usize, usize) = (1 << 19, 1 << 26);
+/// Minimum rows of a block.
+const MIN_BLOCK_ROWS: usize = 32;
+/// Words of one product in the evaluation of the full softmax.
+const COLUMNS: i64 = 32_768;
+
+/// `W [V, P]` and `b [V]`.
+#[derive(Debug)]
+pub(super) struct Output {
+    pub(super) weight: Tensor,
+    pub(super) bias: Tensor,
+}
+
+impl Output {
+    pub(super) fn share(&self) -> Self {
+        Self { weight: self.weight.shallow_clone(), bias: self.bias.shallow_clone() }
+    }
+
+    pub(super) fn words(&self) -> usize {
+        self.bias.size().first().map_or(0, |&words| words as usize)
+    }
+
+    /// In the number format of a computation.
+    pub(super) fn to_kind(&self, kind: Kind) -> Result<Self, DeviceError> {
+        Ok(Self { weight: self.weight.f_to_kind(kind)?, bias: self.bias.f_to_kind(kind)? })
+    }
+
+    /// The rows of some words.
+    fn rows(&self, words: &Tensor) -> Result<Self, DeviceError> {
+        Ok(Self { weight: self.weight.f_index_select(0, words)?, bias: self.bias.f_index_select(0, words)? })
+    }
+}
+
+/// The loss of one direction in one step.
+#[derive(Debug)]
+pub(super) struct Head {
+    /// All words, or the negatives with the logarithm of their expected count subtracted from the bias.
+    classes: Output,
+    /// Target of each row `[N]`.
+    targets: Vec<i64>,
+    sampled: Option<Sampled>,
+    /// Factor of the derivatives.
+    scale: f64,
+}
+
+/// What only the sampled softmax has.
+#[derive(Debug)]
+struct Sampled {
+    /// All words.
+    all: Output,
+    /// Ids of the classes.
+    ids: Arc<[i64]>,
+    /// Column of each negative.
+    columns: Arc<HashMap<i64, i64>>,
+    /// Logarithm of the expected count of each row's target `[N]`.
+    corrections: Vec<f64>,
+}
+
+/// Loss of some rows of a direction, and the derivatives of the scaled mean loss.
+#[derive(Debug)]
+pub(super) struct HeadGradients {
+    /// Sum over the rows, not scaled; one number of float64 on the device.
+    pub(super) loss: Tensor,
+    /// `[n, P]`
+    pub(super) x: Tensor,
+    /// Of the classes: `[K, P]`, `[K]`.
+    pub(super) classes: Output,
+    /// Of the targets of each row, `[n, P]`, `[n]`; only the sampled softmax has them.
+    pub(super) targets: Option<Output>,
+}
+
+impl Head {
+    /// The full softmax. `scale` is the factor of the derivatives: those of the mean have 1 / N.
+    pub(super) fn full(output: &Output, targets: &[u32], scale: f64, kind: Kind) -> Result<Self, DeviceError> {
+        let targets = targets.iter().map(|&target| i64::from(target)).collect();
+        Ok(Self { classes: output.to_kind(kind)?, targets, sampled: None, scale })
+    }
+
+    /// The sampled softmax.
+    pub(super) fn sampled(
+        output: &Output,
+        targets: &[u32],
+        negatives: Negatives,
+        scale: f64,
+        kind: Kind,
+    ) -> Result<Self, TrainError> {
+        let (words, Negatives { ids, tries }) = (output.words(), negatives);
+        let columns: HashMap<i64, i64> = ids.iter().copied().zip(0..).collect();
+        let known = |id: &i64| usize::try_from(*id).is_ok_and(|id| id < words);
+        if columns.len() != ids.len() || !ids.iter().all(known) {
+            return Err(TrainError::Recipe("negatives must be distinct words of the vocabulary".to_owned()));
+        }
+        let distribution = LogUniform::new(words);
+        let correction = |&id: &i64| distribution.expected_count(id, ids.len(), tries).ln();
+        let targets: Vec<i64> = targets.iter().map(|&target| i64::from(target)).collect();
+        let device = output.weight.device();
+        let Output { weight, bias } = output.rows(&tensors::index(&ids, device)?)?;
+        let logarithms: Vec<f64> = ids.iter().map(correction).collect();
+        let bias = bias.f_sub(&numbers(&logarithms, bias.kind(), device)?)?;
+        let corrections = targets.iter().map(correction).collect();
+        let sampled = Sampled { all: output.share(), ids: ids.into(), columns: Arc::new(columns), corrections };
+        Ok(Self { classes: Output { weight, bias }.to_kind(kind)?, targets, sampled: Some(sampled), scale })
+    }
+
+    /// Another handle on the same tensors, for rows `first..first + n` of the window.
+    pub(super) fn part(&self, first: usize, n: usize) -> Self {
+        let rows = first..first + n;
+        let sampled = self.sampled.as_ref().map(|s| Sampled {
+            all: s.all.share(),
+            ids: Arc::clone(&s.ids),
+            columns: Arc::clone(&s.columns),
+            corrections: s.corrections[rows.clone()].to_vec(),
+        });
+        Self { classes: self.classes.share(), targets: self.targets[rows].to_vec(), sampled, scale: self.scale }
+    }
+
+    /// Ids of the classes, if they are not all words.
+    pub(super) fn ids(&self) -> Option<&[i64]> {
+        self.sampled.as_ref().map(|sampled| &*sampled.ids)
+    }
+
+    /// Target of each row.
+    pub(super) fn targets(&self) -> &[i64] {
+        &self.targets
+    }
+
+    /// Loss and derivatives for the top outputs `x [N, P]` of all rows of this part.
+    pub(super) fn gradients(&self, x: &Tensor) -> Result<HeadGradients, DeviceError> {
+        let _no_gradients = tch::no_grad_guard();
+        let (device, exact) = (x.device(), exact_kind(x.kind()));
+        let zeros = |like: &Tensor| Tensor::f_zeros(like.size(), (exact, device));
+        let mut classes = Output { weight: zeros(&self.classes.weight)?, bias: zeros(&self.classes.bias)? };
+        let (mut losses, mut xs, mut weights, mut biases) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
+        let block = if device == Device::Cpu { BLOCK.0 } else { BLOCK.1 };
+        let rows = (block / self.classes.words().max(1)).max(MIN_BLOCK_ROWS);
+        for first in (0..self.targets.len()).step_by(rows) {
+            let n = rows.min(self.targets.len() - first);
+            let x = x.f_narrow(0, first as i64, n as i64)?;
+            let block = self.block(&x, first, n)?;
+            losses.push(block.loss);
+            accumulate_product(&mut classes.weight, &block.p, &x)?;
+            let _ = classes.bias.f_add_(&block.p.f_sum_dim_intlist([0_i64].as_slice(), false, exact)?)?;
+            xs.push(block.x);
+            if let Some(Output { weight, bias }) = block.target {
+                weights.push(weight);
+                biases.push(bias);
+            }
+        }
+        let targets = match weights.is_empty() {
+            true => None,
+            false => Some(Output { weight: Tensor::f_cat(&weights, 0)?, bias: Tensor::f_cat(&biases, 0)? }),
+        };
+        let loss = Tensor::f_stack(&losses, 0)?.f_sum(Kind::Double)?;
+        Ok(HeadGradients { loss, x: Tensor::f_cat(&xs, 0)?, classes, targets })
+    }
+
+    fn block(&self, x: &Tensor, first: usize, n: usize) -> Result<Block, DeviceError> {
+        let logits = self.classes.bias.f_addmm(x, &self.classes.weight.f_tr()?)?; // [n, K]
+        match &self.sampled {
+            None => self.full_block(x, &logits, &self.targets[first..first + n]),
+            Some(sampled) => self.sampled_block(sampled, x, logits, first, n),
+        }
+    }
+
+    /// Derivatives of the logits: probability minus 1 at the target, times the scale.
+    fn full_block(&self, x: &Tensor, logits: &Tensor, targets: &[i64]) -> Result<Block, DeviceError> {
+        let exact = exact_kind(x.kind());
+        let targets = tensors::index(targets, x.device())?.f_unsqueeze(1)?; // [n, 1]
+        let mut logarithms = logits.f_log_softmax(1, exact)?;
+        let loss = logarithms.f_gather(1, &targets, false)?.f_sum(Kind::Double)?.f_neg()?;
+        let mut p = logarithms.f_exp_()?;
+        let minus_one = Tensor::f_ones(targets.size(), (exact, x.device()))?.f_neg()?;
+        let _ = p.f_scatter_add_(1, &targets, &minus_one)?;
+        let p = p.f_mul_scalar_(self.scale)?.f_to_kind(x.kind())?;
+        Ok(Block { loss, x: p.f_mm(&self.classes.weight)?, p, target: None })
+    }
+
+    fn sampled_block(
+        &self,
+        sampled: &Sampled,
+        x: &Tensor,
+        logits: Tensor,
+        first: usize,
+        n: usize,
+    ) -> Result<Block, DeviceError> {
+        let (kind, exact, device) = (x.kind(), exact_kind(x.kind()), x.device());
+        let targets = &self.targets[first..first + n];
+        let own = sampled.all.rows(&tensors::index(targets, device)?)?; // [n, P], [n]
+        let correction = numbers(&sampled.corrections[first..first + n], own.bias.kind(), device)?;
+        let own = Output { weight: own.weight, bias: own.bias.f_sub(&correction)? }.to_kind(kind)?;
+        let own_logits = x.f_mul(&own.weight)?.f_sum_dim_intlist([1_i64].as_slice(), true, exact)?;
+        let own_logits = own_logits.f_add(&own.bias.f_unsqueeze(1)?)?; // [n, 1]
+        self.leave_out_hits(sampled, &logits, targets)?;
+        let all = Tensor::f_cat(&[own_logits.f_to_kind(exact)?, logits.f_to_kind(exact)?], 1)?; // [n, 1 + K]
+        let mut logarithms = all.f_log_softmax(1, exact)?;
+        let loss = logarithms.f_narrow(1, 0, 1)?.f_sum(Kind::Double)?.f_neg()?;
+        let mut p = logarithms.f_exp_()?;
+        let _ = p.f_narrow(1, 0, 1)?.f_sub_scalar_(1.0)?;
+        let p = p.f_mul_scalar_(self.scale)?.f_to_kind(kind)?;
+        let [own_p, p] = tensors::split(&p, [1, p.size()[1] - 1], 1)?;
+        let dx = p.f_mm(&self.classes.weight)?.f_add(&own_p.f_mul(&own.weight)?)?;
+        let target = Output { weight: own_p.f_mul(x)?.f_to_kind(exact)?, bias: own_p.f_squeeze_dim(1)?.f_to_kind(exact)? };
+        Ok(Block { loss, x: dx, p, target: Some(target) })
+    }
+
+    /// Negatives that are the target of a row get probability 0 in it: `logits [n, K]`.
+    fn leave_out_hits(&self, sampled: &Sampled, logits: &Tensor, targets: &[i64]) -> Result<(), DeviceError> {
+        let width = self.classes.words() as i64;
+        let hit = |(row, target): (i64, &i64)| sampled.columns.get(target).map(|column| row * width + column);
+        let hits: Vec<i64> = (0..).zip(targets).filter_map(hit).collect();
+        if !hits.is_empty() {
+            let hits = tensors::index(&hits, logits.device())?;
+            let _ = logits.f_view([-1])?.f_index_fill_(0, &hits, f64::NEG_INFINITY)?;
+        }
+        Ok(())
+    }
+}
+
+/// A block of rows.
+struct Block {
+    loss: Tensor,
+    /// Derivatives of the logits of the classes `[n, K]`.
+    p: Tensor,
+    /// Derivatives of the outputs `[n, P]`.
+    x: Tensor,
+    /// Derivatives of the rows of the targets.
+    target: Option<Output>,
+}
+
+/// Kind of sums: bfloat16 has too few digits for them.
+pub(super) fn exact_kind(kind: Kind) -> Kind {
+    if kind == Kind::BFloat16 { Kind::Float } else { kind }
+}
+
+/// `sum += p^T x`
+fn accumulate_product(sum: &mut Tensor, p: &Tensor, x: &Tensor) -> Result<(), DeviceError> {
+    let p = p.f_tr()?;
+    let _ = match p.kind() == sum.kind() {
+        true => sum.f_addmm_(&p, x)?,
+        false => sum.f_add_(&p.f_mm(x)?)?,
+    };
+    Ok(())
+}
+
+fn numbers(values: &[f64], kind: Kind, device: Device) -> Result<Tensor, DeviceError> {
+    Ok(Tensor::f_from_slice(values)?.f_to_kind(kind)?.f_to_device(device)?)
+}
+
+/// Natural logarithms of the probabilities of `targets [N]` after `x [N, P]` by the full softmax, as float64; without a
+/// graph, in blocks of rows and of words.
+pub(super) fn log_probabilities(output: &Output, x: &Tensor, targets: &[u32]) -> Result<Vec<f64>, DeviceError> {
+    let _no_gradients = tch::no_grad_guard();
+    let (words, mut all) = (output.words() as i64, Vec::with_capacity(targets.len()));
+    let rows = if x.device() == Device::Cpu { 64 } else { 1024 };
+    for (block, targets) in targets.chunks(rows).enumerate() {
+        let x = x.f_narrow(0, (block * rows) as i64, targets.len() as i64)?;
+        let mut sums = Vec::new(); // of [n]
+        for first in (0..words).step_by(COLUMNS as usize) {
+            let n = COLUMNS.min(words - first);
+            let (weight, bias) = (output.weight.f_narrow(0, first, n)?, output.bias.f_narrow(0, first, n)?);
+            sums.push(bias.f_addmm(&x, &weight.f_tr()?)?.f_logsumexp(&[1][..], false)?);
+        }
+        let total = Tensor::f_stack(&sums, 1)?.f_logsumexp(&[1][..], false)?; // [n]
+        let targets: Vec<i64> = targets.iter().map(|&target| i64::from(target)).collect();
+        let own = output.rows(&tensors::index(&targets, x.device())?)?;
+        let chosen = x.f_mul(&own.weight)?.f_sum_dim_intlist([1_i64].as_slice(), false, x.kind())?.f_add(&own.bias)?;
+        let logarithms = chosen.f_sub(&total)?.f_to_kind(Kind::Double)?.f_to_device(Device::Cpu)?;
+        all.extend(Vec::<f64>::try_from(logarithms)?);
+    }
+    Ok(all)
+}
