@@ -93,6 +93,8 @@ pub struct StepReport {
     pub tokens: u64,
     /// Distinct words, for which the char CNN ran.
     pub words: u64,
+    /// Floating point operations of the products, in 1e9: three times those of the forward pass.
+    pub gflop: f64,
 }
 
 /// A run: parameters, state of the optimiser, LSTM states and counters.
@@ -123,6 +125,7 @@ struct Gradients {
     /// States after the window.
     states: Vec<StartState>,
     words: usize,
+    gflop: f64,
 }
 
 impl Trainer {
@@ -260,7 +263,7 @@ impl Trainer {
         }
         let clip_scale = self.recipe.clip_norm.map_or(1.0, |clip| if grad_norm > clip { clip / grad_norm } else { 1.0 });
         let learning_rate = self.recipe.learning_rate * self.recipe.schedule.factor(step);
-        let words = gradients.words as u64;
+        let (words, gflop) = (gradients.words as u64, gradients.gflop);
         let update = Update { optimizer: self.recipe.optimizer, rate: learning_rate, clip: clip_scale, step };
         self.states = self.apply(gradients, update)?;
         let tokens = window.predictions() as u64;
@@ -275,6 +278,7 @@ impl Trainer {
             learning_rate,
             tokens,
             words,
+            gflop,
         })
     }
 
@@ -300,7 +304,16 @@ impl Trainer {
         let dense = self.underived(&cut, &sums)?;
         let losses = losses(&of_heads, window.predictions())?;
         let (softmax, rows) = softmax_gradients(of_heads, &heads)?;
-        Ok(Gradients { dense, softmax, rows, losses, states, words: window.words.len() })
+        let (words, gflop) = (window.words.len(), self.gflop(&derived, window));
+        Ok(Gradients { dense, softmax, rows, losses, states, words, gflop })
+    }
+
+    /// Operations of the products of a step, in 1e9. The backward pass has two products for each of the forward pass.
+    fn gflop(&self, model: &BiLm, window: &Window) -> f64 {
+        let classes = self.samples().unwrap_or(self.output.words());
+        let of_classes = 4.0 * (classes * self.options.lstm.projection_dim) as f64; // both directions
+        let of_tokens = window.predictions() as f64 * (model.flop_per_token() + of_classes);
+        3.0 * (of_tokens + model.flop_of_words(window.words.iter().map(AsRef::as_ref))) / 1e9
     }
 
     /// The losses of both directions.
