@@ -47,6 +47,24 @@ fn main() -> Result<(), Box<dyn Error>> {
         reports.push(trainer.step(window)?);
     }
     let (wall, cpu) = (started.elapsed(), processor_time() - cpu);
+    {
+        use tch::*;
+        let _g = no_grad_guard();
+        let (d, p) = (options.lstm.dim as i64, options.lstm.projection_dim as i64);
+        let (mut t, mut w) = (0.0, 0.0);
+        for (k, n) in [(2 * p, 4 * d), (d, p)] {
+            let (a, b) = (Tensor::rand([256, k], (Kind::Float, Device::Cpu)), Tensor::rand([k, n], (Kind::Float, Device::Cpu)));
+            let out = a.mm(&b);
+            let c = processor_time();
+            let reps = 4_000_000_000 / (k * n * 256);
+            for _ in 0..reps { let _ = a.mm_out(&out, &b); }
+            let rate = (2 * reps * 256 * k * n) as f64 / (processor_time() - c).as_secs_f64();
+            t += (k * n) as f64 / rate; w += (k * n) as f64;
+        }
+        let ceil = w / t / 1e9;
+        let gf: f64 = reports.iter().map(|r| r.gflop).sum();
+        println!("CPU: {:.1} GFLOP per cpu second, ceiling {ceil:.1}: {:.1} %", gf / cpu.as_secs_f64(), 100.0 * gf / cpu.as_secs_f64() / ceil);
+    }
     print(&reports, wall, cpu, f64::midpoint(before, ceiling()?), threads);
     Ok(())
 }

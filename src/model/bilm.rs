@@ -2,7 +2,7 @@
 
 use std::convert::Infallible;
 
-use tch::Tensor;
+use tch::{Kind, Tensor};
 
 use super::{
     Activations, DeviceError, DeviceName, Dropout, NoDropout, PackedBatch, Parameters, Precision, StartState,
@@ -171,6 +171,18 @@ impl BiLm {
     /// The device of the tensors.
     pub fn device(&self) -> DeviceName {
         self.device
+    }
+
+    pub(super) fn layers(&self) -> &[LstmLayer] {
+        &self.layers
+    }
+
+    pub(super) fn state_shape(&self) -> StateShape {
+        self.state
+    }
+
+    pub(super) fn is_float_on_host(&self) -> bool {
+        self.device == DeviceName::Cpu && self.state.kind == Kind::Float
     }
 
     /// `P`: half of a vector.

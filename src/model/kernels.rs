@@ -83,6 +83,63 @@ fn cell_row<const FUSED: bool>(gates: &[f32], cell: &mut [f32], out: &mut [f32],
     }
 }
 
+/// As [`cell_row`], and keeps what the backward pass needs: `gates` become `i, j, f, o` after their non-linearities.
+#[inline(always)]
+fn kept_row<const FUSED: bool>(gates: &mut [f32], before: &[f32], cell: &mut [f32], out: &mut [f32], clip: f32) {
+    let d = cell.len();
+    let (i, rest) = gates.split_at_mut(d);
+    let (j, rest) = rest.split_at_mut(d);
+    let (f, rest) = rest.split_at_mut(d);
+    let (o, before, out) = (&mut rest[..d], &before[..d], &mut out[..d]);
+    for k in 0..d {
+        i[k] = sigmoid::<FUSED>(i[k]);
+        j[k] = tanh::<FUSED>(j[k]);
+        f[k] = sigmoid::<FUSED>(f[k]);
+        o[k] = sigmoid::<FUSED>(o[k]);
+        let c = bounded(f[k] * before[k] + i[k] * j[k], clip);
+        cell[k] = c;
+        out[k] = o[k] * tanh::<FUSED>(c);
+    }
+}
+
+/// Derivatives of a step. `gates` are those of [`kept_row`] and become derivatives before the non-linearities; `dm` are
+/// those of the output; `dc` are those of the cell after the step, and become those of the cell before it.
+#[inline(always)]
+fn backward_row<const FUSED: bool>(
+    gates: &mut [f32],
+    before: &[f32],
+    cell: &[f32],
+    dm: &[f32],
+    dc: &mut [f32],
+    clip: f32,
+) {
+    let d = dc.len();
+    let (i, rest) = gates.split_at_mut(d);
+    let (j, rest) = rest.split_at_mut(d);
+    let (f, rest) = rest.split_at_mut(d);
+    let (o, before, cell, dm) = (&mut rest[..d], &before[..d], &cell[..d], &dm[..d]);
+    for k in 0..d {
+        let t = tanh::<FUSED>(cell[k]);
+        let sum = f[k] * before[k] + i[k] * j[k]; // as in the forward pass, to the bit
+        let inside = if sum.abs() > clip { 0.0 } else { 1.0 };
+        let c = (dc[k] + dm[k] * o[k] * (1.0 - t * t)) * inside;
+        dc[k] = c * f[k];
+        let (ik, jk) = (i[k], j[k]);
+        i[k] = c * jk * ik * (1.0 - ik);
+        j[k] = c * ik * (1.0 - jk * jk);
+        f[k] = c * before[k] * f[k] * (1.0 - f[k]);
+        o[k] = dm[k] * t * o[k] * (1.0 - o[k]);
+    }
+}
+
+#[inline(always)]
+fn clip_row<const FUSED: bool>(values: &[f32], gradients: &mut [f32], clip: f32) {
+    let values = &values[..gradients.len()];
+    for k in 0..values.len() {
+        gradients[k] = if values[k].abs() > clip { 0.0 } else { gradients[k] };
+    }
+}
+
 #[inline(always)]
 fn highway_row<const FUSED: bool>(product: &[f32], x: &mut [f32]) {
     let f = x.len();
@@ -134,6 +191,21 @@ macro_rules! dispatch {
 }
 
 dispatch!(cell_any, cell_avx2, cell_avx512, cell_row, (gates: &[f32], cell: &mut [f32], out: &mut [f32], clip: f32));
+dispatch!(
+    kept_any,
+    kept_avx2,
+    kept_avx512,
+    kept_row,
+    (gates: &mut [f32], before: &[f32], cell: &mut [f32], out: &mut [f32], clip: f32)
+);
+dispatch!(
+    backward_any,
+    backward_avx2,
+    backward_avx512,
+    backward_row,
+    (gates: &mut [f32], before: &[f32], cell: &[f32], dm: &[f32], dc: &mut [f32], clip: f32)
+);
+dispatch!(clip_any, clip_avx2, clip_avx512, clip_row, (values: &[f32], gradients: &mut [f32], clip: f32));
 dispatch!(highway_any, highway_avx2, highway_avx512, highway_row, (product: &[f32], x: &mut [f32]));
 dispatch!(tanh_any, tanh_avx2, tanh_avx512, tanh_row, (x: &mut [f32]));
 
@@ -145,6 +217,38 @@ pub(crate) fn lstm_cell(gates: &[f32], cell: &mut [f32], out: &mut [f32], d: usi
     for ((gates, cell), out) in rows {
         cell_any(gates, cell, out, clip);
     }
+}
+
+/// As [`lstm_cell`], but the cells `[W, D]` before and after the step are two buffers, and `gates` become those after
+/// their non-linearities, as [`lstm_cell_backward`] takes them.
+pub(crate) fn lstm_cell_kept(gates: &mut [f32], before: &[f32], cell: &mut [f32], out: &mut [f32], d: usize, clip: f32) {
+    let rows = gates.chunks_exact_mut(4 * d).zip(before.chunks_exact(d));
+    for (((gates, before), cell), out) in rows.zip(cell.chunks_exact_mut(d)).zip(out.chunks_exact_mut(d)) {
+        kept_any(gates, before, cell, out, clip);
+    }
+}
+
+/// Derivatives of one LSTM step for every row, from those of its output `dm` `[W, D]` and of its cells `dc` `[W, D]`, which
+/// become those of the cells before the step. `gates` `[W, 4D]` become derivatives before the non-linearities. `before`
+/// and `cell` are the cells before and after the step. Cells beyond the clip pass nothing on.
+pub(crate) fn lstm_cell_backward(
+    gates: &mut [f32],
+    before: &[f32],
+    cell: &[f32],
+    dm: &[f32],
+    dc: &mut [f32],
+    d: usize,
+    clip: f32,
+) {
+    let rows = gates.chunks_exact_mut(4 * d).zip(before.chunks_exact(d)).zip(cell.chunks_exact(d));
+    for ((((gates, before), cell), dm), dc) in rows.zip(dm.chunks_exact(d)).zip(dc.chunks_exact_mut(d)) {
+        backward_any(gates, before, cell, dm, dc, clip);
+    }
+}
+
+/// Sets derivatives to 0 where the value is beyond the clip.
+pub(crate) fn clip_gradients(values: &[f32], gradients: &mut [f32], clip: f32) {
+    clip_any(values, gradients, clip);
 }
 
 /// One highway layer for every row: `product` `[U, 2F]` holds the transformed part and the gate before their

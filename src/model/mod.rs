@@ -16,6 +16,7 @@
 //! | `batch.rs`, `packing.rs` | which token each row of a step reads |
 //! | `start_state.rs` | the state in which sentences start, and the one in which they end |
 //! | `dropout.rs` | where training drops values |
+//! | `traced.rs` | training on a CPU: forward and backward without libtorch's graph |
 //! | `activations.rs` | the layers, on the device and read back |
 //! | `kernels.rs` | our own passes over memory, for float32 on CPU |
 //! | `device.rs`, `mkl.rs`, `precision.rs`, `tensors.rs`, `error.rs` | libtorch and the machine |
@@ -40,6 +41,7 @@ mod self_test;
 mod softmax;
 pub(crate) mod start_state;
 pub(crate) mod tensors;
+mod traced;
 
 pub use activations::{Activations, LayerValues};
 pub use batch::PackedBatch;

@@ -8,7 +8,7 @@ use super::{
     draws::{Draws, LaneDropout},
     loss::{Head, HeadGradients},
 };
-use crate::model::{BiLm, DeviceError, PackedBatch, StartState};
+use crate::model::{BiLm, DeviceError, PackedBatch, StartState, tensors};
 
 /// The work of one lane in one step; all tensors are handles of its own.
 pub(super) struct Lane {
@@ -41,10 +41,16 @@ pub(super) struct LaneGradients {
 
 impl Lane {
     pub(super) fn run(self) -> Result<LaneGradients, DeviceError> {
-        let table = self.table.f_detach()?.f_set_requires_grad(true)?;
         let batch = PackedBatch::of_directions([&self.inputs[0], &self.inputs[1]])?;
-        let dropout = LaneDropout::new(&*self.draws, self.dropout, self.rows, self.positions, &batch);
-        let activations = self.model.forward(&table, &batch, &self.start, &dropout, true)?;
+        let (draws, rows) = (Arc::clone(&self.draws), self.rows.clone());
+        let dropout = LaneDropout::new(&*draws, self.dropout, rows, self.positions, &batch);
+        if self.model.can_trace(&batch) { self.trace(&batch, &dropout) } else { self.graph(&batch, &dropout) }
+    }
+
+    /// Through libtorch's graph.
+    fn graph(self, batch: &PackedBatch, dropout: &LaneDropout<'_>) -> Result<LaneGradients, DeviceError> {
+        let table = self.table.f_detach()?.f_set_requires_grad(true)?;
+        let activations = self.model.forward(&table, batch, &self.start, dropout, true)?;
         let top = activations.n_layers() - 1;
         let outputs = [activations.tokens(top, 0)?, activations.tokens(top, 1)?]; // of [N, P]
         let forward = self.heads[0].gradients(&outputs[0].f_detach()?)?;
@@ -55,6 +61,23 @@ impl Lane {
         let mut gradients = Tensor::f_run_backward(&ends, &inputs, false, false)?.into_iter();
         let table = gradients.next().ok_or_else(|| DeviceError::internal("no gradient of the token vectors"))?;
         Ok(LaneGradients { heads: [forward, backward], table, leaves: gradients.collect(), last })
+    }
+
+    /// The same with passes of our own.
+    fn trace(self, batch: &PackedBatch, dropout: &LaneDropout<'_>) -> Result<LaneGradients, DeviceError> {
+        let trace = self.model.trace(&self.table, batch, &self.start, dropout)?;
+        let top = trace.top.f_zeros_like()?; // [2, R, P]
+        let head = |direction: usize| -> Result<HeadGradients, DeviceError> {
+            let rows = tensors::index(&batch.rows(direction), trace.top.device())?;
+            let outputs = trace.top.f_select(0, direction as i64)?.f_index_select(0, &rows)?; // [N, P]
+            let gradients = self.heads[direction].gradients(&outputs)?;
+            let _ = top.f_select(0, direction as i64)?.f_index_copy_(0, &rows, &gradients.x)?;
+            Ok(gradients)
+        };
+        let heads = [head(0)?, head(1)?];
+        let last = trace.last.share();
+        let gradients = self.model.backward(trace, top, dropout)?;
+        Ok(LaneGradients { heads, table: gradients.table, leaves: gradients.layers, last })
     }
 }
 

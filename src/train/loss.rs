@@ -289,3 +289,101 @@ pub(super) fn log_probabilities(output: &Output, x: &Tensor, targets: &[u32]) ->
     }
     Ok(all)
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const CPU: (Kind, Device) = (Kind::Double, Device::Cpu);
+
+    fn wave(shape: &[i64], seed: f64) -> Tensor {
+        (Tensor::arange(shape.iter().product::<i64>(), CPU) * 12.9898 + seed).sin().reshape(shape)
+    }
+
+    fn output(words: i64, width: i64) -> Output {
+        Output { weight: wave(&[words, width], 0.3), bias: wave(&[words], 0.7) }
+    }
+
+    fn values(t: &Tensor) -> Vec<f64> {
+        Vec::try_from(t.reshape([-1])).unwrap()
+    }
+
+    /// Expected: the definition, in plain loops. There are more words than in one product, and more rows than in a block.
+    #[test]
+    fn log_probabilities_are_those_of_the_definition() {
+        let (words, width, n) = (COLUMNS + 321, 3, 70);
+        let (output, x) = (output(words, width), wave(&[n, width], 0.1) * 3.0);
+        let targets: Vec<u32> = (0..n).map(|i| (i * 7919 % words) as u32).collect();
+        let found = log_probabilities(&output, &x, &targets).unwrap();
+        let (weight, bias, x) = (values(&output.weight), values(&output.bias), values(&x));
+        for row in [0, 1, 63, 64, 69] {
+            let logit = |word: usize| -> f64 {
+                let products = (0..3).map(|k| x[3 * row + k] * weight[3 * word + k]);
+                products.sum::<f64>() + bias[word]
+            };
+            let total: f64 = (0..words as usize).map(|word| logit(word).exp()).sum();
+            let expected = logit(targets[row] as usize) - total.ln();
+            assert!((found[row] - expected).abs() < 1e-11, "{row}: {}, not {expected}", found[row]);
+        }
+    }
+
+    /// Loss and derivatives of the definition, by libtorch's graph, for blocks of one and of several products.
+    #[test]
+    fn gradients_are_those_of_the_definition() {
+        let (words, width, n, scale) = (40, 3, 50, 0.7);
+        let targets: Vec<u32> = (0..n).map(|i| (i * i % 37) as u32).collect();
+        let negatives = Negatives { ids: vec![0, 1, 2, 4, 36, 39, 9], tries: 11 };
+        for sampled in [false, true] {
+            let leaf = |t: Tensor| t.set_requires_grad(true);
+            let output = Output { weight: leaf(output(words, width).weight), bias: leaf(output(words, width).bias) };
+            let x = leaf(wave(&[i64::from(n as u32), width], 0.1) * 2.0);
+            let mut logits = x.mm(&output.weight.tr()) + &output.bias; // [n, V]
+            if sampled {
+                let distribution = LogUniform::new(words as usize);
+                let counts: Vec<f64> = (0..words).map(|id| distribution.expected_count(id, 7, 11).ln()).collect();
+                let absent = |row: usize, word: i64| !negatives.ids.contains(&word) && i64::from(targets[row]) != word;
+                let mask = (0..n).flat_map(|row| (0..words).map(move |word| absent(row, word)));
+                let mask = Tensor::from_slice(&mask.collect::<Vec<_>>()).reshape([n as i64, words]);
+                logits = (logits - Tensor::from_slice(&counts)).masked_fill(&mask, f64::NEG_INFINITY);
+            }
+            let ids = Tensor::from_slice(&targets.iter().map(|&t| i64::from(t)).collect::<Vec<_>>()).unsqueeze(1);
+            let loss = -logits.log_softmax(1, Kind::Double).gather(1, &ids, false).sum(Kind::Double);
+            let expected = Tensor::run_backward(&[&loss * scale], &[&x, &output.weight, &output.bias], false, false);
+            let head = match sampled {
+                false => Head::full(&output, &targets, scale, Kind::Double).unwrap(),
+                true => Head::sampled(&output, &targets, negatives.clone(), scale, Kind::Double).unwrap(),
+            };
+            // Rows 0..20 and 20..50 in lanes of their own.
+            let (mut weight, bias) = (output.weight.zeros_like(), output.bias.zeros_like());
+            let (mut total, mut xs) = (0.0, Vec::new());
+            for (first, rows) in [(0, 20), (20, 30)] {
+                let part = head.part(first, rows);
+                let found = part.gradients(&x.narrow(0, first as i64, rows as i64)).unwrap();
+                total += f64::try_from(found.loss).unwrap();
+                xs.push(found.x);
+                let _no_gradients = tch::no_grad_guard();
+                let all: Vec<i64> = (0..words).collect();
+                let classes = Tensor::from_slice(part.ids().unwrap_or(&all));
+                let _ = weight.index_add_(0, &classes, &found.classes.weight);
+                let _ = bias.shallow_clone().index_add_(0, &classes, &found.classes.bias);
+                if let Some(own) = found.targets {
+                    let ids = Tensor::from_slice(part.targets());
+                    let _ = weight.index_add_(0, &ids, &own.weight);
+                    let _ = bias.shallow_clone().index_add_(0, &ids, &own.bias);
+                }
+            }
+            assert!((total - f64::try_from(loss).unwrap()).abs() < 1e-12 * total);
+            for (found, expected) in [Tensor::cat(&xs, 0), weight, bias].iter().zip(&expected) {
+                assert!(f64::try_from((found - expected).abs().max()).unwrap() < 1e-13, "sampled {sampled}");
+            }
+        }
+    }
+
+    #[test]
+    fn negatives_that_repeat_or_are_no_words_are_refused() {
+        for ids in [vec![1, 2, 1], vec![1, 40], vec![-1]] {
+            let head = Head::sampled(&output(40, 3), &[0], Negatives { ids, tries: 9 }, 1.0, Kind::Double);
+            assert!(head.unwrap_err().to_string().contains("distinct words"));
+        }
+    }
+}

@@ -16,10 +16,14 @@
 //! There are two time loops. On a CPU in float32 the products of a step run direction by direction, with our own pass
 //! over the gates between them (`fused.rs`): all cores are busy, so running the directions at once would gain nothing.
 //! Everywhere else libtorch's operations run (`batched.rs`), and every product of a step is batched over both
-//! directions: half as many launches, each of twice the work. Gradients flow through the second loop only.
+//! directions: half as many launches, each of twice the work. Gradients flow through the second loop only. Training on a
+//! CPU in float32 has a pair of loops of its own, forward and backward, without a graph (`trained.rs`).
 
 mod batched;
 mod fused;
+mod trained;
+
+pub(crate) use self::trained::Kept;
 
 use tch::{Device, Tensor};
 
