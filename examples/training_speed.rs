@@ -15,13 +15,17 @@ use std::{
 use elmo::{
     model::{DeviceName, Precision, matmul_ceiling},
     options::PublishedSize,
-    train::{Boundaries, Direction, LanguageModel, Packer, Recipe, Resources, Sentence, StepReport, Trainer, Window},
+    train::{
+        Boundaries, Direction, LanguageModel, Packer, Recipe, Resources, Sentence, StepReport, Trainer, Window,
+        keep_freed_memory,
+    },
 };
 
 /// Ids of `<S>`, `</S>` and `<UNK>` come first.
 const SPECIALS: usize = 3;
 
 fn main() -> Result<(), Box<dyn Error>> {
+    keep_freed_memory();
     let arguments: Vec<String> = std::env::args().skip(1).collect();
     let number = |i: usize, default: usize| arguments.get(i).map_or(Ok(default), |word| word.parse());
     let text = std::fs::read_to_string(arguments.first().ok_or("a file of text is missing")?)?;
@@ -47,24 +51,6 @@ fn main() -> Result<(), Box<dyn Error>> {
         reports.push(trainer.step(window)?);
     }
     let (wall, cpu) = (started.elapsed(), processor_time() - cpu);
-    {
-        use tch::*;
-        let _g = no_grad_guard();
-        let (d, p) = (options.lstm.dim as i64, options.lstm.projection_dim as i64);
-        let (mut t, mut w) = (0.0, 0.0);
-        for (k, n) in [(2 * p, 4 * d), (d, p)] {
-            let (a, b) = (Tensor::rand([256, k], (Kind::Float, Device::Cpu)), Tensor::rand([k, n], (Kind::Float, Device::Cpu)));
-            let out = a.mm(&b);
-            let c = processor_time();
-            let reps = 4_000_000_000 / (k * n * 256);
-            for _ in 0..reps { let _ = a.mm_out(&out, &b); }
-            let rate = (2 * reps * 256 * k * n) as f64 / (processor_time() - c).as_secs_f64();
-            t += (k * n) as f64 / rate; w += (k * n) as f64;
-        }
-        let ceil = w / t / 1e9;
-        let gf: f64 = reports.iter().map(|r| r.gflop).sum();
-        println!("CPU: {:.1} GFLOP per cpu second, ceiling {ceil:.1}: {:.1} %", gf / cpu.as_secs_f64(), 100.0 * gf / cpu.as_secs_f64() / ceil);
-    }
     print(&reports, wall, cpu, f64::midpoint(before, ceiling()?), threads);
     Ok(())
 }
@@ -73,12 +59,20 @@ fn print(reports: &[StepReport], wall: Duration, cpu: Duration, ceiling: f64, th
     let sum = |of: fn(&StepReport) -> f64| reports.iter().map(of).sum::<f64>();
     let (tokens, gflop) = (sum(|r| r.tokens as f64), sum(|r| r.gflop));
     let (wall, cpu) = (wall.as_secs_f64(), cpu.as_secs_f64());
-    println!("{threads} threads, {} steps, {:.0} distinct words each", reports.len(), sum(|r| r.words as f64) / reports.len() as f64);
+    println!(
+        "{threads} threads, {} steps, {:.0} distinct words each",
+        reports.len(),
+        sum(|r| r.words as f64) / reports.len() as f64
+    );
     println!("losses {:?}", reports.iter().map(|r| (r.loss * 1e4).round() / 1e4).collect::<Vec<_>>());
     println!("{:.0} tokens/s, {:.1} GFLOP/s, ceiling {ceiling:.1}", tokens / wall, gflop / wall);
     println!("{:.1} % of the ceiling", 100.0 * gflop / wall / ceiling);
     let busy = cpu / wall / threads as f64;
-    println!("{:.1} % while its threads ran ({:.0} % of the time)", 100.0 * gflop / wall / ceiling / busy, 100.0 * busy);
+    println!(
+        "{:.1} % while its threads ran ({:.0} % of the time)",
+        100.0 * gflop / wall / ceiling / busy,
+        100.0 * busy
+    );
 }
 
 /// Processor time of all threads of this process.

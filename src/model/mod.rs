@@ -30,7 +30,7 @@ mod char_cnn;
 mod device;
 mod dropout;
 mod error;
-mod kernels;
+pub(crate) mod kernels;
 mod lstm;
 mod mkl;
 pub(crate) mod packing;

@@ -64,7 +64,13 @@ pub(super) struct LaneDropout<'d> {
 }
 
 impl<'d> LaneDropout<'d> {
-    pub(super) fn new(draws: &'d dyn Draws, rate: f64, rows: Range<usize>, positions: usize, batch: &PackedBatch) -> Self {
+    pub(super) fn new(
+        draws: &'d dyn Draws,
+        rate: f64,
+        rows: Range<usize>,
+        positions: usize,
+        batch: &PackedBatch,
+    ) -> Self {
         Self { draws, rate, rows, positions, packed: [batch.rows(0), batch.rows(1)] }
     }
 

@@ -142,7 +142,8 @@ mod tests {
     #[test]
     fn seeds_and_tensors_differ_and_a_seed_gives_the_same_bits_again() {
         let options = crate::tiny::options();
-        let (one, again, other) = (initial_weights(&options, 1), initial_weights(&options, 1), initial_weights(&options, 2));
+        let (one, again, other) =
+            (initial_weights(&options, 1), initial_weights(&options, 1), initial_weights(&options, 2));
         assert_eq!(one, again);
         assert_ne!(one.get("char_embed"), other.get("char_embed"));
         let cell = |direction: usize| format!("RNN_{direction}/RNN/MultiRNNCell/Cell0/LSTMCell/W_0");

@@ -14,8 +14,11 @@ use std::{collections::HashMap, sync::Arc};
 
 use tch::{Device, Kind, Tensor};
 
-use super::{TrainError, sampler::{LogUniform, Negatives}};
-use crate::model::{DeviceError, tensors};
+use super::{
+    TrainError,
+    sampler::{LogUniform, Negatives},
+};
+use crate::model::{DeviceError, kernels, tensors};
 
 /// Logits of one block of rows on a CPU (2 MiB in float32, so that they stay in the cache), and on a GPU.
 const BLOCK: (usize, usize) = (1 << 19, 1 << 26);
@@ -74,6 +77,19 @@ struct Sampled {
     columns: Arc<HashMap<i64, i64>>,
     /// Logarithm of the expected count of each row's target `[N]`.
     corrections: Vec<f64>,
+}
+
+impl Sampled {
+    /// Weights `[n, P]` and corrected biases `[n]` of the targets of rows from `first` on, and their logits `[n, 1]`.
+    fn own(&self, x: &Tensor, targets: &[i64], first: usize) -> Result<(Output, Tensor), DeviceError> {
+        let own = self.all.rows(&tensors::index(targets, x.device())?)?;
+        let corrections = &self.corrections[first..first + targets.len()];
+        let bias = own.bias.f_sub(&numbers(corrections, own.bias.kind(), x.device())?)?;
+        let own = Output { weight: own.weight, bias }.to_kind(x.kind())?;
+        let products = x.f_mul(&own.weight)?.f_sum_dim_intlist([1_i64].as_slice(), true, exact_kind(x.kind()))?;
+        let logits = products.f_add(&own.bias.f_unsqueeze(1)?)?;
+        Ok((own, logits))
+    }
 }
 
 /// Loss of some rows of a direction, and the derivatives of the scaled mean loss.
@@ -156,7 +172,10 @@ impl Head {
         for first in (0..self.targets.len()).step_by(rows) {
             let n = rows.min(self.targets.len() - first);
             let x = x.f_narrow(0, first as i64, n as i64)?;
-            let block = self.block(&x, first, n)?;
+            let block = match x.device() == Device::Cpu && x.kind() == Kind::Float {
+                true => self.host_block(&x, first, n)?,
+                false => self.block(&x, first, n)?,
+            };
             losses.push(block.loss);
             accumulate_product(&mut classes.weight, &block.p, &x)?;
             let _ = classes.bias.f_add_(&block.p.f_sum_dim_intlist([0_i64].as_slice(), false, exact)?)?;
@@ -182,6 +201,47 @@ impl Head {
         }
     }
 
+    /// As `block`, with a pass of our own over the logits: libtorch needs nine.
+    fn host_block(&self, x: &Tensor, first: usize, n: usize) -> Result<Block, DeviceError> {
+        let mut p = self.classes.bias.f_addmm(x, &self.classes.weight.f_tr()?)?; // [n, K]
+        let targets = &self.targets[first..first + n];
+        let own = self.sampled.as_ref().map(|sampled| sampled.own(x, targets, first)).transpose()?;
+        let own_logits = own.as_ref().map(|(_, logits)| tensors::download(logits)).transpose()?;
+        let (scale, mut loss, mut own_p) = (self.scale as f32, 0.0, Vec::with_capacity(n));
+        // SAFETY: the result of a product that nothing else refers to.
+        let rows = unsafe { tensors::values_mut(&mut p) }.chunks_exact_mut(self.classes.words());
+        for (row, (logits, target)) in rows.zip(targets).enumerate() {
+            match (&self.sampled, &own_logits) {
+                (Some(sampled), Some(own)) => {
+                    let hit = sampled.columns.get(target).map(|&column| column as usize);
+                    if let Some(hit) = hit {
+                        logits[hit] = f32::NEG_INFINITY;
+                    }
+                    let total = kernels::softmax(logits, Some(own[row]), scale);
+                    if let Some(hit) = hit {
+                        logits[hit] = 0.0;
+                    }
+                    let logarithm = f64::from(own[row]) - total;
+                    loss -= logarithm;
+                    own_p.push((self.scale * logarithm.exp_m1()) as f32);
+                }
+                _ => {
+                    let target = *target as usize;
+                    let logit = f64::from(logits[target]);
+                    loss -= logit - kernels::softmax(logits, None, scale);
+                    logits[target] -= scale;
+                }
+            }
+        }
+        let dx = p.f_mm(&self.classes.weight)?;
+        let loss = Tensor::from(loss);
+        let Some((own, _)) = own else { return Ok(Block { loss, x: dx, p, target: None }) };
+        let bias = Tensor::f_from_slice(&own_p)?;
+        let column = bias.f_unsqueeze(1)?;
+        let dx = dx.f_add(&column.f_mul(&own.weight)?)?;
+        Ok(Block { loss, x: dx, p, target: Some(Output { weight: column.f_mul(x)?, bias }) })
+    }
+
     /// Derivatives of the logits: probability minus 1 at the target, times the scale.
     fn full_block(&self, x: &Tensor, logits: &Tensor, targets: &[i64]) -> Result<Block, DeviceError> {
         let exact = exact_kind(x.kind());
@@ -203,13 +263,9 @@ impl Head {
         first: usize,
         n: usize,
     ) -> Result<Block, DeviceError> {
-        let (kind, exact, device) = (x.kind(), exact_kind(x.kind()), x.device());
+        let (kind, exact) = (x.kind(), exact_kind(x.kind()));
         let targets = &self.targets[first..first + n];
-        let own = sampled.all.rows(&tensors::index(targets, device)?)?; // [n, P], [n]
-        let correction = numbers(&sampled.corrections[first..first + n], own.bias.kind(), device)?;
-        let own = Output { weight: own.weight, bias: own.bias.f_sub(&correction)? }.to_kind(kind)?;
-        let own_logits = x.f_mul(&own.weight)?.f_sum_dim_intlist([1_i64].as_slice(), true, exact)?;
-        let own_logits = own_logits.f_add(&own.bias.f_unsqueeze(1)?)?; // [n, 1]
+        let (own, own_logits) = sampled.own(x, targets, first)?;
         self.leave_out_hits(sampled, &logits, targets)?;
         let all = Tensor::f_cat(&[own_logits.f_to_kind(exact)?, logits.f_to_kind(exact)?], 1)?; // [n, 1 + K]
         let mut logarithms = all.f_log_softmax(1, exact)?;
@@ -219,7 +275,8 @@ impl Head {
         let p = p.f_mul_scalar_(self.scale)?.f_to_kind(kind)?;
         let [own_p, p] = tensors::split(&p, [1, p.size()[1] - 1], 1)?;
         let dx = p.f_mm(&self.classes.weight)?.f_add(&own_p.f_mul(&own.weight)?)?;
-        let target = Output { weight: own_p.f_mul(x)?.f_to_kind(exact)?, bias: own_p.f_squeeze_dim(1)?.f_to_kind(exact)? };
+        let target =
+            Output { weight: own_p.f_mul(x)?.f_to_kind(exact)?, bias: own_p.f_squeeze_dim(1)?.f_to_kind(exact)? };
         Ok(Block { loss, x: dx, p, target: Some(target) })
     }
 

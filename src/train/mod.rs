@@ -17,6 +17,7 @@
 //! | `random.rs`, `draws.rs` | random numbers as functions of seed and step; dropout |
 //! | `evaluation.rs` | held-out perplexity |
 //! | `snapshot.rs` | the whole state of a run |
+//! | `memory.rs` | how freed memory is kept for the next step |
 //!
 //! The model is the one of inference ([`crate::model::BiLm`]). Reading shards, checkpoints and commands are elsewhere.
 
@@ -26,6 +27,7 @@ mod evaluation;
 mod initial;
 mod lane;
 mod loss;
+mod memory;
 mod optimizer;
 mod packer;
 mod pool;
@@ -41,6 +43,7 @@ pub use draws::{Draws, Place};
 pub use error::TrainError;
 pub use evaluation::{Evaluated, Evaluation};
 pub use initial::{initial_softmax, initial_weights};
+pub use memory::keep_freed_memory;
 pub use optimizer::Optimizer;
 pub use packer::{Boundaries, Direction, Packer, Sentence};
 pub use random::{Purpose, Random};

@@ -105,7 +105,13 @@ impl Update {
     }
 
     /// The same for some rows of a parameter: `gradient [K, ..]` for the distinct `rows [K]`.
-    pub(super) fn rows(self, weight: &Tensor, slots: &[Tensor], rows: &Tensor, gradient: Tensor) -> Result<(), DeviceError> {
+    pub(super) fn rows(
+        self,
+        weight: &Tensor,
+        slots: &[Tensor],
+        rows: &Tensor,
+        gradient: Tensor,
+    ) -> Result<(), DeviceError> {
         let _no_gradients = tch::no_grad_guard();
         let all: Vec<&Tensor> = std::iter::once(weight).chain(slots).collect();
         let mut parts = Vec::with_capacity(all.len());

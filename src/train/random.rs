@@ -189,7 +189,8 @@ mod tests {
     fn moments() {
         let n = 100_000;
         let mut random = Random::new(7, Purpose::Order(0), 3, 0, 5);
-        let mut mean = |f: &mut dyn FnMut(&mut Random) -> f64| (0..n).map(|_| f(&mut random)).sum::<f64>() / f64::from(n);
+        let mut mean =
+            |f: &mut dyn FnMut(&mut Random) -> f64| (0..n).map(|_| f(&mut random)).sum::<f64>() / f64::from(n);
         let bound = |variance: f64| 5.0 * (variance / f64::from(n)).sqrt();
         assert!((mean(&mut |r| r.uniform()) - 0.5).abs() < bound(1.0 / 12.0));
         assert!((mean(&mut |r| r.uniform().powi(2)) - 1.0 / 3.0).abs() < bound(4.0 / 45.0));

@@ -49,7 +49,8 @@ mod tests {
     /// By hand.
     #[test]
     fn factors() {
-        let rates = |schedule: Schedule, steps: &[u64]| -> Vec<f64> { steps.iter().map(|&t| schedule.factor(t)).collect() };
+        let rates =
+            |schedule: Schedule, steps: &[u64]| -> Vec<f64> { steps.iter().map(|&t| schedule.factor(t)).collect() };
         assert_eq!(rates(Schedule::Constant, &[1, 1_000_000]), [1.0, 1.0]);
         let cosine = Schedule::Cosine { warm_up: 4, total: 12, final_ratio: 0.5 };
         let expected = [0.25, 1.0, 0.75, 0.5, 0.5];

@@ -186,9 +186,8 @@ impl Trainer {
         softmax: [Tensor; 2],
     ) -> Result<Self, TrainError> {
         let kind = parameter_precision(&recipe).kind();
-        let [weight, bias] = softmax.map(|t| -> Result<Tensor, DeviceError> {
-            Ok(t.f_to_device(resources.device.torch())?.f_to_kind(kind)?)
-        });
+        let [weight, bias] = softmax
+            .map(|t| -> Result<Tensor, DeviceError> { Ok(t.f_to_device(resources.device.torch())?.f_to_kind(kind)?) });
         let output = Output { weight: weight?, bias: bias? };
         let (words, width) = (output.words() as i64, options.lstm.projection_dim as i64);
         if output.weight.size() != [words, width] || output.bias.size() != [words] {
@@ -254,14 +253,17 @@ impl Trainer {
         let gradients = self.gradients(window, draws)?;
         let [loss_forward, loss_backward] = gradients.losses;
         let grad_norm = self.norm(&gradients)?;
-        for (what, value) in
-            [("the forward loss", loss_forward), ("the backward loss", loss_backward), ("the gradient's norm", grad_norm)]
-        {
+        for (what, value) in [
+            ("the forward loss", loss_forward),
+            ("the backward loss", loss_backward),
+            ("the gradient's norm", grad_norm),
+        ] {
             if !value.is_finite() {
                 return Err(TrainError::NotFinite { step, what });
             }
         }
-        let clip_scale = self.recipe.clip_norm.map_or(1.0, |clip| if grad_norm > clip { clip / grad_norm } else { 1.0 });
+        let clip_scale =
+            self.recipe.clip_norm.map_or(1.0, |clip| if grad_norm > clip { clip / grad_norm } else { 1.0 });
         let learning_rate = self.recipe.learning_rate * self.recipe.schedule.factor(step);
         let (words, gflop) = (gradients.words as u64, gradients.gflop);
         let update = Update { optimizer: self.recipe.optimizer, rate: learning_rate, clip: clip_scale, step };
@@ -417,7 +419,9 @@ impl Trainer {
             tasks.push(Box::new(move || update.dense(weight, &slots, gradient)));
         }
         let Output { weight, bias } = gradients.softmax;
-        for ((name, tensor), gradient) in SOFTMAX.iter().zip([&self.output.weight, &self.output.bias]).zip([weight, bias]) {
+        for ((name, tensor), gradient) in
+            SOFTMAX.iter().zip([&self.output.weight, &self.output.bias]).zip([weight, bias])
+        {
             let (weight, slots) = (tensor.shallow_clone(), slots(name));
             match &gradients.rows {
                 None => tasks.push(Box::new(move || update.dense(weight, &slots, gradient))),

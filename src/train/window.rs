@@ -31,13 +31,16 @@ pub struct Window {
 impl Window {
     /// Joins the windows of both directions, of so many rows each.
     pub fn of_streams(forward: Stream, backward: Stream, rows: usize) -> Self {
-        let mut window = Self { rows, positions: forward.inputs.len().checked_div(rows).unwrap_or(0), ..Self::default() };
+        let mut window =
+            Self { rows, positions: forward.inputs.len().checked_div(rows).unwrap_or(0), ..Self::default() };
         let mut places = HashMap::new();
         for (direction, stream) in [forward, backward].into_iter().enumerate() {
-            let place = |word: Arc<str>| *places.entry(word).or_insert_with_key(|word| {
-                window.words.push(Arc::clone(word));
-                window.words.len() as u32 - 1
-            });
+            let place = |word: Arc<str>| {
+                *places.entry(word).or_insert_with_key(|word| {
+                    window.words.push(Arc::clone(word));
+                    window.words.len() as u32 - 1
+                })
+            };
             let own: Vec<u32> = stream.words.into_iter().map(place).collect();
             window.inputs[direction] = stream.inputs.into_iter().map(|input| own[input as usize]).collect();
             window.targets[direction] = stream.targets;

@@ -6,7 +6,8 @@ use elmo::{
     model::Precision,
     options::ModelOptions,
     train::{
-        Classes, Draws, LanguageModel, Negatives, Optimizer, Place, Recipe, Resources, Schedule, Stream, Trainer, Window,
+        Classes, Draws, LanguageModel, Negatives, Optimizer, Place, Recipe, Resources, Schedule, Stream, Trainer,
+        Window,
     },
 };
 use safetensors::{Dtype, SafeTensors};
@@ -49,7 +50,8 @@ pub(crate) fn strings(list: &Value) -> Vec<String> {
 
 /// The windows of all steps.
 pub(crate) fn windows() -> Vec<Window> {
-    let words: Vec<Arc<str>> = strings(&json("text.json")["words"]).iter().map(|word| Arc::from(word.as_str())).collect();
+    let words: Vec<Arc<str>> =
+        strings(&json("text.json")["words"]).iter().map(|word| Arc::from(word.as_str())).collect();
     let all = numbers("windows.safetensors");
     let cells = ROWS * POSITIONS;
     let part = |name: &str, step: usize, direction: usize| -> Vec<u32> {
@@ -136,7 +138,12 @@ impl Case {
 
     /// The choices of a step, from 0.
     pub(crate) fn draws(&self, step: usize) -> Arc<dyn Draws> {
-        Arc::new(Given { case: self.name.clone(), numbers: Arc::clone(&self.given), step, layers: self.options.n_layers_out() })
+        Arc::new(Given {
+            case: self.name.clone(),
+            numbers: Arc::clone(&self.given),
+            step,
+            layers: self.options.n_layers_out(),
+        })
     }
 }
 

@@ -7,8 +7,8 @@ use elmo::{
     model::Precision,
     options::ModelOptions,
     train::{
-        Boundaries, Classes, Direction, Evaluated, Evaluation, LogUniform, Packer, Recipe, Resources, Saved, Sentence, Stream,
-        Trainer, Values, Window,
+        Boundaries, Classes, Direction, Evaluated, Evaluation, LogUniform, Packer, Recipe, Resources, Saved, Sentence,
+        Stream, Trainer, Values, Window,
     },
 };
 use serde_json::Value;
@@ -138,7 +138,8 @@ fn windows_of_the_packing_fixture() {
     let mut spelling = vec!["<S>".to_owned(), "</S>".to_owned()];
     spelling.extend(sentences.concat());
     let id = |word: &String| spelling.iter().position(|known| known == word).unwrap() as u32;
-    let (rows, positions) = (fixture["rows"].as_u64().unwrap() as usize, fixture["positions"].as_u64().unwrap() as usize);
+    let (rows, positions) =
+        (fixture["rows"].as_u64().unwrap() as usize, fixture["positions"].as_u64().unwrap() as usize);
     for (name, direction) in [("forward", Direction::Forward), ("backward", Direction::Backward)] {
         let mut packer = Packer::new(direction, Boundaries { begin: 0, end: 1 }, rows, positions);
         let mut source = sentences.iter().map(|words| {
@@ -174,7 +175,8 @@ fn the_windows_of_the_cases_are_those_of_their_text() {
         streams.push((0..STEPS).map(|_| next()).collect::<Vec<_>>());
     }
     let text_of = |window: &Window| {
-        let words = |inputs: &Vec<u32>| inputs.iter().map(|&i| Arc::clone(&window.words[i as usize])).collect::<Vec<_>>();
+        let words =
+            |inputs: &Vec<u32>| inputs.iter().map(|&i| Arc::clone(&window.words[i as usize])).collect::<Vec<_>>();
         (window.inputs.each_ref().map(words), window.targets.clone())
     };
     let [forward, backward]: [Vec<Stream>; 2] = streams.try_into().unwrap();
@@ -235,7 +237,8 @@ fn perplexity_of_the_evaluation_fixture() {
     let json = &fixture["model"];
     let options = ModelOptions::from_json(json["options"].to_string().as_bytes(), "evaluation").unwrap();
     let vocabulary = cases::strings(&cases::json("text.json")["vocabulary"]);
-    let model = cases::model(&options, vocabulary.len(), json["seed"].as_u64().unwrap(), json["scale"].as_f64().unwrap());
+    let model =
+        cases::model(&options, vocabulary.len(), json["seed"].as_u64().unwrap(), json["scale"].as_f64().unwrap());
     let carried = &fixture["carried"];
     let rows = carried["rows"].as_u64().unwrap() as usize;
     for (precision, tolerance) in [(Precision::F64, 1e-10), (Precision::F32, 5e-6)] {
@@ -244,7 +247,8 @@ fn perplexity_of_the_evaluation_fixture() {
         let mut evaluation = Evaluation::new(&trainer, rows).unwrap();
         let packer = |direction| Packer::new(direction, Boundaries { begin: 0, end: 1 }, rows, 1);
         let mut packers = [packer(Direction::Forward), packer(Direction::Backward)];
-        let all: Vec<Sentence> = matrix(&carried["sentences"]).iter().map(|words| sentence(words, &vocabulary)).collect();
+        let all: Vec<Sentence> =
+            matrix(&carried["sentences"]).iter().map(|words| sentence(words, &vocabulary)).collect();
         let mut sources = [all.iter(), all.iter()];
         let mut total = Evaluated::default();
         for expected in carried["losses"].as_array().unwrap() {
@@ -259,9 +263,11 @@ fn perplexity_of_the_evaluation_fixture() {
             }
             total.add(sums);
         }
-        for (found, name) in
-            [(total.perplexity(), "perplexity"), (total.perplexity_of(0), "forward"), (total.perplexity_of(1), "backward")]
-        {
+        for (found, name) in [
+            (total.perplexity(), "perplexity"),
+            (total.perplexity_of(0), "forward"),
+            (total.perplexity_of(1), "backward"),
+        ] {
             let expected = carried[name].as_f64().unwrap();
             assert!((found / expected - 1.0).abs() <= 10.0 * tolerance, "{precision}, {name}: {found}, not {expected}");
         }

@@ -83,7 +83,8 @@ fn gradients_of_the_whole_step_agree_with_finite_differences() {
 fn check(case: &Case, windows: &[elmo::train::Window]) {
     let (start, window, draws) = (begun(case, windows), &windows[2], case.draws(2));
     let restored = |snapshot: &Snapshot| {
-        Trainer::restore(&case.options, plain(case), Resources { threads: 1, ..Resources::default() }, snapshot).unwrap()
+        Trainer::restore(&case.options, plain(case), Resources { threads: 1, ..Resources::default() }, snapshot)
+            .unwrap()
     };
     // The loss of which the step takes gradients.
     let scale = plain(case).gradient_scale;
