@@ -1,6 +1,6 @@
 //! Speed of the training step on this machine's CPU, as a share of the speed of its matrix products.
 //!
-//!     cargo run --release --example training_speed -- TEXT [STEPS] [WORDS] [small|medium|original] [LANES] [THREADS]
+//!     cargo bench -p elmo --bench training_step -- TEXT [STEPS] [WORDS] [small|medium|original] [LANES] [THREADS]
 //!
 //! TEXT has a sentence on each line, tokens separated by spaces; its most frequent WORDS are the vocabulary. The ceiling
 //! is measured before and after, with the same number of threads.
@@ -26,9 +26,13 @@ const SPECIALS: usize = 3;
 
 fn main() -> Result<(), Box<dyn Error>> {
     keep_freed_memory();
-    let arguments: Vec<String> = std::env::args().skip(1).collect();
+    let arguments: Vec<String> = std::env::args().skip(1).filter(|word| word != "--bench").collect();
     let number = |i: usize, default: usize| arguments.get(i).map_or(Ok(default), |word| word.parse());
-    let text = std::fs::read_to_string(arguments.first().ok_or("a file of text is missing")?)?;
+    let Some(file) = arguments.first() else {
+        println!("no measurement: name a file of text");
+        return Ok(());
+    };
+    let text = std::fs::read_to_string(file)?;
     let (steps, words) = (number(1, 5)?, number(2, 30_000)?);
     let size = match arguments.get(3).map_or("small", String::as_str) {
         "small" => PublishedSize::Small,
