@@ -148,6 +148,41 @@ pub struct Filter {
     pub n: usize,
 }
 
+/// The sizes in which bilm-tf models were published.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum PublishedSize {
+    /// 1,024 cells, projection 128, one highway layer: 13.6 million parameters.
+    Small,
+    /// 2,048 cells, projection 256, one highway layer: 28.0 million parameters.
+    Medium,
+    /// 4,096 cells, projection 512, two highway layers: 93.6 million parameters.
+    Original,
+}
+
+impl PublishedSize {
+    /// The options of this size: all have the same convolutions, two LSTM layers in each direction, and clips of 3.
+    pub fn options(self) -> ModelOptions {
+        let (dim, projection_dim, n_highway) = match self {
+            Self::Small => (1024, 128, 1),
+            Self::Medium => (2048, 256, 1),
+            Self::Original => (4096, 512, 2),
+        };
+        let filters = [(1, 32), (2, 32), (3, 64), (4, 128), (5, 256), (6, 512), (7, 1024)];
+        let (cell_clip, proj_clip) = (Some(3.0), Some(3.0));
+        ModelOptions {
+            lstm: LstmOptions { dim, projection_dim, n_layers: 2, cell_clip, proj_clip, use_skip_connections: true },
+            char_cnn: CharCnnOptions {
+                activation: Activation::Relu,
+                filters: filters.map(|(width, n)| Filter { width, n }).to_vec(),
+                n_highway,
+                embedding_dim: 16,
+                n_characters: Some(FILE_CHARACTERS + 1),
+                max_characters_per_token: 50,
+            },
+        }
+    }
+}
+
 /// Name and shape of a tensor that the options require.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct TensorSpec {
@@ -589,6 +624,19 @@ mod tests {
                 "filters": [[1, 32], [2, 32], [3, 64], [4, 128], [5, 256], [6, 512], [7, 1024]],
                 "n_highway": n_highway, "embedding": {"dim": 16}, "n_characters": 262, "max_characters_per_token": 50}
         })
+    }
+
+    /// Expected: the options as published, and the parameters that the publication counts in millions.
+    #[test]
+    fn published_sizes() {
+        for (size, options, parameters) in [
+            (PublishedSize::Small, published(128, 1024, 1), 13_593_296),
+            (PublishedSize::Medium, published(256, 2048, 1), 28_027_728),
+            (PublishedSize::Original, published(512, 4096, 2), 93_600_848),
+        ] {
+            assert_eq!(size.options(), parse(&options).unwrap());
+            assert_eq!(size.options().parameters(), parameters);
+        }
     }
 
     fn parse(value: &Value) -> Result<ModelOptions, OptionsError> {
