@@ -42,6 +42,7 @@ pub mod error;
 mod file_kind;
 mod files;
 pub mod fingerprint;
+pub mod json;
 pub mod lm_head;
 pub mod measure;
 mod messages;

@@ -128,7 +128,8 @@ impl FileTables {
         let schemas: Vec<_> = stream::iter(schemas).buffered(CONCURRENT_FILES).try_collect().await?;
         check_partitions(&files, &schemas)?;
         let schema = merge_schemas(format, &schemas)?;
-        Ok(Arc::new(FileTable::new(data_format, url, files, &schema)?))
+        let views = state.config_options().execution.parquet.schema_force_view_types;
+        Ok(Arc::new(FileTable::new(data_format, url, files, &schema, views)?))
     }
 
     /// A table in a format that `elmo embed` does not read. DataFusion resolves the name.

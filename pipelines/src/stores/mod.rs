@@ -14,7 +14,7 @@
 //! | `http` | files of HTTP servers, downloaded once |
 //! | [`create_once`] | create if absent, compare, and the probe for conditional writes |
 //! | `uploads` | uploads in chunks that another process can abort |
-//! | `sync`, `walk`, `file` | local durability, local listings, Parquet readers |
+//! | `sync`, `walk`, `file`, `obstacle` | local durability, local listings, Parquet readers, what is no folder |
 
 mod address;
 #[cfg(any(feature = "aws", feature = "azure", feature = "gcp", feature = "http"))]
@@ -25,6 +25,7 @@ pub(crate) mod file;
 #[cfg(feature = "http")]
 mod http;
 mod location;
+mod obstacle;
 mod registry;
 mod retry;
 pub(crate) mod sync;
@@ -34,6 +35,7 @@ mod walk;
 pub use self::{
     error::StoreError,
     location::Location,
+    obstacle::Obstacle,
     registry::Stores,
     retry::{INTERACTIVE_RETRY_FOR, RETRY_FOR},
     uploads::UploadId,
