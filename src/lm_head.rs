@@ -15,7 +15,6 @@ use crate::{
     chars::{BEGIN_SENTENCE_TOKEN, END_SENTENCE_TOKEN},
     error::{Error, Result},
     files::{write_all, write_file},
-    json::without_mark,
     model::{DeviceName, Softmax},
     options::TensorSpec,
     weights::{self, Tensor, Weights},
@@ -120,8 +119,7 @@ fn read_vocab(path: &Path) -> Result<Vec<String>> {
         if words.len() == MAX_WORDS {
             return Err(wrong(format!("more than {MAX_WORDS} words")));
         }
-        let line = if words.is_empty() { without_mark(&line) } else { &line };
-        let word = str::from_utf8(line).map_err(|_| wrong(format!("line {number} is not UTF-8")))?;
+        let word = String::from_utf8(line).map_err(|_| wrong(format!("line {number} is not UTF-8")))?;
         words.push(word.trim_end_matches(['\n', '\r']).to_owned());
     }
 }

@@ -309,13 +309,6 @@ async fn cluster(stores: &Stores, bucket: &str) {
     for place in [&[][..], &["--cluster", &scheduler.address]] {
         let said = remote.prints(&[&["sql", "-q", "--format", "csv"], place, &words[..]].concat());
         assert_eq!(said, "count\n1\nn\n1\ncount\n1\nn\n2\n", "{place:?}");
-        // A query without rows leaves a table without rows, and tabs make files that are read with tabs.
-        let none = "COPY (SELECT n, n AS part FROM '@/n.parquet' WHERE n > 9) TO '@/none/' STORED AS PARQUET PARTITIONED BY \
-                    (part) OPTIONS (overwrite true)";
-        let tabs = "COPY (SELECT 1 AS n, 'a,b' AS t) TO '@/tabs/' STORED AS TSV OPTIONS (overwrite true)";
-        let read = ["-c", none, "-c", "SELECT n, part FROM '@/none/'", "-c", tabs, "-c", "SELECT t FROM '@/tabs/*.tsv'"];
-        let said = remote.prints(&[&["sql", "-q", "--format", "csv"], place, &read[..]].concat());
-        assert_eq!(said, "count\n0\nn,part\ncount\n1\nt\n\"a,b\"\n", "{place:?}");
         // A query that fails replaces no file.
         let before = remote.get("n.parquet").await;
         let failing =

@@ -15,7 +15,6 @@ mod huge;
 mod layout;
 mod request;
 mod rows;
-mod sentences;
 mod setup;
 #[cfg(test)]
 mod tests;
@@ -25,4 +24,3 @@ pub use embedded::{ColumnStats, EmbeddedColumns, PendingColumns};
 pub use embedder::{ColumnEmbedder, SCHEMA_VERSION};
 pub use layout::ColumnLayout;
 pub(crate) use rows::{Row, Rows};
-pub use sentences::for_each_sentence;

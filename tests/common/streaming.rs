@@ -74,6 +74,13 @@ impl Stream {
         Node::spawn(self.command(), "")
     }
 
+    /// Starts it with a crash point that it survives `passes` times.
+    pub(crate) fn start_to_crash(&self, point: &str, passes: usize) -> Node {
+        let mut command = self.command();
+        command.env("FAILPOINTS", format!("{point}={passes}*off->return"));
+        Node::spawn(command, "")
+    }
+
     /// Runs it to the present end of the topic.
     pub(crate) fn once(&self) -> Output {
         self.command().arg("--once").output().unwrap()
@@ -106,13 +113,6 @@ pub(crate) fn get(address: &str, path: &str) -> (u16, String) {
     connection.read_to_string(&mut answer).unwrap();
     let (head, body) = answer.split_once("\r\n\r\n").unwrap();
     (head.split(' ').nth(1).unwrap().parse().unwrap(), body.to_owned())
-}
-
-/// Where a process with `-v` and `--metrics 127.0.0.1:0` serves its metrics.
-pub(crate) fn metrics_address(node: &mut Node) -> String {
-    node.wait_for("address=");
-    let line = node.stderr();
-    line.split("address=").nth(1).unwrap().split_whitespace().next().unwrap().to_owned()
 }
 
 /// The sum of a metric over the label sets that hold `labels`, such as `outcome="embedded"`.

@@ -4,44 +4,14 @@
 #[allow(dead_code)]
 #[path = "../common/broker.rs"]
 mod broker;
-#[path = "case.rs"]
-mod case;
-#[path = "crashes.rs"]
-mod crashes;
 #[allow(dead_code)]
 #[path = "../common/dataset.rs"]
 mod dataset;
-#[path = "clouds.rs"]
-mod clouds;
-#[path = "../common/google.rs"]
-mod google;
-#[path = "../common/dice.rs"]
-mod dice;
-#[path = "outage.rs"]
-mod outage;
-#[path = "storm.rs"]
-mod storm;
-#[path = "faults.rs"]
-mod faults;
-#[path = "overload.rs"]
-mod overload;
-#[path = "poison.rs"]
-mod poison;
-#[path = "../common/proxy.rs"]
-mod proxy;
-#[path = "refusals.rs"]
-mod refusals;
-#[path = "../common/running.rs"]
-mod running;
-#[path = "secrets.rs"]
-mod secrets;
 #[path = "stream.rs"]
 mod stream;
 #[allow(dead_code)]
 #[path = "../common/streaming.rs"]
 mod streaming;
-#[path = "torture.rs"]
-mod torture;
 
 use super::node;
 

@@ -23,7 +23,6 @@ mod sql;
 #[cfg(feature = "kafka")]
 mod stream;
 mod verify;
-mod vocab;
 
 use std::{
     env,
@@ -108,7 +107,6 @@ enum Command {
     Model(model::ModelCommand),
     Inspect(inspect::InspectArgs),
     Verify(verify::VerifyArgs),
-    Vocab(vocab::VocabArgs),
     Bench(bench::BenchArgs),
     Doctor(doctor::DoctorArgs),
     Demo(demo::DemoArgs),
@@ -159,7 +157,6 @@ impl Command {
             Self::Model(command) => model::run(&command),
             Self::Inspect(args) => inspect::run(&args),
             Self::Verify(args) => verify::run(&args),
-            Self::Vocab(args) => vocab::run(&args, common),
             Self::Bench(args) => bench::run(&args),
             Self::Doctor(args) => doctor::run(&args),
             Self::Demo(args) => demo::run(&args, common),

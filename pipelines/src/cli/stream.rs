@@ -30,9 +30,8 @@ use crate::{
     },
 };
 
-/// How long a stream takes to stop: with the end of the process less than 25 s, and so less than the 30 s after which
-/// Kubernetes kills a container.
-const GRACE: Duration = Duration::from_secs(24);
+/// How long a stream publishes after a request to stop: less than the 30 s after which Kubernetes kills a container.
+const GRACE: Duration = Duration::from_secs(25);
 /// Part of the memory up to which a complete file waits for the store in memory.
 const SPILL_ABOVE: usize = 16;
 
@@ -147,8 +146,7 @@ struct MessageArgs {
 
     /// Columns from other fields, NAME=/POINTER:TYPE separated by commas; or all, as one column of JSON
     ///
-    /// Types: string, int64, int32, float64, float32, bool, timestamp, date, json. A comma in a pointer is written \, and
-    /// a backslash before a comma \\.
+    /// Types: string, int64, int32, float64, float32, bool, timestamp, date, json.
     #[arg(long, value_name = "COLUMNS")]
     columns: Option<Columns>,
 

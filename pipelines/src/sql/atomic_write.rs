@@ -1,7 +1,7 @@
 //! Makes the writes of a plan atomic: the files of a COPY or INSERT become visible when its sink has succeeded, or not
 //! at all. See [`super::staging`] and [`super::commit`].
 
-use std::{any::Any, fmt, panic::AssertUnwindSafe, sync::Arc};
+use std::{fmt, panic::AssertUnwindSafe, sync::Arc};
 
 use datafusion::{
     arrow::array::{Array, RecordBatch},
@@ -9,12 +9,7 @@ use datafusion::{
         Result, exec_datafusion_err, exec_err, internal_err,
         tree_node::{Transformed, TreeNode, TreeNodeRecursion},
     },
-    datasource::{
-        file_format::csv::CsvFormat,
-        listing::{ListingTable, ListingTableUrl},
-        sink::DataSinkExec,
-        source_as_provider,
-    },
+    datasource::{listing::ListingTable, sink::DataSinkExec, source_as_provider},
     execution::{SendableRecordBatchStream, TaskContext},
     logical_expr::LogicalPlan,
     physical_expr::PhysicalExpr,
@@ -23,57 +18,39 @@ use datafusion::{
         stream::RecordBatchStreamAdapter,
     },
 };
-use futures::{Stream, StreamExt, TryStreamExt};
+use futures::{Stream, StreamExt};
 
 use super::{
     commit::{CommitState, StagedFiles},
-    copy::Target,
+    output_folder::OutputFolder,
     staging::staging_context,
-    text_format::TextFormat,
 };
 
-/// The output of a statement.
-#[derive(Debug, Default)]
-pub(super) struct Output {
-    /// Hive partition columns.
-    pub(super) partition_columns: Vec<String>,
-    /// The target of a COPY, or of an INSERT.
-    pub(super) target: Option<Target>,
-    /// Writes the file of a COPY to a folder that would otherwise get none.
-    pub(super) no_rows: Option<Arc<dyn ExecutionPlan>>,
-}
-
-/// Wraps the input and the output of every sink of a plan in an [`AtomicWriteExec`].
+/// Wraps the input and the output of every sink of a plan in an [`AtomicWriteExec`]. `partition_columns` are the hive
+/// partition columns of the output, and `folder` is that of a COPY.
 ///
 /// # Errors
 /// As [`TreeNode::transform_up`].
 pub(super) fn make_writes_atomic(
     plan: Arc<dyn ExecutionPlan>,
-    output: &Output,
+    partition_columns: &[String],
     state: &Arc<CommitState>,
+    folder: Option<&OutputFolder>,
 ) -> Result<Arc<dyn ExecutionPlan>> {
     let wrapped = plan.transform_up(|node| {
         let Some(sink) = node.downcast_ref::<DataSinkExec>() else { return Ok(Transformed::no(node)) };
-        let files = Arc::new(StagedFiles::new(state, output.target.clone()));
-        let columns = output.partition_columns.as_slice().into();
+        let files = Arc::new(StagedFiles::new(state, folder.cloned()));
+        let columns = partition_columns.into();
         let input = AtomicWriteExec::wrap(Arc::clone(sink.input()), Side::Input(columns), &files);
         let sink = replace_children_if_necessary(node, vec![input])?;
-        Ok(Transformed::yes(AtomicWriteExec::wrap(sink, Side::Sink(output.no_rows.clone()), &files)))
+        Ok(Transformed::yes(AtomicWriteExec::wrap(sink, Side::Sink, &files)))
     });
     wrapped.map(|wrapped| wrapped.data)
 }
 
 /// Commits after a sink's result, rolls back after its error.
-async fn commit_or_rollback(
-    files: &Arc<StagedFiles>,
-    no_rows: Option<(Arc<dyn ExecutionPlan>, Arc<TaskContext>)>,
-    result: BatchResult,
-) -> BatchResult {
-    let written = match (result, no_rows) {
-        (Ok(batch), Some((plan, context))) => write_no_rows(files, &plan, context).await.map(|()| batch),
-        (result, _) => result,
-    };
-    let result = match written {
+async fn commit_or_rollback(files: &Arc<StagedFiles>, result: BatchResult) -> BatchResult {
+    let result = match result {
         Ok(batch) => files.commit().await.map(|()| batch),
         Err(error) => Err(files.take_error().unwrap_or(error)),
     };
@@ -83,42 +60,18 @@ async fn commit_or_rollback(
     result
 }
 
-/// Writes the file of a folder that would otherwise be empty.
-async fn write_no_rows(
-    files: &Arc<StagedFiles>,
-    plan: &Arc<dyn ExecutionPlan>,
-    context: Arc<TaskContext>,
-) -> Result<()> {
-    if files.needs_file().await? {
-        plan.execute(0, context)?.try_for_each(|_| std::future::ready(Ok(()))).await?;
-    }
-    Ok(())
-}
-
-impl Output {
-    /// The output of a statement. `target` is that of a COPY.
-    pub(super) fn of(statement: &LogicalPlan, target: Option<Target>) -> Self {
-        match statement {
-            LogicalPlan::Copy(copy) => Self { partition_columns: copy.partition_by.clone(), target, no_rows: None },
-            LogicalPlan::Dml(insert) => {
-                let table = source_as_provider(&insert.target).ok();
-                let table = table.as_ref().and_then(|table| (table.as_ref() as &dyn Any).downcast_ref());
-                table.map(Self::of_table).unwrap_or_default()
-            }
-            LogicalPlan::Analyze(analyze) => Self::of(&analyze.input, target),
-            _ => Self::default(),
+/// The hive partition columns of the files that a statement writes.
+pub(super) fn partition_columns(statement: &LogicalPlan) -> Vec<String> {
+    match statement {
+        LogicalPlan::Copy(copy) => copy.partition_by.clone(),
+        LogicalPlan::Dml(insert) => {
+            let table = source_as_provider(&insert.target).ok();
+            let table = table.as_ref().and_then(|table| (table.as_ref() as &dyn std::any::Any).downcast_ref());
+            let columns = table.map(|table: &ListingTable| table.options().table_partition_cols.iter());
+            columns.into_iter().flatten().map(|(name, _)| name.clone()).collect()
         }
-    }
-
-    fn of_table(table: &ListingTable) -> Self {
-        let columns = table.options().table_partition_cols.iter().map(|(name, _)| name.clone());
-        let format = TextFormat::unwrapped(table.options().format.as_ref());
-        let csv: Option<&CsvFormat> = (format as &dyn Any).downcast_ref();
-        let has_tabs = csv.is_some_and(|csv| csv.delimiter() == b'\t');
-        // A table of other files would not find them.
-        let finds = |url: &ListingTableUrl| url.get_glob().as_ref().is_none_or(|glob| glob.as_str().contains(".tsv"));
-        let has_tabs = has_tabs && table.table_paths().iter().all(finds);
-        Self { partition_columns: columns.collect(), target: Some(Target::of_insert(has_tabs)), no_rows: None }
+        LogicalPlan::Analyze(analyze) => partition_columns(&analyze.input),
+        _ => Vec::new(),
     }
 }
 
@@ -126,8 +79,8 @@ impl Output {
 enum Side {
     /// Below the sink: records errors of the input, and rejects NULL in these hive partition columns.
     Input(Arc<[String]>),
-    /// Above the sink: runs it with staging stores, or the other plan if there are no rows, then commits or rolls back.
-    Sink(Option<Arc<dyn ExecutionPlan>>),
+    /// Above the sink: runs it with staging stores, then commits or rolls back.
+    Sink,
 }
 
 #[derive(Debug)]
@@ -145,12 +98,7 @@ impl AtomicWriteExec {
 
 impl DisplayAs for AtomicWriteExec {
     fn fmt_as(&self, _: DisplayFormatType, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let option = self.files.folder().and_then(|folder| folder.existing.option());
-        match (&self.side, option) {
-            (Side::Input(_), _) => f.write_str("AtomicWriteExec: input"),
-            (Side::Sink(_), None) => f.write_str("AtomicWriteExec: sink"),
-            (Side::Sink(_), Some(option)) => write!(f, "AtomicWriteExec: sink, {option}=true"),
-        }
+        f.write_str(if matches!(self.side, Side::Sink) { "AtomicWriteExec: sink" } else { "AtomicWriteExec: input" })
     }
 }
 
@@ -200,13 +148,11 @@ impl ExecutionPlan for AtomicWriteExec {
                 });
                 Box::pin(RecordBatchStreamAdapter::new(schema, rows))
             }
-            Side::Sink(no_rows) => {
-                let context = staging_context(&context, &files);
-                let results = catch_panics(self.input.execute(partition, Arc::clone(&context))?);
-                let no_rows = no_rows.clone().map(|plan| (plan, context));
+            Side::Sink => {
+                let results = catch_panics(self.input.execute(partition, staging_context(&context, &files))?);
                 let results = results.then(move |result| {
-                    let (files, no_rows) = (Arc::clone(&files), no_rows.clone());
-                    async move { commit_or_rollback(&files, no_rows, result).await }
+                    let files = Arc::clone(&files);
+                    async move { commit_or_rollback(&files, result).await }
                 });
                 Box::pin(RecordBatchStreamAdapter::new(schema, results))
             }

@@ -19,16 +19,8 @@ use object_store::{
 };
 use tokio::{runtime::Handle, task::JoinHandle};
 
-use super::{
-    copy::Target,
-    copy_place,
-    error::{SqlError, external},
-    output_folder::OutputFolder,
-};
-use crate::{
-    error::{Error as OwnError, Exit},
-    stores::StoreError,
-};
+use super::{error::external, output_folder::OutputFolder};
+use crate::stores::StoreError;
 
 /// Files published concurrently.
 const CONCURRENT_COMMITS: usize = 16;
@@ -41,8 +33,8 @@ const ABORT_TIMEOUT: Duration = Duration::from_secs(5);
 #[derive(Debug, Default)]
 pub(super) struct StagedFiles {
     state: Arc<CommitState>,
-    /// The target of the statement.
-    target: Option<Target>,
+    /// The folder of a COPY.
+    folder: Option<OutputFolder>,
     files: Mutex<Vec<StagedFile>>,
     /// Tasks that abort dropped uploads.
     aborts: Mutex<Vec<JoinHandle<()>>>,
@@ -51,34 +43,8 @@ pub(super) struct StagedFiles {
 }
 
 impl StagedFiles {
-    pub(super) fn new(state: &Arc<CommitState>, target: Option<Target>) -> Self {
-        Self { state: Arc::clone(state), target, ..Self::default() }
-    }
-
-    /// The folder of a COPY.
-    pub(super) fn folder(&self) -> Option<&OutputFolder> {
-        self.target.as_ref().and_then(|target| target.folder.as_ref())
-    }
-
-    /// Whether the folder of a COPY would have no file.
-    ///
-    /// # Errors
-    /// If the folder cannot be listed.
-    pub(super) async fn needs_file(&self) -> PlanResult<bool> {
-        match self.folder() {
-            Some(folder) if lock(&self.files).is_empty() => folder.needs_file().await.map_err(external),
-            _ => Ok(false),
-        }
-    }
-
-    /// Where a file is written that DataFusion writes to `path`: files of tab-separated values are called `.tsv`.
-    pub(super) fn renamed(&self, path: &Path) -> Path {
-        let has_tabs = self.target.as_ref().is_some_and(|target| target.has_tabs);
-        let name = path.as_ref().rsplit_once('/').map_or(path.as_ref(), |(_, name)| name);
-        let folder = &path.as_ref()[..path.as_ref().len() - name.len()];
-        let renamed =
-            name.split_once(".csv").filter(|_| has_tabs).map(|(name, rest)| format!("{folder}{name}.tsv{rest}"));
-        renamed.and_then(|path| Path::parse(path).ok()).unwrap_or_else(|| path.clone())
+    pub(super) fn new(state: &Arc<CommitState>, folder: Option<OutputFolder>) -> Self {
+        Self { state: Arc::clone(state), folder, ..Self::default() }
     }
 
     /// Adds a complete file.
@@ -96,7 +62,7 @@ impl StagedFiles {
             return Err(error);
         }
         let Some(guard) = self.state.begin_commit() else { return exec_err!("the statement was interrupted") };
-        let (files, folder) = (std::mem::take(&mut *lock(&self.files)), self.folder().cloned());
+        let (files, folder) = (std::mem::take(&mut *lock(&self.files)), self.folder.clone());
         // A separate task, so that dropping the query does not abandon the commit halfway.
         let commit = tokio::spawn(async move {
             let _guard = guard;
@@ -246,11 +212,6 @@ impl StagedFile {
 
 /// A failed write to a store.
 pub(super) fn write_error(address: &str, error: Error) -> DataFusionError {
-    let local = address.starts_with('/').then_some(std::path::Path::new(address));
-    if let Some((message, help)) = local.and_then(|path| copy_place::obstacle(path, false)) {
-        let error = SqlError { message, exit: Exit::Storage, help: Some(help.to_owned()) };
-        return external(OwnError::from(error));
-    }
     external(StoreError::Request { operation: "write", address: address.to_owned(), source: Box::new(error) })
 }
 

@@ -37,7 +37,7 @@ use super::{
     text_format::with_text_formats,
 };
 use crate::source::{
-    SourceError, csv,
+    SourceError,
     reason::{Reason, of_own_io},
 };
 
@@ -268,10 +268,6 @@ impl FileErrorSource {
     fn reader(&self, batch_rows: usize) -> Arc<dyn FileSource> {
         match self.source.file_type() {
             "json" => Arc::new(JsonReader { source: Arc::clone(&self.source), batch_rows }),
-            "csv" => {
-                let columns = self.source.table_schema().file_schema().fields().len();
-                self.source.with_batch_size(csv::batch_rows(batch_rows, columns))
-            }
             _ => self.source.with_batch_size(batch_rows),
         }
     }

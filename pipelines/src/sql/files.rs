@@ -128,8 +128,7 @@ impl FileTables {
         let schemas: Vec<_> = stream::iter(schemas).buffered(CONCURRENT_FILES).try_collect().await?;
         check_partitions(&files, &schemas)?;
         let schema = merge_schemas(format, &schemas)?;
-        let views = state.config_options().execution.parquet.schema_force_view_types;
-        Ok(Arc::new(FileTable::new(data_format, url, files, &schema, views)?))
+        Ok(Arc::new(FileTable::new(data_format, url, files, &schema)?))
     }
 
     /// A table in a format that `elmo embed` does not read. DataFusion resolves the name.

@@ -28,24 +28,11 @@ pub(super) enum Existing {
     Overwrite,
 }
 
-impl Existing {
-    pub(super) const ALL: [Self; 3] = [Self::Refuse, Self::Append, Self::Overwrite];
-
-    /// The option of COPY that names it.
-    pub(super) fn option(self) -> Option<&'static str> {
-        match self {
-            Self::Refuse => None,
-            Self::Append => Some("append"),
-            Self::Overwrite => Some("overwrite"),
-        }
-    }
-}
-
 /// The folder of a COPY.
 #[derive(Debug, Clone)]
 pub(super) struct OutputFolder {
     location: Location,
-    pub(super) existing: Existing,
+    existing: Existing,
 }
 
 impl OutputFolder {
@@ -78,18 +65,6 @@ impl OutputFolder {
             0 => Ok(Vec::new()),
             count => Err(self.not_empty(count)),
         }
-    }
-
-    /// Whether a COPY without rows needs a file there: `FROM 'folder/'` finds none.
-    ///
-    /// # Errors
-    /// If the folder cannot be listed.
-    pub(super) async fn needs_file(&self) -> Result<bool> {
-        if self.existing != Existing::Append {
-            return Ok(true);
-        }
-        let listed = self.location.below(&self.location.path, usize::MAX, |name| !name.starts_with('.')).await?;
-        Ok(!listed.iter().any(|file| self.is_visible(file) && is_data(file)))
     }
 
     /// The name of the folder in messages.

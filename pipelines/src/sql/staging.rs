@@ -26,7 +26,6 @@ use url::Url;
 
 use super::{
     commit::{Content, StagedFile, StagedFiles, StagedUpload, write_error},
-    copy_place,
     file_errors::address,
 };
 
@@ -85,16 +84,6 @@ impl StagingStore {
         address(&self.origin, path)
     }
 
-    /// Where a file is written: a link stays, and the file that it names is replaced.
-    fn destination(&self, path: &Path) -> Path {
-        let path = self.files.upgrade().map_or_else(|| path.clone(), |files| files.renamed(path));
-        if !self.origin.starts_with("file:") {
-            return path;
-        }
-        let linked = copy_place::linked(format!("/{path}").as_ref());
-        linked.and_then(|file| Path::from_absolute_path(file).ok()).unwrap_or(path)
-    }
-
     /// Records a store's error and returns a placeholder for the writer, which is never shown.
     fn record_error(&self, path: &Path, error: Error) -> Error {
         if let Some(files) = self.files.upgrade() {
@@ -121,17 +110,16 @@ fn abandoned() -> Error {
 #[async_trait]
 impl ObjectStore for StagingStore {
     async fn put_opts(&self, path: &Path, payload: PutPayload, options: PutOptions) -> Result<PutResult> {
-        self.stage(&self.destination(path), Content::Buffered(payload, options))
+        self.stage(path, Content::Buffered(payload, options))
     }
 
     async fn put_multipart_opts(&self, path: &Path, options: PutMultipartOptions) -> Result<Box<dyn MultipartUpload>> {
-        let path = self.destination(path);
-        match self.inner.put_multipart_opts(&path, options).await {
+        match self.inner.put_multipart_opts(path, options).await {
             Ok(upload) => {
                 let upload = StagedUpload::new(upload, Weak::clone(&self.files));
-                Ok(Box::new(StagingUpload { upload, path, store: self.clone() }))
+                Ok(Box::new(StagingUpload { upload, path: path.clone(), store: self.clone() }))
             }
-            Err(error) => Err(self.record_error(&path, error)),
+            Err(error) => Err(self.record_error(path, error)),
         }
     }
 

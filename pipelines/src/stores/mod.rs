@@ -14,7 +14,7 @@
 //! | `http` | files of HTTP servers, downloaded once |
 //! | [`create_once`] | create if absent, compare, and the probe for conditional writes |
 //! | `uploads` | uploads in chunks that another process can abort |
-//! | `sync`, `walk`, `file`, `obstacle` | local durability, local listings, Parquet readers, what is no folder |
+//! | `sync`, `walk`, `file` | local durability, local listings, Parquet readers |
 
 mod address;
 #[cfg(any(feature = "aws", feature = "azure", feature = "gcp", feature = "http"))]
@@ -25,7 +25,6 @@ pub(crate) mod file;
 #[cfg(feature = "http")]
 mod http;
 mod location;
-mod obstacle;
 mod registry;
 mod retry;
 pub(crate) mod sync;
@@ -35,7 +34,6 @@ mod walk;
 pub use self::{
     error::StoreError,
     location::Location,
-    obstacle::Obstacle,
     registry::Stores,
     retry::{INTERACTIVE_RETRY_FOR, RETRY_FOR},
     uploads::UploadId,

@@ -3,33 +3,26 @@
 //! A dead letter is acknowledged by all replicas before the file that leaves its message out is written. After a crash it
 //! may be there twice; topic, partition and offset in its headers tell.
 
-use std::{sync::Arc, time::Duration};
+use std::time::Duration;
 
-use futures::future::{join_all, try_join_all};
 use rdkafka::{
     ClientConfig,
     error::{KafkaError, RDKafkaErrorCode},
     message::{Header, OwnedHeaders},
     producer::{FutureProducer, FutureRecord},
 };
-use tokio::sync::OnceCell;
 
 use super::{
     StreamError, TopicPartition,
     decode::{DeadLetter, dead_letter},
     finished::Rows,
-    source::{Logs, Settings},
 };
 use crate::redact::redact;
 
 /// Sends dead letters.
 #[derive(Clone)]
 pub(super) struct DeadLetters {
-    producer: FutureProducer<Logs>,
-    /// Sends each message in a batch of its own; made when it is needed.
-    alone: Arc<OnceCell<FutureProducer<Logs>>>,
-    config: Arc<ClientConfig>,
-    logs: Logs,
+    producer: FutureProducer,
     topic: String,
 }
 
@@ -40,17 +33,16 @@ impl std::fmt::Debug for DeadLetters {
 }
 
 impl DeadLetters {
-    /// Connects to the brokers.
+    /// Connects to the brokers of `config`.
     ///
     /// # Errors
     /// [`StreamError::Broker`] when the settings are refused.
-    pub(super) fn new(kafka: &Settings, topic: &str) -> Result<Self, StreamError> {
-        let (mut config, logs) = (kafka.producer(), kafka.logs());
+    pub(super) fn new(config: &ClientConfig, topic: &str) -> Result<Self, StreamError> {
+        let mut config = config.clone();
         // Zero means without a limit: a broker that is away is waited for, with the partition paused.
         config.set("enable.idempotence", "true").set("message.timeout.ms", "0");
-        let producer = config.create_with_context(logs.clone()).map_err(|e| broken(topic, &e))?;
-        config.set("batch.num.messages", "1");
-        Ok(Self { producer, alone: Arc::default(), config: Arc::new(config), logs, topic: topic.to_owned() })
+        let producer = config.create().map_err(|e| broken(topic, &e))?;
+        Ok(Self { producer, topic: topic.to_owned() })
     }
 
     /// Sends the dead letters of a batch, and waits until all are acknowledged.
@@ -58,45 +50,35 @@ impl DeadLetters {
     /// # Errors
     /// [`StreamError::Broker`] when the broker refuses one for good.
     pub(super) async fn send(&self, source: &TopicPartition, rows: &Rows) -> Result<(), StreamError> {
-        let letters = rows.dead.iter().map(|(row, rejection)| async move {
+        let letters = rows.dead.iter().map(|(row, rejection)| {
             let letter = DeadLetter::new(source, rows.messages.get(*row), rejection);
-            let sent = try_send(&self.producer, &self.topic, &letter).await;
-            (letter, sent)
+            self.send_one(letter)
         });
-        let again = join_all(letters).await.into_iter().map(|(letter, sent)| async move {
-            match sent {
-                // The limit of a topic is one of batches, and others were in the same batch.
-                Err(error) if is_too_large(&error) => self.send_alone(letter).await,
-                sent => sent.map_err(|e| broken(&self.topic, &e)),
-            }
-        });
-        try_join_all(again).await.map(drop)
+        futures::future::try_join_all(letters).await.map(drop)
     }
 
-    async fn send_alone(&self, letter: DeadLetter<'_>) -> Result<(), StreamError> {
-        let create = || async { self.config.create_with_context(self.logs.clone()) };
-        let producer = self.alone.get_or_try_init(create).await.map_err(|e| broken(&self.topic, &e))?;
-        match try_send(producer, &self.topic, &letter).await {
+    async fn send_one(&self, letter: DeadLetter<'_>) -> Result<(), StreamError> {
+        match self.try_send(&letter).await {
             // Its headers say where the message is.
             Err(error) if is_too_large(&error) => {
                 let mut headers = letter.headers;
                 headers.push((dead_letter::DROPPED.to_owned(), Some(b"value".to_vec())));
                 let letter = DeadLetter { value: Some(b""), headers, ..letter };
-                try_send(producer, &self.topic, &letter).await.map_err(|e| broken(&self.topic, &e))
+                self.try_send(&letter).await.map_err(|e| broken(&self.topic, &e))
             }
             sent => sent.map_err(|e| broken(&self.topic, &e)),
         }
     }
-}
 
-async fn try_send(producer: &FutureProducer<Logs>, topic: &str, letter: &DeadLetter<'_>) -> Result<(), KafkaError> {
-    let with = |headers: OwnedHeaders, (key, value): &(String, Option<Vec<u8>>)| {
-        headers.insert(Header { key, value: value.as_deref() })
-    };
-    let headers = letter.headers.iter().fold(OwnedHeaders::new_with_capacity(letter.headers.len()), with);
-    let mut record: FutureRecord<'_, [u8], [u8]> = FutureRecord::to(topic).headers(headers);
-    (record.key, record.payload) = (letter.key, letter.value);
-    producer.send(record, Duration::MAX).await.map(drop).map_err(|(error, _)| error)
+    async fn try_send(&self, letter: &DeadLetter<'_>) -> Result<(), KafkaError> {
+        let with = |headers: OwnedHeaders, (key, value): &(String, Option<Vec<u8>>)| {
+            headers.insert(Header { key, value: value.as_deref() })
+        };
+        let headers = letter.headers.iter().fold(OwnedHeaders::new_with_capacity(letter.headers.len()), with);
+        let mut record: FutureRecord<'_, [u8], [u8]> = FutureRecord::to(&self.topic).headers(headers);
+        (record.key, record.payload) = (letter.key, letter.value);
+        self.producer.send(record, Duration::MAX).await.map(drop).map_err(|(error, _)| error)
+    }
 }
 
 fn is_too_large(error: &KafkaError) -> bool {

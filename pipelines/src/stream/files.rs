@@ -11,13 +11,12 @@ use std::{
 use super::{
     TopicPartition,
     chain::{Chain, ChainError, ChainId, EncodedFile, FileFormat, OpenFile, Published, Rejected},
-    clock::{self, now},
     dead_letters::DeadLetters,
     finished::Rows,
     metrics::{Conflict, PartitionMetrics},
     output::{Output, Owned},
     rotation::CloseReason,
-    source::{Epoch, Permit, Upstream},
+    source::{Epoch, Ownership, Permit},
     totals::Totals,
 };
 use crate::{crash::stream as crash, error::Result};
@@ -26,11 +25,10 @@ use crate::{crash::stream as crash, error::Result};
 const WAITING: usize = 1;
 
 /// What all partitions write with.
-#[derive(Clone)]
+#[derive(Debug, Clone)]
 pub(super) struct Files {
     pub(super) format: Arc<FileFormat>,
-    /// Commits what is published.
-    pub(super) source: Arc<dyn Upstream>,
+    pub(super) client: Ownership,
     pub(super) dead_letters: Option<DeadLetters>,
     pub(super) totals: Totals,
 }
@@ -51,8 +49,6 @@ pub(super) struct FileOutput {
     open: Option<OpenFile>,
     /// The rest of a file is encoded.
     finishing: Option<Task<Result<EncodedFile, ChainError>>>,
-    /// What the file that is encoded takes of the memory.
-    encoding: u64,
     /// Complete, behind the one that is published.
     waiting: VecDeque<EncodedFile>,
     publishing: Option<Task<Attempt>>,
@@ -78,10 +74,9 @@ impl FileOutput {
             chain: Some(chain),
             open: None,
             finishing: None,
-            encoding: 0,
             waiting: VecDeque::new(),
             publishing: None,
-            request: (now(), 0),
+            request: (Instant::now(), 0),
             permit: owned.budget.permit(&owned.source, 0),
             source: owned.source,
             epoch: owned.epoch,
@@ -113,7 +108,6 @@ impl FileOutput {
             let end = file.end();
             self.metrics.closed();
             self.next = end;
-            self.encoding = file.bytes();
             self.finishing = Some(Box::pin(file.finish(end)));
         }
     }
@@ -127,7 +121,7 @@ impl FileOutput {
         if let Some(file) = self.waiting.pop_front()
             && let Some(mut chain) = self.chain.take()
         {
-            self.request = (now(), file.memory());
+            self.request = (Instant::now(), file.memory());
             self.publishing = Some(Box::pin(async move {
                 let published = chain.publish(&file).await;
                 (chain, file, published)
@@ -140,25 +134,21 @@ impl FileOutput {
     fn account(&mut self) {
         let open = self.open.as_ref().map_or(0, OpenFile::bytes);
         let waiting: u64 = self.waiting.iter().map(EncodedFile::memory).sum();
-        let finishing = self.finishing.as_ref().map_or(0, |_| self.encoding);
         let publishing = self.publishing.as_ref().map_or(0, |_| self.request.1);
-        self.permit.resize(usize::try_from(open + finishing + waiting + publishing).unwrap_or(usize::MAX));
+        self.permit.resize(usize::try_from(open + waiting + publishing).unwrap_or(usize::MAX));
         self.metrics.set_open_bytes(usize::try_from(open).unwrap_or(usize::MAX));
     }
 
     /// A file was published, or cannot be: [`ControlFlow::Break`] with the offset where the chain goes on.
     fn published(&mut self, chain: Chain, file: &EncodedFile, published: Published) -> ControlFlow<i64> {
-        let (end, retries, existed) = match published {
+        let (end, retries) = match published {
             Published::Foreign { end } => {
                 self.files.totals.metrics.conflict(Conflict::Foreign);
                 return ControlFlow::Break(end);
             }
-            Published::Ours { end, retries, existed, .. } => (end, retries, existed),
+            Published::Ours { end, retries, .. } => (end, retries),
         };
-        if existed {
-            self.files.totals.metrics.conflict(Conflict::Own);
-        }
-        self.files.totals.metrics.published(file.bytes(), now().saturating_duration_since(self.request.0));
+        self.files.totals.metrics.published(file.bytes(), self.request.0.elapsed());
         self.files.totals.published(file.bytes());
         (0..retries).for_each(|_| self.files.totals.metrics.retried());
         self.metrics.set_chain_end(end);
@@ -166,7 +156,7 @@ impl FileOutput {
         if let Some(hint) = chain.hint() {
             crash::before_hint();
             // Without it, the next owner lists more objects.
-            if let Err(error) = self.files.source.commit(&self.source, self.epoch, hint.end, &hint.object) {
+            if let Err(error) = self.files.client.commit(&self.source, self.epoch, hint.end, &hint.object) {
                 tracing::debug!(partition = %self.source, reason = %error, "the offset was not committed");
             }
             crash::after_hint();
@@ -189,8 +179,8 @@ impl Output for FileOutput {
         crash::before_write();
         let rejected: Rejected = rows.counts.iter().map(|(label, count)| ((*label).to_owned(), *count)).collect();
         let file = self.open()?;
-        file.write(&rows.batch, rows.end, &rejected, now()).await?;
-        let reason = file.rotation().should_close(now());
+        file.write(&rows.batch, rows.end, &rejected, Instant::now()).await?;
+        let reason = file.rotation().should_close(Instant::now());
         drop(rows);
         match reason {
             Some(reason) => self.finish(reason),
@@ -215,7 +205,7 @@ impl Output for FileOutput {
                 Ok(ControlFlow::Continue(()))
             }
             () = sleep_until(deadline) => {
-                if let Some(reason) = self.open.as_ref().and_then(|file| file.rotation().should_close(now())) {
+                if let Some(reason) = self.open.as_ref().and_then(|file| file.rotation().should_close(Instant::now())) {
                     self.finish(reason);
                 }
                 Ok(ControlFlow::Continue(()))
@@ -249,7 +239,7 @@ async fn wait<T>(task: &mut Option<Task<T>>) -> T {
 
 async fn sleep_until(time: Option<Instant>) {
     match time {
-        Some(time) => clock::sleep_until(time).await,
+        Some(time) => tokio::time::sleep_until(time.into()).await,
         None => std::future::pending().await,
     }
 }

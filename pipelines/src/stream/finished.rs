@@ -12,7 +12,6 @@ use elmo::EmbeddedColumns;
 use super::{
     Messages, StreamError, TopicPartition,
     decode::{Applied, Counts, Decoder, Failed, OnError, Rejection, merged},
-    metrics::Queued,
     source::{Batch, Permit},
 };
 use crate::{
@@ -37,8 +36,6 @@ pub(super) struct Waiting {
     columns: Vec<ArrayRef>,
     bad: Vec<(usize, Rejection)>,
     permit: Permit,
-    /// Since the stage has them.
-    pub(super) queued: Option<Queued>,
 }
 
 /// Rows that are ready to be written.
@@ -104,7 +101,7 @@ impl Finisher {
         let decoded = self.decoder.decode(&batch.messages).await?;
         let Batch { messages, mut permit, .. } = batch;
         permit.resize(usize::try_from(bytes).unwrap_or(usize::MAX));
-        Ok((decoded.texts, Waiting { messages, columns: decoded.columns, bad: decoded.bad, permit, queued: None }))
+        Ok((decoded.texts, Waiting { messages, columns: decoded.columns, bad: decoded.bad, permit }))
     }
 
     /// Adds the columns of the stage, and applies the policy.
@@ -117,7 +114,7 @@ impl Finisher {
         waiting: Waiting,
         embedded: EmbeddedColumns,
     ) -> Result<Finished> {
-        let Waiting { messages, columns, bad, permit, queued: _ } = waiting;
+        let Waiting { messages, columns, bad, permit } = waiting;
         let rows = messages.len();
         let bad = merged(bad, embedded.row_errors);
         let (rows, end, applied, refused) = match self.on_error.apply(rows, bad) {

@@ -7,12 +7,11 @@ use tokio::sync::{mpsc, oneshot, watch};
 use super::{
     StreamError, TopicPartition,
     chain::{self, Dataset, OnGap, position},
-    clock,
     files::{FileOutput, Files},
     job::Started,
     output::Owned,
     partition::{self, Ended, Inbox, Order, Parts},
-    source::{self, Assigned, Upstream},
+    source::{self, Assigned, Source},
     transaction::{Committer, Records, TopicOutput},
 };
 use crate::error::{Error, Result};
@@ -52,7 +51,7 @@ impl Opener {
     pub(super) async fn run(
         &self,
         parts: &Parts,
-        source: &dyn Upstream,
+        source: &Source,
         owned: &Owned,
         assigned: &Assigned,
         start: oneshot::Sender<i64>,
@@ -79,12 +78,14 @@ impl Opener {
                         None => first().await?,
                     };
                     let (at, _, high) = self.position(source, &owned.source, end).await?;
-                    // The group's offset is the record of what is done, so it has to say where the partition began before
-                    // anything is written: a process that is killed earlier must not begin elsewhere.
-                    if committed.is_none() {
-                        committer.begin(owned, at).await?;
+                    // The group's offset is the record of what is done, so it has to say where the partition began.
+                    if committed.is_none()
+                        && let Err(error) = source.ownership().commit(&owned.source, owned.epoch, at, "")
+                    {
+                        tracing::debug!(partition = %owned.source, reason = %error, "the first offset was not committed");
                     }
-                    let output = TopicOutput::new(owned.clone(), at, records.clone(), committer.clone());
+                    let records = records.clone();
+                    let output = TopicOutput::new(owned.clone(), at, records, committer.clone());
                     Ok((at, high, Opened::Topic(output)))
                 }
             }
@@ -109,11 +110,12 @@ impl Opener {
     /// Where to read, given the end of the output; the messages that are lost before it; and the end of the partition.
     async fn position(
         &self,
-        source: &dyn Upstream,
+        source: &Source,
         partition: &TopicPartition,
         end: i64,
     ) -> Result<(i64, Option<Range<i64>>, i64)> {
-        let range = outlast(partition, || source.watermarks(partition)).await;
+        let client = source.client();
+        let range = outlast(partition, || client.watermarks(partition)).await;
         let found = position(partition, end, range, self.on_gap)?;
         if let Some(gap) = &found.gap {
             tracing::warn!(%partition, from = gap.start, to = gap.end, "the broker has deleted these messages; going on behind them");
@@ -137,15 +139,17 @@ async fn taken_away(orders: &mut watch::Receiver<Order>) {
 }
 
 /// The first offset of a partition without output.
-async fn first(source: &dyn Upstream, owned: &Owned, assigned: &Assigned, start: source::Start) -> Result<i64> {
-    let (low, high) = outlast(&owned.source, || source.watermarks(&owned.source)).await;
+async fn first(source: &Source, owned: &Owned, assigned: &Assigned, start: source::Start) -> Result<i64> {
+    let client = source.client();
+    let (low, high) = outlast(&owned.source, || client.watermarks(&owned.source)).await;
     Ok(match if assigned.appeared { source::Start::Beginning } else { start } {
         source::Start::At(offset) => offset,
         source::Start::Beginning => low,
         source::Start::End => high,
         source::Start::Timestamp(time) => {
-            let found = outlast(&owned.source, || source.at_time(&owned.source, time)).await;
-            found.unwrap_or(high)
+            let wanted = std::slice::from_ref(&owned.source);
+            let found = outlast(&owned.source, || client.offsets_for_time(wanted, time)).await;
+            found.into_iter().flatten().next().unwrap_or(high)
         }
     })
 }
@@ -159,7 +163,8 @@ fn hint(assigned: &Assigned) -> Option<chain::Hint> {
 }
 
 /// The offset that the group has committed. A transaction of a process that was killed hides it until the broker aborts it.
-async fn committed(source: &dyn Upstream, owned: &Owned, assigned: &Assigned) -> Option<i64> {
+async fn committed(source: &Source, owned: &Owned, assigned: &Assigned) -> Option<i64> {
+    let (client, wanted) = (source.client(), std::slice::from_ref(&owned.source));
     let mut hint = assigned.committed.clone();
     loop {
         match hint {
@@ -167,8 +172,9 @@ async fn committed(source: &dyn Upstream, owned: &Owned, assigned: &Assigned) ->
             source::Hint::None => return None,
             source::Hint::Unknown(reason) => {
                 tracing::warn!(partition = %owned.source, reason, "the committed offset is not known; asking again");
-                clock::sleep(PAUSE).await;
-                hint = outlast(&owned.source, || source.committed(&owned.source)).await;
+                tokio::time::sleep(PAUSE).await;
+                let asked = outlast(&owned.source, || client.committed(wanted)).await;
+                hint = asked.into_iter().next().unwrap_or(source::Hint::None);
             }
         }
     }
@@ -186,6 +192,6 @@ async fn outlast<T, F: Future<Output = Result<T, StreamError>>>(partition: &Topi
                 said = true;
             }
         }
-        clock::sleep(PAUSE).await;
+        tokio::time::sleep(PAUSE).await;
     }
 }

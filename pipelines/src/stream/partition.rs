@@ -4,9 +4,12 @@
 //! is bounded by the stage and the output; messages in the inbox count against the memory budget, which pauses the
 //! partition.
 
-use std::{ops::ControlFlow, sync::Arc, time::Instant};
+use std::{ops::ControlFlow, sync::Arc};
 
-use tokio::sync::{mpsc, watch};
+use tokio::{
+    sync::{mpsc, watch},
+    time::Instant,
+};
 
 use super::{
     StreamError,
@@ -46,7 +49,7 @@ pub(super) enum Order {
     Drain {
         /// Why, for the log.
         reason: CloseReason,
-        /// When the task is cut.
+        /// When nobody waits any more.
         until: Instant,
     },
 }
@@ -56,7 +59,7 @@ pub(super) enum Order {
 pub(super) enum Ended {
     /// Everything that it had taken is published, up to this offset.
     Drained(i64),
-    /// The partition was lost, or the time was over. What was not published is read again.
+    /// It was told to stop at once, or the time was over. What was not published is read again.
     Cut,
     /// Another process has written what this one was about to write.
     Overtaken,
@@ -93,6 +96,7 @@ pub(super) async fn run(
     let mut held: Option<Batch> = None;
     let mut flushed = 0;
     let mut stop: Option<CloseReason> = None;
+    let mut until = None;
     let mut refused: Option<StreamError> = None;
     let mut out_of_range = false;
     loop {
@@ -102,8 +106,9 @@ pub(super) async fn run(
                 flushed = number;
                 output.close(CloseReason::Bytes);
             }
-            // A drained partition gives up what it only holds: the next owner reads it.
-            Order::Drain { reason, .. } => (stop, held) = (Some(reason), None),
+            Order::Drain { reason, until: time } => {
+                (stop, until) = (Some(reason), Some(time));
+            }
         }
         if let Some(reason) = stop.filter(|_| queue.is_empty() && held.is_none()) {
             crash::in_drain();
@@ -116,6 +121,10 @@ pub(super) async fn run(
                 };
             }
         }
+        // A drained partition gives up what it only holds: the next owner reads it.
+        if until.is_some() {
+            held = None;
+        }
         if let Some(batch) = held.take_if(|batch| queue.has_room(parts.finisher.bytes(batch))) {
             submit(parts, &mut queue, batch).await?;
             continue;
@@ -125,6 +134,7 @@ pub(super) async fn run(
             changed = orders.changed() => if changed.is_err() {
                 return Ok(Ended::Cut);
             },
+            () = sleep_until(until) => return Ok(Ended::Cut),
             stepped = output.step() => if let ControlFlow::Break(end) = stepped? {
                 tracing::info!(partition = %owned.source, end, "another process has written these messages; going on behind them");
                 return Ok(Ended::Overtaken);
@@ -132,6 +142,7 @@ pub(super) async fn run(
             done = queue.next(), if !queue.is_empty() && output.has_room() => {
                 let Some(done) = done else { continue };
                 let (waiting, columns) = done.map_err(|failed| Error::from(failed.error))?;
+                parts.totals.returned(&waiting);
                 let finished = parts.finisher.finish(&owned.source, waiting, columns)?;
                 let Finished { rows, refused: reason } = finished;
                 parts.totals.done(&rows);
@@ -162,12 +173,19 @@ pub(super) async fn run(
 /// Decodes a batch and submits its texts.
 async fn submit(parts: &Parts, queue: &mut InOrder<'_, Waiting>, batch: Batch) -> Result<()> {
     let bytes = parts.finisher.bytes(&batch);
-    let (texts, mut waiting) = parts.finisher.decode(batch).await?;
-    parts.totals.submitted(&mut waiting);
+    let (texts, waiting) = parts.finisher.decode(batch).await?;
     crash::after_decode();
+    parts.totals.submitted(&waiting);
     if queue.push(waiting, &texts, bytes).await.is_err() {
         return Err(Error::Failed("a batch was submitted without room".to_owned()));
     }
     crash::in_embed();
     Ok(())
+}
+
+async fn sleep_until(time: Option<Instant>) {
+    match time {
+        Some(time) => tokio::time::sleep_until(time).await,
+        None => std::future::pending().await,
+    }
 }

@@ -21,9 +21,9 @@ use super::{
     opening::{Open, Opener},
     partition::Parts,
     settings::{StreamJob, Target},
-    source::{Budget, Client, Epoch, Ownership, Settings, Source, Upstream, describe},
+    source::{Budget, Client, Epoch, Ownership, Settings, Source, describe},
     totals::{StreamReport, Totals},
-    transaction::{Committer, Group, Records, Transactions},
+    transaction::{Committer, Group, Records},
 };
 use crate::{
     error::{Error, Result},
@@ -65,28 +65,31 @@ pub async fn run(job: StreamJob, stage: Arc<dyn Stage>, stop: impl Future<Output
     decoder.probe().await?;
     let finisher = Finisher::new(decoder, job.on_error, stage.as_ref())?;
     let server = match job.metrics {
-        Some(address) => Some(serve(address, Arc::clone(&metrics), Arc::clone(&health)).await?),
+        Some(address) => Some(serve(address, metrics, Arc::clone(&health)).await?),
         None => None,
     };
     if let Some(server) = &server {
         tracing::info!(address = %server.address(), "metrics");
     }
-    let plan = describe(&job.kafka, &job.written()).await?;
-    let prepared = prepare(&job, stage.as_ref(), &finisher, metrics).await?;
+    let plan = describe(&job.kafka).await?;
+    let prepared = prepare(&job, stage.as_ref(), &finisher).await?;
     health.store_probed();
     if stage.is_untrained() {
         warn_untrained();
     }
     let (source, events) = Source::start(&job.kafka, &plan, budget.clone())?;
-    let source = Arc::new(source);
     let target = match prepared {
         Prepared::Files { dataset, format, dead_letters } => {
-            let source: Arc<dyn Upstream> = Arc::<Source>::clone(&source);
-            Open::Files(Box::new((*dataset, Files { format, source, dead_letters, totals: totals.clone() })))
+            let files = Files { format, client: source.ownership(), dead_letters, totals: totals.clone() };
+            Open::Files(Box::new((dataset, files)))
         }
-        Prepared::Topic { records, max_wait, transactions } => {
+        Prepared::Topic { records, max_wait } => {
+            let (config, id) = (job.kafka.producer(), transactional_id(&job.kafka));
             let group = Member { client: source.client(), ownership: source.ownership() };
-            let committer = Committer::start(*transactions, records.clone(), max_wait, Box::new(group))?;
+            let made = records.clone();
+            let start = move || Committer::start(&config, &id, made, max_wait, Box::new(group));
+            let started = tokio::task::spawn_blocking(start).await;
+            let committer = started.map_err(|e| Error::Failed(format!("a thread died: {e}")))??;
             Open::Topic(records, committer)
         }
     };
@@ -94,7 +97,7 @@ pub async fn run(job: StreamJob, stage: Arc<dyn Stage>, stop: impl Future<Output
         Parts { stage, finisher, totals: totals.clone(), bytes_in_flight: (job.memory_limit / IN_FLIGHT) as u64 };
     let (starting, started) = mpsc::unbounded_channel();
     let running = Job {
-        source,
+        source: Arc::new(source),
         events,
         started,
         opener: Arc::new(Opener { target, start: job.start, on_gap: job.on_gap, started: starting }),
@@ -167,7 +170,7 @@ pub async fn dry_run(job: &StreamJob, stage: &dyn Stage) -> Result<DryRun> {
     let decoder = Decoder::new(job.decode.clone())?;
     decoder.probe().await?;
     let finisher = Finisher::new(decoder, job.on_error, stage)?;
-    let plan = describe(&job.kafka, &job.written()).await?;
+    let plan = describe(&job.kafka).await?;
     let (output, continues) = match &job.target {
         Target::Files { output, generation, .. } => {
             (output.to_string(), Dataset::check(output, &identity(job, stage, &finisher), *generation).await?)
@@ -186,12 +189,12 @@ pub async fn dry_run(job: &StreamJob, stage: &dyn Stage) -> Result<DryRun> {
 }
 
 enum Prepared {
-    Files { dataset: Box<Dataset>, format: Arc<FileFormat>, dead_letters: Option<DeadLetters> },
-    Topic { records: Records, max_wait: Duration, transactions: Box<Transactions> },
+    Files { dataset: Dataset, format: Arc<FileFormat>, dead_letters: Option<DeadLetters> },
+    Topic { records: Records, max_wait: Duration },
 }
 
 /// Checks the store, and connects to the brokers for writing.
-async fn prepare(job: &StreamJob, stage: &dyn Stage, finisher: &Finisher, metrics: Arc<Metrics>) -> Result<Prepared> {
+async fn prepare(job: &StreamJob, stage: &dyn Stage, finisher: &Finisher) -> Result<Prepared> {
     match &job.target {
         Target::Files { output, generation, limits, row_group_bytes, codec, spill } => {
             let dataset = Dataset::open(output, &identity(job, stage, finisher), *generation).await?;
@@ -204,8 +207,8 @@ async fn prepare(job: &StreamJob, stage: &dyn Stage, finisher: &Finisher, metric
                 limits: *limits,
             };
             let letters = job.dead_letter_topic.as_deref().filter(|_| job.on_error == OnError::DeadLetter);
-            let dead_letters = letters.map(|topic| DeadLetters::new(&job.kafka, topic)).transpose()?;
-            Ok(Prepared::Files { dataset: Box::new(dataset), format: Arc::new(format), dead_letters })
+            let dead_letters = letters.map(|topic| DeadLetters::new(&job.kafka.producer(), topic)).transpose()?;
+            Ok(Prepared::Files { dataset, format: Arc::new(format), dead_letters })
         }
         Target::Topic { topic, encoding, max_wait } => {
             let records = Records {
@@ -217,11 +220,7 @@ async fn prepare(job: &StreamJob, stage: &dyn Stage, finisher: &Finisher, metric
                 added: stage.fields().len(),
                 max_bytes: max_message_bytes(&job.kafka),
             };
-            let (config, id) = (job.kafka.producer(), transactional_id(&job.kafka));
-            let begin = move || Transactions::new(&config, &id, metrics);
-            let begun = tokio::task::spawn_blocking(begin).await;
-            let transactions = Box::new(begun.map_err(|e| Error::Failed(format!("a thread died: {e}")))??);
-            Ok(Prepared::Topic { records, max_wait: *max_wait, transactions })
+            Ok(Prepared::Topic { records, max_wait: *max_wait })
         }
     }
 }
@@ -251,38 +250,22 @@ fn identity(job: &StreamJob, stage: &dyn Stage, finisher: &Finisher) -> Identity
 }
 
 impl StreamJob {
-    /// The topics that it writes.
-    fn written(&self) -> Vec<&str> {
-        let output = match &self.target {
-            Target::Topic { topic, .. } => Some(topic.as_str()),
-            Target::Files { .. } => None,
-        };
-        output.into_iter().chain(self.dead_letter_topic.as_deref()).collect()
-    }
-
     /// Checks settings that exclude each other.
     ///
     /// # Errors
     /// [`StreamError::Settings`].
     pub fn check(&self) -> Result<(), StreamError> {
-        let wrong = |message: String, help: &str| Err(StreamError::Settings { message, help: Some(help.to_owned()) });
+        let wrong = |message: &str, help: &str| {
+            Err(StreamError::Settings { message: message.to_owned(), help: Some(help.to_owned()) })
+        };
         match (self.on_error, &self.dead_letter_topic) {
             (OnError::DeadLetter, None) => {
-                return wrong("--on-error dead-letter needs a topic".into(), "give --dead-letter-topic TOPIC");
+                return wrong("--on-error dead-letter needs a topic", "give --dead-letter-topic TOPIC");
             }
             (OnError::DeadLetter, Some(_)) | (_, None) => {}
             (_, Some(_)) => {
-                return wrong("--dead-letter-topic has no effect here".into(), "give --on-error dead-letter as well");
+                return wrong("--dead-letter-topic has no effect here", "give --on-error dead-letter as well");
             }
-        }
-        if let Some(topic) = self.written().into_iter().find(|topic| self.kafka.reads(topic)) {
-            let message = format!("topic {topic} is read and written: the stream would never end");
-            return wrong(message, "write to another topic, or narrow --topic");
-        }
-        let isolation = self.kafka.get("isolation.level");
-        if matches!(self.target, Target::Topic { .. }) && isolation.is_some_and(|level| level != "read_committed") {
-            let message = "isolation.level must be read_committed with --output-topic".to_owned();
-            return wrong(message, "leave it out: without it, offsets of unfinished transactions count as committed");
         }
         Ok(())
     }
@@ -301,9 +284,5 @@ impl Group for Member {
 
     fn owns(&self, source: &TopicPartition, epoch: Epoch) -> bool {
         self.ownership.epoch(source) == Some(epoch)
-    }
-
-    fn committed(&self, sources: &[TopicPartition]) -> Result<Vec<Option<i64>>, StreamError> {
-        self.client.committed_now(sources)
     }
 }

@@ -57,9 +57,14 @@ impl Totals {
         Self { metrics, on_error, counts: Arc::default() }
     }
 
-    /// The stage gets a batch, which is counted until it comes back or is dropped.
-    pub(super) fn submitted(&self, batch: &mut Waiting) {
-        batch.queued = Some(self.metrics.submitted(batch.len()));
+    /// The stage has got a batch.
+    pub(super) fn submitted(&self, batch: &Waiting) {
+        self.metrics.submitted(batch.len());
+    }
+
+    /// The stage has returned a batch.
+    pub(super) fn returned(&self, batch: &Waiting) {
+        self.metrics.returned(batch.len());
     }
 
     /// Rows go to the output.

@@ -4,6 +4,7 @@ mod command;
 mod complete;
 mod function;
 mod names;
+mod nearest;
 mod pager;
 mod prompt;
 mod scan;

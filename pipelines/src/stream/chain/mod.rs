@@ -224,5 +224,5 @@ async fn probe(output: &Location, layout: &Layout, id: &str) -> Result<(), Chain
 }
 
 fn parse_genesis(location: &Location, bytes: &[u8]) -> Result<Genesis, ChainError> {
-    elmo::json::from_slice(bytes).map_err(|reason| ChainError::Damaged { file: location.to_string(), reason })
+    serde_json::from_slice(bytes).map_err(|e| ChainError::Damaged { file: location.to_string(), reason: e.to_string() })
 }

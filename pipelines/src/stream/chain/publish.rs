@@ -1,16 +1,18 @@
 //! The chain of one partition, and the request that extends it.
 
-use std::{fmt, sync::Arc, time::Duration};
+use std::{fmt, sync::Arc};
 
 use object_store::PutMode;
-use tokio::sync::Semaphore;
+use tokio::{
+    sync::Semaphore,
+    time::{Duration, timeout},
+};
 
 use super::{ChainError, ChainId, EncodedFile, Hint, HintCheck, Patience, end::Head, objects, patience::Outage};
 use crate::{
     crash::stream as crash,
     reply::summary,
     stores::{Location, StoreError},
-    stream::clock,
 };
 
 /// How long a partition waits for its `head.json`, which is a hint only.
@@ -45,8 +47,6 @@ pub enum Published {
         end: i64,
         /// Requests that failed before.
         retries: u64,
-        /// It existed: the reply to an earlier request was lost.
-        existed: bool,
     },
     /// Another writer has published these offsets. The file is not in the dataset and cannot be; messages below `end` are,
     /// and are dropped. Whether the partition is still assigned to this process has to be asked.
@@ -107,19 +107,18 @@ impl Chain {
                 Ok(Some(created)) => break created,
                 // Another create was under way and failed, or the object was deleted. Not a failure, but not to be asked
                 // for without a pause either.
-                Ok(None) => clock::sleep(self.patience.first).await,
+                Ok(None) => tokio::time::sleep(self.patience.first).await,
                 Err(error) => outage.wait(&location, error).await?,
             }
         };
         let retries = outage.over(&location);
         (self.newest, self.end) = (Some(span.start), created.end());
-        let existed = match created {
-            Created::Foreign { end } => return Ok(Published::Foreign { end }),
-            Created::Ours { existed, .. } => existed,
-        };
+        if let Created::Foreign { end } = created {
+            return Ok(Published::Foreign { end });
+        }
         let key = self.id.layout.key(&self.id.partition, span.start);
         self.write_head(&key).await;
-        Ok(Published::Ours { key, end: self.end, retries, existed })
+        Ok(Published::Ours { key, end: self.end, retries })
     }
 
     /// One attempt; `None` when it has to be repeated although nothing failed.
@@ -134,15 +133,12 @@ impl Chain {
         let put = location.put(bytes, PutMode::Create).await;
         drop(permit);
         let created = match put {
-            Ok(_) => Created::Ours { end: file.span().end, existed: false },
+            Ok(_) => Created::Ours { end: file.span().end },
             Err(object_store::Error::AlreadyExists { .. } | object_store::Error::Precondition { .. }) => {
                 let Some(found) = objects::read(location, &self.id.partition).await? else { return Ok(None) };
                 let ours = file.span();
                 let is_ours = (&ours.writer, ours.attempt) == (&found.writer, found.attempt);
-                match is_ours {
-                    true => Created::Ours { end: found.end, existed: true },
-                    false => Created::Foreign { end: found.end },
-                }
+                if is_ours { Created::Ours { end: found.end } } else { Created::Foreign { end: found.end } }
             }
             Err(error) => return Err(StoreError::request("create", location, error).into()),
         };
@@ -158,11 +154,10 @@ impl Chain {
         // Numbers and strings are always serialised.
         let bytes = serde_json::to_vec(&head).unwrap_or_default();
         let location = self.id.layout.head(&self.id.partition);
-        let put = location.put(bytes.into(), PutMode::Overwrite);
-        let error = match clock::until(clock::now() + HEAD, put).await {
-            Some(Ok(_)) => return,
-            Some(Err(error)) => summary(&error),
-            None => "no answer".to_owned(),
+        let error = match timeout(HEAD, location.put(bytes.into(), PutMode::Overwrite)).await {
+            Ok(Ok(_)) => return,
+            Ok(Err(error)) => summary(&error),
+            Err(_) => "no answer".to_owned(),
         };
         tracing::debug!(file = %location, error, "not written; recovery without a committed offset will list more");
     }
@@ -170,14 +165,14 @@ impl Chain {
 
 /// The object that has the name of a file.
 enum Created {
-    Ours { end: i64, existed: bool },
+    Ours { end: i64 },
     Foreign { end: i64 },
 }
 
 impl Created {
     fn end(&self) -> i64 {
         match self {
-            Self::Ours { end, .. } | Self::Foreign { end } => *end,
+            Self::Ours { end } | Self::Foreign { end } => *end,
         }
     }
 }

@@ -85,19 +85,6 @@ pub struct Metrics {
     device: Counter<f64, AtomicU64>,
 }
 
-/// Rows that the model has. They count until this is dropped.
-#[derive(Debug)]
-pub struct Queued {
-    metrics: Arc<Metrics>,
-    rows: i64,
-}
-
-impl Drop for Queued {
-    fn drop(&mut self) {
-        self.metrics.queue.dec_by(self.rows);
-    }
-}
-
 impl fmt::Debug for Metrics {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Metrics").finish_non_exhaustive()
@@ -193,11 +180,14 @@ impl Metrics {
         self.memory_limit.set(number(limit));
     }
 
-    /// Rows are given to the model. They count until the result is dropped: they came back, or nobody waits for them.
-    pub fn submitted(self: &Arc<Self>, rows: usize) -> Queued {
-        let rows = number(rows);
-        self.queue.inc_by(rows);
-        Queued { metrics: Arc::clone(self), rows }
+    /// Rows were given to the model.
+    pub fn submitted(&self, rows: usize) {
+        self.queue.inc_by(number(rows));
+    }
+
+    /// Rows came back from the model, or were dropped.
+    pub fn returned(&self, rows: usize) {
+        self.queue.dec_by(number(rows));
     }
 
     /// The model computed tokens, in `device_time` over all devices.
@@ -242,8 +232,8 @@ mod tests {
     use crate::stream::metrics::{METRICS, MetricType};
 
     /// One of everything.
-    fn busy() -> (Arc<Metrics>, PartitionMetrics, Queued) {
-        let metrics = Arc::new(Metrics::new());
+    fn busy() -> (Metrics, PartitionMetrics) {
+        let metrics = Metrics::new();
         metrics.read(12);
         metrics.done(Outcome::Embedded, 9);
         metrics.done(Outcome::DeadLetter, 1);
@@ -256,8 +246,8 @@ mod tests {
         metrics.retried();
         metrics.transaction(TransactionEnd::Aborted);
         metrics.memory(5, 7);
-        drop(metrics.submitted(5));
-        let queued = metrics.submitted(3);
+        metrics.submitted(8);
+        metrics.returned(5);
         metrics.computed(70, 100, Duration::from_millis(1500));
         let partition = metrics.partition(TopicPartition::new("reviews", 3));
         partition.set_high_watermark(100);
@@ -266,13 +256,13 @@ mod tests {
         partition.opened();
         partition.set_open_bytes(77);
         partition.set_paused(true);
-        (metrics, partition, queued)
+        (metrics, partition)
     }
 
     /// The format of OpenMetrics, written down by hand.
     #[test]
     fn everything_is_shown() {
-        let (metrics, _partition, _queued) = busy();
+        let (metrics, _partition) = busy();
         let shown = metrics.encode();
         for line in [
             "# HELP elmo_stream_messages Messages read from the broker, again after a rebalance.",
@@ -317,7 +307,7 @@ mod tests {
 
     #[test]
     fn the_table_lists_what_is_shown() {
-        let (metrics, _partition, _queued) = busy();
+        let (metrics, _partition) = busy();
         let shown = metrics.encode();
         let lines: BTreeSet<_> = shown.lines().filter(|line| line.starts_with("# TYPE ")).map(str::to_owned).collect();
         let table: BTreeSet<_> = METRICS.iter().map(|m| format!("# TYPE {} {}", m.base(), m.kind)).collect();

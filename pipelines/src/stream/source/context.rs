@@ -6,7 +6,7 @@ use std::{
         Arc,
         atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering::Relaxed},
     },
-    time::{Duration, Instant},
+    time::Duration,
 };
 
 use parking_lot::Mutex;
@@ -23,7 +23,7 @@ use super::{
     budget::Budget,
     event::{Assigned, Event, Hint, Start, Starts, reply},
     faults::{self, Health, Verdict},
-    logs, offsets,
+    offsets,
     ownership::{Epoch, Ownership},
     scrub::Scrubber,
     slots::Slots,
@@ -42,12 +42,7 @@ pub(super) struct Shared {
     pub(super) scrub: Scrubber,
     pub(super) counts: Counts,
     pub(super) stopping: AtomicBool,
-    /// When a consumer that stops gives up leaving the group.
-    pub(super) leave_by: Mutex<Option<Instant>>,
-    /// Some offset is out of the range of its partition.
     pub(super) out_of_range: AtomicBool,
-    /// A thread finds out which.
-    pub(super) asks_for_ranges: AtomicBool,
     pub(super) events: UnboundedSender<Event>,
     pub(super) statistics: watch::Sender<Arc<Statistics>>,
     pub(super) brokers: String,
@@ -58,8 +53,6 @@ pub(super) struct Shared {
     pub(super) known: HashSet<TopicPartition>,
     /// The group had committed offsets before this process joined it.
     pub(super) group_has_offsets: bool,
-    /// `group.protocol=consumer` (KIP-848).
-    pub(super) consumer_protocol: bool,
 }
 
 #[derive(Debug, Default)]
@@ -149,7 +142,18 @@ impl ClientContext for Context {
         if facility == "COMMITFAIL" {
             return self.0.commit_failed(&message);
         }
-        logs::write(level, facility, &message);
+        match level {
+            // Failures of connections come as errors, too: `report` decides who hears of them.
+            _ if matches!(facility, "FAIL" | "ERROR") => tracing::debug!(target: "librdkafka", facility, "{message}"),
+            RDKafkaLogLevel::Emerg | RDKafkaLogLevel::Alert | RDKafkaLogLevel::Critical | RDKafkaLogLevel::Error => {
+                tracing::error!(target: "librdkafka", facility, "{message}");
+            }
+            RDKafkaLogLevel::Warning => tracing::warn!(target: "librdkafka", facility, "{message}"),
+            RDKafkaLogLevel::Notice | RDKafkaLogLevel::Info => {
+                tracing::info!(target: "librdkafka", facility, "{message}")
+            }
+            RDKafkaLogLevel::Debug => tracing::debug!(target: "librdkafka", facility, "{message}"),
+        }
     }
 
     fn stats_raw(&self, json: &[u8]) {
@@ -235,8 +239,7 @@ impl Context {
             let appeared = self.0.group_has_offsets || !self.0.known.contains(partition);
             assigned.push(Assigned {
                 partition: partition.clone(),
-                // Where the group could not be asked, reading too much is better than too little.
-                appeared: appeared && !matches!(committed, Hint::At { .. }),
+                appeared: appeared && committed == Hint::None,
                 committed,
             });
         }
@@ -326,7 +329,6 @@ pub(super) struct Setup {
     pub(super) max_poll_interval: Duration,
     pub(super) known: HashSet<TopicPartition>,
     pub(super) group_has_offsets: bool,
-    pub(super) consumer_protocol: bool,
 }
 
 impl Setup {
@@ -340,9 +342,7 @@ impl Setup {
             scrub: self.scrub,
             counts: Counts::default(),
             stopping: AtomicBool::new(false),
-            leave_by: Mutex::default(),
             out_of_range: AtomicBool::new(false),
-            asks_for_ranges: AtomicBool::new(false),
             events: self.events,
             statistics: watch::Sender::new(Arc::default()),
             brokers: self.brokers,
@@ -351,7 +351,6 @@ impl Setup {
             patience: PATIENCE.min(self.max_poll_interval / 3),
             known: self.known,
             group_has_offsets: self.group_has_offsets,
-            consumer_protocol: self.consumer_protocol,
         }
     }
 }

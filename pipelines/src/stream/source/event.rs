@@ -141,10 +141,10 @@ impl<T> fmt::Debug for Reply<T> {
 }
 
 /// An answer that is awaited.
-pub(in crate::stream) struct Answer<T>(Receiver<T>);
+pub(super) struct Answer<T>(Receiver<T>);
 
 /// A reply and its answer.
-pub(in crate::stream) fn reply<T>() -> (Reply<T>, Answer<T>) {
+pub(super) fn reply<T>() -> (Reply<T>, Answer<T>) {
     let (sender, receiver) = sync_channel(1);
     (Reply(sender), Answer(receiver))
 }
@@ -167,7 +167,7 @@ impl<T> Answer<T> {
     }
 
     /// The answer if it has come; an error when none can come any more.
-    pub(in crate::stream) fn take(&self) -> Result<Option<T>, NoAnswer> {
+    pub(super) fn take(&self) -> Result<Option<T>, NoAnswer> {
         match self.0.try_recv() {
             Ok(answer) => Ok(Some(answer)),
             Err(TryRecvError::Empty) => Ok(None),
@@ -178,4 +178,4 @@ impl<T> Answer<T> {
 
 /// The reply was dropped.
 #[derive(Debug)]
-pub(in crate::stream) struct NoAnswer;
+pub(super) struct NoAnswer;

@@ -48,8 +48,6 @@ pub(super) struct Slot {
     is_paused: bool,
     /// Where to go, not done yet.
     pub(super) seek: Option<Start>,
-    /// librdkafka has given it up, and is to fetch it again.
-    pub(super) fetch_again: bool,
 }
 
 /// Reasons of a pause.
@@ -92,8 +90,7 @@ impl Slots {
         let pending = Messages::new(partition.clone(), 0);
         let pauses = Pauses { no_start: start.is_none(), ..Pauses::default() };
         let next = start.unwrap_or(Offset::End);
-        let (is_paused, seek, fetch_again) = (false, None, false);
-        self.slots.push(Slot { partition, epoch, account, pending, next, pauses, is_paused, seek, fetch_again });
+        self.slots.push(Slot { partition, epoch, account, pending, next, pauses, is_paused: false, seek: None });
     }
 
     /// Removes partitions with the messages that were collected for them. Returns the epochs of those that were there.
@@ -210,8 +207,7 @@ impl Slots {
 
     /// Whether something may change without a message: a pause for memory ends, a late answer comes.
     pub(super) fn is_waiting(&self) -> bool {
-        let waits = |slot: &Slot| slot.pauses.memory || slot.seek.is_some() || slot.fetch_again;
-        !self.unanswered.is_empty() || self.slots.iter().any(waits)
+        !self.unanswered.is_empty() || self.slots.iter().any(|slot| slot.pauses.memory || slot.seek.is_some())
     }
 }
 

@@ -7,17 +7,13 @@
 //! | file | |
 //! |---|---|
 //! | `encode` | rows to values |
-//! | `records` | rows to messages, and what becomes of one that is refused |
+//! | `records` | rows to messages, and what becomes of one that is too large |
 //! | `producer` | one transaction: begin, send, commit, abort |
-//! | `refusal` | what an error of a transaction means |
 //! | `thread` | batches of transactions |
 
 mod encode;
 pub(super) mod producer;
 mod records;
-mod refusal;
-#[cfg(test)]
-mod tests;
 mod thread;
 
 use std::{collections::VecDeque, ops::ControlFlow};
@@ -25,11 +21,8 @@ use std::{collections::VecDeque, ops::ControlFlow};
 use tokio::sync::oneshot;
 
 pub use self::encode::ValueEncoding;
-use self::records::Made;
-#[cfg(test)]
-pub(super) use self::thread::Manual;
 pub(super) use self::{
-    producer::{Group, Transactions},
+    producer::Group,
     records::Records,
     thread::{Committer, Committing},
 };
@@ -61,11 +54,6 @@ impl TopicOutput {
     }
 }
 
-/// What became of rows.
-fn answered(answer: Result<Result<()>, oneshot::error::RecvError>) -> Result<()> {
-    answer.unwrap_or_else(|_| Err(Error::Failed("the thread of transactions has ended".to_owned())))
-}
-
 impl Output for TopicOutput {
     fn has_room(&self) -> bool {
         self.waiting.len() < BATCHES
@@ -73,18 +61,13 @@ impl Output for TopicOutput {
 
     async fn write(&mut self, mut rows: Rows) -> Result<()> {
         let (done, committed) = oneshot::channel();
-        let Made { records, end, refusal } = self.records.of(&self.owned.source, &rows)?;
+        let end = rows.end;
+        let records = self.records.of(&self.owned.source, &rows)?;
         rows.hold(records.iter().map(producer::Record::bytes).sum());
         let (source, epoch) = (self.owned.source.clone(), self.owned.epoch);
-        self.committer.send(Committing { source, epoch, rows: Some(rows), records, end, done });
+        self.committer.send(Committing { source, epoch, rows, records, end, done });
         self.waiting.push_back((committed, end));
-        let Some(refusal) = refusal else { return Ok(()) };
-        // Everything before it is published first.
-        self.committer.hurry();
-        while !self.waiting.is_empty() {
-            let _ = self.step().await?;
-        }
-        Err(refusal.into())
+        Ok(())
     }
 
     async fn step(&mut self) -> Result<ControlFlow<i64>> {
@@ -92,7 +75,7 @@ impl Output for TopicOutput {
             return std::future::pending().await;
         };
         let end = *end;
-        answered(committed.await)?;
+        committed.await.unwrap_or_else(|_| Err(Error::Failed("the thread of transactions has ended".to_owned())))?;
         self.waiting.pop_front();
         self.end = end;
         self.owned.metrics.set_chain_end(end);

@@ -35,7 +35,7 @@ async fn share_and_leave(protocol: &[&str]) {
         b.store.lock().insert(partition.clone(), next);
     }
     let Member { source, seen, .. } = b;
-    source.stop(LIMIT).await;
+    source.stop().await;
     assert!(owned.partitions().is_empty());
     produce(200..250);
     let before: usize = seen.values().map(Vec::len).sum();
@@ -47,7 +47,7 @@ async fn share_and_leave(protocol: &[&str]) {
         assert_eq!(all, (0..250).collect::<Vec<_>>(), "partition {number}");
     }
     assert!(a.source.counters().rebalances >= 3);
-    a.source.stop(LIMIT).await;
+    a.source.stop().await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -86,8 +86,8 @@ async fn a_job_that_does_not_answer_is_not_waited_for_long() {
     // From then on nothing is committed for it.
     let (gone, epoch) = &partitions[0];
     assert_eq!(a.source.ownership().commit(gone, *epoch, 1, ""), Err(NotCommitted::NotOwned));
-    a.source.stop(LIMIT).await;
-    b.source.stop(LIMIT).await;
+    a.source.stop().await;
+    b.source.stop().await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -97,13 +97,13 @@ async fn stopping_is_quick_whatever_the_job_does() {
     // The job does not answer at all.
     let silent = cluster.join(&["t"], &[NEW]).await;
     tokio::time::sleep(Duration::from_millis(800)).await;
-    timeout(LIMIT, silent.source.stop(LIMIT)).await.unwrap();
+    timeout(LIMIT, silent.source.stop()).await.unwrap();
     // The job is gone, with its messages and permits.
     let Member { source, events, .. } = cluster.join(&["t"], &[NEW]).await;
     drop(events);
     let ownership = source.ownership();
     tokio::time::sleep(Duration::from_millis(800)).await;
-    timeout(LIMIT, source.stop(LIMIT)).await.unwrap();
+    timeout(LIMIT, source.stop()).await.unwrap();
     assert!(!ownership.is_alive());
     // It is dropped without a stop.
     let mut member = cluster.join(&["t"], &[NEW]).await;
