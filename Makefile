@@ -2,7 +2,7 @@
 SHELL := bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help libtorch demo stream-demo test services lint readme bench gpu install
+.PHONY: help libtorch demo stream-demo test services torture lint readme bench gpu install
 
 # `make install` writes bin/elmo and lib/elmo to this folder.
 PREFIX ?= $(HOME)/.local
@@ -31,6 +31,10 @@ test: libtorch ## build and run the whole test suite
 services: libtorch ## run the tests that need a Kafka broker, an S3 server, an Azure server or Python libraries
 	@echo "==> services: starts Kafka, moto and Azurite on the loopback interface and runs the tests against them"
 	@scripts/services
+
+torture: libtorch ## kill streams and their broker hundreds of times and count the messages (an hour; scripts/torture)
+	@echo "==> torture: fetches and starts Kafka; prints a table at the end, and a seed that repeats the run"
+	@scripts/torture
 
 lint: libtorch ## check formatting, clippy, documentation, spelling, licences and the rules of ARCHITECTURE.md
 	@echo "==> lint: runs all checks, also after a failure"

@@ -25,6 +25,7 @@
 //! | two LSTM stacks | [`model`] |
 //! | layers to one vector per token, tokens to one vector per text | [`mix`], `pooling` |
 //! | similarity and distance of two vectors | [`measure`] |
+//! | one training step, and held-out perplexity | [`train`] |
 //!
 //! A model on its devices is an [`Elmo`]. Its files are [`options`] and [`weights`]; [`model_dir`] finds and writes
 //! them, and its [`fingerprint`] identifies it. With an [`lm_head`] it is a language model, and [`surprisal`] scores
@@ -41,6 +42,7 @@ pub mod error;
 mod file_kind;
 mod files;
 pub mod fingerprint;
+pub mod json;
 pub mod lm_head;
 pub mod measure;
 mod messages;
@@ -56,6 +58,7 @@ mod states;
 pub mod surprisal;
 pub mod text;
 mod tiny;
+pub mod train;
 pub mod weights;
 mod word_cache;
 

@@ -15,6 +15,7 @@ use crate::{
     chars::{BEGIN_SENTENCE_TOKEN, END_SENTENCE_TOKEN},
     error::{Error, Result},
     files::{write_all, write_file},
+    json::without_mark,
     model::{DeviceName, Softmax},
     options::TensorSpec,
     weights::{self, Tensor, Weights},
@@ -101,10 +102,27 @@ fn take(weights: &mut Weights, name: &str) -> Tensor {
     weights.remove(name).unwrap_or_else(|| Tensor { shape: vec![0], data: Vec::new() })
 }
 
+/// The words of a vocabulary, the most frequent first, from the bytes of its file; `path` names it in errors.
+///
+/// # Errors
+/// [`Error::LmHead`] when a line is too long or not UTF-8, a word occurs twice, or one of `<S>`, `</S>` and `<UNK>` is
+/// missing.
+pub fn parse_vocab(bytes: &[u8], path: &Path) -> Result<Vec<String>> {
+    let words = vocab_lines(bytes, path)?;
+    word_ids(&words).map_err(|error| match error {
+        LmHeadError::Vocab { reason, .. } => LmHeadError::Vocab { path: path.to_owned(), reason },
+        other => other,
+    })?;
+    Ok(words)
+}
+
 fn read_vocab(path: &Path) -> Result<Vec<String>> {
-    let wrong = |reason: String| Error::from(LmHeadError::Vocab { path: path.to_owned(), reason });
     let file = File::open(path).map_err(|e| Error::io(path, e))?;
-    let mut lines = BufReader::new(file);
+    vocab_lines(BufReader::new(file), path)
+}
+
+fn vocab_lines(mut lines: impl BufRead, path: &Path) -> Result<Vec<String>> {
+    let wrong = |reason: String| Error::from(LmHeadError::Vocab { path: path.to_owned(), reason });
     let mut words = Vec::new();
     loop {
         let mut line = Vec::new();
@@ -119,7 +137,8 @@ fn read_vocab(path: &Path) -> Result<Vec<String>> {
         if words.len() == MAX_WORDS {
             return Err(wrong(format!("more than {MAX_WORDS} words")));
         }
-        let word = String::from_utf8(line).map_err(|_| wrong(format!("line {number} is not UTF-8")))?;
+        let line = if words.is_empty() { without_mark(&line) } else { &line };
+        let word = str::from_utf8(line).map_err(|_| wrong(format!("line {number} is not UTF-8")))?;
         words.push(word.trim_end_matches(['\n', '\r']).to_owned());
     }
 }

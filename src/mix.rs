@@ -4,6 +4,8 @@ use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 use thiserror::Error;
 
+use crate::json;
+
 /// The bytes are no scalar mix.
 #[derive(Debug, Error, Clone, PartialEq, Eq)]
 #[non_exhaustive]
@@ -71,8 +73,7 @@ impl ScalarMix {
     /// number is not finite, or the absolute value of `gamma` exceeds a million.
     pub fn from_json(bytes: &[u8], origin: &str) -> Result<Self, MixError> {
         let origin = || origin.to_owned();
-        let mix: Self =
-            serde_json::from_slice(bytes).map_err(|e| MixError::Json { origin: origin(), reason: e.to_string() })?;
+        let mix: Self = json::from_slice(bytes).map_err(|reason| MixError::Json { origin: origin(), reason })?;
         if mix.scalars.is_empty() || mix.scalars.iter().any(|s| !s.is_finite()) || !mix.gamma.is_finite() {
             return Err(MixError::NotFinite { origin: origin() });
         }
@@ -134,5 +135,16 @@ mod tests {
             assert!(read(json).unwrap_err().to_string().starts_with("mix.json: "), "{json}");
         }
         assert!(read(r#"{"scalars": [1e39]}"#).is_err());
+    }
+
+    #[test]
+    fn editors_on_windows_write_a_byte_order_mark() {
+        assert_eq!(read("\u{feff}{\"scalars\": [1, 2, 3]}"), read("{\"scalars\": [1, 2, 3]}"));
+        // The file may be another one, with secrets.
+        for json in ["\u{feff}{\"scalars\": \"hunter2\"}", r#"{"scalars": ["hunter2"]}"#, r#"{"gamma": "hunter2"}"#] {
+            let error = read(json).unwrap_err().to_string();
+            assert!(error.contains("not a scalar mix: invalid type: string, expected "), "{error}");
+            assert!(error.contains(" at line 1 column ") && !error.contains("hunter2"), "{error}");
+        }
     }
 }

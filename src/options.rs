@@ -9,7 +9,7 @@ use thiserror::Error;
 
 use crate::{
     file_kind::{FileKind, file_kind},
-    messages::printable,
+    json,
 };
 
 /// Maximum size in bytes of an `options.json`. Published ones have a few hundred bytes.
@@ -69,7 +69,7 @@ pub enum OptionsError {
         path: String,
         /// The legal values.
         expected: String,
-        /// The value in the file, shortened.
+        /// The number in the file, or the kind of another value.
         found: String,
         /// What the user can do.
         remedy: String,
@@ -146,6 +146,41 @@ pub struct Filter {
     pub width: usize,
     /// Output channels.
     pub n: usize,
+}
+
+/// The sizes in which bilm-tf models were published.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum PublishedSize {
+    /// 1,024 cells, projection 128, one highway layer: 13.6 million parameters.
+    Small,
+    /// 2,048 cells, projection 256, one highway layer: 28.0 million parameters.
+    Medium,
+    /// 4,096 cells, projection 512, two highway layers: 93.6 million parameters.
+    Original,
+}
+
+impl PublishedSize {
+    /// The options of this size: all have the same convolutions, two LSTM layers in each direction, and clips of 3.
+    pub fn options(self) -> ModelOptions {
+        let (dim, projection_dim, n_highway) = match self {
+            Self::Small => (1024, 128, 1),
+            Self::Medium => (2048, 256, 1),
+            Self::Original => (4096, 512, 2),
+        };
+        let filters = [(1, 32), (2, 32), (3, 64), (4, 128), (5, 256), (6, 512), (7, 1024)];
+        let (cell_clip, proj_clip) = (Some(3.0), Some(3.0));
+        ModelOptions {
+            lstm: LstmOptions { dim, projection_dim, n_layers: 2, cell_clip, proj_clip, use_skip_connections: true },
+            char_cnn: CharCnnOptions {
+                activation: Activation::Relu,
+                filters: filters.map(|(width, n)| Filter { width, n }).to_vec(),
+                n_highway,
+                embedding_dim: 16,
+                n_characters: Some(FILE_CHARACTERS + 1),
+                max_characters_per_token: 50,
+            },
+        }
+    }
 }
 
 /// Name and shape of a tensor that the options require.
@@ -351,11 +386,10 @@ fn parse_object(bytes: &[u8], origin: &str) -> Result<Map<String, Value>, Option
     if let Some((what, remedy)) = foreign_bytes(bytes) {
         return Err(OptionsError::Foreign { origin: origin.to_owned(), what, remedy });
     }
-    let bytes = bytes.strip_prefix(b"\xef\xbb\xbf").unwrap_or(bytes);
-    match serde_json::from_slice(bytes) {
-        Ok(Value::Object(map)) => Ok(map),
-        Ok(other) => Err(OptionsError::Json { origin: origin.to_owned(), reason: format!("found {}", short(&other)) }),
-        Err(e) => Err(OptionsError::Json { origin: origin.to_owned(), reason: printable(&e.to_string()) }),
+    let wrong = |reason: String| OptionsError::Json { origin: origin.to_owned(), reason };
+    match json::from_slice(bytes).map_err(wrong)? {
+        Value::Object(map) => Ok(map),
+        other => Err(wrong(format!("found {}", json::shown(&other)))),
     }
 }
 
@@ -503,7 +537,7 @@ fn filter(cnn: &Fields<'_>, i: usize, row: &Value, max_characters: usize) -> Res
             expected: format!(
                 "[width, channels] with 1 <= width <= max_characters_per_token ({max_characters}) and 1 <= channels <= {MAX_DIM}"
             ),
-            found: short(row),
+            found: json::shown(row),
             remedy: "copy the table from the model's training settings".to_owned(),
         }),
     }
@@ -559,18 +593,9 @@ impl<'a> Fields<'a> {
             origin: self.origin.to_owned(),
             path: format!("{}{key}", self.prefix),
             expected: expected.into(),
-            found: self.map.get(key).map_or_else(|| "nothing".to_owned(), short),
+            found: self.map.get(key).map_or_else(|| "nothing".to_owned(), json::shown),
             remedy: remedy.into(),
         }
-    }
-}
-
-/// A JSON value, shortened for messages.
-fn short(value: &Value) -> String {
-    let text = value.to_string();
-    match text.char_indices().nth(60) {
-        Some((cut, _)) => format!("{}...", &text[..cut]),
-        None => text,
     }
 }
 
@@ -589,6 +614,19 @@ mod tests {
                 "filters": [[1, 32], [2, 32], [3, 64], [4, 128], [5, 256], [6, 512], [7, 1024]],
                 "n_highway": n_highway, "embedding": {"dim": 16}, "n_characters": 262, "max_characters_per_token": 50}
         })
+    }
+
+    /// Expected: the options as published, and the parameters that the publication counts in millions.
+    #[test]
+    fn published_sizes() {
+        for (size, options, parameters) in [
+            (PublishedSize::Small, published(128, 1024, 1), 13_593_296),
+            (PublishedSize::Medium, published(256, 2048, 1), 28_027_728),
+            (PublishedSize::Original, published(512, 4096, 2), 93_600_848),
+        ] {
+            assert_eq!(size.options(), parse(&options).unwrap());
+            assert_eq!(size.options().parameters(), parameters);
+        }
     }
 
     fn parse(value: &Value) -> Result<ModelOptions, OptionsError> {
@@ -695,7 +733,7 @@ mod tests {
             ),
             ("/lstm/cell_clip", json!(-3.5), "found -3.5"),
             ("/lstm/proj_clip", json!(1e300), "found 1e+300"),
-            ("/lstm/proj_clip", json!("3"), "found \"3\""),
+            ("/lstm/proj_clip", json!("3"), "found a string; "),
             ("/lstm/dim", json!(0), "`lstm.dim`: expected a whole number from 1 to 65536, found 0"),
             ("/lstm/dim", huge.clone(), "found 18446744073709551615"),
             ("/lstm/dim", json!(1024.5), "found 1024.5"),
@@ -706,7 +744,7 @@ mod tests {
             (
                 "/char_cnn/activation",
                 json!("gelu"),
-                "`char_cnn.activation`: expected \"relu\" or \"tanh\", found \"gelu\"",
+                "`char_cnn.activation`: expected \"relu\" or \"tanh\", found a string",
             ),
             ("/char_cnn/n_highway", json!(-1), "`char_cnn.n_highway`"),
             ("/char_cnn/n_characters", json!(256), "`char_cnn.n_characters`: expected 262, 261 or nothing, found 256"),
@@ -751,6 +789,7 @@ mod tests {
             ("{\"message\": \"Not Found\"}", "an error answer saved as JSON"),
             ("{}", "`lstm`: expected an object"),
             ("[1, 2]", "not JSON: found [1,2]"),
+            ("\u{feff}\"hunter2\"", "not JSON: found a string;"),
             ("{\"lstm\": ", "not JSON"),
             ("{\"lstm\": {\"dim\": NaN}}", "not JSON"),
             ("{\"dataset_reader\": {}, \"model\": {\"type\": \"language_model\"}}", "Transformer ELMo"),

@@ -35,7 +35,15 @@ mod shell;
 mod signals;
 #[path = "cli/sql.rs"]
 mod sql;
+#[path = "cli/sql_copy.rs"]
+mod sql_copy;
 #[path = "cli/sql_files.rs"]
 mod sql_files;
+#[path = "cli/sql_memory.rs"]
+mod sql_memory;
+#[path = "cli/train.rs"]
+mod train;
 #[path = "cli/verify.rs"]
 mod verify;
+#[path = "cli/vocab.rs"]
+mod vocab;

@@ -299,6 +299,9 @@ fn heads_that_are_none() {
     let (folder, _) = with_head(&words());
     let vocab = folder.path().join("vocab.txt");
     let asked = || Scorer::new(&open(folder.path()), &spec()).unwrap_err().to_string();
+    let marked = ["\u{feff}".as_bytes(), &std::fs::read(&vocab).unwrap()].concat();
+    std::fs::write(&vocab, marked).unwrap();
+    Scorer::new(&open(folder.path()), &spec()).unwrap();
     std::fs::write(&vocab, b"</S>\n<S>\n<UNK>\n").unwrap();
     assert!(asked().contains("softmax/W"), "{}", asked());
     std::fs::write(&vocab, b"</S>\n<S>\n<UNK>\n\xff\n").unwrap();

@@ -21,6 +21,8 @@ mod lm_head;
 mod properties;
 #[path = "reference/mod.rs"]
 mod reference;
+#[path = "training/mod.rs"]
+mod training;
 
 use elmo::{
     chars::{BEGIN_SENTENCE_TOKEN, END_SENTENCE_TOKEN},

@@ -228,6 +228,14 @@ async fn a_fence_on_azure() {
     fence(&Stores::from_env(), "az://elmo-test").await;
 }
 
+/// The command without the settings in the environment of the tests.
+fn without_settings(mut command: Command) -> Command {
+    for (name, _) in env::vars().filter(|(name, _)| name.starts_with("ELMO_") || name == "FAILPOINTS") {
+        command.env_remove(name);
+    }
+    command
+}
+
 /// A folder of a server that two processes of `elmo` share with this one.
 struct Remote<'a> {
     stores: &'a Stores,
@@ -248,7 +256,7 @@ impl Remote<'_> {
     }
 
     fn elmo(&self) -> Command {
-        let mut elmo = Command::new(env!("CARGO_BIN_EXE_elmo"));
+        let mut elmo = without_settings(Command::new(env!("CARGO_BIN_EXE_elmo")));
         elmo.current_dir(self.folder.path()).env("ELMO_CACHE", self.folder.path().join("cache"));
         elmo
     }
@@ -309,6 +317,14 @@ async fn cluster(stores: &Stores, bucket: &str) {
     for place in [&[][..], &["--cluster", &scheduler.address]] {
         let said = remote.prints(&[&["sql", "-q", "--format", "csv"], place, &words[..]].concat());
         assert_eq!(said, "count\n1\nn\n1\ncount\n1\nn\n2\n", "{place:?}");
+        // A query without rows leaves a table without rows, and tabs make files that are read with tabs.
+        let none = "COPY (SELECT n, n AS part FROM '@/n.parquet' WHERE n > 9) TO '@/none/' STORED AS PARQUET PARTITIONED BY \
+                    (part) OPTIONS (overwrite true)";
+        let tabs = "COPY (SELECT 1 AS n, 'a,b' AS t) TO '@/tabs/' STORED AS TSV OPTIONS (overwrite true)";
+        let read =
+            ["-c", none, "-c", "SELECT n, part FROM '@/none/'", "-c", tabs, "-c", "SELECT t FROM '@/tabs/*.tsv'"];
+        let said = remote.prints(&[&["sql", "-q", "--format", "csv"], place, &read[..]].concat());
+        assert_eq!(said, "count\n0\nn,part\ncount\n1\nt\n\"a,b\"\n", "{place:?}");
         // A query that fails replaces no file.
         let before = remote.get("n.parquet").await;
         let failing =

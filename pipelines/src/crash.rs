@@ -1,4 +1,5 @@
-//! Crash points: a test that sets `FAILPOINTS="bulk.mid_part=return"` aborts the process there.
+//! Crash points: a test that sets `FAILPOINTS="bulk.mid_part=return"` aborts the process there. With `return(freeze)` the
+//! process stops there as by SIGSTOP, after a line on standard error, until the test kills it or lets it go on.
 //!
 //! They exist in builds with debug assertions only. Each job has a module here, with one function per point.
 
@@ -8,10 +9,20 @@ macro_rules! points {
         $(
             pub(crate) fn $function() {
                 #[cfg(debug_assertions)]
-                fail::fail_point!($name, |_| -> () { std::process::abort() });
+                fail::fail_point!($name, |how: Option<String>| super::reached($name, how.as_deref()));
             }
         )+
     };
+}
+
+#[cfg(debug_assertions)]
+fn reached(point: &str, how: Option<&str>) {
+    if how != Some("freeze") {
+        std::process::abort();
+    }
+    eprintln!("reached {point}");
+    // SAFETY: the process signals itself; all of its threads stop.
+    unsafe { libc::kill(libc::getpid(), libc::SIGSTOP) };
 }
 
 /// Crash points of the bulk job.
@@ -41,5 +52,29 @@ pub(crate) mod stream {
         after_hint = "stream.after_hint",
         in_revoke = "stream.in_revoke",
         in_drain = "stream.in_drain",
+        before_transaction = "stream.before_transaction",
+        in_transaction = "stream.in_transaction",
+        before_commit = "stream.before_commit",
+        after_commit = "stream.after_commit",
+    }
+}
+
+/// Crash points of training.
+pub(crate) mod train {
+    points! {
+        after_step = "train.after_step",
+        in_checkpoint = "train.in_checkpoint",
+        before_rename = "train.before_rename",
+        after_rename = "train.after_rename",
+        in_export = "train.in_export",
+        in_measurement = "train.in_measurement",
+        before_lock = "train.before_lock",
+    }
+
+    /// Whether a test wants the loss of this step not to be finite.
+    pub(crate) fn spike() -> bool {
+        #[cfg(debug_assertions)]
+        fail::fail_point!("train.spike", |_| true);
+        false
     }
 }

@@ -79,16 +79,20 @@ impl<'s, T> InOrder<'s, T> {
         if !self.has_room(bytes) {
             return Err(tag);
         }
-        let columns = match self.stage.submit(texts).await {
-            Ok(columns) => columns,
-            Err(error) => {
-                self.failed = true;
-                Box::pin(std::future::ready(Err(error)))
-            }
-        };
+        let submitted = self.stage.submit(texts).await;
+        self.add(tag, submitted, bytes);
+        Ok(())
+    }
+
+    /// Adds a batch that the caller has submitted to the stage by itself, after those that were pushed. There must be room
+    /// for it.
+    pub fn add(&mut self, tag: T, submitted: elmo::Result<Pending>, bytes: u64) {
+        let columns = submitted.unwrap_or_else(|error| {
+            self.failed = true;
+            Box::pin(std::future::ready(Err(error)))
+        });
         self.bytes = self.bytes.saturating_add(bytes);
         self.batches.push_back(Batch { tag, bytes, columns });
-        Ok(())
     }
 
     /// Waits for the oldest batch; `None` when none is in flight. If the future is dropped, the batch stays the oldest.

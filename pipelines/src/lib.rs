@@ -10,6 +10,7 @@
 //! | queries | [`sql`] |
 //! | queries and bulk jobs on a cluster | `cluster` |
 //! | messages of Kafka in, Parquet or enriched messages out | `stream` |
+//! | the vocabulary of a corpus | [`train`] |
 //! | inspecting and verifying outputs | [`output`] |
 //! | installation, speed | [`diagnose`] |
 //! | a bulk job on built-in reviews | [`demo`] |
@@ -35,5 +36,6 @@ pub mod sql;
 pub mod stage;
 pub mod stores;
 pub mod stream;
+pub mod train;
 
 pub use error::{Error, Exit, Result};

@@ -15,6 +15,7 @@ mod huge;
 mod layout;
 mod request;
 mod rows;
+mod sentences;
 mod setup;
 #[cfg(test)]
 mod tests;
@@ -24,3 +25,4 @@ pub use embedded::{ColumnStats, EmbeddedColumns, PendingColumns};
 pub use embedder::{ColumnEmbedder, SCHEMA_VERSION};
 pub use layout::ColumnLayout;
 pub(crate) use rows::{Row, Rows};
+pub use sentences::for_each_sentence;

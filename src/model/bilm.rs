@@ -1,16 +1,33 @@
 //! The bidirectional language model: token layer, two LSTM stacks, layers out.
 
-use tch::Tensor;
+use std::convert::Infallible;
+
+use tch::{Kind, Tensor};
 
 use super::{
     Activations, DeviceError, DeviceName, Dropout, NoDropout, PackedBatch, Parameters, Precision, StartState,
     char_cnn::{CharCnn, WordIds},
+    device::set_up_cpu,
     lstm::LstmLayer,
     parameters::{FileTensors, NamedTensors},
     start_state::{OTHER_MODEL, StateShape},
-    tensors,
+    tensors::{self, Change},
 };
 use crate::{chars, options::ModelOptions, weights::Weights};
+
+/// A model whose tensors are leaves of a graph of their own, so that several threads can take gradients of it, and the
+/// derivation from parameters has its gradients taken once.
+#[derive(Debug)]
+pub(crate) struct Cut {
+    /// Computes with `leaves`.
+    pub(crate) model: BiLm,
+    /// What the model derived from parameters, in their graph; in the order of `leaves`.
+    pub(crate) derived: Vec<Tensor>,
+    /// The same numbers as leaves.
+    pub(crate) leaves: Vec<Tensor>,
+    /// Number of leaves of the token layer; they come first.
+    pub(crate) of_token_layer: usize,
+}
 
 /// The biLM on one device.
 ///
@@ -77,6 +94,20 @@ impl BiLm {
         Self::derive(options, parameters, parameters.device(), precision, false)
     }
 
+    /// A model for the evaluation of parameters, without gradients; on a CPU in float32 it computes as inference does.
+    ///
+    /// # Errors
+    /// As [`BiLm::from_parameters`].
+    pub(crate) fn of_parameters_without_gradients(
+        options: &ModelOptions,
+        parameters: &Parameters,
+        precision: Precision,
+    ) -> Result<Self, DeviceError> {
+        let _no_gradients = tch::no_grad_guard();
+        let fused = parameters.device() == DeviceName::Cpu && precision == Precision::F32;
+        Self::derive(options, parameters, parameters.device(), precision, fused)
+    }
+
     fn derive(
         options: &ModelOptions,
         source: &dyn NamedTensors,
@@ -106,12 +137,53 @@ impl BiLm {
 
     /// Another handle on the same tensors, for another thread.
     pub fn share(&self) -> Self {
-        Self { char_cnn: self.char_cnn.share(), layers: self.layers.iter().map(LstmLayer::share).collect(), ..*self }
+        let Ok(shared) = self.map::<Infallible>(&mut |tensor| Ok(tensor.shallow_clone()));
+        shared
+    }
+
+    /// The same with every tensor changed, always in the same order: those of the token layer first.
+    fn map<E>(&self, change: &mut Change<'_, E>) -> Result<Self, E> {
+        let char_cnn = self.char_cnn.map(change)?;
+        let layers = self.layers.iter().map(|layer| layer.map(change)).collect::<Result<_, _>>()?;
+        Ok(Self { char_cnn, layers, ..*self })
+    }
+
+    /// Cuts the graph between the parameters and this model.
+    ///
+    /// # Errors
+    /// [`DeviceError::Torch`] when libtorch fails.
+    pub(crate) fn cut(&self) -> Result<Cut, DeviceError> {
+        let (mut derived, mut leaves) = (Vec::new(), Vec::new());
+        let change: &mut Change<'_, DeviceError> = &mut |tensor: &Tensor| {
+            let leaf = tensor.f_detach()?.f_set_requires_grad(true)?;
+            derived.push(tensor.shallow_clone());
+            leaves.push(leaf.shallow_clone());
+            Ok(leaf)
+        };
+        let model = self.map(change)?;
+        let mut of_token_layer = 0;
+        let Ok(_) = self.char_cnn.map::<Infallible>(&mut |tensor| {
+            of_token_layer += 1;
+            Ok(tensor.shallow_clone())
+        });
+        Ok(Cut { model, derived, leaves, of_token_layer })
     }
 
     /// The device of the tensors.
     pub fn device(&self) -> DeviceName {
         self.device
+    }
+
+    pub(super) fn layers(&self) -> &[LstmLayer] {
+        &self.layers
+    }
+
+    pub(super) fn state_shape(&self) -> StateShape {
+        self.state
+    }
+
+    pub(super) fn is_float_on_host(&self) -> bool {
+        self.device == DeviceName::Cpu && self.state.kind == Kind::Float
     }
 
     /// `P`: half of a vector.
@@ -128,6 +200,7 @@ impl BiLm {
             let shape = [0, self.state.projection_dim as i64];
             return Ok(Tensor::f_zeros(shape, (self.state.kind, self.state.device))?);
         }
+        set_up_cpu();
         self.char_cnn.forward(&WordIds::new(words.iter().copied(), self.max_characters))
     }
 
@@ -152,6 +225,7 @@ impl BiLm {
         dropout: &dyn Dropout,
         capture: bool,
     ) -> Result<Activations, DeviceError> {
+        set_up_cpu();
         let packings = batch.packings();
         if (capture || !start.is_constant()) && !packings.of(0).is_one_per_row() {
             return Err(DeviceError::InvalidBatch { reason: "a state per sentence needs a row per sentence" });

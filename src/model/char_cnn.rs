@@ -7,7 +7,7 @@
 
 use tch::{Device, Kind, Tensor};
 
-use super::{DeviceError, kernels, packing::MIN_WIDTH, parameters::NamedTensors, scalar_ops, tensors};
+use super::{DeviceError, kernels, packing::MIN_WIDTH, parameters::NamedTensors, scalar_ops, tensors, tensors::Change};
 use crate::{
     chars,
     options::{Activation, ModelOptions},
@@ -54,8 +54,8 @@ impl Linear {
         tensors::first_columns(self.bias.f_addmm(x, &self.weight)?, self.out)
     }
 
-    fn share(&self) -> Self {
-        Self { weight: self.weight.shallow_clone(), bias: self.bias.shallow_clone(), out: self.out }
+    fn map<E>(&self, change: &mut Change<'_, E>) -> Result<Self, E> {
+        Ok(Self { weight: change(&self.weight)?, bias: change(&self.bias)?, out: self.out })
     }
 }
 
@@ -129,23 +129,16 @@ impl CharCnn {
         })
     }
 
-    /// Another handle on the same tensors.
-    pub(crate) fn share(&self) -> Self {
-        Self {
-            embedding: self.embedding.shallow_clone(),
-            convolutions: self
-                .convolutions
-                .iter()
-                .map(|c| Convolution { width: c.width, linear: c.linear.share() })
-                .collect(),
-            activation: self.activation,
-            highways: self.highways.iter().map(Linear::share).collect(),
-            projection: self.projection.as_ref().map(Linear::share),
-            embedding_dim: self.embedding_dim,
-            max_characters: self.max_characters,
-            fused: self.fused,
-            device: self.device,
+    /// The same with every tensor changed, always in the same order.
+    pub(crate) fn map<E>(&self, change: &mut Change<'_, E>) -> Result<Self, E> {
+        let embedding = change(&self.embedding)?;
+        let mut convolutions = Vec::with_capacity(self.convolutions.len());
+        for convolution in &self.convolutions {
+            convolutions.push(Convolution { width: convolution.width, linear: convolution.linear.map(change)? });
         }
+        let highways = self.highways.iter().map(|highway| highway.map(change)).collect::<Result<_, _>>()?;
+        let projection = self.projection.as_ref().map(|projection| projection.map(change)).transpose()?;
+        Ok(Self { embedding, convolutions, highways, projection, ..*self })
     }
 
     /// Token vectors `[U, P]` of at least one word, in the order of the words.

@@ -1,6 +1,6 @@
 //! Devices: parsing their names, resolving them, and configuring libtorch for them.
 
-use std::{fmt, path::PathBuf, sync::OnceLock};
+use std::{cell::OnceCell, fmt, path::PathBuf, sync::OnceLock};
 
 use tch::{Cuda, Device};
 
@@ -217,18 +217,22 @@ fn loaded_version() -> Option<String> {
     Some(format!("{major}.{minor}.{patch}"))
 }
 
-/// Configures libtorch's CPU backend once per process: one thread per caller, and products whose rows do not depend on
-/// their number.
+/// Configures libtorch's CPU backend for the calling thread, before its first product: no other threads help it, and rows
+/// of a product do not depend on their number.
+///
+/// MKL keeps the number of its threads per thread, and libtorch passes the number on only at the first operation that it
+/// splits itself. A product that came before would be split between all cores, and its sums would have other bits.
 ///
 /// The embedder runs one OS thread per core, each with its own batch, instead of splitting one product over several
 /// threads. Threads do not wait for each other after every product, the pointwise passes run in parallel too, and a
 /// product has the same bits whatever the number of cores.
 pub fn set_up_cpu() {
-    static ONCE: OnceLock<()> = OnceLock::new();
-    ONCE.get_or_init(|| {
-        mkl::be_strict();
-        tch::set_num_threads(1);
-    });
+    static PROCESS: OnceLock<()> = OnceLock::new();
+    thread_local! {
+        static THREAD: OnceCell<()> = const { OnceCell::new() };
+    }
+    PROCESS.get_or_init(mkl::be_strict);
+    THREAD.with(|thread| *thread.get_or_init(|| tch::set_num_threads(1)));
 }
 
 #[cfg(test)]

@@ -83,6 +83,106 @@ fn cell_row<const FUSED: bool>(gates: &[f32], cell: &mut [f32], out: &mut [f32],
     }
 }
 
+/// As [`cell_row`], and keeps what the backward pass needs: `gates` become `i, j, f, o` after their non-linearities.
+#[inline(always)]
+fn kept_row<const FUSED: bool>(gates: &mut [f32], before: &[f32], cell: &mut [f32], out: &mut [f32], clip: f32) {
+    let d = cell.len();
+    let (i, rest) = gates.split_at_mut(d);
+    let (j, rest) = rest.split_at_mut(d);
+    let (f, rest) = rest.split_at_mut(d);
+    let (o, before, out) = (&mut rest[..d], &before[..d], &mut out[..d]);
+    for k in 0..d {
+        i[k] = sigmoid::<FUSED>(i[k]);
+        j[k] = tanh::<FUSED>(j[k]);
+        f[k] = sigmoid::<FUSED>(f[k]);
+        o[k] = sigmoid::<FUSED>(o[k]);
+        let c = bounded(f[k] * before[k] + i[k] * j[k], clip);
+        cell[k] = c;
+        out[k] = o[k] * tanh::<FUSED>(c);
+    }
+}
+
+/// Derivatives of a step. `gates` are those of [`kept_row`] and become derivatives before the non-linearities; `dm` are
+/// those of the output; `dc` are those of the cell after the step, and become those of the cell before it.
+#[inline(always)]
+fn backward_row<const FUSED: bool>(
+    gates: &mut [f32],
+    before: &[f32],
+    cell: &[f32],
+    dm: &[f32],
+    dc: &mut [f32],
+    clip: f32,
+) {
+    let d = dc.len();
+    let (i, rest) = gates.split_at_mut(d);
+    let (j, rest) = rest.split_at_mut(d);
+    let (f, rest) = rest.split_at_mut(d);
+    let (o, before, cell, dm) = (&mut rest[..d], &before[..d], &cell[..d], &dm[..d]);
+    for k in 0..d {
+        let t = tanh::<FUSED>(cell[k]);
+        let sum = f[k] * before[k] + i[k] * j[k]; // as in the forward pass, to the bit
+        let inside = if sum.abs() > clip { 0.0 } else { 1.0 };
+        let c = (dc[k] + dm[k] * o[k] * (1.0 - t * t)) * inside;
+        dc[k] = c * f[k];
+        let (ik, jk) = (i[k], j[k]);
+        i[k] = c * jk * ik * (1.0 - ik);
+        j[k] = c * ik * (1.0 - jk * jk);
+        f[k] = c * before[k] * f[k] * (1.0 - f[k]);
+        o[k] = dm[k] * t * o[k] * (1.0 - o[k]);
+    }
+}
+
+#[inline(always)]
+fn clip_row<const FUSED: bool>(values: &[f32], gradients: &mut [f32], clip: f32) {
+    let values = &values[..gradients.len()];
+    for k in 0..values.len() {
+        gradients[k] = if values[k].abs() > clip { 0.0 } else { gradients[k] };
+    }
+}
+
+/// Numbers that are added in parallel.
+const LANES: usize = 16;
+
+/// `logits` become their exponentials relative to the largest logit, `largest`. Adds them up.
+#[inline(always)]
+fn exponentials_row<const FUSED: bool>(logits: &mut [f32], largest: f32, sum: &mut f32) {
+    let (whole, rest) = logits.as_chunks_mut::<LANES>();
+    let mut sums = [0.0_f32; LANES];
+    for block in whole {
+        for k in 0..LANES {
+            block[k] = exp::<FUSED>(block[k] - largest);
+            sums[k] += block[k];
+        }
+    }
+    for (k, logit) in rest.iter_mut().enumerate() {
+        *logit = exp::<FUSED>(*logit - largest);
+        sums[k] += *logit;
+    }
+    *sum = sums.iter().sum();
+}
+
+/// The largest number; NaN if there is one.
+#[inline(always)]
+fn largest_row<const FUSED: bool>(values: &[f32], largest: &mut f32) {
+    let (whole, rest) = values.as_chunks::<LANES>();
+    let mut all = [f32::NEG_INFINITY; LANES];
+    // A NaN is never below another number, and stays.
+    let larger = |a: f32, b: f32| if a < b || b.is_nan() { b } else { a };
+    for block in whole {
+        for k in 0..LANES {
+            all[k] = larger(all[k], block[k]);
+        }
+    }
+    *largest = rest.iter().chain(&all).fold(f32::NEG_INFINITY, |a, &b| larger(a, b));
+}
+
+#[inline(always)]
+fn scale_row<const FUSED: bool>(values: &mut [f32], factor: f32) {
+    for value in values {
+        *value *= factor;
+    }
+}
+
 #[inline(always)]
 fn highway_row<const FUSED: bool>(product: &[f32], x: &mut [f32]) {
     let f = x.len();
@@ -134,6 +234,30 @@ macro_rules! dispatch {
 }
 
 dispatch!(cell_any, cell_avx2, cell_avx512, cell_row, (gates: &[f32], cell: &mut [f32], out: &mut [f32], clip: f32));
+dispatch!(
+    kept_any,
+    kept_avx2,
+    kept_avx512,
+    kept_row,
+    (gates: &mut [f32], before: &[f32], cell: &mut [f32], out: &mut [f32], clip: f32)
+);
+dispatch!(
+    backward_any,
+    backward_avx2,
+    backward_avx512,
+    backward_row,
+    (gates: &mut [f32], before: &[f32], cell: &[f32], dm: &[f32], dc: &mut [f32], clip: f32)
+);
+dispatch!(
+    exponentials_any,
+    exponentials_avx2,
+    exponentials_avx512,
+    exponentials_row,
+    (logits: &mut [f32], largest: f32, sum: &mut f32)
+);
+dispatch!(largest_any, largest_avx2, largest_avx512, largest_row, (values: &[f32], largest: &mut f32));
+dispatch!(scale_any, scale_avx2, scale_avx512, scale_row, (values: &mut [f32], factor: f32));
+dispatch!(clip_any, clip_avx2, clip_avx512, clip_row, (values: &[f32], gradients: &mut [f32], clip: f32));
 dispatch!(highway_any, highway_avx2, highway_avx512, highway_row, (product: &[f32], x: &mut [f32]));
 dispatch!(tanh_any, tanh_avx2, tanh_avx512, tanh_row, (x: &mut [f32]));
 
@@ -145,6 +269,62 @@ pub(crate) fn lstm_cell(gates: &[f32], cell: &mut [f32], out: &mut [f32], d: usi
     for ((gates, cell), out) in rows {
         cell_any(gates, cell, out, clip);
     }
+}
+
+/// As [`lstm_cell`], but the cells `[W, D]` before and after the step are two buffers, and `gates` become those after
+/// their non-linearities, as [`lstm_cell_backward`] takes them.
+pub(crate) fn lstm_cell_kept(
+    gates: &mut [f32],
+    before: &[f32],
+    cell: &mut [f32],
+    out: &mut [f32],
+    d: usize,
+    clip: f32,
+) {
+    let rows = gates.chunks_exact_mut(4 * d).zip(before.chunks_exact(d));
+    for (((gates, before), cell), out) in rows.zip(cell.chunks_exact_mut(d)).zip(out.chunks_exact_mut(d)) {
+        kept_any(gates, before, cell, out, clip);
+    }
+}
+
+/// Derivatives of one LSTM step for every row, from those of its output `dm` `[W, D]` and of its cells `dc` `[W, D]`, which
+/// become those of the cells before the step. `gates` `[W, 4D]` become derivatives before the non-linearities. `before`
+/// and `cell` are the cells before and after the step. Cells beyond the clip pass nothing on.
+pub(crate) fn lstm_cell_backward(
+    gates: &mut [f32],
+    before: &[f32],
+    cell: &[f32],
+    dm: &[f32],
+    dc: &mut [f32],
+    d: usize,
+    clip: f32,
+) {
+    let rows = gates.chunks_exact_mut(4 * d).zip(before.chunks_exact(d)).zip(cell.chunks_exact(d));
+    for ((((gates, before), cell), dm), dc) in rows.zip(dm.chunks_exact(d)).zip(dc.chunks_exact_mut(d)) {
+        backward_any(gates, before, cell, dm, dc, clip);
+    }
+}
+
+/// Sets derivatives to 0 where the value is beyond the clip.
+pub(crate) fn clip_gradients(values: &[f32], gradients: &mut [f32], clip: f32) {
+    clip_any(values, gradients, clip);
+}
+
+/// Logits of the classes of one row to their probabilities times `scale`, in place. `own` is the logit of another class,
+/// if there is one. Returns the logarithm of the sum of all exponentials.
+pub(crate) fn softmax(logits: &mut [f32], own: Option<f32>, scale: f32) -> f64 {
+    let (mut largest, mut sum) = (0.0, 0.0);
+    largest_any(logits, &mut largest);
+    if let Some(own) = own
+        && (largest < own || own.is_nan())
+    {
+        largest = own;
+    }
+    exponentials_any(logits, largest, &mut sum);
+    let own = own.map_or(0.0, |own| f64::from(own - largest).exp());
+    let total = f64::from(sum) + own;
+    scale_any(logits, (f64::from(scale) / total) as f32);
+    total.ln() + f64::from(largest)
 }
 
 /// One highway layer for every row: `product` `[U, 2F]` holds the transformed part and the gate before their
@@ -195,6 +375,81 @@ mod tests {
         }
         assert!(tanh::<true>(f32::NAN).is_nan());
         assert!(sigmoid::<true>(f32::NAN).is_nan());
+    }
+
+    /// Expected: the definition in float64.
+    #[test]
+    fn probabilities_of_a_row() {
+        for n in [1, 15, 16, 17, 100] {
+            let logits: Vec<f32> = (0..n).map(|i| ((i * 7919) % 1000) as f32 / 100.0 - 5.0).collect();
+            for own in [None, Some(-2.0), Some(30.0)] {
+                let exponentials = || logits.iter().chain(&own).map(|&l| f64::from(l).exp());
+                let total: f64 = exponentials().sum();
+                let mut found = logits.clone();
+                let logarithm = softmax(&mut found, own, 0.5);
+                assert!((logarithm - total.ln()).abs() < 1e-6, "{logarithm}, not {}", total.ln());
+                for (p, e) in found.iter().zip(exponentials()) {
+                    assert!((f64::from(*p) - 0.5 * e / total).abs() < 1e-6 * e / total + 1e-30);
+                }
+            }
+        }
+        let mut row = [1.0, f32::NEG_INFINITY, 1.0];
+        assert!((softmax(&mut row, None, 1.0) - 1.0 - 2.0_f64.ln()).abs() < 1e-6);
+        assert!((row[0] - 0.5).abs() < 1e-6 && row[1] < 1e-37);
+        for nan in [[f32::NAN, 1.0], [1.0, f32::NAN]] {
+            assert!(
+                softmax(&mut nan.clone(), Some(2.0), 1.0).is_nan() && softmax(&mut nan.clone(), None, 1.0).is_nan()
+            );
+        }
+        assert!(softmax(&mut [1.0], Some(f32::NAN), 1.0).is_nan());
+    }
+
+    /// Expected: central differences of the forward kernel in a sum with factors, in float32: two digits.
+    #[test]
+    fn derivatives_of_a_step() {
+        let (d, clip) = (19, 0.5);
+        let number = |i: usize| ((i * 7919) % 1000) as f32 / 400.0 - 1.2;
+        let gates: Vec<f32> = (0..4 * d).map(number).collect();
+        let before: Vec<f32> = (0..d).map(|k| number(k + 77)).collect();
+        let factors: Vec<f32> = (0..2 * d).map(|k| number(k + 991)).collect();
+        let forward = |gates: &[f32], before: &[f32]| {
+            let (mut gates, mut cell, mut m) = (gates.to_vec(), vec![0.0; d], vec![0.0; d]);
+            lstm_cell_kept(&mut gates, before, &mut cell, &mut m, d, clip);
+            (gates, cell, m)
+        };
+        let sum = |gates: &[f32], before: &[f32]| -> f64 {
+            let (_, cell, m) = forward(gates, before);
+            m.iter().chain(&cell).zip(&factors).map(|(a, b)| f64::from(*a) * f64::from(*b)).sum()
+        };
+        let (mut dz, cell, _) = forward(&gates, &before);
+        let clipped = cell.iter().filter(|c| c.abs() == clip).count();
+        assert!(clipped > 2 && clipped < d - 2, "{clipped}");
+        let mut dc = factors[d..].to_vec();
+        lstm_cell_backward(&mut dz, &before, &cell, &factors[..d], &mut dc, d, clip);
+        let step = 1e-2_f32;
+        let unclipped = |k: usize| {
+            let logistic = |x: f32| 1.0 / (1.0 + (-x).exp());
+            logistic(gates[2 * d + k]) * before[k] + logistic(gates[k]) * gates[d + k].tanh()
+        };
+        for k in 0..5 * d {
+            let moved = |by: f32| {
+                let (mut gates, mut before) = (gates.clone(), before.clone());
+                if k < 4 * d {
+                    gates[k] += by
+                } else {
+                    before[k - 4 * d] += by
+                }
+                sum(&gates, &before)
+            };
+            let expected = (moved(step) - moved(-step)) / f64::from(2.0 * step);
+            let found = f64::from(if k < 4 * d { dz[k] } else { dc[k - 4 * d] });
+            // Within the step, a cell near its clip is on both sides of it.
+            let place = if k < 4 * d { k % d } else { k - 4 * d };
+            assert!(
+                (unclipped(place).abs() - clip).abs() < 0.03 || (found - expected).abs() < 0.02,
+                "{k}: {found}, not {expected}"
+            );
+        }
     }
 
     #[test]

@@ -16,6 +16,7 @@
 //! | `batch.rs`, `packing.rs` | which token each row of a step reads |
 //! | `start_state.rs` | the state in which sentences start, and the one in which they end |
 //! | `dropout.rs` | where training drops values |
+//! | `traced.rs` | training on a CPU: forward and backward without libtorch's graph |
 //! | `activations.rs` | the layers, on the device and read back |
 //! | `kernels.rs` | our own passes over memory, for float32 on CPU |
 //! | `device.rs`, `mkl.rs`, `precision.rs`, `tensors.rs`, `error.rs` | libtorch and the machine |
@@ -29,21 +30,23 @@ mod char_cnn;
 mod device;
 mod dropout;
 mod error;
-mod kernels;
+pub(crate) mod kernels;
 mod lstm;
 mod mkl;
-mod packing;
+pub(crate) mod packing;
 mod parameters;
 mod precision;
-mod scalar_ops;
+pub(crate) mod scalar_ops;
 mod self_test;
 mod softmax;
-mod start_state;
-mod tensors;
+pub(crate) mod start_state;
+pub(crate) mod tensors;
+mod traced;
 
 pub use activations::{Activations, LayerValues};
 pub use batch::PackedBatch;
 pub use bilm::BiLm;
+pub(crate) use bilm::Cut;
 pub use device::{
     DeviceChoice, DeviceName, cuda_devices, libtorch_version, parse_devices, resolve_devices, set_up_cpu,
 };

@@ -75,13 +75,23 @@ impl Parameters {
         device: DeviceName,
         precision: Precision,
     ) -> Result<Self, DeviceError> {
-        device.set_up()?;
         let file = FileTensors::new(options, weights);
-        let place = |name: &str| -> Result<Tensor, DeviceError> {
-            Ok(file.tensor(name)?.f_to_device(device.torch())?.f_to_kind(precision.kind())?)
+        Self::of_tensors(options, device, precision, |spec| file.tensor(&spec.name))
+    }
+
+    /// The parameters of a model from tensors by name; each is copied to the device.
+    pub(crate) fn of_tensors(
+        options: &ModelOptions,
+        device: DeviceName,
+        precision: Precision,
+        mut tensor: impl FnMut(&TensorSpec) -> Result<Tensor, DeviceError>,
+    ) -> Result<Self, DeviceError> {
+        device.set_up()?;
+        let mut place = |spec: TensorSpec| -> Result<(String, Tensor), DeviceError> {
+            let tensor = tensor(&spec)?.f_to_device(device.torch())?.f_to_kind(precision.kind())?;
+            Ok((spec.name, tensor))
         };
-        let names = file.plan.iter().map(|spec| &spec.name);
-        let tensors = names.map(|name| Ok((name.clone(), place(name)?))).collect::<Result<_, DeviceError>>()?;
+        let tensors = options.weight_plan().into_iter().map(&mut place).collect::<Result<_, _>>()?;
         Ok(Self { tensors, device })
     }
 

@@ -14,7 +14,7 @@ use super::DeviceError;
 ///
 /// # Errors
 /// [`DeviceError`] when the device has no room or libtorch fails.
-pub(super) fn baddbmm(t: &Tensor, a: &Tensor, b: &Tensor) -> Result<Tensor, DeviceError> {
+pub(crate) fn baddbmm(t: &Tensor, a: &Tensor, b: &Tensor) -> Result<Tensor, DeviceError> {
     let one = Number::new(1.0)?;
     // SAFETY: `call` says what holds for `out`; the tensors and the number live until the call returns.
     call(|out| unsafe { torch_sys::c_generated::atg_baddbmm(out, raw(t), raw(a), raw(b), one.0, one.0) })
@@ -24,7 +24,7 @@ pub(super) fn baddbmm(t: &Tensor, a: &Tensor, b: &Tensor) -> Result<Tensor, Devi
 ///
 /// # Errors
 /// As [`baddbmm`].
-pub(super) fn clamp(t: &Tensor, low: f64, high: f64) -> Result<Tensor, DeviceError> {
+pub(crate) fn clamp(t: &Tensor, low: f64, high: f64) -> Result<Tensor, DeviceError> {
     let (low, high) = (Number::new(low)?, Number::new(high)?);
     // SAFETY: as in `baddbmm`.
     call(|out| unsafe { torch_sys::c_generated::atg_clamp(out, raw(t), low.0, high.0) })
@@ -34,7 +34,7 @@ pub(super) fn clamp(t: &Tensor, low: f64, high: f64) -> Result<Tensor, DeviceErr
 ///
 /// # Errors
 /// As [`baddbmm`].
-pub(super) fn add(t: &Tensor, number: f64) -> Result<Tensor, DeviceError> {
+pub(crate) fn add(t: &Tensor, number: f64) -> Result<Tensor, DeviceError> {
     let number = Number::new(number)?;
     // SAFETY: as in `baddbmm`.
     call(|out| unsafe { torch_sys::c_generated::atg_add_scalar(out, raw(t), number.0) })
@@ -44,7 +44,7 @@ pub(super) fn add(t: &Tensor, number: f64) -> Result<Tensor, DeviceError> {
 ///
 /// # Errors
 /// As [`baddbmm`].
-pub(super) fn mul(t: &Tensor, number: f64) -> Result<Tensor, DeviceError> {
+pub(crate) fn mul(t: &Tensor, number: f64) -> Result<Tensor, DeviceError> {
     let number = Number::new(number)?;
     // SAFETY: as in `baddbmm`.
     call(|out| unsafe { torch_sys::c_generated::atg_mul_scalar(out, raw(t), number.0) })

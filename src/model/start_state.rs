@@ -93,6 +93,11 @@ impl StartState {
         Ok(Self::per_sentence(layers.collect::<Result<_, DeviceError>>()?))
     }
 
+    /// `h` and `c` of each layer.
+    pub(crate) fn layers(&self) -> &[LayerState] {
+        &self.layers
+    }
+
     /// A state with a row per sentence.
     pub(crate) fn per_sentence(layers: Vec<LayerState>) -> Self {
         Self { layers, rows: Rows::PerSentence }

@@ -4,6 +4,9 @@ use tch::{Device, Kind, Tensor};
 
 use super::DeviceError;
 
+/// Replaces a tensor of a model.
+pub(crate) type Change<'c, E> = dyn FnMut(&Tensor) -> Result<Tensor, E> + 'c;
+
 /// Copies row-major float32 values to a tensor of `shape` on `device`.
 pub(crate) fn upload(data: &[f32], shape: &[i64], kind: Kind, device: Device) -> Result<Tensor, DeviceError> {
     let values = shape.iter().try_fold(1_usize, |n, &dim| n.checked_mul(usize::try_from(dim).ok()?));

@@ -22,7 +22,7 @@ use super::{
     file::{broken, io, open},
     tensors::{Loaded, Tensor, Weights, check_size, finite, refuse},
 };
-use crate::{file_kind::FileKind, options::TensorSpec};
+use crate::{file_kind::FileKind, json, options::TensorSpec};
 
 /// Maximum size in bytes of a header. The crate allows 100 MB, which take several times as much memory when parsed; a
 /// model with the maximum number of layers needs less than 100 kB.
@@ -85,7 +85,8 @@ fn header<R: Read + Seek>(file: &mut R, path: &Path) -> Result<(u64, Metadata), 
     }
     let mut text = vec![0; size as usize];
     file.read_exact(&mut text).map_err(|e| wrong(format!("no header: {e}")))?;
-    let header: Metadata = serde_json::from_slice(&text).map_err(|e| wrong(format!("the header: {e}")))?;
+    let header: Metadata =
+        serde_json::from_slice(&text).map_err(|e| wrong(format!("the header: {}", json::reason(&e))))?;
     let expected = (8 + size).saturating_add(header.data_len() as u64);
     if expected != length {
         return Err(wrong(format!("the header describes {expected} bytes, the file has {length}")));

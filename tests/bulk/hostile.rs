@@ -111,6 +111,25 @@ fn a_huge_cell_harms_no_neighbour_and_needs_bounded_memory() {
     }
 }
 
+/// The memory of a decoder grows with its columns; 20,480 rows of these would take 5 GiB.
+#[test]
+fn many_columns_need_bounded_memory() {
+    let place = Place::new();
+    let columns = 30_000;
+    let names: String = (0..columns).map(|n| format!(",c{n}")).collect();
+    place.write("wide.csv", format!("text{names}\n{}", format!("one{}\n", ",1".repeat(columns)).repeat(3)));
+    place.write("narrow.csv", "text\none\n");
+    place.write("count.sql", "SELECT count(text) AS n FROM 'wide.csv'");
+    let words = "embed -q --model tiny --threads 1 --keep none --input";
+    let (_, _, base) = measured(&place, &format!("{words} narrow.csv --output narrow"));
+    for words in [format!("{words} wide.csv --output wide"), "sql -q --format csv -f count.sql".to_owned()] {
+        let (status, said, most) = measured(&place, &words);
+        assert!(status.success(), "{words}: {said}");
+        assert!(most < base + 512 * MIB, "{words}: {} MiB, {} MiB of one column", most / MIB, base / MIB);
+    }
+    assert_eq!(place.rows("wide").num_rows(), 3);
+}
+
 /// `size` bytes of `byte` after `head`, packed to next to nothing.
 fn bomb(path: &Path, head: &[u8], byte: u8, size: u64) {
     tokio::runtime::Runtime::new().unwrap().block_on(async {

@@ -421,6 +421,7 @@ async fn what_a_kill_leaves_half_written_is_removed() {
     let place = Place::new();
     place.write("a.txt", lines(15));
     let halves = [
+        ".part-00001.parquet#1",
         "part-00001.parquet#1",
         "_elmo/part-00001.json#2",
         "_elmo/partial.arrows#1",
@@ -434,7 +435,7 @@ async fn what_a_kill_leaves_half_written_is_removed() {
     run_local(&place.job("a.txt", "out")).await.unwrap();
     // There was no manifest, so the owner of this file is not known.
     let plain_names = || names(&place.path("out")).iter().map(|name| plain(name)).collect::<Vec<_>>();
-    assert_eq!(plain_names(), [&kept[..], &["part-00001.parquet#1"]].concat());
+    assert_eq!(plain_names(), [&[".part-00001.parquet#1"], &kept[..], &["part-00001.parquet#1"]].concat());
     leave("out");
     run_local(&place.job("a.txt", "out")).await.unwrap();
     assert_eq!(plain_names(), kept);
@@ -450,7 +451,8 @@ async fn what_a_kill_leaves_half_written_is_removed() {
     run_local(&other).await.unwrap_err();
     assert_eq!([names(&place.path("out/_elmo")), names(&place.path("out"))], before);
     run_local(&place.job("a.txt", "foreign")).await.unwrap_err();
-    assert_eq!(names(&place.path("foreign")), ["_elmo", "mine.csv", "mine.parquet#1", "part-00001.parquet#1"]);
+    let foreign = [".part-00001.parquet#1", "_elmo", "mine.csv", "mine.parquet#1", "part-00001.parquet#1"];
+    assert_eq!(names(&place.path("foreign")), foreign);
     assert_eq!(names(&place.path("foreign/_elmo")).len(), 4);
 }
 

@@ -2,7 +2,7 @@
 //! killed before and after their requests; answers are lost, requests arrive late, hints are lost or old, retention deletes
 //! messages, the topic is created again. Whatever happened, each message stands in the dataset once.
 //!
-//! `ELMO_HISTORIES` is the number of histories, 1,000 unless it is set; `make torture` runs 10,000.
+//! `ELMO_HISTORIES` is the number of histories, 10,000 unless it is set.
 
 use std::{collections::BTreeSet, sync::Arc, time::Instant};
 

@@ -35,6 +35,8 @@ pub(crate) enum Fate {
     Forbidden,
     /// The store does not know such requests.
     Unsupported,
+    /// 400, with the code of S3 for an object above 5 GiB.
+    TooLarge,
 }
 
 #[derive(Debug, Default)]
@@ -109,6 +111,10 @@ impl ObjectStore for Scripted {
             }
             Fate::Forbidden => {
                 Err(object_store::Error::PermissionDenied { path: at.to_string(), source: "403".into() })
+            }
+            Fate::TooLarge => {
+                let answer = "400 Bad Request: <Error><Code>EntityTooLarge</Code></Error>";
+                Err(object_store::Error::Generic { store: "S3", source: answer.into() })
             }
             Fate::Unsupported => Err(object_store::Error::NotSupported { source: "no".into() }),
         }

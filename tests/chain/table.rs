@@ -1,6 +1,10 @@
 //! The failure table of the offset chain, row by row, and what a start refuses.
 
-use std::{collections::BTreeMap, sync::Arc, time::Instant};
+use std::{
+    collections::BTreeMap,
+    sync::Arc,
+    time::{Duration, Instant},
+};
 
 use elmo_pipelines::{
     Exit,
@@ -10,7 +14,7 @@ use elmo_pipelines::{
         TopicPartition,
         chain::{
             Chain, ChainError, Dataset, EncodedFile, FileFormat, Hint, HintCheck, OnGap, OpenFile, Published, Rejected,
-            Spill, position, status,
+            Spill, partitions, position, status,
         },
     },
 };
@@ -136,18 +140,29 @@ async fn a_file_that_a_killed_process_did_not_complete_is_invisible() {
     let output = Stores::with_settings([]).locate(folder.path().join("out").to_str().unwrap()).unwrap();
     let mut first = chain(&process(&output).await, None).await;
     ours(&publish(&mut first, 5).await);
-    // As the client of local files names a file until it links it to its name.
+    // As a file is called until it is linked to its name, by this version and by older ones.
     let partition = folder.path().join("out/topic=reviews/partition=3");
-    std::fs::write(partition.join("00000000000000000005.parquet#1"), "PAR1 half").unwrap();
+    let left = [".00000000000000000005.parquet#1", "00000000000000000005.parquet#1"].map(|name| partition.join(name));
+    left.iter().for_each(|left| std::fs::write(left, "PAR1 half").unwrap());
     let mut second = chain(&process(&output).await, None).await;
     assert_eq!(second.end(), 5);
     ours(&publish(&mut second, 9).await);
-    let mut names: Vec<_> = std::fs::read_dir(&partition).unwrap().map(|e| e.unwrap().file_name()).collect();
-    names.sort();
+    let names = || {
+        let mut names: Vec<_> = std::fs::read_dir(&partition).unwrap().map(|e| e.unwrap().file_name()).collect();
+        names.sort();
+        names
+    };
+    let published = ["00000000000000000000.parquet", "00000000000000000005.parquet"];
     assert_eq!(
-        names,
-        ["00000000000000000000.parquet", "00000000000000000005.parquet", "00000000000000000005.parquet#1"]
+        names(),
+        [".00000000000000000005.parquet#1", published[0], published[1], "00000000000000000005.parquet#1"]
     );
+    // Nobody writes them any more.
+    let long_ago = std::time::SystemTime::now() - Duration::from_secs(7200);
+    left.iter()
+        .for_each(|left| std::fs::File::options().write(true).open(left).unwrap().set_modified(long_ago).unwrap());
+    process(&output).await;
+    assert_eq!(names(), published);
 }
 
 #[tokio::test]
@@ -387,6 +402,13 @@ async fn what_cannot_heal_is_an_error() {
     store.then([Fate::Unsupported]);
     let file = next_file(&chain, 5).await;
     assert!(matches!(chain.publish(&file).await.unwrap_err(), ChainError::Store(_)));
+    store.then([Fate::TooLarge]);
+    let too_large = chain.publish(&file).await.unwrap_err();
+    assert!(
+        too_large.to_string().ends_with(&format!("no object of {} bytes in one request", file.bytes())),
+        "{too_large}"
+    );
+    assert!(too_large.help().unwrap().contains("--mb-per-file"));
     // An object that no stream wrote.
     let path = "out/topic=reviews/partition=3/00000000000000000000.parquet";
     for bytes in [&b"PAR1"[..], b"", b"not Parquet at all, but long enough for a footer"] {
@@ -413,6 +435,8 @@ async fn a_large_file_waits_on_the_disk() {
         let mut file = OpenFile::new(&id, 0, &spilling).unwrap();
         file.write(&rows(&wide), 20_000, &Rejected::new(), Instant::now()).await.unwrap();
         assert!(file.bytes() > 100_000, "{}", file.bytes());
+        // What is not on the disk: one row group, and the last rows.
+        assert_eq!(file.memory() < 100_000, above == 1000, "{} of {}", file.memory(), file.bytes());
         files.push(file.finish(20_000).await.unwrap());
         assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 0);
     }
@@ -421,13 +445,19 @@ async fn a_large_file_waits_on_the_disk() {
     assert_eq!(files[0].bytes(), files[1].bytes());
     let mut chain = chain(&process, None).await;
     store.then([Fate::Lost { applied: false }, Fate::Lost { applied: true }]);
-    ours(&chain.publish(&files[1]).await.unwrap());
+    // Each request reads it again, and has its memory counted meanwhile.
+    let held = std::sync::Mutex::new(Vec::new());
+    let hold = |bytes| held.lock().unwrap().push(bytes);
+    ours(&chain.publish_holding(&files[1], hold).await.unwrap());
+    assert_eq!(*held.lock().unwrap(), [files[1].bytes(); 3]);
     assert_eq!(offsets(&store.inner).await, wide);
     let missing = Spill { folder: Some(folder.path().join("missing")), above: 0 };
     let mut file = OpenFile::new(chain.id(), 20_000, &FileFormat { spill: missing, ..format() }).unwrap();
     file.write(&rows(&[20_000]), 20_001, &Rejected::new(), Instant::now()).await.unwrap();
-    let failed = file.finish(20_001).await.unwrap_err();
-    assert!(matches!(failed, ChainError::Spill { .. }), "{failed}");
+    // Where the disk has no room, it stays in memory.
+    let file = file.finish(20_001).await.unwrap();
+    assert_eq!((file.memory(), file.bytes() > 0), (file.bytes(), true));
+    ours(&chain.publish_holding(&file, |_| panic!("it is counted already")).await.unwrap());
 }
 
 /// Its rows may be lost with the thread that encoded them.
@@ -453,6 +483,25 @@ async fn an_object_without_rows_lets_the_chain_advance() {
     assert_eq!(found, [("00000000000000000000.parquet".to_owned(), vec![])]);
     ours(&publish(&mut chain, 9).await);
     assert_eq!(offsets(&store.inner).await, [7, 8]);
+}
+
+#[tokio::test]
+async fn the_partitions_of_a_dataset_are_known_without_its_objects() {
+    let store = Scripted::new();
+    let output = output(Arc::<Scripted>::clone(&store));
+    assert!(matches!(partitions(&output, 1).await, Err(ChainError::NoDataset { .. })));
+    let first = process(&output).await;
+    let mut chain = chain(&first, None).await;
+    ours(&publish(&mut chain, 5).await);
+    let other = TopicPartition::new("other", 0);
+    first.chain(&other, || async { Ok::<_, ChainError>(40) }, None).await.unwrap();
+    let object = "out/topic=reviews/partition=3/00000000000000000000.parquet";
+    store.inner.put(&object.into(), PutPayload::from_static(b"damaged")).await.unwrap();
+    assert_eq!(partitions(&output, 1).await.unwrap(), [other, reviews()]);
+    assert!(matches!(status(&output, 1, &BTreeMap::new()).await, Err(ChainError::Damaged { .. })));
+    // What had begun when a process started.
+    assert!(first.begun().is_empty());
+    assert_eq!(*process(&output).await.begun(), ["other", "reviews"].map(Arc::from).into());
 }
 
 #[tokio::test]

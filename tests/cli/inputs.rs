@@ -121,7 +121,11 @@ fn nothing_from_a_pipe() {
     for format in ["parquet", "arrow"] {
         for (input, reason, help) in [
             ("/dev/null", "-: is empty, and a Parquet or Arrow file never is", "check the command that writes"),
-            ("garbage", "-: after row 0: ", "check that the command that writes to standard input writes one whole"),
+            (
+                "garbage",
+                "-: after row 0: not a",
+                "check that the command that writes to standard input writes one whole",
+            ),
         ] {
             let line = format!("elmo embed - -q --model tiny --input-format {format} -o {format} < {input}");
             let ended = place.shell(&line);
@@ -132,9 +136,9 @@ fn nothing_from_a_pipe() {
     }
     // A file whose name does not tell its format.
     place.write("nothing.bin", "");
-    for file in ["nothing.bin", "garbage"] {
+    for (file, help) in [("nothing.bin", "the file is damaged: "), ("garbage", "name its format with --input-format")] {
         let ended = place.exits(&format!("embed {file} -q --model tiny --input-format parquet -o parquet"), 3);
-        assert!(ended.err.contains("  help: the file is damaged: "), "{ended:?}");
+        assert!(ended.err.contains(&format!("  help: {help}")), "{ended:?}");
     }
 }
 
@@ -168,6 +172,130 @@ fn malformed_rows_are_reported_without_their_text() {
     assert!(again.out.contains("rows resumed"), "{again:?}");
     let failed = place.exits("embed a.csv --model tiny -o other", 3);
     assert!(failed.err.contains("--on-malformed skip") && !failed.err.contains("secret"), "{failed:?}");
+}
+
+/// Elements, lines and bytes counted by hand, in the file as it is written here.
+#[test]
+fn elements_of_an_array_are_named() {
+    let place = Place::new();
+    let first = "[\n  {\"text\": \"It rained.\"},\n\n  ";
+    let cases: [(&[u8], &str); 5] = [
+        (
+            b"{\n    \"text\": \"a\" secret\n  },\n {\"text\": \"b\"}]\n",
+            "element 2 of the array, in line 4 of the file: not valid JSON: expected `,` or `}` at byte 19 of the element",
+        ),
+        (
+            b"{\"text\": \"a\nsecret\"}]",
+            "element 2 of the array, in line 4 of the file: not valid JSON: a line end or an invalid escape in a string at \
+             byte 13 of the element",
+        ),
+        (b"7]", "element 2 of the array, in line 4 of the file: not a JSON object"),
+        (
+            b"{\"text\": \"secret \xff\"}]",
+            "element 2 of the array, in line 4 of the file: not UTF-8: invalid at byte 17 of the element",
+        ),
+        (b"{} {\"secret\": 1}]", "line 4 of the file, after element 2 of the array: the objects of the array are not"),
+    ];
+    for (number, (second, reason)) in cases.iter().enumerate() {
+        place.write("a.json", [first.as_bytes(), second].concat());
+        let embed = format!("elmo embed -q --model tiny -o out-{number}");
+        for line in [
+            format!("{embed} a.json"),
+            format!("{embed} - --input-format jsonl < a.json"),
+            "elmo sql -q -c \"SELECT * FROM 'a.json'\"".to_owned(),
+        ] {
+            let ended = place.shell(&line);
+            assert_eq!(ended.code, Some(3), "{line}: {ended:?}");
+            assert!(ended.err.contains(&format!("Json error: {reason}")), "{line}: {ended:?}");
+            assert!(!ended.err.contains("secret"), "{line}: {ended:?}");
+        }
+    }
+    place.write("a.json", [first.as_bytes(), cases[0].0].concat());
+    let ended = place.exits("embed a.json --model tiny -o skipped --on-malformed skip", 6);
+    let reason = "a.json, line 4: element 2 of the array: not valid JSON at byte 19 of the element";
+    assert!(ended.out.contains(reason), "{ended:?}");
+    assert_eq!(rows_of(&place, "skipped"), 2);
+    place.write("b.json", "[{\"text\": \"a\nb\"},\n7, {\"text\": \"c\"}]");
+    let ended = place.exits("embed b.json --model tiny -o lines --on-malformed skip --json", 6);
+    assert_eq!(rows_of(&place, "lines"), 1);
+    let logged = |text: &str| ended.err.contains(text);
+    assert!(logged("line 1: element 1 of the array: ") && logged("line 3: element 2 of the array: "), "{ended:?}");
+}
+
+/// A file whose content is not what its name or the option says, or that never ends.
+#[test]
+fn what_is_no_text_is_refused_at_its_beginning() {
+    let place = Place::new();
+    place.write("rows.csv", "id,text\n1,It rained.\n");
+    let rows = "\u{feff}id,text\n1,It rained.\n";
+    place.write("wide.csv", rows.encode_utf16().flat_map(u16::to_le_bytes).collect::<Vec<_>>());
+    place.write("bare.csv", rows[3..].encode_utf16().flat_map(u16::to_be_bytes).collect::<Vec<_>>());
+    assert_eq!(place.shell("gzip -c rows.csv > packed.csv && zstd -qc rows.csv > packed.jsonl").code, Some(0));
+    place.exits_sql("COPY (SELECT 'a' AS text) TO 'a.parquet'");
+    fs::copy(place.path("a.parquet"), place.path("columns.txt")).unwrap();
+    for (file, reason, help) in [
+        ("wide.csv", "not csv: it is UTF-16", "iconv -f utf-16"),
+        ("bare.csv", "not csv: it begins with NUL bytes", "iconv -f utf-16"),
+        ("packed.csv", "not csv: it is compressed with gzip", "ends in .gz"),
+        ("packed.jsonl", "not json lines: it is compressed with zstd", "ends in .zst"),
+        ("columns.txt", "not text: it is Parquet", "--input-format"),
+    ] {
+        let ended = place.exits(&format!("embed {file} -q --model tiny -o out"), 3);
+        assert!(ended.err.contains(&format!("{file}: {reason}")) && ended.err.contains(help), "{file}: {ended:?}");
+        let query = format!("elmo sql -q -c \"SELECT * FROM '{file}'\"");
+        let (ended, what) = (place.shell(&query), reason.split_once(": ").unwrap().1);
+        assert!(ended.code == Some(3) && ended.err.contains(what), "{query}: {ended:?}");
+    }
+    for (format, reason) in [
+        ("text", "-: not text: it begins with NUL bytes"),
+        ("csv", "-: not csv: it begins with NUL bytes"),
+        ("tsv", "-: not tsv: it begins with NUL bytes"),
+        ("jsonl", "-: not json lines: it begins with NUL bytes"),
+        ("parquet", "-: after row 0: not a Parquet file: it does not begin with PAR1"),
+        ("arrow", "-: after row 0: not an Arrow file: it has no schema"),
+    ] {
+        let line = format!("timeout 60 elmo embed - -q --model tiny -o {format} --input-format {format} < /dev/zero");
+        let ended = place.shell(&line);
+        assert_eq!(ended.code, Some(3), "{line}: {ended:?}");
+        assert!(ended.err.contains(reason) && ended.err.contains("  help: "), "{line}: {ended:?}");
+    }
+}
+
+/// A file that was converted twice has two byte order marks.
+#[test]
+fn byte_order_marks_are_no_text() {
+    let place = Place::new();
+    let marks = "\u{feff}\u{feff}";
+    place.write("a.csv", format!("{marks}text,n\nIt rained.,1\n"));
+    place.write("a.jsonl", format!("{marks}{{\"text\": \"It rained.\", \"n\": 1}}\n"));
+    place.write("a.json", format!("{marks}[{{\"text\": \"It rained.\", \"n\": 1}}]"));
+    place.write("a.txt", format!("{marks}It rained.\n"));
+    for file in ["a.csv", "a.jsonl", "a.json", "a.txt"] {
+        place.exits(&format!("embed {file} -q --model tiny --keep text -o out-{file}"), 0);
+        assert_eq!(
+            place.exits_sql(&format!("SELECT text FROM 'out-{file}/*.parquet'")),
+            "text\nIt rained.\n",
+            "{file}"
+        );
+        assert_eq!(place.exits_sql(&format!("SELECT text FROM '{file}'")), "text\nIt rained.\n", "{file}");
+    }
+}
+
+/// What to do is about the file, where no row can be left out.
+#[test]
+fn the_help_is_for_the_error() {
+    let place = Place::new();
+    for (file, content, help) in [
+        ("quote.csv", "text\n\"a\n", "close it: a cell of CSV"),
+        ("comma.json", "[{\"text\": \"a\"} {\"text\": \"b\"}]", "correct the file: an array holds objects"),
+        ("cut.json", "[{\"text\": \"a\"}", "correct the file: an array holds objects"),
+        ("item.json", "[{\"text\": \"a\"}, 7]", "correct or remove the row, or leave such rows out with"),
+        ("twice.csv", "text,text\na,b\n", "rename one of them"),
+    ] {
+        place.write(file, content);
+        let ended = place.exits(&format!("embed {file} -q --model tiny -o out"), 3);
+        assert!(ended.err.contains(&format!("  help: {help}")), "{file}: {ended:?}");
+    }
 }
 
 #[test]

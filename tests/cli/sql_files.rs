@@ -125,6 +125,16 @@ fn errors_name_the_file_and_the_row() {
     assert_eq!(value(&place, "SELECT count(text) FROM 'type.csv'"), 5001);
 }
 
+#[test]
+fn two_columns_of_one_name_are_refused_with_their_file() {
+    let place = Place::new();
+    place.write("a.csv", "id,text,id\n1,a,2\n");
+    let ended = refused(&place, "SELECT text FROM 'a.csv'", 3);
+    assert!(ended.err.contains("a.csv: after row 0: two columns are named \"id\"; rename one of them"), "{ended:?}");
+    place.write("a.csv", "id,text,ID\n1,a,2\n");
+    assert_eq!(value(&place, "SELECT \"ID\" FROM 'a.csv'"), 2);
+}
+
 /// Expected: the rows that the test wrote.
 #[test]
 fn an_array_of_objects_is_a_table() {
@@ -221,9 +231,9 @@ fn copy_writes_tab_separated_values_that_can_be_read() {
     // The statement's delimiter counts.
     assert_eq!(sql(&place, &["-c", &format!("{copy} 'b.tsv' OPTIONS (delimiter ';')")]).code, Some(0));
     assert!(std::fs::read_to_string(place.path("b.tsv")).unwrap().starts_with("id;text\n"));
-    // Files of a folder are called .csv.
-    let ended = refused(&place, &format!("{copy} 'c.tsv' PARTITIONED BY (id)"), 2);
-    assert!(ended.err.contains("c.tsv: ") && ended.err.contains("  help: "), "{ended:?}");
+    // Files of a folder are called .tsv, too.
+    assert_eq!(sql(&place, &["-c", &format!("{copy} 'c.tsv' PARTITIONED BY (id)")]).code, Some(0));
+    assert_eq!(rows(&place, "SELECT text FROM 'c.tsv' WHERE id = 1"), [json!({"text": "a\tb, \"c\"\nd"})]);
 }
 
 /// The names and contents of the files below a folder, sorted.
@@ -251,6 +261,12 @@ fn copy_changes_no_files_of_others() {
         let ended = refused(&place, &copy("vectors/", option), 2);
         assert!(ended.err.contains("holds the output of elmo embed or elmo stream"), "{ended:?}");
     }
+    let table = "CREATE EXTERNAL TABLE t STORED AS PARQUET LOCATION 'vectors/'";
+    for insert in ["INSERT INTO t SELECT * FROM t", "EXPLAIN ANALYZE INSERT INTO t SELECT * FROM t"] {
+        let ended = refused(&place, &format!("{table}; {insert}"), 2);
+        assert!(ended.err.contains("holds the output of elmo embed or elmo stream"), "{ended:?}");
+    }
+    assert_eq!(value(&place, "SELECT count(*) FROM 'vectors'"), 1);
     place.exits("inspect vectors", 0);
 }
 

@@ -199,10 +199,19 @@ impl Broker {
     /// Denies the user of the tests an operation, such as `Read`, on a topic. All others may do it still; what the operation
     /// implies, such as `Describe`, stays allowed to everybody.
     pub(crate) fn deny(&self, topic: &Topic, operation: &str) {
+        self.deny_resource("--topic", &topic.name, operation);
+    }
+
+    /// The same of a group.
+    pub(crate) fn deny_group(&self, group: &str, operation: &str) {
+        self.deny_resource("--group", group, operation);
+    }
+
+    fn deny_resource(&self, kind: &str, name: &str, operation: &str) {
         let user = format!("User:{}", needed("ELMO_TEST_KAFKA_USER"));
         let words = ["tool", "org.apache.kafka.tools.AclCommand", "--bootstrap-server", &self.address, "--add"];
         let who = ["--deny-principal", &user, "--allow-principal", "User:*"];
-        succeed(script().args(words).args(who).args(["--operation", operation, "--topic", &topic.name]));
+        succeed(script().args(words).args(who).args(["--operation", operation, kind, name]));
     }
 
     /// Writes messages, each once, and waits until the broker has acknowledged them. Returns them with their offsets.
@@ -263,6 +272,13 @@ impl Broker {
             _ => None,
         });
         offsets.collect()
+    }
+
+    /// Number of processes that are members of a group.
+    pub(crate) fn members(&self, group: &str) -> usize {
+        let consumer: BaseConsumer = self.client().create().unwrap();
+        let found = consumer.fetch_group_list(Some(group), PATIENCE).unwrap();
+        found.groups().iter().map(|group| group.members().len()).sum()
     }
 
     /// Sets what a group has committed, as `kafka-consumer-groups --reset-offsets` does. The group must have no members.

@@ -45,6 +45,28 @@ impl Dataset {
         runtime.block_on(Self::from_stores(&Stores::from_env(), folder))
     }
 
+    /// The ends of all partitions together, by their newest objects: the number of messages that are in the folder, if all
+    /// partitions begin at offset 0.
+    pub(crate) fn end(folder: &str) -> i64 {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+        runtime.block_on(async {
+            let root = Stores::from_env().locate(folder).unwrap();
+            let found = root.below(&root.path, 64, |name| name != "_elmo").await.unwrap();
+            let paths = found.into_iter().map(|meta| meta.location);
+            let mut paths: Vec<_> = paths.filter(|path| path.extension() == Some("parquet")).collect();
+            paths.sort();
+            // Names are as long as each other, so the last one is the newest.
+            let newest: BTreeMap<_, _> =
+                paths.into_iter().map(|path| (folder_of(path.as_ref()).to_owned(), path)).collect();
+            let mut sum = 0;
+            for path in newest.into_values() {
+                let bytes = root.at(path.clone()).get().await.unwrap().unwrap();
+                sum += Object::parse(path.as_ref(), bytes).offsets.end;
+            }
+            sum
+        })
+    }
+
     pub(crate) async fn from_stores(stores: &Stores, folder: &str) -> Self {
         let root = stores.locate(folder).unwrap();
         let found = root.below(&root.path, 64, |name| name != "_elmo").await.unwrap();
@@ -217,6 +239,10 @@ impl Object {
             assert!(partitions.values().iter().all(|p| *p == self.partition), "{path}: rows of other partitions");
         }
     }
+}
+
+fn folder_of(path: &str) -> &str {
+    path.rsplit_once('/').map_or("", |(folder, _)| folder)
 }
 
 /// The value of a folder `key=value` in a path.

@@ -12,6 +12,7 @@ use super::{
     dataset::Dataset,
     node::Node,
 };
+use crate::without_settings;
 
 /// A stream of one topic into one folder, as several processes may run it.
 pub(crate) struct Stream {
@@ -61,10 +62,7 @@ impl Stream {
 
     /// The command. Of the tests' own environment it sees that of the stores.
     pub(crate) fn command(&self) -> Command {
-        let mut command = Command::new(self.program);
-        for (name, _) in std::env::vars().filter(|(name, _)| name.starts_with("ELMO_") || name == "FAILPOINTS") {
-            command.env_remove(name);
-        }
+        let mut command = without_settings(Command::new(self.program));
         command.arg("stream").args(&self.words).envs(self.env.iter().cloned()).stdin(Stdio::null());
         command
     }
@@ -72,13 +70,6 @@ impl Stream {
     /// Starts it until it is killed or ends.
     pub(crate) fn start(&self) -> Node {
         Node::spawn(self.command(), "")
-    }
-
-    /// Starts it with a crash point that it survives `passes` times.
-    pub(crate) fn start_to_crash(&self, point: &str, passes: usize) -> Node {
-        let mut command = self.command();
-        command.env("FAILPOINTS", format!("{point}={passes}*off->return"));
-        Node::spawn(command, "")
     }
 
     /// Runs it to the present end of the topic.
@@ -113,6 +104,13 @@ pub(crate) fn get(address: &str, path: &str) -> (u16, String) {
     connection.read_to_string(&mut answer).unwrap();
     let (head, body) = answer.split_once("\r\n\r\n").unwrap();
     (head.split(' ').nth(1).unwrap().parse().unwrap(), body.to_owned())
+}
+
+/// Where a process with `-v` and `--metrics 127.0.0.1:0` serves its metrics.
+pub(crate) fn metrics_address(node: &mut Node) -> String {
+    node.wait_for("address=");
+    let line = node.stderr();
+    line.split("address=").nth(1).unwrap().split_whitespace().next().unwrap().to_owned()
 }
 
 /// The sum of a metric over the label sets that hold `labels`, such as `outcome="embedded"`.

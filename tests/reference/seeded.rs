@@ -39,6 +39,14 @@ pub(crate) fn seeded_weights(options: &ModelOptions, seed: u64, scale: f64) -> W
     weights
 }
 
+/// `softmax/W [V, P]` with bound `scale * sqrt(3 / P)` and `softmax/b [V]`, as the fixtures of training have them.
+pub(crate) fn seeded_softmax(words: usize, width: usize, seed: u64, scale: f64) -> (Tensor, Tensor) {
+    let bound = scale * (3.0 / width as f64).sqrt();
+    let weight = uniform("softmax/W", seed, words * width, bound);
+    let bias = uniform("softmax/b", seed, words, scale * 0.5);
+    (Tensor { shape: vec![words, width], data: weight }, Tensor { shape: vec![words], data: bias })
+}
+
 /// A start state other than zero: uniform in `[-0.5, 0.5)`, tensors `state/RNN_r/Cell_i/h` and `/c`.
 pub(crate) fn seeded_state(options: &ModelOptions, seed: u64) -> LstmState {
     let numbers = |name: String, n| uniform(&name, seed, n, STATE_BOUND).into_iter().map(f64::from).collect();

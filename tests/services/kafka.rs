@@ -4,14 +4,44 @@
 #[allow(dead_code)]
 #[path = "../common/broker.rs"]
 mod broker;
+#[path = "case.rs"]
+mod case;
+#[path = "clouds.rs"]
+mod clouds;
+#[path = "crashes.rs"]
+mod crashes;
 #[allow(dead_code)]
 #[path = "../common/dataset.rs"]
 mod dataset;
+#[path = "../common/dice.rs"]
+mod dice;
+#[path = "faults.rs"]
+mod faults;
+#[path = "../common/google.rs"]
+mod google;
+#[path = "outage.rs"]
+mod outage;
+#[path = "overload.rs"]
+mod overload;
+#[path = "poison.rs"]
+mod poison;
+#[path = "../common/proxy.rs"]
+mod proxy;
+#[path = "refusals.rs"]
+mod refusals;
+#[path = "../common/running.rs"]
+mod running;
+#[path = "secrets.rs"]
+mod secrets;
+#[path = "storm.rs"]
+mod storm;
 #[path = "stream.rs"]
 mod stream;
 #[allow(dead_code)]
 #[path = "../common/streaming.rs"]
 mod streaming;
+#[path = "torture.rs"]
+mod torture;
 
 use super::node;
 

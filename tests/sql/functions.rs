@@ -149,8 +149,11 @@ async fn a_scalar_mix_by_name_is_that_of_the_embedder() {
         ("layers => 'short'", "layers: the mix has 2 scalars; this model has 3 layers"),
         (
             "layers => 'long'",
-            "layers: unknown value \"long\"; legal values are average, top, token, 0, 1, 2, all, mix, sentiment, short",
+            "layers: unknown value \"long\"; legal values are average, top, token, 0, 1, 2, all, sentiment, short",
         ),
+        ("layers => 'sentimental'", "all, sentiment, short; did you mean sentiment?"),
+        // The model has a mix of its own.
+        ("layers => 'nix', model => 'own'", "all, mix, sentiment, short; did you mean mix?"),
         ("layers => 'mix', model => 'none'", "model: no model \"none\"; known models: own, tiny"),
     ] {
         let query = format!("SELECT elmo_embed(text, {options}) FROM t");

@@ -6,7 +6,7 @@ use std::{num::IntErrorKind, str::FromStr};
 
 use datafusion::{
     arrow::datatypes::DataType,
-    common::{ScalarValue, plan_datafusion_err, plan_err},
+    common::{ScalarValue, plan_datafusion_err, plan_err, utils::datafusion_strsim::normalized_levenshtein},
     error::{DataFusionError, Result},
     logical_expr::{ColumnarValue, Expr, Signature, Volatility},
 };
@@ -159,11 +159,20 @@ impl Literals<'_> {
         if let Some(mix) = mix {
             return Ok(Some(Layers::Mix(mix)));
         }
-        name.parse().map(Some).map_err(|_| {
-            let legal = Layers::WORDS.iter().copied().chain([MODEL_MIX]).chain(models.mix_names());
-            let legal = legal.collect::<Vec<_>>().join(", ");
-            plan_datafusion_err!("{function}: layers: unknown value {name:?}; legal values are {legal}")
-        })
+        name.parse().map(Some).map_err(|_| self.unknown_layers(models, model, &name))
+    }
+
+    /// The error for a name that is neither built in nor one of the scalar mixes of this call. It lists what is legal here:
+    /// the model has a mix of its own or none, and other mixes are those that were added.
+    fn unknown_layers(&self, models: &Models, model: Option<&str>, name: &str) -> DataFusionError {
+        let function = self.parameters.function;
+        let own = models.card(model).is_ok_and(|card| card.mix.is_some()).then_some(MODEL_MIX);
+        let mixes: Vec<&str> = own.into_iter().chain(models.mix_names()).collect();
+        let legal: Vec<&str> = Layers::WORDS.iter().copied().chain(mixes.iter().copied()).collect();
+        let none = if mixes.is_empty() { "; no scalar mix was added" } else { "" };
+        let hint = nearest(name, &legal).map(|word| format!("; did you mean {word}?")).unwrap_or_default();
+        let legal = legal.join(", ");
+        plan_datafusion_err!("{function}: layers: unknown value {name:?}; legal values are {legal}{none}{hint}")
     }
 
     /// A whole number of at least 1, as a number or, as on the command line, as a string.
@@ -206,6 +215,14 @@ impl Literals<'_> {
             Some(Some(value)) => plan_err!("{function}: {option} is a string, not {}", value.data_type()),
         }
     }
+}
+
+/// The most similar of some words, if one is similar.
+fn nearest<'w>(name: &str, words: &[&'w str]) -> Option<&'w str> {
+    const SIMILAR: f64 = 0.6;
+    let similarity = |word: &str| normalized_levenshtein(&name.to_lowercase(), &word.to_lowercase());
+    let rated = words.iter().map(|word| (similarity(word), *word)).filter(|(similarity, _)| *similarity >= SIMILAR);
+    rated.max_by(|a, b| a.0.total_cmp(&b.0)).map(|(_, word)| word)
 }
 
 /// The value of an option that is a string. `None` stands for an argument that is not a literal.

@@ -21,11 +21,14 @@ use crate::{
 /// The ceiling is the speed of libtorch's matrix products with the shapes of the model, measured in the same run. The
 /// share of the ceiling can be compared between machines. Speed does not depend on the weights, so random weights
 /// suffice (--size).
+///
+/// With --constant, everything that `elmo stream` does beside the model is measured instead.
 #[derive(Debug, Args)]
 #[command(after_help = "\
 Examples:
   elmo bench --size tiny --seconds 2
-  elmo bench --model tiny --text reviews.jsonl --seconds 2 --json")]
+  elmo bench --model tiny --text reviews.jsonl --seconds 2 --json
+  elmo bench --constant 1024 --brokers localhost:9092")]
 pub(super) struct BenchArgs {
     #[command(flatten)]
     model: ModelArgs,
@@ -50,11 +53,19 @@ pub(super) struct BenchArgs {
     #[arg(long, help_heading = "Measurement")]
     json: bool,
 
+    #[cfg(feature = "kafka")]
+    #[command(flatten)]
+    stream: stream::StreamArgs,
+
     #[command(flatten)]
     engine: EngineArgs,
 }
 
 pub(super) fn run(args: &BenchArgs) -> Result<Exit> {
+    #[cfg(feature = "kafka")]
+    if let Some(width) = args.stream.constant {
+        return args.stream.run(width, args.json);
+    }
     let report = block_on(async {
         let data = match (args.size, args.model.spec_if_given()) {
             (Some(size), _) => size.model()?,
@@ -70,4 +81,79 @@ pub(super) fn run(args: &BenchArgs) -> Result<Exit> {
         false => print(&report.to_string())?,
     }
     Ok(Exit::Done)
+}
+
+#[cfg(feature = "kafka")]
+mod stream {
+    use std::env;
+
+    use clap::{Args, ValueHint};
+
+    use crate::{
+        cli::{
+            args::{block_on, positive},
+            print, print_json,
+        },
+        diagnose::bench::stream::{self, StreamBench},
+        error::{Error, Exit, Result},
+        stores::Stores,
+        stream::source::{Given, Settings},
+    };
+
+    /// A stream without a model.
+    #[derive(Debug, Args)]
+    #[command(next_help_heading = "Stream without a model")]
+    pub(super) struct StreamArgs {
+        /// Replace the model by a constant vector of N numbers, and measure a stream from Kafka to Parquet
+        ///
+        /// A topic of its own is filled with JSON messages, streamed and deleted. The rows per second are compared with
+        /// those of the Parquet encoder alone.
+        #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..), requires = "brokers", conflicts_with_all = ["size", "model", "options", "weights", "text", "savings"])]
+        pub(super) constant: Option<u16>,
+
+        /// Brokers, HOST:PORT separated by commas
+        #[arg(long, value_name = "BROKERS", requires = "constant")]
+        brokers: Option<String>,
+
+        /// Messages to stream
+        #[arg(long, value_name = "N", default_value = "2000000", value_parser = positive)]
+        rows: usize,
+
+        /// Partitions of the topic
+        #[arg(long, value_name = "N", default_value = "4", value_parser = positive)]
+        partitions: usize,
+
+        /// Folder or URL for the files, which are kept [default: a temporary folder, which is removed]
+        #[arg(short, long, value_name = "DIR", value_hint = ValueHint::DirPath, requires = "constant")]
+        output: Option<String>,
+
+        /// A property of librdkafka, KEY=VALUE; repeat it for several
+        #[arg(short = 'X', long = "kafka", value_name = "KEY=VALUE", requires = "constant")]
+        kafka: Vec<String>,
+    }
+
+    impl StreamArgs {
+        pub(super) fn run(&self, width: u16, json: bool) -> Result<Exit> {
+            let name = format!("elmo-bench-{}", uuid::Uuid::new_v4().simple());
+            let kafka = Settings::new(Given {
+                brokers: self.brokers.clone().unwrap_or_default(),
+                topics: vec![name.clone()],
+                group: name,
+                secrets: None,
+                environment: env::vars_os().collect(),
+                kafka: self.kafka.clone(),
+            })?;
+            let folder = tempfile::tempdir().map_err(|e| Error::Failed(format!("no temporary folder: {e}")))?;
+            let address = self.output.clone().unwrap_or_else(|| folder.path().to_string_lossy().into_owned());
+            let output = Stores::from_env().locate(&address)?;
+            let partitions = i32::try_from(self.partitions).unwrap_or(i32::MAX);
+            let bench = StreamBench { kafka, output, rows: self.rows, partitions, width };
+            let report = block_on(stream::run(bench))?;
+            match json {
+                true => print_json(&report)?,
+                false => print(&report.to_string())?,
+            }
+            Ok(Exit::Done)
+        }
+    }
 }

@@ -46,7 +46,7 @@ pub(super) fn run(args: &DemoArgs, common: &CommonArgs) -> Result<Exit> {
         let data = args::open(&spec, args.model.offline(), &stores).await?;
         let elmo = args.engine.load(data).await?;
         let demo = Demo { output: args.output.clone(), row: args.row };
-        demo::run(&demo, elmo, stores, shutdown::requested()?, progress.as_ref()).await
+        demo::run(&demo, elmo, stores, shutdown::requested("the current rows are durable")?, progress.as_ref()).await
     })?;
     match args.json {
         true => print_json(&report)?,

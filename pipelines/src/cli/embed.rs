@@ -222,7 +222,7 @@ pub(super) fn run(args: &EmbedArgs, common: &CommonArgs) -> Result<Exit> {
     let job = args.job()?;
     let progress = common.progress();
     let outcome = block_on(async {
-        let stop = shutdown::requested()?;
+        let stop = shutdown::requested("the current rows are durable")?;
         let stores = Stores::from_env();
         let stage = args.stage(spec, &stores).await?;
         if args.dry_run {

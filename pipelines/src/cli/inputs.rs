@@ -130,7 +130,7 @@ fn formats() -> impl TypedValueParser<Value = FormatArg> {
 /// The inputs: arguments and values of `--input`, in the order in which they were given. Those of the command line override
 /// those of the environment, which override those of the file.
 #[derive(Debug, Clone)]
-struct Files(Vec<String>);
+pub(super) struct Files(pub(super) Vec<String>);
 
 /// The options of [`Files`] for clap.
 #[derive(Debug, Args)]

@@ -61,9 +61,18 @@ pub(super) fn layers_of(text: &str, mixes: &[(String, ScalarMix)]) -> Result<Lay
     text.parse().map_err(|_: SpecError| {
         let legal: Vec<&str> =
             Layers::WORDS.iter().copied().chain(mixes.iter().map(|(name, _)| name.as_str())).collect();
-        let message = format!("layers: unknown value {text:?}; legal values are {}", legal.join(", "));
+        let hint = nearest(text, &legal).map(|word| format!("; did you mean {word}?")).unwrap_or_default();
+        let message = format!("layers: unknown value {text:?}; legal values are {}{hint}", legal.join(", "));
         Error::usage(message, "a scalar mix is named by its file, FILE.json, or by --add-mix NAME=FILE")
     })
+}
+
+/// The most similar of some words, if one is similar.
+fn nearest<'w>(name: &str, words: &[&'w str]) -> Option<&'w str> {
+    const SIMILAR: f64 = 0.6;
+    let similarity = |word: &str| strsim::normalized_levenshtein(&name.to_lowercase(), &word.to_lowercase());
+    let rated = words.iter().map(|word| (similarity(word), *word)).filter(|(similarity, _)| *similarity >= SIMILAR);
+    rated.max_by(|a, b| a.0.total_cmp(&b.0)).map(|(_, word)| word)
 }
 
 /// Reads the file of a scalar mix that an option names.

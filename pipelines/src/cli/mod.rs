@@ -22,7 +22,9 @@ mod shutdown;
 mod sql;
 #[cfg(feature = "kafka")]
 mod stream;
+mod train;
 mod verify;
+mod vocab;
 
 use std::{
     env,
@@ -107,6 +109,8 @@ enum Command {
     Model(model::ModelCommand),
     Inspect(inspect::InspectArgs),
     Verify(verify::VerifyArgs),
+    Vocab(vocab::VocabArgs),
+    Train(Box<train::TrainArgs>),
     Bench(bench::BenchArgs),
     Doctor(doctor::DoctorArgs),
     Demo(demo::DemoArgs),
@@ -157,6 +161,8 @@ impl Command {
             Self::Model(command) => model::run(&command),
             Self::Inspect(args) => inspect::run(&args),
             Self::Verify(args) => verify::run(&args),
+            Self::Vocab(args) => vocab::run(&args, common),
+            Self::Train(args) => train::run(&args, common),
             Self::Bench(args) => bench::run(&args),
             Self::Doctor(args) => doctor::run(&args),
             Self::Demo(args) => demo::run(&args, common),

@@ -176,8 +176,8 @@ fn lock(state: &Mutex<State>) -> MutexGuard<'_, State> {
 }
 
 /// A future that ends at the first signal; a second signal ends the process. The first one ends it too as long as the
-/// future was not polled, because then there is nothing to finish.
-pub(super) fn requested() -> Result<impl Future<Output = ()>> {
+/// future was not polled, because then there is nothing to finish. A message says that the job stops when `what`.
+pub(super) fn requested(what: &'static str) -> Result<impl Future<Output = ()>> {
     let mut requests = Requests::listen()?;
     let (request, requested) = oneshot::channel();
     let awaited = Arc::new(AtomicBool::new(false));
@@ -188,7 +188,7 @@ pub(super) fn requested() -> Result<impl Future<Output = ()>> {
             tracing::warn!("interrupted before anything was written");
             leave(Exit::Interrupted as u8);
         }
-        tracing::warn!("stopping when the current rows are durable; a second signal stops at once");
+        tracing::warn!("stopping when {what}; a second signal stops at once");
         let _ = request.send(());
         requests.repeated().await;
         leave(Exit::Interrupted as u8);

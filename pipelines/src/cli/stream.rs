@@ -6,6 +6,7 @@ use chrono::DateTime;
 use clap::{
     Args, Subcommand, ValueHint,
     builder::{PossibleValuesParser, TypedValueParser},
+    value_parser,
 };
 use elmo::{ColumnEmbedder, spec::OnError};
 
@@ -30,8 +31,9 @@ use crate::{
     },
 };
 
-/// How long a stream publishes after a request to stop: less than the 30 s after which Kubernetes kills a container.
-const GRACE: Duration = Duration::from_secs(25);
+/// How long a stream takes to stop: with the end of the process less than 25 s, and so less than the 30 s after which
+/// Kubernetes kills a container.
+const GRACE: Duration = Duration::from_secs(24);
 /// Part of the memory up to which a complete file waits for the store in memory.
 const SPILL_ABOVE: usize = 16;
 
@@ -146,7 +148,8 @@ struct MessageArgs {
 
     /// Columns from other fields, NAME=/POINTER:TYPE separated by commas; or all, as one column of JSON
     ///
-    /// Types: string, int64, int32, float64, float32, bool, timestamp, date, json.
+    /// Types: string, int64, int32, float64, float32, bool, timestamp, date, json. A comma in a pointer is written \, and
+    /// a backslash before a comma \\.
     #[arg(long, value_name = "COLUMNS")]
     columns: Option<Columns>,
 
@@ -226,9 +229,9 @@ struct FileArgs {
     #[arg(long, value_name = "N", value_parser = positive)]
     rows_per_file: Option<usize>,
 
-    /// Size of a file in MiB
-    #[arg(long, value_name = "N", default_value = "128", value_parser = positive)]
-    mb_per_file: usize,
+    /// Size of a file in MiB, at most 4096: a file is sent in one request, and S3 takes 5 GiB
+    #[arg(long, value_name = "N", default_value = "128", value_parser = value_parser!(u64).range(1..=4096))]
+    mb_per_file: u64,
 
     /// Time from the first row of a file until it is published, at most
     #[arg(long, value_name = "TIME", default_value = "5m")]
@@ -255,7 +258,7 @@ struct FileArgs {
 #[derive(Debug, Args)]
 #[command(next_help_heading = "Operation")]
 struct OperationArgs {
-    /// Stop when everything that was in the topics at the start is written
+    /// Stop when everything that was in the partitions when they were assigned is written
     #[arg(long)]
     once: bool,
 
@@ -372,7 +375,7 @@ pub(super) fn run(command: &StreamCommand, common: &CommonArgs) -> Result<Exit> 
 fn stream(args: &StreamArgs, _: &CommonArgs) -> Result<Exit> {
     let spec = args.vectors.spec(OnError::Null)?;
     let streamed = block_on(async {
-        let stop = shutdown::requested()?;
+        let stop = shutdown::requested("the current rows are durable")?;
         let stores = Stores::from_env();
         let job = args.job(&stores)?;
         job.check()?;
@@ -454,10 +457,7 @@ impl StreamArgs {
         match (&self.output.output, &self.output.output_topic) {
             (Some(output), None) => {
                 let output = stores.locate(output)?;
-                let spill = Spill {
-                    folder: Some(self.files.spill_dir.clone().unwrap_or_else(env::temp_dir)),
-                    above: self.operation.memory_limit.0.get() / SPILL_ABOVE,
-                };
+                let spill = self.files.spill(self.operation.memory_limit.0.get() / SPILL_ABOVE);
                 Ok(Target::Files {
                     output,
                     generation: u32::try_from(self.output.generation).unwrap_or(u32::MAX),
@@ -521,10 +521,25 @@ impl MessageArgs {
 }
 
 impl FileArgs {
+    /// Where large files wait. A container may have no temporary folder: then they wait in memory.
+    fn spill(&self, above: usize) -> Spill {
+        if let Some(folder) = &self.spill_dir {
+            return Spill { folder: Some(folder.clone()), above };
+        }
+        let spill = Spill { folder: Some(env::temp_dir()), above };
+        match spill.check() {
+            Ok(()) => spill,
+            Err(error) => {
+                tracing::warn!(%error, "files that wait for the store stay in memory; --spill-dir names another folder");
+                Spill { folder: None, above }
+            }
+        }
+    }
+
     fn limits(&self) -> Limits {
         Limits {
             rows: self.rows_per_file.map_or(u64::MAX, |rows| rows as u64),
-            bytes: (self.mb_per_file as u64).saturating_mul(1 << 20),
+            bytes: self.mb_per_file << 20,
             max_age: self.max_age.0,
             idle: self.idle.map(|idle| idle.0),
         }

@@ -5,6 +5,7 @@ use std::str::FromStr;
 
 use elmo::{
     ModelData, ModelOptions,
+    options::PublishedSize,
     spec::SpecError,
     weights::{Tensor, Weights},
 };
@@ -41,34 +42,24 @@ impl Size {
     }
 
     /// The options of a model of this size.
-    ///
-    /// # Errors
-    /// None, because the options are constants; the parser returns a `Result`.
-    pub fn options(self) -> Result<ModelOptions> {
-        let (dim, projection, highways) = match self {
-            Self::Small => (1024, 128, 1),
-            Self::Medium => (2048, 256, 1),
-            Self::Original => (4096, 512, 2),
-            Self::Tiny => return Ok(ModelData::tiny().options),
-        };
-        let json = format!(
-            r#"{{"lstm": {{"use_skip_connections": true, "projection_dim": {projection}, "cell_clip": 3, "proj_clip": 3,
-                "dim": {dim}, "n_layers": 2}}, "char_cnn": {{"activation": "relu", "n_highway": {highways},
-                "filters": [[1, 32], [2, 32], [3, 64], [4, 128], [5, 256], [6, 512], [7, 1024]],
-                "embedding": {{"dim": 16}}, "n_characters": 262, "max_characters_per_token": 50}}}}"#
-        );
-        ModelOptions::from_json(json.as_bytes(), self.word()).map_err(|e| elmo::Error::from(e).into())
+    pub fn options(self) -> ModelOptions {
+        match self {
+            Self::Small => PublishedSize::Small.options(),
+            Self::Medium => PublishedSize::Medium.options(),
+            Self::Original => PublishedSize::Original.options(),
+            Self::Tiny => ModelData::tiny().options,
+        }
     }
 
     /// A model of this size with seeded random weights; the built-in one for [`Size::Tiny`].
     ///
     /// # Errors
-    /// As [`Size::options`].
+    /// None for these constants; [`ModelData::new`] returns a `Result`.
     pub fn model(self) -> Result<ModelData> {
         if self == Self::Tiny {
             return Ok(ModelData::tiny());
         }
-        let options = self.options()?;
+        let options = self.options();
         let mut weights = Weights::default();
         for spec in options.weight_plan() {
             let fan_in: usize = spec.shape[..spec.shape.len() - 1].iter().product::<usize>().max(1);

@@ -86,6 +86,11 @@ impl<W: Write + Send> Encoder<W> {
         (self.writer.bytes_written() + self.writer.in_progress_size()) as u64 + self.units.bytes()
     }
 
+    /// The writer below.
+    pub(crate) fn out(&self) -> &W {
+        self.writer.inner()
+    }
+
     /// The writer below, whose bytes may be taken; after [`finish`](Self::finish) it has all of them.
     pub(crate) fn out_mut(&mut self) -> &mut W {
         self.writer.inner_mut()

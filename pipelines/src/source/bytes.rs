@@ -16,7 +16,8 @@ use tokio::io::{AsyncBufRead, AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufR
 
 use super::{
     Compression, Format, InputFile, STDIN, SourceError,
-    json_array::Items,
+    beginning::Judge,
+    json_array::{Items, Shape},
     mapped::Rewritten,
     reading::OnMalformed,
     reason::of_own_io,
@@ -26,8 +27,6 @@ use crate::stores::{Location, StoreError, Stores};
 
 /// Bytes of one request to the store, large enough that latency does not dominate.
 const REQUEST_BYTES: usize = 4 << 20;
-/// U+FEFF in UTF-8.
-const BYTE_ORDER_MARK: &[u8] = "\u{feff}".as_bytes();
 /// Maximum ratio of the size of a Parquet file to its compressed size. Columns are compressed already, so real files stay
 /// far below it; zstd compresses zeros to a thousandth.
 const MAX_RATIO: u64 = 200;
@@ -120,32 +119,34 @@ pub(super) async fn copy_between(
 /// Number of compressed bytes that were read from a file.
 pub(super) type Taken = Arc<AtomicU64>;
 
-/// The decompressed bytes of `file`, without a byte order mark: rows of cells, lines with an object each, or the bytes as
+/// The decompressed bytes of `file`, without byte order marks: rows of cells, lines with an object each, or the bytes as
 /// they are. Malformed rows are left out and noted if the reading of the file says so.
 pub(super) async fn open(file: &InputFile, taken: &Taken, noted: &Noted) -> Result<Bytes, SourceError> {
     let bytes = match &file.location {
         None => file.pipe.read()?,
         Some(location) => decompress(Opened::new(location, file), file.compression, taken),
     };
-    prepared(file, bytes, noted).await
+    prepared(file, bytes, noted, &Shape::default()).await
 }
 
-/// The same, to look at the beginning. Standard input can be opened once more after that.
-pub(super) async fn peek(file: &InputFile) -> Result<Bytes, SourceError> {
-    match &file.location {
-        None => prepared(file, file.pipe.peek()?, &Noted::default()).await,
-        Some(_) => open(file, &Taken::default(), &Noted::default()).await,
-    }
+/// The same, to look at the beginning. Standard input can be opened once more after that. Notes in `shape` whether JSON is
+/// an array.
+pub(super) async fn peek(file: &InputFile, shape: &Shape) -> Result<Bytes, SourceError> {
+    let bytes = match &file.location {
+        None => file.pipe.peek()?,
+        Some(location) => decompress(Opened::new(location, file), file.compression, &Taken::default()),
+    };
+    prepared(file, bytes, &Noted::default(), shape).await
 }
 
-async fn prepared(file: &InputFile, mut bytes: Bytes, noted: &Noted) -> Result<Bytes, SourceError> {
+async fn prepared(file: &InputFile, mut bytes: Bytes, noted: &Noted, shape: &Shape) -> Result<Bytes, SourceError> {
     if !file.format.is_untyped() {
         return Ok(bytes);
     }
-    let start = start(&mut bytes).await.map_err(|e| read_error(file, 0, e))?;
+    let start = start(file, &mut bytes).await?;
     let bytes = if start.is_empty() { bytes } else { Box::new(io::Cursor::new(start).chain(bytes)) };
     let bytes: Bytes = match file.format {
-        Format::Json => Box::new(Rewritten::new(bytes, Items::default())),
+        Format::Json => Box::new(Rewritten::new(bytes, Items::new(shape.clone()))),
         _ => bytes,
     };
     let noted = (file.reading.malformed == OnMalformed::Skip).then(|| Noted::clone(noted));
@@ -155,25 +156,31 @@ async fn prepared(file: &InputFile, mut bytes: Bytes, noted: &Noted) -> Result<B
     }
     Ok(match file.format {
         Format::Csv | Format::Tsv => Box::new(Rewritten::new(bytes, Sieve::of_cells(file.cells(), noted))),
-        Format::Json => Box::new(Rewritten::new(bytes, Sieve::of_objects(noted))),
+        Format::Json => Box::new(Rewritten::new(bytes, Sieve::of_objects(shape.clone(), noted))),
         _ => bytes,
     })
 }
 
-/// Skips a byte order mark. Returns bytes that begin like one but are not; a pipe may deliver it in pieces.
-async fn start(bytes: &mut Bytes) -> io::Result<Vec<u8>> {
-    let mut start = Vec::new();
-    while let Some(&next) = bytes.fill_buf().await?.first() {
-        if next != BYTE_ORDER_MARK[start.len()] {
-            return Ok(start);
-        }
-        bytes.consume(1);
-        start.push(next);
-        if start == BYTE_ORDER_MARK {
-            return Ok(Vec::new());
+/// Skips byte order marks, and returns what else was read to see that the file is text. A pipe may deliver it in pieces.
+async fn start(file: &InputFile, bytes: &mut Bytes) -> Result<Vec<u8>, SourceError> {
+    let mut judge = Judge::default();
+    loop {
+        let next = bytes.fill_buf().await.map_err(|e| read_error(file, 0, e))?.first().copied();
+        bytes.consume(usize::from(next.is_some()));
+        let (name, format) = (file.to_string(), file.format);
+        match judge.take(next) {
+            Ok(Some(start)) => return Ok(start),
+            Ok(None) => {}
+            Err(foreign) => return Err(SourceError::Foreign { file: name, format, foreign }),
         }
     }
-    Ok(start)
+}
+
+/// The first bytes of a stream, fewer than `length` at its end.
+pub(super) async fn first(file: &InputFile, bytes: &mut Bytes, length: u64) -> Result<Vec<u8>, SourceError> {
+    let mut first = Vec::new();
+    bytes.take(length).read_to_end(&mut first).await.map_err(|e| read_error(file, 0, e))?;
+    Ok(first)
 }
 
 /// Standard input as a file: a read of the locked handle would block a worker of the runtime.

@@ -62,6 +62,11 @@ impl Plan {
         Ok(Counted { rows, text_bytes, exact: true })
     }
 
+    /// A plan that reads only the texts of file `number`, which is its file 0.
+    pub(crate) fn only(&self, number: usize) -> Option<Self> {
+        self.files.get(number).map(|file| self.texts(file))
+    }
+
     /// A plan that reads only the texts of one file.
     fn texts(&self, file: &FilePlan) -> Self {
         let read = file.read.get(file.text).copied().into_iter().collect();

@@ -23,6 +23,7 @@ impl Csv {
     /// Reads the columns `read` (indices into `schema`, ascending) of a file from its beginning or, if `cells` has no
     /// header, from the beginning of a row.
     pub(super) fn new(schema: &SchemaRef, read: Vec<usize>, cells: Cells, batch_rows: usize) -> Self {
+        let batch_rows = self::batch_rows(batch_rows, schema.fields().len());
         let decoder = decoder(schema, read, cells, batch_rows);
         Self { decoder, quotes: Quotes::default(), cells, batch_rows, bytes: 0 }
     }
@@ -80,6 +81,14 @@ impl Decode for Csv {
         }
         Some(Box::new(csv))
     }
+}
+
+/// Maximum number of cells of a batch. The decoder allocates eight bytes for each of them at once: 64 MiB.
+const BATCH_CELLS: usize = 8 << 20;
+
+/// Rows of a batch, fewer than `rows` for thousands of columns.
+pub(crate) fn batch_rows(rows: usize, columns: usize) -> usize {
+    rows.min(BATCH_CELLS / columns.max(1)).max(1)
 }
 
 /// Arrow's decoder of the columns `read`.

@@ -19,7 +19,7 @@ use chrono::NaiveDate;
 use super::rows::convert;
 
 /// The value that stands for NULL.
-const NULL: &str = "__HIVE_DEFAULT_PARTITION__";
+pub(crate) const NULL: &str = "__HIVE_DEFAULT_PARTITION__";
 
 /// The partition that one folder names.
 #[derive(Debug, Clone, PartialEq, Eq)]

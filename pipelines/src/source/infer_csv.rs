@@ -11,7 +11,7 @@ use arrow::{
 
 use super::{csv::decoder, reading::Cells, reason::Broken, rows::convert, schema::Head, types};
 
-/// Maximum number of rows for inference; the decoder allocates memory for them at once.
+/// Maximum number of rows for inference.
 const MAX_ROWS: usize = 1 << 20;
 
 /// The schema with types that hold all values of the first rows without loss.
@@ -52,8 +52,11 @@ fn rows(head: &Head<'_>) -> Result<Option<RecordBatch>, Broken> {
     let max_rows = head.max_rows.unwrap_or(MAX_ROWS).min(MAX_ROWS);
     let (names, _) = format(head.cells).infer_schema(head.bytes, Some(0))?;
     let names = Arc::new(as_strings(&names));
+    let columns = names.fields().len();
+    // The decoder allocates memory for all cells at once, and each cell has a byte, its delimiter or the line end.
+    let fitting = max_rows.min(head.bytes.len() / columns.max(1) + 1);
     let read = |rows: usize| -> Result<csv::reader::Decoder, ArrowError> {
-        let mut decoder = decoder(&names, (0..names.fields().len()).collect(), head.cells, rows);
+        let mut decoder = decoder(&names, (0..columns).collect(), head.cells, rows);
         let mut rest = head.bytes;
         while !rest.is_empty() && decoder.capacity() > 0 {
             rest = &rest[decoder.decode(rest)?..];
@@ -65,7 +68,7 @@ fn rows(head: &Head<'_>) -> Result<Option<RecordBatch>, Broken> {
         Ok(decoder)
     };
     // The last row is cut off, perhaps inside quotes: decode again only as many rows as are complete.
-    match max_rows - read(max_rows)?.capacity() {
+    match fitting - read(fitting)?.capacity() {
         0 if head.all => Ok(Some(RecordBatch::new_empty(names))),
         0 => Ok(None),
         rows if rows < max_rows && !head.is_last() => Ok(None),

@@ -10,6 +10,7 @@ use serde_json::value::RawValue;
 
 use super::{
     escapes::Escapes,
+    json_array::Shape,
     lossless::is_double,
     reason::{Broken, own},
     types,
@@ -31,18 +32,20 @@ pub(crate) enum Reader {
 #[derive(Debug, Default)]
 pub(crate) struct Inference {
     reader: Reader,
+    /// Whether the lines are the elements of an array.
+    shape: Shape,
     columns: Keys,
     /// Objects so far.
     rows: usize,
-    /// Lines so far, with empty ones.
-    lines: usize,
+    /// Line ends so far.
+    lines: u64,
     max_rows: Option<usize>,
 }
 
 impl Inference {
     /// Infers from the first `max_rows` objects; from all for `None`.
-    pub(crate) fn new(reader: Reader, max_rows: Option<usize>) -> Self {
-        Self { reader, max_rows, ..Self::default() }
+    pub(crate) fn new(reader: Reader, shape: Shape, max_rows: Option<usize>) -> Self {
+        Self { reader, shape, max_rows, ..Self::default() }
     }
 
     /// Whether further lines are not looked at.
@@ -64,14 +67,15 @@ impl Inference {
             if self.is_full() {
                 break;
             }
-            self.lines += usize::from(line.ends_with(b"\n"));
+            let before = self.lines;
+            self.lines += u64::from(line.ends_with(b"\n"));
             if line.trim_ascii().is_empty() {
                 continue;
             }
+            let row = self.rows as u64;
             self.add_row(line).map_err(|reason| {
-                let number = self.lines + usize::from(!line.ends_with(b"\n"));
-                let reason = own(format!("Json error: line {number} of the file: {reason}"));
-                Broken { row: self.rows as u64, reason }
+                let reason = own(format!("Json error: {}: {reason}", self.shape.place(row, before)));
+                Broken { row, reason }
             })?;
             self.rows += 1;
         }
@@ -80,17 +84,23 @@ impl Inference {
 
     fn add_row(&mut self, line: &[u8]) -> Result<(), String> {
         let line = std::str::from_utf8(line.trim_ascii_end())
-            .map_err(|e| format!("not UTF-8: invalid at byte {} of the line", e.valid_up_to()))?;
+            .map_err(|e| format!("not UTF-8: invalid at byte {} of the {}", e.valid_up_to(), self.shape.unit()))?;
         let mut found = Found::default();
         let mut json = serde_json::Deserializer::from_str(line);
         // Another value than an object is parsed all the same, so that what is not valid JSON is said first.
         let mut other = Kind::Null;
         let row = Value { kind: &mut other, keys: Some(&mut self.columns), found: &mut found };
-        // The position is within the line.
-        let invalid = |e: serde_json::Error| {
-            format!("not valid JSON: {}", e.to_string().replace(" at line 1 column", " at byte"))
-        };
-        row.deserialize(&mut json).and_then(|()| json.end()).map_err(invalid)?;
+        let parsed = row.deserialize(&mut json).and_then(|()| json.end());
+        parsed.map_err(|e| {
+            let reason = e.to_string().replace(" at line 1 column", " at byte");
+            // A line end in a string was made one.
+            let reason = if self.shape.is_array() {
+                reason.replace("invalid escape", "a line end or an invalid escape in a string")
+            } else {
+                reason
+            };
+            format!("not valid JSON: {reason} of the {}", self.shape.unit())
+        })?;
         if !line.trim_ascii_start().starts_with('{') {
             return Err("not a JSON object".to_owned());
         }
@@ -396,7 +406,7 @@ mod tests {
     }
 
     fn inferred_for(reader: Reader, lines: &str) -> Result<Inference, Broken> {
-        let mut inference = Inference::new(reader, None);
+        let mut inference = Inference::new(reader, Shape::default(), None);
         inference.add(lines.as_bytes())?;
         Ok(inference)
     }
@@ -483,7 +493,7 @@ mod tests {
     #[test]
     fn pieces_and_order_of_keys() {
         let text = "{\"z\": 1, \"a\": {\"y\": [1], \"b\": null}}\n\n{\"m\": true, \"a\": {\"c\": 1, \"y\": [2.5]}}\n";
-        let mut pieces = Inference::new(Reader::Job, None);
+        let mut pieces = Inference::new(Reader::Job, Shape::default(), None);
         text.split_inclusive('\n').for_each(|piece| pieces.add(piece.as_bytes()).unwrap());
         assert_eq!(pieces.schema(), inference(text).unwrap().schema());
         let shown = shown(&pieces.schema());
@@ -491,7 +501,7 @@ mod tests {
         let DataType::Struct(fields) = &shown[0].1 else { panic!("{shown:?}") };
         let inner: Vec<_> = fields.iter().map(|field| (field.name().as_str(), field.data_type().to_string())).collect();
         assert_eq!(inner, [("b", "Null".to_owned()), ("y", "List(Float64)".to_owned()), ("c", "Int64".to_owned())]);
-        let mut first = Inference::new(Reader::Job, Some(1));
+        let mut first = Inference::new(Reader::Job, Shape::default(), Some(1));
         first.add(text.as_bytes()).unwrap();
         assert!(first.is_full() && first.rows() == 1 && first.schema().fields().len() == 2);
     }

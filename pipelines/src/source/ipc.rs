@@ -12,10 +12,14 @@ use arrow::{
     ipc::{self, MessageHeader, reader::StreamDecoder},
 };
 
-use super::{decode::Decode, reason::own};
+use super::{NOT_ARROW, decode::Decode, reason::own};
 
 const MAGIC: &[u8] = b"ARROW1";
 const CONTINUATION: [u8; 4] = [0xff; 4];
+/// Streams that were joined: readers stop after the first one.
+const JOINED: &str = "bytes follow the end of the Arrow stream; several streams cannot be joined";
+/// Maximum number of zeros after the magic word.
+const MAX_PADDING: usize = 4096;
 /// A schema of thousands of columns has some hundred kilobytes.
 const MAX_METADATA_BYTES: usize = 64 << 20;
 /// Maximum decompressed size that a buffer may declare.
@@ -49,6 +53,8 @@ pub(super) struct Ipc {
     /// Whether it is a file, whose footer must list as many batches as were decoded.
     file: bool,
     batches: usize,
+    /// Zeros after the magic word.
+    padding: usize,
     /// Whether the decoder was given the continuation marker of the next message.
     marked: bool,
 }
@@ -62,7 +68,8 @@ impl Ipc {
     /// Returns all columns.
     pub(super) fn whole() -> Self {
         let (decoder, message) = (StreamDecoder::new(), Vec::new());
-        Self { state: State::Start, message, decoder, ready: None, read: None, file: false, batches: 0, marked: false }
+        let (ready, read) = (None, None);
+        Self { state: State::Start, message, decoder, ready, read, file: false, batches: 0, padding: 0, marked: false }
     }
 
     /// The schema, after its message was decoded.
@@ -100,16 +107,22 @@ impl Ipc {
         })
     }
 
+    /// Whether the message so far is padding of the magic word.
+    fn is_padding(&self) -> bool {
+        self.message == [0; 8] && self.padding < MAX_PADDING
+    }
+
     fn expect_schema(&self) -> Result<(), ArrowError> {
-        let none = || invalid("not an Arrow file: it has no schema");
+        let none = || invalid(NOT_ARROW);
         self.schema().map(drop).ok_or_else(none)
     }
 
-    /// Collects the footer of a file.
+    /// Collects the footer of a file. Nothing follows a stream.
     fn footer(&mut self, bytes: &[u8]) -> Result<(), ArrowError> {
-        if self.file {
-            self.message.extend_from_slice(bytes);
+        if !self.file {
+            return Err(invalid(JOINED));
         }
+        self.message.extend_from_slice(bytes);
         match self.message.len() > MAX_METADATA_BYTES {
             true => Err(invalid("not an Arrow file, or damaged: its footer does not end")),
             false => Ok(()),
@@ -125,13 +138,15 @@ impl Ipc {
                 State::Prefix
             }
             // Writers pad the magic word to their alignment, which may be more than eight bytes.
-            State::Prefix if self.message == [0; 8] && self.schema().is_none() => {
+            State::Prefix if self.file && self.schema().is_none() && self.is_padding() => {
+                self.padding += self.message.len();
                 self.message.clear();
                 State::Prefix
             }
             State::Start | State::Prefix => {
                 let next = prefix(&self.message)?;
                 if next == State::Done {
+                    self.expect_schema()?;
                     // Before format version 5 the end marker has four bytes; the rest belongs to the footer.
                     self.message.drain(..if self.message.starts_with(&CONTINUATION) { 8 } else { 4 });
                 }
@@ -179,10 +194,11 @@ impl Decode for Ipc {
     fn finish(&mut self) -> Result<(), ArrowError> {
         match self.state {
             State::Done if self.file => check_footer(&self.message, self.batches),
+            State::Done if self.message.iter().any(|byte| *byte != 0) => Err(invalid(JOINED)),
             State::Done => self.expect_schema(),
             // A stream may end without an end marker.
             State::Prefix if (self.message.is_empty() || self.message == [0; 4]) && !self.file => self.expect_schema(),
-            _ if self.schema().is_none() => Err(invalid("not an Arrow file: it has no schema")),
+            _ if self.schema().is_none() => Err(invalid(NOT_ARROW)),
             _ => Err(invalid("the file ends inside a message; it is cut off")),
         }
     }
@@ -344,6 +360,21 @@ mod tests {
         let bytes = file(IpcWriteOptions::default());
         for end in 0..bytes.len() {
             assert!(read(&bytes[..end], 100).is_err(), "cut at {end} of {}", bytes.len());
+        }
+    }
+
+    #[test]
+    fn what_never_ends_is_refused() {
+        for start in [&b""[..], b"ARROW1\0\0"] {
+            let endless = [start, &[0; 10_000]].concat();
+            for chunk in [1, 7, usize::MAX] {
+                assert_eq!(read(&endless, chunk).unwrap_err().to_string(), format!("External error: {NOT_ARROW}"));
+            }
+        }
+        // Of joined streams, only the first would be read.
+        for more in [stream(), vec![0; 100]] {
+            let error = read(&[stream(), more].concat(), 64).unwrap_err().to_string();
+            assert!(error.contains("bytes follow the end of the Arrow stream"), "{error}");
         }
     }
 

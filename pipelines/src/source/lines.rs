@@ -60,7 +60,7 @@ impl Decode for Lines {
             let end = rest.iter().position(|&b| b == b'\n');
             let line = &rest[..end.unwrap_or(rest.len())];
             if self.open.len() + line.len() > MAX_ROW_BYTES {
-                return Err(own(format!("the line is longer than {MAX_ROW_BYTES} bytes")));
+                return Err(own(format!("the line is longer than {} MiB", MAX_ROW_BYTES >> 20)));
             }
             self.open.extend_from_slice(line);
             used += line.len();

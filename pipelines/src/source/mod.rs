@@ -7,10 +7,11 @@
 //! No file is held in memory: compressed files are decompressed as they are read, and the size of a batch is bounded in
 //! bytes. The smallest units are a row, a record batch of an Arrow file, and the compressed columns of a Parquet row group.
 
+pub(crate) mod beginning;
 mod bytes;
 pub(crate) mod contain;
 mod count;
-mod csv;
+pub(crate) mod csv;
 mod decode;
 pub(crate) mod escapes;
 mod format;
@@ -46,6 +47,7 @@ use crate::{
 
 use self::reason::{Reason, name, names};
 pub use self::{
+    beginning::Foreign,
     count::Counted,
     format::{Compression, Format},
     list::{InputFile, Listing, STDIN, check_unchanged, list, listing},
@@ -58,7 +60,7 @@ pub use self::{
     types::is_text,
 };
 pub(crate) use self::{
-    decode::Decode, format::of_name, json::Json, json_array::Items, list::MANIFEST, mapped::Rewrite,
+    decode::Decode, format::of_name, json::Json, json_array::Items, json_array::Shape, list::MANIFEST, mapped::Rewrite,
 };
 
 /// A row of the input: rows are counted from 0 within their file.
@@ -162,7 +164,7 @@ pub enum SourceError {
         column: String,
     },
     /// Two columns have the name of one that is read.
-    #[error("{file}: two columns are named \"{}\"; rename one of them", name(column))]
+    #[error("{file}: two columns are named \"{}\"", name(column))]
     Twice {
         /// The file.
         file: String,
@@ -193,6 +195,16 @@ pub enum SourceError {
         /// The file.
         file: String,
     },
+    /// A file of another kind than its name or `--input-format` says.
+    #[error("{file}: not {format}: {}", foreign.what())]
+    Foreign {
+        /// The file.
+        file: String,
+        /// What it should be.
+        format: Format,
+        /// What it is.
+        foreign: Foreign,
+    },
     /// The file as a whole is not valid in its format or compression.
     #[error("{file}: after row {row}: {reason}")]
     Damaged {
@@ -222,6 +234,10 @@ pub enum SourceError {
         reason: String,
     },
 }
+
+/// Why a file as a whole cannot be read.
+const NOT_PARQUET: &str = "not a Parquet file: it does not begin with PAR1";
+const NOT_ARROW: &str = "not an Arrow file: it has no schema";
 
 /// Whether the whole file is damaged rather than a row of it: true of compressed data and of binary formats.
 fn is_damage(format: Format, reason: &str) -> bool {
@@ -278,7 +294,7 @@ impl Fault for SourceError {
             Self::Changed { .. } => {
                 "restore the file and run the same command again, or start again with --overwrite from a file that does not change"
             }
-            Self::NoFile { .. } => "give its lines on standard input, with --input -",
+            Self::NoFile { .. } => "give it on standard input: with - as the input, and --input-format for its format",
             Self::NoBytes { file } if file == STDIN => {
                 "check the command that writes to standard input; of the other formats, an empty input is one without rows"
             }
@@ -286,10 +302,11 @@ impl Fault for SourceError {
                 "check that the command that writes to standard input writes one whole file of the format that --input-format \
                  names"
             }
-            Self::NoBytes { .. } | Self::Damaged { .. } => "the file is damaged: download or create it again",
-            Self::Malformed { reason, .. } if reason.contains("UTF-16") => {
-                "CSV and JSON files are UTF-8 throughout: iconv -f utf-16 -t utf-8 converts a file"
+            Self::Foreign { foreign, .. } => foreign.help(),
+            Self::Damaged { reason, .. } if [NOT_PARQUET, NOT_ARROW].contains(&reason.as_str()) => {
+                "name its format with --input-format, or give the file another name"
             }
+            Self::NoBytes { .. } | Self::Damaged { .. } => "the file is damaged: download or create it again",
             Self::Malformed { reason, .. } if reason.contains("UTF-8") => {
                 "CSV and JSON files are UTF-8 throughout: iconv -f latin1 -t utf8 converts a file; lines of a .txt file and \
                  binary columns are checked row by row"
@@ -297,6 +314,17 @@ impl Fault for SourceError {
             Self::Malformed { reason, .. } if reason.contains("from which the columns were inferred") => {
                 "--infer-rows all reads the columns of all rows first, and begins another job; --keep names the columns to \
                  keep and ignores others"
+            }
+            Self::Malformed { reason, .. } if ["not closed", "never closed"].iter().any(|end| reason.contains(end)) => {
+                "close it: a cell of CSV that begins with a quotation mark ends with one, and two of them inside stand for one"
+            }
+            Self::Malformed { reason, .. }
+                if reason.contains("line is longer") || reason.contains("no complete row") =>
+            {
+                "check that the input is of the format that its name or --input-format says"
+            }
+            Self::Malformed { reason, .. } if json_array::is_broken(reason) => {
+                "correct the file: an array holds objects that are separated by commas, [{...}, {...}]"
             }
             Self::Malformed { reason, .. } if reason.contains("incorrect number of fields") || is_no_json(reason) => {
                 "correct or remove the row, or leave such rows out with --on-malformed skip"

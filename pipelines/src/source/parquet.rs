@@ -7,6 +7,7 @@ use arrow::{
     datatypes::{Schema, SchemaRef},
 };
 use futures::TryStreamExt;
+use object_store::ObjectStoreExt;
 use parquet::{
     arrow::{
         ParquetRecordBatchStreamBuilder, ProjectionMask,
@@ -18,7 +19,7 @@ use parquet::{
     file::metadata::ParquetMetaData,
 };
 
-use super::{InputFile, SourceError, bytes::Opened, contain::contain_async, reason::without_data, types};
+use super::{InputFile, NOT_PARQUET, SourceError, bytes::Opened, contain::contain_async, reason::without_data, types};
 use crate::stores::{
     StoreError,
     file::{StoreFile, cause},
@@ -27,6 +28,10 @@ use crate::stores::{
 /// Average size of a batch, in uncompressed bytes of the columns read.
 const BATCH_BYTES: u64 = 4 << 20;
 const BATCH_ROWS: u64 = 8192;
+
+/// The first bytes of a file; the second of one whose footer is encrypted.
+const MAGIC: [&[u8]; 2] = [b"PAR1", b"PARE"];
+pub(super) const MAGIC_BYTES: u64 = 4;
 
 type Builder = ParquetRecordBatchStreamBuilder<StoreFile>;
 
@@ -59,6 +64,14 @@ impl Rows {
     }
 }
 
+/// Refuses a file that does not begin as Parquet does. An empty one has an error of its own.
+pub(super) fn check_start(file: &InputFile, start: &[u8]) -> Result<(), SourceError> {
+    match start.is_empty() || MAGIC.contains(&start) {
+        true => Ok(()),
+        false => Err(SourceError::malformed(file, 0, NOT_PARQUET)),
+    }
+}
+
 /// Converts panics of the reader to errors.
 pub(crate) async fn contain<T>(reading: impl Future<Output = Result<T, ParquetError>>) -> Result<T, ParquetError> {
     let damaged = || ParquetError::General("damaged: the reader cannot make sense of it".to_owned());
@@ -72,7 +85,14 @@ async fn builder(file: &InputFile) -> Result<(Opened, Builder), SourceError> {
     }
     let reader = || StoreFile { store: Arc::clone(&opened.store), path: opened.path.clone(), size: opened.size };
     let failed = |e| error(file, 0, e);
-    let builder = contain(Builder::new(reader())).await.map_err(failed)?;
+    let builder = match contain(Builder::new(reader())).await {
+        Ok(builder) => builder,
+        Err(error) => {
+            let start = opened.store.get_range(&opened.path, 0..MAGIC_BYTES.min(opened.size)).await;
+            start.map_or(Ok(()), |start| check_start(file, &start))?;
+            return Err(failed(error));
+        }
+    };
     let best = best_schema(&builder);
     if &best == builder.schema() {
         return Ok((opened, builder));

@@ -21,6 +21,7 @@ use tokio::{
 use super::{
     InputFile, STDIN, SourceError,
     bytes::{self, Bytes},
+    parquet,
 };
 use crate::stores::{Location, StoreError, Stores};
 
@@ -95,7 +96,12 @@ impl Pipe {
             let local = |source| StoreError::Local { operation: "copy", address: STDIN.to_owned(), source };
             let (spool, path) = tempfile::NamedTempFile::new().map_err(local)?.into_parts();
             let mut spool = tokio::fs::File::from_std(spool);
-            let size = bytes::copy_between(&mut self.read()?, &mut spool, file, STDIN).await?;
+            let mut bytes = self.read()?;
+            // Of a stream that does not end, nothing is copied.
+            let start = bytes::first(file, &mut bytes, parquet::MAGIC_BYTES).await?;
+            parquet::check_start(file, &start)?;
+            let mut bytes = Cursor::new(start).chain(bytes);
+            let size = bytes::copy_between(&mut bytes, &mut spool, file, STDIN).await?;
             let location = Stores::with_settings([]).locate(&path.to_string_lossy())?;
             Ok(Spool { location, size, _path: path })
         };

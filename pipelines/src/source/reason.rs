@@ -247,7 +247,7 @@ const MAX_NAME_CHARS: usize = 40;
 const MAX_NAMES: usize = 20;
 
 /// The name of a column for messages, escaped and cut off: damage to a header turns cells into names.
-pub(super) fn name(name: &str) -> String {
+pub(crate) fn name(name: &str) -> String {
     let cut: String = name.chars().take(MAX_NAME_CHARS).collect();
     let escaped = format!("{cut:?}");
     let more = if cut.len() < name.len() { "\u{2026}" } else { "" };

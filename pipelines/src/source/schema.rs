@@ -18,6 +18,7 @@ use super::{
     infer_csv,
     infer_json::{Inference, Reader},
     ipc::Ipc,
+    json_array::Shape,
     lines, parquet,
     reading::Cells,
     reason::Broken,
@@ -48,7 +49,7 @@ pub(super) async fn of_file(file: &InputFile, request: &Request) -> Result<Optio
 
 async fn arrow_schema(file: &InputFile) -> Result<SchemaRef, SourceError> {
     let malformed = |e: ArrowError| SourceError::malformed(file, 0, e);
-    let mut bytes = bytes::peek(file).await?;
+    let mut bytes = bytes::peek(file, &Shape::default()).await?;
     if bytes.fill_buf().await.map_err(|e| bytes::read_error(file, 0, e))?.is_empty() {
         return Err(SourceError::NoBytes { file: file.to_string() });
     }
@@ -89,33 +90,24 @@ impl Head<'_> {
     }
 }
 
-/// Byte order marks of UTF-16.
-const UTF_16: [&[u8]; 2] = [&[0xff, 0xfe], &[0xfe, 0xff]];
-
-fn check_encoding(file: &InputFile, head: &[u8]) -> Result<(), SourceError> {
-    match UTF_16.iter().any(|mark| head.starts_with(mark)) {
-        true => Err(SourceError::malformed(file, 0, "the file is UTF-16")),
-        false => Ok(()),
-    }
-}
-
 async fn csv_schema(file: &InputFile, request: &Request) -> Result<Option<SchemaRef>, SourceError> {
     let infer = match request.types {
         KeptTypes::Strings => infer_csv::strings,
         KeptTypes::Guess => infer_csv::inferred,
     };
     let most = if file.location.is_none() { MAX_STDIN_BYTES } else { MAX_CSV_BYTES };
-    let mut bytes = bytes::peek(file).await?;
+    let mut bytes = bytes::peek(file, &Shape::default()).await?;
     let (mut head, mut limit) = (Vec::new(), INFERENCE_BYTES);
     loop {
         let all = fill(file, &mut bytes, &mut head, limit).await?;
-        if all && head.trim_ascii().is_empty() {
+        let is_blank = head.trim_ascii().is_empty();
+        if all && is_blank {
             return Ok(None);
         }
-        check_encoding(file, &head)?;
         let (cells, max_rows) = (file.cells(), request.infer_rows.0);
         let malformed = |broken: Broken| SourceError::malformed(file, broken.row, broken.reason);
-        let inferred = infer(&Head { bytes: &head, all, most: limit >= most, cells, max_rows }).map_err(malformed)?;
+        let head_of_file = Head { bytes: &head, all, most: limit >= most, cells, max_rows };
+        let inferred = if is_blank { None } else { infer(&head_of_file).map_err(malformed)? };
         if let Some(schema) = inferred {
             return Ok(Some(Arc::new(with_items(&schema))));
         }
@@ -127,12 +119,12 @@ async fn csv_schema(file: &InputFile, request: &Request) -> Result<Option<Schema
 }
 
 async fn json_schema(file: &InputFile, request: &Request) -> Result<Option<SchemaRef>, SourceError> {
-    let mut bytes = bytes::peek(file).await?;
-    let mut inference = Inference::new(Reader::Job, request.infer_rows.0);
-    let (mut head, mut limit) = (Vec::new(), JSON_BYTES);
+    let shape = Shape::default();
+    let mut bytes = bytes::peek(file, &shape).await?;
+    let mut inference = Inference::new(Reader::Job, shape, request.infer_rows.0);
+    let (mut head, mut limit, mut blank) = (Vec::new(), JSON_BYTES, 0);
     loop {
         let all = fill(file, &mut bytes, &mut head, limit).await?;
-        check_encoding(file, &head)?;
         let end = if all { Some(head.len()) } else { head.iter().rposition(|&byte| byte == b'\n').map(|at| at + 1) };
         let malformed = |broken: Broken| SourceError::malformed(file, broken.row, broken.reason);
         inference.add(&head[..end.unwrap_or(0)]).map_err(malformed)?;
@@ -141,10 +133,11 @@ async fn json_schema(file: &InputFile, request: &Request) -> Result<Option<Schem
         if all || is_enough {
             break;
         }
+        blank += if inference.rows() == 0 { end.unwrap_or(0) } else { 0 };
         limit = if end.is_none() { limit * 4 } else { JSON_BYTES };
-        if limit > MAX_ROW_BYTES {
+        if limit.max(blank) > MAX_ROW_BYTES {
             match inference.rows() {
-                0 => return Err(no_row(file, head.len())),
+                0 => return Err(no_row(file, blank.max(head.len()))),
                 // The decoder says what is wrong with this one.
                 _ => break,
             }

@@ -9,7 +9,7 @@ use std::{collections::VecDeque, sync::Arc};
 use parking_lot::Mutex;
 use serde::de::IgnoredAny;
 
-use super::{csv::Quotes, decode::MAX_ROW_BYTES, mapped::Rewrite, reading::Cells};
+use super::{csv::Quotes, decode::MAX_ROW_BYTES, json_array::Shape, mapped::Rewrite, reading::Cells};
 
 /// A row that was left out.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -30,8 +30,8 @@ pub(super) type Noted = Arc<Mutex<VecDeque<Malformed>>>;
 enum Grammar {
     /// A row is a record of RFC 4180.
     Cells { cells: Cells, quotes: Quotes, count: usize, expected: Option<usize> },
-    /// A row is a line with an object.
-    Objects,
+    /// A row is a line with an object, or an element of an array.
+    Objects(Shape),
 }
 
 /// Passes complete rows on.
@@ -53,8 +53,8 @@ impl Sieve {
         Self::new(Grammar::Cells { cells, quotes: Quotes::default(), count: 1, expected: None }, noted)
     }
 
-    pub(super) fn of_objects(noted: Option<Noted>) -> Self {
-        Self::new(Grammar::Objects, noted)
+    pub(super) fn of_objects(shape: Shape, noted: Option<Noted>) -> Self {
+        Self::new(Grammar::Objects(shape), noted)
     }
 
     fn new(grammar: Grammar, noted: Option<Noted>) -> Self {
@@ -77,7 +77,7 @@ impl Sieve {
 
     /// Passes the open row on.
     fn close(&mut self, out: &mut Vec<u8>) {
-        let line = self.lines + 1;
+        let before = self.lines;
         self.lines += self.open.iter().filter(|&&byte| byte == b'\n').count() as u64;
         let found = self.grammar.check(&self.open);
         let reason = match (found, &self.noted) {
@@ -90,6 +90,7 @@ impl Sieve {
         };
         match (reason, &self.noted) {
             (Some(reason), Some(noted)) => {
+                let (line, reason) = self.grammar.place(self.rows, before, reason);
                 noted.lock().push_back(Malformed { row: self.rows, line, reason });
                 self.rows += 1;
                 self.grammar.placeholder(out);
@@ -126,17 +127,27 @@ impl Grammar {
                     () => Row::Valid,
                 }
             }
-            Self::Objects => match row.trim_ascii() {
+            Self::Objects(shape) => match row.trim_ascii() {
                 [] => Row::None,
-                row => object_or_why(row).map_or_else(Row::Malformed, |()| Row::Valid),
+                row => object_or_why(row, shape.unit()).map_or_else(Row::Malformed, |()| Row::Valid),
             },
+        }
+    }
+
+    /// The line of the file in which a row begins, and what is wrong with it. The element of an array is named, too.
+    fn place(&self, rows: u64, line_ends: u64, reason: String) -> (u64, String) {
+        match self {
+            Self::Objects(shape) if shape.is_array() => {
+                (shape.line(rows, line_ends), format!("element {} of the array: {reason}", rows + 1))
+            }
+            _ => (line_ends + 1, reason),
         }
     }
 
     /// A row of NULLs.
     fn placeholder(&self, out: &mut Vec<u8>) {
         match self {
-            Self::Objects => out.extend_from_slice(b"{}\n"),
+            Self::Objects(_) => out.extend_from_slice(b"{}\n"),
             // An empty line would be no row.
             Self::Cells { expected: None | Some(0 | 1), .. } => out.extend_from_slice(b"\"\"\n"),
             Self::Cells { cells, expected: Some(expected), .. } => {
@@ -147,12 +158,12 @@ impl Grammar {
     }
 }
 
-fn object_or_why(row: &[u8]) -> Result<(), String> {
+fn object_or_why(row: &[u8], unit: &str) -> Result<(), String> {
     let row = std::str::from_utf8(row).map_err(|_| "not UTF-8".to_owned())?;
     match serde_json::from_str::<IgnoredAny>(row) {
         Ok(_) if row.starts_with('{') => Ok(()),
         Ok(_) => Err("not a JSON object".to_owned()),
-        Err(error) => Err(format!("not valid JSON at byte {} of the line", error.column())),
+        Err(error) => Err(format!("not valid JSON at byte {} of the {unit}", error.column())),
     }
 }
 
@@ -235,7 +246,7 @@ mod tests {
     #[test]
     fn rows_of_objects() {
         check(
-            |noted| Sieve::of_objects(Some(noted)),
+            |noted| Sieve::of_objects(Shape::default(), Some(noted)),
             b"{\"a\": \"\\ud800\"}\n\n{\"a\":\n[1]\n {\"a\": 1e400}\n\xff\n{} {}\n{\"a\": 2}",
             "{\"a\": \"\\ud800\"}\n\n{}\n{}\n {\"a\": 1e400}\n{}\n{}\n{\"a\": 2}",
             &[
@@ -247,13 +258,24 @@ mod tests {
         );
     }
 
+    /// What a pipe never ends is not collected for ever.
+    #[test]
+    fn a_row_has_a_limit() {
+        let block = vec![b'a'; 64 << 20];
+        for mut sieve in [Sieve::of_objects(Shape::default(), None), Sieve::of_cells(CSV, None)] {
+            let mut out = Vec::new();
+            let pushed: Vec<bool> = (0..5).map(|_| sieve.push(&block, &mut out).is_ok()).collect();
+            assert_eq!((pushed, out.len()), (vec![true, true, true, true, false], 0));
+        }
+    }
+
     #[test]
     fn without_a_place_to_note_them_rows_pass() {
         let text: &[u8] = b"a,b\n1\n2,3";
         assert_eq!(sifted(Sieve::of_cells(CSV, None), &[text]).as_bytes(), text);
-        assert_eq!(sifted(Sieve::of_objects(None), &[b"{\n", b"[1]"]), "{\n[1]");
+        assert_eq!(sifted(Sieve::of_objects(Shape::default(), None), &[b"{\n", b"[1]"]), "{\n[1]");
         // Only complete rows are passed on.
-        let (mut sieve, mut out) = (Sieve::of_objects(None), Vec::new());
+        let (mut sieve, mut out) = (Sieve::of_objects(Shape::default(), None), Vec::new());
         sieve.push(b"{\"a\": 1}\n{\"a\"", &mut out).unwrap();
         assert_eq!(out, b"{\"a\": 1}\n");
     }

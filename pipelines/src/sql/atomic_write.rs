@@ -1,7 +1,7 @@
 //! Makes the writes of a plan atomic: the files of a COPY or INSERT become visible when its sink has succeeded, or not
 //! at all. See [`super::staging`] and [`super::commit`].
 
-use std::{fmt, panic::AssertUnwindSafe, sync::Arc};
+use std::{any::Any, fmt, panic::AssertUnwindSafe, sync::Arc};
 
 use datafusion::{
     arrow::array::{Array, RecordBatch},
@@ -9,7 +9,12 @@ use datafusion::{
         Result, exec_datafusion_err, exec_err, internal_err,
         tree_node::{Transformed, TreeNode, TreeNodeRecursion},
     },
-    datasource::{listing::ListingTable, sink::DataSinkExec, source_as_provider},
+    datasource::{
+        file_format::csv::CsvFormat,
+        listing::{ListingTable, ListingTableUrl},
+        sink::DataSinkExec,
+        source_as_provider,
+    },
     execution::{SendableRecordBatchStream, TaskContext},
     logical_expr::LogicalPlan,
     physical_expr::PhysicalExpr,
@@ -18,39 +23,59 @@ use datafusion::{
         stream::RecordBatchStreamAdapter,
     },
 };
-use futures::{Stream, StreamExt};
+use futures::{Stream, StreamExt, TryStreamExt};
 
 use super::{
     commit::{CommitState, StagedFiles},
-    output_folder::OutputFolder,
+    copy::Target,
+    output_folder::{Existing, OutputFolder},
     staging::staging_context,
+    text_format::TextFormat,
 };
+use crate::stores::Stores;
 
-/// Wraps the input and the output of every sink of a plan in an [`AtomicWriteExec`]. `partition_columns` are the hive
-/// partition columns of the output, and `folder` is that of a COPY.
+/// The output of a statement.
+#[derive(Debug, Default)]
+pub(super) struct Output {
+    /// Hive partition columns.
+    pub(super) partition_columns: Vec<String>,
+    /// The target of a COPY, or of an INSERT into a folder, to which it appends.
+    pub(super) target: Option<Target>,
+    /// Writes the file of a COPY to a folder that would otherwise get none.
+    pub(super) no_rows: Option<Arc<dyn ExecutionPlan>>,
+}
+
+/// Wraps the input and the output of every sink of a plan in an [`AtomicWriteExec`].
 ///
 /// # Errors
 /// As [`TreeNode::transform_up`].
 pub(super) fn make_writes_atomic(
     plan: Arc<dyn ExecutionPlan>,
-    partition_columns: &[String],
+    output: &Output,
     state: &Arc<CommitState>,
-    folder: Option<&OutputFolder>,
 ) -> Result<Arc<dyn ExecutionPlan>> {
     let wrapped = plan.transform_up(|node| {
         let Some(sink) = node.downcast_ref::<DataSinkExec>() else { return Ok(Transformed::no(node)) };
-        let files = Arc::new(StagedFiles::new(state, folder.cloned()));
-        let columns = partition_columns.into();
+        let files = Arc::new(StagedFiles::new(state, output.target.clone(), output.partition_columns.len()));
+        let columns = output.partition_columns.as_slice().into();
         let input = AtomicWriteExec::wrap(Arc::clone(sink.input()), Side::Input(columns), &files);
         let sink = replace_children_if_necessary(node, vec![input])?;
-        Ok(Transformed::yes(AtomicWriteExec::wrap(sink, Side::Sink, &files)))
+        Ok(Transformed::yes(AtomicWriteExec::wrap(sink, Side::Sink(output.no_rows.clone()), &files)))
     });
     wrapped.map(|wrapped| wrapped.data)
 }
 
 /// Commits after a sink's result, rolls back after its error.
-async fn commit_or_rollback(files: &Arc<StagedFiles>, result: BatchResult) -> BatchResult {
-    let result = match result {
+async fn commit_or_rollback(
+    files: &Arc<StagedFiles>,
+    no_rows: Option<(Arc<dyn ExecutionPlan>, Arc<TaskContext>)>,
+    result: BatchResult,
+) -> BatchResult {
+    let written = match (result, no_rows) {
+        (Ok(batch), Some((plan, context))) => write_no_rows(files, &plan, context).await.map(|()| batch),
+        (result, _) => result,
+    };
+    let result = match written {
         Ok(batch) => files.commit().await.map(|()| batch),
         Err(error) => Err(files.take_error().unwrap_or(error)),
     };
@@ -60,18 +85,45 @@ async fn commit_or_rollback(files: &Arc<StagedFiles>, result: BatchResult) -> Ba
     result
 }
 
-/// The hive partition columns of the files that a statement writes.
-pub(super) fn partition_columns(statement: &LogicalPlan) -> Vec<String> {
-    match statement {
-        LogicalPlan::Copy(copy) => copy.partition_by.clone(),
-        LogicalPlan::Dml(insert) => {
-            let table = source_as_provider(&insert.target).ok();
-            let table = table.as_ref().and_then(|table| (table.as_ref() as &dyn std::any::Any).downcast_ref());
-            let columns = table.map(|table: &ListingTable| table.options().table_partition_cols.iter());
-            columns.into_iter().flatten().map(|(name, _)| name.clone()).collect()
+/// Writes the file of a folder that would otherwise be empty.
+async fn write_no_rows(
+    files: &Arc<StagedFiles>,
+    plan: &Arc<dyn ExecutionPlan>,
+    context: Arc<TaskContext>,
+) -> Result<()> {
+    if files.needs_file().await? {
+        plan.execute(0, context)?.try_for_each(|_| std::future::ready(Ok(()))).await?;
+    }
+    Ok(())
+}
+
+impl Output {
+    /// The output of a statement. `target` is that of a COPY.
+    pub(super) fn of(statement: &LogicalPlan, target: Option<Target>, stores: &Stores) -> Self {
+        match statement {
+            LogicalPlan::Copy(copy) => Self { partition_columns: copy.partition_by.clone(), target, no_rows: None },
+            LogicalPlan::Dml(insert) => {
+                let table = source_as_provider(&insert.target).ok();
+                let table = table.as_ref().and_then(|table| (table.as_ref() as &dyn Any).downcast_ref());
+                table.map(|table| Self::of_table(table, stores)).unwrap_or_default()
+            }
+            LogicalPlan::Analyze(analyze) => Self::of(&analyze.input, target, stores),
+            _ => Self::default(),
         }
-        LogicalPlan::Analyze(analyze) => partition_columns(&analyze.input),
-        _ => Vec::new(),
+    }
+
+    fn of_table(table: &ListingTable, stores: &Stores) -> Self {
+        let columns = table.options().table_partition_cols.iter().map(|(name, _)| name.clone());
+        let format = TextFormat::unwrapped(table.options().format.as_ref());
+        let csv: Option<&CsvFormat> = (format as &dyn Any).downcast_ref();
+        let has_tabs = csv.is_some_and(|csv| csv.delimiter() == b'\t');
+        // A table of other files would not find them.
+        let finds = |url: &ListingTableUrl| url.get_glob().as_ref().is_none_or(|glob| glob.as_str().contains(".tsv"));
+        let has_tabs = has_tabs && table.table_paths().iter().all(finds);
+        let location = table.table_paths().first().and_then(|url| stores.locate(url.as_str()).ok());
+        let folder = location.map(|location| OutputFolder::new(location, Existing::Append));
+        let target = Target { folder, is_written: true, has_tabs };
+        Self { partition_columns: columns.collect(), target: Some(target), no_rows: None }
     }
 }
 
@@ -79,8 +131,8 @@ pub(super) fn partition_columns(statement: &LogicalPlan) -> Vec<String> {
 enum Side {
     /// Below the sink: records errors of the input, and rejects NULL in these hive partition columns.
     Input(Arc<[String]>),
-    /// Above the sink: runs it with staging stores, then commits or rolls back.
-    Sink,
+    /// Above the sink: runs it with staging stores, or the other plan if there are no rows, then commits or rolls back.
+    Sink(Option<Arc<dyn ExecutionPlan>>),
 }
 
 #[derive(Debug)]
@@ -98,7 +150,12 @@ impl AtomicWriteExec {
 
 impl DisplayAs for AtomicWriteExec {
     fn fmt_as(&self, _: DisplayFormatType, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(if matches!(self.side, Side::Sink) { "AtomicWriteExec: sink" } else { "AtomicWriteExec: input" })
+        let option = self.files.folder().and_then(|folder| folder.existing.option());
+        match (&self.side, option) {
+            (Side::Input(_), _) => f.write_str("AtomicWriteExec: input"),
+            (Side::Sink(_), None) => f.write_str("AtomicWriteExec: sink"),
+            (Side::Sink(_), Some(option)) => write!(f, "AtomicWriteExec: sink, {option}=true"),
+        }
     }
 }
 
@@ -148,11 +205,13 @@ impl ExecutionPlan for AtomicWriteExec {
                 });
                 Box::pin(RecordBatchStreamAdapter::new(schema, rows))
             }
-            Side::Sink => {
-                let results = catch_panics(self.input.execute(partition, staging_context(&context, &files))?);
+            Side::Sink(no_rows) => {
+                let context = staging_context(&context, &files);
+                let results = catch_panics(self.input.execute(partition, Arc::clone(&context))?);
+                let no_rows = no_rows.clone().map(|plan| (plan, context));
                 let results = results.then(move |result| {
-                    let files = Arc::clone(&files);
-                    async move { commit_or_rollback(&files, result).await }
+                    let (files, no_rows) = (Arc::clone(&files), no_rows.clone());
+                    async move { commit_or_rollback(&files, no_rows, result).await }
                 });
                 Box::pin(RecordBatchStreamAdapter::new(schema, results))
             }

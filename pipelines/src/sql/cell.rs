@@ -1,7 +1,7 @@
 //! Formats values for table cells; abbreviates vectors and long lists.
 
 use arrow::{
-    array::{Array, ArrayRef, AsArray, StringArray, StructArray},
+    array::{Array, ArrayRef, AsArray, StructArray},
     datatypes::{DataType, Float16Type, Float32Type, Float64Type},
     error::ArrowError,
     util::display::{ArrayFormatter, FormatOptions},
@@ -15,8 +15,8 @@ const SHOWN_NUMBERS: usize = 2;
 const SHOWN_ITEMS: usize = 3;
 
 /// Formats the values of a column.
-pub(super) fn cells(column: &dyn Array) -> Result<StringArray, ArrowError> {
-    (0..column.len()).map(|row| cell(column, row).map(Some)).collect()
+pub(super) fn cells(column: &dyn Array) -> Result<Vec<String>, ArrowError> {
+    (0..column.len()).map(|row| cell(column, row)).collect()
 }
 
 fn cell(column: &dyn Array, row: usize) -> Result<String, ArrowError> {
@@ -82,7 +82,7 @@ mod tests {
     use std::sync::Arc;
 
     use arrow::{
-        array::{FixedSizeListArray, Float32Array, Int32Array, ListArray},
+        array::{FixedSizeListArray, Float32Array, Int32Array, ListArray, StringArray},
         buffer::OffsetBuffer,
         datatypes::{Field, Fields},
     };
@@ -95,7 +95,7 @@ mod tests {
     }
 
     fn shown(column: &dyn Array) -> Vec<String> {
-        cells(column).unwrap().iter().map(|cell| cell.unwrap().to_owned()).collect()
+        cells(column).unwrap()
     }
 
     // Expected values are rounded by hand.

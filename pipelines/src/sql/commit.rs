@@ -7,7 +7,9 @@
 //! lost.
 
 use std::{
+    collections::BTreeSet,
     fmt,
+    path::PathBuf,
     sync::{Arc, Mutex, MutexGuard, PoisonError, Weak},
     time::Duration,
 };
@@ -19,8 +21,18 @@ use object_store::{
 };
 use tokio::{runtime::Handle, task::JoinHandle};
 
-use super::{error::external, output_folder::OutputFolder};
-use crate::stores::StoreError;
+use super::{
+    copy::Target,
+    copy_place,
+    error::{SqlError, external},
+    file_errors::address,
+    output_folder::OutputFolder,
+};
+use crate::{
+    error::{Error as OwnError, Exit},
+    source::reason::one_line,
+    stores::StoreError,
+};
 
 /// Files published concurrently.
 const CONCURRENT_COMMITS: usize = 16;
@@ -33,8 +45,14 @@ const ABORT_TIMEOUT: Duration = Duration::from_secs(5);
 #[derive(Debug, Default)]
 pub(super) struct StagedFiles {
     state: Arc<CommitState>,
-    /// The folder of a COPY.
-    folder: Option<OutputFolder>,
+    /// The target of the statement.
+    target: Option<Target>,
+    /// Number of hive partition columns: as many folders above each file are called after values of rows.
+    partition_columns: usize,
+    /// Whether the local folder of the target did not exist before.
+    is_new: bool,
+    /// Local paths of files that were begun.
+    begun: Mutex<BTreeSet<PathBuf>>,
     files: Mutex<Vec<StagedFile>>,
     /// Tasks that abort dropped uploads.
     aborts: Mutex<Vec<JoinHandle<()>>>,
@@ -43,8 +61,55 @@ pub(super) struct StagedFiles {
 }
 
 impl StagedFiles {
-    pub(super) fn new(state: &Arc<CommitState>, folder: Option<OutputFolder>) -> Self {
-        Self { state: Arc::clone(state), folder, ..Self::default() }
+    pub(super) fn new(state: &Arc<CommitState>, target: Option<Target>, partition_columns: usize) -> Self {
+        let folder = target.as_ref().and_then(|target| target.folder.as_ref());
+        let is_new = folder.is_some_and(OutputFolder::is_new);
+        Self { state: Arc::clone(state), target, partition_columns, is_new, ..Self::default() }
+    }
+
+    /// How messages call a file.
+    pub(super) fn shown(&self, origin: &str, path: &Path) -> Shown {
+        let mut parts: Vec<String> = path.parts().map(|part| part.as_ref().to_owned()).collect();
+        let file = parts.len().saturating_sub(1);
+        let mut columns = Vec::new();
+        for part in &mut parts[file.saturating_sub(self.partition_columns)..file] {
+            if let Some((column, _)) = part.split_once('=') {
+                columns.push(column.to_owned());
+                *part = format!("{column}=\u{2026}");
+            }
+        }
+        Shown { address: address(origin, parts.join("/")), columns }
+    }
+
+    /// Notes that a file is begun on a local disk.
+    pub(super) fn begin(&self, file: PathBuf) {
+        lock(&self.begun).insert(file);
+    }
+
+    /// The folder of a COPY.
+    pub(super) fn folder(&self) -> Option<&OutputFolder> {
+        self.target.as_ref().and_then(|target| target.folder.as_ref())
+    }
+
+    /// Whether the folder of a COPY would have no file.
+    ///
+    /// # Errors
+    /// If the folder cannot be listed.
+    pub(super) async fn needs_file(&self) -> PlanResult<bool> {
+        match self.folder() {
+            Some(folder) if lock(&self.files).is_empty() => folder.needs_file().await.map_err(external),
+            _ => Ok(false),
+        }
+    }
+
+    /// Where a file is written that DataFusion writes to `path`: files of tab-separated values are called `.tsv`.
+    pub(super) fn renamed(&self, path: &Path) -> Path {
+        let has_tabs = self.target.as_ref().is_some_and(|target| target.has_tabs);
+        let name = path.as_ref().rsplit_once('/').map_or(path.as_ref(), |(_, name)| name);
+        let folder = &path.as_ref()[..path.as_ref().len() - name.len()];
+        let renamed =
+            name.split_once(".csv").filter(|_| has_tabs).map(|(name, rest)| format!("{folder}{name}.tsv{rest}"));
+        renamed.and_then(|path| Path::parse(path).ok()).unwrap_or_else(|| path.clone())
     }
 
     /// Adds a complete file.
@@ -62,7 +127,7 @@ impl StagedFiles {
             return Err(error);
         }
         let Some(guard) = self.state.begin_commit() else { return exec_err!("the statement was interrupted") };
-        let (files, folder) = (std::mem::take(&mut *lock(&self.files)), self.folder.clone());
+        let (files, folder) = (std::mem::take(&mut *lock(&self.files)), self.folder().cloned());
         // A separate task, so that dropping the query does not abandon the commit halfway.
         let commit = tokio::spawn(async move {
             let _guard = guard;
@@ -82,6 +147,9 @@ impl StagedFiles {
         let aborts = std::mem::take(&mut *lock(&self.aborts));
         // A store that does not answer keeps the incomplete upload.
         let _ = tokio::time::timeout(ABORT_TIMEOUT, join_all(aborts)).await;
+        if let Some(folder) = self.folder() {
+            folder.delete_empty_folders(std::mem::take(&mut *lock(&self.begun)), self.is_new);
+        }
     }
 
     /// Records an error unless one is recorded already.
@@ -182,8 +250,7 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 pub(super) struct StagedFile {
     pub(super) store: Arc<dyn ObjectStore>,
     pub(super) path: Path,
-    /// The file's name in error messages.
-    pub(super) address: String,
+    pub(super) shown: Shown,
     pub(super) content: Content,
 }
 
@@ -198,21 +265,54 @@ pub(super) enum Content {
 impl StagedFile {
     /// Makes the file visible; returns its store and path.
     async fn publish(self) -> PlanResult<(Arc<dyn ObjectStore>, Path)> {
-        let Self { store, path, address, content } = self;
+        let Self { store, path, shown, content } = self;
         let published = match content {
             Content::Buffered(payload, options) => store.put_opts(&path, payload, options).await.map(drop),
             Content::Uploaded(upload) => upload.complete().await,
         };
         match published {
             Ok(()) => Ok((store, path)),
-            Err(error) => Err(write_error(&address, error)),
+            Err(error) => Err(shown.write_error(error)),
         }
     }
 }
 
-/// A failed write to a store.
-pub(super) fn write_error(address: &str, error: Error) -> DataFusionError {
-    external(StoreError::Request { operation: "write", address: address.to_owned(), source: Box::new(error) })
+/// How messages call a file: without the values of rows after which its folders are called.
+#[derive(Debug, Clone)]
+pub(super) struct Shown {
+    address: String,
+    /// The columns whose values are left out.
+    columns: Vec<String>,
+}
+
+impl Shown {
+    /// A failed write to a store.
+    pub(super) fn write_error(&self, error: Error) -> DataFusionError {
+        if !self.columns.is_empty() {
+            return self.partition_error(&error);
+        }
+        let local = self.address.starts_with('/').then_some(std::path::Path::new(&self.address));
+        if let Some((message, help)) = local.and_then(|path| copy_place::obstacle(path, false)) {
+            let error = SqlError { message, exit: Exit::Storage, help: Some(help.to_owned()) };
+            return external(OwnError::from(error));
+        }
+        external(StoreError::Request { operation: "write", address: self.address.clone(), source: Box::new(error) })
+    }
+
+    /// The innermost error, as the others show the path.
+    fn partition_error(&self, error: &Error) -> DataFusionError {
+        let causes = std::iter::successors(Some(error as &dyn std::error::Error), |error| error.source());
+        let cause = causes.last().map(ToString::to_string).unwrap_or_default();
+        let mut paths = self.columns.iter().flat_map(|column| [format!("{column}="), format!("{column}%3D")]);
+        let cause = match paths.any(|path| cause.contains(&path)) {
+            true => "the store rejected it".to_owned(),
+            false => one_line(&cause),
+        };
+        let help = "values of PARTITIONED BY are names of folders, which disks limit to 255 bytes: shorten them, as with \
+                    left(text, 50) AS text";
+        let message = format!("write {}: {cause}", self.address);
+        external(OwnError::from(SqlError { message, exit: Exit::Storage, help: Some(help.to_owned()) }))
+    }
 }
 
 /// A multipart upload that is aborted when it is dropped before it is completed: object stores keep and charge the

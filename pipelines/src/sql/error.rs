@@ -5,6 +5,7 @@ use std::{borrow::Cow, io::ErrorKind};
 use datafusion::{arrow::error::ArrowError, error::DataFusionError, sql::sqlparser::parser::ParserError};
 use thiserror::Error;
 
+use super::exhausted;
 use crate::{
     error::{Error, Exit, Fault},
     source::{
@@ -51,7 +52,10 @@ pub(crate) fn to_sql_error(error: &DataFusionError) -> Error {
 pub(super) fn message(error: &DataFusionError) -> Cow<'_, str> {
     use DataFusionError as E;
     match error {
-        E::Plan(text) | E::Configuration(text) => coercion_reason(text),
+        E::Plan(text) | E::Configuration(text) => match no_match(text) {
+            Some((call, _)) => format!("{call}: no form of this function takes these arguments").into(),
+            None => coercion_reason(text),
+        },
         E::Execution(text) => without_values(coercion_reason(text)),
         E::SQL(error, _) => match error.as_ref() {
             ParserError::ParserError(text) | ParserError::TokenizerError(text) => Cow::Borrowed(text),
@@ -69,6 +73,11 @@ pub(super) fn message(error: &DataFusionError) -> Cow<'_, str> {
         E::Context(_, error) | E::Diagnostic(_, error) => message(error),
         E::Shared(error) => message(error),
         E::Internal(text) if is_invalid_arrow(text) => "not an Arrow file or stream, or truncated".into(),
+        E::Internal(text) if let Some((wanted, given)) = uncast(text) => {
+            format!("a function takes {wanted}, and its argument is {given}").into()
+        }
+        E::Internal(text) if is_uncomparable(text) => "min and max do not compare values of this type".into(),
+        E::ResourcesExhausted(text) => exhausted::message(text).into(),
         E::Collection(errors) => errors.first().map_or("unknown".into(), message),
         other => other.strip_backtrace().into(),
     }
@@ -78,6 +87,36 @@ pub(super) fn message(error: &DataFusionError) -> Cow<'_, str> {
 fn coercion_reason(text: &str) -> Cow<'_, str> {
     let own = text.split_once("user-defined coercion failed with: Error during planning: ");
     own.map_or(text, |(_, own)| own.split_once(" No function matches").map_or(own, |(own, _)| own)).into()
+}
+
+/// The call that an error is about, and the forms of its function. The errors of DataFusion 55 quote each other, and call
+/// some of themselves internal.
+fn no_match(text: &str) -> Option<(String, String)> {
+    if text.contains("user-defined coercion failed with: ") {
+        return None;
+    }
+    let (_, call) = text.split_once("No function matches the given name and argument types '")?;
+    let (call, forms) = call.split_once("'. You might need to add explicit type casts.")?;
+    let forms: Vec<&str> = forms.lines().skip(2).map(str::trim).collect();
+    Some((shortened(call), forms.join(", ")))
+}
+
+/// The type that a function takes, and the type that it is given, of an error that DataFusion 55 calls internal.
+fn uncast(text: &str) -> Option<(&str, &str)> {
+    let (_, types) = text.split_once("Unavailable default cast for native type ")?;
+    let (wanted, given) = types.split_once(" from physical type ")?;
+    // The fields of a struct, and their metadata, can be long.
+    Some((wanted, given.split(['(', '.', ' ']).next().unwrap_or(given)))
+}
+
+/// Maximum characters of a call in a message.
+const CALL_CHARS: usize = 120;
+
+fn shortened(call: &str) -> String {
+    match call.char_indices().nth(CALL_CHARS) {
+        Some((end, _)) => format!("{}…", &call[..end]),
+        None => call.to_owned(),
+    }
 }
 
 /// Replaces the row values that functions of DataFusion quote in their errors, such as `Error parsing 'x' as time`.
@@ -125,11 +164,34 @@ pub(super) fn is_invalid_arrow(text: &str) -> bool {
 const FOLDER_HELP: &str = "a folder stands for its files with the default extension of the type, such as .json; use a \
                            pattern for others: 'logs/*.jsonl'";
 
+/// Whether min or max rejects two values, which DataFusion 55 quotes in an error that it calls internal.
+fn is_uncomparable(text: &str) -> bool {
+    text.starts_with("Uncomparable values")
+}
+
+const UNCOMPARABLE_HELP: &str =
+    "they compare numbers, strings, dates and the like, such as one item of a list: max(v[1])";
+
+fn other_function(given: &str) -> &'static str {
+    match given.contains("List") {
+        true => {
+            "array_length(…) is the number of items of a list; SHOW FUNCTIONS LIKE 'array%' lists functions of lists"
+        }
+        false => "convert the argument, or call another function; SHOW FUNCTIONS lists them",
+    }
+}
+
 /// The exit code and the hint for an error.
 pub(super) fn classify(root: &DataFusionError) -> (Exit, Option<Cow<'static, str>>) {
     use DataFusionError as E;
     match root {
         E::Plan(text) if text.contains("Cannot infer schema from an empty") => (Exit::Usage, Some(FOLDER_HELP.into())),
+        E::Plan(text) if let Some((_, forms)) = no_match(text) => (
+            Exit::Usage,
+            Some(format!("its forms are {forms}; convert the arguments, or call another function").into()),
+        ),
+        E::Internal(text) if is_uncomparable(text) => (Exit::Usage, Some(UNCOMPARABLE_HELP.into())),
+        E::Internal(text) if let Some((_, given)) = uncast(text) => (Exit::Usage, Some(other_function(given).into())),
         E::SQL(..) | E::Plan(_) | E::SchemaError(..) | E::Configuration(_) | E::NotImplemented(_) => {
             (Exit::Usage, None)
         }
@@ -137,10 +199,7 @@ pub(super) fn classify(root: &DataFusionError) -> (Exit, Option<Cow<'static, str
         E::IoError(error) if is_invalid_data(error) => (Exit::Input, None),
         E::ParquetError(error) if is_caused_by_store(error.as_ref()) => (Exit::Storage, None),
         E::ObjectStore(_) | E::IoError(_) => (Exit::Storage, None),
-        E::ResourcesExhausted(_) => (
-            Exit::Failed,
-            Some("increase --memory-limit, or reduce the batch size with SET datafusion.execution.batch_size".into()),
-        ),
+        E::ResourcesExhausted(text) => (Exit::Failed, Some(exhausted::help(text).into())),
         E::Internal(_) => (Exit::Failed, Some("this is a bug; please report it with the statement".into())),
         E::ArrowError(error, _) if let ArrowError::IoError(_, error) = error.as_ref() => {
             (if is_invalid_data(error) { Exit::Input } else { Exit::Storage }, None)

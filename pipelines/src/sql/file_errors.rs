@@ -37,7 +37,7 @@ use super::{
     text_format::with_text_formats,
 };
 use crate::source::{
-    SourceError,
+    SourceError, csv,
     reason::{Reason, of_own_io},
 };
 
@@ -214,7 +214,7 @@ pub(super) async fn name_file_of_plan_error(
 }
 
 /// The name of a file in messages: a path for local files, a URL for others.
-pub(super) fn address(store: &str, file: &object_store::path::Path) -> String {
+pub(super) fn address(store: &str, file: impl std::fmt::Display) -> String {
     format!("{}{file}", if store.starts_with("file:") { "/" } else { store })
 }
 
@@ -268,6 +268,10 @@ impl FileErrorSource {
     fn reader(&self, batch_rows: usize) -> Arc<dyn FileSource> {
         match self.source.file_type() {
             "json" => Arc::new(JsonReader { source: Arc::clone(&self.source), batch_rows }),
+            "csv" => {
+                let columns = self.source.table_schema().file_schema().fields().len();
+                self.source.with_batch_size(csv::batch_rows(batch_rows, columns))
+            }
             _ => self.source.with_batch_size(batch_rows),
         }
     }

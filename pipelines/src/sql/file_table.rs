@@ -5,11 +5,11 @@
 
 use std::sync::Arc;
 
-use arrow::datatypes::{Field, Schema, SchemaRef};
+use arrow::datatypes::{DataType, Field, Schema, SchemaRef};
 use async_trait::async_trait;
 use datafusion::{
     catalog::{Session, TableProvider},
-    common::{ColumnStatistics, Result, Statistics, project_schema, stats::Precision},
+    common::{ColumnStatistics, Result, ScalarValue, Statistics, project_schema, stats::Precision},
     datasource::{
         file_format::FileFormat,
         listing::PartitionedFile,
@@ -39,6 +39,8 @@ pub(super) struct FileTable {
     pub(super) files: Vec<InputFile>,
     /// The columns in the files and then those of the folders, as the scan counts them.
     scanned: TableSchema,
+    /// The columns in the files, with the types in which DataFusion reads their statistics.
+    stated: SchemaRef,
     partitions: Partitions,
     /// The columns of the table, and their places in `scanned`.
     schema: SchemaRef,
@@ -46,12 +48,14 @@ pub(super) struct FileTable {
 }
 
 impl FileTable {
-    /// A table of files with the columns `columns`. A column that a folder names, too, is that of the folder.
+    /// A table of files with the columns `columns`. A column that a folder names, too, is that of the folder. Without
+    /// `views`, views are read as plain strings.
     pub(super) fn new(
         format: Arc<dyn FileFormat>,
         store: ObjectStoreUrl,
         files: Vec<InputFile>,
         columns: &SchemaRef,
+        views: bool,
     ) -> Result<Self> {
         let partitions = Partitions::of(&files, |_| false)?;
         let of_folders = partitions.fields();
@@ -61,13 +65,14 @@ impl FileTable {
             true => Arc::new(field.as_ref().clone().with_name(format!("{}#{place}", field.name()))),
             false => Arc::clone(field),
         });
-        let in_files = Arc::new(Schema::new_with_metadata(in_files.collect::<Vec<_>>(), columns.metadata().clone()));
+        let stated = Arc::new(Schema::new_with_metadata(in_files.collect::<Vec<_>>(), columns.metadata().clone()));
+        let in_files = if views { Arc::clone(&stated) } else { without_views(&stated) };
         let partition_columns: Vec<_> = of_folders.iter().map(|field| Arc::new(field.clone())).collect();
         let scanned = TableSchema::builder(in_files).with_table_partition_cols(partition_columns).build();
         let shown = (0..columns.fields().len()).filter(|place| !is_hidden(columns.field(*place)));
         let places: Vec<usize> = shown.chain(columns.fields().len()..scanned.table_schema().fields().len()).collect();
         let schema = Arc::new(scanned.table_schema().project(&places)?);
-        Ok(Self { format, store, files, scanned, partitions, schema, places })
+        Ok(Self { format, store, files, scanned, stated, partitions, schema, places })
     }
 
     /// The files as they are now, with their statistics, up to the file that completes `limit` rows. Whether there are more.
@@ -109,10 +114,13 @@ impl FileTable {
         let values = self.partitions.values(number)?;
         let (mut statistics, mut ordering) = (Statistics::new_unknown(self.scanned.file_schema()), None);
         if session.config().collect_statistics() {
-            let columns = Arc::clone(self.scanned.file_schema());
+            let columns = Arc::clone(&self.stated);
             let found = self.format.infer_stats_and_ordering(session, store, columns, &meta).await;
             let found = found.map_err(|error| with_file_name(error, &file.to_string()))?;
             (statistics, ordering) = (found.statistics, found.ordering);
+            if !Arc::ptr_eq(&self.stated, self.scanned.file_schema()) {
+                statistics = with_types(statistics, self.scanned.file_schema());
+            }
         }
         let mut scanned = PartitionedFile::from(meta);
         let nulls: Vec<usize> = (0..values.len()).filter(|place| values[*place].is_null()).collect();
@@ -127,6 +135,33 @@ impl FileTable {
         }
         Ok(scanned)
     }
+}
+
+/// The schema with plain strings instead of views. Batches of a reader share the buffers of views, and a memory pool counts
+/// them for each batch.
+fn without_views(schema: &SchemaRef) -> SchemaRef {
+    let fields = schema.fields().iter().map(|field| match field.data_type() {
+        DataType::Utf8View => Arc::new(field.as_ref().clone().with_data_type(DataType::Utf8)),
+        DataType::BinaryView => Arc::new(field.as_ref().clone().with_data_type(DataType::Binary)),
+        _ => Arc::clone(field),
+    });
+    Arc::new(Schema::new_with_metadata(fields.collect::<Vec<_>>(), schema.metadata().clone()))
+}
+
+/// Statistics with bounds of the types of a schema. DataFusion 55 drops the statistics of a column whose declared type
+/// differs from that in the file.
+fn with_types(mut statistics: Statistics, schema: &SchemaRef) -> Statistics {
+    for (column, field) in statistics.column_statistics.iter_mut().zip(schema.fields()) {
+        let cast = |value: &ScalarValue| value.cast_to(field.data_type()).ok();
+        for bound in [&mut column.min_value, &mut column.max_value] {
+            *bound = match &*bound {
+                Precision::Exact(value) => cast(value).map_or(Precision::Absent, Precision::Exact),
+                Precision::Inexact(value) => cast(value).map_or(Precision::Absent, Precision::Inexact),
+                Precision::Absent => Precision::Absent,
+            };
+        }
+    }
+    statistics
 }
 
 /// The path of a file in its store.

@@ -89,7 +89,7 @@ impl FileTables {
             )));
         }
         if first.format == Format::Text {
-            return LinesTable::try_new(files);
+            return LinesTable::try_new(files, has_views(&self.state()?));
         }
         // DataFusion reads a file of zero bytes as a table without rows.
         let magic = matches!(first.format, Format::Parquet | Format::Arrow);
@@ -128,7 +128,9 @@ impl FileTables {
         let schemas: Vec<_> = stream::iter(schemas).buffered(CONCURRENT_FILES).try_collect().await?;
         check_partitions(&files, &schemas)?;
         let schema = merge_schemas(format, &schemas)?;
-        Ok(Arc::new(FileTable::new(data_format, url, files, &schema)?))
+        // DataFusion's reader of Arrow does not convert types.
+        let views = format != Format::Parquet || has_views(&state);
+        Ok(Arc::new(FileTable::new(data_format, url, files, &schema, views)?))
     }
 
     /// A table in a format that `elmo embed` does not read. DataFusion resolves the name.
@@ -260,9 +262,14 @@ impl TableProviderFactory for FileTables {
         let files = list(&self.stores, &addresses, None).await.map_err(external)?;
         match files.iter().find(|file| file.format != Format::Text) {
             Some(other) => Err(DataFusionError::Plan(format!("{other}: not a .txt file"))),
-            None => LinesTable::try_new(files),
+            None => LinesTable::try_new(files, has_views(&self.state()?)),
         }
     }
+}
+
+/// Whether strings of Parquet and lines are read as views. They are not with a memory limit.
+fn has_views(state: &SessionState) -> bool {
+    state.config_options().execution.parquet.schema_force_view_types
 }
 
 fn kind(file: &InputFile) -> (Format, Compression) {

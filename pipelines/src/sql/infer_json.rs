@@ -7,6 +7,7 @@ use datafusion::common::{DataFusionError, Result};
 
 use super::{error::external, plain_text::Broken};
 use crate::source::{
+    Shape,
     infer_json::{Inference, Reader},
     reason::{Reason, of_own_io},
 };
@@ -14,9 +15,9 @@ use crate::source::{
 /// Maximum bytes of a line.
 const MAX_LINE_BYTES: u64 = 256 << 20;
 
-/// The columns of the first `max_rows` rows; of all for `None`.
-pub(super) fn infer(mut lines: impl BufRead, max_rows: Option<usize>) -> Result<Schema> {
-    let (mut inference, mut line) = (Inference::new(Reader::Query, max_rows), Vec::new());
+/// The columns of the first `max_rows` rows; of all for `None`. `shape` is that of the text whose lines these are.
+pub(super) fn infer(mut lines: impl BufRead, shape: Shape, max_rows: Option<usize>) -> Result<Schema> {
+    let (mut inference, mut line) = (Inference::new(Reader::Query, shape, max_rows), Vec::new());
     while !inference.is_full() {
         line.clear();
         let read = (&mut lines).take(MAX_LINE_BYTES).read_until(b'\n', &mut line);
@@ -46,9 +47,9 @@ mod tests {
     fn a_line_that_is_no_json_is_named() {
         for broken in ["{\"a\": ", "[1]", "{\"a\": 1e400}", "{\"a\": 1} {\"a\": 2}", "{'a': 1}"] {
             let text = format!("{{\"a\": 1}}\n\n{{\"a\": 2}}\n{broken}\n{{\"a\": 4}}\n");
-            let error = infer(text.as_bytes(), None).unwrap_err().to_string();
+            let error = infer(text.as_bytes(), Shape::default(), None).unwrap_err().to_string();
             assert!(error.contains("after row 2: Json error: line 4 of the file: not "), "{error}");
         }
-        assert!(infer("{\"a\": 1}\n[1]".as_bytes(), Some(1)).is_ok());
+        assert!(infer("{\"a\": 1}\n[1]".as_bytes(), Shape::default(), Some(1)).is_ok());
     }
 }

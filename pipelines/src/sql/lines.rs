@@ -4,9 +4,9 @@
 use std::{fmt, sync::Arc};
 
 use arrow::{
-    array::{ArrayRef, AsArray, RecordBatch, RecordBatchOptions},
+    array::{ArrayRef, AsArray, RecordBatch, RecordBatchOptions, StringArray},
     compute::{CastOptions, cast_with_options},
-    datatypes::{DataType, Field, Schema, SchemaRef},
+    datatypes::{DataType, Field, FieldRef, Schema, SchemaRef},
 };
 use async_trait::async_trait;
 use datafusion::{
@@ -39,10 +39,11 @@ pub(super) struct LinesTable {
 }
 
 impl LinesTable {
-    pub(super) fn try_new(files: Vec<InputFile>) -> Result<Arc<dyn TableProvider>> {
+    /// Without `views`, lines are plain strings.
+    pub(super) fn try_new(files: Vec<InputFile>, views: bool) -> Result<Arc<dyn TableProvider>> {
         // The texts are those of the file, whatever its folder is called.
         let partitions = Partitions::of(&files, |column| column == TEXT)?;
-        let text = Field::new(TEXT, DataType::Utf8View, true);
+        let text = Field::new(TEXT, if views { DataType::Utf8View } else { DataType::Utf8 }, true);
         let schema = Arc::new(Schema::new([vec![text], partitions.fields()].concat()));
         Ok(Arc::new(Self { files, partitions, schema }))
     }
@@ -101,14 +102,14 @@ struct Group {
 impl Group {
     /// The columns `columns` of some rows, of which the first is the text.
     fn batch(&self, slice: &Slice, columns: &[usize], schema: SchemaRef) -> Result<RecordBatch> {
-        let column = |column: &usize| match column.checked_sub(1) {
+        let column = |(column, field): (&usize, &FieldRef)| match column.checked_sub(1) {
             None => {
                 let file = self.plan.files().nth(slice.start.file).map(ToString::to_string).unwrap_or_default();
-                to_utf8_view(slice, &file)
+                to_strings(slice, &file, field.data_type())
             }
             Some(partition) => self.values[slice.start.file][partition].to_array_of_size(slice.len()),
         };
-        let columns = columns.iter().map(column).collect::<Result<_>>()?;
+        let columns = columns.iter().zip(schema.fields()).map(column).collect::<Result<_>>()?;
         let count = RecordBatchOptions::new().with_row_count(Some(slice.len()));
         Ok(RecordBatch::try_new_with_options(schema, columns, &count)?)
     }
@@ -175,9 +176,10 @@ fn split(batch: &RecordBatch, rows: usize) -> Vec<Result<RecordBatch>> {
     if batch.num_rows() <= rows {
         return vec![Ok(batch.clone())];
     }
-    let own = |column: &ArrayRef| match column.as_string_view_opt() {
-        Some(lines) => Arc::new(lines.gc()) as ArrayRef,
-        None => Arc::clone(column),
+    let own = |column: &ArrayRef| match (column.as_string_view_opt(), column.as_string_opt::<i32>()) {
+        (Some(lines), _) => Arc::new(lines.gc()) as ArrayRef,
+        (_, Some(lines)) => Arc::new(lines.iter().collect::<StringArray>()),
+        _ => Arc::clone(column),
     };
     let part = |first: usize| {
         let part = batch.slice(first, rows.min(batch.num_rows() - first));
@@ -187,10 +189,10 @@ fn split(batch: &RecordBatch, rows: usize) -> Vec<Result<RecordBatch>> {
     (0..batch.num_rows()).step_by(rows).map(part).collect()
 }
 
-/// Casts lines to strings. Invalid UTF-8 is an error rather than NULL.
-fn to_utf8_view(slice: &Slice, file: &str) -> Result<ArrayRef> {
+/// Casts lines to a type of strings. Invalid UTF-8 is an error rather than NULL.
+fn to_strings(slice: &Slice, file: &str, data_type: &DataType) -> Result<ArrayRef> {
     let strict = CastOptions { safe: false, ..CastOptions::default() };
-    cast_with_options(&slice.text, &DataType::Utf8View, &strict).map_err(|_| {
+    cast_with_options(&slice.text, data_type, &strict).map_err(|_| {
         let lines = slice.text.as_binary_opt::<i32>();
         let bad = lines.and_then(|lines| lines.iter().flatten().position(|line| std::str::from_utf8(line).is_err()));
         let row = slice.start.row + bad.unwrap_or_default() as u64;

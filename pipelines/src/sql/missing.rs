@@ -6,8 +6,8 @@ use datafusion::{error::DataFusionError, prelude::SessionContext};
 
 use super::error::{SqlError, classify, sql_error};
 use crate::{
-    error::Error,
-    source::{SourceError, of_name},
+    error::{Error, Exit},
+    source::{Format, SourceError, of_name},
 };
 
 /// Names that a message shows.
@@ -18,9 +18,16 @@ const SPELLING: &str =
 
 /// Converts an error of planning. If it is about a missing table or file, it says so, with the names that are nearest.
 pub(super) fn plan_error(error: DataFusionError, context: &SessionContext) -> Error {
+    if let Some(folder) = empty_folder(error.find_root()) {
+        return no_data(&folder);
+    }
     let Some(name) = missing_name(error.find_root()) else { return sql_error(error) };
     let (exit, _) = classify(error.find_root());
     let tables = tables(context);
+    // A folder with data files would be a table. Without a slash, its name might have been that of a table.
+    if Path::new(&name).is_dir() && !tables.contains(&name) {
+        return no_data(&name);
+    }
     let message = format!("{name}: neither a table nor a file of this name exists");
     let quoted = |name: String| if of_name(&name).is_some() || name.contains('/') { format!("'{name}'") } else { name };
     // `FROM a.csv` is a table of a schema.
@@ -32,6 +39,24 @@ pub(super) fn plan_error(error: DataFusionError, context: &SessionContext) -> Er
         },
     };
     SqlError { message, exit, help: Some(help) }.into()
+}
+
+/// A folder without files that are read.
+fn empty_folder(root: &DataFusionError) -> Option<String> {
+    let DataFusionError::External(inner) = root else { return None };
+    match inner.downcast_ref()? {
+        SourceError::Empty { address } => Some(address.clone()),
+        _ => None,
+    }
+}
+
+fn no_data(folder: &str) -> Error {
+    let message = format!("{}/: the folder has no file that is read as a table", folder.trim_end_matches('/'));
+    let help = format!(
+        "files are read whose names do not begin with . or _ and end in {}; CREATE EXTERNAL TABLE names the format of others",
+        Format::EXTENSIONS
+    );
+    SqlError { message, exit: Exit::Input, help: Some(help) }.into()
 }
 
 /// The name that was not found, without the default catalog and schema.

@@ -12,18 +12,26 @@ mod atomic_write;
 mod cell;
 mod cells;
 mod commit;
+mod compact_exec;
 mod copy;
+mod copy_place;
 mod error;
+mod exhausted;
+mod explain_copy;
 mod file_errors;
 mod file_table;
 mod files;
+mod format_options;
 mod in_order_exec;
 mod infer_json;
 mod json_reader;
 mod keep_order;
 mod lines;
 mod memory;
+mod memory_pool;
 mod missing;
+mod nearest;
+mod no_rows;
 mod output_folder;
 mod partitions;
 mod plain_text;
@@ -32,6 +40,7 @@ mod remote;
 mod run;
 mod shell;
 mod staging;
+mod tab_separated;
 mod table;
 mod text;
 mod text_format;
@@ -49,7 +58,7 @@ use datafusion::{
     datasource::file_format::format_as_file_type,
     execution::{
         SendableRecordBatchStream,
-        memory_pool::{FairSpillPool, TrackConsumersPool},
+        memory_pool::TrackConsumersPool,
         runtime_env::RuntimeEnvBuilder,
         session_state::{SessionState, SessionStateBuilder},
     },
@@ -62,14 +71,18 @@ use elmo_udfs::{ElmoSession, ModelSource, Statement};
 use parking_lot::Mutex;
 
 use self::{
-    atomic_write::{make_writes_atomic, partition_columns},
+    atomic_write::{Output, make_writes_atomic},
     commit::CommitState,
+    compact_exec::compact,
+    copy::Target,
     file_errors::InferringFactory,
     files::FileTables,
+    format_options::Options,
     keep_order::{KeepOrder, SplitInOrder},
-    output_folder::OutputFolder,
+    memory_pool::SharedPool,
     print::Printer,
     run::{next_batch, write_results, written_rows},
+    tab_separated::TabSeparated,
 };
 pub use self::{
     error::SqlError,
@@ -170,7 +183,7 @@ impl Sql {
             .with_object_list_cache_limit(0)
             .with_file_statistics_cache_limit(0);
         if let Some(bytes) = settings.memory_limit {
-            let pool = TrackConsumersPool::new(FairSpillPool::new(bytes.get()), LISTED_CONSUMERS);
+            let pool = TrackConsumersPool::new(SharedPool::new(bytes.get()), LISTED_CONSUMERS);
             runtime = runtime.with_memory_pool(Arc::new(pool));
         }
         let runtime = runtime.build_arc().map_err(sql_error)?;
@@ -196,6 +209,9 @@ impl Sql {
         let tables = builder.table_factories().get_or_insert_default();
         for factory in tables.values_mut() {
             *factory = Arc::new(InferringFactory(Arc::clone(factory)));
+        }
+        if let Some(csv) = tables.get("CSV").cloned() {
+            tables.insert("TSV".to_owned(), Arc::new(TabSeparated(csv)));
         }
         tables.insert("TEXT".to_owned(), Arc::clone(&files) as _);
         let context = SessionContext::new_with_state(builder.build());
@@ -245,14 +261,18 @@ impl Sql {
         out: Out,
     ) -> Result<Outcome> {
         self.commits.reset();
-        let folder = copy::complete(&mut statement, &self.stores)?;
+        let target = copy::complete(&mut statement, &self.stores)?;
         self.check_file_type(&mut statement)?;
-        if let Some(folder) = &folder {
+        let folder = target.as_ref().and_then(|target| target.folder.as_ref());
+        if let Some(folder) = folder.filter(|_| target.as_ref().is_some_and(|target| target.is_written)) {
             // Before anything is computed. The commit checks again.
             folder.replaced().await?;
         }
+        let existing = folder.map(|folder| folder.existing).unwrap_or_default();
         let frame = elmo_udfs::run(&self.context, statement).await;
         let frame = frame.map_err(|error| missing::plan_error(error, &self.context))?;
+        copy::check_columns(frame.logical_plan(), self.context.state().config_options())?;
+        let frame = explain_copy::show(frame, existing).map_err(sql_error)?;
         // DDL and SET statements have been executed at this point; they have no result.
         if frame.schema().fields().is_empty() {
             return Ok(Outcome { rows: None, truncated: false, hidden_columns: 0 });
@@ -265,14 +285,14 @@ impl Sql {
             // The end of a line of a plan is as important as its start.
             options.width = None;
         }
-        let (plan, stream) = self.start(self.limit_to_table(frame, options)?, folder).await?;
+        let (plan, stream) = self.start(self.limit_to_table(frame, options)?, target).await?;
         let printer = Printer::new(options, stream.schema(), out)?;
         let outcome = write_results(&plan, stream, printer, progress).await;
         progress.finish();
         outcome
     }
 
-    /// Validates and normalises the file type of CREATE EXTERNAL TABLE, also below EXPLAIN.
+    /// Validates and normalises the file type and the options of CREATE EXTERNAL TABLE, also below EXPLAIN.
     fn check_file_type(&self, statement: &mut Statement) -> Result<()> {
         let create = match statement {
             Statement::CreateExternalTable(create) => create,
@@ -283,9 +303,12 @@ impl Sql {
         if ["jsonl", "ndjson"].iter().any(|name| create.file_type.eq_ignore_ascii_case(name)) {
             "JSON".clone_into(&mut create.file_type);
         }
-        let state = self.context.state();
-        if state.table_factories().contains_key(&create.file_type.to_ascii_uppercase()) {
-            return Ok(());
+        let (state, file_type) = (self.context.state(), create.file_type.to_ascii_uppercase());
+        if state.table_factories().contains_key(&file_type) {
+            // The factory of TEXT says that it takes none.
+            let given = if file_type == "TEXT" { &[] } else { create.options.as_slice() };
+            let (statement, file_type) = ("CREATE EXTERNAL TABLE", file_type.as_str());
+            return Options { statement, file_type, others: &[], given }.check();
         }
         // NDJSON has a table factory but no file format.
         let mut types: Vec<_> = state.table_factories().keys().map(String::as_str).filter(|k| *k != "NDJSON").collect();
@@ -338,20 +361,26 @@ impl Sql {
         Ok(Outcome { rows: Some(rows), truncated: false, hidden_columns: 0 })
     }
 
-    /// Plans a query and starts its execution. `folder` is the one that the statement writes to.
+    /// Plans a query and starts its execution. `target` is that of a COPY.
     async fn start(
         &self,
         frame: DataFrame,
-        folder: Option<OutputFolder>,
+        target: Option<Target>,
     ) -> Result<(Arc<dyn ExecutionPlan>, SendableRecordBatchStream)> {
-        let partition_columns = partition_columns(frame.logical_plan());
         let (mut state, logical) = frame.into_parts();
         let planned = match self.plan(&mut state, &logical).await {
             Err(error) => Err(file_errors::name_file_of_plan_error(error, &state, &logical).await),
             planned => planned,
         };
-        let plan =
-            planned.and_then(|plan| make_writes_atomic(plan, &partition_columns, &self.commits, folder.as_ref()));
+        let is_copy = target.is_some();
+        let mut output = Output::of(&logical, target, &self.stores);
+        match output.target.as_ref().and_then(|target| target.folder.as_ref()) {
+            Some(_) if is_copy => output.no_rows = no_rows::plan(&logical, &state).await.map_err(sql_error)?,
+            // As for COPY, before anything is computed.
+            Some(folder) => drop(folder.replaced().await?),
+            None => {}
+        }
+        let plan = planned.and_then(|plan| make_writes_atomic(plan, &output, &self.commits));
         let plan = plan.and_then(file_errors::name_files_in_errors);
         let plan = plan.map_err(sql_error)?;
         let stream = execute_stream(Arc::clone(&plan), state.task_ctx()).map_err(sql_error)?;
@@ -361,11 +390,23 @@ impl Sql {
     /// Plans a query as DataFusion does, in between reducing the batches of wide rows to the memory limit.
     async fn plan(&self, state: &mut SessionState, logical: &LogicalPlan) -> PlanResult<Arc<dyn ExecutionPlan>> {
         let optimized = state.optimize(logical)?;
-        if let Some(limit) = self.memory_limit {
-            let rows = memory::batch_rows(&optimized, state.config().batch_size(), limit)?;
-            *state.config_mut() = state.config().clone().with_batch_size(rows);
-        }
-        state.query_planner().create_physical_plan(&optimized, state).await
+        let Some(limit) = self.memory_limit else {
+            return state.query_planner().create_physical_plan(&optimized, state).await;
+        };
+        // Of a cluster, most partitions are elsewhere.
+        let partitions = if self.on_cluster { 1 } else { state.config().target_partitions() };
+        let rows = state.config().batch_size();
+        let rows = memory::batch_rows(&optimized, rows, limit, partitions)?;
+        *state.config_mut() = memory::limit_merges(state.config().clone().with_batch_size(rows), limit);
+        let plan = state.query_planner().create_physical_plan(&optimized, state).await?;
+        let measured = memory::measured_rows(&plan, rows, limit, partitions)?;
+        *state.config_mut() = state.config().clone().with_batch_size(measured);
+        // Some operators take the number of rows when they are planned.
+        let plan = match measured == rows {
+            true => plan,
+            false => state.query_planner().create_physical_plan(&optimized, state).await?,
+        };
+        compact(plan, memory::batch_bytes(limit, partitions))
     }
 }
 

@@ -28,11 +28,24 @@ pub(super) enum Existing {
     Overwrite,
 }
 
+impl Existing {
+    pub(super) const ALL: [Self; 3] = [Self::Refuse, Self::Append, Self::Overwrite];
+
+    /// The option of COPY that names it.
+    pub(super) fn option(self) -> Option<&'static str> {
+        match self {
+            Self::Refuse => None,
+            Self::Append => Some("append"),
+            Self::Overwrite => Some("overwrite"),
+        }
+    }
+}
+
 /// The folder of a COPY.
 #[derive(Debug, Clone)]
 pub(super) struct OutputFolder {
     location: Location,
-    existing: Existing,
+    pub(super) existing: Existing,
 }
 
 impl OutputFolder {
@@ -65,6 +78,18 @@ impl OutputFolder {
             0 => Ok(Vec::new()),
             count => Err(self.not_empty(count)),
         }
+    }
+
+    /// Whether a COPY without rows needs a file there: `FROM 'folder/'` finds none.
+    ///
+    /// # Errors
+    /// If the folder cannot be listed.
+    pub(super) async fn needs_file(&self) -> Result<bool> {
+        if self.existing != Existing::Append {
+            return Ok(true);
+        }
+        let listed = self.location.below(&self.location.path, usize::MAX, |name| !name.starts_with('.')).await?;
+        Ok(!listed.iter().any(|file| self.is_visible(file) && is_data(file)))
     }
 
     /// The name of the folder in messages.
@@ -101,7 +126,10 @@ impl OutputFolder {
         let is_job = |file: &ObjectMeta| self.names(file).iter().any(|name| name == MANIFEST);
         match listed.iter().any(is_job) {
             true => Err(Error::usage(
-                format!("{}: holds the output of elmo embed or elmo stream, which COPY does not change", self.name()),
+                format!(
+                    "{}: holds the output of elmo embed or elmo stream, which neither COPY nor INSERT changes",
+                    self.name()
+                ),
                 "name another folder, or delete this one",
             )),
             false => Ok(()),
@@ -142,7 +170,7 @@ impl OutputFolder {
         let deletions: Vec<_> = replaced.iter().map(Location::delete).collect();
         let results = stream::iter(deletions).buffer_unordered(CONCURRENT_FILES).collect::<Vec<_>>().await;
         let failed: Vec<_> = results.into_iter().filter_map(std::result::Result::err).collect();
-        self.delete_empty_folders(replaced);
+        self.delete_empty_folders(replaced.iter().filter_map(Location::local_path), false);
         let Some(first) = failed.first() else { return Ok(()) };
         let message = format!(
             "{}: the new files are complete, but {} of the {} files that they replace could not be deleted: {first}",
@@ -154,13 +182,19 @@ impl OutputFolder {
         Err(SqlError { message, exit: Exit::Storage, help: Some(help) }.into())
     }
 
-    fn delete_empty_folders(&self, replaced: &[Location]) {
+    /// Whether it is a local folder that does not exist.
+    pub(super) fn is_new(&self) -> bool {
+        self.location.local_path().is_some_and(|path| !path.exists())
+    }
+
+    /// Deletes the empty local folders above some files, and the folder itself if `with_root`.
+    pub(super) fn delete_empty_folders(&self, files: impl IntoIterator<Item = PathBuf>, with_root: bool) {
         let Some(root) = self.location.local_path() else { return };
-        let files = replaced.iter().filter_map(Location::local_path);
         let above = |file: PathBuf| file.ancestors().skip(1).map(PathBuf::from).collect::<Vec<_>>();
-        let folders: BTreeSet<PathBuf> = files.flat_map(above).filter(|folder| *folder != root).collect();
+        let folders: BTreeSet<PathBuf> = files.into_iter().flat_map(above).collect();
         // The deepest first. Folders that still hold something cannot be removed.
-        for folder in folders.iter().rev().filter(|folder| folder.starts_with(&root)) {
+        for folder in folders.iter().rev().filter(|folder| folder.starts_with(&root) && (with_root || **folder != root))
+        {
             let _ = std::fs::remove_dir(folder);
         }
     }

@@ -23,10 +23,12 @@ use object_store::{
 use tokio::{runtime::Handle, task::JoinHandle};
 
 use super::{cells::Cells, error::external};
-use crate::source::{Items, Rewrite, reason::own_io};
+use crate::source::{
+    Items, Rewrite, Shape,
+    beginning::{BYTE_ORDER_MARK, Judge, marks},
+    reason::own_io,
+};
 
-/// U+FEFF in UTF-8.
-const BYTE_ORDER_MARK: &[u8] = "\u{feff}".as_bytes();
 /// Bytes of JSON that are looked at at once.
 const PIECE_BYTES: usize = 256 << 10;
 /// Bytes that one task reads; large enough that starting the task costs little.
@@ -88,7 +90,7 @@ impl Read for Fetched {
     }
 }
 
-/// Skips a byte order mark.
+/// Skips byte order marks. Fails if the file is no text.
 enum WithoutMark {
     Unread(Box<dyn Read + Send>),
     Read(io::Chain<Cursor<Vec<u8>>, Box<dyn Read + Send>>),
@@ -99,11 +101,16 @@ impl Read for WithoutMark {
         match self {
             Self::Read(rest) => rest.read(buffer),
             Self::Unread(bytes) => {
-                let mut start = Vec::new();
-                bytes.by_ref().take(BYTE_ORDER_MARK.len() as u64).read_to_end(&mut start)?;
-                if start == BYTE_ORDER_MARK {
-                    start.clear();
-                }
+                let mut judge = Judge::default();
+                let start = loop {
+                    // A byte at a time, of which there are few, so that nothing is read that is not returned.
+                    let mut next = Vec::new();
+                    bytes.by_ref().take(1).read_to_end(&mut next)?;
+                    let next = next.first().copied();
+                    if let Some(start) = judge.take(next)? {
+                        break start;
+                    }
+                };
                 let bytes = std::mem::replace(bytes, Box::new(io::empty()));
                 *self = Self::Read(Cursor::new(start).chain(bytes));
                 self.read(buffer)
@@ -112,11 +119,11 @@ impl Read for WithoutMark {
     }
 }
 
-/// The objects of an array of JSON as lines; lines stay as they are.
-pub(super) fn lines(text: Box<dyn Read + Send>) -> Box<dyn Read + Send> {
+/// The objects of an array of JSON as lines; lines stay as they are. Notes in `shape` which of both it is.
+pub(super) fn lines(text: Box<dyn Read + Send>, shape: Shape) -> Box<dyn Read + Send> {
     Box::new(JsonLines {
         text,
-        items: Items::default(),
+        items: Items::new(shape),
         piece: vec![0; PIECE_BYTES],
         lines: Vec::new(),
         taken: 0,
@@ -251,7 +258,7 @@ impl ObjectStore for TextStore {
         let found = self.store.get_opts(file, options).await?;
         let (meta, range, attributes) = (found.meta, found.range, found.attributes);
         let text = text(found.payload, self.compression).map_err(as_store_error)?;
-        let text = if self.cells.is_none() { lines(text) } else { text };
+        let text = if self.cells.is_none() { lines(text, Shape::default()) } else { text };
         let payload = GetResultPayload::Stream(Chunks { text, cells: self.cells.clone() }.stream());
         Ok(GetResult { payload, meta, range, attributes })
     }
@@ -300,12 +307,12 @@ fn with_blank_mark(found: GetResult) -> GetResult {
     let (meta, range, attributes) = (found.meta.clone(), found.range.clone(), found.attributes.clone());
     let mut is_first = true;
     let blank = move |bytes: Bytes| {
-        let has_mark = std::mem::take(&mut is_first) && bytes.starts_with(BYTE_ORDER_MARK);
-        if !has_mark {
+        let marks = if std::mem::take(&mut is_first) { marks(&bytes) } else { 0 };
+        if marks == 0 {
             return bytes;
         }
         let mut blank = bytes.to_vec();
-        blank[..BYTE_ORDER_MARK.len()].fill(b'\n');
+        blank[..marks].fill(b'\n');
         blank.into()
     };
     let payload = GetResultPayload::Stream(found.into_stream().map_ok(blank).boxed());

@@ -17,11 +17,10 @@ use arrow::{
         EncoderOptions, LineDelimitedWriter, WriterBuilder,
         writer::{JsonArray, Writer, make_encoder},
     },
-    util::pretty::pretty_format_batches,
 };
 use elmo::spec::SpecError;
 
-use super::{cell::cells, table::Table};
+use super::table::Table;
 use crate::error::{Error, Result};
 
 /// An output format.
@@ -183,30 +182,13 @@ fn format_table(
     batches: &[RecordBatch],
     options: OutputOptions,
 ) -> Result<(String, usize), ArrowError> {
-    match (options.expanded, options.width) {
-        (Expanded::Off | Expanded::Auto, None) => Ok((whole_table(schema, batches)? + "\n", 0)),
-        (expanded, width) => {
-            let (table, width) = (Table::new(schema, batches)?, width.unwrap_or(usize::MAX));
-            let is_expanded = expanded == Expanded::On || expanded == Expanded::Auto && table.is_wider_than(width);
-            Ok(if is_expanded { (table.expanded(), 0) } else { table.fit(width) })
-        }
-    }
-}
-
-/// The table with all of its columns, however wide.
-fn whole_table(schema: &SchemaRef, batches: &[RecordBatch]) -> Result<String, ArrowError> {
-    let shown = Arc::new(with_text_columns(schema, |_| true));
-    let rows = batches.iter().map(|batch| {
-        let columns = batch.columns().iter().map(|column| Ok(Arc::new(cells(column)?) as ArrayRef));
-        let options = arrow::array::RecordBatchOptions::new().with_row_count(Some(batch.num_rows()));
-        RecordBatch::try_new_with_options(Arc::clone(&shown), columns.collect::<Result<_, ArrowError>>()?, &options)
-    });
-    let mut rows = rows.collect::<Result<Vec<_>, _>>()?;
-    if rows.is_empty() {
-        // Shows the header.
-        rows.push(RecordBatch::new_empty(shown));
-    }
-    Ok(pretty_format_batches(&rows)?.to_string())
+    let (table, width) = (Table::new(schema, batches)?, options.width.unwrap_or(usize::MAX));
+    let is_expanded = match options.expanded {
+        Expanded::On => true,
+        Expanded::Off => false,
+        Expanded::Auto => table.is_wider_than(width),
+    };
+    Ok(if is_expanded { (table.expanded(), 0) } else { table.fit(width) })
 }
 
 /// The schema with the selected columns as strings.

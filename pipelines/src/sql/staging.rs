@@ -8,6 +8,7 @@
 use std::{
     fmt,
     ops::Range,
+    path::PathBuf,
     sync::{Arc, Weak},
 };
 
@@ -25,8 +26,8 @@ use object_store::{
 use url::Url;
 
 use super::{
-    commit::{Content, StagedFile, StagedFiles, StagedUpload, write_error},
-    file_errors::address,
+    commit::{Content, StagedFile, StagedFiles, StagedUpload},
+    copy_place,
 };
 
 /// A copy of a task context whose stores stage writes in `files`.
@@ -80,23 +81,34 @@ impl fmt::Display for StagingStore {
 }
 
 impl StagingStore {
-    fn address(&self, path: &Path) -> String {
-        address(&self.origin, path)
+    /// Where a file is written: a link stays, and the file that it names is replaced.
+    fn destination(&self, path: &Path) -> Path {
+        let files = self.files.upgrade();
+        let path = files.as_ref().map_or_else(|| path.clone(), |files| files.renamed(path));
+        if !self.origin.starts_with("file:") {
+            return path;
+        }
+        let local = PathBuf::from(format!("/{path}"));
+        let linked = copy_place::linked(&local);
+        if let Some(files) = files {
+            files.begin(local);
+        }
+        linked.and_then(|file| Path::from_absolute_path(file).ok()).unwrap_or(path)
     }
 
     /// Records a store's error and returns a placeholder for the writer, which is never shown.
     fn record_error(&self, path: &Path, error: Error) -> Error {
         if let Some(files) = self.files.upgrade() {
-            files.record_error(write_error(&self.address(path), error));
+            files.record_error(files.shown(&self.origin, path).write_error(error));
         }
         abandoned()
     }
 
     /// Adds a complete file to those to be committed.
     fn stage(&self, path: &Path, content: Content) -> Result<PutResult> {
-        let (store, path, address) = (Arc::clone(&self.inner), path.clone(), self.address(path));
         let files = self.files.upgrade().ok_or_else(abandoned)?;
-        files.push(StagedFile { store, path, address, content });
+        let (store, path, shown) = (Arc::clone(&self.inner), path.clone(), files.shown(&self.origin, path));
+        files.push(StagedFile { store, path, shown, content });
         // Nothing is published yet, so there is no tag and no version.
         Ok(PutResult { e_tag: None, version: None })
     }
@@ -110,16 +122,17 @@ fn abandoned() -> Error {
 #[async_trait]
 impl ObjectStore for StagingStore {
     async fn put_opts(&self, path: &Path, payload: PutPayload, options: PutOptions) -> Result<PutResult> {
-        self.stage(path, Content::Buffered(payload, options))
+        self.stage(&self.destination(path), Content::Buffered(payload, options))
     }
 
     async fn put_multipart_opts(&self, path: &Path, options: PutMultipartOptions) -> Result<Box<dyn MultipartUpload>> {
-        match self.inner.put_multipart_opts(path, options).await {
+        let path = self.destination(path);
+        match self.inner.put_multipart_opts(&path, options).await {
             Ok(upload) => {
                 let upload = StagedUpload::new(upload, Weak::clone(&self.files));
-                Ok(Box::new(StagingUpload { upload, path: path.clone(), store: self.clone() }))
+                Ok(Box::new(StagingUpload { upload, path, store: self.clone() }))
             }
-            Err(error) => Err(self.record_error(path, error)),
+            Err(error) => Err(self.record_error(&path, error)),
         }
     }
 

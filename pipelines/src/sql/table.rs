@@ -18,6 +18,11 @@ const BORDERS: usize = 3;
 const LAST_BORDER: usize = 1;
 /// The column in place of the hidden ones.
 const GAP: &str = "…";
+/// Columns are aligned up to this width.
+const ALIGNED: usize = 1000;
+/// Wider ones only as long as the blanks that pad all of their lines are at most so many: a cell with many lines beside one
+/// with a long line would otherwise take the product of both.
+const BLANKS: usize = 16 << 20;
 
 /// Rows as text.
 #[derive(Debug, Default)]
@@ -30,6 +35,8 @@ pub(super) struct Table {
 struct Column {
     name: String,
     cells: Vec<String>,
+    /// The width of the widest line of its cells.
+    widest: usize,
     /// Whether a cell may be cut. A cut number would be another number.
     can_cut: bool,
 }
@@ -39,10 +46,12 @@ impl Table {
         let column = |(index, field): (usize, &arrow::datatypes::FieldRef)| {
             let mut texts = Vec::new();
             for batch in batches {
-                texts.extend(cells(batch.column(index))?.iter().flatten().map(str::to_owned));
+                texts.extend(cells(batch.column(index))?);
             }
             let name = escaped(field.name()).into_owned();
-            Ok(Column { name, cells: texts, can_cut: can_cut(field.data_type()) })
+            let lines = texts.iter().flat_map(|cell| cell.split('\n'));
+            let widest = lines.map(|line| width(&escaped(line))).max().unwrap_or(0);
+            Ok(Column { name, cells: texts, widest, can_cut: can_cut(field.data_type()) })
         };
         let columns = schema.fields().iter().enumerate().map(column).collect::<Result<_, ArrowError>>()?;
         Ok(Self { columns, rows: batches.iter().map(RecordBatch::num_rows).sum() })
@@ -81,18 +90,23 @@ impl Table {
     }
 
     fn draw(&self, columns: &[Drawn]) -> String {
-        let border = columns.iter().map(|drawn| "-".repeat(drawn.width + 2)).collect::<Vec<_>>().join("+");
+        let aligned = ALIGNED.max(BLANKS / (1 + self.lines()));
+        let border = columns.iter().map(|drawn| "-".repeat(drawn.width.min(aligned) + 2)).collect::<Vec<_>>().join("+");
         let border = format!("+{border}+\n");
         let mut text = border.clone();
-        push_row(&mut text, columns, |column| &column.name);
+        push_row(&mut text, columns, aligned, |column| &column.name);
         text.push_str(&border);
         for row in 0..self.rows {
-            push_row(&mut text, columns, |column| &column.cells[row]);
+            push_row(&mut text, columns, aligned, |column| &column.cells[row]);
         }
-        if self.rows > 0 {
-            text.push_str(&border);
-        }
+        text.push_str(&border);
         text
+    }
+
+    /// The lines of all rows, each of which has as many as its highest cell.
+    fn lines(&self) -> usize {
+        let height = |row: usize| self.columns.iter().map(|column| column.cells[row].split('\n').count()).max();
+        (0..self.rows).filter_map(height).sum()
     }
 
     /// The expanded display: a line per value, which is not cut.
@@ -119,18 +133,13 @@ impl Table {
 impl Column {
     /// The width of its widest line.
     fn natural(&self) -> usize {
-        self.lines().map(|line| width(&escaped(line))).max().unwrap_or(0).max(width(&self.name))
+        self.widest.max(width(&self.name))
     }
 
     /// The width below which it is not cut as long as other columns can be hidden.
     fn least(&self) -> usize {
-        let cells = self.lines().map(|line| width(&escaped(line))).max().unwrap_or(0);
-        let cells = if self.can_cut { cells.min(LEAST) } else { cells };
+        let cells = if self.can_cut { self.widest.min(LEAST) } else { self.widest };
         cells.max(width(&self.name).min(LEAST))
-    }
-
-    fn lines(&self) -> impl Iterator<Item = &str> {
-        self.cells.iter().flat_map(|cell| cell.split('\n'))
     }
 }
 
@@ -154,7 +163,7 @@ fn widths(columns: &[&Column], max: usize) -> Vec<usize> {
     let at = |cap: usize| limits.iter().map(move |&(least, natural)| natural.min(cap.max(least)));
     let widest = limits.iter().map(|&(_, natural)| natural).max().unwrap_or(0);
     let fits = |cap: &usize| table_width(at(*cap)) <= max;
-    let Some(cap) = (1..=widest).rev().find(fits) else {
+    let Some(cap) = (1..=widest.min(max)).rev().find(fits) else {
         // A single column that is too wide.
         let space = max.saturating_sub(table_width(std::iter::repeat_n(0, columns.len())));
         return limits.iter().map(|&(_, natural)| natural.min(space).max(1)).collect();
@@ -169,8 +178,8 @@ fn widths(columns: &[&Column], max: usize) -> Vec<usize> {
     widths
 }
 
-/// Appends a row, which has as many lines as its highest cell.
-fn push_row<'a>(text: &mut String, columns: &[Drawn<'a>], cell: impl Fn(&'a Column) -> &'a str) {
+/// Appends a row, which has as many lines as its highest cell, with columns aligned up to a width.
+fn push_row<'a>(text: &mut String, columns: &[Drawn<'a>], aligned: usize, cell: impl Fn(&'a Column) -> &'a str) {
     let cells: Vec<Vec<&str>> = columns
         .iter()
         .map(|drawn| drawn.column.map_or(vec![GAP], |column| cell(column).split('\n').collect()))
@@ -180,7 +189,7 @@ fn push_row<'a>(text: &mut String, columns: &[Drawn<'a>], cell: impl Fn(&'a Colu
         for (drawn, lines) in columns.iter().zip(&cells) {
             let line = escaped(lines.get(number).copied().unwrap_or_default());
             let line = cut(&line, drawn.width);
-            let blank = " ".repeat(drawn.width - width(&line));
+            let blank = " ".repeat(drawn.width.min(aligned).saturating_sub(width(&line)));
             text.push_str(&format!("| {line}{blank} "));
         }
         text.push_str("|\n");
@@ -272,6 +281,19 @@ mod tests {
 +-----------------+
 ";
         assert_eq!(table.fit(80), (expected.to_owned(), 0));
+    }
+
+    /// By hand: 30,000 lines of 300,000 columns would take 9 GB.
+    #[test]
+    fn a_table_is_not_much_larger_than_its_cells() {
+        let (high, wide) = ("\n".repeat(30_000), "x".repeat(300_000));
+        let table = table(vec![("high", strings(&[&high])), ("wide", strings(&[&wide]))]);
+        let (text, _) = table.fit(usize::MAX);
+        assert!(text.len() < 2 * ALIGNED * 30_000, "{}", text.len());
+        let lines: Vec<&str> = text.lines().collect();
+        assert_eq!(lines[3], format!("|      | {wide} |"));
+        assert_eq!(lines[4], format!("|      | {} |", " ".repeat(ALIGNED)));
+        assert_eq!(lines.len(), 30_001 + 4);
     }
 
     #[test]

@@ -4,7 +4,7 @@
 //! key that comes later is lost. Here CSV is inferred from the first 1,000 records in one piece, and JSON from all rows.
 
 use std::{
-    collections::HashMap,
+    collections::{HashMap, HashSet},
     io::{BufReader, Read},
     sync::Arc,
 };
@@ -37,7 +37,10 @@ use super::{
     infer_json,
     plain_text::{self, Broken},
 };
-use crate::source::{Format, reason::Reason};
+use crate::source::{
+    Format, Shape,
+    reason::{self, Reason},
+};
 
 /// Maximum number of rows for inference of CSV, as in DataFusion.
 const INFERENCE_ROWS: usize = 1000;
@@ -57,7 +60,6 @@ impl TextFormat {
     }
 
     /// The format of DataFusion.
-    #[cfg(feature = "cluster")]
     pub(crate) fn unwrapped(format: &dyn FileFormat) -> &dyn FileFormat {
         let wrapped = (format as &dyn std::any::Any).downcast_ref::<Self>();
         wrapped.map_or(format, |wrapped| wrapped.0.as_ref())
@@ -100,7 +102,11 @@ impl Dialect {
     fn infer(self, text: Box<dyn Read + Send>) -> Result<Schema> {
         match self {
             Self::Csv(options, has_header) => infer_csv(text, &options, has_header),
-            Self::Json(rows) => infer_json::infer(BufReader::with_capacity(1 << 20, plain_text::lines(text)), rows),
+            Self::Json(rows) => {
+                let shape = Shape::default();
+                let lines = BufReader::with_capacity(1 << 20, plain_text::lines(text, shape.clone()));
+                infer_json::infer(lines, shape, rows)
+            }
         }
     }
 }
@@ -115,8 +121,14 @@ fn infer_csv(text: Box<dyn Read + Send>, options: &CsvOptions, has_header: bool)
     }
     let format = csv_format(options, has_header)?;
     match format.infer_schema(head.as_slice(), Some(rows)) {
-        Ok((schema, _)) if rows == 0 => Ok(strings(&schema)),
-        Ok((schema, _)) => Ok(schema),
+        Ok((schema, _)) => match twice(&schema) {
+            Some(name) => {
+                let reason = format!("two columns are named \"{}\"; rename one of them", reason::name(name));
+                Err(external(Broken { row: 0, reason }))
+            }
+            None if rows == 0 => Ok(strings(&schema)),
+            None => Ok(schema),
+        },
         Err(error) => Err(broken_row(&head, options, has_header, &format).unwrap_or_else(|| error.into())),
     }
 }
@@ -169,6 +181,12 @@ fn broken_row(
     let rows = builder.build(head).ok()?;
     let (row, error) = rows.enumerate().find_map(|(row, batch)| batch.err().map(|error| (row, error)))?;
     Some(external(Broken { row: row as u64, reason: Reason::from(&error).to_string() }))
+}
+
+/// A name that two columns have.
+fn twice(schema: &Schema) -> Option<&str> {
+    let mut seen = HashSet::new();
+    schema.fields().iter().map(|field| field.name().as_str()).find(|name| !seen.insert(*name))
 }
 
 fn strings(schema: &Schema) -> Schema {

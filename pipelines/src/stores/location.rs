@@ -10,7 +10,7 @@ use object_store::{
 };
 use url::Url;
 
-use super::{StoreError, registry::Client, retry::until_answered, sync, walk};
+use super::{StoreError, local, registry::Client, retry::until_answered, sync, walk};
 
 /// An object, or a folder of objects, in a store.
 #[derive(Clone)]
@@ -163,6 +163,25 @@ impl Location {
         let Some(path) = self.local_path() else { return Ok(()) };
         let folder = path.parent().unwrap_or(&path);
         sync::sync(&path).and_then(|()| sync::sync(folder)).map_err(|e| StoreError::local("sync", &path, e))
+    }
+
+    /// Deletes local files in this folder, at most `depth` folders below it, that processes which are gone have left
+    /// unfinished.
+    ///
+    /// # Errors
+    /// [`StoreError::Local`] when a folder cannot be read.
+    pub(crate) async fn sweep(&self, depth: usize, is_ours: fn(&str) -> bool) -> Result<(), StoreError> {
+        let Some(folder) = self.local_path() else { return Ok(()) };
+        let shown = folder.clone();
+        let swept = tokio::task::spawn_blocking(move || local::sweep(&folder, depth, is_ours)).await;
+        match swept.unwrap_or_else(|died| Err(std::io::Error::other(died))) {
+            Ok(0) => {}
+            Ok(files) => {
+                tracing::info!(folder = %shown.display(), files, "unfinished files of killed processes deleted")
+            }
+            Err(error) => return Err(StoreError::local("sweep", &shown, error)),
+        }
+        Ok(())
     }
 
     /// Deletes the object; it is not an error if it does not exist.

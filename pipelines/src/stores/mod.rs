@@ -12,9 +12,10 @@
 //! | `location` | [`Location`]: the requests |
 //! | `client`, `retry` | HTTP clients: timeouts, retries, warnings |
 //! | `http` | files of HTTP servers, downloaded once |
+//! | `local` | local files, which have a hidden name until they are complete |
 //! | [`create_once`] | create if absent, compare, and the probe for conditional writes |
 //! | `uploads` | uploads in chunks that another process can abort |
-//! | `sync`, `walk`, `file` | local durability, local listings, Parquet readers |
+//! | `sync`, `walk`, `file`, `obstacle` | local durability, local listings, Parquet readers, what is no folder |
 
 mod address;
 #[cfg(any(feature = "aws", feature = "azure", feature = "gcp", feature = "http"))]
@@ -24,7 +25,9 @@ mod error;
 pub(crate) mod file;
 #[cfg(feature = "http")]
 mod http;
+pub(crate) mod local;
 mod location;
+mod obstacle;
 mod registry;
 mod retry;
 pub(crate) mod sync;
@@ -34,6 +37,7 @@ mod walk;
 pub use self::{
     error::StoreError,
     location::Location,
+    obstacle::Obstacle,
     registry::Stores,
     retry::{INTERACTIVE_RETRY_FOR, RETRY_FOR},
     uploads::UploadId,

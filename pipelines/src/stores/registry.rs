@@ -7,12 +7,13 @@ use std::{
     time::Duration,
 };
 
-use object_store::{ObjectStore, ObjectStoreScheme, local::LocalFileSystem, multipart::MultipartStore, path::Path};
+use object_store::{ObjectStore, ObjectStoreScheme, multipart::MultipartStore, path::Path};
 use url::Url;
 
 use super::{
     Location, RETRY_FOR, StoreError,
     address::{is_http, normalise, origin, parse_url, redacted, rejection},
+    local::LocalFiles,
     location::Kind,
 };
 
@@ -154,8 +155,7 @@ impl Stores {
         let absolute = std::path::absolute(address).map_err(|e| wrong(e.to_string()))?;
         let path = Path::from_absolute_path(normalise(absolute)).map_err(|e| wrong(e.to_string()))?;
         let key = ("file:///".to_owned(), RETRY_FOR);
-        let client =
-            self.open().clients.entry(key).or_insert_with(|| Client::new(Arc::new(LocalFileSystem::new()))).clone();
+        let client = self.open().clients.entry(key).or_insert_with(|| Client::new(Arc::new(LocalFiles::new()))).clone();
         Ok(Location { store: Arc::clone(&client.store), path, client, origin: "/".into(), kind: Kind::Local })
     }
 
@@ -198,6 +198,7 @@ impl Stores {
             return Ok(client.clone());
         }
         let settings = self.settings.iter().map(|(k, v)| (k.as_str(), v.as_str()));
+        check_endpoints(settings.clone())?;
         let http = [("allow_http", "true")].into_iter().filter(|_| url.scheme() == "http");
         let opened = open_store(scheme, url, settings.chain(http), self.retry_for)?;
         let (settings, open) = (Arc::clone(&self.settings), Arc::downgrade(&self.open));
@@ -205,6 +206,24 @@ impl Stores {
         let client = Client { retry_for: self.retry_for, source: Some(source), ..opened };
         self.open().clients.insert(key, client.clone());
         Ok(client)
+    }
+}
+
+/// Checks that the address of a server is one: the clients of the stores panic when they send a request to anything else. The
+/// value may hold a password.
+fn check_endpoints<'a>(mut settings: impl Iterator<Item = (&'a str, &'a str)>) -> object_store::Result<()> {
+    const ENDPOINTS: [&str; 5] =
+        ["aws_endpoint", "aws_endpoint_url", "aws_endpoint_url_s3", "azure_endpoint", "azure_storage_endpoint"];
+    let is_url = |value: &str| {
+        let is_legal = |c: char| c.is_ascii_graphic() && !"\"<>\\^`{|}".contains(c);
+        value.is_empty() || (value.chars().all(is_legal) && Url::parse(value).is_ok_and(|url| url.has_host()))
+    };
+    match settings.find(|(key, value)| ENDPOINTS.contains(key) && !is_url(value)) {
+        Some((key, _)) => {
+            let reason = format!("{} is not the URL of a server", key.to_ascii_uppercase());
+            Err(object_store::Error::Generic { store: "settings", source: reason.into() })
+        }
+        None => Ok(()),
     }
 }
 
@@ -316,6 +335,25 @@ mod tests {
             let error = stores().locate(address).unwrap_err();
             assert!(error.is_usage(), "{error}");
             assert!(!error.to_string().contains("hunter2"), "{error}");
+        }
+    }
+
+    #[test]
+    fn an_endpoint_is_a_url() {
+        let open = |key: &str, value: &str| {
+            let settings = [("aws_region", "eu-west-1"), (key, value)];
+            Stores::with_settings(settings.map(|(key, value)| (key.to_owned(), value.to_owned())))
+                .locate("s3://bucket/x")
+        };
+        for value in ["http://me:hunter2@[x", "hunter2", "http://hunter2 x", "http://h/{hunter2}", "mailto:hunter2"] {
+            let error = open("aws_endpoint_url", value).unwrap_err().to_string();
+            assert!(
+                error.contains("AWS_ENDPOINT_URL is not the URL of a server") && !error.contains("hunter2"),
+                "{error}"
+            );
+        }
+        for value in ["", "http://127.0.0.1:9000", "https://s3.Example.org/path"] {
+            assert!(open("aws_endpoint", value).is_ok(), "{value}");
         }
     }
 

@@ -10,7 +10,7 @@ use std::{
 
 use object_store::ObjectMeta;
 
-use super::StoreError;
+use super::{StoreError, local::name_of_staged};
 
 /// Files below `root`, at most `max_depth` levels down; none where the folder does not exist.
 pub(super) async fn files(
@@ -80,7 +80,8 @@ impl Walk {
             }
             self.folder(&path)?;
         }
-        if found.is_file() && !is_staged(name) {
+        // The store does not open such files either.
+        if found.is_file() && name_of_staged(name).is_none() {
             self.found.push(meta(location, &found).map_err(|e| StoreError::local("list", &path, e))?);
         }
         Ok(true)
@@ -89,12 +90,6 @@ impl Walk {
 
 fn is_gone(error: &io::Error) -> bool {
     matches!(error.kind(), io::ErrorKind::NotFound | io::ErrorKind::NotADirectory)
-}
-
-/// Whether it is the name that `LocalFileSystem` gives a file until it is complete; the store does not open such files.
-fn is_staged(name: &str) -> bool {
-    let number = name.split_once('#').map(|(_, number)| number);
-    number.is_some_and(|number| !number.is_empty() && number.bytes().all(|byte| byte.is_ascii_digit()))
 }
 
 /// The metadata that `LocalFileSystem` returns, except for the etag, which depends on the inode.

@@ -11,12 +11,13 @@ use std::{
 use super::{
     TopicPartition,
     chain::{Chain, ChainError, ChainId, EncodedFile, FileFormat, OpenFile, Published, Rejected},
+    clock::{self, now},
     dead_letters::DeadLetters,
     finished::Rows,
     metrics::{Conflict, PartitionMetrics},
-    output::{Output, Owned},
+    output::{Output, Owned, Preparing},
     rotation::CloseReason,
-    source::{Epoch, Ownership, Permit},
+    source::{Budget, Epoch, Permit, Upstream},
     totals::Totals,
 };
 use crate::{crash::stream as crash, error::Result};
@@ -25,10 +26,11 @@ use crate::{crash::stream as crash, error::Result};
 const WAITING: usize = 1;
 
 /// What all partitions write with.
-#[derive(Debug, Clone)]
+#[derive(Clone)]
 pub(super) struct Files {
     pub(super) format: Arc<FileFormat>,
-    pub(super) client: Ownership,
+    /// Commits what is published.
+    pub(super) source: Arc<dyn Upstream>,
     pub(super) dead_letters: Option<DeadLetters>,
     pub(super) totals: Totals,
 }
@@ -49,12 +51,15 @@ pub(super) struct FileOutput {
     open: Option<OpenFile>,
     /// The rest of a file is encoded.
     finishing: Option<Task<Result<EncodedFile, ChainError>>>,
+    /// What the file that is encoded takes of the memory.
+    encoding: u64,
     /// Complete, behind the one that is published.
     waiting: VecDeque<EncodedFile>,
     publishing: Option<Task<Attempt>>,
     /// When the last request began, and what its file takes of the memory.
     request: (Instant, u64),
     permit: Permit,
+    budget: Budget,
     /// Messages that the broker deleted before they were read; they follow the end of the chain.
     gap: Option<Range<i64>>,
     /// The start of the next file.
@@ -74,10 +79,12 @@ impl FileOutput {
             chain: Some(chain),
             open: None,
             finishing: None,
+            encoding: 0,
             waiting: VecDeque::new(),
             publishing: None,
-            request: (Instant::now(), 0),
+            request: (now(), 0),
             permit: owned.budget.permit(&owned.source, 0),
+            budget: owned.budget,
             source: owned.source,
             epoch: owned.epoch,
             gap,
@@ -108,6 +115,7 @@ impl FileOutput {
             let end = file.end();
             self.metrics.closed();
             self.next = end;
+            self.encoding = file.memory();
             self.finishing = Some(Box::pin(file.finish(end)));
         }
     }
@@ -121,9 +129,11 @@ impl FileOutput {
         if let Some(file) = self.waiting.pop_front()
             && let Some(mut chain) = self.chain.take()
         {
-            self.request = (Instant::now(), file.memory());
+            self.request = (now(), file.memory());
+            let (budget, source) = (self.budget.clone(), self.source.clone());
+            let hold = move |bytes| budget.permit(&source, usize::try_from(bytes).unwrap_or(usize::MAX));
             self.publishing = Some(Box::pin(async move {
-                let published = chain.publish(&file).await;
+                let published = chain.publish_holding(&file, hold).await;
                 (chain, file, published)
             }));
         }
@@ -132,23 +142,28 @@ impl FileOutput {
 
     /// Declares the memory that the files take.
     fn account(&mut self) {
-        let open = self.open.as_ref().map_or(0, OpenFile::bytes);
+        let open = self.open.as_ref().map_or(0, OpenFile::memory);
         let waiting: u64 = self.waiting.iter().map(EncodedFile::memory).sum();
+        let finishing = self.finishing.as_ref().map_or(0, |_| self.encoding);
         let publishing = self.publishing.as_ref().map_or(0, |_| self.request.1);
-        self.permit.resize(usize::try_from(open + waiting + publishing).unwrap_or(usize::MAX));
-        self.metrics.set_open_bytes(usize::try_from(open).unwrap_or(usize::MAX));
+        self.permit.resize(usize::try_from(open + finishing + waiting + publishing).unwrap_or(usize::MAX));
+        let bytes = self.open.as_ref().map_or(0, OpenFile::bytes);
+        self.metrics.set_open_bytes(bytes, open);
     }
 
     /// A file was published, or cannot be: [`ControlFlow::Break`] with the offset where the chain goes on.
     fn published(&mut self, chain: Chain, file: &EncodedFile, published: Published) -> ControlFlow<i64> {
-        let (end, retries) = match published {
+        let (end, retries, existed) = match published {
             Published::Foreign { end } => {
                 self.files.totals.metrics.conflict(Conflict::Foreign);
                 return ControlFlow::Break(end);
             }
-            Published::Ours { end, retries, .. } => (end, retries),
+            Published::Ours { end, retries, existed, .. } => (end, retries, existed),
         };
-        self.files.totals.metrics.published(file.bytes(), self.request.0.elapsed());
+        if existed {
+            self.files.totals.metrics.conflict(Conflict::Own);
+        }
+        self.files.totals.metrics.published(file.bytes(), now().saturating_duration_since(self.request.0));
         self.files.totals.published(file.bytes());
         (0..retries).for_each(|_| self.files.totals.metrics.retried());
         self.metrics.set_chain_end(end);
@@ -156,7 +171,7 @@ impl FileOutput {
         if let Some(hint) = chain.hint() {
             crash::before_hint();
             // Without it, the next owner lists more objects.
-            if let Err(error) = self.files.client.commit(&self.source, self.epoch, hint.end, &hint.object) {
+            if let Err(error) = self.files.source.commit(&self.source, self.epoch, hint.end, &hint.object) {
                 tracing::debug!(partition = %self.source, reason = %error, "the offset was not committed");
             }
             crash::after_hint();
@@ -172,15 +187,22 @@ impl Output for FileOutput {
         self.finishing.is_none() && self.waiting.len() < WAITING
     }
 
+    fn prepare(&self, rows: Rows) -> Preparing {
+        let (letters, source) = (self.files.dead_letters.clone(), self.source.clone());
+        Box::pin(async move {
+            if let Some(letters) = letters {
+                letters.send(&source, &rows).await?;
+            }
+            Ok(rows)
+        })
+    }
+
     async fn write(&mut self, rows: Rows) -> Result<()> {
-        if let Some(letters) = &self.files.dead_letters {
-            letters.send(&self.source, &rows).await?;
-        }
         crash::before_write();
         let rejected: Rejected = rows.counts.iter().map(|(label, count)| ((*label).to_owned(), *count)).collect();
         let file = self.open()?;
-        file.write(&rows.batch, rows.end, &rejected, Instant::now()).await?;
-        let reason = file.rotation().should_close(Instant::now());
+        file.write(&rows.batch, rows.end, &rejected, now()).await?;
+        let reason = file.rotation().should_close(now());
         drop(rows);
         match reason {
             Some(reason) => self.finish(reason),
@@ -205,7 +227,7 @@ impl Output for FileOutput {
                 Ok(ControlFlow::Continue(()))
             }
             () = sleep_until(deadline) => {
-                if let Some(reason) = self.open.as_ref().and_then(|file| file.rotation().should_close(Instant::now())) {
+                if let Some(reason) = self.open.as_ref().and_then(|file| file.rotation().should_close(now())) {
                     self.finish(reason);
                 }
                 Ok(ControlFlow::Continue(()))
@@ -239,7 +261,7 @@ async fn wait<T>(task: &mut Option<Task<T>>) -> T {
 
 async fn sleep_until(time: Option<Instant>) {
     match time {
-        Some(time) => tokio::time::sleep_until(time.into()).await,
+        Some(time) => clock::sleep_until(time).await,
         None => std::future::pending().await,
     }
 }

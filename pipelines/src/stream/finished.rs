@@ -12,6 +12,7 @@ use elmo::EmbeddedColumns;
 use super::{
     Messages, StreamError, TopicPartition,
     decode::{Applied, Counts, Decoder, Failed, OnError, Rejection, merged},
+    metrics::Queued,
     source::{Batch, Permit},
 };
 use crate::{
@@ -36,6 +37,8 @@ pub(super) struct Waiting {
     columns: Vec<ArrayRef>,
     bad: Vec<(usize, Rejection)>,
     permit: Permit,
+    /// Since the stage has them.
+    pub(super) queued: Option<Queued>,
 }
 
 /// Rows that are ready to be written.
@@ -92,16 +95,14 @@ impl Finisher {
         2 * batch.messages.size() as u64 + batch.messages.len() as u64 * self.vector_bytes
     }
 
-    /// Decodes a batch: its texts, and what is needed to finish it.
-    ///
-    /// # Errors
-    /// As [`Decoder::decode`].
-    pub(super) async fn decode(&self, batch: Batch) -> Result<(ArrayRef, Waiting), StreamError> {
+    /// Decodes a batch: its texts, and what is needed to finish it. It waits for as long as a schema registry does not
+    /// answer.
+    pub(super) async fn decode(&self, batch: Batch) -> (ArrayRef, Waiting) {
         let bytes = self.bytes(&batch);
-        let decoded = self.decoder.decode(&batch.messages).await?;
+        let decoded = self.decoder.outlast(&batch.messages).await;
         let Batch { messages, mut permit, .. } = batch;
         permit.resize(usize::try_from(bytes).unwrap_or(usize::MAX));
-        Ok((decoded.texts, Waiting { messages, columns: decoded.columns, bad: decoded.bad, permit }))
+        (decoded.texts, Waiting { messages, columns: decoded.columns, bad: decoded.bad, permit, queued: None })
     }
 
     /// Adds the columns of the stage, and applies the policy.
@@ -114,7 +115,7 @@ impl Finisher {
         waiting: Waiting,
         embedded: EmbeddedColumns,
     ) -> Result<Finished> {
-        let Waiting { messages, columns, bad, permit } = waiting;
+        let Waiting { messages, columns, bad, permit, queued: _ } = waiting;
         let rows = messages.len();
         let bad = merged(bad, embedded.row_errors);
         let (rows, end, applied, refused) = match self.on_error.apply(rows, bad) {
@@ -150,6 +151,11 @@ impl Waiting {
     pub(super) fn len(&self) -> usize {
         self.messages.len()
     }
+
+    /// Bytes that they take until they are written.
+    pub(super) fn bytes(&self) -> u64 {
+        self.permit.bytes() as u64
+    }
 }
 
 impl Rows {
@@ -158,9 +164,14 @@ impl Rows {
         self.permit.resize(self.permit.bytes() + bytes);
     }
 
+    /// Number of messages that are done, those without a row included.
+    pub(super) fn done(&self) -> usize {
+        self.keep.as_ref().map_or(self.batch.num_rows(), Array::len)
+    }
+
     /// The numbers in `messages` of the rows of `batch`.
     pub(super) fn kept(&self) -> Vec<usize> {
-        let all = 0..self.keep.as_ref().map_or(self.batch.num_rows(), Array::len);
+        let all = 0..self.done();
         all.filter(|row| self.keep.as_ref().is_none_or(|keep| keep.value(*row))).collect()
     }
 }

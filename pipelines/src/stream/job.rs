@@ -6,24 +6,24 @@
 
 use std::{
     collections::{HashMap, HashSet},
-    sync::Arc,
-    time::Duration,
+    sync::{Arc, atomic::Ordering::Relaxed},
+    time::{Duration, Instant},
 };
 
 use futures::future::join_all;
 use tokio::{
     sync::{mpsc, oneshot, watch},
     task::JoinSet,
-    time::{Instant, MissedTickBehavior, interval, timeout_at},
 };
 
 use super::{
     TopicPartition,
+    clock::{now, sleep_until, until},
     opening::Opener,
     output::Owned,
     partition::{Ended, Inbox, Order, Parts},
     rotation::CloseReason,
-    source::{Assigned, Batch, Budget, Epoch, Event, Hint, Reply, Source, Start, Starts, Statistics},
+    source::{Assigned, Batch, Budget, Epoch, Event, Hint, Reply, Start, Starts, Statistics, Upstream},
 };
 use crate::{
     crash::stream as crash,
@@ -31,20 +31,22 @@ use crate::{
     stream::metrics::{Health, PartitionMetrics, RebalanceKind},
 };
 
-/// How long partitions that are given away may publish; the consumer waits a little longer.
-const REVOKE: Duration = Duration::from_secs(20);
-/// How much later than the tasks the loop stops.
-const MARGIN: Duration = Duration::from_secs(1);
-/// How long the consumer waits for the offsets of new partitions. Later ones are set by a seek.
-const ASSIGN: Duration = Duration::from_secs(20);
-/// Looks during which nothing may come before a partition counts as read: more than two statistics of librdkafka.
-const QUIET_LOOKS: u8 = 6;
+/// Of the time in which the stream stops, the part in which rows are published; the rest is for leaving the group.
+const PUBLISH: f32 = 0.8;
+/// Of the time that the consumer waits for an answer, the part after which it gets one.
+const ANSWER: f32 = 2.0 / 3.0;
+/// Statistics of librdkafka in a row that must say that nothing is left to read.
+const QUIET_STATISTICS: u8 = 3;
+/// Looks in a row at a silent group after which this process counts as a member without partitions: a few heartbeats.
+const IDLE_LOOKS: u8 = 30;
+/// Looks after a rebalance within which partitions that were given away return, or a new member gets its first ones.
+const SETTLED_LOOKS: u8 = 12;
 /// An open file below this part of the memory is not closed for want of memory.
 const SMALL: usize = 32;
 /// Between two looks at memory and metrics.
 const TICK: Duration = Duration::from_millis(500);
 
-/// A partition that has a task.
+/// A partition that has, or had, a task.
 struct Running {
     epoch: Epoch,
     inbox: mpsc::UnboundedSender<Inbox>,
@@ -55,11 +57,13 @@ struct Running {
     target: Option<i64>,
     /// Behind the last message that the task was given.
     next: i64,
-    /// Looks in a row at which librdkafka had nothing left before `target`.
+    /// Statistics in a row by which librdkafka had nothing left before `target`.
     quiet: u8,
     metrics: Arc<PartitionMetrics>,
-    /// The task was told that there is no more, or has read all there was.
+    /// The task was told that there is no more.
     ended: bool,
+    /// The task has ended, having read all there was.
+    gone: bool,
 }
 
 /// A task knows where its partition starts.
@@ -86,17 +90,18 @@ struct Revoking {
     reply: Reply<()>,
 }
 
-/// Waits until the stream has to stop; a task that looks at the time has ended a moment before.
-async fn sleep_until(stopping: Option<Instant>) {
-    match stopping {
-        Some(until) => tokio::time::sleep_until(until + MARGIN).await,
-        None => std::future::pending().await,
-    }
+/// By when a stream that stops has done what.
+#[derive(Debug, Clone, Copy)]
+struct Deadlines {
+    /// Tasks that have not published their rows are cut.
+    publish: Instant,
+    /// The consumer has left its group, or gives up.
+    leave: Instant,
 }
 
 /// Everything that the loop works with.
 pub(super) struct Job {
-    pub(super) source: Arc<Source>,
+    pub(super) source: Arc<dyn Upstream>,
     pub(super) events: mpsc::UnboundedReceiver<Event>,
     /// From the tasks.
     pub(super) started: mpsc::UnboundedReceiver<Started>,
@@ -105,6 +110,7 @@ pub(super) struct Job {
     pub(super) budget: Budget,
     pub(super) health: Arc<Health>,
     pub(super) once: bool,
+    /// In which the stream stops, with everything that belongs to that.
     pub(super) grace: Duration,
 }
 
@@ -114,13 +120,23 @@ struct State {
     running: HashMap<TopicPartition, Running>,
     tasks: JoinSet<Done>,
     revoking: Vec<Revoking>,
-    /// Partitions were assigned, perhaps none.
+    /// The group has said which partitions are ours, perhaps none, and no rebalance is under way as far as is known.
     assigned: bool,
-    /// When the stream stops at the latest; `None` while it runs.
-    stopping: Option<Instant>,
+    /// Looks in a row at which the group had accepted this process without giving it a partition.
+    idle: u8,
+    /// Looks since the last rebalance.
+    settled: u8,
+    /// The newest statistics that were looked at for ends.
+    counted: Option<Arc<Statistics>>,
+    /// Partitions that were given away before they were read to their ends.
+    unread: HashSet<TopicPartition>,
+    /// `None` while the stream runs.
+    stopping: Option<Deadlines>,
     /// Tasks were cut before everything that they had taken was published.
     cut: bool,
     failed: Option<Error>,
+    /// The consumer has ended.
+    closed: bool,
     flushes: u64,
 }
 
@@ -131,69 +147,54 @@ impl Job {
     /// The first error of a partition or of the consumer that ends the stream; other partitions publish what they have.
     pub(super) async fn run(mut self, stop: impl Future<Output = ()>) -> Result<bool> {
         let mut state = State::default();
-        let mut tick = interval(TICK);
-        tick.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        let mut look_at = now();
         let mut stop = std::pin::pin!(stop);
-        loop {
+        let leave = loop {
             if state.stopping.is_none() && (state.failed.is_some() || (self.once && state.is_read())) {
                 self.stop(&mut state);
             }
-            if state.stopping.is_some() && state.tasks.is_empty() {
-                break;
+            if let Some(deadlines) = state.stopping.filter(|_| state.tasks.is_empty()) {
+                break deadlines.leave;
             }
             tokio::select! {
                 biased;
                 () = &mut stop, if state.stopping.is_none() => self.stop(&mut state),
-                // A task may wait for a broker or a registry, where it does not look at the time.
-                () = sleep_until(state.stopping) => {
-                    state.cut = true;
-                    state.tasks.abort_all();
-                    while state.tasks.join_next().await.is_some() {}
+                () = sleep_until(look_at) => {
+                    self.look(&mut state);
+                    look_at = now() + TICK;
                 }
                 Some(done) = state.tasks.join_next() => match done {
                     Ok(done) => self.ended(&mut state, done),
                     Err(died) => state.fail(Error::Failed(format!("the task of a partition died: {died}"))),
                 },
-                event = self.events.recv() => match event {
+                Some(started) = self.started.recv() => state.started(&started),
+                event = self.events.recv(), if !state.closed => match event {
                     Some(event) => self.handle(&mut state, event),
                     None => {
-                        state.fail(Error::Failed("the consumer has ended".to_owned()));
-                        // Nothing more comes, so do not ask again.
-                        self.stop(&mut state);
-                        self.drain(&mut state).await;
-                        break;
+                        state.closed = true;
+                        // It ends after a fatal error, which was heard before.
+                        if state.failed.is_none() {
+                            state.fail(Error::Failed("the consumer has ended".to_owned()));
+                        }
                     }
                 },
-                Some(started) = self.started.recv() => state.started(&started),
-                _ = tick.tick() => self.look(&mut state),
             }
-        }
-        // No task is left, so nobody else has it.
-        if let Some(source) = Arc::into_inner(self.source) {
-            source.stop().await;
-        }
+        };
+        self.source.stop(leave.saturating_duration_since(now())).await;
         match state.failed {
             Some(error) => Err(error),
             None => Ok(!state.cut),
         }
     }
 
-    /// Waits for the tasks without the consumer.
-    async fn drain(&self, state: &mut State) {
-        while let Some(done) = state.tasks.join_next().await {
-            if let Ok(done) = done {
-                self.ended(state, done);
-            }
-        }
-    }
-
     /// Asks all tasks to publish what they have.
     fn stop(&self, state: &mut State) {
-        let until = Instant::now() + self.grace;
-        state.stopping = Some(until);
+        let now = now();
+        let deadlines = Deadlines { publish: now + self.grace.mul_f32(PUBLISH), leave: now + self.grace };
+        state.stopping = Some(deadlines);
         self.health.stopping();
         for running in state.running.values() {
-            let _ = running.orders.send(Order::Drain { reason: CloseReason::Shutdown, until });
+            running.drain(CloseReason::Shutdown, deadlines.publish);
         }
     }
 
@@ -220,22 +221,31 @@ impl Job {
         }
     }
 
+    /// How long an answer to the consumer may take, so that it does not wait in vain.
+    fn answer(&self) -> Duration {
+        self.source.patience().mul_f32(ANSWER)
+    }
+
     /// Begins a task for each partition. The consumer gets the offsets at which they start.
     fn assign(&self, state: &mut State, partitions: Vec<Assigned>, epoch: Epoch, reply: Reply<Starts>) {
         crash::at_start();
         self.parts.totals.metrics.rebalanced(RebalanceKind::Assign);
-        state.assigned = true;
+        (state.assigned, state.settled) = (true, 0);
         self.health.assigned();
         let mut starts = Vec::with_capacity(partitions.len());
         for assigned in partitions {
             let (sender, start) = oneshot::channel();
             let partition = assigned.partition.clone();
+            state.unread.remove(&partition);
             self.begin(state, assigned, epoch, sender);
-            starts.push(async move { start.await.ok().map(|start| (partition, Start::At(start))) });
+            starts.push((partition, start));
         }
-        let until = Instant::now() + ASSIGN;
+        let until = now() + self.answer();
         tokio::spawn(async move {
-            let starts = starts.into_iter().map(|start| async move { timeout_at(until, start).await.ok().flatten() });
+            let starts = starts.into_iter().map(|(partition, start)| async move {
+                let start = by(until, start).await?;
+                Some((partition, Start::At(start)))
+            });
             reply.send(join_all(starts).await.into_iter().flatten().collect());
         });
     }
@@ -243,39 +253,61 @@ impl Job {
     /// Begins the task of a partition; it says where it starts through `start`, or by a seek if nobody waits any more.
     fn begin(&self, state: &mut State, assigned: Assigned, epoch: Epoch, start: oneshot::Sender<i64>) {
         let order = match state.stopping {
-            Some(until) => Order::Drain { reason: CloseReason::Shutdown, until },
+            Some(deadlines) => Order::Drain { reason: CloseReason::Shutdown, until: deadlines.publish },
             None => Order::Run(0),
         };
         let ((orders, ordered), (inbox, incoming)) = (watch::channel(order), mpsc::unbounded_channel());
         let seeking = start.is_closed();
         let metrics = Arc::new(self.parts.totals.metrics.partition(assigned.partition.clone()));
-        let of_task = Arc::clone(&metrics);
-        let running = Running { epoch, inbox, orders, seeking, target: None, next: 0, quiet: 0, metrics, ended: false };
+        let owned = Owned {
+            source: assigned.partition.clone(),
+            epoch,
+            budget: self.budget.clone(),
+            metrics: Arc::clone(&metrics),
+        };
+        let (target, next, quiet, ended, gone) = (None, 0, 0, false, false);
+        let running = Running { epoch, inbox, orders, seeking, target, next, quiet, metrics, ended, gone };
         state.running.insert(assigned.partition.clone(), running);
-        let owned = Owned { source: assigned.partition.clone(), epoch, budget: self.budget.clone(), metrics: of_task };
+        self.share(state);
         let (opener, parts, source) = (Arc::clone(&self.opener), Arc::clone(&self.parts), Arc::clone(&self.source));
+        let cut = cut(ordered.clone());
         state.tasks.spawn(async move {
-            let ended = opener.run(&parts, &source, &owned, &assigned, start, (incoming, ordered)).await;
+            // A task may wait for a store, a registry or a broker that does not answer.
+            let ended = tokio::select! {
+                biased;
+                ended = opener.run(&parts, source.as_ref(), &owned, &assigned, start, (incoming, ordered)) => ended,
+                () = cut => Ok(Ended::Cut),
+            };
             Done { owned, assigned, ended }
         });
+    }
+
+    /// Tells the tasks how many they are.
+    fn share(&self, state: &State) {
+        let running = state.running.values().filter(|running| !running.gone).count();
+        self.parts.owned.store(running, Relaxed);
     }
 
     fn revoke(&self, state: &mut State, partitions: Vec<(TopicPartition, Epoch)>, lost: bool, reply: Reply<()>) {
         crash::in_revoke();
         self.parts.totals.metrics.rebalanced(if lost { RebalanceKind::Lost } else { RebalanceKind::Revoke });
-        let until = Instant::now() + REVOKE;
+        // The group says next which partitions remain, or return.
+        (state.assigned, state.settled) = (false, 0);
+        let until = now() + self.answer();
         let mut waits = HashSet::new();
         for (partition, epoch) in partitions {
             let Some(running) = state.running.get(&partition).filter(|running| running.epoch == epoch) else {
                 continue;
             };
-            if lost {
+            if !running.gone {
+                state.unread.insert(partition.clone());
+            }
+            if lost || running.gone {
                 // Dropping the sender of orders ends the task.
                 state.running.remove(&partition);
                 continue;
             }
-            let until = state.stopping.map_or(until, |stopping| stopping.min(until));
-            let _ = running.orders.send(Order::Drain { reason: CloseReason::Revoke, until });
+            running.drain(CloseReason::Revoke, until);
             waits.insert((partition, epoch));
         }
         match waits.is_empty() {
@@ -289,23 +321,28 @@ impl Job {
         let is_current = state.running.get(&owned.source).is_some_and(|running| running.epoch == owned.epoch);
         let key = (owned.source.clone(), owned.epoch);
         let is_revoked = state.revoking.iter().any(|revoking| revoking.partitions.contains(&key));
+        let is_stopping = state.stopping.is_some();
         let again = match ended {
             Ok(Ended::Drained(end)) => {
                 tracing::debug!(partition = %owned.source, end, "drained");
                 false
             }
             Ok(Ended::Cut) => {
-                state.cut |= is_current && state.stopping.is_some();
+                state.cut |= is_current && is_stopping;
                 false
             }
             Ok(Ended::NotBegun) => false,
-            Ok(Ended::Overtaken) => is_current && !is_revoked && state.stopping.is_none(),
+            Ok(Ended::Overtaken) => {
+                // The other process may not have written all that this one had read.
+                state.cut |= is_current && is_stopping;
+                is_current && !is_revoked && !is_stopping
+            }
             Ok(Ended::OutOfRange(end)) => {
                 // What the group had committed when the partition was assigned is old by now.
                 if self.opener.ends_by_group() {
                     assigned.committed = Hint::At { offset: end, metadata: String::new() };
                 }
-                is_current && !is_revoked && state.stopping.is_none()
+                is_current && !is_revoked && !is_stopping
             }
             // What a partition cannot write after it was taken away is nobody's concern.
             Err(error) if is_current => {
@@ -328,23 +365,23 @@ impl Job {
             let (start, _) = oneshot::channel();
             self.begin(state, assigned, owned.epoch, start);
         } else if is_current {
-            let done = self.once && state.stopping.is_none() && !is_revoked;
+            let done = self.once && !is_stopping && !is_revoked;
             match state.running.get_mut(&owned.source) {
                 // Kept, so that the loop knows that everything is read.
-                Some(running) if done => running.ended = true,
+                Some(running) if done => (running.ended, running.gone) = (true, true),
                 _ => drop(state.running.remove(&owned.source)),
             }
         }
+        self.share(state);
     }
 
     /// Publishes open files when memory is short, and updates the metrics.
     fn look(&self, state: &mut State) {
-        let (used, limit) = (self.budget.used(), self.budget.limit());
-        let statistics = Arc::clone(&self.source.statistics().borrow());
-        self.parts.totals.metrics.memory(used, limit);
-        if self.source.ownership().is_alive() {
+        let statistics = self.source.statistics();
+        if self.source.is_alive() {
             self.health.polled();
         }
+        self.parts.totals.metrics.memory(self.budget.used(), self.budget.limit());
         self.parts.totals.look(self.parts.stage.as_ref());
         let paused = self.source.paused();
         for (partition, running) in &state.running {
@@ -353,13 +390,31 @@ impl Job {
                 running.metrics.set_high_watermark(end);
             }
         }
+        state.settled = state.settled.saturating_add(1);
+        self.look_for_membership(state);
         if self.once {
-            state.find_ends(&statistics);
+            state.find_ends(&statistics, &paused);
         }
+        self.flush(state, &paused);
+    }
+
+    /// Counts an empty assignment of which the group says nothing.
+    fn look_for_membership(&self, state: &mut State) {
+        let is_idle = !state.assigned && state.running.is_empty() && self.source.joined_silently();
+        state.idle = if is_idle { state.idle.saturating_add(1) } else { 0 };
+        if state.idle > IDLE_LOOKS {
+            state.assigned = true;
+            self.health.assigned();
+        }
+    }
+
+    /// Publishes open files for which memory is short.
+    fn flush(&self, state: &mut State, paused: &HashSet<TopicPartition>) {
+        let (used, limit) = (self.budget.used(), self.budget.limit());
         // A partition that is paused because its open file takes its share would wait until the file is old.
         let flushes = &mut state.flushes;
         for (partition, running) in state.running.iter().filter(|(partition, _)| paused.contains(*partition)) {
-            let open = running.metrics.open_bytes();
+            let open = running.metrics.open_memory();
             if open >= limit / SMALL && 2 * open >= self.budget.used_by(partition) {
                 *flushes += 1;
                 running.flush(*flushes);
@@ -368,11 +423,43 @@ impl Job {
         if used < limit / 4 * 3 {
             return;
         }
-        let largest = state.running.iter().max_by_key(|(partition, _)| self.budget.used_by(partition));
-        if let Some((partition, running)) = largest {
+        // If open files take half of the memory, the largest one has its part of that. Messages that wait for the model, or
+        // for the store, take no less when a file is closed.
+        let least = limit / SMALL.max(2 * state.running.len());
+        let largest = state.running.iter().max_by_key(|(_, running)| running.metrics.open_memory());
+        if let Some((partition, running)) = largest.filter(|(_, running)| running.metrics.open_memory() > least) {
             state.flushes += 1;
-            tracing::debug!(%partition, used, limit, "memory is short: closing the file of the largest partition");
+            tracing::debug!(%partition, used, limit, "memory is short: closing the largest file");
             running.flush(state.flushes);
+        }
+    }
+}
+
+/// What a task sends until a time. What it sends later it is told of.
+async fn by<T>(time: Instant, mut sent: oneshot::Receiver<T>) -> Option<T> {
+    match until(time, &mut sent).await {
+        Some(sent) => sent.ok(),
+        None => {
+            // It may have been sent at this moment.
+            sent.close();
+            sent.try_recv().ok()
+        }
+    }
+}
+
+/// Waits until a task must end, whatever it is doing: its time to drain is over, or its partition is lost.
+async fn cut(mut orders: watch::Receiver<Order>) {
+    loop {
+        let order = *orders.borrow_and_update();
+        let changed = match order {
+            Order::Run(_) => orders.changed().await,
+            Order::Drain { until: time, .. } => match until(time, orders.changed()).await {
+                Some(changed) => changed,
+                None => return,
+            },
+        };
+        if changed.is_err() {
+            return;
         }
     }
 }
@@ -386,6 +473,17 @@ impl Running {
                 true
             }
             Order::Drain { .. } => false,
+        });
+    }
+
+    /// Asks the task to publish what it has taken, and to end. An earlier deadline stays.
+    fn drain(&self, reason: CloseReason, until: Instant) {
+        self.orders.send_modify(|order| {
+            let until = match order {
+                Order::Drain { until: earlier, .. } => until.min(*earlier),
+                Order::Run(_) => until,
+            };
+            *order = Order::Drain { reason, until };
         });
     }
 }
@@ -414,17 +512,18 @@ impl State {
     }
 
     /// Tells tasks that have got all messages that their partitions held when they were opened. The last offsets may hold
-    /// no message, but the marks of transactions; then librdkafka has gone on behind them and has nothing left, which must
-    /// hold at two looks, since messages may be on their way between it and the task.
-    fn find_ends(&mut self, statistics: &Statistics) {
+    /// no message, but the marks of transactions; then librdkafka has gone on behind them and has nothing left, which several
+    /// statistics must say, since messages may be on their way between it and the task. A consumer that waits in a rebalance
+    /// makes none, and may hold messages. A pause drops what was fetched.
+    fn find_ends(&mut self, statistics: &Arc<Statistics>, paused: &HashSet<TopicPartition>) {
+        let is_new = self.counted.replace(Arc::clone(statistics)).is_none_or(|last| !Arc::ptr_eq(&last, statistics));
         for (partition, running) in self.running.iter_mut().filter(|(_, running)| !running.ended && !running.seeking) {
             let Some(target) = running.target else { continue };
-            let of_partition = statistics.partitions.get(partition);
+            let of_partition = statistics.partitions.get(partition).filter(|_| !paused.contains(partition));
             let is_quiet =
                 of_partition.is_some_and(|p| p.queued_messages == 0 && p.fetched.is_some_and(|at| at >= target));
-            running.quiet = if is_quiet { running.quiet.saturating_add(1) } else { 0 };
-            // Longer than the time between two statistics.
-            if running.next >= target || running.quiet > QUIET_LOOKS {
+            running.quiet = if is_quiet { running.quiet.saturating_add(u8::from(is_new)) } else { 0 };
+            if running.next >= target || running.quiet >= QUIET_STATISTICS {
                 running.ended = true;
                 let _ = running.inbox.send(Inbox::End);
             }
@@ -440,9 +539,12 @@ impl State {
         }
     }
 
-    /// Whether all partitions were read to the end that they had.
+    /// Whether all partitions were read to the end that they had. A process that was to share the work of another one may
+    /// leave at once, and the group then gives its partitions back.
     fn is_read(&self) -> bool {
-        self.assigned && self.tasks.is_empty() && self.running.values().all(|running| running.ended)
+        let may_get_more = self.running.is_empty() || !self.unread.is_empty();
+        let is_settled = self.assigned && (!may_get_more || self.settled > SETTLED_LOOKS);
+        is_settled && self.tasks.is_empty() && self.running.values().all(|running| running.gone)
     }
 
     fn fail(&mut self, error: Error) {

@@ -80,7 +80,7 @@ impl Messages {
         let size = |(name, value): &Header| name.len() + value.as_ref().map_or(0, Vec::len);
         self.header_bytes += headers.iter().map(size).sum::<usize>();
         self.rows.push(Row { offset: message.offset, timestamp: message.timestamp, key, value, headers });
-        self.end = message.offset + 1;
+        self.end = message.offset.saturating_add(1);
     }
 
     fn copy(&mut self, bytes: &[u8]) -> Range<usize> {

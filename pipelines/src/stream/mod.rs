@@ -14,6 +14,7 @@
 //! creation per name succeed. The offsets that the consumer group commits are only hints.
 
 pub mod chain;
+mod clock;
 #[cfg(feature = "kafka")]
 mod dead_letters;
 #[cfg(feature = "kafka")]
@@ -43,6 +44,8 @@ mod settings;
 pub mod source;
 #[cfg(feature = "kafka")]
 mod status;
+#[cfg(all(test, feature = "kafka"))]
+mod tests;
 #[cfg(feature = "kafka")]
 mod totals;
 #[cfg(feature = "kafka")]

@@ -1,17 +1,18 @@
 //! Opens the output of a partition, and finds where to read it from.
 
-use std::{ops::Range, time::Duration};
+use std::{collections::HashSet, ops::Range, sync::Arc, time::Duration};
 
 use tokio::sync::{mpsc, oneshot, watch};
 
 use super::{
     StreamError, TopicPartition,
     chain::{self, Dataset, OnGap, position},
+    clock,
     files::{FileOutput, Files},
     job::Started,
     output::Owned,
     partition::{self, Ended, Inbox, Order, Parts},
-    source::{self, Assigned, Source},
+    source::{self, Assigned, Upstream},
     transaction::{Committer, Records, TopicOutput},
 };
 use crate::error::{Error, Result};
@@ -23,9 +24,30 @@ const PAUSE: Duration = Duration::from_secs(1);
 pub(super) struct Opener {
     pub(super) target: Open,
     pub(super) start: source::Start,
+    pub(super) begun: Begun,
     pub(super) on_gap: OnGap,
     /// Hears where partitions start.
     pub(super) started: mpsc::UnboundedSender<Started>,
+}
+
+/// What had output before this process began. A partition without output that is not new begins at its first message: it was
+/// added while no process ran.
+#[derive(Debug, Default)]
+pub(super) struct Begun {
+    /// Topics that have output.
+    pub(super) topics: HashSet<Arc<str>>,
+    /// Topics that are read by their names, and not by a pattern.
+    pub(super) named: HashSet<Arc<str>>,
+}
+
+impl Begun {
+    /// Whether a partition without output was added to what is read.
+    fn has_appeared(&self, partition: &TopicPartition) -> bool {
+        match self.named.contains(&partition.topic) {
+            true => self.topics.contains(&partition.topic),
+            false => !self.topics.is_empty(),
+        }
+    }
 }
 
 /// Where rows go, opened.
@@ -51,20 +73,22 @@ impl Opener {
     pub(super) async fn run(
         &self,
         parts: &Parts,
-        source: &Source,
+        source: &dyn Upstream,
         owned: &Owned,
         assigned: &Assigned,
         start: oneshot::Sender<i64>,
         (inbox, mut orders): Incoming,
     ) -> Result<Ended> {
         let opened = async {
-            let first = || first(source, owned, assigned, self.start);
+            let appeared = assigned.appeared || self.begun.has_appeared(&owned.source);
+            let first = || first(source, owned, if appeared { source::Start::Beginning } else { self.start });
             match &self.target {
                 Open::Files(opened) => {
                     let (dataset, files) = opened.as_ref();
                     let hint = hint(assigned);
                     let chain = dataset.chain::<_, Error>(&owned.source, first, hint.as_ref()).await?;
-                    let (at, gap, high) = self.position(source, &owned.source, chain.end()).await?;
+                    let on_gap = if chain.is_new() { OnGap::Skip } else { self.on_gap };
+                    let (at, gap, high) = self.position(source, &owned.source, chain.end(), on_gap).await?;
                     Ok::<_, Error>((
                         at,
                         high,
@@ -77,15 +101,14 @@ impl Opener {
                         Some(offset) => offset,
                         None => first().await?,
                     };
-                    let (at, _, high) = self.position(source, &owned.source, end).await?;
-                    // The group's offset is the record of what is done, so it has to say where the partition began.
-                    if committed.is_none()
-                        && let Err(error) = source.ownership().commit(&owned.source, owned.epoch, at, "")
-                    {
-                        tracing::debug!(partition = %owned.source, reason = %error, "the first offset was not committed");
+                    let on_gap = if committed.is_none() { OnGap::Skip } else { self.on_gap };
+                    let (at, _, high) = self.position(source, &owned.source, end, on_gap).await?;
+                    // The group's offset is the record of what is done, so it has to say where the partition began before
+                    // anything is written: a process that is killed earlier must not begin elsewhere.
+                    if committed.is_none() {
+                        committer.begin(owned, at).await?;
                     }
-                    let records = records.clone();
-                    let output = TopicOutput::new(owned.clone(), at, records, committer.clone());
+                    let output = TopicOutput::new(owned.clone(), at, records.clone(), committer.clone());
                     Ok((at, high, Opened::Topic(output)))
                 }
             }
@@ -107,16 +130,17 @@ impl Opener {
         }
     }
 
-    /// Where to read, given the end of the output; the messages that are lost before it; and the end of the partition.
+    /// Where to read, given the end of the output; the messages that are lost before it; and the end of the partition. An
+    /// output that begins now loses nothing to the broker that deletes its first messages meanwhile.
     async fn position(
         &self,
-        source: &Source,
+        source: &dyn Upstream,
         partition: &TopicPartition,
         end: i64,
+        on_gap: OnGap,
     ) -> Result<(i64, Option<Range<i64>>, i64)> {
-        let client = source.client();
-        let range = outlast(partition, || client.watermarks(partition)).await;
-        let found = position(partition, end, range, self.on_gap)?;
+        let range = outlast(partition, || source.watermarks(partition)).await;
+        let found = position(partition, end, range, on_gap)?;
         if let Some(gap) = &found.gap {
             tracing::warn!(%partition, from = gap.start, to = gap.end, "the broker has deleted these messages; going on behind them");
         }
@@ -139,17 +163,15 @@ async fn taken_away(orders: &mut watch::Receiver<Order>) {
 }
 
 /// The first offset of a partition without output.
-async fn first(source: &Source, owned: &Owned, assigned: &Assigned, start: source::Start) -> Result<i64> {
-    let client = source.client();
-    let (low, high) = outlast(&owned.source, || client.watermarks(&owned.source)).await;
-    Ok(match if assigned.appeared { source::Start::Beginning } else { start } {
+async fn first(source: &dyn Upstream, owned: &Owned, start: source::Start) -> Result<i64> {
+    let (low, high) = outlast(&owned.source, || source.watermarks(&owned.source)).await;
+    Ok(match start {
         source::Start::At(offset) => offset,
         source::Start::Beginning => low,
         source::Start::End => high,
         source::Start::Timestamp(time) => {
-            let wanted = std::slice::from_ref(&owned.source);
-            let found = outlast(&owned.source, || client.offsets_for_time(wanted, time)).await;
-            found.into_iter().flatten().next().unwrap_or(high)
+            let found = outlast(&owned.source, || source.at_time(&owned.source, time)).await;
+            found.unwrap_or(high)
         }
     })
 }
@@ -163,8 +185,7 @@ fn hint(assigned: &Assigned) -> Option<chain::Hint> {
 }
 
 /// The offset that the group has committed. A transaction of a process that was killed hides it until the broker aborts it.
-async fn committed(source: &Source, owned: &Owned, assigned: &Assigned) -> Option<i64> {
-    let (client, wanted) = (source.client(), std::slice::from_ref(&owned.source));
+async fn committed(source: &dyn Upstream, owned: &Owned, assigned: &Assigned) -> Option<i64> {
     let mut hint = assigned.committed.clone();
     loop {
         match hint {
@@ -172,9 +193,8 @@ async fn committed(source: &Source, owned: &Owned, assigned: &Assigned) -> Optio
             source::Hint::None => return None,
             source::Hint::Unknown(reason) => {
                 tracing::warn!(partition = %owned.source, reason, "the committed offset is not known; asking again");
-                tokio::time::sleep(PAUSE).await;
-                let asked = outlast(&owned.source, || client.committed(wanted)).await;
-                hint = asked.into_iter().next().unwrap_or(source::Hint::None);
+                clock::sleep(PAUSE).await;
+                hint = outlast(&owned.source, || source.committed(&owned.source)).await;
             }
         }
     }
@@ -192,6 +212,6 @@ async fn outlast<T, F: Future<Output = Result<T, StreamError>>>(partition: &Topi
                 said = true;
             }
         }
-        tokio::time::sleep(PAUSE).await;
+        clock::sleep(PAUSE).await;
     }
 }

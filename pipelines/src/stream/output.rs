@@ -1,6 +1,6 @@
 //! Where a partition writes its rows: files of the offset chain, or another topic.
 
-use std::{ops::ControlFlow, sync::Arc};
+use std::{future::ready, ops::ControlFlow, pin::Pin, sync::Arc};
 
 use super::{
     TopicPartition,
@@ -22,12 +22,20 @@ pub(super) struct Owned {
     pub(super) metrics: Arc<PartitionMetrics>,
 }
 
+/// Rows that are not ready to be written.
+pub(super) type Preparing = Pin<Box<dyn Future<Output = Result<Rows>> + Send>>;
+
 /// The output of one partition.
 pub(super) trait Output: Send {
     /// Whether [`write`](Self::write) may be called now; if not, [`step`](Self::step) makes room.
     fn has_room(&self) -> bool;
 
-    /// Adds rows, which follow those before.
+    /// What has to be done before rows are written, and may take long. Meanwhile [`step`](Self::step) is called.
+    fn prepare(&self, rows: Rows) -> Preparing {
+        Box::pin(ready(Ok(rows)))
+    }
+
+    /// Adds rows, which follow those before and were prepared.
     fn write(&mut self, rows: Rows) -> impl Future<Output = Result<()>> + Send;
 
     /// Waits for the next thing that happens by itself: a file is old enough, or something was published. May be dropped
@@ -43,4 +51,9 @@ pub(super) trait Output: Send {
 
     /// Behind the last message that was published.
     fn end(&self) -> i64;
+
+    /// Whether the output itself counts what became of rows, because a broker may still refuse some of them.
+    fn counts_rows(&self) -> bool {
+        false
+    }
 }

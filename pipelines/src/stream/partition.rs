@@ -4,26 +4,33 @@
 //! is bounded by the stage and the output; messages in the inbox count against the memory budget, which pauses the
 //! partition.
 
-use std::{ops::ControlFlow, sync::Arc};
-
-use tokio::{
-    sync::{mpsc, watch},
+use std::{
+    collections::VecDeque,
+    ops::ControlFlow,
+    pin::Pin,
+    sync::{
+        Arc,
+        atomic::{AtomicUsize, Ordering::Relaxed},
+    },
     time::Instant,
 };
 
+use arrow::array::ArrayRef;
+use tokio::sync::{mpsc, watch};
+
 use super::{
     StreamError,
-    finished::{Finished, Finisher, Waiting},
-    output::{Output, Owned},
+    finished::{Finished, Finisher, Rows, Waiting},
+    output::{Output, Owned, Preparing},
     rotation::CloseReason,
-    source::Batch,
-    totals::Totals,
+    source::{Batch, Budget},
+    totals::{Tally, Totals},
 };
 use crate::{
     crash::stream as crash,
     error::{Error, Result},
     in_order::{InFlightLimit, InOrder},
-    stage::Stage,
+    stage::{Pending, Stage},
 };
 
 /// Batches of one partition in flight: a single busy partition keeps the devices busy.
@@ -49,7 +56,7 @@ pub(super) enum Order {
     Drain {
         /// Why, for the log.
         reason: CloseReason,
-        /// When nobody waits any more.
+        /// When the task is cut.
         until: Instant,
     },
 }
@@ -59,7 +66,7 @@ pub(super) enum Order {
 pub(super) enum Ended {
     /// Everything that it had taken is published, up to this offset.
     Drained(i64),
-    /// It was told to stop at once, or the time was over. What was not published is read again.
+    /// The partition was lost, or the time was over. What was not published is read again.
     Cut,
     /// Another process has written what this one was about to write.
     Overtaken,
@@ -74,11 +81,75 @@ pub(super) struct Parts {
     pub(super) stage: Arc<dyn Stage>,
     pub(super) finisher: Finisher,
     pub(super) totals: Totals,
-    /// Bytes of one partition that may be on their way through the stage.
+    /// Bytes of all partitions that may be on their way through the stage.
     pub(super) bytes_in_flight: u64,
+    /// Partitions that share them.
+    pub(super) owned: AtomicUsize,
+}
+
+/// Something that a partition waits for while it publishes.
+type Task<'p, T> = Pin<Box<dyn Future<Output = T> + Send + 'p>>;
+
+/// A batch that the stage has.
+struct Submitted {
+    waiting: Waiting,
+    columns: elmo::Result<Pending>,
+    bytes: u64,
+}
+
+/// A batch between the inbox and the queue of the stage. There is one at a time, so that batches stay in order.
+#[derive(Default)]
+struct Intake<'p> {
+    /// Taken from the inbox; the stage has no room for it.
+    held: Option<Batch>,
+    /// A schema registry may not answer.
+    decoding: Option<Task<'p, (ArrayRef, Waiting)>>,
+    /// The queue of the stage may be full.
+    submitting: Option<Task<'p, Submitted>>,
+}
+
+impl Intake<'_> {
+    fn is_empty(&self) -> bool {
+        self.held.is_none() && self.decoding.is_none() && self.submitting.is_none()
+    }
+}
+
+/// Rows between the stage and the output.
+#[derive(Default)]
+struct Outgoing {
+    /// Their dead letters are sent.
+    preparing: Option<Preparing>,
+    /// They wait for room.
+    ready: Option<Rows>,
+    /// What was written and is not published, by its end.
+    unpublished: VecDeque<(i64, Tally)>,
+}
+
+impl Outgoing {
+    fn is_empty(&self) -> bool {
+        self.preparing.is_none() && self.ready.is_none()
+    }
+
+    async fn write(&mut self, rows: Rows, output: &mut impl Output, totals: &Totals) -> Result<()> {
+        if !output.counts_rows() {
+            self.unpublished.push_back((rows.end, Tally::of(&rows)));
+        }
+        let written = output.write(rows).await;
+        self.count(output, totals);
+        written
+    }
+
+    /// Counts what was published.
+    fn count(&mut self, output: &impl Output, totals: &Totals) {
+        while let Some((_, tally)) = self.unpublished.pop_front_if(|(end, _)| *end <= output.end()) {
+            totals.done(&tally);
+        }
+    }
 }
 
 /// Runs a partition, whose first message is at `next` or above, until it is drained or cannot go on.
+///
+/// While it waits for anything, what is complete is published.
 ///
 /// # Errors
 /// The stage's, the output's, or [`StreamError::Refused`] for the message that cannot be embedded, with on-error `fail`,
@@ -93,10 +164,9 @@ pub(super) async fn run(
 ) -> Result<Ended> {
     let limit = InFlightLimit { batches: BATCHES, bytes: parts.bytes_in_flight };
     let mut queue: InOrder<'_, Waiting> = InOrder::new(parts.stage.as_ref(), limit);
-    let mut held: Option<Batch> = None;
+    let (mut intake, mut outgoing) = (Intake::default(), Outgoing::default());
     let mut flushed = 0;
     let mut stop: Option<CloseReason> = None;
-    let mut until = None;
     let mut refused: Option<StreamError> = None;
     let mut out_of_range = false;
     loop {
@@ -106,11 +176,17 @@ pub(super) async fn run(
                 flushed = number;
                 output.close(CloseReason::Bytes);
             }
-            Order::Drain { reason, until: time } => {
-                (stop, until) = (Some(reason), Some(time));
+            // A drained partition gives up what it only holds: the next owner reads it.
+            Order::Drain { reason, .. } => {
+                stop = Some(reason);
+                (intake.held, intake.decoding) = (None, None);
             }
         }
-        if let Some(reason) = stop.filter(|_| queue.is_empty() && held.is_none()) {
+        if let Some(rows) = outgoing.ready.take_if(|_| output.has_room()) {
+            outgoing.write(rows, &mut output, &parts.totals).await?;
+            continue;
+        }
+        if let Some(reason) = stop.filter(|_| queue.is_empty() && intake.is_empty() && outgoing.is_empty()) {
             crash::in_drain();
             output.close(reason);
             if output.is_published() {
@@ -121,45 +197,55 @@ pub(super) async fn run(
                 };
             }
         }
-        // A drained partition gives up what it only holds: the next owner reads it.
-        if until.is_some() {
-            held = None;
-        }
-        if let Some(batch) = held.take_if(|batch| queue.has_room(parts.finisher.bytes(batch))) {
-            submit(parts, &mut queue, batch).await?;
-            continue;
+        if intake.submitting.is_none() && intake.decoding.is_none() {
+            let may_wait = queue.is_empty() && (!outgoing.is_empty() || !output.has_room());
+            let batch = intake.held.take_if(|batch| parts.admits(&queue, &owned.budget, batch, may_wait));
+            intake.decoding = batch.map(|batch| -> Task<'_, _> { Box::pin(parts.finisher.decode(batch)) });
         }
         tokio::select! {
             biased;
             changed = orders.changed() => if changed.is_err() {
                 return Ok(Ended::Cut);
             },
-            () = sleep_until(until) => return Ok(Ended::Cut),
-            stepped = output.step() => if let ControlFlow::Break(end) = stepped? {
-                tracing::info!(partition = %owned.source, end, "another process has written these messages; going on behind them");
-                return Ok(Ended::Overtaken);
+            stepped = output.step() => match stepped? {
+                ControlFlow::Continue(()) => outgoing.count(&output, &parts.totals),
+                ControlFlow::Break(end) => {
+                    tracing::info!(partition = %owned.source, end, "another process has written these messages; going on behind them");
+                    return Ok(Ended::Overtaken);
+                }
             },
-            done = queue.next(), if !queue.is_empty() && output.has_room() => {
+            (texts, waiting) = wait(&mut intake.decoding) => {
+                intake.decoding = None;
+                intake.submitting = Some(Box::pin(submit(parts, texts, waiting)));
+            }
+            submitted = wait(&mut intake.submitting) => {
+                intake.submitting = None;
+                queue.add(submitted.waiting, submitted.columns, submitted.bytes);
+                crash::in_embed();
+            }
+            prepared = wait(&mut outgoing.preparing) => {
+                outgoing.preparing = None;
+                outgoing.ready = Some(prepared?);
+            }
+            done = queue.next(), if !queue.is_empty() && outgoing.is_empty() && output.has_room() => {
                 let Some(done) = done else { continue };
                 let (waiting, columns) = done.map_err(|failed| Error::from(failed.error))?;
-                parts.totals.returned(&waiting);
                 let finished = parts.finisher.finish(&owned.source, waiting, columns)?;
                 let Finished { rows, refused: reason } = finished;
-                parts.totals.done(&rows);
-                output.write(rows).await?;
+                outgoing.preparing = Some(output.prepare(rows));
                 if reason.is_some() {
                     queue.cancel();
-                    (held, refused) = (None, reason);
+                    (intake, refused) = (Intake::default(), reason);
                     stop.get_or_insert(CloseReason::Shutdown);
                 }
             }
-            received = inbox.recv(), if stop.is_none() && held.is_none() => match received {
+            received = inbox.recv(), if stop.is_none() && intake.held.is_none() => match received {
                 // What was read before a seek took effect comes again.
                 Some(Inbox::Messages(batch)) if batch.messages.first_offset().is_none_or(|first| first < next) => {}
                 Some(Inbox::Messages(batch)) => {
                     crash::after_poll();
                     next = batch.messages.end;
-                    held = Some(batch);
+                    intake.held = Some(batch);
                 }
                 Some(Inbox::End) => stop = Some(CloseReason::Shutdown),
                 // What was read stands nowhere else any more, so it is published first.
@@ -170,22 +256,33 @@ pub(super) async fn run(
     }
 }
 
-/// Decodes a batch and submits its texts.
-async fn submit(parts: &Parts, queue: &mut InOrder<'_, Waiting>, batch: Batch) -> Result<()> {
-    let bytes = parts.finisher.bytes(&batch);
-    let (texts, waiting) = parts.finisher.decode(batch).await?;
-    crash::after_decode();
-    parts.totals.submitted(&waiting);
-    if queue.push(waiting, &texts, bytes).await.is_err() {
-        return Err(Error::Failed("a batch was submitted without room".to_owned()));
+impl Parts {
+    /// Whether a batch may go to the stage: its vectors take memory, for which no partition is paused. All partitions
+    /// together have `bytes_in_flight`, and each at least one batch. One that has nothing in the stage need not have
+    /// another batch while its rows wait (`may_wait`) and memory is short.
+    fn admits(&self, queue: &InOrder<'_, Waiting>, budget: &Budget, batch: &Batch, may_wait: bool) -> bool {
+        let bytes = self.finisher.bytes(batch);
+        if queue.is_empty() {
+            return !may_wait || budget.used() < budget.limit();
+        }
+        let share = self.bytes_in_flight / (self.owned.load(Relaxed).max(1) as u64);
+        queue.has_room(bytes) && queue.bytes().saturating_add(bytes) <= share
     }
-    crash::in_embed();
-    Ok(())
 }
 
-async fn sleep_until(time: Option<Instant>) {
-    match time {
-        Some(time) => tokio::time::sleep_until(time).await,
+/// Submits the texts of a batch.
+async fn submit(parts: &Parts, texts: ArrayRef, mut waiting: Waiting) -> Submitted {
+    let bytes = waiting.bytes();
+    parts.totals.submitted(&mut waiting);
+    crash::after_decode();
+    let columns = parts.stage.submit(&texts).await;
+    Submitted { waiting, columns, bytes }
+}
+
+/// Waits for a task, for ever if there is none.
+async fn wait<T>(task: &mut Option<Task<'_, T>>) -> T {
+    match task {
+        Some(task) => task.await,
         None => std::future::pending().await,
     }
 }

@@ -3,7 +3,12 @@
 //! Everything that can fail is tried before the group is joined: a member that cannot work must not take partitions. The
 //! model is loaded by then.
 
-use std::{collections::BTreeMap, fmt, sync::Arc, time::Duration};
+use std::{
+    collections::{BTreeMap, HashSet},
+    fmt,
+    sync::{Arc, atomic::AtomicUsize},
+    time::Duration,
+};
 
 use rdkafka::consumer::ConsumerGroupMetadata;
 use serde::Serialize;
@@ -18,12 +23,12 @@ use super::{
     finished::Finisher,
     job::Job,
     metrics::{Health, Metrics, serve},
-    opening::{Open, Opener},
+    opening::{Begun, Open, Opener},
     partition::Parts,
     settings::{StreamJob, Target},
-    source::{Budget, Client, Epoch, Ownership, Settings, Source, describe},
+    source::{Budget, Client, Epoch, Ownership, Plan, Settings, Source, Upstream, describe},
     totals::{StreamReport, Totals},
-    transaction::{Committer, Group, Records},
+    transaction::{Committer, Group, Records, Transactions},
 };
 use crate::{
     error::{Error, Result},
@@ -35,7 +40,7 @@ use crate::{
 
 /// The poll thread counts as dead when it has not polled for this long.
 const POLL_LIMIT: Duration = Duration::from_secs(60);
-/// The part of the memory that one partition may have on its way through the stage.
+/// The part of the memory that may be on its way through the stage.
 const IN_FLIGHT: usize = 4;
 
 /// A stream that ended.
@@ -65,42 +70,41 @@ pub async fn run(job: StreamJob, stage: Arc<dyn Stage>, stop: impl Future<Output
     decoder.probe().await?;
     let finisher = Finisher::new(decoder, job.on_error, stage.as_ref())?;
     let server = match job.metrics {
-        Some(address) => Some(serve(address, metrics, Arc::clone(&health)).await?),
+        Some(address) => Some(serve(address, Arc::clone(&metrics), Arc::clone(&health)).await?),
         None => None,
     };
     if let Some(server) = &server {
         tracing::info!(address = %server.address(), "metrics");
     }
-    let plan = describe(&job.kafka).await?;
-    let prepared = prepare(&job, stage.as_ref(), &finisher).await?;
+    let plan = describe(&job.kafka, &job.written()).await?;
+    let prepared = prepare(&job, stage.as_ref(), &finisher, metrics).await?;
     health.store_probed();
     if stage.is_untrained() {
         warn_untrained();
     }
     let (source, events) = Source::start(&job.kafka, &plan, budget.clone())?;
+    let source = Arc::new(source);
+    let begun = Begun { topics: prepared.begun(&plan), named: job.kafka.named_topics() };
     let target = match prepared {
         Prepared::Files { dataset, format, dead_letters } => {
-            let files = Files { format, client: source.ownership(), dead_letters, totals: totals.clone() };
-            Open::Files(Box::new((dataset, files)))
+            let source: Arc<dyn Upstream> = Arc::<Source>::clone(&source);
+            Open::Files(Box::new((*dataset, Files { format, source, dead_letters, totals: totals.clone() })))
         }
-        Prepared::Topic { records, max_wait } => {
-            let (config, id) = (job.kafka.producer(), transactional_id(&job.kafka));
+        Prepared::Topic { records, max_wait, transactions } => {
             let group = Member { client: source.client(), ownership: source.ownership() };
-            let made = records.clone();
-            let start = move || Committer::start(&config, &id, made, max_wait, Box::new(group));
-            let started = tokio::task::spawn_blocking(start).await;
-            let committer = started.map_err(|e| Error::Failed(format!("a thread died: {e}")))??;
+            let committer =
+                Committer::start(*transactions, records.clone(), max_wait, Box::new(group), totals.clone())?;
             Open::Topic(records, committer)
         }
     };
-    let parts =
-        Parts { stage, finisher, totals: totals.clone(), bytes_in_flight: (job.memory_limit / IN_FLIGHT) as u64 };
+    let bytes_in_flight = (job.memory_limit / IN_FLIGHT) as u64;
+    let parts = Parts { stage, finisher, totals: totals.clone(), bytes_in_flight, owned: AtomicUsize::default() };
     let (starting, started) = mpsc::unbounded_channel();
     let running = Job {
-        source: Arc::new(source),
+        source,
         events,
         started,
-        opener: Arc::new(Opener { target, start: job.start, on_gap: job.on_gap, started: starting }),
+        opener: Arc::new(Opener { target, start: job.start, begun, on_gap: job.on_gap, started: starting }),
         parts: Arc::new(parts),
         budget,
         health,
@@ -170,12 +174,13 @@ pub async fn dry_run(job: &StreamJob, stage: &dyn Stage) -> Result<DryRun> {
     let decoder = Decoder::new(job.decode.clone())?;
     decoder.probe().await?;
     let finisher = Finisher::new(decoder, job.on_error, stage)?;
-    let plan = describe(&job.kafka).await?;
+    let plan = describe(&job.kafka, &job.written()).await?;
     let (output, continues) = match &job.target {
-        Target::Files { output, generation, .. } => {
+        Target::Files { output, generation, spill, .. } => {
+            spill.check()?;
             (output.to_string(), Dataset::check(output, &identity(job, stage, &finisher), *generation).await?)
         }
-        Target::Topic { topic, .. } => (format!("topic {topic}"), plan.group_has_offsets),
+        Target::Topic { topic, .. } => (format!("topic {topic}"), !plan.begun.is_empty()),
     };
     let topics = plan.topics.into_iter();
     let columns = finisher.schema().fields().iter();
@@ -189,14 +194,25 @@ pub async fn dry_run(job: &StreamJob, stage: &dyn Stage) -> Result<DryRun> {
 }
 
 enum Prepared {
-    Files { dataset: Dataset, format: Arc<FileFormat>, dead_letters: Option<DeadLetters> },
-    Topic { records: Records, max_wait: Duration },
+    Files { dataset: Box<Dataset>, format: Arc<FileFormat>, dead_letters: Option<DeadLetters> },
+    Topic { records: Records, max_wait: Duration, transactions: Box<Transactions> },
+}
+
+impl Prepared {
+    /// Topics that have output already.
+    fn begun(&self, plan: &Plan) -> HashSet<Arc<str>> {
+        match self {
+            Self::Files { dataset, .. } => dataset.begun().clone(),
+            Self::Topic { .. } => plan.begun.clone(),
+        }
+    }
 }
 
 /// Checks the store, and connects to the brokers for writing.
-async fn prepare(job: &StreamJob, stage: &dyn Stage, finisher: &Finisher) -> Result<Prepared> {
+async fn prepare(job: &StreamJob, stage: &dyn Stage, finisher: &Finisher, metrics: Arc<Metrics>) -> Result<Prepared> {
     match &job.target {
         Target::Files { output, generation, limits, row_group_bytes, codec, spill } => {
+            spill.check()?;
             let dataset = Dataset::open(output, &identity(job, stage, finisher), *generation).await?;
             let vectors = stage.fields().first().map(|field| field.name().clone()).unwrap_or_default();
             let format = FileFormat {
@@ -207,8 +223,8 @@ async fn prepare(job: &StreamJob, stage: &dyn Stage, finisher: &Finisher) -> Res
                 limits: *limits,
             };
             let letters = job.dead_letter_topic.as_deref().filter(|_| job.on_error == OnError::DeadLetter);
-            let dead_letters = letters.map(|topic| DeadLetters::new(&job.kafka.producer(), topic)).transpose()?;
-            Ok(Prepared::Files { dataset, format: Arc::new(format), dead_letters })
+            let dead_letters = letters.map(|topic| DeadLetters::new(&job.kafka, topic, metrics)).transpose()?;
+            Ok(Prepared::Files { dataset: Box::new(dataset), format: Arc::new(format), dead_letters })
         }
         Target::Topic { topic, encoding, max_wait } => {
             let records = Records {
@@ -220,7 +236,11 @@ async fn prepare(job: &StreamJob, stage: &dyn Stage, finisher: &Finisher) -> Res
                 added: stage.fields().len(),
                 max_bytes: max_message_bytes(&job.kafka),
             };
-            Ok(Prepared::Topic { records, max_wait: *max_wait })
+            let (config, id) = (job.kafka.producer(), transactional_id(&job.kafka));
+            let begin = move || Transactions::new(&config, &id, metrics);
+            let begun = tokio::task::spawn_blocking(begin).await;
+            let transactions = Box::new(begun.map_err(|e| Error::Failed(format!("a thread died: {e}")))??);
+            Ok(Prepared::Topic { records, max_wait: *max_wait, transactions })
         }
     }
 }
@@ -250,22 +270,38 @@ fn identity(job: &StreamJob, stage: &dyn Stage, finisher: &Finisher) -> Identity
 }
 
 impl StreamJob {
+    /// The topics that it writes.
+    fn written(&self) -> Vec<&str> {
+        let output = match &self.target {
+            Target::Topic { topic, .. } => Some(topic.as_str()),
+            Target::Files { .. } => None,
+        };
+        output.into_iter().chain(self.dead_letter_topic.as_deref()).collect()
+    }
+
     /// Checks settings that exclude each other.
     ///
     /// # Errors
     /// [`StreamError::Settings`].
     pub fn check(&self) -> Result<(), StreamError> {
-        let wrong = |message: &str, help: &str| {
-            Err(StreamError::Settings { message: message.to_owned(), help: Some(help.to_owned()) })
-        };
+        let wrong = |message: String, help: &str| Err(StreamError::Settings { message, help: Some(help.to_owned()) });
         match (self.on_error, &self.dead_letter_topic) {
             (OnError::DeadLetter, None) => {
-                return wrong("--on-error dead-letter needs a topic", "give --dead-letter-topic TOPIC");
+                return wrong("--on-error dead-letter needs a topic".into(), "give --dead-letter-topic TOPIC");
             }
             (OnError::DeadLetter, Some(_)) | (_, None) => {}
             (_, Some(_)) => {
-                return wrong("--dead-letter-topic has no effect here", "give --on-error dead-letter as well");
+                return wrong("--dead-letter-topic has no effect here".into(), "give --on-error dead-letter as well");
             }
+        }
+        if let Some(topic) = self.written().into_iter().find(|topic| self.kafka.reads(topic)) {
+            let message = format!("topic {topic} is read and written: the stream would never end");
+            return wrong(message, "write to another topic, or narrow --topic");
+        }
+        let isolation = self.kafka.get("isolation.level");
+        if matches!(self.target, Target::Topic { .. }) && isolation.is_some_and(|level| level != "read_committed") {
+            let message = "isolation.level must be read_committed with --output-topic".to_owned();
+            return wrong(message, "leave it out: without it, offsets of unfinished transactions count as committed");
         }
         Ok(())
     }
@@ -284,5 +320,9 @@ impl Group for Member {
 
     fn owns(&self, source: &TopicPartition, epoch: Epoch) -> bool {
         self.ownership.epoch(source) == Some(epoch)
+    }
+
+    fn committed(&self, sources: &[TopicPartition]) -> Result<Vec<Option<i64>>, StreamError> {
+        self.client.committed_now(sources)
     }
 }

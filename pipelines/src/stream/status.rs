@@ -41,12 +41,13 @@ pub struct PartitionLine {
 /// # Errors
 /// As [`chain::status`]; [`StreamError`](super::StreamError) when the brokers refuse or do not answer.
 pub async fn status(output: &Location, generation: u32, kafka: Option<&Settings>) -> Result<StreamStatus> {
-    let without = chain::status(output, generation, &BTreeMap::new()).await?;
     let Some(kafka) = kafka else {
         let line = |chain| PartitionLine { chain, high_watermark: None, lag: None };
-        return Ok(StreamStatus { output: output.to_string(), partitions: without.into_iter().map(line).collect() });
+        let found = chain::status(output, generation, &BTreeMap::new()).await?;
+        return Ok(StreamStatus { output: output.to_string(), partitions: found.into_iter().map(line).collect() });
     };
-    let partitions: Vec<_> = without.iter().map(|p| TopicPartition::new(p.topic.as_str(), p.partition)).collect();
+    // The footers of all objects are read once, so the brokers are asked before.
+    let partitions = chain::partitions(output, generation).await?;
     let asked = source::ask_offsets(kafka, &partitions).await?;
     let hints = asked.iter().filter_map(|(partition, asked)| match &asked.committed {
         Hint::At { offset, metadata } => {

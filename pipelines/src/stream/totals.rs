@@ -12,7 +12,7 @@ use parking_lot::Mutex;
 use serde::Serialize;
 
 use super::{
-    decode::OnError,
+    decode::{self, OnError},
     finished::{Rows, Waiting},
     metrics::{Metrics, Outcome},
 };
@@ -40,9 +40,9 @@ struct Counts {
 /// What a stream has done.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize)]
 pub struct StreamReport {
-    /// Messages that were read and are done with, those without a row included.
+    /// Messages that are done: their rows are in the output, or they get none.
     pub messages: u64,
-    /// Rows that were written.
+    /// Rows in the output.
     pub rows: u64,
     /// Messages that could not be decoded or embedded, by the label of the reason.
     pub rejected: BTreeMap<&'static str, u64>,
@@ -52,27 +52,42 @@ pub struct StreamReport {
     pub bytes: u64,
 }
 
+/// Counts of rows that are not yet in the output.
+#[derive(Debug, Default)]
+pub(super) struct Tally {
+    messages: u64,
+    rows: u64,
+    rejected: decode::Counts,
+}
+
+impl Tally {
+    pub(super) fn of(rows: &Rows) -> Self {
+        let (messages, written) = (rows.done() as u64, rows.batch.num_rows() as u64);
+        Self { messages, rows: written, rejected: rows.counts.clone() }
+    }
+
+    /// The output refuses one of the rows. Another one may stand for it.
+    pub(super) fn refused(&mut self, label: &'static str, has_row: bool) {
+        *self.rejected.entry(label).or_default() += 1;
+        self.rows = self.rows.saturating_sub(u64::from(!has_row));
+    }
+}
+
 impl Totals {
     pub(super) fn new(metrics: Arc<Metrics>, on_error: OnError) -> Self {
         Self { metrics, on_error, counts: Arc::default() }
     }
 
-    /// The stage has got a batch.
-    pub(super) fn submitted(&self, batch: &Waiting) {
-        self.metrics.submitted(batch.len());
+    /// The stage gets a batch, which is counted until it comes back or is dropped.
+    pub(super) fn submitted(&self, batch: &mut Waiting) {
+        batch.queued = Some(self.metrics.submitted(batch.len()));
     }
 
-    /// The stage has returned a batch.
-    pub(super) fn returned(&self, batch: &Waiting) {
-        self.metrics.returned(batch.len());
-    }
-
-    /// Rows go to the output.
-    pub(super) fn done(&self, rows: &Rows) {
-        let rejected: u64 = rows.counts.values().sum();
-        let (messages, written) = (rows.messages.len() as u64, rows.batch.num_rows() as u64);
-        self.counts.messages.fetch_add(messages, Relaxed);
-        self.counts.rows.fetch_add(written, Relaxed);
+    /// Rows are in the output.
+    pub(super) fn done(&self, done: &Tally) {
+        let rejected: u64 = done.rejected.values().sum();
+        self.counts.messages.fetch_add(done.messages, Relaxed);
+        self.counts.rows.fetch_add(done.rows, Relaxed);
         let outcome = match self.on_error {
             OnError::Null | OnError::Fail => Outcome::Null,
             OnError::Skip => Outcome::Skipped,
@@ -81,13 +96,13 @@ impl Totals {
         if rejected > 0 {
             self.metrics.done(outcome, rejected);
             let mut all = self.counts.rejected.lock();
-            for (label, count) in &rows.counts {
+            for (label, count) in &done.rejected {
                 self.metrics.rejected(label, *count);
                 *all.entry(label).or_default() += count;
             }
         }
         let without = if outcome == Outcome::Null { rejected } else { 0 };
-        self.metrics.done(Outcome::Embedded, written.saturating_sub(without));
+        self.metrics.done(Outcome::Embedded, done.rows.saturating_sub(without));
     }
 
     /// A file was published.

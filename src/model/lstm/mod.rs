@@ -16,10 +16,14 @@
 //! There are two time loops. On a CPU in float32 the products of a step run direction by direction, with our own pass
 //! over the gates between them (`fused.rs`): all cores are busy, so running the directions at once would gain nothing.
 //! Everywhere else libtorch's operations run (`batched.rs`), and every product of a step is batched over both
-//! directions: half as many launches, each of twice the work. Gradients flow through the second loop only.
+//! directions: half as many launches, each of twice the work. Gradients flow through the second loop only. Training on a
+//! CPU in float32 has a pair of loops of its own, forward and backward, without a graph (`trained.rs`).
 
 mod batched;
 mod fused;
+mod trained;
+
+pub(crate) use self::trained::Kept;
 
 use tch::{Device, Tensor};
 
@@ -29,7 +33,7 @@ use super::{
     parameters::NamedTensors,
     scalar_ops,
     start_state::LayerState,
-    tensors,
+    tensors::{self, Change},
 };
 use crate::options::ModelOptions;
 
@@ -102,14 +106,10 @@ impl LstmLayer {
         })
     }
 
-    pub(crate) fn share(&self) -> Self {
-        Self {
-            w_x: self.w_x.shallow_clone(),
-            w_h: self.w_h.shallow_clone(),
-            bias: self.bias.shallow_clone(),
-            w_p: self.w_p.as_ref().map(Tensor::shallow_clone),
-            ..*self
-        }
+    /// The same with every tensor changed, always in the same order.
+    pub(crate) fn map<E>(&self, change: &mut Change<'_, E>) -> Result<Self, E> {
+        let (w_x, w_h, bias) = (change(&self.w_x)?, change(&self.w_h)?, change(&self.bias)?);
+        Ok(Self { w_x, w_h, bias, w_p: self.w_p.as_ref().map(change).transpose()?, ..*self })
     }
 
     /// Runs both directions over a packed batch: `x` `[2, R, in]`, `start` in packed rows, which are changed in place.

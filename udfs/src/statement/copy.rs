@@ -1,8 +1,8 @@
 //! `COPY … TO` Parquet writes files with vectors as `elmo embed` does.
 //!
 //! Vectors have byte stream split encoding, no dictionary and no statistics. Row groups are bounded in bytes, as a
-//! million rows of vectors take gigabytes. The footer names the model and the settings. Options of the statement take
-//! precedence.
+//! million rows of vectors take gigabytes; with a memory limit, those of other columns are, too. The footer names the model
+//! and the settings. Options of the statement take precedence.
 
 use std::{
     collections::{BTreeMap, HashMap},
@@ -78,14 +78,16 @@ fn options(copy: &CopyTo, row_group_bytes: usize) -> Result<HashMap<String, Stri
     let schema = copy.input.schema().as_arrow();
     let vectors: Vec<&Field> = schema.fields().iter().map(AsRef::as_ref).filter(|field| holds_vectors(field)).collect();
     let mut options = HashMap::new();
+    let mut set = |key: String, value: &str| options.insert(format!("format.{key}"), value.to_owned());
+    if !vectors.is_empty() || row_group_bytes < ROW_GROUP_BYTES {
+        set("max_row_group_bytes".to_owned(), &row_group_bytes.to_string());
+        // DataFusion 55 ignores the limit in bytes when several threads write a file.
+        set("allow_single_file_parallelism".to_owned(), "false");
+    }
     if vectors.is_empty() {
         return Ok(options);
     }
-    let mut set = |key: String, value: &str| options.insert(format!("format.{key}"), value.to_owned());
     set("compression".to_owned(), "zstd(1)");
-    set("max_row_group_bytes".to_owned(), &row_group_bytes.to_string());
-    // DataFusion 55 ignores the limit in bytes when several threads write a file.
-    set("allow_single_file_parallelism".to_owned(), "false");
     for path in leaves(schema, &vectors)? {
         set(format!("encoding::{path}"), "byte_stream_split");
         set(format!("dictionary_enabled::{path}"), "false");

@@ -5,7 +5,7 @@ use thiserror::Error;
 use super::lock::LEASE;
 use crate::{
     error::{Exit, Fault},
-    stores::StoreError,
+    stores::{Obstacle, StoreError},
 };
 
 /// Why an output cannot be written to.
@@ -55,13 +55,13 @@ pub enum ManifestError {
         /// Names of the files.
         files: Vec<String>,
     },
-    /// The output, or one of its parent folders, is a file.
-    #[error("{output}: {file} is a file, but an output must be a folder")]
+    /// The output, or one of its parent folders, is a file or a broken link.
+    #[error("{output}: {obstacle}, but an output must be a folder")]
     NoFolder {
         /// The output.
         output: String,
-        /// The file.
-        file: String,
+        /// The file or the link.
+        obstacle: Obstacle,
     },
     /// A file that the job wrote no longer exists.
     #[error("{file}: deleted or replaced while the job ran")]

@@ -61,7 +61,7 @@ use self::{
 use crate::{
     sink::Fence,
     source::Position,
-    stores::{Location, StoreError},
+    stores::{Location, Obstacle, StoreError},
 };
 
 /// Folder of the manifest inside an output.
@@ -101,7 +101,7 @@ impl Manifest {
     /// [`ManifestError::Locked`] when another job writes there, [`ManifestError::Differs`] when the manifest is of a job
     /// with other settings or inputs, [`ManifestError::JobLost`] when that cannot be determined,
     /// [`ManifestError::Foreign`] when there are files that no manifest names, [`ManifestError::Unlisted`] when there are
-    /// files that are mistaken for parts of a finished job, [`ManifestError::NoFolder`] when the output is a file,
+    /// files that are mistaken for parts of a finished job, [`ManifestError::NoFolder`] when the output cannot be a folder,
     /// [`ManifestError::Broken`] when an entry does not follow from the one before it, [`ManifestError::Overtaken`] when
     /// another job begins the manifest at the same moment, [`ManifestError::Store`] when the store fails.
     pub async fn open(output: &Location, job: &Job, overwrite: bool) -> Result<Self, ManifestError> {
@@ -541,11 +541,9 @@ impl Manifest {
     }
 }
 
-/// A folder cannot be created below a file, and the system's error names neither.
 fn check_folder(output: &Location) -> Result<(), ManifestError> {
-    let path = output.local_path().unwrap_or_default();
-    match path.ancestors().find(|path| path.exists()).filter(|path| !path.is_dir()) {
-        Some(file) => Err(ManifestError::NoFolder { output: output.to_string(), file: file.display().to_string() }),
+    match output.local_path().and_then(|path| Obstacle::to_folder(&path)) {
+        Some(obstacle) => Err(ManifestError::NoFolder { output: output.to_string(), obstacle }),
         None => Ok(()),
     }
 }

@@ -17,6 +17,7 @@ use super::{
 use crate::stores::{
     Location, StoreError,
     file::{StoreFile, cause},
+    local::name_of_staged,
 };
 
 /// Key of the model's fingerprint in the footer of every part.
@@ -107,7 +108,7 @@ async fn delete(files: impl Iterator<Item = Location>, lock: &Lock) -> Result<()
     stream::iter(deletes).buffer_unordered(REQUESTS).try_collect().await
 }
 
-/// Removes incomplete files of a killed job: the local store writes `NAME#1` beside `NAME` and renames it. In the
+/// Removes incomplete files of a killed job: the local store writes `.NAME#1` beside `NAME` and renames it. In the
 /// folder of the parts only where there was a manifest before: otherwise such a file may belong to another program.
 pub(super) async fn remove_staged(output: &Location, had_manifest: bool) -> Result<(), ManifestError> {
     let Some(output) = output.local_path() else { return Ok(()) };
@@ -120,10 +121,7 @@ pub(super) async fn remove_staged(output: &Location, had_manifest: bool) -> Resu
 
 fn remove_staged_in(folder: &Path, is_ours: fn(&str) -> bool) -> Result<(), ManifestError> {
     let failed = |path: &Path, e| ManifestError::from(StoreError::local("remove", path, e));
-    let is_staged = |name: &str| {
-        let parts = name.rsplit_once('#');
-        parts.is_some_and(|(name, n)| is_ours(name) && !n.is_empty() && n.bytes().all(|byte| byte.is_ascii_digit()))
-    };
+    let is_staged = |name: &str| name_of_staged(name).is_some_and(is_ours);
     for entry in std::fs::read_dir(folder).map_err(|e| failed(folder, e))? {
         let path = entry.map_err(|e| failed(folder, e))?.path();
         if path.file_name().and_then(|name| name.to_str()).is_some_and(is_staged) {

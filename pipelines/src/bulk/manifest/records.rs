@@ -1,6 +1,7 @@
 //! Reads and creates the JSON files of the manifest.
 
 use bytes::Bytes;
+use elmo::json;
 use object_store::PutMode;
 use serde::{Serialize, de::DeserializeOwned};
 
@@ -16,7 +17,7 @@ const ATTEMPTS: usize = 3;
 /// Reads a file of the manifest; `None` when there is none.
 pub(super) async fn read<T: DeserializeOwned>(location: &Location) -> Result<Option<T>, ManifestError> {
     let Some(bytes) = location.get().await? else { return Ok(None) };
-    serde_json::from_slice(&bytes).map(Some).map_err(|e| broken(location, &e))
+    json::from_slice(&bytes).map(Some).map_err(|reason| broken(location, reason))
 }
 
 /// Creates a file of the manifest, unless it exists with the same content, as after a retry of a request that was applied.
@@ -85,9 +86,9 @@ async fn write(location: &Location, bytes: Bytes, lock: &Lock) -> Result<(), Man
 }
 
 fn to_bytes<T: Serialize>(location: &Location, value: &T) -> Result<Bytes, ManifestError> {
-    serde_json::to_vec_pretty(value).map(Into::into).map_err(|e| broken(location, &e))
+    serde_json::to_vec_pretty(value).map(Into::into).map_err(|e| broken(location, json::reason(&e)))
 }
 
-fn broken(location: &Location, error: &serde_json::Error) -> ManifestError {
-    ManifestError::Broken { file: location.to_string(), reason: error.to_string() }
+fn broken(location: &Location, reason: String) -> ManifestError {
+    ManifestError::Broken { file: location.to_string(), reason }
 }

@@ -49,10 +49,9 @@ impl ConfigFile {
     /// [`ConfigError::UnknownKey`] for unknown names, [`ConfigError::Value`] for a value that is neither a scalar nor,
     /// if the option takes several values, a list of scalars, and for a key with two spellings.
     pub(super) fn parse(text: &str, path: &Path, root: &Command) -> Result<Self, ConfigError> {
-        let table: Table = text.parse().map_err(|e: toml::de::Error| ConfigError::Syntax {
-            path: path.to_path_buf(),
-            reason: e.to_string().trim_end().to_owned(),
-        })?;
+        let table: Table = text
+            .parse()
+            .map_err(|e: toml::de::Error| ConfigError::Syntax { path: path.to_path_buf(), reason: reason(text, &e) })?;
         let legal = LegalKeys::of(root);
         let mut file = Self { path: path.to_path_buf(), ..Self::default() };
         file.check_spellings("", &table)?;
@@ -147,6 +146,14 @@ impl ConfigFile {
         }
         has(&self.common).then(|| format!("{path}, key {key}"))
     }
+}
+
+/// What is wrong with TOML and where. The library's own text shows the line, with the value in it.
+fn reason(text: &str, error: &toml::de::Error) -> String {
+    let Some(before) = error.span().and_then(|span| text.get(..span.start)) else { return error.message().to_owned() };
+    let (line, column) =
+        (before.matches('\n').count() + 1, before.chars().rev().take_while(|c| *c != '\n').count() + 1);
+    format!("line {line}, column {column}: {}", error.message())
 }
 
 fn scalar(value: &Value) -> Option<String> {

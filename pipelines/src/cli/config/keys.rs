@@ -64,11 +64,11 @@ fn takes_several(arg: &Arg) -> bool {
     matches!(arg.get_action(), ArgAction::Append) || arg.get_num_args().is_some_and(|n| n.max_values() > 1)
 }
 
-/// Calls `visit` for every command without subcommands, with its section name (`model convert` is `model-convert`).
+/// Calls `visit` for every command that can be given alone, with its section name (`model convert` is `model-convert`).
 pub(super) fn walk(command: &Command, section: &str, visit: &mut impl FnMut(&str, &Command)) {
     for sub in command.get_subcommands().filter(|c| c.get_name() != "help") {
         let name = join(section, sub.get_name());
-        if !sub.has_subcommands() {
+        if !sub.has_subcommands() || !sub.is_subcommand_required_set() {
             visit(&name, sub);
         }
         walk(sub, &name, visit);

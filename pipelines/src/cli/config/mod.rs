@@ -120,7 +120,8 @@ mod tests {
             .arg(flag)
             .subcommand(Command::new("embed").arg(number("threads").default_value("1")).arg(keep).arg(input))
             .subcommand(Command::new("bench").arg(number("threads")))
-            .subcommand(Command::new("model").subcommand(convert))
+            .subcommand(Command::new("model").subcommand_required(true).subcommand(convert))
+            .subcommand(Command::new("stream").arg(number("partitions")).subcommand(Command::new("status")))
     }
 
     fn parse(text: &str) -> Result<ConfigFile, ConfigError> {
@@ -154,6 +155,16 @@ mod tests {
         let input: Vec<&String> = embed.get_many("input").unwrap().collect();
         assert_eq!(input, ["x", "y"]);
         assert!(command.try_get_matches_from(["elmo", "model", "convert"]).is_ok());
+    }
+
+    /// `elmo stream` and `elmo stream status` are two commands; `elmo model` is none.
+    #[test]
+    fn a_command_with_subcommands_has_a_section_if_it_can_be_given_alone() {
+        let command = apply(root(), Some(&parse("[stream]\npartitions = 3").unwrap()), &|_| None);
+        let matches = command.try_get_matches_from(["elmo", "stream"]).unwrap();
+        assert_eq!(matches.subcommand().unwrap().1.get_one::<u32>("partitions"), Some(&3));
+        assert!(parse("[stream-status]\nquiet = true").is_ok());
+        assert!(parse("[model]\nquiet = true").unwrap_err().to_string().contains("unknown section [model]"));
     }
 
     #[test]
@@ -202,7 +213,11 @@ mod tests {
         assert_eq!(message("threads = { cpu = 3 }"), format!("elmo.toml: key threads: {one}, found table"));
         let list = "expected a string, a number, true, false or a list of those";
         assert_eq!(message("[embed]\nkeep = [[1]]"), format!("elmo.toml: key embed.keep: {list}, found array"));
-        assert!(message("threads =").starts_with("elmo.toml is not TOML: TOML parse error at line 1"));
+        assert!(message("threads =").starts_with("elmo.toml is not TOML: line 1, column 10: "));
+        assert!(parse("\u{feff}threads = 2").is_ok());
+        // The value may be a secret.
+        let open = message("threads = 2\nX = \"sasl.password=hunter2\n");
+        assert!(open.starts_with("elmo.toml is not TOML: line 2, column ") && !open.contains("hunter2"), "{open}");
     }
 
     #[test]

@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use super::nearest::did_you_mean;
+use super::super::nearest::did_you_mean;
 use crate::error::{Error, Result};
 
 /// A command.

@@ -2,7 +2,7 @@
 
 use datafusion::logical_expr::Documentation;
 
-use super::nearest::did_you_mean;
+use super::super::nearest::did_you_mean;
 use crate::{
     error::{Error, Result},
     sql::{

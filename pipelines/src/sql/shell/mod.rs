@@ -4,7 +4,6 @@ mod command;
 mod complete;
 mod function;
 mod names;
-mod nearest;
 mod pager;
 mod prompt;
 mod scan;

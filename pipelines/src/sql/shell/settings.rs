@@ -1,6 +1,6 @@
 //! The settings of the shell, which `\set`, `\x`, `\timing` and `\f` change.
 
-use super::{super::Expanded, nearest::did_you_mean};
+use super::super::{Expanded, nearest::did_you_mean};
 use crate::{
     error::{Error, Result},
     sql::Format,

@@ -61,6 +61,14 @@ pub enum ChainError {
         /// What is wrong.
         reason: String,
     },
+    /// The store takes no object of this size.
+    #[error("{file}: the store takes no object of {bytes} bytes in one request")]
+    TooLarge {
+        /// The object.
+        file: String,
+        /// Its size.
+        bytes: u64,
+    },
     /// The local disk on which encoded files wait.
     #[error("{}: cannot keep an encoded file here until it is published: {source}", folder.display())]
     Spill {
@@ -126,7 +134,8 @@ impl Fault for ChainError {
             Self::Damaged { .. } => {
                 "restore the object from a backup; elmo inspect of the output shows what else is wrong with it"
             }
-            Self::Spill { .. } => "free space on this disk, or name another folder",
+            Self::TooLarge { .. } => "make files smaller: --mb-per-file, or --rows-per-file",
+            Self::Spill { .. } => "free space on this disk, or name another folder with --spill-dir",
             Self::Aborted { .. } => return None,
             Self::Gap { .. } => {
                 "accept the loss with --on-gap skip, which records the gap in the next file; and raise retention.ms of the \

@@ -10,7 +10,7 @@ use std::{
     mem,
     ops::Range,
     os::unix::fs::FileExt,
-    path::PathBuf,
+    path::{Path, PathBuf},
     sync::{
         Arc,
         atomic::{AtomicU64, Ordering},
@@ -56,10 +56,23 @@ pub struct FileFormat {
 /// Where the bytes of a file are until it is published.
 #[derive(Debug, Clone, Default)]
 pub struct Spill {
-    /// The folder for files above [`Spill::above`], which exists; `None`: all of them are in memory.
+    /// The folder for files above [`Spill::above`], which exists; `None`: all of them are in memory. So are those for which
+    /// it has no room.
     pub folder: Option<PathBuf>,
     /// Bytes up to which a file is in memory.
     pub above: usize,
+}
+
+impl Spill {
+    /// Checks that files can be written into the folder.
+    ///
+    /// # Errors
+    /// [`ChainError::Spill`] when they cannot.
+    pub fn check(&self) -> Result<(), ChainError> {
+        let Some(folder) = &self.folder else { return Ok(()) };
+        let written = tempfile::tempfile_in(folder).and_then(|mut file| file.write_all(b"elmo"));
+        written.map_err(|source| ChainError::Spill { folder: folder.clone(), source })
+    }
 }
 
 /// Who writes a partition: this process, and which of its files.
@@ -201,6 +214,12 @@ impl OpenFile {
         self.encoder.as_ref().map_or(0, Encoder::bytes)
     }
 
+    /// Bytes of it in memory.
+    pub fn memory(&self) -> u64 {
+        let on_disk = |encoder: &Encoder<Held>| encoder.out().on_disk();
+        self.encoder.as_ref().map_or(0, |encoder| encoder.bytes().saturating_sub(on_disk(encoder)))
+    }
+
     /// When it has to be closed.
     pub fn rotation(&self) -> &Rotation {
         &self.rotation
@@ -331,24 +350,95 @@ impl Held {
     }
 }
 
+impl Held {
+    /// Bytes that are not in memory.
+    fn on_disk(&self) -> u64 {
+        if let State::Disk(_) = self.state { self.bytes } else { 0 }
+    }
+
+    /// Moves what is in memory to the disk.
+    fn spill(&mut self, folder: &Path) -> io::Result<()> {
+        let State::Memory(held) = &self.state else { return Ok(()) };
+        let mut file = tempfile::tempfile_in(folder)?;
+        file.write_all(held)?;
+        self.state = State::Disk(file);
+        Ok(())
+    }
+
+    /// The disk is full, or gone: the file stays in memory, which counts it.
+    fn stay_in_memory(&mut self, error: &io::Error) -> io::Result<()> {
+        if let State::Disk(file) = &self.state {
+            let mut held = vec![0; usize::try_from(self.bytes).map_err(io::Error::other)?];
+            file.read_exact_at(&mut held, 0)?;
+            self.state = State::Memory(held);
+        }
+        if let Some(folder) = self.spill.folder.take() {
+            tracing::warn!(folder = %folder.display(), %error, "a file cannot wait here, and stays in memory");
+        }
+        Ok(())
+    }
+}
+
 impl Write for Held {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-        if let (State::Memory(held), Some(folder)) = (&self.state, &self.spill.folder)
+        if let (State::Memory(held), Some(folder)) = (&self.state, self.spill.folder.clone())
             && held.len() + bytes.len() > self.spill.above
+            && let Err(error) = self.spill(&folder)
         {
-            let mut file = tempfile::tempfile_in(folder)?;
-            file.write_all(held)?;
-            self.state = State::Disk(file);
+            self.stay_in_memory(&error)?;
         }
-        let written = match &mut self.state {
-            State::Memory(held) => held.write(bytes)?,
-            State::Disk(file) => file.write(bytes)?,
-        };
-        self.bytes += written as u64;
-        Ok(written)
+        if let State::Disk(file) = &mut self.state {
+            match file.write_all(bytes) {
+                Ok(()) => {}
+                Err(error) => self.stay_in_memory(&error)?,
+            }
+        }
+        if let State::Memory(held) = &mut self.state {
+            held.extend_from_slice(bytes);
+        }
+        self.bytes += bytes.len() as u64;
+        Ok(bytes.len())
     }
 
     fn flush(&mut self) -> io::Result<()> {
         Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn held(folder: Option<PathBuf>, state: State, bytes: u64) -> Held {
+        Held { spill: Spill { folder, above: 4 }, state, bytes }
+    }
+
+    fn in_memory(held: &Held) -> Option<&[u8]> {
+        if let State::Memory(bytes) = &held.state { Some(bytes) } else { None }
+    }
+
+    #[test]
+    fn a_file_that_finds_no_room_on_the_disk_stays_in_memory() {
+        let folder = tempfile::tempdir().unwrap();
+        let mut spilled = held(Some(folder.path().into()), State::default(), 0);
+        spilled.write_all(b"abcd").unwrap();
+        assert_eq!((in_memory(&spilled), spilled.on_disk()), (Some(&b"abcd"[..]), 0));
+        spilled.write_all(b"e").unwrap();
+        assert_eq!((in_memory(&spilled), spilled.on_disk()), (None, 5));
+
+        let gone = folder.path().join("gone");
+        assert!(matches!(Spill { folder: Some(gone.clone()), above: 0 }.check(), Err(ChainError::Spill { .. })));
+        Spill { folder: Some(folder.path().into()), above: 0 }.check().unwrap();
+        let mut kept = held(Some(gone), State::default(), 0);
+        kept.write_all(b"abcd").unwrap();
+        kept.write_all(b"efgh").unwrap();
+        assert_eq!((in_memory(&kept), kept.on_disk(), kept.bytes), (Some(&b"abcdefgh"[..]), 0, 8));
+
+        // A file that cannot be written to any more, as on a disk that is full.
+        let path = folder.path().join("file");
+        std::fs::write(&path, "abc").unwrap();
+        let mut full = held(Some(folder.path().into()), State::Disk(File::open(&path).unwrap()), 3);
+        full.write_all(b"defghi").unwrap();
+        assert_eq!((in_memory(&full), full.bytes), (Some(&b"abcdefghi"[..]), 9));
     }
 }

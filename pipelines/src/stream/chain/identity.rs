@@ -103,8 +103,8 @@ pub(super) async fn compare(layout: &Layout, identity: &Identity) -> Result<bool
 
 fn same(layout: &Layout, identity: &Identity, found: &[u8]) -> Result<(), ChainError> {
     let record = layout.record();
-    let found: Identity = serde_json::from_slice(found)
-        .map_err(|e| ChainError::Damaged { file: record.to_string(), reason: e.to_string() })?;
+    let found: Identity =
+        elmo::json::from_slice(found).map_err(|reason| ChainError::Damaged { file: record.to_string(), reason })?;
     let differences = found.differences(identity);
     match differences.is_empty() {
         true => Ok(()),

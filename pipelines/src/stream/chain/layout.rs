@@ -19,7 +19,11 @@
 //! `generation` as a column, NULL for the first one. With a folder `generation=1` from the start all readers would
 //! silently return both.
 
-use crate::{source::hive::Partition, stores::Location, stream::TopicPartition};
+use crate::{
+    source::hive::Partition,
+    stores::{Location, StoreError},
+    stream::TopicPartition,
+};
 
 /// Folder of what is not data.
 pub(crate) const FOLDER: &str = "_elmo";
@@ -50,6 +54,16 @@ impl Layout {
     /// The same places, with another retry budget.
     pub(crate) fn retrying_for(&self, budget: std::time::Duration) -> Self {
         Self { root: self.root.retrying_for(budget), ..self.clone() }
+    }
+
+    /// Deletes what killed processes have left unfinished in a local output: whole files, that nobody reads.
+    pub(super) async fn sweep(&self) {
+        // The deepest files are those of `_elmo/chain/TOPIC/PARTITION`.
+        const DEPTH: usize = 4;
+        let is_ours = |name: &str| name.ends_with(EXTENSION) || name.ends_with(".json");
+        if let Err(error) = self.root.sweep(DEPTH, is_ours).await {
+            tracing::warn!(%error, "unfinished files of killed processes stay where they are");
+        }
     }
 
     /// The identity of the dataset.
@@ -88,6 +102,13 @@ impl Layout {
     pub(crate) fn key(&self, partition: &TopicPartition, start: i64) -> String {
         let generation = if self.generation == 1 { String::new() } else { format!("generation={}/", self.generation) };
         format!("{generation}topic={}/partition={}/{}", partition.topic, partition.partition, name(start))
+    }
+
+    /// The partitions whose chains have begun.
+    pub(super) async fn partitions(&self) -> Result<Vec<TopicPartition>, StoreError> {
+        let chains = self.chains();
+        let listed = chains.below(&chains.path, 3, |_| true).await?;
+        Ok(listed.iter().filter_map(|meta| self.partition_of_genesis(&meta.location)).collect())
     }
 
     /// The partition whose first offset is in this object; `None` for another object.

@@ -44,7 +44,10 @@ mod span;
 mod status;
 pub(crate) mod tiling;
 
-use std::sync::{Arc, atomic::AtomicU64};
+use std::{
+    collections::HashSet,
+    sync::{Arc, atomic::AtomicU64},
+};
 
 use serde::{Deserialize, Serialize};
 use tokio::sync::Semaphore;
@@ -58,7 +61,7 @@ pub use self::{
     position::{OnGap, Position, position},
     publish::{Chain, Published},
     span::{Rejected, Span},
-    status::{Newest, PartitionStatus, status},
+    status::{Newest, PartitionStatus, partitions, status},
     tiling::{ChainCheck, ChainProblem, PartitionCheck},
 };
 use self::{file::Writer, layout::Layout, patience::outlast};
@@ -81,6 +84,7 @@ pub struct Dataset {
     writer: Arc<Writer>,
     patience: Patience,
     loads: Arc<Semaphore>,
+    begun: HashSet<Arc<str>>,
 }
 
 /// Where a chain begins. Created once, so that all writers begin at the same offset.
@@ -102,6 +106,8 @@ impl Dataset {
         let id = uuid::Uuid::new_v4().simple().to_string();
         probe(output, &layout, &id).await?;
         identity::claim(&layout, identity).await?;
+        layout.sweep().await;
+        let begun = layout.partitions().await?.into_iter().map(|partition| partition.topic).collect();
         let patience = Patience::default();
         Ok(Self {
             layout: layout.retrying_for(patience.request),
@@ -109,6 +115,7 @@ impl Dataset {
             writer: Arc::new(Writer { id, attempts: AtomicU64::new(0) }),
             patience,
             loads: Arc::new(Semaphore::new(LOADS)),
+            begun,
         })
     }
 
@@ -133,6 +140,11 @@ impl Dataset {
         &self.writer.id
     }
 
+    /// The topics of which there was a chain when the dataset was opened.
+    pub fn begun(&self) -> &HashSet<Arc<str>> {
+        &self.begun
+    }
+
     /// Opens the chain of a partition, and finds its end. A chain that does not exist yet begins at the offset that `start`
     /// gives, unless another process begins it at the same moment. Requests are repeated for as long as the store fails.
     ///
@@ -149,8 +161,8 @@ impl Dataset {
         F: Future<Output = Result<i64, E>>,
         E: From<ChainError>,
     {
-        let genesis = match self.recorded_genesis(partition).await? {
-            Some(genesis) => genesis,
+        let (genesis, is_new) = match self.recorded_genesis(partition).await? {
+            Some(genesis) => (genesis, false),
             None => {
                 let start = start().await?;
                 self.begin(partition, start).await?
@@ -178,6 +190,7 @@ impl Dataset {
             }),
             end: end.offset,
             newest: end.newest,
+            is_new: is_new && end.newest.is_none(),
             found: end.hint,
             patience: self.patience,
             loads: Arc::clone(&self.loads),
@@ -190,15 +203,16 @@ impl Dataset {
         found.map(|bytes| parse_genesis(&location, &bytes)).transpose()
     }
 
-    async fn begin(&self, partition: &TopicPartition, start: i64) -> Result<Genesis, ChainError> {
+    /// Begins a chain. Returns where it begins, and whether this process has begun it.
+    async fn begin(&self, partition: &TopicPartition, start: i64) -> Result<(Genesis, bool), ChainError> {
         let location = self.layout.genesis(partition);
         let genesis = Genesis { start, fingerprint: self.fingerprint.clone() };
         // Numbers and strings are always serialised.
         let bytes = bytes::Bytes::from(serde_json::to_vec(&genesis).unwrap_or_default());
         let create = || async { Ok(create_once::create(&location, bytes.clone()).await?) };
         match outlast(self.patience, &location, create).await? {
-            Created::Ours => Ok(genesis),
-            Created::Existed(found) => parse_genesis(&location, &found),
+            Created::Ours => Ok((genesis, true)),
+            Created::Existed(found) => Ok((parse_genesis(&location, &found)?, false)),
         }
     }
 
@@ -224,5 +238,5 @@ async fn probe(output: &Location, layout: &Layout, id: &str) -> Result<(), Chain
 }
 
 fn parse_genesis(location: &Location, bytes: &[u8]) -> Result<Genesis, ChainError> {
-    serde_json::from_slice(bytes).map_err(|e| ChainError::Damaged { file: location.to_string(), reason: e.to_string() })
+    elmo::json::from_slice(bytes).map_err(|reason| ChainError::Damaged { file: location.to_string(), reason })
 }

@@ -2,12 +2,11 @@
 
 use std::time::{Duration, Instant};
 
-use tokio::time::sleep;
-
 use super::ChainError;
 use crate::{
     reply::summary,
     stores::{Location, StoreError},
+    stream::clock::{now, sleep},
 };
 
 /// How often a failed request is repeated. It is given up never: the caller drops the future.
@@ -41,7 +40,7 @@ pub(super) struct Outage {
 
 impl Outage {
     pub(super) fn new(patience: Patience) -> Self {
-        Self { patience, began: Instant::now(), failures: 0, pause: patience.first, warn_at: Duration::ZERO }
+        Self { patience, began: now(), failures: 0, pause: patience.first, warn_at: Duration::ZERO }
     }
 
     /// Waits after a failure of `what`, if the error may go away.
@@ -53,10 +52,10 @@ impl Outage {
             return Err(error);
         }
         if self.failures == 0 {
-            (self.began, self.warn_at) = (Instant::now(), Duration::ZERO);
+            (self.began, self.warn_at) = (now(), Duration::ZERO);
         }
         self.failures += 1;
-        let elapsed = self.began.elapsed();
+        let elapsed = self.elapsed();
         if elapsed >= self.warn_at {
             let (seconds, error) = (elapsed.as_secs(), summary(&error));
             tracing::warn!(%what, error, seconds, failures = self.failures, "the store fails; trying until it answers");
@@ -67,11 +66,15 @@ impl Outage {
         Ok(())
     }
 
+    fn elapsed(&self) -> Duration {
+        now().saturating_duration_since(self.began)
+    }
+
     /// The operation has succeeded.
     pub(super) fn over(self, what: &Location) -> u64 {
         // Only what was warned of for long is worth a message.
-        if self.failures > 0 && self.began.elapsed() >= WARN_AGAIN {
-            tracing::info!(%what, seconds = self.began.elapsed().as_secs(), "the store answers again");
+        if self.failures > 0 && self.elapsed() >= WARN_AGAIN {
+            tracing::info!(%what, seconds = self.elapsed().as_secs(), "the store answers again");
         }
         self.failures
     }

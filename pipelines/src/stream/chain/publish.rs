@@ -1,18 +1,16 @@
 //! The chain of one partition, and the request that extends it.
 
-use std::{fmt, sync::Arc};
+use std::{fmt, sync::Arc, time::Duration};
 
 use object_store::PutMode;
-use tokio::{
-    sync::Semaphore,
-    time::{Duration, timeout},
-};
+use tokio::sync::Semaphore;
 
 use super::{ChainError, ChainId, EncodedFile, Hint, HintCheck, Patience, end::Head, objects, patience::Outage};
 use crate::{
     crash::stream as crash,
     reply::summary,
     stores::{Location, StoreError},
+    stream::clock,
 };
 
 /// How long a partition waits for its `head.json`, which is a hint only.
@@ -23,6 +21,7 @@ pub struct Chain {
     pub(super) id: Arc<ChainId>,
     pub(super) end: i64,
     pub(super) newest: Option<i64>,
+    pub(super) is_new: bool,
     pub(super) found: HintCheck,
     pub(super) patience: Patience,
     /// Files on the local disk that are in memory while they are sent.
@@ -47,6 +46,8 @@ pub enum Published {
         end: i64,
         /// Requests that failed before.
         retries: u64,
+        /// It existed: the reply to an earlier request was lost.
+        existed: bool,
     },
     /// Another writer has published these offsets. The file is not in the dataset and cannot be; messages below `end` are,
     /// and are dropped. Whether the partition is still assigned to this process has to be asked.
@@ -72,6 +73,11 @@ impl Chain {
         &self.found
     }
 
+    /// Whether this process has begun it, when it was opened, and there is no object: nothing is lost before its end.
+    pub fn is_new(&self) -> bool {
+        self.is_new
+    }
+
     /// What the consumer group may commit; `None` before the first object.
     pub fn hint(&self) -> Option<Hint> {
         let object = self.id.layout.key(&self.id.partition, self.newest?);
@@ -91,6 +97,19 @@ impl Chain {
     /// the store does not support the request or a local file cannot be synced, [`ChainError::Spill`] when the file cannot
     /// be read from the local disk.
     pub async fn publish(&mut self, file: &EncodedFile) -> Result<Published, ChainError> {
+        self.publish_holding(file, |_| ()).await
+    }
+
+    /// As [`publish`](Self::publish). While the file is read from the local disk into memory and sent, what `hold` returns for
+    /// its size is held.
+    ///
+    /// # Errors
+    /// As [`publish`](Self::publish).
+    pub async fn publish_holding<G>(
+        &mut self,
+        file: &EncodedFile,
+        hold: impl Fn(u64) -> G,
+    ) -> Result<Published, ChainError> {
         let span = file.span();
         if span.start != self.end {
             return Ok(Published::Foreign { end: self.end });
@@ -103,29 +122,35 @@ impl Chain {
         }
         let mut outage = Outage::new(self.patience);
         let created = loop {
-            match self.create(&location, file).await {
+            match self.create(&location, file, &hold).await {
                 Ok(Some(created)) => break created,
                 // Another create was under way and failed, or the object was deleted. Not a failure, but not to be asked
                 // for without a pause either.
-                Ok(None) => tokio::time::sleep(self.patience.first).await,
+                Ok(None) => clock::sleep(self.patience.first).await,
                 Err(error) => outage.wait(&location, error).await?,
             }
         };
         let retries = outage.over(&location);
         (self.newest, self.end) = (Some(span.start), created.end());
-        if let Created::Foreign { end } = created {
-            return Ok(Published::Foreign { end });
-        }
+        let existed = match created {
+            Created::Foreign { end } => return Ok(Published::Foreign { end }),
+            Created::Ours { existed, .. } => existed,
+        };
         let key = self.id.layout.key(&self.id.partition, span.start);
         self.write_head(&key).await;
-        Ok(Published::Ours { key, end: self.end, retries })
+        Ok(Published::Ours { key, end: self.end, retries, existed })
     }
 
     /// One attempt; `None` when it has to be repeated although nothing failed.
-    async fn create(&self, location: &Location, file: &EncodedFile) -> Result<Option<Created>, ChainError> {
+    async fn create<G>(
+        &self,
+        location: &Location,
+        file: &EncodedFile,
+        hold: &impl Fn(u64) -> G,
+    ) -> Result<Option<Created>, ChainError> {
         // Of files on the disk only a few are in memory at once, also while all requests fail.
         let permit = match file.memory() {
-            0 => self.loads.acquire().await.ok(),
+            0 => Some((self.loads.acquire().await.ok(), hold(file.bytes()))),
             _ => None,
         };
         let bytes = file.read().await?;
@@ -133,12 +158,18 @@ impl Chain {
         let put = location.put(bytes, PutMode::Create).await;
         drop(permit);
         let created = match put {
-            Ok(_) => Created::Ours { end: file.span().end },
+            Ok(_) => Created::Ours { end: file.span().end, existed: false },
             Err(object_store::Error::AlreadyExists { .. } | object_store::Error::Precondition { .. }) => {
                 let Some(found) = objects::read(location, &self.id.partition).await? else { return Ok(None) };
                 let ours = file.span();
                 let is_ours = (&ours.writer, ours.attempt) == (&found.writer, found.attempt);
-                if is_ours { Created::Ours { end: found.end } } else { Created::Foreign { end: found.end } }
+                match is_ours {
+                    true => Created::Ours { end: found.end, existed: true },
+                    false => Created::Foreign { end: found.end },
+                }
+            }
+            Err(error) if is_too_large(&error) => {
+                return Err(ChainError::TooLarge { file: location.to_string(), bytes: file.bytes() });
             }
             Err(error) => return Err(StoreError::request("create", location, error).into()),
         };
@@ -154,25 +185,32 @@ impl Chain {
         // Numbers and strings are always serialised.
         let bytes = serde_json::to_vec(&head).unwrap_or_default();
         let location = self.id.layout.head(&self.id.partition);
-        let error = match timeout(HEAD, location.put(bytes.into(), PutMode::Overwrite)).await {
-            Ok(Ok(_)) => return,
-            Ok(Err(error)) => summary(&error),
-            Err(_) => "no answer".to_owned(),
+        let put = location.put(bytes.into(), PutMode::Overwrite);
+        let error = match clock::until(clock::now() + HEAD, put).await {
+            Some(Ok(_)) => return,
+            Some(Err(error)) => summary(&error),
+            None => "no answer".to_owned(),
         };
         tracing::debug!(file = %location, error, "not written; recovery without a committed offset will list more");
     }
 }
 
+/// Whether the store takes no object of this size: the codes of S3 and Google, and of Azure.
+fn is_too_large(error: &object_store::Error) -> bool {
+    let shown = error.to_string();
+    ["EntityTooLarge", "RequestBodyTooLarge"].iter().any(|code| shown.contains(code))
+}
+
 /// The object that has the name of a file.
 enum Created {
-    Ours { end: i64 },
+    Ours { end: i64, existed: bool },
     Foreign { end: i64 },
 }
 
 impl Created {
     fn end(&self) -> i64 {
         match self {
-            Self::Ours { end } | Self::Foreign { end } => *end,
+            Self::Ours { end, .. } | Self::Foreign { end } => *end,
         }
     }
 }

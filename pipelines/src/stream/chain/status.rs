@@ -66,9 +66,7 @@ pub async fn status(
     hints: &BTreeMap<TopicPartition, Hint>,
 ) -> Result<Vec<PartitionStatus>, ChainError> {
     let layout = Layout::new(output, generation);
-    if layout.record().head().await?.is_none() {
-        return Err(ChainError::NoDataset { output: layout.root.to_string() });
-    }
+    check_begun(&layout).await?;
     let mut found = Vec::new();
     for (partition, genesis) in chains(&layout).await? {
         found.push(of_partition(&layout, &partition, &genesis, hints.get(&partition)).await?);
@@ -76,13 +74,29 @@ pub async fn status(
     Ok(found)
 }
 
+/// The partitions of a dataset in the order of their names, without a look at their objects.
+///
+/// # Errors
+/// As [`status`], but for objects.
+pub async fn partitions(output: &Location, generation: u32) -> Result<Vec<TopicPartition>, ChainError> {
+    let layout = Layout::new(output, generation);
+    check_begun(&layout).await?;
+    let mut found = layout.partitions().await?;
+    found.sort();
+    Ok(found)
+}
+
+async fn check_begun(layout: &Layout) -> Result<(), ChainError> {
+    match layout.record().head().await? {
+        Some(_) => Ok(()),
+        None => Err(ChainError::NoDataset { output: layout.root.to_string() }),
+    }
+}
+
 /// The partitions of a dataset, and where their chains begin.
 async fn chains(layout: &Layout) -> Result<BTreeMap<TopicPartition, Genesis>, ChainError> {
-    let chains = layout.chains();
-    let listed = chains.below(&chains.path, 3, |_| true).await?;
-    let partitions = listed.iter().filter_map(|meta| layout.partition_of_genesis(&meta.location));
     let mut found = BTreeMap::new();
-    for partition in partitions {
+    for partition in layout.partitions().await? {
         let location = layout.genesis(&partition);
         let bytes = location.get().await?.unwrap_or_default();
         found.insert(partition, parse_genesis(&location, &bytes)?);

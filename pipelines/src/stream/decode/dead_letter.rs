@@ -13,7 +13,8 @@ pub const OFFSET: &str = "elmo.source.offset";
 pub const TIMESTAMP: &str = "elmo.source.timestamp";
 /// Name of the header with the label of the rejection.
 pub const LABEL: &str = "elmo.error.label";
-/// Name of the header that says that the value was left out, because the broker takes no message of its size.
+/// Name of the header that says what was left out, because the broker does not take the message with it: `value`, or
+/// `key,headers,value`.
 pub const DROPPED: &str = "elmo.dropped";
 /// Name of the header with the reason.
 pub const ERROR: &str = "elmo.error";
@@ -28,6 +29,10 @@ pub struct DeadLetter<'m> {
     /// Its headers, and after them those of this module. A message that came from a dead-letter topic has them twice: the
     /// last ones count.
     pub headers: Vec<Header>,
+    /// Offset of the message.
+    offset: i64,
+    /// Number of headers of the message.
+    own: usize,
 }
 
 impl<'m> DeadLetter<'m> {
@@ -43,7 +48,36 @@ impl<'m> DeadLetter<'m> {
         }
         add(LABEL, rejection.label().to_owned());
         add(ERROR, rejection.to_string());
-        Self { key: message.key, value: message.value, headers }
+        Self { key: message.key, value: message.value, headers, offset: message.offset, own: message.headers.len() }
+    }
+
+    /// Offset of the message.
+    pub fn offset(&self) -> i64 {
+        self.offset
+    }
+
+    /// The record with `key`, if it has none: a compacted topic takes no message without a key.
+    #[must_use]
+    pub fn with_key(&self, key: &'m [u8]) -> Option<Self> {
+        self.key.is_none().then(|| Self { key: Some(key), ..self.clone() })
+    }
+
+    /// The record without the value; `None` where there is none.
+    #[must_use]
+    pub fn without_value(&self) -> Option<Self> {
+        self.value.filter(|value| !value.is_empty())?;
+        let dropped = (DROPPED.to_owned(), Some(b"value".to_vec()));
+        let headers = self.headers.iter().cloned().chain([dropped]).collect();
+        Some(Self { value: Some(b""), headers, ..self.clone() })
+    }
+
+    /// The record with `key`, and nothing of the message but where it is and why it was rejected.
+    #[must_use]
+    pub fn bare<'k>(&self, key: &'k [u8]) -> DeadLetter<'k> {
+        let Self { offset, own, .. } = *self;
+        let dropped = (DROPPED.to_owned(), Some(b"key,headers,value".to_vec()));
+        let headers = self.headers[own..].iter().cloned().chain([dropped]).collect();
+        DeadLetter { key: Some(key), value: Some(b""), headers, offset, own: 0 }
     }
 }
 

@@ -28,7 +28,7 @@ mod unescape;
 #[cfg(test)]
 mod tests;
 
-use std::sync::Arc;
+use std::{sync::Arc, time::Duration};
 
 use arrow::{
     array::{Array, ArrayRef, BooleanArray, StringArray},
@@ -47,7 +47,13 @@ pub use self::{
         AvroSchemas, ColumnSpec, ColumnType, Columns, DecodeSettings, Format, Keys, MAX_TEXT_BYTES, MESSAGE, TEXT,
     },
 };
-use super::{Messages, StreamError};
+use super::{Messages, StreamError, clock};
+
+/// Pauses before a schema registry is asked again: the first, which is doubled each time, and the longest.
+const FIRST_PAUSE: Duration = Duration::from_millis(200);
+const LONGEST_PAUSE: Duration = Duration::from_secs(10);
+/// An error of the registry is shown again after this time.
+const SAY_AGAIN: Duration = Duration::from_secs(60);
 
 /// Decodes messages. A clone is cheap, and shares the schemas that were fetched.
 #[derive(Debug, Clone)]
@@ -128,6 +134,24 @@ impl Decoder {
             Values::Avro(avro) => avro.decode(messages).await?,
         };
         Ok(self.with_metadata(body, messages))
+    }
+
+    /// As [`decode`](Self::decode), for as long as it takes: a schema registry that does not answer, or refuses, is asked
+    /// again. It may be started, and keys are replaced while a stream runs.
+    pub(in crate::stream) async fn outlast(&self, messages: &Messages) -> Decoded {
+        let (mut pause, mut say_at) = (FIRST_PAUSE, clock::now());
+        loop {
+            match self.decode(messages).await {
+                Ok(decoded) => return decoded,
+                Err(error) if clock::now() >= say_at => {
+                    tracing::error!(partition = %messages.source, %error, "messages wait until their schemas are known");
+                    say_at = clock::now() + SAY_AGAIN;
+                }
+                Err(_) => {}
+            }
+            clock::sleep(pause).await;
+            pause = LONGEST_PAUSE.min(2 * pause);
+        }
     }
 
     /// Adds the text and the columns about messages to those of the user.

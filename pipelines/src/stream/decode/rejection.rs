@@ -63,13 +63,25 @@ pub enum Rejection {
         /// Why it cannot be used.
         reason: Arc<str>,
     },
+    /// The message with the row is larger than the producer or the broker takes.
+    #[error("a message of {bytes} bytes; the limit of the producer or of the broker is lower")]
+    TooLarge {
+        /// Bytes of the message, alone in a batch.
+        bytes: usize,
+    },
+    /// The broker refuses the message with the row.
+    #[error("the broker refuses the message: {reason}")]
+    Refused {
+        /// What the broker says.
+        reason: String,
+    },
     /// The model refused the text.
     #[error(transparent)]
     Model(#[from] RowError),
 }
 
 impl Rejection {
-    /// Every label. Labels are stable: a release may add one, and changes none. Those of the model follow those of decoding;
+    /// Every label. Labels are stable: a release may add one, and changes none. Those of the model follow all others;
     /// `not_utf8` and `text_too_large` belong to both.
     pub const LABELS: &'static [&'static str] = &[
         "tombstone",
@@ -80,6 +92,8 @@ impl Rejection {
         "text_too_large",
         "bad_avro",
         "unknown_schema",
+        "too_large",
+        "refused",
         "null_token",
         "sentence_too_large",
         "token_list_too_large",
@@ -100,6 +114,8 @@ impl Rejection {
             Self::TextTooLarge { .. } => "text_too_large",
             Self::BadAvro { .. } => "bad_avro",
             Self::UnknownSchema { .. } => "unknown_schema",
+            Self::TooLarge { .. } => "too_large",
+            Self::Refused { .. } => "refused",
             Self::Model(error) => error.label(),
         }
     }
@@ -122,6 +138,8 @@ mod tests {
             (Rejection::TextTooLarge { bytes: 9, max: 3 }, "text_too_large"),
             (Rejection::BadAvro { reason: "" }, "bad_avro"),
             (Rejection::UnknownSchema { id: "7".to_owned(), reason: name }, "unknown_schema"),
+            (Rejection::TooLarge { bytes: 9 }, "too_large"),
+            (Rejection::Refused { reason: String::new() }, "refused"),
         ];
         for (index, (rejection, label)) in own.iter().enumerate() {
             assert_eq!((rejection.label(), Rejection::LABELS[index]), (*label, *label));

@@ -314,14 +314,30 @@ impl FromStr for ColumnSpec {
 impl FromStr for Columns {
     type Err = String;
 
-    /// Parses `all`, or columns with commas between them.
+    /// Parses `all`, or columns with commas between them. A backslash before a comma makes it a part of the column, and two
+    /// backslashes are one.
     fn from_str(written: &str) -> Result<Self, String> {
         match written.trim() {
             "all" => Ok(Self::All),
             "" => Ok(Self::default()),
-            listed => listed.split(',').map(str::parse).collect::<Result<_, _>>().map(Self::Listed),
+            listed => split(listed).iter().map(|column| column.parse()).collect::<Result<_, _>>().map(Self::Listed),
         }
     }
+}
+
+/// What is between the commas that no backslash precedes.
+fn split(listed: &str) -> Vec<String> {
+    let (mut all, mut column) = (Vec::new(), String::new());
+    let mut characters = listed.chars().peekable();
+    while let Some(character) = characters.next() {
+        match character {
+            '\\' => column.push(characters.next_if(|next| [',', '\\'].contains(next)).unwrap_or(character)),
+            ',' => all.push(std::mem::take(&mut column)),
+            other => column.push(other),
+        }
+    }
+    all.push(column);
+    all
 }
 
 impl FromStr for Keys {

@@ -147,6 +147,25 @@ fn keys_headers_and_origin() {
     assert!(bytes.bad.is_empty() && keys.iter().eq([Some(&b"k"[..]), Some(b"\xff"), None]));
 }
 
+/// By hand: backslashes make commas and backslashes parts of a pointer, and nothing else.
+#[test]
+fn pointers_may_hold_commas() {
+    let columns: Columns = r"a=/x\,y/z:int32, b=/p\\,c=/q\r\,:json".parse().unwrap();
+    let Columns::Listed(listed) = columns else { panic!("{columns:?}") };
+    let written: Vec<_> = listed.iter().map(|c| (&*c.name, c.pointer.to_string(), c.kind)).collect();
+    let expected = [
+        ("a", "/x,y/z".to_owned(), ColumnType::Int32),
+        ("b", r"/p\".to_owned(), ColumnType::String),
+        ("c", r"/q\r,".to_owned(), ColumnType::Json),
+    ];
+    assert_eq!(written, expected);
+    let found = decoded(
+        json(r"city=/home\,address/city"),
+        &messages(&[Some(br#"{"text": "t", "home,address": {"city": "Ulm"}}"#)]),
+    );
+    assert_eq!(strings(&found.columns[0]), [Some("Ulm".to_owned())]);
+}
+
 #[test]
 fn settings_that_cannot_work_are_refused() {
     for (columns, expected) in [

@@ -70,6 +70,7 @@ pub struct Metrics {
     messages: Counter,
     rows: [Counter; 4],
     rejected: Labelled,
+    lost_letters: Counter,
     rebalances: [Counter; 3],
     objects: Counter,
     object_bytes: Counter,
@@ -83,6 +84,19 @@ pub struct Metrics {
     tokens: Counter,
     padded: Counter,
     device: Counter<f64, AtomicU64>,
+}
+
+/// Rows that the model has. They count until this is dropped.
+#[derive(Debug)]
+pub struct Queued {
+    metrics: Arc<Metrics>,
+    rows: i64,
+}
+
+impl Drop for Queued {
+    fn drop(&mut self) {
+        self.metrics.queue.dec_by(self.rows);
+    }
 }
 
 impl fmt::Debug for Metrics {
@@ -107,6 +121,7 @@ impl Metrics {
             messages: add(all, names::MESSAGES, Counter::default()),
             rows: add_words(all, names::ROWS, ["embedded", "null", "skipped", "dead_letter"]),
             rejected: add(all, names::REJECTED, Labelled::default()),
+            lost_letters: add(all, names::LOST_LETTERS, Counter::default()),
             rebalances: add_words(all, names::REBALANCES, ["assign", "revoke", "lost"]),
             objects: add(all, names::OBJECTS, Counter::default()),
             object_bytes: add(all, names::OBJECT_BYTES, Counter::default()),
@@ -140,6 +155,11 @@ impl Metrics {
     /// Messages could not be decoded or embedded. `reason` is the label of the error's type.
     pub fn rejected(&self, reason: &'static str, messages: u64) {
         self.rejected.get_or_create(&[(names::REJECTED.labels[0], reason)]).inc_by(messages);
+    }
+
+    /// A message could not become a dead letter.
+    pub fn dead_letter_refused(&self) {
+        self.lost_letters.inc();
     }
 
     /// The state of a partition that was assigned. It is shown until it is dropped.
@@ -180,14 +200,11 @@ impl Metrics {
         self.memory_limit.set(number(limit));
     }
 
-    /// Rows were given to the model.
-    pub fn submitted(&self, rows: usize) {
-        self.queue.inc_by(number(rows));
-    }
-
-    /// Rows came back from the model, or were dropped.
-    pub fn returned(&self, rows: usize) {
-        self.queue.dec_by(number(rows));
+    /// Rows are given to the model. They count until the result is dropped: they came back, or nobody waits for them.
+    pub fn submitted(self: &Arc<Self>, rows: usize) -> Queued {
+        let rows = number(rows);
+        self.queue.inc_by(rows);
+        Queued { metrics: Arc::clone(self), rows }
     }
 
     /// The model computed tokens, in `device_time` over all devices.
@@ -232,8 +249,8 @@ mod tests {
     use crate::stream::metrics::{METRICS, MetricType};
 
     /// One of everything.
-    fn busy() -> (Metrics, PartitionMetrics) {
-        let metrics = Metrics::new();
+    fn busy() -> (Arc<Metrics>, PartitionMetrics, Queued) {
+        let metrics = Arc::new(Metrics::new());
         metrics.read(12);
         metrics.done(Outcome::Embedded, 9);
         metrics.done(Outcome::DeadLetter, 1);
@@ -244,25 +261,26 @@ mod tests {
         metrics.published(1 << 10, Duration::from_secs(3600));
         metrics.conflict(Conflict::Foreign);
         metrics.retried();
+        metrics.dead_letter_refused();
         metrics.transaction(TransactionEnd::Aborted);
         metrics.memory(5, 7);
-        metrics.submitted(8);
-        metrics.returned(5);
+        drop(metrics.submitted(5));
+        let queued = metrics.submitted(3);
         metrics.computed(70, 100, Duration::from_millis(1500));
         let partition = metrics.partition(TopicPartition::new("reviews", 3));
         partition.set_high_watermark(100);
         partition.set_position(40);
         partition.set_chain_end(10);
         partition.opened();
-        partition.set_open_bytes(77);
+        partition.set_open_bytes(77, 0);
         partition.set_paused(true);
-        (metrics, partition)
+        (metrics, partition, queued)
     }
 
     /// The format of OpenMetrics, written down by hand.
     #[test]
     fn everything_is_shown() {
-        let (metrics, _partition) = busy();
+        let (metrics, _partition, _queued) = busy();
         let shown = metrics.encode();
         for line in [
             "# HELP elmo_stream_messages Messages read from the broker, again after a rebalance.",
@@ -274,6 +292,7 @@ mod tests {
             "elmo_stream_rows_total{outcome=\"dead_letter\"} 1",
             "elmo_stream_rejected_total{reason=\"bad_json\"} 2",
             "elmo_stream_rejected_total{reason=\"not_utf8\"} 1",
+            "elmo_stream_dead_letters_refused_total 1",
             "elmo_stream_rebalances_total{kind=\"lost\"} 1",
             "elmo_stream_rebalances_total{kind=\"assign\"} 0",
             "elmo_stream_objects_total 2",
@@ -307,7 +326,7 @@ mod tests {
 
     #[test]
     fn the_table_lists_what_is_shown() {
-        let (metrics, _partition) = busy();
+        let (metrics, _partition, _queued) = busy();
         let shown = metrics.encode();
         let lines: BTreeSet<_> = shown.lines().filter(|line| line.starts_with("# TYPE ")).map(str::to_owned).collect();
         let table: BTreeSet<_> = METRICS.iter().map(|m| format!("# TYPE {} {}", m.base(), m.kind)).collect();

@@ -17,7 +17,7 @@ mod partitions;
 mod serve;
 
 pub use self::{
-    counts::{Conflict, Metrics, Outcome, RebalanceKind, TransactionEnd},
+    counts::{Conflict, Metrics, Outcome, Queued, RebalanceKind, TransactionEnd},
     health::Health,
     names::{METRICS, Metric, MetricType},
     partitions::PartitionMetrics,

@@ -74,8 +74,9 @@ macro_rules! metrics {
 
 metrics! {
     MESSAGES = "messages_total" Counter [] "Messages read from the broker, again after a rebalance";
-    ROWS = "rows_total" Counter ["outcome"] "Messages that are done: embedded, null, skipped or dead_letter";
-    REJECTED = "rejected_total" Counter ["reason"] "Messages that could not be decoded or embedded, by reason";
+    ROWS = "rows_total" Counter ["outcome"] "Messages that are done, and their rows published: embedded, null, skipped or dead_letter";
+    REJECTED = "rejected_total" Counter ["reason"] "Messages that could not be decoded or embedded, or that the output topic refused, by reason";
+    LOST_LETTERS = "dead_letters_refused_total" Counter [] "Messages of which the dead-letter topic takes nothing";
     PARTITIONS = "partitions" Gauge [] "Partitions assigned to this process";
     PAUSED = "paused_partitions" Gauge [] "Assigned partitions that are not fetched, as memory or the store is short";
     REBALANCES = "rebalances_total" Counter ["kind"] "Changes of the assignment: assign, revoke or lost";

@@ -40,6 +40,7 @@ struct State {
     /// When the open file got its first row, plus 1; 0 without one.
     opened: AtomicU64,
     open_bytes: AtomicI64,
+    open_memory: AtomicU64,
     paused: AtomicBool,
 }
 
@@ -77,20 +78,21 @@ impl PartitionMetrics {
         self.state.opened.store(self.all.now() + 1, Relaxed);
     }
 
-    /// Encoded size of the open file.
-    pub fn set_open_bytes(&self, bytes: usize) {
+    /// Encoded size of the open file, and what it takes of the memory.
+    pub fn set_open_bytes(&self, bytes: u64, memory: u64) {
         self.state.open_bytes.store(i64::try_from(bytes).unwrap_or(i64::MAX), Relaxed);
+        self.state.open_memory.store(memory, Relaxed);
     }
 
-    /// What was set by [`set_open_bytes`](Self::set_open_bytes).
-    pub fn open_bytes(&self) -> usize {
-        usize::try_from(self.state.open_bytes.load(Relaxed)).unwrap_or(0)
+    /// What the open file takes of the memory.
+    pub fn open_memory(&self) -> usize {
+        usize::try_from(self.state.open_memory.load(Relaxed)).unwrap_or(usize::MAX)
     }
 
     /// There is no open file any more: it is complete, or was dropped.
     pub fn closed(&self) {
         self.state.opened.store(0, Relaxed);
-        self.state.open_bytes.store(0, Relaxed);
+        self.set_open_bytes(0, 0);
     }
 
     /// Whether its messages are not fetched at present.
@@ -121,6 +123,7 @@ impl Partitions {
             chain_end: AtomicI64::new(UNKNOWN),
             opened: AtomicU64::new(0),
             open_bytes: AtomicI64::new(0),
+            open_memory: AtomicU64::new(0),
             paused: AtomicBool::new(false),
         });
         self.states.lock().insert(source.clone(), Arc::clone(&state));
@@ -234,7 +237,7 @@ mod tests {
         );
         // It came back before the task of its first assignment ended.
         let again = metrics.partition(TopicPartition::new("t", 0));
-        again.set_open_bytes(9);
+        again.set_open_bytes(9, 5);
         drop((first, other));
         assert_eq!(shown(&metrics, "open_file_bytes{"), ["topic=\"t\",partition=\"0\"} 9"]);
         assert_eq!(shown(&metrics, "paused_partitions "), ["0"]);

@@ -8,7 +8,7 @@ use rdkafka::{
     error::KafkaResult,
 };
 
-use super::{context::Shared, event::Hint, faults, offsets, ownership::Consumer};
+use super::{context::Shared, event::Hint, faults, member::membership, offsets, ownership::Consumer};
 use crate::stream::{StreamError, TopicPartition};
 
 /// How long an answer may take.
@@ -33,6 +33,25 @@ impl Client {
         let wanted = partitions.to_vec();
         let what = format!("offsets of group {}", self.0.group);
         self.ask(what, move |consumer| offsets::committed(consumer, &wanted, TIMEOUT)).await
+    }
+
+    /// The offset that the group has committed for each of `partitions`. Blocks the thread, also while a transaction is open
+    /// that may change it.
+    ///
+    /// # Errors
+    /// [`StreamError::Broker`], as for the other questions.
+    pub fn committed_now(&self, partitions: &[TopicPartition]) -> Result<Vec<Option<i64>>, StreamError> {
+        let what = || format!("offsets of group {}", self.0.group);
+        let broken = |reason: String| StreamError::Broker { what: what(), reason, help: None };
+        let consumer = self.0.ownership.consumer().ok_or_else(|| broken("the consumer has stopped".into()))?;
+        let hints = offsets::committed(&consumer, partitions, TIMEOUT);
+        let hints = hints.map_err(|error| faults::kafka(what(), &error, &self.0.scrub))?;
+        let offset = |hint| match hint {
+            Hint::At { offset, .. } => Ok(Some(offset)),
+            Hint::None => Ok(None),
+            Hint::Unknown(reason) => Err(broken(reason)),
+        };
+        hints.into_iter().map(offset).collect()
     }
 
     /// The first offset of a partition, and the offset after its last message.
@@ -89,9 +108,14 @@ impl Client {
         self.ask("positions", ask).await
     }
 
-    /// The membership in the group, which a transaction needs for its offsets. `None` after the consumer has stopped.
+    /// The membership in the group, which a transaction needs for its offsets. `None` while this process is no member: before
+    /// it has joined, after the group has removed it, and after the consumer has stopped.
     pub fn group_metadata(&self) -> Option<ConsumerGroupMetadata> {
-        self.0.ownership.consumer()?.group_metadata()
+        let consumer = self.0.ownership.consumer()?;
+        // rdkafka's metadata cannot be looked into. No generation returns, so between two equal answers there was no other.
+        let before = membership(&consumer)?;
+        let metadata = consumer.group_metadata()?;
+        (membership(&consumer)? == before).then_some(metadata)
     }
 
     async fn ask<T: Send + 'static>(

@@ -6,7 +6,7 @@ use std::{
         Arc,
         atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering::Relaxed},
     },
-    time::Duration,
+    time::{Duration, Instant},
 };
 
 use parking_lot::Mutex;
@@ -23,8 +23,10 @@ use super::{
     budget::Budget,
     event::{Assigned, Event, Hint, Start, Starts, reply},
     faults::{self, Health, Verdict},
+    logs,
+    member::membership,
     offsets,
-    ownership::{Epoch, Ownership},
+    ownership::{Consumer, Epoch, Ownership},
     scrub::Scrubber,
     slots::Slots,
     statistics::Statistics,
@@ -42,7 +44,12 @@ pub(super) struct Shared {
     pub(super) scrub: Scrubber,
     pub(super) counts: Counts,
     pub(super) stopping: AtomicBool,
+    /// When a consumer that stops gives up leaving the group.
+    pub(super) leave_by: Mutex<Option<Instant>>,
+    /// Some offset is out of the range of its partition.
     pub(super) out_of_range: AtomicBool,
+    /// A thread finds out which.
+    pub(super) asks_for_ranges: AtomicBool,
     pub(super) events: UnboundedSender<Event>,
     pub(super) statistics: watch::Sender<Arc<Statistics>>,
     pub(super) brokers: String,
@@ -51,8 +58,10 @@ pub(super) struct Shared {
     pub(super) patience: Duration,
     /// The partitions that existed before this process joined the group.
     pub(super) known: HashSet<TopicPartition>,
-    /// The group had committed offsets before this process joined it.
-    pub(super) group_has_offsets: bool,
+    /// `group.protocol=consumer` (KIP-848).
+    pub(super) consumer_protocol: bool,
+    /// The group has given this process partitions, perhaps none, at least once.
+    pub(super) was_member: AtomicBool,
 }
 
 #[derive(Debug, Default)]
@@ -82,6 +91,13 @@ impl Shared {
         self.stopping.load(Relaxed)
     }
 
+    /// Whether an answer in a rebalance comes too late: the stream stops, or the group has removed this process. Then the job
+    /// may wait for this callback itself, since librdkafka cannot join the group again before it has returned, and only a
+    /// member may begin or end a partition with a transaction.
+    fn is_in_vain(&self, consumer: &Consumer) -> bool {
+        self.is_stopping() || membership(consumer).is_none()
+    }
+
     /// The brokers answer.
     pub(super) fn up(&self) {
         if self.health.lock().up() {
@@ -97,7 +113,7 @@ impl Shared {
 
     fn report(&self, code: Code, reason: &str) {
         let mut health = self.health.lock();
-        let verdict = health.judge(code, reason);
+        let verdict = health.judge(code, reason, self.was_member.load(Relaxed));
         let last = health.last_failure.clone();
         drop(health);
         match verdict {
@@ -129,6 +145,9 @@ impl Shared {
             | Code::InconsistentGroupProtocol
             | Code::FencedInstanceId
             | Code::UnreleasedInstanceId
+            | Code::InvalidSessionTimeout
+            | Code::InvalidGroupId
+            | Code::GroupMaxSizeReached
             | Code::PollExceeded => format!("group {}", self.group),
             _ => format!("brokers {}", self.brokers),
         };
@@ -142,18 +161,7 @@ impl ClientContext for Context {
         if facility == "COMMITFAIL" {
             return self.0.commit_failed(&message);
         }
-        match level {
-            // Failures of connections come as errors, too: `report` decides who hears of them.
-            _ if matches!(facility, "FAIL" | "ERROR") => tracing::debug!(target: "librdkafka", facility, "{message}"),
-            RDKafkaLogLevel::Emerg | RDKafkaLogLevel::Alert | RDKafkaLogLevel::Critical | RDKafkaLogLevel::Error => {
-                tracing::error!(target: "librdkafka", facility, "{message}");
-            }
-            RDKafkaLogLevel::Warning => tracing::warn!(target: "librdkafka", facility, "{message}"),
-            RDKafkaLogLevel::Notice | RDKafkaLogLevel::Info => {
-                tracing::info!(target: "librdkafka", facility, "{message}")
-            }
-            RDKafkaLogLevel::Debug => tracing::debug!(target: "librdkafka", facility, "{message}"),
-        }
+        logs::write(level, facility, &message);
     }
 
     fn stats_raw(&self, json: &[u8]) {
@@ -176,6 +184,9 @@ impl ClientContext for Context {
 impl ConsumerContext for Context {
     fn rebalance(&self, consumer: &BaseConsumer<Self>, code: RDKafkaRespErr, list: &mut TopicPartitionList) {
         self.0.ownership.note_rebalance(true);
+        // The job may have to wait for long, and messages that were read must not look as if there were none.
+        let collected = self.0.slots.lock().take_all();
+        collected.into_iter().for_each(|batch| self.0.send(Event::Messages(batch)));
         match code {
             RDKafkaRespErr::RD_KAFKA_RESP_ERR__ASSIGN_PARTITIONS => self.assign(consumer, list),
             _ => self.revoke(consumer, list),
@@ -190,6 +201,7 @@ impl Context {
     fn assign(&self, consumer: &BaseConsumer<Self>, list: &TopicPartitionList) {
         let shared = &*self.0;
         let partitions = offsets::partitions(list);
+        shared.was_member.store(true, Relaxed);
         if partitions.is_empty() {
             // A member without partitions has got its answer, too.
             let (reply, _) = reply::<Starts>();
@@ -203,17 +215,20 @@ impl Context {
         shared.ownership.add(&partitions, epoch);
         let (reply, answer) = reply::<Starts>();
         shared.send(Event::Assign { partitions: assigned, epoch, reply });
-        let starts = answer.wait(shared.patience, || shared.is_stopping());
+        let starts = answer.wait(shared.patience, || shared.is_in_vain(consumer));
         if starts.is_none() {
             shared.slots.lock().unanswered.push((answer, epoch));
         }
         let starts = starts.unwrap_or_default();
+        // Nothing is fetched from the end until it is resumed. librdkafka asks the broker where the end is, and asks again half
+        // a second after an answer that came too late, which would move a partition that is assigned again by then. So a
+        // partition that is about to be lost gets an offset that needs no question.
+        let unknown = if shared.is_in_vain(consumer) { Offset::Offset(0) } else { Offset::End };
         let mut slots = shared.slots.lock();
         for partition in partitions {
             let start = starts.get(&partition).and_then(|start| self.resolve(consumer, &partition, *start));
             if let Some(mut element) = list.find_partition(&partition.topic, partition.partition) {
-                // Nothing is fetched from the end until it is resumed.
-                let _ = element.set_offset(start.unwrap_or(Offset::End));
+                let _ = element.set_offset(start.unwrap_or(unknown));
             }
             let unresolved = starts.get(&partition).copied().filter(|_| start.is_none());
             slots.add(partition.clone(), epoch, start);
@@ -236,12 +251,8 @@ impl Context {
                 Ok(hints) => hints[at].clone(),
                 Err(error) => Hint::Unknown(self.0.scrub.scrub(&error.to_string())),
             };
-            let appeared = self.0.group_has_offsets || !self.0.known.contains(partition);
-            assigned.push(Assigned {
-                partition: partition.clone(),
-                appeared: appeared && committed == Hint::None,
-                committed,
-            });
+            let appeared = !self.0.known.contains(partition);
+            assigned.push(Assigned { partition: partition.clone(), committed, appeared });
         }
         assigned
     }
@@ -280,7 +291,7 @@ impl Context {
             let (reply, answer) = reply();
             shared.send(Event::Revoke { partitions: gone, lost, reply });
             if !lost {
-                answer.wait(shared.patience, || shared.is_stopping());
+                answer.wait(shared.patience, || shared.is_in_vain(consumer));
             }
         }
         shared.ownership.remove(&partitions);
@@ -328,7 +339,7 @@ pub(super) struct Setup {
     pub(super) group: String,
     pub(super) max_poll_interval: Duration,
     pub(super) known: HashSet<TopicPartition>,
-    pub(super) group_has_offsets: bool,
+    pub(super) consumer_protocol: bool,
 }
 
 impl Setup {
@@ -342,7 +353,9 @@ impl Setup {
             scrub: self.scrub,
             counts: Counts::default(),
             stopping: AtomicBool::new(false),
+            leave_by: Mutex::default(),
             out_of_range: AtomicBool::new(false),
+            asks_for_ranges: AtomicBool::new(false),
             events: self.events,
             statistics: watch::Sender::new(Arc::default()),
             brokers: self.brokers,
@@ -350,7 +363,8 @@ impl Setup {
             // A revocation and an assignment may follow each other without a poll.
             patience: PATIENCE.min(self.max_poll_interval / 3),
             known: self.known,
-            group_has_offsets: self.group_has_offsets,
+            consumer_protocol: self.consumer_protocol,
+            was_member: AtomicBool::new(false),
         }
     }
 }

@@ -16,7 +16,13 @@ use rdkafka::{
 };
 use regex::Regex;
 
-use super::{event::Hint, faults, offsets, scrub::Scrubber, settings::Settings};
+use super::{
+    event::Hint,
+    faults, offsets,
+    permissions::{self, Operation},
+    scrub::Scrubber,
+    settings::Settings,
+};
 use crate::stream::{StreamError, TopicPartition};
 
 /// How long the brokers may take to answer at all.
@@ -31,8 +37,8 @@ pub struct Plan {
     pub brokers: Vec<String>,
     /// The topics that exist and are to be read, by name. Those of a pattern may be none.
     pub topics: Vec<Topic>,
-    /// Whether the group has committed an offset of one of these topics.
-    pub group_has_offsets: bool,
+    /// Those of them of which the group has committed an offset.
+    pub begun: HashSet<Arc<str>>,
     /// All partitions of the cluster.
     pub(super) known: HashSet<TopicPartition>,
 }
@@ -50,14 +56,15 @@ pub struct Topic {
     pub messages: u64,
 }
 
-/// Connects, and checks the topics and the group, without joining the group. It takes up to 30 s.
+/// Connects, and checks the topics and the group, without joining the group, and the topics that are `written`. It takes up
+/// to 30 s.
 ///
 /// # Errors
 /// [`StreamError::Broker`] when nobody answers, for a wrong password or certificate, a topic that does not exist, and
-/// for a topic or group that this user may not read. [`StreamError::Settings`] when librdkafka refuses the settings.
-pub async fn describe(settings: &Settings) -> Result<Plan, StreamError> {
-    let settings = settings.clone();
-    let asked = tokio::task::spawn_blocking(move || ask(&settings)).await;
+/// for a topic or group that this user may not read or write. [`StreamError::Settings`] when librdkafka refuses the settings.
+pub async fn describe(settings: &Settings, written: &[&str]) -> Result<Plan, StreamError> {
+    let (settings, written) = (settings.clone(), written.iter().map(ToString::to_string).collect::<Vec<_>>());
+    let asked = tokio::task::spawn_blocking(move || ask(&settings, &written)).await;
     asked.map_err(|_| StreamError::Broker {
         what: "the brokers".into(),
         reason: "the check was interrupted".into(),
@@ -65,7 +72,7 @@ pub async fn describe(settings: &Settings) -> Result<Plan, StreamError> {
     })?
 }
 
-fn ask(settings: &Settings) -> Result<Plan, StreamError> {
+fn ask(settings: &Settings, written: &[String]) -> Result<Plan, StreamError> {
     let listener = Listener { scrub: settings.scrubber(), errors: Arc::default() };
     let mut config = settings.consumer(0);
     // The end of a partition is an answer: whoever hears of it may read.
@@ -74,16 +81,26 @@ fn ask(settings: &Settings) -> Result<Plan, StreamError> {
         config.create_with_context(listener.clone()).map_err(|error| settings.refused(&error))?;
     let metadata = metadata(&consumer, &listener, settings)?;
     let mut topics = wanted(&metadata, settings)?;
+    check_written(&consumer, &metadata, written, settings)?;
     let partitions: Vec<TopicPartition> = topics.iter().flat_map(partitions_of).collect();
     let hints = committed(&consumer, &partitions, settings)?;
+    // Offsets show that the group may be described; joining it takes more.
+    if permissions::of_group(&consumer, settings.group(), Operation::Read) == Some(false) {
+        return Err(denied(format!("group {}", settings.group()), Code::GroupAuthorizationFailed, settings));
+    }
     check_readable(&consumer, &listener, &mut topics, settings)?;
     count_messages(&consumer, &mut topics);
     Ok(Plan {
         brokers: metadata.brokers().iter().map(|broker| format!("{}:{}", broker.host(), broker.port())).collect(),
-        group_has_offsets: hints.iter().any(|hint| matches!(hint, Hint::At { .. })),
+        begun: partitions.iter().zip(&hints).filter_map(begun).collect(),
         known: metadata.topics().iter().flat_map(all_partitions).collect(),
         topics,
     })
+}
+
+/// The topic of a partition for which the group has an offset.
+fn begun((partition, hint): (&TopicPartition, &Hint)) -> Option<Arc<str>> {
+    matches!(hint, Hint::At { .. }).then(|| Arc::clone(&partition.topic))
 }
 
 /// What the group has committed. A broker that has just started does not know yet that it coordinates the group.
@@ -176,11 +193,13 @@ fn metadata(
     settings: &Settings,
 ) -> Result<Metadata, StreamError> {
     const STEP: Duration = Duration::from_millis(500);
+    /// A poll without a limit serves one event, which may be a message of the log.
+    const SERVE: Duration = Duration::from_millis(20);
     let end = Instant::now() + TIMEOUT;
     loop {
         let result = consumer.fetch_metadata(None, STEP);
         // Serves the errors of connections.
-        while consumer.poll(Duration::ZERO).is_some() {}
+        while consumer.poll(SERVE).is_some() {}
         let error = match result {
             Ok(metadata) => return Ok(metadata),
             Err(error) => error,
@@ -221,8 +240,7 @@ fn wanted(metadata: &Metadata, settings: &Settings) -> Result<Vec<Topic>, Stream
         let found = metadata.topics().iter().find(|found| found.name() == topic);
         let error = found.map_or(Some(Code::UnknownTopicOrPartition), |found| found.error().map(Code::from));
         if let Some(code) = error {
-            let reason = code.to_string();
-            return Err(faults::broker(format!("topic {topic}"), Some(code), &reason, &settings.scrubber()));
+            return Err(denied(format!("topic {topic}"), code, settings));
         }
         names.insert(topic.as_str());
     }
@@ -236,6 +254,36 @@ fn wanted(metadata: &Metadata, settings: &Settings) -> Result<Vec<Topic>, Stream
         metadata.topics().iter().filter(|found| names.contains(found.name())).map(topic).collect();
     topics.sort_by(|a, b| a.name.cmp(&b.name));
     Ok(topics)
+}
+
+/// Checks that the topics that are written exist, and that this user may write to them, as far as the brokers say.
+fn check_written(
+    consumer: &BaseConsumer<Listener>,
+    metadata: &Metadata,
+    written: &[String],
+    settings: &Settings,
+) -> Result<(), StreamError> {
+    for topic in written {
+        let refused = |code: Code, help: &str| {
+            let (reason, help) = (settings.scrub(&code.to_string()), Some(help.to_owned()));
+            Err(StreamError::Broker { what: format!("write to topic {topic}"), reason, help })
+        };
+        let found = metadata.topics().iter().find(|found| found.name() == topic);
+        if let Some(code) = found.map_or(Some(Code::UnknownTopicOrPartition), |found| found.error().map(Code::from)) {
+            return refused(
+                code,
+                "create the topic, or correct its name; brokers give the same answer when DESCRIBE on it is not granted",
+            );
+        }
+        if permissions::of_topic(consumer, topic, Operation::Write) == Some(false) {
+            return refused(Code::TopicAuthorizationFailed, "grant WRITE and DESCRIBE on the topic to this user");
+        }
+    }
+    Ok(())
+}
+
+fn denied(what: String, code: Code, settings: &Settings) -> StreamError {
+    faults::broker(what, Some(code), &code.to_string(), &settings.scrubber())
 }
 
 /// Reads from one partition of each topic until there is an answer.

@@ -76,8 +76,7 @@ pub struct Assigned {
     pub partition: TopicPartition,
     /// What the group has committed for it.
     pub committed: Hint,
-    /// The group had offsets, or this process ran, before the partition existed. It starts at its first offset, whatever
-    /// a new group would do.
+    /// This process ran before the partition existed.
     pub appeared: bool,
 }
 
@@ -141,10 +140,10 @@ impl<T> fmt::Debug for Reply<T> {
 }
 
 /// An answer that is awaited.
-pub(super) struct Answer<T>(Receiver<T>);
+pub(in crate::stream) struct Answer<T>(Receiver<T>);
 
 /// A reply and its answer.
-pub(super) fn reply<T>() -> (Reply<T>, Answer<T>) {
+pub(in crate::stream) fn reply<T>() -> (Reply<T>, Answer<T>) {
     let (sender, receiver) = sync_channel(1);
     (Reply(sender), Answer(receiver))
 }
@@ -167,7 +166,7 @@ impl<T> Answer<T> {
     }
 
     /// The answer if it has come; an error when none can come any more.
-    pub(super) fn take(&self) -> Result<Option<T>, NoAnswer> {
+    pub(in crate::stream) fn take(&self) -> Result<Option<T>, NoAnswer> {
         match self.0.try_recv() {
             Ok(answer) => Ok(Some(answer)),
             Err(TryRecvError::Empty) => Ok(None),
@@ -178,4 +177,4 @@ impl<T> Answer<T> {
 
 /// The reply was dropped.
 #[derive(Debug)]
-pub(super) struct NoAnswer;
+pub(in crate::stream) struct NoAnswer;

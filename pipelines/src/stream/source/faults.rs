@@ -54,6 +54,13 @@ fn help(code: Code, reason: &str) -> Option<&'static str> {
         Code::FencedInstanceId | Code::UnreleasedInstanceId => {
             "another process has the same group.instance.id; give each process its own"
         }
+        Code::InvalidSessionTimeout => {
+            "set -X session.timeout.ms within group.min.session.timeout.ms and group.max.session.timeout.ms of the brokers"
+        }
+        Code::InvalidGroupId => "correct --group: the brokers refuse this name",
+        Code::GroupMaxSizeReached => {
+            "start no more processes than group.max.size of the brokers allows in one group, or raise it"
+        }
         Code::UnsupportedVersion | Code::UnsupportedFeature => {
             "group.protocol=consumer needs brokers of version 4.0 or later; leave it out for older ones"
         }
@@ -86,8 +93,9 @@ pub(super) struct Health {
 }
 
 impl Health {
-    /// Judges an error that librdkafka reports while the consumer runs.
-    pub(super) fn judge(&mut self, code: Code, reason: &str) -> Verdict {
+    /// Judges an error that librdkafka reports while the consumer runs. Until the group has said once what this process has
+    /// (`was_member`), nothing but the user can help one whose request to join is refused.
+    pub(super) fn judge(&mut self, code: Code, reason: &str, was_member: bool) -> Verdict {
         match code {
             Code::PartitionEOF => Verdict::Ignore,
             Code::AutoOffsetReset => Verdict::OutOfRange,
@@ -116,6 +124,9 @@ impl Health {
             | Code::FencedInstanceId
             | Code::UnsupportedVersion
             | Code::UnsupportedFeature => self.once(&format!("{code:?} {reason}"), true),
+            Code::InvalidSessionTimeout | Code::InvalidGroupId | Code::GroupMaxSizeReached => {
+                self.once(&format!("{code:?}"), !was_member)
+            }
             _ => self.once(&format!("{code:?}"), false),
         }
     }
@@ -137,19 +148,32 @@ mod tests {
     use super::*;
     use crate::error::{Exit, Fault as _};
 
+    fn judge(health: &mut Health, code: Code, reason: &str) -> Verdict {
+        health.judge(code, reason, true)
+    }
+
+    #[test]
+    fn a_refusal_to_join_is_fatal_until_the_process_was_a_member() {
+        for code in [Code::InvalidSessionTimeout, Code::InvalidGroupId, Code::GroupMaxSizeReached] {
+            assert_eq!(Health::default().judge(code, "", false), Verdict::Report { fatal: true });
+            assert_eq!(Health::default().judge(code, "", true), Verdict::Report { fatal: false });
+            assert!(help(code, "").is_some(), "{code:?}");
+        }
+    }
+
     #[test]
     fn an_outage_is_reported_once_and_again_after_the_brokers_answered() {
         let mut health = Health::default();
         let report = Verdict::Report { fatal: false };
-        assert_eq!(health.judge(Code::BrokerTransportFailure, "b:1: Connection refused"), Verdict::Ignore);
-        assert_eq!(health.judge(Code::AllBrokersDown, "1/1 brokers are down"), report);
-        assert_eq!(health.judge(Code::AllBrokersDown, "1/1 brokers are down"), Verdict::Ignore);
+        assert_eq!(judge(&mut health, Code::BrokerTransportFailure, "b:1: Connection refused"), Verdict::Ignore);
+        assert_eq!(judge(&mut health, Code::AllBrokersDown, "1/1 brokers are down"), report);
+        assert_eq!(judge(&mut health, Code::AllBrokersDown, "1/1 brokers are down"), Verdict::Ignore);
         assert_eq!(health.last_failure.as_deref(), Some("b:1: Connection refused"));
         assert!(health.up() && !health.up());
-        assert_eq!(health.judge(Code::AllBrokersDown, "1/1 brokers are down"), report);
+        assert_eq!(judge(&mut health, Code::AllBrokersDown, "1/1 brokers are down"), report);
         let missing = "Subscribed topic not available: t: Broker: Unknown topic or partition";
-        assert_eq!(health.judge(Code::UnknownTopicOrPartition, missing), Verdict::Report { fatal: true });
-        assert_eq!(health.judge(Code::UnknownTopicOrPartition, missing), Verdict::Ignore);
+        assert_eq!(judge(&mut health, Code::UnknownTopicOrPartition, missing), Verdict::Report { fatal: true });
+        assert_eq!(judge(&mut health, Code::UnknownTopicOrPartition, missing), Verdict::Ignore);
     }
 
     #[test]

@@ -21,9 +21,12 @@ mod context;
 mod describe;
 mod event;
 mod faults;
+mod logs;
+mod member;
 mod names;
 mod offsets;
 mod ownership;
+mod permissions;
 mod properties;
 mod scrub;
 mod settings;
@@ -32,6 +35,7 @@ mod statistics;
 #[cfg(test)]
 mod tests;
 mod thread;
+mod upstream;
 
 use std::{
     collections::HashSet,
@@ -41,7 +45,7 @@ use std::{
         atomic::{AtomicU64, Ordering::Relaxed},
         mpsc::{Sender, channel},
     },
-    thread::JoinHandle,
+    time::{Duration, Instant},
 };
 
 use rdkafka::{consumer::Consumer as _, error::KafkaError};
@@ -55,9 +59,11 @@ pub use self::{
     client::Client,
     describe::{Offsets, Plan, Topic, describe, offsets as ask_offsets},
     event::{Assigned, Batch, Event, Hint, Reply, Start, Starts},
+    logs::Logs,
     ownership::{Epoch, NotCommitted, Ownership},
     settings::{Given, Settings},
     statistics::{PartitionStatistics, Statistics},
+    upstream::Upstream,
 };
 use self::{
     context::{Context, Setup, Shared},
@@ -66,11 +72,23 @@ use self::{
 };
 use crate::stream::{StreamError, TopicPartition};
 
+/// What tests of the job need to be a consumer.
+#[cfg(test)]
+pub(super) mod testing {
+    use super::Epoch;
+    pub(in crate::stream) use super::event::{Answer, reply};
+
+    pub(in crate::stream) fn epoch(number: u64) -> Epoch {
+        Epoch(number)
+    }
+}
+
 /// A member of a consumer group. Dropping it stops the member without waiting.
 pub struct Source {
     shared: Arc<Shared>,
     commands: Sender<Command>,
-    thread: Option<JoinHandle<()>>,
+    /// Ends with the thread.
+    ended: watch::Receiver<()>,
 }
 
 impl Source {
@@ -94,7 +112,7 @@ impl Source {
                 group: settings.group().to_owned(),
                 max_poll_interval: settings.max_poll_interval(),
                 known: plan.known.clone(),
-                group_has_offsets: plan.group_has_offsets,
+                consumer_protocol: settings.uses_consumer_protocol(),
             }
             .shared(),
         ));
@@ -108,11 +126,17 @@ impl Source {
         context.0.ownership.open(Arc::clone(&consumer));
         let shared = Arc::clone(&context.0);
         let (commands, received) = channel();
-        let run = move || thread::run(&context, consumer, &received);
-        let thread = std::thread::Builder::new().name("kafka".into()).spawn(run).map_err(|error| {
-            StreamError::Broker { what: "the consumer's thread".into(), reason: error.to_string(), help: None }
+        let (alive, ended) = watch::channel(());
+        let run = move || {
+            thread::run(&context, consumer, &received);
+            drop(alive);
+        };
+        std::thread::Builder::new().name("kafka".into()).spawn(run).map_err(|error| StreamError::Broker {
+            what: "the consumer's thread".into(),
+            reason: error.to_string(),
+            help: None,
         })?;
-        Ok((Self { shared, commands, thread: Some(thread) }, receiver))
+        Ok((Self { shared, commands, ended }, receiver))
     }
 
     /// The partitions of this process, and commits.
@@ -171,13 +195,14 @@ impl Source {
         let _ = self.commands.send(command);
     }
 
-    /// Leaves the group and waits for that, at most 10 s. Offsets can no longer be committed, so the job finishes its
-    /// partitions first. No [`Event::Revoke`] follows. A static member stays in the group until its session ends.
-    pub async fn stop(mut self) {
+    /// Leaves the group and waits for that, at most for `limit`. Offsets can no longer be committed, so the job finishes
+    /// its partitions first. No [`Event::Revoke`] follows. A static member stays in the group until its session ends.
+    pub async fn stop(&self, limit: Duration) {
+        self.shared.leave_by.lock().get_or_insert_with(|| Instant::now() + limit);
         self.shared.stopping.store(true, Relaxed);
-        if let Some(thread) = self.thread.take() {
-            let _ = tokio::task::spawn_blocking(move || thread.join()).await;
-        }
+        let mut ended = self.ended.clone();
+        // The thread may wait for brokers that do not answer. It ends with the process.
+        let _ = tokio::time::timeout(limit, async { while ended.changed().await.is_ok() {} }).await;
     }
 
     #[cfg(test)]

@@ -83,6 +83,12 @@ pub(super) fn is_of_producers(name: &str) -> bool {
     OF_PRODUCERS.iter().any(|prefix| name.starts_with(prefix))
 }
 
+/// Whether somebody meant this as the name of a setting: `no.such.setting`, and not a password whose name was forgotten.
+pub(super) fn looks_like_a_name(name: &str) -> bool {
+    let is_of_names = |c: char| c.is_ascii_lowercase() || matches!(c, '.' | '_' | '-');
+    name.chars().all(is_of_names) && name.contains('.')
+}
+
 /// What to write instead of a name that librdkafka does not have.
 pub(super) fn instead_of(name: &str) -> Option<String> {
     of_java(name).or_else(|| nearest(name).map(|nearest| format!("did you mean {nearest}?")))

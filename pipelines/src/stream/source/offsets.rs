@@ -23,13 +23,16 @@ pub(super) fn list(partitions: &[TopicPartition]) -> TopicPartitionList {
     list
 }
 
-/// What the group has committed for each of `partitions`.
+/// What the group has committed for each of `partitions`, one of which may be there several times.
 pub(super) fn committed<C: ConsumerContext>(
     consumer: &BaseConsumer<C>,
     partitions: &[TopicPartition],
     timeout: Duration,
 ) -> KafkaResult<Vec<Hint>> {
-    let answers = consumer.committed_offsets(list(partitions), timeout)?;
+    let mut distinct = partitions.to_vec();
+    distinct.sort_unstable();
+    distinct.dedup();
+    let answers = consumer.committed_offsets(list(&distinct), timeout)?;
     let mut hints = HashMap::with_capacity(partitions.len());
     for (element, metadata) in answers.elements().iter().zip(metadata(&answers)) {
         let hint = match (element.error(), element.offset()) {
@@ -39,7 +42,7 @@ pub(super) fn committed<C: ConsumerContext>(
         };
         hints.insert(TopicPartition::new(element.topic(), element.partition()), hint);
     }
-    Ok(partitions.iter().map(|partition| hints.remove(partition).unwrap_or(Hint::None)).collect())
+    Ok(partitions.iter().map(|partition| hints.get(partition).cloned().unwrap_or(Hint::None)).collect())
 }
 
 /// The texts that were committed with offsets. rdkafka's own way panics when one is not UTF-8.

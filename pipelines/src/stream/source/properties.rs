@@ -16,11 +16,11 @@ pub(super) struct Invalid {
     pub(super) reason: &'static str,
 }
 
-/// The pairs of `text`, in order.
+/// The pairs of `text`, in order, with the lines at which they begin.
 ///
 /// # Errors
 /// [`Invalid`] for a `\u` without four hexadecimal digits and for an empty key.
-pub(super) fn parse(text: &str) -> Result<Vec<(String, String)>, Invalid> {
+pub(super) fn parse(text: &str) -> Result<Vec<(usize, String, String)>, Invalid> {
     let mut pairs = Vec::new();
     let mut lines = text.trim_start_matches('\u{feff}').lines().enumerate();
     while let Some((index, line)) = lines.next() {
@@ -40,7 +40,7 @@ pub(super) fn parse(text: &str) -> Result<Vec<(String, String)>, Invalid> {
         if key.is_empty() {
             return Err(invalid("no key before the value"));
         }
-        pairs.push((key, unescape(value).map_err(invalid)?));
+        pairs.push((index + 1, key, unescape(value).map_err(invalid)?));
     }
     Ok(pairs)
 }
@@ -99,7 +99,7 @@ mod tests {
     use super::*;
 
     fn pairs(text: &str) -> Vec<(String, String)> {
-        parse(text).unwrap()
+        parse(text).unwrap().into_iter().map(|(_, key, value)| (key, value)).collect()
     }
 
     /// The examples of the documentation of `java.util.Properties.load`.
@@ -124,6 +124,8 @@ mod tests {
         assert_eq!(pairs(text), expected.map(|(k, v)| (k.to_owned(), v.to_owned())));
         // A comment does not continue, and a continued line may look like one.
         assert_eq!(pairs("# a\\\nb=1\\\n# 2"), [("b".into(), "1# 2".into())]);
+        let lines: Vec<_> = parse("a=1\\\n1\n\n# x\nb=2").unwrap().into_iter().map(|(line, ..)| line).collect();
+        assert_eq!(lines, [1, 5]);
     }
 
     #[test]

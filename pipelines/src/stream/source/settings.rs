@@ -1,10 +1,11 @@
 //! Settings of the consumer, and of producers for the same brokers: what the user gave, checked, over what we choose.
 
 use std::{
-    collections::BTreeMap,
+    collections::{BTreeMap, HashSet},
     ffi::OsString,
     fmt,
     path::{Path, PathBuf},
+    sync::Arc,
     time::Duration,
 };
 
@@ -14,7 +15,7 @@ use rdkafka::{
     error::{KafkaError, RDKafkaErrorCode as Code},
 };
 
-use super::{faults, names, properties, scrub::Scrubber};
+use super::{faults, logs::Logs, names, properties, scrub::Scrubber};
 use crate::{redact::is_secret_key, stream::StreamError};
 
 /// Settings that a stream needs as they are, and why nobody else may set them.
@@ -41,16 +42,60 @@ const DEFAULTS: [(&str, &str); 5] = [
     ("client.id", "elmo"),
     // The default of librdkafka too, stated because a stream relies on it: messages of aborted transactions are not rows.
     ("isolation.level", "read_committed"),
-    ("statistics.interval.ms", "1000"),
+    (STATISTICS, "1000"),
     // New partitions and topics are found after half a minute instead of five.
     ("topic.metadata.refresh.interval.ms", "30000"),
     ("socket.keepalive.enable", "true"),
 ];
 
+/// How often librdkafka reports its state. It must not be never: the lag, and the end of `--once`, are seen in the reports.
+const STATISTICS: &str = "statistics.interval.ms";
+
 /// The environment variables of settings: `ELMO_KAFKA_SASL_PASSWORD` is `sasl.password`.
 const PREFIX: &str = "ELMO_KAFKA_";
 /// The variable of `--kafka-secrets`, which has the same prefix.
 const OF_OPTION: &str = "ELMO_KAFKA_SECRETS";
+
+/// Where a setting was given.
+#[derive(Debug, Clone)]
+enum Place {
+    /// In the file of secrets, at this line.
+    File(PathBuf, usize),
+    Environment,
+    /// By the option `-X` of this number.
+    Option(usize),
+}
+
+impl Place {
+    /// The error for a name that librdkafka does not have and that may be a secret: of a line that holds nothing else, or of
+    /// a value in Base64 that ends in `=`.
+    fn unnamed(&self, name: &str, error: &KafkaError) -> Option<StreamError> {
+        let KafkaError::ClientConfig(_, reason, ..) = error else { return None };
+        let is_meant = match self {
+            Self::File(..) => false,
+            Self::Environment => true,
+            Self::Option(_) => names::looks_like_a_name(name),
+        };
+        if is_meant || !reason.starts_with("No such") || names::instead_of(name).is_some() {
+            return None;
+        }
+        let message = format!("{self}: librdkafka has no such setting; it is not shown, as it may be a secret");
+        Some(settings_error(message, "give KEY=VALUE, such as sasl.password=…".to_owned()))
+    }
+}
+
+impl fmt::Display for Place {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::File(path, line) => write!(f, "{}, line {line}", path.display()),
+            Self::Environment => f.write_str("the environment"),
+            Self::Option(number) => write!(f, "-X number {number}"),
+        }
+    }
+}
+
+/// Where a setting was given, its name, and its value.
+type Setting = (Place, String, String);
 
 /// What the user gave. Later sources override earlier ones: our defaults, the file of secrets, the environment, the
 /// command line.
@@ -88,37 +133,45 @@ impl Settings {
     /// [`StreamError::Settings`] for a name that librdkafka does not know, a value that it refuses, a setting that is
     /// ours, and for a file that cannot be read.
     pub fn new(given: Given) -> Result<Self, StreamError> {
-        check_option("--brokers", &given.brokers)?;
+        check_brokers(&given.brokers)?;
         check_option("--group", &given.group)?;
         check_topics(&given.topics)?;
-        let mut all = BTreeMap::new();
-        if let Some(path) = &given.secrets {
-            all.extend(read_file(path)?);
-        }
+        let mut all = match &given.secrets {
+            Some(path) => read_file(path)?,
+            None => Vec::new(),
+        };
         all.extend(read_environment(&given.environment)?);
         all.extend(read_pairs(&given.kafka)?);
+        let places: BTreeMap<String, Place> =
+            all.iter().map(|(place, name, _)| (name.clone(), place.clone())).collect();
         let (registry, properties): (BTreeMap<_, _>, BTreeMap<_, _>) =
-            all.into_iter().partition(|(name, _)| is_of_registry(name));
+            all.into_iter().map(|(_, name, value)| (name, value)).partition(|(name, _)| is_of_registry(name));
         let secrets = registry.iter().chain(&properties).filter(|(name, _)| is_secret_key(name));
         let scrub = Scrubber::new(secrets.map(|(_, value)| value.as_str()));
         let settings =
             Self { brokers: given.brokers, topics: given.topics, group: given.group, properties, registry, scrub };
         for (name, value) in &settings.properties {
-            settings.check(name, value)?;
+            settings.check(name, value, places.get(name))?;
         }
         Ok(settings)
     }
 
-    fn check(&self, name: &str, value: &str) -> Result<(), StreamError> {
+    fn check(&self, name: &str, value: &str, place: Option<&Place>) -> Result<(), StreamError> {
         if let Some((_, option)) = OPTIONS.iter().find(|(ours, _)| *ours == name) {
             return Err(settings_error(format!("{name} is not a setting of -X"), format!("use {option}")));
         }
         if let Some((_, _, reason)) = OURS.iter().find(|(ours, ..)| *ours == name) {
             return Err(settings_error(format!("{name} cannot be set: {reason}"), None));
         }
+        if name == STATISTICS && value.trim().parse() == Ok(0_u64) {
+            let message = format!("{name} cannot be 0: the lag, and the end of --once, are seen in the statistics");
+            return Err(settings_error(message, None));
+        }
         match ClientConfig::new().set(name, value).create_native_config() {
             Ok(_) => Ok(()),
-            Err(error) => Err(self.refused(&error)),
+            Err(error) => {
+                Err(place.and_then(|place| place.unnamed(name, &error)).unwrap_or_else(|| self.refused(&error)))
+            }
         }
     }
 
@@ -151,6 +204,20 @@ impl Settings {
     /// Topics and patterns.
     pub fn topics(&self) -> &[String] {
         &self.topics
+    }
+
+    /// Whether messages of this topic are read.
+    pub fn reads(&self, topic: &str) -> bool {
+        let is_of = |wanted: &String| match wanted.starts_with('^') {
+            true => super::describe::pattern(wanted).is_ok_and(|pattern| pattern.is_match(topic)),
+            false => wanted == topic,
+        };
+        self.topics.iter().any(is_of)
+    }
+
+    /// Those of the topics that are names, and not patterns.
+    pub fn named_topics(&self) -> HashSet<Arc<str>> {
+        self.topics.iter().filter(|topic| !topic.starts_with('^')).map(|topic| topic.as_str().into()).collect()
     }
 
     /// The consumer group.
@@ -189,7 +256,7 @@ impl Settings {
         Duration::from_millis(given.unwrap_or(DEFAULT))
     }
 
-    fn uses_consumer_protocol(&self) -> bool {
+    pub(super) fn uses_consumer_protocol(&self) -> bool {
         self.get("group.protocol").is_some_and(|protocol| protocol.eq_ignore_ascii_case("consumer"))
     }
 
@@ -229,6 +296,11 @@ impl Settings {
         set_all(&mut config, self.properties.iter().filter(|(name, _)| !names::is_of_consumers(name)));
         config.set("bootstrap.servers", &self.brokers);
         config
+    }
+
+    /// The context of a client with these settings that has no other.
+    pub fn logs(&self) -> Logs {
+        Logs::new(self.scrubber())
     }
 
     /// The error of a request of a producer with these settings.
@@ -292,6 +364,17 @@ fn check_option(option: &str, value: &str) -> Result<(), StreamError> {
     Ok(())
 }
 
+fn check_brokers(brokers: &str) -> Result<(), StreamError> {
+    check_option("--brokers", brokers)?;
+    // What librdkafka says of a broker would show it.
+    if brokers.contains('@') {
+        let help = "give sasl.username and sasl.password, in --kafka-secrets FILE or as ELMO_KAFKA_SASL_PASSWORD";
+        let message = "--brokers has an @: an address of Kafka is HOST:PORT, without a user and a password";
+        return Err(settings_error(message.to_owned(), help.to_owned()));
+    }
+    Ok(())
+}
+
 fn check_topics(topics: &[String]) -> Result<(), StreamError> {
     if topics.is_empty() {
         return Err(settings_error("no topic to read".into(), "name one with --topic".to_owned()));
@@ -310,18 +393,20 @@ fn is_of_registry(name: &str) -> bool {
     ["schema.registry.", "basic.auth.", "bearer.auth."].iter().any(|prefix| name.starts_with(prefix))
 }
 
-fn read_file(path: &Path) -> Result<Vec<(String, String)>, StreamError> {
+fn read_file(path: &Path) -> Result<Vec<Setting>, StreamError> {
     let bytes = std::fs::read(path)
         .map_err(|error| settings_error(format!("cannot read {}: {error}", path.display()), None))?;
     let text =
         String::from_utf8(bytes).map_err(|_| settings_error(format!("{} is not UTF-8", path.display()), None))?;
-    properties::parse(&text).map_err(|invalid| {
+    let pairs = properties::parse(&text).map_err(|invalid| {
         let message = format!("{}, line {}: {}", path.display(), invalid.line, invalid.reason);
         settings_error(message, "the file holds KEY=VALUE lines, as Java's .properties files do".to_owned())
-    })
+    })?;
+    let place = |line| Place::File(path.to_path_buf(), line);
+    Ok(pairs.into_iter().map(|(line, name, value)| (place(line), name, value)).collect())
 }
 
-fn read_environment(variables: &[(OsString, OsString)]) -> Result<Vec<(String, String)>, StreamError> {
+fn read_environment(variables: &[(OsString, OsString)]) -> Result<Vec<Setting>, StreamError> {
     let mut pairs = Vec::new();
     for (variable, value) in variables {
         let Some((variable, rest)) = variable.to_str().and_then(|name| Some((name, name.strip_prefix(PREFIX)?))) else {
@@ -332,7 +417,7 @@ fn read_environment(variables: &[(OsString, OsString)]) -> Result<Vec<(String, S
             continue;
         }
         let value = value.to_str().ok_or_else(|| settings_error(format!("{variable} is not UTF-8"), None))?;
-        pairs.push((rest.to_ascii_lowercase().replace('_', "."), value.to_owned()));
+        pairs.push((Place::Environment, rest.to_ascii_lowercase().replace('_', "."), value.to_owned()));
     }
     Ok(pairs)
 }
@@ -342,9 +427,11 @@ fn is_of_service(rest: &str) -> bool {
     rest == "PORT" || ["SERVICE_HOST", "SERVICE_PORT", "PORT_"].iter().any(|prefix| rest.starts_with(prefix))
 }
 
-fn read_pairs(pairs: &[String]) -> Result<Vec<(String, String)>, StreamError> {
+fn read_pairs(pairs: &[String]) -> Result<Vec<Setting>, StreamError> {
     let split = |(at, pair): (usize, &String)| match pair.split_once('=') {
-        Some((name, value)) if !name.trim().is_empty() => Ok((name.trim().to_owned(), value.to_owned())),
+        Some((name, value)) if !name.trim().is_empty() => {
+            Ok((Place::Option(at + 1), name.trim().to_owned(), value.to_owned()))
+        }
         // It may be a secret whose name was forgotten.
         _ => Err(settings_error(format!("-X number {} is not KEY=VALUE", at + 1), None)),
     };

@@ -44,10 +44,13 @@ pub(super) struct Slot {
     pub(super) next: Offset,
     /// Why it is paused.
     pub(super) pauses: Pauses,
-    /// Whether librdkafka has been told.
-    is_paused: bool,
+    /// What librdkafka has been told; `None` when it was assigned anew, since a pause survives that: it ends when librdkafka
+    /// is told to resume, also if another assignment came in between.
+    is_paused: Option<bool>,
     /// Where to go, not done yet.
     pub(super) seek: Option<Start>,
+    /// librdkafka has given it up, and is to fetch it again.
+    pub(super) fetch_again: bool,
 }
 
 /// Reasons of a pause.
@@ -90,7 +93,8 @@ impl Slots {
         let pending = Messages::new(partition.clone(), 0);
         let pauses = Pauses { no_start: start.is_none(), ..Pauses::default() };
         let next = start.unwrap_or(Offset::End);
-        self.slots.push(Slot { partition, epoch, account, pending, next, pauses, is_paused: false, seek: None });
+        let (is_paused, seek, fetch_again) = (None, None, false);
+        self.slots.push(Slot { partition, epoch, account, pending, next, pauses, is_paused, seek, fetch_again });
     }
 
     /// Removes partitions with the messages that were collected for them. Returns the epochs of those that were there.
@@ -179,10 +183,10 @@ impl Slots {
         let mut changes = Changes { pause: TopicPartitionList::new(), resume: TopicPartitionList::new() };
         for slot in &mut self.slots {
             let wanted = slot.pauses != Pauses::default() || self.pause_all;
-            if wanted != slot.is_paused {
+            if slot.is_paused != Some(wanted) {
                 let list = if wanted { &mut changes.pause } else { &mut changes.resume };
                 list.add_partition(&slot.partition.topic, slot.partition.partition);
-                slot.is_paused = wanted;
+                slot.is_paused = Some(wanted);
             }
         }
         (changes.pause.count() + changes.resume.count() > 0).then_some(changes)
@@ -190,24 +194,25 @@ impl Slots {
 
     /// Partitions that are paused.
     pub(super) fn paused_partitions(&self) -> impl Iterator<Item = &TopicPartition> {
-        self.slots.iter().filter(|slot| slot.is_paused).map(|slot| &slot.partition)
+        self.slots.iter().filter(|slot| slot.is_paused == Some(true)).map(|slot| &slot.partition)
     }
 
     /// Number of paused partitions.
     pub(super) fn paused(&self) -> usize {
-        self.slots.iter().filter(|slot| slot.is_paused).count()
+        self.slots.iter().filter(|slot| slot.is_paused == Some(true)).count()
     }
 
-    /// librdkafka has forgotten the pauses of these partitions, because they were assigned anew.
+    /// These partitions were assigned anew.
     pub(super) fn forget_pauses(&mut self, is_of: impl Fn(&Slot) -> bool) {
         for slot in self.slots.iter_mut().filter(|slot| is_of(slot)) {
-            slot.is_paused = false;
+            slot.is_paused = None;
         }
     }
 
     /// Whether something may change without a message: a pause for memory ends, a late answer comes.
     pub(super) fn is_waiting(&self) -> bool {
-        !self.unanswered.is_empty() || self.slots.iter().any(|slot| slot.pauses.memory || slot.seek.is_some())
+        let waits = |slot: &Slot| slot.pauses.memory || slot.seek.is_some() || slot.fetch_again;
+        !self.unanswered.is_empty() || self.slots.iter().any(waits)
     }
 }
 

@@ -17,6 +17,7 @@ use super::{
     event::{Event, Start, Starts},
     offsets,
     ownership::{Consumer, Epoch},
+    slots::Slot,
 };
 use crate::stream::{StreamError, TopicPartition};
 
@@ -26,8 +27,12 @@ const POLL: Duration = Duration::from_millis(50);
 const SHORT_POLL: Duration = Duration::from_millis(5);
 /// Messages after which commands and pauses are looked at again.
 const ROUND: usize = 20_000;
-/// How long a consumer that has stopped tries to leave the group.
+/// How long a consumer that was dropped tries to leave the group.
 const LEAVE: Duration = Duration::from_secs(10);
+/// How long the brokers are asked for the range of a partition. A consumer that stops waits as long.
+const RANGE: Duration = Duration::from_secs(2);
+/// The pause before brokers that did not answer are asked again.
+const AGAIN: Duration = Duration::from_secs(1);
 
 /// What the job asks of the thread.
 #[derive(Debug)]
@@ -61,11 +66,11 @@ pub(super) fn run(context: &Context, consumer: Arc<Consumer>, commands: &Receive
 
 /// Leaves the group; a static member stays in it until its session ends.
 ///
-/// It waits for questions of the job that are being answered, because the last owner of a consumer closes it. After
-/// [`LEAVE`] it gives up and leaks the consumer: closing it would wait for ever, and the process is about to end.
+/// It waits for questions of the job that are being answered, because the last owner of a consumer closes it. When the time
+/// is over it gives up and leaks the consumer: closing it would wait for ever, and the process is about to end.
 fn leave(shared: &Shared, mut consumer: Arc<Consumer>) {
     shared.ownership.close();
-    let end = Instant::now() + LEAVE;
+    let end = shared.leave_by.lock().unwrap_or_else(|| Instant::now() + LEAVE);
     let is_late = || Instant::now() > end;
     let consumer = loop {
         match Arc::try_unwrap(consumer) {
@@ -101,6 +106,7 @@ impl Thread<'_> {
             self.obey();
             self.start_late();
             self.seek();
+            self.fetch_again();
             self.find_out_of_range();
             self.shared.slots.lock().check_memory();
             self.context.apply_pauses(self.consumer);
@@ -225,6 +231,7 @@ impl Thread<'_> {
             let mut slots = self.shared.slots.lock();
             if let Some(slot) = slots.find(&partition, epoch) {
                 slot.seek = None;
+                slot.fetch_again = false;
                 slot.pauses.no_start = false;
             }
             drop(slots);
@@ -263,39 +270,92 @@ impl Thread<'_> {
         Ok(())
     }
 
+    /// Has librdkafka fetch partitions again that it gave up although the broker has their next message.
+    fn fetch_again(&self) {
+        let wanted: Vec<(TopicPartition, Epoch, Offset)> = {
+            let slots = self.shared.slots.lock();
+            let wanted = slots.iter().filter(|slot| slot.fetch_again && slot.seek.is_none());
+            wanted.map(|slot| (slot.partition.clone(), slot.epoch, slot.next)).collect()
+        };
+        for (partition, epoch, next) in wanted {
+            if let Err(error) = self.go_to(&partition, next) {
+                // It is tried again in the next round.
+                tracing::debug!(%error, %partition, "a partition is not fetched again");
+                continue;
+            }
+            if let Some(slot) = self.shared.slots.lock().find(&partition, epoch) {
+                slot.fetch_again = false;
+            }
+        }
+    }
+
     /// librdkafka says that an offset is out of range, but not of which partition. Another thread asks for the ranges of
     /// all, because that may take seconds.
     fn find_out_of_range(&self) {
-        if !self.shared.out_of_range.swap(false, Relaxed) {
+        let shared = self.shared;
+        if shared.asks_for_ranges.load(Relaxed) || !shared.out_of_range.swap(false, Relaxed) {
             return;
         }
-        let mut slots = self.shared.slots.lock();
-        let positions: Vec<(TopicPartition, Epoch, i64)> = slots
-            .iter_mut()
-            .filter_map(|slot| match slot.next {
+        let positions: Vec<(TopicPartition, Epoch, i64)> = {
+            let slots = shared.slots.lock();
+            let position = |slot: &Slot| match slot.next {
                 Offset::Offset(next) => Some((slot.partition.clone(), slot.epoch, next)),
                 _ => None,
-            })
-            .collect();
-        drop(slots);
-        let (context, Some(consumer)) = (self.context.clone(), self.shared.ownership.consumer()) else { return };
-        std::thread::spawn(move || {
+            };
+            slots.iter().filter_map(position).collect()
+        };
+        let context = self.context.clone();
+        shared.asks_for_ranges.store(true, Relaxed);
+        let ask = move || {
             let shared = &context.0;
-            for (partition, epoch, position) in positions {
-                let range = consumer.fetch_watermarks(&partition.topic, partition.partition, LEAVE);
-                match range {
-                    Ok((low, high)) if position < low || position > high => {
-                        if let Some(slot) = shared.slots.lock().find(&partition, epoch) {
-                            slot.pauses.no_start = true;
-                        }
-                        shared.send(Event::OutOfRange { partition, epoch, position, range: (low, high) });
-                    }
-                    Ok(_) => {}
-                    Err(_) => shared.out_of_range.store(true, Relaxed),
-                }
+            if !find_ranges(shared, positions) {
+                std::thread::sleep(AGAIN);
+                shared.out_of_range.store(true, Relaxed);
             }
-        });
+            shared.asks_for_ranges.store(false, Relaxed);
+        };
+        if std::thread::Builder::new().name("kafka ranges".into()).spawn(ask).is_err() {
+            shared.asks_for_ranges.store(false, Relaxed);
+            shared.out_of_range.store(true, Relaxed);
+        }
     }
+}
+
+/// Asks for the ranges of partitions, and judges their positions. Returns whether all were answered.
+fn find_ranges(shared: &Shared, positions: Vec<(TopicPartition, Epoch, i64)>) -> bool {
+    let Some(consumer) = shared.ownership.consumer() else { return true };
+    let mut answered = true;
+    for (partition, epoch, position) in positions {
+        if shared.is_stopping() {
+            return true;
+        }
+        match consumer.fetch_watermarks(&partition.topic, partition.partition, RANGE) {
+            Ok(range) => judge(shared, partition, epoch, position, range),
+            Err(error) => {
+                tracing::debug!(%error, %partition, "the range of a partition is not known; asking again");
+                answered = false;
+            }
+        }
+    }
+    answered
+}
+
+/// Tells the job about a position that the broker does not have. One that it has is fetched again, because librdkafka has
+/// given the partition up: the broker that answered before may have been behind the others.
+fn judge(shared: &Shared, partition: TopicPartition, epoch: Epoch, position: i64, range: (i64, i64)) {
+    let mut slots = shared.slots.lock();
+    let Some(slot) = slots.find(&partition, epoch) else { return };
+    // It is being read, or the job is about to say from where.
+    if slot.next != Offset::Offset(position) || slot.seek.is_some() || slot.pauses.no_start {
+        return;
+    }
+    if (range.0..=range.1).contains(&position) {
+        slot.fetch_again = true;
+        return;
+    }
+    slot.pauses.no_start = true;
+    drop(slots);
+    shared.send(Event::OutOfRange { partition, epoch, position, range });
 }
 
 fn set_starts(starts: Starts, mut set: impl FnMut(&TopicPartition, Start)) {

@@ -7,13 +7,19 @@
 //! | file | |
 //! |---|---|
 //! | `encode` | rows to values |
-//! | `records` | rows to messages, and what becomes of one that is too large |
+//! | `records` | rows to messages, and what becomes of one that is refused |
 //! | `producer` | one transaction: begin, send, commit, abort |
+//! | `refusal` | what an error of a transaction means |
+//! | `limits` | how large the batches of a topic may be |
 //! | `thread` | batches of transactions |
 
 mod encode;
+mod limits;
 pub(super) mod producer;
 mod records;
+mod refusal;
+#[cfg(test)]
+mod tests;
 mod thread;
 
 use std::{collections::VecDeque, ops::ControlFlow};
@@ -21,8 +27,11 @@ use std::{collections::VecDeque, ops::ControlFlow};
 use tokio::sync::oneshot;
 
 pub use self::encode::ValueEncoding;
+use self::records::Made;
+#[cfg(test)]
+pub(super) use self::thread::Manual;
 pub(super) use self::{
-    producer::Group,
+    producer::{Group, Transactions},
     records::Records,
     thread::{Committer, Committing},
 };
@@ -54,6 +63,11 @@ impl TopicOutput {
     }
 }
 
+/// What became of rows.
+fn answered(answer: Result<Result<()>, oneshot::error::RecvError>) -> Result<()> {
+    answer.unwrap_or_else(|_| Err(Error::Failed("the thread of transactions has ended".to_owned())))
+}
+
 impl Output for TopicOutput {
     fn has_room(&self) -> bool {
         self.waiting.len() < BATCHES
@@ -61,13 +75,18 @@ impl Output for TopicOutput {
 
     async fn write(&mut self, mut rows: Rows) -> Result<()> {
         let (done, committed) = oneshot::channel();
-        let end = rows.end;
-        let records = self.records.of(&self.owned.source, &rows)?;
+        let Made { records, end, refusal, tally } = self.records.of(&self.owned.source, &rows)?;
         rows.hold(records.iter().map(producer::Record::bytes).sum());
         let (source, epoch) = (self.owned.source.clone(), self.owned.epoch);
-        self.committer.send(Committing { source, epoch, rows, records, end, done });
+        self.committer.send(Committing { source, epoch, rows: Some(rows), records, end, tally, done });
         self.waiting.push_back((committed, end));
-        Ok(())
+        let Some(refusal) = refusal else { return Ok(()) };
+        // Everything before it is published first.
+        self.committer.hurry();
+        while !self.waiting.is_empty() {
+            let _ = self.step().await?;
+        }
+        Err(refusal.into())
     }
 
     async fn step(&mut self) -> Result<ControlFlow<i64>> {
@@ -75,8 +94,10 @@ impl Output for TopicOutput {
             return std::future::pending().await;
         };
         let end = *end;
-        committed.await.unwrap_or_else(|_| Err(Error::Failed("the thread of transactions has ended".to_owned())))?;
+        let answer = answered(committed.await);
+        // An answer is taken once, also one that says why the partition stops.
         self.waiting.pop_front();
+        answer?;
         self.end = end;
         self.owned.metrics.set_chain_end(end);
         Ok(ControlFlow::Continue(()))
@@ -94,5 +115,9 @@ impl Output for TopicOutput {
 
     fn end(&self) -> i64 {
         self.end
+    }
+
+    fn counts_rows(&self) -> bool {
+        true
     }
 }

@@ -1,4 +1,4 @@
-//! Rows to messages, and what becomes of one that is too large for the broker.
+//! Rows to messages, and what becomes of one that the broker refuses.
 
 use std::sync::Arc;
 
@@ -6,6 +6,7 @@ use arrow::{
     array::{Array, ArrayRef, RecordBatch, StringArray, new_null_array},
     error::ArrowError,
 };
+use rdkafka::error::RDKafkaErrorCode as Code;
 
 use super::{
     encode::{self, ValueEncoding},
@@ -17,6 +18,7 @@ use crate::{
         StreamError, TopicPartition,
         decode::{DeadLetter, Format, OnError, Rejection, dead_letter},
         finished::Rows,
+        totals::Tally,
     },
 };
 
@@ -39,56 +41,121 @@ pub(in crate::stream) struct Records {
 /// What the broker adds to a message, at most.
 const OVERHEAD: usize = 512;
 
+/// The messages of a batch.
+#[derive(Debug)]
+pub(super) struct Made {
+    pub(super) records: Vec<Record>,
+    /// Behind the last message that they stand for.
+    pub(super) end: i64,
+    /// Why the stream stops there.
+    pub(super) refusal: Option<StreamError>,
+    pub(super) tally: Tally,
+}
+
+/// Why the message of a row is refused.
+#[derive(Debug, Clone, Copy)]
+pub(super) enum Refusal {
+    /// The producer or the broker takes no message of so many bytes.
+    Size(usize),
+    /// The broker does not take what is in it.
+    Content(Code),
+}
+
+/// What takes the place of a message that is refused.
+#[derive(Debug)]
+pub(super) enum Instead {
+    Record(Box<Record>),
+    Nothing,
+    /// The stream stops before the message at this offset.
+    Stop {
+        offset: i64,
+        refusal: StreamError,
+    },
+}
+
 impl Records {
     /// The messages of a batch: one per row, then those for the dead-letter topic.
     ///
     /// # Errors
-    /// [`Error::Failed`] when a column has no form in the encoding; [`StreamError::Refused`] for a message that is too
-    /// large, with on-error `fail`.
-    pub(in crate::stream) fn of(&self, source: &TopicPartition, rows: &Rows) -> Result<Vec<Record>> {
+    /// [`Error::Failed`] when a column has no form in the encoding.
+    pub(super) fn of(&self, source: &TopicPartition, rows: &Rows) -> Result<Made> {
         let kept = rows.kept();
         let originals: Vec<_> = kept.iter().map(|row| self.original(rows.messages.get(*row).value)).collect();
         let values = self.values(&rows.batch, &originals).map_err(odd)?;
         let more = self.headers(&rows.batch).map_err(odd)?;
-        let mut records = Vec::with_capacity(values.len() + rows.dead.len());
+        let (mut records, mut tally) = (Vec::with_capacity(values.len() + rows.dead.len()), Tally::of(rows));
         for (index, (value, more)) in values.into_iter().zip(more).enumerate() {
             let mut record = self.record(source, rows, (index, kept[index]), value);
             record.headers.extend(more);
-            match record.bytes() > self.max_bytes {
-                false => records.push(record),
-                true => records.extend(self.too_large(source, rows, index, record.bytes())?),
+            if record.bytes() <= self.max_bytes {
+                records.push(record);
+                continue;
+            }
+            let refusal = Refusal::Size(record.alone());
+            let instead = self.instead(source, rows, index, &refusal)?;
+            instead.count(&mut tally, &refusal);
+            match instead {
+                Instead::Record(other) => records.push(*other),
+                Instead::Nothing => {}
+                Instead::Stop { offset, refusal } => {
+                    return Ok(Made { records, end: offset, refusal: Some(refusal), tally });
+                }
             }
         }
         for (row, rejection) in &rows.dead {
             records.extend(self.dead(source, rows, *row, rejection));
         }
-        Ok(records)
+        Ok(Made { records, end: rows.end, refusal: None, tally })
     }
 
-    /// What takes the place of row `index`, whose message of `bytes` the producer or the broker refuses: by the policy for
-    /// errors, a message without the vector, a dead letter, or nothing.
+    /// What takes the place of row `index`, whose message is refused: by the policy for errors, a message without the vector,
+    /// a dead letter, or nothing.
     ///
     /// # Errors
     /// As [`Records::of`].
-    pub(super) fn too_large(
+    pub(super) fn instead(
         &self,
         source: &TopicPartition,
         rows: &Rows,
         index: usize,
-        bytes: usize,
-    ) -> Result<Option<Record>> {
-        let reason = format!("a message of {bytes} bytes; the limit of the producer or of the broker is lower");
-        let rejection = Rejection::from(elmo::RowError::from(reason));
+        refusal: &Refusal,
+    ) -> Result<Instead> {
+        let rejection = refusal.rejection();
         let row = rows.kept()[index];
-        match self.on_error {
-            OnError::Skip => Ok(None),
-            OnError::DeadLetter => Ok(self.dead(source, rows, row, &rejection)),
+        let mut record = match self.on_error {
+            OnError::Skip => return Ok(Instead::Nothing),
+            OnError::DeadLetter => match self.dead(source, rows, row, &rejection) {
+                Some(record) => record,
+                None => return Ok(Instead::Nothing),
+            },
             OnError::Fail => {
                 let offset = rows.messages.get(row).offset;
-                Err(StreamError::Refused { partition: source.clone(), offset, reason: rejection.to_string() }.into())
+                let refusal = StreamError::Refused { partition: source.clone(), offset, reason: rejection.to_string() };
+                return Ok(Instead::Stop { offset, refusal });
             }
-            OnError::Null => self.without_vector(source, rows, index, &rejection).map(Some),
+            OnError::Null => self.without_vector(source, rows, index, &rejection)?,
+        };
+        // It may be the time that the broker refuses.
+        if matches!(refusal, Refusal::Content(_)) {
+            record.timestamp = None;
         }
+        Ok(Instead::Record(Box::new(record)))
+    }
+
+    /// What takes the place of a dead letter that is refused, or of a row without its vector: its key and its headers.
+    ///
+    /// # Errors
+    /// [`StreamError::Broker`] when that was tried.
+    pub(super) fn last_resort(&self, source: &TopicPartition, record: Record, refusal: &Refusal) -> Result<Instead> {
+        let is_empty = record.value.as_ref().is_none_or(Vec::is_empty);
+        let other = match refusal {
+            Refusal::Size(_) if !is_empty => Record { last_resort: true, ..record.without_value() },
+            Refusal::Content(_) if record.timestamp.is_some() => {
+                Record { timestamp: None, last_resort: true, ..record }
+            }
+            _ => return Err(refused(source, &record, refusal).into()),
+        };
+        Ok(Instead::Record(Box::new(other)))
     }
 
     /// Row `index` with NULL for the vector, and the reason. If that is too large as well, only its key and origin stay.
@@ -112,7 +179,7 @@ impl Records {
         let mut record = self.record(source, rows, (index, row), value);
         record.last_resort = true;
         if record.bytes() > self.max_bytes {
-            record.value = Some(Vec::new());
+            record = record.without_value();
         }
         let mut add = |name: &str, value: String| record.headers.push((name.to_owned(), Some(value.into_bytes())));
         add(dead_letter::LABEL, rejection.label().to_owned());
@@ -170,8 +237,8 @@ impl Records {
         add(dead_letter::PARTITION, source.partition.to_string());
         add(dead_letter::OFFSET, message.offset.to_string());
         let key = message.key.map(<[u8]>::to_vec);
-        let (topic, timestamp) = (Arc::clone(&self.topic), message.timestamp);
-        Record { topic, key, value, headers, timestamp, row: Some(index), last_resort: false }
+        let (topic, offset, timestamp) = (Arc::clone(&self.topic), message.offset, message.timestamp);
+        Record { topic, key, value, headers, timestamp, offset, row: Some(index), last_resort: false }
     }
 
     fn dead(&self, source: &TopicPartition, rows: &Rows, row: usize, rejection: &Rejection) -> Option<Record> {
@@ -185,6 +252,7 @@ impl Records {
             value,
             headers: letter.headers,
             timestamp: message.timestamp,
+            offset: message.offset,
             row: None,
             last_resort: false,
         })
@@ -192,12 +260,57 @@ impl Records {
 }
 
 impl Record {
+    /// Its key, its headers, and one that says that its value is left out.
+    fn without_value(mut self) -> Self {
+        self.value = Some(Vec::new());
+        self.headers.push((dead_letter::DROPPED.to_owned(), Some(b"value".to_vec())));
+        self
+    }
+
     /// Its size for the broker, rounded up.
     pub(in crate::stream) fn bytes(&self) -> usize {
         let length = |bytes: &Option<Vec<u8>>| bytes.as_ref().map_or(0, Vec::len);
         let headers: usize = self.headers.iter().map(|(name, value)| name.len() + length(value) + 16).sum();
         length(&self.key) + length(&self.value) + headers + OVERHEAD
     }
+}
+
+impl Refusal {
+    /// Why the message has no vector.
+    fn rejection(self) -> Rejection {
+        match self {
+            Self::Size(bytes) => Rejection::TooLarge { bytes },
+            Self::Content(code) => Rejection::Refused { reason: code.to_string() },
+        }
+    }
+}
+
+impl Instead {
+    /// Counts the refusal of a row. A dead letter is no row.
+    pub(super) fn count(&self, tally: &mut Tally, refusal: &Refusal) {
+        let has_row = matches!(self, Self::Record(other) if other.row.is_some());
+        tally.refused(refusal.rejection().label(), has_row);
+    }
+}
+
+/// The error for a message of which nothing is left that could be left out.
+fn refused(source: &TopicPartition, record: &Record, refusal: &Refusal) -> StreamError {
+    let offset =
+        record.headers.iter().rfind(|(name, _)| name == dead_letter::OFFSET).and_then(|(_, value)| value.clone());
+    let offset = String::from_utf8_lossy(&offset.unwrap_or_default()).into_owned();
+    let (reason, help) = match refusal {
+        Refusal::Size(_) => (
+            "the key and the headers of the message are larger than the broker takes".to_owned(),
+            "raise max.message.bytes of the topic",
+        ),
+        Refusal::Content(code) => (
+            format!("the broker refuses the message, even without its vector and its time: {code}"),
+            "a compacted topic takes no message without a key; leave such messages out with --on-error skip, or send them \
+             elsewhere with --on-error dead-letter",
+        ),
+    };
+    let what = format!("write the message of {source} at offset {offset} to topic {}", record.topic);
+    StreamError::Broker { what, reason, help: Some(help.to_owned()) }
 }
 
 fn odd(error: ArrowError) -> Error {

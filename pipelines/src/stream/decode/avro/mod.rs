@@ -54,6 +54,8 @@ const CONFLUENT: usize = 5;
 const SINGLE: [u8; 2] = [0xC3, 0x01];
 /// A registry is asked again for a schema that it did not know after this time.
 const FORGET: Duration = Duration::from_secs(60);
+/// Answers of a registry that are kept; those with a schema are always.
+const MAX_KNOWN: usize = 10_000;
 
 /// Decodes messages of Avro.
 #[derive(Debug)]
@@ -143,7 +145,12 @@ impl Avro {
         let answer = registry.schema(id).await?;
         let schema = answer.and_then(|schema| WriterSchema::new(schema, self.wanted.as_deref()));
         let schema = schema.map(Arc::new).map_err(Arc::from);
-        known.lock().insert(id, Known { schema: schema.clone(), since: Instant::now() });
+        let mut known = known.lock();
+        // Messages may name any number of schemas that do not exist.
+        if known.len() >= MAX_KNOWN {
+            known.retain(|_, known| known.schema.is_ok());
+        }
+        known.insert(id, Known { schema: schema.clone(), since: Instant::now() });
         Ok(schema)
     }
 
@@ -201,9 +208,11 @@ impl Schemas {
             help: Some("give a file with one Avro schema in JSON (.avsc)".to_owned()),
         };
         let text = std::fs::read_to_string(path).map_err(|e| refuse(e.to_string()))?;
-        let schema: Value = serde_json::from_str(&text).map_err(|e| refuse(format!("not JSON: {e}")))?;
+        let text = text.strip_prefix('\u{feff}').unwrap_or(&text);
+        let schema: Value =
+            serde_json::from_str(text).map_err(|e| refuse(format!("not JSON: {}", elmo::json::reason(&e))))?;
         let fingerprint =
-            is_single.then(|| fingerprint(&text)).transpose().map_err(|e: ArrowError| refuse(e.to_string()))?;
+            is_single.then(|| fingerprint(text)).transpose().map_err(|e: ArrowError| refuse(e.to_string()))?;
         let schema = WriterSchema::new(schema, wanted).map_err(refuse)?;
         Ok(Self::File(Arc::new(schema), fingerprint))
     }

@@ -164,7 +164,7 @@ impl Registry {
                 let help = "check the address, and that the registry runs; no message is lost meanwhile";
                 return Err(self.error(reason, help));
             };
-            tracing::warn!(registry = %redact(self.url.as_str()), reason, "the schema registry is asked again");
+            tracing::debug!(registry = %redact(self.url.as_str()), reason, "the schema registry is asked again");
             tokio::time::sleep(*pause).await;
         }
     }

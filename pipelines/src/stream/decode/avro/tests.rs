@@ -295,6 +295,23 @@ async fn a_registry_that_fails_is_no_bad_message() {
     assert!(error.to_string().contains("401") && error.help().unwrap().contains("user information"), "{error}");
 }
 
+/// While a stream runs, its messages wait: for a registry that is away, and for one that refuses until its user may read.
+#[tokio::test]
+async fn a_registry_is_asked_until_it_answers() {
+    let tries = AtomicUsize::new(0);
+    let (url, requests) = fake(move |_, _| match tries.fetch_add(1, Ordering::SeqCst) {
+        0 => (401, String::new()),
+        1 => (403, String::new()),
+        2 => (503, String::new()),
+        _ => (200, json!({"schema": fixture()["string"]["schema"].to_string()}).to_string()),
+    });
+    let whole = DecodeSettings { text_path: Some(Pointer::parse("").unwrap()), ..settings(registry(&url), "") };
+    let value = framed(3, &bytes(&fixture()["string"]["data"][0]));
+    let found = Decoder::new(whole).unwrap().outlast(&messages(&[Some(value)])).await;
+    assert_eq!((strings(&found.texts), labels(&found)), (some(&["only a text"]), vec![]));
+    assert_eq!(requests.load(Ordering::SeqCst), 4);
+}
+
 /// The user is sent, and never shown. Expected: RFC 7617's own example, `Aladdin:open sesame`.
 #[tokio::test]
 async fn secrets_are_sent_and_never_shown() {

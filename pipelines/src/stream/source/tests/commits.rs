@@ -21,11 +21,14 @@ async fn a_commit_carries_its_metadata_and_needs_the_epoch() {
     ownership.commit(&t, epoch, 7, "topic=t/partition=0/0.parquet").unwrap();
     let hint = Hint::At { offset: 7, metadata: "topic=t/partition=0/0.parquet".into() };
     member.until_committed(&t, &hint).await;
+    // A transaction may have several batches of one partition.
+    let twice = member.source.client().committed(&[t.clone(), t.clone()]).await.unwrap();
+    assert_eq!(twice, [hint.clone(), hint.clone()]);
     // Another epoch, a partition of somebody else.
     assert_eq!(ownership.commit(&t, Epoch(epoch.0 + 1), 8, ""), Err(NotCommitted::NotOwned));
     assert_eq!(ownership.commit(&partition("t", 1), epoch, 8, ""), Err(NotCommitted::NotOwned));
     let client = member.source.client();
-    member.source.stop().await;
+    member.source.stop(LIMIT).await;
     assert_eq!(ownership.commit(&t, epoch, 8, ""), Err(NotCommitted::Stopped));
     assert!(client.committed(std::slice::from_ref(&t)).await.unwrap_err().to_string().contains("stopped"));
 
@@ -34,7 +37,7 @@ async fn a_commit_carries_its_metadata_and_needs_the_epoch() {
     let Event::Assign { partitions, reply, .. } = next.events.recv().await.unwrap() else { panic!("an assignment") };
     assert_eq!(partitions, [Assigned { partition: t, committed: hint, appeared: false }]);
     drop(reply);
-    next.source.stop().await;
+    next.source.stop(LIMIT).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -56,7 +59,7 @@ async fn commits_that_the_broker_refuses_are_counted_and_the_next_one_works() {
     assert_eq!((member.committed(&t).await, member.source.counters().commits), (Hint::None, 2));
     ownership.commit(&t, member.epoch(&t), 6, "").unwrap();
     member.until_committed(&t, &Hint::At { offset: 6, metadata: String::new() }).await;
-    member.source.stop().await;
+    member.source.stop(LIMIT).await;
 }
 
 /// The mock answers these as a broker does whose group has gone on without the member.
@@ -77,7 +80,7 @@ async fn a_member_that_the_group_has_forgotten_joins_again() {
     let epoch = member.epoch(&t);
     member.source.ownership().commit(&t, epoch, 5, "").unwrap();
     member.until_committed(&t, &Hint::At { offset: 5, metadata: String::new() }).await;
-    member.source.stop().await;
+    member.source.stop(LIMIT).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -105,6 +108,32 @@ async fn a_member_that_was_stuck_cannot_commit() {
     // When it polls again, its partitions are lost.
     stuck.until("the loss", |m| m.owned.is_empty() || m.epoch(&t) != epoch).await;
     assert_eq!(ownership.commit(&t, epoch, 9, ""), Err(NotCommitted::NotOwned));
-    stuck.source.stop().await;
-    other.source.stop().await;
+    stuck.source.stop(LIMIT).await;
+    other.source.stop(LIMIT).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn only_a_member_has_metadata_for_a_transaction() {
+    let cluster = Cluster::new(&[("t", 1)]);
+    cluster.produce("t", 0, 0..10);
+    let classic = ["session.timeout.ms=6000", "heartbeat.interval.ms=200"];
+    let mut member = cluster.join(&["t"], &classic).await;
+    let client = member.source.client();
+    assert!(client.group_metadata().is_none(), "before it has joined");
+    member.until("10 messages", |m| m.count() == 10).await;
+    assert!(client.group_metadata().is_some());
+    // The group forgets it, and it does not join again before it has heard of that and polls.
+    let unknown = [RDKafkaRespErr::RD_KAFKA_RESP_ERR_UNKNOWN_MEMBER_ID];
+    member.source.stall(Duration::from_secs(2));
+    cluster.mock.request_errors(RDKafkaApiKey::Heartbeat, &unknown);
+    let end = Instant::now() + LIMIT;
+    while client.group_metadata().is_some() {
+        assert!(Instant::now() < end, "it is forgotten");
+        tokio::time::sleep(Duration::from_millis(10)).await;
+    }
+    // Its own list of partitions does not know.
+    assert_eq!(member.source.ownership().epoch(&partition("t", 0)), Some(member.epoch(&partition("t", 0))));
+    member.until("it is a member again", |_| client.group_metadata().is_some()).await;
+    member.source.stop(LIMIT).await;
+    assert!(client.group_metadata().is_none(), "after it has stopped");
 }

@@ -31,7 +31,7 @@ async fn a_slow_job_keeps_memory_flat_and_gets_all_messages_in_order() {
         assert_eq!(member.seen[&partition("t", number)], (0..500).collect::<Vec<_>>());
     }
     assert_eq!(budget.used(), 0);
-    member.source.stop().await;
+    member.source.stop(LIMIT).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -66,7 +66,7 @@ async fn a_partition_that_is_held_does_not_stop_the_others() {
     drop(permits);
     member.until("the rest", |m| m.count() == 800).await;
     assert_eq!(member.seen[&held], (0..400).collect::<Vec<_>>());
-    member.source.stop().await;
+    member.source.stop(LIMIT).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -86,5 +86,5 @@ async fn the_job_pauses_and_resumes() {
     assert_eq!(member.seen.keys().collect::<Vec<_>>(), [&partition("t", 1)]);
     member.source.pause(&partition("t", 0), false);
     member.until("the other", |m| m.count() == 20).await;
-    member.source.stop().await;
+    member.source.stop(LIMIT).await;
 }

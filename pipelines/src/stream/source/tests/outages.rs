@@ -25,7 +25,53 @@ async fn an_outage_is_reported_once_and_the_stream_goes_on_after_it() {
     cluster.produce("t", 0, 10..20);
     member.until("10 more", |m| m.count() == 20).await;
     assert_eq!(member.seen[&partition("t", 0)], (0..20).collect::<Vec<_>>());
-    member.source.stop().await;
+    member.source.stop(LIMIT).await;
+}
+
+/// Each question for the range of a partition may take seconds while the brokers are away.
+#[tokio::test(flavor = "multi_thread")]
+async fn positions_are_judged_by_one_thread_which_asks_until_the_brokers_answer() {
+    let cluster = Cluster::new(&[("t", 1)]);
+    cluster.produce("t", 0, 0..10);
+    let mut member = cluster.join(&["t"], &[NEW, "reconnect.backoff.max.ms=200"]).await;
+    member.until("10 messages", |m| m.count() == 10).await;
+    cluster.mock.broker_down(-1).unwrap();
+    let shared = Arc::clone(&member.source.shared);
+    shared.out_of_range.store(true, Relaxed);
+    member.until("the question", |_| shared.asks_for_ranges.load(Relaxed)).await;
+    // The next one waits for the end of this one.
+    shared.out_of_range.store(true, Relaxed);
+    member.during(Duration::from_millis(500)).await;
+    assert!(shared.asks_for_ranges.load(Relaxed) && shared.out_of_range.load(Relaxed));
+    cluster.mock.broker_up(-1).unwrap();
+    let is_done = || !shared.asks_for_ranges.load(Relaxed) && !shared.out_of_range.load(Relaxed);
+    member.until("the answer", |_| is_done()).await;
+    cluster.produce("t", 0, 10..20);
+    member.until("10 more", |m| m.count() == 20).await;
+    assert_eq!(member.seen[&partition("t", 0)], (0..20).collect::<Vec<_>>());
+    member.source.stop(LIMIT).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn stopping_ends_in_time_whatever_the_brokers_and_the_thread_do() {
+    let cluster = Cluster::new(&[("t", 1)]);
+    cluster.produce("t", 0, 0..10);
+    let mut member = cluster.join(&["t"], &[NEW]).await;
+    member.until("10 messages", |m| m.count() == 10).await;
+    cluster.mock.broker_down(-1).unwrap();
+    let client = member.source.client();
+    // It holds the consumer for up to 10 s.
+    let question = tokio::spawn(async move { client.watermarks(&partition("t", 0)).await });
+    tokio::time::sleep(Duration::from_millis(200)).await;
+    assert!(timeout(Duration::from_secs(5), member.source.stop(Duration::from_secs(1))).await.is_ok());
+    question.abort();
+
+    let cluster = Cluster::new(&[("t", 1)]);
+    let mut member = cluster.join(&["t"], &[NEW]).await;
+    member.until("the partition", |m| m.owned.len() == 1).await;
+    member.source.stall(Duration::from_secs(30));
+    tokio::time::sleep(Duration::from_millis(200)).await;
+    assert!(timeout(Duration::from_secs(5), member.source.stop(Duration::from_secs(1))).await.is_ok());
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -34,7 +80,7 @@ async fn nobody_answers() {
     let port = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
     let given =
         Given { brokers: format!("127.0.0.1:{port}"), topics: vec!["t".into()], group: "g".into(), ..Given::default() };
-    let error = describe(&Settings::new(given).unwrap()).await.unwrap_err();
+    let error = describe(&Settings::new(given).unwrap(), &[]).await.unwrap_err();
     assert_eq!(error.exit(), Exit::Storage);
     let text = error.to_string();
     assert!(text.starts_with(&format!("brokers 127.0.0.1:{port}: ")) && text.contains("Connection refused"), "{text}");
@@ -45,7 +91,7 @@ async fn nobody_answers() {
 async fn a_broker_that_speaks_no_tls() {
     let cluster = Cluster::new(&[("t", 1)]);
     let settings = cluster.settings(&["t"], &["security.protocol=ssl"]);
-    let error = describe(&settings).await.unwrap_err();
+    let error = describe(&settings, &[]).await.unwrap_err();
     assert_eq!(error.exit(), Exit::Storage);
     assert!(error.help().unwrap().contains("security.protocol"), "{error}: {:?}", error.help());
 }
@@ -64,5 +110,5 @@ async fn statistics_have_the_lag() {
     let now = statistics.borrow().partitions[&t].clone();
     assert_eq!((now.end, now.committed), (Some(10), None));
     assert_eq!(statistics.borrow().brokers_up, 1);
-    member.source.stop().await;
+    member.source.stop(LIMIT).await;
 }

@@ -1,5 +1,7 @@
 //! Members come and go: no message is lost, and none is read under a wrong epoch.
 
+use rdkafka::types::{RDKafkaApiKey, RDKafkaRespErr};
+
 use super::*;
 
 /// Every partition's messages were seen once, by one of the members or the other, each time in order.
@@ -35,7 +37,7 @@ async fn share_and_leave(protocol: &[&str]) {
         b.store.lock().insert(partition.clone(), next);
     }
     let Member { source, seen, .. } = b;
-    source.stop().await;
+    source.stop(LIMIT).await;
     assert!(owned.partitions().is_empty());
     produce(200..250);
     let before: usize = seen.values().map(Vec::len).sum();
@@ -47,7 +49,7 @@ async fn share_and_leave(protocol: &[&str]) {
         assert_eq!(all, (0..250).collect::<Vec<_>>(), "partition {number}");
     }
     assert!(a.source.counters().rebalances >= 3);
-    a.source.stop().await;
+    a.source.stop(LIMIT).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -86,8 +88,27 @@ async fn a_job_that_does_not_answer_is_not_waited_for_long() {
     // From then on nothing is committed for it.
     let (gone, epoch) = &partitions[0];
     assert_eq!(a.source.ownership().commit(gone, *epoch, 1, ""), Err(NotCommitted::NotOwned));
-    a.source.stop().await;
-    b.source.stop().await;
+    a.source.stop(LIMIT).await;
+    b.source.stop(LIMIT).await;
+}
+
+/// A job that begins a partition with a transaction has no answer for a process that is no member of the group, and the
+/// process is none again before the callback has returned. The limit is half of the time for which the callback waits.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_member_that_is_removed_while_it_waits_for_the_job_joins_again() {
+    let cluster = Cluster::new(&[("t", 1)]);
+    cluster.produce("t", 0, 0..10);
+    let mut member = cluster.join(&["t"], &["session.timeout.ms=6000", "heartbeat.interval.ms=200"]).await;
+    let first = member.events.recv().await.unwrap();
+    let Event::Assign { reply: unanswered, .. } = first else { panic!("an assignment, not {first:?}") };
+    let unknown = [RDKafkaRespErr::RD_KAFKA_RESP_ERR_UNKNOWN_MEMBER_ID];
+    cluster.mock.request_errors(RDKafkaApiKey::Heartbeat, &unknown);
+    let lost = timeout(Duration::from_secs(15), member.events.recv()).await.expect("the callback returns").unwrap();
+    assert!(matches!(lost, Event::Revoke { lost: true, .. }), "{lost:?}");
+    // Nothing was to be read while its start was not known. That must not last.
+    member.until("10 messages", |m| m.count() == 10).await;
+    drop(unanswered);
+    member.source.stop(LIMIT).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -97,13 +118,13 @@ async fn stopping_is_quick_whatever_the_job_does() {
     // The job does not answer at all.
     let silent = cluster.join(&["t"], &[NEW]).await;
     tokio::time::sleep(Duration::from_millis(800)).await;
-    timeout(LIMIT, silent.source.stop()).await.unwrap();
+    timeout(LIMIT, silent.source.stop(LIMIT)).await.unwrap();
     // The job is gone, with its messages and permits.
     let Member { source, events, .. } = cluster.join(&["t"], &[NEW]).await;
     drop(events);
     let ownership = source.ownership();
     tokio::time::sleep(Duration::from_millis(800)).await;
-    timeout(LIMIT, source.stop()).await.unwrap();
+    timeout(LIMIT, source.stop(LIMIT)).await.unwrap();
     assert!(!ownership.is_alive());
     // It is dropped without a stop.
     let mut member = cluster.join(&["t"], &[NEW]).await;

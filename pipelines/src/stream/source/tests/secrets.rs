@@ -141,7 +141,7 @@ fn logs_and_events_do_not_show_them() {
                 group: "g".into(),
                 max_poll_interval: Duration::from_secs(1),
                 known: std::collections::HashSet::new(),
-                group_has_offsets: false,
+                consumer_protocol: false,
             }
             .shared(),
         ));

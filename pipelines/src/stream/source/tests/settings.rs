@@ -95,6 +95,9 @@ fn what_is_ours_cannot_be_set() {
         let (message, _) = refusal(given(&[pair]));
         assert!(message.contains("cannot be set") && message.contains(reason), "{message}");
     }
+    // Without statistics, --once would never end.
+    let (message, _) = refusal(given(&["statistics.interval.ms=0"]));
+    assert!(message.contains("cannot be 0") && message.contains("the end of --once"), "{message}");
     let (message, help) = refusal(given(&["group.id=x"]));
     assert_eq!((message.as_str(), help.as_deref()), ("group.id is not a setting of -X", Some("use --group")));
     assert_eq!(refusal(given(&["bootstrap.servers=x"])).1.as_deref(), Some("use --brokers"));
@@ -104,7 +107,7 @@ fn what_is_ours_cannot_be_set() {
 fn mistakes_are_named() {
     for (pair, message, help) in [
         ("sasl.passwort=hunter2", "librdkafka has no setting sasl.passwort", Some("did you mean sasl.password?")),
-        ("zzz=1", "librdkafka has no setting zzz", None),
+        ("no.such=1", "librdkafka has no setting no.such", None),
         ("hunter2", "-X number 1 is not KEY=VALUE", None),
         ("=hunter2", "-X number 1 is not KEY=VALUE", None),
     ] {
@@ -124,10 +127,33 @@ fn mistakes_are_named() {
     assert!(missing.starts_with("cannot read /no/such/file: No such file"), "{missing}");
 }
 
+/// A file that holds a password alone, a key file given by mistake, a password in Base64 without its name.
+#[test]
+fn a_name_that_may_be_a_secret_is_not_shown() {
+    let unnamed =
+        |place: &str| format!("{place}: librdkafka has no such setting; it is not shown, as it may be a secret");
+    for (text, line) in [
+        ("hunter2", 1),
+        ("# the password\n\nhunter.two hunter2", 3),
+        ("-----BEGIN PRIVATE KEY-----\nhunter2/8w==\n-----END PRIVATE KEY-----", 1),
+        ("sasl.username=me\nhunter2==", 2),
+    ] {
+        let mut file = tempfile::NamedTempFile::new().unwrap();
+        writeln!(file, "{text}").unwrap();
+        let (message, help) = refusal(Given { secrets: Some(file.path().to_owned()), ..given(&[]) });
+        assert_eq!(message, unnamed(&format!("{}, line {line}", file.path().display())));
+        assert!(help.unwrap().contains("KEY=VALUE"));
+    }
+    assert_eq!(refusal(given(&["client.id=x", "aHVudGVyMg=="])).0, unnamed("-X number 2"));
+    let (message, help) = refusal(Given { brokers: "me:hunter2@b:9092".into(), ..given(&[]) });
+    assert!(message.starts_with("--brokers has an @") && !message.contains("hunter2"), "{message}");
+    assert!(help.unwrap().contains("sasl.password"));
+}
+
 #[test]
 fn a_certificate_that_does_not_exist_is_refused_when_the_consumer_is_made() {
     let settings = Settings::new(given(&["security.protocol=ssl", "ssl.ca.location=/no/such/ca.pem"])).unwrap();
-    let result = tokio::runtime::Runtime::new().unwrap().block_on(describe(&settings));
+    let result = tokio::runtime::Runtime::new().unwrap().block_on(describe(&settings, &[]));
     let error = result.unwrap_err();
     assert_eq!(error.exit(), Exit::Usage);
     assert!(error.to_string().contains("ssl.ca.location"), "{error}");

@@ -1,6 +1,9 @@
 //! Where partitions start.
 
-use rdkafka::message::{Header as KafkaHeader, OwnedHeaders};
+use rdkafka::{
+    message::{Header as KafkaHeader, OwnedHeaders},
+    types::{RDKafkaApiKey, RDKafkaRespErr},
+};
 
 use super::*;
 
@@ -18,7 +21,7 @@ async fn the_first_message_is_that_of_the_start_offset() {
     }
     let positions = member.source.client().positions().await.unwrap();
     assert_eq!(positions, [(partition("t", 0), 100), (partition("t", 1), 100)].into());
-    member.source.stop().await;
+    member.source.stop(LIMIT).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -33,7 +36,7 @@ async fn a_new_group_may_start_at_the_end_or_at_a_time() {
     cluster.produce("t", 0, 10..20);
     member.until("new messages", |m| m.count() >= 10).await;
     assert_eq!(member.seen[&partition("t", 0)], (10..20).collect::<Vec<_>>());
-    member.source.stop().await;
+    member.source.stop(LIMIT).await;
 
     // No message is as new as the year 2100.
     let mut member = cluster.join(&["t"], &[NEW, "group.instance.id=i"]).await;
@@ -42,7 +45,7 @@ async fn a_new_group_may_start_at_the_end_or_at_a_time() {
     let client = member.source.client();
     assert_eq!(client.watermarks(&partition("t", 0)).await.unwrap(), (0, 20));
     assert_eq!(client.partitions("t").await.unwrap(), 1);
-    member.source.stop().await;
+    member.source.stop(LIMIT).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -61,7 +64,7 @@ async fn a_partition_without_an_answer_is_paused_until_one_comes() {
     member.until("15 messages", |m| m.count() >= 15).await;
     assert_eq!(member.seen[&partition("t", 0)], (5..20).collect::<Vec<_>>());
     assert_eq!(member.other, [sought(&partition("t", 0), epoch, Start::At(5))]);
-    member.source.stop().await;
+    member.source.stop(LIMIT).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -86,7 +89,7 @@ async fn a_partition_whose_reply_was_dropped_starts_by_a_seek() {
     member.until("all again", |m| m.count() >= 20).await;
     assert_eq!(member.seen[&t], (0..20).collect::<Vec<_>>());
     assert_eq!(member.other, [sought(&t, epoch, Start::At(7)), sought(&t, epoch, Start::Beginning)]);
-    member.source.stop().await;
+    member.source.stop(LIMIT).await;
 }
 
 fn sought(partition: &TopicPartition, epoch: Epoch, start: Start) -> String {
@@ -113,7 +116,29 @@ async fn an_offset_that_the_broker_does_not_have_is_reported_and_nothing_is_skip
         cluster.produce("t", 1, 100..110);
         member.until("the other partition", |m| m.count() >= 56).await;
         assert_eq!(member.seen[&partition("t", 1)], (60..110).collect::<Vec<_>>());
-        member.source.stop().await;
+        member.source.stop(LIMIT).await;
+    }
+}
+
+/// librdkafka gives a partition up whose offset a broker calls out of range, as a replica does that is behind.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_partition_that_is_in_range_after_all_is_read_on() {
+    for protocol in [NEW, "partition.assignment.strategy=range"] {
+        let cluster = Cluster::new(&[("t", 2)]);
+        (0..2).for_each(|number| cluster.produce("t", number, 0..10));
+        let mut member = cluster.join(&["t"], &[protocol]).await;
+        member.until("20 messages", |m| m.count() == 20).await;
+        let refused = [RDKafkaRespErr::RD_KAFKA_RESP_ERR_OFFSET_OUT_OF_RANGE];
+        cluster.mock.request_errors(RDKafkaApiKey::Fetch, &refused);
+        member.during(Duration::from_millis(300)).await;
+        (0..2).for_each(|number| cluster.produce("t", number, 10..20));
+        member.until("20 more", |m| m.count() >= 40).await;
+        for number in 0..2 {
+            assert_eq!(member.seen[&partition("t", number)], (0..20).collect::<Vec<_>>());
+        }
+        // The job was not bothered.
+        assert_eq!(member.other, [""; 0]);
+        member.source.stop(LIMIT).await;
     }
 }
 
@@ -140,5 +165,5 @@ async fn keys_headers_and_tombstones_arrive() {
     assert_eq!(found, expected);
     assert_eq!((message.offset, message.timestamp, message.key, message.value), (0, Some(1234), Some(&b"k"[..]), None));
     assert_eq!(batch.permit.bytes(), batch.messages.size());
-    member.source.stop().await;
+    member.source.stop(LIMIT).await;
 }

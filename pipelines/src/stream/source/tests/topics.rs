@@ -7,21 +7,21 @@ use crate::error::{Exit, Fault as _};
 async fn the_plan_has_topics_and_partitions() {
     let cluster = Cluster::new(&[("reviews-de", 2), ("reviews-en", 1), ("orders", 3), ("__internal", 1)]);
     cluster.produce("reviews-de", 1, 0..5);
-    let plan = describe(&cluster.settings(&["^reviews-.*", "orders"], &[])).await.unwrap();
+    let plan = describe(&cluster.settings(&["^reviews-.*", "orders"], &[]), &[]).await.unwrap();
     let topic =
         |name: &str, partitions, messages| Topic { name: name.into(), partitions, readable: Some(true), messages };
     assert_eq!(plan.topics, [topic("orders", 3, 0), topic("reviews-de", 2, 5), topic("reviews-en", 1, 0)]);
-    assert!(!plan.group_has_offsets && plan.brokers == [cluster.mock.bootstrap_servers()]);
-    let all = describe(&cluster.settings(&["^.*"], &[])).await.unwrap();
+    assert!(plan.begun.is_empty() && plan.brokers == [cluster.mock.bootstrap_servers()]);
+    let all = describe(&cluster.settings(&["^.*"], &[]), &[]).await.unwrap();
     assert_eq!(all.topics.len(), 3);
     // A pattern may match nothing yet.
-    assert_eq!(describe(&cluster.settings(&["^later-.*"], &[])).await.unwrap().topics, []);
+    assert_eq!(describe(&cluster.settings(&["^later-.*"], &[]), &[]).await.unwrap().topics, []);
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn an_unknown_topic_is_refused_before_joining() {
     let cluster = Cluster::new(&[("t", 1)]);
-    let error = describe(&cluster.settings(&["t", "revews"], &[NEW])).await.unwrap_err();
+    let error = describe(&cluster.settings(&["t", "revews"], &[NEW]), &[]).await.unwrap_err();
     assert_eq!(error.exit(), Exit::Storage);
     assert_eq!(error.to_string(), "topic revews: UnknownTopicOrPartition (Broker: Unknown topic or partition)");
     assert!(error.help().unwrap().contains("create the topic"));
@@ -58,29 +58,78 @@ async fn topics_that_appear_later_are_read_from_their_first_message() {
     member.until("four messages", |m| m.count() == 5).await;
     assert_eq!((&member.seen[&de], &member.seen[&partition("reviews-fr", 0)]), (&vec![2], &vec![0, 1, 2, 3]));
     assert_ne!(member.epoch(&de), epoch);
-    member.source.stop().await;
+    member.source.stop(LIMIT).await;
 }
 
 fn assigned(topic: &str, appeared: bool) -> Assigned {
     Assigned { partition: partition(topic, 0), committed: Hint::None, appeared }
 }
 
+/// The offsets of one topic say nothing about another one.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_partition_without_an_offset_in_a_group_that_has_some_has_appeared() {
-    let cluster = Cluster::new(&[("t", 2)]);
+async fn the_topics_of_which_a_group_has_offsets_are_known() {
+    let cluster = Cluster::new(&[("t", 2), ("u", 1)]);
     cluster.produce("t", 0, 0..3);
     let mut member = cluster.join(&["t"], &[NEW]).await;
     member.until("three messages", |m| m.count() == 3).await;
     let t = partition("t", 0);
     member.source.ownership().commit(&t, member.epoch(&t), 3, "").unwrap();
     member.until_committed(&t, &Hint::At { offset: 3, metadata: String::new() }).await;
-    member.source.stop().await;
+    member.source.stop(LIMIT).await;
+    let plan = describe(&cluster.settings(&["t", "u"], &[NEW]), &[]).await.unwrap();
+    assert_eq!(plan.begun, [Arc::from("t")].into());
     let mut member = cluster.join(&["t"], &[NEW]).await;
     let Event::Assign { mut partitions, .. } = member.events.recv().await.unwrap() else { panic!("an assignment") };
     partitions.sort_by(|a, b| a.partition.cmp(&b.partition));
     let committed = Hint::At { offset: 3, metadata: String::new() };
-    let known = Assigned { partition: t, committed, appeared: false };
-    let new = Assigned { partition: partition("t", 1), committed: Hint::None, appeared: true };
-    assert_eq!(partitions, [known, new]);
-    member.source.stop().await;
+    let first = Assigned { partition: t, committed, appeared: false };
+    let second = Assigned { partition: partition("t", 1), committed: Hint::None, appeared: false };
+    assert_eq!(partitions, [first, second]);
+    member.source.stop(LIMIT).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn topics_that_are_written_must_exist_before_joining() {
+    let cluster = Cluster::new(&[("t", 1), ("vectors", 1)]);
+    let settings = cluster.settings(&["t"], &[NEW]);
+    assert!(describe(&settings, &["vectors"]).await.is_ok());
+    let error = describe(&settings, &["vectors", "letters"]).await.unwrap_err();
+    assert_eq!(error.exit(), Exit::Storage);
+    assert!(error.to_string().starts_with("write to topic letters: UnknownTopicOrPartition"), "{error}");
+    assert!(error.help().unwrap().contains("create the topic"));
+    // Asking does not create it, as a producer would.
+    assert!(describe(&settings, &["letters"]).await.is_err());
+}
+
+/// A broker tells a member without partitions nothing, if the group has the protocol of KIP-848.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_member_without_partitions_knows_that_it_is_one() {
+    for (protocol, silent) in [(NEW, true), ("partition.assignment.strategy=cooperative-sticky", false)] {
+        let cluster = Cluster::new(&[("t", 1)]);
+        cluster.produce("t", 0, 0..3);
+        let mut first = cluster.join(&["t"], &[protocol]).await;
+        first.until("its partition", |m| m.owned.len() == 1).await;
+        let mut second = cluster.join(&["t"], &[protocol]).await;
+        if !silent {
+            let handled = async {
+                loop {
+                    if let Event::Assign { partitions, .. } = second.events.recv().await.unwrap() {
+                        return partitions;
+                    }
+                    first.step(Duration::ZERO).await;
+                }
+            };
+            assert_eq!(timeout(LIMIT, handled).await.unwrap(), []);
+            assert!(!second.source.joined_silently());
+        } else {
+            let end = Instant::now() + LIMIT;
+            while !second.source.joined_silently() {
+                assert!(Instant::now() < end, "the second member joins");
+                first.step(Duration::from_millis(20)).await;
+            }
+            assert!(second.events.try_recv().is_err(), "there would be an event after all");
+        }
+        first.source.stop(LIMIT).await;
+        second.source.stop(LIMIT).await;
+    }
 }

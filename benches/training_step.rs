@@ -1,0 +1,120 @@
+//! Speed of the training step on this machine's CPU, as a share of the speed of its matrix products.
+//!
+//!     cargo bench -p elmo --bench training_step -- TEXT [STEPS] [WORDS] [small|medium|original] [LANES] [THREADS]
+//!
+//! TEXT has a sentence on each line, tokens separated by spaces; its most frequent WORDS are the vocabulary. The ceiling
+//! is measured before and after, with the same number of threads.
+
+use std::{
+    collections::HashMap,
+    convert::Infallible,
+    error::Error,
+    time::{Duration, Instant},
+};
+
+use elmo::{
+    model::{DeviceName, Precision, matmul_ceiling},
+    options::PublishedSize,
+    train::{
+        Boundaries, Direction, LanguageModel, Packer, Recipe, Resources, Sentence, StepReport, Trainer, Window,
+        keep_freed_memory,
+    },
+};
+
+/// Ids of `<S>`, `</S>` and `<UNK>` come first.
+const SPECIALS: usize = 3;
+
+fn main() -> Result<(), Box<dyn Error>> {
+    keep_freed_memory();
+    let arguments: Vec<String> = std::env::args().skip(1).filter(|word| word != "--bench").collect();
+    let number = |i: usize, default: usize| arguments.get(i).map_or(Ok(default), |word| word.parse());
+    let Some(file) = arguments.first() else {
+        println!("no measurement: name a file of text");
+        return Ok(());
+    };
+    let text = std::fs::read_to_string(file)?;
+    let (steps, words) = (number(1, 5)?, number(2, 30_000)?);
+    let size = match arguments.get(3).map_or("small", String::as_str) {
+        "small" => PublishedSize::Small,
+        "medium" => PublishedSize::Medium,
+        "original" => PublishedSize::Original,
+        other => return Err(format!("{other} is not a size").into()),
+    };
+    let options = size.options();
+    let cores = std::thread::available_parallelism()?.get();
+    let (recipe, threads) = (Recipe { lanes: number(4, 4)?, ..Recipe::bilm() }, number(5, cores)?);
+    let windows = windows(&text, words, &recipe, steps + 1);
+    let model = LanguageModel::initial(&options, words, recipe.seed);
+    let mut trainer = Trainer::new(&options, recipe, Resources { threads, ..Resources::default() }, &model)?;
+    trainer.step(&windows[0])?; // starts threads and touches memory
+    let ceiling = || matmul_ceiling(&options, &vec![DeviceName::Cpu; threads], Precision::F32, 2.0);
+    let before = ceiling()?;
+    let (started, cpu) = (Instant::now(), processor_time());
+    let mut reports = Vec::new();
+    for window in &windows[1..] {
+        reports.push(trainer.step(window)?);
+    }
+    let (wall, cpu) = (started.elapsed(), processor_time() - cpu);
+    print(&reports, wall, cpu, f64::midpoint(before, ceiling()?), threads);
+    Ok(())
+}
+
+fn print(reports: &[StepReport], wall: Duration, cpu: Duration, ceiling: f64, threads: usize) {
+    let sum = |of: fn(&StepReport) -> f64| reports.iter().map(of).sum::<f64>();
+    let (tokens, gflop) = (sum(|r| r.tokens as f64), sum(|r| r.gflop));
+    let (wall, cpu) = (wall.as_secs_f64(), cpu.as_secs_f64());
+    println!(
+        "{threads} threads, {} steps, {:.0} distinct words each",
+        reports.len(),
+        sum(|r| r.words as f64) / reports.len() as f64
+    );
+    println!("losses {:?}", reports.iter().map(|r| (r.loss * 1e4).round() / 1e4).collect::<Vec<_>>());
+    println!("{:.0} tokens/s, {:.1} GFLOP/s, ceiling {ceiling:.1}", tokens / wall, gflop / wall);
+    println!("{:.1} % of the ceiling", 100.0 * gflop / wall / ceiling);
+    let busy = cpu / wall / threads as f64;
+    println!(
+        "{:.1} % while its threads ran ({:.0} % of the time)",
+        100.0 * gflop / wall / ceiling / busy,
+        100.0 * busy
+    );
+}
+
+/// Processor time of all threads of this process.
+fn processor_time() -> Duration {
+    // SAFETY: the structure is plain numbers, which the call fills.
+    let usage = unsafe {
+        let mut usage = std::mem::zeroed::<libc::rusage>();
+        libc::getrusage(libc::RUSAGE_SELF, &raw mut usage);
+        usage
+    };
+    let of = |time: libc::timeval| Duration::from_secs(time.tv_sec as u64) + Duration::from_micros(time.tv_usec as u64);
+    of(usage.ru_utime) + of(usage.ru_stime)
+}
+
+/// Windows of the first half of a text forward, and of the second half backward.
+fn windows(text: &str, words: usize, recipe: &Recipe, n: usize) -> Vec<Window> {
+    let mut counts = HashMap::<&str, u64>::new();
+    text.split_whitespace().for_each(|word| *counts.entry(word).or_default() += 1);
+    let mut counted: Vec<(&str, u64)> = counts.into_iter().collect();
+    counted.sort_by(|a, b| b.1.cmp(&a.1).then(a.0.cmp(b.0)));
+    let ids: HashMap<&str, u32> =
+        counted.iter().take(words - SPECIALS).zip(SPECIALS as u32..).map(|(&(word, _), id)| (word, id)).collect();
+    let lines: Vec<&str> = text.lines().collect();
+    let halves = [&lines[..lines.len() / 2], &lines[lines.len() / 2..]];
+    let mut sources = halves.map(|lines| lines.iter().cycle());
+    let boundaries = Boundaries { begin: 0, end: 1 };
+    let mut packers = [Direction::Forward, Direction::Backward]
+        .map(|direction| Packer::new(direction, boundaries, recipe.rows, recipe.positions));
+    let mut next = |direction: usize| {
+        let source = &mut sources[direction];
+        let sentence = || Ok::<_, Infallible>(source.next().map(|line| encoded(line, &ids)));
+        packers[direction].next_window(sentence).ok().flatten().unwrap_or_default()
+    };
+    (0..n).map(|_| Window::of_streams(next(0), next(1), recipe.rows)).collect()
+}
+
+fn encoded(line: &str, ids: &HashMap<&str, u32>) -> Sentence {
+    let mut sentence = Sentence::default();
+    line.split_whitespace().for_each(|word| sentence.push(word, ids.get(word).copied().unwrap_or(2)));
+    sentence
+}

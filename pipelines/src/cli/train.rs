@@ -1,0 +1,486 @@
+//! `elmo train`: its arguments. The run is in [`crate::train`].
+
+use std::{fs, path::PathBuf, str::FromStr};
+
+use clap::{ArgAction, Args, ValueHint, builder::BoolishValueParser};
+use elmo::{
+    engine::{DeviceChoice, Precision, parse_devices},
+    model::{DeviceName, resolve_devices},
+    spec::{SentenceMode, SpecError, TokenizerKind},
+    train::{Classes, Optimizer, Recipe, Schedule, keep_freed_memory},
+};
+
+use super::{
+    CommonArgs,
+    args::{block_on, one_of, positive, threads},
+    print, print_json, shutdown,
+};
+use crate::{
+    diagnose::sizes::Size,
+    error::{Error, Exit, Result},
+    models::ModelSpec,
+    redact::redact,
+    stores::Stores,
+    train::{
+        ModelSource, OnSpike, OptionsFile, Order, TextSettings, TrainFault, TrainJob, TrainReport, Until, estimate,
+        train,
+    },
+};
+
+/// Train a biLM on sharded text; the same command resumes an interrupted run exactly
+///
+/// The folder of the run is a model directory for every other command. On a CPU, a run that was interrupted and resumed
+/// has the bits of one that was not, for any number of threads.
+#[derive(Debug, Args)]
+#[command(
+    override_usage = "elmo train [OPTIONS] --shards <INPUT>... --vocab <FILE> --size <SIZE> --output <DIR>",
+    after_help = "\
+Examples:
+  elmo vocab --input 'corpus/shard-*.txt' --output vocab.txt --size 50000
+  elmo train --shards 'corpus/shard-*.txt' --vocab vocab.txt --size tiny --epochs 3 --output model
+  elmo train --shards corpus --vocab vocab.txt --size tiny --steps 9 --output trial --dry-run
+
+The text is one sentence per line, tokenised, in a random order. The exit code is 6 if rows were
+left out. docs/training.md describes the recipe, the files of a run, and how it is resumed."
+)]
+pub(super) struct TrainArgs {
+    /// Training text: files, folders, glob patterns or URLs
+    ///
+    /// The formats are those of elmo embed: .txt (a sentence per line), .csv, .tsv, .jsonl, .json, .parquet, .arrow, each
+    /// also compressed as .gz or .zst.
+    #[arg(short, long, num_args = 1.., value_name = "INPUT", value_hint = ValueHint::AnyPath, help_heading = "Text")]
+    shards: Vec<String>,
+
+    /// Held-out text, of which the perplexity is measured
+    #[arg(long, num_args = 1.., value_name = "INPUT", value_hint = ValueHint::AnyPath, help_heading = "Text")]
+    valid: Vec<String>,
+
+    /// Column of texts, or of lists of tokens
+    #[arg(long, value_name = "NAME", default_value = "text", help_heading = "Text")]
+    column: String,
+
+    /// How texts become tokens: whitespace (already tokenised), moses or words
+    #[arg(long, value_name = "KIND", default_value = "whitespace", value_parser = one_of::<TokenizerKind>(TokenizerKind::WORDS), help_heading = "Text")]
+    tokenizer: TokenizerKind,
+
+    /// Cut texts into sentences, split or off [default: off with --tokenizer whitespace, else split]
+    #[arg(long, value_name = "MODE", value_parser = one_of::<SentenceMode>(SentenceMode::WORDS), help_heading = "Text")]
+    sentences: Option<SentenceMode>,
+
+    /// Order of sentences: shuffle, or bilm (shards by name, nothing shuffled: for comparisons)
+    ///
+    /// shuffle takes the shards of an epoch in random order and shuffles blocks of consecutive sentences. The order is a
+    /// function of seed, epoch and direction.
+    #[arg(long, value_name = "ORDER", default_value = "shuffle", value_parser = one_of::<Order>(Order::WORDS), help_heading = "Text")]
+    order: Order,
+
+    /// Sentences that are shuffled together
+    #[arg(long, value_name = "N", default_value = "65536", value_parser = positive, hide_short_help = true, help_heading = "Text")]
+    block_sentences: usize,
+
+    /// Rows that are not text: fail ends the run before its first step, skip leaves them out
+    #[arg(long, value_name = "WHAT", default_value = "fail", value_parser = ["fail", "skip"], help_heading = "Text")]
+    on_error: String,
+
+    /// Vocabulary, a path or URL: elmo vocab writes one
+    #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath, help_heading = "Model")]
+    vocab: Option<String>,
+
+    /// Size of a new model: small (1024 cells), medium (2048), original (4096), or tiny for trials
+    #[arg(long, value_name = "SIZE", value_parser = Size::WORDS.to_vec(), conflicts_with = "options", help_heading = "Model")]
+    size: Option<String>,
+
+    /// Options file of a new model; its keys for training are used where no option is given
+    #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath, help_heading = "Model")]
+    options: Option<PathBuf>,
+
+    /// Begin with the weights of a model, or of a safetensors file with --size or --options
+    #[arg(long, value_name = "MODEL", value_hint = ValueHint::AnyPath, help_heading = "Model")]
+    init: Option<String>,
+
+    /// Do not use the network for the model of --init
+    #[arg(long, hide_short_help = true, help_heading = "Model")]
+    offline: bool,
+
+    /// Folder of the run, which becomes a model directory
+    #[arg(short, long, value_name = "DIR", value_hint = ValueHint::DirPath, help_heading = "Run")]
+    output: Option<String>,
+
+    /// Steps of the run, instead of --epochs
+    #[arg(long, value_name = "N", value_parser = positive, conflicts_with = "epochs", help_heading = "Run")]
+    steps: Option<usize>,
+
+    /// Passes over the training text, which is counted before the first step [default: 10]
+    #[arg(long, value_name = "X", value_parser = above_zero, help_heading = "Run")]
+    epochs: Option<f64>,
+
+    /// Delete an earlier run in the folder and begin anew
+    ///
+    /// --overwrite=false resumes, overriding the environment and elmo.toml.
+    #[arg(long, value_name = "BOOL", action = ArgAction::Set, hide_possible_values = true, num_args = 0..=1, require_equals = true, default_value = "false", default_missing_value = "true", hide_default_value = true, value_parser = BoolishValueParser::new(), help_heading = "Run")]
+    overwrite: bool,
+
+    /// Check everything, make a few steps to measure time and memory, and write nothing
+    #[arg(short = 'n', long, help_heading = "Run")]
+    dry_run: bool,
+
+    /// Print the report as JSON
+    #[arg(long, help_heading = "Run")]
+    json: bool,
+
+    /// Steps between two measurements of the held-out perplexity [default: as --checkpoint-every]
+    #[arg(long, value_name = "N", value_parser = positive, help_heading = "Run")]
+    eval_every: Option<usize>,
+
+    /// End the run when so many measurements in a row are no better than the best one
+    #[arg(long, value_name = "N", value_parser = positive, requires = "valid", help_heading = "Run")]
+    patience: Option<usize>,
+
+    /// Steps between two lines of steps.jsonl
+    #[arg(long, value_name = "N", default_value = "10", value_parser = positive, help_heading = "Run")]
+    log_every: usize,
+
+    /// Steps between two checkpoints [default: a tenth of the run, at most 1250]
+    #[arg(long, value_name = "N", value_parser = positive, help_heading = "Run")]
+    checkpoint_every: Option<usize>,
+
+    /// Checkpoints that are kept
+    #[arg(long, value_name = "N", default_value = "2", value_parser = positive, help_heading = "Run")]
+    keep_checkpoints: usize,
+
+    /// A loss that is not finite: stop ends the run, rollback goes back and passes over the text
+    #[arg(long, value_name = "WHAT", default_value = "stop", value_parser = one_of::<OnSpike>(OnSpike::WORDS), help_heading = "Run")]
+    on_spike: OnSpike,
+
+    #[command(flatten)]
+    step: StepArgs,
+
+    /// Device: auto, cpu, or one GPU such as cuda:0
+    #[arg(long, value_name = "DEVICE", default_value = "auto", help_heading = "Speed and devices")]
+    device: String,
+
+    /// Number of CPU threads, which does not change the result [default: all cores]
+    #[arg(long, value_name = "N", value_parser = threads, help_heading = "Speed and devices")]
+    threads: Option<usize>,
+
+    /// Groups of rows that are computed one by one, or in parallel on a CPU [default: a 32nd of the rows]
+    ///
+    /// On a GPU, more of them take less memory. They change the rounding of sums.
+    #[arg(long, value_name = "N", value_parser = positive, hide_short_help = true, help_heading = "Speed and devices")]
+    lanes: Option<usize>,
+}
+
+/// What determines a step.
+#[derive(Debug, Args)]
+#[command(next_help_heading = "Step")]
+struct StepArgs {
+    /// Recipe that the other options change: bilm is that of the published models
+    #[arg(long, value_name = "NAME", default_value = "bilm", value_parser = ["bilm"])]
+    preset: String,
+
+    /// Rows of a window, each a stream of sentences [default: 128]
+    #[arg(long, value_name = "N", value_parser = positive)]
+    rows: Option<usize>,
+
+    /// Tokens of a row of a window, over which gradients flow [default: 20]
+    #[arg(long, value_name = "N", value_parser = positive)]
+    unroll: Option<usize>,
+
+    /// Seed of all random numbers
+    #[arg(long, value_name = "N", default_value = "0")]
+    seed: u64,
+
+    /// Probability of dropout [default: 0.1]
+    #[arg(long, value_name = "P", value_parser = fraction)]
+    dropout: Option<f64>,
+
+    /// Negatives of the sampled softmax; 0 for the softmax over all words
+    ///
+    /// By default 8192 with vocabularies of at least twice as many words, and all words with smaller ones.
+    #[arg(long, value_name = "N")]
+    samples: Option<usize>,
+
+    /// Optimiser
+    #[arg(long, value_name = "NAME", default_value = "adagrad", value_parser = ["adagrad", "adamw"])]
+    optimizer: String,
+
+    /// Learning rate [default: 0.2 for adagrad, 0.001 for adamw]
+    #[arg(long, value_name = "X", value_parser = above_zero)]
+    learning_rate: Option<f64>,
+
+    /// How the learning rate changes: constant, cosine or inverse-sqrt
+    #[arg(long, value_name = "NAME", default_value = "constant", value_parser = ["constant", "cosine", "inverse-sqrt"])]
+    schedule: String,
+
+    /// Steps in which the learning rate rises from 0, with cosine and inverse-sqrt
+    #[arg(long, value_name = "N", default_value = "0")]
+    warm_up: u64,
+
+    /// Last learning rate of cosine, as a share of the first
+    #[arg(long, value_name = "X", default_value = "0.1", value_parser = fraction, hide_short_help = true)]
+    final_ratio: f64,
+
+    /// Limit of the norm of all gradients, or off [default: 10, or 1 with adamw]
+    #[arg(long, value_name = "X|off")]
+    clip_norm: Option<Clip>,
+
+    /// Weight decay of adamw
+    #[arg(long, value_name = "X", default_value = "0.01", value_parser = fraction, hide_short_help = true)]
+    weight_decay: f64,
+
+    /// Factor of the loss before gradients are taken [default: --unroll, or 1 with adamw]
+    #[arg(long, value_name = "X", value_parser = above_zero, hide_short_help = true)]
+    gradient_scale: Option<f64>,
+
+    /// Number format: f32, f64 (slow, for comparisons), or bf16 (products of GPUs)
+    #[arg(long, value_name = "PRECISION", default_value = "f32", value_parser = ["f32", "f64", "bf16"])]
+    precision: String,
+}
+
+/// The value of `--clip-norm`.
+#[derive(Debug, Clone, Copy)]
+struct Clip(Option<f64>);
+
+impl FromStr for Clip {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        if text == "off" { Ok(Self(None)) } else { above_zero(text).map(|norm| Self(Some(norm))) }
+    }
+}
+
+fn above_zero(text: &str) -> Result<f64, String> {
+    let number = text.parse::<f64>().ok().filter(|number| number.is_finite() && *number > 0.0);
+    number.ok_or_else(|| "it must be a number above 0".to_owned())
+}
+
+fn fraction(text: &str) -> Result<f64, String> {
+    let number = text.parse::<f64>().ok().filter(|number| (0.0..1.0).contains(number));
+    number.ok_or_else(|| "it must be a number from 0 to below 1".to_owned())
+}
+
+/// The published passes over the corpus.
+const EPOCHS: f64 = 10.0;
+/// Rows of a lane, below which products are slow.
+const ROWS_OF_A_LANE: usize = 32;
+const MAX_LANES: usize = 64;
+
+impl StepArgs {
+    /// The recipe: a preset, changed by the options file, changed by options.
+    fn recipe(&self, file: Option<&OptionsFile>, lanes: Option<usize>) -> Recipe {
+        let mut recipe = Recipe::bilm();
+        let is_adagrad = self.optimizer == "adagrad";
+        if !is_adagrad {
+            let Self { weight_decay, .. } = *self;
+            recipe.optimizer = Optimizer::AdamW { beta1: 0.9, beta2: 0.999, epsilon: 1e-8, weight_decay };
+            (recipe.learning_rate, recipe.clip_norm) = (0.001, Some(1.0));
+        }
+        if let Some(file) = file {
+            file.apply(&mut recipe);
+        }
+        recipe.seed = self.seed;
+        recipe.rows = self.rows.unwrap_or(recipe.rows);
+        recipe.positions = self.unroll.unwrap_or(recipe.positions);
+        recipe.dropout = self.dropout.unwrap_or(recipe.dropout);
+        recipe.learning_rate = self.learning_rate.unwrap_or(recipe.learning_rate);
+        recipe.clip_norm = self.clip_norm.map_or(recipe.clip_norm, |clip| clip.0);
+        recipe.classes = match self.samples {
+            Some(0) => Classes::Full,
+            Some(samples) => Classes::Sampled(samples),
+            None => recipe.classes,
+        };
+        let (warm_up, final_ratio) = (self.warm_up, self.final_ratio);
+        recipe.schedule = match self.schedule.as_str() {
+            "cosine" => Schedule::Cosine { warm_up, total: 0, final_ratio },
+            "inverse-sqrt" => Schedule::InverseSquareRoot { warm_up },
+            _ => Schedule::Constant,
+        };
+        recipe.precision = match self.precision.as_str() {
+            "f64" => Precision::F64,
+            "bf16" => Precision::Bf16,
+            _ => Precision::F32,
+        };
+        let scale = if is_adagrad { recipe.positions as f64 } else { 1.0 };
+        recipe.gradient_scale = self.gradient_scale.unwrap_or(scale);
+        recipe.lanes = lanes.unwrap_or((recipe.rows / ROWS_OF_A_LANE).clamp(1, MAX_LANES));
+        recipe
+    }
+}
+
+pub(super) fn run(args: &TrainArgs, _: &CommonArgs) -> Result<Exit> {
+    let file = args.options_file()?;
+    let stores = Stores::from_env();
+    let job = args.job(file.as_ref(), &stores)?;
+    let overwrite = job.overwrite;
+    keep_freed_memory();
+    if args.dry_run {
+        let estimate = block_on(estimate(job, &stores))?;
+        return if args.json { print_json(&estimate) } else { print(&estimate.to_string()) }.map(|()| Exit::Done);
+    }
+    let outcome = block_on(async {
+        let stop = shutdown::requested("this step is made and a checkpoint is written")?;
+        train(job, &stores, stop).await
+    });
+    if let Err(error) = &outcome
+        && matches!(error.module(), Some(TrainFault::Interrupted { .. }))
+    {
+        note_command(overwrite);
+    }
+    let report: TrainReport = outcome?;
+    if args.json { print_json(&report) } else { print(&report.to_string()) }?;
+    Ok(if report.bad_rows > 0 { Exit::Rejected } else { Exit::Done })
+}
+
+/// Says how the run goes on.
+fn note_command(overwrite: bool) {
+    let args = std::env::args_os().map(|arg| arg.to_string_lossy().into_owned());
+    let command = shutdown::resume_command(args, overwrite);
+    // A redacted command would not work.
+    if redact(&command) == command {
+        super::logging::note(&format!("to resume: {command}"));
+    }
+}
+
+impl TrainArgs {
+    fn options_file(&self) -> Result<Option<OptionsFile>> {
+        let Some(path) = &self.options else { return Ok(None) };
+        let bytes = fs::read(path).map_err(|source| Error::io(path, source))?;
+        OptionsFile::parse(&bytes, &path.display().to_string()).map(Some)
+    }
+
+    fn job(&self, file: Option<&OptionsFile>, stores: &Stores) -> Result<TrainJob> {
+        let example = "for example: elmo train --shards 'corpus/*.txt' --vocab vocab.txt --size small --output model";
+        let missing = |what: &str| Error::usage(format!("{what} was given"), example);
+        if self.shards.is_empty() {
+            return Err(missing("no --shards"));
+        }
+        let recipe = self.step.recipe(file, self.lanes);
+        let output = self.output.as_ref().ok_or_else(|| missing("no --output"))?;
+        let output = match stores.locate(output)?.local_path() {
+            Some(_) if !output.contains("://") => PathBuf::from(output),
+            Some(path) => path,
+            None => {
+                let help = "give a local folder, and copy it when the run has ended";
+                return Err(Error::usage(format!("{output}: a run writes to a local folder"), help));
+            }
+        };
+        let device = self.device()?;
+        if recipe.precision == Precision::F64 && device != DeviceName::Cpu {
+            return Err(Error::usage("--precision f64 is for the CPU", "give --device cpu, or --precision f32"));
+        }
+        let epochs = self.epochs.or_else(|| file.and_then(OptionsFile::epochs)).unwrap_or(EPOCHS);
+        let whole = self.tokenizer == TokenizerKind::Whitespace;
+        let every = |steps: Option<usize>| steps.map(|steps| steps as u64);
+        Ok(TrainJob {
+            shards: self.shards.clone(),
+            valid: self.valid.clone(),
+            text: TextSettings {
+                column: self.column.clone(),
+                tokenizer: self.tokenizer,
+                sentences: self.sentences.unwrap_or(if whole { SentenceMode::Off } else { SentenceMode::Split }),
+                block_sentences: self.block_sentences,
+                skip_bad_rows: self.on_error == "skip",
+            },
+            order: self.order,
+            vocab: stores.locate(self.vocab.as_ref().ok_or_else(|| missing("no --vocab"))?)?,
+            model: self.model(file).ok_or_else(|| missing("none of --size, --options and --init"))??,
+            words: file.and_then(OptionsFile::words),
+            recipe,
+            until: self.steps.map_or(Until::Epochs(epochs), |steps| Until::Steps(steps as u64)),
+            output,
+            device,
+            threads: self.threads.unwrap_or_else(|| std::thread::available_parallelism().map_or(1, usize::from)),
+            eval_every: every(self.eval_every),
+            patience: every(self.patience),
+            log_every: self.log_every as u64,
+            checkpoint_every: every(self.checkpoint_every),
+            keep_checkpoints: self.keep_checkpoints,
+            on_spike: self.on_spike,
+            overwrite: self.overwrite,
+            offline: self.offline,
+        })
+    }
+
+    /// Where the model begins; `None` when nothing says it.
+    fn model(&self, file: Option<&OptionsFile>) -> Option<Result<ModelSource>> {
+        let of_size = |word: &String| Size::ALL.into_iter().find(|size| size.word() == word).map(Size::options);
+        let options = file.map(|file| file.model.clone()).or_else(|| self.size.as_ref().and_then(of_size));
+        match (&self.init, options) {
+            (Some(init), Some(options)) if init.ends_with(".safetensors") => {
+                Some(Ok(ModelSource::Tensors { options, path: PathBuf::from(init) }))
+            }
+            (Some(init), None) if init.ends_with(".safetensors") => Some(Err(Error::usage(
+                format!("{init}: the sizes of the model are not known"),
+                "give --options or --size beside a safetensors file, or the directory of a model",
+            ))),
+            (Some(_), Some(_)) => Some(Err(Error::usage(
+                "--init names a model, which has sizes of its own",
+                "leave out --size and --options",
+            ))),
+            (Some(init), None) => Some(init.parse::<ModelSpec>().map(ModelSource::Model).map_err(Error::from)),
+            (None, options) => options.map(|options| Ok(ModelSource::Random(options))),
+        }
+    }
+
+    fn device(&self) -> Result<DeviceName> {
+        let choices = parse_devices(&self.device).map_err(|error: SpecError| elmo::Error::from(error))?;
+        let several = || {
+            Error::usage(
+                format!("--device {} names several devices, and a run is one process on one device", self.device),
+                "give one of them, such as --device cuda:0",
+            )
+        };
+        if choices.len() > 1 {
+            return Err(several());
+        }
+        match resolve_devices(&choices).map_err(elmo::Error::from)?.as_slice() {
+            [one] => Ok(*one),
+            [first, ..] if choices == [DeviceChoice::Auto] => Ok(*first),
+            _ => Err(several()),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::Parser;
+
+    use super::*;
+
+    #[derive(Parser)]
+    struct Parsed {
+        #[command(flatten)]
+        args: TrainArgs,
+    }
+
+    fn recipe(words: &str) -> Recipe {
+        let all = format!("train --shards a --vocab b --size tiny --output c {words}");
+        let args = Parsed::parse_from(all.split_whitespace()).args;
+        args.step.recipe(None, args.lanes)
+    }
+
+    #[test]
+    fn the_preset_is_the_published_recipe_and_options_change_it() {
+        assert_eq!(recipe(""), Recipe::bilm());
+        assert_eq!(recipe("--preset bilm"), Recipe::bilm());
+        let changed = recipe("--rows 64 --unroll 5 --samples 0 --clip-norm off --schedule cosine --warm-up 3 --seed 9");
+        let expected = Recipe {
+            rows: 64,
+            positions: 5,
+            classes: Classes::Full,
+            clip_norm: None,
+            schedule: Schedule::Cosine { warm_up: 3, total: 0, final_ratio: 0.1 },
+            seed: 9,
+            gradient_scale: 5.0,
+            lanes: 2,
+            ..Recipe::bilm()
+        };
+        assert_eq!(changed, expected);
+        let adamw = recipe("--optimizer adamw --rows 4");
+        let expected = (Optimizer::ADAMW, 0.001, Some(1.0), 1.0, 1);
+        assert_eq!(
+            (adamw.optimizer, adamw.learning_rate, adamw.clip_norm, adamw.gradient_scale, adamw.lanes),
+            expected
+        );
+    }
+}

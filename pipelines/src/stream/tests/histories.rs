@@ -1,0 +1,376 @@
+//! Random histories: partitions come and go, are lost and return, messages arrive and are deleted, brokers and the store
+//! fail, seeks are slow, others write to the same output, processes stop and are killed. Whatever happened: each message is
+//! in the output once and in order; nothing is published for a partition that was given away; each revocation is answered;
+//! a process that is to stop does so in time; one that is to read what there is ends when it has; memory is returned.
+//!
+//! `ELMO_HISTORIES` is the number of histories. A failure prints the shortest one that fails: run it alone by
+//! `simulated::run(run(seed, settings, steps))`.
+
+use std::time::Duration;
+
+use proptest::{prelude::*, test_runner::TestRunner};
+
+use super::{
+    process::{GRACE, Process, Settings, file_format, finisher, identity},
+    world::{Constant, World, columns, messages, partition},
+};
+use crate::{
+    error::Result,
+    stream::{
+        TopicPartition,
+        chain::{ChainError, Dataset, OpenFile, Published, Rejected},
+        clock::{self, simulated},
+        source::{Batch, Budget, Event, Start, testing::epoch},
+    },
+};
+
+const PARTITIONS: i32 = 3;
+const DEFAULT_HISTORIES: u32 = 2000;
+/// Longer than everything that a process waits for.
+const LONG: Duration = Duration::from_secs(600);
+
+/// What happens next.
+#[derive(Debug, Clone)]
+enum Step {
+    /// Messages arrive; `holes` offsets behind each are left out, as by compaction and transactions.
+    Produce {
+        partition: i32,
+        messages: u64,
+        holes: u64,
+    },
+    /// Partitions that the process does not have are assigned to it, by bits.
+    Assign(u8),
+    Revoke(u8),
+    Lose(u8),
+    /// The consumer polls for some time.
+    Poll(u64),
+    /// A consumer that polls reads so many messages at once.
+    Burst(usize),
+    /// The broker deletes old messages.
+    Delete {
+        partition: i32,
+        messages: i64,
+    },
+    /// The broker says that it does not have an offset, and has it.
+    OutOfRange(i32),
+    /// The next seeks are slow.
+    SlowSeeks(u64),
+    /// Another process publishes a file.
+    Others {
+        partition: i32,
+        messages: usize,
+    },
+    Brokers {
+        down: bool,
+    },
+    /// So many of a hundred requests to the store fail.
+    Faults(u64),
+    /// Errors that pass, and events of assignments that are over.
+    Noise(i32),
+    StageFails,
+    ConsumerFails,
+    /// The process is told to stop; the next one starts.
+    Stop,
+    /// The process is killed; the next one starts.
+    Kill,
+}
+
+fn step() -> impl Strategy<Value = Step> {
+    let number = || 0..PARTITIONS;
+    let bits = || 1_u8..8;
+    prop_oneof![
+        8 => (number(), 1_u64..12, 0_u64..3)
+            .prop_map(|(partition, messages, holes)| Step::Produce { partition, messages, holes }),
+        6 => bits().prop_map(Step::Assign),
+        3 => bits().prop_map(Step::Revoke),
+        2 => bits().prop_map(Step::Lose),
+        8 => (100_u64..4000).prop_map(Step::Poll),
+        2 => (1_usize..40).prop_map(Step::Burst),
+        1 => (number(), 1_i64..20).prop_map(|(partition, messages)| Step::Delete { partition, messages }),
+        2 => number().prop_map(Step::OutOfRange),
+        2 => (1_u64..20).prop_map(Step::SlowSeeks),
+        3 => (number(), 1_usize..8).prop_map(|(partition, messages)| Step::Others { partition, messages }),
+        1 => any::<bool>().prop_map(|down| Step::Brokers { down }),
+        2 => prop_oneof![Just(0), 10_u64..60].prop_map(Step::Faults),
+        1 => number().prop_map(Step::Noise),
+        1 => Just(Step::StageFails),
+        1 => Just(Step::ConsumerFails),
+        2 => Just(Step::Stop),
+        1 => Just(Step::Kill),
+    ]
+}
+
+fn settings() -> impl Strategy<Value = Settings> {
+    let start = prop_oneof![3 => Just(Start::Beginning), 1 => Just(Start::End)];
+    // The smaller memory is exceeded by a few messages.
+    let memory = prop_oneof![3 => Just(64_usize << 20), 1 => Just(6 << 10)];
+    (any::<bool>(), any::<bool>(), any::<bool>(), memory, 1_u64..12, start).prop_map(
+        |(to_topic, once, skips, memory, rows_per_file, start)| Settings {
+            to_topic,
+            once,
+            skips,
+            memory,
+            rows_per_file,
+            start,
+            ..Settings::default()
+        },
+    )
+}
+
+/// A history as it runs.
+struct History {
+    world: World,
+    settings: Settings,
+    process: Process,
+    /// Messages that the consumer reads at once.
+    most: usize,
+    /// The group has taken partitions away, and not said yet what follows.
+    rebalancing: bool,
+    /// The process may fail.
+    fails: bool,
+}
+
+impl History {
+    async fn new(seed: u64, settings: Settings) -> Self {
+        let world = World::new(seed, PARTITIONS);
+        let process = Process::start(&world, &settings).await;
+        Self { world, settings, process, most: 10, rebalancing: true, fails: false }
+    }
+
+    fn some(&self, bits: u8, owned: bool) -> Vec<TopicPartition> {
+        let mine = self.process.consumer.owned();
+        let all = (0..PARTITIONS).filter(|number| bits >> number & 1 == 1).map(partition);
+        all.filter(|source| mine.contains(source) == owned).collect()
+    }
+
+    async fn apply(&mut self, step: &Step) {
+        match step {
+            Step::Produce { partition: number, messages, holes } => {
+                self.world.with(|outside| outside.log(&partition(*number)).produce(*messages, *holes));
+            }
+            Step::Assign(bits) => {
+                let partitions = self.some(*bits, false);
+                self.process.consumer.assign(&partitions).await;
+                self.rebalancing = false;
+            }
+            Step::Revoke(bits) => self.take_away(*bits, false).await,
+            Step::Lose(bits) => self.take_away(*bits, true).await,
+            Step::Poll(millis) => self.process.poll_for(Duration::from_millis(*millis)).await,
+            Step::Burst(most) => self.most = *most,
+            Step::Delete { partition: number, messages } => self.world.with(|outside| {
+                let log = outside.log(&partition(*number));
+                log.low = log.high.min(log.low + messages);
+            }),
+            Step::OutOfRange(number) => {
+                let source = partition(*number);
+                if let Some(position) = self.process.consumer.next(&source) {
+                    self.process.consumer.out_of_range(&source, position, (position, position));
+                }
+            }
+            Step::SlowSeeks(rounds) => self.process.consumer.slow_rounds = *rounds,
+            Step::Others { partition: number, messages } => self.others(&partition(*number), *messages).await,
+            Step::Brokers { down } => self.world.with(|outside| outside.down = *down),
+            Step::Faults(percent) => self.world.with(|outside| outside.faults = *percent),
+            Step::Noise(number) => self.noise(&partition(*number)),
+            Step::StageFails => {
+                self.world.with(|outside| outside.stage_fails = true);
+                self.fails = true;
+            }
+            Step::ConsumerFails => {
+                let error = crate::stream::StreamError::Broker { what: "g".into(), reason: "x".into(), help: None };
+                self.process.consumer.send(Event::Error { error, fatal: true });
+                self.fails = true;
+            }
+            Step::Stop => {
+                self.stop().await;
+                self.restart().await;
+            }
+            Step::Kill => self.restart().await,
+        }
+    }
+
+    async fn take_away(&mut self, bits: u8, lost: bool) {
+        let partitions = self.some(bits, true);
+        if !partitions.is_empty() {
+            self.rebalancing = true;
+            self.process.consumer.revoke(&partitions, lost).await;
+        }
+    }
+
+    /// Events that change nothing: of an assignment that is over, and errors that pass.
+    fn noise(&self, source: &TopicPartition) {
+        let consumer = &self.process.consumer;
+        let error = crate::stream::StreamError::Broker { what: "b".into(), reason: "x".into(), help: None };
+        consumer.send(Event::Error { error, fatal: false });
+        consumer.send(Event::Connected);
+        let (old, start) = (epoch(0), Start::At(0));
+        consumer.send(Event::Sought { partition: source.clone(), epoch: old, start });
+        consumer.send(Event::OutOfRange { partition: source.clone(), epoch: old, position: 3, range: (0, 1) });
+        let messages = messages(source, &[1_000_000]);
+        let permit = self.process.budget.permit(source, 100);
+        consumer.send(Event::Messages(Batch { messages, epoch: old, permit }));
+    }
+
+    async fn others(&self, source: &TopicPartition, most: usize) {
+        if !self.settings.to_topic {
+            publish(&self.world, &self.settings, source, most).await;
+        }
+    }
+
+    /// The process must end in time after it is told to.
+    async fn stop(&mut self) {
+        let began = clock::now();
+        self.process.stop();
+        let ended = self.process.end(LONG).await;
+        let took = clock::now() - began;
+        if took > GRACE + Duration::from_millis(500) {
+            self.world.wrong(format!("it took {took:?} to stop"));
+        }
+        self.check_end(ended);
+    }
+
+    fn check_end(&self, ended: Option<Result<bool>>) {
+        match ended {
+            None => self.world.wrong("the job hangs"),
+            Some(Err(error)) if !self.fails => self.world.wrong(format!("it failed: {error}")),
+            Some(_) => {}
+        }
+        if self.process.has_ended() && !self.process.consumer.feed.is_stopped() {
+            self.world.wrong("it did not leave its group");
+        }
+    }
+
+    async fn restart(&mut self) {
+        let process = Process::start(&self.world, &self.settings).await;
+        std::mem::replace(&mut self.process, process).kill(&self.world).await;
+        self.world.with(|outside| outside.stage_fails = false);
+        (self.rebalancing, self.fails) = (true, false);
+    }
+
+    /// Checks a process that ended by itself, and starts another one.
+    async fn look_for_end(&mut self) {
+        if !self.process.has_ended() {
+            return;
+        }
+        let ended = self.process.end(LONG).await;
+        let is_fine = matches!(ended, Some(Ok(_)));
+        self.check_end(ended);
+        if is_fine {
+            if !self.settings.once || self.rebalancing {
+                self.world.wrong("it ended although nobody told it to");
+            }
+            self.check_read().await;
+        }
+        self.restart().await;
+    }
+
+    /// The output has everything that was in the process's partitions when they were assigned.
+    async fn check_read(&self) {
+        for source in self.process.consumer.owned() {
+            let end = match self.settings.to_topic {
+                true => self.world.with(|outside| outside.committed.get(&source).map(|(end, _)| *end)),
+                false => self.world.dataset(&source).await.1.last().map(|span| span.end),
+            };
+            let target = self.process.consumer.target(&source);
+            // Without an output, the partition began at its end.
+            let Some(rest) = end.and_then(|end| self.world.read(&source, end, 1)) else { continue };
+            if rest.first_offset().is_some_and(|first| first < target) {
+                self.world.wrong(format!("{source}: it ended at {end:?}, before {target}"));
+            }
+        }
+    }
+
+    /// A process that nothing disturbs reads the rest, and ends by itself. Then the output is checked.
+    async fn finish(mut self) -> Vec<String> {
+        self.world.with(|outside| {
+            (outside.down, outside.faults, outside.stage_fails) = (false, 0, false);
+        });
+        self.settings.once = true;
+        self.restart().await;
+        let all: Vec<TopicPartition> = (0..PARTITIONS).map(partition).collect();
+        self.process.consumer.assign(&all).await;
+        let ended = self.process.end(LONG).await;
+        if !matches!(ended, Some(Ok(true))) {
+            self.world.wrong(format!("the last process: {ended:?}"));
+        }
+        for source in &all {
+            match self.settings.to_topic {
+                true => self.check_topic(source),
+                false => {
+                    let end = self.world.check_dataset(source, self.settings.skips).await.unwrap_or(0);
+                    let rest = self.world.read(source, end, usize::MAX).filter(|_| end > 0);
+                    if let Some(rest) = rest {
+                        self.world.wrong(format!("{source}: {} messages are not in the output", rest.len()));
+                    }
+                }
+            }
+        }
+        let Self { world, process, .. } = self;
+        process.kill(&world).await;
+        world.with(|outside| std::mem::take(&mut outside.wrong))
+    }
+
+    /// By hand: all messages from the first start on that have rows, except those that were deleted before they were read.
+    fn check_topic(&self, source: &TopicPartition) {
+        let (published, first, log) = self.world.with(|outside| {
+            let published = outside.published.remove(source).unwrap_or_default();
+            (published, outside.first.get(source).copied(), outside.log(source).clone())
+        });
+        let Some(first) = first else { return };
+        if !published.windows(2).all(|pair| pair[0] < pair[1]) {
+            self.world.wrong(format!("{source}: doubled, or not in order: {published:?}"));
+        }
+        let has_row = |offset: &i64| !(self.settings.skips && super::world::is_bad(*offset));
+        let expected = log.messages.range(first.max(log.low)..).copied().filter(has_row);
+        let missing: Vec<i64> = expected.filter(|offset| !published.contains(offset)).collect();
+        if !missing.is_empty() {
+            self.world.wrong(format!("{source}: from {first} on, {missing:?} are missing in {published:?}"));
+        }
+    }
+}
+
+/// A process of the same output that is not of this group, or no longer, publishes the next messages.
+pub(super) async fn publish(world: &World, settings: &Settings, source: &TopicPartition, most: usize) {
+    let output = world.output_of_others();
+    let dataset = Dataset::open(&output, &identity(), 1).await.unwrap();
+    let low = world.with(|outside| outside.log(source).low);
+    let mut chain = dataset.chain(source, || async { Ok::<_, ChainError>(low) }, None).await.unwrap();
+    let Some(read) = world.read(source, chain.end(), most).filter(|_| chain.end() >= low) else { return };
+    let end = read.end;
+    let stage = Constant::new(world);
+    let finisher = finisher(settings.on_error(), stage.as_ref());
+    let permit = Budget::new(1 << 20).permit(source, 0);
+    let (texts, waiting) = finisher.decode(Batch { messages: read, epoch: epoch(1), permit }).await;
+    let rows = finisher.finish(source, waiting, columns(&texts)).unwrap().rows;
+    let mut file = OpenFile::new(chain.id(), chain.end(), &file_format(settings, &finisher)).unwrap();
+    file.write(&rows.batch, end, &Rejected::new(), clock::now()).await.unwrap();
+    let file = file.finish(end).await.unwrap();
+    let _: Published = chain.publish(&file).await.unwrap();
+}
+
+async fn run(seed: u64, settings: Settings, steps: Vec<Step>) -> Vec<String> {
+    let mut history = History::new(seed, settings).await;
+    for step in &steps {
+        history.apply(step).await;
+        history.process.consumer.round(history.most);
+        history.world.pause().await;
+        history.look_for_end().await;
+    }
+    history.finish().await
+}
+
+#[test]
+fn whatever_happens_each_message_is_in_the_output_once() {
+    let cases = std::env::var("ELMO_HISTORIES").ok().map_or(DEFAULT_HISTORIES, |cases| cases.parse().unwrap());
+    let config = ProptestConfig { cases, failure_persistence: None, ..ProptestConfig::default() };
+    let histories = (any::<u64>(), settings(), prop::collection::vec(step(), 1..40));
+    let mut runner = TestRunner::new(config);
+    let outcome = runner.run(&histories, |(seed, settings, steps)| {
+        let wrong = simulated::run(run(seed, settings, steps));
+        prop_assert!(wrong.is_empty(), "{wrong:#?}");
+        Ok(())
+    });
+    if let Err(error) = outcome {
+        panic!("{error}");
+    }
+}

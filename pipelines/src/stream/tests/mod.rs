@@ -1,0 +1,21 @@
+//! The job with a consumer, a store and a stage that tests make up, by a clock that jumps over all waiting.
+//!
+//! ```text
+//! world      topics, the group's offsets, the output; what must hold at every instant
+//! consumer   the thread that polls: assignments, revocations, messages, seeks, pauses
+//! process    a job with its parts
+//! histories  random histories
+//! cases      single histories
+//! refusals   rows that a broker refuses
+//! letters    dead letters that it refuses
+//! ```
+
+#![allow(clippy::unwrap_used, clippy::expect_used)]
+
+mod cases;
+mod consumer;
+mod histories;
+mod letters;
+mod process;
+mod refusals;
+mod world;

@@ -1,0 +1,442 @@
+//! What is outside of a process, and what must hold of it.
+
+use std::{
+    collections::{BTreeMap, BTreeSet, HashMap, HashSet},
+    fmt,
+    sync::Arc,
+    time::Duration,
+};
+
+use arrow::{
+    array::{Array, ArrayRef, AsArray, BooleanArray, FixedSizeListArray, Float32Array, StringArray, UInt32Array},
+    datatypes::{DataType, Field, Int64Type},
+};
+use async_trait::async_trait;
+use elmo::{ColumnStats, EmbedSpec, EmbeddedColumns};
+use futures::{TryStreamExt, stream::BoxStream};
+use object_store::{
+    CopyOptions, GetOptions, GetResult, ListResult, MultipartUpload, ObjectMeta, ObjectStore, ObjectStoreExt,
+    PutMultipartOptions, PutOptions, PutPayload, PutResult, Result, memory::InMemory, path::Path,
+};
+use parking_lot::Mutex;
+use parquet::arrow::arrow_reader::ParquetRecordBatchReaderBuilder;
+
+use crate::{
+    stage::{Pending, Stage},
+    stores::{Location, Stores},
+    stream::{
+        Message, Messages, TopicPartition,
+        chain::{ChainCheck, Span},
+        clock,
+    },
+};
+
+pub(super) const TOPIC: &str = "t";
+
+pub(super) fn partition(number: i32) -> TopicPartition {
+    TopicPartition::new(TOPIC, number)
+}
+
+/// A message that cannot be decoded: it has no value.
+pub(super) fn is_bad(offset: i64) -> bool {
+    offset % 5 == 4
+}
+
+/// Random numbers (splitmix64), so that a history can be repeated.
+#[derive(Debug, Clone)]
+pub(super) struct Random(pub(super) u64);
+
+impl Random {
+    pub(super) fn below(&mut self, limit: u64) -> u64 {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let z = (self.0 ^ (self.0 >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        let z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        (z ^ (z >> 31)) % limit.max(1)
+    }
+
+    pub(super) fn percent(&mut self, percent: u64) -> bool {
+        self.below(100) < percent
+    }
+
+    pub(super) fn millis(&mut self, limit: u64) -> Duration {
+        Duration::from_millis(self.below(limit))
+    }
+}
+
+/// A partition of a topic.
+#[derive(Debug, Default, Clone)]
+pub(super) struct Log {
+    /// All messages that it ever had.
+    pub(super) messages: BTreeSet<i64>,
+    pub(super) low: i64,
+    pub(super) high: i64,
+}
+
+impl Log {
+    pub(super) fn produce(&mut self, messages: u64, holes: u64) {
+        for _ in 0..messages {
+            self.messages.insert(self.high);
+            self.high += 1 + i64::try_from(holes).unwrap();
+        }
+    }
+}
+
+/// Everything outside of a process.
+#[derive(Debug, Default)]
+pub(super) struct Outside {
+    pub(super) logs: BTreeMap<TopicPartition, Log>,
+    pub(super) committed: HashMap<TopicPartition, (i64, String)>,
+    /// Offsets of the messages in the output topic.
+    pub(super) published: BTreeMap<TopicPartition, Vec<i64>>,
+    /// Where the first process began to read, of an output topic.
+    pub(super) first: BTreeMap<TopicPartition, i64>,
+    /// The partitions whose tasks may begin to publish.
+    pub(super) writable: HashSet<TopicPartition>,
+    /// Brokers do not answer.
+    pub(super) down: bool,
+    /// Of a hundred requests to the store, so many fail, hang, or arrive late.
+    pub(super) faults: u64,
+    /// The longest pause of a request or of the stage, in milliseconds.
+    pub(super) slow: u64,
+    /// The stage fails.
+    pub(super) stage_fails: bool,
+    /// How long the stage takes for a batch, besides, in milliseconds.
+    pub(super) stage_takes: u64,
+    /// The stage takes no batch.
+    pub(super) stage_hangs: bool,
+    /// The store does not answer requests for objects.
+    pub(super) gets_hang: bool,
+    /// The store does not answer requests to create objects.
+    pub(super) puts_hang: bool,
+    /// The thread of transactions does nothing.
+    pub(super) commits_hang: bool,
+    /// Numbers in a vector.
+    pub(super) width: usize,
+    /// After the next answer about the range of a partition, the broker deletes the messages below this offset.
+    pub(super) deletes_below: Option<i64>,
+    /// What should not have happened.
+    pub(super) wrong: Vec<String>,
+    pub(super) random: Option<Random>,
+}
+
+impl Outside {
+    pub(super) fn random(&mut self) -> &mut Random {
+        self.random.get_or_insert(Random(0))
+    }
+
+    pub(super) fn log(&mut self, partition: &TopicPartition) -> &mut Log {
+        self.logs.entry(partition.clone()).or_default()
+    }
+}
+
+/// Shared by a process, its consumer and the test.
+#[derive(Clone)]
+pub(super) struct World {
+    outside: Arc<Mutex<Outside>>,
+    pub(super) store: Arc<InMemory>,
+}
+
+impl World {
+    pub(super) fn new(seed: u64, partitions: i32) -> Self {
+        let logs = (0..partitions).map(|number| (partition(number), Log::default())).collect();
+        let outside = Outside { logs, random: Some(Random(seed)), slow: 1500, width: 2, ..Outside::default() };
+        Self { outside: Arc::new(Mutex::new(outside)), store: Arc::default() }
+    }
+
+    /// Looks at it, or changes it. Nothing may be awaited meanwhile.
+    pub(super) fn with<T>(&self, action: impl FnOnce(&mut Outside) -> T) -> T {
+        action(&mut self.outside.lock())
+    }
+
+    pub(super) fn wrong(&self, what: impl fmt::Display) {
+        self.with(|outside| outside.wrong.push(what.to_string()));
+    }
+
+    pub(super) async fn pause(&self) {
+        let time = self.with(|outside| {
+            let slow = outside.slow;
+            outside.random().millis(slow)
+        });
+        clock::sleep(time).await;
+    }
+
+    /// Up to `most` messages of a partition from `from` on.
+    pub(super) fn read(&self, source: &TopicPartition, from: i64, most: usize) -> Option<Messages> {
+        let offsets: Vec<i64> = self.with(|outside| {
+            let log = outside.log(source);
+            log.messages.range(from.max(log.low)..).take(most).copied().collect()
+        });
+        (!offsets.is_empty()).then(|| messages(source, &offsets))
+    }
+
+    /// The output as a process of this world sees it.
+    pub(super) fn output(&self) -> Location {
+        output(Arc::new(Flaky { world: self.clone(), inner: Arc::clone(&self.store) }))
+    }
+
+    /// The same without faults, for others.
+    pub(super) fn output_of_others(&self) -> Location {
+        output(Arc::<InMemory>::clone(&self.store))
+    }
+
+    /// The rows of a partition in the order of its files, and the ranges of these.
+    pub(super) async fn dataset(&self, source: &TopicPartition) -> (Vec<i64>, Vec<Span>) {
+        let folder = Path::from(format!("out/topic={}/partition={}", source.topic, source.partition));
+        let mut listed: Vec<_> = self.store.list(Some(&folder)).try_collect().await.unwrap();
+        listed.sort_by(|a, b| a.location.cmp(&b.location));
+        let (mut rows, mut spans) = (Vec::new(), Vec::new());
+        for meta in listed {
+            let bytes = self.store.get(&meta.location).await.unwrap().bytes().await.unwrap();
+            let reader = ParquetRecordBatchReaderBuilder::try_new(bytes).unwrap();
+            let pairs = reader.metadata().file_metadata().key_value_metadata().unwrap();
+            let pairs = pairs.iter().map(|pair| (pair.key.clone(), pair.value.clone().unwrap())).collect();
+            spans.push(Span::parse(&pairs).unwrap().unwrap());
+            for batch in reader.build().unwrap() {
+                rows.extend_from_slice(batch.unwrap()["_offset"].as_primitive::<Int64Type>().values());
+            }
+        }
+        (rows, spans)
+    }
+
+    /// Checks the dataset of a partition: whole, in order, and nothing twice. Returns where it ends.
+    pub(super) async fn check_dataset(&self, source: &TopicPartition, skips: bool) -> Option<i64> {
+        let (rows, spans) = self.dataset(source).await;
+        let (start, end) = (spans.first()?.start, spans.last()?.end);
+        let mut check = ChainCheck::default();
+        let lost: BTreeSet<i64> = spans.iter().flat_map(|span| span.gaps.iter().cloned().flatten()).collect();
+        check.add(source, spans, Some(start), None);
+        let log = self.with(|outside| outside.log(source).clone());
+        if lost.iter().any(|offset| *offset >= log.low) {
+            self.wrong(format!("{source}: gaps that the broker did not delete"));
+        }
+        let expected = log.messages.range(start..end).filter(|offset| !lost.contains(offset));
+        let expected: Vec<i64> = expected.copied().filter(|offset| !(skips && is_bad(*offset))).collect();
+        if rows != expected || !check.problems.is_empty() {
+            self.wrong(format!("{source}: {:?}, rows {rows:?} instead of {expected:?}", check.problems));
+        }
+        Some(end)
+    }
+}
+
+fn output(store: Arc<dyn ObjectStore>) -> Location {
+    let stores = Stores::with_settings([]);
+    stores.insert("memory://x", store);
+    stores.locate("memory://x/out").unwrap()
+}
+
+pub(super) fn messages(source: &TopicPartition, offsets: &[i64]) -> Messages {
+    let mut messages = Messages::new(source.clone(), offsets[0]);
+    for offset in offsets {
+        let text = format!("message {offset}");
+        let value = (!is_bad(*offset)).then_some(text.as_bytes());
+        messages.push(Message { offset: *offset, timestamp: Some(7), key: None, value, headers: &[] });
+    }
+    messages
+}
+
+/// The store as a process sees it.
+struct Flaky {
+    world: World,
+    inner: Arc<InMemory>,
+}
+
+impl fmt::Debug for Flaky {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Flaky")
+    }
+}
+
+impl fmt::Display for Flaky {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Flaky")
+    }
+}
+
+/// What happens to a request.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Fate {
+    Fine,
+    /// It fails, and was applied or not.
+    Fails {
+        applied: bool,
+    },
+    /// It fails after a long time.
+    Hangs,
+    /// It fails, and is applied later, whatever became of the process.
+    Late,
+}
+
+impl Flaky {
+    fn fate(&self) -> Fate {
+        self.world.with(|outside| {
+            let faults = outside.faults;
+            let random = outside.random();
+            match random.percent(faults) {
+                false => Fate::Fine,
+                true => match random.below(4) {
+                    0 => Fate::Fails { applied: false },
+                    1 => Fate::Fails { applied: true },
+                    2 => Fate::Hangs,
+                    _ => Fate::Late,
+                },
+            }
+        })
+    }
+
+    async fn ask(&self) -> Result<()> {
+        if self.world.with(|outside| outside.gets_hang) {
+            return std::future::pending().await;
+        }
+        self.world.pause().await;
+        match self.fate() {
+            Fate::Fine => Ok(()),
+            _ => Err(failure()),
+        }
+    }
+}
+
+fn failure() -> object_store::Error {
+    object_store::Error::Generic { store: "flaky", source: "503".into() }
+}
+
+/// The partition of a data object.
+fn of_data(at: &Path) -> Option<TopicPartition> {
+    let number = at.as_ref().strip_prefix("out/topic=t/partition=")?.split('/').next()?;
+    Some(partition(number.parse().unwrap()))
+}
+
+#[async_trait]
+impl ObjectStore for Flaky {
+    async fn put_opts(&self, at: &Path, payload: PutPayload, options: PutOptions) -> Result<PutResult> {
+        let Some(source) = of_data(at) else { return self.inner.put_opts(at, payload, options).await };
+        if !self.world.with(|outside| outside.writable.contains(&source)) {
+            self.world.wrong(format!("{at} is published after the partition was given away"));
+        }
+        if self.world.with(|outside| outside.puts_hang) {
+            return std::future::pending().await;
+        }
+        self.world.pause().await;
+        match self.fate() {
+            Fate::Fine => self.inner.put_opts(at, payload, options).await,
+            Fate::Fails { applied: false } => Err(failure()),
+            Fate::Fails { applied: true } => {
+                self.inner.put_opts(at, payload, options).await?;
+                Err(failure())
+            }
+            Fate::Hangs => {
+                clock::sleep(Duration::from_secs(30)).await;
+                Err(failure())
+            }
+            Fate::Late => {
+                let (inner, at, world) = (Arc::clone(&self.inner), at.clone(), self.world.clone());
+                tokio::spawn(async move {
+                    world.pause().await;
+                    let _ = inner.put_opts(&at, payload, options).await;
+                });
+                Err(failure())
+            }
+        }
+    }
+
+    async fn put_multipart_opts(&self, _: &Path, _: PutMultipartOptions) -> Result<Box<dyn MultipartUpload>> {
+        panic!("a chain is never extended by an upload in parts");
+    }
+
+    async fn get_opts(&self, at: &Path, options: GetOptions) -> Result<GetResult> {
+        self.ask().await?;
+        self.inner.get_opts(at, options).await
+    }
+
+    fn delete_stream(&self, at: BoxStream<'static, Result<Path>>) -> BoxStream<'static, Result<Path>> {
+        self.inner.delete_stream(at)
+    }
+
+    fn list(&self, prefix: Option<&Path>) -> BoxStream<'static, Result<ObjectMeta>> {
+        self.inner.list(prefix)
+    }
+
+    fn list_with_offset(&self, prefix: Option<&Path>, offset: &Path) -> BoxStream<'static, Result<ObjectMeta>> {
+        self.inner.list_with_offset(prefix, offset)
+    }
+
+    async fn list_with_delimiter(&self, prefix: Option<&Path>) -> Result<ListResult> {
+        self.ask().await?;
+        self.inner.list_with_delimiter(prefix).await
+    }
+
+    async fn copy_opts(&self, from: &Path, to: &Path, options: CopyOptions) -> Result<()> {
+        self.inner.copy_opts(from, to, options).await
+    }
+}
+
+/// Gives each text the same vector.
+pub(super) struct Constant {
+    spec: EmbedSpec,
+    world: World,
+    width: usize,
+}
+
+impl Constant {
+    pub(super) fn new(world: &World) -> Arc<Self> {
+        let width = world.with(|outside| outside.width);
+        Arc::new(Self { spec: EmbedSpec::default(), world: world.clone(), width })
+    }
+}
+
+fn item() -> Arc<Field> {
+    Arc::new(Field::new("item", DataType::Float32, false))
+}
+
+pub(super) fn columns(texts: &ArrayRef) -> EmbeddedColumns {
+    columns_of(texts, 2)
+}
+
+fn columns_of(texts: &ArrayRef, width: usize) -> EmbeddedColumns {
+    let rows = texts.len();
+    let numbers: ArrayRef = Arc::new(Float32Array::from(vec![0.5; width * rows]));
+    EmbeddedColumns {
+        vectors: Arc::new(FixedSizeListArray::new(item(), i32::try_from(width).unwrap(), numbers, None)),
+        truncated: BooleanArray::from(vec![false; rows]),
+        error: StringArray::new_null(rows),
+        row_errors: Vec::new(),
+        tokens: UInt32Array::from(vec![1; rows]),
+        keep: None,
+        stats: ColumnStats { rows, ..ColumnStats::default() },
+        cost: elmo::engine::Cost::default(),
+    }
+}
+
+#[async_trait]
+impl Stage for Constant {
+    fn spec(&self) -> &EmbedSpec {
+        &self.spec
+    }
+
+    fn fields(&self) -> Vec<Field> {
+        vec![
+            Field::new("embedding", DataType::FixedSizeList(item(), i32::try_from(self.width).unwrap()), true),
+            Field::new("truncated", DataType::Boolean, false),
+            Field::new("error", DataType::Utf8, true),
+        ]
+    }
+
+    fn metadata(&self) -> Vec<(String, String)> {
+        vec![("elmo.fingerprint".to_owned(), "f".to_owned())]
+    }
+
+    async fn submit(&self, texts: &ArrayRef) -> elmo::Result<Pending> {
+        if self.world.with(|outside| outside.stage_hangs) {
+            return std::future::pending().await;
+        }
+        let (columns, world) = (columns_of(texts, self.width), self.world.clone());
+        let takes = self.world.with(|outside| Duration::from_millis(outside.stage_takes));
+        Ok(Box::pin(async move {
+            clock::sleep(takes).await;
+            world.pause().await;
+            match world.with(|outside| outside.stage_fails) {
+                true => Err(elmo::Error::Closed),
+                false => Ok(columns),
+            }
+        }))
+    }
+}

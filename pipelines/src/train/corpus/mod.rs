@@ -1,0 +1,121 @@
+//! The corpus of a run: its shards, what is in them, and its sentences in the order of an epoch.
+
+mod blocks;
+mod order;
+mod stream;
+mod survey;
+
+use std::sync::Arc;
+
+use elmo::{
+    RowError,
+    spec::{SentenceMode, TokenizerKind},
+};
+
+use self::order::MAX_SHARDS;
+pub use self::order::Order;
+pub(super) use self::{
+    stream::{Passes, Sentences, StreamPosition},
+    survey::{Hashes, LONG, LONG_ENOUGH, Shard, Survey, differences},
+};
+use super::words::Words;
+use crate::{
+    error::{Error, Result},
+    source::{self, InputFile, Plan, Request},
+    stores::Stores,
+};
+
+/// How rows become sentences and blocks.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Reading {
+    pub(super) tokenizer: TokenizerKind,
+    pub(super) sentences: SentenceMode,
+    /// Sentences of a block.
+    pub(super) block_sentences: usize,
+}
+
+/// A corpus.
+#[derive(Debug)]
+pub(super) struct Corpus {
+    plan: Plan,
+    files: Vec<InputFile>,
+    reading: Reading,
+    words: Arc<Words>,
+    order: Order,
+    seed: u64,
+    /// Rows that are no text are left out.
+    skip_bad_rows: bool,
+}
+
+/// What a corpus is read from, and how.
+#[derive(Debug)]
+pub(super) struct Shards<'j> {
+    pub(super) inputs: &'j [String],
+    pub(super) column: &'j str,
+    pub(super) reading: Reading,
+    pub(super) order: Order,
+    pub(super) seed: u64,
+    pub(super) skip_bad_rows: bool,
+}
+
+impl Corpus {
+    /// Finds the shards.
+    ///
+    /// # Errors
+    /// [`SourceError`](crate::source::SourceError) when there are none, or when they lack the column; [`Error::Usage`] for
+    /// standard input, which cannot be read again.
+    pub(super) async fn open(stores: &Stores, shards: Shards<'_>, words: &Arc<Words>) -> Result<Self> {
+        if shards.inputs.iter().any(|input| input == source::STDIN) {
+            let help = "write the text to a file first: every epoch reads it again, once for each direction";
+            return Err(Error::usage("the corpus of a training run cannot be standard input", help));
+        }
+        let mut files = source::list(stores, shards.inputs, None).await?;
+        // By name, however the inputs were given.
+        files.sort_by_key(ToString::to_string);
+        if files.len() > MAX_SHARDS {
+            return Err(Error::usage(
+                format!("the corpus has {} files, more than {MAX_SHARDS}", files.len()),
+                "join them: shards of 50 to 100 MB are read best",
+            ));
+        }
+        let plan = Plan::resolve(files.clone(), &Request::texts(shards.column)).await?;
+        let Shards { reading, order, seed, skip_bad_rows, .. } = shards;
+        Ok(Self { plan, files, reading, words: Arc::clone(words), order, seed, skip_bad_rows })
+    }
+
+    /// Reads all of it, and describes it. Shards that are what `known` says are not read again.
+    ///
+    /// # Errors
+    /// Those of the source; [`Error::Input`] for a row that is no text, or when there is no sentence.
+    pub(super) async fn survey(self: &Arc<Self>, hashes: &Hashes, known: &[Shard], threads: usize) -> Result<Survey> {
+        let survey = survey::survey(self, hashes, known, threads).await?;
+        if survey.sentences() == 0 {
+            let file = self.files.first().map(ToString::to_string).unwrap_or_default();
+            let help = Some("check the files and the column of the text".to_owned());
+            return Err(Error::Input { file, row: None, reason: "there are no sentences".to_owned(), help });
+        }
+        Ok(survey)
+    }
+
+    /// The shards, by name.
+    pub(super) fn files(&self) -> &[InputFile] {
+        &self.files
+    }
+
+    /// A plan that reads one shard.
+    fn shard(&self, number: usize) -> Result<Arc<Plan>> {
+        let plan = self.plan.only(number).ok_or_else(|| Error::Failed(format!("there is no shard {number}")))?;
+        Ok(Arc::new(plan))
+    }
+
+    /// Refuses rows that are no text, unless they are left out.
+    fn check_rows(&self, shard: usize, start: u64, bad: &[(usize, RowError)]) -> Result<()> {
+        let Some((row, error)) = bad.first().filter(|_| !self.skip_bad_rows) else { return Ok(()) };
+        Err(Error::Input {
+            file: self.files[shard].to_string(),
+            row: Some(start + *row as u64),
+            reason: error.to_string(),
+            help: Some("give --on-error skip to leave such rows out".to_owned()),
+        })
+    }
+}

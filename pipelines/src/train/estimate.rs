@@ -1,0 +1,150 @@
+//! The dry run: checks everything, makes a few steps to measure time and memory, and writes nothing.
+
+use std::{
+    fmt,
+    path::Path,
+    time::{Duration, Instant},
+};
+
+use elmo::train::Optimizer;
+use serde::Serialize;
+use tokio::runtime::Handle;
+
+use super::{corpus::Passes, error::TrainFault, feed::Feed, job::TrainJob, start::Prepared};
+use crate::{
+    error::{Error, Result},
+    report::{bytes, count, duration, table},
+    stores::Stores,
+};
+
+/// The time for steps that are measured after the first one.
+const MEASURED: Duration = Duration::from_secs(3);
+/// Most of them.
+const MAX_STEPS: u32 = 10;
+
+/// What a run would take.
+#[derive(Debug, Clone, Serialize)]
+pub struct Estimate {
+    /// Files of the corpus.
+    pub shards: usize,
+    /// Sentences of the corpus.
+    pub sentences: u64,
+    /// Tokens of the corpus.
+    pub tokens: u64,
+    /// Words that an epoch predicts in each direction.
+    pub predictions: u64,
+    /// Words of the vocabulary.
+    pub words: usize,
+    /// Share of the tokens that are in the vocabulary.
+    pub coverage: f64,
+    /// Negatives of the sampled softmax; `None`: all words.
+    pub negatives: Option<usize>,
+    /// Parameters of the biLM.
+    pub parameters: u64,
+    /// Parameters of the softmax.
+    pub softmax_parameters: u64,
+    /// Bytes of all parameters and the state of the optimiser.
+    pub state_bytes: u64,
+    /// Largest resident memory of this process in the steps that were made, where the system tells.
+    pub peak_bytes: Option<u64>,
+    /// Steps of the run.
+    pub steps: u64,
+    /// Passes over the corpus.
+    pub epochs: f64,
+    /// Seconds of a step, measured.
+    pub seconds_per_step: f64,
+    /// Hours of the run.
+    pub hours: f64,
+    /// What may be wrong.
+    pub warnings: Vec<String>,
+}
+
+/// Checks a job and estimates what it takes.
+///
+/// # Errors
+/// As [`train`](super::train) before the first step.
+pub async fn estimate(job: TrainJob, stores: &Stores) -> Result<Estimate> {
+    let prepared = Prepared::new(job, stores, &[]).await?;
+    let runtime = Handle::current();
+    let measured = tokio::task::spawn_blocking(move || {
+        let _entered = runtime.enter();
+        measure(&prepared)
+    });
+    measured.await.map_err(|e| Error::Failed(format!("the training thread died: {e}")))?
+}
+
+fn measure(prepared: &Prepared) -> Result<Estimate> {
+    let Prepared { survey, words, recipe, options, steps, .. } = prepared;
+    let mut trainer = prepared.trainer()?;
+    let mut feed = Feed::start(&prepared.corpus, prepared.beginning().streams, recipe.rows, Passes::Endless)?;
+    let mut step = || -> Result<()> {
+        let fed = feed.next()?.ok_or_else(|| Error::Failed("the corpus has ended".to_owned()))?;
+        trainer.step(&fed.window).map_err(TrainFault::Step)?;
+        Ok(())
+    };
+    // The first step allocates.
+    step()?;
+    let started = Instant::now();
+    let mut made = 0;
+    while made == 0 || (made < MAX_STEPS && started.elapsed() < MEASURED) {
+        step()?;
+        made += 1;
+    }
+    let seconds_per_step = started.elapsed().as_secs_f64() / f64::from(made);
+    let (parameters, softmax_parameters) =
+        (options.parameters(), (words.len() * (options.lstm.projection_dim + 1)) as u64);
+    let copies = match recipe.optimizer {
+        Optimizer::Adagrad { .. } => 2,
+        Optimizer::AdamW { .. } => 3,
+    };
+    let width = if recipe.precision == elmo::model::Precision::F64 { 8 } else { 4 };
+    Ok(Estimate {
+        shards: survey.shards.len(),
+        sentences: survey.sentences(),
+        tokens: survey.tokens(),
+        predictions: survey.predictions(),
+        words: words.len(),
+        coverage: 1.0 - survey.unknown() as f64 / survey.tokens() as f64,
+        negatives: trainer.samples(),
+        parameters,
+        softmax_parameters,
+        state_bytes: (parameters + softmax_parameters) * copies * width,
+        peak_bytes: peak_memory(),
+        steps: *steps,
+        epochs: (*steps as f64) * (recipe.rows * recipe.positions) as f64 / survey.predictions() as f64,
+        seconds_per_step,
+        hours: *steps as f64 * seconds_per_step / 3600.0,
+        warnings: prepared.remarks(),
+    })
+}
+
+/// Largest resident memory of this process in bytes; `None` where there is no `/proc`.
+fn peak_memory() -> Option<u64> {
+    let status = std::fs::read_to_string(Path::new("/proc/self/status")).ok()?;
+    let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:"))?;
+    line.trim().strip_suffix("kB")?.trim().parse::<u64>().ok().map(|kib| kib << 10)
+}
+
+impl fmt::Display for Estimate {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let softmax = match self.negatives {
+            Some(negatives) => format!("sampled, {} negatives", count(negatives as u64)),
+            None => "over all words".to_owned(),
+        };
+        let mut rows = vec![
+            ("shards", count(self.shards as u64)),
+            ("sentences", count(self.sentences)),
+            ("tokens", format!("{}, {:.2} % of them in the vocabulary", count(self.tokens), 100.0 * self.coverage)),
+            ("epoch", format!("{} predictions in each direction", count(self.predictions))),
+            ("parameters", format!("{} and {} of the softmax", count(self.parameters), count(self.softmax_parameters))),
+            ("softmax", format!("{softmax}, vocabulary of {}", count(self.words as u64))),
+            ("weights and optimiser", bytes(self.state_bytes)),
+        ];
+        rows.extend(self.peak_bytes.map(|peak| ("memory of this process", format!("{}, measured", bytes(peak)))));
+        rows.push(("steps", format!("{} ({:.2} epochs)", count(self.steps), self.epochs)));
+        rows.push(("step", format!("{:.3} s, measured", self.seconds_per_step)));
+        rows.push(("time", duration(Duration::from_secs_f64((3600.0 * self.hours).clamp(0.0, 1e9)))));
+        rows.extend(self.warnings.iter().map(|warning| ("warning", warning.clone())));
+        f.write_str(&table(&rows))
+    }
+}

@@ -1,0 +1,138 @@
+//! Perplexity of held-out text: full softmax, state carried from sentence to sentence, as bilm-tf measures it.
+
+use std::sync::{
+    Arc,
+    atomic::{AtomicBool, Ordering},
+};
+
+use elmo::train::{Evaluated, Evaluation, Trainer};
+use serde::{Deserialize, Serialize};
+
+use super::{
+    checkpoint::exact,
+    corpus::{Corpus, Passes, Shard},
+    error::TrainFault,
+    feed::{Feed, StreamState},
+    words::Words,
+};
+use crate::{
+    crash::train as crash,
+    error::{Error, Result},
+};
+
+/// Tokens of a row of a window.
+const POSITIONS: u64 = 20;
+/// Most rows of a window.
+const MAX_ROWS: u64 = 64;
+/// Windows that a text has at least: the last one is not full, and is left out.
+const WINDOWS: u64 = 100;
+
+/// Held-out text.
+#[derive(Debug)]
+pub(super) struct HeldOut {
+    corpus: Arc<Corpus>,
+    words: Arc<Words>,
+    /// What it is.
+    pub(super) shards: Vec<Shard>,
+    rows: usize,
+    positions: usize,
+}
+
+/// A measurement.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+pub(super) struct Measured {
+    /// Steps before it.
+    pub(super) step: u64,
+    #[serde(with = "exact")]
+    pub(super) forward: f64,
+    #[serde(with = "exact")]
+    pub(super) backward: f64,
+    /// Geometric mean of both.
+    #[serde(with = "exact")]
+    pub(super) average: f64,
+    /// Predictions of each direction.
+    pub(super) tokens: u64,
+}
+
+/// A line of `valid.jsonl`.
+#[derive(Debug, Serialize)]
+pub(super) struct ValidLine {
+    pub(super) step: u64,
+    pub(super) epoch: f64,
+    pub(super) perplexity_forward: f64,
+    pub(super) perplexity_backward: f64,
+    pub(super) perplexity: f64,
+    pub(super) tokens: u64,
+    /// No earlier measurement is better.
+    pub(super) best: bool,
+}
+
+impl Measured {
+    pub(super) fn line(&self, epoch: f64, best: bool) -> ValidLine {
+        ValidLine {
+            step: self.step,
+            epoch,
+            perplexity_forward: self.forward,
+            perplexity_backward: self.backward,
+            perplexity: self.average,
+            tokens: self.tokens,
+            best,
+        }
+    }
+}
+
+/// Rows and positions of windows for so many predictions: many rows are fast, and many windows lose little of the text.
+fn window_size(predictions: u64) -> (u64, u64) {
+    ((predictions / (POSITIONS * WINDOWS)).clamp(1, MAX_ROWS), POSITIONS.min(predictions))
+}
+
+impl HeldOut {
+    /// Text that was surveyed.
+    pub(super) fn new(corpus: Arc<Corpus>, words: &Arc<Words>, shards: Vec<Shard>) -> Self {
+        let (rows, positions) = window_size(shards.iter().map(|shard| shard.tokens + shard.sentences).sum());
+        Self { corpus, words: Arc::clone(words), shards, rows: rows as usize, positions: positions as usize }
+    }
+
+    /// Measures the model of a run; `None` when `stopped` was set before the end. Blocks; must be called within the runtime.
+    ///
+    /// # Errors
+    /// Those of the text and of the device.
+    pub(super) fn measure(&self, trainer: &Trainer, stopped: &AtomicBool) -> Result<Option<Measured>> {
+        let failed = |error| Error::from(TrainFault::Step(error));
+        let from = StreamState::begin(self.words.boundaries(), self.rows, self.positions);
+        let mut feed = Feed::start(&self.corpus, from, self.rows, Passes::One)?;
+        let mut evaluation = Evaluation::new(trainer, self.rows).map_err(failed)?;
+        let mut total = Evaluated::default();
+        while let Some(fed) = feed.next()? {
+            total.add(evaluation.window(&fed.window).map_err(failed)?);
+            crash::in_measurement();
+            if stopped.load(Ordering::Relaxed) {
+                return Ok(None);
+            }
+        }
+        Ok(Some(Measured {
+            step: trainer.counters().step,
+            forward: total.perplexity_of(0),
+            backward: total.perplexity_of(1),
+            average: total.perplexity(),
+            tokens: total.tokens,
+        }))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// At most one window, a hundredth, is left out of a long text; a short one has a single row.
+    #[test]
+    fn windows_lose_little_of_the_text() {
+        for predictions in [5, 19, 20, 1000, 4000, 100_000, 128_000, 10_000_000] {
+            let (rows, positions) = window_size(predictions);
+            assert!((1..=MAX_ROWS).contains(&rows) && (1..=POSITIONS).contains(&positions));
+            assert!(rows * positions <= predictions, "{predictions}");
+            assert!(predictions < 4000 || rows * positions * WINDOWS <= predictions, "{predictions}");
+        }
+        assert_eq!((window_size(128_000), window_size(64_000)), ((64, 20), (32, 20)));
+    }
+}

@@ -1,0 +1,49 @@
+//! Trains a biLM: the corpus, the vocabulary, the run. The step of the model itself is in the library's `train` module.
+//!
+//! ```text
+//! shards --corpus--> sentences in order --feed--> windows --run--> steps --checkpoint--> state on disk
+//!                                                          |                          --model--> a model directory
+//!                                                          +--held_out--> perplexities
+//! ```
+//!
+//! | file | what it has |
+//! |---|---|
+//! | `vocab/` | `elmo vocab`: counts the words of a corpus |
+//! | `words.rs` | the vocabulary of a run |
+//! | `corpus/` | shards, what is in them, and the order of their sentences |
+//! | `feed.rs` | windows, made ahead of the step by threads of their own |
+//! | `options_file.rs` | what an options file says about training |
+//! | `settings.rs` | what identifies a run, and differences |
+//! | `checkpoint/` | the whole state of a run on disk |
+//! | `start.rs` | begins a run or finds where it goes on |
+//! | `run.rs` | the loop |
+//! | `held_out.rs` | perplexity of held-out text |
+//! | `model.rs` | the model directory |
+//! | `journal.rs` | `steps.jsonl` and `valid.jsonl` |
+//! | `estimate.rs` | the dry run |
+
+mod checkpoint;
+mod corpus;
+mod error;
+mod estimate;
+mod feed;
+mod held_out;
+mod job;
+mod journal;
+mod model;
+mod options_file;
+mod run;
+mod settings;
+mod start;
+pub mod vocab;
+mod words;
+
+pub use self::{
+    corpus::Order,
+    error::TrainFault,
+    estimate::{Estimate, estimate},
+    job::{ModelSource, OnSpike, TextSettings, TrainJob, Until},
+    options_file::OptionsFile,
+    run::TrainReport,
+    start::train,
+};

@@ -1,0 +1,532 @@
+//! The loop of a run: windows in, steps, and what follows from them.
+
+use std::{
+    fmt,
+    path::PathBuf,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
+    time::{Duration, Instant},
+};
+
+use elmo::train::{StepReport, TrainError, Trainer};
+use serde::Serialize;
+
+use super::{
+    checkpoint::{Checkpoints, Found, RunState},
+    corpus::Passes,
+    error::TrainFault,
+    feed::{Fed, Feed, StreamState},
+    held_out::Measured,
+    job::OnSpike,
+    journal::{Journal, StepLine},
+    model,
+    settings::length,
+    start::{Prepared, STEPS, VALID},
+};
+use crate::{
+    crash::train as crash,
+    error::{Error, Result},
+    report::{TARGET, count, duration, table},
+};
+
+/// Seconds between two lines of progress.
+const PROGRESS_EVERY: Duration = Duration::from_secs(10);
+/// Most steps between two checkpoints, unless told otherwise: as bilm-tf.
+const CHECKPOINT_EVERY: u64 = 1250;
+/// Rollbacks without a checkpoint between them, after which a run ends.
+const MAX_ROLLBACKS: u32 = 3;
+
+/// What a run did.
+#[derive(Debug, Clone, Serialize)]
+pub struct TrainReport {
+    /// Folder of the run, a model directory.
+    pub output: PathBuf,
+    /// Why the run has ended.
+    pub ended: &'static str,
+    /// Steps of the whole run.
+    pub steps: u64,
+    /// Passes over the corpus, by counted tokens.
+    pub epochs: f64,
+    /// Predictions of each direction in the whole run.
+    pub tokens: u64,
+    /// Negatives of the sampled softmax; `None`: all words.
+    pub negatives: Option<usize>,
+    /// Step of the weights in the folder.
+    pub model_step: u64,
+    /// Held-out perplexity of these weights: forward, backward, geometric mean.
+    pub perplexity_forward: Option<f64>,
+    /// Backward.
+    pub perplexity_backward: Option<f64>,
+    /// Geometric mean of both.
+    pub perplexity: Option<f64>,
+    /// Rows of the corpus that are no text and were left out.
+    pub bad_rows: u64,
+    /// Seconds of the whole run.
+    pub seconds: f64,
+    /// Predictions of one direction per second, in this process.
+    pub tokens_per_second: f64,
+    /// Seconds for which the step waited for the corpus, in this process.
+    pub waited_seconds: f64,
+    /// How the model is used.
+    pub use_with: String,
+}
+
+/// A run.
+pub(super) struct Run {
+    prepared: Prepared,
+    checkpoints: Checkpoints,
+    trainer: Trainer,
+    state: RunState,
+    feed: Feed,
+    steps_log: Journal,
+    valid_log: Journal,
+    stopped: Arc<AtomicBool>,
+    last_checkpoint: Option<PathBuf>,
+    /// Step of the last checkpoint.
+    saved: Option<u64>,
+    rollbacks: u32,
+    /// The last step that failed, and the checkpoint to which the run went back then.
+    spiked: Option<(u64, u64)>,
+    started: Instant,
+    /// Tokens before this process.
+    tokens_before: u64,
+    shown: Option<Instant>,
+}
+
+impl Run {
+    pub(super) fn new(
+        prepared: Prepared,
+        checkpoints: Checkpoints,
+        found: Option<Found>,
+        trainer: Trainer,
+        stopped: Arc<AtomicBool>,
+    ) -> Result<Self> {
+        let (last_checkpoint, state) = match found {
+            Some(Found { path, state }) => (Some(path), state),
+            None => (None, prepared.beginning()),
+        };
+        let step = state.counters.step;
+        let open = |name: &str| {
+            let path = prepared.job.output.join(name);
+            Journal::open(&path, step).map_err(|source| Error::Io { path, source })
+        };
+        let feed = Feed::start(&prepared.corpus, state.streams.clone(), prepared.recipe.rows, Passes::Endless)?;
+        Ok(Self {
+            steps_log: open(STEPS)?,
+            valid_log: open(VALID)?,
+            feed,
+            checkpoints,
+            trainer,
+            stopped,
+            saved: last_checkpoint.as_ref().map(|_| step),
+            last_checkpoint,
+            rollbacks: 0,
+            spiked: None,
+            started: Instant::now(),
+            tokens_before: state.counters.tokens,
+            state,
+            shown: None,
+            prepared,
+        })
+    }
+
+    /// Makes steps until the run ends.
+    ///
+    /// # Errors
+    /// As [`train`](super::train).
+    pub(super) fn run(mut self) -> Result<TrainReport> {
+        if self.saved.is_some() && !model::is_complete(&self.prepared.job.output) {
+            self.export()?;
+        }
+        if self.saved.is_none() && self.prepared.job.on_spike == OnSpike::Rollback {
+            self.checkpoint()?;
+        }
+        let ended = loop {
+            // Also after a restart, when the run was interrupted in the measurement.
+            if self.is_due() {
+                self.measure()?;
+            }
+            if let Some(ended) = self.ended() {
+                break ended;
+            }
+            if self.stopped.load(Ordering::Relaxed) {
+                return Err(self.interrupted());
+            }
+            let begun = Instant::now();
+            let fed = match self.feed.next() {
+                Ok(Some(fed)) => fed,
+                Ok(None) => return Err(Error::Failed("the corpus has ended, which it never does".to_owned())),
+                Err(error) => return Err(self.saved_before(error)),
+            };
+            let made = match crash::spike() {
+                false => self.trainer.step(&fed.window),
+                true => Err(TrainError::NotFinite { step: self.state.counters.step + 1, what: "the loss" }),
+            };
+            match made {
+                Ok(report) => self.after_step(&report, fed, begun)?,
+                Err(error @ TrainError::NotFinite { .. }) => self.spike(&error, fed.after)?,
+                Err(error) => return Err(TrainFault::Step(error).into()),
+            }
+        };
+        self.checkpoint()?;
+        Ok(self.report(ended))
+    }
+
+    /// Writes the state and says where it is.
+    fn interrupted(&mut self) -> Error {
+        match self.checkpoint() {
+            Ok(checkpoint) => TrainFault::Interrupted { step: self.state.counters.step, checkpoint }.into(),
+            Err(error) => error,
+        }
+    }
+
+    /// The error of a text after the state was written: no step is lost.
+    fn saved_before(&mut self, error: Error) -> Error {
+        if self.state.counters.step == 0 {
+            return error;
+        }
+        match self.checkpoint() {
+            Ok(checkpoint) => {
+                TrainFault::Saved { error: Box::new(error), step: self.state.counters.step, checkpoint }.into()
+            }
+            // The first error is the cause.
+            Err(_) => error,
+        }
+    }
+
+    /// Whether the held-out text must be measured before the next step.
+    fn is_due(&self) -> bool {
+        let step = self.state.counters.step;
+        let is_measured = self.state.last.is_some_and(|last| last.step == step);
+        let at_end = step >= self.prepared.steps;
+        self.prepared.held_out.is_some()
+            && step > 0
+            && !is_measured
+            && (at_end || step.is_multiple_of(self.eval_every()))
+    }
+
+    /// Why the run has ended, if it has.
+    fn ended(&self) -> Option<&'static str> {
+        if self.prepared.job.patience.is_some_and(|patience| self.state.stale >= patience) {
+            return Some("the held-out perplexity no longer falls");
+        }
+        (self.state.counters.step >= self.prepared.steps).then_some("all steps were made")
+    }
+
+    fn after_step(&mut self, report: &StepReport, fed: Fed, begun: Instant) -> Result<()> {
+        let seconds = begun.elapsed().as_secs_f64();
+        self.state.counters = self.trainer.counters();
+        self.state.streams = fed.after;
+        self.state.pending.add(report, seconds);
+        self.state.seconds += seconds;
+        let is_last = report.step >= self.prepared.steps;
+        self.log(report, is_last)?;
+        crash::after_step();
+        if self.is_due() {
+            self.measure()?;
+        }
+        if report.step.is_multiple_of(self.checkpoint_every())
+            && let Err(error) = self.try_checkpoint()?
+        {
+            let after = self.state.streams.clone();
+            self.spike(&error, after)?;
+        }
+        Ok(())
+    }
+
+    fn log(&mut self, report: &StepReport, is_last: bool) -> Result<()> {
+        let epoch = self.epoch();
+        if is_last || report.step.is_multiple_of(self.prepared.job.log_every) {
+            let line = self.state.pending.take_line(report, self.softmax(), epoch);
+            self.steps_log.add(&line).map_err(|source| self.write_failed(&self.steps_log.path, source))?;
+            self.show(&line);
+        }
+        Ok(())
+    }
+
+    /// A line of progress, now and then.
+    fn show(&mut self, line: &StepLine) {
+        if self.shown.is_some_and(|shown| shown.elapsed() < PROGRESS_EVERY) {
+            return;
+        }
+        self.shown = Some(Instant::now());
+        let speed = self.tokens_per_second();
+        let left = (self.prepared.steps - line.step) as f64 * self.tokens_of_step() as f64 / speed.max(1e-9);
+        // A loss over some of the words must not be taken for that of held-out text.
+        let (loss, sampled_loss) = match line.softmax {
+            "full" => (Some(rounded(line.loss)), None),
+            _ => (None, Some(rounded(line.loss))),
+        };
+        tracing::info!(
+            target: TARGET,
+            step = line.step,
+            steps = self.prepared.steps,
+            epoch = rounded(line.epoch),
+            loss,
+            sampled_loss,
+            held_out_perplexity = self.state.last.map(|last| rounded(last.average)),
+            tokens_per_second = speed.round(),
+            left = duration(Duration::from_secs_f64(left.min(1e9))),
+            "training"
+        );
+    }
+
+    fn measure(&mut self) -> Result<()> {
+        let Some(text) = &self.prepared.held_out else { return Ok(()) };
+        let begun = Instant::now();
+        let measured = match text.measure(&self.trainer, &self.stopped) {
+            Ok(Some(measured)) => measured,
+            Ok(None) => return Err(self.interrupted()),
+            Err(error) => return Err(self.saved_before(error)),
+        };
+        let better = self.state.best.is_none_or(|best| measured.average < best.average);
+        let is_best = better && measured.average.is_finite();
+        self.state.last = Some(measured);
+        self.state.stale = if is_best { 0 } else { self.state.stale + 1 };
+        self.state.seconds += begun.elapsed().as_secs_f64();
+        let line = measured.line(self.epoch(), is_best);
+        self.valid_log.add(&line).map_err(|source| self.write_failed(&self.valid_log.path, source))?;
+        tracing::info!(
+            target: TARGET,
+            step = measured.step,
+            forward = rounded(measured.forward),
+            backward = rounded(measured.backward),
+            perplexity = rounded(measured.average),
+            best = is_best,
+            "held-out perplexity"
+        );
+        if is_best {
+            self.state.best = Some(measured);
+            self.export()?;
+        }
+        Ok(())
+    }
+
+    /// Writes a checkpoint, unless there is one of this step, and the model unless a better one is kept.
+    fn checkpoint(&mut self) -> Result<PathBuf> {
+        self.try_checkpoint()?.map_err(|error| self.not_finite(&error).into())
+    }
+
+    /// As [`Run::checkpoint`]; the inner error says that the state is not finite, so that it is no checkpoint.
+    fn try_checkpoint(&mut self) -> Result<Result<PathBuf, TrainError>> {
+        let step = self.state.counters.step;
+        if let Some(last) = self.last_checkpoint.as_ref().filter(|_| self.saved == Some(step)) {
+            return Ok(Ok(last.clone()));
+        }
+        for journal in [&self.steps_log, &self.valid_log] {
+            journal.sync().map_err(|source| self.write_failed(&journal.path, source))?;
+        }
+        let snapshot = self.trainer.snapshot().map_err(TrainFault::Step)?;
+        if !snapshot.is_finite() {
+            return Ok(Err(TrainError::NotFinite { step, what: "a weight or the state of the optimiser" }));
+        }
+        let path = self.checkpoints.write(&self.state, &snapshot, self.last_checkpoint.as_deref())?;
+        (self.last_checkpoint, self.saved) = (Some(path.clone()), Some(step));
+        if self.spiked.is_none_or(|(spiked, _)| step > spiked) {
+            (self.rollbacks, self.spiked) = (0, None);
+        }
+        if self.state.best.is_none() && step > 0 {
+            self.export()?;
+        }
+        Ok(Ok(path))
+    }
+
+    fn not_finite(&self, error: &TrainError) -> TrainFault {
+        let reason = error.to_string().split(';').next().unwrap_or_default().to_owned();
+        TrainFault::NotFinite { reason, last: self.last_checkpoint.clone(), went_back: self.rollbacks > 0 }
+    }
+
+    /// A loss that is not finite: ends the run, or goes back and passes over the text.
+    fn spike(&mut self, error: &TrainError, after: [StreamState; 2]) -> Result<()> {
+        let can_go_back = self.prepared.job.on_spike == OnSpike::Rollback && self.rollbacks < MAX_ROLLBACKS;
+        let Some(last) = self.checkpoint_before_spike()?.filter(|_| can_go_back) else {
+            return Err(self.not_finite(error).into());
+        };
+        let reason = error.to_string().split(';').next().unwrap_or_default().to_owned();
+        tracing::warn!("{reason}; going back to {} and passing over this text", last.path.display());
+        self.trainer = self.prepared.restored(&last)?;
+        let (step, at) = (self.state.counters.step + 1, last.state.counters.step);
+        self.checkpoints.remove_after(at)?;
+        (self.last_checkpoint, self.saved) = (Some(last.path), Some(at));
+        self.state = RunState { streams: after, seconds: self.state.seconds, ..last.state };
+        self.rollbacks += 1;
+        self.spiked = Some((step, at));
+        for journal in [&mut self.steps_log, &mut self.valid_log] {
+            let path = journal.path.clone();
+            *journal = Journal::open(&path, self.state.counters.step).map_err(|source| Error::Io { path, source })?;
+        }
+        Ok(())
+    }
+
+    /// The last checkpoint; when the run has gone back to it already, the one before, if there is one.
+    fn checkpoint_before_spike(&self) -> Result<Option<Found>> {
+        let last = self.checkpoints.latest()?;
+        let is_used = |found: &Found| self.spiked.is_some_and(|(_, at)| at == found.state.counters.step);
+        match last {
+            Some(found) if is_used(&found) => {
+                // Damaged ones, or none: this one is tried again.
+                let earlier = self.checkpoints.latest_before(found.state.counters.step).unwrap_or_default();
+                Ok(Some(earlier.unwrap_or(found)))
+            }
+            other => Ok(other),
+        }
+    }
+
+    fn export(&self) -> Result<()> {
+        let Prepared { job, options, words, .. } = &self.prepared;
+        let exported = model::export(&job.output, &self.trainer, options, words, &self.description());
+        exported.map_err(|error| match error {
+            // A full disk: the run goes on from its last checkpoint.
+            Error::Io { path, source } => self.write_failed(&path, source).into(),
+            other => match other.module() {
+                Some(elmo::Error::Io { path, source }) => {
+                    let source = std::io::Error::new(source.kind(), source.to_string());
+                    self.write_failed(path, source).into()
+                }
+                _ => other,
+            },
+        })
+    }
+
+    /// The text of `MODEL.md`.
+    fn description(&self) -> String {
+        let Prepared { job, survey, steps, .. } = &self.prepared;
+        let mut text = format!(
+            "# A biLM trained by elmo {}\n\nStep {} of {} ({:.2} epochs, {} tokens in each direction).\n\n",
+            env!("CARGO_PKG_VERSION"),
+            self.state.counters.step,
+            length(job.until, *steps),
+            self.epoch(),
+            count(self.state.counters.tokens),
+        );
+        text += &format!(
+            "Use it with `{}`: the text it was trained on was read so.\n\n## Held-out text\n\n",
+            self.reading()
+        );
+        match (&self.prepared.held_out, &self.state.last) {
+            (Some(held_out), Some(measured)) => {
+                let names: Vec<&str> = held_out.shards.iter().map(|shard| shard.name()).collect();
+                text += &format!(
+                    "Perplexity {:.3} (forward {:.3}, backward {:.3}) on {} predictions in each direction of {}: all words \
+                     of the vocabulary, state carried from sentence to sentence.\n",
+                    measured.average,
+                    measured.forward,
+                    measured.backward,
+                    count(measured.tokens),
+                    names.join(", "),
+                );
+            }
+            _ => text += "Not measured.\n",
+        }
+        text += &format!(
+            "\n## Corpus\n\n{} sentences, {} tokens, {:.2} % of them not among the {} words of the vocabulary.\n\n\
+             | shard | sentences | tokens | SHA-256 of its text |\n|---|---|---|---|\n",
+            count(survey.sentences()),
+            count(survey.tokens()),
+            100.0 * survey.unknown() as f64 / survey.tokens() as f64,
+            count(self.prepared.words.len() as u64),
+        );
+        for shard in &survey.shards {
+            let (sentences, tokens) = (count(shard.sentences), count(shard.tokens));
+            text += &format!("| {} | {sentences} | {tokens} | `{}` |\n", shard.name(), &shard.sha256[..16]);
+        }
+        text += "\n## Recipe\n\n| setting | value |\n|---|---|\n";
+        for (name, value) in self.prepared.settings().iter().filter(|(name, _)| *name != "model") {
+            text += &format!("| {name} | {value} |\n");
+        }
+        text
+    }
+
+    /// The options that read text as the corpus was read.
+    fn reading(&self) -> String {
+        let text = &self.prepared.job.text;
+        format!("--tokenizer {} --sentences {}", text.tokenizer, text.sentences)
+    }
+
+    fn report(&self, ended: &'static str) -> TrainReport {
+        let kept: Option<Measured> = self.state.best;
+        let counters = self.state.counters;
+        let output = self.prepared.job.output.clone();
+        TrainReport {
+            use_with: format!("elmo embed FILE --model {} {} --output OUT", output.display(), self.reading()),
+            output,
+            ended,
+            steps: counters.step,
+            epochs: self.epoch(),
+            tokens: counters.tokens,
+            negatives: self.trainer.samples(),
+            model_step: kept.map_or(counters.step, |best| best.step),
+            perplexity_forward: kept.map(|best| best.forward),
+            perplexity_backward: kept.map(|best| best.backward),
+            perplexity: kept.map(|best| best.average),
+            bad_rows: self.prepared.survey.bad_rows(),
+            seconds: self.state.seconds,
+            tokens_per_second: self.tokens_per_second(),
+            waited_seconds: self.feed.waited.as_secs_f64(),
+        }
+    }
+
+    fn tokens_of_step(&self) -> u64 {
+        (self.prepared.recipe.rows * self.prepared.recipe.positions) as u64
+    }
+
+    fn tokens_per_second(&self) -> f64 {
+        let tokens = self.state.counters.tokens.saturating_sub(self.tokens_before);
+        tokens as f64 / self.started.elapsed().as_secs_f64().max(1e-9)
+    }
+
+    /// Passes over the corpus, by counted tokens.
+    fn epoch(&self) -> f64 {
+        self.state.counters.tokens as f64 / self.prepared.survey.predictions() as f64
+    }
+
+    fn softmax(&self) -> &'static str {
+        if self.trainer.samples().is_some() { "sampled" } else { "full" }
+    }
+
+    fn checkpoint_every(&self) -> u64 {
+        let by_length = (self.prepared.steps / 10).clamp(1, CHECKPOINT_EVERY);
+        self.prepared.job.checkpoint_every.unwrap_or(by_length)
+    }
+
+    fn eval_every(&self) -> u64 {
+        self.prepared.job.eval_every.unwrap_or_else(|| self.checkpoint_every())
+    }
+
+    fn write_failed(&self, path: &std::path::Path, source: std::io::Error) -> TrainFault {
+        TrainFault::Write { path: path.to_owned(), source, last: self.last_checkpoint.clone() }
+    }
+}
+
+/// Four decimals, for people.
+fn rounded(value: f64) -> f64 {
+    (10_000.0 * value).round() / 10_000.0
+}
+
+impl fmt::Display for TrainReport {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let mut rows = vec![
+            ("model", format!("{}, the weights of step {}", self.output.display(), count(self.model_step))),
+            ("ended", format!("after {} steps ({:.2} epochs): {}", count(self.steps), self.epochs, self.ended)),
+            ("tokens", format!("{} in each direction", count(self.tokens))),
+        ];
+        if let (Some(both), Some(forward), Some(backward)) =
+            (self.perplexity, self.perplexity_forward, self.perplexity_backward)
+        {
+            let text = format!("{both:.3} (forward {forward:.3}, backward {backward:.3}), over all words");
+            rows.push(("held-out perplexity", text));
+        }
+        if self.bad_rows > 0 {
+            rows.push(("rows left out", count(self.bad_rows)));
+        }
+        rows.push(("time", duration(Duration::from_secs_f64(self.seconds.clamp(0.0, 1e9)))));
+        if self.tokens_per_second > 0.0 {
+            let (speed, waited) = (count(self.tokens_per_second as u64), self.waited_seconds);
+            rows.push(("speed", format!("{speed} tokens/s in each direction, {waited:.1} s waiting for text")));
+        }
+        rows.push(("use it with", self.use_with.clone()));
+        f.write_str(&table(&rows))
+    }
+}

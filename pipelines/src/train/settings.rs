@@ -1,0 +1,111 @@
+//! What identifies a run: settings that determine its numbers. A run goes on with these alone.
+
+use std::collections::BTreeMap;
+
+use elmo::train::{Classes, Optimizer, Recipe, Schedule};
+use serde::{Deserialize, Serialize};
+
+use super::{
+    corpus::Shard,
+    job::{TrainJob, Until},
+};
+
+/// Names and values, as they are compared and shown.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(transparent)]
+pub(super) struct Settings(BTreeMap<String, String>);
+
+impl Settings {
+    /// The settings of a job. `model` and `init` describe the sizes and where the weights begin, `words` the vocabulary,
+    /// and `valid` the held-out text.
+    pub(super) fn new(job: &TrainJob, recipe: &Recipe, model: &str, init: &str, words: &str, valid: &[Shard]) -> Self {
+        let mut all = Self::default();
+        all.set("model", model);
+        all.set("init", init);
+        all.set("vocabulary", words);
+        all.set("column", &job.text.column);
+        all.set("tokenizer", job.text.tokenizer);
+        all.set("sentences", job.text.sentences);
+        all.set("on-error", if job.text.skip_bad_rows { "skip" } else { "fail" });
+        all.set("order", job.order);
+        all.set("block-sentences", job.text.block_sentences);
+        all.set_recipe(recipe);
+        let texts: Vec<&str> = valid.iter().map(|shard| shard.sha256.as_str()).collect();
+        all.set("held-out text", if texts.is_empty() { "none".to_owned() } else { texts.join(" ") });
+        all
+    }
+
+    fn set_recipe(&mut self, recipe: &Recipe) {
+        self.set("seed", recipe.seed);
+        self.set("rows", recipe.rows);
+        self.set("unroll", recipe.positions);
+        self.set("dropout", recipe.dropout);
+        self.set(
+            "samples",
+            match recipe.classes {
+                Classes::Full => "0 (all words)".to_owned(),
+                Classes::Sampled(samples) => samples.to_string(),
+                Classes::Auto(samples) => format!("{samples}, all words of small vocabularies"),
+            },
+        );
+        self.set("gradient-scale", recipe.gradient_scale);
+        self.set("clip-norm", recipe.clip_norm.map_or("off".to_owned(), |norm| norm.to_string()));
+        self.set(
+            "optimizer",
+            match recipe.optimizer {
+                Optimizer::Adagrad { initial_accumulator } => format!("adagrad, accumulator {initial_accumulator}"),
+                Optimizer::AdamW { beta1, beta2, epsilon, weight_decay } => {
+                    format!("adamw, betas {beta1} and {beta2}, epsilon {epsilon}, weight decay {weight_decay}")
+                }
+            },
+        );
+        self.set("learning-rate", recipe.learning_rate);
+        self.set(
+            "schedule",
+            match recipe.schedule {
+                Schedule::Constant => "constant".to_owned(),
+                Schedule::Cosine { warm_up, total, final_ratio } => {
+                    format!("cosine over {total} steps, warm-up {warm_up}, final ratio {final_ratio}")
+                }
+                Schedule::InverseSquareRoot { warm_up } => format!("inverse-sqrt, warm-up {warm_up}"),
+            },
+        );
+        self.set("precision", recipe.precision);
+        self.set("lanes", recipe.lanes);
+    }
+
+    fn set(&mut self, name: &str, value: impl ToString) {
+        self.0.insert(name.to_owned(), value.to_string());
+    }
+
+    /// Names and values.
+    pub(super) fn iter(&self) -> impl Iterator<Item = (&str, &str)> {
+        self.0.iter().map(|(name, value)| (name.as_str(), value.as_str()))
+    }
+
+    /// How the settings of a run differ from those given now.
+    pub(super) fn differences(&self, now: &Self) -> Vec<String> {
+        let names: std::collections::BTreeSet<&String> = self.0.keys().chain(now.0.keys()).collect();
+        let value = |all: &Self, name: &String| all.0.get(name).map_or("not set".to_owned(), |value| shortened(value));
+        let differ = |name: &&String| self.0.get(*name) != now.0.get(*name);
+        let line = |name: &String| format!("{name}: {} in the run, {} now", value(self, name), value(now, name));
+        names.into_iter().filter(differ).map(line).collect()
+    }
+}
+
+/// Digests need not be shown in full.
+fn shortened(value: &str) -> String {
+    let words = value.split(' ').map(|word| match word {
+        digest if digest.len() == 64 && digest.bytes().all(|byte| byte.is_ascii_hexdigit()) => &digest[..12],
+        word => word,
+    });
+    words.collect::<Vec<_>>().join(" ")
+}
+
+/// The length of a run in words.
+pub(super) fn length(until: Until, steps: u64) -> String {
+    match until {
+        Until::Steps(_) => format!("{steps} steps"),
+        Until::Epochs(epochs) => format!("{epochs} epochs, {steps} steps"),
+    }
+}

@@ -1,0 +1,463 @@
+//! Begins a run, or finds where it goes on. All that can be known to be wrong before the first step is found here.
+
+use std::{
+    fs::{self, File, TryLockError},
+    io,
+    path::{Path, PathBuf},
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
+};
+
+use elmo::{
+    Fingerprint, ModelOptions,
+    lm_head::LmHeadData,
+    options::TensorSpec,
+    train::{Classes, LanguageModel, Recipe, Resources, Trainer},
+    weights::{Tensor, Weights, safetensors},
+};
+use serde::{Deserialize, Serialize};
+use tokio::runtime::Handle;
+
+use super::{
+    checkpoint::{Checkpoints, Found, RunState},
+    corpus::{Corpus, Hashes, LONG, LONG_ENOUGH, Order, Reading, Shard, Shards, Survey, differences},
+    error::TrainFault,
+    feed::StreamState,
+    held_out::HeldOut,
+    job::{ModelSource, TrainJob, schedule_for},
+    model,
+    run::{Run, TrainReport},
+    settings::Settings,
+    words::Words,
+};
+use crate::{
+    crash::train as crash,
+    error::{Error, Result},
+    models::{Cache, Models},
+    report::count,
+    stores::{Stores, sync::create_folder},
+};
+
+/// Settings of the run, for people and for a run that has no checkpoint yet.
+pub(super) const RUN: &str = "train.json";
+const LOCK: &str = "train.lock";
+pub(super) const STEPS: &str = "steps.jsonl";
+pub(super) const VALID: &str = "valid.jsonl";
+const VOCAB: &str = "vocab.txt";
+/// Files of a run beside its checkpoints and the vocabulary, which may be the one that was given. A mix and a warm state
+/// belong to the weights.
+const FILES: [&str; 9] = [
+    RUN,
+    STEPS,
+    VALID,
+    "options.json",
+    "weights.safetensors",
+    "softmax.safetensors",
+    model::DESCRIPTION,
+    "mix.json",
+    "warm_state.safetensors",
+];
+const CHECKPOINTS: &str = "checkpoints";
+/// More of the tokens outside of the vocabulary is worth a warning.
+const MANY_UNKNOWN: f64 = 0.05;
+/// Words stand so much further back than by their counts when a vocabulary is probably not sorted.
+const MUCH_DISORDER: f64 = 2.0;
+
+/// `train.json`
+#[derive(Debug, Serialize, Deserialize)]
+struct RunFile {
+    version: u32,
+    /// The program that began the run.
+    elmo: String,
+    settings: Settings,
+}
+
+/// A job whose inputs were read and checked.
+pub(super) struct Prepared {
+    pub(super) job: TrainJob,
+    pub(super) words: Arc<Words>,
+    pub(super) corpus: Arc<Corpus>,
+    pub(super) survey: Survey,
+    pub(super) held_out: Option<HeldOut>,
+    /// Different sentences of the held-out text that are also in the corpus, and all of them; short ones do not count.
+    overlap: (usize, usize),
+    pub(super) options: ModelOptions,
+    pub(super) recipe: Recipe,
+    pub(super) steps: u64,
+    settings: Settings,
+    initial: Initial,
+}
+
+/// Weights with which a run begins.
+enum Initial {
+    Random,
+    /// With the softmax, if it is kept.
+    Given(Box<Weights>, Option<(Tensor, Tensor)>),
+}
+
+impl Prepared {
+    /// Reads vocabulary, corpus and model. Shards that are what `known` says are not read again.
+    ///
+    /// # Errors
+    /// Whatever is wrong with them, with what to do.
+    pub(super) async fn new(job: TrainJob, stores: &Stores, known: &[Shard]) -> Result<Self> {
+        let words = Arc::new(Words::read(&job.vocab).await?);
+        check_words(&job, words.len())?;
+        let (options, initial, init) = initial(&job, stores, &words).await?;
+        let reading = Reading {
+            tokenizer: job.text.tokenizer,
+            sentences: job.text.sentences,
+            block_sentences: job.text.block_sentences,
+        };
+        let shards = |inputs, order| Shards {
+            inputs,
+            column: &job.text.column,
+            reading,
+            order,
+            seed: job.recipe.seed,
+            skip_bad_rows: job.text.skip_bad_rows,
+        };
+        let corpus = Arc::new(Corpus::open(stores, shards(&job.shards, job.order), &words).await?);
+        let (mut held_out, mut hashes, mut long_sentences) = (None, Hashes::None, 0);
+        if !job.valid.is_empty() {
+            let text = Arc::new(Corpus::open(stores, shards(&job.valid, Order::Bilm), &words).await?);
+            let survey = text.survey(&Hashes::All, &[], job.threads).await?;
+            long_sentences = survey.hashes.len();
+            hashes = Hashes::Common(Arc::new(survey.hashes));
+            held_out = Some(HeldOut::new(text, &words, survey.shards));
+        }
+        let survey = corpus.survey(&hashes, known, job.threads).await?;
+        let of_step = (job.recipe.rows * job.recipe.positions) as u64;
+        let steps = job.until.steps(survey.predictions(), of_step);
+        let recipe = Recipe { schedule: schedule_for(job.recipe.schedule, steps), ..job.recipe.clone() };
+        let valid: &[Shard] = held_out.as_ref().map_or(&[], |text| &text.shards);
+        let settings = Settings::new(&job, &recipe, &options.canonical_json(), &init, &words.sha256, valid);
+        let overlap = (survey.hashes.len(), long_sentences);
+        Ok(Self { job, words, corpus, survey, held_out, overlap, options, recipe, steps, settings, initial })
+    }
+
+    /// The trainer of a run that begins.
+    ///
+    /// # Errors
+    /// [`TrainFault::Step`] when the recipe contradicts itself or the device has no room.
+    pub(super) fn trainer(&self) -> Result<Trainer> {
+        let (words, seed) = (self.words.len(), self.recipe.seed);
+        let model = match &self.initial {
+            Initial::Random => LanguageModel::initial(&self.options, words, seed),
+            Initial::Given(weights, head) => {
+                let width = self.options.lstm.projection_dim;
+                let head = head.clone().unwrap_or_else(|| elmo::train::initial_softmax(words, width, seed));
+                LanguageModel { weights: (**weights).clone(), softmax_weight: head.0, softmax_bias: head.1 }
+            }
+        };
+        let trainer = Trainer::new(&self.options, self.recipe.clone(), self.resources(), &model);
+        Ok(trainer.map_err(TrainFault::Step)?)
+    }
+
+    /// The trainer of a run that goes on from a checkpoint.
+    ///
+    /// # Errors
+    /// [`Error::Io`] when the checkpoint cannot be read; as [`Prepared::trainer`].
+    pub(super) fn restored(&self, found: &Found) -> Result<Trainer> {
+        let snapshot = found.snapshot().map_err(|source| Error::io(&found.path, source))?;
+        let trainer = Trainer::restore(&self.options, self.recipe.clone(), self.resources(), &snapshot);
+        Ok(trainer.map_err(TrainFault::Step)?)
+    }
+
+    fn resources(&self) -> Resources {
+        Resources { device: self.job.device, threads: self.job.threads, ..Resources::default() }
+    }
+
+    /// The state of a run that begins.
+    pub(super) fn beginning(&self) -> RunState {
+        let streams = StreamState::begin(self.words.boundaries(), self.recipe.rows, self.recipe.positions);
+        RunState::begin(self.settings.clone(), self.survey.shards.clone(), streams)
+    }
+
+    pub(super) fn settings(&self) -> &Settings {
+        &self.settings
+    }
+
+    /// Remarks on the texts that do not keep a run from beginning.
+    pub(super) fn remarks(&self) -> Vec<String> {
+        let (tokens, unknown) = (self.survey.tokens(), self.survey.unknown());
+        let share = unknown as f64 / tokens as f64;
+        let mut remarks = Vec::new();
+        if share > MANY_UNKNOWN {
+            remarks.push(format!(
+                "{:.1} % of the tokens of the corpus are not in the vocabulary: is it a vocabulary of this text, read with \
+                 --tokenizer {}?",
+                100.0 * share,
+                self.job.text.tokenizer
+            ));
+        }
+        if self.survey.bad_rows() > 0 {
+            remarks.push(format!("{} rows of the corpus are not text and are left out", count(self.survey.bad_rows())));
+        }
+        if self.survey.long > 0 {
+            remarks.push(format!(
+                "{} sentences of the corpus have more than {} tokens: put one sentence on a line, or give --sentences split",
+                count(self.survey.long),
+                count(LONG as u64),
+            ));
+        }
+        // The counts of shards that were not read again are not known.
+        let counted: u64 = self.survey.counts.iter().sum();
+        let disorder = self.words.disorder(&self.survey.counts);
+        if counted == tokens && disorder > MUCH_DISORDER {
+            remarks.push(format!(
+                "the vocabulary is not sorted by the frequency of words in this corpus: their ranks are {disorder:.1} times \
+                 those that they should have, and negatives are drawn by rank; elmo vocab writes a sorted one"
+            ));
+        }
+        let (common, all) = self.overlap;
+        if common > 0 {
+            let matters = if common * 100 > all { "; its perplexity is too low" } else { "" };
+            remarks.push(format!(
+                "{} of the {} different sentences of the held-out text with at least {LONG_ENOUGH} tokens are also in the \
+                 corpus{matters}",
+                count(common as u64),
+                count(all as u64),
+            ));
+        }
+        if let Some(text) = &self.held_out {
+            let unknown: u64 = text.shards.iter().map(|shard| shard.unknown).sum();
+            let tokens: u64 = text.shards.iter().map(|shard| shard.tokens).sum();
+            if unknown as f64 > 2.0 * MANY_UNKNOWN * tokens as f64 {
+                let percent = 100.0 * unknown as f64 / tokens as f64;
+                remarks.push(format!(
+                    "{percent:.1} % of the tokens of the held-out text are not in the vocabulary, and <UNK> is easy to \
+                     predict: its perplexity is not comparable with that of another vocabulary"
+                ));
+            }
+        }
+        remarks
+    }
+}
+
+/// Refuses negatives that cannot be drawn, and a vocabulary of another size than the options file says.
+fn check_words(job: &TrainJob, words: usize) -> Result<()> {
+    if let Some((named, file)) = job.words.as_ref().filter(|(named, _)| *named != words) {
+        return Err(Error::usage(
+            format!("{file}: `n_tokens_vocab` is {named}, but {} has {words} words", job.vocab),
+            "give the vocabulary of these options, or remove the key",
+        ));
+    }
+    match job.recipe.classes {
+        Classes::Sampled(samples) if samples >= words => Err(Error::usage(
+            format!("{samples} negatives cannot be drawn from a vocabulary of {words} words"),
+            "give fewer --samples, or --samples 0 for the softmax over all words",
+        )),
+        _ => Ok(()),
+    }
+}
+
+/// Sizes, initial weights, and what they are called among the settings.
+async fn initial(job: &TrainJob, stores: &Stores, words: &Words) -> Result<(ModelOptions, Initial, String)> {
+    match &job.model {
+        ModelSource::Random(options) => Ok((options.clone(), Initial::Random, "random".to_owned())),
+        ModelSource::Model(spec) => {
+            let cache = Cache::from_env();
+            let data = Models { stores, cache: &cache, offline: job.offline }.resolve(spec).await?;
+            let head = match &data.lm_head {
+                Some(files) => Some(files.read(data.options.lstm.projection_dim)?),
+                None => None,
+            };
+            if head.as_ref().is_some_and(|head| head.words() != words.list()) {
+                return Err(Error::usage(
+                    format!("the vocabulary of {spec} is another one than {}", job.vocab),
+                    format!("give --vocab {spec}/vocab.txt; the softmax of that model has a row for each of its words"),
+                ));
+            }
+            let softmax = head.map(|head: LmHeadData| (head.weight().clone(), head.bias().clone()));
+            let kept = if softmax.is_some() { "with its softmax" } else { "with a new softmax" };
+            let init = format!("{} {kept}", data.fingerprint);
+            Ok((data.options, Initial::Given(Box::new(data.weights), softmax), init))
+        }
+        ModelSource::Tensors { options, path } => {
+            let mut plan = options.weight_plan();
+            let width = options.lstm.projection_dim;
+            plan.push(TensorSpec { name: "softmax/W".to_owned(), shape: vec![words.len(), width] });
+            plan.push(TensorSpec { name: "softmax/b".to_owned(), shape: vec![words.len()] });
+            let mut weights = safetensors::read_file(path, &plan).map_err(elmo::Error::from)?.weights;
+            let softmax = weights.remove("softmax/W").zip(weights.remove("softmax/b"));
+            let init = format!("{} with its softmax", Fingerprint::of(options, &weights));
+            Ok((options.clone(), Initial::Given(Box::new(weights), softmax), init))
+        }
+    }
+}
+
+/// The folder of a run, which no other process writes to.
+struct RunFolder {
+    path: PathBuf,
+    /// Locked until the process ends.
+    _lock: File,
+}
+
+impl RunFolder {
+    fn lock(path: &Path) -> Result<Self> {
+        let failed = |source| Error::io(path, source);
+        create_folder(path).map_err(failed)?;
+        let lock = File::create(path.join(LOCK)).map_err(failed)?;
+        match lock.try_lock() {
+            Ok(()) => Ok(Self { path: path.to_owned(), _lock: lock }),
+            Err(TryLockError::WouldBlock) => Err(TrainFault::Locked { output: path.to_owned() }.into()),
+            Err(TryLockError::Error(source)) => Err(failed(source)),
+        }
+    }
+
+    /// Removes an earlier run.
+    fn clear(&self) -> Result<()> {
+        let ignore_missing = |outcome: io::Result<()>| match outcome {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
+            other => other,
+        };
+        // The file that makes the folder a run is the last one, so that a clearing that was interrupted is repeated.
+        ignore_missing(fs::remove_dir_all(self.path.join(CHECKPOINTS)))
+            .and_then(|()| {
+                FILES.iter().rev().try_for_each(|name| ignore_missing(fs::remove_file(self.path.join(name))))
+            })
+            .map_err(|source| Error::io(&self.path, source))
+    }
+
+    /// The settings of the run, if it has begun.
+    fn settings(&self) -> Result<Option<Settings>> {
+        let path = self.path.join(RUN);
+        match fs::read(&path) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
+            Err(source) => Err(Error::Io { path, source }),
+            Ok(bytes) => match elmo::json::from_slice::<RunFile>(&bytes) {
+                Ok(run) => Ok(Some(run.settings)),
+                Err(reason) => {
+                    let help = "restore it, or begin anew with --overwrite";
+                    Err(Error::Check { message: format!("{}: {reason}", path.display()), help: Some(help.to_owned()) })
+                }
+            },
+        }
+    }
+
+    fn begin(&self, settings: &Settings) -> Result<()> {
+        let path = self.path.join(RUN);
+        let run = RunFile { version: 1, elmo: env!("CARGO_PKG_VERSION").to_owned(), settings: settings.clone() };
+        let text = serde_json::to_vec_pretty(&run).map_err(|e| Error::Failed(e.to_string()))?;
+        model::write_file(&path, &text).map_err(|source| Error::Io { path, source })
+    }
+}
+
+/// Refuses a folder that holds a model or other files of the same names, but no run.
+fn check_foreign(folder: &Path) -> Result<()> {
+    let names = FILES.iter().chain(&[CHECKPOINTS, "weights.hdf5"]);
+    let found = names.into_iter().find(|name| folder.join(name).exists());
+    match found.filter(|_| !folder.join(RUN).exists()) {
+        Some(file) => Err(TrainFault::Foreign { output: folder.to_owned(), file: (*file).to_owned() }.into()),
+        None => Ok(()),
+    }
+}
+
+/// Refuses to replace another vocabulary than that of a run.
+fn check_vocab(prepared: &Prepared) -> Result<()> {
+    let output = &prepared.job.output;
+    let text = fs::read_to_string(output.join(VOCAB)).ok().filter(|_| !output.join(RUN).exists());
+    match text.is_some_and(|text| !text.lines().eq(prepared.words.list().iter())) {
+        true => Err(TrainFault::Foreign { output: output.clone(), file: VOCAB.to_owned() }.into()),
+        false => Ok(()),
+    }
+}
+
+/// Trains until the end of the run, or until `stop`: then the run goes on from there when the same job is given again.
+///
+/// # Errors
+/// [`TrainFault`]; those of the corpus, the vocabulary and the model, found before the first step as far as they can be;
+/// [`TrainFault::Interrupted`] after `stop`.
+pub async fn train(
+    job: TrainJob,
+    stores: &Stores,
+    stop: impl Future<Output = ()> + Send + 'static,
+) -> Result<TrainReport> {
+    let overwrite = job.overwrite;
+    check_foreign(&job.output)?;
+    // A folder is created when everything else is right.
+    let locked = if job.output.exists() { Some(RunFolder::lock(&job.output)?) } else { None };
+    let checkpoints = Checkpoints::new(&job.output, job.keep_checkpoints);
+    let found = if overwrite { None } else { checkpoints.latest()? };
+    let known = found.as_ref().map_or(&[][..], |found| &found.state.corpus);
+    let prepared = Prepared::new(job, stores, known).await?;
+    check_vocab(&prepared)?;
+    if let Some(folder) = locked.as_ref().filter(|_| !overwrite) {
+        check_same(&prepared, folder.settings()?.as_ref(), found.as_ref())?;
+    }
+    prepared.remarks().iter().for_each(|remark| tracing::warn!("{remark}"));
+    // Before anything is removed: the model must fit the device.
+    let trainer = match &found {
+        Some(found) => prepared.restored(found)?,
+        None => prepared.trainer()?,
+    };
+    let (folder, found, trainer) = match locked {
+        Some(folder) => (folder, found, trainer),
+        None => lock_late(&prepared, &checkpoints, trainer)?,
+    };
+    if overwrite {
+        folder.clear()?;
+    }
+    if found.is_none() {
+        folder.begin(prepared.settings())?;
+    }
+    let stopped = Arc::new(AtomicBool::new(false));
+    let flag = Arc::clone(&stopped);
+    tokio::spawn(async move {
+        stop.await;
+        flag.store(true, Ordering::Relaxed);
+    });
+    let runtime = Handle::current();
+    let run = tokio::task::spawn_blocking(move || {
+        let _entered = runtime.enter();
+        let outcome = Run::new(prepared, checkpoints, found, trainer, stopped).and_then(Run::run);
+        drop(folder);
+        outcome
+    });
+    run.await.map_err(|e| Error::Failed(format!("the training thread died: {e}")))?
+}
+
+/// Creates and locks a folder that did not exist before the corpus was read. Another process may have begun a run there, and
+/// ended it, in the meantime: then this one goes on with that run.
+fn lock_late(prepared: &Prepared, checkpoints: &Checkpoints, trainer: Trainer) -> Result<LockedRun> {
+    crash::before_lock();
+    let output = &prepared.job.output;
+    let folder = RunFolder::lock(output)?;
+    if prepared.job.overwrite {
+        return Ok((folder, None, trainer));
+    }
+    check_foreign(output)?;
+    check_vocab(prepared)?;
+    let found = checkpoints.latest()?;
+    check_same(prepared, folder.settings()?.as_ref(), found.as_ref())?;
+    let trainer = match &found {
+        Some(found) => prepared.restored(found)?,
+        None => trainer,
+    };
+    Ok((folder, found, trainer))
+}
+
+type LockedRun = (RunFolder, Option<Found>, Trainer);
+
+/// Refuses to go on with other settings or another corpus.
+fn check_same(prepared: &Prepared, begun: Option<&Settings>, found: Option<&Found>) -> Result<()> {
+    let output = prepared.job.output.clone();
+    let settings = found.map(|found| &found.state.settings).or(begun);
+    let differing = settings.map_or(Vec::new(), |settings| settings.differences(prepared.settings()));
+    let is_text = |line: &String| line.starts_with("held-out text:");
+    if differing.iter().any(|line| !is_text(line)) {
+        return Err(TrainFault::Differs { output, differences: differing }.into());
+    }
+    if !differing.is_empty() {
+        return Err(TrainFault::Corpus { output, what: "held-out text", differences: differing }.into());
+    }
+    let run = found.map_or(&[][..], |found| &found.state.corpus);
+    let differing = if found.is_some() { differences(run, &prepared.survey.shards) } else { Vec::new() };
+    match differing.is_empty() {
+        true => Ok(()),
+        false => Err(TrainFault::Corpus { output, what: "corpus", differences: differing }.into()),
+    }
+}

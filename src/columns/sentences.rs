@@ -1,0 +1,82 @@
+//! The sentences of a column, for those who read text without embedding it: vocabularies and training.
+
+use arrow::array::ArrayRef;
+
+use super::rows::{Row, Rows};
+use crate::{
+    error::Result,
+    row_error::RowError,
+    spec::{SentenceMode, TokenizerKind},
+    text,
+};
+
+/// Calls `each` with the row and the tokens of every sentence of a column, in order. A list of tokens is one sentence. NULL
+/// and rows without a token have none. Returns the rows that cannot be read, with their reasons.
+///
+/// # Errors
+/// [`Error::Column`](crate::Error::Column) when the column holds no text.
+pub fn for_each_sentence(
+    column: &ArrayRef,
+    tokenizer: TokenizerKind,
+    mode: SentenceMode,
+    mut each: impl FnMut(usize, &[&str]),
+) -> Result<Vec<(usize, RowError)>> {
+    let rows = Rows::new(column)?;
+    let mut bad = Vec::new();
+    for index in 0..rows.len() {
+        match rows.get(index) {
+            Row::Null => {}
+            Row::Bad(error) => bad.push((index, error)),
+            Row::Tokens(tokens) if tokens.is_empty() => {}
+            Row::Tokens(tokens) => each(index, &tokens),
+            Row::Text(row) => {
+                for sentence in text::sentences(row, tokenizer, mode) {
+                    let words: Vec<&str> = sentence.iter().map(|token| token.read(row)).collect();
+                    each(index, &words);
+                }
+            }
+        }
+    }
+    Ok(bad)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use arrow::array::{BinaryArray, ListBuilder, StringArray, StringBuilder};
+
+    use super::*;
+
+    fn sentences(column: ArrayRef, mode: SentenceMode) -> (Vec<Vec<String>>, Vec<usize>) {
+        let (mut found, mut last) = (Vec::new(), 0);
+        let keep = |row: usize, words: &[&str]| {
+            assert!(row >= last && row < column.len());
+            last = row;
+            found.push(words.iter().map(|word| (*word).to_owned()).collect());
+        };
+        let bad = for_each_sentence(&column, TokenizerKind::Whitespace, mode, keep).unwrap();
+        (found, bad.into_iter().map(|(row, _)| row).collect())
+    }
+
+    #[test]
+    fn texts_and_lists_have_sentences_and_bad_rows_are_named() {
+        let texts: ArrayRef = Arc::new(StringArray::from(vec![Some("It is late. Go home."), None, Some("  ")]));
+        let (split, bad) = sentences(Arc::clone(&texts), SentenceMode::Split);
+        assert_eq!(
+            (split, bad),
+            (vec![vec!["It".into(), "is".into(), "late.".into()], vec!["Go".into(), "home.".into()]], vec![])
+        );
+        assert_eq!(sentences(texts, SentenceMode::Off).0[0].len(), 5);
+
+        let mut lists = ListBuilder::new(StringBuilder::new());
+        lists.append_value([Some("a"), Some("b c")]);
+        lists.append_value([Some("a"), None]);
+        lists.append_value(Vec::<Option<&str>>::new());
+        let (found, bad) = sentences(Arc::new(lists.finish()), SentenceMode::Split);
+        assert_eq!((found, bad), (vec![vec!["a".to_owned(), "b c".to_owned()]], vec![1]));
+
+        let bytes: ArrayRef = Arc::new(BinaryArray::from(vec![&b"fine"[..], b"\xff"]));
+        assert_eq!(sentences(bytes, SentenceMode::Off).1, [1]);
+    }
+}

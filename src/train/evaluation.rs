@@ -1,0 +1,138 @@
+//! Held-out perplexity by the full softmax, with states carried from window to window as bilm-tf measures it.
+
+use std::ops::Range;
+
+use super::{
+    TrainError,
+    loss::{Output, log_probabilities},
+    pool::Task,
+    trainer::Trainer,
+    window::Window,
+};
+use crate::model::{BiLm, DeviceError, NoDropout, PackedBatch, StartState};
+
+/// Rows that are computed together.
+const ROWS_OF_A_LANE: usize = 64;
+
+/// Sums over predictions.
+#[derive(Debug, Clone, Copy, Default, PartialEq)]
+pub struct Evaluated {
+    /// Sum of the natural logarithms of the probabilities, forward and backward.
+    pub log_probability: [f64; 2],
+    /// Predictions of each direction.
+    pub tokens: u64,
+}
+
+impl Evaluated {
+    /// Adds the sums of another part of the text.
+    pub fn add(&mut self, other: Self) {
+        self.log_probability[0] += other.log_probability[0];
+        self.log_probability[1] += other.log_probability[1];
+        self.tokens += other.tokens;
+    }
+
+    /// Perplexity of a direction (0 is forward).
+    pub fn perplexity_of(&self, direction: usize) -> f64 {
+        (-self.log_probability[direction] / self.tokens as f64).exp()
+    }
+
+    /// Geometric mean of both directions' perplexities, the figure that bilm-tf reports.
+    pub fn perplexity(&self) -> f64 {
+        (self.perplexity_of(0) * self.perplexity_of(1)).sqrt()
+    }
+}
+
+/// The parameters of a run as they are now, reading a held-out text window by window.
+#[derive(Debug)]
+pub struct Evaluation<'t> {
+    trainer: &'t Trainer,
+    model: BiLm,
+    output: Output,
+    /// Of each lane; `None` before the first window.
+    states: Option<Vec<StartState>>,
+    rows: usize,
+}
+
+impl<'t> Evaluation<'t> {
+    /// Begins to read windows of so many rows, from zero states.
+    ///
+    /// # Errors
+    /// [`TrainError::Device`] when the device has no room.
+    pub fn new(trainer: &'t Trainer, rows: usize) -> Result<Self, TrainError> {
+        let precision = trainer.recipe().precision;
+        let model = BiLm::of_parameters_without_gradients(trainer.options(), trainer.parameters(), precision)?;
+        Ok(Self { trainer, model, output: trainer.output().to_kind(precision.kind())?, states: None, rows })
+    }
+
+    /// Reads the next window.
+    ///
+    /// # Errors
+    /// As [`Trainer::step`].
+    pub fn window(&mut self, window: &Window) -> Result<Evaluated, TrainError> {
+        if let Some(problem) = window.problem(self.rows, self.output.words()) {
+            return Err(TrainError::Window(problem));
+        }
+        let _no_gradients = tch::no_grad_guard();
+        let words: Vec<&str> = window.words.iter().map(AsRef::as_ref).collect();
+        let table = self.model.token_table(&words)?;
+        let lanes = self.rows.div_ceil(ROWS_OF_A_LANE);
+        let ranges = (0..lanes).map(|lane| lane * self.rows / lanes..(lane + 1) * self.rows / lanes);
+        let mut tasks: Vec<Task<_>> = Vec::with_capacity(lanes);
+        for (lane, rows) in ranges.enumerate() {
+            let start = match &self.states {
+                Some(states) => states[lane].share(),
+                None => self.model.zero_state()?,
+            };
+            let (model, output, table) = (self.model.share(), self.output.share(), table.shallow_clone());
+            let part = Part::of(window, rows);
+            tasks.push(Box::new(move || part.run(&model, &output, &table, &start)));
+        }
+        let mut total = Evaluated { tokens: window.predictions() as u64, ..Evaluated::default() };
+        let mut states = Vec::with_capacity(lanes);
+        for (sums, state) in self.trainer.pool().run(tasks)? {
+            total.log_probability[0] += sums[0];
+            total.log_probability[1] += sums[1];
+            states.push(state);
+        }
+        self.states = Some(states);
+        Ok(total)
+    }
+}
+
+/// Some rows of a window.
+struct Part {
+    inputs: [Vec<Vec<i64>>; 2],
+    targets: [Vec<u32>; 2],
+}
+
+impl Part {
+    fn of(window: &Window, rows: Range<usize>) -> Self {
+        let cells = rows.start * window.positions..rows.end * window.positions;
+        let row = |row: &[u32]| row.iter().map(|&input| i64::from(input)).collect();
+        let inputs = |inputs: &Vec<u32>| inputs[cells.clone()].chunks(window.positions).map(row).collect();
+        Self {
+            inputs: window.inputs.each_ref().map(inputs),
+            targets: window.targets.each_ref().map(|targets| targets[cells.clone()].to_vec()),
+        }
+    }
+
+    /// Sums of both directions, and the state after the window.
+    fn run(
+        self,
+        model: &BiLm,
+        output: &Output,
+        table: &tch::Tensor,
+        start: &StartState,
+    ) -> Result<([f64; 2], StartState), DeviceError> {
+        let _no_gradients = tch::no_grad_guard();
+        let batch = PackedBatch::of_directions([&self.inputs[0], &self.inputs[1]])?;
+        let activations = model.forward(table, &batch, start, &NoDropout, true)?;
+        let top = activations.n_layers() - 1;
+        let mut sums = [0.0; 2];
+        for (direction, targets) in self.targets.iter().enumerate() {
+            sums[direction] = log_probabilities(output, &activations.tokens(top, direction)?, targets)?.iter().sum();
+        }
+        let last = activations.into_last()?.ok_or_else(|| DeviceError::internal("no state was captured"))?;
+        Ok((sums, last))
+    }
+}

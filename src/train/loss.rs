@@ -1,0 +1,446 @@
+//! The loss of one direction, and its derivatives, without a graph: logits exist for a few rows at a time.
+//!
+//! With `x` the top outputs `[N, P]`, the loss of a row is `ln(sum over classes of exp(logit)) - logit of the target`.
+//!
+//! ```text
+//! full softmax      classes: all words     logit = x W[k] + b[k]
+//! sampled softmax   classes: the target    logit = x W[k] + b[k] - ln(expected count of k)
+//!                   and the negatives      (a negative that is the target of a row is left out of that row)
+//! ```
+//!
+//! `W [V, P]` and `b [V]` are shared by both directions.
+
+use std::{collections::HashMap, sync::Arc};
+
+use tch::{Device, Kind, Tensor};
+
+use super::{
+    TrainError,
+    sampler::{LogUniform, Negatives},
+};
+use crate::model::{DeviceError, kernels, tensors};
+
+/// Logits of one block of rows on a CPU (2 MiB in float32, so that they stay in the cache), and on a GPU.
+const BLOCK: (usize, usize) = (1 << 19, 1 << 26);
+/// Minimum rows of a block.
+const MIN_BLOCK_ROWS: usize = 32;
+/// Words of one product in the evaluation of the full softmax.
+const COLUMNS: i64 = 32_768;
+
+/// `W [V, P]` and `b [V]`.
+#[derive(Debug)]
+pub(super) struct Output {
+    pub(super) weight: Tensor,
+    pub(super) bias: Tensor,
+}
+
+impl Output {
+    pub(super) fn share(&self) -> Self {
+        Self { weight: self.weight.shallow_clone(), bias: self.bias.shallow_clone() }
+    }
+
+    pub(super) fn words(&self) -> usize {
+        self.bias.size().first().map_or(0, |&words| words as usize)
+    }
+
+    /// In the number format of a computation.
+    pub(super) fn to_kind(&self, kind: Kind) -> Result<Self, DeviceError> {
+        Ok(Self { weight: self.weight.f_to_kind(kind)?, bias: self.bias.f_to_kind(kind)? })
+    }
+
+    /// The rows of some words.
+    fn rows(&self, words: &Tensor) -> Result<Self, DeviceError> {
+        Ok(Self { weight: self.weight.f_index_select(0, words)?, bias: self.bias.f_index_select(0, words)? })
+    }
+}
+
+/// The loss of one direction in one step.
+#[derive(Debug)]
+pub(super) struct Head {
+    /// All words, or the negatives with the logarithm of their expected count subtracted from the bias.
+    classes: Output,
+    /// Target of each row `[N]`.
+    targets: Vec<i64>,
+    sampled: Option<Sampled>,
+    /// Factor of the derivatives.
+    scale: f64,
+}
+
+/// What only the sampled softmax has.
+#[derive(Debug)]
+struct Sampled {
+    /// All words.
+    all: Output,
+    /// Ids of the classes.
+    ids: Arc<[i64]>,
+    /// Column of each negative.
+    columns: Arc<HashMap<i64, i64>>,
+    /// Logarithm of the expected count of each row's target `[N]`.
+    corrections: Vec<f64>,
+}
+
+impl Sampled {
+    /// Weights `[n, P]` and corrected biases `[n]` of the targets of rows from `first` on, and their logits `[n, 1]`.
+    fn own(&self, x: &Tensor, targets: &[i64], first: usize) -> Result<(Output, Tensor), DeviceError> {
+        let own = self.all.rows(&tensors::index(targets, x.device())?)?;
+        let corrections = &self.corrections[first..first + targets.len()];
+        let bias = own.bias.f_sub(&numbers(corrections, own.bias.kind(), x.device())?)?;
+        let own = Output { weight: own.weight, bias }.to_kind(x.kind())?;
+        let products = x.f_mul(&own.weight)?.f_sum_dim_intlist([1_i64].as_slice(), true, exact_kind(x.kind()))?;
+        let logits = products.f_add(&own.bias.f_unsqueeze(1)?)?;
+        Ok((own, logits))
+    }
+}
+
+/// Loss of some rows of a direction, and the derivatives of the scaled mean loss.
+#[derive(Debug)]
+pub(super) struct HeadGradients {
+    /// Sum over the rows, not scaled; one number of float64 on the device.
+    pub(super) loss: Tensor,
+    /// `[n, P]`
+    pub(super) x: Tensor,
+    /// Of the classes: `[K, P]`, `[K]`.
+    pub(super) classes: Output,
+    /// Of the targets of each row, `[n, P]`, `[n]`; only the sampled softmax has them.
+    pub(super) targets: Option<Output>,
+}
+
+impl Head {
+    /// The full softmax. `scale` is the factor of the derivatives: those of the mean have 1 / N.
+    pub(super) fn full(output: &Output, targets: &[u32], scale: f64, kind: Kind) -> Result<Self, DeviceError> {
+        let targets = targets.iter().map(|&target| i64::from(target)).collect();
+        Ok(Self { classes: output.to_kind(kind)?, targets, sampled: None, scale })
+    }
+
+    /// The sampled softmax.
+    pub(super) fn sampled(
+        output: &Output,
+        targets: &[u32],
+        negatives: Negatives,
+        scale: f64,
+        kind: Kind,
+    ) -> Result<Self, TrainError> {
+        let (words, Negatives { ids, tries }) = (output.words(), negatives);
+        let columns: HashMap<i64, i64> = ids.iter().copied().zip(0..).collect();
+        let known = |id: &i64| usize::try_from(*id).is_ok_and(|id| id < words);
+        if columns.len() != ids.len() || !ids.iter().all(known) {
+            return Err(TrainError::Recipe("negatives must be distinct words of the vocabulary".to_owned()));
+        }
+        let distribution = LogUniform::new(words);
+        let correction = |&id: &i64| distribution.expected_count(id, ids.len(), tries).ln();
+        let targets: Vec<i64> = targets.iter().map(|&target| i64::from(target)).collect();
+        let device = output.weight.device();
+        let Output { weight, bias } = output.rows(&tensors::index(&ids, device)?)?;
+        let logarithms: Vec<f64> = ids.iter().map(correction).collect();
+        let bias = bias.f_sub(&numbers(&logarithms, bias.kind(), device)?)?;
+        let corrections = targets.iter().map(correction).collect();
+        let sampled = Sampled { all: output.share(), ids: ids.into(), columns: Arc::new(columns), corrections };
+        Ok(Self { classes: Output { weight, bias }.to_kind(kind)?, targets, sampled: Some(sampled), scale })
+    }
+
+    /// Another handle on the same tensors, for rows `first..first + n` of the window.
+    pub(super) fn part(&self, first: usize, n: usize) -> Self {
+        let rows = first..first + n;
+        let sampled = self.sampled.as_ref().map(|s| Sampled {
+            all: s.all.share(),
+            ids: Arc::clone(&s.ids),
+            columns: Arc::clone(&s.columns),
+            corrections: s.corrections[rows.clone()].to_vec(),
+        });
+        Self { classes: self.classes.share(), targets: self.targets[rows].to_vec(), sampled, scale: self.scale }
+    }
+
+    /// Ids of the classes, if they are not all words.
+    pub(super) fn ids(&self) -> Option<&[i64]> {
+        self.sampled.as_ref().map(|sampled| &*sampled.ids)
+    }
+
+    /// Target of each row.
+    pub(super) fn targets(&self) -> &[i64] {
+        &self.targets
+    }
+
+    /// Loss and derivatives for the top outputs `x [N, P]` of all rows of this part.
+    pub(super) fn gradients(&self, x: &Tensor) -> Result<HeadGradients, DeviceError> {
+        let _no_gradients = tch::no_grad_guard();
+        let (device, exact) = (x.device(), exact_kind(x.kind()));
+        let zeros = |like: &Tensor| Tensor::f_zeros(like.size(), (exact, device));
+        let mut classes = Output { weight: zeros(&self.classes.weight)?, bias: zeros(&self.classes.bias)? };
+        let (mut losses, mut xs, mut weights, mut biases) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
+        let block = if device == Device::Cpu { BLOCK.0 } else { BLOCK.1 };
+        let rows = (block / self.classes.words().max(1)).max(MIN_BLOCK_ROWS);
+        for first in (0..self.targets.len()).step_by(rows) {
+            let n = rows.min(self.targets.len() - first);
+            let x = x.f_narrow(0, first as i64, n as i64)?;
+            let block = match x.device() == Device::Cpu && x.kind() == Kind::Float {
+                true => self.host_block(&x, first, n)?,
+                false => self.block(&x, first, n)?,
+            };
+            losses.push(block.loss);
+            accumulate_product(&mut classes.weight, &block.p, &x)?;
+            let _ = classes.bias.f_add_(&block.p.f_sum_dim_intlist([0_i64].as_slice(), false, exact)?)?;
+            xs.push(block.x);
+            if let Some(Output { weight, bias }) = block.target {
+                weights.push(weight);
+                biases.push(bias);
+            }
+        }
+        let targets = match weights.is_empty() {
+            true => None,
+            false => Some(Output { weight: Tensor::f_cat(&weights, 0)?, bias: Tensor::f_cat(&biases, 0)? }),
+        };
+        let loss = Tensor::f_stack(&losses, 0)?.f_sum(Kind::Double)?;
+        Ok(HeadGradients { loss, x: Tensor::f_cat(&xs, 0)?, classes, targets })
+    }
+
+    fn block(&self, x: &Tensor, first: usize, n: usize) -> Result<Block, DeviceError> {
+        let logits = self.classes.bias.f_addmm(x, &self.classes.weight.f_tr()?)?; // [n, K]
+        match &self.sampled {
+            None => self.full_block(x, &logits, &self.targets[first..first + n]),
+            Some(sampled) => self.sampled_block(sampled, x, logits, first, n),
+        }
+    }
+
+    /// As `block`, with a pass of our own over the logits: libtorch needs nine.
+    fn host_block(&self, x: &Tensor, first: usize, n: usize) -> Result<Block, DeviceError> {
+        let mut p = self.classes.bias.f_addmm(x, &self.classes.weight.f_tr()?)?; // [n, K]
+        let targets = &self.targets[first..first + n];
+        let own = self.sampled.as_ref().map(|sampled| sampled.own(x, targets, first)).transpose()?;
+        let own_logits = own.as_ref().map(|(_, logits)| tensors::download(logits)).transpose()?;
+        let (scale, mut loss, mut own_p) = (self.scale as f32, 0.0, Vec::with_capacity(n));
+        // SAFETY: the result of a product that nothing else refers to.
+        let rows = unsafe { tensors::values_mut(&mut p) }.chunks_exact_mut(self.classes.words());
+        for (row, (logits, target)) in rows.zip(targets).enumerate() {
+            match (&self.sampled, &own_logits) {
+                (Some(sampled), Some(own)) => {
+                    let hit = sampled.columns.get(target).map(|&column| column as usize);
+                    if let Some(hit) = hit {
+                        logits[hit] = f32::NEG_INFINITY;
+                    }
+                    let total = kernels::softmax(logits, Some(own[row]), scale);
+                    if let Some(hit) = hit {
+                        logits[hit] = 0.0;
+                    }
+                    let logarithm = f64::from(own[row]) - total;
+                    loss -= logarithm;
+                    own_p.push((self.scale * logarithm.exp_m1()) as f32);
+                }
+                _ => {
+                    let target = *target as usize;
+                    let logit = f64::from(logits[target]);
+                    loss -= logit - kernels::softmax(logits, None, scale);
+                    logits[target] -= scale;
+                }
+            }
+        }
+        let dx = p.f_mm(&self.classes.weight)?;
+        let loss = Tensor::from(loss);
+        let Some((own, _)) = own else { return Ok(Block { loss, x: dx, p, target: None }) };
+        let bias = Tensor::f_from_slice(&own_p)?;
+        let column = bias.f_unsqueeze(1)?;
+        let dx = dx.f_add(&column.f_mul(&own.weight)?)?;
+        Ok(Block { loss, x: dx, p, target: Some(Output { weight: column.f_mul(x)?, bias }) })
+    }
+
+    /// Derivatives of the logits: probability minus 1 at the target, times the scale.
+    fn full_block(&self, x: &Tensor, logits: &Tensor, targets: &[i64]) -> Result<Block, DeviceError> {
+        let exact = exact_kind(x.kind());
+        let targets = tensors::index(targets, x.device())?.f_unsqueeze(1)?; // [n, 1]
+        let mut logarithms = logits.f_log_softmax(1, exact)?;
+        let loss = logarithms.f_gather(1, &targets, false)?.f_sum(Kind::Double)?.f_neg()?;
+        let mut p = logarithms.f_exp_()?;
+        let minus_one = Tensor::f_ones(targets.size(), (exact, x.device()))?.f_neg()?;
+        let _ = p.f_scatter_add_(1, &targets, &minus_one)?;
+        let p = p.f_mul_scalar_(self.scale)?.f_to_kind(x.kind())?;
+        Ok(Block { loss, x: p.f_mm(&self.classes.weight)?, p, target: None })
+    }
+
+    fn sampled_block(
+        &self,
+        sampled: &Sampled,
+        x: &Tensor,
+        logits: Tensor,
+        first: usize,
+        n: usize,
+    ) -> Result<Block, DeviceError> {
+        let (kind, exact) = (x.kind(), exact_kind(x.kind()));
+        let targets = &self.targets[first..first + n];
+        let (own, own_logits) = sampled.own(x, targets, first)?;
+        self.leave_out_hits(sampled, &logits, targets)?;
+        let all = Tensor::f_cat(&[own_logits.f_to_kind(exact)?, logits.f_to_kind(exact)?], 1)?; // [n, 1 + K]
+        let mut logarithms = all.f_log_softmax(1, exact)?;
+        let loss = logarithms.f_narrow(1, 0, 1)?.f_sum(Kind::Double)?.f_neg()?;
+        let mut p = logarithms.f_exp_()?;
+        let _ = p.f_narrow(1, 0, 1)?.f_sub_scalar_(1.0)?;
+        let p = p.f_mul_scalar_(self.scale)?.f_to_kind(kind)?;
+        let [own_p, p] = tensors::split(&p, [1, p.size()[1] - 1], 1)?;
+        let dx = p.f_mm(&self.classes.weight)?.f_add(&own_p.f_mul(&own.weight)?)?;
+        let target =
+            Output { weight: own_p.f_mul(x)?.f_to_kind(exact)?, bias: own_p.f_squeeze_dim(1)?.f_to_kind(exact)? };
+        Ok(Block { loss, x: dx, p, target: Some(target) })
+    }
+
+    /// Negatives that are the target of a row get probability 0 in it: `logits [n, K]`.
+    fn leave_out_hits(&self, sampled: &Sampled, logits: &Tensor, targets: &[i64]) -> Result<(), DeviceError> {
+        let width = self.classes.words() as i64;
+        let hit = |(row, target): (i64, &i64)| sampled.columns.get(target).map(|column| row * width + column);
+        let hits: Vec<i64> = (0..).zip(targets).filter_map(hit).collect();
+        if !hits.is_empty() {
+            let hits = tensors::index(&hits, logits.device())?;
+            let _ = logits.f_view([-1])?.f_index_fill_(0, &hits, f64::NEG_INFINITY)?;
+        }
+        Ok(())
+    }
+}
+
+/// A block of rows.
+struct Block {
+    loss: Tensor,
+    /// Derivatives of the logits of the classes `[n, K]`.
+    p: Tensor,
+    /// Derivatives of the outputs `[n, P]`.
+    x: Tensor,
+    /// Derivatives of the rows of the targets.
+    target: Option<Output>,
+}
+
+/// Kind of sums: bfloat16 has too few digits for them.
+pub(super) fn exact_kind(kind: Kind) -> Kind {
+    if kind == Kind::BFloat16 { Kind::Float } else { kind }
+}
+
+/// `sum += p^T x`
+fn accumulate_product(sum: &mut Tensor, p: &Tensor, x: &Tensor) -> Result<(), DeviceError> {
+    let p = p.f_tr()?;
+    let _ = match p.kind() == sum.kind() {
+        true => sum.f_addmm_(&p, x)?,
+        false => sum.f_add_(&p.f_mm(x)?)?,
+    };
+    Ok(())
+}
+
+fn numbers(values: &[f64], kind: Kind, device: Device) -> Result<Tensor, DeviceError> {
+    Ok(Tensor::f_from_slice(values)?.f_to_kind(kind)?.f_to_device(device)?)
+}
+
+/// Natural logarithms of the probabilities of `targets [N]` after `x [N, P]` by the full softmax, as float64; without a
+/// graph, in blocks of rows and of words.
+pub(super) fn log_probabilities(output: &Output, x: &Tensor, targets: &[u32]) -> Result<Vec<f64>, DeviceError> {
+    let _no_gradients = tch::no_grad_guard();
+    let (words, mut all) = (output.words() as i64, Vec::with_capacity(targets.len()));
+    let rows = if x.device() == Device::Cpu { 64 } else { 1024 };
+    for (block, targets) in targets.chunks(rows).enumerate() {
+        let x = x.f_narrow(0, (block * rows) as i64, targets.len() as i64)?;
+        let mut sums = Vec::new(); // of [n]
+        for first in (0..words).step_by(COLUMNS as usize) {
+            let n = COLUMNS.min(words - first);
+            let (weight, bias) = (output.weight.f_narrow(0, first, n)?, output.bias.f_narrow(0, first, n)?);
+            sums.push(bias.f_addmm(&x, &weight.f_tr()?)?.f_logsumexp(&[1][..], false)?);
+        }
+        let total = Tensor::f_stack(&sums, 1)?.f_logsumexp(&[1][..], false)?; // [n]
+        let targets: Vec<i64> = targets.iter().map(|&target| i64::from(target)).collect();
+        let own = output.rows(&tensors::index(&targets, x.device())?)?;
+        let chosen = x.f_mul(&own.weight)?.f_sum_dim_intlist([1_i64].as_slice(), false, x.kind())?.f_add(&own.bias)?;
+        let logarithms = chosen.f_sub(&total)?.f_to_kind(Kind::Double)?.f_to_device(Device::Cpu)?;
+        all.extend(Vec::<f64>::try_from(logarithms)?);
+    }
+    Ok(all)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const CPU: (Kind, Device) = (Kind::Double, Device::Cpu);
+
+    fn wave(shape: &[i64], seed: f64) -> Tensor {
+        (Tensor::arange(shape.iter().product::<i64>(), CPU) * 12.9898 + seed).sin().reshape(shape)
+    }
+
+    fn output(words: i64, width: i64) -> Output {
+        Output { weight: wave(&[words, width], 0.3), bias: wave(&[words], 0.7) }
+    }
+
+    fn values(t: &Tensor) -> Vec<f64> {
+        Vec::try_from(t.reshape([-1])).unwrap()
+    }
+
+    /// Expected: the definition, in plain loops. There are more words than in one product, and more rows than in a block.
+    #[test]
+    fn log_probabilities_are_those_of_the_definition() {
+        let (words, width, n) = (COLUMNS + 321, 3, 70);
+        let (output, x) = (output(words, width), wave(&[n, width], 0.1) * 3.0);
+        let targets: Vec<u32> = (0..n).map(|i| (i * 7919 % words) as u32).collect();
+        let found = log_probabilities(&output, &x, &targets).unwrap();
+        let (weight, bias, x) = (values(&output.weight), values(&output.bias), values(&x));
+        for row in [0, 1, 63, 64, 69] {
+            let logit = |word: usize| -> f64 {
+                let products = (0..3).map(|k| x[3 * row + k] * weight[3 * word + k]);
+                products.sum::<f64>() + bias[word]
+            };
+            let total: f64 = (0..words as usize).map(|word| logit(word).exp()).sum();
+            let expected = logit(targets[row] as usize) - total.ln();
+            assert!((found[row] - expected).abs() < 1e-11, "{row}: {}, not {expected}", found[row]);
+        }
+    }
+
+    /// Loss and derivatives of the definition, by libtorch's graph, for blocks of one and of several products.
+    #[test]
+    fn gradients_are_those_of_the_definition() {
+        let (words, width, n, scale) = (40, 3, 50, 0.7);
+        let targets: Vec<u32> = (0..n).map(|i| (i * i % 37) as u32).collect();
+        let negatives = Negatives { ids: vec![0, 1, 2, 4, 36, 39, 9], tries: 11 };
+        for sampled in [false, true] {
+            let leaf = |t: Tensor| t.set_requires_grad(true);
+            let output = Output { weight: leaf(output(words, width).weight), bias: leaf(output(words, width).bias) };
+            let x = leaf(wave(&[i64::from(n as u32), width], 0.1) * 2.0);
+            let mut logits = x.mm(&output.weight.tr()) + &output.bias; // [n, V]
+            if sampled {
+                let distribution = LogUniform::new(words as usize);
+                let counts: Vec<f64> = (0..words).map(|id| distribution.expected_count(id, 7, 11).ln()).collect();
+                let absent = |row: usize, word: i64| !negatives.ids.contains(&word) && i64::from(targets[row]) != word;
+                let mask = (0..n).flat_map(|row| (0..words).map(move |word| absent(row, word)));
+                let mask = Tensor::from_slice(&mask.collect::<Vec<_>>()).reshape([n as i64, words]);
+                logits = (logits - Tensor::from_slice(&counts)).masked_fill(&mask, f64::NEG_INFINITY);
+            }
+            let ids = Tensor::from_slice(&targets.iter().map(|&t| i64::from(t)).collect::<Vec<_>>()).unsqueeze(1);
+            let loss = -logits.log_softmax(1, Kind::Double).gather(1, &ids, false).sum(Kind::Double);
+            let expected = Tensor::run_backward(&[&loss * scale], &[&x, &output.weight, &output.bias], false, false);
+            let head = match sampled {
+                false => Head::full(&output, &targets, scale, Kind::Double).unwrap(),
+                true => Head::sampled(&output, &targets, negatives.clone(), scale, Kind::Double).unwrap(),
+            };
+            // Rows 0..20 and 20..50 in lanes of their own.
+            let (mut weight, bias) = (output.weight.zeros_like(), output.bias.zeros_like());
+            let (mut total, mut xs) = (0.0, Vec::new());
+            for (first, rows) in [(0, 20), (20, 30)] {
+                let part = head.part(first, rows);
+                let found = part.gradients(&x.narrow(0, first as i64, rows as i64)).unwrap();
+                total += f64::try_from(found.loss).unwrap();
+                xs.push(found.x);
+                let _no_gradients = tch::no_grad_guard();
+                let all: Vec<i64> = (0..words).collect();
+                let classes = Tensor::from_slice(part.ids().unwrap_or(&all));
+                let _ = weight.index_add_(0, &classes, &found.classes.weight);
+                let _ = bias.shallow_clone().index_add_(0, &classes, &found.classes.bias);
+                if let Some(own) = found.targets {
+                    let ids = Tensor::from_slice(part.targets());
+                    let _ = weight.index_add_(0, &ids, &own.weight);
+                    let _ = bias.shallow_clone().index_add_(0, &ids, &own.bias);
+                }
+            }
+            assert!((total - f64::try_from(loss).unwrap()).abs() < 1e-12 * total);
+            for (found, expected) in [Tensor::cat(&xs, 0), weight, bias].iter().zip(&expected) {
+                assert!(f64::try_from((found - expected).abs().max()).unwrap() < 1e-13, "sampled {sampled}");
+            }
+        }
+    }
+
+    #[test]
+    fn negatives_that_repeat_or_are_no_words_are_refused() {
+        for ids in [vec![1, 2, 1], vec![1, 40], vec![-1]] {
+            let head = Head::sampled(&output(40, 3), &[0], Negatives { ids, tries: 9 }, 1.0, Kind::Double);
+            assert!(head.unwrap_err().to_string().contains("distinct words"));
+        }
+    }
+}

@@ -1,0 +1,55 @@
+//! Training: one step of the biLM as a language model, by the recipe of bilm-tf unless told otherwise.
+//!
+//! ```text
+//! sentences --packer--> Window --Trainer::step--> StepReport
+//!                       Window --Evaluation::window--> Evaluated
+//! Trainer --snapshot--> Snapshot --restore--> Trainer, bit for bit
+//! ```
+//!
+//! | file | what it has |
+//! |---|---|
+//! | `packer.rs`, `window.rs` | sentences to windows: what a step reads |
+//! | `recipe.rs` | the settings that determine the numbers of a run |
+//! | `initial.rs` | initial values |
+//! | `trainer.rs`, `lane.rs`, `pool.rs` | the step: threads, gradients, update |
+//! | `loss.rs`, `sampler.rs` | softmax over all words or over the target and negatives |
+//! | `optimizer.rs`, `schedule.rs` | Adagrad and AdamW, learning rates |
+//! | `random.rs`, `draws.rs` | random numbers as functions of seed and step; dropout |
+//! | `evaluation.rs` | held-out perplexity |
+//! | `snapshot.rs` | the whole state of a run |
+//! | `memory.rs` | how freed memory is kept for the next step |
+//!
+//! The model is the one of inference ([`crate::model::BiLm`]). Reading shards, checkpoints and commands are elsewhere.
+
+mod draws;
+mod error;
+mod evaluation;
+mod initial;
+mod lane;
+mod loss;
+mod memory;
+mod optimizer;
+mod packer;
+mod pool;
+mod random;
+mod recipe;
+mod sampler;
+mod schedule;
+mod snapshot;
+mod trainer;
+mod window;
+
+pub use draws::{Draws, Place};
+pub use error::TrainError;
+pub use evaluation::{Evaluated, Evaluation};
+pub use initial::{initial_softmax, initial_weights};
+pub use memory::keep_freed_memory;
+pub use optimizer::Optimizer;
+pub use packer::{Boundaries, Direction, Packer, Sentence};
+pub use random::{Purpose, Random};
+pub use recipe::{Classes, Recipe};
+pub use sampler::{LogUniform, Negatives};
+pub use schedule::Schedule;
+pub use snapshot::{Counters, Saved, Snapshot, Values};
+pub use trainer::{LanguageModel, Resources, StepReport, Trainer};
+pub use window::{Stream, Window};

@@ -1,0 +1,314 @@
+//! Sentences to windows of fixed size, one direction at a time (bilm-tf `bilm/data.py`, `_get_batch`). Pure: no tensors.
+//!
+//! A row of a window continues the row of the window before it. A row that has read its sentence takes the next one from
+//! the common source, also in the middle of a window; rows are filled one after the other. There is no padding.
+//!
+//! The forward direction reads `<S> w1 .. wn` and predicts `w1 .. wn </S>`; the backward one reads `</S> wn .. w1` and
+//! predicts `wn .. w1 <S>`.
+
+use std::{collections::HashMap, sync::Arc};
+
+use serde::{Deserialize, Serialize};
+
+use super::window::Stream;
+use crate::chars::{BEGIN_SENTENCE_TOKEN, END_SENTENCE_TOKEN};
+
+/// The tokens of a sentence without boundaries, in the order of the text.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Sentence {
+    /// All tokens, one after the other.
+    text: String,
+    /// Byte in `text` at which each token ends.
+    ends: Vec<u32>,
+    /// Id of each token in the vocabulary.
+    ids: Vec<u32>,
+}
+
+impl Sentence {
+    /// Appends a token, and its id in the vocabulary.
+    pub fn push(&mut self, token: &str, id: u32) {
+        self.text.push_str(token);
+        self.ends.push(self.text.len() as u32);
+        self.ids.push(id);
+    }
+
+    /// Number of tokens.
+    pub fn len(&self) -> usize {
+        self.ids.len()
+    }
+
+    /// Whether there is no token.
+    pub fn is_empty(&self) -> bool {
+        self.ids.is_empty()
+    }
+
+    fn token(&self, i: usize) -> &str {
+        let start = if i == 0 { 0 } else { self.ends[i - 1] as usize };
+        &self.text[start..self.ends[i] as usize]
+    }
+}
+
+/// Ids of the boundaries in the vocabulary.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Boundaries {
+    /// Of `<S>`.
+    pub begin: u32,
+    /// Of `</S>`.
+    pub end: u32,
+}
+
+/// The direction in which sentences are read.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Direction {
+    /// From the first token to the last.
+    Forward,
+    /// From the last token to the first.
+    Backward,
+}
+
+/// A sentence that a row reads. Copies of a packer, of which every window has one, share it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+struct Unfinished {
+    sentence: Arc<Sentence>,
+    /// Symbols of it that were read, of `n + 1`.
+    read: usize,
+}
+
+impl Unfinished {
+    /// Symbol `i` of `n + 2`, boundaries included, in reading order.
+    fn symbol(&self, i: usize, direction: Direction, boundaries: Boundaries) -> (&str, u32) {
+        let n = self.sentence.len();
+        let in_text = match direction {
+            Direction::Forward => i,
+            Direction::Backward => n + 1 - i,
+        };
+        match in_text {
+            0 => (BEGIN_SENTENCE_TOKEN, boundaries.begin),
+            past if past == n + 1 => (END_SENTENCE_TOKEN, boundaries.end),
+            token => (self.sentence.token(token - 1), self.sentence.ids[token - 1]),
+        }
+    }
+
+    fn is_finished(&self) -> bool {
+        self.read > self.sentence.len()
+    }
+
+    /// The part that is still read, and the symbols of it that were: the last one is the input of the next prediction.
+    fn rest(&self, direction: Direction) -> Rest {
+        let n = self.sentence.len();
+        let dropped = self.read.saturating_sub(1);
+        let kept = match direction {
+            Direction::Forward => dropped..n,
+            Direction::Backward => 0..n.saturating_sub(dropped),
+        };
+        let mut sentence = Sentence::default();
+        kept.for_each(|i| sentence.push(self.sentence.token(i), self.sentence.ids[i]));
+        Rest { sentence, read: self.read - dropped }
+    }
+}
+
+/// What is stored of a sentence that a row reads.
+#[derive(Serialize, Deserialize)]
+struct Rest {
+    sentence: Sentence,
+    read: usize,
+}
+
+/// What is stored of a packer.
+#[derive(Serialize, Deserialize)]
+struct Stored {
+    direction: Direction,
+    boundaries: Boundaries,
+    positions: usize,
+    rows: Vec<Option<Rest>>,
+    taken: u64,
+}
+
+impl From<Packer> for Stored {
+    fn from(packer: Packer) -> Self {
+        let Packer { direction, boundaries, positions, rows, taken } = packer;
+        let rows = rows.iter().map(|row| row.as_ref().map(|row| row.rest(direction))).collect();
+        Self { direction, boundaries, positions, rows, taken }
+    }
+}
+
+impl From<Stored> for Packer {
+    fn from(stored: Stored) -> Self {
+        let Stored { direction, boundaries, positions, rows, taken } = stored;
+        let row = |Rest { sentence, read }| Unfinished { sentence: Arc::new(sentence), read };
+        let rows = rows.into_iter().map(|rest| rest.map(row)).collect();
+        Self { direction, boundaries, positions, rows, taken }
+    }
+}
+
+/// Fills the windows of one direction. Serialised, it is all that resuming needs beside the position of the source: what
+/// was read of a sentence is left out.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(into = "Stored", from = "Stored")]
+pub struct Packer {
+    direction: Direction,
+    boundaries: Boundaries,
+    positions: usize,
+    rows: Vec<Option<Unfinished>>,
+    /// Sentences taken from the source.
+    taken: u64,
+}
+
+impl Packer {
+    /// Windows of `rows` rows of `positions` tokens.
+    pub fn new(direction: Direction, boundaries: Boundaries, rows: usize, positions: usize) -> Self {
+        Self { direction, boundaries, positions, rows: vec![None; rows], taken: 0 }
+    }
+
+    /// Sentences taken from the source: where the source goes on after a restart.
+    pub fn taken(&self) -> u64 {
+        self.taken
+    }
+
+    /// Tokens that no window has held yet: those of unfinished sentences.
+    pub fn pending(&self) -> usize {
+        self.rows.iter().flatten().map(|row| row.sentence.len() + 1 - row.read).sum()
+    }
+
+    /// The next window, or `None` when the source ends before the window is full; what was read for that window is
+    /// dropped, as in bilm-tf.
+    ///
+    /// # Errors
+    /// Those of the source. Then the packer must not be used any more, as part of a window was read.
+    pub fn next_window<E>(
+        &mut self,
+        mut source: impl FnMut() -> Result<Option<Sentence>, E>,
+    ) -> Result<Option<Stream>, E> {
+        let mut stream = Stream::default();
+        let mut words = HashMap::new();
+        for row in &mut self.rows {
+            let mut left = self.positions;
+            while left > 0 {
+                if row.as_ref().is_none_or(Unfinished::is_finished) {
+                    let Some(sentence) = source()? else { return Ok(None) };
+                    self.taken += 1;
+                    *row = Some(Unfinished { sentence: Arc::new(sentence), read: 0 });
+                }
+                let Some(current) = row else { break };
+                while left > 0 && !current.is_finished() {
+                    let (input, _) = current.symbol(current.read, self.direction, self.boundaries);
+                    let (_, target) = current.symbol(current.read + 1, self.direction, self.boundaries);
+                    stream.inputs.push(place(input, &mut words, &mut stream.words));
+                    stream.targets.push(target);
+                    current.read += 1;
+                    left -= 1;
+                }
+            }
+        }
+        Ok(Some(stream))
+    }
+}
+
+/// Index of a word among the distinct ones of a window.
+fn place(word: &str, places: &mut HashMap<Arc<str>, u32>, words: &mut Vec<Arc<str>>) -> u32 {
+    if let Some(&place) = places.get(word) {
+        return place;
+    }
+    let (word, place) = (Arc::<str>::from(word), words.len() as u32);
+    words.push(Arc::clone(&word));
+    places.insert(word, place);
+    place
+}
+
+#[cfg(test)]
+mod tests {
+    use std::convert::Infallible;
+
+    use super::*;
+
+    const BOUNDARIES: Boundaries = Boundaries { begin: 0, end: 1 };
+
+    /// Tokens are letters; their ids are 10 for `a`, 11 for `b` and so on.
+    fn sentence(letters: &str) -> Sentence {
+        let mut sentence = Sentence::default();
+        letters.chars().for_each(|c| sentence.push(&c.to_string(), u32::from(c) - u32::from('a') + 10));
+        sentence
+    }
+
+    fn windows(packer: &mut Packer, sentences: &[&str]) -> Vec<(String, Vec<u32>)> {
+        let mut source = sentences.iter();
+        let mut next = || Ok::<_, Infallible>(source.next().map(|letters| sentence(letters)));
+        let mut all = Vec::new();
+        while let Ok(Some(stream)) = packer.next_window(&mut next) {
+            let inputs: Vec<&str> = stream.inputs.iter().map(|&input| &*stream.words[input as usize]).collect();
+            let rows: Vec<String> = inputs.chunks(packer.positions).map(|row| row.join(" ")).collect();
+            all.push((rows.join(" | "), stream.targets));
+        }
+        all
+    }
+
+    /// By hand: sentences abc, de, (empty), f, ghijk, l in two rows of three tokens.
+    const SENTENCES: [&str; 6] = ["abc", "de", "", "f", "ghijk", "l"];
+
+    #[test]
+    fn forward_windows_made_by_hand() {
+        let mut packer = Packer::new(Direction::Forward, BOUNDARIES, 2, 3);
+        let expected = [
+            // Row 0 reads <S> a b of abc; row 1 reads <S> d e.
+            ("<S> a b | <S> d e".to_owned(), vec![10, 11, 12, 13, 14, 1]),
+            // Row 0 goes on with c and takes the empty sentence, then f; row 1 takes ghijk.
+            ("c <S> <S> | <S> g h".to_owned(), vec![1, 1, 15, 16, 17, 18]),
+            // Row 0 goes on with f and takes l.
+            ("f <S> l | i j k".to_owned(), vec![1, 21, 1, 19, 20, 1]),
+        ];
+        assert_eq!(windows(&mut packer, &SENTENCES), expected);
+        assert_eq!((packer.taken(), packer.pending()), (6, 0));
+    }
+
+    #[test]
+    fn backward_windows_made_by_hand() {
+        let mut packer = Packer::new(Direction::Backward, BOUNDARIES, 2, 3);
+        let expected = [
+            ("</S> c b | </S> e d".to_owned(), vec![12, 11, 10, 14, 13, 0]),
+            ("a </S> </S> | </S> k j".to_owned(), vec![0, 0, 15, 20, 19, 18]),
+            ("f </S> l | i h g".to_owned(), vec![0, 21, 0, 17, 16, 0]),
+        ];
+        assert_eq!(windows(&mut packer, &SENTENCES), expected);
+    }
+
+    /// A packer that was stored between any two windows goes on with the same windows.
+    #[test]
+    fn a_stored_packer_goes_on() {
+        let all = ["abcdefg", "h", "ij", "", "klmno", "pq", "r", "st", "uvwxyz", "a", "b"];
+        let whole = windows(&mut Packer::new(Direction::Forward, BOUNDARIES, 3, 2), &all);
+        for stop in 0..whole.len() {
+            let mut first = Packer::new(Direction::Forward, BOUNDARIES, 3, 2);
+            let mut source = all.iter();
+            let mut next = || Ok::<_, Infallible>(source.next().map(|letters| sentence(letters)));
+            (0..stop).for_each(|_| drop(first.next_window(&mut next)));
+            let mut second: Packer = serde_json::from_str(&serde_json::to_string(&first).unwrap()).unwrap();
+            assert_eq!(windows(&mut second, &all[first.taken() as usize..]), whole[stop..]);
+        }
+    }
+
+    /// By hand: of 26 letters, `x y z` are left after 24 windows of one token: `<S>` and 23 letters were inputs, and the last
+    /// target, `x`, is the next input. Backwards, `c b a` are left.
+    #[test]
+    fn what_was_read_of_a_long_sentence_is_not_stored() {
+        for (direction, left) in [(Direction::Forward, "xyz"), (Direction::Backward, "abc")] {
+            let mut packer = Packer::new(direction, BOUNDARIES, 1, 1);
+            let mut next = || Ok::<_, Infallible>(Some(sentence("abcdefghijklmnopqrstuvwxyz")));
+            (0..24).for_each(|_| drop(packer.next_window(&mut next)));
+            let stored = serde_json::to_value(&packer).unwrap();
+            assert_eq!(stored["rows"][0]["sentence"]["text"], left, "{stored}");
+            // Stored again, it is the same, and a copy has no text of its own.
+            let restored: Packer = serde_json::from_value(stored.clone()).unwrap();
+            assert_eq!(serde_json::to_value(&restored).unwrap(), stored);
+            assert_eq!(restored.pending(), packer.pending());
+            let (one, other) = (packer.rows[0].clone().unwrap(), packer.clone().rows[0].clone().unwrap());
+            assert!(Arc::ptr_eq(&one.sentence, &other.sentence));
+        }
+    }
+
+    #[test]
+    fn an_error_of_the_source_is_returned() {
+        let mut packer = Packer::new(Direction::Forward, BOUNDARIES, 1, 1);
+        assert_eq!(packer.next_window(|| Err("broken")), Err("broken"));
+    }
+}

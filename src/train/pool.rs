@@ -1,0 +1,131 @@
+//! Threads of a run on a CPU.
+
+use std::{
+    panic::{AssertUnwindSafe, catch_unwind},
+    sync::{
+        Arc, Mutex, PoisonError,
+        mpsc::{Receiver, Sender, channel},
+    },
+    thread,
+};
+
+use crate::model::{DeviceError, set_up_cpu};
+
+type Job = Box<dyn FnOnce() + Send>;
+
+/// What a thread is asked to compute.
+pub(super) type Task<T> = Box<dyn FnOnce() -> Result<T, DeviceError> + Send>;
+
+/// Threads that live as long as the run: MKL keeps buffers for every thread that it has seen.
+#[derive(Debug)]
+pub(super) struct Pool {
+    /// `None`: the caller's thread does all the work.
+    jobs: Option<Sender<Job>>,
+    handles: Vec<thread::JoinHandle<()>>,
+}
+
+impl Pool {
+    /// A pool of so many threads; with one, or on a GPU, work is done by the caller.
+    pub(super) fn new(threads: usize) -> Self {
+        if threads <= 1 {
+            return Self { jobs: None, handles: Vec::new() };
+        }
+        let (jobs, queue) = channel::<Job>();
+        let queue = Arc::new(Mutex::new(queue));
+        let work = |queue: Arc<Mutex<Receiver<Job>>>| {
+            set_up_cpu();
+            // The lock is released before the job runs.
+            let next = || queue.lock().unwrap_or_else(PoisonError::into_inner).recv();
+            while let Ok(job) = next() {
+                job();
+            }
+        };
+        let spawn = |_| {
+            let queue = Arc::clone(&queue);
+            thread::spawn(move || work(queue))
+        };
+        Self { jobs: Some(jobs), handles: (0..threads).map(spawn).collect() }
+    }
+
+    /// Results in the order of the tasks, whichever thread computed them.
+    pub(super) fn run<T: Send + 'static>(&self, tasks: Vec<Task<T>>) -> Result<Vec<T>, DeviceError> {
+        let Some(jobs) = &self.jobs else {
+            set_up_cpu();
+            return tasks.into_iter().map(|task| task()).collect();
+        };
+        let gone = || DeviceError::internal("a thread of the training step ended");
+        let (sender, results) = channel();
+        let n = tasks.len();
+        for (i, task) in tasks.into_iter().enumerate() {
+            let sender = sender.clone();
+            let job = move || {
+                let result = catch_unwind(AssertUnwindSafe(task));
+                let panicked = |_| Err(DeviceError::internal("a thread of the training step panicked"));
+                let _ = sender.send((i, result.unwrap_or_else(panicked)));
+            };
+            jobs.send(Box::new(job)).map_err(|_| gone())?;
+        }
+        let mut ordered: Vec<Option<T>> = (0..n).map(|_| None).collect();
+        let mut failed = None;
+        for _ in 0..n {
+            match results.recv().map_err(|_| gone())? {
+                (i, Ok(result)) => ordered[i] = Some(result),
+                (_, Err(error)) => failed = Some(error), // the others still run: their tensors are in use
+            }
+        }
+        match failed {
+            Some(error) => Err(error),
+            None => ordered.into_iter().collect::<Option<_>>().ok_or_else(gone),
+        }
+    }
+}
+
+impl Drop for Pool {
+    fn drop(&mut self) {
+        self.jobs = None;
+        for handle in self.handles.drain(..) {
+            let _ = handle.join(); // a panic was an error of its task
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use tch::{Device, Kind, Tensor};
+
+    use super::*;
+
+    /// The first operation of its thread is a product that has other bits when MKL splits it between threads.
+    #[test]
+    fn a_thread_computes_its_first_product_alone() {
+        let product = |_| {
+            let numbers = |columns: i64| (Tensor::arange(400 * columns, (Kind::Float, Device::Cpu)) * 0.7).sin();
+            let (a, b) = (numbers(10).view([400, 10]), numbers(16).view([400, 16]));
+            let task = move || Ok(Vec::<f32>::try_from(a.tr().f_mm(&b)?.f_view([-1])?)?);
+            Box::new(task) as Task<Vec<f32>>
+        };
+        let expected = Pool::new(1).run(vec![product(0)]).unwrap();
+        for _ in 0..20 {
+            for found in Pool::new(4).run((0..4).map(product).collect()).unwrap() {
+                assert_eq!(found, expected[0]);
+            }
+        }
+    }
+
+    #[test]
+    fn results_are_in_the_order_of_the_tasks_and_failures_are_errors() {
+        for threads in [1, 3] {
+            let pool = Pool::new(threads);
+            let squares = || (0..20_u64).map(|i| Box::new(move || Ok(i * i)) as Task<u64>).collect::<Vec<_>>();
+            let expected: Vec<u64> = (0..20).map(|i| i * i).collect();
+            assert_eq!(pool.run(squares()).unwrap(), expected);
+            let mut tasks = squares();
+            tasks[7] = Box::new(|| Err(DeviceError::internal("number seven")));
+            assert!(pool.run(tasks).unwrap_err().to_string().contains("number seven"));
+            assert_eq!(pool.run(squares()).unwrap(), expected, "a failure is not kept");
+        }
+        let pool = Pool::new(2);
+        let panics: Vec<Task<u64>> = vec![Box::new(|| panic!("a test of panics"))];
+        assert!(pool.run(panics).unwrap_err().to_string().contains("panicked"));
+    }
+}

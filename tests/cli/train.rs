@@ -1,0 +1,669 @@
+//! `elmo train`: runs that are killed and resumed, refusals, and a text whose entropy is known.
+
+use std::{
+    collections::BTreeMap,
+    fs::{self, File},
+    path::PathBuf,
+    process::Stdio,
+    thread,
+    time::Duration,
+};
+
+use serde_json::{Value, json};
+
+use crate::place::{Ended, Place, ended};
+
+/// A model of some thousand parameters.
+const OPTIONS: &str = r#"{
+    "lstm": {"cell_clip": 3, "dim": 16, "n_layers": 2, "proj_clip": 3, "projection_dim": 8, "use_skip_connections": true},
+    "char_cnn": {"activation": "relu", "embedding": {"dim": 4}, "filters": [[1, 8], [2, 8]],
+        "max_characters_per_token": 8, "n_characters": 262, "n_highway": 1}
+}"#;
+
+/// Numbers without a library: a linear congruential generator (Knuth's MMIX).
+struct Dice(u64);
+
+impl Dice {
+    fn below(&mut self, n: u64) -> u64 {
+        self.0 = self.0.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        (self.0 >> 33) % n
+    }
+}
+
+/// Sentences of the words `w0` to `w39`, the first ones more frequent.
+fn text(seed: u64, sentences: usize) -> String {
+    let mut dice = Dice(seed);
+    let mut line = || -> String {
+        let words = 1 + dice.below(9);
+        let words: Vec<String> = (0..words)
+            .map(|_| {
+                let most = 1 + dice.below(40);
+                format!("w{}", dice.below(most))
+            })
+            .collect();
+        words.join(" ")
+    };
+    (0..sentences).map(|_| line() + "\n").collect()
+}
+
+/// Three shards of text, a vocabulary and options.
+fn prepared() -> Place {
+    let place = Place::new();
+    for shard in 0..3 {
+        place.write(&format!("corpus/{shard}.txt"), text(shard, 40));
+    }
+    place.write("valid.txt", text(9, 60));
+    place.write("options.json", OPTIONS);
+    place.exits("vocab corpus --output vocab.txt -q", 0);
+    place
+}
+
+/// A run with dropout and negatives, whose blocks are small, so that a few steps pass many of them.
+const RUN: &str = "train --shards corpus --vocab vocab.txt --options options.json --rows 4 --unroll 5 --samples 9 --seed 3 \
+                   --block-sentences 7 --log-every 1 --checkpoint-every 7 --device cpu";
+
+/// [`RUN`] with more options, which replace its own.
+fn run(words: &str) -> String {
+    let given: Vec<&str> = words.split_whitespace().collect();
+    let mut kept = Vec::new();
+    let mut own = RUN.split_whitespace().peekable();
+    while let Some(word) = own.next() {
+        if word.starts_with("--") && given.contains(&word) {
+            own.next();
+        } else {
+            kept.push(word);
+        }
+    }
+    [kept, given].concat().join(" ")
+}
+
+impl Place {
+    fn train(&self, words: &str, code: i32) -> Ended {
+        self.exits(&run(words), code)
+    }
+
+    fn lines(&self, file: &str) -> Vec<Value> {
+        let text = fs::read_to_string(self.path(file)).unwrap();
+        text.lines().map(|line| serde_json::from_str(line).unwrap()).collect()
+    }
+
+    /// Everything that a run leaves, without times: files of the model, of the last checkpoint, and the journal.
+    fn left(&self, run: &str) -> BTreeMap<String, Vec<u8>> {
+        let mut files = BTreeMap::new();
+        for name in ["options.json", "weights.safetensors", "softmax.safetensors", "vocab.txt", "MODEL.md"] {
+            files.insert(name.to_owned(), fs::read(self.path(run).join(name)).unwrap());
+        }
+        let last = self.checkpoints(run).pop().unwrap();
+        files.insert("tensors".to_owned(), fs::read(last.join("tensors.safetensors")).unwrap());
+        let mut state: Value = serde_json::from_slice(&fs::read(last.join("state.json")).unwrap()).unwrap();
+        state["seconds"] = Value::Null;
+        state["pending"]["seconds"] = Value::Null;
+        files.insert("state".to_owned(), state.to_string().into_bytes());
+        for name in ["steps.jsonl", "valid.jsonl"] {
+            let lines = self.lines(&format!("{run}/{name}")).into_iter().map(|mut line| {
+                line["seconds"] = Value::Null;
+                line.to_string()
+            });
+            files.insert(name.to_owned(), lines.collect::<Vec<_>>().join("\n").into_bytes());
+        }
+        files
+    }
+
+    fn checkpoints(&self, run: &str) -> Vec<PathBuf> {
+        let entries = fs::read_dir(self.path(run).join("checkpoints")).unwrap();
+        let mut paths: Vec<PathBuf> = entries.map(|entry| entry.unwrap().path()).collect();
+        paths.retain(|path| path.file_name().unwrap().to_str().unwrap().starts_with("step-"));
+        paths.sort();
+        paths
+    }
+
+    /// Panics at the first file that differs.
+    fn same(&self, run: &str, expected: &BTreeMap<String, Vec<u8>>, what: &str) {
+        for (name, bytes) in self.left(run) {
+            assert!(bytes == expected[&name], "{what}: {name} differs");
+        }
+    }
+}
+
+/// A run that is killed at any point and started again has the bits of one that was not: weights, optimiser, LSTM states,
+/// positions, journal and perplexities.
+#[test]
+fn fifty_steps_are_the_same_with_any_interruption() {
+    let place = prepared();
+    let words = "--steps 50 --valid valid.txt --eval-every 10 -q";
+    place.train(&format!("{words} --output whole --threads 2"), 0);
+    let expected = place.left("whole");
+    assert_eq!(place.lines("whole/steps.jsonl").len(), 50);
+    let mut kills = 0;
+    for (number, (point, passes)) in [
+        ("train.after_step", 24),
+        ("train.after_step", 0),
+        ("train.after_step", 33),
+        ("train.in_checkpoint", 1),
+        ("train.before_rename", 2),
+        ("train.after_rename", 3),
+        ("train.in_export", 2),
+    ]
+    .into_iter()
+    .enumerate()
+    {
+        let command = format!("{words} --output killed-{number} --threads {}", 1 + number % 3);
+        let points = format!("{point}={passes}*off->return");
+        let killed = place.run_with(&run(&command), &[("FAILPOINTS", &points)]);
+        assert_eq!(killed.code, None, "{point}: {killed:?}");
+        kills += 1;
+        place.train(&command, 0);
+        place.same(&format!("killed-{number}"), &expected, point);
+    }
+    assert_eq!(kills, 7);
+    // The run is complete: the same command only reports.
+    let again = place.train(&format!("{words} --output whole --json"), 0).json();
+    assert_eq!((again["steps"].as_u64(), again["ended"].as_str()), (Some(50), Some("all steps were made")));
+    place.same("whole", &expected, "again");
+}
+
+/// Waits until the journal has some lines.
+fn wait_for_lines(place: &Place, file: &str, lines: usize) {
+    for _ in 0..12_000 {
+        if fs::read_to_string(place.path(file)).is_ok_and(|text| text.lines().count() >= lines) {
+            return;
+        }
+        thread::sleep(Duration::from_millis(5));
+    }
+    panic!("{file} never had {lines} lines");
+}
+
+/// Signals come at any time: SIGKILL leaves the last checkpoint, SIGTERM and SIGINT write one.
+#[test]
+fn signals_lose_nothing() {
+    let place = prepared();
+    // The run never ends by itself.
+    let words = run("--steps 1000000 --checkpoint-every 60 --output run");
+    let start = || {
+        let mut command = place.elmo();
+        command.args(words.split_whitespace()).stdout(Stdio::piped()).stderr(Stdio::piped());
+        command.spawn().unwrap()
+    };
+    for (signal, lines) in [("-KILL", 100), ("-TERM", 200), ("-INT", 300)] {
+        let child = start();
+        wait_for_lines(&place, "run/steps.jsonl", lines);
+        std::process::Command::new("kill").args([signal, &child.id().to_string()]).status().unwrap();
+        let ended = ended(child.wait_with_output().unwrap());
+        if signal == "-KILL" {
+            assert_eq!(ended.code, None, "{ended:?}");
+            continue;
+        }
+        assert_eq!(ended.code, Some(130), "{ended:?}");
+        assert!(ended.err.contains("interrupted after step") && ended.err.contains("to resume: "), "{ended:?}");
+        let steps = place.lines("run/steps.jsonl").len();
+        assert!(place.checkpoints("run").pop().unwrap().ends_with(format!("step-{steps:010}")), "{steps}");
+        // After an interruption the folder is a model.
+        place.exits("model info run", 0);
+    }
+    // The length of a run is not part of what it computes.
+    let steps = place.lines("run/steps.jsonl").len() + 50;
+    place.train(&format!("--steps {steps} --checkpoint-every 60 -q --output run"), 0);
+    place.train(&format!("--steps {steps} --checkpoint-every {steps} -q --output whole"), 0);
+    let (run, whole) = (place.left("run"), place.left("whole"));
+    assert!(run == whole, "signals changed the run");
+}
+
+#[test]
+fn threads_do_not_change_a_run() {
+    let place = prepared();
+    for threads in [1, 2, 8] {
+        place.train(&format!("--steps 30 --threads {threads} --rows 8 --lanes 4 -q --output run-{threads}"), 0);
+    }
+    let expected = place.left("run-1");
+    place.same("run-2", &expected, "2 threads");
+    place.same("run-8", &expected, "8 threads");
+}
+
+#[test]
+fn a_damaged_checkpoint_is_named_and_the_one_before_is_used() {
+    let place = prepared();
+    place.train("--steps 30 -q --output whole", 0);
+    place.train("--steps 16 -q --output run", 0);
+    let checkpoints = place.checkpoints("run");
+    assert_eq!(checkpoints.len(), 2, "those of steps 14 and 16 are kept");
+    let damage = |path: &PathBuf| {
+        let file = path.join("tensors.safetensors");
+        let mut bytes = fs::read(&file).unwrap();
+        let middle = bytes.len() / 2;
+        bytes[middle] ^= 1;
+        fs::write(file, bytes).unwrap();
+    };
+    damage(&checkpoints[1]);
+    let resumed = place.train("--steps 30 --output run", 0);
+    assert!(resumed.err.contains("step-0000000016: damaged"), "{resumed:?}");
+    assert!(resumed.err.contains("going on from") && resumed.err.contains("step-0000000014"), "{resumed:?}");
+    place.same("run", &place.left("whole"), "after the checkpoint of step 14");
+    place.checkpoints("run").iter().for_each(damage);
+    let refused = place.train("--steps 40 --output run", 5);
+    assert!(refused.err.contains("no checkpoint is undamaged") && refused.err.contains("--overwrite"), "{refused:?}");
+    place.train("--steps 30 -q --output run --overwrite", 0);
+    place.same("run", &place.left("whole"), "begun anew");
+}
+
+#[test]
+fn other_settings_and_another_corpus_are_refused_with_the_difference() {
+    let place = prepared();
+    place.train("--steps 10 --valid valid.txt -q --output run", 0);
+    let begun = place.left("run");
+    let refused = place.train("--steps 20 --valid valid.txt --dropout 0.2 --unroll 6 --output run", 2);
+    for part in ["dropout: 0.1 in the run, 0.2 now", "unroll: 5 in the run, 6 now", "--overwrite"] {
+        assert!(refused.err.contains(part), "{part}: {refused:?}");
+    }
+    assert!(!refused.err.contains("seed:"), "{refused:?}");
+    let whole = fs::read(place.path("corpus/1.txt")).unwrap();
+    place.write("corpus/1.txt", [whole.as_slice(), b"one more\n"].concat());
+    let refused = place.train("--steps 20 --valid valid.txt --output run", 3);
+    let change = "1.txt: changed; it had 40 sentences";
+    assert!(refused.err.contains(change) && refused.err.contains("and has 41"), "{refused:?}");
+    place.write("corpus/1.txt", &whole);
+    place.write("corpus/3.txt", "a new one\n");
+    let refused = place.train("--steps 20 --valid valid.txt --output run", 3);
+    assert!(refused.err.contains("3.txt: is new"), "{refused:?}");
+    fs::remove_file(place.path("corpus/3.txt")).unwrap();
+    place.write("other.txt", "w1 w2\n");
+    let refused = place.train("--steps 20 --valid other.txt --output run", 3);
+    assert!(refused.err.contains("the held-out text of this run has changed"), "{refused:?}");
+    place.same("run", &begun, "refusals");
+    // The corpus may move, and a run may become longer.
+    fs::rename(place.path("corpus"), place.path("moved")).unwrap();
+    place.train("--shards moved --steps 20 --valid valid.txt -q --output run", 0);
+    assert_eq!(place.lines("run/steps.jsonl").len(), 20);
+}
+
+#[test]
+fn bad_input_is_refused_before_the_first_step() {
+    let place = prepared();
+    let vocab = fs::read_to_string(place.path("vocab.txt")).unwrap();
+    let mut lines: Vec<&str> = vocab.lines().collect();
+    lines.swap(3, 20);
+    place.write("unsorted.txt", lines.join("\n"));
+    fs::copy(place.path("vocab.counts.tsv"), place.path("unsorted.counts.tsv")).unwrap();
+    place.write("twice.txt", format!("{vocab}w0\n"));
+    place.write("lacking.txt", vocab.replace("<UNK>\n", ""));
+    place.write("empty/a.txt", "\n  \n");
+    place.write("bytes/a.txt", b"fine\n\xff\n");
+    place.write("wrong.json", OPTIONS.replace("\"dim\": 16", "\"dim\": 0"));
+    place.write("keys.json", OPTIONS.replacen('{', "{\"n_tokens_vocab\": 9,", 1));
+    place.write("model/options.json", OPTIONS);
+    let (shards, vocab, options) = ("--shards corpus", "--vocab vocab.txt", "--options options.json");
+    for (words, code, part) in [
+        (format!("{shards} --vocab unsorted.txt {options}"), 3, "comes after line"),
+        (format!("{shards} --vocab twice.txt {options}"), 4, "occurs twice"),
+        (format!("{shards} --vocab lacking.txt {options}"), 4, "<UNK> is missing"),
+        (format!("{shards} --vocab nowhere.txt {options}"), 2, "elmo vocab"),
+        (format!("--shards nowhere {vocab} {options}"), 3, "no such file"),
+        (format!("--shards empty {vocab} {options}"), 3, "no sentences"),
+        (format!("--shards bytes {vocab} {options}"), 3, "row 1"),
+        (format!("--shards - {vocab} {options}"), 2, "standard input"),
+        (format!("{shards} {vocab} --options wrong.json"), 4, "lstm.dim"),
+        (format!("{shards} {vocab} --options keys.json"), 2, "n_tokens_vocab"),
+        (format!("{shards} {vocab} {options} --samples 43"), 2, "--samples 0"),
+        (format!("{shards} {vocab} {options} --rows 4 --lanes 5"), 2, "lanes"),
+        (format!("{shards} {vocab} {options} --valid empty"), 3, "no sentences"),
+        (format!("{shards} {vocab}"), 2, "none of --size"),
+        (format!("{shards} {options}"), 2, "no --vocab"),
+        (format!("{vocab} {options}"), 2, "no --shards"),
+        (format!("{shards} {vocab} {options} --init tiny"), 2, "sizes of its own"),
+        (format!("{shards} {vocab} --init a.safetensors"), 2, "--options or --size"),
+        (format!("{shards} {vocab} {options} --steps 3 --epochs 2"), 2, "cannot be used with"),
+        (format!("{shards} {vocab} {options} --patience 3"), 2, "--valid"),
+        (format!("{shards} {vocab} {options} --device cuda:0,1"), 2, "several devices"),
+    ] {
+        let refused = place.exits(&format!("train {words} --output run"), code);
+        assert!(refused.err.contains(part), "{words}: {refused:?}");
+        assert!(!place.path("run").exists(), "{words}");
+    }
+    for (output, code, part) in [("model", 2, "options.json"), ("s3://bucket/run", 2, "local folder")] {
+        let refused = place.train(&format!("--output {output}"), code);
+        assert!(refused.err.contains(part), "{output}: {refused:?}");
+    }
+    fs::create_dir_all(place.path("locked")).unwrap();
+    let lock = File::create(place.path("locked/train.lock")).unwrap();
+    lock.lock().unwrap();
+    assert!(place.train("--output locked", 5).err.contains("another process"));
+    // Rows that are no text are left out where told so, and counted.
+    let skipping =
+        format!("train --shards bytes {vocab} {options} --on-error skip --steps 1 --rows 2 --json --output run");
+    let skipped = place.exits(&skipping, 6);
+    assert_eq!(skipped.json()["bad_rows"], 1);
+    assert!(skipped.err.contains("1 rows of the corpus are not text"), "{skipped:?}");
+}
+
+/// One text in several formats gives one run.
+#[test]
+fn all_formats_give_the_same_run() {
+    let place = prepared();
+    place.write("one/a.txt", text(4, 80));
+    let sql = [
+        "COPY (SELECT text FROM 'one/a.txt') TO 'parquet/a.parquet'",
+        "COPY (SELECT string_to_array(text, ' ') AS words FROM 'one/a.txt') TO 'lists/a.parquet'",
+        "COPY (SELECT text FROM 'one/a.txt') TO 'json/a.jsonl'",
+    ];
+    for statement in sql {
+        place.exits_sql(statement);
+    }
+    place.shell("mkdir packed && gzip -c one/a.txt > packed/a.txt.gz");
+    let losses = |shards: &str, more: &str| {
+        place.train(&format!("--shards {shards} --steps 12 -q --output run-{shards}{more} {more}"), 0);
+        place.left(&format!("run-{shards}{more}"))["weights.safetensors"].clone()
+    };
+    let expected = losses("one", "");
+    for (shards, more) in [("parquet", ""), ("lists", "--column=words"), ("json", ""), ("packed", "")] {
+        assert!(losses(shards, more) == expected, "{shards}");
+    }
+    // `w1.` is one token, which is not in the vocabulary, or `w1` and a full stop.
+    place.write("stops/a.txt", text(4, 80).replace('\n', ".\n"));
+    assert!(losses("stops", "--tokenizer=moses") != losses("stops", ""));
+}
+
+#[test]
+fn a_loss_that_is_not_finite_ends_the_run_or_is_passed_over() {
+    let place = prepared();
+    let stopped = place.train("--steps 20 --learning-rate 1e30 --clip-norm off --checkpoint-every 1 --output wild", 1);
+    assert!(stopped.err.contains("is not a finite number"), "{stopped:?}");
+    assert!(stopped.err.contains("the last good checkpoint is") && stopped.err.contains("rollback"), "{stopped:?}");
+    let again =
+        "--steps 20 --learning-rate 1e30 --clip-norm off --checkpoint-every 1 --on-spike rollback --output wild";
+    assert!(place.train(again, 1).err.contains("going back to"));
+
+    place.train("--steps 20 -q --output whole", 0);
+    let spike = [("FAILPOINTS", "train.spike=9*off->1*return")];
+    let passed = place.run_with(&run("--steps 20 --on-spike rollback --output run"), &spike);
+    assert_eq!(passed.code, Some(0), "{passed:?}");
+    assert!(passed.err.contains("step 10: the loss is not a finite number; going back to"), "{passed:?}");
+    let (whole, run) = (place.lines("whole/steps.jsonl"), place.lines("run/steps.jsonl"));
+    assert_eq!(run.iter().map(|line| line["step"].as_u64().unwrap()).collect::<Vec<_>>(), (1..=20).collect::<Vec<_>>());
+    // The checkpoint of step 7 stays; then other text is read.
+    let losses = |lines: &[Value]| lines.iter().map(|line| line["loss"].to_string()).collect::<Vec<_>>();
+    assert_eq!(losses(&run[..7]), losses(&whole[..7]));
+    assert_ne!(losses(&run[7..9]), losses(&whole[7..9]));
+}
+
+/// By hand: weights after a step with a rate of 1e200 are infinite in float32. The loss of that step is finite.
+#[test]
+fn weights_that_are_not_finite_are_no_checkpoint() {
+    let place = prepared();
+    let words =
+        "--steps 20 --learning-rate 1e200 --clip-norm off --checkpoint-every 1 --on-spike rollback --output run";
+    for _ in 0..2 {
+        let ended = place.train(words, 1);
+        assert!(ended.err.contains("step 1: a weight") && ended.err.contains("going back did not help"), "{ended:?}");
+        assert!(!ended.err.contains("give --on-spike rollback"), "{ended:?}");
+        let checkpoints = place.checkpoints("run");
+        assert!(checkpoints.len() == 1 && checkpoints[0].ends_with("step-0000000000"), "{checkpoints:?}");
+    }
+}
+
+#[test]
+fn a_run_goes_back_to_its_beginning_and_further_the_second_time() {
+    let place = prepared();
+    let spikes = |points: &str, output: &str| {
+        let words = run(&format!("--steps 20 --on-spike rollback --output {output}"));
+        let passed = place.run_with(&words, &[("FAILPOINTS", points)]);
+        assert_eq!(passed.code, Some(0), "{passed:?}");
+        passed.err
+    };
+    let early = spikes("train.spike=2*off->1*return", "early");
+    assert!(early.contains("step 3: ") && early.contains("step-0000000000 and passing"), "{early}");
+    let twice = spikes("train.spike=9*off->2*return", "twice");
+    assert!(twice.contains("step 10: ") && twice.contains("step-0000000007 and passing"), "{twice}");
+    assert!(twice.contains("step 8: ") && twice.contains("step-0000000000 and passing"), "{twice}");
+}
+
+/// Folders of languages have files of one name; a moved, compressed corpus is the same; one with other rows is not, because
+/// a run goes on from a row.
+#[test]
+fn a_corpus_is_compared_by_paths_and_rows() {
+    let place = prepared();
+    place.shell("mkdir -p all/lang=de all/lang=en && cp corpus/0.txt all/lang=de && cp corpus/1.txt all/lang=en/0.txt");
+    place.train("--shards all --steps 5 -q --output run", 0);
+    place.train("--shards all --steps 8 -q --output run", 0);
+    place.shell("mv all packed && gzip packed/*/0.txt");
+    place.train("--shards packed --steps 10 -q --output run", 0);
+    place.shell("gunzip packed/*/0.txt.gz && sed -i '3s/^/\\n/' packed/lang=en/0.txt");
+    let refused = place.train("--shards packed --steps 20 --output run", 3);
+    assert!(refused.err.contains("lang=en/0.txt: changed") && !refused.err.contains("lang=de"), "{refused:?}");
+}
+
+/// A process with a fail point.
+fn started(place: &Place, words: &str, points: &str) -> std::process::Child {
+    let mut command = place.elmo();
+    command.args(words.split_whitespace()).env("FAILPOINTS", points);
+    command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap()
+}
+
+fn signal(child: &std::process::Child, name: &str) {
+    std::process::Command::new("kill").args([name, &child.id().to_string()]).status().unwrap();
+}
+
+/// The text of a run changes while it trains: no step uses it, and none is lost.
+#[test]
+fn a_corpus_that_changes_ends_the_run_with_a_checkpoint() {
+    let place = prepared();
+    let words = "--checkpoint-every 1000000 --output run --steps";
+    let child = started(&place, &run(&format!("{words} 1000000")), "train.after_step=sleep(2)");
+    wait_for_lines(&place, "run/steps.jsonl", 20);
+    let path = place.path("corpus/1.txt");
+    let (whole, modified) = (fs::read(&path).unwrap(), fs::metadata(&path).unwrap().modified().unwrap());
+    place.write("corpus/1.txt", [whole.as_slice(), b"one more\n"].concat());
+    let ended = ended(child.wait_with_output().unwrap());
+    assert_eq!(ended.code, Some(3), "{ended:?}");
+    assert!(ended.err.contains("1.txt") && ended.err.contains("goes on from there"), "{ended:?}");
+    let steps = place.lines("run/steps.jsonl").len();
+    assert!(place.checkpoints("run").pop().unwrap().ends_with(format!("step-{steps:010}")), "{steps}");
+    place.write("corpus/1.txt", &whole);
+    // Part of the state.
+    File::options().write(true).open(&path).unwrap().set_modified(modified).unwrap();
+    place.train(&format!("{words} {} -q", steps + 5), 0);
+    place.train(&format!("{words} {} -q --output whole", steps + 5).replace("--output run ", ""), 0);
+    place.same("run", &place.left("whole"), "after the corpus was restored");
+}
+
+/// SIGTERM during a measurement ends it; it is made when the run goes on. The fail point makes it last 18 windows x 0.3 s.
+#[test]
+fn a_measurement_is_interrupted_and_made_again() {
+    let place = prepared();
+    let words = "--valid valid.txt --steps 12 --eval-every 5 -q --output";
+    place.train(&format!("{words} whole"), 0);
+    let child = started(&place, &run(&format!("{words} run")), "train.in_measurement=sleep(300)");
+    wait_for_lines(&place, "run/steps.jsonl", 5);
+    signal(&child, "-TERM");
+    let ended = ended(child.wait_with_output().unwrap());
+    assert_eq!(ended.code, Some(130), "{ended:?}");
+    assert!(place.checkpoints("run").pop().unwrap().ends_with("step-0000000005"));
+    assert_eq!(place.lines("run/valid.jsonl").len(), 0);
+    place.train(&format!("{words} run"), 0);
+    place.same("run", &place.left("whole"), "after a measurement that was interrupted");
+}
+
+/// Two starts on a folder that does not exist: the first one stops before it creates the folder, and wakes up when the
+/// second one has ended. It finds a run that is longer than its own, and leaves it as it is.
+#[test]
+fn a_later_start_does_not_destroy_a_run() {
+    let place = prepared();
+    let mut first = started(&place, &run("--steps 10 --output run"), "train.before_lock=return(freeze)");
+    let mut line = String::new();
+    let mut errors = std::io::BufReader::new(first.stderr.take().unwrap());
+    while !line.contains("reached train.before_lock") {
+        line.clear();
+        assert!(std::io::BufRead::read_line(&mut errors, &mut line).unwrap() > 0);
+    }
+    place.train("--steps 30 -q --output run", 0);
+    let expected = place.left("run");
+    signal(&first, "-CONT");
+    assert!(first.wait().unwrap().success());
+    place.same("run", &expected, "after the other start");
+}
+
+/// A file may have 10 KB: the checkpoint does not fit.
+#[test]
+fn a_full_disk_leaves_the_last_checkpoint() {
+    let place = prepared();
+    place.train("--steps 14 -q --output whole", 0);
+    place.train("--steps 7 -q --output run", 0);
+    let full = place.shell(&format!("trap '' XFSZ; ulimit -f 20; exec elmo {}", run("--steps 14 --output run")));
+    assert_eq!(full.code, Some(5), "{full:?}");
+    assert!(full.err.contains("step-0000000014") && full.err.contains("goes on from"), "{full:?}");
+    assert!(full.err.contains("step-0000000007"), "{full:?}");
+    assert!(!place.path("run/checkpoints/partial").exists(), "what is incomplete takes room");
+    place.train("--steps 14 -q --output run", 0);
+    place.same("run", &place.left("whole"), "after a full disk");
+}
+
+/// `-p ln p`
+fn surprise(p: f64) -> f64 {
+    -p * p.ln()
+}
+
+/// A source of sentences of known entropy. The first two words are any of eight. Then the sentence ends with probability
+/// 0.1; otherwise the word before the last one comes again with probability 0.8, and else any of the eight.
+fn source(dice: &mut Dice, sentences: usize) -> String {
+    let mut text = String::new();
+    for _ in 0..sentences {
+        let mut words = vec![dice.below(8), dice.below(8)];
+        while dice.below(10) > 0 {
+            let copied = words[words.len() - 2];
+            words.push(if dice.below(10) < 8 { copied } else { dice.below(8) });
+        }
+        let words: Vec<String> = words
+            .iter()
+            .map(|word| ["ash", "bay", "cod", "dew", "elm", "fig", "gum", "hop"][*word as usize].to_owned())
+            .collect();
+        text += &(words.join(" ") + "\n");
+    }
+    text
+}
+
+/// Expected: the entropy of the source, by hand. A sentence has two predictions of ln 8 and, on average, ten of `h`: whether
+/// it ends, and which word comes, the copied one with probability 0.825 and each other one with 0.025. Read backwards, it
+/// has the same probability and the same number of predictions. No model is better than that on average; the held-out text
+/// has some 24,000 predictions, whose mean differs from the expectation by 0.7 % (one standard error). A model of single
+/// words or pairs cannot come below exp(h) with all eight words alike, 8.2: memory over two words is needed.
+#[test]
+fn a_text_of_known_entropy_is_learned_to_its_entropy() {
+    let place = Place::new();
+    place.write(
+        "options.json",
+        OPTIONS.replace("\"dim\": 16", "\"dim\": 64").replace("\"projection_dim\": 8", "\"projection_dim\": 16"),
+    );
+    place.write("corpus/a.txt", source(&mut Dice(1), 10_000));
+    place.write("corpus/b.txt", source(&mut Dice(2), 10_000));
+    place.write("valid.txt", source(&mut Dice(3), 2000));
+    place.exits("vocab corpus --output vocab.txt -q", 0);
+    let h = surprise(0.1) + surprise(0.9) + 0.9 * (surprise(0.825) + 7.0 * surprise(0.025));
+    let expected = f64::exp((2.0 * 8.0_f64.ln() + 10.0 * h) / 12.0);
+    let words = "train --shards corpus --valid valid.txt --vocab vocab.txt --options options.json --rows 32 --unroll 12 \
+                 --optimizer adamw --learning-rate 0.01 --schedule cosine --warm-up 20 --dropout 0 --steps 500 \
+                 --eval-every 250 --device cpu --output run --json";
+    let report = place.exits(words, 0).json();
+    for name in ["perplexity", "perplexity_forward", "perplexity_backward"] {
+        let found = report[name].as_f64().unwrap();
+        assert!((found / expected - 1.0).abs() < 0.03, "{name} {found}, not {expected}: {report}");
+    }
+    assert_eq!(report["negatives"], Value::Null, "a small vocabulary takes all words");
+    let lines = place.lines("run/steps.jsonl");
+    let names = ["step", "loss_forward", "loss_backward", "loss", "grad_norm", "clip_scale", "tokens", "seconds"];
+    assert!(names.iter().all(|name| lines[0][name].is_number()), "{}", lines[0]);
+    assert_eq!(lines[0]["softmax"], "full");
+    assert!(lines.last().unwrap()["loss"].as_f64() < lines[0]["loss"].as_f64());
+    let valid = place.lines("run/valid.jsonl");
+    assert_eq!(valid.iter().map(|line| line["step"].as_u64().unwrap()).collect::<Vec<_>>(), [250, 500]);
+
+    // The folder is a model that gives vectors and probabilities.
+    place.write("ask.txt", "ash bay ash bay ash\n");
+    let embed = "embed ask.txt --model run --tokenizer whitespace --sentences off -q --output vectors --level token";
+    place.exits(embed, 0);
+    assert_eq!(place.exits("inspect vectors --json", 0).json()["rows"], 1);
+    let info = place.exits("model info run --json", 0).json();
+    assert_eq!(info["parameters"], json!(report_parameters()), "{info}");
+    // After `ash bay ash bay` the word before the last one is likely, and another one is not: by the source 0.9 x 0.825 and
+    // 0.9 x 0.025.
+    let surprisal = |text: &str| -> f64 {
+        let query = format!("SELECT elmo_perplexity('{text}', tokenizer => 'whitespace')['average']");
+        let shown =
+            place.elmo().args(["sql", "-q", "--format", "csv", "--model", "run", "-c", &query]).output().unwrap();
+        let shown = ended(shown);
+        shown.out.lines().nth(1).unwrap_or_else(|| panic!("{shown:?}")).parse().unwrap()
+    };
+    assert!(surprisal("ash bay ash bay ash bay") < 0.7 * surprisal("ash bay cod dew elm fig"));
+}
+
+/// By hand, for the options of the test above: `char_embed` 261 x 4; filters 4 x 8 + 8 and 2 x 4 x 8 + 8; one highway layer
+/// 2 x (16 x 16 + 16); two directions of two cells, each (16 + 16) x 256 + 256 and 64 x 16. Filters and projection have the
+/// same width, so there is no projection of the char CNN.
+fn report_parameters() -> u64 {
+    1044 + 40 + 72 + 544 + 4 * (32 * 256 + 256 + 1024)
+}
+
+#[test]
+fn the_best_weights_are_kept_and_the_run_ends_when_they_get_no_better() {
+    let place = prepared();
+    let words = "--valid valid.txt --steps 4000 --eval-every 20 --patience 3 --optimizer adamw --learning-rate 0.02 \
+                 --dropout 0 --samples 0 --json --output run";
+    let report = place.train(words, 0).json();
+    assert_eq!(report["ended"], "the held-out perplexity no longer falls", "{report}");
+    let valid = place.lines("run/valid.jsonl");
+    let best = valid.iter().min_by(|a, b| a["perplexity"].as_f64().partial_cmp(&b["perplexity"].as_f64()).unwrap());
+    let best = best.unwrap();
+    assert_eq!((&report["model_step"], &report["perplexity"]), (&best["step"], &best["perplexity"]));
+    assert_eq!(report["steps"].as_u64(), best["step"].as_u64().map(|step| step + 60));
+    let text = fs::read_to_string(place.path("run/MODEL.md")).unwrap();
+    let step = best["step"].as_u64().unwrap();
+    assert!(text.contains(&format!("Step {step} of")) && text.contains("--tokenizer whitespace"), "{text}");
+    // Another run can begin with these weights.
+    let init = "train --shards corpus --vocab vocab.txt --init run --valid valid.txt --steps 1 --rows 4 --learning-rate 1e-9 \
+                --device cpu --json --output more";
+    let more = place.exits(init, 0).json()["perplexity"].as_f64().unwrap();
+    assert!((more / best["perplexity"].as_f64().unwrap() - 1.0).abs() < 1e-6, "{more}");
+    // So can one with a file of all tensors.
+    let data = elmo::ModelData::open(&place.path("run")).unwrap();
+    let head = elmo::lm_head::LmHeadFiles::find(&place.path("run")).unwrap().read(8).unwrap();
+    let mut all = data.weights.clone();
+    all.insert("softmax/W".to_owned(), head.weight().clone());
+    all.insert("softmax/b".to_owned(), head.bias().clone());
+    place.write("all.safetensors", elmo::weights::safetensors::write(&all, &BTreeMap::new()).unwrap());
+    let words = init.replace("--init run", "--init all.safetensors --options options.json");
+    place.exits(&words.replace("--output more", "--output same"), 0);
+    let losses = |run: &str| place.lines(&format!("{run}/steps.jsonl"))[0]["loss"].to_string();
+    assert_eq!(losses("same"), losses("more"));
+    place.write("words.txt", "<S>\n</S>\n<UNK>\nw0\n");
+    let other = place.exits(&init.replace("vocab.txt", "words.txt").replace("--output more", "--output other"), 2);
+    assert!(other.err.contains("is another one than"), "{other:?}");
+}
+
+#[test]
+fn a_dry_run_writes_nothing_and_warns() {
+    let place = prepared();
+    let estimate = place.train("--epochs 2 --valid corpus/1.txt --dry-run --json --output run", 0).json();
+    let stats: Value = serde_json::from_str(&fs::read_to_string(place.path("vocab.stats.json")).unwrap()).unwrap();
+    assert_eq!((&estimate["tokens"], &estimate["sentences"]), (&stats["tokens"], &stats["sentences"]));
+    let predictions = stats["tokens"].as_u64().unwrap() + stats["sentences"].as_u64().unwrap();
+    assert_eq!(estimate["predictions"].as_u64(), Some(predictions));
+    assert_eq!(estimate["steps"].as_u64(), Some(2 * predictions / 20));
+    // By hand: as above with 16 cells and 8 projected: a char CNN with projection 16 x 8 + 8.
+    let parameters = 1044 + 40 + 72 + 544 + 136 + 4 * (16 * 64 + 64 + 128);
+    assert_eq!(estimate["parameters"].as_u64(), Some(parameters));
+    assert_eq!(estimate["softmax_parameters"].as_u64(), estimate["words"].as_u64().map(|words| 9 * words));
+    assert!(
+        estimate["warnings"].to_string().contains("are also in the corpus; its perplexity is too low"),
+        "{estimate}"
+    );
+    assert!(estimate["hours"].as_f64().unwrap() > 0.0);
+    assert!(!place.path("run").exists());
+    assert!(!estimate["warnings"].to_string().contains("--sentences split"), "{estimate}");
+    place.write("long/a.txt", format!("{}\n{}\n", "w1 ".repeat(1000), "w1 ".repeat(1001)));
+    let long = place.train("--shards long --dry-run --output run", 0).out;
+    assert!(long.contains("1 sentences of the corpus have more than 1,000 tokens"), "{long}");
+    place.write("reversed.txt", {
+        let vocab = fs::read_to_string(place.path("vocab.txt")).unwrap();
+        let lines: Vec<&str> = vocab.lines().collect();
+        [&lines[..3], &lines[3..].iter().rev().copied().collect::<Vec<_>>()].concat().join("\n")
+    });
+    let unsorted = place.train("--vocab reversed.txt --epochs 2 --dry-run --output run", 0).out;
+    assert!(unsorted.contains("not sorted by the frequency"), "{unsorted}");
+}

@@ -1,0 +1,70 @@
+//! A broker that is killed and comes back under running streams.
+
+use std::{fs, thread};
+
+use super::{
+    broker::Broker,
+    case::Case,
+    crashes::{SMALL, end_in_order, wait_until},
+    dice::Dice,
+    node::Node,
+    streaming,
+};
+
+/// What a process may take more after many outages than after the first one.
+const GROWTH_KB: u64 = 64 << 10;
+
+/// A stream into files and one into a topic outlast the death of their broker `outages` times. Returns the number of
+/// messages.
+pub(super) fn outages(outages: usize, dice: &mut Dice) -> usize {
+    let mut case = Case::on(Broker::own(), "outage", 3, 300);
+    let target = case.broker.topic("outage-out", 3);
+    let files = case.stream("out").with("-v --max-age 500ms --rows-per-file 50 --metrics 127.0.0.1:0");
+    // Slow transactions, so that there is one whenever the broker dies. It has timed out when the broker is back.
+    let messages = case.stream_to("messages", &target).with("-v --metrics 127.0.0.1:0").with(SMALL);
+    let messages = messages.with_env("FAILPOINTS", "stream.in_transaction=sleep(200)");
+    let mut nodes = [files.start(), messages.start()];
+    let addresses = nodes.each_mut().map(streaming::metrics_address);
+    // A stream that begins needs a broker.
+    nodes.iter_mut().for_each(|node| node.wait_for("assigned"));
+    let mut resident = [0; 2];
+    for outage in 0..outages {
+        // The broker dies in the middle of fetches and transactions.
+        case.produce(300);
+        thread::sleep(dice.millis(0..800));
+        case.broker.kill();
+        thread::sleep(dice.millis(500..4000));
+        case.broker.start_again();
+        case.produce(150);
+        let mut running: Vec<_> = nodes.iter_mut().collect();
+        wait_until("everything is written to files and to the topic", &mut running, || {
+            files.dataset().table_rows() >= case.written.len() && case.enriched(&target).len() >= case.written.len()
+        });
+        for ((node, address), first) in nodes.iter().zip(&addresses).zip(&mut resident) {
+            let metric = |name: &str| streaming::metric(address, name, "");
+            let (used, limit) = (metric("elmo_stream_memory_used_bytes"), metric("elmo_stream_memory_limit_bytes"));
+            assert!(used < limit / 10.0, "after an outage {used} bytes of {limit} are in use");
+            let now = resident_kb(node);
+            match outage {
+                0 => *first = now,
+                _ => assert!(now < *first + GROWTH_KB, "resident memory grew from {first} to {now} kB"),
+            }
+        }
+    }
+    end_in_order(nodes.into());
+    case.check_same(&files.dataset(), &case.undisturbed());
+    case.check_enriched(&case.enriched(&target), &case.undisturbed_messages());
+    case.written.len()
+}
+
+fn resident_kb(node: &Node) -> u64 {
+    let status = fs::read_to_string(format!("/proc/{}/status", node.child.id())).unwrap();
+    let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:")).unwrap();
+    line.trim().trim_end_matches(" kB").parse().unwrap()
+}
+
+#[test]
+#[ignore = "needs the broker that scripts/services starts, so Java 17 and Maven"]
+fn a_broker_that_dies_and_returns_costs_no_message_and_ends_no_stream() {
+    outages(1, &mut Dice::new(3));
+}

@@ -1,0 +1,7 @@
+//! The training step: against an independent program (`fixtures.rs`), against finite differences (`gradients.rs`), and
+//! what must not change its bits: threads, interruptions (`exactness.rs`).
+
+mod cases;
+mod exactness;
+mod fixtures;
+mod gradients;
