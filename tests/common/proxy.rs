@@ -52,6 +52,8 @@ const FAULTS: [(Answer, bool); 9] = [
 /// Above the ports of well-known services and below those of outgoing connections, so that nobody takes the port while the
 /// store is gone.
 const PORTS: std::ops::Range<u64> = 20_000..32_000;
+/// Proxies so far, and ports that were not free. The port of a proxy that is gone is no other's: its client still asks there.
+static NUMBER: AtomicU64 = AtomicU64::new(0);
 /// A request that takes longer is a mistake of the test.
 const PATIENCE: Duration = Duration::from_secs(60);
 
@@ -83,7 +85,8 @@ impl Proxy {
             failed: AtomicU64::new(0),
             lost: Mutex::default(),
         };
-        let ports = (0..).map(|n| PORTS.start + mixed(u64::from(std::process::id()) + n) % (PORTS.end - PORTS.start));
+        let numbers = std::iter::repeat_with(|| u64::from(std::process::id()) + NUMBER.fetch_add(1, SeqCst));
+        let ports = numbers.map(|number| PORTS.start + mixed(number) % (PORTS.end - PORTS.start));
         let mut listeners = ports.take(1000).filter_map(|port| TcpListener::bind(("127.0.0.1", port as u16)).ok());
         let listener = listeners.next().expect("no port is free");
         let proxy = Self { address: listener.local_addr().unwrap(), state: Arc::new(state) };
