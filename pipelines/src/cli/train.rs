@@ -165,7 +165,7 @@ pub(super) struct TrainArgs {
 
     /// Groups of rows that are computed one by one, or in parallel on a CPU [default: a 32nd of the rows]
     ///
-    /// On a GPU, more of them take less memory. They change the rounding of sums.
+    /// Each of them has gradients of its own in memory. Their number changes the rounding of sums.
     #[arg(long, value_name = "N", value_parser = positive, hide_short_help = true, help_heading = "Speed and devices")]
     lanes: Option<usize>,
 }

@@ -166,8 +166,8 @@ impl Fault for TrainFault {
                  --learning-rate"
             }
             Self::Step(TrainError::Device(_)) => {
-                "if memory is short, give more --lanes on a GPU, fewer --threads on a CPU, or fewer --rows; --dry-run \
-                 estimates"
+                "if memory is short, run again with fewer --threads on a CPU, or begin anew (--overwrite) with fewer --rows or \
+                 --lanes; --dry-run measures the memory"
             }
             Self::Step(_) => return None,
             Self::Interrupted { .. } => "run the same command again, without --overwrite, to go on",

@@ -282,10 +282,10 @@ impl Transactions {
     fn replace(&mut self, parts: &mut Vec<Part>, group: &dyn Group) -> Result<(), StreamError> {
         // What the old one had begun is ended now, one way or the other.
         self.producer = connect(&self.config, self.batch)?;
-        self.spent = false;
         if std::mem::take(&mut self.is_open) {
             self.close()?;
         }
+        self.spent = false;
         while !parts.is_empty() {
             let sources: Vec<_> = parts.iter().map(|part| part.source.clone()).collect();
             match group.committed(&sources) {
@@ -309,18 +309,21 @@ impl Transactions {
     /// then commit the records that were aborted.
     ///
     /// # Errors
-    /// [`StreamError::Broker`] when it failed many times.
-    fn close(&self) -> Result<(), StreamError> {
+    /// [`StreamError::Broker`] for an error that cannot heal.
+    fn close(&mut self) -> Result<(), StreamError> {
         let mut repeats = 0;
         while let Err(error) = self.abort_in_all_partitions() {
-            if repeats >= REPEATS {
-                return Err(broken("abort a transaction", &error));
+            match judge(&error, &[]) {
+                Verdict::Final { place, error } => return Err(refused(&[], place, &error)),
+                // An outage lasts as long as it lasts.
+                Verdict::Passing => repeats = 0,
+                _ if repeats >= REPEATS => return Err(broken("abort a transaction", &error)),
+                _ => repeats += 1,
             }
-            tracing::debug!(%error, "aborting what a producer left, again");
-            repeats += 1;
-            std::thread::sleep(PAUSES[0] * repeats);
-            // The error may have been fatal for the transaction.
-            let _ = self.abort(&error);
+            tracing::debug!(%error, "aborting what the old producer left, again");
+            std::thread::sleep(PAUSES[1]);
+            // The error may have been fatal for this one, too.
+            self.producer = connect(&self.config, self.batch)?;
         }
         Ok(())
     }
