@@ -2,7 +2,7 @@
 SHELL := bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help libtorch demo stream-demo test services torture lint readme bench gpu install
+.PHONY: help libtorch demo stream-demo test services torture lint readme bench books gpu install
 
 # `make install` writes bin/elmo and lib/elmo to this folder.
 PREFIX ?= $(HOME)/.local
@@ -16,7 +16,7 @@ libtorch: ## download libtorch into .libtorch (0.55 GB, 0.5 GB on disk) without 
 	@echo "==> libtorch: the tensor library that the biLM runs on"
 	@python3 scripts/libtorch.py
 
-demo: libtorch ## build, embed the built-in reviews and show nearest neighbours
+demo: libtorch ## build, embed the built-in reviews, show nearest neighbours, a word in two senses and surprisals
 	@echo "==> demo: cargo run -- demo (the first build takes about a quarter of an hour on two cores)"
 	@cargo run --locked -- demo
 
@@ -47,6 +47,11 @@ readme: libtorch ## run every block of README.md and docs/recipes.md and every e
 bench: libtorch ## measure tokens per second and the share of the matrix product ceiling (release build)
 	@echo "==> bench: three published sizes with random weights; benches/RESULTS.md explains the figures"
 	@for size in small medium original; do cargo run --locked --release -- bench --size $$size; done
+
+books: libtorch ## train the built-in model again from the corpus in CORPUS, into the folder OUT (hours; scripts/books)
+	@test -n "$(CORPUS)" -a -n "$(OUT)" || { echo "usage: make books CORPUS=DIR OUT=DIR; scripts/books says what DIR has" >&2; exit 2; }
+	@cargo build --locked --release
+	@ELMO="$(CURDIR)/target/release/elmo" scripts/books "$(CORPUS)" "$(OUT)"
 
 gpu: ## on a machine with CUDA: run the self-test, the GPU tests and the benchmarks
 	@echo "==> gpu: downloads the CUDA libraries (2.6 GB) unless LIBTORCH is set"

@@ -3,10 +3,10 @@
 #
 #     examples/bulk_job.sh [MODEL]
 #
-# Requires elmo in PATH. The default model is the built-in one, which is untrained: its vectors have no meaning.
+# Requires elmo in PATH. The default model is the built-in one, which is small.
 set -euo pipefail
 
-model="${1:-tiny}"
+model="${1:-books}"
 work="$(mktemp -d)"
 trap 'rm -rf "$work"' EXIT
 cd "$work"

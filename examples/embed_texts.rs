@@ -3,7 +3,7 @@
 //!     cargo run --example embed_texts
 //!
 //! Embeds the same word in two senses. Its vectors differ, because each depends on the sentence. The built-in model is
-//! untrained, so its numbers have no meaning; use `Elmo::open("DIR")` for a model of your own.
+//! small; use `Elmo::open("DIR")` for a model of your own.
 
 use std::sync::Arc;
 
@@ -17,7 +17,7 @@ use elmo::{
 };
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
-    let elmo = Elmo::tiny()?;
+    let elmo = Elmo::books()?;
     let texts: ArrayRef = Arc::new(StringArray::from(vec![
         Some("She sat on the bank and watched the river."),
         Some("He took the money to the bank."),
@@ -25,13 +25,13 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     ]));
 
     // One vector per text.
-    let spec = EmbedSpec { pooling: Pooling::Max, ..EmbedSpec::default() };
+    let spec = EmbedSpec { pooling: Pooling::Max, ..elmo.spec() };
     let embedded = ColumnEmbedder::new(&elmo, spec)?.embed(&texts)?;
     println!("{} vectors of type {}", embedded.vectors.len(), embedded.vectors.data_type());
     assert!(embedded.vectors.is_null(2), "NULL in, NULL out");
 
     // One vector per token, with its offsets in the text.
-    let spec = EmbedSpec { level: Level::Token, ..EmbedSpec::default() };
+    let spec = EmbedSpec { level: Level::Token, ..elmo.spec() };
     let tokens = ColumnEmbedder::new(&elmo, spec)?.embed(&texts)?.vectors;
     let banks: Vec<Vec<f32>> = (0..2).filter_map(|row| word(&tokens, row, "bank")).collect();
     let dot: f32 = banks[0].iter().zip(&banks[1]).map(|(a, b)| a * b).sum();

@@ -8,7 +8,7 @@ use elmo_udfs::Models;
 
 #[tokio::main]
 async fn main() -> Result<()> {
-    let elmo = Elmo::tiny().map_err(|e| datafusion::error::DataFusionError::External(Box::new(e)))?;
+    let elmo = Elmo::books().map_err(|e| datafusion::error::DataFusionError::External(Box::new(e)))?;
     // The same as `SessionStateBuilder::new().with_default_features().with_elmo(&models)`. To add only the functions to
     // an existing session, use `elmo_udfs::register_all`.
     let context = elmo_udfs::session(&Models::from(elmo));

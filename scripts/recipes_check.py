@@ -152,7 +152,7 @@ def embed(texts: list) -> numpy.ndarray:
 
 
 def embed_lines(texts: list, *options: str) -> pyarrow.Table:
-    command = ["elmo", "embed", "-", "--model", "tiny", "--quiet", "--overwrite", "--output", "check", *options]
+    command = ["elmo", "embed", "-", "--quiet", "--overwrite", "--output", "check", *options]
     subprocess.run(command, input="".join(text + "\n" for text in texts), text=True, check=True, stdout=subprocess.DEVNULL)
     return table("check")
 

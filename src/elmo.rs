@@ -7,6 +7,7 @@ use std::{
 };
 
 use crate::{
+    built_in::BuiltIn,
     engine::{self, Embedder, EmbedderSettings, EngineError},
     error::Result,
     fingerprint::Fingerprint,
@@ -15,6 +16,7 @@ use crate::{
     model::{self, BiLm, DeviceName, Precision, SelfTest},
     model_dir::ModelData,
     options::ModelOptions,
+    spec::EmbedSpec,
     states::{Carry, Starts},
 };
 
@@ -49,7 +51,15 @@ impl Elmo {
         Self::from_data(ModelData::open(dir.as_ref())?, &EmbedderSettings::default())
     }
 
-    /// The built-in model, which is small and untrained: for tests and demonstrations.
+    /// The built-in model `books`: small, and trained on English novels. `src/books/MODEL.md` describes it.
+    ///
+    /// # Errors
+    /// As [`Elmo::from_data`].
+    pub fn books() -> Result<Self> {
+        Self::from_data(ModelData::built_in(BuiltIn::Books)?, &EmbedderSettings::default())
+    }
+
+    /// The built-in model `tiny`, which is untrained: for tests.
     ///
     /// # Errors
     /// As [`Elmo::from_data`].
@@ -100,6 +110,12 @@ impl Elmo {
     /// Sizes and switches of the model.
     pub fn options(&self) -> &ModelOptions {
         &self.inner.options
+    }
+
+    /// The settings of an embedder where nothing else is asked for: the defaults, with the tokenizer that the model
+    /// records.
+    pub fn spec(&self) -> EmbedSpec {
+        self.inner.options.spec()
     }
 
     /// Identity of the model.

@@ -3,10 +3,10 @@
 //! ```no_run
 //! use std::sync::Arc;
 //! use arrow::array::{ArrayRef, StringArray};
-//! use elmo::{ColumnEmbedder, Elmo, EmbedSpec};
+//! use elmo::{ColumnEmbedder, Elmo};
 //!
 //! let elmo = Elmo::open("models/original")?;
-//! let columns = ColumnEmbedder::new(&elmo, EmbedSpec::default())?;
+//! let columns = ColumnEmbedder::new(&elmo, elmo.spec())?;
 //! let texts: ArrayRef = Arc::new(StringArray::from(vec!["The bank was steep.", "The bank was shut."]));
 //! let vectors = columns.embed(&texts)?.vectors; // FixedSizeList<Float32, 1024>, two rows
 //! # Ok::<(), elmo::Error>(())
@@ -34,6 +34,7 @@
 //! Modules depend on each other in one direction only. This crate does not depend on SQL, Kafka, object stores or
 //! Parquet.
 
+mod built_in;
 pub mod chars;
 pub mod columns;
 mod elmo;
@@ -62,6 +63,7 @@ pub mod train;
 pub mod weights;
 mod word_cache;
 
+pub use built_in::{BuiltIn, BuiltInFile};
 pub use columns::{ColumnEmbedder, ColumnLayout, ColumnStats, EmbeddedColumns, PendingColumns};
 pub use elmo::Elmo;
 /// The former name of [`engine`].

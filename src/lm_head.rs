@@ -3,22 +3,24 @@
 //! Published weights come without an LM head (`bilm-tf`, `bin/dump_weights.py`); training writes it beside the weights.
 
 use std::{
-    collections::HashMap,
+    collections::{BTreeMap, HashMap},
     fs::File,
-    io::{BufRead, BufReader, Read, Seek, SeekFrom},
+    io::{BufRead, BufReader, Cursor, Read, Seek, SeekFrom},
     path::{Path, PathBuf},
     sync::{Arc, Mutex, MutexGuard, PoisonError},
 };
 
 pub use crate::error::LmHeadError;
 use crate::{
+    built_in::BuiltIn,
     chars::{BEGIN_SENTENCE_TOKEN, END_SENTENCE_TOKEN},
     error::{Error, Result},
     files::{write_all, write_file},
+    fingerprint::Fingerprint,
     json::without_mark,
     model::{DeviceName, Softmax},
     options::TensorSpec,
-    weights::{self, Tensor, Weights},
+    weights::{self, Loaded, Tensor, Weights, safetensors::Numbers},
 };
 use sha2::{Digest, Sha256};
 
@@ -29,6 +31,8 @@ pub const SOFTMAX: &str = "softmax.safetensors";
 /// Stands for words that are not in the vocabulary.
 pub const UNKNOWN: &str = "<UNK>";
 
+/// Key of the metadata of the softmax that names its weights, as in the other files of a model.
+const FINGERPRINT: &str = "elmo.fingerprint";
 const WEIGHT: &str = "softmax/W";
 const BIAS: &str = "softmax/b";
 /// Maximum size in bytes of a line of a vocabulary.
@@ -43,14 +47,75 @@ const DIGEST_BLOCK_BYTES: u64 = 64 << 10;
 /// The files of an LM head.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct LmHeadFiles {
-    dir: PathBuf,
+    place: Place,
+    /// The weights to which the softmax must belong, if they are known.
+    model: Option<Fingerprint>,
 }
+
+#[derive(Debug, Clone, PartialEq, Eq)]
+enum Place {
+    Directory(PathBuf),
+    BuiltIn(BuiltIn),
+}
+
+/// A file, on disk or in memory.
+trait Source: Read + Seek {}
+
+impl<T: Read + Seek> Source for T {}
 
 impl LmHeadFiles {
     /// The LM head in a model directory; `None` unless both files exist.
     pub fn find(dir: &Path) -> Option<Self> {
         let exists = dir.join(VOCAB).is_file() && dir.join(SOFTMAX).is_file();
-        exists.then(|| Self { dir: dir.to_owned() })
+        exists.then(|| Self { place: Place::Directory(dir.to_owned()), model: None })
+    }
+
+    /// The LM head of a built-in model; `None` unless it has one.
+    pub fn built_in(model: BuiltIn) -> Option<Self> {
+        model.file(SOFTMAX).map(|_| Self { place: Place::BuiltIn(model), model: None })
+    }
+
+    /// The path of a file, for messages.
+    fn path(&self, name: &str) -> PathBuf {
+        match &self.place {
+            Place::Directory(dir) => dir.join(name),
+            Place::BuiltIn(model) => Path::new(model.name()).join(name),
+        }
+    }
+
+    fn open(&self, name: &str) -> Result<(PathBuf, Box<dyn Source>)> {
+        let path = self.path(name);
+        let source: Box<dyn Source> = match &self.place {
+            Place::Directory(_) => Box::new(BufReader::new(File::open(&path).map_err(|e| Error::io(&path, e))?)),
+            Place::BuiltIn(model) => Box::new(Cursor::new(model.file(name).unwrap_or_default())),
+        };
+        Ok((path, source))
+    }
+
+    /// The LM head beside weights that were read. A softmax that names other weights is refused: training replaces both,
+    /// one after the other. One that names none is accepted.
+    ///
+    /// # Errors
+    /// [`LmHeadError::OtherModel`] in [`Error::LmHead`]; [`Error::Weights`] when the softmax is not a safetensors file.
+    pub fn beside(dir: &Path, model: &Fingerprint) -> Result<Option<Self>> {
+        let Some(files) = Self::find(dir) else { return Ok(None) };
+        let files = Self { model: Some(model.clone()), ..files };
+        // A softmax that cannot be read is an error of whoever needs it.
+        if let Ok(header) = weights::safetensors::read_file(&dir.join(SOFTMAX), &[]) {
+            files.check(&header)?;
+        }
+        Ok(Some(files))
+    }
+
+    fn check(&self, softmax: &Loaded) -> Result<(), LmHeadError> {
+        match (&self.model, softmax.metadata.get(FINGERPRINT)) {
+            (Some(model), Some(named)) if named != model.as_str() => Err(LmHeadError::OtherModel {
+                path: self.path(SOFTMAX),
+                expected: model.to_string(),
+                found: named.clone(),
+            }),
+            _ => Ok(()),
+        }
     }
 
     /// Identifies this LM head: the SHA-256, in hexadecimal, of its vocabulary, of the size of its softmax file, and of
@@ -61,12 +126,11 @@ impl LmHeadFiles {
     /// [`Error::Io`] when a file cannot be read.
     pub fn digest(&self) -> Result<String> {
         let mut hash = Sha256::new();
-        let path = self.dir.join(VOCAB);
-        let vocab = File::open(&path).and_then(|mut file| std::io::copy(&mut file, &mut hash));
-        vocab.map_err(|e| Error::io(&path, e))?;
-        let path = self.dir.join(SOFTMAX);
-        let softmax = File::open(&path).and_then(|mut file| {
-            let size = file.metadata()?.len();
+        let (path, mut vocab) = self.open(VOCAB)?;
+        std::io::copy(&mut vocab, &mut hash).map_err(|e| Error::io(&path, e))?;
+        let (path, mut file) = self.open(SOFTMAX)?;
+        let mut blocks = || {
+            let size = file.seek(SeekFrom::End(0))?;
             hash.update(size.to_le_bytes());
             // The last block ends where the file ends; those of a small file overlap.
             let last = size.saturating_sub(DIGEST_BLOCK_BYTES);
@@ -75,8 +139,8 @@ impl LmHeadFiles {
                 std::io::copy(&mut file.by_ref().take(DIGEST_BLOCK_BYTES), &mut hash)?;
             }
             Ok(())
-        });
-        softmax.map_err(|e| Error::io(&path, e))?;
+        };
+        blocks().map_err(|e| Error::io(&path, e))?;
         Ok(hash.finalize().iter().map(|byte| format!("{byte:02x}")).collect())
     }
 
@@ -86,12 +150,16 @@ impl LmHeadFiles {
     /// [`Error::LmHead`] when the vocabulary is invalid, [`Error::Weights`] when the softmax has the size of another
     /// vocabulary or model, [`Error::Io`] when a file cannot be read.
     pub fn read(&self, width: usize) -> Result<LmHeadData> {
-        let words = read_vocab(&self.dir.join(VOCAB))?;
+        let (path, vocab) = self.open(VOCAB)?;
+        let words = vocab_lines(BufReader::new(vocab), &path)?;
         let plan = [
             TensorSpec { name: WEIGHT.to_owned(), shape: vec![words.len(), width] },
             TensorSpec { name: BIAS.to_owned(), shape: vec![words.len()] },
         ];
-        let mut loaded = weights::safetensors::read_file(&self.dir.join(SOFTMAX), &plan)?.weights;
+        let (path, mut softmax) = self.open(SOFTMAX)?;
+        let loaded = weights::safetensors::read_from(&mut softmax, &path, &plan)?;
+        self.check(&loaded)?;
+        let mut loaded = loaded.weights;
         word_ids(&words)?;
         Ok(LmHeadData { words, weight: take(&mut loaded, WEIGHT), bias: take(&mut loaded, BIAS) })
     }
@@ -114,11 +182,6 @@ pub fn parse_vocab(bytes: &[u8], path: &Path) -> Result<Vec<String>> {
         other => other,
     })?;
     Ok(words)
-}
-
-fn read_vocab(path: &Path) -> Result<Vec<String>> {
-    let file = File::open(path).map_err(|e| Error::io(path, e))?;
-    vocab_lines(BufReader::new(file), path)
 }
 
 fn vocab_lines(mut lines: impl BufRead, path: &Path) -> Result<Vec<String>> {
@@ -193,6 +256,19 @@ impl LmHeadData {
     /// # Errors
     /// [`Error::Io`] when the system fails.
     pub fn save(&self, dir: &Path) -> Result<()> {
+        self.write(dir, Numbers::F32, BTreeMap::new())
+    }
+
+    /// As [`LmHeadData::save`]; the softmax names the weights to which it belongs, and is refused beside others. Its numbers
+    /// may be rounded to float16.
+    ///
+    /// # Errors
+    /// As [`LmHeadData::save`]; [`Error::Weights`] when a number is above the largest of float16.
+    pub fn save_for(&self, model: &Fingerprint, dir: &Path, numbers: Numbers) -> Result<()> {
+        self.write(dir, numbers, BTreeMap::from([(FINGERPRINT.to_owned(), model.to_string())]))
+    }
+
+    fn write(&self, dir: &Path, numbers: Numbers, header: BTreeMap<String, String>) -> Result<()> {
         let path = dir.join(VOCAB);
         let text = self.words.iter().map(|word| format!("{word}\n")).collect::<String>();
         write_file(&path, |out| write_all(out, &path, text.as_bytes()))?;
@@ -200,7 +276,7 @@ impl LmHeadData {
         let mut all = Weights::default();
         all.insert(WEIGHT.to_owned(), self.weight.clone());
         all.insert(BIAS.to_owned(), self.bias.clone());
-        write_file(&path, |out| weights::safetensors::write_to(out, &path, &all, &Default::default()))
+        write_file(&path, |out| weights::safetensors::write_as(out, &path, &all, &header, numbers))
     }
 }
 
@@ -316,7 +392,7 @@ impl LazyHead {
         let data = files.read(width)?;
         if files.digest()? != digest {
             let reason = "this file or the softmax beside it changed while they were read; try again".to_owned();
-            return Err(LmHeadError::Vocab { path: files.dir.join(VOCAB), reason }.into());
+            return Err(LmHeadError::Vocab { path: files.path(VOCAB), reason }.into());
         }
         let loaded = Arc::new(LmHead { digest: Some(digest), ..LmHead::new(&data, device)? });
         *head = Some(Arc::clone(&loaded));

@@ -4,19 +4,22 @@ use std::{
     collections::BTreeMap,
     fs,
     path::{Path, PathBuf},
+    thread,
+    time::{Duration, Instant},
 };
 
-pub use crate::{error::ModelDirError, tiny::TINY_DESCRIPTION};
 use crate::{
+    built_in::BuiltIn,
     error::{Error, Result},
     files::{read_up_to, write_all, write_file},
     fingerprint::Fingerprint,
-    lm_head::LmHeadFiles,
+    lm_head::{LmHeadError, LmHeadFiles},
     mix::ScalarMix,
     options::{MAX_OPTIONS_BYTES, ModelOptions, TensorSpec},
     tiny,
-    weights::{self, Loaded, Tensor, Weights},
+    weights::{self, Loaded, Tensor, Weights, safetensors::Numbers},
 };
+pub use crate::{error::ModelDirError, tiny::TINY_DESCRIPTION};
 
 /// Everything that defines a model, in memory and checked.
 #[derive(Debug, Clone)]
@@ -50,28 +53,31 @@ pub enum WeightsFormat {
     Hdf5,
     /// `weights.safetensors`.
     Safetensors,
+    /// `weights.safetensors` with float16 numbers, for models of [`ModelData::to_half`].
+    HalfSafetensors,
 }
 
 impl WeightsFormat {
     /// File name in a model directory.
-    pub fn file_name(self) -> &'static str {
+    pub const fn file_name(self) -> &'static str {
         match self {
             Self::Hdf5 => "weights.hdf5",
-            Self::Safetensors => "weights.safetensors",
+            Self::Safetensors | Self::HalfSafetensors => "weights.safetensors",
         }
     }
 
     fn other(self) -> Self {
         match self {
             Self::Hdf5 => Self::Safetensors,
-            Self::Safetensors => Self::Hdf5,
+            Self::Safetensors | Self::HalfSafetensors => Self::Hdf5,
         }
     }
 }
 
 impl ModelData {
     /// Opens a model directory: `options.json`, the weights and, if they exist, `mix.json`, `warm_state.safetensors`
-    /// and the LM head.
+    /// and the LM head. Weights and LM head of different steps of a training run are read again for a few seconds, in
+    /// which the run replaces the rest, and then refused.
     ///
     /// Weights are `weights.safetensors`, else `weights.hdf5` (a directory with both holds the same model twice, and
     /// safetensors is the simpler format). The names of published models work too: exactly one `*_options.json`, and
@@ -79,20 +85,53 @@ impl ModelData {
     ///
     /// # Errors
     /// [`Error::ModelDir`] when a file is missing or belongs to another model, when several files match, or when the
-    /// mix is invalid; [`Error::Options`] or [`Error::Weights`] when one of these files is invalid; [`Error::Io`] when
+    /// mix is invalid; [`Error::LmHead`] when the LM head belongs to other weights; [`Error::Options`] or [`Error::Weights`] when one of these files is invalid; [`Error::Io`] when
     /// the operating system fails.
     pub fn open(dir: &Path) -> Result<Self> {
+        let deadline = Instant::now() + SETTLING;
+        loop {
+            match Self::open_now(dir) {
+                Err(Error::LmHead(LmHeadError::OtherModel { .. })) if Instant::now() < deadline => thread::sleep(POLL),
+                outcome => return outcome,
+            }
+        }
+    }
+
+    fn open_now(dir: &Path) -> Result<Self> {
         let files = file_names(dir)?;
         let options = find(dir, &files, &OPTIONS)?;
         let weights = find(dir, &files, &WEIGHTS)?;
         let mut model = Self::open_pair(&options, &weights)?;
         model.name = name_of(dir);
-        model.lm_head = LmHeadFiles::find(dir);
+        model.lm_head = LmHeadFiles::beside(dir, &model.fingerprint)?;
         model.mix = mix_of(dir, &model.options)?;
         if files.iter().any(|f| f == WARM_STATE) {
-            model.warm_state = Some(read_warm_state(&dir.join(WARM_STATE), &model)?);
+            let path = dir.join(WARM_STATE);
+            model.warm_state =
+                Some(warm_state(weights::safetensors::read_file(&path, &model.warm_plan())?, &path, &model)?);
         }
         Ok(model)
+    }
+
+    /// Reads a built-in model.
+    ///
+    /// # Errors
+    /// None, unless the program was built from damaged files: those of [`ModelData::open`].
+    pub fn built_in(model: BuiltIn) -> Result<Self> {
+        if model == BuiltIn::Tiny {
+            return Ok(Self::tiny());
+        }
+        let file = |name: &str| (Path::new(model.name()).join(name), model.file(name).unwrap_or_default());
+        let (path, bytes) = file(OPTIONS_FILE);
+        let options = ModelOptions::from_json(bytes, &path.display().to_string())?;
+        let (path, bytes) = file(WeightsFormat::Safetensors.file_name());
+        let loaded = weights::safetensors::read(bytes, &path, &options.weight_plan())?;
+        let mut data = Self::from_loaded(options, loaded, model.name().to_owned());
+        let (path, bytes) = file(WARM_STATE);
+        let loaded = weights::safetensors::read(bytes, &path, &data.warm_plan())?;
+        data.warm_state = Some(warm_state(loaded, &path, &data)?);
+        data.lm_head = LmHeadFiles::built_in(model);
+        Ok(data)
     }
 
     /// Opens a pair of options and weights.
@@ -141,6 +180,19 @@ impl ModelData {
         Self { untrained: true, ..Self::from_loaded(options, loaded, "tiny".to_owned()) }
     }
 
+    /// The model with every weight rounded to float16, which makes it another model with another fingerprint. The warm
+    /// state stays: it is a constant of a model, however it was computed.
+    ///
+    /// # Errors
+    /// [`Error::Weights`] when a weight is above the largest number of float16, 65,504.
+    pub fn to_half(&self) -> Result<Self> {
+        let weights = self.weights.to_half(Path::new(&self.name))?;
+        let rounded =
+            Self::from_loaded(self.options.clone(), Loaded { weights, ..Loaded::default() }, self.name.clone());
+        let (mix, warm_state, lm_head) = (self.mix.clone(), self.warm_state.clone(), self.lm_head.clone());
+        Ok(Self { mix, warm_state, lm_head, ..rounded })
+    }
+
     /// Writes a model directory: `options.json`, the weights and, if there are any, the mix and the warm state. `dir`
     /// is created if it does not exist. Each file is written atomically.
     ///
@@ -167,7 +219,7 @@ impl ModelData {
             write_file(&path, |out| weights::safetensors::write_to(out, &path, &weights, &self.header()))?;
         }
         // Last, so that an incomplete copy is not a model: a directory without options is none.
-        self.write_options(&dir.join("options.json"))
+        self.write_options(&dir.join(OPTIONS_FILE))
     }
 
     /// Writes the pair that AllenNLP and bilm-tf load: `PREFIX_options.json` and
@@ -192,7 +244,17 @@ impl ModelData {
         write_file(path, |out| match format {
             WeightsFormat::Hdf5 => weights::hdf5::write_to(out, path, &self.weights),
             WeightsFormat::Safetensors => weights::safetensors::write_to(out, path, &self.weights, &self.header()),
+            WeightsFormat::HalfSafetensors => {
+                weights::safetensors::write_as(out, path, &self.weights, &self.header(), Numbers::F16)
+            }
         })
+    }
+
+    /// The tensors of [`WARM_STATE`].
+    fn warm_plan(&self) -> [TensorSpec; 1] {
+        let lstm = &self.options.lstm;
+        let numbers = 2 * lstm.n_layers * (lstm.dim + lstm.projection_dim);
+        [TensorSpec { name: WARM_STATE_TENSOR.to_owned(), shape: vec![numbers] }]
     }
 
     /// Metadata of a safetensors file, for people who open it with other tools. Only that of `warm_state.safetensors`
@@ -206,8 +268,18 @@ impl ModelData {
     }
 }
 
+/// How long weights and LM head of different steps are taken for a model that is being replaced.
+const SETTLING: Duration = Duration::from_secs(3);
+/// Between two readings of it.
+const POLL: Duration = Duration::from_millis(50);
+
+/// Sizes and switches.
+pub const OPTIONS_FILE: &str = "options.json";
+/// What a model is, for people.
+pub const DESCRIPTION: &str = "MODEL.md";
+/// State `warm`, as [`ModelData::warm_state`] has it.
+pub const WARM_STATE: &str = "warm_state.safetensors";
 const MIX: &str = "mix.json";
-const WARM_STATE: &str = "warm_state.safetensors";
 /// The only tensor of [`WARM_STATE`]: layer by layer `h` before `c`, forward before backward.
 const WARM_STATE_TENSOR: &str = "warm_state";
 
@@ -224,7 +296,7 @@ struct Part {
 const OPTIONS: Part = Part {
     what: "options",
     wanted: "options.json (or one *_options.json)",
-    names: &["options.json"],
+    names: &[OPTIONS_FILE],
     published: |name| name.ends_with("_options.json"),
 };
 
@@ -292,12 +364,8 @@ fn read_mix(path: &Path, options: &ModelOptions) -> Result<ScalarMix> {
     if expected == found { Ok(mix) } else { Err(ModelDirError::Mix { path: path.to_owned(), expected, found }.into()) }
 }
 
-/// Reads the warm state of `model`, whose fingerprint is in the header.
-fn read_warm_state(path: &Path, model: &ModelData) -> Result<Vec<f32>> {
-    let lstm = &model.options.lstm;
-    let numbers = 2 * lstm.n_layers * (lstm.dim + lstm.projection_dim);
-    let plan = [TensorSpec { name: WARM_STATE_TENSOR.to_owned(), shape: vec![numbers] }];
-    let loaded = weights::safetensors::read_file(path, &plan)?;
+/// The warm state of `model`, whose fingerprint is in the header.
+fn warm_state(loaded: Loaded, path: &Path, model: &ModelData) -> Result<Vec<f32>> {
     let found = loaded.metadata.get("elmo.fingerprint").cloned().unwrap_or_else(|| "none".to_owned());
     if found != model.fingerprint.as_str() {
         let expected = model.fingerprint.to_string();
@@ -312,6 +380,24 @@ mod tests {
     #![allow(clippy::unwrap_used, clippy::expect_used)]
     use super::*;
     use crate::error::ErrorKind;
+
+    #[test]
+    fn books_has_a_vocabulary_and_a_warm_state_of_its_own() {
+        let model = ModelData::built_in(BuiltIn::Books).unwrap();
+        assert!(!model.untrained && model.warm_state.is_some());
+        let head = model.lm_head.unwrap().read(model.options.lstm.projection_dim).unwrap();
+        assert_eq!(head.words().len(), 10_000);
+        assert_eq!(&head.words()[..3], ["<S>", "</S>", "<UNK>"]);
+    }
+
+    #[test]
+    fn names_are_those_of_the_models() {
+        for model in BuiltIn::ALL {
+            assert_eq!(BuiltIn::named(model.name()), Some(model));
+            assert_eq!(ModelData::built_in(model).unwrap().name, model.name());
+        }
+        assert_eq!(BuiltIn::named("other"), None);
+    }
 
     #[test]
     fn tiny_is_what_the_python_script_computes() {

@@ -3,6 +3,8 @@
 //! The file is not trusted. Every size and the number of parameters have limits, so that all memory that is allocated
 //! later is bounded.
 
+use std::str::FromStr;
+
 use serde::Serialize;
 use serde_json::{Map, Value};
 use thiserror::Error;
@@ -10,6 +12,7 @@ use thiserror::Error;
 use crate::{
     file_kind::{FileKind, file_kind},
     json,
+    spec::{EmbedSpec, SentenceMode, StateMode, TokenizerKind},
 };
 
 /// Maximum size in bytes of an `options.json`. Published ones have a few hundred bytes.
@@ -89,10 +92,33 @@ pub enum OptionsError {
 /// The part of an `options.json` that inference needs. Keys for training are ignored.
 #[derive(Debug, Clone, PartialEq)]
 pub struct ModelOptions {
+    /// How the texts of the model become tokens, where the user does not say it.
+    pub text: TextOptions,
     /// The two LSTM stacks.
     pub lstm: LstmOptions,
     /// The token layer.
     pub char_cnn: CharCnnOptions,
+}
+
+/// The key `text`, which `elmo train` writes: how texts become the tokens that the model was trained on, and how a sentence
+/// starts.
+///
+/// Defaults for whoever reads text with the model. Not part of its identity: the fingerprint does not depend on them.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash)]
+pub struct TextOptions {
+    /// The tokenizer; `None`: not recorded.
+    pub tokenizer: Option<TokenizerKind>,
+    /// Whether texts are cut into sentences; `None`: not recorded.
+    pub sentences: Option<SentenceMode>,
+    /// The state that a sentence starts from, never `carry`; `None`: not recorded.
+    pub state: Option<StateMode>,
+}
+
+impl TextOptions {
+    /// Whether nothing is recorded.
+    pub fn is_empty(&self) -> bool {
+        *self == Self::default()
+    }
 }
 
 /// Sizes and switches of the LSTM stacks.
@@ -170,6 +196,7 @@ impl PublishedSize {
         let filters = [(1, 32), (2, 32), (3, 64), (4, 128), (5, 256), (6, 512), (7, 1024)];
         let (cell_clip, proj_clip) = (Some(3.0), Some(3.0));
         ModelOptions {
+            text: TextOptions::default(),
             lstm: LstmOptions { dim, projection_dim, n_layers: 2, cell_clip, proj_clip, use_skip_connections: true },
             char_cnn: CharCnnOptions {
                 activation: Activation::Relu,
@@ -218,20 +245,37 @@ impl ModelOptions {
         let lstm = lstm_options(&root.object("lstm", "an object with dim, projection_dim, n_layers and clips")?)?;
         let char_cnn = char_cnn_options(&root.object("char_cnn", "an object with filters, embedding and activation")?)?;
         refuse_huge_words(&char_cnn, origin)?;
-        let options = Self { lstm, char_cnn };
+        let options = Self { text: text_options(&root)?, lstm, char_cnn };
         match options.parameters() {
             0..=MAX_PARAMETERS => Ok(options),
             parameters => Err(OptionsError::TooManyParameters { origin: origin.to_owned(), parameters }),
         }
     }
 
-    /// The keys for inference only, sorted and on one line; `n_characters` is always 262. Equal models have equal text.
+    /// The settings of an embedder for this model: the defaults, and what the model records.
+    pub fn spec(&self) -> EmbedSpec {
+        let defaults = EmbedSpec::default();
+        EmbedSpec {
+            tokenizer: self.text.tokenizer.unwrap_or(defaults.tokenizer),
+            sentences: self.text.sentences.unwrap_or(defaults.sentences),
+            state: self.text.state.unwrap_or(defaults.state),
+            ..defaults
+        }
+    }
+
+    /// The keys that determine the numbers of the model, sorted and on one line; `n_characters` is always 262. Equal
+    /// models have equal text.
     pub fn canonical_json(&self) -> String {
         // Serialising plain numbers and strings into memory does not fail.
+        serde_json::to_string(&Document { text: None, ..self.document() }).unwrap_or_default()
+    }
+
+    /// All options on one line, as [`ModelOptions::from_json`] reads them.
+    pub fn to_json(&self) -> String {
         serde_json::to_string(&self.document()).unwrap_or_default()
     }
 
-    /// The options as an `options.json` that AllenNLP, bilm-tf and this crate accept.
+    /// The options as an `options.json` that AllenNLP, bilm-tf and this crate accept. The first two ignore `text`.
     pub fn to_json_pretty(&self) -> String {
         serde_json::to_string_pretty(&self.document()).unwrap_or_default() + "\n"
     }
@@ -325,6 +369,11 @@ impl ModelOptions {
                 projection_dim: lstm.projection_dim,
                 use_skip_connections: lstm.use_skip_connections,
             },
+            text: (!self.text.is_empty()).then(|| TextDocument {
+                sentences: self.text.sentences.map(SentenceMode::as_str),
+                state: self.text.state.map(StateMode::as_str),
+                tokenizer: self.text.tokenizer.map(TokenizerKind::as_str),
+            }),
         }
     }
 }
@@ -350,6 +399,18 @@ fn spec<const N: usize>(name: impl Into<String>, shape: [usize; N]) -> TensorSpe
 struct Document<'a> {
     char_cnn: CharCnnDocument<'a>,
     lstm: LstmDocument,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    text: Option<TextDocument>,
+}
+
+#[derive(Serialize)]
+struct TextDocument {
+    #[serde(skip_serializing_if = "Option::is_none")]
+    sentences: Option<&'static str>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    state: Option<&'static str>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    tokenizer: Option<&'static str>,
 }
 
 #[derive(Serialize)]
@@ -449,6 +510,18 @@ fn lstm_options(lstm: &Fields<'_>) -> Result<LstmOptions, OptionsError> {
             "use_skip_connections",
             "say whether layers add their input; it is true in all published models",
         )?,
+    })
+}
+
+fn text_options(root: &Fields<'_>) -> Result<TextOptions, OptionsError> {
+    if root.get("text").is_none() {
+        return Ok(TextOptions::default());
+    }
+    let text = root.object("text", "an object with tokenizer, sentences and state")?;
+    Ok(TextOptions {
+        state: text.word("state", &[StateMode::Zero.as_str(), StateMode::Warm.as_str()])?,
+        tokenizer: text.word("tokenizer", TokenizerKind::WORDS)?,
+        sentences: text.word("sentences", SentenceMode::WORDS)?,
     })
 }
 
@@ -588,6 +661,14 @@ impl<'a> Fields<'a> {
         self.get(key).and_then(Value::as_bool).ok_or_else(|| self.wrong(key, "true or false", remedy))
     }
 
+    /// `None` if the key is absent. An unknown word is an error: the model must not be read with another tokenizer.
+    fn word<T: FromStr>(&self, key: &str, legal: &[&str]) -> Result<Option<T>, OptionsError> {
+        let Some(value) = self.get(key) else { return Ok(None) };
+        let word = value.as_str().filter(|word| legal.contains(word)).and_then(|word| word.parse().ok());
+        let remedy = "correct it or remove the key; a newer elmo may know more words";
+        word.map(Some).ok_or_else(|| self.wrong(key, format!("one of {}", legal.join(", ")), remedy))
+    }
+
     fn wrong(&self, key: &str, expected: impl Into<String>, remedy: impl Into<String>) -> OptionsError {
         OptionsError::Field {
             origin: self.origin.to_owned(),
@@ -684,6 +765,39 @@ mod tests {
         assert_eq!(options.canonical_json(), expected);
         let back = ModelOptions::from_json(options.to_json_pretty().as_bytes(), "x").unwrap();
         assert_eq!(back, options);
+    }
+
+    /// What the key `text` says is a default and is kept; the fingerprint is taken over the canonical text without it.
+    #[test]
+    fn the_tokenizer_of_a_model_is_recorded_outside_of_its_identity() {
+        let plain = parse(&published(128, 1024, 1)).unwrap();
+        assert_eq!((plain.text, plain.spec()), (TextOptions::default(), EmbedSpec::default()));
+        let mut recorded = published(128, 1024, 1);
+        recorded["text"] = json!({"tokenizer": "whitespace", "sentences": "off", "state": "warm"});
+        let options = parse(&recorded).unwrap();
+        assert_eq!(options.canonical_json(), plain.canonical_json());
+        for text in [options.to_json(), options.to_json_pretty()] {
+            let again = ModelOptions::from_json(text.as_bytes(), "again").unwrap();
+            assert_eq!(again, options);
+            let (tokenizer, sentences, state) = (TokenizerKind::Whitespace, SentenceMode::Off, StateMode::Warm);
+            assert_eq!(again.spec(), EmbedSpec { tokenizer, sentences, state, ..EmbedSpec::default() });
+        }
+        recorded["text"] = json!({"tokenizer": "words"});
+        let half = parse(&recorded).unwrap().spec();
+        assert_eq!((half.tokenizer, half.sentences), (TokenizerKind::Words, SentenceMode::Split));
+        for (wrong, words) in [
+            (
+                json!({"tokenizer": "spacy"}),
+                "`text.tokenizer`: expected one of moses, words, whitespace, found a string",
+            ),
+            (json!({"sentences": 1}), "`text.sentences`: expected one of split, off, found 1"),
+            (json!({"state": "carry"}), "`text.state`: expected one of zero, warm, found a string"),
+            (json!("moses"), "`text`: expected an object"),
+        ] {
+            recorded["text"] = wrong;
+            let error = parse(&recorded).unwrap_err().to_string();
+            assert!(error.contains(words), "no {words:?} in {error}");
+        }
     }
 
     #[test]

@@ -290,6 +290,7 @@ pub struct EmbedSpec {
 /// Default of [`EmbedSpec::max_tokens`].
 pub const DEFAULT_MAX_TOKENS: usize = 512;
 
+/// Those of a model without a record of its tokenizer; [`ModelOptions::spec`](crate::ModelOptions::spec) reads the record.
 impl Default for EmbedSpec {
     fn default() -> Self {
         Self {

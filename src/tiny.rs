@@ -1,7 +1,7 @@
 //! The built-in model `tiny`: options and pseudo-random weights, the same bits on every machine.
 
 use crate::{
-    options::{Activation, CharCnnOptions, Filter, LstmOptions, ModelOptions, TensorSpec},
+    options::{Activation, CharCnnOptions, Filter, LstmOptions, ModelOptions, TensorSpec, TextOptions},
     weights::{Tensor, Weights},
 };
 
@@ -19,6 +19,7 @@ pub(crate) const FINGERPRINT: &str = "614868f547313f266ecbf93f49eae4784dc8424dee
 pub(crate) fn options() -> ModelOptions {
     let filters = [(1, 4), (2, 8), (3, 16), (4, 32), (5, 64)];
     ModelOptions {
+        text: TextOptions::default(),
         lstm: LstmOptions {
             dim: 128,
             projection_dim: 32,

@@ -13,7 +13,7 @@ use elmo::{
     model_dir::WeightsFormat,
     spec::{OnError, SentenceMode, TokenizerKind},
     surprisal::Scorer,
-    weights::Tensor,
+    weights::{Tensor, safetensors::Numbers},
 };
 
 use crate::reference::{Layers, Reference};
@@ -50,6 +50,45 @@ fn words() -> Vec<String> {
 
 fn spec() -> EmbedSpec {
     EmbedSpec { tokenizer: TokenizerKind::Whitespace, sentences: SentenceMode::Off, ..EmbedSpec::default() }
+}
+
+/// Two models, as two steps of a run: their weights differ in one number. A softmax that names the other weights is refused,
+/// when the model is opened and when the softmax is read later; one that names none is accepted.
+#[test]
+fn weights_and_softmax_of_different_steps_are_refused() {
+    let (folder, dir) = (tempfile::tempdir().unwrap(), |folder: &tempfile::TempDir| folder.path().to_owned());
+    let first = ModelData::tiny();
+    let mut weights = first.weights.clone();
+    let mut bias = weights.remove("CNN_proj/b_proj").unwrap();
+    bias.data[0] += 1.0;
+    weights.insert("CNN_proj/b_proj".to_owned(), bias);
+    let second = ModelData::new(first.options.clone(), weights, "second").unwrap();
+    let (weight, bias) = softmax(WORDS.len());
+    let head = LmHeadData::new(words(), weight, bias).unwrap();
+    first.save(&dir(&folder), WeightsFormat::Safetensors).unwrap();
+    head.save_for(&first.fingerprint, &dir(&folder), Numbers::F32).unwrap();
+    assert_eq!(ModelData::open(&dir(&folder)).unwrap().fingerprint, first.fingerprint);
+    // Weights were read; then both files are replaced.
+    let elmo = open(&dir(&folder));
+    second.save(&dir(&folder), WeightsFormat::Safetensors).unwrap();
+    let mixed = ModelData::open(&dir(&folder)).unwrap_err().to_string();
+    assert!(mixed.contains("softmax.safetensors") && mixed.contains("belongs to the weights"), "{mixed}");
+    head.save_for(&second.fingerprint, &dir(&folder), Numbers::F32).unwrap();
+    let late = elmo.lm_head().unwrap_err().to_string();
+    assert!(late.contains("belongs to the weights"), "{late}");
+    assert!(open(&dir(&folder)).lm_head().is_ok());
+    // A run replaces the softmax soon after the weights: whoever opens the model waits.
+    first.save(&dir(&folder), WeightsFormat::Safetensors).unwrap();
+    let (path, name) = (dir(&folder), first.fingerprint.clone());
+    let exporter = std::thread::spawn(move || {
+        std::thread::sleep(std::time::Duration::from_millis(200));
+        head.save_for(&name, &path, Numbers::F32).unwrap();
+        head.save(&path).unwrap();
+    });
+    assert_eq!(ModelData::open(&dir(&folder)).unwrap().fingerprint, first.fingerprint);
+    exporter.join().unwrap();
+    // Files of before have no name.
+    assert!(open(&dir(&folder)).lm_head().is_ok());
 }
 
 /// `-log2 p` of a word's number after a state, by the definition.

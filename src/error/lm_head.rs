@@ -22,4 +22,17 @@ pub enum LmHeadError {
         /// Why.
         reason: String,
     },
+    /// The softmax was written with other weights than those beside it.
+    #[error(
+        "{path}: belongs to the weights with fingerprint {found}, but those beside it have {expected}; if a training run \
+         is replacing the model, try again, otherwise copy all files of one model"
+    )]
+    OtherModel {
+        /// The softmax.
+        path: PathBuf,
+        /// Fingerprint of the weights.
+        expected: String,
+        /// Fingerprint in the file.
+        found: String,
+    },
 }

@@ -17,6 +17,7 @@
 //! | `random.rs`, `draws.rs` | random numbers as functions of seed and step; dropout |
 //! | `evaluation.rs` | held-out perplexity |
 //! | `snapshot.rs` | the whole state of a run |
+//! | `mix_fit.rs` | fits a scalar mix and a linear head to labelled vectors |
 //! | `memory.rs` | how freed memory is kept for the next step |
 //!
 //! The model is the one of inference ([`crate::model::BiLm`]). Reading shards, checkpoints and commands are elsewhere.
@@ -28,6 +29,7 @@ mod initial;
 mod lane;
 mod loss;
 mod memory;
+mod mix_fit;
 mod optimizer;
 mod packer;
 mod pool;
@@ -44,6 +46,7 @@ pub use error::TrainError;
 pub use evaluation::{Evaluated, Evaluation};
 pub use initial::{initial_softmax, initial_weights};
 pub use memory::keep_freed_memory;
+pub use mix_fit::{Labelled, LayerVectors, MixData, MixFit, MixHead, MixLayers, MixRecipe, fit_mix};
 pub use optimizer::Optimizer;
 pub use packer::{Boundaries, Direction, Packer, Sentence};
 pub use random::{Purpose, Random};

@@ -29,6 +29,8 @@ pub enum Purpose {
     },
     /// The order of shards, blocks and sentences, for a direction; the step is the epoch.
     Order(u8),
+    /// A part of the fit of a scalar mix; the step is the epoch or that of the fit.
+    Mix(u8),
 }
 
 impl Purpose {
@@ -40,6 +42,7 @@ impl Purpose {
             // At most 64 layers (`options.rs`), so that 2 * layer + 1 fits into a byte.
             Self::Dropout { layer, direction } => 0x0300 | (2 * u32::from(layer) + u32::from(direction)) & 0xff,
             Self::Order(direction) => 0x0400 | u32::from(direction),
+            Self::Mix(part) => 0x0500 | u32::from(part),
         }
     }
 }

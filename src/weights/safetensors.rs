@@ -50,7 +50,11 @@ pub fn read_file(path: &Path, plan: &[TensorSpec]) -> Result<Loaded, WeightsErro
     read_from(&mut open(path)?, path, plan)
 }
 
-fn read_from<R: Read + Seek>(file: &mut R, path: &Path, plan: &[TensorSpec]) -> Result<Loaded, WeightsError> {
+pub(crate) fn read_from<R: Read + Seek + ?Sized>(
+    file: &mut R,
+    path: &Path,
+    plan: &[TensorSpec],
+) -> Result<Loaded, WeightsError> {
     let (start, header) = header(file, path)?;
     let tensors = header.tensors();
     refuse(path, plan.iter().filter_map(|spec| problem(spec, tensors.get(&spec.name).copied())).collect())?;
@@ -73,7 +77,7 @@ fn read_from<R: Read + Seek>(file: &mut R, path: &Path, plan: &[TensorSpec]) -> 
 }
 
 /// The header and the offset of the values.
-fn header<R: Read + Seek>(file: &mut R, path: &Path) -> Result<(u64, Metadata), WeightsError> {
+fn header<R: Read + Seek + ?Sized>(file: &mut R, path: &Path) -> Result<(u64, Metadata), WeightsError> {
     let wrong = |reason: String| broken(path, FileKind::Safetensors, reason);
     let length = file.seek(SeekFrom::End(0)).map_err(|e| io(path, e))?;
     file.rewind().map_err(|e| io(path, e))?;
@@ -113,7 +117,7 @@ fn surplus(header: &Metadata, plan: &[TensorSpec]) -> Vec<String> {
     names
 }
 
-fn values<R: Read>(file: &mut R, dtype: Dtype, n: usize) -> std::io::Result<Vec<f32>> {
+fn values<R: Read + ?Sized>(file: &mut R, dtype: Dtype, n: usize) -> std::io::Result<Vec<f32>> {
     match dtype {
         Dtype::F16 => converted(file, n, |b| f16::from_le_bytes(b).to_f32()),
         Dtype::BF16 => converted(file, n, |b| bf16::from_le_bytes(b).to_f32()),
@@ -121,7 +125,7 @@ fn values<R: Read>(file: &mut R, dtype: Dtype, n: usize) -> std::io::Result<Vec<
     }
 }
 
-fn converted<R: Read, const W: usize>(
+fn converted<R: Read + ?Sized, const W: usize>(
     file: &mut R,
     n: usize,
     convert: fn([u8; W]) -> f32,
@@ -134,6 +138,32 @@ fn converted<R: Read, const W: usize>(
         data.extend(bytes.as_chunks::<W>().0.iter().map(|b| convert(*b)));
     }
     Ok(data)
+}
+
+/// How a number is stored.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Numbers {
+    /// In four bytes.
+    F32,
+    /// Rounded to two bytes.
+    F16,
+}
+
+impl Numbers {
+    fn name(self) -> &'static str {
+        if self == Self::F32 { "F32" } else { "F16" }
+    }
+
+    fn bytes(self) -> usize {
+        if self == Self::F32 { 4 } else { 2 }
+    }
+
+    fn encode(self, values: &[f32], buffer: &mut Vec<u8>) {
+        match self {
+            Self::F32 => buffer.extend(values.iter().flat_map(|v| v.to_le_bytes())),
+            Self::F16 => buffer.extend(values.iter().flat_map(|v| f16::from_f32(*v).to_le_bytes())),
+        }
+    }
 }
 
 /// Writes every tensor as F32, in byte order of the names, with `metadata` in the header. The same
@@ -160,14 +190,31 @@ pub fn write_to<W: Write>(
     weights: &Weights,
     metadata: &BTreeMap<String, String>,
 ) -> Result<(), WeightsError> {
-    let header = write_header(weights, metadata)?;
+    write_as(out, path, weights, metadata, Numbers::F32)
+}
+
+/// As [`write_to`], with numbers in another format.
+///
+/// # Errors
+/// As [`write_to`], and when a finite value is infinite as a float16.
+pub fn write_as<W: Write>(
+    out: &mut W,
+    path: &Path,
+    weights: &Weights,
+    metadata: &BTreeMap<String, String>,
+    numbers: Numbers,
+) -> Result<(), WeightsError> {
+    if numbers == Numbers::F16 {
+        weights.to_half(path)?;
+    }
+    let header = write_header(weights, metadata, numbers)?;
     let failed = |e| io(path, e);
     out.write_all(&(header.len() as u64).to_le_bytes()).map_err(failed)?;
     out.write_all(&header).map_err(failed)?;
     let mut buffer = Vec::with_capacity(BUFFER);
     for chunk in weights.iter().flat_map(|(_, tensor)| tensor.data.chunks(BUFFER / 4)) {
         buffer.clear();
-        buffer.extend(chunk.iter().flat_map(|v| v.to_le_bytes()));
+        numbers.encode(chunk, &mut buffer);
         out.write_all(&buffer).map_err(failed)?;
     }
     Ok(())
@@ -180,14 +227,18 @@ enum Entry<'a> {
     Tensor { dtype: &'static str, shape: &'a [usize], data_offsets: (usize, usize) },
 }
 
-fn write_header(weights: &Weights, metadata: &BTreeMap<String, String>) -> Result<Vec<u8>, WeightsError> {
+fn write_header(
+    weights: &Weights,
+    metadata: &BTreeMap<String, String>,
+    numbers: Numbers,
+) -> Result<Vec<u8>, WeightsError> {
     // `__metadata__` sorts after the upper-case names; readers take any order.
     let mut entries = BTreeMap::from([("__metadata__", Entry::Metadata(metadata))]);
     let mut start = 0;
     for (name, tensor) in weights.iter() {
         check_size(name, tensor)?;
-        let end = start + 4 * tensor.data.len();
-        entries.insert(name, Entry::Tensor { dtype: "F32", shape: &tensor.shape, data_offsets: (start, end) });
+        let end = start + numbers.bytes() * tensor.data.len();
+        entries.insert(name, Entry::Tensor { dtype: numbers.name(), shape: &tensor.shape, data_offsets: (start, end) });
         start = end;
     }
     let mut header = serde_json::to_vec(&entries).map_err(|e| WeightsError::Write { reason: e.to_string() })?;

@@ -2,6 +2,8 @@
 
 use std::{collections::BTreeMap, fmt, path::Path};
 
+use half::f16;
+
 use super::error::{Problem, WeightsError, What};
 use crate::{
     messages::{list, printable},
@@ -75,6 +77,19 @@ impl Weights {
         let problems = plan.iter().filter_map(|spec| self.problem(spec)).collect();
         refuse(origin, problems)?;
         plan.iter().filter_map(|s| Some((s, self.get(&s.name)?))).try_for_each(|(s, t)| finite(s, &t.data, origin))
+    }
+
+    /// Every value rounded to the nearest float16, ties to even; `origin` names the weights in errors.
+    ///
+    /// # Errors
+    /// The first value that is above the largest float16, 65,504.
+    pub fn to_half(&self, origin: &Path) -> Result<Self, WeightsError> {
+        let rounded = self.0.iter().map(|(name, tensor)| {
+            let data: Vec<f32> = tensor.data.iter().map(|v| f16::from_f32(*v).to_f32()).collect();
+            finite(&TensorSpec { name: name.clone(), shape: tensor.shape.clone() }, &data, origin)?;
+            Ok((name.clone(), Tensor { shape: tensor.shape.clone(), data }))
+        });
+        rounded.collect::<Result<_, WeightsError>>().map(Self)
     }
 
     fn problem(&self, spec: &TensorSpec) -> Option<Problem> {
@@ -159,4 +174,28 @@ pub(super) fn check_size(name: &str, tensor: &Tensor) -> Result<(), WeightsError
     Err(WeightsError::Write {
         reason: format!("`{name}` has {} values and shape {:?}", tensor.data.len(), tensor.shape),
     })
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+    use super::*;
+
+    fn weights(data: Vec<f32>) -> Weights {
+        let mut weights = Weights::default();
+        weights.insert("w".into(), Tensor { shape: vec![data.len()], data });
+        weights
+    }
+
+    /// By hand: float16 has 11 significant bits, and its largest number is 65504. 1/3 is 1365/4096 of it rounded; 2049 is
+    /// halfway between 2048 and 2050, and 2048 has the even last bit; the smallest number above 0 is 2^-24.
+    #[test]
+    fn rounding_to_float16() {
+        let rounded = weights(vec![1.0 / 3.0, 2049.0, 65504.0, -0.5, 6.0e-8]).to_half(Path::new("m")).unwrap();
+        let expected = vec![1365.0 / 4096.0, 2048.0, 65504.0, -0.5, 0.5_f32.powi(24)];
+        assert_eq!(rounded.get("w").unwrap().data, expected);
+        assert_eq!(rounded.to_half(Path::new("m")).unwrap(), rounded);
+        let error = weights(vec![0.0, 65520.0]).to_half(Path::new("m")).unwrap_err().to_string();
+        assert!(error.contains("`w`") && error.contains("inf"), "{error}");
+    }
 }

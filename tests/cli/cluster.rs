@@ -34,7 +34,8 @@ impl Cluster {
 }
 
 fn sql(place: &Place, words: &[&str]) -> Ended {
-    let output = place.elmo().args(["sql", "-q"]).args(words).output().unwrap();
+    // The model of the tests, also where a test does not name it.
+    let output = place.elmo().env("ELMO_MODEL", "tiny").args(["sql", "-q"]).args(words).output().unwrap();
     let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
     Ended { code: output.status.code(), out: text(&output.stdout), err: text(&output.stderr) }
 }
@@ -480,7 +481,7 @@ fn a_killed_executor_does_not_change_the_result() {
         let words = ["--format", "csv", "-c", query];
         let here = sql(&place, &words);
         let mut command = place.elmo();
-        command.args(["sql", "-q", "--cluster", &cluster.scheduler.address]).args(words);
+        command.args(["sql", "-q", "--model", "tiny", "--cluster", &cluster.scheduler.address]).args(words);
         let asked = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
         // An executor opens the model when it runs the first task.
         cluster.executors[1].wait_for("this model is untrained");
@@ -505,7 +506,10 @@ fn queries_wait_for_a_starting_cluster_and_can_be_cancelled() {
     let scheduler = Node::start(place.elmo(), "cluster scheduler --bind 127.0.0.1:0");
     let mut waiting = Node::spawn(
         place.elmo(),
-        &format!("sql --cluster {} -c SELECT/**/elmo_embed(text)/**/FROM/**/'many.jsonl'", scheduler.address),
+        &format!(
+            "sql --model tiny --cluster {} -c SELECT/**/elmo_embed(text)/**/FROM/**/'many.jsonl'",
+            scheduler.address
+        ),
     );
     waiting.wait_for("no executor is connected to the scheduler");
     let words = format!("cluster executor --threads 1 --slots 1 --scheduler {}", scheduler.address);

@@ -25,7 +25,6 @@ fn usage() {
         &shown(&[
             "frobnicate",
             "embed",
-            "embed --input plain.txt --output o",
             "embed --model tiny --input plain.txt --output o --level word",
             "embed --model tiny --input plain.txt --output o --layers topp",
             "embed --model tiny --input plain.txt --output o --layers 7",

@@ -78,7 +78,7 @@ fn every_example_runs() {
             "embed" => {
                 _ = place.shell("mkdir logs && printf 'id,message\\n1,It rained.\\n' | gzip > logs/monday.csv.gz")
             }
-            "inspect" | "verify" => _ = place.exits("embed -q --model tiny --input reviews.jsonl --output vectors", 0),
+            "inspect" | "verify" => _ = place.exits("embed -q --input reviews.jsonl --output vectors", 0),
             "vocab" | "train" => place.write("corpus/shard-0.txt", "it rained .\n"),
             _ => {}
         }

@@ -262,3 +262,49 @@ fn a_zip_that_leaves_its_folder_is_refused() {
     let ended = place.exits("model info evil.zip", 4);
     assert!(ended.err.contains("leaves the archive's folder"), "{ended:?}");
 }
+
+/// The fingerprint is that of `elmo model info`; 52 is the perplexity of `books` on a whole book.
+#[test]
+fn books_is_the_default_and_a_language_model() {
+    let place = Place::new();
+    place.write("a.txt", "She sat down by the fire and began to read .\n");
+    let info = place.exits("model info --json", 0).json();
+    assert_eq!((&info["model"], &info["untrained"], &info["dimension"]), (&"books".into(), &false.into(), &256.into()));
+    assert_eq!(info["text"]["tokenizer"], "moses");
+    let ended = place.exits("embed --input a.txt --output out", 0);
+    assert!(!ended.err.contains("untrained"), "{ended:?}");
+    let made_by = &place.exits("inspect out --json", 0).json()["made_by"];
+    assert_eq!(made_by["elmo.fingerprint"], info["fingerprint"]);
+    // The model records it, and it came with the model.
+    assert!(made_by["elmo.state"].as_str().is_some_and(|state| state.starts_with("warm:")), "{made_by}");
+    let query = "SELECT elmo_perplexity(text)['average'] < 200 AND elmo_perplexity('fire the to sat began')['average'] > 500 \
+                 AS natural FROM 'a.txt'";
+    let natural = place.elmo().args(["sql", "-q", "--format", "csv", "-c", query]).output().unwrap();
+    assert_eq!(String::from_utf8(natural.stdout).unwrap(), "natural\ntrue\n");
+}
+
+#[test]
+fn float16_is_another_model_of_half_the_size() {
+    let place = Place::new();
+    place.exits("model convert books whole --to safetensors", 0);
+    let size = |name: &str| fs::metadata(place.path(name)).unwrap().len();
+    let before = place.exits("model info books --json", 0).json()["fingerprint"].clone();
+    // `books` was rounded already: nothing changes but the size, and the LM head comes along.
+    let half = place.exits("model convert whole half --to safetensors-f16 --json", 0).json();
+    assert_eq!((&half["fingerprint_before"], &half["fingerprint_after"]), (&before, &before));
+    for file in ["weights.safetensors", "softmax.safetensors"] {
+        let (whole, half) = (size(&format!("whole/{file}")), size(&format!("half/{file}")));
+        assert!(half < whole * 51 / 100 || file.starts_with("soft"), "{file}: {whole} {half}");
+    }
+    for file in ["vocab.txt", "warm_state.safetensors", "MODEL.md", "softmax.safetensors"] {
+        assert_eq!(fs::read(place.path(&format!("half/{file}"))).unwrap(), elmo_file(file), "{file}");
+    }
+    // `tiny` was not.
+    let tiny = place.exits("model convert tiny tiny-half --to safetensors-f16 --json", 0).json();
+    assert_ne!(tiny["fingerprint_before"], tiny["fingerprint_after"]);
+    assert_eq!(place.exits("model verify tiny-half", 0).code, Some(0));
+}
+
+fn elmo_file(name: &str) -> Vec<u8> {
+    elmo::BuiltIn::Books.file(name).unwrap().to_vec()
+}

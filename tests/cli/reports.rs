@@ -92,7 +92,7 @@ fn demo_and_doctor() {
     let demo = place.exits("demo -q --json", 0).json();
     assert_eq!(demo["job"]["rows_out"], 200);
     assert_eq!(demo["nearest"].as_array().unwrap().len(), 5);
-    assert_eq!(demo["untrained"], true);
+    assert_eq!(demo["untrained"], false);
     snapshot("report-demo-json", &names(&demo));
     let doctor = place.exits("doctor --json", 0).json();
     snapshot("report-doctor-json", &names(&doctor));

@@ -56,7 +56,7 @@ fn statements_commands_and_errors() {
         ("\\df elmo_span", &["elmo_span(", "\r\nExample\r\n"]),
         ("\\df array_sor", &["| array_sort ", "scalar"]),
         ("\\df elmo_embd", &["no function elmo_embd; did you mean elmo_embed?"]),
-        ("\\m", &["| tiny |"]),
+        ("\\m", &["| books | true", "| tiny  | false"]),
         ("\\pset pager off", &["\\pset: unknown command; did you mean \\set?"]),
         (".tables", &["did you mean \\d?"]),
         ("\\timing off", &["timing is off"]),
@@ -134,7 +134,7 @@ fn results_fit_the_terminal() {
     let mut shell = shell(&place, &[]);
     let query = "SELECT id, text, elmo_embed(text) AS v, city FROM 'wide.csv';";
     let said = screen(&shell.line(query));
-    assert!(said.contains("] (64) | 東京 |") && said.contains("… |"), "{said}");
+    assert!(said.contains("] (256) | 東京 |") && said.contains("… |"), "{said}");
     // 東 and 京 take two columns each.
     let wide = |line: &str| line.chars().count() + line.matches(['東', '京']).count();
     let table = || said.lines().filter(|line| line.starts_with(['|', '+']));
@@ -212,7 +212,7 @@ fn no_progress_line_stays_on_the_screen() {
         assert_eq!(status.code(), Some(130), "{shown}");
         assert!(shown.contains(last) && !shown.contains("rows/s"), "{shown}");
     }
-    let mut shell = shell(&place, &[]);
+    let mut shell = shell(&place, &[("ELMO_MODEL", "tiny")]);
     shell.line("SELECT elmo_embed('It rained.') IS NULL AS is_null;");
     shell.line("SELECT elmo_embed(text) FROM 'nothing.csv';");
     // Embeds until it is interrupted.
@@ -237,21 +237,21 @@ fn the_untrained_model_is_reported_once_and_after_all_checks() {
         "embed --model tiny --input nothing.txt --output o",
         "embed --model tiny --input reviews.jsonl --column nothing --output o",
         "embed --model tiny --input reviews.jsonl --output done --pooling max",
-        "sql -f nothing.sql",
+        "sql --model tiny -f nothing.sql",
     ] {
         let ended = place.run(words);
         assert!(ended.code != Some(0) && !ended.err.contains("untrained"), "{words}: {ended:?}");
     }
     for statement in ["SELECT elmo_embed(text, pooling => 'sum') FROM 'a.csv'", "SELECT elmo_embed(txt) FROM 'a.csv'"] {
-        let ended = ended(place.elmo().args(["sql", "-c", statement]).output().unwrap());
+        let ended = ended(place.elmo().args(["sql", "--model", "tiny", "-c", statement]).output().unwrap());
         assert!(ended.code == Some(2) && !ended.err.contains("untrained"), "{statement}: {ended:?}");
     }
     let two = "SELECT elmo_embed('a') IS NULL; SELECT elmo_embed('a', model => 'other') IS NULL";
     for words in [
-        vec!["sql", "--add-model", "other=tiny", "-c", two],
+        vec!["sql", "--model", "tiny", "--add-model", "other=tiny", "-c", two],
         vec!["embed", "--model", "tiny", "--input", "reviews.jsonl", "--output", "out"],
         vec!["embed", "--model", "tiny", "--input", "reviews.jsonl", "--output", "dry", "--dry-run"],
-        vec!["demo"],
+        vec!["demo", "--model", "tiny"],
     ] {
         let ended = ended(place.elmo().args(&words).output().unwrap());
         assert_eq!(ended.code, Some(0), "{ended:?}");

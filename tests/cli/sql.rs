@@ -55,7 +55,7 @@ fn the_first_words_of_the_readme_embed_ten_rows_and_no_more() {
     assert_eq!(sql(&place, &["-c", rows_of]).code, Some(0));
     let query = "SELECT id, elmo_embed(text) FROM 'reviews.parquet' WHERE lang = 'en' ORDER BY id DESC LIMIT 10";
     let shown = sql(&place, &["-c", query]);
-    assert_eq!(shown.out.lines().filter(|line| line.contains("…] (64)")).count(), 10, "{shown:?}");
+    assert_eq!(shown.out.lines().filter(|line| line.contains("…] (256)")).count(), 10, "{shown:?}");
     let analysed = sql(&place, &["-c", &format!("EXPLAIN ANALYZE {query}")]);
     assert!(analysed.out.contains("rows_embedded=10,"), "{analysed:?}");
 }
@@ -106,7 +106,7 @@ fn a_call_with_other_types_is_an_error_of_the_statement() {
         (sorted, "a function takes String, and its argument is List\n", "array_length(…) is the number of items"),
         (
             "SELECT length(elmo_embed('a'))",
-            "character_length(FixedSizeList(64 x non-null Float32)): no form of this function takes these arguments\n",
+            "character_length(FixedSizeList(256 x non-null Float32)): no form of this function takes these arguments\n",
             "its forms are character_length(String); ",
         ),
         ("SELECT upper([1])", "upper(List(Int64)): no form of this function", "its forms are upper(String); "),
@@ -171,7 +171,7 @@ fn from_parquet(bytes: &[u8]) -> RecordBatch {
 #[test]
 fn copy_writes_what_embed_writes() {
     let place = Place::new();
-    place.exits("embed -q --model tiny --input reviews.jsonl --id id --keep none --output job", 0);
+    place.exits("embed -q --input reviews.jsonl --id id --keep none --output job", 0);
     let copy = "COPY (SELECT id, elmo_embed(text) AS embedding FROM 'reviews.jsonl') TO 'copy.parquet'";
     assert_eq!(sql(&place, &["-c", copy]).code, Some(0));
     let part = place.part("job", 0);
@@ -197,7 +197,7 @@ fn copy_writes_what_embed_writes() {
         ParquetRecordBatchReaderBuilder::try_new(file).unwrap().schema().field_with_name("embedding").unwrap().clone()
     };
     assert_eq!(schema("again.parquet"), schema("copy.parquet"));
-    assert!(matches!(schema("copy.parquet").data_type(), DataType::FixedSizeList(_, 64)));
+    assert!(matches!(schema("copy.parquet").data_type(), DataType::FixedSizeList(_, 256)));
     place.exits("inspect copy.parquet", 0);
 }
 
@@ -395,14 +395,14 @@ fn copy_applies_its_options_and_its_targets_extension() {
     let pairs = file.metadata().file_metadata().key_value_metadata().unwrap();
     let pooling = pairs.iter().find(|pair| pair.key == "elmo.pooling").and_then(|pair| pair.value.clone());
     assert_eq!(pooling.as_deref(), Some("mine"));
-    // Row groups are limited by size: 100 rows have 25 KiB of vectors.
+    // Row groups are limited by size: 25 rows have 25 KiB of vectors.
     let groups = "COPY (SELECT elmo_embed(text || CAST(id AS VARCHAR)) AS v FROM 'reviews.jsonl') TO 'groups.parquet' \
                   OPTIONS ('format.max_row_group_bytes' '25600')";
     assert_eq!(sql(&place, &["-c", "SET datafusion.execution.batch_size = 10", "-c", groups]).code, Some(0));
     let file = SerializedFileReader::new(fs::File::open(place.path("groups.parquet")).unwrap()).unwrap();
     assert!(file.metadata().num_row_groups() > 1, "{}", file.metadata().num_row_groups());
     let counted = place.exits("inspect groups.parquet --json", 0).json();
-    assert_eq!((&counted["vectors"]["count"], &counted["vectors"]["width"]), (&200.into(), &64.into()), "{counted}");
+    assert_eq!((&counted["vectors"]["count"], &counted["vectors"]["width"]), (&200.into(), &256.into()), "{counted}");
     let plain = "COPY (SELECT id, length(text) AS n FROM 'a.csv' WHERE elmo_embed(text)[1] < 9) TO 'plain.parquet'";
     assert_eq!(sql(&place, &["-c", plain]).code, Some(0));
     let file = SerializedFileReader::new(fs::File::open(place.path("plain.parquet")).unwrap()).unwrap();
@@ -629,17 +629,17 @@ fn several_models_by_name() {
         ["--model", "other", "--add-model", "third=other", "--format", "csv", "-c", statement]
     };
     let models = sql(&place, &words("SELECT name FROM elmo_models() ORDER BY 1"));
-    assert_eq!(models.out, "name\nother\nthird\ntiny\n", "{models:?}");
+    assert_eq!(models.out, "name\nbooks\nother\nthird\ntiny\n", "{models:?}");
     let same = "SELECT elmo_embed('It rained.') = elmo_embed('It rained.', model => 'third') AS same";
     assert_eq!(sql(&place, &words(same)).out, "same\ntrue\n");
     let unknown = sql(&place, &words("SELECT elmo_embed('It rained.', model => 'fourth')"));
     assert_eq!(unknown.code, Some(2));
-    assert!(unknown.err.contains("no model \"fourth\"; known models: other, third, tiny"), "{unknown:?}");
+    assert!(unknown.err.contains("no model \"fourth\"; known models: books, other, third, tiny"), "{unknown:?}");
     for statement in ["SELECT elmo_embed('It rained.')", "SELECT * FROM elmo_models()"] {
         let gone = sql(&place, &["--model", "/nowhere", "-c", statement]);
         assert!(gone.code == Some(4) && gone.err.contains("no model /nowhere"), "{statement}: {gone:?}");
     }
-    let twice = sql(&place, &["--add-model", "tiny=other", "-c", "SELECT 1"]);
+    let twice = sql(&place, &["--add-model", "books=other", "-c", "SELECT 1"]);
     assert_eq!(twice.code, Some(2), "{twice:?}");
 }
 

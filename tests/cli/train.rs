@@ -20,6 +20,47 @@ const OPTIONS: &str = r#"{
         "max_characters_per_token": 8, "n_characters": 262, "n_highway": 1}
 }"#;
 
+/// The default of every reader is what the run records; what is given overrides it. The tokens are counted by hand: white space
+/// leaves `w1,` and `w2.` whole, and Moses separates the marks.
+#[test]
+fn a_trained_model_is_read_with_its_own_tokenizer() {
+    let place = prepared();
+    place.train("--steps 1 --output plain -q", 0);
+    place.train("--steps 1 --record-tokenizer moses --output raw -q", 0);
+    let other = place.train("--steps 1 --record-tokenizer words --output raw -q", 2);
+    assert!(other.err.contains("record-tokenizer: moses in the run, words now"), "{}", other.err);
+    place.write("ask.txt", "w1, w2. W3 w4\n");
+    let sql = |model: &str, options: &str| {
+        let query = format!("SELECT array_length(elmo_tokens('w1, w2. W3 w4'{options})) AS n");
+        ended(place.elmo().args(["sql", "--model", model, "--format", "csv", "-q", "-c", &query]).output().unwrap()).out
+    };
+    for (model, given, tokens) in
+        [("plain", "", 4), ("raw", "", 6), ("plain", "--tokenizer moses", 6), ("raw", "--tokenizer whitespace", 4)]
+    {
+        let embed = format!("embed ask.txt --model {model} {given} -q --json --overwrite --output vectors");
+        assert_eq!(place.exits(&embed, 0).json()["tokens"], tokens, "{model} {given}");
+        let options = given.replace("--tokenizer ", ", tokenizer => '");
+        let options = if options.is_empty() { options } else { options + "'" };
+        assert_eq!(sql(model, &options), format!("n\n{tokens}\n"), "{model} {given}");
+    }
+    place.exits("model convert plain copy --to hdf5", 0);
+    let (plain, copy) =
+        (place.exits("model info plain --json", 0).json(), place.exits("model info copy --json", 0).json());
+    assert_eq!(
+        plain["text"],
+        json!({"tokenizer": "whitespace", "sentences": "off", "state": "warm", "recorded": true})
+    );
+    assert_eq!((&copy["text"], &copy["fingerprint"]), (&plain["text"], &plain["fingerprint"]));
+    let raw = place.exits("model info raw --json", 0).json();
+    assert_eq!(raw["text"], json!({"tokenizer": "moses", "sentences": "split", "state": "warm", "recorded": true}));
+    assert_eq!(raw["fingerprint"], plain["fingerprint"]);
+    let query = "EXPLAIN SELECT elmo_embed(text) FROM 'ask.txt'";
+    let plan =
+        ended(place.elmo().args(["sql", "--model", "plain", "--format", "csv", "-q", "-c", query]).output().unwrap())
+            .out;
+    assert!(plan.contains("tokenizer=whitespace, sentences=off"), "{plan}");
+}
+
 /// Numbers without a library: a linear congruential generator (Knuth's MMIX).
 struct Dice(u64);
 

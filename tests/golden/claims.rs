@@ -12,6 +12,7 @@ const SENTENCE: [&str; 6] = ["One", "word", "after", "<S>", "another", "."];
 
 fn options() -> ModelOptions {
     ModelOptions {
+        text: Default::default(),
         lstm: LstmOptions {
             dim: 10,
             projection_dim: 6,

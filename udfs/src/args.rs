@@ -1,6 +1,6 @@
 //! Arguments of a call: the columns, and the options, which are literals and are read when the query is planned.
 //!
-//! An option that is missing or NULL has its default value.
+//! An option that is missing or NULL has its default value; that of `tokenizer`, `sentences` and `state` is what the model records.
 
 use std::{num::IntErrorKind, str::FromStr};
 
@@ -75,8 +75,8 @@ pub(crate) struct EmbedOptions {
 }
 
 impl EmbedOptions {
-    /// Parses the options of a call. `None` stands for an argument that is not a literal. Describes the model if
-    /// `layers` is `mix`.
+    /// Parses the options of a call. `None` stands for an argument that is not a literal. Describes the model,
+    /// which may record defaults of its own.
     ///
     /// # Errors
     /// A planning error that names the option and its legal values.
@@ -90,19 +90,25 @@ impl EmbedOptions {
         let defaults = EmbedSpec::default();
         let model = literals.text("model")?;
         // `carry` is not allowed: results would depend on the order in which DataFusion evaluates rows.
-        let state = literals.parse_except("state", "carry")?.unwrap_or(defaults.state);
+        let state = literals.parse_except("state", "carry")?;
         // `skip` is not allowed: a function returns one value per row.
         let on_error = literals.parse_except("on_error", "skip")?.unwrap_or(defaults.on_error);
+        let (tokenizer, sentences) = (literals.parse("tokenizer")?, literals.parse("sentences")?);
+        let layers = literals.layers(models, model.as_deref())?;
+        let recorded = match (tokenizer, sentences, state) {
+            (Some(_), Some(_), Some(_)) => defaults.clone(),
+            _ => models.card_for(parameters.function, model.as_deref())?.options.spec(),
+        };
         let spec = EmbedSpec {
             level,
-            layers: literals.layers(models, model.as_deref())?.unwrap_or(defaults.layers),
+            layers: layers.unwrap_or(defaults.layers),
             pooling: literals.parse("pooling")?.unwrap_or(defaults.pooling),
-            tokenizer: literals.parse("tokenizer")?.unwrap_or(defaults.tokenizer),
-            sentences: literals.parse("sentences")?.unwrap_or(defaults.sentences),
+            tokenizer: tokenizer.unwrap_or(recorded.tokenizer),
+            sentences: sentences.unwrap_or(recorded.sentences),
             on_long: literals.parse("on_long")?.unwrap_or(defaults.on_long),
             normalize: literals.parse("normalize")?.unwrap_or(defaults.normalize),
             max_tokens: literals.positive("max_tokens")?.unwrap_or(defaults.max_tokens),
-            state,
+            state: state.unwrap_or(recorded.state),
             on_error,
             ..defaults
         };

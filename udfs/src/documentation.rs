@@ -24,9 +24,15 @@ pub const OPTIONS: [(&str, &str); 10] = [
          forward half of the last token and the backward half of the first.",
     ),
     ("model", "The name of a registered model. The default is the session's default model."),
-    ("tokenizer", "The tokenizer: `'moses'` (default), `'words'` or `'whitespace'`."),
+    (
+        "tokenizer",
+        "The tokenizer: `'moses'`, `'words'` or `'whitespace'`. Default: the one that the model records, else `'moses'`.",
+    ),
     ("sentences", "How sentences are found: `'split'` (default), or `'off'` if each text is one sentence."),
-    ("state", "The state of the LSTMs at the start of a sentence: `'zero'` (default) or `'warm'`."),
+    (
+        "state",
+        "The state of the LSTMs at the start of a sentence: `'zero'` or `'warm'`; by default the one that the model records, else `'zero'`.",
+    ),
     (
         "on_long",
         "What to do with a sentence of more than `max_tokens` tokens: `'window'` (default), `'truncate'` or `'error'`.",

@@ -90,11 +90,12 @@ pub(super) struct ModelArgs {
 #[derive(Debug, Args)]
 #[command(next_help_heading = "Model")]
 struct ModelOptions {
-    /// The model: a directory, a zip, a URL of either, or the built-in model tiny
+    /// The model: a directory, a zip, a URL of either, or a built-in model [default: books]
     ///
     /// A directory contains options.json and weights.hdf5 or weights.safetensors. URLs are s3://, gs://, az://,
     /// http(s):// and file://; they are fetched once into the cache ($ELMO_CACHE, by default elmo in the user's cache
-    /// directory). The built-in model tiny is untrained: it is for trying elmo out, and its vectors have no meaning.
+    /// directory). The built-in model books is small and was trained on English novels. The built-in model tiny is
+    /// untrained: it is for tests, and its vectors have no meaning.
     #[arg(long, short, value_name = "MODEL", value_hint = ValueHint::AnyPath)]
     model: Option<String>,
 
@@ -170,13 +171,9 @@ impl ModelOptions {
 }
 
 impl ModelArgs {
-    /// The model.
-    ///
-    /// # Errors
-    /// [`Error::Usage`] when no model was given.
-    pub(super) fn spec(&self) -> Result<ModelSpec> {
-        let help = "give --model DIR, ZIP, URL or tiny (built in, untrained), or set ELMO_MODEL, or model in elmo.toml";
-        self.spec.clone().ok_or_else(|| Error::usage("no model was given", help))
+    /// The model that was given, or else the default.
+    pub(super) fn spec(&self) -> ModelSpec {
+        self.spec.clone().unwrap_or_default()
     }
 
     /// The model, if one was given.
@@ -192,10 +189,10 @@ impl ModelArgs {
     /// Finds, fetches and reads the model. Warns if it is untrained.
     ///
     /// # Errors
-    /// As [`ModelArgs::spec`]; [`ModelsError`](crate::models::ModelsError) when the model cannot be found, fetched or
+    /// [`ModelsError`](crate::models::ModelsError) when the model cannot be found, fetched or
     /// used.
     pub(super) async fn open(&self, stores: &Stores) -> Result<elmo::ModelData> {
-        let data = open(&self.spec()?, self.offline, stores).await?;
+        let data = open(&self.spec(), self.offline, stores).await?;
         if data.untrained {
             warn_untrained();
         }

@@ -8,11 +8,12 @@ use super::{CommonArgs, EngineArgs, ModelArgs, args, print, print_json, shutdown
 use crate::{
     demo::{self, Demo},
     error::{Exit, Result},
-    models::ModelSpec,
     stores::Stores,
 };
 
-/// Embed 200 built-in reviews, write Parquet, and show the nearest neighbours of one; works offline
+/// Embed 200 built-in reviews, find neighbours of one, and show a word in two senses; works offline
+///
+/// Also shows the surprisal of the words of a sentence. With --output, demo.html is a picture of both.
 #[derive(Debug, Args)]
 #[command(after_help = "\
 Examples:
@@ -42,8 +43,7 @@ pub(super) fn run(args: &DemoArgs, common: &CommonArgs) -> Result<Exit> {
     let progress = common.progress();
     let report = args::block_on(async {
         let stores = Stores::from_env();
-        let spec = args.model.spec_if_given().cloned().unwrap_or(ModelSpec::Tiny);
-        let data = args::open(&spec, args.model.offline(), &stores).await?;
+        let data = args::open(&args.model.spec(), args.model.offline(), &stores).await?;
         let elmo = args.engine.load(data).await?;
         let demo = Demo { output: args.output.clone(), row: args.row };
         demo::run(&demo, elmo, stores, shutdown::requested("the current rows are durable")?, progress.as_ref()).await

@@ -35,10 +35,10 @@ use crate::{
     override_usage = "elmo embed [OPTIONS] --output <DIR> [INPUT]...",
     after_help = "\
 Examples:
-  elmo embed reviews.jsonl --model tiny --output vectors
-  elmo embed 'logs/*.csv.gz' --model tiny --column message --limit 1000 --output trial
-  elmo embed reviews.jsonl --model tiny --level token --output tokens
-  printf 'It rained.\\nWe stayed in.\\n' | elmo embed - --model tiny --output lines
+  elmo embed reviews.jsonl --output vectors
+  elmo embed 'logs/*.csv.gz' --column message --limit 1000 --output trial
+  elmo embed reviews.jsonl --level token --output tokens
+  printf 'It rained.\\nWe stayed in.\\n' | elmo embed - --output lines
 
 The output has one row per input row, in the same order. A job can be killed at any time: the same
 command resumes it, and the resulting files are byte-identical. The exit code is 6 if rows
@@ -144,13 +144,16 @@ pub(super) struct VectorArgs {
     #[arg(long, value_name = "POOLING", default_value = "mean", value_parser = one_of::<Pooling>(Pooling::WORDS))]
     pooling: Pooling,
 
-    /// Tokenizer; the published English weights were trained with moses
-    #[arg(long, value_name = "TOKENIZER", default_value = "moses", value_parser = one_of::<TokenizerKind>(TokenizerKind::WORDS))]
-    tokenizer: TokenizerKind,
+    /// Tokenizer [default: the one that the model records, else moses]
+    ///
+    /// elmo train records the tokenizer of its text in options.json. The published English weights record none; they were
+    /// trained with moses.
+    #[arg(long, value_name = "TOKENIZER", value_parser = one_of::<TokenizerKind>(TokenizerKind::WORDS))]
+    tokenizer: Option<TokenizerKind>,
 
-    /// Split texts into sentences (split), or treat each text as one sentence (off)
-    #[arg(long, value_name = "MODE", default_value = "split", value_parser = one_of::<SentenceMode>(SentenceMode::WORDS))]
-    sentences: SentenceMode,
+    /// Split texts into sentences (split), or treat each text as one sentence (off) [default: as the model records, else split]
+    #[arg(long, value_name = "MODE", value_parser = one_of::<SentenceMode>(SentenceMode::WORDS))]
+    sentences: Option<SentenceMode>,
 
     /// Include the vectors of <S> and </S> at token level
     #[arg(long, hide_short_help = true)]
@@ -161,10 +164,12 @@ pub(super) struct VectorArgs {
     normalize: Normalize,
 
     /// LSTM state at the start of a sentence: zero, warm (a constant of the model) or carry (requires --batch-rows)
+    /// [default: the one that the model records, else zero]
     ///
-    /// carry continues from the previous batch, as AllenNLP does, so vectors depend on the order of the rows.
-    #[arg(long, value_name = "STATE", default_value = "zero", value_parser = one_of::<StateMode>(StateMode::WORDS), hide_short_help = true)]
-    state: StateMode,
+    /// elmo train records warm, with which the first words of a sentence have nearly the vectors that they have in running
+    /// text. carry continues from the previous batch, as AllenNLP does, so vectors depend on the order of the rows.
+    #[arg(long, value_name = "STATE", value_parser = one_of::<StateMode>(StateMode::WORDS), hide_short_help = true)]
+    state: Option<StateMode>,
 
     /// Rows per batch with --state carry, where batches affect the vectors
     #[arg(long, value_name = "N", value_parser = positive, hide_short_help = true)]
@@ -189,18 +194,47 @@ pub(super) struct VectorArgs {
     list_type: ListType,
 }
 
+/// The settings that were asked for. A model that records its tokenizer completes them.
+#[derive(Debug, Clone)]
+pub(super) struct Asked {
+    spec: EmbedSpec,
+    tokenizer: Option<TokenizerKind>,
+    sentences: Option<SentenceMode>,
+    state: Option<StateMode>,
+}
+
+impl Asked {
+    /// The settings for a model.
+    pub(super) fn for_model(&self, model: &elmo::ModelOptions) -> Result<EmbedSpec> {
+        let recorded = model.spec();
+        let spec = EmbedSpec {
+            tokenizer: self.tokenizer.unwrap_or(recorded.tokenizer),
+            sentences: self.sentences.unwrap_or(recorded.sentences),
+            state: self.state.unwrap_or(recorded.state),
+            ..self.spec.clone()
+        };
+        spec.check().map_err(elmo::Error::from)?;
+        Ok(spec)
+    }
+}
+
 impl VectorArgs {
-    /// The settings of the embedder, with what happens to rows that cannot be embedded.
-    pub(super) fn spec(&self, on_error: OnError) -> Result<EmbedSpec> {
+    /// The settings of the embedder, with what happens to rows that cannot be embedded. Those that no model can have are
+    /// errors here, before one is read.
+    pub(super) fn asked(&self, on_error: OnError) -> Result<Asked> {
+        let (tokenizer, sentences, state) = (self.tokenizer, self.sentences, self.state);
+        let defaults = EmbedSpec::default();
+        // The model may record that its texts are not cut, which state carry needs.
+        let mode = if state == Some(StateMode::Carry) { SentenceMode::Off } else { defaults.sentences };
         let spec = EmbedSpec {
             level: self.level,
             layers: layers_of(&self.layers, &read_mixes(&self.add_mix)?)?,
             pooling: self.pooling,
-            tokenizer: self.tokenizer,
-            sentences: self.sentences,
+            tokenizer: tokenizer.unwrap_or(defaults.tokenizer),
+            sentences: sentences.unwrap_or(mode),
             boundaries: self.boundaries,
             normalize: self.normalize,
-            state: self.state,
+            state: state.unwrap_or(defaults.state),
             batch_rows: self.batch_rows,
             on_long: self.on_long,
             max_tokens: self.max_tokens,
@@ -209,7 +243,7 @@ impl VectorArgs {
             list_type: self.list_type,
         };
         spec.check().map_err(elmo::Error::from)?;
-        Ok(spec)
+        Ok(Asked { spec, tokenizer, sentences, state })
     }
 }
 
@@ -218,13 +252,13 @@ impl VectorArgs {
 const GRACE_PERIOD: Duration = Duration::from_secs(30);
 
 pub(super) fn run(args: &EmbedArgs, common: &CommonArgs) -> Result<Exit> {
-    let spec = args.vectors.spec(args.on_error)?;
+    let asked = args.vectors.asked(args.on_error)?;
     let job = args.job()?;
     let progress = common.progress();
     let outcome = block_on(async {
         let stop = shutdown::requested("the current rows are durable")?;
         let stores = Stores::from_env();
-        let stage = args.stage(spec, &stores).await?;
+        let stage = args.stage(&asked, &stores).await?;
         if args.dry_run {
             let plan = crate::bulk::dry_run::dry_run(&job, stage.as_ref(), &stores).await?;
             match args.json {
@@ -264,11 +298,11 @@ pub(super) fn run(args: &EmbedArgs, common: &CommonArgs) -> Result<Exit> {
 
 impl EmbedArgs {
     /// The stage that embeds: a cluster, or the devices of this process.
-    async fn stage(&self, spec: EmbedSpec, stores: &Stores) -> Result<Arc<dyn Stage>> {
+    async fn stage(&self, asked: &Asked, stores: &Stores) -> Result<Arc<dyn Stage>> {
         #[cfg(feature = "cluster")]
         if let Some(address) = &self.cluster {
             let model = LazyModel {
-                spec: self.model.spec()?,
+                spec: self.model.spec(),
                 offline: self.model.offline(),
                 stores: stores.clone(),
                 settings: self.engine.settings(),
@@ -277,9 +311,11 @@ impl EmbedArgs {
                 read: std::sync::Mutex::default(),
             };
             let cluster = crate::cluster::Cluster::new(address.clone());
-            return Ok(crate::cluster::ClusterStage::new(cluster, &model, spec).await?);
+            let spec = |options: &elmo::ModelOptions| asked.for_model(options);
+            return Ok(crate::cluster::ClusterStage::new(cluster, &model, asked.spec.state, spec).await?);
         }
-        let data = args::open(&self.model.spec()?, self.model.offline(), stores).await?;
+        let data = args::open(&self.model.spec(), self.model.offline(), stores).await?;
+        let spec = asked.for_model(&data.options)?;
         let elmo = self.engine.load(data).await?;
         let columns = ColumnEmbedder::new(&elmo, spec)?;
         let width = columns.width();

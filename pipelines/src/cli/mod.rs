@@ -63,7 +63,7 @@ pub struct Cli {
 const EXAMPLES: &str = "\
 Examples:
   elmo demo
-  elmo embed reviews.jsonl --model tiny --output vectors
+  elmo embed reviews.jsonl --output vectors
   elmo sql -c \"SELECT id, elmo_embed(text) FROM 'reviews.jsonl' LIMIT 3\"
   elmo inspect vectors
 

@@ -27,9 +27,9 @@ use crate::{
     arg_required_else_help = true,
     after_help = "\
 Examples:
-  elmo model info tiny
-  elmo model convert tiny model-st --to safetensors
-  elmo model verify tiny"
+  elmo model info books
+  elmo model convert books model-st --to safetensors
+  elmo model verify books"
 )]
 pub(super) struct ModelCommand {
     #[command(subcommand)]
@@ -46,7 +46,7 @@ enum ModelSubcommand {
 /// The model, as a positional argument or by `--model`.
 #[derive(Debug, Args)]
 struct Which {
-    /// The model: a directory, a zip, a URL or tiny, as for --model
+    /// The model: a directory, a zip, a URL, books or tiny, as for --model [default: books]
     #[arg(value_name = "MODEL", id = "which", value_hint = ValueHint::AnyPath, conflicts_with_all = ["model", "options", "weights"])]
     which: Option<ModelSpec>,
 
@@ -55,8 +55,8 @@ struct Which {
 }
 
 impl Which {
-    fn spec(&self) -> Result<ModelSpec> {
-        self.which.clone().map_or_else(|| self.model.spec(), Ok)
+    fn spec(&self) -> ModelSpec {
+        self.which.clone().unwrap_or_else(|| self.model.spec())
     }
 }
 
@@ -64,8 +64,8 @@ impl Which {
 #[derive(Debug, Args)]
 #[command(after_help = "\
 Examples:
-  elmo model info tiny
-  elmo model info tiny --json")]
+  elmo model info books
+  elmo model info books --json")]
 struct InfoArgs {
     #[command(flatten)]
     which: Which,
@@ -79,15 +79,16 @@ struct InfoArgs {
     json: bool,
 }
 
-/// Convert a model to another layout without changing a bit of its tensors
+/// Convert a model to another layout
 ///
-/// The output directory must be new or empty. The written model is read back, and its fingerprint must be the same.
+/// Only safetensors-f16 changes numbers. The output directory must be new or empty. The written model is read back, and its
+/// fingerprint must be that of the numbers that were to be written.
 #[derive(Debug, Args)]
 #[command(
     override_usage = "elmo model convert [OPTIONS] --to <LAYOUT> [MODEL] <OUT>",
     after_help = "\
 Examples:
-  elmo model convert tiny model-st --to safetensors
+  elmo model convert books model-st --to safetensors
   elmo model convert --model model-st model-pair --to allennlp"
 )]
 struct ConvertArgs {
@@ -98,7 +99,8 @@ struct ConvertArgs {
     /// Layout of the written model
     ///
     /// safetensors writes a directory that opens fastest, hdf5 a directory with weights in the bilm-tf layout, and
-    /// allennlp the pair of files that AllenNLP reads.
+    /// allennlp the pair of files that AllenNLP reads. safetensors-f16 rounds every number to float16: the directory has
+    /// half the size, and is another model with another fingerprint.
     #[arg(long, value_name = "LAYOUT", value_parser = one_of::<Layout>(Layout::WORDS))]
     to: Layout,
 
@@ -118,8 +120,8 @@ struct ConvertArgs {
 #[derive(Debug, Args)]
 #[command(after_help = "\
 Examples:
-  elmo model verify tiny
-  elmo model verify tiny --json
+  elmo model verify books
+  elmo model verify books --json
 
 The exit code is 4 if a check fails.")]
 struct VerifyArgs {
@@ -147,7 +149,7 @@ pub(super) fn run(command: &ModelCommand) -> Result<Exit> {
 }
 
 fn info(args: &InfoArgs) -> Result<Exit> {
-    let spec = args.which.spec()?;
+    let spec = args.which.spec();
     let info = with_models(args.which.model.offline(), async |models| {
         let files = models.locate(&spec).await?;
         let data = models.resolve(&spec).await?;
@@ -162,7 +164,7 @@ fn info(args: &InfoArgs) -> Result<Exit> {
 
 fn convert(args: &ConvertArgs) -> Result<Exit> {
     let (spec, out) = match args.places.as_slice() {
-        [out] => (args.model.spec()?, out),
+        [out] => (args.model.spec(), out),
         [model, out] if args.model.spec_if_given().is_none() => (model.parse()?, out),
         _ => return Err(Error::usage("two models were given", "name the model once, then the directory to write")),
     };
@@ -205,7 +207,7 @@ fn local_directory(out: &str) -> Result<PathBuf> {
 }
 
 fn verify(args: &VerifyArgs) -> Result<Exit> {
-    let spec = args.which.spec()?;
+    let spec = args.which.spec();
     let report = with_models(args.which.model.offline(), async |models| {
         let data = match models.resolve(&spec).await {
             Ok(data) => data,

@@ -46,8 +46,8 @@ const SPILL_ABOVE: usize = 16;
 Examples:
   elmo stream --brokers kafka:9092 --topic reviews --group elmo --format json --text-path /body \\
       --model tiny --output s3://bucket/reviews
-  elmo stream --brokers kafka:9092 --topic '^reviews-.*' --group elmo --model tiny --output reviews --once
-  elmo stream --brokers kafka:9092 --topic reviews --group elmo --model tiny --output-topic vectors
+  elmo stream --brokers kafka:9092 --topic '^reviews-.*' --group elmo --output reviews --once
+  elmo stream --brokers kafka:9092 --topic reviews --group elmo --output-topic vectors
   elmo stream status --output s3://bucket/reviews --brokers kafka:9092
 
 Each message is in the output once, in the order of the offsets, whatever process is killed or started twice. The same
@@ -373,13 +373,14 @@ pub(super) fn run(command: &StreamCommand, common: &CommonArgs) -> Result<Exit> 
 }
 
 fn stream(args: &StreamArgs, _: &CommonArgs) -> Result<Exit> {
-    let spec = args.vectors.spec(OnError::Null)?;
+    let asked = args.vectors.asked(OnError::Null)?;
     let streamed = block_on(async {
         let stop = shutdown::requested("the current rows are durable")?;
         let stores = Stores::from_env();
         let job = args.job(&stores)?;
         job.check()?;
-        let data = args::open(&args.model.spec()?, args.model.offline(), &stores).await?;
+        let data = args::open(&args.model.spec(), args.model.offline(), &stores).await?;
+        let spec = asked.for_model(&data.options)?;
         let elmo = args.engine.load(data).await?;
         let columns = ColumnEmbedder::new(&elmo, spec)?;
         let width = columns.width();

@@ -6,7 +6,8 @@ use clap::{ArgAction, Args, ValueHint, builder::BoolishValueParser};
 use elmo::{
     engine::{DeviceChoice, Precision, parse_devices},
     model::{DeviceName, resolve_devices},
-    spec::{SentenceMode, SpecError, TokenizerKind},
+    options::TextOptions,
+    spec::{SentenceMode, SpecError, StateMode, TokenizerKind},
     train::{Classes, Optimizer, Recipe, Schedule, keep_freed_memory},
 };
 
@@ -66,6 +67,17 @@ pub(super) struct TrainArgs {
     /// Cut texts into sentences, split or off [default: off with --tokenizer whitespace, else split]
     #[arg(long, value_name = "MODE", value_parser = one_of::<SentenceMode>(SentenceMode::WORDS), help_heading = "Text")]
     sentences: Option<SentenceMode>,
+
+    /// Tokenizer that the model records for its users [default: --tokenizer]
+    ///
+    /// It is the default of elmo embed, sql, stream, eval and score for this model. Give it for text that another program has
+    /// tokenised: --record-tokenizer moses says that raw text is read with moses.
+    #[arg(long, value_name = "KIND", value_parser = one_of::<TokenizerKind>(TokenizerKind::WORDS), help_heading = "Text")]
+    record_tokenizer: Option<TokenizerKind>,
+
+    /// Sentence mode that the model records [default: split with another --record-tokenizer, else --sentences]
+    #[arg(long, value_name = "MODE", value_parser = one_of::<SentenceMode>(SentenceMode::WORDS), hide_short_help = true, help_heading = "Text")]
+    record_sentences: Option<SentenceMode>,
 
     /// Order of sentences: shuffle, or bilm (shards by name, nothing shuffled: for comparisons)
     ///
@@ -370,6 +382,7 @@ impl TrainArgs {
         }
         let epochs = self.epochs.or_else(|| file.and_then(OptionsFile::epochs)).unwrap_or(EPOCHS);
         let whole = self.tokenizer == TokenizerKind::Whitespace;
+        let sentences = self.sentences.unwrap_or(if whole { SentenceMode::Off } else { SentenceMode::Split });
         let every = |steps: Option<usize>| steps.map(|steps| steps as u64);
         Ok(TrainJob {
             shards: self.shards.clone(),
@@ -377,7 +390,8 @@ impl TrainArgs {
             text: TextSettings {
                 column: self.column.clone(),
                 tokenizer: self.tokenizer,
-                sentences: self.sentences.unwrap_or(if whole { SentenceMode::Off } else { SentenceMode::Split }),
+                sentences,
+                record: self.record(sentences),
                 block_sentences: self.block_sentences,
                 skip_bad_rows: self.on_error == "skip",
             },
@@ -399,6 +413,15 @@ impl TrainArgs {
             overwrite: self.overwrite,
             offline: self.offline,
         })
+    }
+
+    /// What the model records: how its users read text as the corpus was read.
+    fn record(&self, sentences: SentenceMode) -> TextOptions {
+        let tokenizer = self.record_tokenizer.unwrap_or(self.tokenizer);
+        let is_same = tokenizer == self.tokenizer;
+        let sentences = self.record_sentences.unwrap_or(if is_same { sentences } else { SentenceMode::Split });
+        // Training carries states from sentence to sentence, and never sees one that starts from zeros.
+        TextOptions { tokenizer: Some(tokenizer), sentences: Some(sentences), state: Some(StateMode::Warm) }
     }
 
     /// Where the model begins; `None` when nothing says it.

@@ -14,8 +14,8 @@ use crate::{
 #[derive(Debug, Args)]
 #[command(after_help = "\
 Examples:
-  elmo verify vectors --model tiny --sample 100
-  elmo verify vectors --model tiny --json
+  elmo verify vectors --sample 100
+  elmo verify vectors --json
 
 The settings are read from the files. The exit code is 1 if a number differs by more than the
 tolerance, if anything else differs in a row, or if the files do not match the manifest.")]

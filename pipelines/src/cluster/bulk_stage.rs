@@ -13,7 +13,7 @@ use datafusion::{
     physical_plan::ExecutionPlan, prelude::SessionConfig,
 };
 use elmo::{
-    ColumnLayout, EmbedSpec, EmbeddedColumns,
+    ColumnLayout, EmbedSpec, EmbeddedColumns, ModelOptions,
     spec::{OnError, StateMode},
 };
 use elmo_udfs::codec::{NoModels, SentModel};
@@ -49,14 +49,19 @@ pub struct ClusterStage {
 }
 
 impl ClusterStage {
-    /// Creates a stage. Runs a query on the cluster for the metadata of the output.
+    /// Creates a stage with the settings `spec` for the options of the model. Runs a query on the cluster for the metadata of the output.
     ///
     /// # Errors
     /// [`Error::Usage`] in state `carry`, which needs all rows in one process; [`elmo::Error`] for settings that the
     /// model does not support; [`crate::sql::SqlError`] if the cluster does not answer or an executor cannot open the
     /// model.
-    pub(crate) async fn new(cluster: Cluster, model: &LazyModel, spec: EmbedSpec) -> Result<Arc<Self>> {
-        if spec.state == StateMode::Carry {
+    pub(crate) async fn new(
+        cluster: Cluster,
+        model: &LazyModel,
+        state: StateMode,
+        spec: impl FnOnce(&ModelOptions) -> Result<EmbedSpec>,
+    ) -> Result<Arc<Self>> {
+        if state == StateMode::Carry {
             let help = "leave out --cluster, or use --state zero or --state warm";
             return Err(Error::usage("--state carry needs all rows in one process", help));
         }
@@ -64,6 +69,7 @@ impl ClusterStage {
         let mut model = described.map_err(sql_error)?;
         // Vectors do not depend on the LM head, and executors may have another one, or none.
         model.card.lm_head = None;
+        let spec = spec(&model.card.options)?;
         let layout = ColumnLayout::new(&model.card.options, &model.card.fingerprint, &spec)?;
         let task_spec = EmbedSpec { on_error: OnError::Null, ..spec.clone() };
         let mut task = EmbedTask { model, spec: task_spec, expected: Vec::new() };

@@ -1,4 +1,4 @@
-//! Writes a model in another layout without changing a bit of its tensors, for `elmo model convert`.
+//! Writes a model in another layout, for `elmo model convert`. Only float16 changes its numbers.
 
 use std::{
     fmt,
@@ -8,17 +8,25 @@ use std::{
     str::FromStr,
 };
 
-use elmo::{ModelData, model_dir::WeightsFormat, spec::SpecError};
+use elmo::{
+    ModelData,
+    lm_head::{SOFTMAX, VOCAB},
+    model_dir::{DESCRIPTION, WeightsFormat},
+    spec::SpecError,
+    weights::safetensors::Numbers,
+};
 use serde::Serialize;
 
 use super::{error::ModelsError, files::ModelFiles};
 
 /// The files of a written model.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
-#[serde(rename_all = "lowercase")]
+#[serde(into = "&'static str")]
 pub enum Layout {
     /// `options.json`, `weights.safetensors` and the optional files of the model.
     Safetensors,
+    /// As [`Layout::Safetensors`], with every number rounded to float16: half the size, and another model.
+    SafetensorsF16,
     /// `options.json`, `weights.hdf5` and the optional files of the model.
     Hdf5,
     /// `NAME_options.json` and `NAME_weights.hdf5`, nothing else.
@@ -27,7 +35,13 @@ pub enum Layout {
 
 impl Layout {
     /// The legal words.
-    pub const WORDS: &'static [&'static str] = &["safetensors", "hdf5", "allennlp"];
+    pub const WORDS: &'static [&'static str] = &["safetensors", "safetensors-f16", "hdf5", "allennlp"];
+}
+
+impl From<Layout> for &'static str {
+    fn from(layout: Layout) -> Self {
+        Layout::WORDS[layout as usize]
+    }
 }
 
 impl FromStr for Layout {
@@ -36,6 +50,7 @@ impl FromStr for Layout {
     fn from_str(word: &str) -> Result<Self, SpecError> {
         match word {
             "safetensors" => Ok(Self::Safetensors),
+            "safetensors-f16" => Ok(Self::SafetensorsF16),
             "hdf5" => Ok(Self::Hdf5),
             "allennlp" => Ok(Self::AllenNlp),
             _ => Err(SpecError::Value { option: "to", value: word.to_owned(), legal: Self::WORDS.to_vec() }),
@@ -70,9 +85,6 @@ impl fmt::Display for Converted {
     }
 }
 
-/// Files that are copied unchanged. (`mix.json` and `warm_state.safetensors` are written from the model.)
-const COMPANIONS: [&str; 3] = ["vocab.txt", "softmax.safetensors", "MODEL.md"];
-
 /// Writes `data` to the new directory `out` and reads it back.
 ///
 /// The directory appears under its name only when it is complete and has been checked.
@@ -87,11 +99,20 @@ pub fn convert(data: &ModelData, files: &ModelFiles, layout: Layout, out: &Path)
     fs::create_dir_all(parent).map_err(|e| ModelsError::write(parent, e))?;
     let draft = tempfile::Builder::new().prefix(".elmo-convert-").tempdir_in(parent);
     let draft = draft.map_err(|e| ModelsError::write(parent, e))?;
-    write(data, layout, draft.path()).map_err(|source| not_written(out, source))?;
-    if layout != Layout::AllenNlp {
-        copy_companions(files, draft.path())?;
+    let rounded = (layout == Layout::SafetensorsF16).then(|| data.to_half()).transpose();
+    let written = rounded.map_err(|source| not_written(out, source))?;
+    let written = written.as_ref().unwrap_or(data);
+    write(written, layout, draft.path()).map_err(|source| not_written(out, source))?;
+    match layout {
+        Layout::AllenNlp => {}
+        Layout::SafetensorsF16 => {
+            copy_companions(files, &[DESCRIPTION], draft.path())?;
+            write_half_head(written, draft.path()).map_err(|source| not_written(out, source))?;
+        }
+        Layout::Safetensors | Layout::Hdf5 => copy_companions(files, &[VOCAB, SOFTMAX, DESCRIPTION], draft.path())?,
     }
-    let converted = read_back(data, layout, draft.path(), out)?;
+    let converted = read_back(written, layout, draft.path(), out)?;
+    let converted = Converted { fingerprint_before: data.fingerprint.to_string(), ..converted };
     fs::rename(draft.path(), out).map_err(|e| ModelsError::write(out, e))?;
     // Temporary directories are private; a model must be readable for every user who can read its parent.
     make_readable(out)?;
@@ -110,22 +131,28 @@ fn refuse_existing(out: &Path) -> Result<(), ModelsError> {
 fn write(data: &ModelData, layout: Layout, dir: &Path) -> elmo::Result<()> {
     match layout {
         Layout::Safetensors => data.save(dir, WeightsFormat::Safetensors),
+        Layout::SafetensorsF16 => data.save(dir, WeightsFormat::HalfSafetensors),
         Layout::Hdf5 => data.save(dir, WeightsFormat::Hdf5),
         Layout::AllenNlp => data.save_pair(dir, &data.name).map(|_| ()),
     }
 }
 
-fn copy_companions(files: &ModelFiles, dir: &Path) -> Result<(), ModelsError> {
-    for path in files.list() {
-        let companion = COMPANIONS.iter().find(|name| path.file_name().is_some_and(|file| file == **name));
-        if let Some(name) = companion {
-            let mut from = File::open(&path).map_err(|e| ModelsError::io(&path, e))?;
-            let target = dir.join(name);
-            let copied = File::create(&target).and_then(|mut to| io::copy(&mut from, &mut to));
-            copied.map_err(|e| ModelsError::write(&target, e))?;
-        }
+/// Copies files unchanged. (`mix.json` and `warm_state.safetensors` are written from the model.)
+fn copy_companions(files: &ModelFiles, names: &[&str], dir: &Path) -> Result<(), ModelsError> {
+    for name in names {
+        let Some((path, mut from)) = files.open(name)? else { continue };
+        let target = dir.join(name);
+        let mut to = File::create(&target).map_err(|e| ModelsError::write(&target, e))?;
+        io::copy(&mut from, &mut to).map_err(|e| ModelsError::io(&path, e))?;
+        to.sync_all().map_err(|e| ModelsError::write(&target, e))?;
     }
     Ok(())
+}
+
+/// Writes the LM head of the model, if it has one.
+fn write_half_head(data: &ModelData, dir: &Path) -> elmo::Result<()> {
+    let Some(head) = &data.lm_head else { return Ok(()) };
+    head.read(data.options.lstm.projection_dim)?.save_for(&data.fingerprint, dir, Numbers::F16)
 }
 
 fn read_back(data: &ModelData, layout: Layout, draft: &Path, out: &Path) -> Result<Converted, ModelsError> {

@@ -111,7 +111,7 @@ impl Fault for ModelsError {
     fn help(&self) -> Option<String> {
         let text = match self {
             Self::Store(error) => return error.help(),
-            Self::NotFound(_) => "give --model DIR, ZIP, URL or the built-in name tiny",
+            Self::NotFound(_) => "give --model DIR, ZIP, URL, or a built-in name: books or tiny",
             Self::Incomplete { .. } => {
                 "a model directory contains options.json and weights.hdf5 or weights.safetensors; \
                  files with other names are given as --options FILE --weights FILE"

@@ -1,8 +1,12 @@
 //! The files of a model on this machine.
 
-use std::path::{Path, PathBuf};
+use std::{
+    fs::File,
+    io::Read,
+    path::{Path, PathBuf},
+};
 
-use elmo::{ModelData, ModelOptions, lm_head::LmHeadFiles, mix::ScalarMix, model_dir};
+use elmo::{BuiltIn, ModelData, ModelOptions, lm_head::LmHeadFiles, mix::ScalarMix, model_dir};
 
 use super::{error::ModelsError, spec::ModelSpec};
 
@@ -10,7 +14,7 @@ use super::{error::ModelsError, spec::ModelSpec};
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum ModelFiles {
     /// Built into the binary.
-    Tiny,
+    BuiltIn(BuiltIn),
     /// A model directory.
     Directory(PathBuf),
     /// Two files with any names.
@@ -22,6 +26,9 @@ pub enum ModelFiles {
     },
 }
 
+/// A file that is open for reading, and its path for messages.
+pub(super) type OpenFile = (PathBuf, Box<dyn Read>);
+
 impl ModelFiles {
     /// Reads and checks the model; `spec` is named in the error. Blocks.
     ///
@@ -29,7 +36,7 @@ impl ModelFiles {
     /// [`ModelsError::Bad`] when the files are not a usable model.
     pub fn read(&self, spec: &ModelSpec) -> Result<ModelData, ModelsError> {
         let data = match self {
-            Self::Tiny => Ok(ModelData::tiny()),
+            Self::BuiltIn(model) => ModelData::built_in(*model),
             Self::Directory(dir) => ModelData::open(dir),
             Self::Pair { options, weights } => ModelData::open_pair(options, weights),
         };
@@ -40,7 +47,8 @@ impl ModelFiles {
     pub fn lm_head(&self) -> Option<LmHeadFiles> {
         match self {
             Self::Directory(dir) => LmHeadFiles::find(dir),
-            Self::Tiny | Self::Pair { .. } => None,
+            Self::BuiltIn(model) => LmHeadFiles::built_in(*model),
+            Self::Pair { .. } => None,
         }
     }
 
@@ -51,15 +59,34 @@ impl ModelFiles {
     pub fn mix(&self, spec: &ModelSpec, options: &ModelOptions) -> Result<Option<ScalarMix>, ModelsError> {
         let mix = match self {
             Self::Directory(dir) => model_dir::mix_of(dir, options),
-            Self::Tiny | Self::Pair { .. } => Ok(None),
+            Self::BuiltIn(_) | Self::Pair { .. } => Ok(None),
         };
         mix.map_err(|source| ModelsError::Bad { model: spec.to_string(), source })
+    }
+
+    /// Opens the file that has this name in a model directory, if there is one. Its path is for messages.
+    ///
+    /// # Errors
+    /// [`ModelsError::Io`] when it cannot be opened.
+    pub(super) fn open(&self, name: &str) -> Result<Option<OpenFile>, ModelsError> {
+        match self {
+            Self::BuiltIn(model) => {
+                let path = Path::new(model.name()).join(name);
+                Ok(model.file(name).map(|bytes| (path, Box::new(bytes) as Box<dyn Read>)))
+            }
+            Self::Directory(dir) if dir.join(name).is_file() => {
+                let path = dir.join(name);
+                let file = File::open(&path).map_err(|e| ModelsError::io(&path, e))?;
+                Ok(Some((path, Box::new(file))))
+            }
+            Self::Directory(_) | Self::Pair { .. } => Ok(None),
+        }
     }
 
     /// The known files of the model, sorted by name.
     pub fn list(&self) -> Vec<PathBuf> {
         match self {
-            Self::Tiny => Vec::new(),
+            Self::BuiltIn(_) => Vec::new(),
             Self::Directory(dir) => known_files(dir),
             Self::Pair { options, weights } => vec![options.clone(), weights.clone()],
         }

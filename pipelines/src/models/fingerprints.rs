@@ -20,6 +20,8 @@ use super::{cache::Cache, files::ModelFiles};
 /// A file that changed more recently may change again without a new timestamp.
 const MIN_AGE: Duration = Duration::from_secs(2);
 
+const VERSION: u32 = 2;
+
 /// The records, one file per model.
 #[derive(Debug)]
 pub struct Fingerprints {
@@ -28,6 +30,8 @@ pub struct Fingerprints {
 
 #[derive(Debug, Serialize, Deserialize)]
 struct Record {
+    /// The options as [`ModelOptions::to_json`] writes them; records without it lack the tokenizer of the model.
+    version: u32,
     files: Vec<State>,
     options: String,
     fingerprint: String,
@@ -54,7 +58,7 @@ impl Fingerprints {
         let states = states(files).ok()?;
         let record: Record = serde_json::from_slice(&fs::read(self.path(&states)).ok()?).ok()?;
         let options = ModelOptions::from_json(record.options.as_bytes(), "cache").ok()?;
-        (record.files == states).then_some((options, record.fingerprint.parse().ok()?))
+        (record.version == VERSION && record.files == states).then_some((options, record.fingerprint.parse().ok()?))
     }
 
     /// Records a model, unless its files may still change. Errors are logged and ignored.
@@ -64,7 +68,12 @@ impl Fingerprints {
             return;
         }
         let path = self.path(&states);
-        let record = Record { files: states, options: options.canonical_json(), fingerprint: fingerprint.to_string() };
+        let record = Record {
+            version: VERSION,
+            files: states,
+            options: options.to_json(),
+            fingerprint: fingerprint.to_string(),
+        };
         if let Err(error) = self.write(&path, &record) {
             tracing::debug!(%error, "the fingerprint of the model was not recorded");
         }
@@ -114,13 +123,14 @@ impl State {
 
 #[cfg(test)]
 mod tests {
-    use elmo::ModelData;
+    use elmo::{ModelData, spec::TokenizerKind};
 
     use super::*;
 
     fn model() -> (tempfile::TempDir, ModelFiles, ModelData) {
         let folder = tempfile::tempdir().unwrap();
-        let data = ModelData::tiny();
+        let mut data = ModelData::tiny();
+        data.options.text.tokenizer = Some(TokenizerKind::Words);
         data.save(folder.path(), elmo::model_dir::WeightsFormat::Safetensors).unwrap();
         let files = ModelFiles::Directory(folder.path().to_path_buf());
         (folder, files, data)
@@ -137,7 +147,8 @@ mod tests {
         std::thread::sleep(MIN_AGE + Duration::from_millis(1100));
         known.remember(&files, &data.options, &data.fingerprint);
         let (options, fingerprint) = known.known(&files).unwrap();
-        assert_eq!((options.canonical_json(), fingerprint), (data.options.canonical_json(), data.fingerprint));
+        assert_eq!((&options, fingerprint), (&data.options, data.fingerprint));
+        assert_eq!(options.text.tokenizer, Some(TokenizerKind::Words));
         // Rewriting the same bytes invalidates the record.
         let options = folder.path().join("options.json");
         fs::write(&options, fs::read(&options).unwrap()).unwrap();

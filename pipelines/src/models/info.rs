@@ -1,6 +1,9 @@
 //! The description of a model, for `elmo model info`.
 
-use std::path::{Path, PathBuf};
+use std::{
+    fmt,
+    path::{Path, PathBuf},
+};
 
 use elmo::ModelData;
 use serde::Serialize;
@@ -25,12 +28,27 @@ pub struct Info {
     pub layers: usize,
     /// The options that affect the vectors.
     pub options: serde_json::Value,
+    /// How its texts become tokens where the user does not say it.
+    pub text: TextInfo,
     /// The files of the model.
     pub files: Vec<FileInfo>,
     /// All tensors.
     pub tensors: Vec<TensorInfo>,
     /// Facts that a user should know.
     pub notes: Vec<String>,
+}
+
+/// The defaults of `--tokenizer`, `--sentences` and `--state` for a model.
+#[derive(Debug, Serialize)]
+pub struct TextInfo {
+    /// The tokenizer.
+    pub tokenizer: &'static str,
+    /// Whether texts are cut into sentences.
+    pub sentences: &'static str,
+    /// The state that a sentence starts from.
+    pub state: &'static str,
+    /// The model records them; otherwise they are those of the program.
+    pub recorded: bool,
 }
 
 /// A file of a model.
@@ -66,6 +84,12 @@ impl Info {
             // Our own JSON always parses; the fallback shows the string.
             options: serde_json::from_str(&data.options.canonical_json())
                 .unwrap_or_else(|_| data.options.canonical_json().into()),
+            text: TextInfo {
+                tokenizer: data.options.spec().tokenizer.as_str(),
+                sentences: data.options.spec().sentences.as_str(),
+                state: data.options.spec().state.as_str(),
+                recorded: !data.options.text.is_empty(),
+            },
             files: files.iter().map(|file| file_info(file)).collect(),
             tensors,
             notes: notes(data),
@@ -80,6 +104,7 @@ impl Info {
             ("parameters", format!("{} ({} as float32)", count(self.parameters), bytes(4 * self.parameters))),
             ("vectors", format!("{} layers of {} dimensions", self.layers, self.dimension)),
             ("options", self.options.to_string()),
+            ("text", self.text.to_string()),
         ];
         rows.extend(self.files.iter().map(|file| ("file", format!("{} ({})", file.path, bytes(file.bytes)))));
         rows.extend(self.notes.iter().map(|note| ("note", note.clone())));
@@ -87,6 +112,13 @@ impl Info {
             rows.extend(self.tensors.iter().map(|t| ("tensor", format!("{} {:?}", t.name, t.shape))));
         }
         table(&rows)
+    }
+}
+
+impl fmt::Display for TextInfo {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let origin = if self.recorded { "recorded in the model" } else { "not recorded in the model" };
+        write!(f, "--tokenizer {} --sentences {} --state {}, {origin}", self.tokenizer, self.sentences, self.state)
     }
 }
 

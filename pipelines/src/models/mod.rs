@@ -1,4 +1,4 @@
-//! Finds the model that a user named: the built-in one, a directory, a zip, a URL of either, or the published pair of
+//! Finds the model that a user named: a built-in one, a directory, a zip, a URL of either, or the published pair of
 //! files.
 //!
 //! [`ModelSpec`] parses the name, and [`Models::resolve`] opens the model. What comes from a store or a zip is first
@@ -24,7 +24,7 @@ use std::{
     sync::Once,
 };
 
-use elmo::ModelData;
+use elmo::{BuiltIn, ModelData};
 
 pub(crate) use self::lazy::{LazyModel, Warn};
 pub use self::{
@@ -33,7 +33,7 @@ pub use self::{
     files::ModelFiles,
     fingerprints::Fingerprints,
     magic::{Role, WrongContent},
-    spec::{ModelSpec, Place, TINY},
+    spec::{ModelSpec, Place},
 };
 use crate::{redact::redact, stores::Stores};
 
@@ -71,7 +71,7 @@ impl Models<'_> {
     /// any model.
     pub async fn locate(&self, spec: &ModelSpec) -> Result<ModelFiles, ModelsError> {
         match spec {
-            ModelSpec::Tiny => Ok(ModelFiles::Tiny),
+            ModelSpec::BuiltIn(model) => Ok(ModelFiles::BuiltIn(*model)),
             ModelSpec::Pair { options, weights } => Ok(ModelFiles::Pair {
                 options: self.file(options, Role::Options).await?,
                 weights: self.file(weights, Role::Weights).await?,
@@ -117,7 +117,7 @@ pub(crate) fn warn_untrained() {
     static WARNED: Once = Once::new();
     WARNED.call_once(|| {
         tracing::warn!(
-            model = TINY,
+            model = BuiltIn::Tiny.name(),
             "this model is untrained: its vectors are for trying elmo out and have no meaning"
         );
     });

@@ -2,11 +2,10 @@
 
 use std::{path::PathBuf, str::FromStr};
 
+use elmo::BuiltIn;
+
 use super::error::ModelsError;
 use crate::redact::redact;
-
-/// The name of the built-in model.
-pub const TINY: &str = "tiny";
 
 /// Separates the files of a pair in an address. No path and no URL contains it.
 const PAIR_SEPARATOR: char = '\0';
@@ -14,8 +13,8 @@ const PAIR_SEPARATOR: char = '\0';
 /// A model as the user named it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum ModelSpec {
-    /// The seeded, untrained model that is built into the binary.
-    Tiny,
+    /// A model that is built into the binary.
+    BuiltIn(BuiltIn),
     /// A model directory or a zip of one.
     Whole(Place),
     /// The published pair of files.
@@ -34,6 +33,13 @@ pub enum Place {
     Local(PathBuf),
     /// In an object store or on a web server.
     Remote(url::Url),
+}
+
+/// The model that a command uses when none is named.
+impl Default for ModelSpec {
+    fn default() -> Self {
+        Self::BuiltIn(BuiltIn::Books)
+    }
 }
 
 impl FromStr for Place {
@@ -73,7 +79,7 @@ impl std::fmt::Display for Place {
 impl std::fmt::Display for ModelSpec {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self {
-            Self::Tiny => f.write_str(TINY),
+            Self::BuiltIn(model) => model.fmt(f),
             Self::Whole(place) => place.fmt(f),
             Self::Pair { options, weights } => write!(f, "{options} + {weights}"),
         }
@@ -85,7 +91,7 @@ impl ModelSpec {
     pub fn name(&self) -> String {
         let last = |text: &str| text.trim_end_matches('/').rsplit('/').next().unwrap_or_default().to_owned();
         let name = match self {
-            Self::Tiny => TINY.to_owned(),
+            Self::BuiltIn(model) => model.name().to_owned(),
             Self::Pair { .. } => String::new(),
             // The canonical path of `.` and `..` has a name.
             Self::Whole(Place::Local(path)) => {
@@ -105,7 +111,7 @@ impl ModelSpec {
     /// The name of the model for other processes: an absolute path, or the URL with its secrets.
     pub fn address(&self) -> String {
         match self {
-            Self::Tiny => TINY.to_owned(),
+            Self::BuiltIn(model) => model.name().to_owned(),
             Self::Whole(place) => place.address(),
             Self::Pair { options, weights } => format!("{}{PAIR_SEPARATOR}{}", options.address(), weights.address()),
         }
@@ -127,9 +133,9 @@ impl FromStr for ModelSpec {
     type Err = ModelsError;
 
     fn from_str(text: &str) -> Result<Self, ModelsError> {
-        match text {
-            TINY => Ok(Self::Tiny),
-            _ => text.parse().map(Self::Whole),
+        match BuiltIn::named(text) {
+            Some(model) => Ok(Self::BuiltIn(model)),
+            None => text.parse().map(Self::Whole),
         }
     }
 }

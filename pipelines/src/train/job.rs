@@ -5,6 +5,7 @@ use std::{fmt, path::PathBuf, str::FromStr};
 use elmo::{
     ModelOptions,
     model::DeviceName,
+    options::TextOptions,
     spec::{SentenceMode, SpecError, TokenizerKind},
     train::{Recipe, Schedule},
 };
@@ -68,6 +69,8 @@ pub struct TextSettings {
     pub sentences: SentenceMode,
     /// Sentences that are shuffled together.
     pub block_sentences: usize,
+    /// What the model records for its users.
+    pub record: TextOptions,
     /// Rows that are no text are left out.
     pub skip_bad_rows: bool,
 }

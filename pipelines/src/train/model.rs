@@ -10,9 +10,10 @@ use std::{
 
 use elmo::{
     ModelData, ModelOptions,
-    lm_head::LmHeadData,
+    lm_head::{LmHeadData, SOFTMAX, VOCAB},
     model_dir::WeightsFormat,
     train::{LanguageModel, Trainer},
+    weights::safetensors::Numbers,
 };
 
 use super::{error::TrainFault, words::Words};
@@ -22,6 +23,8 @@ use crate::{
     stores::sync::sync,
 };
 
+/// Folder of what an export writes before it replaces anything.
+const STAGED: &str = ".export";
 pub(super) const DESCRIPTION: &str = "MODEL.md";
 
 /// Writes the model of a run as it is now.
@@ -40,15 +43,29 @@ pub(super) fn export(
     let LanguageModel { weights, softmax_weight, softmax_bias } = trainer.model().map_err(TrainFault::Step)?;
     let model = ModelData::new(options.clone(), weights, &folder.display().to_string())?;
     let head = LmHeadData::new(words.list().to_vec(), softmax_weight, softmax_bias)?;
+    // All that takes long comes first, so that weights and softmax are replaced at almost the same time.
+    let staged = folder.join(STAGED);
+    remove_staged(&staged).and_then(|()| fs::create_dir(&staged)).map_err(failed)?;
+    head.save_for(&model.fingerprint, &staged, Numbers::F32)?;
     match fs::remove_file(&path) {
         Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(failed(error)),
         _ => {}
     }
     model.save(folder, WeightsFormat::Safetensors)?;
     crash::in_export();
-    head.save(folder)?;
+    for name in [VOCAB, SOFTMAX] {
+        fs::rename(staged.join(name), folder.join(name)).map_err(failed)?;
+    }
+    remove_staged(&staged).map_err(failed)?;
     let description = format!("{description}\nFingerprint: `{}`\n", model.fingerprint);
     write_file(&path, description.as_bytes()).and_then(|()| sync(folder)).map_err(failed)
+}
+
+fn remove_staged(staged: &Path) -> io::Result<()> {
+    match fs::remove_dir_all(staged) {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
+        _ => Ok(()),
+    }
 }
 
 /// Whether the folder holds a complete model.

@@ -402,7 +402,7 @@ impl Run {
             count(self.state.counters.tokens),
         );
         text += &format!(
-            "Use it with `{}`: the text it was trained on was read so.\n\n## Held-out text\n\n",
+            "Text is read with `{}`, as recorded in options.json; other options override it.\n\n## Held-out text\n\n",
             self.reading()
         );
         match (&self.prepared.held_out, &self.state.last) {
@@ -439,9 +439,9 @@ impl Run {
         text
     }
 
-    /// The options that read text as the corpus was read.
+    /// What the model records for its users: the options that read text as the corpus was read.
     fn reading(&self) -> String {
-        let text = &self.prepared.job.text;
+        let text = self.prepared.options.spec();
         format!("--tokenizer {} --sentences {}", text.tokenizer, text.sentences)
     }
 
@@ -450,7 +450,7 @@ impl Run {
         let counters = self.state.counters;
         let output = self.prepared.job.output.clone();
         TrainReport {
-            use_with: format!("elmo embed FILE --model {} {} --output OUT", output.display(), self.reading()),
+            use_with: format!("elmo embed FILE --model {} --output OUT", output.display()),
             output,
             ended,
             steps: counters.step,

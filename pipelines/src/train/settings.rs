@@ -2,7 +2,10 @@
 
 use std::collections::BTreeMap;
 
-use elmo::train::{Classes, Optimizer, Recipe, Schedule};
+use elmo::{
+    spec::{SentenceMode, TokenizerKind},
+    train::{Classes, Optimizer, Recipe, Schedule},
+};
 use serde::{Deserialize, Serialize};
 
 use super::{
@@ -26,6 +29,13 @@ impl Settings {
         all.set("column", &job.text.column);
         all.set("tokenizer", job.text.tokenizer);
         all.set("sentences", job.text.sentences);
+        // Only where they differ from how the corpus is read: settings of earlier runs lack them.
+        let (record, text) = (job.text.record, &job.text);
+        if (record.tokenizer, record.sentences) != (Some(text.tokenizer), Some(text.sentences)) {
+            let word = |word: Option<&'static str>| word.unwrap_or("none");
+            all.set("record-tokenizer", word(record.tokenizer.map(TokenizerKind::as_str)));
+            all.set("record-sentences", word(record.sentences.map(SentenceMode::as_str)));
+        }
         all.set("on-error", if job.text.skip_bad_rows { "skip" } else { "fail" });
         all.set("order", job.order);
         all.set("block-sentences", job.text.block_sentences);

@@ -105,7 +105,8 @@ impl Prepared {
     pub(super) async fn new(job: TrainJob, stores: &Stores, known: &[Shard]) -> Result<Self> {
         let words = Arc::new(Words::read(&job.vocab).await?);
         check_words(&job, words.len())?;
-        let (options, initial, init) = initial(&job, stores, &words).await?;
+        let (mut options, initial, init) = initial(&job, stores, &words).await?;
+        options.text = job.text.record;
         let reading = Reading {
             tokenizer: job.text.tokenizer,
             sentences: job.text.sentences,

@@ -87,7 +87,7 @@ impl SentModel {
         ModelNode {
             name: name.clone(),
             address: address.clone(),
-            options: card.options.canonical_json(),
+            options: card.options.to_json(),
             fingerprint: card.fingerprint.to_string(),
             untrained: card.untrained,
             lm_head: card.lm_head.clone(),

@@ -14,7 +14,8 @@ use crate::models::{ModelFailed, Models};
 /// The name in SQL.
 pub const NAME: &str = "elmo_models";
 
-/// The table function: `name, is_default, is_open, fingerprint, dimension, layers, lm_head, untrained, location`. It
+/// The table function: `name, is_default, is_open, fingerprint, dimension, layers, lm_head, untrained, location, tokenizer,
+/// sentences`. It
 /// describes the models, but does not open them.
 #[derive(Debug)]
 pub struct ElmoModels(Models);
@@ -52,6 +53,8 @@ impl ElmoModels {
             ("lm_head", Arc::new(cards.iter().map(|card| Some(card.lm_head.is_some())).collect::<BooleanArray>())),
             ("untrained", Arc::new(cards.iter().map(|card| Some(card.untrained)).collect::<BooleanArray>())),
             ("location", strings(cards.iter().map(|card| card.location.clone()).collect())),
+            ("tokenizer", strings(cards.iter().map(|card| card.options.spec().tokenizer.to_string()).collect())),
+            ("sentences", strings(cards.iter().map(|card| card.options.spec().sentences.to_string()).collect())),
         ];
         Ok(RecordBatch::try_from_iter(columns)?)
     }

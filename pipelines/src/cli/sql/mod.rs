@@ -11,6 +11,7 @@ use std::{
 };
 
 use clap::{Args, ValueHint};
+use elmo::BuiltIn;
 use elmo_udfs::Statement;
 
 use self::{session::Session, shell::Shell};
@@ -43,7 +44,7 @@ Examples:
   elmo sql -c \"COPY (SELECT id, elmo_embed(text) AS embedding FROM 'reviews.jsonl') TO 'v.parquet'\"
   elmo sql --format csv -c \"SELECT id, elmo_similarity(text, 'Too slow.') FROM 'reviews.jsonl'\"
 
-The default model is tiny. Name another one with --model, and further ones with --add-model.")]
+The default model is books. Name another one with --model, and further ones with --add-model.")]
 pub(super) struct SqlArgs {
     /// Run these statements and exit; may be repeated
     #[arg(short, long, value_name = "SQL", conflicts_with = "file")]
@@ -124,7 +125,7 @@ impl FromStr for NamedModel {
 impl SqlArgs {
     /// The models by name, the default model first.
     fn models(&self) -> Result<Vec<(String, ModelSpec)>> {
-        let default = self.model.spec_if_given().cloned().unwrap_or(ModelSpec::Tiny);
+        let default = self.model.spec_if_given().cloned().unwrap_or_default();
         let mut models = vec![(default.name(), default)];
         for NamedModel { name, spec } in &self.add_model {
             if models.iter().any(|(known, _)| known == name) {
@@ -132,8 +133,10 @@ impl SqlArgs {
             }
             models.push((name.clone(), spec.clone()));
         }
-        if models.iter().all(|(name, _)| name != "tiny") {
-            models.push(("tiny".to_owned(), ModelSpec::Tiny));
+        for model in BuiltIn::ALL {
+            if models.iter().all(|(name, _)| name != model.name()) {
+                models.push((model.name().to_owned(), ModelSpec::BuiltIn(model)));
+            }
         }
         Ok(models)
     }

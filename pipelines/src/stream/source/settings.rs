@@ -320,6 +320,8 @@ fn fit_to_memory(config: &mut ClientConfig, memory: usize) {
     let quarter = memory / KIB / 4;
     config.set("queued.max.messages.kbytes", quarter.clamp(KIB, MAX_KIB).to_string());
     config.set("fetch.max.bytes", (quarter.clamp(KIB, MAX_FETCH_KIB) * KIB).to_string());
+    // A partition that is that far ahead is not fetched for a second by default, in which small messages run out.
+    config.set("fetch.queue.backoff.ms", "10");
 }
 
 fn set_all(config: &mut ClientConfig, pairs: impl IntoIterator<Item = (impl ToString, impl ToString)>) {

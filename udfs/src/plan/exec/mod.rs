@@ -26,7 +26,7 @@ use datafusion::{
         stream::RecordBatchStreamAdapter,
     },
 };
-use elmo::spec::Level;
+use elmo::{EmbedSpec, spec::Level};
 
 pub(crate) use self::call::BoundCall;
 use self::{
@@ -93,10 +93,22 @@ fn properties(input: &Arc<dyn ExecutionPlan>, schema: SchemaRef) -> Result<PlanP
     Ok(PlanProperties::new(equivalence, partitions, emission, input.boundedness()))
 }
 
+/// The tokenizer of a call, unless it is that of models without a record.
+fn recorded(call: &BoundCall) -> String {
+    let (spec, default) = (&call.call.options.spec, EmbedSpec::default());
+    match (spec.tokenizer, spec.sentences) == (default.tokenizer, default.sentences) {
+        true => String::new(),
+        false => format!(" [tokenizer={}, sentences={}]", spec.tokenizer, spec.sentences),
+    }
+}
+
 impl DisplayAs for EmbedExec {
     fn fmt_as(&self, _: DisplayFormatType, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let calls: Vec<String> =
-            self.calls.iter().map(|call| format!("{} as {}", call.display, call.field.name())).collect();
+        let calls: Vec<String> = self
+            .calls
+            .iter()
+            .map(|call| format!("{}{} as {}", call.display, recorded(call), call.field.name()))
+            .collect();
         write!(f, "EmbedExec: {}", calls.join(", "))?;
         if self.stops_early { f.write_str(", stops early") } else { Ok(()) }
     }

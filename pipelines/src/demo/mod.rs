@@ -1,4 +1,9 @@
-//! `elmo demo`: a bulk job on built-in reviews, and a search for nearest neighbours in its output.
+//! `elmo demo`: a bulk job on built-in reviews and a search for nearest neighbours in its output; one word in two senses; the
+//! surprisal of a sentence's words; a picture of both.
+
+mod picture;
+mod senses;
+mod surprise;
 
 use std::{
     fmt, fs,
@@ -13,6 +18,10 @@ use futures::StreamExt;
 use serde::{Deserialize, Serialize};
 use tempfile::TempDir;
 
+pub use self::{
+    senses::{Context, Senses},
+    surprise::Surprise,
+};
 use crate::{
     bulk::{self, BulkJob, BulkReport},
     error::{Error, Result},
@@ -28,9 +37,11 @@ use crate::{
 };
 
 /// Two hundred short reviews, written for this project; also in `examples/data`.
-const REVIEWS: &str = include_str!("../../examples/data/reviews.jsonl");
+const REVIEWS: &str = include_str!("../../../examples/data/reviews.jsonl");
 /// Name of the folder that the demo creates, so that it does not touch other files of the user.
 const FOLDER: &str = "elmo-demo";
+/// Name of the picture in it.
+const PICTURE: &str = "demo.html";
 /// Number of neighbours to show.
 const NEIGHBOURS: usize = 5;
 
@@ -62,6 +73,10 @@ pub struct DemoReport {
     pub text: String,
     /// Its nearest neighbours, the nearest first.
     pub nearest: Vec<Neighbour>,
+    /// A word in two senses.
+    pub senses: Senses,
+    /// The surprisal of each word of a sentence; empty when the model has no LM head.
+    pub surprisal: Vec<Surprise>,
     /// The model is untrained, so its vectors have no meaning.
     pub untrained: bool,
     /// The folder with the files; `None` when it was temporary.
@@ -121,8 +136,17 @@ pub async fn run(
     };
     let report = bulk::run(&job, stage.as_ref(), &stores, shutdown, progress).await?;
     let (text, nearest) = neighbours(&output, demo.row, &stores).await?;
+    let (senses, surprisal) = words(elmo.clone()).await?;
+    let picture = folder.join(PICTURE);
+    fs::write(&picture, picture::page(&senses, &surprisal)).map_err(|error| Error::io(&picture, error))?;
     let kept_in = demo.output.is_some().then_some(folder);
-    Ok(DemoReport { job: report, text, nearest, untrained: elmo.is_untrained(), kept_in })
+    Ok(DemoReport { job: report, text, nearest, senses, surprisal, untrained: elmo.is_untrained(), kept_in })
+}
+
+/// What the model makes of single words.
+async fn words(elmo: Elmo) -> Result<(Senses, Vec<Surprise>)> {
+    let work = tokio::task::spawn_blocking(move || Ok((Senses::of(&elmo)?, surprise::of(&elmo)?)));
+    work.await.map_err(|error| Error::Failed(format!("a thread died: {error}")))?
 }
 
 /// Creates the input. An existing file is never overwritten: it is either that of an earlier demo or an error.
@@ -192,14 +216,43 @@ impl fmt::Display for DemoReport {
         for neighbour in &self.nearest {
             writeln!(f, "  {:.3}  {}", neighbour.cosine, neighbour.text)?;
         }
+        self.write_senses(f)?;
+        self.write_surprisal(f)?;
         if self.untrained {
             writeln!(
                 f,
-                "\nThe built-in model is untrained, so these neighbours have no meaning. Use --model for a trained one."
+                "\nThe model is untrained, so none of this has a meaning. Leave out --model, or name a trained one."
             )?;
         }
         if let Some(folder) = &self.kept_in {
-            writeln!(f, "\nThe files are in {0}. To look at them: elmo inspect {0}/vectors", folder.display())?;
+            let folder = folder.display();
+            writeln!(f, "\nThe files are in {folder}. To look at them: elmo inspect {folder}/vectors")?;
+            writeln!(f, "The senses and the surprisals as a picture, for a browser: {folder}/{PICTURE}")?;
+        }
+        Ok(())
+    }
+}
+
+impl DemoReport {
+    fn write_senses(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Senses { word, contexts, .. } = &self.senses;
+        writeln!(f, "\n{word} in {} sentences, each with the one in which its vector is nearest", contexts.len())?;
+        for context in contexts {
+            let nearest = &contexts[context.nearest];
+            writeln!(f, "  {:<8} {}", context.sense, context.text)?;
+            writeln!(f, "      {:.3}  {:<8} {}", context.cosine, nearest.sense, nearest.text)?;
+        }
+        writeln!(f, "  {} of {} nearest sentences have the same sense", self.senses.right(), contexts.len())
+    }
+
+    fn write_surprisal(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if self.surprisal.is_empty() {
+            return Ok(());
+        }
+        writeln!(f, "\nsurprisal in bits, after the words before it and before those after it")?;
+        for Surprise { word, forward, backward } in &self.surprisal {
+            let bar = "#".repeat(forward.max(0.0).round() as usize);
+            writeln!(f, "  {word:<8} {forward:>5.1} {backward:>5.1}  {bar}")?;
         }
         Ok(())
     }
