@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Measures what the vectors of a model tell: beside a model with random weights, and beside the words alone.
 
-    python3 scripts/model_worth.py ELMO MODEL [--raw raw-sample.jsonl.zst] [--state warm]
+    python3 scripts/model_worth.py ELMO MODEL [--raw raw-sample.jsonl.zst] [--state zero]
 
 ELMO is the program, MODEL a directory with options.json and vocab.txt (scripts/venv makes a Python with the packages).
 
@@ -42,7 +42,7 @@ def main() -> None:
     parser.add_argument("model", help="the model's directory")
     parser.add_argument("--senses", default=SENSES, type=Path, help="word, part_of_speech, sense, text")
     parser.add_argument("--raw", type=Path, help="paragraphs as JSON lines, also .zst")
-    parser.add_argument("--state", default="zero", choices=("zero", "warm"), help="of the LSTMs at the start of a sentence")
+    parser.add_argument("--state", default="warm", choices=("zero", "warm"), help="of the LSTMs at the start of a sentence")
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="model-worth-") as folder:
         runner = Runner(arguments.elmo, Path(arguments.model), Path(folder), arguments.state)

@@ -112,8 +112,8 @@ impl Elmo {
         &self.inner.options
     }
 
-    /// The settings of an embedder where nothing else is asked for: the defaults, with the tokenizer that the model
-    /// records.
+    /// The settings of an embedder where nothing else is asked for: the defaults, with the tokenizer, sentence mode
+    /// and start state that the model records.
     pub fn spec(&self) -> EmbedSpec {
         self.inner.options.spec()
     }

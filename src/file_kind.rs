@@ -71,7 +71,8 @@ pub fn file_kind(head: &[u8]) -> FileKind {
         [b'P', b'K', 3 | 5, ..] => FileKind::Zip,
         [0x1f, 0x8b, ..] => FileKind::Gzip,
         [0x80, 2..=5, ..] => FileKind::Pickle,
-        _ if text.starts_with(b"<") => FileKind::Markup,
+        // A vocabulary begins with the boundary of a sentence.
+        _ if text.starts_with(b"<") && !text.starts_with(b"<S>") => FileKind::Markup,
         _ if text.starts_with(b"version https://git-lfs") => FileKind::LfsPointer,
         _ if text.starts_with(b"{") || text.starts_with(b"[") => FileKind::Json,
         _ => FileKind::Unknown,

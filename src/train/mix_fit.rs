@@ -114,7 +114,13 @@ pub struct MixFit {
 impl MixFit {
     /// The content of `mix.json`.
     pub fn mix(&self, layer_norm: bool) -> ScalarMix {
-        let scalars = self.head.scalars.iter().map(|&s| s as f32).collect();
+        // A single layer has the weights 0 and 1, which are the softmax of these.
+        let is_one = self.weights.iter().filter(|weight| **weight != 0.0).count() == 1;
+        let of_one = |weight: &f64| if *weight == 0.0 { -1000.0 } else { 0.0 };
+        let scalars = match is_one {
+            true => self.weights.iter().map(of_one).collect(),
+            false => self.head.scalars.iter().map(|&s| s as f32).collect(),
+        };
         ScalarMix { scalars, gamma: self.head.gamma as f32, layer_norm }
     }
 }

@@ -34,7 +34,8 @@ const TABLES: &str = "
 
 Returns a table of the models that queries may name, one row each: `name: Utf8`, `is_default: Boolean`, `is_open: Boolean`,
 `fingerprint: Utf8`, `dimension: UInt32`, `layers: UInt32`, `lm_head: Boolean`, `untrained: Boolean`, `location: Utf8`,
-`tokenizer: Utf8`, `sentences: Utf8`. The last two are the defaults of these options for the model. Does not open the models.
+`tokenizer: Utf8`, `sentences: Utf8`, `state: Utf8`. The last three are the defaults of these options for the model. Does not open
+the models.
 
 ```sql
 SELECT * FROM elmo_models();

@@ -28,7 +28,10 @@ pub const OPTIONS: [(&str, &str); 10] = [
         "tokenizer",
         "The tokenizer: `'moses'`, `'words'` or `'whitespace'`. Default: the one that the model records, else `'moses'`.",
     ),
-    ("sentences", "How sentences are found: `'split'` (default), or `'off'` if each text is one sentence."),
+    (
+        "sentences",
+        "How sentences are found: `'split'`, or `'off'` if each text is one sentence; by default as the model records, else `'split'`.",
+    ),
     (
         "state",
         "The state of the LSTMs at the start of a sentence: `'zero'` or `'warm'`; by default the one that the model records, else `'zero'`.",

@@ -176,6 +176,15 @@ impl ModelArgs {
         self.spec.clone().unwrap_or_default()
     }
 
+    /// As [`ModelArgs::spec`], for a job that writes vectors: the default is logged, so that a lost setting is noticed.
+    pub(super) fn spec_of_job(&self) -> ModelSpec {
+        if self.spec.is_none() {
+            let model = ModelSpec::default();
+            tracing::info!(target: crate::report::TARGET, %model, "no model was named: the built-in one is used");
+        }
+        self.spec()
+    }
+
     /// The model, if one was given.
     pub(super) fn spec_if_given(&self) -> Option<&ModelSpec> {
         self.spec.as_ref()

@@ -302,7 +302,7 @@ impl EmbedArgs {
         #[cfg(feature = "cluster")]
         if let Some(address) = &self.cluster {
             let model = LazyModel {
-                spec: self.model.spec(),
+                spec: self.model.spec_of_job(),
                 offline: self.model.offline(),
                 stores: stores.clone(),
                 settings: self.engine.settings(),
@@ -314,7 +314,7 @@ impl EmbedArgs {
             let spec = |options: &elmo::ModelOptions| asked.for_model(options);
             return Ok(crate::cluster::ClusterStage::new(cluster, &model, asked.spec.state, spec).await?);
         }
-        let data = args::open(&self.model.spec(), self.model.offline(), stores).await?;
+        let data = args::open(&self.model.spec_of_job(), self.model.offline(), stores).await?;
         let spec = asked.for_model(&data.options)?;
         let elmo = self.engine.load(data).await?;
         let columns = ColumnEmbedder::new(&elmo, spec)?;

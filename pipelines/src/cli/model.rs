@@ -164,6 +164,11 @@ fn info(args: &InfoArgs) -> Result<Exit> {
 
 fn convert(args: &ConvertArgs) -> Result<Exit> {
     let (spec, out) = match args.places.as_slice() {
+        // The default would write `books` into a folder that was meant as the model.
+        [_] if args.model.spec_if_given().is_none() => {
+            let help = "name the model, then the directory to write: elmo model convert books OUT --to safetensors";
+            return Err(Error::usage("one place was given", help));
+        }
         [out] => (args.model.spec(), out),
         [model, out] if args.model.spec_if_given().is_none() => (model.parse()?, out),
         _ => return Err(Error::usage("two models were given", "name the model once, then the directory to write")),

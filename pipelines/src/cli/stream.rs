@@ -379,7 +379,7 @@ fn stream(args: &StreamArgs, _: &CommonArgs) -> Result<Exit> {
         let stores = Stores::from_env();
         let job = args.job(&stores)?;
         job.check()?;
-        let data = args::open(&args.model.spec(), args.model.offline(), &stores).await?;
+        let data = args::open(&args.model.spec_of_job(), args.model.offline(), &stores).await?;
         let spec = asked.for_model(&data.options)?;
         let elmo = args.engine.load(data).await?;
         let columns = ColumnEmbedder::new(&elmo, spec)?;

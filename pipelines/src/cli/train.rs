@@ -70,7 +70,7 @@ pub(super) struct TrainArgs {
 
     /// Tokenizer that the model records for its users [default: --tokenizer]
     ///
-    /// It is the default of elmo embed, sql, stream, eval and score for this model. Give it for text that another program has
+    /// It is the default of elmo embed, sql and stream for this model. Give it for text that another program has
     /// tokenised: --record-tokenizer moses says that raw text is read with moses.
     #[arg(long, value_name = "KIND", value_parser = one_of::<TokenizerKind>(TokenizerKind::WORDS), help_heading = "Text")]
     record_tokenizer: Option<TokenizerKind>,

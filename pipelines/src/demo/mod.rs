@@ -13,7 +13,7 @@ use std::{
 };
 
 use arrow::array::{Array, AsArray};
-use elmo::{ColumnEmbedder, Elmo, EmbedSpec};
+use elmo::{ColumnEmbedder, Elmo};
 use futures::StreamExt;
 use serde::{Deserialize, Serialize};
 use tempfile::TempDir;
@@ -42,6 +42,8 @@ const REVIEWS: &str = include_str!("../../../examples/data/reviews.jsonl");
 const FOLDER: &str = "elmo-demo";
 /// Name of the picture in it.
 const PICTURE: &str = "demo.html";
+/// Maximum bits that are drawn.
+const WIDEST_BAR: f64 = 40.0;
 /// Number of neighbours to show.
 const NEIGHBOURS: usize = 5;
 
@@ -113,7 +115,7 @@ pub async fn run(
     let folder = parent.join(FOLDER);
     let input = write_reviews(&folder)?;
     let output = folder.join("vectors").display().to_string();
-    let columns = ColumnEmbedder::new(&elmo, EmbedSpec::default())?;
+    let columns = ColumnEmbedder::new(&elmo, elmo.spec())?;
     let width = columns.width();
     let stage = EmbedStage::new(columns, width);
     let job = BulkJob {
@@ -251,7 +253,7 @@ impl DemoReport {
         }
         writeln!(f, "\nsurprisal in bits, after the words before it and before those after it")?;
         for Surprise { word, forward, backward } in &self.surprisal {
-            let bar = "#".repeat(forward.max(0.0).round() as usize);
+            let bar = "#".repeat(forward.clamp(0.0, WIDEST_BAR).round() as usize);
             writeln!(f, "  {word:<8} {forward:>5.1} {backward:>5.1}  {bar}")?;
         }
         Ok(())

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use arrow::array::{Array, ArrayRef, AsArray, StringArray};
 use elmo::{
     ColumnEmbedder, Elmo, EmbedSpec,
-    spec::{Layers, Level},
+    spec::{Layers, Level, SentenceMode, TokenizerKind},
 };
 use serde::Serialize;
 
@@ -79,7 +79,9 @@ impl Senses {
 
 /// The vector of the word in each context.
 fn word_vectors(elmo: &Elmo) -> Result<Vec<Vec<f32>>> {
-    let spec = EmbedSpec { level: Level::Token, layers: Layers::One(LAYER), ..elmo.spec() };
+    // The contexts are raw text, also for a model of text that was tokenised in advance.
+    let (tokenizer, sentences) = (TokenizerKind::Moses, SentenceMode::Off);
+    let spec = EmbedSpec { level: Level::Token, layers: Layers::One(LAYER), tokenizer, sentences, ..elmo.spec() };
     let texts: ArrayRef = Arc::new(StringArray::from_iter_values(CONTEXTS.iter().map(|(_, text)| *text)));
     let column = ColumnEmbedder::new(elmo, spec)?.embed(&texts)?.vectors;
     let tokens = column.as_list::<i32>();

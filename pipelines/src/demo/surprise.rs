@@ -6,7 +6,11 @@ use arrow::{
     array::{Array, ArrayRef, AsArray, StringArray},
     datatypes::Float32Type,
 };
-use elmo::{ColumnEmbedder, Elmo, surprisal::Scorer};
+use elmo::{
+    ColumnEmbedder, Elmo, EmbedSpec,
+    spec::{SentenceMode, TokenizerKind},
+    surprisal::Scorer,
+};
 use serde::Serialize;
 
 use crate::error::{Error, Result};
@@ -33,7 +37,8 @@ pub(super) fn of(elmo: &Elmo) -> Result<Vec<Surprise>> {
     if !elmo.has_lm_head() {
         return Ok(Vec::new());
     }
-    let spec = elmo.spec();
+    let (tokenizer, sentences) = (TokenizerKind::Moses, SentenceMode::Off);
+    let spec = EmbedSpec { tokenizer, sentences, ..elmo.spec() };
     let texts: ArrayRef = Arc::new(StringArray::from(vec![SENTENCE]));
     let embedded = ColumnEmbedder::new(elmo, Scorer::spec(&spec))?.embed(&texts)?;
     let scored = Scorer::new(elmo, &spec)?.surprisals(&texts, &embedded)?;

@@ -107,6 +107,7 @@ pub fn convert(data: &ModelData, files: &ModelFiles, layout: Layout, out: &Path)
         Layout::AllenNlp => {}
         Layout::SafetensorsF16 => {
             copy_companions(files, &[DESCRIPTION], draft.path())?;
+            rename_in_description(data, written, draft.path())?;
             write_half_head(written, draft.path()).map_err(|source| not_written(out, source))?;
         }
         Layout::Safetensors | Layout::Hdf5 => copy_companions(files, &[VOCAB, SOFTMAX, DESCRIPTION], draft.path())?,
@@ -147,6 +148,14 @@ fn copy_companions(files: &ModelFiles, names: &[&str], dir: &Path) -> Result<(),
         to.sync_all().map_err(|e| ModelsError::write(&target, e))?;
     }
     Ok(())
+}
+
+/// The description names the fingerprint of the rounded model.
+fn rename_in_description(data: &ModelData, written: &ModelData, dir: &Path) -> Result<(), ModelsError> {
+    let path = dir.join(DESCRIPTION);
+    let Ok(text) = fs::read_to_string(&path) else { return Ok(()) };
+    let text = text.replace(data.fingerprint.as_str(), written.fingerprint.as_str());
+    fs::write(&path, text).map_err(|e| ModelsError::write(&path, e))
 }
 
 /// Writes the LM head of the model, if it has one.

@@ -116,6 +116,7 @@ mod tests {
             (Role::Weights, b"\x3c\0\0\0\0\0\0\0{\"a\":1}"),
             (Role::Zip, b"PK\x03\x04\x14"),
             (Role::Other, b"word\nword\n"),
+            (Role::Other, b"<S>\n</S>\n<UNK>\n"),
         ] {
             assert_eq!(role.check(head), Ok(()), "{role:?}");
         }

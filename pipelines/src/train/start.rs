@@ -269,7 +269,10 @@ async fn initial(job: &TrainJob, stores: &Stores, words: &Words) -> Result<(Mode
             if head.as_ref().is_some_and(|head| head.words() != words.list()) {
                 return Err(Error::usage(
                     format!("the vocabulary of {spec} is another one than {}", job.vocab),
-                    format!("give --vocab {spec}/vocab.txt; the softmax of that model has a row for each of its words"),
+                    format!(
+                        "give --vocab {spec}/vocab.txt (of a built-in model, elmo model convert writes it); the softmax of that \
+                         model has a row for each of its words"
+                    ),
                 ));
             }
             let softmax = head.map(|head: LmHeadData| (head.weight().clone(), head.bias().clone()));

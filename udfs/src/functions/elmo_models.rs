@@ -15,7 +15,7 @@ use crate::models::{ModelFailed, Models};
 pub const NAME: &str = "elmo_models";
 
 /// The table function: `name, is_default, is_open, fingerprint, dimension, layers, lm_head, untrained, location, tokenizer,
-/// sentences`. It
+/// sentences, state`. It
 /// describes the models, but does not open them.
 #[derive(Debug)]
 pub struct ElmoModels(Models);
@@ -55,6 +55,7 @@ impl ElmoModels {
             ("location", strings(cards.iter().map(|card| card.location.clone()).collect())),
             ("tokenizer", strings(cards.iter().map(|card| card.options.spec().tokenizer.to_string()).collect())),
             ("sentences", strings(cards.iter().map(|card| card.options.spec().sentences.to_string()).collect())),
+            ("state", strings(cards.iter().map(|card| card.options.spec().state.to_string()).collect())),
         ];
         Ok(RecordBatch::try_from_iter(columns)?)
     }

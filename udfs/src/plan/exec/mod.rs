@@ -93,12 +93,12 @@ fn properties(input: &Arc<dyn ExecutionPlan>, schema: SchemaRef) -> Result<PlanP
     Ok(PlanProperties::new(equivalence, partitions, emission, input.boundedness()))
 }
 
-/// The tokenizer of a call, unless it is that of models without a record.
+/// What a model may record, unless it is what models without a record have.
 fn recorded(call: &BoundCall) -> String {
     let (spec, default) = (&call.call.options.spec, EmbedSpec::default());
-    match (spec.tokenizer, spec.sentences) == (default.tokenizer, default.sentences) {
+    match (spec.tokenizer, spec.sentences, spec.state) == (default.tokenizer, default.sentences, default.state) {
         true => String::new(),
-        false => format!(" [tokenizer={}, sentences={}]", spec.tokenizer, spec.sentences),
+        false => format!(" [tokenizer={}, sentences={}, state={}]", spec.tokenizer, spec.sentences, spec.state),
     }
 }
 
