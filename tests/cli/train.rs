@@ -13,6 +13,9 @@ use serde_json::{Value, json};
 
 use crate::place::{Ended, Place, ended};
 
+#[path = "train/processes.rs"]
+mod processes;
+
 /// A model of some thousand parameters.
 const OPTIONS: &str = r#"{
     "lstm": {"cell_clip": 3, "dim": 16, "n_layers": 2, "proj_clip": 3, "projection_dim": 8, "use_skip_connections": true},

@@ -92,6 +92,28 @@ pub enum TrainFault {
     /// A step failed.
     #[error(transparent)]
     Step(TrainError),
+    /// Another process of the run has failed.
+    #[error("process {rank} of this run has failed; its own message says why")]
+    Elsewhere {
+        /// The process.
+        rank: usize,
+    },
+    /// A process of the run reads other text, or has other settings, than process 0.
+    #[error("process {rank} of this run is not one of the same run as process 0:\n{}", indented(differences))]
+    Unequal {
+        /// The process.
+        rank: usize,
+        /// One line per difference.
+        differences: Vec<String>,
+    },
+    /// A process of the run was killed.
+    #[error("process {rank} of this run was killed by signal {signal}; the others were ended")]
+    Killed {
+        /// The process.
+        rank: usize,
+        /// The signal.
+        signal: i32,
+    },
     /// The run was interrupted.
     #[error("interrupted after step {step}, whose state is in {}", checkpoint.display())]
     Interrupted {
@@ -125,7 +147,8 @@ impl Fault for TrainFault {
             Self::Differs { .. } | Self::Foreign { .. } | Self::Step(TrainError::Recipe(_)) => Exit::Usage,
             Self::Corpus { .. } | Self::Vocabulary { .. } => Exit::Input,
             Self::Damaged { .. } | Self::Locked { .. } | Self::Write { .. } => Exit::Storage,
-            Self::NotFinite { .. } | Self::Step(_) => Exit::Failed,
+            Self::NotFinite { .. } | Self::Step(_) | Self::Elsewhere { .. } | Self::Killed { .. } => Exit::Failed,
+            Self::Unequal { .. } => Exit::Usage,
             Self::Interrupted { .. } => Exit::Interrupted,
             Self::Saved { error, .. } => error.exit(),
         }
@@ -165,11 +188,21 @@ impl Fault for TrainFault {
                 "give --on-spike rollback, which goes back and passes over the text that did it; or begin anew with a lower \
                  --learning-rate"
             }
+            Self::Step(TrainError::Collective(_)) => {
+                "another process of the run has ended or does not answer: its messages say why. The same command goes on from \
+                 the last checkpoint"
+            }
             Self::Step(TrainError::Device(_)) => {
                 "if memory is short, run again with fewer --threads on a CPU, or begin anew (--overwrite) with fewer --rows or \
                  --lanes; --dry-run measures the memory"
             }
-            Self::Step(_) => return None,
+            Self::Step(_) | Self::Elsewhere { .. } => return None,
+            Self::Unequal { .. } => "give all processes the same arguments, and the same files",
+            Self::Killed { signal: libc::SIGKILL, .. } => {
+                "if memory was short, give fewer --rows and more --accumulate; the same command, without --overwrite, goes on \
+                 from the last checkpoint"
+            }
+            Self::Killed { .. } => "the same command, without --overwrite, goes on from the last checkpoint",
             Self::Interrupted { .. } => "run the same command again, without --overwrite, to go on",
         };
         Some(help.to_owned())

@@ -111,7 +111,7 @@ fn measure(prepared: &Prepared) -> Result<Estimate> {
         state_bytes: (parameters + softmax_parameters) * copies * width,
         peak_bytes: peak_memory(),
         steps: *steps,
-        epochs: (*steps as f64) * (recipe.rows * recipe.positions) as f64 / survey.predictions() as f64,
+        epochs: (*steps as f64) * (recipe.rows * recipe.positions * prepared.job.processes) as f64 / survey.predictions() as f64,
         seconds_per_step,
         hours: *steps as f64 * seconds_per_step / 3600.0,
         warnings: prepared.remarks(),

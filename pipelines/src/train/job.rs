@@ -6,7 +6,7 @@ use elmo::{
     ModelOptions,
     model::DeviceName,
     spec::{SentenceMode, SpecError, TokenizerKind},
-    train::{Recipe, Schedule},
+    train::{Group, Recipe, Schedule},
 };
 
 use super::Order;
@@ -29,8 +29,16 @@ pub struct TrainJob {
     pub model: ModelSource,
     /// Words that the vocabulary should have, and the file that says so.
     pub words: Option<(usize, String)>,
-    /// The settings of the step. Its schedule does not yet know the length of the run.
+    /// The settings of the step, whose rows are those of all processes. Its schedule does not yet know the length of the run.
     pub recipe: Recipe,
+    /// Most rows that a process computes at a time.
+    pub part_rows: usize,
+    /// Parts of a window that a process computes one after the other.
+    pub accumulate: usize,
+    /// Processes of the run: more than in the group in a dry run, in which one process tries its share.
+    pub processes: usize,
+    /// The processes, as this one sees them.
+    pub group: Group,
     /// The length of the run.
     pub until: Until,
     /// Folder of the run.

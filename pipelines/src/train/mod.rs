@@ -16,6 +16,7 @@
 //! | `settings.rs` | what identifies a run, and differences |
 //! | `checkpoint/` | the whole state of a run on disk |
 //! | `start.rs` | begins a run or finds where it goes on |
+//! | `together.rs` | what several processes agree on |
 //! | `run.rs` | the loop |
 //! | `held_out.rs` | perplexity of held-out text |
 //! | `model.rs` | the model directory |
@@ -35,6 +36,7 @@ mod options_file;
 mod run;
 mod settings;
 mod start;
+mod together;
 pub mod vocab;
 mod words;
 

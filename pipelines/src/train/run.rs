@@ -10,7 +10,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use elmo::train::{StepReport, TrainError, Trainer};
+use elmo::train::{Group, StepReport, TrainError, Trainer};
 use serde::Serialize;
 
 use super::{
@@ -24,6 +24,7 @@ use super::{
     model,
     settings::length,
     start::{Prepared, STEPS, VALID},
+    together::{Wish, agree, shared, together},
 };
 use crate::{
     crash::train as crash,
@@ -35,6 +36,8 @@ use crate::{
 const PROGRESS_EVERY: Duration = Duration::from_secs(10);
 /// Most steps between two checkpoints, unless told otherwise: as bilm-tf.
 const CHECKPOINT_EVERY: u64 = 1250;
+/// Steps after which the weights of all processes are compared, beside every checkpoint.
+const CHECK_EVERY: u64 = 100;
 /// Rollbacks without a checkpoint between them, after which a run ends.
 const MAX_ROLLBACKS: u32 = 3;
 
@@ -80,8 +83,9 @@ pub(super) struct Run {
     trainer: Trainer,
     state: RunState,
     feed: Feed,
-    steps_log: Journal,
-    valid_log: Journal,
+    group: Group,
+    /// `steps.jsonl` and `valid.jsonl`, which process 0 writes.
+    journals: Option<[Journal; 2]>,
     stopped: Arc<AtomicBool>,
     last_checkpoint: Option<PathBuf>,
     /// Step of the last checkpoint.
@@ -104,18 +108,19 @@ impl Run {
         stopped: Arc<AtomicBool>,
     ) -> Result<Self> {
         let (last_checkpoint, state) = match found {
-            Some(Found { path, state }) => (Some(path), state),
+            // What is written from now on has the settings of now, which may round sums otherwise.
+            Some(Found { path, state }) => {
+                (Some(path), RunState { settings: prepared.settings().clone(), ..state })
+            }
             None => (None, prepared.beginning()),
         };
         let step = state.counters.step;
-        let open = |name: &str| {
-            let path = prepared.job.output.join(name);
-            Journal::open(&path, step).map_err(|source| Error::Io { path, source })
-        };
+        let group = prepared.job.group.clone();
+        let journals = if group.is_first() { Some(journals(&prepared, step)?) } else { None };
         let feed = Feed::start(&prepared.corpus, state.streams.clone(), prepared.recipe.rows, Passes::Endless)?;
         Ok(Self {
-            steps_log: open(STEPS)?,
-            valid_log: open(VALID)?,
+            group,
+            journals,
             feed,
             checkpoints,
             trainer,
@@ -137,9 +142,7 @@ impl Run {
     /// # Errors
     /// As [`train`](super::train).
     pub(super) fn run(mut self) -> Result<TrainReport> {
-        if self.saved.is_some() && !model::is_complete(&self.prepared.job.output) {
-            self.export()?;
-        }
+        self.export_if(|run| run.saved.is_some() && !model::is_complete(&run.prepared.job.output))?;
         if self.saved.is_none() && self.prepared.job.on_spike == OnSpike::Rollback {
             self.checkpoint()?;
         }
@@ -151,14 +154,10 @@ impl Run {
             if let Some(ended) = self.ended() {
                 break ended;
             }
-            if self.stopped.load(Ordering::Relaxed) {
-                return Err(self.interrupted());
-            }
             let begun = Instant::now();
-            let fed = match self.feed.next() {
-                Ok(Some(fed)) => fed,
-                Ok(None) => return Err(Error::Failed("the corpus has ended, which it never does".to_owned())),
-                Err(error) => return Err(self.saved_before(error)),
+            let fed = match self.next_window()? {
+                Ok(fed) => fed,
+                Err(ended) => return Err(ended),
             };
             let made = match crash::spike() {
                 false => self.trainer.step(&fed.window),
@@ -172,6 +171,29 @@ impl Run {
         };
         self.checkpoint()?;
         Ok(self.report(ended))
+    }
+
+    /// The next window, which all processes have; the inner error ends the run after its state was written.
+    fn next_window(&mut self) -> Result<Result<Fed>> {
+        let is_stopped = self.stopped.load(Ordering::Relaxed);
+        if is_stopped && self.group.is_single() {
+            return Ok(Err(self.interrupted()));
+        }
+        let ended = || Error::Failed("the corpus has ended, which it never does".to_owned());
+        let fed = self.feed.next().and_then(|fed| fed.ok_or_else(ended));
+        let wish = match &fed {
+            _ if is_stopped => Wish::Stop,
+            Err(_) => Wish::Fail,
+            Ok(_) => Wish::GoOn,
+        };
+        Ok(match agree(&self.group, wish)? {
+            (Wish::GoOn, _) => fed,
+            (Wish::Stop, _) => Err(self.interrupted()),
+            (Wish::Fail, rank) => {
+                let error = fed.err().unwrap_or_else(|| TrainFault::Elsewhere { rank }.into());
+                Err(self.saved_before(error))
+            }
+        })
     }
 
     /// Writes the state and says where it is.
@@ -224,6 +246,9 @@ impl Run {
         let is_last = report.step >= self.prepared.steps;
         self.log(report, is_last)?;
         crash::after_step();
+        if report.step.is_multiple_of(CHECK_EVERY) {
+            self.trainer.check_equal().map_err(TrainFault::Step)?;
+        }
         if self.is_due() {
             self.measure()?;
         }
@@ -240,7 +265,7 @@ impl Run {
         let epoch = self.epoch();
         if is_last || report.step.is_multiple_of(self.prepared.job.log_every) {
             let line = self.state.pending.take_line(report, self.softmax(), epoch);
-            self.steps_log.add(&line).map_err(|source| self.write_failed(&self.steps_log.path, source))?;
+            self.journal(0, &line)?;
             self.show(&line);
         }
         Ok(())
@@ -248,7 +273,7 @@ impl Run {
 
     /// A line of progress, now and then.
     fn show(&mut self, line: &StepLine) {
-        if self.shown.is_some_and(|shown| shown.elapsed() < PROGRESS_EVERY) {
+        if !self.group.is_first() || self.shown.is_some_and(|shown| shown.elapsed() < PROGRESS_EVERY) {
             return;
         }
         self.shown = Some(Instant::now());
@@ -276,9 +301,11 @@ impl Run {
     fn measure(&mut self) -> Result<()> {
         let Some(text) = &self.prepared.held_out else { return Ok(()) };
         let begun = Instant::now();
-        let measured = match text.measure(&self.trainer, &self.stopped) {
+        let measured = match text.measure(&self.trainer, &self.group, &self.stopped) {
             Ok(Some(measured)) => measured,
             Ok(None) => return Err(self.interrupted()),
+            // The others are not at the same place, so that there can be no checkpoint.
+            Err(error) if !self.group.is_single() && is_of_step(&error) => return Err(error),
             Err(error) => return Err(self.saved_before(error)),
         };
         let better = self.state.best.is_none_or(|best| measured.average < best.average);
@@ -287,21 +314,22 @@ impl Run {
         self.state.stale = if is_best { 0 } else { self.state.stale + 1 };
         self.state.seconds += begun.elapsed().as_secs_f64();
         let line = measured.line(self.epoch(), is_best);
-        self.valid_log.add(&line).map_err(|source| self.write_failed(&self.valid_log.path, source))?;
-        tracing::info!(
-            target: TARGET,
-            step = measured.step,
-            forward = rounded(measured.forward),
-            backward = rounded(measured.backward),
-            perplexity = rounded(measured.average),
-            best = is_best,
-            "held-out perplexity"
-        );
+        self.journal(1, &line)?;
+        if self.group.is_first() {
+            tracing::info!(
+                target: TARGET,
+                step = measured.step,
+                forward = rounded(measured.forward),
+                backward = rounded(measured.backward),
+                perplexity = rounded(measured.average),
+                best = is_best,
+                "held-out perplexity"
+            );
+        }
         if is_best {
             self.state.best = Some(measured);
-            self.export()?;
         }
-        Ok(())
+        self.export_if(|_| is_best)
     }
 
     /// Writes a checkpoint, unless there is one of this step, and the model unless a better one is kept.
@@ -315,22 +343,40 @@ impl Run {
         if let Some(last) = self.last_checkpoint.as_ref().filter(|_| self.saved == Some(step)) {
             return Ok(Ok(last.clone()));
         }
-        for journal in [&self.steps_log, &self.valid_log] {
-            journal.sync().map_err(|source| self.write_failed(&journal.path, source))?;
-        }
-        let snapshot = self.trainer.snapshot().map_err(TrainFault::Step)?;
-        if !snapshot.is_finite() {
+        self.trainer.check_equal().map_err(TrainFault::Step)?;
+        let snapshot = match self.group.is_first() {
+            true => Some(self.trainer.snapshot().map_err(TrainFault::Step)?),
+            false => self.trainer.join_snapshot().map(|()| None).map_err(TrainFault::Step)?,
+        };
+        if !shared(&self.group, snapshot.as_ref().is_none_or(elmo::train::Snapshot::is_finite))? {
             return Ok(Err(TrainError::NotFinite { step, what: "a weight or the state of the optimiser" }));
         }
-        let path = self.checkpoints.write(&self.state, &snapshot, self.last_checkpoint.as_deref())?;
+        let written = snapshot.map_or(Ok(()), |snapshot| self.write(&snapshot));
+        together(&self.group, written)?;
+        let path = self.checkpoints.path(step);
         (self.last_checkpoint, self.saved) = (Some(path.clone()), Some(step));
         if self.spiked.is_none_or(|(spiked, _)| step > spiked) {
             (self.rollbacks, self.spiked) = (0, None);
         }
-        if self.state.best.is_none() && step > 0 {
-            self.export()?;
-        }
+        self.export_if(|run| run.state.best.is_none() && step > 0)?;
         Ok(Ok(path))
+    }
+
+    /// Writes journals and checkpoint.
+    fn write(&self, snapshot: &elmo::train::Snapshot) -> Result<()> {
+        for journal in self.journals.iter().flatten() {
+            journal.sync().map_err(|source| self.write_failed(&journal.path, source))?;
+        }
+        self.checkpoints.write(&self.state, snapshot, self.last_checkpoint.as_deref())?;
+        Ok(())
+    }
+
+    /// Adds a line to the journal of steps (0) or of measurements (1).
+    fn journal(&mut self, which: usize, line: &impl Serialize) -> Result<()> {
+        let Some(journals) = &mut self.journals else { return Ok(()) };
+        let journal = &mut journals[which];
+        let (path, outcome) = (journal.path.clone(), journal.add(line));
+        outcome.map_err(|source| self.write_failed(&path, source).into())
     }
 
     fn not_finite(&self, error: &TrainError) -> TrainFault {
@@ -341,21 +387,25 @@ impl Run {
     /// A loss that is not finite: ends the run, or goes back and passes over the text.
     fn spike(&mut self, error: &TrainError, after: [StreamState; 2]) -> Result<()> {
         let can_go_back = self.prepared.job.on_spike == OnSpike::Rollback && self.rollbacks < MAX_ROLLBACKS;
-        let Some(last) = self.checkpoint_before_spike()?.filter(|_| can_go_back) else {
+        let found = if self.group.is_first() { self.checkpoint_before_spike() } else { Ok(None) };
+        let found = shared(&self.group, together(&self.group, found)?)?;
+        let Some(last) = found.filter(|_| can_go_back) else {
             return Err(self.not_finite(error).into());
         };
         let reason = error.to_string().split(';').next().unwrap_or_default().to_owned();
-        tracing::warn!("{reason}; going back to {} and passing over this text", last.path.display());
+        if self.group.is_first() {
+            tracing::warn!("{reason}; going back to {} and passing over this text", last.path.display());
+        }
         self.trainer = self.prepared.restored(&last)?;
         let (step, at) = (self.state.counters.step + 1, last.state.counters.step);
-        self.checkpoints.remove_after(at)?;
+        let removed = if self.group.is_first() { self.checkpoints.remove_after(at) } else { Ok(()) };
+        together(&self.group, removed.map_err(Error::from))?;
         (self.last_checkpoint, self.saved) = (Some(last.path), Some(at));
         self.state = RunState { streams: after, seconds: self.state.seconds, ..last.state };
         self.rollbacks += 1;
         self.spiked = Some((step, at));
-        for journal in [&mut self.steps_log, &mut self.valid_log] {
-            let path = journal.path.clone();
-            *journal = Journal::open(&path, self.state.counters.step).map_err(|source| Error::Io { path, source })?;
+        if self.group.is_first() {
+            self.journals = Some(journals(&self.prepared, at)?);
         }
         Ok(())
     }
@@ -372,6 +422,12 @@ impl Run {
             }
             other => Ok(other),
         }
+    }
+
+    /// Process 0 writes the model if it must, and the others wait for it.
+    fn export_if(&self, must: impl Fn(&Self) -> bool) -> Result<()> {
+        let exported = if self.group.is_first() && must(self) { self.export() } else { Ok(()) };
+        together(&self.group, exported)
     }
 
     fn export(&self) -> Result<()> {
@@ -498,6 +554,20 @@ impl Run {
     fn write_failed(&self, path: &std::path::Path, source: std::io::Error) -> TrainFault {
         TrainFault::Write { path: path.to_owned(), source, last: self.last_checkpoint.clone() }
     }
+}
+
+/// Whether the device or an exchange with the other processes has failed.
+fn is_of_step(error: &Error) -> bool {
+    matches!(error.module(), Some(TrainFault::Step(_)))
+}
+
+/// Opens the journals after a step.
+fn journals(prepared: &Prepared, step: u64) -> Result<[Journal; 2]> {
+    let open = |name: &str| {
+        let path = prepared.job.output.join(name);
+        Journal::open(&path, step).map_err(|source| Error::Io { path, source })
+    };
+    Ok([open(STEPS)?, open(VALID)?])
 }
 
 /// Four decimals, for people.

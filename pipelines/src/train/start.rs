@@ -14,7 +14,7 @@ use elmo::{
     Fingerprint, ModelOptions,
     lm_head::LmHeadData,
     options::TensorSpec,
-    train::{Classes, LanguageModel, Recipe, Resources, Trainer},
+    train::{Classes, LanguageModel, Recipe, Resources, Snapshot, Trainer},
     weights::{Tensor, Weights, safetensors},
 };
 use serde::{Deserialize, Serialize};
@@ -30,6 +30,7 @@ use super::{
     model,
     run::{Run, TrainReport},
     settings::Settings,
+    together::{shared, together},
     words::Words,
 };
 use crate::{
@@ -129,7 +130,7 @@ impl Prepared {
             held_out = Some(HeldOut::new(text, &words, survey.shards));
         }
         let survey = corpus.survey(&hashes, known, job.threads).await?;
-        let of_step = (job.recipe.rows * job.recipe.positions) as u64;
+        let of_step = (job.recipe.rows * job.recipe.positions * job.processes / job.group.size()) as u64;
         let steps = job.until.steps(survey.predictions(), of_step);
         let recipe = Recipe { schedule: schedule_for(job.recipe.schedule, steps), ..job.recipe.clone() };
         let valid: &[Shard] = held_out.as_ref().map_or(&[], |text| &text.shards);
@@ -156,18 +157,22 @@ impl Prepared {
         Ok(trainer.map_err(TrainFault::Step)?)
     }
 
-    /// The trainer of a run that goes on from a checkpoint.
+    /// The trainer of a run that goes on from a checkpoint, which process 0 reads.
     ///
     /// # Errors
     /// [`Error::Io`] when the checkpoint cannot be read; as [`Prepared::trainer`].
     pub(super) fn restored(&self, found: &Found) -> Result<Trainer> {
-        let snapshot = found.snapshot().map_err(|source| Error::io(&found.path, source))?;
+        let group = &self.job.group;
+        let read = || found.snapshot().map(Some).map_err(|source| Error::io(&found.path, source));
+        let snapshot = together(group, if group.is_first() { read() } else { Ok(None) })?;
+        let snapshot = Snapshot::shared(snapshot, group).map_err(TrainFault::Step)?;
         let trainer = Trainer::restore(&self.options, self.recipe.clone(), self.resources(), &snapshot);
         Ok(trainer.map_err(TrainFault::Step)?)
     }
 
     fn resources(&self) -> Resources {
-        Resources { device: self.job.device, threads: self.job.threads, ..Resources::default() }
+        let TrainJob { device, threads, part_rows, .. } = self.job;
+        Resources { device, threads, part_rows, group: self.job.group.clone() }
     }
 
     /// The state of a run that begins.
@@ -178,6 +183,20 @@ impl Prepared {
 
     pub(super) fn settings(&self) -> &Settings {
         &self.settings
+    }
+
+    /// What of the settings is not as in the run, and only changes the rounding of sums.
+    fn changes(&self, of_run: &Settings) -> Option<String> {
+        let changes = of_run.rounding_differences(&self.settings);
+        let rows = self.recipe.rows;
+        let window = match self.job.processes {
+            1 => String::new(),
+            processes => format!("; each of the {processes} processes takes about {} of the {rows} rows", rows / processes),
+        };
+        (!changes.is_empty()).then(|| {
+            let changes = changes.join("; ");
+            format!("this run goes on with sums in another order, so its numbers are rounded otherwise: {changes}{window}")
+        })
     }
 
     /// Remarks on the texts that do not keep a run from beginning.
@@ -376,34 +395,51 @@ pub async fn train(
     stores: &Stores,
     stop: impl Future<Output = ()> + Send + 'static,
 ) -> Result<TrainReport> {
-    let overwrite = job.overwrite;
-    check_foreign(&job.output)?;
-    // A folder is created when everything else is right.
-    let locked = if job.output.exists() { Some(RunFolder::lock(&job.output)?) } else { None };
-    let checkpoints = Checkpoints::new(&job.output, job.keep_checkpoints);
-    let found = if overwrite { None } else { checkpoints.latest()? };
+    let (overwrite, group, output) = (job.overwrite, job.group.clone(), job.output.clone());
+    let is_first = group.is_first();
+    let checkpoints = Checkpoints::new(&output, job.keep_checkpoints);
+    // Only process 0 needs the folder.
+    let opened = if is_first { open(&output, &checkpoints, overwrite) } else { Ok((None, None, None)) };
+    let (locked, found, begun) = together(&group, opened)?;
+    let (found, begun): (Option<Found>, Option<Settings>) = shared(&group, (found, begun))?;
+    let of_run = found.as_ref().map(|found| &found.state.settings).or(begun.as_ref());
+    let job = dealt(job, of_run);
     let known = found.as_ref().map_or(&[][..], |found| &found.state.corpus);
-    let prepared = Prepared::new(job, stores, known).await?;
-    check_vocab(&prepared)?;
-    if let Some(folder) = locked.as_ref().filter(|_| !overwrite) {
-        check_same(&prepared, folder.settings()?.as_ref(), found.as_ref())?;
+    let prepared = together(&group, Prepared::new(job, stores, known).await)?;
+    together(&group, check_equal(&prepared))?;
+    let checked = || {
+        check_vocab(&prepared)?;
+        match locked.is_some() && !overwrite {
+            true => check_same(&prepared, begun.as_ref(), found.as_ref()),
+            false => Ok(()),
+        }
+    };
+    together(&group, if is_first { checked() } else { Ok(()) })?;
+    if is_first {
+        prepared.remarks().iter().for_each(|remark| tracing::warn!("{remark}"));
+        of_run.and_then(|of_run| prepared.changes(of_run)).iter().for_each(|change| tracing::warn!("{change}"));
     }
-    prepared.remarks().iter().for_each(|remark| tracing::warn!("{remark}"));
     // Before anything is removed: the model must fit the device.
     let trainer = match &found {
         Some(found) => prepared.restored(found)?,
-        None => prepared.trainer()?,
+        None => together(&group, prepared.trainer())?,
     };
-    let (folder, found, trainer) = match locked {
-        Some(folder) => (folder, found, trainer),
-        None => lock_late(&prepared, &checkpoints, trainer)?,
+    let late = match (is_first, locked) {
+        (false, _) => Ok((None, found, trainer)),
+        (true, Some(folder)) => Ok((Some(folder), found, trainer)),
+        (true, None) => lock_late(&prepared, &checkpoints, trainer).map(|(folder, found, trainer)| (Some(folder), found, trainer)),
     };
-    if overwrite {
-        folder.clear()?;
-    }
-    if found.is_none() {
-        folder.begin(prepared.settings())?;
-    }
+    let (folder, found, trainer) = together(&group, late)?;
+    let begin = |folder: &RunFolder| {
+        if overwrite {
+            folder.clear()?;
+        }
+        if found.is_none() {
+            folder.begin(prepared.settings())?;
+        }
+        Ok(())
+    };
+    together(&group, folder.as_ref().map_or(Ok(()), begin))?;
     let stopped = Arc::new(AtomicBool::new(false));
     let flag = Arc::clone(&stopped);
     tokio::spawn(async move {
@@ -420,6 +456,46 @@ pub async fn train(
     run.await.map_err(|e| Error::Failed(format!("the training thread died: {e}")))?
 }
 
+/// The folder, locked if it exists; the last checkpoint, and the settings of the run.
+type Opened = (Option<RunFolder>, Option<Found>, Option<Settings>);
+
+fn open(output: &Path, checkpoints: &Checkpoints, overwrite: bool) -> Result<Opened> {
+    check_foreign(output)?;
+    // A folder is created when everything else is right.
+    let locked = if output.exists() { Some(RunFolder::lock(output)?) } else { None };
+    if overwrite {
+        return Ok((locked, None, None));
+    }
+    let found = checkpoints.latest()?;
+    let settings = locked.as_ref().map_or(Ok(None), RunFolder::settings)?;
+    Ok((locked, found, settings))
+}
+
+/// The job with the window of the run: processes that go on with it share its rows, whatever their number is.
+fn dealt(mut job: TrainJob, of_run: Option<&Settings>) -> TrainJob {
+    if let Some((rows, part_rows)) = of_run.and_then(Settings::rows)
+        && part_rows == job.part_rows
+    {
+        job.recipe.rows = rows;
+        job.recipe.lanes = job.recipe.lanes.min(rows);
+    }
+    job
+}
+
+/// Refuses a process that reads other text, or has other settings, than process 0.
+fn check_equal(prepared: &Prepared) -> Result<()> {
+    let group = &prepared.job.group;
+    let (settings, shards): (Settings, Vec<Shard>) =
+        shared(group, (prepared.settings.clone(), prepared.survey.shards.clone()))?;
+    let mut differing = settings.differences(&prepared.settings);
+    differing.extend(settings.rounding_differences(&prepared.settings));
+    differing.extend(differences(&shards, &prepared.survey.shards));
+    match differing.is_empty() {
+        true => Ok(()),
+        false => Err(TrainFault::Unequal { rank: group.rank(), differences: differing }.into()),
+    }
+}
+
 /// Creates and locks a folder that did not exist before the corpus was read. Another process may have begun a run there, and
 /// ended it, in the meantime: then this one goes on with that run.
 fn lock_late(prepared: &Prepared, checkpoints: &Checkpoints, trainer: Trainer) -> Result<LockedRun> {
@@ -432,6 +508,10 @@ fn lock_late(prepared: &Prepared, checkpoints: &Checkpoints, trainer: Trainer) -
     check_foreign(output)?;
     check_vocab(prepared)?;
     let found = checkpoints.latest()?;
+    if found.is_some() && !prepared.job.group.is_single() {
+        // The other processes have begun already.
+        return Err(TrainFault::Locked { output: output.clone() }.into());
+    }
     check_same(prepared, folder.settings()?.as_ref(), found.as_ref())?;
     let trainer = match &found {
         Some(found) => prepared.restored(found)?,

@@ -91,7 +91,7 @@ struct Digested {
 }
 
 /// A checkpoint that is complete.
-#[derive(Debug)]
+#[derive(Debug, Serialize, Deserialize)]
 pub(super) struct Found {
     pub(super) path: PathBuf,
     pub(super) state: RunState,
@@ -234,7 +234,8 @@ impl Checkpoints {
         Ok(steps)
     }
 
-    fn path(&self, step: u64) -> PathBuf {
+    /// The folder of the checkpoint of a step.
+    pub(super) fn path(&self, step: u64) -> PathBuf {
         self.folder.join(format!("{PREFIX}{step:010}"))
     }
 
