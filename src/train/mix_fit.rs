@@ -98,6 +98,52 @@ pub struct MixHead {
     pub bias: Vec<f64>,
 }
 
+impl MixRecipe {
+    fn check(&self) -> io::Result<()> {
+        let is_layer = |layer: usize| layer < self.n_layers;
+        let layers = match self.layers {
+            MixLayers::Learned => self.n_layers > 0,
+            MixLayers::One(layer) => is_layer(layer),
+        };
+        if !layers {
+            return Err(invalid(format!("layers {:?} of a model with {} layers", self.layers, self.n_layers)));
+        }
+        for (name, number) in [("width", self.width), ("classes", self.classes), ("batch", self.batch)] {
+            if number == 0 {
+                return Err(invalid(format!("{name} is 0; it must be at least 1")));
+            }
+        }
+        Ok(())
+    }
+
+    fn check_example(&self, example: &Labelled) -> io::Result<()> {
+        let expected = if self.maximum { usize::from(example.vectors > 0) } else { example.vectors };
+        if example.labels.len() != expected {
+            return Err(invalid(format!(
+                "the example at vector {} has {} labels for {} vectors; expected {expected}",
+                example.first,
+                example.labels.len(),
+                example.vectors
+            )));
+        }
+        match example.labels.iter().find(|label| **label as usize >= self.classes) {
+            Some(label) => Err(invalid(format!(
+                "the example at vector {} has label {label}; there are {} classes, numbered from 0",
+                example.first, self.classes
+            ))),
+            None => Ok(()),
+        }
+    }
+}
+
+fn invalid(reason: String) -> io::Error {
+    io::Error::new(io::ErrorKind::InvalidInput, reason)
+}
+
+fn is_better(score: f64, than: f64) -> bool {
+    score > than || (than.is_nan() && !score.is_nan())
+}
+
 /// The best head of a fit.
 #[derive(Debug, Clone, PartialEq)]
 pub struct MixFit {
@@ -446,8 +492,10 @@ impl Adam {
 /// Fits a mix and a head. After each pass, `score` rates the classes of the dev examples, and `each_epoch` hears number and
 /// score; the head with the best score is returned, the first of equals. `None` when `stopped` was set before the end.
 ///
+/// A score that is not a number is worse than any other.
+///
 /// # Errors
-/// Those of reading the vectors.
+/// [`io::ErrorKind::InvalidInput`] for a recipe or an example that no fit can have, and those of reading the vectors.
 pub fn fit_mix(
     recipe: &MixRecipe,
     train: MixData<'_>,
@@ -456,6 +504,10 @@ pub fn fit_mix(
     each_epoch: &dyn Fn(usize, f64),
     stopped: &AtomicBool,
 ) -> io::Result<Option<MixFit>> {
+    recipe.check()?;
+    for data in [train, dev] {
+        data.examples.iter().try_for_each(|example| recipe.check_example(example))?;
+    }
     let mut fitting = Fitting {
         recipe,
         head: MixHead::initial(recipe),
@@ -477,7 +529,7 @@ pub fn fit_mix(
         let rated = score(&classes);
         each_epoch(epoch, rated);
         match &best {
-            Some((highest, at, _)) if rated <= *highest => {
+            Some((highest, at, _)) if !is_better(rated, *highest) => {
                 if epoch - at >= recipe.patience {
                     break;
                 }
@@ -735,5 +787,46 @@ mod tests {
         let recipe = MixRecipe { classes: 2, ..recipe() };
         let found = fit_mix(&recipe, data, data, &|_| 0.0, &|_, _| {}, &AtomicBool::new(true)).unwrap();
         assert_eq!(found, None);
+    }
+
+    /// By hand: the softmax of the scalars must be the weights of the layer alone.
+    #[test]
+    fn the_mix_of_one_layer_is_that_layer() {
+        let (vectors, examples) = carried_by(1, 20, 1);
+        let data = MixData { vectors: &vectors, examples: &examples };
+        let recipe = MixRecipe { classes: 2, layers: MixLayers::One(1), epochs: 1, ..recipe() };
+        let fit = fit_mix(&recipe, data, data, &|_| 0.0, &|_, _| {}, &AtomicBool::new(false)).unwrap().unwrap();
+        let mix = fit.mix(false);
+        let scalars: Vec<f64> = mix.scalars.iter().map(|s| f64::from(*s)).collect();
+        assert_eq!((softmax(&scalars), mix.gamma), (vec![0.0, 1.0, 0.0], 1.0));
+    }
+
+    #[test]
+    fn what_cannot_be_fitted_is_an_error_and_no_score_is_the_worst() {
+        let (vectors, examples) = carried_by(0, 20, 1);
+        let data = MixData { vectors: &vectors, examples: &examples };
+        let good = MixRecipe { classes: 2, epochs: 2, ..recipe() };
+        let error = |recipe: &MixRecipe, examples: &[Labelled]| {
+            let other = MixData { vectors: &vectors, examples };
+            fit_mix(recipe, other, data, &|_| 0.0, &|_, _| {}, &AtomicBool::new(false)).unwrap_err().to_string()
+        };
+        let one = |vectors, labels| [Labelled { first: 3, vectors, labels }];
+        for (recipe, examples, says) in [
+            (&good, &one(1, vec![2]), "the example at vector 3 has label 2; there are 2 classes"),
+            (&good, &one(2, vec![0]), "has 1 labels for 2 vectors; expected 2"),
+            (&MixRecipe { maximum: true, ..good.clone() }, &one(0, vec![0]), "expected 0"),
+            (&MixRecipe { width: 0, ..good.clone() }, &one(1, vec![0]), "width is 0"),
+            (&MixRecipe { layers: MixLayers::One(3), ..good.clone() }, &one(1, vec![0]), "a model with 3 layers"),
+        ] {
+            let error = error(recipe, examples);
+            assert!(error.contains(says), "no {says:?} in {error:?}");
+        }
+        let calls = std::cell::Cell::new(0);
+        let nan_first = |_: &[Vec<u32>]| {
+            calls.set(calls.get() + 1);
+            if calls.get() == 1 { f64::NAN } else { 0.5 }
+        };
+        let fit = fit_mix(&good, data, data, &nan_first, &|_, _| {}, &AtomicBool::new(false)).unwrap().unwrap();
+        assert_eq!(fit.epoch, 2);
     }
 }
