@@ -14,6 +14,9 @@ fn main() -> io::Result<()> {
     let lib = libtorch.join("lib");
     let lib = lib.canonicalize().unwrap_or(lib);
     link_arguments(&lib);
+    if env::var("CARGO_PKG_NAME").is_ok_and(|package| package == "elmo") {
+        collectives(&libtorch);
+    }
     run_path_for_doctests(&lib)
 }
 
@@ -27,6 +30,32 @@ fn link_arguments(lib: &Path) {
     }
     println!("cargo::rustc-link-arg=-Wl,-rpath,{origin}/../lib/elmo/torch/lib");
     println!("cargo::rustc-link-arg=-Wl,-rpath,{}", lib.display());
+}
+
+/// Compiles the C interface to the collectives of libtorch, unless this libtorch has none, as that of macOS.
+fn collectives(libtorch: &Path) {
+    const SHIM: &str = "src/train/collective/shim";
+    println!("cargo::rustc-check-cfg=cfg(elmo_c10d)");
+    println!("cargo::rerun-if-changed={SHIM}");
+    println!("cargo::rerun-if-changed=build.rs");
+    let include = libtorch.join("include");
+    let linux = env::var("CARGO_CFG_TARGET_OS").is_ok_and(|os| os == "linux");
+    if !linux || !include.join("torch/csrc/distributed/c10d/ProcessGroupGloo.hpp").exists() {
+        return;
+    }
+    // Warnings of libtorch's own headers are not ours.
+    cc::Build::new()
+        .cpp(true)
+        .std("c++17")
+        .warnings(false)
+        .define("USE_DISTRIBUTED", None)
+        .define("USE_C10D_GLOO", None)
+        .include(SHIM)
+        .include(include.join("torch/csrc/api/include"))
+        .include(include)
+        .file(format!("{SHIM}/c10d.cpp"))
+        .compile("elmo_c10d");
+    println!("cargo::rustc-cfg=elmo_c10d");
 }
 
 /// Documentation tests get no link arguments. But cargo puts every native search path *inside the target folder*

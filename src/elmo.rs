@@ -17,7 +17,7 @@ use crate::{
     model_dir::ModelData,
     options::ModelOptions,
     spec::EmbedSpec,
-    states::{Carry, Starts},
+    states::{Carry, Starts, WarmState},
 };
 
 /// A model on its devices: cheap to clone, safe to share.
@@ -201,6 +201,15 @@ impl Elmo {
     /// [`Error::Device`](crate::error::Error::Device) when the device fails.
     pub fn warm_state(&self) -> Result<Vec<f32>> {
         Ok(self.inner.starts.warm(&self.first())?.numbers.clone())
+    }
+
+    /// The numbers of a start state like `warm`, after another text: sentences of tokens, which are read repeatedly until the
+    /// state converges (at most 20 times). A sentence without tokens is passed over.
+    ///
+    /// # Errors
+    /// [`Error::Device`](crate::error::Error::Device) when the device fails.
+    pub fn state_after(&self, text: &[Vec<impl AsRef<str>>]) -> Result<Vec<f32>> {
+        Ok(WarmState::compute(&self.first(), text)?)
     }
 
     pub(crate) fn warm_digest(&self) -> Result<String> {

@@ -14,8 +14,8 @@ use crate::{
     model::{BiLm, DeviceError, StartState},
 };
 
-/// The text that is read to compute state `warm`, tokens separated by spaces. Any change of it changes every `warm`
-/// vector.
+/// The text that is read to compute state `warm` of a model that came without one, tokens separated by spaces. Any change of it
+/// changes every `warm` vector.
 const WARM_UP: [&str; 6] = [
     "The ferry leaves the harbour at half past six , and the last bus to the village waits for it .",
     "Most of the passengers are on their way home from work ; a few have come to see the island .",
@@ -25,7 +25,7 @@ const WARM_UP: [&str; 6] = [
     "It had rained all day , but now the clouds were breaking over the hills in the west .",
 ];
 
-/// Maximum number of passes over [`WARM_UP`]. The state contracts, so a few passes are enough.
+/// Maximum number of passes over the text. The state contracts, so a few passes are enough.
 const MAX_PASSES: usize = 20;
 /// The state has converged when a pass changes no number by more than this.
 const TOLERANCE: f64 = 1e-6;
@@ -47,17 +47,23 @@ impl WarmState {
         Self { digest: digest(&bytes), numbers }
     }
 
-    /// Reads [`WARM_UP`] repeatedly, carrying the state, until it converges.
+    fn of_english(model: &BiLm) -> Result<Self, DeviceError> {
+        let text: Vec<Vec<&str>> = WARM_UP.iter().map(|sentence| sentence.split(' ').collect()).collect();
+        let recipe = format!("{}\n{MAX_PASSES} {TOLERANCE}", WARM_UP.join("\n"));
+        Ok(Self { numbers: Self::compute(model, &text)?, digest: digest(recipe.as_bytes()) })
+    }
+
+    /// The numbers after reading a text repeatedly, carrying the state, until it converges.
     ///
     /// As in training (bilm-tf `data.py` `_get_batch`), the token that closes a sentence is not read: the forward
     /// direction goes from the last word of a sentence to the next `<S>`, the backward direction from the first word to
     /// `</S>`.
-    pub(crate) fn compute(model: &BiLm) -> Result<Self, DeviceError> {
+    pub(crate) fn compute(model: &BiLm, text: &[Vec<impl AsRef<str>>]) -> Result<Vec<f32>, DeviceError> {
         let mut state = model.zero_state()?;
         let mut moved = f64::INFINITY;
         for _ in 0..MAX_PASSES {
             let before = state.share();
-            for sentence in WARM_UP {
+            for sentence in text.iter().filter(|sentence| !sentence.is_empty()) {
                 state = read(model, sentence, &state)?;
             }
             moved = state.distance(&before)?;
@@ -72,8 +78,7 @@ impl WarmState {
                 "the warm state of this model does not converge; the state after the last pass is used"
             );
         }
-        let recipe = format!("{}\n{MAX_PASSES} {TOLERANCE}", WARM_UP.join("\n"));
-        Ok(Self { numbers: state.numbers()?, digest: digest(recipe.as_bytes()) })
+        state.numbers()
     }
 }
 
@@ -82,8 +87,8 @@ fn digest(bytes: &[u8]) -> String {
 }
 
 /// The state after the last word of a sentence; its opening boundary is read first.
-fn read(model: &BiLm, sentence: &str, state: &StartState) -> Result<StartState, DeviceError> {
-    let words: Vec<&str> = sentence.split(' ').collect();
+fn read(model: &BiLm, sentence: &[impl AsRef<str>], state: &StartState) -> Result<StartState, DeviceError> {
+    let words: Vec<&str> = sentence.iter().map(AsRef::as_ref).collect();
     let table = model.token_vectors(&words)?;
     let ids = (0..words.len() as i64).collect();
     let start = model.after_boundaries(state)?;
@@ -115,7 +120,7 @@ impl Starts {
         if let Some(state) = self.warm.get() {
             return Ok(state);
         }
-        let state = WarmState::compute(model)?;
+        let state = WarmState::of_english(model)?;
         Ok(self.warm.get_or_init(|| state))
     }
 }

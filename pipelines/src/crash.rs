@@ -67,6 +67,7 @@ pub(crate) mod train {
         before_rename = "train.before_rename",
         after_rename = "train.after_rename",
         in_export = "train.in_export",
+        in_replacement = "train.in_replacement",
         in_measurement = "train.in_measurement",
         before_lock = "train.before_lock",
     }

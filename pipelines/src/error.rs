@@ -126,6 +126,12 @@ pub enum Exit {
 }
 
 impl Exit {
+    /// The exit code of a process.
+    pub(crate) fn of_code(code: i32) -> Option<Self> {
+        let all = [Self::Done, Self::Failed, Self::Usage, Self::Input, Self::Model, Self::Storage, Self::Rejected];
+        all.into_iter().chain([Self::Interrupted]).find(|exit| *exit as i32 == code)
+    }
+
     /// The exit code that another process reported as a number.
     #[cfg(feature = "cluster")]
     pub(crate) fn from_code(code: &str) -> Option<Self> {

@@ -24,6 +24,7 @@ pub mod demo;
 pub mod diagnose;
 pub mod error;
 pub mod in_order;
+pub mod memory;
 pub mod models;
 mod operator;
 pub mod output;

@@ -17,7 +17,7 @@ pub struct Place {
     pub layer: usize,
     /// 0 is forward.
     pub direction: usize,
-    /// Row of the window.
+    /// Row of the window of all processes.
     pub row: usize,
 }
 
@@ -36,14 +36,12 @@ pub(super) struct SeededDraws {
     pub(super) seed: u64,
     pub(super) step: u32,
     pub(super) rate: f64,
-    /// Number of row 0 of the window among the rows of all processes.
-    pub(super) first_row: usize,
 }
 
 impl Draws for SeededDraws {
     fn keep(&self, Place { layer, direction, row }: Place, keep: &mut [u8]) {
         let purpose = Purpose::Dropout { layer: layer as u8, direction: direction as u8 };
-        Random::new(self.seed, purpose, self.step, 0, (self.first_row + row) as u32).drop_values(self.rate, 1, keep);
+        Random::new(self.seed, purpose, self.step, 0, row as u32).drop_values(self.rate, 1, keep);
     }
 
     fn negatives(&self, direction: usize, words: usize, samples: usize) -> Negatives {
@@ -56,7 +54,7 @@ impl Draws for SeededDraws {
 pub(super) struct LaneDropout<'d> {
     pub(super) draws: &'d dyn Draws,
     pub(super) rate: f64,
-    /// Rows of the window.
+    /// Rows of the window of all processes.
     pub(super) rows: Range<usize>,
     pub(super) positions: usize,
     /// Packed row of each token, per direction.

@@ -2,6 +2,7 @@
 
 use thiserror::Error;
 
+use super::CollectiveError;
 use crate::model::DeviceError;
 
 /// A step cannot be made.
@@ -28,6 +29,22 @@ pub enum TrainError {
     /// A snapshot is not one of this model and recipe.
     #[error("snapshot: {0}; is it one of this model and recipe?")]
     Snapshot(String),
+    /// An exchange with the other processes of the run failed.
+    #[error(transparent)]
+    Collective(#[from] CollectiveError),
+    /// The processes of the run have different weights, which they never should.
+    #[error(
+        "after step {step}: `{name}` of process {rank} is not that of process 0: the processes compute differently; do they run \
+         the same program on processors of one kind?"
+    )]
+    Diverged {
+        /// The last step.
+        step: u64,
+        /// The tensor, as a snapshot names it.
+        name: String,
+        /// The process.
+        rank: usize,
+    },
     /// libtorch or the device failed.
     #[error(transparent)]
     Device(#[from] DeviceError),

@@ -64,7 +64,7 @@ impl<'t> Evaluation<'t> {
         Ok(Self { trainer, model, output: trainer.output().to_kind(precision.kind())?, states: None, rows })
     }
 
-    /// Reads the next window.
+    /// Reads the next window. With several processes, each of them computes its rows, and all get the sums over all rows.
     ///
     /// # Errors
     /// As [`Trainer::step`].
@@ -72,11 +72,25 @@ impl<'t> Evaluation<'t> {
         if let Some(problem) = window.problem(self.rows, self.output.words()) {
             return Err(TrainError::Window(problem));
         }
+        let group = self.trainer.group();
+        let own = group.share(self.rows);
+        let share = (!group.is_single()).then(|| window.of_rows(own));
+        let mut total = self.share(share.as_ref().unwrap_or(window))?;
+        group.sum_numbers(&mut total.log_probability)?;
+        Ok(Evaluated { tokens: window.predictions() as u64, ..total })
+    }
+
+    /// The rows of this process: none, when there are fewer than processes.
+    fn share(&mut self, window: &Window) -> Result<Evaluated, TrainError> {
+        if window.rows == 0 {
+            return Ok(Evaluated::default());
+        }
         let _no_gradients = tch::no_grad_guard();
         let words: Vec<&str> = window.words.iter().map(AsRef::as_ref).collect();
         let table = self.model.token_table(&words)?;
-        let lanes = self.rows.div_ceil(ROWS_OF_A_LANE);
-        let ranges = (0..lanes).map(|lane| lane * self.rows / lanes..(lane + 1) * self.rows / lanes);
+        let rows = window.rows;
+        let lanes = rows.div_ceil(ROWS_OF_A_LANE);
+        let ranges = (0..lanes).map(|lane| lane * rows / lanes..(lane + 1) * rows / lanes);
         let mut tasks: Vec<Task<_>> = Vec::with_capacity(lanes);
         for (lane, rows) in ranges.enumerate() {
             let start = match &self.states {
@@ -87,7 +101,7 @@ impl<'t> Evaluation<'t> {
             let part = Part::of(window, rows);
             tasks.push(Box::new(move || part.run(&model, &output, &table, &start)));
         }
-        let mut total = Evaluated { tokens: window.predictions() as u64, ..Evaluated::default() };
+        let mut total = Evaluated::default();
         let mut states = Vec::with_capacity(lanes);
         for (sums, state) in self.trainer.pool().run(tasks)? {
             total.log_probability[0] += sums[0];

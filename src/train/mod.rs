@@ -15,6 +15,7 @@
 //! | `loss.rs`, `sampler.rs` | softmax over all words or over the target and negatives |
 //! | `optimizer.rs`, `schedule.rs` | Adagrad and AdamW, learning rates |
 //! | `random.rs`, `draws.rs` | random numbers as functions of seed and step; dropout |
+//! | `collective/` | sums over the processes of a run: Gloo and NCCL |
 //! | `evaluation.rs` | held-out perplexity |
 //! | `snapshot.rs` | the whole state of a run |
 //! | `mix_fit.rs` | fits a scalar mix and a linear head to labelled vectors |
@@ -22,6 +23,7 @@
 //!
 //! The model is the one of inference ([`crate::model::BiLm`]). Reading shards, checkpoints and commands are elsewhere.
 
+mod collective;
 mod draws;
 mod error;
 mod evaluation;
@@ -41,6 +43,7 @@ mod snapshot;
 mod trainer;
 mod window;
 
+pub use collective::{Collective, CollectiveError, Group, Meeting, MeetingError, RUN};
 pub use draws::{Draws, Place};
 pub use error::TrainError;
 pub use evaluation::{Evaluated, Evaluation};

@@ -42,6 +42,11 @@ impl Sentence {
         self.ids.is_empty()
     }
 
+    /// The tokens in the order of the text.
+    pub fn tokens(&self) -> impl Iterator<Item = &str> {
+        (0..self.len()).map(|i| self.token(i))
+    }
+
     fn token(&self, i: usize) -> &str {
         let start = if i == 0 { 0 } else { self.ends[i - 1] as usize };
         &self.text[start..self.ends[i] as usize]

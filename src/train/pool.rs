@@ -1,6 +1,7 @@
 //! Threads of a run on a CPU.
 
 use std::{
+    collections::BTreeMap,
     panic::{AssertUnwindSafe, catch_unwind},
     sync::{
         Arc, Mutex, PoisonError,
@@ -49,33 +50,55 @@ impl Pool {
 
     /// Results in the order of the tasks, whichever thread computed them.
     pub(super) fn run<T: Send + 'static>(&self, tasks: Vec<Task<T>>) -> Result<Vec<T>, DeviceError> {
+        let mut results = Vec::with_capacity(tasks.len());
+        self.fold(tasks, |result| {
+            results.push(result);
+            Ok(())
+        })?;
+        Ok(results)
+    }
+
+    /// Takes the results in the order of the tasks. A task begins when few results wait for an earlier one: there are never
+    /// more than one for each thread, and one.
+    pub(super) fn fold<T: Send + 'static>(
+        &self,
+        tasks: impl IntoIterator<Item = Task<T>>,
+        mut take: impl FnMut(T) -> Result<(), DeviceError>,
+    ) -> Result<(), DeviceError> {
         let Some(jobs) = &self.jobs else {
             set_up_cpu();
-            return tasks.into_iter().map(|task| task()).collect();
+            return tasks.into_iter().try_for_each(|task| take(task()?));
         };
         let gone = || DeviceError::internal("a thread of the training step ended");
         let (sender, results) = channel();
-        let n = tasks.len();
-        for (i, task) in tasks.into_iter().enumerate() {
-            let sender = sender.clone();
-            let job = move || {
-                let result = catch_unwind(AssertUnwindSafe(task));
-                let panicked = |_| Err(DeviceError::internal("a thread of the training step panicked"));
-                let _ = sender.send((i, result.unwrap_or_else(panicked)));
-            };
-            jobs.send(Box::new(job)).map_err(|_| gone())?;
-        }
-        let mut ordered: Vec<Option<T>> = (0..n).map(|_| None).collect();
-        let mut failed = None;
-        for _ in 0..n {
+        let mut tasks = tasks.into_iter().enumerate();
+        let (mut running, mut next, mut early, mut failed) = (0, 0, BTreeMap::new(), None);
+        loop {
+            while failed.is_none() && running + early.len() <= self.handles.len() {
+                let Some((i, task)) = tasks.next() else { break };
+                let sender = sender.clone();
+                let job = move || {
+                    let result = catch_unwind(AssertUnwindSafe(task));
+                    let panicked = |_| Err(DeviceError::internal("a thread of the training step panicked"));
+                    let _ = sender.send((i, result.unwrap_or_else(panicked)));
+                };
+                jobs.send(Box::new(job)).map_err(|_| gone())?;
+                running += 1;
+            }
+            if running == 0 {
+                return failed.map_or(Ok(()), Err);
+            }
             match results.recv().map_err(|_| gone())? {
-                (i, Ok(result)) => ordered[i] = Some(result),
+                (i, Ok(result)) => drop(early.insert(i, result)),
                 (_, Err(error)) => failed = Some(error), // the others still run: their tensors are in use
             }
-        }
-        match failed {
-            Some(error) => Err(error),
-            None => ordered.into_iter().collect::<Option<_>>().ok_or_else(gone),
+            running -= 1;
+            while failed.is_none()
+                && let Some(result) = early.remove(&next)
+            {
+                failed = take(result).err();
+                next += 1;
+            }
         }
     }
 }
@@ -91,6 +114,11 @@ impl Drop for Pool {
 
 #[cfg(test)]
 mod tests {
+    use std::{
+        sync::atomic::{AtomicUsize, Ordering},
+        time::Duration,
+    };
+
     use tch::{Device, Kind, Tensor};
 
     use super::*;
@@ -125,7 +153,41 @@ mod tests {
             assert_eq!(pool.run(squares()).unwrap(), expected, "a failure is not kept");
         }
         let pool = Pool::new(2);
+        let outcome = pool.fold((0..9_u64).map(|i| Box::new(move || Ok(i)) as Task<u64>), |i| match i {
+            4 => Err(DeviceError::internal("number four")),
+            _ => Ok(()),
+        });
+        assert!(outcome.unwrap_err().to_string().contains("number four"));
         let panics: Vec<Task<u64>> = vec![Box::new(|| panic!("a test of panics"))];
         assert!(pool.run(panics).unwrap_err().to_string().contains("panicked"));
+    }
+
+    /// The first task is the slowest, so that all others would wait for it.
+    #[test]
+    fn few_results_wait_for_an_earlier_one() {
+        static ALIVE: AtomicUsize = AtomicUsize::new(0);
+        static MOST: AtomicUsize = AtomicUsize::new(0);
+        struct Counted(u64);
+        impl Drop for Counted {
+            fn drop(&mut self) {
+                ALIVE.fetch_sub(1, Ordering::SeqCst);
+            }
+        }
+        let pool = Pool::new(3);
+        let task = |i: u64| -> Task<Counted> {
+            Box::new(move || {
+                thread::sleep(Duration::from_millis(if i == 0 { 50 } else { 0 }));
+                MOST.fetch_max(ALIVE.fetch_add(1, Ordering::SeqCst) + 1, Ordering::SeqCst);
+                Ok(Counted(i))
+            })
+        };
+        let mut taken = Vec::new();
+        pool.fold((0..40).map(task), |counted| {
+            taken.push(counted.0);
+            Ok(())
+        })
+        .unwrap();
+        assert_eq!(taken, (0..40).collect::<Vec<_>>());
+        assert!(MOST.load(Ordering::SeqCst) <= 4, "{MOST:?}");
     }
 }

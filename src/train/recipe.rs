@@ -36,7 +36,7 @@ impl Classes {
 pub struct Recipe {
     /// Seed of all random numbers.
     pub seed: u64,
-    /// Rows of a window.
+    /// Rows of a window, those of all processes together.
     pub rows: usize,
     /// Tokens of each row of a window; gradients end at its beginning.
     pub positions: usize,
@@ -56,8 +56,8 @@ pub struct Recipe {
     pub schedule: Schedule,
     /// Number format of the computation. Parameters are float64 with [`Precision::F64`] and float32 otherwise.
     pub precision: Precision,
-    /// Groups of rows that are computed one by one, in parallel on a CPU; their gradients are added in order. Bits depend
-    /// on it, but not on the number of threads. On a GPU it divides the memory for activations (gradient accumulation).
+    /// Groups of rows of a process that are computed one by one, in parallel on a CPU; their gradients are added in order.
+    /// Bits depend on it, but not on the number of threads. On a GPU it divides the memory for activations of the LSTM.
     pub lanes: usize,
 }
 

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use serde::{Deserialize, Serialize};
 use tch::{Device, Kind, Tensor};
 
-use super::TrainError;
+use super::{Group, TrainError};
 use crate::model::DeviceError;
 
 /// Numbers of a tensor on the host.
@@ -93,6 +93,38 @@ impl Snapshot {
         })
     }
 
+    /// That of process 0 in all processes, which give `None`.
+    ///
+    /// # Errors
+    /// [`TrainError::Collective`]; [`TrainError::Snapshot`] when process 0 gives `None` or libtorch fails.
+    pub fn shared(own: Option<Self>, group: &Group) -> Result<Self, TrainError> {
+        if group.is_single() {
+            return own.ok_or_else(|| TrainError::Snapshot("there is none".to_owned()));
+        }
+        let wrong = |e: &dyn std::fmt::Display| TrainError::Snapshot(format!("cannot be sent: {e}"));
+        let header: Option<Header> = own.as_ref().map(|snapshot| {
+            let width = |values: &Values| if matches!(values, Values::F64(_)) { 8 } else { 4 };
+            let of = |(name, saved): (&String, &Saved)| (name.clone(), saved.shape.clone(), width(&saved.values));
+            (snapshot.counters, snapshot.tensors.iter().map(of).collect())
+        });
+        let text = serde_json::to_vec(&header).map_err(|e| wrong(&e))?;
+        let header: Option<Header> = serde_json::from_slice(&group.broadcast_bytes(text)?).map_err(|e| wrong(&e))?;
+        let (counters, plan) = header.ok_or_else(|| TrainError::Snapshot("there is none".to_owned()))?;
+        let mut sent = own.map(|snapshot| snapshot.tensors).unwrap_or_default();
+        let mut tensors = BTreeMap::new();
+        for (name, shape, width) in plan {
+            let saved = match sent.remove(&name) {
+                Some(saved) => {
+                    group.broadcast(&mut saved.tensor()?)?;
+                    saved
+                }
+                None => received(group, &shape, if width == 8 { Kind::Double } else { Kind::Float })?,
+            };
+            tensors.insert(name, saved);
+        }
+        Ok(Self { tensors, counters })
+    }
+
     /// A tensor, which has `shape` if it is given.
     pub(super) fn find(&self, name: &str, shape: Option<&[usize]>) -> Result<&Saved, TrainError> {
         let saved = self.tensors.get(name).ok_or_else(|| TrainError::Snapshot(format!("`{name}` is missing")))?;
@@ -103,4 +135,15 @@ impl Snapshot {
             _ => Ok(saved),
         }
     }
+}
+
+/// Counters, and name, shape and bytes of a number of each tensor.
+type Header = (Counters, Vec<(String, Vec<usize>, u8)>);
+
+/// A tensor of process 0.
+fn received(group: &Group, shape: &[usize], kind: Kind) -> Result<Saved, TrainError> {
+    let shape: Vec<i64> = shape.iter().map(|&dim| dim as i64).collect();
+    let mut tensor = Tensor::f_zeros(shape.as_slice(), (kind, Device::Cpu))?;
+    group.broadcast(&mut tensor)?;
+    Ok(Saved::of(&tensor)?)
 }

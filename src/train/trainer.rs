@@ -5,11 +5,15 @@
 //! distinct words of the window --char CNN, in chunks--> token vectors --cut--> leaf of each lane
 //! lane: rows of the window --LSTM--> top outputs --softmax--> loss and derivatives --LSTM backward--> gradients
 //! sums over lanes in order --char CNN backward--> --derivation backward--> gradients of the parameters
-//! one norm, clip, optimiser
+//! sums over processes, one norm, clip, optimiser
 //! ```
 //!
 //! The number of chunks and lanes is a setting of the recipe, and sums are taken in their order: the bits do not depend
-//! on the number of threads.
+//! on the number of threads. A lane is added to the sum as soon as those before it are, so memory depends on the number of
+//! threads and not on that of lanes.
+//!
+//! With several processes, each of them reads the whole window and computes its rows of it. Negatives are drawn once for the
+//! whole window. So every process knows all words of the softmax that the step changes, and nothing but sums is exchanged.
 
 use std::{collections::BTreeMap, ops::Range, sync::Arc};
 
@@ -17,9 +21,10 @@ use tch::{Kind, Tensor};
 
 use super::{
     TrainError,
+    collective::Group,
     draws::{Draws, SeededDraws},
     lane::{Lane, LaneGradients, product},
-    loss::{Head, HeadGradients, Output, exact_kind},
+    loss::{Head, Output, exact_kind},
     optimizer::Update,
     pool::{Pool, Task},
     recipe::Recipe,
@@ -57,21 +62,25 @@ impl LanguageModel {
     }
 }
 
-/// Where a run computes. None of it changes what the run computes, except that a GPU rounds in other places.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+/// Where a run computes. None of it changes what the run computes, except that sums are rounded otherwise by a GPU, and with
+/// another number of processes or parts.
+#[derive(Debug, Clone)]
 pub struct Resources {
     /// The device.
     pub device: DeviceName,
     /// Threads on a CPU.
     pub threads: usize,
-    /// Number of this process's first row among the rows of all processes: dropout depends on it.
-    pub first_row: usize,
+    /// Most rows that this process computes at a time. Gradients of several parts are added, so that a window of many rows
+    /// needs the memory of few.
+    pub part_rows: usize,
+    /// The processes of the run.
+    pub group: Group,
 }
 
 impl Default for Resources {
     fn default() -> Self {
         let threads = std::thread::available_parallelism().map_or(1, usize::from);
-        Self { device: DeviceName::Cpu, threads, first_row: 0 }
+        Self { device: DeviceName::Cpu, threads, part_rows: usize::MAX, group: Group::default() }
     }
 }
 
@@ -80,7 +89,7 @@ impl Default for Resources {
 pub struct StepReport {
     /// Number of the step, from 1.
     pub step: u64,
-    /// Mean negative logarithm of the probabilities, forward. That of a sampled softmax is not comparable with others.
+    /// Mean negative logarithm of the probabilities over the rows of all processes, forward. That of a sampled softmax is not comparable with others.
     pub loss_forward: f64,
     /// Backward.
     pub loss_backward: f64,
@@ -92,11 +101,11 @@ pub struct StepReport {
     pub clip_scale: f64,
     /// Learning rate of this step.
     pub learning_rate: f64,
-    /// Predictions of each direction.
+    /// Predictions of each direction, of all processes.
     pub tokens: u64,
-    /// Distinct words, for which the char CNN ran.
+    /// Words for which the char CNN ran in this process.
     pub words: u64,
-    /// Floating point operations of the products, in 1e9: three times those of the forward pass.
+    /// Floating point operations of the products of this process, in 1e9: three times those of the forward pass.
     pub gflop: f64,
 }
 
@@ -110,7 +119,7 @@ pub struct Trainer {
     output: Output,
     /// By name of the parameter.
     slots: BTreeMap<String, Vec<Tensor>>,
-    /// Of each lane.
+    /// Of each lane of each part.
     states: Vec<StartState>,
     pool: Pool,
     counters: Counters,
@@ -118,10 +127,9 @@ pub struct Trainer {
 
 /// Gradients of the scaled loss.
 struct Gradients {
-    /// In the order of the names of the parameters.
-    dense: Vec<Tensor>,
-    softmax: Output,
-    /// Words of the rows of `softmax`; `None`: all.
+    /// In the order of the names of the parameters, then weight and bias of the softmax.
+    tensors: Vec<Tensor>,
+    /// Words of the rows of the softmax; `None`: all.
     rows: Option<Tensor>,
     /// Mean loss of each direction.
     losses: [f64; 2],
@@ -129,6 +137,51 @@ struct Gradients {
     states: Vec<StartState>,
     words: usize,
     gflop: f64,
+}
+
+/// Sums over the lanes of this process.
+#[derive(Default)]
+struct Sums {
+    /// Of the leaves of the token layer.
+    tokens: Vec<Tensor>,
+    /// Of the leaves of the LSTM layers.
+    layers: Vec<Tensor>,
+    /// Of the classes of the softmax, per direction.
+    classes: [Vec<Tensor>; 2],
+    /// Of the targets of all rows, per direction.
+    targets: [Vec<Output>; 2],
+    /// Of each lane, per direction.
+    losses: [Vec<Tensor>; 2],
+    /// Of each lane.
+    states: Vec<StartState>,
+    /// Words for which the char CNN ran, and the operations of it in 1e9.
+    words: usize,
+    word_flop: f64,
+}
+
+impl Sums {
+    /// Adds the gradients of the lane that follows those before.
+    fn add(&mut self, lane: LaneGradients, table: &mut Vec<Tensor>) -> Result<(), DeviceError> {
+        add(table, vec![lane.table])?;
+        add(&mut self.layers, lane.leaves)?;
+        for (direction, head) in lane.heads.into_iter().enumerate() {
+            let Output { weight, bias } = head.classes;
+            add(&mut self.classes[direction], vec![weight, bias])?;
+            self.targets[direction].extend(head.targets);
+            self.losses[direction].push(head.loss);
+        }
+        self.states.push(lane.last);
+        Ok(())
+    }
+
+    /// Sums of the losses of both directions.
+    fn losses(&self) -> Result<[f64; 2], DeviceError> {
+        let sum = |lanes: &[Tensor]| -> Result<f64, DeviceError> {
+            let sums = Vec::<f64>::try_from(Tensor::f_stack(lanes, 0)?.f_to_device(tch::Device::Cpu)?)?;
+            Ok(sums.iter().sum())
+        };
+        Ok([sum(&self.losses[0])?, sum(&self.losses[1])?])
+    }
 }
 
 impl Trainer {
@@ -198,12 +251,24 @@ impl Trainer {
             return Err(TrainError::Recipe(format!("softmax weight and bias of shapes {found:?} for width {width}")));
         }
         recipe.check(options, output.words())?;
+        let own = resources.group.share(recipe.rows).len();
+        if recipe.rows < resources.group.size() {
+            let (rows, processes) = (recipe.rows, resources.group.size());
+            let text = format!(
+                "{rows} rows for {processes} processes, each of which needs one: give more rows or fewer processes"
+            );
+            return Err(TrainError::Recipe(text));
+        }
+        if resources.part_rows == 0 {
+            return Err(TrainError::Recipe("parts of no rows".to_owned()));
+        }
         let parameters = parameters.require_gradients()?;
         let mut slots = BTreeMap::new();
         for (name, tensor) in parameters.iter().chain(SOFTMAX.into_iter().zip([&output.weight, &output.bias])) {
             slots.insert(name.to_owned(), recipe.optimizer.initial(tensor)?);
         }
-        let threads = if resources.device == DeviceName::Cpu { resources.threads.min(recipe.lanes) } else { 1 };
+        let threads =
+            if resources.device == DeviceName::Cpu { resources.threads.min(recipe.lanes).min(own) } else { 1 };
         Ok(Self {
             options: options.clone(),
             recipe,
@@ -241,7 +306,7 @@ impl Trainer {
     pub fn step(&mut self, window: &Window) -> Result<StepReport, TrainError> {
         let step = u32::try_from(self.counters.step + 1).map_err(|_| TrainError::Recipe("2^32 steps".to_owned()))?;
         let Recipe { seed, dropout: rate, .. } = self.recipe;
-        self.step_with(window, &(Arc::new(SeededDraws { seed, step, rate, first_row: self.resources.first_row }) as _))
+        self.step_with(window, &(Arc::new(SeededDraws { seed, step, rate }) as _))
     }
 
     /// As [`Trainer::step`], with given random choices.
@@ -253,9 +318,9 @@ impl Trainer {
             return Err(TrainError::Window(problem));
         }
         let step = self.counters.step + 1;
-        let gradients = self.gradients(window, draws)?;
-        let [loss_forward, loss_backward] = gradients.losses;
-        let grad_norm = self.norm(&gradients)?;
+        let mut gradients = self.gradients(window, draws)?;
+        self.resources.group.sum(&mut gradients.tensors)?;
+        let [loss_forward, loss_backward, grad_norm] = self.agreed(&gradients)?;
         for (what, value) in [
             ("the forward loss", loss_forward),
             ("the backward loss", loss_backward),
@@ -287,46 +352,98 @@ impl Trainer {
         })
     }
 
-    /// Gradients of the scaled loss for a window. Changes nothing.
+    /// The losses over all processes, and the norm of the gradients that process 0 has found: processors of different kinds
+    /// round sums differently.
+    fn agreed(&self, gradients: &Gradients) -> Result<[f64; 3], TrainError> {
+        let group = &self.resources.group;
+        let [forward, backward] = gradients.losses;
+        let norm = self.norm(gradients)?;
+        let mut numbers = [forward, backward, if group.is_first() { norm } else { 0.0 }];
+        group.sum_numbers(&mut numbers)?;
+        Ok(numbers)
+    }
+
+    /// The share of this process in the gradients of the scaled loss for a window. Changes nothing.
     fn gradients(&self, window: &Window, draws: &Arc<dyn Draws>) -> Result<Gradients, TrainError> {
-        let heads = self.heads(window, &**draws)?;
+        let own = self.own_rows();
+        let share = (!self.resources.group.is_single()).then(|| window.of_rows(own.clone()));
+        let share = share.as_ref().unwrap_or(window);
+        let heads = self.heads(share, window.predictions(), &**draws)?;
         let derived = BiLm::from_parameters(&self.options, &self.parameters, self.recipe.precision)?;
         let cut = derived.cut()?;
-        let tokens = Tokens::compute(&self.pool, &cut, window, self.recipe.lanes)?;
-        let lanes = self.lanes(&cut, &tokens.table()?, &tokens.places, window, &heads, draws)?;
-        let (mut of_heads, mut tables, mut leaves, mut states) = ([vec![], vec![]], vec![], vec![], vec![]);
-        for LaneGradients { heads: [forward, backward], table, leaves: of_lane, last } in lanes {
-            of_heads[0].push(forward);
-            of_heads[1].push(backward);
-            tables.push(table);
-            leaves.push(of_lane);
-            states.push(last);
+        let (mut sums, parts) = (Sums::default(), self.parts());
+        for part in &parts {
+            let rows = (parts.len() > 1).then(|| share.of_rows(part.clone()));
+            self.part(&mut sums, &cut, rows.as_ref().unwrap_or(share), part, &heads, draws)?;
         }
-        let table = sum(tables)?;
-        let of_tokens = tokens.backward(&self.pool, &cut, &table)?;
-        let mut sums = self.sums(of_tokens)?;
-        sums.extend(self.sums(leaves)?);
-        let dense = self.underived(&cut, &sums)?;
-        let losses = losses(&of_heads, window.predictions())?;
-        let (softmax, rows) = softmax_gradients(of_heads, &heads)?;
-        let (words, gflop) = (window.words.len(), self.gflop(&derived, window));
-        Ok(Gradients { dense, softmax, rows, losses, states, words, gflop })
+        let losses = sums.losses()?.map(|sum| sum / window.predictions() as f64);
+        let mut tensors = self.underived(&cut, std::mem::take(&mut sums.tokens), std::mem::take(&mut sums.layers))?;
+        let (Output { weight, bias }, rows) = softmax_gradients(sums.classes, sums.targets, &heads, window)?;
+        tensors.extend([weight, bias]);
+        let gflop = self.gflop(&derived, share.predictions(), sums.word_flop);
+        Ok(Gradients { tensors, rows, losses, states: sums.states, words: sums.words, gflop })
+    }
+
+    /// Adds the gradients of some of the rows of this process.
+    fn part(
+        &self,
+        sums: &mut Sums,
+        cut: &Cut,
+        window: &Window,
+        rows: &Range<usize>,
+        heads: &[Head; 2],
+        draws: &Arc<dyn Draws>,
+    ) -> Result<(), DeviceError> {
+        let tokens = Tokens::compute(&self.pool, cut, window, self.recipe.lanes)?;
+        let (all, mut table) = (tokens.table()?, Vec::new());
+        let lane = |(lane, start): (Range<usize>, StartState)| -> Task<LaneGradients> {
+            let (positions, first) = (window.positions, rows.start);
+            let cells = lane.start * positions..lane.end * positions;
+            let inputs = window.inputs.each_ref().map(|inputs| {
+                let row = |row: &[u32]| row.iter().map(|&input| tokens.places[input as usize]).collect();
+                inputs[cells.start - first * positions..cells.end - first * positions]
+                    .chunks(positions)
+                    .map(row)
+                    .collect()
+            });
+            let own = self.own_rows().start;
+            let lane = Lane {
+                model: cut.model.share(),
+                leaves: cut.leaves[cut.of_token_layer..].iter().map(Tensor::shallow_clone).collect(),
+                table: all.shallow_clone(),
+                inputs,
+                heads: heads.each_ref().map(|head| head.part(cells.start, cells.len())),
+                start,
+                draws: Arc::clone(draws),
+                dropout: self.recipe.dropout,
+                rows: own + lane.start..own + lane.end,
+                positions,
+            };
+            Box::new(move || lane.run())
+        };
+        let starts = self.states[sums.states.len()..].iter().map(StartState::share);
+        let lanes: Vec<_> = self.lanes_of(rows).zip(starts).collect();
+        self.pool.fold(lanes.into_iter().map(lane), |gradients| sums.add(gradients, &mut table))?;
+        let words = window.words.iter().map(AsRef::as_ref);
+        sums.words += window.words.len();
+        sums.word_flop += cut.model.flop_of_words(words);
+        let table = table.pop().ok_or_else(|| DeviceError::internal("a part without lanes"))?;
+        tokens.backward(&self.pool, cut, &table, &mut sums.tokens)
     }
 
     /// Operations of the products of a step, in 1e9. The backward pass has two products for each of the forward pass.
-    fn gflop(&self, model: &BiLm, window: &Window) -> f64 {
+    fn gflop(&self, model: &BiLm, predictions: usize, of_words: f64) -> f64 {
         let classes = self.samples().unwrap_or(self.output.words());
         let of_classes = 4.0 * (classes * self.options.lstm.projection_dim) as f64; // both directions
-        let of_tokens = window.predictions() as f64 * (model.flop_per_token() + of_classes);
-        3.0 * (of_tokens + model.flop_of_words(window.words.iter().map(AsRef::as_ref))) / 1e9
+        3.0 * (predictions as f64 * (model.flop_per_token() + of_classes) + of_words) / 1e9
     }
 
-    /// The losses of both directions.
-    fn heads(&self, window: &Window, draws: &dyn Draws) -> Result<[Head; 2], TrainError> {
+    /// The losses of both directions for the rows of this process, of so many predictions in all processes.
+    fn heads(&self, window: &Window, predictions: usize, draws: &dyn Draws) -> Result<[Head; 2], TrainError> {
         let _no_gradients = tch::no_grad_guard();
         let kind = self.recipe.precision.kind();
         // The mean over the predictions, and half of the sum of both directions.
-        let scale = self.recipe.gradient_scale / (2.0 * window.predictions() as f64);
+        let scale = self.recipe.gradient_scale / (2.0 * predictions as f64);
         let head = |direction: usize| -> Result<Head, TrainError> {
             let targets = &window.targets[direction];
             match self.samples() {
@@ -340,60 +457,34 @@ impl Trainer {
         Ok([head(0)?, head(1)?])
     }
 
-    /// Runs all lanes forward and backward.
-    fn lanes(
-        &self,
-        cut: &Cut,
-        table: &Tensor,
-        places: &[i64],
-        window: &Window,
-        heads: &[Head; 2],
-        draws: &Arc<dyn Draws>,
-    ) -> Result<Vec<LaneGradients>, DeviceError> {
-        let positions = window.positions;
-        let task = |(rows, start): (Range<usize>, &StartState)| -> Task<LaneGradients> {
-            let cells = rows.start * positions..rows.end * positions;
-            let inputs = window.inputs.each_ref().map(|inputs| {
-                let row = |row: &[u32]| row.iter().map(|&input| places[input as usize]).collect();
-                inputs[cells.clone()].chunks(positions).map(row).collect()
-            });
-            let lane = Lane {
-                model: cut.model.share(),
-                leaves: cut.leaves[cut.of_token_layer..].iter().map(Tensor::shallow_clone).collect(),
-                table: table.shallow_clone(),
-                inputs,
-                heads: heads.each_ref().map(|head| head.part(cells.start, cells.len())),
-                start: start.share(),
-                draws: Arc::clone(draws),
-                dropout: self.recipe.dropout,
-                rows,
-                positions,
-            };
-            Box::new(move || lane.run())
-        };
-        self.pool.run(self.lane_rows().zip(&self.states).map(task).collect())
+    /// Rows of this process in the window of all processes.
+    fn own_rows(&self) -> Range<usize> {
+        self.resources.group.share(self.recipe.rows)
     }
 
-    /// Rows of each lane.
-    fn lane_rows(&self) -> impl Iterator<Item = Range<usize>> + use<> {
-        let Recipe { rows, lanes, .. } = self.recipe;
-        (0..lanes).map(move |lane| lane * rows / lanes..(lane + 1) * rows / lanes)
+    /// Rows that are computed at a time, counted from the first row of this process.
+    fn parts(&self) -> Vec<Range<usize>> {
+        let rows = self.own_rows().len();
+        let parts = rows.div_ceil(self.resources.part_rows);
+        (0..parts).map(|part| part * rows / parts..(part + 1) * rows / parts).collect()
     }
 
-    /// Sums over lanes, tensor by tensor.
-    fn sums(&self, lanes: Vec<Vec<Tensor>>) -> Result<Vec<Tensor>, DeviceError> {
-        let n = lanes.first().map_or(0, Vec::len);
-        let mut by_tensor: Vec<Vec<Tensor>> = (0..n).map(|_| Vec::with_capacity(lanes.len())).collect();
-        for lane in lanes {
-            by_tensor.iter_mut().zip(lane).for_each(|(terms, term)| terms.push(term));
-        }
-        let task = |terms: Vec<Tensor>| -> Task<Tensor> { Box::new(move || sum(terms)) };
-        self.pool.run(by_tensor.into_iter().map(task).collect())
+    /// Rows of each lane of a part.
+    fn lanes_of(&self, part: &Range<usize>) -> impl Iterator<Item = Range<usize>> + use<> {
+        let (first, rows) = (part.start, part.len());
+        let lanes = self.recipe.lanes.min(rows);
+        (0..lanes).map(move |lane| first + lane * rows / lanes..first + (lane + 1) * rows / lanes)
+    }
+
+    /// Rows of each lane of each part.
+    fn lane_rows(&self) -> Vec<Range<usize>> {
+        self.parts().iter().flat_map(|part| self.lanes_of(part)).collect()
     }
 
     /// Gradients of the parameters from those of what the model derived from them.
-    fn underived(&self, cut: &Cut, gradients: &[Tensor]) -> Result<Vec<Tensor>, DeviceError> {
-        let ends = cut.derived.iter().zip(gradients).map(|(derived, gradient)| product(derived, gradient));
+    fn underived(&self, cut: &Cut, tokens: Vec<Tensor>, layers: Vec<Tensor>) -> Result<Vec<Tensor>, DeviceError> {
+        let gradients: Vec<Tensor> = tokens.into_iter().chain(layers).collect();
+        let ends = cut.derived.iter().zip(&gradients).map(|(derived, gradient)| product(derived, gradient));
         let ends = ends.collect::<Result<Vec<_>, _>>()?;
         let parameters: Vec<&Tensor> = self.parameters.iter().map(|(_, tensor)| tensor).collect();
         Ok(Tensor::f_run_backward(&ends, &parameters, false, false)?)
@@ -402,12 +493,11 @@ impl Trainer {
     /// Norm of all gradients together.
     fn norm(&self, gradients: &Gradients) -> Result<f64, DeviceError> {
         let _no_gradients = tch::no_grad_guard();
-        let all = gradients.dense.iter().chain([&gradients.softmax.weight, &gradients.softmax.bias]);
         let task = |tensor: &Tensor| -> Task<Tensor> {
             let tensor = tensor.shallow_clone();
             Box::new(move || sum_of_squares(&tensor))
         };
-        let squares = Tensor::f_stack(&self.pool.run(all.map(task).collect())?, 0)?;
+        let squares = Tensor::f_stack(&self.pool.run(gradients.tensors.iter().map(task).collect())?, 0)?;
         Ok(f64::try_from(squares.f_sum(Kind::Double)?.f_sqrt()?)?)
     }
 
@@ -417,16 +507,9 @@ impl Trainer {
             self.slots.get(name).into_iter().flatten().map(Tensor::shallow_clone).collect()
         };
         let mut tasks: Vec<Task<()>> = Vec::new();
-        for ((name, weight), gradient) in self.parameters.iter().zip(gradients.dense) {
+        for ((name, weight), gradient) in self.named_parameters().zip(gradients.tensors) {
             let (weight, slots) = (weight.shallow_clone(), slots(name));
-            tasks.push(Box::new(move || update.dense(weight, &slots, gradient)));
-        }
-        let Output { weight, bias } = gradients.softmax;
-        for ((name, tensor), gradient) in
-            SOFTMAX.iter().zip([&self.output.weight, &self.output.bias]).zip([weight, bias])
-        {
-            let (weight, slots) = (tensor.shallow_clone(), slots(name));
-            match &gradients.rows {
+            match gradients.rows.as_ref().filter(|_| SOFTMAX.contains(&name)) {
                 None => tasks.push(Box::new(move || update.dense(weight, &slots, gradient))),
                 Some(rows) => {
                     let rows = rows.shallow_clone();
@@ -454,10 +537,10 @@ impl Trainer {
         })
     }
 
-    /// The whole state of the run.
+    /// The whole state of the run. With several processes, all of them must call this or [`Trainer::join_snapshot`].
     ///
     /// # Errors
-    /// [`TrainError::Device`] when libtorch fails or the host has no room.
+    /// [`TrainError::Device`] when libtorch fails or the host has no room; [`TrainError::Collective`].
     pub fn snapshot(&self) -> Result<Snapshot, TrainError> {
         let mut tensors = BTreeMap::new();
         for (name, tensor) in self.named_parameters() {
@@ -467,15 +550,81 @@ impl Trainer {
                 tensors.insert(format!("optimizer/{slot}/{name}"), Saved::of(tensor)?);
             }
         }
-        for layer in 0..self.options.lstm.n_layers {
-            let joined = |part: fn(&LayerState) -> &Tensor| -> Result<Saved, DeviceError> {
-                let of_lane = |state: &StartState| part(&state.layers()[layer]).shallow_clone();
-                Saved::of(&Tensor::f_cat(&self.states.iter().map(of_lane).collect::<Vec<_>>(), 1)?)
-            };
-            tensors.insert(format!("lstm/{layer}/h"), joined(|state| &state.h)?);
-            tensors.insert(format!("lstm/{layer}/c"), joined(|state| &state.c)?);
+        for (name, state) in self.all_states()? {
+            tensors.insert(name, Saved::of(&state)?);
         }
         Ok(Snapshot { tensors, counters: self.counters })
+    }
+
+    /// What a process does while another one calls [`Trainer::snapshot`].
+    ///
+    /// # Errors
+    /// As [`Trainer::snapshot`].
+    pub fn join_snapshot(&self) -> Result<(), TrainError> {
+        self.all_states().map(drop)
+    }
+
+    /// Names and LSTM states `[2, rows, _]` of the rows of all processes.
+    fn all_states(&self) -> Result<Vec<(String, Tensor)>, TrainError> {
+        let _no_gradients = tch::no_grad_guard();
+        let mut all = Vec::new();
+        for layer in 0..self.options.lstm.n_layers {
+            let own = |part: fn(&LayerState) -> &Tensor| -> Result<Tensor, TrainError> {
+                let of_lane = |state: &StartState| part(&state.layers()[layer]).shallow_clone();
+                self.gathered(Tensor::f_cat(&self.states.iter().map(of_lane).collect::<Vec<_>>(), 1)?)
+            };
+            all.push((format!("lstm/{layer}/h"), own(|state| &state.h)?));
+            all.push((format!("lstm/{layer}/c"), own(|state| &state.c)?));
+        }
+        Ok(all)
+    }
+
+    /// Puts the rows `[2, rows, _]` of all processes together.
+    fn gathered(&self, own: Tensor) -> Result<Tensor, TrainError> {
+        let (group, all_rows) = (&self.resources.group, self.recipe.rows);
+        if group.is_single() {
+            return Ok(own);
+        }
+        // All processes send tensors of one shape.
+        let most = all_rows.div_ceil(group.size()) as i64;
+        let rows = own.size()[1];
+        let padded = own.f_constant_pad_nd([0, 0, 0, most - rows])?;
+        let all = group.all_gather(&padded)?;
+        let share = |rank: usize| {
+            let rows = (rank + 1) * all_rows / group.size() - rank * all_rows / group.size();
+            all.f_select(0, rank as i64)?.f_narrow(1, 0, rows as i64)
+        };
+        let shares = (0..group.size()).map(share).collect::<Result<Vec<_>, _>>()?;
+        Ok(Tensor::f_cat(&shares, 1)?)
+    }
+
+    /// Checks that all processes have the same parameters and the same state of the optimiser, bit for bit.
+    ///
+    /// # Errors
+    /// [`TrainError::Diverged`] names the first tensor that differs; [`TrainError::Collective`].
+    pub fn check_equal(&self) -> Result<(), TrainError> {
+        let group = &self.resources.group;
+        if group.is_single() {
+            return Ok(());
+        }
+        let (mut names, mut sums) = (Vec::new(), Vec::new());
+        for (name, tensor) in self.named_parameters() {
+            names.push(format!("weights/{name}"));
+            sums.push(bit_sum(tensor)?);
+            let slots = self.slots.get(name).into_iter().flatten();
+            for (slot, tensor) in self.recipe.optimizer.slots().iter().zip(slots) {
+                names.push(format!("optimizer/{slot}/{name}"));
+                sums.push(bit_sum(tensor)?);
+            }
+        }
+        let all = group.gather(&sums)?;
+        for (rank, other) in all.iter().enumerate() {
+            if let Some(differs) = other.iter().zip(&all[0]).position(|(one, first)| one != first) {
+                let (step, name) = (self.counters.step, names.swap_remove(differs));
+                return Err(TrainError::Diverged { step, name, rank });
+            }
+        }
+        Ok(())
     }
 
     /// Names and parameters, the softmax last.
@@ -503,7 +652,7 @@ impl Trainer {
             let layer = |_| Ok(LayerState { h: zeros(rows, lstm.projection_dim)?, c: zeros(rows, lstm.dim)? });
             Ok(StartState::per_sentence((0..lstm.n_layers).map(layer).collect::<Result<_, DeviceError>>()?))
         };
-        self.lane_rows().map(lane).collect()
+        self.lane_rows().into_iter().map(lane).collect()
     }
 
     fn saved_states(&self, snapshot: &Snapshot) -> Result<Vec<StartState>, TrainError> {
@@ -517,12 +666,17 @@ impl Trainer {
             };
             layers.push(LayerState { h: find("h", lstm.projection_dim)?, c: find("c", lstm.dim)? });
         }
+        let first = self.own_rows().start;
         let lane = |rows: Range<usize>| {
-            let part = |t: &Tensor| t.f_narrow(1, rows.start as i64, rows.len() as i64)?.f_contiguous();
+            let part = |t: &Tensor| t.f_narrow(1, (first + rows.start) as i64, rows.len() as i64)?.f_contiguous();
             let layer = |state: &LayerState| Ok(LayerState { h: part(&state.h)?, c: part(&state.c)? });
             Ok(StartState::per_sentence(layers.iter().map(layer).collect::<Result<_, DeviceError>>()?))
         };
-        self.lane_rows().map(lane).collect()
+        self.lane_rows().into_iter().map(lane).collect()
+    }
+
+    pub(super) fn group(&self) -> &Group {
+        &self.resources.group
     }
 
     pub(super) fn options(&self) -> &ModelOptions {
@@ -561,61 +715,64 @@ fn parameter_precision(recipe: &Recipe) -> Precision {
     if recipe.precision == Precision::F64 { Precision::F64 } else { Precision::F32 }
 }
 
-/// The sum of tensors of one shape, in their order; the first one is used up.
-fn sum(terms: Vec<Tensor>) -> Result<Tensor, DeviceError> {
+/// The sum of the bits of all numbers of a tensor, each times its odd place: numbers that are swapped change it.
+fn bit_sum(tensor: &Tensor) -> Result<i64, DeviceError> {
     let _no_gradients = tch::no_grad_guard();
-    let mut terms = terms.into_iter();
-    let first = terms.next().ok_or_else(|| DeviceError::internal("a sum over no lanes"))?;
-    let mut sum = first.f_to_kind(exact_kind(first.kind()))?;
-    for term in terms {
-        let _ = sum.f_add_(&term)?;
+    let bits = if tensor.kind() == Kind::Double { Kind::Int64 } else { Kind::Int };
+    let flat = tensor.f_contiguous()?.f_view([-1])?.f_view_dtype(bits)?;
+    let mut sum = 0i64;
+    for (piece, numbers) in flat.f_split(PIECE, 0)?.into_iter().enumerate() {
+        let first = 2 * PIECE * piece as i64 + 1;
+        let n = numbers.size1()?;
+        let places = Tensor::f_arange_start_step(first, first + 2 * n, 2, (Kind::Int64, tensor.device()))?;
+        let weighted = numbers.f_to_kind(Kind::Int64)?.f_mul(&places)?.f_sum(Kind::Int64)?;
+        sum = sum.wrapping_add(i64::try_from(weighted)?);
     }
     Ok(sum)
 }
 
-/// Mean loss of each direction.
-fn losses(heads: &[Vec<HeadGradients>; 2], predictions: usize) -> Result<[f64; 2], DeviceError> {
-    let sums = heads.each_ref().map(|lanes| lanes.iter().map(|lane| lane.loss.shallow_clone()).collect::<Vec<_>>());
-    let mean = |lanes: &[Tensor]| -> Result<f64, DeviceError> {
-        let sums = Vec::<f64>::try_from(Tensor::f_stack(lanes, 0)?.f_to_device(tch::Device::Cpu)?)?;
-        Ok(sums.iter().sum::<f64>() / predictions as f64)
-    };
-    Ok([mean(&sums[0])?, mean(&sums[1])?])
+/// Adds tensors to sums, in place; the first ones become the sums.
+fn add(sums: &mut Vec<Tensor>, terms: Vec<Tensor>) -> Result<(), DeviceError> {
+    let _no_gradients = tch::no_grad_guard();
+    if sums.is_empty() {
+        *sums = terms.iter().map(|term| term.f_to_kind(exact_kind(term.kind()))).collect::<Result<_, _>>()?;
+        return Ok(());
+    }
+    for (sum, term) in sums.iter_mut().zip(terms) {
+        let _ = sum.f_add_(&term)?;
+    }
+    Ok(())
 }
 
-/// Gradients of the softmax from both directions and all lanes: dense, or the rows of some words.
+/// Gradients of the softmax from both directions: dense, or for the rows of all words that the window of all processes has as
+/// targets or negatives.
 fn softmax_gradients(
-    lanes: [Vec<HeadGradients>; 2],
+    classes: [Vec<Tensor>; 2],
+    targets: [Vec<Output>; 2],
     heads: &[Head; 2],
+    window: &Window,
 ) -> Result<(Output, Option<Tensor>), DeviceError> {
     let _no_gradients = tch::no_grad_guard();
-    let (mut classes, mut targets) = (Vec::new(), Vec::new());
-    for lanes in lanes {
-        let (mut of_classes, mut of_targets) = ([vec![], vec![]], [vec![], vec![]]);
-        for lane in lanes {
-            of_classes[0].push(lane.classes.weight);
-            of_classes[1].push(lane.classes.bias);
-            if let Some(Output { weight, bias }) = lane.targets {
-                of_targets[0].push(weight);
-                of_targets[1].push(bias);
-            }
-        }
-        let [weights, biases] = of_classes;
-        classes.push(Output { weight: sum(weights)?, bias: sum(biases)? });
-        let [weights, biases] = of_targets;
-        if !weights.is_empty() {
-            targets.push(Output { weight: Tensor::f_cat(&weights, 0)?, bias: Tensor::f_cat(&biases, 0)? });
-        }
+    let output = |sums: Vec<Tensor>| -> Result<Output, DeviceError> {
+        let [weight, bias] = <[Tensor; 2]>::try_from(sums).map_err(|_| DeviceError::internal("a sum over no lanes"))?;
+        Ok(Output { weight, bias })
+    };
+    let ids: Vec<&[i64]> = heads.iter().filter_map(Head::ids).collect();
+    if ids.is_empty() {
+        let mut all = Vec::new();
+        classes.into_iter().try_for_each(|sums| add(&mut all, sums))?;
+        return Ok((output(all)?, None));
     }
-    let ids: Vec<&[i64]> = heads.iter().filter_map(Head::ids).chain(heads.iter().map(Head::targets)).collect();
-    if targets.is_empty() {
-        let (weights, biases) = classes.into_iter().map(|Output { weight, bias }| (weight, bias)).unzip();
-        return Ok((Output { weight: sum(weights)?, bias: sum(biases)? }, None));
-    }
-    let pieces: Vec<Output> = classes.into_iter().chain(targets).collect();
     let mut rows = ids.concat();
+    rows.extend(window.targets.iter().flatten().map(|&target| i64::from(target)));
     rows.sort_unstable();
     rows.dedup();
+    let mut pieces = classes.into_iter().map(output).collect::<Result<Vec<_>, _>>()?;
+    for lanes in targets {
+        let (weights, biases): (Vec<_>, Vec<_>) = lanes.into_iter().map(|lane| (lane.weight, lane.bias)).unzip();
+        pieces.push(Output { weight: Tensor::f_cat(&weights, 0)?, bias: Tensor::f_cat(&biases, 0)? });
+    }
+    let ids: Vec<&[i64]> = ids.into_iter().chain(heads.iter().map(Head::targets)).collect();
     let (kind, device) = (pieces[0].weight.kind(), pieces[0].weight.device());
     let n = rows.len() as i64;
     let mut total = Output {
@@ -663,8 +820,8 @@ impl Tokens {
         Ok(Tensor::f_cat(&self.chunks, 0)?)
     }
 
-    /// Gradients of the leaves of the token layer by chunk, from those of the token vectors.
-    fn backward(self, pool: &Pool, cut: &Cut, table: &Tensor) -> Result<Vec<Vec<Tensor>>, DeviceError> {
+    /// Adds the gradients of the leaves of the token layer, from those of the token vectors.
+    fn backward(self, pool: &Pool, cut: &Cut, table: &Tensor, sums: &mut Vec<Tensor>) -> Result<(), DeviceError> {
         let mut tasks: Vec<Task<Vec<Tensor>>> = Vec::with_capacity(self.chunks.len());
         let mut first = 0;
         for chunk in self.chunks {
@@ -677,7 +834,7 @@ impl Tokens {
                 Ok(Tensor::f_run_backward(&[end], &leaves, false, false)?)
             }));
         }
-        pool.run(tasks)
+        pool.fold(tasks, |gradients| add(sums, gradients))
     }
 }
 

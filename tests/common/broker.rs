@@ -255,6 +255,19 @@ impl Broker {
         Ok(records)
     }
 
+    /// Waits until no transaction is open in a topic. That of a process that was killed hides all messages after it from readers of
+    /// committed ones, until the broker aborts it.
+    pub(crate) fn wait_for_transactions(&self, topic: &Topic) {
+        let end = |isolation: &str, partition: i32| {
+            let consumer: BaseConsumer = self.client().set("isolation.level", isolation).create().unwrap();
+            consumer.fetch_watermarks(&topic.name, partition, PATIENCE).unwrap().1
+        };
+        eventually("no transaction is open", || {
+            (0..topic.partitions)
+                .all(|partition| end("read_committed", partition) == end("read_uncommitted", partition))
+        });
+    }
+
     /// First and next offset of a partition.
     pub(crate) fn watermarks(&self, topic: &Topic, partition: i32) -> (i64, i64) {
         let consumer: BaseConsumer = self.client().create().unwrap();

@@ -102,6 +102,7 @@ impl Case {
 
     /// The messages that readers of a topic see, each of which must be there once.
     pub(super) fn enriched(&self, target: &Topic) -> Enriched {
+        self.broker.wait_for_transactions(target);
         let mut all = Enriched::new();
         for record in self.broker.read(target) {
             let value = record.value.unwrap();

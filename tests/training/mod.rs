@@ -1,7 +1,8 @@
 //! The training step: against an independent program (`fixtures.rs`), against finite differences (`gradients.rs`), and
-//! what must not change its bits: threads, interruptions (`exactness.rs`).
+//! what must not change its bits: threads, interruptions (`exactness.rs`), several processes (`processes.rs`).
 
 mod cases;
 mod exactness;
 mod fixtures;
 mod gradients;
+mod processes;

@@ -166,7 +166,7 @@ pub(super) fn note(text: &str) {
 
 /// Writes to stderr, above the progress bar. Errors are ignored, because a job must not end when stderr is closed or
 /// full; `eprintln!` would panic.
-fn write_stderr(text: &str) {
+pub(super) fn write_stderr(text: &str) {
     let _ = report::above_bar(|| io::stderr().write_all(text.as_bytes()));
 }
 

@@ -18,6 +18,7 @@ mod logging;
 mod mixes;
 mod model;
 mod output;
+mod processes;
 mod shutdown;
 mod sql;
 #[cfg(feature = "kafka")]

@@ -30,7 +30,7 @@ pub(super) fn leave(exit: u8) -> ! {
 
 /// A request to end.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Request {
+pub(super) enum Request {
     /// SIGINT, which a terminal sends for Ctrl-C.
     Interrupt,
     /// SIGTERM.
@@ -40,7 +40,7 @@ enum Request {
 }
 
 /// The signals that request a command to end.
-struct Requests {
+pub(super) struct Requests {
     interrupt: Signal,
     terminate: Signal,
     /// `None` when the process was started with SIGHUP ignored, as `nohup` does: then it stays ignored.
@@ -52,7 +52,7 @@ impl Requests {
     ///
     /// # Errors
     /// [`Error::Failed`] when the system refuses a handler.
-    fn listen() -> Result<Self> {
+    pub(super) fn listen() -> Result<Self> {
         let hangup = match is_ignored(libc::SIGHUP) {
             true => None,
             false => Some(handler(SignalKind::hangup())?),
@@ -61,7 +61,7 @@ impl Requests {
     }
 
     /// Waits for the next request.
-    async fn next(&mut self) -> Request {
+    pub(super) async fn next(&mut self) -> Request {
         let hangup = async {
             match &mut self.hangup {
                 Some(hangup) => hangup.recv().await,

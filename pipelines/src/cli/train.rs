@@ -1,24 +1,26 @@
 //! `elmo train`: its arguments. The run is in [`crate::train`].
 
-use std::{fs, path::PathBuf, str::FromStr};
+use std::{env, fs, path::PathBuf, str::FromStr, time::Duration};
 
 use clap::{ArgAction, Args, ValueHint, builder::BoolishValueParser};
 use elmo::{
     engine::{DeviceChoice, Precision, parse_devices},
-    model::{DeviceName, resolve_devices},
+    model::{DeviceName, cuda_devices, resolve_devices},
     options::TextOptions,
     spec::{SentenceMode, SpecError, StateMode, TokenizerKind},
-    train::{Classes, Optimizer, Recipe, Schedule, keep_freed_memory},
+    train::{Classes, Group, Meeting, Optimizer, Recipe, Schedule, keep_freed_memory},
 };
 
 use super::{
     CommonArgs,
     args::{block_on, one_of, positive, threads},
-    print, print_json, shutdown,
+    print, print_json,
+    processes::{self, Places},
+    shutdown,
 };
 use crate::{
     diagnose::sizes::Size,
-    error::{Error, Exit, Result},
+    error::{Error, Exit, Fault, Result},
     models::ModelSpec,
     redact::redact,
     stores::Stores,
@@ -160,24 +162,47 @@ pub(super) struct TrainArgs {
     #[arg(long, value_name = "N", default_value = "2", value_parser = positive, help_heading = "Run")]
     keep_checkpoints: usize,
 
-    /// A loss that is not finite: stop ends the run, rollback goes back and passes over the text
+    /// A loss that jumps or is not finite: stop ends the run, rollback goes back and passes over the text, ignore goes on after a
+    /// jump
     #[arg(long, value_name = "WHAT", default_value = "stop", value_parser = one_of::<OnSpike>(OnSpike::WORDS), help_heading = "Run")]
     on_spike: OnSpike,
 
     #[command(flatten)]
     step: StepArgs,
 
-    /// Device: auto, cpu, or one GPU such as cuda:0
+    /// Device: auto, cpu, cuda, or GPUs such as cuda:0 or cuda:0,1,2,3
+    ///
+    /// auto is the first GPU, or the CPU where there is none; cuda is all GPUs. Each of several GPUs has a process of its own.
+    /// Under torchrun, srun and the like, every process takes one of the GPUs, by its number on its machine.
     #[arg(long, value_name = "DEVICE", default_value = "auto", help_heading = "Speed and devices")]
     device: String,
 
-    /// Number of CPU threads, which does not change the result [default: all cores]
+    /// GPUs of this machine: --gpus 0,1 is --device cuda:0,1
+    #[arg(long, value_name = "LIST", help_heading = "Speed and devices")]
+    gpus: Option<String>,
+
+    /// Processes on the CPU of this machine
+    #[arg(long, value_name = "N", value_parser = positive, hide_short_help = true, help_heading = "Speed and devices")]
+    processes: Option<usize>,
+
+    /// Parts of --rows rows that a process computes one after the other for each step
+    ///
+    /// A window has as many rows as all parts of all processes together. Memory is that of one part.
+    #[arg(long, value_name = "N", default_value = "1", value_parser = positive, help_heading = "Speed and devices")]
+    accumulate: usize,
+
+    /// Seconds after which a process that does not answer ends the run
+    #[arg(long, value_name = "N", default_value = "600", value_parser = positive, hide_short_help = true, help_heading = "Speed and devices")]
+    process_timeout: usize,
+
+    /// CPU threads of a process, which do not change the result [default: all cores, shared by the processes]
     #[arg(long, value_name = "N", value_parser = threads, help_heading = "Speed and devices")]
     threads: Option<usize>,
 
     /// Groups of rows that are computed one by one, or in parallel on a CPU [default: a 32nd of the rows]
     ///
-    /// Each of them has gradients of its own in memory. Their number changes the rounding of sums.
+    /// Their number changes the rounding of sums, and the memory for activations. Gradients of as many as there are threads are
+    /// in memory.
     #[arg(long, value_name = "N", value_parser = positive, hide_short_help = true, help_heading = "Speed and devices")]
     lanes: Option<usize>,
 }
@@ -190,7 +215,7 @@ struct StepArgs {
     #[arg(long, value_name = "NAME", default_value = "bilm", value_parser = ["bilm"])]
     preset: String,
 
-    /// Rows of a window, each a stream of sentences [default: 128]
+    /// Rows of a window in each process, each a stream of sentences [default: 128]
     #[arg(long, value_name = "N", value_parser = positive)]
     rows: Option<usize>,
 
@@ -322,25 +347,60 @@ impl StepArgs {
 pub(super) fn run(args: &TrainArgs, _: &CommonArgs) -> Result<Exit> {
     let file = args.options_file()?;
     let stores = Stores::from_env();
-    let job = args.job(file.as_ref(), &stores)?;
-    let overwrite = job.overwrite;
-    keep_freed_memory();
+    let meeting = Meeting::from_env(|name| env::var(name).ok());
+    let meeting = meeting.map_err(|e| Error::usage(e.to_string(), "docs/training.md lists the variables"))?;
+    let several = args.places()?.filter(|_| meeting.is_none() || is_slurm_script());
+    let meeting = meeting.filter(|_| several.is_none());
+    if args.dry_run && meeting.as_ref().is_some_and(|meeting| meeting.rank > 0) {
+        return Ok(Exit::Done);
+    }
+    let processes = several.as_ref().map_or(meeting.as_ref().map_or(1, |meeting| meeting.size), Places::len);
+    // Also before processes are started: whatever is wrong is said once.
+    let job = args.job(file.as_ref(), &stores, processes, meeting.as_ref())?;
     if args.dry_run {
+        keep_freed_memory();
         let estimate = block_on(estimate(job, &stores))?;
         return if args.json { print_json(&estimate) } else { print(&estimate.to_string()) }.map(|()| Exit::Done);
     }
+    if let Some(places) = several {
+        return processes::run(&places);
+    }
+    keep_freed_memory();
+    let is_first = meeting.as_ref().is_none_or(|meeting| meeting.rank == 0);
+    let job = match &meeting {
+        Some(meeting) => args.met(job, meeting)?,
+        None => job,
+    };
+    let overwrite = job.overwrite;
     let outcome = block_on(async {
         let stop = shutdown::requested("this step is made and a checkpoint is written")?;
         train(job, &stores, stop).await
     });
+    if let Err(error) = &outcome
+        && !is_first
+        && let Some(fault @ (TrainFault::Interrupted { .. } | TrainFault::Elsewhere { .. })) = error.module()
+    {
+        // Another process says it.
+        return Ok(fault.exit());
+    }
     if let Err(error) = &outcome
         && matches!(error.module(), Some(TrainFault::Interrupted { .. }))
     {
         note_command(overwrite);
     }
     let report: TrainReport = outcome?;
-    if args.json { print_json(&report) } else { print(&report.to_string()) }?;
+    match is_first {
+        true if args.json => print_json(&report)?,
+        true => print(&report.to_string())?,
+        false => {}
+    }
     Ok(if report.bad_rows > 0 { Exit::Rejected } else { Exit::Done })
+}
+
+/// Whether this is the script of a Slurm job, and not a step of it that `srun` has started.
+fn is_slurm_script() -> bool {
+    let is_set = |name: &str| env::var_os(name).is_some_and(|value| !value.is_empty());
+    !is_set("RANK") && is_set("SLURM_PROCID") && !is_set("SLURM_STEP_NUM_TASKS")
 }
 
 /// Says how the run goes on.
@@ -360,13 +420,62 @@ impl TrainArgs {
         OptionsFile::parse(&bytes, &path.display().to_string()).map(Some)
     }
 
-    fn job(&self, file: Option<&OptionsFile>, stores: &Stores) -> Result<TrainJob> {
+    /// The processes that this one starts, if several devices are given.
+    fn places(&self) -> Result<Option<Places>> {
+        let gpus = |devices: &[DeviceName]| -> Option<Places> {
+            let number = |device: &DeviceName| if let DeviceName::Cuda(number) = device { Some(*number) } else { None };
+            Some(Places::Gpus(devices.iter().filter_map(number).collect())).filter(|places| places.len() > 1)
+        };
+        let choices = self.choices()?;
+        match self.processes {
+            Some(_) if !matches!(choices.as_slice(), [DeviceChoice::Cpu | DeviceChoice::Auto]) => Err(Error::usage(
+                "--processes is for the CPU",
+                "give --device cpu, or leave it out: every GPU has a process of its own",
+            )),
+            Some(processes) => Ok(Some(Places::Cpu(processes)).filter(|_| processes > 1)),
+            None if matches!(choices.as_slice(), [DeviceChoice::Cuda(None)]) || choices.len() > 1 => {
+                // Those that are not there are reported by the job.
+                Ok(resolve_devices(&choices).ok().as_deref().and_then(gpus))
+            }
+            None => Ok(None),
+        }
+    }
+
+    fn choices(&self) -> Result<Vec<DeviceChoice>> {
+        let text = match (&self.gpus, self.device.as_str()) {
+            (Some(gpus), "auto") => format!("cuda:{gpus}"),
+            (Some(_), device) => {
+                let message = format!("--gpus and --device {device} both name the devices");
+                return Err(Error::usage(message, "give one of them"));
+            }
+            (None, device) => device.to_owned(),
+        };
+        Ok(parse_devices(&text).map_err(|error: SpecError| elmo::Error::from(error))?)
+    }
+
+    /// The job of one of several processes, which has met the others.
+    fn met(&self, job: TrainJob, meeting: &Meeting) -> Result<TrainJob> {
+        let limit = Duration::from_secs(self.process_timeout as u64);
+        let group = Group::meet(meeting, job.device, limit).map_err(|e| TrainFault::Step(e.into()))?;
+        Ok(TrainJob { group, ..job })
+    }
+
+    fn job(
+        &self,
+        file: Option<&OptionsFile>,
+        stores: &Stores,
+        processes: usize,
+        meeting: Option<&Meeting>,
+    ) -> Result<TrainJob> {
         let example = "for example: elmo train --shards 'corpus/*.txt' --vocab vocab.txt --size small --output model";
         let missing = |what: &str| Error::usage(format!("{what} was given"), example);
         if self.shards.is_empty() {
             return Err(missing("no --shards"));
         }
-        let recipe = self.step.recipe(file, self.lanes);
+        let mut recipe = self.step.recipe(file, self.lanes);
+        let part_rows = recipe.rows;
+        // A dry run tries the share of one process.
+        recipe.rows *= self.accumulate * if self.dry_run { 1 } else { processes };
         let output = self.output.as_ref().ok_or_else(|| missing("no --output"))?;
         let output = match stores.locate(output)?.local_path() {
             Some(_) if !output.contains("://") => PathBuf::from(output),
@@ -376,7 +485,7 @@ impl TrainArgs {
                 return Err(Error::usage(format!("{output}: a run writes to a local folder"), help));
             }
         };
-        let device = self.device()?;
+        let device = self.device(meeting)?;
         if recipe.precision == Precision::F64 && device != DeviceName::Cpu {
             return Err(Error::usage("--precision f64 is for the CPU", "give --device cpu, or --precision f32"));
         }
@@ -400,10 +509,17 @@ impl TrainArgs {
             model: self.model(file).ok_or_else(|| missing("none of --size, --options and --init"))??,
             words: file.and_then(OptionsFile::words),
             recipe,
+            part_rows,
+            accumulate: self.accumulate,
+            processes,
+            group: Group::default(),
             until: self.steps.map_or(Until::Epochs(epochs), |steps| Until::Steps(steps as u64)),
             output,
             device,
-            threads: self.threads.unwrap_or_else(|| std::thread::available_parallelism().map_or(1, usize::from)),
+            threads: self.threads.unwrap_or_else(|| {
+                let neighbours = meeting.and_then(|meeting| meeting.local_size).unwrap_or(1);
+                std::thread::available_parallelism().map_or(1, |cores| cores.get().div_ceil(neighbours.max(1)))
+            }),
             eval_every: every(self.eval_every),
             patience: every(self.patience),
             log_every: self.log_every as u64,
@@ -445,22 +561,29 @@ impl TrainArgs {
         }
     }
 
-    fn device(&self) -> Result<DeviceName> {
-        let choices = parse_devices(&self.device).map_err(|error: SpecError| elmo::Error::from(error))?;
-        let several = || {
-            Error::usage(
-                format!("--device {} names several devices, and a run is one process on one device", self.device),
-                "give one of them, such as --device cuda:0",
-            )
+    /// The device of this process: that of its number on its machine when there are several.
+    fn device(&self, meeting: Option<&Meeting>) -> Result<DeviceName> {
+        let choices = self.choices()?;
+        // Whoever has started this process may have left it a single GPU, which is number 0 then.
+        let alone = [DeviceChoice::Cuda(Some(0))];
+        let is_listed = |choice: &DeviceChoice| matches!(choice, DeviceChoice::Cuda(Some(_)));
+        let choices = match meeting {
+            Some(_) if cuda_devices() == 1 && choices.iter().all(is_listed) => &alone[..],
+            _ => &choices[..],
         };
-        if choices.len() > 1 {
-            return Err(several());
-        }
-        match resolve_devices(&choices).map_err(elmo::Error::from)?.as_slice() {
-            [one] => Ok(*one),
-            [first, ..] if choices == [DeviceChoice::Auto] => Ok(*first),
-            _ => Err(several()),
-        }
+        let devices = resolve_devices(choices).map_err(elmo::Error::from)?;
+        let number = meeting.map_or(0, |meeting| meeting.local_rank);
+        let chosen = if devices.len() == 1 { devices.first() } else { devices.get(number) };
+        chosen.copied().ok_or_else(|| {
+            let rank = meeting.map_or(0, |meeting| meeting.rank);
+            Error::usage(
+                format!(
+                    "process {rank} is number {number} on its machine, but only {} devices are given",
+                    devices.len()
+                ),
+                "start as many processes on a machine as it has GPUs",
+            )
+        })
     }
 }
 

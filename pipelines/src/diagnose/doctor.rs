@@ -2,7 +2,7 @@
 //!
 //! It contains no secrets: no environment variables, no host name, no user name. The home directory is shown as `~`.
 
-use std::{env, fmt, fs, path::Path};
+use std::{env, fmt, path::Path};
 
 use elmo::{
     ModelData,
@@ -13,6 +13,7 @@ use serde::Serialize;
 use super::sizes::Size;
 use crate::{
     error::{Error, Result},
+    memory::Memory,
     models::Cache,
     report::{bytes, count, table},
 };
@@ -44,15 +45,6 @@ pub struct Diagnosis {
     pub cache: CacheInfo,
     /// `None` when it was skipped.
     pub self_test: Option<SelfTest>,
-}
-
-/// Memory in bytes.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
-pub struct Memory {
-    /// Installed memory.
-    pub total: u64,
-    /// Memory that a new program can use without swapping.
-    pub available: u64,
 }
 
 /// The cache directory.
@@ -106,7 +98,7 @@ impl Diagnosis {
             devices: std::iter::once("cpu".to_owned()).chain(devices).collect(),
             threads: processors,
             processors,
-            memory: fs::read_to_string("/proc/meminfo").ok().and_then(|text| memory(&text)),
+            memory: Memory::now(),
             cache: cache_info(Cache::from_env().dir()),
             self_test: if self_test { Some(run_self_test()?) } else { None },
         })
@@ -202,15 +194,6 @@ fn librdkafka() -> Option<String> {
     None
 }
 
-/// Reads `MemTotal` and `MemAvailable`, which the kernel gives in KiB.
-fn memory(meminfo: &str) -> Option<Memory> {
-    let read = |name: &str| {
-        let line = meminfo.lines().find_map(|line| line.strip_prefix(name))?;
-        line.trim().trim_end_matches(" kB").parse::<u64>().ok().map(|kib| kib * 1024)
-    };
-    Some(Memory { total: read("MemTotal:")?, available: read("MemAvailable:")? })
-}
-
 fn cache_info(dir: &Path) -> CacheInfo {
     let exists = dir.is_dir();
     // The nearest existing ancestor, in which the cache would be created.
@@ -261,18 +244,5 @@ impl fmt::Display for Diagnosis {
             }
         }
         f.write_str(&table(&rows))
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn memory_is_parsed_from_meminfo() {
-        // The first lines of /proc/meminfo as proc(5) describes them.
-        let text = "MemTotal:       16315096 kB\nMemFree:          330364 kB\nMemAvailable:    8155044 kB\n";
-        assert_eq!(memory(text), Some(Memory { total: 16_315_096 * 1024, available: 8_155_044 * 1024 }));
-        assert_eq!(memory("MemTotal: ? kB"), None);
     }
 }

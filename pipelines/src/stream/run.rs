@@ -237,7 +237,9 @@ async fn prepare(job: &StreamJob, stage: &dyn Stage, finisher: &Finisher, metric
                 max_bytes: max_message_bytes(&job.kafka),
             };
             let (config, id) = (job.kafka.producer(), transactional_id(&job.kafka));
-            let begin = move || Transactions::new(&config, &id, metrics);
+            // Only a static member has the transactional id of its predecessor.
+            let left = job.written().into_iter().filter(|_| job.kafka.instance().is_some()).map(Into::into).collect();
+            let begin = move || Transactions::new(&config, &id, left, metrics);
             let begun = tokio::task::spawn_blocking(begin).await;
             let transactions = Box::new(begun.map_err(|e| Error::Failed(format!("a thread died: {e}")))??);
             Ok(Prepared::Topic { records, max_wait: *max_wait, transactions })

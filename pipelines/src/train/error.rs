@@ -5,7 +5,10 @@ use std::path::PathBuf;
 use elmo::train::TrainError;
 use thiserror::Error;
 
-use crate::error::{Exit, Fault};
+use crate::{
+    error::{Exit, Fault},
+    report::bytes,
+};
 
 /// Why a run cannot begin or go on.
 #[derive(Debug, Error)]
@@ -51,6 +54,12 @@ pub enum TrainFault {
         /// The folder.
         output: PathBuf,
     },
+    /// Another run was begun there while the text of this one was read.
+    #[error("{output}: another run was begun there in the meantime")]
+    Begun {
+        /// The folder.
+        output: PathBuf,
+    },
     /// The vocabulary cannot be used for training.
     #[error("{file}: {reason}")]
     Vocabulary {
@@ -69,11 +78,13 @@ pub enum TrainFault {
         /// The last checkpoint that is complete.
         last: Option<PathBuf>,
     },
-    /// The loss or a gradient is not finite.
+    /// The loss has jumped, or the loss, a gradient or a weight is not finite.
     #[error("{reason}; {}{}", last_good(last), if *went_back { ", and going back did not help" } else { "" })]
-    NotFinite {
-        /// The step, and what is not finite.
+    Spike {
+        /// The step, and what is wrong.
         reason: String,
+        /// It is a loss that jumped: the run could go on.
+        is_finite: bool,
         /// The last checkpoint.
         last: Option<PathBuf>,
         /// The run has gone back to checkpoints, in vain.
@@ -89,9 +100,43 @@ pub enum TrainFault {
         /// The checkpoint.
         checkpoint: PathBuf,
     },
+    /// The run does not fit into memory.
+    #[error(
+        "weights, gradients and the state of the optimiser take {}, but only {} of memory are free",
+        bytes(*needed),
+        bytes(*available)
+    )]
+    Memory {
+        /// Bytes without activations, which come on top of them.
+        needed: u64,
+        /// Bytes that are free.
+        available: u64,
+    },
     /// A step failed.
     #[error(transparent)]
     Step(TrainError),
+    /// Another process of the run has failed.
+    #[error("process {rank} of this run has failed; its own message says why")]
+    Elsewhere {
+        /// The process.
+        rank: usize,
+    },
+    /// A process of the run reads other text, or has other settings, than process 0.
+    #[error("process {rank} of this run is not one of the same run as process 0:\n{}", indented(differences))]
+    Unequal {
+        /// The process.
+        rank: usize,
+        /// One line per difference.
+        differences: Vec<String>,
+    },
+    /// A process of the run was killed.
+    #[error("process {rank} of this run was killed by signal {signal}; the others were ended")]
+    Killed {
+        /// The process.
+        rank: usize,
+        /// The signal.
+        signal: i32,
+    },
     /// The run was interrupted.
     #[error("interrupted after step {step}, whose state is in {}", checkpoint.display())]
     Interrupted {
@@ -124,8 +169,9 @@ impl Fault for TrainFault {
         match self {
             Self::Differs { .. } | Self::Foreign { .. } | Self::Step(TrainError::Recipe(_)) => Exit::Usage,
             Self::Corpus { .. } | Self::Vocabulary { .. } => Exit::Input,
-            Self::Damaged { .. } | Self::Locked { .. } | Self::Write { .. } => Exit::Storage,
-            Self::NotFinite { .. } | Self::Step(_) => Exit::Failed,
+            Self::Damaged { .. } | Self::Locked { .. } | Self::Begun { .. } | Self::Write { .. } => Exit::Storage,
+            Self::Spike { .. } | Self::Step(_) | Self::Elsewhere { .. } | Self::Killed { .. } => Exit::Failed,
+            Self::Unequal { .. } | Self::Memory { .. } => Exit::Usage,
             Self::Interrupted { .. } => Exit::Interrupted,
             Self::Saved { error, .. } => error.exit(),
         }
@@ -143,6 +189,7 @@ impl Fault for TrainFault {
             Self::Damaged { .. } => "begin anew with --overwrite, or restore a checkpoint from a backup",
             Self::Foreign { .. } => "give an empty or new folder as --output",
             Self::Locked { .. } => "wait for it, or give another --output",
+            Self::Begun { .. } => "run the same command again to go on with that run, or give another --output",
             Self::Vocabulary { .. } => {
                 "negatives are drawn by the rank of a word, so the most frequent words must come first: write the \
                  vocabulary with elmo vocab, or remove the counts if they are of another text"
@@ -154,22 +201,40 @@ impl Fault for TrainFault {
                 ));
             }
             Self::Write { .. } => "make room on the disk and run the same command again",
+            Self::Memory { .. } => {
+                "give a smaller --size, or a vocabulary of fewer words (elmo vocab --size); --optimizer adagrad takes less than \
+                 adamw"
+            }
             Self::Saved { error, .. } => {
                 let first = error.help().map_or_else(String::new, |help| format!("{help}; "));
                 return Some(format!("{first}the same command, without --overwrite, goes on from there"));
             }
-            Self::NotFinite { went_back: true, .. } => {
+            Self::Spike { went_back: true, .. } => {
                 "begin anew with a lower --learning-rate, a lower --clip-norm, or a --warm-up"
             }
-            Self::NotFinite { .. } => {
+            Self::Spike { is_finite: true, .. } => {
+                "give --on-spike rollback, which goes back and passes over the text that did it, or --on-spike ignore if the \
+                 text explains the jump; or begin anew with a lower --learning-rate or a --warm-up"
+            }
+            Self::Spike { .. } => {
                 "give --on-spike rollback, which goes back and passes over the text that did it; or begin anew with a lower \
                  --learning-rate"
+            }
+            Self::Step(TrainError::Collective(_)) => {
+                "another process of the run has ended or does not answer: its messages say why. The same command goes on from \
+                 the last checkpoint"
             }
             Self::Step(TrainError::Device(_)) => {
                 "if memory is short, run again with fewer --threads on a CPU, or begin anew (--overwrite) with fewer --rows or \
                  --lanes; --dry-run measures the memory"
             }
-            Self::Step(_) => return None,
+            Self::Step(_) | Self::Elsewhere { .. } => return None,
+            Self::Unequal { .. } => "give all processes the same arguments, and the same files",
+            Self::Killed { signal: libc::SIGKILL, .. } => {
+                "if memory was short, give fewer --rows and more --accumulate; the same command, without --overwrite, goes on \
+                 from the last checkpoint"
+            }
+            Self::Killed { .. } => "the same command, without --overwrite, goes on from the last checkpoint",
             Self::Interrupted { .. } => "run the same command again, without --overwrite, to go on",
         };
         Some(help.to_owned())

@@ -6,11 +6,16 @@ use std::{
     time::{Duration, Instant},
 };
 
-use elmo::train::Optimizer;
 use serde::Serialize;
 use tokio::runtime::Handle;
 
-use super::{corpus::Passes, error::TrainFault, feed::Feed, job::TrainJob, start::Prepared};
+use super::{
+    corpus::Passes,
+    error::TrainFault,
+    feed::Feed,
+    job::TrainJob,
+    start::{Prepared, check_output},
+};
 use crate::{
     error::{Error, Result},
     report::{bytes, count, duration, table},
@@ -49,11 +54,13 @@ pub struct Estimate {
     pub peak_bytes: Option<u64>,
     /// Steps of the run.
     pub steps: u64,
+    /// Steps that the run in the output has made; `None`: it would begin.
+    pub steps_made: Option<u64>,
     /// Passes over the corpus.
     pub epochs: f64,
     /// Seconds of a step, measured.
     pub seconds_per_step: f64,
-    /// Hours of the run.
+    /// Hours of the steps that are left.
     pub hours: f64,
     /// What may be wrong.
     pub warnings: Vec<String>,
@@ -65,16 +72,17 @@ pub struct Estimate {
 /// As [`train`](super::train) before the first step.
 pub async fn estimate(job: TrainJob, stores: &Stores) -> Result<Estimate> {
     let prepared = Prepared::new(job, stores, &[]).await?;
+    let begun = check_output(&prepared)?;
     let runtime = Handle::current();
     let measured = tokio::task::spawn_blocking(move || {
         let _entered = runtime.enter();
-        measure(&prepared)
+        measure(&prepared, begun)
     });
     measured.await.map_err(|e| Error::Failed(format!("the training thread died: {e}")))?
 }
 
-fn measure(prepared: &Prepared) -> Result<Estimate> {
-    let Prepared { survey, words, recipe, options, steps, .. } = prepared;
+fn measure(prepared: &Prepared, begun: Option<u64>) -> Result<Estimate> {
+    let Prepared { survey, words, recipe, steps, .. } = prepared;
     let mut trainer = prepared.trainer()?;
     let mut feed = Feed::start(&prepared.corpus, prepared.beginning().streams, recipe.rows, Passes::Endless)?;
     let mut step = || -> Result<()> {
@@ -91,13 +99,7 @@ fn measure(prepared: &Prepared) -> Result<Estimate> {
         made += 1;
     }
     let seconds_per_step = started.elapsed().as_secs_f64() / f64::from(made);
-    let (parameters, softmax_parameters) =
-        (options.parameters(), (words.len() * (options.lstm.projection_dim + 1)) as u64);
-    let copies = match recipe.optimizer {
-        Optimizer::Adagrad { .. } => 2,
-        Optimizer::AdamW { .. } => 3,
-    };
-    let width = if recipe.precision == elmo::model::Precision::F64 { 8 } else { 4 };
+    let [parameters, softmax_parameters] = prepared.parameters();
     Ok(Estimate {
         shards: survey.shards.len(),
         sentences: survey.sentences(),
@@ -108,12 +110,14 @@ fn measure(prepared: &Prepared) -> Result<Estimate> {
         negatives: trainer.samples(),
         parameters,
         softmax_parameters,
-        state_bytes: (parameters + softmax_parameters) * copies * width,
+        state_bytes: prepared.state_bytes(),
         peak_bytes: peak_memory(),
         steps: *steps,
-        epochs: (*steps as f64) * (recipe.rows * recipe.positions) as f64 / survey.predictions() as f64,
+        steps_made: begun,
+        epochs: (*steps as f64) * (recipe.rows * recipe.positions * prepared.job.processes) as f64
+            / survey.predictions() as f64,
         seconds_per_step,
-        hours: *steps as f64 * seconds_per_step / 3600.0,
+        hours: steps.saturating_sub(begun.unwrap_or(0)) as f64 * seconds_per_step / 3600.0,
         warnings: prepared.remarks(),
     })
 }
@@ -142,6 +146,7 @@ impl fmt::Display for Estimate {
         ];
         rows.extend(self.peak_bytes.map(|peak| ("memory of this process", format!("{}, measured", bytes(peak)))));
         rows.push(("steps", format!("{} ({:.2} epochs)", count(self.steps), self.epochs)));
+        rows.extend(self.steps_made.map(|made| ("steps that were made", count(made))));
         rows.push(("step", format!("{:.3} s, measured", self.seconds_per_step)));
         rows.push(("time", duration(Duration::from_secs_f64((3600.0 * self.hours).clamp(0.0, 1e9)))));
         rows.extend(self.warnings.iter().map(|warning| ("warning", warning.clone())));

@@ -5,7 +5,7 @@ use std::sync::{
     atomic::{AtomicBool, Ordering},
 };
 
-use elmo::train::{Evaluated, Evaluation, Trainer};
+use elmo::train::{Evaluated, Evaluation, Group, Trainer};
 use serde::{Deserialize, Serialize};
 
 use super::{
@@ -13,6 +13,7 @@ use super::{
     corpus::{Corpus, Passes, Shard},
     error::TrainFault,
     feed::{Feed, StreamState},
+    together::{Wish, agree, together},
     words::Words,
 };
 use crate::{
@@ -93,20 +94,29 @@ impl HeldOut {
         Self { corpus, words: Arc::clone(words), shards, rows: rows as usize, positions: positions as usize }
     }
 
-    /// Measures the model of a run; `None` when `stopped` was set before the end. Blocks; must be called within the runtime.
+    /// Measures the model of a run, each process with its rows of the windows; `None` when `stopped` was set in one of them
+    /// before the end. Blocks; must be called within the runtime.
     ///
     /// # Errors
     /// Those of the text and of the device.
-    pub(super) fn measure(&self, trainer: &Trainer, stopped: &AtomicBool) -> Result<Option<Measured>> {
+    pub(super) fn measure(&self, trainer: &Trainer, group: &Group, stopped: &AtomicBool) -> Result<Option<Measured>> {
         let failed = |error| Error::from(TrainFault::Step(error));
         let from = StreamState::begin(self.words.boundaries(), self.rows, self.positions);
-        let mut feed = Feed::start(&self.corpus, from, self.rows, Passes::One)?;
-        let mut evaluation = Evaluation::new(trainer, self.rows).map_err(failed)?;
+        let mut feed = together(group, Feed::start(&self.corpus, from, self.rows, Passes::One))?;
+        let mut evaluation = together(group, Evaluation::new(trainer, self.rows).map_err(failed))?;
         let mut total = Evaluated::default();
-        while let Some(fed) = feed.next()? {
+        loop {
+            let fed = feed.next();
+            let wish = if fed.is_err() { Wish::Fail } else { Wish::GoOn };
+            let fed = match agree(group, wish)? {
+                (Wish::GoOn, _) => fed?,
+                (_, rank) => return Err(fed.err().unwrap_or_else(|| TrainFault::Elsewhere { rank }.into())),
+            };
+            let Some(fed) = fed else { break };
             total.add(evaluation.window(&fed.window).map_err(failed)?);
             crash::in_measurement();
-            if stopped.load(Ordering::Relaxed) {
+            let wish = if stopped.load(Ordering::Relaxed) { Wish::Stop } else { Wish::GoOn };
+            if agree(group, wish)?.0 == Wish::Stop {
                 return Ok(None);
             }
         }

@@ -7,7 +7,7 @@ use elmo::{
     model::DeviceName,
     options::TextOptions,
     spec::{SentenceMode, SpecError, TokenizerKind},
-    train::{Recipe, Schedule},
+    train::{Group, Recipe, Schedule},
 };
 
 use super::Order;
@@ -30,8 +30,16 @@ pub struct TrainJob {
     pub model: ModelSource,
     /// Words that the vocabulary should have, and the file that says so.
     pub words: Option<(usize, String)>,
-    /// The settings of the step. Its schedule does not yet know the length of the run.
+    /// The settings of the step, whose rows are those of all processes. Its schedule does not yet know the length of the run.
     pub recipe: Recipe,
+    /// Most rows that a process computes at a time.
+    pub part_rows: usize,
+    /// Parts of a window that a process computes one after the other.
+    pub accumulate: usize,
+    /// Processes of the run: more than in the group in a dry run, in which one process tries its share.
+    pub processes: usize,
+    /// The processes, as this one sees them.
+    pub group: Group,
     /// The length of the run.
     pub until: Until,
     /// Folder of the run.
@@ -118,18 +126,20 @@ pub(super) fn schedule_for(schedule: Schedule, steps: u64) -> Schedule {
     }
 }
 
-/// What happens when the loss or a gradient is not finite.
+/// What happens when the loss jumps, or is not finite.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum OnSpike {
     /// The run ends.
     Stop,
     /// The run goes back to the last checkpoint and passes over the text that did it.
     Rollback,
+    /// The run goes on if the loss is finite, and ends otherwise.
+    Ignore,
 }
 
 impl OnSpike {
     /// The legal words.
-    pub const WORDS: &'static [&'static str] = &["stop", "rollback"];
+    pub const WORDS: &'static [&'static str] = &["stop", "rollback", "ignore"];
 }
 
 impl FromStr for OnSpike {
@@ -139,6 +149,7 @@ impl FromStr for OnSpike {
         match word {
             "stop" => Ok(Self::Stop),
             "rollback" => Ok(Self::Rollback),
+            "ignore" => Ok(Self::Ignore),
             _ => Err(SpecError::Value { option: "on-spike", value: word.to_owned(), legal: Self::WORDS.to_vec() }),
         }
     }
@@ -146,7 +157,11 @@ impl FromStr for OnSpike {
 
 impl fmt::Display for OnSpike {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(if *self == Self::Stop { "stop" } else { "rollback" })
+        f.write_str(match self {
+            Self::Stop => "stop",
+            Self::Rollback => "rollback",
+            Self::Ignore => "ignore",
+        })
     }
 }
 

@@ -16,9 +16,12 @@
 //! | `settings.rs` | what identifies a run, and differences |
 //! | `checkpoint/` | the whole state of a run on disk |
 //! | `start.rs` | begins a run or finds where it goes on |
+//! | `together.rs` | what several processes agree on |
 //! | `run.rs` | the loop |
+//! | `spike.rs` | losses that jump |
 //! | `held_out.rs` | perplexity of held-out text |
 //! | `model.rs` | the model directory |
+//! | `warm.rs` | its start state |
 //! | `journal.rs` | `steps.jsonl` and `valid.jsonl` |
 //! | `estimate.rs` | the dry run |
 
@@ -34,8 +37,11 @@ mod model;
 mod options_file;
 mod run;
 mod settings;
+mod spike;
 mod start;
+mod together;
 pub mod vocab;
+mod warm;
 mod words;
 
 pub use self::{

@@ -10,7 +10,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use elmo::train::{StepReport, TrainError, Trainer};
+use elmo::train::{Group, StepReport, TrainError, Trainer};
 use serde::Serialize;
 
 use super::{
@@ -23,7 +23,10 @@ use super::{
     journal::{Journal, StepLine},
     model,
     settings::length,
+    spike::Spike,
     start::{Prepared, STEPS, VALID},
+    together::{Wish, agree, shared, together},
+    warm,
 };
 use crate::{
     crash::train as crash,
@@ -33,8 +36,8 @@ use crate::{
 
 /// Seconds between two lines of progress.
 const PROGRESS_EVERY: Duration = Duration::from_secs(10);
-/// Most steps between two checkpoints, unless told otherwise: as bilm-tf.
-const CHECKPOINT_EVERY: u64 = 1250;
+/// Steps after which the weights of all processes are compared, beside every checkpoint.
+const CHECK_EVERY: u64 = 100;
 /// Rollbacks without a checkpoint between them, after which a run ends.
 const MAX_ROLLBACKS: u32 = 3;
 
@@ -80,8 +83,11 @@ pub(super) struct Run {
     trainer: Trainer,
     state: RunState,
     feed: Feed,
-    steps_log: Journal,
-    valid_log: Journal,
+    group: Group,
+    /// Sentences after which the start state of the model is taken, in process 0.
+    warm_text: Vec<Vec<String>>,
+    /// `steps.jsonl` and `valid.jsonl`, which process 0 writes.
+    journals: Option<[Journal; 2]>,
     stopped: Arc<AtomicBool>,
     last_checkpoint: Option<PathBuf>,
     /// Step of the last checkpoint.
@@ -104,18 +110,22 @@ impl Run {
         stopped: Arc<AtomicBool>,
     ) -> Result<Self> {
         let (last_checkpoint, state) = match found {
-            Some(Found { path, state }) => (Some(path), state),
+            // What is written from now on has the settings of now, which may round sums otherwise.
+            Some(Found { path, state }) => (Some(path), RunState { settings: prepared.settings().clone(), ..state }),
             None => (None, prepared.beginning()),
         };
         let step = state.counters.step;
-        let open = |name: &str| {
-            let path = prepared.job.output.join(name);
-            Journal::open(&path, step).map_err(|source| Error::Io { path, source })
-        };
-        let feed = Feed::start(&prepared.corpus, state.streams.clone(), prepared.recipe.rows, Passes::Endless)?;
+        let group = prepared.job.group.clone();
+        let journals = if group.is_first() { journals(&prepared, step).map(Some) } else { Ok(None) };
+        let journals = together(&group, journals)?;
+        let warm_text = if group.is_first() { warm::sentences(&prepared.corpus) } else { Ok(Vec::new()) };
+        let warm_text = together(&group, warm_text)?;
+        let feed = Feed::start(&prepared.corpus, state.streams.clone(), prepared.recipe.rows, Passes::Endless);
+        let feed = together(&group, feed)?;
         Ok(Self {
-            steps_log: open(STEPS)?,
-            valid_log: open(VALID)?,
+            group,
+            warm_text,
+            journals,
             feed,
             checkpoints,
             trainer,
@@ -137,9 +147,7 @@ impl Run {
     /// # Errors
     /// As [`train`](super::train).
     pub(super) fn run(mut self) -> Result<TrainReport> {
-        if self.saved.is_some() && !model::is_complete(&self.prepared.job.output) {
-            self.export()?;
-        }
+        self.export_if(|run| run.saved.is_some() && !model::is_complete(&run.prepared.job.output))?;
         if self.saved.is_none() && self.prepared.job.on_spike == OnSpike::Rollback {
             self.checkpoint()?;
         }
@@ -151,27 +159,49 @@ impl Run {
             if let Some(ended) = self.ended() {
                 break ended;
             }
-            if self.stopped.load(Ordering::Relaxed) {
-                return Err(self.interrupted());
-            }
             let begun = Instant::now();
-            let fed = match self.feed.next() {
-                Ok(Some(fed)) => fed,
-                Ok(None) => return Err(Error::Failed("the corpus has ended, which it never does".to_owned())),
-                Err(error) => return Err(self.saved_before(error)),
+            let fed = match self.next_window()? {
+                Ok(fed) => fed,
+                Err(ended) => return Err(ended),
             };
             let made = match crash::spike() {
                 false => self.trainer.step(&fed.window),
                 true => Err(TrainError::NotFinite { step: self.state.counters.step + 1, what: "the loss" }),
             };
-            match made {
-                Ok(report) => self.after_step(&report, fed, begun)?,
-                Err(error @ TrainError::NotFinite { .. }) => self.spike(&error, fed.after)?,
-                Err(error) => return Err(TrainFault::Step(error).into()),
+            match made.map_err(not_finite) {
+                Ok(report) => match self.jump(&report) {
+                    Some(spike) => self.go_back(spike, fed.after)?,
+                    None => self.after_step(&report, fed, begun)?,
+                },
+                Err(Ok(spike)) => self.go_back(spike, fed.after)?,
+                Err(Err(error)) => return Err(TrainFault::Step(error).into()),
             }
         };
         self.checkpoint()?;
         Ok(self.report(ended))
+    }
+
+    /// The next window, which all processes have; the inner error ends the run after its state was written.
+    fn next_window(&mut self) -> Result<Result<Fed>> {
+        let is_stopped = self.stopped.load(Ordering::Relaxed);
+        if is_stopped && self.group.is_single() {
+            return Ok(Err(self.interrupted()));
+        }
+        let ended = || Error::Failed("the corpus has ended, which it never does".to_owned());
+        let fed = self.feed.next().and_then(|fed| fed.ok_or_else(ended));
+        let wish = match &fed {
+            _ if is_stopped => Wish::Stop,
+            Err(_) => Wish::Fail,
+            Ok(_) => Wish::GoOn,
+        };
+        Ok(match agree(&self.group, wish)? {
+            (Wish::GoOn, _) => fed,
+            (Wish::Stop, _) => Err(self.interrupted()),
+            (Wish::Fail, rank) => {
+                let error = fed.err().unwrap_or_else(|| TrainFault::Elsewhere { rank }.into());
+                Err(self.saved_before(error))
+            }
+        })
     }
 
     /// Writes the state and says where it is.
@@ -204,7 +234,7 @@ impl Run {
         self.prepared.held_out.is_some()
             && step > 0
             && !is_measured
-            && (at_end || step.is_multiple_of(self.eval_every()))
+            && (at_end || step.is_multiple_of(self.prepared.eval_every()))
     }
 
     /// Why the run has ended, if it has.
@@ -215,23 +245,39 @@ impl Run {
         (self.state.counters.step >= self.prepared.steps).then_some("all steps were made")
     }
 
+    /// The jump of the loss in this step, unless jumps are ignored.
+    fn jump(&self, report: &StepReport) -> Option<Spike> {
+        let spike = self.state.recent.spike(report.step, report.loss)?;
+        if self.prepared.job.on_spike != OnSpike::Ignore {
+            return Some(spike);
+        }
+        if self.group.is_first() {
+            tracing::warn!("{}", spike.reason);
+        }
+        None
+    }
+
     fn after_step(&mut self, report: &StepReport, fed: Fed, begun: Instant) -> Result<()> {
         let seconds = begun.elapsed().as_secs_f64();
         self.state.counters = self.trainer.counters();
         self.state.streams = fed.after;
+        self.state.recent.add(report.loss);
         self.state.pending.add(report, seconds);
         self.state.seconds += seconds;
         let is_last = report.step >= self.prepared.steps;
         self.log(report, is_last)?;
         crash::after_step();
+        if report.step.is_multiple_of(CHECK_EVERY) {
+            self.trainer.check_equal().map_err(TrainFault::Step)?;
+        }
         if self.is_due() {
             self.measure()?;
         }
-        if report.step.is_multiple_of(self.checkpoint_every())
-            && let Err(error) = self.try_checkpoint()?
+        if report.step.is_multiple_of(self.prepared.checkpoint_every())
+            && let Err(spike) = self.try_checkpoint()?
         {
             let after = self.state.streams.clone();
-            self.spike(&error, after)?;
+            self.go_back(spike, after)?;
         }
         Ok(())
     }
@@ -240,7 +286,7 @@ impl Run {
         let epoch = self.epoch();
         if is_last || report.step.is_multiple_of(self.prepared.job.log_every) {
             let line = self.state.pending.take_line(report, self.softmax(), epoch);
-            self.steps_log.add(&line).map_err(|source| self.write_failed(&self.steps_log.path, source))?;
+            self.journal(0, &line)?;
             self.show(&line);
         }
         Ok(())
@@ -248,7 +294,7 @@ impl Run {
 
     /// A line of progress, now and then.
     fn show(&mut self, line: &StepLine) {
-        if self.shown.is_some_and(|shown| shown.elapsed() < PROGRESS_EVERY) {
+        if !self.group.is_first() || self.shown.is_some_and(|shown| shown.elapsed() < PROGRESS_EVERY) {
             return;
         }
         self.shown = Some(Instant::now());
@@ -276,9 +322,11 @@ impl Run {
     fn measure(&mut self) -> Result<()> {
         let Some(text) = &self.prepared.held_out else { return Ok(()) };
         let begun = Instant::now();
-        let measured = match text.measure(&self.trainer, &self.stopped) {
+        let measured = match text.measure(&self.trainer, &self.group, &self.stopped) {
             Ok(Some(measured)) => measured,
             Ok(None) => return Err(self.interrupted()),
+            // The others are not at the same place, so that there can be no checkpoint.
+            Err(error) if !self.group.is_single() && is_of_step(&error) => return Err(error),
             Err(error) => return Err(self.saved_before(error)),
         };
         let better = self.state.best.is_none_or(|best| measured.average < best.average);
@@ -287,75 +335,100 @@ impl Run {
         self.state.stale = if is_best { 0 } else { self.state.stale + 1 };
         self.state.seconds += begun.elapsed().as_secs_f64();
         let line = measured.line(self.epoch(), is_best);
-        self.valid_log.add(&line).map_err(|source| self.write_failed(&self.valid_log.path, source))?;
-        tracing::info!(
-            target: TARGET,
-            step = measured.step,
-            forward = rounded(measured.forward),
-            backward = rounded(measured.backward),
-            perplexity = rounded(measured.average),
-            best = is_best,
-            "held-out perplexity"
-        );
+        self.journal(1, &line)?;
+        if self.group.is_first() {
+            tracing::info!(
+                target: TARGET,
+                step = measured.step,
+                forward = rounded(measured.forward),
+                backward = rounded(measured.backward),
+                perplexity = rounded(measured.average),
+                best = is_best,
+                "held-out perplexity"
+            );
+        }
         if is_best {
             self.state.best = Some(measured);
-            self.export()?;
         }
-        Ok(())
+        self.export_if(|_| is_best)
     }
 
     /// Writes a checkpoint, unless there is one of this step, and the model unless a better one is kept.
     fn checkpoint(&mut self) -> Result<PathBuf> {
-        self.try_checkpoint()?.map_err(|error| self.not_finite(&error).into())
+        self.try_checkpoint()?.map_err(|spike| self.fault(spike).into())
     }
 
     /// As [`Run::checkpoint`]; the inner error says that the state is not finite, so that it is no checkpoint.
-    fn try_checkpoint(&mut self) -> Result<Result<PathBuf, TrainError>> {
+    fn try_checkpoint(&mut self) -> Result<Result<PathBuf, Spike>> {
         let step = self.state.counters.step;
         if let Some(last) = self.last_checkpoint.as_ref().filter(|_| self.saved == Some(step)) {
             return Ok(Ok(last.clone()));
         }
-        for journal in [&self.steps_log, &self.valid_log] {
-            journal.sync().map_err(|source| self.write_failed(&journal.path, source))?;
+        self.trainer.check_equal().map_err(TrainFault::Step)?;
+        let snapshot = match self.group.is_first() {
+            true => Some(self.trainer.snapshot().map_err(TrainFault::Step)?),
+            false => self.trainer.join_snapshot().map(|()| None).map_err(TrainFault::Step)?,
+        };
+        if !shared(&self.group, snapshot.as_ref().is_none_or(elmo::train::Snapshot::is_finite))? {
+            let error = TrainError::NotFinite { step, what: "a weight or the state of the optimiser" };
+            return Ok(Err(not_finite(error).map_err(TrainFault::Step)?));
         }
-        let snapshot = self.trainer.snapshot().map_err(TrainFault::Step)?;
-        if !snapshot.is_finite() {
-            return Ok(Err(TrainError::NotFinite { step, what: "a weight or the state of the optimiser" }));
-        }
-        let path = self.checkpoints.write(&self.state, &snapshot, self.last_checkpoint.as_deref())?;
+        let written = snapshot.map_or(Ok(()), |snapshot| self.write(&snapshot));
+        together(&self.group, written)?;
+        let path = self.checkpoints.path(step);
         (self.last_checkpoint, self.saved) = (Some(path.clone()), Some(step));
         if self.spiked.is_none_or(|(spiked, _)| step > spiked) {
             (self.rollbacks, self.spiked) = (0, None);
         }
-        if self.state.best.is_none() && step > 0 {
-            self.export()?;
-        }
+        self.export_if(|run| run.state.best.is_none() && step > 0)?;
         Ok(Ok(path))
     }
 
-    fn not_finite(&self, error: &TrainError) -> TrainFault {
-        let reason = error.to_string().split(';').next().unwrap_or_default().to_owned();
-        TrainFault::NotFinite { reason, last: self.last_checkpoint.clone(), went_back: self.rollbacks > 0 }
+    /// Writes journals and checkpoint.
+    fn write(&self, snapshot: &elmo::train::Snapshot) -> Result<()> {
+        for journal in self.journals.iter().flatten() {
+            journal.sync().map_err(|source| self.write_failed(&journal.path, source))?;
+        }
+        self.checkpoints.write(&self.state, snapshot, self.last_checkpoint.as_deref())?;
+        Ok(())
     }
 
-    /// A loss that is not finite: ends the run, or goes back and passes over the text.
-    fn spike(&mut self, error: &TrainError, after: [StreamState; 2]) -> Result<()> {
+    /// Adds a line to the journal of steps (0) or of measurements (1).
+    fn journal(&mut self, which: usize, line: &impl Serialize) -> Result<()> {
+        let Some(journals) = &mut self.journals else { return Ok(()) };
+        let journal = &mut journals[which];
+        let (path, outcome) = (journal.path.clone(), journal.add(line));
+        outcome.map_err(|source| self.write_failed(&path, source).into())
+    }
+
+    fn fault(&self, Spike { reason, is_finite }: Spike) -> TrainFault {
+        let (last, went_back) = (self.last_checkpoint.clone(), self.rollbacks > 0);
+        TrainFault::Spike { reason, is_finite, last, went_back }
+    }
+
+    /// Goes back to a checkpoint and passes over the text of the spike, or ends the run.
+    fn go_back(&mut self, spike: Spike, after: [StreamState; 2]) -> Result<()> {
         let can_go_back = self.prepared.job.on_spike == OnSpike::Rollback && self.rollbacks < MAX_ROLLBACKS;
-        let Some(last) = self.checkpoint_before_spike()?.filter(|_| can_go_back) else {
-            return Err(self.not_finite(error).into());
+        let found = if self.group.is_first() { self.checkpoint_before_spike() } else { Ok(None) };
+        let found = shared(&self.group, together(&self.group, found)?)?;
+        let Some(last) = found.filter(|_| can_go_back) else {
+            return Err(self.fault(spike).into());
         };
-        let reason = error.to_string().split(';').next().unwrap_or_default().to_owned();
-        tracing::warn!("{reason}; going back to {} and passing over this text", last.path.display());
+        if self.group.is_first() {
+            let reason = spike.reason;
+            tracing::warn!("{reason}; going back to {} and passing over this text", last.path.display());
+        }
         self.trainer = self.prepared.restored(&last)?;
         let (step, at) = (self.state.counters.step + 1, last.state.counters.step);
-        self.checkpoints.remove_after(at)?;
+        let removed = if self.group.is_first() { self.checkpoints.remove_after(at) } else { Ok(()) };
+        together(&self.group, removed.map_err(Error::from))?;
         (self.last_checkpoint, self.saved) = (Some(last.path), Some(at));
-        self.state = RunState { streams: after, seconds: self.state.seconds, ..last.state };
+        // The model of the best measurement is in the folder, also if it is younger than the checkpoint.
+        self.state = RunState { streams: after, seconds: self.state.seconds, best: self.state.best, ..last.state };
         self.rollbacks += 1;
         self.spiked = Some((step, at));
-        for journal in [&mut self.steps_log, &mut self.valid_log] {
-            let path = journal.path.clone();
-            *journal = Journal::open(&path, self.state.counters.step).map_err(|source| Error::Io { path, source })?;
+        if self.group.is_first() {
+            self.journals = Some(journals(&self.prepared, at)?);
         }
         Ok(())
     }
@@ -374,10 +447,23 @@ impl Run {
         }
     }
 
+    /// Process 0 writes the model if it must, and the others wait for it.
+    fn export_if(&self, must: impl Fn(&Self) -> bool) -> Result<()> {
+        let exported = if self.group.is_first() && must(self) { self.export() } else { Ok(()) };
+        together(&self.group, exported)
+    }
+
     fn export(&self) -> Result<()> {
         let Prepared { job, options, words, .. } = &self.prepared;
-        let exported = model::export(&job.output, &self.trainer, options, words, &self.description());
-        exported.map_err(|error| match error {
+        let export = model::Export {
+            trainer: &self.trainer,
+            device: job.device,
+            options,
+            words,
+            warm_text: &self.warm_text,
+            description: self.description(),
+        };
+        model::export(&job.output, export).map_err(|error| match error {
             // A full disk: the run goes on from its last checkpoint.
             Error::Io { path, source } => self.write_failed(&path, source).into(),
             other => match other.module() {
@@ -486,18 +572,34 @@ impl Run {
         if self.trainer.samples().is_some() { "sampled" } else { "full" }
     }
 
-    fn checkpoint_every(&self) -> u64 {
-        let by_length = (self.prepared.steps / 10).clamp(1, CHECKPOINT_EVERY);
-        self.prepared.job.checkpoint_every.unwrap_or(by_length)
-    }
-
-    fn eval_every(&self) -> u64 {
-        self.prepared.job.eval_every.unwrap_or_else(|| self.checkpoint_every())
-    }
-
     fn write_failed(&self, path: &std::path::Path, source: std::io::Error) -> TrainFault {
         TrainFault::Write { path: path.to_owned(), source, last: self.last_checkpoint.clone() }
     }
+}
+
+/// The spike that an error of a step is, or the error.
+fn not_finite(error: TrainError) -> Result<Spike, TrainError> {
+    match error {
+        TrainError::NotFinite { .. } => {
+            let reason = error.to_string().split(';').next().unwrap_or_default().to_owned();
+            Ok(Spike { reason, is_finite: false })
+        }
+        other => Err(other),
+    }
+}
+
+/// Whether the device or an exchange with the other processes has failed.
+fn is_of_step(error: &Error) -> bool {
+    matches!(error.module(), Some(TrainFault::Step(_)))
+}
+
+/// Opens the journals after a step.
+fn journals(prepared: &Prepared, step: u64) -> Result<[Journal; 2]> {
+    let open = |name: &str| {
+        let path = prepared.job.output.join(name);
+        Journal::open(&path, step).map_err(|source| Error::Io { path, source })
+    };
+    Ok([open(STEPS)?, open(VALID)?])
 }
 
 /// Four decimals, for people.

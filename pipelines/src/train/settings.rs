@@ -13,6 +13,11 @@ use super::{
     job::{TrainJob, Until},
 };
 
+/// What changes the rounding of sums and nothing else: a run goes on with other ones.
+const ROUNDING: [&str; 4] = ["accumulate", "lanes", "processes", ROWS_AT_A_TIME];
+/// Rows that a process computes together, as they were given.
+const ROWS_AT_A_TIME: &str = "rows at a time";
+
 /// Names and values, as they are compared and shown.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(transparent)]
@@ -40,6 +45,9 @@ impl Settings {
         all.set("order", job.order);
         all.set("block-sentences", job.text.block_sentences);
         all.set_recipe(recipe);
+        all.set("accumulate", job.accumulate);
+        all.set("processes", job.processes);
+        all.set(ROWS_AT_A_TIME, job.part_rows);
         let texts: Vec<&str> = valid.iter().map(|shard| shard.sha256.as_str()).collect();
         all.set("held-out text", if texts.is_empty() { "none".to_owned() } else { texts.join(" ") });
         all
@@ -95,10 +103,37 @@ impl Settings {
 
     /// How the settings of a run differ from those given now.
     pub(super) fn differences(&self, now: &Self) -> Vec<String> {
+        self.compared(now, |name| !ROUNDING.contains(&name))
+    }
+
+    /// How what only changes the rounding of sums differs.
+    pub(super) fn rounding_differences(&self, now: &Self) -> Vec<String> {
+        self.compared(now, |name| ROUNDING.contains(&name))
+    }
+
+    /// Rows of a window, and how many of them a process computes at a time.
+    pub(super) fn rows(&self) -> Option<(usize, usize)> {
+        let number = |name: &str| self.0.get(name)?.parse::<usize>().ok();
+        let rows = number("rows")?;
+        Some((rows, number(ROWS_AT_A_TIME).unwrap_or(rows)))
+    }
+
+    /// What runs of earlier versions had, which do not say it.
+    fn unset(&self, name: &str) -> Option<String> {
+        match name {
+            "accumulate" | "processes" => Some("1".to_owned()),
+            ROWS_AT_A_TIME => self.0.get("rows").cloned(),
+            _ => None,
+        }
+    }
+
+    fn compared(&self, now: &Self, which: impl Fn(&str) -> bool) -> Vec<String> {
         let names: std::collections::BTreeSet<&String> = self.0.keys().chain(now.0.keys()).collect();
-        let value = |all: &Self, name: &String| all.0.get(name).map_or("not set".to_owned(), |value| shortened(value));
-        let differ = |name: &&String| self.0.get(*name) != now.0.get(*name);
-        let line = |name: &String| format!("{name}: {} in the run, {} now", value(self, name), value(now, name));
+        let value = |all: &Self, name: &String| all.0.get(name).cloned().or_else(|| all.unset(name));
+        let shown =
+            |all: &Self, name: &String| value(all, name).map_or("not set".to_owned(), |value| shortened(&value));
+        let differ = |name: &&String| which(name) && value(self, name) != value(now, name);
+        let line = |name: &String| format!("{name}: {} in the run, {} now", shown(self, name), shown(now, name));
         names.into_iter().filter(differ).map(line).collect()
     }
 }

@@ -13,8 +13,9 @@ use std::{
 use elmo::{
     Fingerprint, ModelOptions,
     lm_head::LmHeadData,
+    model::{DeviceName, Precision},
     options::TensorSpec,
-    train::{Classes, LanguageModel, Recipe, Resources, Trainer},
+    train::{Classes, LanguageModel, Optimizer, Recipe, Resources, Snapshot, Trainer},
     weights::{Tensor, Weights, safetensors},
 };
 use serde::{Deserialize, Serialize};
@@ -30,11 +31,13 @@ use super::{
     model,
     run::{Run, TrainReport},
     settings::Settings,
+    together::{shared, together},
     words::Words,
 };
 use crate::{
     crash::train as crash,
     error::{Error, Result},
+    memory::Memory,
     models::{Cache, Models},
     report::count,
     stores::{Stores, sync::create_folder},
@@ -60,6 +63,8 @@ const FILES: [&str; 9] = [
     "warm_state.safetensors",
 ];
 const CHECKPOINTS: &str = "checkpoints";
+/// Most steps between two checkpoints, unless told otherwise: as bilm-tf.
+const CHECKPOINT_EVERY: u64 = 1250;
 /// More of the tokens outside of the vocabulary is worth a warning.
 const MANY_UNKNOWN: f64 = 0.05;
 /// Words stand so much further back than by their counts when a vocabulary is probably not sorted.
@@ -130,7 +135,7 @@ impl Prepared {
             held_out = Some(HeldOut::new(text, &words, survey.shards));
         }
         let survey = corpus.survey(&hashes, known, job.threads).await?;
-        let of_step = (job.recipe.rows * job.recipe.positions) as u64;
+        let of_step = (job.recipe.rows * job.recipe.positions * job.processes / job.group.size()) as u64;
         let steps = job.until.steps(survey.predictions(), of_step);
         let recipe = Recipe { schedule: schedule_for(job.recipe.schedule, steps), ..job.recipe.clone() };
         let valid: &[Shard] = held_out.as_ref().map_or(&[], |text| &text.shards);
@@ -142,8 +147,10 @@ impl Prepared {
     /// The trainer of a run that begins.
     ///
     /// # Errors
-    /// [`TrainFault::Step`] when the recipe contradicts itself or the device has no room.
+    /// [`TrainFault::Memory`] when this machine has no room; [`TrainFault::Step`] when the recipe contradicts itself or the
+    /// device has no room.
     pub(super) fn trainer(&self) -> Result<Trainer> {
+        self.check_memory()?;
         let (words, seed) = (self.words.len(), self.recipe.seed);
         let model = match &self.initial {
             Initial::Random => LanguageModel::initial(&self.options, words, seed),
@@ -157,18 +164,51 @@ impl Prepared {
         Ok(trainer.map_err(TrainFault::Step)?)
     }
 
-    /// The trainer of a run that goes on from a checkpoint.
+    /// Parameters of the biLM, and of the softmax.
+    pub(super) fn parameters(&self) -> [u64; 2] {
+        [self.options.parameters(), (self.words.len() * (self.options.lstm.projection_dim + 1)) as u64]
+    }
+
+    /// Bytes of the parameters and the state of the optimiser.
+    pub(super) fn state_bytes(&self) -> u64 {
+        self.bytes_of(match self.recipe.optimizer {
+            Optimizer::Adagrad { .. } => 2,
+            Optimizer::AdamW { .. } => 3,
+        })
+    }
+
+    /// Bytes of numbers for every parameter.
+    fn bytes_of(&self, numbers: u64) -> u64 {
+        let width = if self.recipe.precision == Precision::F64 { 8 } else { 4 };
+        self.parameters().iter().sum::<u64>().saturating_mul(numbers * width)
+    }
+
+    /// Refuses what cannot fit before anything is allocated: the system would kill the process later.
+    fn check_memory(&self) -> Result<()> {
+        let needed = self.state_bytes().saturating_add(self.bytes_of(1));
+        let available = Memory::now().map_or(u64::MAX, |memory| memory.available);
+        if self.job.device == DeviceName::Cpu && needed > available {
+            return Err(TrainFault::Memory { needed, available }.into());
+        }
+        Ok(())
+    }
+
+    /// The trainer of a run that goes on from a checkpoint, which process 0 reads.
     ///
     /// # Errors
     /// [`Error::Io`] when the checkpoint cannot be read; as [`Prepared::trainer`].
     pub(super) fn restored(&self, found: &Found) -> Result<Trainer> {
-        let snapshot = found.snapshot().map_err(|source| Error::io(&found.path, source))?;
+        let group = &self.job.group;
+        let read = || found.snapshot().map(Some).map_err(|source| Error::io(&found.path, source));
+        let snapshot = together(group, if group.is_first() { read() } else { Ok(None) })?;
+        let snapshot = Snapshot::shared(snapshot, group).map_err(TrainFault::Step)?;
         let trainer = Trainer::restore(&self.options, self.recipe.clone(), self.resources(), &snapshot);
-        Ok(trainer.map_err(TrainFault::Step)?)
+        together(group, trainer.map_err(|error| TrainFault::Step(error).into()))
     }
 
     fn resources(&self) -> Resources {
-        Resources { device: self.job.device, threads: self.job.threads, ..Resources::default() }
+        let TrainJob { device, threads, part_rows, .. } = self.job;
+        Resources { device, threads, part_rows, group: self.job.group.clone() }
     }
 
     /// The state of a run that begins.
@@ -177,8 +217,52 @@ impl Prepared {
         RunState::begin(self.settings.clone(), self.survey.shards.clone(), streams)
     }
 
+    /// Steps between two checkpoints.
+    pub(super) fn checkpoint_every(&self) -> u64 {
+        let by_length = (self.steps / 10).clamp(1, CHECKPOINT_EVERY);
+        self.job.checkpoint_every.unwrap_or(by_length)
+    }
+
+    /// Steps between two measurements of the held-out text.
+    pub(super) fn eval_every(&self) -> u64 {
+        self.job.eval_every.unwrap_or_else(|| self.checkpoint_every())
+    }
+
+    /// What determines the order in which the processes of a run exchange something, beside the settings: it may change when a
+    /// run goes on, but must be the same in all processes.
+    fn order_of_calls(&self) -> Vec<(String, String)> {
+        let patience = self.job.patience.map_or("none".to_owned(), |patience| patience.to_string());
+        [
+            ("steps", self.steps.to_string()),
+            ("checkpoint-every", self.checkpoint_every().to_string()),
+            ("eval-every", self.eval_every().to_string()),
+            ("patience", patience),
+            ("on-spike", self.job.on_spike.to_string()),
+        ]
+        .map(|(name, value)| (name.to_owned(), value))
+        .into()
+    }
+
     pub(super) fn settings(&self) -> &Settings {
         &self.settings
+    }
+
+    /// What of the settings is not as in the run, and only changes the rounding of sums.
+    fn changes(&self, of_run: &Settings) -> Option<String> {
+        let changes = of_run.rounding_differences(&self.settings);
+        let rows = self.recipe.rows;
+        let window = match self.job.processes {
+            1 => String::new(),
+            processes => {
+                format!("; each of the {processes} processes takes about {} of the {rows} rows", rows / processes)
+            }
+        };
+        (!changes.is_empty()).then(|| {
+            let changes = changes.join("; ");
+            format!(
+                "this run goes on with sums in another order, so its numbers are rounded otherwise: {changes}{window}"
+            )
+        })
     }
 
     /// Remarks on the texts that do not keep a run from beginning.
@@ -306,7 +390,12 @@ impl RunFolder {
         create_folder(path).map_err(failed)?;
         let lock = File::create(path.join(LOCK)).map_err(failed)?;
         match lock.try_lock() {
-            Ok(()) => Ok(Self { path: path.to_owned(), _lock: lock }),
+            Ok(()) => {
+                if path.join(RUN).exists() {
+                    model::finish_export(path)?;
+                }
+                Ok(Self { path: path.to_owned(), _lock: lock })
+            }
             Err(TryLockError::WouldBlock) => Err(TrainFault::Locked { output: path.to_owned() }.into()),
             Err(TryLockError::Error(source)) => Err(failed(source)),
         }
@@ -314,32 +403,12 @@ impl RunFolder {
 
     /// Removes an earlier run.
     fn clear(&self) -> Result<()> {
-        let ignore_missing = |outcome: io::Result<()>| match outcome {
-            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
-            other => other,
-        };
         // The file that makes the folder a run is the last one, so that a clearing that was interrupted is repeated.
-        ignore_missing(fs::remove_dir_all(self.path.join(CHECKPOINTS)))
-            .and_then(|()| {
-                FILES.iter().rev().try_for_each(|name| ignore_missing(fs::remove_file(self.path.join(name))))
-            })
+        let remove = |name: &&str| model::ignore_missing(fs::remove_file(self.path.join(name)));
+        model::ignore_missing(fs::remove_dir_all(self.path.join(CHECKPOINTS)))
+            .and_then(|()| model::clear_exports(&self.path))
+            .and_then(|()| FILES.iter().rev().try_for_each(remove))
             .map_err(|source| Error::io(&self.path, source))
-    }
-
-    /// The settings of the run, if it has begun.
-    fn settings(&self) -> Result<Option<Settings>> {
-        let path = self.path.join(RUN);
-        match fs::read(&path) {
-            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
-            Err(source) => Err(Error::Io { path, source }),
-            Ok(bytes) => match elmo::json::from_slice::<RunFile>(&bytes) {
-                Ok(run) => Ok(Some(run.settings)),
-                Err(reason) => {
-                    let help = "restore it, or begin anew with --overwrite";
-                    Err(Error::Check { message: format!("{}: {reason}", path.display()), help: Some(help.to_owned()) })
-                }
-            },
-        }
     }
 
     fn begin(&self, settings: &Settings) -> Result<()> {
@@ -347,6 +416,22 @@ impl RunFolder {
         let run = RunFile { version: 1, elmo: env!("CARGO_PKG_VERSION").to_owned(), settings: settings.clone() };
         let text = serde_json::to_vec_pretty(&run).map_err(|e| Error::Failed(e.to_string()))?;
         model::write_file(&path, &text).map_err(|source| Error::Io { path, source })
+    }
+}
+
+/// The settings of the run in a folder, if one has begun.
+fn settings_of(folder: &Path) -> Result<Option<Settings>> {
+    let path = folder.join(RUN);
+    match fs::read(&path) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
+        Err(source) => Err(Error::Io { path, source }),
+        Ok(bytes) => match elmo::json::from_slice::<RunFile>(&bytes) {
+            Ok(run) => Ok(Some(run.settings)),
+            Err(reason) => {
+                let help = "restore it, or begin anew with --overwrite";
+                Err(Error::Check { message: format!("{}: {reason}", path.display()), help: Some(help.to_owned()) })
+            }
+        },
     }
 }
 
@@ -358,6 +443,19 @@ fn check_foreign(folder: &Path) -> Result<()> {
         Some(file) => Err(TrainFault::Foreign { output: folder.to_owned(), file: (*file).to_owned() }.into()),
         None => Ok(()),
     }
+}
+
+/// Refuses a folder that the run would refuse, and changes nothing. Returns the step from which it would go on.
+pub(super) fn check_output(prepared: &Prepared) -> Result<Option<u64>> {
+    let output = &prepared.job.output;
+    check_foreign(output)?;
+    check_vocab(prepared)?;
+    if prepared.job.overwrite {
+        return Ok(None);
+    }
+    let found = Checkpoints::new(output, prepared.job.keep_checkpoints).latest()?;
+    check_same(prepared, settings_of(output)?.as_ref(), found.as_ref())?;
+    Ok(found.map(|found| found.state.counters.step))
 }
 
 /// Refuses to replace another vocabulary than that of a run.
@@ -380,34 +478,53 @@ pub async fn train(
     stores: &Stores,
     stop: impl Future<Output = ()> + Send + 'static,
 ) -> Result<TrainReport> {
-    let overwrite = job.overwrite;
-    check_foreign(&job.output)?;
-    // A folder is created when everything else is right.
-    let locked = if job.output.exists() { Some(RunFolder::lock(&job.output)?) } else { None };
-    let checkpoints = Checkpoints::new(&job.output, job.keep_checkpoints);
-    let found = if overwrite { None } else { checkpoints.latest()? };
+    let (overwrite, group, output) = (job.overwrite, job.group.clone(), job.output.clone());
+    let is_first = group.is_first();
+    let checkpoints = Checkpoints::new(&output, job.keep_checkpoints);
+    // Only process 0 needs the folder.
+    let opened = if is_first { open(&output, &checkpoints, overwrite) } else { Ok((None, None, None)) };
+    let (locked, found, begun) = together(&group, opened)?;
+    let (found, begun): (Option<Found>, Option<Settings>) = shared(&group, (found, begun))?;
+    let of_run = found.as_ref().map(|found| &found.state.settings).or(begun.as_ref());
+    let job = dealt(job, of_run);
     let known = found.as_ref().map_or(&[][..], |found| &found.state.corpus);
-    let prepared = Prepared::new(job, stores, known).await?;
-    check_vocab(&prepared)?;
-    if let Some(folder) = locked.as_ref().filter(|_| !overwrite) {
-        check_same(&prepared, folder.settings()?.as_ref(), found.as_ref())?;
+    let prepared = together(&group, Prepared::new(job, stores, known).await)?;
+    together(&group, check_equal(&prepared))?;
+    let checked = || {
+        check_vocab(&prepared)?;
+        match locked.is_some() && !overwrite {
+            true => check_same(&prepared, begun.as_ref(), found.as_ref()),
+            false => Ok(()),
+        }
+    };
+    together(&group, if is_first { checked() } else { Ok(()) })?;
+    if is_first {
+        prepared.remarks().iter().for_each(|remark| tracing::warn!("{remark}"));
+        of_run.and_then(|of_run| prepared.changes(of_run)).iter().for_each(|change| tracing::warn!("{change}"));
     }
-    prepared.remarks().iter().for_each(|remark| tracing::warn!("{remark}"));
     // Before anything is removed: the model must fit the device.
     let trainer = match &found {
         Some(found) => prepared.restored(found)?,
-        None => prepared.trainer()?,
+        None => together(&group, prepared.trainer())?,
     };
-    let (folder, found, trainer) = match locked {
-        Some(folder) => (folder, found, trainer),
-        None => lock_late(&prepared, &checkpoints, trainer)?,
+    let late = match (is_first, locked) {
+        (false, _) => Ok((None, found, trainer)),
+        (true, Some(folder)) => Ok((Some(folder), found, trainer)),
+        (true, None) => {
+            lock_late(&prepared, &checkpoints, trainer).map(|(folder, found, trainer)| (Some(folder), found, trainer))
+        }
     };
-    if overwrite {
-        folder.clear()?;
-    }
-    if found.is_none() {
-        folder.begin(prepared.settings())?;
-    }
+    let (folder, found, trainer) = together(&group, late)?;
+    let begin = |folder: &RunFolder| {
+        if overwrite {
+            folder.clear()?;
+        }
+        if found.is_none() {
+            folder.begin(prepared.settings())?;
+        }
+        Ok(())
+    };
+    together(&group, folder.as_ref().map_or(Ok(()), begin))?;
     let stopped = Arc::new(AtomicBool::new(false));
     let flag = Arc::clone(&stopped);
     tokio::spawn(async move {
@@ -424,6 +541,50 @@ pub async fn train(
     run.await.map_err(|e| Error::Failed(format!("the training thread died: {e}")))?
 }
 
+/// The folder, locked if it exists; the last checkpoint, and the settings of the run.
+type Opened = (Option<RunFolder>, Option<Found>, Option<Settings>);
+
+fn open(output: &Path, checkpoints: &Checkpoints, overwrite: bool) -> Result<Opened> {
+    check_foreign(output)?;
+    // A folder is created when everything else is right.
+    let locked = if output.exists() { Some(RunFolder::lock(output)?) } else { None };
+    if overwrite {
+        return Ok((locked, None, None));
+    }
+    let found = checkpoints.latest()?;
+    let settings = locked.as_ref().map_or(Ok(None), |_| settings_of(output))?;
+    Ok((locked, found, settings))
+}
+
+/// The job with the window of the run: processes that go on with it share its rows, whatever their number is.
+fn dealt(mut job: TrainJob, of_run: Option<&Settings>) -> TrainJob {
+    if let Some((rows, part_rows)) = of_run.and_then(Settings::rows)
+        && part_rows == job.part_rows
+    {
+        job.recipe.rows = rows;
+        job.recipe.lanes = job.recipe.lanes.min(rows);
+    }
+    job
+}
+
+/// Refuses a process that reads other text, or has other settings, than process 0.
+fn check_equal(prepared: &Prepared) -> Result<()> {
+    let group = &prepared.job.group;
+    let (settings, shards): (Settings, Vec<Shard>) =
+        shared(group, (prepared.settings.clone(), prepared.survey.shards.clone()))?;
+    let mut differing = settings.differences(&prepared.settings);
+    let own = prepared.order_of_calls();
+    let first: Vec<(String, String)> = shared(group, own.clone())?;
+    let unequal = first.iter().zip(&own).filter(|(first, own)| first != own);
+    differing.extend(unequal.map(|((name, first), (_, own))| format!("{name}: {first} in process 0, {own} here")));
+    differing.extend(settings.rounding_differences(&prepared.settings));
+    differing.extend(differences(&shards, &prepared.survey.shards));
+    match differing.is_empty() {
+        true => Ok(()),
+        false => Err(TrainFault::Unequal { rank: group.rank(), differences: differing }.into()),
+    }
+}
+
 /// Creates and locks a folder that did not exist before the corpus was read. Another process may have begun a run there, and
 /// ended it, in the meantime: then this one goes on with that run.
 fn lock_late(prepared: &Prepared, checkpoints: &Checkpoints, trainer: Trainer) -> Result<LockedRun> {
@@ -436,7 +597,11 @@ fn lock_late(prepared: &Prepared, checkpoints: &Checkpoints, trainer: Trainer) -
     check_foreign(output)?;
     check_vocab(prepared)?;
     let found = checkpoints.latest()?;
-    check_same(prepared, folder.settings()?.as_ref(), found.as_ref())?;
+    if found.is_some() && !prepared.job.group.is_single() {
+        // The other processes have begun already.
+        return Err(TrainFault::Begun { output: output.clone() }.into());
+    }
+    check_same(prepared, settings_of(output)?.as_ref(), found.as_ref())?;
     let trainer = match &found {
         Some(found) => prepared.restored(found)?,
         None => trainer,

@@ -1,7 +1,7 @@
 //! What becomes of rows whose messages the broker refuses, against librdkafka's mock cluster. It refuses the second message of
 //! three, after it has refused the batch of all three: by then each is sent alone.
 
-use std::{sync::Arc, time::Duration};
+use std::{collections::BTreeSet, sync::Arc, time::Duration};
 
 use rdkafka::{
     ClientConfig, Message as _, Offset, TopicPartitionList,
@@ -71,7 +71,7 @@ impl Case {
         let mut producer = ClientConfig::new();
         producer.set("bootstrap.servers", mock.bootstrap_servers()).set("linger.ms", "10000");
         let metrics = Arc::new(Metrics::new());
-        let transactions = Transactions::new(&producer, "id", Arc::clone(&metrics)).unwrap();
+        let transactions = Transactions::new(&producer, "id", BTreeSet::new(), Arc::clone(&metrics)).unwrap();
         let letters = (policy == OnError::DeadLetter).then(|| "letters".into());
         let records = Records { on_error: policy, dead_letters: letters, max_bytes, ..records(&Settings::default()) };
         let totals = Totals::new(Arc::clone(&metrics), policy);

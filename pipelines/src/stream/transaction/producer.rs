@@ -155,11 +155,17 @@ pub(in crate::stream) struct Transactions {
 }
 
 impl Transactions {
-    /// Connects, and fences an older producer with the same transactional id.
+    /// Connects, and fences an older producer with the same transactional id. `left` are the topics in which a predecessor with
+    /// this id may have an open transaction: whatever it left there is aborted.
     ///
     /// # Errors
     /// [`StreamError::Broker`] when the brokers cannot be reached or refuse.
-    pub(in crate::stream) fn new(config: &ClientConfig, id: &str, metrics: Arc<Metrics>) -> Result<Self, StreamError> {
+    pub(in crate::stream) fn new(
+        config: &ClientConfig,
+        id: &str,
+        left: BTreeSet<Arc<str>>,
+        metrics: Arc<Metrics>,
+    ) -> Result<Self, StreamError> {
         let (plain, mut config) = (config.clone(), config.clone());
         let limits = Limits::new(&config);
         let number = |name: &str| config.get(name).and_then(|value| value.parse::<usize>().ok());
@@ -170,22 +176,24 @@ impl Transactions {
         config.set("transactional.id", id).set("enable.idempotence", "true");
         config.set("transaction.timeout.ms", timeout.as_millis().to_string());
         let producer = connect(&config, batch)?;
-        let (spent, usual_batch, most, written) = (false, batch, usize::MAX, BTreeSet::new());
-        Ok(Self {
+        let (spent, usual_batch, most) = (false, batch, usize::MAX);
+        let mut transactions = Self {
             config,
             plain,
             producer,
             spent,
             in_doubt: false,
             is_open: false,
-            written,
+            written: left,
             metrics,
             timeout,
             limits,
             batch,
             usual_batch,
             most,
-        })
+        };
+        transactions.close()?;
+        Ok(transactions)
     }
 
     /// Bytes of records that one transaction should have at most.

@@ -2,9 +2,13 @@
 
 #![allow(clippy::unwrap_used, clippy::expect_used)]
 
-use std::sync::{
-    Arc,
-    atomic::{AtomicUsize, Ordering::Relaxed},
+use std::{
+    collections::BTreeSet,
+    sync::{
+        Arc,
+        atomic::{AtomicUsize, Ordering::Relaxed},
+    },
+    time::Duration,
 };
 
 use rdkafka::{
@@ -65,6 +69,11 @@ struct Case {
 
 impl Case {
     fn new() -> Self {
+        Self::after(BTreeSet::new())
+    }
+
+    /// After a predecessor that may have left a transaction in these topics.
+    fn after(left: BTreeSet<Arc<str>>) -> Self {
         let mock = MockCluster::new(1).unwrap();
         for topic in ["in", "out"] {
             mock.create_topic(topic, 1, 1).unwrap();
@@ -75,7 +84,7 @@ impl Case {
         // Records wait for each other until they are flushed, so that batches are those of the program.
         config.set("linger.ms", "10000").set("transaction.timeout.ms", "60000");
         let metrics = Arc::new(Metrics::new());
-        let transactions = Transactions::new(&config, "id", Arc::clone(&metrics)).unwrap();
+        let transactions = Transactions::new(&config, "id", left, Arc::clone(&metrics)).unwrap();
         let (outside, lost_after, committed) = (AtomicUsize::new(0), usize::MAX, None);
         let owner = Owner { consumer, outside, asked: Arc::default(), lost_after, committed };
         Self { mock, transactions, metrics, owner }
@@ -116,6 +125,16 @@ fn part(records: usize) -> Part {
         rows: None,
         end: 9,
     }
+}
+
+/// The record that is aborted takes one offset in the log of the mock cluster, which writes no markers.
+#[test]
+fn what_a_predecessor_may_have_left_is_aborted_at_the_start() {
+    let end = |case: &Case| case.owner.consumer.fetch_watermarks("out", 0, Duration::from_secs(30)).unwrap().1;
+    assert_eq!(end(&Case::new()), 0);
+    let mut case = Case::after(["out".into()].into());
+    assert_eq!((end(&case), case.commit(2), case.ends()), (1, Ok(Outcome::Committed), [1, 0]));
+    assert_eq!(end(&case), 3);
 }
 
 /// A broker refuses the offsets of a member whose group has gone on. Its records were sent by then.

@@ -24,6 +24,7 @@ use sha2::{Digest, Sha256};
 
 use super::{
     corpus::Shard, error::TrainFault, feed::StreamState, held_out::Measured, journal::Pending, settings::Settings,
+    spike::Recent,
 };
 use crate::{
     crash::train as crash,
@@ -53,6 +54,9 @@ pub(super) struct RunState {
     pub(super) last: Option<Measured>,
     /// Measurements since the best one.
     pub(super) stale: u64,
+    /// Losses of the last steps.
+    #[serde(default)]
+    pub(super) recent: Recent,
     /// Seconds of all processes of this run.
     #[serde(with = "exact")]
     pub(super) seconds: f64,
@@ -71,6 +75,7 @@ impl RunState {
             best: None,
             last: None,
             stale: 0,
+            recent: Recent::default(),
             seconds: 0.0,
         }
     }
@@ -91,7 +96,7 @@ struct Digested {
 }
 
 /// A checkpoint that is complete.
-#[derive(Debug)]
+#[derive(Debug, Serialize, Deserialize)]
 pub(super) struct Found {
     pub(super) path: PathBuf,
     pub(super) state: RunState,
@@ -234,7 +239,8 @@ impl Checkpoints {
         Ok(steps)
     }
 
-    fn path(&self, step: u64) -> PathBuf {
+    /// The folder of the checkpoint of a step.
+    pub(super) fn path(&self, step: u64) -> PathBuf {
         self.folder.join(format!("{PREFIX}{step:010}"))
     }
 
