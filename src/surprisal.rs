@@ -32,14 +32,36 @@ pub struct Scorer {
     width: usize,
 }
 
+/// The scores of some texts.
+#[derive(Debug)]
+pub struct Scored {
+    /// Tokens and boundaries of each text.
+    tokens: ListArray,
+    scores: Scores,
+}
+
 /// Logarithms of probabilities, one per token and boundary. NaN for what is not predicted: `<S>` forward and `</S>`
 /// backward.
+#[derive(Debug)]
 struct Scores {
     forward: Vec<f32>,
     backward: Vec<f32>,
     known: Vec<bool>,
     /// False for `<S>` and `</S>`.
     is_token: Vec<bool>,
+}
+
+/// Sums over a text, or over several.
+#[derive(Debug, Clone, Copy, Default, PartialEq)]
+pub struct TextScore {
+    /// Sum of the natural logarithms of the probabilities, forward and backward.
+    pub log_probability: [f64; 2],
+    /// Predictions of each direction: the tokens, and one boundary per sentence.
+    pub predictions: u64,
+    /// Tokens.
+    pub tokens: u64,
+    /// Tokens that are not in the vocabulary.
+    pub unknown: u64,
 }
 
 impl Scorer {
@@ -64,69 +86,14 @@ impl Scorer {
         }
     }
 
-    /// Surprisals of the tokens of every row, of type [`surprisal_type`]; NULL for a NULL text and a row with an error.
+    /// Scores texts by their embedded columns.
     ///
     /// # Errors
     /// [`crate::error::Error::Device`] when the device fails.
-    pub fn surprisals(&self, texts: &ArrayRef, embedded: &EmbeddedColumns) -> Result<ArrayRef> {
-        let tokens = embedded.vectors.as_list::<i32>();
-        let scores = self.scores(texts, tokens)?;
-        let items = tokens.values().as_struct();
-        let is_token = BooleanArray::from(scores.is_token);
-        let bits = |logs: &[f32]| -> ArrayRef {
-            Arc::new(logs.iter().map(|log| -log / std::f32::consts::LN_2).collect::<Float32Array>())
-        };
-        let mut columns: Vec<ArrayRef> = (0..4).map(|at| Arc::clone(items.column(at))).collect();
-        columns.extend([bits(&scores.forward), bits(&scores.backward)]);
-        columns.push(Arc::new(BooleanArray::from(scores.known)));
-        let kept = columns.iter().map(|column| arrow::compute::filter(column, &is_token));
-        let items = StructArray::try_new(surprisal_fields(), kept.collect::<std::result::Result<_, _>>()?, None)?;
-        let mut lengths = Vec::with_capacity(tokens.len());
-        for row in 0..tokens.len() {
-            let (from, to) = range(tokens, row);
-            lengths.push(is_token.slice(from, to - from).true_count());
-        }
-        let offsets = arrow::buffer::OffsetBuffer::from_lengths(lengths);
-        Ok(Arc::new(ListArray::try_new(surprisal_item(), offsets, Arc::new(items), tokens.nulls().cloned())?))
-    }
-
-    /// Perplexity of every row, of type [`perplexity_type`]; NULL for a row without tokens or with an error.
-    ///
-    /// # Errors
-    /// [`crate::error::Error::Device`] when the device fails.
-    pub fn perplexities(&self, texts: &ArrayRef, embedded: &EmbeddedColumns) -> Result<ArrayRef> {
-        let tokens = embedded.vectors.as_list::<i32>();
-        let scores = self.scores(texts, tokens)?;
-        let (mut forward, mut backward, mut both) = (Vec::new(), Vec::new(), Vec::new());
-        let (mut counts, mut unknown, mut valid) = (Vec::new(), Vec::new(), Vec::new());
-        for row in 0..tokens.len() {
-            let (from, to) = range(tokens, row);
-            let mean = |logs: &[f32]| {
-                let predicted = logs[from..to].iter().filter(|log| !log.is_nan());
-                let (sum, n) = predicted.fold((0.0, 0_usize), |(sum, n), log| (sum - f64::from(*log), n + 1));
-                sum / n.max(1) as f64
-            };
-            let is_token = |at: &usize| scores.is_token[*at];
-            let n = (from..to).filter(is_token).count();
-            let (f, b) = (mean(&scores.forward), mean(&scores.backward));
-            let has_tokens = tokens.is_valid(row) && n > 0;
-            let some = |number: f64| has_tokens.then(|| number.exp());
-            forward.push(some(f));
-            backward.push(some(b));
-            both.push(some(f64::midpoint(f, b)));
-            counts.push(has_tokens.then_some(n as u32));
-            let n_unknown = (from..to).filter(|at| is_token(at) && !scores.known[*at]).count();
-            unknown.push(has_tokens.then_some(n_unknown as u32));
-            valid.push(has_tokens);
-        }
-        let columns: Vec<ArrayRef> = vec![
-            Arc::new(Float64Array::from(both)),
-            Arc::new(Float64Array::from(forward)),
-            Arc::new(Float64Array::from(backward)),
-            Arc::new(UInt32Array::from(counts)),
-            Arc::new(UInt32Array::from(unknown)),
-        ];
-        Ok(Arc::new(StructArray::try_new(perplexity_fields(), columns, Some(NullBuffer::from(valid)))?))
+    pub fn score(&self, texts: &ArrayRef, embedded: &EmbeddedColumns) -> Result<Scored> {
+        let tokens = embedded.vectors.as_list::<i32>().clone();
+        let scores = self.scores(texts, &tokens)?;
+        Ok(Scored { tokens, scores })
     }
 
     fn scores(&self, texts: &ArrayRef, tokens: &ListArray) -> Result<Scores> {
@@ -192,6 +159,103 @@ impl Scorer {
                 None => set(at, written.value(at)),
             }
         }
+    }
+}
+
+impl Scored {
+    /// Surprisals of the tokens of every row, of type [`surprisal_type`]; NULL for a NULL text and a row with an error.
+    ///
+    /// # Errors
+    /// [`crate::error::Error::Arrow`] when there are more tokens than Arrow's offsets can count.
+    pub fn surprisals(&self) -> Result<ArrayRef> {
+        let Self { tokens, scores } = self;
+        let items = tokens.values().as_struct();
+        let is_token = BooleanArray::from(scores.is_token.clone());
+        let bits = |logs: &[f32]| -> ArrayRef {
+            Arc::new(logs.iter().map(|log| -log / std::f32::consts::LN_2).collect::<Float32Array>())
+        };
+        let mut columns: Vec<ArrayRef> = (0..4).map(|at| Arc::clone(items.column(at))).collect();
+        columns.extend([bits(&scores.forward), bits(&scores.backward)]);
+        columns.push(Arc::new(BooleanArray::from(scores.known.clone())));
+        let kept = columns.iter().map(|column| arrow::compute::filter(column, &is_token));
+        let items = StructArray::try_new(surprisal_fields(), kept.collect::<std::result::Result<_, _>>()?, None)?;
+        let mut lengths = Vec::with_capacity(tokens.len());
+        for row in 0..tokens.len() {
+            let (from, to) = range(tokens, row);
+            lengths.push(is_token.slice(from, to - from).true_count());
+        }
+        let offsets = arrow::buffer::OffsetBuffer::from_lengths(lengths);
+        Ok(Arc::new(ListArray::try_new(surprisal_item(), offsets, Arc::new(items), tokens.nulls().cloned())?))
+    }
+
+    /// Perplexity of every row, of type [`perplexity_type`]; NULL for a row without tokens or with an error.
+    ///
+    /// # Errors
+    /// None, unless Arrow refuses columns of these types.
+    pub fn perplexities(&self) -> Result<ArrayRef> {
+        let rows = self.rows();
+        let number = |of: fn(&TextScore) -> f64| -> ArrayRef {
+            Arc::new(rows.iter().map(|row| row.as_ref().map(of)).collect::<Float64Array>())
+        };
+        let n = |of: fn(&TextScore) -> u64| -> ArrayRef {
+            Arc::new(rows.iter().map(|row| row.as_ref().map(|row| of(row) as u32)).collect::<UInt32Array>())
+        };
+        let columns: Vec<ArrayRef> = vec![
+            number(TextScore::perplexity),
+            number(|row| row.perplexity_of(0)),
+            number(|row| row.perplexity_of(1)),
+            n(|row| row.tokens),
+            n(|row| row.unknown),
+        ];
+        let valid: NullBuffer = rows.iter().map(Option::is_some).collect();
+        Ok(Arc::new(StructArray::try_new(perplexity_fields(), columns, Some(valid))?))
+    }
+
+    /// Sums over every row; `None` for a row without tokens or with an error.
+    pub fn rows(&self) -> Vec<Option<TextScore>> {
+        (0..self.tokens.len()).map(|row| self.row(row)).collect()
+    }
+
+    fn row(&self, row: usize) -> Option<TextScore> {
+        let Scores { forward, backward, known, is_token } = &self.scores;
+        let (from, to) = range(&self.tokens, row);
+        let n = (from..to).filter(|&at| is_token[at]).count();
+        if self.tokens.is_null(row) || n == 0 {
+            return None;
+        }
+        let predicted = |logs: &[f32]| -> (f64, u64) {
+            let predicted = logs[from..to].iter().filter(|log| !log.is_nan());
+            predicted.fold((0.0, 0), |(sum, n), log| (sum + f64::from(*log), n + 1))
+        };
+        let ((forward, predictions), (backward, _)) = (predicted(forward), predicted(backward));
+        let unknown = (from..to).filter(|&at| is_token[at] && !known[at]).count();
+        let log_probability = [forward, backward];
+        Some(TextScore { log_probability, predictions, tokens: n as u64, unknown: unknown as u64 })
+    }
+}
+
+impl TextScore {
+    /// Adds the sums of another text.
+    pub fn add(&mut self, other: Self) {
+        self.log_probability[0] += other.log_probability[0];
+        self.log_probability[1] += other.log_probability[1];
+        self.predictions += other.predictions;
+        self.tokens += other.tokens;
+        self.unknown += other.unknown;
+    }
+
+    /// Perplexity of a direction (0 is forward).
+    pub fn perplexity_of(&self, direction: usize) -> f64 {
+        self.mean(direction).exp()
+    }
+
+    /// Geometric mean of both directions' perplexities.
+    pub fn perplexity(&self) -> f64 {
+        f64::midpoint(self.mean(0), self.mean(1)).exp()
+    }
+
+    fn mean(&self, direction: usize) -> f64 {
+        -self.log_probability[direction] / self.predictions.max(1) as f64
     }
 }
 

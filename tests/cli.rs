@@ -15,6 +15,8 @@ mod terminal;
 mod cluster;
 #[path = "cli/errors.rs"]
 mod errors;
+#[path = "cli/fit_mix.rs"]
+mod fit_mix;
 #[path = "cli/help.rs"]
 mod help;
 #[path = "cli/inputs.rs"]

@@ -126,10 +126,10 @@ struct Scored {
 fn score(elmo: &Elmo, spec: &EmbedSpec, texts: &ArrayRef) -> Scored {
     let spec = Scorer::spec(spec);
     let embedded = ColumnEmbedder::new(elmo, spec.clone()).unwrap().embed(texts).unwrap();
-    let scorer = Scorer::new(elmo, &spec).unwrap();
+    let scored = Scorer::new(elmo, &spec).unwrap().score(texts, &embedded).unwrap();
     Scored {
-        surprisals: scorer.surprisals(texts, &embedded).unwrap().as_list().clone(),
-        perplexities: scorer.perplexities(texts, &embedded).unwrap().as_struct().clone(),
+        surprisals: scored.surprisals().unwrap().as_list().clone(),
+        perplexities: scored.perplexities().unwrap().as_struct().clone(),
     }
 }
 

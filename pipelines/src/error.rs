@@ -5,6 +5,7 @@ use std::{
     path::{Path, PathBuf},
 };
 
+use elmo::lm_head::LmHeadError;
 use thiserror::Error;
 
 use crate::{redact::redact, reply::summary};
@@ -234,7 +235,14 @@ impl Fault for elmo::Error {
     }
 
     fn help(&self) -> Option<String> {
-        remote(self).and_then(Error::help)
+        match self {
+            Self::LmHead(LmHeadError::Missing(_)) => {
+                let help =
+                    "elmo finetune --vocab trains a softmax for such a model; elmo model info shows what a model has";
+                Some(help.to_owned())
+            }
+            error => remote(error).and_then(Error::help),
+        }
     }
 }
 

@@ -1,4 +1,4 @@
-//! The step that adds the embedding columns.
+//! The step that adds columns to a column of texts: embeddings, or the scores of [`crate::scores`].
 //!
 //! An interface between jobs and the model: the bulk job, the stream and `elmo verify` submit a column of texts and get
 //! the columns of the output, and use nothing else of a model. Tests implement it without a model, to test the job
@@ -6,9 +6,12 @@
 
 use std::{pin::Pin, sync::Arc, time::Duration};
 
-use arrow::{array::ArrayRef, datatypes::Field};
+use arrow::{
+    array::{ArrayRef, AsArray},
+    datatypes::Field,
+};
 use async_trait::async_trait;
-use elmo::{ColumnEmbedder, EmbedSpec, EmbeddedColumns};
+use elmo::{ColumnEmbedder, EmbedSpec, EmbeddedColumns, spec::Level};
 
 /// Columns that are being computed.
 pub type Pending = Pin<Box<dyn Future<Output = elmo::Result<EmbeddedColumns>> + Send>>;
@@ -30,7 +33,8 @@ pub trait Stage: Send + Sync {
     /// The settings it works with.
     fn spec(&self) -> &EmbedSpec;
 
-    /// The columns it adds: vectors first, then `truncated`, then `error`.
+    /// The columns it adds: vectors first, then `truncated`, then `error`. A stage with several columns in the place of the
+    /// vectors returns them as the fields of a struct ([`results`]).
     fn fields(&self) -> Vec<Field>;
 
     /// Metadata pairs that name the model and the settings in every output.
@@ -60,10 +64,27 @@ pub trait Stage: Send + Sync {
         None
     }
 
+    /// Expected size of the columns of so many rows, which have so many tokens, in bytes before they are encoded.
+    fn output_bytes(&self, rows: u64, tokens: u64) -> u64 {
+        let vectors = if self.spec().level == Level::Token { tokens } else { rows };
+        vectors.saturating_mul(4 * self.width().max(1) as u64)
+    }
+
     /// Numbers in one vector, known before any is computed.
     fn width(&self) -> usize {
         let fields = self.fields();
         fields.first().map_or(0, |field| vector_width(field.data_type()))
+    }
+}
+
+/// Columns of [`Stage::fields`] behind those with results: `truncated` and `error`.
+pub const REMARKS: usize = 2;
+
+/// The columns before `truncated`, when the stage has `fields` and has returned `vectors`.
+pub fn results(fields: usize, vectors: &ArrayRef) -> Vec<ArrayRef> {
+    match vectors.as_struct_opt() {
+        Some(columns) if fields > 1 + REMARKS => columns.columns().to_vec(),
+        _ => vec![Arc::clone(vectors)],
     }
 }
 

@@ -1,15 +1,23 @@
 //! Held-out perplexity by the full softmax, with states carried from window to window as bilm-tf measures it.
 
-use std::ops::Range;
+use std::{ops::Range, sync::Arc};
+
+use tch::Kind;
 
 use super::{
     TrainError,
+    collective::Group,
     loss::{Output, log_probabilities},
-    pool::Task,
-    trainer::Trainer,
+    pool::{Pool, Task},
+    trainer::{Resources, Trainer},
     window::Window,
 };
-use crate::model::{BiLm, DeviceError, NoDropout, PackedBatch, StartState};
+use crate::{
+    lm_head::LmHeadData,
+    model::{BiLm, DeviceError, DeviceName, NoDropout, PackedBatch, Precision, StartState, tensors},
+    model_dir::ModelData,
+    weights,
+};
 
 /// Rows that are computed together.
 const ROWS_OF_A_LANE: usize = 64;
@@ -42,26 +50,56 @@ impl Evaluated {
     }
 }
 
-/// The parameters of a run as they are now, reading a held-out text window by window.
+/// A language model that reads a held-out text window by window.
 #[derive(Debug)]
-pub struct Evaluation<'t> {
-    trainer: &'t Trainer,
+pub struct Evaluation {
     model: BiLm,
     output: Output,
+    pool: Arc<Pool>,
+    group: Group,
     /// Of each lane; `None` before the first window.
     states: Option<Vec<StartState>>,
     rows: usize,
 }
 
-impl<'t> Evaluation<'t> {
-    /// Begins to read windows of so many rows, from zero states.
+impl Evaluation {
+    /// The parameters of a run as they are now, for windows of so many rows, from zero states.
     ///
     /// # Errors
     /// [`TrainError::Device`] when the device has no room.
-    pub fn new(trainer: &'t Trainer, rows: usize) -> Result<Self, TrainError> {
+    pub fn of_run(trainer: &Trainer, rows: usize) -> Result<Self, TrainError> {
         let precision = trainer.recipe().precision;
         let model = BiLm::of_parameters_without_gradients(trainer.options(), trainer.parameters(), precision)?;
-        Ok(Self { trainer, model, output: trainer.output().to_kind(precision.kind())?, states: None, rows })
+        let output = trainer.output().to_kind(precision.kind())?;
+        Ok(Self { model, output, pool: trainer.pool(), group: trainer.group().clone(), states: None, rows })
+    }
+
+    /// A model with its LM head, for windows of so many rows, from zero states. On a CPU in float32 it has the bits of
+    /// [`Evaluation::of_run`] for a run with the same weights.
+    ///
+    /// # Errors
+    /// [`TrainError::Device`] when the device has no room, or `head` is that of a model of another width.
+    pub fn of_model(
+        model: &ModelData,
+        head: &LmHeadData,
+        precision: Precision,
+        resources: Resources,
+        rows: usize,
+    ) -> Result<Self, TrainError> {
+        let Resources { device, threads, group, .. } = resources;
+        let width = model.options.lstm.projection_dim;
+        if head.weight().shape.get(1) != Some(&width) {
+            let shape = &head.weight().shape;
+            return Err(DeviceError::internal(format!("a softmax of shape {shape:?} for width {width}")).into());
+        }
+        let model = BiLm::new(&model.options, &model.weights, device, precision)?;
+        let place = |tensor: &weights::Tensor| {
+            let shape: Vec<i64> = tensor.shape.iter().map(|&n| n as i64).collect();
+            tensors::upload(&tensor.data, &shape, Kind::Float, device.torch())
+        };
+        let output = Output { weight: place(head.weight())?, bias: place(head.bias())? }.to_kind(precision.kind())?;
+        let threads = if device == DeviceName::Cpu { threads.min(lanes(rows)) } else { 1 };
+        Ok(Self { model, output, pool: Arc::new(Pool::new(threads)), group, states: None, rows })
     }
 
     /// Reads the next window. With several processes, each of them computes its rows, and all get the sums over all rows.
@@ -72,11 +110,10 @@ impl<'t> Evaluation<'t> {
         if let Some(problem) = window.problem(self.rows, self.output.words()) {
             return Err(TrainError::Window(problem));
         }
-        let group = self.trainer.group();
-        let own = group.share(self.rows);
-        let share = (!group.is_single()).then(|| window.of_rows(own));
+        let own = self.group.share(self.rows);
+        let share = (!self.group.is_single()).then(|| window.of_rows(own));
         let mut total = self.share(share.as_ref().unwrap_or(window))?;
-        group.sum_numbers(&mut total.log_probability)?;
+        self.group.sum_numbers(&mut total.log_probability)?;
         Ok(Evaluated { tokens: window.predictions() as u64, ..total })
     }
 
@@ -89,7 +126,7 @@ impl<'t> Evaluation<'t> {
         let words: Vec<&str> = window.words.iter().map(AsRef::as_ref).collect();
         let table = self.model.token_table(&words)?;
         let rows = window.rows;
-        let lanes = rows.div_ceil(ROWS_OF_A_LANE);
+        let lanes = lanes(rows);
         let ranges = (0..lanes).map(|lane| lane * rows / lanes..(lane + 1) * rows / lanes);
         let mut tasks: Vec<Task<_>> = Vec::with_capacity(lanes);
         for (lane, rows) in ranges.enumerate() {
@@ -103,7 +140,7 @@ impl<'t> Evaluation<'t> {
         }
         let mut total = Evaluated::default();
         let mut states = Vec::with_capacity(lanes);
-        for (sums, state) in self.trainer.pool().run(tasks)? {
+        for (sums, state) in self.pool.run(tasks)? {
             total.log_probability[0] += sums[0];
             total.log_probability[1] += sums[1];
             states.push(state);
@@ -111,6 +148,11 @@ impl<'t> Evaluation<'t> {
         self.states = Some(states);
         Ok(total)
     }
+}
+
+/// Groups of rows that are computed in parallel.
+fn lanes(rows: usize) -> usize {
+    rows.div_ceil(ROWS_OF_A_LANE)
 }
 
 /// Some rows of a window.

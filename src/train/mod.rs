@@ -16,7 +16,7 @@
 //! | `optimizer.rs`, `schedule.rs` | Adagrad and AdamW, learning rates |
 //! | `random.rs`, `draws.rs` | random numbers as functions of seed and step; dropout |
 //! | `collective/` | sums over the processes of a run: Gloo and NCCL |
-//! | `evaluation.rs` | held-out perplexity |
+//! | `evaluation.rs` | held-out perplexity of a run, or of any model with an LM head |
 //! | `snapshot.rs` | the whole state of a run |
 //! | `mix_fit.rs` | fits a scalar mix and a linear head to labelled vectors |
 //! | `memory.rs` | how freed memory is kept for the next step |

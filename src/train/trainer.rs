@@ -121,7 +121,7 @@ pub struct Trainer {
     slots: BTreeMap<String, Vec<Tensor>>,
     /// Of each lane of each part.
     states: Vec<StartState>,
-    pool: Pool,
+    pool: Arc<Pool>,
     counters: Counters,
 }
 
@@ -277,7 +277,7 @@ impl Trainer {
             output,
             slots,
             states: Vec::new(),
-            pool: Pool::new(threads),
+            pool: Arc::new(Pool::new(threads)),
             counters: Counters::default(),
         })
     }
@@ -691,8 +691,8 @@ impl Trainer {
         &self.output
     }
 
-    pub(super) fn pool(&self) -> &Pool {
-        &self.pool
+    pub(super) fn pool(&self) -> Arc<Pool> {
+        Arc::clone(&self.pool)
     }
 }
 

@@ -2,7 +2,7 @@
 
 use crate::place::{Place, snapshot};
 
-const COMMANDS: [&str; 21] = [
+const COMMANDS: [&str; 26] = [
     "",
     "embed",
     "sql",
@@ -19,6 +19,11 @@ const COMMANDS: [&str; 21] = [
     "verify",
     "vocab",
     "train",
+    "finetune",
+    "eval",
+    "score",
+    "plot",
+    "fit-mix",
     "bench",
     "doctor",
     "demo",
@@ -44,15 +49,10 @@ fn pages() {
 }
 
 #[test]
-fn the_short_page_is_shorter_and_there_is_no_command_that_does_nothing_yet() {
+fn the_short_page_is_shorter() {
     let place = Place::new();
     let (short, long) = (place.exits("embed -h", 0).out, place.exits("embed --help", 0).out);
     assert!(short.lines().count() < long.lines().count());
-    let root = place.exits("--help", 0).out;
-    for later in ["eval", "finetune", "fit-mix"] {
-        assert!(!root.lines().any(|line| line.trim_start().starts_with(&format!("{later} "))), "{later} in {root}");
-        place.exits(later, 2);
-    }
 }
 
 /// The commands in the examples of a page.
@@ -79,7 +79,18 @@ fn every_example_runs() {
                 _ = place.shell("mkdir logs && printf 'id,message\\n1,It rained.\\n' | gzip > logs/monday.csv.gz")
             }
             "inspect" | "verify" => _ = place.exits("embed -q --input reviews.jsonl --output vectors", 0),
+            "plot" => place.write("model/steps.jsonl", "{\"step\":1,\"epoch\":0.1,\"loss\":2,\"softmax\":\"full\"}\n"),
+            "eval" | "finetune" => {
+                place.write("domain.txt", "It rained.\n");
+                place.write("heldout.txt", "It rained.\nWe stayed in.\n");
+            }
             "vocab" | "train" => place.write("corpus/shard-0.txt", "it rained .\n"),
+            "fit-mix" => {
+                for part in ["train", "dev"] {
+                    place.write(&format!("{part}.conll"), "New\tB-place\nYork\tI-place\n\nit\tO\n");
+                    place.write(&format!("{part}.csv"), "text,kind\nIt rained.,weather\nWe read.,other\n");
+                }
+            }
             _ => {}
         }
         for example in examples(&place.exits(&format!("{command} --help"), 0).out) {

@@ -306,3 +306,13 @@ fn float16_is_another_model_of_half_the_size() {
 fn elmo_file(name: &str) -> Vec<u8> {
     elmo::BuiltIn::Books.file(name).unwrap().to_vec()
 }
+
+/// A folder with the name of a built-in model is named with its path.
+#[test]
+fn a_built_in_model_is_not_taken_for_a_folder_of_its_name() {
+    let place = Place::new();
+    place.write("books/options.json", "{}");
+    let info = place.exits("model info books", 0);
+    assert!(info.err.contains("./books names the folder"), "{info:?}");
+    place.exits("model info ./books", 4);
+}

@@ -31,10 +31,10 @@ fn the_command_line_overrides_the_environment_and_the_file() {
     assert_eq!(pooling(&place.run_with(EMBED, &env)), "max");
     assert_eq!(pooling(&place.run_with(&format!("{EMBED} --pooling last"), &env)), "last");
     assert_eq!(pooling(&place.run_with(EMBED, &[("ELMO_POOLING", "")])), "first");
-    place.write("other.toml", "pooling = 'ends'\nwindow-rows = 9\n");
+    place.write("other.toml", "pooling = 'ends'\nmin-count = 9\n");
     let unknown = place.run(&format!("{EMBED} --config other.toml"));
     // It belongs to one command, so it needs a section.
-    assert!(unknown.err.contains("unknown key window-rows"), "{unknown:?}");
+    assert!(unknown.err.contains("unknown key min-count"), "{unknown:?}");
     place.write("other.toml", "[embed]\npooling = 'ends'\n");
     assert_eq!(pooling(&place.run(&format!("{EMBED} --config=other.toml"))), "ends");
     assert_eq!(pooling(&place.run_with(EMBED, &[("ELMO_CONFIG", "other.toml")])), "ends");
@@ -70,8 +70,8 @@ fn mistakes() {
     let place = place();
     let mut blocks = Vec::new();
     for file in [
-        "window-rows = 9",
-        "window-row = 9",
+        "min-count = 9",
+        "min-coun = 9",
         "[embed]\npoling = 'max'",
         "[verify]\npoling = 'max'",
         "[embedd]\npooling = 'max'",

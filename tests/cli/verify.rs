@@ -192,8 +192,7 @@ fn other_bytes_than_were_written() {
         for words in ["inspect out --json".to_owned(), verify("out --sample 1")] {
             let ended = place.exits(&words, 1);
             assert!(ended.err.contains(named), "{ended:?}");
-            let help =
-                "  help: run the elmo embed command of this output again with --check, which rewrites changed parts";
+            let help = "  help: run the elmo command of this output again with --check, which rewrites changed parts";
             assert!(ended.err.contains(help), "{ended:?}");
         }
     };
@@ -372,7 +371,7 @@ fn a_replaced_part_can_be_restored() {
         fs::copy(place.path(&part(&place, "other", number)), place.path(&replaced)).unwrap();
         for words in [verify("out"), "inspect out".to_owned()] {
             let ended = place.exits(&words, 1);
-            let help = format!("{} is not as the job wrote it: run the elmo embed", part_name(&place, "out", number));
+            let help = format!("{} is not as the job wrote it: run the elmo command", part_name(&place, "out", number));
             assert!(ended.err.contains("elmo.pooling is") && ended.err.contains(&help), "{ended:?}");
         }
     }
@@ -498,7 +497,7 @@ fn every_kind_of_damage_is_named_and_repaired() {
         damage(&place);
         let ended = place.exits(&verify("out --sample 1"), code);
         assert!(ended.err.contains(message), "{number}: {ended:?}");
-        assert!(ended.err.contains("elmo embed command"), "{number}: {ended:?}");
+        assert!(ended.err.contains("elmo command"), "{number}: {ended:?}");
         assert!(!ended.err.contains("delete part"), "{number}: a part of the job itself: {ended:?}");
         let repaired = place.exits(&format!("{words} {more}"), 0);
         assert!(repaired.err.contains("WARN") || code == 5, "{number}: it is said: {repaired:?}");
@@ -607,6 +606,6 @@ fn a_damaged_file_is_damaged_data() {
     for words in ["inspect out".to_owned(), verify("out")] {
         let ended = place.exits(&words, 3);
         assert!(ended.err.contains("not a readable Parquet file"), "{ended:?}");
-        assert!(ended.err.contains("  help: run the elmo embed command of this output again"), "{ended:?}");
+        assert!(ended.err.contains("  help: run the elmo command of this output again"), "{ended:?}");
     }
 }

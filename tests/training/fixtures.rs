@@ -244,7 +244,7 @@ fn perplexity_of_the_evaluation_fixture() {
     for (precision, tolerance) in [(Precision::F64, 1e-10), (Precision::F32, 5e-6)] {
         let recipe = Recipe { rows: 1, lanes: 1, classes: Classes::Full, precision, ..Recipe::bilm() };
         let trainer = Trainer::new(&options, recipe, Resources::default(), &model).unwrap();
-        let mut evaluation = Evaluation::new(&trainer, rows).unwrap();
+        let mut evaluation = Evaluation::of_run(&trainer, rows).unwrap();
         let packer = |direction| Packer::new(direction, Boundaries { begin: 0, end: 1 }, rows, 1);
         let mut packers = [packer(Direction::Forward), packer(Direction::Backward)];
         let all: Vec<Sentence> =

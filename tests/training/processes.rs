@@ -66,7 +66,7 @@ fn bits(snapshot: &Snapshot) -> Vec<u64> {
 
 /// Held-out sums after some windows, of fewer rows than there may be processes.
 fn evaluated(trainer: &Trainer) -> Evaluated {
-    let mut evaluation = Evaluation::new(trainer, 2).unwrap();
+    let mut evaluation = Evaluation::of_run(trainer, 2).unwrap();
     let mut total = Evaluated::default();
     cases::windows()[..3].iter().for_each(|window| total.add(evaluation.window(&window.of_rows(1..3)).unwrap()));
     total

@@ -15,7 +15,7 @@ use elmo::{
     ColumnEmbedder, EmbeddedColumns,
     lm_head::{LmHeadError, SOFTMAX, VOCAB},
     spec::Level,
-    surprisal::{Scorer, perplexity_type, surprisal_type},
+    surprisal::{Scored, Scorer, perplexity_type, surprisal_type},
 };
 
 use crate::{
@@ -159,12 +159,23 @@ impl Call {
         scorer.map_err(|reason| self.model_failed(reason))
     }
 
+    fn scored(
+        &self,
+        models: &Models,
+        text: &ArrayRef,
+        embedded: &EmbeddedColumns,
+        column: fn(&Scored) -> elmo::Result<ArrayRef>,
+    ) -> Result<ArrayRef> {
+        let scored = self.scorer(models)?.score(text, embedded);
+        scored.and_then(|scored| column(&scored)).map_err(|e| self.failed(e))
+    }
+
     /// The result for embedded texts. Blocks for a long time if the result is a score.
     pub(crate) fn column(&self, models: &Models, text: &ArrayRef, embedded: EmbeddedColumns) -> Result<ArrayRef> {
         match self.kind {
             Kind::Vector | Kind::Tokens => return Ok(embedded.vectors),
-            Kind::Surprisal => return self.scorer(models)?.surprisals(text, &embedded).map_err(|e| self.failed(e)),
-            Kind::Perplexity => return self.scorer(models)?.perplexities(text, &embedded).map_err(|e| self.failed(e)),
+            Kind::Surprisal => return self.scored(models, text, &embedded, Scored::surprisals),
+            Kind::Perplexity => return self.scored(models, text, &embedded, Scored::perplexities),
             Kind::Checked => {}
         }
         let field = self.field(models)?;

@@ -13,7 +13,7 @@ use super::{BulkJob, manifest::Counts};
 use crate::{
     error::Result,
     source::{Malformed, Plan, Position, Rows, Slice, row_bytes},
-    stage::Stage,
+    stage::{Stage, results},
 };
 
 /// Bytes of token vectors of a chunk, estimated.
@@ -88,7 +88,7 @@ impl Chunk {
     /// The rows of the output: the kept columns and `added`, without malformed rows and those that on-error `skip` drops.
     pub(super) fn output(&self, schema: &SchemaRef, added: &EmbeddedColumns) -> Result<(RecordBatch, Counts)> {
         let mut columns = self.kept.columns().to_vec();
-        columns.push(Arc::clone(&added.vectors));
+        columns.extend(results(schema.fields().len() - columns.len(), &added.vectors));
         columns.push(Arc::new(added.truncated.clone()));
         columns.push(Arc::new(added.error.clone()));
         let batch = RecordBatch::try_new(Arc::clone(schema), columns).map_err(elmo::Error::from)?;

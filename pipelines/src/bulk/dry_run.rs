@@ -48,7 +48,7 @@ pub struct DryRun {
     pub text_bytes: u64,
     /// Tokens, estimated from a sample.
     pub tokens: u64,
-    /// Size of the vectors before compression, in bytes, estimated.
+    /// Size of the vectors, or scores, before compression, in bytes, estimated.
     pub vector_bytes: u64,
     /// Number of part files.
     pub parts: u64,
@@ -83,7 +83,6 @@ pub async fn dry_run(job: &BulkJob, stage: &dyn Stage, stores: &Stores) -> Resul
     if stage.is_untrained() {
         warn_untrained();
     }
-    let vectors = if stage.spec().level == elmo::spec::Level::Token { tokens } else { counted.rows as f64 };
     let rows_left = match output {
         OutputState::New | OutputState::Overwritten => counted.rows,
         OutputState::Begun { rows } => counted.rows.saturating_sub(rows),
@@ -96,7 +95,7 @@ pub async fn dry_run(job: &BulkJob, stage: &dyn Stage, stores: &Stores) -> Resul
         rows_exact: counted.exact,
         text_bytes: counted.text_bytes,
         tokens: tokens as u64,
-        vector_bytes: (vectors * 4.0 * stage.width() as f64) as u64,
+        vector_bytes: stage.output_bytes(counted.rows, tokens as u64),
         parts: counted.rows.div_ceil(prepared.part_rows).max(1),
         rows_left,
         tokens_left: tokens_left as u64,
@@ -224,10 +223,7 @@ impl fmt::Display for DryRun {
             ("rows", format!("{}{}", if self.rows_exact { "" } else { "about " }, count(self.rows))),
             ("text", bytes(self.text_bytes)),
             ("tokens", format!("about {}", count(self.tokens))),
-            (
-                "vectors",
-                format!("about {} before compression, in {} files", bytes(self.vector_bytes), count(self.parts)),
-            ),
+            ("size", format!("about {} before compression, in {} files", bytes(self.vector_bytes), count(self.parts))),
             ("time", format!("about {}", duration(std::time::Duration::from_secs_f64(self.seconds.min(1e9))))),
             ("columns", self.columns.join(", ")),
             ("output", output),

@@ -3,7 +3,6 @@
 use std::{collections::BTreeMap, sync::Arc};
 
 use arrow::datatypes::{Schema, SchemaRef};
-use elmo::spec::Level;
 
 use super::{
     BulkJob,
@@ -106,8 +105,7 @@ impl Prepared {
 /// Rows of a part. State `carry` needs a whole number of batches, because the vectors depend on where batches end.
 fn part_rows(job: &BulkJob, stage: &dyn Stage) -> u64 {
     let spec = stage.spec();
-    let vectors = if spec.level == Level::Token { TOKENS_PER_ROW } else { 1 };
-    let row_bytes = 4 * vectors * stage.width().max(1) as u64;
+    let row_bytes = stage.output_bytes(1, TOKENS_PER_ROW);
     let rows = job.rows_per_file.unwrap_or((PART_BYTES / row_bytes).clamp(1024, 1 << 20)).max(1);
     let batch = spec.batch_rows.unwrap_or(1).max(1) as u64;
     rows.div_ceil(batch).checked_mul(batch).unwrap_or(u64::MAX / batch * batch)

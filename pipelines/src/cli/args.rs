@@ -33,6 +33,12 @@ where
     PossibleValuesParser::new(legal).try_map(|value| value.parse::<T>())
 }
 
+/// A share.
+pub(super) fn fraction(text: &str) -> Result<f64, String> {
+    let number = text.parse::<f64>().ok().filter(|number| (0.0..1.0).contains(number));
+    number.ok_or_else(|| "it must be a number from 0 to below 1".to_owned())
+}
+
 /// Parses a positive integer.
 pub(super) fn positive(text: &str) -> Result<usize, String> {
     match text.replace('_', "").parse::<usize>() {

@@ -1,8 +1,8 @@
 //! `elmo embed`: its arguments. The job is in [`crate::bulk`].
 
-use std::{sync::Arc, time::Duration};
+use std::sync::Arc;
 
-use clap::{ArgAction, Args, ValueHint, builder::BoolishValueParser};
+use clap::Args;
 use elmo::{
     ColumnEmbedder, EmbedSpec,
     spec::{
@@ -12,19 +12,15 @@ use elmo::{
 
 use super::{
     CommonArgs, EngineArgs, ModelArgs,
-    args::{self, block_on, one_of, positive},
+    args::{self, one_of, positive},
+    bulk::{self, OutputArgs},
     inputs::InputArgs,
     mixes::{NamedMix, layers_of, read_mixes},
-    print, print_json, shutdown,
 };
 #[cfg(feature = "cluster")]
 use crate::models::{LazyModel, Warn};
 use crate::{
-    bulk::{self, BulkJob, BulkReport},
-    error::{Error, Exit, Result},
-    redact::redact,
-    report::{bytes, count, table},
-    sink::Codec,
+    error::{Exit, Result},
     stage::{EmbedStage, Stage},
     stores::Stores,
 };
@@ -60,45 +56,8 @@ pub(super) struct EmbedArgs {
     #[arg(long, value_name = "WHAT", default_value = "fail", value_parser = one_of::<OnError>(OnError::WORDS), help_heading = "Vectors")]
     on_error: OnError,
 
-    /// Folder for the Parquet files, a path or URL
-    #[arg(short, long, value_name = "DIR", value_hint = ValueHint::DirPath, help_heading = "Output")]
-    output: Option<String>,
-
-    /// Input rows per file [default: about 128 MiB of vectors]
-    ///
-    /// Files are durable as a whole, so this is the most work that a crash can lose.
-    #[arg(long, value_name = "N", value_parser = positive, help_heading = "Output")]
-    rows_per_file: Option<usize>,
-
-    /// Size of a row group in MiB before compression
-    ///
-    /// Larger row groups compress better, smaller ones need less memory to read.
-    #[arg(long, value_name = "N", default_value = "64", value_parser = positive, help_heading = "Output", hide_short_help = true)]
-    row_group_mb: usize,
-
-    /// Compression codec
-    #[arg(long, value_name = "CODEC", default_value = "zstd", value_parser = one_of::<Codec>(Codec::WORDS), help_heading = "Output")]
-    compression: Codec,
-
-    /// Delete the output of an earlier job and start again
-    ///
-    /// --overwrite=false resumes, overriding the environment and elmo.toml.
-    #[arg(long, value_name = "BOOL", action = ArgAction::Set, hide_possible_values = true, num_args = 0..=1, require_equals = true, default_value = "false", default_missing_value = "true", hide_default_value = true, value_parser = BoolishValueParser::new(), help_heading = "Output")]
-    overwrite: bool,
-
-    /// Before resuming, compare the SHA-256 of every file with the manifest, and rewrite damaged files
-    ///
-    /// Without it, only the sizes are compared.
-    #[arg(long, help_heading = "Output")]
-    check: bool,
-
-    /// Read the inputs and print an estimate of rows, tokens, size and time; write nothing
-    #[arg(short = 'n', long, help_heading = "Output")]
-    dry_run: bool,
-
-    /// Print the report as JSON
-    #[arg(long, help_heading = "Output")]
-    json: bool,
+    #[command(flatten)]
+    output: OutputArgs,
 
     #[command(flatten)]
     engine: EngineArgs,
@@ -204,6 +163,16 @@ pub(super) struct Asked {
 }
 
 impl Asked {
+    /// `spec`, whose tokenizer, sentence mode and state a model completes where they are `None`.
+    pub(super) fn new(
+        spec: EmbedSpec,
+        tokenizer: Option<TokenizerKind>,
+        sentences: Option<SentenceMode>,
+        state: Option<StateMode>,
+    ) -> Self {
+        Self { spec, tokenizer, sentences, state }
+    }
+
     /// The settings for a model.
     pub(super) fn for_model(&self, model: &elmo::ModelOptions) -> Result<EmbedSpec> {
         let recorded = model.spec();
@@ -247,53 +216,10 @@ impl VectorArgs {
     }
 }
 
-/// How long an interrupted job waits for devices: about the time of the largest published model for a batch on a few
-/// cores.
-const GRACE_PERIOD: Duration = Duration::from_secs(30);
-
 pub(super) fn run(args: &EmbedArgs, common: &CommonArgs) -> Result<Exit> {
     let asked = args.vectors.asked(args.on_error)?;
-    let job = args.job()?;
-    let progress = common.progress();
-    let outcome = block_on(async {
-        let stop = shutdown::requested("the current rows are durable")?;
-        let stores = Stores::from_env();
-        let stage = args.stage(&asked, &stores).await?;
-        if args.dry_run {
-            let plan = crate::bulk::dry_run::dry_run(&job, stage.as_ref(), &stores).await?;
-            match args.json {
-                true => print_json(&plan)?,
-                false => print(&plan.to_string())?,
-            }
-            return Ok(None);
-        }
-        bulk::run(&job, stage.as_ref(), &stores, stop, progress.as_ref()).await.map(Some)
-    });
-    // The job did not begin if there was an error before, or for a dry run.
-    progress.finish();
-    match outcome {
-        Ok(None) => Ok(Exit::Done),
-        Ok(Some(report)) => {
-            let printed = if args.json { print_json(&report) } else { print(&text(&report)) };
-            let rejected = report.counts.errors + report.counts.malformed;
-            let exit = if rejected > 0 { Exit::Rejected } else { Exit::Done };
-            match printed {
-                // The reader of the report is gone, but the exit code still tells whether rows were rejected.
-                Err(Error::BrokenPipe) => Ok(exit),
-                printed => printed.map(|()| exit),
-            }
-        }
-        Err(error @ Error::Interrupted { again: true, begun, .. }) => {
-            let args = std::env::args_os().map(|arg| arg.to_string_lossy().into_owned());
-            let command = shutdown::resume_command(args, job.overwrite && begun);
-            // A redacted command would not work.
-            if redact(&command) == command {
-                super::logging::note(&format!("to resume: {command}"));
-            }
-            Err(error)
-        }
-        Err(error) => Err(error),
-    }
+    let job = args.output.job(&args.input, args.window_rows, "elmo embed reviews.jsonl --output vectors")?;
+    bulk::run(&job, &args.output, common, async |stores| args.stage(&asked, stores).await)
 }
 
 impl EmbedArgs {
@@ -321,56 +247,4 @@ impl EmbedArgs {
         let width = columns.width();
         Ok(EmbedStage::new(columns, width))
     }
-
-    fn job(&self) -> Result<BulkJob> {
-        let inputs = self.input.inputs()?;
-        let help = "for example: elmo embed reviews.jsonl --output vectors; or set ELMO_OUTPUT, or output in elmo.toml";
-        let output = self.output.clone().ok_or_else(|| Error::usage("no output was given", help))?;
-        Ok(BulkJob {
-            inputs,
-            reading: self.input.reading(),
-            limit: self.input.limit(),
-            output,
-            column: self.input.column.clone(),
-            id: self.input.id.clone(),
-            keep: self.input.keep.clone(),
-            types: self.input.types,
-            infer_rows: self.input.infer_rows,
-            rows_per_file: self.rows_per_file.map(|rows| rows as u64),
-            row_group_bytes: (self.row_group_mb as u64).saturating_mul(1 << 20),
-            codec: self.compression,
-            window_rows: self.window_rows,
-            overwrite: self.overwrite,
-            check: self.check,
-            grace: GRACE_PERIOD,
-        })
-    }
-}
-
-fn text(report: &BulkReport) -> String {
-    let counts = &report.counts;
-    let mut rows = vec![
-        ("output", report.output.clone()),
-        ("files", format!("{}, {}", count(report.parts as u64), bytes(report.bytes))),
-        ("rows in", count(counts.rows_in)),
-        ("rows out", count(counts.rows_out)),
-        ("tokens", count(counts.tokens)),
-    ];
-    let more = [
-        ("NULL texts", counts.nulls),
-        ("empty texts", counts.empty),
-        ("truncated rows", counts.truncated),
-        ("rows with an error", counts.errors),
-        ("rows skipped", counts.skipped),
-        ("malformed rows", counts.malformed),
-        ("rows resumed", report.resumed_rows),
-        ("files left out", report.files_left_out),
-    ];
-    rows.extend(more.into_iter().filter(|(_, n)| *n > 0).map(|(name, n)| (name, count(n))));
-    rows.extend(report.malformed_rows.iter().map(|place| ("  at", place.clone())));
-    if report.resumed_rows < counts.rows_in {
-        let time = format!("{:.1} s, {} tokens/s", report.seconds, count(report.tokens_per_second as u64));
-        rows.push(("time", time));
-    }
-    table(&rows)
 }

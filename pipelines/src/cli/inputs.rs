@@ -1,4 +1,4 @@
-//! The options of `elmo embed` that say what is read.
+//! The options of bulk jobs that say what is read.
 
 use std::{cmp::Ordering, str::FromStr};
 
@@ -42,7 +42,7 @@ pub(super) struct InputArgs {
     #[arg(long, value_name = "N", value_parser = positive)]
     limit: Option<usize>,
 
-    /// Column to embed: strings, binary (checked to be UTF-8) or lists of tokens
+    /// Column of the texts: strings, binary (checked to be UTF-8) or lists of tokens
     ///
     /// A list is one tokenised sentence. Its byte offsets refer to the tokens joined by single spaces.
     #[arg(long, value_name = "NAME", default_value = "text")]
@@ -78,19 +78,18 @@ pub(super) struct InputArgs {
 }
 
 impl InputArgs {
-    /// The inputs, in the order in which they were given.
+    /// The inputs, in the order in which they were given; `example` is a command line for messages.
     ///
     /// # Errors
     /// [`Error::Usage`] when there are none, or standard input is not the only one.
-    pub(super) fn inputs(&self) -> Result<Vec<String>> {
+    pub(super) fn inputs(&self, example: &str) -> Result<Vec<String>> {
         let inputs = &self.files.0;
         if inputs.is_empty() {
-            let help =
-                "for example: elmo embed reviews.jsonl --output vectors; or set ELMO_INPUT, or input in elmo.toml";
+            let help = format!("for example: {example}; or set ELMO_INPUT, or input in elmo.toml");
             return Err(Error::usage("no input was given", help));
         }
         if inputs.iter().any(|input| input == STDIN) && inputs.len() > 1 {
-            return Err(Error::usage("- (stdin) cannot be combined with other inputs", "embed them in two jobs"));
+            return Err(Error::usage("- (stdin) cannot be combined with other inputs", "read them in two jobs"));
         }
         Ok(inputs.clone())
     }

@@ -5,12 +5,16 @@
 
 mod args;
 mod bench;
+mod bulk;
 #[cfg(feature = "cluster")]
 mod cluster;
 mod config;
 mod demo;
 mod doctor;
 mod embed;
+mod eval;
+mod finetune;
+mod fit_mix;
 mod generate;
 mod inputs;
 mod inspect;
@@ -18,7 +22,10 @@ mod logging;
 mod mixes;
 mod model;
 mod output;
+mod plot;
 mod processes;
+mod reading;
+mod score;
 mod shutdown;
 mod sql;
 #[cfg(feature = "kafka")]
@@ -112,6 +119,11 @@ enum Command {
     Verify(verify::VerifyArgs),
     Vocab(vocab::VocabArgs),
     Train(Box<train::TrainArgs>),
+    Plot(plot::PlotArgs),
+    FitMix(Box<fit_mix::FitMixArgs>),
+    Finetune(Box<finetune::FinetuneArgs>),
+    Eval(Box<eval::EvalArgs>),
+    Score(Box<score::ScoreArgs>),
     Bench(bench::BenchArgs),
     Doctor(doctor::DoctorArgs),
     Demo(demo::DemoArgs),
@@ -164,6 +176,11 @@ impl Command {
             Self::Verify(args) => verify::run(&args),
             Self::Vocab(args) => vocab::run(&args, common),
             Self::Train(args) => train::run(&args, common),
+            Self::Plot(args) => plot::run(&args),
+            Self::FitMix(args) => fit_mix::run(&args, common),
+            Self::Finetune(args) => finetune::run(&args),
+            Self::Eval(args) => eval::run(&args, common),
+            Self::Score(args) => score::run(&args, common),
             Self::Bench(args) => bench::run(&args),
             Self::Doctor(args) => doctor::run(&args),
             Self::Demo(args) => demo::run(&args, common),

@@ -54,7 +54,7 @@ struct Ended {
 /// Runs the processes until all have ended.
 ///
 /// # Errors
-/// [`TrainFault::Process`] when one was killed; [`Error::Failed`] when the system refuses one. A process that fails by itself
+/// [`TrainFault::Killed`] when one was killed; [`Error::Failed`] when the system refuses one. A process that fails by itself
 /// has said why.
 pub(super) fn run(places: &Places) -> Result<Exit> {
     let failed = |e: io::Error| Error::Failed(format!("cannot start the processes of the run: {e}"));

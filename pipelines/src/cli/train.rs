@@ -4,6 +4,7 @@ use std::{env, fs, path::PathBuf, str::FromStr, time::Duration};
 
 use clap::{ArgAction, Args, ValueHint, builder::BoolishValueParser};
 use elmo::{
+    EmbedSpec,
     engine::{DeviceChoice, Precision, parse_devices},
     model::{DeviceName, cuda_devices, resolve_devices},
     options::TextOptions,
@@ -13,7 +14,7 @@ use elmo::{
 
 use super::{
     CommonArgs,
-    args::{block_on, one_of, positive, threads},
+    args::{block_on, fraction, one_of, positive, threads},
     print, print_json,
     processes::{self, Places},
     shutdown,
@@ -62,9 +63,9 @@ pub(super) struct TrainArgs {
     #[arg(long, value_name = "NAME", default_value = "text", help_heading = "Text")]
     column: String,
 
-    /// How texts become tokens: whitespace (already tokenised), moses or words
-    #[arg(long, value_name = "KIND", default_value = "whitespace", value_parser = one_of::<TokenizerKind>(TokenizerKind::WORDS), help_heading = "Text")]
-    tokenizer: TokenizerKind,
+    /// How texts become tokens: whitespace (already tokenised), moses or words [default: whitespace]
+    #[arg(long, value_name = "KIND", value_parser = one_of::<TokenizerKind>(TokenizerKind::WORDS), help_heading = "Text")]
+    tokenizer: Option<TokenizerKind>,
 
     /// Cut texts into sentences, split or off [default: off with --tokenizer whitespace, else split]
     #[arg(long, value_name = "MODE", value_parser = one_of::<SentenceMode>(SentenceMode::WORDS), help_heading = "Text")]
@@ -110,11 +111,11 @@ pub(super) struct TrainArgs {
 
     /// Begin with the weights of a model, or of a safetensors file with --size or --options
     #[arg(long, value_name = "MODEL", value_hint = ValueHint::AnyPath, help_heading = "Model")]
-    init: Option<String>,
+    pub(super) init: Option<String>,
 
     /// Do not use the network for the model of --init
     #[arg(long, hide_short_help = true, help_heading = "Model")]
-    offline: bool,
+    pub(super) offline: bool,
 
     /// Folder of the run, which becomes a model directory
     #[arg(short, long, value_name = "DIR", value_hint = ValueHint::DirPath, help_heading = "Run")]
@@ -291,13 +292,8 @@ fn above_zero(text: &str) -> Result<f64, String> {
     number.ok_or_else(|| "it must be a number above 0".to_owned())
 }
 
-fn fraction(text: &str) -> Result<f64, String> {
-    let number = text.parse::<f64>().ok().filter(|number| (0.0..1.0).contains(number));
-    number.ok_or_else(|| "it must be a number from 0 to below 1".to_owned())
-}
-
-/// The published passes over the corpus.
-const EPOCHS: f64 = 10.0;
+/// The published passes over the corpus; of a text on which a trained model goes on.
+const EPOCHS: (f64, f64) = (10.0, 1.0);
 /// Rows of a lane, below which products are slow.
 const ROWS_OF_A_LANE: usize = 32;
 const MAX_LANES: usize = 64;
@@ -345,6 +341,11 @@ impl StepArgs {
 }
 
 pub(super) fn run(args: &TrainArgs, _: &CommonArgs) -> Result<Exit> {
+    start(args, None)
+}
+
+/// Runs the job. A model that goes on has read its text as in `recorded`; its vocabulary is the default.
+pub(super) fn start(args: &TrainArgs, recorded: Option<&EmbedSpec>) -> Result<Exit> {
     let file = args.options_file()?;
     let stores = Stores::from_env();
     let meeting = Meeting::from_env(|name| env::var(name).ok());
@@ -356,7 +357,7 @@ pub(super) fn run(args: &TrainArgs, _: &CommonArgs) -> Result<Exit> {
     }
     let processes = several.as_ref().map_or(meeting.as_ref().map_or(1, |meeting| meeting.size), Places::len);
     // Also before processes are started: whatever is wrong is said once.
-    let job = args.job(file.as_ref(), &stores, processes, meeting.as_ref())?;
+    let job = args.job(file.as_ref(), recorded, &stores, processes, meeting.as_ref())?;
     if args.dry_run {
         keep_freed_memory();
         let estimate = block_on(estimate(job, &stores))?;
@@ -463,11 +464,15 @@ impl TrainArgs {
     fn job(
         &self,
         file: Option<&OptionsFile>,
+        recorded: Option<&EmbedSpec>,
         stores: &Stores,
         processes: usize,
         meeting: Option<&Meeting>,
     ) -> Result<TrainJob> {
-        let example = "for example: elmo train --shards 'corpus/*.txt' --vocab vocab.txt --size small --output model";
+        let example = match recorded {
+            None => "for example: elmo train --shards 'corpus/*.txt' --vocab vocab.txt --size small --output model",
+            Some(_) => "for example: elmo finetune --model trained --shards domain.txt --output finetuned",
+        };
         let missing = |what: &str| Error::usage(format!("{what} was given"), example);
         if self.shards.is_empty() {
             return Err(missing("no --shards"));
@@ -489,23 +494,36 @@ impl TrainArgs {
         if recipe.precision == Precision::F64 && device != DeviceName::Cpu {
             return Err(Error::usage("--precision f64 is for the CPU", "give --device cpu, or --precision f32"));
         }
-        let epochs = self.epochs.or_else(|| file.and_then(OptionsFile::epochs)).unwrap_or(EPOCHS);
-        let whole = self.tokenizer == TokenizerKind::Whitespace;
-        let sentences = self.sentences.unwrap_or(if whole { SentenceMode::Off } else { SentenceMode::Split });
+        let epochs = self.epochs.or_else(|| file.and_then(OptionsFile::epochs)).unwrap_or(if recorded.is_some() {
+            EPOCHS.1
+        } else {
+            EPOCHS.0
+        });
+        let recorded_tokenizer = recorded.map_or(TokenizerKind::Whitespace, |spec| spec.tokenizer);
+        let tokenizer = self.tokenizer.unwrap_or(recorded_tokenizer);
+        let whole = tokenizer == TokenizerKind::Whitespace;
+        let by_tokenizer = if whole { SentenceMode::Off } else { SentenceMode::Split };
+        let recorded_sentences = recorded.filter(|_| self.tokenizer.is_none()).map(|spec| spec.sentences);
+        let sentences = self.sentences.or(recorded_sentences).unwrap_or(by_tokenizer);
+        let vocab = match &self.vocab {
+            Some(vocab) => Some(stores.locate(vocab)?),
+            None if recorded.is_some() => None,
+            None => return Err(missing("no --vocab")),
+        };
         let every = |steps: Option<usize>| steps.map(|steps| steps as u64);
         Ok(TrainJob {
             shards: self.shards.clone(),
             valid: self.valid.clone(),
             text: TextSettings {
                 column: self.column.clone(),
-                tokenizer: self.tokenizer,
+                tokenizer,
                 sentences,
-                record: self.record(sentences),
+                record: self.record(tokenizer, sentences),
                 block_sentences: self.block_sentences,
                 skip_bad_rows: self.on_error == "skip",
             },
             order: self.order,
-            vocab: stores.locate(self.vocab.as_ref().ok_or_else(|| missing("no --vocab"))?)?,
+            vocab,
             model: self.model(file).ok_or_else(|| missing("none of --size, --options and --init"))??,
             words: file.and_then(OptionsFile::words),
             recipe,
@@ -520,6 +538,7 @@ impl TrainArgs {
                 let neighbours = meeting.and_then(|meeting| meeting.local_size).unwrap_or(1);
                 std::thread::available_parallelism().map_or(1, |cores| cores.get().div_ceil(neighbours.max(1)))
             }),
+            measure_first: recorded.is_some(),
             eval_every: every(self.eval_every),
             patience: every(self.patience),
             log_every: self.log_every as u64,
@@ -532,9 +551,9 @@ impl TrainArgs {
     }
 
     /// What the model records: how its users read text as the corpus was read.
-    fn record(&self, sentences: SentenceMode) -> TextOptions {
-        let tokenizer = self.record_tokenizer.unwrap_or(self.tokenizer);
-        let is_same = tokenizer == self.tokenizer;
+    fn record(&self, read: TokenizerKind, sentences: SentenceMode) -> TextOptions {
+        let tokenizer = self.record_tokenizer.unwrap_or(read);
+        let is_same = tokenizer == read;
         let sentences = self.record_sentences.unwrap_or(if is_same { sentences } else { SentenceMode::Split });
         // Training carries states from sentence to sentence, and never sees one that starts from zeros.
         TextOptions { tokenizer: Some(tokenizer), sentences: Some(sentences), state: Some(StateMode::Warm) }
@@ -553,8 +572,9 @@ impl TrainArgs {
                 "give --options or --size beside a safetensors file, or the directory of a model",
             ))),
             (Some(_), Some(_)) => Some(Err(Error::usage(
-                "--init names a model, which has sizes of its own",
-                "leave out --size and --options",
+                "--size and --options cannot be given beside a model of --init, which has sizes of its own",
+                "leave them out; keys of an options file for training are options of this command: --dropout, --rows, \
+                 --learning-rate and others",
             ))),
             (Some(init), None) => Some(init.parse::<ModelSpec>().map(ModelSource::Model).map_err(Error::from)),
             (None, options) => options.map(|options| Ok(ModelSource::Random(options))),

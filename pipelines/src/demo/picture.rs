@@ -3,6 +3,7 @@
 use std::fmt::Write as _;
 
 use super::{senses::Senses, surprise::Surprise};
+use crate::picture::{self, escaped};
 
 /// Size of a cell of the matrix, and of what stands beside it, in pixels.
 const CELL: usize = 34;
@@ -14,13 +15,7 @@ const WIDEST: f64 = 240.0;
 
 /// The page. Colours have a meaning that the numbers beside them have too.
 pub(super) fn page(senses: &Senses, surprises: &[Surprise]) -> String {
-    let mut page = String::from(
-        "<!DOCTYPE html>\n<html lang=\"en\">\n<meta charset=\"utf-8\">\n<title>elmo demo</title>\n<style>\n\
-         body { font: 15px/1.5 system-ui, sans-serif; margin: 2em auto; max-width: 60em; padding: 0 1em; }\n\
-         svg { font: 13px system-ui, sans-serif; max-width: 100%; height: auto; }\n\
-         svg text { fill: currentColor; }\n\
-         :root { color-scheme: light dark; }\n</style>\n",
-    );
+    let mut page = picture::page("elmo demo", "");
     let _ = writeln!(
         page,
         "<h1>One word, two senses</h1>\n<p>The vectors of <i>{}</i> in eight sentences. Each cell",
@@ -124,10 +119,6 @@ fn bars(surprises: &[Surprise]) -> String {
         );
     }
     svg + "</svg>\n"
-}
-
-fn escaped(text: &str) -> String {
-    text.replace('&', "&amp;").replace('<', "&lt;").replace('>', "&gt;").replace('"', "&quot;")
 }
 
 #[cfg(test)]

@@ -41,7 +41,7 @@ pub(super) fn of(elmo: &Elmo) -> Result<Vec<Surprise>> {
     let spec = EmbedSpec { tokenizer, sentences, ..elmo.spec() };
     let texts: ArrayRef = Arc::new(StringArray::from(vec![SENTENCE]));
     let embedded = ColumnEmbedder::new(elmo, Scorer::spec(&spec))?.embed(&texts)?;
-    let scored = Scorer::new(elmo, &spec)?.surprisals(&texts, &embedded)?;
+    let scored = Scorer::new(elmo, &spec)?.score(&texts, &embedded)?.surprisals()?;
     let items = scored.as_list::<i32>().value(0);
     let column = |name: &str| {
         let found = items.as_struct().column_by_name(name);

@@ -71,7 +71,10 @@ impl Models<'_> {
     /// any model.
     pub async fn locate(&self, spec: &ModelSpec) -> Result<ModelFiles, ModelsError> {
         match spec {
-            ModelSpec::BuiltIn(model) => Ok(ModelFiles::BuiltIn(*model)),
+            ModelSpec::BuiltIn(model) => {
+                warn_of_folder(*model);
+                Ok(ModelFiles::BuiltIn(*model))
+            }
             ModelSpec::Pair { options, weights } => Ok(ModelFiles::Pair {
                 options: self.file(options, Role::Options).await?,
                 weights: self.file(weights, Role::Weights).await?,
@@ -109,6 +112,15 @@ impl Models<'_> {
                 Ok(path.clone())
             }
         }
+    }
+}
+
+/// Warns, once per process, that the name of a built-in model does not stand for a model directory of this name.
+fn warn_of_folder(model: BuiltIn) {
+    static WARNED: Once = Once::new();
+    let name = model.name();
+    if Path::new(name).join("options.json").is_file() {
+        WARNED.call_once(|| tracing::warn!("{name} is the built-in model here; ./{name} names the folder"));
     }
 }
 

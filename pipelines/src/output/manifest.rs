@@ -183,7 +183,7 @@ impl Serialize for Problem {
 
 /// How to restore a part that was changed.
 pub(super) fn repair_help() -> String {
-    "run the elmo embed command of this output again with --check, which rewrites changed parts; \
+    "run the elmo command of this output again with --check, which rewrites changed parts; \
      or delete them and run it without"
         .to_owned()
 }
@@ -211,9 +211,7 @@ impl ManifestCheck {
             .then(|| format!("delete {}: readers of the folder would take it for a part", listed(&unnamed)));
         let run = match (changed, missing) {
             (true, _) => Some(repair_help()),
-            (false, true) => {
-                Some("run the elmo embed command of this output again, which writes what is missing".into())
-            }
+            (false, true) => Some("run the elmo command of this output again, which writes what is missing".into()),
             (false, false) => None,
         };
         let help: Vec<String> = delete.into_iter().chain(run).collect();

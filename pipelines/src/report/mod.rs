@@ -9,13 +9,11 @@ use std::time::Duration;
 
 pub use numbers::{bytes, count, duration};
 
-#[cfg(feature = "kafka")]
-pub(crate) use self::table::grid;
 pub use self::{bar::Bar, lines::Lines};
 pub(crate) use self::{
     bar::{above_bar, clear_bar},
     lines::TARGET,
-    table::table,
+    table::{grid, table},
 };
 
 /// The progress of a job. All counts start at 0 and never decrease.

@@ -7,7 +7,6 @@ pub(crate) fn table(rows: &[(&str, String)]) -> String {
 }
 
 /// Rows below a header, columns aligned and separated by two blanks.
-#[cfg(feature = "kafka")]
 pub(crate) fn grid(header: &[&str], rows: &[Vec<String>]) -> String {
     let header: Vec<String> = header.iter().map(|name| (*name).to_owned()).collect();
     let all: Vec<&Vec<String>> = std::iter::once(&header).chain(rows).collect();

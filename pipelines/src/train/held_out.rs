@@ -16,16 +16,13 @@ use super::{
     together::{Wish, agree, together},
     words::Words,
 };
-use crate::{
-    crash::train as crash,
-    error::{Error, Result},
-};
+use crate::{crash::train as crash, error::Result};
 
 /// Tokens of a row of a window.
 const POSITIONS: u64 = 20;
 /// Most rows of a window.
 const MAX_ROWS: u64 = 64;
-/// Windows that a text has at least: the last one is not full, and is left out.
+/// Windows that a text has at least: what does not fill another one is left out.
 const WINDOWS: u64 = 100;
 
 /// Held-out text.
@@ -94,16 +91,41 @@ impl HeldOut {
         Self { corpus, words: Arc::clone(words), shards, rows: rows as usize, positions: positions as usize }
     }
 
-    /// Measures the model of a run, each process with its rows of the windows; `None` when `stopped` was set in one of them
-    /// before the end. Blocks; must be called within the runtime.
+    /// Rows of its windows.
+    pub(super) fn rows(&self) -> usize {
+        self.rows
+    }
+
+    /// Measures the model of a run, as [`HeldOut::read`].
     ///
     /// # Errors
     /// Those of the text and of the device.
     pub(super) fn measure(&self, trainer: &Trainer, group: &Group, stopped: &AtomicBool) -> Result<Option<Measured>> {
-        let failed = |error| Error::from(TrainFault::Step(error));
+        let evaluation = Evaluation::of_run(trainer, self.rows).map_err(|error| TrainFault::Step(error).into());
+        let evaluation = together(group, evaluation)?;
+        let total = self.read(evaluation, group, stopped)?;
+        Ok(total.map(|total| Measured {
+            step: trainer.counters().step,
+            forward: total.perplexity_of(0),
+            backward: total.perplexity_of(1),
+            average: total.perplexity(),
+            tokens: total.tokens,
+        }))
+    }
+
+    /// Reads all of the text with a model for windows of [`HeldOut::rows`], each process with its rows of the windows; `None`
+    /// when `stopped` was set in one of them before the end. Blocks; must be called within the runtime.
+    ///
+    /// # Errors
+    /// Those of the text and of the device.
+    pub(super) fn read(
+        &self,
+        mut evaluation: Evaluation,
+        group: &Group,
+        stopped: &AtomicBool,
+    ) -> Result<Option<Evaluated>> {
         let from = StreamState::begin(self.words.boundaries(), self.rows, self.positions);
         let mut feed = together(group, Feed::start(&self.corpus, from, self.rows, Passes::One))?;
-        let mut evaluation = together(group, Evaluation::new(trainer, self.rows).map_err(failed))?;
         let mut total = Evaluated::default();
         loop {
             let fed = feed.next();
@@ -112,21 +134,14 @@ impl HeldOut {
                 (Wish::GoOn, _) => fed?,
                 (_, rank) => return Err(fed.err().unwrap_or_else(|| TrainFault::Elsewhere { rank }.into())),
             };
-            let Some(fed) = fed else { break };
-            total.add(evaluation.window(&fed.window).map_err(failed)?);
+            let Some(fed) = fed else { return Ok(Some(total)) };
+            total.add(evaluation.window(&fed.window).map_err(TrainFault::Step)?);
             crash::in_measurement();
             let wish = if stopped.load(Ordering::Relaxed) { Wish::Stop } else { Wish::GoOn };
             if agree(group, wish)?.0 == Wish::Stop {
                 return Ok(None);
             }
         }
-        Ok(Some(Measured {
-            step: trainer.counters().step,
-            forward: total.perplexity_of(0),
-            backward: total.perplexity_of(1),
-            average: total.perplexity(),
-            tokens: total.tokens,
-        }))
     }
 }
 
@@ -134,7 +149,7 @@ impl HeldOut {
 mod tests {
     use super::*;
 
-    /// At most one window, a hundredth, is left out of a long text; a short one has a single row.
+    /// A window is at most a hundredth of a long text; a short one has a single row.
     #[test]
     fn windows_lose_little_of_the_text() {
         for predictions in [5, 19, 20, 1000, 4000, 100_000, 128_000, 10_000_000] {

@@ -24,8 +24,8 @@ pub struct TrainJob {
     pub text: TextSettings,
     /// Order of the sentences.
     pub order: Order,
-    /// The vocabulary.
-    pub vocab: Location,
+    /// The vocabulary; `None`: that of the model.
+    pub vocab: Option<Location>,
     /// Where the model begins.
     pub model: ModelSource,
     /// Words that the vocabulary should have, and the file that says so.
@@ -48,6 +48,8 @@ pub struct TrainJob {
     pub device: DeviceName,
     /// Threads on a CPU.
     pub threads: usize,
+    /// The held-out perplexity is also measured before the first step.
+    pub measure_first: bool,
     /// Steps between two measurements of the held-out perplexity; `None`: as checkpoints.
     pub eval_every: Option<u64>,
     /// The run ends when so many measurements in a row are no better than the best one.

@@ -20,25 +20,31 @@
 //! | `run.rs` | the loop |
 //! | `spike.rs` | losses that jump |
 //! | `held_out.rs` | perplexity of held-out text |
+//! | `eval.rs` | `elmo eval`: the same of any model, and sentence by sentence |
 //! | `model.rs` | the model directory |
 //! | `warm.rs` | its start state |
 //! | `journal.rs` | `steps.jsonl` and `valid.jsonl` |
+//! | `plot/` | `elmo plot`: draws the journals |
+//! | `tensorboard/` | the same numbers as event files of TensorBoard |
 //! | `estimate.rs` | the dry run |
 
 mod checkpoint;
 mod corpus;
 mod error;
 mod estimate;
+mod eval;
 mod feed;
 mod held_out;
 mod job;
 mod journal;
 mod model;
 mod options_file;
+pub mod plot;
 mod run;
 mod settings;
 mod spike;
 mod start;
+mod tensorboard;
 mod together;
 pub mod vocab;
 mod warm;
@@ -48,6 +54,7 @@ pub use self::{
     corpus::Order,
     error::TrainFault,
     estimate::{Estimate, estimate},
+    eval::{EvalJob, EvalReport, Perplexity, eval},
     job::{ModelSource, OnSpike, TextSettings, TrainJob, Until},
     options_file::OptionsFile,
     run::TrainReport,

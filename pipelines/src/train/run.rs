@@ -10,7 +10,11 @@ use std::{
     time::{Duration, Instant},
 };
 
-use elmo::train::{Group, StepReport, TrainError, Trainer};
+use elmo::{
+    engine::lanes,
+    model::matmul_ceiling,
+    train::{Group, StepReport, TrainError, Trainer},
+};
 use serde::Serialize;
 
 use super::{
@@ -20,11 +24,11 @@ use super::{
     feed::{Fed, Feed, StreamState},
     held_out::Measured,
     job::OnSpike,
-    journal::{Journal, StepLine},
+    journal::{Journals, Softmax, StepLine},
     model,
     settings::length,
     spike::Spike,
-    start::{Prepared, STEPS, VALID},
+    start::Prepared,
     together::{Wish, agree, shared, together},
     warm,
 };
@@ -38,6 +42,8 @@ use crate::{
 const PROGRESS_EVERY: Duration = Duration::from_secs(10);
 /// Steps after which the weights of all processes are compared, beside every checkpoint.
 const CHECK_EVERY: u64 = 100;
+/// Seconds for which the speed of matrix products is measured before the first step.
+const CEILING_SECONDS: f64 = 0.2;
 /// Rollbacks without a checkpoint between them, after which a run ends.
 const MAX_ROLLBACKS: u32 = 3;
 
@@ -56,6 +62,9 @@ pub struct TrainReport {
     pub tokens: u64,
     /// Negatives of the sampled softmax; `None`: all words.
     pub negatives: Option<usize>,
+    /// Held-out perplexity of the initial weights, if it was measured.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub perplexity_before: Option<f64>,
     /// Step of the weights in the folder.
     pub model_step: u64,
     /// Held-out perplexity of these weights: forward, backward, geometric mean.
@@ -86,8 +95,8 @@ pub(super) struct Run {
     group: Group,
     /// Sentences after which the start state of the model is taken, in process 0.
     warm_text: Vec<Vec<String>>,
-    /// `steps.jsonl` and `valid.jsonl`, which process 0 writes.
-    journals: Option<[Journal; 2]>,
+    /// Process 0 writes them.
+    journals: Option<Journals>,
     stopped: Arc<AtomicBool>,
     last_checkpoint: Option<PathBuf>,
     /// Step of the last checkpoint.
@@ -95,6 +104,8 @@ pub(super) struct Run {
     rollbacks: u32,
     /// The last step that failed, and the checkpoint to which the run went back then.
     spiked: Option<(u64, u64)>,
+    /// Speed of the matrix products of this process, in GFLOP/s; not measured when there is no step to make.
+    ceiling: Option<f64>,
     started: Instant,
     /// Tokens before this process.
     tokens_before: u64,
@@ -116,7 +127,8 @@ impl Run {
         };
         let step = state.counters.step;
         let group = prepared.job.group.clone();
-        let journals = if group.is_first() { journals(&prepared, step).map(Some) } else { Ok(None) };
+        let after = last_checkpoint.as_ref().map(|_| step);
+        let journals = if group.is_first() { Journals::open(&prepared.job.output, after).map(Some) } else { Ok(None) };
         let journals = together(&group, journals)?;
         let warm_text = if group.is_first() { warm::sentences(&prepared.corpus) } else { Ok(Vec::new()) };
         let warm_text = together(&group, warm_text)?;
@@ -134,6 +146,7 @@ impl Run {
             last_checkpoint,
             rollbacks: 0,
             spiked: None,
+            ceiling: if step < prepared.steps { ceiling(&prepared) } else { None },
             started: Instant::now(),
             tokens_before: state.counters.tokens,
             state,
@@ -148,6 +161,9 @@ impl Run {
     /// As [`train`](super::train).
     pub(super) fn run(mut self) -> Result<TrainReport> {
         self.export_if(|run| run.saved.is_some() && !model::is_complete(&run.prepared.job.output))?;
+        if self.is_due() {
+            self.measure()?;
+        }
         if self.saved.is_none() && self.prepared.job.on_spike == OnSpike::Rollback {
             self.checkpoint()?;
         }
@@ -160,10 +176,7 @@ impl Run {
                 break ended;
             }
             let begun = Instant::now();
-            let fed = match self.next_window()? {
-                Ok(fed) => fed,
-                Err(ended) => return Err(ended),
-            };
+            let fed = self.next_window()??;
             let made = match crash::spike() {
                 false => self.trainer.step(&fed.window),
                 true => Err(TrainError::NotFinite { step: self.state.counters.step + 1, what: "the loss" }),
@@ -232,7 +245,7 @@ impl Run {
         let is_measured = self.state.last.is_some_and(|last| last.step == step);
         let at_end = step >= self.prepared.steps;
         self.prepared.held_out.is_some()
-            && step > 0
+            && (step > 0 || self.prepared.job.measure_first)
             && !is_measured
             && (at_end || step.is_multiple_of(self.prepared.eval_every()))
     }
@@ -285,8 +298,8 @@ impl Run {
     fn log(&mut self, report: &StepReport, is_last: bool) -> Result<()> {
         let epoch = self.epoch();
         if is_last || report.step.is_multiple_of(self.prepared.job.log_every) {
-            let line = self.state.pending.take_line(report, self.softmax(), epoch);
-            self.journal(0, &line)?;
+            let line = self.state.pending.take_line(report, self.softmax(), epoch, self.ceiling);
+            self.journal(|journals| journals.step(&line))?;
             self.show(&line);
         }
         Ok(())
@@ -302,8 +315,8 @@ impl Run {
         let left = (self.prepared.steps - line.step) as f64 * self.tokens_of_step() as f64 / speed.max(1e-9);
         // A loss over some of the words must not be taken for that of held-out text.
         let (loss, sampled_loss) = match line.softmax {
-            "full" => (Some(rounded(line.loss)), None),
-            _ => (None, Some(rounded(line.loss))),
+            Softmax::Full => (Some(rounded(line.loss)), None),
+            Softmax::Sampled => (None, Some(rounded(line.loss))),
         };
         tracing::info!(
             target: TARGET,
@@ -314,6 +327,7 @@ impl Run {
             sampled_loss,
             held_out_perplexity = self.state.last.map(|last| rounded(last.average)),
             tokens_per_second = speed.round(),
+            percent_of_matmul_ceiling = line.share_of_ceiling.map(|share| (100.0 * share).round()),
             left = duration(Duration::from_secs_f64(left.min(1e9))),
             "training"
         );
@@ -332,10 +346,13 @@ impl Run {
         let better = self.state.best.is_none_or(|best| measured.average < best.average);
         let is_best = better && measured.average.is_finite();
         self.state.last = Some(measured);
+        if measured.step == 0 {
+            self.state.first = Some(measured);
+        }
         self.state.stale = if is_best { 0 } else { self.state.stale + 1 };
         self.state.seconds += begun.elapsed().as_secs_f64();
         let line = measured.line(self.epoch(), is_best);
-        self.journal(1, &line)?;
+        self.journal(|journals| journals.measurement(&line))?;
         if self.group.is_first() {
             tracing::info!(
                 target: TARGET,
@@ -386,19 +403,14 @@ impl Run {
 
     /// Writes journals and checkpoint.
     fn write(&self, snapshot: &elmo::train::Snapshot) -> Result<()> {
-        for journal in self.journals.iter().flatten() {
-            journal.sync().map_err(|source| self.write_failed(&journal.path, source))?;
-        }
+        self.journals.as_ref().map_or(Ok(()), Journals::sync).map_err(|error| self.of_disk(error))?;
         self.checkpoints.write(&self.state, snapshot, self.last_checkpoint.as_deref())?;
         Ok(())
     }
 
-    /// Adds a line to the journal of steps (0) or of measurements (1).
-    fn journal(&mut self, which: usize, line: &impl Serialize) -> Result<()> {
-        let Some(journals) = &mut self.journals else { return Ok(()) };
-        let journal = &mut journals[which];
-        let (path, outcome) = (journal.path.clone(), journal.add(line));
-        outcome.map_err(|source| self.write_failed(&path, source).into())
+    /// Writes something down in process 0.
+    fn journal(&mut self, write: impl FnOnce(&mut Journals) -> Result<()>) -> Result<()> {
+        self.journals.as_mut().map_or(Ok(()), write).map_err(|error| self.of_disk(error))
     }
 
     fn fault(&self, Spike { reason, is_finite }: Spike) -> TrainFault {
@@ -428,7 +440,7 @@ impl Run {
         self.rollbacks += 1;
         self.spiked = Some((step, at));
         if self.group.is_first() {
-            self.journals = Some(journals(&self.prepared, at)?);
+            self.journals = Some(Journals::open(&self.prepared.job.output, Some(at))?);
         }
         Ok(())
     }
@@ -463,17 +475,7 @@ impl Run {
             warm_text: &self.warm_text,
             description: self.description(),
         };
-        model::export(&job.output, export).map_err(|error| match error {
-            // A full disk: the run goes on from its last checkpoint.
-            Error::Io { path, source } => self.write_failed(&path, source).into(),
-            other => match other.module() {
-                Some(elmo::Error::Io { path, source }) => {
-                    let source = std::io::Error::new(source.kind(), source.to_string());
-                    self.write_failed(path, source).into()
-                }
-                _ => other,
-            },
-        })
+        model::export(&job.output, export).map_err(|error| self.of_disk(error))
     }
 
     /// The text of `MODEL.md`.
@@ -528,7 +530,7 @@ impl Run {
     /// What the model records for its users: the options that read text as the corpus was read.
     fn reading(&self) -> String {
         let text = self.prepared.options.spec();
-        format!("--tokenizer {} --sentences {}", text.tokenizer, text.sentences)
+        format!("--tokenizer {} --sentences {} --state {}", text.tokenizer, text.sentences, text.state)
     }
 
     fn report(&self, ended: &'static str) -> TrainReport {
@@ -543,6 +545,7 @@ impl Run {
             epochs: self.epoch(),
             tokens: counters.tokens,
             negatives: self.trainer.samples(),
+            perplexity_before: self.state.first.map(|first| first.average),
             model_step: kept.map_or(counters.step, |best| best.step),
             perplexity_forward: kept.map(|best| best.forward),
             perplexity_backward: kept.map(|best| best.backward),
@@ -568,12 +571,22 @@ impl Run {
         self.state.counters.tokens as f64 / self.prepared.survey.predictions() as f64
     }
 
-    fn softmax(&self) -> &'static str {
-        if self.trainer.samples().is_some() { "sampled" } else { "full" }
+    fn softmax(&self) -> Softmax {
+        if self.trainer.samples().is_some() { Softmax::Sampled } else { Softmax::Full }
     }
 
-    fn write_failed(&self, path: &std::path::Path, source: std::io::Error) -> TrainFault {
-        TrainFault::Write { path: path.to_owned(), source, last: self.last_checkpoint.clone() }
+    /// An error that may be one of the disk, such as a full one: the run goes on from its last checkpoint.
+    fn of_disk(&self, error: Error) -> Error {
+        let (path, source) = match error {
+            Error::Io { path, source } => (path, source),
+            other => match other.module() {
+                Some(elmo::Error::Io { path, source }) => {
+                    (path.clone(), std::io::Error::new(source.kind(), source.to_string()))
+                }
+                _ => return other,
+            },
+        };
+        TrainFault::Write { path, source, last: self.last_checkpoint.clone() }.into()
     }
 }
 
@@ -593,13 +606,13 @@ fn is_of_step(error: &Error) -> bool {
     matches!(error.module(), Some(TrainFault::Step(_)))
 }
 
-/// Opens the journals after a step.
-fn journals(prepared: &Prepared, step: u64) -> Result<[Journal; 2]> {
-    let open = |name: &str| {
-        let path = prepared.job.output.join(name);
-        Journal::open(&path, step).map_err(|source| Error::Io { path, source })
-    };
-    Ok([open(STEPS)?, open(VALID)?])
+/// The speed of matrix products of this model on the device and the threads of this process, which has no share in the result:
+/// an error of the measurement is none of the run.
+fn ceiling(prepared: &Prepared) -> Option<f64> {
+    let Prepared { job, options, recipe, .. } = prepared;
+    let lanes = lanes(&[job.device], Some(job.threads));
+    let measured = matmul_ceiling(options, &lanes, recipe.precision, CEILING_SECONDS);
+    measured.inspect_err(|error| tracing::debug!("the matmul ceiling was not measured: {error}")).ok()
 }
 
 /// Four decimals, for people.
@@ -614,6 +627,9 @@ impl fmt::Display for TrainReport {
             ("ended", format!("after {} steps ({:.2} epochs): {}", count(self.steps), self.epochs, self.ended)),
             ("tokens", format!("{} in each direction", count(self.tokens))),
         ];
+        if let Some(before) = self.perplexity_before {
+            rows.push(("held-out before", format!("perplexity {before:.3}, over all words")));
+        }
         if let (Some(both), Some(forward), Some(backward)) =
             (self.perplexity, self.perplexity_forward, self.perplexity_backward)
         {

@@ -11,8 +11,8 @@ use std::{
 };
 
 use elmo::{
-    Fingerprint, ModelOptions,
-    lm_head::LmHeadData,
+    Fingerprint, ModelData, ModelOptions,
+    lm_head::{LmHeadData, LmHeadError},
     model::{DeviceName, Precision},
     options::TensorSpec,
     train::{Classes, LanguageModel, Optimizer, Recipe, Resources, Snapshot, Trainer},
@@ -28,9 +28,11 @@ use super::{
     feed::StreamState,
     held_out::HeldOut,
     job::{ModelSource, TrainJob, schedule_for},
+    journal::{STEPS, VALID},
     model,
     run::{Run, TrainReport},
     settings::Settings,
+    tensorboard,
     together::{shared, together},
     words::Words,
 };
@@ -46,8 +48,6 @@ use crate::{
 /// Settings of the run, for people and for a run that has no checkpoint yet.
 pub(super) const RUN: &str = "train.json";
 const LOCK: &str = "train.lock";
-pub(super) const STEPS: &str = "steps.jsonl";
-pub(super) const VALID: &str = "valid.jsonl";
 const VOCAB: &str = "vocab.txt";
 /// Files of a run beside its checkpoints and the vocabulary, which may be the one that was given. A mix and a warm state
 /// belong to the weights.
@@ -65,6 +65,8 @@ const FILES: [&str; 9] = [
 const CHECKPOINTS: &str = "checkpoints";
 /// Most steps between two checkpoints, unless told otherwise: as bilm-tf.
 const CHECKPOINT_EVERY: u64 = 1250;
+/// Folders of a run.
+const FOLDERS: [&str; 2] = [CHECKPOINTS, tensorboard::FOLDER];
 /// More of the tokens outside of the vocabulary is worth a warning.
 const MANY_UNKNOWN: f64 = 0.05;
 /// Words stand so much further back than by their counts when a vocabulary is probably not sorted.
@@ -108,9 +110,10 @@ impl Prepared {
     /// # Errors
     /// Whatever is wrong with them, with what to do.
     pub(super) async fn new(job: TrainJob, stores: &Stores, known: &[Shard]) -> Result<Self> {
-        let words = Arc::new(Words::read(&job.vocab).await?);
+        let existing = existing(&job, stores).await?;
+        let words = Arc::new(words(&job, existing.as_ref()).await?);
         check_words(&job, words.len())?;
-        let (mut options, initial, init) = initial(&job, stores, &words).await?;
+        let (mut options, initial, init) = initial(&job, existing, &words)?;
         options.text = job.text.record;
         let reading = Reading {
             tokenizer: job.text.tokenizer,
@@ -185,12 +188,13 @@ impl Prepared {
 
     /// Refuses what cannot fit before anything is allocated: the system would kill the process later.
     fn check_memory(&self) -> Result<()> {
-        let needed = self.state_bytes().saturating_add(self.bytes_of(1));
-        let available = Memory::now().map_or(u64::MAX, |memory| memory.available);
-        if self.job.device == DeviceName::Cpu && needed > available {
-            return Err(TrainFault::Memory { needed, available }.into());
+        let gradients = self.bytes_of(1);
+        match Memory::now() {
+            Some(memory) if self.job.device == DeviceName::Cpu => {
+                Ok(fits(self.state_bytes().saturating_add(gradients), memory.available)?)
+            }
+            _ => Ok(()),
         }
-        Ok(())
     }
 
     /// The trainer of a run that goes on from a checkpoint, which process 0 reads.
@@ -322,11 +326,15 @@ impl Prepared {
     }
 }
 
+fn fits(needed: u64, available: u64) -> Result<(), TrainFault> {
+    if needed > available { Err(TrainFault::Memory { needed, available }) } else { Ok(()) }
+}
+
 /// Refuses negatives that cannot be drawn, and a vocabulary of another size than the options file says.
 fn check_words(job: &TrainJob, words: usize) -> Result<()> {
     if let Some((named, file)) = job.words.as_ref().filter(|(named, _)| *named != words) {
         return Err(Error::usage(
-            format!("{file}: `n_tokens_vocab` is {named}, but {} has {words} words", job.vocab),
+            format!("{file}: `n_tokens_vocab` is {named}, but {} has {words} words", vocabulary(job)),
             "give the vocabulary of these options, or remove the key",
         ));
     }
@@ -339,23 +347,46 @@ fn check_words(job: &TrainJob, words: usize) -> Result<()> {
     }
 }
 
+/// A model that exists, and its LM head if it has one.
+type Existing = (ModelData, Option<LmHeadData>);
+
+/// The model with which the run begins, if it is an existing one.
+async fn existing(job: &TrainJob, stores: &Stores) -> Result<Option<Existing>> {
+    let ModelSource::Model(spec) = &job.model else { return Ok(None) };
+    let cache = Cache::from_env();
+    let data = Models { stores, cache: &cache, offline: job.offline }.resolve(spec).await?;
+    let head = data.lm_head.as_ref().map(|files| files.read(data.options.lstm.projection_dim)).transpose()?;
+    Ok(Some((data, head)))
+}
+
+/// The vocabulary: the one that was given, or that of the model.
+async fn words(job: &TrainJob, existing: Option<&Existing>) -> Result<Words> {
+    match (&job.vocab, existing) {
+        (Some(vocab), _) => Words::read(vocab).await,
+        (None, Some((_, Some(head)))) => Ok(Words::of_list(head.words().to_vec())),
+        (None, Some((model, None))) => Err(elmo::Error::from(LmHeadError::Missing(model.name.clone())).into()),
+        (None, None) => Err(Error::usage("no vocabulary was given", "elmo vocab writes one")),
+    }
+}
+
+/// The vocabulary in messages.
+fn vocabulary(job: &TrainJob) -> String {
+    job.vocab.as_ref().map_or_else(|| "the vocabulary of the model".to_owned(), ToString::to_string)
+}
+
 /// Sizes, initial weights, and what they are called among the settings.
-async fn initial(job: &TrainJob, stores: &Stores, words: &Words) -> Result<(ModelOptions, Initial, String)> {
+fn initial(job: &TrainJob, existing: Option<Existing>, words: &Words) -> Result<(ModelOptions, Initial, String)> {
     match &job.model {
         ModelSource::Random(options) => Ok((options.clone(), Initial::Random, "random".to_owned())),
         ModelSource::Model(spec) => {
-            let cache = Cache::from_env();
-            let data = Models { stores, cache: &cache, offline: job.offline }.resolve(spec).await?;
-            let head = match &data.lm_head {
-                Some(files) => Some(files.read(data.options.lstm.projection_dim)?),
-                None => None,
-            };
+            let (data, head) = existing.ok_or_else(|| Error::Failed(format!("{spec} was not read")))?;
             if head.as_ref().is_some_and(|head| head.words() != words.list()) {
                 return Err(Error::usage(
-                    format!("the vocabulary of {spec} is another one than {}", job.vocab),
+                    format!("the vocabulary of {spec} is another one than {}", vocabulary(job)),
                     format!(
-                        "give --vocab {spec}/vocab.txt (of a built-in model, elmo model convert writes it); the softmax of that \
-                         model has a row for each of its words"
+                        "the softmax of that model has a row for each of its words: elmo finetune --model {spec} uses its own \
+                         vocabulary; to begin with the weights and a new softmax, remove softmax.safetensors from a copy of the \
+                         model"
                     ),
                 ));
             }
@@ -405,7 +436,8 @@ impl RunFolder {
     fn clear(&self) -> Result<()> {
         // The file that makes the folder a run is the last one, so that a clearing that was interrupted is repeated.
         let remove = |name: &&str| model::ignore_missing(fs::remove_file(self.path.join(name)));
-        model::ignore_missing(fs::remove_dir_all(self.path.join(CHECKPOINTS)))
+        let remove_folder = |name: &&str| model::ignore_missing(fs::remove_dir_all(self.path.join(name)));
+        (FOLDERS.iter().try_for_each(remove_folder))
             .and_then(|()| model::clear_exports(&self.path))
             .and_then(|()| FILES.iter().rev().try_for_each(remove))
             .map_err(|source| Error::io(&self.path, source))
@@ -437,7 +469,7 @@ fn settings_of(folder: &Path) -> Result<Option<Settings>> {
 
 /// Refuses a folder that holds a model or other files of the same names, but no run.
 fn check_foreign(folder: &Path) -> Result<()> {
-    let names = FILES.iter().chain(&[CHECKPOINTS, "weights.hdf5"]);
+    let names = FILES.iter().chain(&FOLDERS).chain(&["weights.hdf5"]);
     let found = names.into_iter().find(|name| folder.join(name).exists());
     match found.filter(|_| !folder.join(RUN).exists()) {
         Some(file) => Err(TrainFault::Foreign { output: folder.to_owned(), file: (*file).to_owned() }.into()),
@@ -628,5 +660,21 @@ fn check_same(prepared: &Prepared, begun: Option<&Settings>, found: Option<&Foun
     match differing.is_empty() {
         true => Ok(()),
         false => Err(TrainFault::Corpus { output, what: "corpus", differences: differing }.into()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::error::Fault;
+
+    #[test]
+    fn what_does_not_fit_into_memory_is_refused() {
+        let gib = 1 << 30;
+        assert!(fits(gib, gib).is_ok());
+        let error = fits(3 * gib, 2 * gib).unwrap_err();
+        let text = error.to_string();
+        assert!(text.contains("take 3.0 GiB, but only 2.0 GiB of memory are free"), "{text}");
+        assert!(error.help().is_some_and(|help| help.contains("--size")));
     }
 }

@@ -177,7 +177,7 @@ impl Group {
             return Ok(vec![numbers.to_vec()]);
         }
         let all = self.collective.all_gather(&Tensor::from_slice(numbers))?;
-        let flat = all.f_reshape([-1]).and_then(|all| Vec::<i64>::try_from(all));
+        let flat = all.f_reshape([-1]).and_then(Vec::<i64>::try_from);
         let flat = flat.map_err(|e| self.failed("reading numbers", e))?;
         Ok(flat.chunks(numbers.len().max(1)).map(<[i64]>::to_vec).collect())
     }

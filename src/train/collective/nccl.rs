@@ -6,6 +6,7 @@
 
 use std::{
     ffi::{CStr, CString, c_char, c_int, c_void},
+    mem::transmute,
     ptr::{self, NonNull},
     sync::{Mutex, MutexGuard, PoisonError},
     thread,
@@ -40,19 +41,30 @@ struct UniqueId([u8; ID_BYTES]);
 type Comm = *mut c_void;
 type Stream = *mut c_void;
 
+type GetUniqueId = unsafe extern "C" fn(*mut UniqueId) -> c_int;
+type InitRank = unsafe extern "C" fn(*mut Comm, c_int, UniqueId, c_int, *const Config) -> c_int;
+/// `ncclAllReduce` with an operation, and `ncclBroadcast` with the process that sends.
+type Exchange = unsafe extern "C" fn(*const c_void, *mut c_void, usize, c_int, c_int, Comm, Stream) -> c_int;
+type AllGather = unsafe extern "C" fn(*const c_void, *mut c_void, usize, c_int, Comm, Stream) -> c_int;
+type AsyncError = unsafe extern "C" fn(Comm, *mut c_int) -> c_int;
+type Abort = unsafe extern "C" fn(Comm) -> c_int;
+type ErrorText = unsafe extern "C" fn(c_int) -> *const c_char;
+type SetDevice = unsafe extern "C" fn(c_int) -> c_int;
+type StreamQuery = unsafe extern "C" fn(Stream) -> c_int;
+
 /// Functions of libnccl, and two of the CUDA runtime that libtorch has loaded.
 #[derive(Debug, Clone, Copy)]
 struct Functions {
-    get_unique_id: unsafe extern "C" fn(*mut UniqueId) -> c_int,
-    comm_init_rank: unsafe extern "C" fn(*mut Comm, c_int, UniqueId, c_int, *const Config) -> c_int,
-    all_reduce: unsafe extern "C" fn(*const c_void, *mut c_void, usize, c_int, c_int, Comm, Stream) -> c_int,
-    all_gather: unsafe extern "C" fn(*const c_void, *mut c_void, usize, c_int, Comm, Stream) -> c_int,
-    broadcast: unsafe extern "C" fn(*const c_void, *mut c_void, usize, c_int, c_int, Comm, Stream) -> c_int,
-    async_error: unsafe extern "C" fn(Comm, *mut c_int) -> c_int,
-    abort: unsafe extern "C" fn(Comm) -> c_int,
-    error_text: unsafe extern "C" fn(c_int) -> *const c_char,
-    set_device: unsafe extern "C" fn(c_int) -> c_int,
-    stream_query: unsafe extern "C" fn(Stream) -> c_int,
+    get_unique_id: GetUniqueId,
+    comm_init_rank: InitRank,
+    all_reduce: Exchange,
+    all_gather: AllGather,
+    broadcast: Exchange,
+    async_error: AsyncError,
+    abort: Abort,
+    error_text: ErrorText,
+    set_device: SetDevice,
+    stream_query: StreamQuery,
 }
 
 impl Functions {
@@ -88,16 +100,16 @@ impl Functions {
         // SAFETY: the types are those that nccl.h 2 and cuda_runtime_api.h declare.
         unsafe {
             Ok(Self {
-                get_unique_id: std::mem::transmute::<*mut c_void, _>(nccl(c"ncclGetUniqueId")?),
-                comm_init_rank: std::mem::transmute::<*mut c_void, _>(nccl(c"ncclCommInitRankConfig")?),
-                all_reduce: std::mem::transmute::<*mut c_void, _>(nccl(c"ncclAllReduce")?),
-                all_gather: std::mem::transmute::<*mut c_void, _>(nccl(c"ncclAllGather")?),
-                broadcast: std::mem::transmute::<*mut c_void, _>(nccl(c"ncclBroadcast")?),
-                async_error: std::mem::transmute::<*mut c_void, _>(nccl(c"ncclCommGetAsyncError")?),
-                abort: std::mem::transmute::<*mut c_void, _>(nccl(c"ncclCommAbort")?),
-                error_text: std::mem::transmute::<*mut c_void, _>(nccl(c"ncclGetErrorString")?),
-                set_device: std::mem::transmute::<*mut c_void, _>(cuda(c"cudaSetDevice")?),
-                stream_query: std::mem::transmute::<*mut c_void, _>(cuda(c"cudaStreamQuery")?),
+                get_unique_id: transmute::<*mut c_void, GetUniqueId>(nccl(c"ncclGetUniqueId")?),
+                comm_init_rank: transmute::<*mut c_void, InitRank>(nccl(c"ncclCommInitRankConfig")?),
+                all_reduce: transmute::<*mut c_void, Exchange>(nccl(c"ncclAllReduce")?),
+                all_gather: transmute::<*mut c_void, AllGather>(nccl(c"ncclAllGather")?),
+                broadcast: transmute::<*mut c_void, Exchange>(nccl(c"ncclBroadcast")?),
+                async_error: transmute::<*mut c_void, AsyncError>(nccl(c"ncclCommGetAsyncError")?),
+                abort: transmute::<*mut c_void, Abort>(nccl(c"ncclCommAbort")?),
+                error_text: transmute::<*mut c_void, ErrorText>(nccl(c"ncclGetErrorString")?),
+                set_device: transmute::<*mut c_void, SetDevice>(cuda(c"cudaSetDevice")?),
+                stream_query: transmute::<*mut c_void, StreamQuery>(cuda(c"cudaStreamQuery")?),
             })
         }
     }

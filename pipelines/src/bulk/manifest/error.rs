@@ -150,7 +150,7 @@ impl Fault for ManifestError {
             }
             Self::Broken { .. } => "start over with --overwrite",
             Self::Damaged { .. } => {
-                "run the elmo embed command of this output again, which repairs it when settings and rows are the same"
+                "run the elmo command of this output again, which repairs it when settings and rows are the same"
             }
             Self::JobLost { .. } => "use the settings of that job, or start over with --overwrite",
             Self::Repair { .. } => "restore the inputs as they were, or start over with --overwrite",

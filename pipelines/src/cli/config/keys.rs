@@ -79,9 +79,9 @@ pub(super) fn join(section: &str, name: &str) -> String {
     if section.is_empty() { name.to_owned() } else { format!("{section}-{name}") }
 }
 
-/// The long name of an option that is a setting.
+/// The long name of an option that is a setting. A hidden one is that of another command.
 pub(super) fn setting_name(arg: &Arg) -> Option<String> {
-    arg.get_long().filter(|name| !NOT_A_SETTING.contains(name)).map(str::to_owned)
+    arg.get_long().filter(|name| !NOT_A_SETTING.contains(name) && !arg.is_hide_set()).map(str::to_owned)
 }
 
 /// The environment variable of an option: `ELMO_BATCH_TOKENS` for `batch-tokens`.

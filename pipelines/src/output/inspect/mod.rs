@@ -1,6 +1,7 @@
-//! `elmo inspect`: counts of an output: files, rows, columns, vectors and their norms.
+//! `elmo inspect`: counts of an output: files, rows, columns, vectors and their norms, or scores.
 
 mod norms;
+mod scores;
 
 use std::{collections::BTreeMap, fmt};
 
@@ -8,6 +9,7 @@ use arrow::array::{Array, AsArray, RecordBatch};
 use serde::Serialize;
 
 use self::norms::Norms;
+pub use self::scores::Scores;
 use super::{
     chain::{self, Offsets},
     manifest::ManifestCheck,
@@ -18,6 +20,7 @@ use super::{
 use crate::{
     error::{Error, Result},
     report::{bytes, count, table},
+    scores::LEVEL,
     stores::{Location, Stores},
     stream::chain::{ChainCheck, ChainProblem},
 };
@@ -39,6 +42,9 @@ pub struct InspectReport {
     pub made_by: BTreeMap<String, String>,
     /// Statistics of the vectors.
     pub vectors: Vectors,
+    /// Statistics of the scores; `None` for an output of vectors.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub scores: Option<Scores>,
     /// Rows with an error.
     pub errors: u64,
     /// Rows with a truncated sentence.
@@ -87,6 +93,7 @@ pub async fn inspect(address: &str, stores: &Stores) -> Result<InspectReport> {
         row_groups: output.files.iter().map(|file| file.row_groups).sum(),
         manifest: output.check().await?,
         chain: chain::check(&output).await?,
+        scores: output.footer.pairs.contains_key(LEVEL).then(Scores::default),
         columns: output.footer.columns,
         made_by: output.footer.pairs,
         ..InspectReport::default()
@@ -100,7 +107,9 @@ pub async fn inspect(address: &str, stores: &Stores) -> Result<InspectReport> {
             report.add(&batch, &mut norms);
         }
     }
-    if let Some(median) = norms.median() {
+    if let Some(scores) = &mut report.scores {
+        scores.finish(&mut norms);
+    } else if let Some(median) = norms.median() {
         report.vectors.norm_min = norms.min;
         report.vectors.norm_median = median;
         report.vectors.norm_max = norms.max;
@@ -114,9 +123,12 @@ impl InspectReport {
     pub fn error(&self) -> Option<Error> {
         let not_finite = self.vectors.not_finite;
         let numbers = (not_finite > 0).then(|| format!("{not_finite} vectors contain a NaN or an infinite number"));
+        let scores = self.scores.as_ref().map_or(0, |scores| scores.not_finite);
+        let scores = (scores > 0).then(|| format!("{scores} perplexities are NaN or infinite"));
         let manifest = self.manifest.as_ref();
         let chain = self.chain.as_ref();
-        let failures = [numbers, manifest.and_then(ManifestCheck::failure), chain.and_then(ChainCheck::failure)];
+        let failures =
+            [numbers, scores, manifest.and_then(ManifestCheck::failure), chain.and_then(ChainCheck::failure)];
         let failures: Vec<String> = failures.into_iter().flatten().collect();
         let help = manifest.and_then(ManifestCheck::help).or_else(|| chain.and_then(ChainCheck::help));
         (!failures.is_empty()).then(|| Error::Check { message: failures.join("; "), help })
@@ -136,6 +148,10 @@ impl InspectReport {
         }
         if let Some(truncated) = batch.column_by_name("truncated").and_then(|c| c.as_boolean_opt().cloned()) {
             self.truncated += truncated.true_count() as u64;
+        }
+        if let Some(scores) = &mut self.scores {
+            scores.add(batch, norms);
+            return;
         }
         let schema = batch.schema();
         let named = schema.index_of("embedding").or_else(|_| schema.index_of("tokens")).ok();
@@ -165,20 +181,27 @@ impl Vectors {
     }
 }
 
+impl Vectors {
+    fn lines(&self) -> Vec<(&'static str, String)> {
+        vec![
+            ("vectors", format!("{} of {} dimensions", count(self.count), self.width)),
+            ("norms", format!("{:.4} to {:.4}, median {:.4}", self.norm_min, self.norm_max, self.norm_median)),
+            ("NULL rows", count(self.null_rows)),
+            ("zero vectors", count(self.zero)),
+            ("NaN or infinite", count(self.not_finite)),
+        ]
+    }
+}
+
 impl fmt::Display for InspectReport {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let vectors = &self.vectors;
         let mut rows = vec![
             ("files", format!("{}, {}, {} row groups", count(self.files as u64), bytes(self.bytes), self.row_groups)),
             ("rows", count(self.rows)),
-            ("vectors", format!("{} of {} dimensions", count(vectors.count), vectors.width)),
-            ("norms", format!("{:.4} to {:.4}, median {:.4}", vectors.norm_min, vectors.norm_max, vectors.norm_median)),
-            ("NULL rows", count(vectors.null_rows)),
-            ("zero vectors", count(vectors.zero)),
-            ("NaN or infinite", count(vectors.not_finite)),
-            ("truncated rows", count(self.truncated)),
-            ("rows with an error", count(self.errors)),
         ];
+        rows.extend(self.scores.as_ref().map_or_else(|| self.vectors.lines(), Scores::lines));
+        rows.push(("truncated rows", count(self.truncated)));
+        rows.push(("rows with an error", count(self.errors)));
         if let Some(manifest) = &self.manifest {
             rows.extend(manifest.lines());
         }

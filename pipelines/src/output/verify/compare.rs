@@ -1,4 +1,4 @@
-//! Embeds texts again and compares the result with rows of an output.
+//! Computes the columns of texts again and compares them with rows of an output.
 
 use std::sync::Arc;
 
@@ -7,12 +7,16 @@ use arrow::{
     compute::cast,
     datatypes::DataType,
 };
-use elmo::{ColumnEmbedder, EmbeddedColumns};
+use elmo::EmbeddedColumns;
 
-use super::report::{Compared, Mismatch, VerifyReport};
+use super::{
+    report::{Compared, Mismatch, VerifyReport},
+    scores,
+};
 use crate::{
     error::{Error, Result},
     output::vectors::vectors_of_row,
+    stage::{REMARKS, Stage, results},
 };
 
 /// Prefix of the error of a row whose bytes are not UTF-8.
@@ -55,77 +59,84 @@ fn string_at(column: &ArrayRef, row: usize) -> Option<&str> {
 }
 
 /// Recomputes the sampled rows and adds the differences to the report.
-pub(super) async fn compare(columns: &ColumnEmbedder, sample: &SampledRows, report: &mut VerifyReport) -> Result<()> {
-    let recomputed = columns.submit_async(&sample.texts).await?.await?;
-    let name = columns.fields().first().map(|field| field.name().clone()).unwrap_or_default();
-    let found = sample.found.column_by_name(&name);
-    let missing = || Error::check(format!("the output has no column {name:?}, which elmo embed writes"));
-    let found = found.ok_or_else(missing)?;
-    let pair = Pair::new(found, &sample.found, recomputed);
+pub(super) async fn compare(stage: &dyn Stage, sample: &SampledRows, report: &mut VerifyReport) -> Result<()> {
+    let recomputed = stage.submit(&sample.texts).await?.await?;
+    let fields = stage.fields();
+    let found = |name: &String| {
+        let missing = || Error::check(format!("the output has no column {name:?}, which the job writes"));
+        sample.found.column_by_name(name).ok_or_else(missing)
+    };
+    let names = fields.iter().rev().skip(REMARKS).rev().map(|field| field.name());
+    let found = names.map(found).collect::<Result<Vec<_>>>()?;
+    let columns = found.iter().copied().zip(results(fields.len(), &recomputed.vectors)).collect();
+    let compared = Columns { columns, remarks: remarks(&sample.found, recomputed) };
     for (place, row) in sample.rows.iter().enumerate() {
-        if found.is_null(place) && sample.lost_bytes(place) {
+        if found.iter().all(|found| found.is_null(place)) && sample.lost_bytes(place) {
             report.not_recomputed += 1;
         } else {
-            report.add(*row, pair.row(place));
+            report.add(*row, compared.row(place));
         }
     }
     Ok(())
 }
 
 /// The columns of an output and the recomputed ones.
-struct Pair<'o> {
-    found: &'o ArrayRef,
-    recomputed: ArrayRef,
+struct Columns<'o> {
+    columns: Vec<(&'o ArrayRef, ArrayRef)>,
     /// `truncated` and `error`, if the output has them.
-    others: Vec<(Mismatch, ColumnPair)>,
+    remarks: Vec<(Mismatch, ColumnPair)>,
 }
 
-impl<'o> Pair<'o> {
-    fn new(found: &'o ArrayRef, rows: &RecordBatch, recomputed: EmbeddedColumns) -> Self {
-        let others: [(&str, Mismatch, ArrayRef); 2] = [
-            ("truncated", Mismatch::Truncated, Arc::new(recomputed.truncated)),
-            ("error", Mismatch::Error, Arc::new(recomputed.error)),
-        ];
-        let others = others.into_iter().filter_map(|(name, mismatch, recomputed)| {
-            rows.column_by_name(name).map(|found| (mismatch, ColumnPair::new(found, recomputed)))
-        });
-        Self { found, recomputed: recomputed.vectors, others: others.collect() }
-    }
+fn remarks(rows: &RecordBatch, recomputed: EmbeddedColumns) -> Vec<(Mismatch, ColumnPair)> {
+    let remarks: [(&str, Mismatch, ArrayRef); REMARKS] = [
+        ("truncated", Mismatch::Truncated, Arc::new(recomputed.truncated)),
+        ("error", Mismatch::Error, Arc::new(recomputed.error)),
+    ];
+    let remarks = remarks.into_iter().filter_map(|(name, mismatch, recomputed)| {
+        rows.column_by_name(name).map(|found| (mismatch, ColumnPair::new(found, recomputed)))
+    });
+    remarks.collect()
+}
 
+impl Columns<'_> {
     fn row(&self, row: usize) -> Compared {
         let mut compared = Compared::default();
-        match (self.found.is_valid(row), self.recomputed.is_valid(row)) {
-            (true, true) => self.compare_vectors(row, &mut compared),
-            (false, false) => {}
-            _ => {
-                compared.mismatches.insert(Mismatch::Null);
+        for (found, recomputed) in &self.columns {
+            match (found.is_valid(row), recomputed.is_valid(row)) {
+                (true, true) => compare_results(found, recomputed, row, &mut compared),
+                (false, false) => {}
+                _ => {
+                    compared.mismatches.insert(Mismatch::Null);
+                }
             }
         }
-        let unequal = self.others.iter().filter(|(_, column)| !column.is_equal(row));
+        let unequal = self.remarks.iter().filter(|(_, column)| !column.is_equal(row));
         compared.mismatches.extend(unequal.map(|(mismatch, _)| *mismatch));
         compared
     }
+}
 
-    fn compare_vectors(&self, row: usize, compared: &mut Compared) {
-        let (found, recomputed) = (vectors_of_row(self.found, row), vectors_of_row(&self.recomputed, row));
-        let widths = |vectors: &[Float32Array]| vectors.iter().map(Float32Array::len).collect::<Vec<usize>>();
-        if widths(&found) != widths(&recomputed) || found.iter().any(|vector| vector.null_count() > 0) {
-            compared.mismatches.insert(Mismatch::Shape);
-            return;
-        }
-        for (found, recomputed) in found.iter().zip(&recomputed) {
-            compared.vectors += 1;
-            compare_numbers(found.values(), recomputed.values(), compared);
-        }
-        if let (Some(found), Some(recomputed)) = (tokens_of_row(self.found, row), tokens_of_row(&self.recomputed, row))
-        {
-            compared.mismatches.extend(unequal_columns(&found, &recomputed));
-        }
+fn compare_results(found: &ArrayRef, recomputed: &ArrayRef, row: usize, compared: &mut Compared) {
+    if scores::are_scores(recomputed) {
+        return scores::compare(found, recomputed, row, compared);
+    }
+    let (vectors, again) = (vectors_of_row(found, row), vectors_of_row(recomputed, row));
+    let widths = |vectors: &[Float32Array]| vectors.iter().map(Float32Array::len).collect::<Vec<usize>>();
+    if widths(&vectors) != widths(&again) || vectors.iter().any(|vector| vector.null_count() > 0) {
+        compared.mismatches.insert(Mismatch::Shape);
+        return;
+    }
+    for (found, recomputed) in vectors.iter().zip(&again) {
+        compared.vectors += 1;
+        compare_numbers(found.values(), recomputed.values(), compared);
+    }
+    if let (Some(found), Some(recomputed)) = (tokens_of_row(found, row), tokens_of_row(recomputed, row)) {
+        compared.mismatches.extend(unequal_columns(&found, &recomputed));
     }
 }
 
 /// Compares bits first, because the difference of two equal NaN is not 0 but NaN.
-fn compare_numbers(found: &[f32], recomputed: &[f32], compared: &mut Compared) {
+pub(super) fn compare_numbers(found: &[f32], recomputed: &[f32], compared: &mut Compared) {
     for (x, y) in found.iter().zip(recomputed) {
         if x.to_bits() == y.to_bits() {
             continue;
@@ -141,23 +152,25 @@ fn compare_numbers(found: &[f32], recomputed: &[f32], compared: &mut Compared) {
 }
 
 /// The tokens of a row that is not NULL; `None` for a column without tokens.
-fn tokens_of_row(column: &ArrayRef, row: usize) -> Option<StructArray> {
+pub(super) fn tokens_of_row(column: &ArrayRef, row: usize) -> Option<StructArray> {
     let tokens = column.as_list_opt::<i32>()?.value(row);
     tokens.as_struct_opt().cloned()
 }
 
-/// The columns in which the tokens of one row differ, except the vectors.
-fn unequal_columns(found: &StructArray, recomputed: &StructArray) -> Vec<Mismatch> {
+/// The columns in which the tokens of one row differ, except the numbers.
+pub(super) fn unequal_columns(found: &StructArray, recomputed: &StructArray) -> Vec<Mismatch> {
     let columns = [
         ("token", Mismatch::Token),
         ("start", Mismatch::Start),
         ("end", Mismatch::End),
         ("sentence", Mismatch::Sentence),
+        ("known", Mismatch::Known),
     ];
-    let unequal = columns.into_iter().filter(|(name, _)| {
-        let columns = found.column_by_name(name).zip(recomputed.column_by_name(name));
-        !columns.is_some_and(|(found, recomputed)| ColumnPair::new(found, Arc::clone(recomputed)).all_equal())
-    });
+    let unequal =
+        columns.into_iter().filter(|(name, _)| recomputed.column_by_name(name).is_some()).filter(|(name, _)| {
+            let columns = found.column_by_name(name).zip(recomputed.column_by_name(name));
+            !columns.is_some_and(|(found, recomputed)| ColumnPair::new(found, Arc::clone(recomputed)).all_equal())
+        });
     unequal.map(|(_, mismatch)| mismatch).collect()
 }
 

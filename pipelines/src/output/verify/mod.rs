@@ -1,14 +1,16 @@
 //! `elmo verify`: recomputes rows of an output with the model and compares them with the files.
 //!
-//! 1. `settings` makes an embedder with the settings that the footers name.
+//! 1. `settings` makes a stage with the settings that the footers name.
 //! 2. The files are checked against the manifest.
 //! 3. `sample` picks rows, and `texts` finds their texts: in a kept column, or in the inputs of the job.
-//! 4. `compare` embeds the texts again and compares everything that the model decides: the bits of the numbers first,
-//!    then tokens, offsets, `truncated` and `error`. `report` counts the differences.
+//! 4. `compare` gives the texts to the stage again and compares everything that the model decides: the bits of the numbers
+//!    first, then tokens, offsets, `truncated` and `error`; `scores` does so for the columns of `elmo score`. `report` counts
+//!    the differences.
 
 mod compare;
 mod report;
 mod sample;
+mod scores;
 mod settings;
 mod texts;
 
@@ -16,7 +18,7 @@ use arrow::{
     array::{RecordBatch, UInt64Array},
     compute::take,
 };
-use elmo::{ColumnEmbedder, Elmo, mix::ScalarMix};
+use elmo::{Elmo, mix::ScalarMix};
 
 pub use self::report::{Mismatch, MismatchedRow, VerifyReport};
 use self::{
@@ -29,7 +31,7 @@ use super::{
     opened::{Output, OutputFile},
     parquet::{next_batch, read_rows, unreadable},
 };
-use crate::{error::Result, stores::Stores};
+use crate::{error::Result, scores::LEVEL, stage::Stage, stores::Stores};
 
 /// What to recompute.
 #[derive(Debug, Clone)]
@@ -62,21 +64,22 @@ pub struct Verify {
 /// * [`elmo::Error`] when this model does not support the settings of the footer, or the device fails.
 pub async fn verify(job: &Verify, elmo: &Elmo, stores: &Stores) -> Result<VerifyReport> {
     let output = Output::open(&job.output, stores).await?;
-    let columns = settings::embedder(&output, job.mix.as_ref(), elmo)?;
+    let stage = settings::stage(&output, job.mix.as_ref(), elmo)?;
     let rows: u64 = output.files.iter().map(|file| file.rows).sum();
     let picked = pick(rows, job.sample, job.seed);
     let manifest = output.check().await?;
     let chain = chain::check(&output).await?;
-    let mut report = VerifyReport { rows, sampled: picked.len(), manifest, chain, ..VerifyReport::default() };
+    let scores = output.footer.pairs.contains_key(LEVEL).then_some(0);
+    let mut report = VerifyReport { rows, sampled: picked.len(), scores, manifest, chain, ..VerifyReport::default() };
     if picked.is_empty() {
         return Ok(report);
     }
-    let texts = Texts::find(job.column.as_deref(), &output, stores).await?;
+    let texts = Texts::find(job.column.as_deref(), &output, stage.fields().len(), stores).await?;
     let mut first = 0;
     for file in &output.files {
         let picked = within(&picked, first, file.rows);
         if !picked.is_empty() {
-            compare_file(&columns, file, (first, &picked), &texts, &mut report).await?;
+            compare_file(stage.as_ref(), file, (first, &picked), &texts, &mut report).await?;
         }
         first += file.rows;
     }
@@ -86,7 +89,7 @@ pub async fn verify(job: &Verify, elmo: &Elmo, stores: &Stores) -> Result<Verify
 /// Compares the rows `picked` of a file whose first row is row `first` of the output. It goes batch by batch, because
 /// the vectors of all rows may exceed memory.
 async fn compare_file(
-    columns: &ColumnEmbedder,
+    stage: &dyn Stage,
     file: &OutputFile,
     (first, picked): (u64, &[u64]),
     texts: &Texts<'_>,
@@ -106,7 +109,7 @@ async fn compare_file(
             let texts = texts.of_rows(&found, &in_file).await?;
             let rows = in_file.iter().map(|row| first + row).collect();
             let of_stream = file.span.is_some();
-            compare(columns, &SampledRows { rows, found, texts, of_stream }, report).await?;
+            compare(stage, &SampledRows { rows, found, texts, of_stream }, report).await?;
         }
         read += count;
     }

@@ -19,9 +19,9 @@ const MAX_ERROR_ROWS: usize = 3;
 #[serde(rename_all = "snake_case")]
 #[non_exhaustive]
 pub enum Mismatch {
-    /// Vectors on one side, NULL on the other.
+    /// Vectors or scores on one side, NULL on the other.
     Null,
-    /// Another number of vectors, or vectors of another width.
+    /// Another number of vectors or scores, or vectors of another width.
     Shape,
     /// NaN or infinite numbers that are not reproduced.
     NotFinite,
@@ -33,6 +33,10 @@ pub enum Mismatch {
     End,
     /// The sentence of a token.
     Sentence,
+    /// Whether a token is in the vocabulary.
+    Known,
+    /// Numbers of tokens beside a perplexity.
+    Tokens,
     /// The column `truncated`.
     Truncated,
     /// The column `error`.
@@ -42,13 +46,15 @@ pub enum Mismatch {
 impl fmt::Display for Mismatch {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
-            Self::Null => "vectors or NULL",
-            Self::Shape => "number or width of vectors",
+            Self::Null => "values or NULL",
+            Self::Shape => "number or width of vectors, or number of scores",
             Self::NotFinite => "NaN or infinite numbers",
             Self::Token => "token",
             Self::Start => "start",
             Self::End => "end",
             Self::Sentence => "sentence",
+            Self::Known => "known",
+            Self::Tokens => "numbers of tokens",
             Self::Truncated => "truncated",
             Self::Error => "error",
         })
@@ -75,6 +81,7 @@ impl fmt::Display for MismatchedRow {
 #[derive(Debug, Default)]
 pub(super) struct Compared {
     pub(super) vectors: u64,
+    pub(super) scores: u64,
     pub(super) bits_differ: bool,
     /// Largest finite difference.
     pub(super) largest: f32,
@@ -90,6 +97,9 @@ pub struct VerifyReport {
     pub sampled: usize,
     /// Vectors compared.
     pub vectors: u64,
+    /// Scores compared, of texts and of tokens; `None` for an output of vectors.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub scores: Option<u64>,
     /// Largest absolute difference of two numbers, of those that are finite.
     pub largest_difference: f32,
     /// Row of the output with that difference; `None` without a difference.
@@ -124,7 +134,7 @@ impl VerifyReport {
     fn failure(&self, tolerance: f32) -> Option<String> {
         let manifest = self.manifest.as_ref();
         let unfinished = manifest.filter(|check| !check.complete).map(|_| {
-            "the job that writes the output is not finished; run its elmo embed command again to finish it".to_owned()
+            "the job that writes the output is not finished; run its elmo command again to finish it".to_owned()
         });
         let failures = [
             manifest.and_then(ManifestCheck::failure),
@@ -167,6 +177,7 @@ impl VerifyReport {
 
     pub(super) fn add(&mut self, row: u64, compared: Compared) {
         self.vectors += compared.vectors;
+        self.scores = self.scores.map(|scores| scores + compared.scores);
         if compared.largest > self.largest_difference {
             self.largest_difference = compared.largest;
             self.largest_difference_row = Some(row);
@@ -190,7 +201,7 @@ impl fmt::Display for VerifyReport {
         let mut rows = vec![
             ("rows", self.rows.to_string()),
             ("recomputed", self.sampled.saturating_sub(self.not_recomputed).to_string()),
-            ("vectors compared", self.vectors.to_string()),
+            self.scores.map_or(("vectors compared", self.vectors.to_string()), |n| ("scores compared", n.to_string())),
             ("bit-identical", format!("{} rows", self.bit_equal_rows)),
             ("largest difference", format!("{:e}", self.largest_difference)),
             ("mismatched rows", self.mismatched_rows.to_string()),

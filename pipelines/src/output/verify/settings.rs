@@ -1,4 +1,6 @@
-//! An embedder with the settings that the footer of an output names.
+//! A stage with the settings that the footer of an output names.
+
+use std::sync::Arc;
 
 use elmo::{
     ColumnEmbedder, Elmo, EmbedSpec,
@@ -12,21 +14,31 @@ use crate::{
         footer::{Pairs, shown},
         opened::Output,
     },
+    scores::{self, ScoreStage},
+    stage::{EmbedStage, Stage},
 };
 
-/// An embedder with the settings of `output`, and with `mix` if the output was made with a scalar mix.
+/// A stage with the settings of `output`, and with `mix` if the output was made with a scalar mix.
 ///
 /// # Errors
 /// [`Error::Input`] when the footer names no model or invalid settings, [`Error::Check`] when `elmo` is
-/// another model or would embed with other settings, [`Error::Usage`] when its precision differs or the mix is missing.
-pub(super) fn embedder(output: &Output, mix: Option<&ScalarMix>, elmo: &Elmo) -> Result<ColumnEmbedder> {
+/// another model or would compute with other settings, [`Error::Usage`] when its precision differs or the mix is missing.
+pub(super) fn stage(output: &Output, mix: Option<&ScalarMix>, elmo: &Elmo) -> Result<Arc<dyn Stage>> {
     let pairs = &output.footer.pairs;
     check_model(output, elmo)?;
     // These settings come from the file, so invalid ones are an error of the file.
     let spec = spec_of(pairs, mix).map_err(|error| invalid_settings(output, error))?;
-    let columns = ColumnEmbedder::new(elmo, spec).map_err(|error| invalid_settings(output, error.into()))?;
-    check_settings(pairs, &columns)?;
-    Ok(columns)
+    let stage = if pairs.contains_key(scores::LEVEL) {
+        ScoreStage::new(elmo, &spec).map(|stage| stage as Arc<dyn Stage>)
+    } else {
+        ColumnEmbedder::new(elmo, spec).map(|columns| {
+            let width = columns.width();
+            EmbedStage::new(columns, width) as Arc<dyn Stage>
+        })
+    };
+    let stage = stage.map_err(|error| invalid_settings(output, error.into()))?;
+    check_settings(pairs, stage.as_ref())?;
+    Ok(stage)
 }
 
 fn get<'p>(pairs: &'p Pairs, key: &str) -> Option<&'p str> {
@@ -44,7 +56,7 @@ fn check_model(output: &Output, elmo: &Elmo) -> Result<()> {
         file: first_file(output),
         row: None,
         reason: "no elmo.fingerprint in the footer: not an output of elmo".into(),
-        help: Some("give an output of elmo embed".into()),
+        help: Some("give an output of elmo embed or elmo score".into()),
     })?;
     let ours = elmo.fingerprint().to_string();
     if found != ours {
@@ -68,13 +80,13 @@ fn invalid_settings(output: &Output, error: Error) -> Error {
         file: first_file(output),
         row: None,
         reason: format!("the footer names invalid settings: {reason}"),
-        help: Some("give an output of elmo embed that was not edited".into()),
+        help: Some("give an output of elmo embed or elmo score that was not edited".into()),
     }
 }
 
-/// Refuses an embedder whose settings are not those of the footer, such as another mix or another warm state.
-fn check_settings(pairs: &Pairs, columns: &ColumnEmbedder) -> Result<()> {
-    for (key, ours) in columns.metadata() {
+/// Refuses a stage whose settings are not those of the footer, such as another mix, warm state or LM head.
+fn check_settings(pairs: &Pairs, stage: &dyn Stage) -> Result<()> {
+    for (key, ours) in stage.metadata() {
         let found = pairs.get(&key);
         // Other versions may compute the same vectors.
         if key != "elmo.version" && found.is_some_and(|found| *found != ours) {
@@ -104,7 +116,7 @@ fn spec_of(pairs: &Pairs, mix: Option<&ScalarMix>) -> Result<EmbedSpec> {
         }
         (layers, _) => parsed(layers, default.layers)?,
     };
-    let level = parsed(get("level"), default.level)?;
+    let level = parsed(get("level").or(get("scores")), default.level)?;
     Ok(EmbedSpec {
         level,
         layers,

@@ -24,9 +24,6 @@ use crate::{
     stores::{Location, Stores},
 };
 
-/// Columns behind the kept ones: vectors, `truncated`, `error`.
-const ADDED: usize = 3;
-
 /// Where the texts of an output come from.
 pub(super) enum Texts<'o> {
     /// A column of the output.
@@ -36,8 +33,8 @@ pub(super) enum Texts<'o> {
 }
 
 impl<'o> Texts<'o> {
-    /// Finds the texts: in `column`, or in the one that the job embedded.
-    pub(super) async fn find(column: Option<&str>, output: &'o Output, stores: &Stores) -> Result<Self> {
+    /// Finds the texts: in `column`, or in the one that the job read. The last `added` columns are not kept ones.
+    pub(super) async fn find(column: Option<&str>, output: &'o Output, added: usize, stores: &Stores) -> Result<Self> {
         let manifest = output.manifest.as_ref();
         // The output may keep a column `text` that is not the one which was embedded.
         let of_job = manifest.and_then(|manifest| manifest.job().settings.get("column")).map(String::as_str);
@@ -53,7 +50,7 @@ impl<'o> Texts<'o> {
             return Err(no_texts(column, reason));
         };
         let kept = output.footer.columns.iter().map(|(name, _)| name.as_str()).collect::<Vec<_>>();
-        let kept = kept[..kept.len().saturating_sub(ADDED)].to_vec();
+        let kept = kept[..kept.len().saturating_sub(added)].to_vec();
         let plan = open_inputs(manifest, column, &kept, stores).await?;
         Ok(Self::Inputs { plan: Arc::new(plan), manifest })
     }

@@ -64,6 +64,12 @@ impl Health {
         self.stopping.store(true, Relaxed);
     }
 
+    /// Whether the process finishes its work.
+    #[cfg(test)]
+    pub(in crate::stream) fn is_stopping(&self) -> bool {
+        self.stopping.load(Relaxed)
+    }
+
     /// Whether the process is alive.
     ///
     /// # Errors

@@ -49,7 +49,8 @@ pub(super) struct RunState {
     pub(super) counters: Counters,
     pub(super) streams: [StreamState; 2],
     pub(super) pending: Pending,
-    /// The best measurement of the held-out text, and the last one.
+    /// The measurement of the held-out text before the first step, the best one, and the last one.
+    pub(super) first: Option<Measured>,
     pub(super) best: Option<Measured>,
     pub(super) last: Option<Measured>,
     /// Measurements since the best one.
@@ -72,6 +73,7 @@ impl RunState {
             counters: Counters::default(),
             streams,
             pending: Pending::default(),
+            first: None,
             best: None,
             last: None,
             stale: 0,

@@ -66,8 +66,8 @@ impl Corpus {
     /// standard input, which cannot be read again.
     pub(super) async fn open(stores: &Stores, shards: Shards<'_>, words: &Arc<Words>) -> Result<Self> {
         if shards.inputs.iter().any(|input| input == source::STDIN) {
-            let help = "write the text to a file first: every epoch reads it again, once for each direction";
-            return Err(Error::usage("the corpus of a training run cannot be standard input", help));
+            let help = "write the text to a file first: it is read several times, also once for each direction";
+            return Err(Error::usage("the text cannot be standard input", help));
         }
         let mut files = source::list(stores, shards.inputs, None).await?;
         // By name, however the inputs were given.
@@ -103,7 +103,7 @@ impl Corpus {
     }
 
     /// A plan that reads one shard.
-    fn shard(&self, number: usize) -> Result<Arc<Plan>> {
+    pub(super) fn shard(&self, number: usize) -> Result<Arc<Plan>> {
         let plan = self.plan.only(number).ok_or_else(|| Error::Failed(format!("there is no shard {number}")))?;
         Ok(Arc::new(plan))
     }
