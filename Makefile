@@ -51,7 +51,7 @@ bench: libtorch ## measure tokens per second and the share of the matrix product
 books: libtorch ## train the built-in model again from the corpus in CORPUS, into the folder OUT (hours; scripts/books)
 	@test -n "$(CORPUS)" -a -n "$(OUT)" || { echo "usage: make books CORPUS=DIR OUT=DIR; scripts/books says what DIR has" >&2; exit 2; }
 	@cargo build --locked --release
-	@ELMO="$(CURDIR)/target/release/elmo" scripts/books "$(CORPUS)" "$(OUT)"
+	@ELMO="$${CARGO_TARGET_DIR:-$(CURDIR)/target}/release/elmo" scripts/books "$(CORPUS)" "$(OUT)"
 
 gpu: ## on a machine with CUDA: run the self-test, the GPU tests and the benchmarks
 	@echo "==> gpu: downloads the CUDA libraries (2.6 GB) unless LIBTORCH is set"

@@ -16,6 +16,7 @@ fn main() -> io::Result<()> {
     link_arguments(&lib);
     if env::var("CARGO_PKG_NAME").is_ok_and(|package| package == "elmo") {
         collectives(&libtorch);
+        tf32(&libtorch);
     }
     run_path_for_doctests(&lib)
 }
@@ -56,6 +57,22 @@ fn collectives(libtorch: &Path) {
         .file(format!("{SHIM}/c10d.cpp"))
         .compile("elmo_c10d");
     println!("cargo::rustc-cfg=elmo_c10d");
+}
+
+/// Compiles the C interface to libtorch's switch for TF32, where there may be GPUs.
+fn tf32(libtorch: &Path) {
+    const SHIM: &str = "src/model/shim";
+    println!("cargo::rustc-check-cfg=cfg(elmo_tf32)");
+    println!("cargo::rerun-if-changed={SHIM}");
+    let include = libtorch.join("include");
+    let linux = env::var("CARGO_CFG_TARGET_OS").is_ok_and(|os| os == "linux");
+    if !linux || !include.join("ATen/Context.h").exists() {
+        return;
+    }
+    let mut build = cc::Build::new();
+    build.cpp(true).std("c++17").warnings(false).include(include).file(format!("{SHIM}/tf32.cpp"));
+    build.compile("elmo_tf32");
+    println!("cargo::rustc-cfg=elmo_tf32");
 }
 
 /// Documentation tests get no link arguments. But cargo puts every native search path *inside the target folder*

@@ -1,9 +1,12 @@
-//! Speed of the training step on this machine's CPU, as a share of the speed of its matrix products.
+//! Speed of the training step, as a share of the speed of matrix products on the same device.
 //!
 //!     cargo bench -p elmo --bench training_step -- TEXT [STEPS] [WORDS] [small|medium|original] [LANES] [THREADS]
+//!         [cpu|cuda:N] [f32|tf32|bf16] [ROWS]
 //!
 //! TEXT has a sentence on each line, tokens separated by spaces; its most frequent WORDS are the vocabulary. The ceiling
-//! is measured before and after, with the same number of threads.
+//! is measured before and after, with the same number of threads and in the same number format. At the original size, the speed is
+//! also given by the operations of a step whose words all differ. Without a GPU, a measurement of one is skipped with a line that
+//! says so.
 
 use std::{
     collections::HashMap,
@@ -13,7 +16,7 @@ use std::{
 };
 
 use elmo::{
-    model::{DeviceName, Precision, matmul_ceiling},
+    model::{DeviceName, Precision, cuda_devices, matmul_ceiling},
     options::PublishedSize,
     train::{
         Boundaries, Direction, LanguageModel, Packer, Recipe, Resources, Sentence, StepReport, Trainer, Window,
@@ -21,6 +24,8 @@ use elmo::{
     },
 };
 
+/// Operations of a token at the original size if no two words of a step are the same, in 1e9.
+const GFLOP_PER_TOKEN: f64 = 0.823;
 /// Ids of `<S>`, `</S>` and `<UNK>` come first.
 const SPECIALS: usize = 3;
 
@@ -42,12 +47,26 @@ fn main() -> Result<(), Box<dyn Error>> {
     };
     let options = size.options();
     let cores = std::thread::available_parallelism()?.get();
-    let (recipe, threads) = (Recipe { lanes: number(4, 4)?, ..Recipe::bilm() }, number(5, cores)?);
+    let word = |i: usize, default: &'static str| arguments.get(i).map_or(default, String::as_str);
+    let device = device(word(6, "cpu"))?;
+    let precision = match word(7, "f32") {
+        "f32" => Precision::F32,
+        "tf32" => Precision::Tf32,
+        "bf16" => Precision::Bf16,
+        other => return Err(format!("{other} is not a number format").into()),
+    };
+    if device != DeviceName::Cpu && cuda_devices() == 0 {
+        println!("no measurement: libtorch sees no GPU");
+        return Ok(());
+    }
+    let recipe = Recipe { lanes: number(4, 4)?, rows: number(8, 128)?, precision, ..Recipe::bilm() };
+    let threads = if device == DeviceName::Cpu { number(5, cores)? } else { 1 };
+    println!("{device}, {precision}, {} rows", recipe.rows);
     let windows = windows(&text, words, &recipe, steps + 1);
     let model = LanguageModel::initial(&options, words, recipe.seed);
-    let mut trainer = Trainer::new(&options, recipe, Resources { threads, ..Resources::default() }, &model)?;
+    let mut trainer = Trainer::new(&options, recipe, Resources { device, threads, ..Resources::default() }, &model)?;
     trainer.step(&windows[0])?; // starts threads and touches memory
-    let ceiling = || matmul_ceiling(&options, &vec![DeviceName::Cpu; threads], Precision::F32, 2.0);
+    let ceiling = || matmul_ceiling(&options, &vec![device; threads], precision, 2.0);
     let before = ceiling()?;
     let (started, cpu) = (Instant::now(), processor_time());
     let mut reports = Vec::new();
@@ -56,7 +75,19 @@ fn main() -> Result<(), Box<dyn Error>> {
     }
     let (wall, cpu) = (started.elapsed(), processor_time() - cpu);
     print(&reports, wall, cpu, f64::midpoint(before, ceiling()?), threads);
+    if size == PublishedSize::Original {
+        let tokens = reports.iter().map(|r| r.tokens).sum::<u64>() as f64 / wall.as_secs_f64();
+        println!("{:.2} TFLOP/s at {GFLOP_PER_TOKEN} GFLOP per token", tokens * GFLOP_PER_TOKEN / 1e3);
+    }
     Ok(())
+}
+
+fn device(name: &str) -> Result<DeviceName, Box<dyn Error>> {
+    match (name, name.strip_prefix("cuda:")) {
+        ("cpu", _) => Ok(DeviceName::Cpu),
+        (_, Some(number)) => Ok(DeviceName::Cuda(number.parse()?)),
+        _ => Err(format!("{name} is not a device").into()),
+    }
 }
 
 fn print(reports: &[StepReport], wall: Duration, cpu: Duration, ceiling: f64, threads: usize) {

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Runs the code blocks of a document, all in one folder.
+"""Runs the code blocks of a document, all in one folder, in which `examples` is that of the repository.
 
     readme.py --bin DIR [--python PYTHON] [--folder DIR] [FILE]
 
@@ -32,6 +32,7 @@ def main() -> int:
     with tempfile.TemporaryDirectory() as temporary:
         folder = options.folder or temporary
         environment = clean_environment(Path(options.bin).resolve(), Path(temporary))
+        os.symlink(ROOT / "examples", Path(folder) / "examples")
         passed, failed = run_all(options.file, folder, environment, options.python)
     if passed == 0:
         print("there was no block to run")

@@ -21,6 +21,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy
+import pyarrow.ipc
 import pyarrow.parquet
 from confluent_kafka import Consumer, KafkaError, Producer, TopicPartition
 from confluent_kafka.admin import (
@@ -41,7 +42,7 @@ RUNS = (40, 25)
 BROKER = os.environ["ELMO_TEST_KAFKA"]
 SECONDS = 60  # that a broker may take for anything
 STREAM = ["--format", "json", "--text-path", "/body", "--columns", "id=/id:int64,lang=/meta/lang:string"]
-STREAM += ["--model", "tiny", "--threads", "1", "--rows-per-file", "7"]
+STREAM += ["--model", "tiny", "--threads", "1"]
 
 
 def main() -> None:
@@ -60,7 +61,7 @@ def write() -> None:
         state["messages"] += produce(name, [message(len(state["messages"]) + n) for n in range(run)])
         outputs = ("reviews", state["s3"])
         with ThreadPoolExecutor() as pool:
-            list(pool.map(lambda output: stream(name, "--output", output, "--once"), outputs))
+            list(pool.map(lambda output: stream(name, "--output", output, "--rows-per-file", "7", "--once"), outputs))
     texts = [message for message in state["messages"] if message["text"]]
     Path("texts.jsonl").write_text("".join(json.dumps(text) + "\n" for text in texts))
     elmo("embed", "texts.jsonl", "--model", "tiny", "--quiet", "--output", "embedded", "--keep", "partition,offset")
@@ -233,15 +234,16 @@ def files() -> None:
 
 def topics() -> None:
     state, vectors = expected()
-    raw, objects = f"{state['topic']}-raw", f"{state['topic']}-json"
-    create(raw, objects)
+    raw, objects, tables = (f"{state['topic']}-{encoding}" for encoding in ("raw", "json", "arrow"))
+    create(raw, objects, tables)
     with ThreadPoolExecutor() as pool:
         done = [pool.submit(stream, state["topic"], "--output-topic", raw, "--encoding", "raw", "--once"),
+                pool.submit(stream, state["topic"], "--output-topic", tables, "--encoding", "arrow", "--once"),
                 pool.submit(stream, state["topic"], "--output-topic", objects, "--once")]
         for each in done:
             each.result()
     messages = {(message["partition"], message["offset"]): message for message in state["messages"]}
-    for topic, compare in ((raw, compare_raw), (objects, compare_json)):
+    for topic, compare in ((raw, compare_raw), (objects, compare_json), (tables, compare_arrow)):
         found = {}
         for record in read(topic, len(messages)):
             headers = dict(record.headers())
@@ -267,6 +269,14 @@ def compare_json(record, _: dict, message: dict, vector) -> None:
     assert value.pop("truncated") is False and (value.pop("error") is None) == (message["text"] is not None)
     if message["text"] is not None:
         assert value == json.loads(message["value"]), "the message itself"
+
+
+def compare_arrow(record, _: dict, message: dict, vector) -> None:
+    row, = pyarrow.ipc.open_stream(record.value()).read_all().to_pylist()
+    numbers = row.pop("embedding")
+    assert (None if numbers is None else struct.pack(f"<{len(numbers)}f", *numbers)) == vector
+    assert row.pop("truncated") is False and (row.pop("error") is None) == (message["text"] is not None)
+    assert row["text"] == message["text"] and row["id"] == message["id"], row
 
 
 def read(topic: str, count: int) -> list:

@@ -241,7 +241,7 @@ impl LmHeadData {
         &self.words
     }
 
-    /// `[V, P]`: what training goes on from.
+    /// `[V, P]`: what training resumes from.
     pub fn weight(&self) -> &Tensor {
         &self.weight
     }

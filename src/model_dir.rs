@@ -91,7 +91,9 @@ impl ModelData {
         let deadline = Instant::now() + SETTLING;
         loop {
             match Self::open_now(dir) {
-                Err(Error::LmHead(LmHeadError::OtherModel { .. })) if Instant::now() < deadline => thread::sleep(POLL),
+                Err(Error::LmHead(LmHeadError::OtherModel { .. })) if Instant::now() < deadline && is_fresh(dir) => {
+                    thread::sleep(POLL);
+                }
                 outcome => return outcome,
             }
         }
@@ -270,6 +272,8 @@ impl ModelData {
 
 /// How long weights and LM head of different steps are taken for a model that is being replaced.
 const SETTLING: Duration = Duration::from_secs(3);
+/// A run has replaced no file of a folder that has not changed for so long, whatever the clocks of its disk and this machine say.
+const FRESH: Duration = Duration::from_secs(60);
 /// Between two readings of it.
 const POLL: Duration = Duration::from_millis(50);
 
@@ -282,6 +286,12 @@ pub const WARM_STATE: &str = "warm_state.safetensors";
 const MIX: &str = "mix.json";
 /// The only tensor of [`WARM_STATE`]: layer by layer `h` before `c`, forward before backward.
 const WARM_STATE_TENSOR: &str = "warm_state";
+
+/// Whether files of a folder may be being replaced. A rename changes the time of its folder.
+fn is_fresh(dir: &Path) -> bool {
+    let age = fs::metadata(dir).and_then(|meta| meta.modified()).ok().and_then(|time| time.elapsed().ok());
+    age.is_none_or(|age| age < FRESH)
+}
 
 /// How one part of a model is found among the names of a directory.
 struct Part {

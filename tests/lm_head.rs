@@ -289,7 +289,7 @@ fn the_mark_of_a_large_softmax_sees_its_ends_its_size_and_blocks_between() {
     assert_ne!(mark(None, size + 1), plain);
 }
 
-/// What training goes on from.
+/// What training resumes from.
 #[test]
 fn a_head_that_is_read_has_the_words_and_numbers_that_were_written() {
     let (folder, _) = with_head(&words());

@@ -360,6 +360,49 @@ async fn a_cluster_on_azure() {
     cluster(&Stores::from_env(), "az://elmo-test").await;
 }
 
+/// A run that reads compressed shards from the server, and whose machine is lost, resumes from the copies there. It has the
+/// weights of one that reads the same shards from the disk and is not interrupted.
+async fn training(bucket: &str) {
+    let (stores, folder) = (Stores::from_env(), tempfile::tempdir().unwrap());
+    let remote = Remote { stores: &stores, url: format!("{bucket}/train-{}", uuid()), folder };
+    let path = |name: &str| remote.folder.path().join(name);
+    let line = |n: usize| format!("w{} w{} w{}\n", n % 7, n % 5, n % 11);
+    let lines: Vec<String> = (0..400).map(line).collect();
+    std::fs::create_dir(path("corpus")).unwrap();
+    for (number, lines) in lines.chunks(150).enumerate() {
+        let shard = path(&format!("corpus/{number}.txt"));
+        std::fs::write(&shard, lines.concat()).unwrap();
+        let packed = Command::new("zstd").arg("-qc").arg(&shard).output().unwrap();
+        remote.put(&format!("corpus/{number}.txt.zst"), packed.stdout).await;
+    }
+    remote.prints(&["vocab", "corpus", "--output", "vocab.txt", "-q"]);
+    remote.prints(&["vocab", "@/corpus/*.zst", "--output", "from-server.txt", "-q"]);
+    assert!(std::fs::read(path("vocab.txt")).unwrap() == std::fs::read(path("from-server.txt")).unwrap());
+    let train = |steps: &str, output: &str, more: &str| {
+        let words = "train --vocab vocab.txt --size tiny --rows 4 --checkpoint-every 3 --device cpu --json -q";
+        let words: Vec<&str> = words.split(' ').chain(["--steps", steps, "--output", output]).collect();
+        remote.prints(&words.into_iter().chain(more.split(' ')).collect::<Vec<_>>())
+    };
+    train("8", "whole", "--shards corpus");
+    let interrupted = "--shards @/corpus/*.zst --upload @/copies";
+    train("5", "run", interrupted);
+    std::fs::remove_dir_all(path("run")).unwrap();
+    let report: serde_json::Value = serde_json::from_str(&train("8", "run", interrupted)).unwrap();
+    assert_eq!(report["upload"]["step"], 8);
+    for name in ["weights.safetensors", "softmax.safetensors"] {
+        let read = |run: &str| std::fs::read(path(run).join(name)).unwrap();
+        assert!(read("run") == read("whole"), "{name}");
+    }
+    // The last steps of both commands: the journal comes with the copy.
+    assert_eq!(std::fs::read_to_string(path("run/steps.jsonl")).unwrap().lines().count(), 2);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+#[ignore = "needs the server that scripts/services starts"]
+async fn a_training_run_on_s3() {
+    training("s3://elmo-test").await;
+}
+
 /// The contract without a server: memory behaves like S3.
 #[tokio::test(flavor = "multi_thread")]
 async fn memory() {

@@ -1,5 +1,6 @@
 //! Crash points: a test that sets `FAILPOINTS="bulk.mid_part=return"` aborts the process there. With `return(freeze)` the
-//! process stops there as by SIGSTOP, after a line on standard error, until the test kills it or lets it go on.
+//! process stops there as by SIGSTOP, after a line on standard error, until the test kills it or lets it go on. With
+//! `return(pause)` only the thread stops, for three seconds.
 //!
 //! They exist in builds with debug assertions only. Each job has a module here, with one function per point.
 
@@ -17,10 +18,14 @@ macro_rules! points {
 
 #[cfg(debug_assertions)]
 fn reached(point: &str, how: Option<&str>) {
-    if how != Some("freeze") {
+    let is_pause = how == Some("pause");
+    if how != Some("freeze") && !is_pause {
         std::process::abort();
     }
     eprintln!("reached {point}");
+    if is_pause {
+        return std::thread::sleep(std::time::Duration::from_secs(3));
+    }
     // SAFETY: the process signals itself; all of its threads stop.
     unsafe { libc::kill(libc::getpid(), libc::SIGSTOP) };
 }
@@ -41,6 +46,9 @@ pub(crate) mod bulk {
 #[cfg_attr(not(feature = "kafka"), allow(dead_code))] // those around Kafka are reached in builds with it only
 pub(crate) mod stream {
     points! {
+        before_begin = "stream.before_begin",
+        in_begin = "stream.in_begin",
+        after_begin = "stream.after_begin",
         at_start = "stream.at_start",
         after_poll = "stream.after_poll",
         after_decode = "stream.after_decode",
@@ -59,6 +67,16 @@ pub(crate) mod stream {
     }
 }
 
+/// Failures of local files.
+pub(crate) mod stores {
+    /// An error if a test wants syncing to fail.
+    pub(crate) fn sync() -> std::io::Result<()> {
+        #[cfg(debug_assertions)]
+        fail::fail_point!("stores.sync", |_| Err(std::io::Error::other("the disk fails, as a test wants")));
+        Ok(())
+    }
+}
+
 /// Crash points of training.
 pub(crate) mod train {
     points! {
@@ -70,6 +88,14 @@ pub(crate) mod train {
         in_replacement = "train.in_replacement",
         in_measurement = "train.in_measurement",
         before_lock = "train.before_lock",
+        in_upload = "train.in_upload",
+    }
+
+    /// Bytes of memory that are free, if a test says so: `train.free_memory=return(1000000)`.
+    pub(crate) fn free_memory() -> Option<u64> {
+        #[cfg(debug_assertions)]
+        fail::fail_point!("train.free_memory", |bytes: Option<String>| bytes?.parse().ok());
+        None
     }
 
     /// Whether a test wants the loss of this step not to be finite.

@@ -23,8 +23,29 @@ pub struct Work {
     pub tokens: u64,
     /// Rows computed for them.
     pub padded_tokens: u64,
+    /// Tokens whose word was in the word cache.
+    pub cache_hits: u64,
     /// Time in which devices were busy, summed over them.
     pub device_time: Duration,
+    /// Time that sentences waited for a batch, summed over them.
+    pub queue_time: Duration,
+    /// Batches that were split because a device had too little memory.
+    pub oom_splits: u64,
+}
+
+impl Work {
+    /// What was done since `before`.
+    #[must_use]
+    pub fn since(&self, before: &Self) -> Self {
+        Self {
+            tokens: self.tokens.saturating_sub(before.tokens),
+            padded_tokens: self.padded_tokens.saturating_sub(before.padded_tokens),
+            cache_hits: self.cache_hits.saturating_sub(before.cache_hits),
+            device_time: self.device_time.saturating_sub(before.device_time),
+            queue_time: self.queue_time.saturating_sub(before.queue_time),
+            oom_splits: self.oom_splits.saturating_sub(before.oom_splits),
+        }
+    }
 }
 
 /// Adds embedding columns to a column of texts.
@@ -145,8 +166,15 @@ impl Stage for EmbedStage {
 
     fn work(&self) -> Option<Work> {
         let metrics = self.embedder.metrics();
-        let device_time = Duration::try_from_secs_f64(metrics.device_seconds).unwrap_or_default();
-        Some(Work { tokens: metrics.tokens, padded_tokens: metrics.padded_tokens, device_time })
+        let time = |seconds| Duration::try_from_secs_f64(seconds).unwrap_or_default();
+        Some(Work {
+            tokens: metrics.tokens,
+            padded_tokens: metrics.padded_tokens,
+            cache_hits: metrics.cache_hits,
+            device_time: time(metrics.device_seconds),
+            queue_time: time(metrics.queue_seconds),
+            oom_splits: metrics.oom_splits,
+        })
     }
 
     fn width(&self) -> usize {

@@ -40,6 +40,21 @@ pub fn for_each_sentence(
     Ok(bad)
 }
 
+/// Calls `each` with every text of a column as it is, before it is cut. Lists of tokens, NULLs and rows that are no text are
+/// passed over.
+///
+/// # Errors
+/// As [`for_each_sentence`].
+pub fn for_each_text(column: &ArrayRef, mut each: impl FnMut(&str)) -> Result<()> {
+    let rows = Rows::new(column)?;
+    for index in 0..rows.len() {
+        if let Row::Text(text) = rows.get(index) {
+            each(text);
+        }
+    }
+    Ok(())
+}
+
 #[cfg(test)]
 mod tests {
     use std::sync::Arc;

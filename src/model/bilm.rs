@@ -377,3 +377,7 @@ impl BiLm {
         words.into_iter().map(|word| self.char_cnn.flop(chars::char_ids(word, self.max_characters, &mut ids))).sum()
     }
 }
+
+#[cfg(test)]
+#[path = "cut_tests.rs"]
+mod cut_tests;

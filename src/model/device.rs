@@ -47,6 +47,13 @@ impl DeviceName {
         }
     }
 
+    /// Bytes of a GPU's memory that are free; `None` for the CPU, and where the CUDA runtime does not tell.
+    pub fn free_memory(self) -> Option<u64> {
+        let Self::Cuda(number) = self else { return None };
+        self.set_up().ok()?;
+        free_memory_of(libc::c_int::try_from(number).ok()?)
+    }
+
     /// Waits until the device has finished all queued work. A CPU has no queue.
     pub(crate) fn synchronize(self) {
         if let Self::Cuda(n) = self {
@@ -64,10 +71,10 @@ impl fmt::Display for DeviceName {
     }
 }
 
-/// Parses `auto`, `cpu`, `cuda`, `cuda:0`, `cuda:0,1`.
+/// Parses `auto`, `cpu`, `cuda`, `cuda:0`, `cuda:0,1`, `cuda:0,cuda:1`.
 ///
 /// # Errors
-/// [`SpecError::Value`] for any other word, [`SpecError::Conflict`] when a device is named twice.
+/// [`SpecError::Value`] for any other word, [`SpecError::Conflict`] when a device is named twice, or a GPU beside others.
 pub fn parse_devices(text: &str) -> Result<Vec<DeviceChoice>, SpecError> {
     let wrong = || SpecError::Value {
         option: "device",
@@ -80,9 +87,15 @@ pub fn parse_devices(text: &str) -> Result<Vec<DeviceChoice>, SpecError> {
         "cuda" => return Ok(vec![DeviceChoice::Cuda(None)]),
         _ => {}
     }
+    let mut words = text.split(',').map(str::trim);
+    if text.contains(',') && words.any(|word| matches!(word, "auto" | "cpu" | "cuda")) {
+        let reason = "names several devices: they must be GPUs, each by its number, as in cuda:0,1";
+        return Err(SpecError::Conflict(format!("device: {text:?} {reason}")));
+    }
     let numbers = text.strip_prefix("cuda:").ok_or_else(wrong)?;
     let mut devices = Vec::new();
-    for number in numbers.split(',') {
+    for number in numbers.split(',').map(str::trim) {
+        let number = number.strip_prefix("cuda:").unwrap_or(number);
         let device = DeviceChoice::Cuda(Some(number.parse().map_err(|_| wrong())?));
         if devices.contains(&device) {
             return Err(SpecError::Conflict(format!("device: {text:?} names cuda:{number} twice")));
@@ -143,6 +156,26 @@ pub fn cuda_devices() -> usize {
         CudaLibrary::Open => usize::try_from(Cuda::device_count()).unwrap_or(0),
         CudaLibrary::Absent | CudaLibrary::Broken(_) => 0,
     }
+}
+
+/// As the CUDA runtime reports it that libtorch has loaded: tch has no function for it.
+fn free_memory_of(number: libc::c_int) -> Option<u64> {
+    type SetDevice = unsafe extern "C" fn(libc::c_int) -> libc::c_int;
+    type MemGetInfo = unsafe extern "C" fn(*mut usize, *mut usize) -> libc::c_int;
+    // SAFETY: NUL-terminated names, looked up in the libraries that are already loaded.
+    let find = |name: &std::ffi::CStr| unsafe { libc::dlsym(libc::RTLD_DEFAULT, name.as_ptr()) };
+    let (set_device, mem_get_info) = (find(c"cudaSetDevice"), find(c"cudaMemGetInfo"));
+    if set_device.is_null() || mem_get_info.is_null() {
+        return None;
+    }
+    let (mut free, mut total) = (0, 0);
+    // SAFETY: the types are those that cuda_runtime_api.h declares, and both pointers are to numbers of this function.
+    let codes = unsafe {
+        let set_device = std::mem::transmute::<*mut libc::c_void, SetDevice>(set_device);
+        let mem_get_info = std::mem::transmute::<*mut libc::c_void, MemGetInfo>(mem_get_info);
+        (set_device(number), mem_get_info(&raw mut free, &raw mut total))
+    };
+    (codes == (0, 0)).then_some(free as u64)
 }
 
 enum CudaLibrary {
@@ -256,14 +289,21 @@ mod tests {
     fn a_model_for_a_device_that_is_missing_says_so() {
         let found = DeviceName::Cuda(4096).set_up();
         assert!(matches!(&found, Err(DeviceError::Missing { asked, .. }) if asked == "cuda:4096"), "{found:?}");
+        assert_eq!([DeviceName::Cuda(4096), DeviceName::Cpu].map(DeviceName::free_memory), [None, None]);
     }
 
     #[test]
     fn device_words() {
         assert_eq!(parse_devices("auto"), Ok(vec![DeviceChoice::Auto]));
         assert_eq!(parse_devices("cuda:0,3"), Ok(vec![DeviceChoice::Cuda(Some(0)), DeviceChoice::Cuda(Some(3))]));
-        for wrong in ["", "gpu", "cuda:", "cuda:x", "cuda:1,1", "cpu,cuda"] {
+        assert_eq!(parse_devices("cuda:0, cuda:3"), parse_devices("cuda:0,3"));
+        for wrong in ["", "gpu", "cuda:", "cuda:x", "cuda:1,1", "cuda:-1", "cuda:0,gpu"] {
             assert!(parse_devices(wrong).is_err(), "{wrong}");
+        }
+        let text = |devices: &str| parse_devices(devices).unwrap_err().to_string();
+        assert!(text("cuda:0,cuda:0").contains("names cuda:0 twice"), "{}", text("cuda:0,cuda:0"));
+        for mixed in ["cpu,cuda", "cuda:0,cpu", "auto,cuda:1"] {
+            assert!(text(mixed).contains("they must be GPUs, each by its number"), "{}", text(mixed));
         }
     }
 }

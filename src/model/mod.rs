@@ -19,7 +19,7 @@
 //! | `traced.rs` | training on a CPU: forward and backward without libtorch's graph |
 //! | `activations.rs` | the layers, on the device and read back |
 //! | `kernels.rs` | our own passes over memory, for float32 on CPU |
-//! | `device.rs`, `mkl.rs`, `precision.rs`, `tensors.rs`, `error.rs` | libtorch and the machine |
+//! | `device.rs`, `mkl.rs`, `precision.rs`, `tf32.rs`, `tensors.rs`, `error.rs` | libtorch and the machine |
 //! | `softmax.rs` | the LM head |
 //! | `self_test.rs` | checks and speed of the machine |
 
@@ -41,6 +41,7 @@ mod self_test;
 mod softmax;
 pub(crate) mod start_state;
 pub(crate) mod tensors;
+mod tf32;
 mod traced;
 
 pub use activations::{Activations, LayerValues};

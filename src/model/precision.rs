@@ -4,6 +4,7 @@ use std::{fmt, str::FromStr};
 
 use tch::Kind;
 
+use super::{DeviceName, tf32};
 use crate::spec::SpecError;
 
 /// Number format of weights and activations on the device. Outputs are float32 always.
@@ -14,6 +15,9 @@ pub enum Precision {
     F32,
     /// bfloat16 weights and products: for GPUs and CPUs with matrix units, vectors are good to two or three digits.
     Bf16,
+    /// float32 weights and activations, whose products on GPUs are rounded to 10 bits of mantissa and summed in float32: for
+    /// training. CPUs do not have it.
+    Tf32,
     /// float64 throughout: for training and for checks of gradients. Inference does not offer it.
     F64,
 }
@@ -24,16 +28,23 @@ impl Precision {
 
     pub(crate) fn kind(self) -> Kind {
         match self {
-            Self::F32 => Kind::Float,
+            Self::F32 | Self::Tf32 => Kind::Float,
             Self::Bf16 => Kind::BFloat16,
             Self::F64 => Kind::Double,
+        }
+    }
+
+    /// Prepares a device for products in this format, which all products of the process have from then on.
+    pub(crate) fn choose(self, device: DeviceName) {
+        if device != DeviceName::Cpu {
+            tf32::set(self == Self::Tf32);
         }
     }
 
     /// Kind in which tensors are derived from parameters. Weights in bfloat16 are rounded once, at the end.
     pub(crate) fn derivation_kind(self) -> Kind {
         match self {
-            Self::F32 | Self::Bf16 => Kind::Float,
+            Self::F32 | Self::Tf32 | Self::Bf16 => Kind::Float,
             Self::F64 => Kind::Double,
         }
     }
@@ -43,6 +54,7 @@ impl fmt::Display for Precision {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
             Self::F32 => "f32",
+            Self::Tf32 => "tf32",
             Self::Bf16 => "bf16",
             Self::F64 => "f64",
         })

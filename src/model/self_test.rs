@@ -186,6 +186,7 @@ pub fn matmul_ceiling(
     seconds: f64,
 ) -> Result<f64, DeviceError> {
     device::set_up_cpu();
+    lanes.iter().for_each(|&lane| precision.choose(lane));
     let (d, p) = (options.lstm.dim as i64, options.lstm.projection_dim as i64);
     let mut shapes = vec![(2 * p, 4 * d)];
     if options.has_projection() {

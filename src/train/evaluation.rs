@@ -2,12 +2,12 @@
 
 use std::{ops::Range, sync::Arc};
 
-use tch::Kind;
+use tch::{Kind, Tensor};
 
 use super::{
     TrainError,
     collective::Group,
-    loss::{Output, log_probabilities},
+    loss::{Output, block_rows, log_probabilities},
     pool::{Pool, Task},
     trainer::{Resources, Trainer},
     window::Window,
@@ -19,8 +19,12 @@ use crate::{
     weights,
 };
 
-/// Rows that are computed together.
+/// Most rows that are computed together.
 const ROWS_OF_A_LANE: usize = 64;
+/// Fewest rows that a thread of a CPU computes together: below, products are slow.
+const ROWS_OF_A_THREAD: usize = 16;
+/// Fewest words whose vectors a thread computes together.
+const WORDS_OF_A_THREAD: usize = 64;
 
 /// Sums over predictions.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
@@ -60,6 +64,8 @@ pub struct Evaluation {
     /// Of each lane; `None` before the first window.
     states: Option<Vec<StartState>>,
     rows: usize,
+    /// Threads that compute.
+    threads: usize,
 }
 
 impl Evaluation {
@@ -71,7 +77,8 @@ impl Evaluation {
         let precision = trainer.recipe().precision;
         let model = BiLm::of_parameters_without_gradients(trainer.options(), trainer.parameters(), precision)?;
         let output = trainer.output().to_kind(precision.kind())?;
-        Ok(Self { model, output, pool: trainer.pool(), group: trainer.group().clone(), states: None, rows })
+        let (pool, group) = (trainer.pool(), trainer.group().clone());
+        Ok(Self { threads: pool.threads(), model, output, pool, group, states: None, rows })
     }
 
     /// A model with its LM head, for windows of so many rows, from zero states. On a CPU in float32 it has the bits of
@@ -98,8 +105,8 @@ impl Evaluation {
             tensors::upload(&tensor.data, &shape, Kind::Float, device.torch())
         };
         let output = Output { weight: place(head.weight())?, bias: place(head.bias())? }.to_kind(precision.kind())?;
-        let threads = if device == DeviceName::Cpu { threads.min(lanes(rows)) } else { 1 };
-        Ok(Self { model, output, pool: Arc::new(Pool::new(threads)), group, states: None, rows })
+        let threads = if device == DeviceName::Cpu { threads } else { 1 };
+        Ok(Self { model, output, pool: Arc::new(Pool::new(threads)), group, states: None, rows, threads })
     }
 
     /// Reads the next window. With several processes, each of them computes its rows, and all get the sums over all rows.
@@ -123,72 +130,86 @@ impl Evaluation {
             return Ok(Evaluated::default());
         }
         let _no_gradients = tch::no_grad_guard();
-        let words: Vec<&str> = window.words.iter().map(AsRef::as_ref).collect();
-        let table = self.model.token_table(&words)?;
+        let table = self.token_table(window)?;
         let rows = window.rows;
-        let lanes = lanes(rows);
-        let ranges = (0..lanes).map(|lane| lane * rows / lanes..(lane + 1) * rows / lanes);
+        // A function of the rows alone, so that states stay with their rows.
+        let lanes = match self.model.device() {
+            DeviceName::Cpu => (rows / ROWS_OF_A_THREAD).max(1),
+            DeviceName::Cuda(_) => rows.div_ceil(ROWS_OF_A_LANE),
+        };
         let mut tasks: Vec<Task<_>> = Vec::with_capacity(lanes);
-        for (lane, rows) in ranges.enumerate() {
+        for lane in 0..lanes {
+            let rows = lane * rows / lanes..(lane + 1) * rows / lanes;
             let start = match &self.states {
                 Some(states) => states[lane].share(),
                 None => self.model.zero_state()?,
             };
-            let (model, output, table) = (self.model.share(), self.output.share(), table.shallow_clone());
-            let part = Part::of(window, rows);
-            tasks.push(Box::new(move || part.run(&model, &output, &table, &start)));
+            let (model, table, inputs) = (self.model.share(), table.shallow_clone(), inputs_of(window, rows));
+            tasks.push(Box::new(move || run(&model, &table, &inputs, &start)));
         }
-        let mut total = Evaluated::default();
+        let mut tops = [Vec::with_capacity(lanes), Vec::with_capacity(lanes)];
         let mut states = Vec::with_capacity(lanes);
-        for (sums, state) in self.pool.run(tasks)? {
-            total.log_probability[0] += sums[0];
-            total.log_probability[1] += sums[1];
+        for ([forward, backward], state) in self.pool.run(tasks)? {
+            tops[0].push(forward);
+            tops[1].push(backward);
             states.push(state);
         }
         self.states = Some(states);
+        let mut total = Evaluated::default();
+        for (direction, tops) in tops.iter().enumerate() {
+            let top = Tensor::f_cat(tops, 0).map_err(DeviceError::from)?;
+            total.log_probability[direction] = self.log_probability(&top, &window.targets[direction])?;
+        }
         Ok(total)
     }
-}
 
-/// Groups of rows that are computed in parallel.
-fn lanes(rows: usize) -> usize {
-    rows.div_ceil(ROWS_OF_A_LANE)
-}
-
-/// Some rows of a window.
-struct Part {
-    inputs: [Vec<Vec<i64>>; 2],
-    targets: [Vec<u32>; 2],
-}
-
-impl Part {
-    fn of(window: &Window, rows: Range<usize>) -> Self {
-        let cells = rows.start * window.positions..rows.end * window.positions;
-        let row = |row: &[u32]| row.iter().map(|&input| i64::from(input)).collect();
-        let inputs = |inputs: &Vec<u32>| inputs[cells.clone()].chunks(window.positions).map(row).collect();
-        Self {
-            inputs: window.inputs.each_ref().map(inputs),
-            targets: window.targets.each_ref().map(|targets| targets[cells.clone()].to_vec()),
-        }
+    /// Token vectors of the words of a window.
+    fn token_table(&self, window: &Window) -> Result<Tensor, TrainError> {
+        let of_thread = window.words.len().div_ceil(self.threads).max(WORDS_OF_A_THREAD);
+        let tasks = window.words.chunks(of_thread).map(|words| -> Task<Tensor> {
+            let (model, words) = (self.model.share(), words.to_vec());
+            Box::new(move || {
+                let _no_gradients = tch::no_grad_guard();
+                model.token_table(&words.iter().map(AsRef::as_ref).collect::<Vec<&str>>())
+            })
+        });
+        let parts = self.pool.run(tasks.collect())?;
+        Ok(Tensor::f_cat(&parts, 0).map_err(DeviceError::from)?)
     }
 
-    /// Sums of both directions, and the state after the window.
-    fn run(
-        self,
-        model: &BiLm,
-        output: &Output,
-        table: &tch::Tensor,
-        start: &StartState,
-    ) -> Result<([f64; 2], StartState), DeviceError> {
-        let _no_gradients = tch::no_grad_guard();
-        let batch = PackedBatch::of_directions([&self.inputs[0], &self.inputs[1]])?;
-        let activations = model.forward(table, &batch, start, &NoDropout, true)?;
-        let top = activations.n_layers() - 1;
-        let mut sums = [0.0; 2];
-        for (direction, targets) in self.targets.iter().enumerate() {
-            sums[direction] = log_probabilities(output, &activations.tokens(top, direction)?, targets)?.iter().sum();
+    /// Sum of the logarithms of the probabilities of `targets [N]` after `x [N, P]`. The blocks, and the order of the sum, do not
+    /// depend on lanes or threads.
+    fn log_probability(&self, x: &Tensor, targets: &[u32]) -> Result<f64, TrainError> {
+        let rows = block_rows(x.device());
+        let mut tasks: Vec<Task<Vec<f64>>> = Vec::new();
+        for (block, targets) in targets.chunks(rows).enumerate() {
+            let x = x.f_narrow(0, (block * rows) as i64, targets.len() as i64).map_err(DeviceError::from)?;
+            let (output, targets) = (self.output.share(), targets.to_vec());
+            tasks.push(Box::new(move || log_probabilities(&output, &x, &targets)));
         }
-        let last = activations.into_last()?.ok_or_else(|| DeviceError::internal("no state was captured"))?;
-        Ok((sums, last))
+        Ok(self.pool.run(tasks)?.into_iter().flatten().sum())
     }
+}
+
+/// The inputs of some rows of a window.
+fn inputs_of(window: &Window, rows: Range<usize>) -> [Vec<Vec<i64>>; 2] {
+    let cells = rows.start * window.positions..rows.end * window.positions;
+    let row = |row: &[u32]| row.iter().map(|&input| i64::from(input)).collect();
+    window.inputs.each_ref().map(|inputs| inputs[cells.clone()].chunks(window.positions).map(row).collect())
+}
+
+/// The top layer of both directions, and the state after the window.
+fn run(
+    model: &BiLm,
+    table: &Tensor,
+    inputs: &[Vec<Vec<i64>>; 2],
+    start: &StartState,
+) -> Result<([Tensor; 2], StartState), DeviceError> {
+    let _no_gradients = tch::no_grad_guard();
+    let batch = PackedBatch::of_directions([&inputs[0], &inputs[1]])?;
+    let activations = model.forward(table, &batch, start, &NoDropout, true)?;
+    let top = activations.n_layers() - 1;
+    let tops = [activations.tokens(top, 0)?, activations.tokens(top, 1)?];
+    let last = activations.into_last()?.ok_or_else(|| DeviceError::internal("no state was captured"))?;
+    Ok((tops, last))
 }

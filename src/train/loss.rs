@@ -323,12 +323,17 @@ fn numbers(values: &[f64], kind: Kind, device: Device) -> Result<Tensor, DeviceE
     Ok(Tensor::f_from_slice(values)?.f_to_kind(kind)?.f_to_device(device)?)
 }
 
+/// Rows of a block of [`log_probabilities`].
+pub(super) fn block_rows(device: Device) -> usize {
+    if device == Device::Cpu { 64 } else { 1024 }
+}
+
 /// Natural logarithms of the probabilities of `targets [N]` after `x [N, P]` by the full softmax, as float64; without a
 /// graph, in blocks of rows and of words.
 pub(super) fn log_probabilities(output: &Output, x: &Tensor, targets: &[u32]) -> Result<Vec<f64>, DeviceError> {
     let _no_gradients = tch::no_grad_guard();
     let (words, mut all) = (output.words() as i64, Vec::with_capacity(targets.len()));
-    let rows = if x.device() == Device::Cpu { 64 } else { 1024 };
+    let rows = block_rows(x.device());
     for (block, targets) in targets.chunks(rows).enumerate() {
         let x = x.f_narrow(0, (block * rows) as i64, targets.len() as i64)?;
         let mut sums = Vec::new(); // of [n]

@@ -56,6 +56,23 @@ pub enum MixLayers {
     One(usize),
 }
 
+/// How a head and the weights of a mix are learned, whatever the data.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct MixSettings {
+    /// Probability with which a value of the mixed vector is dropped.
+    pub dropout: f64,
+    /// Factor of the sum of the squared scalars in the loss.
+    pub l2: f64,
+    /// Learning rate of Adam.
+    pub learning_rate: f64,
+    /// Examples of a batch.
+    pub batch: usize,
+    /// Most passes.
+    pub epochs: usize,
+    /// Passes without a better score after which the fit ends.
+    pub patience: usize,
+}
+
 /// How a mix is fitted.
 #[derive(Debug, Clone, PartialEq)]
 pub struct MixRecipe {
@@ -69,18 +86,8 @@ pub struct MixRecipe {
     pub layers: MixLayers,
     /// Labels are those of the maximum over the vectors of an example, not of each vector.
     pub maximum: bool,
-    /// Probability with which a value of the mixed vector is dropped.
-    pub dropout: f64,
-    /// Factor of the sum of the squared scalars in the loss.
-    pub l2: f64,
-    /// Learning rate of Adam.
-    pub learning_rate: f64,
-    /// Examples of a batch.
-    pub batch: usize,
-    /// Most passes.
-    pub epochs: usize,
-    /// Passes without a better score after which the fit ends.
-    pub patience: usize,
+    /// How the head and the weights are learned.
+    pub settings: MixSettings,
     /// Seed of initial values, order and dropout.
     pub seed: u64,
 }
@@ -108,7 +115,7 @@ impl MixRecipe {
         if !layers {
             return Err(invalid(format!("layers {:?} of a model with {} layers", self.layers, self.n_layers)));
         }
-        for (name, number) in [("width", self.width), ("classes", self.classes), ("batch", self.batch)] {
+        for (name, number) in [("width", self.width), ("classes", self.classes), ("batch", self.settings.batch)] {
             if number == 0 {
                 return Err(invalid(format!("{name} is 0; it must be at least 1")));
             }
@@ -435,7 +442,7 @@ impl Gradients {
                 let weights = softmax(&head.scalars);
                 let mean: f64 = weights.iter().zip(&self.factors).map(|(w, g)| w * g).sum();
                 let by_scalar = weights.iter().zip(&self.factors).zip(&head.scalars);
-                all.extend(by_scalar.map(|((w, g), s)| head.gamma * w * (g - mean) / n + 2.0 * recipe.l2 * s));
+                all.extend(by_scalar.map(|((w, g), s)| head.gamma * w * (g - mean) / n + 2.0 * recipe.settings.l2 * s));
                 all.push(mean / n);
             }
         }
@@ -519,7 +526,7 @@ pub fn fit_mix(
     };
     fitting.adam = Adam::new(fitting.head.len());
     let mut best: Option<(f64, usize, MixHead)> = None;
-    for epoch in 1..=recipe.epochs {
+    for epoch in 1..=recipe.settings.epochs {
         fitting.epoch(train, epoch)?;
         let head = fitting.head.clone().rounded();
         let classes = fitting.predict(&head, dev)?;
@@ -530,7 +537,7 @@ pub fn fit_mix(
         each_epoch(epoch, rated);
         match &best {
             Some((highest, at, _)) if !is_better(rated, *highest) => {
-                if epoch - at >= recipe.patience {
+                if epoch - at >= recipe.settings.patience {
                     break;
                 }
             }
@@ -562,7 +569,7 @@ impl Fitting<'_> {
     fn epoch(&mut self, train: MixData<'_>, epoch: usize) -> io::Result<()> {
         let mut order: Vec<usize> = (0..train.examples.len()).collect();
         Random::new(self.recipe.seed, Purpose::Mix(ORDER), epoch as u32, 0, 0).shuffle(&mut order);
-        for batch in order.chunks(self.recipe.batch.max(1)) {
+        for batch in order.chunks(self.recipe.settings.batch.max(1)) {
             if self.stopped.load(Ordering::Relaxed) {
                 return Ok(());
             }
@@ -578,9 +585,10 @@ impl Fitting<'_> {
         let mut random = Random::new(recipe.seed, Purpose::Mix(DROPOUT), *step, 0, 0);
         let mut mask = |mask: &mut Vec<f64>| {
             mask.clear();
-            if recipe.dropout > 0.0 {
+            let dropout = recipe.settings.dropout;
+            if dropout > 0.0 {
                 mask.resize(recipe.width, 0.0);
-                random.drop_values(recipe.dropout, 1.0 / (1.0 - recipe.dropout), mask);
+                random.drop_values(dropout, 1.0 / (1.0 - dropout), mask);
             }
         };
         let (pass, mut labels) = (Pass::new(recipe, head), 0);
@@ -591,7 +599,7 @@ impl Fitting<'_> {
             pass.example(vectors, example, &mut mask, scratch, &mut gradients);
         }
         let gradients = gradients.finish(recipe, head, labels);
-        self.adam.update(&mut self.head, &gradients, self.recipe.learning_rate);
+        self.adam.update(&mut self.head, &gradients, self.recipe.settings.learning_rate);
         Ok(())
     }
 
@@ -634,12 +642,7 @@ mod tests {
             classes: 4,
             layers: MixLayers::Learned,
             maximum: false,
-            dropout: 0.0,
-            l2: 0.01,
-            learning_rate: 0.05,
-            batch: 8,
-            epochs: 30,
-            patience: 30,
+            settings: MixSettings { dropout: 0.0, l2: 0.01, learning_rate: 0.05, batch: 8, epochs: 30, patience: 30 },
             seed: 7,
         }
     }
@@ -678,7 +681,7 @@ mod tests {
                 labels += 1.0;
             }
         }
-        loss / labels + recipe.l2 * head.scalars.iter().map(|s| s * s).sum::<f64>()
+        loss / labels + recipe.settings.l2 * head.scalars.iter().map(|s| s * s).sum::<f64>()
     }
 
     /// Central differences of the plain loss, in float64.
@@ -707,7 +710,7 @@ mod tests {
             }
             let labels = examples.iter().map(|e| e.labels.len()).sum::<usize>();
             let plain = |head: &MixHead| plain_loss(&recipe, head, &vectors, &examples, &mask);
-            let penalty = recipe.l2 * head.scalars.iter().map(|s| s * s).sum::<f64>();
+            let penalty = recipe.settings.l2 * head.scalars.iter().map(|s| s * s).sum::<f64>();
             assert!((loss / labels as f64 + penalty - plain(&head)).abs() < 1e-12);
             let found = gradients.finish(&recipe, &head, labels);
             assert_eq!(found.len(), 3 + 1 + 20 + 4);
@@ -751,7 +754,11 @@ mod tests {
     #[test]
     fn the_layer_that_carries_the_label_gets_the_weight() {
         for layer in 0..3 {
-            let recipe = MixRecipe { classes: 2, l2: 0.0, patience: 60, epochs: 60, dropout: 0.1, ..recipe() };
+            let recipe = MixRecipe {
+                classes: 2,
+                settings: MixSettings { l2: 0.0, patience: 60, epochs: 60, dropout: 0.1, ..recipe().settings },
+                ..recipe()
+            };
             let found = fitted(&recipe, layer);
             assert!(found.weights[layer] > 0.9, "layer {layer}: {:?}", found.weights);
             let mix = found.mix(false);
@@ -769,13 +776,18 @@ mod tests {
     /// Without l2 nothing holds the scalars; with much of it the weights stay equal.
     #[test]
     fn l2_keeps_the_weights_equal() {
-        let found = fitted(&MixRecipe { classes: 2, l2: 100.0, ..recipe() }, 1);
+        let found =
+            fitted(&MixRecipe { classes: 2, settings: MixSettings { l2: 100.0, ..recipe().settings }, ..recipe() }, 1);
         assert!(found.weights.iter().all(|weight| (weight - 1.0 / 3.0).abs() < 0.02), "{:?}", found.weights);
     }
 
     #[test]
     fn a_seed_gives_the_same_bits_again_and_another_one_does_not() {
-        let recipe = MixRecipe { classes: 2, dropout: 0.2, epochs: 3, ..recipe() };
+        let recipe = MixRecipe {
+            classes: 2,
+            settings: MixSettings { dropout: 0.2, epochs: 3, ..recipe().settings },
+            ..recipe()
+        };
         assert_eq!(fitted(&recipe, 1), fitted(&recipe, 1));
         assert_ne!(fitted(&recipe, 1).head, fitted(&MixRecipe { seed: 8, ..recipe.clone() }, 1).head);
     }
@@ -794,7 +806,12 @@ mod tests {
     fn the_mix_of_one_layer_is_that_layer() {
         let (vectors, examples) = carried_by(1, 20, 1);
         let data = MixData { vectors: &vectors, examples: &examples };
-        let recipe = MixRecipe { classes: 2, layers: MixLayers::One(1), epochs: 1, ..recipe() };
+        let recipe = MixRecipe {
+            classes: 2,
+            layers: MixLayers::One(1),
+            settings: MixSettings { epochs: 1, ..recipe().settings },
+            ..recipe()
+        };
         let fit = fit_mix(&recipe, data, data, &|_| 0.0, &|_, _| {}, &AtomicBool::new(false)).unwrap().unwrap();
         let mix = fit.mix(false);
         let scalars: Vec<f64> = mix.scalars.iter().map(|s| f64::from(*s)).collect();
@@ -805,7 +822,7 @@ mod tests {
     fn what_cannot_be_fitted_is_an_error_and_no_score_is_the_worst() {
         let (vectors, examples) = carried_by(0, 20, 1);
         let data = MixData { vectors: &vectors, examples: &examples };
-        let good = MixRecipe { classes: 2, epochs: 2, ..recipe() };
+        let good = MixRecipe { classes: 2, settings: MixSettings { epochs: 2, ..recipe().settings }, ..recipe() };
         let error = |recipe: &MixRecipe, examples: &[Labelled]| {
             let other = MixData { vectors: &vectors, examples };
             fit_mix(recipe, other, data, &|_| 0.0, &|_, _| {}, &AtomicBool::new(false)).unwrap_err().to_string()

@@ -43,13 +43,13 @@ mod snapshot;
 mod trainer;
 mod window;
 
-pub use collective::{Collective, CollectiveError, Group, Meeting, MeetingError, RUN};
+pub use collective::{Busy, Cause, Collective, CollectiveError, Group, LISTENER, Limits, Meeting, MeetingError, RUN};
 pub use draws::{Draws, Place};
 pub use error::TrainError;
 pub use evaluation::{Evaluated, Evaluation};
 pub use initial::{initial_softmax, initial_weights};
 pub use memory::keep_freed_memory;
-pub use mix_fit::{Labelled, LayerVectors, MixData, MixFit, MixHead, MixLayers, MixRecipe, fit_mix};
+pub use mix_fit::{Labelled, LayerVectors, MixData, MixFit, MixHead, MixLayers, MixRecipe, MixSettings, fit_mix};
 pub use optimizer::Optimizer;
 pub use packer::{Boundaries, Direction, Packer, Sentence};
 pub use random::{Purpose, Random};

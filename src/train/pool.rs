@@ -48,6 +48,11 @@ impl Pool {
         Self { jobs: Some(jobs), handles: (0..threads).map(spawn).collect() }
     }
 
+    /// Threads that compute.
+    pub(super) fn threads(&self) -> usize {
+        self.handles.len().max(1)
+    }
+
     /// Results in the order of the tasks, whichever thread computed them.
     pub(super) fn run<T: Send + 'static>(&self, tasks: Vec<Task<T>>) -> Result<Vec<T>, DeviceError> {
         let mut results = Vec::with_capacity(tasks.len());

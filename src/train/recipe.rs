@@ -22,7 +22,7 @@ pub enum Classes {
 
 impl Classes {
     /// Negatives for a vocabulary of so many words; `None` for the full softmax.
-    pub(super) fn samples(self, words: usize) -> Option<usize> {
+    pub fn samples(self, words: usize) -> Option<usize> {
         match self {
             Self::Full => None,
             Self::Sampled(samples) => Some(samples),
@@ -55,6 +55,7 @@ pub struct Recipe {
     /// How the learning rate changes.
     pub schedule: Schedule,
     /// Number format of the computation. Parameters are float64 with [`Precision::F64`] and float32 otherwise.
+    /// [`Precision::Tf32`] is for GPUs, and holds for all products of the process.
     pub precision: Precision,
     /// Groups of rows of a process that are computed one by one, in parallel on a CPU; their gradients are added in order.
     /// Bits depend on it, but not on the number of threads. On a GPU it divides the memory for activations of the LSTM.
@@ -62,6 +63,9 @@ pub struct Recipe {
 }
 
 impl Recipe {
+    /// Negatives of the published models in each direction.
+    pub const BILM_SAMPLES: usize = BILM_SAMPLES;
+
     /// The recipe of the published models on one GPU (they were trained on three, with 128 rows each).
     pub fn bilm() -> Self {
         Self {

@@ -68,7 +68,7 @@ pub struct Counters {
     pub tokens: u64,
 }
 
-/// The whole state of a run between two steps. With the same recipe, and the windows that follow, a run that goes on from
+/// The whole state of a run between two steps. With the same recipe, and the windows that follow, a run that resumes from
 /// it has the bits of one that was not interrupted.
 ///
 /// | name | tensor |

@@ -207,7 +207,7 @@ impl Trainer {
         Ok(trainer)
     }
 
-    /// A run that goes on from a snapshot of one with the same recipe; number of lanes, threads and device may differ.
+    /// A run that resumes from a snapshot of one with the same recipe; number of lanes, threads and device may differ.
     ///
     /// # Errors
     /// As [`Trainer::new`]; [`TrainError::Snapshot`] when a tensor is missing or has another shape.
@@ -251,6 +251,10 @@ impl Trainer {
             return Err(TrainError::Recipe(format!("softmax weight and bias of shapes {found:?} for width {width}")));
         }
         recipe.check(options, output.words())?;
+        if recipe.precision == Precision::Tf32 && resources.device == DeviceName::Cpu {
+            return Err(TrainError::Recipe("TF32 is a number format of GPUs, which the CPU does not have".to_owned()));
+        }
+        recipe.precision.choose(resources.device);
         let own = resources.group.share(recipe.rows).len();
         if recipe.rows < resources.group.size() {
             let (rows, processes) = (recipe.rows, resources.group.size());

@@ -261,7 +261,7 @@ async fn a_store_without_conditional_writes_is_rejected() {
 }
 
 /// A job stops when all that is left of a part is one request, for longer than its lease lasts. Another job takes over
-/// and begins anew with other settings. The request of the first job then fails, and changes nothing.
+/// and starts over with other settings. The request of the first job then fails, and changes nothing.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_job_that_lost_its_lease_replaces_no_part_of_its_successor() {
     // The first part is uploaded in chunks, or in one request.

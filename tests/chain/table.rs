@@ -1,7 +1,7 @@
 //! The failure table of the offset chain, row by row, and what a start refuses.
 
 use std::{
-    collections::BTreeMap,
+    collections::{BTreeMap, HashSet},
     sync::Arc,
     time::{Duration, Instant},
 };
@@ -163,6 +163,67 @@ async fn a_file_that_a_killed_process_did_not_complete_is_invisible() {
         .for_each(|left| std::fs::File::options().write(true).open(left).unwrap().set_modified(long_ago).unwrap());
     process(&output).await;
     assert_eq!(names(), published);
+}
+
+/// The folder into which this test, run as a process of its own, writes until it is killed.
+const WRITES_TO: &str = "ELMO_TEST_WRITES_TO";
+
+/// Files of one message each, and of 32 MB, so that writing one takes time.
+async fn write_until_killed(folder: &std::ffi::OsStr) {
+    let output = Stores::with_settings([]).locate(folder.to_str().unwrap()).unwrap();
+    let mut chain = chain(&process(&output).await, None).await;
+    let large = FileFormat { footer: vec![("padding".into(), "x".repeat(32 << 20))], ..format() };
+    loop {
+        let at = chain.end();
+        let mut file = OpenFile::new(chain.id(), at, &large).unwrap();
+        file.write(&rows(&[at]), at + 1, &Rejected::new(), Instant::now()).await.unwrap();
+        let file = file.finish(at + 1).await.unwrap();
+        ours(&chain.publish(&file).await.unwrap());
+    }
+}
+
+/// By SIGKILL, as soon as there is a file that is not complete, and again if it was complete by then.
+#[tokio::test]
+async fn a_kill_in_the_middle_of_a_write_leaves_nothing_that_is_read() {
+    if let Some(folder) = std::env::var_os(WRITES_TO) {
+        return write_until_killed(&folder).await;
+    }
+    let folder = tempfile::tempdir().unwrap();
+    let partition = folder.path().join("out/topic=reviews/partition=3");
+    let names = |complete: bool| -> Vec<String> {
+        let Ok(listed) = std::fs::read_dir(&partition) else { return Vec::new() };
+        let names = listed.map(|entry| entry.unwrap().file_name().into_string().unwrap());
+        names.filter(|name| name.starts_with('.') != complete).collect()
+    };
+    for kills in 1.. {
+        let mut writer = std::process::Command::new(std::env::current_exe().unwrap())
+            .args(["--exact", "chain::table::a_kill_in_the_middle_of_a_write_leaves_nothing_that_is_read"])
+            .env(WRITES_TO, folder.path().join("out"))
+            .stdout(std::process::Stdio::null())
+            .spawn()
+            .unwrap();
+        while names(false).is_empty() {
+            assert_eq!(writer.try_wait().unwrap(), None, "it writes until it is killed");
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        writer.kill().unwrap();
+        writer.wait().unwrap();
+        if !names(false).is_empty() {
+            break;
+        }
+        assert!(kills < 100, "no kill came in the middle of a write");
+    }
+    let whole = names(true).len();
+    let output = Stores::with_settings([]).locate(folder.path().join("out").to_str().unwrap()).unwrap();
+    let mut second = chain(&process(&output).await, None).await;
+    let begun = second.end();
+    assert_eq!(usize::try_from(begun).unwrap(), whole, "a file of one message each");
+    ours(&publish(&mut second, begun + 3).await);
+    let found = status(&output, 1, &BTreeMap::new()).await.unwrap().pop().unwrap();
+    assert_eq!((found.end, found.objects), (begun + 3, whole + 1));
+    let store = object_store::local::LocalFileSystem::new_with_prefix(folder.path()).unwrap();
+    assert_eq!(offsets(&store).await, all(begun + 3));
+    assert_eq!(names(false).len(), 1, "it is swept when it is an hour old");
 }
 
 #[tokio::test]
@@ -499,7 +560,7 @@ async fn the_partitions_of_a_dataset_are_known_without_its_objects() {
     store.inner.put(&object.into(), PutPayload::from_static(b"damaged")).await.unwrap();
     assert_eq!(partitions(&output, 1).await.unwrap(), [other, reviews()]);
     assert!(matches!(status(&output, 1, &BTreeMap::new()).await, Err(ChainError::Damaged { .. })));
-    // What had begun when a process started.
+    // What had begun when a process started: topics of which a partition has a chain, whichever it is.
     assert!(first.begun().is_empty());
     assert_eq!(*process(&output).await.begun(), ["other", "reviews"].map(Arc::from).into());
 }
@@ -518,7 +579,7 @@ async fn the_state_of_a_dataset() {
     let hint = chain.hint().unwrap();
     ours(&publish(&mut chain, 9).await);
     let wrong = Hint { end: 50, object: String::new() };
-    let found = status(&output, 1, &[(reviews(), hint), (other, wrong)].into()).await.unwrap();
+    let found = status(&output, 1, &[(reviews(), hint.clone()), (other, wrong)].into()).await.unwrap();
     let ends: Vec<_> =
         found.iter().map(|p| (p.topic.as_str(), p.partition, p.start, p.end, p.objects, p.rows)).collect();
     assert_eq!(ends, [("other", 0, 40, 40, 0, 0), ("reviews", 3, 0, 9, 2, 9)]);
@@ -527,6 +588,99 @@ async fn the_state_of_a_dataset() {
     assert_eq!((&found[1].head, &found[1].hint), (&HintCheck::Agrees, &HintCheck::Agrees));
     let newest = found[1].newest.as_ref().unwrap();
     assert_eq!((newest.object.as_str(), newest.rows), ("topic=reviews/partition=3/00000000000000000005.parquet", 4));
+
+    // Whatever became of the hints, the objects say where the output ends.
+    let disagrees = |reason: &str| HintCheck::Disagrees(reason.to_owned());
+    for (of_group, head, expected) in [
+        (None, Some("{"), (HintCheck::Absent, HintCheck::Absent)),
+        (None, None, (HintCheck::Absent, HintCheck::Absent)),
+        (
+            Some(Hint { end: 7, ..hint.clone() }),
+            Some(r#"{"end": 5, "object": "topic=reviews/partition=3/00000000000000000005.parquet"}"#),
+            (
+                disagrees("its offset is 7, but the object ends at 5"),
+                disagrees("its offset is 5, but the object ends at 9"),
+            ),
+        ),
+        (
+            Some(Hint { end: 99, object: "topic=reviews/partition=3/00000000000000000050.parquet".into() }),
+            None,
+            (disagrees("the object that it names does not exist"), HintCheck::Absent),
+        ),
+        (Some(Hint { end: 0, object: String::new() }), None, (disagrees("it names no object"), HintCheck::Absent)),
+    ] {
+        match head {
+            Some(head) => drop(store.inner.put(&HEAD.into(), PutPayload::from(head)).await.unwrap()),
+            None => drop(store.inner.delete(&HEAD.into()).await),
+        }
+        let hints = of_group.into_iter().map(|hint| (reviews(), hint)).collect();
+        let found = status(&output, 1, &hints).await.unwrap().pop().unwrap();
+        assert_eq!((found.end, found.objects, found.rows), (9, 2, 9));
+        assert_eq!((found.hint, found.head), expected);
+        assert_eq!(found.newest.unwrap().object, "topic=reviews/partition=3/00000000000000000005.parquet");
+    }
+}
+
+/// What has begun begins as one, and keeps its offsets: the next process finds the ends of the topics further on.
+#[tokio::test]
+async fn all_partitions_begin_with_one_request() {
+    let store = Scripted::new();
+    let output = output(Arc::<Scripted>::clone(&store));
+    let partitions = [("a", 0), ("a", 1), ("b", 0)].map(|(topic, number)| TopicPartition::new(topic, number));
+    let starts = |offset| partitions.clone().map(|partition| (partition, offset));
+    let mut first = process(&output).await;
+    first.record_starts(starts(5), |_, _| panic!("nobody else records")).await.unwrap();
+    let record = store.inner.get(&"out/_elmo/starts/00000000000000000001.json".into()).await.unwrap();
+    assert_eq!(record.bytes().await.unwrap(), r#"{"topics":{"a":{"0":5,"1":5},"b":{"0":5}}}"#);
+    let mut second = process(&output).await;
+    assert_eq!(*second.begun(), ["a", "b"].map(Arc::from).into());
+    // Topics that it is given later have a record of their own.
+    let later = TopicPartition::new("c", 0);
+    let more = starts(9).into_iter().chain([(later.clone(), 9)]);
+    second.record_starts(more, |_, _| panic!("nobody else records")).await.unwrap();
+    let third = process(&output).await;
+    for (partition, expected) in partitions.iter().map(|partition| (partition, 5)).chain([(&later, 9)]) {
+        let never = || async { panic!("its start is recorded") };
+        let chain = third.chain::<_, ChainError>(partition, never, None).await.unwrap();
+        assert_eq!((chain.end(), chain.is_new()), (expected, false), "{partition}");
+    }
+    let added = TopicPartition::new("a", 2);
+    let chain = third.chain(&added, || async { Ok::<_, ChainError>(0) }, None).await.unwrap();
+    assert_eq!((chain.end(), chain.is_new()), (0, true));
+}
+
+/// Both were opened before either recorded anything. By hand: the first one decides what it has; of the rest, the second one is
+/// asked with the topics that have begun by then.
+#[tokio::test]
+async fn of_two_processes_that_begin_at_once_one_decides() {
+    let output = output(Scripted::new());
+    let (mut first, mut second) = (process(&output).await, process(&output).await);
+    let [a, b, c] = ["a", "b", "c"].map(|topic| TopicPartition::new(topic, 0));
+    first.record_starts([(a.clone(), 5)], |_, _| true).await.unwrap();
+    let starts = [(a.clone(), 7), (b.clone(), 7), (c.clone(), 7)];
+    let asked = |begun: &HashSet<Arc<str>>, partition: &TopicPartition| {
+        assert_eq!(*begun, ["a"].map(Arc::from).into());
+        *partition == b
+    };
+    second.record_starts(starts, asked).await.unwrap();
+    for process in [second, process(&output).await] {
+        for (partition, expected) in [(&a, 5), (&b, 7), (&c, 0)] {
+            let chain = process.chain(partition, || async { Ok::<_, ChainError>(0) }, None).await.unwrap();
+            assert_eq!(chain.end(), expected, "{partition}");
+        }
+    }
+}
+
+#[tokio::test]
+async fn a_record_of_starts_that_cannot_be_parsed_is_an_error() {
+    let store = Scripted::new();
+    let output = output(Arc::<Scripted>::clone(&store));
+    let mut process = process(&output).await;
+    store.inner.put(&"out/_elmo/starts/00000000000000000001.json".into(), PutPayload::from("{")).await.unwrap();
+    let failed = process.record_starts([(reviews(), 5)], |_, _| true).await.unwrap_err();
+    assert!(matches!(failed, ChainError::Damaged { .. }), "{failed}");
+    let failed = Dataset::open(&output, &identity("m"), 1).await.unwrap_err();
+    assert!(matches!(failed, ChainError::Damaged { .. }), "{failed}");
 }
 
 /// The job loop runs each partition in a task of its own.

@@ -21,6 +21,8 @@ mod finetune;
 mod processes;
 #[path = "train/score.rs"]
 mod score;
+#[path = "train/upload.rs"]
+mod upload;
 
 /// A model of some thousand parameters.
 const OPTIONS: &str = r#"{
@@ -57,17 +59,33 @@ fn a_trained_model_is_read_with_its_own_tokenizer() {
         (place.exits("model info plain --json", 0).json(), place.exits("model info copy --json", 0).json());
     assert_eq!(
         plain["text"],
-        json!({"tokenizer": "whitespace", "sentences": "off", "state": "warm", "recorded": true})
+        json!({"tokenizer": "whitespace", "sentences": "off", "state": "warm", "recorded": ["tokenizer", "sentences", "state"]})
     );
     assert_eq!((&copy["text"], &copy["fingerprint"]), (&plain["text"], &plain["fingerprint"]));
     let raw = place.exits("model info raw --json", 0).json();
-    assert_eq!(raw["text"], json!({"tokenizer": "moses", "sentences": "split", "state": "warm", "recorded": true}));
+    assert_eq!(
+        raw["text"],
+        json!({"tokenizer": "moses", "sentences": "split", "state": "warm", "recorded": ["tokenizer", "sentences", "state"]})
+    );
     assert_eq!(raw["fingerprint"], plain["fingerprint"]);
     let query = "EXPLAIN SELECT elmo_embed(text) FROM 'ask.txt'";
     let plan =
         ended(place.elmo().args(["sql", "--model", "plain", "--format", "csv", "-q", "-c", query]).output().unwrap())
             .out;
     assert!(plan.contains("tokenizer=whitespace, sentences=off"), "{plan}");
+}
+
+/// A corpus without a sentence of usual length has a start state of its own all the same: documents as lines, and words.
+#[test]
+fn every_model_has_a_start_state_of_its_own() {
+    let place = prepared();
+    place.write("documents/a.txt", (0..9).map(|n| text(n, 90).replace('\n', " ") + "\n").collect::<String>());
+    place.write("words/a.txt", text(3, 90).replace(' ', "\n"));
+    for shards in ["documents", "words"] {
+        place.train(&format!("--shards {shards} --steps 1 -q --output run-{shards}"), 0);
+        assert!(place.path(&format!("run-{shards}/warm_state.safetensors")).exists(), "{shards}");
+        assert_eq!(place.exits(&format!("model info run-{shards} --json"), 0).json()["text"]["state"], "warm");
+    }
 }
 
 /// Numbers without a library: a linear congruential generator (Knuth's MMIX).
@@ -216,26 +234,36 @@ fn fifty_steps_are_the_same_with_any_interruption() {
     place.same("whole", &expected, "again");
 }
 
-/// SIGKILL at any instant: it may hit between two system calls that no crash point stands between.
+/// SIGKILL at any instant: it may hit between two system calls that no crash point stands between. The runs that are killed
+/// never end by themselves, and the length of a run is no part of what it computes.
 #[test]
 fn twenty_kills_at_random_instants_change_nothing() {
     let place = prepared();
-    let words = "--steps 400 --valid valid.txt --eval-every 20 --checkpoint-every 5 -q --output";
-    place.train(&format!("{words} whole"), 0);
+    let words = "--valid valid.txt --eval-every 20 --checkpoint-every 5 -q --output";
     let mut dice = Dice(2018);
-    let mut kills = 0;
-    for _ in 0..20 {
-        let mut child = started(&place, &run(&format!("{words} run")), "");
-        let made = fs::read_to_string(place.path("run/steps.jsonl")).map_or(0, |text| text.lines().count());
-        wait_for_lines(&place, "run/steps.jsonl", (made + 1).min(400));
+    let steps = || fs::read_to_string(place.path("run/steps.jsonl")).map_or(0, |text| text.lines().count());
+    for number in 0..20 {
+        let made = steps();
+        let mut child = started(&place, &run(&format!("--steps 1000000 {words} run")), "");
+        wait_for_lines(&place, "run/steps.jsonl", made + 1);
         thread::sleep(Duration::from_millis(dice.below(60)));
         child.kill().unwrap();
-        kills += usize::from(child.wait().unwrap().code().is_none());
+        assert_eq!(child.wait().unwrap().code(), None, "run {number} ended before it was killed");
     }
-    println!("{kills} of 20 runs were killed; the others had ended before");
-    assert!(kills >= 5, "{kills}");
-    place.train(&format!("{words} run"), 0);
-    place.same("run", &place.left("whole"), "after 20 kills");
+    // A multiple of the steps between two measurements, like the end of the other run.
+    let last = (steps() / 20 + 2) * 20;
+    place.train(&format!("--steps {last} {words} run"), 0);
+    place.train(&format!("--steps {last} {words} whole"), 0);
+    let mut expected = place.left("whole");
+    let best = place.lines("whole/valid.jsonl").iter().rposition(|line| line["best"] == true).unwrap();
+    if (best + 1) * 20 < last {
+        // The description of a model that is older than the last start names the length of that run.
+        let text = String::from_utf8(expected["MODEL.md"].clone()).unwrap();
+        let found = fs::read_to_string(place.path("run/MODEL.md")).unwrap();
+        assert_eq!(found.replace(" of 1000000 steps", &format!(" of {last} steps")), text);
+        expected.insert("MODEL.md".to_owned(), found.into_bytes());
+    }
+    place.same("run", &expected, "after 20 kills");
 }
 
 /// Waits until the journal has some lines.
@@ -312,11 +340,11 @@ fn a_damaged_checkpoint_is_named_and_the_one_before_is_used() {
     damage(&checkpoints[1]);
     let resumed = place.train("--steps 30 --output run", 0);
     assert!(resumed.err.contains("step-0000000016: damaged"), "{resumed:?}");
-    assert!(resumed.err.contains("going on from") && resumed.err.contains("step-0000000014"), "{resumed:?}");
+    assert!(resumed.err.contains("resuming from") && resumed.err.contains("step-0000000014"), "{resumed:?}");
     place.same("run", &place.left("whole"), "after the checkpoint of step 14");
     place.checkpoints("run").iter().for_each(damage);
     let refused = place.train("--steps 40 --output run", 5);
-    assert!(refused.err.contains("no checkpoint is undamaged") && refused.err.contains("--overwrite"), "{refused:?}");
+    assert!(refused.err.contains("all checkpoints are damaged") && refused.err.contains("--overwrite"), "{refused:?}");
     place.train("--steps 30 -q --output run --overwrite", 0);
     place.same("run", &place.left("whole"), "begun anew");
 }
@@ -444,13 +472,13 @@ fn all_formats_give_the_same_run() {
     for statement in sql {
         place.exits_sql(statement);
     }
-    place.shell("mkdir packed && gzip -c one/a.txt > packed/a.txt.gz");
+    place.shell("mkdir packed zst && gzip -c one/a.txt > packed/a.txt.gz && zstd -qc one/a.txt > zst/a.txt.zst");
     let losses = |shards: &str, more: &str| {
         place.train(&format!("--shards {shards} --steps 12 -q --output run-{shards}{more} {more}"), 0);
         place.left(&format!("run-{shards}{more}"))["weights.safetensors"].clone()
     };
     let expected = losses("one", "");
-    for (shards, more) in [("parquet", ""), ("lists", "--column=words"), ("json", ""), ("packed", "")] {
+    for (shards, more) in [("parquet", ""), ("lists", "--column=words"), ("json", ""), ("packed", ""), ("zst", "")] {
         assert!(losses(shards, more) == expected, "{shards}");
     }
     // `w1.` is one token, which is not in the vocabulary, or `w1` and a full stop.
@@ -512,7 +540,10 @@ fn weights_that_are_not_finite_are_no_checkpoint() {
         "--steps 20 --learning-rate 1e200 --clip-norm off --checkpoint-every 1 --on-spike rollback --output run";
     for _ in 0..2 {
         let ended = place.train(words, 1);
-        assert!(ended.err.contains("step 1: a weight") && ended.err.contains("going back did not help"), "{ended:?}");
+        assert!(
+            ended.err.contains("step 1: a weight") && ended.err.contains("going back to a checkpoint did not help"),
+            "{ended:?}"
+        );
         assert!(!ended.err.contains("give --on-spike rollback"), "{ended:?}");
         let checkpoints = place.checkpoints("run");
         assert!(checkpoints.len() == 1 && checkpoints[0].ends_with("step-0000000000"), "{checkpoints:?}");
@@ -536,7 +567,7 @@ fn a_run_goes_back_to_its_beginning_and_further_the_second_time() {
 }
 
 /// Folders of languages have files of one name; a moved, compressed corpus is the same; one with other rows is not, because
-/// a run goes on from a row.
+/// a run resumes from a row.
 #[test]
 fn a_corpus_is_compared_by_paths_and_rows() {
     let place = prepared();
@@ -573,7 +604,7 @@ fn a_corpus_that_changes_ends_the_run_with_a_checkpoint() {
     place.write("corpus/1.txt", [whole.as_slice(), b"one more\n"].concat());
     let ended = ended(child.wait_with_output().unwrap());
     assert_eq!(ended.code, Some(3), "{ended:?}");
-    assert!(ended.err.contains("1.txt") && ended.err.contains("goes on from there"), "{ended:?}");
+    assert!(ended.err.contains("1.txt") && ended.err.contains("resumes from there"), "{ended:?}");
     let steps = place.lines("run/steps.jsonl").len();
     assert!(place.checkpoints("run").pop().unwrap().ends_with(format!("step-{steps:010}")), "{steps}");
     place.write("corpus/1.txt", &whole);
@@ -628,7 +659,7 @@ fn a_full_disk_leaves_the_last_checkpoint() {
     place.train("--steps 7 -q --output run", 0);
     let full = place.shell(&format!("trap '' XFSZ; ulimit -f 20; exec elmo {}", run("--steps 14 --output run")));
     assert_eq!(full.code, Some(5), "{full:?}");
-    assert!(full.err.contains("step-0000000014") && full.err.contains("goes on from"), "{full:?}");
+    assert!(full.err.contains("step-0000000014") && full.err.contains("resumes from"), "{full:?}");
     assert!(full.err.contains("step-0000000007"), "{full:?}");
     assert!(!place.path("run/checkpoints/partial").exists(), "what is incomplete takes room");
     place.train("--steps 14 -q --output run", 0);
@@ -701,6 +732,8 @@ fn a_text_of_known_entropy_is_learned_to_its_entropy() {
     assert_eq!(place.exits("inspect vectors --json", 0).json()["rows"], 1);
     let info = place.exits("model info run --json", 0).json();
     assert_eq!(info["parameters"], json!(report_parameters()), "{info}");
+    assert_eq!((&report["model_step"], place.checkpoints("run").len()), (&json!(500), 2));
+    the_export_is_the_trained_model(&place);
     // After `ash bay ash bay` the word before the last one is likely, and another one is not: by the source 0.9 x 0.825 and
     // 0.9 x 0.025.
     let surprisal = |text: &str| -> f64 {
@@ -711,6 +744,48 @@ fn a_text_of_known_entropy_is_learned_to_its_entropy() {
         shown.out.lines().nth(1).unwrap_or_else(|| panic!("{shown:?}")).parse().unwrap()
     };
     assert!(surprisal("ash bay ash bay ash bay") < 0.7 * surprisal("ash bay cod dew elm fig"));
+}
+
+/// All layers of the folder as a model, for sentences of the held-out text, are those that libtorch's operations of training
+/// compute from the weights of the last checkpoint. The two paths round differently.
+fn the_export_is_the_trained_model(place: &Place) {
+    let data = elmo::ModelData::open(&place.path("run")).unwrap();
+    let plan: Vec<_> = (data.options.weight_plan().into_iter())
+        .map(|spec| elmo::options::TensorSpec { name: format!("weights/{}", spec.name), shape: spec.shape })
+        .collect();
+    let last = place.checkpoints("run").pop().unwrap();
+    let saved = elmo::weights::safetensors::read_file(&last.join("tensors.safetensors"), &plan).unwrap().weights;
+    let mut trained = elmo::weights::Weights::default();
+    for spec in data.options.weight_plan() {
+        trained.insert(spec.name.clone(), saved.get(&format!("weights/{}", spec.name)).unwrap().clone());
+    }
+    let (cpu, precision) = (elmo::model::DeviceName::Cpu, elmo::model::Precision::F32);
+    let trained = elmo::model::BiLm::with_torch_operations(&data.options, &trained, cpu, precision).unwrap();
+    let folder = elmo::model::BiLm::new(&data.options, &data.weights, cpu, precision).unwrap();
+    let words = ["<S>", "</S>", "ash", "bay", "cod", "dew", "elm", "fig", "gum", "hop", "unseen"];
+    let sentences: Vec<Vec<i64>> = vec![vec![0, 2, 3, 2, 3, 2, 1], vec![0, 9, 10, 8, 1], vec![0, 4, 1]];
+    let layers = |model: &elmo::model::BiLm| {
+        let table = model.token_vectors(&words).unwrap();
+        let activations = model.run(&table, &sentences, &model.zero_state().unwrap(), false).unwrap();
+        let mut all = Vec::new();
+        for layer in 0..activations.n_layers() {
+            let values = activations.combine(&[(layer, 1.0)]).unwrap();
+            for (sentence, words) in sentences.iter().enumerate() {
+                for token in 0..words.len() {
+                    let mut vector = vec![0.0; values.width()];
+                    values.token(&activations, sentence, token, &mut vector);
+                    all.extend(vector);
+                }
+            }
+        }
+        all
+    };
+    let (expected, found) = (layers(&trained), layers(&folder));
+    // Three layers of 15 tokens, of 2 x 16 numbers each.
+    assert_eq!((found.len(), expected.len()), (3 * 15 * 32, 3 * 15 * 32));
+    let far = found.iter().zip(&expected).map(|(a, b)| (a - b).abs()).fold(0.0_f32, f32::max);
+    assert!(far < 1e-5, "{far:e}");
+    assert!(expected.iter().any(|value| value.abs() > 0.1), "activations of a trained model");
 }
 
 /// By hand, for the options of the test above: `char_embed` 261 x 4; filters 4 x 8 + 8 and 2 x 4 x 8 + 8; one highway layer
@@ -779,13 +854,140 @@ fn a_dry_run_writes_nothing_and_warns() {
     place.write("long/a.txt", format!("{}\n{}\n", "w1 ".repeat(1000), "w1 ".repeat(1001)));
     let long = place.train("--shards long --dry-run --output run", 0).out;
     assert!(long.contains("1 sentences of the corpus have more than 1,000 tokens"), "{long}");
-    place.write("reversed.txt", {
-        let vocab = fs::read_to_string(place.path("vocab.txt")).unwrap();
-        let lines: Vec<&str> = vocab.lines().collect();
-        [&lines[..3], &lines[3..].iter().rev().copied().collect::<Vec<_>>()].concat().join("\n")
-    });
-    let unsorted = place.train("--vocab reversed.txt --epochs 2 --dry-run --output run", 0).out;
-    assert!(unsorted.contains("not sorted by the frequency"), "{unsorted}");
+}
+
+/// Gross disorder ends a new run that draws negatives by rank. By hand: `a` occurs 1,000 times and eleven words ten times each,
+/// but `a` is the last one of the vocabulary.
+#[test]
+fn a_vocabulary_that_is_not_sorted_is_refused_where_the_order_matters() {
+    let place = prepared();
+    place.write("abc/a.txt", "a a a a a a a a a a\n".repeat(100) + &"b c d e f g h i j k l\n".repeat(10));
+    place.write("last.txt", "<S> </S> <UNK> b c d e f g h i j k l a".replace(' ', "\n"));
+    let words = "--shards abc --vocab last.txt --steps 2 --output";
+    for more in ["", "--dry-run"] {
+        let refused = place.train(&format!("{words} run {more}"), 3);
+        let expected = "\"b\" in line 4 is counted 10 times, and \"a\" in line 15 is counted 1,000 times";
+        for part in [expected, "--samples 0", "elmo vocab"] {
+            assert!(refused.err.contains(part), "{part}: {refused:?}");
+        }
+    }
+    assert!(!place.path("run").exists());
+    // Over all words the order does not matter.
+    let full = place.train(&format!("{words} full --samples 0"), 0);
+    assert!(!full.err.contains("is not sorted by"), "{full:?}");
+    // A model that goes on has the order of its own text.
+    let finetune = "finetune --model full --shards abc --steps 1 --rows 2 --device cpu --samples 9 --output tuned";
+    let warned = place.exits(finetune, 0);
+    assert!(warned.err.contains("is not sorted by the frequency"), "{warned:?}");
+    // Slight disorder: 5 words of 20 counts each at ranks before the most frequent one.
+    place.write("slight/a.txt", "a ".repeat(100) + &"b c d e f ".repeat(20));
+    place.write("slight.txt", "<S>\n</S>\n<UNK>\nb\nc\na\nd\ne\nf\nx\ny\nz\nu\nv\nw\n");
+    let warned = place.train("--shards slight --vocab slight.txt --steps 2 --output slightly", 0);
+    assert!(warned.err.contains("is not sorted by the frequency"), "{warned:?}");
+}
+
+/// The fail point is the memory that is free.
+#[test]
+fn what_does_not_fit_into_memory_is_refused_before_the_first_step() {
+    let place = prepared();
+    let with = |words: &str, bytes: &str| {
+        place.run_with(&run(words), &[("FAILPOINTS", &format!("train.free_memory=return({bytes})"))])
+    };
+    let needs = "weights and the state of the optimiser take ";
+    for words in ["--steps 5 --output run", "--steps 5 --dry-run --output run"] {
+        let refused = with(words, "9000");
+        assert_eq!(refused.code, Some(2), "{refused:?}");
+        for part in [needs, "free", "--rows", "--accumulate", "--unroll", "--samples", "--size"] {
+            assert!(refused.err.contains(part), "{part}: {refused:?}");
+        }
+        assert!(!place.path("run").exists());
+    }
+    // The program and a thread are taken for 340 MiB, and the model for less than one.
+    assert_eq!(with("--steps 5 --output run", "370000000").code, Some(0));
+    // A run that goes on needs as much.
+    let before = place.left("run");
+    let refused = with("--steps 9 --output run", "9000");
+    assert!(refused.code == Some(2) && refused.err.contains(needs), "{refused:?}");
+    place.same("run", &before, "refused");
+    // Activations count. By hand: a lane has 157 rows of 100 tokens, each with 2 x 2 x (6 x 16 + 3 x 8) numbers of 4 bytes: 30 MB.
+    let refused = with("--rows 10000 --unroll 100 --threads 1 --steps 1 --output wide", "370000000");
+    assert!(refused.code == Some(2) && refused.err.contains(needs), "{refused:?}");
+}
+
+#[test]
+fn the_preset_is_the_published_recipe_or_refused() {
+    let place = prepared();
+    let base = "train --shards corpus --vocab vocab.txt --options options.json --steps 1 --output run";
+    let refused = place.exits(&format!("{base} --preset bilm --rows 4 --dropout 0"), 2);
+    assert!(refused.err.contains("from which these differ: --rows, --dropout"), "{refused:?}");
+    let small = place.exits(&format!("{base} --preset bilm"), 2);
+    assert!(
+        small.err.contains("8192 negatives cannot be drawn") && small.err.contains("larger vocabulary"),
+        "{small:?}"
+    );
+    assert!(!place.path("run").exists());
+}
+
+/// Three shards of 40 sentences in blocks of 7 are read nearly in its own order; one block, or the order of bilm, is as wanted.
+#[test]
+fn few_shards_of_many_blocks_are_warned_of() {
+    let place = prepared();
+    let warns = |more: &str| {
+        place.train(&format!("--steps 1 --overwrite --output run {more}"), 0).err.contains("deal its sentences")
+    };
+    assert!(warns(""));
+    assert!(!warns("--block-sentences 40"));
+    assert!(!warns("--order bilm"));
+    for shard in 3..10 {
+        place.write(&format!("corpus/{shard}.txt"), text(shard, 40));
+    }
+    assert!(!warns(""));
+}
+
+/// Shards that are cut off or overwritten, before a run and while it trains: the file is named, and the run goes on when it is
+/// whole again.
+#[test]
+fn damaged_shards_are_named_and_lose_nothing() {
+    let place = prepared();
+    place.write("one/a.txt", text(4, 120));
+    place.exits_sql("COPY (SELECT text FROM 'one/a.txt') TO 'parquet/a.parquet'");
+    place.shell("mkdir gz zst && gzip -c one/a.txt > gz/a.txt.gz && zstd -qc one/a.txt > zst/a.txt.zst");
+    for (folder, file, cut) in [
+        ("gz", "a.txt.gz", true),
+        ("zst", "a.txt.zst", true),
+        ("parquet", "a.parquet", true),
+        ("parquet", "a.parquet", false),
+    ] {
+        let path = place.path(&format!("{folder}/{file}"));
+        let (whole, modified) = (fs::read(&path).unwrap(), fs::metadata(&path).unwrap().modified().unwrap());
+        let damaged = match cut {
+            true => whole[..whole.len() / 2].to_vec(),
+            false => [vec![0xff; whole.len() / 2], whole[whole.len() / 2..].to_vec()].concat(),
+        };
+        let words = format!("--shards {folder} --checkpoint-every 1000000 --output run-{folder}-{cut}");
+        fs::write(&path, &damaged).unwrap();
+        let refused = place.train(&format!("{words} --steps 5"), 3);
+        assert!(refused.err.contains(file), "{file}: {refused:?}");
+        assert!(!place.path(&format!("run-{folder}-{cut}")).exists());
+
+        fs::write(&path, &whole).unwrap();
+        File::options().write(true).open(&path).unwrap().set_modified(modified).unwrap();
+        let child = started(&place, &run(&format!("{words} --steps 1000000")), "train.after_step=sleep(2)");
+        wait_for_lines(&place, &format!("run-{folder}-{cut}/steps.jsonl"), 7);
+        fs::write(&path, &damaged).unwrap();
+        // Another time than that of the whole file, whatever the clock of the disk can tell.
+        File::options().write(true).open(&path).unwrap().set_modified(modified + Duration::from_secs(9)).unwrap();
+        let ended = ended(child.wait_with_output().unwrap());
+        assert_eq!(ended.code, Some(3), "{file}: {ended:?}");
+        assert!(ended.err.contains(file) && ended.err.contains("resumes from there"), "{file}: {ended:?}");
+        let steps = place.lines(&format!("run-{folder}-{cut}/steps.jsonl")).len();
+        let last = place.checkpoints(&format!("run-{folder}-{cut}")).pop().unwrap();
+        assert!(last.ends_with(format!("step-{steps:010}")), "{file}: {steps}");
+
+        fs::write(&path, &whole).unwrap();
+        File::options().write(true).open(&path).unwrap().set_modified(modified).unwrap();
+        place.train(&format!("{words} --steps {} -q", steps + 2), 0);
+    }
 }
 
 /// What the run itself would refuse, and a run that would go on.

@@ -51,7 +51,9 @@ fn odd_text_is_reported_and_bad_input_is_refused() {
     place.write("odd.txt", format!("<S> it </S>\n{long} {long} it\nnot\u{a0}one\n"));
     let report = place.exits("vocab odd.txt --output odd-vocab.txt --json", 0).json();
     let warnings = report["warnings"].to_string();
-    for part in ["48 bytes", "<S>, </S> or <UNK>"] {
+    // The no-break space is where a word ends, so that no token has it: the row is counted.
+    let row = "rows with a no-break space or a separator (U+001C to U+001F), where words are cut, as bilm-tf does: 1;";
+    for part in ["48 bytes", "<S>, </S> or <UNK>", row] {
         assert!(warnings.contains(part), "{part}: {warnings}");
     }
     assert_eq!((report["cut_types"].as_u64(), report["cut_tokens"].as_u64()), (Some(1), Some(2)));
@@ -59,7 +61,17 @@ fn odd_text_is_reported_and_bad_input_is_refused() {
     assert_eq!(report["types"], 4, "it, not, one and the long one: {report}");
     place.write("lists.jsonl", "{\"text\": [\"not\u{a0}one\", \"it\", \"\"]}\n");
     let lists = place.exits("vocab lists.jsonl --output lists.txt --json", 0).json()["warnings"].to_string();
-    assert!(lists.contains("no-break space") && lists.contains("are empty"), "{lists}");
+    assert!(lists.contains("tokens with a no-break space") && lists.contains("are empty"), "{lists}");
+    assert!(!lists.contains("rows with"), "{lists}");
+    // Each of the characters, and others that begin with the same byte in UTF-8.
+    let (separators, others) = ("a\u{1c}b\na\u{1d}b\na\u{1e}b\na\u{1f}b\na b\n", "\u{a9} \u{bf}\na\tb\n");
+    place.write("separators.txt", format!("{separators}{others}"));
+    let report = place.exits("vocab separators.txt --output separators-vocab.txt --json", 0).json();
+    let warnings = report["warnings"].to_string();
+    assert!(warnings.contains("as bilm-tf does: 4;") && report["types"] == 4, "{report}");
+    place.write("others.txt", others);
+    let warnings = place.exits("vocab others.txt --output others-vocab.txt --json", 0).json()["warnings"].to_string();
+    assert!(!warnings.contains("no-break"), "{warnings}");
     assert!(!lines(&place, "odd-vocab.txt")[3..].iter().any(|word| word == "<S>"));
 
     let again = place.exits("vocab odd.txt --output odd-vocab.txt", 2);
@@ -73,6 +85,18 @@ fn odd_text_is_reported_and_bad_input_is_refused() {
     place.exits("vocab --output b.txt", 2);
     place.write("bytes.txt", b"fine\n\xff\n");
     place.exits("vocab bytes.txt --output b.txt", 3);
+}
+
+/// A sentence of 1,000 tokens is none to warn of, and one of 1,001 is.
+#[test]
+fn long_sentences_are_reported() {
+    let place = Place::new();
+    place.write("fine.txt", "a ".repeat(1000));
+    let fine = place.exits("vocab fine.txt --output fine-vocab.txt --json", 0).json()["warnings"].to_string();
+    assert!(!fine.contains("1000 tokens"), "{fine}");
+    place.write("long.txt", format!("{}\n{}\n", "a ".repeat(1001), "a ".repeat(999)));
+    let long = place.exits("vocab long.txt --output long-vocab.txt --json", 0).json()["warnings"].to_string();
+    assert!(long.contains("sentences with more than 1000 tokens: 1; is there one sentence per line?"), "{long}");
 }
 
 #[test]

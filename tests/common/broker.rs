@@ -234,8 +234,17 @@ impl Broker {
     }
 
     pub(crate) fn try_read(&self, topic: &Topic) -> Result<Vec<Record>, KafkaError> {
+        self.read_as(topic, "read_committed")
+    }
+
+    /// All messages of a topic, also those of transactions that were aborted.
+    pub(crate) fn read_uncommitted(&self, topic: &Topic) -> Vec<Record> {
+        self.read_as(topic, "read_uncommitted").unwrap()
+    }
+
+    fn read_as(&self, topic: &Topic, isolation: &str) -> Result<Vec<Record>, KafkaError> {
         let mut client = self.client();
-        client.set("isolation.level", "read_committed").set("enable.partition.eof", "true");
+        client.set("isolation.level", isolation).set("enable.partition.eof", "true");
         client.set("group.id", "unused").set("enable.auto.commit", "false");
         let consumer: BaseConsumer = client.create()?;
         let mut list = TopicPartitionList::new();
@@ -285,6 +294,13 @@ impl Broker {
             _ => None,
         });
         offsets.collect()
+    }
+
+    /// Whether anybody has ever joined a group, or committed an offset for it.
+    pub(crate) fn has_group(&self, group: &str) -> bool {
+        let consumer: BaseConsumer = self.client().create().unwrap();
+        let found = consumer.fetch_group_list(None, PATIENCE).unwrap();
+        found.groups().iter().any(|found| found.name() == group)
     }
 
     /// Number of processes that are members of a group.

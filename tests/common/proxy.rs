@@ -20,6 +20,10 @@ pub(crate) enum Weather {
     Fails(u64),
     /// It takes connections, and never answers.
     Silent,
+    /// It gets half of what is written to it, and the connection breaks.
+    Halves,
+    /// It does what it is told to write, and never answers.
+    Swallows,
     /// It refuses with 403, and repeats the request and its headers, as S3 does.
     Denies,
     /// Nobody listens.
@@ -34,6 +38,8 @@ enum Answer {
     Silent,
     /// Half of the answer.
     Cut,
+    /// Nothing, after half of the request.
+    Half,
 }
 
 /// What becomes of requests that fail, in turn; and whether they are applied all the same.
@@ -152,7 +158,11 @@ impl State {
     fn serve(&self, mut client: TcpStream) -> io::Result<()> {
         client.set_read_timeout(Some(PATIENCE))?;
         let request = Request::read(&mut client)?;
-        match self.fault() {
+        match self.fault(&request) {
+            Some((Answer::Half, _)) => {
+                self.failed.fetch_add(1, SeqCst);
+                self.forward_half(&request)
+            }
             Some((answer, applied)) => {
                 self.failed.fetch_add(1, SeqCst);
                 let bytes = if applied { self.forward(&request)? } else { Vec::new() };
@@ -171,11 +181,13 @@ impl State {
     }
 
     /// How the next request fails, if it does.
-    fn fault(&self) -> Option<(Answer, bool)> {
+    fn fault(&self, request: &Request) -> Option<(Answer, bool)> {
         let number = self.requests.fetch_add(1, SeqCst);
         let percent = match self.weather() {
             Weather::Fails(percent) => percent,
             Weather::Silent | Weather::Gone => return Some((Answer::Silent, false)),
+            Weather::Halves => return (!request.body.is_empty()).then_some((Answer::Half, false)),
+            Weather::Swallows => return (!request.body.is_empty()).then_some((Answer::Silent, true)),
             Weather::Denies => return Some((Answer::Status("403 Forbidden"), false)),
         };
         // The second one in any case, so that a low percentage has an effect on few requests.
@@ -195,6 +207,14 @@ impl State {
         Ok(answer)
     }
 
+    /// The server has the whole head, and waits for the rest of the body when the connection breaks.
+    fn forward_half(&self, request: &Request) -> io::Result<()> {
+        let mut server = TcpStream::connect(&self.server)?;
+        server.write_all(request.head.as_bytes())?;
+        server.write_all(&request.body[..request.body.len() / 2])?;
+        server.shutdown(Shutdown::Both)
+    }
+
     fn remember_lost(&self, request: &Request, answer: &[u8]) {
         let path = request.head.split(' ').nth(1).unwrap_or_default();
         let is_created = answer.get(9..12) == Some(b"200");
@@ -212,7 +232,7 @@ fn fail(client: &mut TcpStream, request: &Request, answer: Answer, bytes: &[u8])
             write!(client, "HTTP/1.1 {status}\r\nConnection: close\r\nContent-Type: application/xml\r\n")?;
             write!(client, "Content-Length: {}\r\n\r\n{body}", body.len())
         }
-        Answer::Broken => client.shutdown(Shutdown::Both),
+        Answer::Broken | Answer::Half => client.shutdown(Shutdown::Both),
         Answer::Cut => client.write_all(&bytes[..bytes.len() / 2]),
         // Until the client gives up.
         Answer::Silent => client.read(&mut [0]).map(drop),

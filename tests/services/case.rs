@@ -12,7 +12,7 @@ use super::{
 const ELMO: &str = env!("CARGO_BIN_EXE_elmo");
 
 /// The broker forgets members that were killed after a second.
-const SHORT_SESSION: &str = "-X session.timeout.ms=1000 -X heartbeat.interval.ms=300";
+pub(super) const SHORT_SESSION: &str = "-X session.timeout.ms=1000 -X heartbeat.interval.ms=300";
 
 /// Enriched messages by the partition and the offset that they came from.
 pub(super) type Enriched = BTreeMap<(i32, i64), Vec<u8>>;

@@ -10,7 +10,7 @@ use std::{
 
 use super::{
     broker::{self, Topic},
-    case::{Case, Enriched},
+    case::{Case, Enriched, SHORT_SESSION},
     dataset::Dataset,
     dice::Dice,
     node::Node,
@@ -18,7 +18,7 @@ use super::{
 };
 
 /// Small files and few messages at a time, so that each point is passed several times.
-pub(super) const SMALL: &str = "--rows-per-file 10 -X max.partition.fetch.bytes=2000 -X fetch.message.max.bytes=2000";
+pub(super) const SMALL: &str = "-X max.partition.fetch.bytes=2000 -X fetch.message.max.bytes=2000";
 
 /// Points of a stream into files, and how often a stream of [`a_case`] can pass each before it reaches it once more. How many
 /// messages come at a time depends on the broker, so this is not certain for more than one pass.
@@ -35,9 +35,22 @@ pub(super) const FILE_POINTS: [(&str, usize); 10] = [
     ("in_drain", 1),
 ];
 
-/// Points of a stream into a topic. Rows of several batches may be in one transaction.
-pub(super) const TOPIC_POINTS: [(&str, usize); 4] =
+/// Points of a transaction. Rows of several batches may be in one.
+pub(super) const TRANSACTION_POINTS: [(&str, usize); 4] =
     [("before_transaction", 1), ("in_transaction", 1), ("before_commit", 1), ("after_commit", 1)];
+
+/// Points of a stream into a topic.
+pub(super) const TOPIC_POINTS: [(&str, usize); 9] = [
+    ("at_start", 0),
+    ("after_poll", 8),
+    ("after_decode", 8),
+    ("in_embed", 8),
+    ("before_transaction", 1),
+    ("in_transaction", 1),
+    ("before_commit", 1),
+    ("after_commit", 1),
+    ("in_drain", 1),
+];
 
 /// A topic of two partitions. A fetch is at least what was produced at once, so that is little.
 pub(super) fn a_case(name: &str) -> Case {
@@ -125,20 +138,24 @@ pub(super) fn end_in_order(nodes: Vec<Node>) {
 
 /// A stream into files crashes; the same command then reads to the end. Returns whether the point was reached.
 pub(super) fn in_files(case: &Case, undisturbed: &Dataset, name: &str, crash: Crash) -> bool {
-    let stream = case.stream(name).with(SMALL);
+    let stream = case.stream(name).with("--rows-per-file 10").with(SMALL);
     let crashed = crash.wait(crash.start(&stream, true));
     stream.drain();
     case.check_same(&stream.dataset(), undisturbed);
     crashed
 }
 
-/// As [`in_files`], of a stream into a topic.
+/// As [`in_files`], of a stream into a topic. Before a commit, messages are on the broker, where the crash must abort them.
 pub(super) fn in_topic(case: &Case, undisturbed: &Enriched, name: &str, crash: Crash) -> bool {
     let target = case.broker.topic(name, case.topic.partitions);
     let stream = case.stream_to(name, &target).with(SMALL);
     let crashed = crash.wait(crash.start(&stream, true));
     stream.drain();
-    case.check_enriched(&case.enriched(&target), undisturbed);
+    let enriched = case.enriched(&target);
+    case.check_enriched(&enriched, undisturbed);
+    if crashed && crash.point == "before_commit" {
+        assert!(case.broker.read_uncommitted(&target).len() > enriched.len(), "nothing was aborted");
+    }
     crashed
 }
 
@@ -276,6 +293,19 @@ fn a_crash_at_any_point_loses_and_doubles_nothing() {
             scope.spawn(move || FILE_POINTS.iter().enumerate().skip(half).step_by(2).for_each(run));
         }
     });
+}
+
+/// The broker keeps the transaction, and with it the group's offsets, for longer than the first questions may take.
+#[test]
+#[ignore = "needs the broker that scripts/services starts, so Java 17 and Maven"]
+fn the_transaction_of_a_crash_is_waited_for() {
+    let case = Case::new("kept", 1, 40);
+    let target = case.broker.topic("kept-out", 1);
+    let stream = case.patient_stream_to("kept", &target).with("-X transaction.timeout.ms=23000").with(SHORT_SESSION);
+    let crash = Crash { point: "before_commit", passes: 0, end: End::Abort };
+    assert!(crash.wait(crash.start(&stream, true)));
+    stream.drain();
+    case.check_enriched(&case.enriched(&target), &case.undisturbed_messages());
 }
 
 #[test]

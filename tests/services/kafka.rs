@@ -29,10 +29,14 @@ mod poison;
 mod proxy;
 #[path = "refusals.rs"]
 mod refusals;
+#[path = "registry.rs"]
+mod registry;
 #[path = "../common/running.rs"]
 mod running;
 #[path = "secrets.rs"]
 mod secrets;
+#[path = "starts.rs"]
+mod starts;
 #[path = "storm.rs"]
 mod storm;
 #[path = "stream.rs"]

@@ -1,6 +1,6 @@
 //! `elmo stream` against a real broker: kills, two streams by mistake, transactions, bad messages, TLS, metrics.
 
-use std::{collections::BTreeMap, fs, process::Command, thread, time::Duration};
+use std::{collections::BTreeMap, fs, net::TcpListener, process::Command, thread, time::Duration};
 
 use super::{
     broker::{self, Broker, Record},
@@ -311,6 +311,25 @@ fn metrics_and_health_are_served() {
     kill(node);
 }
 
+/// A download that takes long must not make a supervisor restart the process, and not make it a member of the group.
+#[test]
+#[ignore = "needs the broker that scripts/services starts, so Java 17 and Maven"]
+fn a_stream_that_loads_its_model_is_alive_and_not_ready() {
+    let case = Case::new("loading", 1, 1);
+    // Takes connections and never answers.
+    let silent = TcpListener::bind("127.0.0.1:0").unwrap();
+    let model = format!("--model http://{}/model.zip --metrics 127.0.0.1:0 -v", silent.local_addr().unwrap());
+    let group = format!("{}-loading", case.topic.name);
+    let mut node = Stream::bare(ELMO, &case.broker, &case.topic, &group, &case.output("out")).with(&model).start();
+    let address = streaming::metrics_address(&mut node);
+    let (status, reason) = streaming::get(&address, "/readyz");
+    assert_eq!((status, reason.trim()), (503, "the model is not loaded yet"));
+    assert_eq!(streaming::get(&address, "/livez").0, 200);
+    assert_eq!(case.broker.members(&group), 0);
+    node.signal("-TERM");
+    assert_eq!(node.child.wait().unwrap().code(), Some(0), "{}", node.stderr());
+}
+
 #[test]
 #[ignore = "needs the servers that scripts/services starts, so Java 17 and Maven"]
 fn a_stream_into_a_store_is_found_by_status() {
@@ -329,6 +348,14 @@ fn a_stream_into_a_store_is_found_by_status() {
     for partition in found["partitions"].as_array().unwrap() {
         assert_eq!((&partition["end"], &partition["lag"]), (&50.into(), &0.into()), "{partition}");
         assert_eq!(partition["hint"], "agrees", "{partition}");
+    }
+    // The group's offsets are lost: another group has none.
+    let lost = words.map(|word| if word == group { "nobody" } else { word });
+    let status = without_settings(Command::new(ELMO)).args(lost).output().unwrap();
+    assert!(status.status.success(), "{}", String::from_utf8_lossy(&status.stderr));
+    let found: serde_json::Value = serde_json::from_slice(&status.stdout).unwrap();
+    for partition in found["partitions"].as_array().unwrap() {
+        assert_eq!((&partition["end"], &partition["hint"]), (&50.into(), &"absent".into()), "{partition}");
     }
     // What an operator sets names no file.
     case.broker.commit(&group, &case.topic, &[(0, 10), (1, 50)]);
@@ -366,7 +393,21 @@ fn what_cannot_work_is_refused_at_the_start() {
     let group = format!("{}-missing", case.topic.name);
     let missing = Stream::to_topic(ELMO, &case.broker, &case.topic, &group, "no-such-output");
     refused(missing, 5, &["no-such-output"]);
+    for words in [
+        "--pooling max",
+        "--format avro",
+        "--start yesterday",
+        "--columns a=/a:int64,a=/b:int64",
+        "--on-error dead-letter",
+    ] {
+        let done = case.stream_of("wrong", "out").with(words).once();
+        assert_eq!(done.status.code(), Some(2), "{words}: {}", String::from_utf8_lossy(&done.stderr));
+    }
     let plan = case.stream("other").with("--dry-run").once();
     assert!(plan.status.success() && String::from_utf8_lossy(&plan.stdout).contains("10 messages"));
     assert!(!case.folder.path().join("other/topic=refused").exists());
+    // Of these groups none was joined but the one whose broker refused that.
+    for name in ["missing", "wrong"] {
+        assert!(!case.broker.has_group(&format!("{}-{name}", case.topic.name)), "{name}");
+    }
 }

@@ -15,7 +15,7 @@ use std::{
 
 use super::{
     case::Case,
-    crashes::{self, Crash, End, FILE_POINTS, TOPIC_POINTS},
+    crashes::{self, Crash, End, FILE_POINTS, TOPIC_POINTS, TRANSACTION_POINTS},
     dice::Dice,
     outage::outages,
     storm::{Into, Membership, storm},
@@ -185,7 +185,7 @@ fn frozen(plan: &Plan, table: &Table) {
             };
             jobs.push((format!("frozen {point}"), plan.seed, Box::new(job)));
         }
-        for (point, _) in TOPIC_POINTS {
+        for (point, _) in TRANSACTION_POINTS {
             let job = move || {
                 let mut case = Case::new("frozen", 2, 60);
                 let target = case.broker.topic("frozen-out", 2);

@@ -1,13 +1,13 @@
 //! Several processes compute what one does. Here they are threads, each with a trainer and a connection of its own; the tests
 //! of the command have real processes.
 
-use std::{net::TcpListener, sync::Arc, thread, time::Duration};
+use std::{net::TcpListener, os::fd::IntoRawFd, sync::Arc, thread, time::Duration};
 
 use elmo::{
     model::{DeviceName, Precision},
     train::{
-        Classes, Evaluated, Evaluation, Group, Meeting, Recipe, Resources, Snapshot, StepReport, TrainError, Trainer,
-        Values,
+        Classes, Evaluated, Evaluation, Group, Limits, Meeting, Recipe, Resources, Snapshot, StepReport, TrainError,
+        Trainer, Values,
     },
 };
 
@@ -15,13 +15,18 @@ use super::cases::{self, Case};
 
 /// Runs a function in so many threads, and returns what they return, by rank.
 fn together<T: Send + 'static>(size: usize, run: impl Fn(Group) -> T + Send + Sync + 'static) -> Vec<T> {
-    let port = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let port = listener.local_addr().unwrap().port();
+    // Process 0 takes it over.
+    let listener = listener.into_raw_fd();
     let run = Arc::new(run);
     let start = |rank| {
         let (run, host, name) = (Arc::clone(&run), "127.0.0.1".to_owned(), "test".to_owned());
         let (local_size, has_store) = (Some(size), false);
-        let meeting = Meeting { rank, size, local_rank: rank, local_size, host, port, has_store, run: name };
-        thread::spawn(move || run(Group::meet(&meeting, DeviceName::Cpu, Duration::from_secs(30)).unwrap()))
+        let (local_rank, listener) = (Some(rank), (rank == 0).then_some(listener));
+        let meeting = Meeting { rank, size, local_rank, local_size, host, port, listener, has_store, run: name };
+        let limits = Limits { start: Duration::from_secs(30), answer: Duration::from_secs(30) };
+        thread::spawn(move || run(Group::meet(&meeting, DeviceName::Cpu, limits).unwrap()))
     };
     let threads: Vec<_> = (0..size).map(start).collect();
     threads.into_iter().map(|thread| thread.join().unwrap()).collect()

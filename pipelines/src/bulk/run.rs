@@ -210,8 +210,8 @@ impl<'j> Run<'j> {
     /// Counts the work of devices for this job so far; false where the stage does not measure it.
     pub(super) fn count_work(&mut self) -> bool {
         let (Some(before), Some(now)) = (self.work_before, self.stage.work()) else { return false };
-        self.seen.tokens = now.tokens - before.tokens;
-        self.seen.padded_tokens = now.padded_tokens - before.padded_tokens;
+        let work = now.since(&before);
+        (self.seen.tokens, self.seen.padded_tokens) = (work.tokens, work.padded_tokens);
         true
     }
 }

@@ -20,7 +20,7 @@ use crate::{
 ///
 /// The ceiling is the speed of libtorch's matrix products with the shapes of the model, measured in the same run. The
 /// share of the ceiling can be compared between machines. Speed does not depend on the weights, so random weights
-/// suffice (--size).
+/// suffice: without --model, and without ELMO_MODEL and model in elmo.toml, those of --size small are measured.
 ///
 /// With --constant, everything that `elmo stream` does beside the model is measured instead.
 #[derive(Debug, Args)]
@@ -33,7 +33,7 @@ pub(super) struct BenchArgs {
     #[command(flatten)]
     model: ModelArgs,
 
-    /// Use random weights of a published size instead of a model [default: small, without --model]
+    /// Random weights of a published size instead of a model [default: small, where no model is given]
     #[arg(long, value_name = "SIZE", value_parser = one_of::<Size>(Size::WORDS), help_heading = "Model", conflicts_with_all = ["model", "options", "weights"])]
     size: Option<Size>,
 

@@ -13,7 +13,8 @@ use crate::{
 
 /// Embed 200 built-in reviews, find neighbours of one, and show a word in two senses; works offline
 ///
-/// Also shows the surprisal of the words of a sentence. With --output, demo.html is a picture of both.
+/// Also shows the surprisal of the words of a sentence. With --output, demo.html is a picture of both. The files of an earlier demo
+/// in the folder are replaced; files that no demo has written are an error, and are left as they are.
 #[derive(Debug, Args)]
 #[command(after_help = "\
 Examples:

@@ -6,6 +6,7 @@ use clap::{Args, ValueHint};
 use elmo::{
     EmbedSpec,
     spec::{OnError, SentenceMode, StateMode, TokenizerKind},
+    train::MixSettings,
 };
 
 use super::{
@@ -233,12 +234,14 @@ impl FitMixArgs {
             output: stores.locate(&self.output)?,
             overwrite: self.overwrite,
             cache: self.features.clone().unwrap_or_else(|| Cache::from_env().dir().with_file_name("features")),
-            dropout: fit.dropout,
-            l2: fit.l2,
-            learning_rate: fit.learning_rate,
-            batch: fit.batch,
-            epochs: fit.epochs,
-            patience: fit.patience,
+            fit: MixSettings {
+                dropout: fit.dropout,
+                l2: fit.l2,
+                learning_rate: fit.learning_rate,
+                batch: fit.batch,
+                epochs: fit.epochs,
+                patience: fit.patience,
+            },
             seeds: fit.seeds.0.clone(),
             baselines: fit.baselines == "all",
         })

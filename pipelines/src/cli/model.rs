@@ -14,7 +14,7 @@ use crate::{
     models::{
         Cache, ModelSpec, Models, Place,
         check::{self, Report},
-        convert::{self, Layout},
+        convert::{self, Converted, Layout},
         info::Info,
     },
     stores::{INTERACTIVE_RETRY_FOR, Stores},
@@ -105,6 +105,9 @@ struct ConvertArgs {
     to: Layout,
 
     /// Also store the start state of --state warm, which otherwise every process computes
+    ///
+    /// A stored state has another identity than a computed one: jobs that were begun with --state warm and the model without it
+    /// are refused when they go on with the new one.
     #[arg(long)]
     warm_state: bool,
 
@@ -183,7 +186,8 @@ fn convert(args: &ConvertArgs) -> Result<Exit> {
     let report = with_models(args.model.offline(), async |models| {
         let files = models.locate(&spec).await?;
         let mut data = models.resolve(&spec).await?;
-        if args.warm_state && data.warm_state.is_none() {
+        let is_new = args.warm_state && data.warm_state.is_none();
+        if is_new {
             let settings = elmo::EmbedderSettings {
                 devices: vec![elmo::engine::DeviceChoice::Cpu],
                 threads: Some(1),
@@ -191,7 +195,8 @@ fn convert(args: &ConvertArgs) -> Result<Exit> {
             };
             data.warm_state = Some(elmo::Elmo::from_data(data.clone(), &settings)?.warm_state()?);
         }
-        Ok(convert::convert(&data, &files, args.to, &out)?)
+        let converted = convert::convert(&data, &files, args.to, &out)?;
+        Ok(Converted { note: is_new.then_some(convert::WARM_STATE_STORED), ..converted })
     })?;
     match args.json {
         true => print_json(&report)?,

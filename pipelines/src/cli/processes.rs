@@ -7,15 +7,18 @@ use std::{
     collections::{BTreeMap, BTreeSet},
     env,
     io::{self, BufRead, BufReader, Read},
-    net::TcpListener,
-    os::unix::process::{CommandExt, ExitStatusExt},
+    net::Ipv4Addr,
+    os::{
+        fd::AsRawFd,
+        unix::process::{CommandExt, ExitStatusExt},
+    },
     process::{Child, Command, ExitStatus, Stdio},
     thread,
     time::Duration,
 };
 
-use elmo::train::RUN;
-use tokio::{sync::mpsc, time::sleep};
+use elmo::train::{LISTENER, Meeting, RUN};
+use tokio::{net::TcpSocket, sync::mpsc, time::sleep};
 
 use super::shutdown::{Request, Requests};
 use crate::{
@@ -23,8 +26,9 @@ use crate::{
     train::TrainFault,
 };
 
-/// How long the others may take to end by themselves when one has failed.
-const GRACE: Duration = Duration::from_secs(5);
+/// How long the others may take to end by themselves when one has failed. They look for those that are missing for two seconds,
+/// and process 0 waits as long for the others.
+const GRACE: Duration = Duration::from_secs(8);
 
 /// Where the processes compute.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -42,6 +46,24 @@ impl Places {
             Self::Cpu(processes) => *processes,
             Self::Gpus(gpus) => gpus.len(),
         }
+    }
+}
+
+/// Refuses a command that each of several processes would repeat.
+///
+/// # Errors
+/// [`Error::Usage`] when this is one of several.
+pub(super) fn refuse(command: &str) -> Result<()> {
+    match Meeting::from_env(|name| env::var(name).ok()) {
+        Ok(Some(Meeting { rank, size, .. })) => Err(Error::usage(
+            format!("elmo {command} is one process, but the environment says that this is process {rank} of {size}"),
+            format!(
+                "start it once: several GPUs of a machine are given as --device cuda:0,1; in a script that torchrun has started, \
+                 env -u RANK -u WORLD_SIZE elmo {command}"
+            ),
+        )),
+        // Variables that are incomplete do not concern this command.
+        Ok(None) | Err(_) => Ok(()),
     }
 }
 
@@ -64,12 +86,13 @@ pub(super) fn run(places: &Places) -> Result<Exit> {
         let _entered = runtime.enter();
         Requests::listen()?
     };
-    let port = TcpListener::bind("127.0.0.1:0").and_then(|listener| listener.local_addr()).map_err(failed)?.port();
+    // Kept until process 0 has it, so that no other program can take the port.
+    let socket = free_port().map_err(failed)?;
     let (send, ended) = mpsc::unbounded_channel();
     let mut running = BTreeMap::new();
     let token = uuid::Uuid::new_v4().to_string();
     for rank in 0..places.len() {
-        let started = start(places, rank, port, &token).and_then(|child| {
+        let started = start(places, rank, &socket, &token).and_then(|child| {
             running.insert(rank, child.id());
             watch(rank, child, &send)
         });
@@ -78,11 +101,19 @@ pub(super) fn run(places: &Places) -> Result<Exit> {
             return Err(failed(error));
         }
     }
+    drop(socket);
     let (asked, killed, first) = (false, BTreeSet::new(), Vec::new());
     runtime.block_on(Supervisor { running, ended, requests, asked, killed, first }.run())
 }
 
-fn start(places: &Places, rank: usize, port: u16, token: &str) -> io::Result<Child> {
+/// A socket with a port of its own, at which nothing listens yet: those that come too early try again.
+fn free_port() -> io::Result<TcpSocket> {
+    let socket = TcpSocket::new_v4()?;
+    socket.bind((Ipv4Addr::LOCALHOST, 0).into())?;
+    Ok(socket)
+}
+
+fn start(places: &Places, rank: usize, socket: &TcpSocket, token: &str) -> io::Result<Child> {
     let mut command = Command::new(env::current_exe()?);
     command.args(env::args_os().skip(1)).stdin(Stdio::null()).process_group(0);
     let size = places.len().to_string();
@@ -92,7 +123,7 @@ fn start(places: &Places, rank: usize, port: u16, token: &str) -> io::Result<Chi
         ("WORLD_SIZE", size.clone()),
         ("LOCAL_WORLD_SIZE", size),
         ("MASTER_ADDR", "127.0.0.1".to_owned()),
-        ("MASTER_PORT", port.to_string()),
+        ("MASTER_PORT", socket.local_addr()?.port().to_string()),
         (RUN, token.to_owned()),
     ] {
         command.env(name, value);
@@ -114,6 +145,9 @@ fn start(places: &Places, rank: usize, port: u16, token: &str) -> io::Result<Chi
             command.env("ELMO_LOG", "error");
         }
     }
+    if rank == 0 {
+        leave(socket, &mut command);
+    }
     #[cfg(target_os = "linux")]
     let parent = std::process::id() as libc::pid_t;
     #[cfg(target_os = "linux")]
@@ -128,6 +162,19 @@ fn start(places: &Places, rank: usize, port: u16, token: &str) -> io::Result<Chi
         });
     }
     command.spawn()
+}
+
+/// Leaves a socket open in a process.
+fn leave(socket: &TcpSocket, command: &mut Command) {
+    let number = socket.as_raw_fd();
+    command.env(LISTENER, number.to_string());
+    // SAFETY: `fcntl` may be called between fork and exec. The socket is open until the process was started.
+    unsafe {
+        command.pre_exec(move || match libc::fcntl(number, libc::F_SETFD, 0) {
+            -1 => Err(io::Error::last_os_error()),
+            _ => Ok(()),
+        });
+    }
 }
 
 /// GPU `number` of those that this process sees, as `CUDA_VISIBLE_DEVICES` names it.
@@ -271,6 +318,11 @@ fn outcome(all: &[Ended], ours: &BTreeSet<usize>, asked: bool) -> Result<Exit> {
         return Err(TrainFault::Killed { rank, signal }.into());
     }
     let of = |ended: &Ended| ended.status.code().and_then(Exit::of_code).unwrap_or(Exit::Failed);
+    let is_interruption = all.iter().any(|ended| is_interrupted(ended.status));
+    if is_interruption && failed().all(|ended| of(ended) == Exit::Failed) {
+        // One that a signal has ended before its first step was missed by the others.
+        return Ok(Exit::Interrupted);
+    }
     let with_code = failed().find(|ended| ended.status.code() != Some(Exit::Failed as i32));
     if let Some(cause) = with_code.or_else(|| failed().next()) {
         return Ok(of(cause));
@@ -315,6 +367,20 @@ mod tests {
         assert!(outcome(&early, &BTreeSet::new(), false).is_err());
         let alone = [ended(1, 130 << 8), ended(0, libc::SIGKILL)];
         assert_eq!(outcome(&alone, &[0].into(), false).unwrap(), Exit::Interrupted);
+        let missed = [ended(1, 130 << 8), ended(0, 1 << 8), ended(2, 1 << 8)];
+        assert_eq!(outcome(&missed, &BTreeSet::new(), false).unwrap(), Exit::Interrupted);
+        let full_disk = [ended(1, 130 << 8), ended(0, 5 << 8)];
+        assert_eq!(outcome(&full_disk, &BTreeSet::new(), false).unwrap(), Exit::Storage);
+    }
+
+    /// As the system says it.
+    #[test]
+    fn a_port_is_kept_and_nothing_listens_there_yet() {
+        let socket = free_port().unwrap();
+        let address = socket.local_addr().unwrap();
+        let taken = std::net::TcpListener::bind(address).unwrap_err();
+        let early = std::net::TcpStream::connect(address).unwrap_err();
+        assert_eq!((taken.kind(), early.kind()), (io::ErrorKind::AddrInUse, io::ErrorKind::ConnectionRefused));
     }
 
     #[test]

@@ -178,6 +178,31 @@ fn lock(state: &Mutex<State>) -> MutexGuard<'_, State> {
 /// A future that ends at the first signal; a second signal ends the process. The first one ends it too as long as the
 /// future was not polled, because then there is nothing to finish. A message says that the job stops when `what`.
 pub(super) fn requested(what: &'static str) -> Result<impl Future<Output = ()>> {
+    listen(format!("{what}; a second signal stops at once"), Further::Leave, || ())
+}
+
+/// As [`requested`], for one of several processes that stop together. Only the first signal counts: a scheduler may send one
+/// to every process, and another one through their parent, which ends them by SIGKILL if it must. `missed` tells the others
+/// when this process leaves before the future was polled.
+pub(super) fn requested_of_several(
+    what: &'static str,
+    missed: impl FnOnce() + Send + 'static,
+) -> Result<impl Future<Output = ()>> {
+    listen(what.to_owned(), Further::Ignore, missed)
+}
+
+/// What a further signal does.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Further {
+    Leave,
+    Ignore,
+}
+
+fn listen(
+    message: String,
+    further: Further,
+    missed: impl FnOnce() + Send + 'static,
+) -> Result<impl Future<Output = ()>> {
     let mut requests = Requests::listen()?;
     let (request, requested) = oneshot::channel();
     let awaited = Arc::new(AtomicBool::new(false));
@@ -186,12 +211,17 @@ pub(super) fn requested(what: &'static str) -> Result<impl Future<Output = ()>> 
         requests.next().await;
         if !is_awaited.load(Ordering::Relaxed) {
             tracing::warn!("interrupted before anything was written");
+            missed();
             leave(Exit::Interrupted as u8);
         }
-        tracing::warn!("stopping when {what}; a second signal stops at once");
+        tracing::warn!("stopping when {message}");
         let _ = request.send(());
         requests.repeated().await;
-        leave(Exit::Interrupted as u8);
+        match further {
+            Further::Leave => leave(Exit::Interrupted as u8),
+            // The handlers stay.
+            Further::Ignore => {}
+        }
     });
     Ok(async move {
         awaited.store(true, Ordering::Relaxed);

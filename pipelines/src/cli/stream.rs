@@ -1,6 +1,6 @@
 //! `elmo stream`: its arguments. The job is in [`crate::stream`].
 
-use std::{env, fmt, net::SocketAddr, path::PathBuf, str::FromStr, time::Duration};
+use std::{env, fmt, net::SocketAddr, path::PathBuf, str::FromStr, sync::Arc, time::Duration};
 
 use chrono::DateTime;
 use clap::{
@@ -13,14 +13,14 @@ use elmo::{ColumnEmbedder, spec::OnError};
 use super::{
     CommonArgs, EngineArgs, ModelArgs,
     args::{self, Bytes, block_on, one_of, positive},
-    embed::VectorArgs,
+    embed::{Asked, VectorArgs},
     print, print_json, shutdown,
 };
 use crate::{
     error::{Error, Exit, Result},
     report::{bytes, count, table},
     sink::Codec,
-    stage::EmbedStage,
+    stage::{EmbedStage, Stage},
     stores::Stores,
     stream::{
         self, Start, StreamJob, Streamed, Target, ValueEncoding,
@@ -45,7 +45,7 @@ const SPILL_ABOVE: usize = 16;
     after_help = "\
 Examples:
   elmo stream --brokers kafka:9092 --topic reviews --group elmo --format json --text-path /body \\
-      --model tiny --output s3://bucket/reviews
+      --output s3://bucket/reviews
   elmo stream --brokers kafka:9092 --topic '^reviews-.*' --group elmo --output reviews --once
   elmo stream --brokers kafka:9092 --topic reviews --group elmo --output-topic vectors
   elmo stream status --output s3://bucket/reviews --brokers kafka:9092
@@ -205,7 +205,7 @@ struct OutputArgs {
     output: Option<String>,
 
     /// Begin anew beside the output of earlier generations
-    #[arg(long, value_name = "N", default_value = "1", value_parser = positive)]
+    #[arg(long, value_name = "N", default_value = "1", value_parser = positive, conflicts_with = "output_topic")]
     generation: usize,
 
     /// Topic for the enriched messages, instead of files
@@ -213,11 +213,11 @@ struct OutputArgs {
     output_topic: Option<String>,
 
     /// Values of enriched messages: json, raw (little-endian floats) or arrow (an IPC stream)
-    #[arg(long, value_name = "ENCODING", default_value = "json", value_parser = words::<ValueEncoding>(ValueEncoding::WORDS))]
+    #[arg(long, value_name = "ENCODING", default_value = "json", value_parser = words::<ValueEncoding>(ValueEncoding::WORDS), conflicts_with = "output")]
     encoding: ValueEncoding,
 
-    /// How long rows may wait for others before a transaction is committed
-    #[arg(long, value_name = "TIME", default_value = "1s")]
+    /// How long rows may wait for others before a transaction is committed; files have --max-age and --idle
+    #[arg(long, value_name = "TIME", default_value = "1s", conflicts_with = "output")]
     max_wait: Span,
 }
 
@@ -226,31 +226,31 @@ struct OutputArgs {
 #[command(next_help_heading = "Files")]
 struct FileArgs {
     /// Rows of a file [default: no limit]
-    #[arg(long, value_name = "N", value_parser = positive)]
+    #[arg(long, value_name = "N", value_parser = positive, conflicts_with = "output_topic")]
     rows_per_file: Option<usize>,
 
     /// Size of a file in MiB, at most 4096: a file is sent in one request, and S3 takes 5 GiB
-    #[arg(long, value_name = "N", default_value = "128", value_parser = value_parser!(u64).range(1..=4096))]
+    #[arg(long, value_name = "N", default_value = "128", value_parser = value_parser!(u64).range(1..=4096), conflicts_with = "output_topic")]
     mb_per_file: u64,
 
     /// Time from the first row of a file until it is published, at most
-    #[arg(long, value_name = "TIME", default_value = "5m")]
+    #[arg(long, value_name = "TIME", default_value = "5m", conflicts_with = "output_topic")]
     max_age: Span,
 
     /// Publish a file when no message has come for this time [default: --max-age]
-    #[arg(long, value_name = "TIME")]
+    #[arg(long, value_name = "TIME", conflicts_with = "output_topic")]
     idle: Option<Span>,
 
     /// Size of a row group in MiB before compression
-    #[arg(long, value_name = "N", default_value = "64", value_parser = positive, hide_short_help = true)]
+    #[arg(long, value_name = "N", default_value = "64", value_parser = positive, hide_short_help = true, conflicts_with = "output_topic")]
     row_group_mb: usize,
 
     /// Compression codec
-    #[arg(long, value_name = "CODEC", default_value = "zstd", value_parser = one_of::<Codec>(Codec::WORDS), hide_short_help = true)]
+    #[arg(long, value_name = "CODEC", default_value = "zstd", value_parser = one_of::<Codec>(Codec::WORDS), hide_short_help = true, conflicts_with = "output_topic")]
     compression: Codec,
 
     /// Folder for complete files that wait for the store, above a part of --memory-limit [default: the temporary folder]
-    #[arg(long, value_name = "DIR", value_hint = ValueHint::DirPath, hide_short_help = true)]
+    #[arg(long, value_name = "DIR", value_hint = ValueHint::DirPath, hide_short_help = true, conflicts_with = "output_topic")]
     spill_dir: Option<PathBuf>,
 }
 
@@ -379,14 +379,9 @@ fn stream(args: &StreamArgs, _: &CommonArgs) -> Result<Exit> {
         let stores = Stores::from_env();
         let job = args.job(&stores)?;
         job.check()?;
-        let data = args::open(&args.model.spec_of_job(), args.model.offline(), &stores).await?;
-        let spec = asked.for_model(&data.options)?;
-        let elmo = args.engine.load(data).await?;
-        let columns = ColumnEmbedder::new(&elmo, spec)?;
-        let width = columns.width();
-        let stage = EmbedStage::new(columns, width);
+        let stage = args.stage(asked, &stores);
         if args.operation.dry_run {
-            let plan = stream::dry_run(&job, stage.as_ref()).await?;
+            let plan = stream::dry_run(&job, stage.await?.as_ref()).await?;
             match args.operation.json {
                 true => print_json(&plan)?,
                 false => print(&plan.to_string())?,
@@ -437,6 +432,17 @@ impl StatusArgs {
 }
 
 impl StreamArgs {
+    /// Loads the model.
+    async fn stage(&self, asked: Asked, stores: &Stores) -> Result<Arc<dyn Stage>> {
+        let data = args::open(&self.model.spec_of_job(), self.model.offline(), stores).await?;
+        let spec = asked.for_model(&data.options)?;
+        let elmo = self.engine.load(data).await?;
+        let columns = ColumnEmbedder::new(&elmo, spec)?;
+        let width = columns.width();
+        let stage: Arc<dyn Stage> = EmbedStage::new(columns, width);
+        Ok(stage)
+    }
+
     fn job(&self, stores: &Stores) -> Result<StreamJob> {
         let kafka = self.broker.settings()?;
         Ok(StreamJob {
@@ -563,6 +569,8 @@ fn text(streamed: &Streamed) -> String {
 
 #[cfg(test)]
 mod tests {
+    use clap::CommandFactory;
+
     use super::*;
 
     /// 2026-11-22T08:00:00Z is 1,795,334,400 s after 1970 (`date -u -d … +%s`).
@@ -575,6 +583,39 @@ mod tests {
         for wrong in ["", "first", "2026-11-22", "2026-11-22T08:00:00", "1795334400"] {
             assert!(start(wrong).is_err(), "{wrong}");
         }
+    }
+
+    /// What clap says about a command line; empty if it is accepted.
+    fn refusal(line: &str) -> String {
+        let command = crate::cli::Cli::command();
+        command.try_get_matches_from(line.split_whitespace()).err().map(|e| e.to_string()).unwrap_or_default()
+    }
+
+    #[test]
+    fn an_option_of_the_other_output_is_refused() {
+        let files = ["--generation 2", "--rows-per-file 5", "--mb-per-file 5", "--max-age 1h", "--idle 1s"];
+        let hidden = ["--row-group-mb 5", "--compression none", "--spill-dir a"];
+        let topic = ["--encoding raw", "--max-wait 3s"];
+        let begin = "elmo stream --brokers a --topic b --group c";
+        for option in files.iter().chain(&hidden) {
+            assert_eq!(refusal(&format!("{begin} --output d {option}")), "");
+            assert!(refusal(&format!("{begin} --output-topic d {option}")).contains("cannot be used with"), "{option}");
+        }
+        for option in topic {
+            assert_eq!(refusal(&format!("{begin} --output-topic d {option}")), "");
+            assert!(refusal(&format!("{begin} --output d {option}")).contains("cannot be used with"), "{option}");
+        }
+    }
+
+    /// The command of examples/stream/compose.yml, a folded block: lines that are indented more than its key.
+    #[test]
+    fn the_command_of_the_example_is_accepted() {
+        let root = PathBuf::from(env::var_os("CARGO_MANIFEST_DIR").unwrap()).join("..");
+        let text = std::fs::read_to_string(root.join("examples/stream/compose.yml")).unwrap();
+        let (_, rest) = text.split_once("    command: >-\n      elmo stream").unwrap();
+        let (first, more) = rest.split_once('\n').unwrap();
+        let more: Vec<&str> = more.lines().take_while(|line| line.starts_with("      ")).collect();
+        assert_eq!(refusal(&format!("elmo stream {first} {}", more.join(" "))), "");
     }
 
     #[test]

@@ -1,6 +1,11 @@
 //! `elmo train`: its arguments. The run is in [`crate::train`].
 
-use std::{env, fs, path::PathBuf, str::FromStr, time::Duration};
+use std::{
+    env, fs,
+    path::{Path, PathBuf},
+    str::FromStr,
+    time::Duration,
+};
 
 use clap::{ArgAction, Args, ValueHint, builder::BoolishValueParser};
 use elmo::{
@@ -9,7 +14,7 @@ use elmo::{
     model::{DeviceName, cuda_devices, resolve_devices},
     options::TextOptions,
     spec::{SentenceMode, SpecError, StateMode, TokenizerKind},
-    train::{Classes, Group, Meeting, Optimizer, Recipe, Schedule, keep_freed_memory},
+    train::{Classes, Group, Limits, Meeting, Optimizer, RUN, Recipe, Schedule, keep_freed_memory},
 };
 
 use super::{
@@ -24,10 +29,10 @@ use crate::{
     error::{Error, Exit, Fault, Result},
     models::ModelSpec,
     redact::redact,
-    stores::Stores,
+    stores::{Location, Stores},
     train::{
-        ModelSource, OnSpike, OptionsFile, Order, TextSettings, TrainFault, TrainJob, TrainReport, Until, estimate,
-        train,
+        ModelSource, OnSpike, OptionsFile, Order, TextSettings, TrainFault, TrainJob, TrainReport, Until, UploadReport,
+        estimate, train,
     },
 };
 
@@ -129,7 +134,7 @@ pub(super) struct TrainArgs {
     #[arg(long, value_name = "X", value_parser = above_zero, help_heading = "Run")]
     epochs: Option<f64>,
 
-    /// Delete an earlier run in the folder and begin anew
+    /// Delete an earlier run in the folder and start over
     ///
     /// --overwrite=false resumes, overriding the environment and elmo.toml.
     #[arg(long, value_name = "BOOL", action = ArgAction::Set, hide_possible_values = true, num_args = 0..=1, require_equals = true, default_value = "false", default_missing_value = "true", hide_default_value = true, value_parser = BoolishValueParser::new(), help_heading = "Run")]
@@ -163,6 +168,13 @@ pub(super) struct TrainArgs {
     #[arg(long, value_name = "N", default_value = "2", value_parser = positive, help_heading = "Run")]
     keep_checkpoints: usize,
 
+    /// Folder of a store to which every checkpoint is copied: s3://, gs://, az:// or a path
+    ///
+    /// Copies are made while the run goes on, and rotated as the checkpoints are. On a new machine, the same command resumes from
+    /// the newest one. A store that fails does not end the run; the exit code is 5 if the last checkpoint could not be copied.
+    #[arg(long, value_name = "URL", value_hint = ValueHint::AnyPath, help_heading = "Run")]
+    upload: Option<String>,
+
     /// A loss that jumps or is not finite: stop ends the run, rollback goes back and passes over the text, ignore goes on after a
     /// jump
     #[arg(long, value_name = "WHAT", default_value = "stop", value_parser = one_of::<OnSpike>(OnSpike::WORDS), help_heading = "Run")]
@@ -192,7 +204,15 @@ pub(super) struct TrainArgs {
     #[arg(long, value_name = "N", default_value = "1", value_parser = positive, help_heading = "Speed and devices")]
     accumulate: usize,
 
+    /// Seconds in which all processes must join the run
+    ///
+    /// Processes of a cluster may start at different times. The error names those that have not joined.
+    #[arg(long, value_name = "N", default_value = "600", value_parser = positive, hide_short_help = true, help_heading = "Speed and devices")]
+    start_timeout: usize,
+
     /// Seconds after which a process that does not answer ends the run
+    ///
+    /// Time in which a process reads or writes files does not count.
     #[arg(long, value_name = "N", default_value = "600", value_parser = positive, hide_short_help = true, help_heading = "Speed and devices")]
     process_timeout: usize,
 
@@ -200,9 +220,9 @@ pub(super) struct TrainArgs {
     #[arg(long, value_name = "N", value_parser = threads, help_heading = "Speed and devices")]
     threads: Option<usize>,
 
-    /// Groups of rows that are computed one by one, or in parallel on a CPU [default: a 32nd of the rows]
+    /// Groups of rows that are computed one by one, or in parallel on a CPU
     ///
-    /// Their number changes the rounding of sums, and the memory for activations. Gradients of as many as there are threads are
+    /// By default one for each 32 rows of a part on a CPU, and for each 1024 on a GPU. Their number changes the rounding of sums, and the memory for activations. Gradients of as many as there are threads are
     /// in memory.
     #[arg(long, value_name = "N", value_parser = positive, hide_short_help = true, help_heading = "Speed and devices")]
     lanes: Option<usize>,
@@ -212,9 +232,12 @@ pub(super) struct TrainArgs {
 #[derive(Debug, Args)]
 #[command(next_help_heading = "Step")]
 struct StepArgs {
-    /// Recipe that the other options change: bilm is that of the published models
-    #[arg(long, value_name = "NAME", default_value = "bilm", value_parser = ["bilm"])]
-    preset: String,
+    /// Recipe to the letter: bilm is that of the published models
+    ///
+    /// Its values are the defaults of the options below. With --preset bilm, other values are refused, and negatives are
+    /// drawn whatever the size of the vocabulary.
+    #[arg(long, value_name = "NAME", value_parser = ["bilm"])]
+    preset: Option<String>,
 
     /// Rows of a window in each process, each a stream of sentences [default: 128]
     #[arg(long, value_name = "N", value_parser = positive)]
@@ -270,8 +293,11 @@ struct StepArgs {
     #[arg(long, value_name = "X", value_parser = above_zero, hide_short_help = true)]
     gradient_scale: Option<f64>,
 
-    /// Number format: f32, f64 (slow, for comparisons), or bf16 (products of GPUs)
-    #[arg(long, value_name = "PRECISION", default_value = "f32", value_parser = ["f32", "f64", "bf16"])]
+    /// Number format: f32; tf32 or bf16 for products of GPUs; or f64 (slow, for comparisons on a CPU)
+    ///
+    /// tf32 rounds the factors of float32 products to three digits, and bf16 also the activations, to two or three digits. Both
+    /// need a GPU with tensor cores for them (Ampere or later). Weights and the state of the optimiser stay float32.
+    #[arg(long, value_name = "PRECISION", default_value = "f32", value_parser = ["f32", "tf32", "bf16", "f64"])]
     precision: String,
 }
 
@@ -294,14 +320,76 @@ fn above_zero(text: &str) -> Result<f64, String> {
 
 /// The published passes over the corpus; of a text on which a trained model goes on.
 const EPOCHS: (f64, f64) = (10.0, 1.0);
-/// Rows of a lane, below which products are slow.
+/// Rows of a lane, below which products of a CPU are slow.
 const ROWS_OF_A_LANE: usize = 32;
+/// Rows of a lane of a GPU: with fewer than some 250, its time goes to the start of operations and to reading weights.
+const ROWS_OF_A_GPU_LANE: usize = 1024;
 const MAX_LANES: usize = 64;
 
 impl StepArgs {
-    /// The recipe: a preset, changed by the options file, changed by options.
+    /// What contradicts `--preset bilm` in the recipe of a part, of which a process computes so many: options, or keys of the
+    /// options file.
+    fn contradictions(&self, recipe: &Recipe, accumulate: usize, file: Option<&OptionsFile>) -> Vec<String> {
+        let bilm = Recipe::bilm();
+        let (rows, has_parts) = (recipe.rows * accumulate, accumulate > 1);
+        let of_rows = if has_parts { "--rows times --accumulate" } else { "--rows" };
+        let is_bilm = self.optimizer == "adagrad";
+        let is_sampled = matches!(recipe.classes, Classes::Sampled(n) | Classes::Auto(n) if n == Recipe::BILM_SAMPLES);
+        let fields = [
+            (of_rows, "batch_size", self.rows.is_some() || has_parts, rows == bilm.rows),
+            ("--unroll", "unroll_steps", self.unroll.is_some(), recipe.positions == bilm.positions),
+            ("--dropout", "dropout", self.dropout.is_some(), recipe.dropout == bilm.dropout),
+            ("--samples", "n_negative_samples_batch, or sample_softmax,", self.samples.is_some(), is_sampled),
+            (
+                "--learning-rate",
+                "learning_rate",
+                self.learning_rate.is_some(),
+                recipe.learning_rate == bilm.learning_rate,
+            ),
+            ("--clip-norm", "all_clip_norm_val", self.clip_norm.is_some(), recipe.clip_norm == bilm.clip_norm),
+        ];
+        let mut all = Vec::new();
+        for (option, key, is_given, is_same) in fields {
+            match (is_same, is_given, file) {
+                (false, true, _) => all.push(option.to_owned()),
+                // Another optimiser has other defaults.
+                (false, false, Some(file)) if is_bilm => all.push(format!("{key} in {}", file.origin())),
+                _ => {}
+            }
+        }
+        let scale = self.gradient_scale.is_some_and(|scale| scale != bilm.gradient_scale);
+        let others = [
+            ("--optimizer", !is_bilm),
+            ("--schedule", self.schedule != "constant"),
+            ("--warm-up", self.warm_up != 0),
+            ("--gradient-scale", scale),
+        ];
+        all.extend(others.into_iter().filter(|(_, differs)| *differs).map(|(option, _)| option.to_owned()));
+        all
+    }
+
+    /// Refuses what contradicts the preset.
+    fn check_preset(&self, recipe: &Recipe, accumulate: usize, file: Option<&OptionsFile>) -> Result<()> {
+        let Some(preset) = &self.preset else { return Ok(()) };
+        let contradictions = self.contradictions(recipe, accumulate, file);
+        if contradictions.is_empty() {
+            return Ok(());
+        }
+        Err(Error::usage(
+            format!(
+                "--preset {preset} is the published recipe to the letter, from which these differ: {}",
+                contradictions.join(", ")
+            ),
+            "leave --preset out: the published values are the defaults of all that is not given",
+        ))
+    }
+
+    /// The recipe: that of the published models, changed by the options file, changed by options.
     fn recipe(&self, file: Option<&OptionsFile>, lanes: Option<usize>) -> Recipe {
         let mut recipe = Recipe::bilm();
+        if self.preset.is_some() {
+            recipe.classes = Classes::Sampled(Recipe::BILM_SAMPLES);
+        }
         let is_adagrad = self.optimizer == "adagrad";
         if !is_adagrad {
             let Self { weight_decay, .. } = *self;
@@ -331,6 +419,7 @@ impl StepArgs {
         recipe.precision = match self.precision.as_str() {
             "f64" => Precision::F64,
             "bf16" => Precision::Bf16,
+            "tf32" => Precision::Tf32,
             _ => Precision::F32,
         };
         let scale = if is_adagrad { recipe.positions as f64 } else { 1.0 };
@@ -339,6 +428,12 @@ impl StepArgs {
         recipe
     }
 }
+
+const STOPPING: &str = "this step is made and a checkpoint is written";
+/// The same where the process that has started this one ends it at the second signal.
+const STOPPING_TOGETHER: &str = "this step is made and a checkpoint is written; a second signal stops at once";
+/// What a process says that a signal has ended early.
+const MISSED: &str = "a signal has ended it before the first step";
 
 pub(super) fn run(args: &TrainArgs, _: &CommonArgs) -> Result<Exit> {
     start(args, None)
@@ -349,7 +444,8 @@ pub(super) fn start(args: &TrainArgs, recorded: Option<&EmbedSpec>) -> Result<Ex
     let file = args.options_file()?;
     let stores = Stores::from_env();
     let meeting = Meeting::from_env(|name| env::var(name).ok());
-    let meeting = meeting.map_err(|e| Error::usage(e.to_string(), "docs/training.md lists the variables"))?;
+    let meeting = meeting.map_err(|e| Error::usage(e.to_string(), e.help()))?;
+    args.check_processes(meeting.as_ref())?;
     let several = args.places()?.filter(|_| meeting.is_none() || is_slurm_script());
     let meeting = meeting.filter(|_| several.is_none());
     if args.dry_run && meeting.as_ref().is_some_and(|meeting| meeting.rank > 0) {
@@ -372,14 +468,19 @@ pub(super) fn start(args: &TrainArgs, recorded: Option<&EmbedSpec>) -> Result<Ex
         Some(meeting) => args.met(job, meeting)?,
         None => job,
     };
-    let overwrite = job.overwrite;
-    let outcome = block_on(async {
-        let stop = shutdown::requested("this step is made and a checkpoint is written")?;
-        train(job, &stores, stop).await
-    });
+    let (overwrite, group) = (job.overwrite, job.group.clone());
+    let outcome = match meeting.is_some() {
+        false => block_on(async { train(job, &stores, shutdown::requested(STOPPING)?).await }),
+        true => block_on(async {
+            let what = if env::var_os(RUN).is_some() { STOPPING_TOGETHER } else { STOPPING };
+            let stop = shutdown::requested_of_several(what, move || group.tell(MISSED))?;
+            train(job, &stores, stop).await
+        }),
+    };
     if let Err(error) = &outcome
         && !is_first
-        && let Some(fault @ (TrainFault::Interrupted { .. } | TrainFault::Elsewhere { .. })) = error.module()
+        && let Some(fault @ (TrainFault::Interrupted { .. } | TrainFault::Elsewhere { .. } | TrainFault::Spike { .. })) =
+            error.module()
     {
         // Another process says it.
         return Ok(fault.exit());
@@ -394,6 +495,9 @@ pub(super) fn start(args: &TrainArgs, recorded: Option<&EmbedSpec>) -> Result<Ex
         true if args.json => print_json(&report)?,
         true => print(&report.to_string())?,
         false => {}
+    }
+    if let Some(UploadReport { url, failed: Some(reason), .. }) = report.upload {
+        return Err(TrainFault::NotUploaded { url, reason }.into());
     }
     Ok(if report.bad_rows > 0 { Exit::Rejected } else { Exit::Done })
 }
@@ -414,11 +518,44 @@ fn note_command(overwrite: bool) {
     }
 }
 
+/// The folder of `--upload`.
+fn copies(upload: &str, output: &Path, stores: &Stores) -> Result<Location> {
+    let folder = stores.locate(upload)?;
+    if folder.is_http() {
+        let help = "give a folder of an object store (s3://, gs://, az://), or a path";
+        return Err(Error::usage(format!("--upload {folder}: a web server cannot be written to"), help));
+    }
+    let run = stores.locate(&output.to_string_lossy())?;
+    match folder.local_path().zip(run.local_path()) {
+        Some((copies, run)) if copies.starts_with(&run) => Err(Error::usage(
+            format!("--upload {upload} is in the folder of the run"),
+            "give a folder that outlives the one of the run, on another disk or in a store",
+        )),
+        _ => Ok(folder),
+    }
+}
+
 impl TrainArgs {
     fn options_file(&self) -> Result<Option<OptionsFile>> {
         let Some(path) = &self.options else { return Ok(None) };
         let bytes = fs::read(path).map_err(|source| Error::io(path, source))?;
         OptionsFile::parse(&bytes, &path.display().to_string()).map(Some)
+    }
+
+    /// Refuses to start processes in each of several processes. Those that this program has started have its arguments.
+    fn check_processes(&self, meeting: Option<&Meeting>) -> Result<()> {
+        match (meeting, self.processes) {
+            (Some(Meeting { rank, size, .. }), Some(processes)) if env::var_os(RUN).is_none() && !is_slurm_script() => {
+                Err(Error::usage(
+                    format!(
+                        "--processes {processes} would start processes, but RANK and WORLD_SIZE, or those of Slurm, say that this is \
+                         process {rank} of {size}"
+                    ),
+                    "leave --processes out: whatever starts this process starts the others too",
+                ))
+            }
+            _ => Ok(()),
+        }
     }
 
     /// The processes that this one starts, if several devices are given.
@@ -429,7 +566,7 @@ impl TrainArgs {
         };
         let choices = self.choices()?;
         match self.processes {
-            Some(_) if !matches!(choices.as_slice(), [DeviceChoice::Cpu | DeviceChoice::Auto]) => Err(Error::usage(
+            Some(_) if choices != [DeviceChoice::Cpu] => Err(Error::usage(
                 "--processes is for the CPU",
                 "give --device cpu, or leave it out: every GPU has a process of its own",
             )),
@@ -451,13 +588,17 @@ impl TrainArgs {
             }
             (None, device) => device.to_owned(),
         };
-        Ok(parse_devices(&text).map_err(|error: SpecError| elmo::Error::from(error))?)
+        let choices = parse_devices(&text).map_err(|error: SpecError| elmo::Error::from(error))?;
+        // Processes are for the CPU, also on a machine with GPUs.
+        let is_auto = self.processes.is_some() && choices == [DeviceChoice::Auto];
+        Ok(if is_auto { vec![DeviceChoice::Cpu] } else { choices })
     }
 
     /// The job of one of several processes, which has met the others.
     fn met(&self, job: TrainJob, meeting: &Meeting) -> Result<TrainJob> {
-        let limit = Duration::from_secs(self.process_timeout as u64);
-        let group = Group::meet(meeting, job.device, limit).map_err(|e| TrainFault::Step(e.into()))?;
+        let seconds = |n: usize| Duration::from_secs(n as u64);
+        let limits = Limits { start: seconds(self.start_timeout), answer: seconds(self.process_timeout) };
+        let group = Group::meet(meeting, job.device, limits).map_err(|e| TrainFault::Step(e.into()))?;
         Ok(TrainJob { group, ..job })
     }
 
@@ -478,6 +619,7 @@ impl TrainArgs {
             return Err(missing("no --shards"));
         }
         let mut recipe = self.step.recipe(file, self.lanes);
+        self.step.check_preset(&recipe, self.accumulate, file)?;
         let part_rows = recipe.rows;
         // A dry run tries the share of one process.
         recipe.rows *= self.accumulate * if self.dry_run { 1 } else { processes };
@@ -490,9 +632,17 @@ impl TrainArgs {
                 return Err(Error::usage(format!("{output}: a run writes to a local folder"), help));
             }
         };
+        let upload = self.upload.as_ref().map(|upload| copies(upload, &output, stores)).transpose()?;
         let device = self.device(meeting)?;
+        if self.lanes.is_none() && device != DeviceName::Cpu {
+            recipe.lanes = part_rows.div_ceil(ROWS_OF_A_GPU_LANE);
+        }
         if recipe.precision == Precision::F64 && device != DeviceName::Cpu {
             return Err(Error::usage("--precision f64 is for the CPU", "give --device cpu, or --precision f32"));
+        }
+        if recipe.precision == Precision::Tf32 && device == DeviceName::Cpu {
+            let message = "--precision tf32 is for GPUs: the CPU has no products in TF32";
+            return Err(Error::usage(message, "give --device cuda, or --precision f32"));
         }
         let epochs = self.epochs.or_else(|| file.and_then(OptionsFile::epochs)).unwrap_or(if recorded.is_some() {
             EPOCHS.1
@@ -510,6 +660,7 @@ impl TrainArgs {
             None if recorded.is_some() => None,
             None => return Err(missing("no --vocab")),
         };
+        let neighbours = meeting.map_or(processes, |meeting| meeting.local_size.unwrap_or(1)).max(1);
         let every = |steps: Option<usize>| steps.map(|steps| steps as u64);
         Ok(TrainJob {
             shards: self.shards.clone(),
@@ -530,13 +681,13 @@ impl TrainArgs {
             part_rows,
             accumulate: self.accumulate,
             processes,
+            neighbours,
             group: Group::default(),
             until: self.steps.map_or(Until::Epochs(epochs), |steps| Until::Steps(steps as u64)),
             output,
             device,
             threads: self.threads.unwrap_or_else(|| {
-                let neighbours = meeting.and_then(|meeting| meeting.local_size).unwrap_or(1);
-                std::thread::available_parallelism().map_or(1, |cores| cores.get().div_ceil(neighbours.max(1)))
+                std::thread::available_parallelism().map_or(1, |cores| cores.get().div_ceil(neighbours))
             }),
             measure_first: recorded.is_some(),
             eval_every: every(self.eval_every),
@@ -544,6 +695,7 @@ impl TrainArgs {
             log_every: self.log_every as u64,
             checkpoint_every: every(self.checkpoint_every),
             keep_checkpoints: self.keep_checkpoints,
+            upload,
             on_spike: self.on_spike,
             overwrite: self.overwrite,
             offline: self.offline,
@@ -592,18 +744,26 @@ impl TrainArgs {
             _ => &choices[..],
         };
         let devices = resolve_devices(choices).map_err(elmo::Error::from)?;
-        let number = meeting.map_or(0, |meeting| meeting.local_rank);
-        let chosen = if devices.len() == 1 { devices.first() } else { devices.get(number) };
-        chosen.copied().ok_or_else(|| {
-            let rank = meeting.map_or(0, |meeting| meeting.rank);
+        device_of(&devices, meeting)
+    }
+}
+
+/// The device of a process: the only one, or that of its number on its machine.
+fn device_of(devices: &[DeviceName], meeting: Option<&Meeting>) -> Result<DeviceName> {
+    let all = devices.len();
+    match (devices, meeting) {
+        (&[only], _) => Ok(only),
+        (_, None) => devices.first().copied().ok_or_else(|| Error::usage("no device is given", "give --device")),
+        (_, Some(Meeting { rank, local_rank: None, .. })) => Err(Error::usage(
+            format!("process {rank} may use {all} GPUs, and LOCAL_RANK, its number on its machine, is not set"),
+            "set LOCAL_RANK for each process, as torchrun does, or leave it a single GPU: --device cuda:N",
+        )),
+        (_, Some(Meeting { rank, local_rank: Some(number), .. })) => devices.get(*number).copied().ok_or_else(|| {
             Error::usage(
-                format!(
-                    "process {rank} is number {number} on its machine, but only {} devices are given",
-                    devices.len()
-                ),
+                format!("process {rank} is number {number} on its machine, from 0, but only {all} devices are given"),
                 "start as many processes on a machine as it has GPUs",
             )
-        })
+        }),
     }
 }
 
@@ -620,15 +780,98 @@ mod tests {
     }
 
     fn recipe(words: &str) -> Recipe {
-        let all = format!("train --shards a --vocab b --size tiny --output c {words}");
-        let args = Parsed::parse_from(all.split_whitespace()).args;
+        let args = args(words);
         args.step.recipe(None, args.lanes)
+    }
+
+    /// By hand.
+    #[test]
+    fn every_process_has_a_gpu_of_its_own() {
+        let gpus: Vec<_> = (0..3).map(DeviceName::Cuda).collect();
+        let process = |rank: usize, local: Option<usize>| {
+            let set = |name: &str| match name {
+                "RANK" => Some(rank.to_string()),
+                "WORLD_SIZE" => Some("8".to_owned()),
+                "LOCAL_RANK" => local.map(|local| local.to_string()),
+                "MASTER_ADDR" => Some("node-0".to_owned()),
+                _ => None,
+            };
+            Meeting::from_env(set).unwrap().unwrap()
+        };
+        let of = |devices: &[DeviceName], rank, local| {
+            device_of(devices, Some(&process(rank, local))).map_err(|error| error.to_string())
+        };
+        assert_eq!(device_of(&gpus, None).unwrap(), DeviceName::Cuda(0));
+        assert_eq!(of(&gpus, 5, Some(2)), Ok(DeviceName::Cuda(2)));
+        // A container of Kubernetes has one, and does not say LOCAL_RANK.
+        assert_eq!(of(&gpus[1..2], 5, None), Ok(DeviceName::Cuda(1)));
+        assert!(of(&gpus, 5, None).unwrap_err().contains("process 5 may use 3 GPUs, and LOCAL_RANK"));
+        assert!(of(&gpus, 5, Some(3)).unwrap_err().contains("number 3 on its machine, from 0, but only 3 devices"));
+    }
+
+    /// Also where there are GPUs.
+    #[test]
+    fn processes_are_on_the_cpu() {
+        let parse = |words: &str| Parsed::parse_from(format!("train {words}").split_whitespace()).args;
+        assert_eq!(parse("--processes 2").choices().unwrap(), [DeviceChoice::Cpu]);
+        assert_eq!(parse("--processes 2").places().unwrap(), Some(Places::Cpu(2)));
+        assert_eq!(parse("").choices().unwrap(), [DeviceChoice::Auto]);
+        assert!(parse("--processes 2 --gpus 0,1").places().is_err());
+    }
+
+    fn args(words: &str) -> TrainArgs {
+        let all = format!("train --shards a --vocab b --size tiny --output c {words}");
+        Parsed::parse_from(all.split_whitespace()).args
+    }
+
+    /// Options and keys that contradict `--preset bilm`, by the published `options.json` and README of bilm-tf.
+    #[test]
+    fn what_contradicts_the_preset_is_named() {
+        let found = |words: &str, file: Option<&OptionsFile>| {
+            let args = args(words);
+            args.step.contradictions(&args.step.recipe(file, None), args.accumulate, file).join(" ")
+        };
+        let same = "--preset bilm --optimizer adagrad --learning-rate 0.2 --schedule constant --warm-up 0 --clip-norm 10 \
+                    --dropout 0.1 --rows 128 --unroll 20 --samples 8192 --seed 7 --precision f64 --lanes 2";
+        assert_eq!(found(same, None), "");
+        // Parts of a process make up its rows.
+        assert_eq!(found("--preset bilm --rows 32 --accumulate 4", None), "");
+        assert_eq!(found("--preset bilm --accumulate 4", None), "--rows times --accumulate");
+        for words in [
+            "--rows 64",
+            "--unroll 10",
+            "--dropout 0",
+            "--samples 0",
+            "--samples 100",
+            "--learning-rate 0.1",
+            "--clip-norm off",
+            "--optimizer adamw",
+            "--schedule cosine",
+            "--warm-up 5",
+            "--gradient-scale 1",
+        ] {
+            let option = words.split(' ').next().unwrap();
+            assert_eq!(found(&format!("--preset bilm {words}"), None), option);
+        }
+        let file = |keys: &str| {
+            let model = elmo::ModelData::tiny().options.canonical_json();
+            OptionsFile::parse(model.replacen('{', &format!("{{{keys},"), 1).as_bytes(), "o.json").unwrap()
+        };
+        let published =
+            file("\"dropout\": 0.1, \"batch_size\": 128, \"n_negative_samples_batch\": 8192, \"unroll_steps\": 20");
+        assert_eq!(found("--preset bilm", Some(&published)), "");
+        let other = file("\"dropout\": 0.2, \"sample_softmax\": false");
+        assert_eq!(
+            found("--preset bilm", Some(&other)),
+            "dropout in o.json n_negative_samples_batch, or sample_softmax, in o.json"
+        );
+        assert_eq!(found("--preset bilm --dropout 0.1 --samples 8192", Some(&other)), "");
     }
 
     #[test]
     fn the_preset_is_the_published_recipe_and_options_change_it() {
         assert_eq!(recipe(""), Recipe::bilm());
-        assert_eq!(recipe("--preset bilm"), Recipe::bilm());
+        assert_eq!(recipe("--preset bilm"), Recipe { classes: Classes::Sampled(8192), ..Recipe::bilm() });
         let changed = recipe("--rows 64 --unroll 5 --samples 0 --clip-norm off --schedule cosine --warm-up 3 --seed 9");
         let expected = Recipe {
             rows: 64,

@@ -42,6 +42,8 @@ const REVIEWS: &str = include_str!("../../../examples/data/reviews.jsonl");
 const FOLDER: &str = "elmo-demo";
 /// Name of the picture in it.
 const PICTURE: &str = "demo.html";
+/// What tells it from other files.
+const MARK: &str = "<title>elmo demo</title>";
 /// Maximum bits that are drawn.
 const WIDEST_BAR: f64 = 40.0;
 /// Number of neighbours to show.
@@ -98,7 +100,7 @@ pub struct Neighbour {
 ///
 /// # Errors
 /// [`Error::Failed`] or [`Error::Io`] when the folder or the input cannot be written, [`Error::Usage`] when the input
-/// exists with other content, or the row does not exist, [`Error::Input`] when the output cannot be read, and as
+/// or the picture exists with other content, or the row does not exist, [`Error::Input`] when the output cannot be read, and as
 /// [`bulk::run`].
 pub async fn run(
     demo: &Demo,
@@ -114,6 +116,8 @@ pub async fn run(
     let parent = demo.output.as_deref().or(temporary.as_ref().map(TempDir::path)).unwrap_or(Path::new(""));
     let folder = parent.join(FOLDER);
     let input = write_reviews(&folder)?;
+    let picture = folder.join(PICTURE);
+    check_picture(&picture)?;
     let output = folder.join("vectors").display().to_string();
     let columns = ColumnEmbedder::new(&elmo, elmo.spec())?;
     let width = columns.width();
@@ -139,9 +143,10 @@ pub async fn run(
     let report = bulk::run(&job, stage.as_ref(), &stores, shutdown, progress).await?;
     let (text, nearest) = neighbours(&output, demo.row, &stores).await?;
     let (senses, surprisal) = words(elmo.clone()).await?;
-    let picture = folder.join(PICTURE);
-    fs::write(&picture, picture::page(&senses, &surprisal)).map_err(|error| Error::io(&picture, error))?;
     let kept_in = demo.output.is_some().then_some(folder);
+    if kept_in.is_some() {
+        fs::write(&picture, picture::page(&senses, &surprisal)).map_err(|error| Error::io(&picture, error))?;
+    }
     Ok(DemoReport { job: report, text, nearest, senses, surprisal, untrained: elmo.is_untrained(), kept_in })
 }
 
@@ -167,6 +172,20 @@ fn write_reviews(folder: &Path) -> Result<PathBuf> {
         Err(error) => return Err(failed(error)),
     }
     Ok(path)
+}
+
+/// Refuses a picture that cannot be written, before anything is computed. That of an earlier demo is replaced, any other file not.
+fn check_picture(path: &Path) -> Result<()> {
+    let failed = |error| Error::io(path, error);
+    match fs::read(path) {
+        Ok(bytes) if !bytes.windows(MARK.len()).any(|part| part == MARK.as_bytes()) => {
+            let message = format!("{} already exists, and no demo has written it", path.display());
+            Err(Error::usage(message, "give another --output, or move the file"))
+        }
+        Ok(_) => fs::OpenOptions::new().write(true).open(path).map(drop).map_err(failed),
+        Err(error) if error.kind() == ErrorKind::NotFound => Ok(()),
+        Err(error) => Err(failed(error)),
+    }
 }
 
 /// Reads texts and vectors from the Parquet files and ranks the rows by cosine similarity.
@@ -226,12 +245,16 @@ impl fmt::Display for DemoReport {
                 "\nThe model is untrained, so none of this has a meaning. Leave out --model, or name a trained one."
             )?;
         }
-        if let Some(folder) = &self.kept_in {
-            let folder = folder.display();
-            writeln!(f, "\nThe files are in {folder}. To look at them: elmo inspect {folder}/vectors")?;
-            writeln!(f, "The senses and the surprisals as a picture, for a browser: {folder}/{PICTURE}")?;
+        match self.kept_in.as_ref().map(|folder| folder.display()) {
+            Some(folder) => {
+                writeln!(f, "\nThe files are in {folder}. To look at them: elmo inspect {folder}/vectors")?;
+                writeln!(f, "The senses and the surprisals as a picture, for a browser: {folder}/{PICTURE}")
+            }
+            None => writeln!(
+                f,
+                "\nNothing was kept. The vectors, and the senses and the surprisals as a picture: elmo demo --output DIR"
+            ),
         }
-        Ok(())
     }
 }
 

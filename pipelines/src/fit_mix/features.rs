@@ -13,7 +13,7 @@
 use std::{
     fs::{self, File},
     io::{self, BufWriter, Read, Write},
-    os::unix::fs::FileExt,
+    os::unix::fs::{FileExt, MetadataExt},
     path::{Path, PathBuf},
 };
 
@@ -27,6 +27,8 @@ use crate::error::{Error, Result};
 const MAGIC: u64 = u64::from_be_bytes(*b"elmofea1");
 const TRAILER: usize = 4 * 8 + 32;
 const CHECKSUM: usize = 32;
+/// Prefix of the names of files that are not complete.
+const DRAFT: &str = ".draft-";
 const FLOAT: u64 = size_of::<f32>() as u64;
 
 /// What identifies features: the model, its settings and the texts.
@@ -109,6 +111,32 @@ impl Features {
     }
 }
 
+/// Removes the drafts of processes that were killed. Those of others are locked.
+pub(super) fn sweep(folder: &Path) {
+    let Ok(entries) = fs::read_dir(folder) else { return };
+    for path in entries.flatten().map(|entry| entry.path()) {
+        let is_draft = path.file_name().is_some_and(|name| name.to_string_lossy().starts_with(DRAFT));
+        // Held until the file is removed: whoever has just created it waits for the lock.
+        let locked = is_draft.then(|| File::open(&path).ok().filter(|file| file.try_lock().is_ok())).flatten();
+        if locked.is_some() && fs::remove_file(&path).is_ok() {
+            tracing::info!(file = %path.display(), "removed what a killed process has left");
+        }
+    }
+}
+
+/// A draft that no other process takes for one of a killed process.
+fn locked_draft(folder: &Path) -> io::Result<NamedTempFile> {
+    loop {
+        let draft = tempfile::Builder::new().prefix(DRAFT).tempfile_in(folder)?;
+        // A file system without locks has none that are held, and then nothing is swept.
+        let _ = draft.as_file().lock();
+        // It was swept before it was locked.
+        if draft.as_file().metadata()?.nlink() > 0 {
+            return Ok(draft);
+        }
+    }
+}
+
 /// Writes features aside.
 pub(super) struct Draft {
     path: PathBuf,
@@ -126,8 +154,8 @@ impl Draft {
     pub(super) fn create(path: &Path, key: Key, stride: usize) -> Result<Self> {
         let folder = path.parent().unwrap_or(Path::new("."));
         fs::create_dir_all(folder).map_err(|error| Error::io(folder, error))?;
-        let draft = tempfile::Builder::new().prefix(".draft-").tempfile_in(folder);
-        let out = BufWriter::with_capacity(1 << 20, draft.map_err(|error| Error::io(folder, error))?);
+        let draft = locked_draft(folder).map_err(|error| Error::io(folder, error))?;
+        let out = BufWriter::with_capacity(1 << 20, draft);
         Ok(Self { path: path.to_owned(), key, stride, out, hash: Sha256::new(), bytes: 0, counts: Vec::new() })
     }
 
@@ -203,6 +231,25 @@ mod tests {
         }
         let names: Vec<_> = fs::read_dir(folder.path().join("new")).unwrap().map(|f| f.unwrap().path()).collect();
         assert_eq!(names, [path], "no draft is left");
+    }
+
+    /// As after SIGKILL, which releases locks and runs no destructor.
+    #[test]
+    fn drafts_of_killed_processes_are_removed_and_those_of_others_stay() {
+        let folder = tempfile::tempdir().unwrap();
+        let left = folder.path().join(".draft-of-a-killed-process");
+        fs::write(&left, "x").unwrap();
+        let path = path(folder.path(), &KEY);
+        let features = folder.path().join("other.features");
+        fs::write(&features, "x").unwrap();
+        let mut live = Draft::create(&path, KEY, 2).unwrap();
+        sweep(folder.path());
+        sweep(&folder.path().join("missing"));
+        assert!(!left.exists() && features.exists());
+        live.values(&[0; 8]).unwrap();
+        live.count(1);
+        live.finish().unwrap();
+        assert!(Features::open(&path, &KEY, 2).is_some());
     }
 
     trait Bits {

@@ -12,7 +12,7 @@ use std::{
 
 use elmo::{
     Elmo, EmbedSpec, EmbedderSettings, ModelData,
-    train::{MixLayers, MixRecipe, initial_weights},
+    train::{MixLayers, MixRecipe, MixSettings, initial_weights},
 };
 use object_store::PutMode;
 use serde::Serialize;
@@ -21,6 +21,7 @@ use super::{
     conll::{self, TagColumns},
     dataset::{Dataset, Labels},
     extract::{Extraction, Layered, features},
+    features::sweep,
     fits::{Examples, Fitted, Planned, Split, System, fit_all},
     report::{FitMixReport, FittedSystem},
     rows,
@@ -69,18 +70,8 @@ pub struct FitMixJob {
     pub overwrite: bool,
     /// Folder for features.
     pub cache: PathBuf,
-    /// Probability of dropout.
-    pub dropout: f64,
-    /// Factor of the squared scalars in the loss.
-    pub l2: f64,
-    /// Learning rate.
-    pub learning_rate: f64,
-    /// Examples of a batch.
-    pub batch: usize,
-    /// Most passes.
-    pub epochs: usize,
-    /// Passes without a better score after which a fit ends.
-    pub patience: usize,
+    /// How the mix and its baselines are learned.
+    pub fit: MixSettings,
     /// A fit is made for each.
     pub seeds: Vec<u64>,
     /// Fit the baselines too.
@@ -205,12 +196,7 @@ fn fit(job: FitMixJob, data: &Labelled, progress: &dyn Progress, stopped: &Atomi
         classes: data.labels.names().len(),
         layers: MixLayers::Learned,
         maximum: !data.train.is_tagged(),
-        dropout: job.dropout,
-        l2: job.l2,
-        learning_rate: job.learning_rate,
-        batch: job.batch,
-        epochs: job.epochs,
-        patience: job.patience,
+        settings: job.fit,
         seed: 0,
     };
     let scorer = match data.train.is_tagged() {
@@ -244,6 +230,7 @@ fn fit(job: FitMixJob, data: &Labelled, progress: &dyn Progress, stopped: &Atomi
 fn all_features(job: FitMixJob, data: &Labelled, progress: &dyn Progress, stopped: &AtomicBool) -> Result<Splits> {
     let FitMixJob { model, settings, spec, layer_norm, cache, seeds, baselines, .. } = job;
     let options = model.options.clone();
+    sweep(&cache);
     let models = if baselines { 1 + seeds.len() } else { 1 };
     let extraction = Extraction::new(&cache, stopped, progress, models * (data.train.len() + data.dev.len()));
     let (mut reused, mut computed) = (0, 0);

@@ -72,16 +72,25 @@ pub struct Converted {
     pub fingerprint_before: String,
     /// Fingerprint of the model that was written, computed from the written files.
     pub fingerprint_after: String,
+    /// What changes for jobs with this model.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub note: Option<&'static str>,
 }
+
+/// A warm state is stored that every process computed before.
+pub const WARM_STATE_STORED: &str = "the warm state is stored, and identified by its numbers instead of its recipe: a job that was \
+    begun with --state warm and the other copy is refused when it goes on with this one";
 
 impl fmt::Display for Converted {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&crate::report::table(&[
+        let mut rows = vec![
             ("output", self.output.display().to_string()),
             ("tensors", self.tensors.to_string()),
             ("fingerprint before", self.fingerprint_before.clone()),
             ("fingerprint after", self.fingerprint_after.clone()),
-        ]))
+        ];
+        rows.extend(self.note.map(|note| ("note", note.to_owned())));
+        f.write_str(&crate::report::table(&rows))
     }
 }
 
@@ -178,6 +187,7 @@ fn read_back(data: &ModelData, layout: Layout, draft: &Path, out: &Path) -> Resu
         tensors: again.weights.iter().count(),
         fingerprint_before: data.fingerprint.to_string(),
         fingerprint_after: again.fingerprint.to_string(),
+        note: None,
     })
 }
 

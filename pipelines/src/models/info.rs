@@ -5,7 +5,7 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use elmo::ModelData;
+use elmo::{ModelData, options::TextOptions};
 use serde::Serialize;
 
 use super::spec::ModelSpec;
@@ -47,8 +47,8 @@ pub struct TextInfo {
     pub sentences: &'static str,
     /// The state that a sentence starts from.
     pub state: &'static str,
-    /// The model records them; otherwise they are those of the program.
-    pub recorded: bool,
+    /// Those that the model records; the others are those of the program.
+    pub recorded: Vec<&'static str>,
 }
 
 /// A file of a model.
@@ -88,7 +88,7 @@ impl Info {
                 tokenizer: data.options.spec().tokenizer.as_str(),
                 sentences: data.options.spec().sentences.as_str(),
                 state: data.options.spec().state.as_str(),
-                recorded: !data.options.text.is_empty(),
+                recorded: recorded(&data.options.text),
             },
             files: files.iter().map(|file| file_info(file)).collect(),
             tensors,
@@ -117,9 +117,22 @@ impl Info {
 
 impl fmt::Display for TextInfo {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let origin = if self.recorded { "recorded in the model" } else { "not recorded in the model" };
+        let origin = match self.recorded.as_slice() {
+            [] => "not recorded in the model".to_owned(),
+            [_, _, _] => "recorded in the model".to_owned(),
+            some => format!("of which the model records {}", some.join(" and ")),
+        };
         write!(f, "--tokenizer {} --sentences {} --state {}, {origin}", self.tokenizer, self.sentences, self.state)
     }
+}
+
+/// The names of the options that a model records.
+fn recorded(text: &TextOptions) -> Vec<&'static str> {
+    let TextOptions { tokenizer, sentences, state } = text;
+    [("tokenizer", tokenizer.is_some()), ("sentences", sentences.is_some()), ("state", state.is_some())]
+        .into_iter()
+        .filter_map(|(name, is_recorded)| is_recorded.then_some(name))
+        .collect()
 }
 
 fn file_info(path: &Path) -> FileInfo {

@@ -5,15 +5,19 @@
 //! | `encoding` | codec and encoding of the columns |
 //! | `encoder` | rows into the bytes of one file |
 //! | `parquet` | [`PartWriter`]: rows into one file |
+//! | `row_group` | the columns of a row group |
 //! | `units` | row boundaries at which the encoder is called |
 //! | `upload`, `chunks` | bytes on their way to the store |
 //! | `publish` | how a complete file gets its name |
+//! | `copy` | any bytes as a file |
 
 mod chunks;
+mod copy;
 mod encoder;
 mod encoding;
 mod parquet;
 mod publish;
+mod row_group;
 mod units;
 mod upload;
 
@@ -24,7 +28,7 @@ use crate::{
     stores::StoreError,
 };
 
-pub(crate) use self::encoder::Encoder;
+pub(crate) use self::{copy::copy, encoder::Encoder};
 pub use self::{
     encoding::{Codec, Encoding},
     parquet::{PartWriter, Written},

@@ -63,7 +63,7 @@ impl PartWriter {
     /// # Errors
     /// [`SinkError::Encode`] when they do not match the schema, [`SinkError::Store`] when the store fails.
     pub async fn write(&mut self, batch: &RecordBatch) -> Result<(), SinkError> {
-        for unit in self.encoder.push(batch).map_err(|e| error(&self.location, &e.into()))? {
+        for unit in self.encoder.push(batch) {
             self.encoder.encode(&unit).map_err(|e| error(&self.location, &e))?;
             self.send().await?;
         }

@@ -5,18 +5,25 @@
 
 use std::mem;
 
-use arrow::{array::RecordBatch, compute::concat_batches, error::ArrowError};
+use arrow::array::{ArrayRef, RecordBatch};
 
 use crate::source::row_bytes;
 
 const UNIT_ROWS: usize = 4096;
 const UNIT_BYTES: u64 = 4 << 20;
 
-/// Rows that are encoded together, and their size.
+/// Rows that are encoded together, as slices of the batches in which they arrived, and their size.
 #[derive(Debug)]
 pub(crate) struct Unit {
-    pub(super) rows: RecordBatch,
+    pub(super) rows: Vec<RecordBatch>,
     pub(crate) bytes: u64,
+}
+
+impl Unit {
+    /// The parts of a column; `None` when there is no column with this index.
+    pub(super) fn column(&self, index: usize) -> Option<Vec<ArrayRef>> {
+        self.rows.iter().map(|rows| rows.columns().get(index).cloned()).collect()
+    }
 }
 
 /// Collects rows until a unit is full.
@@ -29,7 +36,7 @@ pub(super) struct Units {
 
 impl Units {
     /// Adds rows; returns the units that are full.
-    pub(super) fn push(&mut self, batch: &RecordBatch) -> Result<Vec<Unit>, ArrowError> {
+    pub(super) fn push(&mut self, batch: &RecordBatch) -> Vec<Unit> {
         let mut sizes = vec![0; batch.num_rows()];
         batch.columns().iter().for_each(|column| row_bytes(column, &mut sizes));
         let mut full = Vec::new();
@@ -40,13 +47,13 @@ impl Units {
             if self.rows == UNIT_ROWS || self.bytes >= UNIT_BYTES {
                 self.open.push(batch.slice(start, row + 1 - start));
                 start = row + 1;
-                full.extend(self.close()?);
+                full.extend(self.close());
             }
         }
         if start < batch.num_rows() {
             self.open.push(batch.slice(start, batch.num_rows() - start));
         }
-        Ok(full)
+        full
     }
 
     /// Bytes of the current unit.
@@ -55,12 +62,10 @@ impl Units {
     }
 
     /// Ends the current unit, if it has rows.
-    pub(super) fn close(&mut self) -> Result<Option<Unit>, ArrowError> {
-        let Some(first) = self.open.first() else { return Ok(None) };
-        let rows = if self.open.len() == 1 { first.clone() } else { concat_batches(&first.schema(), &self.open)? };
-        self.open.clear();
+    pub(super) fn close(&mut self) -> Option<Unit> {
         self.rows = 0;
-        Ok(Some(Unit { rows, bytes: mem::take(&mut self.bytes) }))
+        let (rows, bytes) = (mem::take(&mut self.open), mem::take(&mut self.bytes));
+        (!rows.is_empty()).then_some(Unit { rows, bytes })
     }
 }
 
@@ -81,12 +86,13 @@ mod tests {
         let (mut out, mut start) = (Vec::new(), 0);
         for arrival in arrivals {
             let len = (*arrival).min(rows.num_rows() - start);
-            out.extend(units.push(&rows.slice(start, len)).unwrap());
+            out.extend(units.push(&rows.slice(start, len)));
             start += len;
         }
-        out.extend(units.push(&rows.slice(start, rows.num_rows() - start)).unwrap());
-        out.extend(units.close().unwrap());
-        out.iter().map(|unit| (unit.rows.num_rows(), unit.bytes)).collect()
+        out.extend(units.push(&rows.slice(start, rows.num_rows() - start)));
+        out.extend(units.close());
+        let rows = |unit: &Unit| unit.rows.iter().map(RecordBatch::num_rows).sum();
+        out.iter().map(|unit| (rows(unit), unit.bytes)).collect()
     }
 
     proptest! {

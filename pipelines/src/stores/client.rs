@@ -54,6 +54,12 @@ pub(super) fn is_unanswered(error: &object_store::Error) -> bool {
     reasons.any(|reason| reason.downcast_ref::<HttpError>().is_some_and(|error| unanswered(error.kind())))
 }
 
+/// Whether the connection failed, before the answer or within it.
+pub(super) fn is_broken(error: &object_store::Error) -> bool {
+    let mut reasons = std::iter::successors(Some(error as &dyn Error), |&reason| reason.source());
+    reasons.any(|reason| reason.is::<HttpError>())
+}
+
 /// Creates clients whose requests time out when no byte arrives.
 #[derive(Debug)]
 pub(super) struct Connector {

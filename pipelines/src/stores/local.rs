@@ -30,7 +30,7 @@ use object_store::{
 const STORE: &str = "LocalFileSystem";
 /// What was staged longer ago than this, and is not locked, was left by a process that is gone. A file may be found before
 /// its writer has locked it.
-const ABANDONED: Duration = Duration::from_secs(3600);
+pub(crate) const ABANDONED: Duration = Duration::from_secs(3600);
 
 /// Local files.
 #[derive(Debug)]
@@ -123,8 +123,9 @@ pub(crate) fn name_of_staged(name: &str) -> Option<&str> {
     is_number.then(|| name.strip_prefix('.').unwrap_or(name))
 }
 
-/// Deletes files that processes which are gone have left unfinished, at most `depth` folders below `root`. Returns how many.
-pub(crate) fn sweep(root: &FilePath, depth: usize, is_ours: fn(&str) -> bool) -> io::Result<usize> {
+/// Deletes files that processes which are gone have left unfinished, at most `depth` folders below `root`, if they are at least
+/// this old. Returns how many.
+pub(crate) fn sweep(root: &FilePath, depth: usize, age: Duration, is_ours: fn(&str) -> bool) -> io::Result<usize> {
     let entries = match fs::read_dir(root) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(0),
         entries => entries?,
@@ -134,18 +135,19 @@ pub(crate) fn sweep(root: &FilePath, depth: usize, is_ours: fn(&str) -> bool) ->
         let entry = entry?;
         let (kind, name) = (entry.file_type()?, entry.file_name());
         if kind.is_dir() && depth > 0 {
-            swept += sweep(&entry.path(), depth - 1, is_ours)?;
+            swept += sweep(&entry.path(), depth - 1, age, is_ours)?;
         } else if kind.is_file() && name.to_str().and_then(name_of_staged).is_some_and(is_ours) {
-            swept += usize::from(is_abandoned(&entry.path()) && fs::remove_file(entry.path()).is_ok());
+            swept += usize::from(is_abandoned(&entry.path(), age) && fs::remove_file(entry.path()).is_ok());
         }
     }
     Ok(swept)
 }
 
-fn is_abandoned(path: &FilePath) -> bool {
+fn is_abandoned(path: &FilePath, age: Duration) -> bool {
     let Ok(file) = File::open(path) else { return false };
-    let age = file.metadata().and_then(|found| found.modified()).map(|modified| modified.elapsed().unwrap_or_default());
-    age.is_ok_and(|age| age >= ABANDONED) && file.try_lock().is_ok()
+    let found =
+        file.metadata().and_then(|found| found.modified()).map(|modified| modified.elapsed().unwrap_or_default());
+    found.is_ok_and(|found| found >= age) && file.try_lock().is_ok()
 }
 
 fn failed(error: io::Error, path: &FilePath) -> Error {
@@ -356,11 +358,11 @@ mod tests {
         let staged = Staged::new(deep.join("3.parquet")).unwrap();
         staged.file.set_modified(old).unwrap();
         let is_ours = |name: &str| name.ends_with(".parquet");
-        assert_eq!(sweep(folder.path(), 1, is_ours).unwrap(), 0);
-        assert_eq!(sweep(folder.path(), 2, is_ours).unwrap(), 2);
+        assert_eq!(sweep(folder.path(), 1, ABANDONED, is_ours).unwrap(), 0);
+        assert_eq!(sweep(folder.path(), 2, ABANDONED, is_ours).unwrap(), 2);
         assert_eq!(names(&deep), [".2.parquet#1", ".3.parquet#1", "1.parquet", "1.parquet#a", "mine.txt#1"]);
         staged.create().unwrap();
         assert!(deep.join("3.parquet").exists() && !deep.join(".3.parquet#1").exists());
-        assert_eq!(sweep(&folder.path().join("none"), 2, is_ours).unwrap(), 0);
+        assert_eq!(sweep(&folder.path().join("none"), 2, ABANDONED, is_ours).unwrap(), 0);
     }
 }

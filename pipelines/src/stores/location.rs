@@ -10,7 +10,12 @@ use object_store::{
 };
 use url::Url;
 
-use super::{StoreError, local, registry::Client, retry::until_answered, sync, walk};
+use super::{
+    StoreError, local,
+    registry::Client,
+    retry::{until_answered, until_read},
+    sync, walk,
+};
 
 /// An object, or a folder of objects, in a store.
 #[derive(Clone)]
@@ -166,14 +171,14 @@ impl Location {
     }
 
     /// Deletes local files in this folder, at most `depth` folders below it, that processes which are gone have left
-    /// unfinished.
+    /// unfinished, if they are at least this old.
     ///
     /// # Errors
     /// [`StoreError::Local`] when a folder cannot be read.
-    pub(crate) async fn sweep(&self, depth: usize, is_ours: fn(&str) -> bool) -> Result<(), StoreError> {
+    pub(crate) async fn sweep(&self, depth: usize, age: Duration, is_ours: fn(&str) -> bool) -> Result<(), StoreError> {
         let Some(folder) = self.local_path() else { return Ok(()) };
         let shown = folder.clone();
-        let swept = tokio::task::spawn_blocking(move || local::sweep(&folder, depth, is_ours)).await;
+        let swept = tokio::task::spawn_blocking(move || local::sweep(&folder, depth, age, is_ours)).await;
         match swept.unwrap_or_else(|died| Err(std::io::Error::other(died))) {
             Ok(0) => {}
             Ok(files) => {
@@ -200,7 +205,7 @@ impl Location {
     /// # Errors
     /// [`StoreError::Request`] when the store fails.
     pub async fn children(&self) -> Result<Vec<ObjectMeta>, StoreError> {
-        let listed = self.store.list_with_delimiter(Some(&self.path)).await;
+        let listed = until_read(self.client.retry_for, || self.store.list_with_delimiter(Some(&self.path))).await;
         let mut objects = listed.map_err(|e| StoreError::request("list", self, e))?.objects;
         objects.sort_by(|a, b| a.location.cmp(&b.location));
         Ok(objects)
@@ -221,7 +226,7 @@ impl Location {
         match self.at(root.clone()).local_path() {
             Some(root) => walk::files(root, max_depth, enters).await,
             None => {
-                let listed = self.store.list(Some(root)).try_collect().await;
+                let listed = until_read(self.client.retry_for, || self.store.list(Some(root)).try_collect()).await;
                 listed.map_err(|e| StoreError::request("list", self, e))
             }
         }

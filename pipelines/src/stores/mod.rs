@@ -23,6 +23,8 @@ mod client;
 pub mod create_once;
 mod error;
 pub(crate) mod file;
+#[cfg(test)]
+pub(crate) mod hooked;
 #[cfg(feature = "http")]
 mod http;
 pub(crate) mod local;

@@ -24,10 +24,27 @@ pub(super) async fn until_answered<T, F: Future<Output = object_store::Result<T>
     budget: Duration,
     request: impl Fn() -> F,
 ) -> object_store::Result<T> {
+    repeated(budget, client::is_unanswered, request).await
+}
+
+/// Retries a request that changes nothing until an answer was read to its end, within `budget`. The stores' clients do not
+/// retry a listing whose answer breaks off.
+pub(super) async fn until_read<T, F: Future<Output = object_store::Result<T>>>(
+    budget: Duration,
+    request: impl Fn() -> F,
+) -> object_store::Result<T> {
+    repeated(budget, client::is_broken, request).await
+}
+
+async fn repeated<T, F: Future<Output = object_store::Result<T>>>(
+    budget: Duration,
+    may_pass: fn(&object_store::Error) -> bool,
+    request: impl Fn() -> F,
+) -> object_store::Result<T> {
     let (began, (mut pause, longest)) = (Instant::now(), pauses(budget));
     loop {
         match request().await {
-            Err(error) if client::is_unanswered(&error) && began.elapsed() + pause < budget => sleep(pause).await,
+            Err(error) if may_pass(&error) && began.elapsed() + pause < budget => sleep(pause).await,
             answer => return answer,
         }
         pause = longest.min(2 * pause);

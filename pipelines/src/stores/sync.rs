@@ -21,6 +21,7 @@ pub(crate) fn create_folder(folder: &Path) -> io::Result<()> {
 
 /// Syncs a file, or the entries of a folder.
 pub(crate) fn sync(path: &Path) -> io::Result<()> {
+    crate::crash::stores::sync()?;
     File::open(path)?.sync_all()
 }
 

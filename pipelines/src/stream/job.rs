@@ -167,7 +167,7 @@ impl Job {
                     Ok(done) => self.ended(&mut state, done),
                     Err(died) => state.fail(Error::Failed(format!("the task of a partition died: {died}"))),
                 },
-                Some(started) = self.started.recv() => state.started(&started),
+                Some(started) = self.started.recv() => self.end_if_read(state.started(&started)),
                 event = self.events.recv(), if !state.closed => match event {
                     Some(event) => self.handle(&mut state, event),
                     None => {
@@ -202,7 +202,7 @@ impl Job {
         match event {
             Event::Messages(batch) => {
                 self.parts.totals.metrics.read(batch.messages.len() as u64);
-                state.route(batch);
+                self.end_if_read(state.route(batch));
             }
             Event::Assign { partitions, epoch, reply } => self.assign(state, partitions, epoch, reply),
             Event::Revoke { partitions, lost, reply } => self.revoke(state, partitions, lost, reply),
@@ -218,6 +218,13 @@ impl Job {
             Event::Error { error, fatal: true } => state.fail(error.into()),
             Event::Error { error, fatal: false } => tracing::warn!(%error, "Kafka"),
             Event::Connected => tracing::info!("the brokers answer again"),
+        }
+    }
+
+    /// Ends a partition that was read to the end that it had, in a stream that reads no further.
+    fn end_if_read(&self, running: Option<&mut Running>) {
+        if let Some(running) = running.filter(|running| self.once && running.is_read()) {
+            running.end();
         }
     }
 
@@ -465,6 +472,19 @@ async fn cut(mut orders: watch::Receiver<Order>) {
 }
 
 impl Running {
+    /// Whether the task has got all messages that the partition held when it was opened.
+    fn is_read(&self) -> bool {
+        self.target.is_some_and(|target| self.next >= target)
+    }
+
+    /// Tells the task that there is no more.
+    fn end(&mut self) {
+        if !self.ended && !self.seeking {
+            self.ended = true;
+            let _ = self.inbox.send(Inbox::End);
+        }
+    }
+
     /// Asks the task to publish what it has written.
     fn flush(&self, number: u64) {
         self.orders.send_if_modified(|order| match order {
@@ -490,31 +510,30 @@ impl Running {
 
 impl State {
     /// Passes messages to the task of their partition, unless they are of an older assignment.
-    fn route(&mut self, batch: Batch) {
+    fn route(&mut self, batch: Batch) -> Option<&mut Running> {
         let source = &batch.messages.source;
-        let running = self.running.get_mut(source).filter(|running| running.epoch == batch.epoch && !running.seeking);
-        if let Some(running) = running {
-            running.next = batch.messages.end;
-            running.metrics.set_position(running.next);
-            // A task that has ended needs no messages.
-            let _ = running.inbox.send(Inbox::Messages(batch));
-        }
+        let running =
+            self.running.get_mut(source).filter(|running| running.epoch == batch.epoch && !running.seeking)?;
+        running.next = batch.messages.end;
+        running.metrics.set_position(running.next);
+        // A task that has ended needs no messages.
+        let _ = running.inbox.send(Inbox::Messages(batch));
+        Some(running)
     }
 
-    fn started(&mut self, started: &Started) {
-        let running = self.running.get_mut(&started.source).filter(|running| running.epoch == started.epoch);
-        if let Some(running) = running {
-            running.next = running.next.max(started.at);
-            running.metrics.set_position(running.next);
-            running.metrics.set_high_watermark(started.high);
-            running.target.get_or_insert(started.high);
-        }
+    fn started(&mut self, started: &Started) -> Option<&mut Running> {
+        let running = self.running.get_mut(&started.source).filter(|running| running.epoch == started.epoch)?;
+        running.next = running.next.max(started.at);
+        running.metrics.set_position(running.next);
+        running.metrics.set_high_watermark(started.high);
+        running.target.get_or_insert(started.high);
+        Some(running)
     }
 
-    /// Tells tasks that have got all messages that their partitions held when they were opened. The last offsets may hold
-    /// no message, but the marks of transactions; then librdkafka has gone on behind them and has nothing left, which several
-    /// statistics must say, since messages may be on their way between it and the task. A consumer that waits in a rebalance
-    /// makes none, and may hold messages. A pause drops what was fetched.
+    /// Tells tasks that have got all messages that their partitions held when they were opened, which nobody saw in the
+    /// messages. The last offsets may hold no message, but the marks of transactions; then librdkafka has gone on behind them
+    /// and has nothing left, which several statistics must say, since messages may be on their way between it and the task. A
+    /// consumer that waits in a rebalance makes none, and may hold messages. A pause drops what was fetched.
     fn find_ends(&mut self, statistics: &Arc<Statistics>, paused: &HashSet<TopicPartition>) {
         let is_new = self.counted.replace(Arc::clone(statistics)).is_none_or(|last| !Arc::ptr_eq(&last, statistics));
         for (partition, running) in self.running.iter_mut().filter(|(_, running)| !running.ended && !running.seeking) {
@@ -523,9 +542,8 @@ impl State {
             let is_quiet =
                 of_partition.is_some_and(|p| p.queued_messages == 0 && p.fetched.is_some_and(|at| at >= target));
             running.quiet = if is_quiet { running.quiet.saturating_add(u8::from(is_new)) } else { 0 };
-            if running.next >= target || running.quiet >= QUIET_STATISTICS {
-                running.ended = true;
-                let _ = running.inbox.send(Inbox::End);
+            if running.is_read() || running.quiet >= QUIET_STATISTICS {
+                running.end();
             }
         }
     }

@@ -2,6 +2,7 @@
 //!
 //! ```text
 //! source/      a thread that polls Kafka: groups, assignments, pauses, offsets
+//! beginning    where partitions begin, decided for all of them before the group is joined
 //! decode/      messages to texts and columns; messages that cannot be decoded get a reason
 //! partition    one task per assigned partition: decode, embed in order (`crate::in_order`), write
 //! chain/       the offset chain: one Parquet object per start offset, created conditionally
@@ -13,6 +14,8 @@
 //! offset `s` is created only by a writer that has read that the object before it ends at `s`, and a store lets one
 //! creation per name succeed. The offsets that the consumer group commits are only hints.
 
+#[cfg(feature = "kafka")]
+mod beginning;
 pub mod chain;
 mod clock;
 #[cfg(feature = "kafka")]

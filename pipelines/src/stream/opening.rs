@@ -1,6 +1,6 @@
 //! Opens the output of a partition, and finds where to read it from.
 
-use std::{collections::HashSet, ops::Range, sync::Arc, time::Duration};
+use std::{ops::Range, time::Duration};
 
 use tokio::sync::{mpsc, oneshot, watch};
 
@@ -23,31 +23,9 @@ const PAUSE: Duration = Duration::from_secs(1);
 /// Opens outputs.
 pub(super) struct Opener {
     pub(super) target: Open,
-    pub(super) start: source::Start,
-    pub(super) begun: Begun,
     pub(super) on_gap: OnGap,
     /// Hears where partitions start.
     pub(super) started: mpsc::UnboundedSender<Started>,
-}
-
-/// What had output before this process began. A partition without output that is not new begins at its first message: it was
-/// added while no process ran.
-#[derive(Debug, Default)]
-pub(super) struct Begun {
-    /// Topics that have output.
-    pub(super) topics: HashSet<Arc<str>>,
-    /// Topics that are read by their names, and not by a pattern.
-    pub(super) named: HashSet<Arc<str>>,
-}
-
-impl Begun {
-    /// Whether a partition without output was added to what is read.
-    fn has_appeared(&self, partition: &TopicPartition) -> bool {
-        match self.named.contains(&partition.topic) {
-            true => self.topics.contains(&partition.topic),
-            false => !self.topics.is_empty(),
-        }
-    }
 }
 
 /// Where rows go, opened.
@@ -80,8 +58,7 @@ impl Opener {
         (inbox, mut orders): Incoming,
     ) -> Result<Ended> {
         let opened = async {
-            let appeared = assigned.appeared || self.begun.has_appeared(&owned.source);
-            let first = || first(source, owned, if appeared { source::Start::Beginning } else { self.start });
+            let first = || async { Ok::<_, Error>(first(source, owned).await) };
             match &self.target {
                 Open::Files(opened) => {
                     let (dataset, files) = opened.as_ref();
@@ -103,11 +80,6 @@ impl Opener {
                     };
                     let on_gap = if committed.is_none() { OnGap::Skip } else { self.on_gap };
                     let (at, _, high) = self.position(source, &owned.source, end, on_gap).await?;
-                    // The group's offset is the record of what is done, so it has to say where the partition began before
-                    // anything is written: a process that is killed earlier must not begin elsewhere.
-                    if committed.is_none() {
-                        committer.begin(owned, at).await?;
-                    }
                     let output = TopicOutput::new(owned.clone(), at, records.clone(), committer.clone());
                     Ok((at, high, Opened::Topic(output)))
                 }
@@ -142,7 +114,7 @@ impl Opener {
         let range = outlast(partition, || source.watermarks(partition)).await;
         let found = position(partition, end, range, on_gap)?;
         if let Some(gap) = &found.gap {
-            tracing::warn!(%partition, from = gap.start, to = gap.end, "the broker has deleted these messages; going on behind them");
+            tracing::warn!(%partition, from = gap.start, to = gap.end, "the broker has deleted these messages; resuming after them");
         }
         Ok((found.start, found.gap, range.1))
     }
@@ -162,18 +134,10 @@ async fn taken_away(orders: &mut watch::Receiver<Order>) {
     }
 }
 
-/// The first offset of a partition without output.
-async fn first(source: &dyn Upstream, owned: &Owned, start: source::Start) -> Result<i64> {
-    let (low, high) = outlast(&owned.source, || source.watermarks(&owned.source)).await;
-    Ok(match start {
-        source::Start::At(offset) => offset,
-        source::Start::Beginning => low,
-        source::Start::End => high,
-        source::Start::Timestamp(time) => {
-            let found = outlast(&owned.source, || source.at_time(&owned.source, time)).await;
-            found.unwrap_or(high)
-        }
-    })
+/// The first message of a partition without output. What begins elsewhere was recorded before the group was joined
+/// ([`beginning`](super::beginning)).
+async fn first(source: &dyn Upstream, owned: &Owned) -> i64 {
+    outlast(&owned.source, || source.watermarks(&owned.source)).await.0
 }
 
 /// The hint of the group, as the chain knows it.

@@ -210,7 +210,7 @@ pub(super) async fn run(
             stepped = output.step() => match stepped? {
                 ControlFlow::Continue(()) => outgoing.count(&output, &parts.totals),
                 ControlFlow::Break(end) => {
-                    tracing::info!(partition = %owned.source, end, "another process has written these messages; going on behind them");
+                    tracing::info!(partition = %owned.source, end, "another process has written these messages; resuming after them");
                     return Ok(Ended::Overtaken);
                 }
             },

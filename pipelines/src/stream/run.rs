@@ -1,11 +1,11 @@
 //! Prepares a stream and runs it.
 //!
-//! Everything that can fail is tried before the group is joined: a member that cannot work must not take partitions. The
-//! model is loaded by then.
+//! Everything that can fail is tried before the group is joined: a member that cannot work must not take partitions.
 
 use std::{
-    collections::{BTreeMap, HashSet},
+    collections::BTreeMap,
     fmt,
+    pin::pin,
     sync::{Arc, atomic::AtomicUsize},
     time::Duration,
 };
@@ -16,6 +16,7 @@ use tokio::sync::mpsc;
 
 use super::{
     OnError, StreamError, TopicPartition,
+    beginning::Beginning,
     chain::{Dataset, FileFormat, Identity},
     dead_letters::DeadLetters,
     decode::Decoder,
@@ -23,10 +24,10 @@ use super::{
     finished::Finisher,
     job::Job,
     metrics::{Health, Metrics, serve},
-    opening::{Begun, Open, Opener},
+    opening::{Open, Opener},
     partition::Parts,
     settings::{StreamJob, Target},
-    source::{Budget, Client, Epoch, Ownership, Plan, Settings, Source, Upstream, describe},
+    source::{Budget, Client, Epoch, Ownership, Settings, Source, Upstream, describe},
     totals::{StreamReport, Totals},
     transaction::{Committer, Group, Records, Transactions},
 };
@@ -53,22 +54,22 @@ pub struct Streamed {
     pub complete: bool,
 }
 
-/// Runs a stream until `stop`, or, with [`StreamJob::once`], until it has read what the topics held when their partitions
-/// were assigned.
+/// Loads the stage and runs a stream until `stop`, or, with [`StreamJob::once`], until it has read what the topics held when their partitions
+/// were assigned. Metrics and health are served while the stage is loaded, because a model may be downloaded for minutes.
 ///
 /// # Errors
-/// [`StreamError`] when the brokers refuse, a setting cannot work, or a message cannot be embedded and on-error is `fail`;
+/// Those of `load`; [`StreamError`] when the brokers refuse, a setting cannot work, or a message cannot be embedded and on-error is `fail`;
 /// [`ChainError`](super::chain::ChainError) when the output belongs to something else or the store cannot be used;
 /// [`elmo::Error`] when the devices fail.
-pub async fn run(job: StreamJob, stage: Arc<dyn Stage>, stop: impl Future<Output = ()>) -> Result<Streamed> {
+pub async fn run(
+    job: StreamJob,
+    load: impl Future<Output = Result<Arc<dyn Stage>>>,
+    stop: impl Future<Output = ()>,
+) -> Result<Streamed> {
     let (metrics, health) = (Arc::new(Metrics::new()), Arc::new(Health::new(POLL_LIMIT)));
-    health.model_loaded();
     let totals = Totals::new(Arc::clone(&metrics), job.on_error);
     let budget = Budget::new(job.memory_limit);
     job.check()?;
-    let decoder = Decoder::new(job.decode.clone())?;
-    decoder.probe().await?;
-    let finisher = Finisher::new(decoder, job.on_error, stage.as_ref())?;
     let server = match job.metrics {
         Some(address) => Some(serve(address, Arc::clone(&metrics), Arc::clone(&health)).await?),
         None => None,
@@ -76,15 +77,28 @@ pub async fn run(job: StreamJob, stage: Arc<dyn Stage>, stop: impl Future<Output
     if let Some(server) = &server {
         tracing::info!(address = %server.address(), "metrics");
     }
+    let mut stop = pin!(stop);
+    let stage = tokio::select! {
+        stage = load => stage?,
+        () = &mut stop => return Ok(Streamed { report: totals.report(), complete: true }),
+    };
+    health.model_loaded();
+    let decoder = Decoder::new(job.decode.clone())?;
+    decoder.probe().await?;
+    let finisher = Finisher::new(decoder, job.on_error, stage.as_ref())?;
     let plan = describe(&job.kafka, &job.written()).await?;
-    let prepared = prepare(&job, stage.as_ref(), &finisher, metrics).await?;
+    let mut prepared = prepare(&job, stage.as_ref(), &finisher, metrics).await?;
     health.store_probed();
     if stage.is_untrained() {
         warn_untrained();
     }
-    let (source, events) = Source::start(&job.kafka, &plan, budget.clone())?;
+    let beginning = Beginning { kafka: &job.kafka, plan: &plan, start: job.start };
+    match &mut prepared {
+        Prepared::Files { dataset, .. } => beginning.of_dataset(dataset).await?,
+        Prepared::Topic { .. } => beginning.of_group().await?,
+    }
+    let (source, events) = Source::start(&job.kafka, budget.clone())?;
     let source = Arc::new(source);
-    let begun = Begun { topics: prepared.begun(&plan), named: job.kafka.named_topics() };
     let target = match prepared {
         Prepared::Files { dataset, format, dead_letters } => {
             let source: Arc<dyn Upstream> = Arc::<Source>::clone(&source);
@@ -104,7 +118,7 @@ pub async fn run(job: StreamJob, stage: Arc<dyn Stage>, stop: impl Future<Output
         source,
         events,
         started,
-        opener: Arc::new(Opener { target, start: job.start, begun, on_gap: job.on_gap, started: starting }),
+        opener: Arc::new(Opener { target, on_gap: job.on_gap, started: starting }),
         parts: Arc::new(parts),
         budget,
         health,
@@ -196,16 +210,6 @@ pub async fn dry_run(job: &StreamJob, stage: &dyn Stage) -> Result<DryRun> {
 enum Prepared {
     Files { dataset: Box<Dataset>, format: Arc<FileFormat>, dead_letters: Option<DeadLetters> },
     Topic { records: Records, max_wait: Duration, transactions: Box<Transactions> },
-}
-
-impl Prepared {
-    /// Topics that have output already.
-    fn begun(&self, plan: &Plan) -> HashSet<Arc<str>> {
-        match self {
-            Self::Files { dataset, .. } => dataset.begun().clone(),
-            Self::Topic { .. } => plan.begun.clone(),
-        }
-    }
 }
 
 /// Checks the store, and connects to the brokers for writing.

@@ -115,9 +115,7 @@ impl Totals {
     pub(super) fn look(&self, stage: &dyn Stage) {
         let Some(work) = stage.work() else { return };
         let before = std::mem::replace(&mut *self.counts.work.lock(), work);
-        let more = |now: u64, before: u64| now.saturating_sub(before);
-        let (tokens, padded) = (more(work.tokens, before.tokens), more(work.padded_tokens, before.padded_tokens));
-        self.metrics.computed(tokens, padded, work.device_time.saturating_sub(before.device_time));
+        self.metrics.computed(&work.since(&before));
     }
 
     /// The sums so far.

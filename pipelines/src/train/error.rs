@@ -1,8 +1,8 @@
-//! Why a run cannot begin or go on.
+//! Why a run cannot start or resume.
 
 use std::path::PathBuf;
 
-use elmo::train::TrainError;
+use elmo::{model::DeviceName, train::TrainError};
 use thiserror::Error;
 
 use crate::{
@@ -10,7 +10,7 @@ use crate::{
     report::bytes,
 };
 
-/// Why a run cannot begin or go on.
+/// Why a run cannot start or resume.
 #[derive(Debug, Error)]
 #[non_exhaustive]
 pub enum TrainFault {
@@ -23,7 +23,7 @@ pub enum TrainFault {
         differences: Vec<String>,
     },
     /// The corpus, or the held-out text, is not what it was when the run began.
-    #[error("{output}: the {what} of this run has changed since it began:\n{}", indented(differences))]
+    #[error("{output}: the {what} of this run has changed since the run started:\n{}", indented(differences))]
     Corpus {
         /// The folder of the run.
         output: PathBuf,
@@ -33,15 +33,31 @@ pub enum TrainFault {
         differences: Vec<String>,
     },
     /// There are checkpoints, but none of them is complete.
-    #[error("{folder}: no checkpoint is undamaged:\n{}", indented(problems))]
+    #[error("{folder}: all checkpoints are damaged:\n{}", indented(problems))]
     Damaged {
         /// The folder of the checkpoints.
         folder: PathBuf,
         /// One line per checkpoint.
         problems: Vec<String>,
     },
+    /// The copy of a checkpoint in a store is not what was written.
+    #[error("{copy}: damaged: {reason}")]
+    DamagedCopy {
+        /// The folder of the copy.
+        copy: String,
+        /// What is wrong with it.
+        reason: String,
+    },
+    /// The run is complete, and its last checkpoint was not copied.
+    #[error("the last checkpoint of the run was not copied to {url}: {reason}")]
+    NotUploaded {
+        /// Where it should be.
+        url: String,
+        /// Why.
+        reason: String,
+    },
     /// The folder holds something else.
-    #[error("{output} contains {file}, which no run of `elmo train` has written there")]
+    #[error("{output} contains {file}, which was not written by `elmo train`")]
     Foreign {
         /// The folder.
         output: PathBuf,
@@ -49,13 +65,13 @@ pub enum TrainFault {
         file: String,
     },
     /// Another process trains there.
-    #[error("{output}: another process trains there")]
+    #[error("{output}: another process is training there")]
     Locked {
         /// The folder.
         output: PathBuf,
     },
     /// Another run was begun there while the text of this one was read.
-    #[error("{output}: another run was begun there in the meantime")]
+    #[error("{output}: another run was started there in the meantime")]
     Begun {
         /// The folder.
         output: PathBuf,
@@ -79,7 +95,7 @@ pub enum TrainFault {
         last: Option<PathBuf>,
     },
     /// The loss has jumped, or the loss, a gradient or a weight is not finite.
-    #[error("{reason}; {}{}", last_good(last), if *went_back { ", and going back did not help" } else { "" })]
+    #[error("{reason}; {}{}", last_good(last), if *went_back { ", and going back to a checkpoint did not help" } else { "" })]
     Spike {
         /// The step, and what is wrong.
         reason: String,
@@ -102,27 +118,47 @@ pub enum TrainFault {
     },
     /// The run does not fit into memory.
     #[error(
-        "weights, gradients and the state of the optimiser take {}, but only {} of memory are free",
+        "weights and the state of the optimiser take {}, and with the gradients and activations of a step, or the copy of a \
+         checkpoint, at least {}{}; but only {} of {} are free",
+        bytes(*state),
         bytes(*needed),
-        bytes(*available)
+        of_processes(*processes),
+        bytes(*available),
+        if *device == DeviceName::Cpu { "memory".to_owned() } else { format!("the memory of {device}") }
     )]
     Memory {
-        /// Bytes without activations, which come on top of them.
+        /// Bytes of weights and the state of the optimiser.
+        state: u64,
+        /// Bytes that the processes of this machine need, by an estimate that is low.
         needed: u64,
         /// Bytes that are free.
         available: u64,
+        /// Processes of this machine that take them.
+        processes: usize,
+        /// The device.
+        device: DeviceName,
+    },
+    /// The sampled softmax draws negatives by rank, and the vocabulary has not the order of this corpus.
+    #[error("{file} is not sorted by the frequency of words in this corpus: {words}, and negatives are drawn by rank")]
+    Unsorted {
+        /// The vocabulary.
+        file: String,
+        /// The first words that are out of order, with their counts.
+        words: String,
     },
     /// A step failed.
     #[error(transparent)]
     Step(TrainError),
     /// Another process of the run has failed.
-    #[error("process {rank} of this run has failed; its own message says why")]
+    #[error("process {rank} of this run has failed{}", said(reason))]
     Elsewhere {
         /// The process.
         rank: usize,
+        /// What it says.
+        reason: Option<String>,
     },
     /// A process of the run reads other text, or has other settings, than process 0.
-    #[error("process {rank} of this run is not one of the same run as process 0:\n{}", indented(differences))]
+    #[error("process {rank} has other settings or another corpus than process 0:\n{}", indented(differences))]
     Unequal {
         /// The process.
         rank: usize,
@@ -130,7 +166,7 @@ pub enum TrainFault {
         differences: Vec<String>,
     },
     /// A process of the run was killed.
-    #[error("process {rank} of this run was killed by signal {signal}; the others were ended")]
+    #[error("process {rank} of this run was killed by signal {signal}; the others were stopped")]
     Killed {
         /// The process.
         rank: usize,
@@ -138,7 +174,7 @@ pub enum TrainFault {
         signal: i32,
     },
     /// The run was interrupted.
-    #[error("interrupted after step {step}, whose state is in {}", checkpoint.display())]
+    #[error("interrupted after step {step}; its checkpoint is {}", checkpoint.display())]
     Interrupted {
         /// Steps that were made.
         step: u64,
@@ -147,8 +183,21 @@ pub enum TrainFault {
     },
 }
 
+/// What takes less memory, what a run can go on with first.
+const LESS_MEMORY: &str = "give fewer --rows and as many times more --accumulate, with which a run also goes on, and on a CPU fewer \
+                           --threads; or start over with a smaller --size, a shorter --unroll, fewer --samples or a vocabulary of \
+                           fewer words; --optimizer adagrad takes less than adamw, and --dry-run measures the memory";
+
 fn indented(lines: &[String]) -> String {
     lines.iter().map(|line| format!("  {line}")).collect::<Vec<_>>().join("\n")
+}
+
+fn of_processes(processes: usize) -> String {
+    if processes == 1 { String::new() } else { format!(" in {processes} processes") }
+}
+
+fn said(reason: &Option<String>) -> String {
+    reason.as_ref().map_or_else(|| "; its own message says why".to_owned(), |reason| format!(": {reason}"))
 }
 
 fn last_good(last: &Option<PathBuf>) -> String {
@@ -168,7 +217,8 @@ impl Fault for TrainFault {
     fn exit(&self) -> Exit {
         match self {
             Self::Differs { .. } | Self::Foreign { .. } | Self::Step(TrainError::Recipe(_)) => Exit::Usage,
-            Self::Corpus { .. } | Self::Vocabulary { .. } => Exit::Input,
+            Self::Corpus { .. } | Self::Vocabulary { .. } | Self::Unsorted { .. } => Exit::Input,
+            Self::DamagedCopy { .. } | Self::NotUploaded { .. } => Exit::Storage,
             Self::Damaged { .. } | Self::Locked { .. } | Self::Begun { .. } | Self::Write { .. } => Exit::Storage,
             Self::Spike { .. } | Self::Step(_) | Self::Elsewhere { .. } | Self::Killed { .. } => Exit::Failed,
             Self::Unequal { .. } | Self::Memory { .. } => Exit::Usage,
@@ -180,62 +230,70 @@ impl Fault for TrainFault {
     fn help(&self) -> Option<String> {
         let help = match self {
             Self::Differs { .. } => {
-                "give the settings of that run to go on with it, or another --output, or --overwrite to begin anew"
+                "give the settings of that run to resume it, or another --output (and --upload), or --overwrite to start over"
             }
             Self::Corpus { .. } => {
-                "restore the files as they were; or train on the new text with another --output and --init, which begins \
-                 with the weights of this run"
+                "restore the files as they were; or train on the new text with another --output and --init, which starts \
+                 from the weights of this run"
             }
-            Self::Damaged { .. } => "begin anew with --overwrite, or restore a checkpoint from a backup",
+            Self::Damaged { .. } => "start over with --overwrite, or restore a checkpoint from a backup",
+            Self::DamagedCopy { .. } => {
+                "remove that folder to resume from the copy before it; or start over with --overwrite, which removes all copies"
+            }
+            Self::NotUploaded { .. } => "the model is in the folder of the run; the same command tries the copy again",
             Self::Foreign { .. } => "give an empty or new folder as --output",
             Self::Locked { .. } => "wait for it, or give another --output",
-            Self::Begun { .. } => "run the same command again to go on with that run, or give another --output",
+            Self::Begun { .. } => "run the same command again to resume that run, or give another --output",
             Self::Vocabulary { .. } => {
                 "negatives are drawn by the rank of a word, so the most frequent words must come first: write the \
                  vocabulary with elmo vocab, or remove the counts if they are of another text"
             }
             Self::Write { last: Some(last), .. } => {
                 return Some(format!(
-                    "make room on the disk and run the same command again: it goes on from {}",
+                    "make room on the disk and run the same command again: it resumes from {}",
                     last.display()
                 ));
             }
             Self::Write { .. } => "make room on the disk and run the same command again",
-            Self::Memory { .. } => {
-                "give a smaller --size, or a vocabulary of fewer words (elmo vocab --size); --optimizer adagrad takes less than \
-                 adamw"
+            Self::Unsorted { .. } => {
+                "write the vocabulary of this corpus with elmo vocab, or give --samples 0 for the softmax over all words"
             }
+            Self::Memory { .. } => LESS_MEMORY,
             Self::Saved { error, .. } => {
                 let first = error.help().map_or_else(String::new, |help| format!("{help}; "));
-                return Some(format!("{first}the same command, without --overwrite, goes on from there"));
+                return Some(format!("{first}the same command, without --overwrite, resumes from there"));
             }
             Self::Spike { went_back: true, .. } => {
-                "begin anew with a lower --learning-rate, a lower --clip-norm, or a --warm-up"
+                "start over with a lower --learning-rate, a lower --clip-norm, or a --warm-up"
             }
             Self::Spike { is_finite: true, .. } => {
-                "give --on-spike rollback, which goes back and passes over the text that did it, or --on-spike ignore if the \
-                 text explains the jump; or begin anew with a lower --learning-rate or a --warm-up"
+                "give --on-spike rollback, which returns to a checkpoint and skips the text that caused it, or \
+                 --on-spike ignore if the text explains the jump; or start over with a lower --learning-rate or a --warm-up"
             }
             Self::Spike { .. } => {
-                "give --on-spike rollback, which goes back and passes over the text that did it; or begin anew with a lower \
-                 --learning-rate"
+                "give --on-spike rollback, which returns to a checkpoint and skips the text that caused it; or start over \
+                 with a lower --learning-rate"
+            }
+            Self::Step(TrainError::Collective(error)) if error.is_start() => {
+                "start all processes of the run, with the same MASTER_ADDR and MASTER_PORT; for those that need longer, give a \
+                 longer --start-timeout"
             }
             Self::Step(TrainError::Collective(_)) => {
-                "another process of the run has ended or does not answer: its messages say why. The same command goes on from \
+                "another process of the run has exited or does not respond: see its messages. The same command resumes from \
                  the last checkpoint"
             }
-            Self::Step(TrainError::Device(_)) => {
-                "if memory is short, run again with fewer --threads on a CPU, or begin anew (--overwrite) with fewer --rows or \
-                 --lanes; --dry-run measures the memory"
+            Self::Step(TrainError::Device(error)) if error.is_out_of_memory() => LESS_MEMORY,
+            Self::Elsewhere { .. } => {
+                "the same command, without --overwrite, resumes from the last checkpoint, if there is one"
             }
-            Self::Step(_) | Self::Elsewhere { .. } => return None,
+            Self::Step(_) => return None,
             Self::Unequal { .. } => "give all processes the same arguments, and the same files",
             Self::Killed { signal: libc::SIGKILL, .. } => {
-                "if memory was short, give fewer --rows and more --accumulate; the same command, without --overwrite, goes on \
+                "if memory was short, give fewer --rows and more --accumulate; the same command, without --overwrite, resumes \
                  from the last checkpoint"
             }
-            Self::Killed { .. } => "the same command, without --overwrite, goes on from the last checkpoint",
-            Self::Interrupted { .. } => "run the same command again, without --overwrite, to go on",
+            Self::Killed { .. } => "the same command, without --overwrite, resumes from the last checkpoint",
+            Self::Interrupted { .. } => "run the same command again, without --overwrite, to resume",
         };
         Some(help.to_owned())
     }

@@ -3,9 +3,11 @@
 use std::{
     fmt,
     path::Path,
+    sync::atomic::AtomicBool,
     time::{Duration, Instant},
 };
 
+use elmo::model::DeviceName;
 use serde::Serialize;
 use tokio::runtime::Handle;
 
@@ -14,7 +16,7 @@ use super::{
     error::TrainFault,
     feed::Feed,
     job::TrainJob,
-    start::{Prepared, check_output},
+    start::{Prepared, check_output, free_memory},
 };
 use crate::{
     error::{Error, Result},
@@ -26,6 +28,8 @@ use crate::{
 const MEASURED: Duration = Duration::from_secs(3);
 /// Most of them.
 const MAX_STEPS: u32 = 10;
+/// The time for which text is read without steps.
+const READING: Duration = Duration::from_secs(1);
 
 /// What a run would take.
 #[derive(Debug, Clone, Serialize)]
@@ -50,8 +54,14 @@ pub struct Estimate {
     pub softmax_parameters: u64,
     /// Bytes of all parameters and the state of the optimiser.
     pub state_bytes: u64,
-    /// Largest resident memory of this process in the steps that were made, where the system tells.
+    /// Bytes that a process is expected to take of the memory of the host, or of the GPU.
+    pub needed_bytes: u64,
+    /// Largest resident memory of this process in the steps that were made, a checkpoint and a measurement of the held-out text, or
+    /// on a GPU what they have taken of its memory,
+    /// where the system tells.
     pub peak_bytes: Option<u64>,
+    /// The device, which `peak_bytes` is of.
+    pub device: String,
     /// Steps of the run.
     pub steps: u64,
     /// Steps that the run in the output has made; `None`: it would begin.
@@ -62,6 +72,10 @@ pub struct Estimate {
     pub seconds_per_step: f64,
     /// Hours of the steps that are left.
     pub hours: f64,
+    /// Tokens of each direction in a second of steps, measured.
+    pub tokens_per_second: f64,
+    /// Tokens of each direction that the corpus gives in a second when nothing else is done, measured.
+    pub read_tokens_per_second: f64,
     /// What may be wrong.
     pub warnings: Vec<String>,
 }
@@ -72,7 +86,7 @@ pub struct Estimate {
 /// As [`train`](super::train) before the first step.
 pub async fn estimate(job: TrainJob, stores: &Stores) -> Result<Estimate> {
     let prepared = Prepared::new(job, stores, &[]).await?;
-    let begun = check_output(&prepared)?;
+    let begun = check_output(&prepared).await?;
     let runtime = Handle::current();
     let measured = tokio::task::spawn_blocking(move || {
         let _entered = runtime.enter();
@@ -83,6 +97,9 @@ pub async fn estimate(job: TrainJob, stores: &Stores) -> Result<Estimate> {
 
 fn measure(prepared: &Prepared, begun: Option<u64>) -> Result<Estimate> {
     let Prepared { survey, words, recipe, steps, .. } = prepared;
+    prepared.check_memory()?;
+    let device = prepared.job.device;
+    let free = free_memory(device);
     let mut trainer = prepared.trainer()?;
     let mut feed = Feed::start(&prepared.corpus, prepared.beginning().streams, recipe.rows, Passes::Endless)?;
     let mut step = || -> Result<()> {
@@ -99,6 +116,14 @@ fn measure(prepared: &Prepared, begun: Option<u64>) -> Result<Estimate> {
         made += 1;
     }
     let seconds_per_step = started.elapsed().as_secs_f64() / f64::from(made);
+    drop(feed);
+    // What a run has in memory besides: a copy of its state for a checkpoint, and logits over all words for held-out text.
+    drop(trainer.snapshot().map_err(TrainFault::Step)?);
+    if let Some(text) = &prepared.held_out {
+        let after_a_window = AtomicBool::new(true);
+        text.measure(&trainer, &prepared.job.group, &after_a_window)?;
+    }
+    let tokens_of_step = (recipe.rows * recipe.positions) as f64;
     let [parameters, softmax_parameters] = prepared.parameters();
     Ok(Estimate {
         shards: survey.shards.len(),
@@ -111,15 +136,36 @@ fn measure(prepared: &Prepared, begun: Option<u64>) -> Result<Estimate> {
         parameters,
         softmax_parameters,
         state_bytes: prepared.state_bytes(),
-        peak_bytes: peak_memory(),
+        needed_bytes: prepared.needed_bytes(),
+        peak_bytes: match device {
+            DeviceName::Cpu => peak_memory(),
+            // libtorch keeps what it has taken.
+            gpu => free.zip(free_memory(gpu)).map(|(before, after)| before.saturating_sub(after)),
+        },
+        device: device.to_string(),
         steps: *steps,
         steps_made: begun,
-        epochs: (*steps as f64) * (recipe.rows * recipe.positions * prepared.job.processes) as f64
-            / survey.predictions() as f64,
+        epochs: (*steps as f64) * tokens_of_step * prepared.job.processes as f64 / survey.predictions() as f64,
         seconds_per_step,
+        tokens_per_second: tokens_of_step / seconds_per_step,
+        read_tokens_per_second: reading_speed(prepared)?,
         hours: steps.saturating_sub(begun.unwrap_or(0)) as f64 * seconds_per_step / 3600.0,
         warnings: prepared.remarks(),
     })
+}
+
+/// Tokens of each direction that are read, encoded and packed in a second.
+fn reading_speed(prepared: &Prepared) -> Result<f64> {
+    let recipe = &prepared.recipe;
+    let mut feed = Feed::start(&prepared.corpus, prepared.beginning().streams, recipe.rows, Passes::Endless)?;
+    // The first window comes when both directions have opened a shard and read a block.
+    feed.next()?;
+    let (started, mut windows) = (Instant::now(), 0);
+    while started.elapsed() < READING {
+        feed.next()?;
+        windows += 1;
+    }
+    Ok((windows * recipe.rows * recipe.positions) as f64 / started.elapsed().as_secs_f64())
 }
 
 /// Largest resident memory of this process in bytes; `None` where there is no `/proc`.
@@ -144,10 +190,17 @@ impl fmt::Display for Estimate {
             ("softmax", format!("{softmax}, vocabulary of {}", count(self.words as u64))),
             ("weights and optimiser", bytes(self.state_bytes)),
         ];
-        rows.extend(self.peak_bytes.map(|peak| ("memory of this process", format!("{}, measured", bytes(peak)))));
+        let memory = match self.device.as_str() {
+            "cpu" => "memory of this process".to_owned(),
+            device => format!("memory of {device}"),
+        };
+        let measured = self.peak_bytes.map_or(String::new(), |peak| format!("; {} measured", bytes(peak)));
+        rows.push((memory.as_str(), format!("{} estimated{measured}", bytes(self.needed_bytes))));
         rows.push(("steps", format!("{} ({:.2} epochs)", count(self.steps), self.epochs)));
         rows.extend(self.steps_made.map(|made| ("steps that were made", count(made))));
-        rows.push(("step", format!("{:.3} s, measured", self.seconds_per_step)));
+        let (needed, read) = (count(self.tokens_per_second as u64), count(self.read_tokens_per_second as u64));
+        rows.push(("step", format!("{:.3} s, {needed} tokens/s, measured", self.seconds_per_step)));
+        rows.push(("text alone", format!("{read} tokens/s, measured")));
         rows.push(("time", duration(Duration::from_secs_f64((3600.0 * self.hours).clamp(0.0, 1e9)))));
         rows.extend(self.warnings.iter().map(|warning| ("warning", warning.clone())));
         f.write_str(&table(&rows))

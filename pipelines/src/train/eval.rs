@@ -30,7 +30,7 @@ use super::{
 };
 use crate::{
     error::{Error, Result},
-    report::{count, table},
+    report::{Progress, Snapshot, count, table},
     source::{Position, Rows, row_bytes},
     stores::Stores,
 };
@@ -114,12 +114,34 @@ impl From<Evaluated> for Perplexity {
     }
 }
 
+/// Reports how much of the text was read: each figure reads every sentence.
+#[derive(Clone)]
+struct Watched {
+    progress: Arc<dyn Progress>,
+    sentences: u64,
+    predictions: u64,
+}
+
+impl Watched {
+    /// So many figures are complete, and one has so many predictions.
+    fn update(&self, figures: u64, predictions: u64) {
+        let done = (self.sentences as f64 * predictions as f64 / self.predictions.max(1) as f64) as u64;
+        self.progress.update(&Snapshot {
+            rows: figures * self.sentences + done.min(self.sentences),
+            rows_total: Some(2 * self.sentences),
+            tokens: figures * self.predictions + predictions,
+            padded_tokens: figures * self.predictions + predictions,
+            ..Snapshot::default()
+        });
+    }
+}
+
 /// Measures a text.
 ///
 /// # Errors
 /// [`LmHeadError::Missing`] in [`elmo::Error::LmHead`] when the model has no LM head; those of the source;
 /// [`Error::Input`] for a row that is no text, or when there is no sentence; [`elmo::Error`] when a device fails.
-pub async fn eval(job: EvalJob, stores: &Stores) -> Result<EvalReport> {
+pub async fn eval(job: EvalJob, stores: &Stores, progress: Arc<dyn Progress>) -> Result<EvalReport> {
     let files = job.model.lm_head.clone();
     let files = files.ok_or_else(|| elmo::Error::from(LmHeadError::Missing(job.model.name.clone())))?;
     let head = files.read(job.model.options.lstm.projection_dim)?;
@@ -128,9 +150,11 @@ pub async fn eval(job: EvalJob, stores: &Stores) -> Result<EvalReport> {
     let held_out = HeldOut::new(Arc::clone(&corpus), &words, survey.shards.clone());
     let EvalJob { model, spec, engine, .. } = job;
     let (name, fingerprint) = (model.name.clone(), model.fingerprint.to_string());
-    let (carried, model) = carried(held_out, model, head, &engine).await?;
+    let watched = Watched { progress, sentences: survey.sentences(), predictions: survey.predictions() };
+    watched.update(0, 0);
+    let (carried, model) = carried(held_out, model, head, &engine, watched.clone()).await?;
     let loaded = spawn_blocking(move || Elmo::from_data(model, &engine)).await.map_err(died)??;
-    let score = by_sentence(&corpus, &loaded, &spec).await?;
+    let score = by_sentence(&corpus, &loaded, &spec, &watched).await?;
     let by_sentence = Evaluated { log_probability: score.log_probability, tokens: score.predictions };
     Ok(EvalReport {
         model: name,
@@ -176,6 +200,7 @@ async fn carried(
     model: ModelData,
     head: LmHeadData,
     engine: &EmbedderSettings,
+    watched: Watched,
 ) -> Result<(Evaluated, ModelData)> {
     let devices = resolve_devices(&engine.devices).map_err(elmo::Error::from)?;
     let device = devices.first().copied().unwrap_or(DeviceName::Cpu);
@@ -185,7 +210,8 @@ async fn carried(
         let _entered = runtime.enter();
         let evaluation = Evaluation::of_model(&model, &head, precision, resources, held_out.rows());
         let evaluation = evaluation.map_err(|error| of_device(TrainFault::Step(error)))?;
-        let sums = held_out.read(evaluation, &Group::default(), &AtomicBool::new(false)).map_err(as_of_device)?;
+        let read = |predictions| watched.update(0, predictions);
+        let sums = held_out.read(evaluation, &Group::default(), &AtomicBool::new(false), read).map_err(as_of_device)?;
         Ok((sums.unwrap_or_default(), model))
     });
     measured.await.map_err(died)?
@@ -208,7 +234,7 @@ fn died(error: tokio::task::JoinError) -> Error {
 }
 
 /// Scores every sentence by itself.
-async fn by_sentence(corpus: &Corpus, elmo: &Elmo, spec: &EmbedSpec) -> Result<TextScore> {
+async fn by_sentence(corpus: &Corpus, elmo: &Elmo, spec: &EmbedSpec, watched: &Watched) -> Result<TextScore> {
     // Rows that are no text were refused before, unless they are to be left out.
     let spec = EmbedSpec { on_error: OnError::Null, ..Scorer::spec(spec) };
     let (columns, scorer) = (ColumnEmbedder::new(elmo, spec.clone())?, Arc::new(Scorer::new(elmo, &spec)?));
@@ -224,6 +250,7 @@ async fn by_sentence(corpus: &Corpus, elmo: &Elmo, spec: &EmbedSpec) -> Result<T
         let mut scores = std::pin::pin!(groups.map_ok(score).try_buffered(IN_FLIGHT));
         while let Some(score) = scores.try_next().await? {
             total.add(score);
+            watched.update(1, total.predictions);
         }
     }
     Ok(total)

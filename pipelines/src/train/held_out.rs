@@ -13,7 +13,7 @@ use super::{
     corpus::{Corpus, Passes, Shard},
     error::TrainFault,
     feed::{Feed, StreamState},
-    together::{Wish, agree, together},
+    together::{Wish, agree, elsewhere, together},
     words::Words,
 };
 use crate::{crash::train as crash, error::Result};
@@ -103,7 +103,7 @@ impl HeldOut {
     pub(super) fn measure(&self, trainer: &Trainer, group: &Group, stopped: &AtomicBool) -> Result<Option<Measured>> {
         let evaluation = Evaluation::of_run(trainer, self.rows).map_err(|error| TrainFault::Step(error).into());
         let evaluation = together(group, evaluation)?;
-        let total = self.read(evaluation, group, stopped)?;
+        let total = self.read(evaluation, group, stopped, |_| {})?;
         Ok(total.map(|total| Measured {
             step: trainer.counters().step,
             forward: total.perplexity_of(0),
@@ -114,7 +114,8 @@ impl HeldOut {
     }
 
     /// Reads all of the text with a model for windows of [`HeldOut::rows`], each process with its rows of the windows; `None`
-    /// when `stopped` was set in one of them before the end. Blocks; must be called within the runtime.
+    /// when `stopped` was set in one of them before the end. `read` learns the predictions until then. Blocks; must be called within
+    /// the runtime.
     ///
     /// # Errors
     /// Those of the text and of the device.
@@ -123,19 +124,24 @@ impl HeldOut {
         mut evaluation: Evaluation,
         group: &Group,
         stopped: &AtomicBool,
+        mut read: impl FnMut(u64),
     ) -> Result<Option<Evaluated>> {
         let from = StreamState::begin(self.words.boundaries(), self.rows, self.positions);
         let mut feed = together(group, Feed::start(&self.corpus, from, self.rows, Passes::One))?;
         let mut total = Evaluated::default();
         loop {
-            let fed = feed.next();
+            let fed = {
+                let _busy = group.busy();
+                feed.next()
+            };
             let wish = if fed.is_err() { Wish::Fail } else { Wish::GoOn };
             let fed = match agree(group, wish)? {
                 (Wish::GoOn, _) => fed?,
-                (_, rank) => return Err(fed.err().unwrap_or_else(|| TrainFault::Elsewhere { rank }.into())),
+                (_, rank) => return Err(fed.err().unwrap_or_else(|| elsewhere(rank))),
             };
             let Some(fed) = fed else { return Ok(Some(total)) };
             total.add(evaluation.window(&fed.window).map_err(TrainFault::Step)?);
+            read(total.tokens);
             crash::in_measurement();
             let wish = if stopped.load(Ordering::Relaxed) { Wish::Stop } else { Wish::GoOn };
             if agree(group, wish)?.0 == Wish::Stop {

@@ -38,6 +38,8 @@ pub struct TrainJob {
     pub accumulate: usize,
     /// Processes of the run: more than in the group in a dry run, in which one process tries its share.
     pub processes: usize,
+    /// Those of them on this machine, as far as it is known.
+    pub neighbours: usize,
     /// The processes, as this one sees them.
     pub group: Group,
     /// The length of the run.
@@ -60,6 +62,8 @@ pub struct TrainJob {
     pub checkpoint_every: Option<u64>,
     /// Checkpoints that are kept.
     pub keep_checkpoints: usize,
+    /// Folder of a store to which they are copied.
+    pub upload: Option<Location>,
     /// What happens when a loss is not finite.
     pub on_spike: OnSpike,
     /// Remove an earlier run.

@@ -202,7 +202,7 @@ impl Pending {
         self.gflop += report.gflop;
     }
 
-    /// The line of these steps, of which `last` was the last one; begins anew. `ceiling` is in GFLOP/s.
+    /// The line of these steps, of which `last` was the last one; starts over. `ceiling` is in GFLOP/s.
     pub(super) fn take_line(
         &mut self,
         last: &StepReport,

@@ -15,6 +15,8 @@
 //! | `options_file.rs` | what an options file says about training |
 //! | `settings.rs` | what identifies a run, and differences |
 //! | `checkpoint/` | the whole state of a run on disk |
+//! | `upload/` | copies of checkpoints in a store |
+//! | `room.rs` | the memory that a run needs |
 //! | `start.rs` | begins a run or finds where it goes on |
 //! | `together.rs` | what several processes agree on |
 //! | `run.rs` | the loop |
@@ -40,12 +42,14 @@ mod journal;
 mod model;
 mod options_file;
 pub mod plot;
+mod room;
 mod run;
 mod settings;
 mod spike;
 mod start;
 mod tensorboard;
 mod together;
+mod upload;
 pub mod vocab;
 mod warm;
 mod words;
@@ -59,4 +63,5 @@ pub use self::{
     options_file::OptionsFile,
     run::TrainReport,
     start::train,
+    upload::UploadReport,
 };

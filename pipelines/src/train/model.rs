@@ -30,7 +30,7 @@ use crate::{
 /// Folder of an export that is being written.
 const STAGED: &str = ".export";
 /// Folder of an export that is complete.
-const EXPORTED: &str = ".exported";
+pub(super) const EXPORTED: &str = ".exported";
 pub(super) const DESCRIPTION: &str = "MODEL.md";
 
 /// What a model directory is made of.
@@ -64,7 +64,7 @@ pub(super) fn export(folder: &Path, export: Export<'_>) -> Result<()> {
         cache_bytes: 0,
         ..EmbedderSettings::default()
     };
-    model.warm_state = warm::state(&model, warm_text, &settings)?;
+    model.warm_state = Some(warm::state(&model, warm_text, &settings)?);
     let head = LmHeadData::new(words.list().to_vec(), softmax_weight, softmax_bias)?;
     let (staged, exported) = (folder.join(STAGED), folder.join(EXPORTED));
     let failed = |source| Error::io(&staged, source);

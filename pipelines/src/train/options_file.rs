@@ -46,6 +46,11 @@ impl OptionsFile {
         Ok(Self { model, training, origin: origin.to_owned() })
     }
 
+    /// Name of the file, for errors.
+    pub fn origin(&self) -> &str {
+        &self.origin
+    }
+
     /// Sets what the file says about the step.
     pub fn apply(&self, recipe: &mut Recipe) {
         let file = &self.training;

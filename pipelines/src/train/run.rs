@@ -29,7 +29,8 @@ use super::{
     settings::length,
     spike::Spike,
     start::Prepared,
-    together::{Wish, agree, shared, together},
+    together::{Wish, agree, elsewhere, shared, together},
+    upload::{Target, UploadReport, Uploads},
     warm,
 };
 use crate::{
@@ -44,6 +45,8 @@ const PROGRESS_EVERY: Duration = Duration::from_secs(10);
 const CHECK_EVERY: u64 = 100;
 /// Seconds for which the speed of matrix products is measured before the first step.
 const CEILING_SECONDS: f64 = 0.2;
+/// How long one look at the last copy of a checkpoint waits for it.
+const LAST_COPY: Duration = Duration::from_secs(1);
 /// Rollbacks without a checkpoint between them, after which a run ends.
 const MAX_ROLLBACKS: u32 = 3;
 
@@ -81,6 +84,13 @@ pub struct TrainReport {
     pub tokens_per_second: f64,
     /// Seconds for which the step waited for the corpus, in this process.
     pub waited_seconds: f64,
+    /// Operations of the products of this process per second, over those that its matrix products were measured to reach; a mean
+    /// over the steps of this process.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub share_of_ceiling: Option<f64>,
+    /// The copies of the checkpoints, if they were wanted.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub upload: Option<UploadReport>,
     /// How the model is used.
     pub use_with: String,
 }
@@ -97,6 +107,8 @@ pub(super) struct Run {
     warm_text: Vec<Vec<String>>,
     /// Process 0 writes them.
     journals: Option<Journals>,
+    /// Process 0 makes them, if they are wanted.
+    uploads: Option<Uploads>,
     stopped: Arc<AtomicBool>,
     last_checkpoint: Option<PathBuf>,
     /// Step of the last checkpoint.
@@ -106,6 +118,8 @@ pub(super) struct Run {
     spiked: Option<(u64, u64)>,
     /// Speed of the matrix products of this process, in GFLOP/s; not measured when there is no step to make.
     ceiling: Option<f64>,
+    /// Operations of the products of this process, in 1e9, and the seconds of its steps.
+    work: (f64, f64),
     started: Instant,
     /// Tokens before this process.
     tokens_before: u64,
@@ -118,6 +132,7 @@ impl Run {
         checkpoints: Checkpoints,
         found: Option<Found>,
         trainer: Trainer,
+        target: Option<Target>,
         stopped: Arc<AtomicBool>,
     ) -> Result<Self> {
         let (last_checkpoint, state) = match found {
@@ -127,9 +142,12 @@ impl Run {
         };
         let step = state.counters.step;
         let group = prepared.job.group.clone();
+        let _busy = group.busy();
         let after = last_checkpoint.as_ref().map(|_| step);
         let journals = if group.is_first() { Journals::open(&prepared.job.output, after).map(Some) } else { Ok(None) };
         let journals = together(&group, journals)?;
+        let begin = |target| Uploads::start(&prepared.job.output, target, prepared.settings().clone());
+        let uploads = together(&group, target.map(begin).transpose())?;
         let warm_text = if group.is_first() { warm::sentences(&prepared.corpus) } else { Ok(Vec::new()) };
         let warm_text = together(&group, warm_text)?;
         let feed = Feed::start(&prepared.corpus, state.streams.clone(), prepared.recipe.rows, Passes::Endless);
@@ -138,6 +156,7 @@ impl Run {
             group,
             warm_text,
             journals,
+            uploads,
             feed,
             checkpoints,
             trainer,
@@ -147,6 +166,7 @@ impl Run {
             rollbacks: 0,
             spiked: None,
             ceiling: if step < prepared.steps { ceiling(&prepared) } else { None },
+            work: (0.0, 0.0),
             started: Instant::now(),
             tokens_before: state.counters.tokens,
             state,
@@ -155,12 +175,24 @@ impl Run {
         })
     }
 
-    /// Makes steps until the run ends.
+    /// Makes steps until the run ends, and waits for the last copy.
     ///
     /// # Errors
     /// As [`train`](super::train).
     pub(super) fn run(mut self) -> Result<TrainReport> {
+        let ended = self.steps();
+        self.finish_uploads(&ended);
+        Ok(self.report(ended?))
+    }
+
+    /// Makes steps until the run ends; why it has ended.
+    fn steps(&mut self) -> Result<&'static str> {
+        if let Some(checkpoint) = self.last_checkpoint.as_ref().filter(|_| self.group.is_first()) {
+            let step = self.state.counters.step;
+            tracing::info!(target: TARGET, step, checkpoint = %checkpoint.display(), "resuming");
+        }
         self.export_if(|run| run.saved.is_some() && !model::is_complete(&run.prepared.job.output))?;
+        self.upload();
         if self.is_due() {
             self.measure()?;
         }
@@ -191,7 +223,7 @@ impl Run {
             }
         };
         self.checkpoint()?;
-        Ok(self.report(ended))
+        Ok(ended)
     }
 
     /// The next window, which all processes have; the inner error ends the run after its state was written.
@@ -201,7 +233,10 @@ impl Run {
             return Ok(Err(self.interrupted()));
         }
         let ended = || Error::Failed("the corpus has ended, which it never does".to_owned());
-        let fed = self.feed.next().and_then(|fed| fed.ok_or_else(ended));
+        let fed = {
+            let _busy = self.group.busy();
+            self.feed.next().and_then(|fed| fed.ok_or_else(ended))
+        };
         let wish = match &fed {
             _ if is_stopped => Wish::Stop,
             Err(_) => Wish::Fail,
@@ -211,7 +246,7 @@ impl Run {
             (Wish::GoOn, _) => fed,
             (Wish::Stop, _) => Err(self.interrupted()),
             (Wish::Fail, rank) => {
-                let error = fed.err().unwrap_or_else(|| TrainFault::Elsewhere { rank }.into());
+                let error = fed.err().unwrap_or_else(|| elsewhere(rank));
                 Err(self.saved_before(error))
             }
         })
@@ -277,6 +312,7 @@ impl Run {
         self.state.recent.add(report.loss);
         self.state.pending.add(report, seconds);
         self.state.seconds += seconds;
+        self.work = (self.work.0 + report.gflop, self.work.1 + seconds);
         let is_last = report.step >= self.prepared.steps;
         self.log(report, is_last)?;
         crash::after_step();
@@ -398,11 +434,45 @@ impl Run {
             (self.rollbacks, self.spiked) = (0, None);
         }
         self.export_if(|run| run.state.best.is_none() && step > 0)?;
+        self.upload();
         Ok(Ok(path))
+    }
+
+    /// Hands the last checkpoint over to be copied.
+    fn upload(&mut self) {
+        if let (Some(uploads), Some(path), Some(step)) = (&mut self.uploads, &self.last_checkpoint, self.saved) {
+            uploads.add(path, step, self.state.best.is_some());
+        }
+    }
+
+    /// Waits for the last copy. The other processes wait too: whoever has started them takes one that ends early for a failure.
+    fn finish_uploads(&mut self, ended: &Result<&'static str>) {
+        let is_orderly = match ended {
+            Ok(_) => true,
+            Err(error) => matches!(error.module(), Some(TrainFault::Interrupted { .. })),
+        };
+        let mut is_said = false;
+        loop {
+            let own = self.uploads.as_mut().is_none_or(|uploads| uploads.has_ended(LAST_COPY));
+            // The error of another process has ended the run already.
+            let has_ended = if is_orderly { shared(&self.group, own).unwrap_or(own) } else { own };
+            if has_ended {
+                break;
+            }
+            if !own && !is_said {
+                tracing::info!(target: TARGET, "waiting until the last checkpoint is copied");
+                is_said = true;
+            }
+        }
+        let report = self.uploads.as_ref().map(Uploads::report);
+        if let Some(UploadReport { url, failed: Some(reason), .. }) = report.filter(|_| ended.is_err()) {
+            tracing::warn!("the last checkpoint was not copied to {url}: {reason}");
+        }
     }
 
     /// Writes journals and checkpoint.
     fn write(&self, snapshot: &elmo::train::Snapshot) -> Result<()> {
+        let _busy = self.group.busy();
         self.journals.as_ref().map_or(Ok(()), Journals::sync).map_err(|error| self.of_disk(error))?;
         self.checkpoints.write(&self.state, snapshot, self.last_checkpoint.as_deref())?;
         Ok(())
@@ -410,6 +480,7 @@ impl Run {
 
     /// Writes something down in process 0.
     fn journal(&mut self, write: impl FnOnce(&mut Journals) -> Result<()>) -> Result<()> {
+        let _busy = self.group.busy();
         self.journals.as_mut().map_or(Ok(()), write).map_err(|error| self.of_disk(error))
     }
 
@@ -420,6 +491,8 @@ impl Run {
 
     /// Goes back to a checkpoint and passes over the text of the spike, or ends the run.
     fn go_back(&mut self, spike: Spike, after: [StreamState; 2]) -> Result<()> {
+        let group = self.group.clone();
+        let _busy = group.busy();
         let can_go_back = self.prepared.job.on_spike == OnSpike::Rollback && self.rollbacks < MAX_ROLLBACKS;
         let found = if self.group.is_first() { self.checkpoint_before_spike() } else { Ok(None) };
         let found = shared(&self.group, together(&self.group, found)?)?;
@@ -435,6 +508,9 @@ impl Run {
         let removed = if self.group.is_first() { self.checkpoints.remove_after(at) } else { Ok(()) };
         together(&self.group, removed.map_err(Error::from))?;
         (self.last_checkpoint, self.saved) = (Some(last.path), Some(at));
+        if let Some(uploads) = &self.uploads {
+            uploads.remove_after(at);
+        }
         // The model of the best measurement is in the folder, also if it is younger than the checkpoint.
         self.state = RunState { streams: after, seconds: self.state.seconds, best: self.state.best, ..last.state };
         self.rollbacks += 1;
@@ -466,6 +542,7 @@ impl Run {
     }
 
     fn export(&self) -> Result<()> {
+        let _busy = self.group.busy();
         let Prepared { job, options, words, .. } = &self.prepared;
         let export = model::Export {
             trainer: &self.trainer,
@@ -554,7 +631,15 @@ impl Run {
             seconds: self.state.seconds,
             tokens_per_second: self.tokens_per_second(),
             waited_seconds: self.feed.waited.as_secs_f64(),
+            share_of_ceiling: self.share_of_ceiling(),
+            upload: self.uploads.as_ref().map(Uploads::report),
         }
+    }
+
+    /// That of all steps of this process.
+    fn share_of_ceiling(&self) -> Option<f64> {
+        let (gflop, seconds) = self.work;
+        self.ceiling.filter(|_| seconds > 0.0).map(|ceiling| gflop / seconds / ceiling)
     }
 
     fn tokens_of_step(&self) -> u64 {
@@ -575,7 +660,7 @@ impl Run {
         if self.trainer.samples().is_some() { Softmax::Sampled } else { Softmax::Full }
     }
 
-    /// An error that may be one of the disk, such as a full one: the run goes on from its last checkpoint.
+    /// An error that may be one of the disk, such as a full one: the run resumes from its last checkpoint.
     fn of_disk(&self, error: Error) -> Error {
         let (path, source) = match error {
             Error::Io { path, source } => (path, source),
@@ -642,7 +727,12 @@ impl fmt::Display for TrainReport {
         rows.push(("time", duration(Duration::from_secs_f64(self.seconds.clamp(0.0, 1e9)))));
         if self.tokens_per_second > 0.0 {
             let (speed, waited) = (count(self.tokens_per_second as u64), self.waited_seconds);
-            rows.push(("speed", format!("{speed} tokens/s in each direction, {waited:.1} s waiting for text")));
+            let share = self.share_of_ceiling.map(|share| format!(", {:.0} % of the matmul ceiling", 100.0 * share));
+            let share = share.unwrap_or_default();
+            rows.push(("speed", format!("{speed} tokens/s in each direction{share}, {waited:.1} s waiting for text")));
+        }
+        if let Some(UploadReport { url, step: Some(step), .. }) = &self.upload {
+            rows.push(("copied", format!("the checkpoint of step {}, to {url}", count(*step))));
         }
         rows.push(("use it with", self.use_with.clone()));
         f.write_str(&table(&rows))

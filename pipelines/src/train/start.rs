@@ -13,16 +13,16 @@ use std::{
 use elmo::{
     Fingerprint, ModelData, ModelOptions,
     lm_head::{LmHeadData, LmHeadError},
-    model::{DeviceName, Precision},
+    model::DeviceName,
     options::TensorSpec,
-    train::{Classes, LanguageModel, Optimizer, Recipe, Resources, Snapshot, Trainer},
+    train::{Classes, LanguageModel, Recipe, Resources, Snapshot, Trainer},
     weights::{Tensor, Weights, safetensors},
 };
 use serde::{Deserialize, Serialize};
 use tokio::runtime::Handle;
 
 use super::{
-    checkpoint::{Checkpoints, Found, RunState},
+    checkpoint::{Checkpoints, FOLDER as CHECKPOINTS, Found, RunState},
     corpus::{Corpus, Hashes, LONG, LONG_ENOUGH, Order, Reading, Shard, Shards, Survey, differences},
     error::TrainFault,
     feed::StreamState,
@@ -30,10 +30,12 @@ use super::{
     job::{ModelSource, TrainJob, schedule_for},
     journal::{STEPS, VALID},
     model,
+    room::{Load, Room},
     run::{Run, TrainReport},
     settings::Settings,
     tensorboard,
-    together::{shared, together},
+    together::{concluded, shared, together},
+    upload::{Copied, Copies, Target},
     words::Words,
 };
 use crate::{
@@ -41,7 +43,7 @@ use crate::{
     error::{Error, Result},
     memory::Memory,
     models::{Cache, Models},
-    report::count,
+    report::{TARGET, count},
     stores::{Stores, sync::create_folder},
 };
 
@@ -62,15 +64,20 @@ const FILES: [&str; 9] = [
     "mix.json",
     "warm_state.safetensors",
 ];
-const CHECKPOINTS: &str = "checkpoints";
 /// Most steps between two checkpoints, unless told otherwise: as bilm-tf.
 const CHECKPOINT_EVERY: u64 = 1250;
 /// Folders of a run.
 const FOLDERS: [&str; 2] = [CHECKPOINTS, tensorboard::FOLDER];
 /// More of the tokens outside of the vocabulary is worth a warning.
 const MANY_UNKNOWN: f64 = 0.05;
-/// Words stand so much further back than by their counts when a vocabulary is probably not sorted.
-const MUCH_DISORDER: f64 = 2.0;
+/// How much further back words stand than by their counts: worth a warning, as in a vocabulary of other text, and when a
+/// vocabulary is not sorted. (Words in random order: 9 with a thousand words and 56 with 50,000; counts of another text, each
+/// changed by a factor of about e: 1.7.)
+const SOME_DISORDER: f64 = 1.5;
+const MUCH_DISORDER: f64 = 3.0;
+/// A corpus of fewer shards, with at least so many blocks each, is read nearly in its own order.
+const FEW_SHARDS: u64 = 10;
+const MANY_BLOCKS: u64 = 4;
 
 /// `train.json`
 #[derive(Debug, Serialize, Deserialize)]
@@ -144,16 +151,19 @@ impl Prepared {
         let valid: &[Shard] = held_out.as_ref().map_or(&[], |text| &text.shards);
         let settings = Settings::new(&job, &recipe, &options.canonical_json(), &init, &words.sha256, valid);
         let overlap = (survey.hashes.len(), long_sentences);
-        Ok(Self { job, words, corpus, survey, held_out, overlap, options, recipe, steps, settings, initial })
+        let prepared =
+            Self { job, words, corpus, survey, held_out, overlap, options, recipe, steps, settings, initial };
+        if known.is_empty() {
+            prepared.check_sorted()?;
+        }
+        Ok(prepared)
     }
 
     /// The trainer of a run that begins.
     ///
     /// # Errors
-    /// [`TrainFault::Memory`] when this machine has no room; [`TrainFault::Step`] when the recipe contradicts itself or the
-    /// device has no room.
+    /// [`TrainFault::Step`] when the recipe contradicts itself or the device has no room.
     pub(super) fn trainer(&self) -> Result<Trainer> {
-        self.check_memory()?;
         let (words, seed) = (self.words.len(), self.recipe.seed);
         let model = match &self.initial {
             Initial::Random => LanguageModel::initial(&self.options, words, seed),
@@ -174,30 +184,67 @@ impl Prepared {
 
     /// Bytes of the parameters and the state of the optimiser.
     pub(super) fn state_bytes(&self) -> u64 {
-        self.bytes_of(match self.recipe.optimizer {
-            Optimizer::Adagrad { .. } => 2,
-            Optimizer::AdamW { .. } => 3,
-        })
+        self.room().state
     }
 
-    /// Bytes of numbers for every parameter.
-    fn bytes_of(&self, numbers: u64) -> u64 {
-        let width = if self.recipe.precision == Precision::F64 { 8 } else { 4 };
-        self.parameters().iter().sum::<u64>().saturating_mul(numbers * width)
+    /// Bytes that a process is expected to take of the memory of the host, or of the GPU.
+    pub(super) fn needed_bytes(&self) -> u64 {
+        match self.job.device {
+            DeviceName::Cpu => self.room().on_host(),
+            DeviceName::Cuda(_) => self.room().on_device(),
+        }
     }
 
-    /// Refuses what cannot fit before anything is allocated: the system would kill the process later.
-    fn check_memory(&self) -> Result<()> {
-        let gradients = self.bytes_of(1);
-        match Memory::now() {
-            Some(memory) if self.job.device == DeviceName::Cpu => {
-                Ok(fits(self.state_bytes().saturating_add(gradients), memory.available)?)
+    fn room(&self) -> Room {
+        let TrainJob { device, threads, part_rows, .. } = self.job;
+        let rows = self.job.group.share(self.recipe.rows).len().min(part_rows);
+        let (options, recipe, words) = (&self.options, &self.recipe, self.words.len());
+        let samples = recipe.classes.samples(words);
+        Room::of(&Load { options, recipe, words, samples, device, threads, rows })
+    }
+
+    /// Refuses what cannot fit before anything is allocated: the system would kill the process later. All processes of this
+    /// machine need as much, of the memory that they share on a CPU.
+    ///
+    /// # Errors
+    /// [`TrainFault::Memory`].
+    pub(super) fn check_memory(&self) -> Result<()> {
+        let (device, state) = (self.job.device, self.state_bytes());
+        let processes = if device == DeviceName::Cpu { self.job.neighbours } else { 1 };
+        let needed = self.needed_bytes().saturating_mul(processes as u64);
+        match crash::free_memory().or_else(|| free_memory(device)) {
+            Some(available) if needed > available => {
+                Err(TrainFault::Memory { state, needed, available, processes, device }.into())
             }
             _ => Ok(()),
         }
     }
 
-    /// The trainer of a run that goes on from a checkpoint, which process 0 reads.
+    /// How much further back the words stand than by their counts in the corpus, if negatives are drawn by rank. The counts of
+    /// shards that were not read again are not known.
+    fn disorder(&self) -> Option<f64> {
+        let is_sampled = self.recipe.classes.samples(self.words.len()).is_some();
+        let counted: u64 = self.survey.counts.iter().sum();
+        (is_sampled && counted == self.survey.tokens()).then(|| self.words.disorder(&self.survey.counts))
+    }
+
+    /// Refuses a vocabulary in another order than that of frequency for a new model. That of a model that goes on is the one
+    /// it has.
+    fn check_sorted(&self) -> Result<()> {
+        let is_new = matches!(self.initial, Initial::Random);
+        if !is_new || self.disorder().is_none_or(|disorder| disorder <= MUCH_DISORDER) {
+            return Ok(());
+        }
+        let word = |(id, n): (usize, u64)| {
+            let word = self.words.list().get(id).map_or("", String::as_str);
+            format!("{word:?} in line {} is counted {} times", id + 1, count(n))
+        };
+        let found = self.words.first_out_of_order(&self.survey.counts);
+        let words = found.map_or(String::new(), |[first, later]| format!("{}, and {}", word(first), word(later)));
+        Err(TrainFault::Unsorted { file: vocabulary(&self.job), words }.into())
+    }
+
+    /// The trainer of a run that resumes from a checkpoint, which process 0 reads.
     ///
     /// # Errors
     /// [`Error::Io`] when the checkpoint cannot be read; as [`Prepared::trainer`].
@@ -269,6 +316,21 @@ impl Prepared {
         })
     }
 
+    /// A warning of a corpus that is read nearly in its own order.
+    fn few_shards(&self) -> Option<String> {
+        let (shards, of_block) = (self.survey.shards.len() as u64, self.job.text.block_sentences as u64);
+        let blocks: u64 = self.survey.shards.iter().map(|shard| shard.sentences.div_ceil(of_block)).sum();
+        let is_shuffled = self.job.order == Order::Shuffle;
+        (is_shuffled && shards < FEW_SHARDS && blocks >= shards * MANY_BLOCKS).then(|| {
+            format!(
+                "the corpus has {blocks} blocks of {} sentences in {shards} shards, and the blocks of a shard are read in its own \
+                 order: if the text is sorted, by source or date for example, deal its sentences over more shards \
+                 (split -n r/64)",
+                count(of_block)
+            )
+        })
+    }
+
     /// Remarks on the texts that do not keep a run from beginning.
     pub(super) fn remarks(&self) -> Vec<String> {
         let (tokens, unknown) = (self.survey.tokens(), self.survey.unknown());
@@ -292,13 +354,12 @@ impl Prepared {
                 count(LONG as u64),
             ));
         }
-        // The counts of shards that were not read again are not known.
-        let counted: u64 = self.survey.counts.iter().sum();
-        let disorder = self.words.disorder(&self.survey.counts);
-        if counted == tokens && disorder > MUCH_DISORDER {
+        remarks.extend(self.few_shards());
+        if let Some(disorder) = self.disorder().filter(|disorder| *disorder > SOME_DISORDER) {
             remarks.push(format!(
                 "the vocabulary is not sorted by the frequency of words in this corpus: their ranks are {disorder:.1} times \
-                 those that they should have, and negatives are drawn by rank; elmo vocab writes a sorted one"
+                 those that they should have, and negatives are drawn by rank; elmo vocab writes a sorted one, and \
+                 --samples 0 takes all words"
             ));
         }
         let (common, all) = self.overlap;
@@ -326,8 +387,12 @@ impl Prepared {
     }
 }
 
-fn fits(needed: u64, available: u64) -> Result<(), TrainFault> {
-    if needed > available { Err(TrainFault::Memory { needed, available }) } else { Ok(()) }
+/// Bytes of the memory of a device that are free, where the system tells.
+pub(super) fn free_memory(device: DeviceName) -> Option<u64> {
+    match device {
+        DeviceName::Cpu => Memory::now().map(|memory| memory.available),
+        gpu => gpu.free_memory(),
+    }
 }
 
 /// Refuses negatives that cannot be drawn, and a vocabulary of another size than the options file says.
@@ -341,7 +406,7 @@ fn check_words(job: &TrainJob, words: usize) -> Result<()> {
     match job.recipe.classes {
         Classes::Sampled(samples) if samples >= words => Err(Error::usage(
             format!("{samples} negatives cannot be drawn from a vocabulary of {words} words"),
-            "give fewer --samples, or --samples 0 for the softmax over all words",
+            "give fewer --samples, or --samples 0 for the softmax over all words; --preset bilm needs a larger vocabulary",
         )),
         _ => Ok(()),
     }
@@ -460,7 +525,7 @@ fn settings_of(folder: &Path) -> Result<Option<Settings>> {
         Ok(bytes) => match elmo::json::from_slice::<RunFile>(&bytes) {
             Ok(run) => Ok(Some(run.settings)),
             Err(reason) => {
-                let help = "restore it, or begin anew with --overwrite";
+                let help = "restore it, or start over with --overwrite";
                 Err(Error::Check { message: format!("{}: {reason}", path.display()), help: Some(help.to_owned()) })
             }
         },
@@ -478,16 +543,18 @@ fn check_foreign(folder: &Path) -> Result<()> {
 }
 
 /// Refuses a folder that the run would refuse, and changes nothing. Returns the step from which it would go on.
-pub(super) fn check_output(prepared: &Prepared) -> Result<Option<u64>> {
+pub(super) async fn check_output(prepared: &Prepared) -> Result<Option<u64>> {
     let output = &prepared.job.output;
     check_foreign(output)?;
     check_vocab(prepared)?;
+    let checkpoints = Checkpoints::new(output, prepared.job.keep_checkpoints);
+    let Last { found, copied, .. } = last(&prepared.job, &checkpoints).await?;
     if prepared.job.overwrite {
         return Ok(None);
     }
-    let found = Checkpoints::new(output, prepared.job.keep_checkpoints).latest()?;
     check_same(prepared, settings_of(output)?.as_ref(), found.as_ref())?;
-    Ok(found.map(|found| found.state.counters.step))
+    check_copy(prepared, copied.as_ref())?;
+    Ok(newer(copied.as_ref(), found.as_ref(), &checkpoints).or(found).map(|found| found.state.counters.step))
 }
 
 /// Refuses to replace another vocabulary than that of a run.
@@ -500,7 +567,7 @@ fn check_vocab(prepared: &Prepared) -> Result<()> {
     }
 }
 
-/// Trains until the end of the run, or until `stop`: then the run goes on from there when the same job is given again.
+/// Trains until the end of the run, or until `stop`: then the run resumes from there when the same job is given again.
 ///
 /// # Errors
 /// [`TrainFault`]; those of the corpus, the vocabulary and the model, found before the first step as far as they can be;
@@ -510,13 +577,29 @@ pub async fn train(
     stores: &Stores,
     stop: impl Future<Output = ()> + Send + 'static,
 ) -> Result<TrainReport> {
+    let group = job.group.clone();
+    let outcome = trained(job, stores, stop).await;
+    let concluded = tokio::task::spawn_blocking(move || concluded(&group, outcome));
+    concluded.await.map_err(|e| Error::Failed(format!("the training thread died: {e}")))?
+}
+
+async fn trained(
+    job: TrainJob,
+    stores: &Stores,
+    stop: impl Future<Output = ()> + Send + 'static,
+) -> Result<TrainReport> {
     let (overwrite, group, output) = (job.overwrite, job.group.clone(), job.output.clone());
     let is_first = group.is_first();
+    let busy = group.busy();
     let checkpoints = Checkpoints::new(&output, job.keep_checkpoints);
     // Only process 0 needs the folder.
-    let opened = if is_first { open(&output, &checkpoints, overwrite) } else { Ok((None, None, None)) };
-    let (locked, found, begun) = together(&group, opened)?;
-    let (found, begun): (Option<Found>, Option<Settings>) = shared(&group, (found, begun))?;
+    let opened = if is_first { open(&job, &checkpoints).await } else { Ok(Opened::default()) };
+    let Opened { mut locked, last, begun } = together(&group, opened)?;
+    let Last { found, copied, is_checked } = last;
+    let on_disk = found.as_ref().map(|found| found.state.clone());
+    let further = newer(copied.as_ref(), found.as_ref(), &checkpoints);
+    let is_copied = further.is_some();
+    let (found, begun): (Option<Found>, Option<Settings>) = shared(&group, (further.or(found), begun))?;
     let of_run = found.as_ref().map(|found| &found.state.settings).or(begun.as_ref());
     let job = dealt(job, of_run);
     let known = found.as_ref().map_or(&[][..], |found| &found.state.corpus);
@@ -524,8 +607,12 @@ pub async fn train(
     together(&group, check_equal(&prepared))?;
     let checked = || {
         check_vocab(&prepared)?;
-        match locked.is_some() && !overwrite {
-            true => check_same(&prepared, begun.as_ref(), found.as_ref()),
+        if overwrite {
+            return Ok(());
+        }
+        check_copy(&prepared, copied.as_ref())?;
+        match locked.is_some() {
+            true => check_state(&prepared, &output, begun.as_ref(), on_disk.as_ref()),
             false => Ok(()),
         }
     };
@@ -534,7 +621,13 @@ pub async fn train(
         prepared.remarks().iter().for_each(|remark| tracing::warn!("{remark}"));
         of_run.and_then(|of_run| prepared.changes(of_run)).iter().for_each(|change| tracing::warn!("{change}"));
     }
-    // Before anything is removed: the model must fit the device.
+    if let Some(copied) = copied.filter(|_| is_copied) {
+        locked = together(&group, fetch(&prepared, &checkpoints, locked, &copied).await.map(Some))?;
+    } else {
+        together(&group, Ok(()))?;
+    }
+    // Before one process takes what the others need, and before anything is removed: the model must fit the device.
+    together(&group, prepared.check_memory())?;
     let trainer = match &found {
         Some(found) => prepared.restored(found)?,
         None => together(&group, prepared.trainer())?,
@@ -547,16 +640,11 @@ pub async fn train(
         }
     };
     let (folder, found, trainer) = together(&group, late)?;
-    let begin = |folder: &RunFolder| {
-        if overwrite {
-            folder.clear()?;
-        }
-        if found.is_none() {
-            folder.begin(prepared.settings())?;
-        }
-        Ok(())
-    };
-    together(&group, folder.as_ref().map_or(Ok(()), begin))?;
+    let copies = copies(&prepared.job).filter(|_| is_first);
+    let begun = begin(&prepared, folder.as_ref(), found.as_ref(), copies.as_ref()).await;
+    together(&group, begun)?;
+    let target = copies.map(|copies| Target { copies, is_checked: is_checked || overwrite });
+    drop(busy);
     let stopped = Arc::new(AtomicBool::new(false));
     let flag = Arc::clone(&stopped);
     tokio::spawn(async move {
@@ -566,26 +654,119 @@ pub async fn train(
     let runtime = Handle::current();
     let run = tokio::task::spawn_blocking(move || {
         let _entered = runtime.enter();
-        let outcome = Run::new(prepared, checkpoints, found, trainer, stopped).and_then(Run::run);
+        let outcome = Run::new(prepared, checkpoints, found, trainer, target, stopped).and_then(Run::run);
         drop(folder);
         outcome
     });
     run.await.map_err(|e| Error::Failed(format!("the training thread died: {e}")))?
 }
 
-/// The folder, locked if it exists; the last checkpoint, and the settings of the run.
-type Opened = (Option<RunFolder>, Option<Found>, Option<Settings>);
+/// Makes the folder that of the run, unless it goes on with one.
+async fn begin(
+    prepared: &Prepared,
+    folder: Option<&RunFolder>,
+    found: Option<&Found>,
+    copies: Option<&Copies>,
+) -> Result<()> {
+    let Some(folder) = folder else { return Ok(()) };
+    if prepared.job.overwrite {
+        // Otherwise a new machine would go on with the earlier run.
+        if let Some(copies) = copies {
+            copies.clear().await?;
+        }
+        folder.clear()?;
+    }
+    if found.is_none() { folder.begin(prepared.settings()) } else { Ok(()) }
+}
 
-fn open(output: &Path, checkpoints: &Checkpoints, overwrite: bool) -> Result<Opened> {
+/// What is there of a run.
+#[derive(Default)]
+struct Opened {
+    /// Its folder, locked if it exists.
+    locked: Option<RunFolder>,
+    last: Last,
+    /// The settings of the run.
+    begun: Option<Settings>,
+}
+
+/// The last checkpoints of a run.
+#[derive(Default)]
+struct Last {
+    /// On the disk.
+    found: Option<Found>,
+    /// In the store.
+    copied: Option<Copied>,
+    /// The store was asked.
+    is_checked: bool,
+}
+
+async fn open(job: &TrainJob, checkpoints: &Checkpoints) -> Result<Opened> {
+    let output = &job.output;
     check_foreign(output)?;
     // A folder is created when everything else is right.
     let locked = if output.exists() { Some(RunFolder::lock(output)?) } else { None };
-    if overwrite {
-        return Ok((locked, None, None));
+    let last = last(job, checkpoints).await?;
+    let begun = locked.as_ref().filter(|_| !job.overwrite).map_or(Ok(None), |_| settings_of(output))?;
+    Ok(Opened { locked, last, begun })
+}
+
+/// The last checkpoints, unless the run starts over. A store that does not answer is an error only if there is none on the disk.
+async fn last(job: &TrainJob, checkpoints: &Checkpoints) -> Result<Last> {
+    if job.overwrite {
+        return Ok(Last::default());
     }
-    let found = checkpoints.latest()?;
-    let settings = locked.as_ref().map_or(Ok(None), |_| settings_of(output))?;
-    Ok((locked, found, settings))
+    let Some(copies) = copies(job) else { return Ok(Last { found: checkpoints.latest()?, ..Last::default() }) };
+    match (checkpoints.latest(), copies.newest().await) {
+        (Ok(found), Ok(copied)) => Ok(Last { found, copied, is_checked: true }),
+        (Ok(found @ Some(_)), Err(error)) => {
+            tracing::warn!("{}; resuming from the checkpoint on the disk", error.report());
+            Ok(Last { found, ..Last::default() })
+        }
+        (Ok(None), Err(error)) => Err(error),
+        (Err(damaged), Ok(copied @ Some(_))) => {
+            tracing::warn!("{damaged}; taking the copy in {}", copies.folder());
+            Ok(Last { found: None, copied, is_checked: true })
+        }
+        (Err(damaged), _) => Err(damaged.into()),
+    }
+}
+
+/// The copies of the checkpoints of a run, if they are wanted.
+fn copies(job: &TrainJob) -> Option<Copies> {
+    job.upload.as_ref().map(|folder| Copies::new(folder.clone(), job.keep_checkpoints))
+}
+
+/// The copy, as it will be on the disk, if it is of a later step than what is there.
+fn newer(copied: Option<&Copied>, found: Option<&Found>, checkpoints: &Checkpoints) -> Option<Found> {
+    let step = |found: &Found| found.state.counters.step;
+    let copied = copied?.found(checkpoints);
+    Some(copied).filter(|copied| found.is_none_or(|found| step(found) < step(copied)))
+}
+
+/// Copies the run from the store to its folder, which is created if it does not exist.
+async fn fetch(
+    prepared: &Prepared,
+    checkpoints: &Checkpoints,
+    locked: Option<RunFolder>,
+    copied: &Copied,
+) -> Result<RunFolder> {
+    let output = &prepared.job.output;
+    let folder = match locked {
+        Some(folder) => folder,
+        None => {
+            let folder = RunFolder::lock(output)?;
+            if output.join(RUN).exists() {
+                return Err(TrainFault::Begun { output: output.clone() }.into());
+            }
+            check_foreign(output)?;
+            folder
+        }
+    };
+    let step = copied.state.counters.step;
+    tracing::info!(target: TARGET, "resuming from step {step}, whose checkpoint is copied from {}", copied.folder());
+    folder.begin(&copied.state.settings)?;
+    copied.fetch(output, checkpoints).await?;
+    Ok(folder)
 }
 
 /// The job with the window of the run: processes that go on with it share its rows, whatever their number is.
@@ -645,8 +826,18 @@ type LockedRun = (RunFolder, Option<Found>, Trainer);
 
 /// Refuses to go on with other settings or another corpus.
 fn check_same(prepared: &Prepared, begun: Option<&Settings>, found: Option<&Found>) -> Result<()> {
-    let output = prepared.job.output.clone();
-    let settings = found.map(|found| &found.state.settings).or(begun);
+    check_state(prepared, &prepared.job.output, begun, found.map(|found| &found.state))
+}
+
+/// Refuses copies of a run with other settings or another corpus.
+fn check_copy(prepared: &Prepared, copied: Option<&Copied>) -> Result<()> {
+    let place = prepared.job.upload.as_ref().map(|folder| PathBuf::from(folder.to_string())).unwrap_or_default();
+    copied.map_or(Ok(()), |copied| check_state(prepared, &place, None, Some(&copied.state)))
+}
+
+fn check_state(prepared: &Prepared, place: &Path, begun: Option<&Settings>, state: Option<&RunState>) -> Result<()> {
+    let output = place.to_owned();
+    let settings = state.map(|state| &state.settings).or(begun);
     let differing = settings.map_or(Vec::new(), |settings| settings.differences(prepared.settings()));
     let is_text = |line: &String| line.starts_with("held-out text:");
     if differing.iter().any(|line| !is_text(line)) {
@@ -655,26 +846,9 @@ fn check_same(prepared: &Prepared, begun: Option<&Settings>, found: Option<&Foun
     if !differing.is_empty() {
         return Err(TrainFault::Corpus { output, what: "held-out text", differences: differing }.into());
     }
-    let run = found.map_or(&[][..], |found| &found.state.corpus);
-    let differing = if found.is_some() { differences(run, &prepared.survey.shards) } else { Vec::new() };
+    let differing = state.map_or(Vec::new(), |state| differences(&state.corpus, &prepared.survey.shards));
     match differing.is_empty() {
         true => Ok(()),
         false => Err(TrainFault::Corpus { output, what: "corpus", differences: differing }.into()),
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::error::Fault;
-
-    #[test]
-    fn what_does_not_fit_into_memory_is_refused() {
-        let gib = 1 << 30;
-        assert!(fits(gib, gib).is_ok());
-        let error = fits(3 * gib, 2 * gib).unwrap_err();
-        let text = error.to_string();
-        assert!(text.contains("take 3.0 GiB, but only 2.0 GiB of memory are free"), "{text}");
-        assert!(error.help().is_some_and(|help| help.contains("--size")));
     }
 }

@@ -3,11 +3,14 @@
 //! All processes make the same calls in the same order. So a process that fails tells the others at the next call, instead of
 //! leaving them to wait.
 
-use elmo::train::{Group, TrainError};
+use elmo::train::{Cause, Group, TrainError};
 use serde::{Serialize, de::DeserializeOwned};
 
 use super::error::TrainFault;
-use crate::error::{Error, Result};
+use crate::{
+    error::{Error, Result},
+    redact::redact,
+};
 
 /// What a process wants to do next. The greatest one of all processes is done.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
@@ -36,7 +39,7 @@ pub(super) fn together<T>(group: &Group, outcome: Result<T>) -> Result<T> {
     match agree(group, wish) {
         Ok((Wish::GoOn, _)) => outcome,
         Ok((_, rank)) if rank == group.rank() => outcome,
-        Ok((_, rank)) if outcome.is_ok() || rank == 0 => Err(TrainFault::Elsewhere { rank }.into()),
+        Ok((_, rank)) if outcome.is_ok() || rank == 0 => Err(elsewhere(rank)),
         Ok(_) => outcome,
         // The first error is the cause.
         Err(error) => outcome.and(Err(error)),
@@ -51,6 +54,34 @@ pub(super) fn shared<T: Serialize + DeserializeOwned>(group: &Group, own: T) -> 
     let wrong = |e: serde_json::Error| Error::Failed(format!("what process 0 has sent cannot be read: {e}"));
     let bytes = if group.is_first() { serde_json::to_vec(&own).map_err(wrong)? } else { Vec::new() };
     serde_json::from_slice(&group.broadcast_bytes(bytes).map_err(lost)?).map_err(wrong)
+}
+
+/// The error of a process whose run has failed elsewhere.
+pub(super) fn elsewhere(rank: usize) -> Error {
+    TrainFault::Elsewhere { rank, reason: None }.into()
+}
+
+/// Ends the exchange with the others: in order if all have come to the same end. Otherwise this process says why it fails, or
+/// hears why another one has.
+pub(super) fn concluded<T>(group: &Group, outcome: Result<T>) -> Result<T> {
+    let Err(error) = outcome else {
+        group.finish();
+        return outcome;
+    };
+    let cause = match error.module() {
+        Some(TrainFault::Interrupted { .. }) => {
+            group.finish();
+            return Err(error);
+        }
+        Some(TrainFault::Elsewhere { .. }) => group.cause(),
+        Some(TrainFault::Step(TrainError::Collective(error))) => error.cause.clone(),
+        _ => {
+            group.fail(&redact(&error.to_string()));
+            return Err(error);
+        }
+    };
+    group.abandon();
+    Err(cause.map_or(error, |Cause { rank, reason }| TrainFault::Elsewhere { rank, reason: Some(reason) }.into()))
 }
 
 fn lost(error: elmo::train::CollectiveError) -> Error {

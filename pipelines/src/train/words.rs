@@ -15,6 +15,9 @@ use crate::{
     stores::Location,
 };
 
+/// Occurrences of a word whose rank is compared with its count.
+const FREQUENT: u64 = 10;
+
 /// Words by rank: the id of a word is the number of its line.
 #[derive(Debug)]
 pub(super) struct Words {
@@ -86,7 +89,15 @@ impl Words {
         &self.list
     }
 
-    /// How much further back the words of a text stand than they would by their counts in it: 1 if they are sorted.
+    /// Words of a text that are frequent enough to compare: ids and counts in the order of the vocabulary. Counts of rare words
+    /// are chance, and a small text lacks most words of a large vocabulary.
+    fn frequent(&self, counts: &[u64]) -> Vec<(usize, u64)> {
+        let special = [self.boundaries.begin, self.boundaries.end, self.unknown];
+        let words = counts.iter().copied().enumerate().filter(|(_, count)| *count >= FREQUENT);
+        words.filter(|(id, _)| !special.contains(&(*id as u32))).collect()
+    }
+
+    /// How much further back the frequent words of a text stand than they would by their counts in it: 1 if they are sorted.
     ///
     /// The ratio of geometric means of ranks, which is what the sampler of negatives sees: it draws by the logarithm.
     pub(super) fn disorder(&self, counts: &[u64]) -> f64 {
@@ -98,11 +109,23 @@ impl Words {
             }
             sum / f64::max(total, 1.0)
         };
-        let special = [self.boundaries.begin, self.boundaries.end, self.unknown];
-        let words = counts.iter().enumerate().filter(|(id, _)| !special.contains(&(*id as u32))).map(|(_, &n)| n);
-        let mut sorted: Vec<u64> = words.clone().collect();
+        let words: Vec<u64> = self.frequent(counts).into_iter().map(|(_, count)| count).collect();
+        let mut sorted = words.clone();
         sorted.sort_unstable_by(|a, b| b.cmp(a));
         (mean(&mut words.into_iter()) - mean(&mut sorted.into_iter())).exp()
+    }
+
+    /// The first frequent word before one that the text has more often, and the most frequent of those after it, with ids and
+    /// counts.
+    pub(super) fn first_out_of_order(&self, counts: &[u64]) -> Option<[(usize, u64); 2]> {
+        let words = self.frequent(counts);
+        // The most frequent word at each place or after it.
+        let mut best: Vec<(usize, u64)> = Vec::with_capacity(words.len());
+        for &(id, count) in words.iter().rev() {
+            best.push(best.last().copied().filter(|(_, most)| *most > count).unwrap_or((id, count)));
+        }
+        let mut pairs = words.into_iter().zip(best.into_iter().rev());
+        pairs.find(|((_, count), (_, most))| most > count).map(|(word, later)| [word, later])
     }
 }
 
@@ -143,14 +166,23 @@ mod tests {
         assert!(error.contains("line 5 comes after line 4") && error.contains("9 times"), "{error}");
     }
 
-    /// By hand: with counts 8, 4 and 2 at ranks 3, 2 and 1 instead of 1, 2 and 3, the mean logarithm of the rank is
-    /// (8 ln 3 + 4 ln 2) / 14 instead of (4 ln 2 + 2 ln 3) / 14.
+    /// By hand: with counts 80, 40 and 20 at ranks 3, 2 and 1 instead of 1, 2 and 3, the mean logarithm of the rank is
+    /// (80 ln 3 + 40 ln 2) / 140 instead of (40 ln 2 + 20 ln 3) / 140. Rare words do not count.
     #[test]
     fn disorder_is_the_ratio_of_mean_ranks() {
         let words = words(&["<S>", "</S>", "<UNK>", "a", "b", "c"]);
-        assert!((words.disorder(&[0, 0, 50, 8, 4, 2]) - 1.0).abs() < 1e-12);
+        assert!((words.disorder(&[0, 0, 50, 80, 40, 20]) - 1.0).abs() < 1e-12);
         let expected = (6.0 * 3.0_f64.ln() / 14.0).exp();
-        assert!((words.disorder(&[0, 0, 50, 2, 4, 8]) - expected).abs() < 1e-12);
+        assert!((words.disorder(&[0, 0, 50, 20, 40, 80]) - expected).abs() < 1e-12);
+        assert!((words.disorder(&[0, 0, 50, 2, 4, 80]) - 1.0).abs() < 1e-12);
+        for (counts, expected) in [
+            ([9, 0, 50, 80, 40, 40], None),
+            ([0, 0, 50, 80, 20, 40], Some([(4, 20), (5, 40)])),
+            ([0, 0, 50, 20, 40, 80], Some([(3, 20), (5, 80)])),
+            ([0, 0, 50, 2, 4, 80], None),
+        ] {
+            assert_eq!(words.first_out_of_order(&counts), expected);
+        }
         assert_eq!((words.id("b"), words.id("nowhere"), words.unknown()), (4, 2, 2));
     }
 }

@@ -8,14 +8,14 @@ use std::{
     ffi::{CStr, CString, c_char, c_int, c_void},
     mem::transmute,
     ptr::{self, NonNull},
-    sync::{Mutex, MutexGuard, PoisonError},
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
     thread,
     time::{Duration, Instant},
 };
 
 use tch::{Device, Kind, Tensor};
 
-use super::{Collective, CollectiveError, Meeting, c10d::Store, failed};
+use super::{Collective, CollectiveError, Meeting, Patience, c10d::Store, failed};
 
 /// Names of the library: that of NVIDIA's packages, and that of development packages.
 const NAMES: [&CStr; 2] = [c"libnccl.so.2", c"libnccl.so"];
@@ -33,6 +33,8 @@ const IN_PROGRESS: c_int = 7;
 const NOT_READY: c_int = 600;
 /// How often the host looks whether a call has ended, at first and at most.
 const PAUSE: (Duration, Duration) = (Duration::from_micros(20), Duration::from_millis(1));
+/// Most time for the end of connections that nothing is under way on.
+const END: Duration = Duration::from_secs(10);
 
 #[repr(C)]
 #[derive(Clone, Copy)]
@@ -47,7 +49,8 @@ type InitRank = unsafe extern "C" fn(*mut Comm, c_int, UniqueId, c_int, *const C
 type Exchange = unsafe extern "C" fn(*const c_void, *mut c_void, usize, c_int, c_int, Comm, Stream) -> c_int;
 type AllGather = unsafe extern "C" fn(*const c_void, *mut c_void, usize, c_int, Comm, Stream) -> c_int;
 type AsyncError = unsafe extern "C" fn(Comm, *mut c_int) -> c_int;
-type Abort = unsafe extern "C" fn(Comm) -> c_int;
+/// `ncclCommFinalize`, `ncclCommDestroy` and `ncclCommAbort`.
+type End = unsafe extern "C" fn(Comm) -> c_int;
 type ErrorText = unsafe extern "C" fn(c_int) -> *const c_char;
 type SetDevice = unsafe extern "C" fn(c_int) -> c_int;
 type StreamQuery = unsafe extern "C" fn(Stream) -> c_int;
@@ -61,7 +64,9 @@ struct Functions {
     all_gather: AllGather,
     broadcast: Exchange,
     async_error: AsyncError,
-    abort: Abort,
+    finalize: End,
+    destroy: End,
+    abort: End,
     error_text: ErrorText,
     set_device: SetDevice,
     stream_query: StreamQuery,
@@ -106,7 +111,9 @@ impl Functions {
                 all_gather: transmute::<*mut c_void, AllGather>(nccl(c"ncclAllGather")?),
                 broadcast: transmute::<*mut c_void, Exchange>(nccl(c"ncclBroadcast")?),
                 async_error: transmute::<*mut c_void, AsyncError>(nccl(c"ncclCommGetAsyncError")?),
-                abort: transmute::<*mut c_void, Abort>(nccl(c"ncclCommAbort")?),
+                finalize: transmute::<*mut c_void, End>(nccl(c"ncclCommFinalize")?),
+                destroy: transmute::<*mut c_void, End>(nccl(c"ncclCommDestroy")?),
+                abort: transmute::<*mut c_void, End>(nccl(c"ncclCommAbort")?),
                 error_text: transmute::<*mut c_void, ErrorText>(nccl(c"ncclGetErrorString")?),
                 set_device: transmute::<*mut c_void, SetDevice>(cuda(c"cudaSetDevice")?),
                 stream_query: transmute::<*mut c_void, StreamQuery>(cuda(c"cudaStreamQuery")?),
@@ -181,10 +188,10 @@ impl Config {
 #[derive(Debug)]
 struct Communicator {
     functions: Functions,
-    /// `None` after an error: the group cannot be used again.
+    /// `None` after its end, or an error: it cannot be used again.
     comm: Mutex<Option<NonNull<c_void>>>,
     device: usize,
-    limit: Duration,
+    patience: Patience,
 }
 
 // SAFETY: every use of the communicator holds the lock.
@@ -198,7 +205,7 @@ impl Communicator {
         id: UniqueId,
         (rank, size): (usize, usize),
         device: usize,
-        limit: Duration,
+        patience: Patience,
     ) -> Result<Self, String> {
         let (mut comm, config) = (ptr::null_mut(), Config::without_waiting());
         functions.choose(device)?;
@@ -206,7 +213,7 @@ impl Communicator {
         let code = unsafe { (functions.comm_init_rank)(&mut comm, size as c_int, id, rank as c_int, &config) };
         functions.check(code)?;
         let comm = NonNull::new(comm).ok_or_else(|| "NCCL opened nothing".to_owned())?;
-        let opened = Self { functions, comm: Mutex::new(Some(comm)), device, limit };
+        let opened = Self { functions, comm: Mutex::new(Some(comm)), device, patience };
         // Dropped, and so aborted, when the others do not come.
         opened.connected(comm.as_ptr())?;
         Ok(opened)
@@ -215,7 +222,7 @@ impl Communicator {
     /// Queues a call and waits until the device has made it.
     fn run(&self, call: impl FnOnce(Comm) -> c_int) -> Result<(), String> {
         let mut comm = self.comm.lock().unwrap_or_else(PoisonError::into_inner);
-        let open = comm.ok_or_else(|| "the group has failed before".to_owned())?.as_ptr();
+        let open = comm.ok_or_else(|| "the connections have ended before".to_owned())?.as_ptr();
         let made = || -> Result<(), String> {
             // The current device is one of each thread.
             self.functions.choose(self.device)?;
@@ -228,12 +235,12 @@ impl Communicator {
 
     /// Waits until NCCL has queued the last call: the first ones connect to the other processes.
     fn connected(&self, comm: Comm) -> Result<(), String> {
-        self.until(|| self.state(comm).map(|state| state != IN_PROGRESS))
+        self.until(&self.patience, || self.state(comm).map(|state| state != IN_PROGRESS))
     }
 
     /// Waits until the device has made what is queued.
     fn wait(&self, comm: Comm) -> Result<(), String> {
-        self.until(|| {
+        self.until(&self.patience, || {
             self.state(comm)?;
             // SAFETY: the default stream of the current device.
             match unsafe { (self.functions.stream_query)(ptr::null_mut()) } {
@@ -252,16 +259,41 @@ impl Communicator {
         self.functions.check(code).map(|()| code)
     }
 
-    fn until(&self, is_so: impl Fn() -> Result<bool, String>) -> Result<(), String> {
+    fn until(&self, patience: &Patience, is_so: impl Fn() -> Result<bool, String>) -> Result<(), String> {
         let (started, mut pause) = (Instant::now(), PAUSE.0);
         while !is_so()? {
-            if started.elapsed() > self.limit {
-                return Err(format!("another process has not answered for {} s", self.limit.as_secs()));
-            }
+            patience.check(started)?;
             thread::sleep(pause);
             pause = (2 * pause).min(PAUSE.1);
         }
         Ok(())
+    }
+
+    /// Ends the connections when all processes do so: nothing that another one still waits for is cut off.
+    fn finish(&self) {
+        let mut comm = self.comm.lock().unwrap_or_else(PoisonError::into_inner);
+        let Some(open) = *comm else { return };
+        let finished = || -> Result<(), String> {
+            self.functions.choose(self.device)?;
+            // SAFETY: open; nothing is queued on it.
+            self.functions.check(unsafe { (self.functions.finalize)(open.as_ptr()) })?;
+            let patience = Patience { limit: self.patience.limit.min(END), ..self.patience.clone() };
+            self.until(&patience, || self.state(open.as_ptr()).map(|state| state != IN_PROGRESS))
+        };
+        match finished() {
+            Ok(()) => {
+                *comm = None;
+                // SAFETY: finalised, and not used again. What the destruction returns changes nothing.
+                unsafe { (self.functions.destroy)(open.as_ptr()) };
+            }
+            Err(_) => self.abort(&mut comm),
+        }
+    }
+
+    /// Ends the connections when another process has failed.
+    fn cut(&self) {
+        let mut comm = self.comm.lock().unwrap_or_else(PoisonError::into_inner);
+        self.abort(&mut comm);
     }
 
     /// Frees the device of calls that will never end.
@@ -275,8 +307,7 @@ impl Communicator {
 
 impl Drop for Communicator {
     fn drop(&mut self) {
-        let mut comm = self.comm.lock().unwrap_or_else(PoisonError::into_inner);
-        self.abort(&mut comm);
+        self.cut();
     }
 }
 
@@ -287,16 +318,14 @@ pub(super) struct Nccl {
     device: usize,
     rank: usize,
     size: usize,
-    /// Process 0 serves it to those that come later.
-    _store: Store,
 }
 
 impl Nccl {
     pub(super) fn open(
-        store: Store,
+        store: &Arc<Store>,
         meeting: &Meeting,
         device: usize,
-        limit: Duration,
+        patience: Patience,
     ) -> Result<Self, CollectiveError> {
         let Meeting { rank, size, .. } = *meeting;
         let wrong = |reason: String| failed(rank, size, "connecting the GPUs", reason);
@@ -309,10 +338,14 @@ impl Nccl {
                 functions.check(unsafe { (functions.get_unique_id)(&mut id) }).map_err(wrong)?;
                 store.set(KEY, &id.0)?;
             }
-            _ => store.get(KEY, &mut id.0)?,
+            _ => {
+                let bytes = store.get(KEY)?;
+                let wrong_length = |_| wrong(format!("the identity of the group has {} bytes", bytes.len()));
+                id.0 = bytes.as_slice().try_into().map_err(wrong_length)?;
+            }
         }
-        let communicator = Communicator::open(functions, id, (rank, size), device, limit).map_err(wrong)?;
-        Ok(Self { communicator, device, rank, size, _store: store })
+        let communicator = Communicator::open(functions, id, (rank, size), device, patience).map_err(wrong)?;
+        Ok(Self { communicator, device, rank, size })
     }
 
     fn failed(&self, doing: &'static str, reason: impl std::fmt::Display) -> CollectiveError {
@@ -388,6 +421,15 @@ impl Collective for Nccl {
             .map_err(|e| self.failed("waiting for all GPUs", e))?;
         self.all_reduce(&mut one)
     }
+
+    /// A GPU or its network may fail here, and the others would only wait.
+    fn may_be_the_cause(&self) -> bool {
+        true
+    }
+
+    fn close(&self, in_order: bool) {
+        if in_order { self.communicator.finish() } else { self.communicator.cut() }
+    }
 }
 
 #[cfg(test)]
@@ -395,6 +437,7 @@ mod tests {
     use std::cell::Cell;
 
     use super::*;
+    use crate::train::collective::board::{Board, Memory};
 
     #[test]
     fn a_machine_without_nccl_is_told_what_to_do() {
@@ -408,6 +451,10 @@ mod tests {
         /// Questions for the state of the communicator until a call is no longer in progress; below zero: never.
         static IN_PROGRESS_FOR: Cell<i32> = const { Cell::new(0) };
         static ABORTED: Cell<u32> = const { Cell::new(0) };
+        static FINALIZED: Cell<u32> = const { Cell::new(0) };
+        static DESTROYED: Cell<u32> = const { Cell::new(0) };
+        /// The state of the communicator when it is not in progress.
+        static STATE: Cell<c_int> = const { Cell::new(0) };
     }
 
     /// A library whose calls take as long as [`IN_PROGRESS_FOR`] says, and whose device has nothing to do until they are queued.
@@ -441,7 +488,15 @@ mod tests {
             let left = IN_PROGRESS_FOR.get();
             IN_PROGRESS_FOR.set(if left > 0 { left - 1 } else { left });
             // SAFETY: a pointer to a number.
-            unsafe { *code = if left == 0 { 0 } else { IN_PROGRESS } };
+            unsafe { *code = if left == 0 { STATE.get() } else { IN_PROGRESS } };
+            0
+        }
+        unsafe extern "C" fn finalize(_: Comm) -> c_int {
+            FINALIZED.set(FINALIZED.get() + 1);
+            IN_PROGRESS
+        }
+        unsafe extern "C" fn destroy(_: Comm) -> c_int {
+            DESTROYED.set(DESTROYED.get() + 1);
             0
         }
         unsafe extern "C" fn abort(_: Comm) -> c_int {
@@ -464,6 +519,8 @@ mod tests {
             all_gather: gather,
             broadcast: reduce,
             async_error: state,
+            finalize,
+            destroy,
             abort,
             error_text: text,
             set_device,
@@ -472,9 +529,47 @@ mod tests {
     }
 
     fn open(in_progress: i32) -> Result<Communicator, String> {
+        open_with(in_progress, Patience { board: None, limit: Duration::from_millis(50) })
+    }
+
+    fn open_with(in_progress: i32, patience: Patience) -> Result<Communicator, String> {
         IN_PROGRESS_FOR.set(in_progress);
-        ABORTED.set(0);
-        Communicator::open(slow_library(), UniqueId([0; ID_BYTES]), (0, 2), 0, Duration::from_millis(50))
+        for count in [&ABORTED, &FINALIZED, &DESTROYED] {
+            count.set(0);
+        }
+        STATE.set(0);
+        Communicator::open(slow_library(), UniqueId([0; ID_BYTES]), (0, 2), 0, patience)
+    }
+
+    fn ends() -> [u32; 3] {
+        [FINALIZED.get(), DESTROYED.get(), ABORTED.get()]
+    }
+
+    /// The order that nccl.h asks for: finalised, waited for, destroyed.
+    #[test]
+    fn a_run_that_ends_well_is_not_aborted() {
+        let communicator = open(0).unwrap();
+        IN_PROGRESS_FOR.set(3);
+        communicator.finish();
+        assert_eq!((ends(), IN_PROGRESS_FOR.get()), ([1, 1, 0], 0));
+        communicator.finish();
+        assert!(communicator.run(|_| 0).unwrap_err().contains("have ended before"));
+        drop(communicator);
+        assert_eq!(ends(), [1, 1, 0]);
+    }
+
+    #[test]
+    fn connections_that_cannot_be_ended_in_order_are_aborted() {
+        let communicator = open(0).unwrap();
+        IN_PROGRESS_FOR.set(-1);
+        communicator.finish();
+        assert_eq!(ends(), [1, 0, 1]);
+        let communicator = open(0).unwrap();
+        // `ncclRemoteError`
+        STATE.set(6);
+        assert_eq!(communicator.run(|_| 0).unwrap_err(), "NCCL: an error");
+        communicator.finish();
+        assert_eq!(ends(), [0, 0, 1]);
     }
 
     /// While NCCL connects, the stream of the device is empty, as if the call had been made already.
@@ -496,8 +591,22 @@ mod tests {
         let communicator = open(0).unwrap();
         IN_PROGRESS_FOR.set(-1);
         assert!(communicator.run(|_| 0).unwrap_err().contains("another process has not answered"));
-        assert!(communicator.run(|_| 0).unwrap_err().contains("has failed before"));
+        assert!(communicator.run(|_| 0).unwrap_err().contains("have ended before"));
         assert_eq!(ABORTED.get(), 1);
+    }
+
+    /// Long before the time limit.
+    #[test]
+    fn the_failure_of_another_process_ends_a_wait() {
+        let notes = Memory::default();
+        let limit = Duration::from_secs(600);
+        let board = |rank| Arc::new(Board::start(notes.clone(), (rank, 2), true, limit).unwrap());
+        let boards = [board(0), board(1)];
+        let communicator = open_with(0, Patience { board: Some(Arc::clone(&boards[0])), limit }).unwrap();
+        IN_PROGRESS_FOR.set(-1);
+        boards[1].fail("GPU 1 has an uncorrectable error");
+        let error = communicator.run(|_| 0).unwrap_err();
+        assert_eq!((error.as_str(), ends()), ("process 1 has failed: GPU 1 has an uncorrectable error", [0, 0, 1]));
     }
 
     /// A library of another name that is there: the C library.

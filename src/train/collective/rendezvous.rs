@@ -9,11 +9,13 @@ use thiserror::Error;
 const PORT: u16 = 29_500;
 /// A number that processes on one machine have in common when `elmo train` has started them.
 pub const RUN: &str = "ELMO_RUN";
+/// The number of a socket that listens at the port already, which `elmo train` leaves to process 0.
+pub const LISTENER: &str = "ELMO_LISTENER";
 
 /// The variables are not those of a run of several processes.
 #[derive(Debug, Error, Clone, PartialEq, Eq)]
 pub enum MeetingError {
-    /// A variable is not a number, or too large.
+    /// A variable is not what it should be.
     #[error("the environment variable {name} is {value:?}, and should be {should}")]
     Value {
         /// The variable.
@@ -29,8 +31,23 @@ pub enum MeetingError {
         /// The variable.
         name: &'static str,
         /// Why it is needed.
-        because: &'static str,
+        because: String,
     },
+}
+
+impl MeetingError {
+    /// What to do.
+    pub fn help(&self) -> &'static str {
+        match self {
+            Self::Missing { name: "MASTER_ADDR", .. } => {
+                "give all processes MASTER_ADDR, the name of the machine of process 0, and MASTER_PORT, a free port there"
+            }
+            _ => {
+                "each process of a run needs RANK (its number, from 0), WORLD_SIZE (how many there are), MASTER_ADDR and \
+                 MASTER_PORT: torchrun sets them, srun its own; for a run of one process, unset RANK and WORLD_SIZE"
+            }
+        }
+    }
 }
 
 /// One process of a run of several, and where they meet.
@@ -40,14 +57,16 @@ pub struct Meeting {
     pub rank: usize,
     /// Processes of the run.
     pub size: usize,
-    /// Number of this process on its machine, from 0.
-    pub local_rank: usize,
+    /// Number of this process on its machine, from 0, if it was given.
+    pub local_rank: Option<usize>,
     /// Processes on this machine, if that is known.
     pub local_size: Option<usize>,
     /// Machine of process 0.
     pub host: String,
     /// Port of the key-value store there.
     pub port: u16,
+    /// A socket that listens there, so that no other program can take the port.
+    pub listener: Option<i32>,
     /// The store runs already, in the agent of torchrun; otherwise process 0 opens it.
     pub has_store: bool,
     /// Tells the keys of this run in the store from those of others, and of its earlier attempts.
@@ -76,23 +95,41 @@ impl Meeting {
             true => number("SLURM_STEP_NUM_TASKS")?,
             false => number("WORLD_SIZE")?,
         };
+        let wrong = |name, value: usize, should: String| MeetingError::Value { name, value: value.to_string(), should };
         let (this, size) = match (number(rank)?, size) {
-            (None, None | Some(1)) | (Some(_), Some(1)) => return Ok(None),
+            (None, None | Some(1)) => return Ok(None),
             (Some(_), None) if is_slurm => return Ok(None),
             (Some(this), Some(size)) => (this, size),
-            (None, Some(_)) => return Err(MeetingError::Missing { name: "RANK", because: "WORLD_SIZE is" }),
-            (Some(_), None) => return Err(MeetingError::Missing { name: "WORLD_SIZE", because: "RANK is" }),
+            (None, Some(size)) => {
+                let because = format!("WORLD_SIZE is {size}");
+                return Err(MeetingError::Missing { name: "RANK", because });
+            }
+            (Some(this), None) => {
+                let because = format!("RANK is {this}");
+                return Err(MeetingError::Missing { name: "WORLD_SIZE", because });
+            }
         };
+        if size == 0 {
+            let name = if is_slurm { "SLURM_STEP_NUM_TASKS" } else { "WORLD_SIZE" };
+            return Err(wrong(name, size, "the number of processes, at least 1".to_owned()));
+        }
         if this >= size {
-            let should = format!("below the number of processes, {size}");
-            return Err(MeetingError::Value { name: rank, value: this.to_string(), should });
+            return Err(wrong(rank, this, format!("below the number of processes, {size}")));
+        }
+        if size == 1 {
+            return Ok(None);
+        }
+        let (own, local_size) = (number(local_rank)?, number("LOCAL_WORLD_SIZE")?);
+        if let Some((own, local_size)) = own.zip(local_size).filter(|(own, size)| own >= size) {
+            return Err(wrong(local_rank, own, format!("below LOCAL_WORLD_SIZE, {local_size}")));
         }
         let port = match variable("MASTER_PORT") {
             None => PORT,
             Some(value) => match value.parse() {
                 Ok(port) if port > 0 => port,
                 _ => {
-                    return Err(MeetingError::Value { name: "MASTER_PORT", value, should: "a port".to_owned() });
+                    let should = "the number of a port, 1 to 65535".to_owned();
+                    return Err(MeetingError::Value { name: "MASTER_PORT", value, should });
                 }
             },
         };
@@ -101,7 +138,7 @@ impl Meeting {
             Some(host) => host,
             None if is_slurm && one_node => "127.0.0.1".to_owned(),
             None => {
-                let because = "it must name the machine of process 0";
+                let because = format!("this is process {this} of {size}, and it must find process 0");
                 return Err(MeetingError::Missing { name: "MASTER_ADDR", because });
             }
         };
@@ -111,13 +148,20 @@ impl Meeting {
         Ok(Some(Self {
             rank: this,
             size,
-            local_rank: number(local_rank)?.unwrap_or(0),
-            local_size: number("LOCAL_WORLD_SIZE")?,
+            local_rank: own,
+            local_size,
             host,
             port,
+            listener: variable(LISTENER).and_then(|number| number.parse().ok()),
             has_store: variable("TORCHELASTIC_USE_AGENT_STORE").is_some_and(|value| value == "True"),
             run: format!("elmo/{}", run.join("/")),
         }))
+    }
+
+    /// Whether this process opens the key-value store.
+    #[cfg(elmo_c10d)]
+    pub(super) fn is_server(&self) -> bool {
+        self.rank == 0 && !self.has_store
     }
 
     /// The address of this machine on the network that leads to process 0.
@@ -134,6 +178,19 @@ impl Meeting {
             return Err(std::io::Error::other(reason));
         }
         Ok(own.to_string())
+    }
+}
+
+/// The name of this machine.
+#[cfg(elmo_c10d)]
+pub(super) fn host_name() -> String {
+    let mut name = [0_u8; 256];
+    // SAFETY: the buffer has one byte more than may be written, so that the name ends with a NUL.
+    let code = unsafe { libc::gethostname(name.as_mut_ptr().cast(), name.len() - 1) };
+    let end = name.iter().position(|byte| *byte == 0).unwrap_or(0);
+    match code {
+        0 if end > 0 => String::from_utf8_lossy(&name[..end]).into_owned(),
+        _ => "a machine without a name".to_owned(),
     }
 }
 
@@ -174,10 +231,11 @@ mod tests {
         let expected = Meeting {
             rank: 5,
             size: 8,
-            local_rank: 1,
+            local_rank: Some(1),
             local_size: Some(4),
             host: "node-0".to_owned(),
             port: 1234,
+            listener: None,
             has_store: true,
             run: "elmo/job/2".to_owned(),
         };
@@ -185,7 +243,7 @@ mod tests {
         let slurm =
             [("SLURM_PROCID", "3"), ("SLURM_STEP_NUM_TASKS", "4"), ("SLURM_LOCALID", "3"), ("SLURM_NNODES", "1")];
         let found = read(&slurm).unwrap().unwrap();
-        assert_eq!((found.rank, found.size, found.local_rank, found.host.as_str()), (3, 4, 3, "127.0.0.1"));
+        assert_eq!((found.rank, found.size, found.local_rank, found.host.as_str()), (3, 4, Some(3), "127.0.0.1"));
         assert_eq!((found.port, found.has_store), (29_500, false));
         // A script of `sbatch` runs a single task of a job that may have more.
         assert_eq!(read(&[("SLURM_PROCID", "0"), ("SLURM_NTASKS", "4"), ("SLURM_NNODES", "2")]), Ok(None));
@@ -194,14 +252,22 @@ mod tests {
     #[test]
     fn variables_that_contradict_each_other_are_named() {
         let text = |variables: &[(&str, &str)]| read(variables).unwrap_err().to_string();
-        assert!(text(&[("WORLD_SIZE", "2")]).contains("RANK is not set, but WORLD_SIZE is"));
+        assert!(text(&[("WORLD_SIZE", "2")]).contains("RANK is not set, but WORLD_SIZE is 2"));
         assert!(text(&[("RANK", "1")]).contains("WORLD_SIZE is not set"));
         assert!(text(&[("RANK", "x"), ("WORLD_SIZE", "2")]).contains("RANK is \"x\""));
         assert!(text(&[("RANK", "2"), ("WORLD_SIZE", "2")]).contains("below the number of processes, 2"));
+        assert!(text(&[("RANK", "1"), ("WORLD_SIZE", "1")]).contains("below the number of processes, 1"));
+        assert!(text(&[("RANK", "0"), ("WORLD_SIZE", "0")]).contains("WORLD_SIZE is \"0\""));
+        assert!(text(&[("RANK", "-1"), ("WORLD_SIZE", "2")]).contains("RANK is \"-1\""));
+        let local = [("RANK", "1"), ("WORLD_SIZE", "2"), ("LOCAL_RANK", "2"), ("LOCAL_WORLD_SIZE", "2")];
+        assert!(text(&local).contains("LOCAL_RANK is \"2\", and should be below LOCAL_WORLD_SIZE, 2"));
         assert!(text(&[("RANK", "1"), ("WORLD_SIZE", "2")]).contains("MASTER_ADDR is not set"));
         let port = [("RANK", "1"), ("WORLD_SIZE", "2"), ("MASTER_ADDR", "a"), ("MASTER_PORT", "99999")];
         assert!(text(&port).contains("MASTER_PORT is \"99999\""));
         let slurm = [("SLURM_PROCID", "1"), ("SLURM_STEP_NUM_TASKS", "2"), ("SLURM_NNODES", "2")];
-        assert!(text(&slurm).contains("MASTER_ADDR is not set"));
+        assert!(text(&slurm).contains("MASTER_ADDR is not set, but this is process 1 of 2"));
+        for (variables, help) in [(&slurm[..], "the machine of process 0"), (&[("WORLD_SIZE", "2")], "unset RANK")] {
+            assert!(read(variables).unwrap_err().help().contains(help));
+        }
     }
 }

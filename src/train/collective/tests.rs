@@ -2,6 +2,7 @@
 
 use std::{
     net::TcpListener,
+    os::fd::IntoRawFd,
     thread,
     time::{Duration, Instant},
 };
@@ -10,15 +11,23 @@ use super::*;
 
 const LIMIT: Duration = Duration::from_secs(30);
 
+fn limits(answer: Duration) -> Limits {
+    Limits { start: LIMIT, answer }
+}
+
+/// Processes whose port no other program can take: the socket is left to process 0.
 fn meetings(size: usize) -> Vec<Meeting> {
-    let port = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let port = listener.local_addr().unwrap().port();
+    let listener = listener.into_raw_fd();
     let meeting = |rank| Meeting {
         rank,
         size,
-        local_rank: rank,
+        local_rank: Some(rank),
         local_size: Some(size),
         host: "127.0.0.1".to_owned(),
         port,
+        listener: (rank == 0).then_some(listener),
         has_store: false,
         run: "test".to_owned(),
     };
@@ -27,8 +36,21 @@ fn meetings(size: usize) -> Vec<Meeting> {
 
 /// Runs a function in as many threads as there are processes, and returns what they return, by rank.
 fn together<T: Send + 'static>(size: usize, run: fn(Group) -> T) -> Vec<T> {
-    let start = |meeting: Meeting| thread::spawn(move || run(Group::meet(&meeting, DeviceName::Cpu, LIMIT).unwrap()));
-    let threads: Vec<_> = meetings(size).into_iter().map(start).collect();
+    together_for(size, LIMIT, run)
+}
+
+fn together_for<T: Send + 'static>(size: usize, limit: Duration, run: fn(Group) -> T) -> Vec<T> {
+    met(meetings(size), limits(limit), run).into_iter().map(|thread| thread.expect("they meet")).collect()
+}
+
+/// What the threads of these processes return.
+fn met<T: Send + 'static>(
+    meetings: Vec<Meeting>,
+    limits: Limits,
+    run: fn(Group) -> T,
+) -> Vec<Result<T, CollectiveError>> {
+    let start = |meeting: Meeting| thread::spawn(move || Group::meet(&meeting, DeviceName::Cpu, limits).map(run));
+    let threads: Vec<_> = meetings.into_iter().map(start).collect();
     threads.into_iter().map(|thread| thread.join().unwrap()).collect()
 }
 
@@ -88,9 +110,105 @@ fn a_process_that_leaves_ends_the_wait_of_the_others() {
 #[test]
 fn a_process_that_nobody_joins_names_the_place() {
     let mut alone = meetings(2).remove(1);
-    alone.host = "127.0.0.1".to_owned();
-    let error = Group::meet(&alone, DeviceName::Cpu, Duration::from_secs(1)).unwrap_err().to_string();
+    // A port at which nobody listens.
+    alone.port = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
+    let limits = Limits { start: Duration::from_secs(1), ..limits(LIMIT) };
+    let error = Group::meet(&alone, DeviceName::Cpu, limits).unwrap_err().to_string();
     assert!(error.starts_with(&format!("process 1 of 2: meeting the other processes: 127.0.0.1:{}: ", alone.port)));
+    assert!(error.ends_with("; process 0, which listens there, has not joined within 1 s"), "{error}");
+}
+
+/// A slow disk: far longer than the time limit, which the process that only sleeps does not pass.
+#[test]
+fn a_process_that_writes_a_file_is_waited_for() {
+    let found = together_for(2, Duration::from_secs(1), |group| {
+        if group.is_first() {
+            let _busy = group.busy();
+            thread::sleep(Duration::from_secs(3));
+        }
+        group.barrier().unwrap();
+        // It lives, and is not where the other one waits.
+        if group.is_first() {
+            thread::sleep(Duration::from_secs(10));
+        }
+        group.barrier().map_err(|e| e.reason)
+    });
+    let text = found[1].clone().unwrap_err();
+    let name = format!("process 0 on {}", rendezvous::host_name());
+    let expected = format!("another process has not answered for 1 s; alive, but not yet in this exchange: {name}");
+    assert_eq!(text, expected);
+}
+
+/// Two of four, where all would wait for ever.
+#[test]
+fn processes_that_do_not_join_are_named() {
+    let mut some = meetings(4);
+    some.remove(2);
+    some.remove(1);
+    let limits = Limits { start: Duration::from_secs(2), answer: LIMIT };
+    let found = met(some, limits, |_| ());
+    let texts: Vec<_> = found.into_iter().map(|met| met.unwrap_err().to_string()).collect();
+    let host = rendezvous::host_name();
+    for text in &texts {
+        assert!(text.contains("process 1, process 2 have not joined within"), "{texts:?}");
+        assert!(text.contains(&format!("those that have: process 0 on {host}, process 3 on {host}")), "{texts:?}");
+    }
+}
+
+#[test]
+fn the_first_failure_reaches_those_that_wait() {
+    let found = together(3, |group| match group.rank() {
+        1 => {
+            group.fail("out of memory");
+            None
+        }
+        _ => {
+            let error = group.barrier().unwrap_err();
+            let cause = group.cause();
+            group.abandon();
+            assert_eq!(error.cause, cause);
+            Some((error.to_string(), cause.unwrap().rank))
+        }
+    });
+    let text = |rank| format!("process {rank} of 3: waiting for all processes: process 1 has failed: out of memory");
+    assert_eq!(found, [Some((text(0), 1)), None, Some((text(2), 1))]);
+}
+
+#[test]
+fn an_end_in_order_is_that_of_all() {
+    let found = together(3, |group| {
+        group.finish();
+        group.barrier().unwrap_err().reason
+    });
+    assert!(found.iter().all(|reason| reason == "the connections have ended before"), "{found:?}");
+}
+
+/// Each mistake is found by the process that has it, and the other one is told.
+#[test]
+fn processes_that_are_not_of_one_run_do_not_wait_for_each_other() {
+    let wrong = |change: fn(&mut Meeting)| {
+        let mut meetings = meetings(2);
+        change(&mut meetings[1]);
+        let found = met(meetings, limits(Duration::from_secs(2)), |_| ());
+        found.into_iter().map(|met| met.unwrap_err().to_string()).collect::<Vec<_>>()
+    };
+    let size = wrong(|meeting| meeting.size = 3);
+    assert!(size[1].contains("the number of processes is 3 here, and 2 in process 0: give the same WORLD_SIZE"));
+    let mut same = meetings(3);
+    same[2].rank = 1;
+    let found = met(same, Limits { start: Duration::from_secs(2), answer: LIMIT }, |_| ());
+    let texts: Vec<_> = found.into_iter().map(|met| met.unwrap_err().to_string()).collect();
+    assert!(texts.iter().any(|text| text.contains("another process has the number 1, too")), "{texts:?}");
+}
+
+/// The port is taken by another program, as it could be between its choice and its use.
+#[test]
+fn a_port_that_is_taken_is_named() {
+    let mut meetings = meetings(2);
+    let other = TcpListener::bind("127.0.0.1:0").unwrap();
+    (meetings[0].port, meetings[0].listener) = (other.local_addr().unwrap().port(), None);
+    let error = Group::meet(&meetings[0], DeviceName::Cpu, limits(LIMIT)).unwrap_err().to_string();
+    assert!(error.contains("another program has this port: give a free one in MASTER_PORT"), "{error}");
 }
 
 #[test]

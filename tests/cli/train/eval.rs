@@ -105,6 +105,9 @@ fn a_trained_model_has_the_figures_of_its_run_and_of_sql() {
         place.exits("eval --model run valid.txt --tokenizer moses --state zero --device cpu --json -q", 0).json();
     assert_eq!((&other["tokenizer"], &other["state"]), (&"moses".into(), &"zero".into()));
     assert_ne!(other["by_sentence"]["perplexity"], own["perplexity"]);
+    // Standard input is lines of text.
+    let piped = place.shell("elmo eval --model run - --device cpu --json -q < valid.txt");
+    assert_eq!(piped.json(), report);
     // Threads change nothing.
     let one = place.exits("eval --model run valid.txt --device cpu --threads 1 --json -q", 0).json();
     assert_eq!(one, report);
@@ -123,7 +126,7 @@ fn what_cannot_be_measured_is_refused() {
         ("eval bad.txt", 3, "--on-error skip"),
         ("eval missing.txt", 3, "missing.txt"),
         ("eval", 2, "no input was given"),
-        ("eval -", 2, "standard input"),
+        ("eval -", 3, "there are no sentences"),
         ("eval reviews.jsonl --column body", 3, "body"),
         ("eval reviews.jsonl --state carry", 2, "carry"),
     ] {

@@ -246,7 +246,8 @@ pub(super) fn run(args: &SqlArgs, common: &CommonArgs) -> Result<Exit> {
         match scripts {
             Some(scripts) => session.run_script(&scripts, args.output()).await?,
             None => {
-                Shell::new(session, ShellSettings::new(args.format, args.max_rows)).run(args.history.clone()).await?
+                let shell = Shell::new(session, ShellSettings::new(args.format, args.max_rows));
+                shell.run(args.history.clone(), &args.model.spec()).await?
             }
         }
         Ok(Exit::Done)

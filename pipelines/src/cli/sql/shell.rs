@@ -17,6 +17,7 @@ use super::{
 };
 use crate::{
     error::{Error, Result},
+    models::ModelSpec,
     redact::redact,
     report::count,
     sql::{
@@ -39,14 +40,15 @@ impl<'a> Shell<'a> {
         Self { session, settings }
     }
 
-    /// Reads and runs inputs until the user leaves.
-    pub(super) async fn run(mut self, history: Option<PathBuf>) -> Result<()> {
+    /// Reads and runs inputs until the user leaves. `model` is the default model, for the first line.
+    pub(super) async fn run(mut self, history: Option<PathBuf>, model: &ModelSpec) -> Result<()> {
         let history = match history {
             Some(path) if path.as_os_str() == "none" => None,
             path => path.or_else(default_history),
         };
         let mut prompt = Prompt::new(history)?;
-        logging::note(concat!("elmo ", env!("CARGO_PKG_VERSION"), ": SQL with ELMo; \\? for help, \\q to quit"));
+        let version = env!("CARGO_PKG_VERSION");
+        logging::note(&format!("elmo {version}: SQL with ELMo, model {model}; \\? for help, \\q to quit"));
         loop {
             let names = self.session.sql.names().await;
             // Reading blocks this thread until a line is typed.

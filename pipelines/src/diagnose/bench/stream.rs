@@ -6,6 +6,7 @@
 
 use std::{
     fmt,
+    future::{pending, ready},
     sync::Arc,
     thread,
     time::{Duration, Instant},
@@ -120,7 +121,8 @@ async fn measure(bench: StreamBench, topic: &str) -> Result<StreamBenchReport> {
     let (bench, bytes) = filled.await.map_err(|e| Error::Failed(format!("a thread died: {e}")))??;
     let stage = Arc::new(Constant::new(width));
     let (cpu, started) = (cpu_seconds(), Instant::now());
-    let streamed = stream::run(bench.job(), Arc::clone(&stage) as Arc<dyn Stage>, std::future::pending()).await?;
+    let load = ready(Ok(Arc::clone(&stage) as Arc<dyn Stage>));
+    let streamed = stream::run(bench.job(), load, pending()).await?;
     let (seconds, cpu_seconds) = (started.elapsed().as_secs_f64(), cpu_seconds() - cpu);
     if streamed.report.rows != rows as u64 {
         let what = format!("{} of {rows} messages were streamed from {topic}", streamed.report.rows);
@@ -268,7 +270,7 @@ fn encode(batches: &[RecordBatch], schema: &SchemaRef, rows: usize) -> Result<()
             let Some(batch) = batches.next() else { return Ok(()) };
             let batch = batch.slice(0, left.min(batch.num_rows()));
             left -= batch.num_rows();
-            for unit in encoder.push(&batch)? {
+            for unit in encoder.push(&batch) {
                 encoder.encode(&unit)?;
             }
         }

@@ -142,7 +142,7 @@ impl Fault for ChainError {
                  topic, so that it keeps messages for longer than the stream may be down"
             }
             Self::Recreated { .. } => {
-                "begin anew beside the old rows with --generation, one more than the current one; if the broker lost its \
+                "start over beside the old rows with --generation, one more than the current one; if the broker lost its \
                  newest messages instead, the dataset still has them"
             }
         };

@@ -157,7 +157,7 @@ impl OpenFile {
     ) -> Result<(), ChainError> {
         debug_assert!(end >= self.span.end, "offsets go up");
         let mut encoder = self.encoder.take().ok_or_else(|| self.aborted())?;
-        let units = encoder.push(rows).map_err(|e| self.failed(e.into()))?;
+        let units = encoder.push(rows);
         let size = units.iter().map(|unit| unit.bytes).sum();
         let encoded =
             off_thread(size, move || units.iter().try_for_each(|unit| encoder.encode(unit)).map(|()| encoder));

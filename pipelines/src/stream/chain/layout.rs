@@ -3,6 +3,7 @@
 //! ```text
 //! OUTPUT/topic=reviews/partition=3/00000000000000001500.parquet   messages from offset 1500 on
 //! OUTPUT/_elmo/stream.json                                        identity: settings that all writers share
+//! OUTPUT/_elmo/starts/00000000000000000001.json                  where partitions begin, created once, before their chains
 //! OUTPUT/_elmo/chain/reviews/3/genesis.json                       the first offset of the partition, created once
 //! OUTPUT/_elmo/chain/reviews/3/head.json                          the newest object, as a hint
 //! OUTPUT/generation=2/…                                           the same again for --generation 2
@@ -21,7 +22,7 @@
 
 use crate::{
     source::hive::Partition,
-    stores::{Location, StoreError},
+    stores::{Location, StoreError, local::ABANDONED},
     stream::TopicPartition,
 };
 
@@ -61,7 +62,7 @@ impl Layout {
         // The deepest files are those of `_elmo/chain/TOPIC/PARTITION`.
         const DEPTH: usize = 4;
         let is_ours = |name: &str| name.ends_with(EXTENSION) || name.ends_with(".json");
-        if let Err(error) = self.root.sweep(DEPTH, is_ours).await {
+        if let Err(error) = self.root.sweep(DEPTH, ABANDONED, is_ours).await {
             tracing::warn!(%error, "unfinished files of killed processes stay where they are");
         }
     }
@@ -69,6 +70,16 @@ impl Layout {
     /// The identity of the dataset.
     pub(crate) fn record(&self) -> Location {
         self.root.child(FOLDER).child(RECORD)
+    }
+
+    /// The folder with the records of where partitions begin.
+    pub(super) fn starts(&self) -> Location {
+        self.root.child(FOLDER).child("starts")
+    }
+
+    /// The record with this number, from 1 on.
+    pub(super) fn start_record(&self, number: usize) -> Location {
+        self.starts().child(&format!("{number:0DIGITS$}.json"))
     }
 
     /// The folder with the chain's own files of all partitions.
@@ -161,6 +172,7 @@ mod tests {
         assert_eq!(layout.partition_of_genesis(&genesis.path), Some(partition.clone()));
         assert_eq!(layout.partition_of_genesis(&layout.head(&partition).path), None);
         assert_eq!(partition_of(&genesis.path), None);
+        assert_eq!(layout.start_record(7).to_string(), "/data/out/_elmo/starts/00000000000000000007.json");
 
         let second = Layout::new(&output, 2);
         let key = "generation=2/topic=re.views_2-b/partition=3/00000000000000000000.parquet";

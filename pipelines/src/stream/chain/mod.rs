@@ -22,6 +22,7 @@
 //! |---|---|
 //! | `layout` | names of objects |
 //! | `identity` | to whom an output belongs |
+//! | `starts` | where partitions begin that have no chain yet |
 //! | `span` | what a footer says |
 //! | `end` | finds the end of a chain |
 //! | `file` | the open file, and the encoded file |
@@ -41,17 +42,21 @@ mod patience;
 mod position;
 mod publish;
 mod span;
+mod starts;
 mod status;
 pub(crate) mod tiling;
 
 use std::{
-    collections::HashSet,
+    collections::{BTreeMap, HashSet},
     sync::{Arc, atomic::AtomicU64},
 };
 
+use futures::future::try_join_all;
 use serde::{Deserialize, Serialize};
 use tokio::sync::Semaphore;
 
+#[cfg(feature = "kafka")]
+pub(super) use self::patience::jittered;
 pub use self::{
     end::{Hint, HintCheck},
     error::ChainError,
@@ -64,7 +69,7 @@ pub use self::{
     status::{Newest, PartitionStatus, partitions, status},
     tiling::{ChainCheck, ChainProblem, PartitionCheck},
 };
-use self::{file::Writer, layout::Layout, patience::outlast};
+use self::{file::Writer, layout::Layout, patience::outlast, starts::Starts};
 use super::TopicPartition;
 use crate::stores::{
     Location,
@@ -85,6 +90,7 @@ pub struct Dataset {
     patience: Patience,
     loads: Arc<Semaphore>,
     begun: HashSet<Arc<str>>,
+    starts: Starts,
 }
 
 /// Where a chain begins. Created once, so that all writers begin at the same offset.
@@ -107,7 +113,9 @@ impl Dataset {
         probe(output, &layout, &id).await?;
         identity::claim(&layout, identity).await?;
         layout.sweep().await;
-        let begun = layout.partitions().await?.into_iter().map(|partition| partition.topic).collect();
+        let starts = Starts::read(&layout).await?;
+        let chains = layout.partitions().await?.into_iter().map(|partition| partition.topic);
+        let begun = chains.chain(starts.topics()).collect();
         let patience = Patience::default();
         Ok(Self {
             layout: layout.retrying_for(patience.request),
@@ -116,6 +124,7 @@ impl Dataset {
             patience,
             loads: Arc::new(Semaphore::new(LOADS)),
             begun,
+            starts,
         })
     }
 
@@ -140,13 +149,32 @@ impl Dataset {
         &self.writer.id
     }
 
-    /// The topics of which there was a chain when the dataset was opened.
+    /// The topics that had begun when the dataset was opened: a partition of theirs had a chain, or a recorded start.
     pub fn begun(&self) -> &HashSet<Arc<str>> {
         &self.begun
     }
 
-    /// Opens the chain of a partition, and finds its end. A chain that does not exist yet begins at the offset that `start`
-    /// gives, unless another process begins it at the same moment. Requests are repeated for as long as the store fails.
+    /// Records where partitions begin, all or none of them. If another process records others first, `is_new` is asked with
+    /// the topics that have begun by then whether a partition still begins where this process says.
+    ///
+    /// # Errors
+    /// [`ChainError::Store`] when the store fails, [`ChainError::Damaged`] when another process's record cannot be parsed.
+    pub async fn record_starts(
+        &mut self,
+        starts: impl IntoIterator<Item = (TopicPartition, i64)>,
+        mut is_new: impl FnMut(&HashSet<Arc<str>>, &TopicPartition) -> bool,
+    ) -> Result<(), ChainError> {
+        let new: BTreeMap<_, _> =
+            starts.into_iter().filter(|(partition, _)| self.starts.of(partition).is_none()).collect();
+        let begun = self.begun.clone();
+        let is_new =
+            |recorded: &HashSet<_>, partition: &_| is_new(&begun.union(recorded).cloned().collect(), partition);
+        self.starts.record(&self.layout, new, is_new).await
+    }
+
+    /// Opens the chain of a partition, and finds its end. A chain that does not exist yet begins where that was recorded, or
+    /// else at the offset that `start` gives, unless another process begins it at the same moment. Requests are repeated for as
+    /// long as the store fails.
     ///
     /// # Errors
     /// Those of `start`; [`ChainError::Damaged`] when an object is not as a stream writes it, [`ChainError::Differs`] when
@@ -161,9 +189,11 @@ impl Dataset {
         F: Future<Output = Result<i64, E>>,
         E: From<ChainError>,
     {
-        let (genesis, is_new) = match self.recorded_genesis(partition).await? {
-            Some(genesis) => (genesis, false),
-            None => {
+        let (genesis, is_new) = match (self.recorded_genesis(partition).await?, self.starts.of(partition)) {
+            (Some(genesis), _) => (genesis, false),
+            // The stream has begun, whenever the first message is read: one that the broker deletes meanwhile is lost.
+            (None, Some(start)) => (self.begin(partition, start).await?.0, false),
+            (None, None) => {
                 let start = start().await?;
                 self.begin(partition, start).await?
             }
@@ -233,7 +263,7 @@ async fn probe(output: &Location, layout: &Layout, id: &str) -> Result<(), Chain
     // Each process has its own objects: several may start at once.
     let probes = (0..PROBES).map(|n| layout.root.child(layout::FOLDER).child(&format!("probe-{id}-{n}")));
     let probes: Vec<Location> = probes.collect();
-    futures::future::try_join_all(probes.iter().map(create_once::probe_create)).await?;
+    try_join_all(probes.iter().map(create_once::probe_create)).await?;
     Ok(())
 }
 

@@ -100,7 +100,7 @@ fn may_heal(error: &ChainError) -> bool {
 const SYNC: &str = "sync";
 
 /// Half of a pause to one and a half: members that lost the store at the same moment do not return at the same moment.
-fn jittered(pause: Duration) -> Duration {
+pub(crate) fn jittered(pause: Duration) -> Duration {
     let random = uuid::Uuid::new_v4().as_u64_pair().0;
     // 2^64: the quotient is in 0..1.
     pause.mul_f64(0.5 + random as f64 / 18_446_744_073_709_551_616.0)

@@ -177,9 +177,9 @@ impl ChainCheck {
         let unnamed = self.problems.iter().any(|problem| matches!(problem, ChainProblem::Unnamed { .. }));
         let help = if unnamed {
             "delete or move the files that no stream wrote, because readers of the folder read them too; restore the others \
-             from a backup, or begin anew with a new --generation"
+             from a backup, or start over with a new --generation"
         } else {
-            "restore the objects from a backup, or begin anew with a new --generation"
+            "restore the objects from a backup, or start over with a new --generation"
         };
         (!self.problems.is_empty()).then(|| help.to_owned())
     }

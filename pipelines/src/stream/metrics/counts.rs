@@ -16,7 +16,7 @@ use super::{
     names::{self, Metric},
     partitions::{PartitionMetrics, Partitions},
 };
-use crate::stream::TopicPartition;
+use crate::{stage::Work, stream::TopicPartition};
 
 /// What became of a message.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -83,7 +83,10 @@ pub struct Metrics {
     queue: Gauge,
     tokens: Counter,
     padded: Counter,
+    cache_hits: Counter,
     device: Counter<f64, AtomicU64>,
+    queued: Counter<f64, AtomicU64>,
+    oom_splits: Counter,
 }
 
 /// Rows that the model has. They count until this is dropped.
@@ -134,7 +137,10 @@ impl Metrics {
             queue: add(all, names::QUEUE, Gauge::default()),
             tokens: add(all, names::TOKENS, Counter::default()),
             padded: add(all, names::PADDED, Counter::default()),
+            cache_hits: add(all, names::CACHE_HITS, Counter::default()),
             device: add(all, names::DEVICE, Counter::default()),
+            queued: add(all, names::QUEUED, Counter::default()),
+            oom_splits: add(all, names::OOM_SPLITS, Counter::default()),
             registry: Registry::default(),
             partitions: Arc::clone(&partitions),
         };
@@ -207,11 +213,14 @@ impl Metrics {
         Queued { metrics: Arc::clone(self), rows }
     }
 
-    /// The model computed tokens, in `device_time` over all devices.
-    pub fn computed(&self, tokens: u64, padded_tokens: u64, device_time: Duration) {
-        self.tokens.inc_by(tokens);
-        self.padded.inc_by(padded_tokens);
-        self.device.inc_by(device_time.as_secs_f64());
+    /// The devices did this work.
+    pub fn computed(&self, work: &Work) {
+        self.tokens.inc_by(work.tokens);
+        self.padded.inc_by(work.padded_tokens);
+        self.cache_hits.inc_by(work.cache_hits);
+        self.device.inc_by(work.device_time.as_secs_f64());
+        self.queued.inc_by(work.queue_time.as_secs_f64());
+        self.oom_splits.inc_by(work.oom_splits);
     }
 
     /// All metrics in the text format of OpenMetrics.
@@ -266,7 +275,14 @@ mod tests {
         metrics.memory(5, 7);
         drop(metrics.submitted(5));
         let queued = metrics.submitted(3);
-        metrics.computed(70, 100, Duration::from_millis(1500));
+        metrics.computed(&Work {
+            tokens: 70,
+            padded_tokens: 100,
+            cache_hits: 60,
+            device_time: Duration::from_millis(1500),
+            queue_time: Duration::from_millis(250),
+            oom_splits: 4,
+        });
         let partition = metrics.partition(TopicPartition::new("reviews", 3));
         partition.set_high_watermark(100);
         partition.set_position(40);
@@ -312,7 +328,10 @@ mod tests {
             "elmo_stream_queue_rows 3",
             "elmo_stream_tokens_total 70",
             "elmo_stream_padded_tokens_total 100",
+            "elmo_stream_cache_hits_total 60",
             "elmo_stream_device_seconds_total 1.5",
+            "elmo_stream_queue_seconds_total 0.25",
+            "elmo_stream_oom_splits_total 4",
             "elmo_stream_partitions 1",
             "elmo_stream_paused_partitions 1",
             "elmo_stream_kafka_lag{topic=\"reviews\",partition=\"3\"} 60",

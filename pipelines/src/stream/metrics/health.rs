@@ -5,6 +5,8 @@ use std::{
     time::{Duration, Instant},
 };
 
+use crate::stream::clock;
+
 /// What probes ask for. Alive: the thread that polls the broker polls. Ready: there is nothing left to wait for.
 #[derive(Debug)]
 pub struct Health {
@@ -24,7 +26,7 @@ impl Health {
     /// A process that has just started. It is alive until its polling thread has been silent for `limit`.
     pub fn new(limit: Duration) -> Self {
         Self {
-            epoch: Instant::now(),
+            epoch: clock::now(),
             limit,
             polled: AtomicU64::new(0),
             model: AtomicBool::new(false),
@@ -104,7 +106,8 @@ impl Health {
     }
 
     fn now(&self) -> u64 {
-        u64::try_from(self.epoch.elapsed().as_millis()).unwrap_or(u64::MAX)
+        let since = clock::now().saturating_duration_since(self.epoch);
+        u64::try_from(since.as_millis()).unwrap_or(u64::MAX)
     }
 }
 

@@ -95,5 +95,8 @@ metrics! {
     QUEUE = "queue_rows" Gauge [] "Rows that wait for the model or are in it";
     TOKENS = "tokens_total" Counter [] "Tokens that the model computed";
     PADDED = "padded_tokens_total" Counter [] "Tokens that the model computed, with padding";
+    CACHE_HITS = "cache_hits_total" Counter [] "Tokens whose word was in the word cache";
     DEVICE = "device_seconds_total" Counter [] "Time in which devices computed, over all devices";
+    QUEUED = "queue_seconds_total" Counter [] "Time that sentences waited for a batch, over all sentences";
+    OOM_SPLITS = "oom_splits_total" Counter [] "Batches that were split because a device had too little memory";
 }

@@ -1,7 +1,6 @@
 //! Callbacks of librdkafka: rebalances, errors, statistics, logs. All run on the consumer's thread, inside of `poll`.
 
 use std::{
-    collections::HashSet,
     sync::{
         Arc,
         atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering::Relaxed},
@@ -56,8 +55,6 @@ pub(super) struct Shared {
     pub(super) group: String,
     /// How long a rebalance waits for an answer.
     pub(super) patience: Duration,
-    /// The partitions that existed before this process joined the group.
-    pub(super) known: HashSet<TopicPartition>,
     /// `group.protocol=consumer` (KIP-848).
     pub(super) consumer_protocol: bool,
     /// The group has given this process partitions, perhaps none, at least once.
@@ -251,8 +248,7 @@ impl Context {
                 Ok(hints) => hints[at].clone(),
                 Err(error) => Hint::Unknown(self.0.scrub.scrub(&error.to_string())),
             };
-            let appeared = !self.0.known.contains(partition);
-            assigned.push(Assigned { partition: partition.clone(), committed, appeared });
+            assigned.push(Assigned { partition: partition.clone(), committed });
         }
         assigned
     }
@@ -338,7 +334,6 @@ pub(super) struct Setup {
     pub(super) brokers: String,
     pub(super) group: String,
     pub(super) max_poll_interval: Duration,
-    pub(super) known: HashSet<TopicPartition>,
     pub(super) consumer_protocol: bool,
 }
 
@@ -362,7 +357,6 @@ impl Setup {
             group: self.group,
             // A revocation and an assignment may follow each other without a poll.
             patience: PATIENCE.min(self.max_poll_interval / 3),
-            known: self.known,
             consumer_protocol: self.consumer_protocol,
             was_member: AtomicBool::new(false),
         }

@@ -18,7 +18,9 @@ use regex::Regex;
 
 use super::{
     event::Hint,
-    faults, offsets,
+    faults,
+    observer::Observer,
+    offsets,
     permissions::{self, Operation},
     scrub::Scrubber,
     settings::Settings,
@@ -26,7 +28,7 @@ use super::{
 use crate::stream::{StreamError, TopicPartition};
 
 /// How long the brokers may take to answer at all.
-const TIMEOUT: Duration = Duration::from_secs(20);
+pub(super) const TIMEOUT: Duration = Duration::from_secs(20);
 /// How long one message of each topic is waited for. Reading may be slow; it is refused at once.
 const READABLE: Duration = Duration::from_secs(3);
 
@@ -39,8 +41,13 @@ pub struct Plan {
     pub topics: Vec<Topic>,
     /// Those of them of which the group has committed an offset.
     pub begun: HashSet<Arc<str>>,
-    /// All partitions of the cluster.
-    pub(super) known: HashSet<TopicPartition>,
+}
+
+impl Plan {
+    /// The partitions of all topics that are to be read.
+    pub(in crate::stream) fn partitions(&self) -> impl Iterator<Item = TopicPartition> {
+        self.topics.iter().flat_map(partitions_of)
+    }
 }
 
 /// A topic that is to be read.
@@ -83,7 +90,7 @@ fn ask(settings: &Settings, written: &[String]) -> Result<Plan, StreamError> {
     let mut topics = wanted(&metadata, settings)?;
     check_written(&consumer, &metadata, written, settings)?;
     let partitions: Vec<TopicPartition> = topics.iter().flat_map(partitions_of).collect();
-    let hints = committed(&consumer, &partitions, settings)?;
+    let hints = Observer::new(settings)?.hints(&partitions)?;
     // Offsets show that the group may be described; joining it takes more.
     if permissions::of_group(&consumer, settings.group(), Operation::Read) == Some(false) {
         return Err(denied(format!("group {}", settings.group()), Code::GroupAuthorizationFailed, settings));
@@ -93,7 +100,6 @@ fn ask(settings: &Settings, written: &[String]) -> Result<Plan, StreamError> {
     Ok(Plan {
         brokers: metadata.brokers().iter().map(|broker| format!("{}:{}", broker.host(), broker.port())).collect(),
         begun: partitions.iter().zip(&hints).filter_map(begun).collect(),
-        known: metadata.topics().iter().flat_map(all_partitions).collect(),
         topics,
     })
 }
@@ -104,8 +110,8 @@ fn begun((partition, hint): (&TopicPartition, &Hint)) -> Option<Arc<str>> {
 }
 
 /// What the group has committed. A broker that has just started does not know yet that it coordinates the group.
-fn committed(
-    consumer: &BaseConsumer<Listener>,
+pub(super) fn committed<C: ConsumerContext>(
+    consumer: &BaseConsumer<C>,
     partitions: &[TopicPartition],
     settings: &Settings,
 ) -> Result<Vec<Hint>, StreamError> {

@@ -76,8 +76,6 @@ pub struct Assigned {
     pub partition: TopicPartition,
     /// What the group has committed for it.
     pub committed: Hint,
-    /// This process ran before the partition existed.
-    pub appeared: bool,
 }
 
 /// What a group has committed for a partition.
@@ -107,6 +105,19 @@ pub enum Start {
     End,
     /// At the first message of this time or later, in milliseconds since 1970; at the end if there is none.
     Timestamp(i64),
+}
+
+impl Start {
+    /// The offset, in a partition of which the broker has the offsets from `low` to `high`, the high watermark, and
+    /// `of_time` is that of the first message of the time or later.
+    pub(in crate::stream) fn offset(self, (low, high): (i64, i64), of_time: Option<i64>) -> i64 {
+        match self {
+            Self::At(offset) => offset,
+            Self::Beginning => low,
+            Self::End => high,
+            Self::Timestamp(_) => of_time.unwrap_or(high),
+        }
+    }
 }
 
 /// Start offsets of partitions.

@@ -24,6 +24,7 @@ mod faults;
 mod logs;
 mod member;
 mod names;
+mod observer;
 mod offsets;
 mod ownership;
 mod permissions;
@@ -54,12 +55,14 @@ use tokio::sync::{
     watch,
 };
 
+pub(super) use self::observer::Observer;
 pub use self::{
     budget::{Budget, Permit},
     client::Client,
     describe::{Offsets, Plan, Topic, describe, offsets as ask_offsets},
     event::{Assigned, Batch, Event, Hint, Reply, Start, Starts},
     logs::Logs,
+    observer::first_offsets,
     ownership::{Epoch, NotCommitted, Ownership},
     settings::{Given, Settings},
     statistics::{PartitionStatistics, Statistics},
@@ -92,15 +95,11 @@ pub struct Source {
 }
 
 impl Source {
-    /// Joins the group. `plan` is what [`describe()`] found. The events end after [`Source::stop`] or a fatal error.
+    /// Joins the group. The events end after [`Source::stop`] or a fatal error.
     ///
     /// # Errors
     /// [`StreamError::Settings`] when librdkafka refuses a setting, [`StreamError::Broker`] when it refuses the topics.
-    pub fn start(
-        settings: &Settings,
-        plan: &Plan,
-        budget: Budget,
-    ) -> Result<(Self, UnboundedReceiver<Event>), StreamError> {
+    pub fn start(settings: &Settings, budget: Budget) -> Result<(Self, UnboundedReceiver<Event>), StreamError> {
         let (events, receiver) = unbounded_channel();
         let config = settings.consumer(budget.limit());
         let context = Context(Arc::new(
@@ -111,7 +110,6 @@ impl Source {
                 brokers: settings.brokers().to_owned(),
                 group: settings.group().to_owned(),
                 max_poll_interval: settings.max_poll_interval(),
-                known: plan.known.clone(),
                 consumer_protocol: settings.uses_consumer_protocol(),
             }
             .shared(),

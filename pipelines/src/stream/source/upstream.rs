@@ -42,12 +42,6 @@ pub trait Upstream: Send + Sync {
     /// [`StreamError::Broker`], as for the other questions.
     async fn watermarks(&self, partition: &TopicPartition) -> Result<(i64, i64), StreamError>;
 
-    /// The offset of the first message of `time` or later, in milliseconds since 1970, if there is one.
-    ///
-    /// # Errors
-    /// [`StreamError::Broker`].
-    async fn at_time(&self, partition: &TopicPartition, time: i64) -> Result<Option<i64>, StreamError>;
-
     /// What the group has committed.
     ///
     /// # Errors
@@ -97,11 +91,6 @@ impl Upstream for Source {
 
     async fn watermarks(&self, partition: &TopicPartition) -> Result<(i64, i64), StreamError> {
         self.client().watermarks(partition).await
-    }
-
-    async fn at_time(&self, partition: &TopicPartition, time: i64) -> Result<Option<i64>, StreamError> {
-        let found = self.client().offsets_for_time(std::slice::from_ref(partition), time).await?;
-        Ok(found.into_iter().flatten().next())
     }
 
     async fn committed(&self, partition: &TopicPartition) -> Result<Hint, StreamError> {

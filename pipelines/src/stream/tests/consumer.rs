@@ -11,7 +11,7 @@ use async_trait::async_trait;
 use parking_lot::Mutex;
 use tokio::sync::mpsc::UnboundedSender;
 
-use super::world::World;
+use super::world::{Member, World};
 use crate::stream::{
     StreamError, TopicPartition, clock,
     source::{
@@ -118,10 +118,6 @@ impl Upstream for Feed {
         .await
     }
 
-    async fn at_time(&self, _: &TopicPartition, _: i64) -> Result<Option<i64>, StreamError> {
-        self.ask(|| None).await
-    }
-
     async fn committed(&self, partition: &TopicPartition) -> Result<Hint, StreamError> {
         self.ask(|| self.hint(partition)).await
     }
@@ -143,14 +139,14 @@ struct Slot {
 /// The thread that polls.
 pub(super) struct Consumer {
     world: World,
+    /// Of the process.
+    pub(super) member: Member,
     pub(super) feed: Arc<Feed>,
     events: UnboundedSender<Event>,
     budget: Budget,
     slots: BTreeMap<TopicPartition, Slot>,
     unanswered: Vec<(Answer<Starts>, Epoch)>,
     epochs: u64,
-    /// Of a topic output, a start must be recorded before it is used.
-    pub(super) records_starts: bool,
     /// Rounds in which seeks are not obeyed.
     pub(super) slow_rounds: u64,
     /// Partitions that are not read.
@@ -160,17 +156,21 @@ pub(super) struct Consumer {
 }
 
 impl Consumer {
-    pub(super) fn new(world: &World, events: UnboundedSender<Event>, budget: Budget, records_starts: bool) -> Self {
+    pub(super) fn new(world: &World, events: UnboundedSender<Event>, budget: Budget) -> Self {
         let feed = Arc::new(Feed { world: world.clone(), state: Mutex::default() });
+        let member = world.with(|outside| {
+            outside.members += 1;
+            outside.members
+        });
         Self {
             world: world.clone(),
+            member,
             feed,
             events,
             budget,
             slots: BTreeMap::new(),
             unanswered: Vec::new(),
             epochs: 0,
-            records_starts,
             slow_rounds: 0,
             held: HashSet::new(),
             targets: HashMap::new(),
@@ -236,7 +236,7 @@ impl Consumer {
         let assigned = |source: &TopicPartition| {
             let unknown = self.world.with(|outside| outside.down || outside.random().percent(10));
             let committed = if unknown { Hint::Unknown("no answer".into()) } else { self.feed.hint(source) };
-            Assigned { partition: source.clone(), committed, appeared: false }
+            Assigned { partition: source.clone(), committed }
         };
         let assigned = partitions.iter().map(assigned).collect();
         for source in partitions {
@@ -244,7 +244,8 @@ impl Consumer {
             self.targets.insert(source.clone(), high);
         }
         self.feed.state.lock().owned.extend(partitions.iter().map(|source| (source.clone(), epoch)));
-        self.world.with(|outside| outside.writable.extend(partitions.iter().cloned()));
+        let writable = partitions.iter().map(|source| (self.member, source.clone()));
+        self.world.with(|outside| outside.writable.extend(writable));
         let (reply, answer) = reply();
         self.send(Event::Assign { partitions: assigned, epoch, reply });
         answer
@@ -268,9 +269,9 @@ impl Consumer {
     fn start(&self, source: &TopicPartition, start: Start) -> i64 {
         let Start::At(offset) = start else { panic!("the job knows the offset") };
         self.world.with(|outside| {
-            outside.first.entry(source.clone()).or_insert(offset);
-            if self.records_starts && !outside.committed.contains_key(source) {
-                outside.wrong.push(format!("{source} begins at {offset}, which the group does not know"));
+            let first = outside.first(source);
+            if offset < first {
+                outside.wrong.push(format!("{source} is read from {offset} on, and its output begins at {first}"));
             }
         });
         offset
@@ -295,7 +296,8 @@ impl Consumer {
             }
         }
         self.disown(partitions);
-        self.world.with(|outside| outside.writable.retain(|source| !partitions.contains(source)));
+        let is_gone = |(member, source): &(Member, _)| *member == self.member && partitions.contains(source);
+        self.world.with(|outside| outside.writable.retain(|writable| !is_gone(writable)));
     }
 
     /// From now on nothing is committed for these partitions.

@@ -27,7 +27,7 @@ use crate::{
 const PARTITIONS: i32 = 3;
 const DEFAULT_HISTORIES: u32 = 2000;
 /// Longer than everything that a process waits for.
-const LONG: Duration = Duration::from_secs(600);
+pub(super) const LONG: Duration = Duration::from_secs(600);
 
 /// What happens next.
 #[derive(Debug, Clone)]
@@ -132,7 +132,7 @@ struct History {
 
 impl History {
     async fn new(seed: u64, settings: Settings) -> Self {
-        let world = World::new(seed, PARTITIONS);
+        let world = World::inhabited(seed, PARTITIONS);
         let process = Process::start(&world, &settings).await;
         Self { world, settings, process, most: 10, rebalancing: true, fails: false }
     }
@@ -140,7 +140,7 @@ impl History {
     fn some(&self, bits: u8, owned: bool) -> Vec<TopicPartition> {
         let mine = self.process.consumer.owned();
         let all = (0..PARTITIONS).filter(|number| bits >> number & 1 == 1).map(partition);
-        all.filter(|source| mine.contains(source) == owned).collect()
+        all.filter(|source| self.world.has(source) && mine.contains(source) == owned).collect()
     }
 
     async fn apply(&mut self, step: &Step) {
@@ -168,7 +168,10 @@ impl History {
                 }
             }
             Step::SlowSeeks(rounds) => self.process.consumer.slow_rounds = *rounds,
-            Step::Others { partition: number, messages } => self.others(&partition(*number), *messages).await,
+            Step::Others { partition: number, messages } if self.world.has(&partition(*number)) => {
+                self.others(&partition(*number), *messages).await
+            }
+            Step::Others { .. } => {}
             Step::Brokers { down } => self.world.with(|outside| outside.down = *down),
             Step::Faults(percent) => self.world.with(|outside| outside.faults = *percent),
             Step::Noise(number) => self.noise(&partition(*number)),
@@ -281,52 +284,60 @@ impl History {
         }
     }
 
-    /// A process that nothing disturbs reads the rest, and ends by itself. Then the output is checked.
-    async fn finish(mut self) -> Vec<String> {
-        self.world.with(|outside| {
-            (outside.down, outside.faults, outside.stage_fails) = (false, 0, false);
-        });
-        self.settings.once = true;
-        self.restart().await;
-        let all: Vec<TopicPartition> = (0..PARTITIONS).map(partition).collect();
-        self.process.consumer.assign(&all).await;
-        let ended = self.process.end(LONG).await;
-        if !matches!(ended, Some(Ok(true))) {
-            self.world.wrong(format!("the last process: {ended:?}"));
-        }
-        for source in &all {
-            match self.settings.to_topic {
-                true => self.check_topic(source),
-                false => {
-                    let end = self.world.check_dataset(source, self.settings.skips).await.unwrap_or(0);
-                    let rest = self.world.read(source, end, usize::MAX).filter(|_| end > 0);
-                    if let Some(rest) = rest {
-                        self.world.wrong(format!("{source}: {} messages are not in the output", rest.len()));
-                    }
+    /// A process that nothing disturbs reads the rest. Then the output is checked.
+    async fn finish(self) -> Vec<String> {
+        let Self { world, settings, process, .. } = self;
+        process.kill(&world).await;
+        read_rest(&world, &settings).await
+    }
+}
+
+/// A process that nothing disturbs reads the rest, and ends by itself. Then the output is checked. Returns what was wrong since
+/// the world began.
+pub(super) async fn read_rest(world: &World, settings: &Settings) -> Vec<String> {
+    world.with(|outside| {
+        (outside.down, outside.faults, outside.stage_fails) = (false, 0, false);
+    });
+    let mut process = Process::start(world, &Settings { once: true, ..*settings }).await;
+    let all: Vec<TopicPartition> = world.with(|outside| outside.logs.keys().cloned().collect());
+    process.consumer.assign(&all).await;
+    let ended = process.end(LONG).await;
+    if !matches!(ended, Some(Ok(true))) {
+        world.wrong(format!("the last process: {ended:?}"));
+    }
+    for source in &all {
+        match settings.to_topic {
+            true => check_topic(world, settings, source),
+            false => {
+                let end = world.check_dataset(source, settings.skips).await;
+                let end = end.unwrap_or_else(|| world.with(|outside| outside.first(source)));
+                if let Some(rest) = world.read(source, end, usize::MAX) {
+                    world.wrong(format!("{source}: {} messages are not in the output", rest.len()));
                 }
             }
         }
-        let Self { world, process, .. } = self;
-        process.kill(&world).await;
-        world.with(|outside| std::mem::take(&mut outside.wrong))
     }
+    process.kill(world).await;
+    world.with(|outside| std::mem::take(&mut outside.wrong))
+}
 
-    /// By hand: all messages from the first start on that have rows, except those that were deleted before they were read.
-    fn check_topic(&self, source: &TopicPartition) {
-        let (published, first, log) = self.world.with(|outside| {
-            let published = outside.published.remove(source).unwrap_or_default();
-            (published, outside.first.get(source).copied(), outside.log(source).clone())
-        });
-        let Some(first) = first else { return };
-        if !published.windows(2).all(|pair| pair[0] < pair[1]) {
-            self.world.wrong(format!("{source}: doubled, or not in order: {published:?}"));
-        }
-        let has_row = |offset: &i64| !(self.settings.skips && super::world::is_bad(*offset));
-        let expected = log.messages.range(first.max(log.low)..).copied().filter(has_row);
-        let missing: Vec<i64> = expected.filter(|offset| !published.contains(offset)).collect();
-        if !missing.is_empty() {
-            self.world.wrong(format!("{source}: from {first} on, {missing:?} are missing in {published:?}"));
-        }
+/// By hand: all messages from where the output begins that have rows, except those that were deleted before they were read.
+fn check_topic(world: &World, settings: &Settings, source: &TopicPartition) {
+    let (published, first, log) = world.with(|outside| {
+        let published = outside.published.remove(source).unwrap_or_default();
+        (published, outside.first(source), outside.log(source).clone())
+    });
+    if let Some(early) = published.iter().find(|offset| **offset < first) {
+        world.wrong(format!("{source}: {early} is there, and the output begins at {first}"));
+    }
+    if !published.windows(2).all(|pair| pair[0] < pair[1]) {
+        world.wrong(format!("{source}: doubled, or not in order: {published:?}"));
+    }
+    let has_row = |offset: &i64| !(settings.skips && super::world::is_bad(*offset));
+    let expected = log.messages.range(first.max(log.low)..).copied().filter(has_row);
+    let missing: Vec<i64> = expected.filter(|offset| !published.contains(offset)).collect();
+    if !missing.is_empty() {
+        world.wrong(format!("{source}: from {first} on, {missing:?} are missing in {published:?}"));
     }
 }
 
@@ -386,12 +397,16 @@ fn a_process_that_has_read_everything_may_lose_its_partitions() {
 
 #[test]
 fn whatever_happens_each_message_is_in_the_output_once() {
+    check(step(), |seed, settings, steps| simulated::run(run(seed, settings, steps)));
+}
+
+/// Runs random histories; `run` returns what was wrong.
+pub(super) fn check<S: Strategy>(step: S, run: impl Fn(u64, Settings, Vec<S::Value>) -> Vec<String>) {
     let cases = std::env::var("ELMO_HISTORIES").ok().map_or(DEFAULT_HISTORIES, |cases| cases.parse().unwrap());
     let config = ProptestConfig { cases, failure_persistence: None, ..ProptestConfig::default() };
-    let histories = (any::<u64>(), settings(), prop::collection::vec(step(), 1..40));
-    let mut runner = TestRunner::new(config);
-    let outcome = runner.run(&histories, |(seed, settings, steps)| {
-        let wrong = simulated::run(run(seed, settings, steps));
+    let histories = (any::<u64>(), settings(), prop::collection::vec(step, 1..40));
+    let outcome = TestRunner::new(config).run(&histories, |(seed, settings, steps)| {
+        let wrong = run(seed, settings, steps);
         prop_assert!(wrong.is_empty(), "{wrong:#?}");
         Ok(())
     });

@@ -4,7 +4,8 @@
 //! world      topics, the group's offsets, the output; what must hold at every instant
 //! consumer   the thread that polls: assignments, revocations, messages, seeks, pauses
 //! process    a job with its parts
-//! histories  random histories
+//! histories  random histories of one process at a time
+//! members    random histories of several processes that share partitions
 //! cases      single histories
 //! refusals   rows that a broker refuses
 //! letters    dead letters that it refuses
@@ -16,6 +17,7 @@ mod cases;
 mod consumer;
 mod histories;
 mod letters;
+mod members;
 mod process;
 mod refusals;
 mod world;

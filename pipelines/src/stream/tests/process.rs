@@ -13,7 +13,7 @@ use tokio::{
 
 use super::{
     consumer::{Consumer, Feed},
-    world::{Constant, TOPIC, World},
+    world::{Constant, Member, TOPIC, World},
 };
 use crate::{
     error::{Error, Result},
@@ -21,6 +21,7 @@ use crate::{
     stage::Stage,
     stream::{
         OnError, OnGap, TopicPartition,
+        beginning::Selection,
         chain::{Dataset, FileFormat, Identity, Spill},
         clock,
         decode::{DecodeSettings, Decoder, Format},
@@ -28,7 +29,7 @@ use crate::{
         finished::Finisher,
         job::Job,
         metrics::{Health, Metrics},
-        opening::{Begun, Open, Opener},
+        opening::{Open, Opener},
         partition::Parts,
         rotation::Limits,
         source::{Budget, Start, Upstream},
@@ -123,7 +124,7 @@ impl Process {
     pub(super) async fn start(world: &World, settings: &Settings) -> Self {
         let (events, received) = mpsc::unbounded_channel();
         let budget = Budget::new(settings.memory);
-        let consumer = Consumer::new(world, events, budget.clone(), settings.to_topic);
+        let consumer = Consumer::new(world, events, budget.clone());
         let (metrics, health) = (Arc::new(Metrics::new()), Arc::new(Health::new(Duration::from_secs(60))));
         health.model_loaded();
         health.store_probed();
@@ -132,25 +133,31 @@ impl Process {
         let finisher = finisher(settings.on_error(), stage.as_ref());
         let source: Arc<dyn Upstream> = Arc::<Feed>::clone(&consumer.feed);
         let mut committer = None;
-        let mut begun = Begun { named: [TOPIC.into()].into(), ..Begun::default() };
+        let recorded = world.expect_starts(settings.start);
+        let selection = Selection::new([TOPIC.into()].into());
         let target = if settings.to_topic {
             let (sender, manual) = Committer::manual();
-            committer = Some(tokio::spawn(commit(world.clone(), Arc::clone(&consumer.feed), manual)));
-            begun.topics =
-                world.with(|outside| outside.committed.keys().map(|source| Arc::clone(&source.topic)).collect());
+            committer = Some(tokio::spawn(commit(world.clone(), consumer.member, Arc::clone(&consumer.feed), manual)));
+            world.with(|outside| {
+                let begun = outside.committed.keys().map(|source| Arc::clone(&source.topic)).collect();
+                let new = recorded.into_iter().filter(|(source, _)| selection.takes(&begun, source));
+                outside.committed.extend(new.map(|(source, start)| (source, (start, String::new()))));
+            });
             Open::Topic(records(settings), sender)
         } else {
             // A process that cannot check the store does not start.
             let faults = world.with(|outside| std::mem::take(&mut outside.faults));
-            let dataset = Dataset::open(&world.output(), &identity(), 1).await.unwrap();
+            let mut dataset = Dataset::open(&world.output(consumer.member), &identity(), 1).await.unwrap();
+            let begun = dataset.begun().clone();
+            let new = recorded.into_iter().filter(|(source, _)| selection.takes(&begun, source));
+            dataset.record_starts(new, |begun, source| selection.takes(begun, source)).await.unwrap();
             world.with(|outside| outside.faults = faults);
-            begun.topics.clone_from(dataset.begun());
             let format = Arc::new(file_format(settings, &finisher));
             let files = Files { format, source: Arc::clone(&source), dead_letters: None, totals: totals.clone() };
             Open::Files(Box::new((dataset, files)))
         };
         let (starting, started) = mpsc::unbounded_channel();
-        let opener = Opener { target, start: settings.start, begun, on_gap: settings.on_gap, started: starting };
+        let opener = Opener { target, on_gap: settings.on_gap, started: starting };
         let job = Job {
             source,
             events: received,
@@ -226,7 +233,7 @@ impl Process {
         {
             task.abort();
         }
-        world.with(|outside| outside.writable.clear());
+        world.with(|outside| outside.writable.retain(|(member, _)| *member != consumer.member));
         drop(consumer);
         // Tasks are dropped when they would run next.
         clock::sleep(Duration::from_millis(1)).await;
@@ -238,7 +245,7 @@ impl Process {
 
 /// The thread of transactions, by its promises: rows are committed in order, with their offsets, and only while the process
 /// owns their partition.
-async fn commit(world: World, feed: Arc<Feed>, manual: Manual) {
+async fn commit(world: World, member: Member, feed: Arc<Feed>, manual: Manual) {
     let manual = Mutex::new(manual);
     loop {
         clock::sleep(Duration::from_millis(100)).await;
@@ -250,16 +257,16 @@ async fn commit(world: World, feed: Arc<Feed>, manual: Manual) {
         for rows in taken {
             world.pause().await;
             if feed.owns(&rows.source, rows.epoch) {
-                publish(&world, &rows.source, &rows.offsets, rows.end);
+                publish(&world, member, &rows.source, &rows.offsets, rows.end);
             }
             let _ = rows.done.send(Ok(()));
         }
     }
 }
 
-fn publish(world: &World, source: &TopicPartition, offsets: &[i64], end: i64) {
+fn publish(world: &World, member: Member, source: &TopicPartition, offsets: &[i64], end: i64) {
     world.with(|outside| {
-        if !outside.writable.contains(source) {
+        if !outside.writable.contains(&(member, source.clone())) {
             outside.wrong.push(format!("{source}: rows are committed after the partition was given away"));
         }
         outside.published.entry(source.clone()).or_default().extend_from_slice(offsets);

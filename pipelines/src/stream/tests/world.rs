@@ -28,6 +28,7 @@ use crate::{
         Message, Messages, TopicPartition,
         chain::{ChainCheck, Span},
         clock,
+        source::Start,
     },
 };
 
@@ -36,6 +37,9 @@ pub(super) const TOPIC: &str = "t";
 pub(super) fn partition(number: i32) -> TopicPartition {
     TopicPartition::new(TOPIC, number)
 }
+
+/// The number of a process.
+pub(super) type Member = u64;
 
 /// A message that cannot be decoded: it has no value.
 pub(super) fn is_bad(offset: i64) -> bool {
@@ -88,10 +92,12 @@ pub(super) struct Outside {
     pub(super) committed: HashMap<TopicPartition, (i64, String)>,
     /// Offsets of the messages in the output topic.
     pub(super) published: BTreeMap<TopicPartition, Vec<i64>>,
-    /// Where the first process began to read, of an output topic.
+    /// Where the output of partitions begins, as it was when the first process that knew them began.
     pub(super) first: BTreeMap<TopicPartition, i64>,
-    /// The partitions whose tasks may begin to publish.
-    pub(super) writable: HashSet<TopicPartition>,
+    /// The partitions whose tasks may begin to publish, of each process.
+    pub(super) writable: HashSet<(Member, TopicPartition)>,
+    /// Processes so far.
+    pub(super) members: Member,
     /// Brokers do not answer.
     pub(super) down: bool,
     /// Of a hundred requests to the store, so many fail, hang, or arrive late.
@@ -124,6 +130,11 @@ impl Outside {
         self.random.get_or_insert(Random(0))
     }
 
+    /// Where the output of a partition begins: at the first message, if no process knew the partition when it began.
+    pub(super) fn first(&self, partition: &TopicPartition) -> i64 {
+        self.first.get(partition).copied().unwrap_or(0)
+    }
+
     pub(super) fn log(&mut self, partition: &TopicPartition) -> &mut Log {
         self.logs.entry(partition.clone()).or_default()
     }
@@ -141,6 +152,41 @@ impl World {
         let logs = (0..partitions).map(|number| (partition(number), Log::default())).collect();
         let outside = Outside { logs, random: Some(Random(seed)), slow: 1500, width: 2, ..Outside::default() };
         Self { outside: Arc::new(Mutex::new(outside)), store: Arc::default() }
+    }
+
+    /// A world in which some partitions have messages, and the last one may be added later.
+    pub(super) fn inhabited(seed: u64, partitions: i32) -> Self {
+        let world = Self::new(seed, partitions);
+        world.with(|outside| {
+            if outside.random().percent(30) {
+                outside.logs.pop_last();
+            }
+            for number in 0..i32::try_from(outside.logs.len()).unwrap() {
+                let messages = outside.random().below(8);
+                outside.log(&partition(number)).produce(messages, 0);
+            }
+        });
+        world
+    }
+
+    /// Whether a partition exists.
+    pub(super) fn has(&self, source: &TopicPartition) -> bool {
+        self.with(|outside| outside.logs.contains_key(source))
+    }
+
+    /// A process begins, whose `--start` is this. Remembers where the output of the partitions that exist must begin, unless
+    /// an earlier process knew that: those of the first one begin where it says, and those that were added later at their first
+    /// message. Returns what there is to record.
+    pub(super) fn expect_starts(&self, start: Start) -> Vec<(TopicPartition, i64)> {
+        self.with(|outside| {
+            let is_first = outside.first.is_empty();
+            for (source, log) in &outside.logs {
+                let offset = if is_first && start == Start::End { log.high } else { 0 };
+                outside.first.entry(source.clone()).or_insert(offset);
+            }
+            let ends = outside.logs.iter().map(|(source, log)| (source.clone(), log.high));
+            if start == Start::End { ends.collect() } else { Vec::new() }
+        })
     }
 
     /// Looks at it, or changes it. Nothing may be awaited meanwhile.
@@ -170,8 +216,8 @@ impl World {
     }
 
     /// The output as a process of this world sees it.
-    pub(super) fn output(&self) -> Location {
-        output(Arc::new(Flaky { world: self.clone(), inner: Arc::clone(&self.store) }))
+    pub(super) fn output(&self, member: Member) -> Location {
+        output(Arc::new(Flaky { world: self.clone(), member, inner: Arc::clone(&self.store) }))
     }
 
     /// The same without faults, for others.
@@ -205,7 +251,11 @@ impl World {
         let mut check = ChainCheck::default();
         let lost: BTreeSet<i64> = spans.iter().flat_map(|span| span.gaps.iter().cloned().flatten()).collect();
         check.add(source, spans, Some(start), None);
-        let log = self.with(|outside| outside.log(source).clone());
+        let (log, first) = self.with(|outside| (outside.log(source).clone(), outside.first(source)));
+        // The broker may have deleted the first messages before a process asked for them.
+        if !(first..=first.max(log.low)).contains(&start) {
+            self.wrong(format!("{source} begins at {start}, and not at {first}"));
+        }
         if lost.iter().any(|offset| *offset >= log.low) {
             self.wrong(format!("{source}: gaps that the broker did not delete"));
         }
@@ -237,6 +287,7 @@ pub(super) fn messages(source: &TopicPartition, offsets: &[i64]) -> Messages {
 /// The store as a process sees it.
 struct Flaky {
     world: World,
+    member: Member,
     inner: Arc<InMemory>,
 }
 
@@ -309,7 +360,7 @@ fn of_data(at: &Path) -> Option<TopicPartition> {
 impl ObjectStore for Flaky {
     async fn put_opts(&self, at: &Path, payload: PutPayload, options: PutOptions) -> Result<PutResult> {
         let Some(source) = of_data(at) else { return self.inner.put_opts(at, payload, options).await };
-        if !self.world.with(|outside| outside.writable.contains(&source)) {
+        if !self.world.with(|outside| outside.writable.contains(&(self.member, source.clone()))) {
             self.world.wrong(format!("{at} is published after the partition was given away"));
         }
         if self.world.with(|outside| outside.puts_hang) {

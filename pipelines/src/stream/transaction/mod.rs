@@ -6,6 +6,7 @@
 //!
 //! | file | |
 //! |---|---|
+//! | `beginning` | where partitions begin |
 //! | `encode` | rows to values |
 //! | `records` | rows to messages, and what becomes of one that is refused |
 //! | `producer` | one transaction: begin, send, commit, abort |
@@ -13,6 +14,7 @@
 //! | `limits` | how large the batches of a topic may be |
 //! | `thread` | batches of transactions |
 
+mod beginning;
 mod encode;
 mod limits;
 pub(super) mod producer;
@@ -26,6 +28,7 @@ use std::{collections::VecDeque, ops::ControlFlow};
 
 use tokio::sync::oneshot;
 
+pub(super) use self::beginning::begin;
 pub use self::encode::ValueEncoding;
 use self::records::Made;
 #[cfg(test)]
@@ -78,7 +81,7 @@ impl Output for TopicOutput {
         let Made { records, end, refusal, tally } = self.records.of(&self.owned.source, &rows)?;
         rows.hold(records.iter().map(producer::Record::bytes).sum());
         let (source, epoch) = (self.owned.source.clone(), self.owned.epoch);
-        self.committer.send(Committing { source, epoch, rows: Some(rows), records, end, tally, done });
+        self.committer.send(Committing { source, epoch, rows, records, end, tally, done });
         self.waiting.push_back((committed, end));
         let Some(refusal) = refusal else { return Ok(()) };
         // Everything before it is published first.

@@ -33,7 +33,7 @@ use crate::{
 };
 
 /// How long one request of a transaction may take before it is tried again.
-const REQUEST: Duration = Duration::from_secs(30);
+pub(super) const REQUEST: Duration = Duration::from_secs(30);
 /// The same for the end of a failed one, between whose attempts the reports of its records are taken.
 const ABORT: Duration = Duration::from_millis(500);
 /// How long the broker keeps the transaction of a process that was killed, in milliseconds. Until then, the partitions of
@@ -46,7 +46,7 @@ const REPEATS: u32 = 10;
 /// After a transaction that was committed, batches may be larger again if they were far below what they may be: by this factor.
 const FAR: usize = 8;
 /// Bytes of a batch, if the user does not say otherwise: the default of librdkafka.
-const BATCH: usize = 1_000_000;
+pub(super) const BATCH: usize = 1_000_000;
 
 /// A message that is to be written.
 #[derive(Debug, Clone)]
@@ -73,7 +73,7 @@ pub(super) struct Part {
     /// Of the assignment in which the rows were read.
     pub(super) epoch: Epoch,
     pub(super) records: Vec<Record>,
-    /// What the records were made of; `None` where a partition begins.
+    /// What the records were made of; `None` in tests.
     pub(super) rows: Option<Arc<Rows>>,
     /// Behind the last message.
     pub(super) end: i64,
@@ -105,7 +105,7 @@ pub(super) enum Outcome {
 
 /// Collects which records were not delivered.
 #[derive(Debug, Default)]
-struct Deliveries {
+pub(super) struct Deliveries {
     failed: Mutex<Vec<(Place, KafkaError)>>,
 }
 
@@ -471,7 +471,7 @@ pub(super) fn bytes(parts: &[Part]) -> usize {
 }
 
 /// Connects, and ends what an older producer with the same id has begun. Its batches have so many bytes at most.
-fn connect(config: &ClientConfig, batch: usize) -> Result<BaseProducer<Deliveries>, StreamError> {
+pub(super) fn connect(config: &ClientConfig, batch: usize) -> Result<BaseProducer<Deliveries>, StreamError> {
     let failed = |e: KafkaError| broken("begin transactions", &e);
     let mut config = config.clone();
     config.set("batch.size", batch.to_string());
@@ -481,7 +481,7 @@ fn connect(config: &ClientConfig, batch: usize) -> Result<BaseProducer<Deliverie
 }
 
 /// Repeats a request that the library calls retriable.
-fn retried(request: impl Fn() -> Result<(), KafkaError>) -> Result<(), KafkaError> {
+pub(super) fn retried(request: impl Fn() -> Result<(), KafkaError>) -> Result<(), KafkaError> {
     loop {
         match request() {
             Err(KafkaError::Transaction(error)) if error.is_retriable() && !error.txn_requires_abort() => {
@@ -493,7 +493,7 @@ fn retried(request: impl Fn() -> Result<(), KafkaError>) -> Result<(), KafkaErro
 }
 
 /// The error for a topic, or a group, that the brokers refuse.
-fn refused(parts: &[Part], place: Option<Place>, error: &KafkaError) -> StreamError {
+pub(super) fn refused(parts: &[Part], place: Option<Place>, error: &KafkaError) -> StreamError {
     let record = place.and_then(|(part, record)| parts.get(part)?.records.get(record));
     let what = record.map_or("write a transaction".to_owned(), |record| format!("write to topic {}", record.topic));
     let help = match error.rdkafka_error_code() {
@@ -517,7 +517,7 @@ fn base_record(record: &Record, place: Place) -> BaseRecord<'_, [u8], [u8], Box<
     queued
 }
 
-fn broken(what: &str, error: &KafkaError) -> StreamError {
+pub(super) fn broken(what: &str, error: &KafkaError) -> StreamError {
     let reason = crate::redact::redact(&error.to_string());
     let help = match error.rdkafka_error_code() {
         Some(Code::TransactionalIdAuthorizationFailed) => {

@@ -24,7 +24,6 @@ use crate::{
     stream::{
         StreamError, TopicPartition,
         finished::Rows,
-        output::Owned,
         source::Epoch,
         totals::{Tally, Totals},
     },
@@ -37,8 +36,7 @@ const TRANSACTION_BYTES: usize = 16 << 20;
 pub(in crate::stream) struct Committing {
     pub(super) source: TopicPartition,
     pub(super) epoch: Epoch,
-    /// `None` where a partition begins.
-    pub(super) rows: Option<Rows>,
+    pub(super) rows: Rows,
     pub(super) records: Vec<Record>,
     pub(super) end: i64,
     /// What became of the messages.
@@ -83,19 +81,6 @@ impl Committer {
 
     pub(super) fn hurry(&self) {
         let _ = self.0.send(Work::Hurry);
-    }
-
-    /// Commits the offset at which a partition begins, and waits for that.
-    ///
-    /// # Errors
-    /// As for rows.
-    pub(in crate::stream) async fn begin(&self, owned: &Owned, at: i64) -> Result<()> {
-        let (done, committed) = oneshot::channel();
-        let (source, epoch) = (owned.source.clone(), owned.epoch);
-        let tally = Tally::default();
-        self.send(Committing { source, epoch, rows: None, records: Vec::new(), end: at, tally, done });
-        self.hurry();
-        super::answered(committed.await)
     }
 }
 
@@ -163,7 +148,7 @@ impl Thread {
     fn commit(&mut self, rows: Vec<Committing>) -> Result<(), StreamError> {
         let (mut parts, mut owners): (_, Owners) = (Vec::with_capacity(rows.len()), Vec::with_capacity(rows.len()));
         for (owner, Committing { source, epoch, rows, records, end, tally, done }) in rows.into_iter().enumerate() {
-            parts.push(Part { source, owner, epoch, records, rows: rows.map(Arc::new), end });
+            parts.push(Part { source, owner, epoch, records, rows: Some(Arc::new(rows)), end });
             owners.push(Some(Owner { done, tally, refusal: None }));
         }
         match self.commit_all(parts, &mut owners) {
@@ -351,7 +336,7 @@ pub(in crate::stream) struct Taken {
     pub(in crate::stream) offsets: Vec<i64>,
     pub(in crate::stream) end: i64,
     pub(in crate::stream) done: oneshot::Sender<Result<()>>,
-    _rows: Option<Rows>,
+    _rows: Rows,
 }
 
 #[cfg(test)]
@@ -371,10 +356,9 @@ impl Manual {
             match self.0.try_recv() {
                 Ok(Work::Rows(rows)) => {
                     let Committing { source, epoch, rows, records, end, tally: _, done } = *rows;
-                    let number =
-                        |record: &Record| rows.as_ref().map(|rows| rows.kept()[record.row.unwrap_or_default()]);
-                    let offset = |number: usize| rows.as_ref().map(|rows| rows.messages.get(number).offset);
-                    let offsets = records.iter().filter_map(|record| offset(number(record)?)).collect();
+                    let kept = rows.kept();
+                    let offset = |record: &Record| rows.messages.get(kept[record.row.unwrap_or_default()]).offset;
+                    let offsets = records.iter().map(offset).collect();
                     all.push(Taken { source, epoch, offsets, end, done, _rows: rows });
                 }
                 Ok(Work::Hurry) => {}

@@ -31,9 +31,13 @@ use crate::{
     stores::sync::{create_folder, sync},
 };
 
+/// Folder of the checkpoints of a run.
+pub(super) const FOLDER: &str = "checkpoints";
 const TENSORS: &str = "tensors.safetensors";
-const STATE: &str = "state.json";
-const MANIFEST: &str = "manifest.json";
+pub(super) const STATE: &str = "state.json";
+pub(super) const MANIFEST: &str = "manifest.json";
+/// The files of a checkpoint.
+pub(super) const FILES: [&str; 3] = [TENSORS, STATE, MANIFEST];
 /// Name of a folder that is not complete yet.
 const PARTIAL: &str = "partial";
 const PREFIX: &str = "step-";
@@ -83,18 +87,45 @@ impl RunState {
     }
 }
 
+/// The files of a checkpoint, or of a copy of one.
 #[derive(Debug, Serialize, Deserialize)]
-struct Manifest {
+pub(super) struct Manifest {
     version: u32,
     step: u64,
-    files: Vec<Digested>,
+    pub(super) files: Vec<Digested>,
 }
 
+impl Manifest {
+    pub(super) fn new(step: u64, files: Vec<Digested>) -> Self {
+        Self { version: VERSION, step, files }
+    }
+
+    /// Reads one; the error says why this program cannot.
+    pub(super) fn parse(bytes: &[u8]) -> Result<Self, String> {
+        let manifest: Self = serde_json::from_slice(bytes).map_err(|e| e.to_string())?;
+        match manifest.version {
+            VERSION => Ok(manifest),
+            other => Err(format!("it has version {other}, and this program reads version {VERSION}")),
+        }
+    }
+}
+
+/// A file as it was written.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-struct Digested {
-    file: String,
-    bytes: u64,
-    sha256: String,
+pub(super) struct Digested {
+    pub(super) file: String,
+    pub(super) bytes: u64,
+    pub(super) sha256: String,
+}
+
+/// The name of the folder of the checkpoint of a step.
+pub(super) fn folder_name(step: u64) -> String {
+    format!("{PREFIX}{step:010}")
+}
+
+/// The step of the checkpoint in a folder of this name.
+pub(super) fn step_of(name: &str) -> Option<u64> {
+    name.strip_prefix(PREFIX)?.parse().ok()
 }
 
 /// A checkpoint that is complete.
@@ -125,7 +156,7 @@ pub(super) struct Checkpoints {
 impl Checkpoints {
     /// Those in the folder of a run.
     pub(super) fn new(run: &Path, keep: usize) -> Self {
-        Self { folder: run.join("checkpoints"), keep: keep.max(1) }
+        Self { folder: run.join(FOLDER), keep: keep.max(1) }
     }
 
     /// The newest one that is complete. Warns of newer ones that are damaged.
@@ -148,7 +179,7 @@ impl Checkpoints {
             match open(&path) {
                 Ok(state) => {
                     for problem in &problems {
-                        tracing::warn!("{problem}; going on from {}", path.display());
+                        tracing::warn!("{problem}; resuming from {}", path.display());
                     }
                     return Ok(Some(Found { path, state }));
                 }
@@ -171,37 +202,44 @@ impl Checkpoints {
         snapshot: &Snapshot,
         last: Option<&Path>,
     ) -> Result<PathBuf, TrainFault> {
-        let partial = self.folder.join(PARTIAL);
-        let path = self.path(state.counters.step);
-        let written = self.write_partial(&partial, state, snapshot).and_then(|()| {
-            crash::before_rename();
-            // A damaged one of the same step, which this run has passed over.
-            remove(&path)?;
-            fs::rename(&partial, &path)?;
-            sync(&self.folder)?;
-            crash::after_rename();
-            self.rotate(state.counters.step)
+        let step = state.counters.step;
+        let written = self.begin_partial().and_then(|partial| {
+            write_files(&partial, state, snapshot)?;
+            self.finish_partial(&partial, step)
         });
         written.map_err(|source| {
             // What is incomplete only takes room.
-            let _ = remove(&partial);
-            self.failed(&path, source, last)
-        })?;
-        Ok(path)
+            let _ = remove(&self.folder.join(PARTIAL));
+            self.failed(&self.path(step), source, last)
+        })
     }
 
-    fn write_partial(&self, partial: &Path, state: &RunState, snapshot: &Snapshot) -> io::Result<()> {
+    /// An empty folder for a checkpoint that is not complete yet.
+    ///
+    /// # Errors
+    /// Those of the disk.
+    pub(super) fn begin_partial(&self) -> io::Result<PathBuf> {
+        let partial = self.folder.join(PARTIAL);
         create_folder(&self.folder)?;
-        remove(partial)?;
-        fs::create_dir(partial)?;
-        let tensors = write_digested(partial, TENSORS, |out| tensors::write(out, &snapshot.tensors))?;
-        crash::in_checkpoint();
-        let text = serde_json::to_vec(state)?;
-        let state_file = write_digested(partial, STATE, |out| out.write_all(&text))?;
-        let manifest = Manifest { version: VERSION, step: state.counters.step, files: vec![tensors, state_file] };
-        let text = serde_json::to_vec_pretty(&manifest)?;
-        write_digested(partial, MANIFEST, |out| out.write_all(&text))?;
-        sync(partial)
+        remove(&partial)?;
+        fs::create_dir(&partial)?;
+        Ok(partial)
+    }
+
+    /// Makes it the checkpoint of a step, whose folder it returns, and removes the oldest ones.
+    ///
+    /// # Errors
+    /// Those of the disk.
+    pub(super) fn finish_partial(&self, partial: &Path, step: u64) -> io::Result<PathBuf> {
+        let path = self.path(step);
+        sync(partial)?;
+        crash::before_rename();
+        // A damaged one of the same step, which this run has passed over.
+        remove(&path)?;
+        fs::rename(partial, &path)?;
+        sync(&self.folder)?;
+        crash::after_rename();
+        self.rotate(step).map(|()| path)
     }
 
     /// Removes those that are older than the newest ones. One that cannot be read does not count, and the one that was
@@ -232,10 +270,7 @@ impl Checkpoints {
         };
         let mut steps = Vec::new();
         for entry in entries {
-            let name = entry?.file_name();
-            steps.extend(
-                name.to_str().and_then(|name| name.strip_prefix(PREFIX)).and_then(|step| step.parse::<u64>().ok()),
-            );
+            steps.extend(entry?.file_name().to_str().and_then(step_of));
         }
         steps.sort_unstable();
         Ok(steps)
@@ -243,12 +278,22 @@ impl Checkpoints {
 
     /// The folder of the checkpoint of a step.
     pub(super) fn path(&self, step: u64) -> PathBuf {
-        self.folder.join(format!("{PREFIX}{step:010}"))
+        self.folder.join(folder_name(step))
     }
 
     fn failed(&self, path: &Path, source: io::Error, last: Option<&Path>) -> TrainFault {
         TrainFault::Write { path: path.to_owned(), source, last: last.map(Path::to_path_buf) }
     }
+}
+
+fn write_files(folder: &Path, state: &RunState, snapshot: &Snapshot) -> io::Result<()> {
+    let tensors = write_digested(folder, TENSORS, |out| tensors::write(out, &snapshot.tensors))?;
+    crash::in_checkpoint();
+    let text = serde_json::to_vec(state)?;
+    let state_file = write_digested(folder, STATE, |out| out.write_all(&text))?;
+    let manifest = Manifest::new(state.counters.step, vec![tensors, state_file]);
+    let text = serde_json::to_vec_pretty(&manifest)?;
+    write_digested(folder, MANIFEST, |out| out.write_all(&text)).map(drop)
 }
 
 fn remove(folder: &Path) -> io::Result<()> {
@@ -268,10 +313,8 @@ fn seems_complete(path: &Path) -> bool {
 /// Checks a checkpoint and reads its state.
 fn open(path: &Path) -> io::Result<RunState> {
     let wrong = |reason: String| io::Error::new(io::ErrorKind::InvalidData, reason);
-    let manifest: Manifest = read_json(&path.join(MANIFEST))?;
-    if manifest.version != VERSION {
-        return Err(wrong(format!("it has version {}, and this program reads version {VERSION}", manifest.version)));
-    }
+    let manifest = fs::read(path.join(MANIFEST)).map_err(|e| io::Error::new(e.kind(), format!("{MANIFEST}: {e}")))?;
+    let manifest = Manifest::parse(&manifest).map_err(|reason| wrong(format!("{MANIFEST}: {reason}")))?;
     for name in [TENSORS, STATE] {
         let listed = manifest.files.iter().find(|file| file.file == name);
         let listed = listed.ok_or_else(|| wrong(format!("{MANIFEST} does not list {name}")))?;
@@ -320,7 +363,7 @@ fn digest(folder: &Path, name: &str) -> io::Result<Digested> {
     }
 }
 
-fn hex(hash: Sha256) -> String {
+pub(super) fn hex(hash: Sha256) -> String {
     hash.finalize().iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
@@ -345,20 +388,20 @@ impl<W: Write> Write for Digesting<W> {
 }
 
 #[cfg(test)]
-mod tests {
+pub(super) mod tests {
     use std::collections::BTreeMap;
 
     use elmo::train::{Boundaries, Saved, Values};
 
     use super::*;
 
-    fn state(step: u64) -> RunState {
+    pub(in crate::train) fn state(step: u64) -> RunState {
         let streams = StreamState::begin(Boundaries { begin: 0, end: 1 }, 2, 3);
         let counters = Counters { step, tokens: 6 * step };
         RunState { counters, ..RunState::begin(Settings::default(), Vec::new(), streams) }
     }
 
-    fn snapshot(step: u64) -> Snapshot {
+    pub(in crate::train) fn snapshot(step: u64) -> Snapshot {
         let values = Values::F32(vec![step as f32; 3]);
         let tensors = BTreeMap::from([("weights/a".to_owned(), Saved { shape: vec![3], values })]);
         Snapshot { tensors, counters: Counters { step, tokens: 6 * step } }

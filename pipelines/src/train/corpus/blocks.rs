@@ -20,6 +20,13 @@ pub(super) struct Block {
     bytes: usize,
 }
 
+impl Block {
+    /// 1 where a block of so many sentences ends.
+    pub(super) fn fullness(&self, sentences: usize) -> f64 {
+        (self.sentences.len() as f64 / sentences as f64).max(self.bytes as f64 / BLOCK_BYTES as f64)
+    }
+}
+
 /// Collects the blocks of one shard.
 #[derive(Debug)]
 pub(super) struct Blocks<'c> {

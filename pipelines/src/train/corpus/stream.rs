@@ -1,16 +1,24 @@
 //! The sentences of one direction, read ahead by a thread of its own.
+//!
+//! While a shard is read, the next ones are opened and their first rows are decoded. So a shard in a store far away costs time only
+//! if it is read slower than it is used.
 
 use std::{
+    collections::VecDeque,
     sync::{
         Arc,
-        mpsc::{Receiver, SyncSender, sync_channel},
+        mpsc::{Receiver, Sender, channel},
     },
     thread,
 };
 
 use elmo::train::Sentence;
 use serde::{Deserialize, Serialize};
-use tokio::runtime::Handle;
+use tokio::{
+    runtime::Handle,
+    sync::{OwnedSemaphorePermit, Semaphore},
+    task::JoinHandle,
+};
 
 use super::{
     Corpus,
@@ -19,11 +27,13 @@ use super::{
 };
 use crate::{
     error::{Error, Result},
-    source::{self, Position, Rows},
+    source::{self, Position, Rows, Slice},
 };
 
-/// Blocks that wait. One more is being read, and one is being used.
-const WAITING: usize = 1;
+/// Parts of a full block: blocks that are full together may wait. One more is being read, and one is being used.
+const ROOM: u32 = 1000;
+/// Shards that are opened before they are read.
+const AHEAD: usize = 2;
 
 /// The next sentence of a direction.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -51,6 +61,17 @@ struct Ready {
     at: StreamPosition,
     sentences: Vec<Sentence>,
     order: Vec<u32>,
+    /// Its part of the room, until it is used.
+    room: Option<OwnedSemaphorePermit>,
+}
+
+/// The room for blocks that wait. Without it, a reader ends.
+struct Room(Arc<Semaphore>);
+
+impl Drop for Room {
+    fn drop(&mut self) {
+        self.0.close();
+    }
 }
 
 /// The sentences of one direction.
@@ -60,6 +81,7 @@ pub(in crate::train) struct Sentences {
     has_ended: bool,
     current: Option<Ready>,
     at: StreamPosition,
+    _room: Room,
 }
 
 impl Sentences {
@@ -73,20 +95,25 @@ impl Sentences {
         from: StreamPosition,
         passes: Passes,
     ) -> Result<Self> {
-        let (send, blocks) = sync_channel(WAITING);
+        let (send, blocks) = channel();
+        let room = Room(Arc::new(Semaphore::new(ROOM as usize)));
         let reader = Reader {
             shuffler: Shuffler { order: corpus.order, seed: corpus.seed, direction },
             corpus: Arc::clone(corpus),
             passes,
             at: StreamPosition { taken: 0, ..from },
+            order: (0, Vec::new()),
+            ahead: VecDeque::new(),
+            opened: None,
             send,
+            room: Arc::clone(&room.0),
         };
         let runtime = Handle::current();
         let name = if direction == 0 { "elmo forward" } else { "elmo backward" };
         let thread = thread::Builder::new().name(name.to_owned());
         let spawned = thread.spawn(move || runtime.block_on(reader.run()));
         spawned.map_err(|e| Error::Failed(format!("cannot start a thread that reads the corpus: {e}")))?;
-        Ok(Self { blocks, has_ended: false, current: None, at: from })
+        Ok(Self { blocks, has_ended: false, current: None, at: from, _room: room })
     }
 
     /// The next sentence; `None` at the end of a single pass.
@@ -102,10 +129,11 @@ impl Sentences {
                 return Ok(ready.sentences.get_mut(index as usize).map(std::mem::take));
             }
             let died = |_| Error::Failed("the thread that reads the corpus has died".to_owned());
-            let Some(ready) = self.blocks.recv().map_err(died)?? else {
+            let Some(mut ready) = self.blocks.recv().map_err(died)?? else {
                 self.has_ended = true;
                 break;
             };
+            drop(ready.room.take());
             let is_first = self.current.is_none();
             // A resumed run has taken some sentences of its first block.
             let taken =
@@ -129,7 +157,50 @@ struct Reader {
     passes: Passes,
     /// Where the next block begins.
     at: StreamPosition,
-    send: SyncSender<Result<Option<Ready>>>,
+    /// The shards of an epoch in their order.
+    order: (u32, Vec<usize>),
+    /// The next shards.
+    ahead: VecDeque<Opening>,
+    /// Where the last of them is.
+    opened: Option<StreamPosition>,
+    send: Sender<Result<Option<Ready>>>,
+    room: Arc<Semaphore>,
+}
+
+/// A shard that is being opened; dropping it ends that.
+struct Opening {
+    at: StreamPosition,
+    task: JoinHandle<Result<Opened>>,
+}
+
+impl Drop for Opening {
+    fn drop(&mut self) {
+        self.task.abort();
+    }
+}
+
+/// A shard whose first rows are there.
+struct Opened {
+    number: usize,
+    rows: Rows,
+    first: Option<Slice>,
+}
+
+impl Opened {
+    /// Opens a shard to read it from a row.
+    async fn new(corpus: Arc<Corpus>, number: usize, row: u64) -> Result<Self> {
+        check_unchanged(&corpus, number).await?;
+        let mut rows = Rows::new(corpus.shard(number)?, Position { file: 0, row });
+        let first = rows.next().await?;
+        Ok(Self { number, rows, first })
+    }
+
+    async fn next(&mut self) -> Result<Option<Slice>> {
+        match self.first.take() {
+            Some(first) => Ok(Some(first)),
+            None => Ok(self.rows.next().await?),
+        }
+    }
 }
 
 /// Nobody receives any more.
@@ -137,81 +208,120 @@ struct Gone;
 
 impl Reader {
     async fn run(mut self) {
+        let last = match self.read().await {
+            Ok(Err(Gone)) => return,
+            Ok(Ok(())) => Ok(None),
+            Err(error) => Err(error),
+        };
+        let _ = self.send.send(last);
+    }
+
+    /// Reads shard after shard, to the end of a single pass.
+    async fn read(&mut self) -> Result<Result<(), Gone>> {
         loop {
-            match self.epoch().await {
-                Ok(Ok(())) if self.passes == Passes::Endless => {}
-                Ok(Err(Gone)) => return,
-                Ok(Ok(())) => {
-                    let _ = self.send.send(Ok(None));
-                    return;
-                }
-                Err(error) => {
-                    let _ = self.send.send(Err(error));
-                    return;
-                }
+            self.open_ahead();
+            let Some(mut next) = self.ahead.pop_front() else { return Ok(Ok(())) };
+            let opened = (&mut next.task).await;
+            let opened = opened.map_err(|e| Error::Failed(format!("a task that opens a shard died: {e}")))??;
+            self.open_ahead();
+            self.at = next.at;
+            if self.shard(opened).await?.is_err() {
+                return Ok(Err(Gone));
             }
         }
     }
 
-    /// The rest of an epoch.
-    async fn epoch(&mut self) -> Result<Result<(), Gone>> {
-        let shards = self.shuffler.shards(self.at.epoch, self.corpus.files().len());
-        while let Some(&shard) = shards.get(self.at.shard) {
-            if self.shard(shard).await?.is_err() {
-                return Ok(Err(Gone));
+    /// Begins to open the next shards.
+    fn open_ahead(&mut self) {
+        while self.ahead.len() < AHEAD {
+            let next = match self.opened {
+                None => Some(self.at),
+                Some(last) => self.after(last),
+            };
+            let Some(at) = next else { return };
+            self.opened = Some(at);
+            if let Some(shard) = self.shard_of(at) {
+                let task = tokio::spawn(Opened::new(Arc::clone(&self.corpus), shard, at.row));
+                self.ahead.push_back(Opening { at, task });
             }
-            self.at = StreamPosition { epoch: self.at.epoch, shard: self.at.shard + 1, ..StreamPosition::default() };
         }
-        self.at = StreamPosition { epoch: self.at.epoch + 1, ..StreamPosition::default() };
-        Ok(Ok(()))
+    }
+
+    /// The shard at a position.
+    fn shard_of(&mut self, at: StreamPosition) -> Option<usize> {
+        if self.order.0 != at.epoch || self.order.1.is_empty() {
+            self.order = (at.epoch, self.shuffler.shards(at.epoch, self.corpus.files().len()));
+        }
+        self.order.1.get(at.shard).copied()
+    }
+
+    /// The beginning of the shard after another one; `None` at the end of a single pass.
+    fn after(&self, StreamPosition { epoch, shard, .. }: StreamPosition) -> Option<StreamPosition> {
+        match shard + 1 < self.corpus.files().len() {
+            true => Some(StreamPosition { epoch, shard: shard + 1, ..StreamPosition::default() }),
+            false if self.passes == Passes::Endless => {
+                Some(StreamPosition { epoch: epoch + 1, ..StreamPosition::default() })
+            }
+            false => None,
+        }
     }
 
     /// The rest of a shard.
-    async fn shard(&mut self, shard: usize) -> Result<Result<(), Gone>> {
-        let corpus = Arc::clone(&self.corpus);
-        self.check_unchanged(shard).await?;
-        let mut rows = Rows::new(corpus.shard(shard)?, Position { file: 0, row: self.at.row });
+    async fn shard(&mut self, mut opened: Opened) -> Result<Result<(), Gone>> {
+        let (corpus, shard) = (Arc::clone(&self.corpus), opened.number);
         let mut blocks = Blocks::new(corpus.reading, &corpus.words).starting_at(self.at.row);
-        while let Some(slice) = rows.next().await? {
+        while let Some(slice) = opened.next().await? {
             let mut full = Vec::new();
             let bad = blocks.add(slice.start.row, &slice.text, |block| full.push(block))?;
             if !bad.is_empty() || !full.is_empty() {
-                self.check_unchanged(shard).await?;
+                check_unchanged(&corpus, shard).await?;
             }
             corpus.check_rows(shard, slice.start.row, &bad)?;
             for block in full {
-                if self.send(shard, block).is_err() {
+                if self.send(shard, block).await.is_err() {
                     return Ok(Err(Gone));
                 }
             }
         }
-        self.check_unchanged(shard).await?;
-        Ok(blocks.finish().map_or(Ok(()), |block| self.send(shard, block)))
+        check_unchanged(&corpus, shard).await?;
+        match blocks.finish() {
+            Some(block) => Ok(self.send(shard, block).await),
+            None => Ok(Ok(())),
+        }
     }
 
-    /// Refuses a shard that is no longer what was surveyed. Checked after a block was read and before it is used, so that
-    /// no step is made with other text.
-    async fn check_unchanged(&self, shard: usize) -> Result<()> {
-        Ok(source::check_unchanged(self.corpus.files().get(shard).into_iter()).await?)
-    }
-
-    fn send(&mut self, shard: usize, block: Block) -> Result<(), Gone> {
+    async fn send(&mut self, shard: usize, block: Block) -> Result<(), Gone> {
         let at = StreamPosition { row: block.row, ..self.at };
         let order = self.shuffler.sentences(at.epoch, shard, at.block, block.sentences.len());
         self.at.block += 1;
-        self.send.send(Ok(Some(Ready { at, sentences: block.sentences, order }))).map_err(|_| Gone)
+        let room = (f64::from(ROOM) * block.fullness(self.corpus.reading.block_sentences)).ceil() as u32;
+        let room = Arc::clone(&self.room).acquire_many_owned(room.clamp(1, ROOM)).await.map_err(|_| Gone)?;
+        let ready = Ready { at, sentences: block.sentences, order, room: Some(room) };
+        self.send.send(Ok(Some(ready))).map_err(|_| Gone)
     }
+}
+
+/// Refuses a shard that is no longer what was surveyed. Checked after a block was read and before it is used, so that no step is
+/// made with other text.
+async fn check_unchanged(corpus: &Corpus, shard: usize) -> Result<()> {
+    Ok(source::check_unchanged(corpus.files().get(shard).into_iter()).await?)
 }
 
 #[cfg(test)]
 mod tests {
-    use std::{collections::HashSet, fs};
+    use std::{collections::HashSet, fs, time::Duration};
 
     use elmo::spec::{SentenceMode, TokenizerKind};
+    use futures::FutureExt;
+    use object_store::{ObjectStoreExt, path::Path};
+    use tokio::{sync::watch, time::timeout};
 
     use super::*;
     use crate::{
-        stores::Stores,
+        stores::{
+            Stores,
+            hooked::{Asked, Hooked},
+        },
         train::{
             Order,
             corpus::{Reading, Shards},
@@ -322,12 +432,65 @@ mod tests {
         assert!(error.contains("3.txt") && error.contains("changed"), "{error}");
     }
 
+    /// The store answers a request for shard `N` only when shard `N + 1` is requested too. Otherwise the first request would never be
+    /// answered: the time limit only turns a wait into a failure.
+    #[tokio::test(flavor = "multi_thread")]
+    async fn the_next_shard_is_requested_before_the_present_one_has_been_read() {
+        const SHARDS: usize = 4;
+        // Numbers of the shards that were requested.
+        let requested = Arc::new(watch::channel(Vec::<usize>::new()).0);
+        let log = Arc::clone(&requested);
+        let store = Arc::new(Hooked::new(move |asked, path| {
+            let (log, is_read) = (Arc::clone(&log), asked == Asked::Read);
+            async move {
+                let number = path.filename().and_then(|name| name.strip_suffix(".txt")?.parse::<usize>().ok());
+                if let Some(number) = number.filter(|_| is_read) {
+                    log.send_if_modified(|all| {
+                        let is_new = !all.contains(&number);
+                        all.extend(is_new.then_some(number));
+                        is_new
+                    });
+                    let is_free = |all: &Vec<usize>| number + 1 == SHARDS || all.contains(&(number + 1));
+                    log.subscribe().wait_for(is_free).await.unwrap();
+                }
+                Ok(())
+            }
+            .boxed()
+        }));
+        let mut words = ["<S>", "</S>", "<UNK>"].map(str::to_owned).to_vec();
+        for shard in 0..SHARDS {
+            let of_shard: Vec<String> = (0..9).map(|n| format!("w{shard}-{n}")).collect();
+            let path = Path::from(format!("corpus/{shard}.txt"));
+            store.inner.put(&path, of_shard.join("\n").into()).await.unwrap();
+            words.extend(of_shard);
+        }
+        let stores = Stores::with_settings([]);
+        stores.insert("memory://slow", Arc::<Hooked>::clone(&store));
+        let reading =
+            Reading { tokenizer: TokenizerKind::Whitespace, sentences: SentenceMode::Off, block_sentences: 4 };
+        let inputs = ["memory://slow/corpus".to_owned()];
+        let shards =
+            Shards { inputs: &inputs, column: "text", reading, order: Order::Bilm, seed: 5, skip_bad_rows: false };
+        let list = Arc::new(Words::of_list(words.clone()));
+        let opened = timeout(Duration::from_secs(60), Corpus::open(&stores, shards, &list)).await;
+        let corpus = Arc::new(opened.expect("listing reads no shard").unwrap());
+        let mut sentences = Sentences::start(&corpus, 0, StreamPosition::default(), Passes::One).unwrap();
+        let read = tokio::task::spawn_blocking(move || take(&mut sentences, 9 * SHARDS));
+        let read = timeout(Duration::from_secs(60), read).await.expect("the next shard was never requested").unwrap();
+        let expected = words.iter().enumerate().skip(3).map(|(id, word)| sentence(word, id));
+        assert!(read.into_iter().eq(expected));
+        // Two shards are opened at a time, so neighbours may change places.
+        let mut all = requested.borrow().clone();
+        all.sort_unstable();
+        assert!(all.into_iter().eq(0..SHARDS));
+    }
+
     /// The thread ends without a last message only when it panics.
     #[test]
     fn a_reader_that_dies_is_not_the_end_of_the_text() {
-        let (send, blocks) = sync_channel(1);
-        let at = StreamPosition::default();
-        let mut sentences = Sentences { blocks, has_ended: false, current: None, at };
+        let (send, blocks) = channel();
+        let (at, room) = (StreamPosition::default(), Room(Arc::new(Semaphore::new(1))));
+        let mut sentences = Sentences { blocks, has_ended: false, current: None, at, _room: room };
         drop(send);
         assert!(sentences.next().unwrap_err().to_string().contains("has died"));
     }

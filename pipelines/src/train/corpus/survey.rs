@@ -133,7 +133,7 @@ async fn of_shard(corpus: &Corpus, hashes: &Hashes, number: usize) -> Result<Sur
     while let Some(slice) = rows.next().await? {
         let bad =
             for_each_sentence(&slice.text, corpus.reading.tokenizer, corpus.reading.sentences, |row, sentence| {
-                // A run goes on from a row, so empty rows count.
+                // A run resumes from a row, so empty rows count.
                 digest.update((slice.start.row + row as u64).to_le_bytes());
                 sentences += 1;
                 tokens += sentence.len() as u64;

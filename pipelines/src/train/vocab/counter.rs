@@ -14,7 +14,7 @@ use std::{
 
 /// Bytes of a map entry beside those of the word: the key's pointer and length, the count, the slot's overhead at the
 /// usual load, and the allocator's header.
-const ENTRY_BYTES: usize = 56;
+pub(super) const ENTRY_BYTES: usize = 56;
 
 /// Counts the words of one thread.
 #[derive(Debug)]
@@ -51,10 +51,7 @@ impl Counter {
         }
         let mut out = BufWriter::new(tempfile::tempfile_in(folder)?);
         for (word, count) in self.take_sorted() {
-            let length = u32::try_from(word.len()).map_err(io::Error::other)?;
-            out.write_all(&length.to_le_bytes())?;
-            out.write_all(word.as_bytes())?;
-            out.write_all(&count.to_le_bytes())?;
+            write_entry(&mut out, &word, count)?;
         }
         let mut file = out.into_inner().map_err(io::IntoInnerError::into_error)?;
         file.rewind()?;
@@ -78,30 +75,48 @@ enum Run {
 
 impl Run {
     fn next(&mut self) -> io::Result<Option<(Box<str>, u64)>> {
-        let file = match self {
-            Self::Memory(entries) => return Ok(entries.next()),
-            Self::Disk(file) => file,
-        };
-        let mut length = [0; 4];
-        match file.read_exact(&mut length) {
-            Ok(()) => {}
-            Err(error) if error.kind() == io::ErrorKind::UnexpectedEof => return Ok(None),
-            Err(error) => return Err(error),
+        match self {
+            Self::Memory(entries) => Ok(entries.next()),
+            Self::Disk(file) => read_entry(file),
         }
-        let mut word = vec![0; u32::from_le_bytes(length) as usize];
-        file.read_exact(&mut word)?;
-        let mut count = [0; 8];
-        file.read_exact(&mut count)?;
-        let word = String::from_utf8(word).map_err(io::Error::other)?;
-        Ok(Some((word.into_boxed_str(), u64::from_le_bytes(count))))
     }
+}
+
+/// Writes a word and its count for [`read_entry`].
+///
+/// # Errors
+/// The disk's.
+pub(super) fn write_entry(out: &mut impl Write, word: &str, count: u64) -> io::Result<()> {
+    let length = u32::try_from(word.len()).map_err(io::Error::other)?;
+    out.write_all(&length.to_le_bytes())?;
+    out.write_all(word.as_bytes())?;
+    out.write_all(&count.to_le_bytes())
+}
+
+/// The next word and its count; `None` at the end.
+///
+/// # Errors
+/// The disk's.
+pub(super) fn read_entry(file: &mut impl Read) -> io::Result<Option<(Box<str>, u64)>> {
+    let mut length = [0; 4];
+    match file.read_exact(&mut length) {
+        Ok(()) => {}
+        Err(error) if error.kind() == io::ErrorKind::UnexpectedEof => return Ok(None),
+        Err(error) => return Err(error),
+    }
+    let mut word = vec![0; u32::from_le_bytes(length) as usize];
+    file.read_exact(&mut word)?;
+    let mut count = [0; 8];
+    file.read_exact(&mut count)?;
+    let word = String::from_utf8(word).map_err(io::Error::other)?;
+    Ok(Some((word.into_boxed_str(), u64::from_le_bytes(count))))
 }
 
 /// Merges all counts: calls `each` with every word once, in the order of the bytes.
 ///
 /// # Errors
-/// The disk's.
-pub(super) fn merge(counters: Vec<Counter>, mut each: impl FnMut(Box<str>, u64)) -> io::Result<()> {
+/// The disk's, and those of `each`.
+pub(super) fn merge(counters: Vec<Counter>, mut each: impl FnMut(Box<str>, u64) -> io::Result<()>) -> io::Result<()> {
     let mut runs = Vec::new();
     for mut counter in counters {
         runs.push(Run::Memory(counter.take_sorted().into_iter()));
@@ -118,15 +133,12 @@ pub(super) fn merge(counters: Vec<Counter>, mut each: impl FnMut(Box<str>, u64))
             Some((last, sum)) if *last == word => *sum += count,
             _ => {
                 if let Some((last, sum)) = open.replace((word, count)) {
-                    each(last, sum);
+                    each(last, sum)?;
                 }
             }
         }
     }
-    if let Some((last, sum)) = open {
-        each(last, sum);
-    }
-    Ok(())
+    open.map_or(Ok(()), |(last, sum)| each(last, sum))
 }
 
 #[cfg(test)]
@@ -153,7 +165,11 @@ mod tests {
                 *expected.entry(word.clone().into_bytes()).or_default() += 1;
             }
             let mut merged = Vec::new();
-            merge(counters, |word, count| merged.push((word.as_bytes().to_vec(), count))).unwrap();
+            merge(counters, |word, count| {
+                merged.push((word.as_bytes().to_vec(), count));
+                Ok(())
+            })
+            .unwrap();
             prop_assert_eq!(merged, expected.into_iter().collect::<Vec<_>>());
         }
     }

@@ -9,29 +9,34 @@
 mod counter;
 mod ranking;
 
-use std::{fmt, io, path::PathBuf, sync::Arc};
+use std::{
+    fmt,
+    io::{self, Seek, Write},
+    path::{Path, PathBuf},
+    sync::Arc,
+};
 
 use arrow::array::ArrayRef;
-use bytes::Bytes;
 use elmo::{
     chars::{BEGIN_SENTENCE_TOKEN, END_SENTENCE_TOKEN, is_cut},
-    columns::for_each_sentence,
+    columns::{for_each_sentence, for_each_text},
     lm_head::UNKNOWN,
     spec::{SentenceMode, TokenizerKind},
 };
-use object_store::PutMode;
 use serde::Serialize;
+use tempfile::{SpooledData, SpooledTempFile, spooled_tempfile_in};
 use tokio::{sync::mpsc, task::JoinSet};
 
 use self::{
     counter::{Counter, merge},
-    ranking::Ranking,
+    ranking::{Kept, Ranking},
 };
 use crate::{
     error::{Error, Result},
     report::{count, table},
+    sink::copy,
     source::{InputFile, Plan, Position, Request, Rows},
-    stores::{Location, StoreError},
+    stores::Location,
 };
 
 /// The first lines of every vocabulary.
@@ -48,6 +53,8 @@ const LONG_SENTENCE: usize = 1000;
 const MANY_UNKNOWN: f64 = 0.05;
 /// Column batches that wait for a thread.
 const QUEUE: usize = 4;
+/// The share of the memory that is for the order of the words, while their counts are still in the rest of it.
+const FOR_ORDER: usize = 4;
 
 /// What to count, and where to.
 #[derive(Debug)]
@@ -119,6 +126,8 @@ struct Seen {
     unwritable: u64,
     /// Tokens with characters that other programs take for white space.
     odd_spaces: u64,
+    /// Rows with such characters, where they end a token.
+    odd_rows: u64,
     bad_rows: u64,
 }
 
@@ -126,22 +135,23 @@ struct Seen {
 ///
 /// # Errors
 /// [`SourceError`](crate::source::SourceError) when the corpus cannot be read, [`Error::Input`] for a row that is no text or
-/// a corpus without words, [`Error::Usage`] when the output exists, [`StoreError`] when it cannot be written.
+/// a corpus without words, [`Error::Usage`] when the output exists, [`StoreError`](crate::stores::StoreError) when it
+/// cannot be written.
 pub async fn run(job: VocabJob) -> Result<VocabReport> {
     check_absent(&job).await?;
     let plan = Arc::new(Plan::resolve(job.inputs.clone(), &Request::texts(&job.column)).await?);
     let job = Arc::new(job);
     let (seen, counters) = count_all(&job, &plan).await?;
-    let (min_count, size) = (job.min_count, job.size.saturating_sub(SPECIAL.len()));
-    let merged = tokio::task::spawn_blocking(move || ranked(counters, size, min_count)).await;
-    let (ranking, cut) = merged.map_err(died)?.map_err(|error| disk(&job, &error))?;
-    if ranking.types == 0 {
+    let own = Arc::clone(&job);
+    let merged = tokio::task::spawn_blocking(move || ranked(counters, &own)).await;
+    let ranked = merged.map_err(died)?.map_err(|error| disk(&job, &error))?;
+    if ranked.types == 0 {
         let help = Some(format!("check the files, and --column {}", job.column));
         let file = job.inputs.first().map(ToString::to_string).unwrap_or_default();
         return Err(Error::Input { file, row: None, reason: "the corpus contains no words".into(), help });
     }
-    let report = report(&job, &seen, &ranking, cut);
-    write(&job, &report, ranking.into_words()).await?;
+    let report = report(&job, &seen, &ranked);
+    write(&job, &report, ranked).await?;
     Ok(report)
 }
 
@@ -192,7 +202,7 @@ fn count_some(job: &VocabJob, columns: &Columns) -> Result<(Seen, Counter)> {
 }
 
 fn count_all_of(job: &VocabJob, columns: &Columns) -> Result<(Seen, Counter)> {
-    let (mut seen, mut counter) = (Seen::default(), Counter::new(job.memory / job.threads));
+    let (mut seen, mut counter) = (Seen::default(), Counter::new((job.memory - job.memory / FOR_ORDER) / job.threads));
     loop {
         let next = columns.blocking_lock().blocking_recv();
         let Some((start, column)) = next else { return Ok((seen, counter)) };
@@ -210,6 +220,9 @@ fn count_all_of(job: &VocabJob, columns: &Columns) -> Result<(Seen, Counter)> {
             });
         }
         seen.bad_rows += bad.len() as u64;
+        if job.tokenizer == TokenizerKind::Whitespace {
+            for_each_text(&column, |text| seen.odd_rows += u64::from(has_odd_space(text)))?;
+        }
         counter.spill_if_full(&job.spill_folder).map_err(|error| disk(job, &error))?;
     }
 }
@@ -222,8 +235,7 @@ impl Seen {
         {
             self.unwritable += 1;
         } else {
-            let odd = |c: char| c == '\u{a0}' || ('\u{1c}'..='\u{1f}').contains(&c);
-            self.odd_spaces += u64::from(word.contains(odd));
+            self.odd_spaces += u64::from(has_odd_space(word));
             counter.add(word);
         }
     }
@@ -234,8 +246,16 @@ impl Seen {
         self.special += other.special;
         self.unwritable += other.unwritable;
         self.odd_spaces += other.odd_spaces;
+        self.odd_rows += other.odd_rows;
         self.bad_rows += other.bad_rows;
     }
+}
+
+/// Whether there is a no-break space or a separator, which are white space for Python and bilm-tf, and not for everybody.
+fn has_odd_space(text: &str) -> bool {
+    // The first bytes of these characters: most texts have none of them.
+    let may = |byte: u8| matches!(byte, 0x1c..=0x1f | 0xc2);
+    text.bytes().any(may) && text.contains(|c: char| c == '\u{a0}' || ('\u{1c}'..='\u{1f}').contains(&c))
 }
 
 /// Words that are longer than the published models read.
@@ -245,32 +265,58 @@ struct CutWords {
     tokens: u64,
 }
 
-fn ranked(counters: Vec<Counter>, size: usize, min_count: u64) -> io::Result<(Ranking, CutWords)> {
-    let (mut ranking, mut cut) = (Ranking::new(size, min_count), CutWords::default());
+/// All words, and those of the vocabulary.
+struct Ranked {
+    types: u64,
+    tokens: u64,
+    cut: CutWords,
+    kept: Kept,
+    /// `vocab.txt` and `vocab.counts.tsv`.
+    lists: [SpooledTempFile; 2],
+}
+
+fn ranked(counters: Vec<Counter>, job: &VocabJob) -> io::Result<Ranked> {
+    let (size, limit, folder) = (job.size.saturating_sub(SPECIAL.len()), job.memory / FOR_ORDER, &job.spill_folder);
+    let (mut ranking, mut cut) = (Ranking::new(size, job.min_count, limit, folder.clone()), CutWords::default());
     merge(counters, |word, count| {
         if is_cut(&word, CHARACTERS) {
             cut.types += 1;
             cut.tokens += count;
         }
-        ranking.add(word, count);
+        ranking.add(word, count)
     })?;
-    Ok((ranking, cut))
+    let (types, tokens) = (ranking.types, ranking.tokens);
+    // Bytes of a list above which it is a file.
+    let list = || io::BufWriter::new(spooled_tempfile_in(limit / 2, folder));
+    let (mut lines, mut counts) = (list(), list());
+    SPECIAL.iter().try_for_each(|word| writeln!(lines, "{word}"))?;
+    let kept = ranking.finish(|word, count| {
+        writeln!(lines, "{word}")?;
+        // A word holds no tab: tokenizers cut there. Of a list of tokens it may; the count is behind the last one.
+        writeln!(counts, "{word}\t{count}")
+    })?;
+    let complete = |list: io::BufWriter<SpooledTempFile>| -> io::Result<SpooledTempFile> {
+        let mut list = list.into_inner().map_err(io::IntoInnerError::into_error)?;
+        list.rewind()?;
+        Ok(list)
+    };
+    Ok(Ranked { types, tokens, cut, kept, lists: [complete(lines)?, complete(counts)?] })
 }
 
-fn report(job: &VocabJob, seen: &Seen, ranking: &Ranking, cut: CutWords) -> VocabReport {
-    let (words, covered, lowest_count) = ranking.summary();
-    let tokens = ranking.tokens + seen.special + seen.unwritable;
-    let coverage = (covered + seen.special) as f64 / tokens.max(1) as f64;
+fn report(job: &VocabJob, seen: &Seen, ranked: &Ranked) -> VocabReport {
+    let Ranked { types, kept, cut, .. } = ranked;
+    let tokens = ranked.tokens + seen.special + seen.unwritable;
+    let coverage = (kept.tokens + seen.special) as f64 / tokens.max(1) as f64;
     let mut report = VocabReport {
         tokenizer: job.tokenizer.as_str(),
         sentence_mode: job.sentences.as_str(),
         files: job.inputs.len(),
         sentences: seen.sentences,
         tokens,
-        types: ranking.types,
-        words: words + SPECIAL.len(),
+        types: *types,
+        words: kept.words + SPECIAL.len(),
         coverage,
-        lowest_count,
+        lowest_count: kept.lowest,
         cut_types: cut.types,
         cut_tokens: cut.tokens,
         bad_rows: seen.bad_rows,
@@ -305,6 +351,11 @@ fn warnings(report: &VocabReport, seen: &Seen) -> Vec<String> {
             let tokens = share(seen.odd_spaces);
             format!("tokens with a no-break space or a separator (U+001C to U+001F), where bilm-tf cuts: {tokens}")
         }),
+        (seen.odd_rows > 0).then(|| {
+            let rows = count(seen.odd_rows);
+            format!("rows with a no-break space or a separator (U+001C to U+001F), where words are cut, as bilm-tf does: {rows}; \
+                     is a word meant to go on there?")
+        }),
         (seen.long_sentences > 0).then(|| {
             let sentences = count(seen.long_sentences);
             format!("sentences with more than {LONG_SENTENCE} tokens: {sentences}; is there one sentence per line?")
@@ -315,19 +366,12 @@ fn warnings(report: &VocabReport, seen: &Seen) -> Vec<String> {
 }
 
 /// Writes the three files, the vocabulary last: where it exists, the others do too.
-async fn write(job: &VocabJob, report: &VocabReport, words: Vec<(Box<str>, u64)>) -> Result<()> {
-    let (mut lines, mut counts) = (SPECIAL.join("\n"), String::new());
-    lines.push('\n');
-    for (word, count) in words {
-        lines.push_str(&word);
-        lines.push('\n');
-        // A word holds no tab: tokenizers cut there. Of a list of tokens it may; the count is behind the last one.
-        counts.push_str(&format!("{word}\t{count}\n"));
-    }
-    let statistics = serde_json::to_string_pretty(report).map_err(|e| Error::Failed(e.to_string()))?;
-    put(&beside(&job.output, "counts.tsv"), counts.into()).await?;
-    put(&beside(&job.output, "stats.json"), format!("{statistics}\n").into()).await?;
-    put(&job.output, lines.into()).await
+async fn write(job: &VocabJob, report: &VocabReport, ranked: Ranked) -> Result<()> {
+    let [lines, counts] = ranked.lists;
+    let statistics = serde_json::to_string_pretty(report).map_err(|e| Error::Failed(e.to_string()))? + "\n";
+    put(&beside(&job.output, "counts.tsv"), counts).await?;
+    copy(&beside(&job.output, "stats.json"), statistics.as_bytes(), Path::new("statistics")).await?;
+    put(&job.output, lines).await
 }
 
 /// `vocab.txt` and `counts.tsv` are `vocab.counts.tsv`.
@@ -337,9 +381,13 @@ fn beside(output: &Location, suffix: &str) -> Location {
     output.at(object_store::path::Path::from(format!("{stem}.{suffix}")))
 }
 
-async fn put(location: &Location, bytes: Bytes) -> Result<()> {
-    location.put(bytes, PutMode::Overwrite).await.map_err(|e| StoreError::request("write", location, e))?;
-    Ok(location.sync()?)
+async fn put(location: &Location, list: SpooledTempFile) -> Result<()> {
+    let name = Path::new("a temporary file");
+    match list.into_inner() {
+        SpooledData::InMemory(bytes) => copy(location, bytes.get_ref().as_slice(), name).await?,
+        SpooledData::OnDisk(file) => copy(location, tokio::fs::File::from_std(file), name).await?,
+    };
+    Ok(())
 }
 
 fn died(error: tokio::task::JoinError) -> Error {

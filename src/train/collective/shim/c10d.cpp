@@ -1,6 +1,7 @@
 // A C interface to the collectives of libtorch (c10d) for `c10d.rs`: a key-value store over TCP, and Gloo on tensors of the
 // host. No exception leaves it: a function that fails returns null or false and sets `error`, which `elmo_c10d_free` frees.
 
+#include <algorithm>
 #include <chrono>
 #include <cstring>
 #include <exception>
@@ -15,6 +16,10 @@ namespace {
 
 using StorePtr = c10::intrusive_ptr<c10d::Store>;
 using GlooPtr = c10::intrusive_ptr<c10d::ProcessGroupGloo>;
+using WorkPtr = c10::intrusive_ptr<c10d::Work>;
+
+// The caller has a limit of its own: Gloo's cannot be extended while a call waits.
+constexpr std::chrono::hours NEVER{24 * 365};
 
 char* copied(const std::string& text) {
   return strdup(text.c_str());
@@ -35,9 +40,19 @@ bool attempt(char** error, F&& call) noexcept {
   return false;
 }
 
-template <typename Work>
-void finish(const Work& work) {
-  work->wait();
+// Begins a call of Gloo.
+template <typename F>
+void* begun(char** error, F&& call) noexcept {
+  WorkPtr* work = nullptr;
+  attempt(error, [&] { work = new WorkPtr(call()); });
+  return work;
+}
+
+// Copies a value, of at most `capacity` bytes.
+void put(const std::vector<uint8_t>& value, const std::string& key, uint8_t* data, size_t capacity, size_t* n) {
+  TORCH_CHECK(value.size() <= capacity, "the value of ", key, " has ", value.size(), " bytes, more than ", capacity);
+  std::copy(value.begin(), value.end(), data);
+  *n = value.size();
 }
 
 } // namespace
@@ -48,10 +63,12 @@ void elmo_c10d_free(char* text) {
   free(text);
 }
 
+// `listener` is a socket that listens at the port, which the server takes over, or -1.
 void* elmo_c10d_store(
     const char* host,
     uint16_t port,
     bool is_server,
+    int listener,
     const char* prefix,
     int64_t timeout_ms,
     char** error) {
@@ -61,6 +78,9 @@ void* elmo_c10d_store(
     options.port = port;
     options.isServer = is_server;
     options.waitWorkers = false;
+    if (is_server && listener >= 0) {
+      options.masterListenFd = listener;
+    }
     options.timeout = std::chrono::milliseconds(timeout_ms);
     auto inner = c10::make_intrusive<c10d::TCPStore>(std::string(host), options);
     store = new StorePtr(c10::make_intrusive<c10d::PrefixStore>(std::string(prefix), inner));
@@ -76,13 +96,39 @@ bool elmo_c10d_store_set(void* store, const char* key, const uint8_t* data, size
   return attempt(error, [&] { (*static_cast<StorePtr*>(store))->set(key, std::vector<uint8_t>(data, data + n)); });
 }
 
-// Waits for the key. The value must have `n` bytes.
-bool elmo_c10d_store_get(void* store, const char* key, uint8_t* data, size_t n, char** error) {
+// Waits for the key.
+bool elmo_c10d_store_get(void* store, const char* key, uint8_t* data, size_t capacity, size_t* n, char** error) {
+  return attempt(error, [&] { put((*static_cast<StorePtr*>(store))->get(key), key, data, capacity, n); });
+}
+
+// Does not wait for the key: `is_there` says whether it is there.
+bool elmo_c10d_store_peek(
+    void* store,
+    const char* key,
+    bool* is_there,
+    uint8_t* data,
+    size_t capacity,
+    size_t* n,
+    char** error) {
   return attempt(error, [&] {
-    const auto value = (*static_cast<StorePtr*>(store))->get(key);
-    TORCH_CHECK(value.size() == n, "the value of ", key, " has ", value.size(), " bytes, not ", n);
-    std::memcpy(data, value.data(), n);
+    auto& opened = *static_cast<StorePtr*>(store);
+    *is_there = opened->check({key});
+    if (*is_there) {
+      put(opened->get(key), key, data, capacity, n);
+    }
   });
+}
+
+// Sets a key that is not there yet.
+bool elmo_c10d_store_first(void* store, const char* key, const uint8_t* data, size_t n, char** error) {
+  return attempt(error, [&] {
+    (*static_cast<StorePtr*>(store))->compareSet(key, std::vector<uint8_t>(), std::vector<uint8_t>(data, data + n));
+  });
+}
+
+// Adds to a number, which is 0 at first, and returns the sum.
+bool elmo_c10d_store_add(void* store, const char* key, int64_t number, int64_t* sum, char** error) {
+  return attempt(error, [&] { *sum = (*static_cast<StorePtr*>(store))->add(key, number); });
 }
 
 // `interface` names a network interface, or is empty: then `address` is that of this machine.
@@ -101,42 +147,66 @@ void* elmo_c10d_gloo(
         *interface ? c10d::ProcessGroupGloo::createDeviceForInterface(interface)
                    : c10d::ProcessGroupGloo::createDeviceForHostname(address));
     options->threads = 1;
-    group = new GlooPtr(
-        c10::make_intrusive<c10d::ProcessGroupGloo>(*static_cast<StorePtr*>(store), rank, size, options));
+    auto connected =
+        c10::make_intrusive<c10d::ProcessGroupGloo>(*static_cast<StorePtr*>(store), rank, size, options);
+    connected->setTimeout(NEVER);
+    group = new GlooPtr(std::move(connected));
   });
   return group;
 }
 
+// Must not be called while a call waits for other processes.
 void elmo_c10d_gloo_drop(void* group) {
   delete static_cast<GlooPtr*>(group);
 }
 
-// Sums a tensor over all processes, in place.
-bool elmo_c10d_all_reduce(void* group, void* tensor, char** error) {
-  return attempt(error, [&] {
+// Begins to sum a tensor over all processes, in place.
+void* elmo_c10d_all_reduce(void* group, void* tensor, char** error) {
+  return begun(error, [&] {
     std::vector<at::Tensor> tensors{*static_cast<at::Tensor*>(tensor)};
-    finish((*static_cast<GlooPtr*>(group))->allreduce(tensors));
+    return (*static_cast<GlooPtr*>(group))->allreduce(tensors);
   });
 }
 
-// Writes the tensors of all processes one after the other into `all`.
-bool elmo_c10d_all_gather(void* group, void* own, void* all, char** error) {
-  return attempt(error, [&] {
+// Begins to write the tensors of all processes one after the other into `all`.
+void* elmo_c10d_all_gather(void* group, void* own, void* all, char** error) {
+  return begun(error, [&] {
     at::Tensor input = *static_cast<at::Tensor*>(own), output = *static_cast<at::Tensor*>(all);
-    finish((*static_cast<GlooPtr*>(group))->_allgather_base(output, input));
+    return (*static_cast<GlooPtr*>(group))->_allgather_base(output, input);
   });
 }
 
-// Replaces a tensor by that of process 0.
-bool elmo_c10d_broadcast(void* group, void* tensor, char** error) {
-  return attempt(error, [&] {
+// Begins to replace a tensor by that of process 0.
+void* elmo_c10d_broadcast(void* group, void* tensor, char** error) {
+  return begun(error, [&] {
     std::vector<at::Tensor> tensors{*static_cast<at::Tensor*>(tensor)};
-    finish((*static_cast<GlooPtr*>(group))->broadcast(tensors));
+    return (*static_cast<GlooPtr*>(group))->broadcast(tensors);
   });
 }
 
-bool elmo_c10d_barrier(void* group, char** error) {
-  return attempt(error, [&] { finish((*static_cast<GlooPtr*>(group))->barrier()); });
+void* elmo_c10d_barrier(void* group, char** error) {
+  return begun(error, [&] { return (*static_cast<GlooPtr*>(group))->barrier(); });
+}
+
+// Waits for a call for some time, and says whether it has ended. An error is that of the call.
+bool elmo_c10d_work_wait(void* work, int64_t timeout_ms, bool* has_ended, char** error) {
+  return attempt(error, [&] {
+    auto& begun = *static_cast<WorkPtr*>(work);
+    try {
+      begun->wait(std::chrono::milliseconds(timeout_ms));
+      *has_ended = true;
+    } catch (...) {
+      // Either the time is over, or the call has failed, which the second wait says.
+      *has_ended = begun->isCompleted();
+      if (*has_ended) {
+        begun->wait();
+      }
+    }
+  });
+}
+
+void elmo_c10d_work_drop(void* work) {
+  delete static_cast<WorkPtr*>(work);
 }
 
 } // extern "C"

@@ -312,6 +312,44 @@ async fn a_registry_is_asked_until_it_answers() {
     assert_eq!(requests.load(Ordering::SeqCst), 4);
 }
 
+/// Something else answers at the address of the registry, as while it is restarted behind a proxy. Messages of schemas that
+/// are known are read meanwhile, the others wait, and none is rejected.
+#[tokio::test]
+async fn messages_wait_for_a_registry_that_is_away() {
+    let away = Arc::new(AtomicUsize::new(0));
+    let is_away = Arc::clone(&away);
+    let string = json!({"schema": fixture()["string"]["schema"].to_string()}).to_string();
+    let (url, requests) = fake(move |_, _| match is_away.load(Ordering::SeqCst) {
+        0 => (200, string.clone()),
+        // No status that a server sends: the client gets an answer that is none.
+        _ => (0, String::new()),
+    });
+    let whole = DecodeSettings { text_path: Some(Pointer::parse("").unwrap()), ..settings(registry(&url), "") };
+    let decoder = Decoder::new(whole).unwrap();
+    let datum = bytes(&fixture()["string"]["data"][0]);
+    let (known, new) = (framed(3, &datum), framed(4, &datum));
+    decoder.outlast(&messages(&[Some(known.clone())])).await;
+
+    away.store(1, Ordering::SeqCst);
+    let read = decoder.outlast(&messages(&[Some(known.clone()), Some(known.clone())])).await;
+    assert_eq!((strings(&read.texts).len(), labels(&read), requests.load(Ordering::SeqCst)), (2, vec![], 1));
+    let both = messages(&[Some(known), Some(new)]);
+    let mut waiting = std::pin::pin!(decoder.outlast(&both));
+    loop {
+        tokio::select! {
+            read = &mut waiting => panic!("{:?}", labels(&read)),
+            () = tokio::time::sleep(std::time::Duration::from_millis(20)) => {}
+        }
+        // All attempts of one round, and the first one of the next.
+        if requests.load(Ordering::SeqCst) > 1 + 5 {
+            break;
+        }
+    }
+    away.store(0, Ordering::SeqCst);
+    let read = waiting.await;
+    assert_eq!((strings(&read.texts), labels(&read)), (some(&["only a text"; 2]), vec![]));
+}
+
 /// The user is sent, and never shown. Expected: RFC 7617's own example, `Aladdin:open sesame`.
 #[tokio::test]
 async fn secrets_are_sent_and_never_shown() {

@@ -35,7 +35,7 @@ async fn a_commit_carries_its_metadata_and_needs_the_epoch() {
     // The next member is told what the group knows.
     let mut next = cluster.join(&["t"], &[NEW]).await;
     let Event::Assign { partitions, reply, .. } = next.events.recv().await.unwrap() else { panic!("an assignment") };
-    assert_eq!(partitions, [Assigned { partition: t, committed: hint, appeared: false }]);
+    assert_eq!(partitions, [Assigned { partition: t, committed: hint }]);
     drop(reply);
     next.source.stop(LIMIT).await;
 }

@@ -91,8 +91,8 @@ impl Cluster {
 
     async fn join_with(&self, topics: &[&str], kafka: &[&str], budget: Budget) -> Member {
         let settings = self.settings(topics, kafka);
-        let plan = describe(&settings, &[]).await.unwrap();
-        let (source, events) = Source::start(&settings, &plan, budget).unwrap();
+        describe(&settings, &[]).await.unwrap();
+        let (source, events) = Source::start(&settings, budget).unwrap();
         Member {
             source,
             events,

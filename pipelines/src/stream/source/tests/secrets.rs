@@ -140,7 +140,6 @@ fn logs_and_events_do_not_show_them() {
                 brokers: settings.brokers().to_owned(),
                 group: "g".into(),
                 max_poll_interval: Duration::from_secs(1),
-                known: std::collections::HashSet::new(),
                 consumer_protocol: false,
             }
             .shared(),

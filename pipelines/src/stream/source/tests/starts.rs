@@ -49,6 +49,19 @@ async fn a_new_group_may_start_at_the_end_or_at_a_time() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn first_offsets_are_known_before_the_group_is_joined() {
+    let cluster = Cluster::new(&[("t", 2)]);
+    cluster.produce("t", 0, 0..10);
+    let settings = cluster.settings(&["t"], &[NEW]);
+    let plan = describe(&settings, &[]).await.unwrap();
+    let partitions: Vec<_> = plan.partitions().collect();
+    assert_eq!(partitions, [partition("t", 0), partition("t", 1)]);
+    for (start, expected) in [(Start::End, [10, 0]), (Start::Beginning, [0, 0]), (Start::At(3), [3, 3])] {
+        assert_eq!(first_offsets(&settings, &partitions, start).await.unwrap(), expected, "{start:?}");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn a_partition_without_an_answer_is_paused_until_one_comes() {
     let cluster = Cluster::new(&[("t", 1)]);
     cluster.produce("t", 0, 0..20);

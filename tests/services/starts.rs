@@ -1,0 +1,195 @@
+//! Where a stream begins with `--start latest`, whatever becomes of its first processes: all partitions of all topics where they
+//! ended when it began, and those that were added later at their first message.
+
+use std::os::unix::process::ExitStatusExt;
+
+use super::{
+    broker::{self, Broker, Record, Topic},
+    crashes::end_in_order,
+    node::Node,
+    streaming::Stream,
+};
+
+const ELMO: &str = env!("CARGO_BIN_EXE_elmo");
+
+/// The broker forgets members that were killed after a second.
+const CLASSIC: &str = "-X session.timeout.ms=1000 -X heartbeat.interval.ms=300";
+/// The broker has the timeouts.
+const CONSUMER: &str = "-X group.protocol=consumer";
+
+/// Topic, partition and offset.
+type Place = (String, i32, i64);
+
+/// Where the messages go.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Into {
+    Files,
+    Topic,
+}
+
+const BOTH: [Into; 2] = [Into::Files, Into::Topic];
+
+/// Topics whose names begin alike, and the output of their messages.
+struct Case {
+    broker: Broker,
+    /// With a dash behind it.
+    prefix: String,
+    topics: Vec<Topic>,
+    into: Into,
+    target: Topic,
+    folder: tempfile::TempDir,
+}
+
+impl Case {
+    /// Two topics, each with messages.
+    fn new(into: Into) -> Self {
+        let broker = Broker::shared();
+        let target = broker.topic("starts-out", 1);
+        let prefix = format!("starts-{}-", uuid::Uuid::new_v4().simple());
+        let folder = tempfile::tempdir().unwrap();
+        let mut case = Self { broker, prefix, topics: Vec::new(), into, target, folder };
+        case.add("a", 2);
+        case.add("b", 1);
+        case.produce();
+        case
+    }
+
+    fn add(&mut self, name: &str, partitions: i32) {
+        let topic = Topic { name: format!("{}{name}", self.prefix), partitions };
+        self.broker.create(&topic, &[]);
+        self.topics.push(topic);
+    }
+
+    /// Writes some messages to every partition. Returns where they are.
+    fn produce(&self) -> Vec<Place> {
+        let write = |topic: &Topic| {
+            let count = 10 * usize::try_from(topic.partitions).unwrap();
+            let written = self.broker.produce(topic, broker::texts(count, topic.partitions));
+            let place = |record: Record| (topic.name.clone(), record.partition, record.offset);
+            written.into_iter().map(place).collect::<Vec<_>>()
+        };
+        self.topics.iter().flat_map(write).collect()
+    }
+
+    /// A stream of what has this name, in which @ stands for the prefix.
+    fn stream_of(&self, name: &str) -> Stream {
+        let topic = Topic { name: name.replace('@', &self.prefix), partitions: 0 };
+        let group = format!("{}group", self.prefix);
+        let stream = match self.into {
+            Into::Files => Stream::new(ELMO, &self.broker, &topic, &group, self.folder.path().to_str().unwrap())
+                .with("--rows-per-file 7"),
+            Into::Topic => Stream::to_topic(ELMO, &self.broker, &topic, &group, &self.target.name)
+                .with("--max-wait 50ms -X transaction.timeout.ms=3000"),
+        };
+        stream.with("--start latest -v")
+    }
+
+    /// A stream of all topics, by a pattern.
+    fn stream(&self) -> Stream {
+        self.stream_of("^@.*").with(CLASSIC)
+    }
+
+    /// Runs a stream until it crashes at a point.
+    fn crash(&self, point: &str) {
+        let crashed = self.stream().with_env("FAILPOINTS", &format!("stream.{point}=return")).once();
+        let said = String::from_utf8_lossy(&crashed.stderr).into_owned();
+        assert_eq!(crashed.status.signal(), Some(libc::SIGABRT), "{point}: {said}");
+    }
+
+    /// Checks that the output has these messages, each once and in order.
+    fn check(&self, what: &str, expected: &[Vec<Place>]) {
+        let mut expected: Vec<Place> = expected.concat();
+        expected.sort();
+        let mut found = match self.into {
+            Into::Files => self.in_files(),
+            Into::Topic => self.in_topic(),
+        };
+        found.sort();
+        assert_eq!(found, expected, "{what}, {:?}", self.into);
+    }
+
+    fn in_files(&self) -> Vec<Place> {
+        let dataset = self.stream().dataset();
+        dataset.check();
+        let rows = |object: &super::dataset::Object| {
+            let (topic, partition) = (object.topic.clone(), object.partition);
+            object.row_offsets().into_iter().map(move |offset| (topic.clone(), partition, offset)).collect::<Vec<_>>()
+        };
+        dataset.objects.iter().flat_map(rows).collect()
+    }
+
+    fn in_topic(&self) -> Vec<Place> {
+        self.broker.wait_for_transactions(&self.target);
+        let place = |record: Record| {
+            let json: serde_json::Value = serde_json::from_slice(&record.value.unwrap()).unwrap();
+            let number = |name: &str| json[name].as_i64().unwrap();
+            let topic = json["_topic"].as_str().unwrap().to_owned();
+            (topic, i32::try_from(number("_partition")).unwrap(), number("_offset"))
+        };
+        self.broker.read(&self.target).into_iter().map(place).collect()
+    }
+}
+
+/// A process that crashes before it has recorded anything leaves all to the next one; a later crash changes nothing.
+#[test]
+#[ignore = "needs the broker that scripts/services starts, so Java 17 and Maven"]
+fn a_crash_at_the_start_leaves_all_partitions_or_none() {
+    for into in BOTH {
+        let points = [("before_begin", false), ("in_begin", false), ("after_begin", true), ("at_start", true)];
+        for (point, recorded) in points.into_iter().filter(|(point, _)| into == Into::Topic || *point != "in_begin") {
+            let mut case = Case::new(into);
+            case.crash(point);
+            let between = case.produce();
+            case.stream().drain();
+            // A topic that is added when all have begun.
+            case.add("late", 1);
+            let after = case.produce();
+            case.stream().drain();
+            let expected = if recorded { vec![between, after] } else { vec![after] };
+            case.check(point, &expected);
+        }
+    }
+}
+
+/// Topics that are named begin where the user says, also if others have begun before, and while the group has members.
+#[test]
+#[ignore = "needs the broker that scripts/services starts, so Java 17 and Maven"]
+fn a_topic_that_a_running_group_is_given_begins_at_its_end() {
+    for into in BOTH {
+        for protocol in [CLASSIC, CONSUMER] {
+            let case = Case::new(into);
+            let both = || case.stream_of("@a").with(&format!("--topic {}b", case.prefix)).with(protocol);
+            let mut older = case.stream_of("@a").with(protocol).start();
+            older.wait_for("assigned");
+            let first = case.produce();
+            let mut newer = both().start();
+            newer.wait_for("assigned");
+            let second = case.produce();
+            end_in_order(vec![older, newer]);
+            both().drain();
+            let of_a = first.into_iter().filter(|(topic, ..)| topic.ends_with("-a")).collect();
+            case.check(protocol, &[of_a, second]);
+        }
+    }
+}
+
+/// A process stands still when it has seen that nothing is recorded, and goes on after another one has begun, read and left.
+#[test]
+#[ignore = "needs the broker that scripts/services starts, so Java 17 and Maven"]
+fn of_two_processes_that_begin_at_once_one_decides() {
+    for into in BOTH {
+        let case = Case::new(into);
+        let frozen = case.stream().with_env("FAILPOINTS", "stream.before_begin=1*return(freeze)->off");
+        let mut late = Node::spawn(frozen.command(), "");
+        late.wait_for("reached stream.before_begin");
+        case.stream().drain();
+        let first = case.produce();
+        case.stream().drain();
+        late.signal("-CONT");
+        late.wait_for("assigned");
+        let second = case.produce();
+        end_in_order(vec![late]);
+        case.stream().drain();
+        case.check("one process was late", &[first, second]);
+    }
+}
