@@ -51,4 +51,8 @@ mod client {
     pub(super) fn is_unanswered(_: &object_store::Error) -> bool {
         false
     }
+
+    pub(super) fn is_broken(_: &object_store::Error) -> bool {
+        false
+    }
 }
