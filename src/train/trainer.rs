@@ -636,6 +636,29 @@ impl Trainer {
         self.parameters.iter().chain(SOFTMAX.into_iter().zip([&self.output.weight, &self.output.bias]))
     }
 
+    /// Goes back to a snapshot of this run, in the memory that the run has already. After an error the state is that of neither.
+    ///
+    /// # Errors
+    /// [`TrainError::Snapshot`] when a tensor is missing or has another shape, [`TrainError::Device`] when libtorch fails.
+    pub fn reset(&mut self, snapshot: &Snapshot) -> Result<(), TrainError> {
+        self.restore_weights(snapshot)?;
+        self.restore_slots(snapshot)?;
+        self.states = self.saved_states(snapshot)?;
+        self.counters = snapshot.counters;
+        Ok(())
+    }
+
+    fn restore_weights(&self, snapshot: &Snapshot) -> Result<(), TrainError> {
+        let _no_gradients = tch::no_grad_guard();
+        let softmax = SOFTMAX.into_iter().zip([&self.output.weight, &self.output.bias]);
+        for (name, tensor) in self.parameters.iter().chain(softmax) {
+            let shape: Vec<usize> = tensor.size().iter().map(|&dim| dim as usize).collect();
+            let saved = snapshot.find(&format!("weights/{name}"), Some(&shape))?;
+            tensor.shallow_clone().f_copy_(&saved.tensor()?)?;
+        }
+        Ok(())
+    }
+
     fn restore_slots(&mut self, snapshot: &Snapshot) -> Result<(), TrainError> {
         let _no_gradients = tch::no_grad_guard();
         for (name, slots) in &mut self.slots {

@@ -856,6 +856,17 @@ fn a_dry_run_writes_nothing_and_warns() {
     assert!(long.contains("1 sentences of the corpus have more than 1,000 tokens"), "{long}");
 }
 
+/// The text is not read again when nothing has changed.
+#[test]
+fn a_run_that_resumes_makes_its_remarks_again() {
+    let place = prepared();
+    let text = "of the held-out text with at least 6 tokens are also in the corpus";
+    for steps in [5, 8] {
+        let made = place.train(&format!("--steps {steps} --valid corpus/1.txt --output run"), 0);
+        assert!(made.err.contains(text), "{made:?}");
+    }
+}
+
 /// Gross disorder ends a new run that draws negatives by rank. By hand: `a` occurs 1,000 times and eleven words ten times each,
 /// but `a` is the last one of the vocabulary.
 #[test]

@@ -80,6 +80,27 @@ fn ten_steps_are_five_and_five_after_a_snapshot() {
     }
 }
 
+#[test]
+fn a_run_that_goes_back_has_the_bits_of_a_restored_one() {
+    let windows = &cases::windows()[..8];
+    for name in ["base", "adamw_cosine"] {
+        let case = case(name);
+        for precision in [Precision::F32, Precision::F64, Precision::Bf16] {
+            let mut run_of_eight = trainer(&case, precision, 2);
+            run(&mut run_of_eight, &windows[..3]);
+            let snapshot = run_of_eight.snapshot().unwrap();
+            let expected = run(&mut run_of_eight, &windows[3..]);
+            run_of_eight.reset(&snapshot).unwrap();
+            assert_eq!(run_of_eight.snapshot().unwrap(), snapshot, "{name}, {precision}");
+            assert_eq!(run(&mut run_of_eight, &windows[3..]), expected, "{name}, {precision}");
+        }
+    }
+    let mut other = trainer(&case("base"), Precision::F32, 1);
+    let mut lacking = other.snapshot().unwrap();
+    lacking.tensors.remove("weights/softmax/b");
+    assert!(other.reset(&lacking).unwrap_err().to_string().contains("weights/softmax/b"));
+}
+
 /// Another number of lanes gives the same numbers up to rounding, also of a run that is resumed.
 #[test]
 fn a_run_goes_on_with_another_number_of_lanes() {

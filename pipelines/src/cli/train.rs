@@ -621,8 +621,7 @@ impl TrainArgs {
         let mut recipe = self.step.recipe(file, self.lanes);
         self.step.check_preset(&recipe, self.accumulate, file)?;
         let part_rows = recipe.rows;
-        // A dry run tries the share of one process.
-        recipe.rows *= self.accumulate * if self.dry_run { 1 } else { processes };
+        recipe.rows *= self.accumulate * processes;
         let output = self.output.as_ref().ok_or_else(|| missing("no --output"))?;
         let output = match stores.locate(output)?.local_path() {
             Some(_) if !output.contains("://") => PathBuf::from(output),

@@ -16,7 +16,7 @@ use super::{
     error::TrainFault,
     feed::Feed,
     job::TrainJob,
-    start::{Prepared, check_output, free_memory},
+    start::{Prepared, free_memory, look},
 };
 use crate::{
     error::{Error, Result},
@@ -85,19 +85,19 @@ pub struct Estimate {
 /// # Errors
 /// As [`train`](super::train) before the first step.
 pub async fn estimate(job: TrainJob, stores: &Stores) -> Result<Estimate> {
-    let prepared = Prepared::new(job, stores, &[]).await?;
-    let begun = check_output(&prepared).await?;
+    let (prepared, begun) = look(job, stores).await?;
     let runtime = Handle::current();
     let measured = tokio::task::spawn_blocking(move || {
         let _entered = runtime.enter();
-        measure(&prepared, begun)
+        // Room for all processes of this machine.
+        prepared.check_memory()?;
+        measure(&prepared.of_one_process(), begun)
     });
     measured.await.map_err(|e| Error::Failed(format!("the training thread died: {e}")))?
 }
 
 fn measure(prepared: &Prepared, begun: Option<u64>) -> Result<Estimate> {
     let Prepared { survey, words, recipe, steps, .. } = prepared;
-    prepared.check_memory()?;
     let device = prepared.job.device;
     let free = free_memory(device);
     let mut trainer = prepared.trainer()?;

@@ -113,9 +113,6 @@ pub(super) struct Run {
     last_checkpoint: Option<PathBuf>,
     /// Step of the last checkpoint.
     saved: Option<u64>,
-    rollbacks: u32,
-    /// The last step that failed, and the checkpoint to which the run went back then.
-    spiked: Option<(u64, u64)>,
     /// Speed of the matrix products of this process, in GFLOP/s; not measured when there is no step to make.
     ceiling: Option<f64>,
     /// Operations of the products of this process, in 1e9, and the seconds of its steps.
@@ -163,8 +160,6 @@ impl Run {
             stopped,
             saved: last_checkpoint.as_ref().map(|_| step),
             last_checkpoint,
-            rollbacks: 0,
-            spiked: None,
             ceiling: if step < prepared.steps { ceiling(&prepared) } else { None },
             work: (0.0, 0.0),
             started: Instant::now(),
@@ -426,13 +421,13 @@ impl Run {
             let error = TrainError::NotFinite { step, what: "a weight or the state of the optimiser" };
             return Ok(Err(not_finite(error).map_err(TrainFault::Step)?));
         }
+        if self.state.spiked.is_none_or(|(spiked, _)| step > spiked) {
+            (self.state.rollbacks, self.state.spiked) = (0, None);
+        }
         let written = snapshot.map_or(Ok(()), |snapshot| self.write(&snapshot));
         together(&self.group, written)?;
         let path = self.checkpoints.path(step);
         (self.last_checkpoint, self.saved) = (Some(path.clone()), Some(step));
-        if self.spiked.is_none_or(|(spiked, _)| step > spiked) {
-            (self.rollbacks, self.spiked) = (0, None);
-        }
         self.export_if(|run| run.state.best.is_none() && step > 0)?;
         self.upload();
         Ok(Ok(path))
@@ -485,7 +480,7 @@ impl Run {
     }
 
     fn fault(&self, Spike { reason, is_finite }: Spike) -> TrainFault {
-        let (last, went_back) = (self.last_checkpoint.clone(), self.rollbacks > 0);
+        let (last, went_back) = (self.last_checkpoint.clone(), self.state.rollbacks > 0);
         TrainFault::Spike { reason, is_finite, last, went_back }
     }
 
@@ -493,7 +488,7 @@ impl Run {
     fn go_back(&mut self, spike: Spike, after: [StreamState; 2]) -> Result<()> {
         let group = self.group.clone();
         let _busy = group.busy();
-        let can_go_back = self.prepared.job.on_spike == OnSpike::Rollback && self.rollbacks < MAX_ROLLBACKS;
+        let can_go_back = self.prepared.job.on_spike == OnSpike::Rollback && self.state.rollbacks < MAX_ROLLBACKS;
         let found = if self.group.is_first() { self.checkpoint_before_spike() } else { Ok(None) };
         let found = shared(&self.group, together(&self.group, found)?)?;
         let Some(last) = found.filter(|_| can_go_back) else {
@@ -503,7 +498,7 @@ impl Run {
             let reason = spike.reason;
             tracing::warn!("{reason}; going back to {} and passing over this text", last.path.display());
         }
-        self.trainer = self.prepared.restored(&last)?;
+        self.prepared.reset(&mut self.trainer, &last)?;
         let (step, at) = (self.state.counters.step + 1, last.state.counters.step);
         let removed = if self.group.is_first() { self.checkpoints.remove_after(at) } else { Ok(()) };
         together(&self.group, removed.map_err(Error::from))?;
@@ -512,9 +507,9 @@ impl Run {
             uploads.remove_after(at);
         }
         // The model of the best measurement is in the folder, also if it is younger than the checkpoint.
-        self.state = RunState { streams: after, seconds: self.state.seconds, best: self.state.best, ..last.state };
-        self.rollbacks += 1;
-        self.spiked = Some((step, at));
+        let RunState { seconds, best, rollbacks, .. } = self.state;
+        let (rollbacks, spiked) = (rollbacks + 1, Some((step, at)));
+        self.state = RunState { streams: after, seconds, best, rollbacks, spiked, ..last.state };
         if self.group.is_first() {
             self.journals = Some(Journals::open(&self.prepared.job.output, Some(at))?);
         }
@@ -524,7 +519,7 @@ impl Run {
     /// The last checkpoint; when the run has gone back to it already, the one before, if there is one.
     fn checkpoint_before_spike(&self) -> Result<Option<Found>> {
         let last = self.checkpoints.latest()?;
-        let is_used = |found: &Found| self.spiked.is_some_and(|(_, at)| at == found.state.counters.step);
+        let is_used = |found: &Found| self.state.spiked.is_some_and(|(_, at)| at == found.state.counters.step);
         match last {
             Some(found) if is_used(&found) => {
                 // Damaged ones, or none: this one is tried again.

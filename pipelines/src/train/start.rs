@@ -145,7 +145,7 @@ impl Prepared {
             held_out = Some(HeldOut::new(text, &words, survey.shards));
         }
         let survey = corpus.survey(&hashes, known, job.threads).await?;
-        let of_step = (job.recipe.rows * job.recipe.positions * job.processes / job.group.size()) as u64;
+        let of_step = (job.recipe.rows * job.recipe.positions) as u64;
         let steps = job.until.steps(survey.predictions(), of_step);
         let recipe = Recipe { schedule: schedule_for(job.recipe.schedule, steps), ..job.recipe.clone() };
         let valid: &[Shard] = held_out.as_ref().map_or(&[], |text| &text.shards);
@@ -197,7 +197,7 @@ impl Prepared {
 
     fn room(&self) -> Room {
         let TrainJob { device, threads, part_rows, .. } = self.job;
-        let rows = self.job.group.share(self.recipe.rows).len().min(part_rows);
+        let rows = self.recipe.rows.div_ceil(self.job.processes).min(part_rows);
         let (options, recipe, words) = (&self.options, &self.recipe, self.words.len());
         let samples = recipe.classes.samples(words);
         Room::of(&Load { options, recipe, words, samples, device, threads, rows })
@@ -244,17 +244,34 @@ impl Prepared {
         Err(TrainFault::Unsorted { file: vocabulary(&self.job), words }.into())
     }
 
-    /// The trainer of a run that resumes from a checkpoint, which process 0 reads.
+    /// The trainer of a run that resumes from a checkpoint.
     ///
     /// # Errors
-    /// [`Error::Io`] when the checkpoint cannot be read; as [`Prepared::trainer`].
-    pub(super) fn restored(&self, found: &Found) -> Result<Trainer> {
+    /// As [`Prepared::snapshot`] and [`Prepared::trainer`].
+    fn restored(&self, found: &Found) -> Result<Trainer> {
+        let snapshot = self.snapshot(found)?;
+        let trainer = Trainer::restore(&self.options, self.recipe.clone(), self.resources(), &snapshot);
+        together(&self.job.group, trainer.map_err(|error| TrainFault::Step(error).into()))
+    }
+
+    /// Goes back to a checkpoint, in the memory that the run has already: room for a second trainer was not asked for.
+    ///
+    /// # Errors
+    /// As [`Prepared::restored`].
+    pub(super) fn reset(&self, trainer: &mut Trainer, found: &Found) -> Result<()> {
+        let snapshot = self.snapshot(found)?;
+        together(&self.job.group, trainer.reset(&snapshot).map_err(|error| TrainFault::Step(error).into()))
+    }
+
+    /// The tensors of a checkpoint, which process 0 reads.
+    ///
+    /// # Errors
+    /// [`Error::Io`] when the checkpoint cannot be read; [`TrainFault::Step`] when the processes cannot exchange it.
+    fn snapshot(&self, found: &Found) -> Result<Snapshot> {
         let group = &self.job.group;
         let read = || found.snapshot().map(Some).map_err(|source| Error::io(&found.path, source));
         let snapshot = together(group, if group.is_first() { read() } else { Ok(None) })?;
-        let snapshot = Snapshot::shared(snapshot, group).map_err(TrainFault::Step)?;
-        let trainer = Trainer::restore(&self.options, self.recipe.clone(), self.resources(), &snapshot);
-        together(group, trainer.map_err(|error| TrainFault::Step(error).into()))
+        Ok(Snapshot::shared(snapshot, group).map_err(TrainFault::Step)?)
     }
 
     fn resources(&self) -> Resources {
@@ -265,7 +282,14 @@ impl Prepared {
     /// The state of a run that begins.
     pub(super) fn beginning(&self) -> RunState {
         let streams = StreamState::begin(self.words.boundaries(), self.recipe.rows, self.recipe.positions);
-        RunState::begin(self.settings.clone(), self.survey.shards.clone(), streams)
+        RunState::begin(self.settings.clone(), self.survey.shards.clone(), streams, self.remarks())
+    }
+
+    /// The same job with the rows of one of its processes alone, to be measured.
+    pub(super) fn of_one_process(mut self) -> Self {
+        self.recipe.rows = self.recipe.rows.div_ceil(self.job.processes);
+        self.job.processes = 1;
+        self
     }
 
     /// Steps between two checkpoints.
@@ -542,19 +566,23 @@ fn check_foreign(folder: &Path) -> Result<()> {
     }
 }
 
-/// Refuses a folder that the run would refuse, and changes nothing. Returns the step from which it would go on.
-pub(super) async fn check_output(prepared: &Prepared) -> Result<Option<u64>> {
-    let output = &prepared.job.output;
-    check_foreign(output)?;
-    check_vocab(prepared)?;
-    let checkpoints = Checkpoints::new(output, prepared.job.keep_checkpoints);
-    let Last { found, copied, .. } = last(&prepared.job, &checkpoints).await?;
-    if prepared.job.overwrite {
-        return Ok(None);
+/// A job that was checked as a run checks it, without its output being changed, and the step from which it would go on.
+pub(super) async fn look(job: TrainJob, stores: &Stores) -> Result<(Prepared, Option<u64>)> {
+    let (output, overwrite) = (job.output.clone(), job.overwrite);
+    let checkpoints = Checkpoints::new(&output, job.keep_checkpoints);
+    check_foreign(&output)?;
+    let Last { found, copied, .. } = last(&job, &checkpoints).await?;
+    let begun = if overwrite { None } else { settings_of(&output)? };
+    let further = newer(copied.as_ref(), found.as_ref(), &checkpoints);
+    let resumed = further.as_ref().or(found.as_ref());
+    let job = dealt(job, resumed.map(|found| &found.state.settings).or(begun.as_ref()));
+    let prepared = Prepared::new(job, stores, &[]).await?;
+    check_vocab(&prepared)?;
+    if !overwrite {
+        check_same(&prepared, begun.as_ref(), found.as_ref())?;
+        check_copy(&prepared, copied.as_ref())?;
     }
-    check_same(prepared, settings_of(output)?.as_ref(), found.as_ref())?;
-    check_copy(prepared, copied.as_ref())?;
-    Ok(newer(copied.as_ref(), found.as_ref(), &checkpoints).or(found).map(|found| found.state.counters.step))
+    Ok((prepared, resumed.map(|found| found.state.counters.step)))
 }
 
 /// Refuses to replace another vocabulary than that of a run.
@@ -618,7 +646,8 @@ async fn trained(
     };
     together(&group, if is_first { checked() } else { Ok(()) })?;
     if is_first {
-        prepared.remarks().iter().for_each(|remark| tracing::warn!("{remark}"));
+        let made = found.as_ref().and_then(|found| found.state.remarks.clone());
+        made.unwrap_or_else(|| prepared.remarks()).iter().for_each(|remark| tracing::warn!("{remark}"));
         of_run.and_then(|of_run| prepared.changes(of_run)).iter().for_each(|change| tracing::warn!("{change}"));
     }
     if let Some(copied) = copied.filter(|_| is_copied) {

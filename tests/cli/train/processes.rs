@@ -116,6 +116,12 @@ fn a_run_of_two_processes_goes_on() {
     assert!((12..30).contains(&steps), "{steps}");
     place.train(&format!("{two} --steps 30 --output run"), 0);
     place.same("run", &place.left("whole"), "interrupted");
+    // A dry run has the window of all processes, and of those of the run if their number differs.
+    for processes in ["--processes 2", "--processes 4"] {
+        let words = format!("{words} {processes} --rows 2 --steps 40 --dry-run --json --output run");
+        let estimate = place.train(&words, 0).json();
+        assert_eq!(estimate["steps_made"].as_u64(), Some(30), "{processes}: {estimate}");
+    }
     // Four processes of one row, then two, one and three, which share the 4 rows.
     place.train(&format!("{words} --rows 4 --steps 40 --output one"), 0);
     place.train(&format!("{words} --processes 4 --rows 1 --steps 10 --output other"), 0);

@@ -62,6 +62,15 @@ pub(super) struct RunState {
     /// Losses of the last steps.
     #[serde(default)]
     pub(super) recent: Recent,
+    /// Rollbacks since the last checkpoint after the step that failed.
+    #[serde(default)]
+    pub(super) rollbacks: u32,
+    /// The last step that failed, and the step of the checkpoint to which the run went back then.
+    #[serde(default)]
+    pub(super) spiked: Option<(u64, u64)>,
+    /// Remarks on the texts, which are not read again when a run resumes; runs of earlier versions lack them.
+    #[serde(default)]
+    pub(super) remarks: Option<Vec<String>>,
     /// Seconds of all processes of this run.
     #[serde(with = "exact")]
     pub(super) seconds: f64,
@@ -69,7 +78,12 @@ pub(super) struct RunState {
 
 impl RunState {
     /// A run that begins.
-    pub(super) fn begin(settings: Settings, corpus: Vec<Shard>, streams: [StreamState; 2]) -> Self {
+    pub(super) fn begin(
+        settings: Settings,
+        corpus: Vec<Shard>,
+        streams: [StreamState; 2],
+        remarks: Vec<String>,
+    ) -> Self {
         Self {
             version: VERSION,
             settings,
@@ -82,6 +96,9 @@ impl RunState {
             last: None,
             stale: 0,
             recent: Recent::default(),
+            rollbacks: 0,
+            spiked: None,
+            remarks: Some(remarks),
             seconds: 0.0,
         }
     }
@@ -398,7 +415,7 @@ pub(super) mod tests {
     pub(in crate::train) fn state(step: u64) -> RunState {
         let streams = StreamState::begin(Boundaries { begin: 0, end: 1 }, 2, 3);
         let counters = Counters { step, tokens: 6 * step };
-        RunState { counters, ..RunState::begin(Settings::default(), Vec::new(), streams) }
+        RunState { counters, ..RunState::begin(Settings::default(), Vec::new(), streams, Vec::new()) }
     }
 
     pub(in crate::train) fn snapshot(step: u64) -> Snapshot {
