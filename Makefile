@@ -32,7 +32,7 @@ services: libtorch ## run the tests that need a Kafka broker, an S3 server, an A
 	@echo "==> services: starts Kafka, moto and Azurite on the loopback interface and runs the tests against them"
 	@scripts/services
 
-torture: libtorch ## kill streams and their broker hundreds of times and count the messages (20 minutes; scripts/torture)
+torture: libtorch ## kill streams and their broker hundreds of times and count the messages (25 minutes; scripts/torture)
 	@echo "==> torture: fetches and starts Kafka; prints a table at the end, and a seed that repeats the run"
 	@scripts/torture
 

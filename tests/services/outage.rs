@@ -21,9 +21,14 @@ const ELMO: &str = env!("CARGO_BIN_EXE_elmo");
 /// What a process may take more after many outages than after the first one.
 const GROWTH_KB: u64 = 64 << 10;
 
-/// A stream into files and one into a topic outlast the death of their broker `outages` times. Returns the number of
-/// messages.
-pub(super) fn outages(outages: usize, dice: &mut Dice) -> usize {
+/// A short outage. The broker forgets neither members nor transactions.
+pub(super) fn short(dice: &mut Dice) -> Duration {
+    dice.millis(500..4000)
+}
+
+/// A stream into files and one into a topic outlast the death of their broker `outages` times, each of which lasts as long as
+/// `gone` says. Returns the number of messages.
+pub(super) fn outages(outages: usize, gone: impl Fn(&mut Dice) -> Duration, dice: &mut Dice) -> usize {
     let mut case = Case::on(Broker::own(), "outage", 3, 300);
     let target = case.broker.topic("outage-out", 3);
     let files = case.stream("out").with("-v --max-age 500ms --rows-per-file 50 --metrics 127.0.0.1:0");
@@ -40,7 +45,7 @@ pub(super) fn outages(outages: usize, dice: &mut Dice) -> usize {
         case.produce(300);
         thread::sleep(dice.millis(0..800));
         case.broker.kill();
-        thread::sleep(dice.millis(500..4000));
+        thread::sleep(gone(dice));
         case.broker.start_again();
         case.produce(150);
         let mut running: Vec<_> = nodes.iter_mut().collect();
@@ -113,5 +118,5 @@ fn a_stop_without_a_broker_and_a_store_ends_in_time() {
 #[test]
 #[ignore = "needs the broker that scripts/services starts, so Java 17 and Maven"]
 fn a_broker_that_dies_and_returns_costs_no_message_and_ends_no_stream() {
-    outages(1, &mut Dice::new(3));
+    outages(1, short, &mut Dice::new(3));
 }

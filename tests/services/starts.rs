@@ -22,7 +22,7 @@ type Place = (String, i32, i64);
 
 /// Where the messages go.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Into {
+pub(super) enum Into {
     Files,
     Topic,
 }
@@ -130,24 +130,42 @@ impl Case {
     }
 }
 
-/// A process that crashes before it has recorded anything leaves all to the next one; a later crash changes nothing.
+/// A crash around the record of where partitions begin.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct StartCrash {
+    pub(super) into: Into,
+    pub(super) point: &'static str,
+    /// The next process finds the record.
+    recorded: bool,
+}
+
+pub(super) fn crashes() -> Vec<StartCrash> {
+    let points = [("before_begin", false), ("in_begin", false), ("after_begin", true), ("at_start", true)];
+    let all = BOTH.into_iter().flat_map(|into| points.map(|(point, recorded)| StartCrash { into, point, recorded }));
+    all.filter(|crash| crash.into == Into::Topic || crash.point != "in_begin").collect()
+}
+
+/// A process that crashes before it has recorded anything leaves all to the next one; a later crash changes nothing. Returns
+/// the number of messages.
+pub(super) fn crash_at_the_start(StartCrash { into, point, recorded }: StartCrash) -> usize {
+    let mut case = Case::new(into);
+    case.crash(point);
+    let between = case.produce();
+    case.stream().drain();
+    // A topic that is added when all have begun.
+    case.add("late", 1);
+    let after = case.produce();
+    case.stream().drain();
+    let expected = if recorded { vec![between, after] } else { vec![after] };
+    case.check(point, &expected);
+    expected.concat().len()
+}
+
 #[test]
 #[ignore = "needs the broker that scripts/services starts, so Java 17 and Maven"]
 fn a_crash_at_the_start_leaves_all_partitions_or_none() {
-    for into in BOTH {
-        let points = [("before_begin", false), ("in_begin", false), ("after_begin", true), ("at_start", true)];
-        for (point, recorded) in points.into_iter().filter(|(point, _)| into == Into::Topic || *point != "in_begin") {
-            let mut case = Case::new(into);
-            case.crash(point);
-            let between = case.produce();
-            case.stream().drain();
-            // A topic that is added when all have begun.
-            case.add("late", 1);
-            let after = case.produce();
-            case.stream().drain();
-            let expected = if recorded { vec![between, after] } else { vec![after] };
-            case.check(point, &expected);
-        }
+    for crash in crashes() {
+        crash_at_the_start(crash);
     }
 }
 

@@ -17,7 +17,8 @@ use super::{
     case::Case,
     crashes::{self, Crash, End, FILE_POINTS, TOPIC_POINTS, TRANSACTION_POINTS},
     dice::Dice,
-    outage::outages,
+    outage::{outages, short},
+    starts,
     storm::{Into, Membership, storm},
 };
 
@@ -33,12 +34,13 @@ struct Plan {
     kills: usize,
     events: usize,
     outages: usize,
+    gone: Duration,
     seed: u64,
 }
 
 impl Plan {
     fn from_env() -> Self {
-        let parts = env::var("TORTURE").unwrap_or_else(|_| "points,kills,storm,outage".to_owned());
+        let parts = env::var("TORTURE").unwrap_or_else(|_| "points,kills,storm,outage,gone".to_owned());
         let clock = || SystemTime::now().duration_since(UNIX_EPOCH).unwrap().as_secs();
         let plan = Self {
             parts: parts.split(',').map(str::to_owned).collect(),
@@ -46,9 +48,10 @@ impl Plan {
             kills: number("TORTURE_KILLS", || 200),
             events: number("TORTURE_EVENTS", || 50),
             outages: number("TORTURE_OUTAGES", || 5),
+            gone: Duration::from_secs(number("TORTURE_GONE", || 120)),
             seed: number("TORTURE_SEED", clock),
         };
-        let known = ["points", "kills", "storm", "outage"];
+        let known = ["points", "kills", "storm", "outage", "gone"];
         let unknown = plan.parts.iter().find(|part| !known.contains(&part.as_str()));
         assert_eq!(unknown, None, "TORTURE has a part that does not exist; the parts are {known:?}");
         plan
@@ -161,7 +164,20 @@ fn points(plan: &Plan, table: &Table) {
         jobs.push(("point in_revoke".to_owned(), plan.seed, Box::new(move || (1, crashes::in_revocation(end)))));
     }
     run_all(table, jobs);
+    beginnings(plan, table);
     frozen(plan, table);
+}
+
+/// Crashes around the record of where a stream begins.
+fn beginnings(plan: &Plan, table: &Table) {
+    let mut jobs: Vec<Job<'_>> = Vec::new();
+    for _ in 0..plan.rounds {
+        for crash in starts::crashes() {
+            let name = format!("begin {}, {:?}", crash.point, crash.into);
+            jobs.push((name, plan.seed, Box::new(move || (1, starts::crash_at_the_start(crash)))));
+        }
+    }
+    run_all(table, jobs);
 }
 
 /// Crashes a stream. If it came to its end before, again after fewer passes.
@@ -228,7 +244,7 @@ fn storms(plan: &Plan, table: &Table) {
 
 /// Prints a table, and fails if anything was lost or doubled, or hung.
 #[test]
-#[ignore = "takes an hour; scripts/torture runs it"]
+#[ignore = "takes half an hour; scripts/torture runs it"]
 fn torture() {
     let (plan, table, began) = (Plan::from_env(), Table::default(), Instant::now());
     println!("TORTURE_SEED={}", plan.seed);
@@ -242,8 +258,12 @@ fn torture() {
         storms(&plan, &table);
     }
     if plan.has("outage") {
-        let all = || (plan.outages, outages(plan.outages, &mut Dice::new(plan.seed)));
+        let all = || (plan.outages, outages(plan.outages, short, &mut Dice::new(plan.seed)));
         table.run("outages of the broker", plan.seed, all);
+    }
+    if plan.has("gone") {
+        let name = format!("an outage of the broker of {} s", plan.gone.as_secs());
+        table.run(&name, plan.seed, || (1, outages(1, |_| plan.gone, &mut Dice::new(plan.seed))));
     }
     println!("\nTORTURE_SEED={}, {} s\n\n{table}", plan.seed, Duration::as_secs(&began.elapsed()));
     assert!(!table.failed(), "failures are below the table");
