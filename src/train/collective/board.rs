@@ -29,6 +29,10 @@ const BEGUN: &str = "begun";
 const BEAT: Duration = Duration::from_secs(1);
 /// How long a process waits for news and signs of life, and process 0 for the others to leave.
 const PATIENCE: Duration = Duration::from_secs(2);
+/// Looks at the signs of life of the others before one counts as silent: a machine that delays their beats delays the looks.
+const LOOKS: usize = 4;
+/// Most time for these looks, and for process 0 to wait until the others have looked and left.
+const LONGEST_LOOK: Duration = Duration::from_secs(10);
 const PAUSE: Duration = Duration::from_millis(10);
 /// Most processes that are named in an error.
 const MOST_NAMES: usize = 8;
@@ -95,10 +99,12 @@ struct Signs {
     beats: Vec<(i64, i64)>,
     /// Exchanges that they have begun.
     begun: Vec<i64>,
+    looks: usize,
 }
 
 impl Signs {
     fn see(&mut self, beats: &[i64], begun: Vec<i64>) {
+        self.looks += 1;
         if self.beats.is_empty() {
             self.beats = beats.iter().map(|&count| (count, count)).collect();
         }
@@ -229,11 +235,16 @@ impl Board {
         }
     }
 
-    /// Looks for those that this process waits for, which takes two seconds.
+    /// Looks for those that this process waits for, which takes some seconds.
     pub(super) fn missing(&self) -> Missing {
         drop(self.0.ask(|state| state.signs = Some(Signs::default())));
         let started = Instant::now();
-        while started.elapsed() < PATIENCE && !self.0.state().has_ended {
+        let is_looking = |state: &State| {
+            let looks = state.signs.as_ref().map_or(0, |signs| signs.looks);
+            let passed = started.elapsed();
+            !state.has_ended && (passed < PATIENCE || ((1..LOOKS).contains(&looks) && passed < LONGEST_LOOK))
+        };
+        while is_looking(&self.0.state()) {
             thread::sleep(PAUSE);
         }
         let state = self.0.state();
@@ -309,7 +320,7 @@ impl Board {
     /// Nothing follows. The process with the store waits until the others have left, for a while.
     pub(super) fn leave(&self) {
         let state = self.0.ask(|state| state.is_leaving = true);
-        drop(self.0.until(state, |_| false));
+        drop(self.0.within(LONGEST_LOOK + PATIENCE, state, |_| false));
     }
 }
 
@@ -337,8 +348,18 @@ impl Shared {
 
     /// Waits until something is so or the thread has ended, at most a little longer than the thread may wait itself.
     fn until<'a>(&self, state: MutexGuard<'a, State>, is_so: impl Fn(&State) -> bool) -> MutexGuard<'a, State> {
+        self.within(PATIENCE + BEAT, state, is_so)
+    }
+
+    /// As [`Shared::until`], at most for this long.
+    fn within<'a>(
+        &self,
+        limit: Duration,
+        state: MutexGuard<'a, State>,
+        is_so: impl Fn(&State) -> bool,
+    ) -> MutexGuard<'a, State> {
         let goes_on = |state: &mut State| !state.has_ended && !is_so(state);
-        let waited = self.changed.wait_timeout_while(state, PATIENCE + BEAT, goes_on);
+        let waited = self.changed.wait_timeout_while(state, limit, goes_on);
         waited.unwrap_or_else(PoisonError::into_inner).0
     }
 
@@ -401,7 +422,7 @@ impl Shared {
         let started = Instant::now();
         let is_server = self.has_server && self.rank == 0;
         let others = self.size - self.state().signs.as_ref().map_or(0, Signs::silent);
-        while is_server && left < others as i64 && started.elapsed() < PATIENCE {
+        while is_server && left < others as i64 && started.elapsed() < LONGEST_LOOK {
             thread::sleep(PAUSE);
             left = self.notes.add(LEFT, 0)?;
         }
