@@ -4,6 +4,8 @@
 //! `INSTA_UPDATE=always cargo test -p elmo-pipelines --test cli` and review the diff.
 #![allow(clippy::unwrap_used, clippy::expect_used)]
 
+#[path = "cli/markup.rs"]
+mod markup;
 #[path = "cli/node.rs"]
 mod node;
 #[path = "cli/place.rs"]

@@ -2,7 +2,10 @@
 
 use serde_json::Value;
 
-use crate::place::{Place, snapshot, steady};
+use crate::{
+    markup::Page,
+    place::{Place, snapshot, steady},
+};
 
 fn place() -> Place {
     let place = Place::new();
@@ -132,6 +135,29 @@ fn the_demo_leaves_the_files_of_others_alone() {
     assert_eq!(read("reviews.jsonl"), "{\"text\": \"mine\"}\n");
     assert_eq!(read("elmo-demo/reviews.jsonl"), "{\"text\": \"mine too\"}\n");
     assert!(std::fs::read(&part).unwrap() == vectors);
+}
+
+/// The picture has what the report has: every sentence and every word, with its numbers.
+#[test]
+fn the_picture_of_the_demo_is_a_page_of_its_own() {
+    let place = Place::new();
+    let demo = place.exits("demo -q --json --output .", 0).json();
+    let page = Page::parse(&std::fs::read_to_string(place.path("elmo-demo/demo.html")).unwrap());
+    page.needs_no_network();
+    assert_eq!(page.elements.iter().filter(|name| *name == "svg").count(), 2);
+    let list = |list: &Value| list.as_array().unwrap().clone();
+    let (contexts, words) = (list(&demo["senses"]["contexts"]), list(&demo["surprisal"]));
+    assert_eq!((contexts.len(), words.len() > 10), (8, true), "{demo}");
+    for context in &contexts {
+        let (sense, text) = (context["sense"].as_str().unwrap(), context["text"].as_str().unwrap());
+        assert!(page.text.contains(&format!("{sense} {text}")), "no {text} in {}", page.text);
+    }
+    for word in &words {
+        let number = |name: &str| word[name].as_f64().unwrap();
+        let (name, bits) =
+            (word["word"].as_str().unwrap(), format!("{:.1} | {:.1}", number("forward"), number("backward")));
+        assert!(page.text.contains(name) && page.text.contains(&bits), "no {name}, {bits} in {}", page.text);
+    }
 }
 
 #[test]

@@ -11,8 +11,13 @@ use std::{
 
 use serde_json::{Value, json};
 
-use crate::place::{Ended, Place, ended};
+use crate::{
+    markup::Page,
+    place::{Ended, Place, ended},
+};
 
+#[path = "train/described.rs"]
+mod described;
 #[path = "train/eval.rs"]
 mod eval;
 #[path = "train/finetune.rs"]
@@ -62,6 +67,7 @@ fn a_trained_model_is_read_with_its_own_tokenizer() {
         json!({"tokenizer": "whitespace", "sentences": "off", "state": "warm", "recorded": ["tokenizer", "sentences", "state"]})
     );
     assert_eq!((&copy["text"], &copy["fingerprint"]), (&plain["text"], &plain["fingerprint"]));
+    the_pair_is_the_model(&place, &plain);
     let raw = place.exits("model info raw --json", 0).json();
     assert_eq!(
         raw["text"],
@@ -73,6 +79,29 @@ fn a_trained_model_is_read_with_its_own_tokenizer() {
         ended(place.elmo().args(["sql", "--model", "plain", "--format", "csv", "-q", "-c", query]).output().unwrap())
             .out;
     assert!(plan.contains("tokenizer=whitespace, sentences=off"), "{plan}");
+}
+
+/// `plain` as AllenNLP reads it: the same weights, and the same vectors from the same state. The pair has no place for the start state of
+/// the run.
+fn the_pair_is_the_model(place: &Place, plain: &Value) {
+    let converted = place.exits("model convert plain pair --to allennlp --json", 0).json();
+    for fingerprint in ["fingerprint_before", "fingerprint_after"] {
+        assert_eq!(converted[fingerprint], plain["fingerprint"], "{converted}");
+    }
+    let names: Vec<_> = fs::read_dir(place.path("pair")).unwrap().map(|file| file.unwrap().file_name()).collect();
+    assert!(names.len() == 2 && names.iter().all(|name| name.to_str().unwrap().starts_with("plain_")), "{names:?}");
+    let files = "--options pair/plain_options.json --weights pair/plain_weights.hdf5";
+    let pair = place.exits(&format!("model info {files} --json"), 0).json();
+    for key in ["fingerprint", "parameters", "text"] {
+        assert_eq!(pair[key], plain[key], "{pair}");
+    }
+    let vectors = |model: &str, output: &str| {
+        place.exits(&format!("embed ask.txt {model} --state zero --output {output} -q"), 0);
+        place.exits_sql(&format!("SELECT * FROM '{output}/*.parquet'"))
+    };
+    let expected = vectors("--model plain", "of-run");
+    assert!(expected.len() > 100, "{expected}");
+    assert_eq!(vectors(files, "of-pair"), expected);
 }
 
 /// A corpus without a sentence of usual length has a start state of its own all the same: documents as lines, and words.
@@ -391,7 +420,12 @@ fn event_files_and_curves_belong_to_a_run() {
     assert_eq!(files(), 1);
     let plotted = place.exits("plot run --output run.svg --json", 0).json();
     assert_eq!((&plotted["runs"][0]["steps"], &plotted["runs"][0]["damaged_lines"]), (&json!(8), &json!(0)));
-    assert!(fs::read_to_string(place.path("run.svg")).unwrap().contains("sampled softmax"));
+    place.exits("plot run --output run.html -q", 0);
+    for file in ["run.svg", "run.html"] {
+        let page = Page::parse(&fs::read_to_string(place.path(file)).unwrap());
+        page.needs_no_network();
+        assert!(page.text.contains("sampled softmax"), "{file}");
+    }
     assert!(place.exits("plot nowhere", 3).err.contains("no folder of a run"));
     assert!(place.exits("plot run --output options.html --smoothing 1", 2).err.contains("below 1"));
     place.write("options.html", "mine");
@@ -810,6 +844,15 @@ fn the_best_weights_are_kept_and_the_run_ends_when_they_get_no_better() {
     let text = fs::read_to_string(place.path("run/MODEL.md")).unwrap();
     let step = best["step"].as_u64().unwrap();
     assert!(text.contains(&format!("Step {step} of")) && text.contains("--tokenizer whitespace"), "{text}");
+    let number = |name: &str| best[name].as_f64().unwrap();
+    let held_out = format!(
+        "\nPerplexity {:.3} (forward {:.3}, backward {:.3}) on {} predictions in each direction of valid.txt: all words",
+        number("perplexity"),
+        number("perplexity_forward"),
+        number("perplexity_backward"),
+        best["tokens"]
+    );
+    assert!(text.contains(&held_out), "no {held_out} in {text}");
     // Another run can begin with these weights.
     let init = "train --shards corpus --vocab vocab.txt --init run --valid valid.txt --steps 1 --rows 4 --learning-rate 1e-9 \
                 --device cpu --json --output more";

@@ -25,7 +25,8 @@ use crate::{
 
 /// Score a text column of files by a language model and write Parquet files; the same command resumes an interrupted job
 ///
-/// The columns perplexity, of a text, and surprisal, of its tokens, are those of elmo_perplexity and elmo_surprisal in SQL.
+/// The columns perplexity, of a text, and surprisal, of its tokens, are those of elmo_perplexity and elmo_surprisal in SQL. A row of
+/// several sentences has one perplexity, over the tokens and boundaries of all of them.
 #[derive(Debug, Args)]
 #[command(
     override_usage = "elmo score [OPTIONS] --output <DIR> [INPUT]...",

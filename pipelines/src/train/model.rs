@@ -11,8 +11,7 @@ use std::{
 };
 
 use elmo::{
-    EmbedderSettings, ModelData, ModelOptions,
-    engine::DeviceChoice,
+    ModelData, ModelOptions,
     lm_head::LmHeadData,
     model::DeviceName,
     model_dir::WeightsFormat,
@@ -36,6 +35,7 @@ pub(super) const DESCRIPTION: &str = "MODEL.md";
 /// What a model directory is made of.
 pub(super) struct Export<'r> {
     pub(super) trainer: &'r Trainer,
+    #[expect(dead_code, reason = "the start state is computed on the CPU, whatever the device of the run")]
     pub(super) device: DeviceName,
     pub(super) options: &'r ModelOptions,
     pub(super) words: &'r Words,
@@ -50,21 +50,11 @@ pub(super) struct Export<'r> {
 /// # Errors
 /// [`Error::Io`] when the disk fails, [`TrainFault::Step`] when the device fails.
 pub(super) fn export(folder: &Path, export: Export<'_>) -> Result<()> {
-    let Export { trainer, device, options, words, warm_text, description } = export;
+    let Export { trainer, options, words, warm_text, description, .. } = export;
     finish_export(folder)?;
     let LanguageModel { weights, softmax_weight, softmax_bias } = trainer.model().map_err(TrainFault::Step)?;
     let mut model = ModelData::new(options.clone(), weights, &folder.display().to_string())?;
-    // One thread computes it, and there are no vectors to cache.
-    let settings = EmbedderSettings {
-        devices: vec![match device {
-            DeviceName::Cpu => DeviceChoice::Cpu,
-            DeviceName::Cuda(number) => DeviceChoice::Cuda(Some(number)),
-        }],
-        threads: Some(1),
-        cache_bytes: 0,
-        ..EmbedderSettings::default()
-    };
-    model.warm_state = Some(warm::state(&model, warm_text, &settings)?);
+    model.warm_state = Some(warm::state(&model, warm_text)?);
     let head = LmHeadData::new(words.list().to_vec(), softmax_weight, softmax_bias)?;
     let (staged, exported) = (folder.join(STAGED), folder.join(EXPORTED));
     let failed = |source| Error::io(&staged, source);

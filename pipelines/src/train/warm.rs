@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use elmo::{Elmo, EmbedderSettings, ModelData, train::Sentence};
+use elmo::{Elmo, EmbedderSettings, ModelData, engine::DeviceChoice, train::Sentence};
 
 use super::corpus::{Corpus, Passes, Sentences, StreamPosition};
 use crate::error::Result;
@@ -37,12 +37,20 @@ fn beginning(sentence: &Sentence) -> Vec<String> {
     sentence.tokens().take(*TOKENS.end()).map(str::to_owned).collect()
 }
 
-/// The state of a model after reading these sentences.
+/// The state of a model after reading these sentences, in float32: on the CPU, because the products of a GPU have the number
+/// format of the run.
 ///
 /// # Errors
-/// Those of the device.
-pub(super) fn state(model: &ModelData, text: &[Vec<String>], settings: &EmbedderSettings) -> Result<Vec<f32>> {
-    Ok(Elmo::from_data(model.clone(), settings)?.state_after(text)?)
+/// Those of the CPU.
+pub(super) fn state(model: &ModelData, text: &[Vec<String>]) -> Result<Vec<f32>> {
+    // One thread computes it, and there are no vectors to cache.
+    let settings = EmbedderSettings {
+        devices: vec![DeviceChoice::Cpu],
+        threads: Some(1),
+        cache_bytes: 0,
+        ..EmbedderSettings::default()
+    };
+    Ok(Elmo::from_data(model.clone(), &settings)?.state_after(text)?)
 }
 
 #[cfg(test)]

@@ -73,7 +73,11 @@ struct Functions {
 }
 
 impl Functions {
-    /// Opens the library.
+    /// Opens the library of this machine, or the one that [`VARIABLE`] names.
+    fn of_machine() -> Result<Self, String> {
+        Self::open(std::env::var(VARIABLE).ok().filter(|name| !name.is_empty()).as_deref())
+    }
+
     fn open(named: Option<&str>) -> Result<Self, String> {
         let named = named.map(|name| CString::new(name).map_err(|_| "its name has a NUL".to_owned())).transpose()?;
         let names: Vec<&CStr> = named.as_deref().map_or(NAMES.to_vec(), |name| vec![name]);
@@ -119,6 +123,13 @@ impl Functions {
                 stream_query: transmute::<*mut c_void, StreamQuery>(cuda(c"cudaStreamQuery")?),
             })
         }
+    }
+
+    /// The identity of a new group.
+    fn new_id(&self) -> Result<UniqueId, String> {
+        let mut id = UniqueId([0; ID_BYTES]);
+        // SAFETY: writes 128 bytes.
+        self.check(unsafe { (self.get_unique_id)(&mut id) }).map(|()| id)
     }
 
     /// Makes a GPU the current one of this thread.
@@ -329,21 +340,19 @@ impl Nccl {
     ) -> Result<Self, CollectiveError> {
         let Meeting { rank, size, .. } = *meeting;
         let wrong = |reason: String| failed(rank, size, "connecting the GPUs", reason);
-        let named = std::env::var(VARIABLE).ok().filter(|name| !name.is_empty());
-        let functions = Functions::open(named.as_deref()).map_err(wrong)?;
-        let mut id = UniqueId([0; ID_BYTES]);
-        match rank {
+        let functions = Functions::of_machine().map_err(wrong)?;
+        let id = match rank {
             0 => {
-                // SAFETY: writes 128 bytes.
-                functions.check(unsafe { (functions.get_unique_id)(&mut id) }).map_err(wrong)?;
+                let id = functions.new_id().map_err(wrong)?;
                 store.set(KEY, &id.0)?;
+                id
             }
             _ => {
                 let bytes = store.get(KEY)?;
                 let wrong_length = |_| wrong(format!("the identity of the group has {} bytes", bytes.len()));
-                id.0 = bytes.as_slice().try_into().map_err(wrong_length)?;
+                UniqueId(bytes.as_slice().try_into().map_err(wrong_length)?)
             }
-        }
+        };
         let communicator = Communicator::open(functions, id, (rank, size), device, patience).map_err(wrong)?;
         Ok(Self { communicator, device, rank, size })
     }
@@ -607,6 +616,43 @@ mod tests {
         boards[1].fail("GPU 1 has an uncorrectable error");
         let error = communicator.run(|_| 0).unwrap_err();
         assert_eq!((error.as_str(), ends()), ("process 1 has failed: GPU 1 has an uncorrectable error", [0, 0, 1]));
+    }
+
+    /// A group of one process on a GPU. Sums and copies of one change nothing, so this shows that each function of the real
+    /// library takes its arguments, ends and leaves the numbers whole; not that several GPUs exchange anything.
+    #[test]
+    #[ignore = "needs a GPU; make gpu runs it"]
+    fn every_call_of_nccl_is_made_on_cuda() {
+        use crate::model::cuda_devices;
+
+        const ANSWERS: Duration = Duration::from_secs(60);
+        assert!(cuda_devices() > 0, "this needs a GPU and the libtorch for CUDA");
+        let functions = Functions::of_machine().unwrap();
+        let patience = Patience { board: None, limit: ANSWERS };
+        let communicator = Communicator::open(functions, functions.new_id().unwrap(), (0, 1), 0, patience).unwrap();
+        let nccl = Nccl { communicator, device: 0, rank: 0, size: 1 };
+        // What the run exchanges: gradients, weights and their bits, losses, numbers and bytes.
+        for kind in [Kind::Float, Kind::BFloat16, Kind::Double, Kind::Int64, Kind::Int, Kind::Uint8] {
+            for device in [Device::Cuda(0), Device::Cpu] {
+                // Not in a single piece, as a transposed weight.
+                let expected = Tensor::arange(12, (kind, device)).view([3, 4]).tr();
+                let mut found = expected.copy();
+                nccl.all_reduce(&mut found).unwrap();
+                assert_eq!((&found, found.device()), (&expected, device), "a sum, {kind:?}");
+                nccl.broadcast(&mut found).unwrap();
+                assert_eq!((&found, found.device()), (&expected, device), "a copy, {kind:?}");
+                let all = nccl.all_gather(&found).unwrap();
+                assert_eq!((&all, all.device()), (&expected.unsqueeze(0), device), "all of {kind:?}");
+            }
+        }
+        let mut large = Tensor::full([3 << 24], 0.5, (Kind::Float, Device::Cuda(0)));
+        nccl.all_reduce(&mut large).unwrap();
+        assert_eq!(f64::try_from(large.sum(Kind::Double)).unwrap(), f64::from(3 << 23));
+        nccl.barrier().unwrap();
+        assert!(nccl.all_reduce(&mut Tensor::zeros([1], (Kind::Bool, Device::Cuda(0)))).is_err(), "NCCL has no bool");
+        nccl.close(true);
+        let reason = nccl.barrier().unwrap_err().reason;
+        assert!(reason.contains("the connections have ended before"), "{reason}");
     }
 
     /// A library of another name that is there: the C library.

@@ -94,6 +94,44 @@ fn sums_have_the_same_bits_in_all_processes() {
     assert!(found.iter().all(|bits| *bits == found[0]));
 }
 
+/// The store of torchrun's agent, which is none of the processes, and its variables. The first attempt ends without order, and the
+/// second one meets at the same store, where the keys of the first one still are.
+#[cfg(elmo_c10d)]
+#[test]
+fn processes_meet_at_the_store_of_torchrun() {
+    let agent = Meeting { run: "agent".to_owned(), ..meetings(2).remove(0) };
+    let store = c10d::Store::open(&agent, LIMIT).unwrap();
+    store.set("workers", b"2").unwrap();
+    for attempt in 0..2 {
+        let started_by_torchrun = |rank: usize| {
+            let variable = |name: &str| {
+                Some(match name {
+                    "RANK" | "LOCAL_RANK" => rank.to_string(),
+                    "WORLD_SIZE" | "LOCAL_WORLD_SIZE" => "2".to_owned(),
+                    "MASTER_ADDR" => "127.0.0.1".to_owned(),
+                    "MASTER_PORT" => agent.port.to_string(),
+                    "TORCHELASTIC_USE_AGENT_STORE" => "True".to_owned(),
+                    "TORCHELASTIC_RUN_ID" => "job".to_owned(),
+                    "TORCHELASTIC_RESTART_COUNT" => attempt.to_string(),
+                    _ => return None,
+                })
+            };
+            Meeting::from_env(variable).unwrap().unwrap()
+        };
+        let both: Vec<_> = (0..2).map(started_by_torchrun).collect();
+        assert!(both.iter().all(|meeting| meeting.has_store && !meeting.is_server()));
+        let found = met(both, limits(LIMIT), |group| {
+            let mut numbers = [1.0 + group.rank() as f64, 0.25];
+            group.sum_numbers(&mut numbers).unwrap();
+            group.abandon();
+            numbers
+        });
+        // By hand.
+        assert!(found.into_iter().all(|numbers| numbers.unwrap() == [3.0, 0.5]), "attempt {attempt}");
+    }
+    assert_eq!(store.get("workers").unwrap(), b"2");
+}
+
 /// Long before the time limit.
 #[test]
 fn a_process_that_leaves_ends_the_wait_of_the_others() {

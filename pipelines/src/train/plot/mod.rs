@@ -323,12 +323,14 @@ fn drawn(runs: &[Run], plot: &Plot, is_file: bool) -> String {
 /// The picture below a table of the runs.
 fn page(runs: &[Run], svg: &str) -> String {
     let mut page = picture::page("elmo plot", MARK);
-    page += "<h1>Training</h1>\n<table>\n<tr><th align=\"left\">run<th align=\"right\">steps<th align=\"right\">lowest held-out perplexity</tr>\n";
+    page += "<h1>Training</h1>\n<table>\n<tr><th align=\"left\">run</th><th align=\"right\">steps</th>\
+             <th align=\"right\">lowest held-out perplexity</th></tr>\n";
     for run in runs {
         let report = run.report();
         let perplexity = report.perplexity.map_or("-".to_owned(), |perplexity| format!("{perplexity:.3}"));
         let (name, steps) = (escaped(&run.name()), count(report.steps));
-        let _ = writeln!(page, "<tr><td>{name}<td align=\"right\">{steps}<td align=\"right\">{perplexity}</tr>");
+        let numbers = [steps, perplexity].map(|number| format!("<td align=\"right\">{number}</td>")).concat();
+        let _ = writeln!(page, "<tr><td>{name}</td>{numbers}</tr>");
     }
     page + "</table>\n" + svg + "</html>\n"
 }
