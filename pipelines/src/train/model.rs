@@ -13,7 +13,6 @@ use std::{
 use elmo::{
     ModelData, ModelOptions,
     lm_head::LmHeadData,
-    model::DeviceName,
     model_dir::WeightsFormat,
     train::{LanguageModel, Trainer},
     weights::safetensors::Numbers,
@@ -35,8 +34,6 @@ pub(super) const DESCRIPTION: &str = "MODEL.md";
 /// What a model directory is made of.
 pub(super) struct Export<'r> {
     pub(super) trainer: &'r Trainer,
-    #[expect(dead_code, reason = "the start state is computed on the CPU, whatever the device of the run")]
-    pub(super) device: DeviceName,
     pub(super) options: &'r ModelOptions,
     pub(super) words: &'r Words,
     /// Sentences of the corpus after which the start state `warm` is taken.

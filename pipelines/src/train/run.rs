@@ -541,7 +541,6 @@ impl Run {
         let Prepared { job, options, words, .. } = &self.prepared;
         let export = model::Export {
             trainer: &self.trainer,
-            device: job.device,
             options,
             words,
             warm_text: &self.warm_text,
