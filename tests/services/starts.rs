@@ -226,8 +226,7 @@ fn a_pattern_reads_the_same_topics_by_either_protocol() {
             let group = format!("{id}{number}{}", protocol.len());
             let stream = Stream::new(ELMO, &broker, &topic, &group, folder.path().to_str().unwrap()).with(protocol);
             stream.drain();
-            let read: BTreeSet<String> =
-                stream.dataset().objects.iter().map(|object| object.topic.clone()).collect();
+            let read: BTreeSet<String> = stream.dataset().objects.iter().map(|object| object.topic.clone()).collect();
             assert_eq!(read, expected, "{pattern}, {protocol}");
         }
     }

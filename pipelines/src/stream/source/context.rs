@@ -21,7 +21,7 @@ use tokio::sync::{mpsc::UnboundedSender, watch};
 
 use super::{
     budget::Budget,
-    deleted::Doubts,
+    deleted::{self, Doubts},
     event::{Assigned, Event, Hint, Start, Starts, reply},
     faults::{self, Health, Verdict},
     logs,
@@ -36,6 +36,8 @@ use crate::stream::{StreamError, TopicPartition};
 
 /// How long the group is asked for its offsets in a rebalance.
 const HINTS: Duration = Duration::from_secs(5);
+/// How long brokers are asked for their topics in a rebalance.
+const TOPICS: Duration = Duration::from_secs(2);
 
 /// What the callbacks, the thread and the job's handles share.
 pub(super) struct Shared {
@@ -290,9 +292,7 @@ impl Context {
         let mut lost = consumer.assignment_lost();
         if lost {
             shared.ownership.remove(&partitions);
-            // What a member loses are the partitions of topics that were deleted. Nobody else will read them, so what was read
-            // of them is published.
-            lost = membership(consumer).is_none();
+            lost = !are_deleted(consumer, &partitions);
         }
         if !shared.is_stopping() {
             shared.doubts.add(&partitions);
@@ -333,6 +333,17 @@ impl Context {
         }
         self.0.budget_changed();
     }
+}
+
+/// Whether a member lost partitions because their topics were deleted. Nobody else will read them, so what was read of them is
+/// to be published.
+fn are_deleted(consumer: &BaseConsumer<Context>, partitions: &[TopicPartition]) -> bool {
+    if membership(consumer).is_none() {
+        return false;
+    }
+    let topics: HashSet<&Arc<str>> = partitions.iter().map(|partition| &partition.topic).collect();
+    let answer = consumer.fetch_metadata(None, TOPICS);
+    answer.is_ok_and(|metadata| topics.into_iter().all(|topic| deleted::is_missing(&metadata, topic)))
 }
 
 fn add(consumer: &BaseConsumer<Context>, list: &TopicPartitionList) -> KafkaResult<()> {

@@ -84,8 +84,7 @@ impl Doubts {
     }
 }
 
-const OF_PATTERN: &str =
-    "it no longer exists: it was deleted; what was written of it stays, and the other topics of the pattern are read on";
+const OF_PATTERN: &str = "it no longer exists: it was deleted; what was written of it stays, and the other topics of the pattern are read on";
 
 /// Whether the brokers do not have a topic.
 pub(super) fn is_missing(metadata: &Metadata, topic: &str) -> bool {

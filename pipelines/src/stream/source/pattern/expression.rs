@@ -10,11 +10,11 @@ pub(super) enum Expression {
     /// One character of a set.
     One(Chars),
     /// One after the other; the empty text if there are none.
-    Sequence(Vec<Expression>),
+    Sequence(Vec<Self>),
     /// Any of them; nothing if there are none.
-    Choice(Vec<Expression>),
+    Choice(Vec<Self>),
     /// So often at least, and at most.
-    Repeat(Box<Expression>, u32, Option<u32>),
+    Repeat(Box<Self>, u32, Option<u32>),
 }
 
 impl Expression {

@@ -138,13 +138,13 @@ async fn a_member_without_partitions_knows_that_it_is_one() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_member_gets_the_topics_of_the_plan_by_either_protocol() {
     let all = ["__consumer_offsets", "_a", "old-reviews-1", "reviews-12", "reviews-x"];
-    let cluster = Cluster::new(&all.map(|topic| (topic, 1)));
     for (pattern, expected) in
-        [("^reviews", &all[3..]), ("^reviews-[0-9]", &all[3..4]), ("^(old-)?reviews-[0-9]$", &all[2..3]), ("^.*", &all[1..])]
+        [("^reviews-[0-9]", &all[3..4]), ("^(old-)?reviews-[0-9]$", &all[2..3]), ("^.*", &all[1..])]
     {
-        let plan = describe(&cluster.settings(&[pattern], &[]), &[]).await.unwrap();
-        assert_eq!(plan.topics.iter().map(|topic| topic.name.as_str()).collect::<Vec<_>>(), expected, "{pattern}");
         for protocol in [NEW, "partition.assignment.strategy=cooperative-sticky"] {
+            let cluster = Cluster::new(&all.map(|topic| (topic, 1)));
+            let plan = describe(&cluster.settings(&[pattern], &[]), &[]).await.unwrap();
+            assert_eq!(plan.topics.iter().map(|topic| topic.name.as_str()).collect::<Vec<_>>(), expected, "{pattern}");
             let mut member = cluster.join(&[pattern], &[protocol]).await;
             member.until("its topics", |m| m.owned.len() >= expected.len()).await;
             member.during(Duration::from_millis(200)).await;
