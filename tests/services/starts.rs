@@ -285,3 +285,24 @@ fn a_topic_of_a_pattern_may_be_deleted_but_not_one_of_a_name() {
         assert!(named.stderr().contains(&reason), "{protocol}: {}", named.stderr());
     }
 }
+
+/// A topic is deleted while its messages are on their way; the transactions of the other one go on.
+#[test]
+#[ignore = "needs the broker that scripts/services starts, so Java 17 and Maven"]
+fn a_stream_into_a_topic_goes_on_when_a_topic_of_its_pattern_is_deleted() {
+    for protocol in [CLASSIC, CONSUMER] {
+        let mut case = Case::new(Into::Topic);
+        let mut stream = case.stream_of("^@[ab]").with(protocol).with(QUICK).start();
+        stream.wait_for("assigned");
+        let first = case.produce();
+        broker::eventually("all is written", || case.in_topic().len() == first.len());
+        case.produce();
+        let deleted = case.topics.remove(1);
+        case.broker.delete(&deleted);
+        stream.wait_for(&format!("topic {}: it no longer exists", deleted.name));
+        case.produce();
+        let of_other = || case.in_topic().iter().filter(|(topic, ..)| *topic != deleted.name).count();
+        broker::eventually("the other topic", || of_other() == 60);
+        end_in_order(vec![stream]);
+    }
+}
