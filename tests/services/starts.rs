@@ -1,13 +1,14 @@
 //! Where a stream begins with `--start latest`, whatever becomes of its first processes: all partitions of all topics where they
-//! ended when it began, and those that were added later at their first message.
+//! ended when it began, and those that were added later at their first message. Which topics a pattern reads, and what
+//! happens when they are added and deleted.
 
-use std::os::unix::process::ExitStatusExt;
+use std::{collections::BTreeSet, os::unix::process::ExitStatusExt, thread, time::Duration};
 
 use super::{
     broker::{self, Broker, Record, Topic},
     crashes::end_in_order,
     node::Node,
-    streaming::Stream,
+    streaming::{self, Stream},
 };
 
 const ELMO: &str = env!("CARGO_BIN_EXE_elmo");
@@ -16,6 +17,10 @@ const ELMO: &str = env!("CARGO_BIN_EXE_elmo");
 const CLASSIC: &str = "-X session.timeout.ms=1000 -X heartbeat.interval.ms=300";
 /// The broker has the timeouts.
 const CONSUMER: &str = "-X group.protocol=consumer";
+
+/// librdkafka sees within half a second that topics are added and deleted. The broker of `group.protocol=consumer` needs some
+/// ten seconds for patterns.
+const QUICK: &str = "-X topic.metadata.refresh.interval.ms=500";
 
 /// Topic, partition and offset.
 type Place = (String, i32, i64);
@@ -209,5 +214,113 @@ fn of_two_processes_that_begin_at_once_one_decides() {
         end_in_order(vec![late]);
         case.stream().drain();
         case.check("one process was late", &[first, second]);
+    }
+}
+
+/// By hand. The broker matches with RE2, librdkafka with the C library, and the plan with the crate `regex`.
+#[test]
+#[ignore = "needs the broker that scripts/services starts, so Java 17 and Maven"]
+fn a_pattern_reads_the_same_topics_by_either_protocol() {
+    let broker = Broker::shared();
+    let id = format!("patterns-{}-", uuid::Uuid::new_v4().simple());
+    for name in ["@1", "@12", "@a.b", "@axb", "@de", "@den", "_@1", "__@1", "old-@1"] {
+        let topic = Topic { name: name.replace('@', &id), partitions: 1 };
+        broker.create(&topic, &[]);
+        broker.produce(&topic, broker::texts(1, 1));
+    }
+    for (number, (pattern, expected)) in [
+        ("^@1", vec!["@1", "@12"]),
+        ("^@[[:digit:]]{2,3}", vec!["@12"]),
+        (r"^@a\.b|^@(de|en)$", vec!["@a.b", "@de"]),
+        ("^_*@[^a-z]$", vec!["@1", "_@1"]),
+    ]
+    .into_iter()
+    .enumerate()
+    {
+        let expected: BTreeSet<String> = expected.into_iter().map(|name| name.replace('@', &id)).collect();
+        for protocol in [CLASSIC, CONSUMER] {
+            let folder = tempfile::tempdir().unwrap();
+            let topic = Topic { name: pattern.replace('@', &id), partitions: 0 };
+            let group = format!("{id}{number}{}", protocol.len());
+            let stream = Stream::new(ELMO, &broker, &topic, &group, folder.path().to_str().unwrap()).with(protocol);
+            stream.drain();
+            let read: BTreeSet<String> = stream.dataset().objects.iter().map(|object| object.topic.clone()).collect();
+            assert_eq!(read, expected, "{pattern}, {protocol}");
+        }
+    }
+}
+
+#[test]
+#[ignore = "needs the broker that scripts/services starts, so Java 17 and Maven"]
+fn a_running_stream_reads_what_is_added_by_either_protocol() {
+    for protocol in [CLASSIC, CONSUMER] {
+        let mut case = Case::new(Into::Files);
+        let mut stream = case.stream_of("^@").with(protocol).with(QUICK).with("--max-age 500ms").start();
+        stream.wait_for("assigned");
+        let mut expected = case.produce();
+        case.add("late", 1);
+        case.broker.grow(&mut case.topics[0], 3);
+        expected.extend(case.produce());
+        broker::eventually("everything is read", || case.stream().dataset().table_rows() == expected.len());
+        end_in_order(vec![stream]);
+        case.check(protocol, &[expected]);
+    }
+}
+
+/// What was read of a topic that is deleted is written, also what is in a file that is open: all files are.
+#[test]
+#[ignore = "needs the broker that scripts/services starts, so Java 17 and Maven"]
+fn a_topic_of_a_pattern_may_be_deleted_but_not_one_of_a_name() {
+    for protocol in [CLASSIC, CONSUMER] {
+        let mut case = Case::new(Into::Files);
+        let stream = |case: &Case, name: &str| {
+            let topic = Topic { name: name.replace('@', &case.prefix), partitions: 0 };
+            let group = format!("{}deleted", case.prefix);
+            let stream = Stream::new(ELMO, &case.broker, &topic, &group, case.folder.path().to_str().unwrap());
+            stream.with("--start latest -v --metrics 127.0.0.1:0").with(protocol).with(QUICK)
+        };
+        let mut matched = stream(&case, "^@").start();
+        let address = streaming::metrics_address(&mut matched);
+        matched.wait_for("assigned");
+        let first = case.produce();
+        let read = |rows: usize| streaming::metric(&address, "elmo_stream_messages_total", "") == rows as f64;
+        broker::eventually("all is read", || read(first.len()));
+        thread::sleep(Duration::from_secs(1));
+        let deleted = case.topics.remove(1);
+        case.broker.delete(&deleted);
+        matched.wait_for(&format!("topic {}: it no longer exists", deleted.name));
+        broker::eventually("its rows are written", || case.stream().dataset().table_rows() == 10);
+        let second = case.produce();
+        broker::eventually("the other topic", || read(first.len() + second.len()));
+        end_in_order(vec![matched]);
+        case.check(protocol, &[first, second]);
+
+        let mut named = stream(&case, "@a").start();
+        named.wait_for("assigned");
+        case.broker.delete(&case.topics[0]);
+        assert_eq!(named.wait(), Some(5), "{protocol}: {}", named.stderr());
+        let reason = format!("topic {}: it no longer exists", case.topics[0].name);
+        assert!(named.stderr().contains(&reason), "{protocol}: {}", named.stderr());
+    }
+}
+
+/// A topic is deleted while its messages are on their way; the transactions of the other one go on.
+#[test]
+#[ignore = "needs the broker that scripts/services starts, so Java 17 and Maven"]
+fn a_stream_into_a_topic_goes_on_when_a_topic_of_its_pattern_is_deleted() {
+    for protocol in [CLASSIC, CONSUMER] {
+        let mut case = Case::new(Into::Topic);
+        let mut stream = case.stream_of("^@[ab]").with(protocol).with(QUICK).start();
+        stream.wait_for("assigned");
+        let first = case.produce();
+        broker::eventually("all is written", || case.in_topic().len() == first.len());
+        case.produce();
+        let deleted = case.topics.remove(1);
+        case.broker.delete(&deleted);
+        stream.wait_for(&format!("topic {}: it no longer exists", deleted.name));
+        case.produce();
+        let of_other = || case.in_topic().iter().filter(|(topic, ..)| *topic != deleted.name).count();
+        broker::eventually("the other topic", || of_other() == 60);
+        end_in_order(vec![stream]);
     }
 }

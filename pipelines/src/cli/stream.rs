@@ -103,6 +103,9 @@ struct BrokerArgs {
 
     /// Topics, or a pattern that begins with ^; repeat it for several
     ///
+    /// A pattern matches the beginning of a name: ^reviews reads reviews and reviews-1, and ^reviews$ reads reviews alone. It
+    /// may have . \. [a-z] [^0-9] (a|b) * + ? {2,5}, and matches no topic that begins with __. Quote it for the shell.
+    ///
     /// Topics that match a pattern later, and partitions that are added later, are read from their first message.
     #[arg(long = "topic", value_name = "TOPIC", required = true)]
     topics: Vec<String>,

@@ -1,6 +1,7 @@
 //! Callbacks of librdkafka: rebalances, errors, statistics, logs. All run on the consumer's thread, inside of `poll`.
 
 use std::{
+    collections::HashSet,
     sync::{
         Arc,
         atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering::Relaxed},
@@ -20,6 +21,7 @@ use tokio::sync::{mpsc::UnboundedSender, watch};
 
 use super::{
     budget::Budget,
+    deleted::{self, Doubts},
     event::{Assigned, Event, Hint, Start, Starts, reply},
     faults::{self, Health, Verdict},
     logs,
@@ -34,6 +36,8 @@ use crate::stream::{StreamError, TopicPartition};
 
 /// How long the group is asked for its offsets in a rebalance.
 const HINTS: Duration = Duration::from_secs(5);
+/// How long brokers are asked for their topics in a rebalance.
+const TOPICS: Duration = Duration::from_secs(2);
 
 /// What the callbacks, the thread and the job's handles share.
 pub(super) struct Shared {
@@ -49,6 +53,8 @@ pub(super) struct Shared {
     pub(super) out_of_range: AtomicBool,
     /// A thread finds out which.
     pub(super) asks_for_ranges: AtomicBool,
+    /// Which topics may have been deleted.
+    pub(super) doubts: Doubts,
     pub(super) events: UnboundedSender<Event>,
     pub(super) statistics: watch::Sender<Arc<Statistics>>,
     pub(super) brokers: String,
@@ -116,6 +122,11 @@ impl Shared {
         match verdict {
             Verdict::Ignore => tracing::debug!(code = ?code, reason = %self.scrub.scrub(reason), "librdkafka"),
             Verdict::OutOfRange => self.out_of_range.store(true, Relaxed),
+            Verdict::TopicGone => {
+                tracing::debug!(code = ?code, reason = %self.scrub.scrub(reason), "librdkafka");
+                let slots = self.slots.lock();
+                self.doubts.add(slots.iter().map(|slot| &slot.partition));
+            }
             Verdict::Report { fatal } => self.send(Event::Error { error: self.error(code, reason, last), fatal }),
         }
     }
@@ -210,6 +221,7 @@ impl Context {
         let epoch = Epoch(shared.counts.epoch.fetch_add(1, Relaxed) + 1);
         let assigned = self.look_up(consumer, &partitions);
         shared.ownership.add(&partitions, epoch);
+        shared.doubts.settle(&partitions);
         let (reply, answer) = reply::<Starts>();
         shared.send(Event::Assign { partitions: assigned, epoch, reply });
         let starts = answer.wait(shared.patience, || shared.is_in_vain(consumer));
@@ -277,9 +289,13 @@ impl Context {
     fn revoke(&self, consumer: &BaseConsumer<Self>, list: &TopicPartitionList) {
         let shared = &*self.0;
         let partitions = offsets::partitions(list);
-        let lost = consumer.assignment_lost();
+        let mut lost = consumer.assignment_lost();
         if lost {
             shared.ownership.remove(&partitions);
+            lost = !are_deleted(consumer, &partitions);
+        }
+        if !shared.is_stopping() {
+            shared.doubts.add(&partitions);
         }
         let gone = shared.slots.lock().remove(&partitions.iter().collect::<Vec<_>>());
         if !gone.is_empty() && !shared.is_stopping() {
@@ -319,6 +335,17 @@ impl Context {
     }
 }
 
+/// Whether a member lost partitions because their topics were deleted. Nobody else will read them, so what was read of them is
+/// to be published.
+fn are_deleted(consumer: &BaseConsumer<Context>, partitions: &[TopicPartition]) -> bool {
+    if membership(consumer).is_none() {
+        return false;
+    }
+    let topics: HashSet<&Arc<str>> = partitions.iter().map(|partition| &partition.topic).collect();
+    let answer = consumer.fetch_metadata(None, TOPICS);
+    answer.is_ok_and(|metadata| topics.into_iter().all(|topic| deleted::is_missing(&metadata, topic)))
+}
+
 fn add(consumer: &BaseConsumer<Context>, list: &TopicPartitionList) -> KafkaResult<()> {
     match consumer.rebalance_protocol() {
         RebalanceProtocol::Cooperative => consumer.incremental_assign(list),
@@ -335,6 +362,8 @@ pub(super) struct Setup {
     pub(super) group: String,
     pub(super) max_poll_interval: Duration,
     pub(super) consumer_protocol: bool,
+    /// The topics that are read by their names.
+    pub(super) named: HashSet<Arc<str>>,
 }
 
 impl Setup {
@@ -351,6 +380,7 @@ impl Setup {
             leave_by: Mutex::default(),
             out_of_range: AtomicBool::new(false),
             asks_for_ranges: AtomicBool::new(false),
+            doubts: Doubts::new(self.named),
             events: self.events,
             statistics: watch::Sender::new(Arc::default()),
             brokers: self.brokers,

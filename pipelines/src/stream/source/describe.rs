@@ -14,7 +14,6 @@ use rdkafka::{
     error::{KafkaError, KafkaResult, RDKafkaErrorCode as Code},
     metadata::Metadata,
 };
-use regex::Regex;
 
 use super::{
     event::Hint,
@@ -235,20 +234,15 @@ fn best(heard: &[(Code, String)]) -> Option<&(Code, String)> {
 
 /// The topics that were asked for.
 fn wanted(metadata: &Metadata, settings: &Settings) -> Result<Vec<Topic>, StreamError> {
-    let mut names = BTreeSet::new();
-    for topic in settings.topics() {
-        if topic.starts_with('^') {
-            let pattern = pattern(topic)?;
-            let all = metadata.topics().iter().map(|topic| topic.name());
-            names.extend(all.filter(|name| pattern.is_match(name) && !name.starts_with("__")));
-            continue;
-        }
+    let all = metadata.topics().iter().map(|topic| topic.name());
+    let mut names: BTreeSet<&str> = all.filter(|name| settings.is_of_pattern(name)).collect();
+    for topic in settings.names() {
         let found = metadata.topics().iter().find(|found| found.name() == topic);
         let error = found.map_or(Some(Code::UnknownTopicOrPartition), |found| found.error().map(Code::from));
         if let Some(code) = error {
             return Err(denied(format!("topic {topic}"), code, settings));
         }
-        names.insert(topic.as_str());
+        names.insert(topic);
     }
     let topic = |found: &rdkafka::metadata::MetadataTopic| Topic {
         name: found.name().to_owned(),
@@ -337,21 +331,6 @@ fn count_messages(consumer: &BaseConsumer<Listener>, topics: &mut [Topic]) {
         };
         topic.messages = partitions.filter_map(|partition| count(partition).ok()).sum();
     }
-}
-
-/// The pattern of a topic, which begins with `^`. librdkafka and brokers have their own expressions; what they have in
-/// common with these is what topics need.
-///
-/// # Errors
-/// [`StreamError::Settings`] when it is not a regular expression.
-pub(super) fn pattern(topic: &str) -> Result<Regex, StreamError> {
-    Regex::new(topic).map_err(|error| StreamError::Settings {
-        message: format!(
-            "--topic {topic} is not a regular expression: {}",
-            error.to_string().lines().last().unwrap_or("")
-        ),
-        help: Some("a topic that begins with ^ is a pattern, such as ^reviews-.*".into()),
-    })
 }
 
 /// Collects the errors of connections.

@@ -76,6 +76,8 @@ pub(super) enum Verdict {
     Ignore,
     /// Offsets are out of the range of a partition.
     OutOfRange,
+    /// A topic may have been deleted. Whether that one is needed, the error does not say in a form that could be relied on.
+    TopicGone,
     /// For the user.
     Report {
         /// The consumer cannot go on.
@@ -99,6 +101,7 @@ impl Health {
         match code {
             Code::PartitionEOF => Verdict::Ignore,
             Code::AutoOffsetReset => Verdict::OutOfRange,
+            Code::UnknownTopic | Code::UnknownTopicOrPartition | Code::UnknownTopicId => Verdict::TopicGone,
             // librdkafka connects again; when it is the last broker, AllBrokersDown follows.
             Code::BrokerTransportFailure | Code::Resolve | Code::OperationTimedOut | Code::RequestTimedOut => {
                 self.last_failure = Some(reason.to_owned());
@@ -114,8 +117,6 @@ impl Health {
                 self.once(&format!("{code:?}"), false)
             }
             Code::Fatal
-            | Code::UnknownTopic
-            | Code::UnknownTopicOrPartition
             | Code::InvalidTopic
             | Code::TopicAuthorizationFailed
             | Code::GroupAuthorizationFailed
@@ -171,9 +172,11 @@ mod tests {
         assert_eq!(health.last_failure.as_deref(), Some("b:1: Connection refused"));
         assert!(health.up() && !health.up());
         assert_eq!(judge(&mut health, Code::AllBrokersDown, "1/1 brokers are down"), report);
+        let denied = "Subscribed topic not available: t: Broker: Topic authorization failed";
+        assert_eq!(judge(&mut health, Code::TopicAuthorizationFailed, denied), Verdict::Report { fatal: true });
+        assert_eq!(judge(&mut health, Code::TopicAuthorizationFailed, denied), Verdict::Ignore);
         let missing = "Subscribed topic not available: t: Broker: Unknown topic or partition";
-        assert_eq!(judge(&mut health, Code::UnknownTopicOrPartition, missing), Verdict::Report { fatal: true });
-        assert_eq!(judge(&mut health, Code::UnknownTopicOrPartition, missing), Verdict::Ignore);
+        assert_eq!(judge(&mut health, Code::UnknownTopicOrPartition, missing), Verdict::TopicGone);
     }
 
     #[test]

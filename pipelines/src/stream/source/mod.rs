@@ -18,6 +18,7 @@
 mod budget;
 mod client;
 mod context;
+mod deleted;
 mod describe;
 mod event;
 mod faults;
@@ -27,6 +28,7 @@ mod names;
 mod observer;
 mod offsets;
 mod ownership;
+mod pattern;
 mod permissions;
 mod properties;
 mod scrub;
@@ -111,15 +113,16 @@ impl Source {
                 group: settings.group().to_owned(),
                 max_poll_interval: settings.max_poll_interval(),
                 consumer_protocol: settings.uses_consumer_protocol(),
+                named: settings.named_topics(),
             }
             .shared(),
         ));
         let consumer: Consumer =
             config.create_with_context(context.clone()).map_err(|error| settings.refused(&error))?;
-        let topics: Vec<&str> = settings.topics().iter().map(String::as_str).collect();
-        let failed =
-            |error: &KafkaError| faults::kafka(format!("topics {}", topics.join(", ")), error, &context.0.scrub);
-        consumer.subscribe(&topics).map_err(|error| failed(&error))?;
+        let failed = |error: &KafkaError| {
+            faults::kafka(format!("topics {}", settings.topics().join(", ")), error, &context.0.scrub)
+        };
+        consumer.subscribe(&settings.subscription()).map_err(|error| failed(&error))?;
         let consumer = Arc::new(consumer);
         context.0.ownership.open(Arc::clone(&consumer));
         let shared = Arc::clone(&context.0);

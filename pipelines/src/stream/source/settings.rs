@@ -1,7 +1,7 @@
 //! Settings of the consumer, and of producers for the same brokers: what the user gave, checked, over what we choose.
 
 use std::{
-    collections::{BTreeMap, HashSet},
+    collections::{BTreeMap, BTreeSet, HashSet},
     ffi::OsString,
     fmt,
     path::{Path, PathBuf},
@@ -15,7 +15,7 @@ use rdkafka::{
     error::{KafkaError, RDKafkaErrorCode as Code},
 };
 
-use super::{faults, logs::Logs, names, properties, scrub::Scrubber};
+use super::{faults, logs::Logs, names, pattern::Pattern, properties, scrub::Scrubber};
 use crate::{redact::is_secret_key, stream::StreamError};
 
 /// Settings that a stream needs as they are, and why nobody else may set them.
@@ -120,6 +120,8 @@ pub struct Given {
 pub struct Settings {
     brokers: String,
     topics: Vec<String>,
+    /// Those of the topics that are patterns.
+    patterns: Vec<Pattern>,
     group: String,
     properties: BTreeMap<String, String>,
     registry: BTreeMap<String, String>,
@@ -135,7 +137,7 @@ impl Settings {
     pub fn new(given: Given) -> Result<Self, StreamError> {
         check_brokers(&given.brokers)?;
         check_option("--group", &given.group)?;
-        check_topics(&given.topics)?;
+        let patterns = check_topics(&given.topics)?;
         let mut all = match &given.secrets {
             Some(path) => read_file(path)?,
             None => Vec::new(),
@@ -148,8 +150,8 @@ impl Settings {
             all.into_iter().map(|(_, name, value)| (name, value)).partition(|(name, _)| is_of_registry(name));
         let secrets = registry.iter().chain(&properties).filter(|(name, _)| is_secret_key(name));
         let scrub = Scrubber::new(secrets.map(|(_, value)| value.as_str()));
-        let settings =
-            Self { brokers: given.brokers, topics: given.topics, group: given.group, properties, registry, scrub };
+        let Given { brokers, topics, group, .. } = given;
+        let settings = Self { brokers, topics, patterns, group, properties, registry, scrub };
         for (name, value) in &settings.properties {
             settings.check(name, value, places.get(name))?;
         }
@@ -208,16 +210,28 @@ impl Settings {
 
     /// Whether messages of this topic are read.
     pub fn reads(&self, topic: &str) -> bool {
-        let is_of = |wanted: &String| match wanted.starts_with('^') {
-            true => super::describe::pattern(wanted).is_ok_and(|pattern| pattern.is_match(topic)),
-            false => wanted == topic,
-        };
-        self.topics.iter().any(is_of)
+        self.names().any(|name| name == topic) || self.is_of_pattern(topic)
+    }
+
+    /// Whether a pattern matches this topic.
+    pub(super) fn is_of_pattern(&self, topic: &str) -> bool {
+        self.patterns.iter().any(|pattern| pattern.matches(topic))
     }
 
     /// Those of the topics that are names, and not patterns.
+    pub(super) fn names(&self) -> impl Iterator<Item = &str> {
+        self.topics.iter().map(String::as_str).filter(|topic| !Pattern::is_pattern(topic))
+    }
+
+    /// What librdkafka, and the broker with `group.protocol=consumer`, are asked for: names and expressions, each once.
+    pub(super) fn subscription(&self) -> Vec<&str> {
+        let all: BTreeSet<&str> = self.names().chain(self.patterns.iter().map(Pattern::expression)).collect();
+        all.into_iter().collect()
+    }
+
+    /// The topics that are read by their names.
     pub fn named_topics(&self) -> HashSet<Arc<str>> {
-        self.topics.iter().filter(|topic| !topic.starts_with('^')).map(|topic| topic.as_str().into()).collect()
+        self.names().map(Arc::from).collect()
     }
 
     /// The consumer group.
@@ -274,10 +288,6 @@ impl Settings {
         }
         if !self.uses_consumer_protocol() {
             config.set("partition.assignment.strategy", "cooperative-sticky");
-        }
-        if self.topics.iter().any(|topic| topic.starts_with('^')) {
-            // The topics of Kafka itself.
-            config.set("topic.blacklist", "^__");
         }
         fit_to_memory(&mut config, memory);
         set_all(&mut config, self.properties.iter().filter(|(name, _)| !names::is_of_producers(name)));
@@ -377,17 +387,13 @@ fn check_brokers(brokers: &str) -> Result<(), StreamError> {
     Ok(())
 }
 
-fn check_topics(topics: &[String]) -> Result<(), StreamError> {
+/// Returns the patterns among the topics.
+fn check_topics(topics: &[String]) -> Result<Vec<Pattern>, StreamError> {
     if topics.is_empty() {
         return Err(settings_error("no topic to read".into(), "name one with --topic".to_owned()));
     }
-    for topic in topics {
-        check_option("--topic", topic)?;
-        if topic.starts_with('^') {
-            super::describe::pattern(topic)?;
-        }
-    }
-    Ok(())
+    topics.iter().try_for_each(|topic| check_option("--topic", topic))?;
+    topics.iter().filter(|topic| Pattern::is_pattern(topic)).map(|topic| Pattern::parse(topic)).collect()
 }
 
 /// A registry's settings have these beginnings in the files that vendors hand out.

@@ -1,6 +1,7 @@
 //! The thread that polls Kafka. It waits for nobody but librdkafka, except in a rebalance for an answer of the job.
 
 use std::{
+    collections::HashSet,
     panic::{AssertUnwindSafe, catch_unwind},
     sync::{Arc, atomic::Ordering::Relaxed, mpsc::Receiver},
     time::{Duration, Instant},
@@ -14,6 +15,7 @@ use rdkafka::{
 
 use super::{
     context::{Context, Shared},
+    deleted,
     event::{Event, Start, Starts},
     offsets,
     ownership::{Consumer, Epoch},
@@ -33,6 +35,8 @@ const LEAVE: Duration = Duration::from_secs(10);
 const RANGE: Duration = Duration::from_secs(2);
 /// The pause before brokers that did not answer are asked again.
 const AGAIN: Duration = Duration::from_secs(1);
+/// Answers in a row without a topic after which it counts as deleted: a broker may be behind the others.
+const ANSWERS: u8 = 2;
 
 /// What the job asks of the thread.
 #[derive(Debug)]
@@ -108,6 +112,7 @@ impl Thread<'_> {
             self.seek();
             self.fetch_again();
             self.find_out_of_range();
+            self.find_deleted();
             self.shared.slots.lock().check_memory();
             self.context.apply_pauses(self.consumer);
             self.poll_round();
@@ -289,6 +294,19 @@ impl Thread<'_> {
         }
     }
 
+    /// Has another thread ask whether topics still exist, if that is in doubt.
+    fn find_deleted(&self) {
+        let Some((topics, asking)) = self.shared.doubts.take() else { return };
+        let context = self.context.clone();
+        let ask = move || {
+            find_deleted(&context.0, topics);
+            drop(asking);
+        };
+        if let Err(error) = std::thread::Builder::new().name("kafka topics".into()).spawn(ask) {
+            tracing::debug!(%error, "nobody asks whether topics were deleted");
+        }
+    }
+
     /// librdkafka says that an offset is out of range, but not of which partition. Another thread asks for the ranges of
     /// all, because that may take seconds.
     fn find_out_of_range(&self) {
@@ -318,6 +336,29 @@ impl Thread<'_> {
             shared.asks_for_ranges.store(false, Relaxed);
             shared.out_of_range.store(true, Relaxed);
         }
+    }
+}
+
+/// Asks until the brokers say which topics they no longer have, and tells the job.
+fn find_deleted(shared: &Shared, topics: HashSet<Arc<str>>) {
+    let (mut missing, mut answers) = (topics, 0);
+    while answers < ANSWERS && !missing.is_empty() && !shared.is_stopping() {
+        let Some(consumer) = shared.ownership.consumer() else { return };
+        match consumer.fetch_metadata(None, RANGE) {
+            Ok(metadata) => {
+                answers += 1;
+                missing.retain(|topic| deleted::is_missing(&metadata, topic));
+            }
+            Err(error) => tracing::debug!(%error, "the topics of the brokers are not known; asking again"),
+        }
+        // A consumer that stops waits until nobody has it.
+        drop(consumer);
+        if answers < ANSWERS && !missing.is_empty() {
+            std::thread::sleep(AGAIN);
+        }
+    }
+    for (error, fatal) in shared.doubts.confirm(missing, &shared.scrub) {
+        shared.send(Event::Error { error, fatal });
     }
 }
 

@@ -141,6 +141,7 @@ fn logs_and_events_do_not_show_them() {
                 group: "g".into(),
                 max_poll_interval: Duration::from_secs(1),
                 consumer_protocol: false,
+                named: HashSet::new(),
             }
             .shared(),
         ));

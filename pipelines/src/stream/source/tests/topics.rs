@@ -135,3 +135,41 @@ async fn a_member_without_partitions_knows_that_it_is_one() {
         second.source.stop(LIMIT).await;
     }
 }
+
+/// `old-reviews-1` is there to be found by a search, and `__consumer_offsets` is a topic of Kafka itself.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_member_gets_the_topics_of_the_plan_by_either_protocol() {
+    let all = ["__consumer_offsets", "_a", "old-reviews-1", "reviews-12", "reviews-x"];
+    for (pattern, expected) in
+        [("^reviews-[0-9]", &all[3..4]), ("^(old-)?reviews-[0-9]$", &all[2..3]), ("^.*", &all[1..])]
+    {
+        for protocol in [NEW, "partition.assignment.strategy=cooperative-sticky"] {
+            let cluster = Cluster::new(&all.map(|topic| (topic, 1)));
+            let plan = describe(&cluster.settings(&[pattern], &[]), &[]).await.unwrap();
+            assert_eq!(plan.topics.iter().map(|topic| topic.name.as_str()).collect::<Vec<_>>(), expected, "{pattern}");
+            let mut member = cluster.join(&[pattern], &[protocol]).await;
+            member.until("its topics", |m| m.owned.len() >= expected.len()).await;
+            member.during(Duration::from_millis(200)).await;
+            let owned: std::collections::BTreeSet<_> =
+                member.owned.keys().map(|partition| partition.topic.to_string()).collect();
+            assert!(owned.iter().eq(expected), "{pattern}, {protocol}: {owned:?}");
+            member.source.stop(LIMIT).await;
+        }
+    }
+}
+
+/// librdkafka reports a pattern that matches nothing as a topic that does not exist.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_pattern_without_topics_waits_for_them() {
+    let cluster = Cluster::new(&[("t", 1)]);
+    let quick = ["topic.metadata.refresh.interval.ms=300", "session.timeout.ms=6000", "heartbeat.interval.ms=200"];
+    let mut member = cluster.join(&["^later-", "t"], &quick).await;
+    member.until("the other topic", |m| m.owned.len() == 1).await;
+    // As long as it takes to ask twice whether a topic is gone.
+    member.during(Duration::from_secs(2)).await;
+    assert_eq!(member.other, [""; 0]);
+    cluster.mock.create_topic("later-1", 1, 1).unwrap();
+    cluster.produce("later-1", 0, 0..3);
+    member.until("the new topic", |m| m.count() == 3).await;
+    member.source.stop(LIMIT).await;
+}
