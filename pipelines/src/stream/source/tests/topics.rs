@@ -104,12 +104,18 @@ async fn topics_that_are_written_must_exist_before_joining() {
 /// A broker tells a member without partitions nothing, if the group has the protocol of KIP-848.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_member_without_partitions_knows_that_it_is_one() {
-    for (protocol, silent) in [(NEW, true), ("partition.assignment.strategy=cooperative-sticky", false)] {
+    // The mock ends a rebalance when the session of the first member would end.
+    let cooperative = [
+        "partition.assignment.strategy=cooperative-sticky",
+        "session.timeout.ms=6000",
+        "heartbeat.interval.ms=200",
+    ];
+    for (kafka, silent) in [(&[NEW][..], true), (&cooperative[..], false)] {
         let cluster = Cluster::new(&[("t", 1)]);
         cluster.produce("t", 0, 0..3);
-        let mut first = cluster.join(&["t"], &[protocol]).await;
+        let mut first = cluster.join(&["t"], kafka).await;
         first.until("its partition", |m| m.owned.len() == 1).await;
-        let mut second = cluster.join(&["t"], &[protocol]).await;
+        let mut second = cluster.join(&["t"], kafka).await;
         if !silent {
             let handled = async {
                 // The group may wait for an answer of the first member.
