@@ -32,6 +32,8 @@ pub(super) struct Units {
     open: Vec<RecordBatch>,
     rows: usize,
     bytes: u64,
+    /// Bytes of the rows of full units that `open` keeps in memory: it has slices of their batch.
+    kept: u64,
 }
 
 impl Units {
@@ -39,6 +41,7 @@ impl Units {
     pub(super) fn push(&mut self, batch: &RecordBatch) -> Vec<Unit> {
         let mut sizes = vec![0; batch.num_rows()];
         batch.columns().iter().for_each(|column| row_bytes(column, &mut sizes));
+        let all: u64 = sizes.iter().sum();
         let mut full = Vec::new();
         let mut start = 0;
         for (row, size) in sizes.into_iter().enumerate() {
@@ -52,6 +55,7 @@ impl Units {
         }
         if start < batch.num_rows() {
             self.open.push(batch.slice(start, batch.num_rows() - start));
+            self.kept += if start > 0 { all - self.bytes } else { 0 };
         }
         full
     }
@@ -61,9 +65,14 @@ impl Units {
         self.bytes
     }
 
+    /// Bytes of other units that the current one keeps in memory.
+    pub(super) fn kept(&self) -> u64 {
+        self.kept
+    }
+
     /// Ends the current unit, if it has rows.
     pub(super) fn close(&mut self) -> Option<Unit> {
-        self.rows = 0;
+        (self.rows, self.kept) = (0, 0);
         let (rows, bytes) = (mem::take(&mut self.open), mem::take(&mut self.bytes));
         (!rows.is_empty()).then_some(Unit { rows, bytes })
     }

@@ -46,6 +46,7 @@ pub(super) const GRACE: Duration = Duration::from_secs(25);
 pub(super) struct Settings {
     /// Into a topic, and not into files.
     pub(super) to_topic: bool,
+    pub(super) encoding: ValueEncoding,
     pub(super) once: bool,
     /// Messages that cannot be decoded have no row.
     pub(super) skips: bool,
@@ -60,6 +61,7 @@ impl Default for Settings {
     fn default() -> Self {
         Self {
             to_topic: false,
+            encoding: ValueEncoding::Raw,
             once: false,
             skips: false,
             memory: 64 << 20,
@@ -101,7 +103,7 @@ pub(super) fn records(settings: &Settings) -> Records {
     Records {
         topic: "out".into(),
         dead_letters: None,
-        encoding: ValueEncoding::Raw,
+        encoding: settings.encoding,
         format: Format::Text,
         on_error: settings.on_error(),
         added: 3,
