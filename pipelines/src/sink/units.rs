@@ -104,6 +104,18 @@ mod tests {
         out.iter().map(|unit| (rows(unit), unit.bytes)).collect()
     }
 
+    /// By hand: the first two rows fill a unit of four mebibytes, and are in memory for as long as the third one.
+    #[test]
+    fn the_last_rows_of_a_batch_keep_all_of_it() {
+        let mut units = Units::default();
+        assert_eq!(units.push(&batch(&[3 << 20, 2 << 20, 1000])).len(), 1);
+        assert_eq!((units.bytes(), units.kept()), (1000, 5 << 20));
+        assert_eq!(units.push(&batch(&[7])).len(), 0);
+        assert_eq!((units.bytes(), units.kept()), (1007, 5 << 20));
+        assert!(units.close().is_some());
+        assert_eq!((units.bytes(), units.kept()), (0, 0));
+    }
+
     proptest! {
         #[test]
         fn units_do_not_depend_on_how_rows_arrive(

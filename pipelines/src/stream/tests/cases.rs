@@ -10,7 +10,6 @@ use crate::stream::{
     TopicPartition,
     clock::{self, simulated},
     source::{Event, Start},
-    transaction::ValueEncoding,
 };
 
 const SECOND: Duration = Duration::from_secs(1);
@@ -506,7 +505,7 @@ fn vectors_of_tokens_are_bounded() {
 /// As above, with rows that wait for a transaction: they take as much as the stage may have, and a batch of each partition.
 #[test]
 fn vectors_of_tokens_that_wait_for_a_transaction_are_bounded() {
-    let settings = Settings { to_topic: true, encoding: ValueEncoding::Json, ..Settings::default() };
+    let settings = Settings { to_topic: true, ..Settings::default() };
     of_words(50, 100, settings).run(async |world, mut process| {
         world.with(|outside| outside.commits_hang = true);
         process.poll_for(100 * SECOND).await;
@@ -523,8 +522,8 @@ fn vectors_of_tokens_that_wait_for_a_transaction_are_bounded() {
 /// By hand: 5,000 words have vectors of 1.28 MB. Of each partition, one message is in the stage, one is written and one waits.
 #[test]
 fn a_message_that_is_larger_than_the_memory_passes_alone() {
-    for (to_topic, encoding) in [(false, ValueEncoding::Raw), (true, ValueEncoding::Json)] {
-        let settings = Settings { to_topic, encoding, ..Settings::default() };
+    for to_topic in [false, true] {
+        let settings = Settings { to_topic, ..Settings::default() };
         of_words(5000, 4, settings).run(async |world, mut process| {
             process.poll_for(100 * SECOND).await;
             let done = if to_topic { published(world) } else { rows(world, 0).await };

@@ -46,7 +46,6 @@ pub(super) const GRACE: Duration = Duration::from_secs(25);
 pub(super) struct Settings {
     /// Into a topic, and not into files.
     pub(super) to_topic: bool,
-    pub(super) encoding: ValueEncoding,
     pub(super) once: bool,
     /// Messages that cannot be decoded have no row.
     pub(super) skips: bool,
@@ -61,7 +60,6 @@ impl Default for Settings {
     fn default() -> Self {
         Self {
             to_topic: false,
-            encoding: ValueEncoding::Raw,
             once: false,
             skips: false,
             memory: 64 << 20,
@@ -103,7 +101,7 @@ pub(super) fn records(settings: &Settings) -> Records {
     Records {
         topic: "out".into(),
         dead_letters: None,
-        encoding: settings.encoding,
+        encoding: ValueEncoding::Raw,
         format: Format::Text,
         on_error: settings.on_error(),
         added: 3,
@@ -145,7 +143,10 @@ impl Process {
                 let new = recorded.into_iter().filter(|(source, _)| selection.takes(&begun, source));
                 outside.committed.extend(new.map(|(source, start)| (source, (start, String::new()))));
             });
-            Open::Topic(records(settings), sender)
+            // There are no raw vectors of tokens.
+            let of_tokens = world.with(|outside| outside.words.is_some());
+            let encoding = if of_tokens { ValueEncoding::Json } else { ValueEncoding::Raw };
+            Open::Topic(Records { encoding, ..records(settings) }, sender)
         } else {
             // A process that cannot check the store does not start.
             let faults = world.with(|outside| std::mem::take(&mut outside.faults));
