@@ -101,12 +101,11 @@ fn memory_is_flat_while_the_topic_is_ahead() {
     assert!(rows / files >= 100, "{rows} rows in {files} files");
 }
 
-/// What a process may have with all of `tiny`, libtorch and the limit. In a debug build it has about 150 MiB before the first
-/// message.
-const TOKENS: u64 = 400;
+/// MiB that a process may have: a debug build of `elmo stream` with `tiny` takes about 300 with vectors of texts.
+const WITH_TOKENS: u64 = 500;
 
-/// By hand: a text has about 40 tokens of 768 bytes (three layers of 64 numbers), so that the messages of a mebibyte, which are
-/// read at once in each partition, have vectors of some 150 MB.
+/// By hand: a text has about 35 tokens of 768 bytes (three layers of 64 numbers), so that the 4,000 messages of a mebibyte,
+/// which are read at once in each partition, have vectors of 108 MB, and those of four partitions 430 MB.
 #[test]
 #[ignore = "needs the broker that scripts/services starts, so Java 17 and Maven"]
 fn vectors_of_tokens_fit_the_memory() {
@@ -125,7 +124,7 @@ fn vectors_of_tokens_fit_the_memory() {
         came(running)
     });
     eprintln!("memory at most {most} MiB");
-    assert!(most <= TOKENS, "{most} MiB");
+    assert!(most <= WITH_TOKENS, "{most} MiB");
     running.node.signal("-TERM");
     assert_eq!(running.node.wait(), Some(0), "{}", running.node.stderr());
 }

@@ -36,7 +36,7 @@ use crate::{
 
 /// Batches of one partition in flight: a single busy partition keeps the devices busy.
 const BATCHES: usize = 16;
-/// Batches are so small that at least so many of all partitions, and of each partition, may be in the stage.
+/// Vectors of batches are so small that the stage may have those of so many: of all partitions, and of each one.
 const OF_ALL: u64 = 8;
 const OF_EACH: u64 = 2;
 /// Bytes of the vectors of a batch, at most. Arrow counts the numbers of a column in 32 bits.
@@ -322,8 +322,13 @@ impl Parts {
 
     /// Bytes of the vectors of a batch, at most, unless it is a single message.
     fn vectors_of_batch(&self) -> u64 {
-        (self.bytes_in_flight / OF_ALL).min(self.share() / OF_EACH).min(MAX_VECTORS)
+        vectors_of_batch(self.bytes_in_flight, self.share())
     }
+}
+
+/// See [`Parts::vectors_of_batch`]; `share` is the part of a partition.
+fn vectors_of_batch(in_flight: u64, share: u64) -> u64 {
+    (in_flight / OF_ALL).min(share / OF_EACH).min(MAX_VECTORS)
 }
 
 /// Submits the texts of a batch.
@@ -340,5 +345,22 @@ async fn wait<T>(task: &mut Option<Task<'_, T>>) -> T {
     match task {
         Some(task) => task.await,
         None => std::future::pending().await,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// By hand: 4,096 messages come at once, with vectors of 1,024 numbers 16 MiB. `elmo bench --constant` has four partitions
+    /// and 1 GiB, of which a quarter is 256 MiB.
+    #[test]
+    fn a_vector_per_message_makes_no_small_batches() {
+        let (in_flight, batch) = (256 << 20, 4096 * 4 * 1024);
+        for partitions in 1..=8 {
+            assert!(vectors_of_batch(in_flight, in_flight / partitions) >= batch, "{partitions} partitions");
+        }
+        assert_eq!(vectors_of_batch(in_flight, in_flight / 100), in_flight / 200);
+        assert_eq!(vectors_of_batch(1 << 40, 1 << 40), 64 << 20);
     }
 }
