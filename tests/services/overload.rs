@@ -21,7 +21,7 @@ const ELMO: &str = env!("CARGO_BIN_EXE_elmo");
 
 /// `--memory-limit` in MiB.
 const LIMIT: u64 = 8;
-/// Messages that are always waiting: 60 MB, or twice that with the columns that are made of them.
+/// Messages that are always waiting: 60 MB of long texts, or twice that with the columns that are made of them.
 const AHEAD: usize = 60_000;
 /// Bytes of a text. Only its beginning is computed.
 const TEXT: usize = 1000;
@@ -99,4 +99,32 @@ fn memory_is_flat_while_the_topic_is_ahead() {
     // Partitions begin at 0, and no message is bad.
     assert_eq!(rows, Dataset::end(folder.path().to_str().unwrap()));
     assert!(rows / files >= 100, "{rows} rows in {files} files");
+}
+
+/// MiB that a process may have: a debug build of `elmo stream` with `tiny` takes about 300 with vectors of texts.
+const WITH_TOKENS: u64 = 500;
+
+/// By hand: a text has about 35 tokens of 768 bytes (three layers of 64 numbers), so that the 4,000 messages of a mebibyte,
+/// which are read at once in each partition, have vectors of 108 MB, and those of four partitions 430 MB.
+#[test]
+#[ignore = "needs the broker that scripts/services starts, so Java 17 and Maven"]
+fn vectors_of_tokens_fit_the_memory() {
+    let broker = Broker::shared();
+    let topic = broker.topic("tokens", 4);
+    broker.produce(&topic, broker::texts(40_000, 4));
+    let folder = tempfile::tempdir().unwrap();
+    let stream = Stream::new(ELMO, &broker, &topic, &topic.name, folder.path().to_str().unwrap())
+        .with(&format!("--memory-limit {LIMIT}MB --word-cache-mb 8 --metrics 127.0.0.1:0 -v"))
+        .with("--level token --layers all --rows-per-file 200 --max-age 10s");
+    let mut running = Running::start(&stream);
+    let mut most = 0;
+    let came = |running: &Running| running.metric("elmo_stream_rows_total") >= 2000.0;
+    running.wait("rows come", Duration::from_secs(60), |running| {
+        most = most.max(running.memory() >> 20);
+        came(running)
+    });
+    eprintln!("memory at most {most} MiB");
+    assert!(most <= WITH_TOKENS, "{most} MiB");
+    running.node.signal("-TERM");
+    assert_eq!(running.node.wait(), Some(0), "{}", running.node.stderr());
 }

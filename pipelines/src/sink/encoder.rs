@@ -95,6 +95,11 @@ impl<W: Write + Send> Encoder<W> {
         (self.writer.bytes_written() + group) as u64 + self.units.bytes()
     }
 
+    /// Bytes of rows that are encoded, and are in memory until the rows behind them are: they arrived in one batch.
+    pub(crate) fn kept(&self) -> u64 {
+        self.units.kept()
+    }
+
     /// The writer below.
     pub(crate) fn out(&self) -> &W {
         self.writer.inner()

@@ -32,6 +32,8 @@ pub(super) struct Units {
     open: Vec<RecordBatch>,
     rows: usize,
     bytes: u64,
+    /// Bytes of the rows of full units that `open` keeps in memory: it has slices of their batch.
+    kept: u64,
 }
 
 impl Units {
@@ -39,6 +41,7 @@ impl Units {
     pub(super) fn push(&mut self, batch: &RecordBatch) -> Vec<Unit> {
         let mut sizes = vec![0; batch.num_rows()];
         batch.columns().iter().for_each(|column| row_bytes(column, &mut sizes));
+        let all: u64 = sizes.iter().sum();
         let mut full = Vec::new();
         let mut start = 0;
         for (row, size) in sizes.into_iter().enumerate() {
@@ -52,6 +55,7 @@ impl Units {
         }
         if start < batch.num_rows() {
             self.open.push(batch.slice(start, batch.num_rows() - start));
+            self.kept += if start > 0 { all - self.bytes } else { 0 };
         }
         full
     }
@@ -61,9 +65,14 @@ impl Units {
         self.bytes
     }
 
+    /// Bytes of other units that the current one keeps in memory.
+    pub(super) fn kept(&self) -> u64 {
+        self.kept
+    }
+
     /// Ends the current unit, if it has rows.
     pub(super) fn close(&mut self) -> Option<Unit> {
-        self.rows = 0;
+        (self.rows, self.kept) = (0, 0);
         let (rows, bytes) = (mem::take(&mut self.open), mem::take(&mut self.bytes));
         (!rows.is_empty()).then_some(Unit { rows, bytes })
     }
@@ -93,6 +102,18 @@ mod tests {
         out.extend(units.close());
         let rows = |unit: &Unit| unit.rows.iter().map(RecordBatch::num_rows).sum();
         out.iter().map(|unit| (rows(unit), unit.bytes)).collect()
+    }
+
+    /// By hand: the first two rows fill a unit of four mebibytes, and are in memory for as long as the third one.
+    #[test]
+    fn the_last_rows_of_a_batch_keep_all_of_it() {
+        let mut units = Units::default();
+        assert_eq!(units.push(&batch(&[3 << 20, 2 << 20, 1000])).len(), 1);
+        assert_eq!((units.bytes(), units.kept()), (1000, 5 << 20));
+        assert_eq!(units.push(&batch(&[7])).len(), 0);
+        assert_eq!((units.bytes(), units.kept()), (1007, 5 << 20));
+        assert!(units.close().is_some());
+        assert_eq!((units.bytes(), units.kept()), (0, 0));
     }
 
     proptest! {

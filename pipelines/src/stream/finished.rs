@@ -12,11 +12,13 @@ use elmo::EmbeddedColumns;
 use super::{
     Messages, StreamError, TopicPartition,
     decode::{Applied, Counts, Decoder, Failed, OnError, Rejection, merged},
+    expected::Expected,
     metrics::Queued,
     source::{Batch, Permit},
 };
 use crate::{
     error::{Error, Result},
+    source::row_bytes,
     stage::Stage,
 };
 
@@ -26,8 +28,7 @@ pub(super) struct Finisher {
     decoder: Decoder,
     on_error: OnError,
     schema: SchemaRef,
-    /// Bytes of one vector.
-    vector_bytes: u64,
+    expected: Expected,
 }
 
 /// Messages that the stage works on.
@@ -56,6 +57,8 @@ pub(super) struct Rows {
     pub(super) counts: Counts,
     /// Messages for the dead-letter topic, by their number in `messages`.
     pub(super) dead: Vec<(usize, Rejection)>,
+    /// Bytes of the vectors.
+    pub(super) vectors: u64,
     /// What they take of the memory budget, until they are written.
     permit: Permit,
 }
@@ -81,8 +84,8 @@ impl Finisher {
                 return Err(StreamError::Settings { message, help });
             }
         }
-        let vector_bytes = 4 * stage.width() as u64;
-        Ok(Self { decoder, on_error, schema: Arc::new(Schema::new(fields)), vector_bytes })
+        let (schema, expected) = (Arc::new(Schema::new(fields)), Expected::new(stage));
+        Ok(Self { decoder, on_error, schema, expected })
     }
 
     /// The columns of the output.
@@ -90,22 +93,22 @@ impl Finisher {
         &self.schema
     }
 
-    /// Bytes that a batch takes until it is written: the messages twice, as they come and as columns, and the vectors.
-    pub(super) fn bytes(&self, batch: &Batch) -> u64 {
-        2 * batch.messages.size() as u64 + batch.messages.len() as u64 * self.vector_bytes
+    /// What is expected of a partition before it has any vectors.
+    pub(super) fn expected(&self) -> Expected {
+        self.expected.clone()
     }
 
-    /// Decodes a batch: its texts, and what is needed to finish it. It waits for as long as a schema registry does not
-    /// answer.
-    pub(super) async fn decode(&self, batch: Batch) -> (ArrayRef, Waiting) {
-        let bytes = self.bytes(&batch);
+    /// Decodes a batch, which is expected to take `bytes` until it is written: its texts, and what is needed to finish it.
+    /// It waits for as long as a schema registry does not answer.
+    pub(super) async fn decode(&self, batch: Batch, bytes: u64) -> (ArrayRef, Waiting) {
         let decoded = self.decoder.outlast(&batch.messages).await;
         let Batch { messages, mut permit, .. } = batch;
         permit.resize(usize::try_from(bytes).unwrap_or(usize::MAX));
         (decoded.texts, Waiting { messages, columns: decoded.columns, bad: decoded.bad, permit, queued: None })
     }
 
-    /// Adds the columns of the stage, and applies the policy.
+    /// Adds the columns of the stage, and applies the policy. From now on the rows count what they take, and not what was
+    /// expected.
     ///
     /// # Errors
     /// [`Error::Failed`] when the columns have other types than the stage said.
@@ -115,8 +118,8 @@ impl Finisher {
         waiting: Waiting,
         embedded: EmbeddedColumns,
     ) -> Result<Finished> {
-        let Waiting { messages, columns, bad, permit, queued: _ } = waiting;
-        let rows = messages.len();
+        let Waiting { messages, columns, bad, mut permit, queued: _ } = waiting;
+        let (rows, decoded) = (messages.len(), columns.len());
         let bad = merged(bad, embedded.row_errors);
         let (rows, end, applied, refused) = match self.on_error.apply(rows, bad) {
             Ok(applied) => (rows, messages.end, applied, None),
@@ -137,9 +140,18 @@ impl Finisher {
             Some(keep) => filter_record_batch(&batch, keep).map_err(odd)?,
             None => batch,
         };
-        let rows = Rows { batch, messages, keep, end, counts, dead, permit };
+        let vectors = bytes_of(batch.column(decoded));
+        permit.resize(2 * messages.size() + usize::try_from(vectors).unwrap_or(usize::MAX));
+        let rows = Rows { batch, messages, keep, end, counts, dead, vectors, permit };
         Ok(Finished { rows, refused })
     }
+}
+
+/// Bytes of the rows of a column, without what its buffers hold besides, which other columns may share.
+fn bytes_of(column: &ArrayRef) -> u64 {
+    let mut sizes = vec![0; column.len()];
+    row_bytes(column, &mut sizes);
+    sizes.iter().sum()
 }
 
 fn odd(reason: impl std::fmt::Display) -> Error {
@@ -162,6 +174,11 @@ impl Rows {
     /// Declares more memory, until the rows are written.
     pub(super) fn hold(&mut self, bytes: usize) {
         self.permit.resize(self.permit.bytes() + bytes);
+    }
+
+    /// Bytes that they take until they are written.
+    pub(super) fn bytes(&self) -> u64 {
+        self.permit.bytes() as u64
     }
 
     /// Number of messages that are done, those without a row included.

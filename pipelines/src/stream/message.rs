@@ -89,6 +89,15 @@ impl Messages {
         start..self.bytes.len()
     }
 
+    /// A copy of the messages in this range, which is not empty. It ends as the whole does if it has the last message.
+    pub fn part(&self, range: Range<usize>) -> Self {
+        let is_last = range.end == self.len();
+        let mut part = Self::new(self.source.clone(), self.rows[range.start].offset);
+        range.for_each(|index| part.push(self.get(index)));
+        part.end = if is_last { self.end } else { part.end };
+        part
+    }
+
     /// The offset of the first message.
     pub fn first_offset(&self) -> Option<i64> {
         self.rows.first().map(|row| row.offset)

@@ -5,6 +5,7 @@
 //! beginning    where partitions begin, decided for all of them before the group is joined
 //! decode/      messages to texts and columns; messages that cannot be decoded get a reason
 //! partition    one task per assigned partition: decode, embed in order (`crate::in_order`), write
+//! expected     the memory that vectors will take, by which batches are cut
 //! chain/       the offset chain: one Parquet object per start offset, created conditionally
 //! transaction/ enriched messages to another topic, in transactions
 //! metrics/     Prometheus metrics, and whether the process is alive and ready
@@ -23,6 +24,8 @@ mod dead_letters;
 #[cfg(feature = "kafka")]
 pub mod decode;
 mod error;
+#[cfg(feature = "kafka")]
+mod expected;
 #[cfg(feature = "kafka")]
 mod files;
 #[cfg(feature = "kafka")]

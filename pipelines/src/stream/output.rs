@@ -35,6 +35,11 @@ pub(super) trait Output: Send {
         Box::pin(ready(Ok(rows)))
     }
 
+    /// Bytes of the rows that were written and wait as they are, with all that was made of them. Files are no rows.
+    fn waiting_bytes(&self) -> u64 {
+        0
+    }
+
     /// Adds rows, which follow those before and were prepared.
     fn write(&mut self, rows: Rows) -> impl Future<Output = Result<()>> + Send;
 

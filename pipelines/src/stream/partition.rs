@@ -20,6 +20,7 @@ use tokio::sync::{mpsc, watch};
 
 use super::{
     StreamError,
+    expected::Expected,
     finished::{Finished, Finisher, Rows, Waiting},
     output::{Output, Owned, Preparing},
     rotation::CloseReason,
@@ -35,6 +36,11 @@ use crate::{
 
 /// Batches of one partition in flight: a single busy partition keeps the devices busy.
 const BATCHES: usize = 16;
+/// Vectors of batches are so small that the stage may have those of so many: of all partitions, and of each one.
+const OF_ALL: u64 = 8;
+const OF_EACH: u64 = 2;
+/// Bytes of the vectors of a batch, at most. Arrow counts the numbers of a column in 32 bits.
+const MAX_VECTORS: u64 = 64 << 20;
 
 /// What comes to a partition.
 #[derive(Debug)]
@@ -100,8 +106,10 @@ struct Submitted {
 /// A batch between the inbox and the queue of the stage. There is one at a time, so that batches stay in order.
 #[derive(Default)]
 struct Intake<'p> {
-    /// Taken from the inbox; the stage has no room for it.
-    held: Option<Batch>,
+    /// Taken from the inbox, with the number of the first message that is in no batch for the stage.
+    received: Option<(Batch, usize)>,
+    /// A part of it, and the bytes that it is expected to take until it is written. The stage has no room for it.
+    held: Option<(Batch, u64)>,
     /// A schema registry may not answer.
     decoding: Option<Task<'p, (ArrayRef, Waiting)>>,
     /// The queue of the stage may be full.
@@ -110,7 +118,29 @@ struct Intake<'p> {
 
 impl Intake<'_> {
     fn is_empty(&self) -> bool {
-        self.held.is_none() && self.decoding.is_none() && self.submitting.is_none()
+        self.holds_nothing() && self.decoding.is_none() && self.submitting.is_none()
+    }
+
+    /// Whether all that was taken from the inbox is on its way to the stage.
+    fn holds_nothing(&self) -> bool {
+        self.received.is_none() && self.held.is_none()
+    }
+
+    /// Cuts the next batch for the stage from what was received, unless there is one. Its vectors are expected to have
+    /// `most` bytes at most.
+    fn cut(&mut self, expected: &Expected, most: u64, owned: &Owned) {
+        let Some((received, from)) = self.received.take_if(|_| self.held.is_none()) else { return };
+        let (all, end) = (received.messages.len(), expected.cut(&received.messages, from, most));
+        let batch = if from == 0 && end == all {
+            received
+        } else {
+            let (messages, epoch) = (received.messages.part(from..end), received.epoch);
+            let permit = owned.budget.permit(&owned.source, messages.size());
+            self.received = (end < all).then_some((received, end));
+            Batch { messages, epoch, permit }
+        };
+        let bytes = expected.bytes(&batch.messages);
+        self.held = Some((batch, bytes));
     }
 }
 
@@ -165,6 +195,7 @@ pub(super) async fn run(
     let limit = InFlightLimit { batches: BATCHES, bytes: parts.bytes_in_flight };
     let mut queue: InOrder<'_, Waiting> = InOrder::new(parts.stage.as_ref(), limit);
     let (mut intake, mut outgoing) = (Intake::default(), Outgoing::default());
+    let mut expected = parts.finisher.expected();
     let mut flushed = 0;
     let mut stop: Option<CloseReason> = None;
     let mut refused: Option<StreamError> = None;
@@ -179,11 +210,14 @@ pub(super) async fn run(
             // A drained partition gives up what it only holds: the next owner reads it.
             Order::Drain { reason, .. } => {
                 stop = Some(reason);
-                (intake.held, intake.decoding) = (None, None);
+                (intake.received, intake.held, intake.decoding) = (None, None, None);
             }
         }
-        if let Some(rows) = outgoing.ready.take_if(|_| output.has_room()) {
+        if let Some(rows) = outgoing.ready.take_if(|_| parts.may_write(&output)) {
             outgoing.write(rows, &mut output, &parts.totals).await?;
+            if parts.is_full(&output) {
+                output.close(CloseReason::Bytes);
+            }
             continue;
         }
         if let Some(reason) = stop.filter(|_| queue.is_empty() && intake.is_empty() && outgoing.is_empty()) {
@@ -197,10 +231,12 @@ pub(super) async fn run(
                 };
             }
         }
+        intake.cut(&expected, parts.vectors_of_batch(), owned);
         if intake.submitting.is_none() && intake.decoding.is_none() {
-            let may_wait = queue.is_empty() && (!outgoing.is_empty() || !output.has_room());
-            let batch = intake.held.take_if(|batch| parts.admits(&queue, &owned.budget, batch, may_wait));
-            intake.decoding = batch.map(|batch| -> Task<'_, _> { Box::pin(parts.finisher.decode(batch)) });
+            let may_wait = queue.is_empty() && (!outgoing.is_empty() || !parts.may_write(&output));
+            let admitted = intake.held.take_if(|(_, bytes)| parts.admits(&queue, &owned.budget, *bytes, may_wait));
+            let decode = |(batch, bytes)| -> Task<'_, _> { Box::pin(parts.finisher.decode(batch, bytes)) };
+            intake.decoding = admitted.map(decode);
         }
         tokio::select! {
             biased;
@@ -227,11 +263,12 @@ pub(super) async fn run(
                 outgoing.preparing = None;
                 outgoing.ready = Some(prepared?);
             }
-            done = queue.next(), if !queue.is_empty() && outgoing.is_empty() && output.has_room() => {
+            done = queue.next(), if !queue.is_empty() && outgoing.is_empty() && parts.may_write(&output) => {
                 let Some(done) = done else { continue };
                 let (waiting, columns) = done.map_err(|failed| Error::from(failed.error))?;
                 let finished = parts.finisher.finish(&owned.source, waiting, columns)?;
                 let Finished { rows, refused: reason } = finished;
+                expected.learn(&rows.messages, rows.vectors);
                 outgoing.preparing = Some(output.prepare(rows));
                 if reason.is_some() {
                     queue.cancel();
@@ -239,13 +276,13 @@ pub(super) async fn run(
                     stop.get_or_insert(CloseReason::Shutdown);
                 }
             }
-            received = inbox.recv(), if stop.is_none() && intake.held.is_none() => match received {
+            received = inbox.recv(), if stop.is_none() && intake.holds_nothing() => match received {
                 // What was read before a seek took effect comes again.
                 Some(Inbox::Messages(batch)) if batch.messages.first_offset().is_none_or(|first| first < next) => {}
                 Some(Inbox::Messages(batch)) => {
                     crash::after_poll();
                     next = batch.messages.end;
-                    intake.held = Some(batch);
+                    intake.received = Some((batch, 0));
                 }
                 Some(Inbox::End) => stop = Some(CloseReason::Shutdown),
                 // What was read stands nowhere else any more, so it is published first.
@@ -257,17 +294,41 @@ pub(super) async fn run(
 }
 
 impl Parts {
-    /// Whether a batch may go to the stage: its vectors take memory, for which no partition is paused. All partitions
-    /// together have `bytes_in_flight`, and each at least one batch. One that has nothing in the stage need not have
-    /// another batch while its rows wait (`may_wait`) and memory is short.
-    fn admits(&self, queue: &InOrder<'_, Waiting>, budget: &Budget, batch: &Batch, may_wait: bool) -> bool {
-        let bytes = self.finisher.bytes(batch);
+    /// Whether a batch that is expected to take `bytes` may go to the stage: its vectors take memory, for which no partition
+    /// is paused. All partitions together have `bytes_in_flight`, and each at least one batch. One that has nothing in the
+    /// stage need not have another batch while its rows wait (`may_wait`) and memory is short.
+    fn admits(&self, queue: &InOrder<'_, Waiting>, budget: &Budget, bytes: u64, may_wait: bool) -> bool {
         if queue.is_empty() {
             return !may_wait || budget.used() < budget.limit();
         }
-        let share = self.bytes_in_flight / (self.owned.load(Relaxed).max(1) as u64);
-        queue.has_room(bytes) && queue.bytes().saturating_add(bytes) <= share
+        queue.has_room(bytes) && queue.bytes().saturating_add(bytes) <= self.share()
     }
+
+    /// Whether rows may be written now.
+    fn may_write(&self, output: &impl Output) -> bool {
+        output.has_room() && !self.is_full(output)
+    }
+
+    /// Whether as many rows wait in the output as the partition may have in the stage.
+    fn is_full(&self, output: &impl Output) -> bool {
+        let waiting = output.waiting_bytes();
+        waiting > 0 && waiting >= self.share()
+    }
+
+    /// The part of one partition in `bytes_in_flight`.
+    fn share(&self) -> u64 {
+        self.bytes_in_flight / (self.owned.load(Relaxed).max(1) as u64)
+    }
+
+    /// Bytes of the vectors of a batch, at most, unless it is a single message.
+    fn vectors_of_batch(&self) -> u64 {
+        vectors_of_batch(self.bytes_in_flight, self.share())
+    }
+}
+
+/// See [`Parts::vectors_of_batch`]; `share` is the part of a partition.
+fn vectors_of_batch(in_flight: u64, share: u64) -> u64 {
+    (in_flight / OF_ALL).min(share / OF_EACH).min(MAX_VECTORS)
 }
 
 /// Submits the texts of a batch.
@@ -284,5 +345,22 @@ async fn wait<T>(task: &mut Option<Task<'_, T>>) -> T {
     match task {
         Some(task) => task.await,
         None => std::future::pending().await,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// By hand: 4,096 messages come at once, with vectors of 1,024 numbers 16 MiB. `elmo bench --constant` has four partitions
+    /// and 1 GiB, of which a quarter is 256 MiB.
+    #[test]
+    fn a_vector_per_message_makes_no_small_batches() {
+        let (in_flight, batch) = (256 << 20, 4096 * 4 * 1024);
+        for partitions in 1..=8 {
+            assert!(vectors_of_batch(in_flight, in_flight / partitions) >= batch, "{partitions} partitions");
+        }
+        assert_eq!(vectors_of_batch(in_flight, in_flight / 100), in_flight / 200);
+        assert_eq!(vectors_of_batch(1 << 40, 1 << 40), 64 << 20);
     }
 }

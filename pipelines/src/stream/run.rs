@@ -10,6 +10,7 @@ use std::{
     time::Duration,
 };
 
+use elmo::spec::Level;
 use rdkafka::consumer::ConsumerGroupMetadata;
 use serde::Serialize;
 use tokio::sync::mpsc;
@@ -29,7 +30,7 @@ use super::{
     settings::{StreamJob, Target},
     source::{Budget, Client, Epoch, Ownership, Settings, Source, Upstream, describe},
     totals::{StreamReport, Totals},
-    transaction::{Committer, Group, Records, Transactions},
+    transaction::{Committer, Group, Records, Transactions, ValueEncoding},
 };
 use crate::{
     error::{Error, Result},
@@ -86,6 +87,7 @@ pub async fn run(
     let decoder = Decoder::new(job.decode.clone())?;
     decoder.probe().await?;
     let finisher = Finisher::new(decoder, job.on_error, stage.as_ref())?;
+    check_encoding(&job.target, stage.spec().level)?;
     let plan = describe(&job.kafka, &job.written()).await?;
     let mut prepared = prepare(&job, stage.as_ref(), &finisher, metrics).await?;
     health.store_probed();
@@ -188,6 +190,7 @@ pub async fn dry_run(job: &StreamJob, stage: &dyn Stage) -> Result<DryRun> {
     let decoder = Decoder::new(job.decode.clone())?;
     decoder.probe().await?;
     let finisher = Finisher::new(decoder, job.on_error, stage)?;
+    check_encoding(&job.target, stage.spec().level)?;
     let plan = describe(&job.kafka, &job.written()).await?;
     let (output, continues) = match &job.target {
         Target::Files { output, generation, spill, .. } => {
@@ -205,6 +208,17 @@ pub async fn dry_run(job: &StreamJob, stage: &dyn Stage) -> Result<DryRun> {
         continues,
         columns: columns.map(|field| (field.name().clone(), field.data_type().to_string())).collect(),
     })
+}
+
+/// Checks that the values of messages can hold the vectors.
+fn check_encoding(target: &Target, level: Level) -> Result<(), StreamError> {
+    match (target, level) {
+        (Target::Topic { encoding: ValueEncoding::Raw, .. }, Level::Token) => Err(StreamError::Settings {
+            message: "--encoding raw holds one vector, and --level token gives one for each token".to_owned(),
+            help: Some("use --encoding json or --encoding arrow".to_owned()),
+        }),
+        _ => Ok(()),
+    }
 }
 
 enum Prepared {
@@ -330,5 +344,21 @@ impl Group for Member {
 
     fn committed(&self, sources: &[TopicPartition]) -> Result<Vec<Option<i64>>, StreamError> {
         self.client.committed_now(sources)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn raw_values_hold_no_vectors_of_tokens() {
+        let refused = |encoding, level| {
+            let target = Target::Topic { topic: "out".to_owned(), encoding, max_wait: Duration::ZERO };
+            check_encoding(&target, level).is_err()
+        };
+        assert!(refused(ValueEncoding::Raw, Level::Token));
+        assert!(!refused(ValueEncoding::Raw, Level::Sentence));
+        assert!(!refused(ValueEncoding::Json, Level::Token) && !refused(ValueEncoding::Arrow, Level::Token));
     }
 }

@@ -214,10 +214,10 @@ impl OpenFile {
         self.encoder.as_ref().map_or(0, Encoder::bytes)
     }
 
-    /// Bytes of it in memory.
+    /// Bytes of it in memory, with the batch of the last rows.
     pub fn memory(&self) -> u64 {
         let on_disk = |encoder: &Encoder<Held>| encoder.out().on_disk();
-        self.encoder.as_ref().map_or(0, |encoder| encoder.bytes().saturating_sub(on_disk(encoder)))
+        self.encoder.as_ref().map_or(0, |encoder| encoder.bytes().saturating_sub(on_disk(encoder)) + encoder.kept())
     }
 
     /// When it has to be closed.

@@ -467,6 +467,82 @@ fn vectors_of_many_partitions_are_bounded_while_the_store_is_gone() {
     });
 }
 
+const TOKENS: Memory = Memory { limit: 1 << 20, stage: 256 << 10, batch: 32 << 10 };
+
+/// The limit, what of it the stage may have, and the vectors of a batch.
+struct Memory {
+    limit: usize,
+    stage: usize,
+    batch: usize,
+}
+
+/// Four partitions of messages of so many words, whose vectors have 256 bytes each. By hand: of a quarter of the memory for
+/// the stage, a partition has a quarter, of which a batch has half.
+fn of_words(words: usize, messages: u64, settings: Settings) -> Case {
+    let world = World::new(1, 4);
+    world.with(|outside| (outside.slow, outside.width, outside.words) = (0, 64, Some(words)));
+    (0..4).for_each(|number| produce(&world, number, messages));
+    let settings = Settings { memory: TOKENS.limit, rows_per_file: 1, ..settings };
+    Case { world, settings, assigned: Vec::new() }.assigned(&[0, 1, 2, 3])
+}
+
+/// By hand: a message has vectors of 12.5 KiB, and ten of them, which are read at once, 125 KiB. Beside what the stage has, each
+/// partition has a batch that is written, and one that is encoded.
+#[test]
+fn vectors_of_tokens_are_bounded() {
+    of_words(50, 100, Settings::default()).run(async |world, mut process| {
+        world.with(|outside| outside.stage_takes = 1000);
+        process.poll_for(200 * SECOND).await;
+        let (peak, most) = (world.vectors.peak(), TOKENS.stage + 4 * 2 * TOKENS.batch);
+        assert!(peak > most / 4 && peak <= most, "{peak} of {most}");
+        for number in 0..4 {
+            assert_eq!(rows(world, number).await, offsets(100));
+        }
+        process
+    });
+}
+
+/// As above, with rows that wait for a transaction: they take as much as the stage may have, and a batch of each partition.
+#[test]
+fn vectors_of_tokens_that_wait_for_a_transaction_are_bounded() {
+    let settings = Settings { to_topic: true, ..Settings::default() };
+    of_words(50, 100, settings).run(async |world, mut process| {
+        world.with(|outside| outside.commits_hang = true);
+        process.poll_for(100 * SECOND).await;
+        let (peak, most) = (world.vectors.peak(), 2 * TOKENS.stage + 4 * 2 * TOKENS.batch);
+        assert!(peak > most / 4 && peak <= most, "{peak} of {most}");
+        assert!(process.budget.used() > peak, "{} are counted, of {peak}", process.budget.used());
+        world.with(|outside| outside.commits_hang = false);
+        process.poll_for(100 * SECOND).await;
+        assert_eq!((process.budget.used(), published(world)), (0, offsets(100)));
+        process
+    });
+}
+
+/// By hand: 5,000 words have vectors of 1.28 MB. Of each partition, one message is in the stage, one is written and one waits.
+/// Such files are encoded on other threads, for which the clock does not wait.
+#[test]
+fn a_message_that_is_larger_than_the_memory_passes_alone() {
+    for to_topic in [false, true] {
+        let settings = Settings { to_topic, ..Settings::default() };
+        of_words(5000, 4, settings).run(async |world, mut process| {
+            let mut done = Vec::new();
+            for _ in 0..1000 {
+                process.poll_for(SECOND).await;
+                std::thread::sleep(SECOND / 50);
+                done = if to_topic { published(world) } else { rows(world, 0).await };
+                if done.len() == 4 {
+                    break;
+                }
+            }
+            assert_eq!(done, offsets(4));
+            let (peak, message) = (world.vectors.peak(), 5000 * 256);
+            assert!(message > TOKENS.limit && peak <= 4 * 3 * message, "{peak}");
+            process
+        });
+    }
+}
+
 /// The stage is slow, so memory is short for as long as the topic is ahead. By hand: 16 batches of ten rows every 20 s are 2,400
 /// rows in 300 s. A row has less than 400 bytes, so they are less than a mebibyte, of which a file has at least a thirty-second.
 #[test]

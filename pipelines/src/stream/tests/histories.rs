@@ -352,7 +352,7 @@ pub(super) async fn publish(world: &World, settings: &Settings, source: &TopicPa
     let stage = Constant::new(world);
     let finisher = finisher(settings.on_error(), stage.as_ref());
     let permit = Budget::new(1 << 20).permit(source, 0);
-    let (texts, waiting) = finisher.decode(Batch { messages: read, epoch: epoch(1), permit }).await;
+    let (texts, waiting) = finisher.decode(Batch { messages: read, epoch: epoch(1), permit }, 0).await;
     let rows = finisher.finish(source, waiting, columns(&texts)).unwrap().rows;
     let mut file = OpenFile::new(chain.id(), chain.end(), &file_format(settings, &finisher)).unwrap();
     file.write(&rows.batch, end, &Rejected::new(), clock::now()).await.unwrap();

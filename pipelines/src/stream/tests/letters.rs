@@ -75,7 +75,7 @@ async fn rows(messages: Messages) -> Rows {
     let stage = Constant::new(&World::new(1, 1));
     let finisher = finisher(OnError::DeadLetter, stage.as_ref());
     let permit = Budget::new(1 << 20).permit(&partition(0), 0);
-    let (texts, waiting) = finisher.decode(Batch { messages, epoch: epoch(1), permit }).await;
+    let (texts, waiting) = finisher.decode(Batch { messages, epoch: epoch(1), permit }, 0).await;
     finisher.finish(&partition(0), waiting, columns(&texts)).unwrap().rows
 }
 

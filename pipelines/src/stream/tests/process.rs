@@ -143,7 +143,10 @@ impl Process {
                 let new = recorded.into_iter().filter(|(source, _)| selection.takes(&begun, source));
                 outside.committed.extend(new.map(|(source, start)| (source, (start, String::new()))));
             });
-            Open::Topic(records(settings), sender)
+            // There are no raw vectors of tokens.
+            let of_tokens = world.with(|outside| outside.words.is_some());
+            let encoding = if of_tokens { ValueEncoding::Json } else { ValueEncoding::Raw };
+            Open::Topic(Records { encoding, ..records(settings) }, sender)
         } else {
             // A process that cannot check the store does not start.
             let faults = world.with(|outside| std::mem::take(&mut outside.faults));

@@ -89,7 +89,7 @@ impl Case {
         let finisher = finisher(self.policy, stage.as_ref());
         let permit = self.budget.permit(&partition(0), 0);
         let batch = Batch { messages: messages(&partition(0), offsets), epoch: epoch(1), permit };
-        let (texts, waiting) = finisher.decode(batch).await;
+        let (texts, waiting) = finisher.decode(batch, 0).await;
         finisher.finish(&partition(0), waiting, columns(&texts)).unwrap().rows
     }
 

@@ -3,16 +3,23 @@
 use std::{
     collections::{BTreeMap, BTreeSet, HashMap, HashSet},
     fmt,
-    sync::Arc,
+    sync::{
+        Arc,
+        atomic::{AtomicUsize, Ordering::Relaxed},
+    },
     time::Duration,
 };
 
 use arrow::{
-    array::{Array, ArrayRef, AsArray, BooleanArray, FixedSizeListArray, Float32Array, StringArray, UInt32Array},
+    array::{
+        Array, ArrayRef, AsArray, BooleanArray, FixedSizeListArray, Float32Array, ListArray, StringArray, UInt32Array,
+    },
+    buffer::{Buffer, OffsetBuffer},
     datatypes::{DataType, Field, Int64Type},
 };
 use async_trait::async_trait;
-use elmo::{ColumnStats, EmbedSpec, EmbeddedColumns};
+use bytes::Bytes;
+use elmo::{ColumnStats, EmbedSpec, EmbeddedColumns, spec::Level};
 use futures::{TryStreamExt, stream::BoxStream};
 use object_store::{
     CopyOptions, GetOptions, GetResult, ListResult, MultipartUpload, ObjectMeta, ObjectStore, ObjectStoreExt,
@@ -118,6 +125,8 @@ pub(super) struct Outside {
     pub(super) commits_hang: bool,
     /// Numbers in a vector.
     pub(super) width: usize,
+    /// Vectors are those of tokens: a message has so many words, each of which is one.
+    pub(super) words: Option<usize>,
     /// After the next answer about the range of a partition, the broker deletes the messages below this offset.
     pub(super) deletes_below: Option<i64>,
     /// What should not have happened.
@@ -145,13 +154,52 @@ impl Outside {
 pub(super) struct World {
     outside: Arc<Mutex<Outside>>,
     pub(super) store: Arc<InMemory>,
+    /// Memory of the vectors, whoever has them.
+    pub(super) vectors: Arc<Memory>,
+}
+
+/// Bytes that were allocated and not freed.
+#[derive(Debug, Default)]
+pub(super) struct Memory {
+    now: AtomicUsize,
+    peak: AtomicUsize,
+}
+
+impl Memory {
+    /// The most at any time so far.
+    pub(super) fn peak(&self) -> usize {
+        self.peak.load(Relaxed)
+    }
+}
+
+/// Allocated bytes, which are counted until nobody has them any more.
+struct Counted(Buffer, Arc<Memory>);
+
+impl Counted {
+    fn buffer(bytes: Buffer, memory: &Arc<Memory>) -> Buffer {
+        let now = memory.now.fetch_add(bytes.len(), Relaxed) + bytes.len();
+        memory.peak.fetch_max(now, Relaxed);
+        Bytes::from_owner(Self(bytes, Arc::clone(memory))).into()
+    }
+}
+
+impl AsRef<[u8]> for Counted {
+    fn as_ref(&self) -> &[u8] {
+        &self.0
+    }
+}
+
+impl Drop for Counted {
+    fn drop(&mut self) {
+        self.1.now.fetch_sub(self.0.len(), Relaxed);
+    }
 }
 
 impl World {
     pub(super) fn new(seed: u64, partitions: i32) -> Self {
         let logs = (0..partitions).map(|number| (partition(number), Log::default())).collect();
         let outside = Outside { logs, random: Some(Random(seed)), slow: 1500, width: 2, ..Outside::default() };
-        Self { outside: Arc::new(Mutex::new(outside)), store: Arc::default() }
+        Self { outside: Arc::new(Mutex::new(outside)), store: Arc::default(), vectors: Arc::default() }
     }
 
     /// A world in which some partitions have messages, and the last one may be added later.
@@ -212,7 +260,8 @@ impl World {
             let log = outside.log(source);
             log.messages.range(from.max(log.low)..).take(most).copied().collect()
         });
-        (!offsets.is_empty()).then(|| messages(source, &offsets))
+        let words = self.with(|outside| outside.words.unwrap_or(2));
+        (!offsets.is_empty()).then(|| messages_of(source, &offsets, words))
     }
 
     /// The output as a process of this world sees it.
@@ -275,9 +324,13 @@ fn output(store: Arc<dyn ObjectStore>) -> Location {
 }
 
 pub(super) fn messages(source: &TopicPartition, offsets: &[i64]) -> Messages {
+    messages_of(source, offsets, 2)
+}
+
+fn messages_of(source: &TopicPartition, offsets: &[i64], words: usize) -> Messages {
     let mut messages = Messages::new(source.clone(), offsets[0]);
     for offset in offsets {
-        let text = format!("message {offset}");
+        let text = format!("message {offset}") + &" word".repeat(words - 2);
         let value = (!is_bad(*offset)).then_some(text.as_bytes());
         messages.push(Message { offset: *offset, timestamp: Some(7), key: None, value, headers: &[] });
     }
@@ -420,7 +473,7 @@ impl ObjectStore for Flaky {
     }
 }
 
-/// Gives each text the same vector.
+/// Gives each text, or each of its words, the same vector.
 pub(super) struct Constant {
     spec: EmbedSpec,
     world: World,
@@ -429,8 +482,31 @@ pub(super) struct Constant {
 
 impl Constant {
     pub(super) fn new(world: &World) -> Arc<Self> {
-        let width = world.with(|outside| outside.width);
-        Arc::new(Self { spec: EmbedSpec::default(), world: world.clone(), width })
+        let (width, of_tokens) = world.with(|outside| (outside.width, outside.words.is_some()));
+        let level = if of_tokens { Level::Token } else { Level::Sentence };
+        Arc::new(Self { spec: EmbedSpec { level, ..EmbedSpec::default() }, world: world.clone(), width })
+    }
+
+    fn vector(&self) -> DataType {
+        DataType::FixedSizeList(item(), i32::try_from(self.width).unwrap())
+    }
+
+    /// A vector of each row, or of each token.
+    fn vectors(&self, texts: &ArrayRef) -> ArrayRef {
+        let words = |text: Option<&str>| text.map_or(0, |text| text.split(' ').count());
+        let lengths: Vec<usize> = texts.as_string::<i32>().iter().map(words).collect();
+        if self.spec.level == Level::Sentence {
+            return Arc::new(self.vectors_of(lengths.len()));
+        }
+        let vectors = Arc::new(self.vectors_of(lengths.iter().sum()));
+        let item = Arc::new(Field::new("item", self.vector(), false));
+        Arc::new(ListArray::new(item, OffsetBuffer::from_lengths(lengths), vectors, texts.nulls().cloned()))
+    }
+
+    fn vectors_of(&self, count: usize) -> FixedSizeListArray {
+        let numbers = Counted::buffer(Buffer::from_vec(vec![0.5_f32; self.width * count]), &self.world.vectors);
+        let numbers = Float32Array::new(numbers.into(), None);
+        FixedSizeListArray::new(item(), i32::try_from(self.width).unwrap(), Arc::new(numbers), None)
     }
 }
 
@@ -438,15 +514,16 @@ fn item() -> Arc<Field> {
     Arc::new(Field::new("item", DataType::Float32, false))
 }
 
+/// Vectors of two numbers.
 pub(super) fn columns(texts: &ArrayRef) -> EmbeddedColumns {
-    columns_of(texts, 2)
+    let stage = Constant { spec: EmbedSpec::default(), world: World::new(1, 1), width: 2 };
+    columns_of(texts, stage.vectors(texts))
 }
 
-fn columns_of(texts: &ArrayRef, width: usize) -> EmbeddedColumns {
+fn columns_of(texts: &ArrayRef, vectors: ArrayRef) -> EmbeddedColumns {
     let rows = texts.len();
-    let numbers: ArrayRef = Arc::new(Float32Array::from(vec![0.5; width * rows]));
     EmbeddedColumns {
-        vectors: Arc::new(FixedSizeListArray::new(item(), i32::try_from(width).unwrap(), numbers, None)),
+        vectors,
         truncated: BooleanArray::from(vec![false; rows]),
         error: StringArray::new_null(rows),
         row_errors: Vec::new(),
@@ -464,8 +541,12 @@ impl Stage for Constant {
     }
 
     fn fields(&self) -> Vec<Field> {
+        let vector = match self.spec.level {
+            Level::Sentence => self.vector(),
+            Level::Token => DataType::List(Arc::new(Field::new("item", self.vector(), false))),
+        };
         vec![
-            Field::new("embedding", DataType::FixedSizeList(item(), i32::try_from(self.width).unwrap()), true),
+            Field::new("embedding", vector, true),
             Field::new("truncated", DataType::Boolean, false),
             Field::new("error", DataType::Utf8, true),
         ]
@@ -479,7 +560,7 @@ impl Stage for Constant {
         if self.world.with(|outside| outside.stage_hangs) {
             return std::future::pending().await;
         }
-        let (columns, world) = (columns_of(texts, self.width), self.world.clone());
+        let (columns, world) = (columns_of(texts, self.vectors(texts)), self.world.clone());
         let takes = self.world.with(|outside| Duration::from_millis(outside.stage_takes));
         Ok(Box::pin(async move {
             clock::sleep(takes).await;

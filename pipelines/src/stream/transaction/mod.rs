@@ -53,16 +53,28 @@ pub(super) struct TopicOutput {
     owned: Owned,
     records: Records,
     committer: Committer,
-    /// The oldest first: what becomes of them, and where they end.
-    waiting: VecDeque<(oneshot::Receiver<Result<()>>, i64)>,
+    /// The oldest first.
+    waiting: VecDeque<Waiting>,
+    /// Sum of their bytes.
+    waiting_bytes: u64,
     end: i64,
+}
+
+/// Rows that wait for a transaction.
+struct Waiting {
+    /// What becomes of them.
+    committed: oneshot::Receiver<Result<()>>,
+    /// Behind the last message.
+    end: i64,
+    /// Rows, messages and records.
+    bytes: u64,
 }
 
 impl TopicOutput {
     /// Writes the rows of a partition that begins at `start`.
     pub(super) fn new(owned: Owned, start: i64, records: Records, committer: Committer) -> Self {
         owned.metrics.set_chain_end(start);
-        Self { owned, records, committer, waiting: VecDeque::new(), end: start }
+        Self { owned, records, committer, waiting: VecDeque::new(), waiting_bytes: 0, end: start }
     }
 }
 
@@ -76,13 +88,18 @@ impl Output for TopicOutput {
         self.waiting.len() < BATCHES
     }
 
+    fn waiting_bytes(&self) -> u64 {
+        self.waiting_bytes
+    }
+
     async fn write(&mut self, mut rows: Rows) -> Result<()> {
         let (done, committed) = oneshot::channel();
         let Made { records, end, refusal, tally } = self.records.of(&self.owned.source, &rows)?;
         rows.hold(records.iter().map(producer::Record::bytes).sum());
-        let (source, epoch) = (self.owned.source.clone(), self.owned.epoch);
+        let (source, epoch, bytes) = (self.owned.source.clone(), self.owned.epoch, rows.bytes());
         self.committer.send(Committing { source, epoch, rows, records, end, tally, done });
-        self.waiting.push_back((committed, end));
+        self.waiting.push_back(Waiting { committed, end, bytes });
+        self.waiting_bytes += bytes;
         let Some(refusal) = refusal else { return Ok(()) };
         // Everything before it is published first.
         self.committer.hurry();
@@ -93,13 +110,14 @@ impl Output for TopicOutput {
     }
 
     async fn step(&mut self) -> Result<ControlFlow<i64>> {
-        let Some((committed, end)) = self.waiting.front_mut() else {
+        let Some(Waiting { committed, end, bytes }) = self.waiting.front_mut() else {
             return std::future::pending().await;
         };
-        let end = *end;
+        let (end, bytes) = (*end, *bytes);
         let answer = answered(committed.await);
         // An answer is taken once, also one that says why the partition stops.
         self.waiting.pop_front();
+        self.waiting_bytes -= bytes;
         answer?;
         self.end = end;
         self.owned.metrics.set_chain_end(end);

@@ -147,7 +147,9 @@ impl Thread {
     /// [`StreamError`] when no transaction can follow; the owners were told.
     fn commit(&mut self, rows: Vec<Committing>) -> Result<(), StreamError> {
         let (mut parts, mut owners): (_, Owners) = (Vec::with_capacity(rows.len()), Vec::with_capacity(rows.len()));
-        for (owner, Committing { source, epoch, rows, records, end, tally, done }) in rows.into_iter().enumerate() {
+        for (owner, Committing { source, epoch, mut rows, records, end, tally, done }) in rows.into_iter().enumerate() {
+            // The producer copies them.
+            rows.hold(records.iter().map(Record::bytes).sum());
             parts.push(Part { source, owner, epoch, records, rows: Some(Arc::new(rows)), end });
             owners.push(Some(Owner { done, tally, refusal: None }));
         }
