@@ -509,7 +509,7 @@ async fn a_large_file_waits_on_the_disk() {
     // Each request reads it again, and has its memory counted meanwhile.
     let held = std::sync::Mutex::new(Vec::new());
     let hold = |bytes| held.lock().unwrap().push(bytes);
-    ours(&chain.publish_holding(&files[1], hold).await.unwrap());
+    ours(&chain.publish_watched(&files[1], hold, || ()).await.unwrap());
     assert_eq!(*held.lock().unwrap(), [files[1].bytes(); 3]);
     assert_eq!(offsets(&store.inner).await, wide);
     let missing = Spill { folder: Some(folder.path().join("missing")), above: 0 };
@@ -518,7 +518,7 @@ async fn a_large_file_waits_on_the_disk() {
     // Where the disk has no room, it stays in memory.
     let file = file.finish(20_001).await.unwrap();
     assert_eq!((file.memory(), file.bytes() > 0), (file.bytes(), true));
-    ours(&chain.publish_holding(&file, |_| panic!("it is counted already")).await.unwrap());
+    ours(&chain.publish_watched(&file, |_| panic!("it is counted already"), || ()).await.unwrap());
 }
 
 /// Its rows may be lost with the thread that encoded them.

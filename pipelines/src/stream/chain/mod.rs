@@ -261,8 +261,7 @@ impl Dataset {
 async fn probe(output: &Location, layout: &Layout, id: &str) -> Result<(), ChainError> {
     identity::check_owner(output, layout).await?;
     // Each process has its own objects: several may start at once.
-    let probes = (0..PROBES).map(|n| layout.root.child(layout::FOLDER).child(&format!("probe-{id}-{n}")));
-    let probes: Vec<Location> = probes.collect();
+    let probes: Vec<Location> = (0..PROBES).map(|number| layout.probe(id, number)).collect();
     try_join_all(probes.iter().map(create_once::probe_create)).await?;
     Ok(())
 }

@@ -114,6 +114,8 @@ pub(super) struct Outside {
     pub(super) gets_hang: bool,
     /// The store does not answer requests to create objects.
     pub(super) puts_hang: bool,
+    /// The store refuses requests to create objects.
+    pub(super) puts_fail: bool,
     /// The thread of transactions does nothing.
     pub(super) commits_hang: bool,
     /// Numbers in a vector.
@@ -365,6 +367,9 @@ impl ObjectStore for Flaky {
         }
         if self.world.with(|outside| outside.puts_hang) {
             return std::future::pending().await;
+        }
+        if self.world.with(|outside| outside.puts_fail) {
+            return Err(failure());
         }
         self.world.pause().await;
         match self.fate() {
