@@ -50,7 +50,7 @@ pub struct Streamed {
     /// What this process has done.
     #[serde(flatten)]
     pub report: StreamReport,
-    /// Everything that was read is published. If not, the same command reads the rest again.
+    /// All messages that it had begun to embed are published. If not, the same command reads the rest again.
     pub complete: bool,
 }
 

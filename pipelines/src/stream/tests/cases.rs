@@ -546,6 +546,30 @@ fn an_outage_shows_in_the_metrics_while_it_lasts() {
     );
 }
 
+/// A topic that was deleted and made again has the same name and other messages, perhaps as many.
+#[test]
+fn a_topic_that_was_made_again_ends_a_stream() {
+    plain().produced(0, 7).outside(|outside| outside.topic_id = Some("old".into())).assigned(&[0]).run(
+        async |world, mut process| {
+            process.poll_for(90 * SECOND).await;
+            process.kill(world).await;
+            for id in [Some("old".to_owned()), None, Some("new".to_owned())] {
+                let is_new = id.as_deref() == Some("new");
+                world.with(|outside| outside.topic_id = id);
+                let mut process = Process::start(world, &Settings::default()).await;
+                process.consumer.assign(&[partition(0)]).await;
+                let ended = process.end(20 * SECOND).await;
+                match ended {
+                    None => assert!(!is_new),
+                    Some(ended) => assert!(is_new && ended.unwrap_err().to_string().contains("it was created again")),
+                }
+                process.kill(world).await;
+            }
+            Process::start(world, &Settings::default()).await
+        },
+    );
+}
+
 /// The broker deletes messages between two questions of a stream that has no output yet.
 #[test]
 fn an_output_that_begins_has_no_gap() {

@@ -122,6 +122,8 @@ pub(super) struct Outside {
     pub(super) width: usize,
     /// After the next answer about the range of a partition, the broker deletes the messages below this offset.
     pub(super) deletes_below: Option<i64>,
+    /// The id of the topic, if the brokers say it.
+    pub(super) topic_id: Option<String>,
     /// What should not have happened.
     pub(super) wrong: Vec<String>,
     pub(super) random: Option<Random>,
