@@ -240,7 +240,8 @@ async fn plain_datafusion_reads_a_dataset() {
          max(_offset) AS last FROM messages GROUP BY topic, partition ORDER BY topic, partition",
     );
     let shown = rows.await.unwrap().to_string().await.unwrap();
-    let cells = |line: &str| line.split('|').map(str::trim).filter(|cell| !cell.is_empty()).collect::<Vec<_>>().join(" ");
+    let cells =
+        |line: &str| line.split('|').map(str::trim).filter(|cell| !cell.is_empty()).collect::<Vec<_>>().join(" ");
     let found: Vec<String> = shown.lines().map(cells).filter(|line| !line.starts_with('+')).collect();
     let expected = [
         "topic partition rows vectors first last",

@@ -360,8 +360,8 @@ fn a_stream_into_a_store_is_found_by_status() {
     let stream = Stream::new(ELMO, &case.broker, &case.topic, &group, &output).with("--rows-per-file 20");
     stream.drain();
     case.check(&stream.dataset());
-    let words =
-        ["stream", "status", "--json", "--output", &output, "--brokers", &case.broker.address, "--group", &group];
+    let address = case.broker.address.clone();
+    let words = ["stream", "status", "--json", "--output", &output, "--brokers", &address, "--group", &group];
     let run = || without_settings(Command::new(ELMO)).args(words).output().unwrap();
     let status = run();
     assert!(status.status.success(), "{}", String::from_utf8_lossy(&status.stderr));

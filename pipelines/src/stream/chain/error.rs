@@ -97,7 +97,9 @@ pub enum ChainError {
         low: i64,
     },
     /// The dataset has messages of another topic of this name.
-    #[error("{partition}: the id of the topic was {was} when the dataset was begun, and is {now}: it was created again")]
+    #[error(
+        "{partition}: the id of the topic was {was} when the dataset was begun, and is {now}: it was created again"
+    )]
     OtherTopic {
         /// The partition.
         partition: TopicPartition,

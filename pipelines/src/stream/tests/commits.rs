@@ -11,7 +11,7 @@ use std::{
 
 use rdkafka::{
     ClientConfig,
-    consumer::{BaseConsumer, ConsumerGroupMetadata},
+    consumer::{BaseConsumer, Consumer as _, ConsumerGroupMetadata},
     mocking::MockCluster,
 };
 

@@ -305,12 +305,7 @@ impl Transactions {
 
     /// Replaces a producer that can do nothing any more. Takes out the parts that its last transaction has committed, which
     /// it may not have heard of, and those that are lost meanwhile.
-    fn replace(
-        &mut self,
-        parts: &mut Vec<Part>,
-        lost: &mut Vec<usize>,
-        group: &dyn Group,
-    ) -> Result<(), StreamError> {
+    fn replace(&mut self, parts: &mut Vec<Part>, lost: &mut Vec<usize>, group: &dyn Group) -> Result<(), StreamError> {
         // What the old one had begun is ended now, one way or the other.
         self.producer = connect(&self.config, &self.logs, self.batch)?;
         if std::mem::take(&mut self.is_open) {

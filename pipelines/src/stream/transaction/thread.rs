@@ -178,8 +178,10 @@ impl Thread {
             }
             let mut lost = Vec::new();
             let outcome = self.transactions.commit(&mut parts, &mut lost, self.group.as_ref());
-            for owner in lost.into_iter().filter_map(|owner| owners[owner].as_mut()) {
-                owner.lost = true;
+            for owner in lost {
+                if let Some(owner) = &mut owners[owner] {
+                    owner.lost = true;
+                }
             }
             match outcome {
                 Ok(Outcome::Committed) => {}
