@@ -522,7 +522,7 @@ fn rows_count_when_they_are_published() {
     );
 }
 
-/// Two files are complete within a second, and the store refuses them for a minute. By hand: pauses of 0.2 s to 6.4 s, each half as
+/// Two files are complete within two seconds, and the store refuses them for a minute. By hand: pauses of 0.2 s to 6.4 s, each half as
 /// long again at most, take less than 20 s, so there are at least six repeats; the second file waits for the first.
 #[test]
 fn an_outage_shows_in_the_metrics_while_it_lasts() {
@@ -531,8 +531,10 @@ fn an_outage_shows_in_the_metrics_while_it_lasts() {
         let value = metrics.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(' '));
         value.unwrap().parse().unwrap()
     };
-    plain().produced(0, 10).outside(|outside| outside.puts_fail = true).assigned(&[0]).run(
+    plain().produced(0, 5).outside(|outside| outside.puts_fail = true).assigned(&[0]).run(
         async |world, mut process| {
+            process.poll_for(SECOND).await;
+            produce(world, 0, 5);
             process.poll_for(60 * SECOND).await;
             assert!(number(&process, "elmo_stream_publish_retries_total") >= 6.0);
             assert_eq!(number(&process, "elmo_stream_publish_duration_seconds_count"), 0.0);
