@@ -6,6 +6,7 @@ use arrow::{
     array::{ArrayRef, Int64Array, RecordBatch, StringArray},
     datatypes::{DataType, Field, Schema},
 };
+use datafusion::prelude::SessionContext;
 use elmo::{ColumnEmbedder, Elmo, EmbedSpec, EmbedderSettings, ModelData, engine::DeviceChoice};
 use elmo_pipelines::{
     output::{
@@ -221,6 +222,34 @@ async fn sql_reads_a_dataset_as_a_table() {
     // One partition alone has the same columns.
     let one = written.sql("SELECT DISTINCT topic, partition FROM 'out/topic=reviews/partition=11'");
     assert_eq!(one, "topic,partition\nreviews,11\n");
+}
+
+/// As any program with DataFusion reads it, without the tables of elmo.
+#[tokio::test(flavor = "multi_thread")]
+async fn plain_datafusion_reads_a_dataset() {
+    let written = Written::new(true).await;
+    let session = SessionContext::new();
+    let table = format!(
+        "CREATE EXTERNAL TABLE messages STORED AS PARQUET PARTITIONED BY (topic, partition) \
+         LOCATION '{}/'",
+        written.address()
+    );
+    session.sql(&table).await.unwrap();
+    let rows = session.sql(
+        "SELECT topic, partition, count(*) AS rows, count(embedding) AS vectors, min(_offset) AS first, \
+         max(_offset) AS last FROM messages GROUP BY topic, partition ORDER BY topic, partition",
+    );
+    let shown = rows.await.unwrap().to_string().await.unwrap();
+    let cells =
+        |line: &str| line.split('|').map(str::trim).filter(|cell| !cell.is_empty()).collect::<Vec<_>>().join(" ");
+    let found: Vec<String> = shown.lines().map(cells).filter(|line| !line.starts_with('+')).collect();
+    let expected = [
+        "topic partition rows vectors first last",
+        "mails 0 6 5 100 105",
+        "reviews 0 6 5 100 105",
+        "reviews 11 6 5 100 105",
+    ];
+    assert_eq!(found, expected, "{shown}");
 }
 
 /// A generation is a dataset of its own for those who read its folder; whoever reads the whole output sees its number.

@@ -116,6 +116,33 @@ async fn a_process_does_not_take_an_earlier_file_of_its_own_for_another() {
     assert_eq!(offsets(&store.inner).await, all(8));
 }
 
+/// A topic that was deleted and made again may be as long as the output.
+#[tokio::test]
+async fn a_topic_of_another_id_is_refused() {
+    let output = output(Scripted::new());
+    let open = async |number: i32, id: Option<&str>| {
+        let partition = TopicPartition::new("reviews", number);
+        let start = || async { Ok::<_, ChainError>(0) };
+        process(&output).await.chain_of_topic(&partition, id.map(str::to_owned), start, None).await
+    };
+    let mut first = open(3, Some("old")).await.unwrap();
+    ours(&publish(&mut first, 5).await);
+    for id in [Some("old"), None] {
+        assert_eq!(open(3, id).await.unwrap().end(), 5);
+    }
+    let refused = open(3, Some("new")).await.unwrap_err();
+    assert_eq!(
+        refused.to_string(),
+        "reviews[3]: the id of the topic was old when the dataset was begun, and is new: it was created again"
+    );
+    assert_eq!(refused.exit(), Exit::Storage);
+    assert!(refused.help().unwrap().contains("--generation"));
+    // A chain of an older version, or whose brokers said no id, is continued.
+    for id in [None, Some("new"), Some("newer")] {
+        open(4, id).await.unwrap();
+    }
+}
+
 #[tokio::test]
 async fn a_crash_before_the_commit_costs_a_listing() {
     let store = Scripted::new();
@@ -509,7 +536,7 @@ async fn a_large_file_waits_on_the_disk() {
     // Each request reads it again, and has its memory counted meanwhile.
     let held = std::sync::Mutex::new(Vec::new());
     let hold = |bytes| held.lock().unwrap().push(bytes);
-    ours(&chain.publish_holding(&files[1], hold).await.unwrap());
+    ours(&chain.publish_watched(&files[1], hold, || ()).await.unwrap());
     assert_eq!(*held.lock().unwrap(), [files[1].bytes(); 3]);
     assert_eq!(offsets(&store.inner).await, wide);
     let missing = Spill { folder: Some(folder.path().join("missing")), above: 0 };
@@ -518,7 +545,7 @@ async fn a_large_file_waits_on_the_disk() {
     // Where the disk has no room, it stays in memory.
     let file = file.finish(20_001).await.unwrap();
     assert_eq!((file.memory(), file.bytes() > 0), (file.bytes(), true));
-    ours(&chain.publish_holding(&file, |_| panic!("it is counted already")).await.unwrap());
+    ours(&chain.publish_watched(&file, |_| panic!("it is counted already"), || ()).await.unwrap());
 }
 
 /// Its rows may be lost with the thread that encoded them.

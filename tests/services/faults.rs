@@ -236,6 +236,28 @@ fn a_stop_ends_in_time_whatever_the_store_does() {
     });
 }
 
+/// The store says nothing from the start: the stream has joined no group, and has read nothing.
+#[test]
+#[ignore = "needs the servers that scripts/services starts, so Java 17 and Maven"]
+fn a_stop_at_the_start_ends_in_time() {
+    let mut case = Case::new("silent");
+    case.produce(10);
+    case.proxy.set(Weather::Silent);
+    let mut stream = Running::start(&case.stream());
+    stream.wait("the store is asked", Duration::from_secs(60), |_| case.proxy.failed() > 0);
+    assert_eq!(streaming::get(&stream.metrics, "/readyz"), (503, "the output is not probed yet\n".to_owned()));
+    stream.node.signal("-TERM");
+    let began = Instant::now();
+    assert_eq!(stream.node.wait(), Some(130), "{}", stream.node.stderr());
+    let took = began.elapsed();
+    eprintln!("stopped after {:.1} s", took.as_secs_f64());
+    assert!(took < Duration::from_secs(25), "{took:?}");
+    assert_eq!(case.broker.members(&case.topic.name), 0);
+    case.proxy.set(Weather::Fails(0));
+    case.stream().drain();
+    case.check(&case.stream().dataset());
+}
+
 /// Requests to create files break in the middle. What the store has of them must never become a file.
 #[test]
 #[ignore = "needs the servers that scripts/services starts, so Java 17 and Maven"]

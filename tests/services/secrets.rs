@@ -68,10 +68,11 @@ fn words(words: &str) -> Vec<String> {
     words.split_whitespace().map(str::to_owned).collect()
 }
 
-/// The broker with TLS and a password, a topic with messages of users, and one for dead letters.
+/// The broker with TLS and a password, a topic with messages of users, and topics for dead letters and enriched messages.
 struct Case {
     topic: Topic,
     letters: Topic,
+    enriched: Topic,
     written: Vec<Record>,
 }
 
@@ -113,6 +114,8 @@ impl Case {
     fn new() -> Self {
         let broker = Broker::shared();
         let (topic, letters) = (broker.topic("secrets", 1), broker.topic("secrets-letters", 1));
+        // Takes each enriched message, and not all of them in one batch: the limit is asked for.
+        let enriched = broker.topic_with("secrets-enriched", 1, &[("max.message.bytes", "4000")]);
         let long = format!("{{\"id\": 1, \"text\": \"{}\"}}", "canary19 ".repeat(30));
         let values: [Option<&[u8]>; 13] = [
             Some(b"{\"id\": 1, \"text\": \"A text of canary19.\"}"),
@@ -136,7 +139,7 @@ impl Case {
             ..Record::default()
         };
         let written = broker.produce(&topic, values.iter().map(record).collect());
-        Self { topic, letters, written }
+        Self { topic, letters, enriched, written }
     }
 
     fn output(&self, name: &str) -> String {
@@ -164,11 +167,15 @@ impl Case {
     }
 
     fn stream(&self, output: &str) -> String {
+        format!("{} --output {}", self.stream_of(output), self.output(output))
+    }
+
+    /// Without an output.
+    fn stream_of(&self, group: &str) -> String {
         format!(
-            "stream --topic {0} --group {0}-{output} --output {1} --model tiny --threads 1 --format json --drop-text \
+            "stream --topic {0} --group {0}-{group} --model tiny --threads 1 --format json --drop-text \
              --columns id=/id:int64 --max-tokens 20 --on-long error",
-            self.topic.name,
-            self.output(output)
+            self.topic.name
         )
     }
 
@@ -249,6 +256,22 @@ impl Case {
     }
 }
 
+impl Case {
+    /// Into another topic, with everything that librdkafka says about transactions and limits.
+    fn enriched_messages(&self) {
+        let place = Self::place();
+        let command = format!("{} --output-topic {} --once -vvv", self.stream_of("enriched"), self.enriched.name);
+        let done = self.command(&place, &command).output().unwrap();
+        let (stdout, stderr) = (text(&done.stdout), text(&done.stderr));
+        check("stdout", &stdout);
+        check("stderr", &stderr);
+        assert!(done.status.success(), "{stderr}");
+        assert!(stderr.contains("the topic takes no larger batches"), "the limit was not asked for: {stderr}");
+        assert!(stderr.contains("InitProducerId"), "librdkafka shows the requests of transactions");
+        assert_eq!(Broker::shared().read(&self.enriched).len(), self.written.len());
+    }
+}
+
 #[test]
 #[ignore = "needs the servers that scripts/services starts, so Java 17 and Maven"]
 fn a_stream_shows_no_secret() {
@@ -256,6 +279,7 @@ fn a_stream_shows_no_secret() {
     thread::scope(|scope| {
         scope.spawn(|| case.null_rows());
         scope.spawn(|| case.dead_letters());
+        scope.spawn(|| case.enriched_messages());
     });
 }
 

@@ -2,6 +2,8 @@
 
 use std::{collections::BTreeMap, fs, net::TcpListener, process::Command, thread, time::Duration};
 
+use elmo_pipelines::stream::metrics::METRICS;
+
 use super::{
     broker::{self, Broker, Record},
     case::{Case, offsets},
@@ -118,6 +120,9 @@ fn messages_that_are_gone_stop_a_stream_or_are_recorded() {
     case.broker.delete(&case.topic);
     case.broker.create(&case.topic, &[]);
     case.broker.produce(&case.topic, broker::texts(5, 1));
+    failed(case.stream_of("again", "out"), ["it was created again", "--generation"]);
+    // By now it is longer than the output.
+    case.broker.produce(&case.topic, broker::texts(100, 1));
     failed(case.stream_of("again", "out"), ["it was created again", "--generation"]);
 }
 
@@ -301,13 +306,29 @@ fn tls_and_passwords_work_and_what_is_wrong_is_named() {
 #[ignore = "needs the broker that scripts/services starts, so Java 17 and Maven"]
 fn metrics_and_health_are_served() {
     let case = Case::new("metrics", 2, 100);
+    // A series with a reason appears with the first message that is rejected.
+    case.broker.produce(&case.topic, vec![Record { value: None, ..Record::default() }]);
     let mut node = case.stream("out").with("--metrics 127.0.0.1:0 --max-age 500ms -v").start();
     let address = streaming::metrics_address(&mut node);
+    let metric = |name: &str, labels: &str| streaming::metric(&address, &format!("elmo_stream_{name}"), labels);
     broker::eventually("all rows are counted", || {
-        streaming::metric(&address, "elmo_stream_rows_total", "outcome=\"embedded\"") == 100.0
+        metric("rows_total", "outcome=\"embedded\"") == 100.0 && metric("rows_total", "outcome=\"null\"") == 1.0
     });
     assert_eq!(streaming::get(&address, "/livez").0, 200);
     assert_eq!(streaming::get(&address, "/readyz").0, 200);
+    let shown = streaming::get(&address, "/metrics").1;
+    for series in METRICS.iter().flat_map(|metric| metric.series()) {
+        let is_shown = |line: &str| line.strip_prefix(&series).is_some_and(|rest| rest.starts_with(['{', ' ']));
+        assert!(shown.lines().any(is_shown), "no {series} in\n{shown}");
+    }
+    // The work of the devices, and what the brokers have, are looked at now and then.
+    broker::eventually("the work of the devices is counted", || metric("device_seconds_total", "") > 0.0);
+    let (tokens, padded) = (metric("tokens_total", ""), metric("padded_tokens_total", ""));
+    assert!(tokens > 0.0 && padded >= tokens, "{tokens} of {padded}");
+    assert!(metric("objects_total", "") > 0.0);
+    broker::eventually("nothing is left to read and to publish", || {
+        metric("kafka_lag", "") == 0.0 && metric("chain_lag", "") == 0.0
+    });
     kill(node);
 }
 
@@ -327,20 +348,20 @@ fn a_stream_that_loads_its_model_is_alive_and_not_ready() {
     assert_eq!(streaming::get(&address, "/livez").0, 200);
     assert_eq!(case.broker.members(&group), 0);
     node.signal("-TERM");
-    assert_eq!(node.child.wait().unwrap().code(), Some(0), "{}", node.stderr());
+    assert_eq!(node.child.wait().unwrap().code(), Some(130), "{}", node.stderr());
 }
 
 #[test]
 #[ignore = "needs the servers that scripts/services starts, so Java 17 and Maven"]
 fn a_stream_into_a_store_is_found_by_status() {
-    let case = Case::new("stored", 2, 100);
+    let mut case = Case::new("stored", 2, 100);
     let output = format!("s3://elmo-test/{}", case.topic.name);
     let group = format!("{}-s3", case.topic.name);
     let stream = Stream::new(ELMO, &case.broker, &case.topic, &group, &output).with("--rows-per-file 20");
     stream.drain();
     case.check(&stream.dataset());
-    let words =
-        ["stream", "status", "--json", "--output", &output, "--brokers", &case.broker.address, "--group", &group];
+    let address = case.broker.address.clone();
+    let words = ["stream", "status", "--json", "--output", &output, "--brokers", &address, "--group", &group];
     let run = || without_settings(Command::new(ELMO)).args(words).output().unwrap();
     let status = run();
     assert!(status.status.success(), "{}", String::from_utf8_lossy(&status.stderr));
@@ -364,6 +385,15 @@ fn a_stream_into_a_store_is_found_by_status() {
     let found: serde_json::Value = serde_json::from_slice(&status.stdout).unwrap();
     for partition in found["partitions"].as_array().unwrap() {
         assert_eq!((&partition["end"], &partition["hint"]["disagrees"]), (&50.into(), &"it names no object".into()));
+    }
+    // Five more in each partition.
+    case.produce(10);
+    let status = run();
+    assert!(status.status.success(), "{}", String::from_utf8_lossy(&status.stderr));
+    let found: serde_json::Value = serde_json::from_slice(&status.stdout).unwrap();
+    for partition in found["partitions"].as_array().unwrap() {
+        let ends = (&partition["end"], &partition["high_watermark"], &partition["lag"]);
+        assert_eq!(ends, (&50.into(), &55.into(), &5.into()), "{partition}");
     }
 }
 
@@ -403,11 +433,11 @@ fn what_cannot_work_is_refused_at_the_start() {
         let done = case.stream_of("wrong", "out").with(words).once();
         assert_eq!(done.status.code(), Some(2), "{words}: {}", String::from_utf8_lossy(&done.stderr));
     }
-    let plan = case.stream("other").with("--dry-run").once();
+    let plan = case.stream("planned").with("--dry-run").once();
     assert!(plan.status.success() && String::from_utf8_lossy(&plan.stdout).contains("10 messages"));
-    assert!(!case.folder.path().join("other/topic=refused").exists());
+    assert!(!case.folder.path().join("planned").exists());
     // Of these groups none was joined but the one whose broker refused that.
-    for name in ["missing", "wrong"] {
+    for name in ["missing", "wrong", "planned"] {
         assert!(!case.broker.has_group(&format!("{}-{name}", case.topic.name)), "{name}");
     }
 }

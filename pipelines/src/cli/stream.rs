@@ -236,7 +236,7 @@ struct FileArgs {
     #[arg(long, value_name = "N", default_value = "128", value_parser = value_parser!(u64).range(1..=4096), conflicts_with = "output_topic")]
     mb_per_file: u64,
 
-    /// Time from the first row of a file until it is published, at most
+    /// Time from the first row of a file until it is complete, at most; it is then published
     #[arg(long, value_name = "TIME", default_value = "5m", conflicts_with = "output_topic")]
     max_age: Span,
 

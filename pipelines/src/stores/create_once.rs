@@ -12,9 +12,9 @@ use super::{Location, StoreError};
 use crate::reply::summary;
 
 /// Concurrent creates of the probe's object.
-const RACERS: usize = 4;
+const RACERS: usize = 8;
 /// Bytes of the probe's object. A server that checks and then writes is caught more easily with a body that takes time.
-const PROBE_BYTES: usize = 64 << 10;
+const PROBE_BYTES: usize = 200 << 10;
 /// Attempts of the probe, since an earlier job may have left its object behind.
 const ATTEMPTS: usize = 3;
 
@@ -58,7 +58,7 @@ pub(crate) fn version(meta: &ObjectMeta) -> UpdateVersion {
 
 /// Checks that the store honours conditional writes, with an object that it creates at `location` and deletes again: of
 /// several concurrent creates exactly one must succeed, its bytes must be stored, and an update of an old version must
-/// fail. A local file system is not checked. Costs nine small requests, four of them concurrent.
+/// fail. A local file system is not checked. Costs 13 requests, eight of them concurrent, with 200 kB each.
 ///
 /// # Errors
 /// [`StoreError::Unconditional`] when it does not, [`StoreError::Request`] when a request fails for another reason.

@@ -53,10 +53,10 @@ pub(super) struct FileOutput {
     finishing: Option<Task<Result<EncodedFile, ChainError>>>,
     /// What the file that is encoded takes of the memory.
     encoding: u64,
-    /// Complete, behind the one that is published.
-    waiting: VecDeque<EncodedFile>,
+    /// Complete since then, behind the one that is published.
+    waiting: VecDeque<(Instant, EncodedFile)>,
     publishing: Option<Task<Attempt>>,
-    /// When the last request began, and what its file takes of the memory.
+    /// When the file that is published was complete, and what it takes of the memory.
     request: (Instant, u64),
     permit: Permit,
     budget: Budget,
@@ -126,14 +126,15 @@ impl FileOutput {
             return;
         }
         // The chain is here whenever nothing is published.
-        if let Some(file) = self.waiting.pop_front()
+        if let Some((complete, file)) = self.waiting.pop_front()
             && let Some(mut chain) = self.chain.take()
         {
-            self.request = (now(), file.memory());
+            self.request = (complete, file.memory());
             let (budget, source) = (self.budget.clone(), self.source.clone());
             let hold = move |bytes| budget.permit(&source, usize::try_from(bytes).unwrap_or(usize::MAX));
+            let metrics = Arc::clone(&self.files.totals.metrics);
             self.publishing = Some(Box::pin(async move {
-                let published = chain.publish_holding(&file, hold).await;
+                let published = chain.publish_watched(&file, hold, || metrics.retried()).await;
                 (chain, file, published)
             }));
         }
@@ -143,7 +144,7 @@ impl FileOutput {
     /// Declares the memory that the files take.
     fn account(&mut self) {
         let open = self.open.as_ref().map_or(0, OpenFile::memory);
-        let waiting: u64 = self.waiting.iter().map(EncodedFile::memory).sum();
+        let waiting: u64 = self.waiting.iter().map(|(_, file)| file.memory()).sum();
         let finishing = self.finishing.as_ref().map_or(0, |_| self.encoding);
         let publishing = self.publishing.as_ref().map_or(0, |_| self.request.1);
         self.permit.resize(usize::try_from(open + finishing + waiting + publishing).unwrap_or(usize::MAX));
@@ -153,19 +154,18 @@ impl FileOutput {
 
     /// A file was published, or cannot be: [`ControlFlow::Break`] with the offset where the chain goes on.
     fn published(&mut self, chain: Chain, file: &EncodedFile, published: Published) -> ControlFlow<i64> {
-        let (end, retries, existed) = match published {
+        let (end, existed) = match published {
             Published::Foreign { end } => {
                 self.files.totals.metrics.conflict(Conflict::Foreign);
                 return ControlFlow::Break(end);
             }
-            Published::Ours { end, retries, existed, .. } => (end, retries, existed),
+            Published::Ours { end, existed, .. } => (end, existed),
         };
         if existed {
             self.files.totals.metrics.conflict(Conflict::Own);
         }
         self.files.totals.metrics.published(file.bytes(), now().saturating_duration_since(self.request.0));
         self.files.totals.published(file.bytes());
-        (0..retries).for_each(|_| self.files.totals.metrics.retried());
         self.metrics.set_chain_end(end);
         self.end = end;
         if let Some(hint) = chain.hint() {
@@ -222,7 +222,7 @@ impl Output for FileOutput {
             }
             file = wait(&mut self.finishing) => {
                 self.finishing = None;
-                self.waiting.push_back(file?);
+                self.waiting.push_back((now(), file?));
                 self.publish();
                 Ok(ControlFlow::Continue(()))
             }

@@ -63,7 +63,8 @@ impl Opener {
                 Open::Files(opened) => {
                     let (dataset, files) = opened.as_ref();
                     let hint = hint(assigned);
-                    let chain = dataset.chain::<_, Error>(&owned.source, first, hint.as_ref()).await?;
+                    let id = source.topic_id(&owned.source.topic).await;
+                    let chain = dataset.chain_of_topic::<_, Error>(&owned.source, id, first, hint.as_ref()).await?;
                     let on_gap = if chain.is_new() { OnGap::Skip } else { self.on_gap };
                     let (at, gap, high) = self.position(source, &owned.source, chain.end(), on_gap).await?;
                     Ok::<_, Error>((

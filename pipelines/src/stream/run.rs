@@ -51,17 +51,20 @@ pub struct Streamed {
     /// What this process has done.
     #[serde(flatten)]
     pub report: StreamReport,
-    /// Everything that was read is published. If not, the same command reads the rest again.
+    /// All messages that it had begun to embed are published. If not, the same command reads the rest again.
     pub complete: bool,
 }
 
 /// Loads the stage and runs a stream until `stop`, or, with [`StreamJob::once`], until it has read what the topics held when their partitions
 /// were assigned. Metrics and health are served while the stage is loaded, because a model may be downloaded for minutes.
 ///
+/// A `stop` before the group is joined ends the call at once. Threads that wait for a broker then go on, so the process must exit
+/// without waiting for them.
+///
 /// # Errors
 /// Those of `load`; [`StreamError`] when the brokers refuse, a setting cannot work, or a message cannot be embedded and on-error is `fail`;
 /// [`ChainError`](super::chain::ChainError) when the output belongs to something else or the store cannot be used;
-/// [`elmo::Error`] when the devices fail.
+/// [`elmo::Error`] when the devices fail; [`Error::Stopped`] for a `stop` before the group is joined.
 pub async fn run(
     job: StreamJob,
     load: impl Future<Output = Result<Arc<dyn Stage>>>,
@@ -69,7 +72,6 @@ pub async fn run(
 ) -> Result<Streamed> {
     let (metrics, health) = (Arc::new(Metrics::new()), Arc::new(Health::new(POLL_LIMIT)));
     let totals = Totals::new(Arc::clone(&metrics), job.on_error);
-    let budget = Budget::new(job.memory_limit);
     job.check()?;
     let server = match job.metrics {
         Some(address) => Some(serve(address, Arc::clone(&metrics), Arc::clone(&health)).await?),
@@ -79,17 +81,32 @@ pub async fn run(
         tracing::info!(address = %server.address(), "metrics");
     }
     let mut stop = pin!(stop);
-    let stage = tokio::select! {
-        stage = load => stage?,
-        () = &mut stop => return Ok(Streamed { report: totals.report(), complete: true }),
+    let running = tokio::select! {
+        running = begin(&job, load, &totals, health) => running?,
+        () = &mut stop => return Err(Error::Stopped),
     };
+    let complete = running.run(stop).await;
+    if let Some(server) = server {
+        server.stop().await;
+    }
+    Ok(Streamed { report: totals.report(), complete: complete? })
+}
+
+/// Loads the stage, checks everything, and joins the group.
+async fn begin(
+    job: &StreamJob,
+    load: impl Future<Output = Result<Arc<dyn Stage>>>,
+    totals: &Totals,
+    health: Arc<Health>,
+) -> Result<Job> {
+    let stage = load.await?;
     health.model_loaded();
     let decoder = Decoder::new(job.decode.clone())?;
     decoder.probe().await?;
     let finisher = Finisher::new(decoder, job.on_error, stage.as_ref())?;
     check_encoding(&job.target, stage.spec().level)?;
     let plan = describe(&job.kafka, &job.written()).await?;
-    let mut prepared = prepare(&job, stage.as_ref(), &finisher, metrics).await?;
+    let mut prepared = prepare(job, stage.as_ref(), &finisher, Arc::clone(&totals.metrics)).await?;
     health.store_probed();
     if stage.is_untrained() {
         warn_untrained();
@@ -99,6 +116,19 @@ pub async fn run(
         Prepared::Files { dataset, .. } => beginning.of_dataset(dataset).await?,
         Prepared::Topic { .. } => beginning.of_group().await?,
     }
+    join(job, prepared, stage, finisher, totals, health)
+}
+
+/// Joins the group.
+fn join(
+    job: &StreamJob,
+    prepared: Prepared,
+    stage: Arc<dyn Stage>,
+    finisher: Finisher,
+    totals: &Totals,
+    health: Arc<Health>,
+) -> Result<Job> {
+    let budget = Budget::new(job.memory_limit);
     let (source, events) = Source::start(&job.kafka, budget.clone())?;
     let source = Arc::new(source);
     let target = match prepared {
@@ -116,7 +146,7 @@ pub async fn run(
     let bytes_in_flight = (job.memory_limit / IN_FLIGHT) as u64;
     let parts = Parts { stage, finisher, totals: totals.clone(), bytes_in_flight, owned: AtomicUsize::default() };
     let (starting, started) = mpsc::unbounded_channel();
-    let running = Job {
+    Ok(Job {
         source,
         events,
         started,
@@ -126,12 +156,7 @@ pub async fn run(
         health,
         once: job.once,
         grace: job.grace,
-    };
-    let complete = running.run(stop).await;
-    if let Some(server) = server {
-        server.stop().await;
-    }
-    Ok(Streamed { report: totals.report(), complete: complete? })
+    })
 }
 
 /// What a stream would do.
@@ -254,10 +279,10 @@ async fn prepare(job: &StreamJob, stage: &dyn Stage, finisher: &Finisher, metric
                 added: stage.fields().len(),
                 max_bytes: max_message_bytes(&job.kafka),
             };
-            let (config, id) = (job.kafka.producer(), transactional_id(&job.kafka));
+            let (config, logs, id) = (job.kafka.producer(), job.kafka.logs(), transactional_id(&job.kafka));
             // Only a static member has the transactional id of its predecessor.
             let left = job.written().into_iter().filter(|_| job.kafka.instance().is_some()).map(Into::into).collect();
-            let begin = move || Transactions::new(&config, &id, left, metrics);
+            let begin = move || Transactions::new(&config, logs, &id, left, metrics);
             let begun = tokio::task::spawn_blocking(begin).await;
             let transactions = Box::new(begun.map_err(|e| Error::Failed(format!("a thread died: {e}")))??);
             Ok(Prepared::Topic { records, max_wait: *max_wait, transactions })

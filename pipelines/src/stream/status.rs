@@ -93,3 +93,53 @@ impl fmt::Display for StreamStatus {
         f.write_str(&grid(&header, &rows))
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use chrono::DateTime;
+
+    use super::{chain::Newest, *};
+
+    /// A partition with files, and one without, of which the broker knows nothing. Written by hand.
+    #[test]
+    fn the_table_has_a_line_for_each_partition() {
+        let newest = Newest {
+            object: "topic=mails/partition=0/00000000000000001000.parquet".into(),
+            bytes: 7,
+            rows: 499,
+            written: DateTime::from_timestamp(1_795_334_400, 0).unwrap(),
+        };
+        let mails = PartitionStatus {
+            topic: "mails".into(),
+            partition: 0,
+            start: 0,
+            end: 1500,
+            newest: Some(newest),
+            objects: 2,
+            rows: 1499,
+            head: HintCheck::Agrees,
+            hint: HintCheck::Agrees,
+        };
+        let reviews = PartitionStatus {
+            topic: "reviews".into(),
+            partition: 11,
+            end: 0,
+            newest: None,
+            objects: 0,
+            rows: 0,
+            hint: HintCheck::Absent,
+            ..mails.clone()
+        };
+        let partitions = vec![
+            PartitionLine { chain: mails, high_watermark: Some(1510), lag: Some(10) },
+            PartitionLine { chain: reviews, high_watermark: None, lag: None },
+        ];
+        let shown = StreamStatus { output: "out".into(), partitions }.to_string();
+        let expected = "\
+partition    end   watermark  lag  files  rows   newest                        written               hint
+mails[0]     1500  1510       10   2      1,499  00000000000000001000.parquet  2026-11-22 08:00:00Z  agrees
+reviews[11]  0     -          -    0      0      -                             -                     none
+";
+        assert_eq!(shown, expected);
+    }
+}

@@ -96,6 +96,18 @@ pub enum ChainError {
         /// The first offset that the broker has.
         low: i64,
     },
+    /// The dataset has messages of another topic of this name.
+    #[error(
+        "{partition}: the id of the topic was {was} when the dataset was begun, and is {now}: it was created again"
+    )]
+    OtherTopic {
+        /// The partition.
+        partition: TopicPartition,
+        /// The id of the topic when the chain was begun.
+        was: String,
+        /// Its id now.
+        now: String,
+    },
     /// The dataset has offsets that the topic has not reached.
     #[error("{partition}: the dataset ends at offset {end}, but the topic ends at offset {high}: it was created again")]
     Recreated {
@@ -140,6 +152,10 @@ impl Fault for ChainError {
             Self::Gap { .. } => {
                 "accept the loss with --on-gap skip, which records the gap in the next file; and raise retention.ms of the \
                  topic, so that it keeps messages for longer than the stream may be down"
+            }
+            Self::OtherTopic { .. } => {
+                "start over beside the old rows with --generation, one more than the current one; if it is the same topic, which was \
+                 moved to another cluster with its offsets, remove topic_id from _elmo/chain/TOPIC/PARTITION/genesis.json"
             }
             Self::Recreated { .. } => {
                 "start over beside the old rows with --generation, one more than the current one; if the broker lost its \

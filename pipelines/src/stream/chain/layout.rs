@@ -20,6 +20,10 @@
 //! `generation` as a column, NULL for the first one. With a folder `generation=1` from the start all readers would
 //! silently return both.
 
+use std::time::Duration;
+
+use chrono::Utc;
+
 use crate::{
     source::hive::Partition,
     stores::{Location, StoreError, local::ABANDONED},
@@ -31,6 +35,8 @@ pub(crate) const FOLDER: &str = "_elmo";
 /// Identity of a dataset.
 pub(crate) const RECORD: &str = "stream.json";
 const GENESIS: &str = "genesis.json";
+/// The beginning of the names of objects with which a process checks the store.
+const PROBE: &str = "probe-";
 const EXTENSION: &str = ".parquet";
 /// Digits of an offset in a name.
 const DIGITS: usize = 20;
@@ -57,7 +63,8 @@ impl Layout {
         Self { root: self.root.retrying_for(budget), ..self.clone() }
     }
 
-    /// Deletes what killed processes have left unfinished in a local output: whole files, that nobody reads.
+    /// Deletes what killed processes have left: in a local output unfinished files, that nobody reads, and in a store the objects
+    /// with which they checked it. What cannot be deleted stays.
     pub(super) async fn sweep(&self) {
         // The deepest files are those of `_elmo/chain/TOPIC/PARTITION`.
         const DEPTH: usize = 4;
@@ -65,6 +72,32 @@ impl Layout {
         if let Err(error) = self.root.sweep(DEPTH, ABANDONED, is_ours).await {
             tracing::warn!(%error, "unfinished files of killed processes stay where they are");
         }
+        if let Err(error) = self.sweep_probes(ABANDONED).await {
+            tracing::warn!(%error, "objects with which killed processes checked the store stay where they are");
+        }
+    }
+
+    /// Deletes the probes that are at least this old.
+    async fn sweep_probes(&self, age: Duration) -> Result<(), StoreError> {
+        // A local file system is not probed.
+        if self.root.local_path().is_some() {
+            return Ok(());
+        }
+        let folder = self.root.child(FOLDER);
+        for meta in folder.children().await? {
+            let is_probe = meta.location.filename().is_some_and(|name| name.starts_with(PROBE));
+            // One whose time is in the future is young.
+            let is_old = (Utc::now() - meta.last_modified).to_std().is_ok_and(|passed| passed >= age);
+            if is_probe && is_old {
+                folder.at(meta.location).delete().await?;
+            }
+        }
+        Ok(())
+    }
+
+    /// An object with which a process checks the store.
+    pub(super) fn probe(&self, process: &str, number: usize) -> Location {
+        self.root.child(FOLDER).child(&format!("{PROBE}{process}-{number}"))
     }
 
     /// The identity of the dataset.
@@ -154,6 +187,11 @@ pub(crate) fn partition_of(path: &object_store::path::Path) -> Option<TopicParti
 
 #[cfg(test)]
 mod tests {
+    use std::sync::Arc;
+
+    use futures::TryStreamExt;
+    use object_store::{ObjectStore, PutMode, memory::InMemory};
+
     use super::*;
     use crate::stores::Stores;
 
@@ -179,6 +217,28 @@ mod tests {
         assert_eq!(second.key(&partition, 0), key);
         assert_eq!(second.object(&partition, 0).to_string(), format!("/data/out/{key}"));
         assert_eq!(second.record().to_string(), "/data/out/generation=2/_elmo/stream.json");
+    }
+
+    /// A store whose objects are all of this moment.
+    #[tokio::test]
+    async fn old_probes_are_deleted_and_nothing_else() {
+        let (store, stores) = (Arc::new(InMemory::new()), Stores::with_settings([]));
+        stores.insert("memory://x", Arc::<InMemory>::clone(&store));
+        let layout = Layout::new(&stores.locate("memory://x/out").unwrap(), 1);
+        let partition = TopicPartition::new("probe-reviews", 3);
+        let others = [layout.record(), layout.genesis(&partition), layout.object(&partition, 0)];
+        let probes = [0, 1].map(|number| layout.probe("killed", number));
+        for object in others.iter().chain(&probes) {
+            object.put("x".into(), PutMode::Create).await.unwrap();
+        }
+        let left = || async { store.list(None).try_collect::<Vec<_>>().await.unwrap().len() };
+        layout.sweep().await;
+        assert_eq!(left().await, 5);
+        layout.sweep_probes(Duration::ZERO).await.unwrap();
+        assert_eq!(left().await, 3);
+        for object in &others {
+            assert!(object.head().await.unwrap().is_some(), "{object}");
+        }
     }
 
     #[test]

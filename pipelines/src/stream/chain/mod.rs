@@ -98,6 +98,9 @@ pub struct Dataset {
 struct Genesis {
     start: i64,
     fingerprint: String,
+    /// The id of the topic; absent if nobody said it, and in the output of older versions.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    topic_id: Option<String>,
 }
 
 impl Dataset {
@@ -189,16 +192,36 @@ impl Dataset {
         F: Future<Output = Result<i64, E>>,
         E: From<ChainError>,
     {
+        self.chain_of_topic(partition, None, start, hint).await
+    }
+
+    /// As [`chain`](Self::chain), of the topic with this id. A chain that was begun with another one is refused: its topic was
+    /// deleted, and made again under its name.
+    ///
+    /// # Errors
+    /// As [`chain`](Self::chain); [`ChainError::OtherTopic`].
+    pub async fn chain_of_topic<F, E>(
+        &self,
+        partition: &TopicPartition,
+        topic_id: Option<String>,
+        start: impl FnOnce() -> F,
+        hint: Option<&Hint>,
+    ) -> Result<Chain, E>
+    where
+        F: Future<Output = Result<i64, E>>,
+        E: From<ChainError>,
+    {
+        let begun = |start| Genesis { start, fingerprint: self.fingerprint.clone(), topic_id: topic_id.clone() };
         let (genesis, is_new) = match (self.recorded_genesis(partition).await?, self.starts.of(partition)) {
             (Some(genesis), _) => (genesis, false),
             // The stream has begun, whenever the first message is read: one that the broker deletes meanwhile is lost.
-            (None, Some(start)) => (self.begin(partition, start).await?.0, false),
+            (None, Some(start)) => (self.begin(partition, begun(start)).await?.0, false),
             (None, None) => {
                 let start = start().await?;
-                self.begin(partition, start).await?
+                self.begin(partition, begun(start)).await?
             }
         };
-        self.check_genesis(partition, &genesis)?;
+        self.check_genesis(partition, &genesis, topic_id)?;
         let location = self.layout.folder(partition);
         let end = outlast(self.patience, &location, || async {
             let end = end::find(&self.layout, partition, genesis.start, hint).await?;
@@ -234,9 +257,8 @@ impl Dataset {
     }
 
     /// Begins a chain. Returns where it begins, and whether this process has begun it.
-    async fn begin(&self, partition: &TopicPartition, start: i64) -> Result<(Genesis, bool), ChainError> {
+    async fn begin(&self, partition: &TopicPartition, genesis: Genesis) -> Result<(Genesis, bool), ChainError> {
         let location = self.layout.genesis(partition);
-        let genesis = Genesis { start, fingerprint: self.fingerprint.clone() };
         // Numbers and strings are always serialised.
         let bytes = bytes::Bytes::from(serde_json::to_vec(&genesis).unwrap_or_default());
         let create = || async { Ok(create_once::create(&location, bytes.clone()).await?) };
@@ -246,9 +268,17 @@ impl Dataset {
         }
     }
 
-    fn check_genesis(&self, partition: &TopicPartition, genesis: &Genesis) -> Result<(), ChainError> {
+    fn check_genesis(
+        &self,
+        partition: &TopicPartition,
+        genesis: &Genesis,
+        topic_id: Option<String>,
+    ) -> Result<(), ChainError> {
         if genesis.fingerprint == self.fingerprint {
-            return Ok(());
+            return match genesis.topic_id.clone().zip(topic_id).filter(|(was, now)| was != now) {
+                Some((was, now)) => Err(ChainError::OtherTopic { partition: partition.clone(), was, now }),
+                None => Ok(()),
+            };
         }
         let difference =
             format!("  {partition}: its settings had fingerprint {}, now {}", genesis.fingerprint, self.fingerprint);
@@ -261,8 +291,7 @@ impl Dataset {
 async fn probe(output: &Location, layout: &Layout, id: &str) -> Result<(), ChainError> {
     identity::check_owner(output, layout).await?;
     // Each process has its own objects: several may start at once.
-    let probes = (0..PROBES).map(|n| layout.root.child(layout::FOLDER).child(&format!("probe-{id}-{n}")));
-    let probes: Vec<Location> = probes.collect();
+    let probes: Vec<Location> = (0..PROBES).map(|number| layout.probe(id, number)).collect();
     try_join_all(probes.iter().map(create_once::probe_create)).await?;
     Ok(())
 }

@@ -97,18 +97,19 @@ impl Chain {
     /// the store does not support the request or a local file cannot be synced, [`ChainError::Spill`] when the file cannot
     /// be read from the local disk.
     pub async fn publish(&mut self, file: &EncodedFile) -> Result<Published, ChainError> {
-        self.publish_holding(file, |_| ()).await
+        self.publish_watched(file, |_| (), || ()).await
     }
 
     /// As [`publish`](Self::publish). While the file is read from the local disk into memory and sent, what `hold` returns for
-    /// its size is held.
+    /// its size is held. `repeats` is called whenever the request is repeated after a failure.
     ///
     /// # Errors
     /// As [`publish`](Self::publish).
-    pub async fn publish_holding<G>(
+    pub async fn publish_watched<G>(
         &mut self,
         file: &EncodedFile,
         hold: impl Fn(u64) -> G,
+        repeats: impl Fn(),
     ) -> Result<Published, ChainError> {
         let span = file.span();
         if span.start != self.end {
@@ -127,7 +128,10 @@ impl Chain {
                 // Another create was under way and failed, or the object was deleted. Not a failure, but not to be asked
                 // for without a pause either.
                 Ok(None) => clock::sleep(self.patience.first).await,
-                Err(error) => outage.wait(&location, error).await?,
+                Err(error) => {
+                    outage.wait(&location, error).await?;
+                    repeats();
+                }
             }
         };
         let retries = outage.over(&location);

@@ -8,7 +8,7 @@ use rdkafka::{
     error::KafkaResult,
 };
 
-use super::{context::Shared, event::Hint, faults, member::membership, offsets, ownership::Consumer};
+use super::{context::Shared, event::Hint, faults, member::membership, offsets, ownership::Consumer, permissions};
 use crate::stream::{StreamError, TopicPartition};
 
 /// How long an answer may take.
@@ -62,6 +62,15 @@ impl Client {
         let wanted = partition.clone();
         let ask = move |consumer: &Consumer| consumer.fetch_watermarks(&wanted.topic, wanted.partition, TIMEOUT);
         self.ask(format!("first and last offset of {partition}"), ask).await
+    }
+
+    /// The id of a topic, which no other topic has, also if it has the same name later; `None` when the brokers do not say.
+    ///
+    /// # Errors
+    /// [`StreamError::Broker`].
+    pub async fn topic_id(&self, topic: &str) -> Result<Option<String>, StreamError> {
+        let name = topic.to_owned();
+        self.ask(format!("topic {topic}"), move |consumer| Ok(permissions::id_of_topic(consumer, &name))).await
     }
 
     /// For each of `partitions`, the offset of its first message of `time` or later (milliseconds since 1970), if there

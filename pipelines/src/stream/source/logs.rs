@@ -1,6 +1,6 @@
 //! What librdkafka logs, without secrets.
 
-use rdkafka::{ClientContext, config::RDKafkaLogLevel};
+use rdkafka::{ClientContext, config::RDKafkaLogLevel, error::KafkaError};
 
 use super::scrub::Scrubber;
 
@@ -20,6 +20,10 @@ impl Logs {
 impl ClientContext for Logs {
     fn log(&self, level: RDKafkaLogLevel, facility: &str, message: &str) {
         write(level, facility, &self.0.scrub(message));
+    }
+
+    fn error(&self, error: KafkaError, reason: &str) {
+        tracing::debug!(target: "librdkafka", "{}", self.0.scrub(&format!("{error}: {reason}")));
     }
 }
 

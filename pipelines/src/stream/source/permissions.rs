@@ -1,7 +1,7 @@
-//! What this user may do, as far as the brokers say. rdkafka has no functions for that.
+//! What this user may do, and which topic has a name, as far as the brokers say. rdkafka has no functions for that.
 
 use std::{
-    ffi::{CString, c_char, c_int},
+    ffi::{CStr, CString, c_char, c_int},
     ptr::NonNull,
 };
 
@@ -14,10 +14,12 @@ use rdkafka::{
         rd_kafka_ConsumerGroupDescription_error, rd_kafka_DescribeConsumerGroups,
         rd_kafka_DescribeConsumerGroups_result_groups, rd_kafka_DescribeTopics, rd_kafka_DescribeTopics_result_topics,
         rd_kafka_TopicCollection_destroy, rd_kafka_TopicCollection_of_topic_names,
-        rd_kafka_TopicDescription_authorized_operations, rd_kafka_TopicDescription_error, rd_kafka_admin_op_t,
-        rd_kafka_error_code, rd_kafka_error_destroy, rd_kafka_error_t, rd_kafka_event_DescribeConsumerGroups_result,
-        rd_kafka_event_DescribeTopics_result, rd_kafka_event_destroy, rd_kafka_event_t, rd_kafka_event_type,
-        rd_kafka_queue_destroy, rd_kafka_queue_new, rd_kafka_queue_poll, rd_kafka_queue_t,
+        rd_kafka_TopicDescription_authorized_operations, rd_kafka_TopicDescription_error, rd_kafka_TopicDescription_t,
+        rd_kafka_TopicDescription_topic_id, rd_kafka_Uuid_base64str, rd_kafka_Uuid_least_significant_bits,
+        rd_kafka_Uuid_most_significant_bits, rd_kafka_admin_op_t, rd_kafka_error_code, rd_kafka_error_destroy,
+        rd_kafka_error_t, rd_kafka_event_DescribeConsumerGroups_result, rd_kafka_event_DescribeTopics_result,
+        rd_kafka_event_destroy, rd_kafka_event_t, rd_kafka_event_type, rd_kafka_queue_destroy, rd_kafka_queue_new,
+        rd_kafka_queue_poll, rd_kafka_queue_t,
     },
     consumer::{BaseConsumer, Consumer as _, ConsumerContext},
     error::RDKafkaErrorCode as Code,
@@ -40,6 +42,38 @@ pub(super) fn of_topic<C: ConsumerContext>(
     topic: &str,
     operation: Operation,
 ) -> Option<bool> {
+    described(consumer, topic, |topic| {
+        let mut operations = 0;
+        // SAFETY: the topic is valid, and what it holds lives as long.
+        unsafe {
+            let list = rd_kafka_TopicDescription_authorized_operations(topic, &mut operations);
+            judged(rd_kafka_TopicDescription_error(topic), (list, operations), operation)
+        }
+    })
+}
+
+/// The id of a topic, which no other topic has, also if it has the same name later; `None` when the brokers do not say.
+pub(super) fn id_of_topic<C: ConsumerContext>(consumer: &BaseConsumer<C>, topic: &str) -> Option<String> {
+    described(consumer, topic, |topic| {
+        // SAFETY: the topic is valid, and what it holds lives as long. The text ends with a zero byte.
+        unsafe {
+            let id = NonNull::new(rd_kafka_TopicDescription_topic_id(topic).cast_mut())?.as_ptr();
+            // Brokers without ids say zero.
+            if (rd_kafka_Uuid_most_significant_bits(id), rd_kafka_Uuid_least_significant_bits(id)) == (0, 0) {
+                return None;
+            }
+            let text = NonNull::new(rd_kafka_Uuid_base64str(id).cast_mut())?;
+            Some(CStr::from_ptr(text.as_ptr()).to_string_lossy().into_owned())
+        }
+    })
+}
+
+/// What `look` finds in the description of a topic, which is valid while it looks.
+fn described<C: ConsumerContext, T>(
+    consumer: &BaseConsumer<C>,
+    topic: &str,
+    look: impl FnOnce(*const rd_kafka_TopicDescription_t) -> Option<T>,
+) -> Option<T> {
     let name = CString::new(topic).ok()?;
     let client = consumer.client().native_ptr();
     let event = ask(client, rd_kafka_admin_op_t::RD_KAFKA_ADMIN_OP_DESCRIBETOPICS, |options, queue| {
@@ -59,10 +93,7 @@ pub(super) fn of_topic<C: ConsumerContext>(
         let result = NonNull::new(rd_kafka_event_DescribeTopics_result(event.0.as_ptr()).cast_mut())?;
         let mut count = 0;
         let topics = NonNull::new(rd_kafka_DescribeTopics_result_topics(result.as_ptr(), &mut count))?;
-        let topic = *topics.as_ptr().cast_const();
-        let mut operations = 0;
-        let list = rd_kafka_TopicDescription_authorized_operations(topic, &mut operations);
-        judged(rd_kafka_TopicDescription_error(topic), (list, operations), operation)
+        look(*topics.as_ptr().cast_const())
     }
 }
 

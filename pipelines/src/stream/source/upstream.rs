@@ -42,6 +42,9 @@ pub trait Upstream: Send + Sync {
     /// [`StreamError::Broker`], as for the other questions.
     async fn watermarks(&self, partition: &TopicPartition) -> Result<(i64, i64), StreamError>;
 
+    /// The id of a topic; `None` when nobody says.
+    async fn topic_id(&self, topic: &str) -> Option<String>;
+
     /// What the group has committed.
     ///
     /// # Errors
@@ -91,6 +94,10 @@ impl Upstream for Source {
 
     async fn watermarks(&self, partition: &TopicPartition) -> Result<(i64, i64), StreamError> {
         self.client().watermarks(partition).await
+    }
+
+    async fn topic_id(&self, topic: &str) -> Option<String> {
+        self.client().topic_id(topic).await.ok().flatten()
     }
 
     async fn committed(&self, partition: &TopicPartition) -> Result<Hint, StreamError> {

@@ -598,6 +598,56 @@ fn rows_count_when_they_are_published() {
     );
 }
 
+/// Two files are complete within two seconds, and the store refuses them for a minute. By hand: pauses of 0.2 s to 6.4 s, each half as
+/// long again at most, take less than 20 s, so there are at least six repeats; the second file waits for the first.
+#[test]
+fn an_outage_shows_in_the_metrics_while_it_lasts() {
+    let number = |process: &Process, name: &str| -> f64 {
+        let metrics = process.metrics.encode();
+        let value = metrics.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(' '));
+        value.unwrap().parse().unwrap()
+    };
+    plain().produced(0, 5).outside(|outside| outside.puts_fail = true).assigned(&[0]).run(
+        async |world, mut process| {
+            process.poll_for(SECOND).await;
+            produce(world, 0, 5);
+            process.poll_for(60 * SECOND).await;
+            assert!(number(&process, "elmo_stream_publish_retries_total") >= 6.0);
+            assert_eq!(number(&process, "elmo_stream_publish_duration_seconds_count"), 0.0);
+            world.with(|outside| outside.puts_fail = false);
+            process.poll_for(60 * SECOND).await;
+            assert_eq!(rows(world, 0).await, offsets(10));
+            assert_eq!(number(&process, "elmo_stream_publish_duration_seconds_count"), 2.0);
+            assert!(number(&process, "elmo_stream_publish_duration_seconds_sum") > 2.0 * 55.0);
+            process
+        },
+    );
+}
+
+/// A topic that was deleted and made again has the same name and other messages, perhaps as many.
+#[test]
+fn a_topic_that_was_made_again_ends_a_stream() {
+    plain().produced(0, 7).outside(|outside| outside.topic_id = Some("old".into())).assigned(&[0]).run(
+        async |world, mut process| {
+            process.poll_for(90 * SECOND).await;
+            process.kill(world).await;
+            for id in [Some("old".to_owned()), None, Some("new".to_owned())] {
+                let is_new = id.as_deref() == Some("new");
+                world.with(|outside| outside.topic_id = id);
+                let mut process = Process::start(world, &Settings::default()).await;
+                process.consumer.assign(&[partition(0)]).await;
+                let ended = process.end(20 * SECOND).await;
+                match ended {
+                    None => assert!(!is_new),
+                    Some(ended) => assert!(is_new && ended.unwrap_err().to_string().contains("it was created again")),
+                }
+                process.kill(world).await;
+            }
+            Process::start(world, &Settings::default()).await
+        },
+    );
+}
+
 /// The broker deletes messages between two questions of a stream that has no output yet.
 #[test]
 fn an_output_that_begins_has_no_gap() {

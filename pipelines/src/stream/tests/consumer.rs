@@ -118,6 +118,10 @@ impl Upstream for Feed {
         .await
     }
 
+    async fn topic_id(&self, _: &str) -> Option<String> {
+        self.world.with(|outside| outside.topic_id.clone())
+    }
+
     async fn committed(&self, partition: &TopicPartition) -> Result<Hint, StreamError> {
         self.ask(|| self.hint(partition)).await
     }

@@ -9,15 +9,19 @@
 //! cases      single histories
 //! refusals   rows that a broker refuses
 //! letters    dead letters that it refuses
+//! commits    rows on their way to a transaction
+//! stops      a stop before the group is joined
 //! ```
 
 #![allow(clippy::unwrap_used, clippy::expect_used)]
 
 mod cases;
+mod commits;
 mod consumer;
 mod histories;
 mod letters;
 mod members;
 mod process;
 mod refusals;
+mod stops;
 mod world;

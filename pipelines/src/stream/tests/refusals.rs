@@ -23,7 +23,7 @@ use crate::{
         finished::Rows,
         metrics::Metrics,
         output::{Output as _, Owned},
-        source::{Batch, Budget, Epoch, testing::epoch},
+        source::{Batch, Budget, Epoch, Logs, testing::epoch},
         totals::Totals,
         transaction::{Committer, Group, Records, TopicOutput, Transactions},
     },
@@ -71,7 +71,8 @@ impl Case {
         let mut producer = ClientConfig::new();
         producer.set("bootstrap.servers", mock.bootstrap_servers()).set("linger.ms", "10000");
         let metrics = Arc::new(Metrics::new());
-        let transactions = Transactions::new(&producer, "id", BTreeSet::new(), Arc::clone(&metrics)).unwrap();
+        let logs = Logs::default();
+        let transactions = Transactions::new(&producer, logs, "id", BTreeSet::new(), Arc::clone(&metrics)).unwrap();
         let letters = (policy == OnError::DeadLetter).then(|| "letters".into());
         let records = Records { on_error: policy, dead_letters: letters, max_bytes, ..records(&Settings::default()) };
         let totals = Totals::new(Arc::clone(&metrics), policy);

@@ -121,6 +121,8 @@ pub(super) struct Outside {
     pub(super) gets_hang: bool,
     /// The store does not answer requests to create objects.
     pub(super) puts_hang: bool,
+    /// The store refuses requests to create objects.
+    pub(super) puts_fail: bool,
     /// The thread of transactions does nothing.
     pub(super) commits_hang: bool,
     /// Numbers in a vector.
@@ -129,6 +131,8 @@ pub(super) struct Outside {
     pub(super) words: Option<usize>,
     /// After the next answer about the range of a partition, the broker deletes the messages below this offset.
     pub(super) deletes_below: Option<i64>,
+    /// The id of the topic, if the brokers say it.
+    pub(super) topic_id: Option<String>,
     /// What should not have happened.
     pub(super) wrong: Vec<String>,
     pub(super) random: Option<Random>,
@@ -418,6 +422,9 @@ impl ObjectStore for Flaky {
         }
         if self.world.with(|outside| outside.puts_hang) {
             return std::future::pending().await;
+        }
+        if self.world.with(|outside| outside.puts_fail) {
+            return Err(failure());
         }
         self.world.pause().await;
         match self.fate() {

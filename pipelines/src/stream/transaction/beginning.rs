@@ -69,7 +69,7 @@ fn attempt(
     let mut config = settings.producer();
     // No name of a static member has a colon.
     config.set("transactional.id", format!("elmo-{}-:begin", settings.group())).set("enable.idempotence", "true");
-    let producer = connect(&config, BATCH)?;
+    let producer = connect(&config, &settings.logs(), BATCH)?;
     // Behind the fence, nobody else can commit them any more.
     let starts = look()?;
     if starts.is_empty() {

@@ -12,13 +12,13 @@ use futures::executor::block_on;
 use rdkafka::{
     ClientConfig,
     admin::{AdminClient, AdminOptions, ResourceSpecifier},
-    client::DefaultClientContext,
 };
 
 use super::{
     producer::{Part, Record},
     refusal::Place,
 };
+use crate::stream::source::Logs;
 
 /// How long a limit holds. It may be raised while the stream runs.
 const HOLDS: Duration = Duration::from_secs(60);
@@ -63,11 +63,11 @@ impl Limits {
 
     /// A record of the topic was refused for its size, perhaps because of others in its batch: asks for the limit, unless it is
     /// known.
-    pub(super) fn ask(&mut self, config: &ClientConfig, topic: &Arc<str>) {
+    pub(super) fn ask(&mut self, config: &ClientConfig, logs: &Logs, topic: &Arc<str>) {
         if self.known.get(topic).is_some_and(|limit| limit.since.elapsed() < HOLDS) {
             return;
         }
-        match max_message_bytes(config, topic) {
+        match max_message_bytes(config, logs, topic) {
             Some(bytes) => self.set(topic, bytes),
             None => tracing::debug!(%topic, "max.message.bytes is not known; it is found by trial"),
         }
@@ -93,8 +93,8 @@ impl Limits {
 }
 
 /// The setting of a topic; `None` when the brokers do not tell it to this user.
-fn max_message_bytes(config: &ClientConfig, topic: &str) -> Option<usize> {
-    let admin: AdminClient<DefaultClientContext> = config.create().ok()?;
+fn max_message_bytes(config: &ClientConfig, logs: &Logs, topic: &str) -> Option<usize> {
+    let admin: AdminClient<Logs> = config.create_with_context(logs.clone()).ok()?;
     let options = AdminOptions::new().request_timeout(Some(ASK));
     let answers = block_on(admin.describe_configs(&[ResourceSpecifier::Topic(topic)], &options)).ok()?;
     answers.into_iter().next()?.ok()?.get("max.message.bytes")?.value.as_ref()?.parse().ok()

@@ -11,6 +11,7 @@ use std::{
 
 use rdkafka::{
     ClientConfig, ClientContext, Offset, TopicPartitionList,
+    config::RDKafkaLogLevel,
     consumer::ConsumerGroupMetadata,
     error::{KafkaError, RDKafkaErrorCode as Code},
     message::{DeliveryResult, Header, OwnedHeaders},
@@ -28,7 +29,7 @@ use crate::{
         StreamError, TopicPartition,
         finished::Rows,
         metrics::{Metrics, TransactionEnd},
-        source::Epoch,
+        source::{Epoch, Logs},
     },
 };
 
@@ -104,8 +105,9 @@ pub(super) enum Outcome {
 }
 
 /// Collects which records were not delivered.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(super) struct Deliveries {
+    logs: Logs,
     failed: Mutex<Vec<(Place, KafkaError)>>,
 }
 
@@ -115,7 +117,15 @@ impl Deliveries {
     }
 }
 
-impl ClientContext for Deliveries {}
+impl ClientContext for Deliveries {
+    fn log(&self, level: RDKafkaLogLevel, facility: &str, message: &str) {
+        self.logs.log(level, facility, message);
+    }
+
+    fn error(&self, error: KafkaError, reason: &str) {
+        self.logs.error(error, reason);
+    }
+}
 
 impl ProducerContext for Deliveries {
     type DeliveryOpaque = Box<Place>;
@@ -130,6 +140,7 @@ impl ProducerContext for Deliveries {
 /// A producer with transactions.
 pub(in crate::stream) struct Transactions {
     config: ClientConfig,
+    logs: Logs,
     /// The same without transactions.
     plain: ClientConfig,
     producer: BaseProducer<Deliveries>,
@@ -156,12 +167,13 @@ pub(in crate::stream) struct Transactions {
 
 impl Transactions {
     /// Connects, and fences an older producer with the same transactional id. `left` are the topics in which a predecessor with
-    /// this id may have an open transaction: whatever it left there is aborted.
+    /// this id may have an open transaction: whatever it left there is aborted. What librdkafka says goes to `logs`.
     ///
     /// # Errors
     /// [`StreamError::Broker`] when the brokers cannot be reached or refuse.
     pub(in crate::stream) fn new(
         config: &ClientConfig,
+        logs: Logs,
         id: &str,
         left: BTreeSet<Arc<str>>,
         metrics: Arc<Metrics>,
@@ -175,10 +187,11 @@ impl Transactions {
         let timeout = timeout.map_or(TRANSACTION_TIMEOUT, Duration::from_millis);
         config.set("transactional.id", id).set("enable.idempotence", "true");
         config.set("transaction.timeout.ms", timeout.as_millis().to_string());
-        let producer = connect(&config, batch)?;
+        let producer = connect(&config, &logs, batch)?;
         let (spent, usual_batch, most) = (false, batch, usize::MAX);
         let mut transactions = Self {
             config,
+            logs,
             plain,
             producer,
             spent,
@@ -202,21 +215,26 @@ impl Transactions {
     }
 
     /// Writes the records of `parts` and commits their offsets in one transaction. Parts that no longer belong to this
-    /// process are taken out: their new owner reads their messages.
+    /// process are taken out, and their owners are added to `lost`: the new owner of the partition reads their messages.
     ///
     /// # Errors
     /// [`StreamError::Broker`] for an error that cannot heal.
-    pub(super) fn commit(&mut self, parts: &mut Vec<Part>, group: &dyn Group) -> Result<Outcome, StreamError> {
+    pub(super) fn commit(
+        &mut self,
+        parts: &mut Vec<Part>,
+        lost: &mut Vec<usize>,
+        group: &dyn Group,
+    ) -> Result<Outcome, StreamError> {
         let (mut pause, mut repeats) = (PAUSES[0], 0);
         loop {
             // First, so that the offsets of a partition that is lost in between are refused with this generation.
             let metadata = group.metadata();
-            parts.retain(|part| group.owns(&part.source, part.epoch));
+            take_lost(parts, lost, group);
             if parts.is_empty() {
                 return Ok(Outcome::Committed);
             }
             if self.spent {
-                self.replace(parts, group)?;
+                self.replace(parts, lost, group)?;
                 continue;
             }
             let exceeded = self.limits.exceeded(parts);
@@ -251,7 +269,7 @@ impl Transactions {
                 std::thread::sleep(PAUSES[1]);
                 if is_slow {
                     // All parts together, since the transaction may have been committed after all.
-                    self.replace(parts, group)?;
+                    self.replace(parts, lost, group)?;
                     self.most = (bytes(parts) / 2).max(1);
                     return Ok(if parts.is_empty() { Outcome::Committed } else { Outcome::Slow });
                 }
@@ -286,10 +304,10 @@ impl Transactions {
     }
 
     /// Replaces a producer that can do nothing any more. Takes out the parts that its last transaction has committed, which
-    /// it may not have heard of.
-    fn replace(&mut self, parts: &mut Vec<Part>, group: &dyn Group) -> Result<(), StreamError> {
+    /// it may not have heard of, and those that are lost meanwhile.
+    fn replace(&mut self, parts: &mut Vec<Part>, lost: &mut Vec<usize>, group: &dyn Group) -> Result<(), StreamError> {
         // What the old one had begun is ended now, one way or the other.
-        self.producer = connect(&self.config, self.batch)?;
+        self.producer = connect(&self.config, &self.logs, self.batch)?;
         if std::mem::take(&mut self.is_open) {
             self.close()?;
         }
@@ -305,7 +323,7 @@ impl Transactions {
                 Err(reason) => tracing::debug!(%reason, "asking the group for its offsets again"),
             }
             std::thread::sleep(PAUSES[0]);
-            parts.retain(|part| group.owns(&part.source, part.epoch));
+            take_lost(parts, lost, group);
         }
         Ok(())
     }
@@ -331,7 +349,7 @@ impl Transactions {
             tracing::debug!(%error, "aborting what the old producer left, again");
             std::thread::sleep(PAUSES[1]);
             // The error may have been fatal for this one, too.
-            self.producer = connect(&self.config, self.batch)?;
+            self.producer = connect(&self.config, &self.logs, self.batch)?;
         }
         Ok(())
     }
@@ -358,7 +376,7 @@ impl Transactions {
     fn learn(&mut self, parts: &[Part], refused: &[(Place, Code)]) {
         for ((part, record), _) in refused.iter().filter(|(_, code)| is_of_size(*code)) {
             let record = &parts[*part].records[*record];
-            self.limits.ask(&self.plain, &record.topic);
+            self.limits.ask(&self.plain, &self.logs, &record.topic);
             self.limits.refused_alone(record);
         }
         self.batch = self.batch.min(self.limits.batch());
@@ -368,7 +386,7 @@ impl Transactions {
     fn narrow(&mut self, parts: &[Part], refused: Vec<(Place, Code)>) -> Vec<(Place, Code)> {
         let record = |(part, record): Place| &parts[part].records[record];
         for (place, _) in refused.iter().filter(|(_, code)| is_of_size(*code)) {
-            self.limits.ask(&self.plain, &record(*place).topic);
+            self.limits.ask(&self.plain, &self.logs, &record(*place).topic);
         }
         if self.limits.batch() < self.batch {
             self.batch = self.limits.batch();
@@ -465,17 +483,27 @@ impl Transactions {
     }
 }
 
+/// Takes out the parts that no longer belong to this process, and adds their owners to `lost`.
+fn take_lost(parts: &mut Vec<Part>, lost: &mut Vec<usize>, group: &dyn Group) {
+    lost.extend(parts.extract_if(.., |part| !group.owns(&part.source, part.epoch)).map(|part| part.owner));
+}
+
 /// Bytes of the records of parts.
 pub(super) fn bytes(parts: &[Part]) -> usize {
     parts.iter().flat_map(|part| &part.records).map(Record::bytes).sum()
 }
 
 /// Connects, and ends what an older producer with the same id has begun. Its batches have so many bytes at most.
-pub(super) fn connect(config: &ClientConfig, batch: usize) -> Result<BaseProducer<Deliveries>, StreamError> {
+pub(super) fn connect(
+    config: &ClientConfig,
+    logs: &Logs,
+    batch: usize,
+) -> Result<BaseProducer<Deliveries>, StreamError> {
     let failed = |e: KafkaError| broken("begin transactions", &e);
     let mut config = config.clone();
     config.set("batch.size", batch.to_string());
-    let producer: BaseProducer<Deliveries> = config.create_with_context(Deliveries::default()).map_err(failed)?;
+    let deliveries = Deliveries { logs: logs.clone(), failed: Mutex::default() };
+    let producer: BaseProducer<Deliveries> = config.create_with_context(deliveries).map_err(failed)?;
     retried(|| producer.init_transactions(REQUEST)).map_err(failed)?;
     Ok(producer)
 }

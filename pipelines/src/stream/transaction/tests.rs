@@ -27,7 +27,7 @@ use super::{
 use crate::stream::{
     StreamError, TopicPartition,
     metrics::Metrics,
-    source::{Epoch, testing::epoch},
+    source::{Epoch, Logs, testing::epoch},
 };
 
 const FINE: Raw = Raw::RD_KAFKA_RESP_ERR_NO_ERROR;
@@ -65,6 +65,8 @@ struct Case {
     transactions: Transactions,
     metrics: Arc<Metrics>,
     owner: Owner,
+    /// The owners of parts that were taken out.
+    lost: Vec<usize>,
 }
 
 impl Case {
@@ -84,16 +86,16 @@ impl Case {
         // Records wait for each other until they are flushed, so that batches are those of the program.
         config.set("linger.ms", "10000").set("transaction.timeout.ms", "60000");
         let metrics = Arc::new(Metrics::new());
-        let transactions = Transactions::new(&config, "id", left, Arc::clone(&metrics)).unwrap();
+        let transactions = Transactions::new(&config, Logs::default(), "id", left, Arc::clone(&metrics)).unwrap();
         let (outside, lost_after, committed) = (AtomicUsize::new(0), usize::MAX, None);
         let owner = Owner { consumer, outside, asked: Arc::default(), lost_after, committed };
-        Self { mock, transactions, metrics, owner }
+        Self { mock, transactions, metrics, owner, lost: Vec::new() }
     }
 
     /// Commits a part with so many records.
     fn commit(&mut self, records: usize) -> Result<Outcome, String> {
         let mut parts = vec![part(records)];
-        self.transactions.commit(&mut parts, &self.owner).map_err(|error| error.to_string())
+        self.transactions.commit(&mut parts, &mut self.lost, &self.owner).map_err(|error| error.to_string())
     }
 
     /// Transactions that were committed, and aborted.
@@ -119,7 +121,7 @@ fn part(records: usize) -> Part {
     };
     Part {
         source: TopicPartition::new("in", 0),
-        owner: 0,
+        owner: 7,
         epoch: epoch(1),
         records: (0..records).map(record).collect(),
         rows: None,
@@ -206,11 +208,11 @@ fn nothing_is_sent_while_the_process_is_no_member_of_its_group() {
     let mut case = Case::new();
     case.owner.outside = AtomicUsize::new(2);
     assert_eq!(case.commit(1), Ok(Outcome::Committed));
-    assert_eq!((case.owner.asked.load(Relaxed), case.ends()), (3, [1, 0]));
+    assert_eq!((case.owner.asked.load(Relaxed), case.ends(), &case.lost[..]), (3, [1, 0], &[][..]));
 
     // It loses the partition before it is a member again: the next owner reads its messages.
     let mut case = Case::new();
     (case.owner.outside, case.owner.lost_after) = (AtomicUsize::new(usize::MAX), 2);
     assert_eq!(case.commit(1), Ok(Outcome::Committed));
-    assert_eq!((case.owner.asked.load(Relaxed), case.ends()), (3, [0, 0]));
+    assert_eq!((case.owner.asked.load(Relaxed), case.ends(), &case.lost[..]), (3, [0, 0], &[7][..]));
 }

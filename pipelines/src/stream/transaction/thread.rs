@@ -123,6 +123,8 @@ type Owners = Vec<Option<Owner>>;
 struct Owner {
     done: oneshot::Sender<Result<()>>,
     tally: Tally,
+    /// Some of the rows were not committed, or nobody knows: the partition was lost.
+    lost: bool,
     /// Why the partition stops behind the rows.
     refusal: Option<StreamError>,
 }
@@ -151,7 +153,7 @@ impl Thread {
             // The producer copies them.
             rows.hold(records.iter().map(Record::bytes).sum());
             parts.push(Part { source, owner, epoch, records, rows: Some(Arc::new(rows)), end });
-            owners.push(Some(Owner { done, tally, refusal: None }));
+            owners.push(Some(Owner { done, tally, lost: false, refusal: None }));
         }
         match self.commit_all(parts, &mut owners) {
             Ok(()) => {
@@ -176,7 +178,14 @@ impl Thread {
                 waiting.push_front(parts);
                 continue;
             }
-            match self.transactions.commit(&mut parts, self.group.as_ref()) {
+            let mut lost = Vec::new();
+            let outcome = self.transactions.commit(&mut parts, &mut lost, self.group.as_ref());
+            for owner in lost {
+                if let Some(owner) = &mut owners[owner] {
+                    owner.lost = true;
+                }
+            }
+            match outcome {
                 Ok(Outcome::Committed) => {}
                 // The next one has fewer records.
                 Ok(Outcome::Slow) => waiting.push_front(parts),
@@ -237,10 +246,13 @@ impl Thread {
         failed.map_or(Ok(all_stopped), Err)
     }
 
-    /// Tells the owners of rows that were committed. Rows of partitions that were lost count as such: nobody waits for them.
+    /// Tells the owners of rows that these were committed, and counts them. Nobody waits for rows of partitions that were lost:
+    /// their owners get the same answer, as they may not have heard of that, and the rows are not counted.
     fn answer(&self, owners: Owners) {
-        for Owner { done, tally, refusal } in owners.into_iter().flatten() {
-            self.totals.done(&tally);
+        for Owner { done, tally, lost, refusal } in owners.into_iter().flatten() {
+            if !lost {
+                self.totals.done(&tally);
+            }
             // A receiver that is gone needs no answer.
             let _ = done.send(refusal.map_or(Ok(()), |refusal| Err(refusal.into())));
         }
@@ -351,6 +363,12 @@ impl Committer {
 
 #[cfg(test)]
 impl Manual {
+    /// The offsets of the messages whose rows the thread would commit next; `None` when there will be no more.
+    pub(in crate::stream) fn gather(&self, max_wait: Duration) -> Option<Vec<i64>> {
+        let rows = gather(&self.0, max_wait)?;
+        Some(rows.iter().flat_map(|rows| &rows.records).map(|record| record.offset).collect())
+    }
+
     /// The rows that were sent since; `None` when there will be no more.
     pub(in crate::stream) fn take(&mut self) -> Option<Vec<Taken>> {
         let mut all = Vec::new();
