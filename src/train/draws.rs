@@ -26,8 +26,8 @@ pub trait Draws: fmt::Debug + Send + Sync {
     /// Sets each value of `keep` (positions x width) to 1 if dropout keeps it and to 0 if not.
     fn keep(&self, place: Place, keep: &mut [u8]);
 
-    /// Distinct negatives of a direction from a vocabulary of so many words.
-    fn negatives(&self, direction: usize, words: usize, samples: usize) -> Negatives;
+    /// Distinct negatives of a direction from a vocabulary of so many words, for the rows of a replica.
+    fn negatives(&self, direction: usize, words: usize, samples: usize, replica: usize) -> Negatives;
 }
 
 /// Draws of a run: functions of its seed.
@@ -44,9 +44,10 @@ impl Draws for SeededDraws {
         Random::new(self.seed, purpose, self.step, 0, row as u32).drop_values(self.rate, 1, keep);
     }
 
-    fn negatives(&self, direction: usize, words: usize, samples: usize) -> Negatives {
+    fn negatives(&self, direction: usize, words: usize, samples: usize, replica: usize) -> Negatives {
         let purpose = Purpose::Negatives(direction as u8);
-        LogUniform::new(words).distinct(samples, &mut Random::new(self.seed, purpose, self.step, 0, 0))
+        let mut random = Random::new(self.seed, purpose, self.step, replica as u16, 0);
+        LogUniform::new(words).distinct(samples, &mut random)
     }
 }
 
@@ -106,4 +107,24 @@ fn factors(mask: &Tensor, rate: f64, kind: Kind, device: Device) -> Result<Tenso
     let mut factors = mask.f_to_device(device)?.f_to_kind(kind)?;
     let _ = factors.f_mul_scalar_(1.0 / (1.0 - rate))?;
     Ok(factors)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Every difference in step, direction or replica makes another draw; the same arguments repeat it.
+    #[test]
+    fn every_replica_has_negatives_of_its_own() {
+        let drawn =
+            |step, direction, replica| SeededDraws { seed: 7, step, rate: 0.0 }.negatives(direction, 1000, 50, replica);
+        let mut all = Vec::new();
+        for (step, direction) in [(1, 0), (1, 1), (2, 0)] {
+            (0..3).for_each(|replica| all.push(drawn(step, direction, replica)));
+        }
+        for (one, first) in all.iter().enumerate() {
+            assert!(all[one + 1..].iter().all(|other| other.ids != first.ids));
+        }
+        assert_eq!(all[2], drawn(1, 0, 2));
+    }
 }

@@ -1,5 +1,7 @@
 //! The settings of a run that determine its numbers.
 
+use std::ops::Range;
+
 use super::{TrainError, optimizer::Optimizer, schedule::Schedule};
 use crate::{model::Precision, options::ModelOptions};
 
@@ -7,6 +9,9 @@ use crate::{model::Precision, options::ModelOptions};
 const BILM_SAMPLES: usize = 8192;
 /// Rows of a product below which it is slow.
 const ROWS_OF_A_LANE: usize = 32;
+
+/// Replicas of a window: their number is 16 bits of the counter of random numbers.
+const MOST_REPLICAS: usize = 1 << 16;
 
 /// Which classes the softmax of training has.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -38,6 +43,8 @@ pub struct Recipe {
     pub seed: u64,
     /// Rows of a window, those of all processes together.
     pub rows: usize,
+    /// Rows of a replica, which share negatives: `bilm-tf` draws them for each GPU. `None`, or as many as the window has: all.
+    pub replica_rows: Option<usize>,
     /// Tokens of each row of a window; gradients end at its beginning.
     pub positions: usize,
     /// Probability with which dropout sets a value to 0.
@@ -71,6 +78,7 @@ impl Recipe {
         Self {
             seed: 0,
             rows: 128,
+            replica_rows: None,
             positions: 20,
             dropout: 0.1,
             classes: Classes::Auto(BILM_SAMPLES),
@@ -84,6 +92,23 @@ impl Recipe {
         }
     }
 
+    fn rows_of_a_replica(&self) -> usize {
+        self.replica_rows.unwrap_or(self.rows).min(self.rows)
+    }
+
+    /// The replicas that some rows of the window belong to.
+    pub fn replicas_of(&self, rows: &Range<usize>) -> Range<usize> {
+        let of_each = self.rows_of_a_replica();
+        rows.start / of_each..rows.end.div_ceil(of_each)
+    }
+
+    /// Which of some rows of the window belong to a replica, counted from the first of them.
+    pub(super) fn rows_of(&self, replica: usize, rows: &Range<usize>) -> Range<usize> {
+        let of_each = self.rows_of_a_replica();
+        let (start, end) = ((replica * of_each).max(rows.start), ((replica + 1) * of_each).min(rows.end));
+        start - rows.start..end.max(start) - rows.start
+    }
+
     /// What is wrong with this recipe for a vocabulary of so many words.
     pub(super) fn check(&self, options: &ModelOptions, words: usize) -> Result<(), TrainError> {
         let wrong = |text: String| Err(TrainError::Recipe(text));
@@ -93,6 +118,16 @@ impl Recipe {
         };
         if self.rows == 0 || self.positions == 0 {
             return wrong(format!("a window of {} rows of {} tokens is empty", self.rows, self.positions));
+        }
+        if self.replica_rows == Some(0) || self.rows % self.rows_of_a_replica() != 0 {
+            let of_each = self.replica_rows.unwrap_or_default();
+            return wrong(format!(
+                "replicas of {of_each} rows, which do not divide the {} rows of a window",
+                self.rows
+            ));
+        }
+        if self.replicas_of(&(0..self.rows)).len() > MOST_REPLICAS {
+            return wrong(format!("more than {MOST_REPLICAS} replicas"));
         }
         if self.lanes == 0 || self.lanes > self.rows {
             return wrong(format!("{} lanes for {} rows; there must be 1 to {0}", self.lanes, self.rows));
@@ -113,6 +148,38 @@ impl Recipe {
             )),
             _ if options.lstm.n_layers > 127 => wrong("more than 127 layers".to_owned()),
             _ => Ok(()),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// By hand: 12 rows in replicas of 4; three processes, and two whose border is in a replica.
+    #[test]
+    fn rows_of_replicas() {
+        let recipe = Recipe { rows: 12, replica_rows: Some(4), ..Recipe::bilm() };
+        assert_eq!([0..12, 4..8, 0..6, 6..12].map(|rows| recipe.replicas_of(&rows)), [0..3, 1..2, 0..2, 1..3]);
+        let of = |rows: Range<usize>| [0, 1, 2].map(|replica| recipe.rows_of(replica, &rows));
+        assert_eq!(of(0..12), [0..4, 4..8, 8..12]);
+        assert_eq!(of(6..12), [0..0, 0..2, 2..6]);
+        let [first, second, third] = of(0..4);
+        assert!(first == (0..4) && second.is_empty() && third.is_empty());
+        for replica_rows in [None, Some(12), Some(128)] {
+            let recipe = Recipe { replica_rows, ..recipe.clone() };
+            assert_eq!((recipe.replicas_of(&(0..12)), recipe.rows_of(0, &(3..7))), (0..1, 0..4));
+        }
+    }
+
+    #[test]
+    fn replicas_that_do_not_divide_a_window_are_refused() {
+        let options = crate::ModelData::tiny().options;
+        for (rows, of_each, part) in
+            [(128, 0, "replicas of 0 rows"), (128, 48, "do not divide the 128 rows"), (1 << 17, 1, "more than 65536")]
+        {
+            let recipe = Recipe { rows, replica_rows: Some(of_each), ..Recipe::bilm() };
+            assert!(recipe.check(&options, 9).unwrap_err().to_string().contains(part), "{rows}, {of_each}");
         }
     }
 }

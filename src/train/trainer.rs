@@ -12,8 +12,9 @@
 //! on the number of threads. A lane is added to the sum as soon as those before it are, so memory depends on the number of
 //! threads and not on that of lanes.
 //!
-//! With several processes, each of them reads the whole window and computes its rows of it. Negatives are drawn once for the
-//! whole window. So every process knows all words of the softmax that the step changes, and nothing but sums is exchanged.
+//! With several processes, each of them reads the whole window and computes its rows of it. Negatives belong to the replicas
+//! of the recipe, groups of rows of the window: not to processes, which may be more or fewer. Every process draws those of all
+//! replicas. So it knows all words of the softmax that the step changes, and nothing but sums is exchanged.
 
 use std::{collections::BTreeMap, ops::Range, sync::Arc};
 
@@ -24,7 +25,7 @@ use super::{
     collective::Group,
     draws::{Draws, SeededDraws},
     lane::{Lane, LaneGradients, product},
-    loss::{Head, Output, exact_kind},
+    loss::{Drawn, Head, Output, exact_kind},
     optimizer::Update,
     pool::{Pool, Task},
     recipe::Recipe,
@@ -448,14 +449,20 @@ impl Trainer {
         let kind = self.recipe.precision.kind();
         // The mean over the predictions, and half of the sum of both directions.
         let scale = self.recipe.gradient_scale / (2.0 * predictions as f64);
+        let (words, own, all) = (self.output.words(), self.own_rows(), 0..self.recipe.rows);
+        let drawn = |direction: usize, samples: usize| -> Vec<Drawn> {
+            let of_replica = |replica: usize| {
+                let Range { start, end } = self.recipe.rows_of(replica, &own);
+                let rows = start * window.positions..end * window.positions;
+                Drawn { rows, negatives: draws.negatives(direction, words, samples, replica) }
+            };
+            self.recipe.replicas_of(&all).map(of_replica).collect()
+        };
         let head = |direction: usize| -> Result<Head, TrainError> {
             let targets = &window.targets[direction];
             match self.samples() {
                 None => Ok(Head::full(&self.output, targets, scale, kind)?),
-                Some(samples) => {
-                    let negatives = draws.negatives(direction, self.output.words(), samples);
-                    Head::sampled(&self.output, targets, negatives, scale, kind)
-                }
+                Some(samples) => Head::sampled(&self.output, targets, &drawn(direction, samples), scale, kind),
             }
         };
         Ok([head(0)?, head(1)?])
@@ -790,7 +797,7 @@ fn softmax_gradients(
         classes.into_iter().try_for_each(|sums| add(&mut all, sums))?;
         return Ok((output(all)?, None));
     }
-    let mut rows = ids.concat();
+    let mut rows = heads.iter().filter_map(Head::ids_of_all).collect::<Vec<_>>().concat();
     rows.extend(window.targets.iter().flatten().map(|&target| i64::from(target)));
     rows.sort_unstable();
     rows.dedup();

@@ -82,24 +82,29 @@ fn a_trained_model_is_read_with_its_own_tokenizer() {
 }
 
 /// `plain` as AllenNLP reads it: the same weights, and the same vectors from the same state. The pair has no place for the start state of
-/// the run.
+/// the run: it records none, so its default is zero, and the report says so.
 fn the_pair_is_the_model(place: &Place, plain: &Value) {
     let converted = place.exits("model convert plain pair --to allennlp --json", 0).json();
     for fingerprint in ["fingerprint_before", "fingerprint_after"] {
         assert_eq!(converted[fingerprint], plain["fingerprint"], "{converted}");
     }
+    let note = converted["note"].as_str().unwrap();
+    assert!(note.contains("its default is zero") && note.contains("--to safetensors"), "{note}");
     let names: Vec<_> = fs::read_dir(place.path("pair")).unwrap().map(|file| file.unwrap().file_name()).collect();
     assert!(names.len() == 2 && names.iter().all(|name| name.to_str().unwrap().starts_with("plain_")), "{names:?}");
     let files = "--options pair/plain_options.json --weights pair/plain_weights.hdf5";
     let pair = place.exits(&format!("model info {files} --json"), 0).json();
-    for key in ["fingerprint", "parameters", "text"] {
+    for key in ["fingerprint", "parameters"] {
         assert_eq!(pair[key], plain[key], "{pair}");
     }
+    let text =
+        json!({"tokenizer": "whitespace", "sentences": "off", "state": "zero", "recorded": ["tokenizer", "sentences"]});
+    assert_eq!(pair["text"], text);
     let vectors = |model: &str, output: &str| {
-        place.exits(&format!("embed ask.txt {model} --state zero --output {output} -q"), 0);
+        place.exits(&format!("embed ask.txt {model} --output {output} -q"), 0);
         place.exits_sql(&format!("SELECT * FROM '{output}/*.parquet'"))
     };
-    let expected = vectors("--model plain", "of-run");
+    let expected = vectors("--model plain --state zero", "of-run");
     assert!(expected.len() > 100, "{expected}");
     assert_eq!(vectors(files, "of-pair"), expected);
 }

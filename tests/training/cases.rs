@@ -74,7 +74,7 @@ pub(crate) struct Case {
     given: Arc<Numbers>,
 }
 
-/// All cases of one process.
+/// All cases.
 pub(crate) fn cases() -> Vec<Case> {
     let given = Arc::new(numbers("given.safetensors"));
     let case = |json: &Value| Case {
@@ -84,12 +84,16 @@ pub(crate) fn cases() -> Vec<Case> {
         given: Arc::clone(&given),
     };
     let file = json("cases.json");
-    file["cases"].as_array().unwrap().iter().filter(|case| case.get("replicas").is_none()).map(case).collect()
+    file["cases"].as_array().unwrap().iter().map(case).collect()
 }
 
 impl Case {
     fn number(&self, pointer: &str) -> f64 {
         self.json.pointer(pointer).and_then(Value::as_f64).unwrap_or_else(|| panic!("{}: {pointer}", self.name))
+    }
+
+    fn replicas(&self) -> Option<usize> {
+        Some(self.json.get("replicas")?.as_u64().unwrap() as usize)
     }
 
     pub(crate) fn words(&self) -> usize {
@@ -114,6 +118,7 @@ impl Case {
         let sampled = self.json["options"]["sample_softmax"].as_bool().unwrap();
         Recipe {
             rows: ROWS,
+            replica_rows: self.replicas().map(|replicas| ROWS / replicas),
             positions: POSITIONS,
             dropout: self.number("/options/dropout"),
             classes: match sampled {
@@ -143,6 +148,7 @@ impl Case {
             numbers: Arc::clone(&self.given),
             step,
             layers: self.options.n_layers_out(),
+            has_replicas: self.replicas().is_some(),
         })
     }
 }
@@ -174,6 +180,7 @@ struct Given {
     numbers: Arc<Numbers>,
     step: usize,
     layers: usize,
+    has_replicas: bool,
 }
 
 impl Given {
@@ -194,10 +201,13 @@ impl Draws for Given {
         keep.iter_mut().zip(given).for_each(|(keep, &given)| *keep = given as u8);
     }
 
-    fn negatives(&self, direction: usize, words: usize, samples: usize) -> Negatives {
+    fn negatives(&self, direction: usize, words: usize, samples: usize, replica: usize) -> Negatives {
         let index = 2 * self.step + direction;
-        let ids: Vec<i64> = self.part("negatives", index, 2 * STEPS).iter().map(|&id| id as i64).collect();
+        assert!(self.has_replicas || replica == 0);
+        let folder = if self.has_replicas { format!("replica{replica}/") } else { String::new() };
+        let given = |what: &str| self.part(&format!("{folder}{what}"), index, 2 * STEPS);
+        let ids: Vec<i64> = given("negatives").iter().map(|&id| id as i64).collect();
         assert!(ids.len() == samples && ids.iter().all(|&id| (id as usize) < words));
-        Negatives { ids, tries: self.part("num_tries", index, 2 * STEPS)[0] as u64 }
+        Negatives { ids, tries: given("num_tries")[0] as u64 }
     }
 }

@@ -77,30 +77,34 @@ fn evaluated(trainer: &Trainer) -> Evaluated {
     total
 }
 
-/// Fifty steps, with the optimisers of the cases; three processes have 1, 1 and 2 of the 4 rows.
+/// Fifty steps, with the optimisers of the cases; three processes have 1, 1 and 2 of the 4 rows. Replicas
+/// of two rows belong to one process, or to two, and those of one row to a process that has another one too.
 #[test]
 fn several_processes_have_the_losses_of_one() {
-    for (name, classes) in
-        [("base", Classes::Full), ("base", Classes::Sampled(9)), ("adamw_cosine", Classes::Sampled(9))]
-    {
+    for (name, classes, replica_rows) in [
+        ("base", Classes::Full, None),
+        ("base", Classes::Sampled(9), None),
+        ("adamw_cosine", Classes::Sampled(9), None),
+        ("sampled_two_replicas", Classes::Sampled(9), Some(2)),
+        ("base", Classes::Sampled(9), Some(1)),
+    ] {
+        let recipe = move |case: &Case| Recipe { replica_rows, ..self::recipe(case, classes, 2) };
         let case = case(name);
         let mut one =
-            Trainer::new(&case.options, recipe(&case, classes, 2), resources(Group::default(), 4), &case.model())
-                .unwrap();
+            Trainer::new(&case.options, recipe(&case), resources(Group::default(), 4), &case.model()).unwrap();
         let (expected, held_out) = (steps(&mut one, 0..cases::STEPS), evaluated(&one));
         for (processes, part_rows) in [(2, 4), (2, 1), (3, 4), (4, 4)] {
             let name = name.to_owned();
             let found = together(processes, move |group| {
                 let case = self::case(&name);
                 let resources = resources(group, part_rows);
-                let mut trainer =
-                    Trainer::new(&case.options, recipe(&case, classes, 2), resources, &case.model()).unwrap();
+                let mut trainer = Trainer::new(&case.options, recipe(&case), resources, &case.model()).unwrap();
                 let found = steps(&mut trainer, 0..cases::STEPS);
                 trainer.check_equal().unwrap();
                 (found, evaluated(&trainer), trainer.snapshot().unwrap())
             });
             for (reports, sums, snapshot) in &found {
-                let what = format!("{classes:?}, {processes} processes");
+                let what = format!("{classes:?}, {replica_rows:?} rows of a replica, {processes} processes");
                 near(reports, &expected, &what);
                 assert_eq!(sums.tokens, held_out.tokens);
                 assert!((sums.perplexity() / held_out.perplexity() - 1.0).abs() < 1e-12, "{what}");

@@ -196,7 +196,7 @@ fn convert(args: &ConvertArgs) -> Result<Exit> {
             data.warm_state = Some(elmo::Elmo::from_data(data.clone(), &settings)?.warm_state()?);
         }
         let converted = convert::convert(&data, &files, args.to, &out)?;
-        Ok(Converted { note: is_new.then_some(convert::WARM_STATE_STORED), ..converted })
+        Ok(Converted { note: converted.note.or(is_new.then_some(convert::WARM_STATE_STORED)), ..converted })
     })?;
     match args.json {
         true => print_json(&report)?,

@@ -235,7 +235,7 @@ struct StepArgs {
     /// Recipe to the letter: bilm is that of the published models
     ///
     /// Its values are the defaults of the options below. With --preset bilm, other values are refused, and negatives are
-    /// drawn whatever the size of the vocabulary.
+    /// drawn whatever the size of the vocabulary, anew for each 128 rows of the window of all processes.
     #[arg(long, value_name = "NAME", value_parser = ["bilm"])]
     preset: Option<String>,
 
@@ -389,6 +389,7 @@ impl StepArgs {
         let mut recipe = Recipe::bilm();
         if self.preset.is_some() {
             recipe.classes = Classes::Sampled(Recipe::BILM_SAMPLES);
+            recipe.replica_rows = Some(recipe.rows);
         }
         let is_adagrad = self.optimizer == "adagrad";
         if !is_adagrad {
@@ -870,7 +871,10 @@ mod tests {
     #[test]
     fn the_preset_is_the_published_recipe_and_options_change_it() {
         assert_eq!(recipe(""), Recipe::bilm());
-        assert_eq!(recipe("--preset bilm"), Recipe { classes: Classes::Sampled(8192), ..Recipe::bilm() });
+        let preset = Recipe { classes: Classes::Sampled(8192), replica_rows: Some(128), ..Recipe::bilm() };
+        assert_eq!(recipe("--preset bilm"), preset);
+        let parts = recipe("--preset bilm --rows 32 --accumulate 4");
+        assert_eq!(parts, Recipe { rows: 32, lanes: 1, ..preset });
         let changed = recipe("--rows 64 --unroll 5 --samples 0 --clip-norm off --schedule cosine --warm-up 3 --seed 9");
         let expected = Recipe {
             rows: 64,

@@ -12,7 +12,7 @@ use elmo::{
     ModelData,
     lm_head::{SOFTMAX, VOCAB},
     model_dir::{DESCRIPTION, WeightsFormat},
-    spec::SpecError,
+    spec::{SpecError, StateMode},
     weights::safetensors::Numbers,
 };
 use serde::Serialize;
@@ -81,6 +81,11 @@ pub struct Converted {
 pub const WARM_STATE_STORED: &str = "the warm state is stored, and identified by its numbers instead of its recipe: a job that was \
     begun with --state warm and the other copy is refused when it goes on with this one";
 
+/// The start state of a model has no place in its pair.
+pub const WARM_STATE_LEFT_OUT: &str = "the pair has no place for the start state of this model, so it does not record --state warm: \
+    its default is zero, as AllenNLP computes. --state warm with the pair starts from a state that is computed from English text; \
+    to keep that of the model, keep its directory, or convert it with --to safetensors";
+
 impl fmt::Display for Converted {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let mut rows = vec![
@@ -122,11 +127,17 @@ pub fn convert(data: &ModelData, files: &ModelFiles, layout: Layout, out: &Path)
         Layout::Safetensors | Layout::Hdf5 => copy_companions(files, &[VOCAB, SOFTMAX, DESCRIPTION], draft.path())?,
     }
     let converted = read_back(written, layout, draft.path(), out)?;
-    let converted = Converted { fingerprint_before: data.fingerprint.to_string(), ..converted };
+    let note = (layout == Layout::AllenNlp && starts_from_its_own_state(data)).then_some(WARM_STATE_LEFT_OUT);
+    let converted = Converted { fingerprint_before: data.fingerprint.to_string(), note, ..converted };
     fs::rename(draft.path(), out).map_err(|e| ModelsError::write(out, e))?;
     // Temporary directories are private; a model must be readable for every user who can read its parent.
     make_readable(out)?;
     Ok(converted)
+}
+
+/// Whether the default state of a model is one that is stored beside its weights.
+fn starts_from_its_own_state(data: &ModelData) -> bool {
+    data.warm_state.is_some() && data.options.text.state == Some(StateMode::Warm)
 }
 
 /// An empty directory is allowed, because rename replaces it.
@@ -143,8 +154,19 @@ fn write(data: &ModelData, layout: Layout, dir: &Path) -> elmo::Result<()> {
         Layout::Safetensors => data.save(dir, WeightsFormat::Safetensors),
         Layout::SafetensorsF16 => data.save(dir, WeightsFormat::HalfSafetensors),
         Layout::Hdf5 => data.save(dir, WeightsFormat::Hdf5),
-        Layout::AllenNlp => data.save_pair(dir, &data.name).map(|_| ()),
+        Layout::AllenNlp => write_pair(data, dir),
     }
+}
+
+/// Without its state, the pair does not record `warm` either: that would be the state that is computed from English text.
+fn write_pair(data: &ModelData, dir: &Path) -> elmo::Result<()> {
+    let (path, _) = data.save_pair(dir, &data.name)?;
+    if !starts_from_its_own_state(data) {
+        return Ok(());
+    }
+    let mut options = data.options.clone();
+    options.text.state = None;
+    fs::write(&path, options.to_json_pretty()).map_err(|source| elmo::Error::Io { path, source })
 }
 
 /// Copies files unchanged. (`mix.json` and `warm_state.safetensors` are written from the model.)

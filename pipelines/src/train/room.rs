@@ -1,7 +1,8 @@
 //! The memory that a run needs, estimated from its sizes before anything is allocated. Pure.
 //!
-//! With `B` parameters of the biLM, `B'` of its LSTM layers, `S = V (P + 1)` of the softmax, of which a step uses
-//! `C = K (P + 1)`, and `k` numbers of the optimiser for each parameter:
+//! With `B` parameters of the biLM, `B'` of its LSTM layers, `S = V (P + 1)` of the softmax, of which the rows of a process use
+//! `C = r K (P + 1)` in a step (with `r` replicas, which have negatives of their own) and all rows `C''`, and `k` numbers of the
+//! optimiser for each parameter:
 //!
 //! ```text
 //! state       (1 + k) (B + S)
@@ -10,7 +11,7 @@
 //!             words                                of all lanes
 //!             n (B' + 2 C + LSTM + logits)         lanes that are computed at once
 //!             B' + 2 C                             a lane that waits for an earlier one, with several threads
-//!   the end   4 B + 2 C                            weights of the step, sums, and gradients on their way to the parameters
+//!   the end   4 B + 2 C''                          weights of the step, sums, and gradients on their way to the parameters
 //! words       U sum over filters of p (w C' + n')  a word of six bytes has windows at 9 places, see below
 //!             U 8 F                                for each highway layer
 //! LSTM        2 N layers (6 D + 3 P)               N tokens of a lane; 9 D + 4 P with libtorch's graph
@@ -48,6 +49,8 @@ pub(super) struct Load<'r> {
     pub(super) words: usize,
     /// Negatives; `None`: all words.
     pub(super) samples: Option<usize>,
+    /// Replicas that the rows of this process belong to.
+    pub(super) replicas: usize,
     pub(super) device: DeviceName,
     pub(super) threads: usize,
     /// Rows that are computed at a time.
@@ -107,8 +110,14 @@ impl Load<'_> {
         classes as f64 * (self.options.lstm.projection_dim + 1) as f64
     }
 
+    /// Classes of a row.
     fn classes(&self) -> usize {
         self.samples.unwrap_or(self.words)
+    }
+
+    /// Classes of the rows of so many replicas.
+    fn classes_of(&self, replicas: usize) -> usize {
+        self.samples.map_or(self.words, |samples| replicas * samples)
     }
 
     /// Lanes whose tensors are in memory together.
@@ -137,7 +146,7 @@ impl Load<'_> {
 
     /// Weights and gradients while lanes are computed, and activations.
     fn of_lanes(&self) -> (f64, f64) {
-        let of_lane = self.of_stacks() + 2.0 * self.of_softmax(self.classes());
+        let of_lane = self.of_stacks() + 2.0 * self.of_softmax(self.classes_of(self.replicas));
         let n = self.lanes_at_once();
         let waiting = if n > 1 { 1 } else { 0 };
         let gradients = self.of_model() + (1 + n + waiting) as f64 * of_lane;
@@ -146,7 +155,8 @@ impl Load<'_> {
 
     /// Weights and gradients when those of the parameters are made from the sums.
     fn of_end(&self) -> f64 {
-        4.0 * self.of_model() + 2.0 * self.of_softmax(self.classes())
+        let replicas = self.recipe.replicas_of(&(0..self.recipe.rows)).len();
+        4.0 * self.of_model() + 2.0 * self.of_softmax(self.classes_of(replicas))
     }
 
     /// Activations of the token layer for all words.
@@ -195,7 +205,16 @@ mod tests {
         let options = PublishedSize::Small.options();
         let recipe = Recipe::bilm();
         let load = |threads, rows, device| {
-            Room::of(&Load { options: &options, recipe: &recipe, words: 10_000, samples: None, device, threads, rows })
+            Room::of(&Load {
+                options: &options,
+                recipe: &recipe,
+                words: 10_000,
+                samples: None,
+                replicas: 1,
+                device,
+                threads,
+                rows,
+            })
         };
         let found = load(1, 128, DeviceName::Cpu);
         let (model, softmax) = (options.parameters(), 1_290_000);
@@ -237,7 +256,7 @@ mod tests {
         ] {
             let recipe = Recipe { lanes, ..Recipe::bilm() };
             let (device, samples) = (DeviceName::Cpu, None);
-            let load = Load { options: &options, recipe: &recipe, words, samples, device, threads, rows };
+            let load = Load { options: &options, recipe: &recipe, words, samples, replicas: 1, device, threads, rows };
             let estimate = (Room::of(&load).on_host() >> 20) as f64;
             let ratio = estimate / f64::from(measured);
             assert!((0.875..1.125).contains(&ratio), "{lanes} lanes, {threads} threads: {estimate}, not {measured}");

@@ -17,6 +17,8 @@ use super::{
 const ROUNDING: [&str; 4] = ["accumulate", "lanes", "processes", ROWS_AT_A_TIME];
 /// Rows that a process computes together, as they were given.
 const ROWS_AT_A_TIME: &str = "rows at a time";
+/// Rows of a replica.
+const REPLICA_ROWS: &str = "rows that share negatives";
 
 /// Names and values, as they are compared and shown.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -56,6 +58,10 @@ impl Settings {
     fn set_recipe(&mut self, recipe: &Recipe) {
         self.set("seed", recipe.seed);
         self.set("rows", recipe.rows);
+        // Only where they are not all rows: settings of earlier runs lack them.
+        if let Some(rows) = recipe.replica_rows.filter(|&rows| rows < recipe.rows) {
+            self.set(REPLICA_ROWS, rows);
+        }
         self.set("unroll", recipe.positions);
         self.set("dropout", recipe.dropout);
         self.set(
@@ -122,7 +128,7 @@ impl Settings {
     fn unset(&self, name: &str) -> Option<String> {
         match name {
             "accumulate" | "processes" => Some("1".to_owned()),
-            ROWS_AT_A_TIME => self.0.get("rows").cloned(),
+            ROWS_AT_A_TIME | REPLICA_ROWS => self.0.get("rows").cloned(),
             _ => None,
         }
     }
@@ -152,5 +158,26 @@ pub(super) fn length(until: Until, steps: u64) -> String {
     match until {
         Until::Steps(_) => format!("{steps} steps"),
         Until::Epochs(epochs) => format!("{epochs} epochs, {steps} steps"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn settings(rows: usize, replica_rows: Option<usize>) -> Settings {
+        let mut all = Settings::default();
+        all.set_recipe(&Recipe { rows, replica_rows, ..Recipe::bilm() });
+        all
+    }
+
+    /// A window of one replica is that of a run without any.
+    #[test]
+    fn replicas_identify_a_run_of_several() {
+        let one = settings(128, None);
+        assert_eq!(settings(128, Some(128)), one);
+        let (all, replicas) = (settings(384, None), settings(384, Some(128)));
+        assert_eq!(all.differences(&replicas), ["rows that share negatives: 384 in the run, 128 now"]);
+        assert_eq!(replicas.differences(&replicas.clone()), [""; 0]);
     }
 }

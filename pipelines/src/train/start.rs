@@ -197,10 +197,14 @@ impl Prepared {
 
     fn room(&self) -> Room {
         let TrainJob { device, threads, part_rows, .. } = self.job;
-        let rows = self.recipe.rows.div_ceil(self.job.processes).min(part_rows);
+        let (all, processes) = (self.recipe.rows, self.job.processes);
+        let rows = all.div_ceil(processes).min(part_rows);
+        let share = |process: usize| process * all / processes..(process + 1) * all / processes;
+        let replicas = |process: usize| self.recipe.replicas_of(&share(process)).len();
+        let replicas = (0..processes).map(replicas).max().unwrap_or(1);
         let (options, recipe, words) = (&self.options, &self.recipe, self.words.len());
         let samples = recipe.classes.samples(words);
-        Room::of(&Load { options, recipe, words, samples, device, threads, rows })
+        Room::of(&Load { options, recipe, words, samples, replicas, device, threads, rows })
     }
 
     /// Refuses what cannot fit before anything is allocated: the system would kill the process later. All processes of this
@@ -287,7 +291,9 @@ impl Prepared {
 
     /// The same job with the rows of one of its processes alone, to be measured.
     pub(super) fn of_one_process(mut self) -> Self {
-        self.recipe.rows = self.recipe.rows.div_ceil(self.job.processes);
+        let rows = self.recipe.rows.div_ceil(self.job.processes);
+        self.recipe.replica_rows = self.recipe.replica_rows.filter(|&of_each| rows.is_multiple_of(of_each));
+        self.recipe.rows = rows;
         self.job.processes = 1;
         self
     }
