@@ -37,7 +37,7 @@ async fn rows(offset: i64) -> Rows {
     let finisher = finisher(OnError::Null, stage.as_ref());
     let permit = Budget::new(1 << 20).permit(&partition(0), 0);
     let batch = Batch { messages: messages(&partition(0), &[offset]), epoch: epoch(1), permit };
-    let (texts, waiting) = finisher.decode(batch).await;
+    let (texts, waiting) = finisher.decode(batch, 0).await;
     finisher.finish(&partition(0), waiting, columns(&texts)).unwrap().rows
 }
 

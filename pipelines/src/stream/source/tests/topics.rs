@@ -105,11 +105,8 @@ async fn topics_that_are_written_must_exist_before_joining() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_member_without_partitions_knows_that_it_is_one() {
     // The mock ends a rebalance when the session of the first member would end.
-    let cooperative = [
-        "partition.assignment.strategy=cooperative-sticky",
-        "session.timeout.ms=6000",
-        "heartbeat.interval.ms=200",
-    ];
+    let cooperative =
+        ["partition.assignment.strategy=cooperative-sticky", "session.timeout.ms=6000", "heartbeat.interval.ms=200"];
     for (kafka, silent) in [(&[NEW][..], true), (&cooperative[..], false)] {
         let cluster = Cluster::new(&[("t", 1)]);
         cluster.produce("t", 0, 0..3);
