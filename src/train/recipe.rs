@@ -119,7 +119,7 @@ impl Recipe {
         if self.rows == 0 || self.positions == 0 {
             return wrong(format!("a window of {} rows of {} tokens is empty", self.rows, self.positions));
         }
-        if self.replica_rows == Some(0) || self.rows % self.rows_of_a_replica() != 0 {
+        if self.replica_rows == Some(0) || !self.rows.is_multiple_of(self.rows_of_a_replica()) {
             let of_each = self.replica_rows.unwrap_or_default();
             return wrong(format!(
                 "replicas of {of_each} rows, which do not divide the {} rows of a window",
@@ -174,7 +174,7 @@ mod tests {
 
     #[test]
     fn replicas_that_do_not_divide_a_window_are_refused() {
-        let options = crate::ModelData::tiny().options;
+        let options = crate::tiny::options();
         for (rows, of_each, part) in
             [(128, 0, "replicas of 0 rows"), (128, 48, "do not divide the 128 rows"), (1 << 17, 1, "more than 65536")]
         {
