@@ -174,7 +174,7 @@ mod tests {
 
     #[test]
     fn replicas_that_do_not_divide_a_window_are_refused() {
-        let options = crate::ModelData::tiny().options;
+        let options = crate::tiny::options();
         for (rows, of_each, part) in
             [(128, 0, "replicas of 0 rows"), (128, 48, "do not divide the 128 rows"), (1 << 17, 1, "more than 65536")]
         {
