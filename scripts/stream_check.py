@@ -194,6 +194,38 @@ def dictionaries(rows) -> list:
     return table.to_pylist()
 
 
+def replay() -> None:
+    """Streams with a limit for texts, then the dead letters without it, as the page says: together they are all messages."""
+    topic, letters = (f"{name}-{uuid.uuid4().hex}" for name in ("replay", "letters"))
+    create(topic, letters)
+    body = "The ferry waited for the harbour. "
+    values = [json.dumps({"id": n, "body": f"{n}. {body * (40 if n % 3 == 0 else 1)}"}) for n in range(20)]
+    produce(topic, [{"value": value, "partition": n % PARTITIONS} for n, value in enumerate([*values, "{"])])
+    limited = ("--max-text", "1KB", "--on-error", "dead-letter", "--dead-letter-topic", letters, "--once")
+    stream(topic, "--output", "limited", *limited)
+    # A letter may be there twice, as after a crash.
+    stream(topic, "--output", "limited-again", *limited)
+    stream(letters, "--output", "replayed", "--keep-headers", "--once")
+    stream(topic, "--output", "unlimited", "--once")
+
+    def place(row: dict) -> tuple:
+        headers = {header["key"]: header["value"] for header in row["_headers"]}
+        assert headers["elmo.source.topic"].decode() == topic, headers
+        return int(headers["elmo.source.partition"]), int(headers["elmo.source.offset"])
+
+    def rows(folder: str, of) -> dict:
+        return {of(row): (row["id"], row["embedding"]) for row in pyarrow.parquet.read_table(folder).to_pylist()}
+
+    def read(row: dict) -> tuple:
+        return row["_partition"], row["_offset"]
+
+    expected_rows, kept, replayed = rows("unlimited", read), rows("limited", read), rows("replayed", place)
+    long = {at for at, (number, _) in expected_rows.items() if number is None or number % 3 == 0}
+    assert len(expected_rows) == 21 and len(long) == 8 and set(replayed) == long, sorted(replayed)
+    assert kept.keys().isdisjoint(replayed) and {**kept, **replayed} == expected_rows
+    assert pyarrow.parquet.read_table("replayed").num_rows == 16, "each letter is there twice"
+
+
 def s3() -> None:
     import pandas
     import polars
