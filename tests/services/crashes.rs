@@ -129,7 +129,10 @@ pub(super) fn end_in_order(nodes: Vec<Node>) {
     for mut node in nodes {
         let (ended, said) = (node.wait(), node.stderr());
         let in_order = match ended {
-            Some(code) => code == 0 || (code == 130 && said.contains("interrupted before anything was written")),
+            Some(130) => {
+                said.contains("interrupted before anything was written") || said.trim().ends_with("error: interrupted")
+            }
+            Some(code) => code == 0,
             None => said.is_empty(),
         };
         assert!(in_order, "{ended:?}: {said}");

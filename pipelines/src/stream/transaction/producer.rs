@@ -21,7 +21,7 @@ use rdkafka::{
 
 use super::{
     limits::Limits,
-    refusal::{Place, Verdict, is_of_size, judge, skips_numbers},
+    refusal::{Place, Verdict, is_of_size, judge, judge_offsets, skips_numbers},
 };
 use crate::{
     crash::stream as crash,
@@ -149,6 +149,8 @@ pub(in crate::stream) struct Transactions {
     spent: bool,
     /// The commit was requested, and its outcome is not known.
     in_doubt: bool,
+    /// Offsets of the group are being added to the transaction.
+    adds_offsets: bool,
     /// The brokers have to end the last transaction: it could not be aborted.
     is_open: bool,
     /// Topics that records were sent to.
@@ -196,6 +198,7 @@ impl Transactions {
             producer,
             spent,
             in_doubt: false,
+            adds_offsets: false,
             is_open: false,
             written: left,
             metrics,
@@ -254,7 +257,8 @@ impl Transactions {
             };
             let aborted = self.abort(&error);
             let failed = std::mem::take(&mut *self.producer.context().failed());
-            let (verdict, reason) = (judge(&error, &failed), crate::redact::redact(&error.to_string()));
+            let verdict = if self.adds_offsets { judge_offsets(&error) } else { judge(&error, &failed) };
+            let reason = crate::redact::redact(&error.to_string());
             if let Verdict::Final { place, error } = verdict {
                 return Err(refused(parts, place, &error));
             }
@@ -413,7 +417,7 @@ impl Transactions {
 
     fn attempt(&mut self, parts: &[Part], metadata: &ConsumerGroupMetadata) -> Result<(), KafkaError> {
         self.producer.context().failed().clear();
-        self.in_doubt = false;
+        (self.in_doubt, self.adds_offsets) = (false, false);
         crash::before_transaction();
         self.producer.begin_transaction()?;
         for (p, part) in parts.iter().enumerate() {
@@ -431,9 +435,10 @@ impl Transactions {
         for (source, end) in ends {
             offsets.add_partition_offset(&source.topic, source.partition, Offset::Offset(end))?;
         }
+        self.adds_offsets = true;
         retried(|| self.producer.send_offsets_to_transaction(&offsets, metadata, REQUEST))?;
         crash::before_commit();
-        self.in_doubt = true;
+        (self.in_doubt, self.adds_offsets) = (true, false);
         retried(|| self.producer.commit_transaction(REQUEST))?;
         crash::after_commit();
         self.in_doubt = false;

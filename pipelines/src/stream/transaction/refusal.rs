@@ -50,6 +50,15 @@ pub(super) fn judge(error: &KafkaError, failed: &[(Place, KafkaError)]) -> Verdi
     }
 }
 
+/// As [`judge`], of offsets that could not be added to a transaction: a source topic may have been deleted, and its partitions will
+/// be revoked.
+pub(super) fn judge_offsets(error: &KafkaError) -> Verdict {
+    match error.rdkafka_error_code() {
+        Some(Code::UnknownTopic | Code::UnknownTopicOrPartition | Code::UnknownTopicId) => Verdict::Unknown,
+        _ => judge(error, &[]),
+    }
+}
+
 /// Whether brokers have refused records, whose sequence numbers they wait for from then on. librdkafka goes on with the next
 /// ones (`rd_kafka_handle_Produce_error` fails the transaction, but does not bump the epoch), which the brokers refuse as out
 /// of order, until the transaction after that fails, too.
@@ -209,6 +218,9 @@ mod tests {
         let unsupported = of_record(Code::UnsupportedForMessageFormat);
         assert_eq!(judge(&unsupported, &[]), Verdict::Final { place: None, error: unsupported });
         assert_eq!(verdict(&[Code::LogDirNotFound]), Verdict::Unknown);
+        let unknown = of_record(Code::UnknownTopicOrPartition);
+        assert_eq!(judge_offsets(&unknown), Verdict::Unknown);
+        assert_eq!(judge(&unknown, &[]), Verdict::Final { place: None, error: unknown });
         assert_eq!(judge(&KafkaError::Canceled, &[]), Verdict::Unknown);
     }
 }
