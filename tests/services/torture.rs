@@ -156,7 +156,8 @@ fn points(plan: &Plan, table: &Table) {
             jobs.push((format!("point {}", crash.point), plan.seed, Box::new(job)));
         }
         for crash in TOPIC_POINTS.map(&mut crash) {
-            let (case, messages, name) = (&case, &messages, format!("{}-{round}", crash.point));
+            // A group of its own: that of the files with this name has read everything.
+            let (case, messages, name) = (&case, &messages, format!("topic-{}-{round}", crash.point));
             let job = move || again(crash, |crash, name| crashes::in_topic(case, messages, name, crash), &name, case);
             jobs.push((format!("point {}", crash.point), plan.seed, Box::new(job)));
         }
