@@ -2,7 +2,12 @@
 //!
 //! `scripts/services` starts the broker of all tests and says where it is; each test has topics of its own.
 
-use std::{collections::BTreeMap, env, fs, process::Command, time::Duration};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    env, fs,
+    process::Command,
+    time::Duration,
+};
 
 use futures::executor::block_on;
 use rdkafka::{
@@ -252,11 +257,14 @@ impl Broker {
             list.add_partition_offset(&topic.name, partition, Offset::Beginning)?;
         }
         consumer.assign(&list)?;
-        let (mut records, mut ended) = (Vec::new(), 0);
-        while ended < topic.partitions {
+        // A partition may come to its end twice: before and after the marker of a transaction.
+        let (mut records, mut ended) = (Vec::new(), BTreeSet::new());
+        while ended.len() < topic.partitions as usize {
             match consumer.poll(PATIENCE).expect("the broker stopped answering") {
                 Ok(message) => records.push(record(&message)),
-                Err(KafkaError::PartitionEOF(_)) => ended += 1,
+                Err(KafkaError::PartitionEOF(partition)) => {
+                    ended.insert(partition);
+                }
                 Err(error) => return Err(error),
             }
         }
