@@ -19,7 +19,7 @@ use elmo::{
     model::{DeviceName, Precision, cuda_devices, matmul_ceiling},
     options::PublishedSize,
     train::{
-        Boundaries, Direction, LanguageModel, Packer, Recipe, Resources, Sentence, StepReport, Trainer, Window,
+        Boundaries, Direction, LanguageModel, Packer, Places, Recipe, Resources, Sentence, StepReport, Trainer, Window,
         keep_freed_memory,
     },
 };
@@ -136,16 +136,15 @@ fn windows(text: &str, words: usize, recipe: &Recipe, n: usize) -> Vec<Window> {
     let boundaries = Boundaries { begin: 0, end: 1 };
     let mut packers = [Direction::Forward, Direction::Backward]
         .map(|direction| Packer::new(direction, boundaries, recipe.rows, recipe.positions));
+    let mut places = [Places::default(), Places::default()];
     let mut next = |direction: usize| {
         let source = &mut sources[direction];
         let sentence = || Ok::<_, Infallible>(source.next().map(|line| encoded(line, &ids)));
-        packers[direction].next_window(sentence).ok().flatten().unwrap_or_default()
+        packers[direction].next_window(&mut places[direction], sentence).ok().flatten().unwrap_or_default()
     };
     (0..n).map(|_| Window::of_streams(next(0), next(1), recipe.rows)).collect()
 }
 
 fn encoded(line: &str, ids: &HashMap<&str, u32>) -> Sentence {
-    let mut sentence = Sentence::default();
-    line.split_whitespace().for_each(|word| sentence.push(word, ids.get(word).copied().unwrap_or(2)));
-    sentence
+    line.split_whitespace().map(|word| (word, ids.get(word).copied().unwrap_or(2))).collect()
 }

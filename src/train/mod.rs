@@ -51,7 +51,7 @@ pub use initial::{initial_softmax, initial_weights};
 pub use memory::keep_freed_memory;
 pub use mix_fit::{Labelled, LayerVectors, MixData, MixFit, MixHead, MixLayers, MixRecipe, MixSettings, fit_mix};
 pub use optimizer::Optimizer;
-pub use packer::{Boundaries, Direction, Packer, Sentence};
+pub use packer::{Boundaries, Direction, Packer, Places, Sentence, SentenceList};
 pub use random::{Purpose, Random};
 pub use recipe::{Classes, Recipe};
 pub use sampler::{LogUniform, Negatives};

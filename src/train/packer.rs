@@ -6,50 +6,141 @@
 //! The forward direction reads `<S> w1 .. wn` and predicts `w1 .. wn </S>`; the backward one reads `</S> wn .. w1` and
 //! predicts `wn .. w1 <S>`.
 
-use std::{collections::HashMap, sync::Arc};
+use std::{collections::HashMap, fmt, ops::Range, sync::Arc};
 
 use serde::{Deserialize, Serialize};
 
 use super::window::Stream;
 use crate::chars::{BEGIN_SENTENCE_TOKEN, END_SENTENCE_TOKEN};
 
-/// The tokens of a sentence without boundaries, in the order of the text.
-#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Sentence {
+/// Sentences without boundaries, one after the other. They share a few allocations: the threads of a run share one allocator, for
+/// whose lock they would wait.
+#[derive(Debug, Default)]
+pub struct SentenceList {
     /// All tokens, one after the other.
     text: String,
     /// Byte in `text` at which each token ends.
     ends: Vec<u32>,
     /// Id of each token in the vocabulary.
     ids: Vec<u32>,
+    /// Number of the token before which each sentence ends.
+    lasts: Vec<u32>,
 }
 
-impl Sentence {
-    /// Appends a token, and its id in the vocabulary.
+impl SentenceList {
+    /// Appends a token, and its id in the vocabulary, to the sentence that has not ended.
     pub fn push(&mut self, token: &str, id: u32) {
         self.text.push_str(token);
         self.ends.push(self.text.len() as u32);
         self.ids.push(id);
     }
 
+    /// Ends the sentence.
+    pub fn end(&mut self) {
+        self.lasts.push(self.ids.len() as u32);
+    }
+
+    /// Number of sentences that have ended.
+    pub fn len(&self) -> usize {
+        self.lasts.len()
+    }
+
+    /// Whether no sentence has ended.
+    pub fn is_empty(&self) -> bool {
+        self.lasts.is_empty()
+    }
+
+    /// A sentence by its number. `None` if there are fewer.
+    pub fn sentence(self: &Arc<Self>, number: usize) -> Option<Sentence> {
+        let end = *self.lasts.get(number)?;
+        let start = number.checked_sub(1).map_or(0, |before| self.lasts[before]);
+        Some(Sentence { list: Arc::clone(self), tokens: start..end })
+    }
+}
+
+/// The tokens of a sentence without boundaries, in the order of the text. Cheap to clone.
+#[derive(Clone, Serialize, Deserialize)]
+#[serde(into = "StoredSentence", from = "StoredSentence")]
+pub struct Sentence {
+    list: Arc<SentenceList>,
+    /// Numbers of its tokens.
+    tokens: Range<u32>,
+}
+
+impl Sentence {
     /// Number of tokens.
     pub fn len(&self) -> usize {
-        self.ids.len()
+        self.tokens.len()
     }
 
     /// Whether there is no token.
     pub fn is_empty(&self) -> bool {
-        self.ids.is_empty()
+        self.tokens.is_empty()
     }
 
     /// The tokens in the order of the text.
     pub fn tokens(&self) -> impl Iterator<Item = &str> {
-        (0..self.len()).map(|i| self.token(i))
+        (0..self.len()).map(|i| self.token(i).0)
     }
 
-    fn token(&self, i: usize) -> &str {
-        let start = if i == 0 { 0 } else { self.ends[i - 1] as usize };
-        &self.text[start..self.ends[i] as usize]
+    /// A token, and its id in the vocabulary.
+    fn token(&self, i: usize) -> (&str, u32) {
+        let (list, i) = (&self.list, self.tokens.start as usize + i);
+        let start = if i == 0 { 0 } else { list.ends[i - 1] as usize };
+        (&list.text[start..list.ends[i] as usize], list.ids[i])
+    }
+}
+
+/// A sentence of these tokens, and their ids in the vocabulary.
+impl<'t> FromIterator<(&'t str, u32)> for Sentence {
+    fn from_iter<I: IntoIterator<Item = (&'t str, u32)>>(tokens: I) -> Self {
+        let mut list = SentenceList::default();
+        tokens.into_iter().for_each(|(token, id)| list.push(token, id));
+        list.end();
+        let tokens = 0..list.ids.len() as u32;
+        Self { list: Arc::new(list), tokens }
+    }
+}
+
+impl PartialEq for Sentence {
+    fn eq(&self, other: &Self) -> bool {
+        self.len() == other.len() && (0..self.len()).all(|i| self.token(i) == other.token(i))
+    }
+}
+
+impl Eq for Sentence {}
+
+impl fmt::Debug for Sentence {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_list().entries((0..self.len()).map(|i| self.token(i))).finish()
+    }
+}
+
+/// What is stored of a sentence.
+#[derive(Serialize, Deserialize)]
+struct StoredSentence {
+    text: String,
+    ends: Vec<u32>,
+    ids: Vec<u32>,
+}
+
+impl From<Sentence> for StoredSentence {
+    fn from(sentence: Sentence) -> Self {
+        let mut stored = Self { text: String::new(), ends: Vec::new(), ids: Vec::new() };
+        for (token, id) in (0..sentence.len()).map(|i| sentence.token(i)) {
+            stored.text.push_str(token);
+            stored.ends.push(stored.text.len() as u32);
+            stored.ids.push(id);
+        }
+        stored
+    }
+}
+
+impl From<StoredSentence> for Sentence {
+    fn from(StoredSentence { text, ends, ids }: StoredSentence) -> Self {
+        let tokens = 0..ids.len() as u32;
+        let lasts = vec![tokens.end];
+        Self { list: Arc::new(SentenceList { text, ends, ids, lasts }), tokens }
     }
 }
 
@@ -75,7 +166,7 @@ pub enum Direction {
 /// A sentence that a row reads. Copies of a packer, of which every window has one, share it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 struct Unfinished {
-    sentence: Arc<Sentence>,
+    sentence: Sentence,
     /// Symbols of it that were read, of `n + 1`.
     read: usize,
 }
@@ -91,7 +182,7 @@ impl Unfinished {
         match in_text {
             0 => (BEGIN_SENTENCE_TOKEN, boundaries.begin),
             past if past == n + 1 => (END_SENTENCE_TOKEN, boundaries.end),
-            token => (self.sentence.token(token - 1), self.sentence.ids[token - 1]),
+            token => self.sentence.token(token - 1),
         }
     }
 
@@ -107,9 +198,7 @@ impl Unfinished {
             Direction::Forward => dropped..n,
             Direction::Backward => 0..n.saturating_sub(dropped),
         };
-        let mut sentence = Sentence::default();
-        kept.for_each(|i| sentence.push(self.sentence.token(i), self.sentence.ids[i]));
-        Rest { sentence, read: self.read - dropped }
+        Rest { sentence: kept.map(|i| self.sentence.token(i)).collect(), read: self.read - dropped }
     }
 }
 
@@ -141,7 +230,7 @@ impl From<Packer> for Stored {
 impl From<Stored> for Packer {
     fn from(stored: Stored) -> Self {
         let Stored { direction, boundaries, positions, rows, taken } = stored;
-        let row = |Rest { sentence, read }| Unfinished { sentence: Arc::new(sentence), read };
+        let row = |Rest { sentence, read }| Unfinished { sentence, read };
         let rows = rows.into_iter().map(|rest| rest.map(row)).collect();
         Self { direction, boundaries, positions, rows, taken }
     }
@@ -183,23 +272,29 @@ impl Packer {
     /// Those of the source. Then the packer must not be used any more, as part of a window was read.
     pub fn next_window<E>(
         &mut self,
+        places: &mut Places,
         mut source: impl FnMut() -> Result<Option<Sentence>, E>,
     ) -> Result<Option<Stream>, E> {
-        let mut stream = Stream::default();
-        let mut words = HashMap::new();
+        let cells = self.rows.len() * self.positions;
+        let mut stream = Stream {
+            words: Vec::with_capacity(cells / 2),
+            inputs: Vec::with_capacity(cells),
+            targets: Vec::with_capacity(cells),
+        };
+        places.begin();
         for row in &mut self.rows {
             let mut left = self.positions;
             while left > 0 {
                 if row.as_ref().is_none_or(Unfinished::is_finished) {
                     let Some(sentence) = source()? else { return Ok(None) };
                     self.taken += 1;
-                    *row = Some(Unfinished { sentence: Arc::new(sentence), read: 0 });
+                    *row = Some(Unfinished { sentence, read: 0 });
                 }
                 let Some(current) = row else { break };
                 while left > 0 && !current.is_finished() {
-                    let (input, _) = current.symbol(current.read, self.direction, self.boundaries);
+                    let (input, id) = current.symbol(current.read, self.direction, self.boundaries);
                     let (_, target) = current.symbol(current.read + 1, self.direction, self.boundaries);
-                    stream.inputs.push(place(input, &mut words, &mut stream.words));
+                    stream.inputs.push(places.of(input, id, &mut stream.words));
                     stream.targets.push(target);
                     current.read += 1;
                     left -= 1;
@@ -210,15 +305,56 @@ impl Packer {
     }
 }
 
-/// Index of a word among the distinct ones of a window.
-fn place(word: &str, places: &mut HashMap<Arc<str>, u32>, words: &mut Vec<Arc<str>>) -> u32 {
-    if let Some(&place) = places.get(word) {
-        return place;
+/// Where words stand among the distinct ones of a window, from window to window: a packer that uses it again neither hashes nor
+/// copies the words of the vocabulary.
+#[derive(Debug, Default)]
+pub struct Places {
+    /// Number of the window.
+    window: u64,
+    /// By id.
+    first: Vec<Option<First>>,
+    /// The others of this window that have the id of a word in `first`: all words outside the vocabulary have the same.
+    others: HashMap<Arc<str>, u32>,
+}
+
+/// The first word with an id.
+#[derive(Debug)]
+struct First {
+    word: Arc<str>,
+    /// The last window that has it, and its place there.
+    window: u64,
+    place: u32,
+}
+
+impl Places {
+    /// Begins a window.
+    fn begin(&mut self) {
+        self.window += 1;
+        self.others.clear();
     }
-    let (word, place) = (Arc::<str>::from(word), words.len() as u32);
-    words.push(Arc::clone(&word));
-    places.insert(word, place);
-    place
+
+    /// The index of a word among the distinct ones of the window, to which it is added if it is new.
+    fn of(&mut self, word: &str, id: u32, words: &mut Vec<Arc<str>>) -> u32 {
+        let (id, next) = (id as usize, words.len() as u32);
+        if id >= self.first.len() {
+            self.first.resize_with(id + 1, || None);
+        }
+        let first = self.first[id].get_or_insert_with(|| First { word: word.into(), window: 0, place: 0 });
+        if *first.word == *word {
+            if first.window != self.window {
+                (first.window, first.place) = (self.window, next);
+                words.push(Arc::clone(&first.word));
+            }
+            return first.place;
+        }
+        if let Some(&place) = self.others.get(word) {
+            return place;
+        }
+        let word = Arc::<str>::from(word);
+        words.push(Arc::clone(&word));
+        self.others.insert(word, next);
+        next
+    }
 }
 
 #[cfg(test)]
@@ -231,16 +367,16 @@ mod tests {
 
     /// Tokens are letters; their ids are 10 for `a`, 11 for `b` and so on.
     fn sentence(letters: &str) -> Sentence {
-        let mut sentence = Sentence::default();
-        letters.chars().for_each(|c| sentence.push(&c.to_string(), u32::from(c) - u32::from('a') + 10));
-        sentence
+        let tokens = letters.char_indices();
+        tokens.map(|(i, c)| (&letters[i..i + 1], u32::from(c) - u32::from('a') + 10)).collect()
     }
 
     fn windows(packer: &mut Packer, sentences: &[&str]) -> Vec<(String, Vec<u32>)> {
         let mut source = sentences.iter();
         let mut next = || Ok::<_, Infallible>(source.next().map(|letters| sentence(letters)));
         let mut all = Vec::new();
-        while let Ok(Some(stream)) = packer.next_window(&mut next) {
+        let mut places = Places::default();
+        while let Ok(Some(stream)) = packer.next_window(&mut places, &mut next) {
             let inputs: Vec<&str> = stream.inputs.iter().map(|&input| &*stream.words[input as usize]).collect();
             let rows: Vec<String> = inputs.chunks(packer.positions).map(|row| row.join(" ")).collect();
             all.push((rows.join(" | "), stream.targets));
@@ -286,7 +422,8 @@ mod tests {
             let mut first = Packer::new(Direction::Forward, BOUNDARIES, 3, 2);
             let mut source = all.iter();
             let mut next = || Ok::<_, Infallible>(source.next().map(|letters| sentence(letters)));
-            (0..stop).for_each(|_| drop(first.next_window(&mut next)));
+            let mut places = Places::default();
+            (0..stop).for_each(|_| drop(first.next_window(&mut places, &mut next)));
             let mut second: Packer = serde_json::from_str(&serde_json::to_string(&first).unwrap()).unwrap();
             assert_eq!(windows(&mut second, &all[first.taken() as usize..]), whole[stop..]);
         }
@@ -299,7 +436,8 @@ mod tests {
         for (direction, left) in [(Direction::Forward, "xyz"), (Direction::Backward, "abc")] {
             let mut packer = Packer::new(direction, BOUNDARIES, 1, 1);
             let mut next = || Ok::<_, Infallible>(Some(sentence("abcdefghijklmnopqrstuvwxyz")));
-            (0..24).for_each(|_| drop(packer.next_window(&mut next)));
+            let mut places = Places::default();
+            (0..24).for_each(|_| drop(packer.next_window(&mut places, &mut next)));
             let stored = serde_json::to_value(&packer).unwrap();
             assert_eq!(stored["rows"][0]["sentence"]["text"], left, "{stored}");
             // Stored again, it is the same, and a copy has no text of its own.
@@ -307,13 +445,51 @@ mod tests {
             assert_eq!(serde_json::to_value(&restored).unwrap(), stored);
             assert_eq!(restored.pending(), packer.pending());
             let (one, other) = (packer.rows[0].clone().unwrap(), packer.clone().rows[0].clone().unwrap());
-            assert!(Arc::ptr_eq(&one.sentence, &other.sentence));
+            assert!(Arc::ptr_eq(&one.sentence.list, &other.sentence.list));
         }
+    }
+
+    /// By hand: words outside the vocabulary have id 2, and each of them is a word of its own, whichever came first.
+    #[test]
+    fn words_with_one_id_are_different_words() {
+        let id = |token: &'static str| (token, if token == "a" { 3 } else { 2 });
+        let source = [["x", "y", "a"], ["y", "a", "x"], ["z", "z", "a"]]
+            .map(|tokens| tokens.into_iter().map(id).collect::<Sentence>());
+        let mut source = source.into_iter();
+        let (mut packer, mut places) = (Packer::new(Direction::Forward, BOUNDARIES, 1, 4), Places::default());
+        let mut next = || {
+            let stream = packer.next_window(&mut places, || Ok::<_, Infallible>(source.next())).unwrap().unwrap();
+            (stream.words.iter().map(|word| word.to_string()).collect::<Vec<_>>(), stream.inputs)
+        };
+        assert_eq!(next(), (["<S>", "x", "y", "a"].map(str::to_owned).to_vec(), vec![0, 1, 2, 3]));
+        assert_eq!(next(), (["<S>", "y", "a", "x"].map(str::to_owned).to_vec(), vec![0, 1, 2, 3]));
+        assert_eq!(next(), (["<S>", "z", "a"].map(str::to_owned).to_vec(), vec![0, 1, 1, 2]));
+    }
+
+    /// By hand. A sentence of a list is stored as if it were alone.
+    #[test]
+    fn sentences_of_a_list() {
+        let mut list = SentenceList::default();
+        for letters in ["abc", "", "de"] {
+            sentence(letters).tokens().for_each(|token| list.push(token, 7));
+            list.end();
+        }
+        let list = Arc::new(list);
+        let tokens = |number| list.sentence(number).map(|found| found.tokens().map(str::to_owned).collect::<Vec<_>>());
+        assert_eq!(
+            (list.len(), tokens(0).unwrap().concat(), tokens(1), tokens(3)),
+            (3, "abc".into(), Some(vec![]), None)
+        );
+        let last = list.sentence(2).unwrap();
+        assert_eq!(last, [("d", 7), ("e", 7)].into_iter().collect());
+        let stored = r#"{"text":"de","ends":[1,2],"ids":[7,7]}"#;
+        assert_eq!(serde_json::to_string(&last).unwrap(), stored);
+        assert_eq!(serde_json::from_str::<Sentence>(stored).unwrap(), last);
     }
 
     #[test]
     fn an_error_of_the_source_is_returned() {
         let mut packer = Packer::new(Direction::Forward, BOUNDARIES, 1, 1);
-        assert_eq!(packer.next_window(|| Err("broken")), Err("broken"));
+        assert_eq!(packer.next_window(&mut Places::default(), || Err("broken")), Err("broken"));
     }
 }

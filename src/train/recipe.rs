@@ -130,7 +130,7 @@ impl Recipe {
             return wrong(format!("more than {MOST_REPLICAS} replicas"));
         }
         if self.lanes == 0 || self.lanes > self.rows {
-            return wrong(format!("{} lanes for {} rows; there must be 1 to {0}", self.lanes, self.rows));
+            return wrong(format!("{} lanes for {} rows; there must be 1 to {1}", self.lanes, self.rows));
         }
         if !(0.0..1.0).contains(&self.dropout) {
             return wrong(format!("dropout is {}, not a probability below 1", self.dropout));

@@ -33,7 +33,9 @@ impl Window {
     pub fn of_streams(forward: Stream, backward: Stream, rows: usize) -> Self {
         let mut window =
             Self { rows, positions: forward.inputs.len().checked_div(rows).unwrap_or(0), ..Self::default() };
-        let mut places = HashMap::new();
+        let most = forward.words.len() + backward.words.len();
+        let mut places = HashMap::with_capacity(most);
+        window.words.reserve(most);
         for (direction, stream) in [forward, backward].into_iter().enumerate() {
             let place = |word: Arc<str>| {
                 *places.entry(word).or_insert_with_key(|word| {

@@ -605,6 +605,44 @@ fn a_run_goes_back_to_its_beginning_and_further_the_second_time() {
     assert!(twice.contains("step 8: ") && twice.contains("step-0000000000 and passing"), "{twice}");
 }
 
+/// A run that goes back still computes as its command says, and resumes without a remark.
+#[test]
+fn a_run_that_goes_back_has_the_settings_of_now() {
+    let place = prepared();
+    place.train("--rows 4 --steps 7 -q --output run", 0);
+    let words = "--rows 2 --accumulate 2 --steps 20 --on-spike rollback --output run";
+    let back = place.run_with(&run(words), &[("FAILPOINTS", "train.spike=1*off->1*return")]);
+    assert!(back.code == Some(0) && back.err.contains("going back to"), "{back:?}");
+    let again = place.train(&words.replace("20", "25"), 0);
+    assert!(!again.err.contains("sums in another order"), "{again:?}");
+}
+
+#[test]
+fn options_that_change_nothing_and_windows_that_do_not_fit_are_refused() {
+    let place = prepared();
+    for (words, text) in [
+        ("--warm-up 9", "--warm-up changes nothing without --schedule cosine or inverse-sqrt"),
+        ("--final-ratio 0.5", "--final-ratio changes nothing without --schedule cosine"),
+        ("--schedule inverse-sqrt --final-ratio 0.5", "--final-ratio changes nothing"),
+        ("--weight-decay 0.1", "--weight-decay changes nothing without --optimizer adamw"),
+        ("--rows 4611686018427387904 --accumulate 8", "has more than 2147483647 tokens"),
+        ("--rows 100000000 --accumulate 99999999999", "has more than 2147483647 tokens"),
+        ("--epochs 1e300", "steps, and at most 4 294 967 295 can be made"),
+        ("--processes 1000000", "it must be at most 1024"),
+        ("--rows 4 --lanes 99", "99 lanes for 4 rows; there must be 1 to 4"),
+    ] {
+        let refused = place.run(&run(&format!("{words} --output no")));
+        let said = refused.err.replace([',', '\u{202f}', '\u{a0}'], " ");
+        assert!(refused.code == Some(2) && said.contains(&text.replace(',', " ")), "{words}: {refused:?}");
+    }
+    // Processes that do not fit are not started. By hand: 1000 of them take 332 GiB for the program alone.
+    let refused =
+        place.run_with(&run("--processes 1000 --output no"), &[("FAILPOINTS", "train.free_memory=return(1000000000)")]);
+    assert!(refused.code == Some(2) && refused.err.contains("1000 processes take at least"), "{refused:?}");
+    let short = place.train("--schedule cosine --warm-up 100 --steps 3 --output short", 0);
+    assert!(short.err.contains("rises for 100 steps, and the run has 3"), "{short:?}");
+}
+
 /// Folders of languages have files of one name; a moved, compressed corpus is the same; one with other rows is not, because
 /// a run resumes from a row.
 #[test]

@@ -7,8 +7,8 @@ use elmo::{
     model::Precision,
     options::ModelOptions,
     train::{
-        Boundaries, Classes, Direction, Evaluated, Evaluation, LogUniform, Packer, Recipe, Resources, Saved, Sentence,
-        Stream, Trainer, Values, Window,
+        Boundaries, Classes, Direction, Evaluated, Evaluation, LogUniform, Packer, Places, Recipe, Resources, Saved,
+        Sentence, Stream, Trainer, Values, Window,
     },
 };
 use serde_json::Value;
@@ -142,19 +142,17 @@ fn windows_of_the_packing_fixture() {
         (fixture["rows"].as_u64().unwrap() as usize, fixture["positions"].as_u64().unwrap() as usize);
     for (name, direction) in [("forward", Direction::Forward), ("backward", Direction::Backward)] {
         let mut packer = Packer::new(direction, Boundaries { begin: 0, end: 1 }, rows, positions);
-        let mut source = sentences.iter().map(|words| {
-            let mut sentence = Sentence::default();
-            words.iter().for_each(|word| sentence.push(word, id(word)));
-            sentence
-        });
+        let mut source =
+            sentences.iter().map(|words| words.iter().map(|word| (word.as_str(), id(word))).collect::<Sentence>());
         let windows = fixture["windows"].as_array().unwrap();
         for expected in windows {
-            let stream = packer.next_window(|| Ok::<_, Infallible>(source.next())).unwrap().unwrap();
+            let stream =
+                packer.next_window(&mut Places::default(), || Ok::<_, Infallible>(source.next())).unwrap().unwrap();
             let expected = &expected[name];
             let (inputs, targets) = spelled(&stream, &spelling, positions);
             assert_eq!((inputs, targets), (matrix(&expected["inputs"]), matrix(&expected["targets"])), "{name}");
         }
-        assert!(packer.next_window(|| Ok::<_, Infallible>(source.next())).unwrap().is_none());
+        assert!(packer.next_window(&mut Places::default(), || Ok::<_, Infallible>(source.next())).unwrap().is_none());
         let predictions: usize = sentences.iter().map(|words| words.len() + 1).sum();
         let dropped = predictions - windows.len() * rows * positions;
         assert_eq!(dropped as u64, fixture["dropped"].as_u64().unwrap());
@@ -171,7 +169,8 @@ fn the_windows_of_the_cases_are_those_of_their_text() {
         let mut packer = Packer::new(direction, boundaries, cases::ROWS, cases::POSITIONS);
         let sentences = matrix(&text[name]);
         let mut source = sentences.iter().map(|words| sentence(words, &vocabulary));
-        let mut next = || packer.next_window(|| Ok::<_, Infallible>(source.next())).unwrap().unwrap();
+        let mut next =
+            || packer.next_window(&mut Places::default(), || Ok::<_, Infallible>(source.next())).unwrap().unwrap();
         streams.push((0..STEPS).map(|_| next()).collect::<Vec<_>>());
     }
     let text_of = |window: &Window| {
@@ -186,12 +185,8 @@ fn the_windows_of_the_cases_are_those_of_their_text() {
 }
 
 fn sentence(words: &[String], vocabulary: &[String]) -> Sentence {
-    let mut sentence = Sentence::default();
-    for word in words {
-        let id = vocabulary.iter().position(|known| known == word).unwrap_or(2); // <UNK>
-        sentence.push(word, id as u32);
-    }
-    sentence
+    let id = |word: &String| vocabulary.iter().position(|known| known == word).unwrap_or(2); // <UNK>
+    words.iter().map(|word| (word.as_str(), id(word) as u32)).collect()
 }
 
 #[test]
@@ -254,7 +249,10 @@ fn perplexity_of_the_evaluation_fixture() {
         for expected in carried["losses"].as_array().unwrap() {
             let mut next = |direction: usize| {
                 let source = &mut sources[direction];
-                packers[direction].next_window(|| Ok::<_, Infallible>(source.next().cloned())).unwrap().unwrap()
+                packers[direction]
+                    .next_window(&mut Places::default(), || Ok::<_, Infallible>(source.next().cloned()))
+                    .unwrap()
+                    .unwrap()
             };
             let sums = evaluation.window(&Window::of_streams(next(0), next(1), rows)).unwrap();
             for (direction, sum) in sums.log_probability.iter().enumerate() {

@@ -27,12 +27,12 @@ use super::{
 use crate::{
     diagnose::sizes::Size,
     error::{Error, Exit, Fault, Result},
-    models::ModelSpec,
+    models::{ModelSpec, Place},
     redact::redact,
     stores::{Location, Stores},
     train::{
         ModelSource, OnSpike, OptionsFile, Order, TextSettings, TrainFault, TrainJob, TrainReport, Until, UploadReport,
-        estimate, train,
+        check_processes, estimate, train,
     },
 };
 
@@ -195,7 +195,7 @@ pub(super) struct TrainArgs {
     gpus: Option<String>,
 
     /// Processes on the CPU of this machine
-    #[arg(long, value_name = "N", value_parser = positive, hide_short_help = true, help_heading = "Speed and devices")]
+    #[arg(long, value_name = "N", value_parser = threads, hide_short_help = true, help_heading = "Speed and devices")]
     processes: Option<usize>,
 
     /// Parts of --rows rows that a process computes one after the other for each step
@@ -277,17 +277,17 @@ struct StepArgs {
     #[arg(long, value_name = "N", default_value = "0")]
     warm_up: u64,
 
-    /// Last learning rate of cosine, as a share of the first
-    #[arg(long, value_name = "X", default_value = "0.1", value_parser = fraction, hide_short_help = true)]
-    final_ratio: f64,
+    /// Last learning rate of cosine, as a share of the first [default: 0.1]
+    #[arg(long, value_name = "X", value_parser = fraction, hide_short_help = true)]
+    final_ratio: Option<f64>,
 
     /// Limit of the norm of all gradients, or off [default: 10, or 1 with adamw]
     #[arg(long, value_name = "X|off")]
     clip_norm: Option<Clip>,
 
-    /// Weight decay of adamw
-    #[arg(long, value_name = "X", default_value = "0.01", value_parser = fraction, hide_short_help = true)]
-    weight_decay: f64,
+    /// Weight decay of adamw [default: 0.01]
+    #[arg(long, value_name = "X", value_parser = fraction, hide_short_help = true)]
+    weight_decay: Option<f64>,
 
     /// Factor of the loss before gradients are taken [default: --unroll, or 1 with adamw]
     #[arg(long, value_name = "X", value_parser = above_zero, hide_short_help = true)]
@@ -320,6 +320,9 @@ fn above_zero(text: &str) -> Result<f64, String> {
 
 /// The published passes over the corpus; of a text on which a trained model goes on.
 const EPOCHS: (f64, f64) = (10.0, 1.0);
+/// Defaults of adamw and of cosine.
+const WEIGHT_DECAY: f64 = 0.01;
+const FINAL_RATIO: f64 = 0.1;
 /// Rows of a lane, below which products of a CPU are slow.
 const ROWS_OF_A_LANE: usize = 32;
 /// Rows of a lane of a GPU: with fewer than some 250, its time goes to the start of operations and to reading weights.
@@ -368,6 +371,24 @@ impl StepArgs {
         all
     }
 
+    /// Refuses options that would not change anything.
+    fn check_unused(&self) -> Result<()> {
+        let refused = |option: &str, needs: &str| {
+            Err(Error::usage(
+                format!("{option} changes nothing without {needs}"),
+                format!("give {needs}, or leave {option} out"),
+            ))
+        };
+        match self.schedule.as_str() {
+            "constant" if self.warm_up > 0 => refused("--warm-up", "--schedule cosine or inverse-sqrt"),
+            "constant" | "inverse-sqrt" if self.final_ratio.is_some() => refused("--final-ratio", "--schedule cosine"),
+            _ if self.weight_decay.is_some() && self.optimizer != "adamw" => {
+                refused("--weight-decay", "--optimizer adamw")
+            }
+            _ => Ok(()),
+        }
+    }
+
     /// Refuses what contradicts the preset.
     fn check_preset(&self, recipe: &Recipe, accumulate: usize, file: Option<&OptionsFile>) -> Result<()> {
         let Some(preset) = &self.preset else { return Ok(()) };
@@ -393,7 +414,7 @@ impl StepArgs {
         }
         let is_adagrad = self.optimizer == "adagrad";
         if !is_adagrad {
-            let Self { weight_decay, .. } = *self;
+            let weight_decay = self.weight_decay.unwrap_or(WEIGHT_DECAY);
             recipe.optimizer = Optimizer::AdamW { beta1: 0.9, beta2: 0.999, epsilon: 1e-8, weight_decay };
             (recipe.learning_rate, recipe.clip_norm) = (0.001, Some(1.0));
         }
@@ -411,7 +432,7 @@ impl StepArgs {
             Some(samples) => Classes::Sampled(samples),
             None => recipe.classes,
         };
-        let (warm_up, final_ratio) = (self.warm_up, self.final_ratio);
+        let (warm_up, final_ratio) = (self.warm_up, self.final_ratio.unwrap_or(FINAL_RATIO));
         recipe.schedule = match self.schedule.as_str() {
             "cosine" => Schedule::Cosine { warm_up, total: 0, final_ratio },
             "inverse-sqrt" => Schedule::InverseSquareRoot { warm_up },
@@ -461,6 +482,9 @@ pub(super) fn start(args: &TrainArgs, recorded: Option<&EmbedSpec>) -> Result<Ex
         return if args.json { print_json(&estimate) } else { print(&estimate.to_string()) }.map(|()| Exit::Done);
     }
     if let Some(places) = several {
+        if let Places::Cpu(processes) = places {
+            check_processes(processes)?;
+        }
         return processes::run(&places);
     }
     keep_freed_memory();
@@ -621,8 +645,9 @@ impl TrainArgs {
         }
         let mut recipe = self.step.recipe(file, self.lanes);
         self.step.check_preset(&recipe, self.accumulate, file)?;
+        self.step.check_unused()?;
         let part_rows = recipe.rows;
-        recipe.rows *= self.accumulate * processes;
+        recipe.rows = rows_of_window(&recipe, self.accumulate, processes)?;
         let output = self.output.as_ref().ok_or_else(|| missing("no --output"))?;
         let output = match stores.locate(output)?.local_path() {
             Some(_) if !output.contains("://") => PathBuf::from(output),
@@ -660,6 +685,8 @@ impl TrainArgs {
             None if recorded.is_some() => None,
             None => return Err(missing("no --vocab")),
         };
+        let model = self.model(file).ok_or_else(|| missing("none of --size, --options and --init"))??;
+        check_output(&output, &model)?;
         let neighbours = meeting.map_or(processes, |meeting| meeting.local_size.unwrap_or(1)).max(1);
         let every = |steps: Option<usize>| steps.map(|steps| steps as u64);
         Ok(TrainJob {
@@ -675,7 +702,7 @@ impl TrainArgs {
             },
             order: self.order,
             vocab,
-            model: self.model(file).ok_or_else(|| missing("none of --size, --options and --init"))??,
+            model,
             words: file.and_then(OptionsFile::words),
             recipe,
             part_rows,
@@ -745,6 +772,43 @@ impl TrainArgs {
         };
         let devices = resolve_devices(choices).map_err(elmo::Error::from)?;
         device_of(&devices, meeting)
+    }
+}
+
+/// Rows of the window of all processes.
+fn rows_of_window(recipe: &Recipe, accumulate: usize, processes: usize) -> Result<usize> {
+    let rows = recipe.rows.checked_mul(accumulate).and_then(|rows| rows.checked_mul(processes));
+    let fits = |rows: &usize| rows.checked_mul(recipe.positions).is_some_and(|tokens| tokens <= i32::MAX as usize);
+    rows.filter(fits).ok_or_else(|| {
+        let message = format!(
+            "a window of {} rows, times {accumulate} parts, times {processes} processes, of {} tokens has more than {} tokens",
+            recipe.rows,
+            recipe.positions,
+            i32::MAX
+        );
+        Error::usage(message, "give fewer --rows, --accumulate or --unroll")
+    })
+}
+
+/// Refuses to write a run over the model that it begins with.
+fn check_output(output: &Path, model: &ModelSource) -> Result<()> {
+    let read = match model {
+        ModelSource::Random(_) => None,
+        ModelSource::Tensors { path, .. } => path.parent().map(Path::to_path_buf),
+        ModelSource::Model(ModelSpec::Whole(Place::Local(path))) => Some(path.clone()),
+        ModelSource::Model(ModelSpec::Pair { weights: Place::Local(path), .. }) => path.parent().map(Path::to_path_buf),
+        ModelSource::Model(_) => None,
+    };
+    let is_same = read.is_some_and(|read| match (read.canonicalize(), output.canonicalize()) {
+        (Ok(read), Ok(output)) => read == output,
+        _ => false,
+    });
+    match is_same {
+        true => Err(Error::usage(
+            format!("{}: the model with which the run begins is in this folder, and would be lost", output.display()),
+            "give another --output",
+        )),
+        false => Ok(()),
     }
 }
 

@@ -116,6 +116,20 @@ pub enum TrainFault {
         /// The checkpoint.
         checkpoint: PathBuf,
     },
+    /// The processes do not fit into memory, whatever they compute.
+    #[error(
+        "{processes} processes take at least {} for the program alone, but only {} of memory are free",
+        bytes(*needed),
+        bytes(*available)
+    )]
+    Processes {
+        /// Processes of this machine.
+        processes: usize,
+        /// Bytes that they need.
+        needed: u64,
+        /// Bytes that are free.
+        available: u64,
+    },
     /// The run does not fit into memory.
     #[error(
         "weights and the state of the optimiser take {}, and with the gradients and activations of a step, or the copy of a \
@@ -221,7 +235,7 @@ impl Fault for TrainFault {
             Self::DamagedCopy { .. } | Self::NotUploaded { .. } => Exit::Storage,
             Self::Damaged { .. } | Self::Locked { .. } | Self::Begun { .. } | Self::Write { .. } => Exit::Storage,
             Self::Spike { .. } | Self::Step(_) | Self::Elsewhere { .. } | Self::Killed { .. } => Exit::Failed,
-            Self::Unequal { .. } | Self::Memory { .. } => Exit::Usage,
+            Self::Unequal { .. } | Self::Memory { .. } | Self::Processes { .. } => Exit::Usage,
             Self::Interrupted { .. } => Exit::Interrupted,
             Self::Saved { error, .. } => error.exit(),
         }
@@ -259,16 +273,17 @@ impl Fault for TrainFault {
                 "write the vocabulary of this corpus with elmo vocab, or give --samples 0 for the softmax over all words"
             }
             Self::Memory { .. } => LESS_MEMORY,
+            Self::Processes { .. } => "give fewer --processes: more than the machine has cores are not faster",
             Self::Saved { error, .. } => {
                 let first = error.help().map_or_else(String::new, |help| format!("{help}; "));
                 return Some(format!("{first}the same command, without --overwrite, resumes from there"));
             }
             Self::Spike { went_back: true, .. } => {
-                "start over with a lower --learning-rate, a lower --clip-norm, or a --warm-up"
+                "start over with a lower --learning-rate, a lower --clip-norm, or --schedule inverse-sqrt with a --warm-up"
             }
             Self::Spike { is_finite: true, .. } => {
                 "give --on-spike rollback, which returns to a checkpoint and skips the text that caused it, or \
-                 --on-spike ignore if the text explains the jump; or start over with a lower --learning-rate or a --warm-up"
+                 --on-spike ignore if the text explains the jump; or start over with a lower --learning-rate, or --schedule inverse-sqrt with a --warm-up"
             }
             Self::Spike { .. } => {
                 "give --on-spike rollback, which returns to a checkpoint and skips the text that caused it; or start over \

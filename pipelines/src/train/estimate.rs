@@ -91,12 +91,14 @@ pub async fn estimate(job: TrainJob, stores: &Stores) -> Result<Estimate> {
         let _entered = runtime.enter();
         // Room for all processes of this machine.
         prepared.check_memory()?;
-        measure(&prepared.of_one_process(), begun)
+        let processes = prepared.job.processes;
+        measure(&prepared.of_one_process(), processes, begun)
     });
     measured.await.map_err(|e| Error::Failed(format!("the training thread died: {e}")))?
 }
 
-fn measure(prepared: &Prepared, begun: Option<u64>) -> Result<Estimate> {
+/// Measures one of so many processes.
+fn measure(prepared: &Prepared, processes: usize, begun: Option<u64>) -> Result<Estimate> {
     let Prepared { survey, words, recipe, steps, .. } = prepared;
     let device = prepared.job.device;
     let free = free_memory(device);
@@ -145,7 +147,7 @@ fn measure(prepared: &Prepared, begun: Option<u64>) -> Result<Estimate> {
         device: device.to_string(),
         steps: *steps,
         steps_made: begun,
-        epochs: (*steps as f64) * tokens_of_step * prepared.job.processes as f64 / survey.predictions() as f64,
+        epochs: (*steps as f64) * tokens_of_step * processes as f64 / survey.predictions() as f64,
         seconds_per_step,
         tokens_per_second: tokens_of_step / seconds_per_step,
         read_tokens_per_second: reading_speed(prepared)?,

@@ -14,7 +14,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use elmo::train::{Boundaries, Direction, Packer, Window};
+use elmo::train::{Boundaries, Direction, Packer, Places, Window};
 use serde::{Deserialize, Serialize};
 
 use super::corpus::{Corpus, Passes, Sentences, StreamPosition};
@@ -66,7 +66,8 @@ impl Feed {
         let sentences = |direction: u8, from: &StreamState| Sentences::start(corpus, direction, from.position, passes);
         let sources = [sentences(0, &from[0])?, sentences(1, &from[1])?];
         let (send, windows) = sync_channel(WAITING);
-        let packing = Packing { sources, packers: from.map(|state| state.packer), rows, send };
+        let packers = from.map(|state| state.packer);
+        let packing = Packing { sources, packers, places: Default::default(), rows, send };
         let spawned = thread::Builder::new().name("elmo packer".to_owned()).spawn(move || packing.run());
         spawned.map_err(|e| Error::Failed(format!("cannot start a thread that makes windows: {e}")))?;
         Ok(Self { windows, waited: Duration::ZERO })
@@ -88,6 +89,7 @@ impl Feed {
 struct Packing {
     sources: [Sentences; 2],
     packers: [Packer; 2],
+    places: [Places; 2],
     rows: usize,
     send: SyncSender<Result<Option<Fed>>>,
 }
@@ -106,8 +108,9 @@ impl Packing {
 
     fn next(&mut self) -> Result<Option<Fed>> {
         let [forward, backward] = &mut self.sources;
-        let Some(ahead) = self.packers[0].next_window(|| forward.next())? else { return Ok(None) };
-        let Some(back) = self.packers[1].next_window(|| backward.next())? else { return Ok(None) };
+        let [of_forward, of_backward] = &mut self.places;
+        let Some(ahead) = self.packers[0].next_window(of_forward, || forward.next())? else { return Ok(None) };
+        let Some(back) = self.packers[1].next_window(of_backward, || backward.next())? else { return Ok(None) };
         let after = [0, 1].map(|direction| StreamState {
             position: self.sources[direction].position(),
             packer: self.packers[direction].clone(),

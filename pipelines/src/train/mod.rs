@@ -62,6 +62,6 @@ pub use self::{
     job::{ModelSource, OnSpike, TextSettings, TrainJob, Until},
     options_file::OptionsFile,
     run::TrainReport,
-    start::train,
+    start::{check_processes, train},
     upload::UploadReport,
 };

@@ -40,6 +40,8 @@ const LEAST_ROWS: usize = 32;
 /// Bytes of the program, and of each thread, on a CPU.
 const PROGRAM: u64 = 300 << 20;
 const THREAD: u64 = 40 << 20;
+/// Bytes of a process on a CPU before it knows what it computes.
+pub(super) const OF_A_PROCESS: u64 = PROGRAM + THREAD;
 
 /// What a process computes.
 pub(super) struct Load<'r> {

@@ -147,6 +147,8 @@ impl Run {
         let uploads = together(&group, target.map(begin).transpose())?;
         let warm_text = if group.is_first() { warm::sentences(&prepared.corpus) } else { Ok(Vec::new()) };
         let warm_text = together(&group, warm_text)?;
+        // Before threads begin to read the corpus, which would take processor time from the products.
+        let ceiling = if step < prepared.steps { ceiling(&prepared) } else { None };
         let feed = Feed::start(&prepared.corpus, state.streams.clone(), prepared.recipe.rows, Passes::Endless);
         let feed = together(&group, feed)?;
         Ok(Self {
@@ -160,7 +162,7 @@ impl Run {
             stopped,
             saved: last_checkpoint.as_ref().map(|_| step),
             last_checkpoint,
-            ceiling: if step < prepared.steps { ceiling(&prepared) } else { None },
+            ceiling,
             work: (0.0, 0.0),
             started: Instant::now(),
             tokens_before: state.counters.tokens,
@@ -509,10 +511,12 @@ impl Run {
         // The model of the best measurement is in the folder, also if it is younger than the checkpoint.
         let RunState { seconds, best, rollbacks, .. } = self.state;
         let (rollbacks, spiked) = (rollbacks + 1, Some((step, at)));
-        self.state = RunState { streams: after, seconds, best, rollbacks, spiked, ..last.state };
-        if self.group.is_first() {
-            self.journals = Some(Journals::open(&self.prepared.job.output, Some(at))?);
-        }
+        // The run goes on with the settings of now, which may differ from those of the checkpoint in the rounding of sums.
+        let settings = self.prepared.settings().clone();
+        self.state = RunState { settings, streams: after, seconds, best, rollbacks, spiked, ..last.state };
+        let is_first = self.group.is_first();
+        let opened = is_first.then(|| Journals::open(&self.prepared.job.output, Some(at))).transpose();
+        self.journals = together(&self.group, opened)?;
         Ok(())
     }
 

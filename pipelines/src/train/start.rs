@@ -15,7 +15,7 @@ use elmo::{
     lm_head::{LmHeadData, LmHeadError},
     model::DeviceName,
     options::TensorSpec,
-    train::{Classes, LanguageModel, Recipe, Resources, Snapshot, Trainer},
+    train::{Classes, LanguageModel, Recipe, Resources, Schedule, Snapshot, Trainer},
     weights::{Tensor, Weights, safetensors},
 };
 use serde::{Deserialize, Serialize};
@@ -30,7 +30,7 @@ use super::{
     job::{ModelSource, TrainJob, schedule_for},
     journal::{STEPS, VALID},
     model,
-    room::{Load, Room},
+    room::{self, Load, Room},
     run::{Run, TrainReport},
     settings::Settings,
     tensorboard,
@@ -51,6 +51,8 @@ use crate::{
 pub(super) const RUN: &str = "train.json";
 const LOCK: &str = "train.lock";
 const VOCAB: &str = "vocab.txt";
+/// Random numbers are a function of the step in 32 bits.
+const MOST_STEPS: u64 = u32::MAX as u64;
 /// Files of a run beside its checkpoints and the vocabulary, which may be the one that was given. A mix and a warm state
 /// belong to the weights.
 const FILES: [&str; 9] = [
@@ -147,6 +149,12 @@ impl Prepared {
         let survey = corpus.survey(&hashes, known, job.threads).await?;
         let of_step = (job.recipe.rows * job.recipe.positions) as u64;
         let steps = job.until.steps(survey.predictions(), of_step);
+        if steps > MOST_STEPS {
+            return Err(Error::usage(
+                format!("the run has {} steps, and at most {} can be made", count(steps), count(MOST_STEPS)),
+                "give fewer --steps or --epochs, or more --rows",
+            ));
+        }
         let recipe = Recipe { schedule: schedule_for(job.recipe.schedule, steps), ..job.recipe.clone() };
         let valid: &[Shard] = held_out.as_ref().map_or(&[], |text| &text.shards);
         let settings = Settings::new(&job, &recipe, &options.canonical_json(), &init, &words.sha256, valid);
@@ -294,6 +302,7 @@ impl Prepared {
         let rows = self.recipe.rows.div_ceil(self.job.processes);
         self.recipe.replica_rows = self.recipe.replica_rows.filter(|&of_each| rows.is_multiple_of(of_each));
         self.recipe.rows = rows;
+        self.recipe.lanes = self.recipe.lanes.min(rows);
         self.job.processes = 1;
         self
     }
@@ -361,6 +370,18 @@ impl Prepared {
         })
     }
 
+    /// A warning of a learning rate that does not reach its peak.
+    fn long_warm_up(&self) -> Option<String> {
+        let warm_up = match self.recipe.schedule {
+            Schedule::Constant => 0,
+            Schedule::Cosine { warm_up, .. } | Schedule::InverseSquareRoot { warm_up } => warm_up,
+        };
+        (warm_up >= self.steps && warm_up > 0).then(|| {
+            let (rises, steps) = (count(warm_up), count(self.steps));
+            format!("the learning rate rises for {rises} steps, and the run has {steps}: it never reaches its peak")
+        })
+    }
+
     /// Remarks on the texts that do not keep a run from beginning.
     pub(super) fn remarks(&self) -> Vec<String> {
         let (tokens, unknown) = (self.survey.tokens(), self.survey.unknown());
@@ -385,6 +406,7 @@ impl Prepared {
             ));
         }
         remarks.extend(self.few_shards());
+        remarks.extend(self.long_warm_up());
         if let Some(disorder) = self.disorder().filter(|disorder| *disorder > SOME_DISORDER) {
             remarks.push(format!(
                 "the vocabulary is not sorted by the frequency of words in this corpus: their ranks are {disorder:.1} times \
@@ -414,6 +436,19 @@ impl Prepared {
             }
         }
         remarks
+    }
+}
+
+/// Refuses more processes on the CPU of this machine than its memory holds, before they are started. What their shares of a run
+/// need is checked when they have met.
+///
+/// # Errors
+/// [`TrainFault::Processes`].
+pub fn check_processes(processes: usize) -> Result<()> {
+    let needed = room::OF_A_PROCESS.saturating_mul(processes as u64);
+    match crash::free_memory().or_else(|| free_memory(DeviceName::Cpu)) {
+        Some(available) if needed > available => Err(TrainFault::Processes { processes, needed, available }.into()),
+        _ => Ok(()),
     }
 }
 
@@ -594,8 +629,9 @@ pub(super) async fn look(job: TrainJob, stores: &Stores) -> Result<(Prepared, Op
 /// Refuses to replace another vocabulary than that of a run.
 fn check_vocab(prepared: &Prepared) -> Result<()> {
     let output = &prepared.job.output;
-    let text = fs::read_to_string(output.join(VOCAB)).ok().filter(|_| !output.join(RUN).exists());
-    match text.is_some_and(|text| !text.lines().eq(prepared.words.list().iter())) {
+    let text = fs::read(output.join(VOCAB)).ok().filter(|_| !output.join(RUN).exists());
+    let is_same = |text: Vec<u8>| String::from_utf8_lossy(&text).lines().eq(prepared.words.list().iter());
+    match text.is_some_and(|text| !is_same(text)) {
         true => Err(TrainFault::Foreign { output: output.clone(), file: VOCAB.to_owned() }.into()),
         false => Ok(()),
     }

@@ -47,6 +47,18 @@ fn a_model_learns_a_domain() {
     assert!(shown.contains("held-out before") && shown.contains("held-out perplexity"), "{shown}");
 }
 
+/// Also by another path.
+#[test]
+fn a_model_is_not_replaced_by_what_begins_with_it() {
+    let place = trained();
+    let before = place.left("run");
+    for output in ["run", "./run/../run"] {
+        let refused = place.exits(&format!("{FINETUNE} --steps 10 --overwrite --output {output}"), 2);
+        assert!(refused.err.contains("the model with which the run begins is in this folder"), "{refused:?}");
+    }
+    place.same("run", &before, "refused");
+}
+
 /// As with one process that has all rows, up to the order of sums.
 #[test]
 fn several_processes_measure_before_the_first_step() {

@@ -4,7 +4,7 @@
 //! depends on the rows alone, not on how they were cut into batches.
 
 use arrow::array::ArrayRef;
-use elmo::{RowError, columns::for_each_sentence, train::Sentence};
+use elmo::{RowError, columns::for_each_sentence, train::SentenceList};
 
 use super::{Reading, Words};
 
@@ -16,7 +16,7 @@ const BLOCK_BYTES: usize = 64 << 20;
 pub(super) struct Block {
     /// Row of the shard with which it begins.
     pub(super) row: u64,
-    pub(super) sentences: Vec<Sentence>,
+    pub(super) sentences: SentenceList,
     bytes: usize,
 }
 
@@ -58,12 +58,11 @@ impl<'c> Blocks<'c> {
                 full(std::mem::replace(&mut self.open, Block { row: start + row as u64, ..Block::default() }));
             }
             last = Some(row);
-            let mut sentence = Sentence::default();
             for token in tokens {
-                sentence.push(token, self.words.id(token));
+                self.open.sentences.push(token, self.words.id(token));
                 self.open.bytes += token.len();
             }
-            self.open.sentences.push(sentence);
+            self.open.sentences.end();
         })
     }
 

@@ -12,7 +12,7 @@ use std::{
     thread,
 };
 
-use elmo::train::Sentence;
+use elmo::train::{Sentence, SentenceList};
 use serde::{Deserialize, Serialize};
 use tokio::{
     runtime::Handle,
@@ -59,7 +59,7 @@ pub(in crate::train) enum Passes {
 /// A block and the order of its sentences.
 struct Ready {
     at: StreamPosition,
-    sentences: Vec<Sentence>,
+    sentences: Arc<SentenceList>,
     order: Vec<u32>,
     /// Its part of the room, until it is used.
     room: Option<OwnedSemaphorePermit>,
@@ -122,11 +122,11 @@ impl Sentences {
     /// Those of the corpus, for good.
     pub(in crate::train) fn next(&mut self) -> Result<Option<Sentence>> {
         while !self.has_ended {
-            if let Some(ready) = &mut self.current
+            if let Some(ready) = &self.current
                 && let Some(&index) = ready.order.get(self.at.taken)
             {
                 self.at.taken += 1;
-                return Ok(ready.sentences.get_mut(index as usize).map(std::mem::take));
+                return Ok(ready.sentences.sentence(index as usize));
             }
             let died = |_| Error::Failed("the thread that reads the corpus has died".to_owned());
             let Some(mut ready) = self.blocks.recv().map_err(died)?? else {
@@ -296,7 +296,7 @@ impl Reader {
         self.at.block += 1;
         let room = (f64::from(ROOM) * block.fullness(self.corpus.reading.block_sentences)).ceil() as u32;
         let room = Arc::clone(&self.room).acquire_many_owned(room.clamp(1, ROOM)).await.map_err(|_| Gone)?;
-        let ready = Ready { at, sentences: block.sentences, order, room: Some(room) };
+        let ready = Ready { at, sentences: Arc::new(block.sentences), order, room: Some(room) };
         self.send.send(Ok(Some(ready))).map_err(|_| Gone)
     }
 }
@@ -356,9 +356,7 @@ mod tests {
 
     /// The sentence of one word.
     fn sentence(word: &str, id: usize) -> Sentence {
-        let mut sentence = Sentence::default();
-        sentence.push(word, id as u32);
-        sentence
+        [(word, id as u32)].into_iter().collect()
     }
 
     #[tokio::test(flavor = "multi_thread")]
