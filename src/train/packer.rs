@@ -19,10 +19,9 @@ use crate::chars::{BEGIN_SENTENCE_TOKEN, END_SENTENCE_TOKEN};
 pub struct SentenceList {
     /// All tokens, one after the other.
     text: String,
-    /// Byte in `text` at which each token ends.
-    ends: Vec<u32>,
-    /// Id of each token in the vocabulary.
-    ids: Vec<u32>,
+    /// For each token the byte in `text` at which it ends, and its id in the vocabulary. Together, because sentences are read in a
+    /// random order, from memory that is in no cache.
+    tokens: Vec<(u32, u32)>,
     /// Number of the token before which each sentence ends.
     lasts: Vec<u32>,
 }
@@ -31,13 +30,12 @@ impl SentenceList {
     /// Appends a token, and its id in the vocabulary, to the sentence that has not ended.
     pub fn push(&mut self, token: &str, id: u32) {
         self.text.push_str(token);
-        self.ends.push(self.text.len() as u32);
-        self.ids.push(id);
+        self.tokens.push((self.text.len() as u32, id));
     }
 
     /// Ends the sentence.
     pub fn end(&mut self) {
-        self.lasts.push(self.ids.len() as u32);
+        self.lasts.push(self.tokens.len() as u32);
     }
 
     /// Number of sentences that have ended.
@@ -86,8 +84,9 @@ impl Sentence {
     /// A token, and its id in the vocabulary.
     fn token(&self, i: usize) -> (&str, u32) {
         let (list, i) = (&self.list, self.tokens.start as usize + i);
-        let start = if i == 0 { 0 } else { list.ends[i - 1] as usize };
-        (&list.text[start..list.ends[i] as usize], list.ids[i])
+        let start = if i == 0 { 0 } else { list.tokens[i - 1].0 as usize };
+        let (end, id) = list.tokens[i];
+        (&list.text[start..end as usize], id)
     }
 }
 
@@ -97,7 +96,7 @@ impl<'t> FromIterator<(&'t str, u32)> for Sentence {
         let mut list = SentenceList::default();
         tokens.into_iter().for_each(|(token, id)| list.push(token, id));
         list.end();
-        let tokens = 0..list.ids.len() as u32;
+        let tokens = 0..list.tokens.len() as u32;
         Self { list: Arc::new(list), tokens }
     }
 }
@@ -138,9 +137,8 @@ impl From<Sentence> for StoredSentence {
 
 impl From<StoredSentence> for Sentence {
     fn from(StoredSentence { text, ends, ids }: StoredSentence) -> Self {
-        let tokens = 0..ids.len() as u32;
-        let lasts = vec![tokens.end];
-        Self { list: Arc::new(SentenceList { text, ends, ids, lasts }), tokens }
+        let list = SentenceList { text, lasts: vec![ids.len() as u32], tokens: ends.into_iter().zip(ids).collect() };
+        Self { tokens: 0..list.tokens.len() as u32, list: Arc::new(list) }
     }
 }
 

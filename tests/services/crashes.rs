@@ -157,7 +157,8 @@ pub(super) fn in_topic(case: &Case, undisturbed: &Enriched, name: &str, crash: C
     let enriched = case.enriched(&target);
     case.check_enriched(&enriched, undisturbed);
     if crashed && crash.point == "before_commit" {
-        assert!(case.broker.read_uncommitted(&target).len() > enriched.len(), "nothing was aborted");
+        let written = case.broker.read_uncommitted(&target).len();
+        assert!(written > enriched.len(), "nothing was aborted: {crash:?}, {written} of {} messages", enriched.len());
     }
     crashed
 }

@@ -95,7 +95,7 @@ impl<W: Write + Send> Encoder<W> {
         (self.writer.bytes_written() + group) as u64 + self.units.bytes()
     }
 
-    /// Bytes of rows that are encoded, and are in memory until the rows behind them are: they arrived in one batch.
+    /// Bytes of encoded rows that stay allocated, because the open unit holds a slice of their batch.
     pub(crate) fn kept(&self) -> u64 {
         self.units.kept()
     }

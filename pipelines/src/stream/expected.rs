@@ -11,8 +11,8 @@ use crate::stage::Stage;
 /// Tokens of a byte of a message, before any are known: words of one letter with a space. English has one in 5 bytes, but
 /// too many messages in the stage take more memory than there is.
 const FIRST: f64 = 0.5;
-/// The least that is expected: messages without a text may be followed by others.
-const LEAST: f64 = 1.0 / 64.0;
+/// The least that is expected: messages without a text may be followed by others, in English with twice as many.
+const LEAST: f64 = 0.1;
 /// A larger density counts at once, a smaller one as one of so many.
 const SLOWNESS: f64 = 8.0;
 
@@ -132,7 +132,7 @@ mod tests {
         expected.learn(&messages, 2400);
         assert_eq!(expected.vectors(2, 100), 7300);
         (0..100).for_each(|_| expected.learn(&messages, 0));
-        // 100 / 64, rounded up.
-        assert_eq!(expected.vectors(2, 100), 200);
+        // A tenth of 100.
+        assert_eq!(expected.vectors(2, 100), 1000);
     }
 }

@@ -18,6 +18,7 @@ use tokio::{
 
 use super::{
     TopicPartition,
+    chain::ChainError,
     clock::{now, sleep_until, until},
     opening::Opener,
     output::Owned,
@@ -43,6 +44,8 @@ const IDLE_LOOKS: u8 = 30;
 const SETTLED_LOOKS: u8 = 12;
 /// An open file below this part of the memory is not closed for want of memory.
 const SMALL: usize = 32;
+/// Looks after which the brokers are asked whether topics are still the same: half a minute.
+const ASK_LOOKS: u8 = 60;
 /// Between two looks at memory and metrics.
 const TICK: Duration = Duration::from_millis(500);
 
@@ -75,6 +78,8 @@ pub(super) struct Started {
     pub(super) at: i64,
     /// Behind the last message that the broker has.
     pub(super) high: i64,
+    /// The id of the topic, if the output knows it and the brokers say it.
+    pub(super) topic_id: Option<String>,
 }
 
 /// The task of a partition has ended.
@@ -110,6 +115,8 @@ pub(super) struct Job {
     pub(super) budget: Budget,
     pub(super) health: Arc<Health>,
     pub(super) once: bool,
+    /// The partitions of all topics at the start.
+    pub(super) planned: HashSet<TopicPartition>,
     /// In which the stream stops, with everything that belongs to that.
     pub(super) grace: Duration,
 }
@@ -128,8 +135,14 @@ struct State {
     settled: u8,
     /// The newest statistics that were looked at for ends.
     counted: Option<Arc<Statistics>>,
-    /// Partitions that were given away before they were read to their ends.
+    /// Partitions that were not given to this process yet, or were given away before they were read to their ends.
     unread: HashSet<TopicPartition>,
+    /// Ids of the topics whose partitions were begun, where the brokers say them.
+    topics: HashMap<Arc<str>, String>,
+    /// Looks since the brokers were asked for the ids again.
+    unasked: u8,
+    /// Asks whether a topic is still the one that it was.
+    asking: JoinSet<Option<Error>>,
     /// `None` while the stream runs.
     stopping: Option<Deadlines>,
     /// Tasks were cut before everything that they had taken was published.
@@ -146,7 +159,8 @@ impl Job {
     /// # Errors
     /// The first error of a partition or of the consumer that ends the stream; other partitions publish what they have.
     pub(super) async fn run(mut self, stop: impl Future<Output = ()>) -> Result<bool> {
-        let mut state = State::default();
+        // The broker may give out the topics of a name before those of a pattern.
+        let mut state = State { unread: std::mem::take(&mut self.planned), ..State::default() };
         let mut look_at = now();
         let mut stop = std::pin::pin!(stop);
         let leave = loop {
@@ -168,6 +182,7 @@ impl Job {
                     Err(died) => state.fail(Error::Failed(format!("the task of a partition died: {died}"))),
                 },
                 Some(started) = self.started.recv() => self.end_if_read(state.started(&started)),
+                Some(Ok(Some(error))) = state.asking.join_next() => state.fail(error),
                 event = self.events.recv(), if !state.closed => match event {
                     Some(event) => self.handle(&mut state, event),
                     None => {
@@ -382,6 +397,27 @@ impl Job {
         self.share(state);
     }
 
+    /// Asks now and then whether the topics of this process are still those that they were when their partitions were begun:
+    /// the consumer would go on in a topic that was deleted and created again, at the offset that it had in the old one.
+    fn ask_for_topics(&self, state: &mut State) {
+        state.unasked = state.unasked.saturating_add(1);
+        if state.unasked < ASK_LOOKS || state.stopping.is_some() || !state.asking.is_empty() {
+            return;
+        }
+        state.unasked = 0;
+        let of_topics: HashMap<_, _> = state.running.keys().map(|partition| (&partition.topic, partition)).collect();
+        for (topic, partition) in of_topics {
+            let Some(was) = state.topics.get(topic).cloned() else { continue };
+            let (source, partition) = (Arc::clone(&self.source), partition.clone());
+            state.asking.spawn(async move {
+                match source.topic_id(&partition.topic).await {
+                    Ok(Some(now)) if now != was => Some(ChainError::OtherTopic { partition, was, now }.into()),
+                    _ => None,
+                }
+            });
+        }
+    }
+
     /// Publishes open files when memory is short, and updates the metrics.
     fn look(&self, state: &mut State) {
         let statistics = self.source.statistics();
@@ -398,6 +434,7 @@ impl Job {
             }
         }
         state.settled = state.settled.saturating_add(1);
+        self.ask_for_topics(state);
         self.look_for_membership(state);
         if self.once {
             state.find_ends(&statistics, &paused);
@@ -523,6 +560,9 @@ impl State {
 
     fn started(&mut self, started: &Started) -> Option<&mut Running> {
         let running = self.running.get_mut(&started.source).filter(|running| running.epoch == started.epoch)?;
+        if let Some(id) = &started.topic_id {
+            self.topics.insert(Arc::clone(&started.source.topic), id.clone());
+        }
         running.next = running.next.max(started.at);
         running.metrics.set_position(running.next);
         running.metrics.set_high_watermark(started.high);

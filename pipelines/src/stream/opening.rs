@@ -37,6 +37,11 @@ pub(super) enum Open {
 /// Messages and orders of a partition.
 type Incoming = (mpsc::UnboundedReceiver<Inbox>, watch::Receiver<Order>);
 
+/// Said once.
+static NO_ID: std::sync::Once = std::sync::Once::new();
+const WITHOUT_IDS: &str = "the brokers give topics no ids (Kafka before 2.8): a topic that is deleted and created again is taken for \
+                           the old one";
+
 impl Opener {
     /// Whether the group's offsets say where the output ends, and not the output.
     pub(super) fn ends_by_group(&self) -> bool {
@@ -63,13 +68,18 @@ impl Opener {
                 Open::Files(opened) => {
                     let (dataset, files) = opened.as_ref();
                     let hint = hint(assigned);
-                    let id = source.topic_id(&owned.source.topic).await;
-                    let chain = dataset.chain_of_topic::<_, Error>(&owned.source, id, first, hint.as_ref()).await?;
+                    let id = outlast(&owned.source, || source.topic_id(&owned.source.topic)).await;
+                    if id.is_none() {
+                        NO_ID.call_once(|| tracing::warn!("{WITHOUT_IDS}"));
+                    }
+                    let chain = dataset.chain_of_topic::<_, Error>(&owned.source, id.clone(), first, hint.as_ref());
+                    let chain = chain.await?;
                     let on_gap = if chain.is_new() { OnGap::Skip } else { self.on_gap };
                     let (at, gap, high) = self.position(source, &owned.source, chain.end(), on_gap).await?;
                     Ok::<_, Error>((
                         at,
                         high,
+                        id,
                         Opened::Files(Box::new(FileOutput::new(files, owned.clone(), chain, gap))),
                     ))
                 }
@@ -82,18 +92,18 @@ impl Opener {
                     let on_gap = if committed.is_none() { OnGap::Skip } else { self.on_gap };
                     let (at, _, high) = self.position(source, &owned.source, end, on_gap).await?;
                     let output = TopicOutput::new(owned.clone(), at, records.clone(), committer.clone());
-                    Ok((at, high, Opened::Topic(output)))
+                    Ok((at, high, None, Opened::Topic(output)))
                 }
             }
         };
         // A store that does not answer must not keep a partition that was taken away.
-        let (at, high, output) = tokio::select! {
+        let (at, high, topic_id, output) = tokio::select! {
             opened = opened => opened?,
             () = taken_away(&mut orders) => return Ok(Ended::NotBegun),
         };
         tracing::info!(partition = %owned.source, offset = at, "assigned");
         // The loop ends after all tasks.
-        let _ = self.started.send(Started { source: owned.source.clone(), epoch: owned.epoch, at, high });
+        let _ = self.started.send(Started { source: owned.source.clone(), epoch: owned.epoch, at, high, topic_id });
         if start.send(at).is_err() {
             source.seek(&owned.source, owned.epoch, source::Start::At(at));
         }

@@ -36,7 +36,7 @@ use crate::{
 
 /// Batches of one partition in flight: a single busy partition keeps the devices busy.
 const BATCHES: usize = 16;
-/// Vectors of batches are so small that the stage may have those of so many: of all partitions, and of each one.
+/// A batch has at most an eighth of the vectors that may be in flight, and half of those of its partition.
 const OF_ALL: u64 = 8;
 const OF_EACH: u64 = 2;
 /// Bytes of the vectors of a batch, at most. Arrow counts the numbers of a column in 32 bits.
@@ -219,6 +219,10 @@ pub(super) async fn run(
                 output.close(CloseReason::Bytes);
             }
             continue;
+        }
+        // The part of this partition may have become smaller since it wrote the last rows.
+        if outgoing.ready.is_some() && parts.is_full(&output) {
+            output.close(CloseReason::Bytes);
         }
         if let Some(reason) = stop.filter(|_| queue.is_empty() && intake.is_empty() && outgoing.is_empty()) {
             crash::in_drain();

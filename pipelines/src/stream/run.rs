@@ -64,7 +64,7 @@ pub struct Streamed {
 /// # Errors
 /// Those of `load`; [`StreamError`] when the brokers refuse, a setting cannot work, or a message cannot be embedded and on-error is `fail`;
 /// [`ChainError`](super::chain::ChainError) when the output belongs to something else or the store cannot be used;
-/// [`elmo::Error`] when the devices fail; [`Error::Stopped`] for a `stop` before the group is joined.
+/// [`elmo::Error`] when the devices fail.
 pub async fn run(
     job: StreamJob,
     load: impl Future<Output = Result<Arc<dyn Stage>>>,
@@ -82,10 +82,16 @@ pub async fn run(
     }
     let mut stop = pin!(stop);
     let running = tokio::select! {
-        running = begin(&job, load, &totals, health) => running?,
-        () = &mut stop => return Err(Error::Stopped),
+        running = begin(&job, load, &totals, health) => Some(running?),
+        () = &mut stop => None,
     };
-    let complete = running.run(stop).await;
+    let complete = match running {
+        Some(running) => running.run(stop).await,
+        None => {
+            tracing::warn!("stopped before the group was joined: nothing was read");
+            Ok(true)
+        }
+    };
     if let Some(server) = server {
         server.stop().await;
     }
@@ -116,7 +122,8 @@ async fn begin(
         Prepared::Files { dataset, .. } => beginning.of_dataset(dataset).await?,
         Prepared::Topic { .. } => beginning.of_group().await?,
     }
-    join(job, prepared, stage, finisher, totals, health)
+    let planned = plan.partitions().collect();
+    Ok(Job { planned, ..join(job, prepared, stage, finisher, totals, health)? })
 }
 
 /// Joins the group.
@@ -155,6 +162,7 @@ fn join(
         budget,
         health,
         once: job.once,
+        planned: Default::default(),
         grace: job.grace,
     })
 }

@@ -154,8 +154,10 @@ impl Fault for ChainError {
                  topic, so that it keeps messages for longer than the stream may be down"
             }
             Self::OtherTopic { .. } => {
-                "start over beside the old rows with --generation, one more than the current one; if it is the same topic, which was \
-                 moved to another cluster with its offsets, remove topic_id from _elmo/chain/TOPIC/PARTITION/genesis.json"
+                "start over beside the old rows with --generation, one more than the current one; or, if other topics should go on where \
+                 they are and the old rows of this one may go, move its folders away, topic=TOPIC and _elmo/chain/TOPIC (below \
+                 generation=N if there is one): it then begins anew; if it is the same topic, which was moved to another cluster with \
+                 its offsets, remove topic_id from _elmo/chain/TOPIC/PARTITION/genesis.json"
             }
             Self::Recreated { .. } => {
                 "start over beside the old rows with --generation, one more than the current one; if the broker lost its \

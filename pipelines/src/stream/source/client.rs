@@ -64,13 +64,14 @@ impl Client {
         self.ask(format!("first and last offset of {partition}"), ask).await
     }
 
-    /// The id of a topic, which no other topic has, also if it has the same name later; `None` when the brokers do not say.
+    /// The id of a topic, which no other topic has, also if it has the same name later; `None` when the brokers have none:
+    /// those before Kafka 2.8.
     ///
     /// # Errors
     /// [`StreamError::Broker`].
     pub async fn topic_id(&self, topic: &str) -> Result<Option<String>, StreamError> {
         let name = topic.to_owned();
-        self.ask(format!("topic {topic}"), move |consumer| Ok(permissions::id_of_topic(consumer, &name))).await
+        self.ask(format!("topic {topic}"), move |consumer| permissions::id_of_topic(consumer, &name)).await
     }
 
     /// For each of `partitions`, the offset of its first message of `time` or later (milliseconds since 1970), if there

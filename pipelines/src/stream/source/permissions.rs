@@ -18,11 +18,11 @@ use rdkafka::{
         rd_kafka_TopicDescription_topic_id, rd_kafka_Uuid_base64str, rd_kafka_Uuid_least_significant_bits,
         rd_kafka_Uuid_most_significant_bits, rd_kafka_admin_op_t, rd_kafka_error_code, rd_kafka_error_destroy,
         rd_kafka_error_t, rd_kafka_event_DescribeConsumerGroups_result, rd_kafka_event_DescribeTopics_result,
-        rd_kafka_event_destroy, rd_kafka_event_t, rd_kafka_event_type, rd_kafka_queue_destroy, rd_kafka_queue_new,
-        rd_kafka_queue_poll, rd_kafka_queue_t,
+        rd_kafka_event_destroy, rd_kafka_event_error, rd_kafka_event_t, rd_kafka_event_type, rd_kafka_queue_destroy,
+        rd_kafka_queue_new, rd_kafka_queue_poll, rd_kafka_queue_t,
     },
     consumer::{BaseConsumer, Consumer as _, ConsumerContext},
-    error::RDKafkaErrorCode as Code,
+    error::{KafkaError, KafkaResult, RDKafkaErrorCode as Code},
     types::RDKafka,
 };
 
@@ -42,21 +42,31 @@ pub(super) fn of_topic<C: ConsumerContext>(
     topic: &str,
     operation: Operation,
 ) -> Option<bool> {
-    described(consumer, topic, |topic| {
+    let found = described(consumer, topic, |topic| {
         let mut operations = 0;
         // SAFETY: the topic is valid, and what it holds lives as long.
         unsafe {
             let list = rd_kafka_TopicDescription_authorized_operations(topic, &mut operations);
             judged(rd_kafka_TopicDescription_error(topic), (list, operations), operation)
         }
-    })
+    });
+    found.ok().flatten()
 }
 
-/// The id of a topic, which no other topic has, also if it has the same name later; `None` when the brokers do not say.
-pub(super) fn id_of_topic<C: ConsumerContext>(consumer: &BaseConsumer<C>, topic: &str) -> Option<String> {
-    described(consumer, topic, |topic| {
+/// The id of a topic, which no other topic has, also if it has the same name later; `None` when the brokers have none.
+///
+/// # Errors
+/// When there is no answer in time, or none about this topic.
+pub(super) fn id_of_topic<C: ConsumerContext>(consumer: &BaseConsumer<C>, topic: &str) -> KafkaResult<Option<String>> {
+    let mut refused = None;
+    let found = described(consumer, topic, |topic| {
         // SAFETY: the topic is valid, and what it holds lives as long. The text ends with a zero byte.
         unsafe {
+            let error = rd_kafka_TopicDescription_error(topic);
+            if !error.is_null() {
+                refused = Some(Code::from(rd_kafka_error_code(error)));
+                return None;
+            }
             let id = NonNull::new(rd_kafka_TopicDescription_topic_id(topic).cast_mut())?.as_ptr();
             // Brokers without ids say zero.
             if (rd_kafka_Uuid_most_significant_bits(id), rd_kafka_Uuid_least_significant_bits(id)) == (0, 0) {
@@ -65,16 +75,21 @@ pub(super) fn id_of_topic<C: ConsumerContext>(consumer: &BaseConsumer<C>, topic:
             let text = NonNull::new(rd_kafka_Uuid_base64str(id).cast_mut())?;
             Some(CStr::from_ptr(text.as_ptr()).to_string_lossy().into_owned())
         }
-    })
+    })?;
+    refused.map_or(Ok(found), |code| Err(KafkaError::AdminOp(code)))
 }
 
-/// What `look` finds in the description of a topic, which is valid while it looks.
+/// What `look` finds in the description of a topic, which is valid while it looks. `None` from brokers that describe no topics.
+///
+/// # Errors
+/// When there is no answer in time.
 fn described<C: ConsumerContext, T>(
     consumer: &BaseConsumer<C>,
     topic: &str,
     look: impl FnOnce(*const rd_kafka_TopicDescription_t) -> Option<T>,
-) -> Option<T> {
-    let name = CString::new(topic).ok()?;
+) -> KafkaResult<Option<T>> {
+    let late = || KafkaError::AdminOp(Code::OperationTimedOut);
+    let Ok(name) = CString::new(topic) else { return Ok(None) };
     let client = consumer.client().native_ptr();
     let event = ask(client, rd_kafka_admin_op_t::RD_KAFKA_ADMIN_OP_DESCRIBETOPICS, |options, queue| {
         let mut names = [name.as_ptr()];
@@ -84,16 +99,26 @@ fn described<C: ConsumerContext, T>(
             rd_kafka_DescribeTopics(client, topics, options, queue);
             rd_kafka_TopicCollection_destroy(topics);
         }
-    })?;
-    // SAFETY: the event has this type, its result has one topic, and what it holds lives as long as the event.
+    });
+    let event = event.ok_or_else(late)?;
+    // SAFETY: the event has this type, and what it holds lives as long as the event.
     unsafe {
-        if rd_kafka_event_type(event.0.as_ptr()) != RD_KAFKA_EVENT_DESCRIBETOPICS_RESULT {
-            return None;
+        match Code::from(rd_kafka_event_error(event.0.as_ptr())) {
+            Code::NoError => {}
+            Code::UnsupportedFeature | Code::UnsupportedVersion => return Ok(None),
+            code => return Err(KafkaError::AdminOp(code)),
         }
-        let result = NonNull::new(rd_kafka_event_DescribeTopics_result(event.0.as_ptr()).cast_mut())?;
+        if rd_kafka_event_type(event.0.as_ptr()) != RD_KAFKA_EVENT_DESCRIBETOPICS_RESULT {
+            return Err(late());
+        }
+        let result =
+            NonNull::new(rd_kafka_event_DescribeTopics_result(event.0.as_ptr()).cast_mut()).ok_or_else(late)?;
         let mut count = 0;
-        let topics = NonNull::new(rd_kafka_DescribeTopics_result_topics(result.as_ptr(), &mut count))?;
-        look(*topics.as_ptr().cast_const())
+        let topics = NonNull::new(rd_kafka_DescribeTopics_result_topics(result.as_ptr(), &mut count));
+        match topics.filter(|_| count > 0) {
+            Some(topics) => Ok(look(*topics.as_ptr().cast_const())),
+            None => Err(late()),
+        }
     }
 }
 

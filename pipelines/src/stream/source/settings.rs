@@ -19,7 +19,12 @@ use super::{faults, logs::Logs, names, pattern::Pattern, properties, scrub::Scru
 use crate::{redact::is_secret_key, stream::StreamError};
 
 /// Settings that a stream needs as they are, and why nobody else may set them.
-const OURS: [(&str, &str, &str); 5] = [
+const OURS: [(&str, &str, &str); 6] = [
+    (
+        "topic.blacklist",
+        "",
+        "leave topics out by --topic: a pattern matches from the first character of a name, and may list names",
+    ),
     ("enable.auto.commit", "false", COMMITS),
     ("auto.commit.enable", "", COMMITS),
     ("enable.auto.offset.store", "false", COMMITS),

@@ -42,8 +42,11 @@ pub trait Upstream: Send + Sync {
     /// [`StreamError::Broker`], as for the other questions.
     async fn watermarks(&self, partition: &TopicPartition) -> Result<(i64, i64), StreamError>;
 
-    /// The id of a topic; `None` when nobody says.
-    async fn topic_id(&self, topic: &str) -> Option<String>;
+    /// The id of a topic; `None` when the brokers have none.
+    ///
+    /// # Errors
+    /// [`StreamError::Broker`], as for the other questions.
+    async fn topic_id(&self, topic: &str) -> Result<Option<String>, StreamError>;
 
     /// What the group has committed.
     ///
@@ -96,8 +99,8 @@ impl Upstream for Source {
         self.client().watermarks(partition).await
     }
 
-    async fn topic_id(&self, topic: &str) -> Option<String> {
-        self.client().topic_id(topic).await.ok().flatten()
+    async fn topic_id(&self, topic: &str) -> Result<Option<String>, StreamError> {
+        self.client().topic_id(topic).await
     }
 
     async fn committed(&self, partition: &TopicPartition) -> Result<Hint, StreamError> {

@@ -624,6 +624,20 @@ fn an_outage_shows_in_the_metrics_while_it_lasts() {
     );
 }
 
+/// The consumer goes on in a topic that is made again, at the offset that it had.
+#[test]
+fn a_topic_that_is_made_again_ends_the_stream_that_reads_it() {
+    plain().produced(0, 7).outside(|outside| outside.topic_id = Some("old".into())).assigned(&[0]).run(
+        async |world, mut process| {
+            process.poll_for(20 * SECOND).await;
+            world.with(|outside| outside.topic_id = Some("new".into()));
+            let ended = process.end(60 * SECOND).await;
+            assert!(ended.unwrap().unwrap_err().to_string().contains("it was created again"));
+            process
+        },
+    );
+}
+
 /// A topic that was deleted and made again has the same name and other messages, perhaps as many.
 #[test]
 fn a_topic_that_was_made_again_ends_a_stream() {

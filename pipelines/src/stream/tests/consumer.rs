@@ -118,8 +118,8 @@ impl Upstream for Feed {
         .await
     }
 
-    async fn topic_id(&self, _: &str) -> Option<String> {
-        self.world.with(|outside| outside.topic_id.clone())
+    async fn topic_id(&self, _: &str) -> Result<Option<String>, StreamError> {
+        self.ask(|| self.world.with(|outside| outside.topic_id.clone())).await
     }
 
     async fn committed(&self, partition: &TopicPartition) -> Result<Hint, StreamError> {

@@ -176,6 +176,7 @@ impl Process {
             budget: budget.clone(),
             health: Arc::clone(&health),
             once: settings.once,
+            planned: Default::default(),
             grace: GRACE,
         };
         let (stop, stopped) = oneshot::channel::<()>();

@@ -4,7 +4,6 @@ use std::{net::TcpListener, sync::Arc, time::Duration};
 
 use super::world::{Constant, World};
 use crate::{
-    error::Error,
     sink::Codec,
     stage::Stage,
     stores::Stores,
@@ -64,7 +63,7 @@ fn a_stop_before_the_group_is_joined_ends_at_once_whoever_does_not_answer() {
         let ended = runtime.block_on(async { tokio::time::timeout(LIMIT, run(job, load, loaded.notified())).await });
         // The thread that asks the broker goes on for a while.
         runtime.shutdown_background();
-        assert!(matches!(ended, Ok(Err(Error::Stopped))), "{ended:?}");
+        assert!(matches!(ended, Ok(Ok(ref streamed)) if streamed.complete), "{ended:?}");
         assert!(!output.exists());
     }
 }

@@ -4,6 +4,8 @@ use super::{chars::Chars, expression::Expression};
 
 /// The longest name of a topic.
 const LONGEST: u32 = 249;
+/// Parentheses in one another: what parses and matches a pattern recurses.
+const DEEPEST: usize = 50;
 /// How names are written.
 const NAMES: &str = "names have letters, digits, '.', '_' and '-'";
 
@@ -20,7 +22,7 @@ type Parsed<T> = Result<T, Refusal>;
 
 /// Parses a pattern that begins with `^`: the names that it matches, from the first to the last character.
 pub(super) fn parse(pattern: &str) -> Parsed<Expression> {
-    let mut parser = Parser { chars: pattern.chars().collect(), at: 0 };
+    let mut parser = Parser { chars: pattern.chars().collect(), at: 0, depth: 0 };
     let mut alternatives = vec![parser.alternative()?];
     while parser.takes('|') {
         alternatives.push(parser.alternative()?);
@@ -35,6 +37,8 @@ pub(super) fn parse(pattern: &str) -> Parsed<Expression> {
 struct Parser {
     chars: Vec<char>,
     at: usize,
+    /// Parentheses that are open.
+    depth: usize,
 }
 
 impl Parser {
@@ -123,10 +127,15 @@ impl Parser {
         if self.peek() == Some('?') {
             return self.refuse("groups with ? are not in all engines", "write (a|b) without ?");
         }
+        if self.depth == DEEPEST {
+            return self.refuse(format!("{DEEPEST} parentheses are open"), "write it with fewer in one another");
+        }
+        self.depth += 1;
         let mut options = vec![self.option()?];
         while self.takes('|') {
             options.push(self.option()?);
         }
+        self.depth -= 1;
         match self.peek() {
             Some(')') => self.at += 1,
             Some(_) => return self.refuse("$ is in parentheses", "put it behind them: ^(a|b)$"),

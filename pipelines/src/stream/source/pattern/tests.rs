@@ -1,5 +1,5 @@
 //! Which names a pattern matches: worked out by hand, for the crate `regex` and for the regular expressions of the C library,
-//! with which librdkafka matches. `tests/services/patterns.rs` asks a broker.
+//! with which librdkafka matches. `tests/services/starts.rs` asks a broker.
 
 use std::ffi::CString;
 
