@@ -122,14 +122,17 @@ fn a_run_of_two_processes_goes_on() {
         let estimate = place.train(&words, 0).json();
         assert_eq!(estimate["steps_made"].as_u64(), Some(30), "{processes}: {estimate}");
     }
-    // An epoch is one of all processes; more lanes than a process has rows are as many as it has rows.
+    // By hand: two epochs of so many predictions, in whole steps of 20 for each process. More lanes than a process has rows are as
+    // many as it has rows.
     for processes in [1, 2, 4] {
-        let words = words.replace("--lanes 2", "");
-        let words =
-            format!("{words} --processes {processes} --rows 4 --lanes 4 --epochs 2 --dry-run --json --output no");
-        let estimate = place.train(&words, 0).json();
+        let words = words.replace(" --threads 1", "");
+        let layout = format!("--processes {processes} --rows 4 --lanes {}", 2 * processes);
+        let estimate = place.train(&format!("{words} {layout} --epochs 2 --dry-run --json --output no"), 0).json();
+        let of_step = 20.0 * processes as f64;
+        let predictions = estimate["predictions"].as_f64().unwrap();
+        let expected = (2.0 * predictions / of_step).floor() * of_step / predictions;
         let epochs = estimate["epochs"].as_f64().unwrap();
-        assert!((epochs - 2.0).abs() < 0.05, "{processes} processes: {estimate}");
+        assert!((epochs - expected).abs() < 1e-9, "{processes} processes, not {expected}: {estimate}");
     }
     // Four processes of one row, then two, one and three, which share the 4 rows.
     place.train(&format!("{words} --rows 4 --steps 40 --output one"), 0);
