@@ -792,18 +792,15 @@ fn rows_of_window(recipe: &Recipe, accumulate: usize, processes: usize) -> Resul
 
 /// Refuses to write a run over the model that it begins with.
 fn check_output(output: &Path, model: &ModelSource) -> Result<()> {
-    let read = match model {
-        ModelSource::Random(_) => None,
-        ModelSource::Tensors { path, .. } => path.parent().map(Path::to_path_buf),
-        ModelSource::Model(ModelSpec::Whole(Place::Local(path))) => Some(path.clone()),
-        ModelSource::Model(ModelSpec::Pair { weights: Place::Local(path), .. }) => path.parent().map(Path::to_path_buf),
-        ModelSource::Model(_) => None,
+    // A path that does not exist is reported by whatever reads the model.
+    let folder = match model {
+        ModelSource::Model(ModelSpec::Whole(Place::Local(path))) => path.canonicalize().ok(),
+        ModelSource::Model(ModelSpec::Pair { weights: Place::Local(path), .. }) | ModelSource::Tensors { path, .. } => {
+            path.canonicalize().ok().and_then(|path| path.parent().map(Path::to_path_buf))
+        }
+        ModelSource::Model(_) | ModelSource::Random(_) => None,
     };
-    let is_same = read.is_some_and(|read| match (read.canonicalize(), output.canonicalize()) {
-        (Ok(read), Ok(output)) => read == output,
-        _ => false,
-    });
-    match is_same {
+    match folder.is_some() && folder == output.canonicalize().ok() {
         true => Err(Error::usage(
             format!("{}: the model with which the run begins is in this folder, and would be lost", output.display()),
             "give another --output",

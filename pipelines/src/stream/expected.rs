@@ -11,7 +11,8 @@ use crate::stage::Stage;
 /// Tokens of a byte of a message, before any are known: words of one letter with a space. English has one in 5 bytes, but
 /// too many messages in the stage take more memory than there is.
 const FIRST: f64 = 0.5;
-/// The least that is expected: messages without a text may be followed by others, in English with twice as many.
+/// Lower bound of the estimate: the first batches of English text after messages without text exceed their bound by a factor of
+/// two only.
 const LEAST: f64 = 0.1;
 /// A larger density counts at once, a smaller one as one of so many.
 const SLOWNESS: f64 = 8.0;

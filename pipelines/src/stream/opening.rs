@@ -37,9 +37,9 @@ pub(super) enum Open {
 /// Messages and orders of a partition.
 type Incoming = (mpsc::UnboundedReceiver<Inbox>, watch::Receiver<Order>);
 
-/// Said once.
+/// Whether [`WITHOUT_IDS`] was logged.
 static NO_ID: std::sync::Once = std::sync::Once::new();
-const WITHOUT_IDS: &str = "the brokers give topics no ids (Kafka before 2.8): a topic that is deleted and created again is taken for \
+const WITHOUT_IDS: &str = "the brokers give topics no ids (Kafka before 2.8), or not to this user: a topic that is deleted and created again is taken for \
                            the old one";
 
 impl Opener {

@@ -56,6 +56,11 @@ fn a_model_is_not_replaced_by_what_begins_with_it() {
         let refused = place.exits(&format!("{FINETUNE} --steps 10 --overwrite --output {output}"), 2);
         assert!(refused.err.contains("the model with which the run begins is in this folder"), "{refused:?}");
     }
+    // The weights alone, from within the folder.
+    let words = "train --init weights.safetensors --options options.json --vocab vocab.txt --shards ../domain.txt --rows 4 --overwrite \
+                 --device cpu --output .";
+    let refused = place.shell(&format!("cd run && elmo {words}"));
+    assert!(refused.code == Some(2) && refused.err.contains("is in this folder"), "{refused:?}");
     place.same("run", &before, "refused");
 }
 

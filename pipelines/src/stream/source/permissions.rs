@@ -53,7 +53,8 @@ pub(super) fn of_topic<C: ConsumerContext>(
     found.ok().flatten()
 }
 
-/// The id of a topic, which no other topic has, also if it has the same name later; `None` when the brokers have none.
+/// The id of a topic, which no other topic has, also if it has the same name later; `None` when the brokers have none,
+/// or do not tell this user.
 ///
 /// # Errors
 /// When there is no answer in time, or none about this topic.
@@ -76,7 +77,11 @@ pub(super) fn id_of_topic<C: ConsumerContext>(consumer: &BaseConsumer<C>, topic:
             Some(CStr::from_ptr(text.as_ptr()).to_string_lossy().into_owned())
         }
     })?;
-    refused.map_or(Ok(found), |code| Err(KafkaError::AdminOp(code)))
+    match refused {
+        // Asking again would not help.
+        None | Some(Code::TopicAuthorizationFailed) => Ok(found),
+        Some(code) => Err(KafkaError::AdminOp(code)),
+    }
 }
 
 /// What `look` finds in the description of a topic, which is valid while it looks. `None` from brokers that describe no topics.
