@@ -5,6 +5,7 @@
 #include <chrono>
 #include <cstring>
 #include <exception>
+#include <mutex>
 #include <string>
 #include <vector>
 
@@ -40,11 +41,17 @@ bool attempt(char** error, F&& call) noexcept {
   return false;
 }
 
-// Begins a call of Gloo.
+// Begins a call of Gloo. Each call is entered in the flight recorder of the process, which has one list of all groups and adds
+// a new group to it before it takes its lock (`recordWithResetEnabled` in FlightRecorderDetail.hpp): two groups of one process
+// must not begin calls at the same time.
 template <typename F>
 void* begun(char** error, F&& call) noexcept {
+  static std::mutex recording;
   WorkPtr* work = nullptr;
-  attempt(error, [&] { work = new WorkPtr(call()); });
+  attempt(error, [&] {
+    std::lock_guard<std::mutex> one_at_a_time(recording);
+    work = new WorkPtr(call());
+  });
   return work;
 }
 
