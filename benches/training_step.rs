@@ -136,13 +136,16 @@ fn windows(text: &str, words: usize, recipe: &Recipe, n: usize) -> Vec<Window> {
     let boundaries = Boundaries { begin: 0, end: 1 };
     let mut packers = [Direction::Forward, Direction::Backward]
         .map(|direction| Packer::new(direction, boundaries, recipe.rows, recipe.positions));
-    let mut places = [Places::default(), Places::default()];
-    let mut next = |direction: usize| {
-        let source = &mut sources[direction];
-        let sentence = || Ok::<_, Infallible>(source.next().map(|line| encoded(line, &ids)));
-        packers[direction].next_window(&mut places[direction], sentence).ok().flatten().unwrap_or_default()
+    let mut places = Places::default();
+    let mut next = || {
+        let streams = [0, 1].map(|direction| {
+            let source = &mut sources[direction];
+            let sentence = || Ok::<_, Infallible>(source.next().map(|line| encoded(line, &ids)));
+            packers[direction].next_window(&mut places, sentence).ok().flatten().unwrap_or_default()
+        });
+        Window::of_streams(places.finish(), streams, recipe.rows)
     };
-    (0..n).map(|_| Window::of_streams(next(0), next(1), recipe.rows)).collect()
+    (0..n).map(|_| next()).collect()
 }
 
 fn encoded(line: &str, ids: &HashMap<&str, u32>) -> Sentence {

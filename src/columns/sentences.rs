@@ -7,8 +7,43 @@ use crate::{
     error::Result,
     row_error::RowError,
     spec::{SentenceMode, TokenizerKind},
-    text,
+    text::{Cutter, Token},
 };
+
+/// The tokens of a sentence, as the model reads them.
+#[derive(Debug, Clone, Copy)]
+pub struct Words<'s>(Source<'s>);
+
+#[derive(Debug, Clone, Copy)]
+enum Source<'s> {
+    List(&'s [&'s str]),
+    /// The text, and the tokens that were cut from it.
+    Text(&'s str, &'s [Token]),
+}
+
+impl<'s> Words<'s> {
+    /// Number of tokens.
+    pub fn len(self) -> usize {
+        match self.0 {
+            Source::List(words) => words.len(),
+            Source::Text(_, tokens) => tokens.len(),
+        }
+    }
+
+    /// Whether there is no token.
+    pub fn is_empty(self) -> bool {
+        self.len() == 0
+    }
+
+    /// The tokens in order.
+    pub fn iter(self) -> impl Iterator<Item = &'s str> {
+        let (list, text, tokens) = match self.0 {
+            Source::List(words) => (words, "", &[][..]),
+            Source::Text(text, tokens) => (&[][..], text, tokens),
+        };
+        list.iter().copied().chain(tokens.iter().map(move |token| token.read(text)))
+    }
+}
 
 /// Calls `each` with the row and the tokens of every sentence of a column, in order. A list of tokens is one sentence. NULL
 /// and rows without a token have none. Returns the rows that cannot be read, with their reasons.
@@ -19,22 +54,17 @@ pub fn for_each_sentence(
     column: &ArrayRef,
     tokenizer: TokenizerKind,
     mode: SentenceMode,
-    mut each: impl FnMut(usize, &[&str]),
+    mut each: impl FnMut(usize, Words<'_>),
 ) -> Result<Vec<(usize, RowError)>> {
     let rows = Rows::new(column)?;
-    let mut bad = Vec::new();
+    let (mut bad, mut cutter) = (Vec::new(), Cutter::new(tokenizer, mode));
     for index in 0..rows.len() {
         match rows.get(index) {
             Row::Null => {}
             Row::Bad(error) => bad.push((index, error)),
             Row::Tokens(tokens) if tokens.is_empty() => {}
-            Row::Tokens(tokens) => each(index, &tokens),
-            Row::Text(row) => {
-                for sentence in text::sentences(row, tokenizer, mode) {
-                    let words: Vec<&str> = sentence.iter().map(|token| token.read(row)).collect();
-                    each(index, &words);
-                }
-            }
+            Row::Tokens(tokens) => each(index, Words(Source::List(&tokens))),
+            Row::Text(text) => cutter.cut(text, |tokens| each(index, Words(Source::Text(text, tokens)))),
         }
     }
     Ok(bad)
@@ -65,10 +95,10 @@ mod tests {
 
     fn sentences(column: ArrayRef, mode: SentenceMode) -> (Vec<Vec<String>>, Vec<usize>) {
         let (mut found, mut last) = (Vec::new(), 0);
-        let keep = |row: usize, words: &[&str]| {
+        let keep = |row: usize, words: Words<'_>| {
             assert!(row >= last && row < column.len());
             last = row;
-            found.push(words.iter().map(|word| (*word).to_owned()).collect());
+            found.push(words.iter().map(str::to_owned).collect());
         };
         let bad = for_each_sentence(&column, TokenizerKind::Whitespace, mode, keep).unwrap();
         (found, bad.into_iter().map(|(row, _)| row).collect())

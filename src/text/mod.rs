@@ -78,7 +78,36 @@ pub fn tokenize(text: &str, kind: TokenizerKind, mode: SentenceMode) -> Vec<Vec<
 /// As [`tokenize`], one sentence at a time, so that not all tokens are in memory at once.
 pub fn sentences(text: &str, kind: TokenizerKind, mode: SentenceMode) -> impl Iterator<Item = Vec<Token>> + '_ {
     let mut tokenizer = Tokenizer::new(kind);
-    ranges(text, mode).map(move |range| tokenizer.tokenize(text, range)).filter(|tokens| !tokens.is_empty())
+    let cut = move |range: Range<usize>| {
+        let mut tokens = Vec::with_capacity(range.len().min(MAX_WORD_BYTES) / 4);
+        tokenizer.tokenize(text, range, &mut tokens);
+        tokens
+    };
+    ranges(text, mode).map(cut).filter(|tokens| !tokens.is_empty())
+}
+
+/// Cuts one text after the other as [`sentences()`] does, with buffers that it uses again.
+pub(crate) struct Cutter {
+    tokenizer: Tokenizer,
+    mode: SentenceMode,
+    tokens: Vec<Token>,
+}
+
+impl Cutter {
+    pub(crate) fn new(kind: TokenizerKind, mode: SentenceMode) -> Self {
+        Self { tokenizer: Tokenizer::new(kind), mode, tokens: Vec::new() }
+    }
+
+    /// Calls `each` with the tokens of every sentence of a text.
+    pub(crate) fn cut(&mut self, text: &str, mut each: impl FnMut(&[Token])) {
+        for range in ranges(text, self.mode) {
+            self.tokens.clear();
+            self.tokenizer.tokenize(text, range, &mut self.tokens);
+            if !self.tokens.is_empty() {
+                each(&self.tokens);
+            }
+        }
+    }
 }
 
 /// Byte ranges of the sentences, which tile the text.
@@ -106,15 +135,13 @@ impl Tokenizer {
         }
     }
 
-    /// The tokens of the sentence `text[range]`.
-    fn tokenize(&mut self, text: &str, range: Range<usize>) -> Vec<Token> {
-        let mut tokens = Vec::with_capacity(range.len().min(MAX_WORD_BYTES) / 4);
+    /// Appends the tokens of the sentence `text[range]`.
+    fn tokenize(&mut self, text: &str, range: Range<usize>, tokens: &mut Vec<Token>) {
         match self {
-            Self::Moses(moses) => moses.tokenize(text, range, &mut tokens),
-            Self::Words => words::tokenize(text, range, &mut tokens),
-            Self::Whitespace => whitespace::tokenize(text, range, &mut tokens),
+            Self::Moses(moses) => moses.tokenize(text, range, tokens),
+            Self::Words => words::tokenize(text, range, tokens),
+            Self::Whitespace => whitespace::tokenize(text, range, tokens),
         }
-        tokens
     }
 }
 

@@ -8,7 +8,7 @@
 //!
 //! | file | what it has |
 //! |---|---|
-//! | `packer.rs`, `window.rs` | sentences to windows: what a step reads |
+//! | `sentence.rs`, `packer.rs`, `places.rs`, `window.rs` | sentences to windows: what a step reads |
 //! | `recipe.rs` | the settings that determine the numbers of a run |
 //! | `initial.rs` | initial values |
 //! | `trainer.rs`, `lane.rs`, `pool.rs` | the step: threads, gradients, update |
@@ -34,11 +34,13 @@ mod memory;
 mod mix_fit;
 mod optimizer;
 mod packer;
+mod places;
 mod pool;
 mod random;
 mod recipe;
 mod sampler;
 mod schedule;
+mod sentence;
 mod snapshot;
 mod trainer;
 mod window;
@@ -51,11 +53,13 @@ pub use initial::{initial_softmax, initial_weights};
 pub use memory::keep_freed_memory;
 pub use mix_fit::{Labelled, LayerVectors, MixData, MixFit, MixHead, MixLayers, MixRecipe, MixSettings, fit_mix};
 pub use optimizer::Optimizer;
-pub use packer::{Boundaries, Direction, Packer, Places, Sentence, SentenceList};
+pub use packer::{Boundaries, Direction, Packer};
+pub use places::Places;
 pub use random::{Purpose, Random};
 pub use recipe::{Classes, Recipe};
 pub use sampler::{LogUniform, Negatives};
 pub use schedule::Schedule;
+pub use sentence::{Sentence, SentenceList};
 pub use snapshot::{Counters, Saved, Snapshot, Values};
 pub use trainer::{LanguageModel, Resources, StepReport, Trainer};
 pub use window::{Stream, Window};

@@ -6,141 +6,14 @@
 //! The forward direction reads `<S> w1 .. wn` and predicts `w1 .. wn </S>`; the backward one reads `</S> wn .. w1` and
 //! predicts `wn .. w1 <S>`.
 
-use std::{collections::HashMap, fmt, ops::Range, sync::Arc};
-
 use serde::{Deserialize, Serialize};
 
-use super::window::Stream;
+use super::{
+    places::Places,
+    sentence::{Sentence, Symbol},
+    window::Stream,
+};
 use crate::chars::{BEGIN_SENTENCE_TOKEN, END_SENTENCE_TOKEN};
-
-/// Sentences without boundaries, one after the other. They share a few allocations: the threads of a run share one allocator, for
-/// whose lock they would wait.
-#[derive(Debug, Default)]
-pub struct SentenceList {
-    /// All tokens, one after the other.
-    text: String,
-    /// For each token the byte in `text` at which it ends, and its id in the vocabulary. Together, because sentences are read in a
-    /// random order, from memory that is in no cache.
-    tokens: Vec<(u32, u32)>,
-    /// Number of the token before which each sentence ends.
-    lasts: Vec<u32>,
-}
-
-impl SentenceList {
-    /// Appends a token, and its id in the vocabulary, to the sentence that has not ended.
-    pub fn push(&mut self, token: &str, id: u32) {
-        self.text.push_str(token);
-        self.tokens.push((self.text.len() as u32, id));
-    }
-
-    /// Ends the sentence.
-    pub fn end(&mut self) {
-        self.lasts.push(self.tokens.len() as u32);
-    }
-
-    /// Number of sentences that have ended.
-    pub fn len(&self) -> usize {
-        self.lasts.len()
-    }
-
-    /// Whether no sentence has ended.
-    pub fn is_empty(&self) -> bool {
-        self.lasts.is_empty()
-    }
-
-    /// A sentence by its number. `None` if there are fewer.
-    pub fn sentence(self: &Arc<Self>, number: usize) -> Option<Sentence> {
-        let end = *self.lasts.get(number)?;
-        let start = number.checked_sub(1).map_or(0, |before| self.lasts[before]);
-        Some(Sentence { list: Arc::clone(self), tokens: start..end })
-    }
-}
-
-/// The tokens of a sentence without boundaries, in the order of the text. Cheap to clone.
-#[derive(Clone, Serialize, Deserialize)]
-#[serde(into = "StoredSentence", from = "StoredSentence")]
-pub struct Sentence {
-    list: Arc<SentenceList>,
-    /// Numbers of its tokens.
-    tokens: Range<u32>,
-}
-
-impl Sentence {
-    /// Number of tokens.
-    pub fn len(&self) -> usize {
-        self.tokens.len()
-    }
-
-    /// Whether there is no token.
-    pub fn is_empty(&self) -> bool {
-        self.tokens.is_empty()
-    }
-
-    /// The tokens in the order of the text.
-    pub fn tokens(&self) -> impl Iterator<Item = &str> {
-        (0..self.len()).map(|i| self.token(i).0)
-    }
-
-    /// A token, and its id in the vocabulary.
-    fn token(&self, i: usize) -> (&str, u32) {
-        let (list, i) = (&self.list, self.tokens.start as usize + i);
-        let start = if i == 0 { 0 } else { list.tokens[i - 1].0 as usize };
-        let (end, id) = list.tokens[i];
-        (&list.text[start..end as usize], id)
-    }
-}
-
-/// A sentence of these tokens, and their ids in the vocabulary.
-impl<'t> FromIterator<(&'t str, u32)> for Sentence {
-    fn from_iter<I: IntoIterator<Item = (&'t str, u32)>>(tokens: I) -> Self {
-        let mut list = SentenceList::default();
-        tokens.into_iter().for_each(|(token, id)| list.push(token, id));
-        list.end();
-        let tokens = 0..list.tokens.len() as u32;
-        Self { list: Arc::new(list), tokens }
-    }
-}
-
-impl PartialEq for Sentence {
-    fn eq(&self, other: &Self) -> bool {
-        self.len() == other.len() && (0..self.len()).all(|i| self.token(i) == other.token(i))
-    }
-}
-
-impl Eq for Sentence {}
-
-impl fmt::Debug for Sentence {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_list().entries((0..self.len()).map(|i| self.token(i))).finish()
-    }
-}
-
-/// What is stored of a sentence.
-#[derive(Serialize, Deserialize)]
-struct StoredSentence {
-    text: String,
-    ends: Vec<u32>,
-    ids: Vec<u32>,
-}
-
-impl From<Sentence> for StoredSentence {
-    fn from(sentence: Sentence) -> Self {
-        let mut stored = Self { text: String::new(), ends: Vec::new(), ids: Vec::new() };
-        for (token, id) in (0..sentence.len()).map(|i| sentence.token(i)) {
-            stored.text.push_str(token);
-            stored.ends.push(stored.text.len() as u32);
-            stored.ids.push(id);
-        }
-        stored
-    }
-}
-
-impl From<StoredSentence> for Sentence {
-    fn from(StoredSentence { text, ends, ids }: StoredSentence) -> Self {
-        let list = SentenceList { text, lasts: vec![ids.len() as u32], tokens: ends.into_iter().zip(ids).collect() };
-        Self { tokens: 0..list.tokens.len() as u32, list: Arc::new(list) }
-    }
-}
 
 /// Ids of the boundaries in the vocabulary.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
@@ -171,16 +44,16 @@ struct Unfinished {
 
 impl Unfinished {
     /// Symbol `i` of `n + 2`, boundaries included, in reading order.
-    fn symbol(&self, i: usize, direction: Direction, boundaries: Boundaries) -> (&str, u32) {
+    fn symbol(&self, i: usize, direction: Direction, boundaries: Boundaries) -> Symbol<'_> {
         let n = self.sentence.len();
         let in_text = match direction {
             Direction::Forward => i,
             Direction::Backward => n + 1 - i,
         };
         match in_text {
-            0 => (BEGIN_SENTENCE_TOKEN, boundaries.begin),
-            past if past == n + 1 => (END_SENTENCE_TOKEN, boundaries.end),
-            token => self.sentence.token(token - 1),
+            0 => Symbol::Other(BEGIN_SENTENCE_TOKEN, boundaries.begin),
+            past if past == n + 1 => Symbol::Other(END_SENTENCE_TOKEN, boundaries.end),
+            token => self.sentence.symbol(token - 1),
         }
     }
 
@@ -263,8 +136,8 @@ impl Packer {
         self.rows.iter().flatten().map(|row| row.sentence.len() + 1 - row.read).sum()
     }
 
-    /// The next window, or `None` when the source ends before the window is full; what was read for that window is
-    /// dropped, as in bilm-tf.
+    /// The next window, whose inputs are `places`, or `None` when the source ends before the window is full; what was read for
+    /// that window is dropped, as in bilm-tf.
     ///
     /// # Errors
     /// Those of the source. Then the packer must not be used any more, as part of a window was read.
@@ -274,12 +147,7 @@ impl Packer {
         mut source: impl FnMut() -> Result<Option<Sentence>, E>,
     ) -> Result<Option<Stream>, E> {
         let cells = self.rows.len() * self.positions;
-        let mut stream = Stream {
-            words: Vec::with_capacity(cells / 2),
-            inputs: Vec::with_capacity(cells),
-            targets: Vec::with_capacity(cells),
-        };
-        places.begin();
+        let mut stream = Stream { inputs: Vec::with_capacity(cells), targets: Vec::with_capacity(cells) };
         for row in &mut self.rows {
             let mut left = self.positions;
             while left > 0 {
@@ -289,69 +157,20 @@ impl Packer {
                     *row = Some(Unfinished { sentence, read: 0 });
                 }
                 let Some(current) = row else { break };
-                while left > 0 && !current.is_finished() {
-                    let (input, id) = current.symbol(current.read, self.direction, self.boundaries);
-                    let (_, target) = current.symbol(current.read + 1, self.direction, self.boundaries);
-                    stream.inputs.push(places.of(input, id, &mut stream.words));
-                    stream.targets.push(target);
-                    current.read += 1;
-                    left -= 1;
+                let symbol = |i| current.symbol(i, self.direction, self.boundaries);
+                let last = current.sentence.len().min(current.read + left - 1);
+                let mut input = symbol(current.read);
+                for i in current.read..=last {
+                    let next = symbol(i + 1);
+                    stream.inputs.push(places.of(input));
+                    stream.targets.push(next.id());
+                    input = next;
                 }
+                left -= last + 1 - current.read;
+                current.read = last + 1;
             }
         }
         Ok(Some(stream))
-    }
-}
-
-/// Where words stand among the distinct ones of a window, from window to window: a packer that uses it again neither hashes nor
-/// copies the words of the vocabulary.
-#[derive(Debug, Default)]
-pub struct Places {
-    /// Number of the window.
-    window: u64,
-    /// By id.
-    first: Vec<Option<First>>,
-    /// The others of this window that have the id of a word in `first`: all words outside the vocabulary have the same.
-    others: HashMap<Arc<str>, u32>,
-}
-
-/// The first word with an id.
-#[derive(Debug)]
-struct First {
-    word: Arc<str>,
-    /// The last window that has it, and its place there.
-    window: u64,
-    place: u32,
-}
-
-impl Places {
-    /// Begins a window.
-    fn begin(&mut self) {
-        self.window += 1;
-        self.others.clear();
-    }
-
-    /// The index of a word among the distinct ones of the window, to which it is added if it is new.
-    fn of(&mut self, word: &str, id: u32, words: &mut Vec<Arc<str>>) -> u32 {
-        let (id, next) = (id as usize, words.len() as u32);
-        if id >= self.first.len() {
-            self.first.resize_with(id + 1, || None);
-        }
-        let first = self.first[id].get_or_insert_with(|| First { word: word.into(), window: 0, place: 0 });
-        if *first.word == *word {
-            if first.window != self.window {
-                (first.window, first.place) = (self.window, next);
-                words.push(Arc::clone(&first.word));
-            }
-            return first.place;
-        }
-        if let Some(&place) = self.others.get(word) {
-            return place;
-        }
-        let word = Arc::<str>::from(word);
-        words.push(Arc::clone(&word));
-        self.others.insert(word, next);
-        next
     }
 }
 
@@ -375,7 +194,8 @@ mod tests {
         let mut all = Vec::new();
         let mut places = Places::default();
         while let Ok(Some(stream)) = packer.next_window(&mut places, &mut next) {
-            let inputs: Vec<&str> = stream.inputs.iter().map(|&input| &*stream.words[input as usize]).collect();
+            let words = places.finish();
+            let inputs: Vec<&str> = stream.inputs.iter().map(|&input| &*words[input as usize]).collect();
             let rows: Vec<String> = inputs.chunks(packer.positions).map(|row| row.join(" ")).collect();
             all.push((rows.join(" | "), stream.targets));
         }
@@ -443,46 +263,8 @@ mod tests {
             assert_eq!(serde_json::to_value(&restored).unwrap(), stored);
             assert_eq!(restored.pending(), packer.pending());
             let (one, other) = (packer.rows[0].clone().unwrap(), packer.clone().rows[0].clone().unwrap());
-            assert!(Arc::ptr_eq(&one.sentence.list, &other.sentence.list));
+            assert!(one.sentence.shares(&other.sentence));
         }
-    }
-
-    /// By hand: words outside the vocabulary have id 2, and each of them is a word of its own, whichever came first.
-    #[test]
-    fn words_with_one_id_are_different_words() {
-        let id = |token: &'static str| (token, if token == "a" { 3 } else { 2 });
-        let source = [["x", "y", "a"], ["y", "a", "x"], ["z", "z", "a"]]
-            .map(|tokens| tokens.into_iter().map(id).collect::<Sentence>());
-        let mut source = source.into_iter();
-        let (mut packer, mut places) = (Packer::new(Direction::Forward, BOUNDARIES, 1, 4), Places::default());
-        let mut next = || {
-            let stream = packer.next_window(&mut places, || Ok::<_, Infallible>(source.next())).unwrap().unwrap();
-            (stream.words.iter().map(|word| word.to_string()).collect::<Vec<_>>(), stream.inputs)
-        };
-        assert_eq!(next(), (["<S>", "x", "y", "a"].map(str::to_owned).to_vec(), vec![0, 1, 2, 3]));
-        assert_eq!(next(), (["<S>", "y", "a", "x"].map(str::to_owned).to_vec(), vec![0, 1, 2, 3]));
-        assert_eq!(next(), (["<S>", "z", "a"].map(str::to_owned).to_vec(), vec![0, 1, 1, 2]));
-    }
-
-    /// By hand. A sentence of a list is stored as if it were alone.
-    #[test]
-    fn sentences_of_a_list() {
-        let mut list = SentenceList::default();
-        for letters in ["abc", "", "de"] {
-            sentence(letters).tokens().for_each(|token| list.push(token, 7));
-            list.end();
-        }
-        let list = Arc::new(list);
-        let tokens = |number| list.sentence(number).map(|found| found.tokens().map(str::to_owned).collect::<Vec<_>>());
-        assert_eq!(
-            (list.len(), tokens(0).unwrap().concat(), tokens(1), tokens(3)),
-            (3, "abc".into(), Some(vec![]), None)
-        );
-        let last = list.sentence(2).unwrap();
-        assert_eq!(last, [("d", 7), ("e", 7)].into_iter().collect());
-        let stored = r#"{"text":"de","ends":[1,2],"ids":[7,7]}"#;
-        assert_eq!(serde_json::to_string(&last).unwrap(), stored);
-        assert_eq!(serde_json::from_str::<Sentence>(stored).unwrap(), last);
     }
 
     #[test]

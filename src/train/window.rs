@@ -1,13 +1,11 @@
 //! What one step reads: a window of both directions.
 
-use std::{collections::HashMap, ops::Range, sync::Arc};
+use std::{ops::Range, sync::Arc};
 
 /// A window of one direction: `rows` rows of `positions` tokens, and the word that follows each of them.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Stream {
-    /// Distinct tokens.
-    pub words: Vec<Arc<str>>,
-    /// Row by row, in reading order of the direction: indices into `words`.
+    /// Row by row, in reading order of the direction: indices into the distinct words of the window.
     pub inputs: Vec<u32>,
     /// Row by row: the id of the next word in the vocabulary.
     pub targets: Vec<u32>,
@@ -29,36 +27,25 @@ pub struct Window {
 }
 
 impl Window {
-    /// Joins the windows of both directions, of so many rows each.
-    pub fn of_streams(forward: Stream, backward: Stream, rows: usize) -> Self {
-        let mut window =
-            Self { rows, positions: forward.inputs.len().checked_div(rows).unwrap_or(0), ..Self::default() };
-        let most = forward.words.len() + backward.words.len();
-        let mut places = HashMap::with_capacity(most);
-        window.words.reserve(most);
-        for (direction, stream) in [forward, backward].into_iter().enumerate() {
-            let place = |word: Arc<str>| {
-                *places.entry(word).or_insert_with_key(|word| {
-                    window.words.push(Arc::clone(word));
-                    window.words.len() as u32 - 1
-                })
-            };
-            let own: Vec<u32> = stream.words.into_iter().map(place).collect();
-            window.inputs[direction] = stream.inputs.into_iter().map(|input| own[input as usize]).collect();
-            window.targets[direction] = stream.targets;
-        }
-        window
+    /// Joins the windows of both directions, forward first, of so many rows each and with these distinct words.
+    pub fn of_streams(words: Vec<Arc<str>>, streams: [Stream; 2], rows: usize) -> Self {
+        let positions = streams[0].inputs.len().checked_div(rows).unwrap_or(0);
+        let [forward, backward] = streams;
+        let (inputs, targets) = ([forward.inputs, backward.inputs], [forward.targets, backward.targets]);
+        Self { words, rows, positions, inputs, targets }
     }
 
     /// Some rows of both directions: the share of one process of several.
     pub fn of_rows(&self, rows: Range<usize>) -> Self {
         let cells = rows.start * self.positions..rows.end * self.positions;
-        let part = |direction: usize| Stream {
+        let part = |all: &Vec<u32>| all[cells.clone()].to_vec();
+        let mut window = Self {
             words: self.words.clone(),
-            inputs: self.inputs[direction][cells.clone()].to_vec(),
-            targets: self.targets[direction][cells.clone()].to_vec(),
+            rows: rows.len(),
+            positions: self.positions,
+            inputs: self.inputs.each_ref().map(part),
+            targets: self.targets.each_ref().map(part),
         };
-        let mut window = Self::of_streams(part(0), part(1), rows.len());
         window.keep_used_words();
         window
     }
@@ -107,30 +94,32 @@ impl Window {
 mod tests {
     use super::*;
 
-    fn stream(words: &[&str], inputs: &[u32], targets: &[u32]) -> Stream {
+    fn window(words: &[&str], inputs: [&[u32]; 2], targets: [&[u32]; 2], rows: usize) -> Window {
+        let stream = |direction: usize| Stream {
+            inputs: inputs[direction].to_vec(),
+            targets: targets[direction].to_vec(),
+        };
         let words = words.iter().map(|&word| Arc::from(word)).collect();
-        Stream { words, inputs: inputs.to_vec(), targets: targets.to_vec() }
+        Window::of_streams(words, [stream(0), stream(1)], rows)
     }
 
     /// By hand.
     #[test]
-    fn directions_share_their_words() {
-        let forward = stream(&["a", "b"], &[0, 1, 1, 0], &[1, 1, 0, 5]);
-        let backward = stream(&["c", "a"], &[0, 1, 0, 0], &[2, 3, 4, 5]);
-        let window = Window::of_streams(forward, backward, 2);
-        assert_eq!(window.words.iter().map(AsRef::as_ref).collect::<Vec<&str>>(), ["a", "b", "c"]);
+    fn rows_of_a_window_have_their_words_alone() {
+        let inputs: [&[u32]; 2] = [&[0, 1, 1, 0], &[2, 0, 2, 2]];
+        let window = window(&["a", "b", "c"], inputs, [&[1, 1, 0, 5], &[2, 3, 4, 5]], 2);
         assert_eq!((window.rows, window.positions), (2, 2));
-        assert_eq!(window.inputs, [[0, 1, 1, 0], [2, 0, 2, 2]]);
-        assert_eq!(window.targets, [[1, 1, 0, 5], [2, 3, 4, 5]]);
         assert_eq!(window.problem(2, 6), None);
-        let second = window.of_rows(1..2);
-        assert_eq!(second.words.iter().map(AsRef::as_ref).collect::<Vec<&str>>(), ["b", "a", "c"]);
+        let words = |window: &Window| window.words.iter().map(|word| word.to_string()).collect::<Vec<_>>().concat();
+        let (first, second) = (window.of_rows(0..1), window.of_rows(1..2));
+        assert_eq!((words(&first), words(&second)), ("abc".to_owned(), "bac".to_owned()));
         assert_eq!((second.inputs, second.targets), ([vec![0, 1], vec![2, 2]], [vec![0, 5], vec![4, 5]]));
+        assert_eq!(window.of_rows(0..0).words.len(), 0);
     }
 
     #[test]
     fn windows_that_cannot_be_read_are_refused() {
-        let good = Window::of_streams(stream(&["a"], &[0, 0], &[0, 1]), stream(&["b"], &[0, 0], &[0, 1]), 2);
+        let good = window(&["a", "b"], [&[0, 0], &[1, 1]], [&[0, 1], &[0, 1]], 2);
         assert!(good.problem(3, 2).unwrap().contains("2 rows, not the 3"));
         assert!(good.problem(2, 1).unwrap().contains("target 1 is not in the vocabulary"));
         assert!(Window { inputs: [vec![0, 2], vec![0, 0]], ..good.clone() }.problem(2, 2).unwrap().contains("input 2"));

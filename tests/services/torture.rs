@@ -30,6 +30,7 @@ const KILLS: usize = 10;
 /// What to run, from the environment; `scripts/torture` documents it.
 struct Plan {
     parts: Vec<String>,
+    point: Option<String>,
     rounds: usize,
     kills: usize,
     events: usize,
@@ -44,6 +45,7 @@ impl Plan {
         let clock = || SystemTime::now().duration_since(UNIX_EPOCH).unwrap().as_secs();
         let plan = Self {
             parts: parts.split(',').map(str::to_owned).collect(),
+            point: env::var("TORTURE_POINT").ok(),
             rounds: number("TORTURE_ROUNDS", || 20),
             kills: number("TORTURE_KILLS", || 200),
             events: number("TORTURE_EVENTS", || 50),
@@ -163,6 +165,11 @@ fn points(plan: &Plan, table: &Table) {
         }
         let end = crash(("in_revoke", 0)).end;
         jobs.push(("point in_revoke".to_owned(), plan.seed, Box::new(move || (1, crashes::in_revocation(end)))));
+    }
+    if let Some(point) = &plan.point {
+        jobs.retain(|(name, ..)| name.ends_with(point.as_str()));
+        assert!(!jobs.is_empty(), "TORTURE_POINT: there is no point {point}");
+        return run_all(table, jobs);
     }
     run_all(table, jobs);
     beginnings(plan, table);

@@ -59,11 +59,10 @@ pub(crate) fn windows() -> Vec<Window> {
         all[name][first..first + cells].iter().map(|&n| n as u32).collect()
     };
     let stream = |step, direction| Stream {
-        words: words.clone(),
         inputs: part("inputs", step, direction),
         targets: part("targets", step, direction),
     };
-    (0..STEPS).map(|step| Window::of_streams(stream(step, 0), stream(step, 1), ROWS)).collect()
+    (0..STEPS).map(|step| Window::of_streams(words.clone(), [stream(step, 0), stream(step, 1)], ROWS)).collect()
 }
 
 /// A case of the fixtures.

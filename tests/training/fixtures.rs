@@ -13,7 +13,7 @@ use elmo::{
 };
 use serde_json::Value;
 
-use super::cases::{self, Case, Numbers, STEPS};
+use super::cases::{self, Case, Numbers};
 
 /// The reference computes in float64.
 const TOLERANCE_F64: f64 = 1e-10;
@@ -119,9 +119,14 @@ fn fifty_steps_in_float32_agree_with_pytorch() {
 }
 
 /// Words of the fixture, whose ids do not matter.
-fn spelled(stream: &Stream, spelling: &[String], positions: usize) -> (Vec<Vec<String>>, Vec<Vec<String>>) {
+fn spelled(
+    stream: &Stream,
+    words: &[Arc<str>],
+    spelling: &[String],
+    positions: usize,
+) -> (Vec<Vec<String>>, Vec<Vec<String>>) {
     let inputs = stream.inputs.chunks(positions);
-    let inputs = inputs.map(|row| row.iter().map(|&input| stream.words[input as usize].to_string()).collect());
+    let inputs = inputs.map(|row| row.iter().map(|&input| words[input as usize].to_string()).collect());
     let targets = stream.targets.chunks(positions);
     let targets = targets.map(|row| row.iter().map(|&target| spelling[target as usize].clone()).collect());
     (inputs.collect(), targets.collect())
@@ -146,10 +151,10 @@ fn windows_of_the_packing_fixture() {
             sentences.iter().map(|words| words.iter().map(|word| (word.as_str(), id(word))).collect::<Sentence>());
         let windows = fixture["windows"].as_array().unwrap();
         for expected in windows {
-            let stream =
-                packer.next_window(&mut Places::default(), || Ok::<_, Infallible>(source.next())).unwrap().unwrap();
+            let mut places = Places::default();
+            let stream = packer.next_window(&mut places, || Ok::<_, Infallible>(source.next())).unwrap().unwrap();
             let expected = &expected[name];
-            let (inputs, targets) = spelled(&stream, &spelling, positions);
+            let (inputs, targets) = spelled(&stream, &places.finish(), &spelling, positions);
             assert_eq!((inputs, targets), (matrix(&expected["inputs"]), matrix(&expected["targets"])), "{name}");
         }
         assert!(packer.next_window(&mut Places::default(), || Ok::<_, Infallible>(source.next())).unwrap().is_none());
@@ -164,23 +169,24 @@ fn the_windows_of_the_cases_are_those_of_their_text() {
     let text = cases::json("text.json");
     let vocabulary = cases::strings(&text["vocabulary"]);
     let boundaries = Boundaries { begin: 0, end: 1 };
-    let mut streams = Vec::new();
-    for (name, direction) in [("forward", Direction::Forward), ("backward", Direction::Backward)] {
-        let mut packer = Packer::new(direction, boundaries, cases::ROWS, cases::POSITIONS);
-        let sentences = matrix(&text[name]);
-        let mut source = sentences.iter().map(|words| sentence(words, &vocabulary));
-        let mut next =
-            || packer.next_window(&mut Places::default(), || Ok::<_, Infallible>(source.next())).unwrap().unwrap();
-        streams.push((0..STEPS).map(|_| next()).collect::<Vec<_>>());
-    }
+    let packer = |direction| Packer::new(direction, boundaries, cases::ROWS, cases::POSITIONS);
+    let mut packers = [Direction::Forward, Direction::Backward].map(packer);
+    let sentences = ["forward", "backward"].map(|name| matrix(&text[name]));
+    let mut sources = sentences.each_ref().map(|all| all.iter().map(|words| sentence(words, &vocabulary)));
+    let mut places = Places::default();
     let text_of = |window: &Window| {
         let words =
             |inputs: &Vec<u32>| inputs.iter().map(|&i| Arc::clone(&window.words[i as usize])).collect::<Vec<_>>();
         (window.inputs.each_ref().map(words), window.targets.clone())
     };
-    let [forward, backward]: [Vec<Stream>; 2] = streams.try_into().unwrap();
-    for ((forward, backward), expected) in forward.into_iter().zip(backward).zip(cases::windows()) {
-        assert_eq!(text_of(&Window::of_streams(forward, backward, cases::ROWS)), text_of(&expected));
+    for expected in cases::windows() {
+        let mut next = |direction: usize| {
+            let source = &mut sources[direction];
+            let stream = packers[direction].next_window(&mut places, || Ok::<_, Infallible>(source.next()));
+            stream.unwrap().unwrap()
+        };
+        let streams = [next(0), next(1)];
+        assert_eq!(text_of(&Window::of_streams(places.finish(), streams, cases::ROWS)), text_of(&expected));
     }
 }
 
@@ -245,16 +251,16 @@ fn perplexity_of_the_evaluation_fixture() {
         let all: Vec<Sentence> =
             matrix(&carried["sentences"]).iter().map(|words| sentence(words, &vocabulary)).collect();
         let mut sources = [all.iter(), all.iter()];
-        let mut total = Evaluated::default();
+        let (mut total, mut places) = (Evaluated::default(), Places::default());
         for expected in carried["losses"].as_array().unwrap() {
             let mut next = |direction: usize| {
                 let source = &mut sources[direction];
-                packers[direction]
-                    .next_window(&mut Places::default(), || Ok::<_, Infallible>(source.next().cloned()))
-                    .unwrap()
-                    .unwrap()
+                let stream =
+                    packers[direction].next_window(&mut places, || Ok::<_, Infallible>(source.next().cloned()));
+                stream.unwrap().unwrap()
             };
-            let sums = evaluation.window(&Window::of_streams(next(0), next(1), rows)).unwrap();
+            let streams = [next(0), next(1)];
+            let sums = evaluation.window(&Window::of_streams(places.finish(), streams, rows)).unwrap();
             for (direction, sum) in sums.log_probability.iter().enumerate() {
                 let (found, expected) = (-sum / rows as f64, expected[direction].as_f64().unwrap());
                 assert!((found - expected).abs() <= tolerance * expected, "{precision}: {found}, not {expected}");

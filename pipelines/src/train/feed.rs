@@ -67,7 +67,7 @@ impl Feed {
         let sources = [sentences(0, &from[0])?, sentences(1, &from[1])?];
         let (send, windows) = sync_channel(WAITING);
         let packers = from.map(|state| state.packer);
-        let packing = Packing { sources, packers, places: Default::default(), rows, send };
+        let packing = Packing { sources, packers, places: Places::new(Arc::clone(corpus.words.list())), rows, send };
         let spawned = thread::Builder::new().name("elmo packer".to_owned()).spawn(move || packing.run());
         spawned.map_err(|e| Error::Failed(format!("cannot start a thread that makes windows: {e}")))?;
         Ok(Self { windows, waited: Duration::ZERO })
@@ -89,7 +89,7 @@ impl Feed {
 struct Packing {
     sources: [Sentences; 2],
     packers: [Packer; 2],
-    places: [Places; 2],
+    places: Places,
     rows: usize,
     send: SyncSender<Result<Option<Fed>>>,
 }
@@ -108,14 +108,15 @@ impl Packing {
 
     fn next(&mut self) -> Result<Option<Fed>> {
         let [forward, backward] = &mut self.sources;
-        let [of_forward, of_backward] = &mut self.places;
-        let Some(ahead) = self.packers[0].next_window(of_forward, || forward.next())? else { return Ok(None) };
-        let Some(back) = self.packers[1].next_window(of_backward, || backward.next())? else { return Ok(None) };
+        let places = &mut self.places;
+        let Some(ahead) = self.packers[0].next_window(places, || forward.next())? else { return Ok(None) };
+        let Some(back) = self.packers[1].next_window(places, || backward.next())? else { return Ok(None) };
+        let window = Window::of_streams(places.finish(), [ahead, back], self.rows);
         let after = [0, 1].map(|direction| StreamState {
             position: self.sources[direction].position(),
             packer: self.packers[direction].clone(),
         });
-        Ok(Some(Fed { window: Window::of_streams(ahead, back, self.rows), after }))
+        Ok(Some(Fed { window, after }))
     }
 }
 

@@ -248,7 +248,7 @@ impl Prepared {
             return Ok(());
         }
         let word = |(id, n): (usize, u64)| {
-            let word = self.words.list().get(id).map_or("", String::as_str);
+            let word = self.words.list().get(id).map_or("", AsRef::as_ref);
             format!("{word:?} in line {} is counted {} times", id + 1, count(n))
         };
         let found = self.words.first_out_of_order(&self.survey.counts);
@@ -510,7 +510,7 @@ fn initial(job: &TrainJob, existing: Option<Existing>, words: &Words) -> Result<
         ModelSource::Random(options) => Ok((options.clone(), Initial::Random, "random".to_owned())),
         ModelSource::Model(spec) => {
             let (data, head) = existing.ok_or_else(|| Error::Failed(format!("{spec} was not read")))?;
-            if head.as_ref().is_some_and(|head| head.words() != words.list()) {
+            if head.as_ref().is_some_and(|head| !words.are(head.words().iter().map(String::as_str))) {
                 return Err(Error::usage(
                     format!("the vocabulary of {spec} is another one than {}", vocabulary(job)),
                     format!(
@@ -630,7 +630,7 @@ pub(super) async fn look(job: TrainJob, stores: &Stores) -> Result<(Prepared, Op
 fn check_vocab(prepared: &Prepared) -> Result<()> {
     let output = &prepared.job.output;
     let text = fs::read(output.join(VOCAB)).ok().filter(|_| !output.join(RUN).exists());
-    let is_same = |text: Vec<u8>| String::from_utf8_lossy(&text).lines().eq(prepared.words.list().iter());
+    let is_same = |text: Vec<u8>| prepared.words.are(String::from_utf8_lossy(&text).lines());
     match text.is_some_and(|text| !is_same(text)) {
         true => Err(TrainFault::Foreign { output: output.clone(), file: VOCAB.to_owned() }.into()),
         false => Ok(()),

@@ -1,6 +1,6 @@
 //! The vocabulary of a run.
 
-use std::{collections::HashMap, path::Path};
+use std::{collections::HashMap, path::Path, sync::Arc};
 
 use elmo::{
     chars::{BEGIN_SENTENCE_TOKEN, END_SENTENCE_TOKEN},
@@ -21,8 +21,8 @@ const FREQUENT: u64 = 10;
 /// Words by rank: the id of a word is the number of its line.
 #[derive(Debug)]
 pub(super) struct Words {
-    list: Vec<String>,
-    ids: HashMap<Box<str>, u32>,
+    list: Arc<[Arc<str>]>,
+    ids: foldhash::HashMap<Arc<str>, u32>,
     boundaries: Boundaries,
     unknown: u32,
     /// SHA-256 of the words.
@@ -44,7 +44,7 @@ impl Words {
         let stem = location.path.as_ref().strip_suffix(".txt").unwrap_or(location.path.as_ref());
         let counts = location.at(object_store::path::Path::from(format!("{stem}.counts.tsv")));
         if let Some(bytes) = counts.get().await? {
-            check_order(&words.list, &bytes).map_err(|reason| TrainFault::Vocabulary {
+            check_order(words.list(), &bytes).map_err(|reason| TrainFault::Vocabulary {
                 file: location.to_string(),
                 reason: format!("{reason} in {counts}"),
             })?;
@@ -54,12 +54,13 @@ impl Words {
 
     /// The vocabulary of a list that was checked.
     pub(super) fn of_list(list: Vec<String>) -> Self {
+        let list: Arc<[Arc<str>]> = list.into_iter().map(Arc::from).collect();
         let mut digest = Sha256::new();
-        let mut ids = HashMap::with_capacity(list.len());
+        let mut ids = foldhash::HashMap::with_capacity_and_hasher(list.len(), Default::default());
         for (id, word) in list.iter().enumerate() {
-            digest.update(word);
+            digest.update(&**word);
             digest.update("\n");
-            ids.insert(word.as_str().into(), id as u32);
+            ids.insert(Arc::clone(word), id as u32);
         }
         let special = |word: &str| ids.get(word).copied().unwrap_or_default();
         let boundaries = Boundaries { begin: special(BEGIN_SENTENCE_TOKEN), end: special(END_SENTENCE_TOKEN) };
@@ -68,11 +69,12 @@ impl Words {
         Self { list, ids, boundaries, unknown, sha256 }
     }
 
-    /// The id of a word, that of `<UNK>` if it has none.
-    pub(super) fn id(&self, word: &str) -> u32 {
-        self.ids.get(word).copied().unwrap_or(self.unknown)
+    /// The id of a word of the vocabulary.
+    pub(super) fn id(&self, word: &str) -> Option<u32> {
+        self.ids.get(word).copied()
     }
 
+    /// The id of `<UNK>`.
     pub(super) fn unknown(&self) -> u32 {
         self.unknown
     }
@@ -85,8 +87,13 @@ impl Words {
         self.list.len()
     }
 
-    pub(super) fn list(&self) -> &[String] {
+    pub(super) fn list(&self) -> &Arc<[Arc<str>]> {
         &self.list
+    }
+
+    /// Whether these are its words, in its order.
+    pub(super) fn are<'w>(&self, words: impl Iterator<Item = &'w str>) -> bool {
+        words.eq(self.list.iter().map(AsRef::as_ref))
     }
 
     /// Words of a text that are frequent enough to compare: ids and counts in the order of the vocabulary. Counts of rare words
@@ -130,13 +137,13 @@ impl Words {
 }
 
 /// Whether words come by falling counts, as far as they are counted.
-fn check_order(words: &[String], counts: &[u8]) -> Result<(), String> {
+fn check_order(words: &[Arc<str>], counts: &[u8]) -> Result<(), String> {
     let lines = str::from_utf8(counts).map_err(|_| "the counts are not UTF-8".to_owned())?.lines();
     let parsed = lines.filter_map(|line| line.rsplit_once('\t'));
     let by_word: HashMap<&str, u64> = parsed.filter_map(|(word, count)| Some((word, count.parse().ok()?))).collect();
     let mut last: Option<(usize, &str, u64)> = None;
     for (line, word) in words.iter().enumerate() {
-        let Some(&count) = by_word.get(word.as_str()) else { continue };
+        let Some(&count) = by_word.get(&**word) else { continue };
         if let Some((before, _, lower)) = last.filter(|(_, _, lower)| *lower < count) {
             return Err(format!(
                 "line {} comes after line {}, but its word is counted {count} times and the other one {lower} times",
@@ -160,7 +167,7 @@ mod tests {
     #[test]
     fn the_order_of_a_vocabulary_is_that_of_its_counts() {
         let counts = b"the\t9\na\tb\t5\nit\t5\nnew\t1\n";
-        let list = |words: &[&str]| words.iter().map(|word| (*word).to_owned()).collect::<Vec<_>>();
+        let list = |words: &[&str]| words.iter().map(|word| Arc::from(*word)).collect::<Vec<_>>();
         check_order(&list(&["<S>", "</S>", "<UNK>", "the", "it", "a\tb", "unseen", "new"]), counts).unwrap();
         let error = check_order(&list(&["<S>", "</S>", "<UNK>", "it", "the"]), counts).unwrap_err();
         assert!(error.contains("line 5 comes after line 4") && error.contains("9 times"), "{error}");
@@ -183,6 +190,6 @@ mod tests {
         ] {
             assert_eq!(words.first_out_of_order(&counts), expected);
         }
-        assert_eq!((words.id("b"), words.id("nowhere"), words.unknown()), (4, 2, 2));
+        assert_eq!((words.id("b"), words.id("nowhere"), words.unknown()), (Some(4), None, 2));
     }
 }

@@ -3,6 +3,8 @@
 //! A block ends after the row in which it has enough sentences or bytes. So it begins with a row, and where it begins
 //! depends on the rows alone, not on how they were cut into batches.
 
+use std::sync::Arc;
+
 use arrow::array::ArrayRef;
 use elmo::{RowError, columns::for_each_sentence, train::SentenceList};
 
@@ -12,7 +14,7 @@ use super::{Reading, Words};
 const BLOCK_BYTES: usize = 64 << 20;
 
 /// Sentences that are shuffled together.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(super) struct Block {
     /// Row of the shard with which it begins.
     pub(super) row: u64,
@@ -21,6 +23,10 @@ pub(super) struct Block {
 }
 
 impl Block {
+    fn new(row: u64, words: &Words) -> Self {
+        Self { row, sentences: SentenceList::new(Arc::clone(words.list())), bytes: 0 }
+    }
+
     /// 1 where a block of so many sentences ends.
     pub(super) fn fullness(&self, sentences: usize) -> f64 {
         (self.sentences.len() as f64 / sentences as f64).max(self.bytes as f64 / BLOCK_BYTES as f64)
@@ -37,7 +43,7 @@ pub(super) struct Blocks<'c> {
 
 impl<'c> Blocks<'c> {
     pub(super) fn new(reading: Reading, words: &'c Words) -> Self {
-        Self { reading, words, open: Block::default() }
+        Self { reading, words, open: Block::new(0, words) }
     }
 
     /// Adds rows that begin at `start`; calls `full` with every block that is complete. Returns the rows that are no text.
@@ -55,11 +61,15 @@ impl<'c> Blocks<'c> {
         for_each_sentence(column, tokenizer, sentences, |row, tokens| {
             let is_full = self.open.sentences.len() >= block_sentences || self.open.bytes >= BLOCK_BYTES;
             if last != Some(row) && is_full {
-                full(std::mem::replace(&mut self.open, Block { row: start + row as u64, ..Block::default() }));
+                let next = Block::new(start + row as u64, self.words);
+                full(std::mem::replace(&mut self.open, next));
             }
             last = Some(row);
-            for token in tokens {
-                self.open.sentences.push(token, self.words.id(token));
+            for token in tokens.iter() {
+                match self.words.id(token) {
+                    Some(id) => self.open.sentences.push_word(id),
+                    None => self.open.sentences.push_other(token, self.words.unknown()),
+                }
                 self.open.bytes += token.len();
             }
             self.open.sentences.end();
@@ -80,8 +90,6 @@ impl<'c> Blocks<'c> {
 
 #[cfg(test)]
 mod tests {
-    use std::sync::Arc;
-
     use arrow::array::{Array, StringArray};
     use elmo::spec::{SentenceMode, TokenizerKind};
 

@@ -40,7 +40,7 @@ pub(super) struct Corpus {
     plan: Plan,
     files: Vec<InputFile>,
     reading: Reading,
-    words: Arc<Words>,
+    pub(super) words: Arc<Words>,
     order: Order,
     seed: u64,
     /// Rows that are no text are left out.

@@ -6,7 +6,7 @@ use std::{
     sync::Arc,
 };
 
-use elmo::columns::for_each_sentence;
+use elmo::columns::{Words, for_each_sentence};
 use futures::{StreamExt, TryStreamExt, stream};
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
@@ -137,10 +137,10 @@ async fn of_shard(corpus: &Corpus, hashes: &Hashes, number: usize) -> Result<Sur
                 digest.update((slice.start.row + row as u64).to_le_bytes());
                 sentences += 1;
                 tokens += sentence.len() as u64;
-                for token in sentence {
+                for token in sentence.iter() {
                     digest.update((token.len() as u32).to_le_bytes());
                     digest.update(token);
-                    let id = corpus.words.id(token);
+                    let id = corpus.words.id(token).unwrap_or(corpus.words.unknown());
                     unknown += u64::from(id == corpus.words.unknown());
                     found.counts[id as usize] += 1;
                 }
@@ -161,9 +161,9 @@ async fn of_shard(corpus: &Corpus, hashes: &Hashes, number: usize) -> Result<Sur
 }
 
 impl Survey {
-    fn hash(&mut self, hashes: &Hashes, sentence: &[&str]) {
+    fn hash(&mut self, hashes: &Hashes, sentence: Words<'_>) {
         let mut hasher = DefaultHasher::new();
-        sentence.hash(&mut hasher);
+        sentence.iter().for_each(|word| word.hash(&mut hasher));
         let hash = hasher.finish();
         let wanted = match hashes {
             Hashes::None => false,

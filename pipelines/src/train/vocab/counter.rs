@@ -6,7 +6,7 @@
 
 use std::{
     cmp::Reverse,
-    collections::{BinaryHeap, HashMap},
+    collections::BinaryHeap,
     fs::File,
     io::{self, BufReader, BufWriter, Read, Seek, Write},
     path::Path,
@@ -19,7 +19,7 @@ pub(super) const ENTRY_BYTES: usize = 56;
 /// Counts the words of one thread.
 #[derive(Debug)]
 pub(super) struct Counter {
-    counts: HashMap<Box<str>, u64>,
+    counts: foldhash::HashMap<Box<str>, u64>,
     bytes: usize,
     limit: usize,
     runs: Vec<File>,
@@ -28,7 +28,7 @@ pub(super) struct Counter {
 impl Counter {
     /// A counter that takes about `limit` bytes of memory.
     pub(super) fn new(limit: usize) -> Self {
-        Self { counts: HashMap::new(), bytes: 0, limit, runs: Vec::new() }
+        Self { counts: foldhash::HashMap::default(), bytes: 0, limit, runs: Vec::new() }
     }
 
     /// Counts a word.
