@@ -28,6 +28,8 @@ fn reached(point: &str, how: Option<&str>) {
     }
     // SAFETY: the process signals itself; all of its threads stop.
     unsafe { libc::kill(libc::getpid(), libc::SIGSTOP) };
+    // Another thread may get the signal, and this one would run on until it is stopped too.
+    std::thread::sleep(std::time::Duration::from_millis(200));
 }
 
 /// Crash points of the bulk job.
