@@ -26,10 +26,10 @@ fn reached(point: &str, how: Option<&str>) {
     if is_pause {
         return std::thread::sleep(std::time::Duration::from_secs(3));
     }
-    // SAFETY: the process signals itself; all of its threads stop.
-    unsafe { libc::kill(libc::getpid(), libc::SIGSTOP) };
-    // Another thread may get the signal, and this one would run on until it is stopped too.
-    std::thread::sleep(std::time::Duration::from_millis(200));
+    // The signal goes to this thread, which therefore does not run on; all others are stopped with it. Of one to the process,
+    // another thread could be the first to know.
+    // SAFETY: takes a number.
+    unsafe { libc::raise(libc::SIGSTOP) };
 }
 
 /// Crash points of the bulk job.

@@ -25,4 +25,4 @@ pub use embedded::{ColumnStats, EmbeddedColumns, PendingColumns};
 pub use embedder::{ColumnEmbedder, SCHEMA_VERSION};
 pub use layout::ColumnLayout;
 pub(crate) use rows::{Row, Rows};
-pub use sentences::{Words, for_each_sentence, for_each_text};
+pub use sentences::{Tokens, for_each_sentence, for_each_text};

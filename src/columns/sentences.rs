@@ -12,7 +12,7 @@ use crate::{
 
 /// The tokens of a sentence, as the model reads them.
 #[derive(Debug, Clone, Copy)]
-pub struct Words<'s>(Source<'s>);
+pub struct Tokens<'s>(Source<'s>);
 
 #[derive(Debug, Clone, Copy)]
 enum Source<'s> {
@@ -21,7 +21,7 @@ enum Source<'s> {
     Text(&'s str, &'s [Token]),
 }
 
-impl<'s> Words<'s> {
+impl<'s> Tokens<'s> {
     /// Number of tokens.
     pub fn len(self) -> usize {
         match self.0 {
@@ -54,7 +54,7 @@ pub fn for_each_sentence(
     column: &ArrayRef,
     tokenizer: TokenizerKind,
     mode: SentenceMode,
-    mut each: impl FnMut(usize, Words<'_>),
+    mut each: impl FnMut(usize, Tokens<'_>),
 ) -> Result<Vec<(usize, RowError)>> {
     let rows = Rows::new(column)?;
     let (mut bad, mut cutter) = (Vec::new(), Cutter::new(tokenizer, mode));
@@ -63,8 +63,8 @@ pub fn for_each_sentence(
             Row::Null => {}
             Row::Bad(error) => bad.push((index, error)),
             Row::Tokens(tokens) if tokens.is_empty() => {}
-            Row::Tokens(tokens) => each(index, Words(Source::List(&tokens))),
-            Row::Text(text) => cutter.cut(text, |tokens| each(index, Words(Source::Text(text, tokens)))),
+            Row::Tokens(tokens) => each(index, Tokens(Source::List(&tokens))),
+            Row::Text(text) => cutter.cut(text, |tokens| each(index, Tokens(Source::Text(text, tokens)))),
         }
     }
     Ok(bad)
@@ -95,7 +95,7 @@ mod tests {
 
     fn sentences(column: ArrayRef, mode: SentenceMode) -> (Vec<Vec<String>>, Vec<usize>) {
         let (mut found, mut last) = (Vec::new(), 0);
-        let keep = |row: usize, words: Words<'_>| {
+        let keep = |row: usize, words: Tokens<'_>| {
             assert!(row >= last && row < column.len());
             last = row;
             found.push(words.iter().map(str::to_owned).collect());

@@ -37,7 +37,13 @@ fn check_all(text: &str) {
     assert_eq!(end, text.len(), "sentences are the whole text");
     for kind in KINDS {
         for mode in MODES {
-            check(text, kind, mode);
+            let sentences = check(text, kind, mode);
+            // Buffers that another text has used.
+            let mut cutter = Cutter::new(kind, mode);
+            cutter.cut("Another text (“with” marks). It’s here.", |_| ());
+            let mut cut = Vec::new();
+            cutter.cut(text, |tokens| cut.push(tokens.to_vec()));
+            assert_eq!(cut, sentences, "{kind:?}, {mode:?}");
         }
     }
 }

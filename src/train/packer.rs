@@ -136,8 +136,9 @@ impl Packer {
         self.rows.iter().flatten().map(|row| row.sentence.len() + 1 - row.read).sum()
     }
 
-    /// The next window, whose inputs are `places`, or `None` when the source ends before the window is full; what was read for
-    /// that window is dropped, as in bilm-tf.
+    /// The next window, or `None` when the source ends before the window is full; what was read for that window is dropped, as in
+    /// bilm-tf. Inputs are indices into the words that [`Places::finish`] returns, which is called when all directions of the window
+    /// are there. `places` has the vocabulary of the sentences.
     ///
     /// # Errors
     /// Those of the source. Then the packer must not be used any more, as part of a window was read.
@@ -176,9 +177,12 @@ impl Packer {
 
 #[cfg(test)]
 mod tests {
-    use std::convert::Infallible;
+    use std::{collections::HashSet, convert::Infallible, sync::Arc};
 
-    use super::*;
+    use super::{
+        super::{sentence::SentenceList, window::Window},
+        *,
+    };
 
     const BOUNDARIES: Boundaries = Boundaries { begin: 0, end: 1 };
 
@@ -244,6 +248,57 @@ mod tests {
             (0..stop).for_each(|_| drop(first.next_window(&mut places, &mut next)));
             let mut second: Packer = serde_json::from_str(&serde_json::to_string(&first).unwrap()).unwrap();
             assert_eq!(windows(&mut second, &all[first.taken() as usize..]), whole[stop..]);
+        }
+    }
+
+    /// Windows of sentences that have ids of a vocabulary where their words are in it, of both directions; both packers are stored
+    /// and read again between any two windows. A word has one place, whether its sentence has its text or its id.
+    #[test]
+    fn words_with_ids_are_those_with_text() {
+        let vocabulary: Arc<[Arc<str>]> = ["<S>", "</S>", "<UNK>", "a", "b", "c"].map(Arc::from).into();
+        let id = |word: &str| vocabulary.iter().position(|known| **known == *word).map(|id| id as u32);
+        let text = ["a b x c", "", "<UNK> x y", "</S> a y", "b", "c c <S> z a b", "x", "a b c", "y z", "c"];
+        let mut list = SentenceList::new(Arc::clone(&vocabulary));
+        for sentence in text {
+            for word in sentence.split_whitespace() {
+                match id(word) {
+                    Some(id) => list.push_word(id),
+                    None => list.push_other(word, 2),
+                }
+            }
+            list.end();
+        }
+        let list = Arc::new(list);
+        let with_text = |n: usize| {
+            let words = text.get(n)?.split_whitespace();
+            Some(words.map(|word| (word, id(word).unwrap_or(2))).collect::<Sentence>())
+        };
+        let all = |sentence: &dyn Fn(usize) -> Option<Sentence>, mut places: Places, stored_after: Option<usize>| {
+            let mut packers = [Direction::Forward, Direction::Backward].map(|d| Packer::new(d, BOUNDARIES, 2, 3));
+            let mut found = Vec::new();
+            loop {
+                let streams = packers.each_mut().map(|packer| {
+                    let mut next = packer.taken() as usize;
+                    packer.next_window(&mut places, || {
+                        next += 1;
+                        Ok::<_, Infallible>(sentence(next - 1))
+                    })
+                });
+                let [Ok(Some(forward)), Ok(Some(backward))] = streams else { return found };
+                found.push(Window::of_streams(places.finish(), [forward, backward], 2));
+                if stored_after == Some(found.len()) {
+                    packers = serde_json::from_str(&serde_json::to_string(&packers).unwrap()).unwrap();
+                }
+            }
+        };
+        let expected = all(&with_text, Places::default(), None);
+        assert_eq!(expected.len(), 5);
+        for window in &expected {
+            assert_eq!(window.words.iter().collect::<HashSet<_>>().len(), window.words.len(), "{window:?}");
+        }
+        for stored_after in (1..=5).map(Some).chain([None]) {
+            let by_id = |n| list.sentence(n);
+            assert_eq!(all(&by_id, Places::new(Arc::clone(&vocabulary)), stored_after), expected, "{stored_after:?}");
         }
     }
 

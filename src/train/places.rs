@@ -21,7 +21,7 @@ pub struct Places {
 }
 
 impl Places {
-    /// For sentences with the words of a vocabulary.
+    /// For sentences of lists with this vocabulary, and for those that have the text of all of their words.
     pub fn new(vocabulary: Arc<[Arc<str>]>) -> Self {
         Self { known: vec![(0, 0); vocabulary.len()], vocabulary, window: 1, ..Self::default() }
     }

@@ -45,8 +45,7 @@ impl SentenceList {
         Self { vocabulary, ..Self::default() }
     }
 
-    /// Appends a word of the vocabulary to the sentence that has not ended. An id that the vocabulary does not have must not be
-    /// given.
+    /// Appends a word to the sentence that has not ended, by its id, which must be one of the vocabulary.
     pub fn push_word(&mut self, id: u32) {
         debug_assert!((id as usize) < self.vocabulary.len(), "{id} of {}", self.vocabulary.len());
         self.tokens.push(id);
@@ -179,7 +178,8 @@ impl From<Sentence> for StoredSentence {
 
 impl From<StoredSentence> for Sentence {
     fn from(StoredSentence { text, ends, ids }: StoredSentence) -> Self {
-        let (n, others) = (ids.len() as u32, ends.into_iter().zip(ids).collect());
+        let others: Vec<_> = ends.into_iter().zip(ids).collect();
+        let n = others.len() as u32;
         let list =
             SentenceList { text, others, tokens: (0..n).collect(), lasts: vec![n], ..SentenceList::default() };
         Self { tokens: 0..n, list: Arc::new(list) }

@@ -167,7 +167,7 @@ fn points(plan: &Plan, table: &Table) {
         jobs.push(("point in_revoke".to_owned(), plan.seed, Box::new(move || (1, crashes::in_revocation(end)))));
     }
     if let Some(point) = &plan.point {
-        jobs.retain(|(name, ..)| name.ends_with(point.as_str()));
+        jobs.retain(|(name, ..)| *name == format!("point {point}"));
         assert!(!jobs.is_empty(), "TORTURE_POINT: there is no point {point}");
         return run_all(table, jobs);
     }

@@ -6,7 +6,7 @@ use std::{
     sync::Arc,
 };
 
-use elmo::columns::{Words, for_each_sentence};
+use elmo::columns::{Tokens, for_each_sentence};
 use futures::{StreamExt, TryStreamExt, stream};
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
@@ -161,7 +161,7 @@ async fn of_shard(corpus: &Corpus, hashes: &Hashes, number: usize) -> Result<Sur
 }
 
 impl Survey {
-    fn hash(&mut self, hashes: &Hashes, sentence: Words<'_>) {
+    fn hash(&mut self, hashes: &Hashes, sentence: Tokens<'_>) {
         let mut hasher = DefaultHasher::new();
         sentence.iter().for_each(|word| word.hash(&mut hasher));
         let hash = hasher.finish();

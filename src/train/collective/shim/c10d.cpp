@@ -22,6 +22,11 @@ using WorkPtr = c10::intrusive_ptr<c10d::Work>;
 // The caller has a limit of its own: Gloo's cannot be extended while a call waits.
 constexpr std::chrono::hours NEVER{24 * 365};
 
+// Held while a call of Gloo begins. Each call is entered in the flight recorder of the process, which has one list of all groups
+// and adds a new group to it before it takes its lock (`recordWithResetEnabled` in FlightRecorderDetail.hpp): two groups of one
+// process must not begin calls at the same time.
+std::mutex recording;
+
 char* copied(const std::string& text) {
   return strdup(text.c_str());
 }
@@ -41,12 +46,9 @@ bool attempt(char** error, F&& call) noexcept {
   return false;
 }
 
-// Begins a call of Gloo. Each call is entered in the flight recorder of the process, which has one list of all groups and adds
-// a new group to it before it takes its lock (`recordWithResetEnabled` in FlightRecorderDetail.hpp): two groups of one process
-// must not begin calls at the same time.
+// Begins a call of Gloo.
 template <typename F>
 void* begun(char** error, F&& call) noexcept {
-  static std::mutex recording;
   WorkPtr* work = nullptr;
   attempt(error, [&] {
     std::lock_guard<std::mutex> one_at_a_time(recording);
