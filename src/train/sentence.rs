@@ -180,8 +180,7 @@ impl From<StoredSentence> for Sentence {
     fn from(StoredSentence { text, ends, ids }: StoredSentence) -> Self {
         let others: Vec<_> = ends.into_iter().zip(ids).collect();
         let n = others.len() as u32;
-        let list =
-            SentenceList { text, others, tokens: (0..n).collect(), lasts: vec![n], ..SentenceList::default() };
+        let list = SentenceList { text, others, tokens: (0..n).collect(), lasts: vec![n], ..SentenceList::default() };
         Self { tokens: 0..n, list: Arc::new(list) }
     }
 }

@@ -95,10 +95,8 @@ mod tests {
     use super::*;
 
     fn window(words: &[&str], inputs: [&[u32]; 2], targets: [&[u32]; 2], rows: usize) -> Window {
-        let stream = |direction: usize| Stream {
-            inputs: inputs[direction].to_vec(),
-            targets: targets[direction].to_vec(),
-        };
+        let stream =
+            |direction: usize| Stream { inputs: inputs[direction].to_vec(), targets: targets[direction].to_vec() };
         let words = words.iter().map(|&word| Arc::from(word)).collect();
         Window::of_streams(words, [stream(0), stream(1)], rows)
     }

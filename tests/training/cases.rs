@@ -58,10 +58,8 @@ pub(crate) fn windows() -> Vec<Window> {
         let first = (2 * step + direction) * cells;
         all[name][first..first + cells].iter().map(|&n| n as u32).collect()
     };
-    let stream = |step, direction| Stream {
-        inputs: part("inputs", step, direction),
-        targets: part("targets", step, direction),
-    };
+    let stream =
+        |step, direction| Stream { inputs: part("inputs", step, direction), targets: part("targets", step, direction) };
     (0..STEPS).map(|step| Window::of_streams(words.clone(), [stream(step, 0), stream(step, 1)], ROWS)).collect()
 }
 

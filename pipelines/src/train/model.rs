@@ -52,7 +52,8 @@ pub(super) fn export(folder: &Path, export: Export<'_>) -> Result<()> {
     let LanguageModel { weights, softmax_weight, softmax_bias } = trainer.model().map_err(TrainFault::Step)?;
     let mut model = ModelData::new(options.clone(), weights, &folder.display().to_string())?;
     model.warm_state = Some(warm::state(&model, warm_text)?);
-    let head = LmHeadData::new(words.list().iter().map(|word| word.to_string()).collect(), softmax_weight, softmax_bias)?;
+    let head =
+        LmHeadData::new(words.list().iter().map(|word| word.to_string()).collect(), softmax_weight, softmax_bias)?;
     let (staged, exported) = (folder.join(STAGED), folder.join(EXPORTED));
     let failed = |source| Error::io(&staged, source);
     remove(&staged).and_then(|()| fs::create_dir(&staged)).map_err(failed)?;
