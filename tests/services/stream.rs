@@ -434,7 +434,10 @@ fn what_cannot_work_is_refused_at_the_start() {
         assert_eq!(done.status.code(), Some(2), "{words}: {}", String::from_utf8_lossy(&done.stderr));
     }
     let plan = case.stream("planned").with("--dry-run").once();
-    assert!(plan.status.success() && String::from_utf8_lossy(&plan.stdout).contains("10 messages"));
+    let said = String::from_utf8_lossy(&plan.stdout);
+    let group = format!("{}-planned", case.topic.name);
+    let expected = ["10 messages", &group, "fingerprint: ", "precision: f32", "planned (begins)"];
+    assert!(plan.status.success() && expected.iter().all(|word| said.contains(word)), "{said}");
     assert!(!case.folder.path().join("planned").exists());
     // Of these groups none was joined but the one whose broker refused that.
     for name in ["missing", "wrong", "planned"] {

@@ -172,8 +172,12 @@ fn join(
 pub struct DryRun {
     /// The brokers, as they call themselves.
     pub brokers: Vec<String>,
+    /// The group that would be joined.
+    pub group: String,
     /// The topics that would be read.
     pub topics: Vec<DryTopic>,
+    /// What the vectors would be computed with, as in the footers of the files: fingerprint of the model, layers, state, and so on.
+    pub model: BTreeMap<String, String>,
     /// The output.
     pub output: String,
     /// The output was begun by an earlier run, and would be continued.
@@ -195,7 +199,7 @@ pub struct DryTopic {
 
 impl fmt::Display for DryRun {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let mut rows = vec![("brokers", self.brokers.join(", "))];
+        let mut rows = vec![("brokers", self.brokers.join(", ")), ("group", self.group.clone())];
         for topic in &self.topics {
             let DryTopic { name, partitions, messages } = topic;
             rows.push((
@@ -203,6 +207,9 @@ impl fmt::Display for DryRun {
                 format!("{name}: {}, {}", counted(*partitions as u64, "partition"), counted(*messages, "message")),
             ));
         }
+        // The options are the file of the model, in one line.
+        let model = self.model.iter().filter(|(key, _)| *key != "elmo.options");
+        rows.extend(model.map(|(key, value)| ("model", format!("{}: {value}", key.trim_start_matches("elmo.")))));
         let state = if self.continues { "continues" } else { "begins" };
         rows.push(("output", format!("{} ({state})", self.output)));
         rows.extend(self.columns.iter().map(|(name, kind)| ("column", format!("{name}: {kind}"))));
@@ -236,6 +243,8 @@ pub async fn dry_run(job: &StreamJob, stage: &dyn Stage) -> Result<DryRun> {
     let columns = finisher.schema().fields().iter();
     Ok(DryRun {
         brokers: plan.brokers,
+        group: job.kafka.group().to_owned(),
+        model: stage.metadata().into_iter().collect(),
         topics: topics.map(|t| DryTopic { name: t.name, partitions: t.partitions, messages: t.messages }).collect(),
         output,
         continues,
