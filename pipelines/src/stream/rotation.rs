@@ -199,5 +199,55 @@ mod tests {
             let closes = file.next_deadline().is_some_and(|deadline| deadline <= probe);
             prop_assert_eq!(file.should_close(probe).is_some(), closes);
         }
+
+        /// File after file, as the stream closes them: asked after each message and at each deadline. The expected reason is looked up
+        /// in the list of all messages of the file.
+        #[test]
+        fn files_close_at_the_first_limit_that_they_reach(
+            messages in prop::collection::vec((0_u64..20_000, 0_u64..4, 0_u64..400), 1..60),
+            rows in 0_u64..12, bytes in 1_u64..2_000, age in 1_u64..60_000, idle in prop::option::of(1_u64..30_000),
+        ) {
+            let ms = Duration::from_millis;
+            let limits = Limits { rows, bytes, max_age: ms(age), idle: idle.map(ms) };
+            let start = Instant::now();
+            // The messages of the open file: when, rows, and size of the file after it.
+            let (mut file, mut model) = (Rotation::new(limits), Vec::<(Instant, u64, u64)>::new());
+            let expected = |model: &[(Instant, u64, u64)], now: Instant| {
+                let (first, last) = (model.first()?, model.last()?);
+                let all: u64 = model.iter().map(|message| message.1).sum();
+                [
+                    (all >= rows.max(1), CloseReason::Rows),
+                    (all > 0 && last.2 >= bytes, CloseReason::Bytes),
+                    (now - first.0 >= ms(age), CloseReason::Age),
+                    (all > 0 && idle.is_some_and(|idle| now - last.0 >= ms(idle)), CloseReason::Idle),
+                ].into_iter().find_map(|(is_reached, reason)| is_reached.then_some(reason))
+            };
+            let (mut now, mut written, mut published) = (start, 0, 0);
+            for (pause, rows, size) in messages {
+                let arrives = now + ms(pause);
+                while let Some(deadline) = file.next_deadline().filter(|deadline| *deadline <= arrives) {
+                    // Not before it, and at it.
+                    prop_assert_eq!(expected(&model, deadline - ms(1).min(deadline - now)), None);
+                    let reason = file.should_close(deadline);
+                    prop_assert!(reason.is_some());
+                    prop_assert_eq!(reason, expected(&model, deadline));
+                    published += model.drain(..).map(|message| message.1).sum::<u64>();
+                    (file, now) = (Rotation::new(limits), deadline);
+                }
+                now = arrives;
+                let size = model.last().map_or(0, |message| message.2) + size;
+                file.on_rows(now, rows, size);
+                model.push((now, rows, size));
+                written += rows;
+                let reason = file.should_close(now);
+                prop_assert_eq!(reason, expected(&model, now));
+                if reason.is_some() {
+                    published += model.drain(..).map(|message| message.1).sum::<u64>();
+                    file = Rotation::new(limits);
+                }
+                prop_assert_eq!(file.has_messages(), !model.is_empty());
+                prop_assert_eq!(written - published, model.iter().map(|message| message.1).sum::<u64>());
+            }
+        }
     }
 }
