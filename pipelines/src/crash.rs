@@ -26,9 +26,9 @@ fn reached(point: &str, how: Option<&str>) {
     if is_pause {
         return std::thread::sleep(std::time::Duration::from_secs(3));
     }
-    // The signal goes to this thread, which therefore does not run on; all others are stopped with it. Of one to the process,
-    // another thread could be the first to know.
-    // SAFETY: takes a number.
+    // `raise` signals this thread, which stops here, and the stop applies to the whole process. A signal sent to the process may be
+    // delivered to another thread first, and this one would keep running for a while.
+    // SAFETY: no pointers are passed.
     unsafe { libc::raise(libc::SIGSTOP) };
 }
 

@@ -86,7 +86,7 @@ pub fn sentences(text: &str, kind: TokenizerKind, mode: SentenceMode) -> impl It
     ranges(text, mode).map(cut).filter(|tokens| !tokens.is_empty())
 }
 
-/// Cuts one text after the other as [`sentences()`] does, with buffers that it uses again.
+/// Like [`sentences()`], for many texts: reuses its buffers.
 pub(crate) struct Cutter {
     tokenizer: Tokenizer,
     mode: SentenceMode,

@@ -9,12 +9,12 @@ pub(super) fn is_space(c: char) -> bool {
     c.is_whitespace() || matches!(c, '\u{1c}'..='\u{1f}')
 }
 
-/// What the first byte of a character says of it.
+/// Class of a character by its first byte.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum First {
     Other,
     Space,
-    /// Of white space outside ASCII, and of other characters.
+    /// White space or not, depending on the bytes that follow.
     Either,
 }
 
@@ -33,7 +33,8 @@ const FIRST: [First; 256] = {
     table
 };
 
-/// Appends the tokens of `text[range]`. Most of the time of reading a corpus goes here, so it looks at bytes, not characters.
+/// Appends the tokens of `text[range]`. Decodes only characters that may be white space outside ASCII: training spends a large part of
+/// reading here.
 pub(super) fn tokenize(text: &str, range: Range<usize>, out: &mut Vec<Token>) {
     let base = range.start;
     let text = &text[range];

@@ -251,8 +251,8 @@ mod tests {
         }
     }
 
-    /// Windows of sentences that have ids of a vocabulary where their words are in it, of both directions; both packers are stored
-    /// and read again between any two windows. A word has one place, whether its sentence has its text or its id.
+    /// Sentences with ids give the windows of sentences with text, in both directions, also after both packers were stored and restored
+    /// after any window. By hand: 24 words in 10 sentences are 34 predictions, which fill five windows of six.
     #[test]
     fn words_with_ids_are_those_with_text() {
         let vocabulary: Arc<[Arc<str>]> = ["<S>", "</S>", "<UNK>", "a", "b", "c"].map(Arc::from).into();

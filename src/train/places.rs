@@ -4,8 +4,7 @@ use std::{collections::HashMap, sync::Arc};
 
 use super::sentence::Symbol;
 
-/// Where words stand among the distinct ones of a window, from window to window: words of the vocabulary are neither hashed nor
-/// copied.
+/// Indices of the distinct words of a window. Reused for each window, so that words of the vocabulary are neither hashed nor copied.
 #[derive(Debug, Default)]
 pub struct Places {
     /// Words of the vocabulary by id.
@@ -21,12 +20,12 @@ pub struct Places {
 }
 
 impl Places {
-    /// For sentences of lists with this vocabulary, and for those that have the text of all of their words.
+    /// For sentences of a [`SentenceList`](super::SentenceList) with this vocabulary, and sentences that hold all of their text.
     pub fn new(vocabulary: Arc<[Arc<str>]>) -> Self {
         Self { known: vec![(0, 0); vocabulary.len()], vocabulary, window: 1, ..Self::default() }
     }
 
-    /// The distinct words since the last call, and begins another window.
+    /// Ends the window, and returns its distinct words.
     pub fn finish(&mut self) -> Vec<Arc<str>> {
         self.window = self.window.checked_add(1).unwrap_or_else(|| {
             self.known.fill((0, 0));
@@ -89,9 +88,9 @@ mod tests {
         assert_eq!(window(&[y, b_again, b, z]), expected);
     }
 
-    /// Numbers of windows begin again, and the words of the first windows are not taken for those of this one.
+    /// After the window number wraps around, words of the first windows do not count as words of this one.
     #[test]
-    fn more_windows_than_numbers() {
+    fn the_window_number_wraps_around() {
         let mut places = Places::new(["a", "b"].map(Arc::from).into());
         places.of(Symbol::Word(1));
         places.finish();

@@ -1,15 +1,15 @@
-//! Sentences as training reads them: ids of words, and the text of words that have none.
+//! Sentences as vocabulary ids, with the text of words outside the vocabulary.
 
 use std::{fmt, ops::Range, sync::Arc};
 
 use serde::{Deserialize, Serialize};
 
-/// A word as it is stored, and read.
+/// A token of a sentence.
 #[derive(Debug, Clone, Copy)]
 pub(super) enum Symbol<'s> {
     /// A word of the vocabulary, by its id.
     Word(u32),
-    /// A word with its text, and the id under which it is predicted.
+    /// A word held as text, with its id as a target: outside the vocabulary, or of a list without a vocabulary.
     Other(&'s str, u32),
 }
 
@@ -21,9 +21,8 @@ impl Symbol<'_> {
     }
 }
 
-/// Sentences without boundaries, one after the other. They share a few allocations: the threads of a run share one allocator, for
-/// whose lock they would wait. A word of the vocabulary takes four bytes, because sentences are read in a random order, from memory
-/// that is in no cache.
+/// Sentences without boundaries. All sentences share a few allocations, because the threads of a run contend for the lock of one malloc
+/// arena. A word of the vocabulary takes four bytes, because reading sentences in random order misses the CPU caches.
 #[derive(Debug, Default)]
 pub struct SentenceList {
     /// Words of the vocabulary by id.
@@ -33,7 +32,7 @@ pub struct SentenceList {
     tokens: Vec<u32>,
     /// Texts of the words that are not in the vocabulary, one after the other.
     text: String,
-    /// For each of them the byte in `text` at which it ends, and the id under which it is predicted.
+    /// For each of them the byte in `text` at which it ends, and its id as a target.
     others: Vec<(u32, u32)>,
     /// Number of the token before which each sentence ends.
     lasts: Vec<u32>,
@@ -51,7 +50,7 @@ impl SentenceList {
         self.tokens.push(id);
     }
 
-    /// Appends a word that is not in the vocabulary, and the id under which it is predicted, to the sentence that has not ended.
+    /// Appends a word by its text to the sentence that has not ended. `id` is its id as a target, `<UNK>` for unknown words.
     pub fn push_other(&mut self, word: &str, id: u32) {
         self.tokens.push((self.vocabulary.len() + self.others.len()) as u32);
         self.text.push_str(word);
@@ -83,7 +82,7 @@ impl SentenceList {
 
 /// The tokens of a sentence without boundaries, in the order of the text. Cheap to clone.
 #[derive(Clone, Serialize, Deserialize)]
-#[serde(into = "StoredSentence", from = "StoredSentence")]
+#[serde(into = "StoredSentence", try_from = "StoredSentence")]
 pub struct Sentence {
     list: Arc<SentenceList>,
     /// Numbers of its tokens.
@@ -176,12 +175,20 @@ impl From<Sentence> for StoredSentence {
     }
 }
 
-impl From<StoredSentence> for Sentence {
-    fn from(StoredSentence { text, ends, ids }: StoredSentence) -> Self {
-        let others: Vec<_> = ends.into_iter().zip(ids).collect();
-        let n = others.len() as u32;
+impl TryFrom<StoredSentence> for Sentence {
+    type Error = &'static str;
+
+    fn try_from(StoredSentence { text, ends, ids }: StoredSentence) -> Result<Self, Self::Error> {
+        if ends.len() != ids.len() {
+            return Err("a stored sentence has another number of ends than of ids");
+        }
+        if !ends.is_sorted() || !ends.iter().all(|&end| text.is_char_boundary(end as usize)) {
+            return Err("a token of a stored sentence does not end at a character of its text");
+        }
+        let n = ids.len() as u32;
+        let others = ends.into_iter().zip(ids).collect();
         let list = SentenceList { text, others, tokens: (0..n).collect(), lasts: vec![n], ..SentenceList::default() };
-        Self { tokens: 0..n, list: Arc::new(list) }
+        Ok(Self { tokens: 0..n, list: Arc::new(list) })
     }
 }
 
@@ -211,5 +218,18 @@ mod tests {
         let stored = r#"{"text":"de","ends":[1,2],"ids":[7,2]}"#;
         assert_eq!(serde_json::to_string(&last).unwrap(), stored);
         assert_eq!(serde_json::from_str::<Sentence>(stored).unwrap(), last);
+    }
+
+    #[test]
+    fn stored_sentences_that_do_not_fit_their_text_are_refused() {
+        for (stored, reason) in [
+            (r#"{"text":"de","ends":[1],"ids":[7,2]}"#, "number of ends"),
+            (r#"{"text":"de","ends":[1,3],"ids":[7,2]}"#, "does not end"),
+            (r#"{"text":"de","ends":[2,1],"ids":[7,2]}"#, "does not end"),
+            (r#"{"text":"é","ends":[1,2],"ids":[7,2]}"#, "does not end"),
+        ] {
+            let error = serde_json::from_str::<Sentence>(stored).unwrap_err().to_string();
+            assert!(error.contains(reason), "{stored}: {error}");
+        }
     }
 }

@@ -207,9 +207,11 @@ impl fmt::Display for DryRun {
                 format!("{name}: {}, {}", counted(*partitions as u64, "partition"), counted(*messages, "message")),
             ));
         }
-        // The options are the file of the model, in one line.
+        // The options are all of options.json, too long for a line of a table.
         let model = self.model.iter().filter(|(key, _)| *key != "elmo.options");
-        rows.extend(model.map(|(key, value)| ("model", format!("{}: {value}", key.trim_start_matches("elmo.")))));
+        rows.extend(
+            model.map(|(key, value)| ("model", format!("{}: {value}", key.strip_prefix("elmo.").unwrap_or(key)))),
+        );
         let state = if self.continues { "continues" } else { "begins" };
         rows.push(("output", format!("{} ({state})", self.output)));
         rows.extend(self.columns.iter().map(|(name, kind)| ("column", format!("{name}: {kind}"))));

@@ -22,9 +22,9 @@ using WorkPtr = c10::intrusive_ptr<c10d::Work>;
 // The caller has a limit of its own: Gloo's cannot be extended while a call waits.
 constexpr std::chrono::hours NEVER{24 * 365};
 
-// Held while a call of Gloo begins. Each call is entered in the flight recorder of the process, which has one list of all groups
-// and adds a new group to it before it takes its lock (`recordWithResetEnabled` in FlightRecorderDetail.hpp): two groups of one
-// process must not begin calls at the same time.
+// Held while a call of Gloo begins. Each call is recorded by the flight recorder of the process, which inserts a new group into a
+// map shared by all groups without holding its own lock (`recordWithResetEnabled` in FlightRecorderDetail.hpp). Without this lock,
+// groups of one process race for that map.
 std::mutex recording;
 
 char* copied(const std::string& text) {
