@@ -166,11 +166,12 @@ impl Evaluation {
     /// Token vectors of the words of a window.
     fn token_table(&self, window: &Window) -> Result<Tensor, TrainError> {
         let of_thread = window.words.len().div_ceil(self.threads).max(WORDS_OF_A_THREAD);
-        let tasks = window.words.chunks(of_thread).map(|words| -> Task<Tensor> {
-            let (model, words) = (self.model.share(), words.to_vec());
+        let tasks = (0..window.words.len()).step_by(of_thread).map(|first| -> Task<Tensor> {
+            let words = window.words.select(first..window.words.len().min(first + of_thread));
+            let model = self.model.share();
             Box::new(move || {
                 let _no_gradients = tch::no_grad_guard();
-                model.token_table(&words.iter().map(AsRef::as_ref).collect::<Vec<&str>>())
+                model.token_table(&words.iter().collect::<Vec<_>>())
             })
         });
         let parts = self.pool.run(tasks.collect())?;

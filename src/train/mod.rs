@@ -44,6 +44,7 @@ mod sentence;
 mod snapshot;
 mod trainer;
 mod window;
+mod words;
 
 pub use collective::{Busy, Cause, Collective, CollectiveError, Group, LISTENER, Limits, Meeting, MeetingError, RUN};
 pub use draws::{Draws, Place};
@@ -63,3 +64,4 @@ pub use sentence::{Sentence, SentenceList};
 pub use snapshot::{Counters, Saved, Snapshot, Values};
 pub use trainer::{LanguageModel, Resources, StepReport, Trainer};
 pub use window::{Stream, Window};
+pub use words::Words;

@@ -199,7 +199,7 @@ mod tests {
         let mut places = Places::default();
         while let Ok(Some(stream)) = packer.next_window(&mut places, &mut next) {
             let words = places.finish();
-            let inputs: Vec<&str> = stream.inputs.iter().map(|&input| &*words[input as usize]).collect();
+            let inputs: Vec<&str> = stream.inputs.iter().map(|&input| words.word(input as usize)).collect();
             let rows: Vec<String> = inputs.chunks(packer.positions).map(|row| row.join(" ")).collect();
             all.push((rows.join(" | "), stream.targets));
         }

@@ -2,7 +2,7 @@
 
 use std::{collections::HashMap, sync::Arc};
 
-use super::sentence::Symbol;
+use super::{sentence::Symbol, words::Words};
 
 /// Indices of the distinct words of a window. Reused for each window, so that words of the vocabulary are neither hashed nor copied.
 #[derive(Debug, Default)]
@@ -16,23 +16,24 @@ pub struct Places {
     /// Places of the words of this window that are not in the vocabulary.
     others: HashMap<Arc<str>, u32>,
     /// The distinct words of this window.
-    words: Vec<Arc<str>>,
+    words: Words,
 }
 
 impl Places {
     /// For sentences of a [`SentenceList`](super::SentenceList) with this vocabulary, and sentences that hold all of their text.
     pub fn new(vocabulary: Arc<[Arc<str>]>) -> Self {
-        Self { known: vec![(0, 0); vocabulary.len()], vocabulary, window: 1, ..Self::default() }
+        let words = Words::with_capacity(Arc::clone(&vocabulary), 0);
+        Self { known: vec![(0, 0); vocabulary.len()], vocabulary, window: 1, words, ..Self::default() }
     }
 
     /// Ends the window, and returns its distinct words.
-    pub fn finish(&mut self) -> Vec<Arc<str>> {
+    pub fn finish(&mut self) -> Words {
         self.window = self.window.checked_add(1).unwrap_or_else(|| {
             self.known.fill((0, 0));
             1
         });
         self.others.clear();
-        let next = Vec::with_capacity(self.words.len());
+        let next = Words::with_capacity(Arc::clone(&self.vocabulary), self.words.len());
         std::mem::replace(&mut self.words, next)
     }
 
@@ -51,7 +52,7 @@ impl Places {
         let (window, place) = &mut self.known[id as usize];
         if *window != self.window {
             (*window, *place) = (self.window, self.words.len() as u32);
-            self.words.push(Arc::clone(&self.vocabulary[id as usize]));
+            self.words.push_word(id);
         }
         *place
     }
@@ -61,7 +62,7 @@ impl Places {
             return place;
         }
         let (word, place) = (Arc::<str>::from(word), self.words.len() as u32);
-        self.words.push(Arc::clone(&word));
+        self.words.push_other(Arc::clone(&word));
         self.others.insert(word, place);
         place
     }
@@ -78,13 +79,13 @@ mod tests {
         let mut places = Places::new(["a", "<UNK>", "b"].map(Arc::from).into());
         let mut window = |symbols: &[Symbol<'_>]| {
             let found: Vec<u32> = symbols.iter().map(|symbol| places.of(*symbol)).collect();
-            (found, places.finish().iter().map(|word| word.to_string()).collect::<Vec<_>>())
+            (found, places.finish())
         };
         let (b, b_again, unknown) = (Symbol::Word(2), Symbol::Other("b", 2), Symbol::Word(1));
         let (x, y, z) = (Symbol::Other("x", 1), Symbol::Other("y", 1), Symbol::Other("z", 1));
-        let expected = (vec![0, 1, 0, 2, 1, 3], ["b", "x", "<UNK>", "y"].map(str::to_owned).to_vec());
+        let expected = (vec![0, 1, 0, 2, 1, 3], ["b", "x", "<UNK>", "y"].into_iter().collect());
         assert_eq!(window(&[b, x, b_again, unknown, x, y]), expected);
-        let expected = (vec![0, 1, 1, 2], ["y", "b", "z"].map(str::to_owned).to_vec());
+        let expected = (vec![0, 1, 1, 2], ["y", "b", "z"].into_iter().collect());
         assert_eq!(window(&[y, b_again, b, z]), expected);
     }
 
@@ -98,6 +99,6 @@ mod tests {
         places.of(Symbol::Word(0));
         assert_eq!(places.finish().len(), 1);
         assert_eq!((places.window, places.of(Symbol::Word(1)), places.of(Symbol::Word(0))), (1, 0, 1));
-        assert_eq!(places.finish(), ["b", "a"].map(Arc::from));
+        assert_eq!(places.finish(), ["b", "a"].into_iter().collect());
     }
 }

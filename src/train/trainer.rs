@@ -429,9 +429,8 @@ impl Trainer {
         let starts = self.states[sums.states.len()..].iter().map(StartState::share);
         let lanes: Vec<_> = self.lanes_of(rows).zip(starts).collect();
         self.pool.fold(lanes.into_iter().map(lane), |gradients| sums.add(gradients, &mut table))?;
-        let words = window.words.iter().map(AsRef::as_ref);
         sums.words += window.words.len();
-        sums.word_flop += cut.model.flop_of_words(words);
+        sums.word_flop += cut.model.flop_of_words(window.words.iter());
         let table = table.pop().ok_or_else(|| DeviceError::internal("a part without lanes"))?;
         tokens.backward(&self.pool, cut, &table, &mut sums.tokens)
     }
@@ -834,16 +833,16 @@ impl Tokens {
     fn compute(pool: &Pool, cut: &Cut, window: &Window, chunks: usize) -> Result<Self, DeviceError> {
         let words = &window.words;
         let mut order: Vec<usize> = (0..words.len()).collect();
-        order.sort_by_key(|&word| words[word].len()); // each chunk gets words of all lengths
+        order.sort_by_key(|&word| words.word(word).len()); // each chunk gets words of all lengths
         let n = chunks.min(words.len()).max(1);
         let dealt: Vec<Vec<usize>> =
             (0..n).map(|chunk| order.iter().skip(chunk).step_by(n).copied().collect()).collect();
         let mut places = vec![0; words.len()];
         dealt.iter().flatten().zip(0..).for_each(|(&word, place)| places[word] = place);
         let task = |chunk: &Vec<usize>| -> Task<Tensor> {
-            let words: Vec<Arc<str>> = chunk.iter().map(|&word| Arc::clone(&words[word])).collect();
+            let words = words.select(chunk.iter().copied());
             let model = cut.model.share();
-            Box::new(move || model.token_table(&words.iter().map(AsRef::as_ref).collect::<Vec<_>>()))
+            Box::new(move || model.token_table(&words.iter().collect::<Vec<_>>()))
         };
         Ok(Self { chunks: pool.run(dealt.iter().map(task).collect())?, places })
     }

@@ -1,6 +1,8 @@
 //! What one step reads: a window of both directions.
 
-use std::{ops::Range, sync::Arc};
+use std::ops::Range;
+
+use super::words::Words;
 
 /// A window of one direction: `rows` rows of `positions` tokens, and the word that follows each of them.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -15,7 +17,7 @@ pub struct Stream {
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Window {
     /// Distinct tokens of both directions.
-    pub words: Vec<Arc<str>>,
+    pub words: Words,
     /// Rows of each direction.
     pub rows: usize,
     /// Tokens of each row.
@@ -28,7 +30,7 @@ pub struct Window {
 
 impl Window {
     /// Joins the windows of both directions, forward first, of so many rows each and with these distinct words.
-    pub fn of_streams(words: Vec<Arc<str>>, streams: [Stream; 2], rows: usize) -> Self {
+    pub fn of_streams(words: Words, streams: [Stream; 2], rows: usize) -> Self {
         let positions = streams[0].inputs.len().checked_div(rows).unwrap_or(0);
         let [forward, backward] = streams;
         let (inputs, targets) = ([forward.inputs, backward.inputs], [forward.targets, backward.targets]);
@@ -55,12 +57,12 @@ impl Window {
         let mut used = Vec::new();
         for input in self.inputs.iter_mut().flatten() {
             let place = places[*input as usize].get_or_insert_with(|| {
-                used.push(Arc::clone(&self.words[*input as usize]));
+                used.push(*input as usize);
                 used.len() as u32 - 1
             });
             *input = *place;
         }
-        self.words = used;
+        self.words = self.words.select(used.into_iter());
     }
 
     /// Predictions of each direction.
@@ -97,8 +99,7 @@ mod tests {
     fn window(words: &[&str], inputs: [&[u32]; 2], targets: [&[u32]; 2], rows: usize) -> Window {
         let stream =
             |direction: usize| Stream { inputs: inputs[direction].to_vec(), targets: targets[direction].to_vec() };
-        let words = words.iter().map(|&word| Arc::from(word)).collect();
-        Window::of_streams(words, [stream(0), stream(1)], rows)
+        Window::of_streams(words.iter().copied().collect(), [stream(0), stream(1)], rows)
     }
 
     /// By hand.
@@ -108,7 +109,7 @@ mod tests {
         let window = window(&["a", "b", "c"], inputs, [&[1, 1, 0, 5], &[2, 3, 4, 5]], 2);
         assert_eq!((window.rows, window.positions), (2, 2));
         assert_eq!(window.problem(2, 6), None);
-        let words = |window: &Window| window.words.iter().map(|word| word.to_string()).collect::<Vec<_>>().concat();
+        let words = |window: &Window| window.words.iter().collect::<String>();
         let (first, second) = (window.of_rows(0..1), window.of_rows(1..2));
         assert_eq!((words(&first), words(&second)), ("abc".to_owned(), "bac".to_owned()));
         assert_eq!((second.inputs, second.targets), ([vec![0, 1], vec![2, 2]], [vec![0, 5], vec![4, 5]]));

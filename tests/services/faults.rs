@@ -89,7 +89,7 @@ impl Times {
         let seconds = Duration::from_secs;
         match is_long() {
             false => Self { messages: 400, failing: Duration::ZERO, away: seconds(10), patience: seconds(60) },
-            true => Self { messages: 2000, failing: seconds(120), away: seconds(420), patience: seconds(600) },
+            true => Self { messages: 2000, failing: seconds(120), away: seconds(1800), patience: seconds(600) },
         }
     }
 }

@@ -7,7 +7,7 @@ use elmo::{
     options::ModelOptions,
     train::{
         Classes, Draws, LanguageModel, Negatives, Optimizer, Place, Recipe, Resources, Schedule, Stream, Trainer,
-        Window,
+        Window, Words,
     },
 };
 use safetensors::{Dtype, SafeTensors};
@@ -50,8 +50,7 @@ pub(crate) fn strings(list: &Value) -> Vec<String> {
 
 /// The windows of all steps.
 pub(crate) fn windows() -> Vec<Window> {
-    let words: Vec<Arc<str>> =
-        strings(&json("text.json")["words"]).iter().map(|word| Arc::from(word.as_str())).collect();
+    let words: Words = strings(&json("text.json")["words"]).iter().map(String::as_str).collect();
     let all = numbers("windows.safetensors");
     let cells = ROWS * POSITIONS;
     let part = |name: &str, step: usize, direction: usize| -> Vec<u32> {

@@ -1,14 +1,14 @@
 //! Fifty steps of every case against the PyTorch program that made the fixtures, and what it says of packing, sampling,
 //! schedules and evaluation.
 
-use std::{convert::Infallible, sync::Arc};
+use std::convert::Infallible;
 
 use elmo::{
     model::Precision,
     options::ModelOptions,
     train::{
         Boundaries, Classes, Direction, Evaluated, Evaluation, LogUniform, Packer, Places, Recipe, Resources, Saved,
-        Sentence, Stream, Trainer, Values, Window,
+        Sentence, Stream, Trainer, Values, Window, Words,
     },
 };
 use serde_json::Value;
@@ -121,12 +121,12 @@ fn fifty_steps_in_float32_agree_with_pytorch() {
 /// Words of the fixture, whose ids do not matter.
 fn spelled(
     stream: &Stream,
-    words: &[Arc<str>],
+    words: &Words,
     spelling: &[String],
     positions: usize,
 ) -> (Vec<Vec<String>>, Vec<Vec<String>>) {
     let inputs = stream.inputs.chunks(positions);
-    let inputs = inputs.map(|row| row.iter().map(|&input| words[input as usize].to_string()).collect());
+    let inputs = inputs.map(|row| row.iter().map(|&input| words.word(input as usize).to_owned()).collect());
     let targets = stream.targets.chunks(positions);
     let targets = targets.map(|row| row.iter().map(|&target| spelling[target as usize].clone()).collect());
     (inputs.collect(), targets.collect())
@@ -176,7 +176,7 @@ fn the_windows_of_the_cases_are_those_of_their_text() {
     let mut places = Places::default();
     let text_of = |window: &Window| {
         let words =
-            |inputs: &Vec<u32>| inputs.iter().map(|&i| Arc::clone(&window.words[i as usize])).collect::<Vec<_>>();
+            |inputs: &Vec<u32>| inputs.iter().map(|&i| window.words.word(i as usize).to_owned()).collect::<Vec<_>>();
         (window.inputs.each_ref().map(words), window.targets.clone())
     };
     for expected in cases::windows() {
