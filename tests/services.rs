@@ -270,7 +270,7 @@ impl Remote<'_> {
     }
 }
 
-/// With model, inputs and outputs on a server, a cluster returns what one process returns. An executor that caches files
+/// With model, inputs and outputs on a server, a cluster returns what one process returns. A worker that caches files
 /// of stores notices that one was replaced, even by the same number of bytes within the same second.
 async fn cluster(stores: &Stores, bucket: &str) {
     let folder = tempfile::tempdir().unwrap();
@@ -286,10 +286,8 @@ async fn cluster(stores: &Stores, bucket: &str) {
         (0..ROWS).map(row).collect::<String>().into_bytes()
     };
     remote.put("in/rows.jsonl", rows("Row")).await;
-    let scheduler = Node::start(remote.elmo(), "cluster scheduler --bind 127.0.0.1:0");
-    let words = format!("cluster executor --threads 1 --scheduler {}", scheduler.address);
-    let mut executor = Node::start(remote.elmo(), &words);
-    let there = ["sql", "-q", "--model", "@/model", "--format", "csv", "--cluster", &scheduler.address, "-c"];
+    let mut worker = Node::start(remote.elmo(), "cluster worker --bind 127.0.0.1:0 --threads 1");
+    let there = ["sql", "-q", "--model", "@/model", "--format", "csv", "--cluster", &worker.address, "-c"];
     let here = ["sql", "-q", "--model", "@/model", "--format", "csv", "-c"];
     let query = "SELECT id, text, elmo_embed(text) FROM '@/in/*.jsonl' ORDER BY id";
     let first = remote.prints(&[&there[..], &[query]].concat());
@@ -314,7 +312,7 @@ async fn cluster(stores: &Stores, bucket: &str) {
     let replace = |number: u32| format!("COPY (SELECT {number} AS n) TO '@/n.parquet'");
     let again = [&replace(1), "SELECT n FROM '@/n.parquet'", &replace(2), "SELECT n FROM '@/n.parquet'"];
     let words: Vec<&str> = again.iter().flat_map(|statement| ["-c", statement]).collect();
-    for place in [&[][..], &["--cluster", &scheduler.address]] {
+    for place in [&[][..], &["--cluster", &worker.address]] {
         let said = remote.prints(&[&["sql", "-q", "--format", "csv"], place, &words[..]].concat());
         assert_eq!(said, "count\n1\nn\n1\ncount\n1\nn\n2\n", "{place:?}");
         // A query without rows leaves a table without rows, and tabs make files that are read with tabs.
@@ -335,7 +333,7 @@ async fn cluster(stores: &Stores, bucket: &str) {
 
     let job = "embed -q --model @/model --input @/in/rows.jsonl --keep id --rows-per-file 100 --output";
     let job: Vec<&str> = job.split(' ').collect();
-    remote.prints(&[&job[..], &["@/there", "--cluster", &scheduler.address]].concat());
+    remote.prints(&[&job[..], &["@/there", "--cluster", &worker.address]].concat());
     remote.prints(&[&job[..], &["@/here"]].concat());
     let output = stores.locate(&format!("{}/here", remote.url)).unwrap();
     let parts = output.children().await.unwrap();
@@ -344,8 +342,8 @@ async fn cluster(stores: &Stores, bucket: &str) {
         let (there, here) = (remote.get(&format!("there/{name}")).await, remote.get(&format!("here/{name}")).await);
         assert!(there == here, "{name} has other bytes from a cluster");
     }
-    executor.signal("-TERM");
-    assert_eq!(executor.wait(), Some(0), "{}", executor.stderr());
+    worker.signal("-TERM");
+    assert_eq!(worker.wait(), Some(0), "{}", worker.stderr());
 }
 
 #[tokio::test(flavor = "multi_thread")]

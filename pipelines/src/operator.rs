@@ -1,19 +1,29 @@
 //! What the operators of this crate have in common.
 
-/// The methods of [`datafusion::physical_plan::ExecutionPlan`] for an operator with this name, with a field
-/// `properties`, with these fields as its inputs, and without expressions.
+/// The methods of [`datafusion::physical_plan::ExecutionPlan`] for an operator with this name, with a field `properties`, without
+/// expressions, and with these fields, or the result of this method, as its inputs.
 macro_rules! operator {
     ($name:expr, inputs: [$($input:ident),*]) => {
+        fn children(&self) -> Vec<&std::sync::Arc<dyn datafusion::physical_plan::ExecutionPlan>> {
+            vec![$(&self.$input),*]
+        }
+
+        crate::operator::operator!($name);
+    };
+    ($name:expr, input: $method:ident()) => {
+        fn children(&self) -> Vec<&std::sync::Arc<dyn datafusion::physical_plan::ExecutionPlan>> {
+            vec![self.$method()]
+        }
+
+        crate::operator::operator!($name);
+    };
+    ($name:expr) => {
         fn name(&self) -> &'static str {
             $name
         }
 
         fn properties(&self) -> &std::sync::Arc<datafusion::physical_plan::PlanProperties> {
             &self.properties
-        }
-
-        fn children(&self) -> Vec<&std::sync::Arc<dyn datafusion::physical_plan::ExecutionPlan>> {
-            vec![$(&self.$input),*]
         }
 
         fn apply_expressions(

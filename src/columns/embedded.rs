@@ -43,7 +43,7 @@ pub struct EmbeddedColumns {
 }
 
 /// Counts of one column.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub struct ColumnStats {
     /// Rows.
     pub rows: usize,

@@ -1,7 +1,11 @@
-//! `elmo cluster`: a scheduler and executors as separate processes on loopback. Results are compared byte by byte with
-//! those of a single process.
+//! `elmo cluster`: workers as separate processes on loopback. Results are compared byte by byte with those of a single process.
 
-use std::{fs, process::Stdio, thread, time::Duration};
+use std::{
+    fs,
+    process::Stdio,
+    thread,
+    time::{Duration, Instant},
+};
 
 use arrow::array::RecordBatch;
 use parquet::arrow::arrow_reader::ParquetRecordBatchReaderBuilder;
@@ -12,24 +16,28 @@ use crate::{
     queries::{is_ordered, query},
 };
 
-/// A scheduler and two executors of one thread each.
+/// Workers of one thread each.
 struct Cluster {
-    scheduler: Node,
-    executors: Vec<Node>,
+    workers: Vec<Node>,
+    /// Their addresses, as clients are given them.
+    list: String,
 }
 
 impl Cluster {
-    fn start(place: &Place) -> Self {
-        let scheduler = Node::start(place.elmo(), "cluster scheduler --bind 127.0.0.1:0");
-        let words = format!("cluster executor --threads 1 --slots 2 --scheduler {}", scheduler.address);
-        let executors = (0..2).map(|_| Node::start(place.elmo(), &words)).collect();
-        Self { scheduler, executors }
+    fn start(place: &Place, workers: usize) -> Self {
+        let worker = |_| Node::start(place.elmo(), "cluster worker --bind 127.0.0.1:0 --threads 1");
+        let workers: Vec<Node> = (0..workers).map(worker).collect();
+        let list = workers.iter().map(|worker| worker.address.as_str()).collect::<Vec<_>>().join(",");
+        Self { workers, list }
     }
 
     /// Runs `elmo sql` on the cluster.
     fn sql(&self, place: &Place, words: &[&str]) -> Ended {
-        let cluster = ["--cluster", &self.scheduler.address];
-        sql(place, &[&cluster, words].concat())
+        sql(place, &[&self.flags(), words].concat())
+    }
+
+    fn flags(&self) -> [&str; 2] {
+        ["--cluster", &self.list]
     }
 }
 
@@ -124,7 +132,7 @@ const STATEMENTS: [&str; 51] = [
      - id + id - id + id - id + id - id + id - id + id - id + id - id + id - id + id - id + id - id + id - id + id - id \
      + id - id + id - id + id - id + id - id + id - id + id - id + id - id + id - id + id - id + id - id + id - id + id \
      - id + id - id + id - id + id - id + id - id + id - id + id - id + id - id + id - id + id - id) FROM 'reviews.jsonl'",
-    // Properties of windows, sorts, limits and groups that Ballista's stages would lose.
+    // Properties of windows, sorts, limits and groups that are lost on the way to a worker.
     "SELECT id, sum(id) FILTER (WHERE id % 2 = 0) OVER () AS s FROM 'reviews.jsonl' ORDER BY id LIMIT 3",
     "SELECT id, lag(text) IGNORE NULLS OVER (ORDER BY id), first_value(text) IGNORE NULLS OVER (ORDER BY id DESC) \
      FROM 'reviews.jsonl' ORDER BY id",
@@ -154,44 +162,14 @@ const STATEMENTS: [&str; 51] = [
 #[test]
 fn a_cluster_returns_what_one_process_returns() {
     let place = Place::new();
-    place.write("lines/a.txt", "One line.\nTwo lines.\n");
-    place.write("lines/b.txt", "Another file.\n\nThree lines.\n");
-    place.write("many.jsonl", texts(1500, 30));
-    place.write("large.jsonl", texts(5500, 30));
-    for packed in ["packed.csv.gz", "packed.jsonl.gz", "packed/a.ndjson.zst", "packed/b.ndjson.zst"] {
-        let copy = format!("COPY (SELECT id, text FROM 'reviews.jsonl') TO '{packed}'");
-        assert_eq!(sql(&place, &["-c", &copy]).code, Some(0));
-    }
-    let sorted = |part| {
-        format!("COPY (SELECT id, text FROM 'many.jsonl' WHERE id % 3 = {part} ORDER BY id) TO 'sorted/{part}.parquet'")
-    };
-    assert_eq!(sql(&place, &["-c", &[0, 1, 2].map(sorted).join("; ")]).code, Some(0));
-    let cluster = Cluster::start(&place);
-    // One process for all statements. If something differs, one process per statement.
-    let words = |statements: &[&str]| -> Vec<String> {
-        let each = statements.iter().flat_map(|statement| ["-c".to_owned(), statement.replace("many.t", "many.jsonl")]);
-        ["--format".to_owned(), "csv".to_owned()].into_iter().chain(each).collect()
-    };
-    let both = |statements: &[&str]| {
-        let words = words(statements);
-        let words: Vec<&str> = words.iter().map(String::as_str).collect();
-        (cluster.sql(&place, &words), sql(&place, &words))
-    };
-    let (there, here) = both(&STATEMENTS);
-    if (there.code, &there.out) != (Some(0), &here.out) {
-        for statement in STATEMENTS {
-            let (there, here) = both(&[statement]);
-            assert_eq!((there.code, there.err.as_str()), (Some(0), ""), "{statement}");
-            assert_eq!(there.out, here.out, "{statement}");
-        }
-        panic!("each statement on its own gives the same result");
-    }
-    assert_eq!((here.code, here.out.lines().count() > 1000), (Some(0), true), "{}", here.err);
-    // A file of 900 KiB is split, and both executors run tasks.
+    write_files(&place);
+    let cluster = Cluster::start(&place, 3);
+    compare_statements(&place, &cluster);
+    // A file of 900 KiB is split, and all workers embed.
     let large = ["--format", "csv", "-c", "SELECT count(*), elmo_centroid(elmo_embed(text)) FROM 'large.jsonl'"];
     assert_eq!(cluster.sql(&place, &large).out, sql(&place, &large).out);
-    for executor in &cluster.executors {
-        assert!(executor.stderr().contains("this model is untrained"), "{}", executor.stderr());
+    for worker in &cluster.workers {
+        assert!(worker.stderr().contains("this model is untrained"), "{}", worker.stderr());
     }
     // Vectors keep their type, encoding and footer. The order of pairs in the footer may differ.
     let copy =
@@ -200,7 +178,7 @@ fn a_cluster_returns_what_one_process_returns() {
     assert_eq!(sql(&place, &["-c", &copy("here")]).code, Some(0));
     assert_eq!(parquet(&place, "there.parquet"), parquet(&place, "here.parquet"));
     // A table is truncated, with a note.
-    let words = ["--cluster", &cluster.scheduler.address, "--max-rows", "2", "-c", "SELECT id FROM 'reviews.jsonl'"];
+    let words = ["--cluster", &cluster.list, "--max-rows", "2", "-c", "SELECT id FROM 'reviews.jsonl'"];
     let shown = place.elmo().arg("sql").args(words).output().unwrap();
     let err = String::from_utf8(shown.stderr).unwrap();
     assert!(err.contains("only the first 2 rows are shown; use --max-rows for more"), "{err}");
@@ -212,7 +190,15 @@ fn a_cluster_returns_what_one_process_returns() {
     let explained = cluster.sql(&place, &["-c", last]).out;
     let at = |words: &str| explained.find(words).unwrap_or_else(|| panic!("{words}: {explained}"));
     let physical = at("physical_plan");
-    let places = [at("ClusterRowsExec"), at("SortPreservingMergeExec"), at("ClusterExec:"), at("DataSourceExec")];
+    let places = [
+        "RowsExec",
+        "ClusterExec: workers=3",
+        "SortPreservingMergeExec",
+        "StageExec",
+        "SortExec: TopK",
+        "DataSourceExec",
+    ];
+    let places = places.map(at);
     assert!(physical < places[0] && places.is_sorted(), "{explained}");
     // Rows are in file order, also with a subquery. Ids are numbered in that order.
     let ordered = "SELECT id FROM (SELECT id, elmo_embed(text)[1] AS v FROM 'large.jsonl' \
@@ -220,10 +206,56 @@ fn a_cluster_returns_what_one_process_returns() {
     let ids = cluster.sql(&place, &["--format", "csv", "-c", ordered]).out;
     let ids: Vec<u32> = ids.lines().skip(1).map(|id| id.parse().unwrap()).collect();
     assert!(ids.len() > 5000 && ids.is_sorted(), "{} rows", ids.len());
+    let explained = sql(
+        &place,
+        &["-c", "SET datafusion.optimizer.repartition_file_min_size = 1000", "-c", &format!("EXPLAIN {ordered}")],
+    );
+    let explained = explained.out;
+    assert!(explained.contains("InOrderExec"), "{explained}");
     random_queries(&place, &cluster);
     statements_that_run_in_the_client(&place, &cluster);
     bulk_jobs(&place, &cluster);
     errors(&place, &cluster);
+}
+
+/// The files of [`STATEMENTS`].
+fn write_files(place: &Place) {
+    place.write("lines/a.txt", "One line.\nTwo lines.\n");
+    place.write("lines/b.txt", "Another file.\n\nThree lines.\n");
+    place.write("many.jsonl", texts(1500, 30));
+    place.write("large.jsonl", texts(5500, 30));
+    for packed in ["packed.csv.gz", "packed.jsonl.gz", "packed/a.ndjson.zst", "packed/b.ndjson.zst"] {
+        let copy = format!("COPY (SELECT id, text FROM 'reviews.jsonl') TO '{packed}'");
+        assert_eq!(sql(place, &["-c", &copy]).code, Some(0));
+    }
+    let sorted = |part| {
+        format!("COPY (SELECT id, text FROM 'many.jsonl' WHERE id % 3 = {part} ORDER BY id) TO 'sorted/{part}.parquet'")
+    };
+    assert_eq!(sql(place, &["-c", &[0, 1, 2].map(sorted).join("; ")]).code, Some(0));
+}
+
+/// [`STATEMENTS`] on a cluster and in one process.
+fn compare_statements(place: &Place, cluster: &Cluster) {
+    // One process for all statements. If something differs, one process per statement.
+    let words = |statements: &[&str]| -> Vec<String> {
+        let each = statements.iter().flat_map(|statement| ["-c".to_owned(), statement.replace("many.t", "many.jsonl")]);
+        ["--format".to_owned(), "csv".to_owned()].into_iter().chain(each).collect()
+    };
+    let both = |statements: &[&str]| {
+        let words = words(statements);
+        let words: Vec<&str> = words.iter().map(String::as_str).collect();
+        (cluster.sql(place, &words), sql(place, &words))
+    };
+    let (there, here) = both(&STATEMENTS);
+    if (there.code, &there.out) != (Some(0), &here.out) {
+        for statement in STATEMENTS {
+            let (there, here) = both(&[statement]);
+            assert_eq!((there.code, there.err.as_str()), (Some(0), ""), "{statement}");
+            assert_eq!(there.out, here.out, "{statement}");
+        }
+        panic!("each statement on its own gives the same result");
+    }
+    assert_eq!((here.code, here.out.lines().count() > 1000), (Some(0), true), "{}", here.err);
 }
 
 /// Random queries over several files.
@@ -271,7 +303,7 @@ fn random_queries(place: &Place, cluster: &Cluster) {
         assert!(all - seeds.len() <= all / 10, "seed {refused}: {}", here.err);
         here = run(&seeds, &[]);
     }
-    let there = run(&seeds, &["--cluster", &cluster.scheduler.address]);
+    let there = run(&seeds, &cluster.flags());
     assert_eq!((there.code, there.err.as_str()), (Some(0), ""), "seed {:?}", last(&there));
     let (here, there) = (answers(&here, &seeds), answers(&there, &seeds));
     assert_eq!((here.len(), there.len()), (seeds.len(), seeds.len()));
@@ -299,7 +331,7 @@ fn statements_that_run_in_the_client(place: &Place, cluster: &Cluster) {
          SELECT count(*), sum(id) FROM b WHERE id > 8 AND elmo_embed(text)[1] IS NOT NULL",
         "CREATE EXTERNAL TABLE c STORED AS JSON LOCATION 'array.json' OPTIONS ('format.newline_delimited' 'false'); \
          SELECT count(*), min(elmo_embed(text)[1]) FROM c WHERE n % 7 = 0",
-        // Executors find that this one is an array.
+        // Workers would find that this one is an array.
         "SELECT count(*), min(elmo_embed(text)[1]) FROM 'array.json' WHERE n % 7 = 0",
         "SELECT id, elmo_embed(text)[1] FROM 'stream.arrow' ORDER BY id",
         "SELECT r.id, elmo_embed(r.text)[1] FROM 'reviews.jsonl' r, information_schema.tables ORDER BY id",
@@ -322,7 +354,7 @@ fn statements_that_run_in_the_client(place: &Place, cluster: &Cluster) {
 
 /// The files of a bulk job are identical to those of a single process, which can resume a job of the cluster.
 fn bulk_jobs(place: &Place, cluster: &Cluster) {
-    let address = &cluster.scheduler.address;
+    let address = &cluster.list;
     let job = "embed -q --model tiny --input many.jsonl --keep id --rows-per-file 400";
     for (name, settings) in [
         ("plain", ""),
@@ -374,7 +406,7 @@ fn bulk_jobs(place: &Place, cluster: &Cluster) {
 
 /// Messages and exit codes of errors are those of a single process.
 fn errors(place: &Place, cluster: &Cluster) {
-    let address = &cluster.scheduler.address;
+    let address = &cluster.list;
     let same = [
         "SELECT elmo_embed(text, layers => 9) FROM 'reviews.jsonl'",
         "SELECT elmo_embed(text, on_long => 'error', sentences => 'off') FROM 'long.jsonl'",
@@ -412,7 +444,7 @@ fn errors(place: &Place, cluster: &Cluster) {
     says(cluster.sql(place, &["--precision", "bf16", "-c", query]), 4, "computes in f32, and the query asks for bf16");
     let embed = format!("embed -q --model tiny --input reviews.jsonl --output no --cluster {address} --precision bf16");
     says(place.run(&embed), 4, "start all with the same --precision");
-    // Executors check the fingerprint that the client planned with. Here the client's cached fingerprint is wrong.
+    // Workers check the fingerprint that the client planned with. Here the client's cached fingerprint is wrong.
     place.exits("model convert tiny other --to safetensors", 0);
     let weights = place.path("other/weights.safetensors");
     let mut bytes = fs::read(&weights).unwrap();
@@ -432,111 +464,231 @@ fn errors(place: &Place, cluster: &Cluster) {
     says(cluster.sql(place, &query), 4, &planned);
 }
 
-#[test]
-fn processes_of_a_cluster_report_errors() {
-    let place = Place::new();
-    let everywhere = place.exits("cluster scheduler --bind 0.0.0.0:0", 2);
-    assert!(everywhere.err.contains("executors cannot reach 0.0.0.0"), "{everywhere:?}");
-    place.exits("cluster executor --slots 100000", 2);
-    // SIGTERM while it waits for the scheduler.
-    let mut waiting = Node::spawn(place.elmo(), "cluster executor --scheduler 127.0.0.1:1");
-    waiting.wait_for("waiting for the scheduler");
-    waiting.signal("-TERM");
-    assert_eq!(waiting.wait(), Some(0), "{}", waiting.stderr());
-    // It creates a folder below --work-dir and deletes it; other content stays.
-    place.write("results/mine/a.txt", "not a result");
-    let scheduler = Node::start(place.elmo(), "cluster scheduler --bind 0.0.0.0:0 --host localhost");
-    let port = scheduler.address.rsplit_once(':').unwrap().1.to_owned();
-    let words = format!("cluster executor --bind localhost:0 --work-dir results --scheduler 127.0.0.1:{port}");
-    let mut executor = Node::start(place.elmo(), &words);
-    let folders = || fs::read_dir(place.path("results")).unwrap().count();
-    assert_eq!(folders(), 2);
-    let answer = sql(&place, &["--cluster", &format!("localhost:{port}"), "-c", "SELECT elmo_embed('a') IS NULL"]);
-    assert!(answer.code == Some(0) && answer.out.contains("false"), "{answer:?}");
-    executor.signal("-TERM");
-    assert_eq!(executor.wait(), Some(0), "{}", executor.stderr());
-    assert_eq!((folders(), place.path("results/mine/a.txt").exists()), (1, true));
-    // The port is reserved while an executor waits for the scheduler.
-    let port = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
-    let words = format!("cluster executor --scheduler 127.0.0.1:1 --bind 127.0.0.1:{port}");
-    let mut waiting = Node::spawn(place.elmo(), &words);
-    waiting.wait_for("waiting for the scheduler");
-    let taken = place.exits(&words, 2);
-    assert!(taken.err.contains(&format!("cannot listen at 127.0.0.1:{port}")), "{taken:?}");
+/// `SELECT` with spaces that [`Node::spawn`] does not divide.
+fn one_word(query: &str) -> String {
+    query.replace(' ', "/**/")
 }
 
 #[test]
-fn a_killed_executor_does_not_change_the_result() {
+fn a_worker_that_is_killed_or_stands_still_costs_no_answer() {
     let place = Place::new();
     // 1.5 MB: the file is split.
     place.write("many.jsonl", texts(3000, 80));
-    // A subplan; then calls above a join of two subplans with aggregates.
-    for query in [
-        "SELECT count(*) AS n, sum(id) AS s, elmo_centroid(elmo_embed(text)) AS c FROM 'many.jsonl'",
-        "SELECT count(*) AS n, sum(id) AS s, elmo_centroid(elmo_embed(concat(m, k))) AS c FROM \
-         (SELECT id, min(text) AS m FROM 'many.jsonl' WHERE elmo_embed(text)[1] IS NOT NULL GROUP BY id) a \
-         JOIN (SELECT id, max(id % 5) AS k FROM 'many.jsonl' GROUP BY id) b USING (id)",
+    // An aggregate of a scan; then calls above a join of two scans with aggregates.
+    for (signal, query) in [
+        ("-KILL", "SELECT count(*) AS n, sum(id) AS s, elmo_centroid(elmo_embed(text)) AS c FROM 'many.jsonl'"),
+        (
+            "-STOP",
+            "SELECT count(*) AS n, sum(id) AS s, elmo_centroid(elmo_embed(concat(m, k))) AS c FROM \
+             (SELECT id, min(text) AS m FROM 'many.jsonl' WHERE elmo_embed(text)[1] IS NOT NULL GROUP BY id) a \
+             JOIN (SELECT id, max(id % 5) AS k FROM 'many.jsonl' GROUP BY id) b USING (id)",
+        ),
     ] {
-        let mut cluster = Cluster::start(&place);
+        let mut cluster = Cluster::start(&place, 2);
         let words = ["--format", "csv", "-c", query];
         let here = sql(&place, &words);
         let mut command = place.elmo();
-        command.args(["sql", "-q", "--model", "tiny", "--cluster", &cluster.scheduler.address]).args(words);
+        command.args(["sql", "-q", "--model", "tiny", "--cluster", &cluster.list]).args(words);
         let asked = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
-        // An executor opens the model when it runs the first task.
-        cluster.executors[1].wait_for("this model is untrained");
-        cluster.executors[1].child.kill().unwrap();
+        // A worker opens the model when it runs the first task.
+        cluster.workers[1].wait_for("this model is untrained");
+        cluster.workers[1].signal(signal);
         let there = asked.wait_with_output().unwrap();
-        assert_eq!(String::from_utf8(there.stderr).unwrap(), "");
-        assert_eq!(String::from_utf8(there.stdout).unwrap(), here.out);
-        // The other executor answers the next query, and ends on SIGTERM.
+        assert_eq!(String::from_utf8_lossy(&there.stderr), "");
+        assert_eq!(String::from_utf8_lossy(&there.stdout), here.out);
+        // The other worker answers the next query, and ends on SIGTERM.
         assert_eq!(cluster.sql(&place, &words).out, here.out);
-        let executor = &mut cluster.executors[0];
-        executor.signal("-TERM");
-        assert_eq!(executor.wait(), Some(0), "{}", executor.stderr());
+        cluster.workers[1].signal("-KILL");
+        let worker = &mut cluster.workers[0];
+        worker.signal("-TERM");
+        assert_eq!(worker.wait(), Some(0), "{}", worker.stderr());
+    }
+}
+
+/// Units of a bulk job go to other workers when theirs is killed, stands still, or ends; one that comes back gets units again. The
+/// files are those of one process to the byte, and nothing else is left in the folder.
+#[test]
+fn a_bulk_job_survives_its_workers() {
+    let place = Place::new();
+    place.write("many.jsonl", texts(40_000, 20));
+    let job = "embed -q --model tiny --input many.jsonl --keep id --rows-per-file 2000";
+    place.exits(&format!("{job} --output here"), 0);
+    let mut cluster = Cluster::start(&place, 3);
+    let words = format!("{job} --output there --cluster {}", cluster.list);
+    let mut client = Node::spawn(place.elmo(), &words);
+    cluster.workers[2].wait_for("this model is untrained");
+    cluster.workers[2].signal("-KILL");
+    cluster.workers[1].signal("-STOP");
+    thread::sleep(Duration::from_secs(2));
+    cluster.workers[1].signal("-CONT");
+    assert_eq!(client.wait(), Some(0), "{}", client.stderr());
+    let names = |folder: &str| -> Vec<String> {
+        let names = fs::read_dir(place.path(folder)).unwrap().map(|entry| entry.unwrap().file_name());
+        let mut names: Vec<String> = names.map(|name| name.into_string().unwrap()).collect();
+        names.sort();
+        names
+    };
+    assert_eq!(names("there"), names("here"));
+    for name in names("here").iter().filter(|name| name.ends_with("parquet")) {
+        let read = |folder: &str| fs::read(place.path(&format!("{folder}/{name}"))).unwrap();
+        assert!(read("there") == read("here"), "{name}");
+    }
+    // The client is interrupted, and then killed; the last run finishes on one worker.
+    for (signal, code) in [("-INT", Some(130)), ("-KILL", None)] {
+        let words = format!("{job} --output again --cluster {}", cluster.list);
+        let mut client = Node::spawn(place.elmo(), &words);
+        let (begun, since) = (place.path("again/_elmo/part-00000.json"), Instant::now());
+        while !begun.exists() {
+            assert!(since.elapsed() < Duration::from_secs(60), "{}", client.stderr());
+            thread::sleep(Duration::from_millis(20));
+        }
+        client.signal(signal);
+        assert_eq!(client.wait(), code, "{}", client.stderr());
+    }
+    cluster.workers[0].signal("-TERM");
+    assert_eq!(cluster.workers[0].wait(), Some(0), "{}", cluster.workers[0].stderr());
+    place.exits(&format!("{job} --output again --cluster {}", cluster.list), 0);
+    assert_eq!(names("again"), names("here"));
+    for name in names("here").iter().filter(|name| name.ends_with("parquet")) {
+        let read = |folder: &str| fs::read(place.path(&format!("{folder}/{name}"))).unwrap();
+        assert!(read("again") == read("here"), "{name}");
+    }
+    place.exits("verify again --model tiny", 0);
+    // Entries of consecutive parts are lost, and a worker that was killed has left a file.
+    let worker = Node::start(place.elmo(), "cluster worker --bind 127.0.0.1:0 --threads 1");
+    for part in 3..6 {
+        fs::remove_file(place.path(&format!("again/_elmo/part-{part:05}.json"))).unwrap();
+    }
+    let left = place.path(&format!("again/.{}.staged-7", names("here")[2]));
+    fs::write(&left, "unfinished").unwrap();
+    let words = format!("{job} --output again --cluster {}", worker.address);
+    place.exits(&words, 0);
+    assert!(!left.exists());
+    assert_eq!(names("again"), names("here"));
+    fs::write(&left, "unfinished").unwrap();
+    place.exits(&format!("{words} --overwrite"), 0);
+    assert_eq!(names("again"), names("here"));
+    for name in names("here").iter().filter(|name| name.ends_with("parquet")) {
+        let read = |folder: &str| fs::read(place.path(&format!("{folder}/{name}"))).unwrap();
+        assert!(read("again") == read("here"), "{name}");
     }
 }
 
 #[test]
-fn queries_wait_for_a_starting_cluster_and_can_be_cancelled() {
+fn workers_and_clients_report_errors() {
     let place = Place::new();
-    place.write("many.jsonl", texts(12000, 80));
-    let nobody = place.exits("sql -q --cluster 127.0.0.1:1 -c SELECT/**/elmo_embed('a')", 5);
-    assert!(nobody.err.contains("the scheduler at 127.0.0.1:1 does not answer"), "{nobody:?}");
-    let scheduler = Node::start(place.elmo(), "cluster scheduler --bind 127.0.0.1:0");
-    let mut waiting = Node::spawn(
-        place.elmo(),
-        &format!(
-            "sql --model tiny --cluster {} -c SELECT/**/elmo_embed(text)/**/FROM/**/'many.jsonl'",
-            scheduler.address
-        ),
-    );
-    waiting.wait_for("no executor is connected to the scheduler");
-    let words = format!("cluster executor --threads 1 --slots 1 --scheduler {}", scheduler.address);
-    let mut executor = Node::start(place.elmo(), &format!("{words} -vv"));
-    executor.wait_for("this model is untrained");
-    // Ctrl-C cancels the job: the executor, which has seconds of work left, cancels its tasks.
-    waiting.signal("-INT");
-    assert_eq!(waiting.wait(), Some(130), "{}", waiting.stderr());
-    executor.wait_for("Cancelling tasks for");
-    let next =
-        sql(&place, &["--cluster", &scheduler.address, "--format", "csv", "-c", "SELECT elmo_embed('a')[1] > 9"]);
-    assert_eq!(next.code, Some(0), "{next:?}");
-    let taken = place.exits(&format!("cluster scheduler --bind {}", scheduler.address), 2);
+    let everywhere = place.exits("cluster worker --bind 0.0.0.0:0", 2);
+    assert!(everywhere.err.contains("anybody who reaches this address could read files"), "{everywhere:?}");
+    let nobody = place.exits(&format!("sql -q --cluster 127.0.0.1:1 -c {}", one_word("SELECT elmo_embed('a')")), 5);
+    assert!(nobody.err.contains("none of the workers answers: 127.0.0.1:1"), "{nobody:?}");
+    place.exits("embed -q --model tiny --input reviews.jsonl --output no --cluster 127.0.0.1:1", 5);
+    let wrong = place.exits("sql -q --cluster localhost -c SELECT/**/1", 2);
+    assert!(wrong.err.contains("is not HOST:PORT"), "{wrong:?}");
+    let cluster = Cluster::start(&place, 1);
+    let taken = place.exits(&format!("cluster worker --bind {}", cluster.list), 2);
     assert!(taken.err.contains("cannot listen at"), "{taken:?}");
-    // An executor without the model, as its working directory differs.
-    drop(executor);
+    // A list in a file, with a worker that is not there.
+    place.write("workers", format!("# mine\n\n{}\n127.0.0.1:1\n", cluster.list));
     let mut command = place.elmo();
+    command.args(["sql", "--model", "tiny", "--cluster", "workers", "-c", "SELECT elmo_embed('a') IS NULL"]);
+    let answer = command.output().unwrap();
+    let (out, err) = (String::from_utf8_lossy(&answer.stdout), String::from_utf8_lossy(&answer.stderr));
+    assert!(answer.status.success() && out.contains("false"), "{out}{err}");
+    assert!(err.contains("going on without a worker: 127.0.0.1:1"), "{err}");
+    // A worker that lacks the model, as its working directory differs.
     fs::create_dir(place.path("elsewhere")).unwrap();
+    let mut command = place.elmo();
     command.current_dir(place.path("elsewhere"));
-    let mut other = Node::spawn(command, &words);
-    other.wait_for("ready");
+    let other = Node::start(command, "cluster worker --bind 127.0.0.1:0 --threads 1");
     place.exits("model convert tiny here --to safetensors", 0);
-    let words = ["--model", "/proc/self/cwd/here", "-c", "SELECT elmo_embed(text) FROM 'many.jsonl' LIMIT 1"];
-    let lost = sql(&place, &[["--cluster", &scheduler.address].as_slice(), &words].concat());
+    let words = ["--model", "/proc/self/cwd/here", "-c", "SELECT elmo_embed(text) FROM 'reviews.jsonl' LIMIT 1"];
+    let lost = sql(&place, &[["--cluster", &other.address].as_slice(), &words].concat());
     assert_eq!(lost.code, Some(4), "{lost:?}");
     assert!(lost.err.contains("cannot open the model here: no model /proc/self/cwd/here"), "{lost:?}");
-    // Executors end with an error when the scheduler stops.
-    drop(scheduler);
-    assert_eq!(other.wait(), Some(5), "{}", other.stderr());
+}
+
+/// Ctrl-C ends the work on the workers.
+#[test]
+fn an_interrupted_query_leaves_nothing_running() {
+    let place = Place::new();
+    place.write("many.jsonl", texts(12000, 80));
+    let cluster = Cluster::start(&place, 1);
+    let query = one_word("SELECT elmo_embed(text) FROM 'many.jsonl'");
+    for signal in ["-INT", "-KILL"] {
+        // A table would be cut after 100 rows.
+        let words = format!("sql --format csv --model tiny --cluster {} -c {query}", cluster.list);
+        let mut client = Node::spawn(place.elmo(), &words);
+        wait_for_tasks(&place, &cluster, &|tasks| tasks > 0);
+        client.signal(signal);
+        client.wait();
+        wait_for_tasks(&place, &cluster, &|tasks| tasks == 0);
+    }
+}
+
+/// Waits until the number of tasks of the first worker is as it should be.
+fn wait_for_tasks(place: &Place, cluster: &Cluster, is_right: &dyn Fn(u64) -> bool) {
+    let began = Instant::now();
+    loop {
+        let status = place.exits(&format!("cluster status --json {}", cluster.list), 0).json();
+        let tasks = status[0]["tasks"].as_u64().unwrap();
+        if is_right(tasks) {
+            return;
+        }
+        assert!(began.elapsed() < Duration::from_secs(30), "{tasks} tasks");
+        thread::sleep(Duration::from_millis(20));
+    }
+}
+
+/// With a token, and certificates that are made here.
+#[test]
+fn only_those_with_the_token_and_the_certificate_authority_are_served() {
+    let place = Place::new();
+    let made = place.shell(
+        "openssl req -x509 -newkey rsa:2048 -nodes -days 2 -subj /CN=elmo-ca -keyout ca.key -out ca.pem && \
+         openssl req -newkey rsa:2048 -nodes -subj /CN=worker -keyout worker.key -out worker.csr && \
+         printf 'subjectAltName=DNS:localhost,IP:127.0.0.1' > names && \
+         openssl x509 -req -in worker.csr -CA ca.pem -CAkey ca.key -CAcreateserial -days 2 -extfile names -out worker.pem && \
+         openssl req -x509 -newkey rsa:2048 -nodes -days 2 -subj /CN=other -keyout other.key -out other.pem",
+    );
+    assert_eq!(made.code, Some(0), "{made:?}");
+    place.write("token", "open sesame\n");
+    place.write("wrong", "open barley\n");
+    place.write("empty", "\n");
+    let own = "--token-file token --tls-ca ca.pem";
+    let worker = |_| {
+        let words =
+            format!("cluster worker --bind 127.0.0.1:0 --threads 1 {own} --tls-cert worker.pem --tls-key worker.key");
+        Node::start(place.elmo(), &words)
+    };
+    let workers: Vec<Node> = (0..2).map(worker).collect();
+    let list = workers.iter().map(|worker| worker.address.as_str()).collect::<Vec<_>>().join(",");
+    place.write("many.jsonl", texts(5500, 30));
+    // Rows also go from worker to worker.
+    let query = one_word(
+        "SELECT k, count(*), sum(e) FROM (SELECT id % 7 AS k, elmo_embed(text)[1] AS e FROM 'many.jsonl') GROUP BY k ORDER BY k",
+    );
+    let here = place.exits(&format!("sql -q --model tiny --format csv -c {query}"), 0);
+    let there = place.exits(&format!("sql -q --model tiny --format csv --cluster {list} {own} -c {query}"), 0);
+    assert_eq!(there.out, here.out);
+    let job = format!("embed -q --model tiny --input many.jsonl --rows-per-file 1000 --cluster {list}");
+    place.exits(&format!("{job} {own} --output out"), 0);
+    for (words, code, reason) in [
+        ("", 5, "none of the workers answers"),
+        ("--tls-ca ca.pem", 2, "it asks for a token; give --token-file"),
+        ("--tls-ca ca.pem --token-file wrong", 2, "wrong token; give --token-file"),
+        ("--tls-ca ca.pem --token-file empty", 2, "the token is empty"),
+        ("--tls-ca other.pem --token-file token", 5, "certificate"),
+        ("--tls-ca nothing.pem --token-file token", 5, "nothing.pem"),
+        ("--tls-ca token --token-file token", 2, "token: has no certificate"),
+    ] {
+        for command in [format!("{job} --output no"), format!("sql -q --cluster {list} -c {query}")] {
+            let refused = place.run(&format!("{command} {words}"));
+            assert!(refused.code != Some(0) && refused.err.contains(reason), "{words}: {refused:?}");
+            assert_eq!(refused.code, Some(code), "{words}: {refused:?}");
+            assert!(!refused.err.contains("sesame") && !refused.err.contains("barley"), "{refused:?}");
+        }
+    }
+    for worker in workers {
+        assert!(!worker.stderr().contains("sesame"), "{}", worker.stderr());
+    }
 }

@@ -392,7 +392,7 @@ impl ModelSource for Replaced {
 
 #[tokio::test]
 async fn a_changed_lm_head_is_an_error() {
-    for (process, expected) in [(None, "the LM head in "), (Some("the executor"), ", as read by the executor,")] {
+    for (process, expected) in [(None, "the LM head in "), (Some("the worker"), ", as read by the worker,")] {
         let model = Replaced {
             described: super::slt::narrow(),
             first: Mutex::new(Some(super::slt::narrow_with(1.0))),

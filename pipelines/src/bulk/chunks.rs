@@ -9,7 +9,7 @@ use arrow::{
 };
 use elmo::{EmbeddedColumns, spec::Level};
 
-use super::{BulkJob, manifest::Counts};
+use super::manifest::Counts;
 use crate::{
     error::Result,
     source::{Malformed, Plan, Position, Rows, Slice, row_bytes},
@@ -151,14 +151,14 @@ struct Open {
 }
 
 impl Chunker {
-    pub(super) fn new(job: &BulkJob, stage: &dyn Stage, plan: Arc<Plan>, from: Position) -> Self {
+    pub(super) fn new(window_rows: usize, stage: &dyn Stage, plan: Arc<Plan>, from: Position) -> Self {
         let multiple = stage.spec().batch_rows.unwrap_or(1);
         Self {
             rows: Rows::new(plan, from),
             open: Open::default(),
             rest: None,
             closed: false,
-            max_rows: job.window_rows.div_ceil(multiple).saturating_mul(multiple),
+            max_rows: window_rows.div_ceil(multiple).saturating_mul(multiple),
             text_bytes: chunk_text_bytes(stage),
             vector_bytes: VectorBytes::of(stage),
             multiple,

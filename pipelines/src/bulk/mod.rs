@@ -10,6 +10,8 @@
 //! finish             manifest/    check that every file exists, record the totals
 //! ```
 //!
+//! Parts may be computed by other processes (`units.rs`, `unit.rs`), which write them; this one publishes them.
+//!
 //! A *part* holds a fixed number of input rows, so its bytes are a function of the input and the settings alone: not of
 //! memory flags, of batches, or of interruptions. A *chunk* is the rows that are submitted to the stage at once; several
 //! chunks are in flight, so that rows are read and tokenised while devices work. `partial` keeps the complete rows of
@@ -25,17 +27,24 @@ mod partial;
 mod place;
 mod prepare;
 mod run;
+mod unit;
+mod units;
 
 use std::time::{Duration, Instant};
 
 use futures::future::{FutureExt, Shared};
 use serde::Serialize;
 
-pub use self::prepare::{Prepared, prepare};
 pub(crate) use self::{inputs::rows_are_unchanged, place::place, prepare::columns_setting};
 use self::{
     manifest::{Counts, Manifest, ManifestError, Part},
+    prepare::Parts,
     run::Run,
+};
+pub use self::{
+    prepare::{Prepared, prepare},
+    unit::{Unit, UnitDone},
+    units::{Computed, UnitProgress, Units},
 };
 use crate::{
     crash::bulk as crash,
@@ -129,6 +138,22 @@ pub async fn run(
     shutdown: impl Future<Output = ()>,
     progress: &dyn Progress,
 ) -> Result<BulkReport> {
+    run_by(job, stage, None, stores, shutdown, progress).await
+}
+
+/// As [`run`]; where `units` are given, they compute the parts, and `stage` only describes the output. An interrupted job keeps the
+/// parts that are complete.
+///
+/// # Errors
+/// As [`run`], and those of `units`.
+pub async fn run_by(
+    job: &BulkJob,
+    stage: &dyn Stage,
+    units: Option<&dyn Units>,
+    stores: &Stores,
+    shutdown: impl Future<Output = ()>,
+    progress: &dyn Progress,
+) -> Result<BulkReport> {
     let stop = shutdown.shared();
     let again = !job.inputs.iter().any(|input| input == source::STDIN);
     let prepared = tokio::select! {
@@ -152,12 +177,13 @@ pub async fn run(
         warn_untrained();
     }
     let resumed = manifest.durable_totals();
-    let mut run = Run::new(job, stage, &prepared, progress, resumed);
+    let parts = Parts::new(job, &prepared);
+    let mut run = Run::new(stage, (parts, job.grace), progress, resumed);
     // Input that cannot be read again is waited for without a limit; a second signal ends the process.
     let limit = if again { job.grace + STORE_GRACE } else { Duration::MAX };
     let outcome = match checked {
         Ok(()) if manifest.is_complete() => Ok(()),
-        Ok(()) => match unless_stopped(&stop, limit, run.parts(&mut manifest, &stop)).await {
+        Ok(()) => match unless_stopped(&stop, limit, run_parts(&mut run, units, &mut manifest, &stop)).await {
             Some(outcome) => outcome,
             None => Err(Error::Interrupted { rows: manifest.durable_totals().rows_in, again, begun: true }),
         },
@@ -173,6 +199,18 @@ pub async fn run(
     // If the store does not answer, the lease expires.
     let _ = unless_stopped(&stop, STORE_GRACE, manifest.close()).await;
     outcome.map(|()| report)
+}
+
+async fn run_parts(
+    run: &mut Run<'_>,
+    units: Option<&dyn Units>,
+    manifest: &mut Manifest,
+    stop: &Shared<impl Future<Output = ()>>,
+) -> Result<()> {
+    match units {
+        Some(units) => run.elsewhere(units, manifest, stop).await,
+        None => run.run(manifest, stop).await,
+    }
 }
 
 /// Waits for `work`, but no longer than `grace` after the job was interrupted; then `None`.

@@ -48,7 +48,7 @@ impl<'j> Run<'j> {
         let job = manifest.job_digest();
         let mut open = self.open(manifest.part(number), start, &job)?;
         if self.can_resume(manifest, number)
-            && let Some(partial) = Partial::load(&manifest.partial(), &self.prepared.schema, (start, &job)).await
+            && let Some(partial) = Partial::load(&manifest.partial(), &self.parts.schema, (start, &job)).await
         {
             *chunker = self.chunker(partial.end());
             self.count_resumed(partial.counts());
@@ -88,6 +88,21 @@ impl<'j> Run<'j> {
         digest: &RowDigest,
         stop: &Shared<impl Future<Output = ()>>,
     ) -> Result<(Position, bool)> {
+        let (end, last) = self.ended(chunker, (start, number), stop).await?;
+        manifest.prepare(number, end, digest.value().as_deref()).await?;
+        Ok((end, last))
+    }
+
+    /// Returns where the complete part that begins at `start` ends, and whether it is the last one.
+    ///
+    /// # Errors
+    /// [`SourceError::Changed`](source::SourceError::Changed) when its files did.
+    pub(super) async fn ended(
+        &self,
+        chunker: &mut Chunker,
+        (start, number): (Position, usize),
+        stop: &Shared<impl Future<Output = ()>>,
+    ) -> Result<(Position, bool)> {
         let waits_for_lines = !self.is_repeatable() && !chunker.is_closed();
         let last = tokio::select! {
             biased;
@@ -98,24 +113,19 @@ impl<'j> Run<'j> {
             chunker.close();
         }
         let end = chunker.position();
-        let at_limit = self.prepared.ends_with(number) && last == Some(true);
+        let at_limit = self.parts.ends_with(number) && last == Some(true);
         // When reading was closed at the end of the input, nothing is missing.
-        let is_behind = end.file >= self.prepared.plan.files().len();
+        let is_behind = end.file >= self.parts.plan.files().len();
         let last = last.unwrap_or(false) && (is_behind || at_limit || !chunker.is_closed());
-        let files = self.prepared.plan.files().take(end.file + 1).skip(start.file);
+        let files = self.parts.plan.files().take(end.file + 1).skip(start.file);
         source::check_unchanged(files).await?;
-        manifest.hold().await?;
-        if number < manifest.parts().len() {
-            manifest.check_repair(number, end, digest.value().as_deref())?;
-            manifest.retract(number).await?;
-        }
         Ok((end, last))
     }
 
     /// Whether no row follows part `number`. After an error this part is complete, and the error is returned again for the
     /// next part; only standard input returns an error once. One retry excludes a temporary failure of the store.
     async fn is_at_end(&self, chunker: &mut Chunker, number: usize) -> Result<bool> {
-        if self.prepared.ends_with(number) {
+        if self.parts.ends_with(number) {
             return Ok(true);
         }
         match chunker.is_at_end().await {
@@ -125,10 +135,13 @@ impl<'j> Run<'j> {
     }
 
     fn open(&self, location: Location, start: Position, job: &str) -> Result<OpenPart<'j>> {
-        let vectors = self.stage.fields().first().map(|field| field.name().clone()).unwrap_or_default();
-        let encoding = Encoding { vectors, codec: self.job.codec, row_group_bytes: self.job.row_group_bytes };
-        let writer = PartWriter::new(location, &self.prepared.schema, &encoding, Buffering::Chunk)?;
+        let writer = PartWriter::new(location, &self.parts.schema, &self.encoding(), Buffering::Chunk)?;
         Ok(OpenPart::new(writer, self.in_flight(), start, job.to_owned()))
+    }
+
+    pub(super) fn encoding(&self) -> Encoding {
+        let vectors = self.stage.fields().first().map(|field| field.name().clone()).unwrap_or_default();
+        Encoding { vectors, codec: self.parts.codec, row_group_bytes: self.parts.row_group_bytes }
     }
 
     /// Whether saved rows of the open part can be used: not in state `carry`, where the state after them is missing,
@@ -142,7 +155,7 @@ impl<'j> Run<'j> {
         let mut rows = manifest.durable_totals().rows_in;
         if self.can_resume(manifest, number) {
             // If a row fails, it fails again when the job is resumed.
-            let _ = tokio::time::timeout(self.job.grace, self.add_next(&mut open)).await;
+            let _ = tokio::time::timeout(self.grace, self.add_next(&mut open)).await;
             while let Some(Ok(true)) = self.add_next(&mut open).now_or_never() {}
             let saved = match manifest.hold().await {
                 Ok(()) => open.prefix.save(&manifest.partial()).await.map_err(Error::from),
@@ -159,14 +172,14 @@ impl<'j> Run<'j> {
 
     /// Writes the rows of one part; false when the job is interrupted before the part is complete. If the input cannot
     /// be read again, the rows that were read are written even then.
-    async fn fill(
+    pub(super) async fn fill(
         &mut self,
         chunker: &mut Chunker,
         open: &mut OpenPart<'_>,
         number: usize,
         stop: &Shared<impl Future<Output = ()>>,
     ) -> Result<bool> {
-        let mut left = self.prepared.rows_of(number).saturating_sub(open.counts.rows_in);
+        let mut left = self.parts.rows_of(number).saturating_sub(open.counts.rows_in);
         loop {
             match self.step(chunker, open, &mut left, stop).await? {
                 Step::Added => {}
@@ -200,7 +213,7 @@ impl<'j> Run<'j> {
             if slices.is_empty() || !open.in_flight.has_room(bytes) {
                 break;
             }
-            let (chunk, texts) = Chunk::new(&self.prepared.plan, slices, chunker.bytes_read())?;
+            let (chunk, texts) = Chunk::new(&self.parts.plan, slices, chunker.bytes_read())?;
             let rows = chunk.rows() as u64;
             tokio::select! {
                 biased;
@@ -239,10 +252,10 @@ impl<'j> Run<'j> {
 
     /// The rows that a chunk adds to the output.
     fn finish(&mut self, chunk: &Chunk, added: &EmbeddedColumns) -> Result<(RecordBatch, Counts)> {
-        let output = chunk.output(&self.prepared.schema, added)?;
+        let output = chunk.output(&self.parts.schema, added)?;
         self.note_malformed(chunk);
         if added.keep.is_some() {
-            log_skipped(&self.prepared.plan, &chunk.slices, &added.row_errors, &mut self.logged);
+            log_skipped(&self.parts.plan, &chunk.slices, &added.row_errors, &mut self.logged);
         }
         self.seen.bytes = chunk.bytes_read;
         self.seen.rows += output.1.rows_in;

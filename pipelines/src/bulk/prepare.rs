@@ -7,9 +7,11 @@ use arrow::datatypes::{Schema, SchemaRef};
 use super::{
     BulkJob,
     manifest::{InputRecord, Job},
+    unit::output_schema,
 };
 use crate::{
     error::{Error, Result},
+    sink::Codec,
     source::{self, InputFile, OnMalformed, Plan, Request},
     stage::Stage,
     stores::{Location, Stores},
@@ -62,8 +64,7 @@ pub async fn prepare(job: &BulkJob, stage: &dyn Stage, stores: &Stores) -> Resul
         infer_rows: job.infer_rows,
     };
     let plan = Plan::resolve(listing.files, &request).await?;
-    let kept = plan.kept().fields().iter().map(|field| field.as_ref().clone());
-    let schema = Arc::new(Schema::new(kept.chain(fields).collect::<Vec<_>>()));
+    let schema = output_schema(&plan, stage);
     let inputs = plan.files().map(InputRecord::from).collect();
     let part_rows = part_rows(job, stage);
     let settings = settings(job, stage, &schema, part_rows);
@@ -84,7 +85,35 @@ fn check_reading(job: &BulkJob, files: &[InputFile]) -> Result<()> {
     }
 }
 
-impl Prepared {
+/// How the rows of a job are divided into parts, and how parts are computed and written.
+#[derive(Debug, Clone)]
+pub(super) struct Parts {
+    pub(super) plan: Arc<Plan>,
+    /// Columns of the output.
+    pub(super) schema: SchemaRef,
+    /// Input rows of one part.
+    pub(super) part_rows: u64,
+    /// Input rows of all parts, if not all are read.
+    pub(super) limit: Option<u64>,
+    /// Maximum number of rows of a chunk.
+    pub(super) window_rows: usize,
+    pub(super) codec: Codec,
+    pub(super) row_group_bytes: u64,
+}
+
+impl Parts {
+    pub(super) fn new(job: &BulkJob, prepared: &Prepared) -> Self {
+        Self {
+            plan: Arc::clone(&prepared.plan),
+            schema: Arc::clone(&prepared.schema),
+            part_rows: prepared.part_rows,
+            limit: prepared.limit,
+            window_rows: job.window_rows,
+            codec: job.codec,
+            row_group_bytes: job.row_group_bytes,
+        }
+    }
+
     /// Input rows of part `number`.
     pub(super) fn rows_of(&self, number: usize) -> u64 {
         self.rows_left(number).map_or(self.part_rows, |left| left.min(self.part_rows))
@@ -96,7 +125,7 @@ impl Prepared {
     }
 
     /// Rows from part `number` on, if there is a limit. All parts but the last one have the same number of rows.
-    fn rows_left(&self, number: usize) -> Option<u64> {
+    pub(super) fn rows_left(&self, number: usize) -> Option<u64> {
         let before = self.part_rows.saturating_mul(number as u64);
         self.limit.map(|limit| limit.saturating_sub(before))
     }

@@ -1,14 +1,14 @@
 //! Writes the parts of a job: first lost parts again, then those after the last one.
 
-use std::sync::Arc;
+use std::{sync::Arc, time::Duration};
 
 use futures::future::Shared;
 
 use super::{
-    BulkJob, Prepared,
     chunks::{Chunk, Chunker},
-    manifest::{Counts, Manifest, Part},
+    manifest::{Counts, Manifest, Part, PartEntry},
     place::{self, log_malformed},
+    prepare::Parts,
 };
 use crate::{
     crash::bulk as crash,
@@ -23,15 +23,18 @@ use crate::{
 const MAX_IN_FLIGHT: InFlightLimit = InFlightLimit { batches: 8, bytes: 512 << 20 };
 
 /// Malformed rows that a report names.
-const MAX_NAMED: usize = 5;
+pub(super) const MAX_NAMED: usize = 5;
 
 /// A running job.
 pub(super) struct Run<'j> {
-    pub(super) job: &'j BulkJob,
     pub(super) stage: &'j dyn Stage,
-    pub(super) prepared: &'j Prepared,
+    pub(super) parts: Parts,
+    /// How long an interrupted job waits for the rows in flight.
+    pub(super) grace: Duration,
     pub(super) progress: &'j dyn Progress,
     pub(super) seen: Snapshot,
+    /// Limit of chunks in flight.
+    in_flight: InFlightLimit,
     /// Totals of the durable parts when the run began.
     resumed: Counts,
     /// Work of the devices before this job.
@@ -44,27 +47,41 @@ pub(super) struct Run<'j> {
 
 impl<'j> Run<'j> {
     pub(super) fn new(
-        job: &'j BulkJob,
         stage: &'j dyn Stage,
-        prepared: &'j Prepared,
+        (parts, grace): (Parts, Duration),
         progress: &'j dyn Progress,
         resumed: Counts,
     ) -> Self {
         let (seen, work_before) = (Snapshot::default(), stage.work());
-        Self { job, stage, prepared, progress, seen, resumed, work_before, logged: 0, malformed_rows: Vec::new() }
+        let in_flight = MAX_IN_FLIGHT;
+        Self {
+            stage,
+            parts,
+            grace,
+            progress,
+            seen,
+            in_flight,
+            resumed,
+            work_before,
+            logged: 0,
+            malformed_rows: Vec::new(),
+        }
+    }
+
+    /// A part that another process asked for, with at most so many bytes in flight.
+    pub(super) fn of_unit(stage: &'j dyn Stage, parts: Parts, progress: &'j dyn Progress, bytes: u64) -> Self {
+        let in_flight = InFlightLimit { bytes: bytes.min(MAX_IN_FLIGHT.bytes), ..MAX_IN_FLIGHT };
+        // Devices work for other units too, so that tokens are counted by rows.
+        Self { in_flight, work_before: None, ..Self::new(stage, (parts, Duration::ZERO), progress, Counts::default()) }
     }
 
     /// Writes the parts that are not durable and finishes the job.
-    pub(super) async fn parts(
-        &mut self,
-        manifest: &mut Manifest,
-        stop: &Shared<impl Future<Output = ()>>,
-    ) -> Result<()> {
+    pub(super) async fn run(&mut self, manifest: &mut Manifest, stop: &Shared<impl Future<Output = ()>>) -> Result<()> {
         self.seen.rows = self.resumed.rows_in;
         // With a limit it is not known how many bytes will be read.
-        let is_whole = self.prepared.limit.is_none();
+        let is_whole = self.parts.limit.is_none();
         self.seen.bytes_total =
-            Some(self.prepared.plan.files().map(|file| file.size).sum()).filter(|bytes| *bytes > 0 && is_whole);
+            Some(self.parts.plan.files().map(|file| file.size).sum()).filter(|bytes| *bytes > 0 && is_whole);
         let mut chunker = self.chunker(Position::default());
         if self.carries_state() && !manifest.is_complete() {
             self.replay(&mut chunker, manifest, stop).await?;
@@ -99,7 +116,7 @@ impl<'j> Run<'j> {
 
     /// Logs the malformed rows of a chunk, which are not in the output, and keeps the first ones for the report.
     pub(super) fn note_malformed(&mut self, chunk: &Chunk) {
-        for (file, malformed) in chunk.malformed(&self.prepared.plan) {
+        for (file, malformed) in chunk.malformed(&self.parts.plan) {
             log_malformed(&file, malformed, &mut self.logged);
             if self.malformed_rows.len() < MAX_NAMED {
                 self.malformed_rows.push(format!("{file}, line {}: {}", malformed.line, malformed.reason));
@@ -108,11 +125,11 @@ impl<'j> Run<'j> {
     }
 
     pub(super) fn chunker(&self, from: Position) -> Chunker {
-        Chunker::new(self.job, self.stage, Arc::clone(&self.prepared.plan), from)
+        Chunker::new(self.parts.window_rows, self.stage, Arc::clone(&self.parts.plan), from)
     }
 
     pub(super) fn in_flight(&self) -> InOrder<'j, Chunk> {
-        InOrder::new(self.stage, MAX_IN_FLIGHT)
+        InOrder::new(self.stage, self.in_flight)
     }
 
     /// State `carry`: a row's vectors depend on all rows before it.
@@ -137,15 +154,20 @@ impl<'j> Run<'j> {
         number: usize,
         stop: &Shared<impl Future<Output = ()>>,
     ) -> Result<()> {
-        let file = manifest.part(number);
-        let then = manifest.parts()[number].entry().map(|entry| entry.sha256.clone());
-        match then {
-            Some(_) => tracing::warn!(%file, "lost or damaged; written again"),
-            None => tracing::warn!(%file, "its manifest entry is lost or damaged; both are written again"),
-        }
         let entry = self.part(chunker, manifest, number, stop).await?;
-        if then.is_some_and(|then| then != entry.sha256) {
-            tracing::warn!(%file, "its bytes differ from the first time; its manifest entry was replaced too");
+        self.restore(manifest, number, entry).await
+    }
+
+    /// Writes the entry of a part that was written again.
+    pub(super) async fn restore(&self, manifest: &mut Manifest, number: usize, entry: PartEntry) -> Result<()> {
+        let file = manifest.part(number);
+        match manifest.parts()[number].entry() {
+            Some(then) if then.sha256 == entry.sha256 => tracing::warn!(%file, "was lost or damaged; written again"),
+            Some(_) => tracing::warn!(
+                %file,
+                "was lost or damaged; written again with other bytes than the first time; its manifest entry was replaced too"
+            ),
+            None => tracing::warn!(%file, "its manifest entry was lost or damaged; both are written again"),
         }
         Ok(manifest.restore(number, entry).await?)
     }
@@ -186,7 +208,7 @@ impl<'j> Run<'j> {
         if slices.is_empty() {
             return Ok(0);
         }
-        let (chunk, texts) = Chunk::new(&self.prepared.plan, slices, chunker.bytes_read())?;
+        let (chunk, texts) = Chunk::new(&self.parts.plan, slices, chunker.bytes_read())?;
         let rows = chunk.rows() as u64;
         let columns = self.stage.submit(&texts).await.map_err(|e| self.place(e, &chunk.slices))?;
         chunker.advance();
@@ -196,7 +218,7 @@ impl<'j> Run<'j> {
 
     /// Whether the input can be read a second time: standard input cannot.
     pub(super) fn is_repeatable(&self) -> bool {
-        self.prepared.plan.files().all(|file| file.location.is_some())
+        self.parts.plan.files().all(|file| file.location.is_some())
     }
 
     pub(super) fn interrupted(&self, rows: u64) -> Error {
@@ -204,7 +226,7 @@ impl<'j> Run<'j> {
     }
 
     pub(super) fn place(&self, error: elmo::Error, slices: &[Slice]) -> Error {
-        place::place(&self.prepared.plan, error, slices)
+        place::place(&self.parts.plan, error, slices)
     }
 
     /// Counts the work of devices for this job so far; false where the stage does not measure it.

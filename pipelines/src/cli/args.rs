@@ -292,7 +292,7 @@ impl FromStr for Devices {
 /// Stack size of threads in bytes. A long condition of a query is a deep tree. Unused stack takes no memory.
 const STACK: usize = 64 << 20;
 
-/// Sets the same stack size for threads that libraries start, such as those of Ballista. Must be called before the
+/// Sets the same stack size for threads that libraries start, such as those of gRPC. Must be called before the
 /// first thread is started.
 #[cfg(feature = "cluster")]
 pub(super) fn set_stack_size() {
@@ -311,8 +311,6 @@ pub(crate) fn block_on<T>(future: impl Future<Output = Result<T>>) -> Result<T> 
     let runtime = tokio::runtime::Builder::new_multi_thread().thread_stack_size(STACK).enable_all().build();
     let runtime = runtime.map_err(|e| Error::Failed(format!("cannot start threads: {e}")))?;
     let outcome = runtime.block_on(future);
-    #[cfg(feature = "cluster")]
-    runtime.block_on(crate::cluster::release_jobs());
     // Cancelled tasks remove their temporary files. A blocking read of standard input cannot be cancelled, so the
     // process must end without waiting for it.
     runtime.shutdown_timeout(SHUTDOWN_TIMEOUT);

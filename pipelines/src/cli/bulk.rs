@@ -12,7 +12,7 @@ use super::{
     print, print_json, shutdown,
 };
 use crate::{
-    bulk::{self, BulkJob, BulkReport, dry_run::dry_run},
+    bulk::{self, BulkJob, BulkReport, Units, dry_run::dry_run},
     error::{Error, Exit, Result},
     redact::redact,
     report::{bytes, count, table},
@@ -97,18 +97,32 @@ impl OutputArgs {
     }
 }
 
+/// Who computes the columns of a job.
+pub(super) struct Computing {
+    /// Describes the columns, and computes them unless `units` do.
+    pub(super) stage: Arc<dyn Stage>,
+    /// Other processes that compute whole parts.
+    pub(super) units: Option<Arc<dyn Units>>,
+}
+
+impl From<Arc<dyn Stage>> for Computing {
+    fn from(stage: Arc<dyn Stage>) -> Self {
+        Self { stage, units: None }
+    }
+}
+
 /// Runs a job, or tries it, and prints its report.
 pub(super) fn run(
     job: &BulkJob,
     args: &OutputArgs,
     common: &CommonArgs,
-    stage: impl AsyncFnOnce(&Stores) -> Result<Arc<dyn Stage>>,
+    computing: impl AsyncFnOnce(&Stores) -> Result<Computing>,
 ) -> Result<Exit> {
     let progress = common.progress();
     let outcome = block_on(async {
         let stop = shutdown::requested("the current rows are durable")?;
         let stores = Stores::from_env();
-        let stage = stage(&stores).await?;
+        let Computing { stage, units } = computing(&stores).await?;
         if args.dry_run {
             let plan = dry_run(job, stage.as_ref(), &stores).await?;
             match args.json {
@@ -117,7 +131,7 @@ pub(super) fn run(
             }
             return Ok(None);
         }
-        bulk::run(job, stage.as_ref(), &stores, stop, progress.as_ref()).await.map(Some)
+        bulk::run_by(job, stage.as_ref(), units.as_deref(), &stores, stop, progress.as_ref()).await.map(Some)
     });
     // The job did not begin if there was an error before, or for a dry run.
     progress.finish();

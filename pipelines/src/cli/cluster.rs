@@ -1,31 +1,34 @@
 //! `elmo cluster`: the arguments of its processes. The cluster is in [`crate::cluster`].
 
-use std::path::PathBuf;
+use std::{
+    path::{Path, PathBuf},
+    sync::Arc,
+};
 
 use clap::{Args, Subcommand, ValueHint};
+use serde::Serialize;
+use tonic::transport::{Certificate, ClientTlsConfig, Identity, ServerTlsConfig};
 
 use super::{
-    CommonArgs,
-    args::{Bytes, EngineArgs, block_on, threads},
-    logging, shutdown,
+    args::{Bytes, EngineArgs, block_on},
+    logging, print, print_json, shutdown,
 };
 use crate::{
-    cluster::{Address, ClusterError, Executor, ExecutorSettings, Scheduler},
-    error::{Exit, Result},
+    cluster::{Address, Cluster, ClusterError, Credentials, Greeting, Worker, WorkerSettings, Workers},
+    error::{Error, Exit, Result},
     stores::Stores,
 };
 
-/// Run a cluster: one scheduler, and one executor per machine or GPU
+/// Run workers, on which elmo sql --cluster and elmo embed --cluster run queries and jobs
 ///
-/// Submit work with elmo sql --cluster and elmo embed --cluster. Executors open files and models by the paths and URLs
-/// of the query, with their own credentials. All processes must have the same version. There is no authentication and
-/// no encryption: run a cluster in a private network only.
+/// Start a worker per machine or GPU. There is no other process: every client coordinates its own work. Workers open files and
+/// models by the paths and URLs of the query, with their own credentials. All processes must have the same version.
 #[derive(Debug, Args)]
 #[command(after_help = "\
 Examples:
-  elmo cluster scheduler --bind 10.0.0.1
-  elmo cluster executor --scheduler 10.0.0.1 --bind 10.0.0.2 --device cuda:0
-  elmo sql --cluster 10.0.0.1 -c \"SELECT id, elmo_embed(text) FROM 's3://bucket/reviews/*.parquet'\"")]
+  elmo cluster worker --threads 2
+  elmo cluster status 127.0.0.1:50051
+  elmo sql --cluster 127.0.0.1:50051 -c \"SELECT elmo_embed(text) FROM 'reviews.jsonl'\"")]
 pub(super) struct ClusterCommand {
     #[command(subcommand)]
     process: Process,
@@ -33,64 +36,25 @@ pub(super) struct ClusterCommand {
 
 #[derive(Debug, Subcommand)]
 enum Process {
-    Scheduler(SchedulerArgs),
-    Executor(Box<ExecutorArgs>),
+    Worker(Box<WorkerArgs>),
+    Status(StatusArgs),
 }
 
-/// Run the scheduler, which assigns tasks to executors
+/// Run a worker, which reads, embeds and reduces the parts of queries that clients give it
 ///
-/// The scheduler opens no models and reads no files. Executors and clients must be able to connect to it, and it to the
-/// executors.
+/// Start one per machine, or one per GPU with --device. Clients connect to it, and so do the other workers. It opens files
+/// and models by the paths and URLs of the query, with its own credentials. After a signal, it exits when its tasks are done.
 #[derive(Debug, Args)]
 #[command(after_help = "\
 Examples:
-  elmo cluster scheduler
-  elmo cluster scheduler --bind 0.0.0.0:50050 --host 10.0.0.1")]
-struct SchedulerArgs {
-    /// Address to listen on, HOST or HOST:PORT; port 0 selects a free port
-    #[arg(long, value_name = "ADDRESS", default_value = "127.0.0.1:50050")]
+  elmo cluster worker --threads 2
+  elmo cluster worker --bind 10.0.0.2:50051 --device cuda:1 --token-file token --tls-cert worker.pem --tls-key worker.key")]
+struct WorkerArgs {
+    /// Address to listen on, HOST:PORT; port 0 selects a free port
+    #[arg(long, value_name = "ADDRESS", default_value = "127.0.0.1:50051")]
     bind: Address,
 
-    /// Host name under which executors reach the scheduler [default: the host of --bind]
-    #[arg(long, value_name = "HOST")]
-    host: Option<String>,
-}
-
-/// Run an executor, which runs tasks: reading, filtering, embedding, grouping
-///
-/// Start one per machine, or one per GPU with --device. The scheduler and the clients must be able to connect to it. It
-/// keeps results until they are fetched. After a signal, it exits when its running tasks are done.
-#[derive(Debug, Args)]
-#[command(after_help = "\
-Examples:
-  elmo cluster executor --threads 2
-  elmo cluster executor --scheduler 10.0.0.1 --bind 10.0.0.2 --device cuda:1")]
-struct ExecutorArgs {
-    /// Address of the scheduler, HOST or HOST:PORT
-    #[arg(long, value_name = "ADDRESS", default_value = "127.0.0.1:50050")]
-    scheduler: Address,
-
-    /// Address to serve results on, HOST or HOST:PORT; port 0 selects a free port
-    #[arg(long, value_name = "ADDRESS", default_value = "127.0.0.1:0")]
-    bind: Address,
-
-    /// Port on which the scheduler connects; 0 selects a free port
-    #[arg(long, value_name = "PORT", default_value = "0")]
-    control_port: u16,
-
-    /// Host name under which others reach the executor [default: the address used to reach the scheduler]
-    #[arg(long, value_name = "HOST")]
-    host: Option<String>,
-
-    /// Number of concurrent tasks; they share the devices [default: number of cores]
-    #[arg(long, value_name = "N", value_parser = threads)]
-    slots: Option<usize>,
-
-    /// Folder in which to create a folder for results [default: the temporary folder]
-    #[arg(long, value_name = "DIR", value_hint = ValueHint::DirPath)]
-    work_dir: Option<PathBuf>,
-
-    /// Memory limit for all tasks together, such as 4GB [default: 70 % of the memory]
+    /// Memory limit for all tasks together, such as 4GB [default: none]
     ///
     /// It covers sorts, joins, groups and buffered vectors.
     #[arg(long, value_name = "SIZE")]
@@ -100,62 +64,172 @@ struct ExecutorArgs {
     #[arg(long)]
     offline: bool,
 
+    /// Certificate of this worker, PEM, with those between it and the certificate authority
+    #[arg(long, value_name = "FILE", requires = "tls_key", value_hint = ValueHint::FilePath)]
+    tls_cert: Option<PathBuf>,
+
+    /// Key of the certificate, PEM
+    #[arg(long, value_name = "FILE", requires = "tls_cert", value_hint = ValueHint::FilePath)]
+    tls_key: Option<PathBuf>,
+
+    /// Listen beyond this machine without --token-file and --tls-cert, in a network that is trusted as a whole
+    #[arg(long)]
+    insecure: bool,
+
+    #[command(flatten)]
+    credentials: CredentialArgs,
+
     #[command(flatten)]
     engine: EngineArgs,
 }
 
-pub(super) fn run(command: ClusterCommand, common: &CommonArgs) -> Result<Exit> {
-    match command.process {
-        Process::Scheduler(args) => scheduler(&args, common),
-        Process::Executor(args) => executor(*args, common),
+/// What a process shows to workers.
+#[derive(Debug, Args)]
+pub(super) struct CredentialArgs {
+    /// File with the token that all processes of the cluster share
+    #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath)]
+    token_file: Option<PathBuf>,
+
+    /// Certificate authority of the workers, PEM; connections are encrypted
+    #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath)]
+    tls_ca: Option<PathBuf>,
+}
+
+impl CredentialArgs {
+    /// Reads the files.
+    pub(super) fn read(&self) -> Result<Credentials> {
+        let token = self.token_file.as_deref().map(read_text).transpose()?;
+        let token: Option<Arc<str>> = token.map(|token| token.trim().into());
+        if let (Some(token), Some(file)) = (&token, &self.token_file)
+            && token.is_empty()
+        {
+            return Err(Error::usage(
+                format!("{}: the token is empty", file.display()),
+                "write one, such as that of openssl rand -hex 32",
+            ));
+        }
+        let ca = self.tls_ca.as_deref().map(|file| read_pem(file, "CERTIFICATE")).transpose()?;
+        let tls = ca.map(|ca| ClientTlsConfig::new().ca_certificate(Certificate::from_pem(ca)));
+        Ok(Credentials { token, tls })
     }
 }
 
-fn scheduler(args: &SchedulerArgs, _: &CommonArgs) -> Result<Exit> {
+/// A file with PEM blocks, of which one has a name that ends like this.
+fn read_pem(path: &Path, name: &str) -> Result<String> {
+    let text = read_text(path)?;
+    match text.lines().any(|line| line.starts_with("-----BEGIN ") && line.trim_end().ends_with(&format!("{name}-----")))
+    {
+        true => Ok(text),
+        false => Err(Error::usage(
+            format!("{}: has no {}", path.display(), name.to_lowercase()),
+            "give a PEM file: text with -----BEGIN and -----END lines",
+        )),
+    }
+}
+
+fn read_text(path: &Path) -> Result<String> {
+    std::fs::read_to_string(path).map_err(|e| Error::io(path, e))
+}
+
+/// Show the workers of a cluster: version, devices, models that are open, tasks under way
+///
+/// Exits with 5 if one does not answer.
+#[derive(Debug, Args)]
+#[command(after_help = "\
+Examples:
+  elmo cluster status 10.0.0.2:50051,10.0.0.3:50051
+  elmo cluster status dns:workers.elmo.svc:50051 --token-file token --tls-ca ca.pem --json")]
+struct StatusArgs {
+    /// The workers: HOST:PORT,HOST:PORT, dns:NAME:PORT, or a file with a HOST:PORT per line
+    #[arg(value_name = "WORKERS")]
+    workers: Workers,
+
+    #[command(flatten)]
+    credentials: CredentialArgs,
+
+    /// Print JSON
+    #[arg(long)]
+    json: bool,
+}
+
+pub(super) fn run(command: ClusterCommand) -> Result<Exit> {
+    match command.process {
+        Process::Worker(args) => worker(*args),
+        Process::Status(args) => status(&args),
+    }
+}
+
+fn worker(args: WorkerArgs) -> Result<Exit> {
+    let mut tls = None;
+    if let (Some(cert), Some(key)) = (&args.tls_cert, &args.tls_key) {
+        tls = Some(
+            ServerTlsConfig::new()
+                .identity(Identity::from_pem(read_pem(cert, "CERTIFICATE")?, read_pem(key, "PRIVATE KEY")?)),
+        );
+    }
+    let settings = WorkerSettings {
+        bind: args.bind,
+        memory_limit: args.memory_limit.map(|bytes| bytes.0),
+        offline: args.offline,
+        engine: args.engine.settings(),
+        credentials: args.credentials.read()?,
+        tls,
+        insecure: args.insecure,
+    };
     block_on(async {
+        let worker = Worker::bind(settings, &Stores::from_env())?;
+        logging::note(&format!("worker at {}: ready", worker.address()));
+        let (_, twice) = shutdown::asked_twice()?;
         let stop = shutdown::ended()?;
-        let scheduler = Scheduler::bind(&args.bind, args.host.as_deref()).await?;
-        logging::note(&format!("scheduler at {}: ready", scheduler.address()));
         tokio::select! {
-            served = scheduler.serve() => served?,
-            () = stop => {}
+            served = worker.serve(stop) => served?,
+            () = twice => {}
         }
         Ok(Exit::Done)
     })
 }
 
-fn executor(args: ExecutorArgs, _: &CommonArgs) -> Result<Exit> {
-    let cores = std::thread::available_parallelism().map_or(1, usize::from);
+/// A worker as JSON.
+#[derive(Debug, Serialize)]
+struct Status<'s> {
+    address: &'s str,
+    #[serde(flatten)]
+    greeting: Option<&'s Greeting>,
+    /// Why there is none.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    error: Option<String>,
+}
+
+impl<'s> Status<'s> {
+    fn new(address: &'s str, answer: &'s Result<Greeting, ClusterError>) -> Self {
+        Self { address, greeting: answer.as_ref().ok(), error: answer.as_ref().err().map(ToString::to_string) }
+    }
+}
+
+/// A worker as text.
+fn line(address: &str, answer: &Result<Greeting, ClusterError>) -> String {
+    let greeting = match answer {
+        Ok(greeting) => greeting,
+        Err(error) => return format!("{address}  {error}\n"),
+    };
+    let Greeting { version, devices, precision, models, tasks, stopping, .. } = greeting;
+    let (devices, models) = (devices.join(", "), models.join(", "));
+    let models = if models.is_empty() { "none" } else { &models };
+    let stopping = if *stopping { ", about to end" } else { "" };
+    format!("{address}  elmo {version}, {devices} ({precision}), tasks: {tasks}{stopping}, models: {models}\n")
+}
+
+fn status(args: &StatusArgs) -> Result<Exit> {
     block_on(async {
-        let slots = args.slots.unwrap_or(cores);
-        let settings = ExecutorSettings {
-            scheduler: args.scheduler,
-            bind: args.bind,
-            control_port: args.control_port,
-            host: args.host,
-            slots,
-            work_dir: args.work_dir,
-            memory_limit: args.memory_limit.map(|bytes| bytes.0.get() as u64),
-            offline: args.offline,
-            engine: args.engine.settings(),
-        };
-        let executor = Executor::new(settings, &Stores::from_env())?;
-        let address = executor.address();
-        let ready = || logging::note(&format!("executor at {address}: ready, slots: {slots}"));
-        // No task is running yet, so a signal ends the process.
-        tokio::select! {
-            registered = executor.wait_for_scheduler() => registered?,
-            () = shutdown::ended()? => return Ok(Exit::Done),
+        let cluster = Cluster::new(args.workers.clone(), &args.credentials.read()?)?;
+        let answers = cluster.status().await?;
+        let is_lost = answers.iter().any(|(_, answer)| answer.is_err());
+        match args.json {
+            true => {
+                print_json(&answers.iter().map(|(address, answer)| Status::new(address, answer)).collect::<Vec<_>>())?
+            }
+            false => print(&answers.iter().map(|(address, answer)| line(address, answer)).collect::<String>())?,
         }
-        // Ballista handles signals itself: after the first, running tasks end.
-        let (asked, twice) = shutdown::asked_twice()?;
-        tokio::select! {
-            served = executor.serve(ready) => served?,
-            () = twice => return Ok(Exit::Interrupted),
-        }
-        match asked() {
-            true => Ok(Exit::Done),
-            false => Err(ClusterError::Evicted { executor: address.to_string() }.into()),
-        }
+        Ok(if is_lost { Exit::Storage } else { Exit::Done })
     })
 }

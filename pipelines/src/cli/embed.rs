@@ -10,19 +10,27 @@ use elmo::{
     },
 };
 
+#[cfg(feature = "cluster")]
+use super::cluster::CredentialArgs;
 use super::{
     CommonArgs, EngineArgs, ModelArgs,
     args::{self, one_of, positive},
-    bulk::{self, OutputArgs},
+    bulk::{self, Computing, OutputArgs},
     inputs::InputArgs,
     mixes::{NamedMix, layers_of, read_mixes},
 };
-#[cfg(feature = "cluster")]
-use crate::models::{LazyModel, Warn};
 use crate::{
+    bulk::BulkJob,
     error::{Exit, Result},
     stage::{EmbedStage, Stage},
     stores::Stores,
+};
+#[cfg(feature = "cluster")]
+use crate::{
+    bulk::Units,
+    cluster::{Cluster, WorkerStage, Workers},
+    models::{LazyModel, Warn},
+    source::STDIN,
 };
 
 /// Embed a text column of files and write Parquet files; the same command resumes an interrupted job
@@ -62,13 +70,17 @@ pub(super) struct EmbedArgs {
     #[command(flatten)]
     engine: EngineArgs,
 
-    /// Embed on the cluster whose scheduler is at HOST or HOST:PORT [default: embed in this process]
+    /// Embed on workers: HOST:PORT,HOST:PORT, dns:NAME:PORT, or a file with a HOST:PORT per line [default: in this process]
     ///
-    /// This process still reads the inputs and writes the output. Of the options for speed and devices, only
-    /// --precision has an effect.
+    /// They read the inputs and write the output, which they must reach by the same paths and URLs; standard input is read here. Of
+    /// the options for speed and devices, only --precision has an effect.
     #[cfg(feature = "cluster")]
-    #[arg(long, value_name = "SCHEDULER", help_heading = "Speed and devices")]
-    cluster: Option<crate::cluster::Address>,
+    #[arg(long, value_name = "WORKERS", help_heading = "Speed and devices")]
+    cluster: Option<Workers>,
+
+    #[cfg(feature = "cluster")]
+    #[command(flatten)]
+    credentials: CredentialArgs,
 
     /// Maximum number of input rows to read and tokenise together; fewer rows use less memory
     ///
@@ -219,14 +231,14 @@ impl VectorArgs {
 pub(super) fn run(args: &EmbedArgs, common: &CommonArgs) -> Result<Exit> {
     let asked = args.vectors.asked(args.on_error)?;
     let job = args.output.job(&args.input, args.window_rows, "elmo embed reviews.jsonl --output vectors")?;
-    bulk::run(&job, &args.output, common, async |stores| args.stage(&asked, stores).await)
+    bulk::run(&job, &args.output, common, async |stores| args.computing(&asked, &job, stores).await)
 }
 
 impl EmbedArgs {
-    /// The stage that embeds: a cluster, or the devices of this process.
-    async fn stage(&self, asked: &Asked, stores: &Stores) -> Result<Arc<dyn Stage>> {
+    /// Who embeds: workers, or the devices of this process.
+    async fn computing(&self, asked: &Asked, job: &BulkJob, stores: &Stores) -> Result<Computing> {
         #[cfg(feature = "cluster")]
-        if let Some(address) = &self.cluster {
+        if let Some(workers) = &self.cluster {
             let model = LazyModel {
                 spec: self.model.spec_of_job(),
                 offline: self.model.offline(),
@@ -236,10 +248,20 @@ impl EmbedArgs {
                 warn: Warn::Never,
                 read: std::sync::Mutex::default(),
             };
-            let cluster = crate::cluster::Cluster::new(address.clone());
+            let cluster = Cluster::new(workers.clone(), &self.credentials.read()?)?;
             let spec = |options: &elmo::ModelOptions| asked.for_model(options);
-            return Ok(crate::cluster::ClusterStage::new(cluster, &model, asked.spec.state, spec).await?);
+            let stage = WorkerStage::new(&cluster, stores, &model, asked.spec.state, spec).await?;
+            // Only this process can read it.
+            let is_piped = job.inputs.iter().any(|input| input == STDIN);
+            let units = (!is_piped).then(|| Arc::clone(&stage) as Arc<dyn Units>);
+            return Ok(Computing { stage, units });
         }
+        #[cfg(not(feature = "cluster"))]
+        let _ = job;
+        self.stage(asked, stores).await.map(Into::into)
+    }
+
+    async fn stage(&self, asked: &Asked, stores: &Stores) -> Result<Arc<dyn Stage>> {
         let data = args::open(&self.model.spec_of_job(), self.model.offline(), stores).await?;
         let spec = asked.for_model(&data.options)?;
         let elmo = self.engine.load(data).await?;

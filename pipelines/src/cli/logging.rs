@@ -109,12 +109,9 @@ fn filter(common: &CommonArgs) -> (EnvFilter, Option<String>) {
         (false, 2) => format!("info,elmo=debug,elmo_udfs=debug,elmo_pipelines=debug,{progress}=debug"),
         (false, _) => "debug".to_owned(),
     };
-    // Ballista logs ordinary events as errors, and plans, which contain the texts of queries, at level info.
-    let ballista = if common.verbose < 3 { ["off", "warn", "info"][usize::from(common.verbose)] } else { "debug" };
-    let ballista = ["core", "executor", "scheduler"].map(|part| format!("ballista_{part}={ballista}")).join(",");
     // The wrapper of librdkafka reports consumers that are closed already. Errors of brokers come through events.
     let rdkafka = if common.verbose < 2 { "off" } else { "debug" };
-    let by_flags = format!("{by_flags},{ballista},rdkafka={rdkafka},{NOTES}=info");
+    let by_flags = format!("{by_flags},rdkafka={rdkafka},{NOTES}=info");
     let variable = env::var("ELMO_LOG").ok().filter(|value| !value.is_empty());
     match variable.map(|value| value.parse::<EnvFilter>()) {
         Some(Ok(filter)) => (filter, None),

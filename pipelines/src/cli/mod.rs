@@ -170,7 +170,7 @@ impl Command {
             #[cfg(feature = "kafka")]
             Self::Stream(command) => stream::run(&command, common),
             #[cfg(feature = "cluster")]
-            Self::Cluster(command) => cluster::run(command, common),
+            Self::Cluster(command) => cluster::run(command),
             Self::Model(command) => model::run(&command),
             Self::Inspect(args) => inspect::run(&args),
             Self::Verify(args) => verify::run(&args),

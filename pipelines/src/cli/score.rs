@@ -82,7 +82,7 @@ pub(super) struct ScoreArgs {
 
 pub(super) fn run(args: &ScoreArgs, common: &CommonArgs) -> Result<Exit> {
     let job = args.output.job(&args.input, args.window_rows, "elmo score reviews.jsonl --output scores")?;
-    bulk::run(&job, &args.output, common, async |stores| args.stage(stores).await)
+    bulk::run(&job, &args.output, common, async |stores| args.stage(stores).await.map(Into::into))
 }
 
 impl ScoreArgs {

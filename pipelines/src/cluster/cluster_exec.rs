@@ -1,12 +1,20 @@
-//! [`ClusterExec`] runs a subplan on the cluster.
+//! [`ClusterExec`] runs a part of a query on the workers. It has one partition.
 
 use std::{
     fmt,
-    sync::{Arc, Mutex, PoisonError},
+    sync::{
+        Arc, OnceLock,
+        atomic::{AtomicUsize, Ordering},
+    },
+    time::Duration,
 };
 
+use arrow::array::RecordBatch;
 use datafusion::{
-    common::{DataFusionError, Result, internal_err},
+    common::{
+        DataFusionError, Result, internal_err,
+        tree_node::{Transformed, TreeNode},
+    },
     execution::{SendableRecordBatchStream, TaskContext},
     physical_plan::{
         DisplayAs, DisplayFormatType, ExecutionPlan, PlanProperties,
@@ -14,82 +22,191 @@ use datafusion::{
         stream::RecordBatchStreamAdapter,
     },
 };
-use futures::{
-    FutureExt, StreamExt, TryStreamExt,
-    future::{BoxFuture, Shared},
+use datafusion_distributed::{
+    DistributedExec, DistributedExt, DistributedMetricsFormat, NetworkBoundaryExt, RouteTasksEvent,
+    RouteTasksEventResponse, Stage, rewrite_distributed_plan_with_metrics,
 };
+use futures::{
+    StreamExt, TryStreamExt,
+    stream::{self, BoxStream},
+};
+use url::Url;
+use uuid::Uuid;
 
-use super::{client::Cluster, distributable::Plan, results::Results};
-use crate::{operator::operator, sql::CLUSTER_EXEC};
+use super::{error::ClusterError, members::Member, peers::name_of};
+use crate::{error::Error, operator::operator, sql::CLUSTER_EXEC};
 
-/// The job of a plan. The first partition that is executed starts it; all partitions await it.
-type SharedJob = Shared<BoxFuture<'static, Result<Arc<Results>, Arc<DataFusionError>>>>;
+type Plan = Arc<dyn ExecutionPlan>;
 
-/// Runs a plan on a cluster, with the partitioning and the order of the plan.
+/// How long EXPLAIN ANALYZE waits for the metrics of workers, after all rows.
+const METRICS_TIMEOUT: Duration = Duration::from_secs(10);
+
+/// The worker that gets the next stage of one task, so that single tasks spread over the workers.
+static NEXT: AtomicUsize = AtomicUsize::new(0);
+
+/// See the module.
 pub(super) struct ClusterExec {
+    /// An operator that gathers the rows of the stages below it.
     plan: Plan,
-    cluster: Cluster,
+    members: Arc<[Member]>,
+    /// For EXPLAIN ANALYZE: the plan after it was executed, with the metrics of all workers.
+    executed: Option<Executed>,
     properties: Arc<PlanProperties>,
-    job: Mutex<Option<SharedJob>>,
     metrics: ExecutionPlanMetricsSet,
 }
 
+/// Empty until the plan is executed, or if its metrics did not come.
+type Executed = Arc<OnceLock<Plan>>;
+
 impl ClusterExec {
-    pub(super) fn new(plan: Plan, properties: Arc<PlanProperties>, cluster: Cluster) -> Self {
-        Self { plan, cluster, properties, job: Mutex::default(), metrics: ExecutionPlanMetricsSet::new() }
+    /// With `analyse`, the plan is shown with the metrics of the workers after it was executed.
+    pub(super) fn new(plan: Plan, members: Arc<[Member]>, analyse: bool) -> Self {
+        let properties = Arc::clone(plan.properties());
+        let executed = analyse.then(Executed::default);
+        Self { plan, members, executed, properties, metrics: ExecutionPlanMetricsSet::new() }
     }
 
-    /// Starts the job, or returns the one that was started.
-    fn job(&self, context: &TaskContext) -> SharedJob {
-        let mut job = self.job.lock().unwrap_or_else(PoisonError::into_inner);
-        let start = || {
-            let (plan, cluster, config) =
-                (Arc::clone(&self.plan), self.cluster.clone(), context.session_config().clone());
-            let results = async move { cluster.results(plan, &config).await.map(Arc::new).map_err(Arc::new) };
-            results.boxed().shared()
-        };
-        job.get_or_insert_with(start).clone()
+    fn shown(&self) -> &Plan {
+        self.executed.as_deref().and_then(OnceLock::get).unwrap_or(&self.plan)
     }
 }
 
 impl fmt::Debug for ClusterExec {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("ClusterExec").field("cluster", self.cluster.address()).field("plan", &self.plan).finish()
+        f.debug_struct("ClusterExec").field("plan", &self.plan).finish_non_exhaustive()
     }
 }
 
 impl DisplayAs for ClusterExec {
     fn fmt_as(&self, _: DisplayFormatType, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "ClusterExec: scheduler={}", self.cluster.address())
+        write!(f, "ClusterExec: workers={}", self.members.len())
     }
 }
 
 impl ExecutionPlan for ClusterExec {
-    operator!(CLUSTER_EXEC, inputs: [plan]);
+    operator!(CLUSTER_EXEC, input: shown());
 
-    fn with_new_children(self: Arc<Self>, children: Vec<Arc<dyn ExecutionPlan>>) -> Result<Arc<dyn ExecutionPlan>> {
+    fn maintains_input_order(&self) -> Vec<bool> {
+        vec![true]
+    }
+
+    fn with_new_children(self: Arc<Self>, children: Vec<Plan>) -> Result<Plan> {
         let Ok([plan]) = <[_; 1]>::try_from(children) else { return internal_err!("ClusterExec has one plan") };
-        Ok(Arc::new(Self::new(plan, Arc::clone(&self.properties), self.cluster.clone())))
+        Ok(Arc::new(Self::new(plan, Arc::clone(&self.members), self.executed.is_some())))
     }
 
     fn execute(&self, partition: usize, context: Arc<TaskContext>) -> Result<SendableRecordBatchStream> {
-        let (job, schema) = (self.job(&context), self.schema());
         let metrics = BaselineMetrics::new(&self.metrics, partition);
-        let rows = async move {
-            let results = job.await.map_err(|error| DataFusionError::from(&error))?;
-            let rows = results.partition(partition).await?;
-            // Holds the job until the last partition is read: dropping it would cancel the job.
-            Ok::<_, DataFusionError>(rows.inspect(move |batch| {
-                let _job = &results;
-                if let Ok(batch) = batch {
-                    metrics.record_output(batch.num_rows());
-                }
-            }))
-        };
-        Ok(Box::pin(RecordBatchStreamAdapter::new(schema, futures::stream::once(rows).try_flatten())))
+        let (plan, members) = (Arc::clone(&self.plan), Arc::clone(&self.members));
+        let attempts = attempts(plan, members, self.executed.clone(), partition, context);
+        let rows = stream::once(attempts).try_flatten();
+        let rows = rows.inspect_ok(move |batch| metrics.record_output(batch.num_rows()));
+        Ok(Box::pin(RecordBatchStreamAdapter::new(self.schema(), rows)))
     }
 
     fn metrics(&self) -> Option<MetricsSet> {
         Some(self.metrics.clone_inner())
     }
+}
+
+/// The rows of the stages. If a worker is lost before the first row, the others run the query from the beginning.
+async fn attempts(
+    plan: Plan,
+    mut members: Arc<[Member]>,
+    executed: Option<Executed>,
+    partition: usize,
+    context: Arc<TaskContext>,
+) -> Result<BoxStream<'static, Result<RecordBatch>>> {
+    loop {
+        let stages = DistributedExec::new(stamped(Arc::clone(&plan), Uuid::new_v4())?);
+        let stages = Arc::new(stages.with_metrics_collection(executed.is_some()));
+        let mut rows = stages.execute(partition, with_routes(&context, Arc::clone(&members)))?;
+        let first = rows.next().await;
+        let left = match &first {
+            Some(Err(error)) => lost_worker(error).map(|lost| without(&members, &lost)),
+            _ => None,
+        };
+        match left {
+            Some(left) if !left.is_empty() && left.len() < members.len() => {
+                tracing::warn!("a worker was lost; the others begin the query again");
+                members = left;
+            }
+            _ => {
+                let rows = stream::iter(first).chain(rows);
+                return Ok(match executed {
+                    Some(executed) => {
+                        rows.chain(stream::once(metrics(stages, executed)).filter_map(async |()| None)).boxed()
+                    }
+                    None => rows.boxed(),
+                });
+            }
+        }
+    }
+}
+
+/// Waits for the metrics of the workers.
+async fn metrics(stages: Arc<DistributedExec>, executed: Executed) {
+    let rewritten = rewrite_distributed_plan_with_metrics(stages, DistributedMetricsFormat::Aggregated);
+    match tokio::time::timeout(METRICS_TIMEOUT, rewritten).await {
+        Ok(Ok(plan)) => {
+            if let Some(plan) = plan.children().first() {
+                let _ = executed.set(Arc::clone(plan));
+            }
+        }
+        Ok(Err(reason)) => tracing::warn!(%reason, "the metrics of the workers cannot be read"),
+        Err(_) => tracing::warn!("the metrics of the workers did not come"),
+    }
+}
+
+/// The address of the worker that an error says was lost.
+pub(super) fn lost_worker(error: &DataFusionError) -> Option<String> {
+    let DataFusionError::External(inner) = error.find_root() else { return None };
+    match inner.downcast_ref::<Error>().and_then(Error::module) {
+        Some(ClusterError::Lost { worker, .. }) => Some(worker.clone()),
+        _ => None,
+    }
+}
+
+fn without(members: &[Member], lost: &str) -> Arc<[Member]> {
+    members.iter().filter(|member| name_of(&member.url) != lost).cloned().collect()
+}
+
+/// The plan with the ids of one execution. Two executions with the same ids would get each other's tasks.
+fn stamped(plan: Plan, query: Uuid) -> Result<Plan> {
+    let mut number = 0;
+    let stamped = plan.transform_up(|node| {
+        let Some(boundary) = node.as_network_boundary() else { return Ok(Transformed::no(node)) };
+        let Stage::Local(mut stage) = boundary.input_stage().clone() else {
+            return internal_err!("a stage has been sent before its plan was executed");
+        };
+        number += 1;
+        (stage.query_id, stage.num) = (query, number);
+        let boundary: Plan = boundary.with_input_stage(Stage::Local(stage))?;
+        Ok(Transformed::yes(boundary))
+    });
+    stamped.map(|stamped| stamped.data)
+}
+
+/// A copy of a task context that knows the workers of the query.
+fn with_routes(context: &TaskContext, members: Arc<[Member]>) -> Arc<TaskContext> {
+    let mut config = context.session_config().clone();
+    config.set_distributed_route_tasks_handler(move |event: RouteTasksEvent<'_>| {
+        Some(Ok(RouteTasksEventResponse::new(routed(&members, event.task_count))))
+    });
+    Arc::new(TaskContext::new(
+        context.task_id(),
+        context.session_id(),
+        config,
+        context.scalar_functions().clone(),
+        context.higher_order_functions().clone(),
+        context.aggregate_functions().clone(),
+        context.window_functions().clone(),
+        context.runtime_env(),
+    ))
+}
+
+/// A worker for each task. Stages of fewer tasks than workers take turns.
+fn routed(members: &[Member], tasks: usize) -> Vec<Url> {
+    let first = if tasks < members.len() { NEXT.fetch_add(tasks, Ordering::Relaxed) } else { 0 };
+    (0..tasks).filter_map(|task| members.get((first + task) % members.len())).map(|member| member.url.clone()).collect()
 }

@@ -1,119 +1,77 @@
 //! Errors of a cluster.
 
-use ballista_core::error::BallistaError;
 use datafusion::common::DataFusionError;
 use thiserror::Error;
+use tonic::{Code, Status};
 
-use super::{Address, envelope};
+use super::envelope;
 use crate::error::{Error, Exit, Fault};
 
-/// The scheduler's answer to queries while no executor is registered. Clients recognise it and retry.
-pub(super) const NO_EXECUTORS: &str = "no executor is connected to the scheduler";
-
-/// Why a query on a cluster failed.
+/// Why a query or a job on a cluster failed.
 #[derive(Debug, Error)]
 #[non_exhaustive]
 pub enum ClusterError {
-    /// No process listens at the address, or it is not a scheduler.
-    #[error("the scheduler at {scheduler} does not answer: {reason}")]
-    Unreachable {
-        /// Its address.
-        scheduler: Address,
-        /// The error of the connection or the request.
+    /// None of the workers answers.
+    #[error("none of the workers answers: {reasons}")]
+    NoWorkers {
+        /// Each with its reason.
+        reasons: String,
+    },
+    /// The list of workers cannot be read, or is empty.
+    #[error("cannot tell the workers of {list}: {reason}")]
+    List {
+        /// The list as it was given.
+        list: String,
+        /// Why.
         reason: String,
     },
-    /// The scheduler cannot read or run the plan.
-    #[error("the scheduler at {scheduler} rejected the query: {reason}")]
-    Rejected {
+    /// A worker does not accept the caller, or is not fit for its query.
+    #[error("the worker at {worker} refuses: {reason}")]
+    Refused {
         /// Its address.
-        scheduler: Address,
-        /// The scheduler's error.
+        worker: String,
+        /// Why.
         reason: String,
     },
-    /// No executor has registered with the scheduler.
-    #[error("{NO_EXECUTORS} at {scheduler}")]
-    NoExecutors {
-        /// The scheduler's address.
-        scheduler: Address,
-    },
-    /// All executors failed while the query was running.
-    #[error("all executors of the scheduler at {scheduler} were lost")]
-    AllExecutorsLost {
-        /// The scheduler's address.
-        scheduler: Address,
+    /// A worker stopped, or is cut off.
+    #[error("the worker at {worker} was lost: {reason}")]
+    Lost {
+        /// Its address.
+        worker: String,
+        /// The error of the connection.
+        reason: String,
     },
     /// A task failed.
     #[error("{message}")]
     Failed {
-        /// The executor's error.
+        /// The worker's error.
         message: String,
         /// The exit code.
         exit: Exit,
         /// A hint for the user.
         help: Option<String>,
     },
-    /// A partition of the result cannot be fetched from the executor that holds it.
-    #[error("cannot fetch a part of the result from the executor at {executor}: {reason}")]
-    ResultLost {
-        /// Its address.
-        executor: String,
-        /// The error of the connection or the request.
-        reason: String,
-    },
-    /// An executor lost its connection to the scheduler, or the scheduler removed it.
-    #[error("the scheduler stopped, or removed the executor at {executor} after missing heartbeats")]
-    Evicted {
-        /// The executor's address.
-        executor: String,
-    },
-    /// The number of fetched rows differs from the number that the executor wrote.
-    #[error("the executor at {executor} returned {rows} of {expected} rows")]
-    RowCount {
-        /// Its address.
-        executor: String,
-        /// Rows received.
-        rows: u64,
-        /// Rows written.
-        expected: u64,
-    },
 }
 
 impl Fault for ClusterError {
     fn exit(&self) -> Exit {
         match self {
-            Self::Unreachable { .. }
-            | Self::Evicted { .. }
-            | Self::NoExecutors { .. }
-            | Self::AllExecutorsLost { .. }
-            | Self::ResultLost { .. }
-            | Self::RowCount { .. } => Exit::Storage,
-            Self::Rejected { .. } => Exit::Usage,
+            Self::NoWorkers { .. } | Self::Lost { .. } => Exit::Storage,
+            Self::List { .. } | Self::Refused { .. } => Exit::Usage,
             Self::Failed { exit, .. } => *exit,
         }
     }
 
     fn help(&self) -> Option<String> {
         Some(match self {
-            Self::Evicted { .. } => {
-                "restart it when the scheduler is running; a supervisor such as systemd can do so".to_owned()
+            Self::NoWorkers { .. } => "start one with elmo cluster worker, or leave out --cluster".to_owned(),
+            Self::List { .. } => {
+                "give HOST:PORT,HOST:PORT, dns:NAME:PORT, or a file with a HOST:PORT per line".to_owned()
             }
-            Self::Unreachable { .. } => "start one with elmo cluster scheduler, or leave out --cluster".to_owned(),
-            Self::NoExecutors { scheduler } | Self::AllExecutorsLost { scheduler } => {
-                format!("start one with elmo cluster executor --scheduler {scheduler}")
-            }
-            Self::ResultLost { .. } | Self::RowCount { .. } => "run the query again".to_owned(),
+            Self::Lost { .. } => "run it again; the other workers do the work of this one".to_owned(),
+            Self::Refused { .. } => return None,
             Self::Failed { help, .. } => return help.clone(),
-            Self::Rejected { .. } => return None,
         })
-    }
-}
-
-impl ClusterError {
-    /// Converts the error text of a Ballista job. If it contains an [`envelope`], that is the error.
-    pub(super) fn of_job(text: &str) -> Self {
-        let (message, exit, help) =
-            envelope::decode(text).unwrap_or_else(|| (text.trim_end().to_owned(), Exit::Failed, None));
-        Self::Failed { message, exit, help }
     }
 }
 
@@ -123,7 +81,44 @@ impl From<ClusterError> for DataFusionError {
     }
 }
 
-/// Wraps an error of Ballista's own processes.
-pub(super) fn ballista_error(error: BallistaError) -> Error {
-    Error::Failed(error.to_string())
+/// The error of a request to a worker.
+pub(super) fn of_status(worker: &str, status: &Status) -> ClusterError {
+    let (worker, reason) = (worker.to_owned(), reason(status));
+    match status.code() {
+        Code::Unauthenticated | Code::FailedPrecondition | Code::PermissionDenied => {
+            ClusterError::Refused { worker, reason }
+        }
+        Code::InvalidArgument | Code::NotFound | Code::AlreadyExists | Code::OutOfRange | Code::DataLoss => {
+            let (message, help) =
+                (format!("the worker at {worker}: {reason}"), "run the same build of elmo everywhere");
+            ClusterError::Failed { message, exit: Exit::Usage, help: Some(help.to_owned()) }
+        }
+        Code::Unimplemented => ClusterError::Refused { worker, reason: format!("not a worker of elmo: {reason}") },
+        _ => ClusterError::Lost { worker, reason },
+    }
+}
+
+/// What a status says, with the innermost source: tonic's own text is only "transport error".
+fn reason(status: &Status) -> String {
+    let mut source = std::error::Error::source(status);
+    while let Some(inner) = source.and_then(std::error::Error::source) {
+        source = Some(inner);
+    }
+    source.map_or_else(|| status.message().to_owned(), ToString::to_string)
+}
+
+/// An error of `datafusion-distributed` with the name of the worker, or the worker's own error from its [`envelope`].
+pub(super) fn named(worker: &str, error: DataFusionError) -> DataFusionError {
+    if let DataFusionError::External(inner) = error.find_root() {
+        if inner.is::<Error>() {
+            return error;
+        }
+        if let Some(status) = inner.downcast_ref::<Status>() {
+            return of_status(worker, status).into();
+        }
+    }
+    match envelope::decode(&error.to_string()) {
+        Some(failed) => failed.into(),
+        None => error,
+    }
 }

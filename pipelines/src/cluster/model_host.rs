@@ -1,8 +1,9 @@
-//! The models of an executor. A model is opened when the first row of a plan needs it, and stays open.
+//! The models of a worker. A model is opened when the first row of a plan needs it, and stays open.
 
 use std::{
     collections::HashMap,
     fmt,
+    net::SocketAddr,
     sync::{Arc, Mutex, MutexGuard, PoisonError},
 };
 
@@ -13,38 +14,52 @@ use elmo_udfs::{
 };
 use tokio::runtime::Handle;
 
+use super::{live::Live, worker::WorkerSettings};
 use crate::{
     models::{LazyModel, ModelSpec, Warn},
     stores::Stores,
 };
 
 /// The models of this process, by address and fingerprint.
-pub(super) struct ExecutorModels {
-    /// The executor's name in error messages.
-    pub(super) name: String,
-    pub(super) offline: bool,
-    pub(super) stores: Stores,
-    pub(super) engine: EmbedderSettings,
-    pub(super) runtime: Handle,
-    pub(super) models: Mutex<HashMap<(String, Fingerprint), Slot>>,
+pub(super) struct WorkerModels {
+    /// The worker's name in error messages.
+    name: String,
+    offline: bool,
+    stores: Stores,
+    engine: EmbedderSettings,
+    runtime: Handle,
+    live: Arc<Live>,
+    models: Mutex<HashMap<(String, Fingerprint), Slot>>,
 }
 
 /// A model, locked while it is being opened.
-pub(super) type Slot = Arc<Mutex<Option<Elmo>>>;
+type Slot = Arc<Mutex<Option<Elmo>>>;
 
-impl fmt::Debug for ExecutorModels {
+impl fmt::Debug for WorkerModels {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(&self.name)
     }
 }
 
-impl ExecutorModels {
+impl WorkerModels {
+    pub(super) fn new(settings: &WorkerSettings, address: SocketAddr, stores: &Stores, live: Arc<Live>) -> Self {
+        Self {
+            name: format!("the worker at {address}"),
+            offline: settings.offline,
+            stores: stores.clone(),
+            engine: settings.engine.clone(),
+            runtime: Handle::current(),
+            live,
+            models: Mutex::default(),
+        }
+    }
+
     fn models(&self) -> MutexGuard<'_, HashMap<(String, Fingerprint), Slot>> {
         self.models.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-impl ModelHost for ExecutorModels {
+impl ModelHost for WorkerModels {
     fn open(&self, model: &SentModel) -> Result<Elmo, ModelError> {
         let key = (model.address.clone(), model.card.fingerprint.clone());
         let slot = Arc::clone(self.models().entry(key.clone()).or_default());
@@ -67,6 +82,7 @@ impl ModelHost for ExecutorModels {
         let opened = lazy.open()?;
         if opened.fingerprint() == &model.card.fingerprint {
             *slot = Some(opened.clone());
+            self.live.opened(&model.address);
             // Drops earlier models of this address. Running tasks hold clones of theirs.
             self.models().retain(|(address, fingerprint), _| *address != key.0 || *fingerprint == key.1);
         }
@@ -75,10 +91,5 @@ impl ModelHost for ExecutorModels {
 
     fn name(&self) -> String {
         self.name.clone()
-    }
-
-    /// Ballista discards the reason if a plan cannot be decoded.
-    fn fails_late(&self) -> bool {
-        true
     }
 }

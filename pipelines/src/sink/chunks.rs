@@ -5,7 +5,7 @@ use object_store::{MultipartUpload, PutPayloadMut};
 use tokio::task::JoinSet;
 
 use crate::stores::{
-    Location,
+    Location, UploadId,
     uploads::{self, Handle},
 };
 
@@ -29,6 +29,12 @@ impl Chunks {
     pub(super) async fn start(location: &Location) -> object_store::Result<Self> {
         let (upload, handle) = uploads::start(location).await?;
         Ok(Self { upload, handle, rest: PutPayloadMut::new(), requests: JoinSet::new() })
+    }
+
+    /// An upload that another process has started and sent; see [`uploads::received`].
+    pub(super) fn received(location: &Location, id: UploadId, chunks: Vec<String>) -> Option<Self> {
+        let (upload, handle) = uploads::received(location, id, chunks)?;
+        Some(Self { upload, handle, rest: PutPayloadMut::new(), requests: JoinSet::new() })
     }
 
     /// Appends bytes; waits while too many chunks are being sent.

@@ -14,9 +14,10 @@ use parquet::{
     },
     schema::types::ColumnDescriptor,
 };
+use serde::{Deserialize, Serialize};
 
 /// Compression codec of the column chunks.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 pub enum Codec {
     /// Level 1: higher levels take more time without saving bytes, as vectors are noise except for their exponents.
     #[default]

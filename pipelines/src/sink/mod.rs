@@ -9,6 +9,7 @@
 //! | `units` | row boundaries at which the encoder is called |
 //! | `upload`, `chunks` | bytes on their way to the store |
 //! | `publish` | how a complete file gets its name |
+//! | `staged` | a complete file to which another process gives its name |
 //! | `copy` | any bytes as a file |
 
 mod chunks;
@@ -18,6 +19,7 @@ mod encoding;
 mod parquet;
 mod publish;
 mod row_group;
+mod staged;
 mod units;
 mod upload;
 
@@ -33,6 +35,7 @@ pub use self::{
     encoding::{Codec, Encoding},
     parquet::{PartWriter, Written},
     publish::Fence,
+    staged::Staged,
     upload::Buffering,
 };
 

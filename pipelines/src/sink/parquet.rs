@@ -6,12 +6,12 @@ use arrow::{array::RecordBatch, datatypes::SchemaRef};
 use parquet::errors::ParquetError;
 
 use super::{
-    Encoding, Fence, SinkError,
+    Encoding, Fence, SinkError, Staged,
     encoder::Encoder,
-    publish,
+    publish, staged,
     upload::{Buffering, Upload},
 };
-use crate::stores::{Location, StoreError};
+use crate::stores::{Location, StoreError, UploadId};
 
 /// A file that is complete.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -56,6 +56,36 @@ impl PartWriter {
         let encoder = Encoder::new(Vec::new(), schema, encoding).map_err(|e| error(&location, &e))?;
         let upload = Upload::new(location.clone(), buffering);
         Ok(Self { location, encoder, upload })
+    }
+
+    /// Begins a file that another process publishes under the name of `location`: see [`Staged`]. Returns the id of the upload,
+    /// by which that process can abort it; `None` on a local disk. There `attempt` tells the files of several attempts apart.
+    ///
+    /// # Errors
+    /// As [`PartWriter::new`]; [`SinkError::Store`] when the store fails, or does not know uploads by ids.
+    pub async fn staged(
+        location: Location,
+        schema: &SchemaRef,
+        encoding: &Encoding,
+        attempt: u32,
+    ) -> Result<(Self, Option<UploadId>), SinkError> {
+        let encoder = Encoder::new(Vec::new(), schema, encoding).map_err(|e| error(&location, &e))?;
+        let (upload, id) = staged::begin(&location, attempt).await?;
+        Ok((Self { location: upload.location.clone(), encoder, upload }, id))
+    }
+
+    /// Finishes a file of [`PartWriter::staged`], with these key-value pairs in its footer. It has no name yet, but is durable.
+    ///
+    /// # Errors
+    /// [`SinkError::Encode`] or [`SinkError::Store`] when the rest cannot be encoded or written. Then there is no file.
+    pub async fn stage(mut self, footer: &[(String, String)]) -> Result<(Written, Staged), SinkError> {
+        if let Err(error) = self.finish(footer).await {
+            self.abort().await;
+            return Err(error);
+        }
+        let (rows, upload) = (self.encoder.rows(), self.upload);
+        let (bytes, sha256) = upload.digest();
+        Ok((Written { rows, bytes, sha256 }, staged::finish(upload).await?))
     }
 
     /// Adds rows.

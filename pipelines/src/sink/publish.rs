@@ -94,7 +94,7 @@ async fn replace_whole<F: Fence>(location: &Location, bytes: Bytes, fence: &F) -
 }
 
 /// Completes an upload. Its id is in the lease by then, so a successor knows of every upload that can be completed.
-async fn complete<F: Fence>(location: &Location, mut chunks: Chunks, fence: &F) -> Result<(), F::Error> {
+pub(super) async fn complete<F: Fence>(location: &Location, mut chunks: Chunks, fence: &F) -> Result<(), F::Error> {
     let completed = try_complete(location, &mut chunks, fence).await;
     match (&completed, &chunks.handle) {
         (Ok(()), Some(handle)) => fence.completed(handle.id()).await,
@@ -121,6 +121,6 @@ async fn try_complete<F: Fence>(location: &Location, chunks: &mut Chunks, fence:
     Ok(())
 }
 
-fn failed(location: &Location, error: object_store::Error) -> SinkError {
+pub(super) fn failed(location: &Location, error: object_store::Error) -> SinkError {
     StoreError::request("write", location, error).into()
 }

@@ -39,6 +39,12 @@ impl Upload {
         Self { location, buffering, state, hash, bytes: 0 }
     }
 
+    /// An upload in chunks from the beginning.
+    pub(super) async fn begun(location: Location) -> Result<Self, object_store::Error> {
+        let chunks = Chunks::start(&location).await?;
+        Ok(Self { state: State::Chunks(chunks), ..Self::new(location, Buffering::Chunk) })
+    }
+
     pub(super) async fn write(&mut self, bytes: Bytes) -> Result<(), object_store::Error> {
         self.hash.update(&bytes);
         self.bytes += bytes.len() as u64;

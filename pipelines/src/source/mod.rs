@@ -34,6 +34,7 @@ pub(crate) mod reason;
 mod request;
 mod rows;
 mod schema;
+mod sent;
 mod sieve;
 mod sizes;
 pub(crate) mod types;
@@ -55,6 +56,7 @@ pub use self::{
     reading::{Delimiter, OnMalformed, Reading},
     request::{InferRows, Keep, KeptTypes, Request},
     rows::{Rows, Slice},
+    sent::SentPlan,
     sieve::Malformed,
     sizes::row_bytes,
     types::is_text,

@@ -3,11 +3,12 @@
 use std::{collections::BTreeMap, fmt, str::FromStr};
 
 use elmo::spec::SpecError;
+use serde::{Deserialize, Serialize};
 
 use super::Format;
 
 /// Options for reading the inputs of a job, the same for all inputs.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 pub struct Reading {
     /// The format; `None` to derive it from the name of each file.
     pub format: Option<Format>,
@@ -61,7 +62,7 @@ pub(super) struct Cells {
 }
 
 /// A character that separates cells.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Delimiter(u8);
 
 impl FromStr for Delimiter {
@@ -91,7 +92,7 @@ impl fmt::Display for Delimiter {
 /// What happens to a row that is not valid in its format: a CSV row with another number of cells than the first line has or
 /// with bytes that are not UTF-8, a line of JSON that is not one object. A value of another type than its column's is
 /// no such row.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 pub enum OnMalformed {
     /// It ends the job.
     #[default]

@@ -255,7 +255,7 @@ fn is_own(error: &AnyError) -> bool {
         || error.is::<StoreError>()
 }
 
-/// The exit code and the hint for an external error. Errors that an executor of a cluster sent are [`Error`](enum@Error)s.
+/// The exit code and the hint for an external error. Errors that a worker of a cluster sent are [`Error`](enum@Error)s.
 fn classify_external(error: &AnyError) -> (Exit, Option<Cow<'static, str>>) {
     if let Some(error) = error.downcast_ref::<Error>() {
         return (error.exit(), error.help().map(Cow::Owned));

@@ -29,6 +29,7 @@ use datafusion::{
         projection::ProjectionExec,
         repartition::RepartitionExec,
         replace_children_if_necessary,
+        scalar_subquery::ScalarSubqueryExec,
         union::UnionExec,
         unnest::UnnestExec,
     },
@@ -130,6 +131,14 @@ fn partitions_in_file_order(plan: &Plan) -> Result<Option<Plan>> {
             return Ok(Some(Arc::clone(plan)));
         }
         return Ok(scan_in_file_order(scan));
+    }
+    if plan.is::<ScalarSubqueryExec>() {
+        // Its inputs behind the first one are the subqueries.
+        let mut inputs: Vec<Plan> = plan.children().into_iter().map(Arc::clone).collect();
+        let Some(first) = inputs.first_mut() else { return Ok(None) };
+        let Some(ordered) = partitions_in_file_order(first)? else { return Ok(None) };
+        *first = ordered;
+        return replace_children_if_necessary(Arc::clone(plan), inputs).map(Some);
     }
     let mut inputs = Vec::new();
     for input in plan.children() {

@@ -23,7 +23,7 @@ const MERGE: &str = "ExternalSorterMerge";
 
 /// See the module.
 #[derive(Debug)]
-pub(super) struct SharedPool {
+pub(crate) struct SharedPool {
     limit: usize,
     state: Mutex<State>,
 }
@@ -57,7 +57,7 @@ impl State {
 }
 
 impl SharedPool {
-    pub(super) fn new(limit: usize) -> Self {
+    pub(crate) fn new(limit: usize) -> Self {
         Self { limit, state: Mutex::default() }
     }
 

@@ -79,7 +79,6 @@ use self::{
     files::FileTables,
     format_options::Options,
     keep_order::{KeepOrder, SplitInOrder},
-    memory_pool::SharedPool,
     print::Printer,
     run::{next_batch, write_results, written_rows},
     tab_separated::TabSeparated,
@@ -91,13 +90,14 @@ pub use self::{
     shell::{Command, FunctionHelp, Input, Names, Prompt, Screen, ShellSettings, default_history, help, page},
 };
 #[cfg(not(feature = "cluster"))]
-use self::{error::sql_error, files::StoreRegistry};
+use self::{error::sql_error, files::StoreRegistry, memory_pool::SharedPool};
 #[cfg(feature = "cluster")]
 pub(crate) use self::{
     error::{sql_error, to_sql_error},
     file_errors::{CLUSTER_EXEC, name_files_in_errors},
     files::StoreRegistry,
     in_order_exec::InOrderExec,
+    memory_pool::SharedPool,
     text_format::TextFormat,
 };
 use crate::{
@@ -198,14 +198,11 @@ impl Sql {
             .with_runtime_env(runtime)
             .with_default_features()
             .with_elmo(&models(settings, stores)?);
-        builder = match remote {
-            // The query planner of a cluster keeps the order itself.
-            Some(remote) => remote.extend(builder),
-            None => {
-                builder.physical_optimizers().get_or_insert_default().rules.insert(0, Arc::new(SplitInOrder));
-                builder.with_physical_optimizer_rule(Arc::new(KeepOrder))
-            }
-        };
+        builder.physical_optimizers().get_or_insert_default().rules.insert(0, Arc::new(SplitInOrder));
+        builder = builder.with_physical_optimizer_rule(Arc::new(KeepOrder));
+        if let Some(remote) = remote {
+            builder = remote.extend(builder);
+        }
         let tables = builder.table_factories().get_or_insert_default();
         for factory in tables.values_mut() {
             *factory = Arc::new(InferringFactory(Arc::clone(factory)));
@@ -317,7 +314,7 @@ impl Sql {
         Err(Error::usage(message, format!("use one of {}", types.join(", "))))
     }
 
-    /// Adds a limit for table output on a cluster, which computes all rows before it returns the first. The limit is
+    /// Adds a limit for table output on a cluster, whose workers compute ahead of what is read. The limit is
     /// one more than the table shows, to detect whether there are more.
     fn limit_to_table(&self, frame: DataFrame, options: OutputOptions) -> Result<DataFrame> {
         use LogicalPlan::{Analyze, Copy, Dml, Explain};

@@ -116,11 +116,21 @@ fn staged_name(target: &FilePath, number: u32) -> PathBuf {
     target.with_file_name(name)
 }
 
-/// The complete name of a file that has this name while it is not complete, also in older versions of elmo.
+/// In the name of a complete file that waits for another process to publish it. A number sign would be encoded in a path.
+const WAITS: &str = ".staged-";
+
+/// The name of a complete file that another process will publish as `name`.
+pub(crate) fn hidden_name(name: &str, attempt: u32) -> String {
+    format!(".{name}{WAITS}{attempt}")
+}
+
+/// The name that a file gets later, of one that is not complete or not published, also in older versions of elmo.
 pub(crate) fn name_of_staged(name: &str) -> Option<&str> {
-    let (name, number) = name.rsplit_once('#')?;
+    let (name, number) = name.rsplit_once('#').or_else(|| name.strip_prefix('.')?.rsplit_once(WAITS))?;
     let is_number = !number.is_empty() && number.bytes().all(|byte| byte.is_ascii_digit());
-    is_number.then(|| name.strip_prefix('.').unwrap_or(name))
+    let name = is_number.then(|| name.strip_prefix('.').unwrap_or(name))?;
+    // A file that will wait, and is not complete.
+    Some(name_of_staged(name).unwrap_or(name))
 }
 
 /// Deletes files that processes which are gone have left unfinished, at most `depth` folders below `root`, if they are at least

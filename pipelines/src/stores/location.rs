@@ -88,6 +88,19 @@ impl Location {
         Some(url)
     }
 
+    /// The address by which another process finds it: a path, or a URL with its path encoded.
+    pub(crate) fn address(&self) -> String {
+        if let Some(path) = self.local_path() {
+            return path.display().to_string();
+        }
+        let mut path = Url::parse("path:/").ok();
+        if let Some(mut segments) = path.as_mut().and_then(|path| path.path_segments_mut().ok()) {
+            segments.clear().extend(self.path.parts().map(|part| part.as_ref().to_owned()));
+        }
+        let path = path.map_or_else(|| self.path.to_string(), |path| path.path().trim_start_matches('/').to_owned());
+        format!("{}{path}", self.origin)
+    }
+
     /// Whether it is served by a web server.
     pub fn is_http(&self) -> bool {
         self.kind == Kind::Http

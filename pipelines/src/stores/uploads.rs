@@ -29,6 +29,11 @@ pub struct UploadId {
 }
 
 impl UploadId {
+    /// Whether it is that of one upload, and not of all uploads of an object, as in Azure.
+    pub(crate) fn is_unique(&self) -> bool {
+        !self.id.is_empty()
+    }
+
     /// Aborts the upload, which another process may have started, in the store of `location`. An upload that was completed
     /// or aborted before is left as it is.
     ///
@@ -58,6 +63,11 @@ impl Handle {
         &self.0.id
     }
 
+    /// What the store returned for each chunk, with which another process can complete the upload; `None` if one is missing.
+    pub(crate) fn chunks(&self) -> Option<Vec<String>> {
+        lock(&self.0.parts).iter().map(|part| part.as_ref().map(|part| part.content_id.clone())).collect()
+    }
+
     /// Retries the completion of the upload for `budget`; its chunks keep the budget of the location.
     pub(crate) fn complete_within(&self, budget: Duration) {
         let location = self.0.location.retrying_for(budget);
@@ -79,6 +89,22 @@ pub(crate) async fn start(location: &Location) -> object_store::Result<Started> 
         completion: Mutex::default(),
     });
     Ok((Box::new(Chunks { shared: Arc::clone(&shared), next: 0 }), Some(Handle(shared))))
+}
+
+/// An upload of the object at `location` that another process has started, and of which the store has these chunks. `None` if it
+/// is one of another object, or the store's client does not know uploads by their ids.
+pub(crate) fn received(location: &Location, id: UploadId, chunks: Vec<String>) -> Option<Started> {
+    let store = location.uploads().filter(|_| id.path == location.path.as_ref())?;
+    let next = chunks.len();
+    let parts = chunks.into_iter().map(|content_id| Some(PartId { content_id })).collect();
+    let shared = Arc::new(Shared {
+        location: location.clone(),
+        store: Arc::clone(store),
+        id,
+        parts: Mutex::new(parts),
+        completion: Mutex::default(),
+    });
+    Some((Box::new(Chunks { shared: Arc::clone(&shared), next }), Some(Handle(shared))))
 }
 
 /// Azure has no request to abort an upload, but committing a list of blocks discards all other blocks of the blob. So an

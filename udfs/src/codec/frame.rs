@@ -3,7 +3,7 @@
 use datafusion::common::{Result, exec_datafusion_err, plan_datafusion_err};
 use prost::Message;
 
-/// The prefix of our messages. No protobuf message of DataFusion or Ballista begins with it: it would be field 12 with
+/// The prefix of our messages. No protobuf message of DataFusion begins with it: it would be field 12 with
 /// wire type 5, and no such field exists.
 pub(super) const MAGIC: &[u8] = b"elmo\0";
 

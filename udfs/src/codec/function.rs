@@ -8,7 +8,6 @@ use datafusion::{
 };
 
 use super::{
-    failing::failing_function,
     message::FunctionNode,
     model::{sent_mixes, sent_models},
     physical::ElmoCodec,
@@ -32,10 +31,7 @@ impl ElmoCodec {
 
     pub(super) fn scalar_from_node(&self, node: FunctionNode) -> Result<Arc<ScalarUDF>> {
         if let Some(reason) = other_version(&node.version, self.host.as_ref()) {
-            return match self.host.fails_late() {
-                true => Ok(Arc::new(failing_function(node.name, reason))),
-                false => plan_err!("{reason}"),
-            };
+            return plan_err!("{reason}");
         }
         let all = functions::scalar(&self.models(node.models, node.mixes)?);
         let found = all.into_iter().chain(functions::internal()).find(|function| function.name() == node.name);

@@ -1,10 +1,9 @@
-//! Serialisation of physical plans with this crate's operator and functions, for the executors of a cluster.
+//! Serialisation of physical plans with this crate's operator and functions, for the workers of a cluster.
 //!
 //! An operator or a function is sent together with the models that the query named: their addresses, and their
 //! descriptions at planning time. The receiving process opens a model when it embeds the first row, and compares it
 //! with the description. The fields of results are sent too: DataFusion sends only the type of a function's result.
 
-mod failing;
 mod frame;
 mod function;
 mod message;
@@ -16,7 +15,6 @@ mod tests;
 mod version;
 
 pub use self::{
-    failing::failing,
     message::{spec_from_bytes, spec_to_bytes},
     model::{ModelHost, NoModels, SentModel},
     physical::ElmoCodec,

@@ -26,7 +26,7 @@ pub struct SentModel {
 }
 
 impl SentModel {
-    /// Describes a model for executors. Does not open it.
+    /// Describes a model for workers. Does not open it.
     ///
     /// # Errors
     /// When the model cannot be described, or has no address because this program opened it.
@@ -37,7 +37,7 @@ impl SentModel {
 
     fn described(name: &str, source: &dyn ModelSource, card: Card) -> Result<Self> {
         let address = source.address().ok_or_else(|| {
-            plan_datafusion_err!("the model {name} was opened by this program, and has no address for executors")
+            plan_datafusion_err!("the model {name} was opened by this program, and has no address for workers")
         })?;
         Ok(Self { name: name.to_owned(), address, card, precision: source.precision() })
     }
@@ -141,14 +141,8 @@ pub trait ModelHost: fmt::Debug + Send + Sync {
     /// A message for the user: the model is missing, cannot be opened, or has changed.
     fn open(&self, model: &SentModel) -> Result<elmo::Elmo, ModelError>;
 
-    /// The name of the process in error messages, such as `the executor at 10.0.0.7:50051`.
+    /// The name of the process in error messages, such as `the worker at 10.0.0.7:50051`.
     fn name(&self) -> String;
-
-    /// Whether a plan that cannot be deserialised is replaced by one that fails when it is executed. Executors need
-    /// this, as Ballista does not report errors of deserialisation.
-    fn fails_late(&self) -> bool {
-        false
-    }
 }
 
 /// The host of a process that sends plans or passes them on, and opens no models.

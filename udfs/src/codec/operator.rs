@@ -11,7 +11,6 @@ use datafusion_proto::physical_plan::{PhysicalPlanDecodeContext, PhysicalProtoCo
 use elmo::EmbedSpec;
 
 use super::{
-    failing::failing_operator,
     message::{CallNode, EmbedNode, ModelNode, SpecNode},
     model::sent_models,
     physical::ElmoCodec,
@@ -61,10 +60,7 @@ impl ElmoCodec {
         let fields = node.fields.as_ref().ok_or_else(|| missing("fields"))?;
         let fields: Schema = fields.try_into().map_err(|e| internal_datafusion_err!("{e}"))?;
         if let Some(reason) = other_version(&node.version, self.host.as_ref()) {
-            return match self.host.fails_late() {
-                true => failing_operator(input, &fields, reason),
-                false => plan_err!("{reason}"),
-            };
+            return plan_err!("{reason}");
         }
         let mut calls = Vec::new();
         for (call, field) in node.calls.iter().zip(fields.fields()) {

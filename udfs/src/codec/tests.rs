@@ -68,9 +68,7 @@ impl ModelSource for Tiny {
 }
 
 #[derive(Debug)]
-struct Here {
-    late: bool,
-}
+struct Here;
 
 impl ModelHost for Here {
     fn open(&self, model: &SentModel) -> Result<Elmo, ModelError> {
@@ -81,14 +79,10 @@ impl ModelHost for Here {
     fn name(&self) -> String {
         "this test".to_owned()
     }
-
-    fn fails_late(&self) -> bool {
-        self.late
-    }
 }
 
-fn codec(late: bool) -> ElmoCodec {
-    ElmoCodec::new(Arc::new(DefaultPhysicalExtensionCodec {}), Arc::new(Here { late }))
+fn codec() -> ElmoCodec {
+    ElmoCodec::new(Arc::new(DefaultPhysicalExtensionCodec {}), Arc::new(Here))
 }
 
 fn context() -> SessionContext {
@@ -107,12 +101,12 @@ async fn plan(query: &str) -> (Arc<dyn ExecutionPlan>, Arc<TaskContext>) {
 }
 
 fn round_trip(plan: Arc<dyn ExecutionPlan>, tasks: &TaskContext) -> Arc<dyn ExecutionPlan> {
-    let bytes = PhysicalPlanNode::try_from_physical_plan(plan, &codec(false)).unwrap().encode_to_vec();
+    let bytes = PhysicalPlanNode::try_from_physical_plan(plan, &codec()).unwrap().encode_to_vec();
     let node = PhysicalPlanNode::try_decode(&bytes).unwrap();
-    // Twice, as the scheduler deserialises and serialises the plan.
-    let scheduled = node.try_into_physical_plan(tasks, &codec(false)).unwrap();
-    let again = PhysicalPlanNode::try_from_physical_plan(scheduled, &codec(false)).unwrap();
-    again.try_into_physical_plan(tasks, &codec(true)).unwrap()
+    // Twice: what was decoded can be encoded again.
+    let received = node.try_into_physical_plan(tasks, &codec()).unwrap();
+    let again = PhysicalPlanNode::try_from_physical_plan(received, &codec()).unwrap();
+    again.try_into_physical_plan(tasks, &codec()).unwrap()
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -173,7 +167,7 @@ async fn of_version(version: &str) -> (Vec<u8>, Arc<dyn ExecutionPlan>, Arc<Task
     plan.apply(|node| {
         if let Some(exec) = node.downcast_ref::<EmbedExec>() {
             let converter = DefaultPhysicalProtoConverter {};
-            let node = codec(false).operator_to_node(exec, &converter)?;
+            let node = codec().operator_to_node(exec, &converter)?;
             found = Some((EmbedNode { version: version.to_owned(), ..node }, Arc::clone(exec.children()[0])));
         }
         Ok(TreeNodeRecursion::Continue)
@@ -195,15 +189,11 @@ async fn another_version_is_rejected_with_both_versions() {
         assert!(message.contains(&expected), "{message}");
     };
     let inputs = [input];
-    assert_message(codec(false).try_decode(&bytes, &inputs, &tasks, &converter).unwrap_err());
-    let failing = codec(true).try_decode(&bytes, &inputs, &tasks, &converter).unwrap();
-    assert_eq!(failing.schema().fields().len(), inputs[0].schema().fields().len() + 1);
-    assert_message(collect(failing, tasks).await.unwrap_err());
+    assert_message(codec().try_decode(&bytes, &inputs, &tasks, &converter).unwrap_err());
     let node = FunctionNode { version: "9.9.9".to_owned(), name: "elmo_embed".to_owned(), ..Default::default() };
     let mut bytes = Vec::new();
     write(&mut bytes, &node).unwrap();
-    assert_message(codec(false).try_decode_udf("elmo_embed", &bytes).unwrap_err());
-    assert_eq!(codec(true).try_decode_udf("elmo_embed", &bytes).unwrap().name(), "elmo_embed");
+    assert_message(codec().try_decode_udf("elmo_embed", &bytes).unwrap_err());
 }
 
 #[test]
@@ -214,12 +204,12 @@ fn truncated_messages_are_errors() {
     let node =
         FunctionNode { version: VERSION.to_owned(), name: "elmo_embed".to_owned(), models, ..Default::default() };
     write(&mut bytes, &node).unwrap();
-    assert!(codec(false).try_decode_udf("elmo_embed", &bytes).is_ok());
+    assert!(codec().try_decode_udf("elmo_embed", &bytes).is_ok());
     for length in MAGIC.len()..bytes.len() {
         // Truncated between two fields the message may be valid. It must not panic.
-        let _ = codec(false).try_decode_udf("elmo_embed", &bytes[..length]);
+        let _ = codec().try_decode_udf("elmo_embed", &bytes[..length]);
     }
-    assert!(codec(false).try_decode_udf("elmo_embed", b"elmo\0\xff\xff").is_err());
+    assert!(codec().try_decode_udf("elmo_embed", b"elmo\0\xff\xff").is_err());
     let field = Field::new("v", DataType::Utf8, true);
     assert!(SentModel::from_bytes(field.name().as_bytes()).is_err());
 }
@@ -229,6 +219,6 @@ fn truncated_messages_are_errors() {
 async fn a_model_without_an_address_is_not_sent() {
     let context = session(&Models::from(elmo()));
     let plan = sql(&context, "SELECT elmo_embed('a')").await.unwrap().create_physical_plan().await.unwrap();
-    let error = PhysicalPlanNode::try_from_physical_plan(plan, &codec(false)).unwrap_err();
+    let error = PhysicalPlanNode::try_from_physical_plan(plan, &codec()).unwrap_err();
     assert!(error.to_string().contains("was opened by this program"), "{error}");
 }

@@ -10,8 +10,8 @@ pub const VERSION: &str = env!("CARGO_PKG_VERSION");
 pub fn other_version(version: &str, here: &dyn ModelHost) -> Option<String> {
     (version != VERSION).then(|| {
         format!(
-            "the query was planned by elmo {version}, and {} is elmo {VERSION}: run one version on the client, the \
-             scheduler and all executors",
+            "the query was planned by elmo {version}, and {} is elmo {VERSION}: run one version on the client \
+             and all workers",
             here.name()
         )
     })

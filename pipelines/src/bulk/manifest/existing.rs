@@ -12,7 +12,7 @@ use super::{
     names::{entry_name, parse_entry, parse_part},
     records::read,
 };
-use crate::stores::Location;
+use crate::stores::{Location, local::name_of_staged};
 
 /// The record of a stream, which `stream::chain` writes.
 const STREAM: &str = "stream.json";
@@ -58,7 +58,15 @@ pub(super) enum Start {
 impl Existing {
     pub(super) async fn read(output: &Location, folder: &Location) -> Result<Self, ManifestError> {
         let (files, records, job) = futures::try_join!(
-            async { Ok::<_, ManifestError>(output.children().await?) },
+            async {
+                let mut files = output.children().await?;
+                // Parts that another process wrote and nobody published; see `remove_staged`.
+                files.retain(|file| {
+                    let staged = file.location.filename().and_then(name_of_staged);
+                    staged.and_then(parse_part).is_none()
+                });
+                Ok::<_, ManifestError>(files)
+            },
             async { Ok(folder.children().await?) },
             read_job(folder),
         )?;

@@ -403,12 +403,31 @@ impl Manifest {
         Ok(())
     }
 
+    /// Prepares for publishing part `number`, which ends at `end` and has rows of this digest: the output is still this job's. The
+    /// entry of a part that is written again is emptied.
+    ///
+    /// # Errors
+    /// [`ManifestError`] when the output belongs to another process, or when a part that is written again has other rows.
+    pub(super) async fn prepare(
+        &mut self,
+        number: usize,
+        end: Position,
+        rows: Option<&str>,
+    ) -> Result<(), ManifestError> {
+        self.hold().await?;
+        if number < self.parts().len() {
+            self.check_repair(number, end, rows)?;
+            self.retract(number).await?;
+        }
+        Ok(())
+    }
+
     /// Checks that part `part`, written again, matches the part that it replaces: it ends where the next part begins,
     /// and was made of the same rows.
     ///
     /// # Errors
     /// [`ManifestError::Repair`] when it does not.
-    pub(super) fn check_repair(&self, part: usize, end: Position, rows: Option<&str>) -> Result<(), ManifestError> {
+    fn check_repair(&self, part: usize, end: Position, rows: Option<&str>) -> Result<(), ManifestError> {
         let failed =
             |reason: &str| Err(ManifestError::Repair { file: self.part(part).to_string(), reason: reason.to_owned() });
         let entry = self.parts.get(part).and_then(Part::entry);
@@ -428,7 +447,7 @@ impl Manifest {
     ///
     /// # Errors
     /// [`ManifestError::Overtaken`] when another job has taken over, [`ManifestError::Store`] when the store fails.
-    pub(super) async fn retract(&mut self, part: usize) -> Result<(), ManifestError> {
+    async fn retract(&mut self, part: usize) -> Result<(), ManifestError> {
         if self.done {
             records::clear(&self.folder.child(DONE), &self.lock).await?;
             self.done = false;

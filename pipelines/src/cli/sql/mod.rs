@@ -15,6 +15,8 @@ use elmo::BuiltIn;
 use elmo_udfs::Statement;
 
 use self::{session::Session, shell::Shell};
+#[cfg(feature = "cluster")]
+use super::cluster::CredentialArgs;
 use super::{
     CommonArgs,
     args::{Bytes, EngineArgs, ModelArgs, block_on, one_of, positive},
@@ -23,7 +25,7 @@ use super::{
     shutdown::{self, Signals},
 };
 #[cfg(feature = "cluster")]
-use crate::cluster::{Address, Cluster};
+use crate::cluster::{Cluster, Workers};
 use crate::{
     error::{Error, Exit, Result},
     models::ModelSpec,
@@ -82,12 +84,16 @@ pub(super) struct SqlArgs {
     #[arg(long, value_name = "NAME=FILE")]
     add_mix: Vec<NamedMix>,
 
-    /// Run queries on the cluster whose scheduler is at HOST or HOST:PORT [default: run in this process]
+    /// Run queries on workers: HOST:PORT,HOST:PORT, dns:NAME:PORT, or a file with a HOST:PORT per line [default: in this process]
     ///
-    /// This process still writes the results.
+    /// They read the tables, which they must reach by the same paths and URLs. This process writes the results.
     #[cfg(feature = "cluster")]
-    #[arg(long, value_name = "SCHEDULER")]
-    cluster: Option<Address>,
+    #[arg(long, value_name = "WORKERS")]
+    cluster: Option<Workers>,
+
+    #[cfg(feature = "cluster")]
+    #[command(flatten)]
+    credentials: CredentialArgs,
 
     /// History file of the shell, or none [default: elmo/sql_history in the user's state folder]
     ///
@@ -142,13 +148,14 @@ impl SqlArgs {
     }
 
     #[cfg(feature = "cluster")]
-    fn remote(&self) -> Option<Arc<dyn Remote>> {
-        self.cluster.clone().map(|address| Arc::new(Cluster::new(address)) as _)
+    fn remote(&self) -> Result<Option<Arc<dyn Remote>>> {
+        let Some(workers) = &self.cluster else { return Ok(None) };
+        Ok(Some(Arc::new(Cluster::new(workers.clone(), &self.credentials.read()?)?)))
     }
 
     #[cfg(not(feature = "cluster"))]
-    fn remote(&self) -> Option<Arc<dyn Remote>> {
-        None
+    fn remote(&self) -> Result<Option<Arc<dyn Remote>>> {
+        Ok(None)
     }
 
     fn output(&self) -> OutputOptions {
@@ -235,7 +242,7 @@ pub(super) fn run(args: &SqlArgs, common: &CommonArgs) -> Result<Exit> {
             mixes,
             offline: args.model.offline(),
             engine: args.engine.settings(),
-            remote: args.remote(),
+            remote: args.remote()?,
             memory_limit: args.memory_limit.map(|bytes| bytes.0),
         };
         // At the prompt a user waits for the result.

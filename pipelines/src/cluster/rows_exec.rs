@@ -1,4 +1,5 @@
-//! [`ClusterRowsExec`] runs row-by-row operators on the cluster over rows that the client sends in chunks.
+//! [`RowsExec`] runs row-by-row operators on workers over rows of the client, such as those of a table in memory or of a join.
+//! It sends them in chunks, each to one worker, and to another one if that is lost.
 
 use std::{collections::VecDeque, fmt, sync::Arc};
 
@@ -20,29 +21,37 @@ use datafusion::{
         replace_children_if_necessary,
         stream::RecordBatchStreamAdapter,
     },
-    prelude::SessionConfig,
 };
+use datafusion_distributed::NetworkCoalesceExec;
 use elmo_udfs::plan::exec::EmbedExec;
 use futures::{Stream, StreamExt, TryStreamExt};
 
-use super::{client::Cluster, distributable::Plan};
-use crate::operator::operator;
+use super::{
+    cluster_exec::{ClusterExec, lost_worker},
+    members::Member,
+    stage_exec::{Changed, StageExec},
+};
+use crate::{operator::operator, sql::InOrderExec};
+
+type Plan = Arc<dyn ExecutionPlan>;
 
 /// Maximum rows of a chunk.
 const CHUNK_ROWS: usize = 4096;
 /// Maximum bytes of a chunk; less for calls that return a vector per token.
 const CHUNK_BYTES: usize = 1 << 20;
-/// Rows of a task.
-const TASK_ROWS: usize = 256;
-/// Maximum tasks of a chunk.
-const MAX_TASKS: usize = 8;
+/// Rows of a partition, of which a worker computes several at a time.
+const PARTITION_ROWS: usize = 256;
+/// Maximum partitions of a chunk.
+const MAX_PARTITIONS: usize = 8;
+/// Workers that a chunk is sent to, one after the other, if they are lost.
+const ATTEMPTS: usize = 3;
 /// Maximum chunks in flight per partition of the input.
 const MAX_CHUNKS: usize = 3;
 /// Maximum chunks in flight over all partitions. Each partition has at least one.
 const MAX_TOTAL_CHUNKS: usize = 12;
 
-/// Runs a chain of row-by-row operators on a cluster over the rows of its input. Preserves the order of rows.
-pub(super) struct ClusterRowsExec {
+/// Runs a chain of row-by-row operators on workers over the rows of its input. Preserves the order of rows.
+pub(super) struct RowsExec {
     /// The chain over an [`EmptyExec`].
     chain: Plan,
     /// Number of operators in the chain.
@@ -51,30 +60,43 @@ pub(super) struct ClusterRowsExec {
     /// Whether a limit above may end the query early. Chunks are then as small as input batches, and sent one at a
     /// time.
     stops_early: bool,
-    cluster: Cluster,
+    workers: Workers,
     properties: Arc<PlanProperties>,
     metrics: ExecutionPlanMetricsSet,
 }
 
-impl ClusterRowsExec {
+impl RowsExec {
     /// Runs the first `length` operators of `chain` over `input`.
     pub(super) fn try_new(
         chain: &Plan,
         length: usize,
         input: Plan,
         stops_early: bool,
-        cluster: Cluster,
+        workers: Workers,
     ) -> Result<Self> {
         let properties = Arc::clone(with_input(chain, length, &input)?.properties());
         let empty: Plan = Arc::new(EmptyExec::new(input.schema()));
         let chain = with_input(chain, length, &empty)?;
-        Ok(Self { chain, length, input, stops_early, cluster, properties, metrics: ExecutionPlanMetricsSet::new() })
+        Ok(Self { chain, length, input, stops_early, workers, properties, metrics: ExecutionPlanMetricsSet::new() })
     }
 
     /// The chain over an [`EmptyExec`], to test whether it can be serialised.
     pub(super) fn chain(&self) -> &Plan {
         &self.chain
     }
+
+    /// The operator with one more row-by-row operator above its chain.
+    pub(super) fn under(&self, operator: &Plan, stops_early: bool) -> Result<Self> {
+        let chain = replace_children_if_necessary(Arc::clone(operator), vec![Arc::clone(&self.chain)])?;
+        Self::try_new(&chain, self.length + 1, Arc::clone(&self.input), stops_early, self.workers.clone())
+    }
+}
+
+/// The workers of a query, and the settings of its session.
+#[derive(Clone)]
+pub(super) struct Workers {
+    pub(super) members: Arc<[Member]>,
+    pub(super) changed: Changed,
 }
 
 /// Replaces the input of the first `length` operators of a chain.
@@ -93,44 +115,59 @@ struct Sender {
     chain: Plan,
     length: usize,
     schema: SchemaRef,
-    cluster: Cluster,
-    config: SessionConfig,
+    workers: Workers,
+    context: Arc<TaskContext>,
     memory: Arc<MemoryReservation>,
 }
 
 impl Sender {
     /// Runs the chain over a chunk; returns its rows in order.
     async fn send(self, chunk: Vec<RecordBatch>) -> Result<Vec<ReservedBatch>> {
-        let tasks = tasks(&chunk)?;
+        let partitions = partitions(&chunk)?;
         drop(chunk);
-        let scan = MemorySourceConfig::try_new_exec(&tasks, Arc::clone(&self.schema), None)?;
-        let plan = with_input(&self.chain, self.length, &(scan as Plan))?;
-        let batches = self.cluster.run(plan, &self.config);
-        batches.map(|batch| ReservedBatch::try_new(batch?, &self.memory)).try_collect().await
+        let scan = MemorySourceConfig::try_new_exec(&partitions, Arc::clone(&self.schema), None)?;
+        let chain = with_input(&self.chain, self.length, &(scan as Plan))?;
+        let stage: Plan = Arc::new(StageExec::new(chain, Arc::clone(&self.workers.changed)));
+        let boundary = Arc::new(NetworkCoalesceExec::try_new(stage, 1, 1)?);
+        // Each execution goes to the next worker.
+        let plan = ClusterExec::new(Arc::new(InOrderExec::new(boundary)), Arc::clone(&self.workers.members), false);
+        let mut attempt = 1;
+        loop {
+            let rows = plan.execute(0, Arc::clone(&self.context))?;
+            let rows: Result<Vec<_>> =
+                rows.map(|batch| ReservedBatch::try_new(batch?, &self.memory)).try_collect().await;
+            match rows {
+                Err(error) if attempt < ATTEMPTS && lost_worker(&error).is_some() => {
+                    tracing::warn!("rows are sent to another worker: {error}");
+                    attempt += 1;
+                }
+                rows => return rows,
+            }
+        }
     }
 }
 
-/// Divides the rows of a chunk evenly into tasks. Does not concatenate batches: a merged dictionary might exceed its
+/// Divides the rows of a chunk evenly into partitions. Does not concatenate batches: a merged dictionary might exceed its
 /// key type.
-fn tasks(chunk: &[RecordBatch]) -> Result<Vec<Vec<RecordBatch>>> {
+fn partitions(chunk: &[RecordBatch]) -> Result<Vec<Vec<RecordBatch>>> {
     let count: usize = chunk.iter().map(RecordBatch::num_rows).sum();
-    let step = count.div_ceil((count / TASK_ROWS).clamp(1, MAX_TASKS)).max(1);
-    let (mut tasks, mut room) = (Vec::new(), 0);
+    let step = count.div_ceil((count / PARTITION_ROWS).clamp(1, MAX_PARTITIONS)).max(1);
+    let (mut partitions, mut room) = (Vec::new(), 0);
     for batch in chunk {
         let mut start = 0;
         while start < batch.num_rows() {
             if room == 0 {
-                tasks.push(Vec::new());
+                partitions.push(Vec::new());
                 room = step;
             }
             let rows = room.min(batch.num_rows() - start);
-            if let Some(task) = tasks.last_mut() {
-                task.push(compact(&batch.slice(start, rows))?);
+            if let Some(partition) = partitions.last_mut() {
+                partition.push(compact(&batch.slice(start, rows))?);
             }
             (start, room) = (start + rows, room - rows);
         }
     }
-    Ok(tasks)
+    Ok(partitions)
 }
 
 /// A buffered batch and its memory reservation.
@@ -223,16 +260,15 @@ fn compact(batch: &RecordBatch) -> Result<RecordBatch> {
     Ok(RecordBatch::try_new_with_options(batch.schema(), columns, &rows)?)
 }
 
-impl fmt::Debug for ClusterRowsExec {
+impl fmt::Debug for RowsExec {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { chain, cluster, .. } = self;
-        f.debug_struct("ClusterRowsExec").field("cluster", cluster.address()).field("chain", chain).finish()
+        f.debug_struct("RowsExec").field("chain", &self.chain).finish_non_exhaustive()
     }
 }
 
-impl DisplayAs for ClusterRowsExec {
+impl DisplayAs for RowsExec {
     fn fmt_as(&self, kind: DisplayFormatType, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "ClusterRowsExec: scheduler={}", self.cluster.address())?;
+        write!(f, "RowsExec: workers={}", self.workers.members.len())?;
         let mut node = &self.chain;
         for _ in 0..self.length {
             f.write_str(", ")?;
@@ -243,27 +279,27 @@ impl DisplayAs for ClusterRowsExec {
     }
 }
 
-impl ExecutionPlan for ClusterRowsExec {
-    operator!("ClusterRowsExec", inputs: [input]);
+impl ExecutionPlan for RowsExec {
+    operator!("RowsExec", inputs: [input]);
 
     fn maintains_input_order(&self) -> Vec<bool> {
         vec![true]
     }
 
     fn with_new_children(self: Arc<Self>, children: Vec<Arc<dyn ExecutionPlan>>) -> Result<Arc<dyn ExecutionPlan>> {
-        let Ok([input]) = <[_; 1]>::try_from(children) else { return internal_err!("ClusterRowsExec has one input") };
-        Ok(Arc::new(Self::try_new(&self.chain, self.length, input, self.stops_early, self.cluster.clone())?))
+        let Ok([input]) = <[_; 1]>::try_from(children) else { return internal_err!("RowsExec has one input") };
+        Ok(Arc::new(Self::try_new(&self.chain, self.length, input, self.stops_early, self.workers.clone())?))
     }
 
     fn execute(&self, partition: usize, context: Arc<TaskContext>) -> Result<SendableRecordBatchStream> {
         let input = self.input.execute(partition, Arc::clone(&context))?;
-        let memory = MemoryConsumer::new(format!("ClusterRowsExec[{partition}]")).register(context.memory_pool());
+        let memory = MemoryConsumer::new(format!("RowsExec[{partition}]")).register(context.memory_pool());
         let sender = Sender {
             chain: Arc::clone(&self.chain),
             length: self.length,
             schema: self.input.schema(),
-            cluster: self.cluster.clone(),
-            config: context.session_config().clone(),
+            workers: self.workers.clone(),
+            context,
             memory: Arc::new(memory),
         };
         let metrics = BaselineMetrics::new(&self.metrics, partition);
