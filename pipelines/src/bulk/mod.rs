@@ -141,11 +141,11 @@ pub async fn run(
     run_by(job, stage, None, stores, shutdown, progress).await
 }
 
-/// As [`run`]; where `units` are given, they compute the parts, and `stage` only describes the output. An interrupted job keeps the
+/// As [`run()`]; where `units` are given, they compute the parts, and `stage` only describes the output. An interrupted job keeps the
 /// parts that are complete.
 ///
 /// # Errors
-/// As [`run`], and those of `units`.
+/// As [`run()`], and those of `units`.
 pub async fn run_by(
     job: &BulkJob,
     stage: &dyn Stage,

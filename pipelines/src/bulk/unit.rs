@@ -99,7 +99,7 @@ impl Unit {
     /// is dropped, the caller [discards](Unit::discard) the attempt. At most `memory` bytes of rows are in flight, or one chunk.
     ///
     /// # Errors
-    /// As [`super::run`].
+    /// As [`super::run()`].
     pub async fn run(
         &self,
         stage: &dyn Stage,

@@ -52,14 +52,14 @@ pub trait Units: Send + Sync {
     /// Number of rows of the only file of a plan.
     ///
     /// # Errors
-    /// As [`super::run`], also if no process is left.
+    /// As [`super::run()`], also if no process is left.
     async fn count(&self, plan: SentPlan) -> Result<u64>;
 
     /// Computes a part. A unit that is lost with its process is given to another one. What is written of it is deleted unless it is
     /// returned.
     ///
     /// # Errors
-    /// As [`super::run`], also if no process is left.
+    /// As [`super::run()`], also if no process is left.
     async fn run(&self, unit: &Unit, done: &UnitProgress) -> Result<Computed>;
 }
 

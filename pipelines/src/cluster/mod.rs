@@ -2,11 +2,12 @@
 //!
 //! ```text
 //! client: SQL -> physical plan -> stages -> workers: files -> vectors -> client
+//! client: bulk job -> units -> workers: files -> parts without names -> client: publishes them
 //! ```
 //!
 //! There is no scheduler: every client coordinates its own queries. The runtime is that of `datafusion-distributed`: a stage
 //! is a subplan that several workers run, each on other files, and streams its rows over gRPC; dropping a stream ends the
-//! work behind it. What may be a stage is decided [here](cut).
+//! work behind it. What may be a stage is decided in `cut.rs`.
 
 mod cluster_exec;
 mod codec;

@@ -109,11 +109,11 @@ impl Service {
         Ok(match method {
             DESCRIBE => {
                 let task = request.read()?;
-                beating(&live, async move { jobs.describe(task).await }).map(|beat| plain(beat)).boxed()
+                beating(&live, async move { jobs.describe(task).await }).map(plain).boxed()
             }
             COUNT => {
                 let plan = request.read()?;
-                beating(&live, async move { jobs.count(plan).await }).map(|beat| plain(beat)).boxed()
+                beating(&live, async move { jobs.count(plan).await }).map(plain).boxed()
             }
             COLUMNS => {
                 let task = request.read()?;
@@ -250,15 +250,12 @@ pub(super) async fn ask<T: DeserializeOwned>(
 ///
 /// # Errors
 /// As [`ask`].
-pub(super) async fn give<T: DeserializeOwned>(
+pub(super) async fn give<T: DeserializeOwned + Send + 'static>(
     peers: &Peers,
     url: &Url,
     method: &'static str,
     request: Frame,
-) -> Result<BoxStream<'static, Result<T, ClusterError>>, ClusterError>
-where
-    T: Send + 'static,
-{
+) -> Result<BoxStream<'static, Result<T, ClusterError>>, ClusterError> {
     let (frames, url) = (call(peers, url, method, request).await?, url.clone());
     let said = frames.map(move |frame| answered(&url, &frame?));
     Ok(said.filter_map(|said| std::future::ready(said.transpose())).boxed())
