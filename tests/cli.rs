@@ -15,6 +15,9 @@ mod terminal;
 
 #[path = "cli/cluster.rs"]
 mod cluster;
+#[cfg(feature = "cluster")]
+#[path = "cli/cluster_copy.rs"]
+mod cluster_copy;
 #[path = "cli/errors.rs"]
 mod errors;
 #[path = "cli/fit_mix.rs"]

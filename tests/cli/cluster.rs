@@ -17,14 +17,14 @@ use crate::{
 };
 
 /// Workers of one thread each.
-struct Cluster {
-    workers: Vec<Node>,
+pub(crate) struct Cluster {
+    pub(crate) workers: Vec<Node>,
     /// Their addresses, as clients are given them.
-    list: String,
+    pub(crate) list: String,
 }
 
 impl Cluster {
-    fn start(place: &Place, workers: usize) -> Self {
+    pub(crate) fn start(place: &Place, workers: usize) -> Self {
         let worker = |_| Node::start(place.elmo(), "cluster worker --bind 127.0.0.1:0 --threads 1");
         let workers: Vec<Node> = (0..workers).map(worker).collect();
         let list = workers.iter().map(|worker| worker.address.as_str()).collect::<Vec<_>>().join(",");
@@ -32,7 +32,7 @@ impl Cluster {
     }
 
     /// Runs `elmo sql` on the cluster.
-    fn sql(&self, place: &Place, words: &[&str]) -> Ended {
+    pub(crate) fn sql(&self, place: &Place, words: &[&str]) -> Ended {
         sql(place, &[&self.flags(), words].concat())
     }
 
@@ -41,7 +41,7 @@ impl Cluster {
     }
 }
 
-fn sql(place: &Place, words: &[&str]) -> Ended {
+pub(crate) fn sql(place: &Place, words: &[&str]) -> Ended {
     // The model of the tests, also where a test does not name it.
     let output = place.elmo().env("ELMO_MODEL", "tiny").args(["sql", "-q"]).args(words).output().unwrap();
     let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
@@ -63,7 +63,7 @@ fn parquet(place: &Place, name: &str) -> (Vec<RecordBatch>, Footer, String) {
 }
 
 /// JSON lines with distinct texts, from a linear congruential generator.
-fn texts(rows: usize, words: usize) -> String {
+pub(crate) fn texts(rows: usize, words: usize) -> String {
     let mut state = 1_u64;
     let mut word = || {
         state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
@@ -626,7 +626,7 @@ fn an_interrupted_query_leaves_nothing_running() {
 }
 
 /// Waits until the number of tasks of the first worker is as it should be.
-fn wait_for_tasks(place: &Place, cluster: &Cluster, is_right: &dyn Fn(u64) -> bool) {
+pub(crate) fn wait_for_tasks(place: &Place, cluster: &Cluster, is_right: &dyn Fn(u64) -> bool) {
     let began = Instant::now();
     loop {
         let status = place.exits(&format!("cluster status --json {}", cluster.list), 0).json();

@@ -34,7 +34,11 @@ use url::Url;
 use uuid::Uuid;
 
 use super::{error::ClusterError, members::Member, peers::name_of};
-use crate::{error::Error, operator::operator, sql::CLUSTER_EXEC};
+use crate::{
+    error::Error,
+    operator::{copied, operator},
+    sql::CLUSTER_EXEC,
+};
 
 type Plan = Arc<dyn ExecutionPlan>;
 
@@ -64,6 +68,20 @@ impl ClusterExec {
         let properties = Arc::clone(plan.properties());
         let executed = analyse.then(Executed::default);
         Self { plan, members, executed, properties, metrics: ExecutionPlanMetricsSet::new() }
+    }
+
+    /// The operator that gathers the rows of the stages.
+    pub(super) fn plan(&self) -> &Plan {
+        &self.plan
+    }
+
+    pub(super) fn members(&self) -> &Arc<[Member]> {
+        &self.members
+    }
+
+    /// The rows of another plan on some of the workers, which is shown as this one. It is not begun again.
+    pub(super) fn once(&self, plan: Plan, members: Arc<[Member]>, context: &TaskContext) -> Result<Rows> {
+        attempt(plan, members, self.executed.clone(), 0, context)
     }
 
     fn shown(&self) -> &Plan {
@@ -109,6 +127,9 @@ impl ExecutionPlan for ClusterExec {
     }
 }
 
+/// Rows of stages.
+pub(super) type Rows = BoxStream<'static, Result<RecordBatch>>;
+
 /// The rows of the stages. If a worker is lost before the first row, the others run the query from the beginning.
 async fn attempts(
     plan: Plan,
@@ -116,32 +137,36 @@ async fn attempts(
     executed: Option<Executed>,
     partition: usize,
     context: Arc<TaskContext>,
-) -> Result<BoxStream<'static, Result<RecordBatch>>> {
+) -> Result<Rows> {
     loop {
-        let stages = DistributedExec::new(stamped(Arc::clone(&plan), Uuid::new_v4())?);
-        let stages = Arc::new(stages.with_metrics_collection(executed.is_some()));
-        let mut rows = stages.execute(partition, with_routes(&context, Arc::clone(&members)))?;
+        let mut rows = attempt(Arc::clone(&plan), Arc::clone(&members), executed.clone(), partition, &context)?;
         let first = rows.next().await;
-        let left = match &first {
-            Some(Err(error)) => lost_worker(error).map(|lost| without(&members, &lost)),
-            _ => None,
-        };
-        match left {
-            Some(left) if !left.is_empty() && left.len() < members.len() => {
+        let lost = first.as_ref().and_then(|first| lost_worker(first.as_ref().err()?));
+        match lost.and_then(|lost| without(&members, &lost)) {
+            Some(left) => {
                 tracing::warn!("a worker was lost; the others begin the query again");
                 members = left;
             }
-            _ => {
-                let rows = stream::iter(first).chain(rows);
-                return Ok(match executed {
-                    Some(executed) => {
-                        rows.chain(stream::once(metrics(stages, executed)).filter_map(async |()| None)).boxed()
-                    }
-                    None => rows.boxed(),
-                });
-            }
+            None => return Ok(stream::iter(first).chain(rows).boxed()),
         }
     }
+}
+
+/// The rows of the stages on these workers.
+fn attempt(
+    plan: Plan,
+    members: Arc<[Member]>,
+    executed: Option<Executed>,
+    partition: usize,
+    context: &TaskContext,
+) -> Result<Rows> {
+    let stages = DistributedExec::new(stamped(plan, Uuid::new_v4())?);
+    let stages = Arc::new(stages.with_metrics_collection(executed.is_some()));
+    let rows = stages.execute(partition, with_routes(context, members))?;
+    Ok(match executed {
+        Some(executed) => rows.chain(stream::once(metrics(stages, executed)).filter_map(async |()| None)).boxed(),
+        None => rows.boxed(),
+    })
 }
 
 /// Waits for the metrics of the workers.
@@ -167,8 +192,10 @@ pub(super) fn lost_worker(error: &DataFusionError) -> Option<String> {
     }
 }
 
-fn without(members: &[Member], lost: &str) -> Arc<[Member]> {
-    members.iter().filter(|member| name_of(&member.url) != lost).cloned().collect()
+/// The workers without the one at an address. `None` if it is not one of several.
+pub(super) fn without(members: &[Member], lost: &str) -> Option<Arc<[Member]>> {
+    let left: Arc<[Member]> = members.iter().filter(|member| name_of(&member.url) != lost).cloned().collect();
+    (!left.is_empty() && left.len() < members.len()).then_some(left)
 }
 
 /// The plan with the ids of one execution. Two executions with the same ids would get each other's tasks.
@@ -193,16 +220,7 @@ fn with_routes(context: &TaskContext, members: Arc<[Member]>) -> Arc<TaskContext
     config.set_distributed_route_tasks_handler(move |event: RouteTasksEvent<'_>| {
         Some(Ok(RouteTasksEventResponse::new(routed(&members, event.task_count))))
     });
-    Arc::new(TaskContext::new(
-        context.task_id(),
-        context.session_id(),
-        config,
-        context.scalar_functions().clone(),
-        context.higher_order_functions().clone(),
-        context.aggregate_functions().clone(),
-        context.window_functions().clone(),
-        context.runtime_env(),
-    ))
+    copied(context, config, context.runtime_env())
 }
 
 /// A worker for each task. Stages of fewer tasks than workers take turns.

@@ -20,16 +20,23 @@ use super::{
     sent::EnvelopeCodec,
     stage_exec::StageExec,
 };
-use crate::sql::InOrderExec;
+use crate::{
+    sql::{InOrderExec, SinkOptions, SinkSettings, StageFilesExec},
+    stores::Stores,
+};
 
 type Plan = Arc<dyn ExecutionPlan>;
 
 /// The first bytes of messages of this package; see [`elmo_udfs::codec`].
 const MAGIC: &[u8] = b"elmo-operator\0";
 
-/// The codec of whole plans. On a worker, `live` counts tasks under way.
-pub(super) fn whole_codec(host: Arc<dyn ModelHost>, live: Option<Arc<Live>>) -> Arc<dyn PhysicalExtensionCodec> {
-    Arc::new(ElmoCodec::new(Arc::new(OperatorCodec { inner: DistributedCodec, live }), host))
+/// The codec of whole plans. On a worker, `live` counts tasks under way, and COPY writes to `stores`.
+pub(super) fn whole_codec(
+    host: Arc<dyn ModelHost>,
+    live: Option<Arc<Live>>,
+    stores: Option<Stores>,
+) -> Arc<dyn PhysicalExtensionCodec> {
+    Arc::new(ElmoCodec::new(Arc::new(OperatorCodec { inner: DistributedCodec, live, stores }), host))
 }
 
 /// The codec that `datafusion-distributed` is given.
@@ -42,6 +49,7 @@ pub(super) fn envelope_codec(whole: Arc<dyn PhysicalExtensionCodec>) -> Arc<dyn 
 struct OperatorCodec {
     inner: DistributedCodec,
     live: Option<Arc<Live>>,
+    stores: Option<Stores>,
 }
 
 /// An operator of this crate, without its input.
@@ -50,6 +58,7 @@ enum Node {
     Stage { schema: Vec<u8>, changed: Vec<(String, String)> },
     Scan(Restored),
     InOrder,
+    StageFiles { settings: SinkSettings, options: SinkOptions, ends: bool },
 }
 
 impl PhysicalExtensionCodec for OperatorCodec {
@@ -72,6 +81,9 @@ impl PhysicalExtensionCodec for OperatorCodec {
             }
             Node::Scan(restored) => Arc::new(ScanExec::received(&input, restored)?),
             Node::InOrder => Arc::new(InOrderExec::new(input)),
+            Node::StageFiles { settings, options, ends } => {
+                Arc::new(StageFilesExec::new(options.restored(&input)?, settings, ends, self.stores.clone()))
+            }
         })
     }
 
@@ -88,6 +100,12 @@ impl PhysicalExtensionCodec for OperatorCodec {
             Node::Scan(scan.restored.clone())
         } else if node.is::<InOrderExec>() {
             Node::InOrder
+        } else if let Some(files) = node.downcast_ref::<StageFilesExec>() {
+            let (settings, ends) = files.settings();
+            let Some(options) = files.children().first().and_then(|sink| SinkOptions::of(sink)) else {
+                return plan_err!("a sink of this format cannot be sent");
+            };
+            Node::StageFiles { settings: settings.clone(), options, ends }
         } else {
             return self.inner.try_encode(node, buffer, converter);
         };

@@ -47,10 +47,12 @@ use datafusion::{
 };
 use datafusion_distributed::{DistributedLeafExec, NetworkCoalesceExec, NetworkShuffleExec};
 use datafusion_proto::physical_plan::PhysicalExtensionCodec;
+use elmo_udfs::plan::EXEC_NAME;
 
 use super::{
     MIN_SPLIT_BYTES,
     cluster_exec::ClusterExec,
+    copy::sinks,
     distributable::{contains_calls, has_calls, is_partition_local, is_row_by_row, is_serialisable, is_too_deep},
     members::Member,
     rows_exec::{RowsExec, Workers},
@@ -58,7 +60,7 @@ use super::{
     sent::{from_bytes, to_bytes},
     stage_exec::{Changed, StageExec},
 };
-use crate::sql::InOrderExec;
+use crate::sql::{InOrderExec, Writes};
 
 type Plan = Arc<dyn ExecutionPlan>;
 
@@ -76,22 +78,24 @@ pub(super) struct Cutter<'a> {
     pub(super) analyse: bool,
     /// Whether no window of the query has properties that are not encoded; see [`windows_are_plain`].
     pub(super) plain_windows: bool,
+    /// What the statement writes, if it does.
+    pub(super) writes: Option<Arc<Writes>>,
 }
 
 /// A subplan.
-enum Part {
+pub(super) enum Part {
     /// It runs once.
     Whole(Plan),
     Split(Split),
 }
 
 /// A subplan that may run as several tasks.
-struct Split {
+pub(super) struct Split {
     /// As it was planned.
-    original: Plan,
+    pub(super) original: Plan,
     /// What the tasks run.
-    sent: Plan,
-    tasks: usize,
+    pub(super) sent: Plan,
+    pub(super) tasks: usize,
 }
 
 impl Cutter<'_> {
@@ -112,7 +116,13 @@ impl Cutter<'_> {
     }
 
     /// `limited` says that operators above need only the first rows.
-    fn part(&self, plan: &Plan, limited: bool) -> Result<Part> {
+    pub(super) fn part(&self, plan: &Plan, limited: bool) -> Result<Part> {
+        if let Some(copy) = self.copy(plan)? {
+            return Ok(Part::Whole(copy));
+        }
+        if let Some(embedded) = embedded_before_merge(plan)? {
+            return self.part(&embedded, limited);
+        }
         if let Some(split) = self.leaf(plan)? {
             return Ok(Part::Split(split));
         }
@@ -233,24 +243,26 @@ impl Cutter<'_> {
 
     /// # Errors
     /// If a worker could not decode a stage, or would run another plan.
-    fn check(&self, stage: &Plan) -> Result<()> {
+    pub(super) fn check(&self, stage: &Plan) -> Result<()> {
         // Variants of a leaf are not encoded by themselves.
         let sent = first_task(stage)?;
         let received = from_bytes(&to_bytes(&sent, self.codec)?, &self.context, self.codec)?;
         let shown = |plan: &Plan| displayable(plan.as_ref()).indent(true).to_string();
         let (sent_text, received_text) = (shown(&sent), shown(&received));
-        match sent_text == received_text && sent.schema() == received.schema() {
+        match sent_text == received_text && sent.schema() == received.schema() && sinks(&sent) == sinks(&received) {
             true => Ok(()),
             false => plan_err!("a worker would run another plan\n{received_text}\nthan\n{sent_text}"),
         }
     }
 
+    pub(super) fn is_worth_sending(&self, plan: &Plan) -> bool {
+        contains_calls(plan) || ((reduces(plan) || self.writes.is_some()) && bytes(plan) > MIN_SPLIT_BYTES as u64)
+    }
+
     /// The rows of a split subplan from the workers. `None` if it should stay in the client.
     fn boundary(&self, split: &Split) -> Result<Option<Plan>> {
         let Split { original, sent, tasks } = split;
-        let is_worth_sending =
-            contains_calls(original) || (reduces(original) && bytes(original) > MIN_SPLIT_BYTES as u64);
-        if !is_worth_sending || is_too_deep(original) {
+        if !self.is_worth_sending(original) || is_too_deep(original) {
             return Ok(None);
         }
         let stage: Plan = Arc::new(StageExec::new(Arc::clone(sent), Arc::clone(&self.changed)));
@@ -283,15 +295,19 @@ fn common_tasks(parts: &[Part]) -> Option<usize> {
 
 /// Whether the phase of an aggregation does not depend on the order of rows.
 fn is_plain_aggregate(aggregate: &AggregateExec) -> bool {
-    let is_plain = |function: &Arc<AggregateFunctionExpr>| {
-        function.order_bys().is_empty() && !function.is_reversed() && !function.ignore_nulls()
-    };
     let is_split = matches!(
         aggregate.mode(),
         AggregateMode::Partial | AggregateMode::FinalPartitioned | AggregateMode::SinglePartitioned
     );
-    is_split
-        && *aggregate.input_order_mode() == InputOrderMode::Linear
+    is_split && is_plain(aggregate)
+}
+
+/// Whether an aggregation depends neither on the order of rows nor on anything that is not encoded.
+pub(super) fn is_plain(aggregate: &AggregateExec) -> bool {
+    let is_plain = |function: &Arc<AggregateFunctionExpr>| {
+        function.order_bys().is_empty() && !function.is_reversed() && !function.ignore_nulls()
+    };
+    *aggregate.input_order_mode() == InputOrderMode::Linear
         && aggregate.limit_options().is_none()
         && !aggregate.group_expr().has_grouping_set()
         && aggregate.aggr_expr().iter().all(is_plain)
@@ -317,8 +333,21 @@ fn bytes(plan: &Plan) -> u64 {
 }
 
 /// Whether an operator makes one partition of several.
-fn gathers(plan: &Plan) -> bool {
+pub(super) fn gathers(plan: &Plan) -> bool {
     plan.is::<InOrderExec>() || plan.is::<CoalescePartitionsExec>() || plan.is::<SortPreservingMergeExec>()
+}
+
+/// An operator that embeds texts above a merge of sorted partitions, which then runs below the merge, on all partitions at
+/// once. `None` for any other operator.
+fn embedded_before_merge(plan: &Plan) -> Result<Option<Plan>> {
+    let [input] = plan.children()[..] else { return Ok(None) };
+    let Some(merge) = input.downcast_ref::<SortPreservingMergeExec>() else { return Ok(None) };
+    if plan.name() != EXEC_NAME || plan.fetch().is_some() || merge.fetch().is_some() {
+        return Ok(None);
+    }
+    // It adds columns behind those of its input, so the keys of the merge are the same.
+    let embedded = replace_children_if_necessary(Arc::clone(plan), vec![Arc::clone(merge.input())])?;
+    Ok(Some(Arc::new(SortPreservingMergeExec::new(merge.expr().clone(), embedded))))
 }
 
 /// Whether an operator needs only the first rows of its input.

@@ -11,6 +11,7 @@
 
 mod cluster_exec;
 mod codec;
+mod copy;
 mod cut;
 mod distributable;
 mod envelope;
@@ -23,6 +24,7 @@ mod members;
 mod model_host;
 mod peers;
 mod planner;
+mod publish_exec;
 mod rows_exec;
 mod scan_exec;
 mod scans;

@@ -6,6 +6,7 @@ use async_trait::async_trait;
 use datafusion::{
     catalog::Session,
     common::{Result, format::ExplainFormat},
+    datasource::sink::DataSinkExec,
     execution::{SessionState, context::QueryPlanner, session_state::SessionStateBuilder},
     logical_expr::{Explain, LogicalPlan, PlanType},
     physical_plan::{ExecutionPlan, analyze::AnalyzeExec, displayable, explain::ExplainExec},
@@ -55,7 +56,7 @@ impl Cluster {
         let peers = Peers::new(credentials, Handle::current());
         let peers =
             peers.map_err(|_| Error::usage("the token has characters that are not printable ASCII", "give another"))?;
-        let codec = whole_codec(Arc::new(NoModels("the client")), None);
+        let codec = whole_codec(Arc::new(NoModels("the client")), None, None);
         Ok(Self { workers, peers: Arc::new(peers), codec })
     }
 
@@ -145,9 +146,15 @@ impl QueryPlanner for ClusterPlanner {
             can_send_scans: !reads_json_arrays(logical)?,
             analyse: plan.is::<AnalyzeExec>(),
             plain_windows: windows_are_plain(logical)?,
+            writes: writes(&plan).then(|| state.config().get_extension()).flatten(),
         };
         cutter.cut(&plan, state.config_options())
     }
+}
+
+/// Whether a plan writes files.
+fn writes(plan: &Arc<dyn ExecutionPlan>) -> bool {
+    plan.is::<DataSinkExec>() || (plan.is::<AnalyzeExec>() && plan.children().into_iter().any(writes))
 }
 
 impl ClusterPlanner {

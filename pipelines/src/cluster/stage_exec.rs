@@ -28,7 +28,10 @@ use datafusion::{
 use futures::{StreamExt, TryStreamExt, stream};
 
 use super::{envelope, live::Live};
-use crate::{operator::operator, sql::to_sql_error};
+use crate::{
+    operator::{copied, operator},
+    sql::to_sql_error,
+};
 
 type Plan = Arc<dyn ExecutionPlan>;
 
@@ -134,16 +137,7 @@ fn with_settings(context: &TaskContext, changed: &[(String, String)]) -> Result<
         let set = config.options_mut().set(name, value);
         set.map_err(|e| plan_datafusion_err!("cannot set {name} to {value} as in the client's session: {e}"))?;
     }
-    Ok(Arc::new(TaskContext::new(
-        context.task_id(),
-        context.session_id(),
-        config,
-        context.scalar_functions().clone(),
-        context.higher_order_functions().clone(),
-        context.aggregate_functions().clone(),
-        context.window_functions().clone(),
-        context.runtime_env(),
-    )))
+    Ok(copied(context, config, context.runtime_env()))
 }
 
 /// The batch with the planned fields.

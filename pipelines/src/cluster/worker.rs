@@ -157,7 +157,11 @@ impl Worker {
         let runtime = self.runtime().map_err(|e| failed(e.to_string()))?;
         let host = Arc::new(WorkerModels::new(&self.settings, self.address, &self.stores, Arc::clone(&self.live)));
         let sessions = Sessions {
-            codec: envelope_codec(whole_codec(Arc::clone(&host) as _, Some(Arc::clone(&self.live)))),
+            codec: envelope_codec(whole_codec(
+                Arc::clone(&host) as _,
+                Some(Arc::clone(&self.live)),
+                Some(self.stores.clone()),
+            )),
             peers: Arc::clone(&self.peers),
         };
         let engine = Engine::from_session_builder(sessions).with_runtime_env(runtime).with_version(VERSION);

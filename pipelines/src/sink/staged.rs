@@ -69,6 +69,39 @@ impl Staged {
         }
     }
 
+    /// The hidden file, of one that is written to a local disk as `location`.
+    #[cfg(feature = "cluster")]
+    pub(crate) fn hidden(&self, location: &Location) -> Option<Location> {
+        match self {
+            Self::Local { name } => Some(sibling(location, name)),
+            Self::Upload { .. } => None,
+        }
+    }
+
+    /// Whether two of them are the same file, complete or not.
+    #[cfg(feature = "cluster")]
+    pub(crate) fn is_of_attempt(&self, other: &Self) -> bool {
+        match (self, other) {
+            (Self::Upload { id, .. }, Self::Upload { id: other, .. }) => id == other,
+            _ => self == other,
+        }
+    }
+
+    /// As [`Staged::discard`], of a file that is complete or was published: need not look for what is left of an unfinished one.
+    #[cfg(feature = "cluster")]
+    pub(crate) async fn discard_complete(self, location: &Location) {
+        match self.hidden(location).and_then(|hidden| hidden.local_path()) {
+            Some(hidden) => {
+                if let Err(error) = std::fs::remove_file(&hidden)
+                    && error.kind() != std::io::ErrorKind::NotFound
+                {
+                    tracing::warn!(file = %hidden.display(), %error, "an unfinished file could not be deleted");
+                }
+            }
+            None => self.discard(location).await,
+        }
+    }
+
     /// Deletes the file. If that fails, it stays hidden, or its chunks stay in the store.
     pub async fn discard(self, location: &Location) {
         let discarded = match self {

@@ -25,14 +25,17 @@ use datafusion::{
 };
 use futures::{Stream, StreamExt, TryStreamExt};
 
+#[cfg(feature = "cluster")]
+use super::stage_files_exec::{SinkSettings, Writes};
 use super::{
     commit::{CommitState, StagedFiles},
     copy::Target,
+    file_errors::CLUSTER_EXEC,
     output_folder::{Existing, OutputFolder},
     staging::staging_context,
     text_format::TextFormat,
 };
-use crate::stores::Stores;
+use crate::stores::{Location, Stores};
 
 /// The output of a statement.
 #[derive(Debug, Default)]
@@ -45,24 +48,52 @@ pub(super) struct Output {
     pub(super) no_rows: Option<Arc<dyn ExecutionPlan>>,
 }
 
+/// Name of the operator that collects the files of a COPY from workers.
+pub(crate) const PUBLISH_EXEC: &str = "PublishExec";
+
 /// Wraps the input and the output of every sink of a plan in an [`AtomicWriteExec`].
 ///
 /// # Errors
-/// As [`TreeNode::transform_up`].
+/// As [`TreeNode::transform_down`].
 pub(super) fn make_writes_atomic(
     plan: Arc<dyn ExecutionPlan>,
     output: &Output,
     state: &Arc<CommitState>,
 ) -> Result<Arc<dyn ExecutionPlan>> {
-    let wrapped = plan.transform_up(|node| {
-        let Some(sink) = node.downcast_ref::<DataSinkExec>() else { return Ok(Transformed::no(node)) };
-        let files = Arc::new(StagedFiles::new(state, output.target.clone(), output.partition_columns.len()));
-        let columns = output.partition_columns.as_slice().into();
-        let input = AtomicWriteExec::wrap(Arc::clone(sink.input()), Side::Input(columns), &files);
-        let sink = replace_children_if_necessary(node, vec![input])?;
-        Ok(Transformed::yes(AtomicWriteExec::wrap(sink, Side::Sink(output.no_rows.clone()), &files)))
+    let files = || Arc::new(StagedFiles::new(state, output.target.clone(), output.partition_columns.len()));
+    let wrapped = plan.transform_down(|node| {
+        let write = if node.name() == PUBLISH_EXEC {
+            AtomicWriteExec::wrap(node, Side::Sink(output.no_rows.clone()), &files())
+        } else if node.is::<DataSinkExec>() {
+            write_to(&files(), node, &output.partition_columns, output.no_rows.clone())?
+        } else if node.name() == CLUSTER_EXEC {
+            // Sinks below are on workers.
+            node
+        } else {
+            return Ok(Transformed::no(node));
+        };
+        Ok(Transformed::new(write, true, TreeNodeRecursion::Jump))
     });
     wrapped.map(|wrapped| wrapped.data)
+}
+
+/// Wraps a sink and its input. The files have these hive partition columns; `no_rows` writes one if there would be none.
+///
+/// # Errors
+/// As [`replace_children_if_necessary`].
+pub(super) fn write_to(
+    files: &Arc<StagedFiles>,
+    sink: Arc<dyn ExecutionPlan>,
+    partition_columns: &[String],
+    no_rows: Option<Arc<dyn ExecutionPlan>>,
+) -> Result<Arc<dyn ExecutionPlan>> {
+    let inputs = sink
+        .children()
+        .into_iter()
+        .map(|input| AtomicWriteExec::wrap(Arc::clone(input), Side::Input(partition_columns.into()), files));
+    let inputs = inputs.collect();
+    let sink = replace_children_if_necessary(sink, inputs)?;
+    Ok(AtomicWriteExec::wrap(sink, Side::Sink(no_rows), files))
 }
 
 /// Commits after a sink's result, rolls back after its error.
@@ -112,6 +143,14 @@ impl Output {
         }
     }
 
+    /// What workers need to know of it.
+    #[cfg(feature = "cluster")]
+    pub(super) fn writes(&self, stores: &Stores) -> Writes {
+        let has_tabs = self.target.as_ref().is_some_and(|target| target.has_tabs);
+        let settings = SinkSettings { has_tabs, partition_columns: self.partition_columns.clone(), attempt: 0 };
+        Writes { settings, stores: stores.clone() }
+    }
+
     fn of_table(table: &ListingTable, stores: &Stores) -> Self {
         let columns = table.options().table_partition_cols.iter().map(|(name, _)| name.clone());
         let format = TextFormat::unwrapped(table.options().format.as_ref());
@@ -121,8 +160,9 @@ impl Output {
         let finds = |url: &ListingTableUrl| url.get_glob().as_ref().is_none_or(|glob| glob.as_str().contains(".tsv"));
         let has_tabs = has_tabs && table.table_paths().iter().all(finds);
         let location = table.table_paths().first().and_then(|url| stores.locate(url.as_str()).ok());
+        let local = location.as_ref().and_then(Location::local_path);
         let folder = location.map(|location| OutputFolder::new(location, Existing::Append));
-        let target = Target { folder, is_written: true, has_tabs };
+        let target = Target { folder, is_written: true, has_tabs, local };
         Self { partition_columns: columns.collect(), target: Some(target), no_rows: None }
     }
 }

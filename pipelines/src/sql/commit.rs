@@ -17,10 +17,14 @@ use std::{
 use datafusion::common::{DataFusionError, Result as PlanResult, exec_err};
 use futures::{StreamExt, future::join_all};
 use object_store::{
-    Error, MultipartUpload, ObjectStore, ObjectStoreExt, PutOptions, PutPayload, Result, UploadPart, path::Path,
+    Error, MultipartUpload, ObjectStore, ObjectStoreExt, PutOptions, PutPayload, UploadPart, path::Path,
 };
+#[cfg(feature = "cluster")]
+use tokio::sync::oneshot::Sender;
 use tokio::{runtime::Handle, task::JoinHandle};
 
+#[cfg(feature = "cluster")]
+use super::unnamed::{self, Record, Unnamed, UnnamedFiles};
 use super::{
     copy::Target,
     copy_place,
@@ -33,6 +37,11 @@ use crate::{
     source::reason::one_line,
     stores::StoreError,
 };
+#[cfg(feature = "cluster")]
+use crate::{
+    sink::{Fence, SinkError, Staged},
+    stores::{Location, RETRY_FOR, Stores, UploadId},
+};
 
 /// Files published concurrently.
 const CONCURRENT_COMMITS: usize = 16;
@@ -43,10 +52,16 @@ const ABORT_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// The staged files of one statement.
 #[derive(Debug, Default)]
-pub(super) struct StagedFiles {
+pub(crate) struct StagedFiles {
     state: Arc<CommitState>,
     /// The target of the statement.
     target: Option<Target>,
+    /// On a worker: where the files are written without their names.
+    #[cfg(feature = "cluster")]
+    pub(super) unnamed: Option<Arc<Unnamed>>,
+    /// On a client: dropped when the workers need not keep their files any more.
+    #[cfg(feature = "cluster")]
+    kept: Mutex<Option<Sender<()>>>,
     /// Number of hive partition columns: as many folders above each file are called after values of rows.
     partition_columns: usize,
     /// Whether the local folder of the target did not exist before.
@@ -65,6 +80,69 @@ impl StagedFiles {
         let folder = target.as_ref().and_then(|target| target.folder.as_ref());
         let is_new = folder.is_some_and(OutputFolder::is_new);
         Self { state: Arc::clone(state), target, partition_columns, is_new, ..Self::default() }
+    }
+
+    /// The files of a task on a worker.
+    #[cfg(feature = "cluster")]
+    pub(super) fn unnamed(unnamed: Arc<Unnamed>, has_tabs: bool, partition_columns: usize) -> Self {
+        let target = Some(Target { folder: None, is_written: true, has_tabs, local: None });
+        Self { unnamed: Some(unnamed), ..Self::new(&Arc::default(), target, partition_columns) }
+    }
+
+    /// Adds the files of all tasks. The workers keep them until `kept` is dropped.
+    ///
+    /// # Errors
+    /// If a file is not complete, or its store cannot be set up.
+    #[cfg(feature = "cluster")]
+    pub(crate) fn adopt(
+        self: &Arc<Self>,
+        stores: &Stores,
+        files: &mut UnnamedFiles,
+        kept: Sender<()>,
+    ) -> PlanResult<()> {
+        let Some(complete) = files.take_complete() else {
+            return exec_err!("a worker has not completed a file that it has begun");
+        };
+        for file in complete {
+            let location = file.location(stores)?;
+            let (shown, store, path) =
+                (self.shown(&file.origin, &location.path), Arc::clone(&location.store), location.path.clone());
+            let file = WorkerFile { location, staged: Some(file.staged), files: Arc::downgrade(self) };
+            self.push(StagedFile { store, path, shown, content: Content::OfWorker(file) });
+        }
+        *lock(&self.kept) = Some(kept);
+        Ok(())
+    }
+
+    /// Deletes files of workers that are not needed.
+    #[cfg(feature = "cluster")]
+    pub(crate) fn discard(&self, stores: &Stores, mut files: UnnamedFiles) {
+        let Ok(runtime) = Handle::try_current() else { return };
+        let stores = stores.clone();
+        lock(&self.aborts).push(runtime.spawn(async move { files.discard(&stores).await }));
+    }
+
+    /// Deletes the hidden files of an attempt that has failed, also of those that a worker has begun without telling of them.
+    #[cfg(feature = "cluster")]
+    pub(crate) async fn sweep(&self, attempt: u32) {
+        let aborts = std::mem::take(&mut *lock(&self.aborts));
+        let _ = tokio::time::timeout(ABORT_TIMEOUT, join_all(aborts)).await;
+        let Some(root) = self.target.as_ref().and_then(|target| target.local.clone()) else { return };
+        let swept = tokio::task::spawn_blocking(move || unnamed::sweep(&root, attempt)).await;
+        if let Ok(Err(error)) = swept {
+            tracing::warn!(%error, "unfinished files could not be deleted");
+        }
+    }
+
+    /// Notes what a worker has begun.
+    #[cfg(feature = "cluster")]
+    pub(crate) fn note(&self, stores: &Stores, record: &Record) {
+        if let Record::Begun(file) = record
+            && let Ok(location) = file.location(stores)
+            && let Some(path) = location.local_path()
+        {
+            self.begin(path);
+        }
     }
 
     /// How messages call a file.
@@ -128,13 +206,18 @@ impl StagedFiles {
         }
         let Some(guard) = self.state.begin_commit() else { return exec_err!("the statement was interrupted") };
         let (files, folder) = (std::mem::take(&mut *lock(&self.files)), self.folder().cloned());
+        #[cfg(feature = "cluster")]
+        let kept = lock(&self.kept).take();
         // A separate task, so that dropping the query does not abandon the commit halfway.
         let commit = tokio::spawn(async move {
             let _guard = guard;
-            match folder {
+            let published = match folder {
                 Some(folder) => publish_to(&folder, files).await,
                 None => publish_all(files, None).await,
-            }
+            };
+            #[cfg(feature = "cluster")]
+            drop(kept);
+            published
         });
         commit.await.map_err(|e| DataFusionError::ExecutionJoin(Box::new(e)))?
     }
@@ -144,6 +227,8 @@ impl StagedFiles {
         // Tasks of cancelled writers end on other threads.
         tokio::time::sleep(CANCEL_GRACE).await;
         lock(&self.files).clear();
+        #[cfg(feature = "cluster")]
+        drop(lock(&self.kept).take());
         let aborts = std::mem::take(&mut *lock(&self.aborts));
         // A store that does not answer keeps the incomplete upload.
         let _ = tokio::time::timeout(ABORT_TIMEOUT, join_all(aborts)).await;
@@ -222,7 +307,7 @@ async fn publish_all(files: Vec<StagedFile>, folder: Option<&OutputFolder>) -> P
     let (mut published, mut failed) = (Vec::new(), None);
     while let Some(result) = results.next().await {
         match result {
-            Ok(file) => published.push(file),
+            Ok(file) => published.extend(file),
             Err(error) => {
                 failed.get_or_insert(error);
             }
@@ -260,18 +345,36 @@ pub(super) enum Content {
     Buffered(PutPayload, PutOptions),
     /// An upload whose parts are in the store.
     Uploaded(StagedUpload),
+    /// On a worker: the bytes of a small file, and the origin of its store.
+    #[cfg(feature = "cluster")]
+    Unnamed(Arc<Unnamed>, Arc<str>, PutPayload),
+    /// A file that a worker has written.
+    #[cfg(feature = "cluster")]
+    OfWorker(WorkerFile),
 }
 
 impl StagedFile {
-    /// Makes the file visible; returns its store and path.
-    async fn publish(self) -> PlanResult<(Arc<dyn ObjectStore>, Path)> {
+    /// Makes the file visible; returns its store and path. On a worker, it gets no name, and nothing is returned.
+    async fn publish(self) -> PlanResult<Option<(Arc<dyn ObjectStore>, Path)>> {
         let Self { store, path, shown, content } = self;
-        let published = match content {
-            Content::Buffered(payload, options) => store.put_opts(&path, payload, options).await.map(drop),
-            Content::Uploaded(upload) => upload.complete().await,
+        let (published, has_name) = match content {
+            Content::Buffered(payload, options) => (store.put_opts(&path, payload, options).await.map(drop), true),
+            Content::Uploaded(upload) => {
+                let has_name = upload.has_name;
+                (upload.complete().await, has_name)
+            }
+            #[cfg(feature = "cluster")]
+            Content::Unnamed(unnamed, origin, payload) => (unnamed.write(&origin, &path, payload).await, false),
+            #[cfg(feature = "cluster")]
+            Content::OfWorker(file) => {
+                return match file.publish().await {
+                    Ok(()) => Ok(Some((store, path))),
+                    Err(error) => Err(shown.publish_error(error)),
+                };
+            }
         };
         match published {
-            Ok(()) => Ok((store, path)),
+            Ok(()) => Ok(has_name.then_some((store, path))),
             Err(error) => Err(shown.write_error(error)),
         }
     }
@@ -299,6 +402,19 @@ impl Shown {
         external(StoreError::Request { operation: "write", address: self.address.clone(), source: Box::new(error) })
     }
 
+    /// A file that cannot be published.
+    #[cfg(feature = "cluster")]
+    fn publish_error(&self, error: OwnError) -> DataFusionError {
+        match self.columns.is_empty() {
+            true => external(error),
+            // The message of the error shows the path.
+            false => {
+                let message = format!("write {}: the store rejected it", self.address);
+                external(OwnError::from(SqlError { message, exit: error.exit(), help: error.help() }))
+            }
+        }
+    }
+
     /// The innermost error, as the others show the path.
     fn partition_error(&self, error: &Error) -> DataFusionError {
         let causes = std::iter::successors(Some(error as &dyn std::error::Error), |error| error.source());
@@ -319,17 +435,19 @@ impl Shown {
 /// parts of incomplete uploads.
 pub(super) struct StagedUpload {
     upload: Option<Box<dyn MultipartUpload>>,
+    /// Whether the file has its name when the upload is completed.
+    has_name: bool,
     files: Weak<StagedFiles>,
 }
 
 impl StagedUpload {
-    pub(super) fn new(upload: Box<dyn MultipartUpload>, files: Weak<StagedFiles>) -> Self {
-        Self { upload: Some(upload), files }
+    pub(super) fn new(upload: Box<dyn MultipartUpload>, has_name: bool, files: Weak<StagedFiles>) -> Self {
+        Self { upload: Some(upload), has_name, files }
     }
 
     /// Moves the upload out; `self` becomes empty.
     pub(super) fn take(&mut self) -> Self {
-        Self { upload: self.upload.take(), files: Weak::clone(&self.files) }
+        Self { upload: self.upload.take(), has_name: self.has_name, files: Weak::clone(&self.files) }
     }
 
     /// Uploads a part; `None` if the upload was moved out.
@@ -338,14 +456,14 @@ impl StagedUpload {
     }
 
     /// Aborts the upload now.
-    pub(super) async fn abort(&mut self) -> Result<()> {
+    pub(super) async fn abort(&mut self) -> Result<(), Error> {
         match self.upload.take() {
             Some(mut upload) => upload.abort().await,
             None => Ok(()),
         }
     }
 
-    async fn complete(mut self) -> Result<()> {
+    async fn complete(mut self) -> Result<(), Error> {
         let Some(upload) = &mut self.upload else { return Ok(()) };
         upload.complete().await?;
         // Disarms `drop`.
@@ -370,4 +488,57 @@ impl Drop for StagedUpload {
             lock(&files.aborts).push(abort);
         }
     }
+}
+
+/// A file that a worker has written without its name. It is deleted when it is dropped before it was published.
+#[cfg(feature = "cluster")]
+#[derive(Debug)]
+pub(super) struct WorkerFile {
+    location: Location,
+    staged: Option<Staged>,
+    files: Weak<StagedFiles>,
+}
+
+#[cfg(feature = "cluster")]
+impl WorkerFile {
+    async fn publish(mut self) -> Result<(), OwnError> {
+        match self.staged.take() {
+            Some(staged) => Ok(staged.publish(&self.location, &Unfenced).await?),
+            None => Ok(()),
+        }
+    }
+}
+
+#[cfg(feature = "cluster")]
+impl Drop for WorkerFile {
+    fn drop(&mut self) {
+        let Some(staged) = self.staged.take() else { return };
+        let Ok(runtime) = Handle::try_current() else { return };
+        let location = self.location.clone();
+        let discarded = runtime.spawn(async move { staged.discard_complete(&location).await });
+        if let Some(files) = self.files.upgrade() {
+            lock(&files.aborts).push(discarded);
+        }
+    }
+}
+
+/// The files of a COPY have new names, or replace others as those of a single process do.
+#[cfg(feature = "cluster")]
+struct Unfenced;
+
+#[cfg(feature = "cluster")]
+impl Fence for Unfenced {
+    type Error = SinkError;
+
+    const RETRY_FOR: Duration = RETRY_FOR;
+
+    async fn verify(&self) -> Result<(), SinkError> {
+        Ok(())
+    }
+
+    async fn renew(&self, _: Option<&UploadId>) -> Result<(), SinkError> {
+        Ok(())
+    }
+
+    async fn completed(&self, _: &UploadId) {}
 }

@@ -1,7 +1,7 @@
 //! Derives the format and the compression of COPY from the extension of its target, as FROM does, and takes its options
 //! `append` and `overwrite`. DataFusion knows neither them, nor `.jsonl`, tabs and compressed extensions.
 
-use std::sync::Arc;
+use std::{path::PathBuf, sync::Arc};
 
 use arrow::datatypes::{DataType, Field};
 use datafusion::{
@@ -41,6 +41,8 @@ pub(super) struct Target {
     pub(super) is_written: bool,
     /// The files of the folder are called `.tsv`.
     pub(super) has_tabs: bool,
+    /// The file or folder, on a local disk.
+    pub(super) local: Option<PathBuf>,
 }
 
 /// Checks the target of a COPY and adds the format and the compression; also below EXPLAIN. `None` for other statements.
@@ -77,8 +79,9 @@ fn complete_copy(copy: &mut CopyToStatement, stores: &Stores) -> Result<Target> 
     copy_place::check(&target, is_folder)?;
     set_format(copy, &format);
     Options { statement: "COPY", file_type: &format, others: &OPTIONS, given: &copy.options }.check()?;
+    let local = target.local_path();
     let folder = is_folder.then(|| OutputFolder::new(target, existing));
-    Ok(Target { folder, is_written: true, has_tabs: is_folder && format == "TSV" })
+    Ok(Target { folder, is_written: true, has_tabs: is_folder && format == "TSV", local })
 }
 
 /// Takes the options that say what happens to the files of the folder.

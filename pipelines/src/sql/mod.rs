@@ -39,11 +39,17 @@ mod print;
 mod remote;
 mod run;
 mod shell;
+#[cfg(feature = "cluster")]
+mod sink_options;
+#[cfg(feature = "cluster")]
+mod stage_files_exec;
 mod staging;
 mod tab_separated;
 mod table;
 mod text;
 mod text_format;
+#[cfg(feature = "cluster")]
+mod unnamed;
 
 use std::{
     collections::{BTreeSet, HashMap},
@@ -70,6 +76,20 @@ use elmo::mix::ScalarMix;
 use elmo_udfs::{ElmoSession, ModelSource, Statement};
 use parking_lot::Mutex;
 
+#[cfg(feature = "cluster")]
+pub(crate) use self::{
+    atomic_write::PUBLISH_EXEC,
+    commit::StagedFiles,
+    error::{sql_error, to_sql_error},
+    file_errors::{CLUSTER_EXEC, name_files_in_errors},
+    files::StoreRegistry,
+    in_order_exec::InOrderExec,
+    memory_pool::SharedPool,
+    sink_options::{Described, SinkOptions, described},
+    stage_files_exec::{SinkSettings, StageFilesExec, Writes},
+    text_format::TextFormat,
+    unnamed::{Record, UnnamedFiles},
+};
 use self::{
     atomic_write::{Output, make_writes_atomic},
     commit::CommitState,
@@ -91,15 +111,6 @@ pub use self::{
 };
 #[cfg(not(feature = "cluster"))]
 use self::{error::sql_error, files::StoreRegistry, memory_pool::SharedPool};
-#[cfg(feature = "cluster")]
-pub(crate) use self::{
-    error::{sql_error, to_sql_error},
-    file_errors::{CLUSTER_EXEC, name_files_in_errors},
-    files::StoreRegistry,
-    in_order_exec::InOrderExec,
-    memory_pool::SharedPool,
-    text_format::TextFormat,
-};
 use crate::{
     error::{Error, Result},
     models::{LazyModel, ModelSpec, Warn},
@@ -365,12 +376,14 @@ impl Sql {
         target: Option<Target>,
     ) -> Result<(Arc<dyn ExecutionPlan>, SendableRecordBatchStream)> {
         let (mut state, logical) = frame.into_parts();
+        let is_copy = target.is_some();
+        let mut output = Output::of(&logical, target, &self.stores);
+        #[cfg(feature = "cluster")]
+        state.config_mut().set_extension(Arc::new(output.writes(&self.stores)));
         let planned = match self.plan(&mut state, &logical).await {
             Err(error) => Err(file_errors::name_file_of_plan_error(error, &state, &logical).await),
             planned => planned,
         };
-        let is_copy = target.is_some();
-        let mut output = Output::of(&logical, target, &self.stores);
         match output.target.as_ref().and_then(|target| target.folder.as_ref()) {
             Some(_) if is_copy => output.no_rows = no_rows::plan(&logical, &state).await.map_err(sql_error)?,
             // As for COPY, before anything is computed.

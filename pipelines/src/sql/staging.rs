@@ -25,26 +25,23 @@ use object_store::{
 };
 use url::Url;
 
+#[cfg(feature = "cluster")]
+use super::unnamed::Unnamed;
 use super::{
     commit::{Content, StagedFile, StagedFiles, StagedUpload},
     copy_place,
 };
+use crate::operator::copied;
 
 /// A copy of a task context whose stores stage writes in `files`.
+///
+/// Operators below that have files written elsewhere find `files` among the extensions of its session.
 pub(super) fn staging_context(context: &TaskContext, files: &Arc<StagedFiles>) -> Arc<TaskContext> {
     let runtime = context.runtime_env();
     let registry = StagingRegistry { inner: Arc::clone(&runtime.object_store_registry), files: Arc::clone(files) };
     let runtime = RuntimeEnv { object_store_registry: Arc::new(registry), ..runtime.as_ref().clone() };
-    Arc::new(TaskContext::new(
-        context.task_id(),
-        context.session_id(),
-        context.session_config().clone(),
-        context.scalar_functions().clone(),
-        context.higher_order_functions().clone(),
-        context.aggregate_functions().clone(),
-        context.window_functions().clone(),
-        Arc::new(runtime),
-    ))
+    let config = context.session_config().clone().with_extension(Arc::clone(files));
+    copied(context, config, Arc::new(runtime))
 }
 
 #[derive(Debug)]
@@ -96,6 +93,12 @@ impl StagingStore {
         linked.and_then(|file| Path::from_absolute_path(file).ok()).unwrap_or(path)
     }
 
+    /// On a worker: where files are written without their names.
+    #[cfg(feature = "cluster")]
+    fn unnamed(&self) -> Option<Arc<Unnamed>> {
+        self.files.upgrade()?.unnamed.clone()
+    }
+
     /// Records a store's error and returns a placeholder for the writer, which is never shown.
     fn record_error(&self, path: &Path, error: Error) -> Error {
         if let Some(files) = self.files.upgrade() {
@@ -122,14 +125,26 @@ fn abandoned() -> Error {
 #[async_trait]
 impl ObjectStore for StagingStore {
     async fn put_opts(&self, path: &Path, payload: PutPayload, options: PutOptions) -> Result<PutResult> {
-        self.stage(&self.destination(path), Content::Buffered(payload, options))
+        let path = self.destination(path);
+        #[cfg(feature = "cluster")]
+        if let Some(unnamed) = self.unnamed() {
+            return self.stage(&path, Content::Unnamed(unnamed, Arc::clone(&self.origin), payload));
+        }
+        self.stage(&path, Content::Buffered(payload, options))
     }
 
     async fn put_multipart_opts(&self, path: &Path, options: PutMultipartOptions) -> Result<Box<dyn MultipartUpload>> {
         let path = self.destination(path);
-        match self.inner.put_multipart_opts(&path, options).await {
+        #[cfg(feature = "cluster")]
+        let (begun, has_name) = match self.unnamed() {
+            Some(unnamed) => (unnamed.begin(&self.origin, &path).await, false),
+            None => (self.inner.put_multipart_opts(&path, options).await, true),
+        };
+        #[cfg(not(feature = "cluster"))]
+        let (begun, has_name) = (self.inner.put_multipart_opts(&path, options).await, true);
+        match begun {
             Ok(upload) => {
-                let upload = StagedUpload::new(upload, Weak::clone(&self.files));
+                let upload = StagedUpload::new(upload, has_name, Weak::clone(&self.files));
                 Ok(Box::new(StagingUpload { upload, path, store: self.clone() }))
             }
             Err(error) => Err(self.record_error(&path, error)),

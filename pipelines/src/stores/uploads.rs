@@ -56,6 +56,7 @@ impl UploadId {
 pub(crate) type Started = (Box<dyn MultipartUpload>, Option<Handle>);
 
 /// What can be done with an upload besides sending its chunks.
+#[derive(Debug)]
 pub(crate) struct Handle(Arc<Shared>);
 
 impl Handle {

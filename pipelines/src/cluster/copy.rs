@@ -1,0 +1,128 @@
+//! COPY and INSERT on workers: the sink runs where the rows are.
+//!
+//! | rows | sinks |
+//! |---|---|
+//! | of several tasks, into a folder | one in each task |
+//! | into one file, or behind an operator that needs all of them | one, in a task that gathers the rows from the others |
+//! | of the client, or with operators that only it can run | in the client |
+
+use std::sync::Arc;
+
+use datafusion::{
+    common::{Result, config::ConfigOptions},
+    datasource::sink::DataSinkExec,
+    physical_optimizer::{PhysicalOptimizerRule, sanity_checker::SanityCheckPlan},
+    physical_plan::{
+        ExecutionPlan,
+        aggregates::{AggregateExec, AggregateMode},
+        coalesce_partitions::CoalescePartitionsExec,
+        coop::CooperativeExec,
+        filter::FilterExec,
+        limit::{GlobalLimitExec, LocalLimitExec},
+        projection::ProjectionExec,
+        replace_children_if_necessary,
+        sorts::sort::SortExec,
+        union::UnionExec,
+    },
+};
+use datafusion_distributed::NetworkCoalesceExec;
+
+use super::{
+    cluster_exec::ClusterExec,
+    cut::{Cutter, Part, gathers},
+    distributable::{is_serialisable, is_too_deep},
+    publish_exec::PublishExec,
+    stage_exec::StageExec,
+};
+use crate::sql::{Described, StageFilesExec, Writes, described};
+
+type Plan = Arc<dyn ExecutionPlan>;
+
+impl Cutter<'_> {
+    /// A sink on workers. `None` if the operator is none, or its rows are in the client.
+    pub(super) fn copy(&self, plan: &Plan) -> Result<Option<Plan>> {
+        let (Some(writes), Some(sink)) = (&self.writes, plan.downcast_ref::<DataSinkExec>()) else { return Ok(None) };
+        let Some((config, _)) = described(sink) else { return Ok(None) };
+        // Web servers do not let one process finish a file of another one.
+        let is_web = config.object_store_url.as_str().starts_with("http");
+        let Some(path) = config.table_paths.first().filter(|_| !is_web) else { return Ok(None) };
+        let is_folder = !config.file_output_mode.single_file_output(path) || !config.table_partition_cols.is_empty();
+        let input = sink.input();
+        if is_folder
+            && gathers(input)
+            && input.fetch().is_none()
+            && let [below] = input.children()[..]
+            && let Part::Split(split) = self.part(below, false)?
+            && self.is_worth_sending(below)
+        {
+            let gathered = replace_children_if_necessary(Arc::clone(input), vec![split.sent])?;
+            return self.published(writes, plan, gathered, split.tasks);
+        }
+        let gathered = match self.part(input, false)? {
+            Part::Split(split) if self.is_worth_sending(input) => Some(split.sent),
+            Part::Split(_) => None,
+            Part::Whole(whole) => on_one_worker(&whole)?,
+        };
+        match gathered {
+            Some(gathered) => self.published(writes, plan, gathered, 1),
+            None => Ok(None),
+        }
+    }
+
+    /// The sink over rows of `tasks` tasks. `None` if it cannot be sent.
+    fn published(&self, writes: &Writes, sink: &Plan, rows: Plan, tasks: usize) -> Result<Option<Plan>> {
+        let sink = replace_children_if_necessary(Arc::clone(sink), vec![rows])?;
+        let files = Arc::new(StageFilesExec::new(sink, writes.settings.clone(), self.analyse, None));
+        let stage: Plan = Arc::new(StageExec::new(files, Arc::clone(&self.changed)));
+        // Decoded boundaries have fewer properties than what they replace.
+        let is_sane = SanityCheckPlan::new().optimize(Arc::clone(&stage), &ConfigOptions::new());
+        if let Err(reason) = is_sane.map(drop).and_then(|()| self.check(&stage)) {
+            tracing::debug!(%reason, "the client writes the files");
+            return Ok(None);
+        }
+        if is_too_deep(&stage) {
+            return Ok(None);
+        }
+        let boundary = Arc::new(NetworkCoalesceExec::try_new(stage, tasks, 1)?);
+        let gathered = Arc::new(CoalescePartitionsExec::new(boundary));
+        let said = ClusterExec::new(gathered, Arc::clone(&self.members), self.analyse);
+        Ok(Some(Arc::new(PublishExec::new(Arc::new(said), tasks, writes.stores.clone(), self.analyse))))
+    }
+}
+
+/// What a worker can do in place of the client: gather the rows of others. `None` if the subplan has rows of the client, or
+/// operators that only the client can run.
+fn on_one_worker(plan: &Plan) -> Result<Option<Plan>> {
+    if let Some(cluster) = plan.downcast_ref::<ClusterExec>() {
+        return Ok(Some(Arc::clone(cluster.plan())));
+    }
+    let inputs = plan.children();
+    if inputs.is_empty() || !runs_once(plan) || !is_serialisable(plan) {
+        return Ok(None);
+    }
+    let inputs = inputs.into_iter().map(on_one_worker).collect::<Result<Option<Vec<_>>>>()?;
+    inputs.map(|inputs| replace_children_if_necessary(Arc::clone(plan), inputs)).transpose()
+}
+
+/// Whether an operator has the same rows when it runs once on a worker.
+fn runs_once(plan: &Plan) -> bool {
+    if let Some(aggregate) = plan.downcast_ref::<AggregateExec>() {
+        let is_last = matches!(aggregate.mode(), AggregateMode::Final | AggregateMode::Single);
+        return is_last && super::cut::is_plain(aggregate);
+    }
+    gathers(plan)
+        || plan.is::<SortExec>()
+        || plan.is::<ProjectionExec>()
+        || plan.is::<FilterExec>()
+        || plan.is::<GlobalLimitExec>()
+        || plan.is::<LocalLimitExec>()
+        || plan.is::<CooperativeExec>()
+        || plan.is::<UnionExec>()
+}
+
+/// What the sinks of a plan do; plans that are displayed do not say all of it.
+pub(super) fn sinks(plan: &Plan) -> Vec<Option<Described>> {
+    let below = plan.children().into_iter().flat_map(sinks);
+    let here = plan.downcast_ref::<DataSinkExec>().map(|sink| described(sink).map(|(_, described)| described));
+    here.into_iter().chain(below).collect()
+}
