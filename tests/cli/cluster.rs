@@ -183,8 +183,11 @@ fn a_cluster_returns_what_one_process_returns() {
     let err = String::from_utf8(shown.stderr).unwrap();
     assert!(err.contains("only the first 2 rows are shown; use --max-rows for more"), "{err}");
     // EXPLAIN ANALYZE shows the operator's metrics of all rows; EXPLAIN shows what runs where.
-    let analysed = cluster.sql(&place, &["-c", "EXPLAIN ANALYZE SELECT elmo_embed(text) FROM 'large.jsonl'"]);
+    let analysed = cluster.sql(&place, &["-c", "EXPLAIN ANALYZE SELECT elmo_embed(text || '!') FROM 'large.jsonl'"]);
     let embedded = analysed.out.lines().find(|line| line.contains("EmbedExec")).unwrap_or_default();
+    // What the workers have told is what the client's progress shows.
+    let told = analysed.out.lines().find(|line| line.contains("ClusterExec")).unwrap_or_default();
+    assert!(told.contains("rows_embedded=5.50 K"), "{told}");
     assert!(embedded.contains("padding_ratio") && embedded.contains("output_rows=5.50 K"), "{analysed:?}");
     let last = "EXPLAIN SELECT id, elmo_embed(text) FROM 'large.jsonl' WHERE id > 9 ORDER BY id DESC LIMIT 2";
     let explained = cluster.sql(&place, &["-c", last]).out;

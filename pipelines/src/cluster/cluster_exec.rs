@@ -3,7 +3,7 @@
 use std::{
     fmt,
     sync::{
-        Arc, OnceLock,
+        Arc, OnceLock, PoisonError,
         atomic::{AtomicUsize, Ordering},
     },
     time::Duration,
@@ -33,7 +33,14 @@ use futures::{
 use url::Url;
 use uuid::Uuid;
 
-use super::{error::ClusterError, members::Member, peers::name_of};
+use super::{
+    error::ClusterError,
+    live::QueryId,
+    members::Member,
+    peers::{Peers, name_of},
+    stage_exec::StageExec,
+    watch::{Used, Watch, Watching},
+};
 use crate::{
     error::Error,
     operator::{copied, operator},
@@ -55,6 +62,8 @@ pub(super) struct ClusterExec {
     members: Arc<[Member]>,
     /// For EXPLAIN ANALYZE: the plan after it was executed, with the metrics of all workers.
     executed: Option<Executed>,
+    /// Asks the workers how it goes on, if the query shall.
+    watch: Option<Watch>,
     properties: Arc<PlanProperties>,
     metrics: ExecutionPlanMetricsSet,
 }
@@ -67,7 +76,14 @@ impl ClusterExec {
     pub(super) fn new(plan: Plan, members: Arc<[Member]>, analyse: bool) -> Self {
         let properties = Arc::clone(plan.properties());
         let executed = analyse.then(Executed::default);
-        Self { plan, members, executed, properties, metrics: ExecutionPlanMetricsSet::new() }
+        Self { plan, members, executed, watch: None, properties, metrics: ExecutionPlanMetricsSet::new() }
+    }
+
+    /// The operator, which takes a worker for lost that has not answered for a minute. `counted`: it has metrics of what the workers
+    /// have embedded.
+    pub(super) fn watched(mut self, peers: &Arc<Peers>, counted: bool) -> Self {
+        self.watch = Some(Watch::new(peers, counted.then_some(&self.metrics)));
+        self
     }
 
     /// The operator that gathers the rows of the stages.
@@ -81,7 +97,11 @@ impl ClusterExec {
 
     /// The rows of another plan on some of the workers, which is shown as this one. It is not begun again.
     pub(super) fn once(&self, plan: Plan, members: Arc<[Member]>, context: &TaskContext) -> Result<Rows> {
-        attempt(plan, members, self.executed.clone(), 0, context)
+        self.attempts(0).begin(plan, members, context)
+    }
+
+    fn attempts(&self, partition: usize) -> Attempts {
+        Attempts { executed: self.executed.clone(), watch: self.watch.clone(), partition }
     }
 
     fn shown(&self) -> &Plan {
@@ -110,14 +130,14 @@ impl ExecutionPlan for ClusterExec {
 
     fn with_new_children(self: Arc<Self>, children: Vec<Plan>) -> Result<Plan> {
         let Ok([plan]) = <[_; 1]>::try_from(children) else { return internal_err!("ClusterExec has one plan") };
-        Ok(Arc::new(Self::new(plan, Arc::clone(&self.members), self.executed.is_some())))
+        let new = Self::new(plan, Arc::clone(&self.members), self.executed.is_some());
+        Ok(Arc::new(Self { watch: self.watch.clone(), metrics: self.metrics.clone(), ..new }))
     }
 
     fn execute(&self, partition: usize, context: Arc<TaskContext>) -> Result<SendableRecordBatchStream> {
         let metrics = BaselineMetrics::new(&self.metrics, partition);
-        let (plan, members) = (Arc::clone(&self.plan), Arc::clone(&self.members));
-        let attempts = attempts(plan, members, self.executed.clone(), partition, context);
-        let rows = stream::once(attempts).try_flatten();
+        let rows = self.attempts(partition).run(Arc::clone(&self.plan), Arc::clone(&self.members), context);
+        let rows = stream::once(rows).try_flatten();
         let rows = rows.inspect_ok(move |batch| metrics.record_output(batch.num_rows()));
         Ok(Box::pin(RecordBatchStreamAdapter::new(self.schema(), rows)))
     }
@@ -130,43 +150,46 @@ impl ExecutionPlan for ClusterExec {
 /// Rows of stages.
 pub(super) type Rows = BoxStream<'static, Result<RecordBatch>>;
 
-/// The rows of the stages. If a worker is lost before the first row, the others run the query from the beginning.
-async fn attempts(
-    plan: Plan,
-    mut members: Arc<[Member]>,
+/// Executions of a part of a query.
+struct Attempts {
     executed: Option<Executed>,
+    watch: Option<Watch>,
     partition: usize,
-    context: Arc<TaskContext>,
-) -> Result<Rows> {
-    loop {
-        let mut rows = attempt(Arc::clone(&plan), Arc::clone(&members), executed.clone(), partition, &context)?;
-        let first = rows.next().await;
-        let lost = first.as_ref().and_then(|first| lost_worker(first.as_ref().err()?));
-        match lost.and_then(|lost| without(&members, &lost)) {
-            Some(left) => {
-                tracing::warn!("a worker was lost; the others begin the query again");
-                members = left;
-            }
-            None => return Ok(stream::iter(first).chain(rows).boxed()),
-        }
-    }
 }
 
-/// The rows of the stages on these workers.
-fn attempt(
-    plan: Plan,
-    members: Arc<[Member]>,
-    executed: Option<Executed>,
-    partition: usize,
-    context: &TaskContext,
-) -> Result<Rows> {
-    let stages = DistributedExec::new(stamped(plan, Uuid::new_v4())?);
-    let stages = Arc::new(stages.with_metrics_collection(executed.is_some()));
-    let rows = stages.execute(partition, with_routes(context, members))?;
-    Ok(match executed {
-        Some(executed) => rows.chain(stream::once(metrics(stages, executed)).filter_map(async |()| None)).boxed(),
-        None => rows.boxed(),
-    })
+impl Attempts {
+    /// The rows of the stages. If a worker is lost before the first row, the others run the query from the beginning.
+    async fn run(self, plan: Plan, mut members: Arc<[Member]>, context: Arc<TaskContext>) -> Result<Rows> {
+        loop {
+            let mut rows = self.begin(Arc::clone(&plan), Arc::clone(&members), &context)?;
+            let first = rows.next().await;
+            let lost = first.as_ref().and_then(|first| lost_worker(first.as_ref().err()?));
+            match lost.and_then(|lost| without(&members, &lost)) {
+                Some(left) => {
+                    tracing::warn!("a worker was lost; the others begin the query again");
+                    members = left;
+                }
+                None => return Ok(stream::iter(first).chain(rows).boxed()),
+            }
+        }
+    }
+
+    /// The rows of the stages on these workers.
+    fn begin(&self, plan: Plan, members: Arc<[Member]>, context: &TaskContext) -> Result<Rows> {
+        let query = Uuid::new_v4();
+        let stages = DistributedExec::new(stamped(plan, query)?);
+        let stages = Arc::new(stages.with_metrics_collection(self.executed.is_some()));
+        let watching = self.watch.as_ref().map(|watch| watch.begin(id(query)));
+        let routed = watching.as_ref().map(Watching::workers);
+        let mut rows = stages.execute(self.partition, with_routes(context, members, routed))?.boxed();
+        if let Some(watching) = watching {
+            rows = watching.over(rows);
+        }
+        Ok(match self.executed.clone() {
+            Some(executed) => rows.chain(stream::once(metrics(stages, executed)).filter_map(async |()| None)).boxed(),
+            None => rows,
+        })
+    }
 }
 
 /// Waits for the metrics of the workers.
@@ -198,10 +221,18 @@ pub(super) fn without(members: &[Member], lost: &str) -> Option<Arc<[Member]>> {
     (!left.is_empty() && left.len() < members.len()).then_some(left)
 }
 
+/// The number by which workers know an execution.
+fn id(query: Uuid) -> QueryId {
+    query.as_u64_pair().1
+}
+
 /// The plan with the ids of one execution. Two executions with the same ids would get each other's tasks.
 fn stamped(plan: Plan, query: Uuid) -> Result<Plan> {
     let mut number = 0;
     let stamped = plan.transform_up(|node| {
+        if let Some(stage) = node.downcast_ref::<StageExec>() {
+            return Ok(Transformed::yes(Arc::new(stage.of_query(id(query))) as Plan));
+        }
         let Some(boundary) = node.as_network_boundary() else { return Ok(Transformed::no(node)) };
         let Stage::Local(mut stage) = boundary.input_stage().clone() else {
             return internal_err!("a stage has been sent before its plan was executed");
@@ -214,11 +245,15 @@ fn stamped(plan: Plan, query: Uuid) -> Result<Plan> {
     stamped.map(|stamped| stamped.data)
 }
 
-/// A copy of a task context that knows the workers of the query.
-fn with_routes(context: &TaskContext, members: Arc<[Member]>) -> Arc<TaskContext> {
+/// A copy of a task context that knows the workers of the query. Adds those that get a task to `used`.
+fn with_routes(context: &TaskContext, members: Arc<[Member]>, used: Option<Used>) -> Arc<TaskContext> {
     let mut config = context.session_config().clone();
     config.set_distributed_route_tasks_handler(move |event: RouteTasksEvent<'_>| {
-        Some(Ok(RouteTasksEventResponse::new(routed(&members, event.task_count))))
+        let routed = routed(&members, event.task_count);
+        if let Some(used) = &used {
+            used.lock().unwrap_or_else(PoisonError::into_inner).extend(routed.iter().cloned());
+        }
+        Some(Ok(RouteTasksEventResponse::new(routed)))
     });
     copied(context, config, context.runtime_env())
 }

@@ -15,7 +15,7 @@ use elmo_udfs::codec::{ElmoCodec, ModelHost};
 use serde::{Deserialize, Serialize};
 
 use super::{
-    live::Live,
+    live::{Live, QueryId},
     scan_exec::{Restored, ScanExec},
     sent::EnvelopeCodec,
     stage_exec::StageExec,
@@ -55,7 +55,7 @@ struct OperatorCodec {
 /// An operator of this crate, without its input.
 #[derive(Serialize, Deserialize)]
 enum Node {
-    Stage { schema: Vec<u8>, changed: Vec<(String, String)> },
+    Stage { schema: Vec<u8>, changed: Vec<(String, String)>, query: QueryId },
     Scan(Restored),
     InOrder,
     StageFiles { settings: SinkSettings, options: SinkOptions, ends: bool },
@@ -75,9 +75,9 @@ impl PhysicalExtensionCodec for OperatorCodec {
         let [input] = inputs else { return plan_err!("an operator of elmo has one input") };
         let input = Arc::clone(input);
         Ok(match serde_json::from_slice(bytes).map_err(invalid_message)? {
-            Node::Stage { schema, changed } => {
+            Node::Stage { schema, changed, query } => {
                 let schema = schema_from_bytes(&schema)?;
-                Arc::new(StageExec::received(input, schema, changed.into(), self.live.clone()))
+                Arc::new(StageExec::received(input, schema, changed.into(), query, self.live.as_ref()))
             }
             Node::Scan(restored) => Arc::new(ScanExec::received(&input, restored)?),
             Node::InOrder => Arc::new(InOrderExec::new(input)),
@@ -94,8 +94,8 @@ impl PhysicalExtensionCodec for OperatorCodec {
         converter: &dyn PhysicalProtoConverterExtension,
     ) -> Result<()> {
         let node = if let Some(stage) = node.downcast_ref::<StageExec>() {
-            let (schema, changed) = stage.schema_and_settings();
-            Node::Stage { schema: schema_to_bytes(schema)?, changed: changed.to_vec() }
+            let (schema, changed, query) = stage.parts();
+            Node::Stage { schema: schema_to_bytes(schema)?, changed: changed.to_vec(), query }
         } else if let Some(scan) = node.downcast_ref::<ScanExec>() {
             Node::Scan(scan.restored.clone())
         } else if node.is::<InOrderExec>() {

@@ -85,8 +85,8 @@ impl Cutter<'_> {
         }
         let boundary = Arc::new(NetworkCoalesceExec::try_new(stage, tasks, 1)?);
         let gathered = Arc::new(CoalescePartitionsExec::new(boundary));
-        let said = ClusterExec::new(gathered, Arc::clone(&self.members), self.analyse);
-        Ok(Some(Arc::new(PublishExec::new(Arc::new(said), tasks, writes.stores.clone(), self.analyse))))
+        let said = Arc::new(self.on_workers(gathered));
+        Ok(Some(Arc::new(PublishExec::new(said, tasks, writes.stores.clone(), self.analyse))))
     }
 }
 

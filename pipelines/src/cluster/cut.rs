@@ -55,6 +55,7 @@ use super::{
     copy::sinks,
     distributable::{contains_calls, has_calls, is_partition_local, is_row_by_row, is_serialisable, is_too_deep},
     members::Member,
+    peers::Peers,
     rows_exec::{RowsExec, Workers},
     scan_exec::{ScanExec, can_send, files_of},
     sent::{from_bytes, to_bytes},
@@ -67,6 +68,7 @@ type Plan = Arc<dyn ExecutionPlan>;
 /// Cuts plans for the workers of a query.
 pub(super) struct Cutter<'a> {
     pub(super) members: Arc<[Member]>,
+    pub(super) peers: Arc<Peers>,
     /// The settings of the session.
     pub(super) changed: Changed,
     pub(super) codec: &'a dyn PhysicalExtensionCodec,
@@ -129,6 +131,13 @@ impl Cutter<'_> {
         if let Some(split) = self.shuffled(plan)? {
             return Ok(Part::Split(split));
         }
+        if deals_in_turn(plan)
+            && let [input] = plan.children()[..]
+            && let Part::Split(split) = self.part(input, limited)?
+        {
+            // Dealing batches to more partitions would gather them first. The tasks compute at the same time as it is.
+            return Ok(Part::Split(Split { original: Arc::clone(plan), ..split }));
+        }
         let limited = limits_input(plan, limited);
         let mut parts: Vec<Part> =
             plan.children().into_iter().map(|input| self.part(input, limited)).collect::<Result<_>>()?;
@@ -181,7 +190,11 @@ impl Cutter<'_> {
         if !is_row_by_row(plan) {
             return Ok(None);
         }
-        let workers = Workers { members: Arc::clone(&self.members), changed: Arc::clone(&self.changed) };
+        let workers = Workers {
+            members: Arc::clone(&self.members),
+            peers: Arc::clone(&self.peers),
+            changed: Arc::clone(&self.changed),
+        };
         let rows = match input.downcast_ref::<RowsExec>() {
             Some(rows) => rows.under(plan, stops_early)?,
             None if has_calls(plan) => RowsExec::try_new(plan, 1, Arc::clone(input), stops_early, workers)?,
@@ -226,7 +239,7 @@ impl Cutter<'_> {
             return replace_children_if_necessary(Arc::clone(operator), vec![split.original]);
         };
         let gathered = replace_children_if_necessary(Arc::clone(operator), vec![boundary])?;
-        Ok(Arc::new(ClusterExec::new(gathered, Arc::clone(&self.members), self.analyse)))
+        Ok(Arc::new(self.on_workers(gathered)))
     }
 
     /// A split subplan whose partitions the operator above does not gather: one partition of all rows, in their order if
@@ -238,7 +251,12 @@ impl Cutter<'_> {
             None if keeps_file_order(&split.original) => Arc::new(InOrderExec::new(boundary)),
             None => Arc::new(CoalescePartitionsExec::new(boundary)),
         };
-        Ok(Arc::new(ClusterExec::new(gathered, Arc::clone(&self.members), self.analyse)))
+        Ok(Arc::new(self.on_workers(gathered)))
+    }
+
+    /// Stages below an operator that gathers their rows.
+    pub(super) fn on_workers(&self, gathered: Plan) -> ClusterExec {
+        ClusterExec::new(gathered, Arc::clone(&self.members), self.analyse).watched(&self.peers, true)
     }
 
     /// # Errors
@@ -249,9 +267,13 @@ impl Cutter<'_> {
         let received = from_bytes(&to_bytes(&sent, self.codec)?, &self.context, self.codec)?;
         let shown = |plan: &Plan| displayable(plan.as_ref()).indent(true).to_string();
         let (sent_text, received_text) = (shown(&sent), shown(&received));
-        match sent_text == received_text && sent.schema() == received.schema() && sinks(&sent) == sinks(&received) {
+        if sent_text != received_text || sent.schema() != received.schema() {
+            return plan_err!("a worker would run another plan\n{received_text}\nthan\n{sent_text}");
+        }
+        let (sent, received) = (sinks(&sent), sinks(&received));
+        match sent == received {
             true => Ok(()),
-            false => plan_err!("a worker would run another plan\n{received_text}\nthan\n{sent_text}"),
+            false => plan_err!("a worker would write other files\n{received:?}\nthan\n{sent:?}"),
         }
     }
 
@@ -335,6 +357,13 @@ fn bytes(plan: &Plan) -> u64 {
 /// Whether an operator makes one partition of several.
 pub(super) fn gathers(plan: &Plan) -> bool {
     plan.is::<InOrderExec>() || plan.is::<CoalescePartitionsExec>() || plan.is::<SortPreservingMergeExec>()
+}
+
+/// Whether an operator deals batches to more partitions, whatever rows they have.
+fn deals_in_turn(plan: &Plan) -> bool {
+    plan.downcast_ref::<RepartitionExec>().is_some_and(|repartition| {
+        !repartition.preserve_order() && matches!(repartition.partitioning(), Partitioning::RoundRobinBatch(_))
+    })
 }
 
 /// An operator that embeds texts above a merge of sorted partitions, which then runs below the merge, on all partitions at

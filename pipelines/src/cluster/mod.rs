@@ -33,6 +33,7 @@ mod service;
 mod stage;
 mod stage_exec;
 mod task;
+mod watch;
 mod worker;
 
 use std::{fmt, str::FromStr};

@@ -140,6 +140,7 @@ impl QueryPlanner for ClusterPlanner {
         let Some(state) = session.as_any().downcast_ref::<SessionState>() else { return Ok(plan) };
         let cutter = Cutter {
             members: self.cluster.members().await?,
+            peers: Arc::clone(&self.cluster.peers),
             changed: changed(state.config()),
             codec: self.cluster.codec.as_ref(),
             context: state.task_ctx(),

@@ -17,7 +17,7 @@ use datafusion::{
     physical_plan::{
         DisplayAs, DisplayFormatType, ExecutionPlan, PlanProperties,
         empty::EmptyExec,
-        metrics::{BaselineMetrics, ExecutionPlanMetricsSet, MetricsSet},
+        metrics::{BaselineMetrics, ExecutionPlanMetricsSet, MetricBuilder, MetricsSet},
         replace_children_if_necessary,
         stream::RecordBatchStreamAdapter,
     },
@@ -29,6 +29,7 @@ use futures::{Stream, StreamExt, TryStreamExt};
 use super::{
     cluster_exec::{ClusterExec, lost_worker},
     members::Member,
+    peers::Peers,
     stage_exec::{Changed, StageExec},
 };
 use crate::{operator::operator, sql::InOrderExec};
@@ -96,6 +97,7 @@ impl RowsExec {
 #[derive(Clone)]
 pub(super) struct Workers {
     pub(super) members: Arc<[Member]>,
+    pub(super) peers: Arc<Peers>,
     pub(super) changed: Changed,
 }
 
@@ -131,6 +133,7 @@ impl Sender {
         let boundary = Arc::new(NetworkCoalesceExec::try_new(stage, 1, 1)?);
         // Each execution goes to the next worker.
         let plan = ClusterExec::new(Arc::new(InOrderExec::new(boundary)), Arc::clone(&self.workers.members), false);
+        let plan = plan.watched(&self.workers.peers, false);
         let mut attempt = 1;
         loop {
             let rows = plan.execute(0, Arc::clone(&self.context))?;
@@ -303,6 +306,7 @@ impl ExecutionPlan for RowsExec {
             memory: Arc::new(memory),
         };
         let metrics = BaselineMetrics::new(&self.metrics, partition);
+        let embedded = MetricBuilder::new(&self.metrics).counter("rows_embedded", partition);
         let partitions = self.properties.output_partitioning().partition_count();
         let in_flight = if self.stops_early { 1 } else { (MAX_TOTAL_CHUNKS / partitions.max(1)).clamp(1, MAX_CHUNKS) };
         // A task per chunk, so that chunks make progress while the stream is not polled.
@@ -313,6 +317,7 @@ impl ExecutionPlan for RowsExec {
         let batches = sent.try_buffered(in_flight).map_ok(|batches| futures::stream::iter(batches.into_iter().map(Ok)));
         let batches = batches.try_flatten().map_ok(move |reserved: ReservedBatch| {
             metrics.record_output(reserved.batch.num_rows());
+            embedded.add(reserved.batch.num_rows());
             reserved.batch
         });
         Ok(Box::pin(RecordBatchStreamAdapter::new(self.schema(), batches)))

@@ -7,6 +7,7 @@
 //! | `Describe` | what the columns of a task are |
 //! | `Columns` | the columns of a task for texts of the client |
 //! | `Count` | the number of rows of a file |
+//! | `Progress` | what the stages of a query have embedded up to now |
 //! | `Unit` | a part of a job: a message each second while it is computed, and at the end what was written |
 //!
 //! While a worker works, it sends a message each second, so that its silence means that it is lost.
@@ -31,7 +32,7 @@ use super::{
     error::{ClusterError, of_status},
     gate::ANY_VERSION,
     jobs::{Beat, Jobs, beating},
-    live::Live,
+    live::{Embedded, Live, QueryId},
     peers::{Peers, VERSION_HEADER, name_of},
 };
 use crate::error::{Error, Exit};
@@ -89,6 +90,7 @@ const HELLO: &str = "/elmo.Worker/Hello";
 pub(super) const DESCRIBE: &str = "/elmo.Worker/Describe";
 pub(super) const COLUMNS: &str = "/elmo.Worker/Columns";
 pub(super) const COUNT: &str = "/elmo.Worker/Count";
+const PROGRESS: &str = "/elmo.Worker/Progress";
 pub(super) const UNIT: &str = "/elmo.Worker/Unit";
 
 /// The service.
@@ -155,8 +157,13 @@ impl tonic::server::UnaryService<Frame> for Method {
     type Response = Frame;
     type Future = Ready<Result<Response<Frame>, Status>>;
 
-    fn call(&mut self, _: Request<Frame>) -> Self::Future {
-        std::future::ready(Frame::new(&self.service.live.greeting(), Vec::new()).map(Response::new))
+    fn call(&mut self, request: Request<Frame>) -> Self::Future {
+        let live = &self.service.live;
+        let answer = match self.path.as_str() {
+            PROGRESS => request.into_inner().read().and_then(|query| Frame::new(&live.embedded(query), Vec::new())),
+            _ => Frame::new(&live.greeting(), Vec::new()),
+        };
+        std::future::ready(answer.map(Response::new))
     }
 }
 
@@ -190,7 +197,7 @@ impl tower::Service<http::Request<Body>> for Service {
                 other if is_any && other != HELLO => {
                     Status::failed_precondition("callers of any version may only ask how it is").into_http()
                 }
-                HELLO => server.unary(method, request).await,
+                HELLO | PROGRESS => server.unary(method, request).await,
                 DESCRIBE | COLUMNS | COUNT | UNIT => server.server_streaming(method, request).await,
                 other => Status::unimplemented(format!("{other} is not known to this version")).into_http(),
             })
@@ -217,8 +224,27 @@ pub(super) async fn hello(peers: &Peers, url: &Url, any_version: bool) -> Result
         let any = tonic::metadata::MetadataValue::from_static(ANY_VERSION);
         request.metadata_mut().insert(VERSION_HEADER, any);
     }
+    once(peers, url, HELLO, request).await
+}
+
+/// Asks a worker what the stages of a query have embedded.
+///
+/// # Errors
+/// As [`hello`].
+pub(super) async fn progress(peers: &Peers, url: &Url, query: QueryId) -> Result<Embedded, ClusterError> {
+    let failed = |status: Status| of_status(&name_of(url), &status);
+    once(peers, url, PROGRESS, Request::new(Frame::new(&query, Vec::new()).map_err(failed)?)).await
+}
+
+/// Asks a worker something that it answers at once.
+async fn once<T: DeserializeOwned>(
+    peers: &Peers,
+    url: &Url,
+    method: &'static str,
+    request: Request<Frame>,
+) -> Result<T, ClusterError> {
     let mut client = connect(peers, url).await?;
-    let answer = client.unary(request, PathAndQuery::from_static(HELLO), ProstCodec::<Frame, Frame>::default()).await;
+    let answer = client.unary(request, PathAndQuery::from_static(method), ProstCodec::<Frame, Frame>::default()).await;
     let failed = |status: Status| of_status(&name_of(url), &status);
     answer.map_err(failed)?.into_inner().read().map_err(failed)
 }

@@ -27,7 +27,10 @@ use datafusion::{
 };
 use futures::{StreamExt, TryStreamExt, stream};
 
-use super::{envelope, live::Live};
+use super::{
+    envelope,
+    live::{Live, QueryId, Running},
+};
 use crate::{
     operator::{copied, operator},
     sql::to_sql_error,
@@ -51,18 +54,35 @@ pub(super) struct StageExec {
     changed: Changed,
     properties: Arc<PlanProperties>,
     metrics: ExecutionPlanMetricsSet,
-    /// On a worker: where it counts tasks under way.
-    live: Option<Arc<Live>>,
+    /// The query it belongs to, while that is executed.
+    query: QueryId,
+    /// On a worker: where it counts tasks under way, and is itself known.
+    live: Option<(Arc<Live>, Running)>,
 }
 
 impl StageExec {
     pub(super) fn new(input: Plan, changed: Changed) -> Self {
         let (schema, properties) = (input.schema(), Arc::clone(input.properties()));
-        Self { input, schema, changed, properties, metrics: ExecutionPlanMetricsSet::new(), live: None }
+        Self { input, schema, changed, properties, metrics: ExecutionPlanMetricsSet::new(), query: 0, live: None }
+    }
+
+    /// The operator in an execution of a query.
+    pub(super) fn of_query(&self, query: QueryId) -> Self {
+        Self {
+            query,
+            schema: Arc::clone(&self.schema),
+            ..Self::new(Arc::clone(&self.input), Arc::clone(&self.changed))
+        }
     }
 
     /// The operator that a worker has decoded.
-    pub(super) fn received(input: Plan, schema: SchemaRef, changed: Changed, live: Option<Arc<Live>>) -> Self {
+    pub(super) fn received(
+        input: Plan,
+        schema: SchemaRef,
+        changed: Changed,
+        query: QueryId,
+        live: Option<&Arc<Live>>,
+    ) -> Self {
         let properties = PlanProperties::new(
             EquivalenceProperties::new(Arc::clone(&schema)),
             input.output_partitioning().clone(),
@@ -70,11 +90,12 @@ impl StageExec {
             input.boundedness(),
         );
         let properties = Arc::new(properties);
-        Self { input, schema, changed, properties, metrics: ExecutionPlanMetricsSet::new(), live }
+        let live = live.map(|live| (Arc::clone(live), live.run(query, &input)));
+        Self { input, schema, changed, properties, metrics: ExecutionPlanMetricsSet::new(), query, live }
     }
 
-    pub(super) fn schema_and_settings(&self) -> (&SchemaRef, &Changed) {
-        (&self.schema, &self.changed)
+    pub(super) fn parts(&self) -> (&SchemaRef, &Changed, QueryId) {
+        (&self.schema, &self.changed, self.query)
     }
 }
 
@@ -95,15 +116,16 @@ impl ExecutionPlan for StageExec {
         let Ok([input]) = <[_; 1]>::try_from(children) else { return internal_err!("StageExec has one input") };
         let changed = Arc::clone(&self.changed);
         // The partition count of the input may have changed.
+        let live = self.live.as_ref().map(|(live, _)| (Arc::clone(live), live.run(self.query, &input)));
         let stage = Self::new(input, changed);
-        Ok(Arc::new(Self { schema: Arc::clone(&self.schema), live: self.live.clone(), ..stage }))
+        Ok(Arc::new(Self { schema: Arc::clone(&self.schema), query: self.query, live, ..stage }))
     }
 
     fn execute(&self, partition: usize, context: Arc<TaskContext>) -> Result<SendableRecordBatchStream> {
         let enveloped = |error: DataFusionError| DataFusionError::Execution(envelope::encode(&to_sql_error(&error)));
         let context = with_settings(&context, &self.changed)?;
         let metrics = BaselineMetrics::new(&self.metrics, partition);
-        let task = self.live.as_ref().map(Live::task);
+        let task = self.live.as_ref().map(|(live, _)| live.task());
         let schema = Arc::clone(&self.schema);
         // Nothing of the stream is used after a panic.
         let begun = std::panic::catch_unwind(AssertUnwindSafe(|| self.input.execute(partition, context)));

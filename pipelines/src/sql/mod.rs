@@ -85,6 +85,7 @@ pub(crate) use self::{
     files::StoreRegistry,
     in_order_exec::InOrderExec,
     memory_pool::SharedPool,
+    run::embedding_progress,
     sink_options::{Described, SinkOptions, described},
     stage_files_exec::{SinkSettings, StageFilesExec, Writes},
     text_format::TextFormat,

@@ -12,7 +12,7 @@ use datafusion::{
 };
 use futures::StreamExt;
 
-use super::{Outcome, error::sql_error, print::Printer};
+use super::{Outcome, error::sql_error, file_errors::CLUSTER_EXEC, print::Printer};
 use crate::{
     error::Result,
     report::{Progress, Snapshot},
@@ -62,18 +62,21 @@ pub(super) async fn next_batch(
     }
 }
 
-/// The sum of the metrics of all embedding operators of a plan; `None` if it has none.
-fn embedding_progress(plan: &Arc<dyn ExecutionPlan>) -> Option<Snapshot> {
-    let below = plan.children().into_iter().filter_map(embedding_progress);
-    let here = (plan.name() == elmo_udfs::plan::EXEC_NAME).then(|| {
-        let metrics = plan.metrics().unwrap_or_default();
-        let sum = |name: &str| metrics.sum_by_name(name).map_or(0, |value| value.as_usize() as u64);
+/// The sum of the metrics of all embedding operators of a plan, here and on workers; `None` if it has none.
+pub(crate) fn embedding_progress(plan: &Arc<dyn ExecutionPlan>) -> Option<Snapshot> {
+    let is_elsewhere = plan.name() == CLUSTER_EXEC;
+    // What is below runs on workers, which have told how much they have embedded.
+    let inputs = if is_elsewhere { Vec::new() } else { plan.children() };
+    let below = inputs.into_iter().filter_map(embedding_progress);
+    let metrics = plan.metrics().unwrap_or_default();
+    let sum = |name: &str| metrics.sum_by_name(name).map(|value| value.as_usize() as u64);
+    let here = sum("rows_embedded").map(|rows| {
         let padded = metrics.iter().map(|metric| match metric.value() {
             MetricValue::Ratio { name, ratio_metrics } if name == "padding_ratio" => ratio_metrics.total() as u64,
             _ => 0,
         });
-        let (rows, tokens) = (sum("rows_embedded"), sum("tokens"));
-        Snapshot { rows, tokens, padded_tokens: padded.sum(), ..Snapshot::default() }
+        let padded_tokens = padded.sum::<u64>() + sum("padded_tokens").unwrap_or_default();
+        Snapshot { rows, tokens: sum("tokens").unwrap_or_default(), padded_tokens, ..Snapshot::default() }
     });
     below.chain(here).reduce(|a, b| Snapshot {
         rows: a.rows + b.rows,

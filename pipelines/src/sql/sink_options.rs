@@ -172,7 +172,14 @@ pub(crate) fn described(sink: &DataSinkExec) -> Option<(&FileSinkConfig, Describ
     };
     let schema = Arc::clone(&config.output_schema);
     // The URL as the user wrote it is used nowhere. Metadata of columns are printed in any order.
-    let rest =
-        FileSinkConfig { original_url: String::new(), output_schema: Arc::new(Schema::empty()), ..config.clone() };
-    Some((config, Described { schema, order, parquet, text: format!("{rest:?} {options}") }))
+    let rest = FileSinkConfig {
+        original_url: String::new(),
+        table_paths: Vec::new(),
+        output_schema: Arc::new(Schema::empty()),
+        ..config.clone()
+    };
+    // Neither the pattern nor the name of a table says where its files are written.
+    let paths = config.table_paths.iter().map(|path| (path.prefix(), path.is_collection(), path.file_extension()));
+    let text = format!("{rest:?} {:?} {options}", paths.collect::<Vec<_>>());
+    Some((config, Described { schema, order, parquet, text }))
 }

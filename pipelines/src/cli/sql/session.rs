@@ -69,9 +69,7 @@ impl Session<'_> {
     pub(super) async fn execute(&mut self, statement: Statement, options: OutputOptions, out: Out) -> Result<Outcome> {
         // A progress bar would be mixed with the rows.
         let rows_here = io::stdout().is_terminal() && options.format != Format::Table;
-        // The progress of a cluster is not known here.
-        let progress: Arc<dyn Progress> =
-            if rows_here || self.sql.is_on_cluster() { Arc::new(Silent) } else { self.common.progress().into() };
+        let progress: Arc<dyn Progress> = if rows_here { Arc::new(Silent) } else { self.common.progress().into() };
         let (sql, task_progress) = (self.sql.clone(), Arc::clone(&progress));
         self.signals.begin();
         // A task of its own, because fetching a model and running a function block.
