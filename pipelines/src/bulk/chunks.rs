@@ -12,7 +12,7 @@ use elmo::{EmbeddedColumns, spec::Level};
 use super::manifest::Counts;
 use crate::{
     error::Result,
-    source::{Malformed, Plan, Position, Rows, Slice, row_bytes},
+    source::{Malformed, Mark, Plan, Position, Rows, Slice, row_bytes},
     stage::{Stage, results},
 };
 
@@ -151,10 +151,17 @@ struct Open {
 }
 
 impl Chunker {
-    pub(super) fn new(window_rows: usize, stage: &dyn Stage, plan: Arc<Plan>, from: Position) -> Self {
+    /// `mark` may say where a row begins that is not after `from`.
+    pub(super) fn new(
+        window_rows: usize,
+        stage: &dyn Stage,
+        plan: Arc<Plan>,
+        from: Position,
+        mark: Option<Mark>,
+    ) -> Self {
         let multiple = stage.spec().batch_rows.unwrap_or(1);
         Self {
-            rows: Rows::new(plan, from),
+            rows: Rows::from_mark(plan, from, mark),
             open: Open::default(),
             rest: None,
             closed: false,

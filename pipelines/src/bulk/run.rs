@@ -15,7 +15,7 @@ use crate::{
     error::{Error, Result},
     in_order::{InFlightLimit, InOrder},
     report::{Progress, Snapshot},
-    source::{Position, Slice},
+    source::{Mark, Position, Slice},
     stage::{Stage, Work},
 };
 
@@ -125,7 +125,12 @@ impl<'j> Run<'j> {
     }
 
     pub(super) fn chunker(&self, from: Position) -> Chunker {
-        Chunker::new(self.parts.window_rows, self.stage, Arc::clone(&self.parts.plan), from)
+        self.chunker_at(from, None)
+    }
+
+    /// `mark` may say where a row begins that is not after `from`.
+    pub(super) fn chunker_at(&self, from: Position, mark: Option<Mark>) -> Chunker {
+        Chunker::new(self.parts.window_rows, self.stage, Arc::clone(&self.parts.plan), from, mark)
     }
 
     pub(super) fn in_flight(&self) -> InOrder<'j, Chunk> {

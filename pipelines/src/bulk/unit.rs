@@ -14,7 +14,7 @@ use crate::{
     error::Result,
     report::Progress,
     sink::{Codec, PartWriter, Staged},
-    source::{Plan, Position, SentPlan},
+    source::{Mark, Plan, Position, SentPlan},
     stage::Stage,
     stores::{Location, Stores, UploadId},
 };
@@ -26,6 +26,8 @@ pub struct Unit {
     pub number: usize,
     /// Its first row, in the files of `plan`.
     start: Position,
+    /// Where a row of the first file begins that is not after `start`.
+    mark: Option<Mark>,
     /// The files that have its rows and the one after it.
     plan: SentPlan,
     /// The address of the part.
@@ -55,19 +57,22 @@ pub struct UnitDone {
 }
 
 impl Unit {
-    /// The part with this number, whose first row is `start` of file `files.start`.
+    /// The part with this number, whose first row is `start` of file `files.start`. `mark` may say where a row of that file begins
+    /// that is not after it.
     ///
     /// # Errors
     /// [`Error::Usage`](crate::Error::Usage) for standard input, which no other process can read.
     pub(super) fn new(
         parts: &Parts,
         (number, start): (usize, Position),
+        mark: Option<Mark>,
         files: Range<usize>,
         part: &Location,
     ) -> Result<Self> {
         Ok(Self {
             number,
             start: Position { file: 0, ..start },
+            mark,
             plan: SentPlan::new(&parts.plan, files)?,
             file: part.address(),
             part_rows: parts.part_rows,
@@ -115,7 +120,7 @@ impl Unit {
         let (writer, upload) = PartWriter::staged(location, &schema, &run.encoding(), attempt).await?;
         upload.map(begun);
         let never = std::future::pending::<()>().shared();
-        let mut chunker = run.chunker(self.start);
+        let mut chunker = run.chunker_at(self.start, self.mark);
         let mut open = OpenPart::new(writer, run.in_flight(), self.start, String::new());
         let filled = match run.fill(&mut chunker, &mut open, self.number, &never).await {
             Ok(_) => run.ended(&mut chunker, (self.start, self.number), &never).await,

@@ -32,7 +32,7 @@ use super::{
 use crate::{
     crash::bulk as crash,
     error::{Error, Result},
-    source::{Position, SentPlan, SourceError},
+    source::{Mark, Position, SentPlan, SourceError},
 };
 
 /// Interval of progress updates.
@@ -49,11 +49,11 @@ pub trait Units: Send + Sync {
     /// How many units they compute at once.
     fn at_once(&self) -> usize;
 
-    /// Number of rows of the only file of a plan.
+    /// Number of rows of the only file of a plan, and where some of them begin.
     ///
     /// # Errors
     /// As [`super::run()`], also if no process is left.
-    async fn count(&self, plan: SentPlan) -> Result<u64>;
+    async fn count(&self, plan: SentPlan) -> Result<(u64, Vec<Mark>)>;
 
     /// Computes a part. A unit that is lost with its process is given to another one. What is written of it is deleted unless it is
     /// returned.
@@ -91,6 +91,8 @@ pub struct UnitProgress {
 struct Todo {
     number: usize,
     start: Position,
+    /// Where a row begins in the file of `start`, at or before it.
+    mark: Option<Mark>,
     /// Files that have its rows, and the row after it.
     files: Range<usize>,
     /// Where it must end, if that is known: at this row, or, `None`, behind all rows.
@@ -152,7 +154,7 @@ impl<'j> Run<'j> {
             let next = manifest.parts().get(number + 1).and_then(Part::entry).map(|next| next.start);
             let end = entry.map(|entry| entry.end).or(next);
             let last = end.map_or(files, |end| (end.file + 1).min(files));
-            Some(Todo { number, start, files: start.file..last.max(start.file), next: None })
+            Some(Todo { number, start, mark: None, files: start.file..last.max(start.file), next: None })
         };
         manifest.damaged().into_iter().filter_map(todo).collect()
     }
@@ -166,16 +168,23 @@ impl<'j> Run<'j> {
         });
         let mut counts = std::pin::pin!(stream::iter(counts).buffered(units.at_once().max(1)));
         let limit = self.parts.rows_left(number);
-        let (mut rows, mut total) = (Vec::new(), 0_u64);
+        let (mut rows, mut marks, mut total) = (Vec::new(), Vec::new(), 0_u64);
         while limit.is_none_or(|limit| total < from.row.saturating_add(limit))
-            && let Some(count) = counts.try_next().await?
+            && let Some((count, of_file)) = counts.try_next().await?
         {
             total += count;
             rows.push(count);
+            marks.push(of_file);
         }
         let left = total.saturating_sub(from.row).min(limit.unwrap_or(u64::MAX));
         let is_limited = limit.is_some_and(|limit| limit <= left);
-        Ok((divide(&rows, (number, from), (self.parts.part_rows, left), (files, is_limited)), left))
+        let mut parts = divide(&rows, (number, from), (self.parts.part_rows, left), (files, is_limited));
+        for part in &mut parts {
+            let of_file = marks.get(part.start.file - from.file).map(Vec::as_slice).unwrap_or_default();
+            let after = of_file.partition_point(|mark| mark.row <= part.start.row);
+            part.mark = after.checked_sub(1).map(|before| of_file[before]);
+        }
+        Ok((parts, left))
     }
 
     /// Has parts computed and publishes them in order.
@@ -217,8 +226,8 @@ impl<'j> Run<'j> {
         loop {
             while until.is_none() && window.has_room(units.at_once().max(1)) {
                 let Some(todo) = window.todo.pop_front() else { break };
-                let unit =
-                    Unit::new(&self.parts, (todo.number, todo.start), todo.files.clone(), &manifest.part(todo.number))?;
+                let (first, part) = ((todo.number, todo.start), manifest.part(todo.number));
+                let unit = Unit::new(&self.parts, first, todo.mark, todo.files.clone(), &part)?;
                 window.begin(units, unit, todo);
             }
             while let Some(Ended { todo, computed }) = window.next_in_order() {
@@ -260,7 +269,7 @@ impl<'j> Run<'j> {
 
     /// Publishes a part, for the first time or again, and writes its entry.
     async fn publish(&mut self, todo: Todo, done: UnitDone, manifest: &mut Manifest) -> Result<()> {
-        let Todo { number, start, files, next } = todo;
+        let Todo { number, start, files, next, .. } = todo;
         let UnitDone { last, counts, rows_digest, staged, bytes, sha256, .. } = done;
         let (part, file) = (manifest.part(number), manifest.part_file(number));
         let end = Position { file: files.start + done.end.file, ..done.end };
@@ -361,7 +370,7 @@ fn divide(
         };
         // Behind the last file there is nothing to read.
         let files = start.file..until.clamp(start.file, files.max(start.file));
-        all.push(Todo { number: number + all.len(), start, files, next: Some(next) });
+        all.push(Todo { number: number + all.len(), start, mark: None, files, next: Some(next) });
         start = next.unwrap_or(start);
     }
     all
@@ -376,7 +385,7 @@ mod tests {
     }
 
     fn todo(number: usize, start: Position, files: Range<usize>, next: Option<Position>) -> Todo {
-        Todo { number, start, files, next: Some(next) }
+        Todo { number, start, mark: None, files, next: Some(next) }
     }
 
     /// By hand: files of 5, 0, 3 and 0 rows.

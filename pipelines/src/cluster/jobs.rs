@@ -30,7 +30,7 @@ use crate::{
     bulk::{Unit, UnitDone},
     error::{Error, Result},
     report::{Progress, Snapshot},
-    source::SentPlan,
+    source::{Mark, SentPlan},
     stores::{Stores, UploadId},
 };
 
@@ -97,9 +97,9 @@ impl Jobs {
         columns_to_bytes(columns)
     }
 
-    /// The number of rows of the only file of a plan.
-    pub(super) async fn count(&self, plan: SentPlan) -> Result<u64> {
-        Ok(plan.received(&self.stores)?.count(0, u64::MAX, None).await?.rows)
+    /// The number of rows of the only file of a plan, and where some of them begin.
+    pub(super) async fn count(&self, plan: SentPlan) -> Result<(u64, Vec<Mark>)> {
+        Ok(plan.received(&self.stores)?.count_marked(0).await?)
     }
 
     /// Computes a part. When the stream is dropped, the work ends, and what it has written is deleted unless the client has

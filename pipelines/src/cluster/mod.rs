@@ -51,7 +51,7 @@ pub use self::{
 /// Default port of workers.
 pub const WORKER_PORT: u16 = 50051;
 
-/// Target partitions of a scan, and so its maximum number of tasks.
+/// Target partitions of a scan for few workers.
 const TARGET_PARTITIONS: usize = 16;
 
 /// Minimum size of a file to split. A batch of the engine is about 40 KB of text; smaller tasks cost more than they gain.

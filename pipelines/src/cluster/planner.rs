@@ -36,6 +36,10 @@ use crate::{
 
 /// Bytes that a client keeps of each partition that it does not read yet.
 const BUFFERED_BYTES: usize = 8 << 20;
+/// Partitions of a scan for each worker, so that one that is slow does not have all that is left.
+const PARTITIONS_PER_WORKER: usize = 2;
+/// Partitions of a scan at most: each is a connection's stream.
+const MAX_PARTITIONS: usize = 256;
 /// Rows of a batch that goes between workers.
 const SHUFFLED_ROWS: usize = 1024;
 
@@ -133,13 +137,19 @@ impl QueryPlanner for ClusterPlanner {
         logical: &LogicalPlan,
         session: &dyn Session,
     ) -> Result<Arc<dyn ExecutionPlan>> {
-        let plan = self.inner.create_physical_plan(logical, session).await?;
-        if let Some(explain) = plan.downcast_ref::<ExplainExec>() {
+        let Some(state) = session.as_any().downcast_ref::<SessionState>() else {
+            return self.inner.create_physical_plan(logical, session).await;
+        };
+        if let LogicalPlan::Explain(_) = logical {
+            let plan = self.inner.create_physical_plan(logical, session).await?;
+            let Some(explain) = plan.downcast_ref::<ExplainExec>() else { return Ok(plan) };
             return Ok(self.explain(logical, explain, session).await?.unwrap_or(plan));
         }
-        let Some(state) = session.as_any().downcast_ref::<SessionState>() else { return Ok(plan) };
+        let members = self.cluster.members().await?;
+        let state = &divided(state, members.len());
+        let plan = self.inner.create_physical_plan(logical, state).await?;
         let cutter = Cutter {
-            members: self.cluster.members().await?,
+            members,
             peers: Arc::clone(&self.cluster.peers),
             changed: changed(state.config()),
             codec: self.cluster.codec.as_ref(),
@@ -151,6 +161,16 @@ impl QueryPlanner for ClusterPlanner {
         };
         cutter.cut(&plan, state.config_options())
     }
+}
+
+/// A session whose scans have partitions for so many workers, unless it has set how many.
+fn divided(state: &SessionState, workers: usize) -> SessionState {
+    let mut state = state.clone();
+    let partitions = &mut state.config_mut().options_mut().execution.target_partitions;
+    if *partitions == TARGET_PARTITIONS {
+        *partitions = (PARTITIONS_PER_WORKER * workers).clamp(TARGET_PARTITIONS, MAX_PARTITIONS);
+    }
+    state
 }
 
 /// Whether a plan writes files.

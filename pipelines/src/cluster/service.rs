@@ -6,7 +6,7 @@
 //! | `Hello` | a [`Greeting`] |
 //! | `Describe` | what the columns of a task are |
 //! | `Columns` | the columns of a task for texts of the client |
-//! | `Count` | the number of rows of a file |
+//! | `Count` | the number of rows of a file, and where some of them begin |
 //! | `Progress` | what the stages of a query have embedded up to now |
 //! | `Unit` | a part of a job: a message each second while it is computed, and at the end what was written |
 //!

@@ -28,7 +28,7 @@ use crate::{
     bulk::{Computed, Unit, UnitProgress, Units},
     error::{Error, Exit, Result},
     models::LazyModel,
-    source::SentPlan,
+    source::{Mark, SentPlan},
     sql::sql_error,
     stage::{Pending, Stage},
     stores::{Stores, UploadId},
@@ -154,7 +154,7 @@ impl Units for WorkerStage {
         self.fleet.at_once()
     }
 
-    async fn count(&self, plan: SentPlan) -> Result<u64> {
+    async fn count(&self, plan: SentPlan) -> Result<(u64, Vec<Mark>)> {
         Ok(call(&self.fleet, COUNT, &plan, Vec::new()).await?.0)
     }
 

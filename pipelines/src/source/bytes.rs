@@ -12,7 +12,7 @@ use std::{
 use async_compression::tokio::bufread::{GzipDecoder, ZstdDecoder};
 use object_store::{ObjectMeta, ObjectStore, buffered, path::Path};
 use tempfile::TempPath;
-use tokio::io::{AsyncBufRead, AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader};
+use tokio::io::{AsyncBufRead, AsyncBufReadExt, AsyncReadExt, AsyncSeekExt, AsyncWriteExt, BufReader};
 
 use super::{
     Compression, Format, InputFile, STDIN, SourceError,
@@ -32,6 +32,9 @@ const REQUEST_BYTES: usize = 4 << 20;
 const MAX_RATIO: u64 = 200;
 /// Size of the buffer after the decompressor.
 const BUFFER_BYTES: usize = 256 << 10;
+
+/// How many bytes of its file are before those of a stream; `None` if the stream has others than the file.
+pub(super) type Origin = Option<u64>;
 
 /// A stream of decompressed bytes.
 pub(super) type Bytes = Box<dyn AsyncBufRead + Send + Unpin>;
@@ -120,13 +123,33 @@ pub(super) async fn copy_between(
 pub(super) type Taken = Arc<AtomicU64>;
 
 /// The decompressed bytes of `file`, without byte order marks: rows of cells, lines with an object each, or the bytes as
-/// they are. Malformed rows are left out and noted if the reading of the file says so.
-pub(super) async fn open(file: &InputFile, taken: &Taken, noted: &Noted) -> Result<Bytes, SourceError> {
+/// they are. Malformed rows are left out and noted if the reading of the file says so. Notes in `shape` whether JSON is an
+/// array.
+pub(super) async fn open(
+    file: &InputFile,
+    taken: &Taken,
+    noted: &Noted,
+    shape: &Shape,
+) -> Result<(Bytes, Origin), SourceError> {
     let bytes = match &file.location {
         None => file.pipe.read()?,
         Some(location) => decompress(Opened::new(location, file), file.compression, taken),
     };
-    prepared(file, bytes, noted, &Shape::default()).await
+    let (bytes, origin) = prepared(file, bytes, noted, shape).await?;
+    let is_as_stored = file.location.is_some() && file.compression == Compression::None;
+    Ok((bytes, origin.filter(|_| is_as_stored)))
+}
+
+/// The bytes of a file that is not compressed, from the beginning of a row.
+pub(super) async fn open_at(file: &InputFile, byte: u64, taken: &Taken) -> Result<Bytes, SourceError> {
+    let Some(location) = &file.location else {
+        return Err(SourceError::malformed(file, 0, "standard input cannot be read again from here"));
+    };
+    let opened = Opened::new(location, file);
+    let mut reader = opened.reader();
+    reader.seek(io::SeekFrom::Start(byte)).await.map_err(|e| read_error(file, 0, e))?;
+    taken.store(byte, Ordering::Relaxed);
+    Ok(Box::new(Measured { reader, taken: Arc::clone(taken), _opened: opened }))
 }
 
 /// The same, to look at the beginning. Standard input can be opened once more after that. Notes in `shape` whether JSON is
@@ -136,14 +159,21 @@ pub(super) async fn peek(file: &InputFile, shape: &Shape) -> Result<Bytes, Sourc
         None => file.pipe.peek()?,
         Some(location) => decompress(Opened::new(location, file), file.compression, &Taken::default()),
     };
-    prepared(file, bytes, &Noted::default(), shape).await
+    Ok(prepared(file, bytes, &Noted::default(), shape).await?.0)
 }
 
-async fn prepared(file: &InputFile, mut bytes: Bytes, noted: &Noted, shape: &Shape) -> Result<Bytes, SourceError> {
+async fn prepared(
+    file: &InputFile,
+    mut bytes: Bytes,
+    noted: &Noted,
+    shape: &Shape,
+) -> Result<(Bytes, Origin), SourceError> {
     if !file.format.is_untyped() {
-        return Ok(bytes);
+        return Ok((bytes, None));
     }
-    let start = start(file, &mut bytes).await?;
+    let (start, skipped) = start(file, &mut bytes).await?;
+    // White space before JSON may be left out.
+    let is_kept = file.format != Format::Json || start.first().is_some_and(|byte| !byte.is_ascii_whitespace());
     let bytes = if start.is_empty() { bytes } else { Box::new(io::Cursor::new(start).chain(bytes)) };
     let bytes: Bytes = match file.format {
         Format::Json => Box::new(Rewritten::new(bytes, Items::new(shape.clone()))),
@@ -152,24 +182,29 @@ async fn prepared(file: &InputFile, mut bytes: Bytes, noted: &Noted, shape: &Sha
     let noted = (file.reading.malformed == OnMalformed::Skip).then(|| Noted::clone(noted));
     // Of standard input complete rows are decoded at any time, of other files as the decoder likes.
     if noted.is_none() && file.location.is_some() {
-        return Ok(bytes);
+        return Ok((bytes, is_kept.then_some(skipped)));
     }
     Ok(match file.format {
-        Format::Csv | Format::Tsv => Box::new(Rewritten::new(bytes, Sieve::of_cells(file.cells(), noted))),
-        Format::Json => Box::new(Rewritten::new(bytes, Sieve::of_objects(shape.clone(), noted))),
-        _ => bytes,
+        Format::Csv | Format::Tsv => (Box::new(Rewritten::new(bytes, Sieve::of_cells(file.cells(), noted))), None),
+        Format::Json => (Box::new(Rewritten::new(bytes, Sieve::of_objects(shape.clone(), noted))), None),
+        _ => (bytes, Some(skipped)),
     })
 }
 
-/// Skips byte order marks, and returns what else was read to see that the file is text. A pipe may deliver it in pieces.
-async fn start(file: &InputFile, bytes: &mut Bytes) -> Result<Vec<u8>, SourceError> {
-    let mut judge = Judge::default();
+/// Skips byte order marks, and returns what else was read to see that the file is text, and the bytes of the marks. A pipe may
+/// deliver it in pieces.
+async fn start(file: &InputFile, bytes: &mut Bytes) -> Result<(Vec<u8>, u64), SourceError> {
+    let (mut judge, mut read) = (Judge::default(), 0);
     loop {
         let next = bytes.fill_buf().await.map_err(|e| read_error(file, 0, e))?.first().copied();
         bytes.consume(usize::from(next.is_some()));
+        read += u64::from(next.is_some());
         let (name, format) = (file.to_string(), file.format);
         match judge.take(next) {
-            Ok(Some(start)) => return Ok(start),
+            Ok(Some(start)) => {
+                let skipped = read - start.len() as u64;
+                return Ok((start, skipped));
+            }
             Ok(None) => {}
             Err(foreign) => return Err(SourceError::Foreign { file: name, format, foreign }),
         }

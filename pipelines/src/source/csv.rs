@@ -28,6 +28,19 @@ impl Csv {
         Self { decoder, quotes: Quotes::default(), cells, batch_rows, bytes: 0 }
     }
 
+    /// The same from the beginning of a row.
+    pub(super) fn from_row(
+        schema: &SchemaRef,
+        read: Vec<usize>,
+        cells: Cells,
+        batch_rows: usize,
+    ) -> Result<Self, ArrowError> {
+        let mut csv = Self::new(schema, read, Cells { header: false, ..cells }, batch_rows);
+        // The decoder drops a byte order mark at its beginning, which belongs to a cell here; an empty line is no row.
+        csv.feed(b"\n")?;
+        Ok(csv)
+    }
+
     /// Passes bytes to the decoder; returns how many it took.
     fn feed(&mut self, bytes: &[u8]) -> Result<usize, ArrowError> {
         if bytes.is_empty() {
@@ -73,13 +86,10 @@ impl Decode for Csv {
     }
 
     fn again(&self, schema: &SchemaRef, read: &[usize], from_start: bool) -> Option<Box<dyn Decode>> {
-        let cells = Cells { header: self.cells.header && from_start, ..self.cells };
-        let mut csv = Self::new(schema, read.to_vec(), cells, 1);
-        if !from_start {
-            // The decoder drops a byte order mark at its beginning, which belongs to a cell here; an empty line is no row.
-            csv.feed(b"\n").ok()?;
-        }
-        Some(Box::new(csv))
+        Some(Box::new(match from_start {
+            true => Self::new(schema, read.to_vec(), self.cells, 1),
+            false => Self::from_row(schema, read.to_vec(), self.cells, 1).ok()?,
+        }))
     }
 }
 

@@ -9,10 +9,11 @@ use tokio::{
 };
 
 use super::{
-    Format, InputFile, SourceError, bytes,
+    Format, InputFile, Mark, SourceError, bytes,
     csv::Csv,
     ipc::Ipc,
     json::Json,
+    json_array::Shape,
     lines::Lines,
     plan::FilePlan,
     reason::{Broken, own},
@@ -93,13 +94,37 @@ pub(super) struct Decoded {
     left: usize,
     /// Whether a read is running; its bytes would be lost if it were not awaited.
     asked: bool,
+    /// Where the bytes are in the file, and how many were decoded.
+    origin: bytes::Origin,
+    decoded: u64,
+    shape: Shape,
 }
 
 impl Decoded {
     pub(super) async fn open(plan: &FilePlan) -> Result<Self, SourceError> {
+        let (taken, noted, shape) = (bytes::Taken::default(), Noted::default(), Shape::default());
+        let (bytes, origin) = bytes::open(&plan.file, &taken, &noted, &shape).await?;
+        let decoded = Self::new(plan, bytes, (taken, noted), BATCH_ROWS)?;
+        Ok(Self { origin, shape, ..decoded })
+    }
+
+    /// Reads from a row on.
+    pub(super) async fn open_at(plan: &FilePlan, mark: Mark) -> Result<Self, SourceError> {
         let (taken, noted) = (bytes::Taken::default(), Noted::default());
-        let bytes = bytes::open(&plan.file, &taken, &noted).await?;
-        Self::new(plan, bytes, (taken, noted), BATCH_ROWS)
+        let bytes = bytes::open_at(&plan.file, mark.byte, &taken).await?;
+        let mut decoded = Self::new(plan, bytes, (taken, noted), BATCH_ROWS)?;
+        if plan.file.format.has_cells() {
+            let csv = Csv::from_row(&plan.schema, plan.read.clone(), plan.file.cells(), BATCH_ROWS);
+            decoded.decoder = Box::new(csv.map_err(|e| SourceError::malformed(&plan.file, mark.row, e))?);
+        }
+        Ok(Self { rows: mark.row, first: mark.row, ..decoded })
+    }
+
+    /// Where the next row begins, if that is known.
+    pub(super) fn mark(&self) -> Option<Mark> {
+        // Bytes that were rewritten are not those of the file.
+        let is_known = self.rows > 0 && !self.shape.is_array() && self.decoder.held().is_empty();
+        self.origin.filter(|_| is_known).map(|before| Mark { row: self.rows, byte: before + self.decoded })
     }
 
     /// Reads `bytes` in batches of at most `batch_rows` rows.
@@ -137,6 +162,9 @@ impl Decoded {
             pending: 0,
             left: 0,
             asked: false,
+            origin: None,
+            decoded: 0,
+            shape: Shape::default(),
         })
     }
 
@@ -205,6 +233,7 @@ impl Decoded {
             self.bytes.consume(used);
             self.left = offered - used;
             self.pending += used;
+            self.decoded += used as u64;
             if self.decoder.is_full(used, offered) {
                 self.pending = 0;
                 match self.decoder.flush() {
@@ -232,6 +261,7 @@ impl Decoded {
         let rest = mem::replace(&mut self.bytes, Box::new(tokio::io::empty()));
         self.bytes = Box::new(Cursor::new(kept).chain(rest));
         (self.decoder, self.first, self.restarts, self.pending) = (decoder, self.rows, false, 0);
+        self.origin = None;
         true
     }
 

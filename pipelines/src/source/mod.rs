@@ -65,6 +65,15 @@ pub(crate) use self::{
     decode::Decode, format::of_name, json::Json, json_array::Items, json_array::Shape, list::MANIFEST, mapped::Rewrite,
 };
 
+/// Where a row begins in a file that is not compressed, so that it can be read without the rows before it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
+pub struct Mark {
+    /// The row within its file, from 0.
+    pub row: u64,
+    /// Bytes before it.
+    pub byte: u64,
+}
+
 /// A row of the input: rows are counted from 0 within their file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Default, serde::Serialize, serde::Deserialize)]
 pub struct Position {

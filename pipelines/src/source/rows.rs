@@ -10,7 +10,7 @@ use arrow::{
 };
 
 use super::{
-    Format, Plan, Position, SourceError,
+    Format, Mark, Plan, Position, SourceError,
     decode::Decoded,
     lossless, parquet,
     plan::{FilePlan, Kept},
@@ -71,6 +71,8 @@ pub struct Rows {
     /// Rows to skip before it, as a reader starts at the beginning of a file.
     skip: u64,
     reader: Option<Reader>,
+    /// Where a row of the first file begins that is not after `next`.
+    mark: Option<Mark>,
     /// Why the next row cannot be read; the rows before it have been returned.
     failed: Option<SourceError>,
 }
@@ -84,7 +86,21 @@ impl std::fmt::Debug for Rows {
 impl Rows {
     /// Starts at `from`, which may be the end of a file.
     pub fn new(plan: Arc<Plan>, from: Position) -> Self {
-        Self { plan, next: from, skip: 0, reader: None, failed: None }
+        Self::from_mark(plan, from, None)
+    }
+
+    /// The same, where it is known where a row of the file of `from` begins, which is `from` or before it.
+    pub(crate) fn from_mark(plan: Arc<Plan>, from: Position, mark: Option<Mark>) -> Self {
+        let mark = mark.filter(|mark| mark.row <= from.row);
+        Self { plan, next: from, skip: 0, reader: None, mark, failed: None }
+    }
+
+    /// Where the next row begins, if that is known.
+    pub(crate) fn mark(&self) -> Option<Mark> {
+        match &self.reader {
+            Some(Reader::Decoded(reader)) => reader.mark().filter(|mark| mark.row == self.next.row),
+            _ => None,
+        }
     }
 
     /// The next row; past the last one at the end.
@@ -195,7 +211,7 @@ impl Rows {
         let reader = match &mut self.reader {
             Some(reader) => reader,
             None => {
-                let (reader, skip) = open(plan, self.next.row).await?;
+                let (reader, skip) = open(plan, self.next.row, self.mark.take()).await?;
                 self.skip = skip;
                 self.reader.insert(reader)
             }
@@ -217,7 +233,7 @@ impl Rows {
 }
 
 /// Opens a file to read from `row`; returns also how many rows of the reader must be skipped.
-async fn open(plan: &FilePlan, row: u64) -> Result<(Reader, u64), SourceError> {
+async fn open(plan: &FilePlan, row: u64, mark: Option<Mark>) -> Result<(Reader, u64), SourceError> {
     if plan.file.location.is_none() && row > 0 && plan.file.format != Format::Parquet {
         return Err(SourceError::malformed(&plan.file, row, "standard input cannot be read again from here"));
     }
@@ -225,8 +241,11 @@ async fn open(plan: &FilePlan, row: u64) -> Result<(Reader, u64), SourceError> {
         let rows = parquet::Rows::open(&plan.file, &plan.read, row).await?;
         return Ok((Reader::Parquet(Box::new(rows)), 0));
     }
-    let decoded = Decoded::open(plan).await?;
-    Ok((Reader::Decoded(Box::new(decoded)), row))
+    let (decoded, before) = match mark {
+        Some(mark) => (Decoded::open_at(plan, mark).await?, mark.row),
+        None => (Decoded::open(plan).await?, 0),
+    };
+    Ok((Reader::Decoded(Box::new(decoded)), row - before))
 }
 
 fn shape(plan: &Plan, file: &FilePlan, start: Position, batch: &RecordBatch) -> Result<Slice, ArrowError> {

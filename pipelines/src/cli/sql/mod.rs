@@ -86,7 +86,7 @@ pub(super) struct SqlArgs {
 
     /// Run queries on workers: HOST:PORT,HOST:PORT, dns:NAME:PORT, or a file with a HOST:PORT per line [default: in this process]
     ///
-    /// They read the tables, which they must reach by the same paths and URLs. This process writes the results.
+    /// They read the tables, and write the files of COPY and INSERT, by the same paths and URLs as this process.
     #[cfg(feature = "cluster")]
     #[arg(long, value_name = "WORKERS")]
     cluster: Option<Workers>,
