@@ -2,7 +2,7 @@
 SHELL := bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help libtorch demo stream-demo test services torture lint readme bench books gpu install
+.PHONY: help libtorch demo stream-demo test services torture torture-cluster lint readme bench books gpu install
 
 # `make install` writes bin/elmo and lib/elmo to this folder.
 PREFIX ?= $(HOME)/.local
@@ -35,6 +35,10 @@ services: libtorch ## run the tests that need a Kafka broker, an S3 server, an A
 torture: libtorch ## kill streams and their broker hundreds of times and count the messages (25 minutes; scripts/torture)
 	@echo "==> torture: fetches and starts Kafka; prints a table at the end, and a seed that repeats the run"
 	@scripts/torture
+
+torture-cluster: libtorch ## kill and stop workers of a cluster 50 times and compare what they wrote (15 minutes; scripts/torture-cluster)
+	@echo "==> torture-cluster: prints what happened in each run, and a seed that repeats it"
+	@scripts/torture-cluster
 
 lint: libtorch ## check formatting, clippy, documentation, spelling, licences and the rules of ARCHITECTURE.md
 	@echo "==> lint: runs all checks, also after a failure"

@@ -15,9 +15,10 @@ mod terminal;
 
 #[path = "cli/cluster.rs"]
 mod cluster;
-#[cfg(feature = "cluster")]
 #[path = "cli/cluster_copy.rs"]
 mod cluster_copy;
+#[path = "cli/cluster_torture.rs"]
+mod cluster_torture;
 #[path = "cli/errors.rs"]
 mod errors;
 #[path = "cli/fit_mix.rs"]

@@ -104,6 +104,21 @@ fn one_file(place: &Place, cluster: &Cluster) {
     let own = "COPY (SELECT column1 AS id, elmo_embed(column2) AS v FROM (VALUES (1, 'a'), (2, 'b'))) TO 'own.parquet'";
     assert!(!cluster.sql(place, &all(&[&format!("EXPLAIN {own}")])).out.contains("PublishExec"));
     assert_eq!(cluster.sql(place, &all(&[own])).out, "count\n2\n");
+    // Names that URLs encode; a result that the client writes itself.
+    let named = "COPY (SELECT id, elmo_embed(text) AS v FROM 'many/') TO 'données #1.parquet'";
+    assert_eq!(cluster.sql(place, &all(&[named])).out, "count\n2100\n");
+    assert_eq!(sql(place, &all(&["SELECT count(*) FROM 'données #1.parquet'"])).out, "count(*)\n2100\n");
+    let query = ["--format", "parquet", "-c", "SELECT id, elmo_embed(text) AS v FROM 'many/' LIMIT 3"];
+    let mut command = place.elmo();
+    command.args(["sql", "-q", "--model", "tiny", "--cluster", &cluster.list]).args(query);
+    let result = command.output().unwrap();
+    assert!(result.status.success() && result.stdout.starts_with(b"PAR1"), "{result:?}");
+    // The memory limit is that of the client.
+    let limited = format!(
+        "COPY (SELECT CAST(text AS VARCHAR) AS t, elmo_embed(text) AS v FROM 'many/' ORDER BY t) TO 'limited.parquet'"
+    );
+    let limited = cluster.sql(place, &[&["--memory-limit", "1GB"], &all(&[&limited])[..]].concat());
+    assert_eq!(limited.out, "count\n2100\n", "{}", limited.err);
     // A link stays, and the file that it names is replaced.
     std::os::unix::fs::symlink("one.parquet", place.path("link.parquet")).unwrap();
     let linked = "COPY (SELECT id, elmo_embed(text) AS v FROM 'many/' WHERE id < 3) TO 'link.parquet'";
@@ -142,9 +157,9 @@ fn errors(place: &Place, cluster: &Cluster) {
     let failed = |copy: &str, expected: &str| {
         let failed: Ended = cluster.sql(place, &all(&[copy]));
         let here = sql(place, &all(&[copy]));
-        // Names of files are random.
+        // Names of files are random, and what is wrong with a disk is wrong with that of a worker.
         let plain = |err: &str| match err.split_once("\u{2026}/") {
-            Some((before, name)) => format!("{before}{}", &name[16..]),
+            Some((before, name)) => format!("{}{}", &before[before.find("write").unwrap()..], &name[16..]),
             None => err.to_owned(),
         };
         assert_eq!((failed.code, &failed.out, plain(&failed.err)), (here.code, &here.out, plain(&here.err)));

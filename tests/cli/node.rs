@@ -65,7 +65,7 @@ impl Node {
     }
 
     pub(crate) fn signal(&self, signal: &str) {
-        Command::new("kill").args([signal, &self.child.id().to_string()]).status().unwrap();
+        Command::new("kill").args([signal, &self.child.id().to_string()]).stderr(Stdio::null()).status().unwrap();
     }
 }
 

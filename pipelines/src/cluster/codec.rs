@@ -21,7 +21,7 @@ use super::{
     stage_exec::StageExec,
 };
 use crate::{
-    sql::{InOrderExec, SinkOptions, SinkSettings, StageFilesExec},
+    sql::{InOrderExec, OnWorker, SinkOptions, SinkSettings, StageFilesExec},
     stores::Stores,
 };
 
@@ -82,7 +82,9 @@ impl PhysicalExtensionCodec for OperatorCodec {
             Node::Scan(restored) => Arc::new(ScanExec::received(&input, restored)?),
             Node::InOrder => Arc::new(InOrderExec::new(input)),
             Node::StageFiles { settings, options, ends } => {
-                Arc::new(StageFilesExec::new(options.restored(&input)?, settings, ends, self.stores.clone()))
+                let worker = self.stores.clone().zip(self.live.clone());
+                let worker = worker.map(|(stores, live)| OnWorker { stores, tasks: Arc::new(live) });
+                Arc::new(StageFilesExec::new(options.restored(&input)?, settings, ends, worker))
             }
         })
     }

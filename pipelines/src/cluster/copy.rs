@@ -53,13 +53,17 @@ impl Cutter<'_> {
             && input.fetch().is_none()
             && let [below] = input.children()[..]
             && let Part::Split(split) = self.part(below, false)?
-            && self.is_worth_sending(below)
+            && self.is_worth_writing(below)
         {
             let gathered = replace_children_if_necessary(Arc::clone(input), vec![split.sent])?;
             return self.published(writes, plan, gathered, split.tasks);
         }
-        let gathered = match self.part(input, false)? {
-            Part::Split(split) if self.is_worth_sending(input) => Some(split.sent),
+        // What is below is sent also if only the sink makes it worth it.
+        self.writing.set(true);
+        let part = self.part(input, false);
+        self.writing.set(false);
+        let gathered = match part? {
+            Part::Split(split) if self.is_worth_writing(input) => Some(split.sent),
             Part::Split(_) => None,
             Part::Whole(whole) => on_one_worker(&whole)?,
         };
@@ -75,12 +79,12 @@ impl Cutter<'_> {
         let files = Arc::new(StageFilesExec::new(sink, writes.settings.clone(), self.analyse, None));
         let stage: Plan = Arc::new(StageExec::new(files, Arc::clone(&self.changed)));
         // Decoded boundaries have fewer properties than what they replace.
+        if is_too_deep(&stage) {
+            return Ok(None);
+        }
         let is_sane = SanityCheckPlan::new().optimize(Arc::clone(&stage), &ConfigOptions::new());
         if let Err(reason) = is_sane.map(drop).and_then(|()| self.check(&stage)) {
             tracing::debug!(%reason, "the client writes the files");
-            return Ok(None);
-        }
-        if is_too_deep(&stage) {
             return Ok(None);
         }
         let boundary = Arc::new(NetworkCoalesceExec::try_new(stage, tasks, 1)?);

@@ -10,7 +10,7 @@
 //! compressed files and CSV files with line breaks in cells, and runs operators in every task that must run once, such as a
 //! sort above a scan of one partition. What may be split is an allow-list here.
 
-use std::sync::Arc;
+use std::{cell::Cell, sync::Arc};
 
 use datafusion::{
     common::{
@@ -82,6 +82,8 @@ pub(super) struct Cutter<'a> {
     pub(super) plain_windows: bool,
     /// What the statement writes, if it does.
     pub(super) writes: Option<Arc<Writes>>,
+    /// Whether the rows are for a sink on a worker.
+    pub(super) writing: Cell<bool>,
 }
 
 /// A subplan.
@@ -122,7 +124,7 @@ impl Cutter<'_> {
         if let Some(copy) = self.copy(plan)? {
             return Ok(Part::Whole(copy));
         }
-        if let Some(embedded) = embedded_before_merge(plan)? {
+        if !limited && let Some(embedded) = embedded_before_merge(plan)? {
             return self.part(&embedded, limited);
         }
         if let Some(split) = self.leaf(plan)? {
@@ -131,16 +133,16 @@ impl Cutter<'_> {
         if let Some(split) = self.shuffled(plan)? {
             return Ok(Part::Split(split));
         }
+        let limited = limits_input(plan, limited);
+        let mut parts: Vec<Part> =
+            plan.children().into_iter().map(|input| self.part(input, limited)).collect::<Result<_>>()?;
         if deals_in_turn(plan)
-            && let [input] = plan.children()[..]
-            && let Part::Split(split) = self.part(input, limited)?
+            && let [Part::Split(_)] = &parts[..]
+            && let Some(Part::Split(split)) = parts.pop()
         {
             // Dealing batches to more partitions would gather them first. The tasks compute at the same time as it is.
             return Ok(Part::Split(Split { original: Arc::clone(plan), ..split }));
         }
-        let limited = limits_input(plan, limited);
-        let mut parts: Vec<Part> =
-            plan.children().into_iter().map(|input| self.part(input, limited)).collect::<Result<_>>()?;
         if let Some(tasks) = common_tasks(&parts)
             && self.is_local(plan)
             && is_serialisable(plan)
@@ -256,7 +258,8 @@ impl Cutter<'_> {
 
     /// Stages below an operator that gathers their rows.
     pub(super) fn on_workers(&self, gathered: Plan) -> ClusterExec {
-        ClusterExec::new(gathered, Arc::clone(&self.members), self.analyse).watched(&self.peers, true)
+        let embeds = contains_calls(&gathered);
+        ClusterExec::new(gathered, Arc::clone(&self.members), self.analyse).watched(&self.peers, embeds)
     }
 
     /// # Errors
@@ -277,8 +280,14 @@ impl Cutter<'_> {
         }
     }
 
-    pub(super) fn is_worth_sending(&self, plan: &Plan) -> bool {
-        contains_calls(plan) || ((reduces(plan) || self.writes.is_some()) && bytes(plan) > MIN_SPLIT_BYTES as u64)
+    fn is_worth_sending(&self, plan: &Plan) -> bool {
+        let is_large = || bytes(plan) > MIN_SPLIT_BYTES as u64;
+        contains_calls(plan) || ((reduces(plan) || self.writing.get()) && is_large())
+    }
+
+    /// Whether a sink should be where these rows are.
+    pub(super) fn is_worth_writing(&self, plan: &Plan) -> bool {
+        contains_calls(plan) || bytes(plan) > MIN_SPLIT_BYTES as u64
     }
 
     /// The rows of a split subplan from the workers. `None` if it should stay in the client.

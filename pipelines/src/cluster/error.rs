@@ -53,6 +53,20 @@ pub enum ClusterError {
     },
 }
 
+impl ClusterError {
+    /// The error of a worker, which it names if it is about its disk or its stores.
+    pub(super) fn at(self, worker: &str) -> Self {
+        const WORKER: &str = "the worker at ";
+        match self {
+            // One that has got it from another worker need not be named.
+            Self::Failed { message, exit: Exit::Storage, help } if !message.starts_with(WORKER) => {
+                Self::Failed { message: format!("{WORKER}{worker}: {message}"), exit: Exit::Storage, help }
+            }
+            other => other,
+        }
+    }
+}
+
 impl Fault for ClusterError {
     fn exit(&self) -> Exit {
         match self {
@@ -118,7 +132,7 @@ pub(super) fn named(worker: &str, error: DataFusionError) -> DataFusionError {
         }
     }
     match envelope::decode(&error.to_string()) {
-        Some(failed) => failed.into(),
+        Some(failed) => failed.at(worker).into(),
         None => error,
     }
 }

@@ -14,7 +14,10 @@ use datafusion::physical_plan::ExecutionPlan;
 use serde::{Deserialize, Serialize};
 
 use super::service::Greeting;
-use crate::{report::Snapshot, sql::embedding_progress};
+use crate::{
+    report::Snapshot,
+    sql::{Tasks, embedding_progress},
+};
 
 /// Counts tasks under way, and knows whether the worker is about to end.
 #[derive(Debug)]
@@ -152,6 +155,12 @@ impl Drop for Running {
         query.running.retain(|plan| !is_this(plan));
         query.ended += embedded;
         query.ended_at = query.running.is_empty().then(Instant::now);
+    }
+}
+
+impl Tasks for Arc<Live> {
+    fn begin(&self) -> Box<dyn Send + Sync> {
+        Box::new(self.task())
     }
 }
 

@@ -1,6 +1,6 @@
 //! The query planner of a client: plans as a single process does, then [cuts](super::cut) the plan.
 
-use std::{fmt, sync::Arc};
+use std::{cell::Cell, fmt, sync::Arc};
 
 use async_trait::async_trait;
 use datafusion::{
@@ -157,6 +157,7 @@ impl QueryPlanner for ClusterPlanner {
             can_send_scans: !reads_json_arrays(logical)?,
             analyse: plan.is::<AnalyzeExec>(),
             plain_windows: windows_are_plain(logical)?,
+            writing: Cell::new(false),
             writes: writes(&plan).then(|| state.config().get_extension()).flatten(),
         };
         cutter.cut(&plan, state.config_options())

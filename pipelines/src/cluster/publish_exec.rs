@@ -26,7 +26,7 @@ use uuid::Uuid;
 use super::cluster_exec::{ClusterExec, Rows, lost_worker, without};
 use crate::{
     operator::operator,
-    sql::{PUBLISH_EXEC, Record, StageFilesExec, StagedFiles, UnnamedFiles},
+    sql::{PUBLISH_EXEC, Publishing, Record, StageFilesExec, StagedFiles, UnnamedFiles},
     stores::Stores,
 };
 
@@ -77,7 +77,8 @@ impl ExecutionPlan for PublishExec {
     }
 
     fn execute(&self, _: usize, context: Arc<TaskContext>) -> Result<SendableRecordBatchStream> {
-        let Some(files) = context.session_config().get_extension::<StagedFiles>() else {
+        let files = context.session_config().get_extension::<Publishing>().and_then(|files| files.0.upgrade());
+        let Some(files) = files else {
             return internal_err!("the files of workers are published by nobody");
         };
         let (input, stores) = (Arc::clone(&self.input), self.stores.clone());

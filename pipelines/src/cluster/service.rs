@@ -305,12 +305,7 @@ fn answered<T: DeserializeOwned>(url: &Url, frame: &Frame) -> Result<Option<T>, 
     let answer: Answer<T> = frame.read().map_err(|status| of_status(&name_of(url), &status))?;
     let failed = |text: String| match envelope::decode(&text) {
         // Such as a disk that is full there.
-        Some(ClusterError::Failed { message, exit: Exit::Storage, help }) => ClusterError::Failed {
-            message: format!("the worker at {}: {message}", name_of(url)),
-            exit: Exit::Storage,
-            help,
-        },
-        Some(error) => error,
+        Some(error) => error.at(&name_of(url)),
         None => ClusterError::Failed { message: text, exit: Exit::Failed, help: None },
     };
     answer.transpose().map_err(failed)

@@ -33,7 +33,7 @@ use super::{
 };
 use crate::{
     operator::{copied, operator},
-    sql::to_sql_error,
+    sql::{STAGE_EXEC, to_sql_error},
 };
 
 type Plan = Arc<dyn ExecutionPlan>;
@@ -101,12 +101,12 @@ impl StageExec {
 
 impl DisplayAs for StageExec {
     fn fmt_as(&self, _: DisplayFormatType, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("StageExec")
+        f.write_str(STAGE_EXEC)
     }
 }
 
 impl ExecutionPlan for StageExec {
-    operator!("StageExec", inputs: [input]);
+    operator!(STAGE_EXEC, inputs: [input]);
 
     fn maintains_input_order(&self) -> Vec<bool> {
         vec![true]

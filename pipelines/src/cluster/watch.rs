@@ -9,9 +9,8 @@ use std::{
     time::{Duration, Instant},
 };
 
-use arrow::array::RecordBatch;
 use datafusion::{
-    common::{DataFusionError, Result, runtime::SpawnedTask},
+    common::{DataFusionError, runtime::SpawnedTask},
     physical_plan::metrics::{ExecutionPlanMetricsSet, Gauge, MetricBuilder},
 };
 use futures::{StreamExt, future::join_all, stream};
@@ -81,18 +80,26 @@ impl Watching {
     pub(super) fn over(self, rows: Rows) -> Rows {
         let (peers, query, used) = (Arc::clone(&self.watch.peers), self.query, self.workers());
         let (last, lost) = (self.watch.clone(), SpawnedTask::spawn(self.lost()));
-        let next = |(mut rows, mut lost): (Rows, SpawnedTask<ClusterError>)| async move {
+        let next = |(mut rows, mut lost): (Rows, Option<SpawnedTask<ClusterError>>)| async move {
+            let ended = async {
+                match &mut lost {
+                    Some(lost) => lost.await,
+                    None => std::future::pending().await,
+                }
+            };
             tokio::select! {
                 biased;
                 row = rows.next() => Some((row?, (rows, lost))),
-                // An error of the task says that the runtime is shutting down.
-                Ok(error) = &mut lost => {
-                    let error: Result<RecordBatch> = Err(DataFusionError::External(Box::new(Error::from(error))));
-                    Some((error, (stream::empty().boxed(), lost)))
+                ended = ended => {
+                    let error = ended.map_or_else(
+                        |panic| DataFusionError::ExecutionJoin(Box::new(panic)),
+                        |lost| DataFusionError::External(Box::new(Error::from(lost))),
+                    );
+                    Some((Err(error), (stream::empty().boxed(), None)))
                 }
             }
         };
-        let rows = stream::unfold((rows, lost), next);
+        let rows = stream::unfold((rows, Some(lost)), next).fuse();
         if last.counts.is_none() {
             return rows.boxed();
         }
@@ -111,20 +118,20 @@ impl Watching {
         loop {
             tokio::time::sleep(INTERVAL).await;
             let used: Vec<Url> = self.used.lock().unwrap_or_else(PoisonError::into_inner).iter().cloned().collect();
-            let ask = async |url: Url| {
-                let answer = timeout(ANSWER, progress(&self.watch.peers, &url, self.query)).await;
-                (url, answer.ok().and_then(std::result::Result::ok))
-            };
+            let ask =
+                async |url: Url| (url.clone(), timeout(ANSWER, progress(&self.watch.peers, &url, self.query)).await);
             for (url, answer) in join_all(used.into_iter().map(ask)).await {
                 let now = Instant::now();
                 let known = answered.entry(url.clone()).or_insert((now, Embedded::default()));
                 match answer {
-                    Some(embedded) => *known = (now, embedded),
-                    None if now - known.0 > SILENCE => {
+                    Ok(Ok(embedded)) => *known = (now, embedded),
+                    // One that is gone may have done its part; if not, whoever reads from it notices.
+                    Ok(Err(_)) => known.0 = now,
+                    Err(_) if now - known.0 > SILENCE => {
                         let reason = "it has said nothing for a minute".to_owned();
                         return ClusterError::Lost { worker: name_of(&url), reason };
                     }
-                    None => {}
+                    Err(_) => {}
                 }
             }
             self.watch.show(sum(answered.values().map(|(_, embedded)| *embedded)));

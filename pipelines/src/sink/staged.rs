@@ -8,6 +8,7 @@
 //!
 //! So a writer that is slow, or that stood still and wakes up, can publish nothing.
 
+use object_store::path::PathPart;
 use serde::{Deserialize, Serialize};
 
 use super::{
@@ -17,6 +18,8 @@ use super::{
     upload::{Buffering, State, Upload, abort},
 };
 use crate::stores::{Location, StoreError, UploadId, local::hidden_name};
+#[cfg(feature = "cluster")]
+use crate::stores::{RETRY_FOR, uploads};
 
 /// A complete file without its name.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -88,23 +91,67 @@ impl Staged {
     }
 
     /// As [`Staged::discard`], of a file that is complete or was published: need not look for what is left of an unfinished one.
+    ///
+    /// # Errors
+    /// If it cannot be deleted.
     #[cfg(feature = "cluster")]
-    pub(crate) async fn discard_complete(self, location: &Location) {
-        match self.hidden(location).and_then(|hidden| hidden.local_path()) {
-            Some(hidden) => {
-                if let Err(error) = std::fs::remove_file(&hidden)
-                    && error.kind() != std::io::ErrorKind::NotFound
-                {
-                    tracing::warn!(file = %hidden.display(), %error, "an unfinished file could not be deleted");
-                }
+    pub(crate) async fn discard_complete(self, location: &Location) -> Result<(), StoreError> {
+        let Some(hidden) = self.hidden(location).and_then(|hidden| hidden.local_path()) else {
+            return self.try_discard(location).await;
+        };
+        match std::fs::remove_file(&hidden) {
+            Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
+                Err(StoreError::local("delete", &hidden, error))
             }
-            None => self.discard(location).await,
+            _ => Ok(()),
+        }
+    }
+
+    /// Publishes the file as `location`, which no other process writes. It is durable when this returns.
+    ///
+    /// # Errors
+    /// When the store fails. Then the file is discarded.
+    #[cfg(feature = "cluster")]
+    pub(crate) async fn publish_unfenced(self, location: &Location) -> Result<(), SinkError> {
+        match self {
+            Self::Upload { id, chunks } => {
+                let (mut upload, handle) =
+                    uploads::received(location, id, chunks).ok_or_else(|| no_uploads(location))?;
+                if let Some(handle) = handle {
+                    handle.complete_within(RETRY_FOR);
+                }
+                if let Err(error) = upload.complete().await {
+                    // The error that led here is the one to report.
+                    let _ = upload.abort().await;
+                    return Err(failed(location, error));
+                }
+                Ok(())
+            }
+            Self::Local { name } => {
+                let location = location.clone();
+                let renamed = tokio::task::spawn_blocking(move || {
+                    rename(&location, &name).inspect_err(|_| drop(remove(&location, &name)))
+                });
+                renamed.await.unwrap_or_else(|error| {
+                    Err(SinkError::Encode { file: "a file".to_owned(), reason: error.to_string() })
+                })
+            }
         }
     }
 
     /// Deletes the file. If that fails, it stays hidden, or its chunks stay in the store.
     pub async fn discard(self, location: &Location) {
-        let discarded = match self {
+        if let Err(error) = self.try_discard(location).await {
+            tracing::warn!(file = %location, %error, "an unfinished file could not be deleted");
+        }
+    }
+
+    /// The same for who does not want its address in the log.
+    ///
+    /// # Errors
+    /// If it cannot be deleted.
+    pub(crate) async fn try_discard(self, location: &Location) -> Result<(), StoreError> {
+        match self {
             // Without an id, this would abort all uploads of the file, also that of the next attempt. The store deletes chunks that
             // are not used.
             Self::Upload { id, .. } if !id.is_unique() => Ok(()),
@@ -112,9 +159,6 @@ impl Staged {
             Self::Local { name } if location.local_path().is_some() => remove(location, &name),
             // No upload has begun.
             Self::Local { .. } => Ok(()),
-        };
-        if let Err(error) = discarded {
-            tracing::warn!(file = %location, %error, "an unfinished file could not be deleted");
         }
     }
 }
@@ -177,7 +221,9 @@ fn hidden(location: &Location) -> Result<Staged, SinkError> {
 fn sibling(location: &Location, name: &str) -> Location {
     let mut parts: Vec<_> = location.path.parts().collect();
     parts.pop();
-    location.at(parts.into_iter().chain([name.into()]).collect())
+    // As it is on disk. A name that no path can have was made by nobody.
+    let name = PathPart::parse(name).unwrap_or_else(|_| name.into());
+    location.at(parts.into_iter().chain([name]).collect())
 }
 
 /// Deletes a hidden file, also one that is not complete.
@@ -213,8 +259,8 @@ fn rename(location: &Location, name: &str) -> Result<(), SinkError> {
     std::fs::rename(&from, &to).map_err(|e| match e.kind() {
         std::io::ErrorKind::NotFound => SinkError::Encode {
             file: location.to_string(),
-            reason: "the process that wrote it has another disk at this path; use a disk that all processes share, or a URL of \
-                     an object store"
+            reason: "it is not there: the process that wrote it has another disk at this path, or was cut off and has deleted it; \
+                     use a disk that all processes share, or a URL of an object store"
                 .to_owned(),
         },
         _ => StoreError::local("rename", &from, e).into(),

@@ -25,8 +25,6 @@ use datafusion::{
 };
 use futures::{Stream, StreamExt, TryStreamExt};
 
-#[cfg(feature = "cluster")]
-use super::stage_files_exec::{SinkSettings, Writes};
 use super::{
     commit::{CommitState, StagedFiles},
     copy::Target,
@@ -34,6 +32,11 @@ use super::{
     output_folder::{Existing, OutputFolder},
     staging::staging_context,
     text_format::TextFormat,
+};
+#[cfg(feature = "cluster")]
+use super::{
+    stage_files_exec::{SinkSettings, Writes},
+    staging::publishing_context,
 };
 use crate::stores::{Location, Stores};
 
@@ -147,7 +150,13 @@ impl Output {
     #[cfg(feature = "cluster")]
     pub(super) fn writes(&self, stores: &Stores) -> Writes {
         let has_tabs = self.target.as_ref().is_some_and(|target| target.has_tabs);
-        let settings = SinkSettings { has_tabs, partition_columns: self.partition_columns.clone(), attempt: 0 };
+        let local =
+            self.target.as_ref().filter(|target| target.folder.is_some()).and_then(|target| target.local.clone());
+        let folder = local.map(|folder| {
+            let is_new = !folder.exists();
+            (folder, is_new)
+        });
+        let settings = SinkSettings { has_tabs, partition_columns: self.partition_columns.clone(), attempt: 0, folder };
         Writes { settings, stores: stores.clone() }
     }
 
@@ -246,8 +255,14 @@ impl ExecutionPlan for AtomicWriteExec {
                 Box::pin(RecordBatchStreamAdapter::new(schema, rows))
             }
             Side::Sink(no_rows) => {
-                let context = staging_context(&context, &files);
-                let results = catch_panics(self.input.execute(partition, Arc::clone(&context))?);
+                let staging = staging_context(&context, &files);
+                let own = match self.input.name() {
+                    #[cfg(feature = "cluster")]
+                    PUBLISH_EXEC => publishing_context(&context, &files),
+                    _ => Arc::clone(&staging),
+                };
+                let results = catch_panics(self.input.execute(partition, own)?);
+                let context = staging;
                 let no_rows = no_rows.clone().map(|plan| (plan, context));
                 let results = results.then(move |result| {
                     let (files, no_rows) = (Arc::clone(&files), no_rows.clone());

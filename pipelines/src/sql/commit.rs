@@ -39,8 +39,8 @@ use crate::{
 };
 #[cfg(feature = "cluster")]
 use crate::{
-    sink::{Fence, SinkError, Staged},
-    stores::{Location, RETRY_FOR, Stores, UploadId},
+    sink::{SinkError, Staged},
+    stores::{Location, Stores},
 };
 
 /// Files published concurrently.
@@ -103,8 +103,8 @@ impl StagedFiles {
         let Some(complete) = files.take_complete() else {
             return exec_err!("a worker has not completed a file that it has begun");
         };
-        for file in complete {
-            let location = file.location(stores)?;
+        let located = complete.into_iter().map(|file| Ok((file.location(stores)?, file)));
+        for (location, file) in located.collect::<PlanResult<Vec<_>>>()? {
             let (shown, store, path) =
                 (self.shown(&file.origin, &location.path), Arc::clone(&location.store), location.path.clone());
             let file = WorkerFile { location, staged: Some(file.staged), files: Arc::downgrade(self) };
@@ -119,7 +119,7 @@ impl StagedFiles {
     pub(crate) fn discard(&self, stores: &Stores, mut files: UnnamedFiles) {
         let Ok(runtime) = Handle::try_current() else { return };
         let stores = stores.clone();
-        lock(&self.aborts).push(runtime.spawn(async move { files.discard(&stores).await }));
+        lock(&self.aborts).push(runtime.spawn(async move { files.discard(&stores, None).await }));
     }
 
     /// Deletes the hidden files of an attempt that has failed, also of those that a worker has begun without telling of them.
@@ -404,12 +404,16 @@ impl Shown {
 
     /// A file that cannot be published.
     #[cfg(feature = "cluster")]
-    fn publish_error(&self, error: OwnError) -> DataFusionError {
+    fn publish_error(&self, error: SinkError) -> DataFusionError {
         match self.columns.is_empty() {
-            true => external(error),
+            true => external(OwnError::from(error)),
             // The message of the error shows the path.
             false => {
-                let message = format!("write {}: the store rejected it", self.address);
+                let (reason, error) = match error {
+                    SinkError::Encode { ref reason, .. } => (reason.clone(), OwnError::from(error)),
+                    error => ("the store rejected it".to_owned(), OwnError::from(error)),
+                };
+                let message = format!("write {}: {reason}", self.address);
                 external(OwnError::from(SqlError { message, exit: error.exit(), help: error.help() }))
             }
         }
@@ -501,9 +505,9 @@ pub(super) struct WorkerFile {
 
 #[cfg(feature = "cluster")]
 impl WorkerFile {
-    async fn publish(mut self) -> Result<(), OwnError> {
+    async fn publish(mut self) -> Result<(), SinkError> {
         match self.staged.take() {
-            Some(staged) => Ok(staged.publish(&self.location, &Unfenced).await?),
+            Some(staged) => Ok(staged.publish_unfenced(&self.location).await?),
             None => Ok(()),
         }
     }
@@ -515,30 +519,13 @@ impl Drop for WorkerFile {
         let Some(staged) = self.staged.take() else { return };
         let Ok(runtime) = Handle::try_current() else { return };
         let location = self.location.clone();
-        let discarded = runtime.spawn(async move { staged.discard_complete(&location).await });
+        let discarded = runtime.spawn(async move {
+            if staged.discard_complete(&location).await.is_err() {
+                tracing::warn!("an unfinished file of a COPY could not be deleted");
+            }
+        });
         if let Some(files) = self.files.upgrade() {
             lock(&files.aborts).push(discarded);
         }
     }
-}
-
-/// The files of a COPY have new names, or replace others as those of a single process do.
-#[cfg(feature = "cluster")]
-struct Unfenced;
-
-#[cfg(feature = "cluster")]
-impl Fence for Unfenced {
-    type Error = SinkError;
-
-    const RETRY_FOR: Duration = RETRY_FOR;
-
-    async fn verify(&self) -> Result<(), SinkError> {
-        Ok(())
-    }
-
-    async fn renew(&self, _: Option<&UploadId>) -> Result<(), SinkError> {
-        Ok(())
-    }
-
-    async fn completed(&self, _: &UploadId) {}
 }

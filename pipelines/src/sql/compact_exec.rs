@@ -13,11 +13,7 @@ use arrow::{
     error::ArrowError,
 };
 use datafusion::{
-    common::{
-        Result, internal_err,
-        tree_node::{Transformed, TreeNode},
-        utils::memory::get_record_batch_memory_size,
-    },
+    common::{Result, internal_err, utils::memory::get_record_batch_memory_size},
     datasource::source::DataSourceExec,
     execution::{SendableRecordBatchStream, TaskContext},
     physical_plan::{
@@ -28,7 +24,7 @@ use datafusion::{
 use elmo_udfs::plan::EXEC_NAME;
 use futures::{StreamExt, TryStreamExt, stream};
 
-use super::lines::LinesExec;
+use super::{file_errors::STAGE_EXEC, lines::LinesExec};
 use crate::operator::operator;
 
 type Plan = Arc<dyn ExecutionPlan>;
@@ -46,27 +42,24 @@ const COUNTING: [&str; 8] = [
 ];
 
 /// Puts a [`CompactExec`] above every scan of a plan, and below operators that count views. `bytes` are the most that a batch
-/// should have.
+/// should have. Stages of workers stay as they are: the limit is that of this process.
 ///
 /// # Errors
-/// As [`TreeNode::transform_up`].
+/// As [`replace_children_if_necessary`].
 pub(super) fn compact(plan: Plan, bytes: usize) -> Result<Plan> {
+    if plan.name() == STAGE_EXEC {
+        return Ok(plan);
+    }
+    let inputs = plan.children().into_iter().map(|input| compact(Arc::clone(input), bytes));
+    let inputs = inputs.collect::<Result<Vec<_>>>()?;
     let compact = |input: Plan| Arc::new(CompactExec::new(input, bytes)) as Plan;
-    let compacted = plan.transform_up(|node| {
-        if node.is::<DataSourceExec>() || node.is::<LinesExec>() {
-            return Ok(Transformed::yes(compact(node)));
-        }
-        if !COUNTING.contains(&node.name()) {
-            return Ok(Transformed::no(node));
-        }
-        let inputs = node.children().into_iter().map(|input| match has_views(input) && !input.is::<CompactExec>() {
-            true => compact(Arc::clone(input)),
-            false => Arc::clone(input),
-        });
-        let inputs = inputs.collect();
-        replace_children_if_necessary(node, inputs).map(Transformed::yes)
+    let counts = COUNTING.contains(&plan.name());
+    let inputs = inputs.into_iter().map(|input| match counts && has_views(&input) && !input.is::<CompactExec>() {
+        true => compact(input),
+        false => input,
     });
-    compacted.map(|compacted| compacted.data)
+    let plan = replace_children_if_necessary(plan, inputs.collect())?;
+    Ok(if plan.is::<DataSourceExec>() || plan.is::<LinesExec>() { compact(plan) } else { plan })
 }
 
 fn has_views(plan: &Plan) -> bool {

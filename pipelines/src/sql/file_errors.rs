@@ -47,6 +47,9 @@ const CONCURRENT_READS: usize = 16;
 /// Name of the operator whose input runs on a cluster.
 pub(crate) const CLUSTER_EXEC: &str = "ClusterExec";
 
+/// Name of the operator at the top of what a worker runs.
+pub(crate) const STAGE_EXEC: &str = "StageExec";
+
 /// Wraps the file sources of a final physical plan in [`FileErrorSource`]s. Plans below a [`CLUSTER_EXEC`] stay as they
 /// are: the wrapper cannot be serialised.
 ///

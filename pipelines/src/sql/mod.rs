@@ -81,13 +81,14 @@ pub(crate) use self::{
     atomic_write::PUBLISH_EXEC,
     commit::StagedFiles,
     error::{sql_error, to_sql_error},
-    file_errors::{CLUSTER_EXEC, name_files_in_errors},
+    file_errors::{CLUSTER_EXEC, STAGE_EXEC, name_files_in_errors},
     files::StoreRegistry,
     in_order_exec::InOrderExec,
     memory_pool::SharedPool,
     run::embedding_progress,
     sink_options::{Described, SinkOptions, described},
-    stage_files_exec::{SinkSettings, StageFilesExec, Writes},
+    stage_files_exec::{OnWorker, SinkSettings, StageFilesExec, Tasks, Writes},
+    staging::Publishing,
     text_format::TextFormat,
     unnamed::{Record, UnnamedFiles},
 };
@@ -165,6 +166,15 @@ impl std::fmt::Debug for Sql {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("Sql").finish_non_exhaustive()
     }
+}
+
+/// Whose files a statement writes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Files {
+    /// Those that it names, which all processes find.
+    OfUser,
+    /// A temporary one.
+    OfThisProcess,
 }
 
 /// Number of the largest memory consumers that an out-of-memory error lists.
@@ -294,7 +304,7 @@ impl Sql {
             // The end of a line of a plan is as important as its start.
             options.width = None;
         }
-        let (plan, stream) = self.start(self.limit_to_table(frame, options)?, target).await?;
+        let (plan, stream) = self.start(self.limit_to_table(frame, options)?, target, Files::OfUser).await?;
         let printer = Printer::new(options, stream.schema(), out)?;
         let outcome = write_results(&plan, stream, printer, progress).await;
         progress.finish();
@@ -359,7 +369,7 @@ impl Sql {
         let copy = copy.and_then(LogicalPlanBuilder::build).map_err(sql_error)?;
         let copy = elmo_udfs::prepared(copy, &state.runtime_env().memory_pool).await;
         let frame = DataFrame::new(state, copy.map_err(sql_error)?);
-        let (plan, mut stream) = self.start(frame, None).await?;
+        let (plan, mut stream) = self.start(frame, None, Files::OfThisProcess).await?;
         let mut rows = 0;
         while let Some(batch) = next_batch(&plan, &mut stream, progress).await? {
             rows += written_rows(&batch);
@@ -375,12 +385,17 @@ impl Sql {
         &self,
         frame: DataFrame,
         target: Option<Target>,
+        files: Files,
     ) -> Result<(Arc<dyn ExecutionPlan>, SendableRecordBatchStream)> {
         let (mut state, logical) = frame.into_parts();
         let is_copy = target.is_some();
         let mut output = Output::of(&logical, target, &self.stores);
         #[cfg(feature = "cluster")]
-        state.config_mut().set_extension(Arc::new(output.writes(&self.stores)));
+        if files == Files::OfUser {
+            state.config_mut().set_extension(Arc::new(output.writes(&self.stores)));
+        }
+        #[cfg(not(feature = "cluster"))]
+        let _ = files;
         let planned = match self.plan(&mut state, &logical).await {
             Err(error) => Err(file_errors::name_file_of_plan_error(error, &state, &logical).await),
             planned => planned,

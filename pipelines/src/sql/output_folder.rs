@@ -190,13 +190,17 @@ impl OutputFolder {
     /// Deletes the empty local folders above some files, and the folder itself if `with_root`.
     pub(super) fn delete_empty_folders(&self, files: impl IntoIterator<Item = PathBuf>, with_root: bool) {
         let Some(root) = self.location.local_path() else { return };
-        let above = |file: PathBuf| file.ancestors().skip(1).map(PathBuf::from).collect::<Vec<_>>();
-        let folders: BTreeSet<PathBuf> = files.into_iter().flat_map(above).collect();
-        // The deepest first. Folders that still hold something cannot be removed.
-        for folder in folders.iter().rev().filter(|folder| folder.starts_with(&root) && (with_root || **folder != root))
-        {
-            let _ = std::fs::remove_dir(folder);
-        }
+        remove_empty_folders(&root, with_root, files);
+    }
+}
+
+/// Deletes the empty local folders above some files, and the folder `root` itself if `with_root`.
+pub(super) fn remove_empty_folders(root: &std::path::Path, with_root: bool, files: impl IntoIterator<Item = PathBuf>) {
+    let above = |file: PathBuf| file.ancestors().skip(1).map(PathBuf::from).collect::<Vec<_>>();
+    let folders: BTreeSet<PathBuf> = files.into_iter().flat_map(above).collect();
+    // The deepest first. Folders that still hold something cannot be removed.
+    for folder in folders.iter().rev().filter(|folder| folder.starts_with(root) && (with_root || *folder != root)) {
+        let _ = std::fs::remove_dir(folder);
     }
 }
 

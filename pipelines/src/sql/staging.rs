@@ -33,15 +33,24 @@ use super::{
 };
 use crate::operator::copied;
 
+/// A copy of a task context in whose session an operator below finds `files`, to which it adds those of other processes.
+#[cfg(feature = "cluster")]
+pub(super) fn publishing_context(context: &TaskContext, files: &Arc<StagedFiles>) -> Arc<TaskContext> {
+    // Weak: the files keep what the other processes do, which has this context.
+    let config = context.session_config().clone().with_extension(Arc::new(Publishing(Arc::downgrade(files))));
+    copied(context, config, context.runtime_env())
+}
+
+/// The files of a statement that other processes write.
+#[cfg(feature = "cluster")]
+pub(crate) struct Publishing(pub(crate) Weak<StagedFiles>);
+
 /// A copy of a task context whose stores stage writes in `files`.
-///
-/// Operators below that have files written elsewhere find `files` among the extensions of its session.
 pub(super) fn staging_context(context: &TaskContext, files: &Arc<StagedFiles>) -> Arc<TaskContext> {
     let runtime = context.runtime_env();
     let registry = StagingRegistry { inner: Arc::clone(&runtime.object_store_registry), files: Arc::clone(files) };
     let runtime = RuntimeEnv { object_store_registry: Arc::new(registry), ..runtime.as_ref().clone() };
-    let config = context.session_config().clone().with_extension(Arc::clone(files));
-    copied(context, config, Arc::new(runtime))
+    copied(context, context.session_config().clone(), Arc::new(runtime))
 }
 
 #[derive(Debug)]

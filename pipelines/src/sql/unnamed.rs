@@ -4,7 +4,11 @@
 //! and when it is complete. So no name appears unless all workers have succeeded, and a worker that wakes up too late can
 //! publish nothing; see [`Staged`].
 
-use std::{fs, io, path::Path as FilePath, sync::Arc};
+use std::{
+    fs, io,
+    path::{Path as FilePath, PathBuf},
+    sync::Arc,
+};
 
 use arrow::{
     array::{AsArray, RecordBatch, StringArray},
@@ -12,12 +16,12 @@ use arrow::{
 };
 use async_trait::async_trait;
 use datafusion::common::{DataFusionError, Result as PlanResult, plan_datafusion_err};
-use futures::future::join_all;
+use futures::{StreamExt, stream};
 use object_store::{MultipartUpload, ObjectStoreExt, PutPayload, PutResult, Result, UploadPart, path::Path};
 use serde::{Deserialize, Serialize};
 use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
 
-use super::error::external;
+use super::{error::external, output_folder::remove_empty_folders};
 use crate::{
     sink::Staged,
     stores::{
@@ -26,6 +30,9 @@ use crate::{
         uploads::{self, Handle},
     },
 };
+
+/// Files that are deleted at the same time.
+const DISCARDS: usize = 32;
 
 /// What a worker says of a COPY.
 #[derive(Debug, Clone, Serialize, Deserialize)]
@@ -204,16 +211,30 @@ impl UnnamedFiles {
         self.begun.is_empty().then(|| std::mem::take(&mut self.complete))
     }
 
-    /// Deletes all of them, as far as they have no names. If that fails, they stay hidden, or their chunks stay in the store.
-    pub(crate) async fn discard(&mut self, stores: &Stores) {
-        let (begun, complete) = (std::mem::take(&mut self.begun), std::mem::take(&mut self.complete));
-        let discard = async |file: UnnamedFile, is_complete: bool| match file.location(stores) {
-            Ok(location) if is_complete => file.staged.discard_complete(&location).await,
-            Ok(location) => file.staged.discard(&location).await,
-            Err(error) => tracing::warn!(%error, "an unfinished file could not be deleted"),
-        };
-        join_all(begun.into_iter().map(|file| discard(file, false))).await;
-        join_all(complete.into_iter().map(|file| discard(file, true))).await;
+    /// Deletes all of them, as far as they have no names, and the local folders below `folder` that they leave empty; that itself
+    /// only if it is new. If that fails, they stay hidden, or their chunks stay in the store.
+    pub(crate) async fn discard(&mut self, stores: &Stores, folder: Option<&(PathBuf, bool)>) {
+        let begun = std::mem::take(&mut self.begun).into_iter().map(|file| (file, false));
+        let complete = std::mem::take(&mut self.complete).into_iter().map(|file| (file, true));
+        let files: Vec<_> = begun.chain(complete).collect();
+        let above: Vec<PathBuf> =
+            files.iter().filter_map(|(file, _)| file.location(stores).ok()?.local_path()).collect();
+        let discarded = stream::iter(files).map(|(file, is_complete)| async move {
+            let location = file.location(stores).ok()?;
+            match is_complete {
+                true => file.staged.discard_complete(&location).await.ok(),
+                false => file.staged.try_discard(&location).await.ok(),
+            }
+        });
+        let failed =
+            discarded.buffer_unordered(DISCARDS).filter(|done| std::future::ready(done.is_none())).count().await;
+        if failed > 0 {
+            // Paths may hold values of rows.
+            tracing::warn!("unfinished files of a COPY that could not be deleted: {failed}");
+        }
+        if let Some((root, with_root)) = folder {
+            remove_empty_folders(root, *with_root, above);
+        }
     }
 }
 
