@@ -300,6 +300,17 @@ async fn cluster(stores: &Stores, bucket: &str) {
     };
     let read = "SELECT count(*) AS n, sum(v[1]) AS s FROM '@/v.parquet'";
     copy(&there);
+    // Uploads of a worker that the client completes, also of many small files.
+    for (words, folder) in [(&there[..], "there-parts"), (&here[..], "here-parts")] {
+        let parts = format!(
+            "COPY (SELECT id, elmo_embed(text)[1] AS v, CAST(id % 5 AS VARCHAR) AS p FROM '@/in/rows.jsonl') \
+             TO '@/{folder}/' STORED AS CSV PARTITIONED BY (p)"
+        );
+        assert_eq!(remote.prints(&[words, &[&parts]].concat()), format!("count\n{ROWS}\n"));
+    }
+    let rows_of =
+        |folder: &str| remote.prints(&[&here[..], &[&format!("SELECT * FROM '@/{folder}/' ORDER BY id")]].concat());
+    assert_eq!(rows_of("there-parts"), rows_of("here-parts"));
     let before = remote.prints(&[&there[..], &[read]].concat());
     copy(&here);
     assert_eq!(remote.prints(&[&there[..], &[read]].concat()), before);

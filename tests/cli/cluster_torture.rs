@@ -141,7 +141,8 @@ fn torture() {
         let copy = format!(
             "SET datafusion.execution.objectstore_writer_buffer_size = 100000; \
              SET datafusion.execution.parquet.max_row_group_size = 200; \
-             COPY (SELECT id, elmo_embed(text || '{run}') AS v FROM 'rows.jsonl') TO 'there/' STORED AS PARQUET"
+             COPY (SELECT id, elmo_embed(text || '{run}') AS v FROM 'rows.jsonl') TO 'there/' STORED AS PARQUET \
+             OPTIONS (overwrite true)"
         );
         let begin = || {
             let mut command = place.elmo();

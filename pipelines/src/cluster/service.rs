@@ -80,7 +80,7 @@ pub struct Greeting {
     pub precision: String,
     /// The addresses of the models that it has opened.
     pub models: Vec<String>,
-    /// Partitions of queries and parts of jobs under way.
+    /// Requests of queries and of jobs under way.
     pub tasks: usize,
     /// Whether it ends when these are done.
     pub stopping: bool,

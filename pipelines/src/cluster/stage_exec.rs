@@ -56,7 +56,7 @@ pub(super) struct StageExec {
     metrics: ExecutionPlanMetricsSet,
     /// The query it belongs to, while that is executed.
     query: QueryId,
-    /// On a worker: where it counts tasks under way, and is itself known.
+    /// On a worker: where it is known while it exists.
     live: Option<(Arc<Live>, Running)>,
 }
 
@@ -125,7 +125,6 @@ impl ExecutionPlan for StageExec {
         let enveloped = |error: DataFusionError| DataFusionError::Execution(envelope::encode(&to_sql_error(&error)));
         let context = with_settings(&context, &self.changed)?;
         let metrics = BaselineMetrics::new(&self.metrics, partition);
-        let task = self.live.as_ref().map(|(live, _)| live.task());
         let schema = Arc::clone(&self.schema);
         // Nothing of the stream is used after a panic.
         let begun = std::panic::catch_unwind(AssertUnwindSafe(|| self.input.execute(partition, context)));
@@ -134,10 +133,7 @@ impl ExecutionPlan for StageExec {
         let rows = rows.map(|caught| caught.unwrap_or_else(|panic| Err(panicked(panic.as_ref()))));
         let rows = rows.map(move |batch| with_schema(&batch?, &schema)).map_err(enveloped);
         let rows = rows.map_ok(|batch| stream::iter(pieces(batch).map(Ok))).try_flatten();
-        let rows = rows.inspect_ok(move |batch| {
-            let _under_way = &task;
-            metrics.record_output(batch.num_rows());
-        });
+        let rows = rows.inspect_ok(move |batch| metrics.record_output(batch.num_rows()));
         Ok(Box::pin(RecordBatchStreamAdapter::new(Arc::clone(&self.schema), rows)))
     }
 

@@ -5,12 +5,14 @@ use std::{
     fmt,
     net::{SocketAddr, TcpListener},
     num::NonZeroUsize,
+    pin::Pin,
     sync::Arc,
     task::{Context, Poll},
     time::Duration,
 };
 
 use async_trait::async_trait;
+use bytes::Bytes;
 use datafusion::{
     common::DataFusionError,
     execution::{
@@ -26,8 +28,10 @@ use datafusion_proto::physical_plan::PhysicalExtensionCodec;
 use elmo::EmbedderSettings;
 use elmo_udfs::{ElmoSession, codec::VERSION};
 use futures::{FutureExt, future::BoxFuture};
+use http_body::{Frame, SizeHint};
 use tokio::{
     runtime::{Builder, Handle, Runtime},
+    sync::oneshot,
     task::AbortHandle,
 };
 use tonic::{
@@ -42,7 +46,7 @@ use super::{
     codec::{envelope_codec, whole_codec},
     gate::Gate,
     jobs::Jobs,
-    live::Live,
+    live::{Live, Task},
     model_host::WorkerModels,
     peers::{CONNECTION_WINDOW, Credentials, PING, Peers, STREAM_WINDOW},
     service::{COLUMNS, COUNT, DESCRIBE, Greeting, Service, UNIT},
@@ -59,6 +63,8 @@ const LISTED_CONSUMERS: NonZeroUsize = NonZeroUsize::MIN.saturating_add(4);
 const IO_THREADS: usize = 2;
 /// HTTP/2 streams of a connection: one per partition that somebody reads.
 const MAX_STREAMS: u32 = 1 << 20;
+/// How long a worker that ends waits for the last bytes of its answers to be sent.
+const LAST_BYTES: Duration = Duration::from_secs(10);
 /// Interval at which a worker that is to end looks for tasks under way.
 const LOOK: Duration = Duration::from_millis(50);
 
@@ -192,13 +198,20 @@ impl Worker {
         let listener = tokio::net::TcpListener::from_std(self.listener.try_clone().map_err(|e| failed(e.to_string()))?);
         drop(entered);
         let incoming = TcpIncoming::from(listener.map_err(|e| failed(e.to_string()))?).with_nodelay(Some(true));
-        let serving = self.io.spawn(server.serve_with_incoming(incoming));
+        let (end, ended) = oneshot::channel::<()>();
+        // An error says that the sender was dropped.
+        let ended = async move { drop(ended.await) };
+        let mut serving = self.io.spawn(server.serve_with_incoming_shutdown(incoming, ended));
         let aborted = Aborted(serving.abort_handle());
         tokio::select! {
-            served = serving => {
+            served = &mut serving => {
                 served.map_err(|e| failed(e.to_string()))?.map_err(|e| failed(e.to_string()))?;
             }
-            () = self.stopped(stop) => {}
+            () = self.stopped(stop) => {
+                // What was given to a connection may not have been sent yet.
+                drop(end);
+                let _ = tokio::time::timeout(LAST_BYTES, serving).await;
+            }
         }
         drop(aborted);
         // Waiting for its threads would block this one.
@@ -278,6 +291,32 @@ impl<S> tower::Layer<S> for OnCompute {
 /// The requests that give a worker a task. Those that read the rows of a task are served to the end.
 const NEW_TASKS: [&str; 5] = ["/worker.WorkerService/CoordinatorChannel", DESCRIBE, COLUMNS, COUNT, UNIT];
 
+/// The service that queries use.
+const QUERIES: &str = "/worker.WorkerService/";
+
+/// The answer to a request of a query, which is a task of the worker until it was sent to its end.
+struct Counted {
+    body: Body,
+    _task: Task,
+}
+
+impl http_body::Body for Counted {
+    type Data = Bytes;
+    type Error = Status;
+
+    fn poll_frame(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, Status>>> {
+        Pin::new(&mut self.body).poll_frame(context)
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.body.is_end_stream()
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        self.body.size_hint()
+    }
+}
+
 /// See [`OnCompute`].
 #[derive(Clone)]
 struct Moved<S> {
@@ -307,6 +346,7 @@ where
             let refused = Status::unavailable("it is about to end, and takes no new tasks").into_http();
             return std::future::ready(Ok(refused)).boxed();
         }
+        let task = request.uri().path().starts_with(QUERIES).then(|| self.live.task());
         // The one that is ready, and not its clone.
         let clone = self.inner.clone();
         let mut ready = std::mem::replace(&mut self.inner, clone);
@@ -315,7 +355,13 @@ where
         Box::pin(async move {
             let answer = answering.await;
             drop(aborted);
-            answer.unwrap_or_else(|panic| Ok(Status::internal(format!("the worker has a defect: {panic}")).into_http()))
+            let answer = answer.unwrap_or_else(|panic| {
+                Ok(Status::internal(format!("the worker has a defect: {panic}")).into_http())
+            })?;
+            Ok(match task {
+                Some(task) => answer.map(|body| Body::new(Counted { body, _task: task })),
+                None => answer,
+            })
         })
     }
 }
