@@ -114,10 +114,9 @@ fn one_file(place: &Place, cluster: &Cluster) {
     let result = command.output().unwrap();
     assert!(result.status.success() && result.stdout.starts_with(b"PAR1"), "{result:?}");
     // The memory limit is that of the client.
-    let limited = format!(
-        "COPY (SELECT CAST(text AS VARCHAR) AS t, elmo_embed(text) AS v FROM 'many/' ORDER BY t) TO 'limited.parquet'"
-    );
-    let limited = cluster.sql(place, &[&["--memory-limit", "1GB"], &all(&[&limited])[..]].concat());
+    let limited = "COPY (SELECT CAST(text AS VARCHAR) AS t, elmo_embed(text) AS v FROM 'many/' ORDER BY t) \
+                   TO 'limited.parquet'";
+    let limited = cluster.sql(place, &[&["--memory-limit", "1GB"], &all(&[limited])[..]].concat());
     assert_eq!(limited.out, "count\n2100\n", "{}", limited.err);
     // A link stays, and the file that it names is replaced.
     std::os::unix::fs::symlink("one.parquet", place.path("link.parquet")).unwrap();

@@ -71,6 +71,7 @@ impl Plan {
     ///
     /// # Errors
     /// As [`Plan::count`].
+    #[cfg_attr(not(feature = "cluster"), expect(dead_code, reason = "workers count rows"))]
     pub(crate) async fn count_marked(&self, number: usize) -> Result<(u64, Vec<Mark>), SourceError> {
         let Some(plan) = self.files.get(number) else { return Ok((0, Vec::new())) };
         let apart = MARK_BYTES.max(plan.file.size / MAX_MARKS);

@@ -42,6 +42,7 @@ pub(super) struct Target {
     /// The files of the folder are called `.tsv`.
     pub(super) has_tabs: bool,
     /// The file or folder, on a local disk.
+    #[cfg_attr(not(feature = "cluster"), expect(dead_code, reason = "workers write there"))]
     pub(super) local: Option<PathBuf>,
 }
 
