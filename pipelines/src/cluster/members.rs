@@ -80,6 +80,33 @@ pub(super) struct Member {
     pub(super) greeting: Greeting,
 }
 
+impl Member {
+    /// The kind of its devices, `cpu` or `cuda`, on which the bits of its vectors depend.
+    fn kind(&self) -> &str {
+        let device = self.greeting.devices.first().map_or("cpu", String::as_str);
+        device.split(':').next().unwrap_or(device)
+    }
+}
+
+/// # Errors
+/// [`ClusterError::Refused`] if two workers would compute other vectors of the same text.
+pub(super) fn check_same_kind(members: &[Member]) -> Result<(), ClusterError> {
+    let Some((first, others)) = members.split_first() else { return Ok(()) };
+    let of = |member: &Member| format!("{} in {}", member.kind(), member.greeting.precision);
+    match others.iter().find(|other| of(other) != of(first)) {
+        None => Ok(()),
+        Some(other) => Err(ClusterError::Refused {
+            worker: name_of(&other.url),
+            reason: format!(
+                "it computes on {} and the worker at {} on {}, with other bits; use workers of one kind for a query",
+                of(other),
+                name_of(&first.url),
+                of(first)
+            ),
+        }),
+    }
+}
+
 impl Workers {
     /// The addresses at the moment.
     async fn addresses(&self) -> Result<Vec<String>, ClusterError> {
@@ -154,6 +181,28 @@ impl Workers {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn workers_of_one_kind() {
+        let member = |host: &str, devices: &[&str], precision: &str| Member {
+            url: format!("http://{host}:1").parse().unwrap(),
+            greeting: Greeting {
+                version: String::new(),
+                id: host.to_owned(),
+                devices: devices.iter().map(|device| (*device).to_owned()).collect(),
+                precision: precision.to_owned(),
+                models: Vec::new(),
+                tasks: 0,
+                stopping: false,
+            },
+        };
+        let checked = |members: &[Member]| check_same_kind(members).map_err(|error| error.to_string());
+        let (one, two) = (member("a", &["cuda:0"], "bf16"), member("b", &["cuda:1", "cuda:2"], "bf16"));
+        assert_eq!(checked(&[one.clone(), two.clone()]), Ok(()));
+        let refused = checked(&[one.clone(), two, member("c", &["cpu"], "bf16")]).unwrap_err();
+        assert!(refused.starts_with("the worker at c:1 refuses: it computes on cpu in bf16"), "{refused}");
+        assert!(checked(&[one, member("d", &["cuda:0"], "f32")]).is_err());
+    }
 
     #[test]
     fn lists_of_workers() {

@@ -37,7 +37,7 @@ use tonic::{
     transport::{ClientTlsConfig, Endpoint},
 };
 use tower::util::MapRequest;
-use url::Url;
+use url::{Host, Url};
 
 use super::{error::named, sent::SentPlan};
 
@@ -100,6 +100,9 @@ impl Peers {
         if let Some(channel) = channels.get(url) {
             return Ok(channel.clone());
         }
+        if self.authorization.is_some() && self.tls.is_none() && !is_loopback(url) {
+            tracing::warn!("the token is sent to {} without encryption; give --tls-ca", name_of(url));
+        }
         let invalid = |e: tonic::transport::Error| exec_datafusion_err!("{url}: {e}");
         let io = self.io.clone();
         let mut endpoint = Endpoint::from_shared(url.to_string())
@@ -138,6 +141,16 @@ struct OnHandle(Handle);
 impl<F: Future<Output: Send + 'static> + Send + 'static> hyper::rt::Executor<F> for OnHandle {
     fn execute(&self, task: F) {
         drop(self.0.spawn(task));
+    }
+}
+
+/// Whether what is sent to an address does not leave this machine.
+fn is_loopback(url: &Url) -> bool {
+    match url.host() {
+        Some(Host::Domain(name)) => name == "localhost",
+        Some(Host::Ipv4(address)) => address.is_loopback(),
+        Some(Host::Ipv6(address)) => address.is_loopback(),
+        None => false,
     }
 }
 
@@ -229,4 +242,20 @@ fn begun(mut rows: BoxStream<'static, Result<RecordBatch>>) -> BoxStream<'static
         }
     };
     futures::stream::unfold((receiver, Some(task)), next).boxed()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn addresses_of_this_machine() {
+        let is_ours = |url: &str| is_loopback(&url.parse().unwrap());
+        for own in ["http://localhost:1", "http://127.0.0.1:1", "http://127.9.0.1:1", "http://[::1]:1"] {
+            assert!(is_ours(own), "{own}");
+        }
+        for other in ["http://gpu-1:1", "http://10.0.0.7:1", "http://[fe80::1]:1", "http://localhost.example:1"] {
+            assert!(!is_ours(other), "{other}");
+        }
+    }
 }

@@ -21,9 +21,10 @@ use super::{
     MIN_SPLIT_BYTES, TARGET_PARTITIONS,
     codec::{envelope_codec, whole_codec},
     cut::{Cutter, windows_are_plain},
+    distributable::contains_calls,
     error::ClusterError,
     fleet::Fleet,
-    members::{Member, Workers},
+    members::{Member, Workers, check_same_kind},
     peers::{Credentials, Peers},
     scans::reads_json_arrays,
     service::Greeting,
@@ -148,6 +149,9 @@ impl QueryPlanner for ClusterPlanner {
         let members = self.cluster.members().await?;
         let state = &divided(state, members.len());
         let plan = self.inner.create_physical_plan(logical, state).await?;
+        if contains_calls(&plan) {
+            check_same_kind(&members)?;
+        }
         let cutter = Cutter {
             members,
             peers: Arc::clone(&self.cluster.peers),
