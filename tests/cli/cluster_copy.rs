@@ -96,10 +96,14 @@ fn one_file(place: &Place, cluster: &Cluster) {
         assert_eq!(rows("one"), rows("here"), "{query}");
     }
     // EXPLAIN ANALYZE writes too, and has the metrics of the worker.
-    let analysed = format!("EXPLAIN ANALYZE COPY ({ordered}) TO 'one.parquet'");
+    let fresh = ordered.replace("embed(text)", "embed(text || '!')");
+    let analysed = format!("EXPLAIN ANALYZE COPY ({fresh}) TO 'one.parquet'");
     let analysed = cluster.sql(place, &all(&[&analysed])).out;
     let sink = analysed.lines().find(|line| line.contains("DataSinkExec")).unwrap_or_default();
     assert!(sink.contains("rows_written=2.10 K"), "{analysed}");
+    // Rows of a stage below another one are counted once.
+    let cluster_exec = analysed.lines().find(|line| line.contains("ClusterExec")).unwrap_or_default();
+    assert!(cluster_exec.contains("rows_embedded=2.10 K"), "{analysed}");
     // Rows of the client are written by the client.
     let own = "COPY (SELECT column1 AS id, elmo_embed(column2) AS v FROM (VALUES (1, 'a'), (2, 'b'))) TO 'own.parquet'";
     assert!(!cluster.sql(place, &all(&[&format!("EXPLAIN {own}")])).out.contains("PublishExec"));

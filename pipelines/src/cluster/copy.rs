@@ -39,11 +39,11 @@ use crate::sql::{Described, StageFilesExec, Writes, described};
 type Plan = Arc<dyn ExecutionPlan>;
 
 impl Cutter<'_> {
-    /// A sink on workers. `None` if the operator is none, or its rows are in the client.
+    /// The plan that runs a sink on workers. `None` if `plan` is not a sink, or the client must run it.
     pub(super) fn copy(&self, plan: &Plan) -> Result<Option<Plan>> {
         let (Some(writes), Some(sink)) = (&self.writes, plan.downcast_ref::<DataSinkExec>()) else { return Ok(None) };
         let Some((config, _)) = described(sink) else { return Ok(None) };
-        // Web servers do not let one process finish a file of another one.
+        // HTTP has no multipart uploads that another process can complete.
         let is_web = config.object_store_url.as_str().starts_with("http");
         let Some(path) = config.table_paths.first().filter(|_| !is_web) else { return Ok(None) };
         let is_folder = !config.file_output_mode.single_file_output(path) || !config.table_partition_cols.is_empty();
@@ -58,7 +58,7 @@ impl Cutter<'_> {
             let gathered = replace_children_if_necessary(Arc::clone(input), vec![split.sent])?;
             return self.published(writes, plan, gathered, split.tasks);
         }
-        // What is below is sent also if only the sink makes it worth it.
+        // Sends subplans that would not be worth sending without the sink.
         self.writing.set(true);
         let part = self.part(input, false);
         self.writing.set(false);
@@ -73,15 +73,15 @@ impl Cutter<'_> {
         }
     }
 
-    /// The sink over rows of `tasks` tasks. `None` if it cannot be sent.
+    /// Runs the sink in each of `tasks` tasks. `None` if the plan cannot be serialised.
     fn published(&self, writes: &Writes, sink: &Plan, rows: Plan, tasks: usize) -> Result<Option<Plan>> {
         let sink = replace_children_if_necessary(Arc::clone(sink), vec![rows])?;
         let files = Arc::new(StageFilesExec::new(sink, writes.settings.clone(), self.analyse, None));
         let stage: Plan = Arc::new(StageExec::new(files, Arc::clone(&self.changed)));
-        // Decoded boundaries have fewer properties than what they replace.
         if is_too_deep(&stage) {
             return Ok(None);
         }
+        // Network boundaries have fewer properties, such as orderings, than the operators that they replace.
         let is_sane = SanityCheckPlan::new().optimize(Arc::clone(&stage), &ConfigOptions::new());
         if let Err(reason) = is_sane.map(drop).and_then(|()| self.check(&stage)) {
             tracing::debug!(%reason, "the client writes the files");
@@ -89,13 +89,13 @@ impl Cutter<'_> {
         }
         let boundary = Arc::new(NetworkCoalesceExec::try_new(stage, tasks, 1)?);
         let gathered = Arc::new(CoalescePartitionsExec::new(boundary));
-        let said = Arc::new(self.on_workers(gathered));
-        Ok(Some(Arc::new(PublishExec::new(said, tasks, writes.stores.clone(), self.analyse))))
+        let records = Arc::new(self.on_workers(gathered));
+        Ok(Some(Arc::new(PublishExec::new(records, tasks, writes.stores.clone(), self.analyse))))
     }
 }
 
-/// What a worker can do in place of the client: gather the rows of others. `None` if the subplan has rows of the client, or
-/// operators that only the client can run.
+/// The plan for a single worker that gathers rows from the others instead of the client. `None` if the subplan reads rows of the
+/// client or has operators that only the client can run.
 fn on_one_worker(plan: &Plan) -> Result<Option<Plan>> {
     if let Some(cluster) = plan.downcast_ref::<ClusterExec>() {
         return Ok(Some(Arc::clone(cluster.plan())));
@@ -108,7 +108,7 @@ fn on_one_worker(plan: &Plan) -> Result<Option<Plan>> {
     inputs.map(|inputs| replace_children_if_necessary(Arc::clone(plan), inputs)).transpose()
 }
 
-/// Whether an operator has the same rows when it runs once on a worker.
+/// Whether an operator gives the same rows when it runs in a single task on a worker.
 fn runs_once(plan: &Plan) -> bool {
     if let Some(aggregate) = plan.downcast_ref::<AggregateExec>() {
         let is_last = matches!(aggregate.mode(), AggregateMode::Final | AggregateMode::Single);
@@ -124,7 +124,7 @@ fn runs_once(plan: &Plan) -> bool {
         || plan.is::<UnionExec>()
 }
 
-/// What the sinks of a plan do; plans that are displayed do not say all of it.
+/// The configurations of the sinks of a plan, which the displayed plan does not show in full.
 pub(super) fn sinks(plan: &Plan) -> Vec<Option<Described>> {
     let below = plan.children().into_iter().flat_map(sinks);
     let here = plan.downcast_ref::<DataSinkExec>().map(|sink| described(sink).map(|(_, described)| described));

@@ -82,7 +82,7 @@ pub(super) struct Cutter<'a> {
     pub(super) plain_windows: bool,
     /// What the statement writes, if it does.
     pub(super) writes: Option<Arc<Writes>>,
-    /// Whether the rows are for a sink on a worker.
+    /// Whether the subplan being cut is the input of a sink.
     pub(super) writing: Cell<bool>,
 }
 
@@ -140,7 +140,7 @@ impl Cutter<'_> {
             && let [Part::Split(_)] = &parts[..]
             && let Some(Part::Split(split)) = parts.pop()
         {
-            // Dealing batches to more partitions would gather them first. The tasks compute at the same time as it is.
+            // Round-robin repartitioning would gather the rows in the client. The tasks already run in parallel.
             return Ok(Part::Split(Split { original: Arc::clone(plan), ..split }));
         }
         if let Some(tasks) = common_tasks(&parts)
@@ -285,7 +285,7 @@ impl Cutter<'_> {
         contains_calls(plan) || ((reduces(plan) || self.writing.get()) && is_large())
     }
 
-    /// Whether a sink should be where these rows are.
+    /// Whether it is worth running a sink on the workers that compute its input.
     pub(super) fn is_worth_writing(&self, plan: &Plan) -> bool {
         contains_calls(plan) || bytes(plan) > MIN_SPLIT_BYTES as u64
     }
@@ -368,22 +368,22 @@ pub(super) fn gathers(plan: &Plan) -> bool {
     plan.is::<InOrderExec>() || plan.is::<CoalescePartitionsExec>() || plan.is::<SortPreservingMergeExec>()
 }
 
-/// Whether an operator deals batches to more partitions, whatever rows they have.
+/// Whether an operator is a round-robin repartitioning without an order to preserve.
 fn deals_in_turn(plan: &Plan) -> bool {
     plan.downcast_ref::<RepartitionExec>().is_some_and(|repartition| {
         !repartition.preserve_order() && matches!(repartition.partitioning(), Partitioning::RoundRobinBatch(_))
     })
 }
 
-/// An operator that embeds texts above a merge of sorted partitions, which then runs below the merge, on all partitions at
-/// once. `None` for any other operator.
+/// Swaps an EmbedExec with the SortPreservingMergeExec below it, so that it runs on all sorted partitions in parallel. `None` for
+/// other plans.
 fn embedded_before_merge(plan: &Plan) -> Result<Option<Plan>> {
     let [input] = plan.children()[..] else { return Ok(None) };
     let Some(merge) = input.downcast_ref::<SortPreservingMergeExec>() else { return Ok(None) };
     if plan.name() != EXEC_NAME || plan.fetch().is_some() || merge.fetch().is_some() {
         return Ok(None);
     }
-    // It adds columns behind those of its input, so the keys of the merge are the same.
+    // EmbedExec appends columns, so the indices of the sort keys stay valid.
     let embedded = replace_children_if_necessary(Arc::clone(plan), vec![Arc::clone(merge.input())])?;
     Ok(Some(Arc::new(SortPreservingMergeExec::new(merge.expr().clone(), embedded))))
 }

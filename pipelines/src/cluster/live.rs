@@ -30,20 +30,20 @@ pub(super) struct Live {
     queries: Mutex<HashMap<QueryId, Query>>,
 }
 
-/// A number of an execution of a query.
+/// Identifies one execution of a query.
 pub(super) type QueryId = u64;
 
 /// The stages of a query.
 #[derive(Debug, Default)]
 struct Query {
     running: Vec<Weak<dyn ExecutionPlan>>,
-    /// Of those that have ended.
+    /// Counts of stages that have been dropped.
     ended: Embedded,
-    /// When the last one of them did.
+    /// When the last stage was dropped.
     ended_at: Option<Instant>,
 }
 
-/// How long it is known what a query has embedded that has ended.
+/// How long the counts of a finished query are kept.
 const REMEMBERED: Duration = Duration::from_secs(60);
 
 /// What the stages of a query have embedded.
@@ -69,7 +69,7 @@ impl AddAssign for Embedded {
     }
 }
 
-/// A stage of a query, until it is dropped.
+/// Registration of a stage; ends when it is dropped.
 #[derive(Debug)]
 pub(super) struct Running {
     live: Arc<Live>,
@@ -118,7 +118,7 @@ impl Live {
         self.queries.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Notes that a stage runs, until the guard is dropped.
+    /// Registers a stage until the guard is dropped.
     pub(super) fn run(self: &Arc<Self>, query: QueryId, plan: &Arc<dyn ExecutionPlan>) -> Running {
         let mut queries = self.queries();
         queries.retain(|_, query| query.ended_at.is_none_or(|at| at.elapsed() < REMEMBERED));

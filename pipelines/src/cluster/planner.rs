@@ -37,9 +37,9 @@ use crate::{
 
 /// Bytes that a client keeps of each partition that it does not read yet.
 const BUFFERED_BYTES: usize = 8 << 20;
-/// Partitions of a scan for each worker, so that one that is slow does not have all that is left.
+/// Partitions of a scan per worker.
 const PARTITIONS_PER_WORKER: usize = 2;
-/// Partitions of a scan at most: each is a connection's stream.
+/// Maximum number of partitions of a scan: each is an HTTP/2 stream.
 const MAX_PARTITIONS: usize = 256;
 /// Rows of a batch that goes between workers.
 const SHUFFLED_ROWS: usize = 1024;
@@ -168,7 +168,7 @@ impl QueryPlanner for ClusterPlanner {
     }
 }
 
-/// A session whose scans have partitions for so many workers, unless it has set how many.
+/// The session with target partitions for this many workers, unless they were changed with SET.
 fn divided(state: &SessionState, workers: usize) -> SessionState {
     let mut state = state.clone();
     let partitions = &mut state.config_mut().options_mut().execution.target_partitions;

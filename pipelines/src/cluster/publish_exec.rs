@@ -1,4 +1,4 @@
-//! [`PublishExec`] collects the files of a COPY that workers have written. They get their names when all are complete; see
+//! [`PublishExec`] runs the sinks of a COPY on workers and collects the files that they have staged. Its parent commits them; see
 //! [`StagedFiles`].
 
 use std::{fmt, sync::Arc};
@@ -35,9 +35,9 @@ type Plan = Arc<dyn ExecutionPlan>;
 /// See the module.
 #[derive(Debug)]
 pub(super) struct PublishExec {
-    /// What the workers say.
+    /// A [`ClusterExec`] whose rows are the [`Record`]s of the sinks.
     input: Plan,
-    /// The number of them that write.
+    /// Number of sinks.
     tasks: usize,
     stores: Stores,
     /// For EXPLAIN ANALYZE.
@@ -79,7 +79,7 @@ impl ExecutionPlan for PublishExec {
     fn execute(&self, _: usize, context: Arc<TaskContext>) -> Result<SendableRecordBatchStream> {
         let files = context.session_config().get_extension::<Publishing>().and_then(|files| files.0.upgrade());
         let Some(files) = files else {
-            return internal_err!("the files of workers are published by nobody");
+            return internal_err!("PublishExec needs an AtomicWriteExec above it");
         };
         let (input, stores) = (Arc::clone(&self.input), self.stores.clone());
         let collected = Collecting { input, tasks: self.tasks, stores, analyse: self.analyse };
@@ -99,7 +99,7 @@ struct Collecting {
 }
 
 impl Collecting {
-    /// Returns the number of rows. If a worker is lost, nothing has a name yet, and the others begin again.
+    /// Returns the number of rows written. If a worker is lost, restarts on the others: nothing is published yet.
     async fn collect(&self, files: &Arc<StagedFiles>, context: &TaskContext) -> Result<u64> {
         let Some(cluster) = self.input.downcast_ref::<ClusterExec>() else {
             return internal_err!("{} does not run on workers", self.input.name());
@@ -107,10 +107,10 @@ impl Collecting {
         let mut members = Arc::clone(cluster.members());
         loop {
             let number = Uuid::new_v4().as_fields().0;
-            let said = cluster.once(numbered(cluster.plan(), number)?, Arc::clone(&members), context)?;
-            let collected = self.attempt(files, said).await;
+            let records = cluster.once(numbered(cluster.plan(), number)?, Arc::clone(&members), context)?;
+            let collected = self.attempt(files, records).await;
             let Some(lost) = collected.as_ref().err().and_then(lost_worker) else { return collected };
-            // It may have begun files of which it had no time to tell.
+            // The worker may have created files whose records did not arrive.
             files.sweep(number).await;
             match without(&members, &lost) {
                 Some(others) => members = others,
@@ -120,11 +120,13 @@ impl Collecting {
         }
     }
 
-    async fn attempt(&self, files: &Arc<StagedFiles>, mut said: Rows) -> Result<u64> {
+    async fn attempt(&self, files: &Arc<StagedFiles>, mut records: Rows) -> Result<u64> {
         let mut written = Written { files: UnnamedFiles::default(), stores: self.stores.clone(), to: files };
         let (mut rows, mut missing) = (0, self.tasks);
         while missing > 0 {
-            let Some(batch) = said.next().await else { return exec_err!("a worker has not said what it wrote") };
+            let Some(batch) = records.next().await else {
+                return exec_err!("a worker ended without reporting its files");
+            };
             for record in Record::of_batch(&batch?)? {
                 files.note(&self.stores, &record);
                 written.files.add(&record);
@@ -134,15 +136,15 @@ impl Collecting {
             }
         }
         if self.analyse {
-            // The metrics of the tasks come at their end.
-            while said.next().await.transpose()?.is_some() {}
+            // Metrics arrive when the tasks end.
+            while records.next().await.transpose()?.is_some() {}
         }
         let (kept, published) = oneshot::channel::<()>();
         files.adopt(&self.stores, &mut written.files, kept)?;
         tokio::spawn(async move {
-            // An error says that it is over.
+            // Workers delete unpublished files when the stream is dropped. The sender is dropped after the commit.
             let _ = published.await;
-            drop(said);
+            drop(records);
         });
         Ok(rows)
     }
@@ -159,7 +161,7 @@ fn numbered(plan: &Plan, attempt: u32) -> Result<Plan> {
     numbered.map(|numbered| numbered.data)
 }
 
-/// What workers have written. It is deleted when it is dropped: a worker was lost, or the query has failed.
+/// Files staged by workers; dropping this deletes them.
 struct Written<'f> {
     files: UnnamedFiles,
     stores: Stores,

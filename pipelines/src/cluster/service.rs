@@ -264,7 +264,7 @@ pub(super) async fn ask<T: DeserializeOwned>(
     let answers = timeout(SILENCE, call(peers, url, method, request)).await;
     let mut answers = std::pin::pin!(answers.unwrap_or_else(|_| Err(lost("no answer within a minute")))?);
     loop {
-        let frame = timeout(SILENCE, answers.next()).await.map_err(|_| lost("it has said nothing for a minute"))?;
+        let frame = timeout(SILENCE, answers.next()).await.map_err(|_| lost("no message for a minute"))?;
         let frame = frame.ok_or_else(|| lost("it ended the call without an answer"))??;
         if let Some(answer) = answered(url, &frame)? {
             return Ok((answer, frame.body));

@@ -101,13 +101,13 @@ impl WorkerStage {
         let request = Frame::new(&task, Vec::new()).map_err(|status| lost(status.message()))?;
         let events =
             tokio::time::timeout(SILENCE, give::<UnitEvent>(&self.fleet.peers, &place.url, UNIT, request)).await;
-        let events = events.unwrap_or_else(|_| Err(lost("it has said nothing for a minute")))?;
+        let events = events.unwrap_or_else(|_| Err(lost("no message for a minute")))?;
         let mut events = Box::pin(events);
         loop {
             let event = tokio::time::timeout(SILENCE, events.next()).await;
             written.has_begun |= matches!(event, Ok(Some(Ok(_))));
             match event {
-                Err(_) => return Err(lost("it has said nothing for a minute")),
+                Err(_) => return Err(lost("no message for a minute")),
                 Ok(None) => return Err(lost("it ended the unit without an answer")),
                 Ok(Some(Err(error))) => return Err(error),
                 Ok(Some(Ok(UnitEvent::Begun(id)))) => written.upload = Some(id),

@@ -1,7 +1,6 @@
-//! How a query goes on that workers run: asks each of them once a second.
+//! Polls the workers of a query every second: for its progress, and to detect a worker that hangs.
 //!
-//! A worker answers on the threads that compute. So one whose threads stand still is taken for lost, though it answers the pings
-//! of HTTP/2.
+//! A worker answers on its compute runtime. HTTP/2 pings are answered by another runtime, so they do not detect a deadlock there.
 
 use std::{
     collections::{BTreeSet, HashMap},
@@ -26,23 +25,23 @@ use super::{
 };
 use crate::error::Error;
 
-/// Interval of the questions.
+/// Polling interval.
 const INTERVAL: Duration = Duration::from_secs(1);
-/// How long an answer may take, until the question is asked again.
+/// Timeout of one poll.
 const ANSWER: Duration = Duration::from_secs(10);
 
-/// The workers that have a task of a query.
+/// The workers that run tasks of a query.
 pub(super) type Used = Arc<Mutex<BTreeSet<Url>>>;
 
 /// See the module.
 #[derive(Debug, Clone)]
 pub(super) struct Watch {
     peers: Arc<Peers>,
-    /// Rows and tokens that the workers have embedded, and tokens with padding; if somebody wants to know.
+    /// Rows embedded, tokens, and tokens with padding, of all workers; `None` if only hangs are to be detected.
     counts: Option<[Gauge; 3]>,
 }
 
-/// A query that is watched.
+/// One execution of a query that is polled.
 pub(super) struct Watching {
     watch: Watch,
     query: QueryId,
@@ -50,7 +49,7 @@ pub(super) struct Watching {
 }
 
 impl Watch {
-    /// Writes the progress to `metrics`, if there are any.
+    /// Reports the progress in `metrics`, if given.
     pub(super) fn new(peers: &Arc<Peers>, metrics: Option<&ExecutionPlanMetricsSet>) -> Self {
         let gauge = |metrics, name| MetricBuilder::new(metrics).global_gauge(name);
         let counts =
@@ -76,7 +75,7 @@ impl Watching {
         Arc::clone(&self.used)
     }
 
-    /// The rows of the query, or the error that a worker was lost.
+    /// Passes `rows` through; ends with [`ClusterError::Lost`] if a worker hangs.
     pub(super) fn over(self, rows: Rows) -> Rows {
         let (peers, query, used) = (Arc::clone(&self.watch.peers), self.query, self.workers());
         let (last, lost) = (self.watch.clone(), SpawnedTask::spawn(self.lost()));
@@ -103,7 +102,7 @@ impl Watching {
         if last.counts.is_none() {
             return rows.boxed();
         }
-        // What was embedded since the last question.
+        // A last poll: the final counts.
         let end = async move {
             let used: Vec<Url> = used.lock().unwrap_or_else(PoisonError::into_inner).iter().cloned().collect();
             let answers = join_all(used.iter().map(|url| timeout(INTERVAL, progress(&peers, url, query)))).await;
@@ -112,7 +111,7 @@ impl Watching {
         rows.chain(stream::once(end).filter_map(async |()| None)).boxed()
     }
 
-    /// Ends when a worker is lost.
+    /// Polls until a worker has not answered for [`SILENCE`].
     async fn lost(self) -> ClusterError {
         let mut answered: HashMap<Url, (Instant, Embedded)> = HashMap::new();
         loop {
@@ -125,10 +124,10 @@ impl Watching {
                 let known = answered.entry(url.clone()).or_insert((now, Embedded::default()));
                 match answer {
                     Ok(Ok(embedded)) => *known = (now, embedded),
-                    // One that is gone may have done its part; if not, whoever reads from it notices.
+                    // Not connected: the worker may have finished its tasks and exited. If not, reading its rows fails.
                     Ok(Err(_)) => known.0 = now,
                     Err(_) if now - known.0 > SILENCE => {
-                        let reason = "it has said nothing for a minute".to_owned();
+                        let reason = "no message for a minute".to_owned();
                         return ClusterError::Lost { worker: name_of(&url), reason };
                     }
                     Err(_) => {}

@@ -63,7 +63,7 @@ const LISTED_CONSUMERS: NonZeroUsize = NonZeroUsize::MIN.saturating_add(4);
 const IO_THREADS: usize = 2;
 /// HTTP/2 streams of a connection: one per partition that somebody reads.
 const MAX_STREAMS: u32 = 1 << 20;
-/// How long a worker that ends waits for the last bytes of its answers to be sent.
+/// Timeout for flushing connections at shutdown.
 const LAST_BYTES: Duration = Duration::from_secs(10);
 /// Interval at which a worker that is to end looks for tasks under way.
 const LOOK: Duration = Duration::from_millis(50);
@@ -199,7 +199,7 @@ impl Worker {
         drop(entered);
         let incoming = TcpIncoming::from(listener.map_err(|e| failed(e.to_string()))?).with_nodelay(Some(true));
         let (end, ended) = oneshot::channel::<()>();
-        // An error says that the sender was dropped.
+        // Resolves when the sender is dropped.
         let ended = async move { drop(ended.await) };
         let mut serving = self.io.spawn(server.serve_with_incoming_shutdown(incoming, ended));
         let aborted = Aborted(serving.abort_handle());
@@ -208,7 +208,7 @@ impl Worker {
                 served.map_err(|e| failed(e.to_string()))?.map_err(|e| failed(e.to_string()))?;
             }
             () = self.stopped(stop) => {
-                // What was given to a connection may not have been sent yet.
+                // Responses may still be in the buffers of connections.
                 drop(end);
                 let _ = tokio::time::timeout(LAST_BYTES, serving).await;
             }
@@ -291,10 +291,10 @@ impl<S> tower::Layer<S> for OnCompute {
 /// The requests that give a worker a task. Those that read the rows of a task are served to the end.
 const NEW_TASKS: [&str; 5] = ["/worker.WorkerService/CoordinatorChannel", DESCRIBE, COLUMNS, COUNT, UNIT];
 
-/// The service that queries use.
+/// Path prefix of the gRPC service of queries.
 const QUERIES: &str = "/worker.WorkerService/";
 
-/// The answer to a request of a query, which is a task of the worker until it was sent to its end.
+/// A response body that counts as a running task until it is sent in full.
 struct Counted {
     body: Body,
     _task: Task,

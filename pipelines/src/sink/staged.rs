@@ -72,7 +72,7 @@ impl Staged {
         }
     }
 
-    /// The hidden file, of one that is written to a local disk as `location`.
+    /// The hidden file on a local disk; `None` for an upload.
     #[cfg(feature = "cluster")]
     pub(crate) fn hidden(&self, location: &Location) -> Option<Location> {
         match self {
@@ -81,7 +81,7 @@ impl Staged {
         }
     }
 
-    /// Whether two of them are the same file, complete or not.
+    /// Whether both are the same staged file, ignoring which chunks are known.
     #[cfg(feature = "cluster")]
     pub(crate) fn is_of_attempt(&self, other: &Self) -> bool {
         match (self, other) {
@@ -90,7 +90,7 @@ impl Staged {
         }
     }
 
-    /// As [`Staged::discard`], of a file that is complete or was published: need not look for what is left of an unfinished one.
+    /// As [`Staged::discard`] for a file that is complete or published: does not search for temporary files of the local store.
     ///
     /// # Errors
     /// If it cannot be deleted.
@@ -107,7 +107,7 @@ impl Staged {
         }
     }
 
-    /// Publishes the file as `location`, which no other process writes. It is durable when this returns.
+    /// As [`Staged::publish`] without a fence: no other process writes to `location`.
     ///
     /// # Errors
     /// When the store fails. Then the file is discarded.
@@ -146,7 +146,7 @@ impl Staged {
         }
     }
 
-    /// The same for who does not want its address in the log.
+    /// As [`Staged::discard`], but returns the error instead of logging it with the address.
     ///
     /// # Errors
     /// If it cannot be deleted.
@@ -221,7 +221,7 @@ fn hidden(location: &Location) -> Result<Staged, SinkError> {
 fn sibling(location: &Location, name: &str) -> Location {
     let mut parts: Vec<_> = location.path.parts().collect();
     parts.pop();
-    // As it is on disk. A name that no path can have was made by nobody.
+    // `parse` does not percent-encode the name, unlike `from`.
     let name = PathPart::parse(name).unwrap_or_else(|_| name.into());
     location.at(parts.into_iter().chain([name]).collect())
 }
@@ -259,8 +259,8 @@ fn rename(location: &Location, name: &str) -> Result<(), SinkError> {
     std::fs::rename(&from, &to).map_err(|e| match e.kind() {
         std::io::ErrorKind::NotFound => SinkError::Encode {
             file: location.to_string(),
-            reason: "it is not there: the process that wrote it has another disk at this path, or was cut off and has deleted it; \
-                     use a disk that all processes share, or a URL of an object store"
+            reason: "the staged file was not found: the worker has another disk at this path, or deleted it after losing its \
+                     connection; use a disk that all processes share, or a URL of an object store"
                 .to_owned(),
         },
         _ => StoreError::local("rename", &from, e).into(),

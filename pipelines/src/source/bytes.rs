@@ -33,7 +33,7 @@ const MAX_RATIO: u64 = 200;
 /// Size of the buffer after the decompressor.
 const BUFFER_BYTES: usize = 256 << 10;
 
-/// How many bytes of its file are before those of a stream; `None` if the stream has others than the file.
+/// Offset of a stream's first byte in its file; `None` if the stream is not a verbatim part of the file.
 pub(super) type Origin = Option<u64>;
 
 /// A stream of decompressed bytes.

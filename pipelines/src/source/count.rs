@@ -10,9 +10,9 @@ use super::{Mark, Plan, Position, Rows, SourceError, plan::FilePlan, row_bytes};
 /// only once.
 const SAMPLE_ROWS: u64 = 4096;
 
-/// Bytes between the rows that are noted of a file of text, at least.
+/// Minimum distance of marks in bytes.
 const MARK_BYTES: u64 = 4 << 20;
-/// Rows that are noted of a file, at most.
+/// Maximum number of marks of a file.
 const MAX_MARKS: u64 = 4096;
 
 /// Number of rows of a file, and size of its texts.
@@ -67,7 +67,7 @@ impl Plan {
         Ok(Counted { rows, text_bytes, exact: true })
     }
 
-    /// Counts the rows of file `number`, and notes where some of them begin, if rows of it can be read from there.
+    /// Counts the rows of file `number` and returns byte offsets of some of them, if the file can be read from an offset.
     ///
     /// # Errors
     /// As [`Plan::count`].

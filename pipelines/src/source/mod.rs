@@ -65,7 +65,7 @@ pub(crate) use self::{
     decode::Decode, format::of_name, json::Json, json_array::Items, json_array::Shape, list::MANIFEST, mapped::Rewrite,
 };
 
-/// Where a row begins in a file that is not compressed, so that it can be read without the rows before it.
+/// Byte offset of a row in an uncompressed text file. Reading can start there.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub struct Mark {
     /// The row within its file, from 0.

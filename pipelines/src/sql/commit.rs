@@ -56,10 +56,10 @@ pub(crate) struct StagedFiles {
     state: Arc<CommitState>,
     /// The target of the statement.
     target: Option<Target>,
-    /// On a worker: where the files are written without their names.
+    /// On a worker: stages files without publishing them.
     #[cfg(feature = "cluster")]
     pub(super) unnamed: Option<Arc<Unnamed>>,
-    /// On a client: dropped when the workers need not keep their files any more.
+    /// On a client: dropping it lets the workers delete files that are not published.
     #[cfg(feature = "cluster")]
     kept: Mutex<Option<Sender<()>>>,
     /// Number of hive partition columns: as many folders above each file are called after values of rows.
@@ -101,7 +101,7 @@ impl StagedFiles {
         kept: Sender<()>,
     ) -> PlanResult<()> {
         let Some(complete) = files.take_complete() else {
-            return exec_err!("a worker has not completed a file that it has begun");
+            return exec_err!("a worker reported success with an incomplete file");
         };
         let located = complete.into_iter().map(|file| Ok((file.location(stores)?, file)));
         for (location, file) in located.collect::<PlanResult<Vec<_>>>()? {
@@ -122,7 +122,7 @@ impl StagedFiles {
         lock(&self.aborts).push(runtime.spawn(async move { files.discard(&stores, None).await }));
     }
 
-    /// Deletes the hidden files of an attempt that has failed, also of those that a worker has begun without telling of them.
+    /// Deletes all hidden files of a failed attempt, including those whose records did not arrive.
     #[cfg(feature = "cluster")]
     pub(crate) async fn sweep(&self, attempt: u32) {
         let aborts = std::mem::take(&mut *lock(&self.aborts));
@@ -134,7 +134,7 @@ impl StagedFiles {
         }
     }
 
-    /// Notes what a worker has begun.
+    /// Notes a local file that a worker begins.
     #[cfg(feature = "cluster")]
     pub(crate) fn note(&self, stores: &Stores, record: &Record) {
         if let Record::Begun(file) = record
@@ -354,7 +354,7 @@ pub(super) enum Content {
 }
 
 impl StagedFile {
-    /// Makes the file visible; returns its store and path. On a worker, it gets no name, and nothing is returned.
+    /// Makes the file visible; returns its store and path. On a worker, stages it instead and returns `None`.
     async fn publish(self) -> PlanResult<Option<(Arc<dyn ObjectStore>, Path)>> {
         let Self { store, path, shown, content } = self;
         let (published, has_name) = match content {
@@ -439,7 +439,7 @@ impl Shown {
 /// parts of incomplete uploads.
 pub(super) struct StagedUpload {
     upload: Option<Box<dyn MultipartUpload>>,
-    /// Whether the file has its name when the upload is completed.
+    /// Whether completing the upload publishes the file.
     has_name: bool,
     files: Weak<StagedFiles>,
 }
@@ -494,7 +494,7 @@ impl Drop for StagedUpload {
     }
 }
 
-/// A file that a worker has written without its name. It is deleted when it is dropped before it was published.
+/// A file that a worker has staged. Dropping it before it is published deletes it.
 #[cfg(feature = "cluster")]
 #[derive(Debug)]
 pub(super) struct WorkerFile {

@@ -1,5 +1,5 @@
-//! How a sink writes files, on its way to a worker: `datafusion-proto` 55 leaves out the metadata of Parquet files and the level
-//! of compressions, and makes formats of dates that were not given empty ones.
+//! Options of sinks that `datafusion-proto` 55 does not serialise: key-value metadata of Parquet files and compression levels.
+//! It also turns unset date formats of CSV files into empty ones.
 
 use std::{
     collections::HashMap,
@@ -34,10 +34,10 @@ use serde::{Deserialize, Serialize};
 
 type Plan = Arc<dyn ExecutionPlan>;
 
-/// A session that formats ask for, and do not use.
+/// An argument of `create_writer_physical_plan`, which Parquet does not use.
 static NO_SESSION: LazyLock<SessionState> = LazyLock::new(|| SessionStateBuilder::new().build());
 
-/// What is restored on a worker.
+/// Restored on a worker.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) enum SinkOptions {
     Parquet {
@@ -55,7 +55,7 @@ pub(crate) enum SinkOptions {
 }
 
 impl SinkOptions {
-    /// `None` for an operator that is no sink of files, or one that cannot be sent.
+    /// `None` if the operator is not a sink that can be serialised.
     pub(crate) fn of(plan: &Plan) -> Option<Self> {
         let sink = plan.downcast_ref::<DataSinkExec>()?.sink();
         if let Some(parquet) = sink.downcast_ref::<ParquetSink>() {
@@ -149,7 +149,7 @@ fn with_formats(csv: &WriterBuilder, formats: &[Option<String>; 5], null: Option
     null.map_or(csv.clone(), |null| csv.with_null(null.clone()))
 }
 
-/// All that a sink of files does with rows.
+/// The complete configuration of a file sink, for comparison.
 #[derive(Debug, PartialEq)]
 pub(crate) struct Described {
     schema: SchemaRef,
@@ -159,7 +159,7 @@ pub(crate) struct Described {
     text: String,
 }
 
-/// The configuration of a sink of files. `None` for a sink that cannot be sent.
+/// The configuration of a file sink. `None` if it cannot be serialised.
 pub(crate) fn described(sink: &DataSinkExec) -> Option<(&FileSinkConfig, Described)> {
     let (sink, order): (&dyn DataSink, _) = (sink.sink(), sink.sort_order().clone());
     let (config, parquet, options) = if let Some(parquet) = sink.downcast_ref::<ParquetSink>() {
@@ -171,14 +171,14 @@ pub(crate) fn described(sink: &DataSinkExec) -> Option<(&FileSinkConfig, Describ
         (json.config(), None, format!("{:?}", json.writer_options()))
     };
     let schema = Arc::clone(&config.output_schema);
-    // The URL as the user wrote it is used nowhere. Metadata of columns are printed in any order.
+    // `original_url` is not used by sinks. Schemas are compared by value, since their metadata is displayed in random order.
     let rest = FileSinkConfig {
         original_url: String::new(),
         table_paths: Vec::new(),
         output_schema: Arc::new(Schema::empty()),
         ..config.clone()
     };
-    // Neither the pattern nor the name of a table says where its files are written.
+    // The glob and the table name of a path do not affect where files are written.
     let paths = config.table_paths.iter().map(|path| (path.prefix(), path.is_collection(), path.file_extension()));
     let text = format!("{rest:?} {:?} {options}", paths.collect::<Vec<_>>());
     Some((config, Described { schema, order, parquet, text }))

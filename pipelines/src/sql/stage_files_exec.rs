@@ -1,4 +1,4 @@
-//! [`StageFilesExec`] runs the sink of a COPY on a worker. Its files get no names; its rows are what it says of them.
+//! [`StageFilesExec`] runs the sink of a COPY on a worker. It stages the files without publishing them; its rows are [`Record`]s.
 
 use std::{
     fmt::{self, Debug},
@@ -36,7 +36,7 @@ pub(crate) struct Writes {
     pub(crate) stores: Stores,
 }
 
-/// What the sink of a statement does not know of its files.
+/// Settings of a statement's output that its sink does not have.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct SinkSettings {
     /// The files of the folder are called `.tsv`.
@@ -45,20 +45,20 @@ pub(crate) struct SinkSettings {
     pub(super) partition_columns: Vec<String>,
     /// Tells attempts to write the same files apart.
     pub(super) attempt: u32,
-    /// The local folder of the files, and whether it is new.
+    /// The local target folder, and whether it did not exist before.
     pub(super) folder: Option<(PathBuf, bool)>,
 }
 
-/// What a worker adds.
+/// Resources of the worker.
 #[derive(Debug, Clone)]
 pub(crate) struct OnWorker {
     pub(crate) stores: Stores,
     pub(crate) tasks: Arc<dyn Tasks>,
 }
 
-/// Knows what a worker does.
+/// Counts the running tasks of a worker.
 pub(crate) trait Tasks: Debug + Send + Sync {
-    /// As long as the result is kept, the worker does not end.
+    /// Starts a task, which runs until the result is dropped. The worker does not exit before.
     fn begin(&self) -> Box<dyn Send + Sync>;
 }
 
@@ -68,8 +68,8 @@ pub(crate) struct StageFilesExec {
     /// A [`DataSinkExec`](datafusion::datasource::sink::DataSinkExec).
     sink: Plan,
     settings: SinkSettings,
-    /// Whether the task ends with its last record, and not when nobody reads it any more: then the worker cannot delete the
-    /// files of a client that dies.
+    /// Whether the stream ends after the last record, for EXPLAIN ANALYZE. Otherwise it stays open until the client drops it, and the
+    /// worker then deletes unpublished files.
     ends: bool,
     worker: Option<OnWorker>,
     properties: Arc<PlanProperties>,
@@ -126,37 +126,37 @@ impl ExecutionPlan for StageFilesExec {
         let under_way = Some(worker.tasks.begin());
         let (files, folder, stores) = (UnnamedFiles::default(), folder.clone(), worker.stores);
         let task = Task { records: Some(records), files, folder, stores, under_way };
-        let said = said(task, SpawnedTask::spawn(written), self.ends);
-        let batches = said.map(|record| record?.to_batch());
+        let records = records_of(task, SpawnedTask::spawn(written), self.ends);
+        let batches = records.map(|record| record?.to_batch());
         Ok(Box::pin(RecordBatchStreamAdapter::new(Record::schema(), batches)))
     }
 }
 
-/// A task whose files are deleted when it is dropped, as far as the client has not given them their names.
+/// Dropping a task deletes its files that the client has not published.
 struct Task {
-    /// `None` when nothing can write any more, or others wait for that.
+    /// `None` once the channel is closed.
     records: Option<UnboundedReceiver<Record>>,
     files: UnnamedFiles,
     folder: Option<(PathBuf, bool)>,
     stores: Stores,
-    /// The worker does not end before the files are deleted.
+    /// Keeps the worker running until the files are deleted.
     under_way: Option<Box<dyn Send + Sync>>,
 }
 
-/// What a task says. The files are complete when the work has ended.
-fn said(task: Task, work: SpawnedTask<Result<u64>>, ends: bool) -> impl stream::Stream<Item = Result<Record>> {
+/// The records of a task, the last one after `work` has ended.
+fn records_of(task: Task, work: SpawnedTask<Result<u64>>, ends: bool) -> impl stream::Stream<Item = Result<Record>> {
     let next = move |(mut task, work): (Task, Option<SpawnedTask<Result<u64>>>)| async move {
         if let Some(records) = &mut task.records {
             if let Some(record) = records.recv().await {
                 task.files.add(&record);
                 return Some((Ok(record), (task, work)));
             }
-            // The work cannot write any more: it has ended, or is about to.
+            // The channel is closed: all writers are dropped.
             task.records = None;
         }
         let Some(work) = work else {
             if ends {
-                // The client publishes or deletes them.
+                // From now on, only the client can delete them.
                 drop(std::mem::take(&mut task.files));
                 return None;
             }
@@ -175,7 +175,7 @@ impl Drop for Task {
         let (folder, stores, under_way) = (self.folder.take(), self.stores.clone(), self.under_way.take());
         runtime.spawn(async move {
             if let Some(mut records) = records {
-                // Writers that are cancelled end on other threads.
+                // Cancelled writers end on other threads, and may still create files.
                 while let Some(record) = records.recv().await {
                     files.add(&record);
                 }

@@ -33,10 +33,10 @@ use super::{
 };
 use crate::operator::copied;
 
-/// A copy of a task context in whose session an operator below finds `files`, to which it adds those of other processes.
+/// A copy of a task context with `files` as a session extension, for operators that collect files staged by other processes.
 #[cfg(feature = "cluster")]
 pub(super) fn publishing_context(context: &TaskContext, files: &Arc<StagedFiles>) -> Arc<TaskContext> {
-    // Weak: the files keep what the other processes do, which has this context.
+    // Weak, to avoid a cycle: the files keep the stream of the other processes open, which owns this context.
     let config = context.session_config().clone().with_extension(Arc::new(Publishing(Arc::downgrade(files))));
     copied(context, config, context.runtime_env())
 }

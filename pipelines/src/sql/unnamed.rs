@@ -1,8 +1,8 @@
-//! Files that a worker writes for a COPY, and that get their names from its client.
+//! Files that a worker stages for a COPY and that the client publishes.
 //!
-//! The worker tells the client of every file: before its first byte, so that the client can delete it if the worker is lost,
-//! and when it is complete. So no name appears unless all workers have succeeded, and a worker that wakes up too late can
-//! publish nothing; see [`Staged`].
+//! A worker sends a [`Record`] before the first byte of each file, so that the client can delete it if the worker is lost, and
+//! another one when the file is complete. Only the client publishes, after all workers have succeeded; a worker that is resumed
+//! too late cannot. See [`Staged`].
 
 use std::{
     fs, io,
@@ -34,23 +34,23 @@ use crate::{
 /// Files that are deleted at the same time.
 const DISCARDS: usize = 32;
 
-/// What a worker says of a COPY.
+/// A message from a worker about a COPY.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub(crate) enum Record {
     /// A file is about to be written.
     Begun(UnnamedFile),
     /// A file is complete.
     Complete(UnnamedFile),
-    /// All files of the task are complete, and have so many rows.
+    /// All files of the task are complete. They have this many rows in total.
     Done { rows: u64 },
 }
 
-/// A file without its name.
+/// A staged file.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub(crate) struct UnnamedFile {
     /// `scheme://bucket/`
     pub(super) origin: String,
-    /// Its path there, once it has its name.
+    /// Path in the store after publication.
     pub(super) path: String,
     pub(super) staged: Staged,
 }
@@ -69,7 +69,7 @@ impl UnnamedFile {
 }
 
 impl Record {
-    /// The columns of messages: one, of JSON.
+    /// One column of JSON texts.
     pub(crate) fn schema() -> SchemaRef {
         Arc::new(Schema::new(vec![Field::new("record", DataType::Utf8, false)]))
     }
@@ -81,7 +81,8 @@ impl Record {
 
     pub(crate) fn of_batch(batch: &RecordBatch) -> PlanResult<Vec<Self>> {
         let records = batch.columns().first().and_then(|column| column.as_string_opt::<i32>());
-        let records = records.ok_or_else(|| plan_datafusion_err!("a worker of another version wrote the files"))?;
+        let records =
+            records.ok_or_else(|| plan_datafusion_err!("a worker of another version of elmo wrote the files"))?;
         records.iter().flatten().map(|json| serde_json::from_str(json).map_err(external)).collect()
     }
 }
@@ -96,7 +97,7 @@ pub(super) struct Unnamed {
 }
 
 impl Unnamed {
-    /// The receiver ends when nothing can write any more.
+    /// The receiver closes when all writers are dropped.
     pub(super) fn new(stores: &Stores, attempt: u32) -> (Arc<Self>, UnboundedReceiver<Record>) {
         let (records, receiver) = unbounded_channel();
         (Arc::new(Self { stores: stores.clone(), attempt, records }), receiver)
@@ -111,7 +112,7 @@ impl Unnamed {
         let (file, upload, handle) = if is_local {
             let staged = Staged::of_attempt(&location, self.attempt, None);
             let file = at(staged.clone());
-            self.say(Record::Begun(file.clone()));
+            self.send(Record::Begun(file.clone()));
             let hidden = staged.hidden(&location).unwrap_or(location);
             (file, hidden.store.put_multipart(&hidden.path).await?, None)
         } else {
@@ -121,7 +122,7 @@ impl Unnamed {
                 implementer: location.store.to_string(),
             })?;
             let file = at(Staged::Upload { id: handle.id().clone(), chunks: Vec::new() });
-            self.say(Record::Begun(file.clone()));
+            self.send(Record::Begun(file.clone()));
             (file, upload, Some(handle))
         };
         Ok(Box::new(UnnamedUpload { upload, handle, file, to: Arc::clone(self) }))
@@ -131,7 +132,7 @@ impl Unnamed {
     pub(super) async fn write(self: &Arc<Self>, origin: &str, path: &Path, content: PutPayload) -> Result<()> {
         let mut upload = self.begin(origin, path).await?;
         let written = async {
-            // Stores make an empty file of no chunks.
+            // Completing an upload without chunks creates an empty file.
             if content.content_length() > 0 {
                 upload.put_part(content).await?;
             }
@@ -145,13 +146,13 @@ impl Unnamed {
         written
     }
 
-    fn say(&self, record: Record) {
-        // Nobody listens when the query was dropped.
+    fn send(&self, record: Record) {
+        // The receiver is dropped with the query.
         let _ = self.records.send(record);
     }
 }
 
-/// An upload that is complete without its name.
+/// An upload that is staged, not published, when its writer completes it.
 #[derive(Debug)]
 struct UnnamedUpload {
     upload: Box<dyn MultipartUpload>,
@@ -178,7 +179,7 @@ impl MultipartUpload for UnnamedUpload {
             }
             _ => drop(self.upload.complete().await?),
         }
-        self.to.say(Record::Complete(self.file.clone()));
+        self.to.send(Record::Complete(self.file.clone()));
         Ok(PutResult { e_tag: None, version: None })
     }
 
@@ -206,13 +207,13 @@ impl UnnamedFiles {
         }
     }
 
-    /// Those that are complete, if all are.
+    /// Takes the complete files; `None` if some files are incomplete.
     pub(super) fn take_complete(&mut self) -> Option<Vec<UnnamedFile>> {
         self.begun.is_empty().then(|| std::mem::take(&mut self.complete))
     }
 
-    /// Deletes all of them, as far as they have no names, and the local folders below `folder` that they leave empty; that itself
-    /// only if it is new. If that fails, they stay hidden, or their chunks stay in the store.
+    /// Deletes the files that are not published, and local folders below `folder` that become empty; also `folder` itself if the
+    /// flag is set. On failure, hidden files or chunks of uploads remain.
     pub(crate) async fn discard(&mut self, stores: &Stores, folder: Option<&(PathBuf, bool)>) {
         let begun = std::mem::take(&mut self.begun).into_iter().map(|file| (file, false));
         let complete = std::mem::take(&mut self.complete).into_iter().map(|file| (file, true));
