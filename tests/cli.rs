@@ -17,6 +17,8 @@ mod terminal;
 mod cluster;
 #[path = "cli/cluster_copy.rs"]
 mod cluster_copy;
+#[path = "cli/cluster_slt.rs"]
+mod cluster_slt;
 #[path = "cli/cluster_torture.rs"]
 mod cluster_torture;
 #[path = "cli/errors.rs"]
@@ -49,6 +51,8 @@ mod sql_copy;
 mod sql_files;
 #[path = "cli/sql_memory.rs"]
 mod sql_memory;
+#[path = "common/statements.rs"]
+mod statements;
 #[path = "cli/train.rs"]
 mod train;
 #[path = "cli/verify.rs"]

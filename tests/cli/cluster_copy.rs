@@ -73,6 +73,7 @@ fn workers_write_what_one_process_writes() {
     let footer = sql(&place, &all(&["SELECT count(*) FROM 'there/hive/'"]));
     assert_eq!(footer.out, "count(*)\n2100\n");
     one_file(&place, &cluster);
+    embedded_by_all(&place, &cluster);
     into_a_folder_that_has_files(&place, &cluster);
     errors(&place, &cluster);
 }
@@ -129,6 +130,39 @@ fn one_file(place: &Place, cluster: &Cluster) {
     assert!(place.path("link.parquet").is_symlink());
     assert_eq!(sql(place, &all(&["SELECT count(*) FROM 'one.parquet'"])).out, "count(*)\n3\n");
     fs::remove_file(place.path("link.parquet")).unwrap();
+}
+
+/// What is embedded above an operator that needs all rows is computed by all workers, and written by one.
+fn embedded_by_all(place: &Place, cluster: &Cluster) {
+    assert_eq!(sql(place, &all(&["COPY (SELECT * FROM 'many/') TO 'many.parquet'"])).code, Some(0));
+    // A small file is read, sorted and embedded by one worker.
+    let small =
+        "COPY (SELECT id, elmo_embed(text) AS v FROM 'many.parquet' ORDER BY id DESC LIMIT 1500) TO 'small.parquet'";
+    assert_eq!(cluster.sql(place, &all(&[small])).out, "count\n1500\n");
+    let explained = cluster.sql(place, &all(&[&format!("EXPLAIN {small}")])).out;
+    let sort_is_below = explained.split_once("StageFilesExec").is_some_and(|(_, below)| below.contains("SortExec"));
+    assert!(sort_is_below, "{explained}");
+    let last = sql(place, &all(&["SELECT id FROM 'small.parquet' LIMIT 1"])).out;
+    assert_eq!(last, "id\n2099\n");
+    // Texts of their own, which no worker has in its cache.
+    for (number, inner) in [
+        "SELECT id, concat(text, ' a') AS text FROM 'many/' LIMIT 1500 OFFSET 100",
+        "SELECT id, concat(text, ' b') AS text FROM 'many/' ORDER BY text DESC LIMIT 1500",
+        "SELECT row_number() OVER (ORDER BY text DESC) AS id, concat(text, ' c') AS text FROM 'many/'",
+    ]
+    .into_iter()
+    .enumerate()
+    {
+        let copy = |file: &str| format!("COPY (SELECT id, elmo_embed(text) AS v FROM ({inner})) TO '{file}'");
+        let written = cluster.sql(place, &all(&[&format!("EXPLAIN ANALYZE {}", copy("there.parquet"))])).out;
+        let line = |node: &str| written.lines().find(|line| line.contains(node)).unwrap_or_else(|| panic!("{written}"));
+        let rows = line("DataSinkExec").split("rows_written=").nth(1).unwrap().split([',', ']']).next().unwrap();
+        assert!(line("ClusterExec").contains(&format!("rows_embedded={rows}")), "{written}");
+        assert!(line("RowsExec").contains("workers=3"), "{written}");
+        assert_eq!(sql(place, &all(&[&copy("here.parquet")])).code, Some(0));
+        let rows = |file: &str| sql(place, &all(&[&format!("SELECT * FROM '{file}'")])).out;
+        assert_eq!(rows("there.parquet"), rows("here.parquet"), "{number}: {inner}");
+    }
 }
 
 fn into_a_folder_that_has_files(place: &Place, cluster: &Cluster) {

@@ -11,6 +11,8 @@ mod queries;
 mod random;
 mod reference;
 mod slt;
+#[path = "../common/statements.rs"]
+mod statements;
 
 use std::sync::{Arc, OnceLock};
 

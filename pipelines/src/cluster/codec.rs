@@ -1,12 +1,13 @@
 //! The codec of the plans of a cluster: elmo-udfs's around one for the operators of this crate around that of
 //! `datafusion-distributed`.
 
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 
 use arrow::datatypes::SchemaRef;
 use datafusion::{
-    common::{DataFusionError, Result, plan_datafusion_err, plan_err},
+    common::{DataFusionError, Result, internal_datafusion_err, plan_datafusion_err, plan_err},
     execution::TaskContext,
+    physical_optimizer::{PhysicalOptimizerRule, pushdown_sort::PushdownSort},
     physical_plan::ExecutionPlan,
 };
 use datafusion_distributed::DistributedCodec;
@@ -16,9 +17,11 @@ use serde::{Deserialize, Serialize};
 
 use super::{
     live::{Live, QueryId},
+    peers::Peers,
+    rows_exec::{Received, RowsExec},
     scan_exec::{Restored, ScanExec},
-    sent::EnvelopeCodec,
-    stage_exec::StageExec,
+    sent::{EnvelopeCodec, from_bytes, to_bytes},
+    stage_exec::{Changed, StageExec, with_settings},
 };
 use crate::{
     sql::{InOrderExec, OnWorker, SinkOptions, SinkSettings, StageFilesExec},
@@ -33,10 +36,15 @@ const MAGIC: &[u8] = b"elmo-operator\0";
 /// The codec of whole plans. On a worker, `live` counts tasks under way, and COPY writes to `stores`.
 pub(super) fn whole_codec(
     host: Arc<dyn ModelHost>,
+    peers: &Arc<Peers>,
     live: Option<Arc<Live>>,
     stores: Option<Stores>,
 ) -> Arc<dyn PhysicalExtensionCodec> {
-    Arc::new(ElmoCodec::new(Arc::new(OperatorCodec { inner: DistributedCodec, live, stores }), host))
+    Arc::new_cyclic(|whole: &Weak<ElmoCodec>| {
+        let whole = Weak::clone(whole);
+        let operators = OperatorCodec { inner: DistributedCodec, whole, peers: Arc::clone(peers), live, stores };
+        ElmoCodec::new(Arc::new(operators), host)
+    })
 }
 
 /// The codec that `datafusion-distributed` is given.
@@ -48,8 +56,18 @@ pub(super) fn envelope_codec(whole: Arc<dyn PhysicalExtensionCodec>) -> Arc<dyn 
 #[derive(Debug)]
 struct OperatorCodec {
     inner: DistributedCodec,
+    /// The codec around this one, for plans inside operators.
+    whole: Weak<ElmoCodec>,
+    /// The connections of this process.
+    peers: Arc<Peers>,
     live: Option<Arc<Live>>,
     stores: Option<Stores>,
+}
+
+impl OperatorCodec {
+    fn whole(&self) -> Result<Arc<ElmoCodec>> {
+        self.whole.upgrade().ok_or_else(|| internal_datafusion_err!("the codec of a plan was dropped"))
+    }
 }
 
 /// An operator of this crate, without its input.
@@ -59,6 +77,7 @@ enum Node {
     Scan(Restored),
     InOrder,
     StageFiles { settings: SinkSettings, options: SinkOptions, ends: bool },
+    Rows { chain: Vec<u8>, received: Received },
 }
 
 impl PhysicalExtensionCodec for OperatorCodec {
@@ -76,11 +95,18 @@ impl PhysicalExtensionCodec for OperatorCodec {
         let input = Arc::clone(input);
         Ok(match serde_json::from_slice(bytes).map_err(invalid_message)? {
             Node::Stage { schema, changed, query } => {
-                let schema = schema_from_bytes(&schema)?;
-                Arc::new(StageExec::received(input, schema, changed.into(), query, self.live.as_ref()))
+                let (schema, changed) = (schema_from_bytes(&schema)?, Changed::from(changed));
+                let context = with_settings(context, &changed)?;
+                // The order of row groups in Parquet scans is not encoded.
+                let input = PushdownSort::new().optimize(input, context.session_config().options())?;
+                Arc::new(StageExec::received(input, schema, changed, query, self.live.as_ref()))
             }
             Node::Scan(restored) => Arc::new(ScanExec::received(&input, restored)?),
             Node::InOrder => Arc::new(InOrderExec::new(input)),
+            Node::Rows { chain, received } => {
+                let chain = from_bytes(&chain, context, self.whole()?.as_ref())?;
+                Arc::new(RowsExec::received(&chain, input, received, &self.peers)?)
+            }
             Node::StageFiles { settings, options, ends } => {
                 let worker = self.stores.clone().zip(self.live.clone());
                 let worker = worker.map(|(stores, live)| OnWorker { stores, tasks: Arc::new(live) });
@@ -102,6 +128,8 @@ impl PhysicalExtensionCodec for OperatorCodec {
             Node::Scan(scan.restored.clone())
         } else if node.is::<InOrderExec>() {
             Node::InOrder
+        } else if let Some(rows) = node.downcast_ref::<RowsExec>() {
+            Node::Rows { chain: to_bytes(rows.chain(), self.whole()?.as_ref())?, received: rows.sent() }
         } else if let Some(files) = node.downcast_ref::<StageFilesExec>() {
             let (settings, ends) = files.settings();
             let Some(options) = files.children().first().and_then(|sink| SinkOptions::of(sink)) else {

@@ -5,6 +5,9 @@
 //! | of several tasks, into a folder | one in each task |
 //! | into one file, or behind an operator that needs all of them | one, in a task that gathers the rows from the others |
 //! | of the client, or with operators that only it can run | in the client |
+//!
+//! An operator that embeds above one that needs all rows, such as a limit, is a [`RowsExec`] in that one task, which sends the rows
+//! to all workers.
 
 use std::sync::Arc;
 
@@ -29,9 +32,10 @@ use datafusion_distributed::NetworkCoalesceExec;
 
 use super::{
     cluster_exec::ClusterExec,
-    cut::{Cutter, Part, gathers},
+    cut::{Cutter, Part, gathers, is_window},
     distributable::{is_serialisable, is_too_deep},
     publish_exec::PublishExec,
+    rows_exec::RowsExec,
     stage_exec::StageExec,
 };
 use crate::sql::{Described, StageFilesExec, Writes, described};
@@ -59,13 +63,13 @@ impl Cutter<'_> {
             return self.published(writes, plan, gathered, split.tasks);
         }
         // Sends subplans that would not be worth sending without the sink.
-        self.writing.set(true);
+        self.writing.set(self.is_worth_writing(input));
         let part = self.part(input, false);
         self.writing.set(false);
         let gathered = match part? {
             Part::Split(split) if self.is_worth_writing(input) => Some(split.sent),
             Part::Split(_) => None,
-            Part::Whole(whole) => on_one_worker(&whole)?,
+            Part::Whole(whole) => self.on_one_worker(&whole)?,
         };
         match gathered {
             Some(gathered) => self.published(writes, plan, gathered, 1),
@@ -92,20 +96,21 @@ impl Cutter<'_> {
         let records = Arc::new(self.on_workers(gathered));
         Ok(Some(Arc::new(PublishExec::new(records, tasks, writes.stores.clone(), self.analyse))))
     }
-}
 
-/// The plan for a single worker that gathers rows from the others instead of the client. `None` if the subplan reads rows of the
-/// client or has operators that only the client can run.
-fn on_one_worker(plan: &Plan) -> Result<Option<Plan>> {
-    if let Some(cluster) = plan.downcast_ref::<ClusterExec>() {
-        return Ok(Some(Arc::clone(cluster.plan())));
+    /// The plan for a single worker that gathers rows from the others instead of the client. `None` if the subplan reads rows of
+    /// the client or has operators that only the client can run.
+    fn on_one_worker(&self, plan: &Plan) -> Result<Option<Plan>> {
+        if let Some(cluster) = plan.downcast_ref::<ClusterExec>() {
+            return Ok(Some(Arc::clone(cluster.plan())));
+        }
+        let inputs = plan.children();
+        let can_run = runs_once(plan) || (is_window(plan) && self.plain_windows);
+        if inputs.is_empty() || !can_run || !is_serialisable(plan) {
+            return Ok(None);
+        }
+        let inputs = inputs.into_iter().map(|input| self.on_one_worker(input)).collect::<Result<Option<Vec<_>>>>()?;
+        inputs.map(|inputs| replace_children_if_necessary(Arc::clone(plan), inputs)).transpose()
     }
-    let inputs = plan.children();
-    if inputs.is_empty() || !runs_once(plan) || !is_serialisable(plan) {
-        return Ok(None);
-    }
-    let inputs = inputs.into_iter().map(on_one_worker).collect::<Result<Option<Vec<_>>>>()?;
-    inputs.map(|inputs| replace_children_if_necessary(Arc::clone(plan), inputs)).transpose()
 }
 
 /// Whether an operator gives the same rows when it runs in a single task on a worker.
@@ -122,6 +127,7 @@ fn runs_once(plan: &Plan) -> bool {
         || plan.is::<LocalLimitExec>()
         || plan.is::<CooperativeExec>()
         || plan.is::<UnionExec>()
+        || plan.is::<RowsExec>()
 }
 
 /// The configurations of the sinks of a plan, which the displayed plan does not show in full.

@@ -28,7 +28,7 @@ use datafusion::{
     physical_expr::{Partitioning, aggregate::AggregateFunctionExpr},
     physical_optimizer::{PhysicalOptimizerRule, sanity_checker::SanityCheckPlan},
     physical_plan::{
-        ExecutionPlan, InputOrderMode,
+        ExecutionPlan, ExecutionPlanProperties, InputOrderMode,
         aggregates::{AggregateExec, AggregateMode},
         coalesce_partitions::CoalescePartitionsExec,
         coop::CooperativeExec,
@@ -82,7 +82,7 @@ pub(super) struct Cutter<'a> {
     pub(super) plain_windows: bool,
     /// What the statement writes, if it does.
     pub(super) writes: Option<Arc<Writes>>,
-    /// Whether the subplan being cut is the input of a sink.
+    /// Whether the subplan being cut is the input of a sink that is worth running on workers.
     pub(super) writing: Cell<bool>,
 }
 
@@ -144,7 +144,7 @@ impl Cutter<'_> {
             return Ok(Part::Split(Split { original: Arc::clone(plan), ..split }));
         }
         if let Some(tasks) = common_tasks(&parts)
-            && self.is_local(plan)
+            && (self.is_local(plan) || (tasks == 1 && self.writing.get() && sorts_one_partition(plan)))
             && is_serialisable(plan)
         {
             let inputs = parts.iter().filter_map(Part::sent).map(Arc::clone).collect();
@@ -192,11 +192,7 @@ impl Cutter<'_> {
         if !is_row_by_row(plan) {
             return Ok(None);
         }
-        let workers = Workers {
-            members: Arc::clone(&self.members),
-            peers: Arc::clone(&self.peers),
-            changed: Arc::clone(&self.changed),
-        };
+        let workers = Workers::new(Arc::clone(&self.members), &self.peers, &self.changed);
         let rows = match input.downcast_ref::<RowsExec>() {
             Some(rows) => rows.under(plan, stops_early)?,
             None if has_calls(plan) => RowsExec::try_new(plan, 1, Arc::clone(input), stops_early, workers)?,
@@ -217,8 +213,7 @@ impl Cutter<'_> {
         if let Some(sort) = plan.downcast_ref::<SortExec>() {
             return sort.preserve_partitioning();
         }
-        let is_window = plan.is::<WindowAggExec>() || plan.is::<BoundedWindowAggExec>();
-        is_partition_local(plan) || (is_window && self.plain_windows)
+        is_partition_local(plan) || (is_window(plan) && self.plain_windows)
     }
 
     /// A leaf that workers can run.
@@ -282,7 +277,7 @@ impl Cutter<'_> {
 
     fn is_worth_sending(&self, plan: &Plan) -> bool {
         let is_large = || bytes(plan) > MIN_SPLIT_BYTES as u64;
-        contains_calls(plan) || ((reduces(plan) || self.writing.get()) && is_large())
+        contains_calls(plan) || self.writing.get() || (reduces(plan) && is_large())
     }
 
     /// Whether it is worth running a sink on the workers that compute its input.
@@ -342,6 +337,15 @@ pub(super) fn is_plain(aggregate: &AggregateExec) -> bool {
         && aggregate.limit_options().is_none()
         && !aggregate.group_expr().has_grouping_set()
         && aggregate.aggr_expr().iter().all(is_plain)
+}
+
+/// Whether a plan sorts the only partition of its input.
+fn sorts_one_partition(plan: &Plan) -> bool {
+    plan.downcast_ref::<SortExec>().is_some_and(|sort| sort.input().output_partitioning().partition_count() == 1)
+}
+
+pub(super) fn is_window(plan: &Plan) -> bool {
+    plan.is::<WindowAggExec>() || plan.is::<BoundedWindowAggExec>()
 }
 
 /// Whether a subplan returns fewer rows than it reads, or makes more of them.

@@ -19,6 +19,8 @@ use datafusion::{
     },
 };
 
+use super::rows_exec::RowsExec;
+
 type Plan = Arc<dyn ExecutionPlan>;
 
 /// Largest limit that can be serialised: the codec truncates limits to 32 bits.
@@ -37,6 +39,7 @@ pub(super) fn is_row_by_row(node: &Plan) -> bool {
 /// Whether an operator or one of its expressions needs a model.
 pub(super) fn has_calls(node: &Plan) -> bool {
     embeds(node)
+        || node.is::<RowsExec>()
         || any_expr(node, &mut |expr| function(expr).is_some_and(|call| elmo_udfs::functions::embeds(call.fun())))
 }
 

@@ -61,8 +61,9 @@ impl Cluster {
         let peers = Peers::new(credentials, Handle::current());
         let peers =
             peers.map_err(|_| Error::usage("the token has characters that are not printable ASCII", "give another"))?;
-        let codec = whole_codec(Arc::new(NoModels("the client")), None, None);
-        Ok(Self { workers, peers: Arc::new(peers), codec })
+        let peers = Arc::new(peers);
+        let codec = whole_codec(Arc::new(NoModels("the client")), &peers, None, None);
+        Ok(Self { workers, peers, codec })
     }
 
     /// How the workers are, by address. Those of other versions answer too.

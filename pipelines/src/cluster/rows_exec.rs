@@ -1,5 +1,5 @@
-//! [`RowsExec`] runs row-by-row operators on workers over rows of the client, such as those of a table in memory or of a join.
-//! It sends them in chunks, each to one worker, and to another one if that is lost.
+//! [`RowsExec`] runs row-by-row operators on workers over rows of one process: of the client, such as those of a table in memory, or
+//! of the worker that writes the one file of a COPY. It sends them in chunks, each to one worker, and to another one if that is lost.
 
 use std::{collections::VecDeque, fmt, sync::Arc};
 
@@ -8,7 +8,7 @@ use datafusion::{
         array::{Array, ArrayRef, AsArray, RecordBatch, RecordBatchOptions},
         datatypes::{DataType, SchemaRef},
     },
-    common::{DataFusionError, Result, internal_err, runtime::SpawnedTask},
+    common::{DataFusionError, Result, internal_err, plan_datafusion_err, runtime::SpawnedTask},
     datasource::memory::MemorySourceConfig,
     execution::{
         SendableRecordBatchStream, TaskContext,
@@ -25,11 +25,14 @@ use datafusion::{
 use datafusion_distributed::NetworkCoalesceExec;
 use elmo_udfs::plan::exec::EmbedExec;
 use futures::{Stream, StreamExt, TryStreamExt};
+use parking_lot::Mutex;
+use serde::{Deserialize, Serialize};
 
 use super::{
-    cluster_exec::{ClusterExec, lost_worker},
+    cluster_exec::{ClusterExec, lost_worker, without},
     members::Member,
-    peers::Peers,
+    peers::{Peers, name_of},
+    service::Greeting,
     stage_exec::{Changed, StageExec},
 };
 use crate::{operator::operator, sql::InOrderExec};
@@ -44,8 +47,6 @@ const CHUNK_BYTES: usize = 1 << 20;
 const PARTITION_ROWS: usize = 256;
 /// Maximum partitions of a chunk.
 const MAX_PARTITIONS: usize = 8;
-/// Workers that a chunk is sent to, one after the other, if they are lost.
-const ATTEMPTS: usize = 3;
 /// Maximum chunks in flight per partition of the input.
 const MAX_CHUNKS: usize = 3;
 /// Maximum chunks in flight over all partitions. Each partition has at least one.
@@ -81,7 +82,30 @@ impl RowsExec {
         Ok(Self { chain, length, input, stops_early, workers, properties, metrics: ExecutionPlanMetricsSet::new() })
     }
 
-    /// The chain over an [`EmptyExec`], to test whether it can be serialised.
+    /// The operator that a worker has decoded. `chain` is what [`Self::chain`] was in the client.
+    pub(super) fn received(chain: &Plan, input: Plan, of: Received, peers: &Arc<Peers>) -> Result<Self> {
+        let Received { length, stops_early, members, changed } = of;
+        let member = |(url, greeting): (String, Greeting)| {
+            let url = url.parse().map_err(|e| plan_datafusion_err!("the address of a worker, {url}: {e}"))?;
+            Ok(Member { url, greeting })
+        };
+        let members = members.into_iter().map(member).collect::<Result<_>>()?;
+        let workers = Workers::new(members, peers, &changed.into());
+        Self::try_new(chain, length, input, stops_early, workers)
+    }
+
+    /// What a worker needs besides chain and input.
+    pub(super) fn sent(&self) -> Received {
+        let members = self.workers.members.iter();
+        Received {
+            length: self.length,
+            stops_early: self.stops_early,
+            members: members.map(|member| (member.url.to_string(), member.greeting.clone())).collect(),
+            changed: self.workers.changed.to_vec(),
+        }
+    }
+
+    /// The chain over an [`EmptyExec`].
     pub(super) fn chain(&self) -> &Plan {
         &self.chain
     }
@@ -93,12 +117,46 @@ impl RowsExec {
     }
 }
 
+/// A serialised [`RowsExec`], without chain and input.
+#[derive(Serialize, Deserialize)]
+pub(super) struct Received {
+    length: usize,
+    stops_early: bool,
+    /// Addresses and answers of the workers.
+    members: Vec<(String, Greeting)>,
+    changed: Vec<(String, String)>,
+}
+
 /// The workers of a query, and the settings of its session.
 #[derive(Clone)]
 pub(super) struct Workers {
-    pub(super) members: Arc<[Member]>,
-    pub(super) peers: Arc<Peers>,
-    pub(super) changed: Changed,
+    members: Arc<[Member]>,
+    /// Those that have not been lost.
+    left: Arc<Mutex<Arc<[Member]>>>,
+    peers: Arc<Peers>,
+    changed: Changed,
+}
+
+impl Workers {
+    pub(super) fn new(members: Arc<[Member]>, peers: &Arc<Peers>, changed: &Changed) -> Self {
+        let left = Arc::new(Mutex::new(Arc::clone(&members)));
+        Self { members, left, peers: Arc::clone(peers), changed: Arc::clone(changed) }
+    }
+
+    fn left(&self) -> Arc<[Member]> {
+        Arc::clone(&self.left.lock())
+    }
+
+    /// Sends no more chunks to a lost worker. Returns whether others are left.
+    fn lose(&self, lost: &str) -> bool {
+        let mut left = self.left.lock();
+        if let Some(others) = without(&left, lost) {
+            *left = others;
+            return true;
+        }
+        // Another chunk has noticed it before.
+        left.iter().all(|member| name_of(&member.url) != lost)
+    }
 }
 
 /// Replaces the input of the first `length` operators of a chain.
@@ -131,18 +189,17 @@ impl Sender {
         let chain = with_input(&self.chain, self.length, &(scan as Plan))?;
         let stage: Plan = Arc::new(StageExec::new(chain, Arc::clone(&self.workers.changed)));
         let boundary = Arc::new(NetworkCoalesceExec::try_new(stage, 1, 1)?);
-        // Each execution goes to the next worker.
-        let plan = ClusterExec::new(Arc::new(InOrderExec::new(boundary)), Arc::clone(&self.workers.members), false);
-        let plan = plan.watched(&self.workers.peers, false);
-        let mut attempt = 1;
+        let plan: Plan = Arc::new(InOrderExec::new(boundary));
+        let cluster = ClusterExec::new(Arc::clone(&plan), self.workers.left(), false);
+        let cluster = cluster.watched(&self.workers.peers, false);
         loop {
-            let rows = plan.execute(0, Arc::clone(&self.context))?;
+            // Each execution goes to the next worker.
+            let rows = cluster.once(Arc::clone(&plan), self.workers.left(), &self.context)?;
             let rows: Result<Vec<_>> =
                 rows.map(|batch| ReservedBatch::try_new(batch?, &self.memory)).try_collect().await;
             match rows {
-                Err(error) if attempt < ATTEMPTS && lost_worker(&error).is_some() => {
+                Err(error) if lost_worker(&error).is_some_and(|lost| self.workers.lose(&lost)) => {
                     tracing::warn!("rows are sent to another worker: {error}");
-                    attempt += 1;
                 }
                 rows => return rows,
             }

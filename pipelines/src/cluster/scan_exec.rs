@@ -11,7 +11,8 @@ use datafusion::{
         source::DataSourceExec,
     },
     execution::{SendableRecordBatchStream, TaskContext},
-    physical_plan::{DisplayAs, DisplayFormatType, ExecutionPlan, PlanProperties},
+    physical_expr::PhysicalSortExpr,
+    physical_plan::{DisplayAs, DisplayFormatType, ExecutionPlan, PlanProperties, SortOrderPushdownResult},
 };
 use serde::{Deserialize, Serialize};
 
@@ -79,6 +80,11 @@ impl ScanExec {
         Self { scan, restored, properties }
     }
 
+    fn over(&self, scan: Plan) -> Self {
+        let properties = Arc::clone(scan.properties());
+        Self { scan, restored: self.restored.clone(), properties }
+    }
+
     /// The operator that a worker has decoded.
     ///
     /// # Errors
@@ -105,8 +111,11 @@ impl ExecutionPlan for ScanExec {
 
     fn with_new_children(self: Arc<Self>, children: Vec<Plan>) -> Result<Plan> {
         let Ok([scan]) = <[_; 1]>::try_from(children) else { return internal_err!("ScanExec has one input") };
-        let properties = Arc::clone(scan.properties());
-        Ok(Arc::new(Self { scan, restored: self.restored.clone(), properties }))
+        Ok(Arc::new(self.over(scan)))
+    }
+
+    fn try_pushdown_sort(&self, order: &[PhysicalSortExpr]) -> Result<SortOrderPushdownResult<Plan>> {
+        Ok(self.scan.try_pushdown_sort(order)?.map(|scan| Arc::new(self.over(scan)) as Plan))
     }
 
     fn execute(&self, partition: usize, context: Arc<TaskContext>) -> Result<SendableRecordBatchStream> {

@@ -149,7 +149,7 @@ fn panicked(panic: &(dyn std::any::Any + Send)) -> DataFusionError {
 }
 
 /// A copy of a task context with settings of another session.
-fn with_settings(context: &TaskContext, changed: &[(String, String)]) -> Result<Arc<TaskContext>> {
+pub(super) fn with_settings(context: &TaskContext, changed: &[(String, String)]) -> Result<Arc<TaskContext>> {
     let mut config = context.session_config().clone();
     for (name, value) in changed {
         let set = config.options_mut().set(name, value);

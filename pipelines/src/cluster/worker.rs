@@ -165,6 +165,7 @@ impl Worker {
         let sessions = Sessions {
             codec: envelope_codec(whole_codec(
                 Arc::clone(&host) as _,
+                &self.peers,
                 Some(Arc::clone(&self.live)),
                 Some(self.stores.clone()),
             )),

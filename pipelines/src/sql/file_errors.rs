@@ -22,8 +22,10 @@ use datafusion::{
     },
     execution::{object_store::ObjectStoreUrl, session_state::SessionState},
     logical_expr::{CreateExternalTable, LogicalPlan},
-    physical_expr::{PhysicalExpr, ScalarFunctionExpr, projection::ProjectionExprs},
-    physical_plan::{DisplayFormatType, ExecutionPlan, metrics::ExecutionPlanMetricsSet},
+    physical_expr::{
+        EquivalenceProperties, PhysicalExpr, PhysicalSortExpr, ScalarFunctionExpr, projection::ProjectionExprs,
+    },
+    physical_plan::{DisplayFormatType, ExecutionPlan, SortOrderPushdownResult, metrics::ExecutionPlanMetricsSet},
 };
 use datafusion_datasource::morsel::{Morsel, MorselPlan, MorselPlanner, Morselizer};
 use futures::{StreamExt, TryFutureExt, TryStreamExt, stream::BoxStream};
@@ -339,6 +341,15 @@ impl FileSource for FileErrorSource {
 
     fn supports_repartitioning(&self) -> bool {
         self.source.supports_repartitioning()
+    }
+
+    fn try_pushdown_sort(
+        &self,
+        order: &[PhysicalSortExpr],
+        properties: &EquivalenceProperties,
+    ) -> Result<SortOrderPushdownResult<Arc<dyn FileSource>>> {
+        let pushed = self.source.try_pushdown_sort(order, properties)?;
+        Ok(pushed.map(|source| Arc::new(Self { source, batch_rows: self.batch_rows }) as Arc<dyn FileSource>))
     }
 
     fn reorder_files(&self, files: Vec<PartitionedFile>) -> Vec<PartitionedFile> {

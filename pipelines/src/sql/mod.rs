@@ -253,6 +253,12 @@ impl Sql {
         self.on_cluster
     }
 
+    /// The DataFusion session, for programs that read the batches of queries themselves. COPY and INSERT publish all files or none
+    /// by [`Self::run`] only.
+    pub fn context(&self) -> &SessionContext {
+        &self.context
+    }
+
     /// Prevents the running statement from committing files, so that its future can be dropped. Returns `false` if it
     /// is committing already; the caller must then wait for it.
     pub fn stop(&self) -> bool {
