@@ -8,9 +8,11 @@ use super::{
     Activations, DeviceError, DeviceName, Dropout, NoDropout, PackedBatch, Parameters, Precision, StartState,
     char_cnn::{CharCnn, WordIds},
     device::set_up_cpu,
-    lstm::LstmLayer,
+    int8,
+    lstm::{Int8Layer, LayerOutput, LstmLayer},
+    packing::Packings,
     parameters::{FileTensors, NamedTensors},
-    start_state::{OTHER_MODEL, StateShape},
+    start_state::{LayerState, OTHER_MODEL, StateShape},
     tensors::{self, Change},
 };
 use crate::{chars, options::ModelOptions, weights::Weights};
@@ -37,10 +39,61 @@ pub(crate) struct Cut {
 #[derive(Debug)]
 pub struct BiLm {
     char_cnn: CharCnn,
-    layers: Vec<LstmLayer>,
+    layers: Vec<Layer>,
     device: DeviceName,
     state: StateShape,
     max_characters: usize,
+}
+
+/// One layer of the LSTM stacks.
+#[derive(Debug)]
+enum Layer {
+    Float(LstmLayer),
+    Int8(Int8Layer),
+}
+
+impl Layer {
+    fn map<E>(&self, change: &mut Change<'_, E>) -> Result<Self, E> {
+        Ok(match self {
+            Self::Float(layer) => Self::Float(layer.map(change)?),
+            Self::Int8(layer) => Self::Int8(layer.map(change)?),
+        })
+    }
+
+    fn forward(
+        &self,
+        x: &Tensor,
+        packings: &Packings,
+        start: LayerState,
+        capture: bool,
+    ) -> Result<LayerOutput, DeviceError> {
+        match self {
+            Self::Float(layer) => layer.forward(x, packings, start, capture),
+            Self::Int8(layer) => layer.forward(x, packings, start, capture),
+        }
+    }
+
+    fn flop(&self) -> f64 {
+        match self {
+            Self::Float(layer) => layer.flop(),
+            Self::Int8(layer) => layer.flop(),
+        }
+    }
+}
+
+/// The largest code of weights on a device.
+fn codes_on(device: DeviceName, options: &ModelOptions, fused: bool) -> Result<i64, DeviceError> {
+    let refused = |reason| Err(DeviceError::Precision { precision: Precision::Int8, device, reason });
+    if device != DeviceName::Cpu {
+        return refused("it is for CPUs; use --device cpu, or bf16 on GPUs");
+    }
+    if !fused {
+        return refused("it has no gradients, and no version of libtorch's operations");
+    }
+    match int8::weight_codes(options)? {
+        Some(largest) => Ok(largest),
+        None => refused("products of 8-bit integers are not exact on this processor; use f32 or bf16"),
+    }
 }
 
 impl BiLm {
@@ -49,7 +102,8 @@ impl BiLm {
     /// # Errors
     /// [`DeviceError::Missing`] when there is no such device, [`DeviceError::MissingTensor`] and
     /// [`DeviceError::TensorShape`] when `weights` do not match the options, [`DeviceError::OutOfMemory`] when the device
-    /// has no room for the weights, [`DeviceError::Torch`] when libtorch fails.
+    /// has no room for the weights, [`DeviceError::Precision`] when it does not have the precision, [`DeviceError::Torch`] when
+    /// libtorch fails.
     pub fn new(
         options: &ModelOptions,
         weights: &Weights,
@@ -57,7 +111,7 @@ impl BiLm {
         precision: Precision,
     ) -> Result<Self, DeviceError> {
         let _no_gradients = tch::no_grad_guard();
-        let fused = device == DeviceName::Cpu && precision == Precision::F32;
+        let fused = device == DeviceName::Cpu && matches!(precision, Precision::F32 | Precision::Int8);
         Self::derive(options, &FileTensors::new(options, weights), device, precision, fused)
     }
 
@@ -117,11 +171,19 @@ impl BiLm {
     ) -> Result<Self, DeviceError> {
         device.set_up()?;
         let torch = device.torch();
-        let layers = (0..options.lstm.n_layers)
-            .map(|layer| LstmLayer::new(options, source, layer, precision, torch, fused))
-            .collect::<Result<_, _>>()?;
+        let codes = match precision {
+            Precision::Int8 => Some(codes_on(device, options, fused)?),
+            _ => None,
+        };
+        let layer = |layer: usize| -> Result<Layer, DeviceError> {
+            Ok(match codes {
+                Some(largest) => Layer::Int8(Int8Layer::new(options, source, layer, largest)?),
+                None => Layer::Float(LstmLayer::new(options, source, layer, precision, torch, fused)?),
+            })
+        };
+        let layers = (0..options.lstm.n_layers).map(layer).collect::<Result<_, _>>()?;
         Ok(Self {
-            char_cnn: CharCnn::new(options, source, precision.kind(), torch, fused)?,
+            char_cnn: CharCnn::new(options, source, precision.kind(), torch, fused, codes)?,
             layers,
             device,
             state: StateShape {
@@ -174,8 +236,13 @@ impl BiLm {
         self.device
     }
 
-    pub(super) fn layers(&self) -> &[LstmLayer] {
-        &self.layers
+    /// The layers of a model in floating point numbers.
+    pub(super) fn layers(&self) -> Vec<&LstmLayer> {
+        let float = |layer| match layer {
+            &Layer::Float(ref layer) => Some(layer),
+            Layer::Int8(_) => None,
+        };
+        self.layers.iter().filter_map(float).collect()
     }
 
     pub(super) fn state_shape(&self) -> StateShape {
@@ -368,7 +435,7 @@ impl BiLm {
 
     /// Floating point operations of the products of the LSTM stacks for one token.
     pub fn flop_per_token(&self) -> f64 {
-        self.layers.iter().map(LstmLayer::flop).sum()
+        self.layers.iter().map(Layer::flop).sum()
     }
 
     /// Floating point operations of the products of the token layer for these words.

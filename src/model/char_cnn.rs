@@ -7,7 +7,15 @@
 
 use tch::{Device, Kind, Tensor};
 
-use super::{DeviceError, kernels, packing::MIN_WIDTH, parameters::NamedTensors, scalar_ops, tensors, tensors::Change};
+use super::{
+    DeviceError,
+    int8::{self, Codes},
+    kernels,
+    packing::MIN_WIDTH,
+    parameters::NamedTensors,
+    scalar_ops, tensors,
+    tensors::Change,
+};
 use crate::{
     chars,
     options::{Activation, ModelOptions},
@@ -21,8 +29,8 @@ pub(crate) struct CharCnn {
     embedding: Tensor, // [262, C], row 0 is zeros
     convolutions: Vec<Convolution>,
     activation: Activation,
-    highways: Vec<Linear>,      // [F, 2F]: transform, then carry
-    projection: Option<Linear>, // [F, P]
+    highways: Vec<Dense>,      // [F, 2F]: transform, then carry
+    projection: Option<Dense>, // [F, P]
     embedding_dim: usize,
     max_characters: usize,
     /// Use our own passes over memory instead of libtorch's operations; no gradients.
@@ -57,6 +65,60 @@ impl Linear {
     fn map<E>(&self, change: &mut Change<'_, E>) -> Result<Self, E> {
         Ok(Self { weight: change(&self.weight)?, bias: change(&self.bias)?, out: self.out })
     }
+
+    fn shape(&self) -> (i64, i64) {
+        (self.weight.size()[0], self.out)
+    }
+}
+
+/// A product of the layers above the convolutions.
+#[derive(Debug)]
+enum Dense {
+    Float(Linear),
+    Int8 { weight: Codes, bias: Tensor },
+}
+
+impl Dense {
+    /// In 8-bit integers if `codes` gives their largest.
+    fn new(weight: Tensor, bias: Tensor, codes: Option<i64>) -> Result<Self, DeviceError> {
+        Ok(match codes {
+            Some(largest) => Self::Int8 { weight: Codes::new(&weight, largest)?, bias },
+            None => Self::Float(Linear::new(weight, bias)?),
+        })
+    }
+
+    /// `x W + b`
+    fn forward(&self, x: &Tensor) -> Result<Tensor, DeviceError> {
+        match self {
+            Self::Float(linear) => linear.forward(x),
+            Self::Int8 { weight, bias } => {
+                let (sums, scales) = int8::product(x, weight)?;
+                let mut out = Tensor::f_empty(sums.size(), (Kind::Float, Device::Cpu))?;
+                // SAFETY: `out` and `sums` are new, and the weights are not changed.
+                unsafe {
+                    let (columns, bias) = (tensors::values(&weight.scales), tensors::values(bias));
+                    let out = tensors::values_mut(&mut out);
+                    kernels::rescale(tensors::values(&sums), &scales, columns, bias, out, f32::INFINITY);
+                }
+                Ok(out)
+            }
+        }
+    }
+
+    fn map<E>(&self, change: &mut Change<'_, E>) -> Result<Self, E> {
+        Ok(match self {
+            Self::Float(linear) => Self::Float(linear.map(change)?),
+            Self::Int8 { weight, bias } => Self::Int8 { weight: weight.map(change)?, bias: change(bias)? },
+        })
+    }
+
+    /// Inputs and outputs.
+    fn shape(&self) -> (i64, i64) {
+        match self {
+            Self::Float(linear) => linear.shape(),
+            Self::Int8 { weight, bias } => (weight.codes.size()[0], bias.size()[0]),
+        }
+    }
 }
 
 /// Words as character ids: `[U, M]`, and how many of the `M` places each word uses.
@@ -83,13 +145,14 @@ impl WordIds {
 }
 
 impl CharCnn {
-    /// Derives the token layer from `char_embed` and the tensors of `CNN*`.
+    /// Derives the token layer from `char_embed` and the tensors of `CNN*`. `codes` is the largest code of its weights in 8 bits.
     pub(crate) fn new(
         options: &ModelOptions,
         source: &dyn NamedTensors,
         kind: Kind,
         device: Device,
         fused: bool,
+        codes: Option<i64>,
     ) -> Result<Self, DeviceError> {
         let load = |name: &str| -> Result<Tensor, DeviceError> {
             Ok(source.tensor(name)?.f_to_device(device)?.f_to_kind(kind)?)
@@ -109,10 +172,10 @@ impl CharCnn {
                 let carry = load(&format!("CNN_high_{k}/{what}_carry"))?;
                 Ok(Tensor::f_cat(&[transform, carry], dim)?)
             };
-            highways.push(Linear::new(both("W", 1)?, both("b", 0)?)?);
+            highways.push(Dense::new(both("W", 1)?, both("b", 0)?, codes)?);
         }
         let projection = match options.has_char_projection() {
-            true => Some(Linear::new(load("CNN_proj/W_proj")?, load("CNN_proj/b_proj")?)?),
+            true => Some(Dense::new(load("CNN_proj/W_proj")?, load("CNN_proj/b_proj")?, codes)?),
             false => None,
         };
         let zero_row = Tensor::f_zeros([1, cnn.embedding_dim as i64], (kind, device))?;
@@ -233,7 +296,7 @@ impl CharCnn {
     }
 
     /// `g * relu(x Wt + bt) + (1 - g) * x` with `g = sigmoid(x Wc + bc)`, in place. `[G, F]`
-    fn highway(&self, highway: &Linear, x: &mut Tensor) -> Result<(), DeviceError> {
+    fn highway(&self, highway: &Dense, x: &mut Tensor) -> Result<(), DeviceError> {
         let product = highway.forward(x)?; // [G, 2F]
         let f = x.size()[1];
         if self.fused {
@@ -251,10 +314,10 @@ impl CharCnn {
 
     /// Floating point operations of the products for one word that uses `used` characters.
     pub(crate) fn flop(&self, used: usize) -> f64 {
-        let linear = |l: &Linear, times: usize| 2.0 * (times as f64) * l.weight.size()[0] as f64 * l.out as f64;
+        let product = |(k, n): (i64, i64), times: usize| 2.0 * (times as f64) * k as f64 * n as f64;
         let convolutions: f64 =
-            self.convolutions.iter().map(|c| linear(&c.linear, self.positions(c.width, used))).sum();
-        let rest: f64 = self.highways.iter().chain(&self.projection).map(|l| linear(l, 1)).sum();
+            self.convolutions.iter().map(|c| product(c.linear.shape(), self.positions(c.width, used))).sum();
+        let rest: f64 = self.highways.iter().chain(&self.projection).map(|dense| product(dense.shape(), 1)).sum();
         convolutions + rest
     }
 }

@@ -20,6 +20,16 @@ pub enum DeviceError {
         /// The available devices, or why there are none.
         found: String,
     },
+    /// The device does not have this precision.
+    #[error("--precision {precision} does not run on {device}: {reason}")]
+    Precision {
+        /// The requested precision.
+        precision: super::Precision,
+        /// The device.
+        device: super::DeviceName,
+        /// Why, and what to do.
+        reason: &'static str,
+    },
     /// The weights lack a tensor that the options require.
     #[error("the weights lack `{name}`, which the options require; are these options and weights of the same model?")]
     MissingTensor {

@@ -194,6 +194,81 @@ fn highway_row<const FUSED: bool>(product: &[f32], x: &mut [f32]) {
     }
 }
 
+/// What the gates of a row in an int8 step are made of.
+struct RowSums<'s> {
+    input: &'s [i32],    // [4D]
+    previous: &'s [i32], // [4D]
+    input_scale: f32,
+    previous_scale: f32,
+    scales: &'s [f32], // [4D]
+    bias: &'s [f32],   // [4D]
+}
+
+/// As [`cell_row`] with gates from integer sums.
+#[inline(always)]
+fn int8_cell_row<const FUSED: bool>(sums: &RowSums<'_>, cell: &mut [f32], out: &mut [f32], clip: f32) {
+    let d = cell.len();
+    let (s_x, s_h) = (sums.input_scale, sums.previous_scale);
+    // Slices of the loop's own length, as in `cell_row`.
+    let part = |gate: usize| {
+        let range = gate * d..(gate + 1) * d;
+        (&sums.input[range.clone()], &sums.previous[range.clone()], &sums.scales[range.clone()], &sums.bias[range])
+    };
+    let (i, j, f, o) = (part(0), part(1), part(2), part(3));
+    let out = &mut out[..d];
+    let gate = |(x, h, scales, bias): (&[i32], &[i32], &[f32], &[f32]), k: usize| {
+        let sum = fma::<FUSED>(x[k] as f32, s_x, h[k] as f32 * s_h);
+        fma::<FUSED>(sum, scales[k], bias[k])
+    };
+    for k in 0..d {
+        let c = sigmoid::<FUSED>(gate(f, k)) * cell[k] + sigmoid::<FUSED>(gate(i, k)) * tanh::<FUSED>(gate(j, k));
+        let c = bounded(c, clip);
+        cell[k] = c;
+        out[k] = sigmoid::<FUSED>(gate(o, k)) * tanh::<FUSED>(c);
+    }
+}
+
+/// Rounds a row to codes -127..=127 times a scale. A row with NaN or infinity has a scale that is not finite.
+#[inline(always)]
+fn quantise_row<const FUSED: bool>(x: &[f32], codes: &mut [i8], scale: &mut f32) {
+    const ROUND: f32 = 12_582_912.0; // as in `exp`
+    let (whole, rest) = x.as_chunks::<LANES>();
+    let mut all = [0.0_f32; LANES];
+    // A NaN is never below another number, and stays.
+    let larger = |a: f32, b: f32| if a < b || b.is_nan() { b } else { a };
+    for block in whole {
+        for k in 0..LANES {
+            all[k] = larger(all[k], block[k].abs());
+        }
+    }
+    let largest = rest.iter().chain(&all).fold(0.0, |a, b| larger(a, b.abs()));
+    *scale = largest / 127.0;
+    // The reciprocal of a smaller number is infinite.
+    let factor = if largest > 1e-36 { 127.0 / largest } else { 0.0 };
+    let codes = &mut codes[..x.len()];
+    for k in 0..x.len() {
+        // The low byte of the shifted number is the integer.
+        codes[k] = fma::<FUSED>(x[k], factor, ROUND).to_bits() as i8;
+    }
+}
+
+/// `sums * scale * scales + bias` within the clip.
+#[inline(always)]
+fn rescale_row<const FUSED: bool>(
+    sums: &[i32],
+    scale: f32,
+    scales: &[f32],
+    bias: &[f32],
+    out: &mut [f32],
+    clip: f32,
+) {
+    let n = out.len();
+    let (sums, scales, bias) = (&sums[..n], &scales[..n], &bias[..n]);
+    for k in 0..n {
+        out[k] = bounded(fma::<FUSED>(sums[k] as f32 * scale, scales[k], bias[k]), clip);
+    }
+}
+
 #[inline(always)]
 fn tanh_row<const FUSED: bool>(x: &mut [f32]) {
     for v in x {
@@ -259,6 +334,27 @@ dispatch!(largest_any, largest_avx2, largest_avx512, largest_row, (values: &[f32
 dispatch!(scale_any, scale_avx2, scale_avx512, scale_row, (values: &mut [f32], factor: f32));
 dispatch!(clip_any, clip_avx2, clip_avx512, clip_row, (values: &[f32], gradients: &mut [f32], clip: f32));
 dispatch!(highway_any, highway_avx2, highway_avx512, highway_row, (product: &[f32], x: &mut [f32]));
+dispatch!(
+    int8_cell_any,
+    int8_cell_avx2,
+    int8_cell_avx512,
+    int8_cell_row,
+    (sums: &RowSums<'_>, cell: &mut [f32], out: &mut [f32], clip: f32)
+);
+dispatch!(
+    quantise_any,
+    quantise_avx2,
+    quantise_avx512,
+    quantise_row,
+    (x: &[f32], codes: &mut [i8], scale: &mut f32)
+);
+dispatch!(
+    rescale_any,
+    rescale_avx2,
+    rescale_avx512,
+    rescale_row,
+    (sums: &[i32], scale: f32, scales: &[f32], bias: &[f32], out: &mut [f32], clip: f32)
+);
 dispatch!(tanh_any, tanh_avx2, tanh_avx512, tanh_row, (x: &mut [f32]));
 
 /// One LSTM step for every row: `gates` `[W, 4D]` in file order i, j, f, o (the +1 of the forget gate is in
@@ -268,6 +364,49 @@ pub(crate) fn lstm_cell(gates: &[f32], cell: &mut [f32], out: &mut [f32], d: usi
     let rows = gates.chunks_exact(4 * d).zip(cell.chunks_exact_mut(d)).zip(out.chunks_exact_mut(d));
     for ((gates, cell), out) in rows {
         cell_any(gates, cell, out, clip);
+    }
+}
+
+/// The gates of rows in an int8 step as integer sums. The scales of a gate are those of its column and of its row.
+pub(crate) struct GateSums<'s> {
+    /// `[W, 4D]`, of the layer's input.
+    pub(crate) input: &'s [i32],
+    pub(crate) input_scales: &'s [f32], // [W]
+    /// `[W, 4D]`, of the previous output.
+    pub(crate) previous: &'s [i32],
+    pub(crate) previous_scales: &'s [f32], // [W]
+    pub(crate) scales: &'s [f32], // [4D]
+    /// `[4D]`, with the +1 of the forget gate.
+    pub(crate) bias: &'s [f32],
+}
+
+/// As [`lstm_cell`] with gates from integer sums.
+pub(crate) fn lstm_cell_int8(sums: &GateSums<'_>, cell: &mut [f32], out: &mut [f32], clip: f32) {
+    let gates = sums.bias.len();
+    let rows = sums.input.chunks_exact(gates).zip(sums.previous.chunks_exact(gates));
+    let scales = sums.input_scales.iter().zip(sums.previous_scales);
+    let states = cell.chunks_exact_mut(gates / 4).zip(out.chunks_exact_mut(gates / 4));
+    for (((input, previous), (&input_scale, &previous_scale)), (cell, out)) in rows.zip(scales).zip(states) {
+        let (scales, bias) = (sums.scales, sums.bias);
+        let sums = RowSums { input, previous, input_scale, previous_scale, scales, bias };
+        int8_cell_any(&sums, cell, out, clip);
+    }
+}
+
+/// Rounds rows to codes -127..=127, and their scales: a value is about its code times the scale of its row. There may be more
+/// codes and scales than rows.
+pub(crate) fn quantise(x: &[f32], codes: &mut [i8], scales: &mut [f32]) {
+    let k = codes.len() / scales.len().max(1);
+    for ((x, codes), scale) in x.chunks_exact(k.max(1)).zip(codes.chunks_exact_mut(k.max(1))).zip(scales) {
+        quantise_any(x, codes, scale);
+    }
+}
+
+/// Integer sums `[W, n]` to float32, with the scales of rows `[W]` and columns `[n]`, and a bias `[n]`.
+pub(crate) fn rescale(sums: &[i32], rows: &[f32], columns: &[f32], bias: &[f32], out: &mut [f32], clip: f32) {
+    let n = bias.len();
+    for ((sums, &scale), out) in sums.chunks_exact(n).zip(rows).zip(out.chunks_exact_mut(n)) {
+        rescale_any(sums, scale, columns, bias, out, clip);
     }
 }
 

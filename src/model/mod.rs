@@ -20,6 +20,7 @@
 //! | `activations.rs` | the layers, on the device and read back |
 //! | `kernels.rs` | our own passes over memory, for float32 on CPU |
 //! | `device.rs`, `mkl.rs`, `precision.rs`, `tf32.rs`, `tensors.rs`, `error.rs` | libtorch and the machine |
+//! | `int8.rs` | products of 8-bit integers |
 //! | `softmax.rs` | the LM head |
 //! | `self_test.rs` | checks and speed of the machine |
 
@@ -30,6 +31,7 @@ mod char_cnn;
 mod device;
 mod dropout;
 mod error;
+mod int8;
 pub(crate) mod kernels;
 mod lstm;
 mod mkl;

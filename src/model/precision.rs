@@ -18,17 +18,21 @@ pub enum Precision {
     /// float32 weights and activations, whose products on GPUs are rounded to 10 bits of mantissa and summed in float32: for
     /// training. CPUs do not have it.
     Tf32,
+    /// 8-bit integers as weights and on the left side of products, per column and per row; sums, cells and what is added up are
+    /// exact or float32. For CPUs: two digits, and bit-equal whatever the batch.
+    Int8,
     /// float64 throughout: for training and for checks of gradients. Inference does not offer it.
     F64,
 }
 
 impl Precision {
     /// The values of `--precision` for inference.
-    pub const WORDS: &'static [&'static str] = &["f32", "bf16"];
+    pub const WORDS: &'static [&'static str] = &["f32", "bf16", "int8"];
 
+    /// Kind of activations between products, and of the state of the LSTMs.
     pub(crate) fn kind(self) -> Kind {
         match self {
-            Self::F32 | Self::Tf32 => Kind::Float,
+            Self::F32 | Self::Tf32 | Self::Int8 => Kind::Float,
             Self::Bf16 => Kind::BFloat16,
             Self::F64 => Kind::Double,
         }
@@ -44,7 +48,7 @@ impl Precision {
     /// Kind in which tensors are derived from parameters. Weights in bfloat16 are rounded once, at the end.
     pub(crate) fn derivation_kind(self) -> Kind {
         match self {
-            Self::F32 | Self::Tf32 | Self::Bf16 => Kind::Float,
+            Self::F32 | Self::Tf32 | Self::Bf16 | Self::Int8 => Kind::Float,
             Self::F64 => Kind::Double,
         }
     }
@@ -56,6 +60,7 @@ impl fmt::Display for Precision {
             Self::F32 => "f32",
             Self::Tf32 => "tf32",
             Self::Bf16 => "bf16",
+            Self::Int8 => "int8",
             Self::F64 => "f64",
         })
     }
@@ -68,6 +73,7 @@ impl FromStr for Precision {
         match s {
             "f32" => Ok(Self::F32),
             "bf16" => Ok(Self::Bf16),
+            "int8" => Ok(Self::Int8),
             _ => Err(SpecError::Value { option: "precision", value: s.to_owned(), legal: Self::WORDS.to_vec() }),
         }
     }

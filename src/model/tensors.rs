@@ -90,34 +90,52 @@ fn exactly<const N: usize>(parts: Vec<Tensor>) -> Result<[Tensor; N], DeviceErro
     parts.try_into().map_err(|parts: Vec<Tensor>| DeviceError::internal(format!("{} parts, not {N}", parts.len())))
 }
 
-/// The values of a contiguous float32 tensor on the host.
+/// A type of numbers, with its name in libtorch.
+pub(crate) trait Number {
+    const KIND: Kind;
+}
+
+impl Number for f32 {
+    const KIND: Kind = Kind::Float;
+}
+
+impl Number for i32 {
+    const KIND: Kind = Kind::Int;
+}
+
+impl Number for i8 {
+    const KIND: Kind = Kind::Int8;
+}
+
+/// The values of a contiguous tensor of these numbers on the host.
 ///
 /// # Safety
 /// While the slice lives, nothing may write to these values: neither through another tensor that shares the storage nor
 /// through a slice of [`values_mut`].
-pub(crate) unsafe fn values(tensor: &Tensor) -> &[f32] {
-    assert_host(tensor);
-    // SAFETY: contiguous float32 values on the host (asserted), which the borrow keeps alive and nothing writes to (the
+pub(crate) unsafe fn values<T: Number>(tensor: &Tensor) -> &[T] {
+    assert_host::<T>(tensor);
+    // SAFETY: contiguous numbers of this type on the host (asserted), which the borrow keeps alive and nothing writes to (the
     // caller's promise).
-    unsafe { std::slice::from_raw_parts(tensor.data_ptr().cast::<f32>(), tensor.numel()) }
+    unsafe { std::slice::from_raw_parts(tensor.data_ptr().cast::<T>(), tensor.numel()) }
 }
 
-/// The values of a contiguous float32 tensor on the host, to be changed in place.
+/// The values of a contiguous tensor of these numbers on the host, to be changed in place.
 ///
 /// # Safety
 /// While the slice lives, nothing else may read or write these values: neither through another tensor that shares the
 /// storage nor through another slice. The exclusive borrow does not prevent that, because tensors share storage.
-pub(crate) unsafe fn values_mut(tensor: &mut Tensor) -> &mut [f32] {
-    assert_host(tensor);
-    // SAFETY: contiguous float32 values on the host (asserted), which the borrow keeps alive and nothing else accesses
+pub(crate) unsafe fn values_mut<T: Number>(tensor: &mut Tensor) -> &mut [T] {
+    assert_host::<T>(tensor);
+    // SAFETY: contiguous numbers of this type on the host (asserted), which the borrow keeps alive and nothing else accesses
     // (the caller's promise).
-    unsafe { std::slice::from_raw_parts_mut(tensor.data_ptr().cast::<f32>(), tensor.numel()) }
+    unsafe { std::slice::from_raw_parts_mut(tensor.data_ptr().cast::<T>(), tensor.numel()) }
 }
 
-fn assert_host(tensor: &Tensor) {
+fn assert_host<T: Number>(tensor: &Tensor) {
     assert!(
-        tensor.device() == Device::Cpu && tensor.kind() == Kind::Float && tensor.is_contiguous(),
-        "our own kernels take contiguous float32 tensors on the host"
+        tensor.device() == Device::Cpu && tensor.kind() == T::KIND && tensor.is_contiguous(),
+        "our own kernels take contiguous tensors of {:?} on the host",
+        T::KIND
     );
 }
 

@@ -11,7 +11,7 @@ use crate::model::{
 };
 
 /// Packed rows of one input product: larger outputs leave the cache before the time loop reads them.
-const CHUNK_ROWS: usize = 256;
+pub(super) const CHUNK_ROWS: usize = 256;
 
 const FLOAT_ON_HOST: (Kind, Device) = (Kind::Float, Device::Cpu);
 
@@ -107,7 +107,7 @@ fn owned(t: &Tensor) -> Result<Tensor, DeviceError> {
 }
 
 /// Sets rows of a state `[W, dim]` to the start state `[dim]`.
-fn begin(state: &mut Tensor, start: &[f32], rows: &[i64]) {
+pub(super) fn begin(state: &mut Tensor, start: &[f32], rows: &[i64]) {
     // SAFETY: a buffer of the time loop, which only this thread accesses.
     let state = unsafe { tensors::values_mut(state) };
     for &row in rows {
@@ -116,23 +116,23 @@ fn begin(state: &mut Tensor, start: &[f32], rows: &[i64]) {
     }
 }
 
-fn rows_of(t: &Tensor, offset: usize, rows: usize) -> Result<Tensor, DeviceError> {
+pub(super) fn rows_of(t: &Tensor, offset: usize, rows: usize) -> Result<Tensor, DeviceError> {
     Ok(t.f_narrow(0, offset as i64, rows as i64)?)
 }
 
 /// Cells of rows as their last token is read: later steps may still write to the row.
-struct Captured {
-    cells: Option<Tensor>, // [2, B, D]
+pub(super) struct Captured {
+    pub(super) cells: Option<Tensor>, // [2, B, D]
 }
 
 impl Captured {
-    fn new(capture: bool, packings: &Packings, d: i64) -> Result<Self, DeviceError> {
+    pub(super) fn new(capture: bool, packings: &Packings, d: i64) -> Result<Self, DeviceError> {
         let rows = packings.of(0).sentences() as i64;
         let cells = if capture { Some(Tensor::f_empty([2, rows, d], FLOAT_ON_HOST)?) } else { None };
         Ok(Self { cells })
     }
 
-    fn keep(&self, packing: &Packing, t: usize, direction: i64, cell: &Tensor) -> Result<(), DeviceError> {
+    pub(super) fn keep(&self, packing: &Packing, t: usize, direction: i64, cell: &Tensor) -> Result<(), DeviceError> {
         let Some(cells) = &self.cells else { return Ok(()) };
         let ends = packing.ends(t);
         if !ends.is_empty() {

@@ -17,15 +17,17 @@
 //! over the gates between them (`fused.rs`): all cores are busy, so running the directions at once would gain nothing.
 //! Everywhere else libtorch's operations run (`batched.rs`), and every product of a step is batched over both
 //! directions: half as many launches, each of twice the work. Gradients flow through the second loop only. Training on a
-//! CPU in float32 has a pair of loops of its own, forward and backward, without a graph (`trained.rs`).
+//! CPU in float32 has a pair of loops of its own, forward and backward, without a graph (`trained.rs`). Products of 8-bit integers
+//! have a loop of their own, too (`int8.rs`).
 
 mod batched;
 mod fused;
+mod int8;
 mod trained;
 
-pub(crate) use self::trained::Kept;
+pub(crate) use self::{int8::Int8Layer, trained::Kept};
 
-use tch::{Device, Tensor};
+use tch::{Device, Kind, Tensor};
 
 use super::{
     DeviceError, Precision,
@@ -58,6 +60,14 @@ struct Clips {
     projection: Option<f64>,
 }
 
+impl Clips {
+    fn new(options: &ModelOptions) -> Self {
+        let lstm = &options.lstm;
+        // Without a projection bilm-tf builds a plain cell, which has no projection to clip.
+        Self { cell: lstm.cell_clip, projection: lstm.proj_clip.filter(|_| options.has_projection()) }
+    }
+}
+
 /// What a layer gives back: `[2, R, P]` in packed rows, and the state after each row's last token if requested, in the
 /// order of the rows of each direction.
 pub(crate) struct LayerOutput {
@@ -77,13 +87,7 @@ impl LstmLayer {
     ) -> Result<Self, DeviceError> {
         let lstm = &options.lstm;
         let (d, p) = (lstm.dim as i64, lstm.projection_dim as i64);
-        let both = |what: &str| -> Result<Tensor, DeviceError> {
-            let load = |r: usize| -> Result<Tensor, DeviceError> {
-                let tensor = source.tensor(&format!("RNN_{r}/RNN/MultiRNNCell/Cell{layer}/LSTMCell/{what}"))?;
-                Ok(tensor.f_to_kind(precision.derivation_kind())?)
-            };
-            Ok(Tensor::f_stack(&[load(0)?, load(1)?], 0)?)
-        };
+        let both = |what: &str| both_directions(source, layer, what, precision.derivation_kind());
         let place = |t: Tensor| -> Result<Tensor, DeviceError> {
             Ok(t.f_contiguous()?.f_to_device(device)?.f_to_kind(precision.kind())?)
         };
@@ -100,8 +104,7 @@ impl LstmLayer {
             projection: p,
             residual: layer > 0 && lstm.use_skip_connections,
             dim: lstm.dim,
-            // Without a projection bilm-tf builds a plain cell, which has no projection to clip.
-            clips: Clips { cell: lstm.cell_clip, projection: lstm.proj_clip.filter(|_| options.has_projection()) },
+            clips: Clips::new(options),
             fused,
         })
     }
@@ -125,13 +128,7 @@ impl LstmLayer {
         } else {
             self.steps_batched(x, packings, start, capture)?
         };
-        let last = match last_cells {
-            None => None,
-            Some(c) => {
-                let [forward, backward] = packings.each(|packing| packing.last_rows());
-                Some(LayerState { h: tensors::rows_of_each(&h, [&forward, &backward])?, c })
-            }
-        };
+        let last = last_state(&h, last_cells, packings)?;
         let y = if self.residual { h.f_add(x)? } else { h };
         Ok(LayerOutput { y, last })
     }
@@ -142,6 +139,22 @@ impl LstmLayer {
         let projection = self.w_p.as_ref().map_or(0.0, |_| 2.0 * (self.dim as f64) * self.projection as f64);
         2.0 * (numel(&self.w_x) + numel(&self.w_h) + projection)
     }
+}
+
+/// A tensor of a layer in both directions, the forward one first: `[2, ..]`.
+fn both_directions(source: &dyn NamedTensors, layer: usize, what: &str, kind: Kind) -> Result<Tensor, DeviceError> {
+    let load = |r: usize| -> Result<Tensor, DeviceError> {
+        let tensor = source.tensor(&format!("RNN_{r}/RNN/MultiRNNCell/Cell{layer}/LSTMCell/{what}"))?;
+        Ok(tensor.f_to_kind(kind)?)
+    };
+    Ok(Tensor::f_stack(&[load(0)?, load(1)?], 0)?)
+}
+
+/// The state after each row's last token, if the cells `[2, B, D]` were captured.
+fn last_state(h: &Tensor, cells: Option<Tensor>, packings: &Packings) -> Result<Option<LayerState>, DeviceError> {
+    let Some(c) = cells else { return Ok(None) };
+    let [forward, backward] = packings.each(|packing| packing.last_rows());
+    Ok(Some(LayerState { h: tensors::rows_of_each(h, [&forward, &backward])?, c }))
 }
 
 /// Adds 1 to the forget gates, as TensorFlow does at run time; the files do not hold it. `[2, 4D]`
