@@ -37,7 +37,7 @@ use proptest::prelude::*;
 use crate::{
     golden::largest_gap,
     properties::{POOLINGS, array, bits, columns, gap, one_sentence, sentences, settings, tiny, tiny_with},
-    reference::{Reference, seeded::seeded_weights, vectors},
+    reference::{Reference, as_codes, seeded::seeded_weights, vectors, weights_as_codes},
 };
 
 // --- one row of an answer, as plain values -----------------------------------------------------------------------
@@ -136,10 +136,11 @@ fn check_calls(
     setups: &[(usize, usize)],
     shuffles: usize,
     calls: &[(usize, usize)],
+    precision: Precision,
 ) -> Vec<EmbedderMetrics> {
     let spec = EmbedSpec { level: Level::Token, layers: Layers::All, ..one_sentence() };
     let start = |settings: EmbedderSettings| -> ColumnEmbedder {
-        columns(&Elmo::from_data(data.clone(), &settings).unwrap(), spec.clone())
+        columns(&Elmo::from_data(data.clone(), &EmbedderSettings { precision, ..settings }).unwrap(), spec.clone())
     };
     let expected = answers(&start(settings()).embed(&array(texts)).unwrap());
     let engine = |&(threads, cache_bytes): &(usize, usize)| {
@@ -184,7 +185,7 @@ fn calls_of_any_size_and_order_give_the_same_bits() {
     let words: BTreeSet<&str> = texts.iter().flat_map(|text| text.split(' ')).collect();
     let setups = [(1, 0), (2, 0), (1, LITTLE), (2, LITTLE), (1, PLENTY), (2, PLENTY)];
     let calls = [(1, 20), (2, 20), (7, 10), (64, 2), (256, 2)];
-    let metrics = check_calls(&ModelData::tiny(), &texts, &setups, 20, &calls);
+    let metrics = check_calls(&ModelData::tiny(), &texts, &setups, 20, &calls, Precision::F32);
     // The caches were what they should be. With room for all a thread computes a word once, but another thread may do
     // the same at the same time.
     for (&(threads, cache), metrics) in setups.iter().zip(metrics) {
@@ -213,7 +214,7 @@ fn calls_of_any_size_and_order_give_the_same_bits_in_a_published_shape() {
     let weights = seeded_weights(&options, 5, 1.0);
     let data = ModelData::new(options, weights, "small").unwrap();
     let setups = [(1, 0), (2, LITTLE), (1, PLENTY)];
-    check_calls(&data, &short(60, 19, 8), &setups, 3, &[(1, 3), (2, 3), (7, 1), (60, 1)]);
+    check_calls(&data, &short(60, 19, 8), &setups, 3, &[(1, 3), (2, 3), (7, 1), (60, 1)], Precision::F32);
 }
 
 // --- hostile texts -----------------------------------------------------------------------------------------------
@@ -995,6 +996,64 @@ fn a_list_holds_the_values_of_a_fixed_size_list() {
     for token in 0..7 {
         assert_eq!(&list.value(token), &fixed.value(token), "token {token}");
     }
+}
+
+#[test]
+fn calls_of_any_size_and_order_give_the_same_bits_in_int8() {
+    let calls = [(1, 20), (2, 20), (7, 10), (64, 2), (256, 2)];
+    let setups = [(1, 0), (2, LITTLE), (1, PLENTY)];
+    check_calls(&ModelData::tiny(), &short(500, 17, 16), &setups, 20, &calls, Precision::Int8);
+    let options = published_small();
+    let data = ModelData::new(options.clone(), seeded_weights(&options, 5, 1.0), "small").unwrap();
+    check_calls(&data, &short(120, 17, 12), &setups, 10, &[(1, 10), (5, 5), (64, 1)], Precision::Int8);
+}
+
+/// All layers of all tokens in the reference, one number after the other.
+fn expected_layers(reference: &Reference<'_>, texts: &[String], width: usize) -> Vec<f64> {
+    let of = |text: &String| vectors::all(&reference.layers(&text.split(' ').collect::<Vec<_>>()), width);
+    texts.iter().flat_map(of).collect()
+}
+
+/// Expected: the plain reference with the same rounding, computed in float64. A number that lies between two codes, as nearly as
+/// float32 can tell, may get the other one, which moves what depends on it by a part of the rounding itself.
+#[test]
+fn int8_is_the_model_with_rounded_rows_and_columns() {
+    for (data, texts) in
+        [(ModelData::tiny(), short(40, 23, 24)), (ModelData::built_in(elmo::BuiltIn::Books).unwrap(), short(4, 29, 8))]
+    {
+        let (width, layers) = (data.options.width(), data.options.n_layers_out());
+        let elmo =
+            Elmo::from_data(data.clone(), &EmbedderSettings { precision: Precision::Int8, ..settings() }).unwrap();
+        assert_eq!(elmo.precision().to_string(), "int8");
+        let spec = EmbedSpec { level: Level::Token, layers: Layers::All, ..one_sentence() };
+        let found = answers(&columns(&elmo, spec).embed(&array(&texts)).unwrap());
+        let found: Vec<f32> = found.into_iter().flat_map(|a| a.bits).map(f32::from_bits).collect();
+        let exact = expected_layers(&Reference::new(&data.options, &data.weights), &texts, width);
+        // Codes of weights up to 127 where products of 8-bit integers are exact, which is with VNNI, and up to 64 elsewhere.
+        let gaps = [127.0_f32, 64.0].map(|largest| {
+            let weights = weights_as_codes(&data.weights, largest);
+            let rounded = Reference::with_rounding(&data.options, &weights, as_codes);
+            relative_rms(&found, &expected_layers(&rounded, &texts, width), width, layers)
+        });
+        let (gap, drift) = (&gaps[usize::from(gaps[1] < gaps[0])], relative_rms(&found, &exact, width, layers));
+        println!("of the rounded model: {gaps:?}; of the exact one: {drift:?}");
+        for layer in 0..layers {
+            assert!(gap[layer] < 0.1 * drift[layer].max(1e-6), "layer {layer}: {gap:?}, {drift:?}");
+            assert!(drift[layer] < 0.06, "layer {layer}: {drift:?}");
+        }
+    }
+}
+
+/// Root mean square of the differences over that of the expected numbers, by layer.
+fn relative_rms(found: &[f32], expected: &[f64], width: usize, layers: usize) -> Vec<f64> {
+    assert_eq!(found.len(), expected.len());
+    let mut sums = vec![(0.0, 0.0); layers];
+    for (i, (&found, &expected)) in found.iter().zip(expected).enumerate() {
+        let (squares, differences) = &mut sums[i / width % layers];
+        *squares += expected * expected;
+        *differences += (f64::from(found) - expected).powi(2);
+    }
+    sums.into_iter().map(|(squares, differences): (f64, f64)| (differences / squares).sqrt()).collect()
 }
 
 /// bfloat16 keeps 8 bits, so every operation moves a number by up to 0.4 per cent of itself, and some tens of them lie

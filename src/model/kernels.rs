@@ -254,14 +254,7 @@ fn quantise_row<const FUSED: bool>(x: &[f32], codes: &mut [i8], scale: &mut f32)
 
 /// `sums * scale * scales + bias` within the clip.
 #[inline(always)]
-fn rescale_row<const FUSED: bool>(
-    sums: &[i32],
-    scale: f32,
-    scales: &[f32],
-    bias: &[f32],
-    out: &mut [f32],
-    clip: f32,
-) {
+fn rescale_row<const FUSED: bool>(sums: &[i32], scale: f32, scales: &[f32], bias: &[f32], out: &mut [f32], clip: f32) {
     let n = out.len();
     let (sums, scales, bias) = (&sums[..n], &scales[..n], &bias[..n]);
     for k in 0..n {
@@ -375,7 +368,7 @@ pub(crate) struct GateSums<'s> {
     /// `[W, 4D]`, of the previous output.
     pub(crate) previous: &'s [i32],
     pub(crate) previous_scales: &'s [f32], // [W]
-    pub(crate) scales: &'s [f32], // [4D]
+    pub(crate) scales: &'s [f32],          // [4D]
     /// `[4D]`, with the +1 of the forget gate.
     pub(crate) bias: &'s [f32],
 }

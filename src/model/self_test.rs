@@ -206,25 +206,19 @@ fn product_rate(k: i64, n: i64, lanes: &[DeviceName], precision: Precision, seco
     let barrier = Barrier::new(lanes.len());
     let one = |device: DeviceName| -> Result<f64, DeviceError> {
         let _no_gradients = tch::no_grad_guard();
-        let options = (precision.kind(), device.torch());
+        // As in a lane of the engine: otherwise MKL splits the products of one lane between all cores.
+        device::set_up_cpu();
         // More rows would not be faster.
         let rows = if device == DeviceName::Cpu { 256 } else { 8192 };
-        let prepare = || -> Result<_, DeviceError> {
-            let a = Tensor::f_rand([rows, k], (Kind::Float, device.torch()))?.f_to_kind(options.0)?;
-            let b = Tensor::f_rand([k, n], (Kind::Float, device.torch()))?.f_to_kind(options.0)?;
-            let out = Tensor::f_empty([rows, n], options)?;
-            let _ = a.f_mm_out(&out, &b)?;
-            Ok((a, b, out))
-        };
-        let prepared = prepare();
+        let prepared = Factors::new(rows, k, n, device.torch(), precision);
         barrier.wait(); // before the `?`: the other lanes wait for this one even if it failed
-        let (a, b, out) = prepared?;
+        let factors = prepared?;
         device.synchronize();
         let started = Instant::now();
         let mut laps = Vec::new();
         while laps.is_empty() || started.elapsed().as_secs_f64() < seconds {
             let lap = Instant::now();
-            let _ = a.f_mm_out(&out, &b)?;
+            factors.multiply()?;
             device.synchronize();
             laps.push(lap.elapsed().as_secs_f64());
         }
@@ -236,6 +230,38 @@ fn product_rate(k: i64, n: i64, lanes: &[DeviceName], precision: Precision, seco
         let panicked = || DeviceError::internal("a measuring thread panicked");
         handles.into_iter().map(|handle| handle.join().map_err(|_| panicked())?).sum()
     })
+}
+
+/// Random matrices of a precision, and where their product goes.
+struct Factors {
+    a: Tensor,
+    b: Tensor,
+    out: Tensor,
+    integers: bool,
+}
+
+impl Factors {
+    /// They have been multiplied once.
+    fn new(rows: i64, k: i64, n: i64, device: Device, precision: Precision) -> Result<Self, DeviceError> {
+        let integers = precision == Precision::Int8;
+        let random = |rows: i64, columns: i64| -> Result<Tensor, DeviceError> {
+            if integers {
+                return Ok(Tensor::f_randint_low(-64, 65, [rows, columns], (Kind::Int8, device))?);
+            }
+            Ok(Tensor::f_rand([rows, columns], (Kind::Float, device))?.f_to_kind(precision.kind())?)
+        };
+        let sums = if integers { Kind::Int } else { precision.kind() };
+        let out = Tensor::f_empty([rows, n], (sums, device))?;
+        let factors = Self { a: random(rows, k)?, b: random(k, n)?, out, integers };
+        factors.multiply()?;
+        Ok(factors)
+    }
+
+    fn multiply(&self) -> Result<(), DeviceError> {
+        let Self { a, b, out, integers } = self;
+        let _ = if *integers { a.f_internal_int_mm_out(out, b)? } else { a.f_mm_out(out, b)? };
+        Ok(())
+    }
 }
 
 #[cfg(test)]

@@ -2,7 +2,7 @@
 
 use elmo::{options::LstmOptions, weights::Weights};
 
-use super::{add_product, affine, sigmoid, tensor};
+use super::{Round, add_product, affine, sigmoid, tensor};
 
 /// Added to the forget gate; not in the file.
 const FORGET_BIAS: f64 = 1.0;
@@ -33,6 +33,7 @@ pub(crate) struct Stack<'a> {
 
 struct Cell<'a> {
     options: &'a LstmOptions,
+    round: Round,
     /// `(2P, 4D)`: the first `P` rows meet the input, the last `P` the previous output. Columns i, j, f, o.
     w: &'a [f32],
     /// `(4D,)`.
@@ -42,13 +43,14 @@ struct Cell<'a> {
 }
 
 impl<'a> Stack<'a> {
-    pub(crate) fn new(options: &'a LstmOptions, direction: usize, weights: &'a Weights) -> Self {
+    pub(crate) fn new(options: &'a LstmOptions, direction: usize, weights: &'a Weights, round: Round) -> Self {
         let (p, d) = (options.projection_dim, options.dim);
         assert!(p <= d, "projection_dim {p} above dim {d}: layers would differ in width");
         let cell = |layer: usize| {
             let name = |what| format!("RNN_{direction}/RNN/MultiRNNCell/Cell{layer}/LSTMCell/{what}");
             Cell {
                 options,
+                round,
                 w: tensor(weights, &name("W_0"), &[2 * p, 4 * d]),
                 b: tensor(weights, &name("B"), &[4 * d]),
                 w_projection: (p < d).then(|| tensor(weights, &name("W_P_0"), &[d, p])),
@@ -111,7 +113,7 @@ impl Cell<'_> {
     /// One time step: input `(P,)`.
     fn step(&self, x: &[f64], before: &CellState) -> CellState {
         let d = self.options.dim;
-        let z = affine(&[x, &before.h].concat(), self.w, self.b); // [x, h] @ W + B: (4D,)
+        let z = affine(&[(self.round)(x), (self.round)(&before.h)].concat(), self.w, self.b); // [x, h] @ W + B: (4D,)
 
         let mut c = vec![0.0; d];
         let mut output = vec![0.0; d];
@@ -128,7 +130,7 @@ impl Cell<'_> {
     fn project(&self, output: Vec<f64>) -> Vec<f64> {
         let Some(w) = self.w_projection else { return output };
         let mut h = vec![0.0; self.options.projection_dim];
-        add_product(&output, w, &mut h);
+        add_product(&(self.round)(&output), w, &mut h);
         h.into_iter().map(|h| clip(h, self.options.proj_clip)).collect()
     }
 }

@@ -61,6 +61,38 @@ pub(crate) enum StartState {
     Carry,
 }
 
+/// Rounds a row.
+pub(crate) type Round = fn(&[f64]) -> Vec<f64>;
+
+/// A row as integers of up to 127 times the scale of the row.
+pub(crate) fn as_codes(row: &[f64]) -> Vec<f64> {
+    let scale = row.iter().fold(0.0, |max: f64, x| max.max(x.abs())) / 127.0;
+    row.iter().map(|x| if scale > 0.0 { (x / scale).round_ties_even() * scale } else { 0.0 }).collect()
+}
+
+/// The weights that `--precision int8` has: each column of the LSTMs, the highway layers and the projections as integers of up to
+/// `largest` times the scale of the column. They are rounded in float32, as there: weights of 16 bits are often just between two
+/// integers.
+pub(crate) fn weights_as_codes(weights: &Weights, largest: f32) -> Weights {
+    let mut all = weights.clone();
+    let of_products = ["W_0", "W_P_0", "W_carry", "W_transform", "W_proj"];
+    for (name, Tensor { shape, data }) in weights.iter() {
+        if !of_products.contains(&name.rsplit('/').next().unwrap()) {
+            continue;
+        }
+        let mut tensor = Tensor { shape: shape.clone(), data: vec![0.0; data.len()] };
+        for column in 0..shape[1] {
+            let places = || (column..data.len()).step_by(shape[1]);
+            let scale = places().fold(0.0, |max: f32, place| max.max(data[place].abs())) / largest;
+            for place in places().filter(|_| scale > 0.0) {
+                tensor.data[place] = (data[place] / scale).round_ties_even() * scale;
+            }
+        }
+        all.insert(name.to_owned(), tensor);
+    }
+    all
+}
+
 /// One sentence, read.
 pub(crate) struct SentenceRun {
     /// The layers of the kept positions.
@@ -78,9 +110,15 @@ pub(crate) struct Reference<'a> {
 impl<'a> Reference<'a> {
     /// Looks every tensor up by its name; panics when one is missing or has another shape than the options say.
     pub(crate) fn new(options: &'a ModelOptions, weights: &'a Weights) -> Self {
+        Self::with_rounding(options, weights, <[f64]>::to_vec)
+    }
+
+    /// The biLM with a rounding of what stands on the left side of products: of the LSTMs, the highway layers and the projections.
+    pub(crate) fn with_rounding(options: &'a ModelOptions, weights: &'a Weights, round: Round) -> Self {
+        let stack = |direction| Stack::new(&options.lstm, direction, weights, round);
         Self {
-            token_layer: TokenLayer::new(&options.char_cnn, options.lstm.projection_dim, weights),
-            stacks: [Stack::new(&options.lstm, FORWARD, weights), Stack::new(&options.lstm, BACKWARD, weights)],
+            token_layer: TokenLayer::new(&options.char_cnn, options.lstm.projection_dim, weights, round),
+            stacks: [stack(FORWARD), stack(BACKWARD)],
         }
     }
 

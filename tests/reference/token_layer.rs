@@ -5,13 +5,14 @@ use elmo::{
     weights::Weights,
 };
 
-use super::{add_scaled, affine, char_ids, sigmoid, tensor};
+use super::{Round, add_scaled, affine, char_ids, sigmoid, tensor};
 
 /// Rows of the stored character table; the zero row for padding tokens is not stored.
 const STORED_CHARACTERS: usize = 261;
 
 pub(crate) struct TokenLayer<'a> {
     options: &'a CharCnnOptions,
+    round: Round,
     /// `(261, C)`; id `i` is row `i - 1`.
     char_embed: &'a [f32],
     convolutions: Vec<Convolution<'a>>,
@@ -37,7 +38,7 @@ struct Highway<'a> {
 }
 
 impl<'a> TokenLayer<'a> {
-    pub(crate) fn new(options: &'a CharCnnOptions, projection_dim: usize, weights: &'a Weights) -> Self {
+    pub(crate) fn new(options: &'a CharCnnOptions, projection_dim: usize, weights: &'a Weights, round: Round) -> Self {
         let c = options.embedding_dim;
         let f = options.filters.iter().map(|filter| filter.n).sum();
         let convolution = |(i, &filter): (usize, &Filter)| Convolution {
@@ -57,6 +58,7 @@ impl<'a> TokenLayer<'a> {
         };
         Self {
             options,
+            round,
             char_embed: tensor(weights, "char_embed", &[STORED_CHARACTERS, c]),
             convolutions: options.filters.iter().enumerate().map(convolution).collect(),
             highways: (0..options.n_highway).map(highway).collect(),
@@ -74,10 +76,10 @@ impl<'a> TokenLayer<'a> {
             x.extend(convolution.apply(&characters, self.options.activation));
         }
         for highway in &self.highways {
-            x = highway.apply(&x);
+            x = highway.apply(&x, self.round);
         }
         match self.projection {
-            Some((w, b)) => affine(&x, w, b),
+            Some((w, b)) => affine(&(self.round)(&x), w, b),
             None => x,
         }
     }
@@ -117,9 +119,9 @@ impl Convolution<'_> {
 impl Highway<'_> {
     /// `g * relu(x Wt + bt) + (1 - g) * x` with `g = sigmoid(x Wc + bc)`: `(F,) -> (F,)`.
     /// Always relu, whatever the activation of the convolutions.
-    fn apply(&self, x: &[f64]) -> Vec<f64> {
-        let gate = affine(x, self.w_carry, self.b_carry);
-        let transformed = affine(x, self.w_transform, self.b_transform);
+    fn apply(&self, x: &[f64], round: Round) -> Vec<f64> {
+        let gate = affine(&round(x), self.w_carry, self.b_carry);
+        let transformed = affine(&round(x), self.w_transform, self.b_transform);
         let mut y = Vec::new();
         for ((x, gate), transformed) in x.iter().zip(gate).zip(transformed) {
             let g = sigmoid(gate);

@@ -1,6 +1,7 @@
 //! `elmo bench`: its arguments. The measurement is in [`crate::diagnose::bench`].
 
 use clap::{Args, ValueHint};
+use serde::Serialize;
 
 use super::{
     EngineArgs, ModelArgs,
@@ -9,7 +10,10 @@ use super::{
 };
 use crate::{
     diagnose::{
-        bench::{self, Bench},
+        bench::{
+            self, Bench, BenchReport,
+            drift::{self, Drift, DriftReport},
+        },
         sizes::Size,
     },
     error::{Exit, Result},
@@ -28,6 +32,7 @@ use crate::{
 Examples:
   elmo bench --size tiny --seconds 2
   elmo bench --model tiny --text reviews.jsonl --seconds 2 --json
+  elmo bench --model books --text reviews.jsonl --precision int8 --drift
   elmo bench --constant 1024 --brokers localhost:9092")]
 pub(super) struct BenchArgs {
     #[command(flatten)]
@@ -48,6 +53,13 @@ pub(super) struct BenchArgs {
     /// Also measure the speed-up of each optimisation of the engine on the CPU
     #[arg(long, help_heading = "Measurement")]
     savings: bool,
+
+    /// Instead of the speed, measure how far the vectors of --precision are from those in f32
+    ///
+    /// For each layer the largest difference and the relative root mean square; for whole texts the cosine of both vectors, and
+    /// the share whose nearest other text stays the same. Up to 1,000 distinct texts of at most 4 KiB are compared.
+    #[arg(long, conflicts_with = "savings", help_heading = "Measurement")]
+    drift: bool,
 
     /// Print the report as JSON
     #[arg(long, help_heading = "Measurement")]
@@ -73,14 +85,28 @@ pub(super) fn run(args: &BenchArgs) -> Result<Exit> {
             (None, None) => Size::Small.model()?,
         };
         let settings = args.engine.settings();
-        bench::run(Bench { data, settings, text: args.text.clone(), seconds: args.seconds, savings: args.savings })
-            .await
+        if args.drift {
+            let drift = Drift { data, settings, text: args.text.clone() };
+            return Ok(Report::Drift(drift::run(drift).await?));
+        }
+        let report =
+            bench::run(Bench { data, settings, text: args.text.clone(), seconds: args.seconds, savings: args.savings })
+                .await?;
+        Ok(Report::Speed(report))
     })?;
-    match args.json {
-        true => print_json(&report)?,
-        false => print(&report.to_string())?,
+    match (args.json, &report) {
+        (true, report) => print_json(report)?,
+        (false, Report::Speed(report)) => print(&report.to_string())?,
+        (false, Report::Drift(report)) => print(&report.to_string())?,
     }
     Ok(Exit::Done)
+}
+
+#[derive(Serialize)]
+#[serde(untagged)]
+enum Report {
+    Speed(BenchReport),
+    Drift(DriftReport),
 }
 
 #[cfg(feature = "kafka")]
@@ -108,7 +134,7 @@ mod stream {
         ///
         /// A topic of its own is filled with JSON messages, streamed and deleted. The rows per second are compared with
         /// those of the Parquet encoder alone.
-        #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..), requires = "brokers", conflicts_with_all = ["size", "model", "options", "weights", "text", "savings"])]
+        #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..), requires = "brokers", conflicts_with_all = ["size", "model", "options", "weights", "text", "savings", "drift"])]
         pub(super) constant: Option<u16>,
 
         /// Brokers, HOST:PORT separated by commas

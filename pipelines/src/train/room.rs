@@ -75,7 +75,8 @@ impl Room {
         let wide = |numbers: f64, bytes: usize| (numbers * bytes as f64) as u64;
         let (exact, computed) = match load.recipe.precision {
             Precision::F64 => (8, 8),
-            Precision::F32 | Precision::Tf32 => (4, 4),
+            // Training refuses 8-bit integers.
+            Precision::F32 | Precision::Tf32 | Precision::Int8 => (4, 4),
             Precision::Bf16 => (4, 2),
         };
         let slots = match load.recipe.optimizer {

@@ -28,15 +28,15 @@ const FLOAT_ON_HOST: (Kind, Device) = (Kind::Float, Device::Cpu);
 /// Both directions of one layer.
 #[derive(Debug)]
 pub(crate) struct Int8Layer {
-    w_x: Tensor,          // codes [2, in, 4D]
-    w_h: Tensor,          // codes [2, P, 4D]
-    gate_scales: Tensor,  // [2, 4D], of the columns of both
-    bias: Tensor,         // [2, 4D], +1 in the forget block
-    w_p: Option<Codes>,   // [2, D, P]
-    no_bias: Vec<f32>,    // [P]
+    w_x: Tensor,         // codes [2, in, 4D]
+    w_h: Tensor,         // codes [2, P, 4D]
+    gate_scales: Tensor, // [2, 4D], of the columns of both
+    bias: Tensor,        // [2, 4D], +1 in the forget block
+    w_p: Option<Codes>,  // [2, D, P]
+    no_bias: Vec<f32>,   // [P]
     residual: bool,
     dim: usize,
-    projection: usize,    // P
+    projection: usize, // P
     clips: Clips,
 }
 

@@ -5,6 +5,7 @@
 
 #[cfg(feature = "kafka")]
 mod constant;
+pub mod drift;
 mod savings;
 #[cfg(feature = "kafka")]
 pub mod stream;
@@ -109,7 +110,7 @@ pub struct Bench {
 /// [`elmo::Error`] when a device fails.
 pub async fn run(bench: Bench) -> Result<BenchReport> {
     let texts = match &bench.text {
-        Some(address) => read_texts(address).await?,
+        Some(address) => read_texts(address, MAX_TEXT_BYTES).await?,
         None => built_in_texts(),
     };
     let savings = if bench.savings { Some(savings::measure(&bench.data, &texts)?) } else { None };
@@ -251,13 +252,13 @@ impl fmt::Display for BenchReport {
     }
 }
 
-/// The column `text` of a file, up to [`MAX_TEXT_BYTES`].
-async fn read_texts(address: &str) -> Result<Vec<String>> {
+/// The column `text` of a file, up to this many bytes.
+async fn read_texts(address: &str, max_bytes: usize) -> Result<Vec<String>> {
     let files = source::list(&Stores::from_env(), &[address.to_owned()], None).await?;
     let request = Request::texts("text");
     let mut rows = Rows::new(Arc::new(Plan::resolve(files, &request).await?), Position::default());
     let (mut texts, mut bytes) = (Vec::new(), 0);
-    while bytes < MAX_TEXT_BYTES
+    while bytes < max_bytes
         && let Some(slice) = rows.next().await?
     {
         let column = cast(&slice.text, &DataType::LargeUtf8).map_err(elmo::Error::from)?;
