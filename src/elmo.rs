@@ -74,7 +74,8 @@ impl Elmo {
     /// [`Error::Engine`](crate::error::Error::Engine) when a thread cannot be started.
     pub fn from_data(data: ModelData, settings: &EmbedderSettings) -> Result<Self> {
         let devices = model::resolve_devices(&settings.devices)?;
-        if devices.contains(&DeviceName::Cpu) && settings.precision == Precision::F32 {
+        // With int8, the convolutions are in float32.
+        if devices.contains(&DeviceName::Cpu) && matches!(settings.precision, Precision::F32 | Precision::Int8) {
             check_products(&data.options)?;
         }
         let mut models: Vec<BiLm> = Vec::new();

@@ -25,7 +25,7 @@ use arrow::{
 use elmo::{
     ColumnEmbedder, ColumnStats, Elmo, EmbedSpec, EmbeddedColumns, EmbedderMetrics, EmbedderSettings, Error, ModelData,
     engine::{Precision, lanes},
-    model::DeviceName,
+    model::{BiLm, DeviceName, Parameters},
     options::ModelOptions,
     spec::{
         FloatRounding, Layers, Level, ListType, Normalize, OnError, OnLong, SentenceMode, StateMode, TokenizerKind,
@@ -1006,6 +1006,15 @@ fn calls_of_any_size_and_order_give_the_same_bits_in_int8() {
     let options = published_small();
     let data = ModelData::new(options.clone(), seeded_weights(&options, 5, 1.0), "small").unwrap();
     check_calls(&data, &short(120, 17, 12), &setups, 10, &[(1, 10), (5, 5), (64, 1)], Precision::Int8);
+}
+
+#[test]
+fn int8_needs_our_own_passes_on_a_cpu() {
+    let ModelData { options, weights, .. } = ModelData::tiny();
+    let refused = BiLm::with_torch_operations(&options, &weights, DeviceName::Cpu, Precision::Int8).unwrap_err();
+    assert!(refused.to_string().starts_with("--precision int8 does not run on cpu: it has no gradients"), "{refused}");
+    let parameters = Parameters::new(&options, &weights, DeviceName::Cpu, Precision::F32).unwrap();
+    assert!(BiLm::from_parameters(&options, &parameters, Precision::Int8).is_err());
 }
 
 /// All layers of all tokens in the reference, one number after the other.

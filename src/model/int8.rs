@@ -12,7 +12,7 @@ use std::collections::BTreeSet;
 
 use tch::{Device, Kind, Tensor};
 
-use super::{DeviceError, kernels, tensors};
+use super::{DeviceError, device, kernels, tensors};
 use crate::options::ModelOptions;
 
 /// Largest code of an activation.
@@ -113,12 +113,14 @@ pub(super) fn product(x: &Tensor, weights: &Codes) -> Result<(Tensor, Vec<f32>),
     Ok((sums, rows.scales))
 }
 
-/// The largest code of weights for which all products of a model are exact on this machine. `None` if there is none.
+/// The largest code of weights for which all products of a model in 8 bits are exact on this machine: 127 with VNNI or AMX
+/// instructions, and 64 without. `None` if there is none.
 ///
 /// # Errors
 /// [`DeviceError::Torch`] when libtorch fails.
-pub(super) fn weight_codes(options: &ModelOptions) -> Result<Option<i64>, DeviceError> {
+pub fn weight_codes(options: &ModelOptions) -> Result<Option<i64>, DeviceError> {
     let _no_gradients = tch::no_grad_guard();
+    device::set_up_cpu();
     for largest in WEIGHT_CODES {
         let mut exact = true;
         for (k, n) in products(options) {

@@ -55,6 +55,7 @@ pub use device::{
 };
 pub use dropout::{Dropout, NoDropout};
 pub use error::DeviceError;
+pub use int8::weight_codes as int8_weight_codes;
 pub use parameters::Parameters;
 pub use precision::Precision;
 pub(crate) use self_test::products;

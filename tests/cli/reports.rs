@@ -114,6 +114,26 @@ fn bench() {
     snapshot("report-bench-json", &names(&report));
 }
 
+/// Expected: bounds around what a program in numpy with the same rounding found for `books` (layers 1.3, 1.7 and 1.5 % with 8 bits,
+/// 2.0, 2.5 and 2.3 % with 7).
+#[test]
+fn drift_of_a_precision() {
+    let place = place();
+    let report = place.exits("bench --text reviews.jsonl --precision int8 --drift --json", 0).json();
+    for layer in report["layers"].as_array().unwrap() {
+        let rms = layer["relative_rms"].as_f64().unwrap();
+        assert!(rms > 0.008 && rms < 0.04, "{report}");
+    }
+    assert_eq!(report["layers"].as_array().unwrap().len(), 3);
+    assert!(report["cosine_min"].as_f64().unwrap() > 0.998 && report["same_neighbour"].as_f64().unwrap() > 0.8, "{report}");
+    let shown = place.exits("bench --text reviews.jsonl --precision int8 --drift", 0).out;
+    assert!(shown.contains("int8 on cpu, against f32") && shown.contains("same neighbour"), "{shown}");
+    let same = place.exits("bench --text reviews.jsonl --drift", 2);
+    assert!(same.err.contains("add --precision int8 or bf16"), "{same:?}");
+    place.write("one.jsonl", "{\"text\": \"The same.\"}\n{\"text\": \"The same.\"}\n");
+    assert!(place.exits("bench --text one.jsonl --precision int8 --drift", 2).err.contains("two distinct texts"));
+}
+
 #[test]
 fn the_demo_leaves_the_files_of_others_alone() {
     let place = Place::new();

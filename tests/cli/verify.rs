@@ -564,10 +564,25 @@ fn no_rows() {
 
 #[test]
 fn another_precision() {
-    let place = place("--precision bf16");
-    let exact = place.exits(&verify("out"), 2);
-    assert!(exact.err.contains("add --precision bf16"), "{exact:?}");
-    place.exits(&verify("out --precision bf16"), 0);
+    for precision in ["bf16", "int8"] {
+        let place = place(&format!("--precision {precision}"));
+        let exact = place.exits(&verify("out"), 2);
+        assert!(exact.err.contains(&format!("add --precision {precision}")), "{exact:?}");
+        // The same bits on the same machine.
+        place.exits(&verify(&format!("out --precision {precision} --tolerance 0")), 0);
+        // Other kinds of processors differ in the second digit.
+        let changed = |by: f32| {
+            let words = format!("{} --precision {precision}", verify("out"));
+            altered(&place, &words, |rows| {
+                with_vectors(rows, |values, width| {
+                    values[0] += by;
+                    width
+                })
+            })
+            .code
+        };
+        assert_eq!((changed(0.05), changed(0.2)), (Some(0), Some(1)), "{precision}");
+    }
 }
 
 #[test]

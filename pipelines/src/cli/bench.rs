@@ -32,7 +32,7 @@ use crate::{
 Examples:
   elmo bench --size tiny --seconds 2
   elmo bench --model tiny --text reviews.jsonl --seconds 2 --json
-  elmo bench --model books --text reviews.jsonl --precision int8 --drift
+  elmo bench --text reviews.jsonl --precision int8 --drift
   elmo bench --constant 1024 --brokers localhost:9092")]
 pub(super) struct BenchArgs {
     #[command(flatten)]
@@ -56,7 +56,8 @@ pub(super) struct BenchArgs {
 
     /// Instead of the speed, measure how far the vectors of --precision are from those in f32
     ///
-    /// For each layer the largest difference and the relative root mean square; for whole texts the cosine of both vectors, and
+    /// For each layer the largest difference and the relative root mean square, that is the root mean square of the differences over
+    /// that of the numbers; for whole texts the cosine of both vectors, and
     /// the share whose nearest other text stays the same. Up to 1,000 distinct texts of at most 4 KiB are compared.
     #[arg(long, conflicts_with = "savings", help_heading = "Measurement")]
     drift: bool,
@@ -81,8 +82,9 @@ pub(super) fn run(args: &BenchArgs) -> Result<Exit> {
     let report = block_on(async {
         let data = match (args.size, args.model.spec_if_given()) {
             (Some(size), _) => size.model()?,
-            (None, Some(_)) => args.model.open(&Stores::from_env()).await?,
-            (None, None) => Size::Small.model()?,
+            // Drift depends on the weights.
+            (None, None) if !args.drift => Size::Small.model()?,
+            (None, _) => args.model.open(&Stores::from_env()).await?,
         };
         let settings = args.engine.settings();
         if args.drift {

@@ -1,7 +1,7 @@
 //! `elmo verify`: its arguments. The comparison is in [`crate::output::verify`].
 
 use clap::{Args, ValueHint};
-use elmo::{mix::ScalarMix, spec::Layers};
+use elmo::{mix::ScalarMix, model::Precision, spec::Layers};
 
 use super::{EngineArgs, ModelArgs, args::block_on, mixes::layers_of, print, print_json};
 use crate::{
@@ -45,9 +45,12 @@ pub(super) struct VerifyArgs {
     #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath, help_heading = "Comparison")]
     layers: Option<String>,
 
-    /// Maximum difference of two numbers; 0 requires equal bits, which the same kind of CPU computes
-    #[arg(long, value_name = "X", default_value = "0.00001", value_parser = not_negative, help_heading = "Comparison")]
-    tolerance: f32,
+    /// Maximum difference of two numbers; 0 requires equal bits [default: 0.00001 in f32, 0.1 in bf16 and int8]
+    ///
+    /// The same kind of CPU computes equal bits. Other devices round differently: float32 numbers in the sixth digit, those of bf16
+    /// and int8 in the second.
+    #[arg(long, value_name = "X", value_parser = not_negative, help_heading = "Comparison")]
+    tolerance: Option<f32>,
 
     /// Print the report as JSON
     #[arg(long, help_heading = "Comparison")]
@@ -91,5 +94,9 @@ pub(super) fn run(args: &VerifyArgs) -> Result<Exit> {
         true => print_json(&report)?,
         false => print(&report.to_string())?,
     }
-    report.error(args.tolerance).map_or(Ok(Exit::Done), Err)
+    let tolerance = args.tolerance.unwrap_or(match args.engine.settings().precision {
+        Precision::Bf16 | Precision::Int8 => 0.1,
+        _ => 1e-5,
+    });
+    report.error(tolerance).map_or(Ok(Exit::Done), Err)
 }

@@ -6,11 +6,14 @@ use std::{env, fmt, path::Path};
 
 use elmo::{
     ModelData,
-    model::{BiLm, DeviceName, Heights, Precision},
+    model::{BiLm, DeviceChoice, DeviceName, Heights, Precision},
 };
 use serde::Serialize;
 
-use super::sizes::Size;
+use super::{
+    fastest::{self, Speed},
+    sizes::Size,
+};
 use crate::{
     error::{Error, Result},
     memory::Memory,
@@ -45,6 +48,9 @@ pub struct Diagnosis {
     pub cache: CacheInfo,
     /// `None` when it was skipped.
     pub self_test: Option<SelfTest>,
+    /// The speed of matrix products in each precision, with the shapes of size small on all devices; empty when the self-test was
+    /// skipped.
+    pub precisions: Vec<Speed>,
 }
 
 /// The cache directory.
@@ -81,7 +87,8 @@ pub struct SelfCheck {
 }
 
 impl Diagnosis {
-    /// Describes this installation, and runs a self-test of about five seconds if `self_test`.
+    /// Describes this installation. With `self_test`, also runs a self-test of about five seconds, and measures which precision is
+    /// the fastest.
     ///
     /// # Errors
     /// [`elmo::Error`] when the self-test cannot run. A failed check is not an error.
@@ -101,6 +108,7 @@ impl Diagnosis {
             memory: Memory::now(),
             cache: cache_info(Cache::from_env().dir()),
             self_test: if self_test { Some(run_self_test()?) } else { None },
+            precisions: if self_test { precisions()? } else { Vec::new() },
         })
     }
 
@@ -114,6 +122,9 @@ impl Diagnosis {
 /// They sum float32 products in another order.
 const MAX_ROUNDING: f32 = 1e-4;
 
+/// How long the products of a precision are measured.
+const PRECISION_SECONDS: f64 = 0.3;
+
 /// Compares bits on the CPU. On each GPU, compares numbers with those of the CPU.
 fn run_self_test() -> Result<SelfTest> {
     let started = std::time::Instant::now();
@@ -121,24 +132,50 @@ fn run_self_test() -> Result<SelfTest> {
     let tiny = ModelData::tiny();
     let on = |device| BiLm::new(&tiny.options, &tiny.weights, device, Precision::F32);
     let cpu = on(DeviceName::Cpu).map_err(device)?;
-    let mut checks = vec![batches_check(DeviceName::Cpu, &elmo::model::self_test(&cpu).map_err(device)?)];
+    let mut checks =
+        vec![batches_check(DeviceName::Cpu, Precision::F32, &elmo::model::self_test(&cpu).map_err(device)?)];
+    let codes = elmo::model::int8_weight_codes(&tiny.options).map_err(device)?;
+    checks.push(int8_check(codes));
+    if codes.is_some() {
+        let int8 = BiLm::new(&tiny.options, &tiny.weights, DeviceName::Cpu, Precision::Int8).map_err(device)?;
+        let test = elmo::model::self_test(&int8).map_err(device)?;
+        checks.push(batches_check(DeviceName::Cpu, Precision::Int8, &test));
+    }
     for size in Size::ALL {
         checks.push(heights_check(size)?);
     }
     for n in 0..elmo::model::cuda_devices() {
         let name = DeviceName::Cuda(n);
         let gpu = on(name).map_err(device)?;
-        checks.push(batches_check(name, &elmo::model::self_test(&gpu).map_err(device)?));
+        checks.push(batches_check(name, Precision::F32, &elmo::model::self_test(&gpu).map_err(device)?));
         checks.push(difference_check(name, elmo::model::compare(&cpu, &gpu).map_err(device)?));
     }
     let passed = checks.iter().all(|check| check.passed);
     Ok(SelfTest { passed, seconds: started.elapsed().as_secs_f64(), checks })
 }
 
-fn batches_check(device: DeviceName, test: &elmo::model::SelfTest) -> SelfCheck {
+/// The speeds of the first kind of device that `--device auto` would use.
+fn precisions() -> Result<Vec<Speed>> {
+    let devices = elmo::model::resolve_devices(&[DeviceChoice::Auto]).map_err(elmo::Error::from)?;
+    fastest::measure(&Size::Small.options(), &elmo::engine::lanes(&devices, None), PRECISION_SECONDS)
+}
+
+fn int8_check(codes: Option<i64>) -> SelfCheck {
+    SelfCheck {
+        name: "cpu: sums of int8 products are exact".to_owned(),
+        passed: true,
+        found: match codes {
+            Some(127) => "with weights of 8 bits".to_owned(),
+            Some(_) => "with weights of 7 bits only, as the processor has no VNNI instructions".to_owned(),
+            None => "they are not on this processor, and --precision int8 is refused".to_owned(),
+        },
+    }
+}
+
+fn batches_check(device: DeviceName, precision: Precision, test: &elmo::model::SelfTest) -> SelfCheck {
     let (batches, largest) = (test.batches, test.largest_difference);
     SelfCheck {
-        name: format!("{device}: vectors do not depend on the batch"),
+        name: format!("{device}, {precision}: vectors do not depend on the batch"),
         passed: test.bit_equal() || (device != DeviceName::Cpu && largest < MAX_ROUNDING),
         found: match test.bit_equal() {
             true => format!("the same bits in {batches} different batches"),
@@ -242,6 +279,9 @@ impl fmt::Display for Diagnosis {
                     ("", format!("{}  {}: {}", yes(check.passed, "ok  ", "FAIL"), check.name, check.found))
                 }));
             }
+        }
+        if !self.precisions.is_empty() {
+            rows.push(("fastest precision", fastest::text(&self.precisions)));
         }
         f.write_str(&table(&rows))
     }

@@ -24,6 +24,7 @@ use elmo::{
 use serde::Serialize;
 
 pub use self::savings::Savings;
+use super::fastest::{self, Speed};
 use crate::{
     error::{Error, Result},
     report::{count, table},
@@ -33,6 +34,8 @@ use crate::{
 
 /// Duration of each of the two measurements of the ceiling.
 const CEILING_SECONDS: f64 = 1.5;
+/// How long the products of each precision are measured, for a comparison.
+const PRECISION_SECONDS: f64 = 0.4;
 /// Bytes of text per submission; two submissions are in flight.
 const SUBMISSION_BYTES: usize = 1 << 20;
 /// Bytes of text for warming up: about two thousand tokens.
@@ -84,6 +87,8 @@ pub struct BenchReport {
     pub device_busy: f64,
     /// `gflops` over the seconds in which devices computed, as a share of the ceiling: the engine alone.
     pub device_share_of_ceiling: f64,
+    /// The speed of matrix products in each precision of these devices.
+    pub precisions: Vec<Speed>,
     /// The speed-up of each optimisation, if requested.
     pub savings: Option<Savings>,
 }
@@ -140,8 +145,10 @@ fn measure(bench: Bench, texts: &[String]) -> Result<BenchReport> {
     let rows = embed(&columns, &mut texts, bytes as usize)?;
     let (last, seconds) = (elmo.embedder().metrics(), started.elapsed().as_secs_f64());
     let after = ceiling()?;
+    let precisions = fastest::measure(&options, &lanes, PRECISION_SECONDS)?;
     let devices = elmo.devices().iter().map(ToString::to_string).collect();
-    Ok(report(name, devices, lanes.len(), &first, &last, seconds, rows, [before, after]))
+    let report = report(name, devices, lanes.len(), &first, &last, seconds, rows, [before, after]);
+    Ok(BenchReport { precisions, ..report })
 }
 
 /// Estimates the bytes per second. If `expected` bytes fill batches, they are embedded and timed, because with a small
@@ -224,6 +231,7 @@ fn report(
         share_of_ceiling: gflop / seconds / ceiling,
         device_busy: device_seconds / (seconds * threads as f64),
         device_share_of_ceiling: gflop / (device_seconds / threads as f64) / ceiling,
+        precisions: Vec::new(),
         savings: None,
     }
 }
@@ -247,6 +255,7 @@ impl fmt::Display for BenchReport {
             ("share of ceiling", percent(self.share_of_ceiling)),
             ("devices busy", percent(self.device_busy)),
             ("share while busy", percent(self.device_share_of_ceiling)),
+            ("fastest precision", fastest::text(&self.precisions)),
         ]))?;
         self.savings.as_ref().map_or(Ok(()), |savings| write!(f, "\n{savings}"))
     }

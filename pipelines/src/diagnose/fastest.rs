@@ -1,0 +1,67 @@
+//! Which precision has the fastest matrix products on this machine. Nothing changes by itself: a user chooses.
+
+use elmo::{
+    ModelOptions,
+    model::{DeviceName, Precision, int8_weight_codes, matmul_ceiling},
+};
+use serde::Serialize;
+
+use crate::error::Result;
+
+/// Precisions of inference.
+const PRECISIONS: [Precision; 3] = [Precision::F32, Precision::Bf16, Precision::Int8];
+
+/// The speed of matrix products in a precision.
+#[derive(Debug, Clone, Serialize)]
+pub struct Speed {
+    /// The precision.
+    pub precision: String,
+    /// 1e9 operations per second, of all lanes.
+    pub gflops: f64,
+    /// Relative to float32.
+    pub relative: f64,
+}
+
+/// Measures each precision that these lanes have for `seconds`, with the shapes of a model.
+///
+/// # Errors
+/// [`elmo::Error`] when a device fails.
+pub fn measure(options: &ModelOptions, lanes: &[DeviceName], seconds: f64) -> Result<Vec<Speed>> {
+    let (mut speeds, mut exact) = (Vec::new(), None);
+    for precision in PRECISIONS {
+        if precision == Precision::Int8 && !has_int8(options, lanes)? {
+            continue;
+        }
+        let gflops = matmul_ceiling(options, lanes, precision, seconds).map_err(elmo::Error::from)?;
+        let relative = gflops / *exact.get_or_insert(gflops);
+        speeds.push(Speed { precision: precision.to_string(), gflops, relative });
+    }
+    Ok(speeds)
+}
+
+fn has_int8(options: &ModelOptions, lanes: &[DeviceName]) -> Result<bool> {
+    let on_cpu = lanes.iter().all(|lane| *lane == DeviceName::Cpu);
+    Ok(on_cpu && int8_weight_codes(options).map_err(elmo::Error::from)?.is_some())
+}
+
+/// The measurements in a line, the fastest first.
+pub fn text(speeds: &[Speed]) -> String {
+    let mut speeds: Vec<&Speed> = speeds.iter().collect();
+    speeds.sort_by(|a, b| b.gflops.total_cmp(&a.gflops));
+    let shown = |speed: &&Speed| format!("{} {:.1}", speed.precision, speed.relative);
+    let fastest = speeds.first().map_or("f32", |speed| speed.precision.as_str());
+    format!("{fastest} (products relative to f32: {})", speeds.iter().map(shown).collect::<Vec<_>>().join(", "))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_fastest_comes_first() {
+        let speed =
+            |precision: &str, gflops: f64| Speed { precision: precision.to_owned(), gflops, relative: gflops / 80.0 };
+        let speeds = [speed("f32", 80.0), speed("bf16", 60.0), speed("int8", 360.0)];
+        assert_eq!(text(&speeds), "int8 (products relative to f32: int8 4.5, f32 1.0, bf16 0.8)");
+    }
+}
