@@ -73,6 +73,13 @@ impl Layer {
         }
     }
 
+    fn float(&self) -> Option<&LstmLayer> {
+        match self {
+            Self::Float(layer) => Some(layer),
+            Self::Int8(_) => None,
+        }
+    }
+
     fn flop(&self) -> f64 {
         match self {
             Self::Float(layer) => layer.flop(),
@@ -238,11 +245,7 @@ impl BiLm {
 
     /// The layers of a model in floating point numbers.
     pub(super) fn layers(&self) -> Vec<&LstmLayer> {
-        let float = |layer| match layer {
-            &Layer::Float(ref layer) => Some(layer),
-            Layer::Int8(_) => None,
-        };
-        self.layers.iter().filter_map(float).collect()
+        self.layers.iter().filter_map(Layer::float).collect()
     }
 
     pub(super) fn state_shape(&self) -> StateShape {

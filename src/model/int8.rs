@@ -151,15 +151,16 @@ fn products(options: &ModelOptions) -> BTreeSet<(i64, i64)> {
     all
 }
 
+/// The code at a place, from the place and the largest code.
+type Pattern = fn(i64, i64) -> i64;
+
 /// Whether products of rows of codes and columns of codes up to `largest` have the sums that 64-bit integers give.
 fn is_exact(k: i64, n: i64, largest: i64) -> Result<bool, DeviceError> {
     // The largest sums, and pseudo-random numbers.
-    let extreme = |_: i64, bound: i64| bound;
-    let varied = |i: i64, bound: i64| (i * 7919 + 104_729 * (i % 13)) % (2 * bound + 1) - bound;
-    let negative = |_: i64, bound: i64| -bound;
-    let patterns: [(&dyn Fn(i64, i64) -> i64, &dyn Fn(i64, i64) -> i64); 4] =
-        [(&extreme, &extreme), (&extreme, &negative), (&varied, &varied), (&extreme, &varied)];
-    for (activation, weight) in patterns {
+    let extreme: Pattern = |_, bound| bound;
+    let negative: Pattern = |_, bound| -bound;
+    let varied: Pattern = |i, bound| (i * 7919 + 104_729 * (i % 13)) % (2 * bound + 1) - bound;
+    for (activation, weight) in [(extreme, extreme), (extreme, negative), (varied, varied), (extreme, varied)] {
         let row: Vec<i8> = (0..k).map(|i| activation(i, LARGEST) as i8).collect();
         let column: Vec<i8> = (0..k).map(|i| weight(i + 5, largest) as i8).collect();
         let expected: i64 = row.iter().zip(&column).map(|(a, b)| i64::from(*a) * i64::from(*b)).sum();
@@ -197,7 +198,7 @@ mod tests {
     /// Expected: float64 products of the codes.
     #[test]
     fn sums_are_exact_whatever_the_number_of_rows() {
-        let Some(largest) = weight_codes(&crate::ModelData::tiny().options).unwrap() else {
+        let Some(largest) = weight_codes(&crate::tiny::options()).unwrap() else {
             panic!("products of 8-bit integers are not exact on this machine");
         };
         tch::manual_seed(7);

@@ -125,7 +125,10 @@ fn drift_of_a_precision() {
         assert!(rms > 0.008 && rms < 0.04, "{report}");
     }
     assert_eq!(report["layers"].as_array().unwrap().len(), 3);
-    assert!(report["cosine_min"].as_f64().unwrap() > 0.998 && report["same_neighbour"].as_f64().unwrap() > 0.8, "{report}");
+    assert!(
+        report["cosine_min"].as_f64().unwrap() > 0.998 && report["same_neighbour"].as_f64().unwrap() > 0.8,
+        "{report}"
+    );
     let shown = place.exits("bench --text reviews.jsonl --precision int8 --drift", 0).out;
     assert!(shown.contains("int8 on cpu, against f32") && shown.contains("same neighbour"), "{shown}");
     let same = place.exits("bench --text reviews.jsonl --drift", 2);

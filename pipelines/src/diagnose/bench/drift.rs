@@ -70,7 +70,7 @@ pub struct LayerDrift {
     pub relative_rms: f64,
 }
 
-/// Embeds up to [`TEXTS`] distinct texts in both precisions.
+/// Embeds up to a thousand distinct texts in both precisions.
 ///
 /// # Errors
 /// [`Error::Usage`] if the precision is float32, or the text has fewer than two distinct texts; as [`super::run`].
