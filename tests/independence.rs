@@ -25,7 +25,7 @@ use arrow::{
 use elmo::{
     ColumnEmbedder, ColumnStats, Elmo, EmbedSpec, EmbeddedColumns, EmbedderMetrics, EmbedderSettings, Error, ModelData,
     engine::{Precision, lanes},
-    model::{BiLm, DeviceName, Parameters},
+    model::{BiLm, DeviceName, Parameters, int8_weight_codes},
     options::ModelOptions,
     spec::{
         FloatRounding, Layers, Level, ListType, Normalize, OnError, OnLong, SentenceMode, StateMode, TokenizerKind,
@@ -1023,8 +1023,8 @@ fn expected_layers(reference: &Reference<'_>, texts: &[String], width: usize) ->
     texts.iter().flat_map(of).collect()
 }
 
-/// Expected: the plain reference with the same rounding, computed in float64. A number that lies between two codes, as nearly as
-/// float32 can tell, may get the other one, which moves what depends on it by a part of the rounding itself.
+/// Expected: the plain reference with the same rounding, computed in float64. It may be as far away as
+/// [`check_engine_in_codes`](crate::golden::check_engine_in_codes) says.
 #[test]
 fn int8_is_the_model_with_rounded_rows_and_columns() {
     for (data, texts) in
@@ -1038,16 +1038,15 @@ fn int8_is_the_model_with_rounded_rows_and_columns() {
         let found = answers(&columns(&elmo, spec).embed(&array(&texts)).unwrap());
         let found: Vec<f32> = found.into_iter().flat_map(|a| a.bits).map(f32::from_bits).collect();
         let exact = expected_layers(&Reference::new(&data.options, &data.weights), &texts, width);
-        // Codes of weights up to 127 where products of 8-bit integers are exact, which is with VNNI, and up to 64 elsewhere.
-        let gaps = [127.0_f32, 64.0].map(|largest| {
-            let weights = weights_as_codes(&data.weights, largest);
-            let rounded = Reference::with_rounding(&data.options, &weights, as_codes);
-            relative_rms(&found, &expected_layers(&rounded, &texts, width), width, layers)
-        });
-        let (gap, drift) = (&gaps[usize::from(gaps[1] < gaps[0])], relative_rms(&found, &exact, width, layers));
-        println!("of the rounded model: {gaps:?}; of the exact one: {drift:?}");
+        // 127 with VNNI, and 64 elsewhere.
+        let largest = int8_weight_codes(&data.options).unwrap().unwrap() as f32;
+        let weights = weights_as_codes(&data.weights, largest);
+        let rounded = Reference::with_rounding(&data.options, &weights, as_codes);
+        let gap = relative_rms(&found, &expected_layers(&rounded, &texts, width), width, layers);
+        let drift = relative_rms(&found, &exact, width, layers);
+        println!("of the rounded model: {gap:?}; of the exact one: {drift:?}");
         for layer in 0..layers {
-            assert!(gap[layer] < 0.1 * drift[layer].max(1e-6), "layer {layer}: {gap:?}, {drift:?}");
+            assert!(gap[layer] < 0.6 * drift[layer], "layer {layer}: {gap:?}, {drift:?}");
             assert!(drift[layer] < 0.06, "layer {layer}: {drift:?}");
         }
     }

@@ -30,7 +30,7 @@ use elmo::{
     options::ModelOptions,
     weights::Weights,
 };
-use golden::{Engine, check_engine, check_engine_on};
+use golden::{Engine, check_engine, check_engine_in_codes, check_engine_on};
 use reference::{LstmState, StartState};
 
 /// The clone that is tested. Asked for at run time: a target folder may serve several clones, and then a test binary
@@ -49,6 +49,10 @@ struct Model {
 impl Model {
     fn fused(options: &ModelOptions, weights: &Weights) -> Self {
         Self { bilm: BiLm::new(options, weights, DeviceName::Cpu, Precision::F32).unwrap(), in_row: 1 }
+    }
+
+    fn int8(options: &ModelOptions, weights: &Weights) -> Self {
+        Self { bilm: BiLm::new(options, weights, DeviceName::Cpu, Precision::Int8).unwrap(), in_row: 1 }
     }
 
     fn in_torch(options: &ModelOptions, weights: &Weights) -> Self {
@@ -139,6 +143,15 @@ fn golden_with_torch_operations() {
 fn golden_with_several_sentences_in_a_row() {
     check_engine(|options, weights| Model { in_row: 3, ..Model::fused(options, weights) });
     check_engine(|options, weights| Model { in_row: 2, ..Model::in_torch(options, weights) });
+}
+
+/// All shapes and start states, as in float32.
+#[test]
+fn golden_in_8_bit_integers() {
+    let tiny = elmo::ModelData::tiny().options;
+    let largest = elmo::model::int8_weight_codes(&tiny).unwrap().unwrap() as f32;
+    check_engine_in_codes(Model::int8, largest);
+    check_engine_in_codes(|options, weights| Model { in_row: 3, ..Model::int8(options, weights) }, largest);
 }
 
 /// The files have these shapes from zeros only. The number of rows differs between batches. There are few words,

@@ -89,7 +89,7 @@ impl Error {
     /// The cause.
     pub fn kind(&self) -> ErrorKind {
         match self {
-            Self::Spec(_) => ErrorKind::Usage,
+            Self::Spec(_) | Self::Device(DeviceError::Precision { .. }) => ErrorKind::Usage,
             Self::Row { .. } | Self::Column { .. } | Self::Arrow(_) => ErrorKind::Input,
             Self::Options(_) | Self::Weights(_) | Self::ModelDir(_) | Self::LmHead(_) => ErrorKind::Model,
             Self::Device(DeviceError::MissingTensor { .. } | DeviceError::TensorShape { .. }) => ErrorKind::Model,

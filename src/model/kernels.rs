@@ -243,7 +243,7 @@ fn quantise_row<const FUSED: bool>(x: &[f32], codes: &mut [i8], scale: &mut f32)
     }
     let largest = rest.iter().chain(&all).fold(0.0, |a, b| larger(a, b.abs()));
     *scale = largest / 127.0;
-    // The reciprocal of a smaller number is infinite.
+    // A smaller row becomes zeros: the factor of one below 3.7e-37 would be infinite.
     let factor = if largest > 1e-36 { 127.0 / largest } else { 0.0 };
     let codes = &mut codes[..x.len()];
     for k in 0..x.len() {

@@ -144,6 +144,19 @@ fn embedded_by_all(place: &Place, cluster: &Cluster) {
     assert!(sort_is_below, "{explained}");
     let last = sql(place, &all(&["SELECT id FROM 'small.parquet' LIMIT 1"])).out;
     assert_eq!(last, "id\n2099\n");
+    // Row groups of a large file are sorted by the workers, also for a COPY of what is embedded of the first rows.
+    let large = "COPY (SELECT value AS id, concat(md5(value::text), ' ', md5((-1 - value)::text)) AS text FROM range(0, 30000)) \
+                 TO 'large.parquet'";
+    assert_eq!(sql(place, &all(&[large])).code, Some(0));
+    let last = "SELECT id, elmo_embed(text) AS v FROM 'large.parquet' ORDER BY id DESC LIMIT 10";
+    for (statement, first) in
+        [(last.to_owned(), "ClusterExec"), (format!("COPY ({last}) TO 'last.parquet'"), "StageFilesExec")]
+    {
+        let explained = cluster.sql(place, &all(&[&format!("EXPLAIN {statement}")])).out;
+        let is_below = explained.split_once(first).is_some_and(|(_, below)| below.contains("SortExec: TopK(fetch=10)"));
+        assert!(is_below && explained.contains("sort_order_for_reorder"), "{explained}");
+    }
+    assert_eq!(cluster.sql(place, &all(&[last])).out, sql(place, &all(&[last])).out);
     // Texts of their own, which no worker has in its cache.
     for (number, inner) in [
         "SELECT id, concat(text, ' a') AS text FROM 'many/' LIMIT 1500 OFFSET 100",

@@ -38,6 +38,7 @@ use super::{
     live::QueryId,
     members::Member,
     peers::{Peers, name_of},
+    rows_exec::RowsExec,
     stage_exec::StageExec,
     watch::{Used, Watch, Watching},
 };
@@ -177,7 +178,7 @@ impl Attempts {
     /// The rows of the stages on these workers.
     fn begin(&self, plan: Plan, members: Arc<[Member]>, context: &TaskContext) -> Result<Rows> {
         let query = Uuid::new_v4();
-        let stages = DistributedExec::new(stamped(plan, query)?);
+        let stages = DistributedExec::new(stamped(plan, query, &members)?);
         let stages = Arc::new(stages.with_metrics_collection(self.executed.is_some()));
         let watching = self.watch.as_ref().map(|watch| watch.begin(id(query)));
         let routed = watching.as_ref().map(Watching::workers);
@@ -226,12 +227,15 @@ fn id(query: Uuid) -> QueryId {
     query.as_u64_pair().1
 }
 
-/// The plan with the ids of one execution. Two executions with the same ids would get each other's tasks.
-fn stamped(plan: Plan, query: Uuid) -> Result<Plan> {
+/// The plan with the ids and the workers of one execution. Two executions with the same ids would get each other's tasks.
+fn stamped(plan: Plan, query: Uuid, members: &Arc<[Member]>) -> Result<Plan> {
     let mut number = 0;
     let stamped = plan.transform_up(|node| {
         if let Some(stage) = node.downcast_ref::<StageExec>() {
             return Ok(Transformed::yes(Arc::new(stage.of_query(id(query))) as Plan));
+        }
+        if let Some(rows) = node.downcast_ref::<RowsExec>() {
+            return Ok(Transformed::yes(Arc::new(rows.on(members)?) as Plan));
         }
         let Some(boundary) = node.as_network_boundary() else { return Ok(Transformed::no(node)) };
         let Stage::Local(mut stage) = boundary.input_stage().clone() else {

@@ -5,10 +5,12 @@ use std::sync::{Arc, Weak};
 
 use arrow::datatypes::SchemaRef;
 use datafusion::{
-    common::{DataFusionError, Result, internal_datafusion_err, plan_datafusion_err, plan_err},
+    common::{
+        DataFusionError, Result, internal_datafusion_err, plan_datafusion_err, plan_err,
+        tree_node::{Transformed, TreeNode, TreeNodeRecursion},
+    },
     execution::TaskContext,
-    physical_optimizer::{PhysicalOptimizerRule, pushdown_sort::PushdownSort},
-    physical_plan::ExecutionPlan,
+    physical_plan::{ExecutionPlan, SortOrderPushdownResult, replace_children_if_necessary, sorts::sort::SortExec},
 };
 use datafusion_distributed::DistributedCodec;
 use datafusion_proto::physical_plan::{PhysicalExtensionCodec, PhysicalProtoConverterExtension};
@@ -97,8 +99,10 @@ impl PhysicalExtensionCodec for OperatorCodec {
             Node::Stage { schema, changed, query } => {
                 let (schema, changed) = (schema_from_bytes(&schema)?, Changed::from(changed));
                 let context = with_settings(context, &changed)?;
-                // The order of row groups in Parquet scans is not encoded.
-                let input = PushdownSort::new().optimize(input, context.session_config().options())?;
+                let input = match context.session_config().options().optimizer.enable_sort_pushdown {
+                    true => with_sort_hints(input)?,
+                    false => input,
+                };
                 Arc::new(StageExec::received(input, schema, changed, query, self.live.as_ref()))
             }
             Node::Scan(restored) => Arc::new(ScanExec::received(&input, restored)?),
@@ -142,6 +146,22 @@ impl PhysicalExtensionCodec for OperatorCodec {
         buffer.extend_from_slice(MAGIC);
         serde_json::to_writer(buffer, &node).map_err(invalid_message)
     }
+}
+
+/// The plan whose scans know the sorts above them, so that Parquet row groups are read in about that order, as the client planned
+/// it: scans are encoded without this hint. DataFusion's optimizer rule could also remove or add operators.
+fn with_sort_hints(plan: Plan) -> Result<Plan> {
+    let hinted = plan.transform_down(|node| {
+        let Some(sort) = node.downcast_ref::<SortExec>() else { return Ok(Transformed::no(node)) };
+        match sort.input().try_pushdown_sort(sort.expr())? {
+            SortOrderPushdownResult::Inexact { inner } => {
+                let sort = replace_children_if_necessary(node, vec![inner])?;
+                Ok(Transformed::new(sort, true, TreeNodeRecursion::Jump))
+            }
+            _ => Ok(Transformed::no(node)),
+        }
+    });
+    hinted.map(|hinted| hinted.data)
 }
 
 fn invalid_message(error: serde_json::Error) -> DataFusionError {

@@ -144,7 +144,7 @@ impl Cutter<'_> {
             return Ok(Part::Split(Split { original: Arc::clone(plan), ..split }));
         }
         if let Some(tasks) = common_tasks(&parts)
-            && (self.is_local(plan) || (tasks == 1 && self.writing.get() && sorts_one_partition(plan)))
+            && (self.is_local(plan) || (tasks == 1 && self.sorts_small_partition(plan)))
             && is_serialisable(plan)
         {
             let inputs = parts.iter().filter_map(Part::sent).map(Arc::clone).collect();
@@ -214,6 +214,12 @@ impl Cutter<'_> {
             return sort.preserve_partitioning();
         }
         is_partition_local(plan) || (is_window(plan) && self.plain_windows)
+    }
+
+    /// Whether a plan below a sink sorts the only partition of its input, which is not worth dividing.
+    fn sorts_small_partition(&self, plan: &Plan) -> bool {
+        let is_one = |sort: &SortExec| sort.input().output_partitioning().partition_count() == 1;
+        self.writing.get() && plan.downcast_ref().is_some_and(is_one) && bytes(plan) <= MIN_SPLIT_BYTES as u64
     }
 
     /// A leaf that workers can run.
@@ -337,11 +343,6 @@ pub(super) fn is_plain(aggregate: &AggregateExec) -> bool {
         && aggregate.limit_options().is_none()
         && !aggregate.group_expr().has_grouping_set()
         && aggregate.aggr_expr().iter().all(is_plain)
-}
-
-/// Whether a plan sorts the only partition of its input.
-fn sorts_one_partition(plan: &Plan) -> bool {
-    plan.downcast_ref::<SortExec>().is_some_and(|sort| sort.input().output_partitioning().partition_count() == 1)
 }
 
 pub(super) fn is_window(plan: &Plan) -> bool {

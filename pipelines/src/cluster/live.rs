@@ -93,6 +93,11 @@ impl Live {
         Greeting { tasks: self.tasks(), stopping: self.is_stopping(), models, ..self.greeting.clone() }
     }
 
+    /// The number of this process.
+    pub(super) fn id(&self) -> &str {
+        &self.greeting.id
+    }
+
     /// Notes that a model was opened.
     pub(super) fn opened(&self, address: &str) {
         let mut models = self.models.lock().unwrap_or_else(PoisonError::into_inner);

@@ -53,6 +53,9 @@ pub(super) const CONNECTION_WINDOW: u32 = i32::MAX as u32;
 /// The header with the caller's version.
 pub(super) const VERSION_HEADER: &str = "x-elmo-version";
 
+/// The header with the number of the worker that calls, as its greeting has it.
+pub(super) const CALLER_HEADER: &str = "x-elmo-caller";
+
 /// How a process proves to workers that it may use them, and encrypts what it sends.
 #[derive(Debug, Clone, Default)]
 pub struct Credentials {
@@ -66,6 +69,8 @@ pub struct Credentials {
 pub(super) struct Peers {
     tls: Option<ClientTlsConfig>,
     authorization: Option<HeaderValue>,
+    /// See [`CALLER_HEADER`].
+    caller: Option<HeaderValue>,
     /// The runtime that moves the bytes.
     io: Handle,
     channels: Mutex<HashMap<Url, BoxCloneSyncChannel>>,
@@ -78,15 +83,22 @@ impl std::fmt::Debug for Peers {
 }
 
 impl Peers {
+    /// `caller` is the number of the process if it is a worker.
+    ///
     /// # Errors
     /// If the token has characters that a header cannot have.
-    pub(super) fn new(credentials: &Credentials, io: Handle) -> Result<Self, http::header::InvalidHeaderValue> {
+    pub(super) fn new(
+        credentials: &Credentials,
+        caller: Option<&str>,
+        io: Handle,
+    ) -> Result<Self, http::header::InvalidHeaderValue> {
         let authorization = credentials.token.as_ref().map(|token| HeaderValue::from_str(&format!("Bearer {token}")));
         let mut authorization = authorization.transpose()?;
         if let Some(value) = &mut authorization {
             value.set_sensitive(true);
         }
-        Ok(Self { tls: credentials.tls.clone(), authorization, io, channels: Mutex::default() })
+        let caller = caller.map(HeaderValue::from_str).transpose()?;
+        Ok(Self { tls: credentials.tls.clone(), authorization, caller, io, channels: Mutex::default() })
     }
 
     /// Whether connections are encrypted.
@@ -118,11 +130,14 @@ impl Peers {
         if let Some(tls) = &self.tls {
             endpoint = endpoint.tls_config(tls.clone().timeout(CONNECT_TIMEOUT)).map_err(invalid)?;
         }
-        let authorization = self.authorization.clone();
+        let (authorization, caller) = (self.authorization.clone(), self.caller.clone());
         let with_headers = move |mut request: http::Request<Body>| {
             let headers = request.headers_mut();
             // `elmo cluster status` asks workers of any version, and has set it.
             headers.entry(VERSION_HEADER).or_insert(HeaderValue::from_static(VERSION));
+            if let Some(caller) = &caller {
+                headers.insert(CALLER_HEADER, caller.clone());
+            }
             if let Some(authorization) = &authorization {
                 headers.insert(AUTHORIZATION, authorization.clone());
             }

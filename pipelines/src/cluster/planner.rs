@@ -58,7 +58,7 @@ impl Cluster {
     /// # Errors
     /// [`Error::Usage`] if a header cannot have the token.
     pub fn new(workers: Workers, credentials: &Credentials) -> ElmoResult<Self> {
-        let peers = Peers::new(credentials, Handle::current());
+        let peers = Peers::new(credentials, None, Handle::current());
         let peers =
             peers.map_err(|_| Error::usage("the token has characters that are not printable ASCII", "give another"))?;
         let peers = Arc::new(peers);

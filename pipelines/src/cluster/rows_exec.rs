@@ -30,12 +30,13 @@ use serde::{Deserialize, Serialize};
 
 use super::{
     cluster_exec::{ClusterExec, lost_worker, without},
+    error::ClusterError,
     members::Member,
     peers::{Peers, name_of},
     service::Greeting,
     stage_exec::{Changed, StageExec},
 };
-use crate::{operator::operator, sql::InOrderExec};
+use crate::{error::Exit, operator::operator, sql::InOrderExec};
 
 type Plan = Arc<dyn ExecutionPlan>;
 
@@ -43,6 +44,8 @@ type Plan = Arc<dyn ExecutionPlan>;
 const CHUNK_ROWS: usize = 4096;
 /// Maximum bytes of a chunk; less for calls that return a vector per token.
 const CHUNK_BYTES: usize = 1 << 20;
+/// Workers that a chunk may cost.
+const MAX_LOST: usize = 3;
 /// Rows of a partition, of which a worker computes several at a time.
 const PARTITION_ROWS: usize = 256;
 /// Maximum partitions of a chunk.
@@ -105,6 +108,12 @@ impl RowsExec {
         }
     }
 
+    /// The operator on some of its workers.
+    pub(super) fn on(&self, members: &Arc<[Member]>) -> Result<Self> {
+        let workers = Workers::new(Arc::clone(members), &self.workers.peers, &self.workers.changed);
+        Self::try_new(&self.chain, self.length, Arc::clone(&self.input), self.stops_early, workers)
+    }
+
     /// The chain over an [`EmptyExec`].
     pub(super) fn chain(&self) -> &Plan {
         &self.chain
@@ -147,15 +156,15 @@ impl Workers {
         Arc::clone(&self.left.lock())
     }
 
-    /// Sends no more chunks to a lost worker. Returns whether others are left.
-    fn lose(&self, lost: &str) -> bool {
+    /// Sends no more chunks to a lost worker.
+    fn lose(&self, lost: &str) {
         let mut left = self.left.lock();
-        if let Some(others) = without(&left, lost) {
+        let is_last = left.iter().all(|member| name_of(&member.url) == lost);
+        // If all have been lost, some of them may have come back.
+        let from = if is_last { &self.members } else { &*left };
+        if let Some(others) = without(from, lost) {
             *left = others;
-            return true;
         }
-        // Another chunk has noticed it before.
-        left.iter().all(|member| name_of(&member.url) != lost)
     }
 }
 
@@ -192,17 +201,26 @@ impl Sender {
         let plan: Plan = Arc::new(InOrderExec::new(boundary));
         let cluster = ClusterExec::new(Arc::clone(&plan), self.workers.left(), false);
         let cluster = cluster.watched(&self.workers.peers, false);
+        let mut attempts = 0;
         loop {
+            attempts += 1;
             // Each execution goes to the next worker.
             let rows = cluster.once(Arc::clone(&plan), self.workers.left(), &self.context)?;
             let rows: Result<Vec<_>> =
                 rows.map(|batch| ReservedBatch::try_new(batch?, &self.memory)).try_collect().await;
-            match rows {
-                Err(error) if lost_worker(&error).is_some_and(|lost| self.workers.lose(&lost)) => {
-                    tracing::warn!("rows are sent to another worker: {error}");
-                }
-                rows => return rows,
+            let Err(error) = rows else { return rows };
+            let Some(lost) = lost_worker(&error) else { return Err(error) };
+            self.workers.lose(&lost);
+            if attempts == MAX_LOST && self.workers.members.len() <= MAX_LOST {
+                return Err(error);
             }
+            if attempts == MAX_LOST {
+                // The rows may be the cause, so they are not sent to the workers that are left.
+                let message = format!("the same rows have cost {MAX_LOST} workers; the last one: {error}");
+                let help = Some("see the logs of the workers, for example for a lack of memory".to_owned());
+                return Err(ClusterError::Failed { message, exit: Exit::Failed, help }.into());
+            }
+            tracing::warn!("rows are sent to another worker: {error}");
         }
     }
 }

@@ -25,7 +25,7 @@ use datafusion_distributed::{
     ChannelResolver, DistributedExt, Worker as Engine, WorkerQueryContext, WorkerSessionBuilder,
 };
 use datafusion_proto::physical_plan::PhysicalExtensionCodec;
-use elmo::EmbedderSettings;
+use elmo::{EmbedderSettings, ModelData, model::Precision};
 use elmo_udfs::{ElmoSession, codec::VERSION};
 use futures::{FutureExt, future::BoxFuture};
 use http_body::{Frame, SizeHint};
@@ -48,7 +48,7 @@ use super::{
     jobs::Jobs,
     live::{Live, Task},
     model_host::WorkerModels,
-    peers::{CONNECTION_WINDOW, Credentials, PING, Peers, STREAM_WINDOW},
+    peers::{CALLER_HEADER, CONNECTION_WINDOW, Credentials, PING, Peers, STREAM_WINDOW},
     service::{COLUMNS, COUNT, DESCRIBE, Greeting, Service, UNIT},
 };
 use crate::{
@@ -134,14 +134,15 @@ impl Worker {
         listener.set_nonblocking(true).map_err(cannot_listen)?;
         let io = Builder::new_multi_thread().worker_threads(IO_THREADS).thread_name("elmo-io").enable_all().build();
         let io = io.map_err(|e| Error::Failed(format!("cannot start threads: {e}")))?;
-        let peers = Peers::new(&settings.credentials, io.handle().clone());
+        let id = uuid::Uuid::new_v4().to_string();
+        let peers = Peers::new(&settings.credentials, Some(&id), io.handle().clone());
         let peers =
             Arc::new(peers.map_err(|_| Error::usage("the token has characters that are not printable ASCII", ""))?);
         let live = Arc::new(Live::new(Greeting {
             version: VERSION.to_owned(),
-            id: uuid::Uuid::new_v4().to_string(),
+            id,
             devices: devices.iter().map(ToString::to_string).collect(),
-            precision: settings.engine.precision.to_string(),
+            precision: precision(settings.engine.precision)?,
             models: Vec::new(),
             tasks: 0,
             stopping: false,
@@ -245,6 +246,18 @@ impl Worker {
     }
 }
 
+/// The precision, and how it is computed here where that changes vectors by more than their last bits.
+fn precision(precision: Precision) -> Result<String> {
+    let codes = match precision {
+        Precision::Int8 => elmo::model::int8_weight_codes(&ModelData::tiny().options).map_err(elmo::Error::from)?,
+        _ => None,
+    };
+    Ok(match codes {
+        Some(largest) if largest < 127 => format!("{precision} with 7-bit weights"),
+        _ => precision.to_string(),
+    })
+}
+
 /// Aborts a task when it is dropped.
 struct Aborted(AbortHandle);
 
@@ -343,7 +356,9 @@ where
     }
 
     fn call(&mut self, request: http::Request<Body>) -> Self::Future {
-        if self.live.is_stopping() && NEW_TASKS.contains(&request.uri().path()) {
+        // A COPY sends rows to all workers, also to the one that it runs on.
+        let is_own = || request.headers().get(CALLER_HEADER).is_some_and(|id| *id == *self.live.id());
+        if self.live.is_stopping() && NEW_TASKS.contains(&request.uri().path()) && !is_own() {
             let refused = Status::unavailable("it is about to end, and takes no new tasks").into_http();
             return std::future::ready(Ok(refused)).boxed();
         }

@@ -166,7 +166,7 @@ fn int8_check(codes: Option<i64>) -> SelfCheck {
         passed: true,
         found: match codes {
             Some(127) => "with weights of 8 bits".to_owned(),
-            Some(_) => "with weights of 7 bits only, as the processor has no VNNI instructions".to_owned(),
+            Some(_) => "with weights of 7 bits only; processors with VNNI instructions have 8".to_owned(),
             None => "they are not on this processor, and --precision int8 is refused".to_owned(),
         },
     }

@@ -22,18 +22,26 @@ pub struct Speed {
     pub relative: f64,
 }
 
-/// Measures each precision that these lanes have for `seconds`, with the shapes of a model.
+/// Measures each precision that these lanes have for about `seconds`, with the shapes of a model.
 ///
 /// # Errors
-/// [`elmo::Error`] when a device fails.
+/// [`elmo::Error`] when a device fails in float32. Another precision that fails is left out.
 pub fn measure(options: &ModelOptions, lanes: &[DeviceName], seconds: f64) -> Result<Vec<Speed>> {
-    let (mut speeds, mut exact) = (Vec::new(), None);
+    let (mut speeds, mut reference) = (Vec::new(), None);
     for precision in PRECISIONS {
         if precision == Precision::Int8 && !has_int8(options, lanes)? {
             continue;
         }
-        let gflops = matmul_ceiling(options, lanes, precision, seconds).map_err(elmo::Error::from)?;
-        let relative = gflops / *exact.get_or_insert(gflops);
+        let gflops = match matmul_ceiling(options, lanes, precision, seconds) {
+            Ok(gflops) => gflops,
+            // Not all devices have all formats.
+            Err(reason) if reference.is_some() => {
+                tracing::info!(%precision, %reason, "a precision was not measured");
+                continue;
+            }
+            Err(error) => return Err(elmo::Error::from(error).into()),
+        };
+        let relative = gflops / *reference.get_or_insert(gflops);
         speeds.push(Speed { precision: precision.to_string(), gflops, relative });
     }
     Ok(speeds)

@@ -224,7 +224,8 @@ pub(super) fn address(store: &str, file: impl std::fmt::Display) -> String {
 }
 
 /// A file source that adds the file name to errors, and reads the text of CSV and JSON files. It forwards what execution
-/// and display need; optimizer hooks keep their defaults, because it is inserted into final plans only.
+/// and display need, and the hint of a sort, which workers give to the scans that they receive; the other optimizer hooks keep their
+/// defaults, because it is inserted into final plans only.
 struct FileErrorSource {
     source: Arc<dyn FileSource>,
     /// Set before files are opened.

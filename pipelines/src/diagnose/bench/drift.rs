@@ -110,7 +110,7 @@ fn compare(exact: &Elmo, rounded: &Elmo, texts: &[&str]) -> Result<DriftReport> 
         texts: texts.len(),
         tokens,
         layers,
-        cosine_min: cosines.iter().copied().fold(f64::INFINITY, f64::min),
+        cosine_min: -cosines.iter().map(|cosine| -cosine).fold(f64::NEG_INFINITY, larger),
         cosine_mean: cosines.iter().sum::<f64>() / cosines.len() as f64,
         same_neighbour: same as f64 / texts.len() as f64,
     })
@@ -124,12 +124,15 @@ fn layers(exact: &Elmo, rounded: &Elmo, texts: &[&str]) -> Result<(Vec<LayerDrif
     let mut tokens = 0;
     for texts in texts.chunks(AT_ONCE) {
         let [exact, rounded] = [vectors(exact, &spec, texts)?, vectors(rounded, &spec, texts)?];
+        if exact.len() != rounded.len() {
+            return Err(Error::Failed("a text has a vector in one of the precisions only".to_owned()));
+        }
         tokens += (exact.len() / (count * width)) as u64;
         for (number, (exact, rounded)) in exact.chunks(width).zip(rounded.chunks(width)).enumerate() {
             let (max, differences, squares) = &mut sums[number % count];
             for (a, b) in exact.iter().zip(rounded) {
                 let (a, difference) = (f64::from(*a), f64::from(*a) - f64::from(*b));
-                *max = max.max(difference.abs());
+                *max = larger(*max, difference.abs());
                 *differences += difference * difference;
                 *squares += a * a;
             }
@@ -140,6 +143,11 @@ fn layers(exact: &Elmo, rounded: &Elmo, texts: &[&str]) -> Result<(Vec<LayerDrif
         relative_rms: (differences / squares.max(f64::MIN_POSITIVE)).sqrt(),
     };
     Ok((sums.into_iter().map(layer).collect(), tokens))
+}
+
+/// The larger of two numbers, or NaN if one is NaN.
+fn larger(a: f64, b: f64) -> f64 {
+    if a.is_nan() || a > b { a } else { b }
 }
 
 /// All numbers of all vectors, zeros for a text without a vector.
