@@ -25,19 +25,22 @@ fn groups_windows_and_sorts_spill() {
             assert_eq!((ended.code, ended.err.as_str()), (Some(0), ""), "{query}");
             ended.out.lines().nth(1).unwrap().to_owned()
         };
-        assert_eq!(one(&format!("SELECT count(DISTINCT text) FROM '{file}'")), "60000");
-        assert_eq!(
-            one(&format!("SELECT grp, count(DISTINCT text) FROM '{file}' GROUP BY grp ORDER BY grp LIMIT 1")),
-            "0,60"
-        );
-        assert_eq!(one(&format!("SELECT count(*) FROM (SELECT DISTINCT * FROM '{file}')")), "60000");
-        // 0 + 1 + … + 59 in each of 1,000 groups.
-        let ranks = format!(
-            "SELECT sum(r) FROM (SELECT row_number() OVER (PARTITION BY grp ORDER BY text DESC) - 1 AS r FROM '{file}')"
-        );
-        assert_eq!(one(&ranks), "1770000");
-        let ranks = format!("SELECT max(r) FROM (SELECT row_number() OVER (ORDER BY text) AS r FROM '{file}')");
-        assert_eq!(one(&ranks), "60000");
+        // Groups and windows do not depend on the format.
+        if file == "t.parquet" {
+            assert_eq!(one(&format!("SELECT count(DISTINCT text) FROM '{file}'")), "60000");
+            assert_eq!(
+                one(&format!("SELECT grp, count(DISTINCT text) FROM '{file}' GROUP BY grp ORDER BY grp LIMIT 1")),
+                "0,60"
+            );
+            assert_eq!(one(&format!("SELECT count(*) FROM (SELECT DISTINCT * FROM '{file}')")), "60000");
+            // 0 + 1 + … + 59 in each of 1,000 groups.
+            let ranks = format!(
+                "SELECT sum(r) FROM (SELECT row_number() OVER (PARTITION BY grp ORDER BY text DESC) - 1 AS r FROM '{file}')"
+            );
+            assert_eq!(one(&ranks), "1770000");
+            let ranks = format!("SELECT max(r) FROM (SELECT row_number() OVER (ORDER BY text) AS r FROM '{file}')");
+            assert_eq!(one(&ranks), "60000");
+        }
         for (order, to) in [("text", "m.parquet"), ("concat(10000 - grp, text)", "m.csv"), ("x", "m.jsonl")] {
             assert_eq!(one(&format!("COPY (SELECT * FROM '{file}' ORDER BY {order}) TO '{to}'")), "60000");
             // One partition, so that the window sees the rows as the file has them.
