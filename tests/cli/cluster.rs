@@ -294,7 +294,7 @@ fn random_queries(place: &Place, cluster: &Cluster) {
         parts.zip(seeds).map(lines).collect()
     };
     // Other seeds, or more: `SEEDS=1000..5000`.
-    let range = std::env::var("SEEDS").unwrap_or("0..20".to_owned());
+    let range = std::env::var("SEEDS").unwrap_or("0..10".to_owned());
     let (first, behind) = range.split_once("..").unwrap();
     let mut seeds: Vec<u64> = (first.parse().unwrap()..behind.parse().unwrap()).collect();
     let all = seeds.len();
