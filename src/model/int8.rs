@@ -8,7 +8,10 @@
 //! Processors with VNNI instructions multiply and add exactly. On others oneDNN adds pairs of products in 16 bits, with saturation:
 //! `(x + 128) * v`, twice, at most 32,767. Codes of weights up to 64 never exceed that. [`weight_codes`] finds by trial what holds here.
 
-use std::collections::BTreeSet;
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    sync::{Mutex, PoisonError},
+};
 
 use tch::{Device, Kind, Tensor};
 
@@ -17,9 +20,9 @@ use crate::options::ModelOptions;
 
 /// Largest code of an activation.
 const LARGEST: i64 = 127;
-/// Largest codes of weights to try, with the name of their precision.
+/// Largest codes of weights to try: of 8 bits, and of 7.
 const WEIGHT_CODES: [i64; 2] = [LARGEST, 64];
-/// Numbers of rows to try: implementations differ for few and for many.
+/// Row counts to try: libtorch may use other kernels for few rows.
 const HEIGHTS: [i64; 3] = [1, 16, 256];
 
 /// A matrix for the right side of a product, or one per direction: codes `[.., k, n]` and the scale of each column, `[.., n]`.
@@ -86,10 +89,10 @@ impl Rows {
         }
     }
 
-    /// `X V` of the first rows, as many as `sums` has: 32-bit integers `[w, n]`.
-    pub(super) fn multiply(&self, weights: &Codes, sums: &Tensor) -> Result<(), DeviceError> {
+    /// `X V` of the first rows with the codes `V` `[k, n]`, as many rows as `sums` `[w, n]` has: 32-bit integers.
+    pub(super) fn multiply(&self, codes: &Tensor, sums: &Tensor) -> Result<(), DeviceError> {
         let rows = self.codes.f_narrow(0, 0, sums.size()[0])?;
-        let _ = rows.f_internal_int_mm_out(sums, &weights.codes)?;
+        let _ = rows.f_internal_int_mm_out(sums, codes)?;
         Ok(())
     }
 
@@ -109,26 +112,40 @@ pub(super) fn product(x: &Tensor, weights: &Codes) -> Result<(Tensor, Vec<f32>),
     let mut rows = Rows::new(w, k)?;
     rows.quantise(x);
     let sums = sums(w, weights.columns())?;
-    rows.multiply(weights, &sums)?;
+    rows.multiply(&weights.codes, &sums)?;
     Ok((sums, rows.scales))
 }
 
 /// The largest code of weights for which all products of a model in 8 bits are exact on this machine: 127 with VNNI or AMX
 /// instructions, and 64 without. `None` if there is none.
 ///
+/// Tries it once per process for each shape of model.
+///
 /// # Errors
 /// [`DeviceError::Torch`] when libtorch fails.
 pub fn weight_codes(options: &ModelOptions) -> Result<Option<i64>, DeviceError> {
+    static FOUND: Mutex<BTreeMap<BTreeSet<(i64, i64)>, Option<i64>>> = Mutex::new(BTreeMap::new());
+    let products = products(options);
+    let mut found = FOUND.lock().unwrap_or_else(PoisonError::into_inner);
+    if let Some(largest) = found.get(&products) {
+        return Ok(*largest);
+    }
+    let largest = exact_codes(&products)?;
+    found.insert(products, largest);
+    Ok(largest)
+}
+
+/// The first of [`WEIGHT_CODES`] for which all products are exact.
+fn exact_codes(products: &BTreeSet<(i64, i64)>) -> Result<Option<i64>, DeviceError> {
     let _no_gradients = tch::no_grad_guard();
     device::set_up_cpu();
-    for largest in WEIGHT_CODES {
-        let mut exact = true;
-        for (k, n) in products(options) {
-            exact = exact && is_exact(k, n, largest)?;
+    'codes: for largest in WEIGHT_CODES {
+        for &(k, n) in products {
+            if !is_exact(k, n, largest)? {
+                continue 'codes;
+            }
         }
-        if exact {
-            return Ok(Some(largest));
-        }
+        return Ok(Some(largest));
     }
     Ok(None)
 }
@@ -151,7 +168,7 @@ fn products(options: &ModelOptions) -> BTreeSet<(i64, i64)> {
     all
 }
 
-/// The code at a place, from the place and the largest code.
+/// The code at an index, given the index and the largest code.
 type Pattern = fn(i64, i64) -> i64;
 
 /// Whether products of rows of codes and columns of codes up to `largest` have the sums that 64-bit integers give.

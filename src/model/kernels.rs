@@ -194,7 +194,7 @@ fn highway_row<const FUSED: bool>(product: &[f32], x: &mut [f32]) {
     }
 }
 
-/// What the gates of a row in an int8 step are made of.
+/// The integer sums and scales from which the gates of one row are computed.
 struct RowSums<'s> {
     input: &'s [i32],    // [4D]
     previous: &'s [i32], // [4D]

@@ -18,8 +18,8 @@ pub enum Precision {
     /// float32 weights and activations, whose products on GPUs are rounded to 10 bits of mantissa and summed in float32: for
     /// training. CPUs do not have it.
     Tf32,
-    /// 8-bit integers as weights and on the left side of products, per column and per row; sums, cells and what is added up are
-    /// exact or float32. For CPUs: two digits, and bit-equal whatever the batch.
+    /// Products of 8-bit integers: weights with a scale per column, left sides with a scale per row. Sums are exact; all else is
+    /// float32. For CPUs: vectors are good to two digits, and bit-equal whatever the batch.
     Int8,
     /// float64 throughout: for training and for checks of gradients. Inference does not offer it.
     F64,

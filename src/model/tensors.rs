@@ -90,7 +90,7 @@ fn exactly<const N: usize>(parts: Vec<Tensor>) -> Result<[Tensor; N], DeviceErro
     parts.try_into().map_err(|parts: Vec<Tensor>| DeviceError::internal(format!("{} parts, not {N}", parts.len())))
 }
 
-/// A type of numbers, with its name in libtorch.
+/// A type of numbers in tensors.
 pub(crate) trait Number {
     const KIND: Kind;
 }

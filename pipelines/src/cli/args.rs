@@ -234,8 +234,8 @@ pub(super) struct EngineArgs {
     /// Precision of matrix products: f32; bf16, for GPUs, good to 2-3 digits; or int8, for CPUs, good to 2 digits
     ///
     /// bf16 is faster on recent GPUs, and int8 about three times as fast as f32 on CPUs with VNNI or AMX instructions. `elmo bench
-    /// --drift` measures how far their vectors are from those in f32. Outputs name the precision. docs/precision.md says when
-    /// which is good enough.
+    /// --drift` measures how far their vectors are from those in f32. Outputs name the precision. docs/precision.md says
+    /// what each is good enough for.
     #[arg(long, value_name = "PRECISION", default_value = "f32", value_parser = clap::value_parser!(Precision))]
     precision: Precision,
 

@@ -57,8 +57,7 @@ pub(super) struct BenchArgs {
     /// Instead of the speed, measure how far the vectors of --precision are from those in f32
     ///
     /// For each layer the largest difference and the relative root mean square, that is the root mean square of the differences over
-    /// that of the numbers; for whole texts the cosine of both vectors, and
-    /// the share whose nearest other text stays the same. Up to 1,000 distinct texts of at most 4 KiB are compared.
+    /// that of the numbers; for whole texts the cosine of both vectors, and the share whose nearest other text stays the same. Up to 1,000 distinct texts of at most 4 KiB are compared.
     #[arg(long, conflicts_with = "savings", help_heading = "Measurement")]
     drift: bool,
 

@@ -148,8 +148,9 @@ impl PhysicalExtensionCodec for OperatorCodec {
     }
 }
 
-/// The plan whose scans know the sorts above them, so that Parquet row groups are read in about that order, as the client planned
-/// it: scans are encoded without this hint. DataFusion's optimizer rule could also remove or add operators.
+/// Tells the scans of a decoded plan the order of the sorts above them, in which Parquet scans read their row groups approximately.
+/// `datafusion-proto` 55 leaves this hint out. The rule [`PushdownSort`](datafusion::physical_optimizer::pushdown_sort::PushdownSort),
+/// by which the client planned it, could also add and remove operators.
 fn with_sort_hints(plan: Plan) -> Result<Plan> {
     let hinted = plan.transform_down(|node| {
         let Some(sort) = node.downcast_ref::<SortExec>() else { return Ok(Transformed::no(node)) };

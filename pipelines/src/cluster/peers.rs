@@ -53,7 +53,7 @@ pub(super) const CONNECTION_WINDOW: u32 = i32::MAX as u32;
 /// The header with the caller's version.
 pub(super) const VERSION_HEADER: &str = "x-elmo-version";
 
-/// The header with the number of the worker that calls, as its greeting has it.
+/// The header with the id of the calling worker, that of its [`Greeting`](super::service::Greeting).
 pub(super) const CALLER_HEADER: &str = "x-elmo-caller";
 
 /// How a process proves to workers that it may use them, and encrypts what it sends.

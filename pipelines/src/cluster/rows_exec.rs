@@ -44,7 +44,7 @@ type Plan = Arc<dyn ExecutionPlan>;
 const CHUNK_ROWS: usize = 4096;
 /// Maximum bytes of a chunk; less for calls that return a vector per token.
 const CHUNK_BYTES: usize = 1 << 20;
-/// Workers that a chunk may cost.
+/// Maximum number of workers that may be lost while they compute the same chunk.
 const MAX_LOST: usize = 3;
 /// Rows of a partition, of which a worker computes several at a time.
 const PARTITION_ROWS: usize = 256;
@@ -140,7 +140,7 @@ pub(super) struct Received {
 #[derive(Clone)]
 pub(super) struct Workers {
     members: Arc<[Member]>,
-    /// Those that have not been lost.
+    /// The members that have not been lost.
     left: Arc<Mutex<Arc<[Member]>>>,
     peers: Arc<Peers>,
     changed: Changed,
@@ -216,7 +216,8 @@ impl Sender {
             }
             if attempts == MAX_LOST {
                 // The rows may be the cause, so they are not sent to the workers that are left.
-                let message = format!("the same rows have cost {MAX_LOST} workers; the last one: {error}");
+                let message =
+                    format!("{MAX_LOST} workers were lost while they computed the same rows; the last one: {error}");
                 let help = Some("see the logs of the workers, for example for a lack of memory".to_owned());
                 return Err(ClusterError::Failed { message, exit: Exit::Failed, help }.into());
             }

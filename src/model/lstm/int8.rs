@@ -51,7 +51,7 @@ impl Int8Layer {
         let lstm = &options.lstm;
         let (d, p) = (lstm.dim as i64, lstm.projection_dim as i64);
         let both = |what: &str| super::both_directions(source, layer, what, Kind::Float);
-        // One scale per gate of a unit, for what it reads of the input and of the previous output.
+        // One scale per column, shared by the input and the recurrent part.
         let Codes { codes, scales } = Codes::new(&both("W_0")?, largest)?; // [2, P + P, 4D]
         let [w_x, w_h] = tensors::split(&codes, [p, p], 1)?;
         let w_p = match options.has_projection() {
@@ -166,7 +166,7 @@ impl Int8Layer {
                         Some(w_p) => {
                             unprojected.quantise(&m);
                             let sums = rows_of(&projected, 0, w)?;
-                            unprojected.multiply(w_p, &sums)?;
+                            unprojected.multiply(&w_p.codes, &sums)?;
                             let clip = self.clips.projection.map_or(f32::INFINITY, |clip| clip as f32);
                             // SAFETY: as above.
                             unsafe {
@@ -185,14 +185,10 @@ impl Int8Layer {
     }
 
     fn of(&self, direction: i64) -> Result<Direction, DeviceError> {
-        let gate_scales = self.gate_scales.f_select(0, direction)?;
-        let codes = |codes: &Tensor| -> Result<Codes, DeviceError> {
-            Ok(Codes { codes: codes.f_select(0, direction)?, scales: gate_scales.shallow_clone() })
-        };
         Ok(Direction {
-            w_x: codes(&self.w_x)?,
-            w_h: codes(&self.w_h)?,
-            gate_scales: gate_scales.shallow_clone(),
+            w_x: self.w_x.f_select(0, direction)?,
+            w_h: self.w_h.f_select(0, direction)?,
+            gate_scales: self.gate_scales.f_select(0, direction)?,
             bias: self.bias.f_select(0, direction)?,
             w_p: self.w_p.as_ref().map(|w_p| w_p.of(direction)).transpose()?,
         })
@@ -201,8 +197,8 @@ impl Int8Layer {
 
 /// The weights of one direction.
 struct Direction {
-    w_x: Codes,          // [in, 4D]
-    w_h: Codes,          // [P, 4D]
+    w_x: Tensor,         // codes [in, 4D]
+    w_h: Tensor,         // codes [P, 4D]
     gate_scales: Tensor, // [4D]
     bias: Tensor,        // [4D]
     w_p: Option<Codes>,  // [D, P]

@@ -87,7 +87,8 @@ pub async fn run(drift: Drift) -> Result<DriftReport> {
     let texts = texts.iter().filter(|text| text.len() <= MAX_BYTES && seen.insert(text.as_str()));
     let texts: Vec<&str> = texts.take(TEXTS).map(String::as_str).collect();
     if texts.len() < 2 {
-        return Err(Error::usage("--drift needs at least two distinct texts", "give a file with more rows"));
+        let message = "--drift needs at least two distinct texts of at most 4 KiB";
+        return Err(Error::usage(message, "give a file with more texts"));
     }
     let exact = EmbedderSettings { precision: Precision::F32, ..settings.clone() };
     let [exact, rounded] = [Elmo::from_data(data.clone(), &exact)?, Elmo::from_data(data, &settings)?];
