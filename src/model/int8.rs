@@ -124,7 +124,7 @@ pub(super) fn product(x: &Tensor, weights: &Codes) -> Result<(Tensor, Vec<f32>),
 /// # Errors
 /// [`DeviceError::Torch`] when libtorch fails.
 pub fn weight_codes(options: &ModelOptions) -> Result<Option<i64>, DeviceError> {
-    static FOUND: Mutex<BTreeMap<BTreeSet<(i64, i64)>, Option<i64>>> = Mutex::new(BTreeMap::new());
+    static FOUND: Mutex<BTreeMap<Products, Option<i64>>> = Mutex::new(BTreeMap::new());
     let products = products(options);
     let mut found = FOUND.lock().unwrap_or_else(PoisonError::into_inner);
     if let Some(largest) = found.get(&products) {
@@ -136,7 +136,7 @@ pub fn weight_codes(options: &ModelOptions) -> Result<Option<i64>, DeviceError> 
 }
 
 /// The first of [`WEIGHT_CODES`] for which all products are exact.
-fn exact_codes(products: &BTreeSet<(i64, i64)>) -> Result<Option<i64>, DeviceError> {
+fn exact_codes(products: &Products) -> Result<Option<i64>, DeviceError> {
     let _no_gradients = tch::no_grad_guard();
     device::set_up_cpu();
     'codes: for largest in WEIGHT_CODES {
@@ -150,8 +150,11 @@ fn exact_codes(products: &BTreeSet<(i64, i64)>) -> Result<Option<i64>, DeviceErr
     Ok(None)
 }
 
-/// `(k, n)` of the distinct products of a model in 8 bits.
-fn products(options: &ModelOptions) -> BTreeSet<(i64, i64)> {
+/// `(k, n)` of products `[.., k] x [k, n]`.
+type Products = BTreeSet<(i64, i64)>;
+
+/// The distinct products of a model in 8 bits.
+fn products(options: &ModelOptions) -> Products {
     let (d, p) = (options.lstm.dim as i64, options.lstm.projection_dim as i64);
     let cnn = &options.char_cnn;
     let filters: i64 = cnn.filters.iter().map(|filter| filter.n as i64).sum();
