@@ -1,8 +1,15 @@
 //! Cuts rows into sentences of at most `max_tokens` tokens, and notes where their tokens are in the text.
 
+use arrow::array::ArrayRef;
+
 use crate::{
     chars::{BEGIN_SENTENCE_TOKEN, END_SENTENCE_TOKEN},
-    columns::{embedded::ColumnStats, rows::Row, setup::Setup, vectors::Place},
+    columns::{
+        embedded::ColumnStats,
+        rows::{Row, Rows},
+        setup::Setup,
+        vectors::Place,
+    },
     engine::{Sentence, Words},
     row_error::RowError,
     spec::{EmbedSpec, Level, OnLong, SentenceMode},
@@ -84,7 +91,21 @@ impl<'s> Cutter<'s> {
             Level::Sentence => usize::MAX,
             Level::Token => MAX_TOKEN_BYTES / (size_of::<f32>() * setup.vector_type.width()),
         };
-        Self { spec: &setup.spec, max_row_tokens, carried, sentences: Vec::new() }
+        Self { max_row_tokens, carried, ..Self::without_model(&setup.spec) }
+    }
+
+    /// Rows of any number of tokens, each from the same start state.
+    fn without_model(spec: &'s EmbedSpec) -> Self {
+        Self { spec, max_row_tokens: usize::MAX, carried: false, sentences: Vec::new() }
+    }
+
+    /// Cuts all rows.
+    pub(super) fn rows(mut self, rows: &Rows) -> (Vec<RowPlan>, Vec<Sentence>, ColumnStats) {
+        let mut stats = ColumnStats { rows: rows.len(), ..ColumnStats::default() };
+        let plans = (0..rows.len()).map(|i| self.row(&rows.get(i), &mut stats)).collect();
+        stats.sentences = self.sentences.len();
+        stats.tokens = self.sentences.iter().map(|s| s.words.len()).sum();
+        (plans, self.sentences, stats)
     }
 
     /// Cuts one row and adds its sentences.
@@ -221,6 +242,15 @@ impl<'s> Cutter<'s> {
 /// The tokens of a sentence with their places in `text`.
 pub(super) fn placed<'t>(text: &'t str, tokens: &'t [text::Token]) -> Vec<PlacedToken<'t>> {
     tokens.iter().map(|t| (t.read(text), t.start as u32, t.end as u32)).collect()
+}
+
+/// Cuts a column into sentences as an embedder with these settings does before it runs the model, and counts them. For benchmarks of
+/// everything but the model.
+///
+/// # Errors
+/// [`Error::Column`](crate::Error::Column) when the column holds no text.
+pub fn count_sentences(column: &ArrayRef, spec: &EmbedSpec) -> crate::error::Result<ColumnStats> {
+    Ok(Cutter::without_model(spec).rows(&Rows::new(column)?).2)
 }
 
 /// Checks that byte offsets can count the text, and that a sentence can be tokenised in one piece.

@@ -21,6 +21,7 @@ mod setup;
 mod tests;
 mod vectors;
 
+pub use cutter::count_sentences;
 pub use embedded::{ColumnStats, EmbeddedColumns, PendingColumns};
 pub use embedder::{ColumnEmbedder, SCHEMA_VERSION};
 pub use layout::ColumnLayout;

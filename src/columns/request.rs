@@ -33,12 +33,7 @@ impl Request {
     /// Cuts every row into sentences for the engine. With `carried` every row is one sentence, NULL and blank rows too.
     pub(super) fn new(setup: &Arc<Setup>, column: &ArrayRef, carried: bool) -> Result<(Self, Vec<Sentence>)> {
         let rows = Rows::new(column)?;
-        let mut stats = ColumnStats { rows: rows.len(), ..ColumnStats::default() };
-        let mut cutter = Cutter::new(setup, carried);
-        let plans = (0..rows.len()).map(|i| cutter.row(&rows.get(i), &mut stats)).collect();
-        let sentences = cutter.sentences;
-        stats.sentences = sentences.len();
-        stats.tokens = sentences.iter().map(|s| s.words.len()).sum();
+        let (plans, sentences, stats) = Cutter::new(setup, carried).rows(&rows);
         let setup = Arc::clone(setup);
         Ok((Self { setup, rows, plans, outcomes: Vec::new(), stats, cost: Cost::default() }, sentences))
     }

@@ -12,6 +12,7 @@ use crate::{
     diagnose::{
         bench::{
             self, Bench, BenchReport,
+            bulk::{self, BulkBench},
             drift::{self, Drift, DriftReport},
         },
         sizes::Size,
@@ -26,13 +27,14 @@ use crate::{
 /// share of the ceiling can be compared between machines. Speed does not depend on the weights, so random weights
 /// suffice: without --model, and without ELMO_MODEL and model in elmo.toml, those of --size small are measured.
 ///
-/// With --constant, everything that `elmo stream` does beside the model is measured instead.
+/// With --constant, everything that `elmo embed` or `elmo stream` does beside the model is measured instead.
 #[derive(Debug, Args)]
 #[command(after_help = "\
 Examples:
   elmo bench --size tiny --seconds 2
   elmo bench --model tiny --text reviews.jsonl --seconds 2 --json
   elmo bench --text reviews.jsonl --precision int8 --drift
+  elmo bench --constant 1024 --rows 200000
   elmo bench --constant 1024 --brokers localhost:9092")]
 pub(super) struct BenchArgs {
     #[command(flatten)]
@@ -65,6 +67,9 @@ pub(super) struct BenchArgs {
     #[arg(long, help_heading = "Measurement")]
     json: bool,
 
+    #[command(flatten)]
+    constant: ConstantArgs,
+
     #[cfg(feature = "kafka")]
     #[command(flatten)]
     stream: stream::StreamArgs,
@@ -74,9 +79,8 @@ pub(super) struct BenchArgs {
 }
 
 pub(super) fn run(args: &BenchArgs) -> Result<Exit> {
-    #[cfg(feature = "kafka")]
-    if let Some(width) = args.stream.constant {
-        return args.stream.run(width, args.json);
+    if let Some(width) = args.constant.constant {
+        return args.constant.run(width, args);
     }
     let report = block_on(async {
         let data = match (args.size, args.model.spec_if_given()) {
@@ -110,12 +114,50 @@ enum Report {
     Drift(DriftReport),
 }
 
+/// A job without a model.
+#[derive(Debug, Args)]
+#[command(next_help_heading = "Without a model")]
+struct ConstantArgs {
+    /// Replace the model by a constant vector of N numbers, and measure a bulk job, or with --brokers a stream
+    ///
+    /// A bulk job reads the column text of --text, or else files of short texts that are written in every input format. A stream reads
+    /// a topic of its own, which is filled with JSON messages and deleted. Rows per second are compared with those of the Parquet
+    /// encoder alone.
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..), conflicts_with_all = ["size", "model", "options", "weights", "savings", "drift"])]
+    constant: Option<u16>,
+
+    /// Rows of each file, or messages of the topic
+    #[arg(long, value_name = "N", default_value = "2000000", value_parser = positive)]
+    rows: usize,
+
+    /// Folder or URL for the files, which are kept [default: a temporary folder, which is removed]
+    #[arg(short, long, value_name = "DIR", value_hint = ValueHint::DirPath, requires = "constant")]
+    output: Option<String>,
+}
+
+impl ConstantArgs {
+    fn run(&self, width: u16, args: &BenchArgs) -> Result<Exit> {
+        #[cfg(feature = "kafka")]
+        if let Some(brokers) = &args.stream.brokers {
+            return args.stream.run(brokers, self, width, args.json);
+        }
+        let (text, output) = (args.text.clone(), self.output.clone());
+        let report = block_on(bulk::run(BulkBench { text, output, rows: self.rows, width }))?;
+        match args.json {
+            true => print_json(&report)?,
+            false => print(&report.to_string())?,
+        }
+        Ok(Exit::Done)
+    }
+}
+
 #[cfg(feature = "kafka")]
 mod stream {
     use std::env;
 
-    use clap::{Args, ValueHint};
+    use clap::Args;
 
+    use super::ConstantArgs;
     use crate::{
         cli::{
             args::{block_on, positive},
@@ -129,41 +171,26 @@ mod stream {
 
     /// A stream without a model.
     #[derive(Debug, Args)]
-    #[command(next_help_heading = "Stream without a model")]
+    #[command(next_help_heading = "Without a model")]
     pub(super) struct StreamArgs {
-        /// Replace the model by a constant vector of N numbers, and measure a stream from Kafka to Parquet
-        ///
-        /// A topic of its own is filled with JSON messages, streamed and deleted. The rows per second are compared with
-        /// those of the Parquet encoder alone.
-        #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..), requires = "brokers", conflicts_with_all = ["size", "model", "options", "weights", "text", "savings", "drift"])]
-        pub(super) constant: Option<u16>,
-
         /// Brokers, HOST:PORT separated by commas
-        #[arg(long, value_name = "BROKERS", requires = "constant")]
-        brokers: Option<String>,
-
-        /// Messages to stream
-        #[arg(long, value_name = "N", default_value = "2000000", value_parser = positive)]
-        rows: usize,
+        #[arg(long, value_name = "BROKERS", requires = "constant", conflicts_with = "text")]
+        pub(super) brokers: Option<String>,
 
         /// Partitions of the topic
         #[arg(long, value_name = "N", default_value = "4", value_parser = positive)]
         partitions: usize,
 
-        /// Folder or URL for the files, which are kept [default: a temporary folder, which is removed]
-        #[arg(short, long, value_name = "DIR", value_hint = ValueHint::DirPath, requires = "constant")]
-        output: Option<String>,
-
         /// A property of librdkafka, KEY=VALUE; repeat it for several
-        #[arg(short = 'X', long = "kafka", value_name = "KEY=VALUE", requires = "constant")]
+        #[arg(short = 'X', long = "kafka", value_name = "KEY=VALUE", requires = "brokers")]
         kafka: Vec<String>,
     }
 
     impl StreamArgs {
-        pub(super) fn run(&self, width: u16, json: bool) -> Result<Exit> {
+        pub(super) fn run(&self, brokers: &str, constant: &ConstantArgs, width: u16, json: bool) -> Result<Exit> {
             let name = format!("elmo-bench-{}", uuid::Uuid::new_v4().simple());
             let kafka = Settings::new(Given {
-                brokers: self.brokers.clone().unwrap_or_default(),
+                brokers: brokers.to_owned(),
                 topics: vec![name.clone()],
                 group: name,
                 secrets: None,
@@ -171,10 +198,10 @@ mod stream {
                 kafka: self.kafka.clone(),
             })?;
             let folder = tempfile::tempdir().map_err(|e| Error::Failed(format!("no temporary folder: {e}")))?;
-            let address = self.output.clone().unwrap_or_else(|| folder.path().to_string_lossy().into_owned());
+            let address = constant.output.clone().unwrap_or_else(|| folder.path().to_string_lossy().into_owned());
             let output = Stores::from_env().locate(&address)?;
             let partitions = i32::try_from(self.partitions).unwrap_or(i32::MAX);
-            let bench = StreamBench { kafka, output, rows: self.rows, partitions, width };
+            let bench = StreamBench { kafka, output, rows: constant.rows, partitions, width };
             let report = block_on(stream::run(bench))?;
             match json {
                 true => print_json(&report)?,

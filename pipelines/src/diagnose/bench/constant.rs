@@ -4,16 +4,16 @@ use std::sync::Arc;
 
 use arrow::{
     array::{Array, ArrayRef, BooleanArray, FixedSizeListArray, Float32Array, StringArray},
-    buffer::{NullBuffer, ScalarBuffer},
+    buffer::ScalarBuffer,
     datatypes::{DataType, Field, FieldRef},
 };
 use async_trait::async_trait;
-use elmo::{ColumnStats, EmbedSpec, EmbeddedColumns, engine::Cost, spec::OnError};
+use elmo::{EmbedSpec, EmbeddedColumns, columns::count_sentences, engine::Cost, spec::OnError};
 
 use crate::stage::{Pending, Stage};
 
-/// Gives every text the same vector.
-#[derive(Debug)]
+/// Cuts texts into sentences and tokens as an embedder does, and gives each the same vector.
+#[derive(Debug, Clone)]
 pub(super) struct Constant {
     spec: EmbedSpec,
     item: FieldRef,
@@ -38,7 +38,7 @@ impl Constant {
     /// The columns of `texts`.
     ///
     /// # Errors
-    /// [`elmo::Error`] when there are too many rows for one column.
+    /// [`elmo::Error`] when the column holds no text, or too many rows.
     pub(super) fn embed(&self, texts: &ArrayRef) -> elmo::Result<EmbeddedColumns> {
         let rows = texts.len();
         let length = rows * self.numbers.len() / SHARED;
@@ -48,7 +48,6 @@ impl Constant {
         };
         let numbers = Float32Array::new(numbers, None);
         let nulls = texts.logical_nulls().filter(|nulls| nulls.null_count() > 0);
-        let null_count = nulls.as_ref().map_or(0, NullBuffer::null_count);
         let vectors = FixedSizeListArray::try_new(Arc::clone(&self.item), self.width, Arc::new(numbers), nulls)?;
         Ok(EmbeddedColumns {
             vectors: Arc::new(vectors),
@@ -57,7 +56,7 @@ impl Constant {
             row_errors: Vec::new(),
             tokens: vec![0; rows].into(),
             keep: None,
-            stats: ColumnStats { rows, nulls: null_count, ..ColumnStats::default() },
+            stats: count_sentences(texts, &self.spec)?,
             cost: Cost::default(),
         })
     }
@@ -81,8 +80,11 @@ impl Stage for Constant {
         vec![("elmo.fingerprint".into(), "constant".into())]
     }
 
+    /// On a thread of its own, as [`EmbedStage`](crate::stage::EmbedStage).
     async fn submit(&self, texts: &ArrayRef) -> elmo::Result<Pending> {
-        let done = self.embed(texts);
+        let (constant, texts) = (self.clone(), Arc::clone(texts));
+        let done = tokio::task::spawn_blocking(move || constant.embed(&texts)).await;
+        let done = done.unwrap_or(Err(elmo::Error::Closed));
         Ok(Box::pin(async { done }))
     }
 }
@@ -102,5 +104,7 @@ mod tests {
             (3, true, true)
         );
         assert_eq!(stage.fields()[0].data_type(), vectors.data_type());
+        let stats = columns.stats;
+        assert_eq!((stats.rows, stats.nulls, stats.sentences, stats.tokens), (3, 1, 2, 2));
     }
 }

@@ -3,9 +3,11 @@
 //! Tokens per second depend on the machine. So the speed of libtorch's matrix products, the ceiling, is measured in the
 //! same run before and after embedding, with the same number of threads and the shapes of the same model.
 
-#[cfg(feature = "kafka")]
+pub mod bulk;
 mod constant;
 pub mod drift;
+mod encoder;
+mod input;
 mod savings;
 #[cfg(feature = "kafka")]
 pub mod stream;

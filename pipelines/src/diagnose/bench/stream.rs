@@ -1,4 +1,4 @@
-//! Measures everything that a stream does beside the model: Kafka, decoding, Arrow, Parquet, the store.
+//! Measures everything that a stream does beside the model: Kafka, decoding, tokenising, Arrow, Parquet, the store.
 //!
 //! A topic of its own is filled with JSON messages and streamed to files, with the model replaced by a constant vector.
 //! Then rows of the same kind are encoded as Parquet by as many threads as the machine has cores, and nothing else is done:
@@ -24,11 +24,14 @@ use rdkafka::{
 };
 use serde::Serialize;
 
-use super::constant::Constant;
+use super::{
+    constant::Constant,
+    encoder::{self, FILE_BYTES, ROW_GROUP_BYTES, cpu_seconds},
+};
 use crate::{
     error::{Error, Result},
     report::{count, table},
-    sink::{Codec, Encoder, Encoding},
+    sink::Codec,
     stage::Stage,
     stores::Location,
     stream::{
@@ -44,10 +47,6 @@ use crate::{
 const PATIENCE: Duration = Duration::from_secs(30);
 /// Messages that are decoded at once for the encoder's measurement: about what one poll of the consumer returns.
 const BATCH: usize = 4096;
-/// Limit of a file.
-const FILE_BYTES: u64 = 128 << 20;
-/// Limit of a row group before encoding.
-const ROW_GROUP_BYTES: u64 = 64 << 20;
 /// Memory of the stream.
 const MEMORY: usize = 1 << 30;
 
@@ -227,15 +226,7 @@ async fn encoder_alone(stage: &Constant, rows: usize) -> Result<f64> {
     for first in (0..rows.min(16 * BATCH)).step_by(BATCH) {
         batches.push(batch(stage, &decoder, &schema, first).await?);
     }
-    let threads = thread::available_parallelism().map_or(1, usize::from);
-    let (of_thread, started) = (rows / threads, Instant::now());
-    let encoded: Result<Vec<()>, _> = thread::scope(|scope| {
-        let workers: Vec<_> = (0..threads).map(|_| scope.spawn(|| encode(&batches, &schema, of_thread))).collect();
-        let died = |_| parquet::errors::ParquetError::General("a thread died".to_owned());
-        workers.into_iter().map(|worker| worker.join().map_err(died)?).collect()
-    });
-    encoded.map_err(|e| Error::Failed(format!("the rows were not encoded: {e}")))?;
-    Ok((of_thread * threads) as f64 / started.elapsed().as_secs_f64())
+    encoder::rows_per_second(&batches, &schema, rows)
 }
 
 /// [`BATCH`] rows as the stream writes them.
@@ -258,33 +249,6 @@ async fn batch(stage: &Constant, decoder: &Decoder, schema: &SchemaRef, first: u
     let mut columns = decoded.columns;
     columns.extend([embedded.vectors, Arc::new(embedded.truncated), Arc::new(embedded.error)]);
     Ok(RecordBatch::try_new(Arc::clone(schema), columns).map_err(elmo::Error::from)?)
-}
-
-/// Encodes `rows` rows, into files of [`FILE_BYTES`] that are in memory.
-fn encode(batches: &[RecordBatch], schema: &SchemaRef, rows: usize) -> Result<(), parquet::errors::ParquetError> {
-    let encoding = Encoding { vectors: "embedding".into(), codec: Codec::default(), row_group_bytes: ROW_GROUP_BYTES };
-    let (mut left, mut batches) = (rows, batches.iter().cycle());
-    while left > 0 {
-        let mut encoder = Encoder::new(Vec::new(), schema, &encoding)?;
-        while left > 0 && encoder.bytes() < FILE_BYTES {
-            let Some(batch) = batches.next() else { return Ok(()) };
-            let batch = batch.slice(0, left.min(batch.num_rows()));
-            left -= batch.num_rows();
-            for unit in encoder.push(&batch) {
-                encoder.encode(&unit)?;
-            }
-        }
-        encoder.finish(&[])?;
-    }
-    Ok(())
-}
-
-/// Seconds of CPU time of this process.
-fn cpu_seconds() -> f64 {
-    let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
-    // SAFETY: `time` is valid for writing.
-    unsafe { libc::clock_gettime(libc::CLOCK_PROCESS_CPUTIME_ID, &raw mut time) };
-    time.tv_sec as f64 + time.tv_nsec as f64 / 1e9
 }
 
 impl fmt::Display for StreamBenchReport {
