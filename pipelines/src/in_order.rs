@@ -5,10 +5,17 @@
 //! submission, whatever order the devices finish in. It spawns no task: the batches belong to the value, and dropping it
 //! cancels them.
 
-use std::{collections::VecDeque, fmt};
+use std::{
+    collections::VecDeque,
+    fmt,
+    future::{poll_fn, ready},
+    pin::Pin,
+    task::{Context, Poll},
+};
 
 use arrow::array::ArrayRef;
 use elmo::EmbeddedColumns;
+use futures::future::{BoxFuture, MaybeDone, maybe_done};
 
 use crate::stage::{Pending, Stage};
 
@@ -34,17 +41,17 @@ pub struct FailedBatch<T> {
 pub struct InOrder<'s, T> {
     stage: &'s dyn Stage,
     limit: InFlightLimit,
-    batches: VecDeque<Batch<T>>,
+    batches: VecDeque<Batch<'s, T>>,
     /// Sum of the declared sizes of `batches`.
     bytes: u64,
     /// The last submission failed. Nothing is submitted after it.
     failed: bool,
 }
 
-struct Batch<T> {
+struct Batch<'s, T> {
     tag: T,
     bytes: u64,
-    columns: Pending,
+    columns: MaybeDone<BoxFuture<'s, elmo::Result<EmbeddedColumns>>>,
 }
 
 impl<T> fmt::Debug for InOrder<'_, T> {
@@ -66,21 +73,19 @@ impl<'s, T> InOrder<'s, T> {
         !self.failed && (self.batches.is_empty() || fits)
     }
 
-    /// Submits a column of texts and returns while devices work on it; waits only while the queue of the stage is full.
-    /// `bytes` is what the batch occupies until [`next`](Self::next) returns it: the texts, the tag and the expected
-    /// vectors. An error of the submission is returned by [`next`](Self::next) when it is the batch's turn.
-    ///
-    /// If the future is dropped before it completes, the batch is not in flight, although the stage may have seen it: in
-    /// state `carry` the texts must not be submitted again.
+    /// Adds a column of texts. [`next`](Self::next) submits it, several at the same time: so several are cut into tokens side by side. In
+    /// state `carry` each is submitted after the one before it is done. `bytes` is what the batch occupies until
+    /// [`next`](Self::next) returns it: the texts, the tag and the expected vectors. An error of the submission is returned when it is
+    /// the batch's turn.
     ///
     /// # Errors
-    /// The tag, when there is no room for the batch. Nothing was submitted.
-    pub async fn push(&mut self, tag: T, texts: &ArrayRef, bytes: u64) -> Result<(), T> {
+    /// The tag, when there is no room for the batch.
+    pub fn push(&mut self, tag: T, texts: ArrayRef, bytes: u64) -> Result<(), T> {
         if !self.has_room(bytes) {
             return Err(tag);
         }
-        let submitted = self.stage.submit(texts).await;
-        self.add(tag, submitted, bytes);
+        let stage = self.stage;
+        self.queue(tag, Box::pin(async move { stage.submit(&texts).await?.await }), bytes);
         Ok(())
     }
 
@@ -89,10 +94,14 @@ impl<'s, T> InOrder<'s, T> {
     pub fn add(&mut self, tag: T, submitted: elmo::Result<Pending>, bytes: u64) {
         let columns = submitted.unwrap_or_else(|error| {
             self.failed = true;
-            Box::pin(std::future::ready(Err(error)))
+            Box::pin(ready(Err(error)))
         });
+        self.queue(tag, columns, bytes);
+    }
+
+    fn queue(&mut self, tag: T, columns: BoxFuture<'s, elmo::Result<EmbeddedColumns>>, bytes: u64) {
         self.bytes = self.bytes.saturating_add(bytes);
-        self.batches.push_back(Batch { tag, bytes, columns });
+        self.batches.push_back(Batch { tag, bytes, columns: maybe_done(columns) });
     }
 
     /// Waits for the oldest batch; `None` when none is in flight. If the future is dropped, the batch stays the oldest.
@@ -100,16 +109,32 @@ impl<'s, T> InOrder<'s, T> {
     /// # Errors
     /// [`FailedBatch`] when the batch failed. Later batches are cancelled, so that no result follows an error.
     pub async fn next(&mut self) -> Option<Result<(T, EmbeddedColumns), FailedBatch<T>>> {
-        let columns = (&mut self.batches.front_mut()?.columns).await;
-        let Batch { tag, bytes, .. } = self.batches.pop_front()?;
+        poll_fn(|context| self.poll_oldest(context)).await?;
+        let Batch { tag, bytes, mut columns } = self.batches.pop_front()?;
         self.bytes -= bytes;
-        Some(match columns {
+        Some(match Pin::new(&mut columns).take_output()? {
             Ok(columns) => Ok((tag, columns)),
             Err(error) => {
                 self.cancel();
                 Err(FailedBatch { tag, error })
             }
         })
+    }
+
+    /// Ready when the oldest batch is done; `None` when there is none.
+    fn poll_oldest(&mut self, context: &mut Context<'_>) -> Poll<Option<()>> {
+        let in_turn = self.stage.spec().batch_rows.is_some();
+        let polled = if in_turn { 1 } else { self.batches.len() };
+        let mut is_done = None;
+        for batch in self.batches.iter_mut().take(polled) {
+            let done = Pin::new(&mut batch.columns).poll(context).is_ready();
+            is_done.get_or_insert(done);
+        }
+        match is_done {
+            None => Poll::Ready(None),
+            Some(true) => Poll::Ready(Some(())),
+            Some(false) => Poll::Pending,
+        }
     }
 
     /// Cancels all batches in flight, as dropping the value does.
@@ -227,8 +252,11 @@ mod tests {
         Arc::new(StringArray::from(vec![number.to_string(); number % 3 + 1]))
     }
 
+    /// Adds a batch and submits it.
     fn push(queue: &mut InOrder<'_, usize>, tag: usize, bytes: u64) -> Result<(), usize> {
-        queue.push(tag, &texts(tag), bytes).now_or_never().expect("the stage has room")
+        queue.push(tag, texts(tag), bytes)?;
+        let _ = poll_fn(|context| Poll::Ready(queue.poll_oldest(context))).now_or_never();
+        Ok(())
     }
 
     const LIMIT: InFlightLimit = InFlightLimit { batches: 4, bytes: 100 };
@@ -299,18 +327,34 @@ mod tests {
     }
 
     #[test]
-    fn a_submission_that_fails_comes_in_its_turn_and_nothing_is_submitted_behind_it() {
-        let stage = Manual { fails: Some(1), ..Manual::default() };
+    fn a_submission_that_fails_comes_in_its_turn_and_nothing_is_added_behind_it() {
+        let stage = Manual::default();
         let mut queue = InOrder::new(&stage, LIMIT);
-        (0..2).for_each(|tag| push(&mut queue, tag, 1).unwrap());
+        push(&mut queue, 0, 1).unwrap();
+        queue.add(1, Err(failure(1)), 1);
         assert_eq!(push(&mut queue, 2, 1), Err(2));
-        assert_eq!(stage.submitted(), 2);
+        assert_eq!(stage.submitted(), 1);
         assert!(queue.next().now_or_never().is_none(), "the first batch is not done");
         stage.complete(0, Ok(()));
         assert_eq!(queue.next().now_or_never().unwrap().unwrap().unwrap().0, 0);
         let failed = queue.next().now_or_never().unwrap().unwrap().unwrap_err();
         assert_eq!((failed.tag, failed.error.to_string()), (1, failure(1).to_string()));
         push(&mut queue, 3, 1).unwrap();
+    }
+
+    /// State `carry`: the results of a batch depend on all batches before it.
+    #[test]
+    fn in_state_carry_batches_are_submitted_one_after_the_other() {
+        let spec = EmbedSpec { batch_rows: Some(4), ..EmbedSpec::default() };
+        let stage = Manual { spec, fails: Some(1), ..Manual::default() };
+        let mut queue = InOrder::new(&stage, LIMIT);
+        (0..3).for_each(|tag| push(&mut queue, tag, 1).unwrap());
+        assert_eq!(stage.submitted(), 1);
+        stage.complete(0, Ok(()));
+        assert_eq!(queue.next().now_or_never().unwrap().unwrap().unwrap().0, 0);
+        let failed = queue.next().now_or_never().unwrap().unwrap().unwrap_err();
+        assert_eq!((failed.tag, stage.submitted()), (1, 2), "nothing is submitted after a failure");
+        assert!(queue.is_empty());
     }
 
     #[test]

@@ -102,14 +102,15 @@ impl<'s> Cutter<'s> {
     /// Cuts all rows.
     pub(super) fn rows(mut self, rows: &Rows) -> (Vec<RowPlan>, Vec<Sentence>, ColumnStats) {
         let mut stats = ColumnStats { rows: rows.len(), ..ColumnStats::default() };
-        let plans = (0..rows.len()).map(|i| self.row(&rows.get(i), &mut stats)).collect();
+        let mut tokenizer = text::Cutter::new(self.spec.tokenizer, self.spec.sentences);
+        let plans = (0..rows.len()).map(|i| self.row(&rows.get(i), &mut tokenizer, &mut stats)).collect();
         stats.sentences = self.sentences.len();
         stats.tokens = self.sentences.iter().map(|s| s.words.len()).sum();
         (plans, self.sentences, stats)
     }
 
     /// Cuts one row and adds its sentences.
-    pub(super) fn row(&mut self, row: &Row<'_>, stats: &mut ColumnStats) -> RowPlan {
+    fn row(&mut self, row: &Row<'_>, tokenizer: &mut text::Cutter, stats: &mut ColumnStats) -> RowPlan {
         let first = self.sentences.len();
         let mut cut = Cut::from_sentence(0);
         let done = match row {
@@ -122,7 +123,7 @@ impl<'s> Cutter<'s> {
             }
             Row::Bad(error) => Err(error.clone()),
             Row::Text(text) if text.len() > HUGE_TEXT && !self.carried => return RowPlan::Huge,
-            Row::Text(text) => self.text(text, &mut cut),
+            Row::Text(text) => self.text(text, tokenizer, &mut cut),
             Row::Tokens(tokens) => self.tokens(tokens, &mut cut),
         };
         if let Err(error) = done {
@@ -138,14 +139,11 @@ impl<'s> Cutter<'s> {
         RowPlan::Sentences { first, places: cut.places, truncated: cut.truncated, tokens: cut.tokens }
     }
 
-    fn text(&mut self, text: &str, cut: &mut Cut) -> Result<(), RowError> {
+    fn text(&mut self, text: &str, tokenizer: &mut text::Cutter, cut: &mut Cut) -> Result<(), RowError> {
         check_size(text, self.spec.sentences)?;
-        let sentences = text::tokenize(text, self.spec.tokenizer, self.spec.sentences);
-        if sentences.is_empty() && self.carried {
+        tokenizer.try_cut(text, |tokens| self.sentence(&placed(text, tokens), cut))?;
+        if cut.sentence == 0 && self.carried {
             self.push_carried(&[], cut);
-        }
-        for tokens in sentences {
-            self.sentence(&placed(text, &tokens), cut)?;
         }
         Ok(())
     }

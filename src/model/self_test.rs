@@ -154,13 +154,11 @@ pub(crate) fn products(options: &ModelOptions) -> Vec<(i64, i64)> {
 /// The same for one product.
 fn steady_height_of(k: i64, n: i64, heights: Heights) -> Result<Option<usize>, DeviceError> {
     let _no_gradients = tch::no_grad_guard();
-    let options = (Kind::Float, Device::Cpu);
     let (tall, heights): (i64, Vec<i64>) = match heights {
         Heights::Some => (200, vec![16, 17, 31, 33, 64]),
         Heights::All => (257, (1..=24).chain([31, 32, 33, 48, 63, 64, 65, 100, 128, 200, 256]).collect()),
     };
-    let a = Tensor::f_arange(tall * k, options)?.f_mul_scalar(0.37)?.f_sin()?.f_view([tall, k])?;
-    let b = Tensor::f_arange(k * n, options)?.f_mul_scalar(0.73)?.f_cos()?.f_view([k, n])?;
+    let (a, b) = (numbers(tall, k, 0.37)?, numbers(k, n, 0.73)?);
     let full = a.f_matmul(&b)?;
     let mut smallest = None;
     for &height in heights.iter().rev() {
@@ -170,6 +168,16 @@ fn steady_height_of(k: i64, n: i64, heights: Heights) -> Result<Option<usize>, D
         smallest = Some(height as usize);
     }
     Ok(smallest.filter(|&height| height <= MIN_WIDTH))
+}
+
+/// A matrix of sines. Copies of one period are made in a tenth of the time of as many sines.
+fn numbers(rows: i64, columns: i64, step: f64) -> Result<Tensor, DeviceError> {
+    // A prime, so that no two rows are equal.
+    const PERIOD: i64 = 65_537;
+    let period = Tensor::f_arange(PERIOD, (Kind::Float, Device::Cpu))?.f_mul_scalar(step)?.f_sin()?;
+    let count = rows * columns;
+    let all = period.f_repeat([count.div_euclid(PERIOD) + 1])?;
+    Ok(all.f_narrow(0, 0, count)?.f_view([rows, columns])?)
 }
 
 /// Rate of libtorch's own matrix product on the shapes of a model's LSTMs, in GFLOP/s.

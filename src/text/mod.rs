@@ -21,7 +21,7 @@ mod whitespace;
 pub mod windows;
 mod words;
 
-use std::ops::Range;
+use std::{convert::Infallible, ops::Range};
 
 use crate::spec::{SentenceMode, TokenizerKind};
 
@@ -100,13 +100,22 @@ impl Cutter {
 
     /// Calls `each` with the tokens of every sentence of a text.
     pub(crate) fn cut(&mut self, text: &str, mut each: impl FnMut(&[Token])) {
+        let Ok(()) = self.try_cut(text, |tokens| {
+            each(tokens);
+            Ok::<_, Infallible>(())
+        });
+    }
+
+    /// The same until `each` fails.
+    pub(crate) fn try_cut<E>(&mut self, text: &str, mut each: impl FnMut(&[Token]) -> Result<(), E>) -> Result<(), E> {
         for range in ranges(text, self.mode) {
             self.tokens.clear();
             self.tokenizer.tokenize(text, range, &mut self.tokens);
             if !self.tokens.is_empty() {
-                each(&self.tokens);
+                each(&self.tokens)?;
             }
         }
+        Ok(())
     }
 }
 

@@ -9,10 +9,10 @@ use arrow::{
 };
 use elmo::{EmbeddedColumns, spec::Level};
 
-use super::manifest::Counts;
+use super::{manifest::Counts, reader::Reader};
 use crate::{
     error::Result,
-    source::{Malformed, Mark, Plan, Position, Rows, Slice, row_bytes},
+    source::{Malformed, Mark, Plan, Position, Slice, row_bytes},
     stage::{Stage, results},
 };
 
@@ -127,7 +127,7 @@ pub(super) fn memory(rows: &RecordBatch) -> u64 {
 
 /// Divides the rows of the input into chunks.
 pub(super) struct Chunker {
-    rows: Rows,
+    rows: Reader,
     /// The chunk that is being read. It is a field because the future that reads it may be dropped.
     open: Open,
     /// Rows that were read and are not in a chunk yet.
@@ -160,8 +160,10 @@ impl Chunker {
         mark: Option<Mark>,
     ) -> Self {
         let multiple = stage.spec().batch_rows.unwrap_or(1);
+        // Of standard input rows are written that were read when the job is interrupted, so nothing is read in advance.
+        let ahead = plan.files().all(|file| file.location.is_some());
         Self {
-            rows: Rows::from_mark(plan, from, mark),
+            rows: Reader::new(plan, from, mark, ahead),
             open: Open::default(),
             rest: None,
             closed: false,

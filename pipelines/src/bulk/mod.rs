@@ -4,9 +4,12 @@
 //! list and plan      prepare.rs   files, columns, the job's identity; reads no rows
 //! open the manifest  manifest/    lock the output, read what is durable, or begin
 //! compare inputs     inputs.rs    only if their names or versions changed: by digests of the rows that were read
-//! for every part     run.rs       repair lost parts, then continue after the last one
-//!   chunk by chunk   chunks.rs    read rows, submit them to the stage, in order (`crate::in_order`)
-//!   write            part.rs      encode, publish, append the manifest entry
+//! repair             run.rs       write lost parts again
+//! continue           run.rs       the parts after the last one
+//!   read             reader.rs    on a task of its own
+//!   submit           feed.rs      chunks of rows (chunks.rs), several at a time, and their results in order (`crate::in_order`)
+//!   encode           part.rs      on other threads (`crate::sink`)
+//!   publish          part.rs      while the next part is filled; then append the manifest entry
 //! finish             manifest/    check that every file exists, record the totals
 //! ```
 //!
@@ -20,12 +23,14 @@
 mod chunks;
 mod digest;
 pub mod dry_run;
+mod feed;
 mod inputs;
 pub mod manifest;
 mod part;
 mod partial;
 mod place;
 mod prepare;
+mod reader;
 mod run;
 mod unit;
 mod units;

@@ -18,11 +18,12 @@ use sha2::{Digest, Sha256};
 use super::{
     chunks::{Chunk, memory},
     digest::RowDigest,
+    feed::End,
     manifest::Counts,
+    part::CompletePart,
 };
 use crate::{
     error::Result,
-    in_order::InOrder,
     sink::PartWriter,
     source::Position,
     stores::{Location, StoreError},
@@ -34,30 +35,28 @@ const MAX_SAVED_BYTES: u64 = 256 << 20;
 const NOTE: &str = "elmo.partial";
 
 /// A part that is being written.
-pub(super) struct OpenPart<'s> {
+pub(super) struct OpenPart {
     pub(super) writer: PartWriter,
+    /// Its first row.
+    pub(super) start: Position,
     /// Counts of the rows in it so far.
     pub(super) counts: Counts,
     /// Digest of their input rows.
     pub(super) digest: RowDigest,
-    /// Chunks in flight.
-    pub(super) in_flight: InOrder<'s, Chunk>,
-    /// Rows that are not written yet.
-    pub(super) unwritten: Option<RecordBatch>,
     pub(super) prefix: Prefix,
 }
 
-impl<'s> OpenPart<'s> {
+impl OpenPart {
     /// A part of the job with this digest that begins at `start`.
-    pub(super) fn new(writer: PartWriter, in_flight: InOrder<'s, Chunk>, start: Position, job: String) -> Self {
+    pub(super) fn new(writer: PartWriter, start: Position, job: String) -> Self {
         let (counts, digest) = (Counts::default(), RowDigest::new());
         let note = Note { start, end: start, counts, rows_digest: None, job };
         let prefix = Prefix { rows: Vec::new(), bytes: 0, full: false, note };
-        Self { writer, counts, digest, in_flight, unwritten: None, prefix }
+        Self { writer, start, counts, digest, prefix }
     }
 
-    /// Adds the output rows of a chunk.
-    pub(super) fn add(&mut self, chunk: &Chunk, rows: RecordBatch, counts: Counts) -> Result<()> {
+    /// Adds the output rows of a chunk, which the caller writes.
+    pub(super) fn add(&mut self, chunk: &Chunk, rows: &RecordBatch, counts: Counts) -> Result<()> {
         self.counts += counts;
         for slice in &chunk.slices {
             self.digest.update(slice).map_err(elmo::Error::from)?;
@@ -68,9 +67,13 @@ impl<'s> OpenPart<'s> {
             rows_digest: self.digest.value(),
             ..self.prefix.note.clone()
         };
-        self.prefix.add(&rows, note);
-        self.unwritten = Some(rows);
+        self.prefix.add(rows, note);
         Ok(())
+    }
+
+    /// The part has all of its rows.
+    pub(super) fn complete(self, number: usize, end: End) -> CompletePart {
+        CompletePart { number, part: self, end }
     }
 
     /// Begins with rows that an interrupted run saved.

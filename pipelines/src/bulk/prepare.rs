@@ -114,6 +114,16 @@ impl Parts {
         }
     }
 
+    /// Number of input files.
+    pub(super) fn files(&self) -> usize {
+        self.plan.files().len()
+    }
+
+    /// Whether the input can be read a second time: standard input cannot.
+    pub(super) fn is_repeatable(&self) -> bool {
+        self.plan.files().all(|file| file.location.is_some())
+    }
+
     /// Input rows of part `number`.
     pub(super) fn rows_of(&self, number: usize) -> u64 {
         self.rows_left(number).map_or(self.part_rows, |left| left.min(self.part_rows))

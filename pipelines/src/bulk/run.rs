@@ -2,11 +2,14 @@
 
 use std::{sync::Arc, time::Duration};
 
-use futures::future::Shared;
+use futures::future::{Either, Shared, select};
 
 use super::{
     chunks::{Chunk, Chunker},
+    feed::Until,
     manifest::{Counts, Manifest, Part, PartEntry},
+    part::{CompletePart, Filled},
+    partial::Partial,
     place::{self, log_malformed},
     prepare::Parts,
 };
@@ -15,7 +18,7 @@ use crate::{
     error::{Error, Result},
     in_order::{InFlightLimit, InOrder},
     report::{Progress, Snapshot},
-    source::{Mark, Position, Slice},
+    source::{Mark, Plan, Position, Slice},
     stage::{Stage, Work},
 };
 
@@ -82,25 +85,76 @@ impl<'j> Run<'j> {
         let is_whole = self.parts.limit.is_none();
         self.seen.bytes_total =
             Some(self.parts.plan.files().map(|file| file.size).sum()).filter(|bytes| *bytes > 0 && is_whole);
-        let mut chunker = self.chunker(Position::default());
         if self.carries_state() && !manifest.is_complete() {
-            self.replay(&mut chunker, manifest, stop).await?;
+            let chunker = self.replay(self.chunker(Position::default()), manifest, stop).await?;
+            if manifest.position().is_some() {
+                let start = chunker.position();
+                self.append(chunker, (start, None), manifest, stop).await?;
+            }
         } else {
             self.repair(manifest, stop).await?;
-            chunker = self.chunker(manifest.position().unwrap_or_default());
-        }
-        while manifest.position().is_some() {
-            crash::before_part();
-            let part = self.part(&mut chunker, manifest, manifest.parts().len(), stop).await?;
-            manifest.append(part).await?;
-            crash::after_manifest();
-            manifest.remove_partial().await?;
-            if manifest.position().is_some() && chunker.is_closed() && chunker.is_at_end().await? {
-                return Err(self.interrupted(manifest.durable_totals().rows_in));
+            if let Some(start) = manifest.position() {
+                let saved = self.saved(manifest, start).await;
+                let chunker = self.chunker(saved.as_ref().map_or(start, Partial::end));
+                self.append(chunker, (start, saved), manifest, stop).await?;
             }
         }
         crash::before_done();
         Ok(manifest.finish().await?)
+    }
+
+    /// The rows of the next part that an interrupted run saved.
+    async fn saved(&self, manifest: &Manifest, start: Position) -> Option<Partial> {
+        let (number, job) = (manifest.parts().len(), manifest.job_digest());
+        if !self.can_resume(manifest, number) {
+            return None;
+        }
+        Partial::load(&manifest.partial(), &self.parts.schema, (start, &job)).await
+    }
+
+    /// Writes the parts after the last one of the manifest. While a part is filled, the one before it is published.
+    async fn append(
+        &mut self,
+        chunker: Chunker,
+        (start, saved): (Position, Option<Partial>),
+        manifest: &mut Manifest,
+        stop: &Shared<impl Future<Output = ()>>,
+    ) -> Result<()> {
+        let (mut number, job) = (manifest.parts().len(), manifest.job_digest());
+        let mut open = self.open(manifest.part(number), start, job.clone())?;
+        let read = saved.as_ref().map_or(0, |saved| saved.counts().rows_in);
+        if let Some(saved) = saved {
+            self.count_resumed(saved.counts());
+            open.resume(saved).await?;
+        }
+        let mut feed = self.feed(chunker, (number, read), Until::LastPart);
+        let (plan, metadata) = (Arc::clone(&self.parts.plan), self.stage.metadata());
+        let mut complete = None;
+        loop {
+            crash::before_part();
+            let publishing = publish(complete.take(), (&plan, &metadata), manifest);
+            let filled = both(publishing, self.fill(&mut feed, &mut open, stop)).await;
+            match filled {
+                Ok(Filled::Complete(end)) => {
+                    complete = Some(open.complete(number, end));
+                    if end.last {
+                        break;
+                    }
+                    number += 1;
+                    open = self.open(manifest.part(number), end.end, job.clone())?;
+                }
+                Ok(Filled::Stopped) => return Err(self.pause(open, &mut feed, manifest, number).await),
+                Ok(Filled::Nothing) => {
+                    open.writer.abort().await;
+                    return Err(self.interrupted(manifest.durable_totals().rows_in));
+                }
+                Err(error) => {
+                    open.writer.abort().await;
+                    return Err(error);
+                }
+            }
+        }
+        publish(complete, (&plan, &metadata), manifest).await
     }
 
     /// Totals of the rows that were durable when the run began.
@@ -133,7 +187,7 @@ impl<'j> Run<'j> {
         Chunker::new(self.parts.window_rows, self.stage, Arc::clone(&self.parts.plan), from, mark)
     }
 
-    pub(super) fn in_flight(&self) -> InOrder<'j, Chunk> {
+    pub(super) fn in_flight(&self) -> InOrder<'j, Box<Chunk>> {
         InOrder::new(self.stage, self.in_flight)
     }
 
@@ -145,8 +199,8 @@ impl<'j> Run<'j> {
     /// Writes lost and damaged parts again, wherever they are in the order.
     async fn repair(&mut self, manifest: &mut Manifest, stop: &Shared<impl Future<Output = ()>>) -> Result<()> {
         for number in manifest.damaged() {
-            let mut chunker = self.chunker(manifest.start_of(number).unwrap_or_default());
-            self.rewrite(&mut chunker, manifest, number, stop).await?;
+            let chunker = self.chunker(manifest.start_of(number).unwrap_or_default());
+            self.rewrite(chunker, manifest, number, stop).await?;
         }
         Ok(())
     }
@@ -154,13 +208,14 @@ impl<'j> Run<'j> {
     /// Writes a lost or damaged part and its entry again. On other hardware its bytes may differ.
     async fn rewrite(
         &mut self,
-        chunker: &mut Chunker,
+        chunker: Chunker,
         manifest: &mut Manifest,
         number: usize,
         stop: &Shared<impl Future<Output = ()>>,
-    ) -> Result<()> {
-        let entry = self.part(chunker, manifest, number, stop).await?;
-        self.restore(manifest, number, entry).await
+    ) -> Result<Chunker> {
+        let (entry, chunker) = self.part_again(chunker, manifest, number, stop).await?;
+        self.restore(manifest, number, entry).await?;
+        Ok(chunker)
     }
 
     /// Writes the entry of a part that was written again.
@@ -180,13 +235,13 @@ impl<'j> Run<'j> {
     /// State `carry`: submits the rows of finished parts again, to restore the state after them.
     async fn replay(
         &mut self,
-        chunker: &mut Chunker,
+        mut chunker: Chunker,
         manifest: &mut Manifest,
         stop: &Shared<impl Future<Output = ()>>,
-    ) -> Result<()> {
+    ) -> Result<Chunker> {
         for number in 0..manifest.parts().len() {
             let Part::Durable(entry) = &manifest.parts()[number] else {
-                self.rewrite(chunker, manifest, number, stop).await?;
+                chunker = self.rewrite(chunker, manifest, number, stop).await?;
                 continue;
             };
             let mut left = entry.counts.rows_in;
@@ -194,17 +249,17 @@ impl<'j> Run<'j> {
                 let rows = tokio::select! {
                     biased;
                     () = stop.clone() => return Err(self.interrupted(self.resumed.rows_in)),
-                    rows = self.replay_chunk(chunker, left) => rows?,
+                    rows = self.replay_chunk(&mut chunker, left) => rows?,
                 };
                 if rows == 0 {
-                    return Ok(());
+                    return Ok(chunker);
                 }
                 left -= rows;
             }
             // As after a part that is written: the next one begins in the file that has its first row.
             chunker.is_at_end().await?;
         }
-        Ok(())
+        Ok(chunker)
     }
 
     /// Submits the next chunk, waits for it and drops the vectors; returns its rows, 0 at the end.
@@ -221,13 +276,8 @@ impl<'j> Run<'j> {
         Ok(rows)
     }
 
-    /// Whether the input can be read a second time: standard input cannot.
-    pub(super) fn is_repeatable(&self) -> bool {
-        self.parts.plan.files().all(|file| file.location.is_some())
-    }
-
     pub(super) fn interrupted(&self, rows: u64) -> Error {
-        Error::Interrupted { rows, again: self.is_repeatable(), begun: true }
+        Error::Interrupted { rows, again: self.parts.is_repeatable(), begun: true }
     }
 
     pub(super) fn place(&self, error: elmo::Error, slices: &[Slice]) -> Error {
@@ -240,5 +290,34 @@ impl<'j> Run<'j> {
         let work = now.since(&before);
         (self.seen.tokens, self.seen.padded_tokens) = (work.tokens, work.padded_tokens);
         true
+    }
+}
+
+/// Publishes a part and appends its entry to the manifest.
+async fn publish(
+    complete: Option<CompletePart>,
+    (plan, metadata): (&Plan, &[(String, String)]),
+    manifest: &mut Manifest,
+) -> Result<()> {
+    let Some(complete) = complete else { return Ok(()) };
+    let entry = complete.publish(plan, metadata, manifest).await?;
+    manifest.append(entry).await?;
+    crash::after_manifest();
+    Ok(manifest.remove_partial().await?)
+}
+
+/// Publishes a part while the next one is filled. The part is published even if the next one fails; if it cannot be published, the next
+/// one is given up.
+async fn both(publishing: impl Future<Output = Result<()>>, filling: impl Future<Output = Result<Filled>>) -> Result<Filled> {
+    // Boxed: without optimisation both together are larger than the stack of some threads.
+    match select(Box::pin(publishing), Box::pin(filling)).await {
+        Either::Left((published, filling)) => {
+            published?;
+            filling.await
+        }
+        Either::Right((filled, publishing)) => {
+            publishing.await?;
+            filled
+        }
     }
 }

@@ -9,7 +9,14 @@ use arrow::datatypes::{Schema, SchemaRef};
 use futures::future::FutureExt;
 use serde::{Deserialize, Serialize};
 
-use super::{manifest::Counts, partial::OpenPart, prepare::Parts, run::Run};
+use super::{
+    feed::{End, Until},
+    manifest::Counts,
+    part::{Filled, check_unchanged},
+    partial::OpenPart,
+    prepare::Parts,
+    run::Run,
+};
 use crate::{
     error::Result,
     report::Progress,
@@ -120,14 +127,15 @@ impl Unit {
         let (writer, upload) = PartWriter::staged(location, &schema, &run.encoding(), attempt).await?;
         upload.map(begun);
         let never = std::future::pending::<()>().shared();
-        let mut chunker = run.chunker_at(self.start, self.mark);
-        let mut open = OpenPart::new(writer, run.in_flight(), self.start, String::new());
-        let filled = match run.fill(&mut chunker, &mut open, self.number, &never).await {
-            Ok(_) => run.ended(&mut chunker, (self.start, self.number), &never).await,
+        let mut feed = run.feed(run.chunker_at(self.start, self.mark), (self.number, 0), Until::ThisPart);
+        let mut open = OpenPart::new(writer, self.start, String::new());
+        let filled = match run.fill(&mut feed, &mut open, &never).await {
+            Ok(Filled::Complete(end)) => check_unchanged(&run.parts.plan, self.start, end.end).await.map(|()| end),
+            Ok(Filled::Nothing | Filled::Stopped) => Err(run.interrupted(0)),
             Err(error) => Err(error),
         };
-        let (end, last) = match filled {
-            Ok(filled) => filled,
+        let End { end, last } = match filled {
+            Ok(end) => end,
             Err(error) => {
                 open.writer.abort().await;
                 return Err(error);

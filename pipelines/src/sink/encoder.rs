@@ -18,6 +18,21 @@ use super::{
     units::{Unit, Units},
 };
 
+/// Begins a file; its row groups are made by the factory.
+///
+/// # Errors
+/// When Parquet has no type for a column.
+pub(super) fn begin<W: Write + Send>(
+    out: W,
+    schema: &SchemaRef,
+    encoding: &Encoding,
+) -> Result<(SerializedFileWriter<W>, ArrowRowGroupWriterFactory), ParquetError> {
+    let properties = encoding.properties(schema)?;
+    // The schema is appended to the footer together with the caller's pairs.
+    let options = ArrowWriterOptions::new().with_properties(properties).with_skip_arrow_metadata(true);
+    ArrowWriter::try_new_with_options(out, SchemaRef::clone(schema), options)?.into_serialized_writer()
+}
+
 /// Encodes the rows of one file. Its bytes depend on the rows alone, not on the batches in which they arrive.
 pub(crate) struct Encoder<W: Write + Send> {
     schema: SchemaRef,
@@ -26,7 +41,6 @@ pub(crate) struct Encoder<W: Write + Send> {
     /// The current row group, if it has rows.
     group: Option<RowGroup>,
     units: Units,
-    rows: u64,
     row_group_bytes: u64,
 }
 
@@ -36,18 +50,13 @@ impl<W: Write + Send> Encoder<W> {
     /// # Errors
     /// When Parquet has no type for a column.
     pub(crate) fn new(out: W, schema: &SchemaRef, encoding: &Encoding) -> Result<Self, ParquetError> {
-        let properties = encoding.properties(schema)?;
-        // The schema is appended to the footer together with the caller's pairs.
-        let options = ArrowWriterOptions::new().with_properties(properties).with_skip_arrow_metadata(true);
-        let arrow = ArrowWriter::try_new_with_options(out, SchemaRef::clone(schema), options)?;
-        let (writer, factory) = arrow.into_serialized_writer()?;
+        let (writer, factory) = begin(out, schema, encoding)?;
         let (schema, row_group_bytes) = (SchemaRef::clone(schema), encoding.row_group_bytes);
-        Ok(Self { schema, writer, factory, group: None, units: Units::default(), rows: 0, row_group_bytes })
+        Ok(Self { schema, writer, factory, group: None, units: Units::default(), row_group_bytes })
     }
 
     /// Adds rows; returns the units that are full, which the caller passes to [`encode`](Self::encode) in this order.
     pub(crate) fn push(&mut self, batch: &RecordBatch) -> Vec<Unit> {
-        self.rows += batch.num_rows() as u64;
         self.units.push(batch)
     }
 
@@ -58,14 +67,17 @@ impl<W: Write + Send> Encoder<W> {
     pub(crate) fn encode(&mut self, unit: &Unit) -> Result<(), ParquetError> {
         let group = match &mut self.group {
             Some(group) => group,
-            none => none.insert(RowGroup::new(&self.writer, &self.factory, &self.schema)?),
+            none => {
+                let index = self.writer.flushed_row_groups().len();
+                none.insert(RowGroup::new(&self.writer, &self.factory, &self.schema, index)?)
+            }
         };
         group.write(unit)?;
         if group.bytes >= self.row_group_bytes { self.end_group() } else { Ok(()) }
     }
 
     fn end_group(&mut self) -> Result<(), ParquetError> {
-        self.group.take().map_or(Ok(()), |group| group.finish(&mut self.writer))
+        self.group.take().map_or(Ok(()), |group| group.close()?.append(&mut self.writer))
     }
 
     /// Encodes the rest and writes the footer with these key-value pairs.
@@ -81,11 +93,6 @@ impl<W: Write + Send> Encoder<W> {
             self.writer.append_key_value_metadata(pair);
         }
         self.writer.finish().map(drop)
-    }
-
-    /// Rows so far.
-    pub(crate) fn rows(&self) -> u64 {
-        self.rows
     }
 
     /// Size of the file if it ended here: bytes that are encoded, those that the current row group is expected to have,

@@ -3,7 +3,8 @@
 //! | file | |
 //! |---|---|
 //! | `encoding` | codec and encoding of the columns |
-//! | `encoder` | rows into the bytes of one file |
+//! | `encoder` | rows into the bytes of one file, on the caller's thread |
+//! | `groups` | the same on other threads, several row groups at the same time |
 //! | `parquet` | [`PartWriter`]: rows into one file |
 //! | `row_group` | the columns of a row group |
 //! | `units` | row boundaries at which the encoder is called |
@@ -16,6 +17,7 @@ mod chunks;
 mod copy;
 mod encoder;
 mod encoding;
+mod groups;
 mod parquet;
 mod publish;
 mod row_group;

@@ -1,13 +1,11 @@
 //! The writer of one Parquet file.
 
-use std::mem;
-
 use arrow::{array::RecordBatch, datatypes::SchemaRef};
 use parquet::errors::ParquetError;
 
 use super::{
     Encoding, Fence, SinkError, Staged,
-    encoder::Encoder,
+    groups::Groups,
     publish, staged,
     upload::{Buffering, Upload},
 };
@@ -29,7 +27,7 @@ pub struct Written {
 /// [`replace`](Self::replace), and never if the writer is dropped before.
 pub struct PartWriter {
     location: Location,
-    encoder: Encoder<Vec<u8>>,
+    groups: Groups,
     upload: Upload,
 }
 
@@ -37,7 +35,7 @@ impl std::fmt::Debug for PartWriter {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("PartWriter")
             .field("location", &self.location)
-            .field("rows", &self.encoder.rows())
+            .field("rows", &self.groups.rows())
             .finish_non_exhaustive()
     }
 }
@@ -53,9 +51,9 @@ impl PartWriter {
         encoding: &Encoding,
         buffering: Buffering,
     ) -> Result<Self, SinkError> {
-        let encoder = Encoder::new(Vec::new(), schema, encoding).map_err(|e| error(&location, &e))?;
+        let groups = Groups::new(schema, encoding).map_err(|e| error(&location, &e))?;
         let upload = Upload::new(location.clone(), buffering);
-        Ok(Self { location, encoder, upload })
+        Ok(Self { location, groups, upload })
     }
 
     /// Begins a file that another process publishes under the name of `location`: see [`Staged`]. Returns the id of the upload,
@@ -69,9 +67,9 @@ impl PartWriter {
         encoding: &Encoding,
         attempt: u32,
     ) -> Result<(Self, Option<UploadId>), SinkError> {
-        let encoder = Encoder::new(Vec::new(), schema, encoding).map_err(|e| error(&location, &e))?;
+        let groups = Groups::new(schema, encoding).map_err(|e| error(&location, &e))?;
         let (upload, id) = staged::begin(&location, attempt).await?;
-        Ok((Self { location: upload.location.clone(), encoder, upload }, id))
+        Ok((Self { location: upload.location.clone(), groups, upload }, id))
     }
 
     /// Finishes a file of [`PartWriter::staged`], with these key-value pairs in its footer. It has no name yet, but is durable.
@@ -83,26 +81,23 @@ impl PartWriter {
             self.abort().await;
             return Err(error);
         }
-        let (rows, upload) = (self.encoder.rows(), self.upload);
+        let (rows, upload) = (self.groups.rows(), self.upload);
         let (bytes, sha256) = upload.digest();
         Ok((Written { rows, bytes, sha256 }, staged::finish(upload).await?))
     }
 
-    /// Adds rows.
+    /// Adds rows, which other threads encode; waits while these have many rows that are not encoded.
     ///
     /// # Errors
-    /// [`SinkError::Encode`] when they do not match the schema, [`SinkError::Store`] when the store fails.
+    /// [`SinkError::Encode`] when rows, these or earlier ones, do not match the schema, [`SinkError::Store`] when the store fails.
     pub async fn write(&mut self, batch: &RecordBatch) -> Result<(), SinkError> {
-        for unit in self.encoder.push(batch) {
-            self.encoder.encode(&unit).map_err(|e| error(&self.location, &e))?;
-            self.send().await?;
-        }
-        Ok(())
+        self.groups.push(batch).await.map_err(|e| error(&self.location, &e))?;
+        self.send().await
     }
 
     /// Hands the bytes of complete row groups to the upload.
     async fn send(&mut self) -> Result<(), SinkError> {
-        let bytes = mem::take(self.encoder.out_mut());
+        let bytes = self.groups.take();
         if bytes.is_empty() {
             return Ok(());
         }
@@ -118,7 +113,7 @@ impl PartWriter {
     /// [`SinkError::Encode`] or [`SinkError::Store`] when the rest cannot be encoded or written.
     pub async fn create(mut self, footer: &[(String, String)]) -> Result<Written, SinkError> {
         self.finish(footer).await?;
-        let (rows, upload) = (self.encoder.rows(), self.upload);
+        let (rows, upload) = (self.groups.rows(), self.upload);
         let (bytes, sha256) = upload.digest();
         publish::create(upload).await?;
         Ok(Written { rows, bytes, sha256 })
@@ -141,7 +136,7 @@ impl PartWriter {
             self.abort().await;
             return Err(error.into());
         }
-        let (rows, upload) = (self.encoder.rows(), self.upload);
+        let (rows, upload) = (self.groups.rows(), self.upload);
         let (bytes, sha256) = upload.digest();
         if expected.is_none_or(|expected| expected == sha256) {
             publish::replace(upload, fence).await?;
@@ -152,7 +147,7 @@ impl PartWriter {
     }
 
     async fn finish(&mut self, footer: &[(String, String)]) -> Result<(), SinkError> {
-        self.encoder.finish(footer).map_err(|e| error(&self.location, &e))?;
+        self.groups.finish(footer).await.map_err(|e| error(&self.location, &e))?;
         self.send().await
     }
 

@@ -16,7 +16,7 @@ use arrow::{
     error::ArrowError,
 };
 use parquet::{
-    arrow::arrow_writer::{ArrowColumnWriter, ArrowRowGroupWriterFactory, compute_leaves},
+    arrow::arrow_writer::{ArrowColumnChunk, ArrowColumnWriter, ArrowRowGroupWriterFactory, compute_leaves},
     errors::{ParquetError, Result},
     file::writer::SerializedFileWriter,
 };
@@ -38,7 +38,7 @@ pub(super) struct RowGroup {
 }
 
 impl RowGroup {
-    /// Begins the next row group of a file.
+    /// Begins row group `index` of a file.
     ///
     /// # Errors
     /// When Parquet has no type for a column.
@@ -46,9 +46,10 @@ impl RowGroup {
         file: &SerializedFileWriter<W>,
         factory: &ArrowRowGroupWriterFactory,
         schema: &SchemaRef,
+        index: usize,
     ) -> Result<Self> {
         let mut columns: Vec<Vec<_>> = schema.fields().iter().map(|_| Vec::new()).collect();
-        let writers = factory.create_column_writers(file.flushed_row_groups().len())?;
+        let writers = factory.create_column_writers(index)?;
         for (leaf, writer) in writers.into_iter().enumerate() {
             columns[file.schema_descr().get_column_root_idx(leaf)].push(writer);
         }
@@ -79,14 +80,30 @@ impl RowGroup {
         self.columns.iter().flatten().map(ArrowColumnWriter::get_estimated_total_bytes).sum()
     }
 
-    /// Appends it to the file.
+    /// Encodes what is left.
+    ///
+    /// # Errors
+    /// When the encoder fails.
+    pub(super) fn close(self) -> Result<Closed> {
+        let columns = self.columns.into_iter().flatten();
+        Ok(Closed { columns: columns.map(ArrowColumnWriter::close).collect::<Result<_>>()? })
+    }
+}
+
+/// A row group that is complete.
+pub(super) struct Closed {
+    columns: Vec<ArrowColumnChunk>,
+}
+
+impl Closed {
+    /// Appends it to the file, as the row group with its index.
     ///
     /// # Errors
     /// When the writer below fails.
-    pub(super) fn finish<W: Write + Send>(self, file: &mut SerializedFileWriter<W>) -> Result<()> {
+    pub(super) fn append<W: Write + Send>(self, file: &mut SerializedFileWriter<W>) -> Result<()> {
         let mut group = file.next_row_group()?;
-        for writer in self.columns.into_iter().flatten() {
-            writer.close()?.append_to_row_group(&mut group)?;
+        for column in self.columns {
+            column.append_to_row_group(&mut group)?;
         }
         group.close().map(drop)
     }

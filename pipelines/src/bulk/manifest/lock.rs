@@ -135,9 +135,13 @@ impl Lock {
     }
 
     pub(super) async fn release(self) {
-        if let Self::Lease(lease, renewal) = self {
-            drop(renewal);
-            lease.release().await;
+        match self {
+            // Closing the file is not enough where a process that was just started has inherited it.
+            Self::File { file, .. } => drop(file.unlock()),
+            Self::Lease(lease, renewal) => {
+                drop(renewal);
+                lease.release().await;
+            }
         }
     }
 }
