@@ -328,6 +328,24 @@ fn standard_input_that_does_not_wait_is_waited_for() {
     assert_eq!(place.rows("out").iter().map(RecordBatch::num_rows).sum::<usize>(), 5);
 }
 
+/// The producer may wait for it before it sends more. Lines of standard input are read 8,192 at a time.
+#[test]
+fn a_part_of_standard_input_is_published_while_lines_of_the_next_are_waited_for() {
+    let place = Place::new();
+    let mut child = place
+        .command("embed --model tiny --input - --output out --rows-per-file 4000 --window-rows 1000")
+        .stdin(Stdio::piped())
+        .stdout(Stdio::null())
+        .spawn()
+        .unwrap();
+    let mut input = child.stdin.take().unwrap();
+    std::io::Write::write_all(&mut input, lines(8192).as_bytes()).unwrap();
+    wait_for(&place.path("out/_elmo/part-00001.json"));
+    drop(input);
+    assert!(child.wait().unwrap().success());
+    assert_eq!(place.rows("out").iter().map(arrow::array::RecordBatch::num_rows).sum::<usize>(), 8192);
+}
+
 /// A read that waits for a line cannot be cancelled, so the process ends without it.
 #[test]
 fn a_signal_ends_a_job_that_waits_for_standard_input() {

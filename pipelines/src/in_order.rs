@@ -1,7 +1,7 @@
 //! Ordered submission to a [`Stage`]: batches in, columns out in the same order, a bounded number of bytes in flight.
 //!
-//! A device is kept busy by several batches that are queued at once. [`InOrder`] submits them, tags each one with what the
-//! caller needs to know about it (slices of files, offsets of messages), and returns the columns in the order of
+//! A device is kept busy by several batches that are queued at once. [`InOrder`] submits them while it is polled, tags each one with
+//! what the caller needs to know about it (slices of files, offsets of messages), and returns the columns in the order of
 //! submission, whatever order the devices finish in. It spawns no task: the batches belong to the value, and dropping it
 //! cancels them.
 
@@ -73,8 +73,8 @@ impl<'s, T> InOrder<'s, T> {
         !self.failed && (self.batches.is_empty() || fits)
     }
 
-    /// Adds a column of texts. [`next`](Self::next) submits it, several at the same time: so several are cut into tokens side by side. In
-    /// state `carry` each is submitted after the one before it is done. `bytes` is what the batch occupies until
+    /// Adds a column of texts. [`next`](Self::next) and [`proceed`](Self::proceed) submit it, several at the same time, so that several
+    /// are tokenised concurrently. In state `carry` each is submitted after the one before it is done. `bytes` is what the batch occupies until
     /// [`next`](Self::next) returns it: the texts, the tag and the expected vectors. An error of the submission is returned when it is
     /// the batch's turn.
     ///
@@ -119,6 +119,11 @@ impl<'s, T> InOrder<'s, T> {
                 Err(FailedBatch { tag, error })
             }
         })
+    }
+
+    /// Submits what was added, and lets it proceed; the task of `context` is woken when there is more to do.
+    pub fn proceed(&mut self, context: &mut Context<'_>) {
+        let _ = self.poll_oldest(context);
     }
 
     /// Ready when the oldest batch is done; `None` when there is none.
@@ -255,7 +260,7 @@ mod tests {
     /// Adds a batch and submits it.
     fn push(queue: &mut InOrder<'_, usize>, tag: usize, bytes: u64) -> Result<(), usize> {
         queue.push(tag, texts(tag), bytes)?;
-        let _ = poll_fn(|context| Poll::Ready(queue.poll_oldest(context))).now_or_never();
+        let _ = poll_fn(|context| Poll::Ready(queue.proceed(context))).now_or_never();
         Ok(())
     }
 

@@ -199,8 +199,10 @@ impl<'s> Cutter<'s> {
     fn push_windows(&mut self, tokens: &[PlacedToken<'_>], cut: &mut Cut) {
         let boundaries = self.spec.boundaries;
         for window in windows(tokens.len(), self.spec.max_tokens) {
-            let mut words = Words::default();
-            tokens[window.range.clone()].iter().for_each(|(word, _, _)| words.push(word));
+            let of_window = &tokens[window.range.clone()];
+            let mut words =
+                Words::with_capacity(of_window.len(), of_window.iter().map(|(word, _, _)| word.len()).sum());
+            of_window.iter().for_each(|(word, _, _)| words.push(word));
             let (first, last) = (window.keep.start == 0, window.keep.end == tokens.len());
             // With boundaries the engine puts `<S>` at index 0. Only the outermost windows keep theirs.
             let shift = usize::from(boundaries);

@@ -8,6 +8,7 @@ use std::{
 };
 
 use super::{
+    device_words::DeviceWords,
     error::EngineError,
     job::{Job, lock},
     metrics::Cost,
@@ -30,6 +31,8 @@ pub(super) struct Lane {
     shared: Arc<Shared>,
     /// Start state of each [`Group`], computed for the first batch of the group.
     starts: HashMap<Group, StartState>,
+    /// Token vectors on a GPU; `None`: they are in the cache of the host.
+    words: Option<DeviceWords>,
 }
 
 /// Notifies the queue that the lane has ended, also when it panics.
@@ -55,7 +58,7 @@ pub(super) struct Failed {
 
 impl Lane {
     pub(super) fn new(n: usize, model: BiLm, shared: Arc<Shared>) -> Self {
-        Self { n, model, shared, starts: HashMap::new() }
+        Self { n, model, shared, starts: HashMap::new(), words: None }
     }
 
     /// Takes batches until the engine is closed and the queue is empty, or the device has failed.
@@ -116,10 +119,17 @@ impl Lane {
         #[cfg(test)]
         self.shared.queue.faults.on_batch(self.n, jobs)?;
         let recipe = &jobs[0].recipe;
-        let table = WordTable::new(jobs, recipe.boundaries, &self.model, &self.shared.cache)?;
+        self.prepare_words()?;
+        let table = match &mut self.words {
+            Some(words) => words.words_of(jobs, recipe.boundaries, &self.model)?,
+            None => WordTable::new(jobs, recipe.boundaries, &self.model, &self.shared.cache)?,
+        };
         self.prepare_start(recipe.group(), recipe.warm, recipe.boundaries)?;
         let start = &self.starts[&recipe.group()];
-        let activations = self.model.run_in_rows(&table.vectors, &table.sentences, rows(jobs), start)?;
+        let activations = match &self.words {
+            Some(words) => self.model.run_on_table(words.table(), &table.sentences, rows(jobs), start)?,
+            None => self.model.run_in_rows(&table.vectors, &table.sentences, rows(jobs), start)?,
+        };
         let answers = reduce(&activations, jobs)?;
         self.count_work(&table, &activations);
         let tokens: usize = jobs.iter().map(Job::tokens).sum();
@@ -131,6 +141,16 @@ impl Lane {
         };
         charge(jobs, cost);
         Ok(answers)
+    }
+
+    /// Token vectors stay on a GPU, unless it has no room for them.
+    fn prepare_words(&mut self) -> Result<(), DeviceError> {
+        let Some(bytes) = self.shared.device_cache.filter(|_| self.words.is_none()) else { return Ok(()) };
+        self.words = Some(match DeviceWords::new(&self.model, bytes) {
+            Err(error) if error.is_out_of_memory() => DeviceWords::new(&self.model, 0)?,
+            words => words?,
+        });
+        Ok(())
     }
 
     /// Where boundaries are not among the tokens of a sentence, the start state has read them.

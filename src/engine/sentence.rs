@@ -42,6 +42,11 @@ pub(crate) struct Words {
 }
 
 impl Words {
+    /// With room for so many words of so many bytes in all.
+    pub(crate) fn with_capacity(words: usize, bytes: usize) -> Self {
+        Self { text: String::with_capacity(bytes), ends: Vec::with_capacity(words) }
+    }
+
     pub(crate) fn push(&mut self, word: &str) {
         self.text.push_str(word);
         self.ends.push(self.text.len() as u32);

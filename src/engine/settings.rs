@@ -12,7 +12,7 @@ pub struct EmbedderSettings {
     /// Padded tokens of one batch: rows x steps. A larger batch is faster up to a point and takes more memory. `None`:
     /// 8,192 for a CPU core, 65,536 for a GPU.
     pub batch_tokens: Option<usize>,
-    /// Maximum size in bytes of the word cache, which all devices share. An entry holds a word, its vector (`4P` bytes)
+    /// Maximum size in bytes of the word cache, which all CPU cores share; each lane of a GPU has one there. An entry holds a word, its vector (`4P` bytes)
     /// and about 100 bytes of overhead. 0 disables the cache.
     pub cache_bytes: usize,
     /// Tokens that may wait in the queue, padding not counted, before callers have to wait. A request is accepted as a
@@ -58,7 +58,10 @@ impl BatchLimits {
     }
 }
 
-/// The device of each lane: a CPU has `threads` lanes (`None`: one per core), a GPU has one.
+/// Lanes of a GPU: while one waits for its results, the other prepares the next batch.
+const GPU_LANES: usize = 2;
+
+/// The device of each lane: a CPU has `threads` lanes (`None`: one per core), a GPU has two.
 pub fn lanes(devices: &[DeviceName], threads: Option<usize>) -> Vec<DeviceName> {
     let cores = std::thread::available_parallelism().map_or(1, usize::from);
     let on_cpu = threads.unwrap_or(cores).max(1);
@@ -66,7 +69,7 @@ pub fn lanes(devices: &[DeviceName], threads: Option<usize>) -> Vec<DeviceName> 
         .iter()
         .flat_map(|device| match device {
             DeviceName::Cpu => vec![DeviceName::Cpu; on_cpu],
-            DeviceName::Cuda(_) => vec![*device],
+            DeviceName::Cuda(_) => vec![*device; GPU_LANES],
         })
         .collect()
 }

@@ -8,7 +8,7 @@ use super::{
     settings::{BatchLimits, EmbedderSettings},
 };
 use crate::{
-    model::{BiLm, DeviceError, StartState},
+    model::{BiLm, DeviceError, DeviceName, StartState},
     planner::Planner,
     word_cache::WordCache,
 };
@@ -27,6 +27,8 @@ pub(super) struct Shared {
     pub(super) starts: Box<dyn StartStates>,
     pub(super) metrics: Mutex<EmbedderMetrics>,
     pub(super) tokens_at_once: usize,
+    /// Bytes of token vectors that each lane keeps on its device; `None`: all lanes share `cache`.
+    pub(super) device_cache: Option<usize>,
 }
 
 impl Shared {
@@ -39,6 +41,7 @@ impl Shared {
             starts,
             metrics: Mutex::default(),
             tokens_at_once: limits.tokens.saturating_mul(models.len()),
+            device_cache: models.iter().any(|model| model.device() != DeviceName::Cpu).then_some(settings.cache_bytes),
         }
     }
 }

@@ -60,6 +60,52 @@ struct Healthy;
 
 impl Hook for Healthy {}
 
+/// A lane that keeps words on its device, as one of a GPU does, in `bytes`.
+fn engine_with_device_words(bytes: usize) -> Embedder {
+    let options = tiny::options();
+    let weights = tiny::weights(&options);
+    let model = BiLm::with_torch_operations(&options, &weights, DeviceName::Cpu, Precision::F32).unwrap();
+    let models = vec![model];
+    let mut shared = Shared::new(&models, &settings(), Box::new(Zeros));
+    shared.device_cache = Some(bytes);
+    Embedder::run(shared, models).unwrap()
+}
+
+/// Vectors have 32 numbers, so that a table of 1 KiB has 8 rows: fewer than a batch has words, and begins anew all the time.
+#[test]
+fn words_on_the_device_change_no_vector() {
+    let largest = |bytes: usize| -> (Vec<Vec<f32>>, EmbedderMetrics) {
+        let embedder = engine_with_device_words(bytes);
+        let mut all = Vec::new();
+        for n in [1, 40, 3, 200, 200] {
+            all.extend(embed(&embedder, n).into_iter().map(|answer| match answer.unwrap() {
+                Vectors::Tokens(values) => values,
+                Vectors::Pooled(_) => panic!("the recipe asks for tokens"),
+            }));
+        }
+        (all, embedder.metrics())
+    };
+    let (expected, without) = largest(0);
+    assert_eq!(without.cache_hits, 0);
+    for bytes in [1 << 10, 8 << 10, 1 << 20] {
+        let (found, metrics) = largest(bytes);
+        assert!(found == expected, "{bytes} bytes");
+        assert_eq!(metrics.tokens, without.tokens);
+        assert_eq!(metrics.cache_hits + metrics.cache_misses, metrics.tokens);
+    }
+    let (_, all_kept) = largest(1 << 20);
+    // 204 words: those of the longest request, each computed once.
+    assert_eq!((all_kept.words_computed, all_kept.cache_hits > all_kept.tokens / 2), (204, true));
+    // The passes over memory of the CPU have other sums.
+    let on_host = engine(1, Healthy);
+    for (n, sentence) in
+        [1, 40, 3, 200, 200].into_iter().flat_map(|n| embed(&on_host, n)).zip(&expected).map(|(a, b)| (b, a))
+    {
+        let Vectors::Tokens(values) = sentence.unwrap() else { panic!("the recipe asks for tokens") };
+        assert!(values.iter().zip(n).all(|(a, b)| (a - b).abs() < 1e-5));
+    }
+}
+
 fn recipe() -> Arc<Recipe> {
     let output = Output::Combined(vec![(2, 1.0)]);
     Arc::new(Recipe { warm: false, boundaries: false, output, pooling: None })

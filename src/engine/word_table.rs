@@ -12,7 +12,7 @@ use crate::{
 /// Token vectors of the distinct words of a batch, and each sentence as indices into them.
 #[derive(Debug)]
 pub(super) struct WordTable<'j> {
-    /// `[U, P]`
+    /// `[U, P]`; empty where the vectors are on the device ([`DeviceWords`](super::device_words::DeviceWords)).
     pub(super) vectors: Vec<f32>,
     /// An index `0..U` per token, boundaries included where they are read.
     pub(super) sentences: Vec<Vec<i64>>,
@@ -25,8 +25,7 @@ pub(super) struct WordTable<'j> {
 impl<'j> WordTable<'j> {
     /// Reads vectors from the cache, and computes and caches the others.
     pub(super) fn new(jobs: &'j [Job], boundaries: bool, model: &BiLm, cache: &WordCache) -> Result<Self, DeviceError> {
-        let mut words = DistinctWords::default();
-        let sentences = jobs.iter().map(|job| words.indices(job, boundaries)).collect();
+        let (words, sentences) = DistinctWords::of(jobs, boundaries);
         let width = model.projection_dim();
         let mut vectors = vec![0.0; words.words.len() * width]; // [U, P]
         let mut missing = Vec::new();
@@ -50,15 +49,28 @@ impl<'j> WordTable<'j> {
     }
 }
 
+/// The distinct words of a batch, in the order in which they first occur.
 #[derive(Debug, Default)]
-struct DistinctWords<'j> {
+pub(super) struct DistinctWords<'j> {
     index: HashMap<&'j str, i64>,
-    words: Vec<&'j str>,
+    pub(super) words: Vec<&'j str>,
     /// Tokens per word.
     uses: Vec<u64>,
 }
 
 impl<'j> DistinctWords<'j> {
+    /// The words of a batch, and each sentence as indices into them.
+    pub(super) fn of(jobs: &'j [Job], boundaries: bool) -> (Self, Vec<Vec<i64>>) {
+        let mut words = Self::default();
+        let sentences = jobs.iter().map(|job| words.indices(job, boundaries)).collect();
+        (words, sentences)
+    }
+
+    /// Tokens of the words that `counts`.
+    pub(super) fn uses_of(&self, counts: impl Fn(&str) -> bool) -> u64 {
+        self.words.iter().zip(&self.uses).filter(|(word, _)| counts(word)).map(|(_, uses)| uses).sum()
+    }
+
     fn indices(&mut self, job: &'j Job, boundaries: bool) -> Vec<i64> {
         let words = &job.sentence.words;
         let boundary = |word: &'static str| boundaries.then_some(word);

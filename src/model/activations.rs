@@ -1,6 +1,6 @@
 //! The layers of one batch: on the device, and read back.
 
-use tch::{Kind, Tensor};
+use tch::{Device, Kind, Tensor};
 
 use super::{DeviceError, StartState, packing::Packings, scalar_ops, tensors};
 
@@ -12,11 +12,41 @@ pub struct Activations {
     layers: Vec<Tensor>,
     /// State after the last token of each row, in packed order.
     last: Option<StartState>,
+    /// The layers are float32 numbers in host memory, to be read there.
+    on_host: bool,
 }
 
 impl Activations {
-    pub(crate) fn new(packings: Packings, layers: Vec<Tensor>, last: Option<StartState>) -> Self {
-        Self { packings, layers, last }
+    pub(crate) fn new(packings: Packings, layers: Vec<Tensor>, last: Option<StartState>, on_host: bool) -> Self {
+        Self { packings, layers, last, on_host }
+    }
+
+    /// With NaN in the forward half of token `i` of a sentence, in all layers.
+    #[cfg(test)]
+    pub(crate) fn with_nan(self, sentence: usize, i: usize) -> Self {
+        let row = self.packings.of(0).forward(sentence, i) as i64;
+        for layer in &self.layers {
+            let _ = layer.select(0, 0).select(0, row).fill_(f64::NAN);
+        }
+        self
+    }
+
+    /// Whether the layers are read in host memory: on the CPU, unless the model uses libtorch's operations as on a GPU.
+    pub(crate) fn is_on_host(&self) -> bool {
+        self.on_host
+    }
+
+    pub(crate) fn packings(&self) -> &Packings {
+        &self.packings
+    }
+
+    pub(crate) fn torch_device(&self) -> Device {
+        self.layers[0].device()
+    }
+
+    /// Values of one vector: `2P`.
+    pub(crate) fn width(&self) -> usize {
+        self.layers[0].size().last().map_or(0, |&half| 2 * half as usize)
     }
 
     /// Number of layers: `L + 1`.
@@ -54,6 +84,13 @@ impl Activations {
     /// # Panics
     /// When there is no such layer; [`Activations::n_layers`] says how many there are.
     pub fn combine(&self, factors: &[(usize, f32)]) -> Result<LayerValues, DeviceError> {
+        let sum = self.mixed(factors)?; // [2, R, P]
+        let [_, rows, half] = sum.size3()?.into();
+        Ok(LayerValues { host: tensors::on_host(&sum)?, half: half as usize, rows: rows as usize })
+    }
+
+    /// The same on the device, `[2, R, P]` float32.
+    pub(crate) fn mixed(&self, factors: &[(usize, f32)]) -> Result<Tensor, DeviceError> {
         let _no_gradients = tch::no_grad_guard();
         let mut sum: Option<Tensor> = None;
         for &(layer, factor) in factors {
@@ -65,9 +102,7 @@ impl Activations {
                 Some(sum) => sum.f_add(&term)?,
             });
         }
-        let sum = sum.ok_or(DeviceError::InvalidBatch { reason: "a combination of no layers" })?; // [2, R, P]
-        let [_, rows, half] = sum.size3()?.into();
-        Ok(LayerValues { host: tensors::on_host(&sum)?, half: half as usize, rows: rows as usize })
+        sum.ok_or(DeviceError::InvalidBatch { reason: "a combination of no layers" })
     }
 
     /// State after each sentence's last token, row `b` for sentence `b` of those given; `None` when it was not

@@ -2,12 +2,14 @@
 
 use std::convert::Infallible;
 
-use tch::{Kind, Tensor};
+use tch::{Device, Kind, Tensor};
 
 use super::{
     Activations, DeviceError, DeviceName, Dropout, NoDropout, PackedBatch, Parameters, Precision, StartState,
     char_cnn::{CharCnn, WordIds},
     device::set_up_cpu,
+    device_table::DeviceTable,
+    indices::Indices,
     int8,
     lstm::{Int8Layer, LayerOutput, LstmLayer},
     packing::Packings,
@@ -41,6 +43,7 @@ pub struct BiLm {
     char_cnn: CharCnn,
     layers: Vec<Layer>,
     device: DeviceName,
+    precision: Precision,
     state: StateShape,
     max_characters: usize,
 }
@@ -64,11 +67,12 @@ impl Layer {
         &self,
         x: &Tensor,
         packings: &Packings,
+        begins: &[Option<Tensor>],
         start: LayerState,
         capture: bool,
     ) -> Result<LayerOutput, DeviceError> {
         match self {
-            Self::Float(layer) => layer.forward(x, packings, start, capture),
+            Self::Float(layer) => layer.forward(x, packings, begins, start, capture),
             Self::Int8(layer) => layer.forward(x, packings, start, capture),
         }
     }
@@ -78,6 +82,11 @@ impl Layer {
             Self::Float(layer) => Some(layer),
             Self::Int8(_) => None,
         }
+    }
+
+    /// Whether it computes in float32 numbers that lie in host memory, by our own passes over them.
+    fn is_fused(&self) -> bool {
+        self.float().is_none_or(LstmLayer::is_fused)
     }
 
     fn flop(&self) -> f64 {
@@ -92,7 +101,7 @@ impl Layer {
 fn codes_on(device: DeviceName, options: &ModelOptions, fused: bool) -> Result<i64, DeviceError> {
     let refused = |reason| Err(DeviceError::Precision { precision: Precision::Int8, device, reason });
     if device != DeviceName::Cpu {
-        return refused("it is for CPUs; use --device cpu, or bf16 on GPUs");
+        return refused("it is for CPUs; use --device cpu, or bf16, f16 or tf32 on GPUs");
     }
     if !fused {
         return refused("it has no gradients, and no version of libtorch's operations");
@@ -176,6 +185,9 @@ impl BiLm {
         precision: Precision,
         fused: bool,
     ) -> Result<Self, DeviceError> {
+        if precision == Precision::Tf32 && device == DeviceName::Cpu {
+            return Err(DeviceError::Precision { precision, device, reason: "it is for GPUs; use f32 on CPUs" });
+        }
         device.set_up()?;
         let torch = device.torch();
         let codes = match precision {
@@ -193,6 +205,7 @@ impl BiLm {
             char_cnn: CharCnn::new(options, source, precision.kind(), torch, fused, codes)?,
             layers,
             device,
+            precision,
             state: StateShape {
                 layers: options.lstm.n_layers,
                 projection_dim: options.lstm.projection_dim,
@@ -256,6 +269,15 @@ impl BiLm {
         self.device == DeviceName::Cpu && self.state.kind == Kind::Float
     }
 
+    /// Kind of token vectors.
+    pub(super) fn kind(&self) -> Kind {
+        self.state.kind
+    }
+
+    pub(super) fn torch_device(&self) -> Device {
+        self.state.device
+    }
+
     /// `P`: half of a vector.
     pub fn projection_dim(&self) -> usize {
         self.state.projection_dim
@@ -271,6 +293,7 @@ impl BiLm {
             return Ok(Tensor::f_zeros(shape, (self.state.kind, self.state.device))?);
         }
         set_up_cpu();
+        self.precision.choose(self.device);
         self.char_cnn.forward(&WordIds::new(words.iter().copied(), self.max_characters))
     }
 
@@ -296,6 +319,7 @@ impl BiLm {
         capture: bool,
     ) -> Result<Activations, DeviceError> {
         set_up_cpu();
+        self.precision.choose(self.device);
         let packings = batch.packings();
         if (capture || !start.is_constant()) && !packings.of(0).is_one_per_row() {
             return Err(DeviceError::InvalidBatch { reason: "a state per sentence needs a row per sentence" });
@@ -307,20 +331,19 @@ impl BiLm {
         if !start.is_of(self.state) {
             return Err(DeviceError::InvalidBatch { reason: OTHER_MODEL });
         }
-        let [forward, backward] = batch.ids();
-        let read = |ids: &[i64]| -> Result<Tensor, DeviceError> {
-            Ok(table.f_index_select(0, &tensors::index(ids, self.state.device)?)?) // [R, P]
-        };
-        let mut x = dropout.apply(0, Tensor::f_stack(&[read(forward)?, read(backward)?], 0)?)?; // [2, R, P]
+        let is_fused = self.layers.iter().all(Layer::is_fused);
+        let Indices { read: [forward, backward], begins } = Indices::new(batch, !is_fused, self.state.device)?;
+        let read = [table.f_index_select(0, &forward)?, table.f_index_select(0, &backward)?]; // [R, P] each
+        let mut x = dropout.apply(0, Tensor::f_stack(&read, 0)?)?; // [2, R, P]
         let (mut layers, mut last) = (Vec::new(), Vec::new());
         for (k, (lstm, start)) in self.layers.iter().zip(start.in_packed_rows(packings)?).enumerate() {
-            let output = lstm.forward(&x, packings, start, capture)?;
+            let output = lstm.forward(&x, packings, &begins, start, capture)?;
             layers.push(std::mem::replace(&mut x, dropout.apply(k + 1, output.y)?));
             last.extend(output.last);
         }
         layers.push(x);
         let last = capture.then(|| StartState::per_sentence(last));
-        Ok(Activations::new(packings.clone(), layers, last))
+        Ok(Activations::new(packings.clone(), layers, last, is_fused))
     }
 
     /// Token vectors of words, `[U, P]` row-major float32 on the host, in the order of the words.
@@ -373,6 +396,21 @@ impl BiLm {
         start: &StartState,
     ) -> Result<Activations, DeviceError> {
         self.infer(table, &PackedBatch::of_rows(sentences, rows)?, start, false)
+    }
+
+    /// As [`BiLm::run_in_rows`], with a table that is on the device.
+    ///
+    /// # Errors
+    /// As [`BiLm::run_in_rows`].
+    pub(crate) fn run_on_table(
+        &self,
+        table: &DeviceTable,
+        sentences: &[Vec<i64>],
+        rows: Vec<Vec<usize>>,
+        start: &StartState,
+    ) -> Result<Activations, DeviceError> {
+        let _no_gradients = tch::no_grad_guard();
+        self.forward(&table.rows()?, &PackedBatch::of_rows(sentences, rows)?, start, &NoDropout, false)
     }
 
     /// Uploads the table and runs a batch without gradients.

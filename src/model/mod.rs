@@ -10,14 +10,15 @@
 //!
 //! | file | what it has |
 //! |---|---|
+//! | `device_table.rs` | a table of token vectors that stays on the device |
 //! | `parameters.rs` | the named tensors that everything is derived from |
 //! | `bilm.rs` | the model: words to a table, a table and a batch to layers |
 //! | `char_cnn.rs`, `lstm/` | its two halves |
-//! | `batch.rs`, `packing.rs` | which token each row of a step reads |
+//! | `batch.rs`, `packing.rs`, `indices.rs` | which token each row of a step reads |
 //! | `start_state.rs` | the state in which sentences start, and the one in which they end |
 //! | `dropout.rs` | where training drops values |
 //! | `traced.rs` | training on a CPU: forward and backward without libtorch's graph |
-//! | `activations.rs` | the layers, on the device and read back |
+//! | `activations.rs`, `reduction.rs` | the layers, on the device and read back; what is computed of them on the device |
 //! | `kernels.rs` | our own passes over memory, for float32 on CPU |
 //! | `device.rs`, `mkl.rs`, `precision.rs`, `tf32.rs`, `tensors.rs`, `error.rs` | libtorch and the machine |
 //! | `int8.rs` | products of 8-bit integers |
@@ -29,8 +30,10 @@ mod batch;
 mod bilm;
 mod char_cnn;
 mod device;
+mod device_table;
 mod dropout;
 mod error;
+mod indices;
 mod int8;
 pub(crate) mod kernels;
 mod lstm;
@@ -38,6 +41,7 @@ mod mkl;
 pub(crate) mod packing;
 mod parameters;
 mod precision;
+mod reduction;
 pub(crate) mod scalar_ops;
 mod self_test;
 mod softmax;
@@ -53,11 +57,13 @@ pub(crate) use bilm::Cut;
 pub use device::{
     DeviceChoice, DeviceName, cuda_devices, libtorch_version, parse_devices, resolve_devices, set_up_cpu,
 };
+pub(crate) use device_table::DeviceTable;
 pub use dropout::{Dropout, NoDropout};
 pub use error::DeviceError;
 pub use int8::weight_codes as int8_weight_codes;
 pub use parameters::Parameters;
 pub use precision::Precision;
+pub(crate) use reduction::{Mixing, Selection};
 pub(crate) use self_test::products;
 pub use self_test::{Heights, SelfTest, compare, matmul_ceiling, self_test, steady_height};
 pub use softmax::Softmax;

@@ -15,8 +15,10 @@ pub enum Precision {
     F32,
     /// bfloat16 weights and products: for GPUs and CPUs with matrix units, vectors are good to two or three digits.
     Bf16,
-    /// float32 weights and activations, whose products on GPUs are rounded to 10 bits of mantissa and summed in float32: for
-    /// training. CPUs do not have it.
+    /// float16 weights and products: for GPUs, with three digits; numbers end at 65,504.
+    F16,
+    /// float32 weights and activations, whose products on GPUs are rounded to 10 bits of mantissa and summed in float32: three
+    /// digits. CPUs do not have it.
     Tf32,
     /// Products of 8-bit integers: weights with a scale per column, left sides with a scale per row. Sums are exact; all else is
     /// float32. For CPUs: vectors are good to two digits, and bit-equal whatever the batch.
@@ -27,13 +29,14 @@ pub enum Precision {
 
 impl Precision {
     /// The values of `--precision` for inference.
-    pub const WORDS: &'static [&'static str] = &["f32", "bf16", "int8"];
+    pub const WORDS: &'static [&'static str] = &["f32", "tf32", "bf16", "f16", "int8"];
 
     /// Kind of activations between products, and of the state of the LSTMs.
     pub(crate) fn kind(self) -> Kind {
         match self {
             Self::F32 | Self::Tf32 | Self::Int8 => Kind::Float,
             Self::Bf16 => Kind::BFloat16,
+            Self::F16 => Kind::Half,
             Self::F64 => Kind::Double,
         }
     }
@@ -45,10 +48,10 @@ impl Precision {
         }
     }
 
-    /// Kind in which tensors are derived from parameters. Weights in bfloat16 are rounded once, at the end.
+    /// Kind in which tensors are derived from parameters. Weights of 16 bits are rounded once, at the end.
     pub(crate) fn derivation_kind(self) -> Kind {
         match self {
-            Self::F32 | Self::Tf32 | Self::Bf16 | Self::Int8 => Kind::Float,
+            Self::F32 | Self::Tf32 | Self::Bf16 | Self::F16 | Self::Int8 => Kind::Float,
             Self::F64 => Kind::Double,
         }
     }
@@ -60,6 +63,7 @@ impl fmt::Display for Precision {
             Self::F32 => "f32",
             Self::Tf32 => "tf32",
             Self::Bf16 => "bf16",
+            Self::F16 => "f16",
             Self::Int8 => "int8",
             Self::F64 => "f64",
         })
@@ -72,7 +76,9 @@ impl FromStr for Precision {
     fn from_str(s: &str) -> Result<Self, SpecError> {
         match s {
             "f32" => Ok(Self::F32),
+            "tf32" => Ok(Self::Tf32),
             "bf16" => Ok(Self::Bf16),
+            "f16" => Ok(Self::F16),
             "int8" => Ok(Self::Int8),
             _ => Err(SpecError::Value { option: "precision", value: s.to_owned(), legal: Self::WORDS.to_vec() }),
         }

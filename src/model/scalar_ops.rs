@@ -50,6 +50,36 @@ pub(crate) fn mul(t: &Tensor, number: f64) -> Result<Tensor, DeviceError> {
     call(|out| unsafe { torch_sys::c_generated::atg_mul_scalar(out, raw(t), number.0) })
 }
 
+/// `reduction` (`sum` or `max`) of consecutive rows, of which each result has so many (`lengths`, `[S]`): `[N, W] -> [S, W]`. `initial`
+/// is the result of no rows. Lengths are not checked: on a GPU that would wait for it.
+///
+/// # Errors
+/// As [`baddbmm`].
+pub(crate) fn segment_reduce(
+    rows: &Tensor,
+    reduction: &str,
+    lengths: &Tensor,
+    initial: f64,
+) -> Result<Tensor, DeviceError> {
+    let (initial, none) = (Number::new(initial)?, ptr::null_mut());
+    let (name, length) = (reduction.as_ptr().cast_mut(), reduction.len() as i32);
+    // SAFETY: as in `baddbmm`; the name lives until the call returns, which copies it.
+    call(|out| unsafe {
+        torch_sys::c_generated::atg_segment_reduce(
+            out,
+            raw(rows),
+            name.cast(),
+            length,
+            raw(lengths),
+            none,
+            none,
+            0,
+            1,
+            initial.0,
+        )
+    })
+}
+
 /// A number as libtorch takes it. Dropping it reads no error.
 struct Number(*mut C_scalar);
 

@@ -170,7 +170,7 @@ fn steady_height_of(k: i64, n: i64, heights: Heights) -> Result<Option<usize>, D
     Ok(smallest.filter(|&height| height <= MIN_WIDTH))
 }
 
-/// A matrix of sines. Copies of one period are made in a tenth of the time of as many sines.
+/// A matrix of sines. Repeating one period takes a tenth of the time of computing every sine.
 fn numbers(rows: i64, columns: i64, step: f64) -> Result<Tensor, DeviceError> {
     // A prime, so that no two rows are equal.
     const PERIOD: i64 = 65_537;

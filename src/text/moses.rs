@@ -261,7 +261,11 @@ fn is_abbreviation(stem: &[Cell], next: Option<&Cell>) -> bool {
 fn token(cells: &[Cell], block: &str, base: usize) -> Token {
     let (start, end) = (cells[0].start as usize, cells[cells.len() - 1].end as usize);
     let read = cells.iter().map(|cell| cell.c);
-    let as_written = block[start..end].chars().eq(read.clone());
+    // Comparing bytes is faster, where each character is one.
+    let as_written = match end - start == cells.len() {
+        true => block.as_bytes()[start..end].iter().zip(read.clone()).all(|(byte, c)| u32::from(*byte) == u32::from(c)),
+        false => block[start..end].chars().eq(read.clone()),
+    };
     Token {
         start: base + start,
         end: base + end,

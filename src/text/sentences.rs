@@ -70,14 +70,16 @@ fn end_of_word(text: &str, start: usize, at: usize) -> usize {
     text[at..limit].find(is_space).map_or(limit, |more| at + more)
 }
 
-/// Whether a window has one sentence by the rules of `sentencex`, as most short texts do: all ends of sentences are at its end, and it
-/// has neither lines nor an item of a list, such as `a)`. Far faster than those rules, which begin with regular expressions.
+/// Whether a window has one sentence by the rules of `sentencex`, as most short texts do: it is ASCII, sentence terminators occur only
+/// at its end, and it has no line break and no `)`, which may end the label of a list item. Far faster than those rules, which begin
+/// with regular expressions.
 fn is_one_sentence(window: &str) -> bool {
     let is_end = |byte: &u8| matches!(byte, b'.' | b'!' | b'?');
     let bytes = window.as_bytes();
     let ends = bytes.iter().rev().take_while(|byte| is_end(byte)).count();
     let stem = &bytes[..bytes.len() - ends];
-    !stem.is_empty() && stem.iter().all(|byte| byte.is_ascii() && !is_end(byte) && !matches!(byte, b'\n' | b'\r' | b')'))
+    !stem.is_empty()
+        && stem.iter().all(|byte| byte.is_ascii() && !is_end(byte) && !matches!(byte, b'\n' | b'\r' | b')'))
 }
 
 /// Runs `sentencex` on one window; returns ranges of the whole text.

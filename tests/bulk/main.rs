@@ -22,6 +22,7 @@ mod hostile;
 mod http;
 mod identity;
 mod inputs;
+mod pipeline;
 mod repair;
 mod requests;
 mod resume;

@@ -160,7 +160,7 @@ impl Chunker {
         mark: Option<Mark>,
     ) -> Self {
         let multiple = stage.spec().batch_rows.unwrap_or(1);
-        // Of standard input rows are written that were read when the job is interrupted, so nothing is read in advance.
+        // An interrupted job writes all rows that it has read from standard input, so none are read ahead.
         let ahead = plan.files().all(|file| file.location.is_some());
         Self {
             rows: Reader::new(plan, from, mark, ahead),

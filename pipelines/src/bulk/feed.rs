@@ -6,7 +6,7 @@
 //!
 //! So devices have work while a part is encoded, uploaded and entered in the manifest.
 
-use std::collections::VecDeque;
+use std::{collections::VecDeque, future::poll_fn, pin::pin};
 
 use elmo::EmbeddedColumns;
 
@@ -21,7 +21,7 @@ use crate::{
     source::{Position, Slice},
 };
 
-/// What comes next.
+/// The next item of a part.
 pub(super) enum Item {
     /// Rows of the current part.
     Rows(Box<Chunk>, EmbeddedColumns),
@@ -52,6 +52,8 @@ pub(super) enum Until {
 /// Reads parts one after the other, and submits their rows.
 pub(super) struct Feed<'j> {
     parts: Parts,
+    /// Whether the input can be read a second time.
+    repeatable: bool,
     chunker: Chunker,
     in_flight: InOrder<'j, Box<Chunk>>,
     until: Until,
@@ -63,9 +65,9 @@ pub(super) struct Feed<'j> {
     read: u64,
     /// All parts were read.
     is_read: bool,
-    /// The chunk that comes next has no room.
+    /// The next chunk does not fit the limit.
     is_full: bool,
-    /// Ends of parts, and an error of reading, each after so many chunks.
+    /// Ends of parts and an error of reading, each with the number of chunks before it.
     ends: VecDeque<(u64, Result<Item>)>,
     /// Chunks submitted, and chunks returned.
     submitted: u64,
@@ -83,6 +85,7 @@ impl<'j> Feed<'j> {
     ) -> Self {
         let left = parts.rows_of(number).saturating_sub(read);
         Self {
+            repeatable: parts.is_repeatable(),
             parts,
             chunker,
             in_flight,
@@ -116,27 +119,38 @@ impl<'j> Feed<'j> {
     /// rows of standard input that are not complete may be lost.
     ///
     /// # Errors
-    /// As [`Chunker::next`], and those of the stage, each in its turn.
+    /// As [`Chunker::next`], and those of the stage, in the order of the rows.
     pub(super) async fn next(&mut self) -> Result<Item> {
         loop {
             if let Some(due) = self.due() {
                 return due;
             }
             let can_read = !self.is_read && !self.is_full && self.in_flight.has_room(0);
+            // A part of standard input is published before rows of the next one are waited for: they may not come for long.
+            let reads_on = self.repeatable || self.ends.is_empty();
             let position = (self.number, self.left);
-            if can_read && !self.parts.is_repeatable() {
-                // What a future that is dropped has read of standard input may be lost, so this one is not dropped for a result.
-                let read = read(&mut self.chunker, &self.parts, position).await;
-                self.take(read)?;
+            if can_read && reads_on && !self.repeatable {
+                let read = self.read_undisturbed(position).await;
+                self.take(read);
                 continue;
             }
             tokio::select! {
                 biased;
+                read = read(&mut self.chunker, &self.parts, position), if can_read && reads_on => self.take(read),
                 Some(done) = self.in_flight.next() => return self.returned(done),
-                read = read(&mut self.chunker, &self.parts, position), if can_read => self.take(read)?,
                 else => return Ok(Item::Closed),
             }
         }
+    }
+
+    /// Reads while the chunks in flight proceed, but waits for no result: what a dropped future has read of standard input may be lost.
+    async fn read_undisturbed(&mut self, position: (usize, u64)) -> Result<Read> {
+        let (in_flight, mut reading) = (&mut self.in_flight, pin!(read(&mut self.chunker, &self.parts, position)));
+        poll_fn(|context| {
+            in_flight.proceed(context);
+            reading.as_mut().poll(context)
+        })
+        .await
     }
 
     /// As [`next`](Self::next), without reading or submitting more; `None` when no chunk of the current part is in flight.
@@ -153,9 +167,9 @@ impl<'j> Feed<'j> {
         if is_due { self.ends.pop_front().map(|(_, due)| due) } else { None }
     }
 
-    /// Submits what was read.
-    fn take(&mut self, read: Result<Read>) -> Result<()> {
-        match read {
+    /// Submits what was read. An error comes after the rows before it.
+    fn take(&mut self, read: Result<Read>) {
+        let taken = match read {
             Ok(Read::Rows(slices)) => self.submit(slices),
             Ok(Read::End(end)) => {
                 // A part without rows is written where the input has none, but not where reading was closed.
@@ -167,12 +181,11 @@ impl<'j> Feed<'j> {
                 (self.left, self.read) = (self.parts.rows_of(self.number), 0);
                 Ok(())
             }
-            Err(error) => {
-                // The rows before it come first.
-                self.is_read = true;
-                self.ends.push_back((self.submitted, Err(error)));
-                Ok(())
-            }
+            Err(error) => Err(error),
+        };
+        if let Err(error) = taken {
+            self.is_read = true;
+            self.ends.push_back((self.submitted, Err(error)));
         }
     }
 
@@ -193,10 +206,7 @@ impl<'j> Feed<'j> {
         Ok(())
     }
 
-    fn returned(
-        &mut self,
-        done: Result<(Box<Chunk>, EmbeddedColumns), FailedBatch<Box<Chunk>>>,
-    ) -> Result<Item> {
+    fn returned(&mut self, done: Result<(Box<Chunk>, EmbeddedColumns), FailedBatch<Box<Chunk>>>) -> Result<Item> {
         self.returned += 1;
         self.is_full = false;
         match done {
@@ -225,9 +235,7 @@ async fn read(chunker: &mut Chunker, parts: &Parts, (number, left): (usize, u64)
     let last = match left == 0 && parts.ends_with(number) {
         true => true,
         // When reading was closed at the end of the input, nothing is missing.
-        false => {
-            is_at_end(chunker, parts).await? && (!chunker.is_closed() || chunker.position().file >= parts.files())
-        }
+        false => is_at_end(chunker, parts).await? && (!chunker.is_closed() || chunker.position().file >= parts.files()),
     };
     Ok(Read::End(End { end: chunker.position(), last }))
 }

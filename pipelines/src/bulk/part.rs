@@ -5,6 +5,7 @@ use std::{pin::pin, time::Duration};
 use arrow::array::RecordBatch;
 use elmo::EmbeddedColumns;
 use futures::future::{FutureExt, Shared};
+use tokio::time::Instant;
 
 use super::{
     chunks::{Chunk, Chunker},
@@ -29,30 +30,38 @@ const PROGRESS_INTERVAL: Duration = Duration::from_millis(250);
 pub(super) enum Filled {
     /// It is complete.
     Complete(End),
-    /// Reading was closed, and the part got no row.
+    /// Reading was closed, and the part has no rows.
     Nothing,
-    /// The job was interrupted.
-    Stopped,
+    /// The job was interrupted, at this time.
+    Stopped(Instant),
 }
 
 /// A part that has all of its rows. It is not durable yet: its last rows may have to be encoded and uploaded.
 pub(super) struct CompletePart {
-    pub(super) number: usize,
-    pub(super) part: OpenPart,
-    pub(super) end: End,
+    number: usize,
+    writer: PartWriter,
+    start: Position,
+    end: End,
+    counts: Counts,
+    rows_digest: Option<String>,
 }
 
 impl CompletePart {
-    /// Publishes it and returns its entry, if it may be published: the output is still this job's, and the input files did not change.
-    /// The entry of a part that is written again is emptied before.
+    /// The rows that were kept for an interruption are dropped.
+    pub(super) fn new(number: usize, open: OpenPart, end: End) -> Self {
+        let OpenPart { writer, start, counts, digest, .. } = open;
+        Self { number, writer, start, end, counts, rows_digest: digest.value() }
+    }
+
+    /// Publishes it and returns its entry, after checking that this job still holds the output and that the input files did not
+    /// change. The entry of a part that is written again is emptied before.
     pub(super) async fn publish(
         self,
         plan: &Plan,
         metadata: &[(String, String)],
         manifest: &mut Manifest,
     ) -> Result<PartEntry> {
-        let Self { number, part: OpenPart { writer, start, counts, digest, .. }, end: End { end, last } } = self;
-        let rows_digest = digest.value();
+        let Self { number, writer, start, end: End { end, last }, counts, rows_digest } = self;
         let prepared = match check_unchanged(plan, start, end).await {
             Ok(()) => manifest.prepare(number, end, rows_digest.as_deref()).await.map_err(Error::from),
             changed => changed,
@@ -92,7 +101,7 @@ impl<'j> Run<'j> {
         let mut feed = self.feed(chunker, (number, 0), Until::ThisPart);
         let end = match self.fill(&mut feed, &mut open, stop).await {
             Ok(Filled::Complete(end)) => end,
-            Ok(Filled::Nothing | Filled::Stopped) => {
+            Ok(Filled::Nothing | Filled::Stopped(_)) => {
                 open.writer.abort().await;
                 return Err(self.interrupted(manifest.durable_totals().rows_in));
             }
@@ -101,7 +110,7 @@ impl<'j> Run<'j> {
                 return Err(error);
             }
         };
-        let complete = open.complete(number, end);
+        let complete = CompletePart::new(number, open, end);
         let entry = complete.publish(&self.parts.plan, &self.stage.metadata(), manifest).await?;
         Ok((entry, feed.into_chunker()))
     }
@@ -127,18 +136,18 @@ impl<'j> Run<'j> {
         !self.carries_state() && number == manifest.parts().len() && self.parts.is_repeatable()
     }
 
-    /// Interrupts the part: the rows in flight may complete within the grace period, and the complete rows are saved.
+    /// Interrupts the part: the rows in flight may complete within the grace period after `stopped`, and the complete rows are saved.
     pub(super) async fn pause(
         &mut self,
         mut open: OpenPart,
         feed: &mut Feed<'_>,
         manifest: &Manifest,
-        number: usize,
+        (number, stopped): (usize, Instant),
     ) -> Error {
         let mut rows = manifest.durable_totals().rows_in;
         if self.can_resume(manifest, number) {
             // If a row fails, it fails again when the job is resumed.
-            let _ = tokio::time::timeout(self.grace, self.add_in_flight(feed, &mut open)).await;
+            let _ = tokio::time::timeout_at(stopped + self.grace, self.add_in_flight(feed, &mut open)).await;
             while let Some(Ok(true)) = self.add_in_flight(feed, &mut open).now_or_never() {}
             let saved = match manifest.hold().await {
                 Ok(()) => open.prefix.save(&manifest.partial()).await.map_err(Error::from),
@@ -179,7 +188,7 @@ impl<'j> Run<'j> {
             let item = tokio::select! {
                 biased;
                 () = stop.clone(), if stoppable => match self.parts.is_repeatable() {
-                    true => return Ok(Filled::Stopped),
+                    true => return Ok(Filled::Stopped(Instant::now())),
                     false => {
                         feed.close();
                         continue;

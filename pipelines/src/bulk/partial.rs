@@ -18,9 +18,7 @@ use sha2::{Digest, Sha256};
 use super::{
     chunks::{Chunk, memory},
     digest::RowDigest,
-    feed::End,
     manifest::Counts,
-    part::CompletePart,
 };
 use crate::{
     error::Result,
@@ -69,11 +67,6 @@ impl OpenPart {
         };
         self.prefix.add(rows, note);
         Ok(())
-    }
-
-    /// The part has all of its rows.
-    pub(super) fn complete(self, number: usize, end: End) -> CompletePart {
-        CompletePart { number, part: self, end }
     }
 
     /// Begins with rows that an interrupted run saved.

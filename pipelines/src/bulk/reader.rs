@@ -10,7 +10,7 @@ use crate::{
     source::{Mark, Plan, Position, Rows, Slice, SourceError},
 };
 
-/// The rows of all files, of which the next slice is read while the one before is at work.
+/// The rows of all files, of which the next slice is read while the one before is being processed.
 pub(super) struct Reader {
     state: State,
     /// The row after those that were returned.
@@ -26,7 +26,7 @@ enum State {
         /// Ends at the end of the input, or with an error.
         task: SpawnedTask<(Box<Rows>, Option<SourceError>)>,
     },
-    /// The task died of a defect, which was reported where it happened.
+    /// The task panicked; the panic hook has logged it.
     Gone,
 }
 
@@ -69,14 +69,17 @@ impl Reader {
             }
             let ended = task.await;
             self.state = State::Gone;
-            let (rows, error) = ended.map_err(|e| Error::Failed(format!("a task died: {e}")))?;
+            let (rows, error) = ended.map_err(|e| Error::Failed(format!("the reading task panicked: {e}")))?;
             self.position = rows.position();
-            self.state = State::Here(rows);
             if let Some(error) = error {
+                self.state = ahead_of(rows);
                 return Err(error.into());
             }
+            self.state = State::Here(rows);
         }
-        let State::Here(rows) = &mut self.state else { return Err(Error::Failed("the input was lost".to_owned())) };
+        let State::Here(rows) = &mut self.state else {
+            return Err(Error::Failed("the reading task has ended after a panic".to_owned()));
+        };
         let slice = rows.next().await;
         (self.position, self.bytes_read) = (rows.position(), rows.bytes_read());
         Ok(slice?)
@@ -99,7 +102,7 @@ fn ahead_of(rows: Box<Rows>) -> State {
     State::Ahead { slices, task: SpawnedTask::spawn(read_all(rows, sender)) }
 }
 
-/// Reads a slice whenever there is room for it, so that a single one is in memory.
+/// Reads a slice whenever there is room for it, so that a single one waits.
 async fn read_all(mut rows: Box<Rows>, slices: Sender<Read>) -> (Box<Rows>, Option<SourceError>) {
     while let Ok(room) = slices.reserve().await {
         match rows.next().await {

@@ -87,8 +87,7 @@ impl<'j> Run<'j> {
             Some(self.parts.plan.files().map(|file| file.size).sum()).filter(|bytes| *bytes > 0 && is_whole);
         if self.carries_state() && !manifest.is_complete() {
             let chunker = self.replay(self.chunker(Position::default()), manifest, stop).await?;
-            if manifest.position().is_some() {
-                let start = chunker.position();
+            if let Some(start) = manifest.position() {
                 self.append(chunker, (start, None), manifest, stop).await?;
             }
         } else {
@@ -125,7 +124,10 @@ impl<'j> Run<'j> {
         let read = saved.as_ref().map_or(0, |saved| saved.counts().rows_in);
         if let Some(saved) = saved {
             self.count_resumed(saved.counts());
-            open.resume(saved).await?;
+            if let Err(error) = open.resume(saved).await {
+                open.writer.abort().await;
+                return Err(error);
+            }
         }
         let mut feed = self.feed(chunker, (number, read), Until::LastPart);
         let (plan, metadata) = (Arc::clone(&self.parts.plan), self.stage.metadata());
@@ -136,14 +138,17 @@ impl<'j> Run<'j> {
             let filled = both(publishing, self.fill(&mut feed, &mut open, stop)).await;
             match filled {
                 Ok(Filled::Complete(end)) => {
-                    complete = Some(open.complete(number, end));
+                    complete = Some(CompletePart::new(number, open, end));
                     if end.last {
                         break;
                     }
                     number += 1;
-                    open = self.open(manifest.part(number), end.end, job.clone())?;
+                    open = match self.open(manifest.part(number), end.end, job.clone()) {
+                        Ok(next) => next,
+                        Err(error) => return publish(complete, (&plan, &metadata), manifest).await.and(Err(error)),
+                    };
                 }
-                Ok(Filled::Stopped) => return Err(self.pause(open, &mut feed, manifest, number).await),
+                Ok(Filled::Stopped(at)) => return Err(self.pause(open, &mut feed, manifest, (number, at)).await),
                 Ok(Filled::Nothing) => {
                     open.writer.abort().await;
                     return Err(self.interrupted(manifest.durable_totals().rows_in));
@@ -307,8 +312,11 @@ async fn publish(
 }
 
 /// Publishes a part while the next one is filled. The part is published even if the next one fails; if it cannot be published, the next
-/// one is given up.
-async fn both(publishing: impl Future<Output = Result<()>>, filling: impl Future<Output = Result<Filled>>) -> Result<Filled> {
+/// one is aborted.
+async fn both(
+    publishing: impl Future<Output = Result<()>>,
+    filling: impl Future<Output = Result<Filled>>,
+) -> Result<Filled> {
     // Boxed: without optimisation both together are larger than the stack of some threads.
     match select(Box::pin(publishing), Box::pin(filling)).await {
         Either::Left((published, filling)) => {

@@ -131,7 +131,7 @@ impl Unit {
         let mut open = OpenPart::new(writer, self.start, String::new());
         let filled = match run.fill(&mut feed, &mut open, &never).await {
             Ok(Filled::Complete(end)) => check_unchanged(&run.parts.plan, self.start, end.end).await.map(|()| end),
-            Ok(Filled::Nothing | Filled::Stopped) => Err(run.interrupted(0)),
+            Ok(Filled::Nothing | Filled::Stopped(_)) => Err(run.interrupted(0)),
             Err(error) => Err(error),
         };
         let End { end, last } = match filled {

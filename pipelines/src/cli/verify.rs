@@ -45,10 +45,10 @@ pub(super) struct VerifyArgs {
     #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath, help_heading = "Comparison")]
     layers: Option<String>,
 
-    /// Maximum difference of two numbers; 0 requires equal bits [default: 0.00001 in f32, 0.1 in bf16, 0.3 in int8]
+    /// Maximum difference of two numbers; 0 requires equal bits [default: 0.00001 in f32, 0.02 in tf32 and f16, 0.1 in bf16, 0.3 in int8]
     ///
-    /// The same kind of CPU computes equal bits. Other devices round differently: float32 numbers in the sixth digit, those of bf16
-    /// and int8 in the second.
+    /// The same kind of CPU computes equal bits. Other devices round differently: float32 numbers in the sixth digit, those of tf32 and
+    /// f16 in the third, those of bf16 and int8 in the second.
     #[arg(long, value_name = "X", value_parser = not_negative, help_heading = "Comparison")]
     tolerance: Option<f32>,
 
@@ -95,6 +95,7 @@ pub(super) fn run(args: &VerifyArgs) -> Result<Exit> {
         false => print(&report.to_string())?,
     }
     let tolerance = args.tolerance.unwrap_or(match args.engine.settings().precision {
+        Precision::Tf32 | Precision::F16 => 0.02,
         Precision::Bf16 => 0.1,
         // Processors with and without VNNI have weights of 8 and of 7 bits.
         Precision::Int8 => 0.3,

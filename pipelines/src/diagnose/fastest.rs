@@ -9,7 +9,7 @@ use serde::Serialize;
 use crate::error::Result;
 
 /// Precisions of inference.
-const PRECISIONS: [Precision; 3] = [Precision::F32, Precision::Bf16, Precision::Int8];
+const PRECISIONS: [Precision; 5] = [Precision::F32, Precision::Tf32, Precision::Bf16, Precision::F16, Precision::Int8];
 
 /// The speed of matrix products in a precision.
 #[derive(Debug, Clone, Serialize)]
@@ -29,7 +29,12 @@ pub struct Speed {
 pub fn measure(options: &ModelOptions, lanes: &[DeviceName], seconds: f64) -> Result<Vec<Speed>> {
     let (mut speeds, mut reference) = (Vec::new(), None);
     for precision in PRECISIONS {
-        if precision == Precision::Int8 && !has_int8(options, lanes)? {
+        let exists = match precision {
+            Precision::Int8 => has_int8(options, lanes)?,
+            Precision::Tf32 => !lanes.contains(&DeviceName::Cpu),
+            _ => true,
+        };
+        if !exists {
             continue;
         }
         let gflops = match matmul_ceiling(options, lanes, precision, seconds) {

@@ -1,8 +1,8 @@
 //! Rows into the bytes of one Parquet file, on other threads: several row groups are encoded at the same time.
 //!
 //! ```text
-//! rows -> units -> row group n      a thread while it has units
-//!               -> row group n + 1  another one; it begins as soon as group n has all of its rows
+//! rows -> units -> row group n      encoded on a blocking thread
+//!               -> row group n + 1  on another one, when group n has all of its rows but is not encoded yet
 //!                     |
 //!               the file, in the order of the groups
 //! ```
@@ -30,7 +30,8 @@ use super::{
     units::{Unit, Units},
 };
 
-/// Maximum number of row groups that are encoded at the same time. Each may have all of its rows in memory, and its encoded bytes.
+/// Maximum number of row groups that are encoded at the same time. Each may have all of its rows in memory, and its encoded bytes. Row
+/// groups of huge rows are fewer: in all, those that are complete have as many bytes as this number of others.
 const MAX_GROUPS: usize = 4;
 
 /// Encodes the rows of one file.
@@ -42,7 +43,7 @@ pub(super) struct Groups {
     /// The row group that gets the next unit.
     open: Option<Open>,
     /// Row groups before it that are not in the file yet, in order.
-    before: VecDeque<SpawnedTask<Result<Closed>>>,
+    before: VecDeque<Complete>,
     /// Number of row groups that have begun.
     begun: usize,
     rows: u64,
@@ -50,7 +51,13 @@ pub(super) struct Groups {
     at_once: usize,
 }
 
-/// A row group that gets units. The channel holds all that were not encoded: a row group at most.
+/// A row group that has all of its rows.
+struct Complete {
+    bytes: u64,
+    task: SpawnedTask<Result<Closed>>,
+}
+
+/// A row group that gets units. The channel holds those that are not encoded yet: a row group at most.
 struct Open {
     units: UnboundedSender<Unit>,
     bytes: u64,
@@ -91,7 +98,9 @@ impl Groups {
     }
 
     async fn encode(&mut self, unit: Unit) -> Result<()> {
-        self.append_until(self.at_once - 1).await?;
+        if self.open.is_none() {
+            self.append_until(self.at_once - 1).await?;
+        }
         let open = match &mut self.open {
             Some(open) => open,
             none => {
@@ -110,24 +119,24 @@ impl Groups {
     }
 
     fn end_group(&mut self) {
-        self.before.extend(self.open.take().map(|open| open.task));
+        self.before.extend(self.open.take().map(|Open { bytes, task, .. }| Complete { bytes, task }));
     }
 
-    /// Appends row groups that are complete, and waits until at most `limit` are not.
+    /// Appends row groups that are encoded, and waits until at most `limit` others are left, of a limited size.
     async fn append_until(&mut self, limit: usize) -> Result<()> {
-        while let Some(task) = self.before.front_mut() {
-            let closed = match task.now_or_never() {
+        let max_bytes = (self.at_once as u64).saturating_mul(self.row_group_bytes);
+        loop {
+            let bytes: u64 = self.before.iter().map(|group| group.bytes).sum();
+            let is_over = self.before.len() > limit || bytes > max_bytes;
+            let Some(first) = self.before.front_mut() else { return Ok(()) };
+            let closed = match (&mut first.task).now_or_never() {
+                None if !is_over => return Ok(()),
+                None => (&mut first.task).await,
                 Some(closed) => closed,
-                None if self.before.len() > limit => match self.before.front_mut() {
-                    Some(task) => task.await,
-                    None => break,
-                },
-                None => break,
             };
             self.before.pop_front();
-            closed.map_err(died)??.append(&mut self.file)?;
+            closed.map_err(panicked)??.append(&mut self.file)?;
         }
-        Ok(())
     }
 
     /// Encodes the rest and writes the footer with these key-value pairs.
@@ -168,13 +177,17 @@ impl Open {
 async fn encode_all(mut group: RowGroup, mut units: UnboundedReceiver<Unit>) -> Result<Closed> {
     while let Some(unit) = units.recv().await {
         let encoded = spawn_blocking(move || group.write(&unit).map(|()| group));
-        group = encoded.await.map_err(died)??;
+        group = encoded.await.map_err(panicked)??;
     }
-    spawn_blocking(move || group.close()).await.map_err(died)?
+    spawn_blocking(move || group.close()).await.map_err(panicked)?
 }
 
-fn died(error: JoinError) -> ParquetError {
-    ParquetError::External(Box::new(error))
+/// Continues a panic of the encoder. Otherwise the runtime is shutting down.
+fn panicked(error: JoinError) -> ParquetError {
+    match error.try_into_panic() {
+        Ok(panic) => std::panic::resume_unwind(panic),
+        Err(cancelled) => ParquetError::External(Box::new(cancelled)),
+    }
 }
 
 #[cfg(test)]

@@ -86,7 +86,7 @@ impl PartWriter {
         Ok((Written { rows, bytes, sha256 }, staged::finish(upload).await?))
     }
 
-    /// Adds rows, which other threads encode; waits while these have many rows that are not encoded.
+    /// Adds rows, which other threads encode; waits while as many row groups as allowed are being encoded.
     ///
     /// # Errors
     /// [`SinkError::Encode`] when rows, these or earlier ones, do not match the schema, [`SinkError::Store`] when the store fails.

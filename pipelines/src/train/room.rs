@@ -75,9 +75,9 @@ impl Room {
         let wide = |numbers: f64, bytes: usize| (numbers * bytes as f64) as u64;
         let (exact, computed) = match load.recipe.precision {
             Precision::F64 => (8, 8),
-            // Training refuses 8-bit integers.
+            // Training refuses 8-bit integers and float16.
             Precision::F32 | Precision::Tf32 | Precision::Int8 => (4, 4),
-            Precision::Bf16 => (4, 2),
+            Precision::Bf16 | Precision::F16 => (4, 2),
         };
         let slots = match load.recipe.optimizer {
             Optimizer::Adagrad { .. } => 1,

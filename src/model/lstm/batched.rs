@@ -14,11 +14,13 @@ const CHUNK_ROWS_HOST: usize = 256;
 const CHUNK_ROWS_DEVICE: usize = 8192;
 
 impl LstmLayer {
-    /// `x` `[2, R, in]` -> `h` `[2, R, P]`, and `c` `[2, B, D]` after each row's last token if requested.
+    /// `x` `[2, R, in]` -> `h` `[2, R, P]`, and `c` `[2, B, D]` after each row's last token if requested. `begins` are those of
+    /// [`Indices`](crate::model::indices::Indices).
     pub(super) fn steps_batched(
         &self,
         x: &Tensor,
         packings: &Packings,
+        begins: &[Option<Tensor>],
         start: LayerState,
         capture: bool,
     ) -> Result<(Tensor, Option<Tensor>), DeviceError> {
@@ -28,7 +30,6 @@ impl LstmLayer {
         let chunk_rows = if x.device() == Device::Cpu { CHUNK_ROWS_HOST } else { CHUNK_ROWS_DEVICE };
         let chunks = packings.chunks(chunk_rows);
         let rows: Vec<i64> = chunks.iter().map(|chunk| chunk.rows as i64).collect();
-        let begins = begins(packings, x.device())?;
         let mut outputs = Vec::with_capacity(packings.steps().len());
         let mut finished = Finished::new(capture);
         for (chunk, input) in chunks.iter().zip(x.f_split_with_sizes(rows, 1)?) {
@@ -72,20 +73,6 @@ fn clipped(t: Tensor, clip: Option<f64>) -> Result<Tensor, DeviceError> {
 /// `[2, W, dim] -> [2, w, dim]`
 fn first_rows(t: Tensor, width: usize) -> Result<Tensor, DeviceError> {
     if t.size()[1] == width as i64 { Ok(t) } else { Ok(t.f_narrow(1, 0, width as i64)?) }
-}
-
-/// The rows in which a sentence begins, of each step; `None` where none does. One upload serves the whole batch: a GPU
-/// finishes its work before each upload.
-fn begins(packings: &Packings, device: Device) -> Result<Vec<Option<Tensor>>, DeviceError> {
-    // Both directions read the same sentences wherever a row holds several.
-    let rows: Vec<&[i64]> = (0..packings.steps().len()).map(|t| packings.of(0).begins(t)).collect();
-    let sizes: Vec<i64> = rows.iter().map(|rows| rows.len() as i64).collect();
-    let all = rows.concat();
-    if all.is_empty() {
-        return Ok(rows.iter().map(|_| None).collect());
-    }
-    let parts = tensors::index(&all, device)?.f_split_with_sizes(&sizes, 0)?;
-    Ok(parts.into_iter().zip(sizes).map(|(part, size)| (size > 0).then_some(part)).collect())
 }
 
 /// Sets `rows` `[n]` of a state `[2, w, dim]` to the start state `[2, 1, dim]`.

@@ -115,18 +115,24 @@ impl LstmLayer {
         Ok(Self { w_x, w_h, bias, w_p: self.w_p.as_ref().map(change).transpose()?, ..*self })
     }
 
+    /// Whether the time loop is our own, which reads indices in host memory.
+    pub(crate) fn is_fused(&self) -> bool {
+        self.fused
+    }
+
     /// Runs both directions over a packed batch: `x` `[2, R, in]`, `start` in packed rows, which are changed in place.
     pub(crate) fn forward(
         &self,
         x: &Tensor,
         packings: &Packings,
+        begins: &[Option<Tensor>],
         start: LayerState,
         capture: bool,
     ) -> Result<LayerOutput, DeviceError> {
         let (h, last_cells) = if self.fused {
             self.steps_fused(x, packings, start, capture)?
         } else {
-            self.steps_batched(x, packings, start, capture)?
+            self.steps_batched(x, packings, begins, start, capture)?
         };
         let last = last_state(&h, last_cells, packings)?;
         let y = if self.residual { h.f_add(x)? } else { h };

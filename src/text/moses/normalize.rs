@@ -8,8 +8,16 @@ use super::{super::whitespace::is_space, Cell, classes::DIGIT};
 /// Appends the cells of `text`.
 pub(super) fn normalize(text: &str, cells: &mut Vec<Cell>) {
     let mut reader = Reader { cells, gap: 0, lone_nbsp: None, joined: None, ascii_quote: None, todo: Todo::default() };
-    for (at, c) in text.char_indices() {
-        reader.read(c, at);
+    let mut at = 0;
+    while let Some(c) = text[at..].chars().next() {
+        let letters = text.as_bytes()[at..].iter().take_while(|byte| byte.is_ascii_alphabetic()).count();
+        if letters > 0 {
+            reader.letters(&text.as_bytes()[at..at + letters], at);
+            at += letters;
+        } else {
+            reader.read(c, at);
+            at += c.len_utf8();
+        }
     }
     let todo = reader.todo;
     if todo.join_quotes {
@@ -50,6 +58,13 @@ struct Reader<'a> {
 }
 
 impl Reader<'_> {
+    /// ASCII letters, to which no rule applies but to the first.
+    fn letters(&mut self, letters: &[u8], at: usize) {
+        self.push(char::from(letters[0]), at, 1);
+        let others = letters.iter().enumerate().skip(1);
+        self.cells.extend(others.map(|(i, &letter)| Cell::new(char::from(letter), at + i, at + i + 1)));
+    }
+
     fn read(&mut self, c: char, at: usize) {
         match c {
             'a'..='z' | 'A'..='Z' => self.push(c, at, 1),

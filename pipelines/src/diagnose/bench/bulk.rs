@@ -130,8 +130,9 @@ impl BulkBench {
         (name, format): (&str, Option<Format>),
         stage: &Constant,
     ) -> Result<JobSpeed> {
-        let base = self.output.clone().unwrap_or_else(|| folder.path().join("output").to_string_lossy().into_owned());
-        let output = if format.is_some() { format!("{base}/{name}") } else { base };
+        let base = self.output.clone().unwrap_or_else(|| folder.path().to_string_lossy().into_owned());
+        // A folder of its own: it overwrites what an earlier measurement left.
+        let output = format!("{base}/elmo-bench/{}", if format.is_some() { name } else { "text" });
         let has_id = format.is_some_and(|format| format != Format::Text);
         let job = BulkJob {
             inputs: vec![address.to_owned()],

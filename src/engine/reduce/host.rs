@@ -1,27 +1,21 @@
-//! Layers of a batch to the result of each sentence: mix, layer norm, pooling.
+//! Reduces layers that lie in host memory.
 
 use std::ops::Range;
 
-use super::{
-    job::Job,
-    sentence::{Output, Recipe, Sentence, Vectors},
-};
+use super::{LAYER_NORM_EPSILON, Wanted};
 use crate::{
+    engine::sentence::{Output, Vectors},
     model::{Activations, DeviceError, LayerValues},
     pooling::Reducer,
     spec::Pooling,
 };
 
-/// AllenNLP v0.9 `ScalarMix` and bilm-tf `weight_layers`.
-const LAYER_NORM_EPSILON: f64 = 1e-12;
-
-/// Computes the results of the sentences of a batch from its layers. Each distinct combination of layers is computed
-/// once.
-pub(super) fn reduce(activations: &Activations, jobs: &[Job]) -> Result<Vec<Vectors>, DeviceError> {
+/// Each distinct combination of layers is computed once.
+pub(super) fn reduce(activations: &Activations, wanted: &[Wanted<'_>]) -> Result<Vec<Vectors>, DeviceError> {
     let mut outputs: Vec<(&Output, Vec<LayerValues>)> = Vec::new();
-    let mut answers = Vec::with_capacity(jobs.len());
-    for (sentence, job) in jobs.iter().enumerate() {
-        let output = &job.recipe.output;
+    let mut answers = Vec::with_capacity(wanted.len());
+    for (sentence, Wanted { recipe, keep, real }) in wanted.iter().enumerate() {
+        let output = &recipe.output;
         let known = outputs.iter().position(|(o, _)| *o == output);
         let place = match known {
             Some(place) => place,
@@ -30,10 +24,8 @@ pub(super) fn reduce(activations: &Activations, jobs: &[Job]) -> Result<Vec<Vect
                 outputs.len() - 1
             }
         };
-        let first = usize::from(job.recipe.boundaries);
-        let real = first..first + job.sentence.words.len();
-        let source = TokenSource { activations, layers: &outputs[place].1, output, sentence, real };
-        answers.push(source.reduce(&job.sentence.keep, job.recipe.pooling));
+        let source = TokenSource { activations, layers: &outputs[place].1, output, sentence, real: real.clone() };
+        answers.push(source.reduce(keep, recipe.pooling));
     }
     Ok(answers)
 }
@@ -137,25 +129,4 @@ impl TokenSource<'_> {
         }
         &stacked[..width]
     }
-}
-
-/// Computes the results of a batch that was run outside the engine, one sentence per row: state `carry`.
-pub(crate) fn reduce_in_order(
-    activations: &Activations,
-    sentences: &[Sentence],
-    recipe: &Recipe,
-) -> Result<Vec<Vectors>, DeviceError> {
-    let layers = layer_values(activations, &recipe.output)?;
-    let answers = sentences.iter().enumerate().map(|(place, sentence)| {
-        // Sentences of such a batch always include their boundaries, and `keep` counts them.
-        let source = TokenSource {
-            activations,
-            layers: &layers,
-            output: &recipe.output,
-            sentence: place,
-            real: 1..sentence.words.len() - 1,
-        };
-        source.reduce(&sentence.keep, recipe.pooling)
-    });
-    Ok(answers.collect())
 }

@@ -1,0 +1,134 @@
+//! A part is published while the next one is computed.
+
+use std::{
+    collections::BTreeMap,
+    sync::{Arc, atomic::Ordering},
+    time::Duration,
+};
+
+use bytes::Bytes;
+use elmo::{EmbedSpec, spec::OnError};
+use elmo_pipelines::{
+    Error,
+    bulk::{self, BulkJob},
+    report::Silent,
+    stores::Stores,
+};
+use futures::TryStreamExt;
+use object_store::{ObjectMeta, ObjectStore, ObjectStoreExt, path::Path};
+use tokio::sync::Notify;
+
+use crate::{
+    common::{Hashing, job, lines, plain, run},
+    frozen::{At, Gate, Shared, View},
+};
+
+/// Three parts of 10, 10 and 5 rows, in a store whose requests to publish a part may be held back.
+async fn store(text: impl Into<Bytes>) -> Arc<Shared> {
+    let shared = Arc::new(Shared::default());
+    shared.inner.put(&Path::from("in/a.txt"), text.into().into()).await.unwrap();
+    shared
+}
+
+fn stores(shared: &Arc<Shared>, gate: Option<&Arc<Gate>>) -> Stores {
+    let stores = Stores::with_settings([]);
+    let view = View { shared: Arc::clone(shared), gate: gate.cloned() };
+    stores.insert_with_uploads("memory://faulty", Arc::new(view));
+    stores
+}
+
+fn the_job() -> BulkJob {
+    job("memory://faulty/in", "memory://faulty/out")
+}
+
+/// Parts and entries, by name; `job.json` holds the version of the input.
+async fn outcome(shared: &Shared) -> BTreeMap<String, Bytes> {
+    let objects: Vec<ObjectMeta> = shared.inner.list(Some(&Path::from("out"))).try_collect().await.unwrap();
+    let mut found = BTreeMap::new();
+    for meta in objects.into_iter().filter(|meta| !meta.location.as_ref().ends_with("job.json")) {
+        let bytes = shared.inner.get(&meta.location).await.unwrap().bytes().await.unwrap();
+        found.insert(plain(meta.location.as_ref()), bytes);
+    }
+    found
+}
+
+async fn undisturbed() -> BTreeMap<String, Bytes> {
+    let shared = store(lines(25)).await;
+    run(&the_job(), &Hashing::default(), &stores(&shared, None)).await.unwrap();
+    outcome(&shared).await
+}
+
+/// Waits until the first part is about to be published and the stage has so many rows.
+async fn until(gate: &Gate, stage: &Hashing, rows: usize) {
+    let reached = async {
+        gate.reached.acquire().await.unwrap().forget();
+        while stage.rows.load(Ordering::SeqCst) < rows {
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+    };
+    let waited = tokio::time::timeout(Duration::from_secs(60), reached).await;
+    assert!(waited.is_ok(), "the next part waits for the one before");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_rows_of_the_next_part_are_computed_while_a_part_is_published() {
+    let shared = store(lines(25)).await;
+    let (gate, stage) = (Gate::new(At::Publishing), Arc::new(Hashing::default()));
+    let stores = stores(&shared, Some(&gate));
+    let job = tokio::spawn({
+        let stage = Arc::clone(&stage);
+        async move { run(&the_job(), stage.as_ref(), &stores).await }
+    });
+    until(&gate, &stage, 20).await;
+    assert!(!outcome(&shared).await.contains_key("out/part-00000.parquet"), "it is not published yet");
+    gate.released.add_permits(10);
+    job.await.unwrap().unwrap();
+    assert!(outcome(&shared).await == undisturbed().await);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_row_that_fails_in_the_next_part_leaves_the_complete_one() {
+    let mut text = lines(25).into_bytes();
+    let row_12 = lines(12).len();
+    text[row_12] = 0xff;
+    let shared = store(text).await;
+    let spec = EmbedSpec { on_error: OnError::Fail, ..EmbedSpec::default() };
+    let (gate, stage) = (Gate::new(At::Publishing), Arc::new(Hashing { spec, ..Hashing::default() }));
+    let stores = stores(&shared, Some(&gate));
+    let job = tokio::spawn({
+        let stage = Arc::clone(&stage);
+        async move { run(&the_job(), stage.as_ref(), &stores).await }
+    });
+    until(&gate, &stage, 14).await;
+    gate.released.add_permits(10);
+    let error = job.await.unwrap().unwrap_err();
+    assert!(error.to_string().contains("a.txt, row 12"), "{error}");
+    let found = outcome(&shared).await;
+    let parts: Vec<&str> = found.keys().map(String::as_str).filter(|name| name.contains("part-")).collect();
+    assert_eq!(parts, ["out/_elmo/part-00000.json", "out/part-00000.parquet"]);
+    assert!(shared.uploads.lock().unwrap().is_empty(), "an upload was left behind");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_interruption_while_a_part_is_published_keeps_it_and_rows_of_the_next() {
+    let shared = store(lines(25)).await;
+    let (gate, stage, stop) = (Gate::new(At::Publishing), Arc::new(Hashing::default()), Arc::new(Notify::new()));
+    let held = stores(&shared, Some(&gate));
+    let job = tokio::spawn({
+        let (stage, stop) = (Arc::clone(&stage), Arc::clone(&stop));
+        let job = BulkJob { grace: Duration::from_secs(30), ..the_job() };
+        async move { bulk::run(&job, stage.as_ref(), &held, stop.notified(), &Silent).await }
+    });
+    until(&gate, &stage, 18).await;
+    stop.notify_one();
+    gate.released.add_permits(10);
+    let error = job.await.unwrap().unwrap_err();
+    let Error::Interrupted { rows, again: true, begun: true } = error else { panic!("{error}") };
+    assert!((11..=25).contains(&rows), "the first part and rows after it: {rows}");
+    let found = outcome(&shared).await;
+    assert!(found.contains_key("out/_elmo/part-00000.json") && found.contains_key("out/_elmo/partial.arrows"));
+    let again = Hashing::default();
+    let report = run(&the_job(), &again, &stores(&shared, None)).await.unwrap();
+    assert_eq!((report.resumed_rows, again.rows.into_inner() as u64), (rows, 25 - rows));
+    assert!(outcome(&shared).await == undisturbed().await);
+}
