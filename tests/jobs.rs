@@ -339,11 +339,11 @@ fn a_part_of_standard_input_is_published_while_lines_of_the_next_are_waited_for(
         .spawn()
         .unwrap();
     let mut input = child.stdin.take().unwrap();
-    std::io::Write::write_all(&mut input, lines(8192).as_bytes()).unwrap();
+    std::io::Write::write_all(&mut input, lines(8193).as_bytes()).unwrap();
     wait_for(&place.path("out/_elmo/part-00001.json"));
     drop(input);
     assert!(child.wait().unwrap().success());
-    assert_eq!(place.rows("out").iter().map(arrow::array::RecordBatch::num_rows).sum::<usize>(), 8192);
+    assert_eq!(place.rows("out").iter().map(arrow::array::RecordBatch::num_rows).sum::<usize>(), 8193);
 }
 
 /// A read that waits for a line cannot be cancelled, so the process ends without it.
