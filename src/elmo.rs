@@ -4,6 +4,7 @@ use std::{
     collections::BTreeSet,
     path::Path,
     sync::{Arc, Mutex, PoisonError},
+    thread,
 };
 
 use crate::{
@@ -18,6 +19,7 @@ use crate::{
     options::ModelOptions,
     spec::EmbedSpec,
     states::{Carry, Starts, WarmState},
+    weights::Weights,
 };
 
 /// A model on its devices: cheap to clone, safe to share.
@@ -75,18 +77,19 @@ impl Elmo {
     pub fn from_data(data: ModelData, settings: &EmbedderSettings) -> Result<Self> {
         let devices = model::resolve_devices(&settings.devices)?;
         // With int8, the convolutions are in float32.
-        if devices.contains(&DeviceName::Cpu) && matches!(settings.precision, Precision::F32 | Precision::Int8) {
-            check_products(&data.options)?;
-        }
-        let mut models: Vec<BiLm> = Vec::new();
+        let checks =
+            devices.contains(&DeviceName::Cpu) && matches!(settings.precision, Precision::F32 | Precision::Int8);
         let ModelData { options, weights, fingerprint, mix, warm_state, lm_head, name, untrained, .. } = data;
-        for device in engine::lanes(&devices, settings.threads) {
-            let model = match models.iter().find(|model| model.device() == device) {
-                Some(loaded) => loaded.share(),
-                None => BiLm::new(&options, &weights, device, settings.precision)?,
-            };
-            models.push(model);
-        }
+        let models = thread::scope(|scope| {
+            // Both take some tenths of a second with the largest published model.
+            let checked = checks.then(|| scope.spawn(|| check_products(&options)));
+            let models = load(&options, &weights, &engine::lanes(&devices, settings.threads), settings.precision);
+            match checked.map(thread::ScopedJoinHandle::join) {
+                Some(Err(panic)) => std::panic::resume_unwind(panic),
+                Some(Ok(Err(error))) => Err(error),
+                Some(Ok(Ok(()))) | None => models,
+            }
+        })?;
         drop(weights);
         let no_device = || EngineError::NoDeviceLeft { reason: "no device was given".to_owned() };
         let first = models.first().map(BiLm::share).ok_or_else(no_device)?;
@@ -216,6 +219,19 @@ impl Elmo {
     pub(crate) fn warm_digest(&self) -> Result<String> {
         Ok(self.inner.starts.warm(&self.first())?.digest.clone())
     }
+}
+
+/// A model for each lane; those on one device share its tensors.
+fn load(options: &ModelOptions, weights: &Weights, lanes: &[DeviceName], precision: Precision) -> Result<Vec<BiLm>> {
+    let mut models: Vec<BiLm> = Vec::new();
+    for &device in lanes {
+        let model = match models.iter().find(|model| model.device() == device) {
+            Some(loaded) => loaded.share(),
+            None => BiLm::new(options, weights, device, precision)?,
+        };
+        models.push(model);
+    }
+    Ok(models)
 }
 
 /// The self-test at start-up: a vector has the same bits in every batch only if the rows of matrix products do. Runs

@@ -158,6 +158,21 @@ impl ModelData {
         Ok(Self::from_loaded(options, Loaded { weights, ..Loaded::default() }, name.to_owned()))
     }
 
+    /// A model with seeded random weights, for measurements: speed does not depend on the weights. Those of a layer are uniform numbers
+    /// of variance 1 over its inputs.
+    ///
+    /// # Errors
+    /// As [`ModelData::new`]; none with options that are valid.
+    pub fn random(options: ModelOptions, name: &str) -> Result<Self> {
+        let mut weights = Weights::default();
+        for spec in options.weight_plan() {
+            let inputs: usize = spec.shape[..spec.shape.len() - 1].iter().product::<usize>().max(1);
+            let data = uniform(spec.len(), (3.0 / inputs as f32).sqrt());
+            weights.insert(spec.name, Tensor { shape: spec.shape, data });
+        }
+        Self::new(options, weights, name)
+    }
+
     fn from_loaded(options: ModelOptions, loaded: Loaded, name: String) -> Self {
         let fingerprint = Fingerprint::of(&options, &loaded.weights);
         let untrained = fingerprint.as_str() == tiny::FINGERPRINT;
@@ -372,6 +387,16 @@ fn read_mix(path: &Path, options: &ModelOptions) -> Result<ScalarMix> {
     let mix = ScalarMix::from_json(&bytes, &path.display().to_string()).map_err(ModelDirError::InvalidMix)?;
     let (expected, found) = (options.n_layers_out(), mix.scalars.len());
     if expected == found { Ok(mix) } else { Err(ModelDirError::Mix { path: path.to_owned(), expected, found }.into()) }
+}
+
+/// Uniform numbers in `[-bound, bound)` by a linear congruential generator.
+fn uniform(n: usize, bound: f32) -> Vec<f32> {
+    let mut state = n as u64;
+    let mut next = || {
+        state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        ((state >> 40) as f32 / (1 << 23) as f32 - 1.0) * bound
+    };
+    (0..n).map(|_| next()).collect()
 }
 
 /// The warm state of `model`, whose fingerprint is in the header.

@@ -1,5 +1,7 @@
 //! Cuts rows into sentences of at most `max_tokens` tokens, and notes where their tokens are in the text.
 
+use std::ops::Range;
+
 use arrow::array::ArrayRef;
 
 use crate::{
@@ -31,10 +33,11 @@ type PlacedToken<'t> = (&'t str, u32, u32);
 /// What a row asks of the engine.
 pub(super) enum RowPlan {
     Null,
-    /// `sentences[first..first + places.len()]`, and where their kept tokens are in the text.
+    /// `sentences[first..first + count]`, and at level `token` where their kept tokens are in the text.
     Sentences {
         first: usize,
-        places: Vec<Vec<Place>>,
+        count: usize,
+        places: Vec<Place>,
         truncated: bool,
         tokens: usize,
     },
@@ -56,7 +59,10 @@ pub(super) struct Cutter<'s> {
 
 /// What was found in one row, or in a piece of a huge text.
 pub(super) struct Cut {
-    pub(super) places: Vec<Vec<Place>>,
+    /// Where the kept tokens are; only at level `token`.
+    pub(super) places: Vec<Place>,
+    /// Number of kept tokens, with boundaries.
+    kept: usize,
     pub(super) truncated: bool,
     /// Index of the next sentence in the text.
     pub(super) sentence: u32,
@@ -66,12 +72,20 @@ pub(super) struct Cut {
 impl Cut {
     /// Begins with the sentence of that index.
     pub(super) fn from_sentence(sentence: u32) -> Self {
-        Self { places: Vec::new(), truncated: false, sentence, tokens: 0 }
+        Self { places: Vec::new(), kept: 0, truncated: false, sentence, tokens: 0 }
     }
 
-    fn places_of<'t>(&self, tokens: &'t [PlacedToken<'t>]) -> impl Iterator<Item = Place> + use<'t> {
+    /// Notes where the tokens `keep` of a sentence are, and its boundaries if they are kept too.
+    fn place(&mut self, tokens: &[PlacedToken<'_>], keep: Range<usize>, begin: bool, end: bool) {
         let sentence = self.sentence;
-        tokens.iter().map(move |&(_, start, end)| Place { start, end, sentence, boundary: None })
+        if begin {
+            self.places.push(self.boundary(tokens, BEGIN_SENTENCE_TOKEN));
+        }
+        let kept = tokens[keep].iter();
+        self.places.extend(kept.map(|&(_, start, end)| Place { start, end, sentence, boundary: None }));
+        if end {
+            self.places.push(self.boundary(tokens, END_SENTENCE_TOKEN));
+        }
     }
 
     /// A boundary is at the edge of its sentence and covers no byte of the text.
@@ -134,9 +148,10 @@ impl<'s> Cutter<'s> {
             stats.errors += 1;
             return RowPlan::Bad(error);
         }
-        stats.empty += usize::from(cut.places.iter().all(Vec::is_empty));
+        stats.empty += usize::from(cut.kept == 0);
         stats.truncated += usize::from(cut.truncated);
-        RowPlan::Sentences { first, places: cut.places, truncated: cut.truncated, tokens: cut.tokens }
+        let count = self.sentences.len() - first;
+        RowPlan::Sentences { first, count, places: cut.places, truncated: cut.truncated, tokens: cut.tokens }
     }
 
     fn text(&mut self, text: &str, tokenizer: &mut text::Cutter, cut: &mut Cut) -> Result<(), RowError> {
@@ -208,16 +223,11 @@ impl<'s> Cutter<'s> {
             let shift = usize::from(boundaries);
             let from = window.keep.start - window.range.start + shift - usize::from(boundaries && first);
             let to = window.keep.end - window.range.start + shift + usize::from(boundaries && last);
-            let mut places = Vec::with_capacity(to - from);
-            if boundaries && first {
-                places.push(cut.boundary(tokens, BEGIN_SENTENCE_TOKEN));
+            if self.spec.level == Level::Token {
+                cut.place(tokens, window.keep, boundaries && first, boundaries && last);
             }
-            places.extend(cut.places_of(&tokens[window.keep.clone()]));
-            if boundaries && last {
-                places.push(cut.boundary(tokens, END_SENTENCE_TOKEN));
-            }
+            cut.kept += to - from;
             self.sentences.push(Sentence { words, keep: from..to });
-            cut.places.push(places);
         }
     }
 
@@ -225,17 +235,13 @@ impl<'s> Cutter<'s> {
     fn push_carried(&mut self, tokens: &[PlacedToken<'_>], cut: &mut Cut) {
         let words = with_boundaries(tokens.iter().map(|(word, _, _)| word));
         let n = words.len();
-        let mut places = Vec::with_capacity(n);
-        if self.spec.boundaries {
-            places.push(cut.boundary(tokens, BEGIN_SENTENCE_TOKEN));
+        let boundaries = self.spec.boundaries;
+        if self.spec.level == Level::Token {
+            cut.place(tokens, 0..tokens.len(), boundaries, boundaries);
         }
-        places.extend(cut.places_of(tokens));
-        if self.spec.boundaries {
-            places.push(cut.boundary(tokens, END_SENTENCE_TOKEN));
-        }
-        let keep = if self.spec.boundaries { 0..n } else { 1..n - 1 };
+        let keep = if boundaries { 0..n } else { 1..n - 1 };
+        cut.kept += keep.len();
         self.sentences.push(Sentence { words, keep });
-        cut.places.push(places);
     }
 }
 

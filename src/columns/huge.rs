@@ -27,7 +27,7 @@ pub(super) struct HugeText<'r> {
     /// Token vectors so far, at level `token`.
     tokens: TokenRow,
     /// Where the tokens of the piece are that the engine computes.
-    places: Vec<Vec<Place>>,
+    places: Vec<Place>,
     /// Index of the next sentence.
     sentence: u32,
     /// Tokens of the text so far.
@@ -97,7 +97,7 @@ impl<'r> HugeText<'r> {
                 Err(error) => return Err(error.into()),
             }
         }
-        let places = std::mem::take(&mut self.places).concat();
+        let places = std::mem::take(&mut self.places);
         if let Some(joiner) = &mut self.joiner {
             push_all(joiner, sentences);
             return Ok(());

@@ -78,8 +78,8 @@ impl Request {
             outcomes.push(match plan {
                 RowPlan::Null | RowPlan::Huge => Outcome::Null,
                 RowPlan::Bad(error) => Outcome::Bad(error.clone()),
-                RowPlan::Sentences { first, places, .. } => {
-                    let answers = &mut answers[*first..*first + places.len()];
+                RowPlan::Sentences { first, count, places, .. } => {
+                    let answers = &mut answers[*first..*first + *count];
                     match vectors_of(answers)? {
                         Ok(vectors) => outcome(&self.setup, &self.rows.get(i), vectors, std::mem::take(places)),
                         Err(error) => {
@@ -102,7 +102,7 @@ impl Request {
         self.stats.truncated += stats.truncated;
         self.stats.errors += stats.errors;
         self.stats.empty += stats.empty;
-        self.plans[row] = RowPlan::Sentences { first: 0, places: Vec::new(), truncated: stats.truncated > 0, tokens };
+        self.plans[row] = RowPlan::Sentences { first: 0, count: 0, places: Vec::new(), truncated: stats.truncated > 0, tokens };
     }
 
     fn into_columns(mut self) -> Result<EmbeddedColumns> {
@@ -159,12 +159,11 @@ fn vectors_of(answers: &mut [Option<Result<Vectors, EngineError>>]) -> Result<Re
 }
 
 /// Joins the sentences of one row.
-fn outcome(setup: &Setup, row: &Row<'_>, sentences: Vec<Vectors>, places: Vec<Vec<Place>>) -> Outcome {
+fn outcome(setup: &Setup, row: &Row<'_>, sentences: Vec<Vectors>, places: Vec<Place>) -> Outcome {
     if let Some(mut joiner) = setup.joiner() {
         push_all(&mut joiner, sentences);
         return setup.pooled(joiner);
     }
-    let places = places.concat();
     let words = match row {
         Row::Text(text) => words_of_text(text, &places),
         Row::Tokens(tokens) => {

@@ -185,8 +185,9 @@ impl BiLm {
         precision: Precision,
         fused: bool,
     ) -> Result<Self, DeviceError> {
-        if precision == Precision::Tf32 && device == DeviceName::Cpu {
-            return Err(DeviceError::Precision { precision, device, reason: "it is for GPUs; use f32 on CPUs" });
+        // Products of float16 take libtorch hundreds of times as long on most CPUs.
+        if matches!(precision, Precision::Tf32 | Precision::F16) && device == DeviceName::Cpu {
+            return Err(DeviceError::Precision { precision, device, reason: "it is for GPUs; use f32 or int8 on CPUs" });
         }
         device.set_up()?;
         let torch = device.torch();

@@ -15,7 +15,7 @@ pub enum Precision {
     F32,
     /// bfloat16 weights and products: for GPUs and CPUs with matrix units, vectors are good to two or three digits.
     Bf16,
-    /// float16 weights and products: for GPUs, with three digits; numbers end at 65,504.
+    /// float16 weights and products, with three digits and numbers up to 65,504. CPUs do not have it.
     F16,
     /// float32 weights and activations, whose products on GPUs are rounded to 10 bits of mantissa and summed in float32: three
     /// digits. CPUs do not have it.

@@ -31,7 +31,7 @@ pub fn measure(options: &ModelOptions, lanes: &[DeviceName], seconds: f64) -> Re
     for precision in PRECISIONS {
         let exists = match precision {
             Precision::Int8 => has_int8(options, lanes)?,
-            Precision::Tf32 => !lanes.contains(&DeviceName::Cpu),
+            Precision::Tf32 | Precision::F16 => !lanes.contains(&DeviceName::Cpu),
             _ => true,
         };
         if !exists {

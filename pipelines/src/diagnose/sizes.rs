@@ -3,12 +3,7 @@
 
 use std::str::FromStr;
 
-use elmo::{
-    ModelData, ModelOptions,
-    options::PublishedSize,
-    spec::SpecError,
-    weights::{Tensor, Weights},
-};
+use elmo::{ModelData, ModelOptions, options::PublishedSize, spec::SpecError};
 
 use crate::error::Result;
 
@@ -59,26 +54,8 @@ impl Size {
         if self == Self::Tiny {
             return Ok(ModelData::tiny());
         }
-        let options = self.options();
-        let mut weights = Weights::default();
-        for spec in options.weight_plan() {
-            let fan_in: usize = spec.shape[..spec.shape.len() - 1].iter().product::<usize>().max(1);
-            let bound = (3.0 / fan_in as f32).sqrt();
-            let data = random(spec.len(), bound);
-            weights.insert(spec.name, Tensor { shape: spec.shape, data });
-        }
-        Ok(ModelData::new(options, weights, &format!("{}, random weights", self.word()))?)
+        Ok(ModelData::random(self.options(), &format!("{}, random weights", self.word()))?)
     }
-}
-
-/// Uniform numbers in `[-bound, bound)` by a linear congruential generator.
-fn random(n: usize, bound: f32) -> Vec<f32> {
-    let mut state = n as u64;
-    let mut next = || {
-        state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
-        ((state >> 40) as f32 / (1 << 23) as f32 - 1.0) * bound
-    };
-    (0..n).map(|_| next()).collect()
 }
 
 impl FromStr for Size {

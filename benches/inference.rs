@@ -1,0 +1,222 @@
+//! Checks a device against the CPU, then measures its speed in every precision: tokens per second, and the share of its matrix
+//! products.
+//!
+//!     cargo bench -p elmo --bench inference -- [cuda|cuda:N|cpu] [SECONDS]
+//!
+//! SECONDS is the duration of each measurement, 4 by default. Without the device, a line says so. Weights are random, and words
+//! follow Zipf's law: 50,000 words, sentences of 1 to 60, on average 16. Results are the vectors of sentences, in host memory.
+//! scripts/gpu runs this on machines with a GPU; it needs neither DataFusion nor Kafka.
+
+use std::{
+    error::Error,
+    sync::Arc,
+    time::{Duration, Instant},
+};
+
+use arrow::{
+    array::{ArrayRef, AsArray, StringArray},
+    datatypes::Float32Type,
+};
+use elmo::{
+    ColumnEmbedder, Elmo, EmbedSpec, EmbedderSettings, ModelData,
+    engine::lanes,
+    model::{
+        BiLm, DeviceChoice, DeviceName, Precision, compare, matmul_ceiling, parse_devices, resolve_devices, self_test,
+    },
+    options::PublishedSize,
+    spec::{Layers, Level, Pooling, SentenceMode, TokenizerKind},
+};
+
+/// Precisions of inference, and the largest difference of a number from the CPU in float32 that passes. Activations are up to 3.
+const PRECISIONS: [(Precision, f32); 5] = [
+    (Precision::F32, 1e-4),
+    (Precision::Tf32, 0.05),
+    (Precision::Bf16, 0.3),
+    (Precision::F16, 0.05),
+    (Precision::Int8, 0.3),
+];
+/// Words of the text.
+const WORDS: u64 = 50_000;
+/// Bytes of text per submission; two submissions are in flight.
+const SUBMISSION_BYTES: usize = 4 << 20;
+
+fn main() -> Result<(), Box<dyn Error>> {
+    let arguments: Vec<String> = std::env::args().skip(1).filter(|word| word != "--bench").collect();
+    let device = arguments.first().map_or("cuda", String::as_str);
+    let seconds: f64 = arguments.get(1).map_or(Ok(4.0), |word| word.parse())?;
+    let choices = parse_devices(device)?;
+    let devices = match resolve_devices(&choices) {
+        Ok(devices) => devices,
+        Err(missing) => {
+            println!("no measurement: {missing}");
+            return Ok(());
+        }
+    };
+    println!("| model | precision | largest difference from the CPU | batches of other sizes |\n|---|---|---|---|");
+    let mut failed = Vec::new();
+    for (precision, tolerance) in PRECISIONS {
+        match check(&choices, devices[0], precision) {
+            Ok((difference, by_batch)) => {
+                println!("| small | {precision} | {difference:.1e} | {by_batch:.1e} |");
+                // NaN fails too.
+                if !(difference <= tolerance && by_batch <= tolerance) {
+                    failed.push(format!(
+                        "{precision}: {difference:.1e} and {by_batch:.1e}, at most {tolerance:.0e} was expected"
+                    ));
+                }
+            }
+            Err(reason) => println!("| small | {precision} | {reason} | |"),
+        }
+    }
+    println!(
+        "\n| size | precision | tokens/s | TFLOP/s | matrix products, TFLOP/s | share | devices busy |\n|---|---|---|---|---|---|---|"
+    );
+    for (name, size) in
+        [("small", PublishedSize::Small), ("medium", PublishedSize::Medium), ("original", PublishedSize::Original)]
+    {
+        for (precision, _) in PRECISIONS {
+            match measure(size, &choices, &devices, precision, seconds) {
+                Ok(row) => println!("| {name} | {precision} | {row} |"),
+                Err(reason) => println!("| {name} | {precision} | {reason} | | | | |"),
+            }
+        }
+    }
+    if failed.is_empty() { Ok(()) } else { Err(failed.join("; ").into()) }
+}
+
+fn settings(choices: &[DeviceChoice], precision: Precision) -> EmbedderSettings {
+    EmbedderSettings { devices: choices.to_vec(), precision, ..EmbedderSettings::default() }
+}
+
+/// Largest difference from the CPU in float32, through the model and through the engine; and that between batches.
+fn check(choices: &[DeviceChoice], device: DeviceName, precision: Precision) -> Result<(f32, f32), Box<dyn Error>> {
+    let model = || ModelData::random(PublishedSize::Small.options(), "random");
+    let data = model()?;
+    let there = BiLm::new(&data.options, &data.weights, device, precision)?;
+    let here = BiLm::new(&data.options, &data.weights, DeviceName::Cpu, Precision::F32)?;
+    let mut largest = compare(&here, &there)?;
+    let by_batch = self_test(&there)?.largest_difference;
+    let (exact, tested) = (
+        Elmo::from_data(model()?, &settings(&[DeviceChoice::Cpu], Precision::F32))?,
+        Elmo::from_data(data, &settings(choices, precision))?,
+    );
+    let texts = Text::new().take(40_000);
+    for spec in specs() {
+        let columns = [&exact, &tested].map(|elmo| ColumnEmbedder::new(elmo, spec.clone()));
+        let [exact, tested] = columns;
+        largest = larger(largest, difference(&exact?.embed(&texts)?.vectors, &tested?.embed(&texts)?.vectors)?);
+    }
+    Ok((largest, by_batch))
+}
+
+/// Every way in which layers are reduced.
+fn specs() -> Vec<EmbedSpec> {
+    let base = EmbedSpec { tokenizer: TokenizerKind::Whitespace, sentences: SentenceMode::Off, ..EmbedSpec::default() };
+    let poolings = [Pooling::Mean, Pooling::Max, Pooling::First, Pooling::Last, Pooling::Ends];
+    let mut specs: Vec<EmbedSpec> = poolings.map(|pooling| EmbedSpec { pooling, ..base.clone() }).to_vec();
+    specs.push(EmbedSpec { layers: Layers::All, ..base.clone() });
+    specs.push(EmbedSpec { level: Level::Token, ..base });
+    specs
+}
+
+fn larger(a: f32, b: f32) -> f32 {
+    if a.is_nan() || a > b { a } else { b }
+}
+
+/// Largest difference of the numbers in two columns of vectors, sentences or tokens.
+fn difference(one: &ArrayRef, other: &ArrayRef) -> Result<f32, Box<dyn Error>> {
+    let (one, other) = (numbers(one)?, numbers(other)?);
+    if one.len() != other.len() {
+        return Err(format!("{} numbers beside {}", one.len(), other.len()).into());
+    }
+    Ok(one.iter().zip(&other).map(|(a, b)| (a - b).abs()).fold(0.0, larger))
+}
+
+fn numbers(column: &ArrayRef) -> Result<Vec<f32>, Box<dyn Error>> {
+    if let Some(vectors) = column.as_fixed_size_list_opt() {
+        return Ok(vectors.values().as_primitive::<Float32Type>().values().to_vec());
+    }
+    let tokens = column.as_list_opt::<i32>().ok_or("a column of vectors was expected")?.values();
+    let vectors = tokens.as_struct().column_by_name("embedding").ok_or("tokens without vectors")?;
+    numbers(vectors)
+}
+
+/// A row of the table of speeds.
+fn measure(
+    size: PublishedSize,
+    choices: &[DeviceChoice],
+    devices: &[DeviceName],
+    precision: Precision,
+    seconds: f64,
+) -> Result<String, Box<dyn Error>> {
+    let options = size.options();
+    let elmo = Elmo::from_data(ModelData::random(options.clone(), "random")?, &settings(choices, precision))?;
+    let spec = EmbedSpec { tokenizer: TokenizerKind::Whitespace, sentences: SentenceMode::Off, ..EmbedSpec::default() };
+    let columns = ColumnEmbedder::new(&elmo, spec)?;
+    let mut text = Text::new();
+    // Fills the table of words, and has memory allocated.
+    columns.embed(&text.take(SUBMISSION_BYTES))?;
+    let ceiling = matmul_ceiling(&options, &lanes(devices, None), precision, 1.0)?;
+    let (before, started) = (elmo.embedder().metrics(), Instant::now());
+    let mut in_flight = None;
+    while started.elapsed() < Duration::from_secs_f64(seconds) {
+        let next = columns.submit(&text.take(SUBMISSION_BYTES))?;
+        if let Some(pending) = in_flight.replace(next) {
+            elmo::PendingColumns::wait(pending)?;
+        }
+    }
+    if let Some(pending) = in_flight {
+        pending.wait()?;
+    }
+    let (after, seconds) = (elmo.embedder().metrics(), started.elapsed().as_secs_f64());
+    let (tokens, gflop) = ((after.tokens - before.tokens) as f64, after.gflop - before.gflop);
+    let threads = lanes(devices, None).len() as f64;
+    let busy = (after.device_seconds - before.device_seconds) / seconds / threads;
+    Ok(format!(
+        "{:.0} | {:.2} | {:.2} | {:.0} % | {:.0} %",
+        tokens / seconds,
+        gflop / seconds / 1e3,
+        ceiling / 1e3,
+        100.0 * gflop / seconds / ceiling,
+        100.0 * busy
+    ))
+}
+
+/// Sentences of random words.
+struct Text {
+    state: u64,
+}
+
+impl Text {
+    fn new() -> Self {
+        Self { state: 1 }
+    }
+
+    /// Uniform in `0.0..1.0`, by SplitMix64.
+    fn next(&mut self) -> f64 {
+        self.state = self.state.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let z = (self.state ^ (self.state >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        let z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        ((z ^ (z >> 31)) >> 11) as f64 / (1_u64 << 53) as f64
+    }
+
+    /// Rank of a word whose frequency is in inverse proportion to its rank.
+    fn rank(&mut self) -> u64 {
+        (WORDS as f64).powf(self.next()) as u64
+    }
+
+    fn sentence(&mut self) -> String {
+        let words = (1.0 - 16.0 * (1.0 - self.next()).ln()).min(60.0) as usize;
+        (0..words.max(1)).map(|_| format!("w{:x}", self.rank())).collect::<Vec<_>>().join(" ")
+    }
+
+    fn take(&mut self, bytes: usize) -> ArrayRef {
+        let (mut sentences, mut total) = (Vec::new(), 0);
+        while total < bytes {
+            let sentence = self.sentence();
+            total += sentence.len() + 1;
+            sentences.push(sentence);
+        }
+        Arc::new(StringArray::from(sentences))
+    }
+}
