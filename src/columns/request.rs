@@ -102,7 +102,8 @@ impl Request {
         self.stats.truncated += stats.truncated;
         self.stats.errors += stats.errors;
         self.stats.empty += stats.empty;
-        self.plans[row] = RowPlan::Sentences { first: 0, count: 0, places: Vec::new(), truncated: stats.truncated > 0, tokens };
+        self.plans[row] =
+            RowPlan::Sentences { first: 0, count: 0, places: Vec::new(), truncated: stats.truncated > 0, tokens };
     }
 
     fn into_columns(mut self) -> Result<EmbeddedColumns> {

@@ -2,7 +2,7 @@
 
 use super::{
     DeviceError,
-    packing::{Packing, Packings},
+    packing::{MIN_WIDTH, Packing, Packings},
 };
 
 /// What each direction of the biLM reads in one batch: sequences of tokens, packed into rows, each token an index into
@@ -24,7 +24,12 @@ impl PackedBatch {
     /// # Errors
     /// [`DeviceError::InvalidBatch`] when there is no sentence or one has no token.
     pub fn of_sentences(sentences: &[Vec<i64>]) -> Result<Self, DeviceError> {
-        let packing = Packing::new(&lengths(sentences)?);
+        Self::of_sentences_in(sentences, MIN_WIDTH)
+    }
+
+    /// As [`PackedBatch::of_sentences`], in steps of at least `min_width` rows.
+    pub(crate) fn of_sentences_in(sentences: &[Vec<i64>], min_width: usize) -> Result<Self, DeviceError> {
+        let packing = Packing::new(&lengths(sentences)?, min_width);
         Ok(Self { ids: packing.gather(sentences, FILLER), packings: Packings::alike(packing) })
     }
 
@@ -34,6 +39,15 @@ impl PackedBatch {
     /// # Errors
     /// [`DeviceError::InvalidBatch`] also when a sentence is in no row or in two, or a row has none.
     pub fn of_rows(sentences: &[Vec<i64>], rows: Vec<Vec<usize>>) -> Result<Self, DeviceError> {
+        Self::of_rows_in(sentences, rows, MIN_WIDTH)
+    }
+
+    /// As [`PackedBatch::of_rows`], in steps of at least `min_width` rows.
+    pub(crate) fn of_rows_in(
+        sentences: &[Vec<i64>],
+        rows: Vec<Vec<usize>>,
+        min_width: usize,
+    ) -> Result<Self, DeviceError> {
         let mut places = rows.concat();
         places.sort_unstable();
         if !places.into_iter().eq(0..sentences.len()) {
@@ -42,7 +56,7 @@ impl PackedBatch {
         if rows.iter().any(Vec::is_empty) {
             return Err(DeviceError::InvalidBatch { reason: "every row must have a sentence" });
         }
-        let packing = Packing::chained(&lengths(sentences)?, rows);
+        let packing = Packing::chained(&lengths(sentences)?, rows, min_width);
         Ok(Self { ids: packing.gather(sentences, FILLER), packings: Packings::alike(packing) })
     }
 
@@ -59,7 +73,8 @@ impl PackedBatch {
         if forward.len() != backward.len() {
             return Err(DeviceError::InvalidBatch { reason: "both directions must have the same number of rows" });
         }
-        let packings = Packings::aligned(Packing::new(&lengths(forward)?), Packing::new(&lengths(backward)?));
+        let packing = |sequences: &[Vec<i64>]| Ok::<_, DeviceError>(Packing::new(&lengths(sequences)?, MIN_WIDTH));
+        let packings = Packings::aligned(packing(forward)?, packing(backward)?);
         // Reading order is the order of the forward direction.
         let [forward, _] = packings.of(0).gather(forward, FILLER);
         let [backward, _] = packings.of(1).gather(backward, FILLER);

@@ -12,7 +12,7 @@ use super::{
     indices::Indices,
     int8,
     lstm::{Int8Layer, LayerOutput, LstmLayer},
-    packing::Packings,
+    packing::{MIN_WIDTH, Packings},
     parameters::{FileTensors, NamedTensors},
     start_state::{LayerState, OTHER_MODEL, StateShape},
     tensors::{self, Change},
@@ -82,6 +82,11 @@ impl Layer {
             Self::Float(layer) => Some(layer),
             Self::Int8(_) => None,
         }
+    }
+
+    /// Whether products of few rows have the bits of taller ones. Sums of integers are exact.
+    fn is_narrow(&self) -> bool {
+        self.float().is_none_or(LstmLayer::is_narrow)
     }
 
     /// Whether it computes in float32 numbers that lie in host memory, by our own passes over them.
@@ -187,7 +192,11 @@ impl BiLm {
     ) -> Result<Self, DeviceError> {
         // Products of float16 take libtorch hundreds of times as long on most CPUs.
         if matches!(precision, Precision::Tf32 | Precision::F16) && device == DeviceName::Cpu {
-            return Err(DeviceError::Precision { precision, device, reason: "it is for GPUs; use f32 or int8 on CPUs" });
+            return Err(DeviceError::Precision {
+                precision,
+                device,
+                reason: "it is for GPUs; use f32 or int8 on CPUs",
+            });
         }
         device.set_up()?;
         let torch = device.torch();
@@ -268,6 +277,11 @@ impl BiLm {
 
     pub(super) fn is_float_on_host(&self) -> bool {
         self.device == DeviceName::Cpu && self.state.kind == Kind::Float
+    }
+
+    /// Minimum number of rows of a step: 1 where products of any height give a row the same bits.
+    fn min_width(&self) -> usize {
+        if self.layers.iter().all(Layer::is_narrow) { 1 } else { MIN_WIDTH }
     }
 
     /// Kind of token vectors.
@@ -378,7 +392,7 @@ impl BiLm {
         start: &StartState,
         capture: bool,
     ) -> Result<Activations, DeviceError> {
-        self.infer(table, &PackedBatch::of_sentences(sentences)?, start, capture)
+        self.infer(table, &PackedBatch::of_sentences_in(sentences, self.min_width())?, start, capture)
     }
 
     /// As [`BiLm::run`], with several sentences in a row of the batch, one after the other: `rows` holds every index
@@ -396,7 +410,7 @@ impl BiLm {
         rows: Vec<Vec<usize>>,
         start: &StartState,
     ) -> Result<Activations, DeviceError> {
-        self.infer(table, &PackedBatch::of_rows(sentences, rows)?, start, false)
+        self.infer(table, &PackedBatch::of_rows_in(sentences, rows, self.min_width())?, start, false)
     }
 
     /// As [`BiLm::run_in_rows`], with a table that is on the device.
@@ -411,7 +425,8 @@ impl BiLm {
         start: &StartState,
     ) -> Result<Activations, DeviceError> {
         let _no_gradients = tch::no_grad_guard();
-        self.forward(&table.rows()?, &PackedBatch::of_rows(sentences, rows)?, start, &NoDropout, false)
+        let batch = PackedBatch::of_rows_in(sentences, rows, self.min_width())?;
+        self.forward(&table.rows()?, &batch, start, &NoDropout, false)
     }
 
     /// Uploads the table and runs a batch without gradients.

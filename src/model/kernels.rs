@@ -262,6 +262,58 @@ fn rescale_row<const FUSED: bool>(sums: &[i32], scale: f32, scales: &[f32], bias
     }
 }
 
+/// Sums that stay in the first-level cache while rows of the right side are read.
+const NARROW_SUMS: usize = 4096;
+
+/// `c += a b`, or `c = a b` unless it `adds`. The inner dimension is cut at `blocks`, whose last is its length; the products of a block
+/// are added up from 0, one after the other, and then added to `c`.
+#[inline(always)]
+fn narrow_rows<const FUSED: bool>(a: &[f32], b: &[f32], c: &mut [f32], blocks: &[usize], adds: bool) {
+    let Some(&k) = blocks.last() else { return };
+    let (rows, n) = (a.len() / k, b.len() / k);
+    let mut sums = [0.0_f32; NARROW_SUMS];
+    let columns = (NARROW_SUMS / rows.max(1)).min(n);
+    for start in (0..n).step_by(columns.max(1)) {
+        let width = columns.min(n - start);
+        let mut first = 0;
+        for &end in blocks {
+            sums[..rows * width].fill(0.0);
+            let of = |row: usize| &b[row * n + start..][..width];
+            // Four rows of the right side at a time, so that a sum is loaded and stored once for them.
+            let fours = first + (end - first) / 4 * 4;
+            for q in (first..fours).step_by(4) {
+                let (b0, b1, b2, b3) = (of(q), of(q + 1), of(q + 2), of(q + 3));
+                for (row, sums) in sums[..rows * width].chunks_exact_mut(width).enumerate() {
+                    let f = &a[row * k + q..][..4];
+                    for j in 0..width {
+                        let sum = fma::<FUSED>(f[0], b0[j], sums[j]);
+                        let sum = fma::<FUSED>(f[1], b1[j], sum);
+                        let sum = fma::<FUSED>(f[2], b2[j], sum);
+                        sums[j] = fma::<FUSED>(f[3], b3[j], sum);
+                    }
+                }
+            }
+            for q in fours..end {
+                let b = of(q);
+                for (row, sums) in sums[..rows * width].chunks_exact_mut(width).enumerate() {
+                    let f = a[row * k + q];
+                    for j in 0..width {
+                        sums[j] = fma::<FUSED>(f, b[j], sums[j]);
+                    }
+                }
+            }
+            for (row, sums) in sums[..rows * width].chunks_exact(width).enumerate() {
+                let c = &mut c[row * n + start..][..width];
+                match adds || first > 0 {
+                    true => c.iter_mut().zip(sums).for_each(|(c, sum)| *c += sum),
+                    false => c.copy_from_slice(sums),
+                }
+            }
+            first = end;
+        }
+    }
+}
+
 #[inline(always)]
 fn tanh_row<const FUSED: bool>(x: &mut [f32]) {
     for v in x {
@@ -328,6 +380,13 @@ dispatch!(scale_any, scale_avx2, scale_avx512, scale_row, (values: &mut [f32], f
 dispatch!(clip_any, clip_avx2, clip_avx512, clip_row, (values: &[f32], gradients: &mut [f32], clip: f32));
 dispatch!(highway_any, highway_avx2, highway_avx512, highway_row, (product: &[f32], x: &mut [f32]));
 dispatch!(
+    narrow_any,
+    narrow_avx2,
+    narrow_avx512,
+    narrow_rows,
+    (a: &[f32], b: &[f32], c: &mut [f32], blocks: &[usize], adds: bool)
+);
+dispatch!(
     int8_cell_any,
     int8_cell_avx2,
     int8_cell_avx512,
@@ -349,6 +408,18 @@ dispatch!(
     (sums: &[i32], scale: f32, scales: &[f32], bias: &[f32], out: &mut [f32], clip: f32)
 );
 dispatch!(tanh_any, tanh_avx2, tanh_avx512, tanh_row, (x: &mut [f32]));
+
+/// `c += a b`, or `c = a b` unless it `adds`, for few rows: `[m, k] x [k, n]`, row-major. `blocks` are the ends of the parts of `k` that
+/// are summed up by themselves.
+///
+/// # Panics
+/// When the lengths do not belong together.
+pub(crate) fn narrow_product(a: &[f32], b: &[f32], c: &mut [f32], blocks: &[usize], adds: bool) {
+    let k = blocks.last().copied().unwrap_or(0).max(1);
+    let (m, n) = (a.len() / k, b.len() / k);
+    assert!(a.len() == m * k && b.len() == k * n && c.len() == m * n && m <= NARROW_SUMS, "shapes of a narrow product");
+    narrow_any(a, b, c, blocks, adds);
+}
 
 /// One LSTM step for every row: `gates` `[W, 4D]` in file order i, j, f, o (the +1 of the forget gate is in
 /// its bias already), `cell` `[W, D]` is updated and clipped (never where `clip` is infinite), `out` `[W, D]` becomes

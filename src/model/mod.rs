@@ -22,6 +22,7 @@
 //! | `kernels.rs` | our own passes over memory, for float32 on CPU |
 //! | `device.rs`, `mkl.rs`, `precision.rs`, `tf32.rs`, `tensors.rs`, `error.rs` | libtorch and the machine |
 //! | `int8.rs` | products of 8-bit integers |
+//! | `narrow.rs` | products with few rows |
 //! | `softmax.rs` | the LM head |
 //! | `self_test.rs` | checks and speed of the machine |
 
@@ -38,6 +39,7 @@ mod int8;
 pub(crate) mod kernels;
 mod lstm;
 mod mkl;
+mod narrow;
 pub(crate) mod packing;
 mod parameters;
 mod precision;

@@ -12,8 +12,8 @@
 //! ```
 //!
 //! The backward direction has the same steps and reads each sentence from its own last token. Directions that read
-//! different sentences have a [`Packing`] each, aligned to common steps ([`Packings`]). No step is narrower than
-//! [`MIN_WIDTH`]: products of fewer rows may take another kernel and give other bits.
+//! different sentences have a [`Packing`] each, aligned to common steps ([`Packings`]). Where products of fewer than [`MIN_WIDTH`]
+//! rows take another kernel with other bits, no step is narrower.
 
 use std::{ops::Range, sync::Arc};
 
@@ -63,13 +63,13 @@ pub(crate) struct Packing {
 }
 
 impl Packing {
-    /// Packs sentences of `lengths` tokens, one a row; every length is at least 1.
-    pub(crate) fn new(lengths: &[usize]) -> Self {
-        Self::chained(lengths, (0..lengths.len()).map(|sentence| vec![sentence]).collect())
+    /// Packs sentences of `lengths` tokens, one a row; every length is at least 1. No step has fewer than `min_width` rows.
+    pub(crate) fn new(lengths: &[usize], min_width: usize) -> Self {
+        Self::chained(lengths, (0..lengths.len()).map(|sentence| vec![sentence]).collect(), min_width)
     }
 
     /// Packs sentences of `lengths` tokens in `rows`; every sentence is in one row, and every row has one.
-    pub(crate) fn chained(lengths: &[usize], mut rows: Vec<Vec<usize>>) -> Self {
+    pub(crate) fn chained(lengths: &[usize], mut rows: Vec<Vec<usize>>, min_width: usize) -> Self {
         debug_assert!(lengths.iter().all(|&n| n > 0), "a sentence without tokens has nothing to pack");
         let tokens = |row: &Vec<usize>| row.iter().map(|&sentence| lengths[sentence]).sum::<usize>();
         rows.sort_by_key(|row| std::cmp::Reverse(tokens(row)));
@@ -87,7 +87,7 @@ impl Packing {
             }
         }
         let totals: Vec<usize> = rows.iter().map(tokens).collect();
-        Self { steps: steps(&totals), rows, places, lengths: lengths.to_vec(), begins }
+        Self { steps: steps(&totals, min_width), rows, places, lengths: lengths.to_vec(), begins }
     }
 
     pub(crate) fn steps(&self) -> &[Step] {
@@ -255,7 +255,7 @@ impl Packings {
 }
 
 /// The steps of rows with so many tokens, most first.
-fn steps(tokens: &[usize]) -> Vec<Step> {
+fn steps(tokens: &[usize], min_width: usize) -> Vec<Step> {
     let longest = tokens.first().copied().unwrap_or(0);
     let mut steps = Vec::with_capacity(longest);
     let (mut live, mut offset) = (tokens.len(), 0);
@@ -263,7 +263,7 @@ fn steps(tokens: &[usize]) -> Vec<Step> {
         while live > 0 && tokens[live - 1] <= t {
             live -= 1;
         }
-        let width = live.max(MIN_WIDTH);
+        let width = live.max(min_width);
         steps.push(Step { offset, live, width });
         offset += width;
     }
@@ -278,7 +278,7 @@ mod tests {
     fn the_example_of_the_module_documentation() {
         // a, b, c, d of 3, 2, 1 and 1 tokens, given in another order; drawn by hand above.
         let [c, a, b, d] = [0, 1, 2, 3];
-        let packing = Packing::chained(&[1, 3, 2, 1], vec![vec![c], vec![a], vec![b, d]]);
+        let packing = Packing::chained(&[1, 3, 2, 1], vec![vec![c], vec![a], vec![b, d]], MIN_WIDTH);
         assert_eq!(packing.steps().iter().map(|s| s.live).collect::<Vec<_>>(), [3, 2, 2]);
         assert_eq!(packing.forward(a, 2), 2 * MIN_WIDTH);
         assert_eq!(packing.forward(b, 1), MIN_WIDTH + 1);
@@ -292,7 +292,7 @@ mod tests {
     #[test]
     fn directions_of_different_lengths_share_their_steps() {
         // 20 rows of 1 token beside 3 rows of 2, 1 and 1: by hand, steps of 20 and of MIN_WIDTH rows.
-        let packings = Packings::aligned(Packing::new(&[1; 20]), Packing::new(&[1, 2, 1]));
+        let packings = Packings::aligned(Packing::new(&[1; 20], MIN_WIDTH), Packing::new(&[1, 2, 1], MIN_WIDTH));
         let steps =
             |direction: usize| -> Vec<_> { packings.of(direction).steps().iter().map(|s| (s.live, s.width)).collect() };
         assert_eq!(steps(0), [(20, 20), (0, MIN_WIDTH)]);
@@ -311,7 +311,8 @@ mod tests {
     #[test]
     fn every_token_has_its_own_place_and_chunks_tile_the_steps() {
         for lengths in [vec![1], vec![5; 40], vec![7, 1, 1, 30, 2, 2, 19], (1..60).collect::<Vec<_>>()] {
-            for packing in [Packing::new(&lengths), Packing::chained(&lengths, in_rows(lengths.len(), 3))] {
+            for (min_width, each) in [(MIN_WIDTH, 1), (MIN_WIDTH, 3), (1, 1), (1, 3)] {
+                let packing = Packing::chained(&lengths, in_rows(lengths.len(), each), min_width);
                 let ids: Vec<Vec<i64>> = lengths.iter().map(|&n| vec![1; n]).collect();
                 let total: usize = lengths.iter().sum();
                 for direction in packing.gather(&ids, 0) {
@@ -323,7 +324,7 @@ mod tests {
                     next = chunk.end;
                 }
                 assert_eq!(next, packing.steps().len());
-                assert!(packing.steps().iter().all(|s| s.width >= MIN_WIDTH));
+                assert!(packing.steps().iter().all(|s| s.width == s.live.max(min_width)));
             }
         }
     }

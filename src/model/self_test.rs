@@ -158,7 +158,7 @@ fn steady_height_of(k: i64, n: i64, heights: Heights) -> Result<Option<usize>, D
         Heights::Some => (200, vec![16, 17, 31, 33, 64]),
         Heights::All => (257, (1..=24).chain([31, 32, 33, 48, 63, 64, 65, 100, 128, 200, 256]).collect()),
     };
-    let (a, b) = (numbers(tall, k, 0.37)?, numbers(k, n, 0.73)?);
+    let (a, b) = (tensors::sines(tall, k, 0.37)?, tensors::sines(k, n, 0.73)?);
     let full = a.f_matmul(&b)?;
     let mut smallest = None;
     for &height in heights.iter().rev() {
@@ -168,16 +168,6 @@ fn steady_height_of(k: i64, n: i64, heights: Heights) -> Result<Option<usize>, D
         smallest = Some(height as usize);
     }
     Ok(smallest.filter(|&height| height <= MIN_WIDTH))
-}
-
-/// A matrix of sines. Repeating one period takes a tenth of the time of computing every sine.
-fn numbers(rows: i64, columns: i64, step: f64) -> Result<Tensor, DeviceError> {
-    // A prime, so that no two rows are equal.
-    const PERIOD: i64 = 65_537;
-    let period = Tensor::f_arange(PERIOD, (Kind::Float, Device::Cpu))?.f_mul_scalar(step)?.f_sin()?;
-    let count = rows * columns;
-    let all = period.f_repeat([count.div_euclid(PERIOD) + 1])?;
-    Ok(all.f_narrow(0, 0, count)?.f_view([rows, columns])?)
 }
 
 /// Rate of libtorch's own matrix product on the shapes of a model's LSTMs, in GFLOP/s.

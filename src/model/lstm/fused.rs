@@ -4,8 +4,8 @@ use tch::{Device, Kind, Tensor};
 
 use super::{LstmLayer, steps_of};
 use crate::model::{
-    DeviceError, kernels,
-    packing::{Packing, Packings},
+    DeviceError, kernels, narrow,
+    packing::{MIN_WIDTH, Packing, Packings},
     start_state::LayerState,
     tensors,
 };
@@ -44,7 +44,9 @@ impl LstmLayer {
             for chunk in &chunks {
                 let input = rows_of(&x, chunk.offset, chunk.rows)?;
                 // [r, in] x [in, 4D]: the part of the gates that does not depend on the previous step
-                let _ = bias.f_addmm_out(&rows_of(&gates, 0, chunk.rows)?, &input, &w_x)?;
+                let mut of_chunk = rows_of(&gates, 0, chunk.rows)?;
+                of_chunk.f_copy_(&bias.f_expand_as(&of_chunk)?)?;
+                add_product(&mut of_chunk, &input, &w_x)?;
                 for (t, step) in steps_of(packings, chunk) {
                     let mut z = rows_of(&gates, step.offset - chunk.offset, step.width)?;
                     h = rows_of(&h, 0, step.width)?;
@@ -53,7 +55,7 @@ impl LstmLayer {
                         begin(&mut h, &constant.h, packing.begins(t));
                         begin(&mut cell, &constant.c, packing.begins(t));
                     }
-                    let _ = z.f_addmm_(&h, &w_h)?;
+                    add_product(&mut z, &h, &w_h)?;
                     let mut c = rows_of(&cell, 0, step.width)?;
                     let mut m = rows_of(&activated, 0, step.width)?;
                     self.activate(&z, &mut c, &mut m);
@@ -81,6 +83,8 @@ impl LstmLayer {
                 let product = m.f_mm(&w_p.f_select(0, direction)?)?;
                 h.f_copy_(&product.f_narrow(1, 0, self.projection)?)?;
             }
+            // SAFETY: rows of buffers of the time loop, which only this thread accesses.
+            Some(w_p) if is_few(m) => unsafe { narrow::multiply(h, m, &w_p.f_select(0, direction)?, false) },
             Some(w_p) => {
                 let _ = m.f_mm_out(h, &w_p.f_select(0, direction)?)?;
             }
@@ -91,6 +95,22 @@ impl LstmLayer {
         }
         Ok(())
     }
+}
+
+/// Rows for which MKL has no steady bits. Only layers whose narrow products are exact have such steps.
+fn is_few(rows: &Tensor) -> bool {
+    rows.size()[0] < MIN_WIDTH as i64
+}
+
+/// `c += a b`
+fn add_product(c: &mut Tensor, a: &Tensor, b: &Tensor) -> Result<(), DeviceError> {
+    if is_few(a) {
+        // SAFETY: rows of buffers of the time loop, which only this thread accesses; weights are not changed.
+        unsafe { narrow::multiply(c, a, b, true) };
+    } else {
+        let _ = c.f_addmm_(a, b)?;
+    }
+    Ok(())
 }
 
 /// The start state of one direction.

@@ -30,7 +30,7 @@ pub(crate) use self::{int8::Int8Layer, trained::Kept};
 use tch::{Device, Kind, Tensor};
 
 use super::{
-    DeviceError, Precision,
+    DeviceError, Precision, narrow,
     packing::{Chunk, Packings, Step},
     parameters::NamedTensors,
     scalar_ops,
@@ -51,6 +51,8 @@ pub(crate) struct LstmLayer {
     dim: usize,
     clips: Clips,
     fused: bool,
+    /// Products of fewer rows than MKL has steady bits for are our own.
+    narrow: bool,
 }
 
 /// Bounds of the cell state and of the projected output, as the options give them.
@@ -96,6 +98,10 @@ impl LstmLayer {
             true => Some(tensors::with_enough_columns(place(both("W_P_0")?)?)?),
             false => None,
         };
+        let narrow = fused
+            && (!options.has_projection() || p >= tensors::MIN_COLUMNS)
+            && narrow::is_exact(p, 4 * d)?
+            && (!options.has_projection() || narrow::is_exact(d, p)?);
         Ok(Self {
             w_x: place(w_x)?,
             w_h: place(w_h)?,
@@ -106,6 +112,7 @@ impl LstmLayer {
             dim: lstm.dim,
             clips: Clips::new(options),
             fused,
+            narrow,
         })
     }
 
@@ -118,6 +125,11 @@ impl LstmLayer {
     /// Whether the time loop is our own, which reads indices in host memory.
     pub(crate) fn is_fused(&self) -> bool {
         self.fused
+    }
+
+    /// Whether products of few rows have the bits of taller ones.
+    pub(crate) fn is_narrow(&self) -> bool {
+        self.narrow
     }
 
     /// Runs both directions over a packed batch: `x` `[2, R, in]`, `start` in packed rows, which are changed in place.

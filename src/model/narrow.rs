@@ -1,0 +1,130 @@
+//! Products with fewer than [`MIN_WIDTH`] rows, with the bits that a taller product has.
+//!
+//! MKL packs the right side of every product, which for a few rows takes longer than to multiply it, and with few rows it sums in another
+//! order. Our kernel reads the right side once, as it is, and sums in the order in which MKL sums taller products: the inner dimension is
+//! cut into blocks ([`blocks`]), the products of a block are added up one after the other by fused multiply-add, and the sums of the
+//! blocks are added to the result in turn. That order was found by comparing bits (MKL of libtorch 2.11, Zen 4), so it is tried on each
+//! processor before it is used ([`is_exact`]).
+
+use std::{
+    collections::HashMap,
+    sync::{Mutex, PoisonError},
+};
+
+use tch::{Device, Kind, Tensor};
+
+use super::{DeviceError, kernels, packing::MIN_WIDTH, tensors};
+
+/// Length of a block; an inner dimension below two blocks is cut in half.
+const BLOCK: usize = 192;
+
+/// Ends of the blocks of an inner dimension of `k`.
+fn blocks(k: usize) -> Vec<usize> {
+    match k {
+        ..=BLOCK => vec![k],
+        _ if k < 2 * BLOCK => vec![k.div_ceil(2), k],
+        _ => (1..=k / BLOCK).map(|n| n * BLOCK).chain((!k.is_multiple_of(BLOCK)).then_some(k)).collect(),
+    }
+}
+
+/// `c += a b`, or `c = a b` unless it `adds`: `[m, k] x [k, n]`, of contiguous float32 tensors on the host, with `m` below
+/// [`MIN_WIDTH`].
+///
+/// # Safety
+/// As [`tensors::values_mut`] for `c`, and [`tensors::values`] for the others.
+pub(crate) unsafe fn multiply(c: &mut Tensor, a: &Tensor, b: &Tensor, adds: bool) {
+    let k = b.size()[0] as usize;
+    // SAFETY: the caller's promise.
+    let (a, b, c) = unsafe { (tensors::values(a), tensors::values(b), tensors::values_mut(c)) };
+    kernels::narrow_product(a, b, c, &blocks(k), adds);
+}
+
+/// Whether products `[m, k] x [k, n]` with few rows have the bits of taller ones on this processor. Tried once per process and shape.
+///
+/// # Errors
+/// [`DeviceError`] when libtorch fails.
+pub(crate) fn is_exact(k: i64, n: i64) -> Result<bool, DeviceError> {
+    static TRIED: Mutex<Option<HashMap<(i64, i64), bool>>> = Mutex::new(None);
+    let mut tried = TRIED.lock().unwrap_or_else(PoisonError::into_inner);
+    let tried = tried.get_or_insert_default();
+    if let Some(exact) = tried.get(&(k, n)) {
+        return Ok(*exact);
+    }
+    let exact = try_out(k, n)?;
+    tried.insert((k, n), exact);
+    Ok(exact)
+}
+
+fn try_out(k: i64, n: i64) -> Result<bool, DeviceError> {
+    super::set_up_cpu();
+    let _no_gradients = tch::no_grad_guard();
+    // As tall as a product that the model leaves to MKL, and taller.
+    for tall in [MIN_WIDTH as i64, 3 * MIN_WIDTH as i64 + 1] {
+        let (a, b, start) =
+            (tensors::sines(tall, k, 0.37)?, tensors::sines(k, n, 0.73)?, tensors::sines(tall, n, 0.11)?);
+        let product = a.f_mm(&b)?;
+        let sum = start.f_addmm(&a, &b)?;
+        for rows in [1, 2, 3, 7, MIN_WIDTH as i64 - 1] {
+            for (expected, adds) in [(&product, false), (&sum, true)] {
+                let mut found = Tensor::f_empty([rows, n], (Kind::Float, Device::Cpu))?;
+                found.f_copy_(&start.f_narrow(0, 0, rows)?)?;
+                // SAFETY: tensors of this function, of which only `found` is changed.
+                unsafe { multiply(&mut found, &a.f_narrow(0, 0, rows)?, &b, adds) };
+                if !found.f_equal(&expected.f_narrow(0, 0, rows)?)? {
+                    return Ok(false);
+                }
+            }
+        }
+    }
+    Ok(true)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn blocks_of_an_inner_dimension() {
+        assert_eq!(blocks(112), [112]);
+        assert_eq!(blocks(192), [192]);
+        assert_eq!(blocks(256), [128, 256]);
+        assert_eq!(blocks(512), [192, 384, 512]);
+        assert_eq!(blocks(400), [192, 384, 400]);
+        assert_eq!(blocks(576), [192, 384, 576]);
+    }
+
+    /// By hand, in numbers whose products and sums are exact in any order; odd sizes, which leave rests of all loops.
+    #[test]
+    fn products() {
+        for (m, k, n) in [(1, 1, 1), (2, 5, 3), (15, 203, 129), (3, 400, 4200), (7, 9, 600)] {
+            let number = |i: usize| (i * 7 % 11) as f32 - 5.0;
+            let matrix = |rows: usize, columns: usize| {
+                Tensor::from_slice(&(0..rows * columns).map(number).collect::<Vec<_>>())
+                    .view([rows as i64, columns as i64])
+            };
+            let (a, b, start) = (matrix(m, k), matrix(k, n), matrix(m, n));
+            for adds in [false, true] {
+                let mut c = start.copy();
+                // SAFETY: tensors of this test, of which only `c` is changed.
+                unsafe { multiply(&mut c, &a, &b, adds) };
+                let at = |row: usize, column: usize| {
+                    let sum: f32 = (0..k).map(|i| number(row * k + i) * number(i * n + column)).sum();
+                    sum + if adds { number(row * n + column) } else { 0.0 }
+                };
+                for (row, column) in [(0, 0), (m - 1, n - 1), (m / 2, n / 2), (0, n - 1)] {
+                    assert_eq!(c.double_value(&[row as i64, column as i64]) as f32, at(row, column), "{m} {k} {n}");
+                }
+            }
+        }
+    }
+
+    /// Narrow products of the published sizes, where this processor has them: no second program says what MKL's order is, so a
+    /// processor on which it is another one is no failure.
+    #[test]
+    fn shapes_that_are_exact_are_named() {
+        for (k, n) in [(128, 4096), (1024, 128), (256, 8192), (2048, 256)] {
+            println!("{k} x {n}: {}", is_exact(k, n).unwrap());
+            assert_eq!(is_exact(k, n).unwrap(), is_exact(k, n).unwrap());
+        }
+    }
+}
