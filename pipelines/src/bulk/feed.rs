@@ -24,7 +24,7 @@ use crate::{
 /// The next item of a part.
 pub(super) enum Item {
     /// Rows of the current part.
-    Rows(Box<Chunk>, EmbeddedColumns),
+    Rows(Box<Chunk>, Box<EmbeddedColumns>),
     /// The current part has all of its rows.
     End(End),
     /// Reading was closed, and no row is left for the current part.
@@ -210,7 +210,7 @@ impl<'j> Feed<'j> {
         self.returned += 1;
         self.is_full = false;
         match done {
-            Ok((chunk, columns)) => Ok(Item::Rows(chunk, columns)),
+            Ok((chunk, columns)) => Ok(Item::Rows(chunk, Box::new(columns))),
             Err(failed) => Err(place(&self.parts.plan, failed.error, &failed.tag.slices)),
         }
     }
