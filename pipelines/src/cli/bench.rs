@@ -34,7 +34,7 @@ Examples:
   elmo bench --size tiny --seconds 2
   elmo bench --model tiny --text reviews.jsonl --seconds 2 --json
   elmo bench --text reviews.jsonl --precision int8 --drift
-  elmo bench --constant 1024 --rows 200000
+  elmo bench --constant 1024 --rows 20000
   elmo bench --constant 1024 --brokers localhost:9092")]
 pub(super) struct BenchArgs {
     #[command(flatten)]
