@@ -82,7 +82,16 @@ impl Elmo {
         let ModelData { options, weights, fingerprint, mix, warm_state, lm_head, name, untrained, .. } = data;
         let models = thread::scope(|scope| {
             // Both take some tenths of a second with the largest published model.
-            let checked = checks.then(|| scope.spawn(|| check_products(&options)));
+            let check = || check_products(&options);
+            let checked = checks.then(|| thread::Builder::new().spawn_scoped(scope, check));
+            let checked = match checked {
+                // The system has no thread left.
+                Some(Err(_)) => {
+                    check()?;
+                    None
+                }
+                started => started.and_then(std::result::Result::ok),
+            };
             let models = load(&options, &weights, &engine::lanes(&devices, settings.threads), settings.precision);
             match checked.map(thread::ScopedJoinHandle::join) {
                 Some(Err(panic)) => std::panic::resume_unwind(panic),

@@ -158,8 +158,8 @@ impl ModelData {
         Ok(Self::from_loaded(options, Loaded { weights, ..Loaded::default() }, name.to_owned()))
     }
 
-    /// A model with seeded random weights, for measurements: speed does not depend on the weights. Those of a layer are uniform numbers
-    /// of variance 1 over its inputs.
+    /// A model with random weights, for measurements: speed does not depend on the weights. Those of a layer are uniform numbers of
+    /// variance 1 over its inputs; each tensor has a generator that its name seeds.
     ///
     /// # Errors
     /// As [`ModelData::new`]; none with options that are valid.
@@ -167,7 +167,7 @@ impl ModelData {
         let mut weights = Weights::default();
         for spec in options.weight_plan() {
             let inputs: usize = spec.shape[..spec.shape.len() - 1].iter().product::<usize>().max(1);
-            let data = uniform(spec.len(), (3.0 / inputs as f32).sqrt());
+            let data = uniform(&spec.name, spec.len(), (3.0 / inputs as f32).sqrt());
             weights.insert(spec.name, Tensor { shape: spec.shape, data });
         }
         Self::new(options, weights, name)
@@ -390,8 +390,10 @@ fn read_mix(path: &Path, options: &ModelOptions) -> Result<ScalarMix> {
 }
 
 /// Uniform numbers in `[-bound, bound)` by a linear congruential generator.
-fn uniform(n: usize, bound: f32) -> Vec<f32> {
-    let mut state = n as u64;
+fn uniform(seed: &str, n: usize, bound: f32) -> Vec<f32> {
+    // FNV-1a.
+    let hashed = |hash: u64, byte: u8| (hash ^ u64::from(byte)).wrapping_mul(0x100_0000_01b3);
+    let mut state = seed.bytes().fold(0xcbf2_9ce4_8422_2325, hashed);
     let mut next = || {
         state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
         ((state >> 40) as f32 / (1 << 23) as f32 - 1.0) * bound

@@ -19,7 +19,7 @@ impl Weighter<Box<str>, Arc<[f32]>> for ByBytes {
     }
 }
 
-/// Word -> token vector (`P` values), bounded by bytes, shared by all lanes.
+/// Word -> token vector (`P` values), bounded by bytes, shared by all lanes of the CPU.
 #[derive(Debug)]
 pub(crate) struct WordCache {
     /// `None` when disabled.

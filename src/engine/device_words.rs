@@ -37,13 +37,13 @@ impl DeviceWords {
         model: &BiLm,
     ) -> Result<WordTable<'j>, DeviceError> {
         if !self.keeps {
-            self.clear();
+            self.clear(model)?;
         }
         let (distinct, mut sentences) = DistinctWords::of(jobs, boundaries);
         let is_new = |word: &&str| !self.rows.contains_key(*word);
         let mut computed: Vec<&str> = distinct.words.iter().copied().filter(is_new).collect();
         if computed.len() > self.table.room() {
-            self.clear();
+            self.clear(model)?;
             computed = distinct.words.clone();
         }
         let first = self.table.append(model, &computed)?;
@@ -54,8 +54,8 @@ impl DeviceWords {
         Ok(WordTable { vectors: Vec::new(), sentences, hits, computed })
     }
 
-    fn clear(&mut self) {
-        self.table.clear();
+    fn clear(&mut self, model: &BiLm) -> Result<(), DeviceError> {
         self.rows.clear();
+        self.table.clear(model)
     }
 }

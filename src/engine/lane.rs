@@ -1,4 +1,4 @@
-//! A lane: the thread of one device, which takes batches from the queue and answers their sentences.
+//! A lane: a thread of one device, which takes batches from the queue and answers their sentences.
 
 use std::{
     collections::HashMap,
@@ -18,11 +18,11 @@ use super::{
     word_table::WordTable,
 };
 use crate::{
-    model::{Activations, BiLm, DeviceError, StartState},
+    model::{Activations, BiLm, DeviceError, DeviceName, StartState},
     planner::Group,
 };
 
-/// The thread of one device.
+/// A thread of one device.
 #[derive(Debug)]
 pub(super) struct Lane {
     /// Number of the lane, from 0.
@@ -33,6 +33,8 @@ pub(super) struct Lane {
     starts: HashMap<Group, StartState>,
     /// Token vectors on a GPU; `None`: they are in the cache of the host.
     words: Option<DeviceWords>,
+    /// The device has run out of memory: no words are kept there.
+    saves_memory: bool,
 }
 
 /// Notifies the queue that the lane has ended, also when it panics.
@@ -58,7 +60,7 @@ pub(super) struct Failed {
 
 impl Lane {
     pub(super) fn new(n: usize, model: BiLm, shared: Arc<Shared>) -> Self {
-        Self { n, model, shared, starts: HashMap::new(), words: None }
+        Self { n, model, shared, starts: HashMap::new(), words: None, saves_memory: false }
     }
 
     /// Takes batches until the engine is closed and the queue is empty, or the device has failed.
@@ -99,6 +101,10 @@ impl Lane {
             }
             Err(error) => error,
         };
+        let freed = error.is_out_of_memory() && self.free_words();
+        if freed && jobs.len() == 1 {
+            return self.serve_batch(jobs);
+        }
         if error.is_out_of_memory() && jobs.len() > 1 {
             lock(&self.shared.metrics).oom_splits += 1;
             let second = jobs.split_off(jobs.len() / 2);
@@ -108,8 +114,10 @@ impl Lane {
             }
             return self.serve_batch(second);
         }
-        if let Err(error) = self.check() {
-            return Err(Failed { error, jobs });
+        match self.check() {
+            // The other lane of the device may have taken the memory.
+            Err(error) if !error.is_out_of_memory() => return Err(Failed { error, jobs }),
+            _ => {}
         }
         jobs.iter().for_each(|job| job.answer(Err(error.clone())));
         Ok(())
@@ -143,14 +151,21 @@ impl Lane {
         Ok(answers)
     }
 
-    /// Token vectors stay on a GPU, unless it has no room for them.
+    /// Token vectors stay on a GPU, unless it has run out of memory.
     fn prepare_words(&mut self) -> Result<(), DeviceError> {
-        let Some(bytes) = self.shared.device_cache.filter(|_| self.words.is_none()) else { return Ok(()) };
-        self.words = Some(match DeviceWords::new(&self.model, bytes) {
-            Err(error) if error.is_out_of_memory() => DeviceWords::new(&self.model, 0)?,
-            words => words?,
-        });
+        let on_device = self.model.device() != DeviceName::Cpu || self.shared.all_on_device;
+        if on_device && self.words.is_none() {
+            let bytes = if self.saves_memory { 0 } else { self.shared.device_cache };
+            self.words = Some(DeviceWords::new(&self.model, bytes)?);
+        }
         Ok(())
+    }
+
+    /// Frees the words on the device after it has run out of memory, and keeps none from now on; false where it kept none before.
+    fn free_words(&mut self) -> bool {
+        let freed = self.words.take().is_some() && !self.saves_memory;
+        self.saves_memory = true;
+        freed
     }
 
     /// Where boundaries are not among the tokens of a sentence, the start state has read them.

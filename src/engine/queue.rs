@@ -14,8 +14,8 @@ use super::{
 };
 use crate::planner::Planner;
 
-/// A job is not run again after this many lanes retired while they computed it: the job itself may cause the failure.
-const MAX_FAILED_LANES: usize = 2;
+/// A job is not run again after the lanes of so many devices retired while they computed it: the job itself may cause the failure.
+const MAX_FAILED_DEVICES: usize = 2;
 
 /// The waiting sentences of all callers, bounded by tokens.
 #[derive(Debug)]
@@ -40,12 +40,14 @@ struct State {
     closed: bool,
     /// Lanes that have not ended.
     lanes: usize,
+    /// Lanes that take turns on one device.
+    lanes_per_device: usize,
     /// Set when the last lane has ended.
     failure: Option<EngineError>,
 }
 
 impl Queue {
-    pub(super) fn new(planner: Planner, capacity: usize, lanes: usize) -> Self {
+    pub(super) fn new(planner: Planner, capacity: usize, (lanes, lanes_per_device): (usize, usize)) -> Self {
         let state = State {
             planner,
             jobs: HashMap::new(),
@@ -53,6 +55,7 @@ impl Queue {
             wakers: Vec::new(),
             closed: false,
             lanes,
+            lanes_per_device,
             failure: None,
         };
         Self {
@@ -147,7 +150,7 @@ impl Queue {
             for mut job in returned {
                 job.failed_lanes += 1;
                 job.queued = Instant::now();
-                if job.failed_lanes < MAX_FAILED_LANES {
+                if job.failed_lanes < MAX_FAILED_DEVICES * state.lanes_per_device {
                     state.jobs.insert(job.id, job);
                 } else {
                     unanswered.push((job, reason.clone()));
@@ -179,7 +182,7 @@ impl State {
     fn plan_again(&mut self) {
         let mut jobs: Vec<&Job> = self.jobs.values().collect();
         jobs.sort_unstable_by_key(|job| job.id);
-        self.planner.restart(self.lanes);
+        self.planner.restart(self.lanes.div_ceil(self.lanes_per_device));
         for job in jobs {
             self.planner.push(job.recipe.group(), job.tokens().max(1), job.id);
         }

@@ -12,13 +12,14 @@ pub struct EmbedderSettings {
     /// Padded tokens of one batch: rows x steps. A larger batch is faster up to a point and takes more memory. `None`:
     /// 8,192 for a CPU core, 65,536 for a GPU.
     pub batch_tokens: Option<usize>,
-    /// Maximum size in bytes of the word cache, which all CPU cores share; each lane of a GPU has one there. An entry holds a word, its vector (`4P` bytes)
-    /// and about 100 bytes of overhead. 0 disables the cache.
+    /// Maximum size in bytes of the word cache, which all CPU cores share. An entry holds a word, its vector (`4P` bytes) and about 100
+    /// bytes of overhead. On a GPU each lane has a cache of this size in the memory of the device. 0 disables the cache.
     pub cache_bytes: usize,
     /// Tokens that may wait in the queue, padding not counted, before callers have to wait. A request is accepted as a
     /// whole below this bound, so the queue may exceed it by one request.
     pub queue_tokens: usize,
-    /// Number format on the device.
+    /// Number format on the device. libtorch has one switch for TF32: while a model computes in `tf32`, no other one of the process may
+    /// compute in `f32` on a GPU.
     pub precision: Precision,
 }
 
@@ -59,7 +60,7 @@ impl BatchLimits {
 }
 
 /// Lanes of a GPU: while one waits for its results, the other prepares the next batch.
-const GPU_LANES: usize = 2;
+pub(super) const GPU_LANES: usize = 2;
 
 /// The device of each lane: a CPU has `threads` lanes (`None`: one per core), a GPU has two.
 pub fn lanes(devices: &[DeviceName], threads: Option<usize>) -> Vec<DeviceName> {

@@ -5,7 +5,7 @@ use std::{fmt, sync::Mutex};
 use super::{
     metrics::EmbedderMetrics,
     queue::Queue,
-    settings::{BatchLimits, EmbedderSettings},
+    settings::{BatchLimits, EmbedderSettings, GPU_LANES},
 };
 use crate::{
     model::{BiLm, DeviceError, DeviceName, StartState},
@@ -27,21 +27,30 @@ pub(super) struct Shared {
     pub(super) starts: Box<dyn StartStates>,
     pub(super) metrics: Mutex<EmbedderMetrics>,
     pub(super) tokens_at_once: usize,
-    /// Bytes of token vectors that each lane keeps on its device; `None`: all lanes share `cache`.
-    pub(super) device_cache: Option<usize>,
+    /// Bytes of token vectors that each lane of a GPU keeps there.
+    pub(super) device_cache: usize,
+    /// Lanes of the CPU do so too, for tests; otherwise they share `cache`.
+    pub(super) all_on_device: bool,
 }
 
 impl Shared {
     pub(super) fn new(models: &[BiLm], settings: &EmbedderSettings, starts: Box<dyn StartStates>) -> Self {
         let limits = BatchLimits::new(settings, models);
-        let planner = Planner::new(limits.tokens, limits.rows, models.len());
+        let lanes_per_device = lanes_per_device(models);
+        // Lanes of one GPU take turns: smaller batches for each would only make more of them.
+        let planner = Planner::new(limits.tokens, limits.rows, models.len().div_ceil(lanes_per_device));
         Self {
-            queue: Queue::new(planner, settings.queue_tokens, models.len()),
+            queue: Queue::new(planner, settings.queue_tokens, (models.len(), lanes_per_device)),
             cache: WordCache::new(settings.cache_bytes, models.first().map_or(1, BiLm::projection_dim)),
             starts,
             metrics: Mutex::default(),
             tokens_at_once: limits.tokens.saturating_mul(models.len()),
-            device_cache: models.iter().any(|model| model.device() != DeviceName::Cpu).then_some(settings.cache_bytes),
+            device_cache: settings.cache_bytes,
+            all_on_device: false,
         }
     }
+}
+
+fn lanes_per_device(models: &[BiLm]) -> usize {
+    if models.iter().any(|model| model.device() != DeviceName::Cpu) { GPU_LANES } else { 1 }
 }

@@ -67,7 +67,7 @@ fn engine_with_device_words(bytes: usize) -> Embedder {
     let model = BiLm::with_torch_operations(&options, &weights, DeviceName::Cpu, Precision::F32).unwrap();
     let models = vec![model];
     let mut shared = Shared::new(&models, &settings(), Box::new(Zeros));
-    shared.device_cache = Some(bytes);
+    (shared.device_cache, shared.all_on_device) = (bytes, true);
     Embedder::run(shared, models).unwrap()
 }
 

@@ -94,7 +94,7 @@ impl Activations {
         let _no_gradients = tch::no_grad_guard();
         let mut sum: Option<Tensor> = None;
         for &(layer, factor) in factors {
-            // Layers may be bfloat16; their mix is not.
+            // Layers may have 16 bits; their mix has not.
             let layer = self.layers[layer].f_to_kind(Kind::Float)?;
             let term = if factor == 1.0 { layer } else { scalar_ops::mul(&layer, f64::from(factor))? };
             sum = Some(match sum {

@@ -1,30 +1,32 @@
 //! A table of token vectors that stays on the device from batch to batch.
 
-use tch::{Device, Kind, Tensor};
+use tch::Tensor;
 
 use super::{BiLm, DeviceError};
+
+/// Rows of the first allocation.
+const FIRST_ROWS: i64 = 4096;
 
 /// Token vectors of words, `[U, P]` in the precision and on the device of a model. Vectors are appended; a table that is full begins
 /// anew.
 #[derive(Debug)]
 pub(crate) struct DeviceTable {
-    /// Has room for `capacity` rows, or is the table of a single batch with more words.
+    /// Allocated as words come: twice as many rows each time.
     vectors: Tensor,
     used: i64,
     capacity: i64,
 }
 
 impl DeviceTable {
-    /// A table of at most `bytes`; it may have more for a batch with more words.
+    /// A table of at most `bytes`; it may have more for a single batch with more words.
     ///
     /// # Errors
-    /// [`DeviceError`] when the device has no room or libtorch fails.
+    /// [`DeviceError`] when libtorch fails.
     pub(crate) fn new(model: &BiLm, bytes: usize) -> Result<Self, DeviceError> {
-        let width = model.projection_dim();
-        let capacity = bytes / (width * model.kind().elt_size_in_bytes()).max(1);
-        let capacity = i64::try_from(capacity).unwrap_or(i64::MAX);
-        let vectors = empty(capacity, width, model.kind(), model.torch_device())?;
-        Ok(Self { vectors, used: 0, capacity })
+        let row = (model.projection_dim() * model.kind().elt_size_in_bytes()).max(1);
+        // Row numbers and sizes stay far below the limits of 64 bits.
+        let capacity = i64::try_from(bytes / row).unwrap_or(i64::MAX).min(1 << 32);
+        Ok(Self { vectors: empty(model, 0)?, used: 0, capacity })
     }
 
     /// Number of words that can be appended.
@@ -32,9 +34,16 @@ impl DeviceTable {
         usize::try_from(self.capacity - self.used).unwrap_or(0)
     }
 
-    /// Removes all words.
-    pub(crate) fn clear(&mut self) {
+    /// Removes all words, and the memory of a table that is larger than its limit.
+    ///
+    /// # Errors
+    /// [`DeviceError`] when libtorch fails.
+    pub(crate) fn clear(&mut self, model: &BiLm) -> Result<(), DeviceError> {
         self.used = 0;
+        if self.rows_allocated() > self.capacity {
+            self.vectors = empty(model, 0)?;
+        }
+        Ok(())
     }
 
     /// Computes the vectors of words and appends them; returns the row of the first one. An empty table takes any number of words.
@@ -48,17 +57,24 @@ impl DeviceTable {
             return Ok(first);
         }
         let new = model.token_table(words)?; // [n, P]
-        let count = words.len() as i64;
-        if first == 0 && count > self.capacity {
+        let end = first + words.len() as i64;
+        if first == 0 && end > self.capacity {
             self.vectors = new;
         } else {
-            if self.vectors.size()[0] != self.capacity {
-                self.vectors = empty(self.capacity, model.projection_dim(), model.kind(), model.torch_device())?;
+            if self.rows_allocated() < end {
+                let rows = end.max(2 * self.rows_allocated()).max(FIRST_ROWS).min(self.capacity);
+                let larger = empty(model, rows)?;
+                larger.f_narrow(0, 0, first)?.f_copy_(&self.rows()?)?;
+                self.vectors = larger;
             }
-            self.vectors.f_narrow(0, first, count)?.f_copy_(&new)?;
+            self.vectors.f_narrow(0, first, words.len() as i64)?.f_copy_(&new)?;
         }
-        self.used = first + count;
+        self.used = end;
         Ok(first)
+    }
+
+    fn rows_allocated(&self) -> i64 {
+        self.vectors.size()[0]
     }
 
     /// The rows that are used, `[U, P]`.
@@ -67,6 +83,6 @@ impl DeviceTable {
     }
 }
 
-fn empty(rows: i64, width: usize, kind: Kind, device: Device) -> Result<Tensor, DeviceError> {
-    Ok(Tensor::f_empty([rows, width as i64], (kind, device))?)
+fn empty(model: &BiLm, rows: i64) -> Result<Tensor, DeviceError> {
+    Ok(Tensor::f_empty([rows, model.projection_dim() as i64], (model.kind(), model.torch_device()))?)
 }

@@ -23,7 +23,7 @@ const LARGEST: i64 = 127;
 /// Largest codes of weights to try: of 8 bits, and of 7.
 const WEIGHT_CODES: [i64; 2] = [LARGEST, 64];
 /// Row counts to try: libtorch may use other kernels for few rows.
-const HEIGHTS: [i64; 3] = [1, 16, 256];
+const HEIGHTS: [i64; 6] = [1, 2, 7, 15, 16, 256];
 
 /// A matrix for the right side of a product, or one per direction: codes `[.., k, n]` and the scale of each column, `[.., n]`.
 #[derive(Debug)]

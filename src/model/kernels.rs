@@ -1,4 +1,4 @@
-//! The pointwise parts of the biLM as single passes over memory, for float32 on CPU.
+//! The pointwise parts of the biLM as single passes over memory, and products of few rows, for float32 on CPU.
 //!
 //! libtorch would need ten passes for the gates of one LSTM step. Every element goes through the same
 //! sequence of operations wherever it lies, so a row's bits never depend on its place in a batch

@@ -17,7 +17,7 @@
 
 use std::{ops::Range, sync::Arc};
 
-/// Minimum number of rows of a product.
+/// Minimum number of rows of a product that MKL computes.
 ///
 /// libtorch multiplies small matrices with other kernels, whose sums differ in the last bit. From 16 rows on, a row's
 /// result was the same at every height on every CPU that we measured. The self-test (`self_test.rs`) checks it on the

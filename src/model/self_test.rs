@@ -116,7 +116,7 @@ pub enum Heights {
 }
 
 /// Smallest number of rows from which on each row of a product has the same bits as in a taller one, over all products
-/// of a model on the CPU; at most the 16 rows that every product of the model has. `None` if 16 rows are not enough:
+/// of a model on the CPU; at most the 16 rows that every product of MKL has in the model. `None` if 16 rows are not enough:
 /// vectors of this model then depend on their batch on this machine.
 ///
 /// # Errors

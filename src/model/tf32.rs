@@ -3,16 +3,22 @@
 //!
 //! libtorch has one switch for all products of the process, which is off at first, through a shim: tch does not have it.
 
+use std::sync::{Mutex, PoisonError};
+
 /// Chooses whether products on GPUs may be computed in TF32. GPUs and libraries that do not have it ignore the switch, and so do
 /// CPUs.
 pub(super) fn set(allow: bool) {
+    // Other threads may be multiplying: the switch is touched only where it changes. It is off at first.
+    static ALLOWED: Mutex<bool> = Mutex::new(false);
+    let mut allowed = ALLOWED.lock().unwrap_or_else(PoisonError::into_inner);
+    if std::mem::replace(&mut *allowed, allow) == allow {
+        return;
+    }
     #[cfg(elmo_tf32)]
     // SAFETY: sets a flag of libtorch that exists as long as the process.
     unsafe {
         elmo_set_tf32(allow);
     }
-    #[cfg(not(elmo_tf32))]
-    let _ = allow; // a libtorch without CUDA
 }
 
 #[cfg(elmo_tf32)]

@@ -116,6 +116,9 @@ impl Recipe {
             true => Ok(()),
             false => Err(TrainError::Recipe(format!("{name} is {value}, not a positive number"))),
         };
+        if self.precision == crate::model::Precision::F16 {
+            return wrong("training in f16, whose gradients would need a scale; use bf16".to_owned());
+        }
         if self.rows == 0 || self.positions == 0 {
             return wrong(format!("a window of {} rows of {} tokens is empty", self.rows, self.positions));
         }

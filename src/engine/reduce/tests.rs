@@ -80,6 +80,23 @@ fn the_device_computes_what_the_host_computes() {
     }
 }
 
+/// As blank rows in state `carry`, which have neither kept nor real tokens.
+#[test]
+fn sentences_without_tokens() {
+    let activations = activations(&[2, 3]);
+    for recipe in outputs().into_iter().flat_map(|output| POOLINGS.map(|pooling| recipe(output.clone(), pooling))) {
+        let wanted = [2, 3].map(|_| Wanted { recipe: &recipe, keep: 1..1, real: 1..1 });
+        let on_host = host::reduce(&activations, &wanted).unwrap();
+        assert_eq!(
+            device::reduce(&activations, &wanted).unwrap(),
+            on_host,
+            "{:?}, {:?}",
+            recipe.output,
+            recipe.pooling
+        );
+    }
+}
+
 /// By hand: the maximum of a sentence with a NaN is NaN, as it is on the host.
 #[test]
 fn nan_shows_in_maxima() {

@@ -105,7 +105,7 @@ fn is_few(rows: &Tensor) -> bool {
 /// `c += a b`
 fn add_product(c: &mut Tensor, a: &Tensor, b: &Tensor) -> Result<(), DeviceError> {
     if is_few(a) {
-        // SAFETY: rows of buffers of the time loop, which only this thread accesses; weights are not changed.
+        // SAFETY: `c` is rows of a buffer of the time loop, which only this thread accesses; the input and weights are not changed.
         unsafe { narrow::multiply(c, a, b, true) };
     } else {
         let _ = c.f_addmm_(a, b)?;

@@ -58,7 +58,7 @@ pub struct BenchReport {
     pub model: String,
     /// Devices of the model, each named once: `cpu` is all of its cores.
     pub devices: Vec<String>,
-    /// Threads of the engine: one for each CPU core and each GPU.
+    /// Threads of the engine: one for each CPU core, two for each GPU.
     pub threads: usize,
     /// Duration in seconds.
     pub seconds: f64,
@@ -85,7 +85,7 @@ pub struct BenchReport {
     pub ceilings: [f64; 2],
     /// `gflops / ceiling_gflops`.
     pub share_of_ceiling: f64,
-    /// Share of the time in which devices computed.
+    /// Share of the time in which the threads of the engine had a batch; on a GPU both may wait for it.
     pub device_busy: f64,
     /// `gflops` over the seconds in which devices computed, as a share of the ceiling: the engine alone.
     pub device_share_of_ceiling: f64,
