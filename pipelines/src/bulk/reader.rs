@@ -21,6 +21,8 @@ pub(super) struct Reader {
 
 enum State {
     Here(Box<Rows>),
+    /// An error was returned; the next call reads ahead again.
+    Failed(Box<Rows>),
     Ahead {
         slices: Receiver<Read>,
         /// Ends at the end of the input, or with an error.
@@ -62,6 +64,10 @@ impl Reader {
     /// # Errors
     /// [`SourceError`] when the row after those that were returned cannot be read, each time.
     pub(super) async fn next(&mut self) -> Result<Option<Slice>> {
+        self.state = match std::mem::replace(&mut self.state, State::Gone) {
+            State::Failed(rows) => ahead_of(rows),
+            other => other,
+        };
         if let State::Ahead { slices, task } = &mut self.state {
             if let Some(read) = slices.recv().await {
                 (self.position, self.bytes_read) = (read.position, read.bytes_read);
@@ -72,7 +78,7 @@ impl Reader {
             let (rows, error) = ended.map_err(|e| Error::Failed(format!("the reading task panicked: {e}")))?;
             self.position = rows.position();
             if let Some(error) = error {
-                self.state = ahead_of(rows);
+                self.state = State::Failed(rows);
                 return Err(error.into());
             }
             self.state = State::Here(rows);
