@@ -92,17 +92,12 @@ impl Activations {
     /// The same on the device, `[2, R, P]` float32.
     pub(crate) fn mixed(&self, factors: &[(usize, f32)]) -> Result<Tensor, DeviceError> {
         let _no_gradients = tch::no_grad_guard();
-        let mut sum: Option<Tensor> = None;
-        for &(layer, factor) in factors {
+        let terms = factors.iter().map(|&(layer, factor)| {
             // Layers may have 16 bits; their mix has not.
             let layer = self.layers[layer].f_to_kind(Kind::Float)?;
-            let term = if factor == 1.0 { layer } else { scalar_ops::mul(&layer, f64::from(factor))? };
-            sum = Some(match sum {
-                None => term,
-                Some(sum) => sum.f_add(&term)?,
-            });
-        }
-        sum.ok_or(DeviceError::InvalidBatch { reason: "a combination of no layers" })
+            if factor == 1.0 { Ok(layer) } else { scalar_ops::mul(&layer, f64::from(factor)) }
+        });
+        tensors::sum(terms)
     }
 
     /// State after each sentence's last token, row `b` for sentence `b` of those given; `None` when it was not

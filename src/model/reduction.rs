@@ -63,22 +63,11 @@ impl Activations {
                     let centred = rows.of(&layer)?.f_to_kind(Kind::Double)?.f_sub(&segments.spread(&mean)?)?;
                     scalar_ops::mul(&centred.f_mul(&segments.spread(&scale)?)?, f64::from(*factor))
                 });
-                sum(terms)?.f_to_kind(Kind::Float)?
+                tensors::sum(terms)?.f_to_kind(Kind::Float)?
             }
         };
         Ok(Selected { values, segments })
     }
-}
-
-fn sum(terms: impl Iterator<Item = Result<Tensor, DeviceError>>) -> Result<Tensor, DeviceError> {
-    let mut sum: Option<Tensor> = None;
-    for term in terms {
-        sum = Some(match sum {
-            None => term?,
-            Some(sum) => sum.f_add(&term?)?,
-        });
-    }
-    sum.ok_or(DeviceError::InvalidBatch { reason: "a combination of no layers" })
 }
 
 impl Selected {

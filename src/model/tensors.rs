@@ -90,6 +90,21 @@ fn exactly<const N: usize>(parts: Vec<Tensor>) -> Result<[Tensor; N], DeviceErro
     parts.try_into().map_err(|parts: Vec<Tensor>| DeviceError::internal(format!("{} parts, not {N}", parts.len())))
 }
 
+/// The sum of tensors of the same shape.
+///
+/// # Errors
+/// [`DeviceError::InvalidBatch`] when there is none; as the terms, and when libtorch fails.
+pub(crate) fn sum(terms: impl Iterator<Item = Result<Tensor, DeviceError>>) -> Result<Tensor, DeviceError> {
+    let mut sum: Option<Tensor> = None;
+    for term in terms {
+        sum = Some(match sum {
+            None => term?,
+            Some(sum) => sum.f_add(&term?)?,
+        });
+    }
+    sum.ok_or(DeviceError::InvalidBatch { reason: "a combination of no layers" })
+}
+
 /// A matrix of sines on the host, for trials. Repeating one period takes a tenth of the time of computing every sine.
 pub(crate) fn sines(rows: i64, columns: i64, step: f64) -> Result<Tensor, DeviceError> {
     // A prime, so that no two rows are equal.

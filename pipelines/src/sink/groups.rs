@@ -98,9 +98,8 @@ impl Groups {
     }
 
     async fn encode(&mut self, unit: Unit) -> Result<()> {
-        if self.open.is_none() {
-            self.append_until(self.at_once - 1).await?;
-        }
+        let room = usize::from(self.open.is_none());
+        self.append_until(self.at_once - room).await?;
         let open = match &mut self.open {
             Some(open) => open,
             none => {
@@ -122,7 +121,8 @@ impl Groups {
         self.before.extend(self.open.take().map(|Open { bytes, task, .. }| Complete { bytes, task }));
     }
 
-    /// Appends row groups that are encoded, and waits until at most `limit` others are left, of a limited size.
+    /// Appends the row groups that are encoded, so that they are uploaded soon, and waits until at most `limit` others are left, of a
+    /// limited size.
     async fn append_until(&mut self, limit: usize) -> Result<()> {
         let max_bytes = (self.at_once as u64).saturating_mul(self.row_group_bytes);
         loop {
