@@ -12,14 +12,18 @@ The first line of a block says how it is run:
 """
 
 import argparse
+import contextlib
 import os
 import re
+import signal
 import subprocess
 import sys
 import tempfile
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
+# Time limit of a block.
+SECONDS = 300
 
 
 def main() -> int:
@@ -78,10 +82,23 @@ def run(language: str, text: str, folder: str, environment: dict, python: str):
     command = {"sh": ["bash", "-euo", "pipefail", "-c", text], "python": [python, "-c", text]}.get(language)
     if command is None:
         return None, None
-    done = subprocess.run(
-        command, cwd=folder, env=environment, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=600, check=False,
-    )
-    return "" if done.returncode == 0 else f"exit {done.returncode}\n{done.stdout}{done.stderr}", done.stdout
+    # A block may leave processes behind, which hold its output open: they end with it, and output goes to files.
+    with tempfile.TemporaryFile("w+") as output, tempfile.TemporaryFile("w+") as errors:
+        process = subprocess.Popen(
+            command, cwd=folder, env=environment, stdin=subprocess.DEVNULL, stdout=output, stderr=errors, start_new_session=True,
+        )
+        try:
+            ended = f"exit {process.wait(timeout=SECONDS)}"
+        except subprocess.TimeoutExpired:
+            ended = f"not ended after {SECONDS} s"
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+        output.seek(0)
+        errors.seek(0)
+        printed = output.read()
+        return "" if ended == "exit 0" else f"{ended}\n{printed}{errors.read()}", printed
 
 
 def compare(expected: str, output) -> str:
