@@ -15,6 +15,7 @@ fn main() -> io::Result<()> {
     let lib = lib.canonicalize().unwrap_or(lib);
     link_arguments(&lib);
     if env::var("CARGO_PKG_NAME").is_ok_and(|package| package == "elmo") {
+        cell_kernels();
         collectives(&libtorch);
         tf32(&libtorch);
     }
@@ -31,6 +32,14 @@ fn link_arguments(lib: &Path) {
     }
     println!("cargo::rustc-link-arg=-Wl,-rpath,{origin}/../lib/elmo/torch/lib");
     println!("cargo::rustc-link-arg=-Wl,-rpath,{}", lib.display());
+}
+
+/// Compiles the kernels of GPUs for the CPU, where tests run the same code.
+fn cell_kernels() {
+    const FOLDER: &str = "src/model/cell";
+    println!("cargo::rerun-if-changed={FOLDER}");
+    println!("cargo::rerun-if-changed=build.rs");
+    cc::Build::new().cpp(true).std("c++17").file(format!("{FOLDER}/host.cpp")).compile("elmo_cell");
 }
 
 /// Compiles the C interface to the collectives of libtorch, unless this libtorch has none, as that of macOS.

@@ -37,8 +37,12 @@ const PRECISIONS: [(Precision, f32); 5] = [
 ];
 /// Words of the text.
 const WORDS: u64 = 50_000;
-/// Bytes of text per submission; two submissions are in flight.
-const SUBMISSION_BYTES: usize = 4 << 20;
+/// Bytes of text per submission; each thread has two submissions in flight.
+const SUBMISSION_BYTES: usize = 2 << 20;
+/// Threads that split texts into words and submit them.
+const SUBMITTERS: usize = 6;
+/// Rows of a batch of the model alone, and sentences of a row and their tokens.
+const BATCH: [usize; 3] = [1024, 4, 16];
 
 fn main() -> Result<(), Box<dyn Error>> {
     let arguments: Vec<String> = std::env::args().skip(1).filter(|word| word != "--bench").collect();
@@ -68,7 +72,8 @@ fn main() -> Result<(), Box<dyn Error>> {
         }
     }
     println!(
-        "\n| size | precision | tokens/s | TFLOP/s | matrix products, TFLOP/s | share | devices busy |\n|---|---|---|---|---|---|---|"
+        "\n| size | precision | tokens/s | TFLOP/s | matrix products, TFLOP/s | share | lanes busy | layers alone, tokens/s |\n\
+         |---|---|---|---|---|---|---|---|"
     );
     for (name, size) in
         [("small", PublishedSize::Small), ("medium", PublishedSize::Medium), ("original", PublishedSize::Original)]
@@ -161,32 +166,76 @@ fn measure(
     let spec = EmbedSpec { tokenizer: TokenizerKind::Whitespace, sentences: SentenceMode::Off, ..EmbedSpec::default() };
     let columns = ColumnEmbedder::new(&elmo, spec)?;
     let mut text = Text::new();
-    // Fills the table of words, and has memory allocated.
-    columns.embed(&text.take(SUBMISSION_BYTES))?;
+    let texts: Vec<ArrayRef> = (0..SUBMITTERS).map(|_| text.take(SUBMISSION_BYTES)).collect();
+    // Fills the tables of words, and has memory allocated.
+    submit(&columns, &texts, Duration::from_secs_f64(seconds / 4.0))?;
     let ceiling = matmul_ceiling(&options, &lanes(devices, None), precision, 1.0)?;
     let (before, started) = (elmo.embedder().metrics(), Instant::now());
-    let mut in_flight = None;
-    while started.elapsed() < Duration::from_secs_f64(seconds) {
-        let next = columns.submit(&text.take(SUBMISSION_BYTES))?;
-        if let Some(pending) = in_flight.replace(next) {
-            elmo::PendingColumns::wait(pending)?;
-        }
-    }
-    if let Some(pending) = in_flight {
-        pending.wait()?;
-    }
+    submit(&columns, &texts, Duration::from_secs_f64(seconds))?;
     let (after, seconds) = (elmo.embedder().metrics(), started.elapsed().as_secs_f64());
+    drop((columns, elmo));
+    let alone = layers_alone(size, devices[0], precision, seconds / 2.0)?;
     let (tokens, gflop) = ((after.tokens - before.tokens) as f64, after.gflop - before.gflop);
     let threads = lanes(devices, None).len() as f64;
     let busy = (after.device_seconds - before.device_seconds) / seconds / threads;
     Ok(format!(
-        "{:.0} | {:.2} | {:.2} | {:.0} % | {:.0} %",
+        "{:.0} | {:.2} | {:.2} | {:.0} % | {:.0} % | {alone:.0}",
         tokens / seconds,
         gflop / seconds / 1e3,
         ceiling / 1e3,
         100.0 * gflop / seconds / ceiling,
         100.0 * busy
     ))
+}
+
+/// Embeds the texts again and again, each in a thread of its own.
+fn submit(columns: &ColumnEmbedder, texts: &[ArrayRef], duration: Duration) -> Result<(), Box<dyn Error>> {
+    let end = Instant::now() + duration;
+    let one = |text: &ArrayRef| -> elmo::Result<()> {
+        let mut in_flight = None;
+        while Instant::now() < end {
+            if let Some(pending) = in_flight.replace(columns.submit(text)?) {
+                elmo::PendingColumns::wait(pending)?;
+            }
+        }
+        in_flight.map_or(Ok(()), |pending| pending.wait().map(|_| ()))
+    };
+    let results: Vec<_> = std::thread::scope(|scope| {
+        let threads: Vec<_> = texts.iter().map(|text| scope.spawn(|| one(text))).collect();
+        threads.into_iter().map(std::thread::ScopedJoinHandle::join).collect()
+    });
+    results.into_iter().try_for_each(|result| Ok(result.map_err(|_| "a thread has panicked")??))
+}
+
+/// Tokens per second of the token layer's table and the LSTM layers, of one batch after the other; nothing is downloaded.
+fn layers_alone(
+    size: PublishedSize,
+    device: DeviceName,
+    precision: Precision,
+    seconds: f64,
+) -> Result<f64, Box<dyn Error>> {
+    let data = ModelData::random(size.options(), "random")?;
+    let model = BiLm::new(&data.options, &data.weights, device, precision)?;
+    let [rows, in_row, tokens] = BATCH;
+    let table = model.token_vectors(&["some", "words"])?;
+    let sentences: Vec<Vec<i64>> = (0..rows * in_row).map(|s| (0..tokens).map(|t| ((s ^ t) & 1) as i64).collect()).collect();
+    let places: Vec<usize> = (0..sentences.len()).collect();
+    let places: Vec<Vec<usize>> = places.chunks(in_row).map(<[usize]>::to_vec).collect();
+    let start = model.zero_state()?;
+    let run = || model.run_in_rows(&table, &sentences, places.clone(), &start);
+    run()?;
+    device.synchronize();
+    let (started, mut batches) = (Instant::now(), 0);
+    while started.elapsed() < Duration::from_secs_f64(seconds) {
+        // Preparing the next batch takes the place of waiting for this one.
+        run()?;
+        batches += 1;
+        if batches % 4 == 0 {
+            device.synchronize();
+        }
+    }
+    device.synchronize();
+    Ok((batches * rows * in_row * tokens) as f64 / started.elapsed().as_secs_f64())
 }
 
 /// Sentences of random words.

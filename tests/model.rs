@@ -60,6 +60,11 @@ impl Model {
         Self { bilm, in_row: 1 }
     }
 
+    /// The time loop and the kernels of GPUs.
+    fn with_kernels(options: &ModelOptions, weights: &Weights) -> Self {
+        Self { bilm: BiLm::with_kernels_on_host(options, weights, Precision::F32).unwrap(), in_row: 1 }
+    }
+
     /// One state for every sentence, as the flat numbers that the model takes: layer by layer, `h` then `c`,
     /// forward before backward.
     fn given(&self, state: &LstmState) -> elmo::model::StartState {
@@ -139,8 +144,15 @@ fn golden_with_torch_operations() {
     check_engine(Model::in_torch);
 }
 
+/// Kernels of GPUs, here on the CPU: the same text, compiled by another compiler.
+#[test]
+fn golden_with_the_kernels_of_gpus() {
+    check_engine(Model::with_kernels);
+}
+
 #[test]
 fn golden_with_several_sentences_in_a_row() {
+    check_engine(|options, weights| Model { in_row: 3, ..Model::with_kernels(options, weights) });
     check_engine(|options, weights| Model { in_row: 3, ..Model::fused(options, weights) });
     check_engine(|options, weights| Model { in_row: 2, ..Model::in_torch(options, weights) });
 }

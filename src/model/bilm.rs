@@ -6,12 +6,13 @@ use tch::{Device, Kind, Tensor};
 
 use super::{
     Activations, DeviceError, DeviceName, Dropout, NoDropout, PackedBatch, Parameters, Precision, StartState,
+    cell::CellKernels,
     char_cnn::{CharCnn, WordIds},
     device::set_up_cpu,
     device_table::DeviceTable,
-    indices::Indices,
+    indices::{Form, Indices},
     int8,
-    lstm::{Int8Layer, LayerOutput, LstmLayer},
+    lstm::{DeviceLayer, Int8Layer, LayerOutput, LstmLayer},
     packing::{MIN_WIDTH, Packings},
     parameters::{FileTensors, NamedTensors},
     start_state::{LayerState, OTHER_MODEL, StateShape},
@@ -52,13 +53,38 @@ pub struct BiLm {
 #[derive(Debug)]
 enum Layer {
     Float(LstmLayer),
+    Device(DeviceLayer),
     Int8(Int8Layer),
+}
+
+/// The passes between products.
+#[derive(Debug, Clone, Copy)]
+enum Passes {
+    /// libtorch's operations.
+    Torch,
+    /// Our own in host memory, for float32 on the CPU and for products of 8-bit integers.
+    Host,
+    /// Our own kernels of GPUs.
+    Kernels(CellKernels),
+}
+
+impl Passes {
+    /// Those of computations without gradients.
+    fn of_inference(device: DeviceName, precision: Precision) -> Self {
+        match device {
+            DeviceName::Cpu if matches!(precision, Precision::F32 | Precision::Int8) => Self::Host,
+            DeviceName::Cpu => Self::Torch,
+            DeviceName::Cuda(_) if precision == Precision::F64 => Self::Torch,
+            DeviceName::Cuda(_) => CellKernels::of(device.torch()).map_or(Self::Torch, Self::Kernels),
+        }
+    }
 }
 
 impl Layer {
     fn map<E>(&self, change: &mut Change<'_, E>) -> Result<Self, E> {
         Ok(match self {
             Self::Float(layer) => Self::Float(layer.map(change)?),
+            Self::Device(layer) => Self::Device(layer.map(change)?),
             Self::Int8(layer) => Self::Int8(layer.map(change)?),
         })
     }
@@ -67,12 +93,13 @@ impl Layer {
         &self,
         x: &Tensor,
         packings: &Packings,
-        begins: &[Option<Tensor>],
+        indices: &Indices,
         start: LayerState,
         capture: bool,
     ) -> Result<LayerOutput, DeviceError> {
         match self {
-            Self::Float(layer) => layer.forward(x, packings, begins, start, capture),
+            Self::Float(layer) => layer.forward(x, packings, &indices.begins, start, capture),
+            Self::Device(layer) => layer.forward(x, packings, indices.marks.as_ref(), start, capture),
             Self::Int8(layer) => layer.forward(x, packings, start, capture),
         }
     }
@@ -80,23 +107,33 @@ impl Layer {
     fn float(&self) -> Option<&LstmLayer> {
         match self {
             Self::Float(layer) => Some(layer),
-            Self::Int8(_) => None,
+            Self::Device(_) | Self::Int8(_) => None,
         }
     }
 
     /// Whether products of few rows have the bits of taller ones. Sums of integers are exact.
     fn is_narrow(&self) -> bool {
-        self.float().is_none_or(LstmLayer::is_narrow)
+        match self {
+            Self::Float(layer) => layer.is_narrow(),
+            Self::Device(_) => false,
+            Self::Int8(_) => true,
+        }
     }
 
-    /// Whether it computes in float32 numbers that lie in host memory, by our own passes over them.
-    fn is_fused(&self) -> bool {
-        self.float().is_none_or(LstmLayer::is_fused)
+    /// In which form it reads where sentences begin.
+    fn form(&self) -> Form {
+        match self {
+            Self::Float(layer) if layer.is_fused() => Form::Host,
+            Self::Float(_) => Form::Rows,
+            Self::Device(_) => Form::Marks,
+            Self::Int8(_) => Form::Host,
+        }
     }
 
     fn flop(&self) -> f64 {
         match self {
             Self::Float(layer) => layer.flop(),
+            Self::Device(layer) => layer.flop(),
             Self::Int8(layer) => layer.flop(),
         }
     }
@@ -132,8 +169,8 @@ impl BiLm {
         precision: Precision,
     ) -> Result<Self, DeviceError> {
         let _no_gradients = tch::no_grad_guard();
-        let fused = device == DeviceName::Cpu && matches!(precision, Precision::F32 | Precision::Int8);
-        Self::derive(options, &FileTensors::new(options, weights), device, precision, fused)
+        let passes = Passes::of_inference(device, precision);
+        Self::derive(options, &FileTensors::new(options, weights), device, precision, passes)
     }
 
     /// As [`BiLm::new`], but with libtorch's operations where the CPU would use our own passes: the code that
@@ -148,7 +185,22 @@ impl BiLm {
         precision: Precision,
     ) -> Result<Self, DeviceError> {
         let _no_gradients = tch::no_grad_guard();
-        Self::derive(options, &FileTensors::new(options, weights), device, precision, false)
+        Self::derive(options, &FileTensors::new(options, weights), device, precision, Passes::Torch)
+    }
+
+    /// As [`BiLm::new`] on the CPU, but with the time loop and the kernels of GPUs, which are compiled for the CPU too: in float32 and
+    /// bfloat16, for tests.
+    ///
+    /// # Errors
+    /// As [`BiLm::new`].
+    pub fn with_kernels_on_host(
+        options: &ModelOptions,
+        weights: &Weights,
+        precision: Precision,
+    ) -> Result<Self, DeviceError> {
+        let _no_gradients = tch::no_grad_guard();
+        let passes = Passes::Kernels(CellKernels::Host);
+        Self::derive(options, &FileTensors::new(options, weights), DeviceName::Cpu, precision, passes)
     }
 
     /// A model for training, derived from parameters on their device. What it derives is part of the graph: after a
@@ -166,7 +218,7 @@ impl BiLm {
         parameters: &Parameters,
         precision: Precision,
     ) -> Result<Self, DeviceError> {
-        Self::derive(options, parameters, parameters.device(), precision, false)
+        Self::derive(options, parameters, parameters.device(), precision, Passes::Torch)
     }
 
     /// A model for the evaluation of parameters, without gradients; on a CPU in float32 it computes as inference does.
@@ -179,8 +231,8 @@ impl BiLm {
         precision: Precision,
     ) -> Result<Self, DeviceError> {
         let _no_gradients = tch::no_grad_guard();
-        let fused = parameters.device() == DeviceName::Cpu && precision == Precision::F32;
-        Self::derive(options, parameters, parameters.device(), precision, fused)
+        let passes = Passes::of_inference(parameters.device(), precision);
+        Self::derive(options, parameters, parameters.device(), precision, passes)
     }
 
     fn derive(
@@ -188,7 +240,7 @@ impl BiLm {
         source: &dyn NamedTensors,
         device: DeviceName,
         precision: Precision,
-        fused: bool,
+        passes: Passes,
     ) -> Result<Self, DeviceError> {
         // Products of float16 take libtorch hundreds of times as long on most CPUs.
         if matches!(precision, Precision::Tf32 | Precision::F16) && device == DeviceName::Cpu {
@@ -199,15 +251,18 @@ impl BiLm {
             });
         }
         device.set_up()?;
-        let torch = device.torch();
+        let (torch, fused) = (device.torch(), matches!(passes, Passes::Host));
         let codes = match precision {
             Precision::Int8 => Some(codes_on(device, options, fused)?),
             _ => None,
         };
         let layer = |layer: usize| -> Result<Layer, DeviceError> {
-            Ok(match codes {
-                Some(largest) => Layer::Int8(Int8Layer::new(options, source, layer, largest)?),
-                None => Layer::Float(LstmLayer::new(options, source, layer, precision, torch, fused)?),
+            Ok(match (codes, passes) {
+                (Some(largest), _) => Layer::Int8(Int8Layer::new(options, source, layer, largest)?),
+                (None, Passes::Kernels(kernels)) => {
+                    Layer::Device(DeviceLayer::new(options, source, layer, precision, torch, kernels)?)
+                }
+                (None, _) => Layer::Float(LstmLayer::new(options, source, layer, precision, torch, fused)?),
             })
         };
         let layers = (0..options.lstm.n_layers).map(layer).collect::<Result<_, _>>()?;
@@ -346,19 +401,20 @@ impl BiLm {
         if !start.is_of(self.state) {
             return Err(DeviceError::InvalidBatch { reason: OTHER_MODEL });
         }
-        let is_fused = self.layers.iter().all(Layer::is_fused);
-        let Indices { read: [forward, backward], begins } = Indices::new(batch, !is_fused, self.state.device)?;
-        let read = [table.f_index_select(0, &forward)?, table.f_index_select(0, &backward)?]; // [R, P] each
+        let form = self.layers.first().map_or(Form::Host, Layer::form);
+        let indices = Indices::new(batch, form, self.state.device)?;
+        let [forward, backward] = &indices.read;
+        let read = [table.f_index_select(0, forward)?, table.f_index_select(0, backward)?]; // [R, P] each
         let mut x = dropout.apply(0, Tensor::f_stack(&read, 0)?)?; // [2, R, P]
         let (mut layers, mut last) = (Vec::new(), Vec::new());
         for (k, (lstm, start)) in self.layers.iter().zip(start.in_packed_rows(packings)?).enumerate() {
-            let output = lstm.forward(&x, packings, &begins, start, capture)?;
+            let output = lstm.forward(&x, packings, &indices, start, capture)?;
             layers.push(std::mem::replace(&mut x, dropout.apply(k + 1, output.y)?));
             last.extend(output.last);
         }
         layers.push(x);
         let last = capture.then(|| StartState::per_sentence(last));
-        Ok(Activations::new(packings.clone(), layers, last, is_fused))
+        Ok(Activations::new(packings.clone(), layers, last, form == Form::Host))
     }
 
     /// Token vectors of words, `[U, P]` row-major float32 on the host, in the order of the words.

@@ -21,8 +21,9 @@ use crate::{
     options::{Activation, ModelOptions},
 };
 
-/// Maximum number of values on the left side of one product, which bounds memory.
+/// Maximum number of values on the left side of one product, which bounds memory; on a GPU large products are the fast ones.
 const MAX_PRODUCT_VALUES: usize = 1 << 19;
+const MAX_PRODUCT_VALUES_DEVICE: usize = 1 << 23;
 
 #[derive(Debug)]
 pub(crate) struct CharCnn {
@@ -225,7 +226,8 @@ impl CharCnn {
     /// Number of words of `rest` (shortest first) that share the next products.
     fn group_len(&self, rest: &[usize], words: &WordIds) -> usize {
         let widest = self.convolutions.iter().map(|c| c.width).max().unwrap_or(1) * self.embedding_dim;
-        let fits = |n: &usize| n * self.positions(1, words.used[rest[n - 1]]) * widest <= MAX_PRODUCT_VALUES;
+        let most = if self.device == Device::Cpu { MAX_PRODUCT_VALUES } else { MAX_PRODUCT_VALUES_DEVICE };
+        let fits = |n: &usize| n * self.positions(1, words.used[rest[n - 1]]) * widest <= most;
         (1..=rest.len()).take_while(|n| *n <= MIN_WIDTH || fits(n)).last().unwrap_or(rest.len())
     }
 
@@ -244,7 +246,7 @@ impl CharCnn {
             ids[row * m..(row + 1) * m].copy_from_slice(&words.ids[word * m..(word + 1) * m]);
         }
         let longest = group.iter().map(|&w| words.used[w]).max().unwrap_or(0);
-        let ids = Tensor::f_from_slice(&ids)?.f_to_device(self.device)?;
+        let ids = tensors::uploaded(&Tensor::f_from_slice(&ids)?, self.device)?;
         // [G * M, C] -> [G, M * C]
         let characters =
             self.embedding.f_index_select(0, &ids)?.f_view([rows as i64, (m * self.embedding_dim) as i64])?;

@@ -55,7 +55,7 @@ impl DeviceName {
     }
 
     /// Waits until the device has finished all queued work. A CPU has no queue.
-    pub(crate) fn synchronize(self) {
+    pub fn synchronize(self) {
         if let Self::Cuda(n) = self {
             Cuda::synchronize(n as i64);
         }
@@ -206,7 +206,7 @@ fn cuda_library() -> &'static CudaLibrary {
     })
 }
 
-fn dl_error() -> String {
+pub(super) fn dl_error() -> String {
     // SAFETY: dlerror returns NULL or a NUL-terminated string that lives until the next call on this thread.
     unsafe {
         let message = libc::dlerror();
@@ -218,7 +218,7 @@ fn dl_error() -> String {
 }
 
 /// Folder of the libtorch that this process runs on.
-fn libtorch_folder() -> Option<PathBuf> {
+pub(super) fn libtorch_folder() -> Option<PathBuf> {
     // The path of the loaded library, whether it was found by rpath, by LD_LIBRARY_PATH or as a system library.
     let maps = std::fs::read_to_string("/proc/self/maps").ok()?;
     let line = maps.lines().find(|line| line.contains("libtorch_cpu.so"))?;

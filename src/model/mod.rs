@@ -19,7 +19,7 @@
 //! | `dropout.rs` | where training drops values |
 //! | `traced.rs` | training on a CPU: forward and backward without libtorch's graph |
 //! | `activations.rs`, `reduction.rs` | the layers, on the device and read back; what is computed of them on the device |
-//! | `kernels.rs` | our own passes over memory, for float32 on CPU |
+//! | `kernels.rs`, `cell/` | our own passes over memory, for float32 on CPU and for GPUs |
 //! | `device.rs`, `mkl.rs`, `precision.rs`, `tf32.rs`, `tensors.rs`, `error.rs` | libtorch and the machine |
 //! | `int8.rs` | products of 8-bit integers |
 //! | `narrow.rs` | products with few rows |
@@ -29,6 +29,7 @@
 mod activations;
 mod batch;
 mod bilm;
+mod cell;
 mod char_cnn;
 mod device;
 mod device_table;

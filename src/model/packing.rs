@@ -124,6 +124,18 @@ impl Packing {
         &self.begins[t]
     }
 
+    /// For each packed row, 1 where a sentence begins after another one ended and 0 elsewhere; empty if none does.
+    pub(crate) fn marks(&self) -> Vec<i64> {
+        if self.begins.iter().all(Vec::is_empty) {
+            return Vec::new();
+        }
+        let mut marks = vec![0; self.packed_rows()];
+        for (step, rows) in self.steps.iter().zip(&self.begins) {
+            rows.iter().for_each(|&row| marks[step.offset + row as usize] = 1);
+        }
+        marks
+    }
+
     /// Rows whose last token is read at step `t`.
     pub(crate) fn ends(&self, t: usize) -> Range<usize> {
         self.steps.get(t + 1).map_or(0, |next| next.live)..self.steps[t].live

@@ -7,7 +7,10 @@ use std::ops::Range;
 
 use tch::{Device, Kind, Tensor};
 
-use super::{Activations, DeviceError, scalar_ops, tensors};
+use super::{
+    Activations, DeviceError, scalar_ops,
+    tensors::{self, OnHost},
+};
 
 /// How layers make an output vector.
 #[derive(Debug, Clone, Copy)]
@@ -75,32 +78,25 @@ impl Selected {
     ///
     /// # Errors
     /// [`DeviceError`] when the device or the host has no room or libtorch fails.
-    pub(crate) fn vectors(&self) -> Result<Vec<f32>, DeviceError> {
-        tensors::download(&self.values)
+    pub(crate) fn vectors(&self) -> Result<OnHost<f32>, DeviceError> {
+        OnHost::new(&self.values)
     }
 
     /// The sum of each sentence, in float64; zeros for one without selected tokens.
     ///
     /// # Errors
     /// As [`Selected::vectors`].
-    pub(crate) fn sums(&self) -> Result<Vec<f64>, DeviceError> {
-        download(&self.segments.reduce(&self.values.f_to_kind(Kind::Double)?, "sum", 0.0)?)
+    pub(crate) fn sums(&self) -> Result<OnHost<f64>, DeviceError> {
+        OnHost::new(&self.segments.reduce(&self.values.f_to_kind(Kind::Double)?, "sum", 0.0)?)
     }
 
     /// The maximum of each sentence, NaN where a value is NaN; negative infinity for one without selected tokens.
     ///
     /// # Errors
     /// As [`Selected::vectors`].
-    pub(crate) fn maxima(&self) -> Result<Vec<f64>, DeviceError> {
-        download(&self.segments.reduce(&self.values.f_to_kind(Kind::Double)?, "max", f64::NEG_INFINITY)?)
+    pub(crate) fn maxima(&self) -> Result<OnHost<f64>, DeviceError> {
+        OnHost::new(&self.segments.reduce(&self.values.f_to_kind(Kind::Double)?, "max", f64::NEG_INFINITY)?)
     }
-}
-
-fn download(values: &Tensor) -> Result<Vec<f64>, DeviceError> {
-    let host = values.f_to_device(Device::Cpu)?.f_contiguous()?;
-    let mut values = vec![0.0; host.numel()];
-    host.f_copy_data(&mut values, host.numel())?;
-    Ok(values)
 }
 
 /// Packed rows of tokens in each direction, on the device.
@@ -182,7 +178,7 @@ impl Statistics {
         let tokens = sentences.into_iter().flat_map(|(sentence, tokens)| tokens.map(move |i| (sentence, i, i)));
         let column = |number: &dyn Fn(usize) -> f64| -> Result<Tensor, DeviceError> {
             let numbers: Vec<f64> = lengths.iter().map(|&length| number(length)).collect();
-            Ok(Tensor::f_from_slice(&numbers)?.f_to_device(device)?.f_unsqueeze(1)?)
+            Ok(tensors::uploaded(&Tensor::f_from_slice(&numbers)?, device)?.f_unsqueeze(1)?)
         };
         let counts = column(&|length| length.max(1) as f64)?;
         let none = column(&|length| if length == 0 { 1.0 } else { 0.0 })?;

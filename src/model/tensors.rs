@@ -2,7 +2,7 @@
 
 use tch::{Device, Kind, Tensor};
 
-use super::DeviceError;
+use super::{DeviceError, cell::cuda};
 
 /// Replaces a tensor of a model.
 pub(crate) type Change<'c, E> = dyn FnMut(&Tensor) -> Result<Tensor, E> + 'c;
@@ -17,12 +17,58 @@ pub(crate) fn upload(data: &[f32], shape: &[i64], kind: Kind, device: Device) ->
     // SAFETY of the cast: any initialised f32 is four initialised bytes.
     let bytes = unsafe { std::slice::from_raw_parts(data.as_ptr().cast::<u8>(), std::mem::size_of_val(data)) };
     let host = Tensor::f_from_data_size(bytes, shape, Kind::Float)?;
-    Ok(host.f_to_device(device)?.f_to_kind(kind)?)
+    Ok(uploaded(&host, device)?.f_to_kind(kind)?)
 }
 
 /// A contiguous float32 tensor on the host: the tensor itself if it is one.
 pub(crate) fn on_host(tensor: &Tensor) -> Result<Tensor, DeviceError> {
-    Ok(tensor.f_to_device(Device::Cpu)?.f_to_kind(Kind::Float)?.f_contiguous()?)
+    on_host_as(tensor, Kind::Float)
+}
+
+/// A contiguous tensor of this kind on the host. A GPU writes to pinned memory, at the full speed of the bus, and this waits for
+/// what the GPU was given until now alone: other threads may give it more meanwhile.
+pub(crate) fn on_host_as(tensor: &Tensor, kind: Kind) -> Result<Tensor, DeviceError> {
+    let tensor = tensor.f_to_kind(kind)?.f_contiguous()?;
+    let Device::Cuda(number) = tensor.device() else { return Ok(tensor) };
+    let host = tensor.f_to_device_(Device::Cpu, kind, true, false)?;
+    cuda::wait(number)?;
+    Ok(host)
+}
+
+/// Row-major numbers in host memory, not copied again.
+#[derive(Debug)]
+pub(crate) struct OnHost<T> {
+    tensor: Tensor,
+    numbers: std::marker::PhantomData<T>,
+}
+
+impl<T: Number> OnHost<T> {
+    /// Downloads a tensor that nobody writes to afterwards.
+    pub(crate) fn new(tensor: &Tensor) -> Result<Self, DeviceError> {
+        Ok(Self { tensor: on_host_as(tensor, T::KIND)?, numbers: std::marker::PhantomData })
+    }
+}
+
+impl<T: Number> std::ops::Deref for OnHost<T> {
+    type Target = [T];
+
+    fn deref(&self) -> &[T] {
+        // SAFETY: nothing writes to the tensor.
+        unsafe { values(&self.tensor) }
+    }
+}
+
+/// A copy on a device. From pinned memory a GPU copies when it comes to it; otherwise it would have to finish all other work first.
+pub(crate) fn uploaded(host: &Tensor, device: Device) -> Result<Tensor, DeviceError> {
+    match device {
+        Device::Cuda(_) => Ok(host.f_pin_memory(device)?.f_to_device_(device, host.kind(), true, false)?),
+        _ => Ok(host.f_to_device(device)?),
+    }
+}
+
+/// A copy in memory of its own, contiguous. Gradients flow through it.
+pub(crate) fn copied(tensor: &Tensor) -> Result<Tensor, DeviceError> {
+    Ok(tensor.f_to_device_(tensor.device(), tensor.kind(), false, true)?.f_contiguous()?)
 }
 
 /// Copies a tensor to the host as row-major float32 values.
@@ -61,7 +107,7 @@ pub(crate) fn first_columns(product: Tensor, columns: i64) -> Result<Tensor, Dev
 
 /// Indices of rows, on `device`.
 pub(crate) fn index(ids: &[i64], device: Device) -> Result<Tensor, DeviceError> {
-    Ok(Tensor::f_from_slice(ids)?.f_to_device(device)?)
+    uploaded(&Tensor::f_from_slice(ids)?, device)
 }
 
 /// Rows of each direction: `[2, R, X] -> [2, n, X]`. `rows` has `n` indices per direction.
@@ -122,6 +168,10 @@ pub(crate) trait Number {
 
 impl Number for f32 {
     const KIND: Kind = Kind::Float;
+}
+
+impl Number for f64 {
+    const KIND: Kind = Kind::Double;
 }
 
 impl Number for i32 {

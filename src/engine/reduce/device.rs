@@ -47,7 +47,7 @@ fn of_recipe(
     Ok(match recipe.pooling {
         None => {
             let values = selected.vectors()?;
-            let mut rest = values.as_slice();
+            let mut rest: &[f32] = &values;
             let tokens = kept.map(|n| {
                 let (of_sentence, others) = rest.split_at(n * width);
                 rest = others;

@@ -1,4 +1,5 @@
-//! The time loop in libtorch's operations, both directions in one product: for GPUs, other precisions, and gradients.
+//! The time loop in libtorch's operations, both directions in one product: for gradients, other precisions on CPUs, and GPUs without
+//! kernels of our own.
 //!
 //! Nothing is changed in place, and the parts of a tensor are taken with `split`: the backward pass of `narrow` would
 //! fill a tensor of the whole input's size at every step.
@@ -83,30 +84,30 @@ fn begin(state: &Tensor, start: &Tensor, rows: &Tensor) -> Result<Tensor, Device
 }
 
 /// Cells of the rows of each direction as their last token is read.
-struct Finished {
+pub(super) struct Finished {
     parts: Option<[Vec<Tensor>; 2]>, // of [1, n, D]
 }
 
 impl Finished {
-    fn new(capture: bool) -> Self {
+    pub(super) fn new(capture: bool) -> Self {
         Self { parts: capture.then(Default::default) }
     }
 
-    /// Keeps the rows of `c` `[2, w, D]` that end at step `t`.
-    fn keep(&mut self, c: &Tensor, packings: &Packings, t: usize) -> Result<(), DeviceError> {
+    /// Keeps a copy of the rows of `c` `[2, w, D]` that end at step `t`.
+    pub(super) fn keep(&mut self, c: &Tensor, packings: &Packings, t: usize) -> Result<(), DeviceError> {
         let Some(parts) = &mut self.parts else { return Ok(()) };
         for (direction, parts) in parts.iter_mut().enumerate() {
             let ends = packings.of(direction).ends(t);
             if !ends.is_empty() {
                 let c = c.f_narrow(0, direction as i64, 1)?;
-                parts.push(c.f_narrow(1, ends.start as i64, ends.len() as i64)?);
+                parts.push(tensors::copied(&c.f_narrow(1, ends.start as i64, ends.len() as i64)?)?);
             }
         }
         Ok(())
     }
 
     /// `[2, B, D]` in the order of the rows of each direction.
-    fn cells(self) -> Result<Option<Tensor>, DeviceError> {
+    pub(super) fn cells(self) -> Result<Option<Tensor>, DeviceError> {
         let Some(parts) = self.parts else { return Ok(None) };
         let [forward, backward] = parts.map(|mut parts| {
             parts.reverse(); // the last rows end first

@@ -13,19 +13,21 @@
 //! Where a row of the batch holds several sentences, `h` and `c` of the row are set to the start state before the first
 //! token of each.
 //!
-//! There are two time loops. On a CPU in float32 the products of a step run direction by direction, with our own pass
-//! over the gates between them (`fused.rs`): all cores are busy, so running the directions at once would gain nothing.
-//! Everywhere else libtorch's operations run (`batched.rs`), and every product of a step is batched over both
-//! directions: half as many launches, each of twice the work. Gradients flow through the second loop only. Training on a
-//! CPU in float32 has a pair of loops of its own, forward and backward, without a graph (`trained.rs`). Products of 8-bit integers
-//! have a loop of their own, too (`int8.rs`).
+//! | time loop | where |
+//! |---|---|
+//! | `fused.rs` | inference on a CPU in float32: direction by direction, with our own pass over the gates. All cores are busy, so running the directions at once would gain nothing |
+//! | `int8.rs` | the same with products of 8-bit integers |
+//! | `device.rs` | inference on a GPU: products batched over both directions, which is half as many launches, each of twice the work, and our own kernels between them |
+//! | `batched.rs` | everything else, in libtorch's operations: gradients flow through this loop only |
+//! | `trained.rs` | training on a CPU in float32, forward and backward, without a graph |
 
 mod batched;
+mod device;
 mod fused;
 mod int8;
 mod trained;
 
-pub(crate) use self::{int8::Int8Layer, trained::Kept};
+pub(crate) use self::{device::DeviceLayer, int8::Int8Layer, trained::Kept};
 
 use tch::{Device, Kind, Tensor};
 

@@ -1,0 +1,342 @@
+//! CUDA's driver and its run-time compiler (NVRTC), found in the libraries that libtorch has loaded or brought: tch has neither.
+
+use std::{
+    collections::HashMap,
+    ffi::{CStr, CString, c_char, c_int, c_uint, c_void},
+    ptr,
+    sync::{Mutex, OnceLock, PoisonError},
+};
+
+use tch::{Kind, Tensor};
+
+use super::super::{DeviceError, device};
+
+const HEADER: &str = include_str!("cell.h");
+const SOURCE: &str = include_str!("kernels.cu");
+
+/// Threads of a block.
+const BLOCK: i64 = 128;
+/// Blocks of a grid beside columns, at most; the kernels loop over the rest.
+const GRID_ROWS: i64 = 65_535;
+
+/// Handles of the driver; null or opaque.
+type Handle = *mut c_void;
+type Status = c_int;
+
+/// Declares a table of functions, and finds them in libraries that are loaded.
+macro_rules! functions {
+    ($table:ident { $($field:ident = $name:literal: fn($($argument:ty),*);)* }) => {
+        #[derive(Debug)]
+        struct $table {
+            $($field: unsafe extern "C" fn($($argument),*) -> Status,)*
+        }
+
+        impl $table {
+            fn find(library: Handle) -> Result<Self, String> {
+                Ok(Self {
+                    $($field: {
+                        // SAFETY: a library that stays open, and a name that ends with NUL.
+                        let found = unsafe { libc::dlsym(library, $name.as_ptr()) };
+                        if found.is_null() {
+                            return Err(format!("{:?} is missing", $name));
+                        }
+                        // SAFETY: the type is that of cuda.h or nvrtc.h.
+                        unsafe { std::mem::transmute::<Handle, unsafe extern "C" fn($($argument),*) -> Status>(found) }
+                    },)*
+                })
+            }
+        }
+    };
+}
+
+functions!(Driver {
+    device_get = c"cuDeviceGet": fn(*mut c_int, c_int);
+    attribute = c"cuDeviceGetAttribute": fn(*mut c_int, c_int, c_int);
+    retain_context = c"cuDevicePrimaryCtxRetain": fn(*mut Handle, c_int);
+    push_context = c"cuCtxPushCurrent_v2": fn(Handle);
+    pop_context = c"cuCtxPopCurrent_v2": fn(*mut Handle);
+    load_module = c"cuModuleLoadData": fn(*mut Handle, *const c_void);
+    get_function = c"cuModuleGetFunction": fn(*mut Handle, Handle, *const c_char);
+    launch = c"cuLaunchKernel": fn(
+        Handle, c_uint, c_uint, c_uint, c_uint, c_uint, c_uint, c_uint, Handle, *mut *mut c_void, *mut *mut c_void
+    );
+    create_event = c"cuEventCreate": fn(*mut Handle, c_uint);
+    record_event = c"cuEventRecord": fn(Handle, Handle);
+    await_event = c"cuEventSynchronize": fn(Handle);
+    destroy_event = c"cuEventDestroy_v2": fn(Handle);
+});
+
+functions!(Nvrtc {
+    create = c"nvrtcCreateProgram": fn(
+        *mut Handle, *const c_char, *const c_char, c_int, *const *const c_char, *const *const c_char
+    );
+    compile = c"nvrtcCompileProgram": fn(Handle, c_int, *const *const c_char);
+    log_size = c"nvrtcGetProgramLogSize": fn(Handle, *mut usize);
+    log = c"nvrtcGetProgramLog": fn(Handle, *mut c_char);
+    cubin_size = c"nvrtcGetCUBINSize": fn(Handle, *mut usize);
+    cubin = c"nvrtcGetCUBIN": fn(Handle, *mut c_char);
+    destroy = c"nvrtcDestroyProgram": fn(*mut Handle);
+});
+
+/// `CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR` and `_MINOR` of cuda.h.
+const CAPABILITY: [c_int; 2] = [75, 76];
+/// `CU_EVENT_BLOCKING_SYNC | CU_EVENT_DISABLE_TIMING`: who waits sleeps.
+const EVENT_FLAGS: c_uint = 1 | 2;
+/// Work of libtorch goes to the default stream, unless a program chooses another, and tch has no way to.
+const DEFAULT_STREAM: Handle = ptr::null_mut();
+
+/// The kernels on one GPU.
+#[derive(Debug)]
+pub(in crate::model) struct Module {
+    driver: &'static Driver,
+    context: Context,
+    /// By name. Never unloaded.
+    functions: HashMap<&'static str, Kernel>,
+}
+
+#[derive(Debug)]
+struct Context(Handle);
+#[derive(Debug)]
+struct Kernel(Handle);
+
+// SAFETY: handles of the driver may be used from any thread.
+unsafe impl Send for Context {}
+// SAFETY: as above.
+unsafe impl Sync for Context {}
+// SAFETY: as above.
+unsafe impl Send for Kernel {}
+// SAFETY: as above.
+unsafe impl Sync for Kernel {}
+
+/// The kernels for a GPU, compiled once per process. `None` where that fails, which is logged: the GPU then computes with libtorch's
+/// operations.
+pub(in crate::model) fn module(number: usize) -> Option<&'static Module> {
+    static MODULES: Mutex<Option<HashMap<usize, Option<&'static Module>>>> = Mutex::new(None);
+    let mut modules = MODULES.lock().unwrap_or_else(PoisonError::into_inner);
+    *modules.get_or_insert_with(HashMap::new).entry(number).or_insert_with(|| match Module::new(number) {
+        Ok(module) => Some(Box::leak(Box::new(module))),
+        Err(reason) => {
+            tracing::warn!(device = number, %reason, "no kernels of our own on this GPU; it will be slower");
+            None
+        }
+    })
+}
+
+/// Waits for all work that was given to a GPU before, but not for what other threads give it meanwhile.
+pub(in crate::model) fn wait(number: usize) -> Result<(), DeviceError> {
+    match module(number) {
+        Some(module) => module.wait(),
+        None => {
+            tch::Cuda::synchronize(number as i64);
+            Ok(())
+        }
+    }
+}
+
+impl Module {
+    fn new(number: usize) -> Result<Self, String> {
+        let driver = driver()?;
+        // libtorch makes a context on the GPU with its first tensor there.
+        let _first = Tensor::f_zeros([1], (Kind::Float, tch::Device::Cuda(number))).map_err(|error| error.to_string())?;
+        let (mut device, mut context) = (0, ptr::null_mut());
+        let number = c_int::try_from(number).map_err(|error| error.to_string())?;
+        let [mut major, mut minor] = [0, 0];
+        // SAFETY: pointers to variables of this function.
+        unsafe {
+            checked("cuDeviceGet", (driver.device_get)(&raw mut device, number))?;
+            checked("cuDevicePrimaryCtxRetain", (driver.retain_context)(&raw mut context, device))?;
+            checked("cuDeviceGetAttribute", (driver.attribute)(&raw mut major, CAPABILITY[0], device))?;
+            checked("cuDeviceGetAttribute", (driver.attribute)(&raw mut minor, CAPABILITY[1], device))?;
+        }
+        let binary = compile(nvrtc()?, &format!("sm_{major}{minor}"))?;
+        let mut this = Self { driver, context: Context(context), functions: HashMap::new() };
+        this.functions = this.load(&binary)?;
+        Ok(this)
+    }
+
+    fn load(&self, binary: &[u8]) -> Result<HashMap<&'static str, Kernel>, String> {
+        let _current = self.make_current()?;
+        let mut module = ptr::null_mut();
+        // SAFETY: a binary of NVRTC, and a pointer to a variable of this function.
+        checked("cuModuleLoadData", unsafe { (self.driver.load_module)(&raw mut module, binary.as_ptr().cast()) })?;
+        let function = |name: &&'static str| {
+            let text = CString::new(*name).map_err(|error| error.to_string())?;
+            let mut function = ptr::null_mut();
+            // SAFETY: a module of this context, a name that ends with NUL, and a pointer to a variable of this function.
+            let status = unsafe { (self.driver.get_function)(&raw mut function, module, text.as_ptr()) };
+            checked("cuModuleGetFunction", status).map(|()| (*name, Kernel(function)))
+        };
+        KERNELS.iter().map(function).collect()
+    }
+
+    /// Starts a pass; it runs after all work that was given to the GPU before.
+    ///
+    /// # Safety
+    /// `arguments` are those of the pass, and their pointers are to memory of this GPU that stays allocated until it has run.
+    pub(super) unsafe fn launch(
+        &self,
+        pass: &'static str,
+        kind: Kind,
+        together: i64,
+        [rows, columns]: [i64; 2],
+        arguments: *const c_void,
+    ) -> Result<(), DeviceError> {
+        let kernel = kernel_name(pass, kind, together).and_then(|name| self.functions.get(name));
+        let kernel = kernel.ok_or_else(|| DeviceError::internal(format!("no kernel {pass} for {kind:?}")))?;
+        let _current = self.make_current().map_err(failed)?;
+        let blocks = (columns / together + BLOCK - 1) / BLOCK;
+        let mut parameters = [arguments.cast_mut()];
+        // SAFETY: the kernel takes one structure, which the driver copies before it returns.
+        let status = unsafe {
+            (self.driver.launch)(
+                kernel.0,
+                blocks as c_uint,
+                rows.min(GRID_ROWS) as c_uint,
+                2,
+                BLOCK as c_uint,
+                1,
+                1,
+                0,
+                DEFAULT_STREAM,
+                parameters.as_mut_ptr(),
+                ptr::null_mut(),
+            )
+        };
+        checked("cuLaunchKernel", status).map_err(failed)
+    }
+
+    fn wait(&self) -> Result<(), DeviceError> {
+        let _current = self.make_current().map_err(failed)?;
+        let mut event = ptr::null_mut();
+        // SAFETY: an event of this context, destroyed once.
+        let status = unsafe {
+            checked("cuEventCreate", (self.driver.create_event)(&raw mut event, EVENT_FLAGS)).map_err(failed)?;
+            let recorded = checked("cuEventRecord", (self.driver.record_event)(event, DEFAULT_STREAM));
+            let awaited = recorded.and_then(|()| checked("cuEventSynchronize", (self.driver.await_event)(event)));
+            (self.driver.destroy_event)(event);
+            awaited
+        };
+        status.map_err(failed)
+    }
+
+    fn make_current(&self) -> Result<Current, String> {
+        // SAFETY: a context that this process retains for ever.
+        checked("cuCtxPushCurrent", unsafe { (self.driver.push_context)(self.context.0) })?;
+        Ok(Current(self.driver))
+    }
+}
+
+/// The context of a GPU is that of this thread until this is dropped.
+struct Current(&'static Driver);
+
+impl Drop for Current {
+    fn drop(&mut self) {
+        let mut former = ptr::null_mut();
+        // SAFETY: a pointer to a variable of this function.
+        unsafe { (self.0.pop_context)(&raw mut former) };
+    }
+}
+
+/// Names of the kernels in `kernels.cu`.
+const KERNELS: [&str; 12] = [
+    "lstm_cell_f32_1",
+    "lstm_cell_f32_4",
+    "lstm_cell_bf16_1",
+    "lstm_cell_bf16_4",
+    "lstm_cell_f16_1",
+    "lstm_cell_f16_4",
+    "lstm_output_f32_1",
+    "lstm_output_f32_4",
+    "lstm_output_bf16_1",
+    "lstm_output_bf16_4",
+    "lstm_output_f16_1",
+    "lstm_output_f16_4",
+];
+
+fn kernel_name(pass: &str, kind: Kind, together: i64) -> Option<&'static str> {
+    let kind = match kind {
+        Kind::Float => "f32",
+        Kind::BFloat16 => "bf16",
+        Kind::Half => "f16",
+        _ => return None,
+    };
+    let rest = |name: &&str| {
+        let rest = name.strip_prefix(pass)?.strip_prefix('_')?.strip_prefix(kind)?.strip_prefix('_')?;
+        rest.parse().ok()
+    };
+    KERNELS.into_iter().find(|name| rest(name) == Some(together))
+}
+
+fn failed(reason: String) -> DeviceError {
+    DeviceError::Torch { message: format!("CUDA: {reason}") }
+}
+
+/// The errors of cuda.h that a user can do something about have names here.
+fn checked(call: &str, status: Status) -> Result<(), String> {
+    match status {
+        0 => Ok(()),
+        2 => Err(format!("{call}: out of memory")),
+        code => Err(format!("{call}: error {code}")),
+    }
+}
+
+fn driver() -> Result<&'static Driver, String> {
+    static DRIVER: OnceLock<Result<Driver, String>> = OnceLock::new();
+    DRIVER.get_or_init(|| Driver::find(open(c"libcuda.so.1")?)).as_ref().map_err(String::clone)
+}
+
+/// `libcaffe2_nvrtc.so` links NVRTC, wherever the wheel of it lies; libtorch opens the same library for its own fuser.
+fn nvrtc() -> Result<&'static Nvrtc, String> {
+    static NVRTC: OnceLock<Result<Nvrtc, String>> = OnceLock::new();
+    let find = || {
+        let folder = device::libtorch_folder().ok_or("the folder of libtorch is not known")?;
+        let path = folder.join("libcaffe2_nvrtc.so");
+        let path = CString::new(path.as_os_str().as_encoded_bytes()).map_err(|error| error.to_string())?;
+        Nvrtc::find(open(&path)?)
+    };
+    NVRTC.get_or_init(find).as_ref().map_err(String::clone)
+}
+
+fn open(name: &CStr) -> Result<Handle, String> {
+    // SAFETY: a name that ends with NUL; libraries of NVIDIA and libtorch, which this process loads anyway.
+    let library = unsafe { libc::dlopen(name.as_ptr(), libc::RTLD_NOW | libc::RTLD_LOCAL) };
+    if library.is_null() { Err(device::dl_error()) } else { Ok(library) }
+}
+
+/// The kernels as machine code of an architecture, such as `sm_90`.
+fn compile(nvrtc: &Nvrtc, architecture: &str) -> Result<Vec<u8>, String> {
+    let text = |text: &str| CString::new(text).map_err(|error| error.to_string());
+    let (source, header) = (text(SOURCE)?, text(HEADER)?);
+    let options = [text(&format!("--gpu-architecture={architecture}"))?, text("--std=c++17")?];
+    let options = options.each_ref().map(|option| option.as_ptr());
+    let mut program = ptr::null_mut();
+    // SAFETY: texts that end with NUL and live until the end of this function.
+    let created = unsafe {
+        let (headers, names) = ([header.as_ptr()], [c"cell.h".as_ptr()]);
+        let name = c"kernels.cu".as_ptr();
+        (nvrtc.create)(&raw mut program, source.as_ptr(), name, 1, headers.as_ptr(), names.as_ptr())
+    };
+    checked("nvrtcCreateProgram", created)?;
+    // SAFETY: a program that was created, with texts that live until the end of this function.
+    let compiled = unsafe { (nvrtc.compile)(program, options.len() as c_int, options.as_ptr()) };
+    let part = |size: unsafe extern "C" fn(Handle, *mut usize) -> Status,
+                get: unsafe extern "C" fn(Handle, *mut c_char) -> Status| {
+        let mut length = 0;
+        // SAFETY: the program, and a pointer to a variable of this function.
+        checked("nvrtc, size", unsafe { size(program, &raw mut length) })?;
+        let mut bytes = vec![0_u8; length];
+        // SAFETY: the program, and room for as many bytes as it wants to write.
+        checked("nvrtc, copy", unsafe { get(program, bytes.as_mut_ptr().cast()) })?;
+        Ok::<_, String>(bytes)
+    };
+    let result = match compiled {
+        0 => part(nvrtc.cubin_size, nvrtc.cubin),
+        _ => Err(part(nvrtc.log_size, nvrtc.log).map_or_else(
+            |error| error,
+            |log| format!("NVRTC, {architecture}: {}", String::from_utf8_lossy(&log).trim_end_matches('\0')),
+        )),
+    };
+    // SAFETY: destroyed once.
+    unsafe { (nvrtc.destroy)(&raw mut program) };
+    result
+}

@@ -1,0 +1,200 @@
+//! The passes over the gates and the outputs of a step, as kernels of a GPU, or on the CPU for tests of the same code.
+//!
+//! libtorch's own operations need more than ten kernels where these are two, and each reads and writes memory: launching them takes a
+//! GPU longer than the products of the step. The text of the kernels (`cell.h`, `kernels.cu`) is compiled when a model is put on a GPU,
+//! by the NVRTC that comes with libtorch (`cuda.rs`).
+
+pub(super) mod cuda;
+
+use std::{ffi::c_void, ptr};
+
+use tch::{Device, Kind, Tensor};
+
+use super::DeviceError;
+
+/// Who computes the passes.
+#[derive(Debug, Clone, Copy)]
+pub(super) enum CellKernels {
+    /// Kernels of a GPU.
+    Cuda(&'static cuda::Module),
+    /// The same code on the CPU.
+    Host,
+}
+
+/// `Gates` of `cell.h`.
+#[repr(C)]
+#[derive(Debug)]
+struct GatesArguments {
+    sums: *const c_void,
+    bias: *const c_void,
+    state: *mut c_void,
+    start: *const c_void,
+    begins: *const c_void,
+    out: *mut c_void,
+    rows: i64,
+    width: i64,
+    cells: i64,
+    clip: f32,
+}
+
+/// `Outputs` of `cell.h`.
+#[repr(C)]
+#[derive(Debug)]
+struct OutputsArguments {
+    projected: *const c_void,
+    input: *const c_void,
+    next: *mut c_void,
+    y: *mut c_void,
+    start: *const c_void,
+    begins: *const c_void,
+    rows: i64,
+    next_rows: i64,
+    all: i64,
+    size: i64,
+    clip: f32,
+}
+
+/// Tensors of the gates of a step; all are contiguous.
+pub(super) struct Gates<'t> {
+    /// `[2, w, 4D]`: before bias and non-linearities.
+    pub(super) sums: &'t Tensor,
+    /// `[2, 4D]` float32.
+    pub(super) bias: &'t Tensor,
+    /// `[2, W, D]` float32, changed in place.
+    pub(super) state: &'t Tensor,
+    /// `[2, D]` float32: the state in which a sentence begins.
+    pub(super) start: &'t Tensor,
+    /// `[w]`: not 0 where a sentence begins.
+    pub(super) begins: Option<Tensor>,
+    /// `[2, w, D]`: written.
+    pub(super) out: &'t Tensor,
+}
+
+/// Tensors of the outputs of a step.
+pub(super) struct Outputs<'t> {
+    /// `[2, w, P]`, contiguous.
+    pub(super) projected: &'t Tensor,
+    /// `[2, R, 2P]`, contiguous: the input of each packed row, and the previous output, which is written for the next step.
+    pub(super) rows: &'t Tensor,
+    /// Whether the input is added to the output.
+    pub(super) residual: bool,
+    /// First packed row of the step, and that of the next one with its number of rows.
+    pub(super) offset: usize,
+    pub(super) next: Option<(usize, usize)>,
+    /// `[2, R, P]`, contiguous: written.
+    pub(super) y: &'t Tensor,
+    /// `[2, P]`: the output before a sentence begins.
+    pub(super) start: &'t Tensor,
+    /// `[w of the next step]`: not 0 where a sentence begins there.
+    pub(super) begins: Option<Tensor>,
+}
+
+impl CellKernels {
+    /// The kernels of a device; `None` on a CPU, and where NVRTC does not work: then libtorch's operations serve.
+    pub(super) fn of(device: Device) -> Option<Self> {
+        match device {
+            Device::Cuda(number) => cuda::module(number).map(Self::Cuda),
+            _ => None,
+        }
+    }
+
+    /// `c = clip(sigmoid(f) c + sigmoid(i) tanh(j))`, and `sigmoid(o) tanh(c)`. Without a bound, `clip` is infinite.
+    pub(super) fn cell(self, gates: &Gates<'_>, clip: f32) -> Result<(), DeviceError> {
+        let [_, rows, cells] = gates.out.size3()?.into();
+        let arguments = GatesArguments {
+            sums: pointer(gates.sums),
+            bias: pointer(gates.bias),
+            state: pointer(gates.state),
+            start: pointer(gates.start),
+            begins: gates.begins.as_ref().map_or(ptr::null(), |begins| pointer(begins).cast_const()),
+            out: pointer(gates.out),
+            rows,
+            width: gates.state.size()[1],
+            cells,
+            clip,
+        };
+        // SAFETY: every pointer is to a contiguous tensor of the size that `cell.h` states.
+        unsafe { self.run("lstm_cell", gates.out.kind(), [rows, cells], (&raw const arguments).cast()) }
+    }
+
+    /// `h = clip(projected)` to the next step, and with the input, if it is added, to `y`.
+    pub(super) fn outputs(self, step: &Outputs<'_>, clip: f32) -> Result<(), DeviceError> {
+        let [_, rows, size] = step.projected.size3()?.into();
+        let half = size as usize;
+        // Of the first direction.
+        let at = |tensor: &Tensor, element: usize| {
+            // SAFETY: within the tensor.
+            unsafe { tensor.data_ptr().byte_add(element * tensor.kind().elt_size_in_bytes()) }
+        };
+        // `next` is addressed by rows of this step: the same row of the next one lies that much further.
+        let (next, next_rows) = step.next.unwrap_or((0, 0));
+        let arguments = OutputsArguments {
+            projected: pointer(step.projected),
+            input: if step.residual { at(step.rows, step.offset * 2 * half) } else { ptr::null_mut() },
+            next: at(step.rows, next * 2 * half + half),
+            y: at(step.y, step.offset * half),
+            start: pointer(step.start),
+            begins: step.begins.as_ref().map_or(ptr::null(), |begins| pointer(begins).cast_const()),
+            rows,
+            next_rows: next_rows as i64,
+            all: step.y.size()[1],
+            size,
+            clip,
+        };
+        // SAFETY: as in `cell`; rows of steps are within `R`.
+        unsafe { self.run("lstm_output", step.projected.kind(), [rows, size], (&raw const arguments).cast()) }
+    }
+
+    /// # Safety
+    /// `arguments` are those of the pass, and their pointers are valid for it.
+    unsafe fn run(
+        self,
+        pass: &'static str,
+        kind: Kind,
+        [rows, columns]: [i64; 2],
+        arguments: *const c_void,
+    ) -> Result<(), DeviceError> {
+        // Numbers in one access to memory; rows are aligned to them if their length is.
+        let together = if columns % 4 == 0 { 4 } else { 1 };
+        // SAFETY: as the caller promises.
+        match self {
+            Self::Cuda(module) => unsafe { module.launch(pass, kind, together, [rows, columns], arguments) },
+            Self::Host => unsafe { run_on_host(pass, kind, together, arguments) },
+        }
+    }
+}
+
+fn pointer(tensor: &Tensor) -> *mut c_void {
+    debug_assert!(tensor.is_contiguous(), "the kernels compute addresses of contiguous tensors");
+    tensor.data_ptr()
+}
+
+/// # Safety
+/// As [`CellKernels::run`].
+unsafe fn run_on_host(pass: &str, kind: Kind, together: i64, arguments: *const c_void) -> Result<(), DeviceError> {
+    let function = match (pass, kind, together) {
+        ("lstm_cell", Kind::Float, 1) => elmo_lstm_cell_f32_1,
+        ("lstm_cell", Kind::Float, _) => elmo_lstm_cell_f32_4,
+        ("lstm_cell", Kind::BFloat16, 1) => elmo_lstm_cell_bf16_1,
+        ("lstm_cell", Kind::BFloat16, _) => elmo_lstm_cell_bf16_4,
+        ("lstm_output", Kind::Float, 1) => elmo_lstm_output_f32_1,
+        ("lstm_output", Kind::Float, _) => elmo_lstm_output_f32_4,
+        ("lstm_output", Kind::BFloat16, 1) => elmo_lstm_output_bf16_1,
+        ("lstm_output", Kind::BFloat16, _) => elmo_lstm_output_bf16_4,
+        _ => return Err(DeviceError::internal(format!("{pass} of {kind:?} is for GPUs"))),
+    };
+    // SAFETY: as the caller promises.
+    unsafe { function(arguments) }
+    Ok(())
+}
+
+unsafe extern "C" {
+    fn elmo_lstm_cell_f32_1(arguments: *const c_void);
+    fn elmo_lstm_cell_f32_4(arguments: *const c_void);
+    fn elmo_lstm_cell_bf16_1(arguments: *const c_void);
+    fn elmo_lstm_cell_bf16_4(arguments: *const c_void);
+    fn elmo_lstm_output_f32_1(arguments: *const c_void);
+    fn elmo_lstm_output_f32_4(arguments: *const c_void);
+    fn elmo_lstm_output_bf16_1(arguments: *const c_void);
+    fn elmo_lstm_output_bf16_4(arguments: *const c_void);
+}
