@@ -56,6 +56,9 @@ fn main() -> Result<(), Box<dyn Error>> {
             return Ok(());
         }
     };
+    if let Some(Err(reason)) = devices[0].kernels() {
+        println!("without kernels of our own: {reason}\n");
+    }
     println!("| model | precision | largest difference from the CPU | batches of other sizes |\n|---|---|---|---|");
     let mut failed = Vec::new();
     for (precision, tolerance) in PRECISIONS {

@@ -4,7 +4,7 @@ use std::{cell::OnceCell, fmt, path::PathBuf, sync::OnceLock};
 
 use tch::{Cuda, Device};
 
-use super::{DeviceError, mkl};
+use super::{DeviceError, cell::cuda as kernels, mkl};
 use crate::spec::SpecError;
 
 /// A device as the user names it.
@@ -52,6 +52,13 @@ impl DeviceName {
         let Self::Cuda(number) = self else { return None };
         self.set_up().ok()?;
         free_memory_of(libc::c_int::try_from(number).ok()?)
+    }
+
+    /// Whether a GPU runs kernels of our own, or why it computes with libtorch's operations, which takes longer; `None` for the CPU.
+    pub fn kernels(self) -> Option<Result<(), String>> {
+        let Self::Cuda(number) = self else { return None };
+        let there = self.set_up().map_err(|error| error.to_string());
+        Some(there.and_then(|()| kernels::module(number).map(|_| ())))
     }
 
     /// Waits until the device has finished all queued work. A CPU has no queue.

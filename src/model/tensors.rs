@@ -61,7 +61,7 @@ impl<T: Number> std::ops::Deref for OnHost<T> {
 /// A copy on a device. From pinned memory a GPU copies when it comes to it; otherwise it would have to finish all other work first.
 pub(crate) fn uploaded(host: &Tensor, device: Device) -> Result<Tensor, DeviceError> {
     match device {
-        Device::Cuda(_) => Ok(host.f_pin_memory(device)?.f_to_device_(device, host.kind(), true, false)?),
+        Device::Cuda(_) => Ok(host.f_internal_pin_memory(device)?.f_to_device_(device, host.kind(), true, false)?),
         _ => Ok(host.f_to_device(device)?),
     }
 }

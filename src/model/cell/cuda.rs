@@ -1,7 +1,7 @@
 //! CUDA's driver and its run-time compiler (NVRTC), found in the libraries that libtorch has loaded or brought: tch has neither.
 
 use std::{
-    collections::HashMap,
+    collections::{BTreeMap, HashMap},
     ffi::{CStr, CString, c_char, c_int, c_uint, c_void},
     ptr,
     sync::{Mutex, OnceLock, PoisonError},
@@ -108,25 +108,26 @@ unsafe impl Send for Kernel {}
 // SAFETY: as above.
 unsafe impl Sync for Kernel {}
 
-/// The kernels for a GPU, compiled once per process. `None` where that fails, which is logged: the GPU then computes with libtorch's
-/// operations.
-pub(in crate::model) fn module(number: usize) -> Option<&'static Module> {
-    static MODULES: Mutex<Option<HashMap<usize, Option<&'static Module>>>> = Mutex::new(None);
+/// The kernels for a GPU, compiled once per process; or why there are none, which is logged once: the GPU then computes with
+/// libtorch's operations.
+pub(in crate::model) fn module(number: usize) -> Result<&'static Module, String> {
+    static MODULES: Mutex<BTreeMap<usize, Result<&'static Module, String>>> = Mutex::new(BTreeMap::new());
     let mut modules = MODULES.lock().unwrap_or_else(PoisonError::into_inner);
-    *modules.get_or_insert_with(HashMap::new).entry(number).or_insert_with(|| match Module::new(number) {
-        Ok(module) => Some(Box::leak(Box::new(module))),
+    let new = || match Module::new(number) {
+        Ok(module) => Ok(&*Box::leak(Box::new(module))),
         Err(reason) => {
             tracing::warn!(device = number, %reason, "no kernels of our own on this GPU; it will be slower");
-            None
+            Err(reason)
         }
-    })
+    };
+    modules.entry(number).or_insert_with(new).clone()
 }
 
 /// Waits for all work that was given to a GPU before, but not for what other threads give it meanwhile.
 pub(in crate::model) fn wait(number: usize) -> Result<(), DeviceError> {
     match module(number) {
-        Some(module) => module.wait(),
-        None => {
+        Ok(module) => module.wait(),
+        Err(_) => {
             tch::Cuda::synchronize(number as i64);
             Ok(())
         }

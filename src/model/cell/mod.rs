@@ -93,7 +93,7 @@ impl CellKernels {
     /// The kernels of a device; `None` on a CPU, and where NVRTC does not work: then libtorch's operations serve.
     pub(super) fn of(device: Device) -> Option<Self> {
         match device {
-            Device::Cuda(number) => cuda::module(number).map(Self::Cuda),
+            Device::Cuda(number) => cuda::module(number).ok().map(Self::Cuda),
             _ => None,
         }
     }
