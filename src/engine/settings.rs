@@ -59,10 +59,11 @@ impl BatchLimits {
     }
 }
 
-/// Lanes of a GPU: while one waits for its results, the other prepares the next batch.
-pub(super) const GPU_LANES: usize = 2;
+/// Lanes of a GPU: while it computes the batch of one, another prepares the next batch, and a third one reads results. A lane takes
+/// about as long for both as the GPU for the fastest published sizes and precisions.
+pub(super) const GPU_LANES: usize = 3;
 
-/// The device of each lane: a CPU has `threads` lanes (`None`: one per core), a GPU has two.
+/// The device of each lane: a CPU has `threads` lanes (`None`: one per core), a GPU has three.
 pub fn lanes(devices: &[DeviceName], threads: Option<usize>) -> Vec<DeviceName> {
     let cores = std::thread::available_parallelism().map_or(1, usize::from);
     let on_cpu = threads.unwrap_or(cores).max(1);

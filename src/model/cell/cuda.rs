@@ -268,15 +268,18 @@ fn kernel_name(pass: &str, kind: Kind, together: i64) -> Option<&'static str> {
     KERNELS.into_iter().find(|name| rest(name) == Some(together))
 }
 
+/// As libtorch's own errors, of which some are about memory.
 fn failed(reason: String) -> DeviceError {
-    DeviceError::Torch { message: format!("CUDA: {reason}") }
+    tch::TchError::Torch(format!("CUDA: {reason}")).into()
 }
 
-/// The errors of cuda.h that a user can do something about have names here.
+/// `CUDA_ERROR_OUT_OF_MEMORY` of cuda.h.
+const OUT_OF_MEMORY: Status = 2;
+
 fn checked(call: &str, status: Status) -> Result<(), String> {
     match status {
         0 => Ok(()),
-        2 => Err(format!("{call}: out of memory")),
+        OUT_OF_MEMORY => Err(format!("{call}: CUDA out of memory")),
         code => Err(format!("{call}: error {code}")),
     }
 }
