@@ -221,7 +221,8 @@ fn layers_alone(
     let model = BiLm::new(&data.options, &data.weights, device, precision)?;
     let [rows, in_row, tokens] = BATCH;
     let table = model.token_vectors(&["some", "words"])?;
-    let sentences: Vec<Vec<i64>> = (0..rows * in_row).map(|s| (0..tokens).map(|t| ((s ^ t) & 1) as i64).collect()).collect();
+    let sentences: Vec<Vec<i64>> =
+        (0..rows * in_row).map(|s| (0..tokens).map(|t| ((s ^ t) & 1) as i64).collect()).collect();
     let places: Vec<usize> = (0..sentences.len()).collect();
     let places: Vec<Vec<usize>> = places.chunks(in_row).map(<[usize]>::to_vec).collect();
     let start = model.zero_state()?;

@@ -64,6 +64,7 @@ pub(crate) use device_table::DeviceTable;
 pub use dropout::{Dropout, NoDropout};
 pub use error::DeviceError;
 pub use int8::weight_codes as int8_weight_codes;
+pub use narrow::is_exact_for as narrow_products_are_exact;
 pub use parameters::Parameters;
 pub use precision::Precision;
 pub(crate) use reduction::{Mixing, Selection};

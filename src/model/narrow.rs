@@ -14,6 +14,7 @@ use std::{
 use tch::{Device, Kind, Tensor};
 
 use super::{DeviceError, kernels, packing::MIN_WIDTH, tensors};
+use crate::options::ModelOptions;
 
 /// Length of a block; an inner dimension below two blocks is cut in half.
 const BLOCK: usize = 192;
@@ -44,11 +45,21 @@ unsafe fn multiply_in(c: &mut Tensor, a: &Tensor, b: &Tensor, blocks: &[usize], 
     kernels::narrow_product(a, b, c, blocks, adds);
 }
 
+/// Whether our own products of few rows serve a model: all of those between the steps of its LSTMs have the bits of MKL's.
+///
+/// # Errors
+/// [`DeviceError`] when libtorch fails.
+pub fn is_exact_for(options: &ModelOptions) -> Result<bool, DeviceError> {
+    let (d, p) = (options.lstm.dim as i64, options.lstm.projection_dim as i64);
+    let projected = || Ok::<_, DeviceError>(p >= tensors::MIN_COLUMNS && is_exact(d, p)?);
+    Ok(is_exact(p, 4 * d)? && (!options.has_projection() || projected()?))
+}
+
 /// Whether products `[m, k] x [k, n]` with few rows have the bits of taller ones on this processor. Tried once per process and shape.
 ///
 /// # Errors
 /// [`DeviceError`] when libtorch fails.
-pub(crate) fn is_exact(k: i64, n: i64) -> Result<bool, DeviceError> {
+fn is_exact(k: i64, n: i64) -> Result<bool, DeviceError> {
     static TRIED: Mutex<Option<HashMap<(i64, i64), bool>>> = Mutex::new(None);
     let mut tried = TRIED.lock().unwrap_or_else(PoisonError::into_inner);
     let tried = tried.get_or_insert_default();

@@ -138,7 +138,8 @@ impl Module {
     fn new(number: usize) -> Result<Self, String> {
         let driver = driver()?;
         // libtorch makes a context on the GPU with its first tensor there.
-        let _first = Tensor::f_zeros([1], (Kind::Float, tch::Device::Cuda(number))).map_err(|error| error.to_string())?;
+        let _first =
+            Tensor::f_zeros([1], (Kind::Float, tch::Device::Cuda(number))).map_err(|error| error.to_string())?;
         let (mut device, mut context) = (0, ptr::null_mut());
         let number = c_int::try_from(number).map_err(|error| error.to_string())?;
         let [mut major, mut minor] = [0, 0];

@@ -99,7 +99,8 @@ impl DeviceLayer {
         let (projected, y) = (empty(&[2 * width * p])?, empty(&[2, all, p])?);
         let mut finished = Finished::new(capture);
         let steps = packings.steps();
-        let of_step = |step: &Step| begins.map(|all| all.f_narrow(0, step.offset as i64, step.width as i64)).transpose();
+        let of_step =
+            |step: &Step| begins.map(|all| all.f_narrow(0, step.offset as i64, step.width as i64)).transpose();
         for (t, step) in steps.iter().enumerate() {
             let first = |buffer: &Tensor, columns: i64| -> Result<Tensor, DeviceError> {
                 let w = step.width as i64;

@@ -100,10 +100,7 @@ impl LstmLayer {
             true => Some(tensors::with_enough_columns(place(both("W_P_0")?)?)?),
             false => None,
         };
-        let narrow = fused
-            && (!options.has_projection() || p >= tensors::MIN_COLUMNS)
-            && narrow::is_exact(p, 4 * d)?
-            && (!options.has_projection() || narrow::is_exact(d, p)?);
+        let narrow = fused && narrow::is_exact_for(options)?;
         Ok(Self {
             w_x: place(w_x)?,
             w_h: place(w_h)?,
