@@ -7,14 +7,16 @@
 //! follow Zipf's law: 50,000 words, sentences of 1 to 60, on average 16. Results are the vectors of sentences, in host memory.
 //! scripts/gpu runs this on machines with a GPU; it needs neither DataFusion nor Kafka.
 
+#[path = "text.rs"]
+mod text;
+
 use std::{
     error::Error,
-    sync::Arc,
     time::{Duration, Instant},
 };
 
 use arrow::{
-    array::{ArrayRef, AsArray, StringArray},
+    array::{ArrayRef, AsArray},
     datatypes::Float32Type,
 };
 use elmo::{
@@ -26,6 +28,7 @@ use elmo::{
     options::PublishedSize,
     spec::{Layers, Level, Pooling, SentenceMode, TokenizerKind},
 };
+use text::Text;
 
 /// Precisions of inference, and the largest difference of a number from the CPU in float32 that passes. Activations are up to 3.
 const PRECISIONS: [(Precision, f32); 5] = [
@@ -35,8 +38,6 @@ const PRECISIONS: [(Precision, f32); 5] = [
     (Precision::F16, 0.05),
     (Precision::Int8, 0.3),
 ];
-/// Words of the text.
-const WORDS: u64 = 50_000;
 /// Bytes of text per submission; each thread has two submissions in flight.
 const SUBMISSION_BYTES: usize = 2 << 20;
 /// Threads that split texts into words and submit them.
@@ -240,43 +241,4 @@ fn layers_alone(
     }
     device.synchronize();
     Ok((batches * rows * in_row * tokens) as f64 / started.elapsed().as_secs_f64())
-}
-
-/// Sentences of random words.
-struct Text {
-    state: u64,
-}
-
-impl Text {
-    fn new() -> Self {
-        Self { state: 1 }
-    }
-
-    /// Uniform in `0.0..1.0`, by SplitMix64.
-    fn next(&mut self) -> f64 {
-        self.state = self.state.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let z = (self.state ^ (self.state >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        let z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        ((z ^ (z >> 31)) >> 11) as f64 / (1_u64 << 53) as f64
-    }
-
-    /// Rank of a word whose frequency is in inverse proportion to its rank.
-    fn rank(&mut self) -> u64 {
-        (WORDS as f64).powf(self.next()) as u64
-    }
-
-    fn sentence(&mut self) -> String {
-        let words = (1.0 - 16.0 * (1.0 - self.next()).ln()).min(60.0) as usize;
-        (0..words.max(1)).map(|_| format!("w{:x}", self.rank())).collect::<Vec<_>>().join(" ")
-    }
-
-    fn take(&mut self, bytes: usize) -> ArrayRef {
-        let (mut sentences, mut total) = (Vec::new(), 0);
-        while total < bytes {
-            let sentence = self.sentence();
-            total += sentence.len() + 1;
-            sentences.push(sentence);
-        }
-        Arc::new(StringArray::from(sentences))
-    }
 }

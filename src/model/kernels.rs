@@ -314,6 +314,41 @@ fn narrow_rows<const FUSED: bool>(a: &[f32], b: &[f32], c: &mut [f32], blocks: &
     }
 }
 
+/// `c = a b` of codes within -127..=127.
+#[inline(always)]
+fn narrow_codes_rows<const FUSED: bool>(a: &[i8], b: &[i8], c: &mut [i32], k: usize) {
+    let (rows, n) = (a.len() / k, b.len() / k);
+    let columns = (NARROW_SUMS / rows.max(1)).min(n);
+    let fours = k / 4 * 4;
+    for start in (0..n).step_by(columns.max(1)) {
+        let width = columns.min(n - start);
+        let of = |row: usize| &b[row * n + start..][..width];
+        let sums = |row: usize| row * n + start..row * n + start + width;
+        (0..rows).for_each(|row| c[sums(row)].fill(0));
+        for q in (0..fours).step_by(4) {
+            let (b0, b1, b2, b3) = (of(q), of(q + 1), of(q + 2), of(q + 3));
+            for row in 0..rows {
+                let f: [i16; 4] = std::array::from_fn(|i| i16::from(a[row * k + q + i]));
+                let c = &mut c[sums(row)];
+                for j in 0..width {
+                    // The sum of two products is at most 32,258, which 16 bits hold: nothing wraps.
+                    let product = |i: usize, b: i8| f[i].wrapping_mul(i16::from(b));
+                    let one = product(0, b0[j]).wrapping_add(product(1, b1[j]));
+                    let two = product(2, b2[j]).wrapping_add(product(3, b3[j]));
+                    c[j] = c[j].wrapping_add(i32::from(one) + i32::from(two));
+                }
+            }
+        }
+        for q in fours..k {
+            let b = of(q);
+            for row in 0..rows {
+                let f = i32::from(a[row * k + q]);
+                c[sums(row)].iter_mut().zip(b).for_each(|(c, b)| *c += f * i32::from(*b));
+            }
+        }
+    }
+}
+
 #[inline(always)]
 fn tanh_row<const FUSED: bool>(x: &mut [f32]) {
     for v in x {
@@ -407,6 +442,13 @@ dispatch!(
     rescale_row,
     (sums: &[i32], scale: f32, scales: &[f32], bias: &[f32], out: &mut [f32], clip: f32)
 );
+dispatch!(
+    narrow_codes_any,
+    narrow_codes_avx2,
+    narrow_codes_avx512,
+    narrow_codes_rows,
+    (a: &[i8], b: &[i8], c: &mut [i32], k: usize)
+);
 dispatch!(tanh_any, tanh_avx2, tanh_avx512, tanh_row, (x: &mut [f32]));
 
 /// `c += a b`, or `c = a b` unless it `adds`, for few rows: `[m, k] x [k, n]`, row-major. `blocks` are the ends of the parts of `k` that
@@ -419,6 +461,20 @@ pub(crate) fn narrow_product(a: &[f32], b: &[f32], c: &mut [f32], blocks: &[usiz
     let (m, n) = (a.len() / k, b.len() / k);
     assert!(a.len() == m * k && b.len() == k * n && c.len() == m * n && m <= NARROW_SUMS, "shapes of a narrow product");
     narrow_any(a, b, c, blocks, adds);
+}
+
+/// `c = a b` for few rows of codes: `[m, k] x [k, n]`, row-major. Codes are within -127..=127; sums are exact.
+///
+/// # Panics
+/// When the lengths do not belong together.
+pub(crate) fn narrow_codes(a: &[i8], b: &[i8], c: &mut [i32], k: usize) {
+    let (m, n) = (a.len() / k.max(1), b.len() / k.max(1));
+    assert!(a.len() == m * k && b.len() == k * n && c.len() == m * n && m <= NARROW_SUMS, "shapes of a narrow product");
+    if k > 0 {
+        narrow_codes_any(a, b, c, k);
+    } else {
+        c.fill(0);
+    }
 }
 
 /// One LSTM step for every row: `gates` `[W, 4D]` in file order i, j, f, o (the +1 of the forget gate is in
