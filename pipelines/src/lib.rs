@@ -26,6 +26,7 @@ pub mod diagnose;
 pub mod error;
 pub mod fit_mix;
 pub mod in_order;
+mod large_pages;
 pub mod memory;
 pub mod models;
 mod operator;
@@ -44,3 +45,4 @@ pub mod stream;
 pub mod train;
 
 pub use error::{Error, Exit, Result};
+pub use large_pages::LargePages;

@@ -132,7 +132,7 @@ pub(crate) fn unbound(t: &Tensor) -> Result<[Tensor; 2], DeviceError> {
     exactly(t.f_unbind(0)?)
 }
 
-fn exactly<const N: usize>(parts: Vec<Tensor>) -> Result<[Tensor; N], DeviceError> {
+pub(crate) fn exactly<const N: usize>(parts: Vec<Tensor>) -> Result<[Tensor; N], DeviceError> {
     parts.try_into().map_err(|parts: Vec<Tensor>| DeviceError::internal(format!("{} parts, not {N}", parts.len())))
 }
 

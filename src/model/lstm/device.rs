@@ -43,19 +43,27 @@ impl DeviceLayer {
         kernels: CellKernels,
     ) -> Result<Self, DeviceError> {
         let lstm = &options.lstm;
-        let both = |what: &str| both_directions(source, layer, what, Kind::Float);
+        let (d, p) = (lstm.dim as i64, lstm.projection_dim as i64);
+        let [weights] = both_directions(source, layer, "W_0", [2 * p], Kind::Float)?;
+        let [bias] = both_directions(source, layer, "B", [4 * d], Kind::Float)?;
         let place = |t: &Tensor, kind| -> Result<Tensor, DeviceError> {
             Ok(t.f_to_device(device)?.f_to_kind(kind)?.f_contiguous()?)
         };
         let kind = precision.kind();
-        let w_p = if options.has_projection() { Some(place(&both("W_P_0")?, kind)?) } else { None };
+        let w_p = match options.has_projection() {
+            true => {
+                let [w_p] = both_directions(source, layer, "W_P_0", [d], Kind::Float)?;
+                Some(place(&w_p, kind)?)
+            }
+            false => None,
+        };
         Ok(Self {
-            weights: place(&both("W_0")?, kind)?,
-            bias: place(&with_forget_bias(&both("B")?, lstm.dim as i64)?, Kind::Float)?,
+            weights: place(&weights, kind)?,
+            bias: place(&with_forget_bias(&bias, d)?, Kind::Float)?,
             w_p,
             residual: layer > 0 && lstm.use_skip_connections,
             dim: lstm.dim,
-            projection: lstm.projection_dim as i64,
+            projection: p,
             clips: Clips::new(options),
             kernels,
         })

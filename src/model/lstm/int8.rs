@@ -50,19 +50,23 @@ impl Int8Layer {
     ) -> Result<Self, DeviceError> {
         let lstm = &options.lstm;
         let (d, p) = (lstm.dim as i64, lstm.projection_dim as i64);
-        let both = |what: &str| super::both_directions(source, layer, what, Kind::Float);
+        let [weights] = super::both_directions(source, layer, "W_0", [2 * p], Kind::Float)?;
+        let [bias] = super::both_directions(source, layer, "B", [4 * d], Kind::Float)?;
         // One scale per column, shared by the input and the recurrent part.
-        let Codes { codes, scales } = Codes::new(&both("W_0")?, largest)?; // [2, P + P, 4D]
+        let Codes { codes, scales } = Codes::new(&weights, largest)?; // [2, P + P, 4D]
         let [w_x, w_h] = tensors::split(&codes, [p, p], 1)?;
         let w_p = match options.has_projection() {
-            true => Some(Codes::new(&both("W_P_0")?, largest)?),
+            true => {
+                let [w_p] = super::both_directions(source, layer, "W_P_0", [d], Kind::Float)?;
+                Some(Codes::new(&w_p, largest)?)
+            }
             false => None,
         };
         Ok(Self {
             w_x: w_x.f_contiguous()?,
             w_h: w_h.f_contiguous()?,
             gate_scales: scales,
-            bias: with_forget_bias(&both("B")?, d)?.f_contiguous()?,
+            bias: with_forget_bias(&bias, d)?.f_contiguous()?,
             w_p,
             no_bias: vec![0.0; lstm.projection_dim],
             residual: layer > 0 && lstm.use_skip_connections,

@@ -91,20 +91,24 @@ impl LstmLayer {
     ) -> Result<Self, DeviceError> {
         let lstm = &options.lstm;
         let (d, p) = (lstm.dim as i64, lstm.projection_dim as i64);
-        let both = |what: &str| both_directions(source, layer, what, precision.derivation_kind());
+        let kind = precision.derivation_kind();
         let place = |t: Tensor| -> Result<Tensor, DeviceError> {
             Ok(t.f_contiguous()?.f_to_device(device)?.f_to_kind(precision.kind())?)
         };
-        let [w_x, w_h] = tensors::split(&both("W_0")?, [p, p], 1)?; // [2, P + P, 4D]
+        let [w_x, w_h] = both_directions(source, layer, "W_0", [p, p], kind)?;
+        let [bias] = both_directions(source, layer, "B", [4 * d], kind)?;
         let w_p = match options.has_projection() {
-            true => Some(tensors::with_enough_columns(place(both("W_P_0")?)?)?),
+            true => {
+                let [w_p] = both_directions(source, layer, "W_P_0", [d], kind)?;
+                Some(tensors::with_enough_columns(place(w_p)?)?)
+            }
             false => None,
         };
         let narrow = fused && narrow::is_exact_for(options)?;
         Ok(Self {
             w_x: place(w_x)?,
             w_h: place(w_h)?,
-            bias: place(with_forget_bias(&both("B")?, d)?.f_unsqueeze(1)?)?,
+            bias: place(with_forget_bias(&bias, d)?.f_unsqueeze(1)?)?,
             w_p,
             projection: p,
             residual: layer > 0 && lstm.use_skip_connections,
@@ -158,13 +162,18 @@ impl LstmLayer {
     }
 }
 
-/// A tensor of a layer in both directions, the forward one first: `[2, ..]`.
-fn both_directions(source: &dyn NamedTensors, layer: usize, what: &str, kind: Kind) -> Result<Tensor, DeviceError> {
-    let load = |r: usize| -> Result<Tensor, DeviceError> {
-        let tensor = source.tensor(&format!("RNN_{r}/RNN/MultiRNNCell/Cell{layer}/LSTMCell/{what}"))?;
-        Ok(tensor.f_to_kind(kind)?)
-    };
-    Ok(Tensor::f_stack(&[load(0)?, load(1)?], 0)?)
+/// A tensor of a layer, cut along its first dimension, in both directions, the forward one first: parts `[2, size, ..]`.
+fn both_directions<const N: usize>(
+    source: &dyn NamedTensors,
+    layer: usize,
+    what: &str,
+    sizes: [i64; N],
+    kind: Kind,
+) -> Result<[Tensor; N], DeviceError> {
+    let name = |r: usize| format!("RNN_{r}/RNN/MultiRNNCell/Cell{layer}/LSTMCell/{what}");
+    let parts = source.stacked([&name(0), &name(1)], &sizes)?;
+    let parts = parts.into_iter().map(|part| Ok(part.f_to_kind(kind)?)).collect::<Result<Vec<_>, DeviceError>>()?;
+    tensors::exactly(parts)
 }
 
 /// The state after each row's last token, if the cells `[2, B, D]` were captured.
