@@ -9,13 +9,16 @@ use std::{
 
 fn main() -> io::Result<()> {
     println!("cargo::rerun-if-env-changed=LIBTORCH");
-    // Set by .cargo/config.toml unless the user has one. Without it torch-sys has failed already, with its own words.
+    if env::var("CARGO_PKG_NAME").is_ok_and(|package| package == "elmo") {
+        cell_kernels();
+    }
+    // Set by .cargo/config.toml unless the user has one. torch-sys knows other ways to find a libtorch, which is then found at run time
+    // in the library path.
     let Some(libtorch) = env::var_os("LIBTORCH").map(PathBuf::from) else { return Ok(()) };
     let lib = libtorch.join("lib");
     let lib = lib.canonicalize().unwrap_or(lib);
     link_arguments(&lib);
     if env::var("CARGO_PKG_NAME").is_ok_and(|package| package == "elmo") {
-        cell_kernels();
         collectives(&libtorch);
         tf32(&libtorch);
     }

@@ -178,12 +178,16 @@ fn measure(
     submit(&columns, &texts, Duration::from_secs_f64(seconds))?;
     let (after, seconds) = (elmo.embedder().metrics(), started.elapsed().as_secs_f64());
     drop((columns, elmo));
-    let alone = layers_alone(size, devices[0], precision, seconds / 2.0)?;
+    // On a CPU such a batch takes a minute.
+    let alone = match devices[0] {
+        DeviceName::Cpu => "not measured".to_owned(),
+        device => format!("{:.0}", layers_alone(size, device, precision, seconds / 2.0)?),
+    };
     let (tokens, gflop) = ((after.tokens - before.tokens) as f64, after.gflop - before.gflop);
     let threads = lanes(devices, None).len() as f64;
     let busy = (after.device_seconds - before.device_seconds) / seconds / threads;
     Ok(format!(
-        "{:.0} | {:.2} | {:.2} | {:.0} % | {:.0} % | {alone:.0}",
+        "{:.0} | {:.2} | {:.2} | {:.0} % | {:.0} % | {alone}",
         tokens / seconds,
         gflop / seconds / 1e3,
         ceiling / 1e3,
@@ -229,16 +233,16 @@ fn layers_alone(
     let start = model.zero_state()?;
     let run = || model.run_in_rows(&table, &sentences, places.clone(), &start);
     run()?;
-    device.synchronize();
+    device.synchronize()?;
     let (started, mut batches) = (Instant::now(), 0);
     while started.elapsed() < Duration::from_secs_f64(seconds) {
         // Preparing the next batch takes the place of waiting for this one.
         run()?;
         batches += 1;
         if batches % 4 == 0 {
-            device.synchronize();
+            device.synchronize()?;
         }
     }
-    device.synchronize();
+    device.synchronize()?;
     Ok((batches * rows * in_row * tokens) as f64 / started.elapsed().as_secs_f64())
 }

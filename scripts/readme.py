@@ -92,7 +92,7 @@ def run(language: str, text: str, folder: str, environment: dict, python: str):
         except subprocess.TimeoutExpired:
             ended = f"not ended after {SECONDS} s"
         finally:
-            with contextlib.suppress(ProcessLookupError):
+            with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.killpg(process.pid, signal.SIGKILL)
             process.wait()
         output.seek(0)

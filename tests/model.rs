@@ -150,6 +150,41 @@ fn golden_with_the_kernels_of_gpus() {
     check_engine(Model::with_kernels);
 }
 
+/// Directions that read different sentences, as in training, and the state in which they end. Expected: libtorch's operations.
+#[test]
+fn directions_with_the_kernels_of_gpus() {
+    let elmo::ModelData { options, weights, .. } = elmo::ModelData::tiny();
+    let words = ["it", "rained", "so", "we", "stayed"];
+    let sequences = [vec![vec![0, 1], vec![2, 3, 4, 1, 0], vec![3]], vec![vec![4, 4, 2], vec![1], vec![0, 2, 3, 1]]];
+    let batch = elmo::model::PackedBatch::of_directions([&sequences[0], &sequences[1]]).unwrap();
+    let run = |model: BiLm| -> (Vec<Vec<f32>>, Vec<f32>) {
+        let _no_gradients = tch::no_grad_guard();
+        let (table, start) = (model.token_table(&words).unwrap(), model.zero_state().unwrap());
+        let mut found = model.forward(&table, &batch, &start, &elmo::model::NoDropout, true).unwrap();
+        let mut layers = Vec::new();
+        for layer in 0..found.n_layers() {
+            for direction in 0..2 {
+                layers.push(Vec::try_from(found.tokens(layer, direction).unwrap().reshape([-1])).unwrap());
+            }
+        }
+        let last = found.into_last().unwrap().unwrap();
+        // From there on, another batch, as evaluation goes on.
+        found = model.forward(&table, &batch, &last, &elmo::model::NoDropout, false).unwrap();
+        layers.push(Vec::try_from(found.tokens(2, 1).unwrap().reshape([-1])).unwrap());
+        (layers, last.numbers().unwrap())
+    };
+    let expected = run(Model::in_torch(&options, &weights).bilm);
+    let found = run(Model::with_kernels(&options, &weights).bilm);
+    let gap = |a: &[f32], b: &[f32]| {
+        assert_eq!(a.len(), b.len());
+        a.iter().zip(b).map(|(a, b)| (a - b).abs()).fold(0.0, f32::max)
+    };
+    for (found, expected) in found.0.iter().zip(&expected.0) {
+        assert!(gap(found, expected) <= 1e-5, "{:e}", gap(found, expected));
+    }
+    assert!(gap(&found.1, &expected.1) <= 1e-5, "{:e}", gap(&found.1, &expected.1));
+}
+
 #[test]
 fn golden_with_several_sentences_in_a_row() {
     check_engine(|options, weights| Model { in_row: 3, ..Model::with_kernels(options, weights) });

@@ -115,7 +115,7 @@ impl Lane {
             return self.serve_batch(second);
         }
         match self.check() {
-            // The other lane of the device may have taken the memory.
+            // Another lane of the device may have taken the memory.
             Err(error) if !error.is_out_of_memory() => return Err(Failed { error, jobs }),
             _ => {}
         }

@@ -1,7 +1,7 @@
 //! The engine: one queue for the sentences of all callers, and threads that run them in batches on the devices.
 //!
 //! Callers of any kind (a bulk job, SQL partitions, a stream) submit *sentences* through an [`Embedder`]. The threads,
-//! called *lanes* (two per GPU, one per core on a CPU), take batches that the planner (`planner.rs`) forms over all
+//! called *lanes* (three per GPU, one per core on a CPU), take batches that the planner (`planner.rs`) forms over all
 //! callers. Each caller receives its answers in the order of its sentences.
 //!
 //! * The queue is bounded by tokens. While it is full, `submit` waits. A request is accepted as a whole as soon as

@@ -2,7 +2,7 @@
 
 use crate::model::{BiLm, DeviceChoice, DeviceName, Precision};
 
-/// How the engine uses the machine. None of these settings changes a result on a given device and precision.
+/// How the engine uses the machine. None of these settings changes a result on a given device and precision, but for rounding on GPUs.
 #[derive(Debug, Clone, PartialEq)]
 pub struct EmbedderSettings {
     /// Devices to run on.

@@ -2,7 +2,12 @@
 
 use tch::{Device, Kind, Tensor};
 
-use super::{DeviceError, StartState, packing::Packings, scalar_ops, tensors};
+use super::{
+    DeviceError, StartState,
+    packing::Packings,
+    scalar_ops,
+    tensors::{self, HostTensor},
+};
 
 /// The layers of one batch, on the device.
 #[derive(Debug)]
@@ -114,7 +119,7 @@ impl Activations {
 #[derive(Debug)]
 pub struct LayerValues {
     /// `[2, R, P]`, float32 and contiguous. A copy into a `Vec` would cost a GPU a fifth of its speed.
-    host: Tensor,
+    host: HostTensor,
     half: usize,
     rows: usize,
 }

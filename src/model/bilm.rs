@@ -69,14 +69,13 @@ enum Passes {
 }
 
 impl Passes {
-    /// Those of computations without gradients.
-    fn of_inference(device: DeviceName, precision: Precision) -> Self {
-        match device {
-            DeviceName::Cpu if matches!(precision, Precision::F32 | Precision::Int8) => Self::Host,
-            DeviceName::Cpu => Self::Torch,
-            DeviceName::Cuda(_) if precision == Precision::F64 => Self::Torch,
-            DeviceName::Cuda(_) => CellKernels::of(device.torch()).map_or(Self::Torch, Self::Kernels),
-        }
+    /// Those of computations without gradients, on a device that is set up.
+    fn of_inference(device: DeviceName, precision: Precision) -> Result<Self, DeviceError> {
+        Ok(match (device, precision) {
+            (DeviceName::Cpu, Precision::F32 | Precision::Int8) => Self::Host,
+            (DeviceName::Cpu, _) | (_, Precision::F64 | Precision::Int8) => Self::Torch,
+            (DeviceName::Cuda(_), _) => CellKernels::of(device.torch())?.map_or(Self::Torch, Self::Kernels),
+        })
     }
 }
 
@@ -169,12 +168,12 @@ impl BiLm {
         precision: Precision,
     ) -> Result<Self, DeviceError> {
         let _no_gradients = tch::no_grad_guard();
-        let passes = Passes::of_inference(device, precision);
+        let passes = || Passes::of_inference(device, precision);
         Self::derive(options, &FileTensors::new(options, weights), device, precision, passes)
     }
 
-    /// As [`BiLm::new`], but with libtorch's operations where the CPU would use our own passes: the code that
-    /// GPUs and gradients use, so that it can be tested anywhere.
+    /// As [`BiLm::new`], but with libtorch's operations in place of our own passes: the code of gradients, of float64, and of GPUs
+    /// without kernels of our own, so that it can be tested anywhere.
     ///
     /// # Errors
     /// As [`BiLm::new`].
@@ -185,7 +184,7 @@ impl BiLm {
         precision: Precision,
     ) -> Result<Self, DeviceError> {
         let _no_gradients = tch::no_grad_guard();
-        Self::derive(options, &FileTensors::new(options, weights), device, precision, Passes::Torch)
+        Self::derive(options, &FileTensors::new(options, weights), device, precision, || Ok(Passes::Torch))
     }
 
     /// As [`BiLm::new`] on the CPU, but with the time loop and the kernels of GPUs, which are compiled for the CPU too: in float32 and
@@ -199,8 +198,13 @@ impl BiLm {
         precision: Precision,
     ) -> Result<Self, DeviceError> {
         let _no_gradients = tch::no_grad_guard();
-        let passes = Passes::Kernels(CellKernels::Host);
-        Self::derive(options, &FileTensors::new(options, weights), DeviceName::Cpu, precision, passes)
+        let device = DeviceName::Cpu;
+        if !matches!(precision, Precision::F32 | Precision::Bf16) {
+            let reason = "the kernels of GPUs are compiled for the CPU in f32 and bf16 only";
+            return Err(DeviceError::Precision { precision, device, reason });
+        }
+        let passes = || Ok(Passes::Kernels(CellKernels::Host));
+        Self::derive(options, &FileTensors::new(options, weights), device, precision, passes)
     }
 
     /// A model for training, derived from parameters on their device. What it derives is part of the graph: after a
@@ -218,10 +222,10 @@ impl BiLm {
         parameters: &Parameters,
         precision: Precision,
     ) -> Result<Self, DeviceError> {
-        Self::derive(options, parameters, parameters.device(), precision, Passes::Torch)
+        Self::derive(options, parameters, parameters.device(), precision, || Ok(Passes::Torch))
     }
 
-    /// A model for the evaluation of parameters, without gradients; on a CPU in float32 it computes as inference does.
+    /// A model for the evaluation of parameters, without gradients, which computes as inference does.
     ///
     /// # Errors
     /// As [`BiLm::from_parameters`].
@@ -231,7 +235,7 @@ impl BiLm {
         precision: Precision,
     ) -> Result<Self, DeviceError> {
         let _no_gradients = tch::no_grad_guard();
-        let passes = Passes::of_inference(parameters.device(), precision);
+        let passes = || Passes::of_inference(parameters.device(), precision);
         Self::derive(options, parameters, parameters.device(), precision, passes)
     }
 
@@ -240,7 +244,7 @@ impl BiLm {
         source: &dyn NamedTensors,
         device: DeviceName,
         precision: Precision,
-        passes: Passes,
+        passes: impl FnOnce() -> Result<Passes, DeviceError>,
     ) -> Result<Self, DeviceError> {
         // Products of float16 take libtorch hundreds of times as long on most CPUs.
         if matches!(precision, Precision::Tf32 | Precision::F16) && device == DeviceName::Cpu {
@@ -251,6 +255,7 @@ impl BiLm {
             });
         }
         device.set_up()?;
+        let passes = passes()?;
         let (torch, fused) = (device.torch(), matches!(passes, Passes::Host));
         let codes = match precision {
             Precision::Int8 => Some(codes_on(device, options, fused)?),

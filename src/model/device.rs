@@ -2,7 +2,7 @@
 
 use std::{cell::OnceCell, fmt, path::PathBuf, sync::OnceLock};
 
-use tch::{Cuda, Device};
+use tch::{Cuda, Device, Kind, Tensor};
 
 use super::{DeviceError, cell::cuda as kernels, mkl};
 use crate::spec::SpecError;
@@ -57,14 +57,24 @@ impl DeviceName {
     /// Whether a GPU runs kernels of our own, or why it computes with libtorch's operations, which takes longer; `None` for the CPU.
     pub fn kernels(self) -> Option<Result<(), String>> {
         let Self::Cuda(number) = self else { return None };
-        let there = self.set_up().map_err(|error| error.to_string());
-        Some(there.and_then(|()| kernels::module(number).map(|_| ())))
+        let found = self.set_up().and_then(|()| kernels::module(number));
+        Some(found.map_err(|error| error.to_string()).and_then(|module| module.map(|_| ())))
     }
 
-    /// Waits until the device has finished all queued work. A CPU has no queue.
-    pub fn synchronize(self) {
-        if let Self::Cuda(n) = self {
-            Cuda::synchronize(n as i64);
+    /// Waits until the device has finished all work that this process gave it before. A CPU has no queue.
+    ///
+    /// # Errors
+    /// [`DeviceError`] when that work has failed, or there is no such device.
+    pub fn synchronize(self) -> Result<(), DeviceError> {
+        let Self::Cuda(number) = self else { return Ok(()) };
+        self.set_up()?;
+        match kernels::context(number)? {
+            Ok(context) => context.wait(),
+            // A copy to the host waits.
+            Err(_) => {
+                let zero = Tensor::f_zeros([1], (Kind::Float, self.torch()))?;
+                Ok(zero.f_to_device(Device::Cpu).map(|_| ())?)
+            }
         }
     }
 }

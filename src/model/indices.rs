@@ -15,7 +15,7 @@ pub(crate) enum Form {
     Marks,
 }
 
-/// The indices of a batch, in one upload: a GPU finishes its work before each.
+/// The indices of a batch, in one upload, because each is a copy and a call.
 #[derive(Debug)]
 pub(crate) struct Indices {
     /// For each direction and packed row, the row of the token table that it reads, `[R]`.

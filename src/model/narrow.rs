@@ -45,7 +45,7 @@ unsafe fn multiply_in(c: &mut Tensor, a: &Tensor, b: &Tensor, blocks: &[usize], 
     kernels::narrow_product(a, b, c, blocks, adds);
 }
 
-/// Whether our own products of few rows serve a model: all of those between the steps of its LSTMs have the bits of MKL's.
+/// Whether a model uses our own products of few rows: whether all products of a step of its LSTMs have the bits of MKL's.
 ///
 /// # Errors
 /// [`DeviceError`] when libtorch fails.

@@ -78,8 +78,8 @@ impl Selected {
     ///
     /// # Errors
     /// [`DeviceError`] when the device or the host has no room or libtorch fails.
-    pub(crate) fn vectors(&self) -> Result<OnHost<f32>, DeviceError> {
-        OnHost::new(&self.values)
+    pub(crate) fn vectors(self) -> Result<OnHost<f32>, DeviceError> {
+        OnHost::new(self.values)
     }
 
     /// The sum of each sentence, in float64; zeros for one without selected tokens.
@@ -87,7 +87,7 @@ impl Selected {
     /// # Errors
     /// As [`Selected::vectors`].
     pub(crate) fn sums(&self) -> Result<OnHost<f64>, DeviceError> {
-        OnHost::new(&self.segments.reduce(&self.values.f_to_kind(Kind::Double)?, "sum", 0.0)?)
+        OnHost::new(self.segments.reduce(&self.values.f_to_kind(Kind::Double)?, "sum", 0.0)?)
     }
 
     /// The maximum of each sentence, NaN where a value is NaN; negative infinity for one without selected tokens.
@@ -95,7 +95,7 @@ impl Selected {
     /// # Errors
     /// As [`Selected::vectors`].
     pub(crate) fn maxima(&self) -> Result<OnHost<f64>, DeviceError> {
-        OnHost::new(&self.segments.reduce(&self.values.f_to_kind(Kind::Double)?, "max", f64::NEG_INFINITY)?)
+        OnHost::new(self.segments.reduce(&self.values.f_to_kind(Kind::Double)?, "max", f64::NEG_INFINITY)?)
     }
 }
 
@@ -115,7 +115,7 @@ impl Rows {
         }
         let count = rows.len() as i64;
         rows.append(&mut backward);
-        // One upload: a GPU finishes its work before each.
+        // One upload, because each is a copy and a call.
         let rows = tensors::index(&rows, activations.torch_device())?;
         Ok(Self(tensors::split(&rows, [count, count], 0)?))
     }

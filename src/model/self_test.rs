@@ -211,13 +211,13 @@ fn product_rate(k: i64, n: i64, lanes: &[DeviceName], precision: Precision, seco
         let prepared = Factors::new(rows, k, n, device.torch(), precision);
         barrier.wait(); // before the `?`: the other lanes wait for this one even if it failed
         let factors = prepared?;
-        device.synchronize();
+        device.synchronize()?;
         let started = Instant::now();
         let mut laps = Vec::new();
         while laps.is_empty() || started.elapsed().as_secs_f64() < seconds {
             let lap = Instant::now();
             factors.multiply()?;
-            device.synchronize();
+            device.synchronize()?;
             laps.push(lap.elapsed().as_secs_f64());
         }
         laps.sort_by(f64::total_cmp);

@@ -1,5 +1,7 @@
 //! Host memory to tensors and back, and operations on tensors that several parts of the model share.
 
+use std::{marker::PhantomData, mem::ManuallyDrop, ops::Deref};
+
 use tch::{Device, Kind, Tensor};
 
 use super::{DeviceError, cell::cuda};
@@ -20,36 +22,84 @@ pub(crate) fn upload(data: &[f32], shape: &[i64], kind: Kind, device: Device) ->
     Ok(uploaded(&host, device)?.f_to_kind(kind)?)
 }
 
+/// Larger transfers are made from and to ordinary memory: libtorch keeps pinned memory for the next ones, and does not give it back.
+const MOST_PINNED_BYTES: usize = 128 << 20;
+
+/// A contiguous tensor in host memory, which may be pinned: memory that a GPU reads and writes by itself, at the full speed of the bus,
+/// while threads go on.
+#[derive(Debug)]
+pub(crate) struct HostTensor {
+    tensor: ManuallyDrop<Tensor>,
+    pinned_for: Option<&'static cuda::Context>,
+}
+
+impl Deref for HostTensor {
+    type Target = Tensor;
+
+    fn deref(&self) -> &Tensor {
+        &self.tensor
+    }
+}
+
+impl Drop for HostTensor {
+    fn drop(&mut self) {
+        // libtorch asks the GPU when it may use pinned memory again, and ends the process if the GPU has failed. What a failed GPU may
+        // still write to stays allocated.
+        if self.pinned_for.is_none_or(cuda::Context::is_alive) {
+            // SAFETY: dropped once, and not used afterwards.
+            unsafe { ManuallyDrop::drop(&mut self.tensor) }
+        }
+    }
+}
+
+impl HostTensor {
+    fn new(tensor: Tensor, pinned_for: Option<&'static cuda::Context>) -> Self {
+        Self { tensor: ManuallyDrop::new(tensor), pinned_for }
+    }
+}
+
+/// The GPU of a device, if numbers of this size are transferred through pinned memory.
+fn pins(device: Device, tensor: &Tensor) -> Result<Option<&'static cuda::Context>, DeviceError> {
+    let bytes = tensor.numel() * tensor.kind().elt_size_in_bytes();
+    match device {
+        Device::Cuda(number) if bytes <= MOST_PINNED_BYTES => Ok(cuda::context(number)?.ok()),
+        _ => Ok(None),
+    }
+}
+
 /// A contiguous float32 tensor on the host: the tensor itself if it is one.
-pub(crate) fn on_host(tensor: &Tensor) -> Result<Tensor, DeviceError> {
+pub(crate) fn on_host(tensor: &Tensor) -> Result<HostTensor, DeviceError> {
     on_host_as(tensor, Kind::Float)
 }
 
-/// A contiguous tensor of this kind on the host. A GPU writes to pinned memory, at the full speed of the bus, and this waits for
-/// what the GPU was given until now alone: other threads may give it more meanwhile.
-pub(crate) fn on_host_as(tensor: &Tensor, kind: Kind) -> Result<Tensor, DeviceError> {
+/// A contiguous tensor of this kind on the host: the tensor itself if it is one. Waits only for work that a GPU was given before.
+fn on_host_as(tensor: &Tensor, kind: Kind) -> Result<HostTensor, DeviceError> {
     let tensor = tensor.f_to_kind(kind)?.f_contiguous()?;
-    let Device::Cuda(number) = tensor.device() else { return Ok(tensor) };
-    let host = tensor.f_to_device_(Device::Cpu, kind, true, false)?;
-    cuda::wait(number)?;
-    Ok(host)
+    if let Some(gpu) = pins(tensor.device(), &tensor)?
+        && let Ok(host) = tensor.f_to_device_(Device::Cpu, kind, true, false)
+    {
+        let host = HostTensor::new(host, Some(gpu));
+        gpu.wait()?;
+        return Ok(host);
+    }
+    Ok(HostTensor::new(tensor.f_to_device(Device::Cpu)?, None))
 }
 
 /// Row-major numbers in host memory, not copied again.
 #[derive(Debug)]
 pub(crate) struct OnHost<T> {
-    tensor: Tensor,
-    numbers: std::marker::PhantomData<T>,
+    tensor: HostTensor,
+    numbers: PhantomData<T>,
 }
 
 impl<T: Number> OnHost<T> {
-    /// Downloads a tensor that nobody writes to afterwards.
-    pub(crate) fn new(tensor: &Tensor) -> Result<Self, DeviceError> {
-        Ok(Self { tensor: on_host_as(tensor, T::KIND)?, numbers: std::marker::PhantomData })
+    /// Downloads a tensor, which nobody else may have: where it is in host memory already, its numbers are read there.
+    pub(crate) fn new(tensor: Tensor) -> Result<Self, DeviceError> {
+        Ok(Self { tensor: on_host_as(&tensor, T::KIND)?, numbers: PhantomData })
     }
 }
 
-impl<T: Number> std::ops::Deref for OnHost<T> {
+impl<T: Number> Deref for OnHost<T> {
     type Target = [T];
 
     fn deref(&self) -> &[T] {
@@ -60,10 +110,13 @@ impl<T: Number> std::ops::Deref for OnHost<T> {
 
 /// A copy on a device. From pinned memory a GPU copies when it comes to it; otherwise it would have to finish all other work first.
 pub(crate) fn uploaded(host: &Tensor, device: Device) -> Result<Tensor, DeviceError> {
-    match device {
-        Device::Cuda(_) => Ok(host.f_internal_pin_memory(device)?.f_to_device_(device, host.kind(), true, false)?),
-        _ => Ok(host.f_to_device(device)?),
+    if let Some(gpu) = pins(device, host)?
+        && let Ok(pinned) = host.f_internal_pin_memory(device)
+    {
+        let pinned = HostTensor::new(pinned, Some(gpu));
+        return Ok(pinned.f_to_device_(device, host.kind(), true, false)?);
     }
+    Ok(host.f_to_device(device)?)
 }
 
 /// A copy in memory of its own, contiguous. Gradients flow through it.
@@ -189,6 +242,9 @@ impl Number for i8 {
 /// through a slice of [`values_mut`].
 pub(crate) unsafe fn values<T: Number>(tensor: &Tensor) -> &[T] {
     assert_host::<T>(tensor);
+    if tensor.numel() == 0 {
+        return &[]; // its pointer is null
+    }
     // SAFETY: contiguous numbers of this type on the host (asserted), which the borrow keeps alive and nothing writes to (the
     // caller's promise).
     unsafe { std::slice::from_raw_parts(tensor.data_ptr().cast::<T>(), tensor.numel()) }
@@ -201,6 +257,9 @@ pub(crate) unsafe fn values<T: Number>(tensor: &Tensor) -> &[T] {
 /// storage nor through another slice. The exclusive borrow does not prevent that, because tensors share storage.
 pub(crate) unsafe fn values_mut<T: Number>(tensor: &mut Tensor) -> &mut [T] {
     assert_host::<T>(tensor);
+    if tensor.numel() == 0 {
+        return &mut []; // its pointer is null
+    }
     // SAFETY: contiguous numbers of this type on the host (asserted), which the borrow keeps alive and nothing else accesses
     // (the caller's promise).
     unsafe { std::slice::from_raw_parts_mut(tensor.data_ptr().cast::<T>(), tensor.numel()) }

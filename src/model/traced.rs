@@ -36,7 +36,8 @@ impl BiLm {
             let steps = packing.steps();
             packing.is_one_per_row() && steps.iter().all(|step| step.live == steps[0].live)
         };
-        self.is_float_on_host() && even(batch.packings().of(0)) && even(batch.packings().of(1))
+        let has_passes = self.layers().len() == self.state_shape().layers;
+        self.is_float_on_host() && has_passes && even(batch.packings().of(0)) && even(batch.packings().of(1))
     }
 
     /// As [`BiLm::forward`] with the state captured, for a batch that [`BiLm::can_trace`].

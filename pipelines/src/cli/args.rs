@@ -252,7 +252,7 @@ pub(super) struct EngineArgs {
 
     /// Size of the word cache in MiB
     ///
-    /// It holds the token layer of words seen before. In natural text, over 80 % of the words are found there. On a GPU, each of its two
+    /// It holds the token layer of words seen before. In natural text, over 80 % of the words are found there. On a GPU, each of its three
     /// threads has a cache of this size in the memory of the device.
     #[arg(long, value_name = "N", default_value = "256", hide_short_help = true)]
     word_cache_mb: usize,

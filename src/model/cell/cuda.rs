@@ -16,7 +16,7 @@ const SOURCE: &str = include_str!("kernels.cu");
 
 /// Threads of a block.
 const BLOCK: i64 = 128;
-/// Blocks of a grid beside columns, at most; the kernels loop over the rest.
+/// Most blocks of a grid in the dimension of rows; the kernels loop over the rest.
 const GRID_ROWS: i64 = 65_535;
 
 /// Handles of the driver; null or opaque.
@@ -64,6 +64,7 @@ functions!(Driver {
     record_event = c"cuEventRecord": fn(Handle, Handle);
     await_event = c"cuEventSynchronize": fn(Handle);
     destroy_event = c"cuEventDestroy_v2": fn(Handle);
+    query_stream = c"cuStreamQuery": fn(Handle);
 });
 
 functions!(Nvrtc {
@@ -82,93 +83,158 @@ functions!(Nvrtc {
 const CAPABILITY: [c_int; 2] = [75, 76];
 /// `CU_EVENT_BLOCKING_SYNC | CU_EVENT_DISABLE_TIMING`: who waits sleeps.
 const EVENT_FLAGS: c_uint = 1 | 2;
-/// Work of libtorch goes to the default stream, unless a program chooses another, and tch has no way to.
+/// `CUDA_ERROR_OUT_OF_MEMORY` and `CUDA_ERROR_NOT_READY` of cuda.h.
+const OUT_OF_MEMORY: Status = 2;
+const NOT_READY: Status = 600;
+/// libtorch queues its work on the default stream; tch cannot choose another one.
 const DEFAULT_STREAM: Handle = ptr::null_mut();
 
-/// The kernels on one GPU.
+/// A GPU, as CUDA's driver knows it.
 #[derive(Debug)]
-pub(in crate::model) struct Module {
+pub(in crate::model) struct Context {
     driver: &'static Driver,
-    context: Context,
-    /// By name. Never unloaded.
-    functions: HashMap<&'static str, Kernel>,
+    handle: Handle,
+    device: c_int,
 }
-
-#[derive(Debug)]
-struct Context(Handle);
-#[derive(Debug)]
-struct Kernel(Handle);
 
 // SAFETY: handles of the driver may be used from any thread.
 unsafe impl Send for Context {}
 // SAFETY: as above.
 unsafe impl Sync for Context {}
+
+/// The kernels on one GPU.
+#[derive(Debug)]
+pub(in crate::model) struct Module {
+    context: &'static Context,
+    /// By name. Never unloaded.
+    functions: HashMap<&'static str, Kernel>,
+}
+
+#[derive(Debug)]
+struct Kernel(Handle);
+
 // SAFETY: as above.
 unsafe impl Send for Kernel {}
 // SAFETY: as above.
 unsafe impl Sync for Kernel {}
 
-/// The kernels for a GPU, compiled once per process; or why there are none, which is logged once: the GPU then computes with
-/// libtorch's operations.
-pub(in crate::model) fn module(number: usize) -> Result<&'static Module, String> {
-    static MODULES: Mutex<BTreeMap<usize, Result<&'static Module, String>>> = Mutex::new(BTreeMap::new());
-    let mut modules = MODULES.lock().unwrap_or_else(PoisonError::into_inner);
-    let new = || match Module::new(number) {
-        Ok(module) => Ok(&*Box::leak(Box::new(module))),
-        Err(reason) => {
-            tracing::warn!(device = number, %reason, "no kernels of our own on this GPU; it will be slower");
-            Err(reason)
-        }
+/// What was found out about each GPU, or why it cannot be had.
+type PerGpu<T> = Mutex<BTreeMap<usize, Result<&'static T, String>>>;
+
+/// The value for a GPU, made once per process. Memory may be there the next time, so its lack is not remembered.
+fn once<T>(
+    all: &PerGpu<T>,
+    number: usize,
+    new: impl FnOnce() -> Result<T, DeviceError>,
+) -> Result<Result<&'static T, String>, DeviceError> {
+    let mut all = all.lock().unwrap_or_else(PoisonError::into_inner);
+    if let Some(known) = all.get(&number) {
+        return Ok(known.clone());
+    }
+    let made = match new() {
+        Ok(value) => Ok(&*Box::leak(Box::new(value))),
+        Err(error) if error.is_out_of_memory() => return Err(error),
+        Err(error) => Err(error.to_string()),
     };
-    modules.entry(number).or_insert_with(new).clone()
+    Ok(all.entry(number).or_insert(made).clone())
 }
 
-/// Waits for all work that was given to a GPU before, but not for what other threads give it meanwhile.
-pub(in crate::model) fn wait(number: usize) -> Result<(), DeviceError> {
-    match module(number) {
-        Ok(module) => module.wait(),
-        Err(_) => {
-            tch::Cuda::synchronize(number as i64);
-            Ok(())
+/// The context of a GPU that libtorch has loaded its CUDA part for, or why the driver cannot be called.
+///
+/// # Errors
+/// [`DeviceError::OutOfMemory`] when the GPU has no room for it.
+pub(in crate::model) fn context(number: usize) -> Result<Result<&'static Context, String>, DeviceError> {
+    static CONTEXTS: PerGpu<Context> = Mutex::new(BTreeMap::new());
+    once(&CONTEXTS, number, || Context::new(number))
+}
+
+/// The kernels for a GPU, compiled once per process; or why there are none, which is logged once: the GPU then computes with
+/// libtorch's operations.
+///
+/// # Errors
+/// [`DeviceError::OutOfMemory`] when the GPU has no room for them.
+pub(in crate::model) fn module(number: usize) -> Result<Result<&'static Module, String>, DeviceError> {
+    static MODULES: PerGpu<Module> = Mutex::new(BTreeMap::new());
+    once(&MODULES, number, || {
+        let made = Module::new(number);
+        if let Err(error) = &made {
+            tracing::warn!(device = number, %error, "no kernels of our own on this GPU; inference will be slower");
         }
+        made
+    })
+}
+
+impl Context {
+    fn new(number: usize) -> Result<Self, DeviceError> {
+        let driver = driver().map_err(failed)?;
+        // libtorch makes a context on the GPU with its first tensor there.
+        let _first = Tensor::f_zeros([1], (Kind::Float, tch::Device::Cuda(number)))?;
+        let (mut device, mut handle) = (0, ptr::null_mut());
+        let number = c_int::try_from(number).map_err(|error| failed(error.to_string()))?;
+        // SAFETY: pointers to variables of this function.
+        unsafe {
+            checked("cuDeviceGet", (driver.device_get)(&raw mut device, number))?;
+            checked("cuDevicePrimaryCtxRetain", (driver.retain_context)(&raw mut handle, device))?;
+        }
+        Ok(Self { driver, handle, device })
+    }
+
+    /// Such as `sm_90`.
+    fn architecture(&self) -> Result<String, DeviceError> {
+        let attribute = |which| {
+            let mut value = 0;
+            // SAFETY: a pointer to a variable of this function.
+            let status = unsafe { (self.driver.attribute)(&raw mut value, which, self.device) };
+            checked("cuDeviceGetAttribute", status).map(|()| value)
+        };
+        Ok(format!("sm_{}{}", attribute(CAPABILITY[0])?, attribute(CAPABILITY[1])?))
+    }
+
+    fn make_current(&self) -> Result<Current, DeviceError> {
+        // SAFETY: a context that this process retains for ever.
+        checked("cuCtxPushCurrent", unsafe { (self.driver.push_context)(self.handle) })?;
+        Ok(Current(self.driver))
+    }
+
+    /// Waits for all work that was given to the GPU before, but not for what other threads give it meanwhile.
+    pub(in crate::model) fn wait(&self) -> Result<(), DeviceError> {
+        let _current = self.make_current()?;
+        let mut event = ptr::null_mut();
+        // SAFETY: an event of this context, destroyed once.
+        unsafe {
+            checked("cuEventCreate", (self.driver.create_event)(&raw mut event, EVENT_FLAGS))?;
+            let recorded = checked("cuEventRecord", (self.driver.record_event)(event, DEFAULT_STREAM));
+            let awaited = recorded.and_then(|()| checked("cuEventSynchronize", (self.driver.await_event)(event)));
+            (self.driver.destroy_event)(event);
+            awaited
+        }
+    }
+
+    /// Whether the GPU still takes work: after a failed kernel every call fails until the process ends.
+    pub(in crate::model) fn is_alive(&self) -> bool {
+        let Ok(_current) = self.make_current() else { return false };
+        // SAFETY: the default stream of this context.
+        matches!(unsafe { (self.driver.query_stream)(DEFAULT_STREAM) }, 0 | NOT_READY)
     }
 }
 
 impl Module {
-    fn new(number: usize) -> Result<Self, String> {
-        let driver = driver()?;
-        // libtorch makes a context on the GPU with its first tensor there.
-        let _first =
-            Tensor::f_zeros([1], (Kind::Float, tch::Device::Cuda(number))).map_err(|error| error.to_string())?;
-        let (mut device, mut context) = (0, ptr::null_mut());
-        let number = c_int::try_from(number).map_err(|error| error.to_string())?;
-        let [mut major, mut minor] = [0, 0];
-        // SAFETY: pointers to variables of this function.
-        unsafe {
-            checked("cuDeviceGet", (driver.device_get)(&raw mut device, number))?;
-            checked("cuDevicePrimaryCtxRetain", (driver.retain_context)(&raw mut context, device))?;
-            checked("cuDeviceGetAttribute", (driver.attribute)(&raw mut major, CAPABILITY[0], device))?;
-            checked("cuDeviceGetAttribute", (driver.attribute)(&raw mut minor, CAPABILITY[1], device))?;
-        }
-        let binary = compile(nvrtc()?, &format!("sm_{major}{minor}"))?;
-        let mut this = Self { driver, context: Context(context), functions: HashMap::new() };
-        this.functions = this.load(&binary)?;
-        Ok(this)
-    }
-
-    fn load(&self, binary: &[u8]) -> Result<HashMap<&'static str, Kernel>, String> {
-        let _current = self.make_current()?;
+    fn new(number: usize) -> Result<Self, DeviceError> {
+        let context = context(number)?.map_err(failed)?;
+        let binary = compile(nvrtc().map_err(failed)?, &context.architecture()?).map_err(failed)?;
+        let _current = context.make_current()?;
+        let driver = context.driver;
         let mut module = ptr::null_mut();
         // SAFETY: a binary of NVRTC, and a pointer to a variable of this function.
-        checked("cuModuleLoadData", unsafe { (self.driver.load_module)(&raw mut module, binary.as_ptr().cast()) })?;
+        checked("cuModuleLoadData", unsafe { (driver.load_module)(&raw mut module, binary.as_ptr().cast()) })?;
         let function = |name: &&'static str| {
-            let text = CString::new(*name).map_err(|error| error.to_string())?;
+            let text = CString::new(*name).map_err(|error| failed(error.to_string()))?;
             let mut function = ptr::null_mut();
             // SAFETY: a module of this context, a name that ends with NUL, and a pointer to a variable of this function.
-            let status = unsafe { (self.driver.get_function)(&raw mut function, module, text.as_ptr()) };
+            let status = unsafe { (driver.get_function)(&raw mut function, module, text.as_ptr()) };
             checked("cuModuleGetFunction", status).map(|()| (*name, Kernel(function)))
         };
-        KERNELS.iter().map(function).collect()
+        Ok(Self { context, functions: KERNELS.iter().map(function).collect::<Result<_, DeviceError>>()? })
     }
 
     /// Starts a pass; it runs after all work that was given to the GPU before.
@@ -185,12 +251,12 @@ impl Module {
     ) -> Result<(), DeviceError> {
         let kernel = kernel_name(pass, kind, together).and_then(|name| self.functions.get(name));
         let kernel = kernel.ok_or_else(|| DeviceError::internal(format!("no kernel {pass} for {kind:?}")))?;
-        let _current = self.make_current().map_err(failed)?;
+        let _current = self.context.make_current()?;
         let blocks = (columns / together + BLOCK - 1) / BLOCK;
         let mut parameters = [arguments.cast_mut()];
         // SAFETY: the kernel takes one structure, which the driver copies before it returns.
         let status = unsafe {
-            (self.driver.launch)(
+            (self.context.driver.launch)(
                 kernel.0,
                 blocks as c_uint,
                 rows.min(GRID_ROWS) as c_uint,
@@ -204,27 +270,7 @@ impl Module {
                 ptr::null_mut(),
             )
         };
-        checked("cuLaunchKernel", status).map_err(failed)
-    }
-
-    fn wait(&self) -> Result<(), DeviceError> {
-        let _current = self.make_current().map_err(failed)?;
-        let mut event = ptr::null_mut();
-        // SAFETY: an event of this context, destroyed once.
-        let status = unsafe {
-            checked("cuEventCreate", (self.driver.create_event)(&raw mut event, EVENT_FLAGS)).map_err(failed)?;
-            let recorded = checked("cuEventRecord", (self.driver.record_event)(event, DEFAULT_STREAM));
-            let awaited = recorded.and_then(|()| checked("cuEventSynchronize", (self.driver.await_event)(event)));
-            (self.driver.destroy_event)(event);
-            awaited
-        };
-        status.map_err(failed)
-    }
-
-    fn make_current(&self) -> Result<Current, String> {
-        // SAFETY: a context that this process retains for ever.
-        checked("cuCtxPushCurrent", unsafe { (self.driver.push_context)(self.context.0) })?;
-        Ok(Current(self.driver))
+        checked("cuLaunchKernel", status)
     }
 }
 
@@ -274,15 +320,18 @@ fn failed(reason: String) -> DeviceError {
     tch::TchError::Torch(format!("CUDA: {reason}")).into()
 }
 
-/// `CUDA_ERROR_OUT_OF_MEMORY` of cuda.h.
-const OUT_OF_MEMORY: Status = 2;
-
-fn checked(call: &str, status: Status) -> Result<(), String> {
+/// The result of a call of the driver.
+fn checked(call: &str, status: Status) -> Result<(), DeviceError> {
     match status {
         0 => Ok(()),
-        OUT_OF_MEMORY => Err(format!("{call}: CUDA out of memory")),
-        code => Err(format!("{call}: error {code}")),
+        OUT_OF_MEMORY => Err(failed(format!("{call}: out of memory"))),
+        code => Err(failed(format!("{call}: error {code}"))),
     }
+}
+
+/// The result of a call of NVRTC.
+fn compiled(call: &str, status: Status) -> Result<(), String> {
+    if status == 0 { Ok(()) } else { Err(format!("{call}: error {status}")) }
 }
 
 fn driver() -> Result<&'static Driver, String> {
@@ -321,25 +370,26 @@ fn compile(nvrtc: &Nvrtc, architecture: &str) -> Result<Vec<u8>, String> {
         let name = c"kernels.cu".as_ptr();
         (nvrtc.create)(&raw mut program, source.as_ptr(), name, 1, headers.as_ptr(), names.as_ptr())
     };
-    checked("nvrtcCreateProgram", created)?;
+    compiled("nvrtcCreateProgram", created)?;
     // SAFETY: a program that was created, with texts that live until the end of this function.
-    let compiled = unsafe { (nvrtc.compile)(program, options.len() as c_int, options.as_ptr()) };
+    let status = unsafe { (nvrtc.compile)(program, options.len() as c_int, options.as_ptr()) };
     let part = |size: unsafe extern "C" fn(Handle, *mut usize) -> Status,
                 get: unsafe extern "C" fn(Handle, *mut c_char) -> Status| {
         let mut length = 0;
         // SAFETY: the program, and a pointer to a variable of this function.
-        checked("nvrtc, size", unsafe { size(program, &raw mut length) })?;
+        compiled("the size of a result of NVRTC", unsafe { size(program, &raw mut length) })?;
         let mut bytes = vec![0_u8; length];
         // SAFETY: the program, and room for as many bytes as it wants to write.
-        checked("nvrtc, copy", unsafe { get(program, bytes.as_mut_ptr().cast()) })?;
+        compiled("a result of NVRTC", unsafe { get(program, bytes.as_mut_ptr().cast()) })?;
         Ok::<_, String>(bytes)
     };
-    let result = match compiled {
+    let result = match status {
         0 => part(nvrtc.cubin_size, nvrtc.cubin),
-        _ => Err(part(nvrtc.log_size, nvrtc.log).map_or_else(
-            |error| error,
-            |log| format!("NVRTC, {architecture}: {}", String::from_utf8_lossy(&log).trim_end_matches('\0')),
-        )),
+        code => {
+            let log = part(nvrtc.log_size, nvrtc.log).unwrap_or_default();
+            let log = String::from_utf8_lossy(&log);
+            Err(format!("NVRTC, for {architecture}: error {code} {}", log.trim_end_matches('\0')))
+        }
     };
     // SAFETY: destroyed once.
     unsafe { (nvrtc.destroy)(&raw mut program) };

@@ -91,10 +91,13 @@ pub(super) struct Outputs<'t> {
 
 impl CellKernels {
     /// The kernels of a device; `None` on a CPU, and where NVRTC does not work: then libtorch's operations serve.
-    pub(super) fn of(device: Device) -> Option<Self> {
+    ///
+    /// # Errors
+    /// [`DeviceError::OutOfMemory`] when the device has no room for them.
+    pub(super) fn of(device: Device) -> Result<Option<Self>, DeviceError> {
         match device {
-            Device::Cuda(number) => cuda::module(number).ok().map(Self::Cuda),
-            _ => None,
+            Device::Cuda(number) => Ok(cuda::module(number)?.ok().map(Self::Cuda)),
+            _ => Ok(None),
         }
     }
 
@@ -166,6 +169,7 @@ impl CellKernels {
 
 fn pointer(tensor: &Tensor) -> *mut c_void {
     debug_assert!(tensor.is_contiguous(), "the kernels compute addresses of contiguous tensors");
+    debug_assert!(tensor.data_ptr().addr().is_multiple_of(8), "an access is to up to four numbers");
     tensor.data_ptr()
 }
 
@@ -197,4 +201,116 @@ unsafe extern "C" {
     fn elmo_lstm_output_f32_4(arguments: *const c_void);
     fn elmo_lstm_output_bf16_1(arguments: *const c_void);
     fn elmo_lstm_output_bf16_4(arguments: *const c_void);
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::model::tensors;
+
+    fn random(shape: &[i64], kind: Kind, scale: f64) -> Tensor {
+        (Tensor::randn(shape, (Kind::Float, Device::Cpu)) * scale).to_kind(kind)
+    }
+
+    fn bits(tensor: &Tensor) -> Vec<f32> {
+        Vec::try_from(tensor.to_kind(Kind::Float).reshape([-1])).unwrap()
+    }
+
+    /// Largest difference; a NaN in one of them only is infinitely far.
+    fn distance(one: &Tensor, other: &Tensor) -> f32 {
+        let gap = |(a, b): (&f32, &f32)| match (a.is_nan(), b.is_nan()) {
+            (true, true) => 0.0,
+            (false, false) if a == b => 0.0,
+            (false, false) => (a - b).abs(),
+            _ => f32::INFINITY,
+        };
+        bits(one).iter().zip(&bits(other)).map(gap).fold(0.0, f32::max)
+    }
+
+    /// Expected: libtorch's operations in float64, rounded once.
+    #[test]
+    fn the_cell_is_that_of_libtorch_operations() {
+        tch::manual_seed(3);
+        let (rows, width) = (3, 5);
+        for (kind, near) in [(Kind::Float, 2e-6), (Kind::BFloat16, 8e-3)] {
+            for cells in [7, 8] {
+                let sums = random(&[2, rows, 4 * cells], kind, 2.0);
+                let _ = sums.select(0, 0).select(0, 1).narrow(0, 2, 1).fill_(f64::NAN);
+                let _ = sums.select(0, 1).select(0, 2).narrow(0, 1, 1).fill_(f64::INFINITY);
+                let (bias, start) = (random(&[2, 4 * cells], Kind::Float, 1.0), random(&[2, cells], Kind::Float, 1.0));
+                let state = random(&[2, width, cells], Kind::Float, 2.0);
+                let before = state.copy();
+                let out = Tensor::zeros([2, rows, cells], (kind, Device::Cpu));
+                let begins = Tensor::from_slice(&[0_i64, 1, 0]);
+                let gates = Gates {
+                    sums: &sums,
+                    bias: &bias,
+                    state: &state,
+                    start: &start,
+                    begins: Some(begins.shallow_clone()),
+                    out: &out,
+                };
+                CellKernels::Host.cell(&gates, 1.5).unwrap();
+
+                let z = sums.to_kind(Kind::Double) + bias.to_kind(Kind::Double).unsqueeze(1);
+                let [i, j, f, o] = tensors::split(&z, [cells; 4], 2).unwrap();
+                let read = before.to_kind(Kind::Double).narrow(1, 0, rows);
+                let begun = begins.to_kind(Kind::Bool).reshape([1, rows, 1]);
+                let read = start.to_kind(Kind::Double).unsqueeze(1).where_self(&begun, &read);
+                let c = (f.sigmoid() * read + i.sigmoid() * j.tanh()).clamp(-1.5, 1.5);
+                let expected = o.sigmoid() * c.tanh();
+                assert!(distance(&state.narrow(1, 0, rows), &c) <= 2e-6, "{kind:?}, {cells} cells");
+                assert!(distance(&out, &expected) <= near, "{kind:?}, {cells} cells");
+                let (kept, others) = (state.narrow(1, rows, width - rows), before.narrow(1, rows, width - rows));
+                assert_eq!(kept, others, "rows that have ended");
+            }
+        }
+    }
+
+    /// Expected: libtorch's operations, with every bit: bounding is exact, and a sum is rounded once, to the nearest.
+    #[test]
+    fn outputs_are_those_of_libtorch_operations() {
+        tch::manual_seed(4);
+        let (rows, next_rows, all, offset) = (4, 3, 9, 2);
+        for kind in [Kind::Float, Kind::BFloat16] {
+            for size in [6, 8] {
+                for residual in [false, true] {
+                    let projected = random(&[2, rows, size], kind, 2.0);
+                    let _ = projected.select(0, 1).select(0, 0).narrow(0, 0, 1).fill_(f64::NAN);
+                    let packed = random(&[2, all, 2 * size], kind, 1.0);
+                    let before = packed.copy();
+                    let y = Tensor::zeros([2, all, size], (kind, Device::Cpu));
+                    let start = random(&[2, size], kind, 1.0);
+                    let begins = Tensor::from_slice(&[0_i64, 0, 1]);
+                    let step = Outputs {
+                        projected: &projected,
+                        rows: &packed,
+                        residual,
+                        offset,
+                        next: Some((offset + rows as usize, next_rows as usize)),
+                        y: &y,
+                        start: &start,
+                        begins: Some(begins.shallow_clone()),
+                    };
+                    CellKernels::Host.outputs(&step, 1.25).unwrap();
+
+                    let h = projected.clamp(-1.25, 1.25);
+                    let [input, previous] = tensors::split(&before, [size, size], 2).unwrap();
+                    let input = input.narrow(1, offset as i64, rows);
+                    let added = (h.to_kind(Kind::Float) + input.to_kind(Kind::Float)).to_kind(kind);
+                    let expected = if residual { added } else { h.shallow_clone() };
+                    let written = y.narrow(1, offset as i64, rows);
+                    assert_eq!(distance(&written, &expected), 0.0, "{kind:?}, {size}, {residual}");
+                    let begun = begins.to_kind(Kind::Bool).reshape([1, next_rows, 1]);
+                    let read = start.unsqueeze(1).where_self(&begun, &h.narrow(1, 0, next_rows));
+                    let expected = previous.copy();
+                    expected.narrow(1, offset as i64 + rows, next_rows).copy_(&read);
+                    let [same, found] = tensors::split(&packed, [size, size], 2).unwrap();
+                    assert_eq!(distance(&found, &expected), 0.0, "{kind:?}, {size}, {residual}");
+                    assert_eq!(distance(&same, &tensors::split(&before, [size, size], 2).unwrap()[0]), 0.0);
+                    assert_eq!(f64::try_from(y.narrow(1, 0, 2).abs().sum(Kind::Float)).unwrap(), 0.0, "other rows");
+                }
+            }
+        }
+    }
 }

@@ -100,6 +100,7 @@ impl Finished {
             let ends = packings.of(direction).ends(t);
             if !ends.is_empty() {
                 let c = c.f_narrow(0, direction as i64, 1)?;
+                // Other time loops change the cells in place.
                 parts.push(tensors::copied(&c.f_narrow(1, ends.start as i64, ends.len() as i64)?)?);
             }
         }

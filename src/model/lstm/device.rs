@@ -89,6 +89,8 @@ impl DeviceLayer {
         start: LayerState,
         capture: bool,
     ) -> Result<LayerOutput, DeviceError> {
+        // States are changed in place.
+        let _no_gradients = tch::no_grad_guard();
         let (d, p) = (self.dim as i64, self.projection);
         let (all, width) = (packings.packed_rows() as i64, packings.width() as i64);
         let empty = |shape: &[i64]| Tensor::f_empty(shape, (x.kind(), x.device()));
