@@ -776,11 +776,12 @@ fn callers_on_one_thread_take_turns_when_the_queue_is_full() {
 // --- threads and devices -----------------------------------------------------------------------------------------
 
 #[test]
-fn a_cpu_has_its_threads_and_a_gpu_two_in_the_order_of_the_devices() {
+fn a_cpu_has_its_threads_and_a_gpu_three_in_the_order_of_the_devices() {
     use DeviceName::{Cpu, Cuda};
     assert_eq!(lanes(&[Cpu], Some(3)), [Cpu, Cpu, Cpu]);
-    assert_eq!(lanes(&[Cuda(0), Cuda(1)], Some(4)), [Cuda(0), Cuda(0), Cuda(1), Cuda(1)]);
-    assert_eq!(lanes(&[Cuda(1), Cpu, Cuda(0)], Some(2)), [Cuda(1), Cuda(1), Cpu, Cpu, Cuda(0), Cuda(0)]);
+    assert_eq!(lanes(&[Cuda(0), Cuda(1)], Some(4)), [[Cuda(0); 3], [Cuda(1); 3]].concat());
+    let mixed = [vec![Cuda(1); 3], vec![Cpu; 2], vec![Cuda(0); 3]].concat();
+    assert_eq!(lanes(&[Cuda(1), Cpu, Cuda(0)], Some(2)), mixed);
     assert_eq!(lanes(&[Cpu], Some(0)), [Cpu], "there is one thread at the least");
     assert_eq!(lanes(&[Cpu], None).len(), thread::available_parallelism().unwrap().get());
     assert!(lanes(&[], Some(2)).is_empty());

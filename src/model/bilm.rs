@@ -12,7 +12,7 @@ use super::{
     device_table::DeviceTable,
     indices::{Form, Indices},
     int8,
-    lstm::{DeviceLayer, Int8Layer, LayerOutput, LstmLayer},
+    lstm::{DeviceLayer, FusedLayer, Int8Layer, LayerOutput, LstmLayer},
     packing::{MIN_WIDTH, Packings},
     parameters::{FileTensors, NamedTensors},
     start_state::{LayerState, OTHER_MODEL, StateShape},
@@ -53,6 +53,7 @@ pub struct BiLm {
 #[derive(Debug)]
 enum Layer {
     Float(LstmLayer),
+    Fused(FusedLayer),
     Device(DeviceLayer),
     Int8(Int8Layer),
 }
@@ -83,6 +84,7 @@ impl Layer {
     fn map<E>(&self, change: &mut Change<'_, E>) -> Result<Self, E> {
         Ok(match self {
             Self::Float(layer) => Self::Float(layer.map(change)?),
+            Self::Fused(layer) => Self::Fused(layer.map(change)?),
             Self::Device(layer) => Self::Device(layer.map(change)?),
             Self::Int8(layer) => Self::Int8(layer.map(change)?),
         })
@@ -98,6 +100,7 @@ impl Layer {
     ) -> Result<LayerOutput, DeviceError> {
         match self {
             Self::Float(layer) => layer.forward(x, packings, &indices.begins, start, capture),
+            Self::Fused(layer) => layer.forward(x, packings, start, capture),
             Self::Device(layer) => layer.forward(x, packings, indices.marks.as_ref(), start, capture),
             Self::Int8(layer) => layer.forward(x, packings, start, capture),
         }
@@ -106,15 +109,15 @@ impl Layer {
     fn float(&self) -> Option<&LstmLayer> {
         match self {
             Self::Float(layer) => Some(layer),
-            Self::Device(_) | Self::Int8(_) => None,
+            Self::Fused(_) | Self::Device(_) | Self::Int8(_) => None,
         }
     }
 
     /// Whether products of few rows have the bits of taller ones. Sums of integers are exact.
     fn is_narrow(&self) -> bool {
         match self {
-            Self::Float(layer) => layer.is_narrow(),
-            Self::Device(_) => false,
+            Self::Float(_) | Self::Device(_) => false,
+            Self::Fused(layer) => layer.is_narrow(),
             Self::Int8(_) => true,
         }
     }
@@ -122,16 +125,16 @@ impl Layer {
     /// In which form it reads where sentences begin.
     fn form(&self) -> Form {
         match self {
-            Self::Float(layer) if layer.is_fused() => Form::Host,
             Self::Float(_) => Form::Rows,
             Self::Device(_) => Form::Marks,
-            Self::Int8(_) => Form::Host,
+            Self::Fused(_) | Self::Int8(_) => Form::Host,
         }
     }
 
     fn flop(&self) -> f64 {
         match self {
             Self::Float(layer) => layer.flop(),
+            Self::Fused(layer) => layer.flop(),
             Self::Device(layer) => layer.flop(),
             Self::Int8(layer) => layer.flop(),
         }
@@ -267,7 +270,8 @@ impl BiLm {
                 (None, Passes::Kernels(kernels)) => {
                     Layer::Device(DeviceLayer::new(options, source, layer, precision, torch, kernels)?)
                 }
-                (None, _) => Layer::Float(LstmLayer::new(options, source, layer, precision, torch, fused)?),
+                (None, Passes::Host) => Layer::Fused(FusedLayer::new(options, source, layer)?),
+                (None, Passes::Torch) => Layer::Float(LstmLayer::new(options, source, layer, precision, torch)?),
             })
         };
         let layers = (0..options.lstm.n_layers).map(layer).collect::<Result<_, _>>()?;
@@ -326,7 +330,7 @@ impl BiLm {
         self.device
     }
 
-    /// The layers of a model in floating point numbers.
+    /// The layers of a model in libtorch's operations; none of another one.
     pub(super) fn layers(&self) -> Vec<&LstmLayer> {
         self.layers.iter().filter_map(Layer::float).collect()
     }

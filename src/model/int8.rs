@@ -23,7 +23,7 @@ const LARGEST: i64 = 127;
 /// Largest codes of weights to try: of 8 bits, and of 7.
 const WEIGHT_CODES: [i64; 2] = [LARGEST, 64];
 /// Products of at most so many rows are our own: `_int_mm` reads a matrix at half the bandwidth of memory.
-const NARROW_ROWS: i64 = 4;
+const NARROW_ROWS: i64 = 2;
 /// Row counts to try: libtorch may use other kernels for few rows.
 const HEIGHTS: [i64; 6] = [1, 2, 7, 15, 16, 256];
 

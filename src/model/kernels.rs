@@ -7,6 +7,8 @@
 //! `exp` is range reduction and a degree-6 polynomial (Cephes `expf`), relative error below 2e-7;
 //! `tanh` follows Cephes `tanhf`: an odd polynomial near zero, `1 - 2 / (exp(2x) + 1)` elsewhere.
 
+use std::ops::Range;
+
 #[inline(always)]
 fn fma<const FUSED: bool>(a: f32, b: f32, c: f32) -> f32 {
     // `mul_add` without the hardware instruction is a library call, so the portable version rounds twice.
@@ -477,13 +479,13 @@ pub(crate) fn narrow_codes(a: &[i8], b: &[i8], c: &mut [i32], k: usize) {
     }
 }
 
-/// One LSTM step for every row: `gates` `[W, 4D]` in file order i, j, f, o (the +1 of the forget gate is in
-/// its bias already), `cell` `[W, D]` is updated and clipped (never where `clip` is infinite), `out` `[W, D]` becomes
-/// `sigmoid(o) * tanh(c)`.
-pub(crate) fn lstm_cell(gates: &[f32], cell: &mut [f32], out: &mut [f32], d: usize, clip: f32) {
-    let rows = gates.chunks_exact(4 * d).zip(cell.chunks_exact_mut(d)).zip(out.chunks_exact_mut(d));
+/// One LSTM step for some columns of every row: `gates` `[W, 4C]` in file order i, j, f, o (the +1 of the forget gate is in
+/// its bias already), the `C` columns of `cell` `[W, D]` are updated and clipped (never where `clip` is infinite), and those of `out`
+/// `[W, D]` become `sigmoid(o) * tanh(c)`.
+pub(crate) fn lstm_cell(gates: &[f32], cell: &mut [f32], out: &mut [f32], d: usize, columns: Range<usize>, clip: f32) {
+    let rows = gates.chunks_exact(4 * columns.len()).zip(cell.chunks_exact_mut(d)).zip(out.chunks_exact_mut(d));
     for ((gates, cell), out) in rows {
-        cell_any(gates, cell, out, clip);
+        cell_any(gates, &mut cell[columns.clone()], &mut out[columns.clone()], clip);
     }
 }
 
@@ -716,11 +718,11 @@ mod tests {
         let d = 37; // no multiple of any vector width
         let gates: Vec<f32> = (0..4 * d).map(|i| ((i * 7919) % 1000) as f32 / 200.0 - 2.5).collect();
         let (mut cell, mut out) = (vec![0.3; d], vec![0.0; d]);
-        lstm_cell(&gates, &mut cell, &mut out, d, 3.0);
+        lstm_cell(&gates, &mut cell, &mut out, d, 0..d, 3.0);
         for k in 0..d {
             let one = [gates[k], gates[d + k], gates[2 * d + k], gates[3 * d + k]];
             let (mut c, mut o) = ([0.3], [0.0]);
-            lstm_cell(&one, &mut c, &mut o, 1, 3.0);
+            lstm_cell(&one, &mut c, &mut o, 1, 0..1, 3.0);
             assert_eq!((c[0].to_bits(), o[0].to_bits()), (cell[k].to_bits(), out[k].to_bits()));
         }
     }

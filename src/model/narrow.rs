@@ -13,7 +13,7 @@ use std::{
 
 use tch::{Device, Kind, Tensor};
 
-use super::{DeviceError, kernels, packing::MIN_WIDTH, tensors};
+use super::{DeviceError, kernels, lstm, packing::MIN_WIDTH, tensors};
 use crate::options::ModelOptions;
 
 /// Length of a block; an inner dimension below two blocks is cut in half.
@@ -52,7 +52,7 @@ unsafe fn multiply_in(c: &mut Tensor, a: &Tensor, b: &Tensor, blocks: &[usize], 
 pub fn is_exact_for(options: &ModelOptions) -> Result<bool, DeviceError> {
     let (d, p) = (options.lstm.dim as i64, options.lstm.projection_dim as i64);
     let projected = || Ok::<_, DeviceError>(p >= tensors::MIN_COLUMNS && is_exact(d, p)?);
-    Ok(is_exact(p, 4 * d)? && (!options.has_projection() || projected()?))
+    Ok(is_exact(p, 4 * lstm::tile_cells(d))? && (!options.has_projection() || projected()?))
 }
 
 /// Whether products `[m, k] x [k, n]` with few rows have the bits of taller ones on this processor. Tried once per process and shape.

@@ -19,6 +19,14 @@ pub(crate) trait NamedTensors {
     /// [`DeviceError::MissingTensor`], [`DeviceError::TensorShape`], or when libtorch fails.
     fn tensor(&self, name: &str) -> Result<Tensor, DeviceError>;
 
+    /// Calls `user` with a tensor that is gone afterwards: it may be the memory of a file. `user` copies what it needs.
+    ///
+    /// # Errors
+    /// As [`NamedTensors::tensor`], and as `user`.
+    fn read(&self, name: &str, user: &mut dyn FnMut(&Tensor) -> Result<(), DeviceError>) -> Result<(), DeviceError> {
+        user(&self.tensor(name)?)
+    }
+
     /// The same for both directions of a layer, each cut along its first dimension and stacked: parts `[2, size, ..]`. Weights are
     /// copied once, which at the largest size takes a tenth of a second.
     ///
@@ -63,6 +71,17 @@ impl FileTensors<'_> {
         }
         Ok((shape.iter().map(|&dim| dim as i64).collect(), data))
     }
+
+    /// A tensor on the memory of the weights.
+    ///
+    /// # Safety
+    /// The tensor must be gone before the weights are, and nothing may write to it.
+    unsafe fn view(&self, name: &str) -> Result<Tensor, DeviceError> {
+        let (shape, data) = self.find(name)?;
+        let strides: Vec<i64> = (1..=shape.len()).map(|d| shape[d..].iter().product()).collect();
+        // SAFETY: the shape is that of the data (checked in `find`).
+        Ok(unsafe { Tensor::f_from_blob(data.as_ptr().cast(), &shape, &strides, Kind::Float, Device::Cpu)? })
+    }
 }
 
 impl NamedTensors for FileTensors<'_> {
@@ -72,13 +91,14 @@ impl NamedTensors for FileTensors<'_> {
     }
 
     fn stacked(&self, names: [&str; 2], sizes: &[i64]) -> Result<Vec<Tensor>, DeviceError> {
-        let view = |name: &str| -> Result<Tensor, DeviceError> {
-            let (shape, data) = self.find(name)?;
-            let strides: Vec<i64> = (1..=shape.len()).map(|d| shape[d..].iter().product()).collect();
-            // SAFETY: the shape is that of the data (checked in `find`). The view is gone before the data are: stacking copies.
-            Ok(unsafe { Tensor::f_from_blob(data.as_ptr().cast(), &shape, &strides, Kind::Float, Device::Cpu)? })
-        };
-        stack_parts([view(names[0])?, view(names[1])?], sizes)
+        // SAFETY: the views are gone at the end of this function: stacking copies.
+        let views = unsafe { [self.view(names[0])?, self.view(names[1])?] };
+        stack_parts(views, sizes)
+    }
+
+    fn read(&self, name: &str, user: &mut dyn FnMut(&Tensor) -> Result<(), DeviceError>) -> Result<(), DeviceError> {
+        // SAFETY: the view is gone at the end of this function; users copy, as the trait demands.
+        user(&unsafe { self.view(name)? })
     }
 }
 

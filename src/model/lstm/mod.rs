@@ -27,12 +27,17 @@ mod fused;
 mod int8;
 mod trained;
 
-pub(crate) use self::{device::DeviceLayer, int8::Int8Layer, trained::Kept};
+pub(crate) use self::{
+    device::DeviceLayer,
+    fused::{FusedLayer, tile_cells},
+    int8::Int8Layer,
+    trained::Kept,
+};
 
 use tch::{Device, Kind, Tensor};
 
 use super::{
-    DeviceError, Precision, narrow,
+    DeviceError, Precision,
     packing::{Chunk, Packings, Step},
     parameters::NamedTensors,
     scalar_ops,
@@ -52,9 +57,6 @@ pub(crate) struct LstmLayer {
     residual: bool,
     dim: usize,
     clips: Clips,
-    fused: bool,
-    /// Products of fewer rows than MKL has steady bits for are our own.
-    narrow: bool,
 }
 
 /// Bounds of the cell state and of the projected output, as the options give them.
@@ -87,7 +89,6 @@ impl LstmLayer {
         layer: usize,
         precision: Precision,
         device: Device,
-        fused: bool,
     ) -> Result<Self, DeviceError> {
         let lstm = &options.lstm;
         let (d, p) = (lstm.dim as i64, lstm.projection_dim as i64);
@@ -104,7 +105,6 @@ impl LstmLayer {
             }
             false => None,
         };
-        let narrow = fused && narrow::is_exact_for(options)?;
         Ok(Self {
             w_x: place(w_x)?,
             w_h: place(w_h)?,
@@ -114,8 +114,6 @@ impl LstmLayer {
             residual: layer > 0 && lstm.use_skip_connections,
             dim: lstm.dim,
             clips: Clips::new(options),
-            fused,
-            narrow,
         })
     }
 
@@ -123,16 +121,6 @@ impl LstmLayer {
     pub(crate) fn map<E>(&self, change: &mut Change<'_, E>) -> Result<Self, E> {
         let (w_x, w_h, bias) = (change(&self.w_x)?, change(&self.w_h)?, change(&self.bias)?);
         Ok(Self { w_x, w_h, bias, w_p: self.w_p.as_ref().map(change).transpose()?, ..*self })
-    }
-
-    /// Whether the time loop is our own, which reads indices in host memory.
-    pub(crate) fn is_fused(&self) -> bool {
-        self.fused
-    }
-
-    /// Whether products of few rows have the bits of taller ones.
-    pub(crate) fn is_narrow(&self) -> bool {
-        self.narrow
     }
 
     /// Runs both directions over a packed batch: `x` `[2, R, in]`, `start` in packed rows, which are changed in place.
@@ -144,11 +132,7 @@ impl LstmLayer {
         start: LayerState,
         capture: bool,
     ) -> Result<LayerOutput, DeviceError> {
-        let (h, last_cells) = if self.fused {
-            self.steps_fused(x, packings, start, capture)?
-        } else {
-            self.steps_batched(x, packings, begins, start, capture)?
-        };
+        let (h, last_cells) = self.steps_batched(x, packings, begins, start, capture)?;
         let last = last_state(&h, last_cells, packings)?;
         let y = if self.residual { h.f_add(x)? } else { h };
         Ok(LayerOutput { y, last })
@@ -162,6 +146,11 @@ impl LstmLayer {
     }
 }
 
+/// The name of a tensor of a direction (0 is forward, 1 backward) and layer.
+fn name_in(direction: usize, layer: usize, what: &str) -> String {
+    format!("RNN_{direction}/RNN/MultiRNNCell/Cell{layer}/LSTMCell/{what}")
+}
+
 /// A tensor of a layer, cut along its first dimension, in both directions, the forward one first: parts `[2, size, ..]`.
 fn both_directions<const N: usize>(
     source: &dyn NamedTensors,
@@ -170,8 +159,7 @@ fn both_directions<const N: usize>(
     sizes: [i64; N],
     kind: Kind,
 ) -> Result<[Tensor; N], DeviceError> {
-    let name = |r: usize| format!("RNN_{r}/RNN/MultiRNNCell/Cell{layer}/LSTMCell/{what}");
-    let parts = source.stacked([&name(0), &name(1)], &sizes)?;
+    let parts = source.stacked([&name_in(0, layer, what), &name_in(1, layer, what)], &sizes)?;
     let parts = parts.into_iter().map(|part| Ok(part.f_to_kind(kind)?)).collect::<Result<Vec<_>, DeviceError>>()?;
     tensors::exactly(parts)
 }
