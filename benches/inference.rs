@@ -215,7 +215,7 @@ fn submit(columns: &ColumnEmbedder, texts: &[ArrayRef], duration: Duration) -> R
     results.into_iter().try_for_each(|result| Ok(result.map_err(|_| "a thread has panicked")??))
 }
 
-/// Tokens per second of the token layer's table and the LSTM layers, of one batch after the other; nothing is downloaded.
+/// Tokens per second of the LSTM layers, of one batch after the other; nothing is downloaded.
 fn layers_alone(
     size: PublishedSize,
     device: DeviceName,

@@ -61,7 +61,7 @@ impl DeviceName {
         Some(found.map_err(|error| error.to_string()).and_then(|module| module.map(|_| ())))
     }
 
-    /// Waits until the device has finished all work that this process gave it before. A CPU has no queue.
+    /// Waits until the device has finished all work that libtorch has given it. A CPU has no queue.
     ///
     /// # Errors
     /// [`DeviceError`] when that work has failed, or there is no such device.

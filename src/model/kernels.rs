@@ -316,7 +316,7 @@ fn narrow_rows<const FUSED: bool>(a: &[f32], b: &[f32], c: &mut [f32], blocks: &
     }
 }
 
-/// `c = a b` of codes within -127..=127.
+/// `c = a b` of codes. Those of weights are within -127..=127; a row with NaN may have -128.
 #[inline(always)]
 fn narrow_codes_rows<const FUSED: bool>(a: &[i8], b: &[i8], c: &mut [i32], k: usize) {
     let (rows, n) = (a.len() / k, b.len() / k);
@@ -333,7 +333,7 @@ fn narrow_codes_rows<const FUSED: bool>(a: &[i8], b: &[i8], c: &mut [i32], k: us
                 let f: [i16; 4] = std::array::from_fn(|i| i16::from(a[row * k + q + i]));
                 let c = &mut c[sums(row)];
                 for j in 0..width {
-                    // The sum of two products is at most 32,258, which 16 bits hold: nothing wraps.
+                    // The sum of two products is at most 2 x 128 x 127, which 16 bits hold: nothing wraps.
                     let product = |i: usize, b: i8| f[i].wrapping_mul(i16::from(b));
                     let one = product(0, b0[j]).wrapping_add(product(1, b1[j]));
                     let two = product(2, b2[j]).wrapping_add(product(3, b3[j]));
@@ -465,7 +465,7 @@ pub(crate) fn narrow_product(a: &[f32], b: &[f32], c: &mut [f32], blocks: &[usiz
     narrow_any(a, b, c, blocks, adds);
 }
 
-/// `c = a b` for few rows of codes: `[m, k] x [k, n]`, row-major. Codes are within -127..=127; sums are exact.
+/// `c = a b` for few rows of codes: `[m, k] x [k, n]`, row-major. Sums are exact; codes of `b` are within -127..=127.
 ///
 /// # Panics
 /// When the lengths do not belong together.
@@ -710,6 +710,23 @@ mod tests {
                 (unclipped(place).abs() - clip).abs() < 0.03 || (found - expected).abs() < 0.02,
                 "{k}: {found}, not {expected}"
             );
+        }
+    }
+
+    #[test]
+    fn some_columns_of_a_step_leave_the_others() {
+        let (d, columns) = (17, 5..12);
+        let number = |i: usize| (i * 7919 % 1000) as f32 / 300.0 - 1.5;
+        let gates: Vec<f32> = (0..2 * 4 * columns.len()).map(number).collect();
+        let (mut cell, mut out) = (vec![0.25; 2 * d], vec![7.0; 2 * d]);
+        lstm_cell(&gates, &mut cell, &mut out, d, columns.clone(), 3.0);
+        for (row, gates) in gates.chunks(4 * columns.len()).enumerate() {
+            let (mut c, mut o) = (vec![0.25; columns.len()], vec![0.0; columns.len()]);
+            lstm_cell(gates, &mut c, &mut o, columns.len(), 0..columns.len(), 3.0);
+            for k in 0..d {
+                let expected = if columns.contains(&k) { (c[k - 5], o[k - 5]) } else { (0.25, 7.0) };
+                assert_eq!((cell[row * d + k], out[row * d + k]), expected, "{row}, {k}");
+            }
         }
     }
 

@@ -135,7 +135,7 @@ mod tests {
     /// The trial must not accept sums in another order: of two orders, at most one can have MKL's bits.
     #[test]
     fn another_order_of_sums_is_noticed() {
-        for (k, n) in [(1024, 128), (256, 512), (2048, 256), (512, 2048)] {
+        for (k, n) in [(1024, 128), (256, 512), (2048, 256), (512, 512)] {
             let others = [vec![k as usize], vec![k as usize / 4, k as usize]];
             let orders = [vec![blocks(k as usize)], others.to_vec()].concat();
             let exact = orders.iter().filter(|blocks| try_out(k, n, blocks).unwrap()).count();

@@ -19,16 +19,23 @@ pub(crate) trait NamedTensors {
     /// [`DeviceError::MissingTensor`], [`DeviceError::TensorShape`], or when libtorch fails.
     fn tensor(&self, name: &str) -> Result<Tensor, DeviceError>;
 
-    /// Calls `user` with a tensor that is gone afterwards: it may be the memory of a file. `user` copies what it needs.
+    /// Calls `user` with a tensor, which may be a view of weights that live only as long as the call.
     ///
     /// # Errors
     /// As [`NamedTensors::tensor`], and as `user`.
-    fn read(&self, name: &str, user: &mut dyn FnMut(&Tensor) -> Result<(), DeviceError>) -> Result<(), DeviceError> {
+    ///
+    /// # Safety
+    /// `user` copies what it needs: it keeps neither the tensor nor a view of it.
+    unsafe fn read(
+        &self,
+        name: &str,
+        user: &mut dyn FnMut(&Tensor) -> Result<(), DeviceError>,
+    ) -> Result<(), DeviceError> {
         user(&self.tensor(name)?)
     }
 
-    /// The same for both directions of a layer, each cut along its first dimension and stacked: parts `[2, size, ..]`. Weights are
-    /// copied once, which at the largest size takes a tenth of a second.
+    /// The tensors of both directions, each cut along its first dimension, and the parts of both stacked: `[2, size, ..]`. Weights are
+    /// copied once.
     ///
     /// # Errors
     /// As [`NamedTensors::tensor`].
@@ -43,7 +50,8 @@ fn stack_parts(directions: [Tensor; 2], sizes: &[i64]) -> Result<Vec<Tensor>, De
     forward.into_iter().zip(backward).map(|(forward, backward)| Ok(Tensor::f_stack(&[forward, backward], 0)?)).collect()
 }
 
-/// The tensors of a file on the host. Each is copied when it is asked for, so that a model is never there twice.
+/// The tensors of a file on the host. Each is copied when it is asked for, or lent for copying a part, so that a model is never there
+/// twice.
 pub(crate) struct FileTensors<'w> {
     plan: Vec<TensorSpec>,
     weights: &'w Weights,
@@ -96,8 +104,12 @@ impl NamedTensors for FileTensors<'_> {
         stack_parts(views, sizes)
     }
 
-    fn read(&self, name: &str, user: &mut dyn FnMut(&Tensor) -> Result<(), DeviceError>) -> Result<(), DeviceError> {
-        // SAFETY: the view is gone at the end of this function; users copy, as the trait demands.
+    unsafe fn read(
+        &self,
+        name: &str,
+        user: &mut dyn FnMut(&Tensor) -> Result<(), DeviceError>,
+    ) -> Result<(), DeviceError> {
+        // SAFETY: the view is gone at the end of this function, and the caller promises that no other is left.
         user(&unsafe { self.view(name)? })
     }
 }

@@ -173,8 +173,8 @@ fn steady_height_of(k: i64, n: i64, heights: Heights) -> Result<Option<usize>, D
 /// Rate of libtorch's own matrix product on the shapes of a model's LSTMs, in GFLOP/s.
 ///
 /// Every lane (a CPU core, or a GPU) runs products for `seconds`, all lanes at the same time, as the engine does. The
-/// rates of the shapes are weighted by their share of the work of a token. On a CPU in float32 the gates are multiplied in tiles, as in
-/// the time loop.
+/// rates of the shapes are weighted by their share of the work of a token. The time loop of inference on a CPU multiplies in tiles, which
+/// is faster than these whole products.
 ///
 /// # Errors
 /// [`DeviceError`] when a device has no room or libtorch fails.
@@ -187,8 +187,7 @@ pub fn matmul_ceiling(
     device::set_up_cpu();
     lanes.iter().for_each(|&lane| precision.choose(lane));
     let (d, p) = (options.lstm.dim as i64, options.lstm.projection_dim as i64);
-    let in_tiles = precision == Precision::F32 && lanes.iter().all(|&lane| lane == DeviceName::Cpu);
-    let mut shapes = vec![(2 * p, 4 * if in_tiles { lstm::tile_cells(d) } else { d })];
+    let mut shapes = vec![(2 * p, 4 * d)];
     if options.has_projection() {
         shapes.push((d, p));
     }

@@ -137,7 +137,7 @@ enum Command {
 pub fn main() -> ! {
     #[cfg(feature = "cluster")]
     args::set_stack_size();
-    crate::large_pages::for_libtorch();
+    crate::large_pages::ask();
     let exit = run();
     // Printing has reported its errors and flushed; this is for output of libraries.
     let _ = io::stdout().flush();

@@ -139,7 +139,7 @@ fn once<T>(
     Ok(all.entry(number).or_insert(made).clone())
 }
 
-/// The context of a GPU that libtorch has loaded its CUDA part for, or why the driver cannot be called.
+/// The context of a GPU, or why the driver cannot be called. libtorch must have loaded its CUDA part.
 ///
 /// # Errors
 /// [`DeviceError::OutOfMemory`] when the GPU has no room for it.
@@ -157,7 +157,9 @@ pub(in crate::model) fn module(number: usize) -> Result<Result<&'static Module, 
     static MODULES: PerGpu<Module> = Mutex::new(BTreeMap::new());
     once(&MODULES, number, || {
         let made = Module::new(number);
-        if let Err(error) = &made {
+        if let Err(error) = &made
+            && !error.is_out_of_memory()
+        {
             tracing::warn!(device = number, %error, "no kernels of our own on this GPU; inference will be slower");
         }
         made
@@ -196,7 +198,7 @@ impl Context {
         Ok(Current(self.driver))
     }
 
-    /// Waits for all work that was given to the GPU before, but not for what other threads give it meanwhile.
+    /// Waits for all work that is in libtorch's stream, but not for what other threads add to it meanwhile.
     pub(in crate::model) fn wait(&self) -> Result<(), DeviceError> {
         let _current = self.make_current()?;
         let mut event = ptr::null_mut();

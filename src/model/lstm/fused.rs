@@ -1,8 +1,8 @@
 //! The time loop with our own pass over the gates, direction by direction: float32 on CPU, no gradients.
 //!
-//! The cells are cut into *tiles*. The weights of the gates of a tile are one matrix, so its products and the pass over its gates stay
-//! in the second-level cache, and MKL reads memory in order. In one product over all cells it takes 10 % longer with 256 rows of the
-//! largest published shape, and 30 % with 16. The bits are the same.
+//! The cells are cut into *tiles*. The weights of the gates of a tile are one matrix, which MKL reads from its first to its last number,
+//! and the gates of a step of 256 rows are still in the second-level cache when the pass over them begins. One product over all cells
+//! takes more time: see `benches/NOTES.md`. Columns of a product are summed independently of each other.
 
 use tch::{Device, Kind, Tensor};
 
@@ -10,7 +10,7 @@ use super::{Clips, LayerOutput, both_directions, last_state, name_in, steps_of, 
 use crate::{
     model::{
         DeviceError, kernels, narrow,
-        packing::{MIN_WIDTH, Packing, Packings},
+        packing::{Chunk, MIN_WIDTH, Packing, Packings},
         parameters::NamedTensors,
         start_state::LayerState,
         tensors::{self, Change},
@@ -21,22 +21,26 @@ use crate::{
 /// Packed rows of one input product: larger outputs leave the cache before the time loop reads them.
 pub(super) const CHUNK_ROWS: usize = 256;
 
-/// Cells of a tile: the gates of 256 rows are half a MiB.
-const TILE: i64 = 128;
+/// Largest number of cells of a tile: the gates of 256 rows are some 0.6 MiB.
+const MOST_CELLS: i64 = 160;
+/// Cells of a tile are a multiple of this number, so that products have whole vectors.
+const CELLS_STEP: i64 = 16;
 
 const FLOAT_ON_HOST: (Kind, Device) = (Kind::Float, Device::Cpu);
 
-/// Cells of a tile of a layer with `d` cells: all, if they are not a multiple of a tile.
+/// Cells of a tile of a layer with `d` cells: all, if there is no number that divides them.
 pub(crate) fn tile_cells(d: i64) -> i64 {
-    if d % TILE == 0 { TILE } else { d }
+    let sizes = (1..=MOST_CELLS / CELLS_STEP).rev().map(|n| n * CELLS_STEP);
+    // Smaller tiles would be more calls than they are worth.
+    sizes.take_while(|&cells| 2 * cells > MOST_CELLS).find(|cells| d % cells == 0).unwrap_or(d)
 }
 
-/// Both directions of one layer. `T` tiles of `C` cells make `D`.
+/// Both directions of one layer: `N` tiles of `G / 4` cells, which have `G` gates.
 #[derive(Debug)]
 pub(crate) struct FusedLayer {
-    w_x: Tensor,         // [2, T, in, 4C]
-    w_h: Tensor,         // [2, T, P, 4C]
-    bias: Tensor,        // [2, T, 4C], +1 in the forget block
+    w_x: Tensor,         // [2, N, in, G]
+    w_h: Tensor,         // [2, N, P, G]
+    bias: Tensor,        // [2, N, G], +1 in the forget block
     w_p: Option<Tensor>, // [2, D, P], at least `tensors::MIN_COLUMNS` wide
     projection: i64,     // P
     residual: bool,
@@ -48,9 +52,9 @@ pub(crate) struct FusedLayer {
 
 /// The weights of the gates of a tile in one direction.
 struct Tile {
-    w_x: Tensor,  // [in, 4C]
-    w_h: Tensor,  // [P, 4C]
-    bias: Tensor, // [4C]
+    w_x: Tensor,  // [in, G]
+    w_h: Tensor,  // [P, G]
+    bias: Tensor, // [G]
 }
 
 impl FusedLayer {
@@ -124,8 +128,14 @@ impl FusedLayer {
         let [_, tiles, columns] = self.bias.size3()?.into();
         let chunks = packings.chunks(CHUNK_ROWS);
         let out = Tensor::f_empty([2, packings.packed_rows() as i64, self.projection], FLOAT_ON_HOST)?;
-        let largest = chunks.iter().map(|chunk| chunk.rows).max().unwrap_or(0) as i64;
-        let gates = Tensor::f_empty([tiles, largest, columns], FLOAT_ON_HOST)?.f_unbind(0)?;
+        // The gates of several steps are computed for all tiles before the first step, those of one step tile by tile.
+        let is_one_step = |chunk: &Chunk| chunk.end - chunk.first == 1;
+        let largest = |one_step: bool| {
+            let rows = chunks.iter().filter(|chunk| is_one_step(chunk) == one_step).map(|chunk| chunk.rows);
+            rows.max().unwrap_or(0) as i64
+        };
+        let gates = Tensor::f_empty([tiles, largest(false), columns], FLOAT_ON_HOST)?.f_unbind(0)?;
+        let gates_of_one = Tensor::f_empty([largest(true), columns], FLOAT_ON_HOST)?;
         let activated = Tensor::f_empty([packings.width() as i64, self.dim as i64], FLOAT_ON_HOST)?;
         let last = Captured::new(capture, packings, self.dim as i64)?;
         for direction in 0..2 {
@@ -139,8 +149,7 @@ impl FusedLayer {
                 Constant { h: tensors::download(&rows_of(&h, 0, 1)?)?, c: tensors::download(&rows_of(&cell, 0, 1)?)? };
             for chunk in &chunks {
                 let input = rows_of(&x, chunk.offset, chunk.rows)?;
-                // The gates of a chunk of one step need no memory beyond those of a tile.
-                let is_one_step = chunk.end - chunk.first == 1;
+                let is_one_step = is_one_step(chunk);
                 if !is_one_step {
                     for (tile, gates) in tiles.iter().zip(&gates) {
                         tile.read_input(&mut rows_of(gates, 0, chunk.rows)?, &input)?;
@@ -156,7 +165,7 @@ impl FusedLayer {
                     let mut c = rows_of(&cell, 0, step.width)?;
                     let mut m = rows_of(&activated, 0, step.width)?;
                     for (n, tile) in tiles.iter().enumerate() {
-                        let gates = if is_one_step { &gates[0] } else { &gates[n] };
+                        let gates = if is_one_step { &gates_of_one } else { &gates[n] };
                         let mut z = rows_of(gates, step.offset - chunk.offset, step.width)?;
                         if is_one_step {
                             tile.read_input(&mut z, &input)?;
@@ -179,7 +188,7 @@ impl FusedLayer {
         Ok(weights.map(|((w_x, w_h), bias)| Tile { w_x, w_h, bias }).collect())
     }
 
-    /// The gates of tile `n` in one step: `z` `[w, 4C]`, its columns of `c` `[w, D]` are updated, and of `m` `[w, D]` become
+    /// The gates of tile `n` in one step: `z` `[w, G]`, its columns of `c` `[w, D]` are updated, and of `m` `[w, D]` become
     /// `sigmoid(o) * tanh(c)`.
     fn activate(&self, z: &Tensor, n: usize, c: &mut Tensor, m: &mut Tensor) {
         let clip = self.clips.cell.map_or(f32::INFINITY, |clip| clip as f32);
@@ -211,14 +220,14 @@ impl FusedLayer {
 }
 
 impl Tile {
-    /// The part of the gates that does not depend on the previous step: `[r, in] -> [r, 4C]`
+    /// The part of the gates that does not depend on the previous step: `[r, in] -> [r, G]`
     fn read_input(&self, gates: &mut Tensor, input: &Tensor) -> Result<(), DeviceError> {
         gates.f_copy_(&self.bias.f_expand_as(&*gates)?)?;
         add_product(gates, input, &self.w_x)
     }
 }
 
-/// Some rows of `W_0` `[in + P, 4D]` in both directions, cut into tiles: `[2, T, rows, 4C]`. Weights are copied once.
+/// Some rows of `W_0` `[in + P, 4D]` in both directions, cut into tiles: `[2, N, rows, G]`. Weights are copied once.
 fn tiled(
     source: &dyn NamedTensors,
     layer: usize,
@@ -227,11 +236,13 @@ fn tiled(
 ) -> Result<Tensor, DeviceError> {
     let result = Tensor::f_empty([2, tiles, rows, 4 * cells], FLOAT_ON_HOST)?;
     for direction in 0..2 {
-        source.read(&name_in(direction, layer, "W_0"), &mut |weights| {
+        let mut copy = |weights: &Tensor| {
             let parts = weights.f_narrow(0, first, rows)?.f_view([rows, 4, tiles, cells])?.f_permute([2, 0, 1, 3])?;
             result.f_select(0, direction as i64)?.f_view([tiles, rows, 4, cells])?.f_copy_(&parts)?;
             Ok(())
-        })?;
+        };
+        // SAFETY: the weights are copied.
+        unsafe { source.read(&name_in(direction, layer, "W_0"), &mut copy)? };
     }
     Ok(result)
 }
@@ -292,5 +303,62 @@ impl Captured {
             kept.f_copy_(&rows_of(cell, ends.start, ends.len())?)?;
         }
         Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{
+        model::{BiLm, DeviceName, Precision},
+        tiny,
+    };
+
+    #[test]
+    fn cells_of_tiles() {
+        let sizes =
+            [(4096, 128), (2048, 128), (1024, 128), (480, 160), (128, 128), (256, 128), (11, 11), (200, 200), (96, 96)];
+        for (d, cells) in sizes {
+            assert_eq!(tile_cells(d), cells, "{d}");
+        }
+    }
+
+    /// Several tiles; steps of more rows than a chunk has, of fewer, and of one; rows with several sentences. Expected: the bits of each
+    /// sentence alone, and the numbers of libtorch's operations.
+    #[test]
+    fn a_sentence_has_the_same_bits_in_steps_of_any_width() {
+        let mut options = tiny::options();
+        (options.lstm.dim, options.lstm.projection_dim) = (256, 32);
+        let weights = tiny::weights(&options);
+        let model = BiLm::new(&options, &weights, DeviceName::Cpu, Precision::F32).unwrap();
+        let words = ["it", "rained", "so", "we", "stayed", "at", "home"];
+        let table = model.token_vectors(&words).unwrap();
+        let sentence =
+            |s: usize| (0..1 + s * s % 5).map(|t| ((s * 3 + t * t) % words.len()) as i64).collect::<Vec<_>>();
+        let sentences: Vec<Vec<i64>> = (0..700).map(sentence).collect();
+        let places: Vec<usize> = (0..sentences.len()).collect();
+        let start = model.zero_state().unwrap();
+        let vectors = |model: &BiLm, batch: &[Vec<i64>], in_row: usize| -> Vec<Vec<f32>> {
+            let rows = places[..batch.len()].chunks(in_row).map(<[usize]>::to_vec).collect();
+            let found = model.run_in_rows(&table, batch, rows, &start).unwrap();
+            let layer = found.combine(&[(found.n_layers() - 1, 1.0)]).unwrap();
+            let of = |(s, sentence): (usize, &Vec<i64>)| {
+                let mut all = vec![0.0; sentence.len() * layer.width()];
+                all.chunks_mut(layer.width()).enumerate().for_each(|(i, out)| layer.token(&found, s, i, out));
+                all
+            };
+            batch.iter().enumerate().map(of).collect()
+        };
+        let together = vectors(&model, &sentences, 2);
+        for size in [1, 3, 20, 300] {
+            let parts: Vec<Vec<f32>> =
+                sentences.chunks(size).take(40).flat_map(|part| vectors(&model, part, 1)).collect();
+            assert!(parts.iter().zip(&together).all(|(a, b)| a == b), "batches of {size}");
+        }
+        let torch = BiLm::with_torch_operations(&options, &weights, DeviceName::Cpu, Precision::F32).unwrap();
+        let expected = vectors(&torch, &sentences, 1);
+        for (found, expected) in together.iter().flatten().zip(expected.iter().flatten()) {
+            assert!((found - expected).abs() <= 2e-6, "{found} {expected}");
+        }
     }
 }

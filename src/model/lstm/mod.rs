@@ -15,7 +15,7 @@
 //!
 //! | time loop | where |
 //! |---|---|
-//! | `fused.rs` | inference on a CPU in float32: direction by direction, with our own pass over the gates. All cores are busy, so running the directions at once would gain nothing |
+//! | `fused.rs` | inference on a CPU in float32: direction by direction, with our own pass over the gates, in tiles of cells. All cores are busy, so running the directions at once would gain nothing |
 //! | `int8.rs` | the same with products of 8-bit integers |
 //! | `device.rs` | inference on a GPU: products batched over both directions, which is half as many launches, each of twice the work, and our own kernels between them |
 //! | `batched.rs` | everything else, in libtorch's operations: gradients flow through this loop only |
@@ -123,7 +123,7 @@ impl LstmLayer {
         Ok(Self { w_x, w_h, bias, w_p: self.w_p.as_ref().map(change).transpose()?, ..*self })
     }
 
-    /// Runs both directions over a packed batch: `x` `[2, R, in]`, `start` in packed rows, which are changed in place.
+    /// Runs both directions over a packed batch: `x` `[2, R, in]`, `start` in packed rows; other time loops than this one change it in place.
     pub(crate) fn forward(
         &self,
         x: &Tensor,
