@@ -1,4 +1,5 @@
-//! CUDA's driver and its run-time compiler (NVRTC), found in the libraries that libtorch has loaded or brought: tch has neither.
+//! CUDA's driver and its run-time compiler (NVRTC), which tch does not have: their functions are looked up in the shared libraries of the
+//! driver and of libtorch.
 
 use std::{
     collections::{BTreeMap, HashMap},
@@ -19,7 +20,7 @@ const BLOCK: i64 = 128;
 /// Most blocks of a grid in the dimension of rows; the kernels loop over the rest.
 const GRID_ROWS: i64 = 65_535;
 
-/// Handles of the driver; null or opaque.
+/// An object of the driver or of NVRTC, behind a pointer.
 type Handle = *mut c_void;
 type Status = c_int;
 
@@ -118,10 +119,10 @@ unsafe impl Send for Kernel {}
 // SAFETY: as above.
 unsafe impl Sync for Kernel {}
 
-/// What was found out about each GPU, or why it cannot be had.
+/// A value for each GPU, or why there is none.
 type PerGpu<T> = Mutex<BTreeMap<usize, Result<&'static T, String>>>;
 
-/// The value for a GPU, made once per process. Memory may be there the next time, so its lack is not remembered.
+/// The value for a GPU, made once per process. Out of memory is not remembered: there may be room the next time.
 fn once<T>(
     all: &PerGpu<T>,
     number: usize,

@@ -1,8 +1,8 @@
 //! The time loop of GPUs, without gradients: both directions in one product, and our own kernels between the products.
 //!
 //! A row of a step is its input and the previous output side by side, so that one product makes its gates. The gates go through
-//! memory once. Were the products of the input computed for many steps at once, as in `batched.rs`, the gates would go there three
-//! times, which costs more than reading the weights of the input at every step, from some 300 rows on.
+//! memory once. If the products of the input were computed for many steps at once, as in `batched.rs`, the gates would go through memory
+//! three times. From some 300 rows on, that takes longer than reading the weights of the input at every step.
 
 use tch::{Device, Kind, Tensor};
 
