@@ -1,10 +1,8 @@
 //! A model on its devices.
 
 use std::{
-    collections::BTreeSet,
     path::Path,
     sync::{Arc, Mutex, PoisonError},
-    thread,
 };
 
 use crate::{
@@ -76,29 +74,8 @@ impl Elmo {
     /// [`Error::Engine`](crate::error::Error::Engine) when a thread cannot be started.
     pub fn from_data(data: ModelData, settings: &EmbedderSettings) -> Result<Self> {
         let devices = model::resolve_devices(&settings.devices)?;
-        // With int8, the convolutions are in float32.
-        let checks =
-            devices.contains(&DeviceName::Cpu) && matches!(settings.precision, Precision::F32 | Precision::Int8);
         let ModelData { options, weights, fingerprint, mix, warm_state, lm_head, name, untrained, .. } = data;
-        let models = thread::scope(|scope| {
-            // Both take some tenths of a second with the largest published model.
-            let check = || check_products(&options);
-            let checked = checks.then(|| thread::Builder::new().spawn_scoped(scope, check));
-            let checked = match checked {
-                // The system has no thread left.
-                Some(Err(_)) => {
-                    check()?;
-                    None
-                }
-                started => started.and_then(std::result::Result::ok),
-            };
-            let models = load(&options, &weights, &engine::lanes(&devices, settings.threads), settings.precision);
-            match checked.map(thread::ScopedJoinHandle::join) {
-                Some(Err(panic)) => std::panic::resume_unwind(panic),
-                Some(Ok(Err(error))) => Err(error),
-                Some(Ok(Ok(()))) | None => models,
-            }
-        })?;
+        let models = load(&options, &weights, &engine::lanes(&devices, settings.threads), settings.precision)?;
         drop(weights);
         let no_device = || EngineError::NoDeviceLeft { reason: "no device was given".to_owned() };
         let first = models.first().map(BiLm::share).ok_or_else(no_device)?;
@@ -241,20 +218,4 @@ fn load(options: &ModelOptions, weights: &Weights, lanes: &[DeviceName], precisi
         models.push(model);
     }
     Ok(models)
-}
-
-/// The self-test at start-up: a vector has the same bits in every batch only if the rows of matrix products do. Runs
-/// once per process for each shape of model.
-fn check_products(options: &ModelOptions) -> Result<()> {
-    static CHECKED: Mutex<BTreeSet<Vec<(i64, i64)>>> = Mutex::new(BTreeSet::new());
-    if !CHECKED.lock().unwrap_or_else(PoisonError::into_inner).insert(model::products(options)) {
-        return Ok(());
-    }
-    if model::steady_height(options, model::Heights::Some)?.is_none() {
-        tracing::warn!(
-            "on this CPU the rows of libtorch's matrix products depend on how many there are, so vectors may differ in \
-             their last bits from batch to batch; `elmo doctor` says more"
-        );
-    }
-    Ok(())
 }

@@ -129,7 +129,7 @@ fn shuffled(n: usize, seed: u64) -> Vec<usize> {
 /// run. `setups` are numbers of threads and bytes of word cache, one engine each, which take the shuffles in turn.
 ///
 /// `calls` are numbers of rows, and shares: a share of 20 means that each shuffle takes another twentieth of the
-/// sentences, because a call of one row costs as much as one of sixteen. Every sentence is in calls of every size.
+/// sentences, because calls of few rows cost more per row. Every sentence is in calls of every size.
 fn check_calls(
     data: &ModelData,
     texts: &[String],

@@ -7,7 +7,7 @@ use tch::{Device, Kind, Tensor};
 use super::{
     Activations, DeviceError, DeviceName, Dropout, NoDropout, PackedBatch, Parameters, Precision, StartState,
     cell::CellKernels,
-    char_cnn::{CharCnn, WordIds},
+    char_cnn::{self, CharCnn, WordIds},
     device::set_up_cpu,
     device_table::DeviceTable,
     indices::{Form, Indices},
@@ -47,6 +47,8 @@ pub struct BiLm {
     precision: Precision,
     state: StateShape,
     max_characters: usize,
+    /// Floating point operations of the token layer's products for a word of so many characters.
+    word_flop: Vec<f64>, // [M + 1]
 }
 
 /// One layer of the LSTM stacks.
@@ -117,8 +119,7 @@ impl Layer {
     fn is_narrow(&self) -> bool {
         match self {
             Self::Float(_) | Self::Device(_) => false,
-            Self::Fused(layer) => layer.is_narrow(),
-            Self::Int8(_) => true,
+            Self::Fused(_) | Self::Int8(_) => true,
         }
     }
 
@@ -276,7 +277,10 @@ impl BiLm {
         };
         let layers = (0..options.lstm.n_layers).map(layer).collect::<Result<_, _>>()?;
         Ok(Self {
-            char_cnn: CharCnn::new(options, source, precision.kind(), torch, fused, codes)?,
+            char_cnn: match passes {
+                Passes::Host => CharCnn::fused(options, source, codes)?,
+                Passes::Torch | Passes::Kernels(_) => CharCnn::batched(options, source, precision.kind(), torch)?,
+            },
             layers,
             device,
             precision,
@@ -288,6 +292,9 @@ impl BiLm {
                 device: torch,
             },
             max_characters: options.char_cnn.max_characters_per_token,
+            word_flop: (0..=options.char_cnn.max_characters_per_token)
+                .map(|used| char_cnn::flop(options, used))
+                .collect(),
         })
     }
 
@@ -301,7 +308,7 @@ impl BiLm {
     fn map<E>(&self, change: &mut Change<'_, E>) -> Result<Self, E> {
         let char_cnn = self.char_cnn.map(change)?;
         let layers = self.layers.iter().map(|layer| layer.map(change)).collect::<Result<_, _>>()?;
-        Ok(Self { char_cnn, layers, ..*self })
+        Ok(Self { char_cnn, layers, word_flop: self.word_flop.clone(), ..*self })
     }
 
     /// Cuts the graph between the parameters and this model.
@@ -563,7 +570,7 @@ impl BiLm {
     /// Floating point operations of the products of the token layer for these words.
     pub fn flop_of_words<'w>(&self, words: impl IntoIterator<Item = &'w str>) -> f64 {
         let mut ids = vec![0; self.max_characters];
-        words.into_iter().map(|word| self.char_cnn.flop(chars::char_ids(word, self.max_characters, &mut ids))).sum()
+        words.into_iter().map(|word| self.word_flop[chars::char_ids(word, self.max_characters, &mut ids)]).sum()
     }
 }
 

@@ -1,4 +1,4 @@
-//! The pointwise parts of the biLM as single passes over memory, and products of few rows, for float32 on CPU.
+//! The pointwise parts of the biLM as single passes over memory, and products of few rows of codes, on CPU.
 //!
 //! libtorch would need ten passes for the gates of one LSTM step. Every element goes through the same
 //! sequence of operations wherever it lies, so a row's bits never depend on its place in a batch
@@ -7,10 +7,8 @@
 //! `exp` is range reduction and a degree-6 polynomial (Cephes `expf`), relative error below 2e-7;
 //! `tanh` follows Cephes `tanhf`: an odd polynomial near zero, `1 - 2 / (exp(2x) + 1)` elsewhere.
 
-use std::ops::Range;
-
 #[inline(always)]
-fn fma<const FUSED: bool>(a: f32, b: f32, c: f32) -> f32 {
+pub(super) fn fma<const FUSED: bool>(a: f32, b: f32, c: f32) -> f32 {
     // `mul_add` without the hardware instruction is a library call, so the portable version rounds twice.
     if FUSED { a.mul_add(b, c) } else { a * b + c }
 }
@@ -63,13 +61,19 @@ fn bounded(x: f32, bound: f32) -> f32 {
     }
 }
 
+/// The larger number. A NaN is never below another one, and stays.
+#[inline(always)]
+pub(super) fn larger(a: f32, b: f32) -> f32 {
+    if a < b || b.is_nan() { b } else { a }
+}
+
 #[inline(always)]
 fn relu(x: f32) -> f32 {
     if x < 0.0 { 0.0 } else { x }
 }
 
 #[inline(always)]
-fn cell_row<const FUSED: bool>(gates: &[f32], cell: &mut [f32], out: &mut [f32], clip: f32) {
+pub(super) fn cell_row<const FUSED: bool>(gates: &[f32], cell: &mut [f32], out: &mut [f32], clip: f32) {
     let d = cell.len();
     let (i, rest) = gates.split_at(d);
     let (j, rest) = rest.split_at(d);
@@ -168,8 +172,6 @@ fn exponentials_row<const FUSED: bool>(logits: &mut [f32], largest: f32, sum: &m
 fn largest_row<const FUSED: bool>(values: &[f32], largest: &mut f32) {
     let (whole, rest) = values.as_chunks::<LANES>();
     let mut all = [f32::NEG_INFINITY; LANES];
-    // A NaN is never below another number, and stays.
-    let larger = |a: f32, b: f32| if a < b || b.is_nan() { b } else { a };
     for block in whole {
         for k in 0..LANES {
             all[k] = larger(all[k], block[k]);
@@ -236,8 +238,6 @@ fn quantise_row<const FUSED: bool>(x: &[f32], codes: &mut [i8], scale: &mut f32)
     const ROUND: f32 = 12_582_912.0; // as in `exp`
     let (whole, rest) = x.as_chunks::<LANES>();
     let mut all = [0.0_f32; LANES];
-    // A NaN is never below another number, and stays.
-    let larger = |a: f32, b: f32| if a < b || b.is_nan() { b } else { a };
     for block in whole {
         for k in 0..LANES {
             all[k] = larger(all[k], block[k].abs());
@@ -266,55 +266,6 @@ fn rescale_row<const FUSED: bool>(sums: &[i32], scale: f32, scales: &[f32], bias
 
 /// Sums that stay in the first-level cache while rows of the right side are read.
 const NARROW_SUMS: usize = 4096;
-
-/// `c += a b`, or `c = a b` unless it `adds`. The inner dimension is cut at `blocks`, whose last is its length; the products of a block
-/// are added up from 0, one after the other, and then added to `c`.
-#[inline(always)]
-fn narrow_rows<const FUSED: bool>(a: &[f32], b: &[f32], c: &mut [f32], blocks: &[usize], adds: bool) {
-    let Some(&k) = blocks.last() else { return };
-    let (rows, n) = (a.len() / k, b.len() / k);
-    let mut sums = [0.0_f32; NARROW_SUMS];
-    let columns = (NARROW_SUMS / rows.max(1)).min(n);
-    for start in (0..n).step_by(columns.max(1)) {
-        let width = columns.min(n - start);
-        let mut first = 0;
-        for &end in blocks {
-            sums[..rows * width].fill(0.0);
-            let of = |row: usize| &b[row * n + start..][..width];
-            // Four rows of the right side at a time, so that a sum is loaded and stored once for them.
-            let fours = first + (end - first) / 4 * 4;
-            for q in (first..fours).step_by(4) {
-                let (b0, b1, b2, b3) = (of(q), of(q + 1), of(q + 2), of(q + 3));
-                for (row, sums) in sums[..rows * width].chunks_exact_mut(width).enumerate() {
-                    let f = &a[row * k + q..][..4];
-                    for j in 0..width {
-                        let sum = fma::<FUSED>(f[0], b0[j], sums[j]);
-                        let sum = fma::<FUSED>(f[1], b1[j], sum);
-                        let sum = fma::<FUSED>(f[2], b2[j], sum);
-                        sums[j] = fma::<FUSED>(f[3], b3[j], sum);
-                    }
-                }
-            }
-            for q in fours..end {
-                let b = of(q);
-                for (row, sums) in sums[..rows * width].chunks_exact_mut(width).enumerate() {
-                    let f = a[row * k + q];
-                    for j in 0..width {
-                        sums[j] = fma::<FUSED>(f, b[j], sums[j]);
-                    }
-                }
-            }
-            for (row, sums) in sums[..rows * width].chunks_exact(width).enumerate() {
-                let c = &mut c[row * n + start..][..width];
-                match adds || first > 0 {
-                    true => c.iter_mut().zip(sums).for_each(|(c, sum)| *c += sum),
-                    false => c.copy_from_slice(sums),
-                }
-            }
-            first = end;
-        }
-    }
-}
 
 /// `c = a b` of codes. Those of weights are within -127..=127; a row with NaN may have -128.
 #[inline(always)]
@@ -352,25 +303,36 @@ fn narrow_codes_rows<const FUSED: bool>(a: &[i8], b: &[i8], c: &mut [i32], k: us
 }
 
 #[inline(always)]
+fn bound_row<const FUSED: bool>(values: &mut [f32], bound: f32) {
+    for value in values {
+        *value = bounded(*value, bound);
+    }
+}
+
+#[inline(always)]
 fn tanh_row<const FUSED: bool>(x: &mut [f32]) {
     for v in x {
         *v = tanh::<FUSED>(*v);
     }
 }
 
-/// Compiles a row kernel for several instruction sets and selects one at run time.
+/// Compiles a row kernel for several instruction sets and selects one at run time. A kernel may take how many vectors of columns it adds up
+/// at once: with few registers, and with many.
 macro_rules! dispatch {
-    ($name:ident, $avx2:ident, $avx512:ident, $row:ident, ($($arg:ident: $type:ty),*)) => {
+    (
+        $name:ident, $avx2:ident, $avx512:ident, $row:ident, ($($arg:ident: $type:ty),*)
+        $(, vectors $few:literal, $many:literal)?
+    ) => {
         #[cfg(target_arch = "x86_64")]
         #[target_feature(enable = "avx2,fma")]
         fn $avx2($($arg: $type),*) {
-            $row::<true>($($arg),*);
+            $row::<true $(, $few)?>($($arg),*);
         }
 
         #[cfg(target_arch = "x86_64")]
         #[target_feature(enable = "avx512f,avx2,fma")]
         fn $avx512($($arg: $type),*) {
-            $row::<true>($($arg),*);
+            $row::<true $(, $many)?>($($arg),*);
         }
 
         fn $name($($arg: $type),*) {
@@ -385,12 +347,13 @@ macro_rules! dispatch {
                     return unsafe { $avx2($($arg),*) };
                 }
             }
-            $row::<{ cfg!(target_arch = "aarch64") }>($($arg),*);
+            $row::<{ cfg!(target_arch = "aarch64") } $(, $few)?>($($arg),*);
         }
     };
 }
 
-dispatch!(cell_any, cell_avx2, cell_avx512, cell_row, (gates: &[f32], cell: &mut [f32], out: &mut [f32], clip: f32));
+pub(super) use dispatch;
+
 dispatch!(
     kept_any,
     kept_avx2,
@@ -416,13 +379,6 @@ dispatch!(largest_any, largest_avx2, largest_avx512, largest_row, (values: &[f32
 dispatch!(scale_any, scale_avx2, scale_avx512, scale_row, (values: &mut [f32], factor: f32));
 dispatch!(clip_any, clip_avx2, clip_avx512, clip_row, (values: &[f32], gradients: &mut [f32], clip: f32));
 dispatch!(highway_any, highway_avx2, highway_avx512, highway_row, (product: &[f32], x: &mut [f32]));
-dispatch!(
-    narrow_any,
-    narrow_avx2,
-    narrow_avx512,
-    narrow_rows,
-    (a: &[f32], b: &[f32], c: &mut [f32], blocks: &[usize], adds: bool)
-);
 dispatch!(
     int8_cell_any,
     int8_cell_avx2,
@@ -451,19 +407,8 @@ dispatch!(
     narrow_codes_rows,
     (a: &[i8], b: &[i8], c: &mut [i32], k: usize)
 );
+dispatch!(bound_any, bound_avx2, bound_avx512, bound_row, (values: &mut [f32], bound: f32));
 dispatch!(tanh_any, tanh_avx2, tanh_avx512, tanh_row, (x: &mut [f32]));
-
-/// `c += a b`, or `c = a b` unless it `adds`, for few rows: `[m, k] x [k, n]`, row-major. `blocks` are the ends of the parts of `k` that
-/// are summed up by themselves.
-///
-/// # Panics
-/// When the lengths do not belong together.
-pub(crate) fn narrow_product(a: &[f32], b: &[f32], c: &mut [f32], blocks: &[usize], adds: bool) {
-    let k = blocks.last().copied().unwrap_or(0).max(1);
-    let (m, n) = (a.len() / k, b.len() / k);
-    assert!(a.len() == m * k && b.len() == k * n && c.len() == m * n && m <= NARROW_SUMS, "shapes of a narrow product");
-    narrow_any(a, b, c, blocks, adds);
-}
 
 /// `c = a b` for few rows of codes: `[m, k] x [k, n]`, row-major. Sums are exact; codes of `b` are within -127..=127.
 ///
@@ -476,16 +421,6 @@ pub(crate) fn narrow_codes(a: &[i8], b: &[i8], c: &mut [i32], k: usize) {
         narrow_codes_any(a, b, c, k);
     } else {
         c.fill(0);
-    }
-}
-
-/// One LSTM step for some columns of every row: `gates` `[W, 4C]` in file order i, j, f, o (the +1 of the forget gate is in
-/// its bias already), the `C` columns of `cell` `[W, D]` are updated and clipped (never where `clip` is infinite), and those of `out`
-/// `[W, D]` become `sigmoid(o) * tanh(c)`.
-pub(crate) fn lstm_cell(gates: &[f32], cell: &mut [f32], out: &mut [f32], d: usize, columns: Range<usize>, clip: f32) {
-    let rows = gates.chunks_exact(4 * columns.len()).zip(cell.chunks_exact_mut(d)).zip(out.chunks_exact_mut(d));
-    for ((gates, cell), out) in rows {
-        cell_any(gates, &mut cell[columns.clone()], &mut out[columns.clone()], clip);
     }
 }
 
@@ -502,7 +437,8 @@ pub(crate) struct GateSums<'s> {
     pub(crate) bias: &'s [f32],
 }
 
-/// As [`lstm_cell`] with gates from integer sums.
+/// One LSTM step of every row with gates from integer sums: `cell` `[W, D]` is updated and clipped, and `out` `[W, D]` becomes
+/// `sigmoid(o) * tanh(c)`.
 pub(crate) fn lstm_cell_int8(sums: &GateSums<'_>, cell: &mut [f32], out: &mut [f32], clip: f32) {
     let gates = sums.bias.len();
     let rows = sums.input.chunks_exact(gates).zip(sums.previous.chunks_exact(gates));
@@ -532,8 +468,9 @@ pub(crate) fn rescale(sums: &[i32], rows: &[f32], columns: &[f32], bias: &[f32],
     }
 }
 
-/// As [`lstm_cell`], but the cells `[W, D]` before and after the step are two buffers, and `gates` become those after
-/// their non-linearities, as [`lstm_cell_backward`] takes them.
+/// One LSTM step of every row, as training needs it. `gates` `[W, 4D]`, in the order `i, j, f, o` of the file and with the +1 of the
+/// forget gate, become those after their non-linearities, as [`lstm_cell_backward`] takes them. `before` and `cell` are the cells
+/// `[W, D]` before and after the step, clipped; `out` `[W, D]` becomes `sigmoid(o) * tanh(c)`.
 pub(crate) fn lstm_cell_kept(
     gates: &mut [f32],
     before: &[f32],
@@ -594,6 +531,18 @@ pub(crate) fn highway(product: &[f32], x: &mut [f32], f: usize) {
     for (product, x) in product.chunks_exact(2 * f).zip(x.chunks_exact_mut(f)) {
         highway_any(product, x);
     }
+}
+
+/// Sets numbers beyond `-bound..=bound` to the bound, in place.
+pub(crate) fn clip(values: &mut [f32], bound: f32) {
+    if bound < f32::INFINITY {
+        bound_any(values, bound);
+    }
+}
+
+/// `max(x, 0)` in place.
+pub(crate) fn relu_in_place(x: &mut [f32]) {
+    x.iter_mut().for_each(|x| *x = relu(*x));
 }
 
 /// `tanh` in place.
@@ -714,32 +663,15 @@ mod tests {
     }
 
     #[test]
-    fn some_columns_of_a_step_leave_the_others() {
-        let (d, columns) = (17, 5..12);
-        let number = |i: usize| (i * 7919 % 1000) as f32 / 300.0 - 1.5;
-        let gates: Vec<f32> = (0..2 * 4 * columns.len()).map(number).collect();
-        let (mut cell, mut out) = (vec![0.25; 2 * d], vec![7.0; 2 * d]);
-        lstm_cell(&gates, &mut cell, &mut out, d, columns.clone(), 3.0);
-        for (row, gates) in gates.chunks(4 * columns.len()).enumerate() {
-            let (mut c, mut o) = (vec![0.25; columns.len()], vec![0.0; columns.len()]);
-            lstm_cell(gates, &mut c, &mut o, columns.len(), 0..columns.len(), 3.0);
-            for k in 0..d {
-                let expected = if columns.contains(&k) { (c[k - 5], o[k - 5]) } else { (0.25, 7.0) };
-                assert_eq!((cell[row * d + k], out[row * d + k]), expected, "{row}, {k}");
-            }
-        }
-    }
-
-    #[test]
     fn a_value_does_not_depend_on_its_place_in_a_row() {
         let d = 37; // no multiple of any vector width
         let gates: Vec<f32> = (0..4 * d).map(|i| ((i * 7919) % 1000) as f32 / 200.0 - 2.5).collect();
-        let (mut cell, mut out) = (vec![0.3; d], vec![0.0; d]);
-        lstm_cell(&gates, &mut cell, &mut out, d, 0..d, 3.0);
+        let (mut cell, mut out) = (vec![0.0; d], vec![0.0; d]);
+        lstm_cell_kept(&mut gates.clone(), &vec![0.3; d], &mut cell, &mut out, d, 3.0);
         for k in 0..d {
-            let one = [gates[k], gates[d + k], gates[2 * d + k], gates[3 * d + k]];
-            let (mut c, mut o) = ([0.3], [0.0]);
-            lstm_cell(&one, &mut c, &mut o, 1, 0..1, 3.0);
+            let mut one = [gates[k], gates[d + k], gates[2 * d + k], gates[3 * d + k]];
+            let (mut c, mut o) = ([0.0_f32], [0.0_f32]);
+            lstm_cell_kept(&mut one, &[0.3], &mut c, &mut o, 1, 3.0);
             assert_eq!((c[0].to_bits(), o[0].to_bits()), (cell[k].to_bits(), out[k].to_bits()));
         }
     }

@@ -13,16 +13,16 @@
 //! | `device_table.rs` | a table of token vectors that stays on the device |
 //! | `parameters.rs` | the named tensors that everything is derived from |
 //! | `bilm.rs` | the model: words to a table, a table and a batch to layers |
-//! | `char_cnn.rs`, `lstm/` | its two halves |
+//! | `char_cnn/`, `lstm/` | its two halves |
 //! | `batch.rs`, `packing.rs`, `indices.rs` | which token each row of a step reads |
 //! | `start_state.rs` | the state in which sentences start, and the one in which they end |
 //! | `dropout.rs` | where training drops values |
 //! | `traced.rs` | training on a CPU: forward and backward without libtorch's graph |
 //! | `activations.rs`, `reduction.rs` | the layers, on the device and read back; what is computed of them on the device |
-//! | `kernels.rs`, `cell/` | our own passes over memory on CPUs and GPUs, and products of few rows |
+//! | `kernels.rs`, `cell/` | our own passes over memory on CPUs and GPUs |
 //! | `device.rs`, `mkl.rs`, `precision.rs`, `tf32.rs`, `tensors.rs`, `error.rs` | libtorch and the machine |
 //! | `int8.rs` | products of 8-bit integers |
-//! | `narrow.rs` | products with few rows |
+//! | `panels.rs` | products with weights that are packed once, in float32 on CPUs |
 //! | `softmax.rs` | the LM head |
 //! | `self_test.rs` | checks and speed of the machine |
 
@@ -40,8 +40,8 @@ mod int8;
 pub(crate) mod kernels;
 mod lstm;
 mod mkl;
-mod narrow;
 pub(crate) mod packing;
+mod panels;
 mod parameters;
 mod precision;
 mod reduction;
@@ -64,11 +64,9 @@ pub(crate) use device_table::DeviceTable;
 pub use dropout::{Dropout, NoDropout};
 pub use error::DeviceError;
 pub use int8::weight_codes as int8_weight_codes;
-pub use narrow::is_exact_for as narrow_products_are_exact;
 pub use parameters::Parameters;
 pub use precision::Precision;
 pub(crate) use reduction::{Mixing, Selection};
-pub(crate) use self_test::products;
-pub use self_test::{Heights, SelfTest, compare, matmul_ceiling, self_test, steady_height};
+pub use self_test::{SelfTest, compare, matmul_ceiling, self_test};
 pub use softmax::Softmax;
 pub use start_state::StartState;

@@ -20,8 +20,8 @@ use std::{ops::Range, sync::Arc};
 /// Minimum number of rows of a product that MKL computes.
 ///
 /// libtorch multiplies small matrices with other kernels, whose sums differ in the last bit. From 16 rows on, a row's
-/// result was the same at every height on every CPU that we measured. The self-test (`self_test.rs`) checks it on the
-/// machine at hand.
+/// result was the same at every height on every CPU that we measured. Training, other formats than float32 and int8 on a CPU, and GPUs
+/// have this minimum; our own products of a CPU do not need one.
 pub(crate) const MIN_WIDTH: usize = crate::planner::MIN_ROWS;
 
 /// One time step of a packed batch.

@@ -1,10 +1,10 @@
 //! Checks of this machine: whether vectors are independent of their batch, and how fast products can be.
 
-use std::{collections::BTreeSet, sync::Barrier, thread, time::Instant};
+use std::{sync::Barrier, thread, time::Instant};
 
 use tch::{Device, Kind, Tensor};
 
-use super::{BiLm, DeviceError, DeviceName, Precision, device, lstm, packing::MIN_WIDTH, tensors};
+use super::{BiLm, DeviceError, DeviceName, Precision, device};
 use crate::options::ModelOptions;
 
 /// Result of [`self_test`].
@@ -105,76 +105,11 @@ fn run_in_batches(model: &BiLm, Probe { words, sentences }: &Probe, size: usize)
     Ok(results)
 }
 
-/// Numbers of rows for which [`steady_height`] compares a product with a tall one.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Heights {
-    /// The minimum that the model uses, and some at which kernels change: about a second for the largest published
-    /// model.
-    Some,
-    /// Every number up to 24, and some above: a second or two.
-    All,
-}
-
-/// Smallest number of rows from which on each row of a product has the same bits as in a taller one, over all products
-/// of a model on the CPU; at most the 16 rows that every product of MKL has in the model. `None` if 16 rows are not enough:
-/// vectors of this model then depend on their batch on this machine.
-///
-/// # Errors
-/// [`DeviceError`] when libtorch fails.
-pub fn steady_height(options: &ModelOptions, heights: Heights) -> Result<Option<usize>, DeviceError> {
-    device::set_up_cpu();
-    let mut smallest = 1;
-    for (k, n) in products(options) {
-        match steady_height_of(k, n, heights)? {
-            Some(height) => smallest = smallest.max(height),
-            None => return Ok(None),
-        }
-    }
-    Ok(Some(smallest))
-}
-
-/// `(k, n)` of the distinct products `[.., k] x [k, n]` of a model, narrow ones padded.
-pub(crate) fn products(options: &ModelOptions) -> Vec<(i64, i64)> {
-    let (d, p) = (options.lstm.dim as i64, options.lstm.projection_dim as i64);
-    let cnn = &options.char_cnn;
-    let filters: i64 = cnn.filters.iter().map(|filter| filter.n as i64).sum();
-    let mut all: BTreeSet<(i64, i64)> =
-        cnn.filters.iter().map(|filter| ((filter.width * cnn.embedding_dim) as i64, filter.n as i64)).collect();
-    if cnn.n_highway > 0 {
-        all.insert((filters, 2 * filters));
-    }
-    all.extend([(filters, p), (p, 4 * lstm::tile_cells(d))]);
-    if options.has_projection() {
-        all.insert((d, p));
-    }
-    let wide: BTreeSet<(i64, i64)> = all.into_iter().map(|(k, n)| (k, n.max(tensors::MIN_COLUMNS))).collect();
-    wide.into_iter().collect()
-}
-
-/// The same for one product.
-fn steady_height_of(k: i64, n: i64, heights: Heights) -> Result<Option<usize>, DeviceError> {
-    let _no_gradients = tch::no_grad_guard();
-    let (tall, heights): (i64, Vec<i64>) = match heights {
-        Heights::Some => (200, vec![16, 17, 31, 33, 64]),
-        Heights::All => (257, (1..=24).chain([31, 32, 33, 48, 63, 64, 65, 100, 128, 200, 256]).collect()),
-    };
-    let (a, b) = (tensors::sines(tall, k, 0.37)?, tensors::sines(k, n, 0.73)?);
-    let full = a.f_matmul(&b)?;
-    let mut smallest = None;
-    for &height in heights.iter().rev() {
-        if !a.f_narrow(0, 0, height)?.f_matmul(&b)?.f_equal(&full.f_narrow(0, 0, height)?)? {
-            break;
-        }
-        smallest = Some(height as usize);
-    }
-    Ok(smallest.filter(|&height| height <= MIN_WIDTH))
-}
-
 /// Rate of libtorch's own matrix product on the shapes of a model's LSTMs, in GFLOP/s.
 ///
 /// Every lane (a CPU core, or a GPU) runs products for `seconds`, all lanes at the same time, as the engine does. The
-/// rates of the shapes are weighted by their share of the work of a token. The time loop of inference on a CPU multiplies in tiles, which
-/// is faster than these whole products.
+/// rates of the shapes are weighted by their share of the work of a token. Inference in float32 on a CPU
+/// multiplies with weights that are packed once, which is faster than these products.
 ///
 /// # Errors
 /// [`DeviceError`] when a device has no room or libtorch fails.

@@ -6,6 +6,9 @@ use tch::{Device, Kind, Tensor};
 
 use super::{DeviceError, cell::cuda};
 
+/// Kind and device of tensors for our own passes.
+pub(crate) const FLOAT_ON_HOST: (Kind, Device) = (Kind::Float, Device::Cpu);
+
 /// Replaces a tensor of a model.
 pub(crate) type Change<'c, E> = dyn FnMut(&Tensor) -> Result<Tensor, E> + 'c;
 
@@ -202,16 +205,6 @@ pub(crate) fn sum(terms: impl Iterator<Item = Result<Tensor, DeviceError>>) -> R
         });
     }
     sum.ok_or(DeviceError::InvalidBatch { reason: "a combination of no layers" })
-}
-
-/// A matrix of sines on the host, for trials. Repeating one period takes a tenth of the time of computing every sine.
-pub(crate) fn sines(rows: i64, columns: i64, step: f64) -> Result<Tensor, DeviceError> {
-    // A prime, so that no two rows are equal.
-    const PERIOD: i64 = 65_537;
-    let period = Tensor::f_arange(PERIOD, (Kind::Float, Device::Cpu))?.f_mul_scalar(step)?.f_sin()?;
-    let count = rows * columns;
-    let all = period.f_repeat([count.div_euclid(PERIOD) + 1])?;
-    Ok(all.f_narrow(0, 0, count)?.f_view([rows, columns])?)
 }
 
 /// A type of numbers in tensors.

@@ -21,7 +21,7 @@ use crate::{
 
 /// Most rows that are computed together.
 const ROWS_OF_A_LANE: usize = 64;
-/// Fewest rows that a thread of a CPU computes together: below, products are slow.
+/// Fewest rows that a thread of a CPU computes together: fewer are padded to as many.
 const ROWS_OF_A_THREAD: usize = 16;
 /// Fewest words whose vectors a thread computes together.
 const WORDS_OF_A_THREAD: usize = 64;

@@ -5,8 +5,8 @@
 use std::{env, fmt, path::Path};
 
 use elmo::{
-    ModelData,
-    model::{BiLm, DeviceChoice, DeviceName, Heights, Precision},
+    BuiltIn, ModelData,
+    model::{BiLm, DeviceChoice, DeviceName, Precision},
 };
 use serde::Serialize;
 
@@ -129,20 +129,17 @@ const PRECISION_SECONDS: f64 = 0.3;
 fn run_self_test() -> Result<SelfTest> {
     let started = std::time::Instant::now();
     let device = |error: elmo::model::DeviceError| Error::from(elmo::Error::from(error));
-    let tiny = ModelData::tiny();
-    let on = |device| BiLm::new(&tiny.options, &tiny.weights, device, Precision::F32);
+    let books = ModelData::built_in(BuiltIn::Books)?;
+    let on = |device| BiLm::new(&books.options, &books.weights, device, Precision::F32);
     let cpu = on(DeviceName::Cpu).map_err(device)?;
     let mut checks =
         vec![batches_check(DeviceName::Cpu, Precision::F32, &elmo::model::self_test(&cpu).map_err(device)?)];
-    let codes = elmo::model::int8_weight_codes(&tiny.options).map_err(device)?;
+    let codes = elmo::model::int8_weight_codes(&books.options).map_err(device)?;
     checks.push(int8_check(codes));
     if codes.is_some() {
-        let int8 = BiLm::new(&tiny.options, &tiny.weights, DeviceName::Cpu, Precision::Int8).map_err(device)?;
+        let int8 = BiLm::new(&books.options, &books.weights, DeviceName::Cpu, Precision::Int8).map_err(device)?;
         let test = elmo::model::self_test(&int8).map_err(device)?;
         checks.push(batches_check(DeviceName::Cpu, Precision::Int8, &test));
-    }
-    for size in Size::ALL {
-        checks.push(heights_check(size)?);
     }
     for n in 0..elmo::model::cuda_devices() {
         let name = DeviceName::Cuda(n);
@@ -203,24 +200,6 @@ fn kernels_check(device: DeviceName, kernels: std::result::Result<(), String>) -
             Err(reason) => format!("not in use, so that inference is several times slower: {reason}"),
         },
     }
-}
-
-/// Checks that a row of a product has the same bits whatever the number of rows, with the shapes of a published size.
-fn heights_check(size: Size) -> Result<SelfCheck> {
-    let options = size.options();
-    let height = elmo::model::steady_height(&options, Heights::All).map_err(elmo::Error::from)?;
-    let narrow = match elmo::model::narrow_products_are_exact(&options).map_err(elmo::Error::from)? {
-        true => "multiplied by elmo's own kernel in the LSTMs, with the same bits, and padded elsewhere",
-        false => "padded to 16, which makes single sentences slower: elmo's own kernel has other bits here",
-    };
-    Ok(SelfCheck {
-        name: format!("cpu: matrix products of size {} do not depend on the number of rows", size.word()),
-        passed: height.is_some(),
-        found: match height {
-            Some(rows) => format!("from {rows} rows on; fewer than 16 are {narrow}"),
-            None => "they do, even from 16 rows on".into(),
-        },
-    })
 }
 
 fn features() -> Vec<&'static str> {

@@ -1,60 +1,39 @@
-//! The time loop with our own pass over the gates, direction by direction: float32 on CPU, no gradients.
+//! The time loop with our own products and pass over the gates, direction by direction: float32 on CPU, no gradients.
 //!
-//! The cells are cut into *tiles*. The weights of the gates of a tile are one matrix, which MKL reads from its first to its last number,
-//! and the gates of a step of 256 rows are still in the second-level cache when the pass over them begins. One product over all cells
-//! takes more time: see `benches/NOTES.md`. Columns of a product are summed independently of each other.
+//! The gates of 16 cells are one panel of 64 columns, and the cells are updated as soon as the gates of a few rows are known: gates are
+//! not written to memory, unless the input's part of several steps is computed at once. See `panels.rs`.
 
-use tch::{Device, Kind, Tensor};
+use std::ops::Range;
+
+use tch::{Kind, Tensor};
 
 use super::{Clips, LayerOutput, both_directions, last_state, name_in, steps_of, with_forget_bias};
 use crate::{
     model::{
-        DeviceError, kernels, narrow,
-        packing::{Chunk, MIN_WIDTH, Packing, Packings},
+        DeviceError, kernels,
+        packing::{Chunk, Packing, Packings},
+        panels::{self, CELLS, COLUMNS, Gates, Rows},
         parameters::NamedTensors,
         start_state::LayerState,
-        tensors::{self, Change},
+        tensors::{self, Change, FLOAT_ON_HOST},
     },
     options::ModelOptions,
 };
 
-/// Packed rows of one input product: larger outputs leave the cache before the time loop reads them.
-pub(super) const CHUNK_ROWS: usize = 256;
+/// Steps of fewer packed rows share one product of their inputs: alone, each would read all weights of the input for a few rows.
+const CHUNK_ROWS: usize = 32;
 
-/// Largest number of cells of a tile: the gates of 256 rows are some 0.6 MiB.
-const MOST_CELLS: i64 = 160;
-/// Cells of a tile are a multiple of this number, so that products have whole vectors.
-const CELLS_STEP: i64 = 16;
-
-const FLOAT_ON_HOST: (Kind, Device) = (Kind::Float, Device::Cpu);
-
-/// Cells of a tile of a layer with `d` cells: all, if there is no number that divides them.
-pub(crate) fn tile_cells(d: i64) -> i64 {
-    let sizes = (1..=MOST_CELLS / CELLS_STEP).rev().map(|n| n * CELLS_STEP);
-    // Smaller tiles would be more calls than they are worth.
-    sizes.take_while(|&cells| 2 * cells > MOST_CELLS).find(|cells| d % cells == 0).unwrap_or(d)
-}
-
-/// Both directions of one layer: `N` tiles of `G / 4` cells, which have `G` gates.
+/// Both directions of one layer: `N` panels with the gates of 16 cells each, the last filled up with zeros.
 #[derive(Debug)]
 pub(crate) struct FusedLayer {
-    w_x: Tensor,         // [2, N, in, G]
-    w_h: Tensor,         // [2, N, P, G]
-    bias: Tensor,        // [2, N, G], +1 in the forget block
-    w_p: Option<Tensor>, // [2, D, P], at least `tensors::MIN_COLUMNS` wide
-    projection: i64,     // P
+    w_x: Tensor,         // [2, N, in, 64]
+    w_h: Tensor,         // [2, N, P, 64]
+    bias: Tensor,        // [2, N, 64], +1 in the forget block
+    w_p: Option<Tensor>, // [2, ceil(P / 64), D, 64]
+    projection: usize,   // P
     residual: bool,
     dim: usize,
     clips: Clips,
-    /// Products of fewer rows than MKL has steady bits for are our own.
-    narrow: bool,
-}
-
-/// The weights of the gates of a tile in one direction.
-struct Tile {
-    w_x: Tensor,  // [in, G]
-    w_h: Tensor,  // [P, G]
-    bias: Tensor, // [G]
 }
 
 impl FusedLayer {
@@ -62,27 +41,28 @@ impl FusedLayer {
     pub(crate) fn new(options: &ModelOptions, source: &dyn NamedTensors, layer: usize) -> Result<Self, DeviceError> {
         let lstm = &options.lstm;
         let (d, p) = (lstm.dim as i64, lstm.projection_dim as i64);
-        let cells = tile_cells(d);
-        let tiles = d / cells;
         let [bias] = both_directions(source, layer, "B", [4 * d], Kind::Float)?;
-        let bias = with_forget_bias(&bias, d)?.f_view([2, 4, tiles, cells])?.f_permute([0, 2, 1, 3])?;
+        let bias = with_forget_bias(&bias, d)?;
+        let gate_bias = Tensor::f_empty([2, panels_of(lstm.dim) as i64, 1, COLUMNS as i64], FLOAT_ON_HOST)?;
+        for direction in 0..2 {
+            panels::cut_gates(&bias.f_narrow(0, direction, 1)?, &gate_bias.f_select(0, direction)?)?;
+        }
         let w_p = match options.has_projection() {
             true => {
                 let [w_p] = both_directions(source, layer, "W_P_0", [d], Kind::Float)?;
-                Some(tensors::with_enough_columns(w_p.f_contiguous()?)?)
+                Some(panels::cut(&w_p)?)
             }
             false => None,
         };
         Ok(Self {
-            w_x: tiled(source, layer, [0, p], [tiles, cells])?,
-            w_h: tiled(source, layer, [p, p], [tiles, cells])?,
-            bias: bias.f_reshape([2, tiles, 4 * cells])?.f_contiguous()?,
+            w_x: gates_of(source, layer, [0, p], lstm.dim)?,
+            w_h: gates_of(source, layer, [p, p], lstm.dim)?,
+            bias: gate_bias.f_squeeze_dim(2)?,
             w_p,
-            projection: p,
+            projection: lstm.projection_dim,
             residual: layer > 0 && lstm.use_skip_connections,
             dim: lstm.dim,
             clips: Clips::new(options),
-            narrow: narrow::is_exact_for(options)?,
         })
     }
 
@@ -92,15 +72,11 @@ impl FusedLayer {
         Ok(Self { w_x, w_h, bias, w_p: self.w_p.as_ref().map(change).transpose()?, ..*self })
     }
 
-    /// Whether products of few rows have the bits of taller ones.
-    pub(crate) fn is_narrow(&self) -> bool {
-        self.narrow
-    }
-
     /// As [`LstmLayer::flop`](super::LstmLayer::flop).
     pub(crate) fn flop(&self) -> f64 {
-        let projection = self.w_p.as_ref().map_or(0.0, |_| 2.0 * (self.dim as f64) * self.projection as f64);
-        2.0 * ((self.w_x.numel() + self.w_h.numel()) as f64 + projection)
+        let (d, p) = (self.dim as f64, self.projection as f64);
+        let projection = self.w_p.as_ref().map_or(0.0, |_| d * p);
+        2.0 * 2.0 * (2.0 * p * 4.0 * d + projection)
     }
 
     /// As [`LstmLayer::forward`](super::LstmLayer::forward).
@@ -125,148 +101,147 @@ impl FusedLayer {
         start: LayerState,
         capture: bool,
     ) -> Result<(Tensor, Option<Tensor>), DeviceError> {
-        let [_, tiles, columns] = self.bias.size3()?.into();
+        let (d, p) = (self.dim, self.projection);
         let chunks = packings.chunks(CHUNK_ROWS);
-        let out = Tensor::f_empty([2, packings.packed_rows() as i64, self.projection], FLOAT_ON_HOST)?;
-        // The gates of several steps are computed for all tiles before the first step, those of one step tile by tile.
-        let is_one_step = |chunk: &Chunk| chunk.end - chunk.first == 1;
-        let largest = |one_step: bool| {
-            let rows = chunks.iter().filter(|chunk| is_one_step(chunk) == one_step).map(|chunk| chunk.rows);
-            rows.max().unwrap_or(0) as i64
-        };
-        let gates = Tensor::f_empty([tiles, largest(false), columns], FLOAT_ON_HOST)?.f_unbind(0)?;
-        let gates_of_one = Tensor::f_empty([largest(true), columns], FLOAT_ON_HOST)?;
-        let activated = Tensor::f_empty([packings.width() as i64, self.dim as i64], FLOAT_ON_HOST)?;
-        let last = Captured::new(capture, packings, self.dim as i64)?;
+        let most = chunks.iter().filter(|chunk| !is_one_step(chunk)).map(|chunk| chunk.rows).max().unwrap_or(0);
+        let mut gates = vec![0.0; most * panels_of(d) * COLUMNS];
+        let mut activated = vec![0.0; packings.width() * d];
+        let out = Tensor::f_empty([2, packings.packed_rows() as i64, p as i64], FLOAT_ON_HOST)?;
+        let last = Captured::new(capture, packings, d as i64)?;
         for direction in 0..2 {
             let packing = packings.of(direction);
             let direction = direction as i64;
-            let (x, out) = (x.f_select(0, direction)?, out.f_select(0, direction)?);
-            let tiles = self.tiles(direction)?;
+            let weights = self.of(direction)?;
+            let (x, mut out) = (x.f_select(0, direction)?, out.f_select(0, direction)?);
+            // SAFETY: the input is read only, and the output is new.
+            let (x, out) = unsafe { (tensors::values::<f32>(&x), tensors::values_mut::<f32>(&mut out)) };
             let (mut h, mut cell) = (start.h.f_select(0, direction)?, start.c.f_select(0, direction)?);
             // Rows hold several sentences only where all start from one constant, which any row has.
-            let constant =
-                Constant { h: tensors::download(&rows_of(&h, 0, 1)?)?, c: tensors::download(&rows_of(&cell, 0, 1)?)? };
+            let constant = |state: &Tensor| tensors::download(&rows_of(state, 0, 1)?);
+            let (first_h, first_cell) = (constant(&h)?, constant(&cell)?);
             for chunk in &chunks {
-                let input = rows_of(&x, chunk.offset, chunk.rows)?;
-                let is_one_step = is_one_step(chunk);
-                if !is_one_step {
-                    for (tile, gates) in tiles.iter().zip(&gates) {
-                        tile.read_input(&mut rows_of(gates, 0, chunk.rows)?, &input)?;
-                    }
+                let input = &x[chunk.offset * p..][..chunk.rows * p];
+                if !is_one_step(chunk) {
+                    weights.read_input(input, &mut gates);
                 }
                 for (t, step) in steps_of(packings, chunk) {
-                    h = rows_of(&h, 0, step.width)?;
-                    if !packing.begins(t).is_empty() {
-                        h = tensors::copied(&h)?; // it is a part of the output
-                        begin(&mut h, &constant.h, packing.begins(t));
-                        begin(&mut cell, &constant.c, packing.begins(t));
+                    begin(&mut h, &first_h, packing.begins(t));
+                    begin(&mut cell, &first_cell, packing.begins(t));
+                    // SAFETY: states of this call, which only this thread accesses.
+                    let (h, c) = unsafe { (tensors::values_mut(&mut h), tensors::values_mut(&mut cell)) };
+                    let (h, c) = (&mut h[..step.width * p], &mut c[..step.width * d]);
+                    let m = &mut activated[..step.width * d];
+                    match is_one_step(chunk) {
+                        true => weights.step_with_input(input, h, c, m),
+                        false => weights.step(&gates, chunk.rows, step.offset - chunk.offset, h, c, m),
                     }
-                    let mut c = rows_of(&cell, 0, step.width)?;
-                    let mut m = rows_of(&activated, 0, step.width)?;
-                    for (n, tile) in tiles.iter().enumerate() {
-                        let gates = if is_one_step { &gates_of_one } else { &gates[n] };
-                        let mut z = rows_of(gates, step.offset - chunk.offset, step.width)?;
-                        if is_one_step {
-                            tile.read_input(&mut z, &input)?;
-                        }
-                        add_product(&mut z, &h, &tile.w_h)?;
-                        self.activate(&z, n, &mut c, &mut m);
-                    }
+                    weights.project(m, h);
+                    out[step.offset * p..][..step.width * p].copy_from_slice(h);
                     last.keep(packing, t, direction, &cell)?;
-                    h = rows_of(&out, step.offset, step.width)?;
-                    self.project_into(&mut h, &m, direction)?;
                 }
             }
         }
         Ok((out, last.cells))
     }
 
-    fn tiles(&self, direction: i64) -> Result<Vec<Tile>, DeviceError> {
-        let parts = |t: &Tensor| Ok::<_, DeviceError>(t.f_select(0, direction)?.f_unbind(0)?);
-        let weights = parts(&self.w_x)?.into_iter().zip(parts(&self.w_h)?).zip(parts(&self.bias)?);
-        Ok(weights.map(|((w_x, w_h), bias)| Tile { w_x, w_h, bias }).collect())
+    fn of(&self, direction: i64) -> Result<Direction, DeviceError> {
+        let part = |tensor: &Tensor| Ok::<_, DeviceError>(tensor.f_select(0, direction)?);
+        let bound = |clip: Option<f64>| clip.map_or(f32::INFINITY, |clip| clip as f32);
+        Ok(Direction {
+            w_x: part(&self.w_x)?,
+            w_h: part(&self.w_h)?,
+            bias: part(&self.bias)?,
+            w_p: self.w_p.as_ref().map(part).transpose()?,
+            projection: self.projection,
+            dim: self.dim,
+            cell_clip: bound(self.clips.cell),
+            clip: bound(self.clips.projection),
+        })
+    }
+}
+
+/// One direction of a layer.
+struct Direction {
+    w_x: Tensor,         // [N, in, 64]
+    w_h: Tensor,         // [N, P, 64]
+    bias: Tensor,        // [N, 64]
+    w_p: Option<Tensor>, // [ceil(P / 64), D, 64]
+    projection: usize,   // P
+    dim: usize,
+    cell_clip: f32,
+    clip: f32,
+}
+
+impl Direction {
+    /// Cells of each panel, its bias, and its weights for the input and for the previous output.
+    fn panels(&self) -> impl Iterator<Item = (Range<usize>, &[f32], &[f32], &[f32])> {
+        // SAFETY: nothing writes to the weights of a model.
+        let (bias, w_x, w_h) =
+            unsafe { (tensors::values(&self.bias), tensors::values(&self.w_x), tensors::values(&self.w_h)) };
+        let one = self.projection * COLUMNS;
+        let weights = w_x.chunks_exact(one).zip(w_h.chunks_exact(one));
+        let cells = (0..self.dim).step_by(CELLS).map(|first| first..(first + CELLS).min(self.dim));
+        cells.zip(bias.chunks_exact(COLUMNS)).zip(weights).map(|((cells, bias), (w_x, w_h))| (cells, bias, w_x, w_h))
     }
 
-    /// The gates of tile `n` in one step: `z` `[w, G]`, its columns of `c` `[w, D]` are updated, and of `m` `[w, D]` become
-    /// `sigmoid(o) * tanh(c)`.
-    fn activate(&self, z: &Tensor, n: usize, c: &mut Tensor, m: &mut Tensor) {
-        let clip = self.clips.cell.map_or(f32::INFINITY, |clip| clip as f32);
-        // SAFETY: rows of three buffers of the time loop (gates, cells, activated), which only this thread accesses.
-        let (z, c, m) = unsafe { (tensors::values(z), tensors::values_mut(c), tensors::values_mut(m)) };
-        let cells = tile_cells(self.dim as i64) as usize;
-        kernels::lstm_cell(z, c, m, self.dim, n * cells..(n + 1) * cells, clip);
+    /// The part of the gates that does not depend on the previous step: `[r, in] -> [N, r, 64]`
+    fn read_input(&self, input: &[f32], gates: &mut [f32]) {
+        let input = Rows::of(input, self.projection);
+        for ((_, bias, w_x, _), gates) in self.panels().zip(gates.chunks_exact_mut(input.count() * COLUMNS)) {
+            panels::multiply(input, w_x, Some(bias), gates);
+        }
     }
 
-    /// `h = clip(m W_P)` into rows of the output: `[w, D] -> [w, P]`
-    fn project_into(&self, h: &mut Tensor, m: &Tensor, direction: i64) -> Result<(), DeviceError> {
+    /// One step after [`Direction::read_input`] of `rows` rows, of which the step's begin at `offset`: `c` `[w, D]` is updated, and `m`
+    /// `[w, D]` becomes `sigmoid(o) * tanh(c)`.
+    fn step(&self, gates: &[f32], rows: usize, offset: usize, h: &[f32], c: &mut [f32], m: &mut [f32]) {
+        let h = Rows::of(h, self.projection);
+        for ((cells, _, _, w_h), gates) in self.panels().zip(gates.chunks_exact(rows * COLUMNS)) {
+            let start = &gates[offset * COLUMNS..][..h.count() * COLUMNS];
+            panels::lstm_step(Gates { start, products: &[(h, w_h)] }, c, m, self.dim, cells, self.cell_clip);
+        }
+    }
+
+    /// The same from the input of the step.
+    fn step_with_input(&self, input: &[f32], h: &[f32], c: &mut [f32], m: &mut [f32]) {
+        let (input, h) = (Rows::of(input, self.projection), Rows::of(h, self.projection));
+        for (cells, bias, w_x, w_h) in self.panels() {
+            let gates = Gates { start: bias, products: &[(input, w_x), (h, w_h)] };
+            panels::lstm_step(gates, c, m, self.dim, cells, self.cell_clip);
+        }
+    }
+
+    /// `h = clip(m W_P)`: `[w, D] -> [w, P]`
+    fn project(&self, m: &[f32], h: &mut [f32]) {
         match &self.w_p {
-            Some(w_p) if self.projection < tensors::MIN_COLUMNS => {
-                let product = m.f_mm(&w_p.f_select(0, direction)?)?;
-                h.f_copy_(&product.f_narrow(1, 0, self.projection)?)?;
-            }
-            // SAFETY: rows of buffers of the time loop, which only this thread accesses.
-            Some(w_p) if is_few(m) => unsafe { narrow::multiply(h, m, &w_p.f_select(0, direction)?, false) },
-            Some(w_p) => {
-                let _ = m.f_mm_out(h, &w_p.f_select(0, direction)?)?;
-            }
-            None => h.f_copy_(m)?,
+            // SAFETY: nothing writes to the weights of a model.
+            Some(w_p) => panels::multiply(Rows::of(m, self.dim), unsafe { tensors::values(w_p) }, None, h),
+            None => h.copy_from_slice(m),
         }
-        if let Some(clip) = self.clips.projection {
-            let _ = h.f_clamp_(-clip, clip)?;
-        }
-        Ok(())
+        kernels::clip(h, self.clip);
     }
 }
 
-impl Tile {
-    /// The part of the gates that does not depend on the previous step: `[r, in] -> [r, G]`
-    fn read_input(&self, gates: &mut Tensor, input: &Tensor) -> Result<(), DeviceError> {
-        gates.f_copy_(&self.bias.f_expand_as(&*gates)?)?;
-        add_product(gates, input, &self.w_x)
-    }
+/// Whether the chunk is a single step, whose gates need not be written to memory.
+fn is_one_step(chunk: &Chunk) -> bool {
+    chunk.end - chunk.first == 1
 }
 
-/// Some rows of `W_0` `[in + P, 4D]` in both directions, cut into tiles: `[2, N, rows, G]`. Weights are copied once.
-fn tiled(
-    source: &dyn NamedTensors,
-    layer: usize,
-    [first, rows]: [i64; 2],
-    [tiles, cells]: [i64; 2],
-) -> Result<Tensor, DeviceError> {
-    let result = Tensor::f_empty([2, tiles, rows, 4 * cells], FLOAT_ON_HOST)?;
+/// Number of panels of a layer with `d` cells.
+fn panels_of(d: usize) -> usize {
+    d.div_ceil(CELLS)
+}
+
+/// Some rows of `W_0` `[in + P, 4D]` in both directions as panels: `[2, N, rows, 64]`. Weights are copied once.
+fn gates_of(source: &dyn NamedTensors, layer: usize, [first, rows]: [i64; 2], d: usize) -> Result<Tensor, DeviceError> {
+    let result = Tensor::f_empty([2, panels_of(d) as i64, rows, COLUMNS as i64], FLOAT_ON_HOST)?;
     for direction in 0..2 {
-        let mut copy = |weights: &Tensor| {
-            let parts = weights.f_narrow(0, first, rows)?.f_view([rows, 4, tiles, cells])?.f_permute([2, 0, 1, 3])?;
-            result.f_select(0, direction as i64)?.f_view([tiles, rows, 4, cells])?.f_copy_(&parts)?;
-            Ok(())
-        };
+        let panels = result.f_select(0, direction as i64)?;
+        let mut copy = |weights: &Tensor| panels::cut_gates(&weights.f_narrow(0, first, rows)?, &panels);
         // SAFETY: the weights are copied.
         unsafe { source.read(&name_in(direction, layer, "W_0"), &mut copy)? };
     }
     Ok(result)
-}
-
-/// Rows for which MKL has no steady bits. Only layers whose narrow products are exact have such steps.
-fn is_few(rows: &Tensor) -> bool {
-    rows.size()[0] < MIN_WIDTH as i64
-}
-
-/// `c += a b`
-fn add_product(c: &mut Tensor, a: &Tensor, b: &Tensor) -> Result<(), DeviceError> {
-    if is_few(a) {
-        // SAFETY: `c` is rows of a buffer of the time loop, which only this thread accesses; the input and weights are not changed.
-        unsafe { narrow::multiply(c, a, b, true) };
-    } else {
-        let _ = c.f_addmm_(a, b)?;
-    }
-    Ok(())
-}
-
-/// The start state of one direction.
-struct Constant {
-    h: Vec<f32>, // [P]
-    c: Vec<f32>, // [D]
 }
 
 /// Sets rows of a state `[W, dim]` to the start state `[dim]`.
@@ -308,22 +283,12 @@ impl Captured {
 
 #[cfg(test)]
 mod tests {
-    use super::*;
     use crate::{
         model::{BiLm, DeviceName, Precision},
         tiny,
     };
 
-    #[test]
-    fn cells_of_tiles() {
-        let sizes =
-            [(4096, 128), (2048, 128), (1024, 128), (480, 160), (128, 128), (256, 128), (11, 11), (200, 200), (96, 96)];
-        for (d, cells) in sizes {
-            assert_eq!(tile_cells(d), cells, "{d}");
-        }
-    }
-
-    /// Several tiles; steps of more rows than a chunk has, of fewer, and of one; rows with several sentences. Expected: the bits of each
+    /// Several panels; steps of more rows than a chunk has, of fewer, and of one; rows with several sentences. Expected: the bits of each
     /// sentence alone, and the numbers of libtorch's operations.
     #[test]
     fn a_sentence_has_the_same_bits_in_steps_of_any_width() {

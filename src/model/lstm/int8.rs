@@ -3,11 +3,11 @@
 //! As in `fused.rs`, but a step's gates are two integer sums, of the input's codes and of the codes of the previous output, with the
 //! scales of their rows. The pass over the gates rescales them, adds the bias and goes on in float32: the cell state is never rounded.
 
-use tch::{Device, Kind, Tensor};
+use tch::{Kind, Tensor};
 
 use super::{
     Clips, LayerOutput,
-    fused::{CHUNK_ROWS, Captured, begin, rows_of},
+    fused::{Captured, begin, rows_of},
     last_state, steps_of, with_forget_bias,
 };
 use crate::{
@@ -18,12 +18,13 @@ use crate::{
         packing::Packings,
         parameters::NamedTensors,
         start_state::LayerState,
-        tensors::{self, Change},
+        tensors::{self, Change, FLOAT_ON_HOST},
     },
     options::ModelOptions,
 };
 
-const FLOAT_ON_HOST: (Kind, Device) = (Kind::Float, Device::Cpu);
+/// Packed rows of one input product: larger outputs leave the cache before the time loop reads them.
+const CHUNK_ROWS: usize = 256;
 
 /// Both directions of one layer.
 #[derive(Debug)]

@@ -1,23 +1,17 @@
-//! Words to token vectors: character CNN, highway layers, projection (bilm-tf `bilm/model.py`).
-//!
-//! A token vector does not depend on the context, so it is computed once per distinct word ([`crate::word_cache`]).
-//! Each convolution is one product over the windows of its width. Windows that lie wholly in a word's padding all have
-//! the same value, so words are grouped by length and all such windows but one are left out: the maximum over positions
-//! is the same number.
+//! The token layer in libtorch's operations, for any device and number format. Words are grouped by length, and the words of a group have
+//! the windows that the longest of them needs.
 
 use tch::{Device, Kind, Tensor};
 
-use super::{
-    DeviceError,
-    int8::{self, Codes},
-    kernels,
-    packing::MIN_WIDTH,
-    parameters::NamedTensors,
-    scalar_ops, tensors,
-    tensors::Change,
-};
+use super::{WordIds, positions};
 use crate::{
-    chars,
+    model::{
+        DeviceError,
+        packing::MIN_WIDTH,
+        parameters::NamedTensors,
+        scalar_ops,
+        tensors::{self, Change},
+    },
     options::{Activation, ModelOptions},
 };
 
@@ -26,16 +20,14 @@ const MAX_PRODUCT_VALUES: usize = 1 << 19;
 const MAX_PRODUCT_VALUES_DEVICE: usize = 1 << 23;
 
 #[derive(Debug)]
-pub(crate) struct CharCnn {
+pub(crate) struct BatchedCnn {
     embedding: Tensor, // [262, C], row 0 is zeros
     convolutions: Vec<Convolution>,
     activation: Activation,
-    highways: Vec<Dense>,      // [F, 2F]: transform, then carry
-    projection: Option<Dense>, // [F, P]
+    highways: Vec<Linear>,      // [F, 2F]: transform, then carry
+    projection: Option<Linear>, // [F, P]
     embedding_dim: usize,
     max_characters: usize,
-    /// Use our own passes over memory instead of libtorch's operations; no gradients.
-    fused: bool,
     device: Device,
 }
 
@@ -66,94 +58,14 @@ impl Linear {
     fn map<E>(&self, change: &mut Change<'_, E>) -> Result<Self, E> {
         Ok(Self { weight: change(&self.weight)?, bias: change(&self.bias)?, out: self.out })
     }
-
-    fn shape(&self) -> (i64, i64) {
-        (self.weight.size()[0], self.out)
-    }
 }
 
-/// A product of the layers above the convolutions.
-#[derive(Debug)]
-enum Dense {
-    Float(Linear),
-    Int8 { weight: Codes, bias: Tensor },
-}
-
-impl Dense {
-    /// In 8-bit integers if `codes` gives their largest.
-    fn new(weight: Tensor, bias: Tensor, codes: Option<i64>) -> Result<Self, DeviceError> {
-        Ok(match codes {
-            Some(largest) => Self::Int8 { weight: Codes::new(&weight, largest)?, bias },
-            None => Self::Float(Linear::new(weight, bias)?),
-        })
-    }
-
-    /// `x W + b`
-    fn forward(&self, x: &Tensor) -> Result<Tensor, DeviceError> {
-        match self {
-            Self::Float(linear) => linear.forward(x),
-            Self::Int8 { weight, bias } => {
-                let (sums, scales) = int8::product(x, weight)?;
-                let mut out = Tensor::f_empty(sums.size(), (Kind::Float, Device::Cpu))?;
-                // SAFETY: `out` and `sums` are new, and the weights are not changed.
-                unsafe {
-                    let (columns, bias) = (tensors::values(&weight.scales), tensors::values(bias));
-                    let out = tensors::values_mut(&mut out);
-                    kernels::rescale(tensors::values(&sums), &scales, columns, bias, out, f32::INFINITY);
-                }
-                Ok(out)
-            }
-        }
-    }
-
-    fn map<E>(&self, change: &mut Change<'_, E>) -> Result<Self, E> {
-        Ok(match self {
-            Self::Float(linear) => Self::Float(linear.map(change)?),
-            Self::Int8 { weight, bias } => Self::Int8 { weight: weight.map(change)?, bias: change(bias)? },
-        })
-    }
-
-    /// Inputs and outputs.
-    fn shape(&self) -> (i64, i64) {
-        match self {
-            Self::Float(linear) => linear.shape(),
-            Self::Int8 { weight, bias } => (weight.codes.size()[0], bias.size()[0]),
-        }
-    }
-}
-
-/// Words as character ids: `[U, M]`, and how many of the `M` places each word uses.
-#[derive(Debug, Default)]
-pub(crate) struct WordIds {
-    ids: Vec<i32>,
-    used: Vec<usize>,
-}
-
-impl WordIds {
-    pub(crate) fn new<'w>(words: impl IntoIterator<Item = &'w str>, max_characters: usize) -> Self {
-        let mut all = Self::default();
-        for word in words {
-            let start = all.ids.len();
-            all.ids.resize(start + max_characters, 0);
-            all.used.push(chars::char_ids(word, max_characters, &mut all.ids[start..]));
-        }
-        all
-    }
-
-    fn len(&self) -> usize {
-        self.used.len()
-    }
-}
-
-impl CharCnn {
-    /// Derives the token layer from `char_embed` and the tensors of `CNN*`. `codes` is the largest code of its weights in 8 bits.
-    pub(crate) fn new(
+impl BatchedCnn {
+    pub(super) fn new(
         options: &ModelOptions,
         source: &dyn NamedTensors,
         kind: Kind,
         device: Device,
-        fused: bool,
-        codes: Option<i64>,
     ) -> Result<Self, DeviceError> {
         let load = |name: &str| -> Result<Tensor, DeviceError> {
             Ok(source.tensor(name)?.f_to_device(device)?.f_to_kind(kind)?)
@@ -167,34 +79,28 @@ impl CharCnn {
             convolutions.push(Convolution { width: filter.width, linear });
         }
         let mut highways = Vec::with_capacity(cnn.n_highway);
-        for k in 0..cnn.n_highway {
-            let both = |what: &str, dim: i64| -> Result<Tensor, DeviceError> {
-                let transform = load(&format!("CNN_high_{k}/{what}_transform"))?;
-                let carry = load(&format!("CNN_high_{k}/{what}_carry"))?;
-                Ok(Tensor::f_cat(&[transform, carry], dim)?)
-            };
-            highways.push(Dense::new(both("W", 1)?, both("b", 0)?, codes)?);
+        for layer in 0..cnn.n_highway {
+            let (weight, bias) = super::highway(load, layer)?;
+            highways.push(Linear::new(weight, bias)?);
         }
         let projection = match options.has_char_projection() {
-            true => Some(Dense::new(load("CNN_proj/W_proj")?, load("CNN_proj/b_proj")?, codes)?),
+            true => Some(Linear::new(load("CNN_proj/W_proj")?, load("CNN_proj/b_proj")?)?),
             false => None,
         };
-        let zero_row = Tensor::f_zeros([1, cnn.embedding_dim as i64], (kind, device))?;
         Ok(Self {
-            embedding: Tensor::f_cat(&[zero_row, load("char_embed")?], 0)?,
+            embedding: super::embedding(load)?,
             convolutions,
             activation: cnn.activation,
             highways,
             projection,
             embedding_dim: cnn.embedding_dim,
             max_characters: cnn.max_characters_per_token,
-            fused,
             device,
         })
     }
 
-    /// The same with every tensor changed, always in the same order.
-    pub(crate) fn map<E>(&self, change: &mut Change<'_, E>) -> Result<Self, E> {
+    /// As [`CharCnn::map`](super::CharCnn::map).
+    pub(super) fn map<E>(&self, change: &mut Change<'_, E>) -> Result<Self, E> {
         let embedding = change(&self.embedding)?;
         let mut convolutions = Vec::with_capacity(self.convolutions.len());
         for convolution in &self.convolutions {
@@ -205,8 +111,8 @@ impl CharCnn {
         Ok(Self { embedding, convolutions, highways, projection, ..*self })
     }
 
-    /// Token vectors `[U, P]` of at least one word, in the order of the words.
-    pub(crate) fn forward(&self, words: &WordIds) -> Result<Tensor, DeviceError> {
+    /// As [`CharCnn::forward`](super::CharCnn::forward).
+    pub(super) fn forward(&self, words: &WordIds) -> Result<Tensor, DeviceError> {
         let mut order: Vec<usize> = (0..words.len()).collect();
         order.sort_by_key(|&w| words.used[w]);
         let mut parts = Vec::new();
@@ -227,14 +133,8 @@ impl CharCnn {
     fn group_len(&self, rest: &[usize], words: &WordIds) -> usize {
         let widest = self.convolutions.iter().map(|c| c.width).max().unwrap_or(1) * self.embedding_dim;
         let most = if self.device == Device::Cpu { MAX_PRODUCT_VALUES } else { MAX_PRODUCT_VALUES_DEVICE };
-        let fits = |n: &usize| n * self.positions(1, words.used[rest[n - 1]]) * widest <= most;
+        let fits = |n: &usize| n * positions(1, words.used[rest[n - 1]], self.max_characters) * widest <= most;
         (1..=rest.len()).take_while(|n| *n <= MIN_WIDTH || fits(n)).last().unwrap_or(rest.len())
-    }
-
-    /// Number of windows of `width` that words of at most `used` characters need: all that touch the word, and one that
-    /// lies wholly in the padding where there is such a window.
-    fn positions(&self, width: usize, used: usize) -> usize {
-        (self.max_characters - width + 1).min(used + 1)
     }
 
     /// Token vectors of words of similar length: `[G, P]`.
@@ -254,10 +154,13 @@ impl CharCnn {
         for convolution in &self.convolutions {
             features.push(self.convolve(convolution, &characters, rows, longest)?);
         }
-        let mut x = Tensor::f_cat(&features, 1)?; // [G, F]
-        self.activate(&mut x)?;
+        let x = Tensor::f_cat(&features, 1)?; // [G, F]
+        let mut x = match self.activation {
+            Activation::Relu => x.f_relu()?,
+            Activation::Tanh => x.f_tanh()?,
+        };
         for highway in &self.highways {
-            self.highway(highway, &mut x)?;
+            x = Self::highway(highway, &x)?;
         }
         if let Some(projection) = &self.projection {
             x = projection.forward(&x)?; // [G, P]
@@ -274,7 +177,7 @@ impl CharCnn {
         longest: usize,
     ) -> Result<Tensor, DeviceError> {
         let c = self.embedding_dim;
-        let positions = self.positions(convolution.width, longest);
+        let positions = positions(convolution.width, longest, self.max_characters);
         let window = (convolution.width * c) as i64;
         // A window is `width * C` neighbouring numbers, so all windows are a view with overlapping rows.
         let windows = characters
@@ -287,39 +190,13 @@ impl CharCnn {
         tensors::first_columns(highest.f_add(&convolution.linear.bias)?, convolution.linear.out)
     }
 
-    fn activate(&self, x: &mut Tensor) -> Result<(), DeviceError> {
-        match (self.activation, self.fused) {
-            (Activation::Relu, _) => *x = x.f_relu()?,
-            // SAFETY: `x` is the result of a concatenation that nothing else refers to.
-            (Activation::Tanh, true) => kernels::tanh_in_place(unsafe { tensors::values_mut(x) }),
-            (Activation::Tanh, false) => *x = x.f_tanh()?,
-        }
-        Ok(())
-    }
-
-    /// `g * relu(x Wt + bt) + (1 - g) * x` with `g = sigmoid(x Wc + bc)`, in place. `[G, F]`
-    fn highway(&self, highway: &Dense, x: &mut Tensor) -> Result<(), DeviceError> {
+    /// `g * relu(x Wt + bt) + (1 - g) * x` with `g = sigmoid(x Wc + bc)`. `[G, F]`
+    fn highway(highway: &Linear, x: &Tensor) -> Result<Tensor, DeviceError> {
         let product = highway.forward(x)?; // [G, 2F]
         let f = x.size()[1];
-        if self.fused {
-            // SAFETY: `product` and `x` are results of two operations that nothing else refers to.
-            let (product, x) = unsafe { (tensors::values(&product), tensors::values_mut(x)) };
-            kernels::highway(product, x, f as usize);
-            return Ok(());
-        }
         let [transform, carry] = tensors::split(&product, [f, f], 1)?;
         let gate = carry.f_sigmoid()?;
         let kept = scalar_ops::add(&gate.f_neg()?, 1.0)?.f_mul(x)?;
-        *x = gate.f_mul(&transform.f_relu()?)?.f_add(&kept)?;
-        Ok(())
-    }
-
-    /// Floating point operations of the products for one word that uses `used` characters.
-    pub(crate) fn flop(&self, used: usize) -> f64 {
-        let product = |(k, n): (i64, i64), times: usize| 2.0 * (times as f64) * k as f64 * n as f64;
-        let convolutions: f64 =
-            self.convolutions.iter().map(|c| product(c.linear.shape(), self.positions(c.width, used))).sum();
-        let rest: f64 = self.highways.iter().chain(&self.projection).map(|dense| product(dense.shape(), 1)).sum();
-        convolutions + rest
+        Ok(gate.f_mul(&transform.f_relu()?)?.f_add(&kept)?)
     }
 }
