@@ -14,7 +14,7 @@
 //!   The second term matters when sentences are so short that `max_rows` rows would not use the budget up. Each row is
 //!   filled with the longest sentences that still fit.
 //! * The budget counts *padded tokens*: rows x steps. A batch may have [`MIN_ROWS`] rows even if these exceed the
-//!   budget, because where products are libtorch's narrower ones take little less time. So a sentence of any length leaves the queue.
+//!   budget, because, where products are libtorch's, narrower ones take little less time. So a sentence of any length leaves the queue.
 //! * Sentences wait in *epochs*, in the order in which they arrive; an epoch holds the tokens of a few batches. A batch
 //!   takes sentences from the oldest epoch, and from the next one only to fill its rows. So no sentence is overtaken
 //!   for long.

@@ -14,7 +14,7 @@ const STRICT_MODES: [c_int; 2] = [0x1_0000 | 12, 0x1_0000 | 10];
 /// Sets the mode. Call it before the first product: MKL rejects later changes. The environment variable `MKL_CBWR`
 /// takes precedence.
 ///
-/// `steady_height` checks the effect at every start.
+/// `tests/independence.rs` checks vectors; nothing checks these products at a start.
 pub(super) fn be_strict() {
     if !is_intel() || std::env::var_os("MKL_CBWR").is_some() {
         return;

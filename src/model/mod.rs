@@ -19,7 +19,7 @@
 //! | `dropout.rs` | where training drops values |
 //! | `traced.rs` | training on a CPU: forward and backward without libtorch's graph |
 //! | `activations.rs`, `reduction.rs` | the layers, on the device and read back; what is computed of them on the device |
-//! | `kernels.rs`, `cell/` | our own passes over memory on CPUs and GPUs |
+//! | `kernels.rs`, `cell/` | our own passes over memory on CPUs and GPUs, and products of one or two rows of 8-bit integers |
 //! | `device.rs`, `mkl.rs`, `precision.rs`, `tf32.rs`, `tensors.rs`, `error.rs` | libtorch and the machine |
 //! | `int8.rs` | products of 8-bit integers |
 //! | `panels.rs` | products with weights that are packed once, in float32 on CPUs |

@@ -17,7 +17,7 @@
 
 use std::{ops::Range, sync::Arc};
 
-/// Minimum number of rows of a product that MKL computes.
+/// Minimum number of rows of a step whose products are libtorch's.
 ///
 /// libtorch multiplies small matrices with other kernels, whose sums differ in the last bit. From 16 rows on, a row's
 /// result was the same at every height on every CPU that we measured. Training, other formats than float32 and int8 on a CPU, and GPUs

@@ -521,20 +521,33 @@ mod tests {
     /// Expected: products of windows that are written out, and their maximum.
     #[test]
     fn the_highest_product_of_windows() {
-        let (c, width, n, stride) = (3, 2, 70, 75);
-        let k = width * c;
-        let (b, bias) = (numbers(k * n, 0.73), numbers(n, 0.11));
-        let words: Vec<Vec<f32>> = (0..9).map(|word| numbers((word + 2) * c, 0.2 + word as f32)).collect();
-        let windows: Vec<Rows<'_>> = words.iter().map(|word| Rows::windows(word, c, k, word.len() / c - 1)).collect();
-        let mut out = vec![7.0; words.len() * stride];
-        highest(&windows, &panels(&b, k, vectors()), &bias, &mut out, stride);
-        for (word, out) in words.iter().zip(out.chunks(stride)) {
-            for column in 0..n {
-                let product = |at: usize| plain(&word[at * c..][..k], &b, k, n, 0.0, [0, column]);
-                let largest = (0..word.len() / c - 1).map(product).fold(f32::NEG_INFINITY, f32::max);
-                assert!((out[column] - (largest + bias[column])).abs() < 1e-5);
+        let (n, stride) = (70, 75);
+        for (c, width) in [(3, 2), (29, 7)] {
+            let k = width * c;
+            let (b, bias) = (numbers(k * n, 0.73), numbers(n, 0.11));
+            let words: Vec<Vec<f32>> = (0..9).map(|w| numbers((w + width) * c, 0.2 + w as f32)).collect();
+            let positions = |word: &[f32]| word.len() / c - width + 1;
+            let windows: Vec<Rows<'_>> = words.iter().map(|word| Rows::windows(word, c, k, positions(word))).collect();
+            let mut out = vec![7.0; words.len() * stride];
+            highest(&windows, &panels(&b, k, vectors()), &bias, &mut out, stride);
+            for (word, out) in words.iter().zip(out.chunks(stride)) {
+                for column in 0..n {
+                    let product = |at: usize| plain(&word[at * c..][..k], &b, k, n, 0.0, [0, column]);
+                    let largest = (0..positions(word)).map(product).fold(f32::NEG_INFINITY, f32::max);
+                    assert!((out[column] - (largest + bias[column])).abs() < 1e-4);
+                }
+                assert_eq!(out[n..], [7.0; 5], "numbers of other filters stay");
             }
-            assert_eq!(out[n..], [7.0; 5], "numbers of other filters stay");
+        }
+    }
+
+    #[test]
+    fn several_matrices_are_cut_as_each_alone() {
+        let (one, other) = (matrix(&numbers(5 * 130, 0.37), 5), matrix(&numbers(5 * 130, 0.73), 5));
+        for vectors in [1, 4] {
+            let both = cut_for(&Tensor::stack(&[&one, &other], 0), vectors).unwrap();
+            let each = [cut_for(&one, vectors).unwrap(), cut_for(&other, vectors).unwrap()];
+            assert_eq!(both, Tensor::stack(&each, 0));
         }
     }
 

@@ -109,7 +109,7 @@ fn run_in_batches(model: &BiLm, Probe { words, sentences }: &Probe, size: usize)
 ///
 /// Every lane (a CPU core, or a GPU) runs products for `seconds`, all lanes at the same time, as the engine does. The
 /// rates of the shapes are weighted by their share of the work of a token. Inference in float32 on a CPU
-/// multiplies with weights that are packed once, which is faster than these products.
+/// multiplies with weights that are packed once, which may be faster than these products.
 ///
 /// # Errors
 /// [`DeviceError`] when a device has no room or libtorch fails.

@@ -1,5 +1,5 @@
 //! Which precision has the fastest matrix products on this machine. Nothing changes by itself: a user chooses. The products are
-//! libtorch's; in float32 on a CPU elmo has its own, which are 10 to 30 % faster.
+//! libtorch's; those that elmo has of its own in float32 on a CPU are not measured.
 
 use elmo::{
     ModelOptions,
