@@ -29,14 +29,14 @@ pub(crate) const CELLS: usize = COLUMNS / 4;
 
 /// Rows that are multiplied at a time.
 const GROUP: usize = 6;
-/// Numbers that a product adds in parallel at least.
+/// Numbers of a vector: one register with AVX-512, two with AVX2, four with NEON.
 const LANES: usize = 16;
-/// Largest block of the inner dimension.
+/// Longest block of the inner dimension.
 const BLOCK: usize = 192;
 /// Blocks that are multiplied by all rows before the next ones: 245 kB of a panel, which stay in the second-level cache.
 const BLOCKS_IN_CACHE: usize = 5;
 
-/// Vectors of a panel.
+/// Vectors of a row of a panel.
 const VECTORS: usize = COLUMNS / LANES;
 
 /// Sums of a group of rows.

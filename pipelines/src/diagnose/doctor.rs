@@ -87,7 +87,7 @@ pub struct SelfCheck {
 }
 
 impl Diagnosis {
-    /// Describes this installation. With `self_test`, also runs a self-test of about five seconds, and measures which precision is
+    /// Describes this installation. With `self_test`, also runs a self-test of a few seconds, and measures which precision is
     /// the fastest.
     ///
     /// # Errors

@@ -75,7 +75,7 @@ impl Dense {
     fn forward(&self, x: &Tensor) -> Result<Tensor, DeviceError> {
         let (rows, k) = x.size2()?;
         let mut out = Tensor::f_empty([rows, self.bias.size()[0]], FLOAT_ON_HOST)?;
-        // SAFETY: `out` is new, `x` belongs to the caller, and nothing writes to the weights of a model.
+        // SAFETY: `out` is new, `x` belongs to the caller, and nothing writes to the weights while a model computes.
         let (bias, values) = unsafe { (tensors::values(&self.bias), tensors::values_mut(&mut out)) };
         match &self.weight {
             // SAFETY: as above.
@@ -168,7 +168,7 @@ impl FusedCnn {
     /// All filter widths, one after the other, and the activation: `[G, F]`
     fn convolve(&self, ids: &[i32], used: &[usize], out: &mut [f32]) {
         let (c, m) = (self.embedding_dim, self.max_characters);
-        // SAFETY: nothing writes to the weights of a model.
+        // SAFETY: nothing writes to the weights while a model computes.
         let embedding: &[f32] = unsafe { tensors::values(&self.embedding) };
         let mut characters = vec![0.0; ids.len() * c]; // [G, M * C]
         for (character, &id) in characters.chunks_exact_mut(c).zip(ids) {

@@ -175,7 +175,7 @@ struct Direction {
 impl Direction {
     /// Cells of each panel, its bias, and its weights for the input and for the previous output.
     fn panels(&self) -> impl Iterator<Item = (Range<usize>, &[f32], &[f32], &[f32])> {
-        // SAFETY: nothing writes to the weights of a model.
+        // SAFETY: nothing writes to the weights while a model computes.
         let (bias, w_x, w_h) =
             unsafe { (tensors::values(&self.bias), tensors::values(&self.w_x), tensors::values(&self.w_h)) };
         let one = self.projection * COLUMNS;
@@ -214,7 +214,7 @@ impl Direction {
     /// `h = clip(m W_P)`: `[w, D] -> [w, P]`
     fn project(&self, m: &[f32], h: &mut [f32]) {
         match &self.w_p {
-            // SAFETY: nothing writes to the weights of a model.
+            // SAFETY: nothing writes to the weights while a model computes.
             Some(w_p) => panels::multiply(Rows::of(m, self.dim), unsafe { tensors::values(w_p) }, None, h),
             None => h.copy_from_slice(m),
         }
