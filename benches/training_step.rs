@@ -16,7 +16,7 @@ use std::{
 };
 
 use elmo::{
-    model::{DeviceName, Precision, cuda_devices, matmul_ceiling},
+    model::{DeviceName, Precision, cuda_devices, libtorch_ceiling},
     options::PublishedSize,
     train::{
         Boundaries, Direction, LanguageModel, Packer, Places, Recipe, Resources, Sentence, StepReport, Trainer, Window,
@@ -66,7 +66,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     let model = LanguageModel::initial(&options, words, recipe.seed);
     let mut trainer = Trainer::new(&options, recipe, Resources { device, threads, ..Resources::default() }, &model)?;
     trainer.step(&windows[0])?; // starts threads and touches memory
-    let ceiling = || matmul_ceiling(&options, &vec![device; threads], precision, 2.0);
+    let ceiling = || libtorch_ceiling(&options, &vec![device; threads], precision, 2.0);
     let before = ceiling()?;
     let (started, cpu) = (Instant::now(), processor_time());
     let mut reports = Vec::new();

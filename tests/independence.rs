@@ -25,7 +25,7 @@ use arrow::{
 use elmo::{
     ColumnEmbedder, ColumnStats, Elmo, EmbedSpec, EmbeddedColumns, EmbedderMetrics, EmbedderSettings, Error, ModelData,
     engine::{Precision, lanes},
-    model::{BiLm, DeviceName, Parameters, int8_weight_codes},
+    model::{BiLm, DeviceName, Parameters},
     options::ModelOptions,
     spec::{
         FloatRounding, Layers, Level, ListType, Normalize, OnError, OnLong, SentenceMode, StateMode, TokenizerKind,
@@ -1039,9 +1039,7 @@ fn int8_is_the_model_with_rounded_rows_and_columns() {
         let found = answers(&columns(&elmo, spec).embed(&array(&texts)).unwrap());
         let found: Vec<f32> = found.into_iter().flat_map(|a| a.bits).map(f32::from_bits).collect();
         let exact = expected_layers(&Reference::new(&data.options, &data.weights), &texts, width);
-        // 127 with VNNI, and 64 elsewhere.
-        let largest = int8_weight_codes(&data.options).unwrap().unwrap() as f32;
-        let weights = weights_as_codes(&data.weights, largest);
+        let weights = weights_as_codes(&data.weights);
         let rounded = Reference::with_rounding(&data.options, &weights, as_codes);
         let gap = relative_rms(&found, &expected_layers(&rounded, &texts, width), width, layers);
         let drift = relative_rms(&found, &exact, width, layers);

@@ -11,8 +11,7 @@ use super::{
     device::set_up_cpu,
     device_table::DeviceTable,
     indices::{Form, Indices},
-    int8,
-    lstm::{DeviceLayer, FusedLayer, Int8Layer, LayerOutput, LstmLayer},
+    lstm::{DeviceLayer, FusedLayer, LayerOutput, LstmLayer},
     packing::{MIN_WIDTH, Packings},
     parameters::{FileTensors, NamedTensors},
     start_state::{LayerState, OTHER_MODEL, StateShape},
@@ -57,7 +56,6 @@ enum Layer {
     Float(LstmLayer),
     Fused(FusedLayer),
     Device(DeviceLayer),
-    Int8(Int8Layer),
 }
 
 /// The passes between products.
@@ -88,7 +86,6 @@ impl Layer {
             Self::Float(layer) => Self::Float(layer.map(change)?),
             Self::Fused(layer) => Self::Fused(layer.map(change)?),
             Self::Device(layer) => Self::Device(layer.map(change)?),
-            Self::Int8(layer) => Self::Int8(layer.map(change)?),
         })
     }
 
@@ -104,22 +101,21 @@ impl Layer {
             Self::Float(layer) => layer.forward(x, packings, &indices.begins, start, capture),
             Self::Fused(layer) => layer.forward(x, packings, start, capture),
             Self::Device(layer) => layer.forward(x, packings, indices.marks.as_ref(), start, capture),
-            Self::Int8(layer) => layer.forward(x, packings, start, capture),
         }
     }
 
     fn float(&self) -> Option<&LstmLayer> {
         match self {
             Self::Float(layer) => Some(layer),
-            Self::Fused(_) | Self::Device(_) | Self::Int8(_) => None,
+            Self::Fused(_) | Self::Device(_) => None,
         }
     }
 
-    /// Whether products of few rows have the bits of taller ones. Sums of integers are exact.
+    /// Whether products of few rows have the bits of taller ones.
     fn is_narrow(&self) -> bool {
         match self {
             Self::Float(_) | Self::Device(_) => false,
-            Self::Fused(_) | Self::Int8(_) => true,
+            Self::Fused(_) => true,
         }
     }
 
@@ -128,7 +124,7 @@ impl Layer {
         match self {
             Self::Float(_) => Form::Rows,
             Self::Device(_) => Form::Marks,
-            Self::Fused(_) | Self::Int8(_) => Form::Host,
+            Self::Fused(_) => Form::Host,
         }
     }
 
@@ -137,23 +133,19 @@ impl Layer {
             Self::Float(layer) => layer.flop(),
             Self::Fused(layer) => layer.flop(),
             Self::Device(layer) => layer.flop(),
-            Self::Int8(layer) => layer.flop(),
         }
     }
 }
 
-/// The largest code of weights on a device.
-fn codes_on(device: DeviceName, options: &ModelOptions, fused: bool) -> Result<i64, DeviceError> {
+/// Refuses 8-bit integers where they have no products.
+fn check_codes(device: DeviceName, passes: Passes) -> Result<(), DeviceError> {
     let refused = |reason| Err(DeviceError::Precision { precision: Precision::Int8, device, reason });
     if device != DeviceName::Cpu {
         return refused("it is for CPUs; use --device cpu, or bf16, f16 or tf32 on GPUs");
     }
-    if !fused {
-        return refused("it has no gradients, and no version of libtorch's operations");
-    }
-    match int8::weight_codes(options)? {
-        Some(largest) => Ok(largest),
-        None => refused("products of 8-bit integers are not exact on this processor; use f32 or bf16"),
+    match passes {
+        Passes::Host => Ok(()),
+        _ => refused("it has no gradients, and no version of libtorch's operations"),
     }
 }
 
@@ -260,25 +252,23 @@ impl BiLm {
         }
         device.set_up()?;
         let passes = passes()?;
-        let (torch, fused) = (device.torch(), matches!(passes, Passes::Host));
-        let codes = match precision {
-            Precision::Int8 => Some(codes_on(device, options, fused)?),
-            _ => None,
-        };
+        let torch = device.torch();
+        if precision == Precision::Int8 {
+            check_codes(device, passes)?;
+        }
         let layer = |layer: usize| -> Result<Layer, DeviceError> {
-            Ok(match (codes, passes) {
-                (Some(largest), _) => Layer::Int8(Int8Layer::new(options, source, layer, largest)?),
-                (None, Passes::Kernels(kernels)) => {
+            Ok(match passes {
+                Passes::Kernels(kernels) => {
                     Layer::Device(DeviceLayer::new(options, source, layer, precision, torch, kernels)?)
                 }
-                (None, Passes::Host) => Layer::Fused(FusedLayer::new(options, source, layer)?),
-                (None, Passes::Torch) => Layer::Float(LstmLayer::new(options, source, layer, precision, torch)?),
+                Passes::Host => Layer::Fused(FusedLayer::new(options, source, layer, precision)?),
+                Passes::Torch => Layer::Float(LstmLayer::new(options, source, layer, precision, torch)?),
             })
         };
         let layers = (0..options.lstm.n_layers).map(layer).collect::<Result<_, _>>()?;
         Ok(Self {
             char_cnn: match passes {
-                Passes::Host => CharCnn::fused(options, source, codes)?,
+                Passes::Host => CharCnn::fused(options, source, precision)?,
                 Passes::Torch | Passes::Kernels(_) => CharCnn::batched(options, source, precision.kind(), torch)?,
             },
             layers,

@@ -1,4 +1,4 @@
-//! The pointwise parts of the biLM as single passes over memory, and products of few rows of codes, on CPU.
+//! The pointwise parts of the biLM as single passes over memory, on CPU.
 //!
 //! libtorch would need ten passes for the gates of one LSTM step. Every element goes through the same
 //! sequence of operations wherever it lies, so a row's bits never depend on its place in a batch
@@ -198,107 +198,29 @@ fn highway_row<const FUSED: bool>(product: &[f32], x: &mut [f32]) {
     }
 }
 
-/// The integer sums and scales from which the gates of one row are computed.
-struct RowSums<'s> {
-    input: &'s [i32],    // [4D]
-    previous: &'s [i32], // [4D]
-    input_scale: f32,
-    previous_scale: f32,
-    scales: &'s [f32], // [4D]
-    bias: &'s [f32],   // [4D]
-}
-
-/// As [`cell_row`] with gates from integer sums.
+/// The bits of a magnitude, which are in the order of magnitudes; those of NaN are above all.
 #[inline(always)]
-fn int8_cell_row<const FUSED: bool>(sums: &RowSums<'_>, cell: &mut [f32], out: &mut [f32], clip: f32) {
-    let d = cell.len();
-    let (s_x, s_h) = (sums.input_scale, sums.previous_scale);
-    // Slices of the loop's own length, as in `cell_row`.
-    let part = |gate: usize| {
-        let range = gate * d..(gate + 1) * d;
-        (&sums.input[range.clone()], &sums.previous[range.clone()], &sums.scales[range.clone()], &sums.bias[range])
-    };
-    let (i, j, f, o) = (part(0), part(1), part(2), part(3));
-    let out = &mut out[..d];
-    let gate = |(x, h, scales, bias): (&[i32], &[i32], &[f32], &[f32]), k: usize| {
-        let sum = fma::<FUSED>(x[k] as f32, s_x, h[k] as f32 * s_h);
-        fma::<FUSED>(sum, scales[k], bias[k])
-    };
-    for k in 0..d {
-        let c = sigmoid::<FUSED>(gate(f, k)) * cell[k] + sigmoid::<FUSED>(gate(i, k)) * tanh::<FUSED>(gate(j, k));
-        let c = bounded(c, clip);
-        cell[k] = c;
-        out[k] = sigmoid::<FUSED>(gate(o, k)) * tanh::<FUSED>(c);
-    }
+fn magnitude(x: f32) -> u32 {
+    x.to_bits() & 0x7fff_ffff
 }
 
 /// Rounds a row to codes -127..=127 times a scale. A row with NaN or infinity has a scale that is not finite.
 #[inline(always)]
-fn quantise_row<const FUSED: bool>(x: &[f32], codes: &mut [i8], scale: &mut f32) {
+fn quantise_row<const FUSED: bool>(x: &[f32], codes: &mut [u8], scale: &mut f32, offset: u8) {
     const ROUND: f32 = 12_582_912.0; // as in `exp`
-    let (whole, rest) = x.as_chunks::<LANES>();
-    let mut all = [0.0_f32; LANES];
-    for block in whole {
-        for k in 0..LANES {
-            all[k] = larger(all[k], block[k].abs());
-        }
+    // A maximum of integers may be taken in any order, so the compiler does it in vectors.
+    let mut largest = 0;
+    for &x in x {
+        largest = largest.max(magnitude(x));
     }
-    let largest = rest.iter().chain(&all).fold(0.0, |a, b| larger(a, b.abs()));
+    let largest = f32::from_bits(largest);
     *scale = largest / 127.0;
     // A smaller row becomes zeros: the factor of one below 3.7e-37 would be infinite.
     let factor = if largest > 1e-36 { 127.0 / largest } else { 0.0 };
     let codes = &mut codes[..x.len()];
     for k in 0..x.len() {
         // The low byte of the shifted number is the integer.
-        codes[k] = fma::<FUSED>(x[k], factor, ROUND).to_bits() as i8;
-    }
-}
-
-/// `sums * scale * scales + bias` within the clip.
-#[inline(always)]
-fn rescale_row<const FUSED: bool>(sums: &[i32], scale: f32, scales: &[f32], bias: &[f32], out: &mut [f32], clip: f32) {
-    let n = out.len();
-    let (sums, scales, bias) = (&sums[..n], &scales[..n], &bias[..n]);
-    for k in 0..n {
-        out[k] = bounded(fma::<FUSED>(sums[k] as f32 * scale, scales[k], bias[k]), clip);
-    }
-}
-
-/// Sums that stay in the first-level cache while rows of the right side are read.
-const NARROW_SUMS: usize = 4096;
-
-/// `c = a b` of codes. Those of weights are within -127..=127; a row with NaN may have -128.
-#[inline(always)]
-fn narrow_codes_rows<const FUSED: bool>(a: &[i8], b: &[i8], c: &mut [i32], k: usize) {
-    let (rows, n) = (a.len() / k, b.len() / k);
-    let columns = (NARROW_SUMS / rows.max(1)).min(n);
-    let fours = k / 4 * 4;
-    for start in (0..n).step_by(columns.max(1)) {
-        let width = columns.min(n - start);
-        let of = |row: usize| &b[row * n + start..][..width];
-        let sums = |row: usize| row * n + start..row * n + start + width;
-        (0..rows).for_each(|row| c[sums(row)].fill(0));
-        for q in (0..fours).step_by(4) {
-            let (b0, b1, b2, b3) = (of(q), of(q + 1), of(q + 2), of(q + 3));
-            for row in 0..rows {
-                let f: [i16; 4] = std::array::from_fn(|i| i16::from(a[row * k + q + i]));
-                let c = &mut c[sums(row)];
-                for j in 0..width {
-                    // The sum of two products is at most 2 x 128 x 127, which 16 bits hold: nothing wraps.
-                    let product = |i: usize, b: i8| f[i].wrapping_mul(i16::from(b));
-                    let one = product(0, b0[j]).wrapping_add(product(1, b1[j]));
-                    let two = product(2, b2[j]).wrapping_add(product(3, b3[j]));
-                    c[j] = c[j].wrapping_add(i32::from(one) + i32::from(two));
-                }
-            }
-        }
-        for q in fours..k {
-            let b = of(q);
-            for row in 0..rows {
-                let f = i32::from(a[row * k + q]);
-                c[sums(row)].iter_mut().zip(b).for_each(|(c, b)| *c += f * i32::from(*b));
-            }
-        }
+        codes[k] = (fma::<FUSED>(x[k], factor, ROUND).to_bits() as u8).wrapping_add(offset);
     }
 }
 
@@ -380,92 +302,22 @@ dispatch!(scale_any, scale_avx2, scale_avx512, scale_row, (values: &mut [f32], f
 dispatch!(clip_any, clip_avx2, clip_avx512, clip_row, (values: &[f32], gradients: &mut [f32], clip: f32));
 dispatch!(highway_any, highway_avx2, highway_avx512, highway_row, (product: &[f32], x: &mut [f32]));
 dispatch!(
-    int8_cell_any,
-    int8_cell_avx2,
-    int8_cell_avx512,
-    int8_cell_row,
-    (sums: &RowSums<'_>, cell: &mut [f32], out: &mut [f32], clip: f32)
-);
-dispatch!(
     quantise_any,
     quantise_avx2,
     quantise_avx512,
     quantise_row,
-    (x: &[f32], codes: &mut [i8], scale: &mut f32)
-);
-dispatch!(
-    rescale_any,
-    rescale_avx2,
-    rescale_avx512,
-    rescale_row,
-    (sums: &[i32], scale: f32, scales: &[f32], bias: &[f32], out: &mut [f32], clip: f32)
-);
-dispatch!(
-    narrow_codes_any,
-    narrow_codes_avx2,
-    narrow_codes_avx512,
-    narrow_codes_rows,
-    (a: &[i8], b: &[i8], c: &mut [i32], k: usize)
+    (x: &[f32], codes: &mut [u8], scale: &mut f32, offset: u8)
 );
 dispatch!(bound_any, bound_avx2, bound_avx512, bound_row, (values: &mut [f32], bound: f32));
 dispatch!(tanh_any, tanh_avx2, tanh_avx512, tanh_row, (x: &mut [f32]));
 
-/// `c = a b` for few rows of codes: `[m, k] x [k, n]`, row-major. Sums are exact; codes of `b` are within -127..=127.
+/// Rounds a row to codes -127..=127, each plus `offset`, and finds their scale: a number is about its code times the scale. A row with NaN
+/// or infinity has a scale that is not finite.
 ///
 /// # Panics
-/// When the lengths do not belong together.
-pub(crate) fn narrow_codes(a: &[i8], b: &[i8], c: &mut [i32], k: usize) {
-    let (m, n) = (a.len() / k.max(1), b.len() / k.max(1));
-    assert!(a.len() == m * k && b.len() == k * n && c.len() == m * n && m <= NARROW_SUMS, "shapes of a narrow product");
-    if k > 0 {
-        narrow_codes_any(a, b, c, k);
-    } else {
-        c.fill(0);
-    }
-}
-
-/// The gates of rows in an int8 step as integer sums. The scales of a gate are those of its column and of its row.
-pub(crate) struct GateSums<'s> {
-    /// `[W, 4D]`, of the layer's input.
-    pub(crate) input: &'s [i32],
-    pub(crate) input_scales: &'s [f32], // [W]
-    /// `[W, 4D]`, of the previous output.
-    pub(crate) previous: &'s [i32],
-    pub(crate) previous_scales: &'s [f32], // [W]
-    pub(crate) scales: &'s [f32],          // [4D]
-    /// `[4D]`, with the +1 of the forget gate.
-    pub(crate) bias: &'s [f32],
-}
-
-/// One LSTM step of every row with gates from integer sums: `cell` `[W, D]` is updated and clipped, and `out` `[W, D]` becomes
-/// `sigmoid(o) * tanh(c)`.
-pub(crate) fn lstm_cell_int8(sums: &GateSums<'_>, cell: &mut [f32], out: &mut [f32], clip: f32) {
-    let gates = sums.bias.len();
-    let rows = sums.input.chunks_exact(gates).zip(sums.previous.chunks_exact(gates));
-    let scales = sums.input_scales.iter().zip(sums.previous_scales);
-    let states = cell.chunks_exact_mut(gates / 4).zip(out.chunks_exact_mut(gates / 4));
-    for (((input, previous), (&input_scale, &previous_scale)), (cell, out)) in rows.zip(scales).zip(states) {
-        let (scales, bias) = (sums.scales, sums.bias);
-        let sums = RowSums { input, previous, input_scale, previous_scale, scales, bias };
-        int8_cell_any(&sums, cell, out, clip);
-    }
-}
-
-/// Rounds rows to codes -127..=127, and their scales: a value is about its code times the scale of its row. There may be more
-/// codes and scales than rows.
-pub(crate) fn quantise(x: &[f32], codes: &mut [i8], scales: &mut [f32]) {
-    let k = codes.len() / scales.len().max(1);
-    for ((x, codes), scale) in x.chunks_exact(k.max(1)).zip(codes.chunks_exact_mut(k.max(1))).zip(scales) {
-        quantise_any(x, codes, scale);
-    }
-}
-
-/// Integer sums `[W, n]` to float32, with the scales of rows `[W]` and columns `[n]`, and a bias `[n]`.
-pub(crate) fn rescale(sums: &[i32], rows: &[f32], columns: &[f32], bias: &[f32], out: &mut [f32], clip: f32) {
-    let n = bias.len();
-    for ((sums, &scale), out) in sums.chunks_exact(n).zip(rows).zip(out.chunks_exact_mut(n)) {
-        rescale_any(sums, scale, columns, bias, out, clip);
-    }
+/// When there are fewer codes than numbers.
+pub(crate) fn quantise(x: &[f32], codes: &mut [u8], scale: &mut f32, offset: u8) {
+    quantise_any(x, codes, scale, offset);
 }
 
 /// One LSTM step of every row, as training needs it. `gates` `[W, 4D]`, in the order `i, j, f, o` of the file and with the +1 of the

@@ -19,10 +19,9 @@
 //! | `dropout.rs` | where training drops values |
 //! | `traced.rs` | training on a CPU: forward and backward without libtorch's graph |
 //! | `activations.rs`, `reduction.rs` | the layers, on the device and read back; what is computed of them on the device |
-//! | `kernels.rs`, `cell/` | our own passes over memory on CPUs and GPUs, and products of one or two rows of 8-bit integers |
+//! | `kernels.rs`, `cell/` | our own passes over memory on CPUs and GPUs |
 //! | `device.rs`, `mkl.rs`, `precision.rs`, `tf32.rs`, `tensors.rs`, `error.rs` | libtorch and the machine |
-//! | `int8.rs` | products of 8-bit integers |
-//! | `panels.rs` | products with weights that are packed once, in float32 on CPUs |
+//! | `products.rs`, `panels.rs`, `codes.rs` | products with weights that are packed once, on CPUs: in float32, and in 8-bit integers |
 //! | `softmax.rs` | the LM head |
 //! | `self_test.rs` | checks and speed of the machine |
 
@@ -31,12 +30,12 @@ mod batch;
 mod bilm;
 mod cell;
 mod char_cnn;
+mod codes;
 mod device;
 mod device_table;
 mod dropout;
 mod error;
 mod indices;
-mod int8;
 pub(crate) mod kernels;
 mod lstm;
 mod mkl;
@@ -44,6 +43,7 @@ pub(crate) mod packing;
 mod panels;
 mod parameters;
 mod precision;
+mod products;
 mod reduction;
 pub(crate) mod scalar_ops;
 mod self_test;
@@ -63,10 +63,9 @@ pub use device::{
 pub(crate) use device_table::DeviceTable;
 pub use dropout::{Dropout, NoDropout};
 pub use error::DeviceError;
-pub use int8::weight_codes as int8_weight_codes;
 pub use parameters::Parameters;
 pub use precision::Precision;
 pub(crate) use reduction::{Mixing, Selection};
-pub use self_test::{SelfTest, compare, matmul_ceiling, self_test};
+pub use self_test::{SelfTest, compare, libtorch_ceiling, matmul_ceiling, self_test};
 pub use softmax::Softmax;
 pub use start_state::StartState;

@@ -1,4 +1,4 @@
-//! Products with weights that are cut into panels of 64 columns, in float32 on a CPU, and the passes that follow them.
+//! Products in float32 with weights that are cut into panels of 64 columns, on a CPU.
 //!
 //! MKL packs the right side of a product at every call, and writes the result for another pass to read. Weights do not change, so
 //! they are packed once here: a panel is `[k, 64]`, which a product reads from its first to its last number. Up to six rows of the left
@@ -18,7 +18,7 @@ use tch::{Device, Tensor};
 
 use super::{
     DeviceError,
-    kernels::{cell_row, dispatch, fma, larger},
+    kernels::{dispatch, fma, larger},
     tensors::FLOAT_ON_HOST,
 };
 
@@ -28,19 +28,21 @@ pub(crate) const COLUMNS: usize = 64;
 pub(crate) const CELLS: usize = COLUMNS / 4;
 
 /// Rows that are multiplied at a time.
-const GROUP: usize = 6;
+pub(crate) const GROUP: usize = 6;
 /// Numbers of a vector: one register with AVX-512, two with AVX2, four with NEON.
-const LANES: usize = 16;
+pub(crate) const LANES: usize = 16;
 /// Longest block of the inner dimension.
 const BLOCK: usize = 192;
 /// Blocks that are multiplied by all rows before the next ones: 245 kB of a panel, which stay in the second-level cache.
 const BLOCKS_IN_CACHE: usize = 5;
 
 /// Vectors of a row of a panel.
-const VECTORS: usize = COLUMNS / LANES;
+pub(crate) const VECTORS: usize = COLUMNS / LANES;
 
+/// Sums of a row.
+pub(crate) type TileRow = [[f32; LANES]; VECTORS];
 /// Sums of a group of rows.
-type Tile = [[[f32; LANES]; VECTORS]; GROUP];
+type Tile = [TileRow; GROUP];
 
 /// Rows of `V` vectors: a part of a panel.
 type Lines<const V: usize> = [[[f32; LANES]; V]];
@@ -75,8 +77,36 @@ impl<'a> Rows<'a> {
     }
 }
 
+/// Some panels `[k, 64]`.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Panels<'a> {
+    values: &'a [f32],
+    k: usize,
+}
+
+impl<'a> Panels<'a> {
+    /// Those of a matrix with `k` rows.
+    pub(crate) fn new(values: &'a [f32], k: usize) -> Self {
+        Self { values, k }
+    }
+
+    pub(crate) fn count(&self) -> usize {
+        self.values.len() / (self.k * COLUMNS).max(1)
+    }
+
+    /// Whether these rows can be multiplied with them.
+    pub(crate) fn fit(&self, rows: &Rows<'_>) -> bool {
+        self.k > 0 && rows.k == self.k && self.values.len().is_multiple_of(self.k * COLUMNS)
+    }
+
+    /// One of them.
+    pub(crate) fn one(&self, index: usize) -> Self {
+        Self { values: &self.values[index * self.k * COLUMNS..][..self.k * COLUMNS], k: self.k }
+    }
+}
+
 /// Groups of at most [`GROUP`] rows, whose heights differ by one at most: a single row left over would take as long as three.
-fn groups(count: usize) -> impl Iterator<Item = Range<usize>> {
+pub(crate) fn groups(count: usize) -> impl Iterator<Item = Range<usize>> {
     let parts = count.div_ceil(GROUP);
     (0..parts).map(move |part| part * count / parts..(part + 1) * count / parts)
 }
@@ -156,6 +186,21 @@ fn panels_of<const V: usize>(weights: &[f32], k: usize) -> impl Iterator<Item = 
     lines.chunks_exact(k * VECTORS / V)
 }
 
+/// Adds the product of a group of rows with one panel to the sums.
+#[inline(always)]
+pub(crate) fn add_product<const FUSED: bool, const V: usize>(
+    z: &mut Tile,
+    a: &Rows<'_>,
+    rows: Range<usize>,
+    panel: &Panels<'_>,
+) {
+    for panel in panels_of::<V>(panel.values, a.k) {
+        for block in blocks(a.k) {
+            add_group::<FUSED, V>(z, a, rows.clone(), block, panel);
+        }
+    }
+}
+
 /// `c = bias + a b`: `[w, k] x [k, n] -> [w, n]`, with `b` as panels and one bias `[n]` for all rows, if any.
 #[inline(always)]
 fn multiply_rows<const FUSED: bool, const V: usize>(
@@ -194,7 +239,7 @@ fn multiply_rows<const FUSED: bool, const V: usize>(
 
 /// Asks for memory that is read or written soon: cells of neighbouring rows are far apart, so the processor does not expect them.
 #[inline(always)]
-fn prefetch(number: &f32) {
+pub(crate) fn prefetch(number: &f32) {
     #[cfg(target_arch = "x86_64")]
     {
         use std::arch::x86_64::{_MM_HINT_T1, _mm_prefetch};
@@ -203,59 +248,6 @@ fn prefetch(number: &f32) {
     }
     #[cfg(not(target_arch = "x86_64"))]
     let _ = number;
-}
-
-/// The gates of a step before their non-linearities: `start` and the products of rows with a panel `[k, 64]` each.
-#[derive(Debug, Clone, Copy)]
-pub(crate) struct Gates<'g> {
-    /// The bias `[64]`, with the +1 of the forget gate, or `[w, 64]`.
-    pub(crate) start: &'g [f32],
-    pub(crate) products: &'g [(Rows<'g>, &'g [f32])],
-}
-
-/// One LSTM step in some cells, at most [`CELLS`], of every row: those of `cell` `[w, d]` are updated and clipped (never where `clip` is
-/// infinite), and those of `out` `[w, d]` become `sigmoid(o) * tanh(c)`.
-#[inline(always)]
-fn step_rows<const FUSED: bool, const V: usize>(
-    gates: &Gates<'_>,
-    cell: &mut [f32],
-    out: &mut [f32],
-    d: usize,
-    cells: Range<usize>,
-    clip: f32,
-) {
-    let (starts, _) = gates.start.as_chunks::<COLUMNS>();
-    let mut z = [[[0.0; LANES]; VECTORS]; GROUP];
-    for rows in groups(cell.len() / d) {
-        for (z, row) in z.iter_mut().zip(rows.clone()) {
-            z.as_flattened_mut().copy_from_slice(&starts[if starts.len() == 1 { 0 } else { row }]);
-            prefetch(&cell[row * d + cells.start]);
-            prefetch(&out[row * d + cells.start]);
-        }
-        for (a, panel) in gates.products {
-            for panel in panels_of::<V>(panel, a.k) {
-                // No closure: one that is not inlined is not compiled for the instruction set of its caller.
-                for block in blocks(a.k) {
-                    add_group::<FUSED, V>(&mut z, a, rows.clone(), block, panel);
-                }
-            }
-        }
-        for (z, row) in z.iter().zip(rows) {
-            let z = z.as_flattened();
-            let own = row * d + cells.start..row * d + cells.end;
-            let (cell, out) = (&mut cell[own.clone()], &mut out[own]);
-            match (cell.as_mut_array::<CELLS>(), out.as_mut_array::<CELLS>()) {
-                (Some(cell), Some(out)) => cell_row::<FUSED>(z, cell, out, clip),
-                _ => {
-                    let (mut whole, mut m) = ([0.0; CELLS], [0.0; CELLS]);
-                    whole[..cells.len()].copy_from_slice(cell);
-                    cell_row::<FUSED>(z, &mut whole, &mut m, clip);
-                    cell.copy_from_slice(&whole[..cells.len()]);
-                    out.copy_from_slice(&m[..cells.len()]);
-                }
-            }
-        }
-    }
 }
 
 /// `bias` and the largest product of each word's windows, for every column: the first `n` numbers of every `stride` of `out`.
@@ -298,14 +290,6 @@ dispatch!(
     vectors 1, 4
 );
 dispatch!(
-    step_any,
-    step_avx2,
-    step_avx512,
-    step_rows,
-    (gates: &Gates<'_>, cell: &mut [f32], out: &mut [f32], d: usize, cells: Range<usize>, clip: f32),
-    vectors 1, 4
-);
-dispatch!(
     highest_any,
     highest_avx2,
     highest_avx512,
@@ -314,32 +298,9 @@ dispatch!(
     vectors 1, 4
 );
 
-/// `c = bias + a b`: `[w, k] x [k, n] -> [w, n]`, with `b` as panels ([`cut`]) and one bias `[n]` for all rows, if any.
-///
-/// # Panics
-/// When the lengths do not belong together.
-pub(crate) fn multiply(a: Rows<'_>, b: &[f32], bias: Option<&[f32]>, c: &mut [f32]) {
-    if a.count == 0 && c.is_empty() {
-        return;
-    }
-    let n = c.len() / a.count.max(1);
-    let fits = c.len() == a.count * n && b.len() == a.k * n.next_multiple_of(COLUMNS);
-    assert!(a.k > 0 && fits && bias.is_none_or(|bias| bias.len() == n), "shapes of a product with panels");
-    multiply_any(&a, b, bias, c, n);
-}
-
-/// One LSTM step in some cells, at most [`CELLS`], of every row: those of `cell` `[w, d]` are updated and clipped (never where `clip` is
-/// infinite), and those of `out` `[w, d]` become `sigmoid(o) * tanh(c)`.
-///
-/// # Panics
-/// When the lengths do not belong together.
-pub(crate) fn lstm_step(gates: Gates<'_>, cell: &mut [f32], out: &mut [f32], d: usize, cells: Range<usize>, clip: f32) {
-    let w = cell.len() / d;
-    let starts = gates.start.len() == COLUMNS || gates.start.len() == w * COLUMNS;
-    let products = gates.products.iter().all(|(a, panel)| a.count == w && panel.len() == a.k * COLUMNS);
-    let states = cell.len() == w * d && out.len() == w * d && cells.len() <= CELLS && cells.end <= d;
-    assert!(starts && products && states, "shapes of a step with panels");
-    step_any(&gates, cell, out, d, cells, clip);
+/// `c = bias + a b`: `[w, k] x [k, n] -> [w, n]`, with one bias `[n]` for all rows, if any.
+pub(crate) fn multiply(a: &Rows<'_>, b: &Panels<'_>, bias: Option<&[f32]>, c: &mut [f32], n: usize) {
+    multiply_any(a, b.values, bias, c, n);
 }
 
 /// For each word the largest product of its windows with every column, plus a bias `[n]`: the first `n` numbers of every `stride` of
@@ -430,7 +391,6 @@ fn fill_whole(panels: &Tensor, columns: &Tensor, vectors: i64) -> Result<(), Dev
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::model::kernels;
 
     fn numbers(count: usize, step: f32) -> Vec<f32> {
         (0..count).map(|i| (i as f32 * step).sin()).collect()
@@ -499,7 +459,7 @@ mod tests {
                 let b = panels(&b, k, vectors());
                 for height in 1..=m {
                     let mut found = vec![0.0; height * n];
-                    multiply(Rows::of(&a[..height * k], k), &b, bias, &mut found);
+                    multiply(&Rows::of(&a[..height * k], k), &Panels::new(&b, k), bias, &mut found, n);
                     let expected = &expected[..height * n];
                     match cfg!(target_arch = "aarch64") || is_fused() {
                         true => assert_eq!(found, expected, "{height} of {m} {k} {n}"),
@@ -558,51 +518,6 @@ mod tests {
         let mut out = [0.0; 64];
         highest(&[Rows::windows(&word, 1, 2, 4)], &panels(&b, 2, vectors()), &bias, &mut out, 64);
         assert!(out.iter().all(|number| number.is_nan()));
-    }
-
-    /// The panels of gates, `[k, 4D]`.
-    fn gate_panels(values: &[f32], k: usize, d: usize) -> Vec<f32> {
-        let shape = [d.div_ceil(CELLS) as i64, k as i64, COLUMNS as i64];
-        let out = Tensor::empty(shape, FLOAT_ON_HOST);
-        cut_gates(&matrix(values, k), &out).unwrap();
-        Vec::try_from(out.view(-1)).unwrap()
-    }
-
-    /// Expected: the gates number by number, and the pass over the gates of training. A step whose input was multiplied before has the
-    /// same bits.
-    #[test]
-    fn a_step_is_products_and_the_pass_over_the_gates() {
-        for (d, p) in [(11_usize, 5_usize), (16, 203), (40, 400), (24, 1100)] {
-            let (w, clip) = (9, 0.4);
-            let (x, h, before) = (numbers(w * p, 0.37), numbers(w * p, 0.21), numbers(w * d, 0.9));
-            let scaled = |step: f32| numbers(p * 4 * d, step).iter().map(|weight| weight * 0.1).collect::<Vec<_>>();
-            let (w_x, w_h, bias) = (scaled(0.73), scaled(0.53), numbers(4 * d, 0.11));
-            let gate = |row: usize, g: usize| {
-                let input = plain(&x, &w_x, p, 4 * d, bias[g], [row, g]);
-                plain(&h, &w_h, p, 4 * d, input, [row, g])
-            };
-            let mut gates: Vec<f32> = (0..w * 4 * d).map(|i| gate(i / (4 * d), i % (4 * d))).collect();
-            let (mut expected, mut expected_out) = (vec![0.0; w * d], vec![0.0; w * d]);
-            kernels::lstm_cell_kept(&mut gates, &before, &mut expected, &mut expected_out, d, clip);
-
-            let (w_x, w_h, bias) = (gate_panels(&w_x, p, d), gate_panels(&w_h, p, d), gate_panels(&bias, 1, d));
-            let (x, h) = (Rows::of(&x, p), Rows::of(&h, p));
-            let (mut cell, mut out) = (before.clone(), vec![0.0; w * d]);
-            let (mut joined_cell, mut joined_out) = (before.clone(), vec![0.0; w * d]);
-            let panels = w_x.chunks(p * COLUMNS).zip(w_h.chunks(p * COLUMNS)).zip(bias.chunks(COLUMNS));
-            for (((w_x, w_h), start), first) in panels.zip((0..d).step_by(CELLS)) {
-                let cells = first..(first + CELLS).min(d);
-                let gates = Gates { start, products: &[(x, w_x), (h, w_h)] };
-                lstm_step(gates, &mut cell, &mut out, d, cells.clone(), clip);
-                let mut input = vec![0.0; w * COLUMNS];
-                multiply(x, w_x, Some(start), &mut input);
-                let gates = Gates { start: &input, products: &[(h, w_h)] };
-                lstm_step(gates, &mut joined_cell, &mut joined_out, d, cells, clip);
-            }
-            let near = |a: &[f32], b: &[f32]| a.iter().zip(b).all(|(a, b)| (a - b).abs() < 2e-6);
-            assert!(near(&cell, &expected) && near(&out, &expected_out), "{d} cells");
-            assert_eq!((cell, out), (joined_cell, joined_out), "{d} cells");
-        }
     }
 
     /// Processors without fused multiply-add round products, but a row still has the bits that it has alone.

@@ -4,7 +4,13 @@ use std::{sync::Barrier, thread, time::Instant};
 
 use tch::{Device, Kind, Tensor};
 
-use super::{BiLm, DeviceError, DeviceName, Precision, device};
+use super::{
+    BiLm, DeviceError, DeviceName, Precision,
+    codes::Buffer,
+    device,
+    products::{self, Weights},
+    tensors::{self, FLOAT_ON_HOST},
+};
 use crate::options::ModelOptions;
 
 /// Result of [`self_test`].
@@ -105,11 +111,11 @@ fn run_in_batches(model: &BiLm, Probe { words, sentences }: &Probe, size: usize)
     Ok(results)
 }
 
-/// Rate of libtorch's own matrix product on the shapes of a model's LSTMs, in GFLOP/s.
+/// Rate of the matrix products of inference on the shapes of a model's LSTMs, in GFLOP/s: our own in float32 and in 8-bit integers on a
+/// CPU, and libtorch's otherwise.
 ///
 /// Every lane (a CPU core, or a GPU) runs products for `seconds`, all lanes at the same time, as the engine does. The
-/// rates of the shapes are weighted by their share of the work of a token. Inference in float32 on a CPU
-/// multiplies with weights that are packed once, which may be faster than these products.
+/// rates of the shapes are weighted by their share of the work of a token.
 ///
 /// # Errors
 /// [`DeviceError`] when a device has no room or libtorch fails.
@@ -118,6 +124,32 @@ pub fn matmul_ceiling(
     lanes: &[DeviceName],
     precision: Precision,
     seconds: f64,
+) -> Result<f64, DeviceError> {
+    let has_own = matches!(precision, Precision::F32 | Precision::Int8);
+    let is_own = |device| has_own && device == DeviceName::Cpu;
+    ceiling(options, lanes, precision, seconds, &is_own)
+}
+
+/// As [`matmul_ceiling`], of libtorch's products everywhere: those of training.
+///
+/// # Errors
+/// As [`matmul_ceiling`].
+pub fn libtorch_ceiling(
+    options: &ModelOptions,
+    lanes: &[DeviceName],
+    precision: Precision,
+    seconds: f64,
+) -> Result<f64, DeviceError> {
+    ceiling(options, lanes, precision, seconds, &|_| false)
+}
+
+/// `is_own` says on which devices products are our own.
+fn ceiling(
+    options: &ModelOptions,
+    lanes: &[DeviceName],
+    precision: Precision,
+    seconds: f64,
+    is_own: &(dyn Fn(DeviceName) -> bool + Sync),
 ) -> Result<f64, DeviceError> {
     device::set_up_cpu();
     lanes.iter().for_each(|&lane| precision.choose(lane));
@@ -129,14 +161,26 @@ pub fn matmul_ceiling(
     let work: f64 = shapes.iter().map(|(k, n)| (k * n) as f64).sum();
     let mut time_per_flop = 0.0;
     for &(k, n) in &shapes {
-        let rate = product_rate(k, n, lanes, precision, seconds / shapes.len() as f64)?;
+        let factors = |rows, device: DeviceName| match is_own(device) {
+            true => Factors::own(rows, k, n, precision),
+            false => Factors::of_libtorch(rows, k, n, device.torch(), precision),
+        };
+        let rate = product_rate((k * n) as f64, &factors, lanes, seconds / shapes.len() as f64)?;
         time_per_flop += (k * n) as f64 / work / rate;
     }
     Ok(1.0 / time_per_flop)
 }
 
-/// GFLOP/s of `[rows, k] x [k, n]`, summed over lanes that run at the same time; the median of each.
-fn product_rate(k: i64, n: i64, lanes: &[DeviceName], precision: Precision, seconds: f64) -> Result<f64, DeviceError> {
+/// Random matrices with so many rows, for a device.
+type MakeFactors<'f> = &'f (dyn Fn(i64, DeviceName) -> Result<Factors, DeviceError> + Sync);
+
+/// GFLOP/s of products with `numbers` weights, summed over lanes that run at the same time; the median of each.
+fn product_rate(
+    numbers: f64,
+    factors: MakeFactors<'_>,
+    lanes: &[DeviceName],
+    seconds: f64,
+) -> Result<f64, DeviceError> {
     let barrier = Barrier::new(lanes.len());
     let one = |device: DeviceName| -> Result<f64, DeviceError> {
         let _no_gradients = tch::no_grad_guard();
@@ -144,9 +188,9 @@ fn product_rate(k: i64, n: i64, lanes: &[DeviceName], precision: Precision, seco
         device::set_up_cpu();
         // More rows would not be faster.
         let rows = if device == DeviceName::Cpu { 256 } else { 8192 };
-        let prepared = Factors::new(rows, k, n, device.torch(), precision);
+        let prepared = factors(rows, device);
         barrier.wait(); // before the `?`: the other lanes wait for this one even if it failed
-        let factors = prepared?;
+        let mut factors = prepared?;
         device.synchronize()?;
         let started = Instant::now();
         let mut laps = Vec::new();
@@ -157,7 +201,7 @@ fn product_rate(k: i64, n: i64, lanes: &[DeviceName], precision: Precision, seco
             laps.push(lap.elapsed().as_secs_f64());
         }
         laps.sort_by(f64::total_cmp);
-        Ok(2.0 * (rows * k * n) as f64 / laps[laps.len() / 2] / 1e9)
+        Ok(2.0 * rows as f64 * numbers / laps[laps.len() / 2] / 1e9)
     };
     thread::scope(|scope| {
         let handles: Vec<_> = lanes.iter().map(|&lane| scope.spawn(move || one(lane))).collect();
@@ -167,33 +211,44 @@ fn product_rate(k: i64, n: i64, lanes: &[DeviceName], precision: Precision, seco
 }
 
 /// Random matrices of a precision, and where their product goes.
-struct Factors {
-    a: Tensor,
-    b: Tensor,
-    out: Tensor,
-    integers: bool,
+enum Factors {
+    Own { a: Vec<f32>, k: usize, b: Weights, buffer: Buffer, out: Vec<f32> },
+    OfLibtorch { a: Tensor, b: Tensor, out: Tensor },
 }
 
 impl Factors {
     /// They have been multiplied once.
-    fn new(rows: i64, k: i64, n: i64, device: Device, precision: Precision) -> Result<Self, DeviceError> {
-        let integers = precision == Precision::Int8;
-        let random = |rows: i64, columns: i64| -> Result<Tensor, DeviceError> {
-            if integers {
-                return Ok(Tensor::f_randint_low(-64, 65, [rows, columns], (Kind::Int8, device))?);
-            }
-            Ok(Tensor::f_rand([rows, columns], (Kind::Float, device))?.f_to_kind(precision.kind())?)
+    fn own(rows: i64, k: i64, n: i64, precision: Precision) -> Result<Self, DeviceError> {
+        let random = |rows: i64, columns: i64| Tensor::f_rand([rows, columns], FLOAT_ON_HOST);
+        let mut factors = Self::Own {
+            a: tensors::download(&random(rows, k)?)?,
+            k: k as usize,
+            b: Weights::new(&random(k, n)?, precision)?,
+            buffer: Buffer::default(),
+            out: vec![0.0; (rows * n) as usize],
         };
-        let sums = if integers { Kind::Int } else { precision.kind() };
-        let out = Tensor::f_empty([rows, n], (sums, device))?;
-        let factors = Self { a: random(rows, k)?, b: random(k, n)?, out, integers };
         factors.multiply()?;
         Ok(factors)
     }
 
-    fn multiply(&self) -> Result<(), DeviceError> {
-        let Self { a, b, out, integers } = self;
-        let _ = if *integers { a.f_internal_int_mm_out(out, b)? } else { a.f_mm_out(out, b)? };
+    /// They have been multiplied once.
+    fn of_libtorch(rows: i64, k: i64, n: i64, device: Device, precision: Precision) -> Result<Self, DeviceError> {
+        let random = |rows: i64, columns: i64| -> Result<Tensor, DeviceError> {
+            Ok(Tensor::f_rand([rows, columns], (Kind::Float, device))?.f_to_kind(precision.kind())?)
+        };
+        let out = Tensor::f_empty([rows, n], (precision.kind(), device))?;
+        let mut factors = Self::OfLibtorch { a: random(rows, k)?, b: random(k, n)?, out };
+        factors.multiply()?;
+        Ok(factors)
+    }
+
+    fn multiply(&mut self) -> Result<(), DeviceError> {
+        match self {
+            Self::Own { a, k, b, buffer, out } => products::multiply(b.left(a, *k, buffer), b.panels(), None, out),
+            Self::OfLibtorch { a, b, out } => {
+                let _ = a.f_mm_out(out, b)?;
+            }
+        }
         Ok(())
     }
 }

@@ -65,7 +65,7 @@ pub(crate) fn check_engine_on<E: Engine>(
 /// Most agree to rounding of float32. Where a number lies between two codes, as nearly as float32 can tell, it may get the other one.
 /// What depends on it then moves by a part of a code, and so other numbers get other codes too: what is left is nearer to the rounded
 /// reference than that is to the exact one. This happens where rows have thousands of numbers, and rarely where they have few.
-pub(crate) fn check_engine_in_codes<E: Engine>(new: impl Fn(&ModelOptions, &Weights) -> E, largest: f32) {
+pub(crate) fn check_engine_in_codes<E: Engine>(new: impl Fn(&ModelOptions, &Weights) -> E) {
     let (mut equal, mut all) = (0, 0);
     for case in files::cases() {
         let weights = case.weights();
@@ -74,7 +74,7 @@ pub(crate) fn check_engine_in_codes<E: Engine>(new: impl Fn(&ModelOptions, &Weig
             let reference = Reference::with_rounding(&case.options, weights, round);
             reference.run(&case.batches, &case.start(), case.boundaries)
         };
-        let rounded = of(&weights_as_codes(&weights, largest), as_codes);
+        let rounded = of(&weights_as_codes(&weights), as_codes);
         let (gap, drift) = (relative_rms(&found, &rounded), relative_rms(&rounded, &of(&weights, <[f64]>::to_vec)));
         println!("{}: {gap:.1e} from the rounded reference, which is {drift:.1e} from the exact one", case.name);
         assert!(gap < 0.6 * drift, "{}: {gap:e}, not below 0.6 of {drift:e}", case.name);

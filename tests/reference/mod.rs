@@ -71,9 +71,9 @@ pub(crate) fn as_codes(row: &[f64]) -> Vec<f64> {
 }
 
 /// The weights that `--precision int8` has: each column of the LSTMs, the highway layers and the projections as integers of up to
-/// `largest` times the scale of the column. They are rounded in float32, as there: weights of 16 bits are often just between two
+/// 127 times the scale of the column. They are rounded in float32, as there: weights of 16 bits are often just between two
 /// integers.
-pub(crate) fn weights_as_codes(weights: &Weights, largest: f32) -> Weights {
+pub(crate) fn weights_as_codes(weights: &Weights) -> Weights {
     let mut all = weights.clone();
     let of_products = ["W_0", "W_P_0", "W_carry", "W_transform", "W_proj"];
     for (name, Tensor { shape, data }) in weights.iter() {
@@ -83,7 +83,7 @@ pub(crate) fn weights_as_codes(weights: &Weights, largest: f32) -> Weights {
         let mut tensor = Tensor { shape: shape.clone(), data: vec![0.0; data.len()] };
         for column in 0..shape[1] {
             let places = || (column..data.len()).step_by(shape[1]);
-            let scale = places().fold(0.0, |max: f32, place| max.max(data[place].abs())) / largest;
+            let scale = places().fold(0.0, |max: f32, place| max.max(data[place].abs())) / 127.0;
             for place in places().filter(|_| scale > 0.0) {
                 tensor.data[place] = (data[place] / scale).round_ties_even() * scale;
             }

@@ -97,7 +97,6 @@ pub(super) fn run(args: &VerifyArgs) -> Result<Exit> {
     let tolerance = args.tolerance.unwrap_or(match args.engine.settings().precision {
         Precision::Tf32 | Precision::F16 => 0.02,
         Precision::Bf16 => 0.1,
-        // Processors with and without VNNI have weights of 8 and of 7 bits.
         Precision::Int8 => 0.3,
         _ => 1e-5,
     });

@@ -25,7 +25,7 @@ use datafusion_distributed::{
     ChannelResolver, DistributedExt, Worker as Engine, WorkerQueryContext, WorkerSessionBuilder,
 };
 use datafusion_proto::physical_plan::PhysicalExtensionCodec;
-use elmo::{EmbedderSettings, ModelData, model::Precision};
+use elmo::EmbedderSettings;
 use elmo_udfs::{ElmoSession, codec::VERSION};
 use futures::{FutureExt, future::BoxFuture};
 use http_body::{Frame, SizeHint};
@@ -142,7 +142,7 @@ impl Worker {
             version: VERSION.to_owned(),
             id,
             devices: devices.iter().map(ToString::to_string).collect(),
-            precision: precision(settings.engine.precision)?,
+            precision: settings.engine.precision.to_string(),
             models: Vec::new(),
             tasks: 0,
             stopping: false,
@@ -244,18 +244,6 @@ impl Worker {
         }
         runtime.build_arc()
     }
-}
-
-/// The precision, and how it is computed here where that changes vectors by more than their last bits.
-fn precision(precision: Precision) -> Result<String> {
-    let codes = match precision {
-        Precision::Int8 => elmo::model::int8_weight_codes(&ModelData::tiny().options).map_err(elmo::Error::from)?,
-        _ => None,
-    };
-    Ok(match codes {
-        Some(largest) if largest < 127 => format!("{precision} with 7-bit weights"),
-        _ => precision.to_string(),
-    })
 }
 
 /// Aborts a task when it is dropped.

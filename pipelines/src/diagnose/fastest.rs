@@ -1,9 +1,8 @@
-//! Which precision has the fastest matrix products on this machine. Nothing changes by itself: a user chooses. The products are
-//! libtorch's; those that elmo has of its own in float32 on a CPU are not measured.
+//! Which precision has the fastest matrix products on this machine. Nothing changes by itself: a user chooses.
 
 use elmo::{
     ModelOptions,
-    model::{DeviceName, Precision, int8_weight_codes, matmul_ceiling},
+    model::{DeviceName, Precision, matmul_ceiling},
 };
 use serde::Serialize;
 
@@ -31,7 +30,7 @@ pub fn measure(options: &ModelOptions, lanes: &[DeviceName], seconds: f64) -> Re
     let (mut speeds, mut reference) = (Vec::new(), None);
     for precision in PRECISIONS {
         let exists = match precision {
-            Precision::Int8 => has_int8(options, lanes)?,
+            Precision::Int8 => lanes.iter().all(|lane| *lane == DeviceName::Cpu),
             Precision::Tf32 | Precision::F16 => !lanes.contains(&DeviceName::Cpu),
             _ => true,
         };
@@ -51,11 +50,6 @@ pub fn measure(options: &ModelOptions, lanes: &[DeviceName], seconds: f64) -> Re
         speeds.push(Speed { precision: precision.to_string(), gflops, relative });
     }
     Ok(speeds)
-}
-
-fn has_int8(options: &ModelOptions, lanes: &[DeviceName]) -> Result<bool> {
-    let on_cpu = lanes.iter().all(|lane| *lane == DeviceName::Cpu);
-    Ok(on_cpu && int8_weight_codes(options).map_err(elmo::Error::from)?.is_some())
 }
 
 /// The measurements in a line, the fastest first.

@@ -12,7 +12,7 @@ use std::{
 
 use elmo::{
     engine::lanes,
-    model::matmul_ceiling,
+    model::libtorch_ceiling,
     train::{Group, StepReport, TrainError, Trainer},
 };
 use serde::Serialize;
@@ -694,7 +694,7 @@ fn is_of_step(error: &Error) -> bool {
 fn ceiling(prepared: &Prepared) -> Option<f64> {
     let Prepared { job, options, recipe, .. } = prepared;
     let lanes = lanes(&[job.device], Some(job.threads));
-    let measured = matmul_ceiling(options, &lanes, recipe.precision, CEILING_SECONDS);
+    let measured = libtorch_ceiling(options, &lanes, recipe.precision, CEILING_SECONDS);
     measured.inspect_err(|error| tracing::debug!("the matmul ceiling was not measured: {error}")).ok()
 }
 

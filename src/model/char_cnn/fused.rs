@@ -6,11 +6,12 @@ use tch::{Kind, Tensor};
 use super::{WordIds, positions};
 use crate::{
     model::{
-        DeviceError,
-        int8::{self, Codes},
+        DeviceError, Precision,
+        codes::Buffer,
         kernels,
         panels::{self, Rows},
         parameters::NamedTensors,
+        products::{self, Weights},
         tensors::{self, Change, FLOAT_ON_HOST},
     },
     options::{Activation, Filter, ModelOptions},
@@ -43,53 +44,28 @@ struct Convolution {
 /// A product of the layers above the convolutions.
 #[derive(Debug)]
 struct Dense {
-    weight: Weight,
-    bias: Tensor, // [out]
-}
-
-#[derive(Debug)]
-enum Weight {
-    Panels(Tensor),
-    Codes(Codes),
+    weights: Weights, // [in, out]
+    bias: Tensor,     // [out]
 }
 
 impl Dense {
-    /// In 8-bit integers if `codes` gives their largest.
-    fn new(weight: &Tensor, bias: &Tensor, codes: Option<i64>) -> Result<Self, DeviceError> {
-        let weight = match codes {
-            Some(largest) => Weight::Codes(Codes::new(weight, largest)?),
-            None => Weight::Panels(panels::cut(weight)?),
-        };
-        Ok(Self { weight, bias: bias.f_contiguous()? })
+    fn new(weights: &Tensor, bias: &Tensor, precision: Precision) -> Result<Self, DeviceError> {
+        Ok(Self { weights: Weights::new(weights, precision)?, bias: bias.f_contiguous()? })
     }
 
     fn map<E>(&self, change: &mut Change<'_, E>) -> Result<Self, E> {
-        let weight = match &self.weight {
-            Weight::Panels(panels) => Weight::Panels(change(panels)?),
-            Weight::Codes(codes) => Weight::Codes(codes.map(change)?),
-        };
-        Ok(Self { weight, bias: change(&self.bias)? })
+        Ok(Self { weights: self.weights.map(change)?, bias: change(&self.bias)? })
     }
 
     /// `x W + b`: `[w, in] -> [w, out]`
-    fn forward(&self, x: &Tensor) -> Result<Tensor, DeviceError> {
+    fn forward(&self, x: &Tensor, buffer: &mut Buffer) -> Result<Tensor, DeviceError> {
         let (rows, k) = x.size2()?;
         let mut out = Tensor::f_empty([rows, self.bias.size()[0]], FLOAT_ON_HOST)?;
         // SAFETY: `out` is new, `x` belongs to the caller, and nothing writes to the weights while a model computes.
-        let (bias, values) = unsafe { (tensors::values(&self.bias), tensors::values_mut(&mut out)) };
-        match &self.weight {
-            // SAFETY: as above.
-            Weight::Panels(panels) => unsafe {
-                let x = Rows::of(tensors::values(x), k as usize);
-                panels::multiply(x, tensors::values(panels), Some(bias), values);
-            },
-            Weight::Codes(codes) => {
-                let (sums, scales) = int8::product(x, codes)?;
-                // SAFETY: as above; the sums are new.
-                let (sums, columns) = unsafe { (tensors::values(&sums), tensors::values(&codes.scales)) };
-                kernels::rescale(sums, &scales, columns, bias, values, f32::INFINITY);
-            }
-        }
+        let (x, bias, out_values) =
+            unsafe { (tensors::values(x), tensors::values(&self.bias), tensors::values_mut(&mut out)) };
+        let x = self.weights.left(x, k as usize, buffer);
+        products::multiply(x, self.weights.panels(), Some(bias), out_values);
         Ok(out)
     }
 }
@@ -98,7 +74,7 @@ impl FusedCnn {
     pub(super) fn new(
         options: &ModelOptions,
         source: &dyn NamedTensors,
-        codes: Option<i64>,
+        precision: Precision,
     ) -> Result<Self, DeviceError> {
         let load = |name: &str| Ok::<_, DeviceError>(source.tensor(name)?.f_to_kind(Kind::Float)?);
         let cnn = &options.char_cnn;
@@ -110,10 +86,10 @@ impl FusedCnn {
         };
         let highway = |layer: usize| {
             let (weight, bias) = super::highway(load, layer)?;
-            Dense::new(&weight, &bias, codes)
+            Dense::new(&weight, &bias, precision)
         };
         let projection = match options.has_char_projection() {
-            true => Some(Dense::new(&load("CNN_proj/W_proj")?, &load("CNN_proj/b_proj")?, codes)?),
+            true => Some(Dense::new(&load("CNN_proj/W_proj")?, &load("CNN_proj/b_proj")?, precision)?),
             false => None,
         };
         Ok(Self {
@@ -153,14 +129,15 @@ impl FusedCnn {
         let mut x = Tensor::f_empty([used.len() as i64, self.features as i64], FLOAT_ON_HOST)?;
         // SAFETY: a new tensor.
         self.convolve(ids, used, unsafe { tensors::values_mut(&mut x) });
+        let mut buffer = Buffer::default();
         for highway in &self.highways {
-            let product = highway.forward(&x)?; // [G, 2F]
+            let product = highway.forward(&x, &mut buffer)?; // [G, 2F]
             // SAFETY: `product` and `x` are new tensors.
             let (product, x) = unsafe { (tensors::values(&product), tensors::values_mut(&mut x)) };
             kernels::highway(product, x, self.features);
         }
         match &self.projection {
-            Some(projection) => projection.forward(&x),
+            Some(projection) => projection.forward(&x, &mut buffer),
             None => Ok(x),
         }
     }

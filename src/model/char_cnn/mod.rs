@@ -15,7 +15,7 @@ mod fused;
 use tch::{Device, Kind, Tensor};
 
 use self::{batched::BatchedCnn, fused::FusedCnn};
-use super::{DeviceError, parameters::NamedTensors, tensors::Change};
+use super::{DeviceError, Precision, parameters::NamedTensors, tensors::Change};
 use crate::{
     chars,
     options::{Filter, ModelOptions},
@@ -39,13 +39,13 @@ impl CharCnn {
         Ok(Self::Batched(BatchedCnn::new(options, source, kind, device)?))
     }
 
-    /// Derives it in our own products. `codes` is the largest code of weights in 8 bits, if those above the convolutions are codes.
+    /// Derives it in our own products, in float32 or, above the convolutions, in 8-bit integers.
     pub(crate) fn fused(
         options: &ModelOptions,
         source: &dyn NamedTensors,
-        codes: Option<i64>,
+        precision: Precision,
     ) -> Result<Self, DeviceError> {
-        Ok(Self::Fused(FusedCnn::new(options, source, codes)?))
+        Ok(Self::Fused(FusedCnn::new(options, source, precision)?))
     }
 
     /// The same with every tensor changed, always in the same order.

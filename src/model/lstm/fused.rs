@@ -1,7 +1,8 @@
-//! The time loop with our own products and pass over the gates, direction by direction: float32 on CPU, no gradients.
+//! The time loop with our own products and pass over the gates, direction by direction: on CPU, in float32 or with products of 8-bit
+//! integers; no gradients.
 //!
 //! The gates of 16 cells are one panel of 64 columns, and the cells are updated as soon as the gates of a few rows are known: gates are
-//! not written to memory, unless the input's part of several steps is computed at once. See `panels.rs`.
+//! not written to memory, unless the input's part of several steps is computed at once. See `products.rs`. Cell states are float32 always.
 
 use std::ops::Range;
 
@@ -10,10 +11,13 @@ use tch::{Kind, Tensor};
 use super::{Clips, LayerOutput, both_directions, last_state, name_in, steps_of, with_forget_bias};
 use crate::{
     model::{
-        DeviceError, kernels,
+        DeviceError, Precision,
+        codes::Buffer,
+        kernels,
         packing::{Chunk, Packing, Packings},
-        panels::{self, CELLS, COLUMNS, Gates, Rows},
+        panels::{self, CELLS, COLUMNS},
         parameters::NamedTensors,
+        products::{self, Gates, Left, Weights},
         start_state::LayerState,
         tensors::{self, Change, FLOAT_ON_HOST},
     },
@@ -26,11 +30,11 @@ const CHUNK_ROWS: usize = 32;
 /// Both directions of one layer: `N` panels with the gates of 16 cells each, the last filled up with zeros.
 #[derive(Debug)]
 pub(crate) struct FusedLayer {
-    w_x: Tensor,         // [2, N, in, 64]
-    w_h: Tensor,         // [2, N, P, 64]
-    bias: Tensor,        // [2, N, 64], +1 in the forget block
-    w_p: Option<Tensor>, // [2, ceil(P / 64), D, 64]
-    projection: usize,   // P
+    w_x: Weights,         // 2 x [in, 4D]
+    w_h: Weights,         // 2 x [P, 4D]
+    bias: Tensor,         // [2, N, 64], +1 in the forget block
+    w_p: Option<Weights>, // 2 x [D, P]
+    projection: usize,    // P
     residual: bool,
     dim: usize,
     clips: Clips,
@@ -38,9 +42,14 @@ pub(crate) struct FusedLayer {
 
 impl FusedLayer {
     /// Derives one layer from the tensors of `RNN_0` and `RNN_1`.
-    pub(crate) fn new(options: &ModelOptions, source: &dyn NamedTensors, layer: usize) -> Result<Self, DeviceError> {
+    pub(crate) fn new(
+        options: &ModelOptions,
+        source: &dyn NamedTensors,
+        layer: usize,
+        precision: Precision,
+    ) -> Result<Self, DeviceError> {
         let lstm = &options.lstm;
-        let (d, p) = (lstm.dim as i64, lstm.projection_dim as i64);
+        let d = lstm.dim as i64;
         let [bias] = both_directions(source, layer, "B", [4 * d], Kind::Float)?;
         let bias = with_forget_bias(&bias, d)?;
         let gate_bias = Tensor::f_empty([2, panels_of(lstm.dim) as i64, 1, COLUMNS as i64], FLOAT_ON_HOST)?;
@@ -50,13 +59,14 @@ impl FusedLayer {
         let w_p = match options.has_projection() {
             true => {
                 let [w_p] = both_directions(source, layer, "W_P_0", [d], Kind::Float)?;
-                Some(panels::cut(&w_p)?)
+                Some(Weights::new(&w_p, precision)?)
             }
             false => None,
         };
+        let [w_x, w_h] = gates_of(options, source, layer, precision)?;
         Ok(Self {
-            w_x: gates_of(source, layer, [0, p], lstm.dim)?,
-            w_h: gates_of(source, layer, [p, p], lstm.dim)?,
+            w_x,
+            w_h,
             bias: gate_bias.f_squeeze_dim(2)?,
             w_p,
             projection: lstm.projection_dim,
@@ -68,8 +78,9 @@ impl FusedLayer {
 
     /// As [`LstmLayer::map`](super::LstmLayer::map).
     pub(crate) fn map<E>(&self, change: &mut Change<'_, E>) -> Result<Self, E> {
-        let (w_x, w_h, bias) = (change(&self.w_x)?, change(&self.w_h)?, change(&self.bias)?);
-        Ok(Self { w_x, w_h, bias, w_p: self.w_p.as_ref().map(change).transpose()?, ..*self })
+        let (w_x, w_h, bias) = (self.w_x.map(change)?, self.w_h.map(change)?, change(&self.bias)?);
+        let w_p = self.w_p.as_ref().map(|w_p| w_p.map(change)).transpose()?;
+        Ok(Self { w_x, w_h, bias, w_p, ..*self })
     }
 
     /// As [`LstmLayer::flop`](super::LstmLayer::flop).
@@ -108,6 +119,7 @@ impl FusedLayer {
         let mut activated = vec![0.0; packings.width() * d];
         let out = Tensor::f_empty([2, packings.packed_rows() as i64, p as i64], FLOAT_ON_HOST)?;
         let last = Captured::new(capture, packings, d as i64)?;
+        let [mut of_input, mut of_output, mut of_cells] = [(); 3].map(|()| Buffer::default());
         for direction in 0..2 {
             let packing = packings.of(direction);
             let direction = direction as i64;
@@ -120,7 +132,7 @@ impl FusedLayer {
             let constant = |state: &Tensor| tensors::download(&rows_of(state, 0, 1)?);
             let (first_h, first_cell) = (constant(&h)?, constant(&cell)?);
             for chunk in &chunks {
-                let input = &x[chunk.offset * p..][..chunk.rows * p];
+                let input = weights.w_x.left(&x[chunk.offset * p..][..chunk.rows * p], p, &mut of_input);
                 if !is_one_step(chunk) {
                     weights.read_input(input, &mut gates);
                 }
@@ -131,11 +143,12 @@ impl FusedLayer {
                     let (h, c) = unsafe { (tensors::values_mut(&mut h), tensors::values_mut(&mut cell)) };
                     let (h, c) = (&mut h[..step.width * p], &mut c[..step.width * d]);
                     let m = &mut activated[..step.width * d];
+                    let previous = weights.w_h.left(h, p, &mut of_output);
                     match is_one_step(chunk) {
-                        true => weights.step_with_input(input, h, c, m),
-                        false => weights.step(&gates, chunk.rows, step.offset - chunk.offset, h, c, m),
+                        true => weights.step_with_input(input, previous, c, m),
+                        false => weights.step(&gates, chunk.rows, step.offset - chunk.offset, previous, c, m),
                     }
-                    weights.project(m, h);
+                    weights.project(m, h, &mut of_cells);
                     out[step.offset * p..][..step.width * p].copy_from_slice(h);
                     last.keep(packing, t, direction, &cell)?;
                 }
@@ -145,14 +158,12 @@ impl FusedLayer {
     }
 
     fn of(&self, direction: i64) -> Result<Direction, DeviceError> {
-        let part = |tensor: &Tensor| Ok::<_, DeviceError>(tensor.f_select(0, direction)?);
         let bound = |clip: Option<f64>| clip.map_or(f32::INFINITY, |clip| clip as f32);
         Ok(Direction {
-            w_x: part(&self.w_x)?,
-            w_h: part(&self.w_h)?,
-            bias: part(&self.bias)?,
-            w_p: self.w_p.as_ref().map(part).transpose()?,
-            projection: self.projection,
+            w_x: self.w_x.of(direction)?,
+            w_h: self.w_h.of(direction)?,
+            bias: self.bias.f_select(0, direction)?,
+            w_p: self.w_p.as_ref().map(|w_p| w_p.of(direction)).transpose()?,
             dim: self.dim,
             cell_clip: bound(self.clips.cell),
             clip: bound(self.clips.projection),
@@ -162,60 +173,57 @@ impl FusedLayer {
 
 /// One direction of a layer.
 struct Direction {
-    w_x: Tensor,         // [N, in, 64]
-    w_h: Tensor,         // [N, P, 64]
-    bias: Tensor,        // [N, 64]
-    w_p: Option<Tensor>, // [ceil(P / 64), D, 64]
-    projection: usize,   // P
+    w_x: Weights,         // [in, 4D]
+    w_h: Weights,         // [P, 4D]
+    bias: Tensor,         // [N, 64]
+    w_p: Option<Weights>, // [D, P]
     dim: usize,
     cell_clip: f32,
     clip: f32,
 }
 
 impl Direction {
-    /// Cells of each panel, its bias, and its weights for the input and for the previous output.
-    fn panels(&self) -> impl Iterator<Item = (Range<usize>, &[f32], &[f32], &[f32])> {
+    /// The cells of each panel, and its bias.
+    fn panels(&self) -> impl Iterator<Item = (Range<usize>, &[f32])> {
         // SAFETY: nothing writes to the weights while a model computes.
-        let (bias, w_x, w_h) =
-            unsafe { (tensors::values(&self.bias), tensors::values(&self.w_x), tensors::values(&self.w_h)) };
-        let one = self.projection * COLUMNS;
-        let weights = w_x.chunks_exact(one).zip(w_h.chunks_exact(one));
+        let bias = unsafe { tensors::values(&self.bias) };
         let cells = (0..self.dim).step_by(CELLS).map(|first| first..(first + CELLS).min(self.dim));
-        cells.zip(bias.chunks_exact(COLUMNS)).zip(weights).map(|((cells, bias), (w_x, w_h))| (cells, bias, w_x, w_h))
+        cells.zip(bias.chunks_exact(COLUMNS))
     }
 
     /// The part of the gates that does not depend on the previous step: `[r, in] -> [N, r, 64]`
-    fn read_input(&self, input: &[f32], gates: &mut [f32]) {
-        let input = Rows::of(input, self.projection);
-        for ((_, bias, w_x, _), gates) in self.panels().zip(gates.chunks_exact_mut(input.count() * COLUMNS)) {
-            panels::multiply(input, w_x, Some(bias), gates);
+    fn read_input(&self, input: Left<'_>, gates: &mut [f32]) {
+        let w_x = self.w_x.panels();
+        let gates = gates.chunks_exact_mut(input.count() * COLUMNS);
+        for (n, ((_, bias), gates)) in self.panels().zip(gates).enumerate() {
+            products::multiply(input, w_x.one(n), Some(bias), gates);
         }
     }
 
     /// One step after [`Direction::read_input`] of `rows` rows, of which the step's begin at `offset`: `c` `[w, D]` is updated, and `m`
     /// `[w, D]` becomes `sigmoid(o) * tanh(c)`.
-    fn step(&self, gates: &[f32], rows: usize, offset: usize, h: &[f32], c: &mut [f32], m: &mut [f32]) {
-        let h = Rows::of(h, self.projection);
-        for ((cells, _, _, w_h), gates) in self.panels().zip(gates.chunks_exact(rows * COLUMNS)) {
-            let start = &gates[offset * COLUMNS..][..h.count() * COLUMNS];
-            panels::lstm_step(Gates { start, products: &[(h, w_h)] }, c, m, self.dim, cells, self.cell_clip);
+    fn step(&self, gates: &[f32], rows: usize, offset: usize, previous: Left<'_>, c: &mut [f32], m: &mut [f32]) {
+        let w_h = self.w_h.panels();
+        for (n, ((cells, _), gates)) in self.panels().zip(gates.chunks_exact(rows * COLUMNS)).enumerate() {
+            let start = &gates[offset * COLUMNS..][..previous.count() * COLUMNS];
+            let gates = Gates { start, products: &[(previous, w_h.one(n))] };
+            products::lstm_step(gates, c, m, self.dim, cells, self.cell_clip);
         }
     }
 
     /// The same from the input of the step.
-    fn step_with_input(&self, input: &[f32], h: &[f32], c: &mut [f32], m: &mut [f32]) {
-        let (input, h) = (Rows::of(input, self.projection), Rows::of(h, self.projection));
-        for (cells, bias, w_x, w_h) in self.panels() {
-            let gates = Gates { start: bias, products: &[(input, w_x), (h, w_h)] };
-            panels::lstm_step(gates, c, m, self.dim, cells, self.cell_clip);
+    fn step_with_input(&self, input: Left<'_>, previous: Left<'_>, c: &mut [f32], m: &mut [f32]) {
+        let (w_x, w_h) = (self.w_x.panels(), self.w_h.panels());
+        for (n, (cells, bias)) in self.panels().enumerate() {
+            let gates = Gates { start: bias, products: &[(input, w_x.one(n)), (previous, w_h.one(n))] };
+            products::lstm_step(gates, c, m, self.dim, cells, self.cell_clip);
         }
     }
 
     /// `h = clip(m W_P)`: `[w, D] -> [w, P]`
-    fn project(&self, m: &[f32], h: &mut [f32]) {
+    fn project(&self, m: &[f32], h: &mut [f32], buffer: &mut Buffer) {
         match &self.w_p {
-            // SAFETY: nothing writes to the weights while a model computes.
-            Some(w_p) => panels::multiply(Rows::of(m, self.dim), unsafe { tensors::values(w_p) }, None, h),
+            Some(w_p) => products::multiply(w_p.left(m, self.dim, buffer), w_p.panels(), None, h),
             None => h.copy_from_slice(m),
         }
         kernels::clip(h, self.clip);
@@ -232,20 +240,25 @@ fn panels_of(d: usize) -> usize {
     d.div_ceil(CELLS)
 }
 
-/// Some rows of `W_0` `[in + P, 4D]` in both directions as panels: `[2, N, rows, 64]`. Weights are copied once.
-fn gates_of(source: &dyn NamedTensors, layer: usize, [first, rows]: [i64; 2], d: usize) -> Result<Tensor, DeviceError> {
-    let result = Tensor::f_empty([2, panels_of(d) as i64, rows, COLUMNS as i64], FLOAT_ON_HOST)?;
+/// The rows of `W_0` `[in + P, 4D]` for the input and those for the previous output. Weights are copied once.
+fn gates_of(
+    options: &ModelOptions,
+    source: &dyn NamedTensors,
+    layer: usize,
+    precision: Precision,
+) -> Result<[Weights; 2], DeviceError> {
+    let empty = || Weights::empty_gates(options.lstm.projection_dim, options.lstm.dim, precision);
+    let [w_x, w_h] = [empty()?, empty()?];
     for direction in 0..2 {
-        let panels = result.f_select(0, direction as i64)?;
-        let mut copy = |weights: &Tensor| panels::cut_gates(&weights.f_narrow(0, first, rows)?, &panels);
+        let mut copy = |weights: &Tensor| Weights::fill_gates([&w_x, &w_h], direction as i64, weights);
         // SAFETY: the weights are copied.
         unsafe { source.read(&name_in(direction, layer, "W_0"), &mut copy)? };
     }
-    Ok(result)
+    Ok([w_x, w_h])
 }
 
 /// Sets rows of a state `[W, dim]` to the start state `[dim]`.
-pub(super) fn begin(state: &mut Tensor, start: &[f32], rows: &[i64]) {
+fn begin(state: &mut Tensor, start: &[f32], rows: &[i64]) {
     // SAFETY: a buffer of the time loop, which only this thread accesses.
     let state = unsafe { tensors::values_mut(state) };
     for &row in rows {
@@ -254,23 +267,23 @@ pub(super) fn begin(state: &mut Tensor, start: &[f32], rows: &[i64]) {
     }
 }
 
-pub(super) fn rows_of(t: &Tensor, offset: usize, rows: usize) -> Result<Tensor, DeviceError> {
+fn rows_of(t: &Tensor, offset: usize, rows: usize) -> Result<Tensor, DeviceError> {
     Ok(t.f_narrow(0, offset as i64, rows as i64)?)
 }
 
 /// Cells of rows as their last token is read: later steps may still write to the row.
-pub(super) struct Captured {
-    pub(super) cells: Option<Tensor>, // [2, B, D]
+struct Captured {
+    cells: Option<Tensor>, // [2, B, D]
 }
 
 impl Captured {
-    pub(super) fn new(capture: bool, packings: &Packings, d: i64) -> Result<Self, DeviceError> {
+    fn new(capture: bool, packings: &Packings, d: i64) -> Result<Self, DeviceError> {
         let rows = packings.of(0).sentences() as i64;
         let cells = if capture { Some(Tensor::f_empty([2, rows, d], FLOAT_ON_HOST)?) } else { None };
         Ok(Self { cells })
     }
 
-    pub(super) fn keep(&self, packing: &Packing, t: usize, direction: i64, cell: &Tensor) -> Result<(), DeviceError> {
+    fn keep(&self, packing: &Packing, t: usize, direction: i64, cell: &Tensor) -> Result<(), DeviceError> {
         let Some(cells) = &self.cells else { return Ok(()) };
         let ends = packing.ends(t);
         if !ends.is_empty() {

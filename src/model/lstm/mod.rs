@@ -15,8 +15,7 @@
 //!
 //! | time loop | where |
 //! |---|---|
-//! | `fused.rs` | inference on a CPU in float32: direction by direction, with our own products and the pass over the gates in them. All cores are busy, so running the directions at once would gain nothing |
-//! | `int8.rs` | the same with products of 8-bit integers |
+//! | `fused.rs` | inference on a CPU, in float32 or with products of 8-bit integers: direction by direction, with our own products and the pass over the gates in them. All cores are busy, so running the directions at once would gain nothing |
 //! | `device.rs` | inference on a GPU: products batched over both directions, which is half as many launches, each of twice the work, and our own kernels between them |
 //! | `batched.rs` | everything else, in libtorch's operations: gradients flow through this loop only |
 //! | `trained.rs` | training on a CPU in float32, forward and backward, without a graph |
@@ -24,10 +23,9 @@
 mod batched;
 mod device;
 mod fused;
-mod int8;
 mod trained;
 
-pub(crate) use self::{device::DeviceLayer, fused::FusedLayer, int8::Int8Layer, trained::Kept};
+pub(crate) use self::{device::DeviceLayer, fused::FusedLayer, trained::Kept};
 
 use tch::{Device, Kind, Tensor};
 
