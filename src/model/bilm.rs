@@ -137,8 +137,8 @@ impl Layer {
     }
 }
 
-/// Refuses 8-bit integers where they have no products.
-fn check_codes(device: DeviceName, passes: Passes) -> Result<(), DeviceError> {
+/// Refuses [`Precision::Int8`] on GPUs and for gradients.
+fn check_int8(device: DeviceName, passes: Passes) -> Result<(), DeviceError> {
     let refused = |reason| Err(DeviceError::Precision { precision: Precision::Int8, device, reason });
     if device != DeviceName::Cpu {
         return refused("it is for CPUs; use --device cpu, or bf16, f16 or tf32 on GPUs");
@@ -254,7 +254,7 @@ impl BiLm {
         let passes = passes()?;
         let torch = device.torch();
         if precision == Precision::Int8 {
-            check_codes(device, passes)?;
+            check_int8(device, passes)?;
         }
         let layer = |layer: usize| -> Result<Layer, DeviceError> {
             Ok(match passes {

@@ -427,6 +427,36 @@ mod tests {
         assert!(worst(sigmoid::<false>, logistic) < 4e-7);
     }
 
+    /// Expected: the definition in float64, where the product of two float32 numbers is exact.
+    #[test]
+    fn codes_of_a_row() {
+        for k in 1..=40 {
+            for place in 0..k {
+                let mut x: Vec<f32> = (0..k).map(|i| ((i * 7919 + place) % 1000) as f32 / 500.0 - 1.0).collect();
+                x[place] = -1.5;
+                let (mut codes, mut scale) = (vec![7; k + 1], 0.0);
+                quantise_row::<true>(&x, &mut codes, &mut scale, 128);
+                assert_eq!(scale, 1.5 / 127.0);
+                let factor = f64::from(127.0_f32 / 1.5);
+                for (x, code) in x.iter().zip(&codes) {
+                    let expected = (f64::from(*x) * factor).round_ties_even();
+                    assert_eq!(f64::from(*code) - 128.0, expected, "{x} of {k}");
+                }
+                assert_eq!(codes[k], 7, "codes of other rows stay");
+            }
+        }
+        let quantised = |x: [f32; 3]| {
+            let (mut codes, mut scale) = ([7; 3], 0.0);
+            quantise(&x, &mut codes, &mut scale, 0);
+            (codes, scale)
+        };
+        assert_eq!(quantised([0.0, -0.0, 0.0]), ([0; 3], 0.0));
+        assert_eq!(quantised([1e-37, -1e-38, 1e-45]).0, [0; 3]);
+        for number in [f32::NAN, -f32::NAN, f32::from_bits(0x7f80_0001), f32::INFINITY, f32::NEG_INFINITY] {
+            assert!(!quantised([1.0, number, f32::MAX]).1.is_finite());
+        }
+    }
+
     #[test]
     fn extreme_values_saturate_and_nan_stays_nan() {
         for x in [200.0, f32::MAX, f32::INFINITY] {

@@ -391,14 +391,7 @@ fn fill_whole(panels: &Tensor, columns: &Tensor, vectors: i64) -> Result<(), Dev
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    fn numbers(count: usize, step: f32) -> Vec<f32> {
-        (0..count).map(|i| (i as f32 * step).sin()).collect()
-    }
-
-    fn matrix(values: &[f32], k: usize) -> Tensor {
-        Tensor::from_slice(values).view([k as i64, -1])
-    }
+    use crate::model::tensors::samples::{matrix, numbers};
 
     fn panels(values: &[f32], k: usize, vectors: i64) -> Vec<f32> {
         Vec::try_from(cut_for(&matrix(values, k), vectors).unwrap().view(-1)).unwrap()

@@ -94,6 +94,9 @@ impl Weights {
     }
 
     /// Rows of `k` numbers for the left side of a product with these weights. Codes are kept in `buffer`.
+    ///
+    /// # Panics
+    /// When `k` is 0.
     pub(crate) fn left<'a>(&self, x: &'a [f32], k: usize, buffer: &'a mut codes::Buffer) -> Left<'a> {
         match self {
             Self::Float(_) => Left::Float(panels::Rows::of(x, k)),
@@ -177,8 +180,7 @@ pub(crate) struct Gates<'g> {
     pub(crate) products: &'g [(Left<'g>, Panels<'g>)],
 }
 
-/// One LSTM step in some cells, at most [`CELLS`], of every row: those of `cell` `[w, d]` are updated and clipped (never where `clip` is
-/// infinite), and those of `out` `[w, d]` become `sigmoid(o) * tanh(c)`.
+/// As [`lstm_step`].
 #[inline(always)]
 fn step_rows<const FUSED: bool, const V: usize>(
     gates: &Gates<'_>,
@@ -252,15 +254,10 @@ pub(crate) fn lstm_step(gates: Gates<'_>, cell: &mut [f32], out: &mut [f32], d: 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::model::kernels;
-
-    fn numbers(count: usize, step: f32) -> Vec<f32> {
-        (0..count).map(|i| (i as f32 * step).sin()).collect()
-    }
-
-    fn matrix(values: &[f32], k: usize) -> Tensor {
-        Tensor::from_slice(values).view([k as i64, -1])
-    }
+    use crate::model::{
+        kernels,
+        tensors::samples::{matrix, numbers},
+    };
 
     /// `[2 k, 4D]` as gates of one direction: those for the input and for the previous output.
     fn gates(values: &[f32], k: usize, d: usize, precision: Precision) -> [Weights; 2] {

@@ -2,7 +2,7 @@
 
 use std::{sync::Barrier, thread, time::Instant};
 
-use tch::{Device, Kind, Tensor};
+use tch::{Kind, Tensor};
 
 use super::{
     BiLm, DeviceError, DeviceName, Precision,
@@ -112,13 +112,13 @@ fn run_in_batches(model: &BiLm, Probe { words, sentences }: &Probe, size: usize)
 }
 
 /// Rate of the matrix products of inference on the shapes of a model's LSTMs, in GFLOP/s: our own in float32 and in 8-bit integers on a
-/// CPU, and libtorch's otherwise.
+/// CPU (with the rounding of left sides), and libtorch's otherwise.
 ///
 /// Every lane (a CPU core, or a GPU) runs products for `seconds`, all lanes at the same time, as the engine does. The
 /// rates of the shapes are weighted by their share of the work of a token.
 ///
 /// # Errors
-/// [`DeviceError`] when a device has no room or libtorch fails.
+/// [`DeviceError`] when a device does not have the precision, has no room, or libtorch fails.
 pub fn matmul_ceiling(
     options: &ModelOptions,
     lanes: &[DeviceName],
@@ -163,7 +163,7 @@ fn ceiling(
     for &(k, n) in &shapes {
         let factors = |rows, device: DeviceName| match is_own(device) {
             true => Factors::own(rows, k, n, precision),
-            false => Factors::of_libtorch(rows, k, n, device.torch(), precision),
+            false => Factors::of_libtorch(rows, k, n, device, precision),
         };
         let rate = product_rate((k * n) as f64, &factors, lanes, seconds / shapes.len() as f64)?;
         time_per_flop += (k * n) as f64 / work / rate;
@@ -232,7 +232,12 @@ impl Factors {
     }
 
     /// They have been multiplied once.
-    fn of_libtorch(rows: i64, k: i64, n: i64, device: Device, precision: Precision) -> Result<Self, DeviceError> {
+    fn of_libtorch(rows: i64, k: i64, n: i64, device: DeviceName, precision: Precision) -> Result<Self, DeviceError> {
+        if precision == Precision::Int8 {
+            let reason = "libtorch's products of integers are not used";
+            return Err(DeviceError::Precision { precision, device, reason });
+        }
+        let device = device.torch();
         let random = |rows: i64, columns: i64| -> Result<Tensor, DeviceError> {
             Ok(Tensor::f_rand([rows, columns], (Kind::Float, device))?.f_to_kind(precision.kind())?)
         };

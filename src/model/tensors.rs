@@ -266,6 +266,22 @@ fn assert_host<T: Number>(tensor: &Tensor) {
     );
 }
 
+/// Numbers for tests.
+#[cfg(test)]
+pub(crate) mod samples {
+    use tch::Tensor;
+
+    /// Between -1 and 1, of no pattern.
+    pub(crate) fn numbers(count: usize, step: f32) -> Vec<f32> {
+        (0..count).map(|i| (i as f32 * step).sin()).collect()
+    }
+
+    /// `[k, n]`
+    pub(crate) fn matrix(values: &[f32], k: usize) -> Tensor {
+        Tensor::from_slice(values).view([k as i64, -1])
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

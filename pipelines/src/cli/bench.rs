@@ -23,9 +23,8 @@ use crate::{
 
 /// Measure tokens/s, padding, cache hits and GFLOP/s, relative to the matrix products of this machine
 ///
-/// The ceiling is the speed of libtorch's matrix products with the shapes of the model, measured in the same run. The
-/// share of the ceiling can be compared between machines; in f32 on a CPU it may be above 100 %, as elmo has products of
-/// its own there. Speed does not depend on the weights, so random weights
+/// The ceiling is the speed of the matrix products alone, with the shapes of the model and in the same precision, measured in the
+/// same run. The share of the ceiling can be compared between machines. Speed does not depend on the weights, so random weights
 /// suffice: without --model, and without ELMO_MODEL and model in elmo.toml, those of --size small are measured.
 ///
 /// With --constant, everything that `elmo embed` or `elmo stream` does beside the model is measured instead.

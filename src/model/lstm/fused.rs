@@ -301,14 +301,25 @@ mod tests {
         tiny,
     };
 
-    /// Several panels; steps of more rows than a chunk has, of fewer, and of one; rows with several sentences. Expected: the bits of each
-    /// sentence alone, and the numbers of libtorch's operations.
+    /// Several panels, the last not full; steps of more rows than a chunk has, of fewer, and of one; rows with several sentences. Expected: the
+    /// bits of each sentence alone; and those numbers in libtorch's float32 operations, with 8-bit integers except for a relative rms of
+    /// 6 %, as in the tests that compare them with the plain reference.
     #[test]
     fn a_sentence_has_the_same_bits_in_steps_of_any_width() {
+        check_steps_of_any_width(Precision::F32, |found, expected| {
+            found.iter().zip(expected).all(|(found, expected)| (found - expected).abs() <= 2e-6)
+        });
+        check_steps_of_any_width(Precision::Int8, |found, expected| {
+            let squares: f32 = found.iter().zip(expected).map(|(found, expected)| (found - expected).powi(2)).sum();
+            squares <= 0.06_f32.powi(2) * expected.iter().map(|number| number * number).sum::<f32>()
+        });
+    }
+
+    fn check_steps_of_any_width(precision: Precision, is_near: fn(&[f32], &[f32]) -> bool) {
         let mut options = tiny::options();
-        (options.lstm.dim, options.lstm.projection_dim) = (256, 32);
+        (options.lstm.dim, options.lstm.projection_dim) = (250, 30);
         let weights = tiny::weights(&options);
-        let model = BiLm::new(&options, &weights, DeviceName::Cpu, Precision::F32).unwrap();
+        let model = BiLm::new(&options, &weights, DeviceName::Cpu, precision).unwrap();
         let words = ["it", "rained", "so", "we", "stayed", "at", "home"];
         let table = model.token_vectors(&words).unwrap();
         let sentence =
@@ -331,12 +342,10 @@ mod tests {
         for size in [1, 3, 20, 300] {
             let parts: Vec<Vec<f32>> =
                 sentences.chunks(size).take(40).flat_map(|part| vectors(&model, part, 1)).collect();
-            assert!(parts.iter().zip(&together).all(|(a, b)| a == b), "batches of {size}");
+            assert!(parts.iter().zip(&together).all(|(a, b)| a == b), "{precision}, batches of {size}");
         }
         let torch = BiLm::with_torch_operations(&options, &weights, DeviceName::Cpu, Precision::F32).unwrap();
         let expected = vectors(&torch, &sentences, 1);
-        for (found, expected) in together.iter().flatten().zip(expected.iter().flatten()) {
-            assert!((found - expected).abs() <= 2e-6, "{found} {expected}");
-        }
+        assert!(is_near(&together.concat(), &expected.concat()), "{precision}");
     }
 }

@@ -1,6 +1,6 @@
 //! Measures how fast this machine embeds, relative to its matrix products.
 //!
-//! Tokens per second depend on the machine. So the speed of libtorch's matrix products, the ceiling, is measured in the
+//! Tokens per second depend on the machine. So the speed of the matrix products alone, the ceiling, is measured in the
 //! same run before and after embedding, with the same number of threads and the shapes of the same model.
 
 pub mod bulk;
