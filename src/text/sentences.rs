@@ -33,6 +33,10 @@ impl Iterator for Sentences<'_> {
     type Item = Range<usize>;
 
     fn next(&mut self) -> Option<Range<usize>> {
+        if self.window.as_slice().is_empty() && is_one_sentence(&self.text[self.rest..]) {
+            let from = std::mem::replace(&mut self.rest, self.text.len());
+            return Some(from..self.rest);
+        }
         while self.window.as_slice().is_empty() && self.rest < self.text.len() {
             let sentences = next_window(self.text, self.rest);
             self.rest = sentences.last().map_or(self.text.len(), |last| last.end);
@@ -70,23 +74,21 @@ fn end_of_word(text: &str, start: usize, at: usize) -> usize {
     text[at..limit].find(is_space).map_or(limit, |more| at + more)
 }
 
-/// Whether a window has one sentence by the rules of `sentencex`, as most short texts do: it is ASCII, sentence terminators occur only
-/// at its end, and it has no line break and no `)`, which may end the label of a list item. Far faster than those rules, which begin
-/// with regular expressions.
-fn is_one_sentence(window: &str) -> bool {
-    let is_end = |byte: &u8| matches!(byte, b'.' | b'!' | b'?');
-    let bytes = window.as_bytes();
-    let ends = bytes.iter().rev().take_while(|byte| is_end(byte)).count();
+/// Whether a text of one window is one sentence by the rules of `sentencex`, as most short texts are: it is ASCII, sentence terminators occur
+/// only at its end, and it has no line break and no `)`, which may end the label of a list item. Far faster than those rules, which
+/// begin with regular expressions.
+fn is_one_sentence(text: &str) -> bool {
+    let is_end = |byte: u8| matches!(byte, b'.' | b'!' | b'?');
+    let bytes = text.as_bytes();
+    let ends = bytes.iter().rev().take_while(|byte| is_end(**byte)).count();
     let stem = &bytes[..bytes.len() - ends];
-    !stem.is_empty()
-        && stem.iter().all(|byte| byte.is_ascii() && !is_end(byte) && !matches!(byte, b'\n' | b'\r' | b')'))
+    // Reading all bytes without a branch is faster than stopping at the first one.
+    let may_split = |byte: u8| !byte.is_ascii() | is_end(byte) | matches!(byte, b'\n' | b'\r' | b')');
+    !stem.is_empty() && bytes.len() <= WINDOW && !stem.iter().fold(false, |found, &byte| found | may_split(byte))
 }
 
 /// Runs `sentencex` on one window; returns ranges of the whole text.
 fn segment(window: &str, base: usize) -> Vec<Range<usize>> {
-    if is_one_sentence(window) {
-        return iter::once(base..base + window.len()).collect();
-    }
     let pieces = English {}.segment(window);
     // The pieces tile the window. Otherwise offsets would be wrong, and the whole window is taken as one sentence.
     if pieces.iter().map(|piece| piece.len()).sum::<usize>() != window.len() {

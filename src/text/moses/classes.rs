@@ -24,7 +24,8 @@ pub(super) fn class(c: char) -> u8 {
     }
 }
 
-const ASCII: [u8; 128] = ascii();
+/// The class bits of ASCII.
+pub(super) const ASCII: [u8; 128] = ascii();
 
 const fn ascii() -> [u8; 128] {
     let mut classes = [APART; 128];
