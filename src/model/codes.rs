@@ -11,11 +11,16 @@
 //!
 //! | processor | instructions |
 //! |---|---|
-//! | with VNNI, in vectors of 512 or 256 bits | `vpdpbusd`. Its left side is unsigned, so rows are codes plus 128, and sums start at -128 times the sum of the column |
-//! | with AVX2 | `vpmaddubsw` and `vpmaddwd`. The first adds two products of unsigned by signed numbers in 16 bits, with saturation. It gets the magnitudes of the row's codes, at most 128, and the column's codes with the signs of the row's: two products are at most 32,512, which 16 bits hold |
+//! | with VNNI, in vectors of 512 or 256 bits | `vpdpbusd` |
+//! | with AVX2 | `vpmaddubsw`, `vpmaddwd` and an addition |
 //! | others | what the compiler makes of the sum |
+//!
+//! The left side of `vpdpbusd` is unsigned. So rows are codes plus 128 there, and sums start at -128 times the sum of the column.
+//!
+//! `vpmaddubsw` adds two products of unsigned by signed numbers in 16 bits, with saturation. It gets the magnitudes of the row's codes (at
+//! most 128, which NaN may give), and the column's codes with the signs of the row's: two products are at most 32,512, which 16 bits hold.
 
-use std::{ops::Range, sync::LazyLock};
+use std::sync::LazyLock;
 
 use tch::{Device, Kind, Tensor};
 
@@ -80,7 +85,7 @@ impl Codes {
     /// Rounds a matrix `[k, n]`, or several, `[m, k, n]`, and cuts it into panels.
     ///
     /// # Errors
-    /// [`DeviceError`] when libtorch fails.
+    /// As [`Codes::empty`].
     pub(crate) fn new(weights: &Tensor) -> Result<Self, DeviceError> {
         let size = weights.size();
         let (outer, [k, n]) = match size.as_slice() {
@@ -105,7 +110,7 @@ impl Codes {
     /// [`DeviceError::Precision`] when `k` is so large that sums may not fit 32 bits, [`DeviceError::Torch`] when libtorch fails.
     pub(crate) fn empty(outer: &[i64], panels: usize, k: usize) -> Result<Self, DeviceError> {
         if k > LONGEST {
-            let reason = "products of its size may not fit 32 bits; use f32";
+            let reason = "the model has products of more than 132,104 numbers, whose sums may not fit 32 bits; use f32";
             return Err(DeviceError::Precision { precision: Precision::Int8, device: DeviceName::Cpu, reason });
         }
         let with = |inner: &[usize]| -> Vec<i64> {
@@ -120,8 +125,8 @@ impl Codes {
         })
     }
 
-    /// Copies weights to these panels. The columns are `groups` groups, one after the other, and a panel has as many of each: 64 of one
-    /// group, or those of 16 cells of the four gates.
+    /// Copies weights to these panels. The columns of `weights` are `groups` groups of the same size, such as the gates, and a panel has
+    /// `64 / groups` columns of each.
     ///
     /// # Errors
     /// [`DeviceError`] when libtorch fails.
@@ -281,7 +286,7 @@ pub(crate) fn multiply(a: &Rows<'_>, b: &Panels<'_>, bias: Option<&[f32]>, c: &m
         for rows in groups(a.count()) {
             let mut z = [start; GROUP];
             let z = &mut z[..rows.len()];
-            add_product(z, a, rows.clone(), &panel);
+            add_product(z, a, rows.start, &panel);
             for (z, row) in z.iter().zip(rows) {
                 c[row * n + first..][..width].copy_from_slice(&z.as_flattened()[..width]);
             }
@@ -289,7 +294,7 @@ pub(crate) fn multiply(a: &Rows<'_>, b: &Panels<'_>, bias: Option<&[f32]>, c: &m
     }
 }
 
-/// Adds the product of rows, from the one with this index on and as many as there are sums, with one panel to the sums.
+/// `z += a[first..first + z.len()] * panel`, rescaled: its arguments are `z`, `a`, `first` and `panel`.
 type AddProduct = fn(&mut [TileRow], &Rows<'_>, usize, &Panels<'_>);
 
 /// How a processor multiplies codes.
@@ -301,23 +306,23 @@ struct Kernel {
 }
 
 /// The kernels that this processor has, the fastest first.
-fn kernels() -> Vec<Kernel> {
+fn available() -> Vec<Kernel> {
     let mut all = Vec::new();
     #[cfg(target_arch = "x86_64")]
-    all.extend(x86::kernels());
+    all.extend(x86::available());
     all.push(Kernel { offset: 0, add: add_any::<{ cfg!(target_arch = "aarch64") }> });
     all
 }
 
 /// The kernel of this processor.
 fn kernel() -> Kernel {
-    static FASTEST: LazyLock<Kernel> = LazyLock::new(|| kernels()[0]);
+    static FASTEST: LazyLock<Kernel> = LazyLock::new(|| available()[0]);
     *FASTEST
 }
 
-/// Adds the product of a group of rows with one panel to `z`, which has a row for each of them.
-pub(crate) fn add_product(z: &mut [TileRow], a: &Rows<'_>, rows: Range<usize>, panel: &Panels<'_>) {
-    (kernel().add)(z, a, rows.start, panel);
+/// `z += a[first..first + z.len()] * panel`, rescaled.
+pub(crate) fn add_product(z: &mut [TileRow], a: &Rows<'_>, first: usize, panel: &Panels<'_>) {
+    (kernel().add)(z, a, first, panel);
 }
 
 /// The sums of one row, rescaled.
@@ -359,7 +364,7 @@ mod x86 {
     const HALF: usize = LANES / 2;
 
     /// Those that this processor has, the fastest first.
-    pub(super) fn kernels() -> impl Iterator<Item = Kernel> {
+    pub(super) fn available() -> impl Iterator<Item = Kernel> {
         let fused = is_x86_feature_detected!("avx2") && is_x86_feature_detected!("fma");
         let has_512 = fused && is_x86_feature_detected!("avx512f") && is_x86_feature_detected!("avx512vnni");
         let has_256 = fused && is_x86_feature_detected!("avxvnni");
@@ -401,14 +406,15 @@ mod x86 {
     /// VNNI in vectors of 512 bits.
     #[target_feature(enable = "avx512f,avx512vnni,avx2,fma")]
     fn add_512(z: &mut [TileRow], a: &Rows<'_>, first: usize, panel: &Panels<'_>) {
-        debug_assert!(z.len() <= GROUP);
-        match z.len() {
-            1 => add_512_rows::<1>(z, a, first, panel),
-            2 => add_512_rows::<2>(z, a, first, panel),
-            3 => add_512_rows::<3>(z, a, first, panel),
-            4 => add_512_rows::<4>(z, a, first, panel),
-            5 => add_512_rows::<5>(z, a, first, panel),
-            _ => add_512_rows::<GROUP>(z, a, first, panel),
+        for (z, first) in z.chunks_mut(GROUP).zip((first..).step_by(GROUP)) {
+            match z.len() {
+                1 => add_512_rows::<1>(z, a, first, panel),
+                2 => add_512_rows::<2>(z, a, first, panel),
+                3 => add_512_rows::<3>(z, a, first, panel),
+                4 => add_512_rows::<4>(z, a, first, panel),
+                5 => add_512_rows::<5>(z, a, first, panel),
+                _ => add_512_rows::<GROUP>(z, a, first, panel),
+            }
         }
     }
 
@@ -554,11 +560,11 @@ mod tests {
     const CODES: [fn(usize) -> i8; 5] =
         [|_| 127, |_| -127, |i| (((i * 7919) % 255) as i16 - 127) as i8, |i| (i % 3) as i8 - 1, |_| 0];
 
-    /// Expected: sums in 64-bit integers, rescaled by powers of two. All kernels of this processor; the largest sums of either sign, rows with the code
-    /// -128, as NaN may give; sizes that leave rests of groups, panels and quads; sums that float32 rounds.
+    /// Expected: sums in 64-bit integers, rescaled by powers of two. All kernels of this processor; the largest sums of either sign, rows
+    /// with the code -128, as NaN may give; sizes that leave rests of groups, panels and quads; sums that float32 rounds.
     #[test]
     fn every_kernel_adds_exact_sums_of_any_number_of_rows() {
-        let mut all = kernels();
+        let mut all = available();
         #[cfg(target_arch = "x86_64")]
         all.extend(x86::kernel_256());
         println!("offsets of the kernels: {:?}", all.iter().map(|kernel| kernel.offset).collect::<Vec<_>>());
@@ -655,6 +661,21 @@ mod tests {
         let rows = buffer.quantise(&[63.5, -1.0], 2); // 127, -2; scale 0.5
         multiply(&rows, &weights.panels(), Some(&[0.5, 1.0]), &mut c, 2);
         assert_eq!(c, [0.5 + (127.0 * 127.0 + 2.0) * 1.0, 1.0 + (127.0 * 127.0 - 2.0 * 127.0) * 0.5]);
+    }
+
+    /// Expected: sums of codes in 64-bit integers, for several groups of rows and several panels.
+    #[test]
+    fn products_of_several_panels() {
+        let (w, k, n) = (13, 7, 150);
+        let (rounded, b) = weights(k, n, CODES[2]);
+        let codes = Codes::empty(&[], n.div_ceil(COLUMNS), k).unwrap();
+        codes.fill(&rounded, 1).unwrap();
+        let a: Vec<i8> = (0..w * k).map(|i| if i % k == 0 { 127 } else { CODES[2](i) }).collect(); // rows have scale 1
+        let x: Vec<f32> = a.iter().map(|&code| f32::from(code)).collect();
+        let (mut buffer, mut c) = (Buffer::default(), vec![0.0; w * n]);
+        multiply(&buffer.quantise(&x, k), &codes.panels(), None, &mut c, n);
+        let expected: Vec<f32> = (0..).zip(sums(&a, &b, k, n)).map(|(i, sum)| sum * scale_of(i % n)).collect();
+        assert_eq!(c, expected);
     }
 
     /// Several groups and panels, in a buffer that had rows of other lengths before. Expected: each row alone, in a new buffer.

@@ -24,7 +24,7 @@ impl Weights {
     /// Cuts a matrix `[k, n]` into panels, or several, `[m, k, n]`, and rounds it for [`Precision::Int8`].
     ///
     /// # Errors
-    /// [`DeviceError`] when libtorch fails.
+    /// [`DeviceError::Precision`] when `k` is too large for 8-bit integers, and when libtorch fails.
     pub(crate) fn new(weights: &Tensor, precision: Precision) -> Result<Self, DeviceError> {
         Ok(match precision {
             Precision::Int8 => Self::Codes(Codes::new(weights)?),
@@ -35,7 +35,7 @@ impl Weights {
     /// Memory for the weights of the gates of `d` cells in both directions, `2 x [k, 4D]`: [`CELLS`] cells to a panel.
     ///
     /// # Errors
-    /// [`DeviceError`] when libtorch fails.
+    /// As [`Weights::new`].
     pub(crate) fn empty_gates(k: usize, d: usize, precision: Precision) -> Result<Self, DeviceError> {
         let panels = d.div_ceil(CELLS);
         Ok(match precision {
@@ -44,8 +44,8 @@ impl Weights {
         })
     }
 
-    /// Copies the weights of gates in one direction, `[2 k, 4D]` in the order `i, j, f, o` of the file, to panels: the first half of the rows
-    /// to those of `parts[0]`, and the other half to those of `parts[1]`. Codes of a column have the same scale in both.
+    /// Copies the weights of gates in one direction, `[2 k, 4D]` in the order `i, j, f, o` of the file, to panels: the first half of the
+    /// rows to those of `parts[0]`, and the other half to those of `parts[1]`. Codes of a column have the same scale in both.
     ///
     /// # Errors
     /// [`DeviceError`] when libtorch fails.
@@ -205,7 +205,7 @@ fn step_rows<const FUSED: bool, const V: usize>(
                     panels::add_product::<FUSED, V>(&mut z, a, rows.clone(), panel)
                 }
                 (Left::Codes(a), Panels::Codes(panel)) => {
-                    codes::add_product(&mut z[..rows.len()], a, rows.clone(), panel)
+                    codes::add_product(&mut z[..rows.len()], a, rows.start, panel)
                 }
                 _ => unreachable!("formats were checked"),
             }
@@ -267,8 +267,8 @@ mod tests {
         parts.map(|part| part.of(1).unwrap())
     }
 
-    /// Expected: products of whole matrices, whose own tests compare them with sums by hand, and the pass over the gates of training. A step
-    /// whose input was multiplied before has the same bits, and so has a row alone.
+    /// Expected: products of whole matrices, whose own tests compare them with sums by hand, and the pass over the gates of training. A
+    /// step whose input was multiplied before has the same bits, and so has a row alone.
     #[test]
     fn a_step_is_products_and_the_pass_over_the_gates() {
         for precision in [Precision::F32, Precision::Int8] {

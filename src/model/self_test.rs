@@ -126,8 +126,7 @@ pub fn matmul_ceiling(
     seconds: f64,
 ) -> Result<f64, DeviceError> {
     let has_own = matches!(precision, Precision::F32 | Precision::Int8);
-    let is_own = |device| has_own && device == DeviceName::Cpu;
-    ceiling(options, lanes, precision, seconds, &is_own)
+    ceiling(options, lanes, precision, seconds, has_own)
 }
 
 /// As [`matmul_ceiling`], of libtorch's products everywhere: those of training.
@@ -140,16 +139,16 @@ pub fn libtorch_ceiling(
     precision: Precision,
     seconds: f64,
 ) -> Result<f64, DeviceError> {
-    ceiling(options, lanes, precision, seconds, &|_| false)
+    ceiling(options, lanes, precision, seconds, false)
 }
 
-/// `is_own` says on which devices products are our own.
+/// `is_own` says whether products on a CPU are our own.
 fn ceiling(
     options: &ModelOptions,
     lanes: &[DeviceName],
     precision: Precision,
     seconds: f64,
-    is_own: &(dyn Fn(DeviceName) -> bool + Sync),
+    is_own: bool,
 ) -> Result<f64, DeviceError> {
     device::set_up_cpu();
     lanes.iter().for_each(|&lane| precision.choose(lane));
@@ -161,7 +160,7 @@ fn ceiling(
     let work: f64 = shapes.iter().map(|(k, n)| (k * n) as f64).sum();
     let mut time_per_flop = 0.0;
     for &(k, n) in &shapes {
-        let factors = |rows, device: DeviceName| match is_own(device) {
+        let factors = |rows, device: DeviceName| match is_own && device == DeviceName::Cpu {
             true => Factors::own(rows, k, n, precision),
             false => Factors::of_libtorch(rows, k, n, device, precision),
         };

@@ -74,21 +74,27 @@ fn end_of_word(text: &str, start: usize, at: usize) -> usize {
     text[at..limit].find(is_space).map_or(limit, |more| at + more)
 }
 
-/// Whether a text of one window is one sentence by the rules of `sentencex`, as most short texts are: it is ASCII, sentence terminators occur
-/// only at its end, and it has no line break and no `)`, which may end the label of a list item. Far faster than those rules, which
-/// begin with regular expressions.
+/// Whether a text of at most one window is one sentence by the rules of `sentencex`, as most short texts are: it is ASCII, sentence
+/// terminators occur only at its end, and it has no line break and no `)`, which may end the label of a list item. Far faster than
+/// those rules, which begin with regular expressions.
 fn is_one_sentence(text: &str) -> bool {
+    if text.len() > WINDOW {
+        return false;
+    }
     let is_end = |byte: u8| matches!(byte, b'.' | b'!' | b'?');
     let bytes = text.as_bytes();
     let ends = bytes.iter().rev().take_while(|byte| is_end(**byte)).count();
     let stem = &bytes[..bytes.len() - ends];
     // Reading all bytes without a branch is faster than stopping at the first one.
     let may_split = |byte: u8| !byte.is_ascii() | is_end(byte) | matches!(byte, b'\n' | b'\r' | b')');
-    !stem.is_empty() && bytes.len() <= WINDOW && !stem.iter().fold(false, |found, &byte| found | may_split(byte))
+    !stem.is_empty() && !stem.iter().fold(false, |found, &byte| found | may_split(byte))
 }
 
 /// Runs `sentencex` on one window; returns ranges of the whole text.
 fn segment(window: &str, base: usize) -> Vec<Range<usize>> {
+    if is_one_sentence(window) {
+        return iter::once(base..base + window.len()).collect();
+    }
     let pieces = English {}.segment(window);
     // The pieces tile the window. Otherwise offsets would be wrong, and the whole window is taken as one sentence.
     if pieces.iter().map(|piece| piece.len()).sum::<usize>() != window.len() {

@@ -214,6 +214,16 @@ fn hostile_pairs() {
     }
 }
 
+/// Expected: by hand. The rest of a text of several windows is one sentence.
+#[test]
+fn the_rest_of_a_long_text_is_one_sentence() {
+    let (sentences, rest) = ("Anna went. ".repeat(800), "b ".repeat(1000));
+    let text = format!("{sentences}{rest}");
+    check_all(&text);
+    let ranges: Vec<_> = ranges(&text, SentenceMode::Split).collect();
+    assert_eq!((ranges.len(), ranges.last()), (801, Some(&(sentences.len()..text.len()))));
+}
+
 /// Time is linear: with a quadratic step each of these would take minutes.
 #[test]
 fn huge_rows() {

@@ -301,8 +301,8 @@ mod tests {
         tiny,
     };
 
-    /// Several panels, the last not full; steps of more rows than a chunk has, of fewer, and of one; rows with several sentences. Expected: the
-    /// bits of each sentence alone; and those numbers in libtorch's float32 operations, with 8-bit integers except for a relative rms of
+    /// Several panels, the last not full; steps of more rows than a chunk has, of fewer, and of one; rows with several sentences. Expected:
+    /// the bits of each sentence alone; and the numbers of libtorch's float32 operations, with 8-bit integers except for a relative rms of
     /// 6 %, as in the tests that compare them with the plain reference.
     #[test]
     fn a_sentence_has_the_same_bits_in_steps_of_any_width() {
