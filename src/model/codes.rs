@@ -1,5 +1,4 @@
-//! Products of 8-bit integers with weights that are cut into panels of 64 columns, on a CPU, for
-//! [`Precision::Int8`].
+//! Products of 8-bit integers with weights that are cut into panels of 64 columns, on a CPU, for [`Precision::Int8`].
 //!
 //! `x W` becomes `(X V) * s * t`: `X` are the rows of `x` as codes -127..=127 with one scale `s` per row, so that a row does not
 //! depend on its neighbours, and `V` are the columns of `W` as codes with one scale `t` per column (dynamic quantisation, as in
