@@ -52,14 +52,14 @@ pub(crate) struct Codes {
     k: usize,
 }
 
-/// Weights `[k, n]` as codes, before they are cut into panels.
+/// Quantised weights `[k, n]`, before they are cut into panels.
 pub(crate) struct Rounded {
     codes: Tensor,  // i8 [k, n]
     scales: Tensor, // f32 [n]
 }
 
 impl Rounded {
-    /// Rounds the columns of float32 weights `[k, n]`.
+    /// Quantises the columns of float32 weights `[k, n]`.
     ///
     /// # Errors
     /// [`DeviceError`] when libtorch fails.
@@ -81,7 +81,7 @@ impl Rounded {
 }
 
 impl Codes {
-    /// Rounds a matrix `[k, n]`, or several, `[m, k, n]`, and cuts it into panels.
+    /// Quantises a matrix `[k, n]`, or several, `[m, k, n]`, and cuts it into panels.
     ///
     /// # Errors
     /// As [`Codes::empty`].
@@ -228,7 +228,7 @@ impl<'a> Panels<'a> {
     }
 }
 
-/// Rows as codes.
+/// Quantised rows.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Rows<'a> {
     codes: &'a [[u8; QUAD]], // [w, k / 4], each code plus the offset of the kernel
@@ -249,7 +249,7 @@ impl<'a> Rows<'a> {
     }
 }
 
-/// Memory for rows as codes, which is used again.
+/// Memory for quantised rows, which is used again.
 #[derive(Debug, Default)]
 pub(crate) struct Buffer {
     codes: Vec<u8>,
@@ -257,7 +257,7 @@ pub(crate) struct Buffer {
 }
 
 impl Buffer {
-    /// Rounds rows of `k` numbers.
+    /// Quantises rows of `k` numbers.
     ///
     /// # Panics
     /// When `k` is 0.
@@ -324,7 +324,7 @@ pub(crate) fn add_product(z: &mut [TileRow], a: &Rows<'_>, first: usize, panel: 
     (kernel().add)(z, a, first, panel);
 }
 
-/// The sums of one row, rescaled.
+/// Adds the integer sums of one row, times their scales, to `z`.
 #[inline(always)]
 fn add_sums<const FUSED: bool>(z: &mut TileRow, sums: &Sums, scale: f32, panel: &Panels<'_>) {
     let scales = &panel.scales[0];
@@ -335,7 +335,7 @@ fn add_sums<const FUSED: bool>(z: &mut TileRow, sums: &Sums, scale: f32, panel: 
     }
 }
 
-/// In instructions of any processor.
+/// The kernel in portable Rust. Codes of rows have no offset.
 fn add_any<const FUSED: bool>(z: &mut [TileRow], a: &Rows<'_>, first: usize, panel: &Panels<'_>) {
     for (z, row) in z.iter_mut().zip(first..) {
         let mut sums = [[0_i32; LANES]; VECTORS];
@@ -362,7 +362,7 @@ mod x86 {
     /// Numbers of a vector of 256 bits.
     const HALF: usize = LANES / 2;
 
-    /// Those that this processor has, the fastest first.
+    /// The kernels of x86 that this processor has, the fastest first.
     pub(super) fn available() -> impl Iterator<Item = Kernel> {
         let fused = is_x86_feature_detected!("avx2") && is_x86_feature_detected!("fma");
         let has_512 = fused && is_x86_feature_detected!("avx512f") && is_x86_feature_detected!("avx512vnni");
@@ -402,7 +402,7 @@ mod x86 {
         unsafe { _mm256_loadu_si256(numbers[half * HALF..][..HALF].as_ptr().cast()) }
     }
 
-    /// VNNI in vectors of 512 bits.
+    /// The kernel of VNNI in vectors of 512 bits. Codes of rows have an offset of 128.
     #[target_feature(enable = "avx512f,avx512vnni,avx2,fma")]
     fn add_512(z: &mut [TileRow], a: &Rows<'_>, first: usize, panel: &Panels<'_>) {
         for (z, first) in z.chunks_mut(GROUP).zip((first..).step_by(GROUP)) {

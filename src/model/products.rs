@@ -21,7 +21,7 @@ pub(crate) enum Weights {
 }
 
 impl Weights {
-    /// Cuts a matrix `[k, n]` into panels, or several, `[m, k, n]`, and rounds it for [`Precision::Int8`].
+    /// Cuts a matrix `[k, n]` into panels, or several, `[m, k, n]`, and quantises it for [`Precision::Int8`].
     ///
     /// # Errors
     /// [`DeviceError::Precision`] when `k` is too large for 8-bit integers, and when libtorch fails.

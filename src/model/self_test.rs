@@ -112,7 +112,7 @@ fn run_in_batches(model: &BiLm, Probe { words, sentences }: &Probe, size: usize)
 }
 
 /// Rate of the matrix products of inference on the shapes of a model's LSTMs, in GFLOP/s: our own in float32 and in 8-bit integers on a
-/// CPU (with the rounding of left sides), and libtorch's otherwise.
+/// CPU (including the quantisation of the left side), and libtorch's otherwise.
 ///
 /// Every lane (a CPU core, or a GPU) runs products for `seconds`, all lanes at the same time, as the engine does. The
 /// rates of the shapes are weighted by their share of the work of a token.
