@@ -288,6 +288,17 @@ impl BiLm {
         })
     }
 
+    /// With the passes of training on GPUs, by the same code on the CPU.
+    #[cfg(test)]
+    pub(super) fn with_training_kernels_on_host(mut self) -> Self {
+        let of_layer = |layer| match layer {
+            Layer::Float(layer) => Layer::Float(layer.with_kernels_on_host()),
+            other => other,
+        };
+        self.layers = self.layers.into_iter().map(of_layer).collect();
+        self
+    }
+
     /// Another handle on the same tensors, for another thread.
     pub fn share(&self) -> Self {
         let Ok(shared) = self.map::<Infallible>(&mut |tensor| Ok(tensor.shallow_clone()));
@@ -334,10 +345,6 @@ impl BiLm {
 
     pub(super) fn state_shape(&self) -> StateShape {
         self.state
-    }
-
-    pub(super) fn is_float_on_host(&self) -> bool {
-        self.device == DeviceName::Cpu && self.state.kind == Kind::Float
     }
 
     /// Minimum number of rows of a step: 1 where products of any height give a row the same bits.

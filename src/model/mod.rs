@@ -17,7 +17,7 @@
 //! | `batch.rs`, `packing.rs`, `indices.rs` | which token each row of a step reads |
 //! | `start_state.rs` | the state in which sentences start, and the one in which they end |
 //! | `dropout.rs` | where training drops values |
-//! | `traced.rs` | training on a CPU: forward and backward without libtorch's graph |
+//! | `traced.rs` | training: forward and backward without libtorch's graph |
 //! | `activations.rs`, `reduction.rs` | the layers, on the device and read back; what is computed of them on the device |
 //! | `kernels.rs`, `cell/` | our own passes over memory on CPUs and GPUs |
 //! | `device.rs`, `mkl.rs`, `precision.rs`, `tf32.rs`, `tensors.rs`, `error.rs` | libtorch and the machine |
@@ -61,7 +61,8 @@ pub use device::{
     DeviceChoice, DeviceName, cuda_devices, libtorch_version, parse_devices, resolve_devices, set_up_cpu,
 };
 pub(crate) use device_table::DeviceTable;
-pub use dropout::{Dropout, NoDropout};
+pub(crate) use dropout::DropoutRows;
+pub use dropout::{Dropout, DropoutNumbers, NoDropout};
 pub use error::DeviceError;
 pub use parameters::Parameters;
 pub use precision::Precision;

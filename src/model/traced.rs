@@ -1,6 +1,6 @@
-//! Forward and backward pass of the LSTM stacks without libtorch's graph: training in float32 on a CPU.
+//! Forward and backward pass of the LSTM stacks without libtorch's graph, for training: in float32 on a CPU, in float32 and bfloat16 on a GPU.
 
-use tch::Tensor;
+use tch::{Kind, Tensor};
 
 use super::{
     BiLm, DeviceError, Dropout, PackedBatch, StartState,
@@ -36,8 +36,9 @@ impl BiLm {
             let steps = packing.steps();
             packing.is_one_per_row() && steps.iter().all(|step| step.live == steps[0].live)
         };
-        let has_passes = self.layers().len() == self.state_shape().layers;
-        self.is_float_on_host() && has_passes && even(batch.packings().of(0)) && even(batch.packings().of(1))
+        let layers = self.layers();
+        let has_passes = layers.len() == self.state_shape().layers && layers.iter().all(|layer| layer.can_trace());
+        has_passes && even(batch.packings().of(0)) && even(batch.packings().of(1))
     }
 
     /// As [`BiLm::forward`] with the state captured, for a batch that [`BiLm::can_trace`].
@@ -90,13 +91,16 @@ impl BiLm {
         let mut gradient = top;
         for (k, (layer, kept)) in self.layers().iter().zip(trace.kept).enumerate().rev() {
             gradient = dropout.apply(k + 1, gradient)?;
-            let (dx, of_tensors) = layer.backward(&kept, &gradient)?;
+            let (dx, of_tensors) = layer.backward(kept, &gradient)?;
             gradient = dx;
             layers.extend(of_tensors.into_iter().rev());
         }
         layers.reverse();
         let gradient = dropout.apply(0, gradient)?;
-        let mut table = Tensor::f_zeros([trace.words, gradient.size()[2]], (gradient.kind(), gradient.device()))?;
+        // A frequent word has thousands of terms, which bfloat16 could not add.
+        let kind = if gradient.kind() == Kind::BFloat16 { Kind::Float } else { gradient.kind() };
+        let gradient = gradient.f_to_kind(kind)?;
+        let mut table = Tensor::f_zeros([trace.words, gradient.size()[2]], (kind, gradient.device()))?;
         for (direction, ids) in (0..).zip(&trace.ids) {
             let _ = table.f_index_add_(0, ids, &gradient.f_select(0, direction)?)?;
         }
@@ -109,3 +113,7 @@ fn last_states(kept: &[Kept], packings: &Packings) -> Result<StartState, DeviceE
     let layers = kept.iter().map(Kept::last).collect::<Result<_, _>>()?;
     StartState::per_sentence(layers).in_order_of_sentences(packings)
 }
+
+#[cfg(test)]
+#[path = "traced_tests.rs"]
+mod traced_tests;

@@ -1,14 +1,14 @@
 //! The random choices of a step: which values dropout keeps, and which words are negatives.
 
-use std::{fmt, ops::Range};
+use std::{cell::OnceCell, fmt, ops::Range};
 
 use tch::{Device, Kind, Tensor};
 
 use super::{
-    random::{Purpose, Random},
+    random::{self, Purpose, Random},
     sampler::{LogUniform, Negatives},
 };
-use crate::model::{DeviceError, Dropout, PackedBatch};
+use crate::model::{DeviceError, Dropout, DropoutNumbers, DropoutRows, PackedBatch, tensors};
 
 /// A place where dropout applies: a row of a window after a layer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -25,6 +25,11 @@ pub struct Place {
 pub trait Draws: fmt::Debug + Send + Sync {
     /// Sets each value of `keep` (positions x width) to 1 if dropout keeps it and to 0 if not.
     fn keep(&self, place: Place, keep: &mut [u8]);
+
+    /// The numbers by which [`Draws::keep`] chooses after a layer, so that a GPU can draw them itself; `None` if it cannot.
+    fn on_device(&self, _layer: usize) -> Option<DropoutNumbers> {
+        None
+    }
 
     /// Distinct negatives of a direction from a vocabulary of so many words, for the rows of a replica.
     fn negatives(&self, direction: usize, words: usize, samples: usize, replica: usize) -> Negatives;
@@ -44,6 +49,10 @@ impl Draws for SeededDraws {
         Random::new(self.seed, purpose, self.step, 0, row as u32).drop_values(self.rate, 1, keep);
     }
 
+    fn on_device(&self, layer: usize) -> Option<DropoutNumbers> {
+        Some(random::dropout_numbers(self.seed, self.step, layer as u8, self.rate))
+    }
+
     fn negatives(&self, direction: usize, words: usize, samples: usize, replica: usize) -> Negatives {
         let purpose = Purpose::Negatives(direction as u8);
         let mut random = Random::new(self.seed, purpose, self.step, replica as u16, 0);
@@ -60,6 +69,8 @@ pub(super) struct LaneDropout<'d> {
     pub(super) positions: usize,
     /// Packed row of each token, per direction.
     pub(super) packed: [Vec<i64>; 2],
+    /// The same on the device that draws.
+    on_device: OnceCell<DropoutRows>,
 }
 
 impl<'d> LaneDropout<'d> {
@@ -70,7 +81,7 @@ impl<'d> LaneDropout<'d> {
         positions: usize,
         batch: &PackedBatch,
     ) -> Self {
-        Self { draws, rate, rows, positions, packed: [batch.rows(0), batch.rows(1)] }
+        Self { draws, rate, rows, positions, packed: [batch.rows(0), batch.rows(1)], on_device: OnceCell::new() }
     }
 
     /// Which values to keep, `[2, R, P]`. Rows that nothing reads are dropped.
@@ -88,6 +99,27 @@ impl<'d> LaneDropout<'d> {
         }
         mask
     }
+
+    /// `kept` for values that are kept, and 0.
+    fn factors_of_host(&self, layer: usize, x: &Tensor, kept: f64) -> Result<Tensor, DeviceError> {
+        let [directions, rows, width] = x.size3()?.into();
+        let mask = self.mask(layer, rows as usize, width as usize);
+        let mask = Tensor::f_from_data_size(&mask, &[directions, rows, width], Kind::Uint8)?;
+        let mut factors = tensors::uploaded(&mask, x.device())?.f_to_kind(x.kind())?;
+        let _ = factors.f_mul_scalar_(kept)?;
+        Ok(factors)
+    }
+
+    /// What a device needs to draw for itself.
+    fn rows_on(&self, device: Device) -> Result<&DropoutRows, DeviceError> {
+        if let Some(rows) = self.on_device.get() {
+            return Ok(rows);
+        }
+        let tokens = self.packed[0].len() as i64;
+        let packed = tensors::index(&self.packed.concat(), device)?.f_view([2, tokens])?;
+        let rows = DropoutRows { packed, positions: self.positions, first: self.rows.start as u32 };
+        Ok(self.on_device.get_or_init(|| rows))
+    }
 }
 
 impl Dropout for LaneDropout<'_> {
@@ -95,23 +127,44 @@ impl Dropout for LaneDropout<'_> {
         if self.rate == 0.0 {
             return Ok(x);
         }
-        let [directions, rows, width] = x.size3()?.into();
-        let mask = self.mask(layer, rows as usize, width as usize);
-        let mask = Tensor::f_from_data_size(&mask, &[directions, rows, width], Kind::Uint8)?;
-        Ok(x.f_mul(&factors(&mask, self.rate, x.kind(), x.device())?)?)
+        let kept = 1.0 / (1.0 - self.rate);
+        let drawn = match self.draws.on_device(layer) {
+            Some(numbers) if x.device() != Device::Cpu => self.rows_on(x.device())?.factors(&x, kept, numbers)?,
+            _ => None,
+        };
+        let factors = match drawn {
+            Some(factors) => factors,
+            None => self.factors_of_host(layer, &x, kept)?,
+        };
+        Ok(x.f_mul(&factors)?)
     }
-}
-
-/// `1 / (1 - rate)` for values that are kept, and 0.
-fn factors(mask: &Tensor, rate: f64, kind: Kind, device: Device) -> Result<Tensor, DeviceError> {
-    let mut factors = mask.f_to_device(device)?.f_to_kind(kind)?;
-    let _ = factors.f_mul_scalar_(1.0 / (1.0 - rate))?;
-    Ok(factors)
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::model::DropoutRows;
+
+    /// The code of the kernels against that of the CPU, with every bit: widths that are multiples of four and others, rows of a window that
+    /// do not begin at 0, and few rows, of which a batch adds some that nothing reads.
+    #[test]
+    fn a_gpu_draws_the_same_numbers() {
+        for (rows, positions, width) in [(3..20, 5, 8), (1..4, 3, 6), (40..57, 1, 1), (0..16, 7, 12)] {
+            let sequences: Vec<Vec<i64>> = rows.clone().map(|_| vec![0; positions]).collect();
+            let batch = PackedBatch::of_directions([&sequences, &sequences]).unwrap();
+            let draws = SeededDraws { seed: 0x1234_5678_9abc_def0, step: 11, rate: 0.1 };
+            let dropout = LaneDropout::new(&draws, draws.rate, rows, positions, &batch);
+            for (layer, kind) in [(0, Kind::Float), (2, Kind::BFloat16)] {
+                let x = Tensor::ones([2, batch.packed_rows() as i64, width], (kind, Device::Cpu));
+                let kept = 1.0 / (1.0 - draws.rate);
+                let expected = dropout.factors_of_host(layer, &x, kept).unwrap();
+                let numbers = draws.on_device(layer).unwrap();
+                let found: &DropoutRows = dropout.rows_on(Device::Cpu).unwrap();
+                assert_eq!(found.factors_on_host(&x, kept, numbers).unwrap(), expected);
+                assert!(f64::try_from(expected.sum(Kind::Float)).unwrap() > 0.0);
+            }
+        }
+    }
 
     /// Every difference in step, direction or replica makes another draw; the same arguments repeat it.
     #[test]

@@ -10,6 +10,11 @@
 //! | `softmax/W` | normal, variance 1 / P |
 //! | all others | 0 |
 
+use std::{
+    sync::{Mutex, PoisonError},
+    thread,
+};
+
 use super::random::{Purpose, Random};
 use crate::{
     options::{Activation, ModelOptions, TensorSpec},
@@ -64,13 +69,41 @@ fn distribution(options: &ModelOptions, name: &str, shape: &[usize]) -> Values {
     }
 }
 
+/// Numbers that a thread draws together; each needs at most one block of random numbers.
+const PIECE: usize = 1 << 16;
+
+/// `n` values of a tensor. All cores draw them: the softmax of a large vocabulary has hundreds of millions.
 fn draw(values: Values, n: usize, seed: u64, number: u32) -> Vec<f32> {
-    let mut random = Random::new(seed, Purpose::InitialValues, 0, 0, number);
-    match values {
-        Values::Constant(value) => vec![value; n],
-        Values::Uniform(bound) => (0..n).map(|_| ((2.0 * random.uniform() - 1.0) * bound) as f32).collect(),
-        Values::Normal(deviation) => (0..n).map(|_| (random.normal() * deviation) as f32).collect(),
-    }
+    let per_block = match values {
+        Values::Constant(value) => return vec![value; n],
+        Values::Uniform(_) => 2,
+        Values::Normal(_) => 1,
+    };
+    let start = Random::new(seed, Purpose::InitialValues, 0, 0, number);
+    let fill = |piece: usize, numbers: &mut [f32]| {
+        let mut random = start.clone().after_blocks(piece * PIECE / per_block);
+        for number in numbers {
+            *number = match values {
+                Values::Uniform(bound) => (2.0 * random.uniform() - 1.0) * bound,
+                Values::Normal(deviation) => random.normal() * deviation,
+                Values::Constant(value) => f64::from(value),
+            } as f32;
+        }
+    };
+    let mut all = vec![0.0; n];
+    let pieces = Mutex::new(all.chunks_mut(PIECE).enumerate());
+    let next = || pieces.lock().unwrap_or_else(PoisonError::into_inner).next();
+    thread::scope(|scope| {
+        for _ in 0..thread::available_parallelism().map_or(1, usize::from).min(n.div_ceil(PIECE)) {
+            scope.spawn(|| {
+                while let Some((piece, numbers)) = next() {
+                    fill(piece, numbers);
+                }
+            });
+        }
+    });
+    drop(pieces);
+    all
 }
 
 #[cfg(test)]
@@ -128,6 +161,18 @@ mod tests {
         let (_, deviation, _) = statistics(&weight);
         assert!((deviation * 128.0_f64.sqrt() - 1.0).abs() < 5.0 / (500.0 * 128.0_f64).sqrt());
         assert_eq!((weight.shape, bias), (vec![500, 128], Tensor { shape: vec![500], data: vec![0.0; 500] }));
+    }
+
+    /// Expected: one sequence from the first number to the last, in several pieces and the beginning of another one.
+    #[test]
+    fn values_do_not_depend_on_threads() {
+        let n = 3 * PIECE + 5;
+        let mut random = Random::new(7, Purpose::InitialValues, 0, 0, 3);
+        let expected: Vec<f32> = (0..n).map(|_| (random.normal() * 0.5) as f32).collect();
+        assert!(draw(Values::Normal(0.5), n, 7, 3) == expected);
+        let mut random = Random::new(7, Purpose::InitialValues, 0, 0, 4);
+        let expected: Vec<f32> = (0..n).map(|_| ((2.0 * random.uniform() - 1.0) * 0.5) as f32).collect();
+        assert!(draw(Values::Uniform(0.5), n, 7, 4) == expected);
     }
 
     /// Filters before tanh have variance 1 / (width * C).

@@ -25,6 +25,8 @@ use crate::model::{DeviceError, kernels, tensors};
 const BLOCK: (usize, usize) = (1 << 19, 1 << 26);
 /// Minimum rows of a block.
 const MIN_BLOCK_ROWS: usize = 32;
+/// A logit whose exponential is 0 beside any other one. Minus infinity would make a row of nothing else undefined.
+const NO_LOGIT: f64 = -1e30;
 /// Words of one product in the evaluation of the full softmax.
 const COLUMNS: i64 = 32_768;
 
@@ -83,12 +85,46 @@ struct Ids {
     all: Arc<[i64]>,
 }
 
-/// The negatives of a replica.
+/// The negatives of a replica, and what follows from them without the parameters.
 #[derive(Debug, Clone)]
 pub(super) struct Drawn {
     /// Rows of this process that have them. Without any, the replica belongs to other processes.
-    pub(super) rows: Range<usize>,
-    pub(super) negatives: Negatives,
+    rows: Range<usize>,
+    ids: Vec<i64>,
+    /// Column of each negative.
+    columns: Arc<HashMap<i64, i64>>,
+    /// Logarithms of the expected counts of the negatives.
+    logarithms: Vec<f64>,
+    /// Those of the targets of `rows`.
+    corrections: Vec<f64>,
+}
+
+impl Drawn {
+    /// For rows of this process, whose targets are `targets`, and a vocabulary of so many words.
+    ///
+    /// # Errors
+    /// [`TrainError::Recipe`] when a negative is not one of the words, or repeats.
+    pub(super) fn new(
+        words: usize,
+        targets: &[u32],
+        rows: Range<usize>,
+        Negatives { ids, tries }: Negatives,
+    ) -> Result<Self, TrainError> {
+        let known = |id: &i64| usize::try_from(*id).is_ok_and(|id| id < words);
+        let is_own = !rows.is_empty();
+        // What belongs to other processes is needed for its ids alone.
+        let columns: HashMap<i64, i64> =
+            if is_own { ids.iter().copied().zip(0..).collect() } else { HashMap::new() };
+        if is_own && columns.len() != ids.len() || !ids.iter().all(known) {
+            return Err(TrainError::Recipe("negatives must be distinct words of the vocabulary".to_owned()));
+        }
+        let distribution = LogUniform::new(words);
+        let logarithm = |id: i64| distribution.expected_count(id, ids.len(), tries).ln();
+        let logarithms = if is_own { ids.iter().copied().map(logarithm).collect() } else { Vec::new() };
+        let targets = if is_own { &targets[rows.clone()] } else { &[] };
+        let corrections = targets.iter().map(|&target| logarithm(i64::from(target))).collect();
+        Ok(Self { rows, columns: Arc::new(columns), logarithms, corrections, ids })
+    }
 }
 
 /// Rows with the same classes.
@@ -157,18 +193,18 @@ impl Head {
         drawn: &[Drawn],
         scale: f64,
         kind: Kind,
-    ) -> Result<Self, TrainError> {
+    ) -> Result<Self, DeviceError> {
         let targets = wide(targets);
         let ids = |drawn: &mut dyn Iterator<Item = &Drawn>| -> Arc<[i64]> {
-            drawn.flat_map(|drawn| drawn.negatives.ids.iter().copied()).collect()
+            drawn.flat_map(|drawn| drawn.ids.iter().copied()).collect()
         };
         let is_own = |drawn: &&Drawn| !drawn.rows.is_empty();
         let own = ids(&mut drawn.iter().filter(is_own));
         let all = if drawn.iter().all(|drawn| is_own(&drawn)) { Arc::clone(&own) } else { ids(&mut drawn.iter()) };
         let (mut segments, mut classes) = (Vec::new(), 0);
-        for Drawn { rows, negatives } in drawn.iter().filter(is_own) {
-            segments.push(Segment::sampled(output, &targets, rows.clone(), classes, negatives, (scale, kind))?);
-            classes += negatives.ids.len();
+        for drawn in drawn.iter().filter(is_own) {
+            segments.push(Segment::sampled(output, classes, drawn, (scale, kind))?);
+            classes += drawn.ids.len();
         }
         Ok(Self { targets, segments, classes, ids: Some(Ids { own, all }) })
     }
@@ -239,27 +275,17 @@ impl Segment {
     /// The sampled softmax of the rows of a replica, whose classes begin at `first`.
     fn sampled(
         output: &Output,
-        targets: &[i64],
-        rows: Range<usize>,
         first: usize,
-        Negatives { ids, tries }: &Negatives,
+        drawn: &Drawn,
         (scale, kind): (f64, Kind),
-    ) -> Result<Self, TrainError> {
-        let words = output.words();
-        let columns: HashMap<i64, i64> = ids.iter().copied().zip(0..).collect();
-        let known = |id: &i64| usize::try_from(*id).is_ok_and(|id| id < words);
-        if columns.len() != ids.len() || !ids.iter().all(known) {
-            return Err(TrainError::Recipe("negatives must be distinct words of the vocabulary".to_owned()));
-        }
-        let distribution = LogUniform::new(words);
-        let correction = |&id: &i64| distribution.expected_count(id, ids.len(), *tries).ln();
+    ) -> Result<Self, DeviceError> {
         let device = output.weight.device();
-        let Output { weight, bias } = output.rows(&tensors::index(ids, device)?)?;
-        let logarithms: Vec<f64> = ids.iter().map(correction).collect();
-        let bias = bias.f_sub(&numbers(&logarithms, bias.kind(), device)?)?;
-        let corrections = targets[rows.clone()].iter().map(correction).collect();
-        let sampled = Sampled { all: output.share(), columns: Arc::new(columns), corrections };
-        Ok(Self { rows, first, classes: Output { weight, bias }.to_kind(kind)?, sampled: Some(sampled), scale })
+        let Output { weight, bias } = output.rows(&tensors::index(&drawn.ids, device)?)?;
+        let bias = bias.f_sub(&numbers(&drawn.logarithms, bias.kind(), device)?)?;
+        let classes = Output { weight, bias }.to_kind(kind)?;
+        let (columns, corrections) = (Arc::clone(&drawn.columns), drawn.corrections.clone());
+        let sampled = Sampled { all: output.share(), columns, corrections };
+        Ok(Self { rows: drawn.rows.clone(), first, classes, sampled: Some(sampled), scale })
     }
 
     /// The same for those of some rows that it has, counted from the first of them; `None` if it has none.
@@ -359,13 +385,18 @@ impl Segment {
         let (kind, exact) = (x.kind(), exact_kind(x.kind()));
         let (own, own_logits) = sampled.own(x, targets, first)?;
         self.leave_out_hits(sampled, &logits, targets)?;
-        let all = Tensor::f_cat(&[own_logits.f_to_kind(exact)?, logits.f_to_kind(exact)?], 1)?; // [n, 1 + K]
-        let mut logarithms = all.f_log_softmax(1, exact)?;
-        let loss = logarithms.f_narrow(1, 0, 1)?.f_sum(Kind::Double)?.f_neg()?;
-        let mut p = logarithms.f_exp_()?;
-        let _ = p.f_narrow(1, 0, 1)?.f_sub_scalar_(1.0)?;
-        let p = p.f_mul_scalar_(self.scale)?.f_to_kind(kind)?;
-        let [own_p, p] = tensors::split(&p, [1, p.size()[1] - 1], 1)?;
+        // With `s` the logarithm of the sum of the exponentials of the negatives' logits and `o` the target's logit, the target has the
+        // probability sigmoid(o - s), and each negative its softmax among the negatives times sigmoid(s - o). A column for the target
+        // would leave rows that no product of a GPU reads at full speed.
+        let mut p = logits.f_log_softmax(1, exact)?; // [n, K]
+        let largest = |t: &Tensor| t.f_amax([1_i64].as_slice(), true)?.f_to_kind(exact);
+        let s = largest(&logits)?.f_sub(&largest(&p)?)?; // [n, 1]
+        let difference = s.f_sub(&own_logits.f_to_kind(exact)?)?;
+        let others = difference.f_sigmoid()?; // all negatives together
+        let loss = difference.f_neg()?.f_log_sigmoid()?.f_sum(Kind::Double)?.f_neg()?;
+        let others = others.f_mul_scalar(self.scale)?;
+        let p = p.f_exp_()?.f_mul_(&others)?.f_to_kind(kind)?;
+        let own_p = others.f_neg()?.f_to_kind(kind)?;
         let dx = p.f_mm(&self.classes.weight)?.f_add(&own_p.f_mul(&own.weight)?)?;
         let target =
             Output { weight: own_p.f_mul(x)?.f_to_kind(exact)?, bias: own_p.f_squeeze_dim(1)?.f_to_kind(exact)? };
@@ -379,7 +410,7 @@ impl Segment {
         let hits: Vec<i64> = (0..).zip(targets).filter_map(hit).collect();
         if !hits.is_empty() {
             let hits = tensors::index(&hits, logits.device())?;
-            let _ = logits.f_view([-1])?.f_index_fill_(0, &hits, f64::NEG_INFINITY)?;
+            let _ = logits.f_view([-1])?.f_index_fill_(0, &hits, NO_LOGIT)?;
         }
         Ok(())
     }
@@ -416,7 +447,7 @@ fn wide(targets: &[u32]) -> Vec<i64> {
 }
 
 fn numbers(values: &[f64], kind: Kind, device: Device) -> Result<Tensor, DeviceError> {
-    Ok(Tensor::f_from_slice(values)?.f_to_kind(kind)?.f_to_device(device)?)
+    tensors::uploaded(&Tensor::f_from_slice(values)?.f_to_kind(kind)?, device)
 }
 
 /// Rows of a block of [`log_probabilities`].
@@ -488,14 +519,21 @@ mod tests {
     /// Words of the softmax of `gradients_are_those_of_the_definition`.
     const WORDS: i64 = 40;
 
-    fn drawn(rows: Range<usize>, ids: &[i64], tries: u64) -> Drawn {
-        Drawn { rows, negatives: Negatives { ids: ids.to_vec(), tries } }
+    type Replica = (Range<usize>, Negatives);
+
+    fn drawn(rows: Range<usize>, ids: &[i64], tries: u64) -> Replica {
+        (rows, Negatives { ids: ids.to_vec(), tries })
+    }
+
+    fn sampled(output: &Output, targets: &[u32], all: &[Replica], scale: f64, kind: Kind) -> Result<Head, TrainError> {
+        let of = |(rows, negatives): &Replica| Drawn::new(output.words(), targets, rows.clone(), negatives.clone());
+        Ok(Head::sampled(output, targets, &all.iter().map(of).collect::<Result<Vec<_>, _>>()?, scale, kind)?)
     }
 
     /// Logits of all words; those of other words than the classes of a row are -infinity.
-    fn logits(output: &Output, x: &Tensor, targets: &[u32], drawn: &[Drawn]) -> Tensor {
+    fn logits(output: &Output, x: &Tensor, targets: &[u32], drawn: &[Replica]) -> Tensor {
         let all = x.mm(&output.weight.tr()) + &output.bias; // [n, V]
-        let sampled = |Drawn { rows, negatives: Negatives { ids, tries } }: &Drawn| {
+        let sampled = |(rows, Negatives { ids, tries }): &Replica| {
             let distribution = LogUniform::new(WORDS as usize);
             let counts: Vec<f64> =
                 (0..WORDS).map(|id| distribution.expected_count(id, ids.len(), *tries).ln()).collect();
@@ -532,7 +570,7 @@ mod tests {
             let expected = Tensor::run_backward(&[&loss * scale], &[&x, &output.weight, &output.bias], false, false);
             let head = match negatives {
                 [] => Head::full(&output, &targets, scale, kind).unwrap(),
-                drawn => Head::sampled(&output, &targets, drawn, scale, kind).unwrap(),
+                drawn => sampled(&output, &targets, drawn, scale, kind).unwrap(),
             };
             // Rows 0..20 and 20..50 in lanes of their own.
             let (mut weight, mut bias) = (output.weight.zeros_like(), output.bias.zeros_like());
@@ -565,14 +603,14 @@ mod tests {
     #[test]
     fn the_classes_of_a_process_are_those_of_its_replicas() {
         let all = [drawn(0..0, &[5, 6], 2), drawn(0..1, &[7, 1], 2), drawn(1..3, &[1, 2], 2)];
-        let head = Head::sampled(&output(WORDS, 3), &[3, 4, 5], &all, 1.0, Kind::Double).unwrap();
+        let head = sampled(&output(WORDS, 3), &[3, 4, 5], &all, 1.0, Kind::Double).unwrap();
         assert_eq!((head.ids().unwrap(), head.ids_of_all().unwrap()), (&[7, 1, 1, 2][..], &[5, 6, 7, 1, 1, 2][..]));
     }
 
     #[test]
     fn negatives_that_repeat_or_are_no_words_are_refused() {
         for ids in [vec![1, 2, 1], vec![1, 40], vec![-1]] {
-            let head = Head::sampled(&output(WORDS, 3), &[0], &[drawn(0..1, &ids, 9)], 1.0, Kind::Double);
+            let head = sampled(&output(WORDS, 3), &[0], &[drawn(0..1, &ids, 9)], 1.0, Kind::Double);
             assert!(head.unwrap_err().to_string().contains("distinct words"));
         }
     }

@@ -10,6 +10,8 @@
 //! counter  block of four numbers | row | step | purpose (16 bits) and rank (16 bits)
 //! ```
 
+use crate::model::DropoutNumbers;
+
 /// Bits of the fraction of a float64 number.
 const FRACTION_BITS: u32 = 53;
 
@@ -64,6 +66,13 @@ impl Random {
         Self { key: [seed as u32, (seed >> 32) as u32], counter, block: [0; 4], used: 4 }
     }
 
+    /// The same sequence without its first numbers, of which a block has four of 32 bits.
+    pub(super) fn after_blocks(mut self, blocks: usize) -> Self {
+        self.counter[0] = blocks as u32;
+        self.used = 4;
+        self
+    }
+
     /// The next 32 bits.
     pub fn bits(&mut self) -> u32 {
         if self.used == 4 {
@@ -112,7 +121,7 @@ impl Random {
 
     /// Sets each value to `kept` or, with probability `rate`, to 0. Probabilities are multiples of 2^-32.
     pub(crate) fn drop_values<T: Copy + Default>(&mut self, rate: f64, kept: T, values: &mut [T]) {
-        let threshold = (rate * 4_294_967_296.0).round() as u64;
+        let threshold = threshold(rate);
         let (whole, rest) = values.as_chunks_mut::<4>();
         let choose = |bits: u32| if u64::from(bits) < threshold { T::default() } else { kept };
         self.used = 4;
@@ -123,6 +132,18 @@ impl Random {
         }
         rest.iter_mut().for_each(|value| *value = choose(self.bits()));
     }
+}
+
+/// The numbers by which [`Random::drop_values`] chooses after a layer, for both directions and every row of the windows of a step.
+pub(super) fn dropout_numbers(seed: u64, step: u32, layer: u8, rate: f64) -> DropoutNumbers {
+    let of = |direction| Random::new(seed, Purpose::Dropout { layer, direction }, step, 0, 0);
+    let [_, _, step, purpose] = of(0).counter;
+    DropoutNumbers { key: of(0).key, step, purposes: [purpose, of(1).counter[3]], below: threshold(rate) }
+}
+
+/// A value is dropped where its 32 bits are below this.
+fn threshold(rate: f64) -> u64 {
+    (rate * 4_294_967_296.0).round() as u64
 }
 
 /// Philox 4x32 with ten rounds.

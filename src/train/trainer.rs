@@ -16,7 +16,14 @@
 //! of the recipe, groups of rows of the window: not to processes, which may be more or fewer. Every process draws those of all
 //! replicas. So it knows all words of the softmax that the step changes, and nothing but sums is exchanged.
 
-use std::{collections::BTreeMap, ops::Range, sync::Arc};
+use std::{
+    borrow::Cow,
+    collections::BTreeMap,
+    ops::Range,
+    panic::resume_unwind,
+    sync::Arc,
+    thread::{self, JoinHandle},
+};
 
 use tch::{Kind, Tensor};
 
@@ -41,8 +48,8 @@ use crate::{
 /// Names of the softmax among the parameters.
 const SOFTMAX: [&str; 2] = ["softmax/W", "softmax/b"];
 
-/// Numbers that are converted to float64 together.
-const PIECE: i64 = 1 << 20;
+/// Numbers that are converted to float64 together, on a CPU and on a GPU.
+const PIECE: (i64, i64) = (1 << 20, 1 << 24);
 
 /// A biLM and its LM head in float32.
 #[derive(Debug, Clone, PartialEq)]
@@ -138,6 +145,29 @@ struct Gradients {
     states: Vec<StartState>,
     words: usize,
     gflop: f64,
+}
+
+/// Negatives of one direction that are being drawn.
+enum Drawing {
+    Running(JoinHandle<Result<Vec<Drawn>, TrainError>>),
+    Done(Result<Vec<Drawn>, TrainError>),
+}
+
+impl Drawing {
+    /// On a thread of its own for a GPU; otherwise at once, as a CPU has other work for its cores.
+    fn begin(device: DeviceName, draw: impl FnOnce() -> Result<Vec<Drawn>, TrainError> + Send + 'static) -> Self {
+        match device {
+            DeviceName::Cpu => Self::Done(draw()),
+            DeviceName::Cuda(_) => Self::Running(thread::spawn(draw)),
+        }
+    }
+
+    fn finish(self) -> Result<Vec<Drawn>, TrainError> {
+        match self {
+            Self::Running(thread) => thread.join().unwrap_or_else(|panic| resume_unwind(panic)),
+            Self::Done(drawn) => drawn,
+        }
+    }
 }
 
 /// Sums over the lanes of this process.
@@ -373,19 +403,30 @@ impl Trainer {
         let own = self.own_rows();
         let share = (!self.resources.group.is_single()).then(|| window.of_rows(own.clone()));
         let share = share.as_ref().unwrap_or(window);
-        let heads = self.heads(share, window.predictions(), &**draws)?;
+        let drawing = self.draw(share, draws);
         let derived = BiLm::from_parameters(&self.options, &self.parameters, self.recipe.precision)?;
         let cut = derived.cut()?;
         let (mut sums, parts) = (Sums::default(), self.parts());
-        for part in &parts {
-            let rows = (parts.len() > 1).then(|| share.of_rows(part.clone()));
-            self.part(&mut sums, &cut, rows.as_ref().unwrap_or(share), part, &heads, draws)?;
+        let part_of = |rows: &Range<usize>| -> Result<Part<'_>, DeviceError> {
+            let window = if parts.len() > 1 { Cow::Owned(share.of_rows(rows.clone())) } else { Cow::Borrowed(share) };
+            let tokens = Tokens::compute(&self.pool, &cut, &window, self.recipe.lanes)?;
+            Ok(Part { window, rows: rows.clone(), tokens })
+        };
+        // A GPU computes the first token vectors while the negatives are drawn.
+        let mut ready = parts.first().map(part_of).transpose()?;
+        let heads = self.heads(share, window.predictions(), drawing)?;
+        for rows in &parts {
+            let part = ready.take().map_or_else(|| part_of(rows), Ok)?;
+            self.part(&mut sums, &cut, part, &heads, draws)?;
         }
-        let losses = sums.losses()?.map(|sum| sum / window.predictions() as f64);
-        let mut tensors = self.underived(&cut, std::mem::take(&mut sums.tokens), std::mem::take(&mut sums.layers))?;
-        let (Output { weight, bias }, rows) = softmax_gradients(sums.classes, sums.targets, &heads, window)?;
+        let (of_tokens, of_layers) = (std::mem::take(&mut sums.tokens), std::mem::take(&mut sums.layers));
+        let mut tensors = self.underived(&cut, of_tokens, of_layers)?;
+        let (classes, targets) = (std::mem::take(&mut sums.classes), std::mem::take(&mut sums.targets));
+        let (Output { weight, bias }, rows) = softmax_gradients(classes, targets, &heads, window, self.output.words())?;
         tensors.extend([weight, bias]);
         let gflop = self.gflop(&derived, share.predictions(), sums.word_flop);
+        // Last, as it waits for the device.
+        let losses = sums.losses()?.map(|sum| sum / window.predictions() as f64);
         Ok(Gradients { tensors, rows, losses, states: sums.states, words: sums.words, gflop })
     }
 
@@ -394,12 +435,10 @@ impl Trainer {
         &self,
         sums: &mut Sums,
         cut: &Cut,
-        window: &Window,
-        rows: &Range<usize>,
+        Part { window, rows, tokens }: Part<'_>,
         heads: &[Head; 2],
         draws: &Arc<dyn Draws>,
     ) -> Result<(), DeviceError> {
-        let tokens = Tokens::compute(&self.pool, cut, window, self.recipe.lanes)?;
         let (all, mut table) = (tokens.table()?, Vec::new());
         let lane = |(lane, start): (Range<usize>, StartState)| -> Task<LaneGradients> {
             let (positions, first) = (window.positions, rows.start);
@@ -427,7 +466,7 @@ impl Trainer {
             Box::new(move || lane.run())
         };
         let starts = self.states[sums.states.len()..].iter().map(StartState::share);
-        let lanes: Vec<_> = self.lanes_of(rows).zip(starts).collect();
+        let lanes: Vec<_> = self.lanes_of(&rows).zip(starts).collect();
         self.pool.fold(lanes.into_iter().map(lane), |gradients| sums.add(gradients, &mut table))?;
         sums.words += window.words.len();
         sums.word_flop += cut.model.flop_of_words(window.words.iter());
@@ -442,29 +481,45 @@ impl Trainer {
         3.0 * (predictions as f64 * (model.flop_per_token() + of_classes) + of_words) / 1e9
     }
 
+    /// Begins to draw the negatives of both directions for the rows of this process. `None` for the full softmax.
+    fn draw(&self, window: &Window, draws: &Arc<dyn Draws>) -> Option<[Drawing; 2]> {
+        let samples = self.samples()?;
+        let begin = |direction: usize| {
+            let (recipe, own, words) = (self.recipe.clone(), self.own_rows(), self.output.words());
+            let (targets, positions) = (window.targets[direction].clone(), window.positions);
+            let draws = Arc::clone(draws);
+            Drawing::begin(self.resources.device, move || {
+                let of_replica = |replica: usize| {
+                    let Range { start, end } = recipe.rows_of(replica, &own);
+                    let negatives = draws.negatives(direction, words, samples, replica);
+                    Drawn::new(words, &targets, start * positions..end * positions, negatives)
+                };
+                recipe.replicas_of(&(0..recipe.rows)).map(of_replica).collect()
+            })
+        };
+        Some([begin(0), begin(1)])
+    }
+
     /// The losses of both directions for the rows of this process, of so many predictions in all processes.
-    fn heads(&self, window: &Window, predictions: usize, draws: &dyn Draws) -> Result<[Head; 2], TrainError> {
+    fn heads(
+        &self,
+        window: &Window,
+        predictions: usize,
+        drawing: Option<[Drawing; 2]>,
+    ) -> Result<[Head; 2], TrainError> {
         let _no_gradients = tch::no_grad_guard();
         let kind = self.recipe.precision.kind();
         // The mean over the predictions, and half of the sum of both directions.
         let scale = self.recipe.gradient_scale / (2.0 * predictions as f64);
-        let (words, own, all) = (self.output.words(), self.own_rows(), 0..self.recipe.rows);
-        let drawn = |direction: usize, samples: usize| -> Vec<Drawn> {
-            let of_replica = |replica: usize| {
-                let Range { start, end } = self.recipe.rows_of(replica, &own);
-                let rows = start * window.positions..end * window.positions;
-                Drawn { rows, negatives: draws.negatives(direction, words, samples, replica) }
-            };
-            self.recipe.replicas_of(&all).map(of_replica).collect()
+        let [forward, backward] = &window.targets;
+        let Some([of_forward, of_backward]) = drawing else {
+            let head = |targets: &[u32]| Head::full(&self.output, targets, scale, kind);
+            return Ok([head(forward)?, head(backward)?]);
         };
-        let head = |direction: usize| -> Result<Head, TrainError> {
-            let targets = &window.targets[direction];
-            match self.samples() {
-                None => Ok(Head::full(&self.output, targets, scale, kind)?),
-                Some(samples) => Head::sampled(&self.output, targets, &drawn(direction, samples), scale, kind),
-            }
+        let head = |targets: &[u32], drawing: Drawing| -> Result<Head, TrainError> {
+            Ok(Head::sampled(&self.output, targets, &drawing.finish()?, scale, kind)?)
         };
-        Ok([head(0)?, head(1)?])
+        Ok([head(forward, of_forward)?, head(backward, of_backward)?])
     }
 
     /// Rows of this process in the window of all processes.
@@ -735,11 +790,15 @@ fn sum_of_squares(tensor: &Tensor) -> Result<Tensor, DeviceError> {
     let _no_gradients = tch::no_grad_guard();
     let flat = tensor.f_reshape([-1])?;
     let mut sum = Tensor::f_zeros([1], (Kind::Double, tensor.device()))?;
-    for piece in flat.f_split(PIECE, 0)? {
+    for piece in flat.f_split(piece_on(tensor.device()), 0)? {
         let piece = piece.f_to_kind(Kind::Double)?;
         let _ = sum.f_add_(&piece.f_square()?.f_sum(Kind::Double)?)?;
     }
     Ok(sum)
+}
+
+fn piece_on(device: tch::Device) -> i64 {
+    if device == tch::Device::Cpu { PIECE.0 } else { PIECE.1 }
 }
 
 /// Parameters of a computation in bfloat16 are float32: most updates are smaller than the distance of two numbers of
@@ -754,8 +813,9 @@ fn bit_sum(tensor: &Tensor) -> Result<i64, DeviceError> {
     let bits = if tensor.kind() == Kind::Double { Kind::Int64 } else { Kind::Int };
     let flat = tensor.f_contiguous()?.f_view([-1])?.f_view_dtype(bits)?;
     let mut sum = 0i64;
-    for (piece, numbers) in flat.f_split(PIECE, 0)?.into_iter().enumerate() {
-        let first = 2 * PIECE * piece as i64 + 1;
+    let together = piece_on(tensor.device());
+    for (piece, numbers) in flat.f_split(together, 0)?.into_iter().enumerate() {
+        let first = 2 * together * piece as i64 + 1;
         let n = numbers.size1()?;
         let places = Tensor::f_arange_start_step(first, first + 2 * n, 2, (Kind::Int64, tensor.device()))?;
         let weighted = numbers.f_to_kind(Kind::Int64)?.f_mul(&places)?.f_sum(Kind::Int64)?;
@@ -784,6 +844,7 @@ fn softmax_gradients(
     targets: [Vec<Output>; 2],
     heads: &[Head; 2],
     window: &Window,
+    words: usize,
 ) -> Result<(Output, Option<Tensor>), DeviceError> {
     let _no_gradients = tch::no_grad_guard();
     let output = |sums: Vec<Tensor>| -> Result<Output, DeviceError> {
@@ -796,10 +857,15 @@ fn softmax_gradients(
         classes.into_iter().try_for_each(|sums| add(&mut all, sums))?;
         return Ok((output(all)?, None));
     }
-    let mut rows = heads.iter().filter_map(Head::ids_of_all).collect::<Vec<_>>().concat();
-    rows.extend(window.targets.iter().flatten().map(|&target| i64::from(target)));
-    rows.sort_unstable();
-    rows.dedup();
+    // The words that are changed, by their ids, and the row of each.
+    let mut rows_of = vec![None::<u32>; words];
+    let changed = heads.iter().filter_map(Head::ids_of_all).flatten().map(|&id| id as usize);
+    changed.chain(window.targets.iter().flatten().map(|&id| id as usize)).for_each(|id| rows_of[id] = Some(0));
+    let mut rows = Vec::new();
+    for (id, row) in rows_of.iter_mut().enumerate().filter_map(|(id, row)| Some((id, row.as_mut()?))) {
+        *row = rows.len() as u32;
+        rows.push(id as i64);
+    }
     let mut pieces = classes.into_iter().map(output).collect::<Result<Vec<_>, _>>()?;
     for lanes in targets {
         let (weights, biases): (Vec<_>, Vec<_>) = lanes.into_iter().map(|lane| (lane.weight, lane.bias)).unzip();
@@ -813,12 +879,20 @@ fn softmax_gradients(
         bias: Tensor::f_zeros([n], (kind, device))?,
     };
     for (ids, piece) in ids.iter().zip(&pieces) {
-        let places: Vec<i64> = ids.iter().map(|id| rows.binary_search(id).unwrap_or_default() as i64).collect();
+        let places: Vec<i64> = ids.iter().map(|&id| i64::from(rows_of[id as usize].unwrap_or_default())).collect();
         let places = tensors::index(&places, device)?;
         let _ = total.weight.f_index_add_(0, &places, &piece.weight)?;
         let _ = total.bias.f_index_add_(0, &places, &piece.bias)?;
     }
     Ok((total, Some(tensors::index(&rows, device)?)))
+}
+
+/// Some rows of a window.
+struct Part<'w> {
+    window: Cow<'w, Window>,
+    /// Counted from the first row of this process.
+    rows: Range<usize>,
+    tokens: Tokens,
 }
 
 /// Token vectors of the distinct words of a window, in chunks of about equal work.

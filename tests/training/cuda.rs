@@ -64,6 +64,23 @@ fn number_formats_on_cuda_are_near_float64() {
     check(GPU, &[(Precision::F32, 1e-4), (Precision::Tf32, 0.02), (Precision::Bf16, 0.1)]);
 }
 
+/// Dropout and negatives that a GPU draws itself: a step has the losses of the CPU only if every number is the same.
+#[test]
+#[ignore = "needs a GPU; make gpu runs it"]
+fn random_numbers_on_cuda_are_those_of_the_cpu() {
+    for case in cases::cases() {
+        let run = |device| -> Vec<StepReport> {
+            let recipe = Recipe { dropout: 0.3, ..case.recipe(Precision::F32, 2) };
+            let mut trainer = Trainer::new(&case.options, recipe, resources(device), &case.model()).unwrap();
+            cases::windows()[..5].iter().map(|window| trainer.step(window).unwrap()).collect()
+        };
+        for (gpu, cpu) in run(GPU).iter().zip(run(DeviceName::Cpu)) {
+            let gap = (gpu.loss - cpu.loss).abs() / cpu.loss;
+            assert!(gap <= 1e-4, "{}, step {}: {} on the GPU, {} on the CPU", case.name, gpu.step, gpu.loss, cpu.loss);
+        }
+    }
+}
+
 /// The switch is that of the last run, so that float32 is float32 again.
 #[test]
 #[ignore = "needs a GPU; make gpu runs it"]

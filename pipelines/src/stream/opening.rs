@@ -15,7 +15,7 @@ use super::{
     source::{self, Assigned, Upstream},
     transaction::{Committer, Records, TopicOutput},
 };
-use crate::error::{Error, Result};
+use crate::error::{Error, Fault as _, Result};
 
 /// Between two questions to brokers that do not answer.
 const PAUSE: Duration = Duration::from_secs(1);
@@ -183,7 +183,7 @@ async fn outlast<T, F: Future<Output = Result<T, StreamError>>>(partition: &Topi
             Ok(answer) => return answer,
             Err(error) if said => tracing::debug!(%partition, %error, "asking the brokers again"),
             Err(error) => {
-                tracing::warn!(%partition, %error, "the brokers do not answer; asking until they do");
+                tracing::warn!(%partition, %error, help = error.help(), "asking the brokers until they answer");
                 said = true;
             }
         }

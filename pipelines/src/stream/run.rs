@@ -28,7 +28,7 @@ use super::{
     opening::{Open, Opener},
     partition::Parts,
     settings::{StreamJob, Target},
-    source::{Budget, Client, Epoch, Ownership, Settings, Source, Upstream, describe},
+    source::{Budget, Client, Epoch, Observer, Ownership, Settings, Source, Upstream, describe},
     totals::{StreamReport, Totals},
     transaction::{Committer, Group, Records, Transactions, ValueEncoding},
 };
@@ -298,10 +298,14 @@ async fn prepare(job: &StreamJob, stage: &dyn Stage, finisher: &Finisher, metric
                 added: stage.fields().len(),
                 max_bytes: max_message_bytes(&job.kafka),
             };
-            let (config, logs, id) = (job.kafka.producer(), job.kafka.logs(), transactional_id(&job.kafka));
+            let kafka = job.kafka.clone();
             // Only a static member has the transactional id of its predecessor.
-            let left = job.written().into_iter().filter(|_| job.kafka.instance().is_some()).map(Into::into).collect();
-            let begin = move || Transactions::new(&config, logs, &id, left, metrics);
+            let left = job.written().into_iter().filter(|_| kafka.instance().is_some()).map(Into::into).collect();
+            let begin = move || {
+                let (config, logs, id) = (kafka.producer(), kafka.logs(), transactional_id(&kafka));
+                let group = Observer::new(&kafka)?.metadata();
+                Transactions::new(&config, logs, &id, left, group, metrics)
+            };
             let begun = tokio::task::spawn_blocking(begin).await;
             let transactions = Box::new(begun.map_err(|e| Error::Failed(format!("a thread died: {e}")))??);
             Ok(Prepared::Topic { records, max_wait: *max_wait, transactions })

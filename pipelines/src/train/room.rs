@@ -181,8 +181,12 @@ impl Load<'_> {
     /// Activations of the LSTM layers of a lane.
     fn of_lstm(&self) -> f64 {
         let lstm = &self.options.lstm;
-        let traced = self.device == DeviceName::Cpu && self.recipe.precision == Precision::F32;
-        let (d, p) = if traced { (6, 3) } else { (9, 4) };
+        let (d, p) = match (self.device, self.recipe.precision) {
+            (DeviceName::Cpu, Precision::F32) => (6, 3),
+            // Cells are float32, which is two numbers of bfloat16.
+            (DeviceName::Cuda(_), Precision::F32 | Precision::Tf32 | Precision::Bf16) => (7, 5),
+            _ => (9, 4),
+        };
         let of_token = 2 * lstm.n_layers * (d * lstm.dim + p * lstm.projection_dim);
         self.tokens_of_lane() as f64 * of_token as f64
     }

@@ -12,8 +12,9 @@ use tch::{Kind, Tensor};
 
 use super::super::{DeviceError, device};
 
-const HEADER: &str = include_str!("cell.h");
 const SOURCE: &str = include_str!("kernels.cu");
+/// What `kernels.cu` includes.
+const HEADERS: [(&CStr, &str); 2] = [(c"cell.h", include_str!("cell.h")), (c"training.h", include_str!("training.h"))];
 
 /// Threads of a block.
 const BLOCK: i64 = 128;
@@ -108,7 +109,7 @@ unsafe impl Sync for Context {}
 pub(in crate::model) struct Module {
     context: &'static Context,
     /// By name. Never unloaded.
-    functions: HashMap<&'static str, Kernel>,
+    functions: HashMap<String, Kernel>,
 }
 
 #[derive(Debug)]
@@ -161,7 +162,7 @@ pub(in crate::model) fn module(number: usize) -> Result<Result<&'static Module, 
         if let Err(error) = &made
             && !error.is_out_of_memory()
         {
-            tracing::warn!(device = number, %error, "no kernels of our own on this GPU; inference will be slower");
+            tracing::warn!(device = number, %error, "no kernels of our own on this GPU; inference and training will be slower");
         }
         made
     })
@@ -230,14 +231,14 @@ impl Module {
         let mut module = ptr::null_mut();
         // SAFETY: a binary of NVRTC, and a pointer to a variable of this function.
         checked("cuModuleLoadData", unsafe { (driver.load_module)(&raw mut module, binary.as_ptr().cast()) })?;
-        let function = |name: &&'static str| {
-            let text = CString::new(*name).map_err(|error| failed(error.to_string()))?;
+        let function = |name: String| {
+            let text = CString::new(name.as_str()).map_err(|error| failed(error.to_string()))?;
             let mut function = ptr::null_mut();
             // SAFETY: a module of this context, a name that ends with NUL, and a pointer to a variable of this function.
             let status = unsafe { (driver.get_function)(&raw mut function, module, text.as_ptr()) };
-            checked("cuModuleGetFunction", status).map(|()| (*name, Kernel(function)))
+            checked("cuModuleGetFunction", status).map(|()| (name, Kernel(function)))
         };
-        Ok(Self { context, functions: KERNELS.iter().map(function).collect::<Result<_, DeviceError>>()? })
+        Ok(Self { context, functions: names().map(function).collect::<Result<_, DeviceError>>()? })
     }
 
     /// Starts a pass; it runs after all work that was given to the GPU before.
@@ -252,7 +253,7 @@ impl Module {
         [rows, columns]: [i64; 2],
         arguments: *const c_void,
     ) -> Result<(), DeviceError> {
-        let kernel = kernel_name(pass, kind, together).and_then(|name| self.functions.get(name));
+        let kernel = kind_name(kind).and_then(|kind| self.functions.get(&format!("{pass}_{kind}_{together}")));
         let kernel = kernel.ok_or_else(|| DeviceError::internal(format!("no kernel {pass} for {kind:?}")))?;
         let _current = self.context.make_current()?;
         let blocks = (columns / together + BLOCK - 1) / BLOCK;
@@ -288,34 +289,24 @@ impl Drop for Current {
     }
 }
 
-/// Names of the kernels in `kernels.cu`.
-const KERNELS: [&str; 12] = [
-    "lstm_cell_f32_1",
-    "lstm_cell_f32_4",
-    "lstm_cell_bf16_1",
-    "lstm_cell_bf16_4",
-    "lstm_cell_f16_1",
-    "lstm_cell_f16_4",
-    "lstm_output_f32_1",
-    "lstm_output_f32_4",
-    "lstm_output_bf16_1",
-    "lstm_output_bf16_4",
-    "lstm_output_f16_1",
-    "lstm_output_f16_4",
-];
+/// Passes of inference, and those that only training needs.
+const PASSES: [&[&str]; 2] =
+    [&["lstm_cell", "lstm_output"], &["lstm_cell_kept", "lstm_cell_backward", "lstm_output_backward", "dropout"]];
+/// Number formats of the passes of inference; training has the first two.
+const KINDS: [(Kind, &str); 3] = [(Kind::Float, "f32"), (Kind::BFloat16, "bf16"), (Kind::Half, "f16")];
 
-fn kernel_name(pass: &str, kind: Kind, together: i64) -> Option<&'static str> {
-    let kind = match kind {
-        Kind::Float => "f32",
-        Kind::BFloat16 => "bf16",
-        Kind::Half => "f16",
-        _ => return None,
+/// Names of the kernels in `kernels.cu`.
+fn names() -> impl Iterator<Item = String> {
+    let of = |passes: &'static [&'static str], kinds: &'static [(Kind, &'static str)]| {
+        passes.iter().flat_map(move |pass| {
+            kinds.iter().flat_map(move |(_, kind)| [1, 4].map(|together| format!("{pass}_{kind}_{together}")))
+        })
     };
-    let rest = |name: &&str| {
-        let rest = name.strip_prefix(pass)?.strip_prefix('_')?.strip_prefix(kind)?.strip_prefix('_')?;
-        rest.parse().ok()
-    };
-    KERNELS.into_iter().find(|name| rest(name) == Some(together))
+    of(PASSES[0], &KINDS).chain(of(PASSES[1], &KINDS[..2]))
+}
+
+fn kind_name(kind: Kind) -> Option<&'static str> {
+    KINDS.iter().find(|(known, _)| *known == kind).map(|(_, name)| *name)
 }
 
 /// As libtorch's own errors, of which some are about memory.
@@ -363,15 +354,17 @@ fn open(name: &CStr) -> Result<Handle, String> {
 /// The kernels as machine code of an architecture, such as `sm_90`.
 fn compile(nvrtc: &Nvrtc, architecture: &str) -> Result<Vec<u8>, String> {
     let text = |text: &str| CString::new(text).map_err(|error| error.to_string());
-    let (source, header) = (text(SOURCE)?, text(HEADER)?);
+    let source = text(SOURCE)?;
+    let texts = HEADERS.iter().map(|(_, header)| text(header)).collect::<Result<Vec<_>, _>>()?;
+    let headers: Vec<_> = texts.iter().map(|header| header.as_ptr()).collect();
     let options = [text(&format!("--gpu-architecture={architecture}"))?, text("--std=c++17")?];
     let options = options.each_ref().map(|option| option.as_ptr());
     let mut program = ptr::null_mut();
     // SAFETY: texts that end with NUL and live until the end of this function.
     let created = unsafe {
-        let (headers, names) = ([header.as_ptr()], [c"cell.h".as_ptr()]);
-        let name = c"kernels.cu".as_ptr();
-        (nvrtc.create)(&raw mut program, source.as_ptr(), name, 1, headers.as_ptr(), names.as_ptr())
+        let names = HEADERS.map(|(name, _)| name.as_ptr());
+        let (n, name) = (HEADERS.len() as c_int, c"kernels.cu".as_ptr());
+        (nvrtc.create)(&raw mut program, source.as_ptr(), name, n, headers.as_ptr(), names.as_ptr())
     };
     compiled("nvrtcCreateProgram", created)?;
     // SAFETY: a program that was created, with texts that live until the end of this function.

@@ -1,22 +1,22 @@
-// The passes of `cell.h` on the CPU, in float32 and bfloat16.
+// The passes of `cell.h` and `training.h` on the CPU, in float32 and bfloat16.
 
-#include "cell.h"
+#include "training.h"
 
-template <class T, int V> static void cells(const Gates &step) {
-  for (int direction = 0; direction < 2; ++direction)
-    for (long long row = 0; row < step.rows; ++row)
-      for (long long column = 0; column < step.cells; column += V) lstm_cell<T, V>(step, direction, row, column);
-}
-
-template <class T, int V> static void outputs(const Outputs &step) {
-  for (int direction = 0; direction < 2; ++direction)
-    for (long long row = 0; row < step.rows; ++row)
-      for (long long column = 0; column < step.size; column += V) lstm_output<T, V>(step, direction, row, column);
-}
+#define PASS_ON_HOST(PASS_NAME, ARGUMENTS, ROWS, COLUMNS, TYPE, NAME, V)                         \
+  extern "C" void elmo_##PASS_NAME##_##NAME##_##V(const ARGUMENTS *step) {                       \
+    for (int direction = 0; direction < 2; ++direction)                                          \
+      for (long long row = 0; row < step->ROWS; ++row)                                           \
+        for (long long column = 0; column < step->COLUMNS; column += V)                          \
+          PASS_NAME<TYPE, V>(*step, direction, row, column);                                     \
+  }
 
 #define HOST(TYPE, NAME, V)                                                        \
-  extern "C" void elmo_lstm_cell_##NAME##_##V(const Gates *step) { cells<TYPE, V>(*step); } \
-  extern "C" void elmo_lstm_output_##NAME##_##V(const Outputs *step) { outputs<TYPE, V>(*step); }
+  PASS_ON_HOST(lstm_cell, Gates, rows, cells, TYPE, NAME, V)                       \
+  PASS_ON_HOST(lstm_output, Outputs, rows, size, TYPE, NAME, V)                    \
+  PASS_ON_HOST(lstm_cell_kept, KeptGates, rows, cells, TYPE, NAME, V)              \
+  PASS_ON_HOST(lstm_cell_backward, GateGradients, rows, cells, TYPE, NAME, V)      \
+  PASS_ON_HOST(lstm_output_backward, OutputGradients, rows, size, TYPE, NAME, V)   \
+  PASS_ON_HOST(dropout, Dropping, tokens, width, TYPE, NAME, V)
 
 HOST(float, f32, 1)
 HOST(float, f32, 4)

@@ -1,24 +1,34 @@
-// The passes of `cell.h` as kernels, compiled at run time for the GPU at hand (NVRTC). The grid is columns, rows, directions.
+// The passes of `cell.h` and `training.h` as kernels, compiled at run time for the GPU at hand (NVRTC). The grid is columns, rows,
+// directions.
 
 #include "cell.h"
+#include "training.h"
 
-#define KERNELS(TYPE, NAME, V)                                                                                          \
-  extern "C" __global__ void lstm_cell_##NAME##_##V(const Gates step) {                                                 \
+#define KERNEL(PASS_NAME, ARGUMENTS, ROWS, COLUMNS, TYPE, NAME, V)                                                      \
+  extern "C" __global__ void PASS_NAME##_##NAME##_##V(const ARGUMENTS step) {                                           \
     const long long column = V * (blockIdx.x * (long long)blockDim.x + threadIdx.x);                                    \
-    if (column >= step.cells) return;                                                                                   \
-    for (long long row = blockIdx.y; row < step.rows; row += gridDim.y)                                                 \
-      lstm_cell<TYPE, V>(step, blockIdx.z, row, column);                                                                \
-  }                                                                                                                     \
-  extern "C" __global__ void lstm_output_##NAME##_##V(const Outputs step) {                                             \
-    const long long column = V * (blockIdx.x * (long long)blockDim.x + threadIdx.x);                                    \
-    if (column >= step.size) return;                                                                                    \
-    for (long long row = blockIdx.y; row < step.rows; row += gridDim.y)                                                 \
-      lstm_output<TYPE, V>(step, blockIdx.z, row, column);                                                              \
+    if (column >= step.COLUMNS) return;                                                                                 \
+    for (long long row = blockIdx.y; row < step.ROWS; row += gridDim.y)                                                 \
+      PASS_NAME<TYPE, V>(step, blockIdx.z, row, column);                                                                \
   }
 
-KERNELS(float, f32, 1)
-KERNELS(float, f32, 4)
-KERNELS(BFloat16, bf16, 1)
-KERNELS(BFloat16, bf16, 4)
-KERNELS(Float16, f16, 1)
-KERNELS(Float16, f16, 4)
+#define INFERENCE(TYPE, NAME, V)                                     \
+  KERNEL(lstm_cell, Gates, rows, cells, TYPE, NAME, V)               \
+  KERNEL(lstm_output, Outputs, rows, size, TYPE, NAME, V)
+
+#define TRAINING(TYPE, NAME, V)                                      \
+  KERNEL(lstm_cell_kept, KeptGates, rows, cells, TYPE, NAME, V)      \
+  KERNEL(lstm_cell_backward, GateGradients, rows, cells, TYPE, NAME, V)  \
+  KERNEL(lstm_output_backward, OutputGradients, rows, size, TYPE, NAME, V)  \
+  KERNEL(dropout, Dropping, tokens, width, TYPE, NAME, V)
+
+INFERENCE(float, f32, 1)
+INFERENCE(float, f32, 4)
+INFERENCE(BFloat16, bf16, 1)
+INFERENCE(BFloat16, bf16, 4)
+INFERENCE(Float16, f16, 1)
+INFERENCE(Float16, f16, 4)
+TRAINING(float, f32, 1)
+TRAINING(float, f32, 4)
+TRAINING(BFloat16, bf16, 1)
+TRAINING(BFloat16, bf16, 4)

@@ -1,8 +1,8 @@
-//! The passes over the gates and the outputs of a step, as kernels of a GPU, or on the CPU for tests of the same code.
+//! The passes over the gates and the outputs of a step, and dropout, as kernels of a GPU, or on the CPU for tests of the same code.
 //!
 //! libtorch's own operations need more than ten kernels where these are two, and each reads and writes memory: launching them takes a
-//! GPU longer than the products of the step. The text of the kernels (`cell.h`, `kernels.cu`) is compiled when a model is put on a GPU,
-//! by the NVRTC that comes with libtorch (`cuda.rs`).
+//! GPU longer than the products of the step. The text of the kernels (`cell.h` for inference, `training.h`, `kernels.cu`) is compiled
+//! when a model is put on a GPU, by the NVRTC that comes with libtorch (`cuda.rs`).
 
 pub(super) mod cuda;
 
@@ -10,7 +10,7 @@ use std::{ffi::c_void, ptr};
 
 use tch::{Device, Kind, Tensor};
 
-use super::DeviceError;
+use super::{DeviceError, dropout::DropoutNumbers};
 
 /// Who computes the passes.
 #[derive(Debug, Clone, Copy)]
@@ -54,6 +54,68 @@ struct OutputsArguments {
     clip: f32,
 }
 
+/// `KeptGates` of `training.h`.
+#[repr(C)]
+#[derive(Debug)]
+struct KeptGatesArguments {
+    gates: *mut c_void,
+    bias: *const c_void,
+    before: *const c_void,
+    after: *mut c_void,
+    out: *mut c_void,
+    rows: i64,
+    all: i64,
+    cells: i64,
+    clip: f32,
+}
+
+/// `GateGradients` of `training.h`.
+#[repr(C)]
+#[derive(Debug)]
+struct GateGradientsArguments {
+    gates: *mut c_void,
+    before: *const c_void,
+    after: *const c_void,
+    out: *const c_void,
+    state: *mut c_void,
+    rows: i64,
+    all: i64,
+    cells: i64,
+    clip: f32,
+}
+
+/// `OutputGradients` of `training.h`.
+#[repr(C)]
+#[derive(Debug)]
+struct OutputGradientsArguments {
+    y: *const c_void,
+    next: *const c_void,
+    projected: *const c_void,
+    to: *mut c_void,
+    rows: i64,
+    all: i64,
+    size: i64,
+    clip: f32,
+}
+
+/// `Dropping` of `training.h`.
+#[repr(C)]
+#[derive(Debug)]
+struct DroppingArguments {
+    packed: *const c_void,
+    factors: *mut c_void,
+    tokens: i64,
+    all: i64,
+    width: i64,
+    positions: i64,
+    below: u64,
+    key: [u32; 2],
+    step: u32,
+    first_row: u32,
+    purposes: [u32; 2],
+    kept: f32,
+}
+
 /// Tensors of the gates of a step; all are contiguous.
 pub(super) struct Gates<'t> {
     /// `[2, w, 4D]`: before bias and non-linearities.
@@ -87,6 +149,67 @@ pub(super) struct Outputs<'t> {
     pub(super) start: &'t Tensor,
     /// `[w of the next step]`: not 0 where a sentence begins there.
     pub(super) begins: Option<Tensor>,
+}
+
+/// Tensors of the gates of a step of training; all are contiguous.
+pub(super) struct KeptGates<'t> {
+    /// `[2, R, 4D]`: before bias and non-linearities in the rows of this step, where they become the gates.
+    pub(super) gates: &'t Tensor,
+    /// `[2, 4D]` float32.
+    pub(super) bias: &'t Tensor,
+    /// `[2, W, D]` float32: the state before the step.
+    pub(super) before: &'t Tensor,
+    /// `[2, W, D]` float32: the state after it, written.
+    pub(super) after: &'t Tensor,
+    /// `[2, R, D]`: written in the rows of this step.
+    pub(super) out: &'t Tensor,
+    /// First packed row of the step.
+    pub(super) offset: usize,
+}
+
+/// Tensors of the derivatives of a step by its gates; all are contiguous.
+pub(super) struct GateGradients<'t> {
+    /// `[2, R, 4D]`: gates in the rows of this step, where they become derivatives before bias and non-linearities.
+    pub(super) gates: &'t Tensor,
+    /// `[2, W, D]` float32: the state before the step.
+    pub(super) before: &'t Tensor,
+    /// `[2, W, D]` float32: the state after it.
+    pub(super) after: &'t Tensor,
+    /// `[2, W, D]`: derivatives by the output of the cells.
+    pub(super) out: &'t Tensor,
+    /// `[2, W, D]` float32: derivatives by the state after the step, which become those by the state before it.
+    pub(super) state: &'t Tensor,
+    /// First packed row of the step.
+    pub(super) offset: usize,
+}
+
+/// Tensors of the derivatives of a step by its projected outputs; all are contiguous.
+pub(super) struct OutputGradients<'t> {
+    /// `[2, R, P]`: derivatives by the output of the layer.
+    pub(super) y: &'t Tensor,
+    /// `[2, W, P]`: by what the next step reads.
+    pub(super) next: Option<&'t Tensor>,
+    /// `[2, W, P]`: what the clip bounds.
+    pub(super) projected: &'t Tensor,
+    /// `[2, R, P]`: written in the rows of this step.
+    pub(super) to: &'t Tensor,
+    /// First packed row of the step.
+    pub(super) offset: usize,
+}
+
+/// Where dropout applies, and its random numbers.
+pub(super) struct Dropping<'t> {
+    /// `[2, N]`: packed row of each token, row by row of the window.
+    pub(super) packed: &'t Tensor,
+    /// `[2, R, P]`: written in the rows of tokens.
+    pub(super) factors: &'t Tensor,
+    /// Tokens of a row of the window.
+    pub(super) positions: usize,
+    /// Number of the first row.
+    pub(super) first_row: u32,
+    /// Factor of values that are kept.
+    pub(super) kept: f32,
+    pub(super) numbers: DropoutNumbers,
 }
 
 impl CellKernels {
@@ -148,6 +271,81 @@ impl CellKernels {
         unsafe { self.run("lstm_output", step.projected.kind(), [rows, size], (&raw const arguments).cast()) }
     }
 
+    /// As `cell`, keeping the gates and every state.
+    pub(super) fn cell_kept(self, step: &KeptGates<'_>, clip: f32) -> Result<(), DeviceError> {
+        let [_, rows, cells] = step.after.size3()?.into();
+        let arguments = KeptGatesArguments {
+            gates: row_of(step.gates, step.offset),
+            bias: pointer(step.bias),
+            before: pointer(step.before),
+            after: pointer(step.after),
+            out: row_of(step.out, step.offset),
+            rows,
+            all: step.gates.size()[1],
+            cells,
+            clip,
+        };
+        // SAFETY: every pointer is to a contiguous tensor of the size that `training.h` states.
+        unsafe { self.run("lstm_cell_kept", step.gates.kind(), [rows, cells], (&raw const arguments).cast()) }
+    }
+
+    /// Derivatives of [`CellKernels::cell_kept`].
+    pub(super) fn cell_backward(self, step: &GateGradients<'_>, clip: f32) -> Result<(), DeviceError> {
+        let [_, rows, cells] = step.state.size3()?.into();
+        let arguments = GateGradientsArguments {
+            gates: row_of(step.gates, step.offset),
+            before: pointer(step.before),
+            after: pointer(step.after),
+            out: pointer(step.out),
+            state: pointer(step.state),
+            rows,
+            all: step.gates.size()[1],
+            cells,
+            clip,
+        };
+        // SAFETY: as in `cell_kept`.
+        unsafe { self.run("lstm_cell_backward", step.gates.kind(), [rows, cells], (&raw const arguments).cast()) }
+    }
+
+    /// Derivatives of [`CellKernels::outputs`]: sums of those by both readers of an output, 0 where the clip bounded it.
+    pub(super) fn output_backward(self, step: &OutputGradients<'_>, clip: f32) -> Result<(), DeviceError> {
+        let [_, rows, size] = step.projected.size3()?.into();
+        let arguments = OutputGradientsArguments {
+            y: row_of(step.y, step.offset),
+            next: step.next.map_or(ptr::null(), |next| pointer(next).cast_const()),
+            projected: pointer(step.projected),
+            to: row_of(step.to, step.offset),
+            rows,
+            all: step.y.size()[1],
+            size,
+            clip,
+        };
+        // SAFETY: as in `cell_kept`.
+        unsafe { self.run("lstm_output_backward", step.to.kind(), [rows, size], (&raw const arguments).cast()) }
+    }
+
+    /// Factors of dropout, for the rows of tokens.
+    pub(super) fn dropout(self, dropping: &Dropping<'_>) -> Result<(), DeviceError> {
+        let [_, all, width] = dropping.factors.size3()?.into();
+        let (tokens, numbers) = (dropping.packed.size()[1], dropping.numbers);
+        let arguments = DroppingArguments {
+            packed: pointer(dropping.packed),
+            factors: pointer(dropping.factors),
+            tokens,
+            all,
+            width,
+            positions: dropping.positions as i64,
+            below: numbers.below,
+            key: numbers.key,
+            step: numbers.step,
+            first_row: dropping.first_row,
+            purposes: numbers.purposes,
+            kept: dropping.kept,
+        };
+        // SAFETY: as in `cell_kept`; every packed row is one of `factors`.
+        unsafe { self.run("dropout", dropping.factors.kind(), [tokens, width], (&raw const arguments).cast()) }
+    }
+
     /// # Safety
     /// `arguments` are those of the pass, and their pointers are valid for it.
     unsafe fn run(
@@ -173,34 +371,56 @@ fn pointer(tensor: &Tensor) -> *mut c_void {
     tensor.data_ptr()
 }
 
-/// # Safety
-/// As [`CellKernels::run`].
-unsafe fn run_on_host(pass: &str, kind: Kind, together: i64, arguments: *const c_void) -> Result<(), DeviceError> {
-    let function = match (pass, kind, together) {
-        ("lstm_cell", Kind::Float, 1) => elmo_lstm_cell_f32_1,
-        ("lstm_cell", Kind::Float, _) => elmo_lstm_cell_f32_4,
-        ("lstm_cell", Kind::BFloat16, 1) => elmo_lstm_cell_bf16_1,
-        ("lstm_cell", Kind::BFloat16, _) => elmo_lstm_cell_bf16_4,
-        ("lstm_output", Kind::Float, 1) => elmo_lstm_output_f32_1,
-        ("lstm_output", Kind::Float, _) => elmo_lstm_output_f32_4,
-        ("lstm_output", Kind::BFloat16, 1) => elmo_lstm_output_bf16_1,
-        ("lstm_output", Kind::BFloat16, _) => elmo_lstm_output_bf16_4,
-        _ => return Err(DeviceError::internal(format!("{pass} of {kind:?} is for GPUs"))),
-    };
-    // SAFETY: as the caller promises.
-    unsafe { function(arguments) }
-    Ok(())
+/// The first direction of `t` `[2, R, columns]`, from a packed row on.
+fn row_of(t: &Tensor, row: usize) -> *mut c_void {
+    let columns = t.size().last().map_or(0, |&columns| columns as usize);
+    // SAFETY: within the tensor, as every step is.
+    unsafe { pointer(t).byte_add(row * columns * t.kind().elt_size_in_bytes()) }
 }
 
-unsafe extern "C" {
-    fn elmo_lstm_cell_f32_1(arguments: *const c_void);
-    fn elmo_lstm_cell_f32_4(arguments: *const c_void);
-    fn elmo_lstm_cell_bf16_1(arguments: *const c_void);
-    fn elmo_lstm_cell_bf16_4(arguments: *const c_void);
-    fn elmo_lstm_output_f32_1(arguments: *const c_void);
-    fn elmo_lstm_output_f32_4(arguments: *const c_void);
-    fn elmo_lstm_output_bf16_1(arguments: *const c_void);
-    fn elmo_lstm_output_bf16_4(arguments: *const c_void);
+/// Declares the passes of `host.cpp`, and finds one by its name.
+macro_rules! passes_on_host {
+    ($($pass:literal: $f32_1:ident $f32_4:ident $bf16_1:ident $bf16_4:ident,)*) => {
+        unsafe extern "C" {
+            $(
+                fn $f32_1(arguments: *const c_void);
+                fn $f32_4(arguments: *const c_void);
+                fn $bf16_1(arguments: *const c_void);
+                fn $bf16_4(arguments: *const c_void);
+            )*
+        }
+
+        /// # Safety
+        /// As [`CellKernels::run`].
+        unsafe fn run_on_host(pass: &str, kind: Kind, together: i64, arguments: *const c_void) -> Result<(), DeviceError> {
+            let function = match (pass, kind, together) {
+                $(
+                    ($pass, Kind::Float, 1) => $f32_1,
+                    ($pass, Kind::Float, _) => $f32_4,
+                    ($pass, Kind::BFloat16, 1) => $bf16_1,
+                    ($pass, Kind::BFloat16, _) => $bf16_4,
+                )*
+                _ => return Err(DeviceError::internal(format!("{pass} of {kind:?} is for GPUs"))),
+            };
+            // SAFETY: as the caller promises.
+            unsafe { function(arguments) }
+            Ok(())
+        }
+    };
+}
+
+passes_on_host! {
+    "lstm_cell": elmo_lstm_cell_f32_1 elmo_lstm_cell_f32_4 elmo_lstm_cell_bf16_1 elmo_lstm_cell_bf16_4,
+    "lstm_output": elmo_lstm_output_f32_1 elmo_lstm_output_f32_4 elmo_lstm_output_bf16_1 elmo_lstm_output_bf16_4,
+    "lstm_cell_kept":
+        elmo_lstm_cell_kept_f32_1 elmo_lstm_cell_kept_f32_4 elmo_lstm_cell_kept_bf16_1 elmo_lstm_cell_kept_bf16_4,
+    "lstm_cell_backward":
+        elmo_lstm_cell_backward_f32_1 elmo_lstm_cell_backward_f32_4
+        elmo_lstm_cell_backward_bf16_1 elmo_lstm_cell_backward_bf16_4,
+    "lstm_output_backward":
+        elmo_lstm_output_backward_f32_1 elmo_lstm_output_backward_f32_4
+        elmo_lstm_output_backward_bf16_1 elmo_lstm_output_backward_bf16_4,
+    "dropout": elmo_dropout_f32_1 elmo_dropout_f32_4 elmo_dropout_bf16_1 elmo_dropout_bf16_4,
 }
 
 #[cfg(test)]

@@ -21,7 +21,8 @@ const MAX_PRODUCT_VALUES_DEVICE: usize = 1 << 23;
 
 #[derive(Debug)]
 pub(crate) struct BatchedCnn {
-    embedding: Tensor, // [262, C], row 0 is zeros
+    embedding: Tensor, // [262, C], row 0 is zeros; in float32 or float64
+    kind: Kind,
     convolutions: Vec<Convolution>,
     activation: Activation,
     highways: Vec<Linear>,      // [F, 2F]: transform, then carry
@@ -60,6 +61,11 @@ impl Linear {
     }
 }
 
+/// The number format in which many terms of this one are added.
+fn wide(kind: Kind) -> Kind {
+    if kind == Kind::Double { kind } else { Kind::Float }
+}
+
 impl BatchedCnn {
     pub(super) fn new(
         options: &ModelOptions,
@@ -88,7 +94,8 @@ impl BatchedCnn {
             false => None,
         };
         Ok(Self {
-            embedding: super::embedding(load)?,
+            embedding: super::embedding(|name| Ok(source.tensor(name)?.f_to_device(device)?.f_to_kind(wide(kind))?))?,
+            kind,
             convolutions,
             activation: cnn.activation,
             highways,
@@ -148,8 +155,7 @@ impl BatchedCnn {
         let longest = group.iter().map(|&w| words.used[w]).max().unwrap_or(0);
         let ids = tensors::uploaded(&Tensor::f_from_slice(&ids)?, self.device)?;
         // [G * M, C] -> [G, M * C]
-        let characters =
-            self.embedding.f_index_select(0, &ids)?.f_view([rows as i64, (m * self.embedding_dim) as i64])?;
+        let characters = self.characters(&ids)?.f_view([rows as i64, (m * self.embedding_dim) as i64])?;
         let mut features = Vec::with_capacity(self.convolutions.len());
         for convolution in &self.convolutions {
             features.push(self.convolve(convolution, &characters, rows, longest)?);
@@ -166,6 +172,17 @@ impl BatchedCnn {
             x = projection.forward(&x)?; // [G, P]
         }
         Ok(x.f_narrow(0, 0, group.len() as i64)?)
+    }
+
+    /// Embeddings of characters `[n] -> [n, C]`. The gradient of a character has a term for each place where it is, many thousands, so
+    /// they are added in float32 or float64.
+    fn characters(&self, ids: &Tensor) -> Result<Tensor, DeviceError> {
+        let embeddings = match self.device {
+            Device::Cpu => self.embedding.f_index_select(0, ids)?,
+            // The same, but the backward pass sorts terms by character, where thousands of threads would wait for one row.
+            _ => Tensor::f_embedding(&self.embedding, ids, -1, false, false)?,
+        };
+        Ok(embeddings.f_to_kind(self.kind)?)
     }
 
     /// One filter width: product over windows, maximum over positions. `[G, M * C] -> [G, n]`

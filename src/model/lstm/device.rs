@@ -151,6 +151,7 @@ impl DeviceLayer {
     }
 }
 
-fn bound(clip: Option<f64>) -> f32 {
+/// A clip for the kernels: infinite if there is none.
+pub(super) fn bound(clip: Option<f64>) -> f32 {
     clip.map_or(f32::INFINITY, |clip| clip as f32)
 }

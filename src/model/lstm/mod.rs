@@ -19,18 +19,21 @@
 //! | `device.rs` | inference on a GPU: products batched over both directions, which is half as many launches, each of twice the work, and our own kernels between them |
 //! | `batched.rs` | everything else, in libtorch's operations: gradients flow through this loop only |
 //! | `trained.rs` | training on a CPU in float32, forward and backward, without a graph |
+//! | `trained_device.rs` | the same on a GPU, in float32 and bfloat16 |
 
 mod batched;
 mod device;
 mod fused;
 mod trained;
+mod trained_device;
 
-pub(crate) use self::{device::DeviceLayer, fused::FusedLayer, trained::Kept};
+pub(crate) use self::{device::DeviceLayer, fused::FusedLayer};
 
 use tch::{Device, Kind, Tensor};
 
 use super::{
     DeviceError, Precision,
+    cell::CellKernels,
     packing::{Chunk, Packings, Step},
     parameters::NamedTensors,
     scalar_ops,
@@ -50,6 +53,49 @@ pub(crate) struct LstmLayer {
     residual: bool,
     dim: usize,
     clips: Clips,
+    passes: Option<TrainingPasses>,
+}
+
+/// Passes of a layer, forward and backward, without libtorch's graph.
+#[derive(Debug, Clone, Copy)]
+enum TrainingPasses {
+    /// On the CPU, in float32.
+    Host,
+    /// By the kernels of a GPU.
+    Kernels(CellKernels),
+}
+
+impl TrainingPasses {
+    /// Those for a number format on a device; `None` where only the graph serves.
+    fn of(kind: Kind, device: Device) -> Result<Option<Self>, DeviceError> {
+        Ok(match (device, kind) {
+            (Device::Cpu, Kind::Float) => Some(Self::Host),
+            (Device::Cuda(_), Kind::Float | Kind::BFloat16) => CellKernels::of(device)?.map(Self::Kernels),
+            _ => None,
+        })
+    }
+}
+
+/// What the backward pass of a layer needs from its forward pass.
+pub(crate) enum Kept {
+    Host(trained::Kept),
+    Device(TrainingKernels),
+}
+
+/// The forward pass of a GPU, and its kernels.
+pub(crate) struct TrainingKernels {
+    kept: trained_device::Kept,
+    kernels: CellKernels,
+}
+
+impl Kept {
+    /// State after the last step, `[2, W, P]` and `[2, W, D]`.
+    pub(crate) fn last(&self) -> Result<LayerState, DeviceError> {
+        match self {
+            Self::Host(kept) => kept.last(),
+            Self::Device(TrainingKernels { kept, .. }) => kept.last(),
+        }
+    }
 }
 
 /// Bounds of the cell state and of the projected output, as the options give them.
@@ -107,7 +153,43 @@ impl LstmLayer {
             residual: layer > 0 && lstm.use_skip_connections,
             dim: lstm.dim,
             clips: Clips::new(options),
+            passes: TrainingPasses::of(precision.kind(), device)?,
         })
+    }
+
+    /// Whether [`LstmLayer::forward_kept`] can compute this layer.
+    pub(crate) fn can_trace(&self) -> bool {
+        self.passes.is_some()
+    }
+
+    /// The passes of a GPU, by the same code on the CPU.
+    #[cfg(test)]
+    pub(crate) fn with_kernels_on_host(self) -> Self {
+        Self { passes: Some(TrainingPasses::Kernels(CellKernels::Host)), ..self }
+    }
+
+    /// Forward pass without a graph: `x` `[2, T W, in]` from `start` `[2, W, P]`, `[2, W, D]` to `y` `[2, T W, P]`.
+    pub(crate) fn forward_kept(&self, x: Tensor, start: &LayerState) -> Result<(Tensor, Kept), DeviceError> {
+        match self.passes {
+            Some(TrainingPasses::Host) => {
+                let (y, kept) = self.forward_on_host(x, start)?;
+                Ok((y, Kept::Host(kept)))
+            }
+            Some(TrainingPasses::Kernels(kernels)) => {
+                let (y, kept) = self.forward_on_device(kernels, &x, start)?;
+                Ok((y, Kept::Device(TrainingKernels { kept, kernels })))
+            }
+            None => Err(DeviceError::internal("a layer without passes of its own")),
+        }
+    }
+
+    /// From the derivatives of `y` those of `x` `[2, T W, in]`, and of the tensors of this layer in the order of
+    /// [`LstmLayer::map`]. What was kept is used up.
+    pub(crate) fn backward(&self, kept: Kept, dy: &Tensor) -> Result<(Tensor, Vec<Tensor>), DeviceError> {
+        match kept {
+            Kept::Host(kept) => self.backward_on_host(&kept, dy),
+            Kept::Device(TrainingKernels { kept, kernels }) => self.backward_on_device(kernels, &kept, dy),
+        }
     }
 
     /// The same with every tensor changed, always in the same order.

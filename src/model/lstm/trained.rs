@@ -34,7 +34,7 @@ pub(crate) struct Kept {
 
 impl Kept {
     /// State after the last step, `[2, W, P]` and `[2, W, D]`.
-    pub(crate) fn last(&self) -> Result<LayerState, DeviceError> {
+    pub(super) fn last(&self) -> Result<LayerState, DeviceError> {
         let last = |t: &Tensor| Tensor::f_contiguous(&t.f_narrow(1, t.size()[1] - self.width, self.width)?);
         Ok(LayerState { h: last(&self.h)?, c: last(&self.cells)? })
     }
@@ -102,7 +102,7 @@ impl LstmLayer {
     }
 
     /// `x` `[2, T W, in]` from `start` `[2, W, P]`, `[2, W, D]` to `y` `[2, T W, P]`.
-    pub(crate) fn forward_kept(&self, x: Tensor, start: &LayerState) -> Result<(Tensor, Kept), DeviceError> {
+    pub(super) fn forward_on_host(&self, x: Tensor, start: &LayerState) -> Result<(Tensor, Kept), DeviceError> {
         let (d, width) = (self.dim as i64, start.h.size()[1]);
         let rows = x.size()[1];
         let empty = |rows: i64, columns: i64| Tensor::f_empty([2, rows, columns], FLOAT_ON_HOST);
@@ -156,7 +156,7 @@ impl LstmLayer {
 
     /// From the derivatives of `y` those of `x` `[2, T W, in]`, and of the tensors of this layer in the order of
     /// [`LstmLayer::map`].
-    pub(crate) fn backward(&self, kept: &Kept, dy: &Tensor) -> Result<(Tensor, Vec<Tensor>), DeviceError> {
+    pub(super) fn backward_on_host(&self, kept: &Kept, dy: &Tensor) -> Result<(Tensor, Vec<Tensor>), DeviceError> {
         let dx = Tensor::f_empty(kept.x.size(), FLOAT_ON_HOST)?;
         let gradients = self.of_tensors(|t| Ok(t.f_zeros_like()?))?;
         for direction in 0..2 {

@@ -5,10 +5,13 @@ use std::{collections::BTreeMap, sync::Arc, time::Duration};
 use rdkafka::{
     Offset,
     consumer::{Consumer as _, ConsumerGroupMetadata},
-    error::KafkaResult,
+    error::{KafkaError, KafkaResult},
 };
 
-use super::{context::Shared, event::Hint, faults, member::membership, offsets, ownership::Consumer, permissions};
+use super::{
+    context::Shared, event::Hint, faults, member::membership, offsets, ownership::Consumer, permissions,
+    scrub::Scrubber,
+};
 use crate::stream::{StreamError, TopicPartition};
 
 /// How long an answer may take.
@@ -31,8 +34,8 @@ impl Client {
     /// [`StreamError::Broker`], as for the other questions.
     pub async fn committed(&self, partitions: &[TopicPartition]) -> Result<Vec<Hint>, StreamError> {
         let wanted = partitions.to_vec();
-        let what = format!("offsets of group {}", self.0.group);
-        self.ask(what, move |consumer| offsets::committed(consumer, &wanted, TIMEOUT)).await
+        let question = move |consumer: &Consumer| offsets::committed(consumer, &wanted, TIMEOUT);
+        self.ask_or(format!("offsets of group {}", self.0.group), question, faults::offsets).await
     }
 
     /// The offset that the group has committed for each of `partitions`. Blocks the thread, also while a transaction is open
@@ -45,7 +48,7 @@ impl Client {
         let broken = |reason: String| StreamError::Broker { what: what(), reason, help: None };
         let consumer = self.0.ownership.consumer().ok_or_else(|| broken("the consumer has stopped".into()))?;
         let hints = offsets::committed(&consumer, partitions, TIMEOUT);
-        let hints = hints.map_err(|error| faults::kafka(what(), &error, &self.0.scrub))?;
+        let hints = hints.map_err(|error| faults::offsets(what(), &error, &self.0.scrub))?;
         let offset = |hint| match hint {
             Hint::At { offset, .. } => Ok(Some(offset)),
             Hint::None => Ok(None),
@@ -133,11 +136,21 @@ impl Client {
         what: impl Into<String>,
         question: impl FnOnce(&Consumer) -> KafkaResult<T> + Send + 'static,
     ) -> Result<T, StreamError> {
+        self.ask_or(what, question, faults::kafka).await
+    }
+
+    /// As [`Client::ask`]; `fault` says what an error means.
+    async fn ask_or<T: Send + 'static>(
+        &self,
+        what: impl Into<String>,
+        question: impl FnOnce(&Consumer) -> KafkaResult<T> + Send + 'static,
+        fault: fn(String, &KafkaError, &Scrubber) -> StreamError,
+    ) -> Result<T, StreamError> {
         let (what, shared) = (what.into(), Arc::clone(&self.0));
         let stopped = |reason: &str| StreamError::Broker { what: what.clone(), reason: reason.into(), help: None };
         let Some(consumer) = shared.ownership.consumer() else { return Err(stopped("the consumer has stopped")) };
         let answer = tokio::task::spawn_blocking(move || question(&consumer)).await;
         let answer = answer.map_err(|_| stopped("the question was interrupted"))?;
-        answer.map_err(|error| faults::kafka(what, &error, &self.0.scrub))
+        answer.map_err(|error| fault(what, &error, &self.0.scrub))
     }
 }

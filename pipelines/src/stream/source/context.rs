@@ -258,7 +258,10 @@ impl Context {
         for (at, partition) in partitions.iter().enumerate() {
             let committed = match &hints {
                 Ok(hints) => hints[at].clone(),
-                Err(error) => Hint::Unknown(self.0.scrub.scrub(&error.to_string())),
+                Err(error) => {
+                    let what = format!("offsets of group {}", self.0.group);
+                    Hint::Unknown(faults::offsets(what, error, &self.0.scrub).to_string())
+                }
             };
             assigned.push(Assigned { partition: partition.clone(), committed });
         }

@@ -112,17 +112,14 @@ fn begun((partition, hint): (&TopicPartition, &Hint)) -> Option<Arc<str>> {
 pub(super) fn committed<C: ConsumerContext>(
     consumer: &BaseConsumer<C>,
     partitions: &[TopicPartition],
-    settings: &Settings,
-) -> Result<Vec<Hint>, StreamError> {
+) -> KafkaResult<Vec<Hint>> {
     const PAUSE: Duration = Duration::from_millis(200);
     let end = Instant::now() + TIMEOUT;
     loop {
         match offsets::committed(consumer, partitions, TIMEOUT) {
             Ok(hints) => return Ok(hints),
             Err(error) if Instant::now() < end && is_passing(&error) => std::thread::sleep(PAUSE),
-            Err(error) => {
-                return Err(faults::kafka(format!("group {}", settings.group()), &error, &settings.scrubber()));
-            }
+            Err(error) => return Err(error),
         }
     }
 }
@@ -172,7 +169,8 @@ fn ask_offsets(
         config.create_with_context(listener.clone()).map_err(|error| settings.refused(&error))?;
     let metadata = metadata(&consumer, &listener, settings)?;
     let known: HashSet<TopicPartition> = metadata.topics().iter().flat_map(all_partitions).collect();
-    let hints = committed(&consumer, partitions, settings)?;
+    let hints = committed(&consumer, partitions)
+        .map_err(|error| faults::offsets(format!("group {}", settings.group()), &error, &settings.scrubber()))?;
     let range = |partition: &TopicPartition| {
         let ask = || consumer.fetch_watermarks(&partition.topic, partition.partition, READABLE).ok();
         known.contains(partition).then(ask).flatten()

@@ -20,6 +20,19 @@ pub(super) fn kafka(what: impl Into<String>, error: &KafkaError, scrub: &Scrubbe
     broker(what, code, &reason, scrub)
 }
 
+/// The error of a question for the offsets of a group. While an open transaction hides them, librdkafka repeats the request
+/// (`rd_kafka_handle_OffsetFetch`) until it reports a time-out.
+pub(super) fn offsets(what: impl Into<String>, error: &KafkaError, scrub: &Scrubber) -> StreamError {
+    match error.rdkafka_error_code() {
+        Some(Code::OperationTimedOut) => {
+            let reason = "no answer in time: the brokers are away, or an open transaction hides the offsets \
+                          (UNSTABLE_OFFSET_COMMIT)";
+            broker(what, Some(Code::UnstableOffsetCommit), reason, scrub)
+        }
+        _ => kafka(what, error, scrub),
+    }
+}
+
 /// What to check.
 fn help(code: Code, reason: &str) -> Option<&'static str> {
     let help = match code {
@@ -60,6 +73,11 @@ fn help(code: Code, reason: &str) -> Option<&'static str> {
         Code::InvalidGroupId => "correct --group: the brokers refuse this name",
         Code::GroupMaxSizeReached => {
             "start no more processes than group.max.size of the brokers allows in one group, or raise it"
+        }
+        Code::UnstableOffsetCommit => {
+            "if a transaction stays open for longer than transaction.timeout.ms, restart the process that began it, which aborts \
+             it if the process has a group.instance.id; or abort it in __consumer_offsets with kafka-transactions.sh \
+             (find-hanging, abort)"
         }
         Code::UnsupportedVersion | Code::UnsupportedFeature => {
             "group.protocol=consumer needs brokers of version 4.0 or later; leave it out for older ones"
@@ -177,6 +195,20 @@ mod tests {
         assert_eq!(judge(&mut health, Code::TopicAuthorizationFailed, denied), Verdict::Ignore);
         let missing = "Subscribed topic not available: t: Broker: Unknown topic or partition";
         assert_eq!(judge(&mut health, Code::UnknownTopicOrPartition, missing), Verdict::TopicGone);
+    }
+
+    #[test]
+    fn a_time_out_of_offsets_names_both_causes() {
+        for code in [Code::OperationTimedOut, Code::UnstableOffsetCommit] {
+            let error = KafkaError::MetadataFetch(code);
+            let error = offsets("offsets of group g", &error, &Scrubber::default());
+            assert!(error.help().unwrap().contains("kafka-transactions.sh"), "{code:?}");
+            let text = error.to_string();
+            assert_eq!(text.contains("the brokers are away"), code == Code::OperationTimedOut, "{text}");
+        }
+        let denied = KafkaError::MetadataFetch(Code::GroupAuthorizationFailed);
+        let error = offsets("offsets of group g", &denied, &Scrubber::default());
+        assert!(error.help().unwrap().contains("on the group"));
     }
 
     #[test]

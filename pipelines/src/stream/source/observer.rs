@@ -48,7 +48,11 @@ impl Observer {
     /// # Errors
     /// [`StreamError::Broker`] when the brokers refuse or do not answer.
     pub(super) fn hints(&self, partitions: &[TopicPartition]) -> Result<Vec<Hint>, StreamError> {
-        describe::committed(&self.consumer, partitions, &self.settings)
+        let hints = describe::committed(&self.consumer, partitions);
+        let failed = |error: KafkaError| {
+            faults::kafka(format!("group {}", self.settings.group()), &error, &self.settings.scrubber())
+        };
+        hints.map_err(failed)
     }
 
     /// The offset that the group has committed for each of `partitions`.

@@ -101,7 +101,7 @@ async fn rows_of_a_partition_that_was_lost_are_not_counted() {
     config.set("bootstrap.servers", mock.bootstrap_servers());
     let (metrics, owns) = (Arc::new(Metrics::new()), Arc::new(AtomicBool::new(true)));
     let logs = Logs::default();
-    let transactions = Transactions::new(&config, logs, "id", BTreeSet::new(), Arc::clone(&metrics)).unwrap();
+    let transactions = Transactions::new(&config, logs, "id", BTreeSet::new(), None, Arc::clone(&metrics)).unwrap();
     let consumer = config.set("group.id", "g").create().unwrap();
     let group = Box::new(Member { consumer, owns: Arc::clone(&owns) });
     let totals = Totals::new(metrics, OnError::Null);

@@ -72,7 +72,8 @@ impl Case {
         producer.set("bootstrap.servers", mock.bootstrap_servers()).set("linger.ms", "10000");
         let metrics = Arc::new(Metrics::new());
         let logs = Logs::default();
-        let transactions = Transactions::new(&producer, logs, "id", BTreeSet::new(), Arc::clone(&metrics)).unwrap();
+        let transactions =
+            Transactions::new(&producer, logs, "id", BTreeSet::new(), None, Arc::clone(&metrics)).unwrap();
         let letters = (policy == OnError::DeadLetter).then(|| "letters".into());
         let records = Records { on_error: policy, dead_letters: letters, max_bytes, ..records(&Settings::default()) };
         let totals = Totals::new(Arc::clone(&metrics), policy);

@@ -21,10 +21,11 @@ use rdkafka::{
 
 use super::{
     limits::Limits,
-    refusal::{Place, Verdict, is_of_size, judge, judge_offsets, skips_numbers},
+    refusal::{Place, Verdict, is_of_size, is_unanswered, judge, judge_offsets, skips_numbers},
 };
 use crate::{
     crash::stream as crash,
+    error::Fault as _,
     stream::{
         StreamError, TopicPartition,
         finished::Rows,
@@ -104,6 +105,14 @@ pub(super) enum Outcome {
     Slow,
 }
 
+/// What becomes of offsets that an old producer may have left in an open transaction.
+#[derive(Debug, Clone, Copy)]
+enum Offsets {
+    /// They are aborted, as its records are.
+    Abort,
+    Keep,
+}
+
 /// Collects which records were not delivered.
 #[derive(Debug)]
 pub(super) struct Deliveries {
@@ -158,6 +167,8 @@ pub(in crate::stream) struct Transactions {
     metrics: Arc<Metrics>,
     /// How long a transaction may take.
     timeout: Duration,
+    /// The group whose offsets are committed, for a client that is no member of it. Without it, no offsets are aborted.
+    group: Option<ConsumerGroupMetadata>,
     limits: Limits,
     /// Bytes of a batch. A broker refuses a whole batch, for one of its records or because the batch is too large.
     batch: usize,
@@ -169,7 +180,8 @@ pub(in crate::stream) struct Transactions {
 
 impl Transactions {
     /// Connects, and fences an older producer with the same transactional id. `left` are the topics in which a predecessor with
-    /// this id may have an open transaction: whatever it left there is aborted. What librdkafka says goes to `logs`.
+    /// this id may have an open transaction: whatever it left there, and in the offsets of `group`, is aborted. What librdkafka
+    /// says goes to `logs`.
     ///
     /// # Errors
     /// [`StreamError::Broker`] when the brokers cannot be reached or refuse.
@@ -178,6 +190,7 @@ impl Transactions {
         logs: Logs,
         id: &str,
         left: BTreeSet<Arc<str>>,
+        group: Option<ConsumerGroupMetadata>,
         metrics: Arc<Metrics>,
     ) -> Result<Self, StreamError> {
         let (plain, mut config) = (config.clone(), config.clone());
@@ -203,12 +216,13 @@ impl Transactions {
             written: left,
             metrics,
             timeout,
+            group,
             limits,
             batch,
             usual_batch,
             most,
         };
-        transactions.close()?;
+        transactions.close(Offsets::Abort)?;
         Ok(transactions)
     }
 
@@ -313,9 +327,11 @@ impl Transactions {
         // What the old one had begun is ended now, one way or the other.
         self.producer = connect(&self.config, &self.logs, self.batch)?;
         if std::mem::take(&mut self.is_open) {
-            self.close()?;
+            // A commit that was requested may have taken effect: then its offsets count, and the group is asked for them.
+            self.close(if self.in_doubt { Offsets::Keep } else { Offsets::Abort })?;
         }
         self.spent = false;
+        let mut said = false;
         while !parts.is_empty() {
             let sources: Vec<_> = parts.iter().map(|part| part.source.clone()).collect();
             match group.committed(&sources) {
@@ -324,7 +340,12 @@ impl Transactions {
                     parts.retain(|part| ends.next().flatten().is_none_or(|end| end < part.end));
                     break;
                 }
-                Err(reason) => tracing::debug!(%reason, "asking the group for its offsets again"),
+                Err(error) if said => tracing::debug!(%error, "asking the group for its offsets again"),
+                Err(error) => {
+                    let help = error.help();
+                    tracing::warn!(%error, help, "the group's offsets are not known; asking until they are");
+                    said = true;
+                }
             }
             std::thread::sleep(PAUSES[0]);
             take_lost(parts, lost, group);
@@ -332,36 +353,51 @@ impl Transactions {
         Ok(())
     }
 
-    /// Aborts a message in every partition that the old producer may have written to.
+    /// Aborts a message in every partition that the old producer may have written to, and an offset of the group.
     ///
     /// A broker that restarts aborts a transaction that timed out, and may lose the marker for a partition that has no leader
     /// yet (Kafka 4.3: "trying to send transaction markers … likely deleted already"). The next marker of this producer id would
-    /// then commit the records that were aborted.
+    /// then commit the records that were aborted, or their offsets: messages without rows. Until then, the offsets are unstable,
+    /// and no process can begin to read.
     ///
     /// # Errors
     /// [`StreamError::Broker`] for an error that cannot heal.
-    fn close(&mut self) -> Result<(), StreamError> {
-        let mut repeats = 0;
-        while let Err(error) = self.abort_in_all_partitions() {
-            match judge(&error, &[]) {
-                Verdict::Final { place, error } => return Err(refused(&[], place, &error)),
-                // An outage lasts as long as it lasts.
-                Verdict::Passing => repeats = 0,
-                _ if repeats >= REPEATS => return Err(broken("abort a transaction", &error)),
-                _ => repeats += 1,
-            }
+    fn close(&mut self, offsets: Offsets) -> Result<(), StreamError> {
+        let (mut repeats, mut unanswered) = (0, 0);
+        loop {
+            let error = match self.abort_in_all_partitions(offsets) {
+                Ok(None) => return Ok(()),
+                // While the partition of the offsets has no leader, it would miss this marker, too.
+                Ok(Some(error)) if is_unanswered(&error) && unanswered < REPEATS => {
+                    unanswered += 1;
+                    error
+                }
+                // Most producers have left nothing there, so a refusal must not keep a process from starting.
+                Ok(Some(error)) => {
+                    tracing::debug!(%error, "offsets that an old producer may have left stay");
+                    return Ok(());
+                }
+                Err(error) => {
+                    match judge(&error, &[]) {
+                        Verdict::Final { place, error } => return Err(refused(&[], place, &error)),
+                        // An outage lasts as long as it lasts.
+                        Verdict::Passing => repeats = 0,
+                        _ if repeats >= REPEATS => return Err(broken("abort a transaction", &error)),
+                        _ => repeats += 1,
+                    }
+                    error
+                }
+            };
             tracing::debug!(%error, "aborting what the old producer left, again");
             std::thread::sleep(PAUSES[1]);
             // The error may have been fatal for this one, too.
             self.producer = connect(&self.config, &self.logs, self.batch)?;
         }
-        Ok(())
     }
 
-    fn abort_in_all_partitions(&self) -> Result<(), KafkaError> {
-        if self.written.is_empty() {
-            return Ok(());
-        }
+    /// One attempt. Returns why the offsets could not be added, if everything else was aborted.
+    fn abort_in_all_partitions(&self, offsets: Offsets) -> Result<Option<KafkaError>, KafkaError> {
+        let Some(any) = self.written.first() else { return Ok(None) };
         self.producer.context().failed().clear();
         self.producer.begin_transaction()?;
         for topic in &self.written {
@@ -373,7 +409,25 @@ impl Transactions {
             }
         }
         self.deliver()?;
-        retried(|| self.producer.abort_transaction(REQUEST))
+        // Last, as no record can be added to a transaction whose offsets were refused.
+        let added = match (&self.group, offsets) {
+            (Some(group), Offsets::Abort) => self.add_offset(any, group),
+            (None, _) | (_, Offsets::Keep) => Ok(()),
+        };
+        retried(|| self.producer.abort_transaction(REQUEST))?;
+        Ok(added.err())
+    }
+
+    /// Adds an offset of the group to a transaction that is to be aborted, so that its partition of `__consumer_offsets` gets
+    /// the marker, too. The transaction has that partition (`AddOffsetsToTxn`) before the group gets the offset
+    /// (`TxnOffsetCommit`), which it may refuse: to a user without READ on the topic, for example. librdkafka sends nothing for
+    /// an empty list. No process of the group asks for the offset of a topic that it writes to, so that nothing begins there
+    /// even if this marker is lost.
+    fn add_offset(&self, topic: &str, group: &ConsumerGroupMetadata) -> Result<(), KafkaError> {
+        let mut offsets = TopicPartitionList::with_capacity(1);
+        offsets.add_partition_offset(topic, 0, Offset::Offset(0))?;
+        // The broker would abort a transaction that waits for longer, and fence this producer.
+        self.producer.send_offsets_to_transaction(&offsets, group, REQUEST.min(self.timeout / 2))
     }
 
     /// Draws the conclusions from records that were refused, each for itself.

@@ -112,6 +112,25 @@ fn is_final(error: &KafkaError) -> bool {
     )
 }
 
+/// Whether the coordinator of a group was not found, or has not answered. One that refuses is there.
+pub(super) fn is_unanswered(error: &KafkaError) -> bool {
+    matches!(
+        error.rdkafka_error_code(),
+        Some(
+            Code::OperationTimedOut
+                | Code::TimedOutQueue
+                | Code::RequestTimedOut
+                | Code::BrokerTransportFailure
+                | Code::AllBrokersDown
+                | Code::Resolve
+                | Code::WaitingForCoordinator
+                | Code::CoordinatorLoadInProgress
+                | Code::CoordinatorNotAvailable
+                | Code::NotCoordinator
+        )
+    )
+}
+
 /// Whether it is known to pass: a broker is away, a coordinator moves, a group rebalances, or a producer lost its place.
 fn is_passing(code: Code) -> bool {
     matches!(

@@ -71,11 +71,11 @@ struct Case {
 
 impl Case {
     fn new() -> Self {
-        Self::after(BTreeSet::new())
+        Self::after(BTreeSet::new(), &[])
     }
 
-    /// After a predecessor that may have left a transaction in these topics.
-    fn after(left: BTreeSet<Arc<str>>) -> Self {
+    /// After a predecessor that may have left a transaction in these topics. The first requests have these errors.
+    fn after(left: BTreeSet<Arc<str>>, errors: &[(Api, Raw)]) -> Self {
         let mock = MockCluster::new(1).unwrap();
         for topic in ["in", "out"] {
             mock.create_topic(topic, 1, 1).unwrap();
@@ -86,7 +86,12 @@ impl Case {
         // Records wait for each other until they are flushed, so that batches are those of the program.
         config.set("linger.ms", "10000").set("transaction.timeout.ms", "60000");
         let metrics = Arc::new(Metrics::new());
-        let transactions = Transactions::new(&config, Logs::default(), "id", left, Arc::clone(&metrics)).unwrap();
+        for (api, raw) in errors {
+            mock.request_errors(*api, &[*raw]);
+        }
+        let group = consumer.group_metadata();
+        let transactions =
+            Transactions::new(&config, Logs::default(), "id", left, group, Arc::clone(&metrics)).unwrap();
         let (outside, lost_after, committed) = (AtomicUsize::new(0), usize::MAX, None);
         let owner = Owner { consumer, outside, asked: Arc::default(), lost_after, committed };
         Self { mock, transactions, metrics, owner, lost: Vec::new() }
@@ -134,9 +139,41 @@ fn part(records: usize) -> Part {
 fn what_a_predecessor_may_have_left_is_aborted_at_the_start() {
     let end = |case: &Case| case.owner.consumer.fetch_watermarks("out", 0, Duration::from_secs(30)).unwrap().1;
     assert_eq!(end(&Case::new()), 0);
-    let mut case = Case::after(["out".into()].into());
+    let mut case = Case::after(["out".into()].into(), &[]);
     assert_eq!((end(&case), case.commit(2), case.ends()), (1, Ok(Outcome::Committed), [1, 0]));
     assert_eq!(end(&case), 3);
+}
+
+/// The errors are those of the first transaction, as [`Case::commit`] meets none.
+#[test]
+fn a_start_succeeds_although_the_offsets_of_a_predecessor_are_refused() {
+    for (api, raw) in [
+        (Api::AddOffsetsToTxn, Raw::RD_KAFKA_RESP_ERR_GROUP_AUTHORIZATION_FAILED),
+        (Api::TxnOffsetCommit, Raw::RD_KAFKA_RESP_ERR_TOPIC_AUTHORIZATION_FAILED),
+        (Api::TxnOffsetCommit, Raw::RD_KAFKA_RESP_ERR_UNKNOWN_MEMBER_ID),
+        // librdkafka repeats the request.
+        (Api::TxnOffsetCommit, Raw::RD_KAFKA_RESP_ERR_COORDINATOR_LOAD_IN_PROGRESS),
+        // It repeats the start.
+        (Api::AddOffsetsToTxn, Raw::RD_KAFKA_RESP_ERR_INVALID_PRODUCER_EPOCH),
+    ] {
+        let mut case = Case::after(["out".into()].into(), &[(api, raw)]);
+        assert_eq!((case.commit(2), case.ends()), (Ok(Outcome::Committed), [1, 0]), "{raw:?}");
+    }
+}
+
+/// The second error is for the transaction that follows a failed one, if that one has offsets; else it ends the stream.
+#[test]
+fn offsets_are_aborted_after_a_transaction_that_was_not_to_be_committed() {
+    let fatal = Raw::RD_KAFKA_RESP_ERR_INVALID_PRODUCER_EPOCH;
+    let denied = Raw::RD_KAFKA_RESP_ERR_GROUP_AUTHORIZATION_FAILED;
+    let mut case = Case::new();
+    case.mock.request_errors(Api::AddOffsetsToTxn, &[fatal, denied]);
+    assert_eq!((case.commit(2), case.ends()), (Ok(Outcome::Committed), [1, 0]));
+
+    let mut case = Case::new();
+    case.mock.request_errors(Api::EndTxn, &[fatal]);
+    case.mock.request_errors(Api::AddOffsetsToTxn, &[FINE, denied]);
+    assert!(case.commit(2).unwrap_err().starts_with("write a transaction: "));
 }
 
 /// A broker refuses the offsets of a member whose group has gone on. Its records were sent by then.

@@ -1,5 +1,11 @@
 //! Brokers that do not answer.
 
+use rdkafka::{
+    consumer::BaseConsumer,
+    error::RDKafkaErrorCode as Code,
+    types::{RDKafkaApiKey, RDKafkaRespErr},
+};
+
 use super::*;
 use crate::error::{Exit, Fault as _};
 
@@ -72,6 +78,22 @@ async fn stopping_ends_in_time_whatever_the_brokers_and_the_thread_do() {
     member.source.stall(Duration::from_secs(30));
     tokio::time::sleep(Duration::from_millis(200)).await;
     assert!(timeout(Duration::from_secs(5), member.source.stop(Duration::from_secs(1))).await.is_ok());
+}
+
+/// librdkafka asks again until the time is over, and does not say why.
+#[test]
+fn offsets_that_a_transaction_hides_are_a_time_out() {
+    let cluster = Cluster::new(&[("t", 1)]);
+    let mut config = ClientConfig::new();
+    config.set("bootstrap.servers", cluster.mock.bootstrap_servers()).set("group.id", "g");
+    let consumer: BaseConsumer = config.create().unwrap();
+    let unstable = [RDKafkaRespErr::RD_KAFKA_RESP_ERR_UNSTABLE_OFFSET_COMMIT; 100];
+    cluster.mock.request_errors(RDKafkaApiKey::OffsetFetch, &unstable);
+    let ask = |timeout| offsets::committed(&consumer, &[partition("t", 0)], timeout);
+    let error = ask(Duration::from_secs(2)).unwrap_err();
+    assert_eq!(error.rdkafka_error_code(), Some(Code::OperationTimedOut));
+    cluster.mock.clear_request_errors(RDKafkaApiKey::OffsetFetch);
+    assert_eq!(ask(LIMIT).unwrap(), [Hint::None]);
 }
 
 #[tokio::test(flavor = "multi_thread")]
