@@ -91,19 +91,24 @@ fn draw(values: Values, n: usize, seed: u64, number: u32) -> Vec<f32> {
         }
     };
     let mut all = vec![0.0; n];
-    let pieces = Mutex::new(all.chunks_mut(PIECE).enumerate());
-    let next = || pieces.lock().unwrap_or_else(PoisonError::into_inner).next();
+    in_parallel(all.chunks_mut(PIECE).enumerate(), |(piece, numbers)| fill(piece, numbers));
+    all
+}
+
+/// Does some work for every item, on all cores.
+fn in_parallel<T: Send>(items: impl ExactSizeIterator<Item = T> + Send, work: impl Fn(T) + Sync) {
+    let cores = thread::available_parallelism().map_or(1, usize::from).min(items.len());
+    let items = Mutex::new(items);
+    let next = || items.lock().unwrap_or_else(PoisonError::into_inner).next();
     thread::scope(|scope| {
-        for _ in 0..thread::available_parallelism().map_or(1, usize::from).min(n.div_ceil(PIECE)) {
+        for _ in 0..cores {
             scope.spawn(|| {
-                while let Some((piece, numbers)) = next() {
-                    fill(piece, numbers);
+                while let Some(item) = next() {
+                    work(item);
                 }
             });
         }
     });
-    drop(pieces);
-    all
 }
 
 #[cfg(test)]
