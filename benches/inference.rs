@@ -1,9 +1,9 @@
 //! Checks a device against the CPU, then measures its speed in every precision: tokens per second, and the share of its matrix
 //! products.
 //!
-//!     cargo bench -p elmo --bench inference -- [cuda|cuda:N|cpu] [SECONDS]
+//!     cargo bench -p elmo --bench inference -- [cuda|cuda:N|cpu] [SECONDS] [small|medium|original]
 //!
-//! SECONDS is the duration of each measurement, 4 by default. Without the device, a line says so. Weights are random, and words
+//! SECONDS is the duration of each measurement, 4 by default; without a size, all are measured. Without the device, a line says so. Weights are random, and words
 //! follow Zipf's law: 50,000 words, sentences of 1 to 60, on average 16. Results are the vectors of sentences, in host memory.
 //! scripts/gpu runs this on machines with a GPU; it needs neither DataFusion nor Kafka.
 
@@ -38,6 +38,8 @@ const PRECISIONS: [(Precision, f32); 5] = [
     (Precision::F16, 0.05),
     (Precision::Int8, 0.3),
 ];
+const SIZES: [(&str, PublishedSize); 3] =
+    [("small", PublishedSize::Small), ("medium", PublishedSize::Medium), ("original", PublishedSize::Original)];
 /// Bytes of text per submission; each thread has two submissions in flight.
 const SUBMISSION_BYTES: usize = 2 << 20;
 /// Threads that split texts into words and submit them.
@@ -49,6 +51,10 @@ fn main() -> Result<(), Box<dyn Error>> {
     let arguments: Vec<String> = std::env::args().skip(1).filter(|word| word != "--bench").collect();
     let device = arguments.first().map_or("cuda", String::as_str);
     let seconds: f64 = arguments.get(1).map_or(Ok(4.0), |word| word.parse())?;
+    let only = arguments.get(2).map(String::as_str);
+    if let Some(name) = only.filter(|only| SIZES.iter().all(|(name, _)| name != only)) {
+        return Err(format!("{name} is not a size").into());
+    }
     let choices = parse_devices(device)?;
     let devices = match resolve_devices(&choices) {
         Ok(devices) => devices,
@@ -79,9 +85,7 @@ fn main() -> Result<(), Box<dyn Error>> {
         "\n| size | precision | tokens/s | TFLOP/s | matrix products, TFLOP/s | share | lanes busy | layers alone, tokens/s |\n\
          |---|---|---|---|---|---|---|---|"
     );
-    for (name, size) in
-        [("small", PublishedSize::Small), ("medium", PublishedSize::Medium), ("original", PublishedSize::Original)]
-    {
+    for (name, size) in SIZES.into_iter().filter(|(name, _)| only.is_none_or(|only| only == *name)) {
         for (precision, _) in PRECISIONS {
             if has(devices[0], precision) {
                 println!("| {name} | {precision} | {} |", measure(size, &choices, &devices, precision, seconds)?);

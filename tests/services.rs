@@ -19,7 +19,7 @@ use elmo_pipelines::{
     bulk::manifest::{Manifest, ManifestError},
     bulk::{self, BulkJob, BulkReport},
     report::Silent,
-    sink::{Buffering, Codec, Encoding, Fence, PartWriter, SinkError},
+    sink::{Buffering, Codec, Complete, Encoding, Fence, PartWriter, SinkError},
     source::{InferRows, Keep, KeptTypes, Reading},
     stage::EmbedStage,
     stores::{Location, Stores, UploadId, create_once},
@@ -127,13 +127,13 @@ impl Fence for Successor {
 }
 
 /// A file of more than a chunk, which does not compress.
-async fn large_file(location: &Location) -> PartWriter {
+async fn large_file(location: &Location) -> Complete {
     let values = BinaryArray::from_iter_values((0..12).map(|i| vec![i; 1 << 20]));
     let rows = RecordBatch::try_from_iter([("value", Arc::new(values) as ArrayRef)]).unwrap();
     let encoding = Encoding { vectors: "value".into(), codec: Codec::None, row_group_bytes: 1 << 20 };
     let mut writer = PartWriter::new(location.clone(), &rows.schema(), &encoding, Buffering::Chunk).unwrap();
     writer.write(&rows).await.unwrap();
-    writer
+    writer.complete(&[]).await.unwrap()
 }
 
 /// The server honours conditional writes, and an upload that was aborted cannot be completed.
@@ -144,12 +144,12 @@ async fn fence(stores: &Stores, bucket: &str) {
     for writes in [false, true] {
         let file = folder.child(&format!("{writes}.parquet"));
         let successor = Successor { file: file.clone(), writes };
-        let error = large_file(&file).await.replace(&[], None, &successor).await.unwrap_err();
+        let error = large_file(&file).await.replace(None, &successor).await.unwrap_err();
         let found = file.get().await.unwrap();
         assert_eq!(found, writes.then(|| "the successor's".into()), "{error}");
     }
     let file = folder.child("alone.parquet");
-    let written = large_file(&file).await.replace(&[], None, &Alone).await.unwrap();
+    let written = large_file(&file).await.replace(None, &Alone).await.unwrap();
     assert_eq!(file.head().await.unwrap().unwrap().size, written.bytes);
 }
 

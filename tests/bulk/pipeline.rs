@@ -1,4 +1,4 @@
-//! A part is published while the next one is computed.
+//! Parts are published in order while others are computed.
 
 use std::{
     collections::BTreeMap,
@@ -53,7 +53,11 @@ async fn outcome(shared: &Shared) -> BTreeMap<String, Bytes> {
 }
 
 async fn undisturbed() -> BTreeMap<String, Bytes> {
-    let shared = store(lines(25)).await;
+    undisturbed_with(25).await
+}
+
+async fn undisturbed_with(rows: usize) -> BTreeMap<String, Bytes> {
+    let shared = store(lines(rows)).await;
     run(&the_job(), &Hashing::default(), &stores(&shared, None)).await.unwrap();
     outcome(&shared).await
 }
@@ -84,6 +88,24 @@ async fn the_rows_of_the_next_part_are_computed_while_a_part_is_published() {
     gate.released.add_permits(10);
     job.await.unwrap().unwrap();
     assert!(outcome(&shared).await == undisturbed().await);
+}
+
+/// As many parts of one row group wait for the first one as row groups of one part are encoded at the same time: four, on as many cores.
+#[tokio::test(flavor = "multi_thread")]
+async fn several_parts_are_encoded_while_the_first_one_is_published() {
+    let at_once = std::thread::available_parallelism().map_or(1, usize::from).clamp(2, 4);
+    let shared = store(lines(75)).await;
+    let (gate, stage) = (Gate::new(At::Publishing), Arc::new(Hashing::default()));
+    let stores = stores(&shared, Some(&gate));
+    let job = tokio::spawn({
+        let stage = Arc::clone(&stage);
+        async move { run(&the_job(), stage.as_ref(), &stores).await }
+    });
+    until(&gate, &stage, 10 * at_once).await;
+    assert!(outcome(&shared).await.keys().all(|name| !name.contains("part-")), "nothing is published before the first part");
+    gate.released.add_permits(100);
+    job.await.unwrap().unwrap();
+    assert!(outcome(&shared).await == undisturbed_with(75).await);
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -8,8 +8,8 @@
 //! continue           run.rs       the parts after the last one
 //!   read             reader.rs    on a task of its own
 //!   submit           feed.rs      chunks of rows (chunks.rs), several at a time, and their results in order (`crate::in_order`)
-//!   encode           part.rs      on other threads (`crate::sink`)
-//!   publish          part.rs      while the next part is filled; then append the manifest entry
+//!   encode           part.rs      on other threads (`crate::sink`), several parts at the same time
+//!   publish          part.rs      in order, while other parts are filled; then append the manifest entry
 //! finish             manifest/    check that every file exists, record the totals
 //! ```
 //!

@@ -3,9 +3,10 @@
 use std::{pin::pin, time::Duration};
 
 use arrow::array::RecordBatch;
+use datafusion::common::runtime::SpawnedTask;
 use elmo::EmbeddedColumns;
 use futures::future::{FutureExt, Shared};
-use tokio::time::Instant;
+use tokio::{sync::OwnedSemaphorePermit, time::Instant};
 
 use super::{
     chunks::{Chunk, Chunker},
@@ -18,7 +19,7 @@ use super::{
 use crate::{
     crash::bulk as crash,
     error::{Error, Result},
-    sink::{Buffering, Encoding, PartWriter},
+    sink::{Buffering, Complete, Encoding, PartWriter, SinkError},
     source::{self, Plan, Position},
     stores::Location,
 };
@@ -36,46 +37,67 @@ pub(super) enum Filled {
     Stopped(Instant),
 }
 
-/// A part that has all of its rows. It is not durable yet: its last rows may have to be encoded and uploaded.
+/// A part that has all of its rows. It is not durable yet: its last rows are encoded and uploaded on a task of its own.
 pub(super) struct CompletePart {
     number: usize,
-    writer: PartWriter,
+    finishing: SpawnedTask<Result<Complete, SinkError>>,
     start: Position,
     end: End,
     counts: Counts,
     rows_digest: Option<String>,
+    /// Its share of what may wait to be published.
+    room: Option<OwnedSemaphorePermit>,
 }
 
 impl CompletePart {
-    /// The rows that were kept for an interruption are dropped.
-    pub(super) fn new(number: usize, open: OpenPart, end: End) -> Self {
+    /// Begins to finish it, with these key-value pairs in the footer. The rows that were kept for an interruption are dropped.
+    pub(super) fn new(
+        number: usize,
+        open: OpenPart,
+        end: End,
+        metadata: &[(String, String)],
+        room: Option<OwnedSemaphorePermit>,
+    ) -> Self {
         let OpenPart { writer, start, counts, digest, .. } = open;
-        Self { number, writer, start, end, counts, rows_digest: digest.value() }
+        let metadata = metadata.to_vec();
+        let finishing = SpawnedTask::spawn(async move { writer.complete(&metadata).await });
+        Self { number, finishing, start, end, counts, rows_digest: digest.value(), room }
     }
 
     /// Publishes it and returns its entry, after checking that this job still holds the output and that the input files did not
     /// change. The entry of a part that is written again is emptied before.
-    pub(super) async fn publish(
-        self,
-        plan: &Plan,
-        metadata: &[(String, String)],
-        manifest: &mut Manifest,
-    ) -> Result<PartEntry> {
-        let Self { number, writer, start, end: End { end, last }, counts, rows_digest } = self;
+    pub(super) async fn publish(self, plan: &Plan, manifest: &mut Manifest) -> Result<PartEntry> {
+        let Self { number, finishing, start, end: End { end, last }, counts, rows_digest, room } = self;
+        let complete = finished(finishing).await?;
         let prepared = match check_unchanged(plan, start, end).await {
             Ok(()) => manifest.prepare(number, end, rows_digest.as_deref()).await.map_err(Error::from),
             changed => changed,
         };
         if let Err(error) = prepared {
-            writer.abort().await;
+            complete.abort().await;
             return Err(error);
         }
         let file = manifest.part_file(number);
-        let written = writer.replace(metadata, None, manifest.fence()).await?;
+        let written = complete.replace(None, manifest.fence()).await?;
         crash::after_upload_before_manifest();
         manifest.hold_published(&file).await?;
+        drop(room);
         let (bytes, sha256) = (written.bytes, written.sha256);
         Ok(PartEntry { file, start, end, last, bytes, sha256, rows_digest, counts })
+    }
+
+    /// Discards it.
+    pub(super) async fn abort(self) {
+        if let Ok(complete) = finished(self.finishing).await {
+            complete.abort().await;
+        }
+    }
+}
+
+async fn finished(finishing: SpawnedTask<Result<Complete, SinkError>>) -> Result<Complete> {
+    match finishing.join().await {
+        Ok(complete) => Ok(complete?),
+        Err(error) => Err(Error::Failed(format!("a part could not be finished: {error}"))),
     }
 }
 
@@ -110,8 +132,8 @@ impl<'j> Run<'j> {
                 return Err(error);
             }
         };
-        let complete = CompletePart::new(number, open, end);
-        let entry = complete.publish(&self.parts.plan, &self.stage.metadata(), manifest).await?;
+        let complete = CompletePart::new(number, open, end, &self.stage.metadata(), None);
+        let entry = complete.publish(&self.parts.plan, manifest).await?;
         Ok((entry, feed.into_chunker()))
     }
 

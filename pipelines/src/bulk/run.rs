@@ -3,13 +3,20 @@
 use std::{sync::Arc, time::Duration};
 
 use futures::future::{Either, Shared, select};
+use tokio::{
+    sync::{
+        OwnedSemaphorePermit, Semaphore,
+        mpsc::{self, UnboundedReceiver, UnboundedSender},
+    },
+    time::Instant,
+};
 
 use super::{
     chunks::{Chunk, Chunker},
-    feed::Until,
+    feed::{Feed, Until},
     manifest::{Counts, Manifest, Part, PartEntry},
     part::{CompletePart, Filled},
-    partial::Partial,
+    partial::{OpenPart, Partial},
     place::{self, log_malformed},
     prepare::Parts,
 };
@@ -18,8 +25,10 @@ use crate::{
     error::{Error, Result},
     in_order::{InFlightLimit, InOrder},
     report::{Progress, Snapshot},
+    sink::row_groups_at_once,
     source::{Mark, Plan, Position, Slice},
     stage::{Stage, Work},
+    stores::Location,
 };
 
 /// Limit of chunks in flight.
@@ -111,7 +120,7 @@ impl<'j> Run<'j> {
         Partial::load(&manifest.partial(), &self.parts.schema, (start, &job)).await
     }
 
-    /// Writes the parts after the last one of the manifest. While a part is filled, the one before it is published.
+    /// Writes the parts after the last one of the manifest. While a part is filled, those before it are finished and published.
     async fn append(
         &mut self,
         chunker: Chunker,
@@ -119,8 +128,8 @@ impl<'j> Run<'j> {
         manifest: &mut Manifest,
         stop: &Shared<impl Future<Output = ()>>,
     ) -> Result<()> {
-        let (mut number, job) = (manifest.parts().len(), manifest.job_digest());
-        let mut open = self.open(manifest.part(number), start, job.clone())?;
+        let mut number = manifest.parts().len();
+        let mut open = self.open(manifest.part(number), start, manifest.job_digest())?;
         let read = saved.as_ref().map_or(0, |saved| saved.counts().rows_in);
         if let Some(saved) = saved {
             self.count_resumed(saved.counts());
@@ -130,36 +139,50 @@ impl<'j> Run<'j> {
             }
         }
         let mut feed = self.feed(chunker, (number, read), Until::LastPart);
-        let (plan, metadata) = (Arc::clone(&self.parts.plan), self.stage.metadata());
-        let mut complete = None;
+        let mut open = Some(open);
+        let (next, mut waiting) = Next::new(manifest, self.stage.metadata());
+        let plan = Arc::clone(&self.parts.plan);
+        let publishing = publish_all(&mut waiting, &plan, manifest);
+        let ended = both(publishing, self.fill_all(&mut feed, (&mut number, &mut open), next, stop)).await;
+        // There are some only if one could not be published.
+        while let Some(part) = waiting.recv().await {
+            part.abort().await;
+        }
+        let Some(open) = open else { return ended.map(drop) };
+        if let Ok(Ended::Stopped(at)) = ended {
+            return Err(self.pause(open, &mut feed, manifest, (number, at)).await);
+        }
+        open.writer.abort().await;
+        ended.and(Err(self.interrupted(manifest.durable_totals().rows_in)))
+    }
+
+    /// Fills one part after the other, from the `number`th on, which is `open`. The last one is `None` when all rows were read.
+    async fn fill_all(
+        &mut self,
+        feed: &mut Feed<'_>,
+        (number, open): (&mut usize, &mut Option<OpenPart>),
+        next: Next<impl Fn(usize) -> Location>,
+        stop: &Shared<impl Future<Output = ()>>,
+    ) -> Result<Ended> {
         loop {
             crash::before_part();
-            let publishing = publish(complete.take(), (&plan, &metadata), manifest);
-            let filled = both(publishing, self.fill(&mut feed, &mut open, stop)).await;
-            match filled {
-                Ok(Filled::Complete(end)) => {
-                    complete = Some(CompletePart::new(number, open, end));
-                    if end.last {
-                        break;
-                    }
-                    number += 1;
-                    open = match self.open(manifest.part(number), end.end, job.clone()) {
-                        Ok(next) => next,
-                        Err(error) => return publish(complete, (&plan, &metadata), manifest).await.and(Err(error)),
-                    };
-                }
-                Ok(Filled::Stopped(at)) => return Err(self.pause(open, &mut feed, manifest, (number, at)).await),
-                Ok(Filled::Nothing) => {
-                    open.writer.abort().await;
-                    return Err(self.interrupted(manifest.durable_totals().rows_in));
-                }
-                Err(error) => {
-                    open.writer.abort().await;
-                    return Err(error);
-                }
+            let Some(filling) = open else { return Ok(Ended::AllRead) };
+            let end = match self.fill(feed, filling, stop).await? {
+                Filled::Complete(end) => end,
+                Filled::Stopped(at) => return Ok(Ended::Stopped(at)),
+                Filled::Nothing => return Ok(Ended::Closed),
+            };
+            let room = next.room(filling.writer.row_groups()).await?;
+            let (last, start) = (end.last, end.end);
+            let complete = open.take().map(|open| CompletePart::new(*number, open, end, &next.metadata, Some(room)));
+            // The receiver lives longer than this.
+            complete.into_iter().for_each(|part| drop(next.complete.send(part)));
+            if last {
+                return Ok(Ended::AllRead);
             }
+            *number += 1;
+            *open = Some(self.open((next.location)(*number), start, next.job.clone())?);
         }
-        publish(complete, (&plan, &metadata), manifest).await
     }
 
     /// Totals of the rows that were durable when the run began.
@@ -298,25 +321,73 @@ impl<'j> Run<'j> {
     }
 }
 
-/// Publishes a part and appends its entry to the manifest.
-async fn publish(
-    complete: Option<CompletePart>,
-    (plan, metadata): (&Plan, &[(String, String)]),
-    manifest: &mut Manifest,
-) -> Result<()> {
-    let Some(complete) = complete else { return Ok(()) };
-    let entry = complete.publish(plan, metadata, manifest).await?;
-    manifest.append(entry).await?;
-    crash::after_manifest();
-    Ok(manifest.remove_partial().await?)
+/// Why no more parts are filled.
+enum Ended {
+    AllRead,
+    /// Reading was closed, and the open part has no rows.
+    Closed,
+    /// The job was interrupted, at this time.
+    Stopped(Instant),
 }
 
-/// Publishes a part while the next one is filled. The part is published even if the next one fails; if it cannot be published, the next
-/// one is aborted.
+/// What new parts need, and where complete ones go.
+struct Next<L> {
+    location: L,
+    job: String,
+    metadata: Vec<(String, String)>,
+    complete: UnboundedSender<CompletePart>,
+    /// Row groups that may wait until their part is published.
+    room: Arc<Semaphore>,
+}
+
+impl Next<()> {
+    /// For the parts after those of a manifest, which are received to be published.
+    fn new(
+        manifest: &Manifest,
+        metadata: Vec<(String, String)>,
+    ) -> (Next<impl Fn(usize) -> Location + use<>>, UnboundedReceiver<CompletePart>) {
+        let (complete, waiting) = mpsc::unbounded_channel();
+        let (location, job) = (manifest.new_parts(), manifest.job_digest());
+        (Next { location, job, metadata, complete, room: Arc::new(Semaphore::new(most_waiting())) }, waiting)
+    }
+}
+
+impl<L> Next<L> {
+    /// Waits until so many row groups of a part may wait beside those of earlier parts. So as many are encoded at the same time as in one
+    /// large part, and no more are in memory.
+    async fn room(&self, row_groups: usize) -> Result<OwnedSemaphorePermit> {
+        let groups = row_groups.clamp(1, most_waiting());
+        let room = Arc::clone(&self.room).acquire_many_owned(groups as u32).await;
+        room.map_err(|_| Error::Failed("parts are not published any more".to_owned()))
+    }
+}
+
+/// Most row groups that wait: the open part has one more.
+fn most_waiting() -> usize {
+    row_groups_at_once().saturating_sub(1).max(1)
+}
+
+/// Publishes parts in order, and appends their entries to the manifest.
+async fn publish_all(
+    waiting: &mut UnboundedReceiver<CompletePart>,
+    plan: &Plan,
+    manifest: &mut Manifest,
+) -> Result<()> {
+    while let Some(complete) = waiting.recv().await {
+        let entry = complete.publish(plan, manifest).await?;
+        manifest.append(entry).await?;
+        crash::after_manifest();
+        manifest.remove_partial().await?;
+    }
+    Ok(())
+}
+
+/// Publishes parts while others are filled. Complete parts are published even if a later one fails; if one cannot be published, no more are
+/// filled.
 async fn both(
     publishing: impl Future<Output = Result<()>>,
-    filling: impl Future<Output = Result<Filled>>,
-) -> Result<Filled> {
+    filling: impl Future<Output = Result<Ended>>,
+) -> Result<Ended> {
     // Boxed: without optimisation both together are larger than the stack of some threads.
     match select(Box::pin(publishing), Box::pin(filling)).await {
         Either::Left((published, filling)) => {

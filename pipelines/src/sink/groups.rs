@@ -34,6 +34,11 @@ use super::{
 /// groups of huge rows are fewer: in all, those that are complete have as many bytes as this number of others.
 const MAX_GROUPS: usize = 4;
 
+/// Row groups that are encoded at the same time on this machine.
+pub(crate) fn row_groups_at_once() -> usize {
+    thread::available_parallelism().map_or(1, usize::from).min(MAX_GROUPS)
+}
+
 /// Encodes the rows of one file.
 pub(super) struct Groups {
     schema: SchemaRef,
@@ -81,7 +86,7 @@ impl Groups {
             begun: 0,
             rows: 0,
             row_group_bytes: encoding.row_group_bytes,
-            at_once: thread::available_parallelism().map_or(1, usize::from).min(MAX_GROUPS),
+            at_once: row_groups_at_once(),
         })
     }
 
@@ -153,6 +158,11 @@ impl Groups {
             self.file.append_key_value_metadata(pair);
         }
         self.file.finish().map(drop)
+    }
+
+    /// Row groups that have begun.
+    pub(super) fn begun(&self) -> usize {
+        self.begun
     }
 
     /// Rows so far.

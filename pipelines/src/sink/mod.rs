@@ -32,10 +32,10 @@ use crate::{
     stores::StoreError,
 };
 
-pub(crate) use self::{copy::copy, encoder::Encoder};
+pub(crate) use self::{copy::copy, encoder::Encoder, groups::row_groups_at_once};
 pub use self::{
     encoding::{Codec, Encoding},
-    parquet::{PartWriter, Written},
+    parquet::{Complete, PartWriter, Written},
     publish::Fence,
     staged::Staged,
     upload::Buffering,

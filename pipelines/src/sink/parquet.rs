@@ -23,8 +23,8 @@ pub struct Written {
     pub sha256: String,
 }
 
-/// Writes one file, which appears complete when the writer is closed by [`create`](Self::create) or
-/// [`replace`](Self::replace), and never if the writer is dropped before.
+/// Writes one file, which appears complete when the writer is closed by [`create`](Self::create), or by
+/// [`complete`](Self::complete) and [`Complete::replace`], and never if it is dropped before.
 pub struct PartWriter {
     location: Location,
     groups: Groups,
@@ -119,36 +119,64 @@ impl PartWriter {
         Ok(Written { rows, bytes, sha256 })
     }
 
-    /// Finishes the file, with these key-value pairs in its footer, and replaces a file that an earlier writer may have
-    /// left. The file is durable when this returns. If its SHA-256 is not the `expected` one, nothing is written,
-    /// which the caller detects by the digest.
+    /// Finishes the file, with these key-value pairs in its footer, without publishing it: its bytes are encoded, and all but the last ones
+    /// are with the store.
     ///
     /// # Errors
-    /// The fence's, when the output belongs to another process; [`SinkError::Encode`] or [`SinkError::Store`] when the rest cannot be encoded or written. After an
-    /// error the file does not exist, or, when only syncing failed, may not survive a power failure.
-    pub async fn replace<F: Fence>(
-        mut self,
-        footer: &[(String, String)],
-        expected: Option<&str>,
-        fence: &F,
-    ) -> Result<Written, F::Error> {
+    /// [`SinkError::Encode`] or [`SinkError::Store`] when the rest cannot be encoded or written. Then there is no file.
+    pub async fn complete(mut self, footer: &[(String, String)]) -> Result<Complete, SinkError> {
         if let Err(error) = self.finish(footer).await {
             self.abort().await;
-            return Err(error.into());
+            return Err(error);
         }
         let (rows, upload) = (self.groups.rows(), self.upload);
         let (bytes, sha256) = upload.digest();
-        if expected.is_none_or(|expected| expected == sha256) {
-            publish::replace(upload, fence).await?;
-        } else {
-            upload.abort().await;
-        }
-        Ok(Written { rows, bytes, sha256 })
+        Ok(Complete { written: Written { rows, bytes, sha256 }, upload })
+    }
+
+    /// Number of row groups that have begun.
+    pub fn row_groups(&self) -> usize {
+        self.groups.begun()
     }
 
     async fn finish(&mut self, footer: &[(String, String)]) -> Result<(), SinkError> {
         self.groups.finish(footer).await.map_err(|e| error(&self.location, &e))?;
         self.send().await
+    }
+
+    /// Discards the file, and the chunks of it that the store has.
+    pub async fn abort(self) {
+        self.upload.abort().await;
+    }
+}
+
+/// A file that is complete and not published.
+pub struct Complete {
+    written: Written,
+    upload: Upload,
+}
+
+impl std::fmt::Debug for Complete {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Complete").field("written", &self.written).finish_non_exhaustive()
+    }
+}
+
+impl Complete {
+    /// Publishes it in place of a file that an earlier writer may have left. The file is durable when this returns. If its SHA-256 is not
+    /// the `expected` one, nothing is published, which the caller detects by the digest.
+    ///
+    /// # Errors
+    /// The fence's, when the output belongs to another process, or [`SinkError::Store`]. After an error the file does not exist, or, when
+    /// only syncing failed, may not survive a power failure.
+    pub async fn replace<F: Fence>(self, expected: Option<&str>, fence: &F) -> Result<Written, F::Error> {
+        let Self { written, upload } = self;
+        if expected.is_none_or(|expected| expected == written.sha256) {
+            publish::replace(upload, fence).await?;
+        } else {
+            upload.abort().await;
+        }
+        Ok(written)
     }
 
     /// Discards the file, and the chunks of it that the store has.

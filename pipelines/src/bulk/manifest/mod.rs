@@ -325,6 +325,12 @@ impl Manifest {
         self.output.child(&self.part_file(part))
     }
 
+    /// Locations of parts that have no entry yet, by their numbers.
+    pub(super) fn new_parts(&self) -> impl Fn(usize) -> Location + use<> {
+        let (output, fingerprint) = (self.output.clone(), self.job.fingerprint());
+        move |part| output.child(&part_name(part, fingerprint.as_deref()))
+    }
+
     /// Where the saved rows of the open part are.
     pub(super) fn partial(&self) -> Location {
         self.folder.child(PARTIAL)
