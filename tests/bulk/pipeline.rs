@@ -90,11 +90,11 @@ async fn the_rows_of_the_next_part_are_computed_while_a_part_is_published() {
     assert!(outcome(&shared).await == undisturbed().await);
 }
 
-/// As many parts of one row group wait for the first one as row groups of one part are encoded at the same time: four, on as many cores.
+/// At least as many parts of one row group as row groups of one part: four, on as many cores.
 #[tokio::test(flavor = "multi_thread")]
 async fn several_parts_are_encoded_while_the_first_one_is_published() {
     let at_once = std::thread::available_parallelism().map_or(1, usize::from).clamp(2, 4);
-    let shared = store(lines(75)).await;
+    let shared = store(lines(255)).await;
     let (gate, stage) = (Gate::new(At::Publishing), Arc::new(Hashing::default()));
     let stores = stores(&shared, Some(&gate));
     let job = tokio::spawn({
@@ -105,7 +105,7 @@ async fn several_parts_are_encoded_while_the_first_one_is_published() {
     assert!(outcome(&shared).await.keys().all(|name| !name.contains("part-")), "nothing is published before the first part");
     gate.released.add_permits(100);
     job.await.unwrap().unwrap();
-    assert!(outcome(&shared).await == undisturbed_with(75).await);
+    assert!(outcome(&shared).await == undisturbed_with(255).await);
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -133,7 +133,7 @@ async fn a_row_that_fails_in_the_next_part_leaves_the_complete_one() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn an_interruption_while_a_part_is_published_keeps_it_and_rows_of_the_next() {
-    let shared = store(lines(75)).await; // more than may wait for the first part
+    let shared = store(lines(255)).await; // more than may wait for the first part
     let (gate, stage, stop) = (Gate::new(At::Publishing), Arc::new(Hashing::default()), Arc::new(Notify::new()));
     let held = stores(&shared, Some(&gate));
     let job = tokio::spawn({
@@ -146,11 +146,11 @@ async fn an_interruption_while_a_part_is_published_keeps_it_and_rows_of_the_next
     gate.released.add_permits(10);
     let error = job.await.unwrap().unwrap_err();
     let Error::Interrupted { rows, again: true, begun: true } = error else { panic!("{error}") };
-    assert!((11..75).contains(&rows), "the first part and rows after it: {rows}");
+    assert!((11..255).contains(&rows), "the first part and rows after it: {rows}");
     let found = outcome(&shared).await;
     assert!(found.contains_key("out/_elmo/part-00000.json") && found.contains_key("out/_elmo/partial.arrows"));
     let again = Hashing::default();
     let report = run(&the_job(), &again, &stores(&shared, None)).await.unwrap();
-    assert_eq!((report.resumed_rows, again.rows.into_inner() as u64), (rows, 75 - rows));
-    assert!(outcome(&shared).await == undisturbed_with(75).await);
+    assert_eq!((report.resumed_rows, again.rows.into_inner() as u64), (rows, 255 - rows));
+    assert!(outcome(&shared).await == undisturbed_with(255).await);
 }

@@ -31,8 +31,8 @@ pub(super) struct OutputArgs {
 
     /// Input rows per file [default: about 128 MiB before compression]
     ///
-    /// Files are durable as a whole, so a crash loses the rows of the file that is being published, and those of the next one that are
-    /// computed.
+    /// Files are durable as a whole, so a crash loses the rows of the file that is being filled, and of the ones before it that are not
+    /// published yet: up to six, of one row group each.
     #[arg(long, value_name = "N", value_parser = positive)]
     rows_per_file: Option<usize>,
 
