@@ -94,9 +94,11 @@ fn by_passes(options: &ModelOptions, model: &BiLm, rows: usize) -> Found {
     let top = trace.top.zeros_like();
     let of_direction = |direction: usize| {
         let rows = Tensor::from_slice(&batch.rows(direction));
-        let _ = top
-            .select(0, direction as i64)
-            .index_copy_(0, &rows, &factors(&batch, options.lstm.projection_dim, direction).to_kind(top.kind()));
+        let _ = top.select(0, direction as i64).index_copy_(
+            0,
+            &rows,
+            &factors(&batch, options.lstm.projection_dim, direction).to_kind(top.kind()),
+        );
         trace.top.select(0, direction as i64).index_select(0, &rows)
     };
     let values = [0, 1].map(of_direction).into_iter().chain(values(&trace.last)).collect();

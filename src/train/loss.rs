@@ -113,8 +113,7 @@ impl Drawn {
         let known = |id: &i64| usize::try_from(*id).is_ok_and(|id| id < words);
         let is_own = !rows.is_empty();
         // What belongs to other processes is needed for its ids alone.
-        let columns: HashMap<i64, i64> =
-            if is_own { ids.iter().copied().zip(0..).collect() } else { HashMap::new() };
+        let columns: HashMap<i64, i64> = if is_own { ids.iter().copied().zip(0..).collect() } else { HashMap::new() };
         if is_own && columns.len() != ids.len() || !ids.iter().all(known) {
             return Err(TrainError::Recipe("negatives must be distinct words of the vocabulary".to_owned()));
         }
@@ -273,12 +272,7 @@ impl Head {
 
 impl Segment {
     /// The sampled softmax of the rows of a replica, whose classes begin at `first`.
-    fn sampled(
-        output: &Output,
-        first: usize,
-        drawn: &Drawn,
-        (scale, kind): (f64, Kind),
-    ) -> Result<Self, DeviceError> {
+    fn sampled(output: &Output, first: usize, drawn: &Drawn, (scale, kind): (f64, Kind)) -> Result<Self, DeviceError> {
         let device = output.weight.device();
         let Output { weight, bias } = output.rows(&tensors::index(&drawn.ids, device)?)?;
         let bias = bias.f_sub(&numbers(&drawn.logarithms, bias.kind(), device)?)?;

@@ -793,7 +793,8 @@ fn sum_of_squares(tensor: &Tensor) -> Result<Tensor, DeviceError> {
     let flat = tensor.f_reshape([-1])?;
     let mut sum = Tensor::f_zeros([1], (Kind::Double, tensor.device()))?;
     for piece in flat.f_split(piece_on(tensor.device()), 0)? {
-        let squares = if tensor.device() == tch::Device::Cpu { squares_in_f64(&piece)? } else { squares_by_runs(&piece)? };
+        let squares =
+            if tensor.device() == tch::Device::Cpu { squares_in_f64(&piece)? } else { squares_by_runs(&piece)? };
         let _ = sum.f_add_(&squares)?;
     }
     Ok(sum)

@@ -102,7 +102,10 @@ async fn several_parts_are_encoded_while_the_first_one_is_published() {
         async move { run(&the_job(), stage.as_ref(), &stores).await }
     });
     until(&gate, &stage, 10 * at_once).await;
-    assert!(outcome(&shared).await.keys().all(|name| !name.contains("part-")), "nothing is published before the first part");
+    assert!(
+        outcome(&shared).await.keys().all(|name| !name.contains("part-")),
+        "nothing is published before the first part"
+    );
     gate.released.add_permits(100);
     job.await.unwrap().unwrap();
     assert!(outcome(&shared).await == undisturbed_with(255).await);
