@@ -3,8 +3,8 @@
 //!
 //!     cargo bench -p elmo --bench inference -- [cuda|cuda:N|cpu] [SECONDS] [small|medium|original]
 //!
-//! SECONDS is the duration of each measurement, 4 by default; without a size, all are measured. Without the device, a line says so. Weights are random, and words
-//! follow Zipf's law: 50,000 words, sentences of 1 to 60, on average 16. Results are the vectors of sentences, in host memory.
+//! SECONDS is the duration of each measurement, 4 by default; without a size, all are measured. Without the device, a line says so.
+//! Weights are random, and words follow Zipf's law: 50,000 words, sentences of 1 to 60, on average 16. Results are the vectors of sentences, in host memory.
 //! scripts/gpu runs this on machines with a GPU; it needs neither DataFusion nor Kafka.
 
 #[path = "text.rs"]

@@ -26,8 +26,8 @@ use elmo::{
 
 /// Operations of a token at the original size if no two words of a step are the same, in 1e9.
 const GFLOP_PER_TOKEN: f64 = 0.823;
-/// Steps before the measurement. The first one starts threads and touches memory; on a GPU libtorch loads a kernel when it first needs
-/// it, and the shapes of the token layer, which decide which one that is, change from step to step.
+/// Steps before the measurement, on a CPU and on a GPU. The first one starts threads and touches memory. On a GPU libtorch loads a kernel
+/// when it first needs it, and needs other ones for other numbers of words.
 const WARM_UP: (usize, usize) = (1, 10);
 /// Ids of `<S>`, `</S>` and `<UNK>` come first.
 const SPECIALS: usize = 3;

@@ -133,7 +133,7 @@ async fn large_file(location: &Location) -> Complete {
     let encoding = Encoding { vectors: "value".into(), codec: Codec::None, row_group_bytes: 1 << 20 };
     let mut writer = PartWriter::new(location.clone(), &rows.schema(), &encoding, Buffering::Chunk).unwrap();
     writer.write(&rows).await.unwrap();
-    writer.complete(&[]).await.unwrap()
+    writer.complete(&[], std::future::pending()).await.unwrap().unwrap()
 }
 
 /// The server honours conditional writes, and an upload that was aborted cannot be completed.
@@ -144,12 +144,12 @@ async fn fence(stores: &Stores, bucket: &str) {
     for writes in [false, true] {
         let file = folder.child(&format!("{writes}.parquet"));
         let successor = Successor { file: file.clone(), writes };
-        let error = large_file(&file).await.replace(None, &successor).await.unwrap_err();
+        let error = large_file(&file).await.replace(&successor).await.unwrap_err();
         let found = file.get().await.unwrap();
         assert_eq!(found, writes.then(|| "the successor's".into()), "{error}");
     }
     let file = folder.child("alone.parquet");
-    let written = large_file(&file).await.replace(None, &Alone).await.unwrap();
+    let written = large_file(&file).await.replace(&Alone).await.unwrap();
     assert_eq!(file.head().await.unwrap().unwrap().size, written.bytes);
 }
 

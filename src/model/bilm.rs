@@ -6,7 +6,7 @@ use tch::{Device, Kind, Tensor};
 
 use super::{
     Activations, DeviceError, DeviceName, Dropout, NoDropout, PackedBatch, Parameters, Precision, StartState,
-    cell::CellKernels,
+    cell::{CellKernels, Usage},
     char_cnn::{self, CharCnn, WordIds},
     device::set_up_cpu,
     device_table::DeviceTable,
@@ -75,7 +75,9 @@ impl Passes {
         Ok(match (device, precision) {
             (DeviceName::Cpu, Precision::F32 | Precision::Int8) => Self::Host,
             (DeviceName::Cpu, _) | (_, Precision::F64 | Precision::Int8) => Self::Torch,
-            (DeviceName::Cuda(_), _) => CellKernels::of(device.torch())?.map_or(Self::Torch, Self::Kernels),
+            (DeviceName::Cuda(_), _) => {
+                CellKernels::of(device.torch(), Usage::Inference)?.map_or(Self::Torch, Self::Kernels)
+            }
         })
     }
 }
@@ -345,6 +347,11 @@ impl BiLm {
 
     pub(super) fn state_shape(&self) -> StateShape {
         self.state
+    }
+
+    /// Switches libtorch to the products of this precision, where it has a switch.
+    pub(super) fn choose_precision(&self) {
+        self.precision.choose(self.device);
     }
 
     /// Minimum number of rows of a step: 1 where products of any height give a row the same bits.

@@ -4,7 +4,7 @@ use tch::{Kind, Tensor};
 
 use super::{
     DeviceError,
-    cell::{CellKernels, Dropping},
+    cell::{CellKernels, Dropping, Usage},
 };
 
 /// Drops values of a layer's output before anything reads it.
@@ -73,7 +73,7 @@ impl DropoutRows {
         if !matches!(x.kind(), Kind::Float | Kind::BFloat16) {
             return Ok(None);
         }
-        let kernels = CellKernels::of(x.device())?;
+        let kernels = CellKernels::of(x.device(), Usage::Training)?;
         kernels.map(|kernels| self.factors_by(kernels, x, kept, numbers)).transpose()
     }
 

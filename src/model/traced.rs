@@ -1,4 +1,5 @@
-//! Forward and backward pass of the LSTM stacks without libtorch's graph, for training: in float32 on a CPU, in float32 and bfloat16 on a GPU.
+//! Forward and backward pass of the LSTM stacks without libtorch's graph, for training: in float32 on a CPU, in float32 and bfloat16 on a
+//! GPU.
 
 use tch::{Kind, Tensor};
 
@@ -53,6 +54,7 @@ impl BiLm {
         dropout: &dyn Dropout,
     ) -> Result<Trace, DeviceError> {
         let _no_gradients = tch::no_grad_guard();
+        self.choose_precision();
         let words = table.size().first().copied().unwrap_or(0);
         if !batch.is_within(words) {
             return Err(DeviceError::InvalidBatch { reason: "an index of the batch is not in the token table" });
@@ -87,6 +89,7 @@ impl BiLm {
         dropout: &dyn Dropout,
     ) -> Result<TraceGradients, DeviceError> {
         let _no_gradients = tch::no_grad_guard();
+        self.choose_precision();
         let mut layers = Vec::new(); // the top layer's first, each reversed
         let mut gradient = top;
         for (k, (layer, kept)) in self.layers().iter().zip(trace.kept).enumerate().rev() {

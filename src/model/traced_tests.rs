@@ -13,7 +13,7 @@ const POSITIONS: usize = 4;
 const WORDS: i64 = 9;
 
 /// Clips that some values reach, and others that none does: near a clip, rounding decides whether a derivative is 0.
-const CLIPS: [(f64, f64); 2] = [(0.5, 0.3), (3.0, 3.0)];
+const CLIPS: [(f64, f64); 2] = [(0.4, 0.1), (3.0, 3.0)];
 
 /// Layers with skip connections; without a projection where it is as wide as the cells.
 fn options([dim, projection, n_layers]: [usize; 3], (cell_clip, projection_clip): (f64, f64)) -> ModelOptions {

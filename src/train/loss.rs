@@ -385,7 +385,10 @@ impl Segment {
         let mut p = logits.f_log_softmax(1, exact)?; // [n, K]
         let largest = |t: &Tensor| t.f_amax([1_i64].as_slice(), true)?.f_to_kind(exact);
         let s = largest(&logits)?.f_sub(&largest(&p)?)?; // [n, 1]
-        let difference = s.f_sub(&own_logits.f_to_kind(exact)?)?;
+        let own_logits = own_logits.f_to_kind(exact)?;
+        // NaN where the target's logit is infinite, which would be a probability of 1; 0 elsewhere.
+        let finite = own_logits.f_sub(&own_logits)?;
+        let difference = s.f_sub(&own_logits)?.f_add(&finite)?;
         let others = difference.f_sigmoid()?; // all negatives together
         let loss = difference.f_neg()?.f_log_sigmoid()?.f_sum(Kind::Double)?.f_neg()?;
         let others = others.f_mul_scalar(self.scale)?;

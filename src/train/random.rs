@@ -66,7 +66,7 @@ impl Random {
         Self { key: [seed as u32, (seed >> 32) as u32], counter, block: [0; 4], used: 4 }
     }
 
-    /// The same sequence without its first numbers, of which a block has four of 32 bits.
+    /// The sequence from a block on; a block has four numbers of 32 bits.
     pub(super) fn after_blocks(mut self, blocks: usize) -> Self {
         self.counter[0] = blocks as u32;
         self.used = 4;

@@ -50,7 +50,7 @@ const SOFTMAX: [&str; 2] = ["softmax/W", "softmax/b"];
 
 /// Numbers whose squares are computed together, on a CPU and on a GPU.
 const PIECE: (i64, i64) = (1 << 20, 1 << 26);
-/// Squares that a GPU adds in float32.
+/// Squares of a run.
 const RUN: i64 = 1 << 10;
 
 /// A biLM and its LM head in float32.
@@ -565,7 +565,13 @@ impl Trainer {
             Box::new(move || sum_of_squares(&tensor))
         };
         let squares = Tensor::f_stack(&self.pool.run(gradients.tensors.iter().map(task).collect())?, 0)?;
-        Ok(f64::try_from(squares.f_sum(Kind::Double)?.f_sqrt()?)?)
+        let norm = f64::try_from(squares.f_sum(Kind::Double)?.f_sqrt()?)?;
+        if norm.is_finite() || self.resources.device == DeviceName::Cpu {
+            return Ok(norm);
+        }
+        // A square may be too large for float32.
+        let all = gradients.tensors.iter().map(squares_in_f64).collect::<Result<Vec<_>, _>>()?;
+        Ok(f64::try_from(Tensor::f_stack(&all, 0)?.f_sum(Kind::Double)?.f_sqrt()?)?)
     }
 
     /// Updates all parameters. Returns the states after the window.
@@ -786,8 +792,8 @@ impl Trainer {
     }
 }
 
-/// The sum of the squares of all numbers of a tensor, in float64: libtorch adds those of a float32 tensor in float32, which
-/// loses the small ones of many. In pieces, because the numbers in float64 take room.
+/// The sum of the squares of all numbers of a tensor, as float64: libtorch adds those of a float32 tensor in float32, which
+/// loses the small ones of many. In pieces, because squares take room.
 fn sum_of_squares(tensor: &Tensor) -> Result<Tensor, DeviceError> {
     let _no_gradients = tch::no_grad_guard();
     let flat = tensor.f_reshape([-1])?;
@@ -804,8 +810,8 @@ fn squares_in_f64(piece: &Tensor) -> Result<Tensor, DeviceError> {
     Ok(piece.f_to_kind(Kind::Double)?.f_square()?.f_sum(Kind::Double)?)
 }
 
-/// The same for a GPU, which would move three times as many bytes for it: runs of numbers that are few enough are added in their own
-/// format.
+/// Nearly the same for a GPU, which would move three times as many bytes for it: the squares of short runs are added in the number format
+/// of the tensor.
 fn squares_by_runs(piece: &Tensor) -> Result<Tensor, DeviceError> {
     let n = piece.size1()?;
     let whole = n / RUN * RUN;
@@ -975,6 +981,12 @@ mod tests {
             let sum = f64::try_from(squares_by_runs(&Tensor::full([n], 0.5, (Kind::Float, tch::Device::Cpu))).unwrap());
             assert_eq!(sum.unwrap(), n as f64 / 4.0, "{n}");
         }
+        // A sum in float32 would lose small squares beside the large one: 2^24 + 2^22 x 2^-4, in which a run has at most 2^6.
+        let mixed = Tensor::full([(1 << 22) + RUN], 0.25, (Kind::Float, tch::Device::Cpu));
+        let _ = mixed.narrow(0, 0, RUN).zero_();
+        let _ = mixed.narrow(0, 0, 1).fill_(4096.0);
+        let sum = f64::try_from(squares_by_runs(&mixed).unwrap()).unwrap();
+        assert_eq!(sum, 2.0_f64.powi(24) + 2.0_f64.powi(18));
         let none = Tensor::zeros([0, 3], (Kind::Float, tch::Device::Cpu));
         assert_eq!(f64::try_from(sum_of_squares(&none).unwrap()).unwrap(), 0.0);
     }

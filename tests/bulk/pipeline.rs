@@ -23,7 +23,7 @@ use crate::{
     frozen::{At, Gate, Shared, View},
 };
 
-/// Three parts of 10, 10 and 5 rows, in a store whose requests to publish a part may be held back.
+/// Parts of 10 rows, in a store whose requests to publish a part may be held back.
 async fn store(text: impl Into<Bytes>) -> Arc<Shared> {
     let shared = Arc::new(Shared::default());
     shared.inner.put(&Path::from("in/a.txt"), text.into().into()).await.unwrap();

@@ -64,7 +64,7 @@ fn number_formats_on_cuda_are_near_float64() {
     check(GPU, &[(Precision::F32, 1e-4), (Precision::Tf32, 0.02), (Precision::Bf16, 0.1)]);
 }
 
-/// Dropout and negatives that a GPU draws itself: a step has the losses of the CPU only if every number is the same.
+/// Dropout that a GPU draws itself, and negatives that are drawn while it works: with others, a step would have other losses than on the CPU.
 #[test]
 #[ignore = "needs a GPU; make gpu runs it"]
 fn random_numbers_on_cuda_are_those_of_the_cpu() {

@@ -6,7 +6,10 @@ use arrow::array::RecordBatch;
 use datafusion::common::runtime::SpawnedTask;
 use elmo::EmbeddedColumns;
 use futures::future::{FutureExt, Shared};
-use tokio::{sync::OwnedSemaphorePermit, time::Instant};
+use tokio::{
+    sync::{OwnedSemaphorePermit, oneshot},
+    time::Instant,
+};
 
 use super::{
     chunks::{Chunk, Chunker},
@@ -40,7 +43,9 @@ pub(super) enum Filled {
 /// A part that has all of its rows. It is not durable yet: its last rows are encoded and uploaded on a task of its own.
 pub(super) struct CompletePart {
     number: usize,
-    finishing: SpawnedTask<Result<Complete, SinkError>>,
+    finishing: SpawnedTask<Result<Option<Complete>, SinkError>>,
+    /// Cancels it.
+    cancel: oneshot::Sender<()>,
     start: Position,
     end: End,
     counts: Counts,
@@ -60,15 +65,18 @@ impl CompletePart {
     ) -> Self {
         let OpenPart { writer, start, counts, digest, .. } = open;
         let metadata = metadata.to_vec();
-        let finishing = SpawnedTask::spawn(async move { writer.complete(&metadata).await });
-        Self { number, finishing, start, end, counts, rows_digest: digest.value(), room }
+        let (cancel, cancelled) = oneshot::channel();
+        let finishing = SpawnedTask::spawn(async move { writer.complete(&metadata, cancelled.map(drop)).await });
+        Self { number, finishing, cancel, start, end, counts, rows_digest: digest.value(), room }
     }
 
     /// Publishes it and returns its entry, after checking that this job still holds the output and that the input files did not
     /// change. The entry of a part that is written again is emptied before.
     pub(super) async fn publish(self, plan: &Plan, manifest: &mut Manifest) -> Result<PartEntry> {
-        let Self { number, finishing, start, end: End { end, last }, counts, rows_digest, room } = self;
+        let Self { number, finishing, cancel, start, end: End { end, last }, counts, rows_digest, room } = self;
         let complete = finished(finishing).await?;
+        drop(cancel);
+        let complete = complete.ok_or_else(|| Error::Failed("a part was cancelled".to_owned()))?;
         let prepared = match check_unchanged(plan, start, end).await {
             Ok(()) => manifest.prepare(number, end, rows_digest.as_deref()).await.map_err(Error::from),
             changed => changed,
@@ -78,7 +86,7 @@ impl CompletePart {
             return Err(error);
         }
         let file = manifest.part_file(number);
-        let written = complete.replace(None, manifest.fence()).await?;
+        let written = complete.replace(manifest.fence()).await?;
         crash::after_upload_before_manifest();
         manifest.hold_published(&file).await?;
         drop(room);
@@ -88,14 +96,16 @@ impl CompletePart {
 
     /// Discards it.
     pub(super) async fn abort(self) {
-        if let Ok(complete) = finished(self.finishing).await {
+        drop(self.cancel);
+        if let Ok(Some(complete)) = finished(self.finishing).await {
             complete.abort().await;
         }
     }
 }
 
-async fn finished(finishing: SpawnedTask<Result<Complete, SinkError>>) -> Result<Complete> {
-    match finishing.join().await {
+/// A panic of the encoder goes on here.
+async fn finished(finishing: SpawnedTask<Result<Option<Complete>, SinkError>>) -> Result<Option<Complete>> {
+    match finishing.join_unwind().await {
         Ok(complete) => Ok(complete?),
         Err(error) => Err(Error::Failed(format!("a part could not be finished: {error}"))),
     }

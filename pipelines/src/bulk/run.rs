@@ -2,13 +2,13 @@
 
 use std::{sync::Arc, time::Duration};
 
-use futures::future::{Either, Shared, select};
+use futures::future::{Either, Shared, join_all, select};
 use tokio::{
     sync::{
         OwnedSemaphorePermit, Semaphore,
         mpsc::{self, UnboundedReceiver, UnboundedSender},
     },
-    time::Instant,
+    time::{Instant, timeout_at},
 };
 
 use super::{
@@ -33,6 +33,9 @@ use crate::{
 
 /// Limit of chunks in flight.
 const MAX_IN_FLIGHT: InFlightLimit = InFlightLimit { batches: 8, bytes: 512 << 20 };
+
+/// Rows of complete parts that wait until their part is published, before compression.
+const MAX_WAITING_BYTES: u64 = 512 << 20;
 
 /// Malformed rows that a report names.
 pub(super) const MAX_NAMED: usize = 5;
@@ -140,14 +143,17 @@ impl<'j> Run<'j> {
         }
         let mut feed = self.feed(chunker, (number, read), Until::LastPart);
         let mut open = Some(open);
-        let (next, mut waiting) = Next::new(manifest, self.stage.metadata());
-        let plan = Arc::clone(&self.parts.plan);
+        let (next, mut waiting) = Next::new(manifest, self.stage.metadata(), self.parts.row_group_bytes);
+        let (plan, grace) = (Arc::clone(&self.parts.plan), self.grace);
         let publishing = publish_all(&mut waiting, &plan, manifest);
-        let ended = both(publishing, self.fill_all(&mut feed, (&mut number, &mut open), next, stop)).await;
-        // There are some only if one could not be published.
+        let ended = both(publishing, self.fill_all(&mut feed, (&mut number, &mut open), next, stop), grace).await;
+        // There are some only if one could not be published, or not in time.
+        waiting.close();
+        let mut left = Vec::new();
         while let Some(part) = waiting.recv().await {
-            part.abort().await;
+            left.push(part.abort());
         }
+        join_all(left).await;
         let Some(open) = open else { return ended.map(drop) };
         if let Ok(Ended::Stopped(at)) = ended {
             return Err(self.pause(open, &mut feed, manifest, (number, at)).await);
@@ -172,9 +178,13 @@ impl<'j> Run<'j> {
                 Filled::Stopped(at) => return Ok(Ended::Stopped(at)),
                 Filled::Nothing => return Ok(Ended::Closed),
             };
-            let room = next.room(filling.writer.row_groups()).await?;
+            let room = tokio::select! {
+                biased;
+                () = stop.clone(), if self.parts.is_repeatable() => None, // the next part is the one that is not filled
+                room = next.room(filling.writer.row_groups()) => Some(room?),
+            };
             let (last, start) = (end.last, end.end);
-            let complete = open.take().map(|open| CompletePart::new(*number, open, end, &next.metadata, Some(room)));
+            let complete = open.take().map(|open| CompletePart::new(*number, open, end, &next.metadata, room));
             // The receiver lives longer than this.
             complete.into_iter().for_each(|part| drop(next.complete.send(part)));
             if last {
@@ -328,6 +338,8 @@ enum Ended {
     Closed,
     /// The job was interrupted, at this time.
     Stopped(Instant),
+    /// It was interrupted, and complete parts could not be published in time.
+    Late,
 }
 
 /// What new parts need, and where complete ones go.
@@ -336,8 +348,9 @@ struct Next<L> {
     job: String,
     metadata: Vec<(String, String)>,
     complete: UnboundedSender<CompletePart>,
-    /// Row groups that may wait until their part is published.
+    /// Row groups that may wait until their part is published, and their number.
     room: Arc<Semaphore>,
+    most: usize,
 }
 
 impl Next<()> {
@@ -345,26 +358,29 @@ impl Next<()> {
     fn new(
         manifest: &Manifest,
         metadata: Vec<(String, String)>,
+        row_group_bytes: u64,
     ) -> (Next<impl Fn(usize) -> Location + use<>>, UnboundedReceiver<CompletePart>) {
         let (complete, waiting) = mpsc::unbounded_channel();
         let (location, job) = (manifest.new_parts(), manifest.job_digest());
-        (Next { location, job, metadata, complete, room: Arc::new(Semaphore::new(most_waiting())) }, waiting)
+        let most = most_waiting(row_group_bytes);
+        (Next { location, job, metadata, complete, room: Arc::new(Semaphore::new(most)), most }, waiting)
     }
 }
 
 impl<L> Next<L> {
     /// Waits until so many row groups of a part may wait beside those of earlier parts.
     async fn room(&self, row_groups: usize) -> Result<OwnedSemaphorePermit> {
-        let groups = row_groups.clamp(1, most_waiting());
+        let groups = row_groups.clamp(1, self.most);
         let room = Arc::clone(&self.room).acquire_many_owned(groups as u32).await;
         room.map_err(|_| Error::Failed("parts are not published any more".to_owned()))
     }
 }
 
 /// Most row groups of complete parts that wait until their part is published. A part of the default size has two, and is encoded, hashed,
-/// written and synchronised in about twice the time in which the fastest models fill another one.
-fn most_waiting() -> usize {
-    (row_groups_at_once() * 3 / 2).max(1)
+/// written and synchronised in about twice the time in which the fastest models fill another one. Large row groups are fewer.
+fn most_waiting(row_group_bytes: u64) -> usize {
+    let of_bytes = MAX_WAITING_BYTES / row_group_bytes.max(1);
+    (row_groups_at_once() * 3 / 2).min(usize::try_from(of_bytes).unwrap_or(usize::MAX)).max(1)
 }
 
 /// Publishes parts in order, and appends their entries to the manifest.
@@ -382,11 +398,12 @@ async fn publish_all(
     Ok(())
 }
 
-/// Publishes parts while others are filled. Complete parts are published even if a later one fails; if one cannot be published, no more are
-/// filled.
+/// Publishes parts while others are filled. Complete parts are published even if a later one fails, and after an interruption within the
+/// grace period; if one cannot be published, no more are filled.
 async fn both(
     publishing: impl Future<Output = Result<()>>,
     filling: impl Future<Output = Result<Ended>>,
+    grace: Duration,
 ) -> Result<Ended> {
     // Boxed: without optimisation both together are larger than the stack of some threads.
     match select(Box::pin(publishing), Box::pin(filling)).await {
@@ -394,6 +411,15 @@ async fn both(
             published?;
             filling.await
         }
+        Either::Right((Ok(Ended::Stopped(at)), publishing)) => match timeout_at(at + grace, publishing).await {
+            Ok(published) => published.map(|()| Ended::Stopped(at)),
+            Err(_) => {
+                tracing::warn!(
+                    "complete files could not be published in time; their rows are computed again on resume"
+                );
+                Ok(Ended::Late)
+            }
+        },
         Either::Right((filled, publishing)) => {
             publishing.await?;
             filled

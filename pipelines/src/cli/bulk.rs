@@ -31,8 +31,9 @@ pub(super) struct OutputArgs {
 
     /// Input rows per file [default: about 128 MiB before compression]
     ///
-    /// Files are durable as a whole, so a crash loses the rows of the file that is being filled, and of the ones before it that are not
-    /// published yet: up to six, of one row group each.
+    /// Files are durable as a whole, so a crash loses the rows that are computed and in no published file: those of the file that is being
+    /// filled, of rows on their way, and of complete files that wait to be published, up to three of the default size. With --cluster, these
+    /// are up to four for each unit.
     #[arg(long, value_name = "N", value_parser = positive)]
     rows_per_file: Option<usize>,
 

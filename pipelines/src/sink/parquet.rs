@@ -120,18 +120,28 @@ impl PartWriter {
     }
 
     /// Finishes the file, with these key-value pairs in its footer, without publishing it: its bytes are encoded, and all but the last ones
-    /// are with the store.
+    /// are with the store. `None` if it was cancelled before.
     ///
     /// # Errors
-    /// [`SinkError::Encode`] or [`SinkError::Store`] when the rest cannot be encoded or written. Then there is no file.
-    pub async fn complete(mut self, footer: &[(String, String)]) -> Result<Complete, SinkError> {
-        if let Err(error) = self.finish(footer).await {
-            self.abort().await;
-            return Err(error);
+    /// [`SinkError::Encode`] or [`SinkError::Store`] when the rest cannot be encoded or written. Then, and after a cancellation, there is no
+    /// file.
+    pub async fn complete(
+        mut self,
+        footer: &[(String, String)],
+        cancelled: impl Future<Output = ()>,
+    ) -> Result<Option<Complete>, SinkError> {
+        let finished = tokio::select! {
+            biased;
+            () = cancelled => Ok(false),
+            finished = self.finish(footer) => finished.map(|()| true),
+        };
+        if let Ok(true) = finished {
+            let (rows, upload) = (self.groups.rows(), self.upload);
+            let (bytes, sha256) = upload.digest();
+            return Ok(Some(Complete { written: Written { rows, bytes, sha256 }, upload }));
         }
-        let (rows, upload) = (self.groups.rows(), self.upload);
-        let (bytes, sha256) = upload.digest();
-        Ok(Complete { written: Written { rows, bytes, sha256 }, upload })
+        self.abort().await;
+        finished.map(|_| None)
     }
 
     /// Number of row groups that have begun.
@@ -163,20 +173,14 @@ impl std::fmt::Debug for Complete {
 }
 
 impl Complete {
-    /// Publishes it in place of a file that an earlier writer may have left. The file is durable when this returns. If its SHA-256 is not
-    /// the `expected` one, nothing is published, which the caller detects by the digest.
+    /// Publishes it in place of a file that an earlier writer may have left. The file is durable when this returns.
     ///
     /// # Errors
     /// The fence's, when the output belongs to another process, or [`SinkError::Store`]. After an error the file does not exist, or, when
     /// only syncing failed, may not survive a power failure.
-    pub async fn replace<F: Fence>(self, expected: Option<&str>, fence: &F) -> Result<Written, F::Error> {
-        let Self { written, upload } = self;
-        if expected.is_none_or(|expected| expected == written.sha256) {
-            publish::replace(upload, fence).await?;
-        } else {
-            upload.abort().await;
-        }
-        Ok(written)
+    pub async fn replace<F: Fence>(self, fence: &F) -> Result<Written, F::Error> {
+        publish::replace(self.upload, fence).await?;
+        Ok(self.written)
     }
 
     /// Discards the file, and the chunks of it that the store has.

@@ -55,10 +55,12 @@ impl Upload {
             State::Held(held) => {
                 let held = mem::take(held);
                 self.location.create_parents()?;
-                let mut chunks = Chunks::start(&self.location).await?;
-                chunks.put(held.into()).await?;
-                chunks.put(bytes).await?;
-                self.state = State::Chunks(chunks);
+                // Whatever happens to the first chunks, the upload can be aborted.
+                self.state = State::Chunks(Chunks::start(&self.location).await?);
+                if let State::Chunks(chunks) = &mut self.state {
+                    chunks.put(held.into()).await?;
+                    chunks.put(bytes).await?;
+                }
             }
             State::Chunks(chunks) => chunks.put(bytes).await?,
         }

@@ -14,7 +14,7 @@
 //!   the end   4 B + 2 C''                          weights of the step, sums, and gradients on their way to the parameters
 //! words       U sum over filters of p (w C' + n')  a word of six bytes has windows at 9 places, see below
 //!             U 8 F                                for each highway layer
-//! LSTM        2 N layers (6 D + 3 P)               N tokens of a lane; 9 D + 4 P with libtorch's graph
+//! LSTM        2 N layers (6 D + 3 P)               N tokens of a lane; 7 D + 5 P on a GPU, 9 D + 4 P with libtorch's graph
 //! logits      2 K N                                at most a block of them
 //! program     300 MiB, and 40 MiB for each thread  on a CPU: libtorch, buffers of MKL, text; measured
 //! ```
@@ -184,7 +184,11 @@ impl Load<'_> {
         let (d, p) = match (self.device, self.recipe.precision) {
             (DeviceName::Cpu, Precision::F32) => (6, 3),
             // Cells are float32, which is two numbers of bfloat16.
-            (DeviceName::Cuda(_), Precision::F32 | Precision::Tf32 | Precision::Bf16) => (7, 5),
+            (device @ DeviceName::Cuda(_), Precision::F32 | Precision::Tf32 | Precision::Bf16)
+                if device.kernels() == Some(Ok(())) =>
+            {
+                (7, 5)
+            }
             _ => (9, 4),
         };
         let of_token = 2 * lstm.n_layers * (d * lstm.dim + p * lstm.projection_dim);

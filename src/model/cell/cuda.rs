@@ -104,7 +104,14 @@ unsafe impl Send for Context {}
 // SAFETY: as above.
 unsafe impl Sync for Context {}
 
-/// The kernels on one GPU.
+/// What kernels are for. Those of one use are compiled together.
+#[derive(Debug, Clone, Copy)]
+pub(in crate::model) enum Usage {
+    Inference,
+    Training,
+}
+
+/// The kernels of one use on one GPU.
 #[derive(Debug)]
 pub(in crate::model) struct Module {
     context: &'static Context,
@@ -155,10 +162,10 @@ pub(in crate::model) fn context(number: usize) -> Result<Result<&'static Context
 ///
 /// # Errors
 /// [`DeviceError::OutOfMemory`] when the GPU has no room for them.
-pub(in crate::model) fn module(number: usize) -> Result<Result<&'static Module, String>, DeviceError> {
-    static MODULES: PerGpu<Module> = Mutex::new(BTreeMap::new());
-    once(&MODULES, number, || {
-        let made = Module::new(number);
+pub(in crate::model) fn module(number: usize, usage: Usage) -> Result<Result<&'static Module, String>, DeviceError> {
+    static MODULES: [PerGpu<Module>; 2] = [const { Mutex::new(BTreeMap::new()) }; 2];
+    once(&MODULES[usage as usize], number, || {
+        let made = Module::new(number, usage);
         if let Err(error) = &made
             && !error.is_out_of_memory()
         {
@@ -223,9 +230,9 @@ impl Context {
 }
 
 impl Module {
-    fn new(number: usize) -> Result<Self, DeviceError> {
+    fn new(number: usize, usage: Usage) -> Result<Self, DeviceError> {
         let context = context(number)?.map_err(failed)?;
-        let binary = compile(nvrtc().map_err(failed)?, &context.architecture()?).map_err(failed)?;
+        let binary = compile(nvrtc().map_err(failed)?, &context.architecture()?, usage).map_err(failed)?;
         let _current = context.make_current()?;
         let driver = context.driver;
         let mut module = ptr::null_mut();
@@ -238,7 +245,7 @@ impl Module {
             let status = unsafe { (driver.get_function)(&raw mut function, module, text.as_ptr()) };
             checked("cuModuleGetFunction", status).map(|()| (name, Kernel(function)))
         };
-        Ok(Self { context, functions: names().map(function).collect::<Result<_, DeviceError>>()? })
+        Ok(Self { context, functions: usage.names().map(function).collect::<Result<_, DeviceError>>()? })
     }
 
     /// Starts a pass; it runs after all work that was given to the GPU before.
@@ -289,20 +296,23 @@ impl Drop for Current {
     }
 }
 
-/// Passes of inference, and those that only training needs.
-const PASSES: [&[&str]; 2] =
-    [&["lstm_cell", "lstm_output"], &["lstm_cell_kept", "lstm_cell_backward", "lstm_output_backward", "dropout"]];
-/// Number formats of the passes of inference; training has the first two.
+/// Number formats of the kernels; those of training have the first two.
 const KINDS: [(Kind, &str); 3] = [(Kind::Float, "f32"), (Kind::BFloat16, "bf16"), (Kind::Half, "f16")];
 
-/// Names of the kernels in `kernels.cu`.
-fn names() -> impl Iterator<Item = String> {
-    let of = |passes: &'static [&'static str], kinds: &'static [(Kind, &'static str)]| {
+impl Usage {
+    /// Names of its kernels in `kernels.cu`.
+    fn names(self) -> impl Iterator<Item = String> {
+        let (passes, kinds): (&[&str], _) = match self {
+            Self::Inference => (&["lstm_cell", "lstm_output"], &KINDS[..]),
+            Self::Training => (
+                &["lstm_cell_kept", "lstm_output", "lstm_cell_backward", "lstm_output_backward", "dropout"],
+                &KINDS[..2],
+            ),
+        };
         passes.iter().flat_map(move |pass| {
             kinds.iter().flat_map(move |(_, kind)| [1, 4].map(|together| format!("{pass}_{kind}_{together}")))
         })
-    };
-    of(PASSES[0], &KINDS).chain(of(PASSES[1], &KINDS[..2]))
+    }
 }
 
 fn kind_name(kind: Kind) -> Option<&'static str> {
@@ -352,13 +362,16 @@ fn open(name: &CStr) -> Result<Handle, String> {
 }
 
 /// The kernels as machine code of an architecture, such as `sm_90`.
-fn compile(nvrtc: &Nvrtc, architecture: &str) -> Result<Vec<u8>, String> {
+fn compile(nvrtc: &Nvrtc, architecture: &str, usage: Usage) -> Result<Vec<u8>, String> {
     let text = |text: &str| CString::new(text).map_err(|error| error.to_string());
     let source = text(SOURCE)?;
     let texts = HEADERS.iter().map(|(_, header)| text(header)).collect::<Result<Vec<_>, _>>()?;
     let headers: Vec<_> = texts.iter().map(|header| header.as_ptr()).collect();
-    let options = [text(&format!("--gpu-architecture={architecture}"))?, text("--std=c++17")?];
-    let options = options.each_ref().map(|option| option.as_ptr());
+    let mut words = vec![text(&format!("--gpu-architecture={architecture}"))?, text("--std=c++17")?];
+    if let Usage::Training = usage {
+        words.push(text("--define-macro=ELMO_TRAINING")?);
+    }
+    let options: Vec<_> = words.iter().map(|word| word.as_ptr()).collect();
     let mut program = ptr::null_mut();
     // SAFETY: texts that end with NUL and live until the end of this function.
     let created = unsafe {

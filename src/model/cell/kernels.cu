@@ -12,23 +12,23 @@
       PASS_NAME<TYPE, V>(step, blockIdx.z, row, column);                                                                \
   }
 
-#define INFERENCE(TYPE, NAME, V)                                     \
-  KERNEL(lstm_cell, Gates, rows, cells, TYPE, NAME, V)               \
-  KERNEL(lstm_output, Outputs, rows, size, TYPE, NAME, V)
-
-#define TRAINING(TYPE, NAME, V)                                      \
-  KERNEL(lstm_cell_kept, KeptGates, rows, cells, TYPE, NAME, V)      \
-  KERNEL(lstm_cell_backward, GateGradients, rows, cells, TYPE, NAME, V)  \
+// Those of one use: compiling takes longer than loading a small model.
+#ifdef ELMO_TRAINING
+#define PASSES(TYPE, NAME, V)                                               \
+  KERNEL(lstm_cell_kept, KeptGates, rows, cells, TYPE, NAME, V)             \
+  KERNEL(lstm_output, Outputs, rows, size, TYPE, NAME, V)                   \
+  KERNEL(lstm_cell_backward, GateGradients, rows, cells, TYPE, NAME, V)     \
   KERNEL(lstm_output_backward, OutputGradients, rows, size, TYPE, NAME, V)  \
   KERNEL(dropout, Dropping, tokens, width, TYPE, NAME, V)
+#else
+#define PASSES(TYPE, NAME, V)                                               \
+  KERNEL(lstm_cell, Gates, rows, cells, TYPE, NAME, V)                      \
+  KERNEL(lstm_output, Outputs, rows, size, TYPE, NAME, V)
+PASSES(Float16, f16, 1)
+PASSES(Float16, f16, 4)
+#endif
 
-INFERENCE(float, f32, 1)
-INFERENCE(float, f32, 4)
-INFERENCE(BFloat16, bf16, 1)
-INFERENCE(BFloat16, bf16, 4)
-INFERENCE(Float16, f16, 1)
-INFERENCE(Float16, f16, 4)
-TRAINING(float, f32, 1)
-TRAINING(float, f32, 4)
-TRAINING(BFloat16, bf16, 1)
-TRAINING(BFloat16, bf16, 4)
+PASSES(float, f32, 1)
+PASSES(float, f32, 4)
+PASSES(BFloat16, bf16, 1)
+PASSES(BFloat16, bf16, 4)

@@ -6,6 +6,8 @@
 
 pub(super) mod cuda;
 
+pub(super) use cuda::Usage;
+
 use std::{ffi::c_void, ptr};
 
 use tch::{Device, Kind, Tensor};
@@ -213,13 +215,13 @@ pub(super) struct Dropping<'t> {
 }
 
 impl CellKernels {
-    /// The kernels of a device; `None` on a CPU, and where NVRTC does not work: then libtorch's operations serve.
+    /// The kernels of a device for a use; `None` on a CPU, and where NVRTC does not work: then libtorch's operations serve.
     ///
     /// # Errors
     /// [`DeviceError::OutOfMemory`] when the device has no room for them.
-    pub(super) fn of(device: Device) -> Result<Option<Self>, DeviceError> {
+    pub(super) fn of(device: Device, usage: Usage) -> Result<Option<Self>, DeviceError> {
         match device {
-            Device::Cuda(number) => Ok(cuda::module(number)?.ok().map(Self::Cuda)),
+            Device::Cuda(number) => Ok(cuda::module(number, usage)?.ok().map(Self::Cuda)),
             _ => Ok(None),
         }
     }

@@ -1,5 +1,5 @@
-// What only training needs: the passes over gates and outputs whose results its backward pass reads (`lstm/trained_device.rs`), those of
-// the backward pass, and dropout (`dropout.rs`). As `cell.h`, for the columns of one row.
+// What only training needs: the pass over the gates whose results its backward pass reads (`lstm/trained_device.rs`), those of the
+// backward pass, and dropout (`dropout.rs`). As `cell.h`, for the columns of one row.
 
 #pragma once
 
@@ -76,7 +76,11 @@ template <class T, int V> PASS void lstm_cell_kept(const KeptGates &step, int di
   write<T, V>(step.out, (direction * step.all + row) * cells + column, out);
 }
 
-// A cell state on the bound counts as beyond it: from gates of 16 bits the sum cannot be had again.
+// Whether the clip bounded the cell state. From gates of 16 bits the sum cannot be had again: there, a state on the bound was bounded.
+template <class T> PASS bool bounded(float sum, float state, float clip) {
+  return sizeof(T) == 4 ? sum > clip || sum < -clip : state >= clip || state <= -clip;
+}
+
 template <class T, int V>
 PASS void lstm_cell_backward(const GateGradients &step, int direction, long long row, long long column) {
   const long long cells = step.cells;
@@ -90,7 +94,7 @@ PASS void lstm_cell_backward(const GateGradients &step, int direction, long long
   for (int v = 0; v < V; ++v) {
     const float i = load(gates[0].of[v]), j = load(gates[1].of[v]), f = load(gates[2].of[v]), o = load(gates[3].of[v]);
     const float t = tangent<T>(after.of[v]), m = load(out.of[v]);
-    const bool beyond = after.of[v] >= step.clip || after.of[v] <= -step.clip;
+    const bool beyond = bounded<T>(f * before.of[v] + i * j, after.of[v], step.clip);
     const float c = beyond ? 0.0f : state.of[v] + m * o * (1.0f - t * t);
     state.of[v] = c * f;
     store(c * j * i * (1.0f - i), gates[0].of[v]);

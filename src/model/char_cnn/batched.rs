@@ -179,7 +179,7 @@ impl BatchedCnn {
     fn characters(&self, ids: &Tensor) -> Result<Tensor, DeviceError> {
         let embeddings = match self.device {
             Device::Cpu => self.embedding.f_index_select(0, ids)?,
-            // The same, but the backward pass sorts terms by character, where thousands of threads would wait for one row.
+            // The backward pass of this one sorts the terms by character; in that of the other one, thousands of threads wait for each row.
             _ => Tensor::f_embedding(&self.embedding, ids, -1, false, false)?,
         };
         Ok(embeddings.f_to_kind(self.kind)?)

@@ -26,6 +26,7 @@ impl LstmLayer {
         capture: bool,
     ) -> Result<(Tensor, Option<Tensor>), DeviceError> {
         // Rows hold several sentences only where all start from one constant, which any row has.
+        let bias = self.bias.f_to_kind(x.kind())?;
         let constant = LayerState { h: start.h.f_narrow(1, 0, 1)?, c: start.c.f_narrow(1, 0, 1)? };
         let LayerState { mut h, mut c } = start; // [2, W, P], [2, W, D]
         let chunk_rows = if x.device() == Device::Cpu { CHUNK_ROWS_HOST } else { CHUNK_ROWS_DEVICE };
@@ -34,7 +35,7 @@ impl LstmLayer {
         let mut outputs = Vec::with_capacity(packings.steps().len());
         let mut finished = Finished::new(capture);
         for (chunk, input) in chunks.iter().zip(x.f_split_with_sizes(rows, 1)?) {
-            let hoisted = scalar_ops::baddbmm(&self.bias, &input, &self.w_x)?; // [2, r, 4D]
+            let hoisted = scalar_ops::baddbmm(&bias, &input, &self.w_x)?; // [2, r, 4D]
             let widths: Vec<i64> = steps_of(packings, chunk).map(|(_, step)| step.width as i64).collect();
             for ((t, step), gates) in steps_of(packings, chunk).zip(hoisted.f_split_with_sizes(widths, 1)?) {
                 (h, c) = (first_rows(h, step.width)?, first_rows(c, step.width)?);

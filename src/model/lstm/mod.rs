@@ -33,7 +33,7 @@ use tch::{Device, Kind, Tensor};
 
 use super::{
     DeviceError, Precision,
-    cell::CellKernels,
+    cell::{CellKernels, Usage},
     packing::{Chunk, Packings, Step},
     parameters::NamedTensors,
     scalar_ops,
@@ -47,7 +47,7 @@ use crate::options::ModelOptions;
 pub(crate) struct LstmLayer {
     w_x: Tensor,         // [2, in, 4D]
     w_h: Tensor,         // [2, P, 4D]
-    bias: Tensor,        // [2, 1, 4D], +1 in the forget block
+    bias: Tensor,        // [2, 1, 4D] float32 or float64, +1 in the forget block
     w_p: Option<Tensor>, // [2, D, P], at least `tensors::MIN_COLUMNS` wide
     projection: i64,     // P
     residual: bool,
@@ -70,7 +70,9 @@ impl TrainingPasses {
     fn of(kind: Kind, device: Device) -> Result<Option<Self>, DeviceError> {
         Ok(match (device, kind) {
             (Device::Cpu, Kind::Float) => Some(Self::Host),
-            (Device::Cuda(_), Kind::Float | Kind::BFloat16) => CellKernels::of(device)?.map(Self::Kernels),
+            (Device::Cuda(_), Kind::Float | Kind::BFloat16) => {
+                CellKernels::of(device, Usage::Training)?.map(Self::Kernels)
+            }
             _ => None,
         })
     }
@@ -135,6 +137,8 @@ impl LstmLayer {
         let place = |t: Tensor| -> Result<Tensor, DeviceError> {
             Ok(t.f_contiguous()?.f_to_device(device)?.f_to_kind(precision.kind())?)
         };
+        // Near the 1 of the forget gate, bfloat16 has no room for the steps of training.
+        let wide = |t: Tensor| -> Result<Tensor, DeviceError> { Ok(t.f_contiguous()?.f_to_device(device)?) };
         let [w_x, w_h] = both_directions(source, layer, "W_0", [p, p], kind)?;
         let [bias] = both_directions(source, layer, "B", [4 * d], kind)?;
         let w_p = match options.has_projection() {
@@ -147,7 +151,7 @@ impl LstmLayer {
         Ok(Self {
             w_x: place(w_x)?,
             w_h: place(w_h)?,
-            bias: place(with_forget_bias(&bias, d)?.f_unsqueeze(1)?)?,
+            bias: wide(with_forget_bias(&bias, d)?.f_unsqueeze(1)?)?,
             w_p,
             projection: p,
             residual: layer > 0 && lstm.use_skip_connections,

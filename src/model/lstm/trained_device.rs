@@ -10,6 +10,7 @@ use super::{LstmLayer, device::bound};
 use crate::model::{
     DeviceError,
     cell::{CellKernels, GateGradients, KeptGates, OutputGradients, Outputs},
+    scalar_ops,
     start_state::LayerState,
     tensors,
 };
@@ -39,7 +40,7 @@ impl Kept {
     pub(super) fn last(&self) -> Result<LayerState, DeviceError> {
         let steps = self.steps();
         let (clip, raw) = (f64::from(self.clip), self.raw.f_select(0, steps - 1)?);
-        let h = raw.f_clamp(-clip, clip)?;
+        let h = scalar_ops::clamp(&raw, -clip, clip)?;
         Ok(LayerState { h, c: self.cells.f_select(0, steps)?.f_to_kind(raw.kind())? })
     }
 }

@@ -75,9 +75,9 @@ fn help(code: Code, reason: &str) -> Option<&'static str> {
             "start no more processes than group.max.size of the brokers allows in one group, or raise it"
         }
         Code::UnstableOffsetCommit => {
-            "if a transaction stays open for longer than transaction.timeout.ms, restart the process that began it, which aborts \
-             it if the process has a group.instance.id; or abort it in __consumer_offsets with kafka-transactions.sh \
-             (find-hanging, abort)"
+            "check that the brokers run, and the addresses in --brokers; if a transaction stays open for longer than \
+             transaction.timeout.ms, restart the process that began it, which aborts it if the process has a \
+             group.instance.id; or abort it in __consumer_offsets with kafka-transactions.sh (find-hanging, abort)"
         }
         Code::UnsupportedVersion | Code::UnsupportedFeature => {
             "group.protocol=consumer needs brokers of version 4.0 or later; leave it out for older ones"

@@ -363,13 +363,17 @@ impl Transactions {
     /// # Errors
     /// [`StreamError::Broker`] for an error that cannot heal.
     fn close(&mut self, offsets: Offsets) -> Result<(), StreamError> {
-        let (mut repeats, mut unanswered) = (0, 0);
+        let (mut repeats, mut said) = (0, false);
         loop {
             let error = match self.abort_in_all_partitions(offsets) {
                 Ok(None) => return Ok(()),
-                // While the partition of the offsets has no leader, it would miss this marker, too.
-                Ok(Some(error)) if is_unanswered(&error) && unanswered < REPEATS => {
-                    unanswered += 1;
+                // While the partition of the offsets has no leader, it would miss this marker, too. To join the group, its coordinator
+                // has to answer anyway.
+                Ok(Some(error)) if is_unanswered(&error) => {
+                    if !said {
+                        tracing::warn!(%error, "the coordinator of the group does not answer; asking until it does");
+                        said = true;
+                    }
                     error
                 }
                 // Most producers have left nothing there, so a refusal must not keep a process from starting.
@@ -421,8 +425,7 @@ impl Transactions {
     /// Adds an offset of the group to a transaction that is to be aborted, so that its partition of `__consumer_offsets` gets
     /// the marker, too. The transaction has that partition (`AddOffsetsToTxn`) before the group gets the offset
     /// (`TxnOffsetCommit`), which it may refuse: to a user without READ on the topic, for example. librdkafka sends nothing for
-    /// an empty list. No process of the group asks for the offset of a topic that it writes to, so that nothing begins there
-    /// even if this marker is lost.
+    /// an empty list. A process does not read what it writes, so that nothing begins at this offset even if this marker is lost.
     fn add_offset(&self, topic: &str, group: &ConsumerGroupMetadata) -> Result<(), KafkaError> {
         let mut offsets = TopicPartitionList::with_capacity(1);
         offsets.add_partition_offset(topic, 0, Offset::Offset(0))?;
