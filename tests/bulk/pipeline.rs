@@ -157,3 +157,25 @@ async fn an_interruption_while_a_part_is_published_keeps_it_and_rows_of_the_next
     assert_eq!((report.resumed_rows, again.rows.into_inner() as u64), (rows, 255 - rows));
     assert!(outcome(&shared).await == undisturbed_with(255).await);
 }
+
+/// A store that does not take the first part: the job ends after the grace period, and the next one computes all rows again.
+#[tokio::test(flavor = "multi_thread")]
+async fn an_interruption_waits_for_parts_no_longer_than_for_rows() {
+    let shared = store(lines(255)).await;
+    let (gate, stage, stop) = (Gate::new(At::Publishing), Arc::new(Hashing::default()), Arc::new(Notify::new()));
+    let held = stores(&shared, Some(&gate));
+    let job = tokio::spawn({
+        let (stage, stop) = (Arc::clone(&stage), Arc::clone(&stop));
+        let job = BulkJob { grace: Duration::from_millis(100), ..the_job() };
+        async move { bulk::run(&job, stage.as_ref(), &held, stop.notified(), &Silent).await }
+    });
+    until(&gate, &stage, 18).await;
+    stop.notify_one();
+    let ended = tokio::time::timeout(Duration::from_secs(60), job).await.expect("the job waits for the store");
+    let error = ended.unwrap().unwrap_err();
+    assert!(matches!(error, Error::Interrupted { rows: 0, again: true, begun: true }), "{error}");
+    assert!(outcome(&shared).await.keys().all(|name| !name.contains("part")), "nothing was published");
+    let report = run(&the_job(), &Hashing::default(), &stores(&shared, None)).await.unwrap();
+    assert_eq!(report.resumed_rows, 0);
+    assert!(outcome(&shared).await == undisturbed_with(255).await);
+}
