@@ -596,6 +596,18 @@ mod tests {
         }
     }
 
+    /// By hand: infinity minus infinity. A probability of 1 would hide that the model is broken.
+    #[test]
+    fn an_infinite_logit_of_a_target_is_no_loss() {
+        for kind in [Kind::Double, Kind::Float, Kind::BFloat16] {
+            let output = output(WORDS, 3).to_kind(exact_kind(kind)).unwrap();
+            let _ = output.bias.narrow(0, 5, 1).fill_(f64::INFINITY);
+            let head = sampled(&output, &[5, 3], &[drawn(0..2, &[1, 2], 3)], 1.0, kind).unwrap();
+            let found = head.gradients(&wave(&[2, 3], 0.1).to_kind(kind)).unwrap();
+            assert!(f64::try_from(found.loss).unwrap().is_nan(), "{kind:?}");
+        }
+    }
+
     /// By hand: of three replicas, two belong to this process.
     #[test]
     fn the_classes_of_a_process_are_those_of_its_replicas() {

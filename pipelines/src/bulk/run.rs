@@ -376,8 +376,9 @@ impl<L> Next<L> {
     }
 }
 
-/// Most row groups of complete parts that wait until their part is published. A part of the default size has two, and is encoded, hashed,
-/// written and synchronised in about twice the time in which the fastest models fill another one. Large row groups are fewer.
+/// Most row groups of complete parts that wait until their part is published. A part of the default size has two. On a GPU, it takes
+/// about twice as long to encode, hash, write and synchronise it as to fill another one (estimated from the rates of a job). Of large row
+/// groups fewer wait.
 fn most_waiting(row_group_bytes: u64) -> usize {
     let of_bytes = MAX_WAITING_BYTES / row_group_bytes.max(1);
     (row_groups_at_once() * 3 / 2).min(usize::try_from(of_bytes).unwrap_or(usize::MAX)).max(1)

@@ -115,9 +115,12 @@ pub(in crate::model) enum Usage {
 #[derive(Debug)]
 pub(in crate::model) struct Module {
     context: &'static Context,
-    /// By name. Never unloaded.
-    functions: HashMap<String, Kernel>,
+    /// Never unloaded.
+    functions: HashMap<Name, Kernel>,
 }
+
+/// Pass, number format, and numbers in one access to memory.
+type Name = (&'static str, &'static str, i64);
 
 #[derive(Debug)]
 struct Kernel(Handle);
@@ -238,8 +241,9 @@ impl Module {
         let mut module = ptr::null_mut();
         // SAFETY: a binary of NVRTC, and a pointer to a variable of this function.
         checked("cuModuleLoadData", unsafe { (driver.load_module)(&raw mut module, binary.as_ptr().cast()) })?;
-        let function = |name: String| {
-            let text = CString::new(name.as_str()).map_err(|error| failed(error.to_string()))?;
+        let function = |name: Name| {
+            let (pass, kind, together) = name;
+            let text = CString::new(format!("{pass}_{kind}_{together}")).map_err(|error| failed(error.to_string()))?;
             let mut function = ptr::null_mut();
             // SAFETY: a module of this context, a name that ends with NUL, and a pointer to a variable of this function.
             let status = unsafe { (driver.get_function)(&raw mut function, module, text.as_ptr()) };
@@ -260,7 +264,7 @@ impl Module {
         [rows, columns]: [i64; 2],
         arguments: *const c_void,
     ) -> Result<(), DeviceError> {
-        let kernel = kind_name(kind).and_then(|kind| self.functions.get(&format!("{pass}_{kind}_{together}")));
+        let kernel = kind_name(kind).and_then(|kind| self.functions.get(&(pass, kind, together)));
         let kernel = kernel.ok_or_else(|| DeviceError::internal(format!("no kernel {pass} for {kind:?}")))?;
         let _current = self.context.make_current()?;
         let blocks = (columns / together + BLOCK - 1) / BLOCK;
@@ -301,8 +305,8 @@ const KINDS: [(Kind, &str); 3] = [(Kind::Float, "f32"), (Kind::BFloat16, "bf16")
 
 impl Usage {
     /// Names of its kernels in `kernels.cu`.
-    fn names(self) -> impl Iterator<Item = String> {
-        let (passes, kinds): (&[&str], _) = match self {
+    fn names(self) -> impl Iterator<Item = Name> {
+        let (passes, kinds): (&[&'static str], _) = match self {
             Self::Inference => (&["lstm_cell", "lstm_output"], &KINDS[..]),
             Self::Training => (
                 &["lstm_cell_kept", "lstm_output", "lstm_cell_backward", "lstm_output_backward", "dropout"],
@@ -310,7 +314,7 @@ impl Usage {
             ),
         };
         passes.iter().flat_map(move |pass| {
-            kinds.iter().flat_map(move |(_, kind)| [1, 4].map(|together| format!("{pass}_{kind}_{together}")))
+            kinds.iter().flat_map(move |(_, kind)| [1, 4].map(|together| (*pass, *kind, together)))
         })
     }
 }
