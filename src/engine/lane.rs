@@ -210,7 +210,8 @@ impl Lane {
     fn count_work(&self, table: &WordTable<'_>, activations: &Activations) {
         let tokens: usize = table.sentences.iter().map(Vec::len).sum();
         let words = table.computed.iter().copied();
-        let flop = self.model.flop_per_token() * tokens as f64 + self.model.flop_of_words(words);
+        let of_tokens = self.model.flop_per_token() * tokens as f64 - activations.saved_flop();
+        let flop = of_tokens + self.model.flop_of_words(words);
         let mut metrics = lock(&self.shared.metrics);
         metrics.batches += 1;
         metrics.sentences += table.sentences.len() as u64;

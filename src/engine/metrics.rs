@@ -23,7 +23,8 @@ pub struct EmbedderMetrics {
     pub device_seconds: f64,
     /// Seconds that sentences waited in the queue, summed over sentences.
     pub queue_seconds: f64,
-    /// Floating point operations of the matrix products for these tokens, padding not counted, in 1e9.
+    /// Floating point operations of the matrix products for these tokens, in 1e9. Padding is not counted, and neither are products that a
+    /// token shares with another one, on a CPU.
     pub gflop: f64,
     /// Batches split because a device ran out of memory.
     pub oom_splits: u64,

@@ -3,6 +3,7 @@
 #![allow(clippy::unwrap_used)]
 
 use std::{
+    collections::HashSet,
     sync::{
         Arc, Condvar, Mutex,
         atomic::{AtomicUsize, Ordering},
@@ -104,6 +105,20 @@ fn words_on_the_device_change_no_vector() {
         let Vectors::Tokens(values) = sentence.unwrap() else { panic!("the recipe asks for tokens") };
         assert!(values.iter().zip(n).all(|(a, b)| (a - b).abs() < 1e-5));
     }
+}
+
+/// Expected: by hand. A product of a word's input, `[P] x [P, 4D]`, is computed once for each distinct word and direction.
+#[test]
+fn operations_of_products_that_tokens_share_count_once() {
+    let embedder = engine_with(1, &EmbedderSettings::default(), Healthy);
+    let distinct: HashSet<String> = sentences(200).iter().flat_map(|s| s.words.iter().map(str::to_owned)).collect();
+    embed(&embedder, 200).into_iter().for_each(|answer| drop(answer.unwrap()));
+    let (metrics, model, lstm) = (embedder.metrics(), model(), tiny::options().lstm);
+    let shared = 2.0 * (metrics.tokens as usize - distinct.len()) as f64;
+    let saved = shared * 2.0 * (lstm.projection_dim * 4 * lstm.dim) as f64;
+    let all = model.flop_per_token() * metrics.tokens as f64 + model.flop_of_words(distinct.iter().map(String::as_str));
+    assert_eq!((metrics.batches, metrics.words_computed), (1, distinct.len() as u64));
+    assert!((metrics.gflop * 1e9 - (all - saved)).abs() < 1.0 && saved > 0.1 * all, "{metrics:?}");
 }
 
 fn recipe() -> Arc<Recipe> {

@@ -19,11 +19,18 @@ pub struct Activations {
     last: Option<StartState>,
     /// The layers are float32 numbers in host memory, to be read there.
     on_host: bool,
+    saved_flop: f64,
 }
 
 impl Activations {
-    pub(crate) fn new(packings: Packings, layers: Vec<Tensor>, last: Option<StartState>, on_host: bool) -> Self {
-        Self { packings, layers, last, on_host }
+    pub(crate) fn new(
+        packings: Packings,
+        layers: Vec<Tensor>,
+        last: Option<StartState>,
+        on_host: bool,
+        saved_flop: f64,
+    ) -> Self {
+        Self { packings, layers, last, on_host, saved_flop }
     }
 
     /// With NaN in the forward half of token `i` of a sentence, in all layers.
@@ -62,6 +69,12 @@ impl Activations {
     /// Rows that were computed for each direction: its tokens, and rows that nothing reads.
     pub fn packed_rows(&self) -> usize {
         self.packings.packed_rows()
+    }
+
+    /// Floating point operations of products that were not computed, as another packed row has the same. Without padding,
+    /// [`BiLm::flop_per_token`](super::BiLm::flop_per_token) counts them.
+    pub(crate) fn saved_flop(&self) -> f64 {
+        self.saved_flop
     }
 
     /// `[N, P]`: the outputs of a layer for the `N` tokens of one direction (0 is forward, 1 backward), sentence by

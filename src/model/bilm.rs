@@ -91,9 +91,11 @@ impl Layer {
         })
     }
 
+    /// Packed rows of a direction that have the same number in `words`, if given, have the same input.
     fn forward(
         &self,
         x: &Tensor,
+        words: Option<&[Vec<i64>; 2]>,
         packings: &Packings,
         indices: &Indices,
         start: LayerState,
@@ -101,7 +103,7 @@ impl Layer {
     ) -> Result<LayerOutput, DeviceError> {
         match self {
             Self::Float(layer) => layer.forward(x, packings, &indices.begins, start, capture),
-            Self::Fused(layer) => layer.forward(x, packings, start, capture),
+            Self::Fused(layer) => layer.forward(x, words, packings, start, capture),
             Self::Device(layer) => layer.forward(x, packings, indices.marks.as_ref(), start, capture),
         }
     }
@@ -355,7 +357,7 @@ impl BiLm {
     }
 
     /// Minimum number of rows of a step: 1 where products of any height give a row the same bits.
-    fn min_width(&self) -> usize {
+    pub(super) fn min_width(&self) -> usize {
         if self.layers.iter().all(Layer::is_narrow) { 1 } else { MIN_WIDTH }
     }
 
@@ -426,15 +428,17 @@ impl BiLm {
         let [forward, backward] = &indices.read;
         let read = [table.f_index_select(0, forward)?, table.f_index_select(0, backward)?]; // [R, P] each
         let mut x = dropout.apply(0, Tensor::f_stack(&read, 0)?)?; // [2, R, P]
-        let (mut layers, mut last) = (Vec::new(), Vec::new());
+        let mut words = dropout.keeps_all().then(|| batch.ids());
+        let (mut layers, mut last, mut saved_flop) = (Vec::new(), Vec::new(), 0.0);
         for (k, (lstm, start)) in self.layers.iter().zip(start.in_packed_rows(packings)?).enumerate() {
-            let output = lstm.forward(&x, packings, &indices, start, capture)?;
+            let output = lstm.forward(&x, words.take(), packings, &indices, start, capture)?;
+            saved_flop += output.saved_flop;
             layers.push(std::mem::replace(&mut x, dropout.apply(k + 1, output.y)?));
             last.extend(output.last);
         }
         layers.push(x);
         let last = capture.then(|| StartState::per_sentence(last));
-        Ok(Activations::new(packings.clone(), layers, last, form == Form::Host))
+        Ok(Activations::new(packings.clone(), layers, last, form == Form::Host, saved_flop))
     }
 
     /// Token vectors of words, `[U, P]` row-major float32 on the host, in the order of the words.

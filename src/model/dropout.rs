@@ -24,6 +24,11 @@ pub trait Dropout {
     /// # Errors
     /// [`DeviceError`] when the device has no room or libtorch fails.
     fn apply(&self, layer: usize, x: Tensor) -> Result<Tensor, DeviceError>;
+
+    /// Whether every value stays as it is, so that tokens of the same word have the same vector.
+    fn keeps_all(&self) -> bool {
+        false
+    }
 }
 
 /// Keeps every value.
@@ -33,6 +38,10 @@ pub struct NoDropout;
 impl Dropout for NoDropout {
     fn apply(&self, _layer: usize, x: Tensor) -> Result<Tensor, DeviceError> {
         Ok(x)
+    }
+
+    fn keeps_all(&self) -> bool {
+        true
     }
 }
 

@@ -175,9 +175,82 @@ pub(crate) fn multiply(a: Left<'_>, b: Panels<'_>, bias: Option<&[f32]>, c: &mut
 /// The gates of a step before their non-linearities: `start` and the products of rows with one panel `[k, 64]` each.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Gates<'g> {
-    /// The bias `[64]`, with the +1 of the forget gate, or `[w, 64]`.
-    pub(crate) start: &'g [f32],
+    pub(crate) start: Start<'g>,
     pub(crate) products: &'g [(Left<'g>, Panels<'g>)],
+}
+
+/// What the products of a step are added to.
+#[derive(Debug, Clone, Copy)]
+pub(crate) enum Start<'g> {
+    /// The bias, with the +1 of the forget gate.
+    Bias(&'g [f32; COLUMNS]),
+    /// The bias and the input product.
+    Input(OfInput<'g>),
+}
+
+/// Gates to which the bias and the input have been added.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct OfInput<'g> {
+    /// Those that several rows share, and those of one row each.
+    pub(crate) gates: [&'g [[f32; COLUMNS]]; 2],
+    /// Which of them each row of the step has.
+    pub(crate) places: &'g [Place],
+}
+
+/// One of the rows of two matrices: the matrix is the lowest bit.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Place(u32);
+
+impl Place {
+    /// A row of matrix 0 or 1.
+    pub(crate) fn new(matrix: usize, row: usize) -> Self {
+        Self((row * 2 + matrix) as u32)
+    }
+
+    pub(crate) fn matrix(self) -> usize {
+        self.0 as usize % 2
+    }
+
+    pub(crate) fn row(self) -> usize {
+        self.0 as usize / 2
+    }
+
+    /// The row, without a branch on the matrix, which no processor could predict.
+    #[inline(always)]
+    fn of<'g>(self, matrices: &[&'g [[f32; COLUMNS]]; 2]) -> &'g [f32; COLUMNS] {
+        &matrices[self.matrix()][self.row()]
+    }
+}
+
+impl<'g> Start<'g> {
+    /// Whether a step of `w` rows can begin with it.
+    fn fits(&self, w: usize) -> bool {
+        match self {
+            Self::Bias(_) => true,
+            Self::Input(OfInput { gates, places }) => {
+                places.len() == w && places.iter().all(|place| place.row() < gates[place.matrix()].len())
+            }
+        }
+    }
+
+    /// That of a row.
+    #[inline(always)]
+    fn of(&self, row: usize) -> &'g [f32; COLUMNS] {
+        match self {
+            Self::Bias(bias) => bias,
+            Self::Input(OfInput { gates, places }) => places[row].of(gates),
+        }
+    }
+
+    /// Asks for the memory of the group of rows from `first` on, which is multiplied next.
+    #[inline(always)]
+    fn prefetch(&self, first: usize) {
+        if let Self::Input(OfInput { gates, places }) = self {
+            for place in &places[first..(first + GROUP).min(places.len())] {
+                place.of(gates).iter().step_by(LANES).for_each(prefetch);
+            }
+        }
+    }
 }
 
 /// As [`lstm_step`].
@@ -190,14 +263,15 @@ fn step_rows<const FUSED: bool, const V: usize>(
     cells: Range<usize>,
     clip: f32,
 ) {
-    let (starts, _) = gates.start.as_chunks::<COLUMNS>();
     let mut z = [[[0.0; LANES]; VECTORS]; GROUP];
     for rows in groups(cell.len() / d) {
         for (z, row) in z.iter_mut().zip(rows.clone()) {
-            z.as_flattened_mut().copy_from_slice(&starts[if starts.len() == 1 { 0 } else { row }]);
+            let (start, _) = gates.start.of(row).as_chunks();
+            z.copy_from_slice(start);
             prefetch(&cell[row * d + cells.start]);
             prefetch(&out[row * d + cells.start]);
         }
+        gates.start.prefetch(rows.end);
         // No closure: one that is not inlined is not compiled for the instruction set of its caller.
         for product in gates.products {
             match product {
@@ -244,10 +318,9 @@ dispatch!(
 /// When the lengths or the formats do not belong together.
 pub(crate) fn lstm_step(gates: Gates<'_>, cell: &mut [f32], out: &mut [f32], d: usize, cells: Range<usize>, clip: f32) {
     let w = cell.len() / d;
-    let starts = gates.start.len() == COLUMNS || gates.start.len() == w * COLUMNS;
     let products = gates.products.iter().all(|(a, panel)| a.count() == w && panel.count() == 1 && panel.fit(a));
     let states = cell.len() == w * d && out.len() == w * d && cells.len() <= CELLS && cells.end <= d;
-    assert!(starts && products && states, "shapes of a step with panels");
+    assert!(gates.start.fits(w) && products && states, "shapes of a step with panels");
     step_any(&gates, cell, out, d, cells, clip);
 }
 
@@ -310,15 +383,24 @@ mod tests {
                     let mut cell = before[rows.start * d..rows.end * d].to_vec();
                     let mut out = vec![0.0; cell.len()];
                     for (n, first) in (0..d).step_by(CELLS).enumerate() {
-                        let (cells, start) = (first..(first + CELLS).min(d), &starts[n * COLUMNS..][..COLUMNS]);
+                        let (cells, start) =
+                            (first..(first + CELLS).min(d), starts[n * COLUMNS..].first_chunk().unwrap());
                         let (w_x, w_h) = (w_x.panels().one(n), w_h.panels().one(n));
                         let mut sums = vec![0.0; rows.len() * COLUMNS];
+                        let half = rows.len() / 2;
+                        // Sums of the first rows are in matrix 0, in reverse order.
+                        let place =
+                            |row| if row < half { Place::new(0, half - 1 - row) } else { Place::new(1, row - half) };
+                        let places: Vec<Place> = (0..rows.len()).map(place).collect();
                         let gates = match joined {
                             true => {
                                 multiply(input, w_x, Some(start), &mut sums);
-                                Gates { start: &sums, products: &[(previous, w_h)] }
+                                let (shared, own) = sums.as_chunks_mut().0.split_at_mut(half);
+                                shared.reverse();
+                                let start = Start::Input(OfInput { gates: [shared, own], places: &places });
+                                Gates { start, products: &[(previous, w_h)] }
                             }
-                            false => Gates { start, products: &[(input, w_x), (previous, w_h)] },
+                            false => Gates { start: Start::Bias(start), products: &[(input, w_x), (previous, w_h)] },
                         };
                         lstm_step(gates, &mut cell, &mut out, d, cells, clip);
                     }

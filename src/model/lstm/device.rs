@@ -147,7 +147,7 @@ impl DeviceLayer {
         let last = last_state(&y, finished.cells()?, packings)?;
         let last = last.map(|last| Ok::<_, DeviceError>(LayerState { c: last.c.f_to_kind(x.kind())?, ..last }));
         let y = if self.residual && capture { y.f_add(x)? } else { y };
-        Ok(LayerOutput { y, last: last.transpose()? })
+        Ok(LayerOutput { y, last: last.transpose()?, saved_flop: 0.0 })
     }
 }
 

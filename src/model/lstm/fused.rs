@@ -2,30 +2,31 @@
 //! integers; no gradients.
 //!
 //! The gates of 16 cells are one panel of 64 columns, and the cells are updated as soon as the gates of a few rows are known: gates are
-//! not written to memory, unless the input's part of several steps is computed at once. See `products.rs`. Cell states are float32 always.
+//! not written to memory, unless several tokens share an input product or several steps compute theirs at once (`inputs.rs`). See
+//! `products.rs`. Cell states are float32 always.
 
 use std::ops::Range;
 
 use tch::{Kind, Tensor};
 
-use super::{Clips, LayerOutput, both_directions, last_state, name_in, steps_of, with_forget_bias};
+use super::{Clips, LayerOutput, both_directions, inputs::Inputs, last_state, name_in, with_forget_bias};
 use crate::{
     model::{
         DeviceError, Precision,
         codes::Buffer,
         kernels,
-        packing::{Chunk, Packing, Packings},
+        packing::{Packing, Packings},
         panels::{self, CELLS, COLUMNS},
         parameters::NamedTensors,
-        products::{self, Gates, Left, Weights},
+        products::{self, Gates, Left, OfInput, Place, Start, Weights},
         start_state::LayerState,
         tensors::{self, Change, FLOAT_ON_HOST},
     },
     options::ModelOptions,
 };
 
-/// Steps of fewer packed rows share one product of their inputs: alone, each would read all weights of the input for a few rows.
-const CHUNK_ROWS: usize = 32;
+/// With fewer 8-bit integers per input, sharing a product is not faster: reading it from memory takes as long as computing it.
+const FEWEST_CODES: usize = 256;
 
 /// Both directions of one layer: `N` panels with the gates of 16 cells each, the last filled up with zeros.
 #[derive(Debug)]
@@ -38,6 +39,8 @@ pub(crate) struct FusedLayer {
     residual: bool,
     dim: usize,
     clips: Clips,
+    /// Tokens with the same input share its product.
+    shares: bool,
 }
 
 impl FusedLayer {
@@ -73,6 +76,7 @@ impl FusedLayer {
             residual: layer > 0 && lstm.use_skip_connections,
             dim: lstm.dim,
             clips: Clips::new(options),
+            shares: precision != Precision::Int8 || lstm.projection_dim >= FEWEST_CODES,
         })
     }
 
@@ -90,32 +94,38 @@ impl FusedLayer {
         2.0 * 2.0 * (2.0 * p * 4.0 * d + projection)
     }
 
-    /// As [`LstmLayer::forward`](super::LstmLayer::forward).
+    /// As [`LstmLayer::forward`](super::LstmLayer::forward). Packed rows of a direction that have the same number in `words`, if given, have
+    /// the same input.
     pub(crate) fn forward(
         &self,
         x: &Tensor,
+        words: Option<&[Vec<i64>; 2]>,
         packings: &Packings,
         start: LayerState,
         capture: bool,
     ) -> Result<LayerOutput, DeviceError> {
-        let (h, last_cells) = self.steps(x, packings, start, capture)?;
+        let words = words.filter(|_| self.shares);
+        let (h, last_cells, saved) = self.steps(x, words, packings, start, capture)?;
         let last = last_state(&h, last_cells, packings)?;
         let y = if self.residual { h.f_add(x)? } else { h };
-        Ok(LayerOutput { y, last })
+        let saved_flop = saved as f64 * 2.0 * (self.projection * 4 * self.dim) as f64;
+        Ok(LayerOutput { y, last, saved_flop })
     }
 
-    /// `x` `[2, R, in]` -> `h` `[2, R, P]`, and `c` `[2, B, D]` after each row's last token if requested.
+    /// `x` `[2, R, in]` -> `h` `[2, R, P]`; `c` `[2, B, D]` after each row's last token if requested; and the number of input products that
+    /// were not computed.
     fn steps(
         &self,
         x: &Tensor,
+        words: Option<&[Vec<i64>; 2]>,
         packings: &Packings,
         start: LayerState,
         capture: bool,
-    ) -> Result<(Tensor, Option<Tensor>), DeviceError> {
+    ) -> Result<(Tensor, Option<Tensor>, usize), DeviceError> {
         let (d, p) = (self.dim, self.projection);
-        let chunks = packings.chunks(CHUNK_ROWS);
-        let most = chunks.iter().filter(|chunk| !is_one_step(chunk)).map(|chunk| chunk.rows).max().unwrap_or(0);
-        let mut gates = vec![0.0; most * panels_of(d) * COLUMNS];
+        let columns = panels_of(d) * COLUMNS;
+        let (mut of_shared, mut of_own) = (Vec::new(), Vec::new());
+        let mut saved = 0;
         let mut activated = vec![0.0; packings.width() * d];
         let out = Tensor::f_empty([2, packings.packed_rows() as i64, p as i64], FLOAT_ON_HOST)?;
         let last = Captured::new(capture, packings, d as i64)?;
@@ -131,12 +141,28 @@ impl FusedLayer {
             // Rows hold several sentences only where all start from one constant, which any row has.
             let constant = |state: &Tensor| tensors::download(&rows_of(state, 0, 1)?);
             let (first_h, first_cell) = (constant(&h)?, constant(&cell)?);
-            for chunk in &chunks {
-                let input = weights.w_x.left(&x[chunk.offset * p..][..chunk.rows * p], p, &mut of_input);
-                if !is_one_step(chunk) {
-                    weights.read_input(input, &mut gates);
+            let words = words.map(|words| words[direction as usize].as_slice());
+            let inputs = Inputs::new(x, p, words, packings.steps(), columns);
+            saved += inputs.saved();
+            let of_shared = resized(&mut of_shared, inputs.shared_count() * columns);
+            weights.read_input(weights.w_x.left(inputs.shared(), p, &mut of_input), of_shared);
+            let (of_shared, _) = of_shared.as_chunks();
+            for part in inputs.parts() {
+                let input = weights.w_x.left(inputs.own(part), p, &mut of_input);
+                let one_step = part.steps.len() == 1;
+                let written = if !one_step {
+                    columns
+                } else if of_shared.is_empty() {
+                    0
+                } else {
+                    COLUMNS
+                };
+                let of_own = resized(&mut of_own, input.count() * written);
+                if !one_step {
+                    weights.read_input(input, of_own);
                 }
-                for (t, step) in steps_of(packings, chunk) {
+                for t in part.steps.clone() {
+                    let step = &packings.steps()[t];
                     begin(&mut h, &first_h, packing.begins(t));
                     begin(&mut cell, &first_cell, packing.begins(t));
                     // SAFETY: states of this call, which only this thread accesses.
@@ -144,9 +170,11 @@ impl FusedLayer {
                     let (h, c) = (&mut h[..step.width * p], &mut c[..step.width * d]);
                     let m = &mut activated[..step.width * d];
                     let previous = weights.w_h.left(h, p, &mut of_output);
-                    match is_one_step(chunk) {
-                        true => weights.step_with_input(input, previous, c, m),
-                        false => weights.step(&gates, chunk.rows, step.offset - chunk.offset, previous, c, m),
+                    let places = inputs.places(step);
+                    match one_step {
+                        true if of_shared.is_empty() => weights.step_with_input(input, previous, c, m),
+                        true => weights.step_with_shared(of_shared, (input, &mut *of_own), places, previous, c, m),
+                        false => weights.step([of_shared, of_own.as_chunks().0], places, previous, c, m),
                     }
                     weights.project(m, h, &mut of_cells);
                     out[step.offset * p..][..step.width * p].copy_from_slice(h);
@@ -154,7 +182,7 @@ impl FusedLayer {
                 }
             }
         }
-        Ok((out, last.cells))
+        Ok((out, last.cells, saved))
     }
 
     fn of(&self, direction: i64) -> Result<Direction, DeviceError> {
@@ -184,38 +212,66 @@ struct Direction {
 
 impl Direction {
     /// The cells of each panel, and its bias.
-    fn panels(&self) -> impl Iterator<Item = (Range<usize>, &[f32])> {
+    fn panels(&self) -> impl Iterator<Item = (Range<usize>, &[f32; COLUMNS])> {
         // SAFETY: nothing writes to the weights while a model computes.
         let bias = unsafe { tensors::values(&self.bias) };
         let cells = (0..self.dim).step_by(CELLS).map(|first| first..(first + CELLS).min(self.dim));
-        cells.zip(bias.chunks_exact(COLUMNS))
+        cells.zip(bias.as_chunks().0)
     }
 
     /// The part of the gates that does not depend on the previous step: `[r, in] -> [N, r, 64]`
     fn read_input(&self, input: Left<'_>, gates: &mut [f32]) {
         let w_x = self.w_x.panels();
-        let gates = gates.chunks_exact_mut(input.count() * COLUMNS);
-        for (n, ((_, bias), gates)) in self.panels().zip(gates).enumerate() {
-            products::multiply(input, w_x.one(n), Some(bias), gates);
+        let height = input.count() * COLUMNS;
+        for (n, (_, bias)) in self.panels().enumerate() {
+            products::multiply(input, w_x.one(n), Some(bias), &mut gates[n * height..][..height]);
         }
     }
 
-    /// One step after [`Direction::read_input`] of `rows` rows, of which the step's begin at `offset`: `c` `[w, D]` is updated, and `m`
+    /// One step after [`Direction::read_input`] of inputs that rows share and of others, `[N, r, 64]` each: `c` `[w, D]` is updated, and `m`
     /// `[w, D]` becomes `sigmoid(o) * tanh(c)`.
-    fn step(&self, gates: &[f32], rows: usize, offset: usize, previous: Left<'_>, c: &mut [f32], m: &mut [f32]) {
+    fn step(
+        &self,
+        of_input: [&[[f32; COLUMNS]]; 2],
+        places: &[Place],
+        previous: Left<'_>,
+        c: &mut [f32],
+        m: &mut [f32],
+    ) {
         let w_h = self.w_h.panels();
-        for (n, ((cells, _), gates)) in self.panels().zip(gates.chunks_exact(rows * COLUMNS)).enumerate() {
-            let start = &gates[offset * COLUMNS..][..previous.count() * COLUMNS];
+        for (n, (cells, _)) in self.panels().enumerate() {
+            let gates = of_input.map(|gates| of_panel(gates, n, panels_of(self.dim)));
+            let start = Start::Input(OfInput { gates, places });
             let gates = Gates { start, products: &[(previous, w_h.one(n))] };
             products::lstm_step(gates, c, m, self.dim, cells, self.cell_clip);
         }
     }
 
-    /// The same from the input of the step.
+    /// The same from the inputs of the step that no other row shares, with memory for their gates in one panel: `[r, in]`, `[r, 64]`.
+    fn step_with_shared(
+        &self,
+        shared: &[[f32; COLUMNS]],
+        (input, own_gates): (Left<'_>, &mut [f32]),
+        places: &[Place],
+        previous: Left<'_>,
+        c: &mut [f32],
+        m: &mut [f32],
+    ) {
+        let (w_x, w_h) = (self.w_x.panels(), self.w_h.panels());
+        for (n, (cells, bias)) in self.panels().enumerate() {
+            products::multiply(input, w_x.one(n), Some(bias), own_gates);
+            let gates = [of_panel(shared, n, panels_of(self.dim)), own_gates.as_chunks().0];
+            let start = Start::Input(OfInput { gates, places });
+            let gates = Gates { start, products: &[(previous, w_h.one(n))] };
+            products::lstm_step(gates, c, m, self.dim, cells, self.cell_clip);
+        }
+    }
+
+    /// The same where no row shares its input: the gates stay in registers.
     fn step_with_input(&self, input: Left<'_>, previous: Left<'_>, c: &mut [f32], m: &mut [f32]) {
         let (w_x, w_h) = (self.w_x.panels(), self.w_h.panels());
         for (n, (cells, bias)) in self.panels().enumerate() {
-            let gates = Gates { start: bias, products: &[(input, w_x.one(n)), (previous, w_h.one(n))] };
+            let gates = Gates { start: Start::Bias(bias), products: &[(input, w_x.one(n)), (previous, w_h.one(n))] };
             products::lstm_step(gates, c, m, self.dim, cells, self.cell_clip);
         }
     }
@@ -230,9 +286,16 @@ impl Direction {
     }
 }
 
-/// Whether the chunk is a single step, whose gates need not be written to memory.
-fn is_one_step(chunk: &Chunk) -> bool {
-    chunk.end - chunk.first == 1
+/// The first `len` numbers of a buffer, which grows if it is shorter.
+fn resized(buffer: &mut Vec<f32>, len: usize) -> &mut [f32] {
+    buffer.resize(buffer.len().max(len), 0.0);
+    &mut buffer[..len]
+}
+
+/// The rows of panel `n` of `count`.
+fn of_panel<T>(rows: &[T], n: usize, count: usize) -> &[T] {
+    let height = rows.len() / count;
+    &rows[n * height..][..height]
 }
 
 /// Number of panels of a layer with `d` cells.
@@ -296,40 +359,68 @@ impl Captured {
 
 #[cfg(test)]
 mod tests {
+    use std::collections::HashSet;
+
+    use tch::{Device, Kind, Tensor};
+
+    use super::FEWEST_CODES;
     use crate::{
-        model::{BiLm, DeviceName, Precision},
+        model::{BiLm, DeviceError, DeviceName, Dropout, NoDropout, PackedBatch, Precision},
         tiny,
+        weights::Weights,
     };
 
-    /// Several panels, the last not full; steps of more rows than a chunk has, of fewer, and of one; rows with several sentences. Expected:
-    /// the bits of each sentence alone; and the numbers of libtorch's float32 operations, with 8-bit integers except for a relative rms of
-    /// 6 %, as in the tests that compare them with the plain reference.
+    /// Several panels, the last not full; steps of many rows, of few, and of one, with and without words that occur often; rows with several
+    /// sentences. Expected: the bits of each sentence alone; and the numbers of libtorch's float32 operations,
+    /// with 8-bit integers except for a relative rms of 6 %, as in the tests that compare them with the plain reference.
     #[test]
     fn a_sentence_has_the_same_bits_in_steps_of_any_width() {
-        check_steps_of_any_width(Precision::F32, |found, expected| {
+        check_steps_of_any_width(Precision::F32, (250, 30), |found, expected| {
             found.iter().zip(expected).all(|(found, expected)| (found - expected).abs() <= 2e-6)
         });
-        check_steps_of_any_width(Precision::Int8, |found, expected| {
+        check_steps_of_any_width(Precision::Int8, (266, FEWEST_CODES), |found, expected| {
             let squares: f32 = found.iter().zip(expected).map(|(found, expected)| (found - expected).powi(2)).sum();
             squares <= 0.06_f32.powi(2) * expected.iter().map(|number| number * number).sum::<f32>()
         });
     }
 
-    fn check_steps_of_any_width(precision: Precision, is_near: fn(&[f32], &[f32]) -> bool) {
+    /// With the weights of gates times a factor: those of `tiny` are for sums of about 60 products, and gates of more saturate.
+    fn scaled(mut weights: Weights, factor: f32) -> Weights {
+        let names: Vec<String> = weights.iter().map(|(name, _)| name.to_owned()).collect();
+        for name in names.into_iter().filter(|name| name.ends_with("W_0")) {
+            let mut tensor = weights.get(&name).unwrap().clone();
+            tensor.data.iter_mut().for_each(|weight| *weight *= factor);
+            weights.insert(name, tensor);
+        }
+        weights
+    }
+
+    fn check_steps_of_any_width(
+        precision: Precision,
+        (dim, projection): (usize, usize),
+        is_near: fn(&[f32], &[f32]) -> bool,
+    ) {
         let mut options = tiny::options();
-        (options.lstm.dim, options.lstm.projection_dim) = (250, 30);
-        let weights = tiny::weights(&options);
+        (options.lstm.dim, options.lstm.projection_dim) = (dim, projection);
+        let weights = scaled(tiny::weights(&options), (30.0 / projection as f32).sqrt());
         let model = BiLm::new(&options, &weights, DeviceName::Cpu, precision).unwrap();
-        let words = ["it", "rained", "so", "we", "stayed", "at", "home"];
-        let table = model.token_vectors(&words).unwrap();
-        let sentence =
-            |s: usize| (0..1 + s * s % 5).map(|t| ((s * 3 + t * t) % words.len()) as i64).collect::<Vec<_>>();
+        // 40 words that occur often, and 900, most of them once or not at all.
+        let words: Vec<String> = (0..940).map(|word| format!("word{word}")).collect();
+        let table = model.token_vectors(&words.iter().map(String::as_str).collect::<Vec<_>>()).unwrap();
+        let word = |s: usize, t: usize| if (s + t) % 5 == 0 { 40 + (s * 7 + t) % 900 } else { (s * 3 + t * t) % 40 };
+        let sentence = |s: usize| (0..1 + s * s % 5).map(|t| word(s, t) as i64).collect::<Vec<_>>();
         let sentences: Vec<Vec<i64>> = (0..700).map(sentence).collect();
         let places: Vec<usize> = (0..sentences.len()).collect();
         let start = model.zero_state().unwrap();
         let vectors = |model: &BiLm, batch: &[Vec<i64>], in_row: usize| -> Vec<Vec<f32>> {
             let rows = places[..batch.len()].chunks(in_row).map(<[usize]>::to_vec).collect();
             let found = model.run_in_rows(&table, batch, rows, &start).unwrap();
+            if batch.len() == sentences.len() && model.min_width() == 1 {
+                // By hand: two directions, and one product per distinct word in each.
+                let tokens = batch.concat();
+                let saved = 2 * (tokens.len() - HashSet::<i64>::from_iter(tokens).len());
+                assert_eq!(found.saved_flop(), (saved * 2 * projection * 4 * dim) as f64);
+            }
             let layer = found.combine(&[(found.n_layers() - 1, 1.0)]).unwrap();
             let of = |(s, sentence): (usize, &Vec<i64>)| {
                 let mut all = vec![0.0; sentence.len() * layer.width()];
@@ -347,5 +438,37 @@ mod tests {
         let torch = BiLm::with_torch_operations(&options, &weights, DeviceName::Cpu, Precision::F32).unwrap();
         let expected = vectors(&torch, &sentences, 1);
         assert!(is_near(&together.concat(), &expected.concat()), "{precision}");
+    }
+
+    /// Multiplies the vector of every second packed row by 2.
+    struct Uneven;
+
+    impl Dropout for Uneven {
+        fn apply(&self, layer: usize, x: Tensor) -> Result<Tensor, DeviceError> {
+            let factors = Tensor::arange(x.size()[1], (Kind::Float, Device::Cpu)).fmod(2.0) + 1.0;
+            Ok(if layer == 0 { x * factors.view([1, -1, 1]) } else { x })
+        }
+    }
+
+    /// Tokens of one word that have different vectors share no product. Expected: the bits of a batch in which no word occurs twice.
+    #[test]
+    fn words_with_different_vectors_share_no_product() {
+        let options = tiny::options();
+        let model = BiLm::new(&options, &tiny::weights(&options), DeviceName::Cpu, Precision::F32).unwrap();
+        let _no_gradients = tch::no_grad_guard();
+        let words: Vec<String> = (0..50).map(|word| format!("word{word}")).collect();
+        let table = model.token_table(&words.iter().map(String::as_str).collect::<Vec<_>>()).unwrap();
+        let repeated: Vec<Vec<i64>> = (0..80).map(|s| (0..5).map(|t| (s * 3 + t * t) % 50).collect()).collect();
+        let distinct: Vec<Vec<i64>> = (0..80).map(|s| (0..5).map(|t| s * 5 + t).collect()).collect();
+        let every = table.index_select(0, &Tensor::from_slice(&repeated.concat()));
+        let start = model.zero_state().unwrap();
+        let top = |table: &Tensor, sentences: &[Vec<i64>], dropout: &dyn Dropout| {
+            let batch = PackedBatch::of_sentences(sentences).unwrap();
+            let found = model.forward(table, &batch, &start, dropout, false).unwrap();
+            (found.tokens(found.n_layers() - 1, 0).unwrap(), found.saved_flop())
+        };
+        let (expected, _) = top(&every, &distinct, &Uneven);
+        assert_eq!(top(&table, &repeated, &Uneven), (expected, 0.0));
+        assert!(top(&table, &repeated, &NoDropout).1 > 0.0);
     }
 }

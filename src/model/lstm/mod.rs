@@ -24,6 +24,7 @@
 mod batched;
 mod device;
 mod fused;
+mod inputs;
 mod trained;
 mod trained_device;
 
@@ -120,6 +121,8 @@ impl Clips {
 pub(crate) struct LayerOutput {
     pub(crate) y: Tensor,
     pub(crate) last: Option<LayerState>,
+    /// Floating point operations of products that were not computed, as another token has the same.
+    pub(crate) saved_flop: f64,
 }
 
 impl LstmLayer {
@@ -214,7 +217,7 @@ impl LstmLayer {
         let (h, last_cells) = self.steps_batched(x, packings, begins, start, capture)?;
         let last = last_state(&h, last_cells, packings)?;
         let y = if self.residual { h.f_add(x)? } else { h };
-        Ok(LayerOutput { y, last })
+        Ok(LayerOutput { y, last, saved_flop: 0.0 })
     }
 
     /// Floating point operations of the products for one token, both directions.

@@ -77,7 +77,7 @@ pub struct BenchReport {
     /// Words computed by the character CNN, as a share of the tokens: 1 without the cache and without deduplication in
     /// a batch.
     pub words_computed: f64,
-    /// Operations of matrix products for tokens other than padding, in 1e9 per second.
+    /// Operations of matrix products for tokens other than padding, in 1e9 per second. A product that several tokens share counts once.
     pub gflops: f64,
     /// Speed of libtorch's matrix products with the shapes of the model, mean of both measurements.
     pub ceiling_gflops: f64,
