@@ -407,7 +407,8 @@ mod tests {
         // 40 words that occur often, and 900, most of them once or not at all.
         let words: Vec<String> = (0..940).map(|word| format!("word{word}")).collect();
         let table = model.token_vectors(&words.iter().map(String::as_str).collect::<Vec<_>>()).unwrap();
-        let word = |s: usize, t: usize| if (s + t) % 5 == 0 { 40 + (s * 7 + t) % 900 } else { (s * 3 + t * t) % 40 };
+        let word =
+            |s: usize, t: usize| if (s + t).is_multiple_of(5) { 40 + (s * 7 + t) % 900 } else { (s * 3 + t * t) % 40 };
         let sentence = |s: usize| (0..1 + s * s % 5).map(|t| word(s, t) as i64).collect::<Vec<_>>();
         let sentences: Vec<Vec<i64>> = (0..700).map(sentence).collect();
         let places: Vec<usize> = (0..sentences.len()).collect();
