@@ -184,17 +184,13 @@ pub(crate) struct Gates<'g> {
 pub(crate) enum Start<'g> {
     /// The bias, with the +1 of the forget gate.
     Bias(&'g [f32; COLUMNS]),
-    /// The bias and the input product.
-    Input(OfInput<'g>),
-}
-
-/// Gates to which the bias and the input have been added.
-#[derive(Debug, Clone, Copy)]
-pub(crate) struct OfInput<'g> {
-    /// Those that several rows share, and those of one row each.
-    pub(crate) gates: [&'g [[f32; COLUMNS]]; 2],
-    /// Which of them each row of the step has.
-    pub(crate) places: &'g [Place],
+    /// The sum of the bias and the input product.
+    Input {
+        /// Sums that several rows share, and sums of one row each.
+        gates: [&'g [[f32; COLUMNS]]; 2],
+        /// Which of them each row of the step has.
+        places: &'g [Place],
+    },
 }
 
 /// One of the rows of two matrices: the matrix is the lowest bit.
@@ -227,7 +223,7 @@ impl<'g> Start<'g> {
     fn fits(&self, w: usize) -> bool {
         match self {
             Self::Bias(_) => true,
-            Self::Input(OfInput { gates, places }) => {
+            Self::Input { gates, places } => {
                 places.len() == w && places.iter().all(|place| place.row() < gates[place.matrix()].len())
             }
         }
@@ -238,14 +234,14 @@ impl<'g> Start<'g> {
     fn of(&self, row: usize) -> &'g [f32; COLUMNS] {
         match self {
             Self::Bias(bias) => bias,
-            Self::Input(OfInput { gates, places }) => places[row].of(gates),
+            Self::Input { gates, places } => places[row].of(gates),
         }
     }
 
     /// Asks for the memory of the group of rows from `first` on, which is multiplied next.
     #[inline(always)]
     fn prefetch(&self, first: usize) {
-        if let Self::Input(OfInput { gates, places }) = self {
+        if let Self::Input { gates, places } = self {
             for place in &places[first..(first + GROUP).min(places.len())] {
                 place.of(gates).iter().step_by(LANES).for_each(prefetch);
             }
@@ -397,7 +393,7 @@ mod tests {
                                 multiply(input, w_x, Some(start), &mut sums);
                                 let (shared, own) = sums.as_chunks_mut().0.split_at_mut(half);
                                 shared.reverse();
-                                let start = Start::Input(OfInput { gates: [shared, own], places: &places });
+                                let start = Start::Input { gates: [shared, own], places: &places };
                                 Gates { start, products: &[(previous, w_h)] }
                             }
                             false => Gates { start: Start::Bias(start), products: &[(input, w_x), (previous, w_h)] },

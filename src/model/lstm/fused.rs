@@ -18,7 +18,7 @@ use crate::{
         packing::{Packing, Packings},
         panels::{self, CELLS, COLUMNS},
         parameters::NamedTensors,
-        products::{self, Gates, Left, OfInput, Place, Start, Weights},
+        products::{self, Gates, Left, Place, Start, Weights},
         start_state::LayerState,
         tensors::{self, Change, FLOAT_ON_HOST},
     },
@@ -241,7 +241,7 @@ impl Direction {
         let w_h = self.w_h.panels();
         for (n, (cells, _)) in self.panels().enumerate() {
             let gates = of_input.map(|gates| of_panel(gates, n, panels_of(self.dim)));
-            let start = Start::Input(OfInput { gates, places });
+            let start = Start::Input { gates, places };
             let gates = Gates { start, products: &[(previous, w_h.one(n))] };
             products::lstm_step(gates, c, m, self.dim, cells, self.cell_clip);
         }
@@ -261,7 +261,7 @@ impl Direction {
         for (n, (cells, bias)) in self.panels().enumerate() {
             products::multiply(input, w_x.one(n), Some(bias), own_gates);
             let gates = [of_panel(shared, n, panels_of(self.dim)), own_gates.as_chunks().0];
-            let start = Start::Input(OfInput { gates, places });
+            let start = Start::Input { gates, places };
             let gates = Gates { start, products: &[(previous, w_h.one(n))] };
             products::lstm_step(gates, c, m, self.dim, cells, self.cell_clip);
         }

@@ -8,10 +8,10 @@ use crate::model::{packing::Step, products::Place};
 /// Steps are joined until they have so many inputs of their own, whose products are computed at once: with fewer, each step would read
 /// all weights of the input for a few rows.
 const PART_ROWS: usize = 32;
-/// Fewer repeated words are not worth a product of their own.
-const FEWEST: usize = PART_ROWS;
-/// The same where they save less than one of so many products: gates that begin with a shared product leave the registers.
-const FEWEST_SAVED: usize = 8;
+/// With fewer repeated words, a product for them reads all weights of the input for a few rows too.
+const FEWEST_REPEATED: usize = PART_ROWS;
+/// At least one of so many products has to be saved, as the step then reads gates from memory that would otherwise stay in registers.
+const PRODUCTS_PER_SAVED: usize = 8;
 /// Memory for the input products of repeated words.
 const SHARED_BYTES: usize = 16 << 20;
 
@@ -45,23 +45,19 @@ impl<'x> Inputs<'x> {
         (0..).zip(&repeated).for_each(|(shared, &word)| of_word[word] = Some(shared));
         let shared_row = |row: usize| -> Option<usize> { *of_word.get(*words.get(row)? as usize)? };
 
+        let rows_of = |step: &Step| step.offset..step.offset + step.width;
+        let own_rows = |step: &Step| rows_of(step).filter(|&row| shared_row(row).is_none()).count();
         let mut inputs = Self {
             shared: vec![0.0; repeated.len() * width],
             own: Cow::Borrowed(if repeated.is_empty() { x } else { &[] }),
             width,
-            parts: Vec::new(),
+            parts: parts(steps.iter().map(own_rows)),
             places: Vec::with_capacity(x.len() / width),
         };
         let mut unread = vec![true; repeated.len()];
-        let (mut first, mut own) = (0, 0..0);
-        for (t, step) in steps.iter().enumerate() {
-            let rows = step.offset..step.offset + step.width;
-            // A step with enough inputs is a part of its own: only one panel of its gates is in memory at a time.
-            if first < t && rows.clone().filter(|&row| shared_row(row).is_none()).count() >= PART_ROWS {
-                inputs.parts.push(Part { steps: first..t, own: own.clone() });
-                (first, own) = (t, own.end..own.end);
-            }
-            for row in rows {
+        for part in &inputs.parts {
+            let mut own = 0;
+            for row in steps[part.steps.clone()].iter().flat_map(rows_of) {
                 let input = &x[row * width..][..width];
                 match shared_row(row) {
                     Some(shared) => {
@@ -71,17 +67,13 @@ impl<'x> Inputs<'x> {
                         }
                     }
                     None => {
-                        inputs.places.push(Place::new(1, own.len()));
-                        own.end += 1;
+                        inputs.places.push(Place::new(1, own));
+                        own += 1;
                         if !repeated.is_empty() {
                             inputs.own.to_mut().extend_from_slice(input);
                         }
                     }
                 }
-            }
-            if own.len() >= PART_ROWS || t + 1 == steps.len() {
-                inputs.parts.push(Part { steps: first..t + 1, own: own.clone() });
-                (first, own) = (t + 1, own.end..own.end);
             }
         }
         inputs
@@ -118,9 +110,28 @@ impl<'x> Inputs<'x> {
     }
 }
 
+/// Steps, of which each has so many inputs of its own, in parts. A step with enough inputs is a part by itself, because then only one
+/// panel of their gates is in memory at a time.
+fn parts(own_inputs: impl Iterator<Item = usize>) -> Vec<Part> {
+    let mut parts: Vec<Part> = Vec::new();
+    for (t, count) in own_inputs.enumerate() {
+        match parts.last_mut() {
+            Some(part) if part.own.len() < PART_ROWS && count < PART_ROWS => {
+                part.steps.end += 1;
+                part.own.end += count;
+            }
+            last => {
+                let first = last.map_or(0, |part| part.own.end);
+                parts.push(Part { steps: t..t + 1, own: first..first + count });
+            }
+        }
+    }
+    parts
+}
+
 /// The `most` most frequent of the words that occur more than once, if these are enough and save enough products.
 fn repeated(words: &[i64], most: usize) -> Vec<usize> {
-    if words.len() < 2 * FEWEST {
+    if words.len() < 2 * FEWEST_REPEATED {
         return Vec::new();
     }
     let mut uses = vec![0_usize; words.iter().max().map_or(0, |&word| word as usize + 1)];
@@ -129,7 +140,7 @@ fn repeated(words: &[i64], most: usize) -> Vec<usize> {
     repeated.sort_by_key(|&word| Reverse(uses[word]));
     repeated.truncate(most);
     let saved: usize = repeated.iter().map(|&word| uses[word] - 1).sum();
-    if repeated.len() < FEWEST || saved * FEWEST_SAVED < words.len() { Vec::new() } else { repeated }
+    if repeated.len() < FEWEST_REPEATED || saved * PRODUCTS_PER_SAVED < words.len() { Vec::new() } else { repeated }
 }
 
 #[cfg(test)]
@@ -212,7 +223,7 @@ mod tests {
         let words: Vec<i64> = (0..40).flat_map(|word| vec![word; 2 + word as usize]).collect();
         assert_eq!(repeated(&words, 35), (5..40).rev().collect::<Vec<_>>());
         assert_eq!(repeated(&words, 1000).len(), 40);
-        assert_eq!(repeated(&words, FEWEST - 1), Vec::<usize>::new());
+        assert_eq!(repeated(&words, FEWEST_REPEATED - 1), Vec::<usize>::new());
         assert_eq!(repeated(&(0..1000).collect::<Vec<_>>(), 1000), Vec::<usize>::new());
         assert_eq!(repeated(&[], 1000), Vec::<usize>::new());
     }
