@@ -23,7 +23,8 @@ use elmo::{
     ColumnEmbedder, Elmo, EmbedSpec, EmbedderSettings, ModelData,
     engine::lanes,
     model::{
-        BiLm, DeviceChoice, DeviceName, Precision, compare, matmul_ceiling, parse_devices, resolve_devices, self_test,
+        BiLm, DeviceChoice, DeviceName, NoDropout, PackedBatch, Precision, compare, matmul_ceiling, parse_devices,
+        resolve_devices, self_test,
     },
     options::PublishedSize,
     spec::{Layers, Level, Pooling, SentenceMode, TokenizerKind},
@@ -226,16 +227,19 @@ fn layers_alone(
     precision: Precision,
     seconds: f64,
 ) -> Result<f64, Box<dyn Error>> {
+    let _no_gradients = tch::no_grad_guard();
     let data = ModelData::random(size.options(), "random")?;
     let model = BiLm::new(&data.options, &data.weights, device, precision)?;
     let [rows, in_row, tokens] = BATCH;
-    let table = model.token_vectors(&["some", "words"])?;
-    let sentences: Vec<Vec<i64>> =
-        (0..rows * in_row).map(|s| (0..tokens).map(|t| ((s ^ t) & 1) as i64).collect()).collect();
+    let (words, sentences) = Text::new().numbered(rows * in_row, tokens);
+    let table = model.token_table(&words.iter().map(String::as_str).collect::<Vec<_>>())?;
     let places: Vec<usize> = (0..sentences.len()).collect();
     let places: Vec<Vec<usize>> = places.chunks(in_row).map(<[usize]>::to_vec).collect();
     let start = model.zero_state()?;
-    let run = || model.run_in_rows(&table, &sentences, places.clone(), &start);
+    let run = || {
+        let batch = PackedBatch::of_rows(&sentences, places.clone())?;
+        model.forward(&table, &batch, &start, &NoDropout, false)
+    };
     run()?;
     device.synchronize()?;
     let (started, mut batches) = (Instant::now(), 0);

@@ -2,7 +2,7 @@
 
 #![allow(dead_code)] // each benchmark uses a part
 
-use std::sync::Arc;
+use std::{collections::HashMap, sync::Arc};
 
 use arrow::array::{ArrayRef, StringArray};
 
@@ -34,7 +34,20 @@ impl Text {
 
     /// A sentence of so many words.
     pub(crate) fn sentence(&mut self, words: usize) -> String {
-        (0..words).map(|_| format!("w{:x}", self.rank())).collect::<Vec<_>>().join(" ")
+        (0..words).map(|_| word(self.rank())).collect::<Vec<_>>().join(" ")
+    }
+
+    /// Different words, and sentences of so many of them as indices.
+    pub(crate) fn numbered(&mut self, sentences: usize, words: usize) -> (Vec<String>, Vec<Vec<i64>>) {
+        let mut numbers = HashMap::new();
+        let mut number = |rank: u64| {
+            let next = numbers.len() as i64;
+            *numbers.entry(rank).or_insert(next)
+        };
+        let sentences = (0..sentences).map(|_| (0..words).map(|_| number(self.rank())).collect()).collect();
+        let mut ranks: Vec<(i64, u64)> = numbers.into_iter().map(|(rank, number)| (number, rank)).collect();
+        ranks.sort_unstable();
+        (ranks.into_iter().map(|(_, rank)| word(rank)).collect(), sentences)
     }
 
     /// Sentences of 1 to 60 words, on average 16, of at least so many bytes in all.
@@ -48,4 +61,8 @@ impl Text {
         }
         Arc::new(StringArray::from(sentences))
     }
+}
+
+fn word(rank: u64) -> String {
+    format!("w{rank:x}")
 }

@@ -11,11 +11,12 @@ use super::{
     device::set_up_cpu,
     device_table::DeviceTable,
     indices::{Form, Indices},
-    lstm::{DeviceLayer, FusedLayer, LayerOutput, LstmLayer},
-    packing::{MIN_WIDTH, Packings},
+    lstm::{DeviceLayer, FusedLayer, LayerOutput, LstmLayer, Words},
+    packing::MIN_WIDTH,
     parameters::{FileTensors, NamedTensors},
     start_state::{LayerState, OTHER_MODEL, StateShape},
     tensors::{self, Change},
+    word_parts::WordParts,
 };
 use crate::{chars, options::ModelOptions, weights::Weights};
 
@@ -91,20 +92,24 @@ impl Layer {
         })
     }
 
-    /// Packed rows of a direction that have the same number in `words`, if given, have the same input.
+    /// `table`, if given, is where the batch has read `x`.
     fn forward(
         &self,
         x: &Tensor,
-        words: Option<&[Vec<i64>; 2]>,
-        packings: &Packings,
+        table: Option<&Tensor>,
+        batch: &PackedBatch,
         indices: &Indices,
         start: LayerState,
         capture: bool,
     ) -> Result<LayerOutput, DeviceError> {
+        let packings = batch.packings();
         match self {
             Self::Float(layer) => layer.forward(x, packings, &indices.begins, start, capture),
-            Self::Fused(layer) => layer.forward(x, words, packings, start, capture),
-            Self::Device(layer) => layer.forward(x, packings, indices.marks.as_ref(), start, capture),
+            Self::Fused(layer) => layer.forward(x, table.map(|_| batch.ids()), packings, start, capture),
+            Self::Device(layer) => {
+                let words = table.zip(indices.words.as_ref()).map(|(table, indices)| Words { table, indices });
+                layer.forward(x, words.as_ref(), packings, indices.marks.as_ref(), start, capture)
+            }
         }
     }
 
@@ -129,6 +134,14 @@ impl Layer {
             Self::Float(_) => Form::Rows,
             Self::Device(_) => Form::Marks,
             Self::Fused(_) => Form::Host,
+        }
+    }
+
+    /// Number of words that it multiplies at once, if it multiplies words instead of tokens and reads their numbers on the device.
+    fn words_at_once(&self) -> Option<usize> {
+        match self {
+            Self::Float(_) | Self::Fused(_) => None,
+            Self::Device(layer) => Some(layer.words_at_once()),
         }
     }
 
@@ -424,14 +437,17 @@ impl BiLm {
             return Err(DeviceError::InvalidBatch { reason: OTHER_MODEL });
         }
         let form = self.layers.first().map_or(Form::Host, Layer::form);
-        let indices = Indices::new(batch, form, self.state.device)?;
+        // Dropout gives tokens of one word different vectors.
+        let mut of_words = dropout.keeps_all().then_some(table);
+        let words = of_words.and_then(|_| self.layers.first()?.words_at_once());
+        let words = words.map(|most| WordParts::new(batch.ids(), packings.steps(), most));
+        let indices = Indices::new(batch, form, words.as_ref(), self.state.device)?;
         let [forward, backward] = &indices.read;
         let read = [table.f_index_select(0, forward)?, table.f_index_select(0, backward)?]; // [R, P] each
         let mut x = dropout.apply(0, Tensor::f_stack(&read, 0)?)?; // [2, R, P]
-        let mut words = dropout.keeps_all().then(|| batch.ids());
         let (mut layers, mut last, mut saved_flop) = (Vec::new(), Vec::new(), 0.0);
         for (k, (lstm, start)) in self.layers.iter().zip(start.in_packed_rows(packings)?).enumerate() {
-            let output = lstm.forward(&x, words.take(), packings, &indices, start, capture)?;
+            let output = lstm.forward(&x, of_words.take(), batch, &indices, start, capture)?;
             saved_flop += output.saved_flop;
             layers.push(std::mem::replace(&mut x, dropout.apply(k + 1, output.y)?));
             last.extend(output.last);

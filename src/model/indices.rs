@@ -1,8 +1,10 @@
 //! The indices of a batch on the device of the model.
 
+use std::ops::Range;
+
 use tch::{Device, Tensor};
 
-use super::{DeviceError, batch::PackedBatch, tensors};
+use super::{DeviceError, batch::PackedBatch, tensors, word_parts::WordParts};
 
 /// In which form the time loop reads where sentences begin in a row after another one.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -24,6 +26,19 @@ pub(crate) struct Indices {
     pub(crate) begins: Vec<Option<Tensor>>,
     /// [`Form::Marks`]: `[R]`, 1 where a sentence begins in a row after another one and 0 elsewhere; `None` if none does.
     pub(crate) marks: Option<Tensor>,
+    /// The words that the first layer multiplies before its steps; `None` where it multiplies the input of every step.
+    pub(crate) words: Option<WordIndices>,
+}
+
+/// [`WordParts`] on the device.
+#[derive(Debug)]
+pub(crate) struct WordIndices {
+    /// Steps, and their words `[2 U]`: those of the forward direction first.
+    pub(crate) parts: Vec<(Range<usize>, Tensor)>,
+    /// `[2, R]`: which word of its part a packed row reads.
+    pub(crate) places: Tensor,
+    /// Number of products of words, both directions.
+    pub(crate) products: usize,
 }
 
 impl Indices {
@@ -31,23 +46,36 @@ impl Indices {
     ///
     /// # Errors
     /// [`DeviceError`] when the device has no room or libtorch fails.
-    pub(crate) fn new(batch: &PackedBatch, form: Form, device: Device) -> Result<Self, DeviceError> {
+    pub(crate) fn new(
+        batch: &PackedBatch,
+        form: Form,
+        words: Option<&WordParts>,
+        device: Device,
+    ) -> Result<Self, DeviceError> {
         let [forward, backward] = batch.ids();
         // Both directions read the same sentences wherever a row holds several.
         let packing = batch.packings().of(0);
         let marks = if form == Form::Marks { packing.marks() } else { Vec::new() };
         let steps = if form == Form::Rows { packing.steps().len() } else { 0 };
         let rows = (0..steps).map(|t| packing.begins(t));
-        let parts: Vec<&[i64]> = [forward.as_slice(), backward, &marks].into_iter().chain(rows).collect();
+        let places = words.map_or_else(Vec::new, |words| words.places.concat());
+        let of_words = words.map_or(&[][..], |words| &words.parts);
+        let lists: Vec<Vec<i64>> = of_words.iter().map(|part| part.words.concat()).collect();
+        let parts: Vec<&[i64]> =
+            [forward, backward, &marks, &places].into_iter().chain(&lists).map(Vec::as_slice).chain(rows).collect();
         let sizes: Vec<i64> = parts.iter().map(|part| part.len() as i64).collect();
         let uploaded = tensors::index(&parts.concat(), device)?.f_split_with_sizes(&sizes, 0)?;
         let mut parts = uploaded.into_iter().zip(&sizes).map(|(part, size)| (*size > 0).then_some(part));
-        let (Some(forward), Some(backward), Some(marks)) = (parts.next(), parts.next(), parts.next()) else {
-            return Err(DeviceError::internal("an upload has no parts"));
-        };
-        let (Some(forward), Some(backward)) = (forward, backward) else {
+        let mut next = || parts.next().flatten();
+        let (Some(forward), Some(backward)) = (next(), next()) else {
             return Err(DeviceError::internal("a batch has no rows"));
         };
-        Ok(Self { read: [forward, backward], begins: parts.collect(), marks })
+        let (marks, places) = (next(), next());
+        let lists = of_words.iter().filter_map(|part| Some((part.steps.clone(), next()?))).collect();
+        let words = words.zip(places).map(|(words, places)| {
+            let places = places.f_view([2, -1])?;
+            Ok::<_, DeviceError>(WordIndices { parts: lists, places, products: words.products() })
+        });
+        Ok(Self { read: [forward, backward], begins: parts.collect(), marks, words: words.transpose()? })
     }
 }

@@ -52,6 +52,7 @@ pub(crate) mod start_state;
 pub(crate) mod tensors;
 mod tf32;
 mod traced;
+mod word_parts;
 
 pub use activations::{Activations, LayerValues};
 pub use batch::PackedBatch;

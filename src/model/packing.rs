@@ -255,6 +255,11 @@ impl Packings {
         self.0[0].packed_rows()
     }
 
+    /// Tokens of both directions.
+    pub(crate) fn tokens(&self) -> usize {
+        self.0.iter().flat_map(|packing| packing.steps()).map(|step| step.live).sum()
+    }
+
     /// As [`Packing::chunks`].
     pub(crate) fn chunks(&self, rows: usize) -> Vec<Chunk> {
         self.0[0].chunks(rows)

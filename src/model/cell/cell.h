@@ -28,24 +28,26 @@ static inline float of_bits(unsigned bits) {
 // The gates of a step and its cell states, both directions.
 struct Gates {
   const void *sums;         // [2, rows, 4 cells]: i, j, f, o before bias and non-linearities
+  const void *inputs;       // [2, words, 4 cells]: products that are added to them; may be null
+  const long long *places;  // [2, all] from the step's first row on: which of them, for each row
   const float *bias;        // [2, 4 cells], with the 1 of the forget gate
   float *state;             // [2, width, cells], changed in place
   const float *start;       // [2, cells]
   const long long *begins;  // [rows], not 0 where a sentence begins; may be null
   void *out;                // [2, rows, cells]: sigmoid(o) tanh(c)
-  long long rows, width, cells;
+  long long rows, width, cells, words, all;
   float clip;
 };
 
 // The projected outputs of a step, both directions.
 struct Outputs {
   const void *projected;    // [2, rows, size]
-  const void *input;        // [2, all, 2 size] from the step's first row on, whose first half is added; may be null
-  void *next;               // the same from the second half of the next step's first row on: what that step reads
+  const void *input;        // [2, all, columns] from the step's first row on: what is added; may be null
+  void *next;               // [2, all, columns] from the next step's first row on: what that step reads
   void *y;                  // [2, all, size] from the step's first row on
   const void *start;        // [2, size]
   const long long *begins;  // [next_rows], not 0 where a sentence begins at the next step; may be null
-  long long rows, next_rows, all, size;
+  long long rows, next_rows, all, columns, size;
   float clip;
 };
 
@@ -119,6 +121,13 @@ template <class T, int V> PASS void lstm_cell(const Gates &step, int direction, 
     gates[gate] = read<T, V>(step.sums, sums + gate * cells);
     biases[gate] = read<float, V>(step.bias, bias + gate * cells);
   }
+  if (step.inputs) {
+    const long long word = direction * step.words + step.places[direction * step.all + row];
+    for (int gate = 0; gate < 4; ++gate) {
+      const Numbers<T, V> input = read<T, V>(step.inputs, (word * 4 + gate) * cells + column);
+      for (int v = 0; v < V; ++v) biases[gate].of[v] += load(input.of[v]);
+    }
+  }
   Numbers<float, V> state =
       begins ? read<float, V>(step.start, direction * cells + column) : read<float, V>(step.state, own);
   Numbers<T, V> out;
@@ -137,7 +146,7 @@ template <class T, int V> PASS void lstm_cell(const Gates &step, int direction, 
 // h = clip(projected), to the next step and to the output of the layer, for V columns of a row.
 template <class T, int V> PASS void lstm_output(const Outputs &step, int direction, long long row, long long column) {
   const long long size = step.size;
-  const long long of_input = (direction * step.all + row) * 2 * size + column;
+  const long long of_input = (direction * step.all + row) * step.columns + column;
   Numbers<T, V> h = read<T, V>(step.projected, (direction * step.rows + row) * size + column);
   for (int v = 0; v < V; ++v) store(clipped(load(h.of[v]), step.clip), h.of[v]);
   if (row < step.next_rows) {

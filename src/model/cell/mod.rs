@@ -28,6 +28,8 @@ pub(super) enum CellKernels {
 #[derive(Debug)]
 struct GatesArguments {
     sums: *const c_void,
+    inputs: *const c_void,
+    places: *const c_void,
     bias: *const c_void,
     state: *mut c_void,
     start: *const c_void,
@@ -36,6 +38,8 @@ struct GatesArguments {
     rows: i64,
     width: i64,
     cells: i64,
+    words: i64,
+    all: i64,
     clip: f32,
 }
 
@@ -52,6 +56,7 @@ struct OutputsArguments {
     rows: i64,
     next_rows: i64,
     all: i64,
+    columns: i64,
     size: i64,
     clip: f32,
 }
@@ -122,6 +127,8 @@ struct DroppingArguments {
 pub(super) struct Gates<'t> {
     /// `[2, w, 4D]`: before bias and non-linearities.
     pub(super) sums: &'t Tensor,
+    /// Input products that are not in `sums`.
+    pub(super) inputs: Option<InputProducts<'t>>,
     /// `[2, 4D]` float32.
     pub(super) bias: &'t Tensor,
     /// `[2, W, D]` float32, changed in place.
@@ -134,13 +141,24 @@ pub(super) struct Gates<'t> {
     pub(super) out: &'t Tensor,
 }
 
+/// The input products of words, of which rows of a step read one each; all tensors are contiguous.
+pub(super) struct InputProducts<'t> {
+    /// `[2, U, 4D]`, of the kind of the gates.
+    pub(super) products: &'t Tensor,
+    /// `[2, R]`: the word of each packed row.
+    pub(super) places: &'t Tensor,
+    /// First packed row of the step.
+    pub(super) offset: usize,
+}
+
 /// Tensors of the outputs of a step.
 pub(super) struct Outputs<'t> {
     /// `[2, w, P]`, contiguous.
     pub(super) projected: &'t Tensor,
-    /// `[2, R, 2P]`, contiguous: the input of each packed row, and the previous output, which is written for the next step.
+    /// `[2, R, 2P]`, contiguous: the input of each packed row, and the previous output, which is written for the next step; or `[2, R, P]`:
+    /// the previous output alone.
     pub(super) rows: &'t Tensor,
-    /// Whether the input is added to the output.
+    /// Whether the input, which `rows` then has, is added to the output.
     pub(super) residual: bool,
     /// First packed row of the step, and that of the next one with its number of rows.
     pub(super) offset: usize,
@@ -229,8 +247,11 @@ impl CellKernels {
     /// `c = clip(sigmoid(f) c + sigmoid(i) tanh(j))`, and `sigmoid(o) tanh(c)`. Without a bound, `clip` is infinite.
     pub(super) fn cell(self, gates: &Gates<'_>, clip: f32) -> Result<(), DeviceError> {
         let [_, rows, cells] = gates.out.size3()?.into();
+        let inputs = gates.inputs.as_ref();
         let arguments = GatesArguments {
             sums: pointer(gates.sums),
+            inputs: inputs.map_or(ptr::null_mut(), |inputs| pointer(inputs.products)),
+            places: inputs.map_or(ptr::null_mut(), |inputs| element(inputs.places, inputs.offset)),
             bias: pointer(gates.bias),
             state: pointer(gates.state),
             start: pointer(gates.start),
@@ -239,33 +260,32 @@ impl CellKernels {
             rows,
             width: gates.state.size()[1],
             cells,
+            words: inputs.map_or(0, |inputs| inputs.products.size()[1]),
+            all: inputs.map_or(0, |inputs| inputs.places.size()[1]),
             clip,
         };
-        // SAFETY: every pointer is to a contiguous tensor of the size that `cell.h` states.
+        // SAFETY: every pointer is to a contiguous tensor of the size that `cell.h` states, and places are within the products.
         unsafe { self.run("lstm_cell", gates.out.kind(), [rows, cells], (&raw const arguments).cast()) }
     }
 
     /// `h = clip(projected)` to the next step, and with the input, if it is added, to `y`.
     pub(super) fn outputs(self, step: &Outputs<'_>, clip: f32) -> Result<(), DeviceError> {
         let [_, rows, size] = step.projected.size3()?.into();
-        let half = size as usize;
-        // Of the first direction.
-        let at = |tensor: &Tensor, element: usize| {
-            // SAFETY: within the tensor.
-            unsafe { tensor.data_ptr().byte_add(element * tensor.kind().elt_size_in_bytes()) }
-        };
+        let [_, _, columns] = step.rows.size3()?.into();
+        debug_assert!(!step.residual || columns == 2 * size, "an input that is added is in `rows`");
         // `next` is addressed by rows of this step: the same row of the next one lies that much further.
         let (next, next_rows) = step.next.unwrap_or((0, 0));
         let arguments = OutputsArguments {
             projected: pointer(step.projected),
-            input: if step.residual { at(step.rows, step.offset * 2 * half) } else { ptr::null_mut() },
-            next: at(step.rows, next * 2 * half + half),
-            y: at(step.y, step.offset * half),
+            input: if step.residual { row_of(step.rows, step.offset) } else { ptr::null_mut() },
+            next: element(step.rows, (next + 1) * columns as usize - size as usize),
+            y: row_of(step.y, step.offset),
             start: pointer(step.start),
             begins: step.begins.as_ref().map_or(ptr::null(), |begins| pointer(begins).cast_const()),
             rows,
             next_rows: next_rows as i64,
             all: step.y.size()[1],
+            columns,
             size,
             clip,
         };
@@ -376,8 +396,13 @@ fn pointer(tensor: &Tensor) -> *mut c_void {
 /// The first direction of `t` `[2, R, columns]`, from a packed row on.
 fn row_of(t: &Tensor, row: usize) -> *mut c_void {
     let columns = t.size().last().map_or(0, |&columns| columns as usize);
+    element(t, row * columns)
+}
+
+/// From a number of `t` on.
+fn element(t: &Tensor, number: usize) -> *mut c_void {
     // SAFETY: within the tensor, as every step is.
-    unsafe { pointer(t).byte_add(row * columns * t.kind().elt_size_in_bytes()) }
+    unsafe { pointer(t).byte_add(number * t.kind().elt_size_in_bytes()) }
 }
 
 /// Declares the passes of `host.cpp`, and finds one by its name.
@@ -454,8 +479,11 @@ mod tests {
     fn the_cell_is_that_of_libtorch_operations() {
         tch::manual_seed(3);
         let (rows, width) = (3, 5);
+        // Of packed rows, those of the step are the third and the next two.
+        let places = Tensor::from_slice(&[9_i64, 9, 1, 0, 1, 9, 9, 9, 3, 2, 0, 9]).view([2, 6]);
+        let [forward, backward] = [[1_i64, 0, 1], [3, 2, 0]].map(|places| Tensor::from_slice(&places));
         for (kind, near) in [(Kind::Float, 2e-6), (Kind::BFloat16, 8e-3)] {
-            for cells in [7, 8] {
+            for (cells, has_inputs) in [(7, false), (7, true), (8, false), (8, true)] {
                 let sums = random(&[2, rows, 4 * cells], kind, 2.0);
                 let _ = sums.select(0, 0).select(0, 1).narrow(0, 2, 1).fill_(f64::NAN);
                 let _ = sums.select(0, 1).select(0, 2).narrow(0, 1, 1).fill_(f64::INFINITY);
@@ -464,8 +492,11 @@ mod tests {
                 let before = state.copy();
                 let out = Tensor::zeros([2, rows, cells], (kind, Device::Cpu));
                 let begins = Tensor::from_slice(&[0_i64, 1, 0]);
+                let products = random(&[2, 4, 4 * cells], kind, 2.0);
+                let inputs = InputProducts { products: &products, places: &places, offset: 2 };
                 let gates = Gates {
                     sums: &sums,
+                    inputs: has_inputs.then_some(inputs),
                     bias: &bias,
                     state: &state,
                     start: &start,
@@ -474,7 +505,11 @@ mod tests {
                 };
                 CellKernels::Host.cell(&gates, 1.5).unwrap();
 
-                let z = sums.to_kind(Kind::Double) + bias.to_kind(Kind::Double).unsqueeze(1);
+                let mut z = sums.to_kind(Kind::Double) + bias.to_kind(Kind::Double).unsqueeze(1);
+                if has_inputs {
+                    let of = |direction, places| products.select(0, direction).index_select(0, places);
+                    z += Tensor::stack(&[of(0, &forward), of(1, &backward)], 0).to_kind(Kind::Double);
+                }
                 let [i, j, f, o] = tensors::split(&z, [cells; 4], 2).unwrap();
                 let read = before.to_kind(Kind::Double).narrow(1, 0, rows);
                 let begun = begins.to_kind(Kind::Bool).reshape([1, rows, 1]);
@@ -496,11 +531,12 @@ mod tests {
         let (rows, next_rows, all, offset) = (4, 3, 9, 2);
         for kind in [Kind::Float, Kind::BFloat16] {
             for size in [6, 8] {
-                for residual in [false, true] {
+                for (residual, has_input) in [(false, false), (false, true), (true, true)] {
                     let projected = random(&[2, rows, size], kind, 2.0);
                     let _ = projected.select(0, 1).select(0, 0).narrow(0, 0, 1).fill_(f64::NAN);
-                    let packed = random(&[2, all, 2 * size], kind, 1.0);
-                    let before = packed.copy();
+                    let before = random(&[2, all, 2 * size], kind, 1.0);
+                    let [input, previous] = tensors::split(&before, [size, size], 2).unwrap();
+                    let packed = if has_input { before.copy() } else { previous.copy() };
                     let y = Tensor::zeros([2, all, size], (kind, Device::Cpu));
                     let start = random(&[2, size], kind, 1.0);
                     let begins = Tensor::from_slice(&[0_i64, 0, 1]);
@@ -517,7 +553,6 @@ mod tests {
                     CellKernels::Host.outputs(&step, 1.25).unwrap();
 
                     let h = projected.clamp(-1.25, 1.25);
-                    let [input, previous] = tensors::split(&before, [size, size], 2).unwrap();
                     let input = input.narrow(1, offset as i64, rows);
                     let added = (h.to_kind(Kind::Float) + input.to_kind(Kind::Float)).to_kind(kind);
                     let expected = if residual { added } else { h.shallow_clone() };
@@ -527,9 +562,13 @@ mod tests {
                     let read = start.unsqueeze(1).where_self(&begun, &h.narrow(1, 0, next_rows));
                     let expected = previous.copy();
                     expected.narrow(1, offset as i64 + rows, next_rows).copy_(&read);
-                    let [same, found] = tensors::split(&packed, [size, size], 2).unwrap();
-                    assert_eq!(distance(&found, &expected), 0.0, "{kind:?}, {size}, {residual}");
-                    assert_eq!(distance(&same, &tensors::split(&before, [size, size], 2).unwrap()[0]), 0.0);
+                    let expected = if has_input {
+                        let same = &tensors::split(&before, [size, size], 2).unwrap()[0];
+                        Tensor::cat(&[same, &expected], 2)
+                    } else {
+                        expected
+                    };
+                    assert_eq!(distance(&packed, &expected), 0.0, "{kind:?}, {size}, {residual}");
                     assert_eq!(f64::try_from(y.narrow(1, 0, 2).abs().sum(Kind::Float)).unwrap(), 0.0, "other rows");
                 }
             }

@@ -16,7 +16,7 @@
 //! | time loop | where |
 //! |---|---|
 //! | `fused.rs` | inference on a CPU, in float32 or with products of 8-bit integers: direction by direction, with our own products and the pass over the gates in them. All cores are busy, so running the directions at once would gain nothing |
-//! | `device.rs` | inference on a GPU: products batched over both directions, which is half as many launches, each of twice the work, and our own kernels between them |
+//! | `device.rs` | inference on a GPU: products batched over both directions, which is half as many launches, each of twice the work, and our own kernels between them; in the first layer, input products of words instead of tokens |
 //! | `batched.rs` | everything else, in libtorch's operations: gradients flow through this loop only |
 //! | `trained.rs` | training on a CPU in float32, forward and backward, without a graph |
 //! | `trained_device.rs` | the same on a GPU, in float32 and bfloat16 |
@@ -28,7 +28,10 @@ mod inputs;
 mod trained;
 mod trained_device;
 
-pub(crate) use self::{device::DeviceLayer, fused::FusedLayer};
+pub(crate) use self::{
+    device::{DeviceLayer, Words},
+    fused::FusedLayer,
+};
 
 use tch::{Device, Kind, Tensor};
 
@@ -263,3 +266,6 @@ fn with_forget_bias(bias: &Tensor, d: i64) -> Result<Tensor, DeviceError> {
 fn steps_of<'p>(packings: &'p Packings, chunk: &Chunk) -> impl Iterator<Item = (usize, &'p Step)> + use<'p> {
     (chunk.first..chunk.end).map(|t| (t, &packings.steps()[t]))
 }
+
+#[cfg(test)]
+mod tests;
