@@ -42,7 +42,13 @@ fn cell_kernels() {
     const FOLDER: &str = "src/model/cell";
     println!("cargo::rerun-if-changed={FOLDER}");
     println!("cargo::rerun-if-changed=build.rs");
-    cc::Build::new().cpp(true).std("c++17").file(format!("{FOLDER}/host.cpp")).compile("elmo_cell");
+    cc::Build::new()
+        .cpp(true)
+        .std("c++17")
+        // The same bits on processors with and without a multiplication that adds.
+        .flag_if_supported("-ffp-contract=off")
+        .file(format!("{FOLDER}/host.cpp"))
+        .compile("elmo_cell");
 }
 
 /// Compiles the C interface to the collectives of libtorch, unless this libtorch has none, as that of macOS.

@@ -4,10 +4,22 @@ use tch::{Device, Kind, Tensor};
 
 use super::{
     DeviceError, StartState,
+    cell::CellKernels,
     packing::Packings,
     scalar_ops,
     tensors::{self, HostTensor},
 };
+
+/// How the layers of a batch are read.
+#[derive(Debug, Clone, Copy)]
+pub(super) enum Reading {
+    /// In host memory, where they are float32 numbers.
+    Host,
+    /// On the device, by libtorch's operations.
+    Torch,
+    /// On the device, by kernels of our own.
+    Kernels(CellKernels),
+}
 
 /// The layers of one batch, on the device.
 #[derive(Debug)]
@@ -17,20 +29,19 @@ pub struct Activations {
     layers: Vec<Tensor>,
     /// State after the last token of each row, in packed order.
     last: Option<StartState>,
-    /// The layers are float32 numbers in host memory, to be read there.
-    on_host: bool,
+    reading: Reading,
     saved_flop: f64,
 }
 
 impl Activations {
-    pub(crate) fn new(
+    pub(super) fn new(
         packings: Packings,
         layers: Vec<Tensor>,
         last: Option<StartState>,
-        on_host: bool,
+        reading: Reading,
         saved_flop: f64,
     ) -> Self {
-        Self { packings, layers, last, on_host, saved_flop }
+        Self { packings, layers, last, reading, saved_flop }
     }
 
     /// With NaN in the forward half of token `i` of a sentence, in all layers.
@@ -45,7 +56,20 @@ impl Activations {
 
     /// Whether the layers are read in host memory: on the CPU, unless the model uses libtorch's operations as on a GPU.
     pub(crate) fn is_on_host(&self) -> bool {
-        self.on_host
+        matches!(self.reading, Reading::Host)
+    }
+
+    /// Kernels that reduce the layers.
+    pub(super) fn kernels(&self) -> Option<CellKernels> {
+        match self.reading {
+            Reading::Kernels(kernels) => Some(kernels),
+            Reading::Host | Reading::Torch => None,
+        }
+    }
+
+    /// Layer 0 first, each `[2, R, P]` in packed rows.
+    pub(super) fn layers(&self) -> &[Tensor] {
+        &self.layers
     }
 
     pub(crate) fn packings(&self) -> &Packings {

@@ -6,6 +6,7 @@ use tch::{Device, Kind, Tensor};
 
 use super::{
     Activations, DeviceError, DeviceName, Dropout, NoDropout, PackedBatch, Parameters, Precision, StartState,
+    activations::Reading,
     cell::{CellKernels, Usage},
     char_cnn::{self, CharCnn, WordIds},
     device::set_up_cpu,
@@ -77,7 +78,7 @@ impl Passes {
             (DeviceName::Cpu, Precision::F32 | Precision::Int8) => Self::Host,
             (DeviceName::Cpu, _) | (_, Precision::F64 | Precision::Int8) => Self::Torch,
             (DeviceName::Cuda(_), _) => {
-                CellKernels::of(device.torch(), Usage::Inference)?.map_or(Self::Torch, Self::Kernels)
+                CellKernels::of(device.torch(), Usage::Inference, precision.kind())?.map_or(Self::Torch, Self::Kernels)
             }
         })
     }
@@ -142,6 +143,15 @@ impl Layer {
         match self {
             Self::Float(_) | Self::Fused(_) => None,
             Self::Device(layer) => Some(layer.words_at_once()),
+        }
+    }
+
+    /// How its outputs are read.
+    fn reading(&self) -> Reading {
+        match self {
+            Self::Float(_) => Reading::Torch,
+            Self::Fused(_) => Reading::Host,
+            Self::Device(layer) => Reading::Kernels(layer.kernels()),
         }
     }
 
@@ -454,7 +464,8 @@ impl BiLm {
         }
         layers.push(x);
         let last = capture.then(|| StartState::per_sentence(last));
-        Ok(Activations::new(packings.clone(), layers, last, form == Form::Host, saved_flop))
+        let reading = self.layers.first().map_or(Reading::Host, Layer::reading);
+        Ok(Activations::new(packings.clone(), layers, last, reading, saved_flop))
     }
 
     /// Token vectors of words, `[U, P]` row-major float32 on the host, in the order of the words.

@@ -57,7 +57,7 @@ impl DeviceName {
     /// Whether a GPU runs kernels of our own, or why it computes with libtorch's operations, which takes longer; `None` for the CPU.
     pub fn kernels(self) -> Option<Result<(), String>> {
         let Self::Cuda(number) = self else { return None };
-        let found = self.set_up().and_then(|()| kernels::module(number, kernels::Usage::Inference));
+        let found = self.set_up().and_then(|()| kernels::module(number, kernels::Usage::Inference, Kind::Float));
         Some(found.map_err(|error| error.to_string()).and_then(|module| module.map(|_| ())))
     }
 

@@ -82,7 +82,7 @@ impl DropoutRows {
         if !matches!(x.kind(), Kind::Float | Kind::BFloat16) {
             return Ok(None);
         }
-        let kernels = CellKernels::of(x.device(), Usage::Training)?;
+        let kernels = CellKernels::of(x.device(), Usage::Training, x.kind())?;
         kernels.map(|kernels| self.factors_by(kernels, x, kept, numbers)).transpose()
     }
 

@@ -2,13 +2,18 @@
 //! downloaded.
 //!
 //! The rows of a sentence are reduced in its own order, one after the other, so a result does not depend on other sentences.
+//!
+//! Kernels of our own read the layers once and write the result. libtorch's operations, which have the same arithmetic, go through memory
+//! some 15 times: they serve where there are no kernels, and for normalised layers.
 
 use std::ops::Range;
 
 use tch::{Device, Kind, Tensor};
 
 use super::{
-    Activations, DeviceError, scalar_ops,
+    Activations, DeviceError,
+    cell::{CellKernels, MOST_TERMS, Mixes, Reduction},
+    scalar_ops,
     tensors::{self, OnHost},
 };
 
@@ -32,12 +37,57 @@ pub(crate) struct Selection {
     pub(crate) sentences: Vec<(usize, usize)>,
 }
 
+impl Mixing<'_> {
+    /// The sums of layers that make a vector, one after the other; `None` if it is more than sums of a few.
+    fn sums(self, n_layers: usize) -> Option<Vec<Vec<(usize, f32)>>> {
+        let sums = match self {
+            Self::Sum(factors) => vec![factors.to_vec()],
+            Self::All => (0..n_layers).map(|layer| vec![(layer, 1.0)]).collect(),
+            Self::Normalized { .. } => return None,
+        };
+        sums.iter().all(|terms| (1..=MOST_TERMS).contains(&terms.len())).then_some(sums)
+    }
+}
+
 /// Vectors of the tokens of a [`Selection`], on the device.
 #[derive(Debug)]
-pub(crate) struct Selected {
-    /// `[N, W]`, float32.
-    values: Tensor,
-    segments: Segments,
+pub(crate) enum Selected<'a> {
+    /// Computed, `[N, W]` float32.
+    Values { values: Tensor, segments: Segments },
+    /// What kernels compute them from.
+    Mixes(MixedLayers<'a>),
+}
+
+/// Sums of layers, for selected tokens.
+#[derive(Debug)]
+pub(crate) struct MixedLayers<'a> {
+    kernels: CellKernels,
+    layers: &'a [Tensor],
+    /// Layer and factor of each term.
+    sums: Vec<Vec<(usize, f32)>>,
+    /// `[2, N]`, as in [`Mixes`].
+    tokens: Tensor,
+    /// `[S]`
+    ends: Tensor,
+}
+
+impl MixedLayers<'_> {
+    /// `[N, W]` or `[S, W]`
+    fn reduced(&self, reduction: Reduction) -> Result<Tensor, DeviceError> {
+        let (rows, kind) = match reduction {
+            Reduction::Tokens => (self.tokens.size()[1], Kind::Float),
+            Reduction::Sum | Reduction::Max => (self.ends.size()[0], Kind::Double),
+        };
+        let width = self.layers[0].size().last().map_or(0, |&half| 2 * half);
+        let out = Tensor::f_empty([rows, width * self.sums.len() as i64], (kind, self.tokens.device()))?;
+        for (place, sum) in self.sums.iter().enumerate().filter(|_| rows > 0) {
+            let terms: Vec<(&Tensor, f32)> = sum.iter().map(|&(layer, factor)| (&self.layers[layer], factor)).collect();
+            let column = place * width as usize;
+            let mixes = Mixes { terms: &terms, tokens: &self.tokens, ends: &self.ends, out: &out, column };
+            self.kernels.mix(reduction, &mixes)?;
+        }
+        Ok(out)
+    }
 }
 
 impl Activations {
@@ -45,10 +95,15 @@ impl Activations {
     ///
     /// # Errors
     /// [`DeviceError`] when the device has no room or libtorch fails.
-    pub(crate) fn select(&self, selection: &Selection, mixing: Mixing<'_>) -> Result<Selected, DeviceError> {
+    pub(crate) fn select(&self, selection: &Selection, mixing: Mixing<'_>) -> Result<Selected<'_>, DeviceError> {
         let _no_gradients = tch::no_grad_guard();
         let lengths: Vec<usize> = selection.sentences.iter().map(|(_, length)| *length).collect();
-        let rows = Rows::new(self, selection.tokens.iter().copied())?;
+        let tokens = selection.tokens.iter().copied();
+        if let Some((kernels, sums)) = self.kernels().zip(mixing.sums(self.n_layers())) {
+            let (tokens, ends) = tokens_and_ends(self, tokens, &lengths)?;
+            return Ok(Selected::Mixes(MixedLayers { kernels, layers: self.layers(), sums, tokens, ends }));
+        }
+        let rows = Rows::new(self, tokens)?;
         let segments = Segments::new(&lengths, self.torch_device())?;
         let values = match mixing {
             Mixing::Sum(factors) => rows.of(&self.mixed(factors)?)?,
@@ -69,17 +124,20 @@ impl Activations {
                 tensors::sum(terms)?.f_to_kind(Kind::Float)?
             }
         };
-        Ok(Selected { values, segments })
+        Ok(Selected::Values { values, segments })
     }
 }
 
-impl Selected {
+impl Selected<'_> {
     /// The vectors as they are, one after the other.
     ///
     /// # Errors
     /// [`DeviceError`] when the device or the host has no room or libtorch fails.
     pub(crate) fn vectors(self) -> Result<OnHost<f32>, DeviceError> {
-        OnHost::new(self.values)
+        OnHost::new(match self {
+            Self::Values { values, .. } => values,
+            Self::Mixes(layers) => layers.reduced(Reduction::Tokens)?,
+        })
     }
 
     /// The sum of each sentence, in float64; zeros for one without selected tokens.
@@ -87,7 +145,10 @@ impl Selected {
     /// # Errors
     /// As [`Selected::vectors`].
     pub(crate) fn sums(&self) -> Result<OnHost<f64>, DeviceError> {
-        OnHost::new(self.segments.reduce(&self.values.f_to_kind(Kind::Double)?, "sum", 0.0)?)
+        OnHost::new(match self {
+            Self::Values { values, segments } => segments.reduce(&values.f_to_kind(Kind::Double)?, "sum", 0.0)?,
+            Self::Mixes(layers) => layers.reduced(Reduction::Sum)?,
+        })
     }
 
     /// The maximum of each sentence, NaN where a value is NaN; negative infinity for one without selected tokens.
@@ -95,8 +156,42 @@ impl Selected {
     /// # Errors
     /// As [`Selected::vectors`].
     pub(crate) fn maxima(&self) -> Result<OnHost<f64>, DeviceError> {
-        OnHost::new(self.segments.reduce(&self.values.f_to_kind(Kind::Double)?, "max", f64::NEG_INFINITY)?)
+        OnHost::new(match self {
+            Self::Values { values, segments } => {
+                segments.reduce(&values.f_to_kind(Kind::Double)?, "max", f64::NEG_INFINITY)?
+            }
+            Self::Mixes(layers) => layers.reduced(Reduction::Max)?,
+        })
     }
+}
+
+/// Packed rows of the forward halves of tokens, and after them those of the backward halves.
+fn packed_rows(activations: &Activations, tokens: impl Iterator<Item = (usize, usize, usize)>) -> Vec<i64> {
+    let packings = activations.packings();
+    let (mut rows, mut backward) = (Vec::new(), Vec::new());
+    for (sentence, of_forward, of_backward) in tokens {
+        rows.push(packings.of(0).forward(sentence, of_forward) as i64);
+        backward.push(packings.of(1).backward(sentence, of_backward) as i64);
+    }
+    rows.append(&mut backward);
+    rows
+}
+
+/// Packed rows of tokens `[2, N]`, and where their sentences end `[S]`, in one upload, because each is a copy and a call.
+fn tokens_and_ends(
+    activations: &Activations,
+    tokens: impl Iterator<Item = (usize, usize, usize)>,
+    lengths: &[usize],
+) -> Result<(Tensor, Tensor), DeviceError> {
+    let mut numbers = packed_rows(activations, tokens);
+    let (rows, sentences) = (numbers.len() as i64, lengths.len() as i64);
+    numbers.extend(lengths.iter().scan(0, |end, &length| {
+        *end += length as i64;
+        Some(*end)
+    }));
+    let numbers = tensors::index(&numbers, activations.torch_device())?;
+    let [tokens, ends] = tensors::split(&numbers, [rows, sentences], 0)?;
+    Ok((tokens.f_view([2, rows / 2])?, ends))
 }
 
 /// Packed rows of tokens in each direction, on the device.
@@ -107,15 +202,8 @@ impl Rows {
         activations: &Activations,
         tokens: impl Iterator<Item = (usize, usize, usize)>,
     ) -> Result<Self, DeviceError> {
-        let packings = activations.packings();
-        let (mut rows, mut backward) = (Vec::new(), Vec::new());
-        for (sentence, of_forward, of_backward) in tokens {
-            rows.push(packings.of(0).forward(sentence, of_forward) as i64);
-            backward.push(packings.of(1).backward(sentence, of_backward) as i64);
-        }
-        let count = rows.len() as i64;
-        rows.append(&mut backward);
-        // One upload, because each is a copy and a call.
+        let rows = packed_rows(activations, tokens);
+        let count = rows.len() as i64 / 2;
         let rows = tensors::index(&rows, activations.torch_device())?;
         Ok(Self(tensors::split(&rows, [count, count], 0)?))
     }
@@ -130,7 +218,7 @@ impl Rows {
 
 /// Consecutive rows of a matrix that belong together.
 #[derive(Debug)]
-struct Segments {
+pub(crate) struct Segments {
     /// `[S]`
     lengths: Tensor,
     /// `[N]`: the segment of each row.

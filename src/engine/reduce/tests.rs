@@ -10,11 +10,23 @@ use crate::{
     tiny,
 };
 
-/// Layers of sentences of these lengths, several in a row, by libtorch's operations.
-fn activations(lengths: &[usize]) -> Activations {
-    let options = tiny::options();
-    let model =
-        BiLm::with_torch_operations(&options, &tiny::weights(&options), DeviceName::Cpu, Precision::F32).unwrap();
+/// Models whose layers are reduced by libtorch's operations, and by the kernels of GPUs in 32 and in 16 bits: four numbers at once, and one
+/// where a row has 30.
+fn models() -> Vec<BiLm> {
+    let mut options = tiny::options();
+    let torch = BiLm::with_torch_operations(&options, &tiny::weights(&options), DeviceName::Cpu, Precision::F32);
+    let mut models = vec![torch.unwrap()];
+    for projection in [options.lstm.projection_dim, 30] {
+        options.lstm.projection_dim = projection;
+        let weights = tiny::weights(&options);
+        let kernels = |precision| BiLm::with_kernels_on_host(&options, &weights, precision).unwrap();
+        models.extend([Precision::F32, Precision::Bf16].map(kernels));
+    }
+    models
+}
+
+/// Layers of sentences of these lengths, several in a row.
+fn activations(model: &BiLm, lengths: &[usize]) -> Activations {
     let words = ["these", "are", "a", "few", "words", "."];
     let table = model.token_vectors(&words).unwrap();
     let sentences: Vec<Vec<i64>> = lengths
@@ -34,6 +46,8 @@ fn outputs() -> Vec<Output> {
     vec![
         Output::Combined(vec![(2, 1.0)]),
         Output::Combined(vec![(0, 0.5), (1, -0.25), (2, 1.5)]),
+        // More terms than the kernels take.
+        Output::Combined((0..9).map(|term| (term % 3, term as f32 / 8.0)).collect()),
         Output::Normalized(vec![0.2, 0.3, 0.5]),
         Output::All,
     ]
@@ -56,8 +70,12 @@ fn difference(one: &Vectors, other: &Vectors) -> f64 {
 /// Sentences of every kind: whole, the middle of a window, without kept tokens, and boundaries alone.
 #[test]
 fn the_device_computes_what_the_host_computes() {
+    models().iter().for_each(check_device);
+}
+
+fn check_device(model: &BiLm) {
     let lengths = [3, 9, 2, 4, 30, 5, 7];
-    let activations = activations(&lengths);
+    let activations = activations(model, &lengths);
     let keeps = [0..3, 2..6, 0..2, 1..3, 10..20, 3..3, 1..6];
     // Every combination by itself, and all of them in one batch.
     let recipes: Vec<Recipe> =
@@ -83,7 +101,11 @@ fn the_device_computes_what_the_host_computes() {
 /// As blank rows in state `carry`, which have neither kept nor real tokens.
 #[test]
 fn sentences_without_tokens() {
-    let activations = activations(&[2, 3]);
+    models().iter().for_each(check_sentences_without_tokens);
+}
+
+fn check_sentences_without_tokens(model: &BiLm) {
+    let activations = activations(model, &[2, 3]);
     for recipe in outputs().into_iter().flat_map(|output| POOLINGS.map(|pooling| recipe(output.clone(), pooling))) {
         let wanted = [2, 3].map(|_| Wanted { recipe: &recipe, keep: 1..1, real: 1..1 });
         let on_host = host::reduce(&activations, &wanted).unwrap();
@@ -100,7 +122,11 @@ fn sentences_without_tokens() {
 /// By hand: the maximum of a sentence with a NaN is NaN, as it is on the host.
 #[test]
 fn nan_shows_in_maxima() {
-    let activations = activations(&[3, 4]).with_nan(0, 1);
+    models().iter().for_each(check_nan);
+}
+
+fn check_nan(model: &BiLm) {
+    let activations = activations(model, &[3, 4]).with_nan(0, 1);
     let recipe = recipe(Output::Combined(vec![(0, 1.0)]), Some(Pooling::Max));
     let wanted = [3, 4].map(|n| Wanted { recipe: &recipe, keep: 0..n, real: 0..n });
     let nan =

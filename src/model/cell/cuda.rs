@@ -14,7 +14,11 @@ use super::super::{DeviceError, device};
 
 const SOURCE: &str = include_str!("kernels.cu");
 /// What `kernels.cu` includes.
-const HEADERS: [(&CStr, &str); 2] = [(c"cell.h", include_str!("cell.h")), (c"training.h", include_str!("training.h"))];
+const HEADERS: [(&CStr, &str); 3] = [
+    (c"cell.h", include_str!("cell.h")),
+    (c"reduction.h", include_str!("reduction.h")),
+    (c"training.h", include_str!("training.h")),
+];
 
 /// Threads of a block.
 const BLOCK: i64 = 128;
@@ -105,22 +109,23 @@ unsafe impl Send for Context {}
 unsafe impl Sync for Context {}
 
 /// What kernels are for. Those of one use are compiled together.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(in crate::model) enum Usage {
     Inference,
     Training,
 }
 
-/// The kernels of one use on one GPU.
+/// The kernels of one use on one GPU, for one number format.
 #[derive(Debug)]
 pub(in crate::model) struct Module {
     context: &'static Context,
+    kind: Kind,
     /// Never unloaded.
     functions: HashMap<Name, Kernel>,
 }
 
-/// Pass, number format, and numbers in one access to memory.
-type Name = (&'static str, &'static str, i64);
+/// Pass, and numbers in one access to memory.
+type Name = (&'static str, i64);
 
 #[derive(Debug)]
 struct Kernel(Handle);
@@ -130,17 +135,20 @@ unsafe impl Send for Kernel {}
 // SAFETY: as above.
 unsafe impl Sync for Kernel {}
 
-/// A value for each GPU, or why there is none.
-type PerGpu<T> = Mutex<BTreeMap<usize, Result<&'static T, String>>>;
+/// The number of a GPU, and what a value of it is for.
+type Key = (usize, &'static str, Option<Usage>);
 
-/// The value for a GPU, made once per process. Out of memory is not remembered: there may be room the next time.
+/// Values of GPUs, or why there are none.
+type PerGpu<T> = Mutex<BTreeMap<Key, Result<&'static T, String>>>;
+
+/// A value of a GPU, made once per process. Out of memory is not remembered: there may be room the next time.
 fn once<T>(
     all: &PerGpu<T>,
-    number: usize,
+    key: Key,
     new: impl FnOnce() -> Result<T, DeviceError>,
 ) -> Result<Result<&'static T, String>, DeviceError> {
     let mut all = all.lock().unwrap_or_else(PoisonError::into_inner);
-    if let Some(known) = all.get(&number) {
+    if let Some(known) = all.get(&key) {
         return Ok(known.clone());
     }
     let made = match new() {
@@ -148,7 +156,7 @@ fn once<T>(
         Err(error) if error.is_out_of_memory() => return Err(error),
         Err(error) => Err(error.to_string()),
     };
-    Ok(all.entry(number).or_insert(made).clone())
+    Ok(all.entry(key).or_insert(made).clone())
 }
 
 /// The context of a GPU, or why the driver cannot be called. libtorch must have loaded its CUDA part.
@@ -157,18 +165,23 @@ fn once<T>(
 /// [`DeviceError::OutOfMemory`] when the GPU has no room for it.
 pub(in crate::model) fn context(number: usize) -> Result<Result<&'static Context, String>, DeviceError> {
     static CONTEXTS: PerGpu<Context> = Mutex::new(BTreeMap::new());
-    once(&CONTEXTS, number, || Context::new(number))
+    once(&CONTEXTS, (number, "", None), || Context::new(number))
 }
 
-/// The kernels for a GPU, compiled once per process; or why there are none, which is logged once: the GPU then computes with
+/// The kernels for a GPU and a number format, compiled once per process; or why there are none, which is logged once: the GPU then computes with
 /// libtorch's operations.
 ///
 /// # Errors
 /// [`DeviceError::OutOfMemory`] when the GPU has no room for them.
-pub(in crate::model) fn module(number: usize, usage: Usage) -> Result<Result<&'static Module, String>, DeviceError> {
-    static MODULES: [PerGpu<Module>; 2] = [const { Mutex::new(BTreeMap::new()) }; 2];
-    once(&MODULES[usage as usize], number, || {
-        let made = Module::new(number, usage);
+pub(in crate::model) fn module(
+    number: usize,
+    usage: Usage,
+    kind: Kind,
+) -> Result<Result<&'static Module, String>, DeviceError> {
+    static MODULES: PerGpu<Module> = Mutex::new(BTreeMap::new());
+    let Some(type_name) = type_name(kind) else { return Ok(Err(format!("there are none for {kind:?}"))) };
+    once(&MODULES, (number, type_name, Some(usage)), || {
+        let made = Module::new(number, usage, kind, type_name);
         if let Err(error) = &made
             && !error.is_out_of_memory()
         {
@@ -233,23 +246,23 @@ impl Context {
 }
 
 impl Module {
-    fn new(number: usize, usage: Usage) -> Result<Self, DeviceError> {
+    fn new(number: usize, usage: Usage, kind: Kind, type_name: &str) -> Result<Self, DeviceError> {
         let context = context(number)?.map_err(failed)?;
-        let binary = compile(nvrtc().map_err(failed)?, &context.architecture()?, usage).map_err(failed)?;
+        let binary = compile(nvrtc().map_err(failed)?, &context.architecture()?, usage, type_name).map_err(failed)?;
         let _current = context.make_current()?;
         let driver = context.driver;
         let mut module = ptr::null_mut();
         // SAFETY: a binary of NVRTC, and a pointer to a variable of this function.
         checked("cuModuleLoadData", unsafe { (driver.load_module)(&raw mut module, binary.as_ptr().cast()) })?;
         let function = |name: Name| {
-            let (pass, kind, together) = name;
-            let text = CString::new(format!("{pass}_{kind}_{together}")).map_err(|error| failed(error.to_string()))?;
+            let (pass, together) = name;
+            let text = CString::new(format!("{pass}_{together}")).map_err(|error| failed(error.to_string()))?;
             let mut function = ptr::null_mut();
             // SAFETY: a module of this context, a name that ends with NUL, and a pointer to a variable of this function.
             let status = unsafe { (driver.get_function)(&raw mut function, module, text.as_ptr()) };
             checked("cuModuleGetFunction", status).map(|()| (name, Kernel(function)))
         };
-        Ok(Self { context, functions: usage.names().map(function).collect::<Result<_, DeviceError>>()? })
+        Ok(Self { context, kind, functions: usage.names().map(function).collect::<Result<_, DeviceError>>()? })
     }
 
     /// Starts a pass; it runs after all work that was given to the GPU before.
@@ -264,7 +277,7 @@ impl Module {
         [rows, columns]: [i64; 2],
         arguments: *const c_void,
     ) -> Result<(), DeviceError> {
-        let kernel = kind_name(kind).and_then(|kind| self.functions.get(&(pass, kind, together)));
+        let kernel = self.functions.get(&(pass, together)).filter(|_| kind == self.kind);
         let kernel = kernel.ok_or_else(|| DeviceError::internal(format!("no kernel {pass} for {kind:?}")))?;
         let _current = self.context.make_current()?;
         let blocks = (columns / together + BLOCK - 1) / BLOCK;
@@ -300,27 +313,27 @@ impl Drop for Current {
     }
 }
 
-/// Number formats of the kernels; those of training have the first two.
-const KINDS: [(Kind, &str); 3] = [(Kind::Float, "f32"), (Kind::BFloat16, "bf16"), (Kind::Half, "f16")];
-
 impl Usage {
     /// Names of its kernels in `kernels.cu`.
     fn names(self) -> impl Iterator<Item = Name> {
-        let (passes, kinds): (&[&'static str], _) = match self {
-            Self::Inference => (&["lstm_cell", "lstm_output"], &KINDS[..]),
-            Self::Training => (
-                &["lstm_cell_kept", "lstm_output", "lstm_cell_backward", "lstm_output_backward", "dropout"],
-                &KINDS[..2],
-            ),
+        let passes = match self {
+            Self::Inference => ["lstm_cell", "lstm_output", "mix", "mix_sum", "mix_max"],
+            Self::Training => {
+                ["lstm_cell_kept", "lstm_output", "lstm_cell_backward", "lstm_output_backward", "dropout"]
+            }
         };
-        passes.iter().flat_map(move |pass| {
-            kinds.iter().flat_map(move |(_, kind)| [1, 4].map(|together| (*pass, *kind, together)))
-        })
+        passes.into_iter().flat_map(|pass| [1, 4].map(|together| (pass, together)))
     }
 }
 
-fn kind_name(kind: Kind) -> Option<&'static str> {
-    KINDS.iter().find(|(known, _)| *known == kind).map(|(_, name)| *name)
+/// The type of `cell.h` for a number format.
+fn type_name(kind: Kind) -> Option<&'static str> {
+    match kind {
+        Kind::Float => Some("float"),
+        Kind::BFloat16 => Some("BFloat16"),
+        Kind::Half => Some("Float16"),
+        _ => None,
+    }
 }
 
 /// As libtorch's own errors, of which some are about memory.
@@ -366,12 +379,16 @@ fn open(name: &CStr) -> Result<Handle, String> {
 }
 
 /// The kernels as machine code of an architecture, such as `sm_90`.
-fn compile(nvrtc: &Nvrtc, architecture: &str, usage: Usage) -> Result<Vec<u8>, String> {
+fn compile(nvrtc: &Nvrtc, architecture: &str, usage: Usage, type_name: &str) -> Result<Vec<u8>, String> {
     let text = |text: &str| CString::new(text).map_err(|error| error.to_string());
     let source = text(SOURCE)?;
     let texts = HEADERS.iter().map(|(_, header)| text(header)).collect::<Result<Vec<_>, _>>()?;
     let headers: Vec<_> = texts.iter().map(|header| header.as_ptr()).collect();
-    let mut words = vec![text(&format!("--gpu-architecture={architecture}"))?, text("--std=c++17")?];
+    let mut words = vec![
+        text(&format!("--gpu-architecture={architecture}"))?,
+        text("--std=c++17")?,
+        text(&format!("--define-macro=ELMO_TYPE={type_name}"))?,
+    ];
     if let Usage::Training = usage {
         words.push(text("--define-macro=ELMO_TRAINING")?);
     }

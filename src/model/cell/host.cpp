@@ -1,5 +1,6 @@
-// The passes of `cell.h` and `training.h` on the CPU, in float32 and bfloat16.
+// The passes of `cell.h`, `reduction.h` and `training.h` on the CPU, in float32 and bfloat16.
 
+#include "reduction.h"
 #include "training.h"
 
 #define PASS_ON_HOST(PASS_NAME, ARGUMENTS, ROWS, COLUMNS, TYPE, NAME, V)                         \
@@ -13,6 +14,9 @@
 #define HOST(TYPE, NAME, V)                                                        \
   PASS_ON_HOST(lstm_cell, Gates, rows, cells, TYPE, NAME, V)                       \
   PASS_ON_HOST(lstm_output, Outputs, rows, size, TYPE, NAME, V)                    \
+  PASS_ON_HOST(mix, Mixes, rows, size, TYPE, NAME, V)                              \
+  PASS_ON_HOST(mix_sum, Mixes, rows, size, TYPE, NAME, V)                          \
+  PASS_ON_HOST(mix_max, Mixes, rows, size, TYPE, NAME, V)                          \
   PASS_ON_HOST(lstm_cell_kept, KeptGates, rows, cells, TYPE, NAME, V)              \
   PASS_ON_HOST(lstm_cell_backward, GateGradients, rows, cells, TYPE, NAME, V)      \
   PASS_ON_HOST(lstm_output_backward, OutputGradients, rows, size, TYPE, NAME, V)   \

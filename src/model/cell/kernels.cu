@@ -1,34 +1,34 @@
-// The passes of `cell.h` and `training.h` as kernels, compiled at run time for the GPU at hand (NVRTC). The grid is columns, rows,
-// directions.
+// The passes of `cell.h`, `reduction.h` and `training.h` as kernels, compiled at run time for the GPU at hand (NVRTC), for numbers of the
+// type `ELMO_TYPE`. The grid is columns, rows, directions.
 
 #include "cell.h"
+#include "reduction.h"
 #include "training.h"
 
-#define KERNEL(PASS_NAME, ARGUMENTS, ROWS, COLUMNS, TYPE, NAME, V)                                                      \
-  extern "C" __global__ void PASS_NAME##_##NAME##_##V(const ARGUMENTS step) {                                           \
-    const long long column = V * (blockIdx.x * (long long)blockDim.x + threadIdx.x);                                    \
-    if (column >= step.COLUMNS) return;                                                                                 \
-    for (long long row = blockIdx.y; row < step.ROWS; row += gridDim.y)                                                 \
-      PASS_NAME<TYPE, V>(step, blockIdx.z, row, column);                                                                \
+#define KERNEL(PASS_NAME, ARGUMENTS, ROWS, COLUMNS, V)                                        \
+  extern "C" __global__ void PASS_NAME##_##V(const ARGUMENTS step) {                          \
+    const long long column = V * (blockIdx.x * (long long)blockDim.x + threadIdx.x);          \
+    if (column >= step.COLUMNS) return;                                                       \
+    for (long long row = blockIdx.y; row < step.ROWS; row += gridDim.y)                       \
+      PASS_NAME<ELMO_TYPE, V>(step, blockIdx.z, row, column);                                 \
   }
 
 // Those of one use: compiling takes longer than loading a small model.
 #ifdef ELMO_TRAINING
-#define PASSES(TYPE, NAME, V)                                               \
-  KERNEL(lstm_cell_kept, KeptGates, rows, cells, TYPE, NAME, V)             \
-  KERNEL(lstm_output, Outputs, rows, size, TYPE, NAME, V)                   \
-  KERNEL(lstm_cell_backward, GateGradients, rows, cells, TYPE, NAME, V)     \
-  KERNEL(lstm_output_backward, OutputGradients, rows, size, TYPE, NAME, V)  \
-  KERNEL(dropout, Dropping, tokens, width, TYPE, NAME, V)
+#define PASSES(V)                                               \
+  KERNEL(lstm_cell_kept, KeptGates, rows, cells, V)             \
+  KERNEL(lstm_output, Outputs, rows, size, V)                   \
+  KERNEL(lstm_cell_backward, GateGradients, rows, cells, V)     \
+  KERNEL(lstm_output_backward, OutputGradients, rows, size, V)  \
+  KERNEL(dropout, Dropping, tokens, width, V)
 #else
-#define PASSES(TYPE, NAME, V)                                               \
-  KERNEL(lstm_cell, Gates, rows, cells, TYPE, NAME, V)                      \
-  KERNEL(lstm_output, Outputs, rows, size, TYPE, NAME, V)
-PASSES(Float16, f16, 1)
-PASSES(Float16, f16, 4)
+#define PASSES(V)                                               \
+  KERNEL(lstm_cell, Gates, rows, cells, V)                      \
+  KERNEL(lstm_output, Outputs, rows, size, V)                   \
+  KERNEL(mix, Mixes, rows, size, V)                             \
+  KERNEL(mix_sum, Mixes, rows, size, V)                         \
+  KERNEL(mix_max, Mixes, rows, size, V)
 #endif
 
-PASSES(float, f32, 1)
-PASSES(float, f32, 4)
-PASSES(BFloat16, bf16, 1)
-PASSES(BFloat16, bf16, 4)
+PASSES(1)
+PASSES(4)

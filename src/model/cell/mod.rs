@@ -1,7 +1,8 @@
-//! The passes over the gates and the outputs of a step, and dropout, as kernels of a GPU, or on the CPU for tests of the same code.
+//! The passes over the gates and the outputs of a step, dropout, and mixes of layers, as kernels of a GPU, or on the CPU for tests of the
+//! same code.
 //!
 //! libtorch's own operations need more than ten kernels where these are two, and each reads and writes memory: launching them takes a
-//! GPU longer than the products of the step. The text of the kernels (`cell.h` for inference, `training.h`, `kernels.cu`) is compiled
+//! GPU longer than the products of the step. The text of the kernels (`cell.h` and `reduction.h` for inference, `training.h`, `kernels.cu`) is compiled
 //! when a model is put on a GPU, by the NVRTC that comes with libtorch (`cuda.rs`).
 
 pub(super) mod cuda;
@@ -123,6 +124,51 @@ struct DroppingArguments {
     kept: f32,
 }
 
+/// `MOST_TERMS` of `reduction.h`.
+pub(super) const MOST_TERMS: usize = 8;
+
+/// `Mixes` of `reduction.h`.
+#[repr(C)]
+#[derive(Debug)]
+struct MixesArguments {
+    layers: [*const c_void; MOST_TERMS],
+    factors: [f32; MOST_TERMS],
+    tokens: *const c_void,
+    ends: *const c_void,
+    out: *mut c_void,
+    terms: i64,
+    count: i64,
+    all: i64,
+    size: i64,
+    rows: i64,
+    columns: i64,
+}
+
+/// What becomes of the mixes of tokens.
+#[derive(Debug, Clone, Copy)]
+pub(super) enum Reduction {
+    /// They are the result, in float32.
+    Tokens,
+    /// Their sum over each sentence, in float64.
+    Sum,
+    /// Their maximum over each sentence, in float64: NaN where one is NaN.
+    Max,
+}
+
+/// Tensors of a mix of layers; all are contiguous.
+pub(super) struct Mixes<'t> {
+    /// Layers `[2, R, P]` and their factors: from one to [`MOST_TERMS`].
+    pub(super) terms: &'t [(&'t Tensor, f32)],
+    /// `[2, N]`: packed row of the forward and of the backward half of each token.
+    pub(super) tokens: &'t Tensor,
+    /// `[S]`: one past the last token of each sentence.
+    pub(super) ends: &'t Tensor,
+    /// `[N, W]` or `[S, W]`: `2P` columns are written.
+    pub(super) out: &'t Tensor,
+    /// The first one.
+    pub(super) column: usize,
+}
+
 /// Tensors of the gates of a step; all are contiguous.
 pub(super) struct Gates<'t> {
     /// `[2, w, 4D]`: before bias and non-linearities.
@@ -233,13 +279,14 @@ pub(super) struct Dropping<'t> {
 }
 
 impl CellKernels {
-    /// The kernels of a device for a use; `None` on a CPU, and where NVRTC does not work: then libtorch's operations serve.
+    /// The kernels of a device for a use and a number format; `None` on a CPU, and where NVRTC does not work: then libtorch's operations
+    /// serve.
     ///
     /// # Errors
     /// [`DeviceError::OutOfMemory`] when the device has no room for them.
-    pub(super) fn of(device: Device, usage: Usage) -> Result<Option<Self>, DeviceError> {
+    pub(super) fn of(device: Device, usage: Usage, kind: Kind) -> Result<Option<Self>, DeviceError> {
         match device {
-            Device::Cuda(number) => Ok(cuda::module(number, usage)?.ok().map(Self::Cuda)),
+            Device::Cuda(number) => Ok(cuda::module(number, usage, kind)?.ok().map(Self::Cuda)),
             _ => Ok(None),
         }
     }
@@ -368,6 +415,40 @@ impl CellKernels {
         unsafe { self.run("dropout", dropping.factors.kind(), [tokens, width], (&raw const arguments).cast()) }
     }
 
+    /// A mix of layers for tokens, or what becomes of it for sentences.
+    pub(super) fn mix(self, reduction: Reduction, mixes: &Mixes<'_>) -> Result<(), DeviceError> {
+        let pass = match reduction {
+            Reduction::Tokens => "mix",
+            Reduction::Sum => "mix_sum",
+            Reduction::Max => "mix_max",
+        };
+        let (Some((layer, _)), true) = (mixes.terms.first(), mixes.terms.len() <= MOST_TERMS) else {
+            return Err(DeviceError::internal(format!("a mix of {} terms", mixes.terms.len())));
+        };
+        let [_, all, size] = layer.size3()?.into();
+        let [rows, columns] = mixes.out.size2()?.into();
+        let (mut layers, mut factors) = ([ptr::null::<c_void>(); MOST_TERMS], [0.0; MOST_TERMS]);
+        for (place, (layer, factor)) in mixes.terms.iter().enumerate() {
+            (layers[place], factors[place]) = (pointer(layer), *factor);
+        }
+        let arguments = MixesArguments {
+            layers,
+            factors,
+            tokens: pointer(mixes.tokens),
+            ends: pointer(mixes.ends),
+            out: element(mixes.out, mixes.column),
+            terms: mixes.terms.len() as i64,
+            count: mixes.tokens.size()[1],
+            all,
+            size,
+            rows,
+            columns,
+        };
+        // SAFETY: every pointer is to a contiguous tensor of the size that `reduction.h` states, and `out` has the type of the pass; rows of
+        // tokens are within `R`, and ends within `N`.
+        unsafe { self.run(pass, layer.kind(), [rows, size], (&raw const arguments).cast()) }
+    }
+
     /// # Safety
     /// `arguments` are those of the pass, and their pointers are valid for it.
     unsafe fn run(
@@ -447,6 +528,9 @@ passes_on_host! {
     "lstm_output_backward":
         elmo_lstm_output_backward_f32_1 elmo_lstm_output_backward_f32_4
         elmo_lstm_output_backward_bf16_1 elmo_lstm_output_backward_bf16_4,
+    "mix": elmo_mix_f32_1 elmo_mix_f32_4 elmo_mix_bf16_1 elmo_mix_bf16_4,
+    "mix_sum": elmo_mix_sum_f32_1 elmo_mix_sum_f32_4 elmo_mix_sum_bf16_1 elmo_mix_sum_bf16_4,
+    "mix_max": elmo_mix_max_f32_1 elmo_mix_max_f32_4 elmo_mix_max_bf16_1 elmo_mix_max_bf16_4,
     "dropout": elmo_dropout_f32_1 elmo_dropout_f32_4 elmo_dropout_bf16_1 elmo_dropout_bf16_4,
 }
 

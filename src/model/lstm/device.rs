@@ -95,6 +95,10 @@ impl DeviceLayer {
         2.0 * (self.weights.numel() + self.w_p.as_ref().map_or(0, Tensor::numel)) as f64
     }
 
+    pub(crate) fn kernels(&self) -> CellKernels {
+        self.kernels
+    }
+
     /// Number of words whose input products are computed at once.
     pub(crate) fn words_at_once(&self) -> usize {
         let bytes = match self.kernels {

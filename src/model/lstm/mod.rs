@@ -75,7 +75,7 @@ impl TrainingPasses {
         Ok(match (device, kind) {
             (Device::Cpu, Kind::Float) => Some(Self::Host),
             (Device::Cuda(_), Kind::Float | Kind::BFloat16) => {
-                CellKernels::of(device, Usage::Training)?.map(Self::Kernels)
+                CellKernels::of(device, Usage::Training, kind)?.map(Self::Kernels)
             }
             _ => None,
         })
