@@ -57,6 +57,14 @@ pub enum DeviceError {
         /// The contradiction.
         reason: &'static str,
     },
+    /// The operating system refused to start a thread.
+    #[error(
+        "cannot start a thread: {reason}; use fewer threads, or raise the limit of processes (`ulimit -u`, or that of the container)"
+    )]
+    NoThread {
+        /// Error of the operating system.
+        reason: String,
+    },
     /// libtorch failed for another reason.
     #[error("libtorch: {message}")]
     Torch {
@@ -75,6 +83,10 @@ impl DeviceError {
     /// Whether a smaller batch may succeed.
     pub fn is_out_of_memory(&self) -> bool {
         matches!(self, Self::OutOfMemory { .. })
+    }
+
+    pub(crate) fn no_thread(error: &std::io::Error) -> Self {
+        Self::NoThread { reason: error.to_string() }
     }
 
     pub(crate) fn internal(message: impl Into<String>) -> Self {

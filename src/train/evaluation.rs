@@ -106,7 +106,7 @@ impl Evaluation {
         };
         let output = Output { weight: place(head.weight())?, bias: place(head.bias())? }.to_kind(precision.kind())?;
         let threads = if device == DeviceName::Cpu { threads } else { 1 };
-        Ok(Self { model, output, pool: Arc::new(Pool::new(threads)), group, states: None, rows, threads })
+        Ok(Self { model, output, pool: Arc::new(Pool::new(threads)?), group, states: None, rows, threads })
     }
 
     /// Reads the next window. With several processes, each of them computes its rows, and all get the sums over all rows.

@@ -100,14 +100,17 @@ fn in_parallel<T: Send>(items: impl ExactSizeIterator<Item = T> + Send, work: im
     let cores = thread::available_parallelism().map_or(1, usize::from).min(items.len());
     let items = Mutex::new(items);
     let next = || items.lock().unwrap_or_else(PoisonError::into_inner).next();
-    thread::scope(|scope| {
-        for _ in 0..cores {
-            scope.spawn(|| {
-                while let Some(item) = next() {
-                    work(item);
-                }
-            });
+    let all = || {
+        while let Some(item) = next() {
+            work(item);
         }
+    };
+    thread::scope(|scope| {
+        for _ in 1..cores {
+            // The others do the work of a thread that the operating system refuses.
+            let _ = thread::Builder::new().spawn_scoped(scope, all);
+        }
+        all();
     });
 }
 

@@ -27,9 +27,12 @@ pub(super) struct Pool {
 
 impl Pool {
     /// A pool of so many threads; with one, or on a GPU, work is done by the caller.
-    pub(super) fn new(threads: usize) -> Self {
+    ///
+    /// # Errors
+    /// [`DeviceError::NoThread`] when the operating system refuses one.
+    pub(super) fn new(threads: usize) -> Result<Self, DeviceError> {
         if threads <= 1 {
-            return Self { jobs: None, handles: Vec::new() };
+            return Ok(Self { jobs: None, handles: Vec::new() });
         }
         let (jobs, queue) = channel::<Job>();
         let queue = Arc::new(Mutex::new(queue));
@@ -41,11 +44,13 @@ impl Pool {
                 job();
             }
         };
-        let spawn = |_| {
-            let queue = Arc::clone(&queue);
-            thread::spawn(move || work(queue))
-        };
-        Self { jobs: Some(jobs), handles: (0..threads).map(spawn).collect() }
+        // Dropped when a thread is refused, it ends those that have started.
+        let mut pool = Self { jobs: Some(jobs), handles: Vec::with_capacity(threads) };
+        for n in 0..threads {
+            let (thread, queue) = (thread::Builder::new().name(format!("elmo step {n}")), Arc::clone(&queue));
+            pool.handles.push(thread.spawn(move || work(queue)).map_err(|error| DeviceError::no_thread(&error))?);
+        }
+        Ok(pool)
     }
 
     /// Threads that compute.
@@ -137,9 +142,9 @@ mod tests {
             let task = move || Ok(Vec::<f32>::try_from(a.tr().f_mm(&b)?.f_view([-1])?)?);
             Box::new(task) as Task<Vec<f32>>
         };
-        let expected = Pool::new(1).run(vec![product(0)]).unwrap();
+        let expected = Pool::new(1).unwrap().run(vec![product(0)]).unwrap();
         for _ in 0..20 {
-            for found in Pool::new(4).run((0..4).map(product).collect()).unwrap() {
+            for found in Pool::new(4).unwrap().run((0..4).map(product).collect()).unwrap() {
                 assert_eq!(found, expected[0]);
             }
         }
@@ -148,7 +153,7 @@ mod tests {
     #[test]
     fn results_are_in_the_order_of_the_tasks_and_failures_are_errors() {
         for threads in [1, 3] {
-            let pool = Pool::new(threads);
+            let pool = Pool::new(threads).unwrap();
             let squares = || (0..20_u64).map(|i| Box::new(move || Ok(i * i)) as Task<u64>).collect::<Vec<_>>();
             let expected: Vec<u64> = (0..20).map(|i| i * i).collect();
             assert_eq!(pool.run(squares()).unwrap(), expected);
@@ -157,7 +162,7 @@ mod tests {
             assert!(pool.run(tasks).unwrap_err().to_string().contains("number seven"));
             assert_eq!(pool.run(squares()).unwrap(), expected, "a failure is not kept");
         }
-        let pool = Pool::new(2);
+        let pool = Pool::new(2).unwrap();
         let outcome = pool.fold((0..9_u64).map(|i| Box::new(move || Ok(i)) as Task<u64>), |i| match i {
             4 => Err(DeviceError::internal("number four")),
             _ => Ok(()),
@@ -178,7 +183,7 @@ mod tests {
                 ALIVE.fetch_sub(1, Ordering::SeqCst);
             }
         }
-        let pool = Pool::new(3);
+        let pool = Pool::new(3).unwrap();
         let task = |i: u64| -> Task<Counted> {
             Box::new(move || {
                 thread::sleep(Duration::from_millis(if i == 0 { 50 } else { 0 }));

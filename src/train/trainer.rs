@@ -160,7 +160,10 @@ impl Drawing {
     fn begin(device: DeviceName, draw: impl FnOnce() -> Result<Vec<Drawn>, TrainError> + Send + 'static) -> Self {
         match device {
             DeviceName::Cpu => Self::Done(draw()),
-            DeviceName::Cuda(_) => Self::Running(thread::spawn(draw)),
+            DeviceName::Cuda(_) => match thread::Builder::new().name("elmo negatives".to_owned()).spawn(draw) {
+                Ok(thread) => Self::Running(thread),
+                Err(error) => Self::Done(Err(DeviceError::no_thread(&error).into())),
+            },
         }
     }
 
@@ -314,7 +317,7 @@ impl Trainer {
             output,
             slots,
             states: Vec::new(),
-            pool: Arc::new(Pool::new(threads)),
+            pool: Arc::new(Pool::new(threads)?),
             counters: Counters::default(),
         })
     }

@@ -139,7 +139,11 @@ pub(super) fn fit_all(
         }
     };
     thread::scope(|scope| {
-        (0..threads.clamp(1, planned.len().max(1))).for_each(|_| drop(scope.spawn(work)));
+        for _ in 1..threads.min(planned.len()) {
+            // The others do the work of a thread that the operating system refuses.
+            let _ = thread::Builder::new().spawn_scoped(scope, work);
+        }
+        work();
     });
     let mut fitted = fitted.into_inner().unwrap_or_else(PoisonError::into_inner);
     fitted.sort_by_key(|(number, _)| *number);

@@ -20,7 +20,8 @@ pub(super) fn rows_per_second(batches: &[RecordBatch], schema: &SchemaRef, rows:
     let threads = thread::available_parallelism().map_or(1, usize::from);
     let (of_thread, started) = (rows.div_ceil(threads), Instant::now());
     let encoded: Result<Vec<()>, _> = thread::scope(|scope| {
-        let workers: Vec<_> = (0..threads).map(|_| scope.spawn(|| encode(batches, schema, of_thread))).collect();
+        let spawn = |_| thread::Builder::new().spawn_scoped(scope, || encode(batches, schema, of_thread));
+        let workers = (0..threads).map(spawn).collect::<Result<Vec<_>, _>>()?;
         let died = |_| ParquetError::General("a thread died".to_owned());
         workers.into_iter().map(|worker| worker.join().map_err(died)?).collect()
     });
