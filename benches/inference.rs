@@ -64,7 +64,7 @@ fn main() -> Result<(), Box<dyn Error>> {
             return Ok(());
         }
     };
-    if let Some(Err(reason)) = devices[0].kernels() {
+    if let Some(Err(reason)) = devices[0].kernels(Precision::F32) {
         println!("without kernels of our own: {reason}\n");
     }
     println!("| model | precision | largest difference from the CPU | batches of other sizes |\n|---|---|---|---|");

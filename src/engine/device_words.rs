@@ -24,12 +24,12 @@ impl DeviceWords {
         Ok(Self { table: DeviceTable::new(model, bytes)?, rows: HashMap::new(), keeps: bytes > 0 })
     }
 
-    /// The table that the indices of [`words_of`](Self::words_of) are for.
+    /// The table that the rows of [`words_of`](Self::words_of) are in.
     pub(super) fn table(&self) -> &DeviceTable {
         &self.table
     }
 
-    /// The sentences of a batch as rows of the table, after the vectors of new words were computed.
+    /// The words of a batch and their rows in the table, after the vectors of new words were computed.
     pub(super) fn words_of<'j>(
         &mut self,
         jobs: &'j [Job],
@@ -39,7 +39,7 @@ impl DeviceWords {
         if !self.keeps {
             self.clear(model)?;
         }
-        let (distinct, mut sentences) = DistinctWords::of(jobs, boundaries);
+        let (distinct, sentences) = DistinctWords::of(jobs, boundaries);
         let is_new = |word: &&str| !self.rows.contains_key(*word);
         let mut computed: Vec<&str> = distinct.words.iter().copied().filter(is_new).collect();
         if computed.len() > self.table.room() {
@@ -48,10 +48,9 @@ impl DeviceWords {
         }
         let first = self.table.append(model, &computed)?;
         self.rows.extend((first..).zip(&computed).map(|(row, word)| (Box::from(*word), row)));
-        let rows: Vec<i64> = distinct.words.iter().map(|word| self.rows[*word]).collect();
-        sentences.iter_mut().flatten().for_each(|index| *index = rows[*index as usize]);
+        let rows = distinct.words.iter().map(|word| self.rows[*word]).collect();
         let hits = distinct.uses_of(|word| self.rows[word] < first);
-        Ok(WordTable { vectors: Vec::new(), sentences, hits, computed })
+        Ok(WordTable { vectors: Vec::new(), rows, sentences, hits, computed })
     }
 
     fn clear(&mut self, model: &BiLm) -> Result<(), DeviceError> {

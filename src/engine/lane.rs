@@ -135,7 +135,7 @@ impl Lane {
         self.prepare_start(recipe.group(), recipe.warm, recipe.boundaries)?;
         let start = &self.starts[&recipe.group()];
         let activations = match &self.words {
-            Some(words) => self.model.run_on_table(words.table(), &table.sentences, rows(jobs), start)?,
+            Some(words) => self.model.run_on_table(words.table(), &table.rows, &table.sentences, rows(jobs), start)?,
             None => self.model.run_in_rows(&table.vectors, &table.sentences, rows(jobs), start)?,
         };
         let answers = reduce(&activations, jobs)?;

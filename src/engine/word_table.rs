@@ -12,8 +12,10 @@ use crate::{
 /// Token vectors of the distinct words of a batch, and each sentence as indices into them.
 #[derive(Debug)]
 pub(super) struct WordTable<'j> {
-    /// `[U, P]`; empty where the vectors are on the device ([`DeviceWords`](super::device_words::DeviceWords)).
+    /// `[U, P]`; empty where the vectors are on the device.
     pub(super) vectors: Vec<f32>,
+    /// `[U]`: where they are there ([`DeviceWords`](super::device_words::DeviceWords)).
+    pub(super) rows: Vec<i64>,
     /// An index `0..U` per token, boundaries included where they are read.
     pub(super) sentences: Vec<Vec<i64>>,
     /// Tokens whose word was in the cache.
@@ -45,7 +47,7 @@ impl<'j> WordTable<'j> {
             vectors[i * width..(i + 1) * width].copy_from_slice(vector);
             cache.insert(word, vector);
         }
-        Ok(Self { vectors, sentences, hits, computed })
+        Ok(Self { vectors, rows: Vec::new(), sentences, hits, computed })
     }
 }
 

@@ -54,7 +54,7 @@ impl Activations {
         self
     }
 
-    /// Whether the layers are read in host memory: on the CPU, unless the model uses libtorch's operations as on a GPU.
+    /// Whether the layers are read in host memory: on the CPU, unless the model computes as on a GPU.
     pub(crate) fn is_on_host(&self) -> bool {
         matches!(self.reading, Reading::Host)
     }
@@ -95,7 +95,7 @@ impl Activations {
         self.packings.packed_rows()
     }
 
-    /// Floating point operations of products that were not computed, as another packed row has the same. Without padding,
+    /// Floating point operations of products that were not computed, as other tokens have the same. Without padding,
     /// [`BiLm::flop_per_token`](super::BiLm::flop_per_token) counts them.
     pub(crate) fn saved_flop(&self) -> f64 {
         self.saved_flop

@@ -15,7 +15,7 @@ pub struct PackedBatch {
 }
 
 /// Index that packed rows without a token read. Nothing reads what comes of it.
-const FILLER: i64 = 0;
+pub(super) const FILLER: i64 = 0;
 
 impl PackedBatch {
     /// Both directions read the same sentences, one per row. Ids are in the order of the text: the backward direction

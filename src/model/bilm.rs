@@ -138,7 +138,7 @@ impl Layer {
         }
     }
 
-    /// Number of words that it multiplies at once, if it multiplies words instead of tokens and reads their numbers on the device.
+    /// Most words that it multiplies at once, if it multiplies words instead of tokens and reads their numbers on the device.
     fn words_at_once(&self) -> Option<usize> {
         match self {
             Self::Float(_) | Self::Fused(_) => None,
@@ -448,16 +448,16 @@ impl BiLm {
         }
         let form = self.layers.first().map_or(Form::Host, Layer::form);
         // Dropout gives tokens of one word different vectors.
-        let mut of_words = dropout.keeps_all().then_some(table);
-        let words = of_words.and_then(|_| self.layers.first()?.words_at_once());
-        let words = words.map(|most| WordParts::new(batch.ids(), packings.steps(), most));
-        let indices = Indices::new(batch, form, words.as_ref(), self.state.device)?;
+        let table_of_first = dropout.keeps_all().then_some(table);
+        let words_at_once = table_of_first.and_then(|_| self.layers.first()?.words_at_once());
+        let parts = words_at_once.map(|most| WordParts::new(batch.ids(), packings.steps(), most));
+        let indices = Indices::new(batch, form, parts.as_ref(), self.state.device)?;
         let [forward, backward] = &indices.read;
         let read = [table.f_index_select(0, forward)?, table.f_index_select(0, backward)?]; // [R, P] each
         let mut x = dropout.apply(0, Tensor::f_stack(&read, 0)?)?; // [2, R, P]
         let (mut layers, mut last, mut saved_flop) = (Vec::new(), Vec::new(), 0.0);
         for (k, (lstm, start)) in self.layers.iter().zip(start.in_packed_rows(packings)?).enumerate() {
-            let output = lstm.forward(&x, of_words.take(), batch, &indices, start, capture)?;
+            let output = lstm.forward(&x, table_of_first.filter(|_| k == 0), batch, &indices, start, capture)?;
             saved_flop += output.saved_flop;
             layers.push(std::mem::replace(&mut x, dropout.apply(k + 1, output.y)?));
             last.extend(output.last);
@@ -520,20 +520,22 @@ impl BiLm {
         self.infer(table, &PackedBatch::of_rows_in(sentences, rows, self.min_width())?, start, false)
     }
 
-    /// As [`BiLm::run_in_rows`], with a table that is on the device.
+    /// As [`BiLm::run_in_rows`], with the vectors of words in the rows `words` of a table that is on the device.
     ///
     /// # Errors
     /// As [`BiLm::run_in_rows`].
     pub(crate) fn run_on_table(
         &self,
         table: &DeviceTable,
+        words: &[i64],
         sentences: &[Vec<i64>],
         rows: Vec<Vec<usize>>,
         start: &StartState,
     ) -> Result<Activations, DeviceError> {
         let _no_gradients = tch::no_grad_guard();
         let batch = PackedBatch::of_rows_in(sentences, rows, self.min_width())?;
-        self.forward(&table.rows()?, &batch, start, &NoDropout, false)
+        let table = table.rows()?.f_index_select(0, &tensors::index(words, self.state.device)?)?;
+        self.forward(&table, &batch, start, &NoDropout, false)
     }
 
     /// Uploads the table and runs a batch without gradients.

@@ -4,7 +4,7 @@ use std::{cell::OnceCell, fmt, path::PathBuf, sync::OnceLock};
 
 use tch::{Cuda, Device, Kind, Tensor};
 
-use super::{DeviceError, cell::cuda as kernels, mkl};
+use super::{DeviceError, Precision, cell::cuda as kernels, mkl};
 use crate::spec::SpecError;
 
 /// A device as the user names it.
@@ -51,13 +51,22 @@ impl DeviceName {
     pub fn free_memory(self) -> Option<u64> {
         let Self::Cuda(number) = self else { return None };
         self.set_up().ok()?;
-        free_memory_of(libc::c_int::try_from(number).ok()?)
+        memory_of(number).map(|[free, _]| free)
     }
 
-    /// Whether a GPU runs kernels of our own, or why it computes with libtorch's operations, which takes longer; `None` for the CPU.
-    pub fn kernels(self) -> Option<Result<(), String>> {
+    /// Bytes of a GPU's memory, as [`DeviceName::free_memory`].
+    pub(crate) fn memory(self) -> Option<u64> {
         let Self::Cuda(number) = self else { return None };
-        let found = self.set_up().and_then(|()| kernels::module(number, kernels::Usage::Inference, Kind::Float));
+        self.set_up().ok()?;
+        memory_of(number).map(|[_, all]| all)
+    }
+
+    /// Whether a GPU runs kernels of our own in a precision, or why it computes with libtorch's operations, which takes longer; `None` for
+    /// the CPU.
+    pub fn kernels(self, precision: Precision) -> Option<Result<(), String>> {
+        let Self::Cuda(number) = self else { return None };
+        let kernels = || kernels::module(number, kernels::Usage::Inference, precision.kind());
+        let found = self.set_up().and_then(|()| kernels());
         Some(found.map_err(|error| error.to_string()).and_then(|module| module.map(|_| ())))
     }
 
@@ -175,8 +184,8 @@ pub fn cuda_devices() -> usize {
     }
 }
 
-/// As the CUDA runtime reports it that libtorch has loaded: tch has no function for it.
-fn free_memory_of(number: libc::c_int) -> Option<u64> {
+/// Free and all memory, as the CUDA runtime reports it that libtorch has loaded: tch has no function for it.
+fn memory_of(number: usize) -> Option<[u64; 2]> {
     type SetDevice = unsafe extern "C" fn(libc::c_int) -> libc::c_int;
     type MemGetInfo = unsafe extern "C" fn(*mut usize, *mut usize) -> libc::c_int;
     // SAFETY: NUL-terminated names, looked up in the libraries that are already loaded.
@@ -185,14 +194,15 @@ fn free_memory_of(number: libc::c_int) -> Option<u64> {
     if set_device.is_null() || mem_get_info.is_null() {
         return None;
     }
-    let (mut free, mut total) = (0, 0);
+    let number = libc::c_int::try_from(number).ok()?;
+    let (mut free, mut all) = (0, 0);
     // SAFETY: the types are those that cuda_runtime_api.h declares, and both pointers are to numbers of this function.
     let codes = unsafe {
         let set_device = std::mem::transmute::<*mut libc::c_void, SetDevice>(set_device);
         let mem_get_info = std::mem::transmute::<*mut libc::c_void, MemGetInfo>(mem_get_info);
-        (set_device(number), mem_get_info(&raw mut free, &raw mut total))
+        (set_device(number), mem_get_info(&raw mut free, &raw mut all))
     };
-    (codes == (0, 0)).then_some(free as u64)
+    (codes == (0, 0)).then_some([free, all].map(|bytes| bytes as u64))
 }
 
 enum CudaLibrary {

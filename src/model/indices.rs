@@ -37,7 +37,7 @@ pub(crate) struct WordIndices {
     pub(crate) parts: Vec<(Range<usize>, Tensor)>,
     /// `[2, R]`: which word of its part a packed row reads.
     pub(crate) places: Tensor,
-    /// Number of products of words, both directions.
+    /// As in [`WordParts`].
     pub(crate) products: usize,
 }
 
@@ -57,25 +57,29 @@ impl Indices {
         let packing = batch.packings().of(0);
         let marks = if form == Form::Marks { packing.marks() } else { Vec::new() };
         let steps = if form == Form::Rows { packing.steps().len() } else { 0 };
-        let rows = (0..steps).map(|t| packing.begins(t));
+        let begins = (0..steps).map(|t| packing.begins(t));
         let places = words.map_or_else(Vec::new, |words| words.places.concat());
-        let of_words = words.map_or(&[][..], |words| &words.parts);
-        let lists: Vec<Vec<i64>> = of_words.iter().map(|part| part.words.concat()).collect();
-        let parts: Vec<&[i64]> =
-            [forward, backward, &marks, &places].into_iter().chain(&lists).map(Vec::as_slice).chain(rows).collect();
-        let sizes: Vec<i64> = parts.iter().map(|part| part.len() as i64).collect();
-        let uploaded = tensors::index(&parts.concat(), device)?.f_split_with_sizes(&sizes, 0)?;
-        let mut parts = uploaded.into_iter().zip(&sizes).map(|(part, size)| (*size > 0).then_some(part));
-        let mut next = || parts.next().flatten();
+        let word_parts = words.map_or(&[][..], |words| &words.parts);
+        let of_parts: Vec<Vec<i64>> = word_parts.iter().map(|part| part.words.concat()).collect();
+        let lists: Vec<&[i64]> = [forward, backward, &marks, &places]
+            .into_iter()
+            .chain(&of_parts)
+            .map(Vec::as_slice)
+            .chain(begins)
+            .collect();
+        let sizes: Vec<i64> = lists.iter().map(|list| list.len() as i64).collect();
+        let uploaded = tensors::index(&lists.concat(), device)?.f_split_with_sizes(&sizes, 0)?;
+        let mut lists = uploaded.into_iter().zip(&sizes).map(|(list, size)| (*size > 0).then_some(list));
+        let mut next = || lists.next().flatten();
         let (Some(forward), Some(backward)) = (next(), next()) else {
             return Err(DeviceError::internal("a batch has no rows"));
         };
         let (marks, places) = (next(), next());
-        let lists = of_words.iter().filter_map(|part| Some((part.steps.clone(), next()?))).collect();
+        let parts = word_parts.iter().filter_map(|part| Some((part.steps.clone(), next()?))).collect();
         let words = words.zip(places).map(|(words, places)| {
             let places = places.f_view([2, -1])?;
-            Ok::<_, DeviceError>(WordIndices { parts: lists, places, products: words.products() })
+            Ok::<_, DeviceError>(WordIndices { parts, places, products: words.products })
         });
-        Ok(Self { read: [forward, backward], begins: parts.collect(), marks, words: words.transpose()? })
+        Ok(Self { read: [forward, backward], begins: lists.collect(), marks, words: words.transpose()? })
     }
 }

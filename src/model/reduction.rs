@@ -80,7 +80,7 @@ impl MixedLayers<'_> {
         };
         let width = self.layers[0].size().last().map_or(0, |&half| 2 * half);
         let out = Tensor::f_empty([rows, width * self.sums.len() as i64], (kind, self.tokens.device()))?;
-        for (place, sum) in self.sums.iter().enumerate().filter(|_| rows > 0) {
+        for (place, sum) in self.sums.iter().enumerate() {
             let terms: Vec<(&Tensor, f32)> = sum.iter().map(|&(layer, factor)| (&self.layers[layer], factor)).collect();
             let column = place * width as usize;
             let mixes = Mixes { terms: &terms, tokens: &self.tokens, ends: &self.ends, out: &out, column };

@@ -7,7 +7,10 @@
 
 use std::ops::Range;
 
-use super::packing::{MIN_WIDTH, Step};
+use super::{
+    batch::FILLER,
+    packing::{MIN_WIDTH, Step},
+};
 
 /// The words of a batch in parts, and where its tokens find them.
 #[derive(Debug)]
@@ -15,40 +18,45 @@ pub(crate) struct WordParts {
     pub(crate) parts: Vec<WordPart>,
     /// Per direction and packed row: which word of its part the row reads.
     pub(crate) places: [Vec<i64>; 2],
+    /// Words of all parts and both directions, each of which is one product.
+    pub(crate) products: usize,
 }
 
 /// A run of steps, and the words that are read in it.
 #[derive(Debug)]
 pub(crate) struct WordPart {
     pub(crate) steps: Range<usize>,
-    /// Of each direction, as rows of the token table. Both have the same number, filled up with words that no row reads.
+    /// Of each direction, as rows of the token table. Both have the same number, one of [`height`], filled up with words that no row reads.
     pub(crate) words: [Vec<i64>; 2],
 }
 
-/// Row of the token table for words that no row reads.
-const FILLER: i64 = 0;
+/// From here on, heights of products are multiples of this.
+const TALL: usize = 1024;
+
+/// Rows of a product of so many words. There are few different heights, because memory for one serves the next product of the same height,
+/// and because a GPU selects its kernel, and so the last bits of a product, by the height.
+fn height(words: usize) -> usize {
+    if words > TALL { words.next_multiple_of(TALL) } else { words.max(MIN_WIDTH).next_power_of_two() }
+}
 
 impl WordParts {
-    /// For packed rows that read `ids` of the token table. A part ends with the step in which a direction has read `most` words.
+    /// For packed rows that read `ids` of the token table. A part has as many steps as surely have `most` words or fewer, and at least one.
     pub(crate) fn new(ids: &[Vec<i64>; 2], steps: &[Step], most: usize) -> Self {
         let table_rows = ids.iter().flatten().max().map_or(0, |&id| id as usize + 1);
         let mut directions = ids.each_ref().map(|ids| Direction::new(ids, table_rows));
-        let (mut parts, mut first) = (Vec::new(), 0);
+        let (mut parts, mut products, mut first) = (Vec::new(), 0, 0);
         for (t, step) in steps.iter().enumerate() {
             directions.iter_mut().for_each(|direction| direction.read(step));
-            let count = directions.iter().map(|direction| direction.words.len()).fold(MIN_WIDTH, usize::max);
-            if count >= most || t + 1 == steps.len() {
-                let words = directions.each_mut().map(|direction| direction.take_words(count));
+            let counts = directions.each_ref().map(|direction| direction.words.len());
+            let count = counts[0].max(counts[1]);
+            if steps.get(t + 1).is_none_or(|next| count + next.width > most) {
+                let words = directions.each_mut().map(|direction| direction.take_words(height(count)));
                 parts.push(WordPart { steps: first..t + 1, words });
+                products += counts[0] + counts[1];
                 first = t + 1;
             }
         }
-        Self { parts, places: directions.map(|direction| direction.places) }
-    }
-
-    /// Number of products that are computed, both directions.
-    pub(crate) fn products(&self) -> usize {
-        self.parts.iter().flat_map(|part| &part.words).map(Vec::len).sum()
+        Self { parts, places: directions.map(|direction| direction.places), products }
     }
 }
 
@@ -97,8 +105,8 @@ mod tests {
     use crate::model::packing::Packing;
 
     proptest! {
-        /// Expected: every row finds its own word; parts follow each other; in a part a direction has a word once, and only the last step
-        /// brings it to `most` words.
+        /// Expected: every row finds its own word; parts follow each other; in a part a direction has a word once; parts have at most
+        /// `most` words unless they are one step, and another step might have too many.
         #[test]
         fn every_row_finds_its_word(
             lengths in prop::collection::vec(1_usize..12, 1..120),
@@ -120,20 +128,28 @@ mod tests {
             let mut products = 0;
             for (i, part) in found.parts.iter().enumerate() {
                 let of_part = &steps[part.steps.clone()];
-                let count = distinct(0, of_part).max(distinct(1, of_part)).max(MIN_WIDTH);
+                let counts = [0, 1].map(|direction| distinct(direction, of_part));
+                let count = counts[0].max(counts[1]);
                 for (direction, words) in part.words.iter().enumerate() {
-                    prop_assert_eq!(words.len(), count);
+                    prop_assert_eq!(words.len(), height(count));
+                    prop_assert!(words[counts[direction]..].iter().all(|&word| word == FILLER));
                     let rows = of_part[0].offset..of_part.last().map_or(0, |step| step.offset + step.width);
                     let read = found.places[direction][rows.clone()].iter().map(|&place| words[place as usize]);
                     prop_assert_eq!(read.collect::<Vec<_>>(), &ids[direction][rows]);
-                    let last = distinct(direction, &of_part[..of_part.len() - 1]);
-                    prop_assert!(of_part.len() == 1 || last.max(MIN_WIDTH) < most);
                 }
-                prop_assert!(count >= most || i + 1 == found.parts.len());
-                products += 2 * count;
+                prop_assert!(count <= most || of_part.len() == 1);
+                let next = found.parts.get(i + 1).map(|next| steps[next.steps.start].width);
+                prop_assert!(next.is_none_or(|next| count + next > most));
+                products += counts[0] + counts[1];
             }
-            prop_assert_eq!(found.products(), products);
+            prop_assert_eq!(found.products, products);
         }
+    }
+
+    #[test]
+    fn products_have_few_heights() {
+        let heights = [0, 1, 16, 17, 33, 512, 513, 1024, 1025, 2048, 2049, 15_771].map(height);
+        assert_eq!(heights, [16, 16, 16, 32, 64, 512, 1024, 1024, 2048, 2048, 3072, 16_384]);
     }
 
     /// Rows of 16; both directions read word 7 throughout, the backward one in the second step 16 others. By hand.
@@ -144,10 +160,11 @@ mod tests {
         let backward: Vec<i64> = [vec![7; MIN_WIDTH], (10..10 + MIN_WIDTH as i64).collect()].concat();
         let found = WordParts::new(&[forward, backward.clone()], packing.steps(), 100);
         let [part] = found.parts.as_slice() else { panic!("one part was expected") };
-        assert_eq!(part.words[0], [&[7][..], &[FILLER; MIN_WIDTH]].concat());
-        assert_eq!(part.words[1], [&[7][..], &backward[MIN_WIDTH..]].concat());
+        // 17 words become 32.
+        assert_eq!(part.words[0], [&[7][..], &[FILLER; 31]].concat());
+        assert_eq!(part.words[1], [&[7][..], &backward[MIN_WIDTH..], &[FILLER; 15]].concat());
         assert_eq!(found.places[0], [0; 2 * MIN_WIDTH]);
         assert_eq!(found.places[1], [vec![0; MIN_WIDTH], (1..=MIN_WIDTH as i64).collect()].concat());
-        assert_eq!(found.products(), 2 * (1 + MIN_WIDTH));
+        assert_eq!(found.products, 1 + (1 + MIN_WIDTH));
     }
 }

@@ -185,7 +185,7 @@ impl Load<'_> {
             (DeviceName::Cpu, Precision::F32) => (6, 3),
             // Cells are float32, which is two numbers of bfloat16.
             (device @ DeviceName::Cuda(_), Precision::F32 | Precision::Tf32 | Precision::Bf16)
-                if device.kernels() == Some(Ok(())) =>
+                if device.kernels(self.recipe.precision) == Some(Ok(())) =>
             {
                 (7, 5)
             }

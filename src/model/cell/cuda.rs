@@ -135,16 +135,13 @@ unsafe impl Send for Kernel {}
 // SAFETY: as above.
 unsafe impl Sync for Kernel {}
 
-/// The number of a GPU, and what a value of it is for.
-type Key = (usize, &'static str, Option<Usage>);
-
 /// Values of GPUs, or why there are none.
-type PerGpu<T> = Mutex<BTreeMap<Key, Result<&'static T, String>>>;
+type PerGpu<K, T> = Mutex<BTreeMap<K, Result<&'static T, String>>>;
 
 /// A value of a GPU, made once per process. Out of memory is not remembered: there may be room the next time.
-fn once<T>(
-    all: &PerGpu<T>,
-    key: Key,
+fn once<K: Ord, T>(
+    all: &PerGpu<K, T>,
+    key: K,
     new: impl FnOnce() -> Result<T, DeviceError>,
 ) -> Result<Result<&'static T, String>, DeviceError> {
     let mut all = all.lock().unwrap_or_else(PoisonError::into_inner);
@@ -164,8 +161,8 @@ fn once<T>(
 /// # Errors
 /// [`DeviceError::OutOfMemory`] when the GPU has no room for it.
 pub(in crate::model) fn context(number: usize) -> Result<Result<&'static Context, String>, DeviceError> {
-    static CONTEXTS: PerGpu<Context> = Mutex::new(BTreeMap::new());
-    once(&CONTEXTS, (number, "", None), || Context::new(number))
+    static CONTEXTS: PerGpu<usize, Context> = Mutex::new(BTreeMap::new());
+    once(&CONTEXTS, number, || Context::new(number))
 }
 
 /// The kernels for a GPU and a number format, compiled once per process; or why there are none, which is logged once: the GPU then computes with
@@ -178,9 +175,9 @@ pub(in crate::model) fn module(
     usage: Usage,
     kind: Kind,
 ) -> Result<Result<&'static Module, String>, DeviceError> {
-    static MODULES: PerGpu<Module> = Mutex::new(BTreeMap::new());
+    static MODULES: PerGpu<(usize, Usage, &str), Module> = Mutex::new(BTreeMap::new());
     let Some(type_name) = type_name(kind) else { return Ok(Err(format!("there are none for {kind:?}"))) };
-    once(&MODULES, (number, type_name, Some(usage)), || {
+    once(&MODULES, (number, usage, type_name), || {
         let made = Module::new(number, usage, kind, type_name);
         if let Err(error) = &made
             && !error.is_out_of_memory()

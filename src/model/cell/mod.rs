@@ -2,8 +2,8 @@
 //! same code.
 //!
 //! libtorch's own operations need more than ten kernels where these are two, and each reads and writes memory: launching them takes a
-//! GPU longer than the products of the step. The text of the kernels (`cell.h` and `reduction.h` for inference, `training.h`, `kernels.cu`) is compiled
-//! when a model is put on a GPU, by the NVRTC that comes with libtorch (`cuda.rs`).
+//! GPU longer than the products of the step. The text of the kernels (`cell.h` and `reduction.h` for inference, `training.h`,
+//! `kernels.cu`) is compiled when a model is put on a GPU, by the NVRTC that comes with libtorch (`cuda.rs`).
 
 pub(super) mod cuda;
 
@@ -458,6 +458,10 @@ impl CellKernels {
         [rows, columns]: [i64; 2],
         arguments: *const c_void,
     ) -> Result<(), DeviceError> {
+        // A GPU refuses a grid without rows.
+        if rows == 0 {
+            return Ok(());
+        }
         // Numbers in one access to memory; rows are aligned to them if their length is.
         let together = if columns % 4 == 0 { 4 } else { 1 };
         // SAFETY: as the caller promises.
@@ -470,7 +474,10 @@ impl CellKernels {
 
 fn pointer(tensor: &Tensor) -> *mut c_void {
     debug_assert!(tensor.is_contiguous(), "the kernels compute addresses of contiguous tensors");
-    debug_assert!(tensor.data_ptr().addr().is_multiple_of(8), "an access is to up to four numbers");
+    let is_index = tensor.kind() == Kind::Int64;
+    let at_once = if !is_index && tensor.size().last().is_some_and(|columns| columns % 4 == 0) { 4 } else { 1 };
+    let bytes = at_once * tensor.kind().elt_size_in_bytes();
+    debug_assert!(tensor.data_ptr().addr().is_multiple_of(bytes), "an access is to up to four numbers");
     tensor.data_ptr()
 }
 

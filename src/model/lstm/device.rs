@@ -12,7 +12,7 @@ use tch::{Device, Kind, Tensor};
 use super::{Clips, LayerOutput, batched::Finished, both_directions, last_state, with_forget_bias};
 use crate::{
     model::{
-        DeviceError, Precision,
+        DeviceError, DeviceName, Precision,
         cell::{CellKernels, Gates, InputProducts, Outputs},
         indices::WordIndices,
         packing::{Packings, Step},
@@ -23,10 +23,12 @@ use crate::{
     options::ModelOptions,
 };
 
-/// Memory for the input products of words, on a GPU. Most batches of natural text have fewer words.
-const PRODUCT_BYTES: usize = 1 << 30;
+/// Part of a GPU's memory for the input products of words, in each lane.
+const SHARE_FOR_PRODUCTS: u64 = 64;
+/// Memory for them on a GPU whose memory is not known.
+const PRODUCT_BYTES: u64 = 256 << 20;
 /// The same on the CPU, where small batches of tests have several parts.
-const PRODUCT_BYTES_ON_HOST: usize = 256 << 10;
+const PRODUCT_BYTES_ON_HOST: u64 = 256 << 10;
 
 /// What the first layer reads: rows of a table of token vectors `[U, P]`.
 pub(crate) struct Words<'b> {
@@ -45,6 +47,7 @@ pub(crate) struct DeviceLayer {
     projection: i64, // P
     clips: Clips,
     kernels: CellKernels,
+    words_at_once: usize,
 }
 
 impl DeviceLayer {
@@ -81,6 +84,7 @@ impl DeviceLayer {
             projection: p,
             clips: Clips::new(options),
             kernels,
+            words_at_once: product_bytes(kernels, device) as usize / (2 * 4 * lstm.dim * kind.elt_size_in_bytes()),
         })
     }
 
@@ -99,13 +103,9 @@ impl DeviceLayer {
         self.kernels
     }
 
-    /// Number of words whose input products are computed at once.
+    /// Most words whose input products are computed at once, if a step has no more.
     pub(crate) fn words_at_once(&self) -> usize {
-        let bytes = match self.kernels {
-            CellKernels::Cuda(_) => PRODUCT_BYTES,
-            CellKernels::Host => PRODUCT_BYTES_ON_HOST,
-        };
-        bytes / (2 * 4 * self.dim * self.weights.kind().elt_size_in_bytes())
+        self.words_at_once
     }
 
     /// As [`LstmLayer::forward`](super::LstmLayer::forward). `words`, if given, are those whose vectors `x` has. `begins` `[R]` is not 0
@@ -254,6 +254,16 @@ impl<'b> Pass<'b> {
             begins: next.map(of_step).transpose()?.flatten(),
         };
         layer.kernels.outputs(&outputs, bound(layer.clips.projection))
+    }
+}
+
+/// Memory for the input products of words.
+fn product_bytes(kernels: CellKernels, device: Device) -> u64 {
+    match (kernels, device) {
+        (CellKernels::Cuda(_), Device::Cuda(number)) => {
+            DeviceName::Cuda(number).memory().map_or(PRODUCT_BYTES, |bytes| bytes / SHARE_FOR_PRODUCTS)
+        }
+        _ => PRODUCT_BYTES_ON_HOST,
     }
 }
 
