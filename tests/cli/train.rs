@@ -122,6 +122,15 @@ fn every_model_has_a_start_state_of_its_own() {
     }
 }
 
+/// A folder of shards in which the run has a folder of its own: its files are no shards. Expected: the run goes on.
+#[test]
+fn a_run_may_be_in_the_folder_of_its_shards() {
+    let place = prepared();
+    for steps in [2, 4] {
+        place.train(&format!("--shards corpus --steps {steps} -q --output corpus/model"), 0);
+    }
+}
+
 /// Numbers without a library: a linear congruential generator (Knuth's MMIX).
 struct Dice(u64);
 
@@ -486,6 +495,10 @@ fn bad_input_is_refused_before_the_first_step() {
         let refused = place.train(&format!("--output {output}"), code);
         assert!(refused.err.contains(part), "{output}: {refused:?}");
     }
+    // The run writes files that would be shards at the next start.
+    let refused = place.exits(&format!("train {shards} {vocab} {options} --output corpus"), 2);
+    assert!(refused.err.contains("is in the output folder"), "{refused:?}");
+    assert!(!place.path("corpus/train.json").exists(), "nothing was written");
     fs::create_dir_all(place.path("locked")).unwrap();
     let lock = File::create(place.path("locked/train.lock")).unwrap();
     lock.lock().unwrap();
@@ -912,6 +925,10 @@ fn the_best_weights_are_kept_and_the_run_ends_when_they_get_no_better() {
     place.exits(&words.replace("--output more", "--output same"), 0);
     let losses = |run: &str| place.lines(&format!("{run}/steps.jsonl"))[0]["loss"].to_string();
     assert_eq!(losses("same"), losses("more"));
+    // And one with the file of the run, which has no softmax.
+    let words = init.replace("--init run", "--init run/weights.safetensors --options options.json");
+    place.exits(&words.replace("--output more", "--output bare"), 0);
+    assert_ne!(losses("bare"), losses("more"), "a softmax of its own");
     place.write("words.txt", "<S>\n</S>\n<UNK>\nw0\n");
     let other = place.exits(&init.replace("vocab.txt", "words.txt").replace("--output more", "--output other"), 2);
     assert!(other.err.contains("is another one than"), "{other:?}");

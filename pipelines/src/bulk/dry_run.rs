@@ -16,12 +16,12 @@ use super::{
     prepare::{Prepared, prepare},
 };
 use crate::{
-    error::{Error, Result},
+    error::Result,
     models::warn_untrained,
     report::{bytes, count, duration, table},
     source::{Counted, Plan, Position, Rows, Slice, row_bytes},
     stage::Stage,
-    stores::{Location, Stores, create_once},
+    stores::{Location, Stores, create_once, writable::check_folder},
 };
 
 /// Rows that are embedded to estimate tokens per byte and tokens per second.
@@ -197,8 +197,7 @@ async fn sample(plan: &Arc<Plan>) -> Result<Vec<Slice>> {
 /// folder that exists, so that nothing is left.
 async fn probe(output: &Location) -> Result<()> {
     if let Some(path) = output.local_path() {
-        let folder = path.ancestors().find(|folder| folder.is_dir()).unwrap_or(&path).to_path_buf();
-        return tempfile::NamedTempFile::new_in(&folder).map(drop).map_err(|e| Error::io(&folder, e));
+        return check_folder(&path);
     }
     // There is no lock, so a job may be using the name of its own probe.
     let probe = output.child(FOLDER).child(&format!("probe-{}", uuid::Uuid::new_v4()));
@@ -218,6 +217,11 @@ impl fmt::Display for DryRun {
             ),
             OutputState::Complete => "complete; nothing to do".to_owned(),
         };
+        let columns = self.columns.join(", ");
+        if self.rows == 0 && !self.rows_exact {
+            let rows = "not known: standard input can be read only once, by the job".to_owned();
+            return f.write_str(&table(&[("rows", rows), ("columns", columns), ("output", output)]));
+        }
         f.write_str(&table(&[
             ("files", count(self.files as u64)),
             ("rows", format!("{}{}", if self.rows_exact { "" } else { "about " }, count(self.rows))),
@@ -225,7 +229,7 @@ impl fmt::Display for DryRun {
             ("tokens", format!("about {}", count(self.tokens))),
             ("size", format!("about {} before compression, in {} files", bytes(self.vector_bytes), count(self.parts))),
             ("time", format!("about {}", duration(std::time::Duration::from_secs_f64(self.seconds.min(1e9))))),
-            ("columns", self.columns.join(", ")),
+            ("columns", columns),
             ("output", output),
         ]))
     }

@@ -1,16 +1,19 @@
 //! Messages on stderr, as text for people or JSON for log collectors, both without secrets.
 
 use std::{
-    env, fmt,
+    env,
+    ffi::OsString,
+    fmt,
     io::{self, IsTerminal, Write},
     str::FromStr,
     sync::OnceLock,
 };
 
+use clap::CommandFactory;
 use elmo::spec::SpecError;
 use tracing_subscriber::{EnvFilter, fmt::MakeWriter};
 
-use super::CommonArgs;
+use super::{Cli, CommonArgs, advice::without_options_of_others};
 use crate::{
     error::Error,
     redact::{redact, redact_json},
@@ -123,7 +126,7 @@ fn filter(common: &CommonArgs) -> (EnvFilter, Option<String>) {
 /// Reports the error of a command.
 pub(super) fn report(error: &Error, common: &CommonArgs) {
     match common.log_format {
-        LogFormat::Json => tracing::error!(code = error.exit() as u8, help = error.help(), "{}", error.report()),
+        LogFormat::Json => tracing::error!(code = error.exit() as u8, help = advice(error), "{}", error.report()),
         LogFormat::Text => write_error(error, common.color()),
     }
 }
@@ -144,10 +147,16 @@ pub(super) fn report_clap(error: &clap::Error) {
     }
 }
 
+/// What to do, with the options of this command.
+fn advice(error: &Error) -> Option<String> {
+    let args: Vec<OsString> = env::args_os().collect();
+    without_options_of_others(&error.help()?, &Cli::command(), &args)
+}
+
 fn write_error(error: &Error, color: bool) {
     let (red, plain) = if color { ("\x1b[1;31m", "\x1b[0m") } else { ("", "") };
     let mut text = format!("{red}error:{plain} {}\n", error.report());
-    if let Some(help) = error.help() {
+    if let Some(help) = advice(error) {
         text.push_str(&format!("  help: {}\n", redact(&help)));
     }
     write_stderr(&text);

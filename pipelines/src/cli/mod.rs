@@ -3,6 +3,7 @@
 //! [`main`] parses the arguments into [`Cli`], runs the command, and maps its result to an exit code. Nothing expensive
 //! happens before the arguments are parsed.
 
+mod advice;
 mod args;
 mod bench;
 mod bulk;

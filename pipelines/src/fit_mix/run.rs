@@ -30,7 +30,7 @@ use super::{
 use crate::{
     error::{Error, Result},
     report::{Progress, TARGET, count},
-    stores::{Location, StoreError, Stores},
+    stores::{Location, StoreError, Stores, writable::check_file},
 };
 
 /// The form of the labelled data.
@@ -136,6 +136,7 @@ pub async fn fit_mix(
     if !overwrite && output.head().await?.is_some() {
         return Err(Error::usage(format!("{output} exists"), "give another --output, or --overwrite"));
     }
+    check_file(&output)?;
     let data = read(&job, stores).await?;
     let stopped = Arc::new(AtomicBool::new(false));
     let flag = Arc::clone(&stopped);

@@ -15,7 +15,7 @@
 //! | `local` | local files, which have a hidden name until they are complete |
 //! | [`create_once`] | create if absent, compare, and the probe for conditional writes |
 //! | `uploads` | uploads in chunks that another process can abort |
-//! | `sync`, `walk`, `file`, `obstacle` | local durability, local listings, Parquet readers, what is no folder |
+//! | `sync`, `walk`, `file`, `obstacle`, `writable` | local durability, local listings, Parquet readers, what is no folder, what takes files |
 
 mod address;
 #[cfg(any(feature = "aws", feature = "azure", feature = "gcp", feature = "http"))]
@@ -35,6 +35,7 @@ mod retry;
 pub(crate) mod sync;
 pub(crate) mod uploads;
 mod walk;
+pub(crate) mod writable;
 
 pub use self::{
     error::StoreError,

@@ -21,7 +21,7 @@ use super::{
 use crate::{
     error::{Error, Result},
     report::{bytes, count, duration, table},
-    stores::Stores,
+    stores::{Stores, writable::check_folder},
 };
 
 /// The time for steps that are measured after the first one.
@@ -85,6 +85,7 @@ pub struct Estimate {
 /// # Errors
 /// As [`train`](super::train) before the first step.
 pub async fn estimate(job: TrainJob, stores: &Stores) -> Result<Estimate> {
+    check_folder(&job.output)?;
     let (prepared, begun) = look(job, stores).await?;
     let runtime = Handle::current();
     let measured = tokio::task::spawn_blocking(move || {

@@ -129,8 +129,10 @@ impl Prepared {
             sentences: job.text.sentences,
             block_sentences: job.text.block_sentences,
         };
+        let output = stores.locate(&job.output.to_string_lossy())?;
         let shards = |inputs, order| Shards {
             inputs,
+            output: Some(&output),
             column: &job.text.column,
             reading,
             order,
@@ -526,16 +528,28 @@ fn initial(job: &TrainJob, existing: Option<Existing>, words: &Words) -> Result<
             Ok((data.options, Initial::Given(Box::new(data.weights), softmax), init))
         }
         ModelSource::Tensors { options, path } => {
-            let mut plan = options.weight_plan();
-            let width = options.lstm.projection_dim;
-            plan.push(TensorSpec { name: "softmax/W".to_owned(), shape: vec![words.len(), width] });
-            plan.push(TensorSpec { name: "softmax/b".to_owned(), shape: vec![words.len()] });
-            let mut weights = safetensors::read_file(path, &plan).map_err(elmo::Error::from)?.weights;
-            let softmax = weights.remove("softmax/W").zip(weights.remove("softmax/b"));
-            let init = format!("{} with its softmax", Fingerprint::of(options, &weights));
+            let (weights, softmax) = tensors_of(path, options, words.len())?;
+            let kept = if softmax.is_some() { "with its softmax" } else { "with a new softmax" };
+            let init = format!("{} {kept}", Fingerprint::of(options, &weights));
             Ok((options.clone(), Initial::Given(Box::new(weights), softmax), init))
         }
     }
+}
+
+/// The weights of a safetensors file, and the softmax if the file has one.
+fn tensors_of(path: &Path, options: &ModelOptions, words: usize) -> Result<(Weights, Option<(Tensor, Tensor)>)> {
+    let mut plan = options.weight_plan();
+    let read = |plan: &[TensorSpec]| safetensors::read_file(path, plan).map_err(elmo::Error::from);
+    let loaded = read(&plan)?;
+    if !loaded.surplus.iter().any(|name| name.starts_with("softmax/")) {
+        return Ok((loaded.weights, None));
+    }
+    let width = options.lstm.projection_dim;
+    plan.push(TensorSpec { name: "softmax/W".to_owned(), shape: vec![words, width] });
+    plan.push(TensorSpec { name: "softmax/b".to_owned(), shape: vec![words] });
+    let mut weights = read(&plan)?.weights;
+    let softmax = weights.remove("softmax/W").zip(weights.remove("softmax/b"));
+    Ok((weights, softmax))
 }
 
 /// The folder of a run, which no other process writes to.

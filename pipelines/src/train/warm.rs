@@ -71,8 +71,15 @@ mod tests {
             Reading { tokenizer: TokenizerKind::Whitespace, sentences: SentenceMode::Off, block_sentences: 100 };
         let words = Arc::new(Words::of_list(["<S>", "</S>", "<UNK>", "w1"].map(str::to_owned).to_vec()));
         let inputs = [folder.path().display().to_string()];
-        let shards =
-            Shards { inputs: &inputs, column: "text", reading, order: Order::Bilm, seed: 0, skip_bad_rows: false };
+        let shards = Shards {
+            inputs: &inputs,
+            output: None,
+            column: "text",
+            reading,
+            order: Order::Bilm,
+            seed: 0,
+            skip_bad_rows: false,
+        };
         let stores = crate::stores::Stores::with_settings([]);
         let corpus = Arc::new(Corpus::open(&stores, shards, &words).await.unwrap());
         tokio::task::spawn_blocking(move || sentences(&corpus).unwrap()).await.unwrap()

@@ -22,7 +22,7 @@ use super::words::Words;
 use crate::{
     error::{Error, Result},
     source::{self, InputFile, Plan, Request},
-    stores::Stores,
+    stores::{Location, Stores},
 };
 
 /// How rows become sentences and blocks.
@@ -51,6 +51,8 @@ pub(super) struct Corpus {
 #[derive(Debug)]
 pub(super) struct Shards<'j> {
     pub(super) inputs: &'j [String],
+    /// Folder that a run writes to: its files are no text.
+    pub(super) output: Option<&'j Location>,
     pub(super) column: &'j str,
     pub(super) reading: Reading,
     pub(super) order: Order,
@@ -69,7 +71,7 @@ impl Corpus {
             let help = "write the text to a file first: it is read several times, also once for each direction";
             return Err(Error::usage("the text cannot be standard input", help));
         }
-        let mut files = source::list(stores, shards.inputs, None).await?;
+        let mut files = source::list(stores, shards.inputs, shards.output).await?;
         // By name, however the inputs were given.
         files.sort_by_key(ToString::to_string);
         if files.len() > MAX_SHARDS {

@@ -345,7 +345,8 @@ mod tests {
         let reading =
             Reading { tokenizer: TokenizerKind::Whitespace, sentences: SentenceMode::Off, block_sentences: 4 };
         let inputs = [folder.path().display().to_string()];
-        let shards = Shards { inputs: &inputs, column: "text", reading, order, seed: 5, skip_bad_rows: false };
+        let shards =
+            Shards { inputs: &inputs, output: None, column: "text", reading, order, seed: 5, skip_bad_rows: false };
         let words = Arc::new(Words::of_list(words.to_vec()));
         Arc::new(Corpus::open(&Stores::with_settings([]), shards, &words).await.unwrap())
     }
@@ -467,8 +468,15 @@ mod tests {
         let reading =
             Reading { tokenizer: TokenizerKind::Whitespace, sentences: SentenceMode::Off, block_sentences: 4 };
         let inputs = ["memory://slow/corpus".to_owned()];
-        let shards =
-            Shards { inputs: &inputs, column: "text", reading, order: Order::Bilm, seed: 5, skip_bad_rows: false };
+        let shards = Shards {
+            inputs: &inputs,
+            output: None,
+            column: "text",
+            reading,
+            order: Order::Bilm,
+            seed: 5,
+            skip_bad_rows: false,
+        };
         let list = Arc::new(Words::of_list(words.clone()));
         let opened = timeout(Duration::from_secs(60), Corpus::open(&stores, shards, &list)).await;
         let corpus = Arc::new(opened.expect("listing reads no shard").unwrap());

@@ -36,7 +36,7 @@ use crate::{
     report::{count, table},
     sink::copy,
     source::{InputFile, Plan, Position, Request, Rows},
-    stores::Location,
+    stores::{Location, writable::check_file},
 };
 
 /// The first lines of every vocabulary.
@@ -160,7 +160,7 @@ async fn check_absent(job: &VocabJob) -> Result<()> {
         let help = "a model that was trained with it needs it as it is; give another name, or --overwrite";
         return Err(Error::usage(format!("{} exists", job.output), help));
     }
-    Ok(())
+    check_file(&job.output)
 }
 
 /// Reads all rows; threads count their words.
