@@ -23,7 +23,7 @@ use serde::Serialize;
 use tokio::{runtime::Handle, task::spawn_blocking};
 
 use super::{
-    corpus::{Corpus, Hashes, Order, Reading, Shards, Survey},
+    corpus::{Corpus, Hashes, Order, Reading, Shards, Survey, Wanted},
     error::TrainFault,
     held_out::HeldOut,
     words::Words,
@@ -147,7 +147,7 @@ pub async fn eval(job: EvalJob, stores: &Stores, progress: Arc<dyn Progress>) ->
     let head = files.read(job.model.options.lstm.projection_dim)?;
     let words = Arc::new(Words::of_list(head.words().to_vec()));
     let (corpus, survey) = text(&job, stores, &words).await?;
-    let held_out = HeldOut::new(Arc::clone(&corpus), &words, survey.shards.clone());
+    let held_out = HeldOut::new(Arc::clone(&corpus), &words, survey.shards.clone(), &survey.lengths);
     let EvalJob { model, spec, engine, .. } = job;
     let (name, fingerprint) = (model.name.clone(), model.fingerprint.to_string());
     let watched = Watched { progress, sentences: survey.sentences(), predictions: survey.predictions() };
@@ -187,7 +187,8 @@ async fn text(job: &EvalJob, stores: &Stores, words: &Arc<Words>) -> Result<(Arc
         skip_bad_rows: job.skip_bad_rows,
     };
     let corpus = Arc::new(Corpus::open(stores, shards, words).await?);
-    let survey = corpus.survey(&Hashes::None, &[], threads(&job.engine)).await?;
+    let wanted = Wanted { hashes: Hashes::None, lengths: true };
+    let survey = corpus.survey(&wanted, &[], threads(&job.engine)).await?;
     Ok((corpus, survey))
 }
 

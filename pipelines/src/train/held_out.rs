@@ -24,6 +24,8 @@ const POSITIONS: u64 = 20;
 const MAX_ROWS: u64 = 64;
 /// Windows that a text has at least: what does not fill another one is left out.
 const WINDOWS: u64 = 100;
+/// Percent of the predictions that the windows hold at least, unless a single row holds fewer.
+const LEAST: u64 = 90;
 
 /// Held-out text.
 #[derive(Debug)]
@@ -81,13 +83,54 @@ impl Measured {
 
 /// Rows and positions of windows for so many predictions: many rows are fast, and many windows lose little of the text.
 fn window_size(predictions: u64) -> (u64, u64) {
-    ((predictions / (POSITIONS * WINDOWS)).clamp(1, MAX_ROWS), POSITIONS.min(predictions))
+    ((predictions / (POSITIONS * WINDOWS)).clamp(1, MAX_ROWS), predictions.clamp(1, POSITIONS))
+}
+
+/// Predictions of sentences of so many tokens: every token, and the end of the sentence.
+fn predictions(lengths: &[u32]) -> impl Iterator<Item = u64> {
+    lengths.iter().map(|&tokens| u64::from(tokens) + 1)
+}
+
+/// At most so many rows. With few long sentences, a row that finds no other sentence ends the last window early, while the others have
+/// much left to read: then fewer rows leave out less of the text.
+fn rows_for(lengths: &[u32], most: u64, positions: u64) -> u64 {
+    let all: u64 = predictions(lengths).sum();
+    let mut rows = most;
+    while rows > 1 && 100 * measured(lengths, rows, positions) < LEAST * all {
+        rows /= 2;
+    }
+    rows
+}
+
+/// Predictions in the windows of a single pass, with sentences dealt to rows as [`Packer`](elmo::train::Packer) deals them.
+fn measured(lengths: &[u32], rows: u64, positions: u64) -> u64 {
+    let mut sentences = predictions(lengths);
+    let (mut unread, mut windows) = (vec![0; rows as usize], 0_u64);
+    while unread.iter_mut().all(|row| fill(row, positions, &mut sentences)) {
+        windows += 1;
+    }
+    windows * rows * positions
+}
+
+/// Reads so many predictions of a row, of whose sentence so many are unread; false when there is no other sentence.
+fn fill(unread: &mut u64, positions: u64, sentences: &mut impl Iterator<Item = u64>) -> bool {
+    let mut left = positions;
+    while left > *unread {
+        left -= *unread;
+        match sentences.next() {
+            Some(next) => *unread = next,
+            None => return false,
+        }
+    }
+    *unread -= left;
+    true
 }
 
 impl HeldOut {
-    /// Text that was surveyed.
-    pub(super) fn new(corpus: Arc<Corpus>, words: &Arc<Words>, shards: Vec<Shard>) -> Self {
-        let (rows, positions) = window_size(shards.iter().map(|shard| shard.tokens + shard.sentences).sum());
+    /// Text that was surveyed, with the number of tokens of each sentence.
+    pub(super) fn new(corpus: Arc<Corpus>, words: &Arc<Words>, shards: Vec<Shard>, lengths: &[u32]) -> Self {
+        let (most, positions) = window_size(predictions(lengths).sum());
+        let rows = rows_for(lengths, most, positions);
         Self { corpus, words: Arc::clone(words), shards, rows: rows as usize, positions: positions as usize }
     }
 
@@ -153,6 +196,10 @@ impl HeldOut {
 
 #[cfg(test)]
 mod tests {
+    use std::convert::Infallible;
+
+    use elmo::train::{Boundaries, Direction, Packer, Places, SentenceList};
+
     use super::*;
 
     /// A window is at most a hundredth of a long text; a short one has a single row.
@@ -165,5 +212,49 @@ mod tests {
             assert!(predictions < 4000 || rows * positions * WINDOWS <= predictions, "{predictions}");
         }
         assert_eq!((window_size(128_000), window_size(64_000)), ((64, 20), (32, 20)));
+    }
+
+    /// By hand, for documents of 6100 predictions, which are 305 windows of a row. Ten of them could have 30 rows, but fill neither
+    /// 30 nor 15. With 7 rows, three rows get a second document and the fourth none: 7 of 10 are measured. With 3 rows, three
+    /// rounds of three are measured, which are 90 %. A single document has a single row, and sentences of ordinary length have all rows.
+    #[test]
+    fn few_long_sentences_have_few_rows() {
+        assert_eq!(window_size(61_000), (30, 20));
+        let documents = [6099; 10];
+        let found = [30, 15, 7, 3, 1].map(|rows| measured(&documents, rows, POSITIONS));
+        assert_eq!(found, [0, 0, 42_700, 54_900, 61_000]);
+        assert_eq!(rows_for(&documents, 30, POSITIONS), 3);
+        assert_eq!(rows_for(&[60_999], 30, POSITIONS), 1);
+        assert_eq!(rows_for(&[9; 12_800], MAX_ROWS, POSITIONS), MAX_ROWS);
+        // Whatever the text, one row measures something.
+        assert_eq!((rows_for(&[0], 1, 1), measured(&[0], 1, 1)), (1, 1));
+    }
+
+    /// Counted by the packer itself, for sentences of none to 39 tokens.
+    #[test]
+    fn predictions_are_those_of_the_packer() {
+        let vocabulary: Arc<[Arc<str>]> = ["<S>", "</S>", "<UNK>"].map(Arc::from).into();
+        let mut list = SentenceList::new(Arc::clone(&vocabulary));
+        let lengths: Vec<u32> = (0..50).map(|n| n * n * 7 % 40).collect();
+        for &tokens in &lengths {
+            (0..tokens).for_each(|_| list.push_word(2));
+            list.end();
+        }
+        let list = Arc::new(list);
+        for (rows, positions) in [(1, 1), (1, 20), (3, 7), (8, 20), (49, 20), (50, 20), (60, 3)] {
+            let boundaries = Boundaries { begin: 0, end: 1 };
+            let mut packer = Packer::new(Direction::Forward, boundaries, rows, positions);
+            let mut places = Places::new(Arc::clone(&vocabulary));
+            let (mut next, mut expected) = (0, 0);
+            let mut source = || {
+                next += 1;
+                Ok::<_, Infallible>(list.sentence(next - 1))
+            };
+            while let Ok(Some(window)) = packer.next_window(&mut places, &mut source) {
+                places.finish();
+                expected += window.targets.len() as u64;
+            }
+            assert_eq!(measured(&lengths, rows as u64, positions as u64), expected, "{rows} {positions}");
+        }
     }
 }

@@ -23,7 +23,7 @@ use tokio::runtime::Handle;
 
 use super::{
     checkpoint::{Checkpoints, FOLDER as CHECKPOINTS, Found, RunState},
-    corpus::{Corpus, Hashes, LONG, LONG_ENOUGH, Order, Reading, Shard, Shards, Survey, differences},
+    corpus::{Corpus, Hashes, LONG, LONG_ENOUGH, Order, Reading, Shard, Shards, Survey, Wanted, differences},
     error::TrainFault,
     feed::StreamState,
     held_out::HeldOut,
@@ -143,12 +143,13 @@ impl Prepared {
         let (mut held_out, mut hashes, mut long_sentences) = (None, Hashes::None, 0);
         if !job.valid.is_empty() {
             let text = Arc::new(Corpus::open(stores, shards(&job.valid, Order::Bilm), &words).await?);
-            let survey = text.survey(&Hashes::All, &[], job.threads).await?;
+            let wanted = Wanted { hashes: Hashes::All, lengths: true };
+            let survey = text.survey(&wanted, &[], job.threads).await?;
             long_sentences = survey.hashes.len();
             hashes = Hashes::Common(Arc::new(survey.hashes));
-            held_out = Some(HeldOut::new(text, &words, survey.shards));
+            held_out = Some(HeldOut::new(text, &words, survey.shards, &survey.lengths));
         }
-        let survey = corpus.survey(&hashes, known, job.threads).await?;
+        let survey = corpus.survey(&Wanted { hashes, lengths: false }, known, job.threads).await?;
         let of_step = (job.recipe.rows * job.recipe.positions) as u64;
         let steps = job.until.steps(survey.predictions(), of_step);
         if steps > MOST_STEPS {

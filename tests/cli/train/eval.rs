@@ -40,6 +40,27 @@ fn a_uniform_softmax_has_the_number_of_words_as_perplexity() {
     }
 }
 
+/// By hand: ten documents of 2200 predictions would have 11 rows by their size, and would fill no window of them. With half as many
+/// rows, two rounds of five are 220 windows of 100 predictions, which leave nothing out. Every word has probability 1/11.
+#[test]
+fn few_long_documents_are_measured() {
+    let place = prepared();
+    let names: Vec<String> =
+        ["<S>", "</S>", "<UNK>"].map(str::to_owned).into_iter().chain((0..8).map(|n| format!("w{n}"))).collect();
+    unigram(&place, &names.iter().map(|name| (name.as_str(), 1.0 / 11.0)).collect::<Vec<_>>());
+    let document = ["w1"; 2199].join(" ") + "\n";
+    place.write("documents.txt", document.repeat(10));
+    let words = "eval --model unigram documents.txt --tokenizer whitespace --sentences off --device cpu --json -q";
+    let report = place.exits(words, 0).json();
+    assert_eq!(report["carried"]["predictions"], 22_000);
+    near(&report["carried"]["perplexity"], 11.0, "carried");
+    // A run measures as much.
+    place.train("--valid documents.txt --steps 1 --eval-every 1 --output run -q", 0);
+    let measured = place.lines("run/valid.jsonl").pop().unwrap();
+    assert_eq!(measured["tokens"], 22_000);
+    assert!(measured["perplexity"].as_f64().is_some_and(f64::is_finite), "{measured}");
+}
+
 /// By hand: forward predicts `a`, `<UNK>` for the word that is not known, and `</S>`: 1/2 1/8 1/4 = 1/64 per sentence, so the
 /// perplexity is 64^(1/3) = 4. Backward has `<S>`, with 1/16, instead of `</S>`: 256^(1/3).
 #[test]

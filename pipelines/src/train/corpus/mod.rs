@@ -16,7 +16,7 @@ use self::order::MAX_SHARDS;
 pub use self::order::Order;
 pub(super) use self::{
     stream::{Passes, Sentences, StreamPosition},
-    survey::{Hashes, LONG, LONG_ENOUGH, Shard, Survey, differences},
+    survey::{Hashes, LONG, LONG_ENOUGH, Shard, Survey, Wanted, differences},
 };
 use super::words::Words;
 use crate::{
@@ -89,8 +89,8 @@ impl Corpus {
     ///
     /// # Errors
     /// Those of the source; [`Error::Input`] for a row that is no text, or when there is no sentence.
-    pub(super) async fn survey(self: &Arc<Self>, hashes: &Hashes, known: &[Shard], threads: usize) -> Result<Survey> {
-        let survey = survey::survey(self, hashes, known, threads).await?;
+    pub(super) async fn survey(self: &Arc<Self>, wanted: &Wanted, known: &[Shard], threads: usize) -> Result<Survey> {
+        let survey = survey::survey(self, wanted, known, threads).await?;
         if survey.sentences() == 0 {
             let file = self.files.first().map(ToString::to_string).unwrap_or_default();
             let help = Some("check the files and the column of the text".to_owned());

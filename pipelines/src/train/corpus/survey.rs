@@ -58,6 +58,8 @@ pub(in crate::train) struct Survey {
     pub(in crate::train) long: u64,
     /// Hashes of the sentences that [`Hashes`] asks for.
     pub(in crate::train) hashes: HashSet<u64>,
+    /// Tokens of each sentence, in the order of the text, if they are wanted.
+    pub(in crate::train) lengths: Vec<u32>,
 }
 
 impl Survey {
@@ -92,10 +94,18 @@ pub(in crate::train) enum Hashes {
     Common(Arc<HashSet<u64>>),
 }
 
+/// What a survey collects of sentences.
+#[derive(Debug, Clone)]
+pub(in crate::train) struct Wanted {
+    pub(in crate::train) hashes: Hashes,
+    /// The lengths of all of them.
+    pub(in crate::train) lengths: bool,
+}
+
 /// Reads all shards, several at a time; those that are what `known` says are not read again.
-pub(super) async fn survey(corpus: &Arc<Corpus>, hashes: &Hashes, known: &[Shard], threads: usize) -> Result<Survey> {
+pub(super) async fn survey(corpus: &Arc<Corpus>, wanted: &Wanted, known: &[Shard], threads: usize) -> Result<Survey> {
     let one = |number: usize| {
-        let (corpus, hashes) = (Arc::clone(corpus), hashes.clone());
+        let (corpus, wanted) = (Arc::clone(corpus), wanted.clone());
         let unchanged = known.get(number).filter(|shard| is_unchanged(&corpus, number, shard)).cloned();
         async move {
             if let Some(shard) = unchanged {
@@ -103,7 +113,7 @@ pub(super) async fn survey(corpus: &Arc<Corpus>, hashes: &Hashes, known: &[Shard
             }
             let runtime = Handle::current();
             // Tokenising and hashing take a core.
-            let read = tokio::task::spawn_blocking(move || runtime.block_on(of_shard(&corpus, &hashes, number)));
+            let read = tokio::task::spawn_blocking(move || runtime.block_on(of_shard(&corpus, &wanted, number)));
             read.await.map_err(|e| Error::Failed(format!("a thread that reads the corpus died: {e}")))?
         }
     };
@@ -113,6 +123,7 @@ pub(super) async fn survey(corpus: &Arc<Corpus>, hashes: &Hashes, known: &[Shard
     while let Some(part) = parts.try_next().await? {
         total.shards.extend(part.shards);
         total.hashes.extend(part.hashes);
+        total.lengths.extend(part.lengths);
         total.long += part.long;
         total.counts.iter_mut().zip(part.counts).for_each(|(sum, n)| *sum += n);
     }
@@ -124,7 +135,7 @@ fn is_unchanged(corpus: &Corpus, number: usize, shard: &Shard) -> bool {
     shard.file == file.to_string() && shard.bytes == file.size && shard.version == file.version
 }
 
-async fn of_shard(corpus: &Corpus, hashes: &Hashes, number: usize) -> Result<Survey> {
+async fn of_shard(corpus: &Corpus, wanted: &Wanted, number: usize) -> Result<Survey> {
     let file = &corpus.files()[number];
     let mut rows = Rows::new(corpus.shard(number)?, Position::default());
     let mut found = Survey { counts: vec![0; corpus.words.len()], ..Survey::default() };
@@ -146,8 +157,11 @@ async fn of_shard(corpus: &Corpus, hashes: &Hashes, number: usize) -> Result<Sur
                 }
                 digest.update(u32::MAX.to_le_bytes());
                 found.long += u64::from(sentence.len() > LONG);
+                if wanted.lengths {
+                    found.lengths.push(u32::try_from(sentence.len()).unwrap_or(u32::MAX));
+                }
                 if sentence.len() >= LONG_ENOUGH {
-                    found.hash(hashes, sentence);
+                    found.hash(&wanted.hashes, sentence);
                 }
             })?;
         corpus.check_rows(number, slice.start.row, &bad)?;
