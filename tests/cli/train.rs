@@ -509,6 +509,11 @@ fn bad_input_is_refused_before_the_first_step() {
     let skipped = place.exits(&skipping, 6);
     assert_eq!(skipped.json()["bad_rows"], 1);
     assert!(skipped.err.contains("1 rows of the corpus are not text"), "{skipped:?}");
+    // Those of held-out text are counted once, however often it is measured.
+    let valid = "--valid bytes --on-error skip --steps 2 --eval-every 1 --json --output held-out";
+    let skipped = place.train(valid, 6);
+    assert_eq!(skipped.json()["bad_rows"], 1);
+    assert!(skipped.err.contains("1 rows of the held-out text are not text"), "{skipped:?}");
 }
 
 /// One text in several formats gives one run.

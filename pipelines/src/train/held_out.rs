@@ -139,6 +139,11 @@ impl HeldOut {
         self.rows
     }
 
+    /// Rows that are no text and were left out.
+    pub(super) fn bad_rows(&self) -> u64 {
+        self.shards.iter().map(|shard| shard.bad_rows).sum()
+    }
+
     /// Measures the model of a run, as [`HeldOut::read`].
     ///
     /// # Errors

@@ -22,7 +22,7 @@ use super::{
     corpus::Passes,
     error::TrainFault,
     feed::{Fed, Feed, StreamState},
-    held_out::Measured,
+    held_out::{HeldOut, Measured},
     job::OnSpike,
     journal::{Journals, Softmax, StepLine},
     model,
@@ -76,7 +76,7 @@ pub struct TrainReport {
     pub perplexity_backward: Option<f64>,
     /// Geometric mean of both.
     pub perplexity: Option<f64>,
-    /// Rows of the corpus that are no text and were left out.
+    /// Rows of the corpus and of the held-out text that are no text and were left out.
     pub bad_rows: u64,
     /// Seconds of the whole run.
     pub seconds: f64,
@@ -625,7 +625,7 @@ impl Run {
             perplexity_forward: kept.map(|best| best.forward),
             perplexity_backward: kept.map(|best| best.backward),
             perplexity: kept.map(|best| best.average),
-            bad_rows: self.prepared.survey.bad_rows(),
+            bad_rows: self.prepared.survey.bad_rows() + self.prepared.held_out.as_ref().map_or(0, HeldOut::bad_rows),
             seconds: self.state.seconds,
             tokens_per_second: self.tokens_per_second(),
             waited_seconds: self.feed.waited.as_secs_f64(),

@@ -428,6 +428,12 @@ impl Prepared {
             ));
         }
         if let Some(text) = &self.held_out {
+            if text.bad_rows() > 0 {
+                remarks.push(format!(
+                    "{} rows of the held-out text are not text and are left out",
+                    count(text.bad_rows())
+                ));
+            }
             let unknown: u64 = text.shards.iter().map(|shard| shard.unknown).sum();
             let tokens: u64 = text.shards.iter().map(|shard| shard.tokens).sum();
             if unknown as f64 > 2.0 * MANY_UNKNOWN * tokens as f64 {
