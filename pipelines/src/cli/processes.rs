@@ -52,19 +52,21 @@ impl Places {
 /// Refuses a command that each of several processes would repeat.
 ///
 /// # Errors
-/// [`Error::Usage`] when this is one of several.
+/// [`Error::Usage`] when this is one of several, or the variables that say so are not complete.
 pub(super) fn refuse(command: &str) -> Result<()> {
-    match Meeting::from_env(|name| env::var(name).ok()) {
-        Ok(Some(Meeting { rank, size, .. })) => Err(Error::usage(
-            format!("elmo {command} is one process, but the environment says that this is process {rank} of {size}"),
-            format!(
-                "start it once: several GPUs of a machine are given as --device cuda:0,1; in a script that torchrun has started, \
-                 env -u RANK -u WORLD_SIZE elmo {command}"
-            ),
-        )),
-        // Variables that are incomplete do not concern this command.
-        Ok(None) | Err(_) => Ok(()),
-    }
+    let found = match Meeting::from_env(|name| env::var(name).ok()) {
+        Ok(None) => return Ok(()),
+        Ok(Some(Meeting { rank, size, .. })) => format!("the environment says that this is process {rank} of {size}"),
+        // What `elmo train` would lack to meet the others is not needed to see that there are others.
+        Err(error) => format!("the environment is that of one of several: {error}"),
+    };
+    Err(Error::usage(
+        format!("elmo {command} is one process, but {found}"),
+        format!(
+            "start it once: several GPUs of a machine are given as --device cuda:0,1; in a script that torchrun or srun has \
+             started, env -u RANK -u WORLD_SIZE -u SLURM_PROCID elmo {command}"
+        ),
+    ))
 }
 
 /// How a process has ended.

@@ -414,7 +414,17 @@ fn variables_that_describe_no_run_are_refused() {
     }
     let error = refused(&run("--processes 2 --steps 1 --output run"), &second);
     assert!(error.contains("say that this is process 1 of 2") && error.contains("leave --processes out"), "{error}");
-    // A command of one process, which each of them would repeat.
-    let error = refused("eval valid.txt", &second);
-    assert!(error.contains("elmo eval is one process") && error.contains("env -u RANK -u WORLD_SIZE"), "{error}");
+    // A command of one process, which each of them would repeat, also where a run would not find process 0.
+    let slurm = [("SLURM_PROCID", "0"), ("SLURM_STEP_NUM_TASKS", "2")];
+    for (variables, text) in [
+        (&second[..], "says that this is process 1 of 2"),
+        (&[("RANK", "0"), ("WORLD_SIZE", "2")], "this is process 0 of 2"),
+        (&slurm[..], "this is process 0 of 2"),
+        (&[("RANK", "5"), ("WORLD_SIZE", "2")], "below the number of processes, 2"),
+    ] {
+        let error = refused("eval valid.txt", variables);
+        for text in ["elmo eval is one process", text, "env -u RANK -u WORLD_SIZE -u SLURM_PROCID"] {
+            assert!(error.contains(text), "{text}: {error}");
+        }
+    }
 }
