@@ -392,6 +392,57 @@ fn a_damaged_checkpoint_is_named_and_the_one_before_is_used() {
     place.same("run", &place.left("whole"), "begun anew");
 }
 
+/// A run that would begin again would replace its model. The expected files are those of the run itself.
+#[test]
+fn a_run_whose_checkpoints_are_gone_does_not_begin_again() {
+    let place = prepared();
+    for (output, valid) in [("plain", ""), ("measured", "--valid valid.txt --eval-every 5")] {
+        let words = format!("--steps 16 {valid} --output {output}");
+        place.train(&format!("{words} -q"), 0);
+        let expected = place.left(output);
+        let (folder, away) = (place.path(output).join("checkpoints"), place.path("away"));
+        fs::rename(&folder, &away).unwrap();
+        let model = fs::read(place.path(output).join("weights.safetensors")).unwrap();
+        for (more, has_folder) in [("", false), ("--dry-run", false), ("", true), ("--dry-run", true)] {
+            if has_folder {
+                fs::create_dir_all(&folder).unwrap();
+            }
+            let refused = place.train(&format!("{words} {more}"), 5);
+            for part in ["checkpoints: this run has made checkpoints", "none of them is left", "--overwrite"] {
+                assert!(refused.err.contains(part), "{part}: {refused:?}");
+            }
+        }
+        assert!(fs::read(place.path(output).join("weights.safetensors")).unwrap() == model, "{output}");
+        fs::remove_dir_all(&folder).unwrap();
+        fs::rename(&away, &folder).unwrap();
+        place.same(output, &expected, "after refusals");
+        fs::remove_dir_all(&folder).unwrap();
+        place.train(&format!("{words} -q --overwrite"), 0);
+        place.same(output, &expected, "begun anew");
+    }
+}
+
+/// Killed in its first checkpoint, after steps and the model of a measurement, a run has nothing to resume from and begins again.
+#[test]
+fn a_run_that_was_killed_before_its_first_checkpoint_begins_again() {
+    let place = prepared();
+    let words = "--steps 16 --valid valid.txt --eval-every 5 -q --output";
+    place.train(&format!("{words} whole"), 0);
+    let expected = place.left("whole");
+    for point in ["train.in_checkpoint", "train.before_rename", "train.after_rename"] {
+        let output = point.replace('.', "-");
+        let command = format!("{words} {output}");
+        let killed = place.run_with(&run(&command), &[("FAILPOINTS", &format!("{point}=return"))]);
+        assert_eq!(killed.code, None, "{point}: {killed:?}");
+        assert!(place.path(&output).join("weights.safetensors").exists(), "{point}: no model of step 5");
+        let found = place.train(&format!("{command} --dry-run --json"), 0).json();
+        let made = if point == "train.after_rename" { json!(7) } else { Value::Null };
+        assert_eq!(found["steps_made"], made, "{point}");
+        place.train(&command, 0);
+        place.same(&output, &expected, point);
+    }
+}
+
 #[test]
 fn other_settings_and_another_corpus_are_refused_with_the_difference() {
     let place = prepared();

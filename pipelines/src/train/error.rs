@@ -40,6 +40,12 @@ pub enum TrainFault {
         /// One line per checkpoint.
         problems: Vec<String>,
     },
+    /// The run has made checkpoints, and none of them is left.
+    #[error("{folder}: this run has made checkpoints, and none of them is left to resume from")]
+    Lost {
+        /// The folder of the checkpoints.
+        folder: PathBuf,
+    },
     /// The copy of a checkpoint in a store is not what was written.
     #[error("{copy}: damaged: {reason}")]
     DamagedCopy {
@@ -233,7 +239,8 @@ impl Fault for TrainFault {
             Self::Differs { .. } | Self::Foreign { .. } | Self::Step(TrainError::Recipe(_)) => Exit::Usage,
             Self::Corpus { .. } | Self::Vocabulary { .. } | Self::Unsorted { .. } => Exit::Input,
             Self::DamagedCopy { .. } | Self::NotUploaded { .. } => Exit::Storage,
-            Self::Damaged { .. } | Self::Locked { .. } | Self::Begun { .. } | Self::Write { .. } => Exit::Storage,
+            Self::Damaged { .. } | Self::Lost { .. } => Exit::Storage,
+            Self::Locked { .. } | Self::Begun { .. } | Self::Write { .. } => Exit::Storage,
             Self::Spike { .. } | Self::Step(_) | Self::Elsewhere { .. } | Self::Killed { .. } => Exit::Failed,
             Self::Unequal { .. } | Self::Memory { .. } | Self::Processes { .. } => Exit::Usage,
             Self::Interrupted { .. } => Exit::Interrupted,
@@ -251,6 +258,10 @@ impl Fault for TrainFault {
                  from the weights of this run"
             }
             Self::Damaged { .. } => "start over with --overwrite, or restore a checkpoint from a backup",
+            Self::Lost { .. } => {
+                "restore a checkpoint from a backup, or give another --output; or start over with --overwrite, which replaces \
+                 the model of that run"
+            }
             Self::DamagedCopy { .. } => {
                 "remove that folder to resume from the copy before it; or start over with --overwrite, which removes all copies"
             }

@@ -28,7 +28,7 @@ use super::{
     model,
     settings::length,
     spike::Spike,
-    start::Prepared,
+    start::{Prepared, note_checkpoint},
     together::{Wish, agree, elsewhere, shared, together},
     upload::{Target, UploadReport, Uploads},
     warm,
@@ -188,6 +188,9 @@ impl Run {
             let step = self.state.counters.step;
             tracing::info!(target: TARGET, step, checkpoint = %checkpoint.display(), "resuming");
         }
+        let is_resumed = self.group.is_first() && self.saved.is_some();
+        let noted = if is_resumed { self.note_checkpoint() } else { Ok(()) };
+        together(&self.group, noted)?;
         self.export_if(|run| run.saved.is_some() && !model::is_complete(&run.prepared.job.output))?;
         self.upload();
         if self.is_due() {
@@ -467,12 +470,18 @@ impl Run {
         }
     }
 
+    /// Writes down that there is a checkpoint, which `train.json` of an older run, or of one that was killed, does not say.
+    fn note_checkpoint(&self) -> Result<()> {
+        let _busy = self.group.busy();
+        note_checkpoint(&self.prepared.job.output).map_err(|error| self.of_disk(error))
+    }
+
     /// Writes journals and checkpoint.
     fn write(&self, snapshot: &elmo::train::Snapshot) -> Result<()> {
         let _busy = self.group.busy();
         self.journals.as_ref().map_or(Ok(()), Journals::sync).map_err(|error| self.of_disk(error))?;
         self.checkpoints.write(&self.state, snapshot, self.last_checkpoint.as_deref())?;
-        Ok(())
+        self.note_checkpoint()
     }
 
     /// Writes something down in process 0.

@@ -88,6 +88,9 @@ struct RunFile {
     /// The program that began the run.
     elmo: String,
     settings: Settings,
+    /// The run has made a checkpoint. If none is left, it must not begin anew by itself and replace its model.
+    #[serde(default)]
+    has_checkpoint: bool,
 }
 
 /// A job whose inputs were read and checked.
@@ -595,21 +598,50 @@ impl RunFolder {
     }
 
     fn begin(&self, settings: &Settings) -> Result<()> {
-        let path = self.path.join(RUN);
-        let run = RunFile { version: 1, elmo: env!("CARGO_PKG_VERSION").to_owned(), settings: settings.clone() };
-        let text = serde_json::to_vec_pretty(&run).map_err(|e| Error::Failed(e.to_string()))?;
-        model::write_file(&path, &text).map_err(|source| Error::Io { path, source })
+        let (elmo, settings) = (env!("CARGO_PKG_VERSION").to_owned(), settings.clone());
+        write_run(&self.path, &RunFile { version: 1, elmo, settings, has_checkpoint: false })
+    }
+}
+
+fn write_run(folder: &Path, run: &RunFile) -> Result<()> {
+    let path = folder.join(RUN);
+    let text = serde_json::to_vec_pretty(run).map_err(|e| Error::Failed(e.to_string()))?;
+    model::write_file(&path, &text).map_err(|source| Error::Io { path, source })
+}
+
+/// Notes that the run in a folder has made a checkpoint.
+///
+/// # Errors
+/// [`Error::Io`] when the disk fails.
+pub(super) fn note_checkpoint(folder: &Path) -> Result<()> {
+    match run_of(folder)? {
+        Some(run) if !run.has_checkpoint => write_run(folder, &RunFile { has_checkpoint: true, ..run }),
+        _ => Ok(()),
+    }
+}
+
+/// Refuses a run without a checkpoint that has made one. A run that was killed before its first checkpoint begins again, although
+/// it may have a journal and the model of a measurement.
+fn check_lost(folder: &Path) -> Result<()> {
+    match run_of(folder)?.is_some_and(|run| run.has_checkpoint) {
+        true => Err(TrainFault::Lost { folder: folder.join(CHECKPOINTS) }.into()),
+        false => Ok(()),
     }
 }
 
 /// The settings of the run in a folder, if one has begun.
 fn settings_of(folder: &Path) -> Result<Option<Settings>> {
+    Ok(run_of(folder)?.map(|run| run.settings))
+}
+
+/// The run in a folder, if one has begun.
+fn run_of(folder: &Path) -> Result<Option<RunFile>> {
     let path = folder.join(RUN);
     match fs::read(&path) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
         Err(source) => Err(Error::Io { path, source }),
         Ok(bytes) => match elmo::json::from_slice::<RunFile>(&bytes) {
-            Ok(run) => Ok(Some(run.settings)),
+            Ok(run) => Ok(Some(run)),
             Err(reason) => {
                 let help = "restore it, or start over with --overwrite";
                 Err(Error::Check { message: format!("{}: {reason}", path.display()), help: Some(help.to_owned()) })
@@ -802,11 +834,20 @@ async fn open(job: &TrainJob, checkpoints: &Checkpoints) -> Result<Opened> {
     Ok(Opened { locked, last, begun })
 }
 
-/// The last checkpoints, unless the run starts over. A store that does not answer is an error only if there is none on the disk.
+/// The last checkpoints, unless the run starts over.
 async fn last(job: &TrainJob, checkpoints: &Checkpoints) -> Result<Last> {
     if job.overwrite {
         return Ok(Last::default());
     }
+    let last = newest(job, checkpoints).await?;
+    if last.found.is_none() && last.copied.is_none() {
+        check_lost(&job.output)?;
+    }
+    Ok(last)
+}
+
+/// The last checkpoints. A store that does not answer is an error only if there is none on the disk.
+async fn newest(job: &TrainJob, checkpoints: &Checkpoints) -> Result<Last> {
     let Some(copies) = copies(job) else { return Ok(Last { found: checkpoints.latest()?, ..Last::default() }) };
     match (checkpoints.latest(), copies.newest().await) {
         (Ok(found), Ok(copied)) => Ok(Last { found, copied, is_checked: true }),
@@ -905,6 +946,9 @@ fn lock_late(prepared: &Prepared, checkpoints: &Checkpoints, trainer: Trainer) -
     if found.is_some() && !prepared.job.group.is_single() {
         // The other processes have begun already.
         return Err(TrainFault::Begun { output: output.clone() }.into());
+    }
+    if found.is_none() {
+        check_lost(output)?;
     }
     check_same(prepared, settings_of(output)?.as_ref(), found.as_ref())?;
     let trainer = match &found {
