@@ -151,6 +151,25 @@ fn partitions_by_all_columns_are_refused() {
     assert_eq!(rows(&place, "SELECT a, b FROM 'rows/'"), [json!({"a": 1, "b": 2})]);
 }
 
+/// Expected: the values of the query.
+#[test]
+fn values_with_equals_signs_are_partitions() {
+    let place = Place::new();
+    for (format, folder) in [("PARQUET", "parquet"), ("CSV", "csv")] {
+        let copy = "COPY (SELECT 1 AS id, 'It rained.' AS text, 'a=b' AS k, '=' AS l)";
+        runs(&place, &format!("{copy} TO '{folder}/' STORED AS {format} PARTITIONED BY (k, l)"));
+        let found = rows(&place, &format!("SELECT id, k, l FROM '{folder}/' WHERE k = 'a=b'"));
+        assert_eq!(found, [json!({"id": 1, "k": "a=b", "l": "="})], "{folder}");
+    }
+    // As Hive and Spark write it.
+    place.write("csv/k=c%3Dd/l=e/x.csv", "id,text\n2,It snowed.\n");
+    place.exits("embed -q --model tiny csv --output vectors", 0);
+    assert_eq!(rows(&place, "SELECT k FROM 'vectors' ORDER BY k"), [json!({"k": "a=b"}), json!({"k": "c=d"})]);
+    // Readers would take the first `=` for the end of the name.
+    let copy = "COPY (SELECT 1 AS id, 2 AS \"a=b\") TO 'rows/' STORED AS CSV PARTITIONED BY (\"a=b\")";
+    refused(&place, copy, 2, "COPY … PARTITIONED BY a=b: names of folders are NAME=VALUE", "AS");
+}
+
 /// A value that is too long for a name. It is one of a row, so the error does not quote it.
 #[test]
 fn a_partition_that_cannot_be_written_is_an_error_without_its_value() {

@@ -3,8 +3,9 @@
 //! Pure functions over names. [`of_folders`] splits the folders of one file into keys and values, [`fields`] infers the
 //! columns of all files, and [`value`] is the value of one file as an array of one row.
 //!
-//! Names and values are those of Hive, Spark and DuckDB: a folder with exactly one `=` is a partition, characters are
-//! percent-encoded, and `__HIVE_DEFAULT_PARTITION__` is NULL. Types are those of DuckDB without its times: BIGINT, DATE or
+//! Names and values are those of Hive, Spark and DuckDB: a folder with `=` is a partition, characters are percent-encoded, and
+//! `__HIVE_DEFAULT_PARTITION__` is NULL. The first `=` ends the key, as in Spark and DataFusion, which does not
+//! encode `=` in the values that COPY writes; DuckDB takes no folder with a second one for a partition. Types are those of DuckDB without its times: BIGINT, DATE or
 //! VARCHAR. A type is inferred only if it loses nothing, so `01` stays a string.
 
 use std::sync::Arc;
@@ -33,7 +34,7 @@ pub struct Partition {
 impl Partition {
     /// The partition that a folder with this name is; `None` for any other folder.
     pub fn of_folder(name: &str) -> Option<Self> {
-        let (key, value) = name.split_once('=').filter(|(key, value)| !key.is_empty() && !value.contains('='))?;
+        let (key, value) = name.split_once('=').filter(|(key, _)| !key.is_empty())?;
         let value = (value != NULL).then(|| decoded(value));
         Some(Self { key: decoded(key), value })
     }
@@ -172,7 +173,8 @@ mod tests {
             [pair("d", "100%"), pair("e", "%zz"), pair("f", "%FF"), pair("g", "%4")]
         );
         assert_eq!(shown("a=1/a=2"), [pair("a", "1")]);
-        assert_eq!(shown("a=b=c/=1/plain"), []);
+        // Spark: PartitioningUtils.parsePartitionColumn takes the first `=`.
+        assert_eq!(shown("a=b=c/d==/=1/plain"), [pair("a", "b=c"), pair("d", "=")]);
         assert_eq!(shown("d=__HIVE_DEFAULT_PARTITION__"), [("d".to_owned(), None)]);
     }
 
