@@ -4,9 +4,9 @@
 //! columns of all files, and [`value`] is the value of one file as an array of one row.
 //!
 //! Names and values are those of Hive, Spark and DuckDB: a folder with `=` is a partition, characters are percent-encoded, and
-//! `__HIVE_DEFAULT_PARTITION__` is NULL. The first `=` ends the key, as in Spark and DataFusion, which does not
-//! encode `=` in the values that COPY writes; DuckDB takes no folder with a second one for a partition. Types are those of DuckDB without its times: BIGINT, DATE or
-//! VARCHAR. A type is inferred only if it loses nothing, so `01` stays a string.
+//! `__HIVE_DEFAULT_PARTITION__` is NULL. The first `=` ends the key, as in Spark and DataFusion, which does not encode `=` in
+//! the values that COPY writes; DuckDB takes no folder with a second one for a partition. Types are those of DuckDB without its
+//! times: BIGINT, DATE or VARCHAR. A type is inferred only if it loses nothing, so `01` stays a string.
 
 use std::sync::Arc;
 

@@ -240,7 +240,7 @@ pub(super) fn keeps_partition_columns(copy: &CopyTo, config: &ConfigOptions) -> 
 ///
 /// # Errors
 /// [`Error::Usage`] if every column of the query is a partition column, as files without columns cannot be written, or if a
-/// partition column has a name or a type that names of folders cannot hold.
+/// partition column has a type whose values cannot be names of folders.
 pub(super) fn check_columns(plan: &LogicalPlan, config: &ConfigOptions) -> Result<()> {
     let copy = match plan {
         LogicalPlan::Copy(copy) => copy,
@@ -254,14 +254,6 @@ pub(super) fn check_columns(plan: &LogicalPlan, config: &ConfigOptions) -> Resul
         return Err(Error::usage(
             format!("COPY … PARTITIONED BY {0}: values of {0} cannot be names of folders", field.name()),
             format!("write a string to it, such as CAST({0} AS VARCHAR) AS {0}", field.name()),
-        ));
-    }
-    if let Some(name) = copy.partition_by.iter().find(|name| name.contains('=')) {
-        return Err(Error::usage(
-            format!(
-                "COPY … PARTITIONED BY {name}: names of folders are NAME=VALUE, so the name of the column has no ="
-            ),
-            "give the column another name with AS",
         ));
     }
     let is_partition = |name: &String| copy.partition_by.contains(name);
