@@ -18,6 +18,7 @@ use crate::{
     error::Error,
     redact::{redact, redact_json},
     report::{self, Bar, Lines, Progress, Silent},
+    source::SourceError,
 };
 
 /// The target of notes, which are logged even with `--quiet`.
@@ -147,10 +148,14 @@ pub(super) fn report_clap(error: &clap::Error) {
     }
 }
 
-/// What to do, with the options of this command.
+/// What to do. All commands that read files share their errors, but not all options that these name.
 fn advice(error: &Error) -> Option<String> {
+    let help = error.help()?;
+    if error.module::<SourceError>().is_none() {
+        return Some(help);
+    }
     let args: Vec<OsString> = env::args_os().collect();
-    without_options_of_others(&error.help()?, &Cli::command(), &args)
+    without_options_of_others(&help, &Cli::command(), &args)
 }
 
 fn write_error(error: &Error, color: bool) {
