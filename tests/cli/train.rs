@@ -513,6 +513,8 @@ fn bad_input_is_refused_before_the_first_step() {
     place.write("bytes/a.txt", b"fine\n\xff\n");
     place.write("wrong.json", OPTIONS.replace("\"dim\": 16", "\"dim\": 0"));
     place.write("keys.json", OPTIONS.replacen('{', "{\"n_tokens_vocab\": 9,", 1));
+    place.write("epochs.json", OPTIONS.replacen('{', "{\"n_epochs\": -1,", 1));
+    place.write("unroll.json", OPTIONS.replacen('{', "{\"unroll_steps\": 0,", 1));
     place.write("model/options.json", OPTIONS);
     let (shards, vocab, options) = ("--shards corpus", "--vocab vocab.txt", "--options options.json");
     for (words, code, part) in [
@@ -526,6 +528,8 @@ fn bad_input_is_refused_before_the_first_step() {
         (format!("--shards - {vocab} {options}"), 2, "standard input"),
         (format!("{shards} {vocab} --options wrong.json"), 4, "lstm.dim"),
         (format!("{shards} {vocab} --options keys.json"), 2, "n_tokens_vocab"),
+        (format!("{shards} {vocab} --options epochs.json"), 2, "epochs.json: `n_epochs` is -1; it must be above 0"),
+        (format!("{shards} {vocab} --options unroll.json"), 2, "unroll.json: `unroll_steps` is 0"),
         (format!("{shards} {vocab} {options} --samples 43"), 2, "--samples 0"),
         (format!("{shards} {vocab} {options} --rows 4 --lanes 5"), 2, "lanes"),
         (format!("{shards} {vocab} {options} --valid empty"), 3, "no sentences"),

@@ -468,6 +468,10 @@ pub(super) fn start(args: &TrainArgs, recorded: Option<&EmbedSpec>) -> Result<Ex
     let meeting = Meeting::from_env(|name| env::var(name).ok());
     let meeting = meeting.map_err(|e| Error::usage(e.to_string(), e.help()))?;
     args.check_processes(meeting.as_ref())?;
+    // One process says it for all.
+    if env::var_os(RUN).is_none() && meeting.as_ref().is_none_or(|meeting| meeting.rank == 0) {
+        file.iter().flat_map(OptionsFile::remarks).for_each(|remark| tracing::warn!("{remark}"));
+    }
     let several = args.places()?.filter(|_| meeting.is_none() || is_slurm_script());
     let meeting = meeting.filter(|_| several.is_none());
     if args.dry_run && meeting.as_ref().is_some_and(|meeting| meeting.rank > 0) {

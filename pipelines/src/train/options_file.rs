@@ -1,10 +1,12 @@
 //! What an options file of bilm-tf says about training, beside the sizes of the model.
 
+use std::collections::BTreeMap;
+
 use elmo::{
     ModelOptions,
     train::{Classes, Recipe},
 };
-use serde::Deserialize;
+use serde::{Deserialize, de::IgnoredAny};
 
 use crate::error::{Error, Result};
 
@@ -17,7 +19,24 @@ pub struct OptionsFile {
     training: Training,
     /// Name, for errors.
     origin: String,
+    /// Keys that seem to be misspelt.
+    remarks: Vec<String>,
 }
+
+/// Edits after which a key is taken for another one that is misspelt.
+const MISSPELT: usize = 2;
+/// The keys of [`Training`].
+const KEYS: [&str; 9] = [
+    "dropout",
+    "learning_rate",
+    "all_clip_norm_val",
+    "batch_size",
+    "unroll_steps",
+    "n_epochs",
+    "n_tokens_vocab",
+    "n_negative_samples_batch",
+    "sample_softmax",
+];
 
 /// The keys of bilm-tf's `bilm/training.py`. Others are ignored, among them `n_train_tokens`: tokens are counted.
 #[derive(Debug, Clone, Default, PartialEq, Deserialize)]
@@ -33,17 +52,67 @@ struct Training {
     sample_softmax: Option<bool>,
 }
 
+impl Training {
+    /// Refuses values that no run can have, also where an option replaces them.
+    fn check(&self, origin: &str) -> Result<()> {
+        let wrong = |key: &str, value: f64, should: &str| {
+            Err(Error::usage(
+                format!("{origin}: `{key}` is {value}; it must be {should}"),
+                "correct the value, or remove the key: then the option of this command, or its default, is used",
+            ))
+        };
+        for (key, value) in [("batch_size", self.batch_size), ("unroll_steps", self.unroll_steps)] {
+            if value == Some(0) {
+                return wrong(key, 0.0, "at least 1");
+            }
+        }
+        let positive = [
+            ("n_epochs", self.n_epochs),
+            ("learning_rate", self.learning_rate),
+            ("all_clip_norm_val", self.all_clip_norm_val),
+        ];
+        for (key, value) in positive {
+            if let Some(value) = value.filter(|value| *value <= 0.0) {
+                return wrong(key, value, "above 0");
+            }
+        }
+        match self.dropout.filter(|dropout| !(0.0..1.0).contains(dropout)) {
+            Some(dropout) => wrong("dropout", dropout, "from 0 to below 1"),
+            None => Ok(()),
+        }
+    }
+}
+
+/// The key for which another one was probably meant. Files have many keys that are ignored, so only similar ones are worth a
+/// remark.
+fn meant(key: &str) -> Option<&'static str> {
+    let is_near = |known: &&str| strsim::damerau_levenshtein(key, known) <= MISSPELT;
+    if KEYS.contains(&key) { None } else { KEYS.into_iter().find(is_near) }
+}
+
 impl OptionsFile {
     /// Parses a file; `origin` names it in errors.
     ///
     /// # Errors
-    /// [`elmo::Error::Options`] when the model cannot be run, [`Error::Usage`] when a value for training has a wrong type.
+    /// [`elmo::Error::Options`] when the model cannot be run, [`Error::Usage`] when a value for training has a wrong type or is out of
+    /// range.
     pub fn parse(bytes: &[u8], origin: &str) -> Result<Self> {
         let model = ModelOptions::from_json(bytes, origin).map_err(elmo::Error::from)?;
-        let training = elmo::json::from_slice(bytes).map_err(|reason| {
+        let training: Training = elmo::json::from_slice(bytes).map_err(|reason| {
             Error::usage(format!("{origin}: {reason}"), "the keys for training are numbers, as bilm-tf has them")
         })?;
-        Ok(Self { model, training, origin: origin.to_owned() })
+        training.check(origin)?;
+        let keys: BTreeMap<String, IgnoredAny> = elmo::json::from_slice(bytes).unwrap_or_default();
+        let remark = |key: &String| {
+            meant(key).map(|known| format!("{origin}: the key `{key}` is ignored; did you mean `{known}`?"))
+        };
+        let remarks = keys.keys().filter_map(remark).collect();
+        Ok(Self { model, training, origin: origin.to_owned(), remarks })
+    }
+
+    /// Remarks on the file that do not keep a run from beginning.
+    pub fn remarks(&self) -> &[String] {
+        &self.remarks
     }
 
     /// Name of the file, for errors.
@@ -85,6 +154,50 @@ impl OptionsFile {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// The file of a model that can be run, with one more key.
+    fn with(key: &str, value: impl Into<serde_json::Value>) -> Result<OptionsFile> {
+        let mut document: serde_json::Value =
+            serde_json::from_str(&elmo::ModelData::tiny().options.canonical_json()).unwrap();
+        document[key] = value.into();
+        OptionsFile::parse(document.to_string().as_bytes(), "o.json")
+    }
+
+    #[test]
+    fn values_out_of_range_are_refused_with_key_and_file() {
+        for (key, value, expected) in [
+            ("n_epochs", -1.0, "o.json: `n_epochs` is -1; it must be above 0"),
+            ("n_epochs", 0.0, "o.json: `n_epochs` is 0; it must be above 0"),
+            ("learning_rate", 0.0, "o.json: `learning_rate` is 0; it must be above 0"),
+            ("all_clip_norm_val", -0.5, "o.json: `all_clip_norm_val` is -0.5; it must be above 0"),
+            ("dropout", 1.0, "o.json: `dropout` is 1; it must be from 0 to below 1"),
+        ] {
+            assert_eq!(with(key, value).unwrap_err().to_string(), expected);
+        }
+        for key in ["batch_size", "unroll_steps"] {
+            assert_eq!(with(key, 0).unwrap_err().to_string(), format!("o.json: `{key}` is 0; it must be at least 1"));
+            assert!(with(key, 1).is_ok() && with(key, -1).is_err());
+        }
+    }
+
+    /// Others are those of the published `options.json` and of the recipe, and one that nothing is similar to.
+    #[test]
+    fn a_misspelt_key_is_worth_a_remark() {
+        let remarks = |key: &str| with(key, 1).unwrap().remarks().to_vec();
+        assert_eq!(remarks("dropuot"), ["o.json: the key `dropuot` is ignored; did you mean `dropout`?"]);
+        assert_eq!(remarks("n_epoch"), ["o.json: the key `n_epoch` is ignored; did you mean `n_epochs`?"]);
+        for key in ["n_train_tokens", "bidirectional", "batch_size", "remark"] {
+            assert!(remarks(key).is_empty(), "{key}");
+        }
+    }
+
+    /// [`KEYS`] are those that are read: any of them is refused with a value of a wrong type.
+    #[test]
+    fn all_keys_are_known() {
+        for key in KEYS {
+            assert!(with(key, "much").is_err(), "{key}");
+        }
+    }
 
     #[test]
     fn keys_for_training_are_those_of_bilm_tf() {
