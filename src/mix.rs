@@ -72,15 +72,25 @@ impl ScalarMix {
     /// [`MixError`] when the bytes are not JSON of this form (unknown fields are rejected), there is no scalar, a
     /// number is not finite, or the absolute value of `gamma` exceeds a million.
     pub fn from_json(bytes: &[u8], origin: &str) -> Result<Self, MixError> {
+        let mix: Self =
+            json::from_slice(bytes).map_err(|reason| MixError::Json { origin: origin.to_owned(), reason })?;
+        mix.check(origin)?;
+        Ok(mix)
+    }
+
+    /// Refuses numbers that [`ScalarMix::from_json`] would refuse; `origin` names the mix in errors.
+    ///
+    /// # Errors
+    /// [`MixError::NotFinite`] and [`MixError::Gamma`].
+    pub fn check(&self, origin: &str) -> Result<(), MixError> {
         let origin = || origin.to_owned();
-        let mix: Self = json::from_slice(bytes).map_err(|reason| MixError::Json { origin: origin(), reason })?;
-        if mix.scalars.is_empty() || mix.scalars.iter().any(|s| !s.is_finite()) || !mix.gamma.is_finite() {
+        if self.scalars.is_empty() || self.scalars.iter().any(|s| !s.is_finite()) || !self.gamma.is_finite() {
             return Err(MixError::NotFinite { origin: origin() });
         }
-        if mix.gamma.abs() > MAX_GAMMA {
-            return Err(MixError::Gamma { origin: origin(), gamma: format!("{:e}", mix.gamma) });
+        if self.gamma.abs() > MAX_GAMMA {
+            return Err(MixError::Gamma { origin: origin(), gamma: format!("{:e}", self.gamma) });
         }
-        Ok(mix)
+        Ok(())
     }
 
     /// `gamma * softmax(scalars)`, computed in float64, one factor per layer.

@@ -165,6 +165,12 @@ pub struct MixFit {
 }
 
 impl MixFit {
+    /// Whether all numbers of mix and head are finite.
+    pub fn is_finite(&self) -> bool {
+        let MixHead { scalars, gamma, weight, bias } = &self.head;
+        scalars.iter().chain([gamma]).chain(weight).chain(bias).all(|number| number.is_finite())
+    }
+
     /// The content of `mix.json`.
     pub fn mix(&self, layer_norm: bool) -> ScalarMix {
         // A single layer has the weights 0 and 1, which are the softmax of these.
@@ -845,5 +851,11 @@ mod tests {
         };
         let fit = fit_mix(&good, data, data, &nan_first, &|_, _| {}, &AtomicBool::new(false)).unwrap().unwrap();
         assert_eq!(fit.epoch, 2);
+        assert!(fit.is_finite());
+        // By hand: the first step of Adam changes a parameter by the rate, and a scalar of 1e300 is no float32.
+        let settings = MixSettings { learning_rate: 1e300, ..good.settings };
+        let wild = MixRecipe { settings, ..good };
+        let fit = fit_mix(&wild, data, data, &|_| 0.0, &|_, _| {}, &AtomicBool::new(false)).unwrap().unwrap();
+        assert!(!fit.is_finite(), "{fit:?}");
     }
 }

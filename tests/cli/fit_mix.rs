@@ -188,6 +188,23 @@ fn the_mix_is_read_by_embed_and_in_sql_by_name() {
     assert_eq!(found.out, "far,n\n0.0,9\n", "{found:?}");
 }
 
+/// By hand: the first step of Adam changes gamma by nearly the learning rate, and the limit of gamma is 1e6. The derivative of the
+/// square of a scalar is infinite with an l2 of 1e308, and 0 times infinity is no number.
+#[test]
+fn a_fit_that_diverges_writes_no_mix() {
+    let place = prepared();
+    let fit = "fit-mix --model tiny --train train.conll --dev dev.conll --baselines none --seeds 4 --epochs 2 -q";
+    for (words, says) in [
+        ("--learning-rate 1e300", "the fit of the learned mix, seed 4, has diverged: "),
+        ("--learning-rate 1e30", "has diverged: gamma is "),
+        ("--l2 1e308", "has diverged: a scalar mix needs one finite scalar per layer"),
+    ] {
+        let refused = place.exits(&format!("{fit} {words}"), 1);
+        assert!(refused.err.contains(says) && refused.err.contains("a lower --learning-rate"), "{words}: {refused:?}");
+        assert!(!place.path("mix.json").exists(), "{words}");
+    }
+}
+
 #[test]
 fn the_report_is_a_table() {
     let place = prepared();

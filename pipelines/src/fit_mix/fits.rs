@@ -114,7 +114,8 @@ pub(super) struct Fitted {
 /// Makes all fits, as many at a time as there are threads, and returns them in their order.
 ///
 /// # Errors
-/// [`Error::Stopped`], and [`Error::Failed`] when the features cannot be read or a number is not legal.
+/// [`Error::Stopped`]; [`Error::Check`] when a fit has diverged; [`Error::Failed`] when the features cannot be read or a number
+/// is not legal.
 pub(super) fn fit_all(
     planned: &[Planned<'_>],
     recipe: &MixRecipe,
@@ -150,6 +151,17 @@ pub(super) fn fit_all(
     fitted.into_iter().map(|(_, outcome)| outcome).collect()
 }
 
+/// Refuses a fit whose mix no other command would read, or whose classifier has no numbers; `what` begins the error.
+fn check(fit: &MixFit, what: &str) -> Result<()> {
+    let message = match fit.mix(false).check(what) {
+        Err(error) => error.to_string(),
+        Ok(()) if !fit.is_finite() => format!("{what}: a weight of the classifier is not a finite number"),
+        Ok(()) => return Ok(()),
+    };
+    let help = "give a lower --learning-rate, or a lower --l2";
+    Err(Error::Check { message, help: Some(help.to_owned()) })
+}
+
 fn fit_one(planned: &Planned<'_>, recipe: &MixRecipe, scorer: &Scorer, stopped: &AtomicBool) -> Result<Fitted> {
     let Planned { system, seed, split } = *planned;
     let recipe = MixRecipe { layers: system.layers(recipe.n_layers), seed, ..recipe.clone() };
@@ -159,6 +171,7 @@ fn fit_one(planned: &Planned<'_>, recipe: &MixRecipe, scorer: &Scorer, stopped: 
     let fit = fit_mix(&recipe, split.train.data(), split.dev.data(), &score, &each_epoch, stopped);
     let fit = fit.map_err(|error| Error::Failed(format!("the fit of the {system}, seed {seed}: {error}")))?;
     let fit = fit.ok_or(Error::Stopped)?;
+    check(&fit, &format!("the fit of the {system}, seed {seed}, has diverged"))?;
     let scores = scorer.score(gold.clone(), &fit.predictions);
     let shown =
         scorer.measures().iter().zip(&scores).next().map(|(name, score)| format!("{name} {:.2} %", 100.0 * score));
