@@ -443,6 +443,57 @@ fn a_run_that_was_killed_before_its_first_checkpoint_begins_again() {
     }
 }
 
+/// The expected files are those that the run wrote itself.
+#[test]
+fn a_model_that_lacks_a_file_is_written_again() {
+    let place = prepared();
+    let words = "--steps 16 -q --output run";
+    place.train(words, 0);
+    let expected = place.left("run");
+    let model = [
+        "options.json",
+        "weights.safetensors",
+        "softmax.safetensors",
+        "warm_state.safetensors",
+        "vocab.txt",
+        "MODEL.md",
+    ];
+    for name in model {
+        fs::remove_file(place.path("run").join(name)).unwrap();
+        place.train(words, 0);
+        place.same("run", &expected, name);
+    }
+}
+
+/// The weights of the best measurement are older than the last checkpoint: three measurements after it are not better.
+#[test]
+fn the_best_model_is_written_again_from_its_checkpoint() {
+    let place = prepared();
+    let words = "--valid valid.txt --eval-every 20 --checkpoint-every 20 --keep-checkpoints 9 --optimizer adamw --dropout 0 \
+                 --learning-rate 0.02 --samples 0 --output run";
+    let ended = format!("{words} --steps 4000 --patience 3 --json");
+    let report = place.train(&ended, 0).json();
+    let (best, steps) = (report["model_step"].as_u64().unwrap(), report["steps"].as_u64().unwrap());
+    assert_eq!(steps, best + 60, "{report}");
+    let expected = place.left("run");
+    let weights = place.path("run/weights.safetensors");
+    fs::remove_file(&weights).unwrap();
+    assert_eq!(place.train(&ended, 0).json()["model_step"], best);
+    place.same("run", &expected, "after the weights were removed");
+    // Without the checkpoint of that step, a complete run cannot.
+    fs::remove_dir_all(place.path(&format!("run/checkpoints/step-{best:010}"))).unwrap();
+    fs::remove_file(&weights).unwrap();
+    let refused = place.train(&ended, 5);
+    let lost = format!("run/weights.safetensors is missing: it belongs to the model of step {best}");
+    assert!(refused.err.contains(&lost) && refused.err.contains("--steps"), "{refused:?}");
+    assert!(!weights.exists());
+    // A run that goes on takes the best one of the measurements that it makes.
+    let more = place.train(&format!("{words} --steps {} --json", steps + 20), 0);
+    assert!(more.err.contains(&lost) && more.err.contains(&format!("of step {steps} instead")), "{more:?}");
+    assert_eq!(more.json()["model_step"], steps + 20);
+    place.exits("model verify run", 0);
+}
+
 #[test]
 fn other_settings_and_another_corpus_are_refused_with_the_difference() {
     let place = prepared();

@@ -46,6 +46,16 @@ pub enum TrainFault {
         /// The folder of the checkpoints.
         folder: PathBuf,
     },
+    /// The run is complete, a file of its model is missing, and there is no checkpoint with these weights.
+    #[error(
+        "{path} is missing: it belongs to the model of step {step}, and there is no complete checkpoint of that step"
+    )]
+    ModelLost {
+        /// The file.
+        path: PathBuf,
+        /// Step of the model.
+        step: u64,
+    },
     /// The copy of a checkpoint in a store is not what was written.
     #[error("{copy}: damaged: {reason}")]
     DamagedCopy {
@@ -239,7 +249,7 @@ impl Fault for TrainFault {
             Self::Differs { .. } | Self::Foreign { .. } | Self::Step(TrainError::Recipe(_)) => Exit::Usage,
             Self::Corpus { .. } | Self::Vocabulary { .. } | Self::Unsorted { .. } => Exit::Input,
             Self::DamagedCopy { .. } | Self::NotUploaded { .. } => Exit::Storage,
-            Self::Damaged { .. } | Self::Lost { .. } => Exit::Storage,
+            Self::Damaged { .. } | Self::Lost { .. } | Self::ModelLost { .. } => Exit::Storage,
             Self::Locked { .. } | Self::Begun { .. } | Self::Write { .. } => Exit::Storage,
             Self::Spike { .. } | Self::Step(_) | Self::Elsewhere { .. } | Self::Killed { .. } => Exit::Failed,
             Self::Unequal { .. } | Self::Memory { .. } | Self::Processes { .. } => Exit::Usage,
@@ -261,6 +271,10 @@ impl Fault for TrainFault {
             Self::Lost { .. } => {
                 "restore a checkpoint from a backup, or give another --output; or start over with --overwrite, which replaces \
                  the model of that run"
+            }
+            Self::ModelLost { .. } => {
+                "restore all files of the model from a backup; or give more --steps or --epochs, with which the run goes on from \
+                 its last checkpoint and writes the model of that step; or start over with --overwrite"
             }
             Self::DamagedCopy { .. } => {
                 "remove that folder to resume from the copy before it; or start over with --overwrite, which removes all copies"

@@ -30,6 +30,9 @@ const STAGED: &str = ".export";
 /// Folder of an export that is complete.
 pub(super) const EXPORTED: &str = ".exported";
 pub(super) const DESCRIPTION: &str = "MODEL.md";
+/// Files of the model of a run.
+pub(super) const FILES: [&str; 6] =
+    ["options.json", "weights.safetensors", "softmax.safetensors", "warm_state.safetensors", "vocab.txt", DESCRIPTION];
 
 /// What a model directory is made of.
 pub(super) struct Export<'r> {
@@ -121,9 +124,9 @@ pub(super) fn ignore_missing(outcome: io::Result<()>) -> io::Result<()> {
     outcome.or_else(|error| if error.kind() == ErrorKind::NotFound { Ok(()) } else { Err(error) })
 }
 
-/// Whether the folder holds a complete model.
-pub(super) fn is_complete(folder: &Path) -> bool {
-    folder.join(DESCRIPTION).is_file()
+/// A file of the model that the folder lacks.
+pub(super) fn missing(folder: &Path) -> Option<&'static str> {
+    FILES.into_iter().find(|name| !folder.join(name).is_file())
 }
 
 /// Replaces a file at once.

@@ -191,7 +191,7 @@ impl Run {
         let is_resumed = self.group.is_first() && self.saved.is_some();
         let noted = if is_resumed { self.note_checkpoint() } else { Ok(()) };
         together(&self.group, noted)?;
-        self.export_if(|run| run.saved.is_some() && !model::is_complete(&run.prepared.job.output))?;
+        self.restore_model()?;
         self.upload();
         if self.is_due() {
             self.measure()?;
@@ -547,6 +547,54 @@ impl Run {
     fn export_if(&self, must: impl Fn(&Self) -> bool) -> Result<()> {
         let exported = if self.group.is_first() && must(self) { self.export() } else { Ok(()) };
         together(&self.group, exported)
+    }
+
+    /// Writes the model of a run that resumes again if a file of it is missing: the weights of the best measurement, or those of the
+    /// last checkpoint.
+    fn restore_model(&mut self) -> Result<()> {
+        let missing = if self.saved.is_some() { model::missing(&self.prepared.job.output) } else { None };
+        let Some(file) = shared(&self.group, missing.map(str::to_owned))? else { return Ok(()) };
+        let at = self.state.counters.step;
+        let step = self.state.best.map_or(at, |best| best.step);
+        if step == at {
+            return self.export_if(|_| true);
+        }
+        let found = if self.group.is_first() { self.checkpoints.of_step(step) } else { None };
+        match shared(&self.group, found)? {
+            Some(found) => self.export_checkpoint(found),
+            None => self.replace_model(&file, step),
+        }
+    }
+
+    /// Writes the model of an earlier checkpoint, which has the weights of the best measurement, and returns to the last one.
+    fn export_checkpoint(&mut self, found: Found) -> Result<()> {
+        let Some(path) = self.last_checkpoint.clone() else { return Ok(()) };
+        let last = Found { path, state: self.state.clone() };
+        self.prepared.reset(&mut self.trainer, &found)?;
+        self.state = RunState { last: last.state.best, ..found.state };
+        let exported = self.export_if(|_| true);
+        self.state = last.state.clone();
+        exported?;
+        self.prepared.reset(&mut self.trainer, &last)
+    }
+
+    /// Writes the model of the last checkpoint, because that of the best measurement is lost. A run that is complete would not find
+    /// a better one, so it fails.
+    fn replace_model(&mut self, file: &str, step: u64) -> Result<()> {
+        let path = self.prepared.job.output.join(file);
+        if self.ended().is_some() {
+            return Err(TrainFault::ModelLost { path, step }.into());
+        }
+        if self.group.is_first() {
+            tracing::warn!(
+                "{} is missing: it belongs to the model of step {step}, and there is no complete checkpoint of that step; writing \
+                 the model of step {} instead, and the next measurement counts as the best one",
+                path.display(),
+                self.state.counters.step
+            );
+        }
+        self.state.best = None;
+        self.export_if(|_| true)
     }
 
     fn export(&self) -> Result<()> {

@@ -209,6 +209,12 @@ impl Checkpoints {
         }
     }
 
+    /// That of a step, if there is one and it is complete.
+    pub(super) fn of_step(&self, step: u64) -> Option<Found> {
+        let path = self.path(step);
+        open(&path).ok().map(|state| Found { path, state })
+    }
+
     /// Writes a checkpoint and removes the oldest ones. `last` is named in the error.
     ///
     /// # Errors
@@ -454,6 +460,8 @@ pub(super) mod tests {
         assert_eq!(checkpoints.steps().unwrap(), [2, 3, 8, 9]);
         assert_eq!(checkpoints.latest().unwrap().unwrap().state.counters.step, 3);
         assert_eq!(checkpoints.latest_before(3).unwrap().unwrap().state.counters.step, 2);
+        let steps = [2, 4, 8].map(|step| checkpoints.of_step(step).map(|found| found.state.counters.step));
+        assert_eq!(steps, [Some(2), None, None], "there is none of step 4, and that of step 8 cannot be read");
         checkpoints.remove_after(2).unwrap();
         assert_eq!(checkpoints.steps().unwrap(), [2]);
     }

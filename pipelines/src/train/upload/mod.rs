@@ -31,7 +31,7 @@ use self::staged::Staged;
 use super::{
     checkpoint::{FOLDER as CHECKPOINTS, MANIFEST},
     journal::{STEPS, VALID},
-    model,
+    model::FILES as MODEL_FILES,
     settings::Settings,
 };
 use crate::error::{Error, Result};
@@ -40,15 +40,6 @@ use crate::error::{Error, Result};
 const LISTING: &str = "upload.json";
 /// The folder of the model in a copy.
 const MODEL: &str = "model";
-/// Files of a model of a run.
-const MODEL_FILES: [&str; 6] = [
-    "options.json",
-    "weights.safetensors",
-    "softmax.safetensors",
-    "warm_state.safetensors",
-    "vocab.txt",
-    model::DESCRIPTION,
-];
 const JOURNALS: [&str; 2] = [STEPS, VALID];
 /// Prefix of the folders in which files wait for the store.
 const PREFIX: &str = "upload-";
