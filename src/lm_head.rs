@@ -70,6 +70,20 @@ impl LmHeadFiles {
         exists.then(|| Self { place: Place::Directory(dir.to_owned()), model: None })
     }
 
+    /// Refuses a model directory that has one file of an LM head without the other, which [`LmHeadFiles::find`] takes for a model
+    /// without an LM head.
+    ///
+    /// # Errors
+    /// [`LmHeadError::Half`].
+    pub fn refuse_half(dir: &Path) -> Result<(), LmHeadError> {
+        let (missing, found) = match [VOCAB, SOFTMAX].map(|name| dir.join(name).is_file()) {
+            [true, false] => (SOFTMAX, VOCAB),
+            [false, true] => (VOCAB, SOFTMAX),
+            [true, true] | [false, false] => return Ok(()),
+        };
+        Err(LmHeadError::Half { missing: dir.join(missing), found })
+    }
+
     /// The LM head of a built-in model; `None` unless it has one.
     pub fn built_in(model: BuiltIn) -> Option<Self> {
         model.file(SOFTMAX).map(|_| Self { place: Place::BuiltIn(model), model: None })

@@ -22,6 +22,17 @@ pub enum LmHeadError {
         /// Why.
         reason: String,
     },
+    /// One of its files is there without the other.
+    #[error(
+        "{missing}: missing, but {found} is there, and an LM head is both: restore the file, or remove {found} for a model \
+         without an LM head"
+    )]
+    Half {
+        /// The file that is missing.
+        missing: PathBuf,
+        /// Name of the file that is there.
+        found: &'static str,
+    },
     /// The softmax was written with other weights than those beside it.
     #[error(
         "{path}: belongs to the weights with fingerprint {found}, but those beside it have {expected}; if a training run \

@@ -12,6 +12,8 @@ use std::{
     thread::{self, JoinHandle},
 };
 
+use elmo::{ModelData, lm_head::LmHeadData, model_dir::WeightsFormat, weights::Tensor};
+
 use crate::place::Place;
 
 /// The body of a 404 response.
@@ -253,6 +255,66 @@ fn a_broken_mix_is_the_fault_of_the_model() {
         assert_eq!(ended.code, Some(4), "{mix}: {ended:?}");
         assert!(ended.err.contains("mix.json: "), "{ended:?}");
     }
+}
+
+/// Writes `tiny` with an LM head of four words.
+fn with_head(place: &Place, name: &str) {
+    let (model, folder) = (ModelData::tiny(), place.path(name));
+    let width = model.options.lstm.projection_dim;
+    model.save(&folder, WeightsFormat::Safetensors).unwrap();
+    let words = ["<S>", "</S>", "<UNK>", "rain"].map(str::to_owned).to_vec();
+    let (weight, bias) = (vec![0.5; 4 * width], vec![0.5; 4]);
+    let weight = Tensor { shape: vec![4, width], data: weight };
+    LmHeadData::new(words, weight, Tensor { shape: vec![4], data: bias }).unwrap().save(&folder).unwrap();
+}
+
+#[test]
+fn a_broken_lm_head_is_the_fault_of_the_model() {
+    let place = Place::new();
+    with_head(&place, "good");
+    let good = place.exits("model verify good", 0);
+    assert!(good.out.contains("ok    LM head: 4 words, and a softmax of finite numbers"), "{good:?}");
+    let softmax = fs::read(place.path("good/softmax.safetensors")).unwrap();
+    // The values come last.
+    let not_a_number = [&softmax[..softmax.len() - 4], &f32::NAN.to_le_bytes()].concat();
+    let cut = softmax[..softmax.len() / 2].to_vec();
+    let (head, vocab) = ("softmax.safetensors", "vocab.txt");
+    for (number, (file, content, part)) in [
+        (head, Some(cut), "softmax.safetensors"),
+        (head, Some(Vec::new()), "softmax.safetensors"),
+        (head, Some(not_a_number), "NaN"),
+        (head, None, "softmax.safetensors: missing, but vocab.txt is there"),
+        (vocab, Some(b"<S>\n</S>\n<UNK>\n".to_vec()), "[4, 32]"),
+        (vocab, Some(b"<S>\n</S>\nrained\nrain\n".to_vec()), "<UNK> is missing"),
+        (vocab, Some(b"<S>\n</S>\n<UNK>\n<S>\n".to_vec()), "occurs twice"),
+        (vocab, None, "vocab.txt: missing, but softmax.safetensors is there"),
+    ]
+    .into_iter()
+    .enumerate()
+    {
+        let name = format!("bad-{number}");
+        with_head(&place, &name);
+        match content {
+            Some(content) => place.write(&format!("{name}/{file}"), content),
+            None => fs::remove_file(place.path(&name).join(file)).unwrap(),
+        }
+        let verified = place.exits(&format!("model verify {name}"), 4);
+        assert!(verified.out.contains("FAIL  LM head: ") && verified.out.contains(part), "{verified:?}");
+        assert!(verified.out.contains("the model is bad"), "{verified:?}");
+        for layout in ["safetensors", "safetensors-f16", "hdf5"] {
+            let refused = place.exits(&format!("model convert {name} new --to {layout}"), 4);
+            assert!(refused.err.contains(part), "{layout}: {refused:?}");
+            assert!(!place.path("new").exists(), "{layout}");
+        }
+        // The pair has no place for it.
+        place.exits(&format!("model convert {name} pair-{number} --to allennlp"), 0);
+    }
+    for file in [head, vocab] {
+        fs::remove_file(place.path("good").join(file)).unwrap();
+    }
+    let without = place.exits("model verify good", 0);
+    assert!(!without.out.contains("LM head"), "{without:?}");
+    place.exits("model convert good new --to hdf5", 0);
 }
 
 #[test]

@@ -219,13 +219,13 @@ fn local_directory(out: &str) -> Result<PathBuf> {
 fn verify(args: &VerifyArgs) -> Result<Exit> {
     let spec = args.which.spec();
     let report = with_models(args.which.model.offline(), async |models| {
-        let data = match models.resolve(&spec).await {
-            Ok(data) => data,
+        let (data, files) = match models.open(&spec).await {
+            Ok(opened) => opened,
             // A model that cannot be opened is a result of this command; a store that fails is an error.
             Err(error) if error.exit() == Exit::Model => return Ok(Report::unreadable(&spec, &error)),
             Err(error) => return Err(error.into()),
         };
-        let mut report = check::of_data(&spec, &data, args.fingerprint.as_deref());
+        let mut report = check::of_data(&spec, &data, &files, args.fingerprint.as_deref());
         if report.is_good() {
             report.checks.push(check::forward(&args.engine.load(data).await?));
         }

@@ -6,7 +6,7 @@ use arrow::array::{Array, ArrayRef, AsArray, StringArray};
 use elmo::{ColumnEmbedder, Elmo, EmbedSpec, ModelData};
 use serde::Serialize;
 
-use super::{error::ModelsError, info, spec::ModelSpec};
+use super::{error::ModelsError, files::ModelFiles, info, spec::ModelSpec};
 
 /// The results of all checks.
 #[derive(Debug, Serialize)]
@@ -67,8 +67,8 @@ impl fmt::Display for Report {
     }
 }
 
-/// The checks that need no forward pass. A model that opens has complete files and correct shapes.
-pub fn of_data(spec: &ModelSpec, data: &ModelData, expected: Option<&str>) -> Report {
+/// The checks that need no forward pass. A model that opens has complete files and correct shapes, apart from its LM head.
+pub fn of_data(spec: &ModelSpec, data: &ModelData, files: &ModelFiles, expected: Option<&str>) -> Report {
     let fingerprint = data.fingerprint.to_string();
     let mut checks = vec![
         Check::new("files and shapes", None, || {
@@ -76,11 +76,22 @@ pub fn of_data(spec: &ModelSpec, data: &ModelData, expected: Option<&str>) -> Re
         }),
         Check::new("finite numbers", not_finite(data), || "no NaN, no infinity".into()),
     ];
+    checks.extend(lm_head(data, files));
     if let Some(expected) = expected {
         let problem = wrong_fingerprint(&fingerprint, expected);
         checks.push(Check::new("fingerprint", problem, || "as expected".into()));
     }
     Report { model: spec.to_string(), fingerprint: Some(fingerprint), checks, notes: info::notes(data) }
+}
+
+/// Reads the LM head as whoever needs it; `None` for a model without one.
+fn lm_head(data: &ModelData, files: &ModelFiles) -> Option<Check> {
+    const NAME: &str = "LM head";
+    let read = files.read_lm_head(data).transpose()?;
+    Some(match read {
+        Ok(head) => Check::new(NAME, None, || format!("{} words, and a softmax of finite numbers", head.words().len())),
+        Err(error) => Check::new(NAME, Some(error.to_string()), String::new),
+    })
 }
 
 fn not_finite(data: &ModelData) -> Option<String> {

@@ -10,7 +10,7 @@ use std::{
 
 use elmo::{
     ModelData,
-    lm_head::{SOFTMAX, VOCAB},
+    lm_head::{LmHeadData, SOFTMAX, VOCAB},
     model_dir::{DESCRIPTION, WeightsFormat},
     spec::{SpecError, StateMode},
     weights::safetensors::Numbers,
@@ -106,9 +106,10 @@ impl fmt::Display for Converted {
 /// # Errors
 /// [`ModelsError::Exists`] when `out` exists and is not empty, [`ModelsError::Write`] when the directory or a
 /// file in it cannot be written, [`ModelsError::Io`] when a companion file cannot be read, [`ModelsError::Bad`] when
-/// the written model cannot be opened, [`ModelsError::Internal`] when it differs.
+/// the LM head is broken or the written model cannot be opened, [`ModelsError::Internal`] when it differs.
 pub fn convert(data: &ModelData, files: &ModelFiles, layout: Layout, out: &Path) -> Result<Converted, ModelsError> {
     refuse_existing(out)?;
+    let head = lm_head(data, files, layout)?;
     let parent = out.parent().filter(|p| !p.as_os_str().is_empty()).unwrap_or(Path::new("."));
     fs::create_dir_all(parent).map_err(|e| ModelsError::write(parent, e))?;
     let draft = tempfile::Builder::new().prefix(".elmo-convert-").tempdir_in(parent);
@@ -122,7 +123,7 @@ pub fn convert(data: &ModelData, files: &ModelFiles, layout: Layout, out: &Path)
         Layout::SafetensorsF16 => {
             copy_companions(files, &[DESCRIPTION], draft.path())?;
             rename_in_description(data, written, draft.path())?;
-            write_half_head(written, draft.path()).map_err(|source| not_written(out, source))?;
+            write_half_head(head.as_ref(), written, draft.path()).map_err(|source| not_written(out, source))?;
         }
         Layout::Safetensors | Layout::Hdf5 => copy_companions(files, &[VOCAB, SOFTMAX, DESCRIPTION], draft.path())?,
     }
@@ -189,10 +190,19 @@ fn rename_in_description(data: &ModelData, written: &ModelData, dir: &Path) -> R
     fs::write(&path, text).map_err(|e| ModelsError::write(&path, e))
 }
 
+/// The LM head of the model, if it has one and the layout has a place for it: one that is broken must not be copied.
+fn lm_head(data: &ModelData, files: &ModelFiles, layout: Layout) -> Result<Option<LmHeadData>, ModelsError> {
+    match layout {
+        Layout::AllenNlp => Ok(None),
+        Layout::Safetensors | Layout::SafetensorsF16 | Layout::Hdf5 => {
+            files.read_lm_head(data).map_err(|source| ModelsError::Bad { model: data.name.clone(), source })
+        }
+    }
+}
+
 /// Writes the LM head of the model, if it has one.
-fn write_half_head(data: &ModelData, dir: &Path) -> elmo::Result<()> {
-    let Some(head) = &data.lm_head else { return Ok(()) };
-    head.read(data.options.lstm.projection_dim)?.save_for(&data.fingerprint, dir, Numbers::F16)
+fn write_half_head(head: Option<&LmHeadData>, written: &ModelData, dir: &Path) -> elmo::Result<()> {
+    head.map_or(Ok(()), |head| head.save_for(&written.fingerprint, dir, Numbers::F16))
 }
 
 fn read_back(data: &ModelData, layout: Layout, draft: &Path, out: &Path) -> Result<Converted, ModelsError> {

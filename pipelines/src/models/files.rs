@@ -6,7 +6,12 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use elmo::{BuiltIn, ModelData, ModelOptions, lm_head::LmHeadFiles, mix::ScalarMix, model_dir};
+use elmo::{
+    BuiltIn, ModelData, ModelOptions,
+    lm_head::{LmHeadData, LmHeadFiles},
+    mix::ScalarMix,
+    model_dir,
+};
 
 use super::{error::ModelsError, spec::ModelSpec};
 
@@ -50,6 +55,19 @@ impl ModelFiles {
             Self::BuiltIn(model) => LmHeadFiles::built_in(*model),
             Self::Pair { .. } => None,
         }
+    }
+
+    /// Reads the LM head of the model that these files are, if it has one. Opening a model leaves a broken one to whoever needs it.
+    /// Blocks.
+    ///
+    /// # Errors
+    /// [`LmHeadError::Half`](elmo::lm_head::LmHeadError::Half) in [`elmo::Error::LmHead`] when one of its files is missing; as
+    /// [`LmHeadFiles::read`].
+    pub fn read_lm_head(&self, data: &ModelData) -> elmo::Result<Option<LmHeadData>> {
+        if let Self::Directory(dir) = self {
+            LmHeadFiles::refuse_half(dir)?;
+        }
+        data.lm_head.as_ref().map(|head| head.read(data.options.lstm.projection_dim)).transpose()
     }
 
     /// The scalar mix, if the directory has one; `spec` is named in the error. Blocks.

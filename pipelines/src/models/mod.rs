@@ -55,8 +55,16 @@ impl Models<'_> {
     /// As [`Models::locate`]; [`ModelsError::Bad`] when the files are not a usable model,
     /// [`ModelsError::Internal`] when reading them panics.
     pub async fn resolve(&self, spec: &ModelSpec) -> Result<ModelData, ModelsError> {
+        self.open(spec).await.map(|(data, _)| data)
+    }
+
+    /// As [`Models::resolve`]; also returns the files.
+    ///
+    /// # Errors
+    /// As [`Models::resolve`].
+    pub async fn open(&self, spec: &ModelSpec) -> Result<(ModelData, ModelFiles), ModelsError> {
         let (spec, files) = (spec.clone(), self.locate(spec).await?);
-        let read = tokio::task::spawn_blocking(move || files.read(&spec));
+        let read = tokio::task::spawn_blocking(move || files.read(&spec).map(|data| (data, files)));
         read.await.map_err(|e| ModelsError::Internal(format!("reading the model failed: {e}")))?
     }
 

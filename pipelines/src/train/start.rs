@@ -527,8 +527,8 @@ fn initial(job: &TrainJob, existing: Option<Existing>, words: &Words) -> Result<
                     format!("the vocabulary of {spec} is another one than {}", vocabulary(job)),
                     format!(
                         "the softmax of that model has a row for each of its words: elmo finetune --model {spec} uses its own \
-                         vocabulary; to begin with the weights and a new softmax, remove softmax.safetensors from a copy of the \
-                         model"
+                         vocabulary; to begin with the weights and a new softmax, remove softmax.safetensors and vocab.txt \
+                         from a copy of the model"
                     ),
                 ));
             }
