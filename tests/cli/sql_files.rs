@@ -266,6 +266,22 @@ fn copy_changes_no_files_of_others() {
         let ended = refused(&place, &format!("{table}; {insert}"), 2);
         assert!(ended.err.contains("holds the output of elmo embed or elmo stream"), "{ended:?}");
     }
+    // Neither would a file or folder in it, or one that a link leads to.
+    let before = files(&place, "vectors");
+    let part = before.iter().find(|line| line.ends_with(".parquet")).unwrap();
+    let part = part.split_whitespace().last().unwrap();
+    std::os::unix::fs::symlink(place.path("vectors"), place.path("linked")).unwrap();
+    let targets = [part, "vectors/more.parquet", "vectors/_elmo/done.json", "vectors/a/b.csv", "linked/more.csv"];
+    let to_files = targets.map(|to| format!("COPY (SELECT 1 AS id) TO '{to}'"));
+    let to_folders = ["vectors/", "vectors/sub/", "vectors/_elmo/", "linked/a/b/"]
+        .map(|to| format!("COPY (SELECT 1 AS id) TO '{to}' STORED AS PARQUET"));
+    let table = "CREATE EXTERNAL TABLE t (id BIGINT) STORED AS CSV LOCATION 'vectors/_elmo/'";
+    let insert = format!("{table}; INSERT INTO t VALUES (1)");
+    for statement in to_files.into_iter().chain(to_folders).chain([insert]) {
+        let ended = refused(&place, &statement, 2);
+        assert!(ended.err.contains("holds the output of elmo embed or elmo stream"), "{statement}: {ended:?}");
+    }
+    assert_eq!(files(&place, "vectors"), before);
     assert_eq!(value(&place, "SELECT count(*) FROM 'vectors'"), 1);
     place.exits("inspect vectors", 0);
 }

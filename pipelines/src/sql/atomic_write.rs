@@ -171,7 +171,7 @@ impl Output {
         let location = table.table_paths().first().and_then(|url| stores.locate(url.as_str()).ok());
         let local = location.as_ref().and_then(Location::local_path);
         let folder = location.map(|location| OutputFolder::new(location, Existing::Append));
-        let target = Target { folder, is_written: true, has_tabs, local };
+        let target = Target { folder, file: None, is_written: true, has_tabs, local };
         Self { partition_columns: columns.collect(), target: Some(target), no_rows: None }
     }
 }

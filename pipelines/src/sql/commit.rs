@@ -85,7 +85,7 @@ impl StagedFiles {
     /// The files of a task on a worker.
     #[cfg(feature = "cluster")]
     pub(super) fn unnamed(unnamed: Arc<Unnamed>, has_tabs: bool, partition_columns: usize) -> Self {
-        let target = Some(Target { folder: None, is_written: true, has_tabs, local: None });
+        let target = Some(Target { folder: None, file: None, is_written: true, has_tabs, local: None });
         Self { unnamed: Some(unnamed), ..Self::new(&Arc::default(), target, partition_columns) }
     }
 

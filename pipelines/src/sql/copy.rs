@@ -16,13 +16,13 @@ use super::{
     copy_place,
     error::sql_error,
     format_options::Options,
-    output_folder::{Existing, OutputFolder},
+    output_folder::{Existing, OutputFolder, check_outside_outputs},
 };
 use crate::{
     error::{Error, Result},
     redact::redact,
     source::{Compression, Format, of_name},
-    stores::Stores,
+    stores::{Location, Stores},
 };
 
 /// Formats that COPY writes.
@@ -37,6 +37,8 @@ const KEEP_COLUMNS: &str = "execution.keep_partition_by_columns";
 pub(super) struct Target {
     /// The folder, if it is one.
     pub(super) folder: Option<OutputFolder>,
+    /// The file, if it is one.
+    pub(super) file: Option<Location>,
     /// False of EXPLAIN without ANALYZE.
     pub(super) is_written: bool,
     /// The files of the folder are called `.tsv`.
@@ -44,6 +46,21 @@ pub(super) struct Target {
     /// The file or folder, on a local disk.
     #[cfg_attr(not(feature = "cluster"), expect(dead_code, reason = "workers write there"))]
     pub(super) local: Option<PathBuf>,
+}
+
+impl Target {
+    /// Checks what lies where the statement writes to, before anything is computed. The commit checks folders again.
+    ///
+    /// # Errors
+    /// If the statement must not write there, or if that cannot be found out.
+    pub(super) async fn check(&self) -> Result<()> {
+        match (&self.folder, &self.file) {
+            _ if !self.is_written => Ok(()),
+            (Some(folder), _) => folder.replaced().await.map(drop),
+            (None, Some(file)) => check_outside_outputs(file).await,
+            (None, None) => Ok(()),
+        }
+    }
 }
 
 /// Checks the target of a COPY and adds the format and the compression; also below EXPLAIN. `None` for other statements.
@@ -81,8 +98,13 @@ fn complete_copy(copy: &mut CopyToStatement, stores: &Stores) -> Result<Target> 
     set_format(copy, &format);
     Options { statement: "COPY", file_type: &format, others: &OPTIONS, given: &copy.options }.check()?;
     let local = target.local_path();
-    let folder = is_folder.then(|| OutputFolder::new(target, existing));
-    Ok(Target { folder, is_written: true, has_tabs: is_folder && format == "TSV", local })
+    let has_tabs = is_folder && format == "TSV";
+    let (folder, file) = match is_folder {
+        true => (Some(OutputFolder::new(target, existing)), None),
+        // COPY cannot write to web servers.
+        false => (None, Some(target).filter(|target| !target.is_http())),
+    };
+    Ok(Target { folder, file, is_written: true, has_tabs, local })
 }
 
 /// Takes the options that say what happens to the files of the folder.

@@ -288,11 +288,10 @@ impl Sql {
         self.commits.reset();
         let target = copy::complete(&mut statement, &self.stores)?;
         self.check_file_type(&mut statement)?;
-        let folder = target.as_ref().and_then(|target| target.folder.as_ref());
-        if let Some(folder) = folder.filter(|_| target.as_ref().is_some_and(|target| target.is_written)) {
-            // Before anything is computed. The commit checks again.
-            folder.replaced().await?;
+        if let Some(target) = &target {
+            target.check().await?;
         }
+        let folder = target.as_ref().and_then(|target| target.folder.as_ref());
         let existing = folder.map(|folder| folder.existing).unwrap_or_default();
         let frame = elmo_udfs::run(&self.context, statement).await;
         let frame = frame.map_err(|error| missing::plan_error(error, &self.context))?;

@@ -6,11 +6,11 @@ use std::{collections::BTreeSet, path::PathBuf};
 use futures::{StreamExt, stream};
 use object_store::{ObjectMeta, path::Path};
 
-use super::error::SqlError;
+use super::{copy_place, error::SqlError};
 use crate::{
     error::{Error, Exit, Result},
     source::{MANIFEST, of_name},
-    stores::Location,
+    stores::{Location, StoreError},
 };
 
 /// Files that are deleted concurrently.
@@ -62,6 +62,7 @@ impl OutputFolder {
         if self.location.is_http() {
             return Ok(Vec::new());
         }
+        check_outside_outputs(&self.location).await?;
         let listed = self.location.below(&self.location.path, usize::MAX, |name| !name.starts_with('.')).await?;
         if self.existing != Existing::Refuse {
             self.check_no_job(&listed)?;
@@ -194,6 +195,65 @@ impl OutputFolder {
     }
 }
 
+/// Rejects a file or folder in the output of `elmo embed` or `elmo stream`, and the output itself: its records would not
+/// describe the files any more.
+///
+/// # Errors
+/// [`Error::Usage`] if it is there; [`Error::Module`] if the folders above it cannot be listed.
+pub(super) async fn check_outside_outputs(target: &Location) -> Result<()> {
+    let Some(output) = output_around(target).await? else { return Ok(()) };
+    Err(Error::usage(
+        format!(
+            "{target}: {}/ holds the output of elmo embed or elmo stream, which neither COPY nor INSERT changes",
+            output.trim_end_matches('/')
+        ),
+        "name a file or folder outside of it, or delete the output",
+    ))
+}
+
+/// The innermost folder at or above `target` that holds the records of a job.
+async fn output_around(target: &Location) -> Result<Option<String>> {
+    if let Some(path) = target.local_path() {
+        let real = real(&path);
+        let mut folders = path.ancestors().chain(real.ancestors());
+        let output = folders.find(|folder| has_files(&folder.join(MANIFEST)));
+        return Ok(output.map(|folder| folder.display().to_string()));
+    }
+    let parts: Vec<_> = target.path.parts().collect();
+    let folders = (0..=parts.len()).rev().map(|depth| target.at(parts[..depth].iter().cloned().collect()));
+    let folders: Vec<Location> = folders.collect();
+    let checks: Vec<_> = folders.iter().map(has_records).collect();
+    let has_records = futures::future::try_join_all(checks).await?;
+    let output = folders.iter().zip(has_records).find(|(_, has_records)| *has_records);
+    Ok(output.map(|(folder, _)| folder.to_string()))
+}
+
+/// A path without links, as far as it exists.
+fn real(path: &std::path::Path) -> PathBuf {
+    let linked = copy_place::linked(path);
+    let existing = path.ancestors().find_map(|above| above.canonicalize().ok().map(|real| (above, real)));
+    let rest = existing.and_then(|(above, real)| path.strip_prefix(above).ok().map(|rest| real.join(rest)));
+    linked.or(rest).unwrap_or_else(|| path.to_path_buf())
+}
+
+fn has_files(folder: &std::path::Path) -> bool {
+    std::fs::read_dir(folder).is_ok_and(|mut entries| entries.next().is_some())
+}
+
+/// Whether a folder of an object store holds the records of a job. One that must not be listed does not count: a user may have
+/// rights to a part of a bucket only.
+async fn has_records(folder: &Location) -> Result<bool, StoreError> {
+    match folder.child(MANIFEST).children().await {
+        Ok(records) => Ok(!records.is_empty()),
+        Err(StoreError::Request { source, .. }) if is_denied(&source) => Ok(false),
+        Err(error) => Err(error),
+    }
+}
+
+fn is_denied(error: &object_store::Error) -> bool {
+    matches!(error, object_store::Error::PermissionDenied { .. } | object_store::Error::Unauthenticated { .. })
+}
+
 /// Deletes the empty local folders above some files, and the folder `root` itself if `with_root`.
 pub(super) fn remove_empty_folders(root: &std::path::Path, with_root: bool, files: impl IntoIterator<Item = PathBuf>) {
     let above = |file: PathBuf| file.ancestors().skip(1).map(PathBuf::from).collect::<Vec<_>>();
@@ -210,4 +270,41 @@ fn is_data(file: &ObjectMeta) -> bool {
     // Compressions that COPY writes if its OPTIONS say so.
     let plain = [".bz2", ".xz"].iter().find_map(|extension| name.strip_suffix(extension));
     of_name(plain.unwrap_or(name)).is_some()
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use object_store::{ObjectStoreExt, memory::InMemory};
+
+    use super::*;
+    use crate::stores::Stores;
+
+    /// An output has records in its folder `_elmo`; what is beside and above the output is not in it.
+    #[tokio::test]
+    async fn targets_in_an_output_of_a_store_are_found() {
+        let store = Arc::new(InMemory::new());
+        store.put(&Path::from("data/out/_elmo/job.json"), "{}".into()).await.unwrap();
+        let stores = Stores::with_settings([]);
+        stores.insert("memory://x", store);
+        for (target, is_inside) in [
+            ("data/out", true),
+            ("data/out/x.parquet", true),
+            ("data/out/a/b/", true),
+            ("data/out/_elmo/done.json", true),
+            ("data/out2/x.parquet", false),
+            ("data/x.parquet", false),
+            ("data", false),
+            ("x.parquet", false),
+        ] {
+            let location = stores.locate(&format!("memory://x/{target}")).unwrap();
+            let checked = check_outside_outputs(&location).await;
+            assert_eq!(checked.is_err(), is_inside, "{target}: {checked:?}");
+            if let Err(error) = checked {
+                let said = "memory://x/data/out/ holds the output of elmo embed or elmo stream";
+                assert!(error.to_string().contains(said), "{error}");
+            }
+        }
+    }
 }
