@@ -151,6 +151,29 @@ fn partitions_by_all_columns_are_refused() {
     assert_eq!(rows(&place, "SELECT a, b FROM 'rows/'"), [json!({"a": 1, "b": 2})]);
 }
 
+/// CREATE TABLE AS refuses the same query. A table for people shows both columns, and CSV has them in their order.
+#[test]
+fn columns_of_the_same_name_are_refused() {
+    let place = Place::new();
+    let query = "SELECT a.id, b.id FROM (VALUES (1)) AS a (id) JOIN (VALUES (2)) AS b (id) ON a.id < b.id";
+    let said = "the query has several columns called id, of which readers find one";
+    let help = "with AS, such as \"id\" AS \"id_2\"";
+    for target in ["x.parquet", "x.csv", "x.tsv", "x.jsonl", "x.arrow"] {
+        for explain in ["", "EXPLAIN ", "EXPLAIN ANALYZE "] {
+            refused(&place, &format!("{explain}COPY ({query}) TO '{target}'"), 2, &format!("COPY: {said}"), help);
+        }
+        assert!(!place.path(target).exists());
+    }
+    for format in ["json", "ndjson", "parquet"] {
+        let ended = sql(&place, &["--format", format, "-c", query]);
+        assert_eq!((ended.code, ended.out.as_str()), (Some(2), ""), "{format}: {ended:?}");
+        assert!(ended.err.contains(&format!("--format {format}: {said}")), "{ended:?}");
+    }
+    assert_eq!(sql(&place, &["--format", "csv", "-c", query]).out, "id,id\n1,2\n");
+    assert_eq!(sql(&place, &["-c", query]).code, Some(0));
+    runs(&place, "COPY (SELECT 1 AS id, 2 AS \"ID\") TO 'x.csv'");
+}
+
 /// Expected: the values of the query.
 #[test]
 fn values_with_equals_signs_are_partitions() {

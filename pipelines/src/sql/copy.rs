@@ -1,7 +1,7 @@
 //! Derives the format and the compression of COPY from the extension of its target, as FROM does, and takes its options
 //! `append` and `overwrite`. DataFusion knows neither them, nor `.jsonl`, tabs and compressed extensions.
 
-use std::{path::PathBuf, sync::Arc};
+use std::{collections::HashSet, path::PathBuf, sync::Arc};
 
 use arrow::datatypes::{DataType, Field};
 use datafusion::{
@@ -258,11 +258,24 @@ pub(super) fn keeps_partition_columns(copy: &CopyTo, config: &ConfigOptions) -> 
     copy.options.get(KEEP_COLUMNS).map_or(config.execution.keep_partition_by_columns, |value| value.trim() == "true")
 }
 
-/// Checks the partition columns of a COPY before anything is computed.
+/// Checks that columns have different names: readers of a file find one of several with the same name.
 ///
 /// # Errors
-/// [`Error::Usage`] if every column of the query is a partition column, as files without columns cannot be written, or if a
-/// partition column has a type whose values cannot be names of folders.
+/// [`Error::Usage`] with the first name that occurs again.
+pub(super) fn check_names<'f>(output: &str, fields: impl IntoIterator<Item = &'f Arc<Field>>) -> Result<()> {
+    let mut names = HashSet::new();
+    let Some(again) = fields.into_iter().find(|field| !names.insert(field.name().as_str())) else { return Ok(()) };
+    Err(Error::usage(
+        format!("{output}: the query has several columns called {}, of which readers find one", again.name()),
+        format!("give each column another name with AS, such as \"{0}\" AS \"{0}_2\"", again.name()),
+    ))
+}
+
+/// Checks the columns of a COPY before anything is computed.
+///
+/// # Errors
+/// [`Error::Usage`] if two columns have the same name; if every column of the query is a partition column, as files without
+/// columns cannot be written; or if a partition column has a type whose values cannot be names of folders.
 pub(super) fn check_columns(plan: &LogicalPlan, config: &ConfigOptions) -> Result<()> {
     let copy = match plan {
         LogicalPlan::Copy(copy) => copy,
@@ -271,6 +284,7 @@ pub(super) fn check_columns(plan: &LogicalPlan, config: &ConfigOptions) -> Resul
         _ => return Ok(()),
     };
     let fields = copy.input.schema().fields();
+    check_names("COPY", fields)?;
     let has_no_names = |field: &&Arc<Field>| copy.partition_by.contains(field.name()) && !can_name(field.data_type());
     if let Some(field) = fields.iter().find(has_no_names) {
         return Err(Error::usage(

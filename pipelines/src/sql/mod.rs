@@ -301,6 +301,9 @@ impl Sql {
         if frame.schema().fields().is_empty() {
             return Ok(Outcome { rows: None, truncated: false, hidden_columns: 0 });
         }
+        if options.format.has_names() {
+            copy::check_names(&format!("--format {}", options.format), frame.schema().fields())?;
+        }
         if options.format == Format::Parquet {
             return self.write_parquet(frame, progress, out).await;
         }

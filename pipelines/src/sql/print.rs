@@ -50,6 +50,11 @@ impl Format {
     pub fn is_binary(self) -> bool {
         matches!(self, Self::Arrow | Self::Parquet)
     }
+
+    /// Whether readers find columns by their names, so that two cannot have the same one.
+    pub(super) fn has_names(self) -> bool {
+        matches!(self, Self::Json | Self::Ndjson | Self::Parquet)
+    }
 }
 
 impl fmt::Display for Format {
