@@ -8,7 +8,7 @@ use std::sync::Arc;
 use datafusion::{
     arrow::{
         array::{Array, ArrayRef, AsArray, Int64Array},
-        datatypes::{DataType, Int64Type},
+        datatypes::{DataType, Int64Type, UInt64Type},
     },
     common::{internal_err, plan_err},
     error::Result,
@@ -20,12 +20,25 @@ use crate::texts::Texts;
 
 const NAME: &str = "elmo_byte_offset";
 
+/// The type to which an offset is coerced. Not every UInt64 is an Int64.
+pub(super) fn coerce_offset(data_type: &DataType) -> DataType {
+    if data_type == &DataType::UInt64 { DataType::UInt64 } else { DataType::Int64 }
+}
+
+/// Offsets of a type that [`coerce_offset`] returns. One that is larger than any Int64 is behind every text.
+pub(super) fn to_int64(offsets: &ColumnarValue, rows: usize) -> Result<Int64Array> {
+    let offsets = offsets.to_array_of_size(rows)?;
+    Ok(match offsets.as_primitive_opt::<UInt64Type>() {
+        Some(offsets) => offsets.unary(|offset| i64::try_from(offset).unwrap_or(i64::MAX)),
+        None => offsets.as_primitive::<Int64Type>().clone(),
+    })
+}
+
 /// The byte offset of each row's character. Negative offsets stay as they are, and offsets behind the text stay behind
 /// it. If all arguments are constants, one row.
 pub(super) fn byte_offsets(text: &ColumnarValue, characters: &ColumnarValue, rows: usize) -> Result<ArrayRef> {
     let rows = rows_of(&[text, characters], rows);
-    let (texts, characters) = (Texts::of(text)?, characters.to_array_of_size(rows)?);
-    let characters = characters.as_primitive::<Int64Type>();
+    let (texts, characters) = (Texts::of(text)?, to_int64(characters, rows)?);
     let offset = |row| Some(byte_offset(texts.get(row)?, characters.is_valid(row).then(|| characters.value(row))?));
     Ok(Arc::new((0..rows).map(offset).collect::<Int64Array>()))
 }
@@ -69,7 +82,7 @@ impl ScalarUDFImpl for ByteOffset {
     fn coerce_types(&self, types: &[DataType]) -> Result<Vec<DataType>> {
         let [text, offset] = types else { return plan_err!("{NAME} takes two arguments") };
         match offset.is_integer() || offset == &DataType::Null {
-            true => Ok(vec![text.clone(), DataType::Int64]),
+            true => Ok(vec![text.clone(), coerce_offset(offset)]),
             false => plan_err!("elmo_word: start and end are integers, not {offset}"),
         }
     }

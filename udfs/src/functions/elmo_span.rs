@@ -4,9 +4,9 @@ use std::sync::Arc;
 
 use datafusion::{
     arrow::{
-        array::{Array, ArrayRef, AsArray},
+        array::{Array, ArrayRef},
         buffer::NullBuffer,
-        datatypes::{DataType, FieldRef, Int64Type},
+        datatypes::{DataType, FieldRef},
     },
     common::{internal_err, plan_err},
     error::Result,
@@ -16,7 +16,10 @@ use datafusion::{
 };
 use datafusion_macros::user_doc;
 
-use super::token_lists::{TokenLists, embedding, rows_of, vector_field};
+use super::{
+    byte_offset::{coerce_offset, to_int64},
+    token_lists::{TokenLists, embedding, rows_of, vector_field},
+};
 
 /// The name in SQL.
 pub const NAME: &str = "elmo_span";
@@ -70,7 +73,7 @@ impl ScalarUDFImpl for ElmoSpan {
                 return plan_err!("{NAME}: {name} is a byte offset, not {data_type}");
             }
         }
-        Ok(vec![tokens.clone(), DataType::Int64, DataType::Int64])
+        Ok(vec![tokens.clone(), coerce_offset(start), coerce_offset(end)])
     }
 
     fn return_field_from_args(&self, args: ReturnFieldArgs) -> Result<FieldRef> {
@@ -97,8 +100,7 @@ pub(super) fn spans(
 ) -> Result<ArrayRef> {
     let rows = rows_of(&[tokens, start, end], rows);
     let tokens = TokenLists::of(tokens, rows)?;
-    let (start, end) = (start.to_array_of_size(rows)?, end.to_array_of_size(rows)?);
-    let (start, end) = (start.as_primitive::<Int64Type>(), end.as_primitive::<Int64Type>());
+    let (start, end) = (to_int64(start, rows)?, to_int64(end, rows)?);
     let width = tokens.width();
     let mut values = vec![0.0_f32; rows * width];
     let mut valid = vec![false; rows];
@@ -121,7 +123,9 @@ mod tests {
     use super::*;
     use datafusion::{
         arrow::{
-            array::{FixedSizeListArray, Float32Array, Int64Array, ListArray, StructArray, UInt32Array, UInt64Array},
+            array::{
+                AsArray, FixedSizeListArray, Float32Array, Int64Array, ListArray, StructArray, UInt32Array, UInt64Array,
+            },
             buffer::OffsetBuffer,
             compute::take,
             datatypes::{Field, Float32Type},

@@ -15,7 +15,7 @@ use datafusion::{
 use elmo::spec::Level;
 
 use super::{
-    byte_offset::{ByteOffset, byte_offsets},
+    byte_offset::{ByteOffset, byte_offsets, coerce_offset},
     elmo_span::{ElmoSpan, spans},
     elmo_tokens::tokens_of,
     word_search::{Occurrences, WordSearch},
@@ -138,6 +138,7 @@ impl ElmoWord {
     /// that a text with several calls is embedded once. `None` if the text must not be evaluated twice.
     pub(crate) fn expand(&self, args: &[Expr], schema: &DFSchema) -> Result<Option<Expr>> {
         let types: Vec<DataType> = args.iter().map(|arg| arg.get_type(schema).unwrap_or(DataType::Null)).collect();
+        check_second(&types)?;
         let parameters = form(&types);
         let (columns, options) = parameters.split(args)?;
         match columns {
@@ -181,6 +182,17 @@ fn form(types: &[DataType]) -> &'static Parameters {
         [_, DataType::Null, third, ..] if third != &DataType::Null && is_string(third) => &BY_WORD,
         [_, second, ..] if second != &DataType::Null && is_string(second) => &BY_WORD,
         _ => &BY_RANGE,
+    }
+}
+
+/// Rejects a second argument that is neither a word nor, as far as numbers go, a start.
+fn check_second(types: &[DataType]) -> Result<()> {
+    match types.get(1) {
+        Some(second) if !is_string(second) && !second.is_numeric() => plan_err!(
+            "{NAME}: the second argument is a word, a string, or start, an integer, but not {second}; CAST(… AS VARCHAR) \
+             makes a string of a binary"
+        ),
+        _ => Ok(()),
     }
 }
 
@@ -233,6 +245,7 @@ impl ScalarUDFImpl for ElmoWord {
                 "{NAME} needs a word, or a start and an end: {NAME}(text, word) or {NAME}(text, start, end)"
             );
         }
+        check_second(types)?;
         let parameters = form(types);
         let (columns, options) = parameters.split(types)?;
         let mut coerced = vec![coerce_text(parameters, "text", &columns[0])?];
@@ -241,7 +254,7 @@ impl ScalarUDFImpl for ElmoWord {
             columns => {
                 for (data_type, name) in columns.iter().zip(parameters.names).skip(1) {
                     check_offset(name, data_type)?;
-                    coerced.push(DataType::Int64);
+                    coerced.push(coerce_offset(data_type));
                 }
             }
         }
