@@ -4,7 +4,8 @@ use std::sync::{Arc, Mutex};
 
 use arrow::{
     array::{Array, ArrayRef, AsArray, RecordBatch, StringArray},
-    datatypes::{DataType, Float32Type, Int64Type, UInt32Type},
+    compute::cast,
+    datatypes::{DataType, Field, Float32Type, Int64Type, UInt32Type},
 };
 use elmo::{
     ColumnEmbedder, Elmo, EmbedSpec, ModelData,
@@ -288,6 +289,36 @@ async fn a_centroid_is_the_mean_in_doubles() {
     )
     .await;
     assert_eq!(count.as_primitive::<Int64Type>().value(0), 3);
+}
+
+/// Expected: the vectors of the same texts and words as plain strings.
+#[tokio::test]
+async fn texts_may_be_run_end_encoded() {
+    let (ends, values) = (Field::new("run_ends", DataType::Int32, false), Field::new("values", DataType::Utf8, true));
+    let runs = DataType::RunEndEncoded(ends.into(), values.into());
+    let words: ArrayRef = Arc::new(StringArray::from_iter(TEXTS.iter().map(|_| Some("bank"))));
+    let (runs_of_texts, runs_of_words) = (cast(&texts(), &runs).unwrap(), cast(&words, &runs).unwrap());
+    for rules in [true, false] {
+        let session = session(rules);
+        let columns = [
+            ("text", texts(), true),
+            ("word", words.clone(), true),
+            ("texts", runs_of_texts.clone(), true),
+            ("words", runs_of_words.clone(), true),
+        ];
+        session.register_batch("r", RecordBatch::try_from_iter_with_nullable(columns).unwrap()).unwrap();
+        for (plain, of_runs) in [
+            ("elmo_embed(text)", "elmo_embed(texts)"),
+            ("elmo_word(text, word)", "elmo_word(texts, words)"),
+            ("elmo_words(text, word)", "elmo_words(texts, words)"),
+            ("elmo_word(text, 4, 8, unit => 'characters')", "elmo_word(texts, 4, 8, unit => 'characters')"),
+            ("elmo_similarity(text, word)", "elmo_similarity(texts, words)"),
+        ] {
+            let expected = column(&session, &format!("SELECT {plain} FROM r")).await;
+            let found = column(&session, &format!("SELECT {of_runs} FROM r")).await;
+            assert_eq!(found.to_data(), expected.to_data(), "{of_runs}");
+        }
+    }
 }
 
 #[tokio::test]

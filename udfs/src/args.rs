@@ -261,7 +261,7 @@ pub(crate) fn literal_expr(expr: &Expr) -> Option<&ScalarValue> {
     }
 }
 
-/// The type to which a text argument is coerced: its own, in every encoding.
+/// The type to which a text argument is coerced: its own, in every encoding but run-end encoding.
 ///
 /// DataFusion's own coercion would wrap a literal beside a `Utf8View` column into a cast; it would no longer be a
 /// literal when the options are read.
@@ -273,7 +273,23 @@ pub(crate) fn coerce_text(parameters: &Parameters, name: &str, data_type: &DataT
         let function = parameters.function;
         return plan_err!("{function}: {name} is a string, a binary, or a list of tokens, not {data_type}");
     }
-    Ok(if data_type == &DataType::Null { DataType::Utf8 } else { data_type.clone() })
+    Ok(coerce_word(data_type))
+}
+
+/// The type to which the argument `word` is coerced, as that of a text.
+pub(crate) fn coerce_word(data_type: &DataType) -> DataType {
+    match without_runs(data_type) {
+        DataType::Null => DataType::Utf8,
+        other => other,
+    }
+}
+
+/// The type of the values of a run-end encoded column, on which few operators of DataFusion work; any other type as it is.
+pub(crate) fn without_runs(data_type: &DataType) -> DataType {
+    match data_type {
+        DataType::RunEndEncoded(_, values) => values.data_type().clone(),
+        other => other.clone(),
+    }
 }
 
 fn is_text(data_type: &DataType) -> bool {
@@ -281,6 +297,7 @@ fn is_text(data_type: &DataType) -> bool {
     match data_type {
         Null | Utf8 | LargeUtf8 | Utf8View | Binary | LargeBinary | BinaryView => true,
         Dictionary(_, values) => is_text(values),
+        RunEndEncoded(_, values) => is_text(values.data_type()),
         List(item) | LargeList(item) | FixedSizeList(item, _) | ListView(item) | LargeListView(item) => {
             is_string(item.data_type())
         }
@@ -294,6 +311,7 @@ pub(crate) fn is_string(data_type: &DataType) -> bool {
     match data_type {
         Null | Utf8 | LargeUtf8 | Utf8View => true,
         Dictionary(_, values) => is_string(values),
+        RunEndEncoded(_, values) => is_string(values.data_type()),
         _ => false,
     }
 }

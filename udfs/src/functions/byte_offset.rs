@@ -16,7 +16,7 @@ use datafusion::{
 };
 
 use super::token_lists::rows_of;
-use crate::texts::Texts;
+use crate::{args::without_runs, texts::Texts};
 
 const NAME: &str = "elmo_byte_offset";
 
@@ -82,7 +82,7 @@ impl ScalarUDFImpl for ByteOffset {
     fn coerce_types(&self, types: &[DataType]) -> Result<Vec<DataType>> {
         let [text, offset] = types else { return plan_err!("{NAME} takes two arguments") };
         match offset.is_integer() || offset == &DataType::Null {
-            true => Ok(vec![text.clone(), coerce_offset(offset)]),
+            true => Ok(vec![without_runs(text), coerce_offset(offset)]),
             false => plan_err!("elmo_word: start and end are integers, not {offset}"),
         }
     }

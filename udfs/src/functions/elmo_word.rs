@@ -21,7 +21,7 @@ use super::{
     word_search::{Occurrences, WordSearch},
 };
 use crate::{
-    args::{EmbedOptions, Parameters, coerce_text, is_string, literal_expr, literal_text, literal_value},
+    args::{EmbedOptions, Parameters, coerce_text, coerce_word, is_string, literal_expr, literal_text, literal_value},
     call::{Call, Kind},
     documentation::{TEXT, document},
     models::Models,
@@ -307,9 +307,4 @@ fn offsets(text: &ColumnarValue, characters: &ColumnarValue, rows: usize) -> Res
         }
         _ => ColumnarValue::Array(offsets),
     })
-}
-
-/// The type to which the argument `word` is coerced: its own.
-pub(super) fn coerce_word(data_type: &DataType) -> DataType {
-    if data_type == &DataType::Null { DataType::Utf8 } else { data_type.clone() }
 }

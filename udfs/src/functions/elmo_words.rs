@@ -13,11 +13,11 @@ use datafusion::{
 use elmo::spec::Level;
 
 use super::{
-    elmo_word::{BY_WORD, coerce_word, search},
+    elmo_word::{BY_WORD, search},
     word_search::Occurrences,
 };
 use crate::{
-    args::{EmbedOptions, Parameters, coerce_text, is_string, literal_value},
+    args::{EmbedOptions, Parameters, coerce_text, coerce_word, is_string, literal_value},
     call::{Call, Kind},
     documentation::{TEXT, document},
     models::Models,

@@ -18,7 +18,7 @@ use datafusion::{
 };
 
 use super::token_lists::{TokenLists, rows_of, vector_field};
-use crate::texts::Texts;
+use crate::{args::without_runs, texts::Texts};
 
 /// Which occurrences a function returns.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -180,7 +180,7 @@ impl ScalarUDFImpl for WordSearch {
 
     /// The types were checked when the call was expanded.
     fn coerce_types(&self, types: &[DataType]) -> Result<Vec<DataType>> {
-        Ok(types.to_vec())
+        Ok(types.iter().map(without_runs).collect())
     }
 
     fn return_field_from_args(&self, args: ReturnFieldArgs) -> Result<FieldRef> {
