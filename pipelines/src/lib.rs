@@ -32,6 +32,7 @@ pub mod models;
 mod operator;
 pub mod output;
 mod picture;
+mod recorded;
 pub mod redact;
 mod reply;
 pub mod report;

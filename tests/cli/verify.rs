@@ -23,7 +23,10 @@ use parquet::{
 use serde_json::{Value, json};
 use sha2::{Digest, Sha256};
 
-use crate::place::{Ended, Place};
+use crate::{
+    place::{Ended, Place},
+    sql::sql,
+};
 
 /// The output `out` of three rows, the second without a vector.
 fn place(words: &str) -> Place {
@@ -405,6 +408,30 @@ fn footers() {
     let ended = place.exits(&verify(&part(&place, "out", 1)), 1);
     assert!(ended.err.contains("the footers disagree with the manifest: elmo.layers"), "{ended:?}");
     place.exits(&verify(&part(&place, "out", 0)), 0);
+}
+
+/// SQL writes columns of different settings into one file. Expected values: what the model computes with the settings of the
+/// call, to the last bit.
+#[test]
+fn columns_with_settings_of_their_own() {
+    let place = Place::new();
+    for (number, columns) in [
+        "elmo_embed(text, layers => 'top') AS embedding, elmo_embed(text) AS other",
+        "elmo_embed(text) AS other, elmo_embed(text, layers => 1, normalize => 'l2', max_tokens => 4) AS embedding",
+        "elmo_embed(text, state => 'warm', tokenizer => 'whitespace') AS embedding, elmo_embed(text) AS other",
+        "elmo_embed(text, sentences => 'off', pooling => 'max') AS other, elmo_tokens(text, state => 'warm') AS tokens",
+        "elmo_embed(text, model => 'big') AS other, elmo_embed(text, layers => 'top', state => 'warm') AS embedding",
+    ]
+    .into_iter()
+    .enumerate()
+    {
+        let file = format!("{number}.parquet");
+        let copy = format!("COPY (SELECT id, text, {columns} FROM 'reviews.jsonl' LIMIT 9) TO '{file}'");
+        let written = sql(&place, &["--model", "tiny", "--add-model", "big=books", "--device", "cpu", "-c", &copy]);
+        assert_eq!(written.code, Some(0), "{written:?}");
+        let report = place.exits(&verify(&format!("{file} --tolerance 0")), 0).json();
+        assert_eq!((&report["sampled"], &report["bit_equal_rows"]), (&json!(9), &json!(9)), "{columns}: {report}");
+    }
 }
 
 #[test]

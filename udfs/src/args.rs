@@ -115,12 +115,16 @@ impl EmbedOptions {
         Ok(Self { model, spec })
     }
 
-    /// Metadata of the vectors' field besides that of their layout: the options that it does not name, if they are not
-    /// the defaults.
+    /// Metadata of the vectors' field besides that of their layout: the options that it does not name. `normalize` and
+    /// `max_tokens` are left out if they are the defaults.
     pub(crate) fn metadata(&self) -> impl Iterator<Item = (String, String)> {
         let defaults = EmbedSpec::default().identity();
-        let changed = self.spec.identity().into_iter().filter(move |pair| !defaults.contains(pair));
-        let named = changed.filter(|(key, _)| ["normalize", "max_tokens"].contains(key));
+        let named = self.spec.identity().into_iter().filter(move |pair| match pair.0 {
+            // Their defaults depend on the model.
+            "on_long" | "sentences" | "state" | "tokenizer" => true,
+            "max_tokens" | "normalize" => !defaults.contains(pair),
+            _ => false,
+        });
         named.map(|(key, value)| (format!("elmo.{key}"), value))
     }
 }

@@ -1,13 +1,9 @@
 //! The footer of a Parquet file: the columns, and the `elmo.*` pairs that name the model and the settings.
 
-use std::collections::BTreeMap;
-
 use arrow::datatypes::{DataType, SchemaRef};
 
 use super::parquet::OpenFile;
-
-/// The `elmo.*` pairs of a footer.
-pub(super) type Pairs = BTreeMap<String, String>;
+use crate::recorded::{Pairs, holds_vectors, of_column};
 
 /// Longest value that a message shows in full, in characters. The options of a model would fill a screen.
 const MAX_SHOWN: usize = 80;
@@ -18,14 +14,18 @@ pub(super) struct Footer {
     /// Columns and their types.
     pub(super) columns: Vec<(String, String)>,
     pub(super) pairs: Pairs,
+    /// The settings of each column of vectors.
+    pub(super) vectors: Vec<(String, Pairs)>,
 }
 
 impl Footer {
     pub(super) fn of(file: &OpenFile) -> Self {
         let pairs = file.metadata().file_metadata().key_value_metadata();
         let pairs = pairs.into_iter().flatten().filter(|pair| pair.key.starts_with("elmo."));
-        let pairs = pairs.map(|pair| (pair.key.clone(), pair.value.clone().unwrap_or_default())).collect();
-        Self { columns: columns(file.schema()), pairs }
+        let pairs: Pairs = pairs.map(|pair| (pair.key.clone(), pair.value.clone().unwrap_or_default())).collect();
+        let vectors = file.schema().fields().iter().filter(|field| holds_vectors(field));
+        let vectors = vectors.map(|field| (field.name().clone(), of_column(field, &pairs))).collect();
+        Self { columns: columns(file.schema()), pairs, vectors }
     }
 
     /// The first difference between this footer and that of another file.
@@ -37,8 +37,18 @@ impl Footer {
             let columns: Vec<String> = columns.iter().map(|(name, kind)| format!("{name}: {kind}")).collect();
             columns.join(", ")
         };
-        (self.columns != found.columns)
-            .then(|| format!("the columns are {} instead of {}", list(&found.columns), list(&self.columns)))
+        if self.columns != found.columns {
+            return Some(format!("the columns are {} instead of {}", list(&found.columns), list(&self.columns)));
+        }
+        self.vectors_difference(found)
+    }
+
+    /// The first difference between the settings of two columns of the same name.
+    fn vectors_difference(&self, found: &Self) -> Option<String> {
+        let mut columns = self.vectors.iter().zip(&found.vectors).filter(|((one, _), (other, _))| one == other);
+        columns.find_map(|((column, expected), (_, found))| {
+            pairs_difference(expected, found).map(|difference| format!("column {column}: {difference}"))
+        })
     }
 }
 

@@ -7,13 +7,11 @@ use std::{
 
 use serde::{Serialize, Serializer};
 
-use super::{
-    footer::{Pairs, pairs_difference},
-    opened::OutputFile,
-};
+use super::{footer::pairs_difference, opened::OutputFile};
 use crate::{
     bulk::manifest::{self, Counts, Job, Members, PartEntry, Recorded},
     error::{Error, Result},
+    recorded::Pairs,
     stores::Location,
 };
 

@@ -1,4 +1,4 @@
-//! A stage with the settings that the footer of an output names.
+//! A stage with the settings that an output names: in the field of the column that is verified, and in the footer.
 
 use std::sync::Arc;
 
@@ -11,9 +11,10 @@ use elmo::{
 use crate::{
     error::{Error, Result},
     output::{
-        footer::{Pairs, shown},
+        footer::{Footer, shown},
         opened::Output,
     },
+    recorded::{Pairs, STATE, is_kind_of},
     scores::{self, ScoreStage},
     stage::{EmbedStage, Stage},
 };
@@ -24,8 +25,8 @@ use crate::{
 /// [`Error::Input`] when the footer names no model or invalid settings, [`Error::Check`] when `elmo` is
 /// another model or would compute with other settings, [`Error::Usage`] when its precision differs or the mix is missing.
 pub(super) fn stage(output: &Output, mix: Option<&ScalarMix>, elmo: &Elmo) -> Result<Arc<dyn Stage>> {
-    let pairs = &output.footer.pairs;
-    check_model(output, elmo)?;
+    let pairs = settings_of(&output.footer);
+    check_model(output, pairs, elmo)?;
     // These settings come from the file, so invalid ones are an error of the file.
     let spec = spec_of(pairs, mix).map_err(|error| invalid_settings(output, error))?;
     let stage = if pairs.contains_key(scores::LEVEL) {
@@ -41,6 +42,20 @@ pub(super) fn stage(output: &Output, mix: Option<&ScalarMix>, elmo: &Elmo) -> Re
     Ok(stage)
 }
 
+/// The settings of the column that is verified. Those of a column of vectors are in its field, and in the footer as far as all
+/// columns share them; scores have none in their fields.
+fn settings_of(footer: &Footer) -> &Pairs {
+    let of = |name: &str| footer.vectors.iter().find(|(column, _)| column == name).map(|(_, settings)| settings);
+    let settings = match get(&footer.pairs, "level") {
+        _ if footer.pairs.contains_key(scores::LEVEL) => None,
+        Some("token") => of("tokens"),
+        Some(_) => of("embedding"),
+        // SQL wrote columns of several levels.
+        None => of("embedding").or_else(|| of("tokens")),
+    };
+    settings.unwrap_or(&footer.pairs)
+}
+
 fn get<'p>(pairs: &'p Pairs, key: &str) -> Option<&'p str> {
     pairs.get(&format!("elmo.{key}")).map(String::as_str)
 }
@@ -50,8 +65,7 @@ fn first_file(output: &Output) -> String {
     output.files.first().map(|file| file.location.to_string()).unwrap_or_default()
 }
 
-fn check_model(output: &Output, elmo: &Elmo) -> Result<()> {
-    let pairs = &output.footer.pairs;
+fn check_model(output: &Output, pairs: &Pairs, elmo: &Elmo) -> Result<()> {
     let found = get(pairs, "fingerprint").ok_or_else(|| Error::Input {
         file: first_file(output),
         row: None,
@@ -88,8 +102,9 @@ fn invalid_settings(output: &Output, error: Error) -> Error {
 fn check_settings(pairs: &Pairs, stage: &dyn Stage) -> Result<()> {
     for (key, ours) in stage.metadata() {
         let found = pairs.get(&key);
+        let has_no_digest = key == STATE && found.is_some_and(|found| is_kind_of(found, &ours));
         // Other versions may compute the same vectors.
-        if key != "elmo.version" && found.is_some_and(|found| *found != ours) {
+        if key != "elmo.version" && !has_no_digest && found.is_some_and(|found| *found != ours) {
             let (found, ours) = (shown(found), shown(Some(&ours)));
             return Err(Error::check(format!("{key} is {found} in the footers, but would be {ours} now")));
         }
@@ -116,7 +131,11 @@ fn spec_of(pairs: &Pairs, mix: Option<&ScalarMix>) -> Result<EmbedSpec> {
         }
         (layers, _) => parsed(layers, default.layers)?,
     };
-    let level = parsed(get("level").or(get("scores")), default.level)?;
+    let level = match (get("level").or(get("scores")), get("pooling")) {
+        // Fields name no level. Tokens are not pooled.
+        (None, Some("none")) => Level::Token,
+        (level, _) => parsed(level, default.level)?,
+    };
     Ok(EmbedSpec {
         level,
         layers,
