@@ -72,12 +72,17 @@ fn read(place: &Place, name: &str) -> (RecordBatch, Vec<KeyValue>) {
 }
 
 fn write(place: &Place, name: &str, rows: &RecordBatch, footer: Vec<KeyValue>) {
+    write_alone(place, name, rows, footer);
+    enter(place, name);
+}
+
+/// Writes a file without an entry in a manifest.
+fn write_alone(place: &Place, name: &str, rows: &RecordBatch, footer: Vec<KeyValue>) {
     let properties = WriterProperties::builder().set_key_value_metadata(Some(footer)).build();
     let file = File::create(place.path(name)).unwrap();
     let mut writer = ArrowWriter::try_new(file, rows.schema(), Some(properties)).unwrap();
     writer.write(rows).unwrap();
     writer.close().unwrap();
-    enter(place, name);
 }
 
 /// Writes the current size and hash of a part into its entry, as a forger of an output would.
@@ -432,6 +437,32 @@ fn columns_with_settings_of_their_own() {
         let report = place.exits(&verify(&format!("{file} --tolerance 0")), 0).json();
         assert_eq!((&report["sampled"], &report["bit_equal_rows"]), (&json!(9), &json!(9)), "{columns}: {report}");
     }
+}
+
+/// Expected values: the footer of `elmo embed`. The field of its column names the model, layers and pooling only, and so did
+/// copies of earlier versions.
+#[test]
+fn copies_by_sql_record_all_settings() {
+    let place = place("--state warm --tokenizer words --sentences off");
+    let copied = sql(&place, &["-c", "COPY (SELECT * FROM 'out') TO 'copy.parquet'"]);
+    assert_eq!(copied.code, Some(0), "{copied:?}");
+    let sorted = |name: &str| {
+        let pairs = read(&place, name).1.into_iter().map(|pair| (pair.key, pair.value));
+        let mut pairs: Vec<(String, Option<String>)> = pairs.collect();
+        pairs.sort();
+        pairs
+    };
+    let made = part(&place, "out", 0);
+    assert_eq!(sorted("copy.parquet"), sorted(&made));
+    place.exits(&verify("copy.parquet --tolerance 0"), 0);
+
+    let (rows, mut footer) = read(&place, &made);
+    footer.retain(|pair| ["elmo.fingerprint", "elmo.layers", "elmo.pooling"].contains(&pair.key.as_str()));
+    write_alone(&place, "old.parquet", &rows, footer);
+    let ended = place.exits(&verify("old.parquet"), 1);
+    let lost = "does not record elmo.on_long (--on-long), elmo.sentences (--sentences), elmo.state (--state), \
+                elmo.tokenizer (--tokenizer)";
+    assert!(ended.err.contains(lost) && !ended.err.contains("changed"), "{ended:?}");
 }
 
 #[test]

@@ -4,7 +4,7 @@
 //! filter pushdown; text files become [`super::lines`] tables.
 
 use std::{
-    collections::{HashMap, HashSet},
+    collections::HashSet,
     path::Path,
     sync::{Arc, OnceLock, Weak},
 };
@@ -37,6 +37,7 @@ use super::{
     text_format::TextFormat,
 };
 use crate::{
+    recorded::{common_metadata, holds_vectors, is_about, of_column},
     source::{Compression, Format, InputFile, SourceError, list, of_name, types},
     stores::{Location, Stores},
 };
@@ -120,7 +121,7 @@ impl FileTables {
             let (state, data_format) = (&state, &data_format);
             async move {
                 let schema = data_format.infer_schema(state, store, &[meta]).await;
-                schema.map_err(|error| with_file_name(error, &name)).map(|schema| (name, schema))
+                schema.map_err(|error| with_file_name(error, &name)).map(|schema| (name, with_settings(&schema)))
             }
         };
         // A closure in `map` would be inferred to take one lifetime only.
@@ -177,7 +178,7 @@ fn listing_options(format: Arc<dyn FileFormat>) -> ListingOptions {
 
 /// Merges the schemas of several files by column name. CSV files, which DataFusion reads by position, must have the
 /// same columns in the same order. Field metadata, such as the model of a vector column, is kept if all files agree on
-/// it.
+/// it; see [`common_metadata`].
 pub(super) fn merge_schemas(format: Format, files: &[(String, SchemaRef)]) -> Result<SchemaRef> {
     let Some((first, schema)) = files.first() else { return Ok(Arc::new(Schema::empty())) };
     let mut columns: Vec<Field> = schema.fields().iter().map(|field| field.as_ref().clone()).collect();
@@ -203,8 +204,7 @@ pub(super) fn merge_schemas(format: Format, files: &[(String, SchemaRef)]) -> Re
                     other.data_type()
                 )));
             };
-            let metadata =
-                if column.metadata() == other.metadata() { column.metadata().clone() } else { HashMap::new() };
+            let metadata = common_metadata(column, other);
             let nullable = column.is_nullable() || other.is_nullable();
             *column = Field::new(column.name(), data_type, nullable).with_metadata(metadata);
         }
@@ -215,6 +215,20 @@ pub(super) fn merge_schemas(format: Format, files: &[(String, SchemaRef)]) -> Re
         }
     }
     Ok(Arc::new(Schema::new(columns)))
+}
+
+/// The schema of a file, with all settings that the file records of a column of vectors in the metadata of its field, from
+/// which COPY writes them again. The footer of `elmo embed` is about the column that it added, not about vectors that it kept.
+fn with_settings(schema: &SchemaRef) -> SchemaRef {
+    let fields = schema.fields().iter().map(|field| {
+        if !holds_vectors(field) || !is_about(schema.metadata(), field) {
+            return Arc::clone(field);
+        }
+        let settings = of_column(field, schema.metadata());
+        let metadata = field.metadata().clone().into_iter().chain(settings).collect();
+        Arc::new(field.as_ref().clone().with_metadata(metadata))
+    });
+    Arc::new(Schema::new_with_metadata(fields.collect::<Vec<_>>(), schema.metadata().clone()))
 }
 
 /// A type for the values of both columns. Types that were inferred are widened, as by `elmo embed`.

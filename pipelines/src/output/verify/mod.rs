@@ -70,7 +70,9 @@ pub async fn verify(job: &Verify, elmo: &Elmo, stores: &Stores) -> Result<Verify
     let manifest = output.check().await?;
     let chain = chain::check(&output).await?;
     let scores = output.footer.pairs.contains_key(LEVEL).then_some(0);
-    let mut report = VerifyReport { rows, sampled: picked.len(), scores, manifest, chain, ..VerifyReport::default() };
+    let unrecorded = settings::unrecorded(&output);
+    let sampled = picked.len();
+    let mut report = VerifyReport { rows, sampled, scores, manifest, chain, unrecorded, ..VerifyReport::default() };
     if picked.is_empty() {
         return Ok(report);
     }

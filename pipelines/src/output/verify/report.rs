@@ -120,6 +120,10 @@ pub struct VerifyReport {
     /// The objects of a stream compared with each other; `None` for other outputs.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub chain: Option<ChainCheck>,
+    /// Settings that the output does not record, with the options of `elmo embed` that set them. Those of the model were
+    /// assumed.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub unrecorded: Vec<String>,
 }
 
 impl VerifyReport {
@@ -128,7 +132,11 @@ impl VerifyReport {
     pub fn error(&self, tolerance: f32) -> Option<Error> {
         let message = self.failure(tolerance)?;
         let help = self.manifest.as_ref().and_then(ManifestCheck::help);
-        Some(Error::Check { message, help: help.or_else(|| self.chain.as_ref().and_then(ChainCheck::help)) })
+        let help = help.or_else(|| self.chain.as_ref().and_then(ChainCheck::help));
+        let differs = self.mismatched_rows > 0 || self.largest_difference > tolerance;
+        let is_assumed = differs && !self.unrecorded.is_empty();
+        let again = || "write the vectors again with elmo embed or COPY, which record all settings".to_owned();
+        Some(Error::Check { message, help: help.or_else(|| is_assumed.then(again)) })
     }
 
     fn failure(&self, tolerance: f32) -> Option<String> {
@@ -147,13 +155,25 @@ impl VerifyReport {
         (!failures.is_empty()).then(|| failures.join("; "))
     }
 
+    /// Why rows differ: settings that had to be assumed, or else `otherwise`.
+    fn cause(&self, otherwise: &str) -> String {
+        match self.unrecorded.as_slice() {
+            [] => otherwise.to_owned(),
+            unrecorded => format!(
+                "the output does not record {}, so that the settings of the model were assumed, and was probably made \
+                 with others",
+                unrecorded.join(", ")
+            ),
+        }
+    }
+
     fn mismatch_failure(&self) -> Option<String> {
         let first: Vec<String> = self.first_mismatches.iter().take(MAX_ERROR_ROWS).map(ToString::to_string).collect();
         let (rows, sampled) = (self.mismatched_rows, self.sampled);
         (rows > 0).then(|| {
+            let cause = self.cause("the output or the texts were changed, or another version of elmo wrote the output");
             format!(
-                "{rows} of {sampled} rows are not what this model computes for their texts ({}): the output or the \
-                 texts were changed, or another version of elmo wrote the output",
+                "{rows} of {sampled} rows are not what this model computes for their texts ({}): {cause}",
                 first.join("; ")
             )
         })
@@ -162,9 +182,12 @@ impl VerifyReport {
     fn number_failure(&self, tolerance: f32) -> Option<String> {
         if self.largest_difference > tolerance {
             let row = self.largest_difference_row.map(|row| format!(" in row {row}")).unwrap_or_default();
+            let cause = self.cause(
+                "the output or the texts were changed, or another kind of device computed the output, which needs a \
+                 larger --tolerance",
+            );
             return Some(format!(
-                "numbers differ by up to {:e}{row}, more than the tolerance of {tolerance:e}: the output or the texts \
-                 were changed, or another kind of device computed the output, which needs a larger --tolerance",
+                "numbers differ by up to {:e}{row}, more than the tolerance of {tolerance:e}: {cause}",
                 self.largest_difference
             ));
         }
@@ -208,6 +231,9 @@ impl fmt::Display for VerifyReport {
         ];
         rows.extend(self.mismatches.iter().map(|(what, n)| ("differing rows", format!("{n} in {what}"))));
         rows.extend(self.first_mismatches.iter().map(|row| ("mismatch", row.to_string())));
+        if !self.unrecorded.is_empty() {
+            rows.push(("not recorded", self.unrecorded.join(", ")));
+        }
         if self.not_recomputed > 0 {
             let label = if self.chain.is_some() { "rejected" } else { "not UTF-8" };
             rows.push((label, format!("{} rows, not recomputed", self.not_recomputed)));
@@ -218,5 +244,31 @@ impl fmt::Display for VerifyReport {
         let chain = self.chain.as_ref().map(ChainCheck::lines).unwrap_or_default();
         rows.extend(chain.iter().map(|(key, line)| (key.as_str(), line.clone())));
         f.write_str(&table(&rows))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// By hand.
+    #[test]
+    fn settings_that_are_not_recorded_explain_differences() {
+        let report = |unrecorded: &[&str]| VerifyReport {
+            sampled: 1,
+            largest_difference: 0.5,
+            unrecorded: unrecorded.iter().map(ToString::to_string).collect(),
+            ..VerifyReport::default()
+        };
+        let error = |unrecorded: &[&str]| match report(unrecorded).error(1e-5) {
+            Some(Error::Check { message, help }) => (message, help),
+            other => panic!("{other:?}"),
+        };
+        let (message, help) = error(&["elmo.state (--state)"]);
+        assert!(message.contains("does not record elmo.state (--state)"), "{message}");
+        assert!(!message.contains("changed") && help.is_some(), "{message}");
+        let (message, help) = error(&[]);
+        assert!(message.contains("the output or the texts were changed") && help.is_none(), "{message}");
+        assert!(report(&["elmo.state (--state)"]).error(1.0).is_none());
     }
 }

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use elmo::{
     ColumnEmbedder, Elmo, EmbedSpec,
     mix::ScalarMix,
-    spec::{Layers, Level, ListType, OnError, SpecError, StateMode},
+    spec::{Layers, Level, ListType, OnError, SpecError},
 };
 
 use crate::{
@@ -28,7 +28,7 @@ pub(super) fn stage(output: &Output, mix: Option<&ScalarMix>, elmo: &Elmo) -> Re
     let pairs = settings_of(&output.footer);
     check_model(output, pairs, elmo)?;
     // These settings come from the file, so invalid ones are an error of the file.
-    let spec = spec_of(pairs, mix).map_err(|error| invalid_settings(output, error))?;
+    let spec = spec_of(pairs, mix, elmo).map_err(|error| invalid_settings(output, error))?;
     let stage = if pairs.contains_key(scores::LEVEL) {
         ScoreStage::new(elmo, &spec).map(|stage| stage as Arc<dyn Stage>)
     } else {
@@ -40,6 +40,21 @@ pub(super) fn stage(output: &Output, mix: Option<&ScalarMix>, elmo: &Elmo) -> Re
     let stage = stage.map_err(|error| invalid_settings(output, error.into()))?;
     check_settings(pairs, stage.as_ref())?;
     Ok(stage)
+}
+
+/// Settings that earlier versions lost when SQL copied vectors, with the options of `elmo embed` that set them.
+const LOST: [(&str, &str); 4] = [
+    ("elmo.on_long", "--on-long"),
+    ("elmo.sentences", "--sentences"),
+    (STATE, "--state"),
+    ("elmo.tokenizer", "--tokenizer"),
+];
+
+/// The settings that the output does not record, so that those of the model are assumed.
+pub(super) fn unrecorded(output: &Output) -> Vec<String> {
+    let settings = settings_of(&output.footer);
+    let lost = LOST.iter().filter(|(key, _)| !settings.contains_key(*key));
+    lost.map(|(key, option)| format!("{key} ({option})")).collect()
 }
 
 /// The settings of the column that is verified. Those of a column of vectors are in its field, and in the footer as far as all
@@ -112,12 +127,13 @@ fn check_settings(pairs: &Pairs, stage: &dyn Stage) -> Result<()> {
     Ok(())
 }
 
-fn spec_of(pairs: &Pairs, mix: Option<&ScalarMix>) -> Result<EmbedSpec> {
+/// The settings that `pairs` name, and for others those that `elmo` records.
+fn spec_of(pairs: &Pairs, mix: Option<&ScalarMix>, elmo: &Elmo) -> Result<EmbedSpec> {
     fn parsed<T: std::str::FromStr<Err = SpecError>>(value: Option<&str>, default: T) -> Result<T> {
         value.map_or(Ok(default), |v| v.parse().map_err(|e: SpecError| elmo::Error::from(e).into()))
     }
     let get = |key: &str| get(pairs, key);
-    let default = EmbedSpec::default();
+    let default = elmo.options().spec();
     let state = get("state").map(|state| state.split(':').next().unwrap_or(state));
     if state == Some("carry") {
         return Err(Error::check(
@@ -144,7 +160,7 @@ fn spec_of(pairs: &Pairs, mix: Option<&ScalarMix>) -> Result<EmbedSpec> {
         sentences: parsed(get("sentences"), default.sentences)?,
         boundaries: get("boundaries") == Some("true"),
         normalize: parsed(get("normalize"), default.normalize)?,
-        state: parsed(state, StateMode::Zero)?,
+        state: parsed(state, default.state)?,
         on_long: parsed(get("on_long"), default.on_long)?,
         max_tokens: get("max_tokens").and_then(|n| n.parse().ok()).unwrap_or(default.max_tokens),
         on_error: OnError::Null,
