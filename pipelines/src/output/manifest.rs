@@ -223,9 +223,10 @@ impl ManifestCheck {
 
     /// Lines of a report.
     pub(super) fn lines(&self) -> Vec<(&'static str, String)> {
-        let state = if self.complete { "complete" } else { "the job is not finished" };
+        let state = if self.complete { "complete" } else { "not finished" };
         let problems = self.problems.iter().map(|problem| ("manifest", problem.to_string()));
-        [("manifest", state.to_owned())].into_iter().chain(problems).collect()
+        let matches = self.problems.is_empty().then(|| ("manifest", "matches the files".to_owned()));
+        [("job", state.to_owned())].into_iter().chain(matches).chain(problems).collect()
     }
 }
 
@@ -241,6 +242,17 @@ fn listed(items: &[String]) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// By hand.
+    #[test]
+    fn the_job_may_be_complete_while_files_are_missing() {
+        let lines = |complete: bool, problems: Vec<Problem>| ManifestCheck { complete, problems }.lines();
+        let line = |label: &'static str, text: &str| (label, text.to_owned());
+        let missing = Problem::Missing { file: "p.parquet".to_owned() };
+        let said = line("manifest", "p.parquet is in the manifest but does not exist");
+        assert_eq!(lines(true, vec![missing]), [line("job", "complete"), said]);
+        assert_eq!(lines(false, vec![]), [line("job", "not finished"), line("manifest", "matches the files")]);
+    }
 
     #[test]
     fn the_help_names_what_to_delete() {
