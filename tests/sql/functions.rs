@@ -302,9 +302,9 @@ async fn texts_may_be_run_end_encoded() {
         let session = session(rules);
         let columns = [
             ("text", texts(), true),
-            ("word", words.clone(), true),
-            ("texts", runs_of_texts.clone(), true),
-            ("words", runs_of_words.clone(), true),
+            ("word", Arc::clone(&words), true),
+            ("texts", Arc::clone(&runs_of_texts), true),
+            ("words", Arc::clone(&runs_of_words), true),
         ];
         session.register_batch("r", RecordBatch::try_from_iter_with_nullable(columns).unwrap()).unwrap();
         for (plain, of_runs) in [

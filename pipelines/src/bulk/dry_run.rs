@@ -68,7 +68,7 @@ pub struct DryRun {
 ///
 /// # Errors
 /// As [`prepare()`](super::prepare()); [`ManifestError`](super::manifest::ManifestError) when the output is of another job or holds foreign
-/// files, [`Error::Io`] or [`StoreError`](crate::stores::StoreError) when it cannot be written to or its store ignores conditions, [`SourceError`](crate::source::SourceError) when
+/// files, [`Error::Io`](crate::error::Error::Io) or [`StoreError`](crate::stores::StoreError) when it cannot be written to or its store ignores conditions, [`SourceError`](crate::source::SourceError) when
 /// the inputs cannot be read, [`elmo::Error`] when a row of the sample or the device fails.
 pub async fn dry_run(job: &BulkJob, stage: &dyn Stage, stores: &Stores) -> Result<DryRun> {
     let prepared = prepare(job, stage, stores).await?;
